@@ -1,0 +1,27 @@
+//! Compiles every `bpf/*.bpf.c` to an object with a Rust skeleton in `OUT_DIR`.
+
+use std::{env, error::Error, path::PathBuf, process::Command};
+
+use libbpf_cargo::SkeletonBuilder;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let bpf = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../../bpf").canonicalize()?;
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    // <asm/types.h> lives under the multiarch triplet on Debian and Ubuntu.
+    let triplet = Command::new("gcc").arg("-dumpmachine").output();
+    let triplet = triplet.map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned())?;
+
+    println!("cargo:rerun-if-changed={}", bpf.display());
+    for entry in std::fs::read_dir(&bpf)? {
+        let path = entry?.path();
+        println!("cargo:rerun-if-changed={}", path.display());
+        let Some(name) = path.file_name().and_then(|n| n.to_str()) else { continue };
+        let Some(stem) = name.strip_suffix(".bpf.c") else { continue };
+        SkeletonBuilder::new()
+            .source(&path)
+            // v3: 32-bit jumps and the atomics that return the old value (kernel 5.12).
+            .clang_args(["-mcpu=v3", "-Wall", "-Werror", &format!("-I/usr/include/{triplet}")])
+            .build_and_generate(out.join(format!("{stem}.skel.rs")))?;
+    }
+    Ok(())
+}
