@@ -1,1 +1,30 @@
-//! placeholder
+//! The algorithms of Tidegate and the types they speak.
+//!
+//! Nothing here knows an operating system: no I/O, no clock, no source of randomness, no threads, no
+//! `unsafe`. Time ([`Nanos`]), random bits and packets are arguments, so the same code runs in unit
+//! tests, in simulation and in production. One algorithm a file, named by the field's noun.
+//!
+//! What runs in the kernel is C, in the pure headers of `bpf/`; the Rust here is its model, and a
+//! property test in `tidegate-sys` holds the two together.
+//!
+//! - [`units`]: rates, byte counts and times, and the parser that a user's text goes through.
+//! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
+//! - [`verdict`]: what an algorithm may answer for a packet.
+//!
+//! This crate must not grow: sockets, files, clocks, maps, async, or a policy that only one host needs.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+#[cfg(test)]
+extern crate std;
+
+pub mod units;
+pub mod verdict;
+pub mod virtual_queue;
+
+pub use units::{Bytes, Nanos, Rate, Span};
+pub use verdict::{DropReason, Verdict};
+pub use virtual_queue::{Direction, Packet, Transport, VirtualQueue, VirtualQueueConfig};
