@@ -1,1 +1,20 @@
-//! placeholder
+//! Everything in Tidegate that is Linux.
+//!
+//! Algorithms do not live here: the kernel's copies are pure C headers in `bpf/`, their models in
+//! `tidegate-core`. This crate loads the programs, speaks to their maps, and knows cgroups, network
+//! namespaces and netlink. It and the software NIC are the only crates with `unsafe`.
+//!
+//! - [`preflight`]: what the host must have, asked before anything is changed.
+//! - [`cgroup`]: the hierarchy and its groups.
+//! - [`limit`]: the programs of one limit on a cgroup, attached while a value lives.
+//! - [`store`]: limits that stay, pinned in the BPF file system.
+//! - [`intf`]: what the programs and this crate share.
+
+pub mod cgroup;
+pub mod intf;
+pub mod limit;
+pub mod preflight;
+mod query;
+pub mod store;
+
+pub use libbpf_rs;

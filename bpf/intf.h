@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The contract between the eBPF programs and Rust: what lies in the maps.
+ * Mirrored by crates/sys/src/intf.rs; a test compares sizes and offsets. Times are nanoseconds of
+ * CLOCK_MONOTONIC, rates bit/s unless the name says otherwise.
+ */
+#ifndef TG_INTF_H
+#define TG_INTF_H
+
+#include "vqueue.h"
+
+/* The header of a frame below IP, as tc counts it: Ethernet without its checksum. */
+#define TG_LINK_HEADER_BYTES 14
+/* IPv6 extension headers that are followed before a packet counts as "other". */
+#define TG_MAX_EXTENSION_HEADERS 4
+/*
+ * The mark of a packet that the program of an inner cgroup has dropped. The kernel runs the
+ * programs of outer cgroups all the same; they see this, drop it again and charge nothing. Whoever
+ * gives a packet this mark himself only loses it.
+ */
+#define TG_DEAD_MARK 0x7d9a7e1d
+
+enum tg_direction {
+	TG_EGRESS,
+	TG_INGRESS,
+	TG_DIRECTIONS,
+};
+
+/* What became of a packet; the index of its counters. */
+enum tg_outcome {
+	TG_PASS,
+	TG_MARK,
+	TG_SLOW,
+	TG_DROP_FULL,
+	TG_DROP_RESERVE,
+	TG_DROP_EARLY,
+	TG_EXEMPT,
+	TG_OUTCOMES,
+};
+
+enum tg_flags {
+	/* Charge packets on the loopback interface too. */
+	TG_FLAG_LOOPBACK = 1 << 0,
+	/* No socket may pace faster than the egress limit. */
+	TG_FLAG_PACE_CEILING = 1 << 1,
+};
+
+/* A limit on one cgroup; written by user space alone. */
+struct tg_limit {
+	/* By direction; a cost of 0 is no limit. */
+	struct vq_conf queue[TG_DIRECTIONS];
+	__u64 rate_bit_s[TG_DIRECTIONS];
+	__u64 cgroup_id;
+	__u32 flags;
+	/* For TCP sockets in the cgroup, in microseconds; 0 leaves the kernel's. */
+	__u32 rto_min_us;
+	__u32 delack_max_us;
+	__u32 reserved;
+};
+
+/* The virtual queue of one direction, on a cache line of its own. */
+struct tg_queue {
+	__u64 finish_ns;
+	__u64 pad[7];
+};
+
+/* One direction, one CPU. */
+struct tg_counters {
+	__u64 packets[TG_OUTCOMES];
+	__u64 bytes[TG_OUTCOMES];
+	/* The part of the last cost below a nanosecond, in 2^-24 ns. */
+	__u32 carry;
+	__u32 pad;
+};
+
+/* What a limit has set on a socket, kept with the socket so that it can be taken back. */
+struct tg_socket {
+	__u32 pacing_byte_s;
+};
+
+#endif

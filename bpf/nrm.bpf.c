@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * The `nrm` scheme: a virtual queue on each direction of a cgroup, without a lock.
+ *
+ * One copy of this object is loaded per limit; its maps hold that limit alone. The kernel runs the
+ * programs of all ancestors of a socket's cgroup, innermost first, so nested limits each charge
+ * their own queue; a packet that one of them drops carries TG_DEAD_MARK to the outer ones, which
+ * must not charge it.
+ *
+ * Egress tells a TCP sender of this host to reduce its window (return values 2 and 3); on ingress
+ * the sender is elsewhere, so there are only marks and drops.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "intf.h"
+#include "packet.h"
+
+/* In every network namespace the loopback device is the first. */
+#define LOOPBACK_IFINDEX 1
+
+/* Return values of cgroup_skb programs; the second and third only on egress. */
+enum {
+	RET_DROP = 0,
+	RET_PASS = 1,
+	RET_DROP_SLOW = 2,
+	RET_PASS_SLOW = 3,
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct tg_limit);
+} limit SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TG_DIRECTIONS);
+	__type(key, __u32);
+	__type(value, struct tg_queue);
+} queues SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, TG_DIRECTIONS);
+	__type(key, __u32);
+	__type(value, struct tg_counters);
+} counters SEC(".maps");
+
+static __always_inline void count(struct tg_counters *c, enum tg_outcome outcome, __u32 bytes)
+{
+	c->packets[outcome]++;
+	c->bytes[outcome] += bytes;
+}
+
+/* The part of the verdict that needs the packet's headers and its socket; sets CE where it can. */
+static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct vq_conf *conf,
+					    enum vq_zone zone, __s64 backlog_ns, __u32 bytes,
+					    enum tg_direction direction)
+{
+	struct vq_packet packet = {
+	    .wire_bytes = bytes,
+	    .in_flight = 1,
+	    .local = direction == TG_EGRESS,
+	};
+	struct tg_headers headers;
+
+	tg_parse(skb, &headers);
+	packet.tcp = headers.protocol == IPPROTO_TCP;
+	if (zone == VQ_RESERVE && packet.tcp && packet.local && skb->sk) {
+		struct bpf_sock *sk = bpf_sk_fullsock(skb->sk);
+		struct bpf_tcp_sock *tp = sk ? bpf_tcp_sock(sk) : 0;
+
+		packet.in_flight = !tp || tp->packets_out;
+	}
+	/* The reserve may turn the packet away: ask before the header is written. */
+	if (zone == VQ_RESERVE && vq_decide(conf, zone, backlog_ns, &packet, 0) == VQ_DROP_RESERVE)
+		return VQ_DROP_RESERVE;
+	packet.ecn_capable = bpf_skb_ecn_set_ce(skb);
+	return vq_decide(conf, zone, backlog_ns, &packet, bpf_get_prandom_u32());
+}
+
+static __always_inline int gate(struct __sk_buff *skb, enum tg_direction direction)
+{
+	const int drop = direction == TG_EGRESS ? RET_DROP_SLOW : RET_DROP;
+	enum vq_verdict verdict = VQ_PASS;
+	const struct vq_conf *conf;
+	struct tg_counters *c;
+	struct tg_queue *queue;
+	struct tg_limit *l;
+	__u64 now, seen, cost;
+	__u32 key = 0, bytes, carry;
+	enum vq_zone zone;
+
+	if (skb->mark == TG_DEAD_MARK)
+		return drop;
+	l = bpf_map_lookup_elem(&limit, &key);
+	key = direction;
+	queue = bpf_map_lookup_elem(&queues, &key);
+	c = bpf_map_lookup_elem(&counters, &key);
+	if (!l || !queue || !c)
+		return RET_PASS;
+	conf = &l->queue[direction];
+	if (!conf->cost)
+		return RET_PASS;
+	bytes = tg_wire_bytes(skb);
+	if (skb->ifindex == LOOPBACK_IFINDEX && !(l->flags & TG_FLAG_LOOPBACK)) {
+		count(c, TG_EXEMPT, bytes);
+		return RET_PASS;
+	}
+
+	now = bpf_ktime_get_ns();
+	seen = *(volatile __u64 *)&queue->finish_ns;
+	zone = vq_zone(conf, (__s64)(seen - now));
+	if (zone == VQ_FULL)
+		verdict = VQ_DROP_FULL;
+	else if (zone != VQ_FREE)
+		verdict = tell(skb, conf, zone, (__s64)(seen - now), bytes, direction);
+
+	if (verdict < VQ_DROP_FULL) {
+		carry = c->carry;
+		cost = vq_cost_ns(conf, bytes, &carry);
+		/* Other CPUs may have filled the queue since it was read: then give it back. */
+		if ((__s64)(vq_charge(conf, &queue->finish_ns, seen, now, cost) - now) >
+		    (__s64)conf->drop_ns) {
+			__sync_fetch_and_sub(&queue->finish_ns, cost);
+			verdict = VQ_DROP_FULL;
+		} else {
+			c->carry = carry;
+		}
+	}
+	/* The verdicts are the first outcomes, in the same order. */
+	count(c, (enum tg_outcome)verdict, bytes);
+	if (verdict >= VQ_DROP_FULL) {
+		skb->mark = TG_DEAD_MARK;
+		return drop;
+	}
+	return verdict == VQ_SLOW ? RET_PASS_SLOW : RET_PASS;
+}
+
+SEC("cgroup_skb/egress")
+int nrm_egress(struct __sk_buff *skb)
+{
+	return gate(skb, TG_EGRESS);
+}
+
+SEC("cgroup_skb/ingress")
+int nrm_ingress(struct __sk_buff *skb)
+{
+	return gate(skb, TG_INGRESS);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

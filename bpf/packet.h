@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What a cgroup_skb program can learn of its packet: headers, transport, exact length on the wire.
+ */
+#ifndef TG_PACKET_H
+#define TG_PACKET_H
+
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/if_ether.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "intf.h"
+
+/* Offset and value of the byte of the TCP header whose upper half is its length in words. */
+#define TG_TCP_DOFF_OFFSET 12
+#define TG_UDP_BYTES	   8
+
+struct tg_headers {
+	/* IP and transport header. */
+	__u32 bytes;
+	__u8 protocol;
+};
+
+/* Reads the headers; the packet starts at its IP header. Unknown transports count as header-less.
+ */
+static __always_inline void tg_parse(struct __sk_buff *skb, struct tg_headers *headers)
+{
+	__u32 offset = 0;
+	__u8 protocol = 0;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		struct iphdr ip;
+
+		if (!bpf_skb_load_bytes(skb, 0, &ip, sizeof(ip))) {
+			offset = ip.ihl * 4;
+			protocol = ip.protocol;
+		}
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr ip;
+
+		if (!bpf_skb_load_bytes(skb, 0, &ip, sizeof(ip))) {
+			offset = sizeof(ip);
+			protocol = ip.nexthdr;
+		}
+		for (int i = 0; i < TG_MAX_EXTENSION_HEADERS; i++) {
+			/* next header, length in units of 8 bytes beyond the first */
+			__u8 ext[2];
+
+			if (protocol != IPPROTO_HOPOPTS && protocol != IPPROTO_ROUTING &&
+			    protocol != IPPROTO_DSTOPTS && protocol != IPPROTO_FRAGMENT)
+				break;
+			if (bpf_skb_load_bytes(skb, offset, ext, sizeof(ext)))
+				break;
+			offset += protocol == IPPROTO_FRAGMENT ? 8 : (ext[1] + 1) * 8;
+			protocol = ext[0];
+		}
+	}
+	if (protocol == IPPROTO_TCP) {
+		__u8 doff = 0;
+
+		if (!bpf_skb_load_bytes(skb, offset + TG_TCP_DOFF_OFFSET, &doff, sizeof(doff)))
+			offset += (doff >> 4) * 4;
+	} else if (protocol == IPPROTO_UDP) {
+		offset += TG_UDP_BYTES;
+	}
+	headers->bytes = offset;
+	headers->protocol = protocol;
+}
+
+/*
+ * Bytes on the wire. A packet that the device will cut into segments counts the headers that each
+ * of them will carry.
+ */
+static __always_inline __u32 tg_wire_bytes(struct __sk_buff *skb)
+{
+	__u32 segments = skb->gso_segs;
+	__u32 size = skb->gso_size;
+	struct tg_headers headers;
+
+	if (!size)
+		return skb->len + TG_LINK_HEADER_BYTES;
+	tg_parse(skb, &headers);
+	if (!segments && skb->len > headers.bytes)
+		segments = (skb->len - headers.bytes + size - 1) / size;
+	if (segments < 1)
+		segments = 1;
+	return skb->len + (segments - 1) * headers.bytes + segments * TG_LINK_HEADER_BYTES;
+}
+
+#endif

@@ -1,0 +1,332 @@
+//! Control groups, version 2: where the hierarchy is, opening, making and removing groups.
+//!
+//! Paths are relative to the mount point, as systemd and `/proc/PID/cgroup` write them, without a
+//! leading slash; the empty path is the root.
+
+use std::{
+    fs, io,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use rustix::fs::{Mode, OFlags};
+
+/// Cgroups that one walk of the hierarchy visits at most.
+pub const MAX_CGROUPS: usize = 100_000;
+
+/// What can go wrong with control groups. Nothing has been changed unless said otherwise.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// No cgroup2 file system is mounted.
+    #[error(
+        "no cgroup v2 hierarchy is mounted{}; boot with systemd.unified_cgroup_hierarchy=1, or run: \
+         mount -t cgroup2 none /sys/fs/cgroup/unified",
+        if *.v1 { " (only v1)" } else { "" }
+    )]
+    NoHierarchy {
+        /// A version 1 hierarchy is there.
+        v1: bool,
+    },
+    /// The group does not exist.
+    #[error(
+        "cgroup `{path}` does not exist below {mount}; `systemd-cgls` or `ls {mount}` shows those that do"
+    )]
+    Missing {
+        /// As asked for.
+        path: String,
+        /// The mount point.
+        mount: String,
+    },
+    /// The path names a file.
+    #[error("`{0}` is no cgroup but a file; name the directory")]
+    NotADirectory(String),
+    /// The path leads out of the hierarchy.
+    #[error("cgroup path `{0}` must be relative to the cgroup mount and free of `..`")]
+    BadPath(String),
+    /// Another error of the operating system.
+    #[error("cgroup `{path}`: {action}: {source}")]
+    Io {
+        /// The group.
+        path: String,
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// The mounted cgroup2 hierarchy.
+#[derive(Debug, Clone)]
+pub struct Hierarchy {
+    mount: PathBuf,
+}
+
+/// An open control group.
+#[derive(Debug)]
+pub struct Cgroup {
+    path: String,
+    dir: OwnedFd,
+    absolute: PathBuf,
+    id: u64,
+}
+
+impl Hierarchy {
+    /// Finds the hierarchy in `/proc/self/mountinfo`.
+    ///
+    /// # Errors
+    /// [`CgroupError::NoHierarchy`].
+    pub fn find() -> Result<Hierarchy, CgroupError> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        Self::parse(&mounts)
+    }
+
+    fn parse(mountinfo: &str) -> Result<Hierarchy, CgroupError> {
+        // "ID PARENT DEV ROOT MOUNTPOINT OPTIONS ... - FSTYPE SOURCE OPTIONS"
+        let of_type = |fs_type: &str| {
+            mountinfo.lines().find_map(|line| {
+                let (left, right) = line.split_once(" - ")?;
+                (right.split(' ').next() == Some(fs_type)).then(|| left.split(' ').nth(4)).flatten()
+            })
+        };
+        match of_type("cgroup2") {
+            Some(mount) => Ok(Hierarchy { mount: PathBuf::from(mount) }),
+            None => Err(CgroupError::NoHierarchy { v1: of_type("cgroup").is_some() }),
+        }
+    }
+
+    /// Where it is mounted.
+    #[must_use]
+    pub fn mount(&self) -> &Path {
+        &self.mount
+    }
+
+    /// Opens a group by its path; an absolute path below the mount point is understood too.
+    ///
+    /// # Errors
+    /// [`CgroupError`]: it does not exist, is a file, or lies outside.
+    pub fn open(&self, path: &str) -> Result<Cgroup, CgroupError> {
+        let inside = Path::new(path).strip_prefix(&self.mount).unwrap_or(Path::new(path));
+        let relative = inside.to_string_lossy();
+        let relative = relative.trim_matches('/');
+        if relative.split('/').any(|part| part == ".." || part == ".") {
+            return Err(CgroupError::BadPath(path.to_owned()));
+        }
+        let absolute = self.mount.join(relative);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(&absolute, flags, Mode::empty()).map_err(|e| match e {
+            rustix::io::Errno::NOENT => CgroupError::Missing {
+                path: path.to_owned(),
+                mount: self.mount.display().to_string(),
+            },
+            rustix::io::Errno::NOTDIR => CgroupError::NotADirectory(path.to_owned()),
+            other => io_error(path, "open")(other.into()),
+        })?;
+        let stat = rustix::fs::fstat(&dir).map_err(|e| io_error(path, "stat")(e.into()))?;
+        Ok(Cgroup { path: relative.to_owned(), dir, absolute, id: stat.st_ino })
+    }
+
+    /// The group of the calling process.
+    ///
+    /// # Errors
+    /// [`CgroupError`] when it cannot be read or opened.
+    pub fn current(&self) -> Result<Cgroup, CgroupError> {
+        self.of_process("self")
+    }
+
+    /// The group of a process, named by its id or `self`.
+    ///
+    /// # Errors
+    /// [`CgroupError`] when it cannot be read or opened.
+    pub fn of_process(&self, pid: &str) -> Result<Cgroup, CgroupError> {
+        let file = format!("/proc/{pid}/cgroup");
+        let text = fs::read_to_string(&file).map_err(io_error(&file, "read"))?;
+        let path = text.lines().find_map(|line| line.strip_prefix("0::"));
+        self.open(path.unwrap_or("/").trim_end_matches(" (deleted)"))
+    }
+
+    /// Makes a group below `parent` and opens it.
+    ///
+    /// # Errors
+    /// [`CgroupError::Io`], also when it exists.
+    pub fn create(&self, parent: &Cgroup, name: &str) -> Result<Cgroup, CgroupError> {
+        let path = if parent.path.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{}/{name}", parent.path)
+        };
+        fs::create_dir(self.mount.join(&path)).map_err(io_error(&path, "create"))?;
+        self.open(&path)
+    }
+
+    /// The path of the group with this id, if it still exists.
+    #[must_use]
+    pub fn path_of(&self, id: u64) -> Option<String> {
+        // A kernfs file handle is the 64-bit id alone, of this type.
+        const FILEID_KERNFS: libc::c_int = 0xfe;
+        #[repr(C)]
+        struct Handle {
+            bytes: libc::c_uint,
+            kind: libc::c_int,
+            id: u64,
+        }
+        let mut handle = Handle { bytes: 8, kind: FILEID_KERNFS, id };
+        let mount = fs::File::open(&self.mount).ok()?;
+        // SAFETY: `handle` has the layout of struct file_handle with eight bytes of payload, as its
+        // `bytes` says, and outlives the call.
+        let fd = unsafe {
+            libc::syscall(
+                libc::SYS_open_by_handle_at,
+                mount.as_raw_fd(),
+                (&raw mut handle).cast::<libc::c_void>(),
+                libc::O_PATH | libc::O_CLOEXEC,
+            )
+        };
+        let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let path = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
+        let path = path.strip_prefix(&self.mount).ok()?;
+        // A removed group keeps its inode while something holds it; its name is gone.
+        let live = fs::metadata(self.mount.join(path)).is_ok_and(|m| m.ino() == id);
+        live.then(|| path.to_string_lossy().into_owned())
+    }
+
+    /// The paths of all groups at or below `path` whose name passes `filter`, parents first; at most
+    /// [`MAX_CGROUPS`] groups are visited.
+    #[must_use]
+    pub fn find_below(&self, path: &str, filter: impl Fn(&str) -> bool) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut open = vec![path.trim_matches('/').to_owned()];
+        let mut visited = 0;
+        while let Some(group) = open.pop() {
+            visited += 1;
+            if visited > MAX_CGROUPS {
+                break;
+            }
+            if filter(group.rsplit('/').next().unwrap_or_default()) {
+                found.push(group.clone());
+            }
+            let Ok(entries) = fs::read_dir(self.mount.join(&group)) else { continue };
+            for entry in entries.flatten() {
+                if entry.file_type().is_ok_and(|t| t.is_dir()) {
+                    let name = entry.file_name();
+                    let name = name.to_string_lossy();
+                    open.push(if group.is_empty() {
+                        name.into_owned()
+                    } else {
+                        format!("{group}/{name}")
+                    });
+                }
+            }
+        }
+        found
+    }
+}
+
+impl Cgroup {
+    /// Path relative to the mount point.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Where its directory is.
+    #[must_use]
+    pub fn absolute(&self) -> &Path {
+        &self.absolute
+    }
+
+    /// Its id: the inode number, and what eBPF programs call the cgroup id.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// How deep it lies; the root is at 0.
+    #[must_use]
+    pub fn level(&self) -> u32 {
+        self.path.split('/').filter(|part| !part.is_empty()).count() as u32
+    }
+
+    /// The processes in the group itself.
+    ///
+    /// # Errors
+    /// [`CgroupError::Io`].
+    pub fn processes(&self) -> Result<Vec<u32>, CgroupError> {
+        let text = fs::read_to_string(self.absolute.join("cgroup.procs"))
+            .map_err(io_error(&self.path, "read cgroup.procs"))?;
+        Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+    }
+
+    /// Opens `cgroup.procs` for writing: a process that writes `0` there moves itself in.
+    ///
+    /// # Errors
+    /// [`CgroupError::Io`].
+    pub fn open_procs(&self) -> Result<fs::File, CgroupError> {
+        let file = fs::OpenOptions::new().write(true).open(self.absolute.join("cgroup.procs"));
+        file.map_err(io_error(&self.path, "open cgroup.procs"))
+    }
+
+    /// Moves a process into the group.
+    ///
+    /// # Errors
+    /// [`CgroupError::Io`].
+    pub fn add(&self, pid: u32) -> Result<(), CgroupError> {
+        fs::write(self.absolute.join("cgroup.procs"), pid.to_string())
+            .map_err(io_error(&self.path, "move a process into"))
+    }
+
+    /// Removes the group, which must hold no process; tries again until `deadline` while processes that
+    /// have just ended still leave it.
+    ///
+    /// # Errors
+    /// [`CgroupError::Io`]; the group is still there.
+    pub fn remove(&self, deadline: Instant) -> Result<(), CgroupError> {
+        loop {
+            match fs::remove_dir(&self.absolute) {
+                Ok(()) => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Err(e) => return Err(io_error(&self.path, "remove")(e)),
+            }
+        }
+    }
+}
+
+impl AsFd for Cgroup {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.dir.as_fd()
+    }
+}
+
+fn io_error(path: &str, action: &'static str) -> impl FnOnce(io::Error) -> CgroupError {
+    let path = path.to_owned();
+    move |source| CgroupError::Io { path, action, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hierarchy_is_found_wherever_it_is_mounted() {
+        let hybrid = "30 20 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+                      31 20 0:27 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw\n";
+        let found = Hierarchy::parse(hybrid).unwrap();
+        assert_eq!(found.mount(), Path::new("/sys/fs/cgroup/unified"));
+    }
+
+    #[test]
+    fn version_one_alone_is_said_so() {
+        let only_v1 = "30 20 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+        let message = Hierarchy::parse(only_v1).unwrap_err().to_string();
+        assert!(message.contains("(only v1)"), "{message}");
+        assert!(!Hierarchy::parse("").unwrap_err().to_string().contains("only v1"));
+    }
+}

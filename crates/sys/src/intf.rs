@@ -1,0 +1,151 @@
+//! The Rust side of `bpf/intf.h`: what lies in the maps that the eBPF programs and user space share.
+//!
+//! Layout is compared with the C header by a test. Field meanings are in the header; here are the
+//! conversions from and to the types of `tidegate-core`.
+
+use bytemuck::{Pod, Zeroable};
+use tidegate_core::{Direction, Nanos, VirtualQueueConfig};
+
+/// Number of directions, and the length of every per-direction array.
+pub const DIRECTIONS: usize = 2;
+/// Number of outcomes that a packet may have.
+pub const OUTCOMES: usize = 7;
+
+/// `TG_FLAG_LOOPBACK`.
+pub const FLAG_LOOPBACK: u32 = 1 << 0;
+/// `TG_FLAG_PACE_CEILING`.
+pub const FLAG_PACE_CEILING: u32 = 1 << 1;
+
+/// The place of a direction in a per-direction array.
+#[must_use]
+pub fn index(direction: Direction) -> usize {
+    match direction {
+        Direction::Egress => 0,
+        Direction::Ingress => 1,
+    }
+}
+
+/// `struct vq_conf`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct QueueConf {
+    /// Cost of a byte in 2^-24 ns; 0 is no limit.
+    pub cost: u64,
+    /// Credit of an idle queue.
+    pub burst_ns: u64,
+    /// Mark threshold.
+    pub mark_ns: u64,
+    /// Drop threshold of large packets.
+    pub large_drop_ns: u64,
+    /// Drop threshold.
+    pub drop_ns: u64,
+}
+
+impl From<VirtualQueueConfig> for QueueConf {
+    fn from(config: VirtualQueueConfig) -> Self {
+        QueueConf {
+            cost: config.cost,
+            burst_ns: config.burst.0,
+            mark_ns: config.mark.0,
+            large_drop_ns: config.large_drop.0,
+            drop_ns: config.drop.0,
+        }
+    }
+}
+
+impl From<QueueConf> for VirtualQueueConfig {
+    fn from(conf: QueueConf) -> Self {
+        VirtualQueueConfig {
+            cost: conf.cost,
+            burst: Nanos(conf.burst_ns),
+            mark: Nanos(conf.mark_ns),
+            large_drop: Nanos(conf.large_drop_ns),
+            drop: Nanos(conf.drop_ns),
+        }
+    }
+}
+
+/// `struct tg_limit`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Limit {
+    /// By direction.
+    pub queue: [QueueConf; DIRECTIONS],
+    /// By direction.
+    pub rate_bit_s: [u64; DIRECTIONS],
+    /// The cgroup's inode number.
+    pub cgroup_id: u64,
+    /// `FLAG_*`.
+    pub flags: u32,
+    /// Minimum retransmission time-out of TCP sockets; 0 leaves the kernel's.
+    pub rto_min_us: u32,
+    /// Longest delayed ACK of TCP sockets; 0 leaves the kernel's.
+    pub delack_max_us: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// `struct tg_queue`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Queue {
+    /// Theoretical finish time, CLOCK_MONOTONIC.
+    pub finish_ns: u64,
+    /// Keeps each queue on a cache line of its own.
+    pub pad: [u64; 7],
+}
+
+/// `struct tg_counters`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Counters {
+    /// By outcome.
+    pub packets: [u64; OUTCOMES],
+    /// By outcome, on the wire.
+    pub bytes: [u64; OUTCOMES],
+    /// Fraction of a nanosecond still to be charged, in 2^-24 ns.
+    pub carry: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+impl Counters {
+    /// Adds what another CPU has counted.
+    pub fn add(&mut self, other: &Counters) {
+        let sum = |to: &mut [u64], from: &[u64]| {
+            to.iter_mut().zip(from).for_each(|(t, f)| *t = t.wrapping_add(*f));
+        };
+        sum(&mut self.packets, &other.packets);
+        sum(&mut self.bytes, &other.bytes);
+    }
+}
+
+/// One kind of outcome: its place in [`Counters`], its name in JSON, and what it means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    /// Name in snake case.
+    pub name: &'static str,
+    /// One sentence for help, documentation and metrics.
+    pub help: &'static str,
+    /// The packet went on.
+    pub passed: bool,
+}
+
+/// Every outcome in the order of `enum tg_outcome`: the one table from which status, JSON and docs speak.
+pub const OUTCOME_TABLE: [Outcome; OUTCOMES] = [
+    Outcome { name: "pass", help: "passed untouched", passed: true },
+    Outcome { name: "mark", help: "passed with ECN congestion experienced", passed: true },
+    Outcome { name: "slow", help: "passed, the sender told to reduce its window", passed: true },
+    Outcome { name: "drop_full", help: "dropped: backlog above the drop threshold", passed: false },
+    Outcome {
+        name: "drop_reserve",
+        help: "dropped: only the room kept for small packets was left",
+        passed: false,
+    },
+    Outcome {
+        name: "drop_early",
+        help: "dropped by the linear law: the sender can neither be marked nor told",
+        passed: false,
+    },
+    Outcome { name: "exempt", help: "passed uncharged: loopback", passed: true },
+];

@@ -1,0 +1,418 @@
+//! A limit on a cgroup: its eBPF programs, maps and links, from loading to taking off.
+//!
+//! [`AttachedLimit`] lives as long as the process that holds it (`tidegate run`): when it ends, for
+//! any reason, the kernel takes the programs off. [`crate::store`] pins one so that it stays.
+//!
+//! Three objects share the maps of a limit: `nrm` (both directions of cgroup_skb), `tune` (sock_ops, for
+//! new connections) and `adopt` (an iterator, for sockets that exist when the limit comes, changes or goes).
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+};
+
+use libbpf_rs::{
+    Iter, Link, MapCore, MapFlags, MapHandle, OpenObject,
+    skel::{OpenSkel, SkelBuilder},
+};
+use tidegate_core::{
+    Nanos, Rate,
+    virtual_queue::{ConfigError, Direction, VirtualQueueOptions},
+};
+
+use crate::{
+    cgroup::{Cgroup, CgroupError, Hierarchy},
+    intf, query,
+};
+
+/// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
+pub(crate) mod skel {
+    #![allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks, unused_qualifications)]
+    pub(crate) mod nrm {
+        include!(concat!(env!("OUT_DIR"), "/nrm.skel.rs"));
+    }
+    pub(crate) mod tune {
+        include!(concat!(env!("OUT_DIR"), "/tune.skel.rs"));
+    }
+    pub(crate) mod adopt {
+        include!(concat!(env!("OUT_DIR"), "/adopt.skel.rs"));
+    }
+}
+
+/// What a limit does; [`LimitOptions::encode`] turns it into what lies in the map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LimitOptions {
+    /// From the workload; `None` leaves this direction free.
+    pub egress: Option<VirtualQueueOptions>,
+    /// To the workload; `None` leaves this direction free.
+    pub ingress: Option<VirtualQueueOptions>,
+    /// Charge packets on the loopback interface too.
+    pub loopback: bool,
+    /// No TCP socket paces faster than the egress limit.
+    pub pace_ceiling: bool,
+    /// Minimum retransmission time-out of the workload's TCP sockets; zero leaves the kernel's 200 ms.
+    pub rto_min: Nanos,
+    /// Longest delayed ACK of the workload's TCP sockets; zero leaves the kernel's 200 ms.
+    pub delack_max: Nanos,
+}
+
+impl Default for LimitOptions {
+    fn default() -> Self {
+        LimitOptions {
+            egress: None,
+            ingress: None,
+            loopback: false,
+            pace_ceiling: true,
+            rto_min: Nanos(20_000_000),
+            delack_max: Nanos(5_000_000),
+        }
+    }
+}
+
+impl LimitOptions {
+    /// As it lies in the map.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for a queue that cannot be built.
+    pub fn encode(&self, cgroup_id: u64) -> Result<intf::Limit, ConfigError> {
+        let microseconds = |time: Nanos| u32::try_from(time.0 / 1000).unwrap_or(u32::MAX);
+        let mut limit = intf::Limit {
+            cgroup_id,
+            rto_min_us: microseconds(self.rto_min),
+            delack_max_us: microseconds(self.delack_max),
+            ..intf::Limit::default()
+        };
+        if self.loopback {
+            limit.flags |= intf::FLAG_LOOPBACK;
+        }
+        if self.pace_ceiling {
+            limit.flags |= intf::FLAG_PACE_CEILING;
+        }
+        for (direction, queue) in
+            [(Direction::Egress, self.egress), (Direction::Ingress, self.ingress)]
+        {
+            if let Some(options) = queue {
+                limit.queue[intf::index(direction)] = options.config()?.into();
+                limit.rate_bit_s[intf::index(direction)] = options.rate.bit_s();
+            }
+        }
+        Ok(limit)
+    }
+}
+
+impl intf::Limit {
+    /// The rate of a direction, if it is limited.
+    #[must_use]
+    pub fn rate(&self, direction: Direction) -> Option<Rate> {
+        Rate::from_bit_s(self.rate_bit_s[intf::index(direction)])
+    }
+}
+
+/// Why a limit could not be put on, read or changed. Unless said otherwise the host is as before.
+#[derive(Debug, thiserror::Error)]
+pub enum LimitError {
+    /// The kernel refused a program.
+    #[error(
+        "the kernel refused the eBPF program `{program}`: {source}; `uname -r` must be 6.1 or newer"
+    )]
+    Load {
+        /// Which program.
+        program: &'static str,
+        /// What libbpf says.
+        source: libbpf_rs::Error,
+    },
+    /// Another program holds the cgroup (or one above it) for itself alone.
+    #[error(
+        "cgroup `{cgroup}` does not take another eBPF program: {holder}; detach that one first \
+         (`bpftool cgroup show` lists it) or have its tool attach it with BPF_F_ALLOW_MULTI"
+    )]
+    Occupied {
+        /// The limit's cgroup.
+        cgroup: String,
+        /// Who holds it.
+        holder: String,
+    },
+    /// Attaching failed for another reason.
+    #[error("could not attach `{program}` to cgroup `{cgroup}`: {source}")]
+    Attach {
+        /// Which program.
+        program: &'static str,
+        /// The limit's cgroup.
+        cgroup: String,
+        /// What the kernel says.
+        source: libbpf_rs::Error,
+    },
+    /// A map could not be read or written.
+    #[error("map `{map}` of the limit: {source}")]
+    Map {
+        /// Which map.
+        map: &'static str,
+        /// What the kernel says.
+        source: libbpf_rs::Error,
+    },
+    /// A map does not hold what this version writes.
+    #[error(
+        "map `{0}` of the limit has another layout: it was made by another version; take it off with `tidegate detach` and apply again"
+    )]
+    Layout(&'static str),
+    /// The thresholds or rates are out of range.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The cgroup.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+}
+
+/// The maps of a limit.
+#[derive(Debug)]
+pub struct LimitMaps {
+    pub(crate) limit: MapHandle,
+    pub(crate) queues: MapHandle,
+    pub(crate) counters: MapHandle,
+    pub(crate) sockets: MapHandle,
+}
+
+/// The links of a limit, by the name under which they are pinned.
+pub(crate) type Links = Vec<(&'static str, Link)>;
+
+/// A limit in force as long as this value lives.
+#[derive(Debug)]
+pub struct AttachedLimit {
+    pub(crate) maps: LimitMaps,
+    pub(crate) links: Links,
+}
+
+/// What a limit's queue and counters say at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Theoretical finish time of the virtual queue, CLOCK_MONOTONIC in nanoseconds.
+    pub finish_ns: u64,
+    /// Counters, summed over CPUs.
+    pub counters: intf::Counters,
+}
+
+fn load_error(program: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
+    move |source| LimitError::Load { program, source }
+}
+
+fn map_error(map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
+    move |source| LimitError::Map { map, source }
+}
+
+impl LimitMaps {
+    /// The limit as it is in force.
+    ///
+    /// # Errors
+    /// [`LimitError::Map`], [`LimitError::Layout`].
+    pub fn limit(&self) -> Result<intf::Limit, LimitError> {
+        lookup(&self.limit, "limit", 0)
+    }
+
+    /// Puts another limit in force, for packets from now on and for the sockets that exist. The backlog
+    /// stays what it is in time; no packet is lost.
+    ///
+    /// # Errors
+    /// [`LimitError`]; the earlier limit is in force.
+    pub fn set(
+        &self,
+        hierarchy: &Hierarchy,
+        cgroup: &Cgroup,
+        limit: &intf::Limit,
+    ) -> Result<(), LimitError> {
+        let key = 0u32.to_ne_bytes();
+        self.limit
+            .update(&key, bytemuck::bytes_of(limit), MapFlags::ANY)
+            .map_err(map_error("limit"))?;
+        self.adopt(hierarchy, cgroup, Adopt::Take)
+    }
+
+    /// Queue and counters of a direction.
+    ///
+    /// # Errors
+    /// [`LimitError::Map`], [`LimitError::Layout`].
+    pub fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
+        let index = intf::index(direction) as u32;
+        let queue: intf::Queue = lookup(&self.queues, "queues", index)?;
+        let per_cpu = self
+            .counters
+            .lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY)
+            .map_err(map_error("counters"))?
+            .unwrap_or_default();
+        let mut counters = intf::Counters::default();
+        for cpu in &per_cpu {
+            let bytes = cpu.get(..size_of::<intf::Counters>());
+            let one = bytes.and_then(|b| bytemuck::try_pod_read_unaligned(b).ok());
+            counters.add(&one.ok_or(LimitError::Layout("counters"))?);
+        }
+        Ok(Reading { finish_ns: queue.finish_ns, counters })
+    }
+
+    /// Takes the TCP sockets in the cgroup into the limit, or gives them back: in every network
+    /// namespace in which a process of the cgroup lives.
+    pub(crate) fn adopt(
+        &self,
+        hierarchy: &Hierarchy,
+        cgroup: &Cgroup,
+        adopt: Adopt,
+    ) -> Result<(), LimitError> {
+        let mut storage = MaybeUninit::uninit();
+        let mut open = skel::adopt::AdoptSkelBuilder::default()
+            .open(&mut storage)
+            .map_err(load_error("adopt"))?;
+        if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
+            rodata.release = u8::from(adopt == Adopt::Release);
+            rodata.level = cgroup.level();
+        }
+        reuse(&mut open.maps.limit, &self.limit)?;
+        reuse(&mut open.maps.sockets, &self.sockets)?;
+        let object = open.load().map_err(load_error("adopt"))?;
+        let link = object.progs.adopt.attach().map_err(load_error("adopt"))?;
+        for namespace in network_namespaces(hierarchy, cgroup) {
+            in_network_namespace(&namespace, || {
+                // A socket that ends meanwhile is no loss; neither is a namespace.
+                let _ = Iter::new(&link).map(|mut iter| io::copy(&mut iter, &mut io::sink()));
+            });
+        }
+        Ok(())
+    }
+}
+
+/// What happens to the sockets that exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Adopt {
+    /// They get what the limit sets on new ones.
+    Take,
+    /// They lose what the limit had set on them.
+    Release,
+}
+
+fn lookup<T: bytemuck::Pod>(
+    map: &MapHandle,
+    name: &'static str,
+    key: u32,
+) -> Result<T, LimitError> {
+    let value = map.lookup(&key.to_ne_bytes(), MapFlags::ANY).map_err(map_error(name))?;
+    let value = value.filter(|bytes| bytes.len() == size_of::<T>());
+    value
+        .and_then(|bytes| bytemuck::try_pod_read_unaligned(&bytes).ok())
+        .ok_or(LimitError::Layout(name))
+}
+
+fn reuse(map: &mut libbpf_rs::OpenMapMut<'_>, with: &MapHandle) -> Result<(), LimitError> {
+    map.reuse_fd(with.as_fd()).map_err(load_error("adopt"))
+}
+
+/// The network namespaces of the processes at and below a cgroup.
+fn network_namespaces(hierarchy: &Hierarchy, cgroup: &Cgroup) -> Vec<OwnedFd> {
+    let mut seen = BTreeSet::new();
+    let mut namespaces = Vec::new();
+    for path in hierarchy.find_below(cgroup.path(), |_| true) {
+        let processes = hierarchy.open(&path).and_then(|group| group.processes());
+        for pid in processes.unwrap_or_default() {
+            let Ok(file) = fs::File::open(format!("/proc/{pid}/ns/net")) else { continue };
+            if file.metadata().is_ok_and(|m| seen.insert(m.ino())) {
+                namespaces.push(OwnedFd::from(file));
+            }
+        }
+    }
+    namespaces
+}
+
+fn in_network_namespace(namespace: &OwnedFd, work: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let kind = rustix::thread::LinkNameSpaceType::Network;
+            if rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(kind)).is_ok() {
+                work();
+            }
+        });
+    });
+}
+
+impl AttachedLimit {
+    /// Loads the programs of a limit and attaches them to the cgroup.
+    ///
+    /// # Errors
+    /// [`LimitError`]; nothing is attached.
+    pub fn attach(
+        hierarchy: &Hierarchy,
+        cgroup: &Cgroup,
+        options: &LimitOptions,
+    ) -> Result<AttachedLimit, LimitError> {
+        let limit = options.encode(cgroup.id())?;
+        quiet_libbpf();
+
+        let mut storage = MaybeUninit::uninit();
+        let nrm = load_nrm(&mut storage)?;
+        let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map);
+        let (limit_map, queues, counters) = handle(&nrm.maps.limit)
+            .and_then(|l| Ok((l, handle(&nrm.maps.queues)?, handle(&nrm.maps.counters)?)))
+            .map_err(load_error("nrm"))?;
+
+        let mut tune_storage = MaybeUninit::uninit();
+        let mut tune = skel::tune::TuneSkelBuilder::default()
+            .open(&mut tune_storage)
+            .map_err(load_error("tune"))?;
+        tune.maps.limit.reuse_fd(limit_map.as_fd()).map_err(load_error("tune"))?;
+        let tune = tune.load().map_err(load_error("tune"))?;
+        let sockets = handle(&tune.maps.sockets).map_err(load_error("tune"))?;
+
+        let maps = LimitMaps { limit: limit_map, queues, counters, sockets };
+        maps.limit
+            .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(&limit), MapFlags::ANY)
+            .map_err(map_error("limit"))?;
+        let links = vec![
+            ("egress", attach(&nrm.progs.nrm_egress, "nrm_egress", cgroup)?),
+            ("ingress", attach(&nrm.progs.nrm_ingress, "nrm_ingress", cgroup)?),
+            ("sockops", attach(&tune.progs.tune, "tune", cgroup)?),
+        ];
+        maps.adopt(hierarchy, cgroup, Adopt::Take)?;
+        Ok(AttachedLimit { maps, links })
+    }
+
+    /// Its maps.
+    #[must_use]
+    pub fn maps(&self) -> &LimitMaps {
+        &self.maps
+    }
+
+    /// Gives the sockets of the cgroup back and takes the programs off.
+    ///
+    /// # Errors
+    /// [`LimitError`]; the programs are off all the same.
+    pub fn detach(self, hierarchy: &Hierarchy, cgroup: &Cgroup) -> Result<(), LimitError> {
+        self.maps.adopt(hierarchy, cgroup, Adopt::Release)
+    }
+}
+
+/// Opens and loads the virtual queue's object.
+pub(crate) fn load_nrm(
+    storage: &mut MaybeUninit<OpenObject>,
+) -> Result<skel::nrm::NrmSkel<'_>, LimitError> {
+    let open = skel::nrm::NrmSkelBuilder::default().open(storage).map_err(load_error("nrm"))?;
+    open.load().map_err(load_error("nrm"))
+}
+
+fn attach(
+    program: &libbpf_rs::ProgramMut<'_>,
+    name: &'static str,
+    cgroup: &Cgroup,
+) -> Result<Link, LimitError> {
+    program.attach_cgroup(cgroup.as_fd().as_raw_fd()).map_err(|source| {
+        let denied = matches!(source.kind(), libbpf_rs::ErrorKind::PermissionDenied);
+        match query::exclusive_holder(cgroup).filter(|_| denied) {
+            Some(holder) => LimitError::Occupied { cgroup: cgroup.path().to_owned(), holder },
+            None => LimitError::Attach { program: name, cgroup: cgroup.path().to_owned(), source },
+        }
+    })
+}
+
+/// Keeps libbpf's own messages off the terminal; errors carry what matters.
+fn quiet_libbpf() {
+    libbpf_rs::set_print(None);
+}

@@ -1,0 +1,93 @@
+//! What this host must have before anything is changed, asked for in one place with one clear answer.
+
+use std::{fs, path::Path};
+
+use crate::cgroup::{CgroupError, Hierarchy};
+
+/// The oldest kernel that is supported: Debian 12's.
+pub const OLDEST_KERNEL: (u32, u32) = (6, 1);
+
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_BPF: u32 = 39;
+
+/// Something that this host lacks. Nothing has been changed.
+#[derive(Debug, thiserror::Error)]
+pub enum PreflightError {
+    /// The process may not load eBPF.
+    #[error(
+        "limits need the privileges of root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN; missing: {0}); run it with sudo"
+    )]
+    Privileges(String),
+    /// The kernel is too old.
+    #[error("kernel {0} is too old; Tidegate needs {a}.{b} or newer", a = OLDEST_KERNEL.0, b = OLDEST_KERNEL.1)]
+    OldKernel(String),
+    /// The kernel carries no type information.
+    #[error(
+        "the kernel has no BTF (/sys/kernel/btf/vmlinux); it must be built with CONFIG_DEBUG_INFO_BTF=y"
+    )]
+    NoBtf,
+    /// There is no usable cgroup hierarchy.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+}
+
+/// Checks privileges, kernel, BTF and cgroup v2, and returns the cgroup hierarchy.
+///
+/// # Errors
+/// [`PreflightError`] names the first thing that is missing.
+pub fn preflight() -> Result<Hierarchy, PreflightError> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let missing = missing_capabilities(&status);
+    if !missing.is_empty() {
+        return Err(PreflightError::Privileges(missing.join(", ")));
+    }
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    if kernel_version(&release).is_some_and(|version| version < OLDEST_KERNEL) {
+        return Err(PreflightError::OldKernel(release));
+    }
+    if !Path::new("/sys/kernel/btf/vmlinux").exists() {
+        return Err(PreflightError::NoBtf);
+    }
+    Ok(Hierarchy::find()?)
+}
+
+/// Which of the capabilities are not effective, by name.
+fn missing_capabilities(status: &str) -> Vec<&'static str> {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    let has = |bit: u32| effective & (1 << bit) != 0;
+    [("CAP_BPF", CAP_BPF), ("CAP_NET_ADMIN", CAP_NET_ADMIN), ("CAP_SYS_ADMIN", CAP_SYS_ADMIN)]
+        .into_iter()
+        .filter(|(_, bit)| !has(*bit))
+        .map(|(name, _)| name)
+        .collect()
+}
+
+/// Major and minor of a release such as `6.1.0-18-amd64`.
+fn kernel_version(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_capabilities_are_named() {
+        assert!(missing_capabilities("CapEff:\t000001ffffffffff\n").is_empty());
+        assert_eq!(
+            missing_capabilities("CapEff:\t0000000000001000\n"),
+            ["CAP_BPF", "CAP_SYS_ADMIN"]
+        );
+        assert_eq!(missing_capabilities("").len(), 3);
+    }
+
+    #[test]
+    fn kernel_releases_read() {
+        assert_eq!(kernel_version("6.1.0-18-amd64"), Some((6, 1)));
+        assert_eq!(kernel_version("5.15.0"), Some((5, 15)));
+        assert_eq!(kernel_version("junk"), None);
+    }
+}

@@ -1,0 +1,428 @@
+//! Limits that stay: pinned in the BPF file system, one directory a limit.
+//!
+//! ```text
+//! /sys/fs/bpf/tidegate/NAME/{limit,queues,counters,sockets}   maps
+//!                           {egress,ingress,sockops}          links
+//! ```
+//!
+//! The directory appears under its name only when it is whole (built aside, then renamed), so a process
+//! that dies half way leaves no half limit in the listing, and its links vanish with it. Writers exclude
+//! each other by a lock on the directory; readers take none.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use libbpf_rs::{Link, MapHandle};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+
+use crate::{
+    cgroup::{Cgroup, Hierarchy},
+    intf,
+    limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions},
+};
+
+/// Where the BPF file system is mounted by convention.
+const BPFFS: &str = "/sys/fs/bpf";
+/// Where limits are pinned unless told otherwise.
+pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/tidegate";
+/// The source under which Tidegate mounts the BPF file system where none is: by it the mount is known.
+const MOUNT_SOURCE: &str = "tidegate";
+/// Prefix of a directory that is being built; no limit's name starts with it.
+const BUILDING: &str = "_";
+/// Longest name of a limit, in bytes.
+pub const MAX_NAME_BYTES: usize = 63;
+/// Limits that a host holds at most.
+pub const MAX_LIMITS: usize = 4096;
+
+const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+
+/// Why the store refused. Unless said otherwise the host is as before.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A name that cannot be a directory of the BPF file system.
+    #[error(
+        "limit name `{0}` must be 1 to 63 letters, digits, `-` or `_`, and start with a letter or digit"
+    )]
+    BadName(String),
+    /// There is no such limit.
+    #[error("there is no limit `{0}`; `tidegate status` lists those there are")]
+    Missing(String),
+    /// There is one already.
+    #[error("limit `{0}` exists already; change it with `tidegate limit set {0} ...`")]
+    Exists(String),
+    /// Another limit has the cgroup.
+    #[error(
+        "cgroup `{cgroup}` already has limit `{name}`; change it with `tidegate limit set {name} ...`"
+    )]
+    CgroupTaken {
+        /// The cgroup.
+        cgroup: String,
+        /// Its limit.
+        name: String,
+    },
+    /// Too many limits.
+    #[error("this host holds its {MAX_LIMITS} limits already; take some off first")]
+    Full,
+    /// The place for pins is no BPF file system.
+    #[error("{0} is not in a BPF file system; mount one with: mount -t bpf bpf {BPFFS}")]
+    NotBpffs(String),
+    /// The limit itself.
+    #[error("limit `{name}`: {source}")]
+    Limit {
+        /// Its name.
+        name: String,
+        /// What went wrong.
+        source: LimitError,
+    },
+    /// A pin could not be made, read or removed.
+    #[error("{path}: {action}: {source}")]
+    Io {
+        /// The pin.
+        path: String,
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// The directory of pinned limits.
+#[derive(Debug, Clone)]
+pub struct Store {
+    root: PathBuf,
+}
+
+/// Keeps other writers out while it lives.
+#[derive(Debug)]
+pub struct StoreLock {
+    _dir: OwnedFd,
+}
+
+/// A limit that is pinned.
+#[derive(Debug)]
+pub struct PinnedLimit {
+    /// Its name.
+    pub name: String,
+    /// As it is in force.
+    pub limit: intf::Limit,
+    /// Where its cgroup is now; `None` when the cgroup has been removed and nothing is limited any more.
+    pub cgroup: Option<String>,
+    maps: LimitMaps,
+}
+
+impl PinnedLimit {
+    /// Its maps.
+    #[must_use]
+    pub fn maps(&self) -> &LimitMaps {
+        &self.maps
+    }
+}
+
+fn io_error(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> StoreError {
+    let path = path.display().to_string();
+    move |source| StoreError::Io { path, action, source }
+}
+
+fn bpf_error(path: &Path, action: &'static str) -> impl FnOnce(libbpf_rs::Error) -> StoreError {
+    let report = io_error(path, action);
+    move |source| report(io::Error::other(source.to_string()))
+}
+
+fn limit_error(name: &str) -> impl FnOnce(LimitError) -> StoreError {
+    let name = name.to_owned();
+    move |source| StoreError::Limit { name, source }
+}
+
+/// Checks that a name can be a limit's.
+///
+/// # Errors
+/// [`StoreError::BadName`].
+pub fn check_name(name: &str) -> Result<(), StoreError> {
+    let good = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    let first = name.chars().next().is_some_and(|c| c.is_ascii_alphanumeric());
+    if first && name.len() <= MAX_NAME_BYTES && name.chars().all(good) {
+        Ok(())
+    } else {
+        Err(StoreError::BadName(name.to_owned()))
+    }
+}
+
+impl Store {
+    /// The store at `root`, which need not exist yet. Nothing is touched.
+    #[must_use]
+    pub fn at(root: impl Into<PathBuf>) -> Store {
+        Store { root: root.into() }
+    }
+
+    /// Makes the directory, and mounts the BPF file system where none is, then keeps other writers out.
+    ///
+    /// # Errors
+    /// [`StoreError::NotBpffs`] or [`StoreError::Io`].
+    pub fn lock(&self) -> Result<StoreLock, StoreError> {
+        if !is_bpffs(self.root.parent().unwrap_or(&self.root))
+            && self.root == Path::new(DEFAULT_ROOT)
+        {
+            let flags = rustix::mount::MountFlags::NOSUID
+                | rustix::mount::MountFlags::NODEV
+                | rustix::mount::MountFlags::NOEXEC
+                | rustix::mount::MountFlags::RELATIME;
+            rustix::mount::mount(MOUNT_SOURCE, BPFFS, "bpf", flags, None)
+                .map_err(|e| io_error(Path::new(BPFFS), "mount bpf")(e.into()))?;
+        }
+        match fs::create_dir(&self.root) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(io_error(&self.root, "create")(e));
+            }
+            _ => {}
+        }
+        if !is_bpffs(&self.root) {
+            let _ = fs::remove_dir(&self.root);
+            return Err(StoreError::NotBpffs(self.root.display().to_string()));
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(&self.root, flags, Mode::empty())
+            .map_err(|e| io_error(&self.root, "open")(e.into()))?;
+        rustix::fs::flock(dir.as_fd(), FlockOperation::LockExclusive)
+            .map_err(|e| io_error(&self.root, "lock")(e.into()))?;
+        self.sweep();
+        Ok(StoreLock { _dir: dir })
+    }
+
+    /// Removes what a writer that died has left half built.
+    fn sweep(&self) {
+        for name in self.entries().unwrap_or_default() {
+            if name.starts_with(BUILDING) {
+                let _ = remove_pins(&self.root.join(name));
+            }
+        }
+    }
+
+    fn entries(&self) -> Result<Vec<String>, StoreError> {
+        let entries = match fs::read_dir(&self.root) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(io_error(&self.root, "list")(e)),
+        };
+        let mut names: Vec<_> =
+            entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// The names of all limits, sorted; none if the store does not exist.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn names(&self) -> Result<Vec<String>, StoreError> {
+        let mut names = self.entries()?;
+        names.retain(|name| !name.starts_with(BUILDING));
+        Ok(names)
+    }
+
+    /// Opens a limit.
+    ///
+    /// # Errors
+    /// [`StoreError::Missing`], or what its maps say.
+    pub fn open(&self, hierarchy: &Hierarchy, name: &str) -> Result<PinnedLimit, StoreError> {
+        check_name(name)?;
+        let dir = self.root.join(name);
+        if !dir.is_dir() {
+            return Err(StoreError::Missing(name.to_owned()));
+        }
+        let open = |map: &str| {
+            let path = dir.join(map);
+            MapHandle::from_pinned_path(&path).map_err(bpf_error(&path, "open"))
+        };
+        let maps = LimitMaps {
+            limit: open("limit")?,
+            queues: open("queues")?,
+            counters: open("counters")?,
+            sockets: open("sockets")?,
+        };
+        let limit = maps.limit().map_err(limit_error(name))?;
+        let cgroup = hierarchy.path_of(limit.cgroup_id);
+        Ok(PinnedLimit { name: name.to_owned(), limit, cgroup, maps })
+    }
+
+    /// Opens every limit, sorted by name.
+    ///
+    /// # Errors
+    /// What the first bad one says.
+    pub fn list(&self, hierarchy: &Hierarchy) -> Result<Vec<PinnedLimit>, StoreError> {
+        self.names()?.iter().map(|name| self.open(hierarchy, name)).collect()
+    }
+
+    /// Puts a limit on a cgroup, to stay.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn install(
+        &self,
+        _lock: &StoreLock,
+        hierarchy: &Hierarchy,
+        name: &str,
+        cgroup: &Cgroup,
+        options: &LimitOptions,
+    ) -> Result<(), StoreError> {
+        check_name(name)?;
+        let present = self.list(hierarchy)?;
+        if present.iter().any(|limit| limit.name == name) {
+            return Err(StoreError::Exists(name.to_owned()));
+        }
+        if let Some(other) = present.iter().find(|limit| limit.limit.cgroup_id == cgroup.id()) {
+            return Err(StoreError::CgroupTaken {
+                cgroup: cgroup.path().to_owned(),
+                name: other.name.clone(),
+            });
+        }
+        if present.len() >= MAX_LIMITS {
+            return Err(StoreError::Full);
+        }
+        let mut attached =
+            AttachedLimit::attach(hierarchy, cgroup, options).map_err(limit_error(name))?;
+        let building = self.root.join(format!("{BUILDING}{name}"));
+        let done = pin(&mut attached, &building).and_then(|()| {
+            let target = self.root.join(name);
+            fs::rename(&building, &target).map_err(io_error(&target, "rename to"))
+        });
+        if done.is_err() {
+            let _ = remove_pins(&building);
+            let _ = attached.detach(hierarchy, cgroup);
+        }
+        done
+    }
+
+    /// Changes a limit in place: neither a packet nor a connection is lost.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the earlier limit is in force.
+    pub fn change(
+        &self,
+        _lock: &StoreLock,
+        hierarchy: &Hierarchy,
+        name: &str,
+        options: &LimitOptions,
+    ) -> Result<(), StoreError> {
+        let pinned = self.open(hierarchy, name)?;
+        let limit = options
+            .encode(pinned.limit.cgroup_id)
+            .map_err(|e| limit_error(name)(LimitError::Config(e)))?;
+        let Some(path) = &pinned.cgroup else { return Err(StoreError::Missing(name.to_owned())) };
+        let cgroup = hierarchy.open(path).map_err(|e| limit_error(name)(LimitError::Cgroup(e)))?;
+        pinned.maps.set(hierarchy, &cgroup, &limit).map_err(limit_error(name))
+    }
+
+    /// Takes a limit off and gives its sockets back. Works for one whose cgroup is gone, too.
+    ///
+    /// # Errors
+    /// [`StoreError::Missing`], or [`StoreError::Io`] with the limit partly removed; calling again
+    /// removes the rest.
+    pub fn remove(
+        &self,
+        _lock: &StoreLock,
+        hierarchy: &Hierarchy,
+        name: &str,
+    ) -> Result<(), StoreError> {
+        check_name(name)?;
+        let dir = self.root.join(name);
+        if !dir.is_dir() {
+            return Err(StoreError::Missing(name.to_owned()));
+        }
+        // A limit that cannot be read (another version's) must still come off.
+        if let Ok(pinned) = self.open(hierarchy, name) {
+            let cgroup = pinned.cgroup.as_ref().and_then(|path| hierarchy.open(path).ok());
+            // Links first: a connection that opens meanwhile must not be set again.
+            detach_links(&dir)?;
+            if let Some(cgroup) = cgroup {
+                let _ = pinned.maps.adopt(hierarchy, &cgroup, Adopt::Release);
+            }
+        }
+        remove_pins(&dir)
+    }
+
+    /// Removes the empty directory, and the BPF file system if Tidegate mounted it and nobody else uses
+    /// it, so that the host is as it was.
+    pub fn close(&self, lock: StoreLock) {
+        let _ = fs::remove_dir(&self.root);
+        drop(lock);
+        if self.root == Path::new(DEFAULT_ROOT) && mounted_by_us() {
+            let empty = fs::read_dir(BPFFS).is_ok_and(|mut dir| dir.next().is_none());
+            if empty {
+                let _ = rustix::mount::unmount(BPFFS, rustix::mount::UnmountFlags::empty());
+            }
+        }
+    }
+}
+
+/// Pins the maps and links of a limit in a new directory.
+fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
+    fs::create_dir(dir).map_err(io_error(dir, "create"))?;
+    let maps = &mut attached.maps;
+    for (name, map) in [
+        ("limit", &mut maps.limit),
+        ("queues", &mut maps.queues),
+        ("counters", &mut maps.counters),
+        ("sockets", &mut maps.sockets),
+    ] {
+        let path = dir.join(name);
+        map.pin(&path).map_err(bpf_error(&path, "pin"))?;
+    }
+    for (name, link) in &mut attached.links {
+        let path = dir.join(*name);
+        link.pin(&path).map_err(bpf_error(&path, "pin"))?;
+    }
+    Ok(())
+}
+
+/// Detaches the links pinned in `dir` at once, whoever else may hold them open.
+fn detach_links(dir: &Path) -> Result<(), StoreError> {
+    for name in ["egress", "ingress", "sockops"] {
+        let path = dir.join(name);
+        if path.exists() {
+            let link = Link::open(&path).map_err(bpf_error(&path, "open"))?;
+            // A link whose cgroup is gone is detached already.
+            let _ = link.detach();
+        }
+    }
+    Ok(())
+}
+
+fn remove_pins(dir: &Path) -> Result<(), StoreError> {
+    for entry in fs::read_dir(dir).map_err(io_error(dir, "list"))?.flatten() {
+        let path = entry.path();
+        fs::remove_file(&path).map_err(io_error(&path, "remove"))?;
+    }
+    fs::remove_dir(dir).map_err(io_error(dir, "remove"))
+}
+
+fn is_bpffs(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type as u64 == BPF_FS_MAGIC)
+}
+
+fn mounted_by_us() -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().any(|line| {
+        line.split_once(" - ").is_some_and(|(left, right)| {
+            left.split(' ').nth(4) == Some(BPFFS)
+                && right.starts_with(&format!("bpf {MOUNT_SOURCE} "))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_what_the_bpf_file_system_takes() {
+        for good in ["backup", "a", "web-1", "A_b", "9lives", &"x".repeat(63)] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", "a.b", "a/b", "_x", "-x", "ü", &"x".repeat(64), ".."] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+    }
+}
