@@ -15,6 +15,7 @@
 
 #include "intf.h"
 #include "packet.h"
+#include "sockets.h"
 
 /* In every network namespace the loopback device is the first. */
 #define LOOPBACK_IFINDEX 1
@@ -26,20 +27,6 @@ enum {
 	RET_DROP_SLOW = 2,
 	RET_PASS_SLOW = 3,
 };
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct tg_limit);
-} limit SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TG_DIRECTIONS);
-	__type(key, __u32);
-	__type(value, struct tg_queue);
-} queues SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -79,6 +66,63 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
 		return VQ_DROP_RESERVE;
 	packet.ecn_capable = bpf_skb_ecn_set_ce(skb);
 	return vq_decide(conf, zone, backlog_ns, &packet, bpf_get_prandom_u32());
+}
+
+/* Two full segments: the least that TCP sends at once when it is paced. */
+#define PACED_BURST_BYTES (2 * 1514)
+
+/* Counts the flow in this epoch. */
+static __always_inline void see_flow(struct __sk_buff *skb, struct tg_queue *queue)
+{
+	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+	struct tg_socket *ours = sk ? bpf_sk_storage_get(&sockets, sk, 0, 0) : 0;
+	__u32 flows;
+
+	/* A new socket's storage is zero: number epochs from one. */
+	if (!ours || ours->epoch == queue->epoch + 1)
+		return;
+	ours->epoch = queue->epoch + 1;
+	flows = __sync_fetch_and_add(&queue->flows, 1) + 1;
+	if (flows > queue->flows_before)
+		queue->share = fs_make_room(queue->share, flows);
+}
+
+/* Closes the epoch when it has lasted long enough; one CPU does. */
+static __always_inline void turn_epoch(const struct vq_conf *conf, struct tg_queue *queue,
+				       __u64 now, __u64 cost_ns)
+{
+	__u64 start = *(volatile __u64 *)&queue->epoch_start_ns;
+	/* Above the mark, and without the packet at hand: below it a burst may just have passed. */
+	__s64 backlog = queue->finish_ns - now - cost_ns - conf->mark_ns;
+	struct fs_epoch epoch = {
+	    .elapsed_ns = now - start,
+	    .backlog_ns = backlog > 0 ? backlog : 0,
+	    .rtt_ns = queue->rtt_ns,
+	    .burst_ns = PACED_BURST_BYTES * conf->cost >> VQ_COST_SHIFT,
+	};
+	__u32 flows;
+
+	if ((__s64)epoch.elapsed_ns < (__s64)fs_epoch_ns(queue->flows_before, epoch.burst_ns) ||
+	    __sync_val_compare_and_swap(&queue->epoch_start_ns, start, now) != start)
+		return;
+	epoch.charged_ns = __sync_lock_test_and_set(&queue->charged_ns, 0);
+	flows = __sync_lock_test_and_set(&queue->flows, 0);
+	/* A flow that was silent for one epoch may only have been unlucky. */
+	epoch.flows = flows > queue->flows_before ? flows : queue->flows_before;
+	queue->share = fs_next(queue->share, &epoch);
+	queue->flows_before = flows;
+	queue->newcomers = 0;
+	queue->epoch++;
+}
+
+/* Keeps the fair share of the paced flows up to date. */
+static __always_inline void pace(struct __sk_buff *skb, const struct vq_conf *conf,
+				 struct tg_queue *queue, __u64 now, __u64 cost_ns, __u32 bytes)
+{
+	__sync_fetch_and_add(&queue->charged_ns, cost_ns);
+	if (bytes > VQ_SMALL_BYTES)
+		see_flow(skb, queue);
+	turn_epoch(conf, queue, now, cost_ns);
 }
 
 static __always_inline int gate(struct __sk_buff *skb, enum tg_direction direction)
@@ -128,6 +172,8 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 			verdict = VQ_DROP_FULL;
 		} else {
 			c->carry = carry;
+			if (direction == TG_EGRESS && l->flags & TG_FLAG_PACE_FAIR)
+				pace(skb, conf, queue, now, cost, bytes);
 		}
 	}
 	/* The verdicts are the first outcomes, in the same order. */

@@ -8,6 +8,7 @@
 //! property test in `tidegate-sys` holds the two together.
 //!
 //! - [`units`]: rates, byte counts and times, and the parser that a user's text goes through.
+//! - [`fair_share`]: one rate for all flows of a limit (the `pace` scheme).
 //! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
 //! - [`verdict`]: what an algorithm may answer for a packet.
 //!
@@ -21,6 +22,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod fair_share;
 pub mod units;
 pub mod verdict;
 pub mod virtual_queue;

@@ -16,6 +16,9 @@ pub const FLAG_LOOPBACK: u32 = 1 << 0;
 /// `TG_FLAG_PACE_CEILING`.
 pub const FLAG_PACE_CEILING: u32 = 1 << 1;
 
+/// `TG_FLAG_PACE_FAIR`.
+pub const FLAG_PACE_FAIR: u32 = 1 << 2;
+
 /// The place of a direction in a per-direction array.
 #[must_use]
 pub fn index(direction: Direction) -> usize {
@@ -91,8 +94,24 @@ pub struct Limit {
 pub struct Queue {
     /// Theoretical finish time, CLOCK_MONOTONIC.
     pub finish_ns: u64,
+    /// When this epoch began, CLOCK_MONOTONIC.
+    pub epoch_start_ns: u64,
+    /// What this epoch has charged.
+    pub charged_ns: u64,
+    /// Smoothed round-trip time of the paced flows.
+    pub rtt_ns: u64,
+    /// Share of each flow, of the limit in 2^-24.
+    pub share: u32,
+    /// Number of this epoch.
+    pub epoch: u32,
+    /// Flows that sent data in this epoch.
+    pub flows: u32,
+    /// Flows that sent data in the epoch before.
+    pub flows_before: u32,
+    /// Flows established in this epoch.
+    pub newcomers: u32,
     /// Keeps each queue on a cache line of its own.
-    pub pad: [u64; 7],
+    pub pad: [u32; 3],
 }
 
 /// `struct tg_counters`.

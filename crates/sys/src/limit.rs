@@ -53,12 +53,23 @@ pub struct LimitOptions {
     pub ingress: Option<VirtualQueueOptions>,
     /// Charge packets on the loopback interface too.
     pub loopback: bool,
-    /// No TCP socket paces faster than the egress limit.
-    pub pace_ceiling: bool,
+    /// How the workload's TCP sockets are paced.
+    pub pacing: Pacing,
     /// Minimum retransmission time-out of the workload's TCP sockets; zero leaves the kernel's 200 ms.
     pub rto_min: Nanos,
     /// Longest delayed ACK of the workload's TCP sockets; zero leaves the kernel's 200 ms.
     pub delack_max: Nanos,
+}
+
+/// How the TCP sockets of a limited workload are paced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pacing {
+    /// Not at all: only the virtual queue acts, as published.
+    Off,
+    /// No socket faster than the whole egress limit.
+    Ceiling,
+    /// Each socket at its fair share of the egress limit.
+    Fair,
 }
 
 impl Default for LimitOptions {
@@ -67,7 +78,7 @@ impl Default for LimitOptions {
             egress: None,
             ingress: None,
             loopback: false,
-            pace_ceiling: true,
+            pacing: Pacing::Fair,
             rto_min: Nanos(20_000_000),
             delack_max: Nanos(5_000_000),
         }
@@ -90,13 +101,16 @@ impl LimitOptions {
         if self.loopback {
             limit.flags |= intf::FLAG_LOOPBACK;
         }
-        if self.pace_ceiling {
-            limit.flags |= intf::FLAG_PACE_CEILING;
-        }
+        limit.flags |= match self.pacing {
+            Pacing::Off => 0,
+            Pacing::Ceiling => intf::FLAG_PACE_CEILING,
+            Pacing::Fair => intf::FLAG_PACE_FAIR,
+        };
         for (direction, queue) in
             [(Direction::Egress, self.egress), (Direction::Ingress, self.ingress)]
         {
-            if let Some(options) = queue {
+            if let Some(mut options) = queue {
+                options.paced |= direction == Direction::Egress && self.pacing == Pacing::Fair;
                 limit.queue[intf::index(direction)] = options.config()?.into();
                 limit.rate_bit_s[intf::index(direction)] = options.rate.bit_s();
             }
@@ -269,6 +283,7 @@ impl LimitMaps {
             rodata.level = cgroup.level();
         }
         reuse(&mut open.maps.limit, &self.limit)?;
+        reuse(&mut open.maps.queues, &self.queues)?;
         reuse(&mut open.maps.sockets, &self.sockets)?;
         let object = open.load().map_err(load_error("adopt"))?;
         let link = object.progs.adopt.attach().map_err(load_error("adopt"))?;
@@ -304,7 +319,7 @@ fn lookup<T: bytemuck::Pod>(
 }
 
 fn reuse(map: &mut libbpf_rs::OpenMapMut<'_>, with: &MapHandle) -> Result<(), LimitError> {
-    map.reuse_fd(with.as_fd()).map_err(load_error("adopt"))
+    map.reuse_fd(with.as_fd()).map_err(load_error("companion"))
 }
 
 /// The network namespaces of the processes at and below a cgroup.
@@ -349,20 +364,23 @@ impl AttachedLimit {
 
         let mut storage = MaybeUninit::uninit();
         let nrm = load_nrm(&mut storage)?;
-        let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map);
-        let (limit_map, queues, counters) = handle(&nrm.maps.limit)
-            .and_then(|l| Ok((l, handle(&nrm.maps.queues)?, handle(&nrm.maps.counters)?)))
-            .map_err(load_error("nrm"))?;
+        let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("nrm"));
+        let maps = LimitMaps {
+            limit: handle(&nrm.maps.limit)?,
+            queues: handle(&nrm.maps.queues)?,
+            counters: handle(&nrm.maps.counters)?,
+            sockets: handle(&nrm.maps.sockets)?,
+        };
 
         let mut tune_storage = MaybeUninit::uninit();
         let mut tune = skel::tune::TuneSkelBuilder::default()
             .open(&mut tune_storage)
             .map_err(load_error("tune"))?;
-        tune.maps.limit.reuse_fd(limit_map.as_fd()).map_err(load_error("tune"))?;
+        reuse(&mut tune.maps.limit, &maps.limit)?;
+        reuse(&mut tune.maps.queues, &maps.queues)?;
+        reuse(&mut tune.maps.sockets, &maps.sockets)?;
         let tune = tune.load().map_err(load_error("tune"))?;
-        let sockets = handle(&tune.maps.sockets).map_err(load_error("tune"))?;
 
-        let maps = LimitMaps { limit: limit_map, queues, counters, sockets };
         maps.limit
             .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(&limit), MapFlags::ANY)
             .map_err(map_error("limit"))?;
