@@ -14,5 +14,9 @@
 //! modules of their own, which the experiments call. The library exists for this crate's binary and
 //! its tests; no other crate imports it.
 
+pub mod host;
+pub mod report;
 pub mod stats;
+pub mod table;
+pub mod terminal;
 pub mod units;
