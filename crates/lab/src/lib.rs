@@ -14,6 +14,7 @@
 //! modules of their own, which the experiments call. The library exists for this crate's binary and
 //! its tests; no other crate imports it.
 
+pub mod chart;
 pub mod host;
 pub mod report;
 pub mod stats;
