@@ -15,8 +15,14 @@
 //! its tests; no other crate imports it.
 
 pub mod chart;
+pub mod cli;
+pub mod context;
+pub mod experiment;
+pub mod experiments;
 pub mod host;
+pub mod progress;
 pub mod report;
+pub mod run;
 pub mod stats;
 pub mod table;
 pub mod terminal;
