@@ -11,6 +11,7 @@
 mod link;
 mod netlink;
 mod netns;
+pub mod qdisc;
 pub mod sock;
 mod spawn;
 
