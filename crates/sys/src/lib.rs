@@ -1,3 +1,4 @@
 //! placeholder
 pub mod net;
 pub mod sched;
+pub mod wire_meter;
