@@ -1,0 +1,3 @@
+//! The laboratory: it measures Tidegate beside the tools people use today.
+
+pub mod testbed;
