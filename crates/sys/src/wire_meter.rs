@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn root_a_datagram_counts_its_frame() {
-        let Some(cable) = Cable::new("udp") else { return };
+        let Some(cable) = Cable::new("root_a_datagram_counts_its_frame") else { return };
         let receiver = cable.right.run(|| UdpSocket::bind("10.98.0.2:9000").unwrap()).unwrap();
         let sender = cable.left.run(|| UdpSocket::bind("10.98.0.1:0").unwrap()).unwrap();
         receiver.set_read_timeout(Some(LONG)).unwrap();
@@ -318,7 +318,7 @@ mod tests {
     #[test]
     fn root_segments_carry_their_headers() {
         const BYTES: usize = 50_000_000;
-        let Some(cable) = Cable::new("tcp") else { return };
+        let Some(cable) = Cable::new("root_segments_carry_their_headers") else { return };
         for (address, headers) in
             [("10.98.0.2:9000", 14 + 20 + 32), ("[fd98::2]:9000", 14 + 40 + 32)]
         {
@@ -349,7 +349,10 @@ mod tests {
 
     #[test]
     fn root_bins_follow_the_clock_and_the_meter_leaves_no_trace() {
-        let Some(cable) = Cable::new("bins") else { return };
+        let Some(cable) = Cable::new("root_bins_follow_the_clock_and_the_meter_leaves_no_trace")
+        else {
+            return;
+        };
         let mut netlink = Netlink::open_in(&cable.right).unwrap();
         let index = netlink.index_of("eth0").unwrap();
         let before = netlink.qdisc_stats(index).unwrap().len();

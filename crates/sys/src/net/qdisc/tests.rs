@@ -52,7 +52,7 @@ const ONE: Handle = Handle::new(1, 0);
 /// What we set is word for word what `tc` sets.
 #[test]
 fn root_htb_equals_tc() {
-    let Some(mut bench) = Bench::new("htb") else { return };
+    let Some(mut bench) = Bench::new("root_htb_equals_tc") else { return };
     let cases = [
         (HtbClass::new(1_000_000_000), "rate 1gbit"),
         (HtbClass::new(50_000_000), "rate 50mbit"),
@@ -88,7 +88,7 @@ fn root_htb_equals_tc() {
 
 #[test]
 fn root_tbf_and_fifos_equal_tc() {
-    let Some(mut bench) = Bench::new("tbf") else { return };
+    let Some(mut bench) = Bench::new("root_tbf_and_fifos_equal_tc") else { return };
     let latency = TbfQueue::Latency(Duration::from_millis(50));
     let tbf = |rate_bit_s, burst_bytes, queue| Qdisc::Tbf(Tbf { rate_bit_s, burst_bytes, queue });
     let cases = [
@@ -113,7 +113,9 @@ fn root_tbf_and_fifos_equal_tc() {
 
 #[test]
 fn root_change_needs_an_object_and_add_refuses_one() {
-    let Some(mut bench) = Bench::new("verbs") else { return };
+    let Some(mut bench) = Bench::new("root_change_needs_an_object_and_add_refuses_one") else {
+        return;
+    };
     let root = bench.at(Handle::ROOT, ONE);
     let leaf = bench.at(ONE, Handle::new(1, 1));
     let class = HtbClass::new(8_000_000);
@@ -133,7 +135,7 @@ fn root_change_needs_an_object_and_add_refuses_one() {
 
 #[test]
 fn root_clsact_goes_without_a_trace() {
-    let Some(mut bench) = Bench::new("clsact") else { return };
+    let Some(mut bench) = Bench::new("root_clsact_goes_without_a_trace") else { return };
     let before = bench.tc_json("qdisc");
     let place = bench.at(Handle::CLSACT, Handle::new(0xffff, 0));
     bench.netlink.set_qdisc(Verb::Add, place, &Qdisc::Clsact).unwrap();
@@ -147,7 +149,7 @@ fn root_clsact_goes_without_a_trace() {
 /// Packets go to the class of their destination, and the counters say so as `tc` does.
 #[test]
 fn root_filters_steer_and_counters_agree() {
-    let Some(mut bench) = Bench::new("filter") else { return };
+    let Some(mut bench) = Bench::new("root_filters_steer_and_counters_agree") else { return };
     let ifindex = bench.ifindex;
     let peer = bench.netlink.index_of("b").unwrap();
     bench.netlink.set_up(peer, true).unwrap();
