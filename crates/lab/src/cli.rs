@@ -19,6 +19,7 @@ use crate::experiments;
 use crate::host;
 use crate::run::{self, Outcome};
 use crate::terminal::Terminal;
+use crate::tools::Tool;
 
 const USAGE: u8 = 1;
 const FAILED: u8 = 2;
@@ -63,6 +64,9 @@ enum Verb {
         #[command(flatten)]
         places: Places,
     },
+    /// Run one traffic tool; it prints one JSON object
+    #[command(hide = true, subcommand)]
+    Tool(Tool),
 }
 
 #[derive(Args, Debug)]
@@ -110,6 +114,10 @@ fn perform<W: Write>(
     out: &mut Terminal<W>,
 ) -> Result<u8, Refusal> {
     match verb {
+        Verb::Tool(tool) => {
+            tool.run().map_err(|error| Refusal(FAILED, format!("{error:#}")))?;
+            Ok(0)
+        }
         Verb::List { json } => {
             list(known, json, out)?;
             Ok(0)

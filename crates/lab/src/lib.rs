@@ -10,9 +10,9 @@
 //! cli -> run -> experiments/* -> context -> report -> table, chart -> stats, units
 //! ```
 //!
-//! Imports point to the right only. Nothing here knows a network: testbeds and traffic live in
-//! modules of their own, which the experiments call. The library exists for this crate's binary and
-//! its tests; no other crate imports it.
+//! Imports point to the right only. What touches a network lives apart, and only experiments call it:
+//! [`testbed`] builds namespaces, links and peers, [`tools`] drives traffic between them. The library
+//! exists for this crate's binary and its tests; no other crate imports it.
 
 pub mod chart;
 pub mod cli;
@@ -26,4 +26,6 @@ pub mod run;
 pub mod stats;
 pub mod table;
 pub mod terminal;
+pub mod testbed;
+pub mod tools;
 pub mod units;
