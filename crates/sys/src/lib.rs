@@ -1,2 +1,3 @@
 //! placeholder
 pub mod congestion;
+pub mod paper;
