@@ -9,8 +9,8 @@
 #include <bpf/bpf_core_read.h>
 
 #include "intf.h"
-#include "kernel.h"
 #include "sockets.h"
+#include "vmlinux.h"
 
 #define TG_TCP_ESTABLISHED 1
 
