@@ -434,3 +434,6 @@ fn attach(
 fn quiet_libbpf() {
     libbpf_rs::set_print(None);
 }
+
+#[cfg(test)]
+mod tests;
