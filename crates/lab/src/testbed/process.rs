@@ -5,7 +5,8 @@ use std::{
     fs::File,
     os::unix::fs::FileExt,
     process::{Child as StdChild, Command, ExitStatus, Stdio},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
@@ -86,7 +87,16 @@ impl Finished {
 
 impl Child {
     /// Starts `command`. Its output goes to memory, however much it is; its input is empty.
-    pub fn spawn(mut command: Command) -> anyhow::Result<Self> {
+    pub fn spawn(command: Command) -> anyhow::Result<Self> {
+        Self::spawn_with(command, Stdio::null())
+    }
+
+    /// As [`spawn`](Self::spawn), with an input that stays open until [`wind_up`](Self::wind_up).
+    pub fn spawn_open(command: Command) -> anyhow::Result<Self> {
+        Self::spawn_with(command, Stdio::piped())
+    }
+
+    fn spawn_with(mut command: Command, stdin: Stdio) -> anyhow::Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
         let sink = || -> anyhow::Result<(File, Stdio)> {
             let file = File::from(memfd_create("lab-output", MemfdFlags::CLOEXEC)?);
@@ -96,7 +106,7 @@ impl Child {
         let (stdout, child_stdout) = sink()?;
         let (stderr, child_stderr) = sink()?;
         let child = command
-            .stdin(Stdio::null())
+            .stdin(stdin)
             .stdout(child_stdout)
             .stderr(child_stderr)
             .spawn()
@@ -150,7 +160,22 @@ impl Child {
         Ok(self.finish_any(STOP)?.1)
     }
 
-    fn output(&self) -> Finished {
+    /// Closes the process's input and waits for its end, not even an interrupt ends the wait.
+    /// `None` if it has not ended `within`.
+    pub fn wind_up(&mut self, within: Duration) -> anyhow::Result<Option<ExitStatus>> {
+        drop(self.child.stdin.take());
+        let started = Instant::now();
+        loop {
+            let status = self.child.try_wait()?;
+            if status.is_some() || started.elapsed() >= within {
+                return Ok(status);
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// What it wrote until now.
+    pub fn output(&self) -> Finished {
         Finished { stdout: read_all(&self.stdout), stderr: read_all(&self.stderr) }
     }
 
