@@ -13,7 +13,7 @@ const CORE_LEANS_ON: [&str; 6] =
     ["proc-macro2", "quote", "syn", "thiserror", "thiserror-impl", "unicode-ident"];
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("a root")
 }
 
 /// All Rust and C that we wrote.
@@ -21,8 +21,8 @@ fn sources() -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut open = vec![root().join("bpf"), root().join("crates")];
     while let Some(dir) = open.pop() {
-        for entry in fs::read_dir(dir).unwrap() {
-            let path = entry.unwrap().path();
+        for entry in fs::read_dir(dir).expect("a directory") {
+            let path = entry.expect("an entry").path();
             let extension = path.extension().unwrap_or_default().to_string_lossy().into_owned();
             if path.is_dir() {
                 open.push(path);

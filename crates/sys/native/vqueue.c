@@ -8,7 +8,7 @@ __u32 native_vq_packet(const struct vq_conf *conf, __u64 *finish_ns, __u32 *carr
 	__u64 seen_ns = *finish_ns;
 	__s64 backlog_ns = (__s64)(seen_ns - now_ns);
 	enum vq_verdict verdict =
-		vq_decide(conf, vq_zone(conf, backlog_ns), backlog_ns, packet, random);
+	    vq_decide(conf, vq_zone(conf, backlog_ns), backlog_ns, packet, random);
 
 	if (verdict < VQ_DROP_FULL)
 		vq_charge(conf, finish_ns, seen_ns, now_ns,

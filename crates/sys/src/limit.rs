@@ -32,7 +32,8 @@ use crate::{
 
 /// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
 pub(crate) mod skel {
-    #![allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks, unused_qualifications)]
+    #![allow(missing_docs, unused_qualifications)]
+    #![allow(clippy::all, clippy::undocumented_unsafe_blocks, clippy::unwrap_used)]
     pub(crate) mod nrm {
         include!(concat!(env!("OUT_DIR"), "/nrm.skel.rs"));
     }
