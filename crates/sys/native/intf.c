@@ -13,7 +13,7 @@ const __u64 native_intf_layout[] = {
     offsetof(struct tg_limit, flags),
     offsetof(struct tg_limit, delack_max_us),
     sizeof(struct tg_queue),
-    offsetof(struct tg_queue, charged_ns),
+    offsetof(struct tg_queue, epoch_base_ns),
     offsetof(struct tg_queue, share),
     offsetof(struct tg_queue, newcomers),
     sizeof(struct tg_counters),

@@ -94,10 +94,12 @@ pub struct Limit {
 pub struct Queue {
     /// Theoretical finish time, CLOCK_MONOTONIC.
     pub finish_ns: u64,
+    /// How much idle time the finish time has skipped, ever.
+    pub skipped_ns: u64,
     /// When this epoch began, CLOCK_MONOTONIC.
     pub epoch_start_ns: u64,
-    /// What this epoch has charged.
-    pub charged_ns: u64,
+    /// Finish less skipped time when this epoch began.
+    pub epoch_base_ns: u64,
     /// Smoothed round-trip time of the paced flows.
     pub rtt_ns: u64,
     /// Share of each flow, of the limit in 2^-24.
@@ -110,8 +112,8 @@ pub struct Queue {
     pub flows_before: u32,
     /// Flows established in this epoch.
     pub newcomers: u32,
-    /// Keeps each queue on a cache line of its own.
-    pub pad: [u32; 3],
+    /// How long this epoch must last.
+    pub epoch_us: u32,
 }
 
 /// `struct tg_counters`.
@@ -192,7 +194,7 @@ mod tests {
             offset_of!(Limit, flags),
             offset_of!(Limit, delack_max_us),
             size_of::<Queue>(),
-            offset_of!(Queue, charged_ns),
+            offset_of!(Queue, epoch_base_ns),
             offset_of!(Queue, share),
             offset_of!(Queue, newcomers),
             size_of::<Counters>(),

@@ -11,10 +11,12 @@
 //! - [`congestion`]: congestion controls for a cgroup, DCTCP among them.
 //! - [`paper`]: NRM as published, for the lab to compare with.
 //! - [`net`]: network namespaces, links, qdiscs; [`wire_meter`]: exact rates on a wire; [`sched`].
+//! - [`cost`]: what a packet costs in a loaded program.
 //! - [`intf`]: what the programs and this crate share.
 
 pub mod cgroup;
 pub mod congestion;
+pub mod cost;
 pub mod intf;
 pub mod limit;
 pub mod net;

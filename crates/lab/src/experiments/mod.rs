@@ -2,9 +2,11 @@
 
 use crate::experiment::Experiment;
 
+pub mod program_cost;
+
 /// All experiments, in the order in which `tidegate-lab list` shows them.
 pub fn all() -> Vec<Box<dyn Experiment>> {
-    Vec::new()
+    vec![Box::new(program_cost::ProgramCost)]
 }
 
 #[cfg(test)]

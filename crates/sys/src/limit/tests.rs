@@ -37,6 +37,7 @@ unsafe extern "C" {
     fn native_vq_packet(
         conf: *const intf::QueueConf,
         finish_ns: *mut u64,
+        skipped_ns: *mut u64,
         carry: *mut u32,
         now_ns: u64,
         packet: *const NativePacket,
@@ -86,7 +87,8 @@ proptest! {
         let conf = intf::QueueConf::from(config);
         let direction = if egress { Direction::Egress } else { Direction::Ingress };
         let mut model = VirtualQueue::new(config, direction);
-        let (mut finish_ns, mut carry, mut now) = (0u64, 0u32, start);
+        let (mut finish_ns, mut skipped_ns, mut carry, mut now) = (0u64, 0u64, 0u32, start);
+        let mut costs_ns = 0;
         for (gap, packet, random, back) in steps {
             now = (now + gap).saturating_sub(back);
             let (tcp, in_flight) = match packet.transport {
@@ -102,10 +104,15 @@ proptest! {
             };
             // SAFETY: every pointer is to a live value of the layout that the header declares.
             let got = unsafe {
-                native_vq_packet(&conf, &mut finish_ns, &mut carry, now, &native, random)
+                native_vq_packet(&conf, &mut finish_ns, &mut skipped_ns, &mut carry, now, &native, random)
             };
             prop_assert_eq!(verdict(got), model.on_packet(Nanos(now), &packet, random));
             prop_assert_eq!((finish_ns, carry), (model.finish().0, model.carry()));
+            if verdict(got).passes() {
+                let bytes = packet.wire_bytes.min(tidegate_core::virtual_queue::MAX_PACKET_BYTES);
+                costs_ns += u128::from(bytes) * u128::from(config.cost);
+            }
+            prop_assert_eq!(u128::from(finish_ns.wrapping_sub(skipped_ns)), costs_ns >> 24);
         }
     }
 
