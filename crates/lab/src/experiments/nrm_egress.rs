@@ -12,6 +12,7 @@ use tidegate_core::Direction;
 
 use super::{
     bed::{Bed, Control},
+    case_in_words,
     mix::{Mix, Spell},
     published,
 };
@@ -109,7 +110,7 @@ impl Experiment for NrmEgress {
     }
 
     fn needs(&self) -> Vec<Need> {
-        vec![Need::Root, Need::Tidegate]
+        vec![Need::Root]
     }
 
     fn repeats(&self, quick: bool) -> u32 {
@@ -225,7 +226,7 @@ fn claims(ctx: &mut Context) {
             said.push(format!(
                 "{:.1}x ({ours:.0}/s against {htb:.0}/s) in {}",
                 ours / htb,
-                circumstances(case)
+                case_in_words(case)
             ));
         }
         let holds = stats::range(&ratios).is_some_and(|(least, _)| least >= SMALL_GAIN);
@@ -251,7 +252,7 @@ fn timers(ctx: &mut Context, cases: &[Case]) {
         };
         said.push(format!(
             "{}: {:.0} to {:.0} Mbit/s, p99.9 of 1 MB calls {:.1} to {:.1} ms",
-            circumstances(case),
+            case_in_words(case),
             rate_without / 1e6,
             rate / 1e6,
             tail_without / 1e3,
@@ -265,16 +266,6 @@ fn timers(ctx: &mut Context, cases: &[Case]) {
             said.join("; ")
         ));
     }
-}
-
-/// `9 flows of cubic at 1 Gbit/s`.
-fn circumstances(case: &Case) -> String {
-    let word = |key: &str| {
-        case.0.get(key).map_or_else(String::new, |value| crate::table::circumstance(key, value))
-    };
-    let flows = word("flows");
-    let s = if flows == "1" { "" } else { "s" };
-    format!("{flows} flow{s} of {} at {}", word("cc"), word("limit_bit_s"))
 }
 
 #[cfg(test)]
@@ -293,11 +284,5 @@ mod tests {
         }
         let runs: usize = full.iter().map(|cell| cell.systems.len()).sum();
         assert!(runs <= 70, "{runs} runs of 3 s each, twice, take too long");
-    }
-
-    #[test]
-    fn a_case_in_words() {
-        let case = Case::new().with("limit_bit_s", 1e9).with("flows", 9).with("cc", "cubic");
-        assert_eq!(circumstances(&case), "9 flows of cubic at 1 Gbit/s");
     }
 }
