@@ -31,10 +31,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 use tidegate_sys::{
-    net::{
-        NetNs,
-        sock::{recv_stamped, stamp_received},
-    },
+    net::sock::{recv_stamped, stamp_received},
     sched::make_realtime,
 };
 
@@ -125,8 +122,12 @@ pub struct ProbeReport {
 }
 
 /// Starts a server in the testbed.
-pub fn start_server(testbed: &Testbed, netns: &NetNs, listen: SocketAddr) -> anyhow::Result<Child> {
-    let mut command = testbed.tool(netns, "probe-server")?;
+pub fn start_server<'a>(
+    testbed: &Testbed,
+    site: impl Into<Site<'a>>,
+    listen: SocketAddr,
+) -> anyhow::Result<Child> {
+    let mut command = testbed.tool(site, "probe-server")?;
     command.arg(format!("--listen={listen}"));
     let mut server = Child::spawn(command)?;
     wait::wait_until("the start of the probe server", READY_WITHIN, || {
