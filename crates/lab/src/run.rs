@@ -143,7 +143,17 @@ fn print<W: Write>(
         Outcome::Done(report) => {
             results(out, report)?;
             let page = options.out.join(name).join("report.md");
-            writeln!(out, "{}", paint.dim(&format!("report: {}", page.display())))
+            let figures = match report.figures.first() {
+                Some(first) => {
+                    format!(
+                        "; figures beside it: {} and {} more",
+                        first.file,
+                        report.figures.len() - 1
+                    )
+                }
+                None => String::new(),
+            };
+            writeln!(out, "{}", paint.dim(&format!("report: {}{figures}", page.display())))
         }
     }
 }

@@ -310,7 +310,7 @@ fn rate(bit_s: u64) -> anyhow::Result<Rate> {
 }
 
 /// Reads the summary that `tidegate run --stats --json` writes on standard error, a line among others.
-fn counters_in(stderr: &str) -> anyhow::Result<Counters> {
+pub(crate) fn counters_in(stderr: &str) -> anyhow::Result<Counters> {
     let line = stderr.lines().rfind(|line| line.starts_with('{')).context("no summary")?;
     let summary: Value = serde_json::from_str(line)?;
     let sum = |names: &[&str]| -> anyhow::Result<u64> {

@@ -30,6 +30,7 @@ const KNOWN: &[(&str, RGBColor)] = &[
     ("nrm", BLUE),
     ("nrm-paper", SKY),
     ("pace", GREEN),
+    ("tidegate", GREEN),
     ("dem", SKY),
     ("spring", BLUE),
     ("carousel", GREEN),

@@ -10,6 +10,7 @@
 use crate::{experiment::Experiment, report::Case, table::circumstance};
 
 mod bed;
+mod demo;
 mod limits;
 mod mix;
 mod nrm_egress;
@@ -18,6 +19,7 @@ mod program_cost;
 mod published;
 mod wire;
 
+pub use demo::Demo;
 pub use limits::Limits;
 pub use nrm_egress::NrmEgress;
 pub use nrm_ingress::NrmIngress;
@@ -29,6 +31,7 @@ const FRAME_PER_PAYLOAD: f64 = 1514.0 / 1448.0;
 /// All experiments, in the order in which `tidegate-lab list` shows them.
 pub fn all() -> Vec<Box<dyn Experiment>> {
     vec![
+        Box::new(Demo::default()),
         Box::new(Limits::default()),
         Box::new(NrmEgress::default()),
         Box::new(NrmIngress::default()),

@@ -1,7 +1,7 @@
 //! Processes that the lab starts: placed before they run, watched while they do, gone after.
 
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fs::File,
     os::unix::fs::FileExt,
     process::{Child as StdChild, Command, ExitStatus, Stdio},
@@ -21,16 +21,20 @@ use super::{Cgroup, wait::wait_until};
 
 /// How long a process may take to end after it was asked to.
 const STOP: Duration = Duration::from_secs(5);
+/// How long one that is dropped may take, before it is killed.
+const HEED: Duration = Duration::from_secs(2);
 /// How much of a process's output an error quotes.
 const QUOTE_BYTES: usize = 2000;
 
-/// Where a process starts: in which namespace, and in which cgroup.
+/// Where a process starts: in which namespace, in which cgroup, and under which other program.
 #[derive(Debug, Clone, Copy)]
 pub struct Site<'a> {
     /// The network namespace.
     pub netns: &'a NetNs,
     /// The cgroup; none: that of the lab.
     pub cgroup: Option<&'a Cgroup>,
+    /// A program and its arguments, which runs the process: `tidegate run --egress 50mbit --`.
+    pub runner: &'a [OsString],
 }
 
 impl<'a> Site<'a> {
@@ -38,11 +42,16 @@ impl<'a> Site<'a> {
     pub fn in_cgroup(self, cgroup: &'a Cgroup) -> Self {
         Self { cgroup: Some(cgroup), ..self }
     }
+
+    /// The same place, under a program that runs others.
+    pub fn under(self, runner: &'a [OsString]) -> Self {
+        Self { runner, ..self }
+    }
 }
 
 impl<'a> From<&'a NetNs> for Site<'a> {
     fn from(netns: &'a NetNs) -> Self {
-        Self { netns, cgroup: None }
+        Self { netns, cgroup: None, runner: &[] }
     }
 }
 
@@ -52,14 +61,17 @@ pub fn command<'a>(
     program: impl AsRef<OsStr>,
 ) -> anyhow::Result<Command> {
     let site = site.into();
-    let mut command = Command::new(program);
+    let mut words = site.runner.iter().map(OsString::as_os_str).chain([program.as_ref()]);
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words);
     let cgroup_procs = site.cgroup.map(Cgroup::open_procs).transpose()?;
     let into = SpawnInto { netns: Some(site.netns), cgroup_procs, die_with_parent: true };
     prepare(&mut command, into)?;
     Ok(command)
 }
 
-/// A running process. Dropping it kills it, by its own pid, and reaps it.
+/// A running process. Dropping it ends it, by its own pid, and reaps it: it is asked first, so that
+/// one that runs another can end that too, and killed if it does not listen.
 #[derive(Debug)]
 pub struct Child {
     name: String,
@@ -152,12 +164,17 @@ impl Child {
 
     /// Asks the process to end (SIGTERM), waits for it, and returns what it wrote.
     pub fn stop(mut self) -> anyhow::Result<Finished> {
+        self.ask_to_end()?;
+        Ok(self.finish_any(STOP)?.1)
+    }
+
+    fn ask_to_end(&mut self) -> anyhow::Result<()> {
         let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
         // Not reaped yet, so the pid is still its own.
         if let (None, Some(pid)) = (self.child.try_wait()?, pid) {
             kill_process(pid, Signal::TERM)?;
         }
-        Ok(self.finish_any(STOP)?.1)
+        Ok(())
     }
 
     /// Closes the process's input and waits for its end, not even an interrupt ends the wait.
@@ -186,7 +203,10 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Both do nothing if it has been reaped.
+        // All do nothing if it has been reaped.
+        if self.ask_to_end().is_ok() {
+            let _ = self.wind_up(HEED);
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -35,8 +35,11 @@ use tidegate_sys::{
     sched::make_realtime,
 };
 
-use super::{GRACE, Quantiles, histogram_ns, parse_seconds};
-use crate::testbed::{Child, Site, Testbed, wait};
+use super::{GRACE, NS_PER_US, Quantiles, histogram_ns, parse_seconds};
+use crate::{
+    stats,
+    testbed::{Child, Site, Testbed, wait},
+};
 
 const NS_PER_S: u64 = 1_000_000_000;
 /// The client remembers two times for each probe.
@@ -101,7 +104,7 @@ impl ClientArgs {
 }
 
 /// What a client prints.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProbeReport {
     /// Probes that left.
     pub sent: u64,
@@ -117,6 +120,8 @@ pub struct ProbeReport {
     pub from_schedule: Quantiles,
     /// From scheduled to actual departure.
     pub lateness: Quantiles,
+    /// The distribution of `rtt`: (microseconds, share of the replies that took no longer).
+    pub rtt_cdf_us: Vec<(f64, f64)>,
     /// The client ran in the real-time class.
     pub realtime: bool,
 }
@@ -317,6 +322,10 @@ fn summarize(book: &[Probe], refused: u64, realtime: bool) -> anyhow::Result<Pro
         lost: sent - received,
         refused,
         rtt: Quantiles::of_ns(&rtt),
+        rtt_cdf_us: stats::histogram_cdf(&rtt)
+            .into_iter()
+            .map(|(ns, share)| (ns / NS_PER_US, share))
+            .collect(),
         from_schedule: Quantiles::of_ns(&from_schedule),
         lateness: Quantiles::of_ns(&lateness),
         realtime,
