@@ -11,15 +11,18 @@ use crate::{experiment::Experiment, report::Case, table::circumstance};
 
 mod bed;
 mod demo;
+mod htb_latency;
 mod limits;
 mod mix;
 mod nrm_egress;
 mod nrm_ingress;
 mod program_cost;
 mod published;
+mod seed_000;
 mod wire;
 
 pub use demo::Demo;
+pub use htb_latency::HtbLatency;
 pub use limits::Limits;
 pub use nrm_egress::NrmEgress;
 pub use nrm_ingress::NrmIngress;
@@ -32,6 +35,7 @@ const FRAME_PER_PAYLOAD: f64 = 1514.0 / 1448.0;
 pub fn all() -> Vec<Box<dyn Experiment>> {
     vec![
         Box::new(Demo::default()),
+        Box::new(HtbLatency::default()),
         Box::new(Limits::default()),
         Box::new(NrmEgress::default()),
         Box::new(NrmIngress::default()),
