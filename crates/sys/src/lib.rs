@@ -8,12 +8,14 @@
 //! - [`cgroup`]: the hierarchy and its groups.
 //! - [`limit`]: the programs of one limit on a cgroup, attached while a value lives.
 //! - [`store`]: limits that stay, pinned in the BPF file system.
+//! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
 //! - [`intf`]: what the programs and this crate share.
 
 pub mod cgroup;
 pub mod intf;
 pub mod limit;
 pub mod preflight;
+pub mod process;
 mod query;
 pub mod store;
 

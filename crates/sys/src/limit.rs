@@ -21,7 +21,7 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 use tidegate_core::{
-    Nanos, Rate,
+    Nanos, Rate, Span,
     virtual_queue::{ConfigError, Direction, VirtualQueueOptions},
 };
 
@@ -32,7 +32,13 @@ use crate::{
 
 /// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
 pub(crate) mod skel {
-    #![allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks, unused_qualifications)]
+    #![allow(
+        missing_docs,
+        unused_qualifications,
+        clippy::all,
+        clippy::undocumented_unsafe_blocks,
+        clippy::unwrap_used
+    )]
     pub(crate) mod nrm {
         include!(concat!(env!("OUT_DIR"), "/nrm.skel.rs"));
     }
@@ -102,6 +108,36 @@ impl LimitOptions {
             }
         }
         Ok(limit)
+    }
+}
+
+impl From<&intf::Limit> for LimitOptions {
+    /// What a user would write for a limit as it lies in the map: a threshold that is the default at its rate
+    /// counts as not given, so that it follows when the rate changes. [`LimitOptions::encode`] gives the same
+    /// limit again.
+    fn from(limit: &intf::Limit) -> LimitOptions {
+        let queue = |direction| {
+            let default = VirtualQueueOptions::new(limit.rate(direction)?);
+            let config = default.config().ok();
+            let conf = &limit.queue[intf::index(direction)];
+            let given = |time: u64, default: Option<Nanos>| {
+                (default != Some(Nanos(time))).then_some(Span::Time(Nanos(time)))
+            };
+            Some(VirtualQueueOptions {
+                burst: given(conf.burst_ns, config.map(|c| c.burst)),
+                mark: given(conf.mark_ns, config.map(|c| c.mark)),
+                drop: given(conf.drop_ns, config.map(|c| c.drop)),
+                ..default
+            })
+        };
+        LimitOptions {
+            egress: queue(Direction::Egress),
+            ingress: queue(Direction::Ingress),
+            loopback: limit.flags & intf::FLAG_LOOPBACK != 0,
+            pace_ceiling: limit.flags & intf::FLAG_PACE_CEILING != 0,
+            rto_min: Nanos(u64::from(limit.rto_min_us) * 1000),
+            delack_max: Nanos(u64::from(limit.delack_max_us) * 1000),
+        }
     }
 }
 
@@ -224,11 +260,19 @@ impl LimitMaps {
         cgroup: &Cgroup,
         limit: &intf::Limit,
     ) -> Result<(), LimitError> {
-        let key = 0u32.to_ne_bytes();
+        let earlier = self.limit()?;
+        self.write(limit)?;
+        let adopted = self.adopt(hierarchy, cgroup, Adopt::Take);
+        if adopted.is_err() {
+            self.write(&earlier)?;
+        }
+        adopted
+    }
+
+    fn write(&self, limit: &intf::Limit) -> Result<(), LimitError> {
         self.limit
-            .update(&key, bytemuck::bytes_of(limit), MapFlags::ANY)
-            .map_err(map_error("limit"))?;
-        self.adopt(hierarchy, cgroup, Adopt::Take)
+            .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)
+            .map_err(map_error("limit"))
     }
 
     /// Queue and counters of a direction.
@@ -363,9 +407,7 @@ impl AttachedLimit {
         let sockets = handle(&tune.maps.sockets).map_err(load_error("tune"))?;
 
         let maps = LimitMaps { limit: limit_map, queues, counters, sockets };
-        maps.limit
-            .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(&limit), MapFlags::ANY)
-            .map_err(map_error("limit"))?;
+        maps.write(&limit)?;
         let links = vec![
             ("egress", attach(&nrm.progs.nrm_egress, "nrm_egress", cgroup)?),
             ("ingress", attach(&nrm.progs.nrm_ingress, "nrm_ingress", cgroup)?),
@@ -381,11 +423,13 @@ impl AttachedLimit {
         &self.maps
     }
 
-    /// Gives the sockets of the cgroup back and takes the programs off.
+    /// Takes the programs off and gives the sockets of the cgroup back.
     ///
     /// # Errors
     /// [`LimitError`]; the programs are off all the same.
     pub fn detach(self, hierarchy: &Hierarchy, cgroup: &Cgroup) -> Result<(), LimitError> {
+        // Programs first: a connection that opens meanwhile must not be set again.
+        drop(self.links);
         self.maps.adopt(hierarchy, cgroup, Adopt::Release)
     }
 }
@@ -415,4 +459,50 @@ fn attach(
 /// Keeps libbpf's own messages off the terminal; errors carry what matters.
 fn quiet_libbpf() {
     libbpf_rs::set_print(None);
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tidegate_core::Bytes;
+
+    use super::*;
+
+    fn span() -> impl Strategy<Value = Option<Span>> {
+        // Below the default drop threshold, so that every order of thresholds is allowed.
+        prop_oneof![
+            Just(None),
+            (0u64..3_000_000).prop_map(|ns| Some(Span::Time(Nanos(ns)))),
+            (0u64..40_000).prop_map(|bytes| Some(Span::Size(Bytes(bytes)))),
+        ]
+    }
+
+    fn queue() -> impl Strategy<Value = Option<VirtualQueueOptions>> {
+        let queue = (8_000u64..100_000_000_000, span(), span()).prop_map(|(bit_s, burst, mark)| {
+            let rate = Rate::from_bit_s(bit_s).unwrap();
+            VirtualQueueOptions { burst, mark, ..VirtualQueueOptions::new(rate) }
+        });
+        proptest::option::of(queue)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_read_back_is_the_same_limit(
+            egress in queue(), ingress in queue(), loopback: bool, pace_ceiling: bool,
+            rto_min in 0u64..1_000_000_000, delack_max in 0u64..1_000_000_000,
+        ) {
+            let (rto_min, delack_max) = (Nanos(rto_min), Nanos(delack_max));
+            let options = LimitOptions { egress, ingress, loopback, pace_ceiling, rto_min, delack_max };
+            prop_assume!(options.encode(7).is_ok());
+            let limit = options.encode(7).unwrap();
+            prop_assert_eq!(LimitOptions::from(&limit).encode(7).unwrap(), limit);
+        }
+    }
+
+    #[test]
+    fn defaults_read_back_as_not_given() {
+        let queue = VirtualQueueOptions::new("50mbit".parse().unwrap());
+        let options = LimitOptions { egress: Some(queue), ..LimitOptions::default() };
+        assert_eq!(LimitOptions::from(&options.encode(1).unwrap()), options);
+    }
 }
