@@ -33,7 +33,8 @@ pub enum CgroupError {
     },
     /// The group does not exist.
     #[error(
-        "cgroup `{path}` does not exist below {mount}; `systemd-cgls` or `ls {mount}` shows those that do"
+        "cgroup `{path}` does not exist below {mount}; `systemd-cgls` or `ls {mount}` shows those that do (a \
+         service has one only while it runs)"
     )]
     Missing {
         /// As asked for.
