@@ -46,6 +46,9 @@ const CGROUP: &str = "cgroup";
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
+/// What the kernel itself puts in every BPF file system.
+const KERNEL_FILES: [&str; 2] = ["maps.debug", "progs.debug"];
+
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 
 /// Why the store refused. Unless said otherwise the host is as before.
@@ -430,7 +433,12 @@ impl Store {
         let _ = fs::remove_dir(&self.root);
         drop(lock);
         if self.root == Path::new(DEFAULT_ROOT) && mounted_by_us() {
-            let empty = fs::read_dir(BPFFS).is_ok_and(|mut dir| dir.next().is_none());
+            let used = |entry: io::Result<fs::DirEntry>| {
+                entry.is_ok_and(|e| {
+                    !KERNEL_FILES.contains(&e.file_name().to_string_lossy().as_ref())
+                })
+            };
+            let empty = fs::read_dir(BPFFS).is_ok_and(|dir| !dir.into_iter().any(used));
             if empty {
                 let _ = rustix::mount::unmount(BPFFS, rustix::mount::UnmountFlags::empty());
             }
