@@ -157,11 +157,11 @@ pub fn alarm(name: &str, path: &str, state: Standing) -> Option<String> {
         Standing::InForce => None,
         Standing::CgroupGone => Some(format!(
             "limit `{name}` is NOT ENFORCED: its cgroup `{path}` was removed (a service that restarts gets a new \
-             one); put it back with `tidegate apply FILE`, or take it off with `tidegate limit del {name}`"
+             one); put it back with `tidegate apply` or `tidegate limit add`, or take it off with `tidegate limit del {name}`"
         )),
         Standing::Unhooked => Some(format!(
             "limit `{name}` is NOT ENFORCED: something took its programs off cgroup `{path}`; put it back with \
-             `tidegate apply FILE`, or take it off with `tidegate limit del {name}`"
+             `tidegate apply` or `tidegate limit add`, or take it off with `tidegate limit del {name}`"
         )),
     }
 }

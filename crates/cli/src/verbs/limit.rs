@@ -11,7 +11,7 @@ use tidegate_node::{
     apply::{Gates, apply},
     host::{Host, LockedHost, present},
     plan::{Action, Reason, Standing, Wanted},
-    settings::{canonical, differences},
+    settings::{SettingsProblem, canonical, differences},
     spec::nearest,
 };
 use tidegate_sys::{
@@ -91,7 +91,13 @@ fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
     locked(store, |host| {
         let Some(pinned) = host.host().find(name)? else { return Err(missing(host.host(), name)) };
         let limit = present(&pinned);
-        let options = patch.on(&limit.options).map_err(flag_error)?;
+        let options = patch.on(&limit.options).map_err(|e| match e.problem {
+            SettingsProblem::NoDirection => UsageError(format!(
+                "neither direction would be limited; take the limit off with `tidegate limit del {name}`"
+            ))
+            .into(),
+            _ => flag_error(e),
+        })?;
         if let Some(alarm) = output::alarm(name, &limit.cgroup, limit.standing) {
             return Err(Unenforced(alarm).into());
         }
@@ -116,7 +122,7 @@ fn del(store: &Path, name: &str) -> Result<ExitCode> {
     let host = Host::open(store)?;
     // Nothing to take off is what was asked for; but a slip of the pen shall be seen.
     if host.find(name).is_ok_and(|found| found.is_none()) {
-        say(&format!("tidegate: note: {}; nothing changed", missing(&host, name)));
+        say(&format!("tidegate: note: nothing to take off: {}", missing(&host, name)));
         return Ok(ExitCode::SUCCESS);
     }
     locked(store, |host| {

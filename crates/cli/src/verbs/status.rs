@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Result;
 use serde::Serialize;
-use tidegate_core::{Nanos, Rate};
+use tidegate_core::Rate;
 use tidegate_node::{host::Host, plan::Standing, status::LimitStatus};
 use tidegate_sys::store;
 
@@ -88,7 +88,7 @@ fn rows(limit: &LimitStatus) -> Vec<Vec<String>> {
         Standing::Unhooked => "TAKEN OFF",
     };
     let row = |(direction, d): (&str, &tidegate_node::status::DirectionStatus)| {
-        let time = |ns: u64| Nanos(ns).to_string();
+        let time = |ns: u64| output::time(i64::try_from(ns).unwrap_or(i64::MAX));
         vec![
             limit.name.clone(),
             output::cgroup(&limit.cgroup).to_owned(),
