@@ -51,10 +51,19 @@ fn sender(command: &mut Command, order: &str) {
     command.stdout(std::process::Stdio::null());
 }
 
+/// The next connection, which must come.
+fn accept(listener: &TcpListener) -> TcpStream {
+    listener.set_nonblocking(true).unwrap();
+    let (stream, _) = wait_for("a connection", || listener.accept().ok());
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
 /// Reads all of one connection; gives its length and how long it took.
 fn receive(listener: &TcpListener) -> (usize, Duration) {
-    let (mut stream, _) = listener.accept().unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut stream = accept(listener);
     let started = Instant::now();
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
@@ -135,7 +144,8 @@ fn root_loopback_is_free_unless_asked_for() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let order = format!("tcp {} 1000000", listener.local_addr().unwrap());
     // The pacing ceiling is a property of a socket, whatever its packets are charged for.
-    let flags = ["--egress", "8kbit", "--pace-ceiling=false", "--stats", "--json"];
+    let flags =
+        ["--egress", "8kbit", "--scheme", "nrm", "--pace-ceiling=false", "--stats", "--json"];
     let mut command = place.run(&flags);
     sender(&mut command, &order);
     command.stderr(std::process::Stdio::piped());
@@ -158,15 +168,15 @@ fn root_ingress_is_limited() {
         "--cgroup",
         place.group.path(),
         "--ingress",
-        "100mbit",
+        "1gbit",
         "--loopback",
     ]);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let bytes = 10_000_000;
+    let bytes = 100_000_000;
     let mut command = place.inside(&place.group, "env");
     sender(&mut command, &format!("get {} {bytes}", listener.local_addr().unwrap()));
     let mut child = Guard(command.spawn().unwrap());
-    let (mut stream, _) = listener.accept().unwrap();
+    let mut stream = accept(&listener);
     let started = Instant::now();
     stream.write_all(&vec![7; bytes]).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
@@ -217,8 +227,7 @@ fn root_a_rate_changes_under_a_transfer() {
     let mut command = place.inside(&place.group, "env");
     sender(&mut command, &format!("tcp {address} {TRANSFER_BYTES}"));
     let mut child = Guard(command.spawn().unwrap());
-    let (mut stream, _) = listener.accept().unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut stream = accept(&listener);
     let mut buffer = vec![0; 1 << 16];
     let mut received = 0;
     while received < 200_000 {
