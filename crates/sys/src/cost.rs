@@ -15,11 +15,11 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 use rustix::thread::CpuSet;
-use tidegate_core::{Rate, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{Rate, Scheme, virtual_queue::VirtualQueueOptions};
 
 use crate::{
     intf,
-    limit::{LimitError, LimitOptions, Pacing, load_nrm},
+    limit::{LimitError, LimitOptions, load_nrm},
 };
 
 mod skel {
@@ -102,8 +102,8 @@ pub fn measure(
     let mut storage = MaybeUninit::uninit();
     let nrm = load_nrm(&mut storage)?;
     let rate = Rate::from_bit_s(1_000_000_000).map(VirtualQueueOptions::new);
-    let pacing = if program == Program::Pace { Pacing::Fair } else { Pacing::Off };
-    let options = LimitOptions { egress: rate, loopback: true, pacing, ..LimitOptions::default() };
+    let scheme = if program == Program::Pace { Scheme::Pace } else { Scheme::Nrm };
+    let options = LimitOptions { egress: rate, loopback: true, scheme, ..LimitOptions::default() };
     let mut limit = options.encode(0).map_err(LimitError::Config)?;
     // A byte that costs next to nothing and thresholds hours away: the standing lasts.
     limit.queue[0].cost = 1;
