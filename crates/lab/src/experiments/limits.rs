@@ -5,7 +5,7 @@
 //! (Ethernet header, no checksum) in bins of 10 ms. From them come, as shares of the limit:
 //!
 //! - `used`: the mean from half a second after the first data, when all flows run, to the end;
-//! - `max 1s`, `max 100ms`: the highest rate over any 1 s and any 100 ms, start and end included, the window
+//! - `max 1 s`, `max 100 ms`: the highest rate over any 1 s and any 100 ms, start and end included, the window
 //!   moved in steps of 10 ms.
 //!
 //! The probe's datagrams pass the same limit; they are counted, and too few to matter.
@@ -122,6 +122,12 @@ impl Experiment for Limits {
         let mut bed = Bed::new(self.tiny.clone())?;
         let seconds = if self.tiny.is_some() { 1 } else { 3 };
         idle(ctx, &bed, Duration::from_secs(seconds))?;
+        ctx.note(
+            "Shares are of the limit, on the wire, whole frames counted. `used` is the mean from half a second \
+             after the first data to the end; `max 1 s` and `max 100 ms` are the highest over any such time, the \
+             window moved in steps of 10 ms; `max 100 ms at` is when that time began, after the first data. \
+             `idle` is the path without load and without a limit.",
+        );
         let mut over_time = Vec::new();
         for cell in self.plan(ctx.quick) {
             let control = Control::get(cell.cc)?;
@@ -203,8 +209,11 @@ impl Run<'_> {
         let percent = |bit_s: f64| bit_s / limit_bit_s as f64 * 100.0;
         let mut values = Vec::new();
         values.extend(wire.mean_bit_s(SETTLED, duration).map(|r| ("used_percent", percent(r))));
-        values.extend(wire.max_bit_s(SECOND).map(|r| ("max_1s_percent", percent(r))));
-        values.extend(wire.max_bit_s(TENTH).map(|r| ("max_100ms_percent", percent(r))));
+        values.extend(wire.peak(SECOND).map(|peak| ("max_1s_percent", percent(peak.bit_s))));
+        if let Some(peak) = wire.peak(TENTH) {
+            values.push(("max_100ms_percent", percent(peak.bit_s)));
+            values.push(("max_100ms_at_s", peak.since_start.as_secs_f64()));
+        }
         values.push(("goodput_bit_s", report.received_bit_s));
         if probe.received > 0 {
             values.extend([("rtt_p50_us", probe.rtt.p50_us), ("rtt_p99_us", probe.rtt.p99_us)]);
@@ -299,7 +308,10 @@ fn claims(ctx: &mut Context) {
 fn judged(rows: &[&Row], holds: fn(f64) -> bool) -> String {
     let values: Vec<f64> = rows.iter().map(|row| row.value).collect();
     let (least, most) = stats::range(&values).unwrap_or_default();
-    let mut text = format!("{least:.1} % to {most:.1} % in {} runs", rows.len());
+    let mut text = match rows.len() {
+        1 => format!("{least:.1} % in 1 run"),
+        runs => format!("{least:.1} % to {most:.1} % in {runs} runs"),
+    };
     let failed: Vec<String> = rows
         .iter()
         .filter(|row| !holds(row.value))

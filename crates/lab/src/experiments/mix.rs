@@ -82,8 +82,8 @@ impl Mix<'_> {
             Direction::Egress => (applied.site(sender), receiver.into()),
             Direction::Ingress => (sender.into(), applied.site(receiver)),
         };
-        let _calls_server = rpc::start_server(testbed, to, bed.at(RPC_PORT))?;
-        let _probe_server = probe::start_server(testbed, to, bed.at(PROBE_PORT))?;
+        let calls_server = rpc::start_server(testbed, to, bed.at(RPC_PORT))?;
+        let probe_server = probe::start_server(testbed, to, bed.at(PROBE_PORT))?;
 
         let sizes = flows_bytes(self.flows);
         let mut calls = rpc::ClientArgs::new(bed.at(RPC_PORT), sizes, measured);
@@ -95,6 +95,8 @@ impl Mix<'_> {
         let prober = probe::start_client(testbed, from, probes)?;
         let calls = rpc::finish_client(caller, &calls)?;
         let probe = probe::finish_client(prober, probes)?;
+        // They are in the limit's cgroup, which goes next.
+        drop((calls_server, probe_server));
         let wire = bed.wire()?;
         Ok(Mixed { calls, probe, counters: applied.finish()?, wire, spell: self.spell })
     }

@@ -21,9 +21,6 @@ pub use limits::Limits;
 pub use nrm_egress::NrmEgress;
 pub use nrm_ingress::NrmIngress;
 
-/// Bytes on the wire for a byte of payload: a full TCP segment with timestamps over IPv4 on Ethernet.
-const FRAME_PER_PAYLOAD: f64 = 1514.0 / 1448.0;
-
 /// All experiments, in the order in which `tidegate-lab list` shows them.
 pub fn all() -> Vec<Box<dyn Experiment>> {
     vec![
