@@ -119,15 +119,7 @@ impl Experiment for NrmEgress {
 
     fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
         let mut bed = Bed::new(self.tiny.clone())?;
-        let (warmup_ms, measured_ms) = match (&self.tiny, ctx.quick) {
-            (Some(_), _) => (100, 300),
-            (None, true) => (300, 1700),
-            (None, false) => (500, 2500),
-        };
-        let spell = Spell {
-            warmup: Duration::from_millis(warmup_ms),
-            measured: Duration::from_millis(measured_ms),
-        };
+        let spell = Spell::new(self.tiny.is_some(), ctx.quick);
         ctx.note(
             "`nrm-paper` is NRM as published, on a kernel without its authors' change to the probe timer; the \
              published figures beside it are with that change. `nrm-kernel-timers` is `nrm` without the minimum \

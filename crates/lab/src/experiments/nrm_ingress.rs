@@ -8,7 +8,7 @@
 //! No tool of today shapes what arrives. TBF at the sender's end of the cable, which a receiver does not have,
 //! stands for the ideal.
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
 use tidegate_core::Direction;
 
@@ -104,15 +104,7 @@ impl Experiment for NrmIngress {
 
     fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
         let mut bed = Bed::new(self.tiny.clone())?;
-        let (warmup_ms, measured_ms) = match (&self.tiny, ctx.quick) {
-            (Some(_), _) => (100, 300),
-            (None, true) => (300, 1700),
-            (None, false) => (500, 2500),
-        };
-        let spell = Spell {
-            warmup: Duration::from_millis(warmup_ms),
-            measured: Duration::from_millis(measured_ms),
-        };
+        let spell = Spell::new(self.tiny.is_some(), ctx.quick);
         ctx.note(
             "The rate on the wire is read before the limit, so it holds what the limit dropped. `tbf` stands on \
              the sender's device, where a receiver could not put it: it is the ideal. `pace` cannot pace a \
