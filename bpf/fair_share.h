@@ -52,7 +52,7 @@ static inline __attribute__((always_inline)) __u64 fs_max(__u64 a, __u64 b)
 /* How long an epoch must be for each of the flows to be seen in it. */
 static inline __attribute__((always_inline)) __u64 fs_epoch_ns(__u32 flows, __u64 burst_ns)
 {
-	__u64 round = 2 * (__u64)flows * fs_min(burst_ns, FS_MAX_EPOCH_NS);
+	__u64 round = 2 * fs_min(flows, FS_MAX_FLOWS) * fs_min(burst_ns, FS_MAX_EPOCH_NS);
 
 	return fs_min(fs_max(round, FS_MIN_EPOCH_NS), FS_MAX_EPOCH_NS);
 }

@@ -64,9 +64,11 @@ struct tg_limit {
  */
 struct tg_queue {
 	__u64 finish_ns;
-	/* When this epoch began, and what it has charged since. */
+	/* How much idle time the finish time has skipped, ever. */
+	__u64 skipped_ns;
+	/* When this epoch began, and finish less skipped time then. */
 	__u64 epoch_start_ns;
-	__u64 charged_ns;
+	__u64 epoch_base_ns;
 	/* Smoothed round-trip time of the paced flows. */
 	__u64 rtt_ns;
 	/* Share of each flow, of the limit in 2^-24. */
@@ -77,7 +79,8 @@ struct tg_queue {
 	__u32 flows;
 	__u32 flows_before;
 	__u32 newcomers;
-	__u32 pad[3];
+	/* How long this epoch must last. */
+	__u32 epoch_us;
 };
 
 /* One direction, one CPU. */

@@ -1,2 +1,34 @@
-//! placeholder
-fn main() {}
+//! The `tidegate` binary: every verb, thin. What a verb does is in `tidegate-node`; here are the command
+//! line, what is printed, and the exit code.
+
+mod args;
+mod output;
+mod refusal;
+mod verbs;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Cli, Verb};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refusal::usage(&error),
+    };
+    let store = &cli.bpffs;
+    let done = match cli.verb {
+        Verb::Run(args) => verbs::run::run(&args),
+        Verb::Limit(verb) => verbs::limit::run(store, verb),
+        Verb::Check(args) => verbs::spec::check(&args),
+        Verb::Plan(args) => verbs::spec::plan(store, &args),
+        Verb::Apply(args) => verbs::spec::apply(store, &args),
+        Verb::Status(args) => verbs::status::status(store, None, args.json),
+        Verb::Monitor(args) => verbs::monitor::run(store, &args),
+        Verb::Detach(args) => verbs::detach::run(store, &args),
+        Verb::Completions { shell } => verbs::generate::completions(shell),
+        Verb::Man { dir } => verbs::generate::man(&dir),
+    };
+    done.unwrap_or_else(|error| refusal::report(&error))
+}

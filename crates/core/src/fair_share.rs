@@ -62,7 +62,7 @@ pub struct Epoch {
 /// How long an epoch must last for each of `flows` to be seen in it.
 #[must_use]
 pub fn epoch_length(flows: u32, burst: Nanos) -> Nanos {
-    let round = 2 * u64::from(flows) * burst.min(MAX_EPOCH).0;
+    let round = 2 * u64::from(flows.min(MAX_FLOWS)) * burst.min(MAX_EPOCH).0;
     Nanos(round).clamp(MIN_EPOCH, MAX_EPOCH)
 }
 

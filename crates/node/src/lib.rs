@@ -1,1 +1,27 @@
-//! placeholder
+//! From a spec to a plan to the gates of one host.
+//!
+//! ```text
+//! limits.toml --spec--> Spec --host--> Wanted --plan--> Plan --apply--> Gates (the pinned limits)
+//!                                      Present --^
+//! ```
+//!
+//! - [`settings`]: what a user may set of a limit, from a file or a command line, checked as a whole.
+//! - [`spec`]: the file. Parsing is checking: a [`spec::Spec`] is well-formed.
+//! - [`plan`]: what must be done so that the host is as the file says. Pure.
+//! - [`apply`]: doing it, all or nothing, against a trait, so that it is tested without a kernel.
+//! - [`host`]: that trait on the limits pinned on this host.
+//! - [`run`]: one command under a limit that lives as long as it does.
+//! - [`status`]: what is in force and what it does, as data that serializes.
+//!
+//! No kernel interface is spoken to but through `tidegate-sys`, and nothing is printed: that is the
+//! business of the binary.
+
+#![forbid(unsafe_code)]
+
+pub mod apply;
+pub mod host;
+pub mod plan;
+pub mod run;
+pub mod settings;
+pub mod spec;
+pub mod status;

@@ -33,7 +33,8 @@ pub enum CgroupError {
     },
     /// The group does not exist.
     #[error(
-        "cgroup `{path}` does not exist below {mount}; `systemd-cgls` or `ls {mount}` shows those that do"
+        "cgroup `{path}` does not exist below {mount}; `systemd-cgls` or `ls {mount}` shows those that do (a \
+         service has one only while it runs)"
     )]
     Missing {
         /// As asked for.
@@ -47,8 +48,17 @@ pub enum CgroupError {
     /// The path leads out of the hierarchy.
     #[error("cgroup path `{0}` must be relative to the cgroup mount and free of `..`")]
     BadPath(String),
+    /// The hierarchy may not be changed from here.
+    #[error(
+        "cannot make a cgroup in {mount}: it is mounted read-only, as in most containers; run tidegate on the \
+         host, or give the container a writable cgroup file system"
+    )]
+    ReadOnly {
+        /// The mount point.
+        mount: String,
+    },
     /// Another error of the operating system.
-    #[error("cgroup `{path}`: {action}: {source}")]
+    #[error("cgroup `{path}`: cannot {action}: {source}")]
     Io {
         /// The group.
         path: String,
@@ -158,7 +168,12 @@ impl Hierarchy {
         } else {
             format!("{}/{name}", parent.path)
         };
-        fs::create_dir(self.mount.join(&path)).map_err(io_error(&path, "create"))?;
+        fs::create_dir(self.mount.join(&path)).map_err(|e| match e.kind() {
+            io::ErrorKind::ReadOnlyFilesystem => {
+                CgroupError::ReadOnly { mount: self.mount.display().to_string() }
+            }
+            _ => io_error(&path, "create")(e),
+        })?;
         self.open(&path)
     }
 
@@ -193,6 +208,34 @@ impl Hierarchy {
         // A removed group keeps its inode while something holds it; its name is gone.
         let live = fs::metadata(self.mount.join(path)).is_ok_and(|m| m.ino() == id);
         live.then(|| path.to_string_lossy().into_owned())
+    }
+
+    /// Removes a group with all groups below it; processes still in them are moved to `into`.
+    ///
+    /// # Errors
+    /// [`CgroupError`] when groups are left at the deadline, because processes could not be moved or new
+    /// ones came faster.
+    pub fn dissolve(
+        &self,
+        group: &Cgroup,
+        into: &Cgroup,
+        deadline: Instant,
+    ) -> Result<(), CgroupError> {
+        loop {
+            let groups = self.find_below(group.path(), |_| true);
+            for path in groups.iter().rev() {
+                let Ok(group) = self.open(path) else { continue };
+                for pid in group.processes().unwrap_or_default() {
+                    // One that has ended meanwhile needs no moving.
+                    let _ = into.add(pid);
+                }
+                let _ = fs::remove_dir(group.absolute());
+            }
+            match group.remove(Instant::now() + Duration::from_millis(20)) {
+                Err(_) if Instant::now() < deadline => {}
+                done => return done,
+            }
+        }
     }
 
     /// The paths of all groups at or below `path` whose name passes `filter`, parents first; at most
@@ -259,7 +302,8 @@ impl Cgroup {
     pub fn processes(&self) -> Result<Vec<u32>, CgroupError> {
         let text = fs::read_to_string(self.absolute.join("cgroup.procs"))
             .map_err(io_error(&self.path, "read cgroup.procs"))?;
-        Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+        // A process of an outer PID namespace reads as 0.
+        Ok(text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).collect())
     }
 
     /// Opens `cgroup.procs` for writing: a process that writes `0` there moves itself in.
@@ -277,7 +321,7 @@ impl Cgroup {
     /// [`CgroupError::Io`].
     pub fn add(&self, pid: u32) -> Result<(), CgroupError> {
         fs::write(self.absolute.join("cgroup.procs"), pid.to_string())
-            .map_err(io_error(&self.path, "move a process into"))
+            .map_err(io_error(&self.path, "move a process into it"))
     }
 
     /// Removes the group, which must hold no process; tries again until `deadline` while processes that

@@ -21,7 +21,7 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 use tidegate_core::{
-    Nanos, Rate,
+    Nanos, Rate, Scheme, Span,
     virtual_queue::{ConfigError, Direction, VirtualQueueOptions},
 };
 
@@ -32,7 +32,13 @@ use crate::{
 
 /// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
 pub(crate) mod skel {
-    #![allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks, unused_qualifications)]
+    #![allow(
+        missing_docs,
+        unused_qualifications,
+        clippy::all,
+        clippy::undocumented_unsafe_blocks,
+        clippy::unwrap_used
+    )]
     pub(crate) mod nrm {
         include!(concat!(env!("OUT_DIR"), "/nrm.skel.rs"));
     }
@@ -53,23 +59,14 @@ pub struct LimitOptions {
     pub ingress: Option<VirtualQueueOptions>,
     /// Charge packets on the loopback interface too.
     pub loopback: bool,
-    /// How the workload's TCP sockets are paced.
-    pub pacing: Pacing,
+    /// How it acts.
+    pub scheme: Scheme,
+    /// With [`Scheme::Nrm`]: no TCP socket paces faster than the egress limit.
+    pub pace_ceiling: bool,
     /// Minimum retransmission time-out of the workload's TCP sockets; zero leaves the kernel's 200 ms.
     pub rto_min: Nanos,
     /// Longest delayed ACK of the workload's TCP sockets; zero leaves the kernel's 200 ms.
     pub delack_max: Nanos,
-}
-
-/// How the TCP sockets of a limited workload are paced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pacing {
-    /// Not at all: only the virtual queue acts, as published.
-    Off,
-    /// No socket faster than the whole egress limit.
-    Ceiling,
-    /// Each socket at its fair share of the egress limit.
-    Fair,
 }
 
 impl Default for LimitOptions {
@@ -78,7 +75,8 @@ impl Default for LimitOptions {
             egress: None,
             ingress: None,
             loopback: false,
-            pacing: Pacing::Fair,
+            scheme: Scheme::Pace,
+            pace_ceiling: true,
             rto_min: Nanos(20_000_000),
             delack_max: Nanos(5_000_000),
         }
@@ -101,21 +99,57 @@ impl LimitOptions {
         if self.loopback {
             limit.flags |= intf::FLAG_LOOPBACK;
         }
-        limit.flags |= match self.pacing {
-            Pacing::Off => 0,
-            Pacing::Ceiling => intf::FLAG_PACE_CEILING,
-            Pacing::Fair => intf::FLAG_PACE_FAIR,
+        limit.flags |= match self.scheme {
+            Scheme::Pace => intf::FLAG_PACE_FAIR,
+            Scheme::Nrm if self.pace_ceiling => intf::FLAG_PACE_CEILING,
+            Scheme::Nrm => 0,
         };
         for (direction, queue) in
             [(Direction::Egress, self.egress), (Direction::Ingress, self.ingress)]
         {
             if let Some(mut options) = queue {
-                options.paced |= direction == Direction::Egress && self.pacing == Pacing::Fair;
+                options.paced = self.scheme.paces(direction);
                 limit.queue[intf::index(direction)] = options.config()?.into();
                 limit.rate_bit_s[intf::index(direction)] = options.rate.bit_s();
             }
         }
         Ok(limit)
+    }
+}
+
+impl From<&intf::Limit> for LimitOptions {
+    /// What a user would write for a limit as it lies in the map: a threshold that is the default at its rate
+    /// counts as not given, so that it follows when the rate changes. [`LimitOptions::encode`] gives the same
+    /// limit again.
+    fn from(limit: &intf::Limit) -> LimitOptions {
+        let fair = limit.flags & intf::FLAG_PACE_FAIR != 0;
+        let scheme = if fair { Scheme::Pace } else { Scheme::Nrm };
+        let queue = |direction| {
+            let default = VirtualQueueOptions {
+                paced: scheme.paces(direction),
+                ..VirtualQueueOptions::new(limit.rate(direction)?)
+            };
+            let config = default.config().ok();
+            let conf = &limit.queue[intf::index(direction)];
+            let given = |time: u64, default: Option<Nanos>| {
+                (default != Some(Nanos(time))).then_some(Span::Time(Nanos(time)))
+            };
+            Some(VirtualQueueOptions {
+                burst: given(conf.burst_ns, config.map(|c| c.burst)),
+                mark: given(conf.mark_ns, config.map(|c| c.mark)),
+                drop: given(conf.drop_ns, config.map(|c| c.drop)),
+                ..default
+            })
+        };
+        LimitOptions {
+            egress: queue(Direction::Egress),
+            ingress: queue(Direction::Ingress),
+            loopback: limit.flags & intf::FLAG_LOOPBACK != 0,
+            scheme,
+            pace_ceiling: fair || limit.flags & intf::FLAG_PACE_CEILING != 0,
+            rto_min: Nanos(u64::from(limit.rto_min_us) * 1000),
+            delack_max: Nanos(u64::from(limit.delack_max_us) * 1000),
+        }
     }
 }
 
@@ -238,11 +272,19 @@ impl LimitMaps {
         cgroup: &Cgroup,
         limit: &intf::Limit,
     ) -> Result<(), LimitError> {
-        let key = 0u32.to_ne_bytes();
+        let earlier = self.limit()?;
+        self.write(limit)?;
+        let adopted = self.adopt(hierarchy, cgroup, Adopt::Take);
+        if adopted.is_err() {
+            self.write(&earlier)?;
+        }
+        adopted
+    }
+
+    fn write(&self, limit: &intf::Limit) -> Result<(), LimitError> {
         self.limit
-            .update(&key, bytemuck::bytes_of(limit), MapFlags::ANY)
-            .map_err(map_error("limit"))?;
-        self.adopt(hierarchy, cgroup, Adopt::Take)
+            .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)
+            .map_err(map_error("limit"))
     }
 
     /// Queue and counters of a direction.
@@ -381,9 +423,7 @@ impl AttachedLimit {
         reuse(&mut tune.maps.sockets, &maps.sockets)?;
         let tune = tune.load().map_err(load_error("tune"))?;
 
-        maps.limit
-            .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(&limit), MapFlags::ANY)
-            .map_err(map_error("limit"))?;
+        maps.write(&limit)?;
         let links = vec![
             ("egress", attach(&nrm.progs.nrm_egress, "nrm_egress", cgroup)?),
             ("ingress", attach(&nrm.progs.nrm_ingress, "nrm_ingress", cgroup)?),
@@ -399,11 +439,13 @@ impl AttachedLimit {
         &self.maps
     }
 
-    /// Gives the sockets of the cgroup back and takes the programs off.
+    /// Takes the programs off and gives the sockets of the cgroup back.
     ///
     /// # Errors
     /// [`LimitError`]; the programs are off all the same.
     pub fn detach(self, hierarchy: &Hierarchy, cgroup: &Cgroup) -> Result<(), LimitError> {
+        // Programs first: a connection that opens meanwhile must not be set again.
+        drop(self.links);
         self.maps.adopt(hierarchy, cgroup, Adopt::Release)
     }
 }
@@ -434,3 +476,9 @@ fn attach(
 fn quiet_libbpf() {
     libbpf_rs::set_print(None);
 }
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+mod kernel_tests;

@@ -23,7 +23,11 @@ pub(crate) fn exclusive_holder(cgroup: &Cgroup) -> Option<String> {
         for (attach_type, name) in ATTACH_TYPES {
             if let Some(id) = exclusive_program(&group, attach_type) {
                 let shown = if path.is_empty() { "the root cgroup" } else { &path };
-                return Some(format!("program {id} holds the {name} hook of {shown} exclusively"));
+                let title =
+                    program_name(id).map_or_else(String::new, |name| format!(" (`{name}`)"));
+                return Some(format!(
+                    "program {id}{title} holds the {name} hook of {shown} exclusively"
+                ));
             }
         }
         if path.is_empty() {
@@ -31,6 +35,12 @@ pub(crate) fn exclusive_holder(cgroup: &Cgroup) -> Option<String> {
         }
         path = path.rsplit_once('/').map_or_else(String::new, |(parent, _)| parent.to_owned());
     }
+}
+
+/// What the program calls itself, cut to 15 bytes by the kernel.
+fn program_name(id: u32) -> Option<String> {
+    let info = libbpf_rs::query::ProgInfoIter::default().find(|info| info.id == id)?;
+    info.name.to_str().filter(|name| !name.is_empty()).map(str::to_owned)
 }
 
 /// The first program attached here without BPF_F_ALLOW_MULTI.

@@ -3,6 +3,7 @@
 //! ```text
 //! /sys/fs/bpf/tidegate/NAME/{limit,queues,counters,sockets}   maps
 //!                           {egress,ingress,sockops}          links
+//!                           cgroup                            symbolic link to the cgroup's directory
 //! ```
 //!
 //! The directory appears under its name only when it is whole (built aside, then renamed), so a process
@@ -13,9 +14,10 @@ use std::{
     fs, io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
-use libbpf_rs::{Link, MapHandle};
+use libbpf_rs::{Link, MapHandle, query::LinkTypeInfo};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use crate::{
@@ -36,6 +38,16 @@ const BUILDING: &str = "_";
 pub const MAX_NAME_BYTES: usize = 63;
 /// Limits that a host holds at most.
 pub const MAX_LIMITS: usize = 4096;
+/// The pins of a limit's links.
+const LINKS: [&str; 3] = ["egress", "ingress", "sockops"];
+/// The symbolic link that remembers where a limit's cgroup was, for when it is gone.
+const CGROUP: &str = "cgroup";
+/// How long a writer waits for another one.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_POLL: Duration = Duration::from_millis(20);
+
+/// What the kernel itself puts in every BPF file system.
+const KERNEL_FILES: [&str; 2] = ["maps.debug", "progs.debug"];
 
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 
@@ -63,6 +75,20 @@ pub enum StoreError {
         /// Its limit.
         name: String,
     },
+    /// The cgroup of a limit has been removed.
+    #[error(
+        "the cgroup `{cgroup}` of limit `{name}` is gone, so nothing is limited; when it is there again, put \
+         the limit back with `tidegate apply` or `tidegate limit add`"
+    )]
+    CgroupGone {
+        /// The limit.
+        name: String,
+        /// Where the cgroup was.
+        cgroup: String,
+    },
+    /// Another writer does not finish.
+    #[error("another tidegate is changing the limits in {0} and does not finish; try again later")]
+    Busy(String),
     /// Too many limits.
     #[error("this host holds its {MAX_LIMITS} limits already; take some off first")]
     Full,
@@ -110,6 +136,10 @@ pub struct PinnedLimit {
     pub limit: intf::Limit,
     /// Where its cgroup is now; `None` when the cgroup has been removed and nothing is limited any more.
     pub cgroup: Option<String>,
+    /// Where its cgroup was when the limit was put on.
+    pub installed_on: Option<String>,
+    /// Hooks at which its program no longer is, though the cgroup is there: somebody took it off.
+    pub unhooked: Vec<&'static str>,
     maps: LimitMaps,
 }
 
@@ -169,26 +199,49 @@ impl Store {
                 | rustix::mount::MountFlags::NODEV
                 | rustix::mount::MountFlags::NOEXEC
                 | rustix::mount::MountFlags::RELATIME;
-            rustix::mount::mount(MOUNT_SOURCE, BPFFS, "bpf", flags, None)
+            rustix::mount::mount(MOUNT_SOURCE, BPFFS, "bpf", flags, Some(c"mode=0700"))
                 .map_err(|e| io_error(Path::new(BPFFS), "mount bpf")(e.into()))?;
         }
-        match fs::create_dir(&self.root) {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(io_error(&self.root, "create")(e));
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match fs::create_dir(&self.root) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(io_error(&self.root, "create")(e));
+                }
+                _ => {}
             }
-            _ => {}
+            if !is_bpffs(&self.root) {
+                let _ = fs::remove_dir(&self.root);
+                return Err(StoreError::NotBpffs(self.root.display().to_string()));
+            }
+            if let Some(dir) = self.try_lock()? {
+                self.sweep();
+                return Ok(StoreLock { _dir: dir });
+            }
+            if Instant::now() > deadline {
+                return Err(StoreError::Busy(self.root.display().to_string()));
+            }
+            std::thread::sleep(LOCK_POLL);
         }
-        if !is_bpffs(&self.root) {
-            let _ = fs::remove_dir(&self.root);
-            return Err(StoreError::NotBpffs(self.root.display().to_string()));
-        }
+    }
+
+    /// The locked directory; `None` if another writer has it, or has just removed it.
+    fn try_lock(&self) -> Result<Option<OwnedFd>, StoreError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = rustix::fs::open(&self.root, flags, Mode::empty())
-            .map_err(|e| io_error(&self.root, "open")(e.into()))?;
-        rustix::fs::flock(dir.as_fd(), FlockOperation::LockExclusive)
-            .map_err(|e| io_error(&self.root, "lock")(e.into()))?;
-        self.sweep();
-        Ok(StoreLock { _dir: dir })
+        let dir = match rustix::fs::open(&self.root, flags, Mode::empty()) {
+            Ok(dir) => dir,
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(e) => return Err(io_error(&self.root, "open")(e.into())),
+        };
+        match rustix::fs::flock(dir.as_fd(), FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(e) => return Err(io_error(&self.root, "lock")(e.into())),
+        }
+        let inode = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
+        let locked = rustix::fs::fstat(&dir).ok().map(inode);
+        let named = rustix::fs::stat(&self.root).ok().map(inode);
+        Ok((named.is_some() && locked == named).then_some(dir))
     }
 
     /// Removes what a writer that died has left half built.
@@ -206,8 +259,9 @@ impl Store {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(e) => return Err(io_error(&self.root, "list")(e)),
         };
+        let directories = entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir()));
         let mut names: Vec<_> =
-            entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+            directories.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
         names.sort();
         Ok(names)
     }
@@ -243,16 +297,40 @@ impl Store {
             sockets: open("sockets")?,
         };
         let limit = maps.limit().map_err(limit_error(name))?;
-        let cgroup = hierarchy.path_of(limit.cgroup_id);
-        Ok(PinnedLimit { name: name.to_owned(), limit, cgroup, maps })
+        let link = fs::read_link(dir.join(CGROUP)).ok();
+        let installed_on =
+            link.and_then(|at| Some(at.strip_prefix(hierarchy.mount()).ok()?.to_str()?.to_owned()));
+        // Where it was is where it is, unless it has been renamed.
+        let unmoved =
+            |path: &&String| hierarchy.open(path).is_ok_and(|c| c.id() == limit.cgroup_id);
+        let cgroup = installed_on
+            .as_ref()
+            .filter(unmoved)
+            .cloned()
+            .or_else(|| hierarchy.path_of(limit.cgroup_id));
+        let hooked = |name: &&str| {
+            let info = Link::open(dir.join(name)).and_then(|link| link.info());
+            matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id == limit.cgroup_id)
+        };
+        let unhooked = match cgroup {
+            Some(_) => LINKS.into_iter().filter(|name| !hooked(name)).collect(),
+            None => Vec::new(),
+        };
+        Ok(PinnedLimit { name: name.to_owned(), limit, cgroup, installed_on, unhooked, maps })
     }
 
-    /// Opens every limit, sorted by name.
+    /// Opens every limit, sorted by name. One that goes meanwhile is left out.
     ///
     /// # Errors
     /// What the first bad one says.
     pub fn list(&self, hierarchy: &Hierarchy) -> Result<Vec<PinnedLimit>, StoreError> {
-        self.names()?.iter().map(|name| self.open(hierarchy, name)).collect()
+        let opened = self.names()?.into_iter().map(|name| {
+            let limit = self.open(hierarchy, &name);
+            limit
+                .map(Some)
+                .or_else(|e| if self.root.join(&name).exists() { Err(e) } else { Ok(None) })
+        });
+        opened.filter_map(Result::transpose).collect()
     }
 
     /// Puts a limit on a cgroup, to stay.
@@ -285,6 +363,9 @@ impl Store {
             AttachedLimit::attach(hierarchy, cgroup, options).map_err(limit_error(name))?;
         let building = self.root.join(format!("{BUILDING}{name}"));
         let done = pin(&mut attached, &building).and_then(|()| {
+            let link = building.join(CGROUP);
+            rustix::fs::symlink(cgroup.absolute(), &link)
+                .map_err(|e| io_error(&link, "create")(e.into()))?;
             let target = self.root.join(name);
             fs::rename(&building, &target).map_err(io_error(&target, "rename to"))
         });
@@ -310,7 +391,10 @@ impl Store {
         let limit = options
             .encode(pinned.limit.cgroup_id)
             .map_err(|e| limit_error(name)(LimitError::Config(e)))?;
-        let Some(path) = &pinned.cgroup else { return Err(StoreError::Missing(name.to_owned())) };
+        let Some(path) = &pinned.cgroup else {
+            let cgroup = pinned.installed_on.unwrap_or_else(|| "?".to_owned());
+            return Err(StoreError::CgroupGone { name: name.to_owned(), cgroup });
+        };
         let cgroup = hierarchy.open(path).map_err(|e| limit_error(name)(LimitError::Cgroup(e)))?;
         pinned.maps.set(hierarchy, &cgroup, &limit).map_err(limit_error(name))
     }
@@ -349,7 +433,12 @@ impl Store {
         let _ = fs::remove_dir(&self.root);
         drop(lock);
         if self.root == Path::new(DEFAULT_ROOT) && mounted_by_us() {
-            let empty = fs::read_dir(BPFFS).is_ok_and(|mut dir| dir.next().is_none());
+            let used = |entry: io::Result<fs::DirEntry>| {
+                entry.is_ok_and(|e| {
+                    !KERNEL_FILES.contains(&e.file_name().to_string_lossy().as_ref())
+                })
+            };
+            let empty = fs::read_dir(BPFFS).is_ok_and(|dir| !dir.into_iter().any(used));
             if empty {
                 let _ = rustix::mount::unmount(BPFFS, rustix::mount::UnmountFlags::empty());
             }
@@ -379,7 +468,7 @@ fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
 
 /// Detaches the links pinned in `dir` at once, whoever else may hold them open.
 fn detach_links(dir: &Path) -> Result<(), StoreError> {
-    for name in ["egress", "ingress", "sockops"] {
+    for name in LINKS {
         let path = dir.join(name);
         if path.exists() {
             let link = Link::open(&path).map_err(bpf_error(&path, "open"))?;

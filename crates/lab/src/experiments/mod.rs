@@ -14,6 +14,7 @@ mod limits;
 mod mix;
 mod nrm_egress;
 mod nrm_ingress;
+pub mod program_cost;
 mod published;
 mod wire;
 
@@ -27,6 +28,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(Limits::default()),
         Box::new(NrmEgress::default()),
         Box::new(NrmIngress::default()),
+        Box::new(program_cost::ProgramCost),
     ]
 }
 

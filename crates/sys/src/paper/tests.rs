@@ -266,8 +266,6 @@ fn root_the_loaded_program_follows_the_table() {
         let bytes: u64 = counted.iter().map(|c| c.bytes.0).sum();
         assert_eq!((total, bytes), (1, row.bytes as u64), "{}", row.what);
     }
-    let run = paper.test_run(Direction::Egress, &frame(false, TCP, ECT0, 1500), 1000).unwrap();
-    assert!(run.time < Duration::from_millis(1), "{:?} a packet", run.time);
 }
 
 #[test]

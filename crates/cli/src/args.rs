@@ -1,0 +1,305 @@
+//! The command line: one table, from which help, man pages and completions come.
+
+use std::{ffi::OsString, path::PathBuf, str::FromStr, time::Duration};
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+use tidegate_core::{Nanos, Scheme, Span};
+use tidegate_node::settings::{Patch, RateSetting};
+use tidegate_sys::store::DEFAULT_ROOT;
+
+/// The shortest interval of `monitor`.
+const MIN_INTERVAL: Duration = Duration::from_millis(10);
+/// The longest.
+const MAX_INTERVAL: Duration = Duration::from_secs(3600);
+
+const ABOUT: &str =
+    "Hold a rate limit on a program, a service or a container, without a standing queue";
+
+const AFTER_HELP: &str = "\
+Examples:
+  tidegate run --egress 50mbit -- rsync -a /data backup:      limit one command
+  tidegate limit add backup --cgroup system.slice/backup.service --egress 200mbit
+  tidegate apply limits.toml                                   limits from a file
+  tidegate monitor                                             what is used, every second
+
+Units: bit kbit mbit gbit (rates), b kb mb gb (sizes), us ms s (times); a unit is required.
+Exit codes: 0 done; 1 usage or spec error; 2 the kernel refused; 3 `plan` found changes; `run` exits as its \
+command did.";
+
+#[derive(Debug, Parser)]
+#[command(name = "tidegate", version, about = ABOUT, after_help = AFTER_HELP, max_term_width = 100)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub struct Cli {
+    /// Where limits are pinned: a directory in a BPF file system
+    #[arg(long, global = true, env = "TIDEGATE_BPFFS", default_value = DEFAULT_ROOT)]
+    #[arg(value_name = "DIR", hide_env_values = true, help_heading = "Global options")]
+    pub bpffs: PathBuf,
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Run one command under a limit, which ends with it
+    ///
+    /// Limits the command and everything it starts, whatever they speak. Passes signals on and exits as the
+    /// command does (128+n if signal n ended it, 127 if there is no such command). Nothing is left behind. If
+    /// tidegate itself is killed, the limit comes off and the command goes on without it.
+    #[command(after_help = "\
+Examples:
+  tidegate run --egress 50mbit -- rsync -a /data backup:
+  tidegate run --ingress 10mbit --stats curl -O https://example.org/big.iso
+  tidegate run --egress 1mbit --loopback -- ./integration-tests")]
+    Run(RunArgs),
+    /// Put one limit on, change it, take it off, show it
+    #[command(subcommand, arg_required_else_help = true)]
+    Limit(LimitVerb),
+    /// Check that a spec file is well-formed; needs no privileges
+    #[command(after_help = "Example:\n  tidegate check limits.toml")]
+    Check(CheckArgs),
+    /// Show what `apply` would do; exits 3 if that is anything
+    #[command(after_help = "Example:\n  tidegate plan limits.toml")]
+    Plan(PlanArgs),
+    /// Make the limits of this host as a spec file says, all or nothing
+    ///
+    /// Limits that are not in the file are left alone unless --prune is given. A changed rate is changed in
+    /// place: no packet and no connection is lost. Applying a file twice changes nothing.
+    #[command(after_help = "\
+Example:
+  tidegate apply limits.toml
+
+A spec file:
+  [[limit]]
+  name    = \"backup\"
+  scope   = { cgroup = \"system.slice/backup.service\" }
+  egress  = \"200mbit\"
+  ingress = \"500mbit\"")]
+    Apply(PlanArgs),
+    /// Show every limit, whether it is enforced, and what it has done
+    #[command(after_help = "\
+Example:
+  tidegate status
+  tidegate status --json | jq '.limits[] | select(.state != \"in_force\") | .name'")]
+    Status(LookArgs),
+    /// Show what every limit does, again and again
+    #[command(after_help = "\
+Examples:
+  tidegate monitor --interval 200ms
+  tidegate monitor --json --count 10 | jq .egress.used_bit_s")]
+    Monitor(MonitorArgs),
+    /// Take all limits off; the host is as it was before
+    #[command(after_help = "Example:\n  tidegate detach --dry-run")]
+    Detach(DetachArgs),
+    /// Print the completions for a shell
+    #[command(after_help = "\
+Example:
+  tidegate completions bash > /etc/bash_completion.d/tidegate")]
+    Completions {
+        /// Which shell
+        shell: Shell,
+    },
+    /// Write the man pages to a directory
+    #[command(hide = true)]
+    Man {
+        /// The directory, which must exist
+        dir: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum LimitVerb {
+    /// Put a limit on a cgroup, to stay until it is taken off
+    #[command(after_help = "\
+Example:
+  tidegate limit add backup --cgroup system.slice/backup.service --egress 200mbit")]
+    Add(AddArgs),
+    /// Change a limit in place; only what is named changes
+    ///
+    /// No packet and no connection is lost. Thresholds that were never given follow the rate; those that were
+    /// given as bytes stay the time that they were.
+    #[command(after_help = "\
+Examples:
+  tidegate limit set backup --egress 100mbit
+  tidegate limit set backup --ingress none --loopback=false")]
+    Set(SetArgs),
+    /// Take a limit off
+    #[command(after_help = "Example:\n  tidegate limit del backup")]
+    Del {
+        /// Name of the limit
+        name: String,
+    },
+    /// Show one limit, or all
+    #[command(after_help = "Example:\n  tidegate limit show backup --json")]
+    Show {
+        /// Name of the limit
+        name: Option<String>,
+        #[command(flatten)]
+        look: LookArgs,
+    },
+}
+
+/// What a limit does; every flag may be left out.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Limit")]
+pub struct LimitArgs {
+    /// Rate from the workload, such as 50mbit; `none` for no limit
+    #[arg(long, value_name = "RATE")]
+    pub egress: Option<RateSetting>,
+    /// Rate to the workload, such as 50mbit; `none` for no limit
+    #[arg(long, value_name = "RATE")]
+    pub ingress: Option<RateSetting>,
+    /// How the limit acts: `pace` (each TCP flow sends at its fair share, a virtual queue behind it) or
+    /// `nrm` (the virtual queue alone: ECN, window reduction, drop) [default: pace]
+    #[arg(long)]
+    pub scheme: Option<Scheme>,
+    /// Credit that an idle limit saves up, as time or bytes [default: 1ms]
+    #[arg(long, value_name = "TIME|SIZE")]
+    pub burst: Option<Span>,
+    /// Backlog above which senders are told to slow down [default: 2ms; with nrm 0.5ms]
+    #[arg(long, value_name = "TIME|SIZE")]
+    pub mark: Option<Span>,
+    /// Backlog above which packets are dropped [default: 4ms]
+    #[arg(long, value_name = "TIME|SIZE")]
+    pub drop: Option<Span>,
+    /// Limit traffic on the loopback interface too [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "true")]
+    pub loopback: Option<bool>,
+    /// With nrm: let no TCP socket pace faster than the egress rate [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "true")]
+    pub pace_ceiling: Option<bool>,
+    /// Minimum retransmission time-out of TCP sockets; 0ms leaves the kernel's [default: 20ms]
+    #[arg(long, value_name = "TIME")]
+    pub rto_min: Option<Nanos>,
+    /// Longest delayed ACK of TCP sockets; 0ms leaves the kernel's [default: 5ms]
+    #[arg(long, value_name = "TIME")]
+    pub delack_max: Option<Nanos>,
+}
+
+impl LimitArgs {
+    pub fn patch(&self) -> Patch {
+        Patch {
+            egress: self.egress,
+            ingress: self.ingress,
+            burst: self.burst,
+            mark: self.mark,
+            drop: self.drop,
+            loopback: self.loopback,
+            scheme: self.scheme,
+            pace_ceiling: self.pace_ceiling,
+            rto_min: self.rto_min,
+            delack_max: self.delack_max,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub limit: LimitArgs,
+    /// At the end, say on standard error what the limit did
+    #[arg(long)]
+    pub stats: bool,
+    /// With --stats: as one JSON object
+    #[arg(long, requires = "stats")]
+    pub json: bool,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct AddArgs {
+    /// Name for the limit
+    pub name: String,
+    /// The cgroup, relative to the cgroup mount
+    #[arg(long, value_name = "PATH")]
+    pub cgroup: String,
+    #[command(flatten)]
+    pub limit: LimitArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct SetArgs {
+    /// Name of the limit
+    pub name: String,
+    #[command(flatten)]
+    pub limit: LimitArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// The spec file; `-` reads standard input
+    pub file: PathBuf,
+    #[command(flatten)]
+    pub look: LookArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// The spec file; `-` reads standard input
+    pub file: PathBuf,
+    /// Take off limits that are not in the file
+    #[arg(long)]
+    pub prune: bool,
+    #[command(flatten)]
+    pub look: LookArgs,
+}
+
+#[derive(Debug, Clone, Copy, Args)]
+pub struct LookArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct MonitorArgs {
+    /// Time between two lines
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
+    pub interval: Duration,
+    /// Stop after so many intervals
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// Print JSON, one object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DetachArgs {
+    /// Only say what would be taken off
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let time = Nanos::from_str(text).map_err(|e| e.to_string())?;
+    let time = Duration::from_nanos(time.0);
+    if (MIN_INTERVAL..=MAX_INTERVAL).contains(&time) {
+        Ok(time)
+    } else {
+        Err("out of range; write 10ms to 3600s, for example 1s".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_table_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_command_keeps_its_own_flags() {
+        let cli = Cli::try_parse_from(["tidegate", "run", "--egress", "5mbit", "curl", "-O", "x"]);
+        let Verb::Run(args) = cli.unwrap().verb else { unreachable!() };
+        assert_eq!(args.command, ["curl", "-O", "x"]);
+    }
+}

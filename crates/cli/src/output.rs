@@ -1,0 +1,198 @@
+//! What people read: aligned tables, figures in units, colour on a terminal.
+
+use std::{
+    env,
+    io::{self, IsTerminal, Write},
+};
+
+use tidegate_core::virtual_queue::VirtualQueueOptions;
+use tidegate_node::{plan::Standing, settings::canonical};
+use tidegate_sys::limit::LimitOptions;
+
+/// Colours of standard output; none unless it is a terminal that wants them.
+#[derive(Debug, Clone, Copy)]
+pub struct Paint {
+    on: bool,
+}
+
+impl Paint {
+    pub fn stdout() -> Paint {
+        let refused = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let dumb = env::var_os("TERM").is_some_and(|term| term == "dumb");
+        Paint { on: io::stdout().is_terminal() && !refused && !dumb }
+    }
+
+    fn code(self, code: &str, text: &str) -> String {
+        if self.on { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    pub fn red(self, text: &str) -> String {
+        self.code("1;31", text)
+    }
+
+    pub fn green(self, text: &str) -> String {
+        self.code("32", text)
+    }
+
+    pub fn yellow(self, text: &str) -> String {
+        self.code("33", text)
+    }
+
+    pub fn bold(self, text: &str) -> String {
+        self.code("1", text)
+    }
+}
+
+/// How a column is aligned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Align {
+    Left,
+    Right,
+}
+
+/// A column: its head and its alignment.
+pub type Column = (&'static str, Align);
+
+/// Rows under heads, each column as wide as its widest cell.
+pub fn table(
+    out: &mut impl Write,
+    paint: Paint,
+    columns: &[Column],
+    rows: &[Vec<String>],
+) -> io::Result<()> {
+    let width = |i: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count());
+        cells.chain([columns[i].0.len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<_> = (0..columns.len()).map(width).collect();
+    let heads: Vec<_> = columns.iter().map(|(head, _)| (*head).to_owned()).collect();
+    writeln!(out, "{}", paint.bold(&line(columns, &widths, &heads)))?;
+    rows.iter().try_for_each(|row| writeln!(out, "{}", line(columns, &widths, row)))
+}
+
+/// One line of a table.
+pub fn line(columns: &[Column], widths: &[usize], cells: &[String]) -> String {
+    let cells =
+        cells.iter().zip(columns).zip(widths).map(|((cell, (_, align)), width)| match align {
+            Align::Left => format!("{cell:<width$}"),
+            Align::Right => format!("{cell:>width$}"),
+        });
+    cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+}
+
+/// Four significant digits in the largest unit that keeps the figure above one.
+fn figure(value: f64, units: &[(&str, f64)]) -> String {
+    let unit = units.iter().rev().find(|(_, size)| value.abs() >= *size).or(units.first());
+    let Some((name, size)) = unit else { return value.to_string() };
+    let scaled = value / size;
+    let decimals = match scaled.abs() {
+        x if x >= 999.95 || *size <= 1.0 => 0,
+        x if x >= 99.995 => 1,
+        x if x >= 9.9995 => 2,
+        _ => 3,
+    };
+    let text = format!("{scaled:.decimals$}");
+    let text =
+        if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text}{name}")
+}
+
+/// A measured rate.
+pub fn rate(bit_s: u64) -> String {
+    figure(bit_s as f64, &[("bit", 1.0), ("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)])
+}
+
+/// A counted size, in the units of the command line.
+pub fn size(bytes: u64) -> String {
+    const K: f64 = 1024.0;
+    figure(bytes as f64, &[("b", 1.0), ("kb", K), ("mb", K * K), ("gb", K * K * K)])
+}
+
+/// A measured time.
+pub fn time(ns: i64) -> String {
+    figure(ns as f64, &[("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)])
+}
+
+/// Packets and their size.
+pub fn packets((packets, bytes): (u64, u64)) -> String {
+    if packets == 0 { "0".to_owned() } else { format!("{packets} ({})", size(bytes)) }
+}
+
+/// The root of the hierarchy has an empty path.
+pub fn cgroup(path: &str) -> &str {
+    if path.is_empty() { "/" } else { path }
+}
+
+/// A limit in one line, in words of the command line.
+pub fn describe(options: &LimitOptions) -> String {
+    let options = canonical(options);
+    let mut words = Vec::new();
+    for (name, queue) in [("egress", options.egress), ("ingress", options.ingress)] {
+        let Some(VirtualQueueOptions { rate, burst, mark, drop, .. }) = queue else { continue };
+        words.push(format!("{name} {rate}"));
+        for (name, span) in [("burst", burst), ("mark", mark), ("drop", drop)] {
+            words.extend(span.map(|span| format!("{name} {span}")));
+        }
+    }
+    let default = LimitOptions::default();
+    if options.scheme != default.scheme {
+        words.push(format!("scheme {}", options.scheme));
+    }
+    if options.loopback {
+        words.push("loopback".to_owned());
+    }
+    if !options.pace_ceiling {
+        words.push("no pace ceiling".to_owned());
+    }
+    if options.rto_min != default.rto_min {
+        words.push(format!("rto_min {}", options.rto_min));
+    }
+    if options.delack_max != default.delack_max {
+        words.push(format!("delack_max {}", options.delack_max));
+    }
+    words.join(", ")
+}
+
+/// The cry for a limit that is not enforced, with what to do; `None` when all is well.
+pub fn alarm(name: &str, path: &str, state: Standing) -> Option<String> {
+    let path = cgroup(path);
+    match state {
+        Standing::InForce => None,
+        Standing::CgroupGone => Some(format!(
+            "limit `{name}` is NOT ENFORCED: its cgroup `{path}` was removed (a service that restarts gets a new \
+             one); put it back with `tidegate apply` or `tidegate limit add`, or take it off with `tidegate limit del {name}`"
+        )),
+        Standing::Unhooked => Some(format!(
+            "limit `{name}` is NOT ENFORCED: something took its programs off cgroup `{path}`; put it back with \
+             `tidegate apply` or `tidegate limit add`, or take it off with `tidegate limit del {name}`"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_keep_four_digits() {
+        assert_eq!(rate(0), "0bit");
+        assert_eq!(rate(48_712_345), "48.71mbit");
+        assert_eq!(rate(50_000_000), "50mbit");
+        assert_eq!(rate(999_960_000), "1000mbit");
+        assert_eq!(rate(123_456), "123.5kbit");
+        assert_eq!(size(1536), "1.5kb");
+        assert_eq!(size(90), "90b");
+        assert_eq!(time(-1_000_000), "-1ms");
+        assert_eq!(time(312_499), "312.5us");
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let mut out = Vec::new();
+        let columns = [("NAME", Align::Left), ("RATE", Align::Right)];
+        let rows = [vec!["a".into(), "50mbit".into()], vec!["longer".into(), "1gbit".into()]];
+        table(&mut out, Paint { on: false }, &columns, &rows).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text, "NAME      RATE\na       50mbit\nlonger   1gbit\n");
+    }
+}

@@ -1,0 +1,101 @@
+//! One message on standard error, and the exit code that says whose turn it is: the user's or the host's.
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use anyhow::Error;
+use clap::error::ErrorKind;
+use tidegate_node::{
+    apply::ApplyError, plan::PlanError, run::RunError, settings::SettingsError, spec::SpecError,
+};
+use tidegate_sys::{
+    cgroup::CgroupError, limit::LimitError, process::SpawnError, store::StoreError,
+};
+
+/// Usage or spec error.
+pub const USAGE: u8 = 1;
+/// The kernel refused.
+pub const REFUSED: u8 = 2;
+/// `plan` found changes.
+pub const CHANGES: u8 = 3;
+/// As shells have it: the command cannot be executed.
+const NOT_EXECUTABLE: u8 = 126;
+/// As shells have it: there is no such command.
+const NOT_FOUND: u8 = 127;
+
+/// What the user typed cannot be; the message says what to type instead.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct UsageError(pub String);
+
+/// A flag whose value cannot be: the fields of a spec file are the flags of the command line.
+pub fn flag_error(SettingsError { field, problem }: SettingsError) -> Error {
+    UsageError(format!("--{}: {problem}", field.replace('_', "-"))).into()
+}
+
+/// Help and version are no errors; the rest is shown as ours.
+pub fn usage(error: &clap::Error) -> ExitCode {
+    let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    let bare = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if asked || bare {
+        let _ = error.print();
+        return if asked { ExitCode::SUCCESS } else { ExitCode::from(USAGE) };
+    }
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+    say(&format!("tidegate: error: {text}"));
+    ExitCode::from(USAGE)
+}
+
+/// Says what went wrong; a reader who has gone away is nothing wrong.
+pub fn report(error: &Error) -> ExitCode {
+    let io_error = error.downcast_ref::<io::Error>();
+    if io_error.is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) {
+        return ExitCode::SUCCESS;
+    }
+    say(&format!("tidegate: error: {error}"));
+    ExitCode::from(exit_code(error))
+}
+
+/// A line on standard error, whether or not somebody reads it.
+pub fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+fn exit_code(error: &Error) -> u8 {
+    let users = error.is::<UsageError>()
+        || error.is::<SpecError>()
+        || error.is::<PlanError>()
+        || error.downcast_ref::<CgroupError>().is_some_and(cgroup_is_users)
+        || error.downcast_ref::<StoreError>().is_some_and(store_is_users);
+    let applied = error.downcast_ref::<ApplyError<StoreError>>();
+    let users = users
+        || matches!(applied, Some(ApplyError::RolledBack { source }) if store_is_users(source));
+    match error.downcast_ref::<RunError>() {
+        Some(RunError::Spawn(SpawnError::NotFound(_))) => NOT_FOUND,
+        Some(RunError::Spawn(SpawnError::NotExecutable { .. })) => NOT_EXECUTABLE,
+        _ if users => USAGE,
+        _ => REFUSED,
+    }
+}
+
+fn cgroup_is_users(error: &CgroupError) -> bool {
+    matches!(
+        error,
+        CgroupError::Missing { .. } | CgroupError::NotADirectory(_) | CgroupError::BadPath(_)
+    )
+}
+
+fn store_is_users(error: &StoreError) -> bool {
+    match error {
+        StoreError::BadName(_)
+        | StoreError::Missing(_)
+        | StoreError::Exists(_)
+        | StoreError::CgroupTaken { .. } => true,
+        StoreError::Limit { source: LimitError::Config(_), .. } => true,
+        StoreError::Limit { source: LimitError::Cgroup(e), .. } => cgroup_is_users(e),
+        _ => false,
+    }
+}

@@ -1,0 +1,40 @@
+//! `tidegate detach`: all limits off, the host as it was.
+
+use std::{
+    io::{Write, stdout},
+    path::Path,
+    process::ExitCode,
+};
+
+use anyhow::Result;
+use tidegate_node::{apply::Gates, host::Host, run::sweep};
+
+use crate::args::DetachArgs;
+
+pub fn run(store: &Path, args: &DetachArgs) -> Result<ExitCode> {
+    let host = Host::open(store)?;
+    let names = host.store().names()?;
+    let mut out = stdout().lock();
+    if names.is_empty() {
+        writeln!(out, "No limits in {}; nothing to take off.", store.display())?;
+    }
+    if args.dry_run {
+        names.iter().try_for_each(|name| writeln!(out, "would take off limit `{name}`"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let _ = sweep(host.hierarchy());
+    if names.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut host = host.lock()?;
+    let mut first_error = None;
+    // One that does not come off must not keep the others on.
+    for name in host.host().store().names()? {
+        match host.remove(&name) {
+            Ok(()) => writeln!(out, "limit `{name}` is off")?,
+            Err(e) => first_error = first_error.or(Some(e)),
+        }
+    }
+    host.close();
+    first_error.map_or(Ok(ExitCode::SUCCESS), |e| Err(e.into()))
+}

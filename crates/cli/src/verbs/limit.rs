@@ -1,0 +1,143 @@
+//! `tidegate limit add|set|del|show`: one limit by hand.
+
+use std::{
+    io::{Write, stdout},
+    path::Path,
+    process::ExitCode,
+};
+
+use anyhow::Result;
+use tidegate_node::{
+    apply::{Gates, apply},
+    host::{Host, LockedHost, present},
+    plan::{Action, Reason, Standing, Wanted},
+    settings::{SettingsProblem, canonical, differences},
+    spec::nearest,
+};
+use tidegate_sys::{
+    limit::LimitOptions,
+    store::{self, StoreError},
+};
+
+use crate::{
+    args::{AddArgs, LimitVerb, SetArgs},
+    output,
+    refusal::{UsageError, flag_error, say},
+    verbs,
+};
+
+pub fn run(store: &Path, verb: LimitVerb) -> Result<ExitCode> {
+    match verb {
+        LimitVerb::Add(args) => add(store, &args),
+        LimitVerb::Set(args) => set(store, &args),
+        LimitVerb::Del { name } => del(store, &name),
+        LimitVerb::Show { name, look } => verbs::status::status(store, name.as_deref(), look.json),
+    }
+}
+
+/// Does the work with other writers kept out, and lets them in again whatever came of it.
+fn locked(store: &Path, work: impl FnOnce(&mut LockedHost) -> Result<String>) -> Result<ExitCode> {
+    let mut host = Host::open(store)?.lock()?;
+    let done = work(&mut host);
+    host.close();
+    writeln!(stdout(), "{}", done?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
+    store::check_name(&args.name)?;
+    if args.cgroup.trim().is_empty() {
+        let message = "--cgroup: empty path; write for example system.slice/backup.service, or / for the whole host";
+        return Err(UsageError(message.to_owned()).into());
+    }
+    let options = args.limit.patch().on(&LimitOptions::default()).map_err(flag_error)?;
+    locked(store, |host| {
+        let name = args.name.clone();
+        let cgroup = host.host().resolve(&args.cgroup)?;
+        let shown = output::cgroup(&cgroup).to_owned();
+        let wanted = Wanted { name: name.clone(), cgroup: cgroup.clone(), options };
+        let mut actions = Vec::new();
+        if let Some(pinned) = host.host().find(&name)? {
+            let limit = present(&pinned);
+            let same = limit.cgroup == cgroup && canonical(&limit.options) == canonical(&options);
+            let reason = match limit.standing {
+                Standing::InForce if same => {
+                    return Ok(format!("limit `{name}` on {shown} is so already; nothing changed"));
+                }
+                Standing::InForce => return Err(StoreError::Exists(name).into()),
+                Standing::CgroupGone => Reason::CgroupGone,
+                Standing::Unhooked => Reason::Unhooked,
+            };
+            actions.push(Action::Remove { limit, reason });
+        }
+        actions.push(Action::Add { limit: wanted });
+        if actions.len() == 1 {
+            host.add(&name, &cgroup, &options)?;
+        } else {
+            apply(host, &actions)?;
+        }
+        Ok(format!("limit `{name}` is on {shown}: {}", output::describe(&options)))
+    })
+}
+
+fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
+    store::check_name(&args.name)?;
+    let patch = args.limit.patch();
+    if patch.is_empty() {
+        let message = "name what to change, for example --egress 100mbit";
+        return Err(UsageError(message.to_owned()).into());
+    }
+    let name = &args.name;
+    locked(store, |host| {
+        let Some(pinned) = host.host().find(name)? else { return Err(missing(host.host(), name)) };
+        let limit = present(&pinned);
+        let options = patch.on(&limit.options).map_err(|e| match e.problem {
+            SettingsProblem::NoDirection => UsageError(format!(
+                "neither direction would be limited; take the limit off with `tidegate limit del {name}`"
+            ))
+            .into(),
+            _ => flag_error(e),
+        })?;
+        if let Some(alarm) = output::alarm(name, &limit.cgroup, limit.standing) {
+            return Err(Unenforced(alarm).into());
+        }
+        let differences = differences(&limit.options, &options);
+        if differences.is_empty() {
+            return Ok(format!("limit `{name}` is so already; nothing changed"));
+        }
+        host.change(name, &options)?;
+        let changes: Vec<_> =
+            differences.iter().map(|d| format!("{} {} -> {}", d.field, d.from, d.to)).collect();
+        Ok(format!("limit `{name}` changed: {}", changes.join(", ")))
+    })
+}
+
+/// A limit that is not enforced is put back before it is changed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Unenforced(String);
+
+fn del(store: &Path, name: &str) -> Result<ExitCode> {
+    store::check_name(name)?;
+    let host = Host::open(store)?;
+    // Nothing to take off is what was asked for; but a slip of the pen shall be seen.
+    if host.find(name).is_ok_and(|found| found.is_none()) {
+        say(&format!("tidegate: note: nothing to take off: {}", missing(&host, name)));
+        return Ok(ExitCode::SUCCESS);
+    }
+    locked(store, |host| {
+        host.remove(name)?;
+        Ok(format!("limit `{name}` is off"))
+    })
+}
+
+/// There is no such limit; the one that may have been meant.
+pub fn missing(host: &Host, name: &str) -> anyhow::Error {
+    let names = host.store().names().unwrap_or_default();
+    match nearest(name, names.iter().map(String::as_str)) {
+        Some(other) => {
+            UsageError(format!("there is no limit `{name}`; did you mean `{other}`?")).into()
+        }
+        None => StoreError::Missing(name.to_owned()).into(),
+    }
+}

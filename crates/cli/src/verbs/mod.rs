@@ -1,0 +1,9 @@
+//! The verbs, one a file.
+
+pub mod detach;
+pub mod generate;
+pub mod limit;
+pub mod monitor;
+pub mod run;
+pub mod spec;
+pub mod status;

@@ -1,0 +1,130 @@
+//! `tidegate monitor`: what every limit does, interval by interval.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write, stdout},
+    path::Path,
+    process::ExitCode,
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Result;
+use tidegate_core::Rate;
+use tidegate_node::{
+    host::Host,
+    status::{LimitSample, LimitStatus, monotonic_ns},
+};
+
+use crate::{
+    args::MonitorArgs,
+    output::{self, Align, Column, Paint},
+};
+
+/// The head is said again after so many lines.
+const HEAD_EVERY: usize = 24;
+
+const COLUMNS: [Column; 9] = [
+    ("NAME", Align::Left),
+    ("DIRECTION", Align::Left),
+    ("LIMIT", Align::Right),
+    ("USED", Align::Right),
+    ("USED%", Align::Right),
+    ("BACKLOG", Align::Right),
+    ("MARKED", Align::Right),
+    ("SLOWED", Align::Right),
+    ("DROPPED", Align::Right),
+];
+const WIDTHS: [usize; COLUMNS.len()] = [16, 9, 10, 10, 6, 8, 8, 8, 8];
+
+/// All limits at one moment.
+struct Moment {
+    at_ns: u64,
+    limits: BTreeMap<String, LimitStatus>,
+}
+
+pub fn run(store: &Path, args: &MonitorArgs) -> Result<ExitCode> {
+    let host = Host::open(store)?;
+    let mut earlier = look(&host)?;
+    let mut screen = Screen { lines: 0, quiet: false };
+    let mut next = Instant::now();
+    let mut left = args.count;
+    while left != Some(0) {
+        next += args.interval;
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+        let now = look(&host)?;
+        let interval_ns = now.at_ns - earlier.at_ns;
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let unix_ns = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
+        let samples = now.limits.iter().map(|(name, limit)| {
+            LimitSample::between(earlier.limits.get(name), limit, interval_ns, unix_ns)
+        });
+        let samples: Vec<_> = samples.collect();
+        let mut out = stdout().lock();
+        if args.json {
+            for sample in &samples {
+                writeln!(out, "{}", serde_json::to_string(sample)?)?;
+            }
+        } else {
+            screen.show(&mut out, &samples)?;
+        }
+        out.flush()?;
+        earlier = now;
+        left = left.map(|n| n - 1);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn look(host: &Host) -> Result<Moment> {
+    let at_ns = monotonic_ns();
+    let pinned = host.store().list(host.hierarchy())?;
+    let limits = pinned.iter().map(|limit| Ok((limit.name.clone(), LimitStatus::read(limit)?)));
+    Ok(Moment { at_ns, limits: limits.collect::<Result<_>>()? })
+}
+
+/// The lines said so far.
+struct Screen {
+    lines: usize,
+    quiet: bool,
+}
+
+impl Screen {
+    fn show(&mut self, out: &mut impl Write, samples: &[LimitSample]) -> io::Result<()> {
+        let paint = Paint::stdout();
+        if samples.is_empty() {
+            if !self.quiet {
+                writeln!(out, "No limits; waiting for one.")?;
+            }
+            self.quiet = true;
+            return Ok(());
+        }
+        self.quiet = false;
+        for sample in samples {
+            if let Some(alarm) = output::alarm(&sample.name, &sample.cgroup, sample.state) {
+                writeln!(out, "{}", paint.red(&format!("WARNING: {alarm}")))?;
+                continue;
+            }
+            for (direction, d) in sample.directions() {
+                if self.lines.is_multiple_of(HEAD_EVERY) {
+                    let heads = COLUMNS.map(|(head, _)| head.to_owned());
+                    writeln!(out, "{}", paint.bold(&output::line(&COLUMNS, &WIDTHS, &heads)))?;
+                }
+                self.lines += 1;
+                let limit = Rate::from_bit_s(d.rate_bit_s).map(|rate| rate.to_string());
+                let cells = [
+                    sample.name.clone(),
+                    direction.to_owned(),
+                    limit.unwrap_or_default(),
+                    output::rate(d.used_bit_s),
+                    format!("{:.1}", 100.0 * d.used_bit_s as f64 / d.rate_bit_s.max(1) as f64),
+                    output::time(d.backlog_ns),
+                    d.counters.packets_of("mark").to_string(),
+                    d.counters.packets_of("slow").to_string(),
+                    d.counters.dropped().0.to_string(),
+                ];
+                writeln!(out, "{}", output::line(&COLUMNS, &WIDTHS, &cells))?;
+            }
+        }
+        Ok(())
+    }
+}

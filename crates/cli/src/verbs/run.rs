@@ -1,0 +1,59 @@
+//! `tidegate run`.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use tidegate_core::Rate;
+use tidegate_node::run::{self, RunOptions, Summary};
+use tidegate_sys::limit::LimitOptions;
+
+use crate::{
+    args::RunArgs,
+    output,
+    refusal::{UsageError, flag_error, say},
+};
+
+pub fn run(args: &RunArgs) -> Result<ExitCode> {
+    let limit = args.limit.patch().on(&LimitOptions::default()).map_err(flag_error)?;
+    let Some((command, arguments)) = args.command.split_first() else {
+        return Err(UsageError("name the command to run, after `--`".to_owned()).into());
+    };
+    let options =
+        RunOptions { limit, cc: None, command: command.clone(), arguments: arguments.to_vec() };
+    let finished = run::run(&options)?;
+    for warning in &finished.warnings {
+        say(&format!("tidegate: warning: {warning}"));
+    }
+    if args.stats {
+        if args.json {
+            say(&serde_json::to_string(&finished.summary)?);
+        } else {
+            summarize(&finished.summary);
+        }
+    }
+    Ok(ExitCode::from(finished.exit_code))
+}
+
+fn summarize(summary: &Summary) {
+    let elapsed = i64::try_from(summary.elapsed_ns).unwrap_or(i64::MAX);
+    for (name, direction) in summary.limit.iter().flat_map(|limit| limit.directions()) {
+        let counts = &direction.counters;
+        let (packets, bytes) = counts.charged();
+        let bits = u128::from(bytes) * 8 * 1_000_000_000 / u128::from(summary.elapsed_ns.max(1));
+        let limit = Rate::from_bit_s(direction.rate_bit_s).map(|rate| rate.to_string());
+        let exempt = match counts.packets_of("exempt") {
+            0 => String::new(),
+            n => format!("; {n} on loopback not limited (see --loopback)"),
+        };
+        say(&format!(
+            "tidegate: {name} {}: {} in {packets} packets over {} = {}; marked {}, slowed {}, dropped {}{exempt}",
+            limit.unwrap_or_default(),
+            output::size(bytes),
+            output::time(elapsed),
+            output::rate(u64::try_from(bits).unwrap_or(u64::MAX)),
+            counts.packets_of("mark"),
+            counts.packets_of("slow"),
+            counts.dropped().0,
+        ));
+    }
+}

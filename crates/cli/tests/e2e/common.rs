@@ -1,0 +1,237 @@
+//! What the tests share: private places that are put back, and waiting with a deadline.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    mount::{MountFlags, UnmountFlags, mount, unmount},
+    process::{Pid, Signal, kill_process},
+};
+use serde_json::Value;
+use tempfile::TempDir;
+use tidegate_sys::{
+    cgroup::{Cgroup, Hierarchy},
+    libbpf_rs::query::{LinkInfoIter, LinkTypeInfo, ProgInfoIter, ProgInfoQueryOptions},
+};
+
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Says SKIP, past the test harness that would keep it to itself.
+pub fn skip(why: &str) {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("test").rsplit("::").next().unwrap_or("test").to_owned();
+    let _ = writeln!(io::stdout(), "SKIP {test}: {why}");
+}
+
+pub fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        skip("needs root");
+    }
+    root
+}
+
+/// Returns from the test unless it runs as root.
+#[macro_export]
+macro_rules! need_root {
+    () => {
+        if !$crate::common::is_root() {
+            return;
+        }
+    };
+}
+
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited in vain for: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A BPF file system and a cgroup for one test.
+pub struct Place {
+    pub group: Cgroup,
+    pub hierarchy: Hierarchy,
+    dir: TempDir,
+}
+
+impl Place {
+    pub fn new() -> Place {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let dir = tempfile::tempdir().unwrap();
+        let bpffs = dir.path().join("bpffs");
+        fs::create_dir(&bpffs).unwrap();
+        mount("bpf", &bpffs, "bpf", MountFlags::empty(), None).unwrap();
+        let hierarchy = Hierarchy::find().unwrap();
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tidegate-test-{}-{number}", std::process::id());
+        let group = hierarchy.create(&hierarchy.open("").unwrap(), &name).unwrap();
+        Place { group, hierarchy, dir }
+    }
+
+    pub fn store(&self) -> PathBuf {
+        self.dir.path().join("bpffs/tidegate")
+    }
+
+    pub fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// A cgroup below the test's own.
+    pub fn child(&self, name: &str) -> Cgroup {
+        self.hierarchy.create(&self.group, name).unwrap()
+    }
+
+    pub fn tidegate(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.env("TIDEGATE_BPFFS", self.store()).stdin(Stdio::null());
+        command
+    }
+
+    /// A command that starts inside a cgroup.
+    pub fn inside(&self, group: &Cgroup, program: &str) -> Command {
+        let mut command = Command::new("sh");
+        let script = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
+        command.arg("-c").arg(script).arg(group.absolute()).arg(program);
+        command.env("TIDEGATE_BPFFS", self.store()).stdin(Stdio::null());
+        command
+    }
+
+    /// `tidegate run`, started inside the test's cgroup.
+    pub fn run(&self, flags: &[&str]) -> Command {
+        let mut command = self.inside(&self.group, env!("CARGO_BIN_EXE_tidegate"));
+        command.arg("run").args(flags).arg("--");
+        command
+    }
+
+    pub fn ok(&self, args: &[&str]) -> String {
+        let output = self.tidegate().args(args).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{args:?}: {error}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Exit code and standard error.
+    pub fn refused(&self, args: &[&str]) -> (i32, String) {
+        refused(self.tidegate().args(args))
+    }
+
+    pub fn json(&self, args: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(args)).unwrap()
+    }
+
+    /// The cgroup that a `tidegate run` started in the test's cgroup has made.
+    pub fn run_group(&self) -> Option<Cgroup> {
+        let is_run = |name: &str| name.starts_with("tidegate-run-");
+        let path = self.hierarchy.find_below(self.group.path(), is_run).pop()?;
+        self.hierarchy.open(&path).ok()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for path in self.hierarchy.find_below(self.group.path(), |_| true) {
+            let group = self.hierarchy.open(&path);
+            let processes = group.and_then(|group| group.processes());
+            processes.unwrap_or_default().into_iter().for_each(|pid| signal(pid, Signal::KILL));
+        }
+        let root = self.hierarchy.open("").unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        let _ = self.hierarchy.dissolve(&self.group, &root, deadline);
+        let _ = unmount(self.dir.path().join("bpffs"), UnmountFlags::DETACH);
+    }
+}
+
+pub fn refused(command: &mut Command) -> (i32, String) {
+    let output = command.output().unwrap();
+    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+pub fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+pub fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// A child that does not outlive its test.
+pub struct Guard(pub Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Guard {
+    pub fn exit_code(&mut self) -> i32 {
+        wait_for("the end of a process", || self.0.try_wait().unwrap()).code().unwrap_or(-1)
+    }
+}
+
+/// The eBPF objects of the limits on a cgroup, by their ids.
+#[derive(Debug, Default)]
+pub struct Objects {
+    links: BTreeSet<u32>,
+    programs: BTreeSet<u32>,
+    maps: BTreeSet<u32>,
+}
+
+impl Objects {
+    pub fn on(cgroup: &Cgroup) -> Objects {
+        let mut objects = Objects::default();
+        for link in LinkInfoIter::default() {
+            if matches!(&link.info, LinkTypeInfo::Cgroup(c) if c.cgroup_id == cgroup.id()) {
+                objects.links.insert(link.id);
+                objects.programs.insert(link.prog_id);
+            }
+        }
+        let query = ProgInfoQueryOptions::default().include_map_ids(true);
+        for program in ProgInfoIter::with_query_opts(query) {
+            if objects.programs.contains(&program.id) {
+                objects.maps.extend(program.map_ids);
+            }
+        }
+        objects
+    }
+
+    /// Three links: both directions and the sockets.
+    pub fn is_whole(&self) -> bool {
+        self.links.len() == 3 && !self.maps.is_empty()
+    }
+
+    /// Waits until none is left: the kernel frees them a little after the last user has gone.
+    pub fn wait_until_gone(&self) {
+        wait_for("the end of links, programs and maps", || {
+            let maps = tidegate_sys::libbpf_rs::query::MapInfoIter::default();
+            let left = LinkInfoIter::default().any(|link| self.links.contains(&link.id))
+                || ProgInfoIter::default().any(|program| self.programs.contains(&program.id))
+                || maps.into_iter().any(|map| self.maps.contains(&map.id));
+            (!left).then_some(())
+        });
+    }
+}
+
+pub fn entries(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}

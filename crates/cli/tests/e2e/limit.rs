@@ -1,0 +1,162 @@
+//! `tidegate limit`, `status`, `monitor` and `detach`.
+
+use crate::{
+    common::{Objects, Place, entries, wait_for},
+    need_root,
+};
+
+#[test]
+fn root_limit_verbs_are_idempotent() {
+    need_root!();
+    let place = Place::new();
+    let cgroup = place.group.path();
+    let add = ["limit", "add", "a", "--cgroup", cgroup, "--egress", "50mbit"];
+    assert!(place.ok(&add).contains("egress 50mbit"));
+    let objects = Objects::on(&place.group);
+    assert!(objects.is_whole());
+    assert!(place.ok(&add).contains("nothing changed"));
+    assert!(place.ok(&["limit", "set", "a", "--egress", "20mbit"]).contains("50mbit -> 20mbit"));
+    assert!(place.ok(&["limit", "set", "a", "--egress", "20mbit"]).contains("nothing changed"));
+
+    let (code, message) = place.refused(&add);
+    assert_eq!(code, 1);
+    assert!(
+        message.contains("limit `a` exists already; change it with `tidegate limit set a"),
+        "{message}"
+    );
+    let (code, message) =
+        place.refused(&["limit", "add", "b", "--cgroup", cgroup, "--egress", "1mbit"]);
+    assert_eq!(code, 1);
+    assert!(message.contains("already has limit `a`"), "{message}");
+
+    place.ok(&["limit", "del", "a"]);
+    place.ok(&["limit", "del", "a"]);
+    objects.wait_until_gone();
+    assert!(!place.store().exists(), "the empty store is gone, too");
+}
+
+#[test]
+fn root_limit_set_changes_only_what_is_named() {
+    need_root!();
+    let place = Place::new();
+    let flags = ["--egress", "50mbit", "--ingress", "1gbit", "--burst", "2ms", "--rto-min", "30ms"];
+    place.ok(&[&["limit", "add", "a", "--cgroup", place.group.path()], &flags[..]].concat());
+    let before = place.json(&["limit", "show", "a", "--json"]);
+    place.ok(&["limit", "set", "a", "--egress", "10mbit", "--loopback"]);
+    let after = place.json(&["limit", "show", "a", "--json"]);
+    assert_eq!(after["egress"]["rate_bit_s"], 10_000_000);
+    assert_eq!(after["loopback"], true);
+    assert_eq!(after["ingress"]["rate_bit_s"], 1_000_000_000);
+    for field in ["rto_min_ns", "delack_max_ns", "pace_ceiling", "name", "cgroup", "state"] {
+        assert_eq!(after[field], before[field], "{field}");
+    }
+    assert_eq!(after["egress"]["burst_ns"], 2_000_000);
+    place.ok(&["limit", "set", "a", "--ingress", "none"]);
+    assert!(place.json(&["limit", "show", "a", "--json"])["ingress"].is_null());
+}
+
+#[test]
+fn root_a_limit_whose_cgroup_is_gone_is_cried_out_and_can_be_put_back() {
+    need_root!();
+    let place = Place::new();
+    let child = place.child("service");
+    let add = ["limit", "add", "a", "--cgroup", child.path(), "--egress", "50mbit"];
+    place.ok(&add);
+    std::fs::remove_dir(child.absolute()).unwrap();
+    let status = place.ok(&["status"]);
+    assert!(status.contains("NOT ENFORCED") && status.contains(child.path()), "{status}");
+    assert_eq!(place.json(&["status", "--json"])["limits"][0]["state"], "cgroup_gone");
+    assert!(place.ok(&["monitor", "--count", "1", "--interval", "10ms"]).contains("NOT ENFORCED"));
+    let (code, message) = place.refused(&["limit", "set", "a", "--egress", "1mbit"]);
+    assert_eq!(code, 2);
+    assert!(message.contains("NOT ENFORCED"), "{message}");
+
+    let again = place.child("service");
+    place.ok(&add);
+    assert!(Objects::on(&again).is_whole());
+    assert_eq!(place.json(&["status", "--json"])["limits"][0]["state"], "in_force");
+}
+
+#[test]
+fn root_a_limit_whose_programs_were_taken_off_is_cried_out() {
+    need_root!();
+    let place = Place::new();
+    place.ok(&["limit", "add", "a", "--cgroup", place.group.path(), "--egress", "50mbit"]);
+    let link = tidegate_sys::libbpf_rs::Link::open(place.store().join("a/egress")).unwrap();
+    link.detach().unwrap();
+    assert_eq!(place.json(&["status", "--json"])["limits"][0]["state"], "unhooked");
+    assert!(place.ok(&["status"]).contains("NOT ENFORCED"));
+}
+
+#[test]
+fn root_detach_leaves_nothing() {
+    need_root!();
+    let place = Place::new();
+    let groups = ["x", "y"].map(|name| place.child(name));
+    for (i, group) in groups.iter().enumerate() {
+        let name = format!("limit-{i}");
+        place.ok(&["limit", "add", &name, "--cgroup", group.path(), "--ingress", "1gbit"]);
+    }
+    let objects = groups.each_ref().map(Objects::on);
+    assert!(objects.iter().all(Objects::is_whole));
+    assert!(place.ok(&["detach", "--dry-run"]).contains("would take off limit `limit-1`"));
+    assert_eq!(entries(&place.store()), ["limit-0", "limit-1"]);
+    place.ok(&["detach"]);
+    assert!(!place.store().exists());
+    objects.iter().for_each(Objects::wait_until_gone);
+    place.ok(&["detach"]);
+}
+
+#[test]
+fn root_writers_wait_for_one_another() {
+    need_root!();
+    let place = Place::new();
+    let groups: Vec<_> = (0..6).map(|i| place.child(&format!("g{i}"))).collect();
+    std::thread::scope(|scope| {
+        for (i, group) in groups.iter().enumerate() {
+            let place = &place;
+            scope.spawn(move || {
+                let name = format!("limit-{i}");
+                place.ok(&["limit", "add", &name, "--cgroup", group.path(), "--egress", "1gbit"]);
+                if i % 2 == 0 {
+                    place.ok(&["limit", "del", &name]);
+                }
+            });
+        }
+    });
+    assert_eq!(entries(&place.store()), ["limit-1", "limit-3", "limit-5"]);
+}
+
+#[test]
+fn root_monitor_speaks_json_lines() {
+    need_root!();
+    let place = Place::new();
+    place.ok(&["limit", "add", "a", "--cgroup", place.group.path(), "--egress", "50mbit"]);
+    let text = place.ok(&["monitor", "--json", "--interval", "10ms", "--count", "3"]);
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 3);
+    for line in &lines {
+        assert_eq!(line["name"], "a");
+        assert_eq!(line["egress"]["rate_bit_s"], 50_000_000);
+        assert_eq!(line["egress"]["drop_full_packets"], 0);
+        assert!(line["interval_ns"].as_u64().unwrap() > 0 && line["ingress"].is_null());
+    }
+}
+
+#[test]
+fn root_a_reader_who_goes_away_is_no_error() {
+    need_root!();
+    let place = Place::new();
+    place.ok(&["limit", "add", "a", "--cgroup", place.group.path(), "--egress", "50mbit"]);
+    let mut command = place.tidegate();
+    command.args(["monitor", "--interval", "10ms"]);
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let mut child = crate::common::Guard(command.spawn().unwrap());
+    drop(child.0.stdout.take());
+    let status = wait_for("the end of monitor", || child.0.try_wait().unwrap());
+    assert!(status.success());
+    let mut message = String::new();
+    std::io::Read::read_to_string(child.0.stderr.as_mut().unwrap(), &mut message).unwrap();
+    assert_eq!(message, "");
+}

@@ -1,0 +1,19 @@
+//! The binary driven as a user drives it.
+//!
+//! Tests whose names start with `root_` need root and say SKIP without it. Each has its own BPF file system and
+//! its own cgroups and puts back what it took, so all run in parallel.
+
+#![allow(clippy::unwrap_used, reason = "tests, helpers included")]
+
+mod apply;
+mod common;
+mod limit;
+mod refusals;
+mod run;
+mod traffic;
+
+/// Not a test: what the tests run under a limit. It does what `TIDEGATE_TEST_HELPER` says.
+#[test]
+fn helper() {
+    traffic::help();
+}

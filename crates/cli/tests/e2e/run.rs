@@ -1,0 +1,178 @@
+//! `tidegate run`: transparent to the command, and nothing left behind.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    process::Stdio,
+};
+
+use rustix::process::Signal;
+
+use crate::{
+    common::{Guard, Objects, Place, refused, signal, text, wait_for},
+    need_root,
+};
+
+const RATE: &[&str] = &["--egress", "50mbit"];
+
+#[test]
+fn root_run_exits_as_the_command_does() {
+    need_root!();
+    let place = Place::new();
+    for code in [0, 1, 7, 255] {
+        let status = place.run(RATE).args(["sh", "-c", &format!("exit {code}")]).status();
+        assert_eq!(status.unwrap().code(), Some(code));
+    }
+    let killed = place.run(RATE).args(["sh", "-c", "kill -KILL $$"]).status();
+    assert_eq!(killed.unwrap().code(), Some(128 + 9));
+}
+
+#[test]
+fn root_run_says_why_a_command_does_not_start() {
+    need_root!();
+    let place = Place::new();
+    let (code, message) = refused(place.run(RATE).arg("no-such-command"));
+    assert_eq!(
+        (code, message.as_str()),
+        (127, "tidegate: error: `no-such-command`: command not found\n")
+    );
+    let (code, message) = refused(place.run(RATE).arg("/etc/passwd"));
+    assert_eq!(code, 126);
+    assert!(message.contains("cannot be executed: Permission denied"), "{message}");
+    assert!(place.run_group().is_none());
+}
+
+#[test]
+fn root_run_leaves_input_output_and_arguments_alone() {
+    need_root!();
+    let place = Place::new();
+    let output = place.run(RATE).args(["printf", "%s|", "a b", "--stats", "-x"]).output().unwrap();
+    assert_eq!(text(&output), "a b|--stats|-x|");
+    assert!(output.stderr.is_empty(), "says nothing of its own");
+}
+
+#[test]
+fn root_run_passes_signals_on() {
+    need_root!();
+    let place = Place::new();
+    let signals = [
+        Signal::TERM,
+        Signal::INT,
+        Signal::HUP,
+        Signal::QUIT,
+        Signal::USR1,
+        Signal::USR2,
+        Signal::WINCH,
+    ];
+    for (i, sent) in signals.into_iter().enumerate() {
+        let code = 40 + i32::try_from(i).unwrap();
+        let script = format!(
+            "trap 'exit {code}' {}; echo ready; while :; do sleep 0.01; done",
+            sent.as_raw()
+        );
+        let mut command = place.run(RATE);
+        command.args(["sh", "-c", &script]).stdout(Stdio::piped());
+        let mut child = Guard(command.spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        signal(child.0.id(), sent);
+        assert_eq!(child.exit_code(), code, "{sent:?}");
+    }
+}
+
+#[test]
+fn root_run_gives_the_command_the_signal_mask_it_had_itself() {
+    need_root!();
+    let place = Place::new();
+    let mask = |status: &str| {
+        let line = status.lines().find(|line| line.starts_with("SigBlk:"));
+        line.unwrap_or_default().to_owned()
+    };
+    let plain = place.inside(&place.group, "cat").arg("/proc/self/status").output().unwrap();
+    let limited = place.run(RATE).args(["cat", "/proc/self/status"]).output().unwrap();
+    assert_eq!(mask(&text(&limited)), mask(&text(&plain)));
+}
+
+#[test]
+fn root_run_leaves_nothing() {
+    need_root!();
+    let place = Place::new();
+    let mut command = place.run(RATE);
+    let mut child = Guard(command.arg("cat").stdin(Stdio::piped()).spawn().unwrap());
+    let (group, objects) = wait_for("the command under its limit", || {
+        let group = place.run_group()?;
+        let objects = Objects::on(&group);
+        let started = !group.processes().ok()?.is_empty();
+        (started && objects.is_whole()).then_some((group, objects))
+    });
+    drop(child.0.stdin.take());
+    assert_eq!(child.exit_code(), 0);
+    assert!(!group.absolute().exists());
+    objects.wait_until_gone();
+}
+
+#[test]
+fn root_run_killed_leaves_what_the_next_start_sweeps() {
+    need_root!();
+    let place = Place::new();
+    let mut command = place.run(RATE);
+    let mut child = Guard(command.args(["sleep", "1000"]).spawn().unwrap());
+    let (group, objects, pid) = wait_for("the command under its limit", || {
+        let group = place.run_group()?;
+        let objects = Objects::on(&group);
+        let pid = *group.processes().ok()?.first()?;
+        objects.is_whole().then_some((group, objects, pid))
+    });
+    signal(child.0.id(), Signal::KILL);
+    child.exit_code();
+    objects.wait_until_gone();
+    assert_eq!(group.processes().unwrap(), [pid], "the command runs on, unlimited");
+
+    assert!(place.run(RATE).arg("true").status().unwrap().success());
+    assert!(group.absolute().exists(), "not swept while somebody is in it");
+    signal(pid, Signal::KILL);
+    wait_for("the end of the command", || group.processes().unwrap().is_empty().then_some(()));
+    wait_for("the sweep", || {
+        assert!(place.run(RATE).arg("true").status().unwrap().success());
+        (!group.absolute().exists()).then_some(())
+    });
+}
+
+#[test]
+fn root_run_moves_what_the_command_leaves_behind_to_the_callers_cgroup() {
+    need_root!();
+    let place = Place::new();
+    let script = "setsid sleep 1000 > /dev/null 2>&1 & echo $!";
+    let output = place.run(RATE).args(["sh", "-c", script]).output().unwrap();
+    assert!(output.status.success());
+    let pid: u32 = text(&output).parse().unwrap();
+    assert!(place.run_group().is_none());
+    assert!(place.group.processes().unwrap().contains(&pid));
+}
+
+#[test]
+fn root_run_in_run_holds_both() {
+    need_root!();
+    let place = Place::new();
+    let mut command = place.run(RATE);
+    command.arg(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(["run", "--egress", "20mbit", "--", "sh", "-c", "cat /proc/self/cgroup; exit 5"]);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(5));
+    assert_eq!(text(&output).matches("tidegate-run-").count(), 2);
+    assert!(place.run_group().is_none());
+}
+
+#[test]
+fn root_run_without_a_cgroup_to_write_says_so() {
+    need_root!();
+    let place = Place::new();
+    let script = "mount -o remount,ro,bind \"$0\" && exec \"$@\"";
+    let mut command = std::process::Command::new("unshare");
+    command.args(["-m", "sh", "-c", script]).arg(place.hierarchy.mount());
+    command.arg(env!("CARGO_BIN_EXE_tidegate")).args(["run", "--egress", "1mbit", "true"]);
+    let (code, message) = refused(&mut command);
+    assert_eq!(code, 2, "{message}");
+    assert!(message.contains("mounted read-only"), "{message}");
+    assert!(fs::read_dir(place.group.absolute()).is_ok());
+}

@@ -1,0 +1,252 @@
+//! Limits on real traffic, over loopback. Only lower bounds on time: noise makes things slow, never fast.
+
+use std::{
+    env,
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::{
+    common::{Guard, PATIENCE, Place, skip, wait_for},
+    need_root,
+};
+
+const HELPER: &str = "TIDEGATE_TEST_HELPER";
+const DATAGRAM_BYTES: usize = 1200;
+/// At 50 Mbit/s, 1.28 s.
+const TRANSFER_BYTES: usize = 8_000_000;
+
+/// In the process under test: `tcp ADDR BYTES` or `udp ADDR BYTES` sends so
+/// much, `get ADDR BYTES` receives it.
+pub fn help() {
+    let Ok(order) = env::var(HELPER) else { return };
+    let [kind, address, bytes] = order.split(' ').collect::<Vec<_>>()[..] else { return };
+    let bytes: usize = bytes.parse().unwrap();
+    if kind == "get" {
+        let mut received = Vec::new();
+        TcpStream::connect(address).unwrap().read_to_end(&mut received).unwrap();
+        assert_eq!(received.len(), bytes);
+    } else if kind == "tcp" {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(&vec![7; bytes]).unwrap();
+        // What is still in the send buffer when the command ends leaves without its limit: see it out.
+        stream.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    } else {
+        let any = if address.starts_with('[') { "[::]:0" } else { "0.0.0.0:0" };
+        let socket = UdpSocket::bind(any).unwrap();
+        for _ in 0..bytes / DATAGRAM_BYTES {
+            socket.send_to(&[7; DATAGRAM_BYTES], address).unwrap();
+        }
+    }
+}
+
+/// This very program as the sender.
+fn sender(command: &mut Command, order: &str) {
+    command.arg(env::current_exe().unwrap()).args(["helper", "--exact"]).env(HELPER, order);
+    command.stdout(std::process::Stdio::null());
+}
+
+/// The next connection, which must come.
+fn accept(listener: &TcpListener) -> TcpStream {
+    listener.set_nonblocking(true).unwrap();
+    let (stream, _) = wait_for("a connection", || listener.accept().ok());
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Reads all of one connection; gives its length and how long it took.
+fn receive(listener: &TcpListener) -> (usize, Duration) {
+    let mut stream = accept(listener);
+    let started = Instant::now();
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    (bytes.len(), started.elapsed())
+}
+
+fn counter(direction: &Value, suffix: &str) -> u64 {
+    let outcomes = ["pass", "mark", "slow"];
+    outcomes.iter().map(|name| direction[format!("{name}_{suffix}")].as_u64().unwrap()).sum()
+}
+
+fn tcp_is_limited(place: &Place, host: &str) {
+    let Ok(listener) = TcpListener::bind(format!("{host}:0")) else { return skip("no IPv6") };
+    let order = format!("tcp {} {TRANSFER_BYTES}", listener.local_addr().unwrap());
+    let mut command = place.run(&["--egress", "50mbit", "--loopback", "--stats", "--json"]);
+    sender(&mut command, &order);
+    command.stderr(std::process::Stdio::piped());
+    let child = command.spawn().unwrap();
+    let (bytes, elapsed) = receive(&listener);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(bytes, TRANSFER_BYTES);
+    assert!(elapsed > Duration::from_secs(1), "{elapsed:?}");
+    let stats: Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert!(counter(&stats["egress"], "bytes") > TRANSFER_BYTES as u64, "{stats}");
+}
+
+#[test]
+fn root_tcp_over_ipv4_is_limited() {
+    need_root!();
+    tcp_is_limited(&Place::new(), "127.0.0.1");
+}
+
+#[test]
+fn root_tcp_over_ipv6_is_limited() {
+    need_root!();
+    tcp_is_limited(&Place::new(), "[::1]");
+}
+
+fn udp_is_limited(host: &str) {
+    let place = Place::new();
+    let Ok(socket) = UdpSocket::bind(format!("{host}:0")) else { return skip("no IPv6") };
+    socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    let order = format!("udp {} {}", socket.local_addr().unwrap(), 10 * TRANSFER_BYTES);
+    let mut command = place.run(&["--egress", "50mbit", "--loopback"]);
+    sender(&mut command, &order);
+    let started = Instant::now();
+    let mut child = Guard(command.spawn().unwrap());
+    let (mut received, mut buffer) = (0, [0; 2 * DATAGRAM_BYTES]);
+    let status = loop {
+        if let Ok((bytes, _)) = socket.recv_from(&mut buffer) {
+            received += bytes;
+        } else if let Some(status) = child.0.try_wait().unwrap() {
+            break status;
+        }
+    };
+    assert!(status.success(), "a sender sees no error when the limit drops");
+    let allowed = 50e6 / 8.0 * started.elapsed().as_secs_f64() * 1.1 + 100e3;
+    assert!(received > 0 && (received as f64) < allowed, "{received} of {allowed}");
+}
+
+#[test]
+fn root_udp_over_ipv4_is_limited() {
+    need_root!();
+    udp_is_limited("127.0.0.1");
+}
+
+#[test]
+fn root_udp_over_ipv6_is_limited() {
+    need_root!();
+    udp_is_limited("[::1]");
+}
+
+#[test]
+fn root_loopback_is_free_unless_asked_for() {
+    need_root!();
+    let place = Place::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let order = format!("tcp {} 1000000", listener.local_addr().unwrap());
+    // The pacing ceiling is a property of a socket, whatever its packets are charged for.
+    let flags =
+        ["--egress", "8kbit", "--scheme", "nrm", "--pace-ceiling=false", "--stats", "--json"];
+    let mut command = place.run(&flags);
+    sender(&mut command, &order);
+    command.stderr(std::process::Stdio::piped());
+    let child = command.spawn().unwrap();
+    assert_eq!(receive(&listener).0, 1_000_000, "at 8 kbit/s this would take a quarter of an hour");
+    let output = child.wait_with_output().unwrap();
+    let stats: Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert_eq!(counter(&stats["egress"], "packets"), 0);
+    assert!(stats["egress"]["exempt_bytes"].as_u64() > Some(1_000_000), "{stats}");
+}
+
+#[test]
+fn root_ingress_is_limited() {
+    need_root!();
+    let place = Place::new();
+    place.ok(&[
+        "limit",
+        "add",
+        "a",
+        "--cgroup",
+        place.group.path(),
+        "--ingress",
+        "1gbit",
+        "--loopback",
+    ]);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let bytes = 100_000_000;
+    let mut command = place.inside(&place.group, "env");
+    sender(&mut command, &format!("get {} {bytes}", listener.local_addr().unwrap()));
+    let mut child = Guard(command.spawn().unwrap());
+    let mut stream = accept(&listener);
+    let started = Instant::now();
+    stream.write_all(&vec![7; bytes]).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(child.exit_code(), 0);
+    assert!(started.elapsed() > Duration::from_millis(600), "0.8 s: {:?}", started.elapsed());
+    let status = place.json(&["limit", "show", "a", "--json"]);
+    assert!(counter(&status["ingress"], "bytes") > bytes as u64, "{status}");
+}
+
+#[test]
+fn root_nested_limits_each_hold() {
+    need_root!();
+    let place = Place::new();
+    let outer = ["--cgroup", place.group.path(), "--egress", "200mbit", "--loopback"];
+    place.ok(&[&["limit", "add", "outer"], &outer[..]].concat());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let order = format!("tcp {} 40000000", listener.local_addr().unwrap());
+    let mut command = place.run(&["--egress", "500mbit", "--loopback", "--stats", "--json"]);
+    sender(&mut command, &order);
+    command.stderr(std::process::Stdio::piped());
+    let child = command.spawn().unwrap();
+    let (bytes, elapsed) = receive(&listener);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(bytes, 40_000_000);
+    assert!(elapsed > Duration::from_millis(1300), "1.6 s at 200 Mbit/s: {elapsed:?}");
+    let inner: Value = serde_json::from_slice(&output.stderr).unwrap();
+    let outer = place.json(&["limit", "show", "outer", "--json"]);
+    assert!(counter(&inner["egress"], "bytes") > 40_000_000, "{inner}");
+    assert!(counter(&outer["egress"], "bytes") > 40_000_000, "{outer}");
+}
+
+#[test]
+fn root_a_rate_changes_under_a_transfer() {
+    need_root!();
+    let place = Place::new();
+    place.ok(&[
+        "limit",
+        "add",
+        "a",
+        "--cgroup",
+        place.group.path(),
+        "--egress",
+        "4mbit",
+        "--loopback",
+    ]);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address: SocketAddr = listener.local_addr().unwrap();
+    let mut command = place.inside(&place.group, "env");
+    sender(&mut command, &format!("tcp {address} {TRANSFER_BYTES}"));
+    let mut child = Guard(command.spawn().unwrap());
+    let mut stream = accept(&listener);
+    let mut buffer = vec![0; 1 << 16];
+    let mut received = 0;
+    while received < 200_000 {
+        received += stream.read(&mut buffer).unwrap();
+    }
+    // At 4 Mbit/s the rest would take 15 s.
+    place.ok(&["limit", "set", "a", "--egress", "400mbit"]);
+    let changed = Instant::now();
+    loop {
+        match stream.read(&mut buffer).unwrap() {
+            0 => break drop(stream),
+            n => received += n,
+        }
+    }
+    assert_eq!(received, TRANSFER_BYTES, "not a byte lost, no reset");
+    assert_eq!(child.exit_code(), 0);
+    assert!(changed.elapsed() < Duration::from_secs(12), "the transfer runs at the new rate");
+    wait_for("counters", || {
+        let status = place.json(&["limit", "show", "a", "--json"]);
+        (counter(&status["egress"], "bytes") > TRANSFER_BYTES as u64).then_some(())
+    });
+}

@@ -1,0 +1,160 @@
+//! The limits pinned on this host, as a plan sees them and acts on them.
+
+use std::path::Path;
+
+use tidegate_sys::{
+    cgroup::{CgroupError, Hierarchy},
+    limit::{LimitError, LimitOptions},
+    preflight::{PreflightError, preflight},
+    store::{PinnedLimit, Store, StoreError, StoreLock},
+};
+
+use crate::{
+    apply::Gates,
+    plan::{Present, Standing, Wanted},
+    spec::{Problem, Spec, SpecError},
+};
+
+/// This host: its cgroups, and where its limits are pinned.
+#[derive(Debug, Clone)]
+pub struct Host {
+    hierarchy: Hierarchy,
+    store: Store,
+}
+
+/// This host with other writers kept out.
+#[derive(Debug)]
+pub struct LockedHost {
+    host: Host,
+    lock: StoreLock,
+}
+
+impl Host {
+    /// Checks that the host can hold limits at all. Nothing is touched.
+    ///
+    /// # Errors
+    /// [`PreflightError`] names what it lacks.
+    pub fn open(store: &Path) -> Result<Host, PreflightError> {
+        Ok(Host { hierarchy: preflight()?, store: Store::at(store) })
+    }
+
+    /// Its cgroups.
+    #[must_use]
+    pub fn hierarchy(&self) -> &Hierarchy {
+        &self.hierarchy
+    }
+
+    /// Its pinned limits.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Every limit, sorted by name.
+    ///
+    /// # Errors
+    /// [`StoreError`] when one cannot be read.
+    pub fn present(&self) -> Result<Vec<Present>, StoreError> {
+        Ok(self.store.list(&self.hierarchy)?.iter().map(present).collect())
+    }
+
+    /// One limit; `None` if there is none of this name.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it cannot be read.
+    pub fn find(&self, name: &str) -> Result<Option<PinnedLimit>, StoreError> {
+        match self.store.open(&self.hierarchy, name) {
+            Err(StoreError::Missing(_)) => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
+    /// The limits of a spec with the paths of their cgroups as this host writes them: all of them exist.
+    ///
+    /// # Errors
+    /// [`SpecError`] for the first one whose cgroup does not.
+    pub fn wanted(&self, spec: &Spec) -> Result<Vec<Wanted>, SpecError> {
+        let resolve = |limit: &crate::spec::LimitSpec| {
+            let cgroup = self.hierarchy.open(&limit.cgroup).map_err(|e| SpecError {
+                file: spec.file.clone(),
+                line: Some(limit.line),
+                limit: Some(limit.name.clone()),
+                field: Some("scope"),
+                problem: Problem::Cgroup(e),
+            })?;
+            Ok(Wanted {
+                name: limit.name.clone(),
+                cgroup: cgroup.path().to_owned(),
+                options: limit.options,
+            })
+        };
+        spec.limits.iter().map(resolve).collect()
+    }
+
+    /// The path of a cgroup as this host writes it.
+    ///
+    /// # Errors
+    /// [`CgroupError`] when it does not exist.
+    pub fn resolve(&self, cgroup: &str) -> Result<String, CgroupError> {
+        Ok(self.hierarchy.open(cgroup)?.path().to_owned())
+    }
+
+    /// Keeps other writers out.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn lock(&self) -> Result<LockedHost, StoreError> {
+        let lock = self.store.lock()?;
+        Ok(LockedHost { host: self.clone(), lock })
+    }
+}
+
+/// A pinned limit as a plan sees it.
+#[must_use]
+pub fn present(pinned: &PinnedLimit) -> Present {
+    let standing = match &pinned.cgroup {
+        None => Standing::CgroupGone,
+        Some(_) if !pinned.unhooked.is_empty() => Standing::Unhooked,
+        Some(_) => Standing::InForce,
+    };
+    Present {
+        name: pinned.name.clone(),
+        cgroup: pinned.cgroup.clone().or_else(|| pinned.installed_on.clone()).unwrap_or_default(),
+        standing,
+        options: LimitOptions::from(&pinned.limit),
+    }
+}
+
+impl LockedHost {
+    /// The host.
+    #[must_use]
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Lets other writers in. If no limit is left, nothing of Tidegate is left on the host.
+    pub fn close(self) {
+        self.host.store.close(self.lock);
+    }
+}
+
+impl Gates for LockedHost {
+    type Error = StoreError;
+
+    fn add(&mut self, name: &str, cgroup: &str, options: &LimitOptions) -> Result<(), StoreError> {
+        let Host { hierarchy, store } = &self.host;
+        let cgroup = hierarchy.open(cgroup).map_err(|e| StoreError::Limit {
+            name: name.to_owned(),
+            source: LimitError::Cgroup(e),
+        })?;
+        store.install(&self.lock, hierarchy, name, &cgroup, options)
+    }
+
+    fn change(&mut self, name: &str, options: &LimitOptions) -> Result<(), StoreError> {
+        self.host.store.change(&self.lock, &self.host.hierarchy, name, options)
+    }
+
+    fn remove(&mut self, name: &str) -> Result<(), StoreError> {
+        self.host.store.remove(&self.lock, &self.host.hierarchy, name)
+    }
+}

@@ -1,0 +1,309 @@
+//! One command under a limit that lives as long as the command does.
+//!
+//! The command starts inside a cgroup of its own, made below the caller's, so that whatever limits or
+//! accounts for the caller still holds. Nothing is pinned: if this process dies, the kernel takes the
+//! limit off and the command runs on without it (fail-open); the empty cgroup that is then left over is
+//! swept by the next start.
+//!
+//! The cgroup's name, `tidegate-run-PID-START`, holds the id of the process that made it and the time at which
+//! that process started, in clock ticks since boot, so that an id used again is not taken for it.
+//!
+//! The command stays in the caller's process group: keys such as ^C and ^Z reach it from the terminal.
+//! Signals that are sent to this process alone are passed on to it.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    process::Command,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, getpgid, getpid, kill_process, waitpid,
+};
+use serde::Serialize;
+use tidegate_sys::{
+    cgroup::{Cgroup, CgroupError, Hierarchy},
+    limit::{AttachedLimit, LimitError, LimitOptions},
+    preflight::{PreflightError, preflight},
+    process::{Received, SignalQueue, SpawnError},
+};
+
+use crate::{
+    plan::Standing,
+    status::{LimitStatus, monotonic_ns},
+};
+
+/// What the names of the cgroups made here start with.
+pub const CGROUP_PREFIX: &str = "tidegate-run-";
+/// How long processes that the command has left behind may take to be moved away.
+const DISSOLVE_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the end of a command waits for the sweep of left-over cgroups, on a host with very many.
+const SWEEP_PATIENCE: Duration = Duration::from_millis(500);
+/// The command's state is looked at this often even if no signal says that it changed.
+const POLL: Duration = Duration::from_secs(5);
+
+/// The signals that are passed on.
+const FORWARDED: [Signal; 10] = [
+    Signal::HUP,
+    Signal::INT,
+    Signal::QUIT,
+    Signal::TERM,
+    Signal::USR1,
+    Signal::USR2,
+    Signal::ALARM,
+    Signal::WINCH,
+    Signal::CONT,
+    Signal::TSTP,
+];
+
+/// What to run, and how to limit it.
+#[derive(Debug, Clone)]
+pub struct RunOptions {
+    /// The limit.
+    pub limit: LimitOptions,
+    /// The congestion control that the command's TCP sockets shall use. Not supported yet: must be `None`.
+    pub cc: Option<String>,
+    /// The command, looked for in `PATH`.
+    pub command: OsString,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+}
+
+/// How it went.
+#[derive(Debug)]
+pub struct Finished {
+    /// The command's exit code, or 128 and the number of the signal that ended it.
+    pub exit_code: u8,
+    /// What the limit did.
+    pub summary: Summary,
+    /// What could not be cleaned up, for the user to know.
+    pub warnings: Vec<String>,
+}
+
+/// What a limit did to a command.
+#[derive(Debug, Clone, Serialize)]
+pub struct Summary {
+    /// As returned to the shell.
+    pub exit_code: u8,
+    /// How long the command ran.
+    pub elapsed_ns: u64,
+    /// Settings and counters at the end; `None` if they could not be read.
+    #[serde(flatten)]
+    pub limit: Option<LimitStatus>,
+}
+
+/// Why a command was not run under its limit. No cgroup and no limit is left.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The host lacks something.
+    #[error(transparent)]
+    Preflight(#[from] PreflightError),
+    /// The cgroup could not be made.
+    #[error("{0}; the command was not started")]
+    Cgroup(#[from] CgroupError),
+    /// The limit could not be put on.
+    #[error("{0}; the command was not started")]
+    Limit(#[from] LimitError),
+    /// The command could not be started.
+    #[error(transparent)]
+    Spawn(#[from] SpawnError),
+    /// Signals or waiting.
+    #[error("cannot wait for the command: {0}")]
+    Wait(#[from] io::Error),
+}
+
+/// Runs a command under a limit and waits for its end.
+///
+/// # Errors
+/// [`RunError`].
+pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
+    let hierarchy = preflight()?;
+    // From here on nobody can end this process and leave the cgroup behind, save by SIGKILL.
+    let signals = SignalQueue::block(&FORWARDED.map(Signal::as_raw))?;
+    let parent = hierarchy.current()?;
+    let group = Group::create(&hierarchy, parent)?;
+    let limit = AttachedLimit::attach(&hierarchy, &group.cgroup, &options.limit)?;
+
+    let mut command = Command::new(&options.command);
+    command.args(&options.arguments);
+    let started = monotonic_ns();
+    let child = signals.spawn(command, &group.cgroup)?;
+    let swept = sweep_aside(&hierarchy);
+
+    let exit_code = attend(&signals, child.id())?;
+    let elapsed_ns = monotonic_ns() - started;
+
+    let mut warnings = Vec::new();
+    let (name, path) = (group.name().to_owned(), group.cgroup.path().to_owned());
+    let status = LimitStatus::of_maps(name, path, Standing::InForce, limit.maps());
+    if let Err(e) = &status {
+        warnings.push(format!("the counters cannot be read: {e}"));
+    }
+    if let Err(e) = limit.detach(&hierarchy, &group.cgroup) {
+        warnings.push(format!("sockets that the command left open may stay paced: {e}"));
+    }
+    if let Err(e) = group.dissolve() {
+        warnings.push(format!("{e}; the next `tidegate run` tries again"));
+    }
+    let _ = swept.recv_timeout(SWEEP_PATIENCE);
+    let summary = Summary { exit_code, elapsed_ns, limit: status.ok() };
+    Ok(Finished { exit_code, summary, warnings })
+}
+
+/// The command's cgroup; removed when dropped.
+struct Group {
+    hierarchy: Hierarchy,
+    parent: Cgroup,
+    cgroup: Cgroup,
+    removed: bool,
+}
+
+impl Group {
+    fn create(hierarchy: &Hierarchy, parent: Cgroup) -> Result<Group, CgroupError> {
+        let pid = std::process::id();
+        let name = format!("{CGROUP_PREFIX}{pid}-{:x}", start_ticks(pid).unwrap_or(0));
+        let cgroup = hierarchy.create(&parent, &name)?;
+        Ok(Group { hierarchy: hierarchy.clone(), parent, cgroup, removed: false })
+    }
+
+    fn name(&self) -> &str {
+        self.cgroup.path().rsplit('/').next().unwrap_or_default()
+    }
+
+    fn dissolve(mut self) -> Result<(), CgroupError> {
+        self.removed = true;
+        self.remove()
+    }
+
+    fn remove(&self) -> Result<(), CgroupError> {
+        let deadline = Instant::now() + DISSOLVE_PATIENCE;
+        self.hierarchy.dissolve(&self.cgroup, &self.parent, deadline)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if !self.removed {
+            let _ = self.remove();
+        }
+    }
+}
+
+/// Passes signals on and waits until the command ends; gives its exit code as a shell would.
+fn attend(signals: &SignalQueue, pid: u32) -> Result<u8, RunError> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| io::Error::other("no process id"))?;
+    loop {
+        while let Some((_, status)) =
+            waitpid(Some(pid), WaitOptions::NOHANG | WaitOptions::UNTRACED)
+                .map_err(io::Error::from)?
+        {
+            if let Some(code) = exit_code(status) {
+                return Ok(code);
+            }
+            suspend_with(status);
+        }
+        if let Some(received) = signals.wait(POLL)? {
+            forward(received, pid);
+        }
+    }
+}
+
+/// 128 and the signal's number, as shells have it.
+fn exit_code(status: WaitStatus) -> Option<u8> {
+    let code = status.exit_status().or_else(|| Some(128 + status.terminating_signal()?))?;
+    Some(u8::try_from(code).unwrap_or(u8::MAX))
+}
+
+/// A command that the user suspends from the terminal takes this process along, so that the shell sees it. One
+/// that is stopped by SIGSTOP (a debugger, say) does not: nobody would wake this process with it.
+fn suspend_with(status: WaitStatus) {
+    let from_terminal = [Signal::TSTP, Signal::TTIN, Signal::TTOU].map(Signal::as_raw);
+    if status.stopping_signal().is_some_and(|signal| from_terminal.contains(&signal)) {
+        let _ = kill_process(getpid(), Signal::STOP);
+    }
+}
+
+/// What the terminal sends goes to the whole process group, so the command has it already.
+fn forward(received: Received, pid: Pid) {
+    let Some(signal) = FORWARDED.into_iter().find(|s| s.as_raw() == received.signal) else {
+        return;
+    };
+    let ours = getpgid(None).ok();
+    if !(received.from_kernel && getpgid(Some(pid)).ok() == ours) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// Sweeps in a thread of its own; the receiver hears when it is done.
+fn sweep_aside(hierarchy: &Hierarchy) -> mpsc::Receiver<usize> {
+    let (sender, receiver) = mpsc::channel();
+    let hierarchy = hierarchy.clone();
+    thread::spawn(move || sender.send(sweep(&hierarchy)));
+    receiver
+}
+
+/// Removes the empty cgroups of runs whose process is gone; returns how many.
+#[must_use]
+pub fn sweep(hierarchy: &Hierarchy) -> usize {
+    let left_over = hierarchy.find_below("", |name| maker_of(name).is_some_and(|m| !m.lives()));
+    let mut removed = 0;
+    for path in left_over {
+        let Ok(group) = hierarchy.open(&path) else { continue };
+        let events = fs::read_to_string(group.absolute().join("cgroup.events"));
+        if !events.is_ok_and(|text| text.lines().any(|line| line == "populated 0")) {
+            continue;
+        }
+        let below = hierarchy.find_below(&path, |_| true);
+        below.iter().rev().for_each(|path| {
+            let _ = fs::remove_dir(hierarchy.mount().join(path));
+        });
+        removed += usize::from(!group.absolute().exists());
+    }
+    removed
+}
+
+/// The process that has made a cgroup.
+#[derive(Debug, PartialEq, Eq)]
+struct Maker {
+    pid: u32,
+    start_ticks: u64,
+}
+
+impl Maker {
+    fn lives(&self) -> bool {
+        start_ticks(self.pid) == Some(self.start_ticks)
+    }
+}
+
+fn maker_of(name: &str) -> Option<Maker> {
+    let (pid, start) = name.strip_prefix(CGROUP_PREFIX)?.split_once('-')?;
+    Some(Maker { pid: pid.parse().ok()?, start_ticks: u64::from_str_radix(start, 16).ok()? })
+}
+
+/// When a process started, in clock ticks since boot; `None` if it does not exist.
+fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the name in parentheses, which may hold anything; the start is field 22.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cgroups_name_tells_who_made_it() {
+        let me = std::process::id();
+        let start = start_ticks(me).unwrap();
+        let maker = maker_of(&format!("tidegate-run-{me}-{start:x}")).unwrap();
+        assert!(maker.lives());
+        assert!(!Maker { start_ticks: start + 1, ..maker }.lives(), "an id used again");
+        for other in ["tidegate-run-", "tidegate-run-1", "tidegate-run-x-1", "user.slice"] {
+            assert_eq!(maker_of(other), None, "{other}");
+        }
+    }
+}

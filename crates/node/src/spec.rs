@@ -1,0 +1,525 @@
+//! The spec file: TOML in, well-formed limits out.
+//!
+//! Parse, don't validate: every [`Spec`] that exists can be planned. The file is walked by hand rather than
+//! through serde's derive, so that each refusal knows its line, its limit and its field, and can say what
+//! to type instead. The first error of the file, from the top, is the one reported.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    fs::File,
+    io::{self, Read},
+    ops::Range,
+    path::Path,
+    str::FromStr,
+};
+
+use tidegate_core::units::ParseError;
+use tidegate_sys::{
+    cgroup::CgroupError,
+    limit::LimitOptions,
+    store::{self, MAX_LIMITS},
+};
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use tidegate_core::scheme::SchemeError;
+
+use crate::settings::{Patch, SettingsError, SettingsProblem};
+
+/// The largest file that is read: far above [`MAX_LIMITS`] limits.
+pub const MAX_SPEC_BYTES: u64 = 4 << 20;
+
+/// A well-formed spec: names and cgroups are unique in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    /// As named by the user.
+    pub file: String,
+    /// In the order of the file.
+    pub limits: Vec<LimitSpec>,
+}
+
+/// One `[[limit]]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LimitSpec {
+    /// Its name.
+    pub name: String,
+    /// The cgroup's path as written.
+    pub cgroup: String,
+    /// What it does.
+    pub options: LimitOptions,
+    /// The line on which it starts, from 1.
+    pub line: usize,
+}
+
+/// Why a file is no spec: where, and what to type instead. Nothing has been changed.
+#[derive(Debug, thiserror::Error)]
+#[error("{file}{}{}{}: {problem}", At(.line), Limit(.limit), Field(.field))]
+pub struct SpecError {
+    /// As named by the user.
+    pub file: String,
+    /// From 1; `None` for the file as a whole.
+    pub line: Option<usize>,
+    /// Name of the limit, if it is known.
+    pub limit: Option<String>,
+    /// The field.
+    pub field: Option<&'static str>,
+    /// What is wrong.
+    pub problem: Problem,
+}
+
+struct At<'a>(&'a Option<usize>);
+struct Limit<'a>(&'a Option<String>);
+struct Field<'a>(&'a Option<&'static str>);
+
+impl fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |line| write!(f, ":{line}"))
+    }
+}
+
+impl fmt::Display for Limit<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_ref().map_or(Ok(()), |name| write!(f, ": limit `{name}`"))
+    }
+}
+
+impl fmt::Display for Field<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |field| write!(f, ": {field}"))
+    }
+}
+
+/// What is wrong with a spec.
+#[derive(Debug, thiserror::Error)]
+pub enum Problem {
+    /// The file cannot be read.
+    #[error("cannot be read: {0}")]
+    Unreadable(io::Error),
+    /// A directory.
+    #[error("is a directory; name a file such as limits.toml")]
+    Directory,
+    /// Larger than [`MAX_SPEC_BYTES`].
+    #[error("is larger than {} MiB; is it a spec?", MAX_SPEC_BYTES >> 20)]
+    TooLarge,
+    /// No text.
+    #[error("is not UTF-8 text; is it a spec?")]
+    NotText,
+    /// No TOML.
+    #[error("not TOML: {message}, in `{line}`")]
+    Syntax {
+        /// What the parser says.
+        message: String,
+        /// The beginning of the line.
+        line: String,
+    },
+    /// No limit in it.
+    #[error(
+        "no `[[limit]]` in it; write at least one (an empty `limit = []` says that there shall be none)"
+    )]
+    NoLimits,
+    /// A key that is not read.
+    #[error("unknown field `{field}`; {hint}")]
+    UnknownField {
+        /// As written.
+        field: String,
+        /// What to type instead.
+        hint: String,
+    },
+    /// A key that must be there.
+    #[error("missing; write for example `{0}`")]
+    Missing(&'static str),
+    /// A value of another type.
+    #[error("expected {expected}, found {found}; write for example `{example}`")]
+    Type {
+        /// What should be there.
+        expected: &'static str,
+        /// What is.
+        found: String,
+        /// A line that would have been read.
+        example: &'static str,
+    },
+    /// Something of a later version.
+    #[error("{what} is not yet supported by this version; use {instead}")]
+    Unsupported {
+        /// What was written.
+        what: String,
+        /// What to type.
+        instead: &'static str,
+    },
+    /// The name is none.
+    #[error(transparent)]
+    Name(store::StoreError),
+    /// The name is taken.
+    #[error("a limit of this name is on line {0} already; give each its own name")]
+    SameName(usize),
+    /// The cgroup is taken.
+    #[error(
+        "limit `{name}` on line {line} has this cgroup already; put both directions in one limit, or limit a \
+         cgroup above or below it"
+    )]
+    SameCgroup {
+        /// Who has it.
+        name: String,
+        /// Where.
+        line: usize,
+    },
+    /// The cgroup's path is none.
+    #[error("`{0}` is no cgroup path; write it relative to the cgroup mount, without `.` and `..`")]
+    CgroupPath(String),
+    /// No path at all.
+    #[error(
+        "empty path; write for example `system.slice/backup.service`, or `/` for the whole host"
+    )]
+    EmptyCgroup,
+    /// The cgroup does not exist on this host.
+    #[error(transparent)]
+    Cgroup(CgroupError),
+    /// A rate, size or time.
+    #[error(transparent)]
+    Unit(#[from] ParseError),
+    /// The scheme.
+    #[error(transparent)]
+    Scheme(#[from] SchemeError),
+    /// Values that do not go together.
+    #[error(transparent)]
+    Settings(#[from] SettingsProblem),
+    /// Too many.
+    #[error("more than {MAX_LIMITS} limits")]
+    TooMany,
+}
+
+/// The fields of a limit, each with a line that would be read.
+const FIELDS: [(&str, &str); 12] = [
+    ("name", "name = \"backup\""),
+    ("scope", "scope = { cgroup = \"system.slice/backup.service\" }"),
+    ("egress", "egress = \"50mbit\""),
+    ("ingress", "ingress = \"50mbit\""),
+    ("scheme", "scheme = \"pace\""),
+    ("burst", "burst = \"1ms\""),
+    ("mark", "mark = \"0.5ms\""),
+    ("drop", "drop = \"4ms\""),
+    ("loopback", "loopback = true"),
+    ("pace_ceiling", "pace_ceiling = false"),
+    ("rto_min", "rto_min = \"20ms\""),
+    ("delack_max", "delack_max = \"5ms\""),
+];
+
+/// What people write for fields that are called otherwise here.
+const SYNONYMS: [(&str, &str); 8] = [
+    ("rate", "write `egress`, `ingress` or both"),
+    ("limit", "write `egress`, `ingress` or both"),
+    ("bandwidth", "write `egress`, `ingress` or both"),
+    ("upload", "write `egress`"),
+    ("download", "write `ingress`"),
+    ("cgroup", "write `scope = { cgroup = \"...\" }`"),
+    ("unit", "write `scope = { cgroup = \"system.slice/NAME.service\" }`"),
+    ("service", "write `scope = { cgroup = \"system.slice/NAME.service\" }`"),
+];
+
+type Table<'i> = DeTable<'i>;
+type Value<'i> = Spanned<DeValue<'i>>;
+
+impl Spec {
+    /// Reads a file; `-` is standard input.
+    ///
+    /// # Errors
+    /// [`SpecError`].
+    pub fn read(path: &Path) -> Result<Spec, SpecError> {
+        let file = path.display().to_string();
+        let refuse = |problem| SpecError {
+            file: file.clone(),
+            line: None,
+            limit: None,
+            field: None,
+            problem,
+        };
+        let mut bytes = Vec::new();
+        let read = if file == "-" {
+            io::stdin().lock().take(MAX_SPEC_BYTES + 1).read_to_end(&mut bytes)
+        } else {
+            File::open(path).and_then(|f| f.take(MAX_SPEC_BYTES + 1).read_to_end(&mut bytes))
+        };
+        read.map_err(|e| match e.kind() {
+            io::ErrorKind::IsADirectory => refuse(Problem::Directory),
+            _ => refuse(Problem::Unreadable(e)),
+        })?;
+        if bytes.len() as u64 > MAX_SPEC_BYTES {
+            return Err(refuse(Problem::TooLarge));
+        }
+        let text = String::from_utf8(bytes).map_err(|_| refuse(Problem::NotText))?;
+        Spec::parse(&file, &text)
+    }
+
+    /// Parses the text of a file.
+    ///
+    /// # Errors
+    /// [`SpecError`].
+    pub fn parse(file: &str, text: &str) -> Result<Spec, SpecError> {
+        let reader = Reader { file, text, limit: None };
+        let root = DeTable::parse(text).map_err(|e| {
+            let span = e.span().unwrap_or(0..0);
+            let message = e.message().lines().collect::<Vec<_>>().join(", ");
+            let line = text.lines().nth(reader.line(&span) - 1).unwrap_or_default().trim();
+            let problem = Problem::Syntax { message, line: line.chars().take(60).collect() };
+            reader.at(&span, None, problem)
+        })?;
+        let mut limits = None;
+        for (key, value) in in_order(root.get_ref()) {
+            match key.get_ref().as_ref() {
+                "limit" => limits = Some(reader.limits(value)?),
+                "group" => {
+                    return Err(reader.at(
+                        &key.span(),
+                        None,
+                        Problem::Unsupported {
+                            what: "`[[group]]`".to_owned(),
+                            instead: "a `[[limit]]` with its own rate on each host",
+                        },
+                    ));
+                }
+                other => {
+                    let hint = match other {
+                        "limits" => "did you mean `[[limit]]`?".to_owned(),
+                        _ if FIELDS.iter().any(|(name, _)| *name == other) => {
+                            "it belongs into a limit: write `[[limit]]` on a line above it"
+                                .to_owned()
+                        }
+                        _ => "a spec is made of `[[limit]]` tables".to_owned(),
+                    };
+                    let problem = Problem::UnknownField { field: other.to_owned(), hint };
+                    return Err(reader.at(&key.span(), None, problem));
+                }
+            }
+        }
+        let limits = limits.ok_or_else(|| SpecError {
+            file: file.to_owned(),
+            line: None,
+            limit: None,
+            field: None,
+            problem: Problem::NoLimits,
+        })?;
+        Ok(Spec { file: file.to_owned(), limits })
+    }
+}
+
+/// The entries of a table in the order of the file.
+fn in_order<'t, 'i>(
+    table: &'t Table<'i>,
+) -> Vec<(&'t Spanned<std::borrow::Cow<'i, str>>, &'t Value<'i>)> {
+    let mut entries: Vec<_> = table.iter().collect();
+    entries.sort_by_key(|(key, _)| key.span().start);
+    entries
+}
+
+/// Knows the text, to turn places into lines.
+struct Reader<'a> {
+    file: &'a str,
+    text: &'a str,
+    limit: Option<String>,
+}
+
+impl Reader<'_> {
+    fn line(&self, span: &Range<usize>) -> usize {
+        let before = self.text.as_bytes().iter().take(span.start);
+        1 + before.filter(|byte| **byte == b'\n').count()
+    }
+
+    fn at(&self, span: &Range<usize>, field: Option<&'static str>, problem: Problem) -> SpecError {
+        SpecError {
+            file: self.file.to_owned(),
+            line: Some(self.line(span)),
+            limit: self.limit.clone(),
+            field,
+            problem,
+        }
+    }
+
+    fn wrong_type(
+        &self,
+        value: &Value<'_>,
+        field: &'static str,
+        expected: &'static str,
+    ) -> SpecError {
+        let found = match value.get_ref() {
+            DeValue::String(text) => format!("the text \"{text}\""),
+            DeValue::Integer(number) => format!("the bare number {number}"),
+            DeValue::Float(number) => format!("the bare number {number}"),
+            DeValue::Boolean(value) => format!("`{value}`"),
+            DeValue::Datetime(time) => format!("the date {time}"),
+            DeValue::Array(_) => "a list".to_owned(),
+            DeValue::Table(_) => "a table".to_owned(),
+        };
+        let example = match field {
+            "limit" => "[[limit]]",
+            _ => example(field),
+        };
+        self.at(&value.span(), Some(field), Problem::Type { expected, found, example })
+    }
+
+    fn limits(&self, value: &Value<'_>) -> Result<Vec<LimitSpec>, SpecError> {
+        let Some(tables) = value.get_ref().as_array() else {
+            return Err(self.wrong_type(value, "limit", "double brackets"));
+        };
+        let mut limits: Vec<LimitSpec> = Vec::new();
+        let mut by_name = BTreeMap::new();
+        let mut by_cgroup = BTreeMap::new();
+        for table in tables.iter() {
+            let Some(fields) = table.get_ref().as_table() else {
+                return Err(self.wrong_type(table, "limit", "a table"));
+            };
+            let name = fields.get("name").and_then(|name| name.get_ref().as_str());
+            let reader = Reader { limit: name.map(str::to_owned), ..*self };
+            let limit = reader.limit(fields, &table.span())?;
+            if limits.len() == MAX_LIMITS {
+                return Err(reader.at(&table.span(), None, Problem::TooMany));
+            }
+            let field_span = |field| fields.get(field).map_or(table.span(), Spanned::span);
+            if let Some(line) = by_name.insert(limit.name.clone(), limit.line) {
+                let problem = Problem::SameName(line);
+                return Err(reader.at(&field_span("name"), Some("name"), problem));
+            }
+            if let Some(other) = by_cgroup.insert(normal(&limit.cgroup), limits.len()) {
+                let LimitSpec { name, line, .. } = limits[other].clone();
+                let problem = Problem::SameCgroup { name, line };
+                return Err(reader.at(&field_span("scope"), Some("scope"), problem));
+            }
+            limits.push(limit);
+        }
+        Ok(limits)
+    }
+
+    fn limit(&self, fields: &Table<'_>, span: &Range<usize>) -> Result<LimitSpec, SpecError> {
+        let mut patch = Patch::default();
+        let (mut name, mut cgroup) = (None, None);
+        for (key, value) in in_order(fields) {
+            match key.get_ref().as_ref() {
+                "name" => {
+                    let text = self.text(value, "name")?;
+                    store::check_name(text)
+                        .map_err(|e| self.at(&value.span(), Some("name"), Problem::Name(e)))?;
+                    name = Some(text.to_owned());
+                }
+                "scope" => cgroup = Some(self.scope(value)?),
+                "scheme" => patch.scheme = Some(self.parse(value, "scheme")?),
+                "egress" => patch.egress = Some(self.parse(value, "egress")?),
+                "ingress" => patch.ingress = Some(self.parse(value, "ingress")?),
+                "burst" => patch.burst = Some(self.parse(value, "burst")?),
+                "mark" => patch.mark = Some(self.parse(value, "mark")?),
+                "drop" => patch.drop = Some(self.parse(value, "drop")?),
+                "rto_min" => patch.rto_min = Some(self.parse(value, "rto_min")?),
+                "delack_max" => patch.delack_max = Some(self.parse(value, "delack_max")?),
+                "loopback" => patch.loopback = Some(self.flag(value, "loopback")?),
+                "pace_ceiling" => patch.pace_ceiling = Some(self.flag(value, "pace_ceiling")?),
+                other => {
+                    let problem =
+                        Problem::UnknownField { field: other.to_owned(), hint: hint(other) };
+                    return Err(self.at(&key.span(), None, problem));
+                }
+            }
+        }
+        let missing = |field| self.at(span, Some(field), Problem::Missing(example(field)));
+        let name = name.ok_or_else(|| missing("name"))?;
+        let cgroup = cgroup.ok_or_else(|| missing("scope"))?;
+        let options =
+            patch.on(&LimitOptions::default()).map_err(|SettingsError { field, problem }| {
+                let span = fields.get(field).map_or(span.clone(), Spanned::span);
+                self.at(&span, Some(field), problem.into())
+            })?;
+        Ok(LimitSpec { name, cgroup, options, line: self.line(span) })
+    }
+
+    fn scope(&self, value: &Value<'_>) -> Result<String, SpecError> {
+        const SCOPE: Option<&str> = Some("scope");
+        let Some(table) = value.get_ref().as_table() else {
+            return Err(self.wrong_type(value, "scope", "a table"));
+        };
+        let mut cgroup = None;
+        for (key, value) in in_order(table) {
+            match key.get_ref().as_ref() {
+                "cgroup" => {
+                    let path = self.text(value, "scope")?;
+                    if path.trim().is_empty() {
+                        return Err(self.at(&value.span(), SCOPE, Problem::EmptyCgroup));
+                    }
+                    if path.split('/').any(|part| part == "." || part == "..") {
+                        let problem = Problem::CgroupPath(path.to_owned());
+                        return Err(self.at(&value.span(), SCOPE, problem));
+                    }
+                    cgroup = Some(path.to_owned());
+                }
+                kind @ ("port" | "dev") => {
+                    let what = format!("scope `{kind}`");
+                    let instead = "`scope = { cgroup = \"...\" }`";
+                    let problem = Problem::Unsupported { what, instead };
+                    return Err(self.at(&key.span(), SCOPE, problem));
+                }
+                other => {
+                    let problem = Problem::UnknownField {
+                        field: other.to_owned(),
+                        hint: "write `scope = { cgroup = \"...\" }`".to_owned(),
+                    };
+                    return Err(self.at(&key.span(), SCOPE, problem));
+                }
+            }
+        }
+        cgroup.ok_or_else(|| self.at(&value.span(), SCOPE, Problem::Missing(example("scope"))))
+    }
+
+    fn text<'v>(&self, value: &'v Value<'_>, field: &'static str) -> Result<&'v str, SpecError> {
+        value.get_ref().as_str().ok_or_else(|| self.wrong_type(value, field, "a text in quotes"))
+    }
+
+    fn flag(&self, value: &Value<'_>, field: &'static str) -> Result<bool, SpecError> {
+        value
+            .get_ref()
+            .as_bool()
+            .ok_or_else(|| self.wrong_type(value, field, "`true` or `false` without quotes"))
+    }
+
+    fn parse<T>(&self, value: &Value<'_>, field: &'static str) -> Result<T, SpecError>
+    where
+        T: FromStr,
+        T::Err: Into<Problem>,
+    {
+        let text = self.text(value, field)?;
+        text.parse().map_err(|e: T::Err| self.at(&value.span(), Some(field), e.into()))
+    }
+}
+
+fn example(field: &str) -> &'static str {
+    FIELDS.iter().find(|(name, _)| *name == field).map_or("", |(_, example)| example)
+}
+
+/// What to type instead of a field that is not known.
+fn hint(field: &str) -> String {
+    if let Some((_, hint)) = SYNONYMS.iter().find(|(name, _)| *name == field) {
+        return (*hint).to_owned();
+    }
+    match nearest(field, FIELDS.iter().map(|(name, _)| *name)) {
+        Some(name) => format!("did you mean `{name}`?"),
+        None => {
+            let names: Vec<_> = FIELDS.iter().map(|(name, _)| *name).collect();
+            format!("a limit has {}", names.join(", "))
+        }
+    }
+}
+
+/// The candidate that was probably meant.
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let word = word.to_lowercase().replace('-', "_");
+    let distance = |c: &str| strsim::damerau_levenshtein(&word, &c.replace('-', "_"));
+    let best = candidates.into_iter().min_by_key(|c| distance(c))?;
+    (distance(best) <= 1 + word.len() / 4).then_some(best)
+}
+
+/// Two spellings of one path are the same.
+fn normal(path: &str) -> String {
+    let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
+    parts.join("/")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+use insta::assert_snapshot;
+use proptest::prelude::*;
+
+use super::*;
+
+const GOOD: &str = r#"
+[[limit]]
+name    = "backup"
+scope   = { cgroup = "system.slice/backup.service" }
+egress  = "200mbit"
+ingress = "500mbit"
+burst   = "1ms"
+
+[[limit]]
+name    = "web"
+scope   = { cgroup = "/system.slice/web.service" }
+scheme  = "nrm"
+egress  = "1gbit"
+mark    = "0.25ms"
+drop    = "150kb"
+loopback = true
+pace_ceiling = false
+rto_min = "0ms"
+delack_max = "10ms"
+"#;
+
+fn refusal(text: &str) -> String {
+    Spec::parse("limits.toml", text).unwrap_err().to_string()
+}
+
+/// A limit with `line` added to, or instead of, what a good one has.
+fn with(line: &str) -> String {
+    let field = line.split(' ').next().unwrap();
+    let lines = ["name = \"backup\"", "scope = { cgroup = \"a/b\" }", "egress = \"50mbit\""];
+    let kept = lines.iter().filter(|l| l.split(' ').next() != Some(field));
+    let kept = kept.copied().collect::<Vec<_>>().join("\n");
+    refusal(&format!("[[limit]]\n{kept}\n{line}\n"))
+}
+
+#[test]
+fn a_spec_reads() {
+    let spec = Spec::parse("limits.toml", GOOD).unwrap();
+    assert_eq!(spec.limits.len(), 2);
+    let [backup, web] = &spec.limits[..] else { unreachable!() };
+    assert_eq!((backup.name.as_str(), backup.line), ("backup", 2));
+    assert_eq!(backup.options.egress.unwrap().rate.to_string(), "200mbit");
+    assert_eq!(backup.options.ingress.unwrap().burst, "1ms".parse().ok());
+    assert!(backup.options.pace_ceiling && !backup.options.loopback);
+    assert_eq!((web.cgroup.as_str(), web.line), ("/system.slice/web.service", 9));
+    assert!(web.options.ingress.is_none() && web.options.loopback && !web.options.pace_ceiling);
+    assert_eq!(web.options.rto_min.0, 0);
+    assert_eq!(Spec::parse("x", "limit = []").unwrap().limits, []);
+}
+
+#[test]
+fn rates_that_are_none() {
+    assert_snapshot!(with("egress = \"50mbps\""), @"limits.toml:4: limit `backup`: egress: `50mbps`: `mbps` means megabytes per second to tc and megabits per second to most people; write `50mbit` for megabits, or `400mbit` for megabytes");
+    assert_snapshot!(with("egress = \"50\""), @"limits.toml:4: limit `backup`: egress: `50` has no unit; write for example `50mbit` (one of bit, kbit, mbit, gbit, tbit)");
+    assert_snapshot!(with("egress = \"50mb\""), @"limits.toml:4: limit `backup`: egress: `50mb`: unknown unit `mb`; use one of bit, kbit, mbit, gbit, tbit");
+    assert_snapshot!(with("egress = 50"), @"limits.toml:4: limit `backup`: egress: expected a text in quotes, found the bare number 50; write for example `egress = \"50mbit\"`");
+    assert_snapshot!(with("egress = \"0mbit\""), @"limits.toml:4: limit `backup`: egress: `0mbit` is zero; write for example `50mbit`");
+    assert_snapshot!(with("egress = \"-1mbit\""), @"limits.toml:4: limit `backup`: egress: `-1mbit` is negative; write for example `50mbit`");
+    assert_snapshot!(with("egress = \"\""), @"limits.toml:4: limit `backup`: egress: empty rate; write for example `50mbit`");
+    assert_snapshot!(with("egress = \"999tbit\""), @"limits.toml:4: limit `backup`: egress: 999tbit is out of range; a limit is between 8kbit and 100gbit");
+    assert_snapshot!(with("ingress = \"1bit\""), @"limits.toml:5: limit `backup`: ingress: 1bit is out of range; a limit is between 8kbit and 100gbit");
+    assert_snapshot!(with("egress = \"99999999999999999999999999mbit\""), @"limits.toml:4: limit `backup`: egress: `99999999999999999999999999mbit` is too large");
+    assert_snapshot!(with("egress = \"none\""), @"limits.toml:4: limit `backup`: egress: neither egress nor ingress has a rate; give one of them, for example 50mbit");
+}
+
+#[test]
+fn thresholds_and_flags_that_are_none() {
+    assert_snapshot!(with("burst = \"1\""), @"limits.toml:5: limit `backup`: burst: `1` has no unit; write for example `1ms` (one of ns, us, ms, s, b, kb, mb, gb)");
+    assert_snapshot!(with("burst = \"1h\""), @"limits.toml:5: limit `backup`: burst: `1h`: unknown unit `h`; use one of ns, us, ms, s, b, kb, mb, gb");
+    assert_snapshot!(with("burst = \"600s\""), @"limits.toml:5: limit `backup`: burst: burst of 600s is longer than 512s at 50mbit; make it shorter");
+    assert_snapshot!(with("mark = \"9ms\""), @"limits.toml:5: limit `backup`: mark: mark threshold 9ms must be below drop threshold 7751.68us");
+    assert_snapshot!(with("rto_min = \"5s\""), @"limits.toml:5: limit `backup`: rto_min: 5s is out of range; write 1ms to 200ms, or 0ms for the kernel's own");
+    assert_snapshot!(with("loopback = \"yes\""), @"limits.toml:5: limit `backup`: loopback: expected `true` or `false` without quotes, found the text \"yes\"; write for example `loopback = true`");
+    assert_snapshot!(with("scheme = \"htb\""), @"limits.toml:5: limit `backup`: scheme: scheme `htb` is not yet supported by this version; use `pace` or `nrm`, or leave it out");
+    assert_snapshot!(with("scheme = \"fast\""), @"limits.toml:5: limit `backup`: scheme: unknown scheme `fast`; use `pace` or `nrm`, or leave it out");
+}
+
+#[test]
+fn fields_that_are_none() {
+    assert_snapshot!(with("egres = \"50mbit\""), @"limits.toml:5: limit `backup`: unknown field `egres`; did you mean `egress`?");
+    assert_snapshot!(with("rto-min = \"5ms\""), @"limits.toml:5: limit `backup`: unknown field `rto-min`; did you mean `rto_min`?");
+    assert_snapshot!(with("rate = \"50mbit\""), @"limits.toml:5: limit `backup`: unknown field `rate`; write `egress`, `ingress` or both");
+    assert_snapshot!(with("priority = 3"), @"limits.toml:5: limit `backup`: unknown field `priority`; a limit has name, scope, egress, ingress, scheme, burst, mark, drop, loopback, pace_ceiling, rto_min, delack_max");
+    assert_snapshot!(refusal("[[limit]]\nscope = { cgroup = \"a\" }\negress = \"1mbit\""), @"limits.toml:1: name: missing; write for example `name = \"backup\"`");
+    assert_snapshot!(refusal("[[limit]]\nname = \"a\"\negress = \"1mbit\""), @"limits.toml:1: limit `a`: scope: missing; write for example `scope = { cgroup = \"system.slice/backup.service\" }`");
+    assert_snapshot!(refusal("[[limit]]\nname = \"a\"\nscope = { cgroup = \"a\" }\n"), @"limits.toml:1: limit `a`: egress: neither egress nor ingress has a rate; give one of them, for example 50mbit");
+}
+
+#[test]
+fn names_and_scopes_that_are_none() {
+    assert_snapshot!(with("name = \"a b\""), @"limits.toml:4: limit `a b`: name: limit name `a b` must be 1 to 63 letters, digits, `-` or `_`, and start with a letter or digit");
+    assert_snapshot!(with("name = 7"), @"limits.toml:4: name: expected a text in quotes, found the bare number 7; write for example `name = \"backup\"`");
+    assert_snapshot!(with("scope = \"a/b\""), @"limits.toml:4: limit `backup`: scope: expected a table, found the text \"a/b\"; write for example `scope = { cgroup = \"system.slice/backup.service\" }`");
+    assert_snapshot!(with("scope = {}"), @"limits.toml:4: limit `backup`: scope: missing; write for example `scope = { cgroup = \"system.slice/backup.service\" }`");
+    assert_snapshot!(with("scope = { cgroup = \"\" }"), @"limits.toml:4: limit `backup`: scope: empty path; write for example `system.slice/backup.service`, or `/` for the whole host");
+    assert_snapshot!(with("scope = { cgroup = \"../a\" }"), @"limits.toml:4: limit `backup`: scope: `../a` is no cgroup path; write it relative to the cgroup mount, without `.` and `..`");
+    assert_snapshot!(with("scope = { port = \"tap0\" }"), @"limits.toml:4: limit `backup`: scope: scope `port` is not yet supported by this version; use `scope = { cgroup = \"...\" }`");
+    assert_snapshot!(with("scope = { dev = \"eth0\" }"), @"limits.toml:4: limit `backup`: scope: scope `dev` is not yet supported by this version; use `scope = { cgroup = \"...\" }`");
+    assert_snapshot!(with("scope = { unit = \"a\" }"), @"limits.toml:4: limit `backup`: scope: unknown field `unit`; write `scope = { cgroup = \"...\" }`");
+}
+
+#[test]
+fn two_limits_in_one_place() {
+    let two = |name: &str, cgroup: &str| {
+        refusal(&format!(
+            "[[limit]]\nname = \"a\"\nscope = {{ cgroup = \"x/y\" }}\negress = \"1mbit\"\n\n\
+             [[limit]]\nname = \"{name}\"\nscope = {{ cgroup = \"{cgroup}\" }}\negress = \"1mbit\"\n"
+        ))
+    };
+    assert_snapshot!(two("a", "z"), @"limits.toml:7: limit `a`: name: a limit of this name is on line 1 already; give each its own name");
+    assert_snapshot!(two("b", "/x//y/"), @"limits.toml:8: limit `b`: scope: limit `a` on line 1 has this cgroup already; put both directions in one limit, or limit a cgroup above or below it");
+}
+
+#[test]
+fn files_that_are_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let read = |path: &Path| {
+        let message = Spec::read(path).unwrap_err().to_string();
+        message.replace(&dir.path().display().to_string(), "DIR")
+    };
+    assert_snapshot!(read(dir.path()), @"DIR: is a directory; name a file such as limits.toml");
+    assert_snapshot!(read(&dir.path().join("no.toml")), @"DIR/no.toml: cannot be read: No such file or directory (os error 2)");
+    let binary = dir.path().join("binary");
+    std::fs::write(&binary, [0xff, 0xfe]).unwrap();
+    assert_snapshot!(read(&binary), @"DIR/binary: is not UTF-8 text; is it a spec?");
+    assert_snapshot!(read(Path::new("/dev/zero")), @"/dev/zero: is larger than 4 MiB; is it a spec?");
+    assert_snapshot!(refusal(""), @"limits.toml: no `[[limit]]` in it; write at least one (an empty `limit = []` says that there shall be none)");
+    assert_snapshot!(refusal("[limit]\nname = \"a\"\n"), @"limits.toml:1: limit: expected double brackets, found a table; write for example `[[limit]]`");
+    assert_snapshot!(refusal("[[group]]\nname = \"a\"\n"), @"limits.toml:1: `[[group]]` is not yet supported by this version; use a `[[limit]]` with its own rate on each host");
+    assert_snapshot!(refusal("\n[[limits]]\n"), @"limits.toml:2: unknown field `limits`; did you mean `[[limit]]`?");
+    assert_snapshot!(refusal("name = \"a\"\n"), @"limits.toml:1: unknown field `name`; it belongs into a limit: write `[[limit]]` on a line above it");
+    assert_snapshot!(refusal("[[limit]]\nname = backup\n"), @"limits.toml:2: not TOML: string values must be quoted, expected literal string, in `name = backup`");
+    assert_snapshot!(refusal("[[limit]]\nname = \"a\"\nname = \"b\"\n"), @"limits.toml:3: not TOML: duplicate key, in `name = \"b\"`");
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(text in "\\PC*") {
+        let _ = Spec::parse("limits.toml", &text);
+    }
+
+    #[test]
+    fn no_value_panics(field in 0..FIELDS.len(), value in "[ -~]{0,12}") {
+        let _ = Spec::parse("x", &format!("[[limit]]\n{} = {value}\n", FIELDS[field].0));
+        let _ = Spec::parse("x", &format!("[[limit]]\n{} = '{value}'\n", FIELDS[field].0));
+    }
+}

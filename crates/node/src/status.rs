@@ -1,0 +1,351 @@
+//! What is in force and what it does, as data that serializes: keys in snake case that carry their unit.
+//!
+//! The counters' names come from the one table of outcomes. Backlogs are relative to now, so a reading is
+//! only good for the moment it was taken.
+
+use serde::{Serialize, Serializer, ser::SerializeMap};
+use tidegate_core::Direction;
+use tidegate_sys::{
+    intf::{self, OUTCOME_TABLE},
+    limit::{LimitError, LimitMaps, LimitOptions},
+    store::PinnedLimit,
+};
+
+use crate::{
+    host,
+    plan::{Present, Standing},
+};
+
+/// One limit.
+#[derive(Debug, Clone, Serialize)]
+pub struct LimitStatus {
+    /// Its name.
+    pub name: String,
+    /// Path of its cgroup, or where it was.
+    pub cgroup: String,
+    /// Whether it is enforced.
+    pub state: Standing,
+    /// How it acts.
+    #[serde(flatten)]
+    pub settings: Settings,
+    /// From the workload.
+    pub egress: Option<DirectionStatus>,
+    /// To the workload.
+    pub ingress: Option<DirectionStatus>,
+}
+
+/// What a limit sets for both directions.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Settings {
+    /// How it acts on packets.
+    pub scheme: &'static str,
+    /// Packets on the loopback interface are charged too.
+    pub loopback: bool,
+    /// No TCP socket paces faster than the egress limit.
+    pub pace_ceiling: bool,
+    /// Minimum retransmission time-out of TCP sockets; 0 is the kernel's.
+    pub rto_min_ns: u64,
+    /// Longest delayed ACK of TCP sockets; 0 is the kernel's.
+    pub delack_max_ns: u64,
+}
+
+/// One direction of a limit.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct DirectionStatus {
+    /// The limit.
+    pub rate_bit_s: u64,
+    /// Credit of the idle limit.
+    pub burst_ns: u64,
+    /// Backlog above which senders are told.
+    pub mark_ns: u64,
+    /// Backlog above which every packet is dropped.
+    pub drop_ns: u64,
+    /// How far the virtual queue is behind; negative for the credit left.
+    pub backlog_ns: i64,
+    /// Since the limit was put on.
+    #[serde(flatten)]
+    pub counters: Counts,
+}
+
+/// Packets and bytes by outcome, in the order of [`OUTCOME_TABLE`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Packets.
+    pub packets: [u64; intf::OUTCOMES],
+    /// Bytes on the wire.
+    pub bytes: [u64; intf::OUTCOMES],
+}
+
+impl Serialize for Counts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(2 * intf::OUTCOMES))?;
+        for (i, outcome) in OUTCOME_TABLE.iter().enumerate() {
+            map.serialize_entry(&format!("{}_packets", outcome.name), &self.packets[i])?;
+            map.serialize_entry(&format!("{}_bytes", outcome.name), &self.bytes[i])?;
+        }
+        map.end()
+    }
+}
+
+impl Serialize for Standing {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(match self {
+            Standing::InForce => "in_force",
+            Standing::CgroupGone => "cgroup_gone",
+            Standing::Unhooked => "unhooked",
+        })
+    }
+}
+
+impl Counts {
+    /// The packets and bytes whose outcome's name passes.
+    #[must_use]
+    pub fn of(&self, filter: impl Fn(&intf::Outcome) -> bool) -> (u64, u64) {
+        let chosen = OUTCOME_TABLE.iter().enumerate().filter(|(_, outcome)| filter(outcome));
+        chosen.fold((0, 0), |(p, b), (i, _)| (p + self.packets[i], b + self.bytes[i]))
+    }
+
+    /// What passed and was charged to the limit.
+    #[must_use]
+    pub fn charged(&self) -> (u64, u64) {
+        self.of(|outcome| outcome.passed && outcome.name != "exempt")
+    }
+
+    /// What was dropped, for whatever reason.
+    #[must_use]
+    pub fn dropped(&self) -> (u64, u64) {
+        self.of(|outcome| !outcome.passed)
+    }
+
+    /// Packets of one outcome.
+    #[must_use]
+    pub fn packets_of(&self, name: &str) -> u64 {
+        self.of(|outcome| outcome.name == name).0
+    }
+
+    /// What was counted since `earlier`; zero where a limit has been put on anew meanwhile.
+    #[must_use]
+    pub fn since(&self, earlier: &Counts) -> Counts {
+        let minus = |now: &[u64; intf::OUTCOMES], then: &[u64; intf::OUTCOMES]| {
+            std::array::from_fn(|i| now[i].saturating_sub(then[i]))
+        };
+        Counts {
+            packets: minus(&self.packets, &earlier.packets),
+            bytes: minus(&self.bytes, &earlier.bytes),
+        }
+    }
+}
+
+/// CLOCK_MONOTONIC, the clock of the eBPF programs.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+impl LimitStatus {
+    /// Reads a pinned limit.
+    ///
+    /// # Errors
+    /// [`LimitError`] when its maps cannot be read.
+    pub fn read(pinned: &PinnedLimit) -> Result<LimitStatus, LimitError> {
+        let Present { name, cgroup, standing, .. } = host::present(pinned);
+        Self::of_maps(name, cgroup, standing, pinned.maps())
+    }
+
+    /// Reads a limit by its maps.
+    ///
+    /// # Errors
+    /// [`LimitError`] when they cannot be read.
+    pub fn of_maps(
+        name: String,
+        cgroup: String,
+        state: Standing,
+        maps: &LimitMaps,
+    ) -> Result<LimitStatus, LimitError> {
+        let limit = maps.limit()?;
+        let direction = |direction| match limit.rate(direction) {
+            None => Ok(None),
+            Some(_) => DirectionStatus::read(&limit, maps, direction).map(Some),
+        };
+        Ok(LimitStatus {
+            name,
+            cgroup,
+            state,
+            settings: Settings::from(&limit),
+            egress: direction(Direction::Egress)?,
+            ingress: direction(Direction::Ingress)?,
+        })
+    }
+
+    /// The limited directions with their names.
+    pub fn directions(&self) -> impl Iterator<Item = (&'static str, &DirectionStatus)> {
+        let egress = self.egress.iter().map(|d| ("egress", d));
+        egress.chain(self.ingress.iter().map(|d| ("ingress", d)))
+    }
+}
+
+impl From<&intf::Limit> for Settings {
+    fn from(limit: &intf::Limit) -> Settings {
+        let options = LimitOptions::from(limit);
+        Settings {
+            scheme: options.scheme.name(),
+            loopback: options.loopback,
+            pace_ceiling: options.pace_ceiling,
+            rto_min_ns: u64::from(limit.rto_min_us) * 1000,
+            delack_max_ns: u64::from(limit.delack_max_us) * 1000,
+        }
+    }
+}
+
+impl DirectionStatus {
+    fn read(
+        limit: &intf::Limit,
+        maps: &LimitMaps,
+        direction: Direction,
+    ) -> Result<DirectionStatus, LimitError> {
+        let reading = maps.read(direction)?;
+        let i = intf::index(direction);
+        let conf = limit.queue[i];
+        Ok(DirectionStatus {
+            rate_bit_s: limit.rate_bit_s[i],
+            burst_ns: conf.burst_ns,
+            mark_ns: conf.mark_ns,
+            drop_ns: conf.drop_ns,
+            backlog_ns: backlog_ns(reading.finish_ns, monotonic_ns(), conf.burst_ns),
+            counters: Counts { packets: reading.counters.packets, bytes: reading.counters.bytes },
+        })
+    }
+}
+
+/// The distance of the theoretical finish time from now; an idle queue has its whole burst as credit.
+fn backlog_ns(finish_ns: u64, now_ns: u64, burst_ns: u64) -> i64 {
+    let credit = i64::try_from(burst_ns).unwrap_or(i64::MAX);
+    (finish_ns.wrapping_sub(now_ns) as i64).max(-credit)
+}
+
+/// What a limit did in an interval.
+#[derive(Debug, Clone, Serialize)]
+pub struct LimitSample {
+    /// When the interval ended: nanoseconds since 1970.
+    pub unix_ns: u64,
+    /// How long it was.
+    pub interval_ns: u64,
+    /// Name of the limit.
+    pub name: String,
+    /// Path of its cgroup, or where it was.
+    pub cgroup: String,
+    /// Whether it is enforced.
+    pub state: Standing,
+    /// From the workload.
+    pub egress: Option<DirectionSample>,
+    /// To the workload.
+    pub ingress: Option<DirectionSample>,
+}
+
+/// What one direction did in an interval.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct DirectionSample {
+    /// The limit.
+    pub rate_bit_s: u64,
+    /// What passed and was charged, as a rate on the wire.
+    pub used_bit_s: u64,
+    /// At the end of the interval.
+    pub backlog_ns: i64,
+    /// In the interval.
+    #[serde(flatten)]
+    pub counters: Counts,
+}
+
+impl LimitSample {
+    /// What a limit did between two readings.
+    #[must_use]
+    pub fn between(
+        earlier: Option<&LimitStatus>,
+        now: &LimitStatus,
+        interval_ns: u64,
+        unix_ns: u64,
+    ) -> LimitSample {
+        let direction = |then: Option<&DirectionStatus>, now: Option<&DirectionStatus>| {
+            let now = now?;
+            // A limit that has come meanwhile counts from its beginning.
+            let zero = Counts::default();
+            let counters = now.counters.since(then.map_or(&zero, |then| &then.counters));
+            let bits = u128::from(counters.charged().1) * 8 * 1_000_000_000;
+            let used = bits / u128::from(interval_ns.max(1));
+            Some(DirectionSample {
+                rate_bit_s: now.rate_bit_s,
+                used_bit_s: u64::try_from(used).unwrap_or(u64::MAX),
+                backlog_ns: now.backlog_ns,
+                counters,
+            })
+        };
+        LimitSample {
+            unix_ns,
+            interval_ns,
+            name: now.name.clone(),
+            cgroup: now.cgroup.clone(),
+            state: now.state,
+            egress: direction(earlier.and_then(|e| e.egress.as_ref()), now.egress.as_ref()),
+            ingress: direction(earlier.and_then(|e| e.ingress.as_ref()), now.ingress.as_ref()),
+        }
+    }
+
+    /// The limited directions with their names.
+    pub fn directions(&self) -> impl Iterator<Item = (&'static str, &DirectionSample)> {
+        let egress = self.egress.iter().map(|d| ("egress", d));
+        egress.chain(self.ingress.iter().map(|d| ("ingress", d)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(pass_bytes: u64) -> LimitStatus {
+        let mut counters = Counts::default();
+        counters.bytes[0] = pass_bytes;
+        counters.packets[0] = pass_bytes / 1000;
+        let settings = Settings::from(&intf::Limit::default());
+        let egress = DirectionStatus {
+            rate_bit_s: 8_000_000,
+            burst_ns: 1,
+            mark_ns: 2,
+            drop_ns: 3,
+            backlog_ns: -1,
+            counters,
+        };
+        LimitStatus {
+            name: "a".into(),
+            cgroup: "x".into(),
+            state: Standing::CgroupGone,
+            settings,
+            egress: Some(egress),
+            ingress: None,
+        }
+    }
+
+    #[test]
+    fn an_idle_queue_has_its_burst_as_credit_and_no_more() {
+        assert_eq!(backlog_ns(0, 1_000_000, 500), -500);
+        assert_eq!(backlog_ns(1_000_200, 1_000_000, 500), 200);
+        assert_eq!(backlog_ns(999_900, 1_000_000, 500), -100);
+    }
+
+    #[test]
+    fn rates_are_what_was_counted_over_the_interval() {
+        let second = 1_000_000_000;
+        let sample = |then: Option<&LimitStatus>, now: &LimitStatus| {
+            LimitSample::between(then, now, second, 0).egress.unwrap().used_bit_s
+        };
+        assert_eq!(sample(Some(&reading(1_000_000)), &reading(2_000_000)), 8_000_000);
+        assert_eq!(sample(None, &reading(1_000)), 8_000);
+        assert_eq!(sample(Some(&reading(5_000)), &reading(1_000)), 0, "put on anew");
+    }
+
+    #[test]
+    fn keys_carry_their_unit_and_counters_come_from_the_table() {
+        let json = serde_json::to_string(&reading(1000)).unwrap();
+        insta::assert_snapshot!(json, @r#"{"name":"a","cgroup":"x","state":"cgroup_gone","scheme":"nrm","loopback":false,"pace_ceiling":false,"rto_min_ns":0,"delack_max_ns":0,"egress":{"rate_bit_s":8000000,"burst_ns":1,"mark_ns":2,"drop_ns":3,"backlog_ns":-1,"pass_packets":1,"pass_bytes":1000,"mark_packets":0,"mark_bytes":0,"slow_packets":0,"slow_bytes":0,"drop_full_packets":0,"drop_full_bytes":0,"drop_reserve_packets":0,"drop_reserve_bytes":0,"drop_early_packets":0,"drop_early_bytes":0,"exempt_packets":0,"exempt_bytes":0},"ingress":null}"#);
+    }
+}

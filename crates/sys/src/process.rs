@@ -1,0 +1,164 @@
+//! A command started inside a cgroup, and the signals that whoever started it passes on.
+//!
+//! For `tidegate run`: it blocks the signals it means to pass on and takes them one by one with
+//! `sigtimedwait`, which tells a signal of the terminal, which the command has got as well, from one that
+//! was sent to this process alone. There are no handlers, so nothing runs asynchronously.
+
+use std::{
+    io,
+    mem::MaybeUninit,
+    os::{
+        fd::{AsRawFd, RawFd},
+        unix::process::CommandExt,
+    },
+    process::{Child, Command},
+    ptr,
+    time::Duration,
+};
+
+use crate::cgroup::{Cgroup, CgroupError};
+
+/// Marks an error number of entering the cgroup, as against one of executing the command: both come from the
+/// child by the same way, and no error number is as large.
+const ENTER_ERROR: i32 = 1 << 16;
+
+/// Why a command did not start. The cgroup is as before.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// There is no such command.
+    #[error("`{0}`: command not found")]
+    NotFound(String),
+    /// The command is there but cannot be executed.
+    #[error("`{command}`: cannot be executed: {source}")]
+    NotExecutable {
+        /// As typed.
+        command: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The new process could not enter the cgroup.
+    #[error("cgroup `{cgroup}` does not take a process: {source}")]
+    Enter {
+        /// The group.
+        cgroup: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// No new process.
+    #[error("cannot start a process: {0}")]
+    Fork(io::Error),
+    /// The group could not be opened.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+}
+
+/// Signals kept back from this thread, to be taken one by one; the threads that it starts inherit that.
+pub struct SignalQueue {
+    blocked: libc::sigset_t,
+    original: libc::sigset_t,
+}
+
+impl std::fmt::Debug for SignalQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SignalQueue").finish_non_exhaustive()
+    }
+}
+
+/// A signal taken from the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Its number.
+    pub signal: i32,
+    /// It came from the kernel, as a terminal's do, and not from a process.
+    pub from_kernel: bool,
+}
+
+impl SignalQueue {
+    /// Keeps these signals, and SIGCHLD, back from now on.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn block(signals: &[i32]) -> io::Result<SignalQueue> {
+        let mut blocked = MaybeUninit::uninit();
+        let mut original = MaybeUninit::uninit();
+        // SAFETY: sigemptyset fills `blocked`, pthread_sigmask fills `original`; both outlive the calls. The
+        // disposition of SIGCHLD is set to the default, which needs no handler: a parent that ignores
+        // SIGCHLD hands that down, and the kernel would then drop the command's exit status.
+        unsafe {
+            libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+            libc::sigemptyset(blocked.as_mut_ptr());
+            for signal in signals.iter().chain(&[libc::SIGCHLD]) {
+                libc::sigaddset(blocked.as_mut_ptr(), *signal);
+            }
+            let error =
+                libc::pthread_sigmask(libc::SIG_BLOCK, blocked.as_ptr(), original.as_mut_ptr());
+            if error != 0 {
+                return Err(io::Error::from_raw_os_error(error));
+            }
+            Ok(SignalQueue { blocked: blocked.assume_init(), original: original.assume_init() })
+        }
+    }
+
+    /// Waits for the next signal; `None` after `timeout`.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn wait(&self, timeout: Duration) -> io::Result<Option<Received>> {
+        let timeout = libc::timespec {
+            tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        // SAFETY: all three point to live values of the right types.
+        let signal = unsafe { libc::sigtimedwait(&self.blocked, info.as_mut_ptr(), &timeout) };
+        if signal < 0 {
+            let error = io::Error::last_os_error();
+            return match error.raw_os_error() {
+                Some(libc::EAGAIN | libc::EINTR) => Ok(None),
+                _ => Err(error),
+            };
+        }
+        // SAFETY: zeroed at first and filled by the call; every bit pattern is a siginfo_t.
+        let info = unsafe { info.assume_init() };
+        Ok(Some(Received { signal, from_kernel: info.si_code == libc::SI_KERNEL }))
+    }
+
+    /// Starts a command inside a cgroup, from its first instruction, with the signal mask that this process
+    /// had before [`SignalQueue::block`].
+    ///
+    /// # Errors
+    /// [`SpawnError`].
+    pub fn spawn(&self, mut command: Command, cgroup: &Cgroup) -> Result<Child, SpawnError> {
+        let procs = cgroup.open_procs()?;
+        let (fd, mask) = (procs.as_raw_fd(), self.original);
+        // SAFETY: between fork and exec the closure makes only system calls that are async-signal-safe
+        // (write, sigprocmask) and allocates nothing; `procs` is open until spawn returns.
+        unsafe {
+            command.pre_exec(move || enter(fd, &mask));
+        }
+        let name = command.get_program().to_string_lossy().into_owned();
+        command.spawn().map_err(|source| match source.raw_os_error() {
+            Some(code) if code >= ENTER_ERROR => SpawnError::Enter {
+                cgroup: cgroup.path().to_owned(),
+                source: io::Error::from_raw_os_error(code - ENTER_ERROR),
+            },
+            Some(libc::ENOENT) => SpawnError::NotFound(name),
+            Some(libc::EAGAIN | libc::ENOMEM) => SpawnError::Fork(source),
+            _ => SpawnError::NotExecutable { command: name, source },
+        })
+    }
+}
+
+/// In the child: enters the cgroup whose `cgroup.procs` is open as `fd`, and takes its signals back.
+fn enter(fd: RawFd, mask: &libc::sigset_t) -> io::Result<()> {
+    // SAFETY: the buffer is one byte long and static; `fd` is open.
+    if unsafe { libc::write(fd, c"0".as_ptr().cast(), 1) } != 1 {
+        let code = io::Error::last_os_error().raw_os_error().unwrap_or(0);
+        return Err(io::Error::from_raw_os_error(ENTER_ERROR + code));
+    }
+    // SAFETY: `mask` points to a signal set that pthread_sigmask has filled.
+    if unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, ptr::null_mut()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
