@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! nrm_egress, nrm_ingress -> mix (calls of two sizes) -> bed (namespaces, meter) -> wire (rates)
-//! limits ------------------------------------------------^
+//! limits, htb_latency, demo -----------------------------^
 //! ```
 //!
-//! `published` has the figures that the papers print.
+//! `published` has the figures of seed 004 and its table on the mailing list, `seed_000` those of seed 000.
 
 use crate::{experiment::Experiment, report::Case, table::circumstance};
 
@@ -27,9 +27,6 @@ pub use limits::Limits;
 pub use nrm_egress::NrmEgress;
 pub use nrm_ingress::NrmIngress;
 pub use program_cost::ProgramCost;
-
-/// Bytes on the wire for a byte of payload: a full TCP segment with timestamps over IPv4 on Ethernet.
-const FRAME_PER_PAYLOAD: f64 = 1514.0 / 1448.0;
 
 /// All experiments, in the order in which `tidegate-lab list` shows them.
 pub fn all() -> Vec<Box<dyn Experiment>> {
