@@ -9,7 +9,7 @@ use std::{
 use tidegate_lab::{
     context::Options,
     experiment::Experiment,
-    experiments::{Limits, NrmEgress, NrmIngress},
+    experiments::{limits::Limits, nrm_egress::NrmEgress, nrm_ingress::NrmIngress},
     progress::Progress,
     report::Report,
     run::{self, Outcome},
@@ -78,8 +78,8 @@ fn check(report: &Report, out: &Path, systems: &[&str], metrics: &[&str]) {
     for file in report.figures.iter().map(|figure| figure.file.as_str()).chain(["report.md"]) {
         assert!(dir.join(file).is_file(), "{file}");
     }
-    let json = fs::read_to_string(dir.join("report.json")).unwrap();
-    assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), *report);
+    let json = fs::read_to_string(dir.join("report.json")).expect("a report");
+    assert_eq!(serde_json::from_str::<Report>(&json).expect("a report"), *report);
 }
 
 #[test]

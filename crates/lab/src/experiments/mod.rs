@@ -10,24 +10,20 @@
 use crate::{experiment::Experiment, report::Case, table::circumstance};
 
 mod bed;
-mod limits;
+pub mod limits;
 mod mix;
-mod nrm_egress;
-mod nrm_ingress;
+pub mod nrm_egress;
+pub mod nrm_ingress;
 pub mod program_cost;
 mod published;
 mod wire;
 
-pub use limits::Limits;
-pub use nrm_egress::NrmEgress;
-pub use nrm_ingress::NrmIngress;
-
 /// All experiments, in the order in which `tidegate-lab list` shows them.
 pub fn all() -> Vec<Box<dyn Experiment>> {
     vec![
-        Box::new(Limits::default()),
-        Box::new(NrmEgress::default()),
-        Box::new(NrmIngress::default()),
+        Box::new(limits::Limits::default()),
+        Box::new(nrm_egress::NrmEgress::default()),
+        Box::new(nrm_ingress::NrmIngress::default()),
         Box::new(program_cost::ProgramCost),
     ]
 }
