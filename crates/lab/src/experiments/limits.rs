@@ -105,7 +105,7 @@ impl Experiment for Limits {
 
     fn needs(&self) -> Vec<Need> {
         let iperf3 = Need::Command { name: "iperf3", version_flag: "--version" };
-        vec![Need::Root, iperf3]
+        vec![Need::Root, Need::Tidegate, iperf3]
     }
 
     fn repeats(&self, _quick: bool) -> u32 {

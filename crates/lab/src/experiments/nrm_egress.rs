@@ -110,7 +110,7 @@ impl Experiment for NrmEgress {
     }
 
     fn needs(&self) -> Vec<Need> {
-        vec![Need::Root]
+        vec![Need::Root, Need::Tidegate]
     }
 
     fn repeats(&self, quick: bool) -> u32 {

@@ -95,7 +95,7 @@ impl Experiment for NrmIngress {
     }
 
     fn needs(&self) -> Vec<Need> {
-        vec![Need::Root]
+        vec![Need::Root, Need::Tidegate]
     }
 
     fn repeats(&self, quick: bool) -> u32 {

@@ -9,10 +9,28 @@ use crate::{
 };
 
 const SCHEMES: [&str; 2] = ["pace", "nrm"];
-/// Percent of the limit.
-const USED_LEAST: f64 = 97.0;
-const SECOND_MOST: f64 = 101.0;
-const TENTH_MOST: f64 = 105.0;
+
+/// What is claimed of a share of the limit, in percent.
+struct Part {
+    sentence: &'static str,
+    metric: &'static str,
+    holds: fn(f64) -> bool,
+}
+
+const PARTS: [Part; 3] = [
+    Part { sentence: "at least 97 % used", metric: "used_percent", holds: |used| used >= 97.0 },
+    Part {
+        sentence: "never above 101 % over any 1 s",
+        metric: "max_1s_percent",
+        holds: |most| most <= 101.0,
+    },
+    Part {
+        sentence: "never above 105 % over any 100 ms",
+        metric: "max_100ms_percent",
+        holds: |most| most <= 105.0,
+    },
+];
+
 /// Of the probe, under 9 flows at 1 Gbit/s.
 const ABOVE_IDLE_MOST_US: f64 = 1000.0;
 const BELOW_HTB_LEAST: f64 = 10.0;
@@ -22,20 +40,7 @@ pub(super) fn record(ctx: &mut Context) {
     for system in SCHEMES {
         for limit_bit_s in LIMITS {
             let limit = circumstance("limit_bit_s", &limit_bit_s.into());
-            let parts: [(String, &str, fn(f64) -> bool); 3] = [
-                (format!("at least {USED_LEAST} % used"), "used_percent", |share| {
-                    share >= USED_LEAST
-                }),
-                (format!("never above {SECOND_MOST} % over any 1 s"), "max_1s_percent", |share| {
-                    share <= SECOND_MOST
-                }),
-                (
-                    format!("never above {TENTH_MOST} % over any 100 ms"),
-                    "max_100ms_percent",
-                    |share| share <= TENTH_MOST,
-                ),
-            ];
-            for (sentence, metric, holds) in parts {
+            for Part { sentence, metric, holds } in PARTS {
                 let here = |row: &&Row| {
                     row.system == system
                         && row.metric == metric
@@ -173,14 +178,14 @@ mod tests {
     #[test]
     fn a_claim_names_the_runs_that_break_it() {
         let all = [row(1, "used_percent", 98.8), row(9, "used_percent", 91.26)];
-        let text = judged(&all, &all.iter().collect::<Vec<_>>(), |share| share >= USED_LEAST);
+        let text = judged(&all, &all.iter().collect::<Vec<_>>(), PARTS[0].holds);
         assert_eq!(text, "91.3 % to 98.8 % in 2 runs; not in 1: 91.3 % with 9 flows of reno");
     }
 
     #[test]
     fn a_peak_says_when() {
         let all = [row(9, "max_100ms_percent", 119.9), row(9, "max_100ms_at_s", 0.15)];
-        let text = judged(&all, &[&all[0]], |share| share <= TENTH_MOST);
+        let text = judged(&all, &[&all[0]], PARTS[2].holds);
         assert_eq!(text, "119.9 % in 1 run; not in 1: 119.9 % with 9 flows of reno at 0.15 s");
     }
 }
