@@ -92,10 +92,6 @@ impl System {
                 }
                 _ => return Err(Skip("tbf limits what leaves a device".to_owned()).into()),
             },
-            // Until the command line is there.
-            System::Nrm | System::Pace if crate::host::which(&ctx.tidegate).is_none() => {
-                self.attach(case)?
-            }
             System::Nrm | System::Pace => {
                 Force::Run(TidegateRun::start(ctx, testbed, &self.words(case)?)?)
             }
@@ -112,31 +108,6 @@ impl System {
             }
         };
         Ok(Applied { force })
-    }
-
-    fn attach(self, case: &LimitCase) -> anyhow::Result<Force> {
-        use tidegate_core::virtual_queue::VirtualQueueOptions;
-        use tidegate_sys::{
-            cgroup,
-            limit::{AttachedLimit, LimitOptions, Pacing},
-        };
-        let cgroup = Cgroup::create()?;
-        let queue =
-            |bit_s: Option<u64>| bit_s.map(|b| rate(b).map(VirtualQueueOptions::new)).transpose();
-        let mut options = LimitOptions {
-            egress: queue(case.egress_bit_s)?,
-            ingress: queue(case.ingress_bit_s)?,
-            pacing: if self == System::Pace { Pacing::Fair } else { Pacing::Ceiling },
-            ..LimitOptions::default()
-        };
-        if case.kernel_timers {
-            options.rto_min = tidegate_core::Nanos(0);
-            options.delack_max = tidegate_core::Nanos(0);
-        }
-        let hierarchy = cgroup::Hierarchy::find()?;
-        let group = hierarchy.open(cgroup.name())?;
-        let limit = AttachedLimit::attach(&hierarchy, &group, &options)?;
-        Ok(Force::Attached { limit, cgroup })
     }
 
     /// The arguments of `tidegate run`, without the command.
@@ -209,7 +180,6 @@ enum Force {
     // The program goes before its cgroup.
     Paper { paper: NrmPaper, cgroup: Cgroup },
     Run(TidegateRun),
-    Attached { limit: tidegate_sys::limit::AttachedLimit, cgroup: Cgroup },
 }
 
 impl Applied {
@@ -218,7 +188,7 @@ impl Applied {
         let site = Site::from(netns);
         match &self.force {
             Force::None | Force::Peer(_) => site,
-            Force::Paper { cgroup, .. } | Force::Attached { cgroup, .. } => site.in_cgroup(cgroup),
+            Force::Paper { cgroup, .. } => site.in_cgroup(cgroup),
             Force::Run(run) => match &run.cgroup {
                 Some(cgroup) => site.in_cgroup(cgroup),
                 None => site,
@@ -245,16 +215,6 @@ impl Applied {
                     sum.marked += counters.marked.packets;
                     sum.slowed += counters.slowed.packets;
                     sum.dropped += counters.dropped.packets;
-                }
-                Ok(Some(sum))
-            }
-            Force::Attached { limit, .. } => {
-                let mut sum = Counters::default();
-                for direction in [Direction::Egress, Direction::Ingress] {
-                    let packets = limit.maps().read(direction)?.counters.packets;
-                    sum.marked += packets[1];
-                    sum.slowed += packets[2];
-                    sum.dropped += packets[3] + packets[4] + packets[5];
                 }
                 Ok(Some(sum))
             }

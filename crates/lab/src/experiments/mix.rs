@@ -33,6 +33,21 @@ pub(super) struct Spell {
     pub(super) measured: Duration,
 }
 
+impl Spell {
+    /// As an experiment needs it: long enough for a median, to try it, or only to see that it runs.
+    pub(super) fn new(tiny: bool, quick: bool) -> Spell {
+        let (warmup_ms, measured_ms) = match (tiny, quick) {
+            (true, _) => (100, 300),
+            (false, true) => (300, 1700),
+            (false, false) => (500, 2500),
+        };
+        Spell {
+            warmup: Duration::from_millis(warmup_ms),
+            measured: Duration::from_millis(measured_ms),
+        }
+    }
+}
+
 /// One run.
 pub(super) struct Mix<'a> {
     pub(super) system: System,
@@ -82,8 +97,8 @@ impl Mix<'_> {
             Direction::Egress => (applied.site(sender), receiver.into()),
             Direction::Ingress => (sender.into(), applied.site(receiver)),
         };
-        let _calls_server = rpc::start_server(testbed, to, bed.at(RPC_PORT))?;
-        let _probe_server = probe::start_server(testbed, to, bed.at(PROBE_PORT))?;
+        let calls_server = rpc::start_server(testbed, to, bed.at(RPC_PORT))?;
+        let probe_server = probe::start_server(testbed, to, bed.at(PROBE_PORT))?;
 
         let sizes = flows_bytes(self.flows);
         let mut calls = rpc::ClientArgs::new(bed.at(RPC_PORT), sizes, measured);
@@ -91,10 +106,13 @@ impl Mix<'_> {
         calls.cc = Some(self.control.name().to_owned());
         let caller = rpc::start_client(testbed, from, &calls)?;
         pass_time(warmup)?;
-        let probes = probe::ClientArgs::new(bed.at(PROBE_PORT), measured);
+        let mut probes = probe::ClientArgs::new(bed.at(PROBE_PORT), measured);
+        probes.may_lose_all = true;
         let prober = probe::start_client(testbed, from, probes)?;
         let calls = rpc::finish_client(caller, &calls)?;
         let probe = probe::finish_client(prober, probes)?;
+        // They are in the limit's cgroup, which goes next.
+        drop((calls_server, probe_server));
         let wire = bed.wire()?;
         Ok(Mixed { calls, probe, counters: applied.finish()?, wire, spell: self.spell })
     }
@@ -130,8 +148,12 @@ impl Mixed {
         };
         let mut values = vec![("goodput_bit_s", self.calls.goodput_bit_s)];
         values.extend(self.wire_bit_s().map(|rate| ("wire_bit_s", rate)));
-        values.push(("rtt_p50_us", self.probe.rtt.p50_us));
-        values.push(("rtt_p99_us", self.probe.rtt.p99_us));
+        // The times are those of the probes that came back; so say how many did not.
+        if self.probe.received > 0 {
+            values.push(("rtt_p50_us", self.probe.rtt.p50_us));
+            values.push(("rtt_p99_us", self.probe.rtt.p99_us));
+        }
+        values.push(("probes_lost_percent", self.probe.lost_percent()));
         if let Some(large) = self.large().filter(|class| class.rpcs > 0) {
             values.extend([
                 ("rpc_1mb_bit_s", large.goodput_bit_s),
@@ -157,7 +179,7 @@ impl Mixed {
                 ("window_cuts", counters.slowed as f64),
             ]);
         }
-        values.push(("probes_lost", (self.probe.lost + self.probe.refused) as f64));
+
         let mut record = ctx.record(system, case, run);
         for (metric, value) in values {
             record = record.beside(metric, value, published(metric));

@@ -10,36 +10,26 @@
 use crate::{experiment::Experiment, report::Case, table::circumstance};
 
 mod bed;
-mod demo;
-mod htb_latency;
-mod limits;
+pub mod demo;
+pub mod htb_latency;
+pub mod limits;
 mod mix;
-mod nrm_egress;
-mod nrm_ingress;
-mod program_cost;
+pub mod nrm_egress;
+pub mod nrm_ingress;
+pub mod program_cost;
 mod published;
 mod seed_000;
 mod wire;
 
-pub use demo::Demo;
-pub use htb_latency::HtbLatency;
-pub use limits::Limits;
-pub use nrm_egress::NrmEgress;
-pub use nrm_ingress::NrmIngress;
-pub use program_cost::ProgramCost;
-
-/// Bytes on the wire for a byte of payload: a full TCP segment with timestamps over IPv4 on Ethernet.
-const FRAME_PER_PAYLOAD: f64 = 1514.0 / 1448.0;
-
 /// All experiments, in the order in which `tidegate-lab list` shows them.
 pub fn all() -> Vec<Box<dyn Experiment>> {
     vec![
-        Box::new(Demo::default()),
-        Box::new(HtbLatency::default()),
-        Box::new(Limits::default()),
-        Box::new(NrmEgress::default()),
-        Box::new(NrmIngress::default()),
-        Box::new(ProgramCost),
+        Box::new(demo::Demo::default()),
+        Box::new(htb_latency::HtbLatency::default()),
+        Box::new(limits::Limits::default()),
+        Box::new(nrm_egress::NrmEgress::default()),
+        Box::new(nrm_ingress::NrmIngress::default()),
+        Box::new(program_cost::ProgramCost),
     ]
 }
 

@@ -8,7 +8,7 @@
 //! No tool of today shapes what arrives. TBF at the sender's end of the cable, which a receiver does not have,
 //! stands for the ideal.
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
 use tidegate_core::Direction;
 
@@ -28,8 +28,11 @@ use crate::{
 };
 
 const GBIT: u64 = 1_000_000_000;
-/// What the paper reached of 5 Gbit/s is 92 %; what we ask of ourselves.
-const SHARE: f64 = 0.97;
+/// What we ask of ourselves, in percent of the limit; the paper's table comes to 92 % to 98 %.
+const SHARE_LEAST: f64 = 97.0;
+const SHARE_MOST: f64 = 101.0;
+/// Bytes on the wire for a byte of payload: a full TCP segment with timestamps over IPv4 on Ethernet.
+const FRAME_PER_PAYLOAD: f64 = 1514.0 / 1448.0;
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -92,7 +95,7 @@ impl Experiment for NrmIngress {
     }
 
     fn needs(&self) -> Vec<Need> {
-        vec![Need::Root]
+        vec![Need::Root, Need::Tidegate]
     }
 
     fn repeats(&self, quick: bool) -> u32 {
@@ -101,15 +104,12 @@ impl Experiment for NrmIngress {
 
     fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
         let mut bed = Bed::new(self.tiny.clone())?;
-        let (warmup_ms, measured_ms) = match (&self.tiny, ctx.quick) {
-            (Some(_), _) => (100, 300),
-            (None, true) => (300, 1700),
-            (None, false) => (500, 2500),
-        };
-        let spell = Spell {
-            warmup: Duration::from_millis(warmup_ms),
-            measured: Duration::from_millis(measured_ms),
-        };
+        let spell = Spell::new(self.tiny.is_some(), ctx.quick);
+        ctx.note(
+            "The rate on the wire is read before the limit, so it holds what the limit dropped. `tbf` stands on \
+             the sender's device, where a receiver could not put it: it is the ideal. `pace` cannot pace a \
+             sender on another host; on ingress it is the virtual queue of `nrm`.",
+        );
         for Cell { limit_bit_s, flows, cc, systems } in self.plan(ctx.quick) {
             let control = Control::get(cc)?;
             ctx.step(format!("{flows} flows of {cc}, {} Mbit/s", limit_bit_s / 1_000_000));
@@ -146,12 +146,14 @@ fn figures(ctx: &mut Context) {
         }
         let gbit = limit_bit_s / GBIT;
         for (file, title, metric, points) in [
-            ("rate", "Rate received, and the round trip", "goodput_bit_s", "rtt_p50_us"),
-            ("latency-1mb", "Latency of 1 MB calls", "rpc_1mb_p99_9_us", "rpc_1mb_p50_us"),
-            ("latency-10kb", "Latency of 10 KB calls", "rpc_10kb_p99_9_us", "rpc_10kb_p50_us"),
+            ("rate", "Rate received, and the round trip", "goodput_bit_s", Some("rtt_p50_us")),
+            ("latency-1mb-p50", "Latency of 1 MB calls, median", "rpc_1mb_p50_us", None),
+            ("latency-1mb-tail", "Latency of 1 MB calls, p99.9", "rpc_1mb_p99_9_us", None),
+            ("latency-10kb-p50", "Latency of 10 KB calls, median", "rpc_10kb_p50_us", None),
+            ("latency-10kb-tail", "Latency of 10 KB calls, p99.9", "rpc_10kb_p99_9_us", None),
         ] {
             let title = format!("{title}, ingress limit {gbit} Gbit/s");
-            let what = BarsOf { title: &title, metric, points: Some(points) };
+            let what = BarsOf { title: &title, metric, points };
             ctx.figure(&format!("{file}-{name}"), Bars::from_rows(&rows, what));
         }
     }
@@ -165,17 +167,21 @@ fn claims(ctx: &mut Context) {
         let mut holds = true;
         for case in cases.iter().filter(|case| case.0["cc"] == cc) {
             let Some(limit) = case.0["limit_bit_s"].as_f64() else { continue };
-            let Some(goodput) = ctx.median("pace", "goodput_bit_s", Some(case)) else { continue };
-            let share = goodput * super::FRAME_PER_PAYLOAD / limit;
-            holds &= share >= SHARE && share <= 1.01;
-            said.push(format!("{:.1} % with {}", share * 100.0, case_in_words(case)));
+            let share = |system| {
+                let goodput = ctx.median(system, "goodput_bit_s", Some(case))?;
+                Some(goodput * FRAME_PER_PAYLOAD / limit * 100.0)
+            };
+            let Some(ours) = share("pace") else { continue };
+            holds &= (SHARE_LEAST..=SHARE_MOST).contains(&ours);
+            let paper = share("nrm-paper").map(|paper| format!(" (nrm-paper {paper:.1} %)"));
+            let case = case_in_words(case);
+            said.push(format!("{ours:.1} % with {case}{}", paper.unwrap_or_default()));
         }
         if !said.is_empty() {
-            ctx.claim(
-                format!("ingress, {cc}: 97 % to 101 % of the limit are received, headers counted"),
-                holds,
-                said.join("; "),
+            let claim = format!(
+                "pace, ingress, {cc}: {SHARE_LEAST} % to {SHARE_MOST} % of the limit received, headers counted"
             );
+            ctx.claim(claim, holds, said.join("; "));
         }
     }
 }

@@ -12,6 +12,13 @@ pub(super) struct Wire {
     bin: Duration,
 }
 
+/// The fastest stretch of a transfer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Peak {
+    pub(super) bit_s: f64,
+    pub(super) since_start: Duration,
+}
+
 impl Wire {
     /// Cuts off the silence before and after.
     pub(super) fn new(mut bytes: Vec<u64>, bin: Duration) -> Wire {
@@ -29,11 +36,16 @@ impl Wire {
         Some(self.bit_s(bins))
     }
 
-    /// The highest rate over any stretch of bins as long as `window`; `None` when the transfer was
-    /// shorter. O(n).
-    pub(super) fn max_bit_s(&self, window: Duration) -> Option<f64> {
-        let sums = self.bytes.windows(self.bins_in(window).max(1));
-        sums.map(|bins| self.bit_s(bins)).max_by(f64::total_cmp)
+    /// The highest rate over any stretch of bins as long as `window`, and when that stretch begins;
+    /// `None` when the transfer was shorter. O(bins times bins in the window).
+    pub(super) fn peak(&self, window: Duration) -> Option<Peak> {
+        let stretches = self.bytes.windows(self.bins_in(window).max(1)).enumerate();
+        let peaks = stretches.map(|(at, bins)| Peak {
+            bit_s: self.bit_s(bins),
+            since_start: self.bin * u32::try_from(at).unwrap_or(u32::MAX),
+        });
+        // The first of equals.
+        peaks.reduce(|most, peak| if peak.bit_s > most.bit_s { peak } else { most })
     }
 
     /// The rate in each stretch of `every`, one after the other.
@@ -72,8 +84,8 @@ mod tests {
     fn rates_over_stretches() {
         // 10 Mbit/s, and a burst that lies across two aligned stretches of 20 ms.
         let wire = Wire::new(vec![12_500, 25_000, 25_000, 12_500, 12_500], BIN);
-        assert_eq!(wire.max_bit_s(ms(20)), Some(20e6));
-        assert_eq!(wire.max_bit_s(ms(60)), None);
+        assert_eq!(wire.peak(ms(20)), Some(Peak { bit_s: 20e6, since_start: ms(10) }));
+        assert_eq!(wire.peak(ms(60)), None);
         assert_eq!(wire.rates_bit_s(ms(20)), [15e6, 15e6]);
         assert_eq!(wire.mean_bit_s(ms(30), ms(1000)), Some(10e6));
         assert_eq!(wire.mean_bit_s(ms(50), ms(1000)), None);

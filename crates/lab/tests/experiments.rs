@@ -1,0 +1,123 @@
+//! Runs a tiny form of each experiment and looks at the report's shape, not at its figures. Needs root.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tidegate_lab::{
+    context::Options,
+    experiment::Experiment,
+    experiments::{limits::Limits, nrm_egress::NrmEgress, nrm_ingress::NrmIngress},
+    progress::Progress,
+    report::Report,
+    run::{self, Outcome},
+    testbed::root_or_skip,
+};
+
+fn lab_binary() -> PathBuf {
+    env!("CARGO_BIN_EXE_tidegate-lab").into()
+}
+
+/// The binary beside the lab's; building the workspace builds both.
+fn tidegate() -> PathBuf {
+    lab_binary().with_file_name("tidegate")
+}
+
+/// Measurements that run side by side disturb each other, and each looks for what it has left.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// The namespaces of this process.
+fn left_over() -> Vec<String> {
+    let ours = format!("tidegate-{}-", std::process::id());
+    let names = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    names
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.starts_with(&ours))
+        .collect()
+}
+
+/// Runs it into `out`; `None` when it was skipped.
+fn report(test: &str, experiment: &dyn Experiment, out: &Path) -> Option<Report> {
+    let options = Options {
+        quick: true,
+        repeats: Some(1),
+        out: out.to_owned(),
+        tidegate: tidegate(),
+        interrupted: Arc::default(),
+    };
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let outcome = run::one(experiment, &options, Progress::silent());
+    assert!(left_over().is_empty(), "{:?}", left_over());
+    match outcome {
+        Outcome::Done(report) => Some(*report),
+        Outcome::Skipped(reason) => {
+            eprintln!("SKIP {test}: {reason}");
+            None
+        }
+        Outcome::Failed(error) => panic!("{error:#}"),
+    }
+}
+
+/// What every report of an experiment must have.
+fn check(report: &Report, out: &Path, systems: &[&str], metrics: &[&str]) {
+    let failed: Vec<&String> = report.notes.iter().filter(|note| note.contains("failed")).collect();
+    assert!(failed.is_empty(), "{failed:?}");
+    assert_eq!(report.systems(), systems);
+    for system in systems.iter().filter(|system| **system != "idle") {
+        for metric in metrics {
+            let values = report.values(system, metric, None);
+            assert!(!values.is_empty(), "{system} has no {metric}");
+        }
+    }
+    assert!(!report.claims.is_empty());
+    assert!(report.claims.iter().all(|claim| !claim.measured.is_empty()), "{:?}", report.claims);
+    let dir = out.join(&report.experiment);
+    assert!(!report.figures.is_empty());
+    for file in report.figures.iter().map(|figure| figure.file.as_str()).chain(["report.md"]) {
+        assert!(dir.join(file).is_file(), "{file}");
+    }
+    let json = fs::read_to_string(dir.join("report.json")).expect("a report");
+    assert_eq!(serde_json::from_str::<Report>(&json).expect("a report"), *report);
+}
+
+#[test]
+fn root_nrm_egress_reports_every_system() {
+    let test = "root_nrm_egress_reports_every_system";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &NrmEgress::tiny(lab_binary()), out.path()) else { return };
+    let systems = ["unlimited", "htb", "tbf", "nrm-paper", "nrm-kernel-timers", "nrm", "pace"];
+    let metrics = ["goodput_bit_s", "wire_bit_s", "rtt_p99_us", "rpc_10kb_per_s", "retransmits"];
+    check(&report, out.path(), &systems, &metrics);
+    assert!(report.rows.iter().any(|row| row.published.is_some()));
+}
+
+#[test]
+fn root_nrm_ingress_reports_every_system() {
+    let test = "root_nrm_ingress_reports_every_system";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &NrmIngress::tiny(lab_binary()), out.path()) else { return };
+    let metrics = ["goodput_bit_s", "rpc_1mb_p50_us", "rpc_10kb_p99_9_us", "retransmits"];
+    check(&report, out.path(), &["tbf", "nrm-paper", "nrm", "pace"], &metrics);
+}
+
+#[test]
+fn root_limits_reports_every_system() {
+    let test = "root_limits_reports_every_system";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &Limits::tiny(lab_binary()), out.path()) else { return };
+    let metrics = ["used_percent", "max_100ms_percent", "jain_index", "rtt_p99_us", "drops"];
+    check(&report, out.path(), &["idle", "pace", "nrm", "htb"], &metrics);
+    let claims = report.claims.iter().filter(|claim| claim.claim.starts_with("pace, 1 Gbit/s"));
+    assert!(claims.count() >= 4, "{:?}", report.claims);
+}
