@@ -9,20 +9,13 @@
 #include <bpf/bpf_core_read.h>
 
 #include "intf.h"
-#include "kernel.h"
 #include "sockets.h"
+#include "vmlinux.h"
 
 #define TG_TCP_ESTABLISHED 1
 
 /* Lift what the limit has set instead of setting it. */
 const volatile __u8 release = 0;
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct tg_limit);
-} limit SEC(".maps");
 
 /* How deep the limit's cgroup lies. */
 const volatile __u32 level = 0;
@@ -43,12 +36,13 @@ int adopt(struct bpf_iter__tcp *ctx)
 {
 	__u32 key = 0, current = TG_PACING_UNLIMITED, wanted;
 	struct tg_limit *l = bpf_map_lookup_elem(&limit, &key);
+	struct tg_queue *queue = bpf_map_lookup_elem(&queues, &key);
 	struct sock_common *common = ctx->sk_common;
 	struct tg_socket *ours;
 	struct tcp_sock *tp;
 	struct sock *sk;
 
-	if (!l || !common || common->skc_state != TG_TCP_ESTABLISHED)
+	if (!l || !queue || !common || common->skc_state != TG_TCP_ESTABLISHED)
 		return 0;
 	tp = bpf_skc_to_tcp_sock(common);
 	if (!tp)
@@ -60,7 +54,8 @@ int adopt(struct bpf_iter__tcp *ctx)
 	if (!ours)
 		return 0;
 	wanted = release ? TG_PACING_UNLIMITED
-			 : tg_pacing_ceiling(l, tp->mss_cache, common->skc_family == TG_AF_INET6);
+			 : tg_pacing_rate(l, tg_share(l, queue, 0), tp->mss_cache,
+					  common->skc_family == TG_AF_INET6);
 	bpf_getsockopt(sk, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
 	if (!tg_may_set(current, wanted, ours))
 		return 0;

@@ -43,6 +43,8 @@ enum tg_flags {
 	TG_FLAG_LOOPBACK = 1 << 0,
 	/* No socket may pace faster than the egress limit. */
 	TG_FLAG_PACE_CEILING = 1 << 1,
+	/* Each socket is paced at its fair share of the egress limit; implies the ceiling. */
+	TG_FLAG_PACE_FAIR = 1 << 2,
 };
 
 /* A limit on one cgroup; written by user space alone. */
@@ -58,10 +60,27 @@ struct tg_limit {
 	__u32 reserved;
 };
 
-/* The virtual queue of one direction, on a cache line of its own. */
+/* The virtual queue of one direction and the fair share of its flows, on a cache line of their own.
+ */
 struct tg_queue {
 	__u64 finish_ns;
-	__u64 pad[7];
+	/* How much idle time the finish time has skipped, ever. */
+	__u64 skipped_ns;
+	/* When this epoch began, and finish less skipped time then. */
+	__u64 epoch_start_ns;
+	__u64 epoch_base_ns;
+	/* Smoothed round-trip time of the paced flows. */
+	__u64 rtt_ns;
+	/* Share of each flow, of the limit in 2^-24. */
+	__u32 share;
+	/* Number of this epoch, flows that sent data in it, in the one before, and those that came
+	 * new. */
+	__u32 epoch;
+	__u32 flows;
+	__u32 flows_before;
+	__u32 newcomers;
+	/* How long this epoch must last. */
+	__u32 epoch_us;
 };
 
 /* One direction, one CPU. */
@@ -76,6 +95,8 @@ struct tg_counters {
 /* What a limit has set on a socket, kept with the socket so that it can be taken back. */
 struct tg_socket {
 	__u32 pacing_byte_s;
+	/* The last epoch in which it sent data. */
+	__u32 epoch;
 };
 
 #endif

@@ -15,6 +15,7 @@
 
 #include "intf.h"
 #include "packet.h"
+#include "sockets.h"
 
 /* In every network namespace the loopback device is the first. */
 #define LOOPBACK_IFINDEX 1
@@ -26,20 +27,6 @@ enum {
 	RET_DROP_SLOW = 2,
 	RET_PASS_SLOW = 3,
 };
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct tg_limit);
-} limit SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TG_DIRECTIONS);
-	__type(key, __u32);
-	__type(value, struct tg_queue);
-} queues SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -81,6 +68,66 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
 	return vq_decide(conf, zone, backlog_ns, &packet, bpf_get_prandom_u32());
 }
 
+/* Two full segments: the least that TCP sends at once when it is paced. */
+#define PACED_BURST_BYTES (2 * 1514)
+
+/* Counts the flow in this epoch. */
+static __always_inline void see_flow(struct __sk_buff *skb, struct tg_queue *queue)
+{
+	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets, skb->sk, 0, 0) : 0;
+	__u32 flows;
+
+	/* A new socket's storage is zero: number epochs from one. */
+	if (!ours || ours->epoch == queue->epoch + 1)
+		return;
+	ours->epoch = queue->epoch + 1;
+	flows = __sync_fetch_and_add(&queue->flows, 1) + 1;
+	if (flows > queue->flows_before)
+		queue->share = fs_make_room(queue->share, flows);
+}
+
+/* Closes the epoch when it has lasted long enough; one CPU does. */
+static __always_inline void turn_epoch(const struct vq_conf *conf, struct tg_queue *queue,
+				       __u64 now, __u64 cost_ns)
+{
+	__u64 start = *(volatile __u64 *)&queue->epoch_start_ns;
+	struct fs_epoch epoch;
+	__s64 backlog, charged;
+	__u64 base;
+	__u32 flows;
+
+	if ((__s64)(now - start) < (__s64)queue->epoch_us * 1000 ||
+	    __sync_val_compare_and_swap(&queue->epoch_start_ns, start, now) != start)
+		return;
+	/* Above the mark, and without the packet at hand: below it a burst may just have passed. */
+	backlog = queue->finish_ns - now - cost_ns - conf->mark_ns;
+	epoch.backlog_ns = backlog > 0 ? backlog : 0;
+	epoch.elapsed_ns = now - start;
+	epoch.rtt_ns = queue->rtt_ns;
+	epoch.burst_ns = PACED_BURST_BYTES * conf->cost >> VQ_COST_SHIFT;
+	base = queue->finish_ns - queue->skipped_ns;
+	charged = base - queue->epoch_base_ns;
+	epoch.charged_ns = charged > 0 ? charged : 0;
+	queue->epoch_base_ns = base;
+	flows = __sync_lock_test_and_set(&queue->flows, 0);
+	/* A flow that was silent for one epoch may only have been unlucky. */
+	epoch.flows = flows > queue->flows_before ? flows : queue->flows_before;
+	queue->share = fs_next(queue->share, &epoch);
+	queue->flows_before = flows;
+	queue->epoch_us = fs_epoch_ns(flows, epoch.burst_ns) / 1000;
+	queue->newcomers = 0;
+	queue->epoch++;
+}
+
+/* Keeps the fair share of the paced flows up to date. */
+static __always_inline void pace(struct __sk_buff *skb, const struct vq_conf *conf,
+				 struct tg_queue *queue, __u64 now, __u64 cost_ns, __u32 bytes)
+{
+	if (bytes > VQ_SMALL_BYTES)
+		see_flow(skb, queue);
+	turn_epoch(conf, queue, now, cost_ns);
+}
+
 static __always_inline int gate(struct __sk_buff *skb, enum tg_direction direction)
 {
 	const int drop = direction == TG_EGRESS ? RET_DROP_SLOW : RET_DROP;
@@ -92,6 +139,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	__u64 now, seen, cost;
 	__u32 key = 0, bytes, carry;
 	enum vq_zone zone;
+	int paced;
 
 	if (skb->mark == TG_DEAD_MARK)
 		return drop;
@@ -119,15 +167,19 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		verdict = tell(skb, conf, zone, (__s64)(seen - now), bytes, direction);
 
 	if (verdict < VQ_DROP_FULL) {
+		paced = direction == TG_EGRESS && l->flags & TG_FLAG_PACE_FAIR;
 		carry = c->carry;
 		cost = vq_cost_ns(conf, bytes, &carry);
 		/* Other CPUs may have filled the queue since it was read: then give it back. */
-		if ((__s64)(vq_charge(conf, &queue->finish_ns, seen, now, cost) - now) >
-		    (__s64)conf->drop_ns) {
+		if ((__s64)(vq_charge(conf, &queue->finish_ns, paced ? &queue->skipped_ns : 0, seen,
+				      now, cost) -
+			    now) > (__s64)conf->drop_ns) {
 			__sync_fetch_and_sub(&queue->finish_ns, cost);
 			verdict = VQ_DROP_FULL;
 		} else {
 			c->carry = carry;
+			if (paced)
+				pace(skb, conf, queue, now, cost, bytes);
 		}
 	}
 	/* The verdicts are the first outcomes, in the same order. */

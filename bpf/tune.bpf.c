@@ -13,13 +13,6 @@
 #include "intf.h"
 #include "sockets.h"
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct tg_limit);
-} limit SEC(".maps");
-
 /* Sets a timer option; where the kernel's tick is too coarse for it, the next power of two that it
  * takes. */
 static __always_inline void set_timer(struct bpf_sock_ops *ops, int option, __u32 us)
@@ -29,10 +22,27 @@ static __always_inline void set_timer(struct bpf_sock_ops *ops, int option, __u3
 			return;
 }
 
-static __always_inline void set_ceiling(struct bpf_sock_ops *ops, const struct tg_limit *l)
+/*
+ * On a short path TCP builds segments of 64 KB whatever its pacing rate is (tcp_tso_rtt_log), 52 ms
+ * at 10 Mbit/s. A window of two round trips and 2 ms at the paced rate keeps them short; no longer
+ * path is touched, nor is its congestion control.
+ */
+static __always_inline void set_window(struct bpf_sock_ops *ops, __u32 byte_s)
 {
-	__u32 wanted = tg_pacing_ceiling(l, ops->mss_cache, ops->family == TG_AF_INET6);
-	__u32 current = TG_PACING_UNLIMITED;
+	__u64 srtt_us = ops->srtt_us >> 3;
+	__u32 mss = ops->mss_cache ? ops->mss_cache : TG_DEFAULT_MSS_BYTES;
+	__u32 clamp;
+
+	if (byte_s == TG_PACING_UNLIMITED || srtt_us > TG_SHORT_PATH_US)
+		return;
+	clamp = TG_LEAST_WINDOW + byte_s * (2 * srtt_us + 2000) / 1000000 / mss;
+	bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &clamp, sizeof(clamp));
+}
+
+static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg_limit *l,
+				       struct tg_queue *queue, int newcomer)
+{
+	__u32 wanted, current = TG_PACING_UNLIMITED;
 	struct tg_socket *ours;
 
 	if (!ops->sk)
@@ -40,11 +50,32 @@ static __always_inline void set_ceiling(struct bpf_sock_ops *ops, const struct t
 	ours = bpf_sk_storage_get(&sockets, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return;
+	wanted = tg_pacing_rate(l, tg_share(l, queue, newcomer), ops->mss_cache,
+				ops->family == TG_AF_INET6);
+	/* A flow grows into its share as in slow start: the others need a round trip to make room.
+	 */
+	if (!newcomer && ours->pacing_byte_s && wanted / 2 > ours->pacing_byte_s)
+		wanted = 2 * ours->pacing_byte_s;
+	/* Every round trip asks: what is within 2 % can stay. */
+	if (!newcomer && wanted - wanted / 64 <= ours->pacing_byte_s &&
+	    ours->pacing_byte_s <= wanted + wanted / 64)
+		return;
 	bpf_getsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
 	if (!tg_may_set(current, wanted, ours))
 		return;
-	if (!bpf_setsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &wanted, sizeof(wanted)))
-		ours->pacing_byte_s = wanted;
+	if (bpf_setsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &wanted, sizeof(wanted)))
+		return;
+	ours->pacing_byte_s = wanted;
+	if (l->flags & TG_FLAG_PACE_FAIR)
+		set_window(ops, wanted);
+}
+
+/* Folds a round-trip time into the limit's; a lost update of a smoothed value is no loss. */
+static __always_inline void fold_rtt(struct tg_queue *queue, __u32 srtt_us)
+{
+	__u64 rtt_ns = (__u64)srtt_us * 1000;
+
+	queue->rtt_ns += rtt_ns / 16 - queue->rtt_ns / 16;
 }
 
 SEC("sockops")
@@ -52,15 +83,23 @@ int tune(struct bpf_sock_ops *ops)
 {
 	__u32 key = 0;
 	struct tg_limit *l = bpf_map_lookup_elem(&limit, &key);
+	struct tg_queue *queue = bpf_map_lookup_elem(&queues, &key);
 
-	if (!l)
+	if (!l || !queue)
 		return 1;
 	switch (ops->op) {
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
 		set_timer(ops, TCP_BPF_RTO_MIN, l->rto_min_us);
 		set_timer(ops, TCP_BPF_DELACK_MAX, l->delack_max_us);
-		set_ceiling(ops, l);
+		set_pacing(ops, l, queue, 1);
+		bpf_sock_ops_cb_flags_set(ops,
+					  ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_RTT_CB_FLAG);
+		break;
+	case BPF_SOCK_OPS_RTT_CB:
+		/* srtt_us is kept eight times as large. */
+		fold_rtt(queue, ops->srtt_us >> 3);
+		set_pacing(ops, l, queue, 0);
 		break;
 	}
 	return 1;

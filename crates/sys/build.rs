@@ -1,6 +1,12 @@
-//! Compiles every `bpf/*.bpf.c` to an object with a Rust skeleton in `OUT_DIR`.
+//! Compiles every `bpf/*.bpf.c` to an object with a Rust skeleton in `OUT_DIR`, and the pure headers of
+//! `bpf/` a second time, for this machine, into the library `native` that the tests call.
 
-use std::{env, error::Error, path::PathBuf, process::Command};
+use std::{
+    env,
+    error::Error,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use libbpf_cargo::SkeletonBuilder;
 
@@ -23,5 +29,16 @@ fn main() -> Result<(), Box<dyn Error>> {
             .clang_args(["-mcpu=v3", "-Wall", "-Werror", &format!("-I/usr/include/{triplet}")])
             .build_and_generate(out.join(format!("{stem}.skel.rs")))?;
     }
+    native(&bpf)
+}
+
+/// Builds `native/*.c`, each of which gives a pure header's inline functions symbols to link to.
+fn native(bpf: &Path) -> Result<(), Box<dyn Error>> {
+    println!("cargo:rerun-if-changed=native");
+    let mut sources = Vec::new();
+    for entry in std::fs::read_dir("native")? {
+        sources.push(entry?.path());
+    }
+    cc::Build::new().files(&sources).include(bpf).warnings_into_errors(true).compile("native");
     Ok(())
 }

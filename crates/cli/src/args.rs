@@ -4,8 +4,8 @@ use std::{ffi::OsString, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use tidegate_core::{Nanos, Span};
-use tidegate_node::settings::{Patch, RateSetting, Scheme};
+use tidegate_core::{Nanos, Scheme, Span};
+use tidegate_node::settings::{Patch, RateSetting};
 use tidegate_sys::store::DEFAULT_ROOT;
 
 /// The shortest interval of `monitor`.
@@ -149,13 +149,14 @@ pub struct LimitArgs {
     /// Rate to the workload, such as 50mbit; `none` for no limit
     #[arg(long, value_name = "RATE")]
     pub ingress: Option<RateSetting>,
-    /// How the limit acts on packets: `nrm`, a virtual queue (ECN, window reduction, drop)
+    /// How the limit acts: `pace` (each TCP flow sends at its fair share, a virtual queue behind it) or
+    /// `nrm` (the virtual queue alone: ECN, window reduction, drop) [default: pace]
     #[arg(long)]
     pub scheme: Option<Scheme>,
     /// Credit that an idle limit saves up, as time or bytes [default: 1ms]
     #[arg(long, value_name = "TIME|SIZE")]
     pub burst: Option<Span>,
-    /// Backlog above which senders are told to slow down [default: 0.5ms]
+    /// Backlog above which senders are told to slow down [default: 2ms; with nrm 0.5ms]
     #[arg(long, value_name = "TIME|SIZE")]
     pub mark: Option<Span>,
     /// Backlog above which packets are dropped [default: 4ms]
@@ -165,7 +166,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "true")]
     pub loopback: Option<bool>,
-    /// Let no TCP socket pace faster than the egress rate [default: true]
+    /// With nrm: let no TCP socket pace faster than the egress rate [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "true")]
     pub pace_ceiling: Option<bool>,
@@ -186,6 +187,7 @@ impl LimitArgs {
             mark: self.mark,
             drop: self.drop,
             loopback: self.loopback,
+            scheme: self.scheme,
             pace_ceiling: self.pace_ceiling,
             rto_min: self.rto_min,
             delack_max: self.delack_max,

@@ -128,13 +128,16 @@ pub fn describe(options: &LimitOptions) -> String {
     let options = canonical(options);
     let mut words = Vec::new();
     for (name, queue) in [("egress", options.egress), ("ingress", options.ingress)] {
-        let Some(VirtualQueueOptions { rate, burst, mark, drop }) = queue else { continue };
+        let Some(VirtualQueueOptions { rate, burst, mark, drop, .. }) = queue else { continue };
         words.push(format!("{name} {rate}"));
         for (name, span) in [("burst", burst), ("mark", mark), ("drop", drop)] {
             words.extend(span.map(|span| format!("{name} {span}")));
         }
     }
     let default = LimitOptions::default();
+    if options.scheme != default.scheme {
+        words.push(format!("scheme {}", options.scheme));
+    }
     if options.loopback {
         words.push("loopback".to_owned());
     }

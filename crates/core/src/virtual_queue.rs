@@ -107,6 +107,9 @@ pub struct VirtualQueueOptions {
     pub mark: Option<Span>,
     /// Backlog above which every packet is dropped.
     pub drop: Option<Span>,
+    /// The flows are paced at their fair share ([`crate::fair_share`]) and the queue is their safety net: its
+    /// defaults leave room for the bursts of many paced flows that happen to meet.
+    pub paced: bool,
 }
 
 /// Why a virtual queue cannot be built as asked.
@@ -136,15 +139,21 @@ pub enum ConfigError {
 }
 
 impl VirtualQueueOptions {
-    /// A limit of `rate` with every default.
+    /// A limit of `rate` with every default of a queue that works alone.
     #[must_use]
     pub fn new(rate: Rate) -> Self {
-        VirtualQueueOptions { rate, burst: None, mark: None, drop: None }
+        VirtualQueueOptions { rate, burst: None, mark: None, drop: None, paced: false }
+    }
+
+    /// A limit of `rate` with every default of a queue behind paced flows.
+    #[must_use]
+    pub fn paced(rate: Rate) -> Self {
+        VirtualQueueOptions { paced: true, ..Self::new(rate) }
     }
 
     /// The thresholds at the rate. Defaults: burst 1 ms but at least one frame; mark 0.5 ms but at least
-    /// two frames; drop 4 ms but at least four frames. The last eighth below `drop` is kept for small
-    /// packets.
+    /// two frames, paced 2 ms but at least 16 frames; drop 4 ms but at least four frames, paced 32. The last
+    /// eighth below `drop` is kept for small packets.
     ///
     /// # Errors
     /// [`ConfigError`] for a rate, span or order of thresholds that cannot be kept.
@@ -161,8 +170,10 @@ impl VirtualQueueOptions {
             if time > MAX_SPAN { Err(ConfigError::Span { name, span, rate }) } else { Ok(time) }
         };
         let burst = span("burst", self.burst, 1_000_000, 1)?;
-        let mark = span("mark threshold", self.mark, 500_000, 2)?;
-        let drop = span("drop threshold", self.drop, 4_000_000, 4)?;
+        let (mark_ns, mark_frames, drop_frames) =
+            if self.paced { (2_000_000, 16, 32) } else { (500_000, 2, 4) };
+        let mark = span("mark threshold", self.mark, mark_ns, mark_frames)?;
+        let drop = span("drop threshold", self.drop, 4_000_000, drop_frames)?;
         let large_drop = Nanos(drop.0 - drop.0 / 8);
         if mark >= large_drop {
             return Err(ConfigError::Order { mark, drop });

@@ -1,2 +1,5 @@
-//! placeholder
-fn main() {}
+//! `tidegate-lab`: see [`tidegate_lab`] for what it is.
+
+fn main() -> std::process::ExitCode {
+    tidegate_lab::cli::main()
+}

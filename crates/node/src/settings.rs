@@ -3,10 +3,10 @@
 //! A [`Patch`] holds the fields that were written; put [on](Patch::on) a limit it gives another one, or says
 //! which field cannot be so. A new limit is a patch on the defaults.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 use tidegate_core::{
-    Nanos, Rate, Span,
+    Direction, Nanos, Rate, Scheme, Span,
     units::ParseError,
     virtual_queue::{ConfigError, VirtualQueueOptions},
 };
@@ -34,45 +34,6 @@ impl FromStr for RateSetting {
     }
 }
 
-/// How a limit acts on packets.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub enum Scheme {
-    /// The virtual queue of NRM.
-    #[default]
-    Nrm,
-}
-
-/// Why a text is no scheme.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SchemeError {
-    /// One that a later version will have.
-    #[error("scheme `{0}` is not yet supported by this version; use `nrm`, or leave it out")]
-    Unsupported(String),
-    /// No scheme at all.
-    #[error("unknown scheme `{0}`; use `nrm`, or leave it out")]
-    Unknown(String),
-}
-
-impl FromStr for Scheme {
-    type Err = SchemeError;
-
-    fn from_str(text: &str) -> Result<Self, SchemeError> {
-        match text {
-            "nrm" => Ok(Scheme::Nrm),
-            "pace" | "police" | "htb" | "dem" | "spring" | "carousel" | "edt" => {
-                Err(SchemeError::Unsupported(text.to_owned()))
-            }
-            _ => Err(SchemeError::Unknown(text.to_owned())),
-        }
-    }
-}
-
-impl fmt::Display for Scheme {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("nrm")
-    }
-}
-
 /// The fields that were written; `None` leaves a field as it is.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Patch {
@@ -88,7 +49,9 @@ pub struct Patch {
     pub drop: Option<Span>,
     /// Charge packets on the loopback interface too.
     pub loopback: Option<bool>,
-    /// No TCP socket paces faster than the egress limit.
+    /// How the limit acts.
+    pub scheme: Option<Scheme>,
+    /// With `nrm`: no TCP socket paces faster than the egress limit.
     pub pace_ceiling: Option<bool>,
     /// Minimum retransmission time-out; zero leaves the kernel's.
     pub rto_min: Option<Nanos>,
@@ -115,6 +78,9 @@ pub enum SettingsProblem {
     /// A timer that the kernel would not take.
     #[error("{0} is out of range; write 1ms to 200ms, or 0ms for the kernel's own")]
     Timer(Nanos),
+    /// Pacing was switched off for the scheme that is pacing.
+    #[error("scheme `pace` paces every TCP flow; write scheme = \"nrm\" to do without")]
+    PacedAnyway,
     /// The virtual queue cannot be built.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -133,9 +99,16 @@ impl Patch {
     /// # Errors
     /// [`SettingsError`] names the field.
     pub fn on(&self, base: &LimitOptions) -> Result<LimitOptions, SettingsError> {
+        let scheme = self.scheme.unwrap_or(base.scheme);
+        if scheme == Scheme::Pace && self.pace_ceiling == Some(false) {
+            let (field, problem) = ("pace_ceiling", SettingsProblem::PacedAnyway);
+            return Err(SettingsError { field, problem });
+        }
+        let direction = |written, base, direction| self.direction(written, base, scheme, direction);
         let limit = LimitOptions {
-            egress: self.direction(self.egress, base.egress, "egress")?,
-            ingress: self.direction(self.ingress, base.ingress, "ingress")?,
+            egress: direction(self.egress, base.egress, Direction::Egress)?,
+            ingress: direction(self.ingress, base.ingress, Direction::Ingress)?,
+            scheme,
             loopback: self.loopback.unwrap_or(base.loopback),
             pace_ceiling: self.pace_ceiling.unwrap_or(base.pace_ceiling),
             rto_min: timer("rto_min", self.rto_min)?.unwrap_or(base.rto_min),
@@ -152,7 +125,8 @@ impl Patch {
         &self,
         written: Option<RateSetting>,
         base: Option<VirtualQueueOptions>,
-        field: &'static str,
+        scheme: Scheme,
+        direction: Direction,
     ) -> Result<Option<VirtualQueueOptions>, SettingsError> {
         let rate = match written {
             Some(RateSetting::Free) => None,
@@ -166,6 +140,11 @@ impl Patch {
             burst: self.burst.or(base.burst),
             mark: self.mark.or(base.mark),
             drop: self.drop.or(base.drop),
+            paced: scheme.paces(direction),
+        };
+        let field = match direction {
+            Direction::Egress => "egress",
+            Direction::Ingress => "ingress",
         };
         queue.config().map_err(|e| {
             let field = match &e {
@@ -216,7 +195,7 @@ pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
     fn span(span: Option<Option<Span>>) -> String {
         span.flatten().map_or_else(|| "default".to_owned(), |span| span.to_string())
     }
-    const FIELDS: [(&str, Show); 12] = [
+    const FIELDS: [(&str, Show); 13] = [
         ("egress", |o| rate(o.egress)),
         ("egress burst", |o| span(o.egress.map(|q| q.burst))),
         ("egress mark", |o| span(o.egress.map(|q| q.mark))),
@@ -225,6 +204,7 @@ pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
         ("ingress burst", |o| span(o.ingress.map(|q| q.burst))),
         ("ingress mark", |o| span(o.ingress.map(|q| q.mark))),
         ("ingress drop", |o| span(o.ingress.map(|q| q.drop))),
+        ("scheme", |o| o.scheme.to_string()),
         ("loopback", |o| o.loopback.to_string()),
         ("pace_ceiling", |o| o.pace_ceiling.to_string()),
         ("rto_min", |o| o.rto_min.to_string()),
@@ -269,8 +249,8 @@ mod tests {
         insta::assert_snapshot!(refusal(Patch { egress: rate("1bit"), ..good }), @"egress: 1bit is out of range; a limit is between 8kbit and 100gbit");
         insta::assert_snapshot!(refusal(Patch { rto_min: Some(Nanos(3_000_000_000)), ..good }), @"rto_min: 3s is out of range; write 1ms to 200ms, or 0ms for the kernel's own");
         insta::assert_snapshot!(refusal(Patch { burst: "9999s".parse().ok(), ..good }), @"burst: burst of 9999s is longer than 512s at 50mbit; make it shorter");
-        insta::assert_snapshot!(refusal(Patch { mark: "5ms".parse().ok(), ..good }), @"mark: mark threshold 5ms must be below drop threshold 4ms");
-        insta::assert_snapshot!(refusal(Patch { drop: "0.1ms".parse().ok(), ..good }), @"drop: mark threshold 500us must be below drop threshold 100us");
+        insta::assert_snapshot!(refusal(Patch { mark: "9ms".parse().ok(), ..good }), @"mark: mark threshold 9ms must be below drop threshold 7751.68us");
+        insta::assert_snapshot!(refusal(Patch { drop: "0.1ms".parse().ok(), ..good }), @"drop: mark threshold 3875.84us must be below drop threshold 100us");
     }
 
     #[test]

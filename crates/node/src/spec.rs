@@ -25,7 +25,9 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use crate::settings::{Patch, Scheme, SchemeError, SettingsError, SettingsProblem};
+use tidegate_core::scheme::SchemeError;
+
+use crate::settings::{Patch, SettingsError, SettingsProblem};
 
 /// The largest file that is read: far above [`MAX_LIMITS`] limits.
 pub const MAX_SPEC_BYTES: u64 = 4 << 20;
@@ -46,8 +48,6 @@ pub struct LimitSpec {
     pub name: String,
     /// The cgroup's path as written.
     pub cgroup: String,
-    /// How it acts on packets.
-    pub scheme: Scheme,
     /// What it does.
     pub options: LimitOptions,
     /// The line on which it starts, from 1.
@@ -197,7 +197,7 @@ const FIELDS: [(&str, &str); 12] = [
     ("scope", "scope = { cgroup = \"system.slice/backup.service\" }"),
     ("egress", "egress = \"50mbit\""),
     ("ingress", "ingress = \"50mbit\""),
-    ("scheme", "scheme = \"nrm\""),
+    ("scheme", "scheme = \"pace\""),
     ("burst", "burst = \"1ms\""),
     ("mark", "mark = \"0.5ms\""),
     ("drop", "drop = \"4ms\""),
@@ -393,7 +393,7 @@ impl Reader<'_> {
 
     fn limit(&self, fields: &Table<'_>, span: &Range<usize>) -> Result<LimitSpec, SpecError> {
         let mut patch = Patch::default();
-        let (mut name, mut cgroup, mut scheme) = (None, None, Scheme::default());
+        let (mut name, mut cgroup) = (None, None);
         for (key, value) in in_order(fields) {
             match key.get_ref().as_ref() {
                 "name" => {
@@ -403,7 +403,7 @@ impl Reader<'_> {
                     name = Some(text.to_owned());
                 }
                 "scope" => cgroup = Some(self.scope(value)?),
-                "scheme" => scheme = self.parse(value, "scheme")?,
+                "scheme" => patch.scheme = Some(self.parse(value, "scheme")?),
                 "egress" => patch.egress = Some(self.parse(value, "egress")?),
                 "ingress" => patch.ingress = Some(self.parse(value, "ingress")?),
                 "burst" => patch.burst = Some(self.parse(value, "burst")?),
@@ -428,7 +428,7 @@ impl Reader<'_> {
                 let span = fields.get(field).map_or(span.clone(), Spanned::span);
                 self.at(&span, Some(field), problem.into())
             })?;
-        Ok(LimitSpec { name, cgroup, scheme, options, line: self.line(span) })
+        Ok(LimitSpec { name, cgroup, options, line: self.line(span) })
     }
 
     fn scope(&self, value: &Value<'_>) -> Result<String, SpecError> {

@@ -7,14 +7,13 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 use tidegate_core::Direction;
 use tidegate_sys::{
     intf::{self, OUTCOME_TABLE},
-    limit::{LimitError, LimitMaps},
+    limit::{LimitError, LimitMaps, LimitOptions},
     store::PinnedLimit,
 };
 
 use crate::{
     host,
     plan::{Present, Standing},
-    settings::Scheme,
 };
 
 /// One limit.
@@ -39,7 +38,7 @@ pub struct LimitStatus {
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Settings {
     /// How it acts on packets.
-    pub scheme: Scheme,
+    pub scheme: &'static str,
     /// Packets on the loopback interface are charged too.
     pub loopback: bool,
     /// No TCP socket paces faster than the egress limit.
@@ -95,12 +94,6 @@ impl Serialize for Standing {
             Standing::CgroupGone => "cgroup_gone",
             Standing::Unhooked => "unhooked",
         })
-    }
-}
-
-impl Serialize for Scheme {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
     }
 }
 
@@ -194,10 +187,11 @@ impl LimitStatus {
 
 impl From<&intf::Limit> for Settings {
     fn from(limit: &intf::Limit) -> Settings {
+        let options = LimitOptions::from(limit);
         Settings {
-            scheme: Scheme::Nrm,
-            loopback: limit.flags & intf::FLAG_LOOPBACK != 0,
-            pace_ceiling: limit.flags & intf::FLAG_PACE_CEILING != 0,
+            scheme: options.scheme.name(),
+            loopback: options.loopback,
+            pace_ceiling: options.pace_ceiling,
             rto_min_ns: u64::from(limit.rto_min_us) * 1000,
             delack_max_ns: u64::from(limit.delack_max_us) * 1000,
         }

@@ -16,6 +16,9 @@ pub const FLAG_LOOPBACK: u32 = 1 << 0;
 /// `TG_FLAG_PACE_CEILING`.
 pub const FLAG_PACE_CEILING: u32 = 1 << 1;
 
+/// `TG_FLAG_PACE_FAIR`.
+pub const FLAG_PACE_FAIR: u32 = 1 << 2;
+
 /// The place of a direction in a per-direction array.
 #[must_use]
 pub fn index(direction: Direction) -> usize {
@@ -91,8 +94,26 @@ pub struct Limit {
 pub struct Queue {
     /// Theoretical finish time, CLOCK_MONOTONIC.
     pub finish_ns: u64,
-    /// Keeps each queue on a cache line of its own.
-    pub pad: [u64; 7],
+    /// How much idle time the finish time has skipped, ever.
+    pub skipped_ns: u64,
+    /// When this epoch began, CLOCK_MONOTONIC.
+    pub epoch_start_ns: u64,
+    /// Finish less skipped time when this epoch began.
+    pub epoch_base_ns: u64,
+    /// Smoothed round-trip time of the paced flows.
+    pub rtt_ns: u64,
+    /// Share of each flow, of the limit in 2^-24.
+    pub share: u32,
+    /// Number of this epoch.
+    pub epoch: u32,
+    /// Flows that sent data in this epoch.
+    pub flows: u32,
+    /// Flows that sent data in the epoch before.
+    pub flows_before: u32,
+    /// Flows established in this epoch.
+    pub newcomers: u32,
+    /// How long this epoch must last.
+    pub epoch_us: u32,
 }
 
 /// `struct tg_counters`.
@@ -149,3 +170,45 @@ pub const OUTCOME_TABLE: [Outcome; OUTCOMES] = [
     },
     Outcome { name: "exempt", help: "passed uncharged: loopback", passed: true },
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    unsafe extern "C" {
+        static native_intf_layout: [u64; 20];
+        static native_intf_layout_len: u32;
+    }
+
+    #[test]
+    fn the_layout_is_the_headers() {
+        // SAFETY: both are constants of the test's C library, of these types.
+        let (layout, len) = unsafe { (native_intf_layout, native_intf_layout_len) };
+        let ours = [
+            size_of::<QueueConf>(),
+            size_of::<Limit>(),
+            offset_of!(Limit, rate_bit_s),
+            offset_of!(Limit, cgroup_id),
+            offset_of!(Limit, flags),
+            offset_of!(Limit, delack_max_us),
+            size_of::<Queue>(),
+            offset_of!(Queue, epoch_base_ns),
+            offset_of!(Queue, share),
+            offset_of!(Queue, newcomers),
+            size_of::<Counters>(),
+            offset_of!(Counters, bytes),
+            offset_of!(Counters, carry),
+            DIRECTIONS,
+            OUTCOMES,
+            FLAG_LOOPBACK as usize,
+            FLAG_PACE_CEILING as usize,
+            FLAG_PACE_FAIR as usize,
+            index(Direction::Egress),
+            index(Direction::Ingress),
+        ];
+        assert_eq!(len as usize, ours.len());
+        assert_eq!(layout.map(|value| value as usize), ours);
+    }
+}

@@ -9,14 +9,24 @@
 //! - [`limit`]: the programs of one limit on a cgroup, attached while a value lives.
 //! - [`store`]: limits that stay, pinned in the BPF file system.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
+//! - [`congestion`]: congestion controls for a cgroup, DCTCP among them.
+//! - [`paper`]: NRM as published, for the lab to compare with.
+//! - [`net`]: network namespaces, links, qdiscs; [`wire_meter`]: exact rates on a wire; [`sched`].
+//! - [`cost`]: what a packet costs in a loaded program.
 //! - [`intf`]: what the programs and this crate share.
 
 pub mod cgroup;
+pub mod congestion;
+pub mod cost;
 pub mod intf;
 pub mod limit;
+pub mod net;
+pub mod paper;
 pub mod preflight;
 pub mod process;
 mod query;
+pub mod sched;
 pub mod store;
+pub mod wire_meter;
 
 pub use libbpf_rs;

@@ -21,7 +21,7 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 use tidegate_core::{
-    Nanos, Rate, Span,
+    Nanos, Rate, Scheme, Span,
     virtual_queue::{ConfigError, Direction, VirtualQueueOptions},
 };
 
@@ -59,7 +59,9 @@ pub struct LimitOptions {
     pub ingress: Option<VirtualQueueOptions>,
     /// Charge packets on the loopback interface too.
     pub loopback: bool,
-    /// No TCP socket paces faster than the egress limit.
+    /// How it acts.
+    pub scheme: Scheme,
+    /// With [`Scheme::Nrm`]: no TCP socket paces faster than the egress limit.
     pub pace_ceiling: bool,
     /// Minimum retransmission time-out of the workload's TCP sockets; zero leaves the kernel's 200 ms.
     pub rto_min: Nanos,
@@ -73,6 +75,7 @@ impl Default for LimitOptions {
             egress: None,
             ingress: None,
             loopback: false,
+            scheme: Scheme::Pace,
             pace_ceiling: true,
             rto_min: Nanos(20_000_000),
             delack_max: Nanos(5_000_000),
@@ -96,13 +99,16 @@ impl LimitOptions {
         if self.loopback {
             limit.flags |= intf::FLAG_LOOPBACK;
         }
-        if self.pace_ceiling {
-            limit.flags |= intf::FLAG_PACE_CEILING;
-        }
+        limit.flags |= match self.scheme {
+            Scheme::Pace => intf::FLAG_PACE_FAIR,
+            Scheme::Nrm if self.pace_ceiling => intf::FLAG_PACE_CEILING,
+            Scheme::Nrm => 0,
+        };
         for (direction, queue) in
             [(Direction::Egress, self.egress), (Direction::Ingress, self.ingress)]
         {
-            if let Some(options) = queue {
+            if let Some(mut options) = queue {
+                options.paced = self.scheme.paces(direction);
                 limit.queue[intf::index(direction)] = options.config()?.into();
                 limit.rate_bit_s[intf::index(direction)] = options.rate.bit_s();
             }
@@ -116,8 +122,13 @@ impl From<&intf::Limit> for LimitOptions {
     /// counts as not given, so that it follows when the rate changes. [`LimitOptions::encode`] gives the same
     /// limit again.
     fn from(limit: &intf::Limit) -> LimitOptions {
+        let fair = limit.flags & intf::FLAG_PACE_FAIR != 0;
+        let scheme = if fair { Scheme::Pace } else { Scheme::Nrm };
         let queue = |direction| {
-            let default = VirtualQueueOptions::new(limit.rate(direction)?);
+            let default = VirtualQueueOptions {
+                paced: scheme.paces(direction),
+                ..VirtualQueueOptions::new(limit.rate(direction)?)
+            };
             let config = default.config().ok();
             let conf = &limit.queue[intf::index(direction)];
             let given = |time: u64, default: Option<Nanos>| {
@@ -134,7 +145,8 @@ impl From<&intf::Limit> for LimitOptions {
             egress: queue(Direction::Egress),
             ingress: queue(Direction::Ingress),
             loopback: limit.flags & intf::FLAG_LOOPBACK != 0,
-            pace_ceiling: limit.flags & intf::FLAG_PACE_CEILING != 0,
+            scheme,
+            pace_ceiling: fair || limit.flags & intf::FLAG_PACE_CEILING != 0,
             rto_min: Nanos(u64::from(limit.rto_min_us) * 1000),
             delack_max: Nanos(u64::from(limit.delack_max_us) * 1000),
         }
@@ -313,6 +325,7 @@ impl LimitMaps {
             rodata.level = cgroup.level();
         }
         reuse(&mut open.maps.limit, &self.limit)?;
+        reuse(&mut open.maps.queues, &self.queues)?;
         reuse(&mut open.maps.sockets, &self.sockets)?;
         let object = open.load().map_err(load_error("adopt"))?;
         let link = object.progs.adopt.attach().map_err(load_error("adopt"))?;
@@ -348,7 +361,7 @@ fn lookup<T: bytemuck::Pod>(
 }
 
 fn reuse(map: &mut libbpf_rs::OpenMapMut<'_>, with: &MapHandle) -> Result<(), LimitError> {
-    map.reuse_fd(with.as_fd()).map_err(load_error("adopt"))
+    map.reuse_fd(with.as_fd()).map_err(load_error("companion"))
 }
 
 /// The network namespaces of the processes at and below a cgroup.
@@ -393,20 +406,23 @@ impl AttachedLimit {
 
         let mut storage = MaybeUninit::uninit();
         let nrm = load_nrm(&mut storage)?;
-        let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map);
-        let (limit_map, queues, counters) = handle(&nrm.maps.limit)
-            .and_then(|l| Ok((l, handle(&nrm.maps.queues)?, handle(&nrm.maps.counters)?)))
-            .map_err(load_error("nrm"))?;
+        let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("nrm"));
+        let maps = LimitMaps {
+            limit: handle(&nrm.maps.limit)?,
+            queues: handle(&nrm.maps.queues)?,
+            counters: handle(&nrm.maps.counters)?,
+            sockets: handle(&nrm.maps.sockets)?,
+        };
 
         let mut tune_storage = MaybeUninit::uninit();
         let mut tune = skel::tune::TuneSkelBuilder::default()
             .open(&mut tune_storage)
             .map_err(load_error("tune"))?;
-        tune.maps.limit.reuse_fd(limit_map.as_fd()).map_err(load_error("tune"))?;
+        reuse(&mut tune.maps.limit, &maps.limit)?;
+        reuse(&mut tune.maps.queues, &maps.queues)?;
+        reuse(&mut tune.maps.sockets, &maps.sockets)?;
         let tune = tune.load().map_err(load_error("tune"))?;
-        let sockets = handle(&tune.maps.sockets).map_err(load_error("tune"))?;
 
-        let maps = LimitMaps { limit: limit_map, queues, counters, sockets };
         maps.write(&limit)?;
         let links = vec![
             ("egress", attach(&nrm.progs.nrm_egress, "nrm_egress", cgroup)?),
@@ -462,47 +478,7 @@ fn quiet_libbpf() {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use tidegate_core::Bytes;
+mod tests;
 
-    use super::*;
-
-    fn span() -> impl Strategy<Value = Option<Span>> {
-        // Below the default drop threshold, so that every order of thresholds is allowed.
-        prop_oneof![
-            Just(None),
-            (0u64..3_000_000).prop_map(|ns| Some(Span::Time(Nanos(ns)))),
-            (0u64..40_000).prop_map(|bytes| Some(Span::Size(Bytes(bytes)))),
-        ]
-    }
-
-    fn queue() -> impl Strategy<Value = Option<VirtualQueueOptions>> {
-        let queue = (8_000u64..100_000_000_000, span(), span()).prop_map(|(bit_s, burst, mark)| {
-            let rate = Rate::from_bit_s(bit_s).unwrap();
-            VirtualQueueOptions { burst, mark, ..VirtualQueueOptions::new(rate) }
-        });
-        proptest::option::of(queue)
-    }
-
-    proptest! {
-        #[test]
-        fn what_is_read_back_is_the_same_limit(
-            egress in queue(), ingress in queue(), loopback: bool, pace_ceiling: bool,
-            rto_min in 0u64..1_000_000_000, delack_max in 0u64..1_000_000_000,
-        ) {
-            let (rto_min, delack_max) = (Nanos(rto_min), Nanos(delack_max));
-            let options = LimitOptions { egress, ingress, loopback, pace_ceiling, rto_min, delack_max };
-            prop_assume!(options.encode(7).is_ok());
-            let limit = options.encode(7).unwrap();
-            prop_assert_eq!(LimitOptions::from(&limit).encode(7).unwrap(), limit);
-        }
-    }
-
-    #[test]
-    fn defaults_read_back_as_not_given() {
-        let queue = VirtualQueueOptions::new("50mbit".parse().unwrap());
-        let options = LimitOptions { egress: Some(queue), ..LimitOptions::default() };
-        assert_eq!(LimitOptions::from(&options.encode(1).unwrap()), options);
-    }
-}
+#[cfg(test)]
+mod kernel_tests;

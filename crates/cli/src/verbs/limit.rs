@@ -83,7 +83,7 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
 fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
     store::check_name(&args.name)?;
     let patch = args.limit.patch();
-    if patch.is_empty() && args.limit.scheme.is_none() {
+    if patch.is_empty() {
         let message = "name what to change, for example --egress 100mbit";
         return Err(UsageError(message.to_owned()).into());
     }

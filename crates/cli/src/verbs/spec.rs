@@ -12,7 +12,7 @@ use tidegate_node::{
     apply,
     host::Host,
     plan::{self, Action, Plan},
-    settings::{Difference, Scheme},
+    settings::Difference,
     spec::Spec,
 };
 use tidegate_sys::limit::LimitOptions;
@@ -30,7 +30,6 @@ pub fn check(args: &CheckArgs) -> Result<ExitCode> {
         let limits = spec.limits.iter().map(|limit| CheckedLimit {
             name: &limit.name,
             cgroup: &limit.cgroup,
-            scheme: limit.scheme,
             settings: LimitJson::from(&limit.options),
             line: limit.line,
         });
@@ -126,7 +125,6 @@ struct Checked<'a> {
 struct CheckedLimit<'a> {
     name: &'a str,
     cgroup: &'a str,
-    scheme: Scheme,
     #[serde(flatten)]
     settings: LimitJson,
     line: usize,
@@ -137,6 +135,7 @@ struct CheckedLimit<'a> {
 struct LimitJson {
     egress: Option<QueueJson>,
     ingress: Option<QueueJson>,
+    scheme: &'static str,
     loopback: bool,
     pace_ceiling: bool,
     rto_min_ns: u64,
@@ -166,6 +165,7 @@ impl From<&LimitOptions> for LimitJson {
         LimitJson {
             egress: queue(options.egress),
             ingress: queue(options.ingress),
+            scheme: options.scheme.name(),
             loopback: options.loopback,
             pace_ceiling: options.pace_ceiling,
             rto_min_ns: options.rto_min.0,

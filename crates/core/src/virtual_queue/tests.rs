@@ -33,6 +33,8 @@ fn thresholds_are_times_with_a_floor_of_frames() {
         (Nanos(frame), Nanos(2 * frame), Nanos(4 * frame))
     );
     assert_eq!(slow.large_drop, Nanos(slow.drop.0 - slow.drop.0 / 8));
+    let paced = VirtualQueueOptions::paced("1mbit".parse().unwrap()).config().unwrap();
+    assert_eq!((paced.mark, paced.drop), (Nanos(16 * frame), Nanos(32 * frame)));
 }
 
 #[test]

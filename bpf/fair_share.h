@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The fair share of a paced limit: a pure header over what one epoch has seen. Its model, with the
+ * reasons, is crates/core/src/fair_share.rs; a property test holds the two together.
+ */
+#ifndef TG_FAIR_SHARE_H
+#define TG_FAIR_SHARE_H
+
+#include <linux/types.h>
+
+/* Shares and loads are fractions of the limit in 2^-24. */
+#define FS_ONE (1ULL << 24)
+/* 99 % of the limit, so that the virtual queue drains. */
+#define FS_TARGET (FS_ONE * 99 / 100)
+/* A backlog is drained in about this time, with at most this part of the limit. */
+#define FS_DRAIN_NS  20000000ULL
+#define FS_MAX_DRAIN (FS_ONE / 4)
+/* The shortest epoch, and the shortest delay of the loop that is assumed. */
+#define FS_MIN_EPOCH_NS 4000000ULL
+/* No epoch counts as longer; keeps the products below in 64 bits. */
+#define FS_MAX_EPOCH_NS	  (1ULL << 34)
+#define FS_MAX_CHARGED_NS (1ULL << 38)
+/* After so many epochs without a packet everything that was known is stale. */
+#define FS_STALE_EPOCHS 16
+#define FS_MAX_FLOWS	(1U << 16)
+
+/* What one epoch has seen. */
+struct fs_epoch {
+	__u64 elapsed_ns;
+	/* What the virtual queue was charged, in time at the limit's rate. */
+	__u64 charged_ns;
+	/* Backlog of the virtual queue at its end, 0 if it has credit. */
+	__u64 backlog_ns;
+	/* Smoothed round-trip time of the flows. */
+	__u64 rtt_ns;
+	/* Time of the smallest paced burst, two segments, at the limit's rate. */
+	__u64 burst_ns;
+	/* TCP flows that sent data. */
+	__u32 flows;
+};
+
+static inline __attribute__((always_inline)) __u64 fs_min(__u64 a, __u64 b)
+{
+	return a < b ? a : b;
+}
+
+static inline __attribute__((always_inline)) __u64 fs_max(__u64 a, __u64 b)
+{
+	return a > b ? a : b;
+}
+
+/* How long an epoch must be for each of the flows to be seen in it. */
+static inline __attribute__((always_inline)) __u64 fs_epoch_ns(__u32 flows, __u64 burst_ns)
+{
+	__u64 round = 2 * fs_min(flows, FS_MAX_FLOWS) * fs_min(burst_ns, FS_MAX_EPOCH_NS);
+
+	return fs_min(fs_max(round, FS_MIN_EPOCH_NS), FS_MAX_EPOCH_NS);
+}
+
+/* The part of the limit that may be handed out while a backlog drains. */
+static inline __attribute__((always_inline)) __u64 fs_target(__u64 backlog_ns)
+{
+	__u64 backlog = fs_min(backlog_ns, FS_DRAIN_NS);
+
+	return FS_TARGET - fs_min(backlog * FS_ONE / FS_DRAIN_NS, FS_MAX_DRAIN);
+}
+
+/* The share for the rest of an epoch in which more flows were seen than in the one before. */
+static inline __attribute__((always_inline)) __u64 fs_make_room(__u64 share, __u32 flows)
+{
+	flows = flows < 1 ? 1 : flows < FS_MAX_FLOWS ? flows : FS_MAX_FLOWS;
+	return fs_min(share, FS_TARGET / flows);
+}
+
+/* The share of each flow in the next epoch. */
+static inline __attribute__((always_inline)) __u64 fs_next(__u64 share,
+							   const struct fs_epoch *epoch)
+{
+	__u32 flows = epoch->flows < 1		    ? 1
+		      : epoch->flows < FS_MAX_FLOWS ? epoch->flows
+						    : FS_MAX_FLOWS;
+	__u64 need_ns = fs_epoch_ns(flows, epoch->burst_ns);
+	__u64 elapsed = fs_min(fs_max(epoch->elapsed_ns, 1), FS_MAX_EPOCH_NS);
+	__u64 load = fs_min(epoch->charged_ns, FS_MAX_CHARGED_NS) * FS_ONE / elapsed;
+	__u64 target = fs_target(epoch->backlog_ns);
+	__u64 delay = fs_min(fs_max(epoch->rtt_ns, need_ns), FS_MAX_EPOCH_NS);
+	__u64 step = fs_min(elapsed, delay) * FS_ONE / delay;
+	__u64 change;
+
+	if (epoch->elapsed_ns / FS_STALE_EPOCHS > need_ns)
+		return target / flows;
+	share = fs_min(share, FS_ONE);
+	load = fs_min(load, 16 * FS_ONE);
+	if (load < target) {
+		change = (share * step >> 24) * (target - load) >> 25;
+		share += change;
+	} else {
+		change = (share * step >> 24) * fs_min(load - target, FS_ONE) >> 25;
+		share -= change;
+		if (epoch->backlog_ns)
+			share = fs_min(share, (share + change) * target / load);
+	}
+	return fs_min(fs_max(share, target / flows), target);
+}
+
+#endif

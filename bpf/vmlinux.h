@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The few kernel-internal types that our programs touch, with only the members they use. Offsets
+ * come from the running kernel's BTF (CO-RE), so order and gaps here mean nothing. What user space
+ * can see comes from <linux/...> instead, and both may be included together.
+ */
+#ifndef TG_VMLINUX_H
+#define TG_VMLINUX_H
+
+#include <linux/types.h>
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct kernfs_node {
+	__u64 id;
+};
+
+struct cgroup {
+	struct kernfs_node *kn;
+	int level;
+	struct cgroup *ancestors[0];
+};
+
+struct sock_cgroup_data {
+	struct cgroup *cgroup;
+};
+
+struct sock_common {
+	unsigned short skc_family;
+	volatile unsigned char skc_state;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+	struct sock_cgroup_data sk_cgrp_data;
+};
+
+struct inet_sock {
+	struct sock sk;
+};
+
+struct inet_connection_sock {
+	struct inet_sock icsk_inet;
+	__u8 icsk_ca_state : 5;
+	__u8 icsk_ca_initialized : 1;
+	__u8 icsk_ca_setsockopt : 1;
+	struct {
+		__u8 pending;
+	} icsk_ack;
+	__u64 icsk_ca_priv[13];
+};
+
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
+	__u32 mss_cache;
+	__u32 rcv_nxt;
+	__u32 snd_nxt;
+	__u32 snd_una;
+	__u32 snd_cwnd;
+	__u32 snd_ssthresh;
+	__u32 delivered;
+	__u32 delivered_ce;
+	__u8 ecn_flags;
+};
+
+struct bpf_iter_meta {
+	__u64 session_id;
+};
+
+struct bpf_iter__tcp {
+	struct bpf_iter_meta *meta;
+	struct sock_common *sk_common;
+};
+
+#pragma clang attribute pop
+
+/* Values differ between kernels: read them with bpf_core_enum_value(). */
+enum tcp_ca_event {
+	CA_EVENT_LOSS = 3,
+	CA_EVENT_ECN_NO_CE = 4,
+	CA_EVENT_ECN_IS_CE = 5,
+};
+
+enum inet_csk_ack_state_t {
+	ICSK_ACK_TIMER = 2,
+	ICSK_ACK_NOW = 16,
+};
+
+/* libbpf fills the kernel's struct from this one, member by member, by name. */
+struct tcp_congestion_ops {
+	__u32 (*ssthresh)(struct sock *sk);
+	void (*cong_avoid)(struct sock *sk, __u32 ack, __u32 acked);
+	void (*set_state)(struct sock *sk, __u8 new_state);
+	void (*cwnd_event)(struct sock *sk, enum tcp_ca_event event);
+	void (*in_ack_event)(struct sock *sk, __u32 flags);
+	__u32 (*undo_cwnd)(struct sock *sk);
+	char name[16];
+	__u32 flags;
+	void (*init)(struct sock *sk);
+};
+
+#endif

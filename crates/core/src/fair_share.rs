@@ -1,0 +1,221 @@
+//! The fair share of a paced limit: one rate for all its TCP flows, so that they fill the limit and no
+//! queue, mark or drop is needed (the `pace` scheme).
+//!
+//! Explicit-rate control as in ERICA (Kalyanaraman et al., 2000) and RCP (Dukkipati, 2007), at the source
+//! itself. At the end of each epoch the limiter knows the load (what was charged, as a fraction of what the
+//! limit allows), the backlog, and how many flows sent data. The next share is
+//!
+//! ```text
+//!   target = 0.99 - backlog / 20 ms                               of the limit, so that a backlog drains
+//!   share += share * (epoch / delay) * (target - load) / 2        RCP's integral law
+//!   share  = min(share, share * target / load)                    at once, when a backlog stands
+//!   share  = clamp(share, target / flows, target)
+//! ```
+//!
+//! The lower bound is what makes it quick and safe: with greedy flows it *is* the max-min share, without
+//! memory, so joins and leaves act within an epoch and no overload can drive the share to a floor from which
+//! paced sockets would hear nothing for long. The integral law hands out what flows below their share leave.
+//! An epoch is long enough for every flow to be seen: two rounds of the smallest paced burst. Its gain knows
+//! the loop's delay, the longer of the round-trip time and that round.
+//!
+//! Shares and loads are fractions of the limit in 2^-24, so the law does not know the rate, and a rate that
+//! changes needs no care. O(1) time and memory. The kernel's copy is `bpf/fair_share.h`.
+
+use crate::Nanos;
+
+/// One, in the fixed point of shares and loads.
+pub const ONE: u64 = 1 << 24;
+/// The part of the limit that is handed out: 99 %, so that the virtual queue drains.
+pub const TARGET: u64 = ONE * 99 / 100;
+/// A backlog is drained in about this time.
+pub const DRAIN: Nanos = Nanos(20_000_000);
+/// No more than this part of the limit is kept back to drain a backlog.
+pub const MAX_DRAIN: u64 = ONE / 4;
+/// The shortest epoch, and the shortest delay of the loop that is assumed.
+pub const MIN_EPOCH: Nanos = Nanos(4_000_000);
+/// No epoch counts as longer.
+pub const MAX_EPOCH: Nanos = Nanos(1 << 34);
+/// No epoch counts as having charged more.
+pub const MAX_CHARGED: Nanos = Nanos(1 << 38);
+/// After so many epochs without a packet what was known is stale.
+pub const STALE_EPOCHS: u64 = 16;
+/// More flows than this count as this many.
+pub const MAX_FLOWS: u32 = 1 << 16;
+
+/// What one epoch has seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Epoch {
+    /// How long it was.
+    pub elapsed: Nanos,
+    /// What the virtual queue was charged, in time at the limit's rate.
+    pub charged: Nanos,
+    /// Backlog above the mark threshold at its end.
+    pub backlog: Nanos,
+    /// Smoothed round-trip time of the flows.
+    pub rtt: Nanos,
+    /// Time of the smallest paced burst, two segments, at the limit's rate.
+    pub burst: Nanos,
+    /// TCP flows that sent data.
+    pub flows: u32,
+}
+
+/// How long an epoch must last for each of `flows` to be seen in it.
+#[must_use]
+pub fn epoch_length(flows: u32, burst: Nanos) -> Nanos {
+    let round = 2 * u64::from(flows.min(MAX_FLOWS)) * burst.min(MAX_EPOCH).0;
+    Nanos(round).clamp(MIN_EPOCH, MAX_EPOCH)
+}
+
+/// The part of the limit that may be handed out while `backlog` drains.
+#[must_use]
+pub fn target(backlog: Nanos) -> u64 {
+    TARGET - (backlog.min(DRAIN).0 * ONE / DRAIN.0).min(MAX_DRAIN)
+}
+
+/// The share for the rest of an epoch in which `flows` have been seen, more than in the one before: room is
+/// made for those that join at once.
+#[must_use]
+pub fn make_room(share: u64, flows: u32) -> u64 {
+    share.min(TARGET / u64::from(flows.clamp(1, MAX_FLOWS)))
+}
+
+/// The share of each flow in the next epoch, after `share` in this one.
+#[must_use]
+pub fn next_share(share: u64, epoch: &Epoch) -> u64 {
+    let flows = epoch.flows.clamp(1, MAX_FLOWS);
+    let need = epoch_length(flows, epoch.burst);
+    let target = target(epoch.backlog);
+    let floor = target / u64::from(flows);
+    if epoch.elapsed.0 / STALE_EPOCHS > need.0 {
+        return floor;
+    }
+    let elapsed = epoch.elapsed.clamp(Nanos(1), MAX_EPOCH);
+    let load = (epoch.charged.min(MAX_CHARGED).0 * ONE / elapsed.0).min(16 * ONE);
+    let delay = epoch.rtt.max(need).min(MAX_EPOCH);
+    let step = elapsed.min(delay).0 * ONE / delay.0;
+    let share = share.min(ONE);
+    let pull = (share * step) >> 24;
+    let next = if load < target {
+        share + ((pull * (target - load)) >> 25)
+    } else {
+        let lower = share - ((pull * (load - target).min(ONE)) >> 25);
+        if epoch.backlog.0 > 0 { lower.min(share * target / load) } else { lower }
+    };
+    next.clamp(floor, target)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    const BURST: Nanos = Nanos(24_000);
+
+    /// Flows that take the share, or less if they want less, after `delay` epochs; returns the load and the
+    /// share of every epoch, both as fractions.
+    fn drive(demands: impl Fn(usize) -> Vec<f64>, delay: usize, epochs: usize) -> Vec<(f64, f64)> {
+        let mut shares = std::vec![TARGET; delay + 1];
+        let (mut backlog, mut flows_before) = (0.0f64, 0);
+        let mut out = Vec::new();
+        for step in 0..epochs {
+            let heard = shares[shares.len() - 1 - delay] as f64 / ONE as f64;
+            let wants = demands(step);
+            if wants.len() > flows_before {
+                let last = shares.last_mut().unwrap();
+                *last = make_room(*last, wants.len() as u32);
+            }
+            flows_before = wants.len();
+            let load: f64 = wants.iter().map(|want| want.min(heard)).sum();
+            let length = epoch_length(wants.len() as u32, BURST);
+            backlog = (backlog + (load - 1.0) * length.0 as f64).max(0.0);
+            let epoch = Epoch {
+                elapsed: length,
+                charged: Nanos((load * length.0 as f64) as u64),
+                backlog: Nanos((backlog - 2e6).max(0.0) as u64),
+                rtt: Nanos(length.0 * delay as u64),
+                burst: BURST,
+                flows: wants.len() as u32,
+            };
+            let share = next_share(*shares.last().unwrap(), &epoch);
+            shares.push(share);
+            out.push((load, share as f64 / ONE as f64));
+        }
+        out
+    }
+
+    #[test]
+    fn greedy_flows_have_equal_shares() {
+        for flows in [1, 2, 9, 100] {
+            let run = drive(|_| std::vec![1.0; flows], 0, 50 * flows);
+            let (load, share) = run[50 * flows - 1];
+            assert!((share - 0.99 / flows as f64).abs() < 1e-3, "{flows} flows: {share}");
+            assert!((load - 0.99).abs() < 0.01, "{flows} flows: load {load}");
+        }
+    }
+
+    #[test]
+    fn what_small_flows_leave_goes_to_the_large_one() {
+        for delay in [0, 1, 3] {
+            let run = drive(|_| std::vec![1.0, 0.05, 0.05, 0.05], delay, 200);
+            let (load, share) = run[199];
+            assert!((share - 0.84).abs() < 0.03, "delay {delay}: share {share}");
+            assert!((load - 0.99).abs() < 0.03, "delay {delay}: load {load}");
+        }
+    }
+
+    #[test]
+    fn joins_and_leaves_settle_without_silence() {
+        let run =
+            drive(|step| std::vec![1.0; if (50..150).contains(&step) { 9 } else { 1 }], 1, 200);
+        assert!((run[49].0 - 0.99).abs() < 0.01);
+        // Eight start at the old rate; one epoch later all have heard, and what they sent too much drains.
+        assert!((52..150).all(|i| (0.7..1.0).contains(&run[i].0)), "{:?}", &run[50..70]);
+        assert!((run[149].0 - 0.99).abs() < 0.02, "{:?}", run[149]);
+        assert!((153..200).all(|i| run[i].0 > 0.9), "{:?}", &run[150..160]);
+    }
+
+    #[test]
+    fn an_idle_limit_starts_afresh() {
+        let epoch = Epoch {
+            elapsed: Nanos(1_000_000_000),
+            charged: Nanos(1),
+            backlog: Nanos(0),
+            rtt: Nanos(0),
+            burst: BURST,
+            flows: 1,
+        };
+        assert_eq!(next_share(1, &epoch), TARGET);
+    }
+
+    proptest! {
+        /// Whatever is measured, the share stays between an equal part and the whole, and nothing overflows.
+        #[test]
+        fn the_share_keeps_its_bounds(
+            share: u64, elapsed: u64, charged: u64, backlog: u64, rtt: u64, burst: u64, flows: u32,
+        ) {
+            let epoch = Epoch {
+                elapsed: Nanos(elapsed),
+                charged: Nanos(charged),
+                backlog: Nanos(backlog),
+                rtt: Nanos(rtt),
+                burst: Nanos(burst),
+                flows,
+            };
+            let next = next_share(share, &epoch);
+            let target = target(epoch.backlog);
+            let flows = u64::from(flows.clamp(1, MAX_FLOWS));
+            prop_assert!((target / flows..=target).contains(&next));
+        }
+
+        /// Any demands at or below the limit settle on a load near the smaller of demand and target.
+        #[test]
+        fn any_demands_settle(demands in prop::collection::vec(0.01f64..1.0, 1..12), delay in 0usize..3) {
+            let run = drive(|_| demands.clone(), delay, 600);
+            let wanted: f64 = demands.iter().sum();
+            let expected = wanted.min(0.99);
+            let tail: f64 = run[500..].iter().map(|(load, _)| load).sum::<f64>() / 100.0;
+            prop_assert!((tail - expected).abs() < 0.04, "load {tail}, expected {expected}");
+        }
+    }
+}

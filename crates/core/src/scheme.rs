@@ -1,0 +1,72 @@
+//! The schemes: how a limit acts on packets.
+
+use alloc::{borrow::ToOwned, string::String};
+use core::{fmt, str::FromStr};
+
+use crate::Direction;
+
+/// How a limit acts on packets.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scheme {
+    /// Every TCP flow of this host is paced at its fair share ([`crate::fair_share`]); the virtual queue stands
+    /// behind it for what does not pace.
+    #[default]
+    Pace,
+    /// The virtual queue of NRM alone ([`crate::virtual_queue`]).
+    Nrm,
+}
+
+impl Scheme {
+    /// Every scheme of this version.
+    pub const ALL: [Scheme; 2] = [Scheme::Pace, Scheme::Nrm];
+
+    /// Whether flows of this direction are paced at their fair share.
+    #[must_use]
+    pub fn paces(self, direction: Direction) -> bool {
+        self == Scheme::Pace && direction == Direction::Egress
+    }
+
+    /// As a user writes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Scheme::Pace => "pace",
+            Scheme::Nrm => "nrm",
+        }
+    }
+}
+
+/// Why a text is no scheme.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SchemeError {
+    /// One that a later version will have.
+    #[error(
+        "scheme `{0}` is not yet supported by this version; use `pace` or `nrm`, or leave it out"
+    )]
+    Unsupported(String),
+    /// No scheme at all.
+    #[error("unknown scheme `{0}`; use `pace` or `nrm`, or leave it out")]
+    Unknown(String),
+}
+
+impl FromStr for Scheme {
+    type Err = SchemeError;
+
+    fn from_str(text: &str) -> Result<Self, SchemeError> {
+        if let Some(scheme) = Scheme::ALL.into_iter().find(|scheme| scheme.name() == text) {
+            return Ok(scheme);
+        }
+        Err(match text {
+            "police" | "htb" | "dem" | "spring" | "carousel" | "edt" => {
+                SchemeError::Unsupported(text.to_owned())
+            }
+            _ => SchemeError::Unknown(text.to_owned()),
+        })
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,85 @@
+//! One colour a system, the same in every figure.
+//!
+//! The colours are those of Okabe and Ito (Color Universal Design, 2008), which stay apart for eyes
+//! that do not see red or green, with a grey for the system that has no limit.
+
+use plotters::style::RGBColor;
+
+const ORANGE: RGBColor = RGBColor(0xE6, 0x9F, 0x00);
+const SKY: RGBColor = RGBColor(0x56, 0xB4, 0xE9);
+const GREEN: RGBColor = RGBColor(0x00, 0x9E, 0x73);
+const YELLOW: RGBColor = RGBColor(0xF0, 0xE4, 0x42);
+const BLUE: RGBColor = RGBColor(0x00, 0x72, 0xB2);
+const VERMILLION: RGBColor = RGBColor(0xD5, 0x5E, 0x00);
+const PURPLE: RGBColor = RGBColor(0xCC, 0x79, 0xA7);
+const GREY: RGBColor = RGBColor(0x99, 0x99, 0x99);
+const BLACK: RGBColor = RGBColor(0x33, 0x33, 0x33);
+
+/// What strangers get, in this order.
+const FREE: [RGBColor; 9] = [BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, YELLOW, GREY, BLACK];
+
+/// The systems we know. Two that share a colour are not compared with each other; if they are, the
+/// later one in the figure gets a free colour.
+const KNOWN: &[(&str, RGBColor)] = &[
+    ("unlimited", GREY),
+    ("htb", VERMILLION),
+    ("tbf", ORANGE),
+    ("fq", PURPLE),
+    ("edt", PURPLE),
+    ("police", YELLOW),
+    ("nrm", BLUE),
+    ("nrm-paper", SKY),
+    ("pace", GREEN),
+    ("dem", SKY),
+    ("spring", BLUE),
+    ("carousel", GREEN),
+    ("ctb", VERMILLION),
+    ("gtb", ORANGE),
+    ("grd", BLUE),
+    ("fps", GREEN),
+];
+
+/// A colour for each system of a figure, distinct while there are no more than nine.
+pub fn colours(systems: &[&str]) -> Vec<RGBColor> {
+    let known = |system: &str| KNOWN.iter().find(|(name, _)| *name == system).map(|(_, c)| *c);
+    let mut taken: Vec<Option<RGBColor>> = Vec::with_capacity(systems.len());
+    for system in systems {
+        let colour = known(system).filter(|colour| !taken.contains(&Some(*colour)));
+        taken.push(colour);
+    }
+    for at in 0..taken.len() {
+        if taken[at].is_none() {
+            let free = FREE.iter().find(|colour| !taken.contains(&Some(**colour)));
+            taken[at] = Some(*free.unwrap_or(&FREE[at % FREE.len()]));
+        }
+    }
+    taken.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_system_keeps_its_colour() {
+        assert_eq!(colours(&["htb", "pace"]), [VERMILLION, GREEN]);
+        assert_eq!(colours(&["pace", "unlimited", "htb"]), [GREEN, GREY, VERMILLION]);
+    }
+
+    #[test]
+    fn no_two_systems_of_a_figure_look_alike() {
+        for systems in [
+            vec!["nrm", "spring", "dem", "nrm-paper", "pace", "carousel"],
+            vec!["a", "b", "htb", "c", "d", "e", "f", "g", "h"],
+        ] {
+            let colours = colours(&systems);
+            let distinct = crate::report::distinct(colours.iter());
+            assert_eq!(distinct.len(), systems.len(), "{systems:?}");
+        }
+    }
+
+    #[test]
+    fn more_systems_than_colours() {
+        assert_eq!(colours(&["x"; 12]).len(), 12);
+    }
+}

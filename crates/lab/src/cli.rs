@@ -1,0 +1,304 @@
+//! The command line.
+//!
+//! Exit codes: 0 done, 1 usage, 2 the kernel refused or an experiment failed to run, 4 something that
+//! an experiment needs is absent, 130 interrupted. Claims that do not hold change none of them.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::{Args, Parser, Subcommand};
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::context::Options;
+use crate::experiment::Experiment;
+use crate::experiments;
+use crate::host;
+use crate::run::{self, Outcome};
+use crate::terminal::Terminal;
+use crate::tools::Tool;
+
+const USAGE: u8 = 1;
+const FAILED: u8 = 2;
+const SKIPPED: u8 = 4;
+const INTERRUPTED: u8 = 130;
+
+const REPEATS: u32 = 5;
+const REPEATS_QUICK: u32 = 3;
+
+/// Measures Tidegate beside the tools people use today, and writes reports.
+#[derive(Debug, Parser)]
+#[command(name = "tidegate-lab", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List the experiments and what they need
+    List {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run experiments; write a report for each
+    Run {
+        /// Experiments, as `tidegate-lab list` names them
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+        /// Fewer and shorter runs
+        #[arg(long)]
+        quick: bool,
+        /// Runs of each system in each case [default: 5, or 3 with --quick]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+        repeats: Option<u32>,
+        #[command(flatten)]
+        places: Places,
+    },
+    /// Show in a few minutes what Tidegate does
+    Demo {
+        #[command(flatten)]
+        places: Places,
+    },
+    /// Run one traffic tool; it prints one JSON object
+    #[command(hide = true, subcommand)]
+    Tool(Tool),
+}
+
+#[derive(Args, Debug)]
+struct Places {
+    /// Write the reports into DIR/NAME
+    #[arg(long, value_name = "DIR", default_value = "lab-results")]
+    out: PathBuf,
+    /// The tidegate binary [default: the one beside this program, else the one in PATH]
+    #[arg(long, value_name = "PATH")]
+    tidegate: Option<PathBuf>,
+}
+
+/// Does what the command line says.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version come as errors too; only the true ones are for standard error.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+        }
+    };
+    let mut out = Terminal::stdout();
+    let code =
+        perform(cli.command, &experiments::all(), &mut out).unwrap_or_else(|Refusal(code, why)| {
+            let _ = writeln!(std::io::stderr(), "error: {why}");
+            code
+        });
+    ExitCode::from(code)
+}
+
+/// Why nothing was done: exit code and message.
+#[derive(Debug)]
+struct Refusal(u8, String);
+
+impl From<std::io::Error> for Refusal {
+    fn from(error: std::io::Error) -> Refusal {
+        Refusal(FAILED, format!("cannot write to standard output: {error}"))
+    }
+}
+
+fn perform<W: Write>(
+    verb: Verb,
+    known: &[Box<dyn Experiment>],
+    out: &mut Terminal<W>,
+) -> Result<u8, Refusal> {
+    match verb {
+        Verb::Tool(tool) => {
+            tool.run().map_err(|error| Refusal(FAILED, format!("{error:#}")))?;
+            Ok(0)
+        }
+        Verb::List { json } => {
+            list(known, json, out)?;
+            Ok(0)
+        }
+        Verb::Run { names, quick, repeats, places } => {
+            let chosen = choose(&names, known)?;
+            let repeats = repeats.unwrap_or(if quick { REPEATS_QUICK } else { REPEATS });
+            let outcomes = run::all(&chosen, &options(places, quick, repeats)?, out)?;
+            Ok(exit_code(&outcomes))
+        }
+        Verb::Demo { places } => {
+            let chosen: Vec<&dyn Experiment> =
+                known.iter().map(Box::as_ref).filter(|experiment| experiment.in_demo()).collect();
+            if chosen.is_empty() {
+                return Err(Refusal(
+                    FAILED,
+                    "this build has no experiment for the demo".to_owned(),
+                ));
+            }
+            let outcomes = run::all(&chosen, &options(places, true, REPEATS_QUICK)?, out)?;
+            Ok(exit_code(&outcomes))
+        }
+    }
+}
+
+fn exit_code(outcomes: &[(&str, Outcome)]) -> u8 {
+    use crate::experiment::Interrupted;
+    let code = |(_, outcome): &(&str, Outcome)| match outcome {
+        Outcome::Done(_) => 0,
+        Outcome::Skipped(_) => SKIPPED,
+        Outcome::Failed(error) if error.is::<Interrupted>() => INTERRUPTED,
+        Outcome::Failed(_) => FAILED,
+    };
+    let codes: Vec<u8> = outcomes.iter().map(code).collect();
+    [INTERRUPTED, FAILED, SKIPPED].into_iter().find(|code| codes.contains(code)).unwrap_or(0)
+}
+
+fn list<W: Write>(
+    known: &[Box<dyn Experiment>],
+    json: bool,
+    out: &mut Terminal<W>,
+) -> std::io::Result<()> {
+    let tidegate = default_tidegate();
+    if json {
+        let entries: Vec<_> = known
+            .iter()
+            .map(|experiment| {
+                let needs = experiment.needs();
+                let needs = needs
+                    .iter()
+                    .map(|need| json!({"name": need.name(), "missing": need.missing(&tidegate)}));
+                json!({
+                    "name": experiment.name(),
+                    "summary": experiment.summary(),
+                    "needs": needs.collect::<Vec<_>>(),
+                    "demo": experiment.in_demo(),
+                })
+            })
+            .collect();
+        return writeln!(out, "{:#}", json!(entries));
+    }
+    let paint = out.paint;
+    let width = known.iter().map(|experiment| experiment.name().len()).max().unwrap_or(0);
+    for experiment in known {
+        let name = format!("{:width$}", experiment.name());
+        writeln!(out, "{}  {}", paint.bold(&name), experiment.summary())?;
+        for missing in experiment.needs().iter().filter_map(|need| need.missing(&tidegate)) {
+            writeln!(out, "{:width$}  {}", "", paint.warn(&missing))?;
+        }
+    }
+    Ok(())
+}
+
+/// The experiments of these names, each once.
+fn choose<'a>(
+    names: &[String],
+    known: &'a [Box<dyn Experiment>],
+) -> Result<Vec<&'a dyn Experiment>, Refusal> {
+    crate::report::distinct(names)
+        .into_iter()
+        .map(|name| {
+            let found = known.iter().find(|experiment| experiment.name() == name);
+            found.map(Box::as_ref).ok_or_else(|| {
+                let why =
+                    format!("no experiment is named `{name}`: `tidegate-lab list` shows them all");
+                Refusal(USAGE, why)
+            })
+        })
+        .collect()
+}
+
+fn options(places: Places, quick: bool, repeats: u32) -> Result<Options, Refusal> {
+    let tidegate = match places.tidegate {
+        None => default_tidegate(),
+        Some(path) => {
+            host::which(&path).and_then(|path| path.canonicalize().ok()).ok_or_else(|| {
+                Refusal(USAGE, format!("--tidegate {}: there is no such program", path.display()))
+            })?
+        }
+    };
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // The first ends the experiment in good order, the second at once.
+        let code = INTERRUPTED.into();
+        signal_hook::flag::register_conditional_shutdown(signal, code, Arc::clone(&interrupted))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&interrupted)))
+            .map_err(|error| Refusal(FAILED, format!("cannot catch signals: {error}")))?;
+    }
+    Ok(Options { quick, repeats, out: places.out, tidegate, interrupted })
+}
+
+/// The `tidegate` beside this program, else the one in PATH, else the bare name.
+fn default_tidegate() -> PathBuf {
+    let name = Path::new("tidegate");
+    let beside =
+        std::env::current_exe().ok().and_then(|exe| host::which(&exe.with_file_name(name)));
+    beside.or_else(|| host::which(name)).unwrap_or_else(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::experiments::example::{Ending, Example};
+
+    fn run(arguments: &[&str]) -> (u8, String) {
+        let known: Vec<Box<dyn Experiment>> = vec![
+            Box::new(Example("example", Ending::Well)),
+            Box::new(Example("absent", Ending::Skipped)),
+            Box::new(Example("bad", Ending::Failed)),
+        ];
+        let cli = Cli::try_parse_from(arguments).unwrap();
+        let mut printed = Vec::new();
+        let code = perform(cli.command, &known, &mut Terminal::plain(&mut printed)).unwrap_or_else(
+            |Refusal(code, why)| {
+                printed = why.into_bytes();
+                code
+            },
+        );
+        (code, String::from_utf8(printed).unwrap())
+    }
+
+    #[test]
+    fn the_parser_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn exit_codes() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().to_str().unwrap();
+        let code =
+            |names: &[&str]| run(&[&["tidegate-lab", "run", "--out", out], names].concat()).0;
+        assert_eq!(code(&["example"]), 0, "a claim that does not hold is no failure");
+        assert_eq!(code(&["absent", "example"]), SKIPPED);
+        assert_eq!(code(&["bad", "absent", "example"]), FAILED);
+        assert_eq!(code(&["no-such"]), USAGE);
+        assert_eq!(code(&["example", "--tidegate", "/nowhere/tidegate"]), USAGE);
+        assert_eq!(run(&["tidegate-lab", "demo", "--out", out]).0, FAILED);
+    }
+
+    #[test]
+    fn an_unknown_name_says_what_to_type() {
+        let (_, why) = run(&["tidegate-lab", "run", "exmaple"]);
+        assert_eq!(why, "no experiment is named `exmaple`: `tidegate-lab list` shows them all");
+    }
+
+    #[test]
+    fn lists() {
+        let (code, text) = run(&["tidegate-lab", "list"]);
+        assert_eq!(code, 0);
+        assert_eq!(text.lines().next(), Some("example  Made-up figures"));
+        let (_, text) = run(&["tidegate-lab", "list", "--json"]);
+        let list: serde_json::Value = serde_json::from_str(&text).unwrap();
+        insta::assert_snapshot!(list[0].to_string(), @r#"{"name":"example","summary":"Made-up figures","needs":[{"name":"echo","missing":null}],"demo":true}"#);
+    }
+
+    #[test]
+    fn repeats_are_at_least_one() {
+        assert!(Cli::try_parse_from(["tidegate-lab", "run", "x", "--repeats", "0"]).is_err());
+        assert!(Cli::try_parse_from(["tidegate-lab", "run"]).is_err());
+    }
+}

@@ -1,0 +1,119 @@
+//! `program-cost`: what a packet costs in the loaded programs, ours beside NRM as published, on one CPU and
+//! on two that contend for one limit.
+//!
+//! The figure is the kernel's run-time statistics less what the empty program shows, which is the clock.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tidegate_core::{Direction, Rate};
+use tidegate_sys::cgroup::Hierarchy;
+use tidegate_sys::cost::{Program, Standing, mean_run_time, measure, tcp_frame};
+use tidegate_sys::paper::{NrmPaper, PaperOptions};
+
+use crate::chart::BarsOf;
+use crate::context::Context;
+use crate::experiment::Experiment;
+use crate::host::{self, Need};
+use crate::report::Case;
+use crate::testbed::Cgroup;
+
+use std::os::fd::AsFd;
+
+/// The experiment.
+pub struct ProgramCost;
+
+const METRIC: &str = "cost_ns";
+const SYSTEMS: [&str; 3] = ["nrm", "pace", "nrm-paper"];
+/// An idle queue and a full frame; the paper's limit is so fast that its queue is idle too.
+const FRAME_BYTES: u16 = 1500;
+const PAPER_RATE: &str = "100gbit";
+
+impl Experiment for ProgramCost {
+    fn name(&self) -> &'static str {
+        "program-cost"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Nanoseconds a packet in the eBPF programs, on one CPU and on two"
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        vec![Need::Root]
+    }
+
+    fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
+        let runs = if ctx.quick { 200_000 } else { 2_000_000 };
+        let repeats = ctx.repeats;
+        for cpus in (1..=host::cores().min(2)).map(|count| (0..count).collect::<Vec<_>>()) {
+            ctx.step(format!("{} CPUs", cpus.len()));
+            for (name, standing) in
+                [("idle", Standing::Idle), ("busy", Standing::Busy), ("full", Standing::Full)]
+            {
+                let case = Case::new().with("cpus", cpus.len()).with("queue", name);
+                ctx.alternate(&SYSTEMS, repeats, |ctx, system, run| {
+                    let program = match *system {
+                        "nrm" => Program::Nrm,
+                        "pace" => Program::Pace,
+                        // Its credit cannot be held below zero: it is measured idle alone.
+                        _ if standing != Standing::Idle => return Ok(()),
+                        _ => {
+                            let cost = paper(&cpus, runs)?;
+                            let cost = net(cost, Standing::Idle, &cpus, runs)?;
+                            ctx.record(system, &case, run).value(METRIC, cost);
+                            return Ok(());
+                        }
+                    };
+                    let cost = measure(program, standing, &tcp_frame(FRAME_BYTES), &cpus, runs)?;
+                    ctx.record(system, &case, run).value(METRIC, net(cost, standing, &cpus, runs)?);
+                    Ok(())
+                })?;
+            }
+        }
+        ctx.bars(
+            "cost",
+            BarsOf { title: "Cost of a packet in the program", metric: METRIC, points: None },
+        );
+        claims(ctx);
+        Ok(())
+    }
+}
+
+/// A run time less that of the empty program, in nanoseconds.
+fn net(cost: Duration, standing: Standing, cpus: &[usize], runs: u32) -> anyhow::Result<f64> {
+    let nothing = measure(Program::Nothing, standing, &tcp_frame(FRAME_BYTES), cpus, runs)?;
+    Ok((cost.as_secs_f64() - nothing.as_secs_f64()) * 1e9)
+}
+
+/// The published program, on a cgroup that nobody is in.
+fn paper(cpus: &[usize], runs: u32) -> anyhow::Result<Duration> {
+    let cgroup = Cgroup::create()?;
+    let dir = Hierarchy::find()?.open(&cgroup.path().to_string_lossy())?;
+    let rate: Rate = PAPER_RATE.parse().context("the paper's rate")?;
+    let limit = NrmPaper::attach(dir.as_fd(), PaperOptions { egress: Some(rate), ingress: None })?;
+    let frame = tcp_frame(FRAME_BYTES);
+    Ok(mean_run_time(limit.program(Direction::Egress), &frame, cpus, runs)?)
+}
+
+/// The published program has one path whatever its credit is, so its idle figure stands beside both of ours.
+fn claims(ctx: &mut Context) {
+    for (cpus, part, text) in [
+        (1usize, 1.0, "no more ns a packet than NRM as published, on one CPU"),
+        (2, 0.5, "at most half the ns a packet of NRM as published, two CPUs contending"),
+    ] {
+        let case = |queue| Case::new().with("cpus", cpus).with("queue", queue);
+        let Some(theirs) = ctx.median("nrm-paper", METRIC, Some(&case("idle"))) else { continue };
+        for (system, queue) in
+            [("nrm", "idle"), ("nrm", "busy"), ("pace", "idle"), ("pace", "busy")]
+        {
+            if let Some(ours) = ctx.median(system, METRIC, Some(&case(queue))) {
+                let measured = format!("{ours:.0} ns against {theirs:.0} ns");
+                ctx.claim(
+                    format!("{system}, queue {queue}: {text}"),
+                    ours <= part * theirs,
+                    measured,
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The laboratory: it measures Tidegate beside the tools people use today, and says what came out.
+//!
+//! An [`experiment::Experiment`] gets a [`context::Context`], runs the systems it compares one after
+//! the other, again and again ([`context::Context::alternate`]), and records tidy rows, claims and
+//! figures. The lab turns them into a report ([`report::Report`]): JSON for tools, Markdown and SVG
+//! for people. A claim that does not hold is printed as such; the lab tells the truth, it does not
+//! gate.
+//!
+//! ```text
+//! cli -> run -> experiments/* -> context -> report -> table, chart -> stats, units
+//! ```
+//!
+//! Imports point to the right only. What touches a network lives apart, and only experiments call it:
+//! [`testbed`] builds namespaces, links and peers, [`tools`] drives traffic between them. The library
+//! exists for this crate's binary and its tests; no other crate imports it.
+
+pub mod chart;
+pub mod cli;
+pub mod context;
+pub mod experiment;
+pub mod experiments;
+pub mod host;
+pub mod progress;
+pub mod report;
+pub mod run;
+pub mod stats;
+pub mod table;
+pub mod terminal;
+pub mod testbed;
+pub mod tools;
+pub mod units;

@@ -1,0 +1,218 @@
+//! What an experiment leaves behind: `report.json`, `report.md`, one SVG a figure.
+//!
+//! The JSON is tidy data: one [`Row`] a measured value, so that any tool can load it without this
+//! crate. The Markdown is made from the same rows. Both are written beside their final name and
+//! renamed, the JSON last: a reader sees a whole report or none.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::host::Host;
+use crate::table;
+
+/// The circumstances of a measurement: keys that carry their unit (`limit_bit_s`, `flows`, `cc`), in
+/// the order in which tables show them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Case(pub Map<String, Value>);
+
+impl Case {
+    /// A case without circumstances.
+    pub fn new() -> Case {
+        Case::default()
+    }
+
+    /// The case with one more circumstance.
+    pub fn with(mut self, key: &str, value: impl Into<Value>) -> Case {
+        self.0.insert(key.to_owned(), value.into());
+        self
+    }
+}
+
+/// One measured value.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// What was measured: `htb`, `nrm`, `unlimited`.
+    pub system: String,
+    /// Under which circumstances.
+    pub case: Case,
+    /// Which figure, unit included: `goodput_bit_s`.
+    pub metric: String,
+    /// Which repetition, from 1.
+    pub run: u32,
+    /// The figure; finite.
+    pub value: f64,
+    /// The figure that was published for this system and case.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub published: Option<f64>,
+}
+
+/// Something that ought to be true, and whether it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// The sentence.
+    pub claim: String,
+    /// Whether the measurement bears it out.
+    pub holds: bool,
+    /// The measured figures, for people.
+    pub measured: String,
+}
+
+/// A figure of the report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FigureFile {
+    /// File name, beside the report.
+    pub file: String,
+    /// Its title.
+    pub title: String,
+}
+
+/// A whole report. See the module's head for the files it becomes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The experiment's name.
+    pub experiment: String,
+    /// What it measures, in one line.
+    pub summary: String,
+    /// The version of Tidegate's lab.
+    pub version: String,
+    /// The kernel's release.
+    pub kernel: String,
+    /// The processor's model.
+    pub cpu: String,
+    /// What else there is to know of the machine.
+    pub host: Host,
+    /// Whether this was the short form.
+    pub quick: bool,
+    /// The command that makes this report again.
+    pub command: String,
+    /// When it began, RFC 3339.
+    pub started: String,
+    /// How long it took.
+    pub elapsed_s: f64,
+    /// The measured values.
+    pub rows: Vec<Row>,
+    /// The claims.
+    pub claims: Vec<Claim>,
+    /// The figures.
+    pub figures: Vec<FigureFile>,
+    /// What a reader must know besides: failed runs, odd circumstances.
+    pub notes: Vec<String>,
+}
+
+impl Report {
+    /// The systems, in the order of their first row.
+    pub fn systems(&self) -> Vec<&str> {
+        distinct(self.rows.iter().map(|row| row.system.as_str()))
+    }
+
+    /// The metrics, in the order of their first row.
+    pub fn metrics(&self) -> Vec<&str> {
+        distinct(self.rows.iter().map(|row| row.metric.as_str()))
+    }
+
+    /// The values of all runs of one system, metric and case; of every case without one.
+    pub fn values(&self, system: &str, metric: &str, case: Option<&Case>) -> Vec<f64> {
+        let wanted = |row: &&Row| {
+            row.system == system
+                && row.metric == metric
+                && case.is_none_or(|case| row.case == *case)
+        };
+        self.rows.iter().filter(wanted).map(|row| row.value).collect()
+    }
+
+    /// The report as a Markdown page.
+    pub fn markdown(&self) -> String {
+        let mut page = format!("# {}\n\n{}\n\n", self.experiment, self.summary);
+        page += &format!(
+            "Made by `{}` (version {}) on {} in {:.0} s.{}\n\n",
+            self.command,
+            self.version,
+            self.started,
+            self.elapsed_s,
+            if self.quick { " This is the quick form: fewer and shorter runs." } else { "" },
+        );
+        page += &self.machine();
+        if !self.claims.is_empty() {
+            page += "## Claims\n\n";
+            for Claim { claim, holds, measured } in &self.claims {
+                page += &format!("- {} {claim} — {measured}\n", if *holds { '✔' } else { '✘' });
+            }
+            page.push('\n');
+        }
+        let tables = table::full(self);
+        if !tables.is_empty() {
+            page += "## Results\n\nMedian [min–max] of the runs; in parentheses the published figure.\n\n";
+        }
+        for table in tables {
+            page += &table.markdown();
+            page.push('\n');
+        }
+        if !self.figures.is_empty() {
+            page += "## Figures\n\n";
+        }
+        for FigureFile { file, title } in &self.figures {
+            page += &format!("![{title}]({file})\n\n");
+        }
+        if !self.notes.is_empty() {
+            page += "## Notes\n\n";
+            for note in &self.notes {
+                page += &format!("- {}\n", note.replace('\n', "\n  "));
+            }
+        }
+        page.truncate(page.trim_end().len());
+        page.push('\n');
+        page
+    }
+
+    fn machine(&self) -> String {
+        let mut lines = format!("| machine | |\n|:--|:--|\n| kernel | {} |\n", self.kernel);
+        lines += &format!("| processor | {}, {} cores |\n", self.cpu, self.host.cores);
+        for (tool, version) in &self.host.tools {
+            lines += &format!("| {tool} | {} |\n", table::escaped(version));
+        }
+        lines.push('\n');
+        lines
+    }
+
+    /// Writes the report and its figures (file name, SVG) into `dir`, which is made if need be.
+    /// On an error, the report that was there before is still there.
+    pub fn write(&self, dir: &Path, drawn: &[(String, String)]) -> io::Result<()> {
+        fs::create_dir_all(dir)?;
+        for (file, svg) in drawn {
+            write_whole(&dir.join(file), svg)?;
+        }
+        write_whole(&dir.join("report.md"), &self.markdown())?;
+        let mut json = serde_json::to_string_pretty(self)?;
+        json.push('\n');
+        write_whole(&dir.join("report.json"), &json)
+    }
+}
+
+/// Writes beside `path`, then renames onto it.
+fn write_whole(path: &Path, text: &str) -> io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let mut file = File::create(&beside)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&beside, path)
+}
+
+/// The items without repetition, in order. O(n · distinct), which is small here.
+pub(crate) fn distinct<T: PartialEq>(items: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut seen = Vec::new();
+    for item in items {
+        if !seen.contains(&item) {
+            seen.push(item);
+        }
+    }
+    seen
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

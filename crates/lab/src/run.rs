@@ -1,0 +1,294 @@
+//! Runs experiments one after the other, writes their reports, prints their summaries.
+
+use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use anyhow::{Context as _, anyhow};
+
+use crate::context::{Context, Options};
+use crate::experiment::{Experiment, Interrupted, Skip};
+use crate::host::{self, Host};
+use crate::progress::Progress;
+use crate::report::Report;
+use crate::table;
+use crate::terminal::Terminal;
+
+/// How an experiment ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// It measured. The report is written.
+    Done(Box<Report>),
+    /// This machine lacks something; nothing is written.
+    Skipped(String),
+    /// It could not measure. What it had recorded before is written.
+    Failed(anyhow::Error),
+}
+
+/// Runs the experiments, each with its report and its summary. A failure does not keep the next from
+/// running, an interrupt does.
+///
+/// # Errors
+///
+/// Only those of writing to `out`.
+pub fn all<W: Write>(
+    experiments: &[&dyn Experiment],
+    options: &Options,
+    out: &mut Terminal<W>,
+) -> io::Result<Vec<(&'static str, Outcome)>> {
+    let mut outcomes = Vec::new();
+    for (at, experiment) in experiments.iter().enumerate() {
+        if at > 0 {
+            writeln!(out)?;
+        }
+        let outcome = one(*experiment, options, Progress::on_stderr(experiment.name()));
+        print(out, experiment.name(), &outcome, options)?;
+        outcomes.push((experiment.name(), outcome));
+        if options.interrupted.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    if experiments.len() > 1 {
+        tally(out, &outcomes)?;
+    }
+    Ok(outcomes)
+}
+
+/// Runs one experiment and writes its report.
+pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -> Outcome {
+    let needs = experiment.needs();
+    if let Some(reason) = needs.iter().find_map(|need| need.missing(&options.tidegate)) {
+        return Outcome::Skipped(reason);
+    }
+    let mut head = head(experiment, options);
+    head.host.tools = needs.iter().filter_map(|need| need.version(&options.tidegate)).collect();
+
+    let mut context = Context::new(options, head, progress);
+    if let Err(error) = std::fs::create_dir_all(&context.out_dir) {
+        let dir = context.out_dir.display();
+        return Outcome::Failed(
+            anyhow!(error).context(format!("cannot make {dir}: try --out DIR")),
+        );
+    }
+    let began = Instant::now();
+    let ended = catch_unwind(AssertUnwindSafe(|| experiment.run(&mut context)))
+        .unwrap_or_else(|panic| Err(anyhow!("panicked: {}", panic_text(panic.as_ref()))));
+    let Context { mut report, drawn, out_dir, .. } = context;
+    report.elapsed_s = began.elapsed().as_secs_f64();
+
+    if let Err(error) = &ended {
+        if let Some(Skip(reason)) = error.downcast_ref() {
+            // Leave no empty directory; one that holds something stays.
+            let _ = std::fs::remove_dir(&out_dir);
+            return Outcome::Skipped(reason.clone());
+        }
+        report.notes.push(format!("stopped before its end: {error:#}"));
+    }
+    let written = report.write(&out_dir, &drawn);
+    let written = written.with_context(|| format!("cannot write into {}", out_dir.display()));
+    match ended.and(written) {
+        Err(error) => Outcome::Failed(error),
+        Ok(()) if report.rows.is_empty() => {
+            let notes = report.notes.join("; ");
+            Outcome::Failed(anyhow!("nothing could be measured: {notes}"))
+        }
+        Ok(()) => Outcome::Done(Box::new(report)),
+    }
+}
+
+/// The part of a report that is known beforehand.
+fn head(experiment: &dyn Experiment, options: &Options) -> Report {
+    let started = jiff::Timestamp::now();
+    Report {
+        experiment: experiment.name().to_owned(),
+        summary: experiment.summary().to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        kernel: host::kernel(),
+        cpu: host::cpu(),
+        host: Host { cores: host::cores(), ..Host::default() },
+        quick: options.quick,
+        command: command(experiment.name(), options),
+        started: started.round(jiff::Unit::Second).unwrap_or(started).to_string(),
+        ..Report::default()
+    }
+}
+
+/// The command that makes the report again. Where the output goes and where binaries lie is the
+/// reader's own affair.
+fn command(name: &str, options: &Options) -> String {
+    let quick = if options.quick { " --quick" } else { "" };
+    format!("tidegate-lab run {name}{quick} --repeats {}", options.repeats)
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
+}
+
+fn print<W: Write>(
+    out: &mut Terminal<W>,
+    name: &str,
+    outcome: &Outcome,
+    options: &Options,
+) -> io::Result<()> {
+    let paint = out.paint;
+    match outcome {
+        Outcome::Skipped(reason) => writeln!(out, "{} {name}: {reason}", paint.warn("skipped")),
+        Outcome::Failed(error) if error.is::<Interrupted>() => {
+            writeln!(out, "{} {name}", paint.warn("interrupted"))
+        }
+        Outcome::Failed(error) => writeln!(out, "{} {name}: {error:#}", paint.bad("failed")),
+        Outcome::Done(report) => {
+            results(out, report)?;
+            let page = options.out.join(name).join("report.md");
+            writeln!(out, "{}", paint.dim(&format!("report: {}", page.display())))
+        }
+    }
+}
+
+/// Prints the medians, the claims and the notes.
+pub fn results<W: Write>(out: &mut Terminal<W>, report: &Report) -> io::Result<()> {
+    let paint = out.paint;
+    writeln!(out, "{}: {}\n", paint.bold(&report.experiment), report.summary)?;
+    for table in table::medians(report) {
+        writeln!(out, "{}", table.text(paint))?;
+    }
+    for claim in &report.claims {
+        let sign = if claim.holds { paint.good("✔") } else { paint.bad("✘") };
+        writeln!(out, "{sign} {} — {}", claim.claim, claim.measured)?;
+    }
+    for note in &report.notes {
+        writeln!(out, "{} {note}", paint.warn("note:"))?;
+    }
+    Ok(())
+}
+
+/// One line for each of several experiments.
+fn tally<W: Write>(out: &mut Terminal<W>, outcomes: &[(&str, Outcome)]) -> io::Result<()> {
+    let paint = out.paint;
+    let width = outcomes.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    writeln!(out)?;
+    for (name, outcome) in outcomes {
+        let word = match outcome {
+            Outcome::Done(report) => {
+                let held = report.claims.iter().filter(|claim| claim.holds).count();
+                match report.claims.len() {
+                    0 => paint.good("done"),
+                    all if held == all => paint.good(&format!("done, {held} of {all} claims hold")),
+                    all => paint.warn(&format!("done, {held} of {all} claims hold")),
+                }
+            }
+            Outcome::Skipped(reason) => paint.warn(&format!("skipped: {reason}")),
+            Outcome::Failed(error) if error.is::<Interrupted>() => paint.warn("interrupted"),
+            Outcome::Failed(error) => paint.bad(&format!("failed: {error:#}")),
+        };
+        writeln!(out, "{name:width$}  {word}")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::experiments::example::{Ending, Example};
+
+    fn options(out: &Path) -> Options {
+        Options {
+            quick: true,
+            repeats: 3,
+            out: out.to_owned(),
+            tidegate: "tidegate".into(),
+            interrupted: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn a_whole_experiment() {
+        let dir = tempfile::tempdir().unwrap();
+        let example = Example("example", Ending::Well);
+        let Outcome::Done(report) = one(&example, &options(dir.path()), Progress::silent()) else {
+            panic!("it ends well");
+        };
+        assert_eq!(report.rows.len(), 2 * 2 * 2 * 3);
+        assert_eq!(report.host.tools["echo"], "echo 1.2");
+        assert_eq!(report.command, "tidegate-lab run example --quick --repeats 3");
+        let json = fs::read_to_string(dir.path().join("example/report.json")).unwrap();
+        assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), *report);
+        for figure in &report.figures {
+            let svg = fs::read_to_string(dir.path().join("example").join(&figure.file)).unwrap();
+            assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+        }
+        let mut printed = Vec::new();
+        results(&mut Terminal::plain(&mut printed), &report).unwrap();
+        insta::assert_snapshot!(String::from_utf8(printed).unwrap(), @r#"
+        example: Made-up figures
+
+        goodput (Mbit/s), limit 1 Gbit/s
+          flows  htb  pace
+          1      957   994
+          9      957   994
+
+        RTT p50 (µs), limit 1 Gbit/s
+          flows   htb  pace
+          1      1825    30
+          9      1825    30
+
+        ✔ pace queues less than htb — 61 times
+        ✘ pace is free — 0.4 % of a core
+        "#);
+    }
+
+    #[test]
+    fn one_failure_does_not_keep_the_next_from_running() {
+        let dir = tempfile::tempdir().unwrap();
+        let examples = [
+            Example("bad", Ending::Failed),
+            Example("absent", Ending::Skipped),
+            Example("worse", Ending::Panicked),
+            Example("good", Ending::Well),
+        ];
+        let examples: Vec<&dyn Experiment> =
+            examples.iter().map(|e| e as &dyn Experiment).collect();
+        let mut printed = Vec::new();
+        let outcomes =
+            all(&examples, &options(dir.path()), &mut Terminal::plain(&mut printed)).unwrap();
+        assert!(matches!(outcomes[3].1, Outcome::Done(_)));
+        let printed = String::from_utf8(printed).unwrap();
+        let tally = printed.rsplit_once("\n\n").unwrap().1;
+        insta::assert_snapshot!(tally, @r#"
+        bad     failed: no such device
+        absent  skipped: needs fq, which this kernel does not have
+        worse   failed: panicked: index out of bounds
+        good    done, 1 of 2 claims hold
+        "#);
+    }
+
+    #[test]
+    fn what_was_measured_before_a_failure_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let example = Example("late", Ending::FailedLate);
+        let outcome = one(&example, &options(dir.path()), Progress::silent());
+        assert!(matches!(outcome, Outcome::Failed(_)));
+        let json = fs::read_to_string(dir.path().join("late/report.json")).unwrap();
+        let report: Report = serde_json::from_str(&json).unwrap();
+        assert!(!report.rows.is_empty());
+        assert_eq!(report.notes, ["stopped before its end: the link went away"]);
+    }
+
+    #[test]
+    fn an_interrupt_ends_the_series() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = options(dir.path());
+        options.interrupted.store(true, Ordering::Relaxed);
+        let (a, b) = (Example("a", Ending::Well), Example("b", Ending::Well));
+        let mut out = Terminal::plain(Vec::new());
+        let outcomes = all(&[&a, &b], &options, &mut out).unwrap();
+        assert_eq!(outcomes.len(), 1);
+        assert!(matches!(&outcomes[0].1, Outcome::Failed(e) if e.is::<Interrupted>()));
+    }
+}

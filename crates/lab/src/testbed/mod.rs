@@ -1,0 +1,339 @@
+//! Testbeds: hosts made of network namespaces, joined by virtual cables.
+//!
+//! ```text
+//! Pair:          sender eth0 ───────── eth0 receiver 0
+//!
+//! TwoReceivers:                       ┌─── eth0 receiver 0
+//!                sender eth0 ── router┤
+//!                                     └─── eth0 receiver 1
+//! ```
+//!
+//! Nothing of a testbed is visible outside: devices, addresses, routes, settings and listening
+//! sockets are inside its namespaces, so many testbeds can live at once. All goes when the value is
+//! dropped, and so it does after an error, a panic, SIGINT and SIGTERM, because every wait in the lab
+//! ends on those signals ([`wait`]). Only SIGKILL leaves the namespaces behind; their names begin
+//! with `tidegate-PID-`.
+
+mod cgroup;
+pub mod peers;
+mod process;
+pub mod wait;
+
+use std::{
+    ffi::OsStr,
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::PathBuf,
+    process::{self as std_process, Command},
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Context;
+use tidegate_sys::net::{NetNs, Netlink, Route, VethPair};
+
+pub use cgroup::Cgroup;
+pub use process::{Child, Finished, Site, command};
+
+use wait::wait_until;
+
+/// The device of every host but the router.
+const DEV: &str = "eth0";
+/// Lengths of the prefix of every link.
+const V4_BITS: u8 = 24;
+const V6_BITS: u8 = 64;
+/// How long links and servers may take to come up.
+const READY: Duration = Duration::from_secs(10);
+
+/// Settings that keep one run from changing the next, and the links free of chatter.
+const SYSCTLS: [(&str, &str); 4] = [
+    ("net.ipv4.tcp_no_metrics_save", "1"),
+    ("net.ipv6.conf.default.accept_dad", "0"),
+    ("net.ipv6.conf.default.accept_ra", "0"),
+    ("net.ipv6.conf.default.router_solicitations", "0"),
+];
+
+/// Which hosts there are, and how they are joined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Topology {
+    /// One sender, one receiver, one cable.
+    Pair,
+    /// One sender whose only device leads to a router, and two receivers behind that.
+    TwoReceivers,
+}
+
+/// IPv4 or IPv6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// What to build.
+#[derive(Debug, Clone)]
+pub struct TestbedOptions {
+    /// Which hosts there are.
+    pub topology: Topology,
+    /// The MTU of every device; none: 1500.
+    pub mtu_bytes: Option<u32>,
+    /// The `tidegate-lab` binary, whose tools run as processes; none: the running program.
+    pub lab_binary: Option<PathBuf>,
+}
+
+impl TestbedOptions {
+    /// A testbed with defaults.
+    pub fn new(topology: Topology) -> Self {
+        Self { topology, mtu_bytes: None, lab_binary: None }
+    }
+}
+
+/// A set of hosts. See the [module](self).
+#[derive(Debug)]
+pub struct Testbed {
+    // Dropped in this order; a device goes with the first of its two namespaces.
+    sender: NetNs,
+    receivers: Vec<NetNs>,
+    router: Option<NetNs>,
+    lab_binary: PathBuf,
+}
+
+impl Testbed {
+    /// Builds a testbed. Needs root. On error nothing is left behind.
+    pub fn new(options: TestbedOptions) -> anyhow::Result<Self> {
+        // From here on signals end waits instead of the process.
+        wait::interrupted();
+        let lab_binary = match options.lab_binary {
+            Some(path) => path,
+            None => std::env::current_exe()?,
+        };
+        let name = unique_name("");
+        let host = |role: &str| -> anyhow::Result<NetNs> {
+            let netns = NetNs::create(&format!("{name}{role}"))?;
+            for (key, value) in SYSCTLS {
+                set_sysctl(&netns, key, value)?;
+            }
+            Ok(netns)
+        };
+        let sender = host("sender")?;
+        let (receivers, router) = match options.topology {
+            Topology::Pair => {
+                let receiver = host("receiver")?;
+                join((&sender, DEV, 1), (&receiver, DEV, 2), 0, options.mtu_bytes)?;
+                (vec![receiver], None)
+            }
+            Topology::TwoReceivers => {
+                let router = host("router")?;
+                set_sysctl(&router, "net.ipv4.ip_forward", "1")?;
+                set_sysctl(&router, "net.ipv6.conf.all.forwarding", "1")?;
+                join((&sender, DEV, 1), (&router, "up", 254), 0, options.mtu_bytes)?;
+                default_routes(&sender, 0)?;
+                let mut receivers = Vec::new();
+                for (index, dev) in ["down0", "down1"].into_iter().enumerate() {
+                    let receiver = host(&format!("receiver{index}"))?;
+                    let link = index as u8 + 1;
+                    join((&receiver, DEV, 1), (&router, dev, 254), link, options.mtu_bytes)?;
+                    default_routes(&receiver, link)?;
+                    receivers.push(receiver);
+                }
+                (receivers, Some(router))
+            }
+        };
+        let testbed = Self { sender, receivers, router, lab_binary };
+        testbed.wait_for_paths()?;
+        Ok(testbed)
+    }
+
+    /// The host whose egress is limited.
+    pub fn sender(&self) -> &NetNs {
+        &self.sender
+    }
+
+    /// How many receivers there are.
+    pub fn receiver_count(&self) -> usize {
+        self.receivers.len()
+    }
+
+    /// A host behind the limit. Panics if there is no such receiver.
+    pub fn receiver(&self, index: usize) -> &NetNs {
+        &self.receivers[index]
+    }
+
+    /// The host between, if there is one.
+    pub fn router(&self) -> Option<&NetNs> {
+        self.router.as_ref()
+    }
+
+    /// The address of a receiver.
+    pub fn addr(&self, index: usize, family: Family) -> IpAddr {
+        match self.router {
+            None => address(0, 2, family),
+            Some(_) => address(index as u8 + 1, 1, family),
+        }
+    }
+
+    /// The address of the sender.
+    pub fn sender_addr(&self, family: Family) -> IpAddr {
+        address(0, 1, family)
+    }
+
+    /// The sender's only device.
+    pub fn sender_dev(&self) -> &'static str {
+        DEV
+    }
+
+    /// A receiver's only device.
+    pub fn receiver_dev(&self, _index: usize) -> &'static str {
+        DEV
+    }
+
+    /// A command that starts at `site` and is killed when the thread that spawned it ends.
+    pub fn command<'a>(
+        &self,
+        site: impl Into<Site<'a>>,
+        program: impl AsRef<OsStr>,
+    ) -> anyhow::Result<Command> {
+        command(site, program)
+    }
+
+    /// A command that runs one of the lab's tools at `site`.
+    pub fn tool<'a>(&self, site: impl Into<Site<'a>>, tool: &str) -> anyhow::Result<Command> {
+        let mut command = command(site, &self.lab_binary)?;
+        command.args(["tool", tool]);
+        Ok(command)
+    }
+
+    /// Waits until every receiver answers the sender in both families, so that no experiment
+    /// measures a neighbour being looked up.
+    fn wait_for_paths(&self) -> anyhow::Result<()> {
+        for index in 0..self.receivers.len() {
+            for family in [Family::V4, Family::V6] {
+                let to = self.addr(index, family);
+                // A refused connection is an answer: the host is there and has no such server.
+                let answers = || match std::net::TcpStream::connect_timeout(
+                    &(to, 9).into(),
+                    Duration::from_millis(500),
+                ) {
+                    Ok(_) => true,
+                    Err(e) => e.kind() == std::io::ErrorKind::ConnectionRefused,
+                };
+                wait_until(&format!("an answer from {to}"), READY, || {
+                    Ok(self.sender.run(answers)?.then_some(()))
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sets a kernel parameter of one namespace, such as `net.ipv4.tcp_ecn`.
+pub fn set_sysctl(netns: &NetNs, key: &str, value: &str) -> anyhow::Result<()> {
+    let path = format!("/proc/sys/{}", key.replace('.', "/"));
+    let write = || fs::write(&path, value);
+    netns.run(write)?.with_context(|| format!("cannot set {key} = {value} in {}", netns.name()))
+}
+
+/// Waits until something in `netns` listens on a TCP port, without connecting to it.
+pub fn wait_for_listener(netns: &NetNs, port: u16, server: &mut Child) -> anyhow::Result<()> {
+    wait_until(&format!("a server on TCP port {port}"), READY, || {
+        server.check_running()?;
+        let read = || {
+            ["tcp", "tcp6"]
+                .map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")))
+        };
+        let listens =
+            netns.run(read)?.into_iter().flatten().any(|table| has_listener(&table, port));
+        Ok(listens.then_some(()))
+    })
+}
+
+/// True if this process may build testbeds. Otherwise says that `test` is skipped.
+pub fn root_or_skip(test: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("SKIP {test}: needs root");
+    }
+    root
+}
+
+/// A name that no other testbed has, now or later: `tidegate-PID-RANDOM-ROLE`.
+fn unique_name(role: &str) -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.subsec_nanos());
+    // A pid may come again; the clock makes its names differ.
+    format!("tidegate-{}-{:05x}{count}-{role}", std_process::id(), clock & 0xf_ffff)
+}
+
+/// The address of host number `host` on link number `link`.
+fn address(link: u8, host: u8, family: Family) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::new(10, 77, link, host).into(),
+        Family::V6 => Ipv6Addr::new(0xfd77, 0, 0, link.into(), 0, 0, 0, host.into()).into(),
+    }
+}
+
+/// Joins two hosts by a cable. An end is its host, device and host number on the link.
+fn join(
+    near: (&NetNs, &str, u8),
+    far: (&NetNs, &str, u8),
+    link: u8,
+    mtu_bytes: Option<u32>,
+) -> anyhow::Result<()> {
+    let pair = VethPair { name: near.1, peer: far.1, peer_netns: Some(far.0) };
+    Netlink::open_in(near.0)?.add_veth(&pair)?;
+    for (netns, dev, host) in [near, far] {
+        let mut netlink = Netlink::open_in(netns)?;
+        let index = netlink.index_of(dev)?;
+        if let Some(mtu_bytes) = mtu_bytes {
+            netlink.set_mtu(index, mtu_bytes)?;
+        }
+        netlink.add_address(index, address(link, host, Family::V4), V4_BITS)?;
+        netlink.add_address(index, address(link, host, Family::V6), V6_BITS)?;
+        netlink.set_up(index, true)?;
+    }
+    Ok(())
+}
+
+/// Sends everything else through the router of a link.
+fn default_routes(netns: &NetNs, link: u8) -> anyhow::Result<()> {
+    let mut netlink = Netlink::open_in(netns)?;
+    for (network, family) in
+        [(Ipv4Addr::UNSPECIFIED.into(), Family::V4), (Ipv6Addr::UNSPECIFIED.into(), Family::V6)]
+    {
+        let gateway = address(link, 254, family);
+        netlink.add_route(&Route { network, prefix_len: 0, gateway })?;
+    }
+    Ok(())
+}
+
+/// Looks for a socket in state LISTEN (0A) in the text of `/proc/net/tcp`.
+fn has_listener(table: &str, port: u16) -> bool {
+    table.lines().skip(1).any(|line| {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        let local = fields.next().and_then(|local| local.rsplit(':').next());
+        let state = fields.nth(1);
+        local == Some(&format!("{port:04X}")) && state == Some("0A")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_are_told_from_connections() {
+        let table = "  sl  local_address rem_address   st tx_queue\n\
+                     0: 00000000:1451 00000000:0000 0A 00000000:00000000\n\
+                     1: 0100007F:1452 0100007F:1451 01 00000000:00000000\n";
+        assert!(has_listener(table, 5201));
+        assert!(!has_listener(table, 5202));
+        assert!(!has_listener(table, 5203));
+    }
+
+    #[test]
+    fn names_never_repeat() {
+        assert_ne!(unique_name("x"), unique_name("x"));
+    }
+}

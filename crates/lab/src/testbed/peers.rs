@@ -1,0 +1,135 @@
+//! The limiters of today, set on the sender's egress device as `tc` would set them.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use tidegate_sys::net::{
+    Netlink,
+    qdisc::{
+        DestinationFilter, Handle, Htb, HtbClass, Place, Qdisc, QueueStats, Tbf, TbfQueue, Verb,
+    },
+};
+
+use super::{Family, Testbed};
+
+const ROOT: Handle = Handle::new(1, 0);
+/// The class that the others borrow from.
+const SHARED: Handle = Handle::new(1, 1);
+
+/// A qdisc at the root of the sender's device. Dropping it removes it, with what it has queued.
+#[derive(Debug)]
+pub struct Peer {
+    netlink: Netlink,
+    ifindex: u32,
+}
+
+/// How a [`Tbf`] is sized: TBF has no defaults of its own.
+#[derive(Debug, Clone, Copy)]
+pub struct TbfOptions {
+    /// What may be sent at once.
+    pub burst_bytes: u32,
+    /// How long a packet may wait.
+    pub latency: Duration,
+}
+
+impl TbfOptions {
+    /// What manuals advise: the rate of one tick of a 250 Hz clock, at least one large packet of
+    /// the stack, and a queue of 50 ms.
+    pub fn usual(rate_bit_s: u64) -> Self {
+        let per_tick = u32::try_from(rate_bit_s / 8 / 250).unwrap_or(u32::MAX);
+        Self { burst_bytes: per_tick.max(65_536), latency: Duration::from_millis(50) }
+    }
+}
+
+impl Peer {
+    /// As `tc qdisc add dev DEV root handle 1: htb default 1` and
+    /// `tc class add dev DEV parent 1: classid 1:1 htb rate RATE`.
+    pub fn htb(testbed: &Testbed, rate_bit_s: u64) -> anyhow::Result<Self> {
+        let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(SHARED.minor)))?;
+        peer.class(ROOT, SHARED, &HtbClass::new(rate_bit_s))?;
+        Ok(peer)
+    }
+
+    /// As `tc qdisc add dev DEV root handle 1: tbf rate RATE burst B latency L`.
+    pub fn tbf(testbed: &Testbed, rate_bit_s: u64, options: TbfOptions) -> anyhow::Result<Self> {
+        let TbfOptions { burst_bytes, latency } = options;
+        let queue = TbfQueue::Latency(latency);
+        Self::at_root(testbed, &Qdisc::Tbf(Tbf { rate_bit_s, burst_bytes, queue }))
+    }
+
+    /// HTB with one class for each receiver: each gets its minimum, and what the others leave of
+    /// the total. Traffic to others (there is none but ARP and neighbour discovery) is not limited.
+    pub fn htb_minimums(
+        testbed: &Testbed,
+        total_bit_s: u64,
+        minimums_bit_s: &[u64],
+    ) -> anyhow::Result<Self> {
+        let receivers = testbed.receiver_count();
+        ensure!(
+            minimums_bit_s.len() == receivers,
+            "{} minimums for {receivers} receivers: give one for each",
+            minimums_bit_s.len()
+        );
+        let sum: u64 = minimums_bit_s.iter().sum();
+        ensure!(
+            sum <= total_bit_s,
+            "the minimums add up to {sum}bit, the total is {total_bit_s}bit"
+        );
+        let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(0)))?;
+        peer.class(ROOT, SHARED, &HtbClass::new(total_bit_s))?;
+        for (receiver, &minimum_bit_s) in minimums_bit_s.iter().enumerate() {
+            let class = receiver_class(receiver);
+            let shape = HtbClass { ceil_bit_s: Some(total_bit_s), ..HtbClass::new(minimum_bit_s) };
+            peer.class(SHARED, class, &shape)?;
+            for family in [Family::V4, Family::V6] {
+                let network = testbed.addr(receiver, family);
+                let prefix_len = if network.is_ipv4() { 32 } else { 128 };
+                let ifindex = peer.ifindex;
+                let filter =
+                    DestinationFilter { ifindex, parent: ROOT, network, prefix_len, class };
+                peer.netlink.add_filter(&filter)?;
+            }
+        }
+        Ok(peer)
+    }
+
+    /// Changes the rate of [`Peer::htb`] while traffic flows.
+    pub fn set_htb_rate(&mut self, rate_bit_s: u64) -> anyhow::Result<()> {
+        let place = Place { ifindex: self.ifindex, parent: ROOT, handle: SHARED };
+        Ok(self.netlink.set_class(Verb::Change, place, &HtbClass::new(rate_bit_s))?)
+    }
+
+    /// Counters of the qdiscs.
+    pub fn qdisc_stats(&mut self) -> anyhow::Result<Vec<QueueStats>> {
+        Ok(self.netlink.qdisc_stats(self.ifindex)?)
+    }
+
+    /// Counters of the classes.
+    pub fn class_stats(&mut self) -> anyhow::Result<Vec<QueueStats>> {
+        Ok(self.netlink.class_stats(self.ifindex)?)
+    }
+
+    fn at_root(testbed: &Testbed, qdisc: &Qdisc) -> anyhow::Result<Self> {
+        let mut netlink = Netlink::open_in(testbed.sender())?;
+        let ifindex = netlink.index_of(testbed.sender_dev())?;
+        let place = Place { ifindex, parent: Handle::ROOT, handle: ROOT };
+        netlink.set_qdisc(Verb::Add, place, qdisc)?;
+        Ok(Self { netlink, ifindex })
+    }
+
+    fn class(&mut self, parent: Handle, handle: Handle, class: &HtbClass) -> anyhow::Result<()> {
+        let place = Place { ifindex: self.ifindex, parent, handle };
+        Ok(self.netlink.set_class(Verb::Add, place, class)?)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.netlink.delete_qdisc(self.ifindex, Handle::ROOT);
+    }
+}
+
+/// The class of a receiver in [`Peer::htb_minimums`]: 1:10, 1:11.
+pub fn receiver_class(receiver: usize) -> Handle {
+    Handle::new(1, 0x10 + receiver as u16)
+}

@@ -1,0 +1,393 @@
+//! Latency, open loop: datagrams leave on a fixed schedule whatever the replies do.
+//!
+//! A closed-loop ping-pong sends the next packet when the last one is back, and so samples a queue
+//! mostly while it is empty. Here the schedule decides. Each datagram carries its number; the client
+//! keeps when it was to leave and when it left, and the kernel notes when the reply came in
+//! (`SO_TIMESTAMPNS`), so three distributions come out:
+//!
+//! - `rtt`: from the actual departure to the reply. The network's part.
+//! - `from_schedule`: from the scheduled departure to the reply. What a user of an overloaded host
+//!   would see.
+//! - `lateness`: from schedule to departure. The host's own noise; `rtt` is to be trusted as far as
+//!   this stays small.
+//!
+//! Client and server run at the lowest `SCHED_FIFO` priority where the host allows it (`realtime`
+//! says so), because a probe that waits for a CPU behind the very load it measures would report
+//! that as latency of the network.
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use rustix::{
+    net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size},
+    thread::clock_nanosleep_absolute,
+    time::{ClockId, Timespec, clock_gettime},
+};
+use serde::{Deserialize, Serialize};
+use tidegate_sys::{
+    net::{
+        NetNs,
+        sock::{recv_stamped, stamp_received},
+    },
+    sched::make_realtime,
+};
+
+use super::{GRACE, Quantiles, histogram_ns, parse_seconds};
+use crate::testbed::{Child, Site, Testbed, wait};
+
+const NS_PER_S: u64 = 1_000_000_000;
+/// The client remembers two times for each probe.
+const PROBES_MAX: u64 = 10_000_000;
+/// Magic, number, scheduled time.
+const SIZE_MIN: usize = 4 + 8 + 8;
+const SIZE_MAX: usize = 65_000;
+const MAGIC: [u8; 4] = *b"tide";
+/// So that a long queue on the way does not fill the socket and hold up the schedule.
+const BUFFER_BYTES: usize = 8 << 20;
+/// How long the receiving thread may overlook the end.
+const RECEIVE_POLL: Duration = Duration::from_millis(50);
+/// The first departure, after everything is set up.
+const LEAD: Duration = Duration::from_millis(20);
+/// What the server prints when it listens.
+const READY: &str = "ready";
+const READY_WITHIN: Duration = Duration::from_secs(10);
+
+/// What a server is told.
+#[derive(Debug, Args)]
+pub struct ServerArgs {
+    /// Address and port
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub listen: SocketAddr,
+}
+
+/// What a client is told.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct ClientArgs {
+    /// The server's address and port
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub server: SocketAddr,
+    /// Probes per second
+    #[arg(long = "rate", value_name = "N", default_value_t = 500)]
+    pub rate_hz: u64,
+    /// How long to send
+    #[arg(long = "seconds", value_name = "S", value_parser = parse_seconds)]
+    pub duration: Duration,
+    /// Payload of a probe, in bytes
+    #[arg(long = "size", value_name = "BYTES", default_value_t = 64)]
+    pub size_bytes: usize,
+    /// How long to wait for replies after the last probe
+    #[arg(long, value_name = "S", value_parser = parse_seconds, default_value = "1")]
+    pub drain: Duration,
+}
+
+impl ClientArgs {
+    /// Probes with defaults: 500 a second of 64 bytes.
+    pub fn new(server: SocketAddr, duration: Duration) -> Self {
+        Self { server, rate_hz: 500, duration, size_bytes: 64, drain: Duration::from_secs(1) }
+    }
+
+    fn to_words(self) -> Vec<String> {
+        vec![
+            format!("--server={}", self.server),
+            format!("--rate={}", self.rate_hz),
+            format!("--seconds={}", self.duration.as_secs_f64()),
+            format!("--size={}", self.size_bytes),
+            format!("--drain={}", self.drain.as_secs_f64()),
+        ]
+    }
+}
+
+/// What a client prints.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ProbeReport {
+    /// Probes that left.
+    pub sent: u64,
+    /// Replies that came, each probe counted once.
+    pub received: u64,
+    /// Probes that left and whose reply did not come.
+    pub lost: u64,
+    /// Probes that the client's own stack did not take; not part of `sent`.
+    pub refused: u64,
+    /// From actual departure to reply.
+    pub rtt: Quantiles,
+    /// From scheduled departure to reply.
+    pub from_schedule: Quantiles,
+    /// From scheduled to actual departure.
+    pub lateness: Quantiles,
+    /// The client ran in the real-time class.
+    pub realtime: bool,
+}
+
+/// Starts a server in the testbed.
+pub fn start_server(testbed: &Testbed, netns: &NetNs, listen: SocketAddr) -> anyhow::Result<Child> {
+    let mut command = testbed.tool(netns, "probe-server")?;
+    command.arg(format!("--listen={listen}"));
+    let mut server = Child::spawn(command)?;
+    wait::wait_until("the start of the probe server", READY_WITHIN, || {
+        server.check_running()?;
+        Ok(server.stdout_so_far().contains(READY).then_some(()))
+    })?;
+    Ok(server)
+}
+
+/// Starts a client in the testbed; [`finish_client`] waits for its report.
+pub fn start_client<'a>(
+    testbed: &Testbed,
+    site: impl Into<Site<'a>>,
+    args: ClientArgs,
+) -> anyhow::Result<Child> {
+    let mut command = testbed.tool(site, "probe-client")?;
+    command.args(args.to_words());
+    Child::spawn(command)
+}
+
+/// Waits for a client and reads its report.
+pub fn finish_client(client: Child, args: ClientArgs) -> anyhow::Result<ProbeReport> {
+    client.finish(args.duration + args.drain + GRACE)?.json()
+}
+
+/// The server: echoes until killed.
+pub fn serve(args: &ServerArgs) -> anyhow::Result<()> {
+    let socket = UdpSocket::bind(args.listen)
+        .with_context(|| format!("cannot listen on {}", args.listen))?;
+    widen(&socket);
+    let realtime = make_realtime().is_ok();
+    println!("{{\"{READY}\":true,\"realtime\":{realtime}}}");
+    echo(&socket)
+}
+
+fn echo(socket: &UdpSocket) -> anyhow::Result<()> {
+    let mut buffer = vec![0; SIZE_MAX + 1];
+    loop {
+        // An ICMP error of an earlier reply comes back here; it is not the server's end.
+        let Ok((len, from)) = socket.recv_from(&mut buffer) else { continue };
+        let _ = socket.send_to(&buffer[..len], from);
+    }
+}
+
+/// The client: sends on schedule and reports.
+pub fn probe(args: &ClientArgs) -> anyhow::Result<ProbeReport> {
+    ensure!((1..=1_000_000).contains(&args.rate_hz), "--rate must be 1 to 1000000");
+    ensure!(
+        (SIZE_MIN..=SIZE_MAX).contains(&args.size_bytes),
+        "--size must be {SIZE_MIN} to {SIZE_MAX}"
+    );
+    let count = (args.duration.as_nanos() as u64).saturating_mul(args.rate_hz) / NS_PER_S;
+    ensure!((1..=PROBES_MAX).contains(&count), "{count} probes: use 1 to {PROBES_MAX}");
+
+    let any: SocketAddr =
+        if args.server.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
+    let socket = UdpSocket::bind(any)?;
+    socket.connect(args.server).with_context(|| format!("cannot reach {}", args.server))?;
+    socket.set_read_timeout(Some(RECEIVE_POLL))?;
+    widen(&socket);
+    stamp_received(&socket)?;
+
+    let book: Vec<Probe> = (0..count).map(|_| Probe::default()).collect();
+    let sent_all = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            let outcome = send_all(&socket, args, &book);
+            sent_all.store(true, Ordering::Release);
+            outcome
+        });
+        let receiver = scope.spawn(|| receive_all(&socket, args.drain, &book, &sent_all));
+        let (refused, realtime) =
+            sender.join().map_err(|_| anyhow::anyhow!("the sending thread panicked"))??;
+        receiver.join().map_err(|_| anyhow::anyhow!("the receiving thread panicked"))??;
+        summarize(&book, refused, realtime)
+    })
+}
+
+/// When a probe left (real time, 0: not yet), by how much late, and when its reply came (0: not yet).
+#[derive(Debug, Default)]
+struct Probe {
+    sent_ns: AtomicU64,
+    lateness_ns: AtomicU64,
+    received_ns: AtomicU64,
+}
+
+/// Returns how many probes were refused, and whether the thread is in the real-time class.
+fn send_all(socket: &UdpSocket, args: &ClientArgs, book: &[Probe]) -> anyhow::Result<(u64, bool)> {
+    let realtime = make_realtime().is_ok();
+    let mut packet = vec![0; args.size_bytes];
+    packet[..4].copy_from_slice(&MAGIC);
+    let mut refused = 0;
+    // The receiving thread needs the socket to block; so each send says for itself that it must not.
+    let first_ns = now_ns(ClockId::Monotonic) + LEAD.as_nanos() as u64;
+    for (number, probe) in book.iter().enumerate() {
+        let due_ns =
+            first_ns + (number as u128 * u128::from(NS_PER_S) / u128::from(args.rate_hz)) as u64;
+        packet[4..12].copy_from_slice(&(number as u64).to_be_bytes());
+        packet[12..20].copy_from_slice(&due_ns.to_be_bytes());
+        let due =
+            Timespec { tv_sec: (due_ns / NS_PER_S) as i64, tv_nsec: (due_ns % NS_PER_S) as _ };
+        while clock_nanosleep_absolute(ClockId::Monotonic, &due).is_err() {}
+        let late_ns = now_ns(ClockId::Monotonic).saturating_sub(due_ns);
+        probe.lateness_ns.store(late_ns, Ordering::Relaxed);
+        probe.sent_ns.store(now_ns(ClockId::Realtime), Ordering::Release);
+        if rustix::net::send(socket, &packet, rustix::net::SendFlags::DONTWAIT).is_err() {
+            probe.sent_ns.store(0, Ordering::Release);
+            refused += 1;
+        }
+    }
+    Ok((refused, realtime))
+}
+
+/// Receives until all replies are in, or nothing is to be expected any more.
+fn receive_all(
+    socket: &UdpSocket,
+    drain: Duration,
+    book: &[Probe],
+    sent_all: &AtomicBool,
+) -> anyhow::Result<()> {
+    // Its stamps are the kernel's, so the class matters little; but a full buffer loses replies.
+    let _ = make_realtime();
+    let mut buffer = vec![0; SIZE_MAX + 1];
+    let mut received = 0;
+    let mut draining_since = None;
+    while received < book.len() {
+        if sent_all.load(Ordering::Acquire) {
+            let since = *draining_since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= drain {
+                break;
+            }
+        }
+        let (len, stamp_ns) = match recv_stamped(socket, &mut buffer) {
+            Ok(got) => got,
+            Err(e) => match e.kind() {
+                std::io::ErrorKind::WouldBlock
+                | std::io::ErrorKind::TimedOut
+                | std::io::ErrorKind::Interrupted => continue,
+                // The server is not there (yet).
+                std::io::ErrorKind::ConnectionRefused => continue,
+                _ => return Err(e.into()),
+            },
+        };
+        let Some(number) = number_of(&buffer[..len]) else { continue };
+        let Some(probe) = usize::try_from(number).ok().and_then(|n| book.get(n)) else { continue };
+        let at_ns = stamp_ns.unwrap_or_else(|| now_ns(ClockId::Realtime));
+        // A reply that the network doubled counts once.
+        if probe
+            .received_ns
+            .compare_exchange(0, at_ns, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+        {
+            received += 1;
+        }
+    }
+    Ok(())
+}
+
+fn summarize(book: &[Probe], refused: u64, realtime: bool) -> anyhow::Result<ProbeReport> {
+    let (mut rtt, mut from_schedule, mut lateness) =
+        (histogram_ns()?, histogram_ns()?, histogram_ns()?);
+    let (mut sent, mut received) = (0, 0);
+    for probe in book {
+        let [sent_ns, lateness_ns, received_ns] =
+            [&probe.sent_ns, &probe.lateness_ns, &probe.received_ns]
+                .map(|t| t.load(Ordering::Relaxed));
+        lateness.record(lateness_ns)?;
+        if sent_ns == 0 {
+            continue;
+        }
+        sent += 1;
+        if received_ns == 0 {
+            continue;
+        }
+        received += 1;
+        // Both from the clock of the day; should it be set back meanwhile, the probe took no time.
+        let rtt_ns = received_ns.saturating_sub(sent_ns);
+        rtt.record(rtt_ns)?;
+        from_schedule.record(rtt_ns + lateness_ns)?;
+    }
+    if received == 0 {
+        bail!("no reply to {sent} probes: is a probe-server there?");
+    }
+    Ok(ProbeReport {
+        sent,
+        received,
+        lost: sent - received,
+        refused,
+        rtt: Quantiles::of_ns(&rtt),
+        from_schedule: Quantiles::of_ns(&from_schedule),
+        lateness: Quantiles::of_ns(&lateness),
+        realtime,
+    })
+}
+
+fn number_of(packet: &[u8]) -> Option<u64> {
+    let number = packet.strip_prefix(&MAGIC)?.first_chunk::<{ size_of::<u64>() }>()?;
+    (packet.len() >= SIZE_MIN).then(|| u64::from_be_bytes(*number))
+}
+
+fn now_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    now.tv_sec as u64 * NS_PER_S + now.tv_nsec as u64
+}
+
+/// As far as the system's bounds allow.
+fn widen(socket: &UdpSocket) {
+    let _ = set_socket_send_buffer_size(socket, BUFFER_BYTES);
+    let _ = set_socket_recv_buffer_size(socket, BUFFER_BYTES);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn echo_server() -> SocketAddr {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        thread::spawn(move || echo(&socket));
+        address
+    }
+
+    #[test]
+    fn every_probe_over_loopback_is_accounted_for() {
+        let args = ClientArgs::new(echo_server(), Duration::from_millis(200));
+        let report = probe(&args).unwrap();
+        assert_eq!(report.sent + report.refused, 100);
+        assert_eq!(report.received + report.lost, report.sent);
+        assert!(report.received > 0);
+        assert!(report.rtt.min_us > 0.0, "{report:?}");
+        assert!(report.from_schedule.mean_us >= report.rtt.mean_us, "{report:?}");
+        assert_eq!(report.lateness.count, 100);
+    }
+
+    #[test]
+    fn silence_is_an_error_not_a_latency() {
+        let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut args = ClientArgs::new(silent.local_addr().unwrap(), Duration::from_millis(20));
+        args.drain = Duration::from_millis(10);
+        let error = probe(&args).unwrap_err().to_string();
+        assert_eq!(error, "no reply to 10 probes: is a probe-server there?");
+    }
+
+    #[test]
+    fn strangers_are_not_replies() {
+        assert_eq!(number_of(b""), None);
+        assert_eq!(number_of(b"tide\0\0\0\0\0\0\0\x07"), None);
+        assert_eq!(number_of(b"tide\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\0"), Some(7));
+        assert_eq!(number_of(b"tame\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\0"), None);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let server = "127.0.0.1:9".parse().unwrap();
+        let good = ClientArgs::new(server, Duration::from_secs(1));
+        for bad in [
+            ClientArgs { rate_hz: 0, ..good },
+            ClientArgs { size_bytes: 8, ..good },
+            ClientArgs { duration: Duration::ZERO, ..good },
+        ] {
+            assert!(probe(&bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Builds testbeds, drives every traffic tool through them without a limit and with the peers, and
+//! checks that nothing is left. Needs root.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::Path,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use tidegate_lab::{
+    testbed::{
+        Cgroup, Child, Family, Site, Testbed, TestbedOptions, Topology, command,
+        peers::{Peer, TbfOptions, receiver_class},
+        root_or_skip, set_sysctl,
+        wait::wait_until,
+    },
+    tools::{
+        hold::Held,
+        iperf::{self, IperfOptions, IperfRun, Load},
+        probe, rpc,
+        web::WebServer,
+    },
+};
+use tidegate_sys::wire_meter::WireMeter;
+
+const SECOND: Duration = Duration::from_secs(1);
+const MBIT: u64 = 1_000_000;
+/// Payload and headers of a full TCP segment with timestamps, over IPv4 on Ethernet.
+const FRAME_PER_PAYLOAD_V4: f64 = 1514.0 / 1448.0;
+
+fn testbed(topology: Topology) -> Testbed {
+    let lab_binary = Some(env!("CARGO_BIN_EXE_tidegate-lab").into());
+    Testbed::new(TestbedOptions { lab_binary, ..TestbedOptions::new(topology) })
+        .expect("a testbed comes up")
+}
+
+#[test]
+fn root_a_testbed_leaves_nothing() {
+    if !root_or_skip("root_a_testbed_leaves_nothing") {
+        return;
+    }
+    let names: Vec<String> = {
+        let testbed = testbed(Topology::TwoReceivers);
+        assert_eq!(testbed.receiver_count(), 2);
+        let hosts =
+            [testbed.sender(), testbed.receiver(0), testbed.receiver(1), testbed.router().unwrap()];
+        // Both ends of every cable are inside: none is in the namespace of the test.
+        let outside = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+        assert!(!outside.contains("down0"), "{outside}");
+        hosts.map(|host| host.name().to_owned()).into()
+    };
+    for name in names {
+        assert!(!Path::new("/run/netns").join(&name).exists(), "{name}");
+    }
+}
+
+#[test]
+fn root_a_cgroup_holds_its_process_and_goes() {
+    if !root_or_skip("root_a_cgroup_holds_its_process_and_goes") {
+        return;
+    }
+    let testbed = testbed(Topology::Pair);
+    let cgroup = Cgroup::create().unwrap();
+    let path = cgroup.path().to_owned();
+    let mut sleep = command(Site::from(testbed.sender()).in_cgroup(&cgroup), "sleep").unwrap();
+    sleep.arg("1000");
+    let sleep = Child::spawn(sleep).unwrap();
+    assert_eq!(cgroup.pids().unwrap(), [sleep.pid()]);
+    let netns = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).unwrap();
+    assert_ne!(netns(&sleep.pid().to_string()), netns("self"));
+    drop(sleep);
+    drop(cgroup);
+    assert!(!path.exists());
+}
+
+#[test]
+fn root_sysctls_stay_inside() {
+    if !root_or_skip("root_sysctls_stay_inside") {
+        return;
+    }
+    let testbed = testbed(Topology::Pair);
+    let key = "/proc/sys/net/ipv4/tcp_ecn";
+    let before = fs::read_to_string(key).unwrap();
+    let other = if before.trim() == "1" { "2" } else { "1" };
+    set_sysctl(testbed.sender(), "net.ipv4.tcp_ecn", other).unwrap();
+    let inside = testbed.sender().run(|| fs::read_to_string(key).unwrap()).unwrap();
+    assert_eq!((inside.trim(), fs::read_to_string(key).unwrap()), (other, before));
+    assert!(set_sysctl(testbed.sender(), "net.ipv4.nonsense", "1").is_err());
+}
+
+/// What iperf3 says arrived, and what was on the wire, are the same but for the headers.
+#[test]
+fn root_iperf_and_the_wire_agree() {
+    if !root_or_skip("root_iperf_and_the_wire_agree") {
+        return;
+    }
+    let testbed = testbed(Topology::Pair);
+    // At a rate at which a busy test machine loses nothing and every segment is full.
+    let _peer = Peer::htb(&testbed, 500 * MBIT).unwrap();
+    let bin = Duration::from_millis(100);
+    let mut meter =
+        WireMeter::attach(testbed.receiver(0), testbed.receiver_dev(0), 600, bin).unwrap();
+    // What is under way at the end is on the wire and not in the report; over 8 s it is 0.05 %.
+    let mut options = IperfOptions::tcp(testbed.addr(0, Family::V4), 8 * SECOND);
+    options.load = Load::Tcp { cc: Some("cubic".into()) };
+    meter.start().unwrap();
+    let report = iperf::run(testbed.sender(), testbed.receiver(0), &options).unwrap();
+    let bins = meter.bins().unwrap();
+    let wire_bytes: u64 = bins.iter().map(|bin| bin.bytes).sum();
+    let resent_bytes = report.retransmits.unwrap() as f64 * 1514.0;
+    let expected = report.received_bytes as f64 * FRAME_PER_PAYLOAD_V4;
+    let ratio = (wire_bytes as f64 - resent_bytes) / expected;
+    assert!((ratio - 1.0).abs() < 0.001, "{ratio}: {wire_bytes} on the wire, {report:?}");
+    assert_eq!(report.cc.as_deref(), Some("cubic"));
+    assert!(report.intervals_bit_s.len() >= 25, "{report:?}");
+
+    // HTB holds its rate on the wire, in every bin but the first and last.
+    let full = 500e6 / 8.0 * bin.as_secs_f64();
+    let busy: Vec<f64> =
+        bins.iter().map(|bin| bin.bytes as f64 / full).filter(|share| *share > 0.5).collect();
+    let mean = busy.iter().sum::<f64>() / busy.len() as f64;
+    assert!(busy.len() > 20 && (0.95..1.05).contains(&mean), "{mean} {busy:?}");
+}
+
+#[test]
+fn root_iperf_reports_an_absent_server_and_runs_in_parallel() {
+    if !root_or_skip("root_iperf_reports_an_absent_server_and_runs_in_parallel") {
+        return;
+    }
+    let testbed = testbed(Topology::TwoReceivers);
+    let mut options = IperfOptions::tcp(testbed.addr(0, Family::V6), SECOND);
+    options.parallel = 2;
+    let first = IperfRun::start(testbed.sender(), testbed.receiver(0), &options).unwrap();
+    let udp = IperfOptions {
+        server: testbed.addr(1, Family::V4),
+        port: 5202,
+        load: Load::Udp { rate_bit_s: 5 * MBIT, payload_bytes: Some(1000) },
+        ..options.clone()
+    };
+    let second = IperfRun::start(testbed.sender(), testbed.receiver(1), &udp).unwrap();
+    let (first, second) = (first.finish().unwrap(), second.finish().unwrap());
+    assert_eq!((first.streams.len(), second.streams.len()), (2, 2));
+    assert!(first.received_bit_s > 100e6, "{first:?}");
+    assert!((second.sent_bit_s / 10e6 - 1.0).abs() < 0.1, "{second:?}");
+    assert!(second.lost.unwrap().sent > 1000, "{second:?}");
+
+    // The client has the address of a host without a server.
+    options.server = testbed.addr(1, Family::V4);
+    let run = IperfRun::start(testbed.sender(), testbed.receiver(0), &options).unwrap();
+    let error = run.finish().unwrap_err().to_string();
+    assert!(error.contains("unable to connect"), "{error}");
+}
+
+#[test]
+fn root_rpcs_flow_both_ways() {
+    if !root_or_skip("root_rpcs_flow_both_ways") {
+        return;
+    }
+    let testbed = testbed(Topology::Pair);
+    let cgroup = Cgroup::create().unwrap();
+    for (family, direction) in
+        [(Family::V4, rpc::Direction::Send), (Family::V6, rpc::Direction::Receive)]
+    {
+        let at = SocketAddr::new(testbed.addr(0, family), 7000);
+        let _server = rpc::start_server(&testbed, testbed.receiver(0), at).unwrap();
+        let mut args = rpc::ClientArgs::new(at, vec![1 << 20, 10_240, 10_240], SECOND);
+        args.warmup = SECOND / 5;
+        args.cc = Some("reno".into());
+        args.direction = direction;
+        let site = Site::from(testbed.sender()).in_cgroup(&cgroup);
+        let client = rpc::start_client(&testbed, site, &args).unwrap();
+        assert_eq!(cgroup.pids().unwrap(), [client.pid()]);
+        let report = rpc::finish_client(client, &args).unwrap();
+        let [small, large] = &report.classes[..] else { panic!("{report:?}") };
+        assert_eq!((small.request_bytes, small.flows, large.flows), (10_240, 2, 1));
+        assert!(report.goodput_bit_s > 50e6, "{report:?}");
+        assert!(small.latency.p50_us < large.latency.p50_us, "{report:?}");
+        assert!(small.latency.p99_9_us >= small.latency.p99_us, "{report:?}");
+    }
+}
+
+/// The probe sees HTB's queue, which is what it is for.
+#[test]
+fn root_the_probe_sees_the_queue() {
+    if !root_or_skip("root_the_probe_sees_the_queue") {
+        return;
+    }
+    let testbed = testbed(Topology::Pair);
+    let at = SocketAddr::new(testbed.addr(0, Family::V4), 7001);
+    let _server = probe::start_server(&testbed, testbed.receiver(0), at).unwrap();
+    let args = probe::ClientArgs::new(at, 2 * SECOND);
+    let run = || {
+        let client = probe::start_client(&testbed, testbed.sender(), args).unwrap();
+        probe::finish_client(client, args).unwrap()
+    };
+    let idle = run();
+    assert_eq!((idle.sent, idle.lost, idle.refused), (1000, 0, 0), "{idle:?}");
+    assert!(idle.realtime);
+
+    let mut peer = Peer::htb(&testbed, 200 * MBIT).unwrap();
+    let mut options = IperfOptions::tcp(testbed.addr(0, Family::V4), 4 * SECOND);
+    options.load = Load::Tcp { cc: Some("cubic".into()) };
+    options.parallel = 4;
+    let load = IperfRun::start(testbed.sender(), testbed.receiver(0), &options).unwrap();
+    // The queue is there before the probe is.
+    let started = Instant::now();
+    while peer.class_stats().unwrap()[0].backlog_bytes < 100_000 {
+        assert!(started.elapsed() < 3 * SECOND, "no queue: {:?}", peer.class_stats());
+        thread::sleep(Duration::from_millis(5));
+    }
+    let loaded = run();
+    load.finish().unwrap();
+    assert!(loaded.rtt.p50_us > 10.0 * idle.rtt.p50_us, "{idle:?} {loaded:?}");
+    assert!(loaded.rtt.p50_us > 2000.0, "{loaded:?}");
+    assert_eq!(loaded.sent, 1000, "the schedule holds whatever the queue: {loaded:?}");
+}
+
+#[test]
+fn root_nginx_serves_curl_in_both_families() {
+    if !root_or_skip("root_nginx_serves_curl_in_both_families") {
+        return;
+    }
+    let testbed = testbed(Topology::Pair);
+    let file_bytes = 50 << 20;
+    for family in [Family::V4, Family::V6] {
+        let at = SocketAddr::new(testbed.addr(0, family), 8080);
+        let server = WebServer::start(testbed.receiver(0), at, file_bytes).unwrap();
+        let pid = server.pid();
+        let curl = server.start_fetch(testbed.sender()).unwrap();
+        let fetched = server.finish_fetch(curl, 20 * SECOND).unwrap();
+        assert_eq!(fetched.bytes, file_bytes);
+        assert!(fetched.goodput_bit_s > 100e6, "{fetched:?}");
+        drop(server);
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    }
+}
+
+#[test]
+fn root_tbf_holds_and_goes() {
+    if !root_or_skip("root_tbf_holds_and_goes") {
+        return;
+    }
+    let testbed = testbed(Topology::Pair);
+    let rate = 100 * MBIT;
+    let mut peer = Peer::tbf(&testbed, rate, TbfOptions::usual(rate)).unwrap();
+    let options = IperfOptions::tcp(testbed.addr(0, Family::V4), 2 * SECOND);
+    let report = iperf::run(testbed.sender(), testbed.receiver(0), &options).unwrap();
+    assert!((85e6..100e6).contains(&report.received_bit_s), "{report:?}");
+    assert!(peer.qdisc_stats().unwrap().iter().any(|q| q.kind == "tbf" && q.overlimits > 0));
+    drop(peer);
+    let show = || Command::new("tc").args(["qdisc", "show", "dev", "eth0"]).output().unwrap();
+    let left = String::from_utf8(testbed.sender().run(show).unwrap().stdout).unwrap();
+    assert!(!left.contains("tbf"), "{left}");
+}
+
+/// Two receivers behind one device: each class gets its minimum, and lends what it does not use.
+#[test]
+fn root_htb_minimums_share_one_device() {
+    if !root_or_skip("root_htb_minimums_share_one_device") {
+        return;
+    }
+    let testbed = testbed(Topology::TwoReceivers);
+    let mut peer = Peer::htb_minimums(&testbed, 100 * MBIT, &[75 * MBIT, 25 * MBIT]).unwrap();
+    let runs = [0, 1].map(|receiver| {
+        // One by IPv4, one by IPv6: both filters are in use.
+        let family = if receiver == 0 { Family::V4 } else { Family::V6 };
+        let mut options = IperfOptions::tcp(testbed.addr(receiver, family), 3 * SECOND);
+        options.port += receiver as u16;
+        options.omit = SECOND;
+        options.load = Load::Tcp { cc: Some("cubic".into()) };
+        IperfRun::start(testbed.sender(), testbed.receiver(receiver), &options).unwrap()
+    });
+    let [first, second] = runs.map(|run| run.finish().unwrap().received_bit_s);
+    assert!((65e6..80e6).contains(&first), "{first} {second}");
+    assert!((18e6..30e6).contains(&second), "{first} {second}");
+    let classes = peer.class_stats().unwrap();
+    let sent = |receiver| {
+        classes.iter().find(|c| c.handle == receiver_class(receiver)).unwrap().sent_bytes
+    };
+    assert!(sent(0) > sent(1) && sent(1) > 0, "{classes:?}");
+
+    let mut options = IperfOptions::tcp(testbed.addr(1, Family::V4), 2 * SECOND);
+    options.load = Load::Tcp { cc: Some("cubic".into()) };
+    let alone = iperf::run(testbed.sender(), testbed.receiver(1), &options).unwrap();
+    assert!(alone.received_bit_s > 80e6, "{alone:?}");
+    assert!(Peer::htb_minimums(&testbed, 100, &[1]).is_err());
+}
+
+/// SIGTERM ends a run early, and its testbed goes with it.
+#[test]
+fn root_a_signal_takes_the_testbed_down() {
+    if !root_or_skip("root_a_signal_takes_the_testbed_down") {
+        return;
+    }
+    let mut hold = Command::new(env!("CARGO_BIN_EXE_tidegate-lab"));
+    hold.args(["tool", "hold", "--topology=two-receivers"]);
+    let mut hold = Child::spawn(hold).unwrap();
+    let held: Held = wait_until("a testbed", 30 * SECOND, || {
+        hold.check_running()?;
+        let said = hold.stdout_so_far();
+        Ok(said.ends_with('\n').then(|| serde_json::from_str(&said)).transpose()?)
+    })
+    .unwrap();
+    assert_eq!(held.receivers.len(), 2);
+    let name = Path::new("/run/netns").join(&held.sender);
+    assert!(name.exists());
+    hold.stop().unwrap();
+    let prefix = held.sender.strip_suffix("sender").unwrap().to_owned();
+    let left: Vec<_> = fs::read_dir("/run/netns")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
+        .filter(|name| name.starts_with(&prefix))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// Processes do not outlive the thread that started them, even if nobody ends them.
+#[test]
+fn root_a_lost_parent_takes_its_children_along() {
+    if !root_or_skip("root_a_lost_parent_takes_its_children_along") {
+        return;
+    }
+    let testbed = testbed(Topology::Pair);
+    let pid = thread::scope(|scope| {
+        scope
+            .spawn(|| {
+                let mut sleep = command(testbed.sender(), "sleep").unwrap();
+                sleep.arg("1000");
+                let child = Child::spawn(sleep).unwrap();
+                let pid = child.pid();
+                // As after a crash: nobody kills it.
+                std::mem::forget(child);
+                pid
+            })
+            .join()
+            .unwrap()
+    });
+    let state = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let started = Instant::now();
+    while !state().is_empty() && !state().contains(") Z ") {
+        assert!(started.elapsed() < 10 * SECOND, "{}", state());
+        thread::sleep(Duration::from_millis(5));
+    }
+}

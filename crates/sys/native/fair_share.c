@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#include "fair_share.h"
+
+__u64 native_fs_next(__u64 share, const struct fs_epoch *epoch)
+{
+	return fs_next(share, epoch);
+}
+
+__u64 native_fs_make_room(__u64 share, __u32 flows)
+{
+	return fs_make_room(share, flows);
+}
+
+__u64 native_fs_epoch_ns(__u32 flows, __u64 burst_ns)
+{
+	return fs_epoch_ns(flows, burst_ns);
+}

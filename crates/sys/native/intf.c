@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#include <stddef.h>
+
+#include "intf.h"
+
+/* Sizes, offsets and constants of the contract, in the order in which the test in intf.rs names
+ * them. */
+const __u64 native_intf_layout[] = {
+    sizeof(struct vq_conf),
+    sizeof(struct tg_limit),
+    offsetof(struct tg_limit, rate_bit_s),
+    offsetof(struct tg_limit, cgroup_id),
+    offsetof(struct tg_limit, flags),
+    offsetof(struct tg_limit, delack_max_us),
+    sizeof(struct tg_queue),
+    offsetof(struct tg_queue, epoch_base_ns),
+    offsetof(struct tg_queue, share),
+    offsetof(struct tg_queue, newcomers),
+    sizeof(struct tg_counters),
+    offsetof(struct tg_counters, bytes),
+    offsetof(struct tg_counters, carry),
+    TG_DIRECTIONS,
+    TG_OUTCOMES,
+    TG_FLAG_LOOPBACK,
+    TG_FLAG_PACE_CEILING,
+    TG_FLAG_PACE_FAIR,
+    TG_EGRESS,
+    TG_INGRESS,
+};
+const __u32 native_intf_layout_len = sizeof(native_intf_layout) / sizeof(native_intf_layout[0]);

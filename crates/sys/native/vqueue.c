@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#include "vqueue.h"
+
+/* One packet through the queue, put together as the program in nrm.bpf.c does. */
+__u32 native_vq_packet(const struct vq_conf *conf, __u64 *finish_ns, __u64 *skipped_ns,
+		       __u32 *carry, __u64 now_ns, const struct vq_packet *packet, __u32 random)
+{
+	__u64 seen_ns = *finish_ns;
+	__s64 backlog_ns = (__s64)(seen_ns - now_ns);
+	enum vq_verdict verdict =
+	    vq_decide(conf, vq_zone(conf, backlog_ns), backlog_ns, packet, random);
+
+	if (verdict < VQ_DROP_FULL)
+		vq_charge(conf, finish_ns, skipped_ns, seen_ns, now_ns,
+			  vq_cost_ns(conf, packet->wire_bytes, carry));
+	return verdict;
+}

@@ -1,0 +1,166 @@
+//! Named network namespaces, as `ip netns` makes them.
+//!
+//! A namespace lives as long as something refers to it; a bind mount of its file on
+//! `/run/netns/NAME` is what gives it a name. The thread that makes one must be in it for a moment,
+//! so a helper thread does that and ends: the caller never changes namespace.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    panic,
+    path::{Path, PathBuf},
+    thread,
+};
+
+use rustix::{
+    mount::{UnmountFlags, mount_bind, unmount},
+    thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
+};
+
+use super::{NetError, Netlink};
+
+/// Where `ip netns` looks for names.
+const NETNS_DIR: &str = "/run/netns";
+/// The current thread's namespace; `/proc/self` would be the main thread's.
+const THREAD_NETNS: &str = "/proc/thread-self/ns/net";
+
+/// A network namespace: one made here (and removed on drop) or one that existed before.
+#[derive(Debug)]
+pub struct NetNs {
+    name: String,
+    fd: OwnedFd,
+    /// The mount to remove, if this value made it.
+    owned_mount: Option<PathBuf>,
+}
+
+impl NetNs {
+    /// Makes a namespace named `name` with its loopback device up. Dropping the value removes the
+    /// name; the namespace itself goes when the last process and file descriptor in it are gone.
+    ///
+    /// On error nothing is left behind.
+    pub fn create(name: &str) -> Result<Self, NetError> {
+        let path = path_of(name)?;
+        let action = format!("make the network namespace {name:?}");
+        fs::create_dir_all(NETNS_DIR).map_err(|e| NetError::refused(&action, e))?;
+        // Fails if the name is taken.
+        File::create_new(&path).map_err(|e| NetError::refused(&action, e))?;
+        let made = thread::scope(|scope| {
+            join(scope.spawn(|| -> io::Result<OwnedFd> {
+                // SAFETY: unsharing the network namespace touches no memory and no file
+                // descriptor; only this helper thread, which ends below, changes namespace.
+                unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
+                let fd = OwnedFd::from(File::open(THREAD_NETNS)?);
+                mount_bind(THREAD_NETNS, &path)?;
+                Ok(fd)
+            }))
+        });
+        let fd = match made {
+            Ok(fd) => fd,
+            Err(e) => {
+                let _ = fs::remove_file(&path);
+                return Err(NetError::refused(action, e));
+            }
+        };
+        // From here on, drop cleans up.
+        let netns = Self { name: name.into(), fd, owned_mount: Some(path) };
+        let mut netlink = Netlink::open_in(&netns)?;
+        let loopback = netlink.index_of("lo")?;
+        netlink.set_up(loopback, true)?;
+        Ok(netns)
+    }
+
+    /// Opens an existing named namespace; dropping the value leaves it alone.
+    pub fn open(name: &str) -> Result<Self, NetError> {
+        let file = File::open(path_of(name)?).map_err(|e| {
+            NetError::refused(format!("open the network namespace {name:?} (see `ip netns`)"), e)
+        })?;
+        Ok(Self { name: name.into(), fd: file.into(), owned_mount: None })
+    }
+
+    /// Opens the namespace that the calling thread is in.
+    pub fn current() -> Result<Self, NetError> {
+        let file = File::open(THREAD_NETNS)
+            .map_err(|e| NetError::refused("open the current network namespace", e))?;
+        Ok(Self { name: String::new(), fd: file.into(), owned_mount: None })
+    }
+
+    /// A second handle to the same namespace, which does not own its name.
+    pub fn try_clone(&self) -> Result<Self, NetError> {
+        let fd = self.fd.try_clone().map_err(|e| {
+            NetError::refused("duplicate the file descriptor of a network namespace", e)
+        })?;
+        Ok(Self { name: self.name.clone(), fd, owned_mount: None })
+    }
+
+    /// The name under `/run/netns`; empty for [`NetNs::current`].
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file descriptor that `setns` takes.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Runs `f` in a thread that has entered the namespace, and returns what it returned. The
+    /// caller's thread stays where it is. Sockets opened by `f` stay in the namespace. A panic of
+    /// `f` goes on in the caller.
+    ///
+    /// Do not spawn processes that die with their parent in `f`: the kernel takes the end of the
+    /// thread for the end of the parent. Use [`super::prepare`] in the calling thread instead.
+    pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, NetError> {
+        thread::scope(|scope| {
+            join(scope.spawn(|| {
+                self.enter_current_thread().map_err(|e| {
+                    NetError::refused(format!("enter the network namespace {:?}", self.name), e)
+                })?;
+                Ok(f())
+            }))
+        })
+    }
+
+    /// Moves the calling thread into the namespace, for good. One system call on a descriptor
+    /// that is already open: async-signal-safe, fit for a hook between `fork` and `exec`.
+    pub fn enter_current_thread(&self) -> io::Result<()> {
+        Ok(move_into_link_name_space(self.fd(), Some(LinkNameSpaceType::Network))?)
+    }
+}
+
+impl Drop for NetNs {
+    fn drop(&mut self) {
+        if let Some(path) = &self.owned_mount {
+            let _ = unmount(path, UnmountFlags::DETACH);
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn path_of(name: &str) -> Result<PathBuf, NetError> {
+    let fits = !name.is_empty() && name.len() < 256 && name != "." && name != "..";
+    if !fits || name.contains(['/', '\0']) {
+        return Err(NetError::Invalid {
+            field: "the name of a network namespace",
+            read: format!("{name:?}"),
+            expected: "use 1 to 255 characters without a slash",
+        });
+    }
+    Ok(Path::new(NETNS_DIR).join(name))
+}
+
+fn join<T>(handle: thread::ScopedJoinHandle<'_, T>) -> T {
+    handle.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_would_leave_the_directory_are_refused() {
+        for name in ["", ".", "..", "a/b", "a\0b"] {
+            assert!(matches!(path_of(name), Err(NetError::Invalid { .. })), "{name:?}");
+        }
+        assert_eq!(path_of("a-b").unwrap(), Path::new("/run/netns/a-b"));
+    }
+}

@@ -1,0 +1,350 @@
+//! Queueing disciplines: HTB, TBF, the FIFOs and clsact; their classes, filters and counters.
+//!
+//! The requests are those that `tc` of iproute2 sends for the same words, down to the rate tables
+//! that the kernel has not read since 3.8 but still wants from an old-style link layer. What the
+//! kernel then reports through `tc -d qdisc show` is the same; a privileged test compares the two.
+
+mod options;
+#[cfg(test)]
+mod tests;
+
+use std::{fmt, net::IpAddr};
+
+use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_packet_route::{
+    RouteNetlinkMessage as Message,
+    tc::{TcAttribute, TcHandle, TcMessage, TcStats2},
+};
+
+pub use options::{Htb, HtbClass, Tbf, TbfQueue, tc_default_burst_bytes};
+
+use super::{NetError, Netlink};
+
+const TCA_OPTIONS: u16 = 2;
+const ETH_P_IP: u16 = 0x0800;
+const ETH_P_IPV6: u16 = 0x86dd;
+/// Filters of one priority match one protocol, so the two address families need two.
+const FILTER_PRIORITY_IPV4: u16 = 10;
+const FILTER_PRIORITY_IPV6: u16 = 11;
+
+/// The name of a qdisc or class: `major:minor`, printed in hexadecimal as `tc` does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Handle {
+    /// The qdisc.
+    pub major: u16,
+    /// The class in the qdisc; 0 is the qdisc itself.
+    pub minor: u16,
+}
+
+impl Handle {
+    /// The root of a device's egress.
+    pub const ROOT: Self = Self { major: 0xffff, minor: 0xffff };
+    /// The parent of clsact.
+    pub const CLSACT: Self = Self { major: 0xffff, minor: 0xfff1 };
+    /// Filters on what the device receives.
+    pub const CLSACT_INGRESS: Self = Self { major: 0xffff, minor: 0xfff2 };
+    /// Filters on what the device sends.
+    pub const CLSACT_EGRESS: Self = Self { major: 0xffff, minor: 0xfff3 };
+    /// Lets the kernel choose.
+    pub const UNSPEC: Self = Self { major: 0, minor: 0 };
+
+    /// `major:minor`.
+    pub const fn new(major: u16, minor: u16) -> Self {
+        Self { major, minor }
+    }
+}
+
+impl fmt::Display for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (*self, self.minor) {
+            (Self::ROOT, _) => f.write_str("root"),
+            (_, 0) => write!(f, "{:x}:", self.major),
+            _ => write!(f, "{:x}:{:x}", self.major, self.minor),
+        }
+    }
+}
+
+impl From<Handle> for TcHandle {
+    fn from(handle: Handle) -> Self {
+        Self { major: handle.major, minor: handle.minor }
+    }
+}
+
+impl From<TcHandle> for Handle {
+    fn from(handle: TcHandle) -> Self {
+        Self { major: handle.major, minor: handle.minor }
+    }
+}
+
+/// Where a qdisc or class sits on a device.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    /// The device.
+    pub ifindex: u32,
+    /// What it hangs from.
+    pub parent: Handle,
+    /// Its own name.
+    pub handle: Handle,
+}
+
+/// What to do if the object exists, or does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// Make it; an error if it exists.
+    Add,
+    /// Make it, in place of what exists.
+    Replace,
+    /// Change it where it is, dropping no packet; an error if it does not exist.
+    Change,
+}
+
+impl Verb {
+    fn flags(self) -> u16 {
+        match self {
+            Self::Add => NLM_F_CREATE | NLM_F_EXCL,
+            Self::Replace => NLM_F_CREATE | NLM_F_REPLACE,
+            Self::Change => 0,
+        }
+    }
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Add => "add",
+            Self::Replace => "replace",
+            Self::Change => "change",
+        })
+    }
+}
+
+/// A queueing discipline with its options.
+#[derive(Debug, Clone, Copy)]
+pub enum Qdisc {
+    /// Hierarchical token bucket.
+    Htb(Htb),
+    /// Token bucket filter.
+    Tbf(Tbf),
+    /// First in, first out, bounded in packets.
+    Pfifo {
+        /// Packets.
+        limit_packets: u32,
+    },
+    /// First in, first out, bounded in bytes.
+    Bfifo {
+        /// Bytes.
+        limit_bytes: u32,
+    },
+    /// No queue; the hook for filters on both directions. Its place is [`Handle::CLSACT`].
+    Clsact,
+}
+
+impl Qdisc {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Htb(_) => "htb",
+            Self::Tbf(_) => "tbf",
+            Self::Pfifo { .. } => "pfifo",
+            Self::Bfifo { .. } => "bfifo",
+            Self::Clsact => "clsact",
+        }
+    }
+
+    fn options(&self) -> Result<Option<Vec<u8>>, NetError> {
+        Ok(match self {
+            Self::Htb(htb) => Some(htb.encode()),
+            Self::Tbf(tbf) => Some(tbf.encode()?),
+            Self::Pfifo { limit_packets: limit } | Self::Bfifo { limit_bytes: limit } => {
+                Some(limit.to_ne_bytes().to_vec())
+            }
+            Self::Clsact => None,
+        })
+    }
+}
+
+/// Sends packets with a destination in a network to a class.
+#[derive(Debug, Clone, Copy)]
+pub struct DestinationFilter {
+    /// The device.
+    pub ifindex: u32,
+    /// The qdisc whose packets are looked at.
+    pub parent: Handle,
+    /// The network's address.
+    pub network: IpAddr,
+    /// Length of the network's prefix in bits.
+    pub prefix_len: u8,
+    /// Where matching packets go.
+    pub class: Handle,
+}
+
+/// The counters of a qdisc or class.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueStats {
+    /// Its kind, such as `htb`.
+    pub kind: String,
+    /// Its name.
+    pub handle: Handle,
+    /// What it hangs from.
+    pub parent: Handle,
+    /// Bytes sent, the headers of a packet yet to be segmented counted for each segment.
+    pub sent_bytes: u64,
+    /// Packets sent, counted after segmentation. Wraps at 2^32, as the kernel's counter does.
+    pub sent_packets: u32,
+    /// Packets dropped.
+    pub drops: u32,
+    /// How often a packet had to wait for its rate.
+    pub overlimits: u32,
+    /// Packets in the queue now.
+    pub queued_packets: u32,
+    /// Bytes in the queue now.
+    pub backlog_bytes: u32,
+}
+
+impl Netlink {
+    /// Adds, replaces or changes a qdisc.
+    pub fn set_qdisc(&mut self, verb: Verb, place: Place, qdisc: &Qdisc) -> Result<(), NetError> {
+        let kind = qdisc.kind();
+        let message = tc_message(place, kind, qdisc.options()?);
+        let action =
+            format!("{verb} the {kind} qdisc at {} of device {}", place.parent, place.ifindex);
+        self.request(&action, Message::NewQueueDiscipline(message), verb.flags())
+    }
+
+    /// Deletes the qdisc below `parent`, with its classes and filters. What is queued is dropped.
+    pub fn delete_qdisc(&mut self, ifindex: u32, parent: Handle) -> Result<(), NetError> {
+        let place = Place { ifindex, parent, handle: Handle::UNSPEC };
+        let action = format!("delete the qdisc at {parent} of device {ifindex}");
+        self.request(&action, Message::DelQueueDiscipline(header_only(place)), 0)
+    }
+
+    /// Adds, replaces or changes an HTB class.
+    pub fn set_class(
+        &mut self,
+        verb: Verb,
+        place: Place,
+        class: &HtbClass,
+    ) -> Result<(), NetError> {
+        let message = tc_message(place, "htb", Some(class.encode()?));
+        let action = format!("{verb} the class {} of device {}", place.handle, place.ifindex);
+        self.request(&action, Message::NewTrafficClass(message), verb.flags())
+    }
+
+    /// Deletes a class that has no children and no filters pointing to it.
+    pub fn delete_class(&mut self, ifindex: u32, class: Handle) -> Result<(), NetError> {
+        let place = Place { ifindex, parent: Handle::UNSPEC, handle: class };
+        let action = format!("delete the class {class} of device {ifindex}");
+        self.request(&action, Message::DelTrafficClass(header_only(place)), 0)
+    }
+
+    /// Adds a filter that sends packets to a class by their destination address.
+    pub fn add_filter(&mut self, filter: &DestinationFilter) -> Result<(), NetError> {
+        let DestinationFilter { ifindex, parent, network, prefix_len, class } = *filter;
+        let options = options::u32_destination(network, prefix_len, class)?;
+        let place = Place { ifindex, parent, handle: Handle::UNSPEC };
+        let mut message = tc_message(place, "u32", Some(options));
+        let (priority, protocol) = match network {
+            IpAddr::V4(_) => (FILTER_PRIORITY_IPV4, ETH_P_IP),
+            IpAddr::V6(_) => (FILTER_PRIORITY_IPV6, ETH_P_IPV6),
+        };
+        message.header.info = u32::from(priority) << 16 | u32::from(protocol.to_be());
+        let action =
+            format!("add a filter for {network}/{prefix_len} to {parent} of device {ifindex}");
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        self.request(&action, Message::NewTrafficFilter(message), flags)
+    }
+
+    /// Counts the filters below `parent`; 0 if there is no such parent.
+    pub fn count_filters(&mut self, ifindex: u32, parent: Handle) -> Result<usize, NetError> {
+        let place = Place { ifindex, parent, handle: Handle::UNSPEC };
+        let action = format!("list the filters at {parent} of device {ifindex}");
+        let answers = self.dump(&action, Message::GetTrafficFilter(header_only(place)))?;
+        // A filter comes as two messages; only the one with a handle is the filter itself.
+        let is_filter = |m: &&Message| matches!(m, Message::NewTrafficFilter(f) if f.header.handle != TcHandle::UNSPEC);
+        Ok(answers.iter().filter(is_filter).count())
+    }
+
+    /// The counters of every qdisc of a device.
+    pub fn qdisc_stats(&mut self, ifindex: u32) -> Result<Vec<QueueStats>, NetError> {
+        let place = Place { ifindex, parent: Handle::UNSPEC, handle: Handle::UNSPEC };
+        let action = format!("list the qdiscs of device {ifindex}");
+        let answers = self.dump(&action, Message::GetQueueDiscipline(header_only(place)))?;
+        // The kernel lists the qdiscs of all devices.
+        Ok(answers
+            .into_iter()
+            .filter_map(|answer| match answer {
+                Message::NewQueueDiscipline(m) if m.header.index == ifindex as i32 => {
+                    Some(stats(m))
+                }
+                _ => None,
+            })
+            .collect())
+    }
+
+    /// The counters of every class of a device.
+    pub fn class_stats(&mut self, ifindex: u32) -> Result<Vec<QueueStats>, NetError> {
+        let place = Place { ifindex, parent: Handle::UNSPEC, handle: Handle::UNSPEC };
+        let action = format!("list the classes of device {ifindex}");
+        let answers = self.dump(&action, Message::GetTrafficClass(header_only(place)))?;
+        Ok(answers
+            .into_iter()
+            .filter_map(|answer| match answer {
+                Message::NewTrafficClass(m) => Some(stats(m)),
+                _ => None,
+            })
+            .collect())
+    }
+}
+
+fn header_only(place: Place) -> TcMessage {
+    let mut message = TcMessage::with_index(place.ifindex as i32);
+    message.header.parent = place.parent.into();
+    message.header.handle = place.handle.into();
+    message
+}
+
+fn tc_message(place: Place, kind: &str, options: Option<Vec<u8>>) -> TcMessage {
+    let mut message = header_only(place);
+    message.attributes.push(TcAttribute::Kind(kind.into()));
+    if let Some(options) = options {
+        message.attributes.push(TcAttribute::Other(DefaultNla::new(TCA_OPTIONS, options)));
+    }
+    message
+}
+
+fn stats(message: TcMessage) -> QueueStats {
+    let mut stats = QueueStats {
+        kind: String::new(),
+        handle: message.header.handle.into(),
+        parent: message.header.parent.into(),
+        sent_bytes: 0,
+        sent_packets: 0,
+        drops: 0,
+        overlimits: 0,
+        queued_packets: 0,
+        backlog_bytes: 0,
+    };
+    for attribute in message.attributes {
+        match attribute {
+            TcAttribute::Kind(kind) => stats.kind = kind,
+            TcAttribute::Stats2(parts) => {
+                for part in parts {
+                    match part {
+                        TcStats2::Basic(basic) => {
+                            stats.sent_bytes = basic.bytes;
+                            stats.sent_packets = basic.packets;
+                        }
+                        TcStats2::Queue(queue) => {
+                            stats.drops = queue.drops;
+                            stats.overlimits = queue.overlimits;
+                            stats.queued_packets = queue.qlen;
+                            stats.backlog_bytes = queue.backlog;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    stats
+}

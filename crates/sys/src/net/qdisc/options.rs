@@ -1,0 +1,424 @@
+//! The options of HTB and TBF as bytes, computed as iproute2's `tc_core.c`, `q_htb.c` and `q_tbf.c`
+//! do.
+//!
+//! Two things are not what they seem. Buffers go to the kernel not in bytes but as the time that
+//! they take at the rate, in ticks of 64 ns, rounded down to whole microseconds before. And rates are bytes per second in 32 bits, followed by
+//! a 64-bit attribute only where those do not suffice.
+
+use std::{fs, net::IpAddr, time::Duration};
+
+use super::{super::netlink::Attributes, Handle, NetError};
+
+/// `PSCHED_SHIFT` is 6 in every kernel since 2.6.31.
+const TICK_NS: f64 = 64.0;
+/// What `tc` takes for an MTU when it sizes HTB's default burst.
+const HTB_MTU_BYTES: u32 = 1600;
+/// What `tc` takes for an MTU when it makes a rate table and is given none.
+const TABLE_MTU_BYTES: u32 = 2047;
+const TABLE_CELLS: usize = 256;
+const LINKLAYER_ETHERNET: u8 = 1;
+
+const TCA_HTB_PARMS: u16 = 1;
+const TCA_HTB_INIT: u16 = 2;
+const TCA_HTB_CTAB: u16 = 3;
+const TCA_HTB_RTAB: u16 = 4;
+const TCA_HTB_DIRECT_QLEN: u16 = 5;
+const TCA_HTB_RATE64: u16 = 6;
+const TCA_HTB_CEIL64: u16 = 7;
+/// The version of HTB's interface; the kernel refuses others.
+const HTB_VERSION: u32 = 3;
+
+const TCA_TBF_PARMS: u16 = 1;
+const TCA_TBF_RTAB: u16 = 2;
+const TCA_TBF_RATE64: u16 = 4;
+const TCA_TBF_BURST: u16 = 6;
+
+const TCA_U32_CLASSID: u16 = 1;
+const TCA_U32_SEL: u16 = 5;
+const U32_TERMINAL: u8 = 1;
+/// Offsets of the destination address from the start of the network header.
+const IPV4_DST_OFFSET: i32 = 16;
+const IPV6_DST_OFFSET: i32 = 24;
+
+/// HTB at the root of a device.
+#[derive(Debug, Clone, Copy)]
+pub struct Htb {
+    /// The minor number of the class for packets that no filter catches; 0 sends them unlimited.
+    pub default_class: u16,
+    /// A class without a quantum gets its rate in bytes per second divided by this.
+    pub rate_to_quantum: u32,
+    /// Packets that the unlimited queue may hold; none: the device's `txqueuelen`.
+    pub direct_queue_packets: Option<u32>,
+}
+
+impl Htb {
+    /// As `tc qdisc add ... htb default MINOR`.
+    pub fn new(default_class: u16) -> Self {
+        Self { default_class, rate_to_quantum: 10, direct_queue_packets: None }
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut glob = Vec::with_capacity(20);
+        for field in [HTB_VERSION, self.rate_to_quantum, self.default_class.into(), 0, 0] {
+            glob.extend_from_slice(&field.to_ne_bytes());
+        }
+        let mut options = Attributes::default();
+        options.push(TCA_HTB_INIT, &glob);
+        if let Some(packets) = self.direct_queue_packets {
+            options.push(TCA_HTB_DIRECT_QLEN, &packets.to_ne_bytes());
+        }
+        options.into_bytes()
+    }
+}
+
+/// A class of HTB.
+#[derive(Debug, Clone, Copy)]
+pub struct HtbClass {
+    /// What the class may always send.
+    pub rate_bit_s: u64,
+    /// What it may send when others leave bandwidth; none: its rate.
+    pub ceil_bit_s: Option<u64>,
+    /// What it may send at once at its rate; none: [`tc_default_burst_bytes`].
+    pub burst_bytes: Option<u32>,
+    /// What it may send at once at its ceiling; none: [`tc_default_burst_bytes`].
+    pub cburst_bytes: Option<u32>,
+    /// Who is offered spare bandwidth first; 0 is first, 7 is last.
+    pub priority: u32,
+    /// What it sends in one round of sharing; 0: derived from the rate.
+    pub quantum_bytes: u32,
+    /// The largest packet that the rate tables must tell apart.
+    pub mtu_bytes: u32,
+}
+
+impl HtbClass {
+    /// As `tc class add ... htb rate RATE`.
+    pub fn new(rate_bit_s: u64) -> Self {
+        Self {
+            rate_bit_s,
+            ceil_bit_s: None,
+            burst_bytes: None,
+            cburst_bytes: None,
+            priority: 0,
+            quantum_bytes: 0,
+            mtu_bytes: HTB_MTU_BYTES,
+        }
+    }
+
+    pub(super) fn encode(&self) -> Result<Vec<u8>, NetError> {
+        let rate = byte_rate("rate", self.rate_bit_s)?;
+        let ceil = byte_rate("ceil", self.ceil_bit_s.unwrap_or(self.rate_bit_s))?;
+        if ceil < rate {
+            return Err(NetError::Invalid {
+                field: "ceil",
+                read: format!("{}bit, below the rate", ceil * 8),
+                expected: "use at least the rate, or leave it out",
+            });
+        }
+        let burst = self.burst_bytes.unwrap_or_else(|| default_burst(rate, self.mtu_bytes));
+        let cburst = self.cburst_bytes.unwrap_or_else(|| default_burst(ceil, self.mtu_bytes));
+
+        let mut parms = Vec::with_capacity(44);
+        parms.extend(rate_spec(rate, self.mtu_bytes));
+        parms.extend(rate_spec(ceil, self.mtu_bytes));
+        // buffer, cbuffer, quantum, level (the kernel's to fill in), prio
+        for field in [ticks(rate, burst), ticks(ceil, cburst), self.quantum_bytes, 0, self.priority]
+        {
+            parms.extend_from_slice(&field.to_ne_bytes());
+        }
+        let mut options = Attributes::default();
+        if rate > u32::MAX.into() {
+            options.push(TCA_HTB_RATE64, &rate.to_ne_bytes());
+        }
+        if ceil > u32::MAX.into() {
+            options.push(TCA_HTB_CEIL64, &ceil.to_ne_bytes());
+        }
+        options
+            .push(TCA_HTB_PARMS, &parms)
+            .push(TCA_HTB_RTAB, &rate_table(rate, self.mtu_bytes))
+            .push(TCA_HTB_CTAB, &rate_table(ceil, self.mtu_bytes));
+        Ok(options.into_bytes())
+    }
+}
+
+/// The burst that `tc` gives an HTB class by default: what the rate sends between two ticks of the
+/// kernel's clock, and one packet. With high-resolution timers a tick is a nanosecond, and the
+/// packet is all of it.
+pub fn tc_default_burst_bytes(rate_bit_s: u64) -> u32 {
+    default_burst(rate_bit_s / 8, HTB_MTU_BYTES)
+}
+
+/// A token bucket filter.
+#[derive(Debug, Clone, Copy)]
+pub struct Tbf {
+    /// The rate.
+    pub rate_bit_s: u64,
+    /// What may be sent at once; larger packets are segmented, or dropped where that cannot be.
+    pub burst_bytes: u32,
+    /// How much may wait.
+    pub queue: TbfQueue,
+}
+
+/// How much may wait in a [`Tbf`].
+#[derive(Debug, Clone, Copy)]
+pub enum TbfQueue {
+    /// So many bytes.
+    LimitBytes(u32),
+    /// What the rate sends in this time, and one burst.
+    Latency(Duration),
+}
+
+impl Tbf {
+    pub(super) fn encode(&self) -> Result<Vec<u8>, NetError> {
+        let rate = byte_rate("rate", self.rate_bit_s)?;
+        let limit = match self.queue {
+            TbfQueue::LimitBytes(bytes) => bytes,
+            TbfQueue::Latency(latency) => {
+                (rate as f64 * latency.as_secs_f64() + f64::from(self.burst_bytes)) as u32
+            }
+        };
+        let mut parms = Vec::with_capacity(36);
+        parms.extend(rate_spec(rate, TABLE_MTU_BYTES));
+        parms.extend([0; 12]); // no peak rate
+        for field in [limit, ticks(rate, self.burst_bytes), 0] {
+            parms.extend_from_slice(&field.to_ne_bytes());
+        }
+        let mut options = Attributes::default();
+        options.push(TCA_TBF_PARMS, &parms).push(TCA_TBF_BURST, &self.burst_bytes.to_ne_bytes());
+        if rate > u32::MAX.into() {
+            options.push(TCA_TBF_RATE64, &rate.to_ne_bytes());
+        }
+        options.push(TCA_TBF_RTAB, &rate_table(rate, TABLE_MTU_BYTES));
+        Ok(options.into_bytes())
+    }
+}
+
+/// The options of a u32 filter that matches a destination: one 32-bit comparison for each word of
+/// the address that the prefix reaches.
+pub(super) fn u32_destination(
+    network: IpAddr,
+    prefix_len: u8,
+    class: Handle,
+) -> Result<Vec<u8>, NetError> {
+    let (octets, offset) = match network {
+        IpAddr::V4(v4) => (v4.octets().to_vec(), IPV4_DST_OFFSET),
+        IpAddr::V6(v6) => (v6.octets().to_vec(), IPV6_DST_OFFSET),
+    };
+    if usize::from(prefix_len) > octets.len() * 8 {
+        return Err(NetError::Invalid {
+            field: "the prefix length",
+            read: prefix_len.to_string(),
+            expected: "use at most 32 for IPv4, 128 for IPv6",
+        });
+    }
+    let mut keys = Vec::new();
+    let mut count = 0u8;
+    for (word, chunk) in octets.chunks_exact(4).enumerate() {
+        let bits = u32::from(prefix_len).saturating_sub(32 * word as u32).min(32);
+        // A filter needs a key; a prefix of 0 becomes one that matches anything.
+        if bits == 0 && word > 0 {
+            break;
+        }
+        let mask = u32::MAX.checked_shl(32 - bits).unwrap_or(0);
+        let value = u32::from_be_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]) & mask;
+        keys.extend(mask.to_be_bytes());
+        keys.extend(value.to_be_bytes());
+        keys.extend((offset + 4 * word as i32).to_ne_bytes());
+        keys.extend(0i32.to_ne_bytes());
+        count += 1;
+    }
+    // struct tc_u32_sel: flags, offshift, nkeys, padding, then offsets and hash that are not used.
+    let mut selector = vec![U32_TERMINAL, 0, count, 0];
+    selector.resize(16, 0);
+    selector.extend(keys);
+    let class_id = u32::from(class.major) << 16 | u32::from(class.minor);
+    let mut options = Attributes::default();
+    options.push(TCA_U32_CLASSID, &class_id.to_ne_bytes()).push(TCA_U32_SEL, &selector);
+    Ok(options.into_bytes())
+}
+
+fn byte_rate(field: &'static str, bit_s: u64) -> Result<u64, NetError> {
+    match bit_s / 8 {
+        0 => Err(NetError::Invalid {
+            field,
+            read: format!("{bit_s}bit"),
+            expected: "use at least 8bit",
+        }),
+        bytes_s => Ok(bytes_s),
+    }
+}
+
+fn default_burst(bytes_s: u64, mtu_bytes: u32) -> u32 {
+    let per_tick = bytes_s / clock_hz();
+    u32::try_from(per_tick + u64::from(mtu_bytes)).unwrap_or(u32::MAX)
+}
+
+/// The clock that `tc` sizes bursts by: the fourth number of `/proc/net/psched`, if the third says
+/// that it is one.
+fn clock_hz() -> u64 {
+    fs::read_to_string("/proc/net/psched")
+        .ok()
+        .and_then(|s| parse_psched(&s))
+        .unwrap_or(1_000_000_000)
+}
+
+fn parse_psched(text: &str) -> Option<u64> {
+    let mut fields = text.split_ascii_whitespace().map(|f| u64::from_str_radix(f, 16).ok());
+    match (fields.nth(2)?, fields.next()?) {
+        (Some(1_000_000), Some(hz)) if hz > 0 => Some(hz),
+        _ => None,
+    }
+}
+
+/// The time that `bytes` take, in ticks of 64 ns.
+fn ticks(bytes_s: u64, bytes: u32) -> u32 {
+    // `tc` computes in whole microseconds, rounding down: its 1600 bytes at 1 Gbit/s are 12 us and
+    // come back from the kernel as 1375.
+    let time_us = (f64::from(bytes) / bytes_s as f64 * 1e6).trunc();
+    (time_us * 1e3 / TICK_NS) as u32
+}
+
+/// How far a size is shifted right to find its cell in a table of 256.
+fn cell_log(mtu_bytes: u32) -> u8 {
+    let mut log = 0;
+    while mtu_bytes >> log > 255 {
+        log += 1;
+    }
+    log
+}
+
+/// `struct tc_ratespec`.
+fn rate_spec(bytes_s: u64, mtu_bytes: u32) -> [u8; 12] {
+    let mut spec = [0; 12];
+    spec[0] = cell_log(mtu_bytes);
+    spec[1] = LINKLAYER_ETHERNET;
+    // cell_align is -1: a cell stands for its upper end.
+    spec[4..6].copy_from_slice(&(-1i16).to_ne_bytes());
+    spec[8..].copy_from_slice(&u32::try_from(bytes_s).unwrap_or(u32::MAX).to_ne_bytes());
+    spec
+}
+
+/// The time of a packet of each size class, in ticks.
+fn rate_table(bytes_s: u64, mtu_bytes: u32) -> Vec<u8> {
+    let log = cell_log(mtu_bytes);
+    (1..=TABLE_CELLS as u32).flat_map(|cell| ticks(bytes_s, cell << log).to_ne_bytes()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_core::NlasIterator;
+
+    use super::*;
+
+    fn attribute(options: &[u8], kind: u16) -> Option<Vec<u8>> {
+        NlasIterator::new(options).flatten().find(|a| a.kind() == kind).map(|a| a.value().to_vec())
+    }
+
+    fn word(bytes: &[u8], at: usize) -> u32 {
+        u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap())
+    }
+
+    #[test]
+    fn htb_names_its_version_and_default() {
+        let options = Htb { direct_queue_packets: Some(77), ..Htb::new(0x30) }.encode();
+        let glob = attribute(&options, TCA_HTB_INIT).unwrap();
+        assert_eq!([word(&glob, 0), word(&glob, 4), word(&glob, 8)], [3, 10, 0x30]);
+        assert_eq!(glob.len(), 20);
+        assert_eq!(word(&attribute(&options, TCA_HTB_DIRECT_QLEN).unwrap(), 0), 77);
+    }
+
+    #[test]
+    fn htb_class_is_what_tc_sends() {
+        // tc class add ... htb rate 1gbit burst 15k cburst 1600 prio 3 quantum 9000
+        let class = HtbClass {
+            burst_bytes: Some(15 * 1024),
+            cburst_bytes: Some(1600),
+            priority: 3,
+            quantum_bytes: 9000,
+            ..HtbClass::new(1_000_000_000)
+        };
+        let options = class.encode().unwrap();
+        let parms = attribute(&options, TCA_HTB_PARMS).unwrap();
+        assert_eq!(parms.len(), 44);
+        // cell_log 3 for 1600 bytes, Ethernet, cell_align -1
+        assert_eq!(parms[..8], [3, 1, 0, 0, 0xff, 0xff, 0, 0]);
+        assert_eq!(word(&parms, 8), 125_000_000);
+        assert_eq!(word(&parms, 20), 125_000_000);
+        // 15360 B at 125 MB/s are 122 us = 1906 ticks of 64 ns; 1600 B are 12 us = 187 ticks
+        assert_eq!([word(&parms, 24), word(&parms, 28)], [1906, 187]);
+        assert_eq!([word(&parms, 32), word(&parms, 36), word(&parms, 40)], [9000, 0, 3]);
+        assert_eq!(attribute(&options, TCA_HTB_RATE64), None);
+        let table = attribute(&options, TCA_HTB_RTAB).unwrap();
+        assert_eq!(table.len(), 1024);
+        // cells of 8 bytes = 64 ns each; the last is 2048 bytes = 16 us = 250 ticks
+        assert_eq!([word(&table, 0), word(&table, 16 * 4), word(&table, 1020)], [0, 15, 250]);
+    }
+
+    #[test]
+    fn rates_beyond_32_bits_go_in_64() {
+        let rate_bit_s = 100_000_000_000;
+        let options = HtbClass::new(rate_bit_s).encode().unwrap();
+        let parms = attribute(&options, TCA_HTB_PARMS).unwrap();
+        assert_eq!(word(&parms, 8), u32::MAX);
+        for kind in [TCA_HTB_RATE64, TCA_HTB_CEIL64] {
+            assert_eq!(attribute(&options, kind).unwrap(), (rate_bit_s / 8).to_ne_bytes());
+        }
+    }
+
+    #[test]
+    fn jumbo_frames_widen_the_cells() {
+        assert_eq!([cell_log(255), cell_log(256), cell_log(1600), cell_log(9000)], [0, 1, 3, 6]);
+        assert_eq!(cell_log(2047), 3);
+    }
+
+    #[test]
+    fn tbf_turns_latency_into_a_limit() {
+        let tbf = Tbf {
+            rate_bit_s: 8_000_000,
+            burst_bytes: 10_000,
+            queue: TbfQueue::Latency(Duration::from_millis(50)),
+        };
+        let options = tbf.encode().unwrap();
+        let parms = attribute(&options, TCA_TBF_PARMS).unwrap();
+        assert_eq!(parms.len(), 36);
+        assert_eq!(word(&parms, 8), 1_000_000);
+        assert_eq!(word(&parms, 24), 60_000); // 1 MB/s x 50 ms + burst
+        assert_eq!(word(&parms, 28), 156_250); // 10 ms in ticks of 64 ns
+        assert_eq!(word(&attribute(&options, TCA_TBF_BURST).unwrap(), 0), 10_000);
+    }
+
+    #[test]
+    fn a_destination_becomes_masked_words() {
+        let class = Handle::new(1, 0x10);
+        let v4 = u32_destination("10.1.2.3".parse().unwrap(), 24, class).unwrap();
+        let selector = attribute(&v4, TCA_U32_SEL).unwrap();
+        assert_eq!(selector[..4], [1, 0, 1, 0]);
+        assert_eq!(selector[16..24], [255, 255, 255, 0, 10, 1, 2, 0]);
+        assert_eq!(word(&selector, 24), 16);
+        assert_eq!(word(&attribute(&v4, TCA_U32_CLASSID).unwrap(), 0), 0x0001_0010);
+
+        let v6 = u32_destination("fd00::1".parse().unwrap(), 128, class).unwrap();
+        let selector = attribute(&v6, TCA_U32_SEL).unwrap();
+        assert_eq!((selector[2], selector.len()), (4, 16 + 4 * 16));
+        assert_eq!(word(&selector, 16 + 3 * 16 + 8), 36);
+
+        let any = u32_destination("0.0.0.0".parse().unwrap(), 0, class).unwrap();
+        assert_eq!(attribute(&any, TCA_U32_SEL).unwrap()[2], 1);
+        assert!(u32_destination("10.0.0.0".parse().unwrap(), 33, class).is_err());
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_advice() {
+        let error = HtbClass::new(7).encode().unwrap_err().to_string();
+        assert_eq!(error, "rate is 7bit: use at least 8bit");
+        let class = HtbClass { ceil_bit_s: Some(8_000), ..HtbClass::new(16_000) };
+        assert!(class.encode().unwrap_err().to_string().starts_with("ceil is 8000bit, below"));
+    }
+
+    #[test]
+    fn psched_gives_the_clock_only_in_its_usual_unit() {
+        assert_eq!(parse_psched("000003e8 00000040 000f4240 3b9aca00\n"), Some(1_000_000_000));
+        assert_eq!(parse_psched("000003e8 00000040 000f4240 000000fa"), Some(250));
+        assert_eq!(parse_psched("000003e8 00000040 0000ffff 000000fa"), None);
+        assert_eq!(parse_psched(""), None);
+    }
+}

@@ -1,0 +1,172 @@
+//! Socket calls that neither the standard library nor rustix has: what TCP knows of a connection,
+//! and the time at which the kernel received a datagram.
+
+use std::{
+    io, mem,
+    os::fd::{AsFd, AsRawFd},
+    ptr,
+    time::Duration,
+};
+
+/// What the sender's side of a TCP connection knows (`struct tcp_info`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TcpInfo {
+    /// Smoothed round-trip time.
+    pub rtt: Duration,
+    /// The smallest round-trip time seen; zero before the first sample.
+    pub rtt_min: Duration,
+    /// Segments retransmitted since the connection began.
+    pub retransmitted_segments: u32,
+    /// Data segments sent since the connection began, retransmissions included.
+    pub data_segments_sent: u32,
+    /// Segments delivered that came back marked congestion-experienced.
+    pub delivered_ce_segments: u32,
+    /// Congestion window, in segments.
+    pub cwnd_segments: u32,
+    /// The rate at which the connection paces itself; `u64::MAX` is no pacing.
+    pub pacing_bytes_s: u64,
+}
+
+/// Up to and including `tcpi_delivered_ce`; there since Linux 4.18.
+const TCP_INFO_BYTES: usize = 200;
+
+/// Reads `TCP_INFO`.
+pub fn tcp_info(socket: impl AsFd) -> io::Result<TcpInfo> {
+    let mut raw = [0u8; TCP_INFO_BYTES];
+    let mut len = TCP_INFO_BYTES as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes into `raw` and sets `len` to their number.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            raw.as_mut_ptr().cast(),
+            &mut len,
+        )
+    };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if (len as usize) < TCP_INFO_BYTES {
+        return Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "TCP_INFO is too short: Linux 6.1 or newer is needed",
+        ));
+    }
+    Ok(TcpInfo::parse(&raw))
+}
+
+impl TcpInfo {
+    /// Offsets are those of `struct tcp_info` in `linux/tcp.h`, which only grows at its end.
+    fn parse(raw: &[u8; TCP_INFO_BYTES]) -> Self {
+        let u32_at =
+            |at: usize| u32::from_ne_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
+        let mut pacing = [0; 8];
+        pacing.copy_from_slice(&raw[104..112]);
+        Self {
+            rtt: Duration::from_micros(u32_at(68).into()),
+            // The kernel starts the minimum at its largest value.
+            rtt_min: match u32_at(148) {
+                u32::MAX => Duration::ZERO,
+                us => Duration::from_micros(us.into()),
+            },
+            retransmitted_segments: u32_at(100),
+            data_segments_sent: u32_at(156),
+            delivered_ce_segments: u32_at(196),
+            cwnd_segments: u32_at(80),
+            pacing_bytes_s: u64::from_ne_bytes(pacing),
+        }
+    }
+}
+
+/// Asks the kernel to note when each datagram arrives; read the notes with [`recv_stamped`].
+pub fn stamp_received(socket: impl AsFd) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    // SAFETY: the option's value is one `int`, which outlives the call.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_TIMESTAMPNS,
+            ptr::from_ref(&on).cast(),
+            size_of_val(&on) as libc::socklen_t,
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Receives one datagram into `buffer`. Returns its length and when the kernel received it, in
+/// nanoseconds of `CLOCK_REALTIME`; `None` if the socket does not stamp.
+pub fn recv_stamped(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, Option<u64>)> {
+    // Room for one aligned control message with a timespec, and to spare.
+    let mut control = [0u64; 8];
+    let mut iov = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: a `msghdr` is integers and pointers, for which all zeros is a value.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = &mut iov;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control) as _;
+    // SAFETY: `message` points to `iov` and `control`, both alive, with their true lengths.
+    let len = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &mut message, 0) };
+    if len < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut stamp_ns = None;
+    // SAFETY: `message` was filled in by recvmsg and `control` is alive.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(&message) };
+    while !header.is_null() {
+        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return null or a whole header within `control`.
+        let (level, kind) = unsafe { ((*header).cmsg_level, (*header).cmsg_type) };
+        if level == libc::SOL_SOCKET && kind == libc::SCM_TIMESTAMPNS {
+            // SAFETY: the payload of SCM_TIMESTAMPNS is a timespec; it may be unaligned.
+            let at =
+                unsafe { ptr::read_unaligned(libc::CMSG_DATA(header).cast::<libc::timespec>()) };
+            stamp_ns = Some(at.tv_sec as u64 * 1_000_000_000 + at.tv_nsec as u64);
+        }
+        // SAFETY: `header` is a header of `message`.
+        header = unsafe { libc::CMSG_NXTHDR(&message, header) };
+    }
+    Ok((len as usize, stamp_ns))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    use super::*;
+
+    #[test]
+    fn fields_are_read_at_their_offsets() {
+        let mut raw = [0; TCP_INFO_BYTES];
+        for (at, value) in [(68, 1500u32), (100, 7), (148, 30), (156, 99), (196, 5), (80, 10)] {
+            raw[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+        }
+        raw[104..112].copy_from_slice(&u64::MAX.to_ne_bytes());
+        let info = TcpInfo::parse(&raw);
+        assert_eq!(info.rtt, Duration::from_micros(1500));
+        assert_eq!(info.rtt_min, Duration::from_micros(30));
+        assert_eq!((info.retransmitted_segments, info.data_segments_sent), (7, 99));
+        assert_eq!((info.delivered_ce_segments, info.cwnd_segments), (5, 10));
+        assert_eq!(info.pacing_bytes_s, u64::MAX);
+    }
+
+    #[test]
+    fn a_live_connection_has_a_window() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert!(tcp_info(&stream).unwrap().cwnd_segments > 0);
+    }
+
+    #[test]
+    fn a_stamped_socket_tells_when() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        stamp_received(&socket).unwrap();
+        socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
+        let (len, stamp_ns) = recv_stamped(&socket, &mut [0; 8]).unwrap();
+        let now_ns = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
+        let age_ns = now_ns.abs_diff(stamp_ns.unwrap());
+        assert_eq!(len, 1);
+        assert!(age_ns < 10_000_000_000, "{age_ns}");
+    }
+}
