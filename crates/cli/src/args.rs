@@ -199,6 +199,9 @@ impl LimitArgs {
 pub struct RunArgs {
     #[command(flatten)]
     pub limit: LimitArgs,
+    /// Congestion control with which the command's TCP sockets begin, such as dctcp
+    #[arg(long, value_name = "NAME")]
+    pub cc: Option<String>,
     /// At the end, say on standard error what the limit did
     #[arg(long)]
     pub stats: bool,

@@ -27,7 +27,7 @@ fn usage_errors_exit_1_and_say_what_to_type() {
         (&["run", "true"], "--egress: neither egress nor ingress"),
         (&["run", "--egress", "1mbit"], "COMMAND"),
         (&["run", "--egres", "1mbit", "true"], "--egress"),
-        (&["run", "--egress", "1gbit", "--scheme", "pace", "true"], "not yet supported"),
+        (&["run", "--egress", "1gbit", "--scheme", "htb", "true"], "not yet supported"),
         (&["limit", "add", "a b", "--cgroup", "x", "--egress", "1mbit"], "limit name `a b`"),
         (&["limit", "add", "a", "--cgroup", "", "--egress", "1mbit"], "--cgroup: empty path"),
         (&["limit", "add", "a", "--egress", "1mbit"], "--cgroup"),

@@ -11,7 +11,7 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    common::{Guard, PATIENCE, Place, skip, wait_for},
+    common::{Guard, PATIENCE, Place, refused, skip, wait_for},
     need_root,
 };
 
@@ -21,10 +21,15 @@ const DATAGRAM_BYTES: usize = 1200;
 const TRANSFER_BYTES: usize = 8_000_000;
 
 /// In the process under test: `tcp ADDR BYTES` or `udp ADDR BYTES` sends so
-/// much, `listen ADDR 0` says hello and receives until it is killed.
+/// much, `listen ADDR 0` says hello and receives until it is killed,
+/// `cc ADDR NAME` asks a socket for its congestion control.
 pub fn help() {
     let Ok(order) = env::var(HELPER) else { return };
     let [kind, address, bytes] = order.split(' ').collect::<Vec<_>>()[..] else { return };
+    if kind == "cc" {
+        let stream = TcpStream::connect(address).unwrap();
+        return assert_eq!(rustix::net::sockopt::tcp_congestion(stream).unwrap(), bytes);
+    }
     let bytes: usize = bytes.parse().unwrap();
     if kind == "listen" {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -244,4 +249,29 @@ fn root_a_rate_changes_under_a_transfer() {
         let status = place.json(&["limit", "show", "a", "--json"]);
         (counter(&status["egress"], "bytes") > TRANSFER_BYTES as u64).then_some(())
     });
+}
+
+#[test]
+fn root_run_gives_the_command_a_congestion_control() {
+    need_root!();
+    let place = Place::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = place.run(&["--egress", "1gbit", "--cc", "reno"]);
+    sender(&mut command, &format!("cc {} reno", listener.local_addr().unwrap()));
+    assert!(command.status().unwrap().success());
+
+    let (code, message) = refused(place.run(&["--egress", "1gbit", "--cc", "warp"]).arg("true"));
+    assert_eq!(code, 1);
+    assert!(message.contains("--cc: no congestion control `warp` here; use one of: "), "{message}");
+    assert!(place.run_group().is_none());
+}
+
+#[test]
+fn root_run_brings_dctcp_and_takes_it_away() {
+    need_root!();
+    let place = Place::new();
+    let mut command = place.run(&["--egress", "1gbit", "--cc", "dctcp"]);
+    let status = command.args(["sh", "-c", "exit 3"]).status();
+    assert_eq!(status.unwrap().code(), Some(3));
+    assert!(place.run_group().is_none());
 }
