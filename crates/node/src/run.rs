@@ -8,6 +8,9 @@
 //! The cgroup's name, `tidegate-run-PID-START`, holds the id of the process that made it and the time at which
 //! that process started, in clock ticks since boot, so that an id used again is not taken for it.
 //!
+//! What the command leaves in the send buffers of its sockets when it ends, and connections that it has handed
+//! to processes it leaves behind, go on without the limit.
+//!
 //! The command stays in the caller's process group: keys such as ^C and ^Z reach it from the terminal.
 //! Signals that are sent to this process alone are passed on to it.
 
