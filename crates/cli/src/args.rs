@@ -199,7 +199,7 @@ impl LimitArgs {
 pub struct RunArgs {
     #[command(flatten)]
     pub limit: LimitArgs,
-    /// Congestion control with which the command's TCP sockets begin, such as dctcp
+    /// TCP congestion control for the command, such as `dctcp` (brought along where the kernel has none)
     #[arg(long, value_name = "NAME")]
     pub cc: Option<String>,
     /// At the end, say on standard error what the limit did

@@ -7,7 +7,7 @@
 //!
 //! Arithmetic is exact (128-bit integers, no floating point), rounded to the nearest unit.
 
-use alloc::{string::String, string::ToString, vec::Vec};
+use alloc::{boxed::Box, string::String, string::ToString, vec::Vec};
 use core::{fmt, str::FromStr};
 
 /// Nanoseconds in a second.
@@ -129,15 +129,15 @@ pub enum ParseError {
         /// What was read.
         text: String,
         /// The unit in it.
-        unit: String,
+        unit: Box<str>,
         /// The byte reading in words.
         bytes_word: &'static str,
         /// The bit reading in words.
         bits_word: &'static str,
         /// What to type for the bit reading.
-        as_bits: String,
+        as_bits: Box<str>,
         /// What to type for the byte reading.
-        as_bytes: String,
+        as_bytes: Box<str>,
     },
     /// Zero, or so little that it rounds to zero.
     #[error("`{text}` is zero; write for example {example}")]
@@ -289,11 +289,11 @@ impl FromStr for Rate {
             let bit_s = bytes_s.and_then(|b| b.checked_mul(8)).and_then(Rate::from_bit_s);
             return Err(ParseError::Ambiguous {
                 text: whole.to_string(),
-                unit: unit.to_string(),
+                unit: unit.into(),
                 bytes_word,
                 bits_word,
-                as_bits: alloc::format!("{figure}{bit_unit}"),
-                as_bytes: bit_s.map_or_else(|| "a smaller rate".to_string(), |r| r.to_string()),
+                as_bits: alloc::format!("{figure}{bit_unit}").into(),
+                as_bytes: bit_s.map_or_else(|| "a smaller rate".into(), |r| r.to_string().into()),
             });
         }
         let bit_s = parse(text, &RATE)?;

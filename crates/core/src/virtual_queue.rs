@@ -26,7 +26,7 @@
 //! (`bpf/vqueue.h`) advances with one atomic instruction where NRM took a spin lock; thresholds are times
 //! (600 000 bytes are 0.5 ms at 10 Gbit/s but 480 ms at 10 Mbit/s) with a floor of a few segments; and the
 //! cost of a byte is a fixed-point number with 24 fractional bits whose remainder is carried from packet to
-//! packet, so the rate error stays below 1e-6 from [`MIN_RATE`] to [`MAX_RATE`].
+//! packet, so the rate error stays below 1e-6 from [`MIN_RATE_BIT_S`] to [`MAX_RATE_BIT_S`].
 //!
 //! Each packet costs O(1) time; a queue is 16 bytes of state.
 

@@ -35,7 +35,8 @@ fn main() -> anyhow::Result<()> {
             "many",
             bars(
                 &many(),
-                "Five gigabit, ten to a thousand flows, and a title so long that it does not fit on one line of the figure",
+                "Five gigabit, ten to a thousand flows, and a title so long that it does not fit on \
+                 one line of the figure",
                 None,
             ),
         ),

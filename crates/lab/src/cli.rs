@@ -26,9 +26,6 @@ const FAILED: u8 = 2;
 const SKIPPED: u8 = 4;
 const INTERRUPTED: u8 = 130;
 
-const REPEATS: u32 = 5;
-const REPEATS_QUICK: u32 = 3;
-
 /// Measures Tidegate beside the tools people use today, and writes reports.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-lab", version, max_term_width = 100)]
@@ -53,7 +50,7 @@ enum Verb {
         /// Fewer and shorter runs
         #[arg(long)]
         quick: bool,
-        /// Runs of each system in each case [default: 5, or 3 with --quick]
+        /// Runs of each system in each case [default: as the experiment thinks fit]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
         repeats: Option<u32>,
         #[command(flatten)]
@@ -124,7 +121,6 @@ fn perform<W: Write>(
         }
         Verb::Run { names, quick, repeats, places } => {
             let chosen = choose(&names, known)?;
-            let repeats = repeats.unwrap_or(if quick { REPEATS_QUICK } else { REPEATS });
             let outcomes = run::all(&chosen, &options(places, quick, repeats)?, out)?;
             Ok(exit_code(&outcomes))
         }
@@ -137,7 +133,7 @@ fn perform<W: Write>(
                     "this build has no experiment for the demo".to_owned(),
                 ));
             }
-            let outcomes = run::all(&chosen, &options(places, true, REPEATS_QUICK)?, out)?;
+            let outcomes = run::all(&chosen, &options(places, true, None)?, out)?;
             Ok(exit_code(&outcomes))
         }
     }
@@ -209,7 +205,7 @@ fn choose<'a>(
         .collect()
 }
 
-fn options(places: Places, quick: bool, repeats: u32) -> Result<Options, Refusal> {
+fn options(places: Places, quick: bool, repeats: Option<u32>) -> Result<Options, Refusal> {
     let tidegate = match places.tidegate {
         None => default_tidegate(),
         Some(path) => {

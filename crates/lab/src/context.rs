@@ -16,8 +16,8 @@ use crate::stats;
 pub struct Options {
     /// Fewer and shorter runs.
     pub quick: bool,
-    /// Runs of each system in each case; at least 1.
-    pub repeats: u32,
+    /// Runs of each system in each case; none: what the experiment thinks fit.
+    pub repeats: Option<u32>,
     /// The directory that holds a directory for each experiment.
     pub out: PathBuf,
     /// The `tidegate` binary.
@@ -44,11 +44,11 @@ pub struct Context {
 }
 
 impl Context {
-    /// A context for a report that has its head and nothing else.
-    pub fn new(options: &Options, report: Report, progress: Progress) -> Context {
+    /// A context for a report that has its head and nothing else. `repeats` is for users who named none.
+    pub fn new(options: &Options, repeats: u32, report: Report, progress: Progress) -> Context {
         Context {
             quick: options.quick,
-            repeats: options.repeats.max(1),
+            repeats: options.repeats.unwrap_or(repeats).max(1),
             out_dir: options.out.join(&report.experiment),
             tidegate: options.tidegate.clone(),
             report,
@@ -208,13 +208,13 @@ mod tests {
     fn context() -> Context {
         let options = Options {
             quick: true,
-            repeats: 2,
+            repeats: Some(2),
             out: "out".into(),
             tidegate: "tidegate".into(),
             interrupted: Arc::default(),
         };
         let report = Report { experiment: "trial".into(), ..Report::default() };
-        Context::new(&options, report, Progress::silent())
+        Context::new(&options, 1, report, Progress::silent())
     }
 
     #[test]

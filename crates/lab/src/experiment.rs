@@ -28,6 +28,11 @@ pub trait Experiment {
         false
     }
 
+    /// How often each system is run in each case, unless the user says.
+    fn repeats(&self, quick: bool) -> u32 {
+        if quick { 3 } else { 5 }
+    }
+
     /// Measures, and records into the context.
     fn run(&self, context: &mut Context) -> anyhow::Result<()>;
 }

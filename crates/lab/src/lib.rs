@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Imports point to the right only. What touches a network lives apart, and only experiments call it:
-//! [`testbed`] builds namespaces, links and peers, [`tools`] drives traffic between them. The library
+//! [`testbed`] builds namespaces, links and peers, [`tools`] drives traffic between them, [`systems`]
+//! puts the limits that are compared on them. The library
 //! exists for this crate's binary and its tests; no other crate imports it.
 
 pub mod chart;
@@ -24,6 +25,7 @@ pub mod progress;
 pub mod report;
 pub mod run;
 pub mod stats;
+pub mod systems;
 pub mod table;
 pub mod terminal;
 pub mod testbed;

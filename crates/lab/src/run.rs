@@ -61,10 +61,11 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
     if let Some(reason) = needs.iter().find_map(|need| need.missing(&options.tidegate)) {
         return Outcome::Skipped(reason);
     }
-    let mut head = head(experiment, options);
+    let repeats = options.repeats.unwrap_or_else(|| experiment.repeats(options.quick));
+    let mut head = head(experiment, options, repeats);
     head.host.tools = needs.iter().filter_map(|need| need.version(&options.tidegate)).collect();
 
-    let mut context = Context::new(options, head, progress);
+    let mut context = Context::new(options, repeats, head, progress);
     if let Err(error) = std::fs::create_dir_all(&context.out_dir) {
         let dir = context.out_dir.display();
         return Outcome::Failed(
@@ -98,7 +99,7 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
 }
 
 /// The part of a report that is known beforehand.
-fn head(experiment: &dyn Experiment, options: &Options) -> Report {
+fn head(experiment: &dyn Experiment, options: &Options, repeats: u32) -> Report {
     let started = jiff::Timestamp::now();
     Report {
         experiment: experiment.name().to_owned(),
@@ -108,7 +109,7 @@ fn head(experiment: &dyn Experiment, options: &Options) -> Report {
         cpu: host::cpu(),
         host: Host { cores: host::cores(), ..Host::default() },
         quick: options.quick,
-        command: command(experiment.name(), options),
+        command: command(experiment.name(), options.quick, repeats),
         started: started.round(jiff::Unit::Second).unwrap_or(started).to_string(),
         ..Report::default()
     }
@@ -116,9 +117,9 @@ fn head(experiment: &dyn Experiment, options: &Options) -> Report {
 
 /// The command that makes the report again. Where the output goes and where binaries lie is the
 /// reader's own affair.
-fn command(name: &str, options: &Options) -> String {
-    let quick = if options.quick { " --quick" } else { "" };
-    format!("tidegate-lab run {name}{quick} --repeats {}", options.repeats)
+fn command(name: &str, quick: bool, repeats: u32) -> String {
+    let quick = if quick { " --quick" } else { "" };
+    format!("tidegate-lab run {name}{quick} --repeats {repeats}")
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
@@ -142,7 +143,17 @@ fn print<W: Write>(
         Outcome::Done(report) => {
             results(out, report)?;
             let page = options.out.join(name).join("report.md");
-            writeln!(out, "{}", paint.dim(&format!("report: {}", page.display())))
+            let figures = match report.figures.first() {
+                Some(first) => {
+                    format!(
+                        "; figures beside it: {} and {} more",
+                        first.file,
+                        report.figures.len() - 1
+                    )
+                }
+                None => String::new(),
+            };
+            writeln!(out, "{}", paint.dim(&format!("report: {}{figures}", page.display())))
         }
     }
 }
@@ -200,7 +211,7 @@ mod tests {
     fn options(out: &Path) -> Options {
         Options {
             quick: true,
-            repeats: 3,
+            repeats: Some(3),
             out: out.to_owned(),
             tidegate: "tidegate".into(),
             interrupted: Arc::default(),

@@ -1,8 +1,8 @@
 //! Tables of results, for terminals and for Markdown.
 //!
 //! One table a metric: cases as rows, systems as columns, all cells in one unit, which the caption
-//! names. Circumstances that every case shares move into the caption. An experiment with a single
-//! case gets one table with a metric a row instead.
+//! names. Circumstances that every case shares move into the caption. An experiment with few cases and
+//! many metrics gets a table a case, with a metric a row, instead.
 
 use std::collections::HashMap;
 
@@ -15,6 +15,8 @@ use crate::units::{Unit, measured};
 
 /// The cell of a system that has no value.
 const ABSENT: &str = "–";
+/// With fewer metrics than this, two cases are read more easily side by side.
+const ROWS_LEAST: usize = 5;
 
 /// Text in rows and columns. The first `left` columns name things and are set flush left; the others
 /// hold figures and are set flush right.
@@ -119,6 +121,13 @@ fn tables(report: &Report, show: Show) -> Vec<Table> {
     let metrics = report.metrics();
     match cases[..] {
         [case] if metrics.len() > 1 => vec![one_case(case, report, show)],
+        [_, _] if metrics.len() >= ROWS_LEAST => {
+            let only = |case: &&Case| {
+                let rows = report.rows.iter().filter(|row| row.case == **case).cloned().collect();
+                one_case(case, &Report { rows, ..report.clone() }, show)
+            };
+            cases.iter().map(only).collect()
+        }
         _ => metrics.into_iter().map(|metric| metric_table(report, metric, show)).collect(),
     }
 }

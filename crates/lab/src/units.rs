@@ -66,10 +66,21 @@ impl Unit {
         });
         let (stem, unit) =
             ending.unwrap_or((key, Unit { dimension: Dimension::Number, to_base: 1.0 }));
-        let words = stem.split('_').map(|word| {
-            if CAPITALS.contains(&word) { word.to_uppercase() } else { word.to_owned() }
+        let words = stem.split('_').map(|word| match word {
+            _ if CAPITALS.contains(&word) => word.to_uppercase(),
+            // A message's size: `10kb` is `10 KB`.
+            _ if word.starts_with(|c: char| c.is_ascii_digit()) => {
+                let digits = word.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+                match &word[digits.len()..] {
+                    size @ ("kb" | "mb") => format!("{digits} {}", size.to_uppercase()),
+                    rest if !rest.is_empty() => format!("{digits} {rest}"),
+                    _ => word.to_owned(),
+                }
+            }
+            _ => word.to_owned(),
         });
-        (words.collect::<Vec<_>>().join(" "), unit)
+        // A key has no room for a point.
+        (words.collect::<Vec<_>>().join(" ").replace("p99 9", "p99.9"), unit)
     }
 
     /// Whether the unit has a symbol.
@@ -190,6 +201,8 @@ mod tests {
             ("transactions_per_s", "transactions", "1 /s"),
             ("cpu_percent", "CPU", "1 %"),
             ("flows", "flows", "1"),
+            ("rpc_10kb_p99_9_us", "RPC 10 KB p99.9", "1 µs"),
+            ("max_100ms_percent", "max 100 ms", "1 %"),
         ] {
             let (got, unit) = Unit::split(key);
             assert_eq!((got.as_str(), unit.human(1.0).as_str()), (name, one), "{key}");

@@ -69,7 +69,7 @@ const FORWARDED: [Signal; 10] = [
 pub struct RunOptions {
     /// The limit.
     pub limit: LimitOptions,
-    /// The congestion control with which the command's TCP sockets begin; `None` leaves the host's.
+    /// The congestion control that the command's TCP sockets use unless they choose one themselves.
     pub cc: Option<String>,
     /// The command, looked for in `PATH`.
     pub command: OsString,

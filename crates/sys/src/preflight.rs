@@ -16,11 +16,16 @@ const CAP_BPF: u32 = 39;
 pub enum PreflightError {
     /// The process may not load eBPF.
     #[error(
-        "limits need the privileges of root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN; missing: {0}); run it with sudo"
+        "limits need the privileges of root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN; missing: {0}); \
+         run it with sudo"
     )]
     Privileges(String),
     /// The kernel is too old.
-    #[error("kernel {0} is too old; Tidegate needs {a}.{b} or newer", a = OLDEST_KERNEL.0, b = OLDEST_KERNEL.1)]
+    #[error(
+        "kernel {0} is too old; Tidegate needs {a}.{b} or newer",
+        a = OLDEST_KERNEL.0,
+        b = OLDEST_KERNEL.1
+    )]
     OldKernel(String),
     /// The kernel carries no type information.
     #[error(

@@ -24,6 +24,10 @@ fn usage_errors_exit_1_and_say_what_to_type() {
         (&["run", "--egress", "900gbit", "true"], "--egress: 900gbit is out of range"),
         (&["run", "--egress", "1gbit", "--rto-min", "5s", "true"], "--rto-min: 5s is out of range"),
         (&["run", "--egress", "1gbit", "--mark", "5ms", "true"], "--mark: mark threshold 5ms"),
+        (
+            &["run", "--egress", "1gbit", "--pace-ceiling=false", "true"],
+            "--pace-ceiling: scheme `pace`",
+        ),
         (&["run", "true"], "--egress: neither egress nor ingress"),
         (&["run", "--egress", "1mbit"], "COMMAND"),
         (&["run", "--egres", "1mbit", "true"], "--egress"),

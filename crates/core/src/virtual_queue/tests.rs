@@ -166,7 +166,10 @@ proptest! {
     #[test]
     fn no_window_passes_more_than_its_bound(
         bit_s in 1_000_000u64..10_000_000_000,
-        arrivals in prop::collection::vec((0u64..3_000_000, 40u32..20_000, any::<u32>(), any::<bool>()), 2..300),
+        arrivals in prop::collection::vec(
+            (0u64..3_000_000, 40u32..20_000, any::<u32>(), any::<bool>()),
+            2..300,
+        ),
     ) {
         let rate = Rate::from_bit_s(bit_s).unwrap();
         let config = VirtualQueueOptions::new(rate).config().unwrap();

@@ -22,6 +22,7 @@ const FREE: [RGBColor; 9] = [BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, YELLO
 /// later one in the figure gets a free colour.
 const KNOWN: &[(&str, RGBColor)] = &[
     ("unlimited", GREY),
+    ("baseline", GREY),
     ("htb", VERMILLION),
     ("tbf", ORANGE),
     ("fq", PURPLE),
@@ -30,6 +31,7 @@ const KNOWN: &[(&str, RGBColor)] = &[
     ("nrm", BLUE),
     ("nrm-paper", SKY),
     ("pace", GREEN),
+    ("tidegate", GREEN),
     ("dem", SKY),
     ("spring", BLUE),
     ("carousel", GREEN),
@@ -39,9 +41,13 @@ const KNOWN: &[(&str, RGBColor)] = &[
     ("fps", GREEN),
 ];
 
-/// A colour for each system of a figure, distinct while there are no more than nine.
+/// A colour for each system of a figure, distinct while there are no more than nine. What follows a comma
+/// tells several curves of one system apart: the first of them has the system's colour.
 pub fn colours(systems: &[&str]) -> Vec<RGBColor> {
-    let known = |system: &str| KNOWN.iter().find(|(name, _)| *name == system).map(|(_, c)| *c);
+    let known = |system: &str| {
+        let system = system.split(',').next();
+        KNOWN.iter().find(|(name, _)| Some(*name) == system).map(|(_, colour)| *colour)
+    };
     let mut taken: Vec<Option<RGBColor>> = Vec::with_capacity(systems.len());
     for system in systems {
         let colour = known(system).filter(|colour| !taken.contains(&Some(*colour)));
@@ -64,6 +70,7 @@ mod tests {
     fn a_system_keeps_its_colour() {
         assert_eq!(colours(&["htb", "pace"]), [VERMILLION, GREEN]);
         assert_eq!(colours(&["pace", "unlimited", "htb"]), [GREEN, GREY, VERMILLION]);
+        assert_eq!(colours(&["htb, 1 Gbit/s", "pace, 1 Gbit/s"]), [VERMILLION, GREEN]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A throwaway cgroup (version 2).
+//! A cgroup (version 2) to start programs in: a throwaway one, or that of a process.
 
 use std::{
     fs, io,
@@ -15,23 +15,32 @@ use super::unique_name;
 /// How long the kernel and the last process may take to leave a cgroup that is to be removed.
 const EMPTY: Duration = Duration::from_secs(5);
 
-/// A cgroup with a name of its own, directly below the root. Dropping it removes it; processes
-/// still in it after a few seconds keep it, and a line on standard error says so. It kills nothing.
+/// A cgroup. One that was made here has a name of its own, directly below the root, and dropping it
+/// removes it; processes still in it after a few seconds keep it, and a line on standard error says
+/// so. It kills nothing.
 #[derive(Debug)]
 pub struct Cgroup {
     name: String,
     path: PathBuf,
+    ours: bool,
 }
 
 impl Cgroup {
     /// Makes a cgroup. Needs root.
     pub fn create() -> anyhow::Result<Self> {
-        let mounts = fs::read_to_string("/proc/mounts")?;
-        let root = cgroup2_mount(&mounts).context("no cgroup v2 is mounted (see /proc/mounts)")?;
         let name = unique_name("cgroup");
-        let path = root.join(&name);
+        let path = root()?.join(&name);
         fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Self { name, path })
+        Ok(Self { name, path, ours: true })
+    }
+
+    /// The cgroup in which a process is. Dropping the value leaves it alone.
+    pub fn of_process(pid: u32) -> anyhow::Result<Self> {
+        let file = format!("/proc/{pid}/cgroup");
+        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
+        let name = cgroup2_path(&text).with_context(|| format!("{file} names no cgroup v2"))?;
+        let path = root()?.join(&name);
+        Ok(Self { name, path, ours: false })
     }
 
     /// The name below the root of the hierarchy, as a spec of Tidegate names it.
@@ -60,6 +69,9 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
+        if !self.ours {
+            return;
+        }
         let started = Instant::now();
         loop {
             match fs::remove_dir(&self.path) {
@@ -78,6 +90,17 @@ impl Drop for Cgroup {
 
 fn is_busy(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::BUSY.raw_os_error())
+}
+
+fn root() -> anyhow::Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/mounts")?;
+    cgroup2_mount(&mounts).context("no cgroup v2 is mounted (see /proc/mounts)")
+}
+
+/// The path below the root in the text of `/proc/PID/cgroup`.
+fn cgroup2_path(text: &str) -> Option<String> {
+    let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    Some(path.to_owned())
 }
 
 /// Where cgroup v2 is mounted. On a hybrid host that is not the root of `/sys/fs/cgroup`.
@@ -109,5 +132,13 @@ mod tests {
         let spaced = "cgroup2 /a\\040b cgroup2 rw 0 0";
         assert_eq!(cgroup2_mount(spaced).unwrap(), Path::new("/a b"));
         assert_eq!(cgroup2_mount("cgroup /x cgroup rw 0 0"), None);
+    }
+
+    #[test]
+    fn a_process_is_in_one_cgroup_of_version_two() {
+        let hybrid = "4:memory:/a\n1:name=systemd:/b\n0::/c/tidegate-run-1-2\n";
+        assert_eq!(cgroup2_path(hybrid).unwrap(), "c/tidegate-run-1-2");
+        assert_eq!(cgroup2_path("0::/\n").unwrap(), "");
+        assert_eq!(cgroup2_path("4:memory:/a\n"), None);
     }
 }

@@ -23,7 +23,7 @@ use std::{
     ffi::OsStr,
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{self as std_process, Command},
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -202,6 +202,11 @@ impl Testbed {
         let mut command = command(site, &self.lab_binary)?;
         command.args(["tool", tool]);
         Ok(command)
+    }
+
+    /// The `tidegate-lab` binary, whose tools run as processes.
+    pub fn lab_binary(&self) -> &Path {
+        &self.lab_binary
     }
 
     /// Waits until every receiver answers the sender in both families, so that no experiment

@@ -1,11 +1,12 @@
 //! Processes that the lab starts: placed before they run, watched while they do, gone after.
 
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fs::File,
     os::unix::fs::FileExt,
     process::{Child as StdChild, Command, ExitStatus, Stdio},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
@@ -20,16 +21,20 @@ use super::{Cgroup, wait::wait_until};
 
 /// How long a process may take to end after it was asked to.
 const STOP: Duration = Duration::from_secs(5);
+/// How long one that is dropped may take, before it is killed.
+const HEED: Duration = Duration::from_secs(2);
 /// How much of a process's output an error quotes.
 const QUOTE_BYTES: usize = 2000;
 
-/// Where a process starts: in which namespace, and in which cgroup.
+/// Where a process starts: in which namespace, in which cgroup, and under which other program.
 #[derive(Debug, Clone, Copy)]
 pub struct Site<'a> {
     /// The network namespace.
     pub netns: &'a NetNs,
     /// The cgroup; none: that of the lab.
     pub cgroup: Option<&'a Cgroup>,
+    /// A program and its arguments, which runs the process: `tidegate run --egress 50mbit --`.
+    pub runner: &'a [OsString],
 }
 
 impl<'a> Site<'a> {
@@ -37,11 +42,16 @@ impl<'a> Site<'a> {
     pub fn in_cgroup(self, cgroup: &'a Cgroup) -> Self {
         Self { cgroup: Some(cgroup), ..self }
     }
+
+    /// The same place, under a program that runs others.
+    pub fn under(self, runner: &'a [OsString]) -> Self {
+        Self { runner, ..self }
+    }
 }
 
 impl<'a> From<&'a NetNs> for Site<'a> {
     fn from(netns: &'a NetNs) -> Self {
-        Self { netns, cgroup: None }
+        Self { netns, cgroup: None, runner: &[] }
     }
 }
 
@@ -51,14 +61,17 @@ pub fn command<'a>(
     program: impl AsRef<OsStr>,
 ) -> anyhow::Result<Command> {
     let site = site.into();
-    let mut command = Command::new(program);
+    let mut words = site.runner.iter().map(OsString::as_os_str).chain([program.as_ref()]);
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words);
     let cgroup_procs = site.cgroup.map(Cgroup::open_procs).transpose()?;
     let into = SpawnInto { netns: Some(site.netns), cgroup_procs, die_with_parent: true };
     prepare(&mut command, into)?;
     Ok(command)
 }
 
-/// A running process. Dropping it kills it, by its own pid, and reaps it.
+/// A running process. Dropping it ends it, by its own pid, and reaps it: it is asked first, so that
+/// one that runs another can end that too, and killed if it does not listen.
 #[derive(Debug)]
 pub struct Child {
     name: String,
@@ -86,7 +99,16 @@ impl Finished {
 
 impl Child {
     /// Starts `command`. Its output goes to memory, however much it is; its input is empty.
-    pub fn spawn(mut command: Command) -> anyhow::Result<Self> {
+    pub fn spawn(command: Command) -> anyhow::Result<Self> {
+        Self::spawn_with(command, Stdio::null())
+    }
+
+    /// As [`spawn`](Self::spawn), with an input that stays open until [`wind_up`](Self::wind_up).
+    pub fn spawn_open(command: Command) -> anyhow::Result<Self> {
+        Self::spawn_with(command, Stdio::piped())
+    }
+
+    fn spawn_with(mut command: Command, stdin: Stdio) -> anyhow::Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
         let sink = || -> anyhow::Result<(File, Stdio)> {
             let file = File::from(memfd_create("lab-output", MemfdFlags::CLOEXEC)?);
@@ -96,7 +118,7 @@ impl Child {
         let (stdout, child_stdout) = sink()?;
         let (stderr, child_stderr) = sink()?;
         let child = command
-            .stdin(Stdio::null())
+            .stdin(stdin)
             .stdout(child_stdout)
             .stderr(child_stderr)
             .spawn()
@@ -142,15 +164,35 @@ impl Child {
 
     /// Asks the process to end (SIGTERM), waits for it, and returns what it wrote.
     pub fn stop(mut self) -> anyhow::Result<Finished> {
+        self.ask_to_end()?;
+        Ok(self.finish_any(STOP)?.1)
+    }
+
+    fn ask_to_end(&mut self) -> anyhow::Result<()> {
         let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
         // Not reaped yet, so the pid is still its own.
         if let (None, Some(pid)) = (self.child.try_wait()?, pid) {
             kill_process(pid, Signal::TERM)?;
         }
-        Ok(self.finish_any(STOP)?.1)
+        Ok(())
     }
 
-    fn output(&self) -> Finished {
+    /// Closes the process's input and waits for its end, not even an interrupt ends the wait.
+    /// `None` if it has not ended `within`.
+    pub fn wind_up(&mut self, within: Duration) -> anyhow::Result<Option<ExitStatus>> {
+        drop(self.child.stdin.take());
+        let started = Instant::now();
+        loop {
+            let status = self.child.try_wait()?;
+            if status.is_some() || started.elapsed() >= within {
+                return Ok(status);
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// What it wrote until now.
+    pub fn output(&self) -> Finished {
         Finished { stdout: read_all(&self.stdout), stderr: read_all(&self.stderr) }
     }
 
@@ -161,7 +203,10 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Both do nothing if it has been reaped.
+        // All do nothing if it has been reaped.
+        if self.ask_to_end().is_ok() {
+            let _ = self.wind_up(HEED);
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -174,15 +174,25 @@ impl IperfRun {
         Ok(Self { client, _server: server, within })
     }
 
+    /// The process id of the client, or of its runner.
+    pub fn client_pid(&self) -> u32 {
+        self.client.pid()
+    }
+
     /// Waits for the client and reads its report.
     pub fn finish(self) -> anyhow::Result<IperfReport> {
+        Ok(self.finish_with_stderr()?.0)
+    }
+
+    /// The same, with what the client and its runner wrote on standard error.
+    pub fn finish_with_stderr(self) -> anyhow::Result<(IperfReport, String)> {
         // On an error iperf3 exits with 1, but says why in the JSON.
         let (status, output) = self.client.finish_any(self.within)?;
         let report = parse(&output.stdout);
         if report.is_err() && !status.success() && output.stdout.trim().is_empty() {
             bail!("iperf3 ended with {status}: {}", output.stderr.trim());
         }
-        report
+        Ok((report?, output.stderr))
     }
 }
 

@@ -8,6 +8,7 @@ pub mod hold;
 pub mod iperf;
 pub mod probe;
 pub mod rpc;
+pub mod stay;
 pub mod web;
 
 use std::time::Duration;
@@ -34,6 +35,8 @@ pub enum Tool {
     ProbeClient(probe::ClientArgs),
     /// Build a testbed and keep it until interrupted, to look around in it
     Hold(hold::HoldArgs),
+    /// Say its process id and stay until standard input closes
+    Stay,
 }
 
 impl Tool {
@@ -45,6 +48,7 @@ impl Tool {
             Self::ProbeServer(args) => probe::serve(&args),
             Self::ProbeClient(args) => print(&probe::probe(&args)?),
             Self::Hold(args) => hold::hold(&args),
+            Self::Stay => stay::stay(),
         }
     }
 }

@@ -31,15 +31,15 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 use tidegate_sys::{
-    net::{
-        NetNs,
-        sock::{recv_stamped, stamp_received},
-    },
+    net::sock::{recv_stamped, stamp_received},
     sched::make_realtime,
 };
 
-use super::{GRACE, Quantiles, histogram_ns, parse_seconds};
-use crate::testbed::{Child, Site, Testbed, wait};
+use super::{GRACE, NS_PER_US, Quantiles, histogram_ns, parse_seconds};
+use crate::{
+    stats,
+    testbed::{Child, Site, Testbed, wait},
+};
 
 const NS_PER_S: u64 = 1_000_000_000;
 /// The client remembers two times for each probe.
@@ -104,7 +104,7 @@ impl ClientArgs {
 }
 
 /// What a client prints.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProbeReport {
     /// Probes that left.
     pub sent: u64,
@@ -120,13 +120,19 @@ pub struct ProbeReport {
     pub from_schedule: Quantiles,
     /// From scheduled to actual departure.
     pub lateness: Quantiles,
+    /// The distribution of `rtt`: (microseconds, share of the replies that took no longer).
+    pub rtt_cdf_us: Vec<(f64, f64)>,
     /// The client ran in the real-time class.
     pub realtime: bool,
 }
 
 /// Starts a server in the testbed.
-pub fn start_server(testbed: &Testbed, netns: &NetNs, listen: SocketAddr) -> anyhow::Result<Child> {
-    let mut command = testbed.tool(netns, "probe-server")?;
+pub fn start_server<'a>(
+    testbed: &Testbed,
+    site: impl Into<Site<'a>>,
+    listen: SocketAddr,
+) -> anyhow::Result<Child> {
+    let mut command = testbed.tool(site, "probe-server")?;
     command.arg(format!("--listen={listen}"));
     let mut server = Child::spawn(command)?;
     wait::wait_until("the start of the probe server", READY_WITHIN, || {
@@ -316,6 +322,10 @@ fn summarize(book: &[Probe], refused: u64, realtime: bool) -> anyhow::Result<Pro
         lost: sent - received,
         refused,
         rtt: Quantiles::of_ns(&rtt),
+        rtt_cdf_us: stats::histogram_cdf(&rtt)
+            .into_iter()
+            .map(|(ns, share)| (ns / NS_PER_US, share))
+            .collect(),
         from_schedule: Quantiles::of_ns(&from_schedule),
         lateness: Quantiles::of_ns(&lateness),
         realtime,

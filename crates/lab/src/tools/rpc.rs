@@ -28,10 +28,7 @@ use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
-use tidegate_sys::net::{
-    NetNs,
-    sock::{TcpInfo, tcp_info},
-};
+use tidegate_sys::net::sock::{TcpInfo, tcp_info};
 
 use server::{CHUNK_BYTES, Hello, receive_bytes, send_bytes, set_cc};
 pub use server::{ServerArgs, serve};
@@ -148,11 +145,16 @@ pub struct ClassReport {
 }
 
 /// Starts a server in the testbed.
-pub fn start_server(testbed: &Testbed, netns: &NetNs, listen: SocketAddr) -> anyhow::Result<Child> {
-    let mut command = testbed.tool(netns, "rpc-server")?;
+pub fn start_server<'a>(
+    testbed: &Testbed,
+    site: impl Into<Site<'a>>,
+    listen: SocketAddr,
+) -> anyhow::Result<Child> {
+    let site = site.into();
+    let mut command = testbed.tool(site, "rpc-server")?;
     command.arg(format!("--listen={listen}"));
     let mut server = Child::spawn(command)?;
-    wait_for_listener(netns, listen.port(), &mut server)?;
+    wait_for_listener(site.netns, listen.port(), &mut server)?;
     Ok(server)
 }
 

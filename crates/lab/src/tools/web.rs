@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-use crate::testbed::{self, Child, Site, wait_for_listener};
+use crate::testbed::{self, Child, Finished, Site, wait_for_listener};
 
 /// The name of the file that is served.
 const FILE: &str = "file";
@@ -70,7 +70,12 @@ impl WebServer {
         Ok(Self { nginx, address, file_bytes, _prefix: prefix })
     }
 
-    /// The process id of nginx, which is a single process.
+    /// Ends nginx, and returns what it and its runner wrote.
+    pub fn stop(self) -> anyhow::Result<Finished> {
+        self.nginx.stop()
+    }
+
+    /// The process id of nginx, which is a single process, or of its runner.
     pub fn pid(&self) -> u32 {
         self.nginx.pid()
     }

@@ -259,7 +259,10 @@ impl Netlink {
         let action = format!("list the filters at {parent} of device {ifindex}");
         let answers = self.dump(&action, Message::GetTrafficFilter(header_only(place)))?;
         // A filter comes as two messages; only the one with a handle is the filter itself.
-        let is_filter = |m: &&Message| matches!(m, Message::NewTrafficFilter(f) if f.header.handle != TcHandle::UNSPEC);
+        let is_filter = |m: &&Message| match m {
+            Message::NewTrafficFilter(f) => f.header.handle != TcHandle::UNSPEC,
+            _ => false,
+        };
         Ok(answers.iter().filter(is_filter).count())
     }
 

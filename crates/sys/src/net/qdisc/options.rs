@@ -2,8 +2,8 @@
 //! do.
 //!
 //! Two things are not what they seem. Buffers go to the kernel not in bytes but as the time that
-//! they take at the rate, in ticks of 64 ns, rounded down to whole microseconds before. And rates are bytes per second in 32 bits, followed by
-//! a 64-bit attribute only where those do not suffice.
+//! they take at the rate, in ticks of 64 ns, rounded down to whole microseconds before. And rates are
+//! bytes per second in 32 bits, followed by a 64-bit attribute only where those do not suffice.
 
 use std::{fs, net::IpAddr, time::Duration};
 

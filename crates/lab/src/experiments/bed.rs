@@ -1,0 +1,81 @@
+//! The testbed that the experiments with one sender and one receiver share: its meter of the wire, its
+//! settings, its congestion controls.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use tidegate_sys::{
+    congestion::{self, CongestionControl},
+    wire_meter::WireMeter,
+};
+
+use super::wire::Wire;
+use crate::testbed::{Family, Testbed, TestbedOptions, Topology, set_sysctl};
+
+/// Fine enough for any window of 100 ms to be near one that is measured.
+const BIN: Duration = Duration::from_millis(10);
+const BINS: u32 = 6000;
+
+/// One sender, one receiver, a meter on the receiver's device.
+pub(super) struct Bed {
+    // Before the testbed that it is in.
+    meter: WireMeter,
+    pub(super) testbed: Testbed,
+}
+
+impl Bed {
+    /// Builds it; the tools of the lab are run from `lab_binary`, or from the running program.
+    pub(super) fn new(lab_binary: Option<PathBuf>) -> anyhow::Result<Bed> {
+        let testbed =
+            Testbed::new(TestbedOptions { lab_binary, ..TestbedOptions::new(Topology::Pair) })?;
+        let meter = WireMeter::attach(testbed.receiver(0), testbed.receiver_dev(0), BINS, BIN)?;
+        Ok(Bed { meter, testbed })
+    }
+
+    /// An address of the receiver.
+    pub(super) fn at(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.testbed.addr(0, Family::V4), port)
+    }
+
+    /// Whether TCP asks for ECN, at both ends.
+    pub(super) fn set_ecn(&self, ecn: bool) -> anyhow::Result<()> {
+        for host in [self.testbed.sender(), self.testbed.receiver(0)] {
+            set_sysctl(host, "net.ipv4.tcp_ecn", if ecn { "1" } else { "0" })?;
+        }
+        Ok(())
+    }
+
+    /// Begins to count what arrives.
+    pub(super) fn start_meter(&mut self) -> anyhow::Result<()> {
+        Ok(self.meter.start()?)
+    }
+
+    /// What has arrived since.
+    pub(super) fn wire(&self) -> anyhow::Result<Wire> {
+        let bytes = self.meter.bins()?.iter().map(|bin| bin.bytes).collect();
+        Ok(Wire::new(bytes, self.meter.bin()))
+    }
+}
+
+/// A congestion control as an experiment names it, and how to get it.
+#[derive(Debug)]
+pub(super) struct Control {
+    /// As cases name it: `cubic+ecn`.
+    pub(super) label: &'static str,
+    /// TCP asks for ECN.
+    pub(super) ecn: bool,
+    held: CongestionControl,
+}
+
+impl Control {
+    /// Gets the control that a label names: that of the kernel, `+ecn` to ask for ECN besides.
+    pub(super) fn get(label: &'static str) -> anyhow::Result<Control> {
+        let name = label.strip_suffix("+ecn").unwrap_or(label);
+        let ecn = name != label || name == "dctcp";
+        Ok(Control { label, ecn, held: congestion::ensure(name)? })
+    }
+
+    /// The name that sockets take.
+    pub(super) fn name(&self) -> &str {
+        self.held.name()
+    }
+}

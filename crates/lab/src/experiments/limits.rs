@@ -1,0 +1,395 @@
+//! `limits`: does a limit hold, and is it used? Every rate, number of flows and congestion control that
+//! Tidegate claims, measured on the wire.
+//!
+//! iperf3 sends as much as it can; the meter on the receiver's device counts whole frames as the limiter does
+//! (Ethernet header, no checksum) in bins of 10 ms. From them come, as shares of the limit:
+//!
+//! - `used`: the mean from half a second after the first data, when all flows run, to the end;
+//! - `max 1s`, `max 100ms`: the highest rate over any 1 s and any 100 ms, start and end included, the window
+//!   moved in steps of 10 ms.
+//!
+//! The probe's datagrams pass the same limit; they are counted, and too few to matter.
+
+use std::{path::PathBuf, time::Duration};
+
+use super::{
+    bed::{Bed, Control},
+    case_in_words,
+};
+use crate::{
+    chart::{Bars, BarsOf, Lines, Series},
+    context::Context,
+    experiment::Experiment,
+    host::Need,
+    report::{Case, Row, distinct},
+    stats,
+    systems::{LimitCase, System},
+    testbed::wait::pass_time,
+    tools::{
+        iperf::{IperfOptions, IperfRun, Load},
+        probe,
+    },
+};
+
+const MBIT: u64 = 1_000_000;
+const GBIT: u64 = 1000 * MBIT;
+const LIMITS: [u64; 4] = [10 * MBIT, 100 * MBIT, GBIT, 5 * GBIT];
+const CONTROLS: [&str; 4] = ["reno", "cubic", "bbr", "dctcp"];
+const SYSTEMS: &[System] = &[System::Pace, System::Nrm, System::Htb];
+const SCHEMES: [&str; 2] = ["pace", "nrm"];
+/// The name under which the path without load is recorded.
+const IDLE: &str = "idle";
+
+const PROBE_PORT: u16 = 7001;
+/// TCP's start is over, and all flows run.
+const SETTLED: Duration = Duration::from_millis(500);
+const SECOND: Duration = Duration::from_secs(1);
+const TENTH: Duration = Duration::from_millis(100);
+
+/// The claims: percent of the limit, and microseconds.
+const USED_LEAST: f64 = 97.0;
+const SECOND_MOST: f64 = 101.0;
+const TENTH_MOST: f64 = 105.0;
+const ABOVE_IDLE_MOST_US: f64 = 1000.0;
+const BELOW_HTB_LEAST: f64 = 10.0;
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub struct Limits {
+    /// For tests: one case, and where the lab's tools are.
+    tiny: Option<PathBuf>,
+}
+
+/// A case, and what runs in it.
+#[derive(Debug, Clone, Copy)]
+struct Cell {
+    limit_bit_s: u64,
+    flows: u32,
+    cc: &'static str,
+    systems: &'static [System],
+}
+
+impl Limits {
+    /// One case of every system, seconds long; the lab's tools run from `lab_binary`.
+    pub fn tiny(lab_binary: PathBuf) -> Limits {
+        Limits { tiny: Some(lab_binary) }
+    }
+
+    fn plan(&self, quick: bool) -> Vec<Cell> {
+        let cell = |limit_bit_s, flows, cc, systems| Cell { limit_bit_s, flows, cc, systems };
+        if self.tiny.is_some() {
+            return vec![cell(GBIT, 9, "cubic", SYSTEMS)];
+        }
+        if quick {
+            return vec![
+                cell(10 * MBIT, 9, "cubic", &[System::Pace]),
+                cell(100 * MBIT, 1, "cubic", &[System::Pace]),
+                cell(GBIT, 9, "cubic", SYSTEMS),
+                cell(GBIT, 1, "bbr", &[System::Pace, System::Nrm]),
+                cell(5 * GBIT, 9, "cubic", &[System::Pace]),
+            ];
+        }
+        let mut plan = Vec::new();
+        for limit_bit_s in LIMITS {
+            for flows in [1, 9] {
+                plan.extend(CONTROLS.iter().map(|cc| cell(limit_bit_s, flows, cc, SYSTEMS)));
+            }
+        }
+        plan
+    }
+}
+
+impl Experiment for Limits {
+    fn name(&self) -> &'static str {
+        "limits"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Limits of 10 Mbit/s to 5 Gbit/s under 1 and 9 flows of four congestion controls: how much of them is \
+         used, and by how much they are passed"
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        let iperf3 = Need::Command { name: "iperf3", version_flag: "--version" };
+        vec![Need::Root, iperf3]
+    }
+
+    fn repeats(&self, _quick: bool) -> u32 {
+        1
+    }
+
+    fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
+        let mut bed = Bed::new(self.tiny.clone())?;
+        let seconds = if self.tiny.is_some() { 1 } else { 3 };
+        idle(ctx, &bed, Duration::from_secs(seconds))?;
+        let mut over_time = Vec::new();
+        for cell in self.plan(ctx.quick) {
+            let control = Control::get(cell.cc)?;
+            let case = Case::new()
+                .with("limit_bit_s", cell.limit_bit_s)
+                .with("flows", cell.flows)
+                .with("cc", cell.cc);
+            ctx.step(case_in_words(&case));
+            ctx.alternate(cell.systems, ctx.repeats, |ctx, system, run| {
+                let load = Run { system: *system, cell, control: &control, seconds };
+                let rates = load.measure(ctx, &mut bed, &case, run)?;
+                if (cell.limit_bit_s, cell.flows, cell.cc, run) == (GBIT, 9, "cubic", 1) {
+                    over_time.push(Series::every(system.name(), TENTH.as_secs_f64(), &rates));
+                }
+                Ok(())
+            })?;
+        }
+        figures(ctx, over_time);
+        claims(ctx);
+        Ok(())
+    }
+}
+
+/// Measures the path without load and without a limit.
+fn idle(ctx: &mut Context, bed: &Bed, duration: Duration) -> anyhow::Result<()> {
+    ctx.step("the idle path");
+    let at = bed.at(PROBE_PORT);
+    let _server = probe::start_server(&bed.testbed, bed.testbed.receiver(0), at)?;
+    let args = probe::ClientArgs::new(at, duration);
+    let client = probe::start_client(&bed.testbed, bed.testbed.sender(), args)?;
+    let report = probe::finish_client(client, args)?;
+    ctx.record(IDLE, &Case::new(), 1)
+        .value("rtt_p50_us", report.rtt.p50_us)
+        .value("rtt_p99_us", report.rtt.p99_us);
+    Ok(())
+}
+
+/// One run of one system.
+struct Run<'a> {
+    system: System,
+    cell: Cell,
+    control: &'a Control,
+    seconds: u64,
+}
+
+impl Run<'_> {
+    /// Runs it, records it, and returns the rate on the wire over time.
+    fn measure(
+        &self,
+        ctx: &mut Context,
+        bed: &mut Bed,
+        case: &Case,
+        run: u32,
+    ) -> anyhow::Result<Vec<f64>> {
+        let Cell { limit_bit_s, flows, .. } = self.cell;
+        let duration = Duration::from_secs(self.seconds);
+        bed.set_ecn(self.control.ecn)?;
+        let applied = self.system.apply(ctx, &bed.testbed, &LimitCase::egress(limit_bit_s))?;
+        bed.start_meter()?;
+        let testbed = &bed.testbed;
+        let (from, to) = (applied.site(testbed.sender()), testbed.receiver(0));
+        let _probe_server = probe::start_server(testbed, to, bed.at(PROBE_PORT))?;
+        let mut options = IperfOptions::tcp(bed.at(0).ip(), duration);
+        options.parallel = flows;
+        options.load = Load::Tcp { cc: Some(self.control.name().to_owned()) };
+        let iperf = IperfRun::start(from, to, &options)?;
+        pass_time(SETTLED)?;
+        let mut probes = probe::ClientArgs::new(bed.at(PROBE_PORT), duration - SETTLED);
+        probes.rate_hz = probe_rate_hz(limit_bit_s);
+        // HTB's queue is longer than a second at the lowest rates.
+        probes.drain = Duration::from_secs(3);
+        let prober = probe::start_client(testbed, from, probes)?;
+        let report = iperf.finish()?;
+        let probe = probe::finish_client(prober, probes)?;
+        let wire = bed.wire()?;
+        let counters = applied.finish()?;
+
+        let shares: Vec<f64> = report.streams.iter().map(|flow| flow.received_bit_s).collect();
+        let percent = |bit_s: f64| bit_s / limit_bit_s as f64 * 100.0;
+        let mut values = Vec::new();
+        values.extend(wire.mean_bit_s(SETTLED, duration).map(|r| ("used_percent", percent(r))));
+        values.extend(wire.max_bit_s(SECOND).map(|r| ("max_1s_percent", percent(r))));
+        values.extend(wire.max_bit_s(TENTH).map(|r| ("max_100ms_percent", percent(r))));
+        values.push(("goodput_bit_s", report.received_bit_s));
+        if probe.received > 0 {
+            values.extend([("rtt_p50_us", probe.rtt.p50_us), ("rtt_p99_us", probe.rtt.p99_us)]);
+        }
+        values.extend(stats::jain(&shares).map(|index| ("jain_index", index)));
+        values.extend(report.retransmits.map(|count| ("retransmits", count as f64)));
+        values.extend(counters.map(|counters| ("drops", counters.dropped as f64)));
+        values.push(("probes_lost", (probe.lost + probe.refused) as f64));
+        let mut record = ctx.record(self.system, case, run);
+        for (metric, value) in values {
+            record = record.value(metric, value);
+        }
+        Ok(wire.rates_bit_s(TENTH))
+    }
+}
+
+/// 500 a second, but no more than half a percent of the limit: a probe is 106 bytes on the wire.
+fn probe_rate_hz(limit_bit_s: u64) -> u64 {
+    (limit_bit_s / 200 / (106 * 8)).clamp(20, 500)
+}
+
+fn figures(ctx: &mut Context, over_time: Vec<Series>) {
+    for (file, title, metric) in [
+        ("used", "Share of the limit that is used, from half a second on", "used_percent"),
+        ("max-100ms", "Highest share of the limit over any 100 ms", "max_100ms_percent"),
+    ] {
+        for flows in [1, 9] {
+            let here = |row: &&Row| row.case.0.get("flows").is_some_and(|value| *value == flows);
+            let rows: Vec<Row> = ctx.rows().iter().filter(here).cloned().collect();
+            let s = if flows == 1 { "" } else { "s" };
+            let title = format!("{title}, {flows} flow{s}");
+            let what = BarsOf { title: &title, metric, points: None };
+            if rows.iter().any(|row| row.metric == metric) {
+                ctx.figure(&format!("{file}-{flows}"), Bars::from_rows(&rows, what));
+            }
+        }
+    }
+    let at_1_gbit = |row: &&Row| row.case.0.get("limit_bit_s").is_some_and(|limit| *limit == GBIT);
+    let rows: Vec<Row> = ctx.rows().iter().filter(at_1_gbit).cloned().collect();
+    let title = "Round trip of the probe inside a limit of 1 Gbit/s, 99th percentile";
+    let what = BarsOf { title, metric: "rtt_p99_us", points: None };
+    ctx.figure("rtt-1gbit", Bars::from_rows(&rows, what));
+    if !over_time.is_empty() {
+        let lines = Lines {
+            title: "Rate on the wire in bins of 100 ms, 9 flows of cubic".to_owned(),
+            x: "time_s".to_owned(),
+            y: "wire_bit_s".to_owned(),
+            limit: Some(GBIT as f64),
+            series: over_time,
+        };
+        ctx.figure("wire-over-time", lines);
+    }
+}
+
+fn claims(ctx: &mut Context) {
+    for system in SCHEMES {
+        for limit_bit_s in LIMITS {
+            let limit = crate::table::circumstance("limit_bit_s", &limit_bit_s.into());
+            let parts: [(String, &str, fn(f64) -> bool); 3] = [
+                (format!("at least {USED_LEAST} % used"), "used_percent", |share| {
+                    share >= USED_LEAST
+                }),
+                (format!("never above {SECOND_MOST} % over any 1 s"), "max_1s_percent", |share| {
+                    share <= SECOND_MOST
+                }),
+                (
+                    format!("never above {TENTH_MOST} % over any 100 ms"),
+                    "max_100ms_percent",
+                    |share| share <= TENTH_MOST,
+                ),
+            ];
+            for (sentence, metric, holds) in parts {
+                let here = |row: &&Row| {
+                    row.system == system
+                        && row.metric == metric
+                        && row.case.0.get("limit_bit_s").is_some_and(|limit| *limit == limit_bit_s)
+                };
+                let rows: Vec<&Row> = ctx.rows().iter().filter(here).collect();
+                if rows.is_empty() {
+                    continue;
+                }
+                let all = rows.iter().all(|row| holds(row.value));
+                let measured = judged(&rows, holds);
+                ctx.claim(format!("{system}, {limit}: {sentence}"), all, measured);
+            }
+        }
+        delays(ctx, system);
+    }
+}
+
+/// The range of all runs, and every run in which the claim does not hold.
+fn judged(rows: &[&Row], holds: fn(f64) -> bool) -> String {
+    let values: Vec<f64> = rows.iter().map(|row| row.value).collect();
+    let (least, most) = stats::range(&values).unwrap_or_default();
+    let mut text = format!("{least:.1} % to {most:.1} % in {} runs", rows.len());
+    let failed: Vec<String> = rows
+        .iter()
+        .filter(|row| !holds(row.value))
+        .map(|row| format!("{:.1} % with {}", row.value, flows_in_words(&row.case)))
+        .collect();
+    if !failed.is_empty() {
+        text += &format!("; not in {}: {}", failed.len(), failed.join(", "));
+    }
+    text
+}
+
+/// The two claims on the probe at 1 Gbit/s under 9 flows.
+fn delays(ctx: &mut Context, system: &str) {
+    let Some(idle_us) = ctx.median(IDLE, "rtt_p99_us", None) else { return };
+    let here = |case: &&Case| {
+        case.0.get("limit_bit_s").is_some_and(|limit| *limit == GBIT)
+            && case.0.get("flows").is_some_and(|flows| *flows == 9)
+    };
+    let cases = distinct(ctx.rows().iter().map(|row| &row.case).filter(here));
+    let mut above = Vec::new();
+    let mut below = Vec::new();
+    let (mut above_said, mut below_said) = (Vec::new(), Vec::new());
+    for case in cases {
+        let p99 = |system| ctx.median(system, "rtt_p99_us", Some(case));
+        let Some(ours_us) = p99(system) else { continue };
+        let cc = case.0["cc"].as_str().unwrap_or_default();
+        above.push(ours_us - idle_us);
+        above_said.push(format!("{ours_us:.0} µs ({cc})"));
+        if let Some(htb_us) = p99("htb") {
+            below.push(htb_us / ours_us);
+            below_said.push(format!(
+                "{:.0}x ({cc}: {ours_us:.0} µs against {htb_us:.0} µs)",
+                htb_us / ours_us
+            ));
+        }
+    }
+    let Some((_, most)) = stats::range(&above) else { return };
+    ctx.claim(
+        format!("{system}, 1 Gbit/s, 9 flows: probe p99 within 1 ms of the idle path"),
+        most <= ABOVE_IDLE_MOST_US,
+        format!("{}; idle {idle_us:.0} µs", above_said.join(", ")),
+    );
+    let Some((least, _)) = stats::range(&below) else { return };
+    ctx.claim(
+        format!("{system}, 1 Gbit/s, 9 flows: probe p99 at least 10x below htb in the same run"),
+        least >= BELOW_HTB_LEAST,
+        below_said.join(", "),
+    );
+}
+
+/// `9 flows of cubic`.
+fn flows_in_words(case: &Case) -> String {
+    let mut case = case.clone();
+    case.0.shift_remove("limit_bit_s");
+    case_in_words(&case)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_full_plan_is_the_claim() {
+        let plan = Limits::default().plan(false);
+        assert_eq!(plan.len(), 4 * 2 * 4);
+        let quick = Limits::default().plan(true);
+        for limit in LIMITS {
+            assert!(quick.iter().any(|cell| cell.limit_bit_s == limit), "{limit}");
+        }
+    }
+
+    #[test]
+    fn a_probe_stays_small() {
+        assert_eq!(probe_rate_hz(10 * MBIT), 58);
+        assert_eq!(probe_rate_hz(GBIT), 500);
+        assert_eq!(probe_rate_hz(1000), 20);
+    }
+
+    #[test]
+    fn a_claim_names_the_runs_that_break_it() {
+        let row = |flows: u32, value| Row {
+            system: "nrm".into(),
+            case: Case::new().with("limit_bit_s", GBIT).with("flows", flows).with("cc", "reno"),
+            metric: "used_percent".into(),
+            run: 1,
+            value,
+            published: None,
+        };
+        let rows = [row(1, 98.8), row(9, 91.26)];
+        let text = judged(&rows.iter().collect::<Vec<_>>(), |share| share >= USED_LEAST);
+        assert_eq!(text, "91.3 % to 98.8 % in 2 runs; not in 1: 91.3 % with 9 flows of reno");
+    }
+}

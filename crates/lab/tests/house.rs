@@ -1,0 +1,78 @@
+//! The rules of the house that no compiler checks: lengths, and what the core may lean on.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+const LINES_MOST: usize = 800;
+const COLUMNS_MOST: usize = 110;
+/// What `tidegate-core` is made with. Each of these must do without an operating system.
+const CORE_LEANS_ON: [&str; 6] =
+    ["proc-macro2", "quote", "syn", "thiserror", "thiserror-impl", "unicode-ident"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("a root")
+}
+
+/// All Rust and C that we wrote.
+fn sources() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut open = vec![root().join("bpf"), root().join("crates")];
+    while let Some(dir) = open.pop() {
+        for entry in fs::read_dir(dir).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            let extension = path.extension().unwrap_or_default().to_string_lossy().into_owned();
+            if path.is_dir() {
+                open.push(path);
+            } else if ["rs", "c", "h"].contains(&extension.as_str()) {
+                found.push(path);
+            }
+        }
+    }
+    assert!(found.len() > 50, "the sources are not where they were: {found:?}");
+    found
+}
+
+#[test]
+fn files_and_lines_are_short() {
+    let mut long = Vec::new();
+    for path in sources() {
+        let text = fs::read_to_string(&path).unwrap();
+        let path = path.strip_prefix(root()).unwrap().display();
+        let lines = text.lines().count();
+        if lines > LINES_MOST {
+            long.push(format!("{path}: {lines} lines, of {LINES_MOST} at most"));
+        }
+        // The stored results of tests are as wide as what they store.
+        let wide = text.contains("insta::assert_snapshot!");
+        for (at, line) in text.lines().enumerate().filter(|_| !wide) {
+            let columns = line.chars().map(|c| if c == '\t' { 8 } else { 1 }).sum::<usize>();
+            if columns > COLUMNS_MOST {
+                let number = at + 1;
+                long.push(format!("{path}:{number}: {columns} columns, of {COLUMNS_MOST} at most"));
+            }
+        }
+    }
+    assert!(long.is_empty(), "{}", long.join("\n"));
+}
+
+#[test]
+fn the_core_leans_on_nothing_that_needs_a_system() {
+    let tree = Command::new(env!("CARGO"))
+        .args(["tree", "--package=tidegate-core", "--edges=normal", "--prefix=none"])
+        .args(["--no-dedupe", "--format={lib}", "--locked", "--offline"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
+    let tree = String::from_utf8(tree.stdout).unwrap();
+    let mut names: Vec<String> = tree.lines().map(|name| name.replace('_', "-")).collect();
+    names.sort();
+    names.dedup();
+    names.retain(|name| name != "tidegate-core" && !CORE_LEANS_ON.contains(&name.as_str()));
+    assert!(names.is_empty(), "tidegate-core leans on {names:?}: see the head of its lib.rs");
+    let head = fs::read_to_string(root().join("crates/core/src/lib.rs")).unwrap();
+    assert!(head.contains("#![no_std]") && head.contains("#![forbid(unsafe_code)]"));
+}
