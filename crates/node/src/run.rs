@@ -8,6 +8,9 @@
 //! The cgroup's name, `tidegate-run-PID-START`, holds the id of the process that made it and the time at which
 //! that process started, in clock ticks since boot, so that an id used again is not taken for it.
 //!
+//! What the command leaves in the send buffers of its sockets when it ends, and connections that it has handed
+//! to processes it leaves behind, go on without the limit.
+//!
 //! The command stays in the caller's process group: keys such as ^C and ^Z reach it from the terminal.
 //! Signals that are sent to this process alone are passed on to it.
 
@@ -110,7 +113,7 @@ pub enum RunError {
     #[error("{0}; the command was not started")]
     Limit(#[from] LimitError),
     /// The congestion control could not be had.
-    #[error("{0}; the command was not started")]
+    #[error("--cc: {0}; the command was not started")]
     Congestion(#[from] CongestionError),
     /// The command could not be started.
     #[error(transparent)]
@@ -126,13 +129,13 @@ pub enum RunError {
 /// [`RunError`].
 pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
     let hierarchy = preflight()?;
+    // Must live as long as the command: without it the name could not be chosen any more.
+    let control = options.cc.as_deref().map(congestion::ensure).transpose()?;
     // From here on nobody can end this process and leave the cgroup behind, save by SIGKILL.
     let signals = SignalQueue::block(&FORWARDED.map(Signal::as_raw))?;
     let parent = hierarchy.current()?;
     let group = Group::create(&hierarchy, parent)?;
-    // Kept as long as the command runs: dropping them gives the hooks and the registration back.
-    let control = options.cc.as_deref().map(congestion::ensure).transpose()?;
-    let _chosen = control
+    let _congestion = control
         .as_ref()
         .map(|control| congestion::attach_to_cgroup(group.cgroup.as_fd(), control.name()))
         .transpose()?;
