@@ -199,6 +199,9 @@ impl LimitArgs {
 pub struct RunArgs {
     #[command(flatten)]
     pub limit: LimitArgs,
+    /// TCP congestion control for the command, such as `dctcp` (brought along where the kernel has none)
+    #[arg(long, value_name = "NAME")]
+    pub cc: Option<String>,
     /// At the end, say on standard error what the limit did
     #[arg(long)]
     pub stats: bool,

@@ -11,7 +11,8 @@ use tidegate_node::{
     apply::ApplyError, plan::PlanError, run::RunError, settings::SettingsError, spec::SpecError,
 };
 use tidegate_sys::{
-    cgroup::CgroupError, limit::LimitError, process::SpawnError, store::StoreError,
+    cgroup::CgroupError, congestion::CongestionError, limit::LimitError, process::SpawnError,
+    store::StoreError,
 };
 
 /// Usage or spec error.
@@ -76,6 +77,7 @@ fn exit_code(error: &Error) -> u8 {
     match error.downcast_ref::<RunError>() {
         Some(RunError::Spawn(SpawnError::NotFound(_))) => NOT_FOUND,
         Some(RunError::Spawn(SpawnError::NotExecutable { .. })) => NOT_EXECUTABLE,
+        Some(RunError::Congestion(CongestionError::Unknown { .. })) => USAGE,
         _ if users => USAGE,
         _ => REFUSED,
     }

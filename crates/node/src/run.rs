@@ -8,12 +8,16 @@
 //! The cgroup's name, `tidegate-run-PID-START`, holds the id of the process that made it and the time at which
 //! that process started, in clock ticks since boot, so that an id used again is not taken for it.
 //!
+//! What the command leaves in the send buffers of its sockets when it ends, and connections that it has handed
+//! to processes it leaves behind, go on without the limit.
+//!
 //! The command stays in the caller's process group: keys such as ^C and ^Z reach it from the terminal.
 //! Signals that are sent to this process alone are passed on to it.
 
 use std::{
     ffi::OsString,
     fs, io,
+    os::fd::AsFd,
     process::Command,
     sync::mpsc,
     thread,
@@ -26,6 +30,7 @@ use rustix::process::{
 use serde::Serialize;
 use tidegate_sys::{
     cgroup::{Cgroup, CgroupError, Hierarchy},
+    congestion::{self, CongestionError},
     limit::{AttachedLimit, LimitError, LimitOptions},
     preflight::{PreflightError, preflight},
     process::{Received, SignalQueue, SpawnError},
@@ -64,7 +69,7 @@ const FORWARDED: [Signal; 10] = [
 pub struct RunOptions {
     /// The limit.
     pub limit: LimitOptions,
-    /// The congestion control that the command's TCP sockets shall use. Not supported yet: must be `None`.
+    /// The congestion control that the command's TCP sockets use unless they choose one themselves.
     pub cc: Option<String>,
     /// The command, looked for in `PATH`.
     pub command: OsString,
@@ -107,6 +112,9 @@ pub enum RunError {
     /// The limit could not be put on.
     #[error("{0}; the command was not started")]
     Limit(#[from] LimitError),
+    /// The congestion control could not be had.
+    #[error("--cc: {0}; the command was not started")]
+    Congestion(#[from] CongestionError),
     /// The command could not be started.
     #[error(transparent)]
     Spawn(#[from] SpawnError),
@@ -121,10 +129,16 @@ pub enum RunError {
 /// [`RunError`].
 pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
     let hierarchy = preflight()?;
+    // Must live as long as the command: without it the name could not be chosen any more.
+    let control = options.cc.as_deref().map(congestion::ensure).transpose()?;
     // From here on nobody can end this process and leave the cgroup behind, save by SIGKILL.
     let signals = SignalQueue::block(&FORWARDED.map(Signal::as_raw))?;
     let parent = hierarchy.current()?;
     let group = Group::create(&hierarchy, parent)?;
+    let _congestion = control
+        .as_ref()
+        .map(|control| congestion::attach_to_cgroup(group.cgroup.as_fd(), control.name()))
+        .transpose()?;
     let limit = AttachedLimit::attach(&hierarchy, &group.cgroup, &options.limit)?;
 
     let mut command = Command::new(&options.command);

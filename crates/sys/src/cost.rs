@@ -23,7 +23,13 @@ use crate::{
 };
 
 mod skel {
-    #![allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks, unused_qualifications)]
+    #![allow(
+        missing_docs,
+        clippy::all,
+        clippy::undocumented_unsafe_blocks,
+        clippy::unwrap_used,
+        unused_qualifications
+    )]
     include!(concat!(env!("OUT_DIR"), "/nothing.skel.rs"));
 }
 

@@ -18,8 +18,12 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let Some((command, arguments)) = args.command.split_first() else {
         return Err(UsageError("name the command to run, after `--`".to_owned()).into());
     };
-    let options =
-        RunOptions { limit, cc: None, command: command.clone(), arguments: arguments.to_vec() };
+    let options = RunOptions {
+        limit,
+        cc: args.cc.clone(),
+        command: command.clone(),
+        arguments: arguments.to_vec(),
+    };
     let finished = run::run(&options)?;
     for warning in &finished.warnings {
         say(&format!("tidegate: warning: {warning}"));

@@ -51,7 +51,7 @@ pub fn plan(store: &Path, args: &PlanArgs) -> Result<ExitCode> {
     let spec = Spec::read(&args.file)?;
     let host = Host::open(store)?;
     let plan = plan::plan(&host.present()?, &host.wanted(&spec)?, args.prune)?;
-    print(&spec, &plan, args.look.json, "Plan")?;
+    print(&spec, &plan, args.look.json, false)?;
     Ok(if plan.actions.is_empty() { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
 }
 
@@ -67,23 +67,23 @@ pub fn apply(store: &Path, args: &PlanArgs) -> Result<ExitCode> {
         Ok(plan)
     });
     host.close();
-    print(&spec, &done?, args.look.json, "Done")?;
+    print(&spec, &done?, args.look.json, true)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(spec: &Spec, plan: &Plan, json: bool, word: &str) -> Result<()> {
+fn print(spec: &Spec, plan: &Plan, json: bool, applied: bool) -> Result<()> {
     let mut out = stdout().lock();
     if json {
         let actions = plan.actions.iter().map(ActionJson::from).collect();
         let plan = PlanJson { file: &spec.file, actions, unmanaged: &plan.unmanaged };
         writeln!(out, "{}", serde_json::to_string_pretty(&plan)?)?;
     } else {
-        print_text(&mut out, spec, plan, word)?;
+        print_text(&mut out, spec, plan, applied)?;
     }
     Ok(())
 }
 
-fn print_text(out: &mut impl Write, spec: &Spec, plan: &Plan, word: &str) -> io::Result<()> {
+fn print_text(out: &mut impl Write, spec: &Spec, plan: &Plan, applied: bool) -> io::Result<()> {
     let paint = Paint::stdout();
     for action in &plan.actions {
         match action {
@@ -112,7 +112,11 @@ fn print_text(out: &mut impl Write, spec: &Spec, plan: &Plan, word: &str) -> io:
     }
     let count = |verb| plan.actions.iter().filter(|action| action.verb() == verb).count();
     let (add, change, remove) = (count("add"), count("change"), count("remove"));
-    writeln!(out, "{word}: {add} to add, {change} to change, {remove} to remove.")
+    if applied {
+        writeln!(out, "Done: {add} added, {change} changed, {remove} removed.")
+    } else {
+        writeln!(out, "Plan: {add} to add, {change} to change, {remove} to remove.")
+    }
 }
 
 #[derive(Serialize)]

@@ -36,7 +36,7 @@ fn root_applying_twice_changes_nothing() {
     let plan = place.tidegate().args(["plan", file]).output().unwrap();
     assert_eq!(plan.status.code(), Some(3), "changes are pending");
     assert!(!place.store().exists(), "planning touches nothing");
-    assert!(place.ok(&["apply", file]).contains("2 to add"));
+    assert!(place.ok(&["apply", file]).contains("2 added"));
     let objects = Objects::on(&x);
 
     assert!(place.ok(&["plan", file]).contains("Nothing to do"));

@@ -11,7 +11,7 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    common::{Guard, PATIENCE, Place, skip, wait_for},
+    common::{Guard, PATIENCE, Place, refused, skip, wait_for},
     need_root,
 };
 
@@ -21,15 +21,20 @@ const DATAGRAM_BYTES: usize = 1200;
 const TRANSFER_BYTES: usize = 8_000_000;
 
 /// In the process under test: `tcp ADDR BYTES` or `udp ADDR BYTES` sends so
-/// much, `get ADDR BYTES` receives it.
+/// much, `listen ADDR 0` says hello and receives until it is killed,
+/// `cc ADDR NAME` asks a socket for its congestion control.
 pub fn help() {
     let Ok(order) = env::var(HELPER) else { return };
     let [kind, address, bytes] = order.split(' ').collect::<Vec<_>>()[..] else { return };
+    if kind == "cc" {
+        let stream = TcpStream::connect(address).unwrap();
+        return assert_eq!(rustix::net::sockopt::tcp_congestion(stream).unwrap(), bytes);
+    }
     let bytes: usize = bytes.parse().unwrap();
-    if kind == "get" {
-        let mut received = Vec::new();
-        TcpStream::connect(address).unwrap().read_to_end(&mut received).unwrap();
-        assert_eq!(received.len(), bytes);
+    if kind == "listen" {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.send_to(&[7], address).unwrap();
+        while socket.recv(&mut [0]).is_ok() {}
     } else if kind == "tcp" {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(&vec![7; bytes]).unwrap();
@@ -161,29 +166,24 @@ fn root_loopback_is_free_unless_asked_for() {
 fn root_ingress_is_limited() {
     need_root!();
     let place = Place::new();
-    place.ok(&[
-        "limit",
-        "add",
-        "a",
-        "--cgroup",
-        place.group.path(),
-        "--ingress",
-        "1gbit",
-        "--loopback",
-    ]);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let bytes = 100_000_000;
+    let flags = ["--cgroup", place.group.path(), "--ingress", "50mbit", "--loopback"];
+    place.ok(&[&["limit", "add", "a"], &flags[..]].concat());
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut command = place.inside(&place.group, "env");
-    sender(&mut command, &format!("get {} {bytes}", listener.local_addr().unwrap()));
-    let mut child = Guard(command.spawn().unwrap());
-    let mut stream = accept(&listener);
+    sender(&mut command, &format!("listen {} 0", socket.local_addr().unwrap()));
+    let _child = Guard(command.spawn().unwrap());
+    let (_, listener) = socket.recv_from(&mut [0]).unwrap();
+
     let started = Instant::now();
-    stream.write_all(&vec![7; bytes]).unwrap();
-    stream.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(child.exit_code(), 0);
-    assert!(started.elapsed() > Duration::from_millis(600), "0.8 s: {:?}", started.elapsed());
+    for _ in 0..10 * TRANSFER_BYTES / DATAGRAM_BYTES {
+        socket.send_to(&[7; DATAGRAM_BYTES], listener).unwrap();
+    }
+    let allowed = 50e6 / 8.0 * started.elapsed().as_secs_f64() * 1.1 + 100e3;
     let status = place.json(&["limit", "show", "a", "--json"]);
-    assert!(counter(&status["ingress"], "bytes") > bytes as u64, "{status}");
+    let passed = counter(&status["ingress"], "bytes");
+    assert!(passed > 0 && (passed as f64) < allowed, "{passed} of {allowed}");
+    assert!(passed < 10 * TRANSFER_BYTES as u64, "some were dropped: {status}");
 }
 
 #[test]
@@ -249,4 +249,29 @@ fn root_a_rate_changes_under_a_transfer() {
         let status = place.json(&["limit", "show", "a", "--json"]);
         (counter(&status["egress"], "bytes") > TRANSFER_BYTES as u64).then_some(())
     });
+}
+
+#[test]
+fn root_run_gives_the_command_a_congestion_control() {
+    need_root!();
+    let place = Place::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = place.run(&["--egress", "1gbit", "--cc", "reno"]);
+    sender(&mut command, &format!("cc {} reno", listener.local_addr().unwrap()));
+    assert!(command.status().unwrap().success());
+
+    let (code, message) = refused(place.run(&["--egress", "1gbit", "--cc", "warp"]).arg("true"));
+    assert_eq!(code, 1);
+    assert!(message.contains("--cc: no congestion control `warp` here; use one of: "), "{message}");
+    assert!(place.run_group().is_none());
+}
+
+#[test]
+fn root_run_brings_dctcp_and_takes_it_away() {
+    need_root!();
+    let place = Place::new();
+    let mut command = place.run(&["--egress", "1gbit", "--cc", "dctcp"]);
+    let status = command.args(["sh", "-c", "exit 3"]).status();
+    assert_eq!(status.unwrap().code(), Some(3));
+    assert!(place.run_group().is_none());
 }
