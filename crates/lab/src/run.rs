@@ -15,6 +15,9 @@ use crate::report::Report;
 use crate::table;
 use crate::terminal::Terminal;
 
+/// The letters of a claim and of what was measured that fit one line of a narrow terminal, signs left out.
+const CLAIM_MOST: usize = 75;
+
 /// How an experiment ended.
 #[derive(Debug)]
 pub enum Outcome {
@@ -143,17 +146,14 @@ fn print<W: Write>(
         Outcome::Done(report) => {
             results(out, report)?;
             let page = options.out.join(name).join("report.md");
-            let figures = match report.figures.first() {
-                Some(first) => {
-                    format!(
-                        "; figures beside it: {} and {} more",
-                        first.file,
-                        report.figures.len() - 1
-                    )
-                }
-                None => String::new(),
+            writeln!(out, "{}", paint.dim(&format!("report: {}", page.display())))?;
+            let Some(first) = report.figures.first() else { return Ok(()) };
+            let first = page.with_file_name(&first.file);
+            let more = match report.figures.len() {
+                1 => String::new(),
+                all => format!(", and {} more", all - 1),
             };
-            writeln!(out, "{}", paint.dim(&format!("report: {}{figures}", page.display())))
+            writeln!(out, "{}", paint.dim(&format!("figure: {}{more}", first.display())))
         }
     }
 }
@@ -167,7 +167,9 @@ pub fn results<W: Write>(out: &mut Terminal<W>, report: &Report) -> io::Result<(
     }
     for claim in &report.claims {
         let sign = if claim.holds { paint.good("✔") } else { paint.bad("✘") };
-        writeln!(out, "{sign} {} — {}", claim.claim, claim.measured)?;
+        let on_one_line = claim.claim.chars().count() + claim.measured.chars().count() < CLAIM_MOST;
+        let gap = if on_one_line { " — " } else { "\n  " };
+        writeln!(out, "{sign} {}{gap}{}", claim.claim, claim.measured)?;
     }
     for note in &report.notes {
         writeln!(out, "{} {note}", paint.warn("note:"))?;

@@ -124,7 +124,8 @@ fn tables(report: &Report, show: Show) -> Vec<Table> {
         [_, _] if metrics.len() >= ROWS_LEAST => {
             let only = |case: &&Case| {
                 let rows = report.rows.iter().filter(|row| row.case == **case).cloned().collect();
-                one_case(case, &Report { rows, ..report.clone() }, show)
+                let table = one_case(case, &Report { rows, ..report.clone() }, show);
+                Table { caption: split_keys(&[case]).1.unwrap_or_default(), ..table }
             };
             cases.iter().map(only).collect()
         }

@@ -9,7 +9,10 @@ use std::{
 use tidegate_lab::{
     context::Options,
     experiment::Experiment,
-    experiments::{limits::Limits, nrm_egress::NrmEgress, nrm_ingress::NrmIngress},
+    experiments::{
+        demo::Demo, htb_latency::HtbLatency, limits::Limits, nrm_egress::NrmEgress,
+        nrm_ingress::NrmIngress,
+    },
     progress::Progress,
     report::Report,
     run::{self, Outcome},
@@ -80,6 +83,34 @@ fn check(report: &Report, out: &Path, systems: &[&str], metrics: &[&str]) {
     }
     let json = fs::read_to_string(dir.join("report.json")).expect("a report");
     assert_eq!(serde_json::from_str::<Report>(&json).expect("a report"), *report);
+}
+
+#[test]
+fn root_the_demo_reports_every_system() {
+    let test = "root_the_demo_reports_every_system";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &Demo::tiny(lab_binary()), out.path()) else { return };
+    let metrics = ["rate_on_wire_bit_s", "goodput_bit_s", "latency_p99_us", "retransmissions"];
+    check(&report, out.path(), &["unlimited", "htb", "tidegate"], &metrics);
+    assert!(!report.values("tidegate", "drops", None).is_empty());
+}
+
+#[test]
+fn root_htb_latency_reports_every_system() {
+    let test = "root_htb_latency_reports_every_system";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &HtbLatency::tiny(lab_binary()), out.path()) else { return };
+    let systems = ["baseline", "htb", "tbf", "nrm", "pace"];
+    check(&report, out.path(), &systems, &["rtt_p50_us", "rtt_p99_9_us"]);
+    assert!(report.rows.iter().any(|row| row.published.is_some()));
+    let each = report.values("htb", "class_goodput_bit_s", None);
+    assert_eq!(each.len(), 2, "a class for each receiver");
 }
 
 #[test]

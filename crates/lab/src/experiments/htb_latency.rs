@@ -57,8 +57,23 @@ const LOST_MOST_PERCENT: f64 = 1.0;
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub struct HtbLatency {
-    /// For tests: where the lab's tools are.
-    lab_binary: Option<PathBuf>,
+    /// For tests: a case of each table, and where the lab's tools are.
+    tiny: Option<PathBuf>,
+}
+
+impl HtbLatency {
+    /// A case of each table; the lab's tools run from `lab_binary`.
+    pub fn tiny(lab_binary: PathBuf) -> HtbLatency {
+        HtbLatency { tiny: Some(lab_binary) }
+    }
+
+    fn plan(&self, ctx: &Context, limits: &[u64]) -> Plan {
+        let mut plan = Plan::new(ctx.quick, limits);
+        if self.tiny.is_some() {
+            plan.one.truncate(1);
+        }
+        plan
+    }
 }
 
 /// How much of it is measured.
@@ -106,11 +121,11 @@ impl Experiment for HtbLatency {
         let control = Control::get(CONTROL)?;
         let mut curves = Curves::default();
         {
-            let mut bed = Bed::new(self.lab_binary.clone())?;
+            let mut bed = Bed::new(self.tiny.clone())?;
             let idle = baseline(ctx, &bed.testbed)?;
             curves.add(&Case::new(), BASELINE, idle.rtt_cdf_us);
             let limits = carried(ctx, &bed.testbed, &control)?;
-            let plan = Plan::new(ctx.quick, &limits);
+            let plan = self.plan(ctx, &limits);
             for (flows, limit_bit_s) in plan.one {
                 let case = Case::new().with("flows", flows).with("limit_bit_s", limit_bit_s);
                 let load = OneReceiver { flows, limit_bit_s, duration: plan.duration };
@@ -121,7 +136,7 @@ impl Experiment for HtbLatency {
                 })?;
             }
         }
-        two_receivers(ctx, self.lab_binary.clone(), &control, &mut curves)?;
+        two_receivers(ctx, self.tiny.clone(), &control, &mut curves)?;
         curves.figures(ctx);
         let title = "Goodput (bars) and median round trip (diamonds), one receiver";
         let metric = "goodput_bit_s";
@@ -233,15 +248,9 @@ impl OneReceiver {
             .beside("rtt_p50_us", probe.rtt.p50_us, published("rtt_p50_us"))
             .value("rtt_p99_us", probe.rtt.p99_us)
             .beside("rtt_p99_9_us", probe.rtt.p99_9_us, published("rtt_p99_9_us"))
-            .value("probes_lost_percent", lost_percent(&probe));
+            .value("probes_lost_percent", probe.lost_percent());
         Ok(probe.rtt_cdf_us)
     }
-}
-
-/// A probe that a limit does not let through has no latency; so it must be told beside it.
-fn lost_percent(probe: &ProbeReport) -> f64 {
-    let lost = probe.lost + probe.refused;
-    lost as f64 / (lost + probe.received).max(1) as f64 * 100.0
 }
 
 /// Table 2: a class for each receiver, with a minimum, which borrows up to the total.

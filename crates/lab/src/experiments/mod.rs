@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! nrm_egress, nrm_ingress -> mix (calls of two sizes) -> bed (namespaces, meter) -> wire (rates)
-//! limits ------------------------------------------------^
+//! limits, htb_latency, demo -----------------------------^
 //! ```
 //!
-//! `published` has the figures that the papers print.
+//! `published` has the figures of seed 004 and its table on the mailing list, `seed_000` those of seed 000.
 
 use crate::{experiment::Experiment, report::Case, table::circumstance};
 
