@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Takes the TCP sockets that exist into a limit, and gives them back: an iterator over the sockets
- * of a network namespace that sets or lifts the pacing ceiling of those in the limit's cgroup or
- * below it.
+ * of a network namespace that sets or lifts pacing, window and timers of those in the limit's
+ * cgroup or below it.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -31,16 +31,43 @@ static __always_inline int is_below(struct cgroup *cgroup, __u64 id)
 	return BPF_CORE_READ(ancestor, kn, id) == id;
 }
 
+static __always_inline int is_exempt(struct sock_common *sk, const struct tg_limit *l)
+{
+	if (l->flags & TG_FLAG_LOOPBACK)
+		return 0;
+	if (sk->skc_family == TG_AF_INET6) {
+		__u32 local[4], remote[4];
+
+		BPF_CORE_READ_INTO(&local, sk, skc_v6_rcv_saddr.in6_u.u6_addr32);
+		BPF_CORE_READ_INTO(&remote, sk, skc_v6_daddr.in6_u.u6_addr32);
+		return tg_within_host6(local, remote);
+	}
+	return tg_within_host4(sk->skc_rcv_saddr, sk->skc_daddr);
+}
+
+/* Asks for a callback every round trip; before Linux 6.12 a socket that exists cannot be asked. */
+static __always_inline int hear_round_trips(void *sk)
+{
+	int flags = 0;
+
+	if (bpf_getsockopt(sk, TG_SOL_TCP, TG_TCP_CB_FLAGS, &flags, sizeof(flags)))
+		return 0;
+	flags |= BPF_SOCK_OPS_RTT_CB_FLAG;
+	return !bpf_setsockopt(sk, TG_SOL_TCP, TG_TCP_CB_FLAGS, &flags, sizeof(flags));
+}
+
 SEC("iter/tcp")
 int adopt(struct bpf_iter__tcp *ctx)
 {
-	__u32 key = 0, current = TG_PACING_UNLIMITED, wanted;
+	__u32 key = 0, current = TG_PACING_UNLIMITED, wanted = TG_PACING_UNLIMITED;
 	struct tg_limit *l = bpf_map_lookup_elem(&limit, &key);
 	struct tg_queue *queue = bpf_map_lookup_elem(&queues, &key);
+	__u32 timer = TG_DEFAULT_TIMER_US, window = TG_NO_WINDOW;
 	struct sock_common *common = ctx->sk_common;
 	struct tg_socket *ours;
 	struct tcp_sock *tp;
 	struct sock *sk;
+	int hears;
 
 	if (!l || !queue || !common || common->skc_state != TG_TCP_ESTABLISHED)
 		return 0;
@@ -48,14 +75,27 @@ int adopt(struct bpf_iter__tcp *ctx)
 	if (!tp)
 		return 0;
 	sk = (struct sock *)tp;
-	if (!is_below(BPF_CORE_READ(sk, sk_cgrp_data.cgroup), l->cgroup_id))
+	if (!is_below(BPF_CORE_READ(sk, sk_cgrp_data.cgroup), l->cgroup_id) || is_exempt(common, l))
 		return 0;
 	ours = bpf_sk_storage_get(&sockets, sk, 0, release ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return 0;
-	wanted = release ? TG_PACING_UNLIMITED
-			 : tg_pacing_rate(l, tg_share(l, queue, 0), tp->mss_cache,
-					  common->skc_family == TG_AF_INET6);
+	if (release) {
+		/* The kernel lets a connection's time-out grow again only with its RTT variance. */
+		if (l->rto_min_us)
+			tg_set_timer(sk, TCP_BPF_RTO_MIN, timer);
+		if (l->delack_max_us)
+			tg_set_timer(sk, TCP_BPF_DELACK_MAX, timer);
+		if (l->flags & TG_FLAG_PACE_FAIR)
+			bpf_setsockopt(sk, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &window,
+				       sizeof(window));
+	} else {
+		tg_set_timers(sk, l);
+		hears = hear_round_trips(sk);
+		/* Who cannot hear of a new share has at least the ceiling. */
+		wanted = tg_pacing_rate(l, hears ? tg_share(l, queue, 0) : FS_ONE, tp->mss_cache,
+					common->skc_family == TG_AF_INET6);
+	}
 	bpf_getsockopt(sk, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
 	if (!tg_may_set(current, wanted, ours))
 		return 0;

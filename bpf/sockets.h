@@ -6,6 +6,7 @@
 #ifndef TG_SOCKETS_H
 #define TG_SOCKETS_H
 
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 #include "fair_share.h"
@@ -24,9 +25,18 @@
 /* The kernel takes these only from two timer ticks up, and a tick is 1 to 10 ms. */
 #define TG_TIMER_TRIES 4
 
-/* Paths up to this round-trip time get a window; BBR needs at least four packets. */
+/* Paths up to this round-trip time get a window. */
 #define TG_SHORT_PATH_US 4000
-#define TG_LEAST_WINDOW	 4
+/* BBR needs at least four packets; of the 64 KB packets of the loopback interface two must do. */
+#define TG_LEAST_WINDOW	     4
+#define TG_LEAST_LONG_WINDOW 2
+#define TG_LONG_MSS_BYTES    16384
+#define TG_INITIAL_WINDOW    10
+/* What the kernel has when nobody sets anything. */
+#define TG_DEFAULT_TIMER_US 200000
+#define TG_NO_WINDOW	    0x7fffffff
+/* TCP_BPF_SOCK_OPS_CB_FLAGS, since Linux 6.12. */
+#define TG_TCP_CB_FLAGS 1008
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -82,6 +92,50 @@ static __always_inline __u64 tg_share(const struct tg_limit *limit, struct tg_qu
 	/* Newcomers of one epoch share what the next would give them all. */
 	flows = queue->flows_before + __sync_fetch_and_add(&queue->newcomers, 1) + 1;
 	return fs_min(share, FS_TARGET / flows);
+}
+
+/*
+ * On a short path TCP builds segments of 64 KB whatever its pacing rate is (tcp_tso_rtt_log), 52 ms
+ * at 10 Mbit/s. A window of two round trips and 2 ms at the paced rate keeps them short.
+ */
+static __always_inline __u32 tg_window(__u32 byte_s, __u64 srtt_us, __u32 mss)
+{
+	__u32 least = mss > TG_LONG_MSS_BYTES ? TG_LEAST_LONG_WINDOW : TG_LEAST_WINDOW;
+
+	if (!mss)
+		mss = TG_DEFAULT_MSS_BYTES;
+	return least + byte_s * (2 * srtt_us + 2000) / 1000000 / mss;
+}
+
+/* Sets a timer option; where the kernel's tick is too coarse for it, the next doubling that it
+ * takes. */
+static __always_inline void tg_set_timer(void *ctx, int option, __u32 us)
+{
+	for (int i = 0; us && i < TG_TIMER_TRIES; i++, us *= 2)
+		if (!bpf_setsockopt(ctx, TG_SOL_TCP, option, &us, sizeof(us)))
+			return;
+}
+
+static __always_inline void tg_set_timers(void *ctx, const struct tg_limit *limit)
+{
+	tg_set_timer(ctx, TCP_BPF_RTO_MIN, limit->rto_min_us);
+	tg_set_timer(ctx, TCP_BPF_DELACK_MAX, limit->delack_max_us);
+}
+
+/* Traffic within the host takes the loopback interface: to 127/8 or to the host's own address. */
+static __always_inline int tg_within_host4(__u32 local, __u32 remote)
+{
+	return remote == local || (remote & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
+}
+
+static __always_inline int tg_within_host6(const __u32 *local, const __u32 *remote)
+{
+	int mapped = !remote[0] && !remote[1] && remote[2] == bpf_htonl(0xffff);
+
+	if (mapped)
+		return tg_within_host4(local[3], remote[3]);
+	return local[0] == remote[0] && local[1] == remote[1] && local[2] == remote[2] &&
+	       local[3] == remote[3];
 }
 
 /*

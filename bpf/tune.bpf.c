@@ -13,30 +13,35 @@
 #include "intf.h"
 #include "sockets.h"
 
-/* Sets a timer option; where the kernel's tick is too coarse for it, the next power of two that it
- * takes. */
-static __always_inline void set_timer(struct bpf_sock_ops *ops, int option, __u32 us)
-{
-	for (int i = 0; us && i < TG_TIMER_TRIES; i++, us *= 2)
-		if (!bpf_setsockopt(ops, TG_SOL_TCP, option, &us, sizeof(us)))
-			return;
-}
-
-/*
- * On a short path TCP builds segments of 64 KB whatever its pacing rate is (tcp_tso_rtt_log), 52 ms
- * at 10 Mbit/s. A window of two round trips and 2 ms at the paced rate keeps them short; no longer
- * path is touched, nor is its congestion control.
- */
-static __always_inline void set_window(struct bpf_sock_ops *ops, __u32 byte_s)
+/* Keeps bursts short on a short path; no longer path is touched, nor is its congestion control. */
+static __always_inline void set_window(struct bpf_sock_ops *ops, __u32 byte_s, int newcomer)
 {
 	__u64 srtt_us = ops->srtt_us >> 3;
-	__u32 mss = ops->mss_cache ? ops->mss_cache : TG_DEFAULT_MSS_BYTES;
-	__u32 clamp;
+	__u32 window = tg_window(byte_s, srtt_us, ops->mss_cache);
 
-	if (byte_s == TG_PACING_UNLIMITED || srtt_us > TG_SHORT_PATH_US)
+	if (byte_s == TG_PACING_UNLIMITED)
 		return;
-	clamp = TG_LEAST_WINDOW + byte_s * (2 * srtt_us + 2000) / 1000000 / mss;
-	bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &clamp, sizeof(clamp));
+	/* The first ten segments of a connection are not paced. */
+	if (newcomer && window < TG_INITIAL_WINDOW)
+		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_IW, &window, sizeof(window));
+	if (srtt_us <= TG_SHORT_PATH_US)
+		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &window, sizeof(window));
+}
+
+/* Whether the connection stays within this host, and such traffic is exempt. */
+static __always_inline int is_exempt(struct bpf_sock_ops *ops, const struct tg_limit *l)
+{
+	if (l->flags & TG_FLAG_LOOPBACK)
+		return 0;
+	if (ops->family == TG_AF_INET6) {
+		__u32 local[] = {ops->local_ip6[0], ops->local_ip6[1], ops->local_ip6[2],
+				 ops->local_ip6[3]};
+		__u32 remote[] = {ops->remote_ip6[0], ops->remote_ip6[1], ops->remote_ip6[2],
+				  ops->remote_ip6[3]};
+
+		return tg_within_host6(local, remote);
+	}
+	return tg_within_host4(ops->local_ip4, ops->remote_ip4);
 }
 
 static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg_limit *l,
@@ -52,8 +57,7 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 		return;
 	wanted = tg_pacing_rate(l, tg_share(l, queue, newcomer), ops->mss_cache,
 				ops->family == TG_AF_INET6);
-	/* A flow grows into its share as in slow start: the others need a round trip to make room.
-	 */
+	/* A flow grows into its share as in slow start: the others need time to make room. */
 	if (!newcomer && ours->pacing_byte_s && wanted / 2 > ours->pacing_byte_s)
 		wanted = 2 * ours->pacing_byte_s;
 	/* Every round trip asks: what is within 2 % can stay. */
@@ -67,7 +71,7 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 		return;
 	ours->pacing_byte_s = wanted;
 	if (l->flags & TG_FLAG_PACE_FAIR)
-		set_window(ops, wanted);
+		set_window(ops, wanted, newcomer);
 }
 
 /* Folds a round-trip time into the limit's; a lost update of a smoothed value is no loss. */
@@ -90,8 +94,9 @@ int tune(struct bpf_sock_ops *ops)
 	switch (ops->op) {
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
-		set_timer(ops, TCP_BPF_RTO_MIN, l->rto_min_us);
-		set_timer(ops, TCP_BPF_DELACK_MAX, l->delack_max_us);
+		if (is_exempt(ops, l))
+			break;
+		tg_set_timers(ops, l);
 		set_pacing(ops, l, queue, 1);
 		bpf_sock_ops_cb_flags_set(ops,
 					  ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_RTT_CB_FLAG);

@@ -25,9 +25,19 @@ struct sock_cgroup_data {
 	struct cgroup *cgroup;
 };
 
+struct in6_addr___kernel {
+	union {
+		__u32 u6_addr32[4];
+	} in6_u;
+};
+
 struct sock_common {
+	__u32 skc_daddr;
+	__u32 skc_rcv_saddr;
 	unsigned short skc_family;
 	volatile unsigned char skc_state;
+	struct in6_addr___kernel skc_v6_daddr;
+	struct in6_addr___kernel skc_v6_rcv_saddr;
 };
 
 struct sock {

@@ -92,8 +92,9 @@ vq_decide(const struct vq_conf *conf, enum vq_zone zone, __s64 backlog_ns,
 		return VQ_MARK;
 	if (!vq_linear_law(conf, backlog_ns, random))
 		return VQ_PASS;
-	if (packet->tcp && packet->local)
-		return VQ_SLOW;
+	/* A remote TCP sender would take an early drop for more than is meant: half its window. */
+	if (packet->tcp)
+		return packet->local ? VQ_SLOW : VQ_PASS;
 	return large ? VQ_DROP_EARLY : VQ_PASS;
 }
 

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! - above `mark` an ECN-capable packet is marked; a local TCP sender is told to reduce its congestion
-//!   window, and anything else dropped, both with a probability that grows linearly to 1 at `large_drop`;
+//!   window, and what is not TCP is dropped, both with a probability that grows linearly to 1 at `large_drop`;
 //! - above `large_drop` only small packets (ACK, SYN, DNS) pass, and those of a TCP sender with nothing in
 //!   flight, which no ACK would wake to try again;
 //! - above `drop` everything is dropped. A dropped packet is not charged.
@@ -270,13 +270,15 @@ impl VirtualQueue {
         if packet.ecn_capable {
             return Verdict::Mark;
         }
-        let local_tcp = self.direction == Direction::Egress
-            && matches!(packet.transport, Transport::Tcp { .. });
-        let chosen = linear_law(config, backlog_ns, random);
-        match (chosen, local_tcp) {
-            (true, true) => Verdict::Slow,
-            (true, false) if large => Verdict::Drop(DropReason::Early),
-            _ => Verdict::Pass,
+        if !linear_law(config, backlog_ns, random) {
+            return Verdict::Pass;
+        }
+        match (packet.transport, self.direction) {
+            (Transport::Tcp { .. }, Direction::Egress) => Verdict::Slow,
+            // A remote sender would take an early drop for more than is meant: half its window.
+            (Transport::Tcp { .. }, Direction::Ingress) => Verdict::Pass,
+            (Transport::Other, _) if large => Verdict::Drop(DropReason::Early),
+            (Transport::Other, _) => Verdict::Pass,
         }
     }
 
