@@ -8,8 +8,8 @@ use crate::Direction;
 /// How a limit acts on packets.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// Every TCP flow of this host is paced at its fair share ([`crate::fair_share`]); the virtual queue stands
-    /// behind it for what does not pace.
+    /// Every TCP flow of this host is paced at its fair share ([`crate::fair_share`]); the virtual queue
+    /// stands behind it for what does not pace.
     #[default]
     Pace,
     /// The virtual queue of NRM alone ([`crate::virtual_queue`]).

@@ -46,7 +46,7 @@ fn files_and_lines_are_short() {
             long.push(format!("{path}: {lines} lines, of {LINES_MOST} at most"));
         }
         // The stored results of tests are as wide as what they store.
-        let wide = text.contains("insta::assert_snapshot!");
+        let wide = text.contains("assert_snapshot!(");
         for (at, line) in text.lines().enumerate().filter(|_| !wide) {
             let columns = line.chars().map(|c| if c == '\t' { 8 } else { 1 }).sum::<usize>();
             if columns > COLUMNS_MOST {

@@ -1,7 +1,7 @@
 //! The binary driven as a user drives it.
 //!
-//! Tests whose names start with `root_` need root and say SKIP without it. Each has its own BPF file system and
-//! its own cgroups and puts back what it took, so all run in parallel.
+//! Tests whose names start with `root_` need root and say SKIP without it. Each has its own BPF file system
+//! and its own cgroups and puts back what it took, so all run in parallel.
 
 #![allow(clippy::unwrap_used, reason = "tests, helpers included")]
 

@@ -180,13 +180,14 @@ impl Experiment for Demo {
             let (mut rates, mut latencies) = (Vec::new(), Vec::new());
             let turns = SYSTEMS.map(|system| Turn { job, system });
             ctx.alternate(&turns, ctx.repeats, |ctx, turn, run| {
-                let (mut rate, cdf) = measure(ctx, &mut bed, *turn, run)?;
+                let mut curve = measure(ctx, &mut bed, *turn, run)?;
                 if run == 1 {
                     let system = turn.system.to_string();
-                    latencies.push(Series::new(&system, cdf));
+                    latencies.push(Series::new(&system, curve.latencies));
                     if turn.system != System::Unlimited {
-                        rate.truncate((DURATION.as_millis() / TENTH.as_millis()) as usize);
-                        rates.push(Series::every(&system, TENTH.as_secs_f64(), &rate));
+                        let bins = DURATION.as_millis() / TENTH.as_millis();
+                        curve.rates_bit_s.truncate(bins as usize);
+                        rates.push(Series::every(&system, TENTH.as_secs_f64(), &curve.rates_bit_s));
                     }
                 }
                 Ok(())
@@ -209,13 +210,21 @@ impl Experiment for Demo {
     }
 }
 
-/// Runs a job once under a system; returns its rate on the wire over time, and the latencies.
+/// What figures show of a run.
+struct Curve {
+    /// The rate on the wire in bins of 100 ms.
+    rates_bit_s: Vec<f64>,
+    /// (microseconds, share of the probes that took no longer).
+    latencies: Vec<(f64, f64)>,
+}
+
+/// Runs a job once under a system, and records it.
 fn measure(
     ctx: &mut Context,
     bed: &mut Bed,
     Turn { job, system }: Turn,
     run: u32,
-) -> anyhow::Result<(Vec<f64>, Vec<(f64, f64)>)> {
+) -> anyhow::Result<Curve> {
     let runner: Vec<OsString> = match system {
         System::Tidegate => {
             let words = ["run", "--egress", LIMIT, "--stats", "--json", "--"].map(OsString::from);
@@ -254,7 +263,7 @@ fn measure(
     if let Some(drops) = drops {
         record.value("drops", drops as f64);
     }
-    Ok((wire.rates_bit_s(TENTH), probe.rtt_cdf_us))
+    Ok(Curve { rates_bit_s: wire.rates_bit_s(TENTH), latencies: probe.rtt_cdf_us })
 }
 
 /// iperf3 sends from inside the limit.

@@ -352,13 +352,21 @@ impl TwoReceivers {
 
 /// The distributions of the first run of each cell, for the figures.
 #[derive(Debug, Default)]
-struct Curves(Vec<(Case, String, Vec<(f64, f64)>)>);
+struct Curves(Vec<Curve>);
+
+#[derive(Debug)]
+struct Curve {
+    case: Case,
+    system: String,
+    /// (microseconds, share of the probes that took no longer).
+    cdf: Vec<(f64, f64)>,
+}
 
 impl Curves {
     fn add(&mut self, case: &Case, system: &str, cdf: Vec<(f64, f64)>) {
-        let known = |(c, s, _): &(Case, String, Vec<(f64, f64)>)| c == case && s == system;
+        let known = |curve: &Curve| curve.case == *case && curve.system == system;
         if !self.0.iter().any(known) {
-            self.0.push((case.clone(), system.to_owned(), cdf));
+            self.0.push(Curve { case: case.clone(), system: system.to_owned(), cdf });
         }
     }
 
@@ -367,14 +375,14 @@ impl Curves {
         for (receivers, key, level) in
             [("one", "flows", "limit_bit_s"), ("two", "flows_each", "minimum_bit_s")]
         {
-            let flows = distinct(self.0.iter().filter_map(|(case, ..)| case.0.get(key)));
+            let flows = distinct(self.0.iter().filter_map(|curve| curve.case.0.get(key)));
             for flows in flows {
-                let here = self.0.iter().filter(|(case, system, _)| match system.as_str() {
+                let here = self.0.iter().filter(|curve| match curve.system.as_str() {
                     BASELINE => true,
-                    "htb" | "pace" => case.0.get(key) == Some(flows),
+                    "htb" | "pace" => curve.case.0.get(key) == Some(flows),
                     _ => false,
                 });
-                let series = here.map(|(case, system, cdf)| {
+                let series = here.map(|Curve { case, system, cdf }| {
                     let level = case.0.get(level).and_then(|level| level.as_u64());
                     let level = level.map(|level| format!(", {}", rate(level)));
                     Series::new(format!("{system}{}", level.unwrap_or_default()), cdf.clone())
