@@ -159,11 +159,14 @@ pub fn alarm(name: &str, path: &str, state: Standing) -> Option<String> {
     match state {
         Standing::InForce => None,
         Standing::CgroupGone => Some(format!(
-            "limit `{name}` is NOT ENFORCED: its cgroup `{path}` was removed (a service that restarts gets a new \
-             one); put it back with `tidegate apply` or `tidegate limit add`, or take it off with `tidegate limit del {name}`"
+            "limit `{name}` is NOT ENFORCED: its cgroup `{path}` was removed (a service that \
+             restarts gets a new \
+             one); put it back with `tidegate apply` or `tidegate limit add`, or take it off with \
+             `tidegate limit del {name}`"
         )),
         Standing::Unhooked => Some(format!(
-            "limit `{name}` is NOT ENFORCED: something took its programs off cgroup `{path}`; put it back with \
+            "limit `{name}` is NOT ENFORCED: something took its programs off cgroup `{path}`; put \
+             it back with \
              `tidegate apply` or `tidegate limit add`, or take it off with `tidegate limit del {name}`"
         )),
     }

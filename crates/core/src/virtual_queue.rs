@@ -13,7 +13,8 @@
 //! ```
 //!
 //! - above `mark` an ECN-capable packet is marked; a local TCP sender is told to reduce its congestion
-//!   window, and what is not TCP is dropped, both with a probability that grows linearly to 1 at `large_drop`;
+//!   window, and what is not TCP is dropped, both with a probability that grows linearly to 1 at
+//!   `large_drop`;
 //! - above `large_drop` only small packets (ACK, SYN, DNS) pass, and those of a TCP sender with nothing in
 //!   flight, which no ACK would wake to try again;
 //! - above `drop` everything is dropped. A dropped packet is not charged.

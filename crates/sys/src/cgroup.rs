@@ -50,7 +50,8 @@ pub enum CgroupError {
     BadPath(String),
     /// The hierarchy may not be changed from here.
     #[error(
-        "cannot make a cgroup in {mount}: it is mounted read-only, as in most containers; run tidegate on the \
+        "cannot make a cgroup in {mount}: it is mounted read-only, as in most containers; run \
+         tidegate on the \
          host, or give the container a writable cgroup file system"
     )]
     ReadOnly {

@@ -205,7 +205,8 @@ pub enum LimitError {
     },
     /// A map does not hold what this version writes.
     #[error(
-        "map `{0}` of the limit has another layout: it was made by another version; take it off with `tidegate detach` and apply again"
+        "map `{0}` of the limit has another layout: it was made by another version; take it off \
+         with `tidegate detach` and apply again"
     )]
     Layout(&'static str),
     /// The thresholds or rates are out of range.

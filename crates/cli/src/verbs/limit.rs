@@ -47,7 +47,8 @@ fn locked(store: &Path, work: impl FnOnce(&mut LockedHost) -> Result<String>) ->
 fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
     store::check_name(&args.name)?;
     if args.cgroup.trim().is_empty() {
-        let message = "--cgroup: empty path; write for example system.slice/backup.service, or / for the whole host";
+        let message = "--cgroup: empty path; write for example system.slice/backup.service, or / \
+            for the whole host";
         return Err(UsageError(message.to_owned()).into());
     }
     let options = args.limit.patch().on(&LimitOptions::default()).map_err(flag_error)?;

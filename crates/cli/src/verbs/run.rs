@@ -50,7 +50,8 @@ fn summarize(summary: &Summary) {
             n => format!("; {n} on loopback not limited (see --loopback)"),
         };
         say(&format!(
-            "tidegate: {name} {}: {} in {packets} packets over {} = {}; marked {}, slowed {}, dropped {}{exempt}",
+            "tidegate: {name} {}: {} in {packets} packets over {} = {}; marked {}, slowed {}, \
+             dropped {}{exempt}",
             limit.unwrap_or_default(),
             output::size(bytes),
             output::time(elapsed),

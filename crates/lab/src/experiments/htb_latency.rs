@@ -267,7 +267,8 @@ fn two_receivers(
     // Whole tenths, so that the minimums are figures that people read.
     let total_bit_s = TOTAL.min(most / GBIT * GBIT).max(GBIT);
     ctx.note(format!(
-        "through a router to two receivers this machine carries {}: the total is {}, for 10 Gbit/s in the paper",
+        "through a router to two receivers this machine carries {}: the total is {}, for 10 Gbit/s \
+         in the paper",
         rate(ceiling),
         rate(total_bit_s)
     ));

@@ -1,11 +1,13 @@
 //! `nrm-ingress`: the table of ingress rates of "BPF Host Network Resource Management" (seed 004): what a
 //! program receives is limited where it is received, and the sender is elsewhere.
 //!
-//! The limit marks packets with ECN or drops them; it cannot tell the sender's TCP anything else. So the paper
+//! The limit marks packets with ECN or drops them; it cannot tell the sender's TCP anything else. So
+//! the paper
 //! measured DCTCP alone; here CUBIC is there too, with ECN and without. The rate on the wire is read
 //! before the limit: what it has above the goodput and its headers was sent in vain.
 //!
-//! No tool of today shapes what arrives. TBF at the sender's end of the cable, which a receiver does not have,
+//! No tool of today shapes what arrives. TBF at the sender's end of the cable, which a receiver does
+//! not have,
 //! stands for the ideal.
 
 use std::path::PathBuf;
@@ -91,7 +93,8 @@ impl Experiment for NrmIngress {
     }
 
     fn summary(&self) -> &'static str {
-        "Calls of 1 MB and 10 KB to a program whose ingress is limited: rate, retransmissions and tail latency"
+        "Calls of 1 MB and 10 KB to a program whose ingress is limited: rate, retransmissions and \
+         tail latency"
     }
 
     fn needs(&self) -> Vec<Need> {
@@ -106,7 +109,8 @@ impl Experiment for NrmIngress {
         let mut bed = Bed::new(self.tiny.clone())?;
         let spell = Spell::new(self.tiny.is_some(), ctx.quick);
         ctx.note(
-            "The rate on the wire is read before the limit, so it holds what the limit dropped. `tbf` stands on \
+            "The rate on the wire is read before the limit, so it holds what the limit dropped. \
+             `tbf` stands on \
              the sender's device, where a receiver could not put it: it is the ideal. `pace` cannot pace a \
              sender on another host; on ingress it is the virtual queue of `nrm`.",
         );
@@ -179,7 +183,8 @@ fn claims(ctx: &mut Context) {
         }
         if !said.is_empty() {
             let claim = format!(
-                "pace, ingress, {cc}: {SHARE_LEAST} % to {SHARE_MOST} % of the limit received, headers counted"
+                "pace, ingress, {cc}: {SHARE_LEAST} % to {SHARE_MOST} % of the limit received, \
+                 headers counted"
             );
             ctx.claim(claim, holds, said.join("; "));
         }
