@@ -70,8 +70,9 @@ install_packages() {
 			echo "iperf3 iperf3/start_daemon boolean false" | debconf-set-selections
 		fi
 		apt-get $lock --quiet=2 --yes --no-install-recommends install "$@"
-		if [[ " $* " = *" nginx "* ]] && command -v deb-systemd-helper >/dev/null; then
-			deb-systemd-helper disable nginx.service
+		if [[ " $* " = *" nginx "* ]] && command -v systemctl >/dev/null; then
+			systemctl --quiet disable nginx.service >/dev/null 2>&1 ||
+				echo "nginx stays enabled: \`systemctl disable nginx\` keeps it from starting at boot"
 		fi
 	' deps "$@"
 }

@@ -160,14 +160,13 @@ pub fn alarm(name: &str, path: &str, state: Standing) -> Option<String> {
         Standing::InForce => None,
         Standing::CgroupGone => Some(format!(
             "limit `{name}` is NOT ENFORCED: its cgroup `{path}` was removed (a service that \
-             restarts gets a new \
-             one); put it back with `tidegate apply` or `tidegate limit add`, or take it off with \
-             `tidegate limit del {name}`"
+             restarts gets a new one); put it back with `tidegate apply` or `tidegate limit add`, \
+             or take it off with `tidegate limit del {name}`"
         )),
         Standing::Unhooked => Some(format!(
             "limit `{name}` is NOT ENFORCED: something took its programs off cgroup `{path}`; put \
-             it back with \
-             `tidegate apply` or `tidegate limit add`, or take it off with `tidegate limit del {name}`"
+             it back with `tidegate apply` or `tidegate limit add`, or take it off with `tidegate \
+             limit del {name}`"
         )),
     }
 }

@@ -163,8 +163,7 @@ pub enum PlanError {
     /// A limit of the host that the spec does not have is on the cgroup.
     #[error(
         "limit `{name}`: cgroup `{cgroup}` already has limit `{other}`, which is not in the file; \
-         take that one \
-         off with `tidegate limit del {other}`, or apply with --prune"
+         take that one off with `tidegate limit del {other}`, or apply with --prune"
     )]
     CgroupTaken {
         /// The limit of the spec.

@@ -5,13 +5,11 @@
 //! limit off and the command runs on without it (fail-open); the empty cgroup that is then left over is
 //! swept by the next start.
 //!
-//! The cgroup's name, `tidegate-run-PID-START`, holds the id of the process that made it and the time
-//! at which
-//! that process started, in clock ticks since boot, so that an id used again is not taken for it.
+//! The cgroup's name, `tidegate-run-PID-START`, holds the id of the process that made it and the time at
+//! which that process started, in clock ticks since boot, so that an id used again is not taken for it.
 //!
-//! What the command leaves in the send buffers of its sockets when it ends, and connections that it
-//! has handed
-//! to processes it leaves behind, go on without the limit.
+//! What the command leaves in the send buffers of its sockets when it ends, and connections that it has
+//! handed to processes it leaves behind, go on without the limit.
 //!
 //! The command stays in the caller's process group: keys such as ^C and ^Z reach it from the terminal.
 //! Signals that are sent to this process alone are passed on to it.
@@ -234,9 +232,8 @@ fn exit_code(status: WaitStatus) -> Option<u8> {
     Some(u8::try_from(code).unwrap_or(u8::MAX))
 }
 
-/// A command that the user suspends from the terminal takes this process along, so that the shell sees
-/// it. One
-/// that is stopped by SIGSTOP (a debugger, say) does not: nobody would wake this process with it.
+/// A command that the user suspends from the terminal takes this process along, so that the shell sees it.
+/// One that is stopped by SIGSTOP (a debugger, say) does not: nobody would wake this process with it.
 fn suspend_with(status: WaitStatus) {
     let from_terminal = [Signal::TSTP, Signal::TTIN, Signal::TTOU].map(Signal::as_raw);
     if status.stopping_signal().is_some_and(|signal| from_terminal.contains(&signal)) {

@@ -51,8 +51,7 @@ pub enum CgroupError {
     /// The hierarchy may not be changed from here.
     #[error(
         "cannot make a cgroup in {mount}: it is mounted read-only, as in most containers; run \
-         tidegate on the \
-         host, or give the container a writable cgroup file system"
+         tidegate on the host, or give the container a writable cgroup file system"
     )]
     ReadOnly {
         /// The mount point.

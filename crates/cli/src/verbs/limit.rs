@@ -48,7 +48,7 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
     store::check_name(&args.name)?;
     if args.cgroup.trim().is_empty() {
         let message = "--cgroup: empty path; write for example system.slice/backup.service, or / \
-            for the whole host";
+                       for the whole host";
         return Err(UsageError(message.to_owned()).into());
     }
     let options = args.limit.patch().on(&LimitOptions::default()).map_err(flag_error)?;

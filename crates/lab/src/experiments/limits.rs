@@ -5,9 +5,8 @@
 //! (Ethernet header, no checksum) in bins of 10 ms. From them come, as shares of the limit:
 //!
 //! - `used`: the mean from half a second after the first data, when all flows run, to the end;
-//! - `max 1 s`, `max 100 ms`: the highest rate over any 1 s and any 100 ms, start and end included,
-//!   the window
-//!   moved in steps of 10 ms.
+//! - `max 1 s`, `max 100 ms`: the highest rate over any 1 s and any 100 ms, start and end included, the
+//!   window moved in steps of 10 ms.
 //!
 //! The probe's datagrams pass the same limit; they are counted, and too few to matter.
 
@@ -101,8 +100,7 @@ impl Experiment for Limits {
 
     fn summary(&self) -> &'static str {
         "Limits of 10 Mbit/s to 5 Gbit/s under 1 and 9 flows of four congestion controls: how much \
-         of them is \
-         used, and by how much they are passed"
+         of them is used, and by how much they are passed"
     }
 
     fn needs(&self) -> Vec<Need> {
@@ -120,12 +118,10 @@ impl Experiment for Limits {
         idle(ctx, &bed, Duration::from_secs(seconds))?;
         ctx.note(
             "Shares are of the limit, on the wire, whole frames counted. `used` is the mean from \
-             half a second \
-             after the first data to the end; `max 1 s` and `max 100 ms` are the highest over any \
-             such time, the \
-             window moved in steps of 10 ms; `max 100 ms at` is when that time began, after the first data. \
-             Round trips are those of the probes that came \
-             back. `idle` is the path without load and without a limit.",
+             half a second after the first data to the end; `max 1 s` and `max 100 ms` are the \
+             highest over any such time, the window moved in steps of 10 ms; `max 100 ms at` is \
+             when that time began, after the first data. Round trips are those of the probes that \
+             came back. `idle` is the path without load and without a limit.",
         );
         let mut over_time = Vec::new();
         for cell in self.plan(ctx.quick) {

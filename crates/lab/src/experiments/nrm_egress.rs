@@ -122,12 +122,10 @@ impl Experiment for NrmEgress {
         let spell = Spell::new(self.tiny.is_some(), ctx.quick);
         ctx.note(
             "`nrm-paper` is NRM as published, on a kernel without its authors' change to the probe \
-             timer; the \
-             published figures beside it are with that change. `nrm-kernel-timers` is `nrm` without \
-             the minimum \
-             retransmission time-out and delayed ACK that Tidegate sets in its place. The qdiscs \
-             and `unlimited` \
-             were run with cubic alone: they mark nothing.",
+             timer; the published figures beside it are with that change. `nrm-kernel-timers` is \
+             `nrm` without the minimum retransmission time-out and delayed ACK that Tidegate sets \
+             in its place. The qdiscs and `unlimited` were run with cubic alone: they mark \
+             nothing.",
         );
         let mut over_time = Vec::new();
         for cell in self.plan(ctx.quick) {
@@ -234,7 +232,7 @@ fn claims(ctx: &mut Context) {
         ctx.claim(
             format!(
                 "{system}: 10 KB calls beside 1 MB calls get at least 5x the rate that they get \
-                under htb"
+                 under htb"
             ),
             holds,
             said.join("; "),

@@ -1,14 +1,12 @@
 //! `nrm-ingress`: the table of ingress rates of "BPF Host Network Resource Management" (seed 004): what a
 //! program receives is limited where it is received, and the sender is elsewhere.
 //!
-//! The limit marks packets with ECN or drops them; it cannot tell the sender's TCP anything else. So
-//! the paper
-//! measured DCTCP alone; here CUBIC is there too, with ECN and without. The rate on the wire is read
+//! The limit marks packets with ECN or drops them; it cannot tell the sender's TCP anything else. So the
+//! paper measured DCTCP alone; here CUBIC is there too, with ECN and without. The rate on the wire is read
 //! before the limit: what it has above the goodput and its headers was sent in vain.
 //!
-//! No tool of today shapes what arrives. TBF at the sender's end of the cable, which a receiver does
-//! not have,
-//! stands for the ideal.
+//! No tool of today shapes what arrives. TBF at the sender's end of the cable, which a receiver does not
+//! have, stands for the ideal.
 
 use std::path::PathBuf;
 
@@ -110,9 +108,9 @@ impl Experiment for NrmIngress {
         let spell = Spell::new(self.tiny.is_some(), ctx.quick);
         ctx.note(
             "The rate on the wire is read before the limit, so it holds what the limit dropped. \
-             `tbf` stands on \
-             the sender's device, where a receiver could not put it: it is the ideal. `pace` cannot pace a \
-             sender on another host; on ingress it is the virtual queue of `nrm`.",
+             `tbf` stands on the sender's device, where a receiver could not put it: it is the \
+             ideal. `pace` cannot pace a sender on another host; on ingress it is the virtual queue \
+             of `nrm`.",
         );
         for Cell { limit_bit_s, flows, cc, systems } in self.plan(ctx.quick) {
             let control = Control::get(cc)?;
