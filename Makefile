@@ -55,8 +55,11 @@ lab: ## Run experiments: make lab EXP="htb-latency" [QUICK=1]
 	$(CARGO) build --release --locked --bins
 	@scripts/lab.sh run $(EXP) $(if $(QUICK),--quick) --out "$(OUT)"
 
-install: build ## Install the binary `tidegate` below PREFIX
+install: build ## Install `tidegate`, its man pages and bash completions below PREFIX
 	install -D -m 755 target/release/tidegate "$(DESTDIR)$(PREFIX)/bin/tidegate"
+	install -d "$(DESTDIR)$(PREFIX)/share/man/man1" "$(DESTDIR)$(PREFIX)/share/bash-completion/completions"
+	target/release/tidegate man "$(DESTDIR)$(PREFIX)/share/man/man1"
+	target/release/tidegate completions bash > "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/tidegate"
 
 clean: ## Remove what was built
 	$(CARGO) clean
