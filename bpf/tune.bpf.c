@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The companion of the virtual queue on TCP sockets: a cgroup sock_ops program that, when a
- * connection is established, sets
- * - a pacing ceiling at the limit's rate, so that one socket alone never overruns the virtual queue
- * and its segments are no longer than about a millisecond at that rate;
- * - the minimum retransmission time-out and the longest delayed ACK, which replace the 20 ms probe
- * timer of the NRM paper: after a loss with nothing in flight, recovery does not wait 200 ms.
+ * The companion of the virtual queue on TCP sockets: a cgroup sock_ops program.
+ * - Scheme `pace`: each socket is paced at the fair share of the limit, from the moment it is
+ *   established and again every round trip; on short paths its window keeps bursts short.
+ * - Scheme `nrm` with a pacing ceiling: no socket is paced faster than the limit, so that one alone
+ *   never overruns the virtual queue.
+ * - Both: the minimum retransmission time-out and the longest delayed ACK of the limit.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
