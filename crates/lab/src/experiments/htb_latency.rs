@@ -7,13 +7,13 @@
 //! The paper measured HTB alone, with a closed loop of sockperf over TCP. Here TBF, `nrm` and `pace` run in
 //! turn with it, and the probe is open loop: it also sees the queue that a closed loop waits out.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::Context as _;
 
 use super::{
     bed::{Bed, Control},
-    seed_000,
+    case_in_words, seed_000,
 };
 use crate::{
     chart::{BarsOf, Cdf, Series},
@@ -129,9 +129,11 @@ impl Experiment for HtbLatency {
             for (flows, limit_bit_s) in plan.one {
                 let case = Case::new().with("flows", flows).with("limit_bit_s", limit_bit_s);
                 let load = OneReceiver { flows, limit_bit_s, duration: plan.duration };
-                ctx.alternate(&SYSTEMS, ctx.repeats, |ctx, system, run| {
-                    let cdf = load.measure(ctx, &mut bed, *system, &control, (&case, run))?;
-                    curves.add(&case, system.name(), cdf);
+                let at = case_in_words(&case);
+                let turns = SYSTEMS.map(|system| Turn { at: at.clone(), system });
+                ctx.alternate(&turns, ctx.repeats, |ctx, turn, run| {
+                    let cdf = load.measure(ctx, &mut bed, turn.system, &control, (&case, run))?;
+                    curves.add(&case, turn.system.name(), cdf);
                     Ok(())
                 })?;
             }
@@ -143,6 +145,18 @@ impl Experiment for HtbLatency {
         ctx.bars("goodput-and-rtt", BarsOf { title, metric, points: Some("rtt_p50_us") });
         claims(ctx);
         Ok(())
+    }
+}
+
+/// A system in a case, for progress and notes.
+struct Turn {
+    at: String,
+    system: System,
+}
+
+impl fmt::Display for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.at, self.system)
     }
 }
 
@@ -224,7 +238,6 @@ impl OneReceiver {
         (case, run): (&Case, u32),
     ) -> anyhow::Result<Vec<(f64, f64)>> {
         let &OneReceiver { flows, limit_bit_s, duration } = self;
-        ctx.step(format!("{}, {flows} flows, {system}, run {run}", rate(limit_bit_s)));
         let applied = system.apply(ctx, &bed.testbed, &LimitCase::egress(limit_bit_s))?;
         bed.start_meter()?;
         let testbed = &bed.testbed;
@@ -280,7 +293,9 @@ fn two_receivers(
             .with("minimum_bit_s", minimum_bit_s)
             .with("total_bit_s", total_bit_s);
         let load = TwoReceivers { flows, tenths, total_bit_s, duration: plan.duration };
-        ctx.alternate(&[System::Htb], ctx.repeats, |ctx, _, run| {
+        let at = format!("two receivers, {flows} flows each, at least {}", rate(minimum_bit_s));
+        let turns = [Turn { at, system: System::Htb }];
+        ctx.alternate(&turns, ctx.repeats, |ctx, _, run| {
             let cdf = load.measure(ctx, &testbed, control, (&case, run))?;
             curves.add(&case, "htb", cdf);
             Ok(())
@@ -307,7 +322,6 @@ impl TwoReceivers {
     ) -> anyhow::Result<Vec<(f64, f64)>> {
         let &TwoReceivers { flows, tenths, total_bit_s, duration } = self;
         let minimum = total_bit_s / 10 * tenths;
-        ctx.step(format!("two receivers, {flows} flows each, at least {}", rate(minimum)));
         let _peer = Peer::htb_minimums(testbed, total_bit_s, &[minimum, minimum])?;
         let (mut servers, mut loads) = (Vec::new(), Vec::new());
         let at = |receiver: usize| SocketAddr::new(testbed.addr(receiver, Family::V4), PROBE_PORT);
