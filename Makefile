@@ -45,9 +45,11 @@ lint: ## Check format, lints, docs, licences and the rules of the house
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	@scripts/house.sh
 
-bench: ## Measure the speed of the algorithms
-	@scripts/deps.sh build
-	$(CARGO) bench --workspace --benches --locked
+bench: ## Measure the algorithms, and what a packet costs in the eBPF programs (as root)
+	@scripts/deps.sh build lab
+	$(CARGO) bench --package tidegate-core --bench virtual_queue --locked
+	$(CARGO) build --release --locked --bins
+	@scripts/lab.sh run program-cost --out "$(OUT)"
 
 lab: ## Run experiments: make lab EXP="htb-latency" [QUICK=1]
 	@test -n "$(EXP)" || { echo 'say which: make lab EXP="NAME..."'; exit 1; }
