@@ -15,7 +15,6 @@
 #define TG_SOL_SOCKET	      1
 #define TG_SO_MAX_PACING_RATE 47
 #define TG_SOL_TCP	      6
-#define TG_TCP_MAXSEG	      2
 #define TG_PACING_UNLIMITED   (~0U)
 /* IPv4 and TCP headers with timestamps; IPv6 is 20 bytes longer, 2 % at the usual segment size. */
 #define TG_HEADER_BYTES	     (TG_LINK_HEADER_BYTES + 20 + 32)
