@@ -10,6 +10,7 @@
 //! - [`units`]: rates, byte counts and times, and the parser that a user's text goes through.
 //! - [`fair_share`]: one rate for all flows of a limit (the `pace` scheme).
 //! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
+//! - [`wheel`]: Carousel's timing wheel, over a [`slot_set`].
 //! - [`scheme`]: the names of the schemes.
 //! - [`verdict`]: what an algorithm may answer for a packet.
 //!
@@ -25,9 +26,11 @@ extern crate std;
 
 pub mod fair_share;
 pub mod scheme;
+pub mod slot_set;
 pub mod units;
 pub mod verdict;
 pub mod virtual_queue;
+pub mod wheel;
 
 pub use scheme::Scheme;
 pub use units::{Bytes, Nanos, Rate, Span};
