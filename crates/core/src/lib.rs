@@ -24,12 +24,15 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod completion;
 pub mod fair_share;
 pub mod scheme;
 pub mod slot_set;
+pub mod stamp;
 pub mod units;
 pub mod verdict;
 pub mod virtual_queue;
+pub mod water_fill;
 pub mod wheel;
 
 pub use scheme::Scheme;
