@@ -82,10 +82,8 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-    use std::vec;
-
     use super::*;
+    use proptest::prelude::*;
 
     proptest! {
         /// No flow has more than its allowance out, none that waits is forgotten, and flows are apart.
@@ -95,7 +93,7 @@ mod tests {
             steps in prop::collection::vec((0usize..5, any::<bool>()), 1..200),
         ) {
             let mut ledger = Ledger::new(4, allowance);
-            let mut model = vec![(0u32, false); 5];
+            let mut model = [(0u32, false); 5];
             for (flow, send) in steps {
                 let known = flow < 4;
                 let (out, waits) = &mut model[flow];

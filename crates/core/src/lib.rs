@@ -10,7 +10,9 @@
 //! - [`units`]: rates, byte counts and times, and the parser that a user's text goes through.
 //! - [`fair_share`]: one rate for all flows of a limit (the `pace` scheme).
 //! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
-//! - [`wheel`]: Carousel's timing wheel, over a [`slot_set`].
+//! - [`shaper`]: Carousel (the `carousel` scheme): timestampers ([`stamp`]) in front of a timing [`wheel`]
+//!   over a [`slot_set`], backpressure by deferred [`completion`], aggregates divided by [`water_fill`].
+//! - [`link`]: delay, rate, queue, loss and reordering as one more timestamper.
 //! - [`scheme`]: the names of the schemes.
 //! - [`verdict`]: what an algorithm may answer for a packet.
 //!
@@ -26,7 +28,9 @@ extern crate std;
 
 pub mod completion;
 pub mod fair_share;
+pub mod link;
 pub mod scheme;
+pub mod shaper;
 pub mod slot_set;
 pub mod stamp;
 pub mod units;

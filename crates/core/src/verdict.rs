@@ -26,6 +26,8 @@ pub enum DropReason {
     Reserve,
     /// Picked by the linear drop probability: the packet could neither be marked nor its sender told.
     Early,
+    /// Lost on the way, at the probability that a link was given.
+    Lost,
 }
 
 impl Verdict {

@@ -41,9 +41,9 @@ impl Demand {
     }
 }
 
-/// Divides `total` among `demands`: writes the part of each, in bit/s, to `parts`, and gives what nobody wants
-/// to all alike. Every part is at least the reserve: 1 % of the total, or an equal part of it where there are
-/// more than 100 members. `sum(parts) <= total` always.
+/// Divides `total` among `demands`: writes the part of each, in bit/s, to `parts`, and gives what nobody
+/// wants to all alike. Every part is at least the reserve: 1 % of the total, or an equal part of it where
+/// there are more than 100 members. `sum(parts) <= total` always.
 ///
 /// # Panics
 /// If `parts` is not as long as `demands`, or longer than [`MAX_MEMBERS`].

@@ -1,0 +1,530 @@
+//! The shaper of Carousel: timestampers in front of one timing wheel.
+//!
+//! ```text
+//! on_packet ──► stamps: the flow's rate, its class, the class's parents ──► wheel ──► poll: departures
+//!               the latest counts                                            sorted by stamp
+//! ```
+//!
+//! A *flow* is what is paced alone: it may have a rate of its own. A *class* is an aggregate of flows with a
+//! rate that they share, and may have a parent class, up to [`MAX_DEPTH`]. Two kinds of classes:
+//!
+//! - `fair: false`, the published rule: a packet is stamped by all its policies when it comes and leaves at
+//!   the latest stamp. The class is one queue, first come first served, and relies on deferred completions
+//!   ([`crate::completion`]) to keep each flow's part of it short. (A packet that its own rate holds longer
+//!   than its class has used the class's time already: by so much the class may be above its rate.)
+//! - `fair: true`: the flows are isolated. A packet is first stamped by its flow alone, at the flow's share
+//!   of the class, `rate x weight / weights of the flows that have packets here`, and only when that time
+//!   has come is it stamped by the class. A flow that has much queued fills its own time and nobody else's,
+//!   and a flow that starts goes ahead of those that are ahead of their share. The shares add up to the
+//!   rate, so the second stamp moves a packet only while the shares change.
+//!
+//! O(1) a packet (twice for a fair class); no allocation after the start. Times are of one clock that the
+//! caller chooses; one that steps back is held until it has caught up, and counted.
+
+use alloc::{boxed::Box, vec, vec::Vec};
+
+use crate::{
+    stamp::Timestamper,
+    units::{Nanos, Rate},
+    wheel::{Beyond, Refused, Wheel, WheelCounters, WheelError, WheelOptions},
+};
+
+/// Classes above a flow at most.
+pub const MAX_DEPTH: usize = 8;
+/// The largest weight of a flow.
+pub const MAX_WEIGHT: u32 = 10_000;
+/// The most flows of a shaper.
+pub const MAX_FLOWS: usize = 1 << 20;
+/// The most classes of a shaper.
+pub const MAX_CLASSES: usize = 1 << 16;
+
+/// The size of a shaper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShaperOptions {
+    /// Its wheel.
+    pub wheel: WheelOptions,
+    /// How many flows may be open at once.
+    pub flows: usize,
+    /// How many classes there may be.
+    pub classes: usize,
+}
+
+/// A class. Valid for the shaper that made it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ClassId(u32);
+
+/// A flow. Valid for the shaper that made it, until the flow is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FlowId {
+    index: u32,
+    generation: u32,
+}
+
+impl FlowId {
+    /// A small number that no other open flow of the shaper has: for tables of the caller's.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+/// An aggregate of flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClassOptions {
+    /// What its flows may send together.
+    pub rate: Rate,
+    /// For how long an idle class may save up credit.
+    pub burst: Nanos,
+    /// The class that it is a part of.
+    pub parent: Option<ClassId>,
+    /// Whether its flows are isolated and share by weight; see the [module](self).
+    pub fair: bool,
+}
+
+/// One flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlowOptions {
+    /// The aggregate that it is a part of.
+    pub class: Option<ClassId>,
+    /// Its own rate, if it has one.
+    pub rate: Option<Rate>,
+    /// For how long it may save up credit of its own rate when it is idle.
+    pub burst: Nanos,
+    /// Its weight among the flows of a fair class: 1 to [`MAX_WEIGHT`].
+    pub weight: u32,
+}
+
+impl Default for FlowOptions {
+    /// Of no class and without a rate: its packets leave at once.
+    fn default() -> Self {
+        Self { class: None, rate: None, burst: Nanos(0), weight: 1 }
+    }
+}
+
+/// Why a shaper, class or flow cannot be had. Nothing was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ShaperError {
+    /// The wheel cannot be built.
+    #[error(transparent)]
+    Wheel(#[from] WheelError),
+    /// More flows or classes than a shaper has.
+    #[error("a shaper for {0} flows and {1} classes; it has at most {MAX_FLOWS} and {MAX_CLASSES}")]
+    Size(usize, usize),
+    /// All flows are open.
+    #[error("the shaper has no room for another flow")]
+    FlowsFull,
+    /// All classes are used.
+    #[error("the shaper has no room for another class")]
+    ClassesFull,
+    /// The class is not one of this shaper's.
+    #[error("there is no such class")]
+    NoSuchClass,
+    /// The flow is closed, or not one of this shaper's.
+    #[error("there is no such flow")]
+    NoSuchFlow,
+    /// Too many classes above each other.
+    #[error("a class under {MAX_DEPTH} others")]
+    TooDeep,
+    /// A weight of zero, or a huge one.
+    #[error("a weight of {0}; a flow's weight is 1 to {MAX_WEIGHT}")]
+    Weight(u32),
+}
+
+/// Why a packet was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Rejected {
+    /// The wheel did not take it. Its flow and class were charged nevertheless when it is
+    /// [`Refused::Beyond`]: the stamp says what was asked of them.
+    #[error(transparent)]
+    Wheel(#[from] Refused),
+    /// The flow is closed, or not one of this shaper's.
+    #[error("there is no such flow")]
+    NoSuchFlow,
+}
+
+/// A packet whose time has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Departure<T> {
+    /// What was handed in with the packet.
+    pub handle: T,
+    /// Its flow: the completion is for this one.
+    pub flow: FlowId,
+    /// Its length on the wire.
+    pub bytes: u32,
+    /// The time from which it could leave: the difference to now is the shaper's lateness.
+    pub stamp: Nanos,
+}
+
+/// What a shaper did, since its start.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct ShaperCounters {
+    /// Packets taken.
+    pub accepted: u64,
+    /// Packets that left.
+    pub departed: u64,
+    /// Of these: within two granularities of their stamp, the rounding of the wheel included.
+    pub on_time: u64,
+    /// The longest time between a stamp and its departure.
+    pub lateness_max: Nanos,
+    /// Times at which the clock stood before an earlier reading.
+    pub clock_steps: u64,
+    /// What the wheel counted.
+    pub wheel: WheelCounters,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Class {
+    policy: Timestamper,
+    parent: Option<u32>,
+    fair: bool,
+    /// The weights of the flows that have packets here.
+    active_weight: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Flow {
+    generation: u32,
+    state: FlowState,
+    class: Option<u32>,
+    policy: Option<Timestamper>,
+    weight: u32,
+    /// When its share of a fair class is used up until.
+    share_finish: Nanos,
+    /// Packets in the wheel.
+    held: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FlowState {
+    Free,
+    Open,
+    /// Closed by its owner, with packets still to leave.
+    Closing,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Entry<T> {
+    handle: T,
+    stamp: Nanos,
+    flow: u32,
+    bytes: u32,
+    /// The class is still to be asked.
+    unstamped_class: bool,
+}
+
+/// A shaper of packets known by handles `T`. See the [module](self).
+#[derive(Debug)]
+pub struct Shaper<T> {
+    wheel: Wheel<Entry<T>>,
+    flows: Box<[Flow]>,
+    free_flows: Vec<u32>,
+    classes: Vec<Class>,
+    class_capacity: usize,
+    now: Nanos,
+    counters: ShaperCounters,
+}
+
+impl<T: Copy + Default> Shaper<T> {
+    /// An empty shaper.
+    ///
+    /// # Errors
+    /// If a size is out of bounds.
+    pub fn new(options: ShaperOptions, now: Nanos) -> Result<Self, ShaperError> {
+        let ShaperOptions { wheel, flows, classes } = options;
+        if flows > MAX_FLOWS || classes > MAX_CLASSES {
+            return Err(ShaperError::Size(flows, classes));
+        }
+        let free = Flow {
+            generation: 0,
+            state: FlowState::Free,
+            class: None,
+            policy: None,
+            weight: 1,
+            share_finish: Nanos(0),
+            held: 0,
+        };
+        Ok(Self {
+            wheel: Wheel::new(wheel, now)?,
+            flows: vec![free; flows].into_boxed_slice(),
+            free_flows: (0..flows as u32).rev().collect(),
+            classes: Vec::with_capacity(classes),
+            class_capacity: classes,
+            now,
+            counters: ShaperCounters::default(),
+        })
+    }
+
+    /// Makes a class. Classes last as long as the shaper.
+    ///
+    /// # Errors
+    /// If there is no room, or its parent is not a class here.
+    pub fn add_class(&mut self, options: ClassOptions) -> Result<ClassId, ShaperError> {
+        let ClassOptions { rate, burst, parent, fair } = options;
+        if self.classes.len() == self.class_capacity {
+            return Err(ShaperError::ClassesFull);
+        }
+        let parent = parent.map(|ClassId(index)| index);
+        let (mut above, mut depth) = (parent, 0);
+        while let Some(index) = above {
+            above = self.classes.get(index as usize).ok_or(ShaperError::NoSuchClass)?.parent;
+            depth += 1;
+        }
+        if depth >= MAX_DEPTH {
+            return Err(ShaperError::TooDeep);
+        }
+        let policy = Timestamper::new(rate, burst);
+        self.classes.push(Class { policy, parent, fair, active_weight: 0 });
+        Ok(ClassId(self.classes.len() as u32 - 1))
+    }
+
+    /// Changes a class's rate. Packets that are stamped keep their time.
+    ///
+    /// # Errors
+    /// If there is no such class.
+    pub fn set_class_rate(&mut self, class: ClassId, rate: Rate) -> Result<(), ShaperError> {
+        let class = self.classes.get_mut(class.0 as usize).ok_or(ShaperError::NoSuchClass)?;
+        class.policy.set_rate(rate);
+        Ok(())
+    }
+
+    /// Opens a flow.
+    ///
+    /// # Errors
+    /// If there is no room, or an option is wrong.
+    pub fn open_flow(&mut self, options: FlowOptions) -> Result<FlowId, ShaperError> {
+        let FlowOptions { class, rate, burst, weight } = options;
+        if weight == 0 || weight > MAX_WEIGHT {
+            return Err(ShaperError::Weight(weight));
+        }
+        if class.is_some_and(|ClassId(index)| index as usize >= self.classes.len()) {
+            return Err(ShaperError::NoSuchClass);
+        }
+        let index = self.free_flows.pop().ok_or(ShaperError::FlowsFull)?;
+        let flow = &mut self.flows[index as usize];
+        *flow = Flow {
+            generation: flow.generation,
+            state: FlowState::Open,
+            class: class.map(|ClassId(index)| index),
+            policy: rate.map(|rate| Timestamper::new(rate, burst)),
+            weight,
+            share_finish: Nanos(0),
+            held: 0,
+        };
+        Ok(FlowId { index, generation: flow.generation })
+    }
+
+    /// Changes a flow's own rate. Packets that are stamped keep their time.
+    ///
+    /// # Errors
+    /// If there is no such flow.
+    pub fn set_flow_rate(&mut self, flow: FlowId, rate: Option<Rate>) -> Result<(), ShaperError> {
+        let flow = self.flow(flow).ok_or(ShaperError::NoSuchFlow)?;
+        match (&mut flow.policy, rate) {
+            (Some(policy), Some(rate)) => policy.set_rate(rate),
+            (policy, rate) => *policy = rate.map(|rate| Timestamper::new(rate, Nanos(0))),
+        }
+        Ok(())
+    }
+
+    /// Closes a flow. What it has in the shaper still leaves; its place is free after that.
+    ///
+    /// # Errors
+    /// If there is no such flow.
+    pub fn close_flow(&mut self, id: FlowId) -> Result<(), ShaperError> {
+        let flow = self.flow(id).ok_or(ShaperError::NoSuchFlow)?;
+        flow.state = FlowState::Closing;
+        let empty = flow.held == 0;
+        if empty {
+            self.free(id.index);
+        }
+        Ok(())
+    }
+
+    /// Takes a packet of `bytes` on the wire; says when it may leave, as far as it is known now.
+    ///
+    /// # Errors
+    /// If the wheel does not take it, or the flow is not open.
+    #[inline]
+    pub fn on_packet(
+        &mut self,
+        now: Nanos,
+        id: FlowId,
+        bytes: u32,
+        handle: T,
+    ) -> Result<Nanos, Rejected> {
+        let now = self.clock(now);
+        if self.wheel.len() == self.wheel.capacity() {
+            self.counters.wheel.full += 1;
+            return Err(Refused::Full.into());
+        }
+        let Some(flow) = self.flows.get_mut(id.index()) else { return Err(Rejected::NoSuchFlow) };
+        if flow.generation != id.generation || flow.state != FlowState::Open {
+            return Err(Rejected::NoSuchFlow);
+        }
+        let mut stamp =
+            flow.policy.as_mut().map_or(now, |policy| policy.stamp(now, bytes)).max(now);
+        let mut unstamped_class = false;
+        if let Some(class) = flow.class {
+            let fair = self.classes[class as usize].fair;
+            if fair {
+                let class = &self.classes[class as usize];
+                // The flow itself counts among those that are active.
+                let others =
+                    class.active_weight - u64::from(flow.weight) * u64::from(flow.held > 0);
+                let weights = others + u64::from(flow.weight);
+                let time = class.policy.time_for(bytes).0.saturating_mul(weights);
+                stamp = stamp.max(flow.share_finish);
+                let finish = stamp.0.saturating_add(time / u64::from(flow.weight));
+                flow.share_finish = Nanos(finish);
+                unstamped_class = true;
+            } else {
+                stamp = stamp.max(Self::reserve(&mut self.classes, class, now, bytes));
+            }
+        }
+        let entry = Entry { handle, stamp, flow: id.index, bytes, unstamped_class };
+        self.wheel.insert(now, stamp, entry)?;
+        let flow = &mut self.flows[id.index()];
+        flow.held += 1;
+        if flow.held == 1
+            && let Some(class) = flow.class
+        {
+            self.classes[class as usize].active_weight += u64::from(flow.weight);
+        }
+        self.counters.accepted += 1;
+        Ok(stamp)
+    }
+
+    /// The next packet whose time has come.
+    #[inline]
+    pub fn poll(&mut self, now: Nanos) -> Option<Departure<T>> {
+        let now = self.clock(now);
+        // Every round takes a packet out or moves one into the future.
+        while let Some(entry) = self.wheel.pop(now) {
+            let mut stamp = entry.stamp;
+            if entry.unstamped_class
+                && let Some(class) = self.flows[entry.flow as usize].class
+            {
+                // By its own time, not by now: to be late must not cost the class its rate.
+                let own = entry.stamp.min(now);
+                stamp = stamp.max(Self::reserve(&mut self.classes, class, own, entry.bytes));
+                if stamp > now {
+                    let moved = Entry { stamp, unstamped_class: false, ..entry };
+                    // There is room: it has just left it.
+                    if self.wheel.insert_or(now, stamp, moved, Beyond::Clamp).is_ok() {
+                        continue;
+                    }
+                }
+            }
+            return Some(self.depart(now, stamp, entry));
+        }
+        None
+    }
+
+    /// When [`Shaper::poll`] has the next packet; none if it holds none.
+    #[inline]
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.wheel.next_deadline()
+    }
+
+    /// Takes all packets, whatever their time: when their port has gone.
+    pub fn drain(&mut self, mut take: impl FnMut(Departure<T>)) {
+        let mut entries = Vec::with_capacity(self.wheel.len());
+        self.wheel.drain(|entry| entries.push(entry));
+        for entry in entries {
+            let flow = self.leave(entry.flow);
+            take(Departure { handle: entry.handle, flow, bytes: entry.bytes, stamp: entry.stamp });
+        }
+    }
+
+    /// How many packets it holds.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.wheel.len()
+    }
+
+    /// Whether it holds none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.wheel.is_empty()
+    }
+
+    /// How finely departure times are told apart.
+    #[must_use]
+    pub fn granularity(&self) -> Nanos {
+        self.wheel.granularity()
+    }
+
+    /// What it did.
+    #[must_use]
+    pub fn counters(&self) -> ShaperCounters {
+        let wheel = self.wheel.counters();
+        let full = wheel.full + self.counters.wheel.full;
+        ShaperCounters { wheel: WheelCounters { full, ..wheel }, ..self.counters }
+    }
+
+    fn flow(&mut self, id: FlowId) -> Option<&mut Flow> {
+        let flow = self.flows.get_mut(id.index())?;
+        (flow.generation == id.generation && flow.state == FlowState::Open).then_some(flow)
+    }
+
+    /// A clock that never goes back.
+    #[inline]
+    fn clock(&mut self, now: Nanos) -> Nanos {
+        if now < self.now {
+            self.counters.clock_steps += 1;
+        } else {
+            self.now = now;
+        }
+        self.now
+    }
+
+    /// The latest stamp of a class and those above it; charges all.
+    #[inline]
+    fn reserve(classes: &mut [Class], class: u32, now: Nanos, bytes: u32) -> Nanos {
+        let (mut stamp, mut above) = (Nanos(0), Some(class));
+        while let Some(index) = above {
+            let class = &mut classes[index as usize];
+            stamp = stamp.max(class.policy.stamp(now, bytes));
+            above = class.parent;
+        }
+        stamp
+    }
+
+    #[inline]
+    fn depart(&mut self, now: Nanos, stamp: Nanos, entry: Entry<T>) -> Departure<T> {
+        let late = now.0.saturating_sub(stamp.0);
+        self.counters.departed += 1;
+        self.counters.on_time += u64::from(late <= 2 * self.wheel.granularity().0);
+        self.counters.lateness_max = self.counters.lateness_max.max(Nanos(late));
+        let flow = self.leave(entry.flow);
+        Departure { handle: entry.handle, flow, bytes: entry.bytes, stamp }
+    }
+
+    /// A packet of this flow is no longer here.
+    #[inline]
+    fn leave(&mut self, index: u32) -> FlowId {
+        let flow = &mut self.flows[index as usize];
+        let id = FlowId { index, generation: flow.generation };
+        flow.held -= 1;
+        if flow.held == 0 {
+            if let Some(class) = flow.class {
+                self.classes[class as usize].active_weight -= u64::from(flow.weight);
+            }
+            if flow.state == FlowState::Closing {
+                self.free(index);
+            }
+        }
+        id
+    }
+
+    fn free(&mut self, index: u32) {
+        let flow = &mut self.flows[index as usize];
+        flow.state = FlowState::Free;
+        flow.generation = flow.generation.wrapping_add(1);
+        self.free_flows.push(index);
+    }
+}
+
+#[cfg(test)]
+mod tests;
