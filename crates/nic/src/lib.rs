@@ -1,0 +1,23 @@
+//! The software NIC: what stands between the ports of virtual machines or containers and the uplink, and
+//! shapes all that passes (Carousel: Saeed et al., SIGCOMM 2017).
+//!
+//! - [`pool`]: all the memory that packets will ever have, taken once.
+//! - [`packet`]: a frame in a buffer, with its offload metadata, its size on the wire and its flow.
+//! - [`headers`]: where a frame's headers are.
+//! - [`vnet`]: the offload metadata.
+//! - [`port`]: where frames come from and go to: TAP, AF_XDP, memory.
+//!
+//! Frames go between threads over rings of the crate `rtrb`: bounded, wait-free, one producer and one
+//! consumer. A [`Packet`] may be dropped in any thread; its buffer finds its way home.
+
+pub mod headers;
+pub mod packet;
+pub mod pool;
+pub mod port;
+pub mod vnet;
+
+pub use headers::Headers;
+pub use packet::Packet;
+pub use pool::{PacketPool, PoolError, PoolSize};
+pub use port::{Port, PortCounters, PortError};
+pub use vnet::VnetHeader;

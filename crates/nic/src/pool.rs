@@ -1,0 +1,536 @@
+//! All the memory that packets will ever have: two stocks of buffers, taken from the system once.
+//!
+//! Most frames are of MTU size, some are segments of up to 64 KB. A stock of small buffers (2 KB) and one
+//! of large ones (68 KB) hold each in one piece, so nobody has to walk chains; a port decides after it has
+//! read a frame which of the two it keeps. Pages of large buffers that were never written cost no memory.
+//!
+//! One thread owns the [`PacketPool`] and takes buffers from it; a [`Packet`] may be dropped in any thread.
+//! A dropped packet pushes its buffer on a list of returned ones (one compare-and-swap); the owner takes
+//! the whole list when its own runs out. As nobody takes single buffers from the shared list, the ABA
+//! problem cannot arise. No lock, no allocation, no reference count a packet. The memory goes when the
+//! pool has been dropped and the last packet has come home.
+//!
+//! What belongs to a frame but is not part of it (its length, its offload metadata) is in a dense array of
+//! heads, a cache line each, and not before the bytes: heads at a stride of 2 KB would share a few sets of
+//! the cache. The small buffers of a pool are one piece of memory, each aligned to its size, as AF_XDP
+//! wants it for its UMEM.
+
+use std::{
+    ffi::c_void,
+    io,
+    ptr::{self, NonNull},
+    sync::atomic::{AtomicI64, AtomicPtr, Ordering},
+};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+use crate::{packet::Packet, vnet::VnetHeader};
+
+/// Most buffers of one size in a pool.
+pub const POOL_BUFFERS_MAX: u32 = 1 << 22;
+/// A small buffer in bytes: a chunk of AF_XDP's UMEM, a frame of MTU 1500 with room for tags.
+pub const SMALL_BUFFER_BYTES: usize = 2048;
+/// A large buffer in bytes: 64 KB of IP, Ethernet with its tags, whole pages.
+pub const LARGE_BUFFER_BYTES: usize = 17 * 4096;
+
+/// Marks a list whose pool is gone. Never followed.
+const CLOSED: *mut Head = ptr::without_provenance_mut(1);
+
+/// How many buffers a pool has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PoolSize {
+    /// Buffers for frames of up to [`SMALL_BUFFER_BYTES`].
+    pub small: u32,
+    /// Buffers for segments of up to 64 KB. With none, longer frames than a small buffer holds are dropped.
+    pub large: u32,
+}
+
+/// Why a pool cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// A number is out of range.
+    #[error("{field} is {read}: use {expected}")]
+    Invalid {
+        /// Which.
+        field: &'static str,
+        /// What was given.
+        read: u32,
+        /// What to give.
+        expected: &'static str,
+    },
+    /// The system has not that much memory.
+    #[error("cannot reserve {bytes} bytes for packets: {source} (use a smaller pool)")]
+    NoMemory {
+        /// How much was asked for.
+        bytes: usize,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+/// Which stock a buffer is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    Small,
+    Large,
+}
+
+impl Class {
+    const ALL: [Class; 2] = [Class::Small, Class::Large];
+
+    pub(crate) const fn bytes(self) -> usize {
+        match self {
+            Class::Small => SMALL_BUFFER_BYTES,
+            Class::Large => LARGE_BUFFER_BYTES,
+        }
+    }
+}
+
+/// What is known of a buffer.
+#[repr(align(64))]
+pub(crate) struct Head {
+    home: NonNull<Shared>,
+    /// The next one in whatever list the buffer is in.
+    next: AtomicPtr<Head>,
+    /// The buffer: `class.bytes()` bytes that only the holder of the head may touch.
+    pub(crate) data: NonNull<u8>,
+    pub(crate) class: Class,
+    /// Where the frame begins, in bytes from the begin of the buffer.
+    pub(crate) start: u32,
+    /// The frame's length in bytes; `start + len` is at most the buffer's.
+    pub(crate) len: u32,
+    pub(crate) vnet: VnetHeader,
+}
+
+const _: () = assert!(size_of::<Head>() == 64);
+
+/// What outlives the pool while packets are abroad.
+struct Shared {
+    /// By [`Class`]: buffers that were dropped, in any thread.
+    returned: [Padded<AtomicPtr<Head>>; 2],
+    /// After the pool's end: buffers abroad. Below zero while the pool is still counting.
+    abroad: AtomicI64,
+    stocks: [Stock; 2],
+}
+
+/// A cache line of its own, so that two lists do not slow each other.
+#[repr(align(128))]
+struct Padded<T>(T);
+
+/// Buffers of one size, side by side.
+struct Stock {
+    data: Mapping,
+    heads: Mapping,
+    count: u32,
+}
+
+/// Memory of the system, zeroed.
+struct Mapping {
+    base: NonNull<c_void>,
+    bytes: usize,
+}
+
+/// The owner of all buffers. See the [module](self).
+pub struct PacketPool {
+    shared: NonNull<Shared>,
+    /// By [`Class`]: free buffers that only this thread sees.
+    free: [*mut Head; 2],
+    free_count: [u32; 2],
+    refused: u64,
+}
+
+// SAFETY: the pool is the only user of its private lists; what it shares with packets is atomic.
+unsafe impl Send for PacketPool {}
+
+impl PacketPool {
+    /// Reserves the memory.
+    ///
+    /// Errors: no small buffer, more than [`POOL_BUFFERS_MAX`] of a size, or not enough memory.
+    pub fn new(size: PoolSize) -> Result<Self, PoolError> {
+        if !(1..=POOL_BUFFERS_MAX).contains(&size.small) {
+            let (field, expected) = ("the number of small buffers", "1 to 4194304");
+            return Err(PoolError::Invalid { field, read: size.small, expected });
+        }
+        if size.large > POOL_BUFFERS_MAX {
+            let (field, expected) = ("the number of large buffers", "0 to 4194304");
+            return Err(PoolError::Invalid { field, read: size.large, expected });
+        }
+        let stocks = [Stock::new(Class::Small, size.small)?, Stock::new(Class::Large, size.large)?];
+        let shared = Box::new(Shared {
+            returned: [const { Padded(AtomicPtr::new(ptr::null_mut())) }; 2],
+            abroad: AtomicI64::new(0),
+            stocks,
+        });
+        let shared = NonNull::from(Box::leak(shared));
+        let mut pool = Self { shared, free: [ptr::null_mut(); 2], free_count: [0; 2], refused: 0 };
+        for class in Class::ALL {
+            let stock = &pool.shared().stocks[class as usize];
+            let (data, heads, count) = (stock.data.base, stock.heads(), stock.count);
+            // From the last to the first: they are taken from the first on.
+            for index in (0..count as usize).rev() {
+                // SAFETY: the stock has `count` of each.
+                let (data, head) =
+                    unsafe { (data.byte_add(index * class.bytes()), heads.add(index)) };
+                // SAFETY: inside the mapping, aligned, and nobody has it yet.
+                unsafe {
+                    head.write(Head {
+                        home: shared,
+                        next: AtomicPtr::new(ptr::null_mut()),
+                        data: data.cast(),
+                        class,
+                        start: 0,
+                        len: 0,
+                        vnet: VnetHeader::default(),
+                    });
+                }
+                pool.keep(head);
+            }
+        }
+        Ok(pool)
+    }
+
+    /// An empty packet whose buffer has room for a frame of `bytes`. None if there is no free buffer of
+    /// that size, which is counted.
+    pub fn take(&mut self, bytes: usize) -> Option<Packet> {
+        match Class::ALL.into_iter().find(|class| bytes <= class.bytes()) {
+            Some(class) => self.take_class(class),
+            None => {
+                self.refused += 1;
+                None
+            }
+        }
+    }
+
+    /// A packet with a copy of `frame`. None as in [`take`](Self::take).
+    pub fn packet(&mut self, frame: &[u8]) -> Option<Packet> {
+        let mut packet = self.take(frame.len())?;
+        packet.fill(frame);
+        Some(packet)
+    }
+
+    pub(crate) fn take_class(&mut self, class: Class) -> Option<Packet> {
+        let list = class as usize;
+        if self.free[list].is_null() {
+            self.collect(class);
+        }
+        let Some(head) = NonNull::new(self.free[list]) else {
+            self.refused += 1;
+            return None;
+        };
+        // SAFETY: a head in the private list belongs to nobody else.
+        let buffer = unsafe { &mut *head.as_ptr() };
+        self.free[list] = *buffer.next.get_mut();
+        self.free_count[list] -= 1;
+        buffer.start = 0;
+        buffer.len = 0;
+        buffer.vnet = VnetHeader::default();
+        // SAFETY: just taken from the list, so this packet is the only one on this buffer.
+        Some(unsafe { Packet::from_head(head) })
+    }
+
+    /// Takes a packet back. The same as dropping it, without an atomic instruction if it is of this pool.
+    pub fn recycle(&mut self, packet: Packet) {
+        if packet.head().home == self.shared {
+            self.keep(packet.into_head());
+        }
+    }
+
+    /// How many buffers there are, free or not.
+    pub fn size(&self) -> PoolSize {
+        let [small, large] = &self.shared().stocks;
+        PoolSize { small: small.count, large: large.count }
+    }
+
+    /// How many buffers are free.
+    pub fn free(&mut self) -> PoolSize {
+        Class::ALL.into_iter().for_each(|class| self.collect(class));
+        PoolSize { small: self.free_count[0], large: self.free_count[1] }
+    }
+
+    /// How often a buffer was asked for and there was none.
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// The memory of the small buffers: its begin, and its length in bytes.
+    pub(crate) fn small_memory(&self) -> (NonNull<c_void>, usize) {
+        let stock = &self.shared().stocks[Class::Small as usize];
+        (stock.data.base, stock.count as usize * SMALL_BUFFER_BYTES)
+    }
+
+    /// The heads of the small buffers, in the order of their memory.
+    pub(crate) fn small_heads(&self) -> NonNull<Head> {
+        self.shared().stocks[Class::Small as usize].heads()
+    }
+
+    /// True if the packet's buffer is a small one of this pool.
+    pub(crate) fn owns_small(&self, packet: &Packet) -> bool {
+        packet.head().home == self.shared && packet.head().class == Class::Small
+    }
+
+    fn shared(&self) -> &Shared {
+        // SAFETY: it lives at least as long as the pool.
+        unsafe { self.shared.as_ref() }
+    }
+
+    /// Puts a buffer that nobody else has on the private list.
+    fn keep(&mut self, mut head: NonNull<Head>) {
+        // SAFETY: the caller gives the buffer away; nobody else has it.
+        let buffer = unsafe { head.as_mut() };
+        let list = buffer.class as usize;
+        *buffer.next.get_mut() = self.free[list];
+        self.free[list] = head.as_ptr();
+        self.free_count[list] += 1;
+    }
+
+    /// Moves all buffers that came back to the private list.
+    fn collect(&mut self, class: Class) {
+        let returned = &self.shared().returned[class as usize].0;
+        if returned.load(Ordering::Relaxed).is_null() {
+            return;
+        }
+        let list = returned.swap(ptr::null_mut(), Ordering::Acquire);
+        self.keep_list(list);
+    }
+
+    fn keep_list(&mut self, mut list: *mut Head) {
+        while let Some(mut head) = NonNull::new(list) {
+            // SAFETY: the list was taken as a whole, so its buffers are ours alone.
+            list = *unsafe { head.as_mut() }.next.get_mut();
+            self.keep(head);
+        }
+    }
+}
+
+impl Drop for PacketPool {
+    fn drop(&mut self) {
+        for class in Class::ALL {
+            let list = self.shared().returned[class as usize].0.swap(CLOSED, Ordering::Acquire);
+            self.keep_list(list);
+        }
+        let size = self.size();
+        let missing = i64::from(size.small) + i64::from(size.large)
+            - self.free_count.iter().map(|&n| i64::from(n)).sum::<i64>();
+        let before = self.shared().abroad.fetch_add(missing, Ordering::AcqRel);
+        if before + missing == 0 {
+            // SAFETY: every buffer is home, and each `came_home_late` has ended its use of `Shared`.
+            unsafe { free_shared(self.shared) };
+        }
+    }
+}
+
+/// Brings a buffer home from any thread.
+///
+/// # Safety
+///
+/// The caller is the only user of the buffer, and is none any more.
+pub(crate) unsafe fn give_back(head: NonNull<Head>) {
+    // SAFETY: `Head`s are written before they are handed out, and live while one is abroad.
+    let buffer = unsafe { head.as_ref() };
+    let home = buffer.home;
+    // SAFETY: `Shared` lives until the last buffer is home, and this one is not.
+    let shared = unsafe { home.as_ref() };
+    let returned = &shared.returned[buffer.class as usize].0;
+    let mut top = returned.load(Ordering::Relaxed);
+    while top != CLOSED {
+        buffer.next.store(top, Ordering::Relaxed);
+        // Release: what was written in the buffer is seen by who takes it.
+        let pushed = returned.compare_exchange_weak(
+            top,
+            head.as_ptr(),
+            Ordering::Release,
+            Ordering::Relaxed,
+        );
+        match pushed {
+            Ok(_) => return,
+            Err(now) => top = now,
+        }
+    }
+    if shared.abroad.fetch_sub(1, Ordering::AcqRel) == 1 {
+        // SAFETY: the pool is gone, and this was the last buffer abroad.
+        unsafe { free_shared(home) };
+    }
+}
+
+/// # Safety
+///
+/// `shared` came from [`PacketPool::new`], and nobody uses it or a buffer of it any more.
+unsafe fn free_shared(shared: NonNull<Shared>) {
+    // SAFETY: made by `Box::leak` there; the caller says that it is the last.
+    drop(unsafe { Box::from_raw(shared.as_ptr()) });
+}
+
+impl Stock {
+    fn new(class: Class, count: u32) -> Result<Self, PoolError> {
+        let count_bytes = |each| Mapping::new(count as usize * each);
+        Ok(Self {
+            data: count_bytes(class.bytes())?,
+            heads: count_bytes(size_of::<Head>())?,
+            count,
+        })
+    }
+
+    fn heads(&self) -> NonNull<Head> {
+        self.heads.base.cast()
+    }
+}
+
+impl Mapping {
+    fn new(bytes: usize) -> Result<Self, PoolError> {
+        // A mapping of nothing is refused.
+        let bytes = bytes.max(1);
+        // SAFETY: a new anonymous mapping aliases nothing.
+        let base = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        };
+        let base = base.map_err(|e| PoolError::NoMemory { bytes, source: e.into() })?;
+        let Some(base) = NonNull::new(base) else {
+            let source = io::ErrorKind::OutOfMemory.into();
+            return Err(PoolError::NoMemory { bytes, source });
+        };
+        Ok(Self { base, bytes })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length; `Shared` is dropped after the last use.
+        let _ = unsafe { munmap(self.base.as_ptr(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::VecDeque, thread};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pool(small: u32, large: u32) -> PacketPool {
+        PacketPool::new(PoolSize { small, large }).unwrap()
+    }
+
+    #[test]
+    fn sizes_are_checked_first() {
+        for (small, large) in [(0, 1), (POOL_BUFFERS_MAX + 1, 0), (1, POOL_BUFFERS_MAX + 1)] {
+            let error = PacketPool::new(PoolSize { small, large }).err().unwrap();
+            assert!(error.to_string().contains("use "), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_pool_ends_where_it_was_told() {
+        let mut pool = pool(3, 1);
+        let small: Vec<_> = (0..3).map(|_| pool.take(64).unwrap()).collect();
+        assert!(pool.take(64).is_none());
+        let large = pool.take(65_000).unwrap();
+        assert!(pool.take(65_000).is_none());
+        assert!(pool.take(LARGE_BUFFER_BYTES + 1).is_none());
+        assert_eq!((pool.refused(), pool.free()), (3, PoolSize::default()));
+        drop(small);
+        pool.recycle(large);
+        assert_eq!(pool.free(), pool.size());
+        assert!(pool.take(LARGE_BUFFER_BYTES).is_some());
+    }
+
+    #[test]
+    fn packets_outlive_their_pool() {
+        let mut pool = pool(2, 1);
+        let mut packet = pool.packet(b"abroad").unwrap();
+        let other = pool.packet(&[7; 5000]).unwrap();
+        drop(pool);
+        packet.frame_mut()[0] = b'A';
+        assert_eq!(packet.frame(), b"Abroad");
+        drop(packet);
+        assert_eq!(other.frame(), [7; 5000]);
+    }
+
+    #[test]
+    fn a_packet_of_another_pool_goes_to_its_own() {
+        let (mut ours, mut theirs) = (pool(1, 0), pool(1, 0));
+        let packet = theirs.take(0).unwrap();
+        ours.recycle(packet);
+        assert_eq!((ours.free().small, theirs.free().small), (1, 1));
+    }
+
+    /// The owner takes, four threads drop; nothing is lost, and no buffer has two holders.
+    #[test]
+    fn buffers_come_home_from_other_threads() {
+        const ROUNDS: u64 = 20_000;
+        let mut pool = pool(64, 0);
+        thread::scope(|scope| {
+            let mut queues = Vec::new();
+            for _ in 0..4 {
+                let (to, mut from) = rtrb::RingBuffer::<(u64, Packet)>::new(8);
+                queues.push(to);
+                scope.spawn(move || {
+                    loop {
+                        match from.pop() {
+                            Ok((n, packet)) => assert_eq!(packet.frame(), n.to_ne_bytes()),
+                            Err(_) if from.is_abandoned() && from.is_empty() => break,
+                            Err(_) => thread::yield_now(),
+                        }
+                    }
+                });
+            }
+            for n in 0..ROUNDS {
+                let mut packet = loop {
+                    match pool.packet(&n.to_ne_bytes()) {
+                        Some(packet) => break packet,
+                        None => thread::yield_now(),
+                    }
+                };
+                let queue = &mut queues[(n % 4) as usize];
+                while let Err(rtrb::PushError::Full((_, back))) = queue.push((n, packet)) {
+                    packet = back;
+                    thread::yield_now();
+                }
+            }
+        });
+        assert_eq!(pool.free(), pool.size());
+    }
+
+    #[test]
+    fn the_last_packet_in_any_thread_ends_the_pool() {
+        for _ in 0..200 {
+            let mut pool = pool(8, 0);
+            let packets: Vec<_> = (0..8).map(|_| pool.take(0).unwrap()).collect();
+            thread::scope(|scope| {
+                let mut packets = VecDeque::from(packets);
+                for _ in 0..2 {
+                    let half: Vec<_> = packets.drain(..4).collect();
+                    scope.spawn(move || drop(half));
+                }
+                drop(pool);
+            });
+        }
+    }
+
+    proptest! {
+        /// Whatever is taken and given back, each buffer has one holder and none is lost.
+        #[test]
+        fn each_buffer_has_one_holder(steps in prop::collection::vec((0u8..4, 0usize..70_000), 0..200)) {
+            let mut pool = pool(5, 3);
+            let mut held = VecDeque::new();
+            for (step, bytes) in steps {
+                match step {
+                    0 | 1 => held.extend(pool.take(bytes)),
+                    2 => drop(held.pop_front()),
+                    _ => held.pop_back().into_iter().for_each(|packet| pool.recycle(packet)),
+                }
+                let mut buffers: Vec<_> = held.iter().map(|p| p.head().data).collect();
+                buffers.sort();
+                buffers.dedup();
+                prop_assert_eq!(buffers.len(), held.len());
+                let free = pool.free();
+                prop_assert_eq!((free.small + free.large) as usize + held.len(), 8);
+            }
+        }
+    }
+}
