@@ -1,0 +1,99 @@
+//! The slots that come next: a ring of lists, each first in, first out, and a bitmap over them.
+//!
+//! Everything here is indexed within one small ring, so it stays in the first caches, and insert and take
+//! have no branch that depends on the data:
+//! - a node's number is also its link, and the first [`RING`] nodes are the heads of the lists, so an item is
+//!   linked behind the last node of its slot whether the slot has items or not;
+//! - two levels of bitmap find the next slot with an item in two look-ups.
+
+use alloc::{boxed::Box, vec::Vec};
+use core::array;
+
+/// Slots in the ring; a power of two.
+pub(super) const RING: usize = 64 * WORDS;
+/// One bit a word in [`Near::top`].
+const WORDS: usize = 32;
+
+#[derive(Debug, Clone, Copy)]
+struct Node<T> {
+    item: T,
+    /// The node behind it, in its slot or among the free ones; means nothing in the last of a slot.
+    next: u32,
+}
+
+/// Lists of items in [`RING`] slots. Slots are counted from time zero; which of them are in the ring at a
+/// time, its user knows.
+#[derive(Debug, Clone)]
+pub(super) struct Near<T> {
+    /// The heads of the slots, then the items.
+    nodes: Box<[Node<T>]>,
+    /// The last node of a slot: its head if it is empty.
+    last: Box<[u32; RING]>,
+    free: u32,
+    /// A bit a slot that has items.
+    words: [u64; WORDS],
+    /// A bit a word that is not zero.
+    top: u32,
+}
+
+impl<T: Copy + Default> Near<T> {
+    /// No items; room for `capacity`.
+    pub(super) fn new(capacity: usize) -> Self {
+        let nodes = (1..=(RING + capacity) as u32).map(|next| Node { item: T::default(), next });
+        Self {
+            nodes: nodes.collect::<Vec<_>>().into_boxed_slice(),
+            last: Box::new(array::from_fn(|slot| slot as u32)),
+            free: RING as u32,
+            words: [0; WORDS],
+            top: 0,
+        }
+    }
+
+    /// Puts an item behind the others of its slot. There is room: its user counts.
+    #[inline]
+    pub(super) fn push(&mut self, slot: u64, item: T) {
+        let slot = slot as usize % RING;
+        let node = self.free;
+        let cell = &mut self.nodes[node as usize];
+        self.free = cell.next;
+        cell.item = item;
+        self.nodes[self.last[slot] as usize].next = node;
+        self.last[slot] = node;
+        self.words[slot / 64] |= 1 << (slot % 64);
+        self.top |= 1 << (slot / 64);
+    }
+
+    /// Takes the first item of a slot that has one.
+    #[inline]
+    pub(super) fn take(&mut self, slot: u64) -> T {
+        let slot = slot as usize % RING;
+        let node = self.nodes[slot].next;
+        let Node { item, next } = self.nodes[node as usize];
+        self.nodes[slot].next = next;
+        self.nodes[node as usize].next = self.free;
+        self.free = node;
+        if self.last[slot] == node {
+            self.last[slot] = slot as u32;
+            let word = &mut self.words[slot / 64];
+            *word &= !(1 << (slot % 64));
+            self.top &= !(u32::from(*word == 0) << (slot / 64));
+        }
+        item
+    }
+
+    /// The first slot with an item, from slot `front` on. No item may be in a slot that is a ring less
+    /// `front % 64` ahead of `front`, or more.
+    #[inline]
+    pub(super) fn soonest(&self, front: u64) -> Option<u64> {
+        let (word, bit) = (front as usize % RING / 64, front % 64);
+        let here = self.words[word] & (u64::MAX << bit);
+        // The word of `front` comes again a ring later, where nothing is.
+        let rest = self.top.rotate_right(word as u32) & !1;
+        if here == 0 && rest == 0 {
+            return None;
+        }
+        let ahead = if here == 0 { rest.trailing_zeros() as usize } else { 0 };
+        let found = if here == 0 { self.words[(word + ahead) % WORDS] } else { here };
+        Some(front - bit + 64 * ahead as u64 + u64::from(found.trailing_zeros()))
+    }
+}
