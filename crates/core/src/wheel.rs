@@ -51,6 +51,8 @@ pub const MAX_CAPACITY: usize = 1 << 27;
 
 /// Slots in a bucket: the near ring holds two.
 const BUCKET: u64 = near::RING as u64 / 2;
+/// The first packet's slot where there is none.
+const NEVER: u64 = u64::MAX;
 /// The front moves this many slots before it takes more of the next bucket along.
 const STRIDE: u64 = 16;
 /// Packets that are taken along at least, if there are as many.
@@ -151,6 +153,8 @@ pub struct Wheel<T> {
     shift: u32,
     /// The slot of the present, counted from time zero; never ahead of the clock.
     front: u64,
+    /// The first slot that is not empty; [`NEVER`] if all are.
+    next: u64,
     slots: u64,
     len: usize,
     capacity: usize,
@@ -185,6 +189,7 @@ impl<T: Copy + Default> Wheel<T> {
             step_at: 0,
             shift,
             front: now.0 >> shift,
+            next: NEVER,
             slots,
             len: 0,
             capacity,
@@ -221,23 +226,10 @@ impl<T: Copy + Default> Wheel<T> {
             return Err(Refused::Full);
         }
         let mut slot = at.0.saturating_add((1 << self.shift) - 1) >> self.shift;
-        if slot.saturating_sub(self.front) >= self.slots {
-            // The front stands where the last pop left it.
-            self.advance(now);
-            let last = self.front + self.slots - 1;
-            if slot > last {
-                if beyond == Beyond::Refuse {
-                    self.counters.beyond += 1;
-                    return Err(Refused::Beyond);
-                }
-                self.counters.clamped += 1;
-                slot = last;
-            }
+        if slot.wrapping_sub(self.front) >= self.slots {
+            slot = self.within(now, slot, beyond)?;
         }
-        if slot < self.front {
-            self.counters.past += 1;
-            slot = self.front;
-        }
+        self.next = self.next.min(slot);
         if slot < self.near_end {
             self.near.push(slot, item);
         } else {
@@ -251,10 +243,12 @@ impl<T: Copy + Default> Wheel<T> {
     #[inline]
     pub fn pop(&mut self, now: Nanos) -> Option<T> {
         let present = now.0 >> self.shift;
-        match self.near.soonest(self.front) {
-            Some(slot) if slot <= present && slot < self.step_at => Some(self.take(slot)),
-            _ => self.pop_after_advance(now),
+        if self.next > present {
+            self.move_front(present);
+            return None;
         }
+        self.move_front(self.next);
+        Some(self.take())
     }
 
     /// Takes at most `most` packets whose time has come, the soonest first; how many.
@@ -272,9 +266,9 @@ impl<T: Copy + Default> Wheel<T> {
     /// Takes all packets, the soonest first, whatever their time: when their port has gone.
     pub fn drain(&mut self, mut take: impl FnMut(T)) {
         let present = self.front;
-        while let Some(slot) = self.soonest() {
-            self.move_front(slot);
-            take(self.take(slot));
+        while self.next != NEVER {
+            self.move_front(self.next);
+            take(self.take());
         }
         // The clock has not been there.
         self.front = present;
@@ -285,7 +279,7 @@ impl<T: Copy + Default> Wheel<T> {
     #[inline]
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
-        self.soonest().map(|slot| Nanos(slot << self.shift))
+        (self.next != NEVER).then_some(Nanos(self.next << self.shift))
     }
 
     /// How many packets it holds.
@@ -324,28 +318,30 @@ impl<T: Copy + Default> Wheel<T> {
         self.counters
     }
 
-    /// The first slot that is not empty.
-    #[inline]
-    fn soonest(&self) -> Option<u64> {
-        match self.near.soonest(self.front) {
-            Some(slot) if slot < self.near_end => Some(slot),
-            _ => self.soonest_far(),
+    /// The slot for a stamp that is before the front, or as it seems beyond the horizon.
+    #[cold]
+    fn within(&mut self, now: Nanos, slot: u64, beyond: Beyond) -> Result<u64, Refused> {
+        if slot > self.front {
+            // The front stands where the last pop left it. It may follow the clock up to the first packet.
+            self.move_front(self.next.min(now.0 >> self.shift));
         }
+        let last = self.front + self.slots - 1;
+        if slot < self.front {
+            self.counters.past += 1;
+            return Ok(self.front);
+        }
+        if slot <= last {
+            return Ok(slot);
+        }
+        if beyond == Beyond::Refuse {
+            self.counters.beyond += 1;
+            return Err(Refused::Beyond);
+        }
+        self.counters.clamped += 1;
+        Ok(last)
     }
 
-    /// The first slot from [`Wheel::near_end`] on that is not empty, when no other is.
-    fn soonest_far(&self) -> Option<u64> {
-        let least = self.far.soonest(self.near_end / BUCKET)?;
-        // The stored half is enough: no slot is further than MAX_SLOTS from the front.
-        Some(self.near_end + u64::from(least.wrapping_sub(self.near_end as u32)))
-    }
-
-    /// Moves the front to the first packet, but not into the future. A clock that steps back moves nothing.
-    fn advance(&mut self, now: Nanos) {
-        let present = now.0 >> self.shift;
-        self.move_front(self.soonest().map_or(present, |slot| slot.min(present)));
-    }
-
+    /// Moves the front to a slot before which all are empty. A clock that steps back moves nothing.
     #[inline]
     fn move_front(&mut self, slot: u64) {
         self.front = self.front.max(slot);
@@ -354,19 +350,26 @@ impl<T: Copy + Default> Wheel<T> {
         }
     }
 
-    #[inline(never)]
-    fn pop_after_advance(&mut self, now: Nanos) -> Option<T> {
-        self.advance(now);
-        let slot = self.near.soonest(self.front)?;
-        (slot <= now.0 >> self.shift).then(|| self.take(slot))
+    /// Takes the first packet, where the front is. There is one.
+    #[inline]
+    fn take(&mut self) -> T {
+        let (item, emptied) = self.near.take(self.next);
+        if emptied {
+            self.next = self.near.soonest(self.next);
+            if self.next >= self.near_end {
+                self.next = self.soonest_far();
+            }
+        }
+        self.len -= 1;
+        item
     }
 
-    /// Takes the first packet of a near slot that has one and that the front may be at.
-    #[inline]
-    fn take(&mut self, slot: u64) -> T {
-        self.front = slot;
-        self.len -= 1;
-        self.near.take(slot)
+    /// The first slot from [`Wheel::near_end`] on that is not empty, when no other is.
+    fn soonest_far(&self) -> u64 {
+        // The stored half is enough: no slot is further than MAX_SLOTS from the front.
+        self.far.soonest(self.near_end / BUCKET).map_or(NEVER, |least| {
+            self.near_end + u64::from(least.wrapping_sub(self.near_end as u32))
+        })
     }
 
     /// Sees to it that the front's bucket is near, and takes a part of the next one along.

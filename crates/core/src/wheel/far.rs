@@ -63,9 +63,11 @@ impl<T: Copy + Default> Far<T> {
         let at = bucket.end as usize;
         self.pool[at] = Entry { slot: slot as u32, item };
         bucket.end += 1;
-        bucket.len += 1;
         bucket.least = bucket.least.min(slot as u32);
-        self.occupied.insert(index);
+        bucket.len += 1;
+        if bucket.len == 1 {
+            self.occupied.insert(index);
+        }
         if at % CHUNK == CHUNK - 1 {
             self.extend(index, at / CHUNK);
         }
@@ -120,13 +122,6 @@ impl<T: Copy + Default> Far<T> {
     pub(super) fn soonest(&self, from: u64) -> Option<u32> {
         let index = self.occupied.next(self.index(from)).or_else(|| self.occupied.next(0))?;
         Some(self.buckets[index].least)
-    }
-
-    /// The least slot that a bucket has had since it was last empty, its lower half; none if it is empty.
-    #[inline]
-    pub(super) fn least(&self, bucket: u64) -> Option<u32> {
-        let Bucket { len, least, .. } = self.buckets[self.index(bucket)];
-        (len > 0).then_some(least)
     }
 
     #[inline]

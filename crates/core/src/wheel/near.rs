@@ -63,37 +63,41 @@ impl<T: Copy + Default> Near<T> {
         self.top |= 1 << (slot / 64);
     }
 
-    /// Takes the first item of a slot that has one.
+    /// Takes the first item of a slot that has one, and says whether it was the last.
     #[inline]
-    pub(super) fn take(&mut self, slot: u64) -> T {
+    pub(super) fn take(&mut self, slot: u64) -> (T, bool) {
         let slot = slot as usize % RING;
         let node = self.nodes[slot].next;
         let Node { item, next } = self.nodes[node as usize];
         self.nodes[slot].next = next;
         self.nodes[node as usize].next = self.free;
         self.free = node;
-        if self.last[slot] == node {
+        let emptied = self.last[slot] == node;
+        if emptied {
             self.last[slot] = slot as u32;
             let word = &mut self.words[slot / 64];
             *word &= !(1 << (slot % 64));
             self.top &= !(u32::from(*word == 0) << (slot / 64));
         }
-        item
+        (item, emptied)
     }
 
-    /// The first slot with an item, from slot `front` on. No item may be in a slot that is a ring less
-    /// `front % 64` ahead of `front`, or more.
+    /// The first slot with an item, from slot `front` on; the last of all numbers if there is none. No item may
+    /// be in a slot that is a ring less `front % 64` ahead of `front`, or more.
     #[inline]
-    pub(super) fn soonest(&self, front: u64) -> Option<u64> {
+    pub(super) fn soonest(&self, front: u64) -> u64 {
         let (word, bit) = (front as usize % RING / 64, front % 64);
         let here = self.words[word] & (u64::MAX << bit);
+        if here != 0 {
+            return front - bit + u64::from(here.trailing_zeros());
+        }
         // The word of `front` comes again a ring later, where nothing is.
         let rest = self.top.rotate_right(word as u32) & !1;
-        if here == 0 && rest == 0 {
-            return None;
+        if rest == 0 {
+            return u64::MAX;
         }
-        let ahead = if here == 0 { rest.trailing_zeros() as usize } else { 0 };
-        let found = if here == 0 { self.words[(word + ahead) % WORDS] } else { here };
-        Some(front - bit + 64 * ahead as u64 + u64::from(found.trailing_zeros()))
+        let ahead = rest.trailing_zeros();
+        let found = self.words[(word + ahead as usize) % WORDS];
+        front - bit + u64::from(64 * ahead + found.trailing_zeros())
     }
 }

@@ -58,13 +58,10 @@ impl TimeQueue for OurWheel {
         let _ = self.wheel.insert(self.now, Nanos(at_ns), item);
     }
 
-    /// As a shaper does: what is due, and if nothing is, sleep until something will be.
+    /// As a shaper that sleeps until the soonest is due.
     #[inline]
     fn pop(&mut self) -> Option<(u64, u32)> {
-        if let Some(item) = self.wheel.pop(self.now) {
-            return Some((self.now.0, item));
-        }
-        self.now = self.wheel.next_deadline()?;
+        self.now = self.now.max(self.wheel.next_deadline()?);
         self.wheel.pop(self.now).map(|item| (self.now.0, item))
     }
 }
