@@ -229,7 +229,9 @@ impl<T: Copy + Default> Wheel<T> {
         if slot.wrapping_sub(self.front) >= self.slots {
             slot = self.within(now, slot, beyond)?;
         }
-        self.next = self.next.min(slot);
+        if slot < self.next {
+            self.becomes_first(slot);
+        }
         if slot < self.near_end {
             self.near.push(slot, item);
         } else {
@@ -341,6 +343,12 @@ impl<T: Copy + Default> Wheel<T> {
         Ok(last)
     }
 
+    /// Apart, so that it is a branch: seldom taken, it keeps the next pop from waiting for this stamp.
+    #[cold]
+    fn becomes_first(&mut self, slot: u64) {
+        self.next = slot;
+    }
+
     /// Moves the front to a slot before which all are empty. A clock that steps back moves nothing.
     #[inline]
     fn move_front(&mut self, slot: u64) {
@@ -353,13 +361,8 @@ impl<T: Copy + Default> Wheel<T> {
     /// Takes the first packet, where the front is. There is one.
     #[inline]
     fn take(&mut self) -> T {
-        let (item, emptied) = self.near.take(self.next);
-        if emptied {
-            self.next = self.near.soonest(self.next);
-            if self.next >= self.near_end {
-                self.next = self.soonest_far();
-            }
-        }
+        let (item, next) = self.near.take(self.next);
+        self.next = if next < self.near_end { next } else { self.soonest_far() };
         self.len -= 1;
         item
     }
@@ -399,7 +402,7 @@ impl<T: Copy + Default> Wheel<T> {
     fn bring_near(&mut self, bucket: u64, count: u32) {
         let start = bucket * BUCKET;
         self.far.take(bucket, count, |slot, item| {
-            self.near.push(start + (u64::from(slot) % BUCKET), item);
+            self.near.push(start + u64::from(slot) % BUCKET, item);
         });
     }
 }

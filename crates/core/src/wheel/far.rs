@@ -9,7 +9,7 @@ use crate::slot_set::SlotSet;
 
 /// Entries in a chunk of the pool. Large, so that the next chunk is found seldom and a chunk is read in
 /// sequence; small, since a bucket keeps one.
-const CHUNK: usize = 64;
+const CHUNK: usize = 256;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Entry<T> {

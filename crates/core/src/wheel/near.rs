@@ -63,41 +63,33 @@ impl<T: Copy + Default> Near<T> {
         self.top |= 1 << (slot / 64);
     }
 
-    /// Takes the first item of a slot that has one, and says whether it was the last.
+    /// Takes the first item of a slot that has one, and says which is the first slot then: the last of all
+    /// numbers if there is none. No item may be in a slot before it, or in one that is a ring less 64 slots
+    /// after it or more.
     #[inline]
-    pub(super) fn take(&mut self, slot: u64) -> (T, bool) {
-        let slot = slot as usize % RING;
-        let node = self.nodes[slot].next;
+    pub(super) fn take(&mut self, slot: u64) -> (T, u64) {
+        let head = slot as usize % RING;
+        let node = self.nodes[head].next;
         let Node { item, next } = self.nodes[node as usize];
-        self.nodes[slot].next = next;
+        self.nodes[head].next = next;
         self.nodes[node as usize].next = self.free;
         self.free = node;
-        let emptied = self.last[slot] == node;
-        if emptied {
-            self.last[slot] = slot as u32;
-            let word = &mut self.words[slot / 64];
-            *word &= !(1 << (slot % 64));
-            self.top &= !(u32::from(*word == 0) << (slot / 64));
+        if self.last[head] != node {
+            return (item, slot);
         }
-        (item, emptied)
-    }
-
-    /// The first slot with an item, from slot `front` on; the last of all numbers if there is none. No item may
-    /// be in a slot that is a ring less `front % 64` ahead of `front`, or more.
-    #[inline]
-    pub(super) fn soonest(&self, front: u64) -> u64 {
-        let (word, bit) = (front as usize % RING / 64, front % 64);
-        let here = self.words[word] & (u64::MAX << bit);
-        if here != 0 {
-            return front - bit + u64::from(here.trailing_zeros());
+        self.last[head] = head as u32;
+        let (word, start) = (head / 64, slot & !63);
+        let rest = self.words[word] & !(1 << (head % 64));
+        self.words[word] = rest;
+        if rest != 0 {
+            return (item, start + u64::from(rest.trailing_zeros()));
         }
-        // The word of `front` comes again a ring later, where nothing is.
-        let rest = self.top.rotate_right(word as u32) & !1;
-        if rest == 0 {
-            return u64::MAX;
+        self.top &= !(1 << word);
+        if self.top == 0 {
+            return (item, u64::MAX);
         }
-        let ahead = rest.trailing_zeros();
+        let ahead = self.top.rotate_right(word as u32).trailing_zeros();
         let found = self.words[(word + ahead as usize) % WORDS];
-        front - bit + u64::from(64 * ahead + found.trailing_zeros())
+        (item, start + u64::from(64 * ahead + found.trailing_zeros()))
     }
 }

@@ -5,9 +5,10 @@
 //! time ahead, so as many stand in the queue after it as before.
 
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::ValueEnum;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::queues::TimeQueue;
 
@@ -67,6 +68,12 @@ impl Stamps {
     }
 }
 
+/// The processor time that this thread has used: what others on the machine use is not in it.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 /// A queue under load, whichever it is. The loops are compiled for each queue.
 pub(super) trait Load {
     /// Puts elements 0 to `elements` in.
@@ -82,31 +89,31 @@ pub(super) trait Load {
 impl<Q: TimeQueue> Load for Q {
     #[inline(never)]
     fn fill(&mut self, stamps: &mut Stamps, elements: u32) -> Duration {
-        let start = Instant::now();
+        let start = cpu_time();
         for item in 0..elements {
             self.push(stamps.next(0), item);
         }
-        start.elapsed()
+        cpu_time() - start
     }
 
     #[inline(never)]
     fn hold(&mut self, stamps: &mut Stamps, steps: u64) -> Duration {
-        let start = Instant::now();
+        let start = cpu_time();
         for _ in 0..steps {
             let Some((now_ns, item)) = self.pop() else { break };
             self.push(stamps.next(now_ns), black_box(item));
         }
-        start.elapsed()
+        cpu_time() - start
     }
 
     #[inline(never)]
     fn empty(&mut self) -> (Duration, u32) {
-        let start = Instant::now();
+        let start = cpu_time();
         let mut count = 0;
         while let Some((_, item)) = self.pop() {
             black_box(item);
             count += 1;
         }
-        (start.elapsed(), count)
+        (cpu_time() - start, count)
     }
 }

@@ -52,14 +52,14 @@ impl OurWheel {
 }
 
 impl TimeQueue for OurWheel {
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, at_ns: u64, item: u32) {
         // There is room: the queue was made for as many as there are.
         let _ = self.wheel.insert(self.now, Nanos(at_ns), item);
     }
 
     /// As a shaper that sleeps until the soonest is due.
-    #[inline]
+    #[inline(always)]
     fn pop(&mut self) -> Option<(u64, u32)> {
         self.now = self.now.max(self.wheel.next_deadline()?);
         self.wheel.pop(self.now).map(|item| (self.now.0, item))
@@ -81,7 +81,7 @@ impl ListWheel {
 }
 
 impl TimeQueue for ListWheel {
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, at_ns: u64, item: u32) {
         let last = self.front + SLOTS as u64 - 1;
         let slot = at_ns.div_ceil(1 << SHIFT).clamp(self.front, last) as usize % SLOTS;
@@ -91,7 +91,7 @@ impl TimeQueue for ListWheel {
         self.slots[slot].push_back(item);
     }
 
-    #[inline]
+    #[inline(always)]
     fn pop(&mut self) -> Option<(u64, u32)> {
         let at = self.front as usize % SLOTS;
         let slot = self.occupied.next(at).or_else(|| self.occupied.next(0))?;
@@ -118,14 +118,14 @@ impl CrateWheel {
 }
 
 impl TimeQueue for CrateWheel {
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, at_ns: u64, item: u32) {
         // It refuses what is due at once; the next tick is the soonest that it knows.
         let ahead = at_ns.div_ceil(1 << SHIFT).saturating_sub(self.ticks).max(1);
         let _ = self.wheel.insert_with_delay(item, Duration::from_millis(ahead));
     }
 
-    #[inline]
+    #[inline(always)]
     fn pop(&mut self) -> Option<(u64, u32)> {
         loop {
             if let Some(item) = self.due.next() {
@@ -153,13 +153,13 @@ pub(super) struct Heap {
 }
 
 impl TimeQueue for Heap {
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, at_ns: u64, item: u32) {
         self.number = self.number.wrapping_add(1);
         self.heap.push(Reverse((at_ns, self.number, item)));
     }
 
-    #[inline]
+    #[inline(always)]
     fn pop(&mut self) -> Option<(u64, u32)> {
         self.heap.pop().map(|Reverse((at_ns, _, item))| (at_ns, item))
     }
@@ -173,13 +173,13 @@ pub(super) struct Tree {
 }
 
 impl TimeQueue for Tree {
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, at_ns: u64, item: u32) {
         self.number = self.number.wrapping_add(1);
         self.tree.insert((at_ns, self.number), item);
     }
 
-    #[inline]
+    #[inline(always)]
     fn pop(&mut self) -> Option<(u64, u32)> {
         self.tree.pop_first().map(|((at_ns, _), item)| (at_ns, item))
     }
@@ -245,7 +245,7 @@ impl Fq {
 }
 
 impl TimeQueue for Fq {
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, at_ns: u64, item: u32) {
         self.packets[item as usize] = (at_ns, NONE);
         let flow = item % self.flow_count;
@@ -259,7 +259,7 @@ impl TimeQueue for Fq {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn pop(&mut self) -> Option<(u64, u32)> {
         let ((at_ns, _), flow) = self.tree.pop_first()?;
         self.now = at_ns;
@@ -282,12 +282,12 @@ pub(super) struct Nothing {
 }
 
 impl TimeQueue for Nothing {
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, at_ns: u64, item: u32) {
         (self.at_ns, self.item) = (at_ns, item);
     }
 
-    #[inline]
+    #[inline(always)]
     fn pop(&mut self) -> Option<(u64, u32)> {
         Some((self.at_ns, self.item))
     }
