@@ -23,6 +23,9 @@ extern crate alloc;
 
 #[cfg(test)]
 extern crate std;
+// The model of the wheel is compiled here and by the fuzzer, from one file.
+#[cfg(test)]
+extern crate self as tidegate_core;
 
 pub mod fair_share;
 pub mod scheme;

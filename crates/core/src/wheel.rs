@@ -416,4 +416,6 @@ fn nearest_power_of_two(n: u64) -> u32 {
 }
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;

@@ -68,52 +68,52 @@ impl Stamps {
     }
 }
 
-/// The processor time that this thread has used: what others on the machine use is not in it.
-fn cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+/// How much processor time of this thread something takes: what others on the machine use is not in it.
+pub(super) fn timed<R>(work: impl FnOnce() -> R) -> (Duration, R) {
+    let now = || {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    };
+    let start = now();
+    let result = work();
+    (now() - start, result)
 }
 
 /// A queue under load, whichever it is. The loops are compiled for each queue.
 pub(super) trait Load {
     /// Puts elements 0 to `elements` in.
-    fn fill(&mut self, stamps: &mut Stamps, elements: u32) -> Duration;
+    fn fill(&mut self, stamps: &mut Stamps, elements: u32);
 
     /// Takes the soonest out and puts it in again, `steps` times.
-    fn hold(&mut self, stamps: &mut Stamps, steps: u64) -> Duration;
+    fn hold(&mut self, stamps: &mut Stamps, steps: u64);
 
     /// Takes all out; how many there were.
-    fn empty(&mut self) -> (Duration, u32);
+    fn empty(&mut self) -> u32;
 }
 
 impl<Q: TimeQueue> Load for Q {
     #[inline(never)]
-    fn fill(&mut self, stamps: &mut Stamps, elements: u32) -> Duration {
-        let start = cpu_time();
+    fn fill(&mut self, stamps: &mut Stamps, elements: u32) {
         for item in 0..elements {
             self.push(stamps.next(0), item);
         }
-        cpu_time() - start
     }
 
     #[inline(never)]
-    fn hold(&mut self, stamps: &mut Stamps, steps: u64) -> Duration {
-        let start = cpu_time();
+    fn hold(&mut self, stamps: &mut Stamps, steps: u64) {
         for _ in 0..steps {
             let Some((now_ns, item)) = self.pop() else { break };
             self.push(stamps.next(now_ns), black_box(item));
         }
-        cpu_time() - start
     }
 
     #[inline(never)]
-    fn empty(&mut self) -> (Duration, u32) {
-        let start = cpu_time();
+    fn empty(&mut self) -> u32 {
         let mut count = 0;
         while let Some((_, item)) = self.pop() {
             black_box(item);
             count += 1;
         }
-        (cpu_time() - start, count)
+        count
     }
 }
