@@ -59,8 +59,10 @@ impl Stamps {
         if self.left == 0 {
             self.left = self.run;
             // Knuth's MMIX generator; its upper half is good enough here.
-            self.random =
-                self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            self.random = self
+                .random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             self.at_ns = now_ns + (((self.random >> 32) * AHEAD_NS) >> 32);
         }
         self.left -= 1;
