@@ -1,7 +1,7 @@
-//! Figures as SVG: grouped bars, lines over time, cumulative distributions.
+//! Figures as SVG: grouped bars, lines over time, cumulative distributions, curves over decades.
 //!
 //! ```text
-//! bars, lines, cdf -> axis (ticks, mapping) -> canvas (strokes and text, through plotters)
+//! bars, lines, cdf, curves -> axis (ticks, mapping) -> canvas (strokes and text, through plotters)
 //! ```
 //!
 //! A figure holds data and draws itself; a system has one colour everywhere ([`palette`]). plotters
@@ -12,11 +12,13 @@ mod axis;
 mod bars;
 mod canvas;
 mod cdf;
+mod curves;
 mod lines;
 pub mod palette;
 
 pub use bars::{Bar, Bars, BarsOf, Group};
 pub use cdf::Cdf;
+pub use curves::Curves;
 pub use lines::Lines;
 
 /// A figure of a report.
@@ -28,6 +30,8 @@ pub enum Figure {
     Lines(Lines),
     /// A cumulative distribution.
     Cdf(Cdf),
+    /// Curves over decades.
+    Curves(Curves),
 }
 
 impl Figure {
@@ -37,6 +41,7 @@ impl Figure {
             Figure::Bars(bars) => &bars.title,
             Figure::Lines(lines) => &lines.title,
             Figure::Cdf(cdf) => &cdf.title,
+            Figure::Curves(curves) => &curves.title,
         }
     }
 
@@ -50,6 +55,7 @@ impl Figure {
             Figure::Bars(bars) => bars.svg(),
             Figure::Lines(lines) => lines.svg(),
             Figure::Cdf(cdf) => cdf.svg(),
+            Figure::Curves(curves) => curves.svg(),
         }
     }
 }
@@ -69,6 +75,12 @@ impl From<Lines> for Figure {
 impl From<Cdf> for Figure {
     fn from(cdf: Cdf) -> Figure {
         Figure::Cdf(cdf)
+    }
+}
+
+impl From<Curves> for Figure {
+    fn from(curves: Curves) -> Figure {
+        Figure::Curves(curves)
     }
 }
 

@@ -35,6 +35,8 @@ const KNOWN: &[(&str, RGBColor)] = &[
     ("dem", SKY),
     ("spring", BLUE),
     ("carousel", GREEN),
+    ("wheel", GREEN),
+    ("nothing", GREY),
     ("ctb", VERMILLION),
     ("gtb", ORANGE),
     ("grd", BLUE),

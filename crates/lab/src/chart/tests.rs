@@ -99,6 +99,23 @@ fn lines_show_their_limit() {
 }
 
 #[test]
+fn curves_have_a_tick_a_decade() {
+    let series = vec![Series::new("tree", vec![(1e3, 300.0), (1e5, 500.0), (2e7, 4000.0)])];
+    let curves = Curves {
+        title: "Cost".into(),
+        x: "elements".into(),
+        y: "pair_ns".into(),
+        series: series.clone(),
+    };
+    let svg = Figure::from(curves.clone()).svg().unwrap();
+    for text in ["elements", "pair", "500 ns", "1 µs"] {
+        assert!(texts(&svg).contains(&text), "{text}: {:?}", texts(&svg));
+    }
+    let zero = vec![Series::new("tree", vec![(1e3, 0.0)])];
+    assert!(Curves { series: zero, ..curves }.svg().is_err());
+}
+
+#[test]
 fn a_system_has_its_colour_in_every_figure() {
     let cdf = Cdf {
         title: "RTT".into(),

@@ -3,6 +3,7 @@
 //! ```text
 //! nrm_egress, nrm_ingress -> mix (calls of two sizes) -> bed (namespaces, meter) -> wire (rates)
 //! limits, htb_latency, demo -----------------------------^
+//! wheel -> queues (ours and its peers), load (what is done to them)
 //! ```
 //!
 //! `published` has the figures of seed 004 and its table on the mailing list, `seed_000` those of seed 000.
@@ -19,6 +20,7 @@ pub mod nrm_ingress;
 pub mod program_cost;
 mod published;
 mod seed_000;
+pub mod wheel;
 mod wire;
 
 /// All experiments, in the order in which `tidegate-lab list` shows them.
@@ -30,6 +32,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(nrm_egress::NrmEgress::default()),
         Box::new(nrm_ingress::NrmIngress::default()),
         Box::new(program_cost::ProgramCost),
+        Box::new(wheel::Wheel::default()),
     ]
 }
 

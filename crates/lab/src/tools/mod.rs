@@ -18,6 +18,8 @@ use clap::Subcommand;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
+use crate::experiments::wheel;
+
 /// What a client may take beyond the time it was asked to run: to start, to drain, to report.
 const GRACE: Duration = Duration::from_secs(30);
 const NS_PER_US: f64 = 1e3;
@@ -35,6 +37,8 @@ pub enum Tool {
     ProbeClient(probe::ClientArgs),
     /// Build a testbed and keep it until interrupted, to look around in it
     Hold(hold::HoldArgs),
+    /// Fill a queue and keep it in its steady state, to count its instructions
+    Queue(wheel::HoldArgs),
     /// Say its process id and stay until standard input closes
     Stay,
 }
@@ -48,6 +52,7 @@ impl Tool {
             Self::ProbeServer(args) => probe::serve(&args),
             Self::ProbeClient(args) => print(&probe::probe(&args)?),
             Self::Hold(args) => hold::hold(&args),
+            Self::Queue(args) => wheel::hold(&args),
             Self::Stay => stay::stay(),
         }
     }
