@@ -8,9 +8,11 @@
 //! property test in `tidegate-sys` holds the two together.
 //!
 //! - [`units`]: rates, byte counts and times, and the parser that a user's text goes through.
+//! - [`edt`]: departure times, a schedule for each flow (the `edt` scheme).
 //! - [`fair_share`]: one rate for all flows of a limit (the `pace` scheme).
 //! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
 //! - [`scheme`]: the names of the schemes.
+//! - [`scope`]: what a limit is put on.
 //! - [`verdict`]: what an algorithm may answer for a packet.
 //!
 //! This crate must not grow: sockets, files, clocks, maps, async, or a policy that only one host needs.
@@ -23,13 +25,16 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod edt;
 pub mod fair_share;
 pub mod scheme;
+pub mod scope;
 pub mod units;
 pub mod verdict;
 pub mod virtual_queue;
 
 pub use scheme::Scheme;
+pub use scope::Scope;
 pub use units::{Bytes, Nanos, Rate, Span};
 pub use verdict::{DropReason, Verdict};
 pub use virtual_queue::{Direction, Packet, Transport, VirtualQueue, VirtualQueueConfig};
