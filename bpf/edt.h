@@ -39,9 +39,9 @@ struct edt_flow {
 	__u64 last_ns;
 	/* Mean cost of its packets. */
 	__u64 mean_ns;
-	/* The last epoch in which it was counted. */
+	/* The last epoch in which it was counted, and in which room was made for it. */
 	__u32 epoch;
-	__u32 reserved;
+	__u32 room_epoch;
 };
 
 /* What all flows of a limit share, as a packet finds it. */
@@ -131,9 +131,8 @@ edt_verdict(const struct vq_conf *conf, const struct edt_look *look, int ecn_cap
  * Enters a packet in its flow's schedule; returns when it leaves, which may have passed.
  * *latest_ns is that of the class.
  */
-static inline __attribute__((always_inline)) __u64 edt_commit(const struct edt_look *look,
-							      struct edt_flow *flow,
-							      __u64 *latest_ns, __u64 now_ns)
+static inline __attribute__((always_inline)) __u64
+edt_commit(const struct edt_look *look, struct edt_flow *flow, __u64 *latest_ns, __u64 now_ns)
 {
 	struct vq_conf schedule = {.burst_ns = look->burst_ns};
 	__u64 mean = fs_min(flow->mean_ns, EDT_MAX_COST_NS);

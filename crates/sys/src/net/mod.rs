@@ -17,7 +17,7 @@ mod spawn;
 
 use std::io;
 
-pub use link::{LinkStats, Route, VethPair};
+pub use link::{Device, LinkStats, Route, VethPair};
 pub use netlink::Netlink;
 pub use netns::NetNs;
 pub use spawn::{SpawnInto, prepare};
