@@ -121,9 +121,8 @@ fn load<T>(
 ) -> Result<(LimitMaps, T), LimitError> {
     limit::quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let mut open = skel::EdtSkelBuilder::default()
-        .open(&mut storage)
-        .map_err(limit::load_error("edt"))?;
+    let mut open =
+        skel::EdtSkelBuilder::default().open(&mut storage).map_err(limit::load_error("edt"))?;
     open.progs.edt_cgroup.set_autoload(place == Hook::Cgroup);
     open.progs.edt_device.set_autoload(place == Hook::Device);
     open.progs.edt_port.set_autoload(place == Hook::Port);
@@ -131,9 +130,8 @@ fn load<T>(
         rodata.seed = random_seed();
     }
     let edt = open.load().map_err(limit::load_error("edt"))?;
-    let handle = |map: &libbpf_rs::Map<'_>| {
-        MapHandle::try_from(map).map_err(limit::load_error("edt"))
-    };
+    let handle =
+        |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(limit::load_error("edt"));
     let maps = LimitMaps {
         limit: handle(&edt.maps.limit)?,
         queues: handle(&edt.maps.queues)?,
@@ -186,11 +184,16 @@ pub(crate) fn attach_device(
     fq::check(hierarchy, &target.scope, None)?;
     let limit = encode(target, options)?;
     let hook = if target.is_port() { Hook::Port } else { Hook::Device };
-    let (maps, (link, filter)) = load(hook, &limit, |program| match tcx(program, target.ifindex) {
-        Some(link) => Ok((Some(link), None)),
-        None => add_filter(program, target).map(|filter| (None, Some(filter))),
-    })?;
-    Ok(AttachedLimit { maps, links: link.map(|link| ("egress", link)).into_iter().collect(), filter })
+    let (maps, (link, filter)) =
+        load(hook, &limit, |program| match tcx(program, target.ifindex) {
+            Some(link) => Ok((Some(link), None)),
+            None => add_filter(program, target).map(|filter| (None, Some(filter))),
+        })?;
+    Ok(AttachedLimit {
+        maps,
+        links: link.map(|link| ("egress", link)).into_iter().collect(),
+        filter,
+    })
 }
 
 /// The limit of a device as it lies in the map.
@@ -218,7 +221,8 @@ fn tcx(program: &ProgramMut<'_>, ifindex: u32) -> Option<Link> {
 }
 
 fn add_filter(program: &ProgramMut<'_>, target: &Target) -> Result<Filter, LimitError> {
-    let refused = |source| LimitError::AttachDevice { device: target.scope.name().to_owned(), source };
+    let refused =
+        |source| LimitError::AttachDevice { device: target.scope.name().to_owned(), source };
     let own_error = |e: std::io::Error| refused(libbpf_rs::Error::from(e));
     let fd = program.as_fd().try_clone_to_owned().map_err(own_error)?;
     let mut netlink = Netlink::open().map_err(FqError::from)?;
@@ -297,9 +301,8 @@ pub(crate) fn remove_pinned_filter(dir: &Path, limit: &intf::Limit) {
 
 /// Whether the device of a limit is there: in this network namespace, of this name and index.
 pub(crate) fn is_there(scope: &Scope, limit: &intf::Limit) -> bool {
-    Target::find(scope).is_ok_and(|target| {
-        target.ifindex == limit.ifindex && target.namespace == limit.cgroup_id
-    })
+    Target::find(scope)
+        .is_ok_and(|target| target.ifindex == limit.ifindex && target.namespace == limit.cgroup_id)
 }
 
 #[cfg(test)]

@@ -40,7 +40,9 @@ pub enum FqError {
         qdisc: String,
     },
     /// There is no device at all.
-    #[error("scheme `edt` needs a device by which packets leave, and none but the loopback device is up")]
+    #[error(
+        "scheme `edt` needs a device by which packets leave, and none but the loopback device is up"
+    )]
     NoDevice,
     /// There is no such device.
     #[error("there is no device `{0}` here; `ip link` shows those there are")]

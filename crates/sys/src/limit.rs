@@ -27,7 +27,9 @@ use tidegate_core::{
 
 use crate::{
     cgroup::{Cgroup, CgroupError, Hierarchy},
-    edt, fq::FqError, intf, query,
+    edt,
+    fq::FqError,
+    intf, query,
 };
 
 /// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
@@ -122,6 +124,17 @@ impl LimitOptions {
     }
 }
 
+impl LimitOptions {
+    /// With a scheme that leaves sockets alone what concerns them counts as not given.
+    fn of_sockets(self) -> LimitOptions {
+        if self.scheme != Scheme::Edt {
+            return self;
+        }
+        let LimitOptions { pace_ceiling, rto_min, delack_max, .. } = LimitOptions::default();
+        LimitOptions { pace_ceiling, rto_min, delack_max, ..self }
+    }
+}
+
 impl From<&intf::Limit> for LimitOptions {
     /// What a user would write for a limit as it lies in the map: a threshold that is the default at its rate
     /// counts as not given, so that it follows when the rate changes. [`LimitOptions::encode`] gives the same
@@ -159,6 +172,7 @@ impl From<&intf::Limit> for LimitOptions {
             rto_min: Nanos(u64::from(limit.rto_min_us) * 1000),
             delack_max: Nanos(u64::from(limit.delack_max_us) * 1000),
         }
+        .of_sockets()
     }
 }
 
@@ -298,8 +312,7 @@ impl LimitMaps {
     ) -> Result<(), LimitError> {
         let earlier = self.limit()?;
         self.write(limit)?;
-        let adopted =
-            cgroup.map_or(Ok(()), |cgroup| self.adopt(hierarchy, cgroup, Adopt::Take));
+        let adopted = cgroup.map_or(Ok(()), |cgroup| self.adopt(hierarchy, cgroup, Adopt::Take));
         if adopted.is_err() {
             self.write(&earlier)?;
         }

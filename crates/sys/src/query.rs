@@ -79,8 +79,7 @@ fn exclusive_program(
 pub(crate) fn pin(program: impl AsFd, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the descriptor is open and the path ends with a zero; both outlive the call.
-    let ret = unsafe {
-        libbpf_rs::libbpf_sys::bpf_obj_pin(program.as_fd().as_raw_fd(), path.as_ptr())
-    };
+    let ret =
+        unsafe { libbpf_rs::libbpf_sys::bpf_obj_pin(program.as_fd().as_raw_fd(), path.as_ptr()) };
     if ret == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(-ret)) }
 }

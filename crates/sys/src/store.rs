@@ -93,7 +93,9 @@ pub enum StoreError {
         scope: Scope,
     },
     /// The programs of the other scheme are others.
-    #[error("limit `{0}` cannot change to or from scheme `edt` where it is: take it off and put it on again")]
+    #[error(
+        "limit `{0}` cannot change to or from scheme `edt` where it is: take it off and put it on again"
+    )]
     OtherPrograms(String),
     /// Another writer does not finish.
     #[error("another tidegate is changing the limits in {0} and does not finish; try again later")]
@@ -320,7 +322,15 @@ impl Store {
             }
             _ => None,
         };
-        Ok(PinnedLimit { name: name.to_owned(), limit, scope, installed_on, unhooked, unkept, maps })
+        Ok(PinnedLimit {
+            name: name.to_owned(),
+            limit,
+            scope,
+            installed_on,
+            unhooked,
+            unkept,
+            maps,
+        })
     }
 
     /// Opens every limit, sorted by name. One that goes meanwhile is left out.
@@ -532,13 +542,10 @@ fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {
 fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
     fs::create_dir(dir).map_err(io_error(dir, "create"))?;
     let maps = &mut attached.maps;
-    for (name, map) in [
-        ("limit", &mut maps.limit),
-        ("queues", &mut maps.queues),
-        ("counters", &mut maps.counters),
-    ]
-    .into_iter()
-    .chain(maps.sockets.as_mut().map(|sockets| ("sockets", sockets)))
+    for (name, map) in
+        [("limit", &mut maps.limit), ("queues", &mut maps.queues), ("counters", &mut maps.counters)]
+            .into_iter()
+            .chain(maps.sockets.as_mut().map(|sockets| ("sockets", sockets)))
     {
         let path = dir.join(name);
         map.pin(&path).map_err(bpf_error(&path, "pin"))?;
