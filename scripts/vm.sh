@@ -3,7 +3,10 @@
 #
 #   scripts/vm.sh all       every privileged test, on both kernels
 #   scripts/vm.sh quick     the tests that tell most, on both kernels
+#   scripts/vm.sh some TEXT...  those whose names hold one of these
 #   scripts/vm.sh shell V   a shell on kernel V (6.1 or 6.12)
+#
+# KERNELS="6.12" takes that kernel alone.
 #
 # A machine boots on this root file system, read-only, with virtme-ng. What it needs is installed by
 # scripts/deps.sh (group vm) and kept below target/vm; the machine's own apt is only asked where its
@@ -12,8 +15,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin"
+self=scripts/vm.sh
 
-kernels=(6.1 6.12)
+read -r -a kernels <<<"${KERNELS:-6.1 6.12}"
 vm=$PWD/target/vm
 virtme=1.42
 # The suite whose packages hold both kernels: Debian 12 is the oldest that is supported.
@@ -140,7 +144,7 @@ for line in sys.stdin:
 }
 
 run() {
-	local limit=$1 kernel code sum=0
+	local limit=$1 kernel code sum=0 logs=()
 	shift
 	prepare
 	rm -rf "$vm/out"
@@ -149,7 +153,7 @@ run() {
 	for kernel in "${kernels[@]}"; do
 		rm -f "$vm/out/log" "$vm/out/code"
 		echo "Privileged tests on $(basename "$vm/$kernel"/boot/vmlinuz-* | cut -d - -f 2-):"
-		timeout --foreground --kill-after=10 "$limit" "$0" boot "$kernel" "$0" guest "$@" \
+		timeout --foreground --kill-after=10 "$limit" "$self" boot "$kernel" "$self" guest "$@" \
 			>"$vm/boot-$kernel.log" 2>&1 </dev/null || true
 		mv "$vm/out/log" "$vm/$kernel.log" 2>/dev/null || cp "$vm/boot-$kernel.log" "$vm/$kernel.log"
 		code=$(cat "$vm/out/code" 2>/dev/null || echo 1)
@@ -158,14 +162,19 @@ run() {
 		fi
 		scripts/test-report.sh brief <"$vm/$kernel.log"
 		[ "$code" = 0 ] || sum=1
+		logs+=("$vm/$kernel.log")
 	done
-	scripts/test-report.sh sum "$sum" "$vm/6.1.log" "$vm/6.12.log"
+	scripts/test-report.sh sum "$sum" "${logs[@]}"
 	return "$sum"
 }
 
 case "${1:-}" in
 all) run "$limit_all" root_ ;;
 quick) run "$limit_quick" "${quick[@]}" ;;
+some)
+	shift
+	run "$limit_all" "$@"
+	;;
 shell)
 	prepare
 	mkdir -p "$vm/out"
