@@ -19,7 +19,7 @@ mod spawn;
 use std::io;
 
 pub use ethtool::set_tx_offload;
-pub use link::{LinkStats, Route, VethPair};
+pub use link::{Device, LinkStats, Route, VethPair};
 pub use netlink::Netlink;
 pub use netns::NetNs;
 pub use spawn::{SpawnInto, prepare};
