@@ -6,11 +6,13 @@
 //! - [`headers`]: where a frame's headers are.
 //! - [`vnet`]: the offload metadata.
 //! - [`port`]: where frames come from and go to: TAP, AF_XDP, memory.
+//! - [`cable`]: two ports joined by a link with rate, delay, loss.
 //! - [`waiter`]: what a loop does when it has nothing to do.
 //!
 //! Frames go between threads over rings of the crate `rtrb`: bounded, wait-free, one producer and one
 //! consumer. A [`Packet`] may be dropped in any thread; its buffer finds its way home.
 
+pub mod cable;
 mod counters;
 pub mod headers;
 pub mod packet;
@@ -19,6 +21,7 @@ pub mod port;
 pub mod vnet;
 pub mod waiter;
 
+pub use cable::{Cable, CableOptions};
 pub use headers::Headers;
 pub use packet::Packet;
 pub use pool::{PacketPool, PoolError, PoolSize};
