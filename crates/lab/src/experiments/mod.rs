@@ -6,6 +6,8 @@
 //! wheel -> queues (ours and its peers), load (what is done to them)
 //! ```
 //!
+//! `link_accuracy` measures the lab's links themselves.
+//!
 //! `published` has the figures of seed 004 and its table on the mailing list, `seed_000` those of seed 000.
 
 use crate::{experiment::Experiment, report::Case, table::circumstance};
@@ -14,6 +16,7 @@ mod bed;
 pub mod demo;
 pub mod htb_latency;
 pub mod limits;
+pub mod link_accuracy;
 mod mix;
 pub mod nrm_egress;
 pub mod nrm_ingress;
@@ -29,6 +32,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(demo::Demo::default()),
         Box::new(htb_latency::HtbLatency::default()),
         Box::new(limits::Limits::default()),
+        Box::new(link_accuracy::LinkAccuracy::default()),
         Box::new(nrm_egress::NrmEgress::default()),
         Box::new(nrm_ingress::NrmIngress::default()),
         Box::new(program_cost::ProgramCost),

@@ -8,6 +8,9 @@
 //!                                     └─── eth0 receiver 1
 //! ```
 //!
+//! With a [`LinkSpec`], the cable of `Pair`, and those between the router and each receiver, have a delay, a
+//! rate, loss.
+//!
 //! Nothing of a testbed is visible outside: devices, addresses, routes, settings and listening
 //! sockets are inside its namespaces, so many testbeds can live at once. All goes when the value is
 //! dropped, and so it does after an error, a panic, SIGINT and SIGTERM, because every wait in the lab
@@ -15,6 +18,7 @@
 //! with `tidegate-PID-`.
 
 mod cgroup;
+pub mod link;
 pub mod peers;
 mod process;
 pub mod wait;
@@ -33,6 +37,7 @@ use anyhow::Context;
 use tidegate_sys::net::{NetNs, Netlink, Route, VethPair};
 
 pub use cgroup::Cgroup;
+pub use link::{Joint, LinkSpec, Means};
 pub use process::{Child, Finished, Site, command};
 
 use wait::wait_until;
@@ -78,6 +83,8 @@ pub struct TestbedOptions {
     pub topology: Topology,
     /// The MTU of every device; none: 1500.
     pub mtu_bytes: Option<u32>,
+    /// What is between the sender and each receiver; none: a cable, which costs nothing.
+    pub link: Option<LinkSpec>,
     /// The `tidegate-lab` binary, whose tools run as processes; none: the running program.
     pub lab_binary: Option<PathBuf>,
 }
@@ -85,14 +92,15 @@ pub struct TestbedOptions {
 impl TestbedOptions {
     /// A testbed with defaults.
     pub fn new(topology: Topology) -> Self {
-        Self { topology, mtu_bytes: None, lab_binary: None }
+        Self { topology, mtu_bytes: None, link: None, lab_binary: None }
     }
 }
 
 /// A set of hosts. See the [module](self).
 #[derive(Debug)]
 pub struct Testbed {
-    // Dropped in this order; a device goes with the first of its two namespaces.
+    // Dropped in this order: a link with its devices, any other device with the first of its two namespaces.
+    joints: Vec<Joint>,
     sender: NetNs,
     receivers: Vec<NetNs>,
     router: Option<NetNs>,
@@ -117,30 +125,39 @@ impl Testbed {
             Ok(netns)
         };
         let sender = host("sender")?;
+        let mut joints = Vec::new();
+        let plain = Plan { mtu_bytes: options.mtu_bytes, link: None };
+        let mut linked =
+            |near: (&NetNs, &str, u8), far: (&NetNs, &str, u8), link: u8| -> anyhow::Result<()> {
+                let spec = options.link.map(|spec| (spec, format!("{name}between{link}")));
+                let plan = Plan { link: spec, ..plain.clone() };
+                joints.extend(join(near, far, link, &plan)?);
+                Ok(())
+            };
         let (receivers, router) = match options.topology {
             Topology::Pair => {
                 let receiver = host("receiver")?;
-                join((&sender, DEV, 1), (&receiver, DEV, 2), 0, options.mtu_bytes)?;
+                linked((&sender, DEV, 1), (&receiver, DEV, 2), 0)?;
                 (vec![receiver], None)
             }
             Topology::TwoReceivers => {
                 let router = host("router")?;
                 set_sysctl(&router, "net.ipv4.ip_forward", "1")?;
                 set_sysctl(&router, "net.ipv6.conf.all.forwarding", "1")?;
-                join((&sender, DEV, 1), (&router, "up", 254), 0, options.mtu_bytes)?;
+                join((&sender, DEV, 1), (&router, "up", 254), 0, &plain)?;
                 default_routes(&sender, 0)?;
                 let mut receivers = Vec::new();
                 for (index, dev) in ["down0", "down1"].into_iter().enumerate() {
                     let receiver = host(&format!("receiver{index}"))?;
                     let link = index as u8 + 1;
-                    join((&receiver, DEV, 1), (&router, dev, 254), link, options.mtu_bytes)?;
+                    linked((&router, dev, 254), (&receiver, DEV, 1), link)?;
                     default_routes(&receiver, link)?;
                     receivers.push(receiver);
                 }
                 (receivers, Some(router))
             }
         };
-        let testbed = Self { sender, receivers, router, lab_binary };
+        let testbed = Self { joints, sender, receivers, router, lab_binary };
         testbed.wait_for_paths()?;
         Ok(testbed)
     }
@@ -176,6 +193,11 @@ impl Testbed {
     /// The address of the sender.
     pub fn sender_addr(&self, family: Family) -> IpAddr {
         address(0, 1, family)
+    }
+
+    /// The links, one for each receiver; empty without.
+    pub fn joints(&self) -> &[Joint] {
+        &self.joints
     }
 
     /// The sender's only device.
@@ -279,26 +301,40 @@ fn address(link: u8, host: u8, family: Family) -> IpAddr {
     }
 }
 
-/// Joins two hosts by a cable. An end is its host, device and host number on the link.
+/// How two hosts are to be joined.
+#[derive(Debug, Clone)]
+struct Plan {
+    mtu_bytes: Option<u32>,
+    /// By what, and the name for a namespace between them; none: by a cable.
+    link: Option<(LinkSpec, String)>,
+}
+
+/// Joins two hosts. An end is its host, device and host number on the link.
 fn join(
     near: (&NetNs, &str, u8),
     far: (&NetNs, &str, u8),
     link: u8,
-    mtu_bytes: Option<u32>,
-) -> anyhow::Result<()> {
-    let pair = VethPair { name: near.1, peer: far.1, peer_netns: Some(far.0) };
-    Netlink::open_in(near.0)?.add_veth(&pair)?;
+    plan: &Plan,
+) -> anyhow::Result<Option<Joint>> {
+    let joint = match &plan.link {
+        Some((spec, between)) => Some(Joint::new((near.0, near.1), (far.0, far.1), spec, between)?),
+        None => {
+            let pair = VethPair { name: near.1, peer: far.1, peer_netns: Some(far.0) };
+            Netlink::open_in(near.0)?.add_veth(&pair)?;
+            None
+        }
+    };
     for (netns, dev, host) in [near, far] {
         let mut netlink = Netlink::open_in(netns)?;
         let index = netlink.index_of(dev)?;
-        if let Some(mtu_bytes) = mtu_bytes {
+        if let Some(mtu_bytes) = plan.mtu_bytes {
             netlink.set_mtu(index, mtu_bytes)?;
         }
         netlink.add_address(index, address(link, host, Family::V4), V4_BITS)?;
         netlink.add_address(index, address(link, host, Family::V6), V6_BITS)?;
         netlink.set_up(index, true)?;
     }
-    Ok(())
+    Ok(joint)
 }
 
 /// Sends everything else through the router of a link.

@@ -137,6 +137,23 @@ impl Netlink {
         self.request(&action, Message::NewLink(link), NLM_F_CREATE | NLM_F_EXCL)
     }
 
+    /// Makes a bridge, which is down. It forwards from the moment that it and its ports are up.
+    pub fn add_bridge(&mut self, name: &str) -> Result<(), NetError> {
+        check_name(name)?;
+        let mut link = LinkMessage::default();
+        link.attributes = vec![
+            LinkAttribute::IfName(name.into()),
+            LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Bridge)]),
+        ];
+        let action = format!("make the bridge {name}");
+        self.request(&action, Message::NewLink(link), NLM_F_CREATE | NLM_F_EXCL)
+    }
+
+    /// Makes a device a port of a bridge.
+    pub fn set_master(&mut self, index: u32, bridge: u32) -> Result<(), NetError> {
+        self.set_attribute(index, "bridge", LinkAttribute::Controller(bridge))
+    }
+
     /// Deletes a device; of a veth pair, both ends.
     pub fn delete_link(&mut self, index: u32) -> Result<(), NetError> {
         let action = format!("delete device {index}");

@@ -70,6 +70,11 @@ impl NetError {
         }
     }
 
+    /// True if the kernel does not know what was named: a device, or a kind of qdisc.
+    pub fn is_absent(&self) -> bool {
+        matches!(self.errno(), Some(libc::ENOENT | libc::ENODEV))
+    }
+
     /// True if what was to be made exists already.
     pub fn is_exists(&self) -> bool {
         self.errno() == Some(libc::EEXIST)

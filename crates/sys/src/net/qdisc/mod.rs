@@ -4,6 +4,7 @@
 //! that the kernel has not read since 3.8 but still wants from an old-style link layer. What the
 //! kernel then reports through `tc -d qdisc show` is the same; a privileged test compares the two.
 
+mod netem;
 mod options;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ use netlink_packet_route::{
     tc::{TcAttribute, TcHandle, TcMessage, TcStats2},
 };
 
+pub use netem::Netem;
 pub use options::{Htb, HtbClass, Tbf, TbfQueue, tc_default_burst_bytes};
 
 use super::{NetError, Netlink};
@@ -125,6 +127,8 @@ pub enum Qdisc {
     Htb(Htb),
     /// Token bucket filter.
     Tbf(Tbf),
+    /// Network emulator.
+    Netem(Netem),
     /// First in, first out, bounded in packets.
     Pfifo {
         /// Packets.
@@ -144,6 +148,7 @@ impl Qdisc {
         match self {
             Self::Htb(_) => "htb",
             Self::Tbf(_) => "tbf",
+            Self::Netem(_) => "netem",
             Self::Pfifo { .. } => "pfifo",
             Self::Bfifo { .. } => "bfifo",
             Self::Clsact => "clsact",
@@ -154,6 +159,7 @@ impl Qdisc {
         Ok(match self {
             Self::Htb(htb) => Some(htb.encode()),
             Self::Tbf(tbf) => Some(tbf.encode()?),
+            Self::Netem(netem) => Some(netem.encode()),
             Self::Pfifo { limit_packets: limit } | Self::Bfifo { limit_bytes: limit } => {
                 Some(limit.to_ne_bytes().to_vec())
             }

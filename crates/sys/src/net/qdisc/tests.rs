@@ -87,6 +87,37 @@ fn root_htb_equals_tc() {
 }
 
 #[test]
+fn root_netem_equals_tc() {
+    let test = "root_netem_equals_tc";
+    let Some(mut bench) = Bench::new(test) else { return };
+    let netem = Netem {
+        delay_ns: 10_000_000,
+        rate_bit_s: Some(100_000_000),
+        limit_packets: 5000,
+        loss: 0.01,
+        seed: None,
+    };
+    let place = bench.at(Handle::ROOT, ONE);
+    match bench.netlink.set_qdisc(Verb::Add, place, &Qdisc::Netem(netem)) {
+        Err(error) if error.is_absent() => {
+            eprintln!("SKIP {test}: this kernel has no netem");
+            return;
+        }
+        outcome => outcome.unwrap(),
+    }
+    // The seed is another at each time.
+    let show = |bench: &Bench| {
+        let mut shown = bench.tc_json("qdisc");
+        shown[0]["options"].as_object_mut().unwrap().remove("seed");
+        shown
+    };
+    let ours = show(&bench);
+    bench.netlink.delete_qdisc(bench.ifindex, Handle::ROOT).unwrap();
+    bench.tc("qdisc add dev a root handle 1: netem limit 5000 delay 10ms loss 1% rate 100mbit");
+    assert_eq!(ours, show(&bench));
+}
+
+#[test]
 fn root_tbf_and_fifos_equal_tc() {
     let Some(mut bench) = Bench::new("root_tbf_and_fifos_equal_tc") else { return };
     let latency = TbfQueue::Latency(Duration::from_millis(50));
