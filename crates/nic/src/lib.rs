@@ -6,10 +6,12 @@
 //! - [`headers`]: where a frame's headers are.
 //! - [`vnet`]: the offload metadata.
 //! - [`port`]: where frames come from and go to: TAP, AF_XDP, memory.
+//! - [`aggregate`]: one rate for flows on several shapers.
 //!
 //! Frames go between threads over rings of the crate `rtrb`: bounded, wait-free, one producer and one
 //! consumer. A [`Packet`] may be dropped in any thread; its buffer finds its way home.
 
+pub mod aggregate;
 pub mod headers;
 pub mod packet;
 pub mod pool;
