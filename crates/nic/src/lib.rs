@@ -7,19 +7,23 @@
 //! - [`vnet`]: the offload metadata.
 //! - [`port`]: where frames come from and go to: TAP, AF_XDP, memory.
 //! - [`aggregate`]: one rate for flows on several shapers.
+//! - [`waiter`]: what a loop does when it has nothing to do.
 //!
 //! Frames go between threads over rings of the crate `rtrb`: bounded, wait-free, one producer and one
 //! consumer. A [`Packet`] may be dropped in any thread; its buffer finds its way home.
 
 pub mod aggregate;
+mod counters;
 pub mod headers;
 pub mod packet;
 pub mod pool;
 pub mod port;
 pub mod vnet;
+pub mod waiter;
 
 pub use headers::Headers;
 pub use packet::Packet;
 pub use pool::{PacketPool, PoolError, PoolSize};
 pub use port::{Port, PortCounters, PortError};
 pub use vnet::VnetHeader;
+pub use waiter::{Waiter, Waker};
