@@ -287,6 +287,14 @@ impl<T: Copy + Default> Shaper<T> {
         Ok(())
     }
 
+    /// How far ahead of now a class has given its rate away: what waits for the class, in time. Of a fair
+    /// class, whose packets ask it only when their flow's time has come, it is what came at once.
+    #[must_use]
+    pub fn class_backlog(&self, class: ClassId, now: Nanos) -> Nanos {
+        let last = self.classes.get(class.0 as usize).map_or(Nanos(0), |class| class.policy.last());
+        Nanos(last.0.saturating_sub(now.0))
+    }
+
     /// Opens a flow.
     ///
     /// # Errors

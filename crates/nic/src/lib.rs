@@ -6,6 +6,7 @@
 //! - [`headers`]: where a frame's headers are.
 //! - [`vnet`]: the offload metadata.
 //! - [`port`]: where frames come from and go to: TAP, AF_XDP, memory.
+//! - [`nic`]: shapers in threads of their own, and what applications hand them packets with.
 //! - [`aggregate`]: one rate for flows on several shapers.
 //! - [`waiter`]: what a loop does when it has nothing to do.
 //!
@@ -15,6 +16,7 @@
 pub mod aggregate;
 mod counters;
 pub mod headers;
+pub mod nic;
 pub mod packet;
 pub mod pool;
 pub mod port;
@@ -22,6 +24,7 @@ pub mod vnet;
 pub mod waiter;
 
 pub use headers::Headers;
+pub use nic::{Nic, NicOptions, Producer};
 pub use packet::Packet;
 pub use pool::{PacketPool, PoolError, PoolSize};
 pub use port::{Port, PortCounters, PortError};

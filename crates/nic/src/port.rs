@@ -6,8 +6,10 @@
 //!
 //! - [`tap`]: TAP devices, with whole segments.
 //! - [`memory`]: pairs inside this process.
+//! - [`sink`]: counts and discards.
 
 pub mod memory;
+pub mod sink;
 pub mod tap;
 
 use std::{collections::VecDeque, io, os::fd::BorrowedFd};
