@@ -138,6 +138,8 @@ pub(super) struct ShaperLoop {
     /// A ring was left with packets in it because the store was full.
     pub(super) full: bool,
     pub(super) published: Nanos,
+    /// There was work since.
+    pub(super) unpublished: bool,
     pub(super) counters: NicCounters,
     pub(super) block: Arc<Block>,
     pub(super) lateness: Arc<LatenessCells>,
@@ -167,6 +169,7 @@ impl ShaperLoop {
             no_buffer: 0,
             full: false,
             published: Nanos(0),
+            unpublished: false,
             counters: NicCounters::default(),
             block: parts.block,
             lateness: parts.lateness,
@@ -183,6 +186,7 @@ impl ShaperLoop {
         worked |= self.receive(now);
         self.wake_producers();
         self.counters.turns += 1;
+        self.unpublished |= worked;
         if now.0.abs_diff(self.published.0) >= PUBLISH_EVERY.0 {
             self.publish(now);
         }
@@ -226,6 +230,7 @@ impl ShaperLoop {
     /// Writes down for other threads what was counted, and for the aggregates what was sent.
     pub(super) fn publish(&mut self, now: Nanos) {
         self.published = now;
+        self.unpublished = false;
         let classes = &mut self.classes;
         self.to_publish.retain(|&index| {
             let class = &mut classes[index as usize];

@@ -16,7 +16,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use super::shaper_loop::ShaperLoop;
 use crate::{
     aggregate::{Aggregate, ROUND},
-    waiter::{Waiter, now},
+    waiter::{Mode, Waiter, now},
 };
 
 /// Starts a shaper's thread, on a CPU of its own if one is given.
@@ -59,6 +59,10 @@ fn run(shaper: &mut ShaperLoop, waiter: &mut Waiter, stop: &AtomicBool) {
         if shaper.turn(&mut now) {
             waiter.worked();
             continue;
+        }
+        // One that polls comes by again; a sleeper may not for long.
+        if shaper.unpublished && waiter.mode() != Mode::Poll {
+            shaper.publish(now());
         }
         let deadline = shaper.next_deadline();
         let waited = {
