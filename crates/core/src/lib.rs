@@ -12,6 +12,7 @@
 //! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
 //! - [`shaper`]: Carousel (the `carousel` scheme): timestampers ([`stamp`]) in front of a timing [`wheel`]
 //!   over a [`slot_set`], backpressure by deferred [`completion`], aggregates divided by [`water_fill`].
+//! - [`codel`]: early drops from queues of senders that cannot be told otherwise.
 //! - [`link`]: delay, rate, queue, loss and reordering as one more timestamper.
 //! - [`scheme`]: the names of the schemes.
 //! - [`verdict`]: what an algorithm may answer for a packet.
@@ -26,6 +27,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod codel;
 pub mod completion;
 pub mod fair_share;
 pub mod link;
