@@ -5,15 +5,18 @@
 //! - [`packet`]: a frame in a buffer, with its offload metadata, its size on the wire and its flow.
 //! - [`headers`]: where a frame's headers are.
 //! - [`vnet`]: the offload metadata.
+//! - [`checksum`], [`segment`]: what a device does that has offloads, for those that have not.
 //! - [`port`]: where frames come from and go to: TAP, AF_XDP, memory.
 //!
 //! Frames go between threads over rings of the crate `rtrb`: bounded, wait-free, one producer and one
 //! consumer. A [`Packet`] may be dropped in any thread; its buffer finds its way home.
 
+pub mod checksum;
 pub mod headers;
 pub mod packet;
 pub mod pool;
 pub mod port;
+pub mod segment;
 pub mod vnet;
 
 pub use headers::Headers;

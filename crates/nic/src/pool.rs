@@ -263,11 +263,6 @@ impl PacketPool {
         self.shared().stocks[Class::Small as usize].heads()
     }
 
-    /// True if the packet's buffer is a small one of this pool.
-    pub(crate) fn owns_small(&self, packet: &Packet) -> bool {
-        packet.head().home == self.shared && packet.head().class == Class::Small
-    }
-
     fn shared(&self) -> &Shared {
         // SAFETY: it lives at least as long as the pool.
         unsafe { self.shared.as_ref() }

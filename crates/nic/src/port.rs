@@ -5,14 +5,16 @@
 //! caller, what it cannot take in stays in the kernel's queue before it, where the sender notices.
 //!
 //! - [`tap`]: TAP devices, with whole segments.
+//! - [`xdp`]: queues of network devices, past the host's stack.
 //! - [`memory`]: pairs inside this process.
 
 pub mod memory;
 pub mod tap;
+pub mod xdp;
 
 use std::{collections::VecDeque, io, os::fd::BorrowedFd};
 
-use tidegate_sys::net::NetError;
+use tidegate_sys::{net::NetError, xdp::XdpError};
 
 use crate::{packet::Packet, pool::PacketPool};
 
@@ -70,6 +72,9 @@ pub enum PortError {
     /// A namespace or a device could not be found.
     #[error(transparent)]
     Net(#[from] NetError),
+    /// A device does not give its frames to AF_XDP.
+    #[error(transparent)]
+    Xdp(#[from] XdpError),
     /// An option is out of range, or does not fit the device.
     #[error("port {port}: {field} is {read}: {expected}")]
     Invalid {

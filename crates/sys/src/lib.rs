@@ -12,6 +12,7 @@
 //! - [`congestion`]: congestion controls for a cgroup, DCTCP among them.
 //! - [`paper`]: NRM as published, for the lab to compare with.
 //! - [`net`]: network namespaces, links, qdiscs; [`wire_meter`]: exact rates on a wire; [`sched`].
+//! - [`xdp`]: a device's frames for AF_XDP sockets.
 //! - [`cost`]: what a packet costs in a loaded program.
 //! - [`intf`]: what the programs and this crate share.
 
@@ -28,5 +29,6 @@ mod query;
 pub mod sched;
 pub mod store;
 pub mod wire_meter;
+pub mod xdp;
 
 pub use libbpf_rs;

@@ -107,6 +107,17 @@ impl Netlink {
         self.set_attribute(index, "mtu", LinkAttribute::Mtu(mtu_bytes))
     }
 
+    /// The largest packet, in bytes, without the Ethernet header.
+    pub fn mtu(&mut self, index: u32) -> Result<u32, NetError> {
+        let action = format!("read the mtu of device {index}");
+        let link = self.get_link(&action, link_at(index))?;
+        let mtu = link.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::Mtu(mtu) => Some(*mtu),
+            _ => None,
+        });
+        mtu.ok_or_else(|| NetError::Malformed { action, detail: "no mtu".into() })
+    }
+
     /// Sets the largest packet, in bytes, that the stack may hand to the device to be segmented
     /// later; at most the device's fixed `tso_max_size`. For IPv4 the kernel follows with the same
     /// bound up to 65536.
@@ -224,7 +235,7 @@ fn family(address: IpAddr) -> AddressFamily {
     if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
 }
 
-fn check_name(name: &str) -> Result<(), NetError> {
+pub(super) fn check_name(name: &str) -> Result<(), NetError> {
     let fits = (1..=NAME_BYTES_MAX).contains(&name.len()) && CString::new(name).is_ok();
     if fits && !name.contains(['/', ' ', ':']) {
         return Ok(());

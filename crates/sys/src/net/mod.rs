@@ -8,6 +8,7 @@
 //! What this module does not do: it keeps no state of its own and repairs nothing. Each call is one
 //! request to the kernel, and an error means that this request changed nothing.
 
+mod ethtool;
 mod link;
 mod netlink;
 mod netns;
@@ -17,6 +18,7 @@ mod spawn;
 
 use std::io;
 
+pub use ethtool::set_tx_offload;
 pub use link::{LinkStats, Route, VethPair};
 pub use netlink::Netlink;
 pub use netns::NetNs;
