@@ -7,20 +7,24 @@
 //! - [`vnet`]: the offload metadata.
 //! - [`checksum`], [`segment`]: what a device does that has offloads, for those that have not.
 //! - [`port`]: where frames come from and go to: TAP, AF_XDP, memory.
+//! - [`waiter`]: what a loop does when it has nothing to do.
 //!
 //! Frames go between threads over rings of the crate `rtrb`: bounded, wait-free, one producer and one
 //! consumer. A [`Packet`] may be dropped in any thread; its buffer finds its way home.
 
 pub mod checksum;
+mod counters;
 pub mod headers;
 pub mod packet;
 pub mod pool;
 pub mod port;
 pub mod segment;
 pub mod vnet;
+pub mod waiter;
 
 pub use headers::Headers;
 pub use packet::Packet;
 pub use pool::{PacketPool, PoolError, PoolSize};
 pub use port::{Port, PortCounters, PortError};
 pub use vnet::VnetHeader;
+pub use waiter::{Waiter, Waker};
