@@ -12,9 +12,13 @@
 //! Frames go between threads over rings of the crate `rtrb`: bounded, wait-free, one producer and one
 //! consumer. A [`Packet`] may be dropped in any thread; its buffer finds its way home.
 
+pub mod backlog;
 pub mod checksum;
 mod counters;
+pub mod ecn;
+pub mod flow_table;
 pub mod headers;
+pub mod lane;
 pub mod packet;
 pub mod pool;
 pub mod port;
