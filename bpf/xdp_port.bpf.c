@@ -2,9 +2,9 @@
 /*
  * Hands every frame of a device to the software NIC.
  *
- * Whatever its type, a frame goes to the AF_XDP socket of the queue on which it arrived; the host's stack
- * sees none of it. Frames of a queue without a socket go on to the stack: while the ports of a device are
- * being opened, it works as before.
+ * Whatever its type, a frame goes to the AF_XDP socket of the queue on which it arrived; the host's
+ * stack sees none of it. Frames of a queue without a socket go on to the stack: while the ports of
+ * a device are being opened, it works as before.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>

@@ -1,8 +1,8 @@
 //! The Internet checksum (RFC 1071), for devices that do not compute it.
 
-/// Completes the checksum that the stack has left to the device: the field at `start + offset` holds the sum of
-/// the pseudo header, and everything from `start` on is added. False, and nothing is changed, if the field
-/// is not within the frame.
+/// Completes the checksum that the stack has left to the device: the field at `start + offset` holds the
+/// sum of the pseudo header, and everything from `start` on is added. False, and nothing is changed, if the
+/// field is not within the frame.
 pub fn complete(frame: &mut [u8], start: usize, offset: usize) -> bool {
     let Some(covered) = frame.get_mut(start..) else { return false };
     let sum = fold(sum(covered));

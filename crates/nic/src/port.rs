@@ -31,9 +31,9 @@ pub trait Port: Send {
         max: usize,
     ) -> Result<usize, PortError>;
 
-    /// Sends from the front of `frames` what the device takes now; the rest stays. Returns how many left the
-    /// queue, among them those that the port had to drop (and counted): a frame never blocks those behind it
-    /// for good. `pool` is the one that buffers are taken from if a frame must be copied.
+    /// Sends from the front of `frames` what the device takes now; the rest stays. Returns how many left
+    /// the queue, among them those that the port had to drop (and counted): a frame never blocks those
+    /// behind it for good. `pool` is the one that buffers are taken from if a frame must be copied.
     ///
     /// On error the frame at the front and all behind it stay.
     fn transmit(
@@ -42,8 +42,8 @@ pub trait Port: Send {
         pool: &mut PacketPool,
     ) -> Result<usize, PortError>;
 
-    /// What poll(2) can wait on: for arrivals (`POLLIN`), for room (`POLLOUT`), for the device's end (`POLLERR`,
-    /// `POLLHUP`). None: the port must be asked.
+    /// What poll(2) can wait on: for arrivals (`POLLIN`), for room (`POLLOUT`), for the device's end
+    /// (`POLLERR`, `POLLHUP`). None: the port must be asked.
     fn as_fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// What happened since the port was opened.
@@ -53,7 +53,8 @@ pub trait Port: Send {
 /// Why a port does not work. Nothing transient is an error.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
-    /// The device was deleted. The port is of no more use; a new one may be opened when there is a device again.
+    /// The device was deleted. The port is of no more use; a new one may be opened when there is a device
+    /// again.
     #[error("the device of port {port} is gone")]
     Gone {
         /// The port's name.

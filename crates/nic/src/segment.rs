@@ -31,7 +31,8 @@ pub enum CutError {
     Unknown,
 }
 
-/// Cuts a frame with [`Segmentation`] into finished frames in small buffers of `pool`, appended to `segments`.
+/// Cuts a frame with [`Segmentation`] into finished frames in small buffers of `pool`, appended to
+/// `segments`.
 ///
 /// Time is linear in the frame's length; each byte is copied once and summed once.
 pub fn cut(

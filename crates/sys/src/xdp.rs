@@ -1,9 +1,9 @@
 //! Takes a device's frames from the host's stack and gives them to AF_XDP sockets.
 //!
-//! The program on the device sends **every** frame, of whatever EtherType, to the socket of the queue on which
-//! it arrived: ARP, neighbour discovery, spanning tree and all. The host's stack no longer hears the device:
-//! its addresses there stop answering. It sits on the device through a link that the kernel removes with the
-//! last descriptor, so nothing is left behind, also when the process is killed.
+//! The program on the device sends **every** frame, of whatever EtherType, to the socket of the queue on
+//! which it arrived: ARP, neighbour discovery, spanning tree and all. The host's stack no longer hears the
+//! device: its addresses there stop answering. It sits on the device through a link that the kernel removes
+//! with the last descriptor, so nothing is left behind, also when the process is killed.
 
 #[allow(
     missing_docs,
@@ -78,8 +78,8 @@ pub struct XdpRedirect {
 }
 
 impl XdpRedirect {
-    /// Attaches the program to the device `ifname` of `netns`. With no `mode`: in the driver if it can, else in
-    /// the stack. Frames go on to the host's stack until [`add_socket`](Self::add_socket).
+    /// Attaches the program to the device `ifname` of `netns`. With no `mode`: in the driver if it can,
+    /// else in the stack. Frames go on to the host's stack until [`add_socket`](Self::add_socket).
     ///
     /// Errors: among others, if the device has an XDP program already.
     pub fn attach(netns: &NetNs, ifname: &str, mode: Option<XdpMode>) -> Result<Self, XdpError> {

@@ -1,22 +1,25 @@
 //! AF_XDP: a queue of a network device, past the host's stack.
 //!
 //! The UMEM is the pool's stock of small buffers, so a frame is written by the device (or, in copy mode, by
-//! the kernel) into the buffer in which it stays until the device has sent it: the port copies nothing. Only a
-//! frame from another pool or in a large buffer is copied on its way out.
+//! the kernel) into the buffer in which it stays until the device has sent it: the port copies nothing.
+//! Only a frame from another pool or in a large buffer is copied on its way out.
 //!
 //! **The ports own the device.** Every frame, of whatever EtherType, comes to the port: ARP, neighbour
-//! discovery, spanning tree and all. The host's own addresses on this device stop answering. A queue without
-//! a port goes on to the host's stack, so open one port for each queue, or set the device to one queue.
+//! discovery, spanning tree and all. The host's own addresses on this device stop answering. A queue
+//! without a port goes on to the host's stack, so open one port for each queue, or set the device to one
+//! queue.
 //!
 //! What AF_XDP cannot do, and what becomes of it:
 //! - Frames are at most [`XDP_FRAME_BYTES_MAX`] long, so a device with a larger MTU is refused; there is no
 //!   multi-buffer.
 //! - Segmentation and checksums are done here, in software, before a frame leaves: see [`crate::segment`].
-//! - What arrives has no offload metadata. A veth peer leaves checksums unfinished, and nothing says so: switch
-//!   that off on the peer (`ethtool -K DEVICE tx off`). Frames from a wire are always finished.
+//! - What arrives has no offload metadata. A veth peer leaves checksums unfinished, and nothing says so:
+//!   switch that off on the peer ([`tidegate_sys::net::set_tx_offload`], `ethtool -K DEVICE tx off`).
+//!   Frames from a wire are always finished.
 //! - poll(2) does not tell when the device is deleted. [`receive`](Port::receive) does, on one call in
 //!   [`GONE_CHECK_EVERY`] that finds nothing: call it now and then on a quiet port too.
 
+mod device;
 mod rings;
 mod umem;
 
@@ -27,6 +30,7 @@ use std::{
     sync::Arc,
 };
 
+pub use device::{XdpCopy, XdpDevice, XdpOptions};
 use rings::{Consumer, Place, Producer};
 use rustix::{
     io::Errno,
@@ -40,16 +44,12 @@ use rustix::{
         },
     },
 };
-use tidegate_sys::{
-    net::{NetNs, Netlink},
-    xdp::{XDP_QUEUES_MAX, XdpMode, XdpRedirect},
-};
+use tidegate_sys::xdp::{XDP_QUEUES_MAX, XdpRedirect};
 use umem::Umem;
 
 use super::{Port, PortCounters, PortError, is_gone};
 use crate::{
     checksum,
-    headers::ETHERNET_BYTES,
     packet::Packet,
     pool::{Class, PacketPool, SMALL_BUFFER_BYTES},
     segment::{self, SEGMENTS_MAX},
@@ -59,8 +59,6 @@ use crate::{
 const HEADROOM_BYTES: usize = 256;
 /// The longest frame, in bytes, without FCS.
 pub const XDP_FRAME_BYTES_MAX: usize = SMALL_BUFFER_BYTES - HEADROOM_BYTES;
-/// Bytes of one VLAN tag, which the MTU does not count.
-const VLAN_TAG_BYTES: usize = 4;
 /// Fewest and most entries of a ring.
 const RING_FRAMES: std::ops::RangeInclusive<u32> = 64..=32_768;
 /// The kernel is asked whether the device still exists on one in so many receives that find nothing.
@@ -68,81 +66,11 @@ pub const GONE_CHECK_EVERY: u32 = 8;
 /// Most system calls to get the kernel to take the transmit ring; it takes 32 frames in each.
 const KICKS_MAX: u32 = 64;
 
-/// How an AF_XDP device is to be opened.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct XdpOptions {
-    /// Where the program runs; none: in the driver if it can.
-    pub mode: Option<XdpMode>,
-    /// How frames get from the device into the UMEM.
-    pub copy: XdpCopy,
-}
-
-/// How frames get from the device into the UMEM.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum XdpCopy {
-    /// The device writes them there if the driver can, else the kernel copies.
-    #[default]
-    Auto,
-    /// The device writes them there, or the port is an error.
-    ZeroCopy,
-    /// The kernel copies.
-    Copy,
-}
-
-/// A device that gives its frames to AF_XDP ports, while it or a port of it lives.
-#[derive(Debug)]
-pub struct XdpDevice {
-    redirect: Arc<XdpRedirect>,
-    netns: NetNs,
-    name: String,
-    options: XdpOptions,
-}
-
-impl XdpDevice {
-    /// Attaches to the device `name` of `netns`.
-    ///
-    /// Errors: no such device; its MTU is too large; it has an XDP program already.
-    pub fn open(netns: &NetNs, name: &str, options: XdpOptions) -> Result<Self, PortError> {
-        let mut netlink = Netlink::open_in(netns)?;
-        let index = netlink.index_of(name)?;
-        let mtu = netlink.mtu(index)? as usize;
-        if mtu + ETHERNET_BYTES + VLAN_TAG_BYTES > XDP_FRAME_BYTES_MAX {
-            return Err(PortError::Invalid {
-                port: name.into(),
-                field: "the MTU of the AF_XDP device",
-                read: mtu.to_string(),
-                expected: "set it to 1774 bytes or less",
-            });
-        }
-        let redirect = Arc::new(XdpRedirect::attach(netns, name, options.mode)?);
-        Ok(Self { redirect, netns: netns.try_clone()?, name: name.into(), options })
-    }
-
-    /// Where the program runs.
-    pub fn mode(&self) -> XdpMode {
-        self.redirect.mode()
-    }
-
-    /// Opens the port of a queue. Its UMEM is the stock of small buffers of `pool`, which must be the pool that
-    /// the port is used with. The port lends the kernel up to `2 * ring_frames` of them to receive into (and
-    /// as many as the device has descriptors), and `ring_frames` while they are being sent.
-    ///
-    /// Errors: `ring_frames` is no power of two from 64 to 32768; the queue does not exist or has a socket
-    /// already; zero copy was demanded and the driver cannot; memory may not be locked.
-    pub fn port(
-        &self,
-        queue: u32,
-        ring_frames: u32,
-        pool: &mut PacketPool,
-    ) -> Result<XdpPort, PortError> {
-        XdpPort::open(self, queue, ring_frames, pool)
-    }
-}
-
 /// One queue of an [`XdpDevice`].
 pub struct XdpPort {
     name: String,
-    /// Before `umem`: fields are dropped in order, and buffers must not come home while the kernel has them.
+    /// Before `umem`: fields are dropped in order, and buffers must not come home while the kernel has
+    /// them.
     socket: OwnedFd,
     umem: Umem,
     fill: Producer<u64>,
@@ -339,8 +267,8 @@ impl XdpPort {
         Ok(())
     }
 
-    /// Hands one frame, which is not to be cut, to the transmit ring, in which there is room. What cannot be sent
-    /// now comes back; what can never be sent is counted.
+    /// Hands one frame, which is not to be cut, to the transmit ring, in which there is room. What cannot
+    /// be sent now comes back; what can never be sent is counted.
     fn push(&mut self, mut packet: Packet, pool: &mut PacketPool) -> Result<(), Packet> {
         if packet.vnet().needs_checksum() {
             let (start, offset) = (packet.vnet().csum_start, packet.vnet().csum_offset);

@@ -16,9 +16,9 @@ struct Value {
     data: u32,
 }
 
-/// Sets whether the stack may leave checksums, and with them segmentation, to the device (`ethtool -K DEVICE tx
-/// on|off`). A veth device passes such packets on as they are, and whoever reads its other end by AF_XDP
-/// cannot know: switch it off there.
+/// Sets whether the stack may leave checksums, and with them segmentation, to the device (`ethtool -K
+/// DEVICE tx on|off`). A veth device passes such packets on as they are, and whoever reads its other end by
+/// AF_XDP cannot know: switch it off there.
 pub fn set_tx_offload(netns: &NetNs, device: &str, on: bool) -> Result<(), NetError> {
     check_name(device)?;
     let action = format!("switch the tx offload of device {device:?}");

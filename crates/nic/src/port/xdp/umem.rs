@@ -37,8 +37,8 @@ impl Umem {
         self.heads == pool.small_heads()
     }
 
-    /// Gives a packet's buffer to the kernel: the address of its frame. A packet of another pool or in a large
-    /// buffer comes back.
+    /// Gives a packet's buffer to the kernel: the address of its frame. A packet of another pool or in a
+    /// large buffer comes back.
     pub fn lend(&mut self, packet: Packet) -> Result<u64, Packet> {
         let head = NonNull::from(packet.head());
         let first = self.heads.addr().get();
@@ -70,8 +70,8 @@ impl Umem {
 
 impl Drop for Umem {
     /// The socket is closed by now, and the kernel no longer copies into or out of the buffers. A device in
-    /// zero-copy mode may still write into them until the kernel's clean-up has run, which nothing tells: its
-    /// buffers are never used again.
+    /// zero-copy mode may still write into them until the kernel's clean-up has run, which nothing tells:
+    /// its buffers are never used again.
     fn drop(&mut self) {
         if !self.zero_copy {
             for index in 0..self.count {
