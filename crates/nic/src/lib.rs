@@ -7,11 +7,15 @@
 //! - [`vnet`]: the offload metadata.
 //! - [`checksum`], [`segment`]: what a device does that has offloads, for those that have not.
 //! - [`port`]: where frames come from and go to: TAP, AF_XDP, memory.
+//! - [`lane`]: one direction between two ports: flows ([`flow_table`]), what waits ([`backlog`], [`ecn`]) and
+//!   the shaper; [`relay`]: the threads that run lanes between ports, which come from a [`source`].
+//! - [`aggregate`]: one rate for flows on several shapers.
 //! - [`waiter`]: what a loop does when it has nothing to do.
 //!
 //! Frames go between threads over rings of the crate `rtrb`: bounded, wait-free, one producer and one
 //! consumer. A [`Packet`] may be dropped in any thread; its buffer finds its way home.
 
+pub mod aggregate;
 pub mod backlog;
 pub mod checksum;
 mod counters;
@@ -22,7 +26,9 @@ pub mod lane;
 pub mod packet;
 pub mod pool;
 pub mod port;
+pub mod relay;
 pub mod segment;
+pub mod source;
 pub mod vnet;
 pub mod waiter;
 
