@@ -103,7 +103,6 @@ crate::counters::counter_table! {
     passed_packets: "packets that left; a segment that stays whole is one",
     passed_bytes: "their bytes on the wire",
     waited_ns: "the sum of what they waited, in nanoseconds",
-    waited_ns_max: "the longest that one waited, in nanoseconds",
     cut_segments: "segments that were cut because they would have occupied the limit for long",
     shared_packets: "packets that had to share a queue because more flows were busy than the lane tells apart",
 }
@@ -136,6 +135,7 @@ pub struct Lane {
     /// Of a segment that is being cut.
     pieces: VecDeque<Packet>,
     counters: LaneCounters,
+    waited_max: Nanos,
 }
 
 impl Lane {
@@ -163,6 +163,7 @@ impl Lane {
             shaper,
             pieces: VecDeque::new(),
             counters: LaneCounters::default(),
+            waited_max: Nanos(0),
         })
     }
 
@@ -265,6 +266,11 @@ impl Lane {
         LaneCounters { shared_packets: self.flows.shared(), ..self.counters }
     }
 
+    /// The longest that a packet waited since this was asked last.
+    pub fn take_waited_max(&mut self) -> Nanos {
+        std::mem::take(&mut self.waited_max)
+    }
+
     /// What its backlog did.
     pub fn backlog_counters(&self) -> BacklogCounters {
         self.backlog.counters()
@@ -291,7 +297,7 @@ impl Lane {
         counters.passed_packets += 1;
         counters.passed_bytes += packet.wire_bytes();
         counters.waited_ns += waited.0;
-        counters.waited_ns_max = counters.waited_ns_max.max(waited.0);
+        self.waited_max = self.waited_max.max(waited);
         out.push_back(packet);
     }
 
