@@ -7,6 +7,7 @@
 //! - [`preflight`]: what the host must have, asked before anything is changed.
 //! - [`cgroup`]: the hierarchy and its groups.
 //! - [`limit`]: the programs of one limit on a cgroup, attached while a value lives.
+//! - [`edt`]: the programs of scheme `edt`, on cgroups and devices; [`fq`]: who keeps its packets.
 //! - [`store`]: limits that stay, pinned in the BPF file system.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
 //! - [`congestion`]: congestion controls for a cgroup, DCTCP among them.
@@ -19,6 +20,8 @@
 pub mod cgroup;
 pub mod congestion;
 pub mod cost;
+pub mod edt;
+pub mod fq;
 pub mod intf;
 pub mod limit;
 pub mod net;

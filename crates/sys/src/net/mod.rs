@@ -20,7 +20,7 @@ mod spawn;
 use std::io;
 
 pub use ethtool::set_tx_offload;
-pub use link::{LinkStats, Route, VethPair};
+pub use link::{Device, LinkStats, Route, VethPair};
 pub use netlink::Netlink;
 pub use netns::NetNs;
 pub use queues::rx_queues;
