@@ -45,19 +45,25 @@ enum tg_flags {
 	TG_FLAG_PACE_CEILING = 1 << 1,
 	/* Each socket is paced at its fair share of the egress limit; implies the ceiling. */
 	TG_FLAG_PACE_FAIR = 1 << 2,
+	/* Packets wait for their departure; drop_ns is the horizon. */
+	TG_FLAG_EDT = 1 << 3,
+	/* The device is a port: its workload's egress is what comes in. */
+	TG_FLAG_PORT = 1 << 4,
 };
 
-/* A limit on one cgroup; written by user space alone. */
+/* A limit on one cgroup or device; written by user space alone. */
 struct tg_limit {
 	/* By direction; a cost of 0 is no limit. */
 	struct vq_conf queue[TG_DIRECTIONS];
 	__u64 rate_bit_s[TG_DIRECTIONS];
+	/* Of a device: the inode of its network namespace. */
 	__u64 cgroup_id;
 	__u32 flags;
 	/* For TCP sockets in the cgroup, in microseconds; 0 leaves the kernel's. */
 	__u32 rto_min_us;
 	__u32 delack_max_us;
-	__u32 reserved;
+	/* 0: a cgroup. */
+	__u32 ifindex;
 };
 
 /* The virtual queue of one direction and the fair share of its flows, on a cache line of their own.
@@ -69,16 +75,24 @@ struct tg_queue {
 	/* When this epoch began, and finish less skipped time then. */
 	__u64 epoch_start_ns;
 	__u64 epoch_base_ns;
-	/* Smoothed round-trip time of the paced flows. */
-	__u64 rtt_ns;
+	union {
+		/* pace: smoothed round-trip time of the flows. */
+		__u64 rtt_ns;
+		/* edt: the latest departure that a flow's own schedule has given. */
+		__u64 latest_ns;
+	};
 	/* Share of each flow, of the limit in 2^-24. */
 	__u32 share;
-	/* Number of this epoch, flows that sent data in it, in the one before, and those that came
-	 * new. */
+	/* Number of this epoch, flows that sent data in it and in the one before. */
 	__u32 epoch;
 	__u32 flows;
 	__u32 flows_before;
-	__u32 newcomers;
+	union {
+		/* pace: flows established in this epoch. */
+		__u32 newcomers;
+		/* edt: the largest packet of this epoch. */
+		__u32 largest_bytes;
+	};
 	/* How long this epoch must last. */
 	__u32 epoch_us;
 };

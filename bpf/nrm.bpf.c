@@ -13,6 +13,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "epoch.h"
 #include "intf.h"
 #include "packet.h"
 #include "sockets.h"
@@ -86,46 +87,19 @@ static __always_inline void see_flow(struct __sk_buff *skb, struct tg_queue *que
 		queue->share = fs_make_room(queue->share, flows);
 }
 
-/* Closes the epoch when it has lasted long enough; one CPU does. */
-static __always_inline void turn_epoch(const struct vq_conf *conf, struct tg_queue *queue,
-				       __u64 now, __u64 cost_ns)
-{
-	__u64 start = *(volatile __u64 *)&queue->epoch_start_ns;
-	struct fs_epoch epoch;
-	__s64 backlog, charged;
-	__u64 base;
-	__u32 flows;
-
-	if ((__s64)(now - start) < (__s64)queue->epoch_us * 1000 ||
-	    __sync_val_compare_and_swap(&queue->epoch_start_ns, start, now) != start)
-		return;
-	/* Above the mark, and without the packet at hand: below it a burst may just have passed. */
-	backlog = queue->finish_ns - now - cost_ns - conf->mark_ns;
-	epoch.backlog_ns = backlog > 0 ? backlog : 0;
-	epoch.elapsed_ns = now - start;
-	epoch.rtt_ns = queue->rtt_ns;
-	epoch.burst_ns = PACED_BURST_BYTES * conf->cost >> VQ_COST_SHIFT;
-	base = queue->finish_ns - queue->skipped_ns;
-	charged = base - queue->epoch_base_ns;
-	epoch.charged_ns = charged > 0 ? charged : 0;
-	queue->epoch_base_ns = base;
-	flows = __sync_lock_test_and_set(&queue->flows, 0);
-	/* A flow that was silent for one epoch may only have been unlucky. */
-	epoch.flows = flows > queue->flows_before ? flows : queue->flows_before;
-	queue->share = fs_next(queue->share, &epoch);
-	queue->flows_before = flows;
-	queue->epoch_us = fs_epoch_ns(flows, epoch.burst_ns) / 1000;
-	queue->newcomers = 0;
-	queue->epoch++;
-}
-
 /* Keeps the fair share of the paced flows up to date. */
 static __always_inline void pace(struct __sk_buff *skb, const struct vq_conf *conf,
 				 struct tg_queue *queue, __u64 now, __u64 cost_ns, __u32 bytes)
 {
+	__s64 backlog;
+
 	if (bytes > VQ_SMALL_BYTES)
 		see_flow(skb, queue);
-	turn_epoch(conf, queue, now, cost_ns);
+	/* Above the mark, and without the packet at hand: below it a burst may just have passed. */
+	backlog = queue->finish_ns - now - cost_ns - conf->mark_ns;
+	if (tg_turn_epoch(conf, queue, now, backlog > 0 ? backlog : 0, queue->rtt_ns,
+			  PACED_BURST_BYTES))
+		queue->newcomers = 0;
 }
 
 static __always_inline int gate(struct __sk_buff *skb, enum tg_direction direction)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What a cgroup_skb program can learn of its packet: headers, transport, exact length on the wire.
- */
+/* What a program can learn of its packet: headers, transport, exact length on the wire. */
 #ifndef TG_PACKET_H
 #define TG_PACKET_H
 
@@ -23,8 +22,13 @@ struct tg_headers {
 	__u8 protocol;
 };
 
-/* Reads the headers; the packet starts at its IP header. Unknown transports count as header-less.
- */
+/* Reads from the IP header on, wherever the program's packet starts. */
+static __always_inline long tg_load(struct __sk_buff *skb, __u32 offset, void *to, __u32 bytes)
+{
+	return bpf_skb_load_bytes_relative(skb, offset, to, bytes, BPF_HDR_START_NET);
+}
+
+/* Reads the headers. Unknown transports count as header-less. */
 static __always_inline void tg_parse(struct __sk_buff *skb, struct tg_headers *headers)
 {
 	__u32 offset = 0;
@@ -33,14 +37,14 @@ static __always_inline void tg_parse(struct __sk_buff *skb, struct tg_headers *h
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr ip;
 
-		if (!bpf_skb_load_bytes(skb, 0, &ip, sizeof(ip))) {
+		if (!tg_load(skb, 0, &ip, sizeof(ip))) {
 			offset = ip.ihl * 4;
 			protocol = ip.protocol;
 		}
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr ip;
 
-		if (!bpf_skb_load_bytes(skb, 0, &ip, sizeof(ip))) {
+		if (!tg_load(skb, 0, &ip, sizeof(ip))) {
 			offset = sizeof(ip);
 			protocol = ip.nexthdr;
 		}
@@ -51,7 +55,7 @@ static __always_inline void tg_parse(struct __sk_buff *skb, struct tg_headers *h
 			if (protocol != IPPROTO_HOPOPTS && protocol != IPPROTO_ROUTING &&
 			    protocol != IPPROTO_DSTOPTS && protocol != IPPROTO_FRAGMENT)
 				break;
-			if (bpf_skb_load_bytes(skb, offset, ext, sizeof(ext)))
+			if (tg_load(skb, offset, ext, sizeof(ext)))
 				break;
 			offset += protocol == IPPROTO_FRAGMENT ? 8 : (ext[1] + 1) * 8;
 			protocol = ext[0];
@@ -60,7 +64,7 @@ static __always_inline void tg_parse(struct __sk_buff *skb, struct tg_headers *h
 	if (protocol == IPPROTO_TCP) {
 		__u8 doff = 0;
 
-		if (!bpf_skb_load_bytes(skb, offset + TG_TCP_DOFF_OFFSET, &doff, sizeof(doff)))
+		if (!tg_load(skb, offset + TG_TCP_DOFF_OFFSET, &doff, sizeof(doff)))
 			offset += (doff >> 4) * 4;
 	} else if (protocol == IPPROTO_UDP) {
 		offset += TG_UDP_BYTES;
@@ -70,23 +74,30 @@ static __always_inline void tg_parse(struct __sk_buff *skb, struct tg_headers *h
 }
 
 /*
- * Bytes on the wire. A packet that the device will cut into segments counts the headers that each
- * of them will carry.
+ * Bytes on the wire of a packet of `bytes` with its link header. One that the device will cut into
+ * segments counts the headers that each of them will carry.
  */
-static __always_inline __u32 tg_wire_bytes(struct __sk_buff *skb)
+static __always_inline __u32 tg_frame_bytes(struct __sk_buff *skb, __u32 bytes)
 {
 	__u32 segments = skb->gso_segs;
 	__u32 size = skb->gso_size;
 	struct tg_headers headers;
 
 	if (!size)
-		return skb->len + TG_LINK_HEADER_BYTES;
+		return bytes;
 	tg_parse(skb, &headers);
-	if (!segments && skb->len > headers.bytes)
-		segments = (skb->len - headers.bytes + size - 1) / size;
+	headers.bytes += TG_LINK_HEADER_BYTES;
+	if (!segments && bytes > headers.bytes)
+		segments = (bytes - headers.bytes + size - 1) / size;
 	if (segments < 1)
 		segments = 1;
-	return skb->len + (segments - 1) * headers.bytes + segments * TG_LINK_HEADER_BYTES;
+	return bytes + (segments - 1) * headers.bytes;
+}
+
+/* The same where the packet starts at its IP header. */
+static __always_inline __u32 tg_wire_bytes(struct __sk_buff *skb)
+{
+	return tg_frame_bytes(skb, skb->len + TG_LINK_HEADER_BYTES);
 }
 
 #endif

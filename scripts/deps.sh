@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, after it said what and why. Silent, and off the network, if nothing is.
 #
-#   scripts/deps.sh GROUP...      groups: build, lab, lint
+#   scripts/deps.sh GROUP...      groups: build, lab, lint, vm
 #
 # Packages come from apt. Where there is none, it says what to install and ends with 1.
 set -euo pipefail
@@ -24,6 +24,11 @@ needs() {
 	lab   | iperf3          | the transfer that is limited and measured    | command -v iperf3
 	lab   | nginx           | serves the file that is downloaded           | command -v nginx
 	lab   | curl            | downloads it                                 | command -v curl
+	vm    | qemu-system-x86 | emulates the machines of make test-vm        | command -v qemu-system-x86_64
+	vm    | busybox-static  | is the first thing that runs in them         | command -v busybox
+	vm    | kmod            | loads the modules of their kernels           | command -v depmod
+	vm    | python3-venv    | holds virtme-ng, which starts them           | python3 -c 'import ensurepip'
+	vm    | debian-archive-keyring | says that their kernels are Debian's  | test -e /usr/share/keyrings/debian-archive-keyring.gpg
 	lint  | clang-format    | checks how the eBPF programs are set         | command -v clang-format
 	END
 }

@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use tidegate_core::{Nanos, Scheme, Span};
+use tidegate_core::{Nanos, Scheme, Scope, Span};
 use tidegate_node::settings::{Patch, RateSetting};
 use tidegate_sys::store::DEFAULT_ROOT;
 
@@ -109,10 +109,11 @@ Example:
 
 #[derive(Debug, Subcommand)]
 pub enum LimitVerb {
-    /// Put a limit on a cgroup, to stay until it is taken off
+    /// Put a limit on a cgroup or device, to stay until it is taken off
     #[command(after_help = "\
-Example:
-  tidegate limit add backup --cgroup system.slice/backup.service --egress 200mbit")]
+Examples:
+  tidegate limit add backup --cgroup system.slice/backup.service --egress 200mbit
+  tidegate limit add uplink --dev eth0 --scheme edt --egress 1gbit")]
     Add(AddArgs),
     /// Change a limit in place; only what is named changes
     ///
@@ -149,17 +150,18 @@ pub struct LimitArgs {
     /// Rate to the workload, such as 50mbit; `none` for no limit
     #[arg(long, value_name = "RATE")]
     pub ingress: Option<RateSetting>,
-    /// How the limit acts: `pace` (each TCP flow sends at its fair share, a virtual queue behind it) or
-    /// `nrm` (the virtual queue alone: ECN, window reduction, drop) [default: pace]
+    /// How the limit acts: `pace` (each TCP flow sends at its fair share, a virtual queue behind it), `nrm`
+    /// (the virtual queue alone: ECN, window reduction, drop) or `edt` (each packet waits for its time of
+    /// departure; needs the qdisc `fq`; egress only) [default: pace]
     #[arg(long)]
     pub scheme: Option<Scheme>,
     /// Credit that an idle limit saves up, as time or bytes [default: 1ms]
     #[arg(long, value_name = "TIME|SIZE")]
     pub burst: Option<Span>,
-    /// Backlog above which senders are told to slow down [default: 2ms; with nrm 0.5ms]
+    /// Backlog above which senders are told to slow down [default: 2ms; nrm: 0.5ms]
     #[arg(long, value_name = "TIME|SIZE")]
     pub mark: Option<Span>,
-    /// Backlog above which packets are dropped [default: 4ms]
+    /// Backlog above which packets are dropped; with edt the horizon of departures [default: 4ms; edt: 10ms]
     #[arg(long, value_name = "TIME|SIZE")]
     pub drop: Option<Span>,
     /// Limit traffic on the loopback interface too [default: false]
@@ -217,11 +219,35 @@ pub struct RunArgs {
 pub struct AddArgs {
     /// Name for the limit
     pub name: String,
-    /// The cgroup, relative to the cgroup mount
-    #[arg(long, value_name = "PATH")]
-    pub cgroup: String,
+    #[command(flatten)]
+    pub scope: ScopeArgs,
     #[command(flatten)]
     pub limit: LimitArgs,
+}
+
+/// What a limit is put on: one of these.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct ScopeArgs {
+    /// The cgroup, relative to the cgroup mount
+    #[arg(long, value_name = "PATH")]
+    pub cgroup: Option<String>,
+    /// A device of this host, such as eth0: what leaves by it (with scheme edt)
+    #[arg(long, value_name = "NAME")]
+    pub dev: Option<String>,
+    /// The host's side of a virtual machine's or container's interface, such as tap0: what the machine sends
+    /// (with scheme edt)
+    #[arg(long, value_name = "NAME")]
+    pub port: Option<String>,
+}
+
+impl ScopeArgs {
+    /// The scope as written; `None` only if clap let none through.
+    pub fn scope(&self) -> Option<Scope> {
+        let cgroup = self.cgroup.clone().map(Scope::Cgroup);
+        let dev = self.dev.clone().map(Scope::Dev);
+        cgroup.or(dev).or_else(|| self.port.clone().map(Scope::Port))
+    }
 }
 
 #[derive(Debug, Args)]

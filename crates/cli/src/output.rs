@@ -5,7 +5,7 @@ use std::{
     io::{self, IsTerminal, Write},
 };
 
-use tidegate_core::virtual_queue::VirtualQueueOptions;
+use tidegate_core::{Scope, virtual_queue::VirtualQueueOptions};
 use tidegate_node::{plan::Standing, settings::canonical};
 use tidegate_sys::limit::LimitOptions;
 
@@ -118,9 +118,14 @@ pub fn packets((packets, bytes): (u64, u64)) -> String {
     if packets == 0 { "0".to_owned() } else { format!("{packets} ({})", size(bytes)) }
 }
 
-/// The root of the hierarchy has an empty path.
-pub fn cgroup(path: &str) -> &str {
-    if path.is_empty() { "/" } else { path }
+/// A cgroup by its path, a device or port by its name and kind.
+pub fn scope(scope: &Scope) -> String {
+    match scope {
+        // The root of the hierarchy has an empty path.
+        Scope::Cgroup(path) if path.is_empty() => "/".to_owned(),
+        Scope::Cgroup(path) => path.clone(),
+        device => format!("{} {}", device.kind(), device.name()),
+    }
 }
 
 /// A limit in one line, in words of the command line.
@@ -154,19 +159,27 @@ pub fn describe(options: &LimitOptions) -> String {
 }
 
 /// The cry for a limit that is not enforced, with what to do; `None` when all is well.
-pub fn alarm(name: &str, path: &str, state: Standing) -> Option<String> {
-    let path = cgroup(path);
+pub fn alarm(name: &str, scope: &Scope, state: Standing) -> Option<String> {
+    let back = format!(
+        "put it back with `tidegate apply` or `tidegate limit add`, or take it off with `tidegate limit del \
+         {name}`"
+    );
+    let gone = match scope {
+        Scope::Cgroup(_) => "removed (a service that restarts gets a new one)",
+        _ => "removed, or is in another network namespace",
+    };
     match state {
         Standing::InForce => None,
-        Standing::CgroupGone => Some(format!(
-            "limit `{name}` is NOT ENFORCED: its cgroup `{path}` was removed (a service that \
-             restarts gets a new one); put it back with `tidegate apply` or `tidegate limit add`, \
-             or take it off with `tidegate limit del {name}`"
-        )),
+        Standing::ScopeGone => {
+            Some(format!("limit `{name}` is NOT ENFORCED: its {scope} was {gone}; {back}"))
+        }
         Standing::Unhooked => Some(format!(
-            "limit `{name}` is NOT ENFORCED: something took its programs off cgroup `{path}`; put \
-             it back with `tidegate apply` or `tidegate limit add`, or take it off with `tidegate \
-             limit del {name}`"
+            "limit `{name}` is NOT ENFORCED: something took its programs off {scope}; {back}"
+        )),
+        Standing::Unkept => Some(format!(
+            "limit `{name}` on {scope} is NOT ENFORCED as written: a device by which its packets leave has no \
+             `fq` any more, so they are not delayed, only dropped beyond the horizon; `tidegate plan` and \
+             `tc qdisc show` tell which; type: tc qdisc replace dev DEVICE root fq"
         )),
     }
 }

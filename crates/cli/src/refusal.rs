@@ -8,11 +8,12 @@ use std::{
 use anyhow::Error;
 use clap::error::ErrorKind;
 use tidegate_node::{
-    apply::ApplyError, plan::PlanError, run::RunError, settings::SettingsError, spec::SpecError,
+    apply::ApplyError, host::ScopeError, plan::PlanError, run::RunError, settings::SettingsError,
+    spec::SpecError,
 };
 use tidegate_sys::{
-    cgroup::CgroupError, congestion::CongestionError, limit::LimitError, process::SpawnError,
-    store::StoreError,
+    cgroup::CgroupError, congestion::CongestionError, fq::FqError, limit::LimitError,
+    process::SpawnError, store::StoreError,
 };
 
 /// Usage or spec error.
@@ -70,6 +71,7 @@ fn exit_code(error: &Error) -> u8 {
         || error.is::<SpecError>()
         || error.is::<PlanError>()
         || error.downcast_ref::<CgroupError>().is_some_and(cgroup_is_users)
+        || error.downcast_ref::<ScopeError>().is_some_and(scope_is_users)
         || error.downcast_ref::<StoreError>().is_some_and(store_is_users);
     let applied = error.downcast_ref::<ApplyError<StoreError>>();
     let users = users
@@ -90,14 +92,22 @@ fn cgroup_is_users(error: &CgroupError) -> bool {
     )
 }
 
+fn scope_is_users(error: &ScopeError) -> bool {
+    match error {
+        ScopeError::Cgroup(e) => cgroup_is_users(e),
+        ScopeError::Device(e) => matches!(e, FqError::Missing(_)),
+    }
+}
+
 fn store_is_users(error: &StoreError) -> bool {
     match error {
         StoreError::BadName(_)
         | StoreError::Missing(_)
         | StoreError::Exists(_)
-        | StoreError::CgroupTaken { .. } => true,
+        | StoreError::ScopeTaken { .. } => true,
         StoreError::Limit { source: LimitError::Config(_), .. } => true,
         StoreError::Limit { source: LimitError::Cgroup(e), .. } => cgroup_is_users(e),
+        StoreError::Limit { source: LimitError::Fq(FqError::Missing(_)), .. } => true,
         _ => false,
     }
 }

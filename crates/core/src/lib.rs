@@ -8,12 +8,15 @@
 //! property test in `tidegate-sys` holds the two together.
 //!
 //! - [`units`]: rates, byte counts and times, and the parser that a user's text goes through.
+//! - [`edt`]: departure times, a schedule for each flow (the `edt` scheme).
 //! - [`fair_share`]: one rate for all flows of a limit (the `pace` scheme).
 //! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
 //! - [`shaper`]: Carousel (the `carousel` scheme): timestampers ([`stamp`]) in front of a timing [`wheel`]
 //!   over a [`slot_set`], backpressure by deferred [`completion`], aggregates divided by [`water_fill`].
+//! - [`codel`]: early drops from queues of senders that cannot be told otherwise.
 //! - [`link`]: delay, rate, queue, loss and reordering as one more timestamper.
 //! - [`scheme`]: the names of the schemes.
+//! - [`scope`]: what a limit is put on.
 //! - [`verdict`]: what an algorithm may answer for a packet.
 //!
 //! This crate must not grow: sockets, files, clocks, maps, async, or a policy that only one host needs.
@@ -26,10 +29,13 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod codel;
 pub mod completion;
+pub mod edt;
 pub mod fair_share;
 pub mod link;
 pub mod scheme;
+pub mod scope;
 pub mod shaper;
 pub mod slot_set;
 pub mod stamp;
@@ -40,6 +46,7 @@ pub mod water_fill;
 pub mod wheel;
 
 pub use scheme::Scheme;
+pub use scope::Scope;
 pub use units::{Bytes, Nanos, Rate, Span};
 pub use verdict::{DropReason, Verdict};
 pub use virtual_queue::{Direction, Packet, Transport, VirtualQueue, VirtualQueueConfig};

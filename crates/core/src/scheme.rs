@@ -3,7 +3,7 @@
 use alloc::{borrow::ToOwned, string::String};
 use core::{fmt, str::FromStr};
 
-use crate::Direction;
+use crate::{Direction, virtual_queue::QueueKind};
 
 /// How a limit acts on packets.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
@@ -14,11 +14,23 @@ pub enum Scheme {
     Pace,
     /// The virtual queue of NRM alone ([`crate::virtual_queue`]).
     Nrm,
+    /// Departure times ([`crate::edt`]), kept by the `fq` qdisc.
+    Edt,
 }
 
 impl Scheme {
     /// Every scheme of this version.
-    pub const ALL: [Scheme; 2] = [Scheme::Pace, Scheme::Nrm];
+    pub const ALL: [Scheme; 3] = [Scheme::Pace, Scheme::Nrm, Scheme::Edt];
+
+    /// What stands behind it in a direction, for the defaults of its thresholds.
+    #[must_use]
+    pub fn queue(self, direction: Direction) -> QueueKind {
+        match self {
+            Scheme::Edt => QueueKind::Departures,
+            _ if self.paces(direction) => QueueKind::Paced,
+            _ => QueueKind::Alone,
+        }
+    }
 
     /// Whether flows of this direction are paced at their fair share.
     #[must_use]
@@ -32,6 +44,7 @@ impl Scheme {
         match self {
             Scheme::Pace => "pace",
             Scheme::Nrm => "nrm",
+            Scheme::Edt => "edt",
         }
     }
 }
@@ -41,11 +54,11 @@ impl Scheme {
 pub enum SchemeError {
     /// One that a later version will have.
     #[error(
-        "scheme `{0}` is not yet supported by this version; use `pace` or `nrm`, or leave it out"
+        "scheme `{0}` is not yet supported by this version; use `pace`, `nrm` or `edt`, or leave it out"
     )]
     Unsupported(String),
     /// No scheme at all.
-    #[error("unknown scheme `{0}`; use `pace` or `nrm`, or leave it out")]
+    #[error("unknown scheme `{0}`; use `pace`, `nrm` or `edt`, or leave it out")]
     Unknown(String),
 }
 
@@ -57,7 +70,7 @@ impl FromStr for Scheme {
             return Ok(scheme);
         }
         Err(match text {
-            "police" | "htb" | "dem" | "spring" | "carousel" | "edt" => {
+            "police" | "htb" | "dem" | "spring" | "carousel" => {
                 SchemeError::Unsupported(text.to_owned())
             }
             _ => SchemeError::Unknown(text.to_owned()),

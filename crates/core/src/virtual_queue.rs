@@ -108,9 +108,21 @@ pub struct VirtualQueueOptions {
     pub mark: Option<Span>,
     /// Backlog above which every packet is dropped.
     pub drop: Option<Span>,
+    /// What the thresholds are for: their defaults.
+    pub kind: QueueKind,
+}
+
+/// What the thresholds of a limit are for.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum QueueKind {
+    /// A virtual queue that works alone.
+    #[default]
+    Alone,
     /// The flows are paced at their fair share ([`crate::fair_share`]) and the queue is their safety net: its
     /// defaults leave room for the bursts of many paced flows that happen to meet.
-    pub paced: bool,
+    Paced,
+    /// Packets wait for their departure ([`crate::edt`]); `drop` is the horizon.
+    Departures,
 }
 
 /// Why a virtual queue cannot be built as asked.
@@ -143,18 +155,19 @@ impl VirtualQueueOptions {
     /// A limit of `rate` with every default of a queue that works alone.
     #[must_use]
     pub fn new(rate: Rate) -> Self {
-        VirtualQueueOptions { rate, burst: None, mark: None, drop: None, paced: false }
+        VirtualQueueOptions { rate, burst: None, mark: None, drop: None, kind: QueueKind::Alone }
     }
 
     /// A limit of `rate` with every default of a queue behind paced flows.
     #[must_use]
     pub fn paced(rate: Rate) -> Self {
-        VirtualQueueOptions { paced: true, ..Self::new(rate) }
+        VirtualQueueOptions { kind: QueueKind::Paced, ..Self::new(rate) }
     }
 
     /// The thresholds at the rate. Defaults: burst 1 ms but at least one frame; mark 0.5 ms but at least
     /// two frames, paced 2 ms but at least 16 frames; drop 4 ms but at least four frames, paced 32. The last
-    /// eighth below `drop` is kept for small packets.
+    /// eighth below `drop` is kept for small packets. Of departures: mark 2 ms but at least 8 frames, horizon
+    /// 10 ms but at least 32 frames.
     ///
     /// # Errors
     /// [`ConfigError`] for a rate, span or order of thresholds that cannot be kept.
@@ -171,10 +184,13 @@ impl VirtualQueueOptions {
             if time > MAX_SPAN { Err(ConfigError::Span { name, span, rate }) } else { Ok(time) }
         };
         let burst = span("burst", self.burst, 1_000_000, 1)?;
-        let (mark_ns, mark_frames, drop_frames) =
-            if self.paced { (2_000_000, 16, 32) } else { (500_000, 2, 4) };
+        let ((mark_ns, mark_frames), (drop_ns, drop_frames)) = match self.kind {
+            QueueKind::Alone => ((500_000, 2), (4_000_000, 4)),
+            QueueKind::Paced => ((2_000_000, 16), (4_000_000, 32)),
+            QueueKind::Departures => ((2_000_000, 8), (10_000_000, 32)),
+        };
         let mark = span("mark threshold", self.mark, mark_ns, mark_frames)?;
-        let drop = span("drop threshold", self.drop, 4_000_000, drop_frames)?;
+        let drop = span("drop threshold", self.drop, drop_ns, drop_frames)?;
         let large_drop = Nanos(drop.0 - drop.0 / 8);
         if mark >= large_drop {
             return Err(ConfigError::Order { mark, drop });

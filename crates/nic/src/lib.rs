@@ -5,7 +5,10 @@
 //! - [`packet`]: a frame in a buffer, with its offload metadata, its size on the wire and its flow.
 //! - [`headers`]: where a frame's headers are.
 //! - [`vnet`]: the offload metadata.
+//! - [`checksum`], [`segment`]: what a device does that has offloads, for those that have not.
 //! - [`port`]: where frames come from and go to: TAP, AF_XDP, memory.
+//! - [`lane`]: one direction between two ports: flows ([`flow_table`]), what waits ([`backlog`], [`ecn`]) and
+//!   the shaper; [`relay`]: the threads that run lanes between ports, which come from a [`source`].
 //! - [`nic`]: shapers in threads of their own, and what applications hand them packets with.
 //! - [`aggregate`]: one rate for flows on several shapers.
 //! - [`waiter`]: what a loop does when it has nothing to do.
@@ -14,12 +17,20 @@
 //! consumer. A [`Packet`] may be dropped in any thread; its buffer finds its way home.
 
 pub mod aggregate;
+pub mod backlog;
+pub mod checksum;
 mod counters;
+pub mod ecn;
+pub mod flow_table;
 pub mod headers;
+pub mod lane;
 pub mod nic;
 pub mod packet;
 pub mod pool;
 pub mod port;
+pub mod relay;
+pub mod segment;
+pub mod source;
 pub mod vnet;
 pub mod waiter;
 

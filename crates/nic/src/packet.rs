@@ -11,7 +11,8 @@ use crate::{
 /// Length of the header of UDP, in bytes.
 const UDP_BYTES: usize = 8;
 
-/// An Ethernet frame in a buffer of a [`PacketPool`](crate::PacketPool), with its offload metadata beside it.
+/// An Ethernet frame in a buffer of a [`PacketPool`](crate::PacketPool), with its offload metadata beside
+/// it.
 ///
 /// One pointer long, so it may be moved about freely. Dropping it, in any thread, gives the buffer back.
 pub struct Packet(NonNull<Head>);
@@ -111,8 +112,8 @@ impl Packet {
         self.segmented().0
     }
 
-    /// Bytes on the wire: those of every segment, each with all its headers. The Ethernet header counts, the
-    /// FCS does not, as everywhere in Tidegate.
+    /// Bytes on the wire: those of every segment, each with all its headers. The Ethernet header counts,
+    /// the FCS does not, as everywhere in Tidegate.
     pub fn wire_bytes(&self) -> u64 {
         let (segments, headers) = self.segmented();
         self.frame().len() as u64 + u64::from(segments - 1) * headers as u64
@@ -143,10 +144,10 @@ impl Packet {
         }
     }
 
-    /// A number that all packets of a flow share: from addresses, protocol and ports; of fragments and other
-    /// protocols without ports; of frames other than IP from the MAC addresses and the EtherType. The two
-    /// directions of a connection differ. `seed` is the same for all, and secret where a sender must not be
-    /// able to choose flows that share a number.
+    /// A number that all packets of a flow share: from addresses, protocol and ports; of fragments and
+    /// other protocols without ports; of frames other than IP from the MAC addresses and the EtherType. The
+    /// two directions of a connection differ. `seed` is the same for all, and secret where a sender must
+    /// not be able to choose flows that share a number.
     pub fn flow_hash(&self, seed: u64) -> u64 {
         let frame = self.frame();
         let Some(headers) = Headers::parse(frame) else { return mix(seed, frame.len() as u64) };

@@ -5,16 +5,18 @@
 //! caller, what it cannot take in stays in the kernel's queue before it, where the sender notices.
 //!
 //! - [`tap`]: TAP devices, with whole segments.
+//! - [`xdp`]: queues of network devices, past the host's stack.
 //! - [`memory`]: pairs inside this process.
 //! - [`sink`]: counts and discards.
 
 pub mod memory;
 pub mod sink;
 pub mod tap;
+pub mod xdp;
 
 use std::{collections::VecDeque, io, os::fd::BorrowedFd};
 
-use tidegate_sys::net::NetError;
+use tidegate_sys::{net::NetError, xdp::XdpError};
 
 use crate::{packet::Packet, pool::PacketPool};
 
@@ -31,9 +33,9 @@ pub trait Port: Send {
         max: usize,
     ) -> Result<usize, PortError>;
 
-    /// Sends from the front of `frames` what the device takes now; the rest stays. Returns how many left the
-    /// queue, among them those that the port had to drop (and counted): a frame never blocks those behind it
-    /// for good. `pool` is the one that buffers are taken from if a frame must be copied.
+    /// Sends from the front of `frames` what the device takes now; the rest stays. Returns how many left
+    /// the queue, among them those that the port had to drop (and counted): a frame never blocks those
+    /// behind it for good. `pool` is the one that buffers are taken from if a frame must be copied.
     ///
     /// On error the frame at the front and all behind it stay.
     fn transmit(
@@ -42,8 +44,8 @@ pub trait Port: Send {
         pool: &mut PacketPool,
     ) -> Result<usize, PortError>;
 
-    /// What poll(2) can wait on: for arrivals (`POLLIN`), for room (`POLLOUT`), for the device's end (`POLLERR`,
-    /// `POLLHUP`). None: the port must be asked.
+    /// What poll(2) can wait on: for arrivals (`POLLIN`), for room (`POLLOUT`), for the device's end
+    /// (`POLLERR`, `POLLHUP`). None: the port must be asked.
     fn as_fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// What happened since the port was opened.
@@ -53,7 +55,8 @@ pub trait Port: Send {
 /// Why a port does not work. Nothing transient is an error.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
-    /// The device was deleted. The port is of no more use; a new one may be opened when there is a device again.
+    /// The device was deleted. The port is of no more use; a new one may be opened when there is a device
+    /// again.
     #[error("the device of port {port} is gone")]
     Gone {
         /// The port's name.
@@ -72,6 +75,9 @@ pub enum PortError {
     /// A namespace or a device could not be found.
     #[error(transparent)]
     Net(#[from] NetError),
+    /// A device does not give its frames to AF_XDP.
+    #[error(transparent)]
+    Xdp(#[from] XdpError),
     /// An option is out of range, or does not fit the device.
     #[error("port {port}: {field} is {read}: {expected}")]
     Invalid {

@@ -4,6 +4,7 @@
 //! was. What is acted upon is a trait of three verbs, so that every place of failure is tested without a
 //! kernel; [`crate::host`] has the real one.
 
+use tidegate_core::Scope;
 use tidegate_sys::limit::LimitOptions;
 
 use crate::plan::{Action, Present, Standing};
@@ -13,11 +14,12 @@ pub trait Gates {
     /// Why a verb failed; what it acted on is as before.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Puts a limit on a cgroup.
+    /// Puts a limit on a cgroup or device.
     ///
     /// # Errors
     /// As the gates have it.
-    fn add(&mut self, name: &str, cgroup: &str, options: &LimitOptions) -> Result<(), Self::Error>;
+    fn add(&mut self, name: &str, scope: &Scope, options: &LimitOptions)
+    -> Result<(), Self::Error>;
 
     /// Changes a limit in place.
     ///
@@ -76,15 +78,15 @@ fn perform<G: Gates>(gates: &mut G, action: &Action) -> Result<(), G::Error> {
     match action {
         Action::Remove { limit, .. } => gates.remove(&limit.name),
         Action::Change { name, to, .. } => gates.change(name, to),
-        Action::Add { limit } => gates.add(&limit.name, &limit.cgroup, &limit.options),
+        Action::Add { limit } => gates.add(&limit.name, &limit.scope, &limit.options),
     }
 }
 
 fn undo<G: Gates>(gates: &mut G, action: &Action) -> Result<(), G::Error> {
     match action {
         // Nothing was limited by it any more, so nothing is lost with it.
-        Action::Remove { limit: Present { standing: Standing::CgroupGone, .. }, .. } => Ok(()),
-        Action::Remove { limit, .. } => gates.add(&limit.name, &limit.cgroup, &limit.options),
+        Action::Remove { limit: Present { standing: Standing::ScopeGone, .. }, .. } => Ok(()),
+        Action::Remove { limit, .. } => gates.add(&limit.name, &limit.scope, &limit.options),
         Action::Change { name, from, .. } => gates.change(name, from),
         Action::Add { limit } => gates.remove(&limit.name),
     }
@@ -112,10 +114,10 @@ mod tests {
             match apply(&mut host, &plan.actions) {
                 Ok(()) => prop_assert!(plan.actions.len() <= fault),
                 Err(ApplyError::RolledBack { .. }) => {
-                    let enforced = |(name, (cgroup, standing, options)): (&String, &(String, Standing, _))| {
-                        (*standing == Standing::InForce).then(|| (name.clone(), cgroup.clone(), *options))
+                    let enforced = |(name, (scope, standing, options)): (&String, &(Scope, Standing, _))| {
+                        (*standing == Standing::InForce).then(|| (name.clone(), scope.clone(), *options))
                     };
-                    let after: Vec<(String, String, LimitOptions)> =
+                    let after: Vec<(String, Scope, LimitOptions)> =
                         host.limits.iter().filter_map(enforced).collect();
                     for limit in before.iter().filter_map(enforced) {
                         prop_assert!(after.contains(&limit), "{:?} is lost", limit);

@@ -2,9 +2,12 @@
 
 use std::path::Path;
 
+use tidegate_core::Scope;
 use tidegate_sys::{
     cgroup::{CgroupError, Hierarchy},
-    limit::{LimitError, LimitOptions},
+    edt::Target,
+    fq::FqError,
+    limit::LimitOptions,
     preflight::{PreflightError, preflight},
     store::{PinnedLimit, Store, StoreError, StoreLock},
 };
@@ -69,34 +72,33 @@ impl Host {
         }
     }
 
-    /// The limits of a spec with the paths of their cgroups as this host writes them: all of them exist.
+    /// The limits of a spec with their cgroups as this host writes them: all cgroups and devices exist.
     ///
     /// # Errors
-    /// [`SpecError`] for the first one whose cgroup does not.
+    /// [`SpecError`] for the first one whose cgroup or device does not.
     pub fn wanted(&self, spec: &Spec) -> Result<Vec<Wanted>, SpecError> {
         let resolve = |limit: &crate::spec::LimitSpec| {
-            let cgroup = self.hierarchy.open(&limit.cgroup).map_err(|e| SpecError {
+            let scope = self.resolve(&limit.scope).map_err(|e| SpecError {
                 file: spec.file.clone(),
                 line: Some(limit.line),
                 limit: Some(limit.name.clone()),
                 field: Some("scope"),
-                problem: Problem::Cgroup(e),
+                problem: Problem::Scope(e),
             })?;
-            Ok(Wanted {
-                name: limit.name.clone(),
-                cgroup: cgroup.path().to_owned(),
-                options: limit.options,
-            })
+            Ok(Wanted { name: limit.name.clone(), scope, options: limit.options })
         };
         spec.limits.iter().map(resolve).collect()
     }
 
-    /// The path of a cgroup as this host writes it.
+    /// A cgroup or device that exists, a cgroup's path as this host writes it.
     ///
     /// # Errors
-    /// [`CgroupError`] when it does not exist.
-    pub fn resolve(&self, cgroup: &str) -> Result<String, CgroupError> {
-        Ok(self.hierarchy.open(cgroup)?.path().to_owned())
+    /// [`ScopeError`] when it does not exist.
+    pub fn resolve(&self, scope: &Scope) -> Result<Scope, ScopeError> {
+        match scope {
+            Scope::Cgroup(path) => Ok(Scope::Cgroup(self.hierarchy.open(path)?.path().to_owned())),
+            Scope::Dev(_) | Scope::Port(_) => Ok(Target::find(scope)?.scope),
+        }
     }
 
     /// Keeps other writers out.
@@ -109,17 +111,30 @@ impl Host {
     }
 }
 
+/// What a limit is to be put on does not exist.
+#[derive(Debug, thiserror::Error)]
+pub enum ScopeError {
+    /// The cgroup.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] FqError),
+}
+
 /// A pinned limit as a plan sees it.
 #[must_use]
 pub fn present(pinned: &PinnedLimit) -> Present {
-    let standing = match &pinned.cgroup {
-        None => Standing::CgroupGone,
+    let standing = match &pinned.scope {
+        None => Standing::ScopeGone,
         Some(_) if !pinned.unhooked.is_empty() => Standing::Unhooked,
+        Some(_) if pinned.unkept.is_some() => Standing::Unkept,
         Some(_) => Standing::InForce,
     };
+    let nowhere = || Scope::Cgroup(String::new());
     Present {
         name: pinned.name.clone(),
-        cgroup: pinned.cgroup.clone().or_else(|| pinned.installed_on.clone()).unwrap_or_default(),
+        scope: pinned.scope.clone().or_else(|| pinned.installed_on.clone()).unwrap_or_else(nowhere),
         standing,
         options: LimitOptions::from(&pinned.limit),
     }
@@ -141,13 +156,9 @@ impl LockedHost {
 impl Gates for LockedHost {
     type Error = StoreError;
 
-    fn add(&mut self, name: &str, cgroup: &str, options: &LimitOptions) -> Result<(), StoreError> {
+    fn add(&mut self, name: &str, scope: &Scope, options: &LimitOptions) -> Result<(), StoreError> {
         let Host { hierarchy, store } = &self.host;
-        let cgroup = hierarchy.open(cgroup).map_err(|e| StoreError::Limit {
-            name: name.to_owned(),
-            source: LimitError::Cgroup(e),
-        })?;
-        store.install(&self.lock, hierarchy, name, &cgroup, options)
+        store.install(&self.lock, hierarchy, name, scope, options)
     }
 
     fn change(&mut self, name: &str, options: &LimitOptions) -> Result<(), StoreError> {

@@ -1,8 +1,8 @@
 //! What must be done so that the limits of a host are as a spec says. Pure: no kernel is asked.
 //!
 //! - A limit of the spec that the host does not have is added; one with other settings is changed in place.
-//! - One on another cgroup than the spec says, or whose cgroup is gone, or whose programs somebody took off,
-//!   is taken off and put on again.
+//! - One on another cgroup or device than the spec says, or whose cgroup or device is gone, or whose programs
+//!   somebody took off, or that gets a scheme of other programs, is taken off and put on again.
 //! - A limit that only the host has is left alone, unless the plan prunes.
 //!
 //! Order: whatever is taken off first, so that names and cgroups are free; then changes; then additions.
@@ -13,6 +13,7 @@ use std::{
     fmt,
 };
 
+use tidegate_core::{Scheme, Scope};
 use tidegate_sys::limit::LimitOptions;
 
 use crate::settings::{Difference, canonical, differences};
@@ -22,8 +23,8 @@ use crate::settings::{Difference, canonical, differences};
 pub struct Wanted {
     /// Its name.
     pub name: String,
-    /// Path of its cgroup, which exists.
-    pub cgroup: String,
+    /// Its cgroup or device, which exists.
+    pub scope: Scope,
     /// What it does.
     pub options: LimitOptions,
 }
@@ -33,8 +34,8 @@ pub struct Wanted {
 pub struct Present {
     /// Its name.
     pub name: String,
-    /// Path of its cgroup, or where it was.
-    pub cgroup: String,
+    /// Its cgroup or device, or where it was.
+    pub scope: Scope,
     /// Whether it is enforced.
     pub standing: Standing,
     /// What it does.
@@ -46,10 +47,12 @@ pub struct Present {
 pub enum Standing {
     /// It is.
     InForce,
-    /// Its cgroup has been removed.
-    CgroupGone,
-    /// Its cgroup is there, but its programs were taken off.
+    /// Its cgroup or device has been removed.
+    ScopeGone,
+    /// Its cgroup or device is there, but its programs were taken off.
     Unhooked,
+    /// With scheme `edt`: a device keeps no departure times, so that the limit only polices.
+    Unkept,
 }
 
 /// One step. Each can be undone, save the taking off of a limit that was not enforced any more.
@@ -66,8 +69,8 @@ pub enum Action {
     Change {
         /// Its name.
         name: String,
-        /// Its cgroup.
-        cgroup: String,
+        /// Its cgroup or device.
+        scope: Scope,
         /// As it is.
         from: LimitOptions,
         /// As it shall be.
@@ -85,10 +88,12 @@ pub enum Action {
 pub enum Reason {
     /// The spec does not have it, and the plan prunes.
     Pruned,
-    /// The spec has it on another cgroup.
+    /// The spec has it on another cgroup or device.
     Moved,
-    /// Its cgroup is gone; it is put on the one that has taken its place.
-    CgroupGone,
+    /// The spec has it with a scheme of other programs.
+    OtherPrograms,
+    /// Its cgroup or device is gone; it is put on the one that has taken its place.
+    ScopeGone,
     /// Somebody took its programs off; it is put on again.
     Unhooked,
 }
@@ -97,8 +102,9 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Reason::Pruned => "not in the file",
-            Reason::Moved => "on another cgroup in the file",
-            Reason::CgroupGone => "its cgroup was removed",
+            Reason::Moved => "on something else in the file",
+            Reason::OtherPrograms => "its scheme has other programs",
+            Reason::ScopeGone => "what it was on was removed",
             Reason::Unhooked => "its programs were taken off",
         })
     }
@@ -149,27 +155,27 @@ pub struct Plan {
 pub enum PlanError {
     /// Two limits of the spec name one cgroup in two ways.
     #[error(
-        "limits `{first}` and `{second}` are both on cgroup `{cgroup}`; put both directions in one limit, or \
+        "limits `{first}` and `{second}` are both on {scope}; put both directions in one limit, or \
          limit a cgroup above or below it"
     )]
-    SameCgroup {
+    SameScope {
         /// One limit.
         first: String,
         /// The other.
         second: String,
-        /// Their cgroup.
-        cgroup: String,
+        /// Their cgroup or device.
+        scope: Scope,
     },
-    /// A limit of the host that the spec does not have is on the cgroup.
+    /// A limit of the host that the spec does not have is on the cgroup or device.
     #[error(
-        "limit `{name}`: cgroup `{cgroup}` already has limit `{other}`, which is not in the file; \
+        "limit `{name}`: {scope} already has limit `{other}`, which is not in the file; \
          take that one off with `tidegate limit del {other}`, or apply with --prune"
     )]
-    CgroupTaken {
+    ScopeTaken {
         /// The limit of the spec.
         name: String,
-        /// The cgroup.
-        cgroup: String,
+        /// The cgroup or device.
+        scope: Scope,
         /// The limit on it.
         other: String,
     },
@@ -183,13 +189,13 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
     let wanted_names: BTreeSet<_> = wanted.iter().map(|limit| &limit.name).collect();
     let present_by_name: BTreeMap<_, _> =
         present.iter().map(|limit| (&limit.name, limit)).collect();
-    let mut taken: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut taken: BTreeMap<&Scope, &str> = BTreeMap::new();
     for limit in wanted {
-        if let Some(first) = taken.insert(&limit.cgroup, &limit.name) {
-            return Err(PlanError::SameCgroup {
+        if let Some(first) = taken.insert(&limit.scope, &limit.name) {
+            return Err(PlanError::SameScope {
                 first: first.to_owned(),
                 second: limit.name.clone(),
-                cgroup: limit.cgroup.clone(),
+                scope: limit.scope.clone(),
             });
         }
     }
@@ -201,11 +207,11 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
             plan.actions.push(Action::Remove { limit: limit.clone(), reason: Reason::Pruned });
             continue;
         }
-        let user = taken.get(limit.cgroup.as_str());
-        if let Some(name) = user.filter(|_| limit.standing != Standing::CgroupGone) {
-            return Err(PlanError::CgroupTaken {
+        let user = taken.get(&limit.scope);
+        if let Some(name) = user.filter(|_| limit.standing != Standing::ScopeGone) {
+            return Err(PlanError::ScopeTaken {
                 name: (*name).to_owned(),
-                cgroup: limit.cgroup.clone(),
+                scope: limit.scope.clone(),
                 other: limit.name.clone(),
             });
         }
@@ -217,10 +223,11 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
             continue;
         };
         let reason = match is.standing {
-            Standing::CgroupGone => Some(Reason::CgroupGone),
+            Standing::ScopeGone => Some(Reason::ScopeGone),
             Standing::Unhooked => Some(Reason::Unhooked),
-            Standing::InForce if is.cgroup != limit.cgroup => Some(Reason::Moved),
-            Standing::InForce => None,
+            _ if is.scope != limit.scope => Some(Reason::Moved),
+            _ if other_programs(&is.options, &limit.options) => Some(Reason::OtherPrograms),
+            Standing::InForce | Standing::Unkept => None,
         };
         if let Some(reason) = reason {
             plan.actions.push(Action::Remove { limit: (*is).clone(), reason });
@@ -228,7 +235,7 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
         } else if canonical(&is.options) != canonical(&limit.options) {
             changes.push(Action::Change {
                 name: limit.name.clone(),
-                cgroup: limit.cgroup.clone(),
+                scope: limit.scope.clone(),
                 from: is.options,
                 to: limit.options,
             });
@@ -237,6 +244,12 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
     plan.actions.extend(changes);
     plan.actions.extend(additions);
     Ok(plan)
+}
+
+/// Whether one limit can only be put in the place of the other, not changed into it.
+#[must_use]
+pub fn other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
+    (from.scheme == Scheme::Edt) != (to.scheme == Scheme::Edt)
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getpgid, getpid, kill_process, waitpid,
 };
 use serde::Serialize;
+use tidegate_core::Scope;
 use tidegate_sys::{
     cgroup::{Cgroup, CgroupError, Hierarchy},
     congestion::{self, CongestionError},
@@ -152,7 +153,7 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
 
     let mut warnings = Vec::new();
     let (name, path) = (group.name().to_owned(), group.cgroup.path().to_owned());
-    let status = LimitStatus::of_maps(name, path, Standing::InForce, limit.maps());
+    let status = LimitStatus::of_maps(name, Scope::Cgroup(path), Standing::InForce, limit.maps());
     if let Err(e) = &status {
         warnings.push(format!("the counters cannot be read: {e}"));
     }

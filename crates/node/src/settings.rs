@@ -6,7 +6,7 @@
 use std::str::FromStr;
 
 use tidegate_core::{
-    Direction, Nanos, Rate, Scheme, Span,
+    Direction, Nanos, Rate, Scheme, Scope, Span,
     units::ParseError,
     virtual_queue::{ConfigError, VirtualQueueOptions},
 };
@@ -81,6 +81,21 @@ pub enum SettingsProblem {
     /// Pacing was switched off for the scheme that is pacing.
     #[error("scheme `pace` paces every TCP flow; write scheme = \"nrm\" to do without")]
     PacedAnyway,
+    /// Departure times for what comes in.
+    #[error(
+        "scheme `edt` delays what leaves, and what comes in is here already; leave ingress out, or write \
+         scheme = \"nrm\""
+    )]
+    NothingToHold,
+    /// Something on sockets was asked of a scheme that leaves them alone.
+    #[error("scheme `edt` leaves sockets alone; leave this out, or write scheme = \"pace\"")]
+    LeavesSocketsAlone,
+    /// A scheme that works on cgroups alone.
+    #[error("scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\"")]
+    NotOnDevices(Scheme, &'static str),
+    /// The loopback device has no queue to speak of.
+    #[error("a limit on a device has no loopback traffic; leave this out")]
+    NoLoopback,
     /// The virtual queue cannot be built.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -103,6 +118,22 @@ impl Patch {
         if scheme == Scheme::Pace && self.pace_ceiling == Some(false) {
             let (field, problem) = ("pace_ceiling", SettingsProblem::PacedAnyway);
             return Err(SettingsError { field, problem });
+        }
+        if scheme == Scheme::Edt {
+            let refuse = |field, problem| Err(SettingsError { field, problem });
+            if self.pace_ceiling == Some(true) {
+                return refuse("pace_ceiling", SettingsProblem::LeavesSocketsAlone);
+            }
+            for (field, timer) in [("rto_min", self.rto_min), ("delack_max", self.delack_max)] {
+                if timer.is_some_and(|time| time.0 != 0) {
+                    return refuse(field, SettingsProblem::LeavesSocketsAlone);
+                }
+            }
+            if matches!(self.ingress, Some(RateSetting::Limit(_)))
+                || (self.ingress.is_none() && base.ingress.is_some())
+            {
+                return refuse("ingress", SettingsProblem::NothingToHold);
+            }
         }
         let direction = |written, base, direction| self.direction(written, base, scheme, direction);
         let limit = LimitOptions {
@@ -140,7 +171,7 @@ impl Patch {
             burst: self.burst.or(base.burst),
             mark: self.mark.or(base.mark),
             drop: self.drop.or(base.drop),
-            paced: scheme.paces(direction),
+            kind: scheme.queue(direction),
         };
         let field = match direction {
             Direction::Egress => "egress",
@@ -156,6 +187,24 @@ impl Patch {
             SettingsError { field, problem: e.into() }
         })?;
         Ok(Some(queue))
+    }
+}
+
+/// A limit that its scope can have.
+///
+/// # Errors
+/// [`SettingsError`] names the field.
+pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, SettingsError> {
+    let refuse = |field, problem| Err(SettingsError { field, problem });
+    match limit.scheme {
+        Scheme::Edt if scope.is_device() && limit.loopback => {
+            refuse("loopback", SettingsProblem::NoLoopback)
+        }
+        scheme if scheme != Scheme::Edt && scope.is_device() => {
+            let kind = if matches!(scope, Scope::Dev(_)) { "device" } else { "port" };
+            refuse("scheme", SettingsProblem::NotOnDevices(scheme, kind))
+        }
+        _ => Ok(limit),
     }
 }
 

@@ -14,9 +14,8 @@ use std::{
     str::FromStr,
 };
 
-use tidegate_core::units::ParseError;
+use tidegate_core::{Scope, units::ParseError};
 use tidegate_sys::{
-    cgroup::CgroupError,
     limit::LimitOptions,
     store::{self, MAX_LIMITS},
 };
@@ -27,10 +26,13 @@ use toml::{
 
 use tidegate_core::scheme::SchemeError;
 
-use crate::settings::{Patch, SettingsError, SettingsProblem};
+use crate::host::ScopeError;
+use crate::settings::{self, Patch, SettingsError, SettingsProblem};
 
 /// The largest file that is read: far above [`MAX_LIMITS`] limits.
 pub const MAX_SPEC_BYTES: u64 = 4 << 20;
+/// Longest name of a device, in bytes.
+const MAX_DEVICE_BYTES: usize = 15;
 
 /// A well-formed spec: names and cgroups are unique in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,8 +48,8 @@ pub struct Spec {
 pub struct LimitSpec {
     /// Its name.
     pub name: String,
-    /// The cgroup's path as written.
-    pub cgroup: String,
+    /// Its cgroup or device as written.
+    pub scope: Scope,
     /// What it does.
     pub options: LimitOptions,
     /// The line on which it starts, from 1.
@@ -157,10 +159,12 @@ pub enum Problem {
     SameName(usize),
     /// The cgroup is taken.
     #[error(
-        "limit `{name}` on line {line} has this cgroup already; put both directions in one limit, or limit a \
-         cgroup above or below it"
+        "limit `{name}` on line {line} has this {kind} already; put both directions in one limit{}",
+        if *kind == "cgroup" { ", or limit a cgroup above or below it" } else { "" }
     )]
-    SameCgroup {
+    SameScope {
+        /// `cgroup`, `dev` or `port`.
+        kind: &'static str,
         /// Who has it.
         name: String,
         /// Where.
@@ -174,9 +178,15 @@ pub enum Problem {
         "empty path; write for example `system.slice/backup.service`, or `/` for the whole host"
     )]
     EmptyCgroup,
-    /// The cgroup does not exist on this host.
+    /// The name of a device is none.
+    #[error("`{0}` is no device name; write it as `ip link` shows it, for example `eth0`")]
+    DeviceName(String),
+    /// More than one scope.
+    #[error("more than one scope; write one of cgroup, dev and port")]
+    ManyScopes,
+    /// The cgroup or device does not exist on this host.
     #[error(transparent)]
-    Cgroup(CgroupError),
+    Scope(ScopeError),
     /// A rate, size or time.
     #[error(transparent)]
     Unit(#[from] ParseError),
@@ -365,7 +375,7 @@ impl Reader<'_> {
         };
         let mut limits: Vec<LimitSpec> = Vec::new();
         let mut by_name = BTreeMap::new();
-        let mut by_cgroup = BTreeMap::new();
+        let mut by_scope = BTreeMap::new();
         for table in tables.iter() {
             let Some(fields) = table.get_ref().as_table() else {
                 return Err(self.wrong_type(table, "limit", "a table"));
@@ -381,9 +391,10 @@ impl Reader<'_> {
                 let problem = Problem::SameName(line);
                 return Err(reader.at(&field_span("name"), Some("name"), problem));
             }
-            if let Some(other) = by_cgroup.insert(normal(&limit.cgroup), limits.len()) {
+            if let Some(other) = by_scope.insert(normal(&limit.scope), limits.len()) {
                 let LimitSpec { name, line, .. } = limits[other].clone();
-                let problem = Problem::SameCgroup { name, line };
+                let kind = limit.scope.kind();
+                let problem = Problem::SameScope { kind, name, line };
                 return Err(reader.at(&field_span("scope"), Some("scope"), problem));
             }
             limits.push(limit);
@@ -393,7 +404,7 @@ impl Reader<'_> {
 
     fn limit(&self, fields: &Table<'_>, span: &Range<usize>) -> Result<LimitSpec, SpecError> {
         let mut patch = Patch::default();
-        let (mut name, mut cgroup) = (None, None);
+        let (mut name, mut scope) = (None, None);
         for (key, value) in in_order(fields) {
             match key.get_ref().as_ref() {
                 "name" => {
@@ -402,7 +413,7 @@ impl Reader<'_> {
                         .map_err(|e| self.at(&value.span(), Some("name"), Problem::Name(e)))?;
                     name = Some(text.to_owned());
                 }
-                "scope" => cgroup = Some(self.scope(value)?),
+                "scope" => scope = Some(self.scope(value)?),
                 "scheme" => patch.scheme = Some(self.parse(value, "scheme")?),
                 "egress" => patch.egress = Some(self.parse(value, "egress")?),
                 "ingress" => patch.ingress = Some(self.parse(value, "ingress")?),
@@ -422,50 +433,57 @@ impl Reader<'_> {
         }
         let missing = |field| self.at(span, Some(field), Problem::Missing(example(field)));
         let name = name.ok_or_else(|| missing("name"))?;
-        let cgroup = cgroup.ok_or_else(|| missing("scope"))?;
+        let scope = scope.ok_or_else(|| missing("scope"))?;
         let options =
-            patch.on(&LimitOptions::default()).map_err(|SettingsError { field, problem }| {
-                let span = fields.get(field).map_or(span.clone(), Spanned::span);
-                self.at(&span, Some(field), problem.into())
-            })?;
-        Ok(LimitSpec { name, cgroup, options, line: self.line(span) })
+            patch.on(&LimitOptions::default()).and_then(|options| settings::fits(&scope, options));
+        let options = options.map_err(|SettingsError { field, problem }| {
+            let span = fields.get(field).map_or(span.clone(), Spanned::span);
+            self.at(&span, Some(field), problem.into())
+        })?;
+        Ok(LimitSpec { name, scope, options, line: self.line(span) })
     }
 
-    fn scope(&self, value: &Value<'_>) -> Result<String, SpecError> {
+    fn scope(&self, value: &Value<'_>) -> Result<Scope, SpecError> {
         const SCOPE: Option<&str> = Some("scope");
         let Some(table) = value.get_ref().as_table() else {
             return Err(self.wrong_type(value, "scope", "a table"));
         };
-        let mut cgroup = None;
+        let mut scope = None;
         for (key, value) in in_order(table) {
-            match key.get_ref().as_ref() {
+            let refuse = |problem| Err(self.at(&value.span(), SCOPE, problem));
+            if scope.is_some() {
+                return refuse(Problem::ManyScopes);
+            }
+            scope = Some(match key.get_ref().as_ref() {
                 "cgroup" => {
                     let path = self.text(value, "scope")?;
                     if path.trim().is_empty() {
-                        return Err(self.at(&value.span(), SCOPE, Problem::EmptyCgroup));
+                        return refuse(Problem::EmptyCgroup);
                     }
                     if path.split('/').any(|part| part == "." || part == "..") {
-                        let problem = Problem::CgroupPath(path.to_owned());
-                        return Err(self.at(&value.span(), SCOPE, problem));
+                        return refuse(Problem::CgroupPath(path.to_owned()));
                     }
-                    cgroup = Some(path.to_owned());
+                    Scope::Cgroup(path.to_owned())
                 }
                 kind @ ("port" | "dev") => {
-                    let what = format!("scope `{kind}`");
-                    let instead = "`scope = { cgroup = \"...\" }`";
-                    let problem = Problem::Unsupported { what, instead };
-                    return Err(self.at(&key.span(), SCOPE, problem));
+                    let name = self.text(value, "scope")?.to_owned();
+                    if !is_device_name(&name) {
+                        return refuse(Problem::DeviceName(name));
+                    }
+                    if kind == "dev" { Scope::Dev(name) } else { Scope::Port(name) }
                 }
                 other => {
                     let problem = Problem::UnknownField {
                         field: other.to_owned(),
-                        hint: "write `scope = { cgroup = \"...\" }`".to_owned(),
+                        hint: "write `scope = { cgroup = \"...\" }`, `{ dev = \"...\" }` or `{ port = \
+                               \"...\" }`"
+                            .to_owned(),
                     };
                     return Err(self.at(&key.span(), SCOPE, problem));
                 }
-            }
+            });
         }
-        cgroup.ok_or_else(|| self.at(&value.span(), SCOPE, Problem::Missing(example("scope"))))
+        scope.ok_or_else(|| self.at(&value.span(), SCOPE, Problem::Missing(example("scope"))))
     }
 
     fn text<'v>(&self, value: &'v Value<'_>, field: &'static str) -> Result<&'v str, SpecError> {
@@ -516,9 +534,23 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
 }
 
 /// Two spellings of one path are the same.
-fn normal(path: &str) -> String {
-    let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
-    parts.join("/")
+fn normal(scope: &Scope) -> Scope {
+    match scope {
+        Scope::Cgroup(path) => {
+            let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
+            Scope::Cgroup(parts.join("/"))
+        }
+        device => device.clone(),
+    }
+}
+
+/// Whether the kernel would take it for a device.
+#[must_use]
+pub fn is_device_name(name: &str) -> bool {
+    (1..=MAX_DEVICE_BYTES).contains(&name.len())
+        && !name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c == '\0')
+        && name != "."
+        && name != ".."
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! only good for the moment it was taken.
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
-use tidegate_core::Direction;
+use tidegate_core::{Direction, Scheme, Scope};
 use tidegate_sys::{
     intf::{self, OUTCOME_TABLE},
     limit::{LimitError, LimitMaps, LimitOptions},
@@ -21,8 +21,9 @@ use crate::{
 pub struct LimitStatus {
     /// Its name.
     pub name: String,
-    /// Path of its cgroup, or where it was.
-    pub cgroup: String,
+    /// Its cgroup, device or port, or where it was: a key of that name.
+    #[serde(flatten, serialize_with = "scope")]
+    pub scope: Scope,
     /// Whether it is enforced.
     pub state: Standing,
     /// How it acts.
@@ -87,12 +88,23 @@ impl Serialize for Counts {
     }
 }
 
+/// `"cgroup": "..."`, `"dev": "..."` or `"port": "..."`.
+///
+/// # Errors
+/// The serializer's.
+pub fn scope<S: Serializer>(scope: &Scope, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut map = serializer.serialize_map(Some(1))?;
+    map.serialize_entry(scope.kind(), scope.name())?;
+    map.end()
+}
+
 impl Serialize for Standing {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(match self {
             Standing::InForce => "in_force",
-            Standing::CgroupGone => "cgroup_gone",
+            Standing::ScopeGone => "scope_gone",
             Standing::Unhooked => "unhooked",
+            Standing::Unkept => "unkept",
         })
     }
 }
@@ -149,8 +161,8 @@ impl LimitStatus {
     /// # Errors
     /// [`LimitError`] when its maps cannot be read.
     pub fn read(pinned: &PinnedLimit) -> Result<LimitStatus, LimitError> {
-        let Present { name, cgroup, standing, .. } = host::present(pinned);
-        Self::of_maps(name, cgroup, standing, pinned.maps())
+        let Present { name, scope, standing, .. } = host::present(pinned);
+        Self::of_maps(name, scope, standing, pinned.maps())
     }
 
     /// Reads a limit by its maps.
@@ -159,7 +171,7 @@ impl LimitStatus {
     /// [`LimitError`] when they cannot be read.
     pub fn of_maps(
         name: String,
-        cgroup: String,
+        scope: Scope,
         state: Standing,
         maps: &LimitMaps,
     ) -> Result<LimitStatus, LimitError> {
@@ -170,7 +182,7 @@ impl LimitStatus {
         };
         Ok(LimitStatus {
             name,
-            cgroup,
+            scope,
             state,
             settings: Settings::from(&limit),
             egress: direction(Direction::Egress)?,
@@ -191,7 +203,7 @@ impl From<&intf::Limit> for Settings {
         Settings {
             scheme: options.scheme.name(),
             loopback: options.loopback,
-            pace_ceiling: options.pace_ceiling,
+            pace_ceiling: options.pace_ceiling && options.scheme != Scheme::Edt,
             rto_min_ns: u64::from(limit.rto_min_us) * 1000,
             delack_max_ns: u64::from(limit.delack_max_us) * 1000,
         }
@@ -233,8 +245,9 @@ pub struct LimitSample {
     pub interval_ns: u64,
     /// Name of the limit.
     pub name: String,
-    /// Path of its cgroup, or where it was.
-    pub cgroup: String,
+    /// Its cgroup, device or port, or where it was: a key of that name.
+    #[serde(flatten, serialize_with = "scope")]
+    pub scope: Scope,
     /// Whether it is enforced.
     pub state: Standing,
     /// From the workload.
@@ -284,7 +297,7 @@ impl LimitSample {
             unix_ns,
             interval_ns,
             name: now.name.clone(),
-            cgroup: now.cgroup.clone(),
+            scope: now.scope.clone(),
             state: now.state,
             egress: direction(earlier.and_then(|e| e.egress.as_ref()), now.egress.as_ref()),
             ingress: direction(earlier.and_then(|e| e.ingress.as_ref()), now.ingress.as_ref()),
@@ -317,8 +330,8 @@ mod tests {
         };
         LimitStatus {
             name: "a".into(),
-            cgroup: "x".into(),
-            state: Standing::CgroupGone,
+            scope: Scope::Cgroup("x".into()),
+            state: Standing::ScopeGone,
             settings,
             egress: Some(egress),
             ingress: None,
@@ -346,6 +359,6 @@ mod tests {
     #[test]
     fn keys_carry_their_unit_and_counters_come_from_the_table() {
         let json = serde_json::to_string(&reading(1000)).unwrap();
-        insta::assert_snapshot!(json, @r#"{"name":"a","cgroup":"x","state":"cgroup_gone","scheme":"nrm","loopback":false,"pace_ceiling":false,"rto_min_ns":0,"delack_max_ns":0,"egress":{"rate_bit_s":8000000,"burst_ns":1,"mark_ns":2,"drop_ns":3,"backlog_ns":-1,"pass_packets":1,"pass_bytes":1000,"mark_packets":0,"mark_bytes":0,"slow_packets":0,"slow_bytes":0,"drop_full_packets":0,"drop_full_bytes":0,"drop_reserve_packets":0,"drop_reserve_bytes":0,"drop_early_packets":0,"drop_early_bytes":0,"exempt_packets":0,"exempt_bytes":0},"ingress":null}"#);
+        insta::assert_snapshot!(json, @r#"{"name":"a","cgroup":"x","state":"scope_gone","scheme":"nrm","loopback":false,"pace_ceiling":false,"rto_min_ns":0,"delack_max_ns":0,"egress":{"rate_bit_s":8000000,"burst_ns":1,"mark_ns":2,"drop_ns":3,"backlog_ns":-1,"pass_packets":1,"pass_bytes":1000,"mark_packets":0,"mark_bytes":0,"slow_packets":0,"slow_bytes":0,"drop_full_packets":0,"drop_full_bytes":0,"drop_reserve_packets":0,"drop_reserve_bytes":0,"drop_early_packets":0,"drop_early_bytes":0,"exempt_packets":0,"exempt_bytes":0},"ingress":null}"#);
     }
 }

@@ -12,6 +12,7 @@ const __u64 native_intf_layout[] = {
     offsetof(struct tg_limit, cgroup_id),
     offsetof(struct tg_limit, flags),
     offsetof(struct tg_limit, delack_max_us),
+    offsetof(struct tg_limit, ifindex),
     sizeof(struct tg_queue),
     offsetof(struct tg_queue, epoch_base_ns),
     offsetof(struct tg_queue, share),
@@ -24,6 +25,8 @@ const __u64 native_intf_layout[] = {
     TG_FLAG_LOOPBACK,
     TG_FLAG_PACE_CEILING,
     TG_FLAG_PACE_FAIR,
+    TG_FLAG_EDT,
+    TG_FLAG_PORT,
     TG_EGRESS,
     TG_INGRESS,
 };

@@ -18,6 +18,10 @@ pub const FLAG_PACE_CEILING: u32 = 1 << 1;
 
 /// `TG_FLAG_PACE_FAIR`.
 pub const FLAG_PACE_FAIR: u32 = 1 << 2;
+/// `TG_FLAG_EDT`.
+pub const FLAG_EDT: u32 = 1 << 3;
+/// `TG_FLAG_PORT`.
+pub const FLAG_PORT: u32 = 1 << 4;
 
 /// The place of a direction in a per-direction array.
 #[must_use]
@@ -76,7 +80,7 @@ pub struct Limit {
     pub queue: [QueueConf; DIRECTIONS],
     /// By direction.
     pub rate_bit_s: [u64; DIRECTIONS],
-    /// The cgroup's inode number.
+    /// The cgroup's inode number; of a device that of its network namespace.
     pub cgroup_id: u64,
     /// `FLAG_*`.
     pub flags: u32,
@@ -84,8 +88,8 @@ pub struct Limit {
     pub rto_min_us: u32,
     /// Longest delayed ACK of TCP sockets; 0 leaves the kernel's.
     pub delack_max_us: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The device's index; 0: a cgroup.
+    pub ifindex: u32,
 }
 
 /// `struct tg_queue`.
@@ -100,7 +104,7 @@ pub struct Queue {
     pub epoch_start_ns: u64,
     /// Finish less skipped time when this epoch began.
     pub epoch_base_ns: u64,
-    /// Smoothed round-trip time of the paced flows.
+    /// Smoothed round-trip time of the paced flows; with `edt` the latest departure of a flow's own schedule.
     pub rtt_ns: u64,
     /// Share of each flow, of the limit in 2^-24.
     pub share: u32,
@@ -110,7 +114,7 @@ pub struct Queue {
     pub flows: u32,
     /// Flows that sent data in the epoch before.
     pub flows_before: u32,
-    /// Flows established in this epoch.
+    /// Flows established in this epoch; with `edt` its largest packet.
     pub newcomers: u32,
     /// How long this epoch must last.
     pub epoch_us: u32,
@@ -178,7 +182,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 20];
+        static native_intf_layout: [u64; 23];
         static native_intf_layout_len: u32;
     }
 
@@ -193,6 +197,7 @@ mod tests {
             offset_of!(Limit, cgroup_id),
             offset_of!(Limit, flags),
             offset_of!(Limit, delack_max_us),
+            offset_of!(Limit, ifindex),
             size_of::<Queue>(),
             offset_of!(Queue, epoch_base_ns),
             offset_of!(Queue, share),
@@ -205,6 +210,8 @@ mod tests {
             FLAG_LOOPBACK as usize,
             FLAG_PACE_CEILING as usize,
             FLAG_PACE_FAIR as usize,
+            FLAG_EDT as usize,
+            FLAG_PORT as usize,
             index(Direction::Egress),
             index(Direction::Ingress),
         ];

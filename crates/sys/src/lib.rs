@@ -7,17 +7,21 @@
 //! - [`preflight`]: what the host must have, asked before anything is changed.
 //! - [`cgroup`]: the hierarchy and its groups.
 //! - [`limit`]: the programs of one limit on a cgroup, attached while a value lives.
+//! - [`edt`]: the programs of scheme `edt`, on cgroups and devices; [`fq`]: who keeps its packets.
 //! - [`store`]: limits that stay, pinned in the BPF file system.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
 //! - [`congestion`]: congestion controls for a cgroup, DCTCP among them.
 //! - [`paper`]: NRM as published, for the lab to compare with.
 //! - [`net`]: network namespaces, links, qdiscs; [`wire_meter`]: exact rates on a wire; [`sched`].
+//! - [`xdp`]: a device's frames for AF_XDP sockets.
 //! - [`cost`]: what a packet costs in a loaded program.
 //! - [`intf`]: what the programs and this crate share.
 
 pub mod cgroup;
 pub mod congestion;
 pub mod cost;
+pub mod edt;
+pub mod fq;
 pub mod intf;
 pub mod limit;
 pub mod net;
@@ -28,5 +32,6 @@ mod query;
 pub mod sched;
 pub mod store;
 pub mod wire_meter;
+pub mod xdp;
 
 pub use libbpf_rs;

@@ -1,4 +1,4 @@
-//! A limit on a cgroup: its eBPF programs, maps and links, from loading to taking off.
+//! A limit on a cgroup or device: its eBPF programs, maps and links, from loading to taking off.
 //!
 //! [`AttachedLimit`] lives as long as the process that holds it (`tidegate run`): when it ends, for
 //! any reason, the kernel takes the programs off. [`crate::store`] pins one so that it stays.
@@ -27,6 +27,8 @@ use tidegate_core::{
 
 use crate::{
     cgroup::{Cgroup, CgroupError, Hierarchy},
+    edt,
+    fq::FqError,
     intf, query,
 };
 
@@ -96,6 +98,10 @@ impl LimitOptions {
             delack_max_us: microseconds(self.delack_max),
             ..intf::Limit::default()
         };
+        if self.scheme == Scheme::Edt {
+            // It leaves sockets alone.
+            (limit.rto_min_us, limit.delack_max_us) = (0, 0);
+        }
         if self.loopback {
             limit.flags |= intf::FLAG_LOOPBACK;
         }
@@ -103,17 +109,29 @@ impl LimitOptions {
             Scheme::Pace => intf::FLAG_PACE_FAIR,
             Scheme::Nrm if self.pace_ceiling => intf::FLAG_PACE_CEILING,
             Scheme::Nrm => 0,
+            Scheme::Edt => intf::FLAG_EDT,
         };
         for (direction, queue) in
             [(Direction::Egress, self.egress), (Direction::Ingress, self.ingress)]
         {
             if let Some(mut options) = queue {
-                options.paced = self.scheme.paces(direction);
+                options.kind = self.scheme.queue(direction);
                 limit.queue[intf::index(direction)] = options.config()?.into();
                 limit.rate_bit_s[intf::index(direction)] = options.rate.bit_s();
             }
         }
         Ok(limit)
+    }
+}
+
+impl LimitOptions {
+    /// With a scheme that leaves sockets alone what concerns them counts as not given.
+    fn of_sockets(self) -> LimitOptions {
+        if self.scheme != Scheme::Edt {
+            return self;
+        }
+        let LimitOptions { pace_ceiling, rto_min, delack_max, .. } = LimitOptions::default();
+        LimitOptions { pace_ceiling, rto_min, delack_max, ..self }
     }
 }
 
@@ -123,10 +141,14 @@ impl From<&intf::Limit> for LimitOptions {
     /// limit again.
     fn from(limit: &intf::Limit) -> LimitOptions {
         let fair = limit.flags & intf::FLAG_PACE_FAIR != 0;
-        let scheme = if fair { Scheme::Pace } else { Scheme::Nrm };
+        let scheme = match limit.flags {
+            flags if flags & intf::FLAG_EDT != 0 => Scheme::Edt,
+            _ if fair => Scheme::Pace,
+            _ => Scheme::Nrm,
+        };
         let queue = |direction| {
             let default = VirtualQueueOptions {
-                paced: scheme.paces(direction),
+                kind: scheme.queue(direction),
                 ..VirtualQueueOptions::new(limit.rate(direction)?)
             };
             let config = default.config().ok();
@@ -150,6 +172,7 @@ impl From<&intf::Limit> for LimitOptions {
             rto_min: Nanos(u64::from(limit.rto_min_us) * 1000),
             delack_max: Nanos(u64::from(limit.delack_max_us) * 1000),
         }
+        .of_sockets()
     }
 }
 
@@ -195,6 +218,17 @@ pub enum LimitError {
         /// What the kernel says.
         source: libbpf_rs::Error,
     },
+    /// Nobody would keep packets until their departure.
+    #[error(transparent)]
+    Fq(#[from] FqError),
+    /// The kernel refused the program on a device.
+    #[error("could not attach the eBPF program to device `{device}`: {source}")]
+    AttachDevice {
+        /// The device.
+        device: String,
+        /// What the kernel says.
+        source: libbpf_rs::Error,
+    },
     /// A map could not be read or written.
     #[error("map `{map}` of the limit: {source}")]
     Map {
@@ -223,7 +257,8 @@ pub struct LimitMaps {
     pub(crate) limit: MapHandle,
     pub(crate) queues: MapHandle,
     pub(crate) counters: MapHandle,
-    pub(crate) sockets: MapHandle,
+    /// Of schemes that set something on sockets.
+    pub(crate) sockets: Option<MapHandle>,
 }
 
 /// The links of a limit, by the name under which they are pinned.
@@ -234,6 +269,8 @@ pub(crate) type Links = Vec<(&'static str, Link)>;
 pub struct AttachedLimit {
     pub(crate) maps: LimitMaps,
     pub(crate) links: Links,
+    /// On a device of a kernel without tcx links.
+    pub(crate) filter: Option<edt::Filter>,
 }
 
 /// What a limit's queue and counters say at one moment.
@@ -245,7 +282,7 @@ pub struct Reading {
     pub counters: intf::Counters,
 }
 
-fn load_error(program: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
+pub(crate) fn load_error(program: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
     move |source| LimitError::Load { program, source }
 }
 
@@ -270,19 +307,19 @@ impl LimitMaps {
     pub fn set(
         &self,
         hierarchy: &Hierarchy,
-        cgroup: &Cgroup,
+        cgroup: Option<&Cgroup>,
         limit: &intf::Limit,
     ) -> Result<(), LimitError> {
         let earlier = self.limit()?;
         self.write(limit)?;
-        let adopted = self.adopt(hierarchy, cgroup, Adopt::Take);
+        let adopted = cgroup.map_or(Ok(()), |cgroup| self.adopt(hierarchy, cgroup, Adopt::Take));
         if adopted.is_err() {
             self.write(&earlier)?;
         }
         adopted
     }
 
-    fn write(&self, limit: &intf::Limit) -> Result<(), LimitError> {
+    pub(crate) fn write(&self, limit: &intf::Limit) -> Result<(), LimitError> {
         self.limit
             .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)
             .map_err(map_error("limit"))
@@ -317,6 +354,7 @@ impl LimitMaps {
         cgroup: &Cgroup,
         adopt: Adopt,
     ) -> Result<(), LimitError> {
+        let Some(sockets) = &self.sockets else { return Ok(()) };
         let mut storage = MaybeUninit::uninit();
         let mut open = skel::adopt::AdoptSkelBuilder::default()
             .open(&mut storage)
@@ -327,7 +365,7 @@ impl LimitMaps {
         }
         reuse(&mut open.maps.limit, &self.limit)?;
         reuse(&mut open.maps.queues, &self.queues)?;
-        reuse(&mut open.maps.sockets, &self.sockets)?;
+        reuse(&mut open.maps.sockets, sockets)?;
         let object = open.load().map_err(load_error("adopt"))?;
         let link = object.progs.adopt.attach().map_err(load_error("adopt"))?;
         for namespace in network_namespaces(hierarchy, cgroup) {
@@ -366,7 +404,7 @@ fn reuse(map: &mut libbpf_rs::OpenMapMut<'_>, with: &MapHandle) -> Result<(), Li
 }
 
 /// The network namespaces of the processes at and below a cgroup.
-fn network_namespaces(hierarchy: &Hierarchy, cgroup: &Cgroup) -> Vec<OwnedFd> {
+pub(crate) fn network_namespaces(hierarchy: &Hierarchy, cgroup: &Cgroup) -> Vec<OwnedFd> {
     let mut seen = BTreeSet::new();
     let mut namespaces = Vec::new();
     for path in hierarchy.find_below(cgroup.path(), |_| true) {
@@ -381,7 +419,7 @@ fn network_namespaces(hierarchy: &Hierarchy, cgroup: &Cgroup) -> Vec<OwnedFd> {
     namespaces
 }
 
-fn in_network_namespace(namespace: &OwnedFd, work: impl FnOnce() + Send) {
+pub(crate) fn in_network_namespace(namespace: &OwnedFd, work: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let kind = rustix::thread::LinkNameSpaceType::Network;
@@ -402,6 +440,9 @@ impl AttachedLimit {
         cgroup: &Cgroup,
         options: &LimitOptions,
     ) -> Result<AttachedLimit, LimitError> {
+        if options.scheme == Scheme::Edt {
+            return edt::attach_cgroup(hierarchy, cgroup, options);
+        }
         let limit = options.encode(cgroup.id())?;
         quiet_libbpf();
 
@@ -412,7 +453,7 @@ impl AttachedLimit {
             limit: handle(&nrm.maps.limit)?,
             queues: handle(&nrm.maps.queues)?,
             counters: handle(&nrm.maps.counters)?,
-            sockets: handle(&nrm.maps.sockets)?,
+            sockets: Some(handle(&nrm.maps.sockets)?),
         };
 
         let mut tune_storage = MaybeUninit::uninit();
@@ -421,7 +462,9 @@ impl AttachedLimit {
             .map_err(load_error("tune"))?;
         reuse(&mut tune.maps.limit, &maps.limit)?;
         reuse(&mut tune.maps.queues, &maps.queues)?;
-        reuse(&mut tune.maps.sockets, &maps.sockets)?;
+        if let Some(sockets) = &maps.sockets {
+            reuse(&mut tune.maps.sockets, sockets)?;
+        }
         let tune = tune.load().map_err(load_error("tune"))?;
 
         maps.write(&limit)?;
@@ -431,7 +474,19 @@ impl AttachedLimit {
             ("sockops", attach(&tune.progs.tune, "tune", cgroup)?),
         ];
         maps.adopt(hierarchy, cgroup, Adopt::Take)?;
-        Ok(AttachedLimit { maps, links })
+        Ok(AttachedLimit { maps, links, filter: None })
+    }
+
+    /// The same on a device, with scheme `edt`.
+    ///
+    /// # Errors
+    /// [`LimitError`]; nothing is attached.
+    pub fn attach_device(
+        hierarchy: &Hierarchy,
+        target: &edt::Target,
+        options: &LimitOptions,
+    ) -> Result<AttachedLimit, LimitError> {
+        edt::attach_device(hierarchy, target, options)
     }
 
     /// Its maps.
@@ -459,7 +514,7 @@ pub(crate) fn load_nrm(
     open.load().map_err(load_error("nrm"))
 }
 
-fn attach(
+pub(crate) fn attach(
     program: &libbpf_rs::ProgramMut<'_>,
     name: &'static str,
     cgroup: &Cgroup,
@@ -474,7 +529,7 @@ fn attach(
 }
 
 /// Keeps libbpf's own messages off the terminal; errors carry what matters.
-fn quiet_libbpf() {
+pub(crate) fn quiet_libbpf() {
     libbpf_rs::set_print(None);
 }
 

@@ -1,6 +1,14 @@
-//! What other programs sit on a cgroup.
+//! What other programs sit on a cgroup, and what libbpf-rs does not say of ours.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::{
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
 
 use crate::cgroup::{Cgroup, Hierarchy};
 
@@ -65,4 +73,13 @@ fn exclusive_program(
     };
     let multi = flags & libbpf_rs::libbpf_sys::BPF_F_ALLOW_MULTI != 0;
     (ret == 0 && count > 0 && !multi).then_some(ids[0])
+}
+
+/// Pins a program of which only the descriptor is left.
+pub(crate) fn pin(program: impl AsFd, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the descriptor is open and the path ends with a zero; both outlive the call.
+    let ret =
+        unsafe { libbpf_rs::libbpf_sys::bpf_obj_pin(program.as_fd().as_raw_fd(), path.as_ptr()) };
+    if ret == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(-ret)) }
 }

@@ -4,6 +4,8 @@
 //! /sys/fs/bpf/tidegate/NAME/{limit,queues,counters,sockets}   maps
 //!                           {egress,ingress,sockops}          links
 //!                           cgroup                            symbolic link to the cgroup's directory
+//!                           dev, port                         ... or to the device's name
+//!                           program, clsact                   a device's, where there are no links (see edt)
 //! ```
 //!
 //! The directory appears under its name only when it is whole (built aside, then renamed), so a process
@@ -19,11 +21,15 @@ use std::{
 
 use libbpf_rs::{Link, MapHandle, query::LinkTypeInfo};
 use rustix::fs::{FlockOperation, Mode, OFlags};
+use tidegate_core::Scope;
 
 use crate::{
     cgroup::{Cgroup, Hierarchy},
+    edt::{self, CLSACT_MARK, PROGRAM_PIN, Target},
+    fq::{self, FqError},
     intf,
     limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions},
+    query,
 };
 
 /// Where the BPF file system is mounted by convention.
@@ -38,10 +44,12 @@ const BUILDING: &str = "_";
 pub const MAX_NAME_BYTES: usize = 63;
 /// Limits that a host holds at most.
 pub const MAX_LIMITS: usize = 4096;
-/// The pins of a limit's links.
+/// The pins of a limit's links; `edt` has the first alone.
 const LINKS: [&str; 3] = ["egress", "ingress", "sockops"];
-/// The symbolic link that remembers where a limit's cgroup was, for when it is gone.
+/// The symbolic links that remember where a limit was, for when that is gone.
 const CGROUP: &str = "cgroup";
+const DEV: &str = "dev";
+const PORT: &str = "port";
 /// How long a writer waits for another one.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const LOCK_POLL: Duration = Duration::from_millis(20);
@@ -65,27 +73,30 @@ pub enum StoreError {
     /// There is one already.
     #[error("limit `{0}` exists already; change it with `tidegate limit set {0} ...`")]
     Exists(String),
-    /// Another limit has the cgroup.
-    #[error(
-        "cgroup `{cgroup}` already has limit `{name}`; change it with `tidegate limit set {name} ...`"
-    )]
-    CgroupTaken {
-        /// The cgroup.
-        cgroup: String,
+    /// Another limit has the cgroup or device.
+    #[error("{scope} already has limit `{name}`; change it with `tidegate limit set {name} ...`")]
+    ScopeTaken {
+        /// The cgroup or device.
+        scope: Scope,
         /// Its limit.
         name: String,
     },
-    /// The cgroup of a limit has been removed.
+    /// The cgroup or device of a limit has been removed.
     #[error(
-        "the cgroup `{cgroup}` of limit `{name}` is gone, so nothing is limited; when it is there again, put \
-         the limit back with `tidegate apply` or `tidegate limit add`"
+        "the {scope} of limit `{name}` is gone, so nothing is limited; when it is there again, put the limit \
+         back with `tidegate apply` or `tidegate limit add`"
     )]
-    CgroupGone {
+    ScopeGone {
         /// The limit.
         name: String,
-        /// Where the cgroup was.
-        cgroup: String,
+        /// Where it was.
+        scope: Scope,
     },
+    /// The programs of the other scheme are others.
+    #[error(
+        "limit `{0}` cannot change to or from scheme `edt` where it is: take it off and put it on again"
+    )]
+    OtherPrograms(String),
     /// Another writer does not finish.
     #[error("another tidegate is changing the limits in {0} and does not finish; try again later")]
     Busy(String),
@@ -134,12 +145,14 @@ pub struct PinnedLimit {
     pub name: String,
     /// As it is in force.
     pub limit: intf::Limit,
-    /// Where its cgroup is now; `None` when the cgroup has been removed and nothing is limited any more.
-    pub cgroup: Option<String>,
-    /// Where its cgroup was when the limit was put on.
-    pub installed_on: Option<String>,
-    /// Hooks at which its program no longer is, though the cgroup is there: somebody took it off.
+    /// Where it is now; `None` when its cgroup or device has been removed and nothing is limited any more.
+    pub scope: Option<Scope>,
+    /// Where it was put on.
+    pub installed_on: Option<Scope>,
+    /// Hooks at which its program no longer is, though the cgroup or device is there: somebody took it off.
     pub unhooked: Vec<&'static str>,
+    /// With scheme `edt`: why packets are not kept until their departure.
+    pub unkept: Option<FqError>,
     maps: LimitMaps,
 }
 
@@ -294,29 +307,30 @@ impl Store {
             limit: open("limit")?,
             queues: open("queues")?,
             counters: open("counters")?,
-            sockets: open("sockets")?,
+            sockets: dir.join("sockets").exists().then(|| open("sockets")).transpose()?,
         };
         let limit = maps.limit().map_err(limit_error(name))?;
-        let link = fs::read_link(dir.join(CGROUP)).ok();
-        let installed_on =
-            link.and_then(|at| Some(at.strip_prefix(hierarchy.mount()).ok()?.to_str()?.to_owned()));
-        // Where it was is where it is, unless it has been renamed.
-        let unmoved =
-            |path: &&String| hierarchy.open(path).is_ok_and(|c| c.id() == limit.cgroup_id);
-        let cgroup = installed_on
-            .as_ref()
-            .filter(unmoved)
-            .cloned()
-            .or_else(|| hierarchy.path_of(limit.cgroup_id));
-        let hooked = |name: &&str| {
-            let info = Link::open(dir.join(name)).and_then(|link| link.info());
-            matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id == limit.cgroup_id)
+        let (scope, installed_on, unhooked) = if limit.ifindex == 0 {
+            whereabouts_of_cgroup(hierarchy, &dir, &limit)
+        } else {
+            whereabouts_of_device(&dir, &limit)
         };
-        let unhooked = match cgroup {
-            Some(_) => LINKS.into_iter().filter(|name| !hooked(name)).collect(),
-            None => Vec::new(),
+        let unkept = match &scope {
+            Some(scope) if limit.flags & intf::FLAG_EDT != 0 => {
+                let cgroup = cgroup_of(hierarchy, scope);
+                fq::check(hierarchy, scope, cgroup.as_ref()).err()
+            }
+            _ => None,
         };
-        Ok(PinnedLimit { name: name.to_owned(), limit, cgroup, installed_on, unhooked, maps })
+        Ok(PinnedLimit {
+            name: name.to_owned(),
+            limit,
+            scope,
+            installed_on,
+            unhooked,
+            unkept,
+            maps,
+        })
     }
 
     /// Opens every limit, sorted by name. One that goes meanwhile is left out.
@@ -333,7 +347,7 @@ impl Store {
         opened.filter_map(Result::transpose).collect()
     }
 
-    /// Puts a limit on a cgroup, to stay.
+    /// Puts a limit on a cgroup or device, to stay.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -342,36 +356,54 @@ impl Store {
         _lock: &StoreLock,
         hierarchy: &Hierarchy,
         name: &str,
-        cgroup: &Cgroup,
+        scope: &Scope,
         options: &LimitOptions,
     ) -> Result<(), StoreError> {
         check_name(name)?;
+        let refused = || limit_error(name);
+        let cgroup = match scope {
+            Scope::Cgroup(path) => Some(hierarchy.open(path).map_err(|e| refused()(e.into()))?),
+            _ => None,
+        };
         let present = self.list(hierarchy)?;
         if present.iter().any(|limit| limit.name == name) {
             return Err(StoreError::Exists(name.to_owned()));
         }
-        if let Some(other) = present.iter().find(|limit| limit.limit.cgroup_id == cgroup.id()) {
-            return Err(StoreError::CgroupTaken {
-                cgroup: cgroup.path().to_owned(),
-                name: other.name.clone(),
-            });
+        let taken = |other: &&PinnedLimit| match &cgroup {
+            Some(cgroup) => other.limit.ifindex == 0 && other.limit.cgroup_id == cgroup.id(),
+            None => other.scope.as_ref() == Some(scope),
+        };
+        if let Some(other) = present.iter().find(taken) {
+            return Err(StoreError::ScopeTaken { scope: scope.clone(), name: other.name.clone() });
         }
         if present.len() >= MAX_LIMITS {
             return Err(StoreError::Full);
         }
-        let mut attached =
-            AttachedLimit::attach(hierarchy, cgroup, options).map_err(limit_error(name))?;
+        let attached = match &cgroup {
+            Some(cgroup) => AttachedLimit::attach(hierarchy, cgroup, options),
+            None => Target::find(scope)
+                .map_err(LimitError::from)
+                .and_then(|target| AttachedLimit::attach_device(hierarchy, &target, options)),
+        };
+        let mut attached = attached.map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{name}"));
         let done = pin(&mut attached, &building).and_then(|()| {
-            let link = building.join(CGROUP);
-            rustix::fs::symlink(cgroup.absolute(), &link)
-                .map_err(|e| io_error(&link, "create")(e.into()))?;
+            let (mark, target) = match &cgroup {
+                Some(cgroup) => (CGROUP, cgroup.absolute().to_owned()),
+                None if matches!(scope, Scope::Port(_)) => (PORT, scope.name().into()),
+                None => (DEV, scope.name().into()),
+            };
+            symlink(&target, &building.join(mark))?;
             let target = self.root.join(name);
             fs::rename(&building, &target).map_err(io_error(&target, "rename to"))
         });
         if done.is_err() {
             let _ = remove_pins(&building);
-            let _ = attached.detach(hierarchy, cgroup);
+            if let Some(cgroup) = &cgroup {
+                let _ = attached.detach(hierarchy, cgroup);
+            }
+        } else if let Some(filter) = &mut attached.filter {
+            filter.keep();
         }
         done
     }
@@ -388,15 +420,20 @@ impl Store {
         options: &LimitOptions,
     ) -> Result<(), StoreError> {
         let pinned = self.open(hierarchy, name)?;
-        let limit = options
+        let mut limit = options
             .encode(pinned.limit.cgroup_id)
             .map_err(|e| limit_error(name)(LimitError::Config(e)))?;
-        let Some(path) = &pinned.cgroup else {
-            let cgroup = pinned.installed_on.unwrap_or_else(|| "?".to_owned());
-            return Err(StoreError::CgroupGone { name: name.to_owned(), cgroup });
+        limit.ifindex = pinned.limit.ifindex;
+        limit.flags |= pinned.limit.flags & intf::FLAG_PORT;
+        if (limit.flags ^ pinned.limit.flags) & intf::FLAG_EDT != 0 {
+            return Err(StoreError::OtherPrograms(name.to_owned()));
+        }
+        let Some(scope) = &pinned.scope else {
+            let scope = pinned.installed_on.unwrap_or_else(|| Scope::Cgroup("?".to_owned()));
+            return Err(StoreError::ScopeGone { name: name.to_owned(), scope });
         };
-        let cgroup = hierarchy.open(path).map_err(|e| limit_error(name)(LimitError::Cgroup(e)))?;
-        pinned.maps.set(hierarchy, &cgroup, &limit).map_err(limit_error(name))
+        let cgroup = cgroup_of(hierarchy, scope);
+        pinned.maps.set(hierarchy, cgroup.as_ref(), &limit).map_err(limit_error(name))
     }
 
     /// Takes a limit off and gives its sockets back. Works for one whose cgroup is gone, too.
@@ -417,7 +454,8 @@ impl Store {
         }
         // A limit that cannot be read (another version's) must still come off.
         if let Ok(pinned) = self.open(hierarchy, name) {
-            let cgroup = pinned.cgroup.as_ref().and_then(|path| hierarchy.open(path).ok());
+            let cgroup = pinned.scope.as_ref().and_then(|scope| cgroup_of(hierarchy, scope));
+            edt::remove_pinned_filter(&dir, &pinned.limit);
             // Links first: a connection that opens meanwhile must not be set again.
             detach_links(&dir)?;
             if let Some(cgroup) = cgroup {
@@ -446,18 +484,78 @@ impl Store {
     }
 }
 
+/// Where a limit on a cgroup is, where it was put on, and the hooks it is no longer at.
+fn whereabouts_of_cgroup(
+    hierarchy: &Hierarchy,
+    dir: &Path,
+    limit: &intf::Limit,
+) -> (Option<Scope>, Option<Scope>, Vec<&'static str>) {
+    let link = fs::read_link(dir.join(CGROUP)).ok();
+    let installed_on =
+        link.and_then(|at| Some(at.strip_prefix(hierarchy.mount()).ok()?.to_str()?.to_owned()));
+    // Where it was is where it is, unless it has been renamed.
+    let unmoved = |path: &&String| hierarchy.open(path).is_ok_and(|c| c.id() == limit.cgroup_id);
+    let cgroup = installed_on
+        .as_ref()
+        .filter(unmoved)
+        .cloned()
+        .or_else(|| hierarchy.path_of(limit.cgroup_id));
+    let hooked = |name: &&str| {
+        let info = Link::open(dir.join(name)).and_then(|link| link.info());
+        matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id == limit.cgroup_id)
+    };
+    let hooks = if limit.flags & intf::FLAG_EDT != 0 { &LINKS[..1] } else { &LINKS };
+    let unhooked = match cgroup {
+        Some(_) => hooks.iter().copied().filter(|name| !hooked(name)).collect(),
+        None => Vec::new(),
+    };
+    (cgroup.map(Scope::Cgroup), installed_on.map(Scope::Cgroup), unhooked)
+}
+
+/// The same of a limit on a device.
+fn whereabouts_of_device(
+    dir: &Path,
+    limit: &intf::Limit,
+) -> (Option<Scope>, Option<Scope>, Vec<&'static str>) {
+    let (mark, kind): (_, fn(String) -> Scope) =
+        if limit.flags & intf::FLAG_PORT != 0 { (PORT, Scope::Port) } else { (DEV, Scope::Dev) };
+    let name = fs::read_link(dir.join(mark)).ok();
+    let installed_on = name.and_then(|name| name.to_str().map(str::to_owned)).map(kind);
+    let scope = installed_on.clone().filter(|scope| edt::is_there(scope, limit));
+    let unhooked =
+        if scope.is_some() && !edt::is_hooked(dir, limit) { vec![LINKS[0]] } else { Vec::new() };
+    (scope, installed_on, unhooked)
+}
+
+fn cgroup_of(hierarchy: &Hierarchy, scope: &Scope) -> Option<Cgroup> {
+    match scope {
+        Scope::Cgroup(path) => hierarchy.open(path).ok(),
+        _ => None,
+    }
+}
+
+fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {
+    rustix::fs::symlink(target, link).map_err(|e| io_error(link, "create")(e.into()))
+}
+
 /// Pins the maps and links of a limit in a new directory.
 fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
     fs::create_dir(dir).map_err(io_error(dir, "create"))?;
     let maps = &mut attached.maps;
-    for (name, map) in [
-        ("limit", &mut maps.limit),
-        ("queues", &mut maps.queues),
-        ("counters", &mut maps.counters),
-        ("sockets", &mut maps.sockets),
-    ] {
+    for (name, map) in
+        [("limit", &mut maps.limit), ("queues", &mut maps.queues), ("counters", &mut maps.counters)]
+            .into_iter()
+            .chain(maps.sockets.as_mut().map(|sockets| ("sockets", sockets)))
+    {
         let path = dir.join(name);
         map.pin(&path).map_err(bpf_error(&path, "pin"))?;
+    }
+    if let Some(filter) = &attached.filter {
+        let path = dir.join(PROGRAM_PIN);
+        query::pin(&filter.program, &path).map_err(io_error(&path, "pin"))?;
+        if filter.owns_clsact {
+            symlink(Path::new(CLSACT_MARK), &dir.join(CLSACT_MARK))?;
+        }
     }
     for (name, link) in &mut attached.links {
         let path = dir.join(*name);

@@ -7,12 +7,13 @@ use std::{
 };
 
 use anyhow::Result;
+use tidegate_core::Scope;
 use tidegate_node::{
     apply::{Gates, apply},
     host::{Host, LockedHost, present},
-    plan::{Action, Reason, Standing, Wanted},
-    settings::{SettingsProblem, canonical, differences},
-    spec::nearest,
+    plan::{Action, Reason, Standing, Wanted, other_programs},
+    settings::{SettingsProblem, canonical, differences, fits},
+    spec::{Problem, is_device_name, nearest},
 };
 use tidegate_sys::{
     limit::LimitOptions,
@@ -46,34 +47,44 @@ fn locked(store: &Path, work: impl FnOnce(&mut LockedHost) -> Result<String>) ->
 
 fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
     store::check_name(&args.name)?;
-    if args.cgroup.trim().is_empty() {
+    let Some(scope) = args.scope.scope() else {
+        return Err(UsageError("name one of --cgroup, --dev and --port".to_owned()).into());
+    };
+    if matches!(&scope, Scope::Cgroup(path) if path.trim().is_empty()) {
         let message = "--cgroup: empty path; write for example system.slice/backup.service, or / \
                        for the whole host";
         return Err(UsageError(message.to_owned()).into());
     }
+    if scope.is_device() && !is_device_name(scope.name()) {
+        let (kind, problem) = (scope.kind(), Problem::DeviceName(scope.name().to_owned()));
+        return Err(UsageError(format!("--{kind}: {problem}")).into());
+    }
     let options = args.limit.patch().on(&LimitOptions::default()).map_err(flag_error)?;
+    let options = fits(&scope, options).map_err(flag_error)?;
     locked(store, |host| {
         let name = args.name.clone();
-        let cgroup = host.host().resolve(&args.cgroup)?;
-        let shown = output::cgroup(&cgroup).to_owned();
-        let wanted = Wanted { name: name.clone(), cgroup: cgroup.clone(), options };
+        let scope = host.host().resolve(&scope)?;
+        let shown = output::scope(&scope);
+        let wanted = Wanted { name: name.clone(), scope: scope.clone(), options };
         let mut actions = Vec::new();
         if let Some(pinned) = host.host().find(&name)? {
             let limit = present(&pinned);
-            let same = limit.cgroup == cgroup && canonical(&limit.options) == canonical(&options);
+            let same = limit.scope == scope && canonical(&limit.options) == canonical(&options);
             let reason = match limit.standing {
                 Standing::InForce if same => {
                     return Ok(format!("limit `{name}` on {shown} is so already; nothing changed"));
                 }
-                Standing::InForce => return Err(StoreError::Exists(name).into()),
-                Standing::CgroupGone => Reason::CgroupGone,
+                Standing::InForce | Standing::Unkept => {
+                    return Err(StoreError::Exists(name).into());
+                }
+                Standing::ScopeGone => Reason::ScopeGone,
                 Standing::Unhooked => Reason::Unhooked,
             };
             actions.push(Action::Remove { limit, reason });
         }
         actions.push(Action::Add { limit: wanted });
         if actions.len() == 1 {
-            host.add(&name, &cgroup, &options)?;
+            host.add(&name, &scope, &options)?;
         } else {
             apply(host, &actions)?;
         }
@@ -99,14 +110,22 @@ fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
             .into(),
             _ => flag_error(e),
         })?;
-        if let Some(alarm) = output::alarm(name, &limit.cgroup, limit.standing) {
+        let options = fits(&limit.scope, options).map_err(flag_error)?;
+        let alarm = output::alarm(name, &limit.scope, limit.standing);
+        if let Some(alarm) = alarm.filter(|_| limit.standing != Standing::Unkept) {
             return Err(Unenforced(alarm).into());
         }
         let differences = differences(&limit.options, &options);
         if differences.is_empty() {
             return Ok(format!("limit `{name}` is so already; nothing changed"));
         }
-        host.change(name, &options)?;
+        if other_programs(&limit.options, &options) {
+            let wanted = Wanted { name: name.clone(), scope: limit.scope.clone(), options };
+            let reason = Reason::OtherPrograms;
+            apply(host, &[Action::Remove { limit, reason }, Action::Add { limit: wanted }])?;
+        } else {
+            host.change(name, &options)?;
+        }
         let changes: Vec<_> =
             differences.iter().map(|d| format!("{} {} -> {}", d.field, d.from, d.to)).collect();
         Ok(format!("limit `{name}` changed: {}", changes.join(", ")))

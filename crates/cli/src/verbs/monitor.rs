@@ -100,7 +100,7 @@ impl Screen {
         }
         self.quiet = false;
         for sample in samples {
-            if let Some(alarm) = output::alarm(&sample.name, &sample.cgroup, sample.state) {
+            if let Some(alarm) = output::alarm(&sample.name, &sample.scope, sample.state) {
                 writeln!(out, "{}", paint.red(&format!("WARNING: {alarm}")))?;
                 continue;
             }

@@ -7,13 +7,15 @@ use std::{
 };
 
 use anyhow::Result;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use tidegate_core::Scope;
 use tidegate_node::{
     apply,
     host::Host,
     plan::{self, Action, Plan},
     settings::Difference,
     spec::Spec,
+    status,
 };
 use tidegate_sys::limit::LimitOptions;
 
@@ -29,7 +31,7 @@ pub fn check(args: &CheckArgs) -> Result<ExitCode> {
     if args.look.json {
         let limits = spec.limits.iter().map(|limit| CheckedLimit {
             name: &limit.name,
-            cgroup: &limit.cgroup,
+            scope: ScopeJson(&limit.scope),
             settings: LimitJson::from(&limit.options),
             line: limit.line,
         });
@@ -88,7 +90,7 @@ fn print_text(out: &mut impl Write, spec: &Spec, plan: &Plan, applied: bool) -> 
     for action in &plan.actions {
         match action {
             Action::Add { limit } => {
-                let (name, on) = (&limit.name, output::cgroup(&limit.cgroup));
+                let (name, on) = (&limit.name, output::scope(&limit.scope));
                 let what = output::describe(&limit.options);
                 writeln!(out, "{}", paint.green(&format!("+ {name} on {on}: {what}")))?;
             }
@@ -99,7 +101,7 @@ fn print_text(out: &mut impl Write, spec: &Spec, plan: &Plan, applied: bool) -> 
                 writeln!(out, "{}", paint.yellow(&format!("~ {name}: {changes}")))?;
             }
             Action::Remove { limit, reason } => {
-                let (name, on) = (&limit.name, output::cgroup(&limit.cgroup));
+                let (name, on) = (&limit.name, output::scope(&limit.scope));
                 writeln!(out, "{}", paint.red(&format!("- {name} on {on} ({reason})")))?;
             }
         }
@@ -128,10 +130,20 @@ struct Checked<'a> {
 #[derive(Serialize)]
 struct CheckedLimit<'a> {
     name: &'a str,
-    cgroup: &'a str,
+    #[serde(flatten)]
+    scope: ScopeJson<'a>,
     #[serde(flatten)]
     settings: LimitJson,
     line: usize,
+}
+
+/// `"cgroup": "..."`, `"dev": "..."` or `"port": "..."`.
+struct ScopeJson<'a>(&'a Scope);
+
+impl Serialize for ScopeJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        status::scope(self.0, serializer)
+    }
 }
 
 /// A limit's settings with their units.
@@ -189,7 +201,8 @@ struct PlanJson<'a> {
 struct ActionJson<'a> {
     action: &'static str,
     name: &'a str,
-    cgroup: &'a str,
+    #[serde(flatten)]
+    scope: ScopeJson<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -213,15 +226,15 @@ impl From<Difference> for DifferenceJson {
 
 impl<'a> From<&'a Action> for ActionJson<'a> {
     fn from(action: &'a Action) -> ActionJson<'a> {
-        let (cgroup, reason, limit) = match action {
-            Action::Remove { limit, reason } => (&limit.cgroup, Some(reason.to_string()), None),
-            Action::Change { cgroup, to, .. } => (cgroup, None, Some(to)),
-            Action::Add { limit } => (&limit.cgroup, None, Some(&limit.options)),
+        let (scope, reason, limit) = match action {
+            Action::Remove { limit, reason } => (&limit.scope, Some(reason.to_string()), None),
+            Action::Change { scope, to, .. } => (scope, None, Some(to)),
+            Action::Add { limit } => (&limit.scope, None, Some(&limit.options)),
         };
         ActionJson {
             action: action.verb(),
             name: action.name(),
-            cgroup,
+            scope: ScopeJson(scope),
             reason,
             limit: limit.map(LimitJson::from),
             differences: action.differences().into_iter().map(DifferenceJson::from).collect(),

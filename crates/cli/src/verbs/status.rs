@@ -20,7 +20,7 @@ use crate::{
 
 const COLUMNS: [Column; 13] = [
     ("NAME", Align::Left),
-    ("CGROUP", Align::Left),
+    ("ON", Align::Left),
     ("STATE", Align::Left),
     ("DIRECTION", Align::Left),
     ("RATE", Align::Right),
@@ -70,7 +70,7 @@ pub fn status(store: &Path, name: Option<&str>, json: bool) -> Result<ExitCode> 
 
 /// Says aloud which limits are not enforced: on the terminal below the table, else on standard error, too.
 fn cry(out: &mut impl Write, limits: &[LimitStatus], json: bool) -> Result<()> {
-    let alarms = limits.iter().filter_map(|l| output::alarm(&l.name, &l.cgroup, l.state));
+    let alarms = limits.iter().filter_map(|l| output::alarm(&l.name, &l.scope, l.state));
     for alarm in alarms {
         if json {
             say(&format!("tidegate: warning: {alarm}"));
@@ -84,14 +84,15 @@ fn cry(out: &mut impl Write, limits: &[LimitStatus], json: bool) -> Result<()> {
 fn rows(limit: &LimitStatus) -> Vec<Vec<String>> {
     let state = match limit.state {
         Standing::InForce => "in force",
-        Standing::CgroupGone => "CGROUP GONE",
+        Standing::ScopeGone => "GONE",
         Standing::Unhooked => "TAKEN OFF",
+        Standing::Unkept => "NO FQ",
     };
     let row = |(direction, d): (&str, &tidegate_node::status::DirectionStatus)| {
         let time = |ns: u64| output::time(i64::try_from(ns).unwrap_or(i64::MAX));
         vec![
             limit.name.clone(),
-            output::cgroup(&limit.cgroup).to_owned(),
+            output::scope(&limit.scope),
             state.to_owned(),
             direction.to_owned(),
             Rate::from_bit_s(d.rate_bit_s).map_or_else(String::new, |rate| rate.to_string()),

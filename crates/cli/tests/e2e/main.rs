@@ -7,6 +7,7 @@
 
 mod apply;
 mod common;
+mod edt;
 mod limit;
 mod refusals;
 mod run;
@@ -16,4 +17,5 @@ mod traffic;
 #[test]
 fn helper() {
     traffic::help();
+    edt::help();
 }

@@ -170,7 +170,8 @@ proptest! {
     /// Random bytes seldom have headers: cut and bend some that do.
     #[test]
     fn any_broken_frame_can_be_asked(
-        v6: bool, fragment: bool, tags in 0usize..4, protocol in prop::sample::select(vec![0u8, 6, 17, 43, 44, 60]),
+        v6: bool, fragment: bool, tags in 0usize..4,
+        protocol in prop::sample::select(vec![0u8, 6, 17, 43, 44, 60]),
         cut in 0usize..200, bent in 0usize..200, value: u8, vnet in any_vnet(),
     ) {
         let mut frame = Frame { v6, fragment, tags, protocol, ..TCP_FRAME }.bytes();

@@ -1,7 +1,8 @@
-//! Two ports joined by a cable inside this process: for tests, benchmarks, and network stacks in user space.
+//! Two ports joined by a cable inside this process: for tests, benchmarks, and network stacks in user
+//! space.
 //!
-//! Each direction is a bounded ring. Packets go through as they are, in their own pool's buffers; nothing is
-//! copied. The ends may be in different threads.
+//! Each direction is a bounded ring. Packets go through as they are, in their own pool's buffers; nothing
+//! is copied. The ends may be in different threads.
 
 use std::{collections::VecDeque, os::fd::BorrowedFd};
 
@@ -10,8 +11,8 @@ use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use super::{Port, PortCounters, PortError};
 use crate::{packet::Packet, pool::PacketPool};
 
-/// One end of a pair. When the other end is dropped, what it had sent can still be received, then the port is
-/// [`PortError::Gone`].
+/// One end of a pair. When the other end is dropped, what it had sent can still be received, then the port
+/// is [`PortError::Gone`].
 #[derive(Debug)]
 pub struct MemoryPort {
     name: String,

@@ -1,13 +1,13 @@
 //! TAP devices: what a virtual machine or a container behind a bridge sends and receives.
 //!
 //! With offloads (the usual case) the kernel hands over TCP and UDP segments of up to 64 KB whole, their
-//! checksums still to be computed, and takes them so: [`VnetHeader`] says what is to be done, and travels with
-//! the packet. Without, the kernel cuts and sums before it hands over; what is written may still have
+//! checksums still to be computed, and takes them so: [`VnetHeader`] says what is to be done, and travels
+//! with the packet. Without, the kernel cuts and sums before it hands over; what is written may still have
 //! metadata. The names of directions are the port's: what the port *transmits* the kernel's stack receives.
 //!
 //! A frame that is not read stays in the device's queue (`txqueuelen`); when that is full, the kernel holds
-//! or drops. A read takes the frame into a small and a large buffer at once: a frame that fits the small one
-//! costs no copy, a long one a copy of the first 2 KB.
+//! or drops. A read takes the frame into a small and a large buffer at once: a frame that fits the small
+//! one costs no copy, a long one a copy of the first 2 KB.
 
 use std::{
     collections::VecDeque,
@@ -83,8 +83,8 @@ pub struct TapPort {
 }
 
 impl TapPort {
-    /// Opens a port on a device in `netns`. The port works from any namespace. A device that was made is down
-    /// and has no address.
+    /// Opens a port on a device in `netns`. The port works from any namespace. A device that was made is
+    /// down and has no address.
     ///
     /// Errors: the device exists, or does not; it is in use by another program; it was made with another
     /// number of queues; no right to (CAP_NET_ADMIN) or no `/dev/net/tun`.
@@ -168,7 +168,8 @@ impl TapPort {
         PortError::Gone { port: self.name.clone() }
     }
 
-    /// A device that is down refuses with the error of one that was deleted; only the latter has forgotten us.
+    /// A device that is down refuses with the error of one that was deleted; only the latter has forgotten
+    /// us.
     fn is_deleted(&self) -> bool {
         let mut request = empty_request();
         ioctl_pointer(&self.fd, libc::TUNGETIFF, &mut request).is_err()

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use tidegate_core::{Rate, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{Rate, Scope, virtual_queue::VirtualQueueOptions};
 
 use super::*;
 use crate::apply::{Gates, apply};
@@ -9,7 +9,7 @@ use crate::apply::{Gates, apply};
 /// A host without a kernel: the rules that a real one enforces, and faults on demand.
 #[derive(Debug, Clone)]
 pub(crate) struct Model {
-    pub(crate) limits: BTreeMap<String, (String, Standing, LimitOptions)>,
+    pub(crate) limits: BTreeMap<String, (Scope, Standing, LimitOptions)>,
     /// The verb that fails, counted from 0.
     pub(crate) fails_at: Option<usize>,
     /// Every verb after that one fails too.
@@ -25,16 +25,16 @@ impl Model {
     pub(crate) fn new(present: &[Present]) -> Model {
         let limits = present
             .iter()
-            .map(|l| (l.name.clone(), (l.cgroup.clone(), l.standing, l.options)))
+            .map(|l| (l.name.clone(), (l.scope.clone(), l.standing, l.options)))
             .collect();
         Model { limits, fails_at: None, fails_after: false, verbs: 0 }
     }
 
     pub(crate) fn present(&self) -> Vec<Present> {
         let limit =
-            |(name, (cgroup, standing, options)): (&String, &(String, Standing, _))| Present {
+            |(name, (scope, standing, options)): (&String, &(Scope, Standing, _))| Present {
                 name: name.clone(),
-                cgroup: cgroup.clone(),
+                scope: scope.clone(),
                 standing: *standing,
                 options: *options,
             };
@@ -52,19 +52,19 @@ impl Model {
 impl Gates for Model {
     type Error = Fault;
 
-    fn add(&mut self, name: &str, cgroup: &str, options: &LimitOptions) -> Result<(), Fault> {
+    fn add(&mut self, name: &str, scope: &Scope, options: &LimitOptions) -> Result<(), Fault> {
         self.count()?;
         if self.limits.contains_key(name) {
             return Err(Fault("name taken"));
         }
-        let on = |(path, standing, _): &(String, Standing, LimitOptions)| {
-            path == cgroup && *standing != Standing::CgroupGone
+        let on = |(on, standing, _): &(Scope, Standing, LimitOptions)| {
+            on == scope && *standing != Standing::ScopeGone
         };
         if self.limits.values().any(on) {
-            return Err(Fault("cgroup taken"));
+            return Err(Fault("scope taken"));
         }
         let standing = Standing::InForce;
-        self.limits.insert(name.to_owned(), (cgroup.to_owned(), standing, *options));
+        self.limits.insert(name.to_owned(), (scope.clone(), standing, *options));
         Ok(())
     }
 
@@ -86,7 +86,7 @@ fn egress(mbit: u64) -> LimitOptions {
 }
 
 fn limit(name: &str, cgroup: &str, mbit: u64) -> Wanted {
-    Wanted { name: name.into(), cgroup: cgroup.into(), options: egress(mbit) }
+    Wanted { name: name.into(), scope: Scope::Cgroup(cgroup.into()), options: egress(mbit) }
 }
 
 pub(crate) fn two_limits() -> Vec<Wanted> {
@@ -106,15 +106,15 @@ pub(crate) fn wanted() -> impl Strategy<Value = Vec<Wanted>> {
 pub(crate) fn present() -> impl Strategy<Value = Vec<Present>> {
     let standing = prop_oneof![
         4 => Just(Standing::InForce),
-        1 => Just(Standing::CgroupGone),
+        1 => Just(Standing::ScopeGone),
         1 => Just(Standing::Unhooked),
     ];
     (wanted(), proptest::collection::vec(standing, 5)).prop_map(|(limits, standings)| {
         let parts = limits.into_iter().zip(standings);
         parts
-            .map(|(Wanted { name, cgroup, options }, standing)| Present {
+            .map(|(Wanted { name, scope, options }, standing)| Present {
                 name,
-                cgroup,
+                scope,
                 standing,
                 options,
             })
@@ -133,7 +133,7 @@ proptest! {
         let second = plan(&host.present(), &wanted, prune).unwrap();
         prop_assert_eq!(&second.actions, &[]);
         for limit in &wanted {
-            let state = (limit.cgroup.clone(), Standing::InForce, limit.options);
+            let state = (limit.scope.clone(), Standing::InForce, limit.options);
             prop_assert_eq!(host.limits.get(&limit.name), Some(&state));
         }
         if prune {
@@ -171,7 +171,7 @@ fn two_limits_may_change_places() {
     let verbs: Vec<_> = second.actions.iter().map(Action::verb).collect();
     assert_eq!(verbs, ["remove", "remove", "add", "add"]);
     apply(&mut host, &second.actions).unwrap();
-    assert_eq!(host.limits["a"].0, "y");
+    assert_eq!(host.limits["a"].0, Scope::Cgroup("y".into()));
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn a_changed_rate_is_changed_in_place() {
 fn refusals_say_what_to_do() {
     let host = Model::new(&[Present {
         name: "old".into(),
-        cgroup: "x".into(),
+        scope: Scope::Cgroup("x".into()),
         standing: Standing::InForce,
         options: egress(1),
     }]);
@@ -196,4 +196,17 @@ fn refusals_say_what_to_do() {
     let same = [limit("a", "x", 1), limit("b", "x", 1)];
     let refusal = plan(&[], &same, false).unwrap_err().to_string();
     insta::assert_snapshot!(refusal, @"limits `a` and `b` are both on cgroup `x`; put both directions in one limit, or limit a cgroup above or below it");
+}
+
+#[test]
+fn other_programs_are_put_in_place_of_the_first() {
+    let mut host = Model::new(&[]);
+    apply(&mut host, &plan(&[], &two_limits(), false).unwrap().actions).unwrap();
+    let mut departures = limit("a", "x", 1);
+    departures.options.scheme = Scheme::Edt;
+    let wanted = [departures, limit("b", "y", 2)];
+    let second = plan(&host.present(), &wanted, false).unwrap();
+    let reasons: Vec<_> =
+        second.actions.iter().map(|action| (action.verb(), action.name())).collect();
+    assert_eq!(reasons, [("remove", "a"), ("add", "a")]);
 }

@@ -46,7 +46,7 @@ fn a_spec_reads() {
     assert_eq!(backup.options.egress.unwrap().rate.to_string(), "200mbit");
     assert_eq!(backup.options.ingress.unwrap().burst, "1ms".parse().ok());
     assert!(backup.options.pace_ceiling && !backup.options.loopback);
-    assert_eq!((web.cgroup.as_str(), web.line), ("/system.slice/web.service", 9));
+    assert_eq!((web.scope.name(), web.line), ("/system.slice/web.service", 9));
     assert!(web.options.ingress.is_none() && web.options.loopback && !web.options.pace_ceiling);
     assert_eq!(web.options.rto_min.0, 0);
     assert_eq!(Spec::parse("x", "limit = []").unwrap().limits, []);
@@ -75,8 +75,8 @@ fn thresholds_and_flags_that_are_none() {
     assert_snapshot!(with("mark = \"9ms\""), @"limits.toml:5: limit `backup`: mark: mark threshold 9ms must be below drop threshold 7751.68us");
     assert_snapshot!(with("rto_min = \"5s\""), @"limits.toml:5: limit `backup`: rto_min: 5s is out of range; write 1ms to 200ms, or 0ms for the kernel's own");
     assert_snapshot!(with("loopback = \"yes\""), @"limits.toml:5: limit `backup`: loopback: expected `true` or `false` without quotes, found the text \"yes\"; write for example `loopback = true`");
-    assert_snapshot!(with("scheme = \"htb\""), @"limits.toml:5: limit `backup`: scheme: scheme `htb` is not yet supported by this version; use `pace` or `nrm`, or leave it out");
-    assert_snapshot!(with("scheme = \"fast\""), @"limits.toml:5: limit `backup`: scheme: unknown scheme `fast`; use `pace` or `nrm`, or leave it out");
+    assert_snapshot!(with("scheme = \"htb\""), @"limits.toml:5: limit `backup`: scheme: scheme `htb` is not yet supported by this version; use `pace`, `nrm` or `edt`, or leave it out");
+    assert_snapshot!(with("scheme = \"fast\""), @"limits.toml:5: limit `backup`: scheme: unknown scheme `fast`; use `pace`, `nrm` or `edt`, or leave it out");
 }
 
 #[test]
@@ -98,9 +98,11 @@ fn names_and_scopes_that_are_none() {
     assert_snapshot!(with("scope = {}"), @"limits.toml:4: limit `backup`: scope: missing; write for example `scope = { cgroup = \"system.slice/backup.service\" }`");
     assert_snapshot!(with("scope = { cgroup = \"\" }"), @"limits.toml:4: limit `backup`: scope: empty path; write for example `system.slice/backup.service`, or `/` for the whole host");
     assert_snapshot!(with("scope = { cgroup = \"../a\" }"), @"limits.toml:4: limit `backup`: scope: `../a` is no cgroup path; write it relative to the cgroup mount, without `.` and `..`");
-    assert_snapshot!(with("scope = { port = \"tap0\" }"), @"limits.toml:4: limit `backup`: scope: scope `port` is not yet supported by this version; use `scope = { cgroup = \"...\" }`");
-    assert_snapshot!(with("scope = { dev = \"eth0\" }"), @"limits.toml:4: limit `backup`: scope: scope `dev` is not yet supported by this version; use `scope = { cgroup = \"...\" }`");
-    assert_snapshot!(with("scope = { unit = \"a\" }"), @"limits.toml:4: limit `backup`: scope: unknown field `unit`; write `scope = { cgroup = \"...\" }`");
+    assert_snapshot!(with("scope = { port = \"tap0\", dev = \"eth0\" }"), @"limits.toml:4: limit `backup`: scope: more than one scope; write one of cgroup, dev and port");
+    assert_snapshot!(with("scope = { dev = \"a b\" }"), @"limits.toml:4: limit `backup`: scope: `a b` is no device name; write it as `ip link` shows it, for example `eth0`");
+    assert_snapshot!(with("scope = { port = \"tap0\" }"), @"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a port write scheme = \"edt\"");
+    assert_snapshot!(with("scope = { dev = \"eth0\" }"), @"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a device write scheme = \"edt\"");
+    assert_snapshot!(with("scope = { unit = \"a\" }"), @"limits.toml:4: limit `backup`: scope: unknown field `unit`; write `scope = { cgroup = \"...\" }`, `{ dev = \"...\" }` or `{ port = \"...\" }`");
 }
 
 #[test]
@@ -148,4 +150,16 @@ proptest! {
         let _ = Spec::parse("x", &format!("[[limit]]\n{} = {value}\n", FIELDS[field].0));
         let _ = Spec::parse("x", &format!("[[limit]]\n{} = '{value}'\n", FIELDS[field].0));
     }
+}
+
+#[test]
+fn devices_take_departure_times_of_what_leaves() {
+    let spec = |more: &str| {
+        format!("[[limit]]\nname = \"a\"\nscope = {{ dev = \"eth0\" }}\nscheme = \"edt\"\n{more}\n")
+    };
+    let parsed = Spec::parse("limits.toml", &spec("egress = \"1gbit\"")).unwrap();
+    assert_eq!(parsed.limits[0].scope, Scope::Dev("eth0".to_owned()));
+    assert_snapshot!(refusal(&spec("ingress = \"1mbit\"")), @"limits.toml:5: limit `a`: ingress: scheme `edt` delays what leaves, and what comes in is here already; leave ingress out, or write scheme = \"nrm\"");
+    assert_snapshot!(refusal(&spec("egress = \"1mbit\"\nloopback = true")), @"limits.toml:6: limit `a`: loopback: a limit on a device has no loopback traffic; leave this out");
+    assert_snapshot!(refusal(&spec("egress = \"1mbit\"\nrto_min = \"20ms\"")), @"limits.toml:6: limit `a`: rto_min: scheme `edt` leaves sockets alone; leave this out, or write scheme = \"pace\"");
 }

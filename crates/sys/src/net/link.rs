@@ -1,6 +1,6 @@
 //! Links, addresses and routes.
 
-use std::{ffi::CString, net::IpAddr, os::fd::AsRawFd};
+use std::{collections::BTreeSet, ffi::CString, net::IpAddr, os::fd::AsRawFd};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::{
@@ -57,7 +57,65 @@ pub struct LinkStats {
     pub tx_dropped: u64,
 }
 
+/// What a device is and what it is joined to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Its index in its network namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Whether it is up.
+    pub up: bool,
+    /// Whether it is the loopback device.
+    pub loopback: bool,
+    /// `bridge`, `veth`, `tun`, `vlan` ...; empty for hardware.
+    pub kind: String,
+    /// The bridge or bond that it is a port of.
+    pub master: Option<u32>,
+    /// The device that it sits on, as a VLAN does.
+    pub below: Option<u32>,
+}
+
 impl Netlink {
+    /// Every device of the namespace.
+    pub fn devices(&mut self) -> Result<Vec<Device>, NetError> {
+        let answers = self.dump("list the devices", Message::GetLink(LinkMessage::default()))?;
+        let devices = answers.into_iter().filter_map(|answer| match answer {
+            Message::NewLink(link) => Some(device(link)),
+            _ => None,
+        });
+        Ok(devices.collect())
+    }
+
+    /// The indices of the devices that default routes of the main table lead to.
+    pub fn default_route_devices(&mut self) -> Result<BTreeSet<u32>, NetError> {
+        let mut devices = BTreeSet::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut query = RouteMessage::default();
+            query.header.address_family = family;
+            for answer in self.dump("list the routes", Message::GetRoute(query))? {
+                let Message::NewRoute(route) = answer else { continue };
+                let RouteHeader { destination_prefix_length, table, kind, .. } = route.header;
+                if destination_prefix_length != 0
+                    || table != RouteHeader::RT_TABLE_MAIN
+                    || kind != RouteType::Unicast
+                {
+                    continue;
+                }
+                for attribute in route.attributes {
+                    match attribute {
+                        RouteAttribute::Oif(index) => drop(devices.insert(index)),
+                        RouteAttribute::MultiPath(hops) => {
+                            devices.extend(hops.iter().map(|hop| hop.interface_index));
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+        Ok(devices)
+    }
+
     /// Makes a pair of virtual Ethernet devices; both are down.
     pub fn add_veth(&mut self, pair: &VethPair<'_>) -> Result<(), NetError> {
         check_name(pair.name)?;
@@ -105,6 +163,17 @@ impl Netlink {
     /// Sets the largest packet, in bytes, without the Ethernet header.
     pub fn set_mtu(&mut self, index: u32, mtu_bytes: u32) -> Result<(), NetError> {
         self.set_attribute(index, "mtu", LinkAttribute::Mtu(mtu_bytes))
+    }
+
+    /// The largest packet, in bytes, without the Ethernet header.
+    pub fn mtu(&mut self, index: u32) -> Result<u32, NetError> {
+        let action = format!("read the mtu of device {index}");
+        let link = self.get_link(&action, link_at(index))?;
+        let mtu = link.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::Mtu(mtu) => Some(*mtu),
+            _ => None,
+        });
+        mtu.ok_or_else(|| NetError::Malformed { action, detail: "no mtu".into() })
     }
 
     /// Sets the largest packet, in bytes, that the stack may hand to the device to be segmented
@@ -214,6 +283,39 @@ impl Netlink {
     }
 }
 
+fn device(link: LinkMessage) -> Device {
+    let flags = link.header.flags;
+    let mut device = Device {
+        index: link.header.index,
+        name: String::new(),
+        up: flags.contains(LinkFlags::Up),
+        loopback: flags.contains(LinkFlags::Loopback),
+        kind: String::new(),
+        master: None,
+        below: None,
+    };
+    let (mut below, mut elsewhere) = (None, false);
+    for attribute in link.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => device.name = name,
+            LinkAttribute::Controller(master) => device.master = Some(master),
+            LinkAttribute::Link(index) => below = Some(index),
+            LinkAttribute::LinkNetNsId(_) => elsewhere = true,
+            LinkAttribute::LinkInfo(infos) => {
+                for info in infos {
+                    if let LinkInfo::Kind(kind) = info {
+                        device.kind = kind.to_string();
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    // The other end of a veth pair is no device below.
+    device.below = below.filter(|_| !elsewhere && device.kind != "veth");
+    device
+}
+
 fn link_at(index: u32) -> LinkMessage {
     let mut link = LinkMessage::default();
     link.header.index = index;
@@ -224,7 +326,7 @@ fn family(address: IpAddr) -> AddressFamily {
     if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
 }
 
-fn check_name(name: &str) -> Result<(), NetError> {
+pub(super) fn check_name(name: &str) -> Result<(), NetError> {
     let fits = (1..=NAME_BYTES_MAX).contains(&name.len()) && CString::new(name).is_ok();
     if fits && !name.contains(['/', ' ', ':']) {
         return Ok(());

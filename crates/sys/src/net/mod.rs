@@ -8,18 +8,22 @@
 //! What this module does not do: it keeps no state of its own and repairs nothing. Each call is one
 //! request to the kernel, and an error means that this request changed nothing.
 
+mod ethtool;
 mod link;
 mod netlink;
 mod netns;
 pub mod qdisc;
+mod queues;
 pub mod sock;
 mod spawn;
 
 use std::io;
 
-pub use link::{LinkStats, Route, VethPair};
+pub use ethtool::set_tx_offload;
+pub use link::{Device, LinkStats, Route, VethPair};
 pub use netlink::Netlink;
 pub use netns::NetNs;
+pub use queues::rx_queues;
 pub use spawn::{SpawnInto, prepare};
 
 /// Why a request to the kernel's network stack failed. The kernel's state is as it was before.

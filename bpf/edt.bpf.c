@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * The `edt` scheme: writes on each packet when it may leave, and the `fq` qdisc of the device that
+ * it leaves by keeps it until then.
+ *
+ * Three hooks, of which one limit uses one: egress of a cgroup, egress of a device, and ingress of
+ * a port (what a virtual machine sends), where the time must be marked as one of delivery or
+ * forwarding would clear it. Where a packet carries a time already (TCP's own pacing, an inner
+ * limit), the later one counts.
+ *
+ * TCP of this host waits by itself: what it has queued is charged to its socket until it leaves.
+ * Others are dropped beyond the horizon; so is everything where no fq keeps packets, since then
+ * schedules run ahead of what leaves.
+ */
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_helpers.h>
+
+#include "edt.h"
+#include "epoch.h"
+#include "intf.h"
+#include "packet.h"
+
+/* In every network namespace the loopback device is the first. */
+#define LOOPBACK_IFINDEX 1
+/* Of a socket's own time of departure, what is later than this is of another clock. */
+#define MAX_OWN_NS 10000000000ULL
+/* The part of an IPv4 header's fragment field that says "not the first" or "more to come". */
+#define IP_FRAGMENT 0x3fff
+
+enum {
+	RET_DROP_SLOW = 2,
+	RET_PASS = 1,
+	RET_PASS_SLOW = 3,
+};
+
+enum place {
+	CGROUP,
+	DEVICE,
+	PORT,
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct tg_limit);
+} limit SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TG_DIRECTIONS);
+	__type(key, __u32);
+	__type(value, struct tg_queue);
+} queues SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, TG_DIRECTIONS);
+	__type(key, __u32);
+	__type(value, struct tg_counters);
+} counters SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, EDT_FLOWS);
+	__type(key, __u32);
+	__type(value, struct edt_flow);
+} flows SEC(".maps");
+
+/* So that nobody outside can choose flows that share a place. */
+const volatile __u32 seed = 0;
+
+/* The place of the packet's flow: addresses, protocol, and ports where it has them. */
+static __always_inline __u32 flow_place(struct __sk_buff *skb, __u8 protocol)
+{
+	__u32 hash = edt_mix(seed, protocol);
+	__u32 ports = 0, offset = 0;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		struct iphdr ip;
+
+		if (!tg_load(skb, 0, &ip, sizeof(ip))) {
+			hash = edt_mix(edt_mix(hash, ip.saddr), ip.daddr);
+			/* Only the first fragment has ports: leave them out of all. */
+			if (!(ip.frag_off & bpf_htons(IP_FRAGMENT)))
+				offset = ip.ihl * 4;
+		}
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr ip;
+
+		if (!tg_load(skb, 0, &ip, sizeof(ip))) {
+			for (int i = 0; i < 4; i++) {
+				hash = edt_mix(hash, ip.saddr.in6_u.u6_addr32[i]);
+				hash = edt_mix(hash, ip.daddr.in6_u.u6_addr32[i]);
+			}
+			if (ip.nexthdr == protocol)
+				offset = sizeof(ip);
+		}
+	}
+	if (offset && (protocol == IPPROTO_TCP || protocol == IPPROTO_UDP) &&
+	    !tg_load(skb, offset, &ports, sizeof(ports)))
+		hash = edt_mix(hash, ports);
+	return hash % EDT_FLOWS;
+}
+
+/* TCP small queues hold the sender back: TCP, of a socket of this host. */
+static __always_inline int is_held(struct __sk_buff *skb, __u8 protocol, enum place place)
+{
+	struct bpf_sock *sk;
+
+	if (place == PORT || protocol != IPPROTO_TCP || !skb->sk)
+		return 0;
+	sk = bpf_sk_fullsock(skb->sk);
+	return sk && sk->protocol == IPPROTO_TCP;
+}
+
+/* Keeps count of the flows, and the fair share of each up to date. */
+static __always_inline void share(const struct vq_conf *conf, struct tg_queue *queue,
+				  struct edt_flow *flow, const struct edt_look *look, __u64 now,
+				  __u32 bytes)
+{
+	/* Numbered from one, so that a new place has been seen in none. */
+	__u32 epoch = queue->epoch + 1;
+	__u64 ahead = now + edt_lead_ns(queue->latest_ns, now);
+	__u64 finish = queue->finish_ns;
+	__u64 largest;
+
+	if (bytes > queue->largest_bytes)
+		queue->largest_bytes = bytes;
+	if ((look->busy || bytes > VQ_SMALL_BYTES) && flow->epoch != epoch) {
+		flow->epoch = epoch;
+		__sync_fetch_and_add(&queue->flows, 1);
+	}
+	/* Room is made for who wants it, not for a packet now and then. */
+	if (look->busy && flow->room_epoch != epoch) {
+		flow->room_epoch = epoch;
+		if (queue->flows > queue->flows_before)
+			queue->share = fs_make_room(queue->share, queue->flows);
+	}
+	/* Two rounds of the largest packet show every flow. */
+	largest = fs_max(fs_min(queue->largest_bytes, VQ_MAX_PACKET_BYTES), 2 * EDT_FRAME_BYTES);
+	if (tg_turn_epoch(conf, queue, now, finish > ahead ? finish - ahead : 0, 0, largest))
+		queue->largest_bytes = 0;
+}
+
+/* Writes when the packet may leave. */
+static __always_inline void stamp(struct __sk_buff *skb, __u64 departure, __u64 now,
+				  enum place place)
+{
+	__u64 own;
+
+	if (departure <= now)
+		return;
+	if (place == PORT) {
+		bpf_skb_set_tstamp(skb, departure, BPF_SKB_TSTAMP_DELIVERY_MONO);
+		return;
+	}
+	own = skb->tstamp;
+	if (own < departure || own > now + MAX_OWN_NS)
+		skb->tstamp = departure;
+}
+
+static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place place)
+{
+	struct tg_headers headers;
+	const struct vq_conf *conf;
+	struct edt_class class;
+	struct edt_flow *flow;
+	struct edt_look look;
+	struct tg_counters *c;
+	struct tg_queue *queue;
+	enum vq_verdict verdict;
+	struct tg_limit *l;
+	__u64 now, cost;
+	__u32 key = 0, bytes, place_of_flow, carry;
+	int held;
+
+	l = bpf_map_lookup_elem(&limit, &key);
+	queue = bpf_map_lookup_elem(&queues, &key);
+	c = bpf_map_lookup_elem(&counters, &key);
+	if (!l || !queue || !c)
+		return TG_PASS;
+	conf = &l->queue[TG_EGRESS];
+	if (!conf->cost)
+		return TG_PASS;
+	bytes = place == CGROUP ? tg_wire_bytes(skb) : tg_frame_bytes(skb, skb->len);
+	if (place == CGROUP && skb->ifindex == LOOPBACK_IFINDEX &&
+	    !(l->flags & TG_FLAG_LOOPBACK)) {
+		c->packets[TG_EXEMPT]++;
+		c->bytes[TG_EXEMPT] += bytes;
+		return TG_PASS;
+	}
+	tg_parse(skb, &headers);
+	place_of_flow = flow_place(skb, headers.protocol);
+	flow = bpf_map_lookup_elem(&flows, &place_of_flow);
+	if (!flow)
+		return TG_PASS;
+	held = is_held(skb, headers.protocol, place);
+
+	now = bpf_ktime_get_ns();
+	class.finish_ns = *(volatile __u64 *)&queue->finish_ns;
+	class.latest_ns = *(volatile __u64 *)&queue->latest_ns;
+	class.share = queue->share ? queue->share : FS_TARGET;
+	edt_look(conf, &class, flow, now, bytes, held, &look);
+	verdict = edt_verdict(conf, &look, 1, held);
+	if (verdict == VQ_MARK && !bpf_skb_ecn_set_ce(skb))
+		verdict = edt_verdict(conf, &look, 0, held);
+	if (verdict < VQ_DROP_FULL) {
+		carry = c->carry;
+		cost = vq_cost_ns(conf, bytes, &carry);
+		c->carry = carry;
+		vq_charge(conf, &queue->finish_ns, &queue->skipped_ns, class.finish_ns, now, cost);
+		stamp(skb, edt_commit(&look, flow, &queue->latest_ns, now), now, place);
+		share(conf, queue, flow, &look, now, bytes);
+	}
+	/* A device cannot ask the sender to queue less. */
+	if (verdict == VQ_SLOW && place != CGROUP)
+		verdict = VQ_PASS;
+	/* The verdicts are the first outcomes, in the same order. */
+	c->packets[verdict]++;
+	c->bytes[verdict] += bytes;
+	return (enum tg_outcome)verdict;
+}
+
+SEC("cgroup_skb/egress")
+int edt_cgroup(struct __sk_buff *skb)
+{
+	enum tg_outcome outcome;
+
+	if (skb->mark == TG_DEAD_MARK)
+		return RET_DROP_SLOW;
+	outcome = gate(skb, CGROUP);
+	if (outcome >= TG_DROP_FULL) {
+		skb->mark = TG_DEAD_MARK;
+		return RET_DROP_SLOW;
+	}
+	return outcome == TG_SLOW ? RET_PASS_SLOW : RET_PASS;
+}
+
+SEC("tcx/egress")
+int edt_device(struct __sk_buff *skb)
+{
+	/* Whoever comes next decides. */
+	return gate(skb, DEVICE) >= TG_DROP_FULL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+}
+
+SEC("tcx/ingress")
+int edt_port(struct __sk_buff *skb)
+{
+	return gate(skb, PORT) >= TG_DROP_FULL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The end of an epoch, in which the next share of each flow is computed. */
+#ifndef TG_EPOCH_H
+#define TG_EPOCH_H
+
+#include "fair_share.h"
+#include "intf.h"
+
+/*
+ * Closes the epoch when it has lasted long enough; one CPU does, and hears 1. `burst_bytes` is what
+ * a flow sends at once.
+ */
+static inline __attribute__((always_inline)) int tg_turn_epoch(const struct vq_conf *conf,
+							       struct tg_queue *queue, __u64 now,
+							       __u64 backlog_ns, __u64 rtt_ns,
+							       __u64 burst_bytes)
+{
+	__u64 start = *(volatile __u64 *)&queue->epoch_start_ns;
+	struct fs_epoch epoch;
+	__s64 charged;
+	__u64 base;
+	__u32 flows;
+
+	if ((__s64)(now - start) < (__s64)queue->epoch_us * 1000 ||
+	    __sync_val_compare_and_swap(&queue->epoch_start_ns, start, now) != start)
+		return 0;
+	epoch.backlog_ns = backlog_ns;
+	epoch.elapsed_ns = now - start;
+	epoch.rtt_ns = rtt_ns;
+	epoch.burst_ns = burst_bytes * conf->cost >> VQ_COST_SHIFT;
+	base = queue->finish_ns - queue->skipped_ns;
+	charged = base - queue->epoch_base_ns;
+	epoch.charged_ns = charged > 0 ? charged : 0;
+	queue->epoch_base_ns = base;
+	flows = __sync_lock_test_and_set(&queue->flows, 0);
+	/* A flow that was silent for one epoch may only have been unlucky. */
+	epoch.flows = flows > queue->flows_before ? flows : queue->flows_before;
+	queue->share = fs_next(queue->share, &epoch);
+	queue->flows_before = flows;
+	queue->epoch_us = fs_epoch_ns(flows, epoch.burst_ns) / 1000;
+	queue->epoch++;
+	return 1;
+}
+
+#endif

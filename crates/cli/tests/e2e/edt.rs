@@ -1,0 +1,511 @@
+//! Scheme `edt`: what it refuses everywhere, and what it does where the kernel has `fq` (the virtual machines
+//! of `make test-vm`). Rates are compared with the limit and delays with those behind one big queue; no
+//! time is asked for by itself.
+
+use std::{
+    env,
+    io::{ErrorKind, Read, Write},
+    net::{TcpListener, TcpStream, UdpSocket},
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use tidegate_sys::{
+    net::{NetNs, Netlink, Route, VethPair},
+    wire_meter::WireMeter,
+};
+
+use crate::{
+    common::{PATIENCE, Place, skip, wait_for},
+    need_root,
+};
+
+const HELPER: &str = "TIDEGATE_TEST_EDT";
+const DATAGRAM_BYTES: usize = 1200;
+const SECOND: Duration = Duration::from_secs(1);
+/// What a virtual machine without KVM carries with ease.
+const LIMIT: &str = "20mbit";
+const LIMIT_BIT_S: f64 = 20e6;
+/// How long traffic flows before it is looked at.
+const WARM_UP: Duration = SECOND;
+const PORT: u16 = 5300;
+
+/// One at a time: each wants the machine for itself.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// In the process under test: `SECONDS TCP-FLOWS UDP-BIT/S ADDRESS` sends so much for so long, and asks an echo
+/// server for the time of day, so to speak, every 20 ms; prints how long it took, sorted, in microseconds.
+pub fn help() {
+    let Ok(order) = env::var(HELPER) else { return };
+    let [seconds, flows, udp_bit_s, address] = order.split(' ').collect::<Vec<_>>()[..] else {
+        return;
+    };
+    let end = Instant::now() + Duration::from_secs(seconds.parse().unwrap());
+    let udp_bit_s: f64 = udp_bit_s.parse().unwrap();
+    let times = thread::scope(|scope| {
+        for _ in 0..flows.parse::<u32>().unwrap() {
+            scope.spawn(|| {
+                let mut stream = TcpStream::connect((address, PORT)).unwrap();
+                stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+                while Instant::now() < end {
+                    match stream.write(&[7; 65536]) {
+                        Err(e) if e.kind() != ErrorKind::WouldBlock => break,
+                        _ => {}
+                    }
+                }
+            });
+        }
+        if udp_bit_s > 0.0 {
+            scope.spawn(move || blast(address, udp_bit_s, end));
+        }
+        scope.spawn(|| probe(address, end)).join().unwrap()
+    });
+    let times: Vec<_> = times.iter().map(|us| us.to_string()).collect();
+    println!("\nRTT {}", times.join(" "));
+}
+
+/// Datagrams at a rate, whatever becomes of them.
+fn blast(address: &str, bit_s: f64, end: Instant) {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.connect((address, PORT + 1)).unwrap();
+    let started = Instant::now();
+    let mut sent = 0.0;
+    while Instant::now() < end {
+        if sent < started.elapsed().as_secs_f64() * bit_s {
+            let _ = socket.send(&[7; DATAGRAM_BYTES]);
+            sent += 8.0 * (DATAGRAM_BYTES + 42) as f64;
+        } else {
+            thread::sleep(Duration::from_micros(500));
+        }
+    }
+}
+
+/// Round trips of small datagrams that leave on a schedule, in microseconds, sorted.
+fn probe(address: &str, end: Instant) -> Vec<u128> {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.connect((address, PORT + 2)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    let started = Instant::now();
+    let warm = started + WARM_UP;
+    let mut times = Vec::new();
+    let mut next = started;
+    while Instant::now() < end {
+        if Instant::now() >= next {
+            let now = u64::try_from(started.elapsed().as_micros()).unwrap();
+            let _ = socket.send(&now.to_ne_bytes());
+            next += Duration::from_millis(20);
+        }
+        let mut stamp = [0; 8];
+        if socket.recv(&mut stamp).is_ok_and(|n| n == 8) && Instant::now() > warm {
+            times.push(started.elapsed().as_micros() - u128::from(u64::from_ne_bytes(stamp)));
+        }
+    }
+    times.sort_unstable();
+    times
+}
+
+/// A sender and a receiver, joined by a cable of `eth0`s; the sender's has `fq` if the kernel knows it.
+struct Bed {
+    sender: NetNs,
+    receiver: NetNs,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = |side| format!("tidegate-edt-{}-{number}-{side}", std::process::id());
+        let sender = NetNs::create(&name("s")).unwrap();
+        let receiver = NetNs::create(&name("r")).unwrap();
+        cable(&sender, "eth0", "10.97.0.1", &receiver, "eth0", "10.97.0.2");
+        Bed { sender, receiver, _turn: turn }
+    }
+
+    /// A bed whose sender has `fq`; says SKIP where there is none.
+    fn with_fq() -> Option<Bed> {
+        let bed = Bed::new();
+        if !bed.tc("qdisc replace dev eth0 root fq").status.success() {
+            skip("this kernel has no fq; `make test-vm` has some that do");
+            return None;
+        }
+        Some(bed)
+    }
+
+    fn tc(&self, words: &str) -> Output {
+        let mut command = into(&self.sender, "tc");
+        command.args(words.split(' ')).output().unwrap()
+    }
+
+    fn qdiscs(&self) -> String {
+        String::from_utf8(self.tc("qdisc show dev eth0").stdout).unwrap()
+    }
+
+    /// Takes traffic in for as long as the value lives.
+    fn serve(&self) -> Server<'_> {
+        let stop = Box::leak(Box::new(AtomicBool::new(false)));
+        let (tcp, sink, echo) = self
+            .receiver
+            .run(|| {
+                let udp = |port| UdpSocket::bind(("0.0.0.0", port)).unwrap();
+                (TcpListener::bind(("0.0.0.0", PORT)).unwrap(), udp(PORT + 1), udp(PORT + 2))
+            })
+            .unwrap();
+        tcp.set_nonblocking(true).unwrap();
+        for socket in [&sink, &echo] {
+            socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        }
+        let stop: &'static AtomicBool = stop;
+        let going = move || !stop.load(Ordering::Relaxed);
+        thread::spawn(move || {
+            while going() {
+                let Ok((mut stream, _)) = tcp.accept() else {
+                    thread::sleep(Duration::from_millis(5));
+                    continue;
+                };
+                stream.set_nonblocking(false).unwrap();
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                thread::spawn(move || {
+                    let mut buffer = vec![0; 1 << 16];
+                    while stream.read(&mut buffer).is_ok_and(|n| n > 0) {}
+                });
+            }
+        });
+        thread::spawn(move || {
+            while going() {
+                drop(sink.recv(&mut [0; 2048]))
+            }
+        });
+        thread::spawn(move || {
+            let mut buffer = [0; 64];
+            while going() {
+                if let Ok((n, from)) = echo.recv_from(&mut buffer) {
+                    let _ = echo.send_to(&buffer[..n], from);
+                }
+            }
+        });
+        Server { stop, _bed: self }
+    }
+
+    fn meter(&self) -> WireMeter {
+        let mut meter =
+            WireMeter::attach(&self.receiver, "eth0", 300, Duration::from_millis(100)).unwrap();
+        meter.start().unwrap();
+        meter
+    }
+
+    /// `tidegate run` of the traffic that is ordered, in the sender's namespace.
+    fn run(&self, place: &Place, flags: &[&str], order: &str) -> Traffic {
+        let _server = self.serve();
+        let mut command = place.inside(&place.group, "nsenter");
+        command.arg(net_of(&self.sender)).arg(env!("CARGO_BIN_EXE_tidegate")).arg("run");
+        command.args(flags).arg("--");
+        command.arg(env::current_exe().unwrap()).args(["helper", "--exact", "--nocapture"]);
+        self.drive(command, order)
+    }
+
+    /// The same without a limit of ours.
+    fn free(&self, netns: &NetNs, order: &str) -> Traffic {
+        let _server = self.serve();
+        let mut command = into(netns, env::current_exe().unwrap().to_str().unwrap());
+        command.args(["helper", "--exact", "--nocapture"]);
+        self.drive(command, order)
+    }
+
+    fn drive(&self, mut command: Command, order: &str) -> Traffic {
+        let meter = self.meter();
+        let output = command.env(HELPER, order).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).unwrap();
+        let times = text.lines().find_map(|line| line.strip_prefix("RTT ")).unwrap();
+        let rtt_us = times.split_whitespace().map(|us| us.parse().unwrap()).collect();
+        let bins: Vec<_> = meter.bins().unwrap().iter().map(|bin| bin.bytes).collect();
+        let first = bins.iter().position(|bytes| *bytes > 0).unwrap();
+        let last = bins.iter().rposition(|bytes| *bytes > 10_000).unwrap();
+        // From the end of the warm-up to half a second before the end.
+        let looked_at = &bins[first + 10..last - 5];
+        let bit_s = looked_at.iter().sum::<u64>() as f64 * 80.0 / looked_at.len() as f64;
+        Traffic { bit_s, rtt_us }
+    }
+}
+
+/// What came of some traffic.
+#[derive(Debug)]
+struct Traffic {
+    /// On the wire, at the receiver.
+    bit_s: f64,
+    rtt_us: Vec<u64>,
+}
+
+impl Traffic {
+    fn rtt_us(&self, percent: usize) -> u64 {
+        assert!(self.rtt_us.len() > 10, "{self:?}");
+        self.rtt_us[self.rtt_us.len() * percent / 100]
+    }
+}
+
+struct Server<'b> {
+    stop: &'static AtomicBool,
+    _bed: &'b Bed,
+}
+
+impl Drop for Server<'_> {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn cable(
+    left: &NetNs,
+    left_dev: &str,
+    left_ip: &str,
+    right: &NetNs,
+    right_dev: &str,
+    right_ip: &str,
+) {
+    let mut netlink = Netlink::open_in(left).unwrap();
+    let pair = VethPair { name: left_dev, peer: right_dev, peer_netns: Some(right) };
+    netlink.add_veth(&pair).unwrap();
+    for (netns, dev, ip) in [(left, left_dev, left_ip), (right, right_dev, right_ip)] {
+        let mut netlink = Netlink::open_in(netns).unwrap();
+        let index = netlink.index_of(dev).unwrap();
+        netlink.add_address(index, ip.parse().unwrap(), 24).unwrap();
+        netlink.set_up(index, true).unwrap();
+    }
+}
+
+fn net_of(netns: &NetNs) -> String {
+    format!("--net=/run/netns/{}", netns.name())
+}
+
+fn into(netns: &NetNs, program: &str) -> Command {
+    let mut command = Command::new("nsenter");
+    command.arg(net_of(netns)).arg(program).stdin(Stdio::null());
+    command
+}
+
+/// `tidegate` in the sender's namespace: exit code, standard output and error.
+fn tidegate(place: &Place, bed: &Bed, words: &str) -> (i32, String, String) {
+    let mut command = into(&bed.sender, env!("CARGO_BIN_EXE_tidegate"));
+    command.env("TIDEGATE_BPFFS", place.store()).args(words.split(' '));
+    let output = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn ok(place: &Place, bed: &Bed, words: &str) -> String {
+    let (code, out, error) = tidegate(place, bed, words);
+    assert_eq!(code, 0, "{words}: {error}");
+    out
+}
+
+fn refused(place: &Place, bed: &Bed, words: &str) -> String {
+    let (code, _, error) = tidegate(place, bed, words);
+    assert!(code == 1 || code == 2, "{words}: {code} {error}");
+    error
+}
+
+/// The rate is the limit's, within some per cent; a machine that is too slow may stay below it.
+fn is_held(traffic: &Traffic, bit_s: f64) {
+    let part = traffic.bit_s / bit_s;
+    assert!((0.9..1.04).contains(&part), "{part} of the limit: {traffic:?}");
+}
+
+#[test]
+fn root_edt_is_refused_without_fq() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    let before = bed.qdiscs();
+    let message = refused(&place, &bed, "run --scheme edt --egress 1mbit -- true");
+    assert!(message.contains("tc qdisc replace dev eth0 root fq"), "{message}");
+    assert!(message.contains("noqueue"), "{message}");
+    for scope in ["--dev eth0", "--port eth0"] {
+        let words = format!("limit add a {scope} --scheme edt --egress 1mbit");
+        let message = refused(&place, &bed, &words);
+        // A port's packets leave by other devices, and there are none.
+        let part = if scope.contains("dev") { "dev eth0 root fq" } else { "none but the loopback" };
+        assert!(message.contains(part), "{message}");
+    }
+    assert_eq!(bed.qdiscs(), before);
+    assert!(!place.store().exists());
+}
+
+#[test]
+fn root_edt_says_what_cannot_be() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    let message = refused(&place, &bed, "run --scheme edt --ingress 1mbit -- true");
+    assert!(message.contains("--ingress: scheme `edt` delays what leaves"), "{message}");
+    let message = refused(&place, &bed, "limit add a --dev eth9 --scheme edt --egress 1mbit");
+    assert!(message.contains("there is no device `eth9`"), "{message}");
+    let message = refused(&place, &bed, "limit add a --dev eth0 --egress 1mbit");
+    assert!(message.contains("write scheme = \"edt\""), "{message}");
+    let message = refused(&place, &bed, "run --scheme edt --egress 1mbit --rto-min 20ms -- true");
+    assert!(message.contains("leaves sockets alone"), "{message}");
+}
+
+#[test]
+fn root_edt_holds_one_flow() {
+    need_root!();
+    let Some(bed) = Bed::with_fq() else { return };
+    let traffic =
+        bed.run(&Place::new(), &["--scheme", "edt", "--egress", LIMIT], "5 1 0 10.97.0.2");
+    is_held(&traffic, LIMIT_BIT_S);
+}
+
+#[test]
+fn root_edt_holds_udp() {
+    need_root!();
+    let Some(bed) = Bed::with_fq() else { return };
+    // Three times the limit.
+    let order = "5 0 60e6 10.97.0.2";
+    let traffic = bed.run(&Place::new(), &["--scheme", "edt", "--egress", LIMIT], order);
+    is_held(&traffic, LIMIT_BIT_S);
+    println!(
+        "root_edt_holds_udp: {:.2} Mbit/s, a newcomer's rtt {} us",
+        traffic.bit_s / 1e6,
+        traffic.rtt_us(50)
+    );
+}
+
+/// Four greedy flows, and small datagrams of the same limit: here and behind one big queue of the same rate.
+#[test]
+fn root_edt_a_newcomer_does_not_wait_for_greedy_flows() {
+    need_root!();
+    let Some(bed) = Bed::with_fq() else { return };
+    let order = "6 4 0 10.97.0.2";
+    let ours = bed.run(&Place::new(), &["--scheme", "edt", "--egress", LIMIT], order);
+    let fifo = format!("qdisc replace dev eth0 root tbf rate {LIMIT} burst 70kb limit 1mb");
+    assert!(bed.tc(&fifo).status.success());
+    let theirs = bed.free(&bed.sender, order);
+    println!(
+        "root_edt_a_newcomer_does_not_wait_for_greedy_flows: edt {:.2} Mbit/s, rtt {} us, 99 % {} us; one queue \
+         (tbf) {:.2} Mbit/s, rtt {} us, 99 % {} us",
+        ours.bit_s / 1e6,
+        ours.rtt_us(50),
+        ours.rtt_us(99),
+        theirs.bit_s / 1e6,
+        theirs.rtt_us(50),
+        theirs.rtt_us(99),
+    );
+    is_held(&ours, LIMIT_BIT_S);
+    assert!(4 * ours.rtt_us(50) < theirs.rtt_us(50), "{ours:?} {theirs:?}");
+    assert!(ours.rtt_us(90) < theirs.rtt_us(50), "{ours:?} {theirs:?}");
+}
+
+#[test]
+fn root_edt_limits_a_device_and_leaves_no_trace() {
+    need_root!();
+    let Some(bed) = Bed::with_fq() else { return };
+    let place = Place::new();
+    let before = bed.qdiscs();
+    ok(&place, &bed, "limit add up --dev eth0 --scheme edt --egress 20mbit");
+    assert!(ok(&place, &bed, "status").contains("in force"));
+    let same = ok(&place, &bed, "limit add up --dev eth0 --scheme edt --egress 20mbit");
+    assert!(same.contains("nothing changed"), "{same}");
+    is_held(&bed.free(&bed.sender, "5 4 0 10.97.0.2"), LIMIT_BIT_S);
+    ok(&place, &bed, "limit set up --egress 10mbit");
+    is_held(&bed.free(&bed.sender, "5 1 0 10.97.0.2"), LIMIT_BIT_S / 2.0);
+    let status = ok(&place, &bed, "status --json");
+    assert!(status.contains("\"dev\": \"eth0\"") && status.contains("in_force"), "{status}");
+
+    // Without fq the limit is still one, and says so.
+    assert!(bed.tc("qdisc del dev eth0 root").status.success());
+    let (_, table, _) = tidegate(&place, &bed, "status");
+    assert!(table.contains("NO FQ") && table.contains("NOT ENFORCED"), "{table}");
+    let policed = bed.free(&bed.sender, "4 0 30e6 10.97.0.2");
+    assert!(policed.bit_s < LIMIT_BIT_S / 2.0 * 1.1, "{policed:?}");
+    assert!(bed.tc("qdisc replace dev eth0 root fq").status.success());
+    assert!(ok(&place, &bed, "status").contains("in force"));
+
+    ok(&place, &bed, "detach");
+    let without_handle = |text: &str| text.replace(|c: char| c.is_ascii_hexdigit(), "");
+    assert_eq!(without_handle(&bed.qdiscs()), without_handle(&before));
+    let filters =
+        into(&bed.sender, "tc").args(["filter", "show", "dev", "eth0", "egress"]).output();
+    assert!(filters.unwrap().stdout.is_empty());
+    let free = bed.free(&bed.sender, "3 1 0 10.97.0.2");
+    assert!(free.bit_s > 1.5 * LIMIT_BIT_S, "{free:?}");
+}
+
+/// A rate that changes under a transfer: the connection goes on, and nothing is sent twice for it.
+#[test]
+fn root_edt_a_rate_changes_under_a_transfer() {
+    need_root!();
+    let Some(bed) = Bed::with_fq() else { return };
+    let place = Place::new();
+    ok(&place, &bed, "limit add up --dev eth0 --scheme edt --egress 20mbit");
+    let listener = bed.receiver.run(|| TcpListener::bind(("0.0.0.0", PORT)).unwrap()).unwrap();
+    let stream = bed.sender.run(|| TcpStream::connect(("10.97.0.2", PORT)).unwrap()).unwrap();
+    let (mut sink, _) = listener.accept().unwrap();
+    let reader = thread::spawn(move || {
+        let mut buffer = vec![0; 1 << 16];
+        let mut total = 0;
+        while let Ok(n @ 1..) = sink.read(&mut buffer) {
+            total += n;
+        }
+        total
+    });
+    let mut writer = stream.try_clone().unwrap();
+    let sending = thread::spawn(move || {
+        let block = vec![7; 1 << 16];
+        (0..150).for_each(|_| writer.write_all(&block).unwrap());
+    });
+    let resent = || tidegate_sys::net::sock::tcp_info(&stream).unwrap().retransmitted_segments;
+    let sent = || tidegate_sys::net::sock::tcp_info(&stream).unwrap().data_segments_sent;
+    for (segments, rate) in [(1000, "10mbit"), (2500, "40mbit"), (4500, "20mbit")] {
+        wait_for("the transfer to go on", || (sent() > segments).then_some(()));
+        let before = resent();
+        ok(&place, &bed, &format!("limit set up --egress {rate}"));
+        let then = sent();
+        wait_for("the transfer to go on after the change", || (sent() > then + 300).then_some(()));
+        assert!(resent() - before <= 3, "{} segments were sent again", resent() - before);
+    }
+    sending.join().unwrap();
+    drop(stream);
+    assert_eq!(reader.join().unwrap(), 150 << 16);
+    ok(&place, &bed, "detach");
+}
+
+/// What a guest sends through this host: stamped as it comes in, kept by the uplink's `fq`.
+#[test]
+fn root_edt_limits_a_port() {
+    need_root!();
+    let Some(bed) = Bed::with_fq() else { return };
+    let name = format!("tidegate-edt-{}-guest", std::process::id());
+    let guest = NetNs::create(&name).unwrap();
+    cable(&guest, "eth0", "10.96.0.2", &bed.sender, "tap0", "10.96.0.1");
+    let via = |netns: &NetNs, gateway: &str| {
+        let mut netlink = Netlink::open_in(netns).unwrap();
+        let (network, gateway) = ("0.0.0.0".parse().unwrap(), gateway.parse().unwrap());
+        netlink.add_route(&Route { network, prefix_len: 0, gateway }).unwrap();
+    };
+    via(&guest, "10.96.0.1");
+    via(&bed.sender, "10.97.0.2");
+    via(&bed.receiver, "10.97.0.1");
+    let forward = PathBuf::from("/proc/sys/net/ipv4/ip_forward");
+    bed.sender.run(|| std::fs::write(&forward, "1").unwrap()).unwrap();
+
+    let place = Place::new();
+    ok(&place, &bed, "limit add guest --port tap0 --scheme edt --egress 20mbit");
+    let udp = bed.free(&guest, "5 0 60e6 10.97.0.2");
+    is_held(&udp, LIMIT_BIT_S);
+    let tcp = bed.free(&guest, "5 4 0 10.97.0.2");
+    assert!((0.7..1.04).contains(&(tcp.bit_s / LIMIT_BIT_S)), "{tcp:?}");
+    let kept = String::from_utf8(bed.tc("-s qdisc show dev eth0").stdout).unwrap();
+    let throttled = kept.split_whitespace().skip_while(|w| *w != "throttled").nth(1);
+    assert!(throttled.is_some_and(|n| n != "0"), "fq has kept nothing: {kept}");
+    println!(
+        "root_edt_limits_a_port: udp {:.2}, tcp {:.2} Mbit/s",
+        udp.bit_s / 1e6,
+        tcp.bit_s / 1e6
+    );
+    ok(&place, &bed, "detach");
+}

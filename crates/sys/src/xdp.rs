@@ -1,0 +1,171 @@
+//! Takes a device's frames from the host's stack and gives them to AF_XDP sockets.
+//!
+//! The program on the device sends **every** frame, of whatever EtherType, to the socket of the queue on
+//! which it arrived: ARP, neighbour discovery, spanning tree and all. The host's stack no longer hears the
+//! device: its addresses there stop answering. It sits on the device through a link that the kernel removes
+//! with the last descriptor, so nothing is left behind, also when the process is killed.
+
+#[allow(
+    missing_docs,
+    unused_qualifications,
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used,
+    clippy::all
+)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/xdp_port.skel.rs"));
+}
+
+use std::{
+    io,
+    mem::MaybeUninit,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+};
+
+use libbpf_rs::{
+    MapCore, MapFlags, MapHandle, libbpf_sys,
+    skel::{OpenSkel, SkelBuilder},
+};
+
+use crate::net::{NetError, NetNs, Netlink};
+
+/// Most queues of a device that can have a socket.
+pub const XDP_QUEUES_MAX: u32 = 256;
+
+/// Where the program runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum XdpMode {
+    /// In the driver, before the kernel makes a packet buffer.
+    Native,
+    /// In the stack: works with every device, and costs a copy.
+    Generic,
+}
+
+/// Why a device's frames cannot be taken. Nothing is attached.
+#[derive(Debug, thiserror::Error)]
+pub enum XdpError {
+    /// The program or its map was refused.
+    #[error("cannot {action}: {source} (this needs root and Linux 6.1 or newer with AF_XDP)")]
+    Bpf {
+        /// What was asked, as a phrase that follows "cannot".
+        action: &'static str,
+        /// libbpf's error.
+        source: libbpf_rs::Error,
+    },
+    /// The device does not take the program.
+    #[error("cannot attach XDP to {device}: {source}{hint}")]
+    Attach {
+        /// The device.
+        device: String,
+        /// The kernel's answer.
+        source: io::Error,
+        /// What to do, in parentheses; may be empty.
+        hint: &'static str,
+    },
+    /// The device was not found.
+    #[error(transparent)]
+    Net(#[from] NetError),
+}
+
+/// A device whose frames go to AF_XDP sockets while this value lives.
+#[derive(Debug)]
+pub struct XdpRedirect {
+    /// Holding it keeps the program on the device.
+    _link: OwnedFd,
+    sockets: MapHandle,
+    ifindex: u32,
+    mode: XdpMode,
+}
+
+impl XdpRedirect {
+    /// Attaches the program to the device `ifname` of `netns`. With no `mode`: in the driver if it can,
+    /// else in the stack. Frames go on to the host's stack until [`add_socket`](Self::add_socket).
+    ///
+    /// Errors: among others, if the device has an XDP program already.
+    pub fn attach(netns: &NetNs, ifname: &str, mode: Option<XdpMode>) -> Result<Self, XdpError> {
+        let refused = |action| move |source| XdpError::Bpf { action, source };
+        let ifindex = Netlink::open_in(netns)?.index_of(ifname)?;
+        let mut object = MaybeUninit::uninit();
+        let open = skel::XdpPortSkelBuilder::default()
+            .open(&mut object)
+            .map_err(refused("open the XDP program"))?;
+        let loaded = open.load().map_err(refused("load the XDP program"))?;
+        let sockets = MapHandle::try_from(&loaded.maps.xdp_sockets)
+            .map_err(refused("keep the XDP program's map"))?;
+        let program = loaded.progs.xdp_port.as_fd();
+
+        let modes: &[XdpMode] = match mode {
+            None => &[XdpMode::Native, XdpMode::Generic],
+            Some(XdpMode::Native) => &[XdpMode::Native],
+            Some(XdpMode::Generic) => &[XdpMode::Generic],
+        };
+        let mut refusal = io::ErrorKind::Unsupported.into();
+        for &mode in modes {
+            match netns.run(|| link(program, ifindex, mode))? {
+                Ok(link) => return Ok(Self { _link: link, sockets, ifindex, mode }),
+                Err(e) => refusal = e,
+            }
+            // Another mode would meet the same.
+            if matches!(refusal.raw_os_error(), Some(libc::EBUSY | libc::EEXIST | libc::EPERM)) {
+                break;
+            }
+        }
+        let hint = match refusal.raw_os_error() {
+            Some(libc::EBUSY | libc::EEXIST) => {
+                " (it has an XDP program: `ip link set dev DEVICE xdp off` removes one without owner)"
+            }
+            Some(libc::EPERM) => " (run as root: this needs CAP_NET_ADMIN and CAP_BPF)",
+            Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ERANGE) => {
+                " (the driver cannot, with this MTU or these offloads: try the generic mode)"
+            }
+            _ => "",
+        };
+        Err(XdpError::Attach { device: ifname.into(), source: refusal, hint })
+    }
+
+    /// Sends the frames of a queue to a bound AF_XDP socket. The kernel forgets it when it is closed.
+    ///
+    /// Errors: the queue is [`XDP_QUEUES_MAX`] or more, or the descriptor is no AF_XDP socket.
+    pub fn add_socket(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), XdpError> {
+        self.sockets
+            .update(&queue.to_ne_bytes(), &socket.as_raw_fd().to_ne_bytes(), MapFlags::ANY)
+            .map_err(|source| XdpError::Bpf { action: "give the queue to the socket", source })
+    }
+
+    /// The device's index in its namespace.
+    pub fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+
+    /// Where the program runs.
+    pub fn mode(&self) -> XdpMode {
+        self.mode
+    }
+}
+
+/// Puts the program on a device of the calling thread's namespace.
+fn link(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> io::Result<OwnedFd> {
+    let flags = match mode {
+        XdpMode::Native => libbpf_sys::XDP_FLAGS_DRV_MODE,
+        XdpMode::Generic => libbpf_sys::XDP_FLAGS_SKB_MODE,
+    };
+    let options = libbpf_sys::bpf_link_create_opts {
+        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as _,
+        flags,
+        ..Default::default()
+    };
+    // SAFETY: the program's descriptor is open and `options` outlives the call.
+    let fd = unsafe {
+        libbpf_sys::bpf_link_create(
+            program.as_raw_fd(),
+            ifindex as i32,
+            libbpf_sys::BPF_XDP,
+            &options,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

@@ -1,0 +1,182 @@
+#!/usr/bin/env bash
+# The privileged tests on Debian's kernels 6.1 and 6.12, in virtual machines without KVM.
+#
+#   scripts/vm.sh all       every privileged test, on both kernels
+#   scripts/vm.sh quick     the tests that tell most, on both kernels
+#   scripts/vm.sh shell V   a shell on kernel V (6.1 or 6.12)
+#
+# A machine boots on this root file system, read-only, with virtme-ng. What it needs is installed by
+# scripts/deps.sh (group vm) and kept below target/vm; the machine's own apt is only asked where its
+# mirror is. Where that cannot be had it says SKIP and why, and ends with 0. A test that cannot run says
+# SKIP itself. The whole output is in target/vm/KERNEL.log.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH="$PATH:/usr/sbin:/sbin"
+
+kernels=(6.1 6.12)
+vm=$PWD/target/vm
+virtme=1.42
+# The suite whose packages hold both kernels: Debian 12 is the oldest that is supported.
+suite=bookworm
+memory=3G
+cpus=2
+# Emulation is slow: a machine that has not ended by then hangs.
+limit_all=40m
+limit_quick=8m
+# The tests of the quick form, as the harness matches them.
+quick=(
+	the_loaded_program_follows_the_table
+	root_edt
+	root_tcp_over_ipv4_is_limited
+	root_ingress_is_limited
+	root_a_limit_that_stays
+	root_dctcp
+)
+
+skip() {
+	echo "SKIP test-vm: $1"
+	echo "0 passed, 0 failed, 1 skipped"
+	exit 0
+}
+
+# apt with a configuration, lists and a cache of its own; mirror and proxy are the machine's.
+private_apt() {
+	local apt=$vm/apt mirror
+	mirror=$(apt-get indextargets --format '$(REPO_URI) $(ORIGIN) $(RELEASE)' 'Created-By: Packages' |
+		awk '$2 == "Debian" && $3 !~ /-/ { print $1; exit }')
+	[ -n "$mirror" ] || return 1
+	mkdir -p "$apt/lists/partial" "$apt/archives/partial"
+	local signed='[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]'
+	printf 'deb %s %s %s main\n' "$signed" "$mirror" "$suite" "$signed" "$mirror" "$suite-backports" \
+		>"$apt/sources.list"
+	{
+		apt-config dump | grep -E '^Acquire::[a-z]+::(Proxy|Timeout)' || true
+		cat <<-END
+			Dir::State "$apt";
+			Dir::State::lists "$apt/lists";
+			Dir::State::status "/var/lib/dpkg/status";
+			Dir::Cache "$apt";
+			Dir::Etc::sourcelist "$apt/sources.list";
+			Dir::Etc::sourceparts "/dev/null";
+			Dir::Etc::parts "/dev/null";
+			APT::Sandbox::User "root";
+			Acquire::Languages "none";
+		END
+	} >"$apt/apt.conf"
+	export APT_CONFIG=$apt/apt.conf
+}
+
+# The newest kernel package of a series, unpacked in target/vm/SERIES.
+fetch_kernel() {
+	local series=$1 package dir=$vm/$1
+	[ ! -e "$dir/ready" ] || return 0
+	[ -n "${APT_CONFIG:-}" ] || { private_apt && apt-get --quiet=2 update; } || return 1
+	package=$(apt-cache pkgnames "linux-image-$series." |
+		grep -E "^linux-image-$series\.[0-9][-+.0-9a-z]*-amd64$" | grep -v -E -- '-(rt|cloud)-' |
+		sort --version-sort | tail -n 1)
+	[ -n "$package" ] || return 1
+	echo "Fetching $package"
+	rm -rf "$dir"
+	mkdir -p "$dir"
+	(cd "$dir" && apt-get --quiet=2 download "$package") || return 1
+	dpkg-deb --extract "$dir"/*.deb "$dir"
+	rm "$dir"/*.deb
+	depmod --basedir "$dir" "$(ls "$dir/lib/modules")"
+	touch "$dir/ready"
+}
+
+prepare() {
+	[ "$(uname -m)" = x86_64 ] || skip "the kernels are fetched for x86_64, and this is $(uname -m)"
+	command -v apt-get >/dev/null || skip "Debian's kernels come through apt, and there is none here"
+	scripts/deps.sh vm || skip "what the virtual machine needs cannot be installed (see above)"
+	mkdir -p "$vm"
+	if [ ! -x "$vm/venv/bin/vng" ]; then
+		echo "Installing virtme-ng $virtme in target/vm/venv"
+		{ python3 -m venv "$vm/venv" && "$vm/venv/bin/pip" --quiet install "virtme-ng==$virtme"; } \
+			>"$vm/pip.log" 2>&1 || {
+			rm -rf "$vm/venv"
+			skip "virtme-ng cannot be installed: $(tail -n 1 "$vm/pip.log")"
+		}
+	fi
+	export PATH="$vm/venv/bin:$PATH"
+	local kernel
+	for kernel in "${kernels[@]}"; do
+		fetch_kernel "$kernel" || skip "no Debian package of kernel $kernel can be fetched"
+	done
+}
+
+# Boots a kernel and runs a command in it as root; what the guest writes below target/vm/out stays.
+boot() {
+	local kernel=$1
+	shift
+	vng --run "$(ls "$vm/$kernel"/boot/vmlinuz-*)" --disable-kvm --force-9p --user root \
+		--cpus "$cpus" --memory "$memory" --cwd "$PWD" --rwdir="$vm/out" "$@"
+}
+
+# Inside the machine: the test binaries of tests.list, with the filters that follow. A line of the list
+# is a directory and a binary, as cargo has them.
+guest() {
+	local out=$vm/out code=0 dir binary
+	{
+		mount -t bpf bpf /sys/fs/bpf
+		ip link set lo up
+		while read -r dir binary; do
+			echo "     Running $binary"
+			(cd "$dir" && TIDEGATE_TEST_SLOW=1 "$binary" "$@" --show-output --test-threads "$cpus") || code=1
+		done <"$out/tests.list"
+	} >"$out/log" 2>&1 </dev/null
+	echo "$code" >"$out/code"
+}
+
+list_tests() {
+	cargo test --workspace --locked --lib --bins --tests --no-run --message-format=json 2>/dev/null |
+		python3 -c '
+import json, os, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("executable") and message.get("profile", {}).get("test"):
+        print(os.path.dirname(message["manifest_path"]), message["executable"])
+'
+}
+
+run() {
+	local limit=$1 kernel code sum=0
+	shift
+	prepare
+	rm -rf "$vm/out"
+	mkdir -p "$vm/out"
+	list_tests >"$vm/out/tests.list"
+	for kernel in "${kernels[@]}"; do
+		rm -f "$vm/out/log" "$vm/out/code"
+		echo "Privileged tests on $(basename "$vm/$kernel"/boot/vmlinuz-* | cut -d - -f 2-):"
+		timeout --foreground --kill-after=10 "$limit" "$0" boot "$kernel" "$0" guest "$@" \
+			>"$vm/boot-$kernel.log" 2>&1 </dev/null || true
+		mv "$vm/out/log" "$vm/$kernel.log" 2>/dev/null || cp "$vm/boot-$kernel.log" "$vm/$kernel.log"
+		code=$(cat "$vm/out/code" 2>/dev/null || echo 1)
+		if [ ! -e "$vm/out/code" ]; then
+			echo "  the machine did not end within $limit, or did not boot: target/vm/boot-$kernel.log"
+		fi
+		scripts/test-report.sh brief <"$vm/$kernel.log"
+		[ "$code" = 0 ] || sum=1
+	done
+	scripts/test-report.sh sum "$sum" "$vm/6.1.log" "$vm/6.12.log"
+	return "$sum"
+}
+
+case "${1:-}" in
+all) run "$limit_all" root_ ;;
+quick) run "$limit_quick" "${quick[@]}" ;;
+shell)
+	prepare
+	mkdir -p "$vm/out"
+	boot "${2:-6.1}"
+	;;
+boot | guest)
+	[ "$1" = boot ] && export PATH="$vm/venv/bin:$PATH"
+	"$@"
+	;;
+*)
+	sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
+	exit 1
+	;;
+esac
