@@ -28,6 +28,9 @@ extern crate alloc;
 
 #[cfg(test)]
 extern crate std;
+// The model of the wheel is compiled here and by the fuzzer, from one file.
+#[cfg(test)]
+extern crate self as tidegate_core;
 
 pub mod codel;
 pub mod completion;

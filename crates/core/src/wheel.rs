@@ -16,28 +16,47 @@
 //! and moves its front by nanoseconds where it counts slots; the rule here is the one that its text
 //! describes.)
 //!
-//! What makes it fast:
-//! - granularity and number of slots are powers of two: no division;
-//! - a slot is eight bytes, and its packets lie in chunks of [`CHUNK`] drawn from one pool, so an insert
-//!   touches the slot and one line of the pool, and a pop reads the pool in sequence;
-//! - a [`SlotSet`] over the slots skips those that are empty (Eiffel, NSDI 2019), which also gives a
-//!   sleeping shaper its soonest deadline.
+//! Insert and pop are O(1), and what they cost must not depend on how many packets wait. A plain array of a
+//! million lists is constant in instructions, but each packet then costs several misses of cache and TLB; so
+//! the wheel is sorted in two steps, each within a small memory:
 //!
-//! Insert and pop are O(1), whatever the number of packets; the memory is allocated once, at the start.
+//! ```text
+//! insert -> far: a bucket a BUCKET slots --- as its time comes, a part at each move of the front ---.
+//!        `-> near: a list a slot, for this bucket and the next  <----------------------------------'
+//!             `-> pop: the next slot by a bitmap
+//! ```
+//!
+//! - A far packet is appended to its bucket, which is written in sequence; and read in sequence, once.
+//! - The near slots stay in the first caches.
+//! - Bitmaps over slots and buckets skip those that are empty (Eiffel, NSDI 2019), which also gives a
+//!   sleeping shaper its soonest deadline.
+//! - Granularity and number of slots are powers of two: no division.
+//!
+//! A call moves at most [`BATCH`] packets and their bucket's share ahead of their time; only when the clock or
+//! the first packet jumps into another bucket is that bucket moved in one go. All memory is allocated, and
+//! written once, at the start.
 
-use alloc::{boxed::Box, vec};
+use crate::{
+    units::Nanos,
+    wheel::{far::Far, near::Near},
+};
 
-use crate::{slot_set::SlotSet, units::Nanos};
+mod far;
+mod near;
 
-/// Packets in a chunk of the pool: eight handles of eight bytes are a cache line.
-pub const CHUNK: usize = 8;
-/// The most slots that a wheel may have: 134 million bytes of slots, half a minute of 2 us.
+/// The most slots that a wheel may have: half a minute of 2 us.
 pub const MAX_SLOTS: u64 = 1 << 24;
 /// The most packets that a wheel may be asked to hold.
 pub const MAX_CAPACITY: usize = 1 << 27;
 
-/// No position in the pool.
-const NONE: u32 = u32::MAX;
+/// Slots in a bucket: the near ring holds two.
+const BUCKET: u64 = near::RING as u64 / 2;
+/// The first packet's slot where there is none.
+const NEVER: u64 = u64::MAX;
+/// The front moves this many slots before it takes more of the next bucket along.
+const STRIDE: u64 = 16;
+/// Packets that are taken along at least, if there are as many.
+const BATCH: u32 = 32;
 
 /// The size of a wheel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,28 +140,22 @@ pub struct WheelCounters {
     pub full: u64,
 }
 
-/// First and last packet of a slot, as positions in the pool.
-#[derive(Debug, Clone, Copy)]
-struct Slot {
-    head: u32,
-    last: u32,
-}
-
 /// A timing wheel of handles. See the [module](self).
 #[derive(Debug, Clone)]
 pub struct Wheel<T> {
-    slots: Box<[Slot]>,
-    occupied: SlotSet,
-    /// [`CHUNK`] items a chunk.
-    pool: Box<[T]>,
-    /// The chunk that follows a chunk, in its slot or in the list of free ones.
-    next: Box<[u32]>,
-    free: u32,
-    /// Chunks from here on were never used.
-    fresh: u32,
+    near: Near<T>,
+    far: Far<T>,
+    /// The first slot that is not near: the start of a bucket, one or two behind that of the front. What is in
+    /// the bucket that starts here may be near in part.
+    near_end: u64,
+    /// The front may not reach this slot before [`Wheel::follow`] has been there.
+    step_at: u64,
     shift: u32,
     /// The slot of the present, counted from time zero; never ahead of the clock.
     front: u64,
+    /// The first slot that is not empty; [`NEVER`] if all are.
+    next: u64,
+    slots: u64,
     len: usize,
     capacity: usize,
     beyond: Beyond,
@@ -169,22 +182,22 @@ impl<T: Copy + Default> Wheel<T> {
         if capacity == 0 || capacity > MAX_CAPACITY {
             return Err(WheelError::Capacity(capacity));
         }
-        // The worst that can be: a started chunk in every slot, and one more where pop has begun.
-        let chunks = capacity.min(capacity / CHUNK + slots as usize) + 1;
-        Ok(Self {
-            slots: vec![Slot { head: NONE, last: NONE }; slots as usize].into_boxed_slice(),
-            occupied: SlotSet::new(slots as usize),
-            pool: vec![T::default(); chunks * CHUNK].into_boxed_slice(),
-            next: vec![0; chunks].into_boxed_slice(),
-            free: NONE,
-            fresh: 0,
+        let mut wheel = Self {
+            near: Near::new(capacity),
+            far: Far::new((slots / BUCKET).max(1) as usize, capacity),
+            near_end: 0,
+            step_at: 0,
             shift,
             front: now.0 >> shift,
+            next: NEVER,
+            slots,
             len: 0,
             capacity,
             beyond,
             counters: WheelCounters::default(),
-        })
+        };
+        wheel.follow();
+        Ok(wheel)
     }
 
     /// Takes a packet that may leave at `at`.
@@ -213,52 +226,62 @@ impl<T: Copy + Default> Wheel<T> {
             return Err(Refused::Full);
         }
         let mut slot = at.0.saturating_add((1 << self.shift) - 1) >> self.shift;
-        if slot.saturating_sub(self.front) >= self.slots.len() as u64 {
-            // The front stands where the last pop left it.
-            self.advance(now);
-            let last = self.front + self.slots.len() as u64 - 1;
-            if slot > last {
-                if beyond == Beyond::Refuse {
-                    self.counters.beyond += 1;
-                    return Err(Refused::Beyond);
-                }
-                self.counters.clamped += 1;
-                slot = last;
-            }
+        if slot.wrapping_sub(self.front) >= self.slots {
+            slot = self.within(now, slot, beyond)?;
         }
-        if slot < self.front {
-            self.counters.past += 1;
-            slot = self.front;
+        if slot < self.next {
+            self.becomes_first(slot);
         }
-        self.push(self.index(slot), item);
+        if slot < self.near_end {
+            self.near.push(slot, item);
+        } else {
+            self.far.push(slot / BUCKET, slot, item);
+        }
+        self.len += 1;
         Ok(())
     }
 
     /// The next packet whose time has come.
     #[inline]
     pub fn pop(&mut self, now: Nanos) -> Option<T> {
-        let index = self.index(self.front);
-        if self.slots[index].head != NONE && self.front <= now.0 >> self.shift {
-            return Some(self.take(index));
+        let present = now.0 >> self.shift;
+        if self.next > present {
+            self.move_front(present);
+            return None;
         }
-        self.advance(now);
-        let index = self.index(self.front);
-        let due = self.slots[index].head != NONE && self.front <= now.0 >> self.shift;
-        due.then(|| self.take(index))
+        self.move_front(self.next);
+        Some(self.take())
+    }
+
+    /// Takes at most `most` packets whose time has come, the soonest first; how many.
+    ///
+    /// As so many calls of [`Wheel::pop`].
+    #[inline]
+    pub fn pop_batch(&mut self, now: Nanos, most: usize, mut take: impl FnMut(T)) -> usize {
+        for count in 0..most {
+            let Some(item) = self.pop(now) else { return count };
+            take(item);
+        }
+        most
     }
 
     /// Takes all packets, the soonest first, whatever their time: when their port has gone.
     pub fn drain(&mut self, mut take: impl FnMut(T)) {
-        while let Some(slot) = self.soonest() {
-            take(self.take(self.index(slot)));
+        let present = self.front;
+        while self.next != NEVER {
+            self.move_front(self.next);
+            take(self.take());
         }
+        // The clock has not been there.
+        self.front = present;
+        self.follow();
     }
 
     /// When the soonest packet may leave; none in an empty wheel.
     #[inline]
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
-        self.soonest().map(|slot| Nanos(slot << self.shift))
+        (self.next != NEVER).then_some(Nanos(self.next << self.shift))
     }
 
     /// How many packets it holds.
@@ -288,7 +311,7 @@ impl<T: Copy + Default> Wheel<T> {
     /// How far ahead a packet may be stamped.
     #[must_use]
     pub fn horizon(&self) -> Nanos {
-        Nanos((self.slots.len() as u64) << self.shift)
+        Nanos(self.slots << self.shift)
     }
 
     /// What happened to packets.
@@ -297,87 +320,90 @@ impl<T: Copy + Default> Wheel<T> {
         self.counters
     }
 
-    #[inline]
-    fn index(&self, slot: u64) -> usize {
-        slot as usize & (self.slots.len() - 1)
-    }
-
-    /// The first slot that is not empty.
-    #[inline]
-    fn soonest(&self) -> Option<u64> {
-        if self.len == 0 {
-            return None;
+    /// The slot for a stamp that is before the front, or as it seems beyond the horizon.
+    #[cold]
+    fn within(&mut self, now: Nanos, slot: u64, beyond: Beyond) -> Result<u64, Refused> {
+        if slot > self.front {
+            // The front stands where the last pop left it. It may follow the clock up to the first packet.
+            self.move_front(self.next.min(now.0 >> self.shift));
         }
-        let front = self.index(self.front);
-        let index = self.occupied.next(front).or_else(|| self.occupied.next(0))?;
-        Some(self.front + (index.wrapping_sub(front) & (self.slots.len() - 1)) as u64)
-    }
-
-    /// Moves the front to the first packet, but not into the future. A clock that steps back moves nothing.
-    #[inline]
-    fn advance(&mut self, now: Nanos) {
-        let present = now.0 >> self.shift;
-        self.front = self.front.max(self.soonest().map_or(present, |slot| slot.min(present)));
-    }
-
-    #[inline]
-    fn push(&mut self, index: usize, item: T) {
-        let Slot { head, last } = self.slots[index];
-        let position = if head == NONE {
-            let chunk = self.allocate();
-            let position = chunk * CHUNK as u32;
-            self.slots[index] = Slot { head: position, last: position };
-            self.occupied.insert(index);
-            position
-        } else if (last as usize + 1).is_multiple_of(CHUNK) {
-            let chunk = self.allocate();
-            self.next[last as usize / CHUNK] = chunk;
-            self.slots[index].last = chunk * CHUNK as u32;
-            chunk * CHUNK as u32
-        } else {
-            self.slots[index].last = last + 1;
-            last + 1
-        };
-        self.pool[position as usize] = item;
-        self.len += 1;
-    }
-
-    /// Takes the first of a slot that is not empty.
-    #[inline]
-    fn take(&mut self, index: usize) -> T {
-        let Slot { head, last } = self.slots[index];
-        let item = self.pool[head as usize];
-        let chunk = head as usize / CHUNK;
-        if head == last {
-            self.slots[index] = Slot { head: NONE, last: NONE };
-            self.occupied.remove(index);
-            self.release(chunk);
-        } else if (head as usize + 1).is_multiple_of(CHUNK) {
-            self.slots[index].head = self.next[chunk] * CHUNK as u32;
-            self.release(chunk);
-        } else {
-            self.slots[index].head = head + 1;
+        let last = self.front + self.slots - 1;
+        if slot < self.front {
+            self.counters.past += 1;
+            return Ok(self.front);
         }
+        if slot <= last {
+            return Ok(slot);
+        }
+        if beyond == Beyond::Refuse {
+            self.counters.beyond += 1;
+            return Err(Refused::Beyond);
+        }
+        self.counters.clamped += 1;
+        Ok(last)
+    }
+
+    /// Apart, so that it is a branch: seldom taken, it keeps the next pop from waiting for this stamp.
+    #[cold]
+    fn becomes_first(&mut self, slot: u64) {
+        self.next = slot;
+    }
+
+    /// Moves the front to a slot before which all are empty. A clock that steps back moves nothing.
+    #[inline]
+    fn move_front(&mut self, slot: u64) {
+        self.front = self.front.max(slot);
+        if self.front >= self.step_at {
+            self.follow();
+        }
+    }
+
+    /// Takes the first packet, where the front is. There is one.
+    #[inline]
+    fn take(&mut self) -> T {
+        let (item, next) = self.near.take(self.next);
+        self.next = if next < self.near_end { next } else { self.soonest_far() };
         self.len -= 1;
         item
     }
 
-    /// A free chunk. There is one: see where the pool is made.
-    #[inline]
-    fn allocate(&mut self) -> u32 {
-        if self.free == NONE {
-            self.fresh += 1;
-            return self.fresh - 1;
-        }
-        let chunk = self.free;
-        self.free = self.next[chunk as usize];
-        chunk
+    /// The first slot from [`Wheel::near_end`] on that is not empty, when no other is.
+    fn soonest_far(&self) -> u64 {
+        // The stored half is enough: no slot is further than MAX_SLOTS from the front.
+        self.far.soonest(self.near_end / BUCKET).map_or(NEVER, |least| {
+            self.near_end + u64::from(least.wrapping_sub(self.near_end as u32))
+        })
     }
 
-    #[inline]
-    fn release(&mut self, chunk: usize) {
-        self.next[chunk] = self.free;
-        self.free = chunk as u32;
+    /// Sees to it that the front's bucket is near, and takes a part of the next one along.
+    #[inline(never)]
+    fn follow(&mut self) {
+        let bucket = self.front / BUCKET;
+        if self.near_end <= bucket * BUCKET || self.near_end > (bucket + 2) * BUCKET {
+            // What lies between is empty.
+            self.bring_near(bucket, u32::MAX);
+            self.near_end = (bucket + 1) * BUCKET;
+        }
+        let next = bucket + 1;
+        if self.near_end == next * BUCKET {
+            // Done when half the way is gone.
+            let steps = (next * BUCKET - self.front).saturating_sub(BUCKET / 2) / STRIDE;
+            let len = self.far.len(next);
+            self.bring_near(next, (len / (steps as u32).max(1)).max(BATCH));
+            if self.far.len(next) > 0 {
+                self.step_at = self.front + STRIDE;
+                return;
+            }
+            self.near_end += BUCKET;
+        }
+        self.step_at = next * BUCKET;
+    }
+
+    fn bring_near(&mut self, bucket: u64, count: u32) {
+        let start = bucket * BUCKET;
+        self.far.take(bucket, count, |slot, item| {
+            self.near.push(start + u64::from(slot) % BUCKET, item);
+        });
     }
 }
 
@@ -389,5 +415,7 @@ fn nearest_power_of_two(n: u64) -> u32 {
     below + u32::from(up)
 }
 
+#[cfg(test)]
+mod model;
 #[cfg(test)]
 mod tests;

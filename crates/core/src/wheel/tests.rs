@@ -1,68 +1,31 @@
 //! The wheel against a sorted list.
 
-use std::{vec, vec::Vec};
+use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::*;
-
-/// A list sorted by slot, first in, first out within a slot: what the wheel must be equal to.
-struct Model {
-    shift: u32,
-    slots: u64,
-    capacity: usize,
-    beyond: Beyond,
-    /// Never ahead of the clock.
-    front: u64,
-    items: Vec<(u64, u32)>,
-}
-
-impl Model {
-    fn advance(&mut self, now: u64) {
-        let present = now >> self.shift;
-        let first = self.items.first().map_or(present, |item| item.0.min(present));
-        self.front = self.front.max(first);
-    }
-
-    fn insert(&mut self, now: u64, at: u64, item: u32) -> Result<(), Refused> {
-        if self.items.len() == self.capacity {
-            return Err(Refused::Full);
-        }
-        let mut slot = at.saturating_add((1 << self.shift) - 1) >> self.shift;
-        if slot > self.front && slot - self.front >= self.slots {
-            self.advance(now);
-        }
-        let last = self.front + self.slots - 1;
-        if slot > last && self.beyond == Beyond::Refuse {
-            return Err(Refused::Beyond);
-        }
-        slot = slot.clamp(self.front, last);
-        let place = self.items.partition_point(|item| item.0 <= slot);
-        self.items.insert(place, (slot, item));
-        Ok(())
-    }
-
-    fn pop(&mut self, now: u64) -> Option<u32> {
-        self.advance(now);
-        let due = self.items.first().is_some_and(|item| item.0 <= now >> self.shift);
-        due.then(|| self.items.remove(0).1)
-    }
-}
+use super::{model::Model, *};
 
 #[derive(Debug, Clone)]
 enum Step {
-    Insert { ahead: i64 },
-    Pop,
+    Insert { ahead: i64, count: u32 },
+    Pop { count: usize },
     Tick { by: i64 },
+    Drain,
 }
 
 fn step() -> impl Strategy<Value = Step> {
+    // Several of one stamp fill more than a chunk; the larger ticks skip buckets.
+    let count = || prop_oneof![4 => Just(1u32), 1 => 2u32..400];
     prop_oneof![
-        6 => (-3_000i64..30_000).prop_map(|ahead| Step::Insert { ahead }),
-        1 => (-1_000_000_000i64..i64::MAX).prop_map(|ahead| Step::Insert { ahead }),
-        5 => Just(Step::Pop),
-        4 => (0i64..4_000).prop_map(|by| Step::Tick { by }),
-        1 => (-50_000i64..1_000_000_000).prop_map(|by| Step::Tick { by }),
+        24 => ((-3_000i64..30_000), count()).prop_map(|(ahead, count)| Step::Insert { ahead, count }),
+        8 => ((0i64..100_000_000), count()).prop_map(|(ahead, count)| Step::Insert { ahead, count }),
+        4 => (-1_000_000_000i64..i64::MAX).prop_map(|ahead| Step::Insert { ahead, count: 1 }),
+        20 => count().prop_map(|count| Step::Pop { count: count as usize }),
+        16 => (0i64..4_000).prop_map(|by| Step::Tick { by }),
+        4 => (0i64..3_000_000).prop_map(|by| Step::Tick { by }),
+        4 => (-50_000i64..1_000_000_000).prop_map(|by| Step::Tick { by }),
+        1 => Just(Step::Drain),
     ]
 }
 
@@ -72,41 +35,52 @@ proptest! {
     #[test]
     fn is_a_sorted_list(
         shift in 0u32..12,
-        slots_log in 1u32..12,
-        capacity in 1usize..60,
+        slots_log in 1u32..17,
+        capacity in prop_oneof![1usize..60, 1usize..3_000],
         refuse in any::<bool>(),
-        start in prop_oneof![Just(0u64), any::<u32>().prop_map(u64::from), Just(u64::MAX >> 8)],
+        start in prop_oneof![
+            Just(0u64), any::<u32>().prop_map(u64::from), Just(u64::MAX >> 8), Just((1 << 32) - 9_000)
+        ],
         steps in prop::collection::vec(step(), 1..400),
     ) {
-        let beyond = if refuse { Beyond::Refuse } else { Beyond::Clamp };
-        let slots = 1u64 << slots_log;
         let options = WheelOptions {
             granularity: Nanos(1 << shift),
-            horizon: Nanos(slots << shift),
+            horizon: Nanos(1 << (slots_log + shift)),
             capacity,
-            beyond,
+            beyond: if refuse { Beyond::Refuse } else { Beyond::Clamp },
         };
         let mut wheel = Wheel::new(options, Nanos(start)).unwrap();
-        let mut model =
-            Model { shift, slots, capacity, beyond, front: start >> shift, items: vec![] };
+        let mut model = Model::new(options, start);
         let mut now = start;
-        for (number, step) in (0u32..).zip(steps) {
+        let mut number = 0u32;
+        for step in steps {
             match step {
-                Step::Insert { ahead } => {
+                Step::Insert { ahead, count } => for _ in 0..count {
                     let at = now.saturating_add_signed(ahead);
                     let got = wheel.insert(Nanos(now), Nanos(at), number);
                     prop_assert_eq!(got, model.insert(now, at, number));
+                    number += 1;
+                },
+                Step::Pop { count } => {
+                    let mut got = Vec::new();
+                    let taken = wheel.pop_batch(Nanos(now), count, |item| got.push(item));
+                    let due: Vec<u32> = (0..count).map_while(|_| model.pop(now)).collect();
+                    prop_assert_eq!(taken, got.len());
+                    prop_assert_eq!(got, due);
                 }
-                Step::Pop => prop_assert_eq!(wheel.pop(Nanos(now)), model.pop(now)),
                 Step::Tick { by } => now = now.saturating_add_signed(by),
+                Step::Drain => {
+                    let mut left = Vec::new();
+                    wheel.drain(|item| left.push(item));
+                    prop_assert_eq!(left, model.drain());
+                }
             }
-            prop_assert_eq!(wheel.len(), model.items.len());
-            let deadline = model.items.first().map(|item| Nanos(item.0 << shift));
-            prop_assert_eq!(wheel.next_deadline(), deadline);
+            prop_assert_eq!(wheel.len(), model.len());
+            prop_assert_eq!(wheel.next_deadline(), model.next_deadline().map(Nanos));
         }
         let mut left = Vec::new();
         wheel.drain(|item| left.push(item));
-        prop_assert_eq!(left, model.items.iter().map(|item| item.1).collect::<Vec<_>>());
+        prop_assert_eq!(left, model.drain());
         prop_assert!(wheel.is_empty());
     }
 
@@ -159,4 +133,32 @@ fn an_idle_wheel_follows_the_clock() {
     wheel.insert(now, Nanos(now.0 + 5_000), 1u32).unwrap();
     assert_eq!(wheel.pop(now), None);
     assert_eq!(wheel.pop(Nanos(now.0 + 6_144)), Some(1));
+}
+
+/// Ten thousand packets for one slot, each behind the other, come out in order wherever the clock goes.
+#[test]
+fn a_crowded_slot_keeps_its_order() {
+    let options = WheelOptions { capacity: 10_000, ..WheelOptions::default() };
+    let at = Nanos(1_000_000_000);
+    for gap_ns in [50_000, 3_000_000, 999_000_000] {
+        let mut wheel = Wheel::new(options, Nanos(0)).unwrap();
+        for number in 0..5_000u32 {
+            wheel.insert(Nanos(0), at, number).unwrap();
+        }
+        let mut now = Nanos(0);
+        while now.0 + gap_ns < at.0 {
+            now = Nanos(now.0 + gap_ns);
+            assert_eq!(wheel.pop(now), None);
+        }
+        for number in 5_000..10_000 {
+            wheel.insert(now, at, number).unwrap();
+        }
+        assert_eq!(wheel.insert(now, at, 0), Err(Refused::Full));
+        let due = wheel.next_deadline().unwrap();
+        let mut expected = 0..10_000;
+        while let Some(number) = wheel.pop(due) {
+            assert_eq!(Some(number), expected.next());
+        }
+        assert_eq!(expected.next(), None);
+    }
 }

@@ -1,0 +1,95 @@
+//! The slots that come next: a ring of lists, each first in, first out, and a bitmap over them.
+//!
+//! Everything here is indexed within one small ring, so it stays in the first caches, and insert and take
+//! have no branch that depends on the data:
+//! - a node's number is also its link, and the first [`RING`] nodes are the heads of the lists, so an item is
+//!   linked behind the last node of its slot whether the slot has items or not;
+//! - two levels of bitmap find the next slot with an item in two look-ups.
+
+use alloc::{boxed::Box, vec::Vec};
+use core::array;
+
+/// Slots in the ring; a power of two.
+pub(super) const RING: usize = 64 * WORDS;
+/// One bit a word in [`Near::top`].
+const WORDS: usize = 32;
+
+#[derive(Debug, Clone, Copy)]
+struct Node<T> {
+    item: T,
+    /// The node behind it, in its slot or among the free ones; means nothing in the last of a slot.
+    next: u32,
+}
+
+/// Lists of items in [`RING`] slots. Slots are counted from time zero; which of them are in the ring at a
+/// time, its user knows.
+#[derive(Debug, Clone)]
+pub(super) struct Near<T> {
+    /// The heads of the slots, then the items.
+    nodes: Box<[Node<T>]>,
+    /// The last node of a slot: its head if it is empty.
+    last: Box<[u32; RING]>,
+    free: u32,
+    /// A bit a slot that has items.
+    words: [u64; WORDS],
+    /// A bit a word that is not zero.
+    top: u32,
+}
+
+impl<T: Copy + Default> Near<T> {
+    /// No items; room for `capacity`.
+    pub(super) fn new(capacity: usize) -> Self {
+        let nodes = (1..=(RING + capacity) as u32).map(|next| Node { item: T::default(), next });
+        Self {
+            nodes: nodes.collect::<Vec<_>>().into_boxed_slice(),
+            last: Box::new(array::from_fn(|slot| slot as u32)),
+            free: RING as u32,
+            words: [0; WORDS],
+            top: 0,
+        }
+    }
+
+    /// Puts an item behind the others of its slot. There is room: its user counts.
+    #[inline]
+    pub(super) fn push(&mut self, slot: u64, item: T) {
+        let slot = slot as usize % RING;
+        let node = self.free;
+        let cell = &mut self.nodes[node as usize];
+        self.free = cell.next;
+        cell.item = item;
+        self.nodes[self.last[slot] as usize].next = node;
+        self.last[slot] = node;
+        self.words[slot / 64] |= 1 << (slot % 64);
+        self.top |= 1 << (slot / 64);
+    }
+
+    /// Takes the first item of a slot that has one, and says which is the first slot then: the last of all
+    /// numbers if there is none. No item may be in a slot before it, or in one that is a ring less 64 slots
+    /// after it or more.
+    #[inline]
+    pub(super) fn take(&mut self, slot: u64) -> (T, u64) {
+        let head = slot as usize % RING;
+        let node = self.nodes[head].next;
+        let Node { item, next } = self.nodes[node as usize];
+        self.nodes[head].next = next;
+        self.nodes[node as usize].next = self.free;
+        self.free = node;
+        if self.last[head] != node {
+            return (item, slot);
+        }
+        self.last[head] = head as u32;
+        let (word, start) = (head / 64, slot & !63);
+        let rest = self.words[word] & !(1 << (head % 64));
+        self.words[word] = rest;
+        if rest != 0 {
+            return (item, start + u64::from(rest.trailing_zeros()));
+        }
+        self.top &= !(1 << word);
+        if self.top == 0 {
+            return (item, u64::MAX);
+        }
+        let ahead = self.top.rotate_right(word as u32).trailing_zeros();
+        let found = self.words[(word + ahead as usize) % WORDS];
+        (item, start + u64::from(64 * ahead + found.trailing_zeros()))
+    }
+}
