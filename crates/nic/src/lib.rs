@@ -11,6 +11,7 @@
 //!   the shaper; [`relay`]: the threads that run lanes between ports, which come from a [`source`].
 //! - [`nic`]: shapers in threads of their own, and what applications hand them packets with.
 //! - [`aggregate`]: one rate for flows on several shapers.
+//! - [`cable`]: two ports joined by a link with rate, delay, loss.
 //! - [`waiter`]: what a loop does when it has nothing to do.
 //!
 //! Frames go between threads over rings of the crate `rtrb`: bounded, wait-free, one producer and one
@@ -18,6 +19,7 @@
 
 pub mod aggregate;
 pub mod backlog;
+pub mod cable;
 pub mod checksum;
 mod counters;
 pub mod ecn;
@@ -34,6 +36,7 @@ pub mod source;
 pub mod vnet;
 pub mod waiter;
 
+pub use cable::{Cable, CableOptions};
 pub use headers::Headers;
 pub use nic::{Nic, NicOptions, Producer};
 pub use packet::Packet;

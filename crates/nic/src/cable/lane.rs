@@ -1,0 +1,174 @@
+//! One direction of a cable: the link that judges, the wheel that keeps, the packets on the way.
+
+use std::collections::VecDeque;
+
+use rand_xoshiro::{Xoshiro256PlusPlus, rand_core::Rng as _};
+use tidegate_core::{
+    DropReason, Nanos, Verdict,
+    link::{Link, LinkOptions},
+    wheel::Wheel,
+};
+
+use super::{CableError, LaneCounters, Size};
+use crate::{
+    packet::Packet,
+    pool::{PacketPool, SMALL_BUFFER_BYTES},
+    port::{Port, PortError},
+    waiter::now,
+};
+
+/// Most packets that one look at a port or a wheel moves: the other direction waits no longer.
+pub(super) const BATCH: usize = 8;
+/// Packets that leave later than this after their time are counted.
+const LATE_NS: u64 = 50_000;
+
+/// A packet on the way, and when it arrives.
+struct Traveller {
+    packet: Packet,
+    arrival: Nanos,
+}
+
+/// See the [module](self).
+pub(super) struct Lane {
+    link: Link,
+    wheel: Wheel<u32>,
+    /// What the wheel's handles stand for.
+    travellers: Box<[Option<Traveller>]>,
+    /// Places in it that are free.
+    free: Vec<u32>,
+    /// How many travellers are in large buffers, and how many may be.
+    segments: u32,
+    segments_max: u32,
+    arrived: Vec<Packet>,
+    /// Due, and not yet taken by the port: [`BATCH`] at most.
+    due: VecDeque<Packet>,
+    rng: Xoshiro256PlusPlus,
+    counters: LaneCounters,
+}
+
+impl Lane {
+    pub(super) fn new(
+        link: LinkOptions,
+        size: Size,
+        rng: Xoshiro256PlusPlus,
+    ) -> Result<Self, CableError> {
+        Ok(Self {
+            link: Link::new(link),
+            wheel: size.wheel()?,
+            travellers: (0..size.frames).map(|_| None).collect(),
+            free: (0..size.frames).rev().collect(),
+            segments: 0,
+            segments_max: size.segments,
+            arrived: Vec::with_capacity(BATCH),
+            due: VecDeque::with_capacity(BATCH),
+            rng,
+            counters: LaneCounters::default(),
+        })
+    }
+
+    /// Takes in what has come. True if there was anything.
+    pub(super) fn receive(
+        &mut self,
+        port: &mut impl Port,
+        pool: &mut PacketPool,
+    ) -> Result<bool, PortError> {
+        let mut arrived = std::mem::take(&mut self.arrived);
+        let outcome = port.receive(pool, &mut arrived, BATCH);
+        let any = !arrived.is_empty();
+        if any {
+            let now = now();
+            for packet in arrived.drain(..) {
+                if let Err(packet) = self.admit(now, packet) {
+                    pool.recycle(packet);
+                }
+            }
+        }
+        self.arrived = arrived;
+        outcome.map(|_| any)
+    }
+
+    /// Puts a packet on its way, or gives it back.
+    fn admit(&mut self, now: Nanos, packet: Packet) -> Result<(), Packet> {
+        let bytes = packet.wire_bytes();
+        self.counters.packets_in += 1;
+        self.counters.wire_bytes_in += bytes;
+        let random = self.rng.next_u64();
+        let arrival = match self.link.on_packet(now, bytes.try_into().unwrap_or(u32::MAX), random) {
+            Verdict::SendAt(arrival) => arrival,
+            Verdict::Drop(DropReason::Lost) => {
+                self.counters.drop_lost += 1;
+                return Err(packet);
+            }
+            _ => {
+                self.counters.drop_queue += 1;
+                return Err(packet);
+            }
+        };
+        let large = packet.frame().len() > SMALL_BUFFER_BYTES;
+        let place = match self.free.last() {
+            Some(&place) if !large || self.segments < self.segments_max => place,
+            _ => {
+                self.counters.drop_no_room += 1;
+                return Err(packet);
+            }
+        };
+        if self.wheel.insert(now, arrival, place).is_err() {
+            self.counters.drop_no_room += 1;
+            return Err(packet);
+        }
+        self.free.pop();
+        self.segments += u32::from(large);
+        self.travellers[place as usize] = Some(Traveller { packet, arrival });
+        Ok(())
+    }
+
+    /// Hands over what is due. True if the port took anything.
+    pub(super) fn deliver(
+        &mut self,
+        port: &mut impl Port,
+        pool: &mut PacketPool,
+    ) -> Result<bool, PortError> {
+        if !self.wheel.is_empty() {
+            let now = now();
+            while self.due.len() < BATCH {
+                let Some(place) = self.wheel.pop(now) else { break };
+                // Every handle in the wheel has its packet.
+                let Some(traveller) = self.travellers[place as usize].take() else { continue };
+                self.free.push(place);
+                self.leave(now, &traveller);
+                self.due.push_back(traveller.packet);
+            }
+        }
+        if self.due.is_empty() {
+            return Ok(false);
+        }
+        Ok(port.transmit(&mut self.due, pool)? > 0)
+    }
+
+    fn leave(&mut self, now: Nanos, traveller: &Traveller) {
+        let frame_bytes = traveller.packet.frame().len();
+        self.segments -= u32::from(frame_bytes > SMALL_BUFFER_BYTES);
+        let late_ns = now.0.saturating_sub(traveller.arrival.0);
+        let counters = &mut self.counters;
+        counters.packets_out += 1;
+        counters.wire_bytes_out += traveller.packet.wire_bytes();
+        let average = counters.lateness_ns_average;
+        counters.lateness_ns_average = average - (average >> 3) + (late_ns >> 3);
+        counters.lateness_ns_max = counters.lateness_ns_max.max(late_ns);
+        counters.late_packets += u64::from(late_ns > LATE_NS);
+    }
+
+    /// Packets are due, and the port does not take them now.
+    pub(super) fn is_blocked(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// When the next packet is due; none while earlier ones wait for the port.
+    pub(super) fn next_deadline(&self) -> Option<Nanos> {
+        if self.is_blocked() { None } else { self.wheel.next_deadline() }
+    }
+
+    pub(super) fn counters(&self) -> LaneCounters {
+        self.counters
+    }
+}
