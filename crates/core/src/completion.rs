@@ -52,6 +52,12 @@ impl Ledger {
         true
     }
 
+    /// Whether [`Ledger::admit`] would admit a segment now.
+    #[must_use]
+    pub fn has_room(&self, flow: usize) -> bool {
+        self.flows.get(flow).is_some_and(|account| account.in_shaper < self.allowance)
+    }
+
     /// A segment has left the shaper, in whatever order. True if its flow waits and may send again.
     #[inline]
     pub fn complete(&mut self, flow: usize) -> bool {
@@ -99,6 +105,7 @@ mod tests {
                 let (out, waits) = &mut model[flow];
                 if send {
                     let room = known && *out < allowance;
+                    prop_assert_eq!(ledger.has_room(flow), room);
                     prop_assert_eq!(ledger.admit(flow), room);
                     *out += u32::from(room);
                     *waits |= known && !room;

@@ -13,6 +13,7 @@
 //! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
 //! - [`shaper`]: Carousel (the `carousel` scheme): timestampers ([`stamp`]) in front of a timing [`wheel`]
 //!   over a [`slot_set`], backpressure by deferred [`completion`], aggregates divided by [`water_fill`].
+//! - [`codel`]: early drops from queues of senders that cannot be told otherwise.
 //! - [`link`]: delay, rate, queue, loss and reordering as one more timestamper.
 //! - [`scheme`]: the names of the schemes.
 //! - [`scope`]: what a limit is put on.
@@ -31,6 +32,7 @@ extern crate std;
 #[cfg(test)]
 extern crate self as tidegate_core;
 
+pub mod codel;
 pub mod completion;
 pub mod edt;
 pub mod fair_share;

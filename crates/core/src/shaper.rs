@@ -16,7 +16,9 @@
 //!   of the class, `rate x weight / weights of the flows that have packets here`, and only when that time
 //!   has come is it stamped by the class. A flow that has much queued fills its own time and nobody else's,
 //!   and a flow that starts goes ahead of those that are ahead of their share. The shares add up to the
-//!   rate, so the second stamp moves a packet only while the shares change.
+//!   rate, so the second stamp moves a packet only while the shares change. A flow whose packet left late,
+//!   because nobody polled, goes on from where its share was, by up to the class's burst: a thread that
+//!   wakes late costs no rate.
 //!
 //! O(1) a packet (twice for a fair class); no allocation after the start. Times are of one clock that the
 //! caller chooses; one that steps back is held until it has caught up, and counted.
@@ -190,6 +192,8 @@ struct Flow {
     weight: u32,
     /// When its share of a fair class is used up until.
     share_finish: Nanos,
+    /// When its last packet left.
+    left: Nanos,
     /// Packets in the wheel.
     held: u32,
 }
@@ -210,6 +214,8 @@ struct Entry<T> {
     bytes: u32,
     /// The class is still to be asked.
     unstamped_class: bool,
+    /// The stamp is that of a class alone: a hard limit, also where the wheel had to clamp it.
+    hard: bool,
 }
 
 /// A shaper of packets known by handles `T`. See the [module](self).
@@ -241,6 +247,7 @@ impl<T: Copy + Default> Shaper<T> {
             policy: None,
             weight: 1,
             share_finish: Nanos(0),
+            left: Nanos(0),
             held: 0,
         };
         Ok(Self {
@@ -287,6 +294,24 @@ impl<T: Copy + Default> Shaper<T> {
         Ok(())
     }
 
+    /// How far ahead of now a class has given its rate away: what waits for the class, in time. Of a fair
+    /// class, whose packets ask it only when their flow's time has come, it is what came at once.
+    #[must_use]
+    pub fn class_backlog(&self, class: ClassId, now: Nanos) -> Nanos {
+        let last = self.classes.get(class.0 as usize).map_or(Nanos(0), |class| class.policy.last());
+        Nanos(last.0.saturating_sub(now.0))
+    }
+
+    /// Changes for how long an idle class may save up credit.
+    ///
+    /// # Errors
+    /// If there is no such class.
+    pub fn set_class_burst(&mut self, class: ClassId, burst: Nanos) -> Result<(), ShaperError> {
+        let class = self.classes.get_mut(class.0 as usize).ok_or(ShaperError::NoSuchClass)?;
+        class.policy.set_burst(burst);
+        Ok(())
+    }
+
     /// Opens a flow.
     ///
     /// # Errors
@@ -308,6 +333,7 @@ impl<T: Copy + Default> Shaper<T> {
             policy: rate.map(|rate| Timestamper::new(rate, burst)),
             weight,
             share_finish: Nanos(0),
+            left: Nanos(0),
             held: 0,
         };
         Ok(FlowId { index, generation: flow.generation })
@@ -373,15 +399,19 @@ impl<T: Copy + Default> Shaper<T> {
                     class.active_weight - u64::from(flow.weight) * u64::from(flow.held > 0);
                 let weights = others + u64::from(flow.weight);
                 let time = class.policy.time_for(bytes).0.saturating_mul(weights);
+                // Who had a packet leave just now was not idle but late: it goes on in the past.
+                let credit = Nanos(now.0.saturating_sub(class.policy.burst().0));
+                if flow.left >= credit && flow.policy.is_none() {
+                    stamp = credit;
+                }
                 stamp = stamp.max(flow.share_finish);
-                let finish = stamp.0.saturating_add(time / u64::from(flow.weight));
-                flow.share_finish = Nanos(finish);
+                flow.share_finish = Nanos(stamp.0.saturating_add(time / u64::from(flow.weight)));
                 unstamped_class = true;
             } else {
                 stamp = stamp.max(Self::reserve(&mut self.classes, class, now, bytes));
             }
         }
-        let entry = Entry { handle, stamp, flow: id.index, bytes, unstamped_class };
+        let entry = Entry { handle, stamp, flow: id.index, bytes, unstamped_class, hard: false };
         self.wheel.insert(now, stamp, entry)?;
         let flow = &mut self.flows[id.index()];
         flow.held += 1;
@@ -401,6 +431,12 @@ impl<T: Copy + Default> Shaper<T> {
         // Every round takes a packet out or moves one into the future.
         while let Some(entry) = self.wheel.pop(now) {
             let mut stamp = entry.stamp;
+            if entry.hard && stamp > now {
+                // It was beyond the horizon, and has come nearer. There is room: it has just left it.
+                if self.wheel.insert_or(now, stamp, entry, Beyond::Clamp).is_ok() {
+                    continue;
+                }
+            }
             if entry.unstamped_class
                 && let Some(class) = self.flows[entry.flow as usize].class
             {
@@ -408,8 +444,7 @@ impl<T: Copy + Default> Shaper<T> {
                 let own = entry.stamp.min(now);
                 stamp = stamp.max(Self::reserve(&mut self.classes, class, own, entry.bytes));
                 if stamp > now {
-                    let moved = Entry { stamp, unstamped_class: false, ..entry };
-                    // There is room: it has just left it.
+                    let moved = Entry { stamp, unstamped_class: false, hard: true, ..entry };
                     if self.wheel.insert_or(now, stamp, moved, Beyond::Clamp).is_ok() {
                         continue;
                     }
@@ -498,6 +533,7 @@ impl<T: Copy + Default> Shaper<T> {
         self.counters.on_time += u64::from(late <= 2 * self.wheel.granularity().0);
         self.counters.lateness_max = self.counters.lateness_max.max(Nanos(late));
         let flow = self.leave(entry.flow);
+        self.flows[flow.index()].left = now;
         Departure { handle: entry.handle, flow, bytes: entry.bytes, stamp }
     }
 

@@ -66,6 +66,17 @@ impl Timestamper {
         self.rest = 0;
     }
 
+    /// Changes for how long an idle flow may save up credit, from its next packet on.
+    pub fn set_burst(&mut self, burst: Nanos) {
+        self.burst = burst;
+    }
+
+    /// For how long an idle flow may save up credit.
+    #[must_use]
+    pub fn burst(&self) -> Nanos {
+        self.burst
+    }
+
     /// The rate.
     #[must_use]
     pub fn rate(&self) -> Rate {

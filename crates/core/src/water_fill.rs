@@ -15,7 +15,10 @@ pub const MAX_MEMBERS: usize = 256;
 /// What a member has that wants nothing, in per cent of the whole.
 pub const RESERVE_PERCENT: u64 = 1;
 /// A member that used this much of its part, in per cent, may want more: its demand is unknown.
-pub const GREEDY_PERCENT: u64 = 90;
+pub const GREEDY_PERCENT: u64 = 95;
+/// What a member is given above what it used, in per cent: with a part that is just enough it would look
+/// greedy in the next round, and its part would swing.
+pub const HEADROOM_PERCENT: u64 = 8;
 
 /// What a member wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +39,7 @@ impl Demand {
         if used_bit_s > 0 && (backlogged || greedy) {
             Demand::Greedy
         } else {
-            Demand::Rate(used_bit_s)
+            Demand::Rate(used_bit_s.saturating_add(used_bit_s / 100 * HEADROOM_PERCENT))
         }
     }
 }
@@ -105,6 +108,16 @@ mod tests {
         assert_eq!(filled(1_000, &[Rate(100), Rate(300)]), [400, 600]);
         assert_eq!(filled(3, &[Greedy; 5]), [0; 5]);
         assert_eq!(filled(3, &[]), Vec::<u64>::new());
+    }
+
+    #[test]
+    fn what_has_enough_is_not_taken_for_greedy() {
+        let used = 400_000_000;
+        let Demand::Rate(part) = Demand::measured(used, 2 * used, false) else { panic!() };
+        assert_eq!(Demand::measured(used, part, false), Demand::Rate(part));
+        assert_eq!(Demand::measured(used, used, false), Demand::Greedy);
+        assert_eq!(Demand::measured(used, part, true), Demand::Greedy);
+        assert_eq!(Demand::measured(0, 0, true), Demand::Rate(0));
     }
 
     proptest! {

@@ -25,6 +25,18 @@ macro_rules! counter_table {
             pub const TABLE: &[$Counter] = &[
                 $($Counter { name: stringify!($name), help: $help, value: |c| c.$name },)*
             ];
+
+            /// All values, in the order of the table.
+            #[allow(dead_code, reason = "only counters that threads publish need it")]
+            pub(crate) fn values(&self) -> [u64; Self::TABLE.len()] {
+                [$(self.$name),*]
+            }
+
+            /// The counters of these values.
+            #[allow(dead_code, reason = "only counters that threads publish need it")]
+            pub(crate) fn from_values([$($name),*]: [u64; Self::TABLE.len()]) -> Self {
+                Self { $($name),* }
+            }
         }
     };
 }

@@ -166,7 +166,7 @@ impl Packet {
 }
 
 /// Multiplies to 128 bits and folds: every bit of the input reaches the whole output.
-fn mix(a: u64, b: u64) -> u64 {
+pub(crate) fn mix(a: u64, b: u64) -> u64 {
     // The first digits of pi and of e after the point: odd enough, and nothing up the sleeve.
     let product = u128::from(a ^ 0x243f_6a88_85a3_08d3) * u128::from(b ^ 0xb7e1_5162_8aed_2a6b);
     product as u64 ^ (product >> 64) as u64

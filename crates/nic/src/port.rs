@@ -7,8 +7,10 @@
 //! - [`tap`]: TAP devices, with whole segments.
 //! - [`xdp`]: queues of network devices, past the host's stack.
 //! - [`memory`]: pairs inside this process.
+//! - [`sink`]: counts and discards.
 
 pub mod memory;
+pub mod sink;
 pub mod tap;
 pub mod xdp;
 

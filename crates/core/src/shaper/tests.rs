@@ -147,6 +147,64 @@ fn a_sparse_flow_passes_a_greedy_one() {
     assert!(wait(true) < 6 * MS, "{} ns", wait(true));
 }
 
+/// Two frames of MTU size are 24 us at 1 Gbit/s; a thread that wakes 60 us late still uses the rate.
+#[test]
+fn a_late_poller_costs_a_fair_class_no_rate() {
+    for flows in [1, 3] {
+        let mut shaper = shaper(1);
+        let class =
+            ClassOptions { rate: rate(1_000_000_000), burst: Nanos(MS), parent: None, fair: true };
+        let class = Some(shaper.add_class(class).unwrap());
+        let mut ledger = Ledger::new(64, crate::completion::ALLOWANCE_SEGMENTS);
+        let mut sent = vec![0u64; flows];
+        for flow in 0..flows {
+            let id = shaper.open_flow(FlowOptions { class, ..FlowOptions::default() }).unwrap();
+            while ledger.admit(id.index()) {
+                shaper.on_packet(Nanos(0), id, 1_514, flow as u32).unwrap();
+            }
+        }
+        let mut now = Nanos(0);
+        while now.0 < 1_000 * MS {
+            now = Nanos(shaper.next_deadline().unwrap().0.max(now.0) + 60_000);
+            while let Some(departure) = shaper.poll(now) {
+                sent[departure.handle as usize] += u64::from(departure.bytes);
+                ledger.complete(departure.flow.index());
+                while ledger.admit(departure.flow.index()) {
+                    shaper.on_packet(now, departure.flow, 1_514, departure.handle).unwrap();
+                }
+            }
+        }
+        let total = sent.iter().sum::<u64>() as f64;
+        assert!((0.995..=1.002).contains(&(total / 125e6)), "{flows} flows: {sent:?}");
+        assert!(sent.iter().all(|&bytes| near(bytes, total / flows as f64, 0.02)), "{sent:?}");
+    }
+}
+
+/// Of 200 flows at 64 kbit/s the last packets are due in 38 s, far beyond the wheel's 2: they leave at the
+/// rate nevertheless.
+#[test]
+fn a_fair_class_is_a_hard_limit_beyond_the_horizon() {
+    let wheel = WheelOptions { capacity: 1 << 12, ..WheelOptions::default() };
+    let options = ShaperOptions { wheel, flows: 200, classes: 1 };
+    let mut shaper = Shaper::new(options, Nanos(0)).unwrap();
+    let options = ClassOptions { rate: rate(64_000), burst: Nanos(0), parent: None, fair: true };
+    let class = shaper.add_class(options).unwrap();
+    for n in 0..200 {
+        let options = FlowOptions { class: Some(class), ..FlowOptions::default() };
+        let flow = shaper.open_flow(options).unwrap();
+        shaper.on_packet(Nanos(0), flow, 1_514, n).unwrap();
+    }
+    let (mut now, mut left) = (Nanos(0), 0u64);
+    while let Some(deadline) = shaper.next_deadline() {
+        now = now.max(deadline);
+        while shaper.poll(now).is_some() {
+            left += 1_514;
+            assert!(left <= rate(64_000).bytes_in(now).0 + 1_514, "{left} bytes at {now:?}");
+        }
+    }
+    assert_eq!(left, 200 * 1_514);
+}
+
 #[test]
 fn a_closed_flow_still_drains_and_its_id_is_dead() {
     let mut shaper = shaper(0);

@@ -13,6 +13,7 @@ mod link;
 mod netlink;
 mod netns;
 pub mod qdisc;
+mod queues;
 pub mod sock;
 mod spawn;
 
@@ -22,6 +23,7 @@ pub use ethtool::set_tx_offload;
 pub use link::{Device, LinkStats, Route, VethPair};
 pub use netlink::Netlink;
 pub use netns::NetNs;
+pub use queues::rx_queues;
 pub use spawn::{SpawnInto, prepare};
 
 /// Why a request to the kernel's network stack failed. The kernel's state is as it was before.
