@@ -141,6 +141,9 @@ pub enum ConfigError {
         /// The limit's rate.
         rate: Rate,
     },
+    /// The scheme has no virtual queue.
+    #[error("scheme `{0}` does not work by a virtual queue")]
+    Scheme(crate::Scheme),
     /// The mark threshold does not lie below the drop threshold.
     #[error("mark threshold {mark} must be below drop threshold {drop}")]
     Order {

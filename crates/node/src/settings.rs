@@ -91,11 +91,18 @@ pub enum SettingsProblem {
     #[error("scheme `edt` leaves sockets alone; leave this out, or write scheme = \"pace\"")]
     LeavesSocketsAlone,
     /// A scheme that works on cgroups alone.
-    #[error("scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\"")]
+    #[error("scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", or \"carousel\" if it is one of a `[[nic]]`")]
     NotOnDevices(Scheme, &'static str),
     /// The loopback device has no queue to speak of.
     #[error("a limit on a device has no loopback traffic; leave this out")]
     NoLoopback,
+    /// The scheme of the software NIC.
+    #[error(
+        "scheme `carousel` shapes what passes between the two ports of `tidegate nic`, and only while that \
+         runs; write scope = {{ port = \"...\" }} and a `[[nic]]` in its spec file, or use scheme `pace`, \
+         `nrm` or `edt` here"
+    )]
+    InTheNic,
     /// The virtual queue cannot be built.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -115,6 +122,10 @@ impl Patch {
     /// [`SettingsError`] names the field.
     pub fn on(&self, base: &LimitOptions) -> Result<LimitOptions, SettingsError> {
         let scheme = self.scheme.unwrap_or(base.scheme);
+        if scheme == Scheme::Carousel {
+            let (field, problem) = ("scheme", SettingsProblem::InTheNic);
+            return Err(SettingsError { field, problem });
+        }
         if scheme == Scheme::Pace && self.pace_ceiling == Some(false) {
             let (field, problem) = ("pace_ceiling", SettingsProblem::PacedAnyway);
             return Err(SettingsError { field, problem });
@@ -183,6 +194,7 @@ impl Patch {
                 ConfigError::Span { name, .. } => name.split(' ').next().unwrap_or(name),
                 ConfigError::Order { .. } if self.mark.is_none() && self.drop.is_some() => "drop",
                 ConfigError::Order { .. } => "mark",
+                ConfigError::Scheme(_) => "scheme",
             };
             SettingsError { field, problem: e.into() }
         })?;

@@ -110,6 +110,7 @@ impl LimitOptions {
             Scheme::Nrm if self.pace_ceiling => intf::FLAG_PACE_CEILING,
             Scheme::Nrm => 0,
             Scheme::Edt => intf::FLAG_EDT,
+            Scheme::Carousel => return Err(ConfigError::Scheme(self.scheme)),
         };
         for (direction, queue) in
             [(Direction::Egress, self.egress), (Direction::Ingress, self.ingress)]
