@@ -31,7 +31,6 @@
 enum {
 	RET_DROP_SLOW = 2,
 	RET_PASS = 1,
-	RET_PASS_SLOW = 3,
 };
 
 enum place {
@@ -185,8 +184,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 	if (!conf->cost)
 		return TG_PASS;
 	bytes = place == CGROUP ? tg_wire_bytes(skb) : tg_frame_bytes(skb, skb->len);
-	if (place == CGROUP && skb->ifindex == LOOPBACK_IFINDEX &&
-	    !(l->flags & TG_FLAG_LOOPBACK)) {
+	if (place == CGROUP && skb->ifindex == LOOPBACK_IFINDEX && !(l->flags & TG_FLAG_LOOPBACK)) {
 		c->packets[TG_EXEMPT]++;
 		c->bytes[TG_EXEMPT] += bytes;
 		return TG_PASS;
@@ -203,9 +201,9 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 	class.latest_ns = *(volatile __u64 *)&queue->latest_ns;
 	class.share = queue->share ? queue->share : FS_TARGET;
 	edt_look(conf, &class, flow, now, bytes, held, &look);
-	verdict = edt_verdict(conf, &look, 1, held);
+	verdict = edt_verdict(conf, &look, 1);
 	if (verdict == VQ_MARK && !bpf_skb_ecn_set_ce(skb))
-		verdict = edt_verdict(conf, &look, 0, held);
+		verdict = VQ_PASS;
 	if (verdict < VQ_DROP_FULL) {
 		carry = c->carry;
 		cost = vq_cost_ns(conf, bytes, &carry);
@@ -214,9 +212,6 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 		stamp(skb, edt_commit(&look, flow, &queue->latest_ns, now), now, place);
 		share(conf, queue, flow, &look, now, bytes);
 	}
-	/* A device cannot ask the sender to queue less. */
-	if (verdict == VQ_SLOW && place != CGROUP)
-		verdict = VQ_PASS;
 	/* The verdicts are the first outcomes, in the same order. */
 	c->packets[verdict]++;
 	c->bytes[verdict] += bytes;
@@ -226,29 +221,26 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 SEC("cgroup_skb/egress")
 int edt_cgroup(struct __sk_buff *skb)
 {
-	enum tg_outcome outcome;
-
 	if (skb->mark == TG_DEAD_MARK)
 		return RET_DROP_SLOW;
-	outcome = gate(skb, CGROUP);
-	if (outcome >= TG_DROP_FULL) {
+	if (gate(skb, CGROUP) == TG_DROP_FULL) {
 		skb->mark = TG_DEAD_MARK;
 		return RET_DROP_SLOW;
 	}
-	return outcome == TG_SLOW ? RET_PASS_SLOW : RET_PASS;
+	return RET_PASS;
 }
 
 SEC("tcx/egress")
 int edt_device(struct __sk_buff *skb)
 {
 	/* Whoever comes next decides. */
-	return gate(skb, DEVICE) >= TG_DROP_FULL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+	return gate(skb, DEVICE) == TG_DROP_FULL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
 }
 
 SEC("tcx/ingress")
 int edt_port(struct __sk_buff *skb)
 {
-	return gate(skb, PORT) >= TG_DROP_FULL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+	return gate(skb, PORT) == TG_DROP_FULL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -115,16 +115,11 @@ edt_look(const struct vq_conf *conf, const struct edt_class *class, const struct
 }
 
 static inline __attribute__((always_inline)) enum vq_verdict
-edt_verdict(const struct vq_conf *conf, const struct edt_look *look, int ecn_capable, int held)
+edt_verdict(const struct vq_conf *conf, const struct edt_look *look, int ecn_capable)
 {
 	if (look->full)
 		return VQ_DROP_FULL;
-	if (look->wait_ns <= conf->mark_ns)
-		return VQ_PASS;
-	if (ecn_capable)
-		return VQ_MARK;
-	/* Held back by what it has queued; asked to queue less. */
-	return held && look->wait_ns > conf->drop_ns ? VQ_SLOW : VQ_PASS;
+	return look->wait_ns > conf->mark_ns && ecn_capable ? VQ_MARK : VQ_PASS;
 }
 
 /*

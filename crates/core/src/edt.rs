@@ -21,7 +21,7 @@
 //! - The schedule of a flow reaches `horizon` ahead and no further. ECN-capable packets that wait longer than
 //!   `mark` are marked; beyond the horizon a packet is dropped. TCP of this host is held back instead: it has
 //!   at most two segments of 64 KB below it (TCP small queues), and sends the next when one has left; so its
-//!   horizon is no shorter than those two, and beyond the common one it is asked to queue less.
+//!   horizon is no shorter than those two.
 //! - Where nothing releases packets at their time (no `fq`), schedules run into the horizon all the same, and
 //!   the rule becomes a policer.
 //!
@@ -69,7 +69,7 @@ pub struct Packet {
 /// What becomes of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Departure {
-    /// [`Verdict::Pass`], [`Verdict::Mark`], [`Verdict::Slow`] or a drop.
+    /// [`Verdict::Pass`], [`Verdict::Mark`] or a drop.
     pub verdict: Verdict,
     /// Not before this; `now` or earlier is at once. Of a dropped packet zero.
     pub at: Nanos,
@@ -146,15 +146,8 @@ impl Class {
             return Departure { verdict: Verdict::Drop(DropReason::Full), at: Nanos(0) };
         }
         let wait = until(flow.finish.max(turn));
-        let verdict = if wait <= config.mark {
-            Verdict::Pass
-        } else if packet.ecn_capable {
-            Verdict::Mark
-        } else if packet.held && wait > horizon {
-            Verdict::Slow
-        } else {
-            Verdict::Pass
-        };
+        let marked = wait > config.mark && packet.ecn_capable;
+        let verdict = if marked { Verdict::Mark } else { Verdict::Pass };
         let burst = config.burst.max(cost_of(FRAME_BYTES));
         let packet_cost = cost_of(u64::from(packet.wire_bytes));
         let own = flow.enter(now, burst, packet_cost);

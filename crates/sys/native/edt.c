@@ -10,7 +10,7 @@ __u32 native_edt_packet(const struct vq_conf *conf, struct edt_class *class, __u
 	enum vq_verdict verdict;
 
 	edt_look(conf, class, flow, now_ns, wire_bytes, held, &look);
-	verdict = edt_verdict(conf, &look, ecn_capable, held);
+	verdict = edt_verdict(conf, &look, ecn_capable);
 	*departure_ns = 0;
 	if (verdict < VQ_DROP_FULL) {
 		vq_charge(conf, &class->finish_ns, 0, class->finish_ns, now_ns,

@@ -84,7 +84,6 @@ proptest! {
             let verdict = match got {
                 0 => Verdict::Pass,
                 1 => Verdict::Mark,
-                2 => Verdict::Slow,
                 3 => Verdict::Drop(DropReason::Full),
                 other => panic!("no verdict {other}"),
             };
