@@ -177,8 +177,8 @@ pub fn alarm(name: &str, scope: &Scope, state: Standing) -> Option<String> {
             "limit `{name}` is NOT ENFORCED: something took its programs off {scope}; {back}"
         )),
         Standing::Unkept => Some(format!(
-            "limit `{name}` on {scope} is NOT ENFORCED as written: a device by which its packets leave has no \
-             `fq` any more, so they are not delayed, only dropped beyond the horizon; `tidegate plan` and \
+            "limit `{name}` on {scope} is NOT ENFORCED as written: a device by which its packets leave has \
+             no `fq` any more, so they are not delayed, only dropped beyond the horizon; `tidegate plan` and \
              `tc qdisc show` tell which; type: tc qdisc replace dev DEVICE root fq"
         )),
     }

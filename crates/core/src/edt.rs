@@ -2,8 +2,8 @@
 //! it until then (the `edt` scheme; Carousel, Saeed et al., SIGCOMM 2017, in the kernel).
 //!
 //! Carousel's rule is `LTS = max(LTS, now - burst) + len/rate`, and the packet leaves at `LTS`. One such time
-//! for a whole limit is one big FIFO: who has queued much delays all others. Here every flow has a schedule of
-//! its own, at its share of the limit, and the limit as a whole is held by a second time:
+//! for a whole limit is one big FIFO: who has queued much delays all others. Here every flow has a schedule
+//! of its own, at its share of the limit, and the limit as a whole is held by a second time:
 //!
 //! ```text
 //!   flow:    finish = max(finish, now - burst) + len / (share x rate)        its own departure
@@ -11,13 +11,13 @@
 //!   packet:  leaves at max(finish, total - horizon - lead), lead = latest own departure - now
 //! ```
 //!
-//! - A newcomer's schedule is empty, so its first packets leave at once, however much others have queued: they
-//!   are handed out *early*, on top of what the others have scheduled. `total` keeps the account, and the share
-//!   law ([`crate::fair_share`]) gives less until it is even.
+//! - A newcomer's schedule is empty, so its first packets leave at once, however much others have queued:
+//!   they are handed out *early*, on top of what the others have scheduled. `total` keeps the account, and
+//!   the share law ([`crate::fair_share`]) gives less until it is even.
 //! - What may be handed out early is bounded: no packet leaves before `total - horizon - lead`. So a flood of
-//!   flows with a packet each is one FIFO at the limit's rate, as it must be, and never more than the limit. In
-//!   any time t at most `rate x (t + burst + horizon + lead)` leaves, lead being what the flows' own schedules
-//!   span, 200 ms at most.
+//!   flows with a packet each is one FIFO at the limit's rate, as it must be, and never more than the
+//!   limit. In any time t at most `rate x (t + burst + horizon + lead)` leaves, lead being what the flows'
+//!   own schedules span, 200 ms at most.
 //! - The schedule of a flow reaches `horizon` ahead and no further. ECN-capable packets that wait longer than
 //!   `mark` are marked; beyond the horizon a packet is dropped. TCP of this host is held back instead: it has
 //!   at most two segments of 64 KB below it (TCP small queues), and sends the next when one has left; so its
@@ -26,8 +26,8 @@
 //!   the rule becomes a policer.
 //!
 //! A finish time is the time at which the packet itself is paid, so a flow is never ahead of its schedule by
-//! more than `burst` (at least one full frame). Each packet costs O(1); a flow is 32 bytes of state, a class 24.
-//! The kernel's copy is `bpf/edt.h`.
+//! more than `burst` (at least one full frame). Each packet costs O(1); a flow is 32 bytes of state, a
+//! class 24. The kernel's copy is `bpf/edt.h`.
 
 use alloc::vec::Vec;
 

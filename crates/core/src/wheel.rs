@@ -32,8 +32,8 @@
 //!   sleeping shaper its soonest deadline.
 //! - Granularity and number of slots are powers of two: no division.
 //!
-//! A call moves at most [`BATCH`] packets and their bucket's share ahead of their time; only when the clock or
-//! the first packet jumps into another bucket is that bucket moved in one go. All memory is allocated, and
+//! A call moves at most [`BATCH`] packets and their bucket's share ahead of their time; only when the clock
+//! or the first packet jumps into another bucket is that bucket moved in one go. All memory is allocated, and
 //! written once, at the start.
 
 use crate::{
@@ -145,8 +145,8 @@ pub struct WheelCounters {
 pub struct Wheel<T> {
     near: Near<T>,
     far: Far<T>,
-    /// The first slot that is not near: the start of a bucket, one or two behind that of the front. What is in
-    /// the bucket that starts here may be near in part.
+    /// The first slot that is not near: the start of a bucket, one or two behind that of the front. What is
+    /// in the bucket that starts here may be near in part.
     near_end: u64,
     /// The front may not reach this slot before [`Wheel::follow`] has been there.
     step_at: u64,

@@ -9,7 +9,8 @@
 //!
 //! ```text
 //! shaper i:   publish: line[i] = (bytes sent, time, backlogged)     part = line[i].part
-//! every 100 ms: demand[i] = bytes / time, or all that there is      line[i].part = water_fill(rate, demand)[i]
+//! every 100 ms: demand[i] = bytes / time, or all that there is      line[i].part = water_fill(rate,
+//! demand)[i]
 //! ```
 //!
 //! The parts never add up to more than the whole: those that shrink are written before those that grow. A

@@ -1,5 +1,6 @@
 //! A cable with a rate, a queue, a delay, loss and reordering: two ports joined by a
-//! [`Link`](tidegate_core::link::Link) of each direction, run by one thread. What netem is elsewhere, in user space.
+//! [`Link`](tidegate_core::link::Link) of each direction, run by one thread. What netem is elsewhere, in
+//! user space.
 //!
 //! ```text
 //! left port ──► link ──► timing wheel ──► right port
@@ -10,9 +11,9 @@
 //! [`Waiter`] finds right. Time that a packet waits in the kernel for this thread is not known to it and adds
 //! to the delay; [`CableCounters`] has what is known, how late packets left.
 //!
-//! The unit is what a port hands over: with offloads a segment of up to 64 KB, which then takes its whole time
-//! on the link before its first byte arrives, and would be lost as a whole. [`wants_segments`] says when that
-//! does not matter; otherwise open the ports without offloads.
+//! The unit is what a port hands over: with offloads a segment of up to 64 KB, which then takes its whole
+//! time on the link before its first byte arrives, and would be lost as a whole. [`wants_segments`] says
+//! when that does not matter; otherwise open the ports without offloads.
 //!
 //! All memory is taken at the start: for as many packets as the delay and the queue hold at the rate, at most
 //! [`FRAMES_MAX`] and [`SEGMENTS_MAX`] a direction. What comes beyond is dropped, and counted as such.
@@ -98,8 +99,8 @@ impl CableOptions {
     }
 }
 
-/// True if a link may be given segments of up to 64 KB: if it sends one within [`SEGMENT_TIME_MAX`], and loses
-/// and reorders nothing.
+/// True if a link may be given segments of up to 64 KB: if it sends one within [`SEGMENT_TIME_MAX`], and
+/// loses and reorders nothing.
 pub fn wants_segments(link: &LinkOptions) -> bool {
     let quick = |rate: Rate| rate.time_for(Bytes(SEGMENT_BYTES)) <= SEGMENT_TIME_MAX;
     link.rate.is_none_or(quick) && link.loss <= 0.0 && link.reorder <= 0.0
@@ -152,7 +153,7 @@ crate::counters::counter_table! {
     drop_queue: "packets dropped because the link's queue was full",
     drop_lost: "packets lost on the link, as asked",
     drop_no_room: "packets dropped for want of memory: more were on the way than it was made for",
-    lateness_ns_average: "how much after their time packets leave, in nanoseconds: moving average, a new one weighs 1/8",
+    lateness_ns_average: "how much after their time packets leave, in ns: moving average, weight 1/8",
     lateness_ns_max: "the latest packet, in nanoseconds",
     late_packets: "packets that left more than 50 us after their time",
 }

@@ -1,8 +1,8 @@
 //! Which flow of the shaper a packet is of: a bounded table of hashes.
 //!
-//! A flow is opened in the shaper when its first packet comes. It stays open while it is idle, until its place
-//! is needed: then the one that has been idle longest is closed. Where all are busy, further flows go along
-//! with one that is, which their hash chooses: nothing is refused. O(1) a packet.
+//! A flow is opened in the shaper when its first packet comes. It stays open while it is idle, until its
+//! place is needed: then the one that has been idle longest is closed. Where all are busy, further flows go
+//! along with one that is, which their hash chooses: nothing is refused. O(1) a packet.
 
 use std::{
     collections::HashMap,

@@ -13,8 +13,8 @@
 //! A port that goes away takes the packets that are for it with it; the other one stays up, and the port is
 //! opened again when it comes back ([`REOPEN_EVERY`]). What happens is told as [`Event`]s.
 //!
-//! Every queue here is bounded: by [`LaneOptions`], by [`BATCH`] packets on their way out of a lane, and by the
-//! pools, which are made for just that.
+//! Every queue here is bounded: by [`LaneOptions`], by [`BATCH`] packets on their way out of a lane, and by
+//! the pools, which are made for just that.
 
 use std::{
     io,

@@ -115,7 +115,7 @@ crate::counters::counter_table! {
     woken_by_deadline: "sleeps that ended because a deadline came near",
     woken_by_source: "sleeps that ended because a descriptor was ready",
     woken_by_waker: "sleeps that another thread ended",
-    lateness_ns_average: "how late wake-ups for deadlines are, in nanoseconds: moving average, a new one weighs 1/8",
+    lateness_ns_average: "how late wake-ups for deadlines are, in ns: moving average, weight 1/8",
     lateness_ns_max: "the latest wake-up for a deadline, in nanoseconds",
 }
 

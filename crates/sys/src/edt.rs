@@ -1,8 +1,8 @@
 //! The programs of scheme `edt`: on a cgroup, on what leaves by a device, or on what comes in by a port.
 //!
-//! On a device the program is a tcx link where the kernel has those (6.6), which is pinned like any other. Before,
-//! it is a filter of clsact, which stays by itself and cannot be pinned: then the program is pinned in its
-//! place, so that the filter is known by it, and a mark says whether clsact came with it.
+//! On a device the program is a tcx link where the kernel has those (6.6), which is pinned like any other.
+//! Before, it is a filter of clsact, which stays by itself and cannot be pinned: then the program is pinned
+//! in its place, so that the filter is known by it, and a mark says whether clsact came with it.
 
 use std::{
     fs,
@@ -276,7 +276,8 @@ fn remove_filter(
     }
 }
 
-/// The file names, in a pinned limit's directory, of a filter's program and of the mark that clsact came with it.
+/// The file names, in a pinned limit's directory, of a filter's program and of the mark that clsact came
+/// with it.
 pub(crate) const PROGRAM_PIN: &str = "program";
 pub(crate) const CLSACT_MARK: &str = "clsact";
 

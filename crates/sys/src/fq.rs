@@ -3,9 +3,9 @@
 //! A device keeps departure times if its root qdisc is `fq`, or `mq` with `fq` on each of its queues. Of a
 //! device it is the device itself. Of a cgroup or port it is asked, in each network namespace in which a
 //! process of the cgroup lives (of a port: in this one), of the devices to which default routes lead; where
-//! there is none, of every device that is up and is not the loopback device. A device without a queue of its own
-//! (a bridge, a bond, a VLAN) stands for those below it; of a bridge's ports those of virtual machines and
-//! containers count only where there are no others.
+//! there is none, of every device that is up and is not the loopback device. A device without a queue of
+//! its own (a bridge, a bond, a VLAN) stands for those below it; of a bridge's ports those of virtual
+//! machines and containers count only where there are no others.
 //!
 //! This is a check at one moment. Routes and qdiscs may change later: `status` asks again, and the program
 //! drops beyond the horizon whoever does not wait.

@@ -39,8 +39,9 @@ const PORT: u16 = 5300;
 /// One at a time: each wants the machine for itself.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// In the process under test: `SECONDS TCP-FLOWS UDP-BIT/S ADDRESS` sends so much for so long, and asks an echo
-/// server for the time of day, so to speak, every 20 ms; prints how long it took, sorted, in microseconds.
+/// In the process under test: `SECONDS TCP-FLOWS UDP-BIT/S ADDRESS` sends so much for so long, and asks an
+/// echo server for the time of day, so to speak, every 20 ms; prints how long it took, sorted, in
+/// microseconds.
 pub fn help() {
     let Ok(order) = env::var(HELPER) else { return };
     let [seconds, flows, udp_bit_s, address] = order.split(' ').collect::<Vec<_>>()[..] else {
@@ -386,8 +387,8 @@ fn root_edt_a_newcomer_does_not_wait_for_greedy_flows() {
     assert!(bed.tc(&fifo).status.success());
     let theirs = bed.free(&bed.sender, order);
     println!(
-        "root_edt_a_newcomer_does_not_wait_for_greedy_flows: edt {:.2} Mbit/s, rtt {} us, 99 % {} us; one queue \
-         (tbf) {:.2} Mbit/s, rtt {} us, 99 % {} us",
+        "root_edt_a_newcomer_does_not_wait_for_greedy_flows: edt {:.2} Mbit/s, rtt {} us, 99 % {} us; one \
+         queue (tbf) {:.2} Mbit/s, rtt {} us, 99 % {} us",
         ours.bit_s / 1e6,
         ours.rtt_us(50),
         ours.rtt_us(99),

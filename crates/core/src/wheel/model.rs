@@ -1,5 +1,5 @@
-//! What the wheel must be equal to: a list sorted by slot, first in, first out within a slot. For its property
-//! test and for the fuzzer.
+//! What the wheel must be equal to: a list sorted by slot, first in, first out within a slot. For its
+//! property test and for the fuzzer.
 
 use std::{vec, vec::Vec};
 

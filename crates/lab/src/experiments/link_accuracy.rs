@@ -2,9 +2,9 @@
 //! [`testbed::link`](crate::testbed::link), measured from the outside.
 //!
 //! A stream of datagrams passes the link at a part of its rate. When each was sent is known, so the model
-//! ([`tidegate_core::link`]) says when each must arrive: after those before it, at the rate, and the delay. The
-//! delay error is how much later the kernel received it. On a veth pair the model is a link without delay and
-//! rate, and the error is what the path costs by itself.
+//! ([`tidegate_core::link`]) says when each must arrive: after those before it, at the rate, and the delay.
+//! The delay error is how much later the kernel received it. On a veth pair the model is a link without
+//! delay and rate, and the error is what the path costs by itself.
 
 mod claims;
 mod stream;

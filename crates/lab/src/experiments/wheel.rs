@@ -178,9 +178,9 @@ impl Experiment for Wheel {
         }
         claims::claims(ctx);
         ctx.note(
-            "Processor time of the thread, so what others use is not in it; but they share caches and memory, \
-             and perhaps the core. Every queue but the wheel gets its memory while it is filled; fill_and_empty \
-             has that in it, the steady state has not.",
+            "Processor time of the thread, so what others use is not in it; but they share caches and \
+             memory, and perhaps the core. Every queue but the wheel gets its memory while it is filled; \
+             fill_and_empty has that in it, the steady state has not.",
         );
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! Links with a delay, a rate, loss: what joins two hosts of a testbed where a plain cable is too good.
 //!
 //! [`Means::Cable`] is the project's own: two TAP devices joined by a [`Cable`] of `tidegate-nic`, in this
-//! process. [`Means::Netem`] is the kernel's netem, where it has it: on the devices of a namespace between the
-//! two hosts, so that the hosts' own devices stay free for the limiters that are measured.
+//! process. [`Means::Netem`] is the kernel's netem, where it has it: on the devices of a namespace between
+//! the two hosts, so that the hosts' own devices stay free for the limiters that are measured.
 
 use std::{fmt, time::Duration};
 
@@ -173,7 +173,8 @@ fn netem(
 }
 
 fn netem_options(way: &LinkOptions, seed: u64) -> Netem {
-    // It counts packets where a link counts bytes: those of MTU size that the queue holds, and those on the way.
+    // It counts packets where a link counts bytes: those of MTU size that the queue holds, and those on the
+    // way.
     let packets = |rate: Rate| {
         let queue = way.queue.unwrap_or(Bytes(u64::MAX));
         let bytes = queue.0.saturating_add(rate.bytes_in(way.delay).0);

@@ -417,7 +417,7 @@ impl Producer {
     fn shaper_of(&self, key: u64) -> usize {
         // The high half of the product: no division, and every bit of the key counts.
         let hash = crate::packet::mix(self.hash_seed, key);
-        (u128::from(hash) * self.links.len() as u128 >> 64) as usize
+        ((u128::from(hash) * self.links.len() as u128) >> 64) as usize
     }
 
     fn handle(&self, slot: u32) -> Flow {

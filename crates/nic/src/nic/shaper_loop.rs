@@ -2,7 +2,8 @@
 //! hands what is due to the port in batches, and tells the producers what has left.
 //!
 //! ```text
-//! producers' rings ──► take_in ──► Shaper (core): stamps, wheel ──► fill batch ──► Port::transmit ──► answers
+//! producers' rings ──► take_in ──► Shaper (core): stamps, wheel ──► fill batch ──► Port::transmit ──►
+//! answers
 //! ```
 //!
 //! Batches go across flows, never within one (FlowBundler, INFOCOM 2023): a batch ends where a flow would

@@ -33,8 +33,8 @@ pub struct SinkPort {
 }
 
 impl SinkPort {
-    /// A sink that tells `flows` flows apart, by what `flow_of` says of a packet; a packet of a flow beyond them
-    /// counts for the port only.
+    /// A sink that tells `flows` flows apart, by what `flow_of` says of a packet; a packet of a flow beyond
+    /// them counts for the port only.
     #[must_use]
     pub fn new(
         flows: usize,

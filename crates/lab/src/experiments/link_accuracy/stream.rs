@@ -1,8 +1,9 @@
-//! A stream of numbered datagrams, open loop, whose departure and arrival are known to the microsecond: when the
-//! sender handed each to the kernel, and when the kernel had received it (`SO_TIMESTAMPNS`), on one clock.
+//! A stream of numbered datagrams, open loop, whose departure and arrival are known to the microsecond:
+//! when the sender handed each to the kernel, and when the kernel had received it (`SO_TIMESTAMPNS`), on
+//! one clock.
 //!
-//! Gaps are exponential, from a seed; the sender wakes every [`TICK`] and sends what is due, so that it needs no
-//! CPU of its own: what goes into the link are small bursts, at times that are known.
+//! Gaps are exponential, from a seed; the sender wakes every [`TICK`] and sends what is due, so that it
+//! needs no CPU of its own: what goes into the link are small bursts, at times that are known.
 
 use std::{
     io::ErrorKind,

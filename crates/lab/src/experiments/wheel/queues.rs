@@ -3,11 +3,11 @@
 //! | name | what it is | its order within a time |
 //! |:--|:--|:--|
 //! | `wheel` | [`tidegate_core::wheel`] | first in, first out |
-//! | `list` | Carousel's first form: a linked list a slot, a node an allocation. It is lent our bitmap to find the next slot | the same |
+//! | `list` | Carousel's first form: a linked list a slot, a node an allocation; lent our bitmap | the same |
 //! | `crate` | [`hierarchical_hash_wheel_timer`], four wheels of 256 slots | as they come |
 //! | `heap` | [`BinaryHeap`] over (time, number) | first in, first out |
 //! | `tree` | [`BTreeMap`] over (time, number) | the same |
-//! | `fq` | a hash of flows, a FIFO a flow, a tree over the times of the flows' first packets, as in the kernel's FQ | the same |
+//! | `fq` | as the kernel's FQ: a hash of flows, a FIFO a flow, a tree over their first packets | the same |
 //! | `nothing` | none: what the loop and its random numbers cost | |
 
 use std::cmp::Reverse;
