@@ -111,7 +111,9 @@ edt_look(const struct vq_conf *conf, const struct edt_class *class, const struct
 		room = fs_min(room, fs_min(flow->mean_ns, EDT_MAX_COST_NS) * EDT_FLOW_PACKETS);
 	look->wait_ns = fs_max(own, turn);
 	look->busy = own > 0;
-	look->full = own > room || turn > conf->drop_ns;
+	/* Who is held back waits for the class too: it would only try again, and others be first.
+	 */
+	look->full = own > room || turn > (held ? room : conf->drop_ns);
 }
 
 static inline __attribute__((always_inline)) enum vq_verdict

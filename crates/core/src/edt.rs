@@ -142,7 +142,9 @@ impl Class {
             horizon
         };
         let until = |time: Nanos| Nanos(time.0.saturating_sub(now.0));
-        if until(flow.finish) > room || until(turn) > horizon {
+        // Who is held back waits for the class too: it would only try again, and others be first.
+        let class_room = if packet.held { room } else { horizon };
+        if until(flow.finish) > room || until(turn) > class_room {
             return Departure { verdict: Verdict::Drop(DropReason::Full), at: Nanos(0) };
         }
         let wait = until(flow.finish.max(turn));

