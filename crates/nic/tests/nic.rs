@@ -1,5 +1,7 @@
 //! The NIC with its threads: stress, classes over several shapers, sleep, and the end.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
 use std::{
     thread,
     time::{Duration, Instant},

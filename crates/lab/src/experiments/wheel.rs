@@ -78,7 +78,7 @@ impl Queue {
     }
 
     /// An empty one, with room for so many.
-    fn new(self, elements: u32) -> Result<Box<dyn Load>, WheelError> {
+    fn load(self, elements: u32) -> Result<Box<dyn Load>, WheelError> {
         let elements = elements as usize;
         Ok(match self {
             Queue::Nothing => Box::new(queues::Nothing::default()),
@@ -115,7 +115,7 @@ struct Standing {
 impl Standing {
     /// Fills it, and turns every element over once.
     fn new(queue: Queue, stamping: Stamping, elements: u32) -> Result<Self, WheelError> {
-        let (mut load, mut stamps) = (queue.new(elements)?, Stamps::new(stamping));
+        let (mut load, mut stamps) = (queue.load(elements)?, Stamps::new(stamping));
         load.fill(&mut stamps, elements);
         load.hold(&mut stamps, elements.into());
         Ok(Self { load, stamps })
@@ -216,7 +216,7 @@ fn fill_all(ctx: &mut Context, elements: u32) -> anyhow::Result<()> {
         let mut total_ns = 0.0;
         let turns = FILL_LEAST.div_ceil(elements);
         for _ in 0..turns {
-            let (mut load, mut stamps) = (queue.new(elements)?, Stamps::new(Stamping::Uniform));
+            let (mut load, mut stamps) = (queue.load(elements)?, Stamps::new(Stamping::Uniform));
             let (time, count) = timed(|| {
                 load.fill(&mut stamps, elements);
                 load.empty()
