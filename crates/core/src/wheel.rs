@@ -32,7 +32,7 @@
 //!   sleeping shaper its soonest deadline.
 //! - Granularity and number of slots are powers of two: no division.
 //!
-//! A call moves at most [`BATCH`] packets and their bucket's share ahead of their time; only when the clock
+//! A call moves at most `BATCH` packets and their bucket's share ahead of their time; only when the clock
 //! or the first packet jumps into another bucket is that bucket moved in one go. All memory is allocated, and
 //! written once, at the start.
 
