@@ -226,7 +226,8 @@ impl Bed {
         let times = text.lines().find_map(|line| line.strip_prefix("RTT ")).unwrap();
         let rtt_us = times.split_whitespace().map(|us| us.parse().unwrap()).collect();
         let bins: Vec<_> = meter.bins().unwrap().iter().map(|bin| bin.bytes).collect();
-        let first = bins.iter().position(|bytes| *bytes > 0).unwrap();
+        // Neighbour discovery and what starts up are not yet traffic.
+        let first = bins.iter().position(|bytes| *bytes > 10_000).unwrap();
         let last = bins.iter().rposition(|bytes| *bytes > 10_000).unwrap();
         // From the end of the warm-up to half a second before the end.
         let looked_at = &bins[first + 10..last - 5];
