@@ -31,11 +31,10 @@ limit_quick=8m
 # The tests of the quick form, as the harness matches them.
 quick=(
 	the_loaded_program_follows_the_table
-	root_edt
+	root_edt_a_newcomer_does_not_wait
+	root_edt_limits_a_device
 	root_tcp_over_ipv4_is_limited
-	root_ingress_is_limited
-	root_a_limit_that_stays
-	root_dctcp
+	root_run_brings_dctcp
 )
 
 skip() {

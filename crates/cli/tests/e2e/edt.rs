@@ -380,6 +380,21 @@ fn root_edt_holds_one_flow() {
     is_held(&traffic, LIMIT_BIT_S);
 }
 
+/// A round trip of 40 ms, by netem on the way back.
+#[test]
+fn root_edt_holds_a_flow_over_a_long_path() {
+    need_root!();
+    let Some(bed) = Bed::with_fq() else { return };
+    let netem = ["qdisc", "replace", "dev", "eth0", "root", "netem", "delay", "40ms"];
+    if !into(&bed.receiver, "tc").args(netem).output().unwrap().status.success() {
+        return skip("this kernel has no netem");
+    }
+    let flags = ["--scheme", "edt", "--egress", LIMIT];
+    let traffic = bed.run(&Place::new(), &flags, "8 1 0 10.97.0.2");
+    assert!(traffic.rtt_us(1) > 40_000, "{traffic:?}");
+    is_held(&traffic, LIMIT_BIT_S);
+}
+
 #[test]
 fn root_edt_holds_udp() {
     need_root!();
