@@ -13,10 +13,10 @@ QUICK  ?=
 C_SOURCES := bpf/*.c bpf/*.h crates/sys/native/*.c
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test lint bench lab install clean
+.PHONY: help deps build demo test test-vm lint bench lab install clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[-a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  make lab EXP=\"NAME...\" [QUICK=1] [OUT=DIR]   names: target/release/tidegate-lab list"
 	@echo "  make install [PREFIX=/usr/local] [DESTDIR=]"
@@ -36,6 +36,11 @@ demo: ## Show in three minutes what Tidegate does, in throwaway network namespac
 test: ## Run all tests, the privileged ones as root
 	@scripts/deps.sh build lab
 	@scripts/test.sh
+
+test-vm: ## Run the privileged tests on Debian's kernels 6.1 and 6.12, in virtual machines
+	@scripts/deps.sh build lab
+	$(CARGO) build --locked --bins
+	@scripts/vm.sh all
 
 lint: ## Check format, lints, docs, licences and the rules of the house
 	@scripts/deps.sh build lint

@@ -7,29 +7,16 @@ cd "$(dirname "$0")/.."
 log=$PWD/target/test.log
 # A phase that takes longer than this hangs.
 limit=20m
+# Later than this after their start, the virtual machines are left out.
+vm_within_s=2400
 mkdir -p target
 : >"$log"
-
-# One line for each test binary that ran a test, and the output of the tests that failed.
-brief() {
-	awk '
-		/^ +Running / { name = $NF; sub(/.*\//, "", name); sub(/-[0-9a-f]+\)$/, "", name) }
-		/^ +Doc-tests / { name = $2 " (docs)" }
-		/^failures:$/ { failing = 1 }
-		/^test result: / {
-			failing = 0
-			if ($4 + $6 > 0) printf "  %-28s %4d passed%s\n", name, $4, $6 ? ", " $6 " failed" : ""
-		}
-		/^(error|warning: unused)/ || failing { print }
-		{ fflush() }
-	'
-}
 
 phase() {
 	echo "$1:"
 	shift
 	timeout --foreground --kill-after=10 "$limit" "$@" -- "${filter[@]}" --show-output 2>&1 </dev/null |
-		tee -a "$log" | brief
+		tee -a "$log" | scripts/test-report.sh brief
 }
 
 cargo test --workspace --locked --no-run 2>&1 | grep -v '^  Executable '
@@ -55,19 +42,14 @@ if [ "$code" = 124 ]; then
 	echo "The tests did not end within $limit."
 fi
 
-awk -v code="$code" '
-	/SKIP [A-Za-z0-9_:]+: / {
-		line = substr($0, index($0, "SKIP "))
-		name = $0; sub(/.*SKIP /, "", name); sub(/: .*/, "", name)
-		if (!(name in seen)) { seen[name] = 1; skips[++skipped] = line }
-	}
-	/^test .* \.\.\. ignored/ { skips[++skipped] = "SKIP " $2 ": marked as ignored"; ignored++ }
-	/^test result: / { passed += $4; failed += $6 }
-	END {
-		for (i = 1; i <= skipped; i++) print skips[i]
-		# A binary that dies takes its sum along.
-		if (code != 0 && failed == 0) failed = 1
-		printf "%d passed, %d failed, %d skipped\n", passed - skipped + ignored, failed, skipped
-	}
-' "$log"
+# The tests that tell most, on Debian's kernels, if there is time left of what a change may take.
+if ((SECONDS < vm_within_s)); then
+	scripts/vm.sh quick || code=1
+	logs=("$log" "$PWD"/target/vm/quick.log)
+else
+	echo "SKIP test-vm: the tests took ${SECONDS} s; \`make test-vm\` runs them on Debian's kernels" | tee -a "$log"
+	logs=("$log")
+fi
+
+scripts/test-report.sh sum "$code" "${logs[@]}"
 exit "$code"

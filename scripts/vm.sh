@@ -23,6 +23,7 @@ virtme=1.42
 # The suite whose packages hold both kernels: Debian 12 is the oldest that is supported.
 suite=bookworm
 memory=3G
+form=${1:-}
 cpus=2
 # Emulation is slow: a machine that has not ended by then hangs.
 limit_all=40m
@@ -30,16 +31,16 @@ limit_quick=8m
 # The tests of the quick form, as the harness matches them.
 quick=(
 	the_loaded_program_follows_the_table
-	root_edt
+	root_edt_a_newcomer_does_not_wait
+	root_edt_limits_a_device
 	root_tcp_over_ipv4_is_limited
-	root_ingress_is_limited
-	root_a_limit_that_stays
-	root_dctcp
+	root_run_brings_dctcp
 )
 
 skip() {
-	echo "SKIP test-vm: $1"
-	echo "0 passed, 0 failed, 1 skipped"
+	mkdir -p "$vm"
+	echo "SKIP test-vm: $1" | tee "$vm/quick.log"
+	[ "$form" = quick ] || echo "0 passed, 0 failed, 1 skipped"
 	exit 0
 }
 
@@ -164,7 +165,12 @@ run() {
 		[ "$code" = 0 ] || sum=1
 		logs+=("$vm/$kernel.log")
 	done
-	scripts/test-report.sh sum "$sum" "${logs[@]}"
+	# The quick form is a part of `make test`, which has the sum.
+	if [ "$form" = quick ]; then
+		cat "${logs[@]}" >"$vm/quick.log"
+	else
+		scripts/test-report.sh sum "$sum" "${logs[@]}"
+	fi
 	return "$sum"
 }
 

@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// How long `tidegate run` may take to start its command, and to end after it.
-const START: Duration = Duration::from_secs(15);
+const START: Duration = Duration::from_secs(60);
 const END: Duration = Duration::from_secs(10);
 
 /// A way to limit a rate, or none.

@@ -98,12 +98,15 @@ fn root_iperf_and_the_wire_agree() {
         return;
     }
     let testbed = testbed(Topology::Pair);
-    // At a rate at which a busy test machine loses nothing and every segment is full.
-    let _peer = Peer::htb(&testbed, 500 * MBIT).unwrap();
+    // At a rate at which a busy or emulated test machine loses nothing and every segment is full.
+    let alone = IperfOptions::tcp(testbed.addr(0, Family::V4), SECOND);
+    let alone = iperf::run(testbed.sender(), testbed.receiver(0), &alone).unwrap();
+    let rate_bit_s = (alone.received_bit_s as u64 / 2).min(500 * MBIT);
+    let _peer = Peer::htb(&testbed, rate_bit_s).unwrap();
     let bin = Duration::from_millis(100);
     let mut meter =
         WireMeter::attach(testbed.receiver(0), testbed.receiver_dev(0), 600, bin).unwrap();
-    // What is under way at the end is on the wire and not in the report; over 8 s it is 0.05 %.
+    // What is under way at the end is on the wire and not in the report: 0.05 % at 500 Mbit/s over 8 s.
     let mut options = IperfOptions::tcp(testbed.addr(0, Family::V4), 8 * SECOND);
     options.load = Load::Tcp { cc: Some("cubic".into()) };
     meter.start().unwrap();
@@ -113,12 +116,16 @@ fn root_iperf_and_the_wire_agree() {
     let resent_bytes = report.retransmits.unwrap() as f64 * 1514.0;
     let expected = report.received_bytes as f64 * FRAME_PER_PAYLOAD_V4;
     let ratio = (wire_bytes as f64 - resent_bytes) / expected;
-    assert!((ratio - 1.0).abs() < 0.001, "{ratio}: {wire_bytes} on the wire, {report:?}");
+    let under_way = 0.5e6 / wire_bytes as f64;
+    assert!(
+        (ratio - 1.0).abs() < 0.001 + under_way,
+        "{ratio}: {wire_bytes} on the wire, {report:?}"
+    );
     assert_eq!(report.cc.as_deref(), Some("cubic"));
     assert!(report.intervals_bit_s.len() >= 25, "{report:?}");
 
     // HTB holds its rate on the wire, in every bin but the first and last.
-    let full = 500e6 / 8.0 * bin.as_secs_f64();
+    let full = rate_bit_s as f64 / 8.0 * bin.as_secs_f64();
     let busy: Vec<f64> =
         bins.iter().map(|bin| bin.bytes as f64 / full).filter(|share| *share > 0.5).collect();
     let mean = busy.iter().sum::<f64>() / busy.len() as f64;
@@ -263,7 +270,7 @@ fn root_htb_minimums_share_one_device() {
         return;
     }
     let testbed = testbed(Topology::TwoReceivers);
-    let mut peer = Peer::htb_minimums(&testbed, 100 * MBIT, &[75 * MBIT, 25 * MBIT]).unwrap();
+    let mut peer = Peer::htb_minimums(&testbed, 40 * MBIT, &[30 * MBIT, 10 * MBIT]).unwrap();
     let runs = [0, 1].map(|receiver| {
         // One by IPv4, one by IPv6: both filters are in use.
         let family = if receiver == 0 { Family::V4 } else { Family::V6 };
@@ -274,8 +281,8 @@ fn root_htb_minimums_share_one_device() {
         IperfRun::start(testbed.sender(), testbed.receiver(receiver), &options).unwrap()
     });
     let [first, second] = runs.map(|run| run.finish().unwrap().received_bit_s);
-    assert!((65e6..80e6).contains(&first), "{first} {second}");
-    assert!((18e6..30e6).contains(&second), "{first} {second}");
+    assert!((26e6..32e6).contains(&first), "{first} {second}");
+    assert!((7.2e6..12e6).contains(&second), "{first} {second}");
     let classes = peer.class_stats().unwrap();
     let sent = |receiver| {
         classes.iter().find(|c| c.handle == receiver_class(receiver)).unwrap().sent_bytes
@@ -285,7 +292,7 @@ fn root_htb_minimums_share_one_device() {
     let mut options = IperfOptions::tcp(testbed.addr(1, Family::V4), 2 * SECOND);
     options.load = Load::Tcp { cc: Some("cubic".into()) };
     let alone = iperf::run(testbed.sender(), testbed.receiver(1), &options).unwrap();
-    assert!(alone.received_bit_s > 80e6, "{alone:?}");
+    assert!(alone.received_bit_s > 32e6, "{alone:?}");
     assert!(Peer::htb_minimums(&testbed, 100, &[1]).is_err());
 }
 

@@ -48,11 +48,15 @@ fn measure(direction: Direction, rate: Rate, control: Option<&str>, flows: u32) 
 fn dctcp_fills(direction: Direction) {
     let _turn = take_turn();
     let dctcp = ensure(TG_DCTCP).unwrap();
-    let rate: Rate = "3gbit".parse().unwrap();
+    // Half of what the machine carries: an emulated one has no 3 Gbit/s.
+    let free = measure(direction, "20gbit".parse().unwrap(), Some(dctcp.name()), 1);
+    let rate_mbit_s = (free.goodput_mbit_s / 2.0).min(3000.0);
+    let rate = Rate::from_bit_s((rate_mbit_s * 1e6) as u64).unwrap();
     let outcome = measure(direction, rate, Some(dctcp.name()), 1);
     let Outcome { goodput_mbit_s, counters } = outcome;
     // A slow or busy machine may not reach the limit, but cannot pass it: 3 % for the first seconds' burst.
-    assert!((500.0..3090.0).contains(&goodput_mbit_s), "{goodput_mbit_s} Mbit/s");
+    let range = rate_mbit_s / 6.0..rate_mbit_s * 1.03;
+    assert!(range.contains(&goodput_mbit_s), "{goodput_mbit_s} of {rate_mbit_s} Mbit/s");
     assert!(counters.marked.packets > 0);
     assert!(counters.dropped.packets * 100 <= counters.passed.packets, "{counters:?}");
 }

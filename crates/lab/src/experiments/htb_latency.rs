@@ -18,7 +18,7 @@ use super::{
 use crate::{
     chart::{BarsOf, Cdf, Series},
     context::Context,
-    experiment::Experiment,
+    experiment::{Experiment, Skip},
     host::Need,
     report::{Case, distinct},
     stats,
@@ -181,7 +181,9 @@ fn carried(ctx: &mut Context, testbed: &Testbed, control: &Control) -> anyhow::R
     let most = ceiling / 100 * CEILING_PERCENT;
     let (carried, left_out): (Vec<u64>, Vec<u64>) =
         LIMITS.iter().partition(|limit| **limit <= most);
-    anyhow::ensure!(!carried.is_empty(), "this machine carries {} alone", rate(ceiling));
+    if carried.is_empty() {
+        return Err(Skip(format!("this machine carries only {}", rate(ceiling))).into());
+    }
     let words: Vec<String> = left_out.into_iter().map(rate).collect();
     ctx.note(match words.is_empty() {
         true => format!("without a limit this machine carries {}", rate(ceiling)),

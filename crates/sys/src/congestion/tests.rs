@@ -131,6 +131,10 @@ fn root_a_registration_lasts_until_its_last_user_ends() {
     if !root(name) {
         return;
     }
+    if !links_exist().unwrap() {
+        eprintln!("SKIP {name}: kernels before 6.4 end a registration with its first user");
+        return;
+    }
     if std::env::var_os(HOLD).is_some() {
         let held = ensure(TG_DCTCP).unwrap();
         println!("\nholding {}", held.name());
