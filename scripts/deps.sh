@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, after it said what and why. Silent, and off the network, if nothing is.
 #
-#   scripts/deps.sh GROUP...      groups: build, lab, lint
+#   scripts/deps.sh GROUP...      groups: build, lab, lint, bench
 #
 # Packages come from apt. Where there is none, it says what to install and ends with 1.
 set -euo pipefail
@@ -24,6 +24,7 @@ needs() {
 	lab   | iperf3          | the transfer that is limited and measured    | command -v iperf3
 	lab   | nginx           | serves the file that is downloaded           | command -v nginx
 	lab   | curl            | downloads it                                 | command -v curl
+	bench | valgrind        | counts the instructions of a timing wheel    | command -v valgrind
 	lint  | clang-format    | checks how the eBPF programs are set         | command -v clang-format
 	END
 }

@@ -45,7 +45,7 @@ const SLICES: usize = 15;
 const SLICE_LEAST: u64 = 1 << 14;
 const SLICE_PART: u64 = 64;
 
-/// Carousel's figures for 1e3 to 2e7 elements: with a list a slot, and with a pool.
+/// Carousel's figures for 1e3 to 2e7 elements: 21 to 22 ns with a list a slot, 11 to 12 with a pool.
 const PUBLISHED_LIST_NS: f64 = 21.5;
 const PUBLISHED_POOL_NS: f64 = 11.5;
 
@@ -78,7 +78,7 @@ impl Queue {
     }
 
     /// An empty one, with room for so many.
-    fn new(self, elements: u32) -> Result<Box<dyn Load>, WheelError> {
+    fn make(self, elements: u32) -> Result<Box<dyn Load>, WheelError> {
         let elements = elements as usize;
         Ok(match self {
             Queue::Nothing => Box::new(queues::Nothing::default()),
@@ -115,7 +115,7 @@ struct Standing {
 impl Standing {
     /// Fills it, and turns every element over once.
     fn new(queue: Queue, stamping: Stamping, elements: u32) -> Result<Self, WheelError> {
-        let (mut load, mut stamps) = (queue.new(elements)?, Stamps::new(stamping));
+        let (mut load, mut stamps) = (queue.make(elements)?, Stamps::new(stamping));
         load.fill(&mut stamps, elements);
         load.hold(&mut stamps, elements.into());
         Ok(Self { load, stamps })
@@ -216,7 +216,7 @@ fn fill_all(ctx: &mut Context, elements: u32) -> anyhow::Result<()> {
         let mut total_ns = 0.0;
         let turns = FILL_LEAST.div_ceil(elements);
         for _ in 0..turns {
-            let (mut load, mut stamps) = (queue.new(elements)?, Stamps::new(Stamping::Uniform));
+            let (mut load, mut stamps) = (queue.make(elements)?, Stamps::new(Stamping::Uniform));
             let (time, count) = timed(|| {
                 load.fill(&mut stamps, elements);
                 load.empty()
