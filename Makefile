@@ -4,16 +4,18 @@
 # demo` and `make test` install what is missing, and say what and why. They build as the user who calls
 # them, and ask for root (through sudo) only for the parts that cannot do without.
 
-CARGO  ?= cargo
-PREFIX ?= /usr/local
-OUT    ?= lab-results
-EXP    ?=
-QUICK  ?=
+CARGO   ?= cargo
+PREFIX  ?= /usr/local
+OUT     ?= lab-results
+EXP     ?=
+QUICK   ?=
+SECONDS ?= 60
+TARGET  ?=
 
 C_SOURCES := bpf/*.c bpf/*.h crates/sys/native/*.c
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test test-vm lint bench lab install clean
+.PHONY: help deps build demo test test-vm lint bench fuzz lab install clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[-a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -45,16 +47,21 @@ test-vm: ## Run the privileged tests on Debian's kernels 6.1 and 6.12, in virtua
 lint: ## Check format, lints, docs, licences and the rules of the house
 	@scripts/deps.sh build lint
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	clang-format --dry-run -Werror $(C_SOURCES)
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	@scripts/house.sh
 
-bench: ## Measure the algorithms, and what a packet costs in the eBPF programs (as root)
-	@scripts/deps.sh build lab
+bench: ## Measure the algorithms, the timing wheel, and a packet in the eBPF programs (as root)
+	@scripts/deps.sh build lab bench
 	$(CARGO) bench --package tidegate-core --bench virtual_queue --locked
 	$(CARGO) build --release --locked --bins
-	@scripts/lab.sh run program-cost --out "$(OUT)"
+	@scripts/lab.sh run wheel program-cost $(if $(QUICK),--quick) --out "$(OUT)"
+
+fuzz: ## Run each fuzz target for SECONDS: make fuzz [SECONDS=60] [TARGET=wheel]
+	@scripts/deps.sh build
+	@scripts/fuzz.sh "$(SECONDS)" $(TARGET)
 
 lab: ## Run experiments: make lab EXP="htb-latency" [QUICK=1]
 	@test -n "$(EXP)" || { echo 'say which: make lab EXP="NAME..."'; exit 1; }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, after it said what and why. Silent, and off the network, if nothing is.
 #
-#   scripts/deps.sh GROUP...      groups: build, lab, lint, vm
+#   scripts/deps.sh GROUP...      groups: bench, build, lab, lint, vm
 #
 # Packages come from apt. Where there is none, it says what to install and ends with 1.
 set -euo pipefail
@@ -29,6 +29,7 @@ needs() {
 	vm    | kmod            | loads the modules of their kernels           | command -v depmod
 	vm    | python3-venv    | holds virtme-ng, which starts them           | python3 -c 'import ensurepip'
 	vm    | debian-archive-keyring | says that their kernels are Debian's  | test -e /usr/share/keyrings/debian-archive-keyring.gpg
+	bench | valgrind        | counts the instructions of a timing wheel    | command -v valgrind
 	lint  | clang-format    | checks how the eBPF programs are set         | command -v clang-format
 	END
 }

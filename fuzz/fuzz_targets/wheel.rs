@@ -25,11 +25,22 @@ struct Case {
 #[derive(Debug, Arbitrary)]
 enum Step {
     /// Several of one stamp, so far ahead of the clock.
-    Insert { ahead: i32, count: u8 },
-    InsertFar { ahead: i64 },
-    Pop { count: u8 },
-    Tick { by: u16 },
-    Jump { by: i64 },
+    Insert {
+        ahead: i32,
+        count: u8,
+    },
+    InsertFar {
+        ahead: i64,
+    },
+    Pop {
+        count: u8,
+    },
+    Tick {
+        by: u16,
+    },
+    Jump {
+        by: i64,
+    },
     ToDeadline,
     Drain,
 }

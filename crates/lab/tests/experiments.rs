@@ -1,4 +1,4 @@
-//! Runs a tiny form of each experiment and looks at the report's shape, not at its figures. Needs root.
+//! Runs a tiny form of each experiment and looks at the report's shape, not at its figures. Most need root.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use tidegate_lab::{
     experiment::Experiment,
     experiments::{
         demo::Demo, htb_latency::HtbLatency, limits::Limits, nrm_egress::NrmEgress,
-        nrm_ingress::NrmIngress,
+        nrm_ingress::NrmIngress, wheel::Wheel,
     },
     progress::Progress,
     report::Report,
@@ -151,4 +151,12 @@ fn root_limits_reports_every_system() {
     check(&report, out.path(), &["idle", "pace", "nrm", "htb"], &metrics);
     let claims = report.claims.iter().filter(|claim| claim.claim.starts_with("pace, 1 Gbit/s"));
     assert!(claims.count() >= 4, "{:?}", report.claims);
+}
+
+#[test]
+fn the_wheel_reports_every_queue() {
+    let out = tempfile::tempdir().unwrap();
+    let report = report("the_wheel_reports_every_queue", &Wheel::tiny(), out.path());
+    let systems = ["nothing", "wheel", "list", "crate", "heap", "tree", "fq"];
+    check(&report.expect("it needs nothing"), out.path(), &systems, &["pair_ns"]);
 }

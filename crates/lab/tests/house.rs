@@ -19,7 +19,8 @@ fn root() -> PathBuf {
 /// All Rust and C that we wrote.
 fn sources() -> Vec<PathBuf> {
     let mut found = Vec::new();
-    let mut open = vec![root().join("bpf"), root().join("crates")];
+    let mut open =
+        vec![root().join("bpf"), root().join("crates"), root().join("fuzz/fuzz_targets")];
     while let Some(dir) = open.pop() {
         for entry in fs::read_dir(dir).expect("a directory") {
             let path = entry.expect("an entry").path();

@@ -7,9 +7,9 @@ use alloc::{boxed::Box, vec};
 
 use crate::slot_set::SlotSet;
 
-/// Entries in a chunk of the pool. Large, so that the next chunk is found seldom and a chunk is read in
-/// sequence; small, since a bucket keeps one.
-const CHUNK: usize = 256;
+/// Entries in a chunk of the pool: with handles of four bytes a chunk is a page. Large, so that the next chunk
+/// is looked for seldom, and read in sequence.
+const CHUNK: usize = 512;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Entry<T> {

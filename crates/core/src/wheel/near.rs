@@ -1,23 +1,24 @@
 //! The slots that come next: a ring of lists, each first in, first out, and a bitmap over them.
 //!
-//! Everything here is indexed within one small ring, so it stays in the first caches, and insert and take
-//! have no branch that depends on the data:
+//! Everything here is indexed within one small ring, so it stays in the first caches; and an insert has no
+//! branch that depends on what is in the slot:
 //! - a node's number is also its link, and the first [`RING`] nodes are the heads of the lists, so an item is
 //!   linked behind the last node of its slot whether the slot has items or not;
-//! - two levels of bitmap find the next slot with an item in two look-ups.
+//! - two levels of bitmap find the next slot with an item in two look-ups;
+//! - free nodes are a stack of numbers: a list of them would be followed node by node, each in another line.
 
-use alloc::{boxed::Box, vec::Vec};
+use alloc::{boxed::Box, vec};
 use core::array;
 
 /// Slots in the ring; a power of two.
 pub(super) const RING: usize = 64 * WORDS;
-/// One bit a word in [`Near::top`].
-const WORDS: usize = 32;
+/// A bit each in [`Near::top`].
+const WORDS: usize = 64;
 
 #[derive(Debug, Clone, Copy)]
 struct Node<T> {
     item: T,
-    /// The node behind it, in its slot or among the free ones; means nothing in the last of a slot.
+    /// The node behind it; means nothing in the last of a slot.
     next: u32,
 }
 
@@ -29,21 +30,24 @@ pub(super) struct Near<T> {
     nodes: Box<[Node<T>]>,
     /// The last node of a slot: its head if it is empty.
     last: Box<[u32; RING]>,
-    free: u32,
+    /// Numbers of free nodes, up to `free_len`.
+    free: Box<[u32]>,
+    free_len: usize,
     /// A bit a slot that has items.
     words: [u64; WORDS],
     /// A bit a word that is not zero.
-    top: u32,
+    top: u64,
 }
 
 impl<T: Copy + Default> Near<T> {
     /// No items; room for `capacity`.
     pub(super) fn new(capacity: usize) -> Self {
-        let nodes = (1..=(RING + capacity) as u32).map(|next| Node { item: T::default(), next });
+        let node = Node { item: T::default(), next: 0 };
         Self {
-            nodes: nodes.collect::<Vec<_>>().into_boxed_slice(),
+            nodes: vec![node; RING + capacity].into_boxed_slice(),
             last: Box::new(array::from_fn(|slot| slot as u32)),
-            free: RING as u32,
+            free: (RING as u32..(RING + capacity) as u32).rev().collect(),
+            free_len: capacity,
             words: [0; WORDS],
             top: 0,
         }
@@ -53,10 +57,9 @@ impl<T: Copy + Default> Near<T> {
     #[inline]
     pub(super) fn push(&mut self, slot: u64, item: T) {
         let slot = slot as usize % RING;
-        let node = self.free;
-        let cell = &mut self.nodes[node as usize];
-        self.free = cell.next;
-        cell.item = item;
+        self.free_len -= 1;
+        let node = self.free[self.free_len];
+        self.nodes[node as usize].item = item;
         self.nodes[self.last[slot] as usize].next = node;
         self.last[slot] = node;
         self.words[slot / 64] |= 1 << (slot % 64);
@@ -72,8 +75,8 @@ impl<T: Copy + Default> Near<T> {
         let node = self.nodes[head].next;
         let Node { item, next } = self.nodes[node as usize];
         self.nodes[head].next = next;
-        self.nodes[node as usize].next = self.free;
-        self.free = node;
+        self.free[self.free_len] = node;
+        self.free_len += 1;
         if self.last[head] != node {
             return (item, slot);
         }

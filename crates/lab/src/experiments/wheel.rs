@@ -45,7 +45,7 @@ const SLICES: usize = 15;
 const SLICE_LEAST: u64 = 1 << 14;
 const SLICE_PART: u64 = 64;
 
-/// Carousel's figures for 1e3 to 2e7 elements: with a list a slot, and with a pool.
+/// Carousel's figures for 1e3 to 2e7 elements: 21 to 22 ns with a list a slot, 11 to 12 with a pool.
 const PUBLISHED_LIST_NS: f64 = 21.5;
 const PUBLISHED_POOL_NS: f64 = 11.5;
 

@@ -1,12 +1,17 @@
 //! What `wheel` claims: Carousel's flatness and cost, and the distance to trees and heaps.
 
-use super::{PAIR, PUBLISHED_POOL_NS, Stamping, case};
+use super::{PAIR, SIZES, Stamping, case};
 use crate::context::Context;
+use crate::stats;
 
 /// The sizes between which Carousel's figure is flat.
 const FLAT: (u32, u32) = (2_000, 20_000_000);
 /// Where it is compared with others.
 const LARGE: u32 = 2_000_000;
+/// How much cheaper than what sorts.
+const MUCH: f64 = 20.0;
+/// The lower of Carousel's figures with a pool.
+const POOL_NS: f64 = 11.0;
 /// The goal of the project.
 const GOAL_NS: f64 = 10.0;
 
@@ -23,39 +28,33 @@ pub(super) fn claims(ctx: &mut Context) {
                 format!("{many:.1} ns against {few:.1} ns"),
             );
         }
-        let Some(ours) = cost(ctx, "wheel", LARGE) else { continue };
-        for (peer, times) in [("heap", 20.0), ("tree", 20.0), ("fq", 20.0)] {
-            let Some(theirs) = cost(ctx, peer, LARGE) else { continue };
-            ctx.claim(
-                format!("{name}: at least {times} times cheaper than {peer} among 2e6"),
-                theirs >= times * ours,
-                format!("{:.0} times: {ours:.1} ns against {theirs:.0} ns", theirs / ours),
-            );
+        if let Some(ours) = cost(ctx, "wheel", LARGE) {
+            for peer in ["heap", "tree", "fq"] {
+                let Some(theirs) = cost(ctx, peer, LARGE) else { continue };
+                ctx.claim(
+                    format!("{name}: at least {MUCH} times cheaper than {peer} among 2e6"),
+                    theirs >= MUCH * ours,
+                    format!("{:.0} times: {ours:.1} ns against {theirs:.0} ns", theirs / ours),
+                );
+            }
+            for peer in ["list", "crate"] {
+                let Some(theirs) = cost(ctx, peer, LARGE) else { continue };
+                ctx.claim(
+                    format!("{name}: cheaper than {peer} among 2e6"),
+                    ours < theirs,
+                    format!("{ours:.1} ns against {theirs:.1} ns"),
+                );
+            }
         }
-        for peer in ["list", "crate"] {
-            let Some(theirs) = cost(ctx, peer, LARGE) else { continue };
-            ctx.claim(
-                format!("{name}: cheaper than {peer} among 2e6"),
-                ours < theirs,
-                format!("{ours:.1} ns against {theirs:.1} ns"),
-            );
-        }
-        let sizes: Vec<u32> = super::SIZES.into_iter().filter(|&n| n >= FLAT.0).collect();
-        let costs: Vec<f64> = sizes.iter().filter_map(|&n| cost(ctx, "wheel", n)).collect();
-        let most = costs.iter().fold(0.0_f64, |most, &ns| most.max(ns));
-        let least = costs.iter().fold(f64::INFINITY, |least, &ns| least.min(ns));
+        let costs = SIZES.into_iter().filter(|&n| n >= FLAT.0);
+        let costs: Vec<f64> = costs.filter_map(|n| cost(ctx, "wheel", n)).collect();
+        let Some((least, most)) = stats::range(&costs) else { continue };
         for (text, bound) in [
-            (
-                "no more than Carousel published with a pool, at every size from 2e3",
-                PUBLISHED_POOL_NS,
-            ),
-            ("at most 10 ns, at every size from 2e3", GOAL_NS),
+            ("at most 11 ns, as Carousel published for a pool, at every size from 2e3", POOL_NS),
+            ("at most 10 ns, the goal, at every size from 2e3", GOAL_NS),
         ] {
-            ctx.claim(
-                format!("{name}: {text}"),
-                most <= bound,
-                format!("{least:.1} to {most:.1} ns"),
-            );
+            let measured = format!("{least:.1} to {most:.1} ns");
+            ctx.claim(format!("{name}: {text}"), most <= bound, measured);
         }
     }
 }
