@@ -100,6 +100,12 @@ impl Link {
         Verdict::SendAt(arrival)
     }
 
+    /// When the last packet that it took has been, or will be, sent; none without a rate.
+    #[must_use]
+    pub fn busy_until(&self) -> Option<Nanos> {
+        self.serializer.as_ref().map(Timestamper::last)
+    }
+
     /// Bytes that wait for the link, the packet that is being sent among them.
     #[must_use]
     pub fn backlog(&self, now: Nanos) -> Bytes {

@@ -8,17 +8,20 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use tidegate_core::Nanos;
 
-use crate::context::Options;
+use crate::context::{Links, Options};
 use crate::experiment::Experiment;
 use crate::experiments;
 use crate::host;
 use crate::run::{self, Outcome};
 use crate::terminal::Terminal;
+use crate::testbed::Means;
 use crate::tools::Tool;
 
 const USAGE: u8 = 1;
@@ -54,6 +57,8 @@ enum Verb {
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
         repeats: Option<u32>,
         #[command(flatten)]
+        links: LinkArgs,
+        #[command(flatten)]
         places: Places,
     },
     /// Show in a few minutes what Tidegate does
@@ -64,6 +69,29 @@ enum Verb {
     /// Run one traffic tool; it prints one JSON object
     #[command(hide = true, subcommand)]
     Tool(Tool),
+}
+
+#[derive(Args, Debug)]
+struct LinkArgs {
+    /// Round trip of paths that have none of their own, such as `10ms`
+    #[arg(long, value_name = "TIME")]
+    rtt: Option<Nanos>,
+    /// Make links with the kernel's netem, where it has it, instead of the lab's own
+    #[arg(long)]
+    netem: bool,
+    /// Decides which packets links lose and reorder
+    #[arg(long, value_name = "N", default_value_t = Links::default().seed)]
+    seed: u64,
+}
+
+impl From<LinkArgs> for Links {
+    fn from(args: LinkArgs) -> Links {
+        Links {
+            rtt: args.rtt.map(|rtt| Duration::from_nanos(rtt.0)),
+            means: if args.netem { Means::Netem } else { Means::Cable },
+            seed: args.seed,
+        }
+    }
 }
 
 #[derive(Args, Debug)]
@@ -119,9 +147,10 @@ fn perform<W: Write>(
             list(known, json, out)?;
             Ok(0)
         }
-        Verb::Run { names, quick, repeats, places } => {
+        Verb::Run { names, quick, repeats, links, places } => {
             let chosen = choose(&names, known)?;
-            let outcomes = run::all(&chosen, &options(places, quick, repeats)?, out)?;
+            let options = Options { links: links.into(), ..options(places, quick, repeats)? };
+            let outcomes = run::all(&chosen, &options, out)?;
             Ok(exit_code(&outcomes))
         }
         Verb::Demo { places } => {
@@ -222,7 +251,8 @@ fn options(places: Places, quick: bool, repeats: Option<u32>) -> Result<Options,
             .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&interrupted)))
             .map_err(|error| Refusal(FAILED, format!("cannot catch signals: {error}")))?;
     }
-    Ok(Options { quick, repeats, out: places.out, tidegate, interrupted })
+    let links = Links::default();
+    Ok(Options { quick, repeats, out: places.out, tidegate, links, interrupted })
 }
 
 /// The `tidegate` beside this program, else the one in PATH, else the bare name.

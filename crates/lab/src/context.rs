@@ -4,12 +4,14 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::chart::{Bars, BarsOf, Figure};
 use crate::experiment::{Interrupted, Skip};
 use crate::progress::Progress;
 use crate::report::{Case, Claim, FigureFile, Report, Row};
 use crate::stats;
+use crate::testbed::{LinkSpec, Means};
 
 /// How the user wants the experiments run.
 #[derive(Clone, Debug)]
@@ -22,8 +24,27 @@ pub struct Options {
     pub out: PathBuf,
     /// The `tidegate` binary.
     pub tidegate: PathBuf,
+    /// What is between the hosts.
+    pub links: Links,
     /// Set when the user wants it to end.
     pub interrupted: Arc<AtomicBool>,
+}
+
+/// What the user wants between the hosts of testbeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Links {
+    /// The round trip of paths that would otherwise be plain cables.
+    pub rtt: Option<Duration>,
+    /// What makes a link.
+    pub means: Means,
+    /// Decides what links lose and reorder.
+    pub seed: u64,
+}
+
+impl Default for Links {
+    fn default() -> Links {
+        Links { rtt: None, means: Means::Cable, seed: 1 }
+    }
 }
 
 /// One run of one experiment: the options in force, and the report as it grows.
@@ -37,6 +58,8 @@ pub struct Context {
     pub out_dir: PathBuf,
     /// The `tidegate` binary.
     pub tidegate: PathBuf,
+    /// What is between the hosts.
+    pub links: Links,
     pub(crate) report: Report,
     pub(crate) drawn: Vec<(String, String)>,
     progress: Progress,
@@ -51,10 +74,29 @@ impl Context {
             repeats: options.repeats.unwrap_or(repeats).max(1),
             out_dir: options.out.join(&report.experiment),
             tidegate: options.tidegate.clone(),
+            links: options.links,
             report,
             drawn: Vec::new(),
             progress,
             interrupted: Arc::clone(&options.interrupted),
+        }
+    }
+
+    /// A link with this round trip, as the user wants links made.
+    pub fn link(&self, rtt: Duration) -> LinkSpec {
+        LinkSpec { means: self.links.means, seed: self.links.seed, ..LinkSpec::rtt(rtt) }
+    }
+
+    /// The link that the user wants where an experiment has none of its own.
+    pub fn usual_link(&self) -> Option<LinkSpec> {
+        self.links.rtt.map(|rtt| self.link(rtt))
+    }
+
+    /// A case that says the round trip of that link, if there is one.
+    pub fn case(&self) -> Case {
+        match self.links.rtt {
+            Some(rtt) => Case::new().with_rtt(rtt),
+            None => Case::new(),
         }
     }
 
@@ -211,6 +253,7 @@ mod tests {
             repeats: Some(2),
             out: "out".into(),
             tidegate: "tidegate".into(),
+            links: Links::default(),
             interrupted: Arc::default(),
         };
         let report = Report { experiment: "trial".into(), ..Report::default() };

@@ -7,6 +7,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::Path;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -30,6 +31,11 @@ impl Case {
     pub fn with(mut self, key: &str, value: impl Into<Value>) -> Case {
         self.0.insert(key.to_owned(), value.into());
         self
+    }
+
+    /// The case with the round trip of a link.
+    pub fn with_rtt(self, rtt: Duration) -> Case {
+        self.with("rtt_us", rtt.as_micros() as u64)
     }
 }
 

@@ -6,14 +6,16 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
+use tidegate_core::Nanos;
 
-use crate::context::{Context, Options};
+use crate::context::{Context, Links, Options};
 use crate::experiment::{Experiment, Interrupted, Skip};
 use crate::host::{self, Host};
 use crate::progress::Progress;
 use crate::report::Report;
 use crate::table;
 use crate::terminal::Terminal;
+use crate::testbed::Means;
 
 /// The letters of a claim and of what was measured that fit one line of a narrow terminal, signs left out.
 const CLAIM_MOST: usize = 75;
@@ -112,7 +114,7 @@ fn head(experiment: &dyn Experiment, options: &Options, repeats: u32) -> Report 
         cpu: host::cpu(),
         host: Host { cores: host::cores(), ..Host::default() },
         quick: options.quick,
-        command: command(experiment.name(), options.quick, repeats),
+        command: command(experiment.name(), options, repeats),
         started: started.round(jiff::Unit::Second).unwrap_or(started).to_string(),
         ..Report::default()
     }
@@ -120,9 +122,16 @@ fn head(experiment: &dyn Experiment, options: &Options, repeats: u32) -> Report 
 
 /// The command that makes the report again. Where the output goes and where binaries lie is the
 /// reader's own affair.
-fn command(name: &str, quick: bool, repeats: u32) -> String {
-    let quick = if quick { " --quick" } else { "" };
-    format!("tidegate-lab run {name}{quick} --repeats {repeats}")
+fn command(name: &str, options: &Options, repeats: u32) -> String {
+    let quick = if options.quick { " --quick" } else { "" };
+    let Links { rtt, means, seed } = options.links;
+    let rtt = rtt.map_or_else(String::new, |rtt| {
+        format!(" --rtt {}", Nanos(u64::try_from(rtt.as_nanos()).unwrap_or(u64::MAX)))
+    });
+    let netem = if means == Means::Netem { " --netem" } else { "" };
+    let seed =
+        if seed == Links::default().seed { String::new() } else { format!(" --seed {seed}") };
+    format!("tidegate-lab run {name}{quick} --repeats {repeats}{rtt}{netem}{seed}")
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
@@ -216,6 +225,7 @@ mod tests {
             repeats: Some(3),
             out: out.to_owned(),
             tidegate: "tidegate".into(),
+            links: Links::default(),
             interrupted: Arc::default(),
         }
     }

@@ -7,11 +7,11 @@ use std::{
 };
 
 use tidegate_lab::{
-    context::Options,
+    context::{Links, Options},
     experiment::Experiment,
     experiments::{
-        demo::Demo, htb_latency::HtbLatency, limits::Limits, nrm_egress::NrmEgress,
-        nrm_ingress::NrmIngress, wheel::Wheel,
+        demo::Demo, htb_latency::HtbLatency, limits::Limits, link_accuracy::LinkAccuracy,
+        nrm_egress::NrmEgress, nrm_ingress::NrmIngress, wheel::Wheel,
     },
     progress::Progress,
     report::Report,
@@ -48,6 +48,7 @@ fn report(test: &str, experiment: &dyn Experiment, out: &Path) -> Option<Report>
         repeats: Some(1),
         out: out.to_owned(),
         tidegate: tidegate(),
+        links: Links::default(),
         interrupted: Arc::default(),
     };
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -159,4 +160,23 @@ fn the_wheel_reports_every_queue() {
     let report = report("the_wheel_reports_every_queue", &Wheel::tiny(), out.path());
     let systems = ["nothing", "wheel", "list", "crate", "heap", "tree", "fq"];
     check(&report.expect("it needs nothing"), out.path(), &systems, &["pair_ns"]);
+}
+
+#[test]
+fn root_link_accuracy_reports_every_path() {
+    let test = "root_link_accuracy_reports_every_path";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &LinkAccuracy::tiny(lab_binary()), out.path()) else { return };
+    let systems = match report.systems().contains(&"netem") {
+        true => ["veth", "cable", "netem"].to_vec(),
+        false => ["veth", "cable"].to_vec(),
+    };
+    let metrics =
+        ["delay_error_p50_us", "delay_error_p99_us", "delay_error_max_us", "lost_percent"];
+    check(&report, out.path(), &systems, &metrics);
+    assert!(!report.values("cable", "rate_error_100ms_percent", None).is_empty());
+    assert!(!report.values("cable", "overtaken_percent", None).is_empty());
 }

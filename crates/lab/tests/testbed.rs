@@ -11,8 +11,9 @@ use std::{
 };
 
 use tidegate_lab::{
+    experiment::Skip,
     testbed::{
-        Cgroup, Child, Family, Site, Testbed, TestbedOptions, Topology, command,
+        Cgroup, Child, Family, LinkSpec, Means, Site, Testbed, TestbedOptions, Topology, command,
         peers::{Peer, TbfOptions, receiver_class},
         root_or_skip, set_sysctl,
         wait::wait_until,
@@ -351,4 +352,62 @@ fn root_a_lost_parent_takes_its_children_along() {
         assert!(started.elapsed() < 10 * SECOND, "{}", state());
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// A testbed whose paths have a round trip of 20 ms; none, and a line that says so, where the means are missing.
+fn far_testbed(test: &str, topology: Topology, means: Means) -> Option<Testbed> {
+    let lab_binary = Some(env!("CARGO_BIN_EXE_tidegate-lab").into());
+    let link = Some(LinkSpec { means, ..LinkSpec::rtt(Duration::from_millis(20)) });
+    match Testbed::new(TestbedOptions { lab_binary, link, ..TestbedOptions::new(topology) }) {
+        Err(error) if error.is::<Skip>() => {
+            eprintln!("SKIP {test}: {error:#}");
+            None
+        }
+        testbed => Some(testbed.expect("a testbed comes up")),
+    }
+}
+
+/// Every receiver is 20 ms away, also with a limiter on the sender's device.
+fn is_far(testbed: &Testbed) {
+    let _peer = Peer::htb(testbed, 100 * MBIT).unwrap();
+    for index in 0..testbed.receiver_count() {
+        let at = SocketAddr::new(testbed.addr(index, Family::V4), 7001);
+        let _server = probe::start_server(testbed, testbed.receiver(index), at).unwrap();
+        let args = probe::ClientArgs::new(at, Duration::from_millis(500));
+        let client = probe::start_client(testbed, testbed.sender(), args).unwrap();
+        let report = probe::finish_client(client, args).unwrap();
+        // A stalled machine makes it more, and its links less by no more than their dating.
+        assert!(report.rtt.p50_us >= 18_000.0, "{report:?}");
+        assert!(report.lost == 0, "{report:?}");
+        let options = IperfOptions::tcp(testbed.addr(index, Family::V6), SECOND);
+        let report = iperf::run(testbed.sender(), testbed.receiver(index), &options).unwrap();
+        assert!(report.received_bit_s > 0.0 && report.received_bit_s < 100e6, "{report:?}");
+    }
+}
+
+#[test]
+fn root_links_have_their_round_trip() {
+    let test = "root_links_have_their_round_trip";
+    if !root_or_skip(test) {
+        return;
+    }
+    for (topology, links) in [(Topology::Pair, 1), (Topology::TwoReceivers, 2)] {
+        let Some(testbed) = far_testbed(test, topology, Means::Cable) else { return };
+        is_far(&testbed);
+        assert_eq!(testbed.joints().len(), links);
+        for joint in testbed.joints() {
+            let counters = joint.counters().unwrap();
+            assert!(counters.rightward.packets_out > 0 && counters.leftward.packets_out > 0);
+        }
+    }
+}
+
+#[test]
+fn root_netem_makes_links_where_there_is_netem() {
+    let test = "root_netem_makes_links_where_there_is_netem";
+    if !root_or_skip(test) {
+        return;
+    }
+    let Some(testbed) = far_testbed(test, Topology::Pair, Means::Netem) else { return };
+    is_far(&testbed);
 }

@@ -8,8 +8,16 @@
 //! ```
 //!
 //! The link says when a packet's last bit arrives; the wheel keeps it until then; the thread sleeps as its
-//! [`Waiter`] finds right. Time that a packet waits in the kernel for this thread is not known to it and adds
-//! to the delay; [`CableCounters`] has what is known, how late packets left.
+//! [`Waiter`] finds right. How long a packet waited in the kernel for this thread is not known to it; so
+//! arrivals are dated back, by a rule that is right in the mean:
+//!
+//! ```text
+//! arrival = now - usual wake-up                if it ended a sleep
+//!         = middle of (last look, now)         else; with a rate, no later than the link fell idle, if that
+//!                                              was after the last look: a stall of the thread idles no link
+//! ```
+//!
+//! A packet whose time is over when it is found leaves at once. [`LaneCounters`] has how late packets left.
 //!
 //! The unit is what a port hands over: with offloads a segment of up to 64 KB, which then takes its whole
 //! time on the link before its first byte arrives, and would be lost as a whole. [`wants_segments`] says
@@ -40,7 +48,7 @@ use tidegate_sys::sched::make_realtime;
 use crate::{
     pool::{PacketPool, PoolError, PoolSize},
     port::{Port, PortCounters, PortError},
-    waiter::{Interest, Mode, Source, Waiter, WaiterCounters, Waker, now},
+    waiter::{Interest, Mode, Source, Waiter, WaiterCounters, Waker, Woken, now},
 };
 use lane::Lane;
 
@@ -213,10 +221,10 @@ impl Cable {
             false => 0,
         };
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(options.seed);
-        let rightward = Lane::new(options.rightward, sizes[0], rng.clone())?;
+        let rightward = Lane::new(options.rightward, sizes[0], rng.clone(), now())?;
         // 2^128 draws on: the two directions share none.
         rng.jump();
-        let leftward = Lane::new(options.leftward, sizes[1], rng)?;
+        let leftward = Lane::new(options.leftward, sizes[1], rng, now())?;
         let waiter = Waiter::new(options.mode)?;
         let (waker, shared) = (waiter.waker(), Arc::new(Shared::default()));
         let mut runner = Runner {
@@ -227,6 +235,7 @@ impl Cable {
             pool: PacketPool::new(PoolSize { small, large })?,
             waiter,
             realtime: false,
+            woken_in: None,
             published: now(),
             shared: Arc::clone(&shared),
         };
@@ -303,7 +312,7 @@ impl Size {
         Ok(Self { horizon, frames, segments })
     }
 
-    fn wheel(&self) -> Result<Wheel<u32>, CableError> {
+    fn wheel(&self, now: Nanos) -> Result<Wheel<u32>, CableError> {
         let finest = (self.horizon.0 / SLOTS).next_power_of_two();
         let options = WheelOptions {
             granularity: Nanos(finest.max(GRANULARITY_MIN_NS)),
@@ -311,7 +320,7 @@ impl Size {
             capacity: self.frames as usize,
             beyond: Beyond::Refuse,
         };
-        Ok(Wheel::new(options, now())?)
+        Ok(Wheel::new(options, now)?)
     }
 }
 
@@ -324,6 +333,8 @@ struct Runner<L, R> {
     pool: PacketPool,
     waiter: Waiter,
     realtime: bool,
+    /// A packet has just ended a sleep, which takes about so long.
+    woken_in: Option<Nanos>,
     published: Nanos,
     shared: Arc<Shared>,
 }
@@ -342,11 +353,12 @@ impl<L: Port, R: Port> Runner<L, R> {
 
     /// Looks at everything once, and waits if nothing was there.
     fn turn(&mut self) -> Result<(), CableState> {
-        let Self { left, right, rightward, leftward, pool, waiter, .. } = self;
-        let mut worked = rightward.receive(left, pool)?;
-        worked |= rightward.deliver(right, pool)?;
-        worked |= leftward.receive(right, pool)?;
-        worked |= leftward.deliver(left, pool)?;
+        let Self { left, right, rightward, leftward, pool, waiter, woken_in, .. } = self;
+        let woken_in = woken_in.take();
+        let mut worked = rightward.receive(left, pool, now(), woken_in)?;
+        worked |= rightward.deliver(right, pool, now())?;
+        worked |= leftward.receive(right, pool, now(), woken_in)?;
+        worked |= leftward.deliver(left, pool, now())?;
         if worked {
             waiter.worked();
             if now().0 - self.published.0 >= PUBLISH_EVERY_NS {
@@ -367,7 +379,9 @@ impl<L: Port, R: Port> Runner<L, R> {
         let Self { left, right, waiter, shared, .. } = self;
         let sources = [Source::new(left.as_fd(), to_left), Source::new(right.as_fd(), to_right)];
         let woken = waiter.wait(deadline, &sources, || !shared.stop.load(Ordering::Acquire));
-        woken.map(drop).map_err(|error| CableState::Failed { why: format!("poll: {error}") })
+        let woken = woken.map_err(|error| CableState::Failed { why: format!("poll: {error}") })?;
+        self.woken_in = (woken == Woken::Source).then(|| self.waiter.wake_up());
+        Ok(())
     }
 
     fn publish(&mut self, state: CableState) {

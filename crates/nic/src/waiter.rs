@@ -201,6 +201,11 @@ impl Waiter {
         Nanos((self.lateness_ns + 2 * self.deviation_ns).min(MARGIN_MAX.0))
     }
 
+    /// How long a wake-up takes here: the average lateness, in which a stall counts as [`MARGIN_MAX`].
+    pub fn wake_up(&self) -> Nanos {
+        Nanos(self.lateness_ns)
+    }
+
     /// How it has waited.
     pub fn counters(&self) -> WaiterCounters {
         self.counters

@@ -9,7 +9,7 @@ use tidegate_sys::{
 };
 
 use super::wire::Wire;
-use crate::testbed::{Family, Testbed, TestbedOptions, Topology, set_sysctl};
+use crate::testbed::{Family, LinkSpec, Testbed, TestbedOptions, Topology, set_sysctl};
 
 /// Fine enough for any window of 100 ms to be near one that is measured.
 const BIN: Duration = Duration::from_millis(10);
@@ -23,10 +23,11 @@ pub(super) struct Bed {
 }
 
 impl Bed {
-    /// Builds it; the tools of the lab are run from `lab_binary`, or from the running program.
-    pub(super) fn new(lab_binary: Option<PathBuf>) -> anyhow::Result<Bed> {
-        let testbed =
-            Testbed::new(TestbedOptions { lab_binary, ..TestbedOptions::new(Topology::Pair) })?;
+    /// Builds it, with a link between the hosts or a plain cable; the tools of the lab are run from
+    /// `lab_binary`, or from the running program.
+    pub(super) fn new(lab_binary: Option<PathBuf>, link: Option<LinkSpec>) -> anyhow::Result<Bed> {
+        let options = TestbedOptions { lab_binary, link, ..TestbedOptions::new(Topology::Pair) };
+        let testbed = Testbed::new(options)?;
         let meter = WireMeter::attach(testbed.receiver(0), testbed.receiver_dev(0), BINS, BIN)?;
         Ok(Bed { meter, testbed })
     }

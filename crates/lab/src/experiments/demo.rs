@@ -164,7 +164,7 @@ impl Experiment for Demo {
     }
 
     fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
-        let mut bed = Bed::new(self.tiny.clone())?;
+        let mut bed = Bed::new(self.tiny.clone(), ctx.usual_link())?;
         let set = set_sysctl(bed.testbed.sender(), "net.ipv4.tcp_congestion_control", CONTROL);
         if set.is_err() {
             // A host whose default is another one keeps it for namespaces too.

@@ -121,13 +121,13 @@ impl Experiment for HtbLatency {
         let control = Control::get(CONTROL)?;
         let mut curves = Curves::default();
         {
-            let mut bed = Bed::new(self.tiny.clone())?;
+            let mut bed = Bed::new(self.tiny.clone(), ctx.usual_link())?;
             let idle = baseline(ctx, &bed.testbed)?;
-            curves.add(&Case::new(), BASELINE, idle.rtt_cdf_us);
+            curves.add(&ctx.case(), BASELINE, idle.rtt_cdf_us);
             let limits = carried(ctx, &bed.testbed, &control)?;
             let plan = self.plan(ctx, &limits);
             for (flows, limit_bit_s) in plan.one {
-                let case = Case::new().with("flows", flows).with("limit_bit_s", limit_bit_s);
+                let case = ctx.case().with("flows", flows).with("limit_bit_s", limit_bit_s);
                 let load = OneReceiver { flows, limit_bit_s, duration: plan.duration };
                 let at = case_in_words(&case);
                 let turns = SYSTEMS.map(|system| Turn { at: at.clone(), system });
@@ -167,8 +167,10 @@ fn baseline(ctx: &mut Context, testbed: &Testbed) -> anyhow::Result<ProbeReport>
     let _server = probe::start_server(testbed, testbed.receiver(0), at)?;
     let args = probe::ClientArgs::new(at, Duration::from_secs(2));
     let report = probe::finish_client(probe::start_client(testbed, testbed.sender(), args)?, args)?;
-    let published = |percent| seed_000::baseline_us(percent);
-    ctx.record(BASELINE, &Case::new(), 1)
+    let far = ctx.links.rtt.is_some();
+    let published = |percent| seed_000::baseline_us(percent).filter(|_| !far);
+    let case = ctx.case();
+    ctx.record(BASELINE, &case, 1)
         .beside("rtt_p50_us", report.rtt.p50_us, published("p50"))
         .value("rtt_p99_us", report.rtt.p99_us)
         .beside("rtt_p99_9_us", report.rtt.p99_9_us, published("p99.9"));
@@ -256,7 +258,9 @@ impl OneReceiver {
         let used = wire.mean_bit_s(SETTLED, duration).context("nothing was on the wire")?;
         let used_percent = used / limit_bit_s as f64 * 100.0;
         let name = system.name();
-        let published = |metric| seed_000::one_receiver(name, flows, limit_bit_s, metric);
+        let far = ctx.links.rtt.is_some();
+        let published =
+            |metric| seed_000::one_receiver(name, flows, limit_bit_s, metric).filter(|_| !far);
         ctx.record(system, case, run)
             .beside("goodput_bit_s", report.received_bit_s, published("goodput_bit_s"))
             .value("used_percent", used_percent)
@@ -275,7 +279,9 @@ fn two_receivers(
     control: &Control,
     curves: &mut Curves,
 ) -> anyhow::Result<()> {
-    let options = TestbedOptions { lab_binary, ..TestbedOptions::new(Topology::TwoReceivers) };
+    let link = ctx.usual_link();
+    let options =
+        TestbedOptions { lab_binary, link, ..TestbedOptions::new(Topology::TwoReceivers) };
     let testbed = Testbed::new(options)?;
     let ceiling = ceiling_bit_s(ctx, &testbed, control)?;
     let most = ceiling / 100 * CEILING_PERCENT;
@@ -290,7 +296,8 @@ fn two_receivers(
     let plan = Plan::new(ctx.quick, &LIMITS);
     for (flows, tenths) in plan.two {
         let minimum_bit_s = total_bit_s / 10 * tenths;
-        let case = Case::new()
+        let case = ctx
+            .case()
             .with("flows_each", flows)
             .with("minimum_bit_s", minimum_bit_s)
             .with("total_bit_s", total_bit_s);

@@ -113,7 +113,7 @@ impl Experiment for Limits {
     }
 
     fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
-        let mut bed = Bed::new(self.tiny.clone())?;
+        let mut bed = Bed::new(self.tiny.clone(), ctx.usual_link())?;
         let seconds = if self.tiny.is_some() { 1 } else { 3 };
         idle(ctx, &bed, Duration::from_secs(seconds))?;
         ctx.note(
@@ -126,7 +126,8 @@ impl Experiment for Limits {
         let mut over_time = Vec::new();
         for cell in self.plan(ctx.quick) {
             let control = Control::get(cell.cc)?;
-            let case = Case::new()
+            let case = ctx
+                .case()
                 .with("limit_bit_s", cell.limit_bit_s)
                 .with("flows", cell.flows)
                 .with("cc", cell.cc);
@@ -154,7 +155,8 @@ fn idle(ctx: &mut Context, bed: &Bed, duration: Duration) -> anyhow::Result<()> 
     let args = probe::ClientArgs::new(at, duration);
     let client = probe::start_client(&bed.testbed, bed.testbed.sender(), args)?;
     let report = probe::finish_client(client, args)?;
-    ctx.record(IDLE, &Case::new(), 1)
+    let case = ctx.case();
+    ctx.record(IDLE, &case, 1)
         .value("rtt_p50_us", report.rtt.p50_us)
         .value("rtt_p99_us", report.rtt.p99_us);
     Ok(())

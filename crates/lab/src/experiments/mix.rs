@@ -58,6 +58,8 @@ pub(super) struct Mix<'a> {
     pub(super) control: &'a Control,
     /// Tidegate leaves TCP's timers alone.
     pub(super) kernel_timers: bool,
+    /// The round trip of the bed's link; none: it has none.
+    pub(super) rtt: Option<Duration>,
     pub(super) spell: Spell,
 }
 
@@ -73,10 +75,14 @@ pub(super) struct Mixed {
 impl Mix<'_> {
     /// The case of the run's rows.
     pub(super) fn case(&self) -> Case {
-        Case::new()
+        let case = Case::new()
             .with("limit_bit_s", self.limit_bit_s)
             .with("flows", self.flows)
-            .with("cc", self.control.label)
+            .with("cc", self.control.label);
+        match self.rtt {
+            Some(rtt) => case.with_rtt(rtt),
+            None => case,
+        }
     }
 
     /// Runs it.

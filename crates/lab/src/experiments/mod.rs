@@ -47,7 +47,7 @@ fn case_in_words(case: &Case) -> String {
         let s = if flows == "1" { "" } else { "s" };
         format!("{flows} flow{s}")
     });
-    let rest = [("of", word("cc")), ("at", word("limit_bit_s"))];
+    let rest = [("of", word("cc")), ("at", word("limit_bit_s")), ("over", word("rtt_us"))];
     let rest = rest.into_iter().filter_map(|(join, word)| Some(format!("{join} {}", word?)));
     flows.into_iter().chain(rest).collect::<Vec<_>>().join(" ")
 }
@@ -65,6 +65,8 @@ mod tests {
         assert_eq!(case_in_words(&case), "9 flows of cubic");
         let case = case.with("limit_bit_s", 1e9).with("flows", 1);
         assert_eq!(case_in_words(&case), "1 flow of cubic at 1 Gbit/s");
+        let case = case.with_rtt(std::time::Duration::from_millis(10));
+        assert_eq!(case_in_words(&case), "1 flow of cubic at 1 Gbit/s over 10 ms");
         assert_eq!(case_in_words(&Case::new()), "");
     }
 }

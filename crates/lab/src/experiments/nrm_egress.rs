@@ -1,5 +1,5 @@
 //! `nrm-egress`: the egress experiments of "BPF Host Network Resource Management" (seed 004): its figures
-//! 3 to 6 and its tables 1 and 2, and the row of 5 Gbit/s.
+//! 3 to 6 and its tables 1 and 2, the row of 5 Gbit/s, and table 3: 1 Gbit/s over a round trip of 10 ms.
 //!
 //! The published system is there twice: `nrm-paper` as its program is printed, without the change that its
 //! authors made to the kernel's probe timer and that never went upstream; and `nrm`, Tidegate's, where a
@@ -19,7 +19,7 @@ use super::{
 use crate::{
     chart::{Bars, BarsOf, Lines, Series},
     context::Context,
-    experiment::Experiment,
+    experiment::{Experiment, Skip},
     host::Need,
     report::{Case, Row},
     stats,
@@ -29,7 +29,9 @@ use crate::{
 const GBIT: u64 = 1_000_000_000;
 /// `nrm` without the companion's settings of TCP's timers.
 const KERNEL_TIMERS: &str = "nrm-kernel-timers";
-/// What the issue of Tidegate asks of the small calls.
+/// The round trip of table 3.
+const TABLE_3_RTT: Duration = Duration::from_millis(10);
+/// What Tidegate asks of the small calls.
 const SMALL_GAIN: f64 = 5.0;
 
 /// See the [module](self).
@@ -47,12 +49,28 @@ impl NrmEgress {
 
     fn plan(&self, quick: bool) -> Vec<Cell> {
         if self.tiny.is_some() {
-            return vec![Cell { limit_bit_s: GBIT, flows: 2, cc: "cubic", systems: CUBIC_ALL }];
+            let cell =
+                |rtt, systems| Cell { limit_bit_s: GBIT, flows: 2, cc: "cubic", rtt, systems };
+            return vec![cell(None, CUBIC_ALL), cell(Some(TABLE_3_RTT), &PACE)];
         }
         let mut plan = Vec::new();
-        let mut cells = |limit_bit_s, cc, flows: &[usize], systems| {
-            plan.extend(flows.iter().map(|&flows| Cell { limit_bit_s, flows, cc, systems }));
+        let mut over = |rtt, limit_bit_s, cc, flows: &[usize], systems| {
+            plan.extend(flows.iter().map(|&flows| Cell { limit_bit_s, flows, cc, rtt, systems }));
         };
+        // One bed after the other.
+        let far = match quick {
+            true => vec![("cubic", &[9][..], LIMITED)],
+            false => vec![
+                ("cubic", &[1, 9][..], LIMITED),
+                ("cubic+ecn", &[1, 9], ECN),
+                ("dctcp", &[1, 9], ECN),
+            ],
+        };
+        for (cc, flows, systems) in far {
+            over(Some(TABLE_3_RTT), GBIT, cc, flows, systems);
+        }
+        let mut cells =
+            |limit_bit_s, cc, flows, systems| over(None, limit_bit_s, cc, flows, systems);
         if quick {
             cells(GBIT, "cubic", &[2, 9], CUBIC_ALL);
             cells(GBIT, "dctcp", &[9], ECN);
@@ -90,12 +108,19 @@ const CUBIC: &[Entry] = &[
 const ECN: &[Entry] =
     &[("nrm-paper", System::NrmPaper), ("nrm", System::Nrm), ("pace", System::Pace)];
 
+/// Table 3 has no `unlimited` either.
+const LIMITED: &[Entry] = CUBIC.split_at(1).1;
+/// Enough to try a link.
+const PACE: [Entry; 1] = [("pace", System::Pace)];
+
 /// A case, and what runs in it.
 #[derive(Debug, Clone, Copy)]
 struct Cell {
     limit_bit_s: u64,
     flows: usize,
     cc: &'static str,
+    /// Of a link of its own; none: the path is what the user wants.
+    rtt: Option<Duration>,
     systems: &'static [Entry],
 }
 
@@ -118,7 +143,6 @@ impl Experiment for NrmEgress {
     }
 
     fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
-        let mut bed = Bed::new(self.tiny.clone())?;
         let spell = Spell::new(self.tiny.is_some(), ctx.quick);
         ctx.note(
             "`nrm-paper` is NRM as published, on a kernel without its authors' change to the probe \
@@ -128,8 +152,19 @@ impl Experiment for NrmEgress {
              nothing.",
         );
         let mut over_time = Vec::new();
-        for cell in self.plan(ctx.quick) {
-            self.cell(ctx, &mut bed, cell, spell, &mut over_time)?;
+        for cells in self.plan(ctx.quick).chunk_by(|cell, next| cell.rtt == next.rtt) {
+            let own = cells.first().and_then(|cell| cell.rtt).map(|rtt| ctx.link(rtt));
+            let mut bed = match Bed::new(self.tiny.clone(), own.or(ctx.usual_link())) {
+                // Only links can be missing where a bed can be made at all.
+                Err(error) if own.is_some() && error.is::<Skip>() => {
+                    ctx.note(format!("table 3 skipped: {error:#}"));
+                    continue;
+                }
+                bed => bed?,
+            };
+            for cell in cells {
+                self.cell(ctx, &mut bed, *cell, spell, &mut over_time)?;
+            }
         }
         figures(ctx, over_time);
         claims(ctx);
@@ -146,7 +181,8 @@ impl NrmEgress {
         spell: Spell,
         over_time: &mut Vec<Series>,
     ) -> anyhow::Result<()> {
-        let Cell { limit_bit_s, flows, cc, systems } = cell;
+        let Cell { limit_bit_s, flows, cc, rtt, systems } = cell;
+        let rtt = rtt.or(ctx.links.rtt);
         let control = Control::get(cc)?;
         let names: Vec<&str> = systems.iter().map(|(name, _)| *name).collect();
         ctx.step(format!("{flows} flows of {cc}, {} Mbit/s", limit_bit_s / 1_000_000));
@@ -159,12 +195,16 @@ impl NrmEgress {
                 flows,
                 control: &control,
                 kernel_timers: *name == KERNEL_TIMERS,
+                rtt,
                 spell,
             };
             let mixed = mix.run(ctx, bed)?;
-            let published = |metric: &str| published::egress(name, limit_bit_s, flows, cc, metric);
+            let figure = published::Figure { system: name, limit_bit_s, flows, cc, rtt };
+            let published = |metric: &str| figure.egress(metric);
             mixed.record(ctx, name, &mix.case(), run, published);
-            let shown = (limit_bit_s, cc, run) == (GBIT, "cubic", 1) && *name != "unlimited";
+            let shown = (limit_bit_s, cc, run) == (GBIT, "cubic", 1)
+                && *name != "unlimited"
+                && cell.rtt.is_none();
             // The largest number of flows stays.
             if shown {
                 over_time.retain(|series: &Series| series.system != *name);
@@ -285,6 +325,6 @@ mod tests {
             }
         }
         let runs: usize = full.iter().map(|cell| cell.systems.len()).sum();
-        assert!(runs <= 70, "{runs} runs of 3 s each, twice, take too long");
+        assert!(runs <= 90, "{runs} runs of 3 s each, twice, take too long");
     }
 }

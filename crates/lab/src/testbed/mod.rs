@@ -58,6 +58,10 @@ const SYSCTLS: [(&str, &str); 4] = [
     ("net.ipv6.conf.default.router_solicitations", "0"),
 ];
 
+/// Buffers that fill 1 Gbit/s over half a second: with links, they and not TCP's buffers are to be measured.
+const LONG_PATH_SYSCTLS: [(&str, &str); 2] =
+    [("net.ipv4.tcp_rmem", "4096 131072 134217728"), ("net.ipv4.tcp_wmem", "4096 16384 134217728")];
+
 /// Which hosts there are, and how they are joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Topology {
@@ -119,7 +123,8 @@ impl Testbed {
         let name = unique_name("");
         let host = |role: &str| -> anyhow::Result<NetNs> {
             let netns = NetNs::create(&format!("{name}{role}"))?;
-            for (key, value) in SYSCTLS {
+            let long_path = LONG_PATH_SYSCTLS.iter().filter(|_| options.link.is_some());
+            for (key, value) in SYSCTLS.iter().chain(long_path) {
                 set_sysctl(&netns, key, value)?;
             }
             Ok(netns)

@@ -16,6 +16,11 @@ const ROOT: Handle = Handle::new(1, 0);
 /// The class that the others borrow from.
 const SHARED: Handle = Handle::new(1, 1);
 
+/// Packets that a class of HTB queues by default: the `txqueuelen` of an Ethernet device.
+const QUEUE_PACKETS: u32 = 1000;
+/// The queue of class 1:N is named N plus this.
+const QUEUES: u16 = 0x100;
+
 /// A qdisc at the root of the sender's device. Dropping it removes it, with what it has queued.
 #[derive(Debug)]
 pub struct Peer {
@@ -47,6 +52,7 @@ impl Peer {
     pub fn htb(testbed: &Testbed, rate_bit_s: u64) -> anyhow::Result<Self> {
         let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(SHARED.minor)))?;
         peer.class(ROOT, SHARED, &HtbClass::new(rate_bit_s))?;
+        peer.queue(SHARED)?;
         Ok(peer)
     }
 
@@ -81,6 +87,7 @@ impl Peer {
             let class = receiver_class(receiver);
             let shape = HtbClass { ceil_bit_s: Some(total_bit_s), ..HtbClass::new(minimum_bit_s) };
             peer.class(SHARED, class, &shape)?;
+            peer.queue(class)?;
             for family in [Family::V4, Family::V6] {
                 let network = testbed.addr(receiver, family);
                 let prefix_len = if network.is_ipv4() { 32 } else { 128 };
@@ -120,6 +127,17 @@ impl Peer {
     fn class(&mut self, parent: Handle, handle: Handle, class: &HtbClass) -> anyhow::Result<()> {
         let place = Place { ifindex: self.ifindex, parent, handle };
         Ok(self.netlink.set_class(Verb::Add, place, class)?)
+    }
+}
+
+impl Peer {
+    /// The queue that a class of HTB has by itself on a device with the usual `txqueuelen`: that of a link's
+    /// device is longer.
+    fn queue(&mut self, class: Handle) -> anyhow::Result<()> {
+        let handle = Handle::new(class.minor + QUEUES, 0);
+        let place = Place { ifindex: self.ifindex, parent: class, handle };
+        let queue = Qdisc::Pfifo { limit_packets: QUEUE_PACKETS };
+        Ok(self.netlink.set_qdisc(Verb::Add, place, &queue)?)
     }
 }
 

@@ -14,7 +14,6 @@ use crate::{
     packet::Packet,
     pool::{PacketPool, SMALL_BUFFER_BYTES},
     port::{Port, PortError},
-    waiter::now,
 };
 
 /// Most packets that one look at a port or a wheel moves: the other direction waits no longer.
@@ -40,6 +39,10 @@ pub(super) struct Lane {
     segments: u32,
     segments_max: u32,
     arrived: Vec<Packet>,
+    /// When the port was last found empty.
+    looked: Nanos,
+    /// The latest arrival.
+    dated: Nanos,
     /// Due, and not yet taken by the port: [`BATCH`] at most.
     due: VecDeque<Packet>,
     rng: Xoshiro256PlusPlus,
@@ -51,43 +54,63 @@ impl Lane {
         link: LinkOptions,
         size: Size,
         rng: Xoshiro256PlusPlus,
+        now: Nanos,
     ) -> Result<Self, CableError> {
         Ok(Self {
             link: Link::new(link),
-            wheel: size.wheel()?,
+            wheel: size.wheel(now)?,
             travellers: (0..size.frames).map(|_| None).collect(),
             free: (0..size.frames).rev().collect(),
             segments: 0,
             segments_max: size.segments,
             arrived: Vec::with_capacity(BATCH),
+            looked: now,
+            dated: Nanos(0),
             due: VecDeque::with_capacity(BATCH),
             rng,
             counters: LaneCounters::default(),
         })
     }
 
-    /// Takes in what has come. True if there was anything.
+    /// Takes in what has come until `now`. True if there was anything. `woken_in`: the thread has slept, and that is how
+    /// long it usually takes to wake.
     pub(super) fn receive(
         &mut self,
         port: &mut impl Port,
         pool: &mut PacketPool,
+        now: Nanos,
+        woken_in: Option<Nanos>,
     ) -> Result<bool, PortError> {
         let mut arrived = std::mem::take(&mut self.arrived);
         let outcome = port.receive(pool, &mut arrived, BATCH);
-        let any = !arrived.is_empty();
-        if any {
-            let now = now();
-            for packet in arrived.drain(..) {
-                if let Err(packet) = self.admit(now, packet) {
-                    pool.recycle(packet);
-                }
+        let count = arrived.len();
+        for packet in arrived.drain(..) {
+            self.dated = self.date(now, woken_in);
+            if let Err(packet) = self.admit(self.dated, packet) {
+                pool.recycle(packet);
             }
         }
         self.arrived = arrived;
-        outcome.map(|_| any)
+        if count < BATCH {
+            self.looked = now;
+        }
+        outcome.map(|_| count > 0)
     }
 
-    /// Puts a packet on its way, or gives it back.
+    /// When a packet came that was found at `now`. See [`super`] for the rule.
+    fn date(&self, now: Nanos, woken_in: Option<Nanos>) -> Nanos {
+        let guess = match woken_in {
+            Some(wake_up) => Nanos(now.0 - wake_up.0.min(now.0)).max(self.looked),
+            None => {
+                let middle = Nanos(self.looked.0 + now.0.saturating_sub(self.looked.0) / 2);
+                let idle_since = self.link.busy_until().filter(|until| *until > self.looked);
+                idle_since.map_or(middle, |until| until.min(middle))
+            }
+        };
+        guess.max(self.dated).min(now)
+    }
+
+    /// Puts a packet that came at `now` on its way, or gives it back.
     fn admit(&mut self, now: Nanos, packet: Packet) -> Result<(), Packet> {
         let bytes = packet.wire_bytes();
         self.counters.packets_in += 1;
@@ -122,14 +145,14 @@ impl Lane {
         Ok(())
     }
 
-    /// Hands over what is due. True if the port took anything.
+    /// Hands over what is due at `now`. True if the port took anything.
     pub(super) fn deliver(
         &mut self,
         port: &mut impl Port,
         pool: &mut PacketPool,
+        now: Nanos,
     ) -> Result<bool, PortError> {
         if !self.wheel.is_empty() {
-            let now = now();
             while self.due.len() < BATCH {
                 let Some(place) = self.wheel.pop(now) else { break };
                 // Every handle in the wheel has its packet.
@@ -172,3 +195,6 @@ impl Lane {
         self.counters
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -37,6 +37,8 @@ const TICK: Duration = Duration::from_micros(200);
 const HEADER_BYTES: u32 = 14 + 20 + 8;
 /// Room for half a second of the fastest stream while the receiving thread has no CPU.
 const BUFFER_BYTES: usize = 128 << 20;
+/// The kernel begins to stamp arrivals a moment after it was asked; until then it stamps when they are read.
+const LEAD: Duration = Duration::from_millis(50);
 const RECEIVE_POLL: Duration = Duration::from_millis(20);
 /// The book has two times for each datagram.
 const DATAGRAMS_MAX: u64 = 4_000_000;
@@ -82,6 +84,7 @@ impl Stream {
         sender.set_nonblocking(true)?;
         receiver.set_read_timeout(Some(RECEIVE_POLL))?;
         stamp_received(&receiver)?;
+        wait::pass_time(LEAD)?;
         set_socket_recv_buffer_size_force(&receiver, BUFFER_BYTES)
             .and_then(|()| set_socket_send_buffer_size_force(&sender, BUFFER_BYTES))
             .context("cannot size the buffers")?;
