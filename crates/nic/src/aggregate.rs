@@ -161,7 +161,8 @@ impl Aggregate {
                 continue;
             }
             let bytes = published.sent_bytes.wrapping_sub(before.sent_bytes);
-            let used = u128::from(bytes) * 8 * u128::from(NANOS_PER_SEC) / u128::from(now.0 - last.0);
+            let used =
+                u128::from(bytes) * 8 * u128::from(NANOS_PER_SEC) / u128::from(now.0 - last.0);
             let used = u64::try_from(used).unwrap_or(u64::MAX);
             self.demands[index] = Demand::measured(used, self.parts[index], published.backlogged);
         }

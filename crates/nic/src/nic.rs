@@ -53,18 +53,18 @@ use tidegate_core::{
     wheel::WheelOptions,
 };
 
-pub use self::{
-    counters::{Lateness, NicCounter, NicCounters},
-    message::Outcome,
-    producer::{Event, Flow, FlowError, FlowOptions, Producer, Refusal, SubmitError, WaitError},
-    shaper_loop::{BATCH_MAX, INTAKE_MAX},
-};
 use self::{
     counters::{Block, LatenessCells},
     message::{Answer, LaneFlow, Message},
     producer::{Link, ProducerParts},
     shaper_loop::{Control, Lane, ShaperLoop, ShaperParts},
     thread::Filler,
+};
+pub use self::{
+    counters::{Lateness, NicCounter, NicCounters},
+    message::Outcome,
+    producer::{Event, Flow, FlowError, FlowOptions, Producer, Refusal, SubmitError, WaitError},
+    shaper_loop::{BATCH_MAX, INTAKE_MAX},
 };
 use crate::{
     aggregate::{Aggregate, AggregateError},
@@ -452,7 +452,11 @@ impl Nic {
     /// The CPU time of each shaper's thread; zero of one that has ended.
     #[must_use]
     pub fn cpu_times(&self) -> Vec<Nanos> {
-        self.lock().shapers.iter().map(|end| end.thread.as_ref().map_or(Nanos(0), cpu_time)).collect()
+        self.lock()
+            .shapers
+            .iter()
+            .map(|end| end.thread.as_ref().map_or(Nanos(0), cpu_time))
+            .collect()
     }
 
     fn start_shaper(&self, index: usize, port: Box<dyn Port>) -> Result<ShaperEnd, NicError> {

@@ -219,11 +219,8 @@ fn a_class_is_one_rate_on_all_shapers() {
 
 #[test]
 fn an_idle_nic_sleeps_and_is_woken() {
-    let options = NicOptions {
-        shaper_mode: Mode::Auto,
-        producer_mode: Mode::Sleep,
-        ..NicOptions::default()
-    };
+    let options =
+        NicOptions { shaper_mode: Mode::Auto, producer_mode: Mode::Sleep, ..NicOptions::default() };
     let (ports, readers) = sinks(1, 1);
     let nic = Nic::new(options, ports).unwrap();
     let mut producer = nic.producer().unwrap();

@@ -212,7 +212,9 @@ impl ShaperLoop {
             (true, false) => Interest::Arrivals,
             (false, true) => Interest::Room,
             // What is not read stays readable: it must be asked whether there is room for it now.
-            (false, false) if self.receive_stalled => return Some(Source::new(None, Interest::Room)),
+            (false, false) if self.receive_stalled => {
+                return Some(Source::new(None, Interest::Room));
+            }
             (false, false) => return None,
         };
         Some(Source::new(port.as_fd(), interest))
