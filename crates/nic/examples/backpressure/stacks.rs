@@ -28,7 +28,7 @@ const SOCKET_BYTES: usize = 32_768;
 const PORT: u16 = 7;
 const ETHERNET_BYTES: usize = 14;
 /// All timers of the stacks are looked at so often.
-const TIMERS_NS: u64 = 5_000_000;
+const TIMERS_NS: u64 = 20_000_000;
 const STATION: Station =
     Station { source: [2, 0, 0, 0, 0, 1], destination: [2, 0, 0, 0, 0, 2], mtu_bytes: 1_500 };
 
@@ -69,7 +69,7 @@ pub struct Outcome {
     pub transfers: Vec<Transfer>,
     /// What the NIC counted.
     pub counters: NicCounters,
-    /// The median of the packets that the shaper held while all were sending, sampled every 5 ms.
+    /// The median of the packets that the shaper held while all were sending, sampled with the timers.
     pub held_median: u64,
 }
 
