@@ -10,6 +10,7 @@
 //! - [`lane`]: one direction between two ports: flows ([`flow_table`]), what waits ([`backlog`], [`ecn`]) and
 //!   the shaper; [`relay`]: the threads that run lanes between ports, which come from a [`source`].
 //! - [`nic`]: shapers in threads of their own, and what applications hand them packets with.
+//! - `device` (feature `smoltcp`): a TCP/IP stack in user space on a flow of the NIC.
 //! - [`aggregate`]: one rate for flows on several shapers.
 //! - [`cable`]: two ports joined by a link with rate, delay, loss.
 //! - [`waiter`]: what a loop does when it has nothing to do.
@@ -22,6 +23,8 @@ pub mod backlog;
 pub mod cable;
 pub mod checksum;
 mod counters;
+#[cfg(feature = "smoltcp")]
+pub mod device;
 pub mod ecn;
 pub mod flow_table;
 pub mod headers;

@@ -331,6 +331,20 @@ impl Producer {
             && self.ledger.has_room(flow.index())
     }
 
+    /// As [`Producer::is_writable`], and if not, [`Event::Writable`] follows when it would (of a flow that
+    /// is open).
+    pub fn poll_writable(&mut self, flow: Flow) -> bool {
+        let Some(shaper) = self.shaper_of_open(flow) else { return false };
+        if !self.has_room(shaper) {
+            self.wait_for_room(flow.slot, shaper);
+            return false;
+        }
+        // Without room the ledger only notes that the flow waits.
+        let writable = self.ledger.has_room(flow.index()) || self.ledger.admit(flow.index());
+        self.counters.blocked_allowance += u64::from(!writable);
+        writable
+    }
+
     /// The next event.
     #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
