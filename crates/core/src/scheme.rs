@@ -22,8 +22,7 @@ pub enum Scheme {
 
 impl Scheme {
     /// Every scheme of this version.
-    pub const ALL: [Scheme; 4] =
-        [Scheme::Pace, Scheme::Nrm, Scheme::Edt, Scheme::Carousel];
+    pub const ALL: [Scheme; 4] = [Scheme::Pace, Scheme::Nrm, Scheme::Edt, Scheme::Carousel];
 
     /// What stands behind it in a direction, for the defaults of its thresholds.
     #[must_use]
@@ -75,9 +74,7 @@ impl FromStr for Scheme {
             return Ok(scheme);
         }
         Err(match text {
-            "police" | "htb" | "dem" | "spring" => {
-                SchemeError::Unsupported(text.to_owned())
-            }
+            "police" | "htb" | "dem" | "spring" => SchemeError::Unsupported(text.to_owned()),
             _ => SchemeError::Unknown(text.to_owned()),
         })
     }

@@ -91,7 +91,10 @@ pub enum SettingsProblem {
     #[error("scheme `edt` leaves sockets alone; leave this out, or write scheme = \"pace\"")]
     LeavesSocketsAlone,
     /// A scheme that works on cgroups alone.
-    #[error("scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", or \"carousel\" if it is one of a `[[nic]]`")]
+    #[error(
+        "scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", or \"carousel\" if it is one of a \
+         `[[nic]]`"
+    )]
     NotOnDevices(Scheme, &'static str),
     /// The loopback device has no queue to speak of.
     #[error("a limit on a device has no loopback traffic; leave this out")]
