@@ -75,8 +75,8 @@ fn thresholds_and_flags_that_are_none() {
     assert_snapshot!(with("mark = \"9ms\""), @"limits.toml:5: limit `backup`: mark: mark threshold 9ms must be below drop threshold 7751.68us");
     assert_snapshot!(with("rto_min = \"5s\""), @"limits.toml:5: limit `backup`: rto_min: 5s is out of range; write 1ms to 200ms, or 0ms for the kernel's own");
     assert_snapshot!(with("loopback = \"yes\""), @"limits.toml:5: limit `backup`: loopback: expected `true` or `false` without quotes, found the text \"yes\"; write for example `loopback = true`");
-    assert_snapshot!(with("scheme = \"htb\""), @"limits.toml:5: limit `backup`: scheme: scheme `htb` is not yet supported by this version; use `pace`, `nrm` or `edt`, or leave it out");
-    assert_snapshot!(with("scheme = \"fast\""), @"limits.toml:5: limit `backup`: scheme: unknown scheme `fast`; use `pace`, `nrm` or `edt`, or leave it out");
+    assert_snapshot!(with("scheme = \"htb\""), @"limits.toml:5: limit `backup`: scheme: scheme `htb` is not yet supported by this version; use `pace`, `nrm`, `edt` or `carousel`, or leave it out");
+    assert_snapshot!(with("scheme = \"fast\""), @"limits.toml:5: limit `backup`: scheme: unknown scheme `fast`; use `pace`, `nrm`, `edt` or `carousel`, or leave it out");
 }
 
 #[test]
