@@ -5,8 +5,13 @@ use std::{ffi::OsString, path::PathBuf, str::FromStr, time::Duration};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use tidegate_core::{Nanos, Scheme, Scope, Span};
+use tidegate_node::nic::state::DEFAULT_DIR;
 use tidegate_node::settings::{Patch, RateSetting};
 use tidegate_sys::store::DEFAULT_ROOT;
+
+mod nic;
+
+pub use nic::NicArgs;
 
 /// The shortest interval of `monitor`.
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
@@ -35,6 +40,10 @@ pub struct Cli {
     #[arg(long, global = true, env = "TIDEGATE_BPFFS", default_value = DEFAULT_ROOT)]
     #[arg(value_name = "DIR", hide_env_values = true, help_heading = "Global options")]
     pub bpffs: PathBuf,
+    /// Where software NICs that run are known
+    #[arg(long, global = true, env = "TIDEGATE_RUN_DIR", default_value = DEFAULT_DIR)]
+    #[arg(value_name = "DIR", hide_env_values = true, help_heading = "Global options")]
+    pub run_dir: PathBuf,
     #[command(subcommand)]
     pub verb: Verb,
 }
@@ -55,6 +64,29 @@ Examples:
     /// Put one limit on, change it, take it off, show it
     #[command(subcommand, arg_required_else_help = true)]
     Limit(LimitVerb),
+    /// Run a software NIC that shapes what passes between two ports (scheme `carousel`)
+    ///
+    /// Frames that come in at one port leave at the other, each direction at its rate, flows isolated from each
+    /// other. The limits hold while it runs. SIGHUP reads the spec again without losing a packet; SIGTERM and
+    /// SIGINT end it, and TAP devices that it made go away.
+    #[command(after_help = "\
+Examples:
+  tidegate nic tap:vm0 xdp:eth1 --egress 1gbit --ingress 1gbit
+  tidegate nic tap:eth0@blue tap:up0 --egress 50mbit
+  tidegate nic --spec nic.toml --json | jq .directions[0].used_bit_s
+
+A spec file:
+  [[nic]]
+  name  = \"vm0\"
+  ports = [\"tap:vm0\", \"xdp:eth1\"]
+
+  [[limit]]
+  name    = \"guest\"
+  scope   = { port = \"vm0\" }
+  egress  = \"1gbit\"
+  ingress = \"1gbit\"
+  scheme  = \"carousel\"")]
+    Nic(NicArgs),
     /// Check that a spec file is well-formed; needs no privileges
     #[command(after_help = "Example:\n  tidegate check limits.toml")]
     Check(CheckArgs),

@@ -17,16 +17,17 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refusal::usage(&error),
     };
-    let store = &cli.bpffs;
+    let (store, run_dir) = (&cli.bpffs, &cli.run_dir);
     let done = match cli.verb {
         Verb::Run(args) => verbs::run::run(&args),
         Verb::Limit(verb) => verbs::limit::run(store, verb),
+        Verb::Nic(args) => verbs::nic::run(run_dir, &args),
         Verb::Check(args) => verbs::spec::check(&args),
-        Verb::Plan(args) => verbs::spec::plan(store, &args),
-        Verb::Apply(args) => verbs::spec::apply(store, &args),
-        Verb::Status(args) => verbs::status::status(store, None, args.json),
+        Verb::Plan(args) => verbs::spec::plan(store, run_dir, &args),
+        Verb::Apply(args) => verbs::spec::apply(store, run_dir, &args),
+        Verb::Status(args) => verbs::status::all(store, run_dir, args.json),
         Verb::Monitor(args) => verbs::monitor::run(store, &args),
-        Verb::Detach(args) => verbs::detach::run(store, &args),
+        Verb::Detach(args) => verbs::detach::run(store, run_dir, &args),
         Verb::Completions { shell } => verbs::generate::completions(shell),
         Verb::Man { dir } => verbs::generate::man(&dir),
     };

@@ -8,8 +8,8 @@ use std::{
 use anyhow::Error;
 use clap::error::ErrorKind;
 use tidegate_node::{
-    apply::ApplyError, host::ScopeError, plan::PlanError, run::RunError, settings::SettingsError,
-    spec::SpecError,
+    apply::ApplyError, host::ScopeError, nic::run::NicRunError, plan::PlanError, run::RunError,
+    settings::SettingsError, spec::SpecError,
 };
 use tidegate_sys::{
     cgroup::CgroupError, congestion::CongestionError, fq::FqError, limit::LimitError,
@@ -67,7 +67,12 @@ pub fn say(text: &str) {
 }
 
 fn exit_code(error: &Error) -> u8 {
+    let nic_is_users = |e: &NicRunError| {
+        use NicRunError::{NoNic, NoSuchNic, Spec, WhichNic};
+        matches!(e, NoNic(_) | NoSuchNic { .. } | Spec(_) | WhichNic { .. })
+    };
     let users = error.is::<UsageError>()
+        || error.downcast_ref().is_some_and(nic_is_users)
         || error.is::<SpecError>()
         || error.is::<PlanError>()
         || error.downcast_ref::<CgroupError>().is_some_and(cgroup_is_users)

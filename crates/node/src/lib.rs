@@ -10,6 +10,7 @@
 //! - [`plan`]: what must be done so that the host is as the file says. Pure.
 //! - [`apply`]: doing it, all or nothing, against a trait, so that it is tested without a kernel.
 //! - [`host`]: that trait on the limits pinned on this host.
+//! - [`nic`]: a software NIC between two ports, with the limits of scheme `carousel`.
 //! - [`run`]: one command under a limit that lives as long as it does.
 //! - [`status`]: what is in force and what it does, as data that serializes.
 //!
@@ -20,6 +21,7 @@
 
 pub mod apply;
 pub mod host;
+pub mod nic;
 pub mod plan;
 pub mod run;
 pub mod settings;

@@ -92,8 +92,8 @@ pub enum SettingsProblem {
     LeavesSocketsAlone,
     /// A scheme that works on cgroups alone.
     #[error(
-        "scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", or \"carousel\" if it is one of \
-         a `[[nic]]`"
+        "scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", or \"carousel\" if it is one of a \
+         `[[nic]]`"
     )]
     NotOnDevices(Scheme, &'static str),
     /// The loopback device has no queue to speak of.

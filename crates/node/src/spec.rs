@@ -14,7 +14,7 @@ use std::{
     str::FromStr,
 };
 
-use tidegate_core::{Scope, units::ParseError};
+use tidegate_core::{Scheme, Scope, units::ParseError};
 use tidegate_sys::{
     limit::LimitOptions,
     store::{self, MAX_LIMITS},
@@ -27,6 +27,7 @@ use toml::{
 use tidegate_core::scheme::SchemeError;
 
 use crate::host::ScopeError;
+use crate::nic::{NicError, NicSpec};
 use crate::settings::{self, Patch, SettingsError, SettingsProblem};
 
 /// The largest file that is read: far above [`MAX_LIMITS`] limits.
@@ -39,8 +40,10 @@ const MAX_DEVICE_BYTES: usize = 15;
 pub struct Spec {
     /// As named by the user.
     pub file: String,
-    /// In the order of the file.
+    /// The limits that are put on this host and stay, in the order of the file.
     pub limits: Vec<LimitSpec>,
+    /// The software NICs, in the order of the file, with the limits that hold while they run.
+    pub nics: Vec<NicSpec>,
 }
 
 /// One `[[limit]]`.
@@ -193,6 +196,9 @@ pub enum Problem {
     /// The scheme.
     #[error(transparent)]
     Scheme(#[from] SchemeError),
+    /// A software NIC, or a limit of one.
+    #[error(transparent)]
+    Nic(#[from] NicError),
     /// Values that do not go together.
     #[error(transparent)]
     Settings(#[from] SettingsProblem),
@@ -228,6 +234,14 @@ const SYNONYMS: [(&str, &str); 8] = [
     ("unit", "write `scope = { cgroup = \"system.slice/NAME.service\" }`"),
     ("service", "write `scope = { cgroup = \"system.slice/NAME.service\" }`"),
 ];
+
+/// Where a limit is in force.
+enum Kind {
+    /// On this host, until it is taken off.
+    Stays(LimitOptions),
+    /// While its software NIC runs.
+    OfNic(Patch),
+}
 
 type Table<'i> = DeTable<'i>;
 type Value<'i> = Spanned<DeValue<'i>>;
@@ -276,10 +290,11 @@ impl Spec {
             let problem = Problem::Syntax { message, line: line.chars().take(60).collect() };
             reader.at(&span, None, problem)
         })?;
-        let mut limits = None;
+        let (mut limits, mut nics) = (None, Vec::new());
         for (key, value) in in_order(root.get_ref()) {
             match key.get_ref().as_ref() {
                 "limit" => limits = Some(reader.limits(value)?),
+                "nic" => nics = reader.nics(value)?,
                 "group" => {
                     return Err(reader.at(
                         &key.span(),
@@ -293,25 +308,27 @@ impl Spec {
                 other => {
                     let hint = match other {
                         "limits" => "did you mean `[[limit]]`?".to_owned(),
+                        "nics" => "did you mean `[[nic]]`?".to_owned(),
                         _ if FIELDS.iter().any(|(name, _)| *name == other) => {
                             "it belongs into a limit: write `[[limit]]` on a line above it"
                                 .to_owned()
                         }
-                        _ => "a spec is made of `[[limit]]` tables".to_owned(),
+                        _ => "a spec is made of `[[limit]]` and `[[nic]]` tables".to_owned(),
                     };
                     let problem = Problem::UnknownField { field: other.to_owned(), hint };
                     return Err(reader.at(&key.span(), None, problem));
                 }
             }
         }
-        let limits = limits.ok_or_else(|| SpecError {
-            file: file.to_owned(),
-            line: None,
-            limit: None,
-            field: None,
-            problem: Problem::NoLimits,
-        })?;
-        Ok(Spec { file: file.to_owned(), limits })
+        if limits.is_none() && nics.is_empty() {
+            let (file, problem) = (file.to_owned(), Problem::NoLimits);
+            return Err(SpecError { file, line: None, limit: None, field: None, problem });
+        }
+        let (limits, of_nics) = limits.unwrap_or_default();
+        for limit in of_nics {
+            reader.hand_over(limit, &mut nics)?;
+        }
+        Ok(Spec { file: file.to_owned(), limits, nics })
     }
 }
 
@@ -364,45 +381,61 @@ impl Reader<'_> {
         };
         let example = match field {
             "limit" => "[[limit]]",
+            "nic" => "[[nic]]",
             _ => example(field),
         };
         self.at(&value.span(), Some(field), Problem::Type { expected, found, example })
     }
 
-    fn limits(&self, value: &Value<'_>) -> Result<Vec<LimitSpec>, SpecError> {
+    /// Those that stay on the host, and those of software NICs.
+    fn limits(&self, value: &Value<'_>) -> Result<(Vec<LimitSpec>, Vec<nic::Carousel>), SpecError> {
         let Some(tables) = value.get_ref().as_array() else {
             return Err(self.wrong_type(value, "limit", "double brackets"));
         };
-        let mut limits: Vec<LimitSpec> = Vec::new();
-        let mut by_name = BTreeMap::new();
-        let mut by_scope = BTreeMap::new();
+        let (mut limits, mut of_nics) = (Vec::new(), Vec::new());
+        // Name and line of each.
+        let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
+        let mut by_scope: BTreeMap<Scope, (String, usize)> = BTreeMap::new();
         for table in tables.iter() {
             let Some(fields) = table.get_ref().as_table() else {
                 return Err(self.wrong_type(table, "limit", "a table"));
             };
             let name = fields.get("name").and_then(|name| name.get_ref().as_str());
             let reader = Reader { limit: name.map(str::to_owned), ..*self };
-            let limit = reader.limit(fields, &table.span())?;
-            if limits.len() == MAX_LIMITS {
+            let (name, scope, kind) = reader.limit(fields, &table.span())?;
+            if by_name.len() == MAX_LIMITS {
                 return Err(reader.at(&table.span(), None, Problem::TooMany));
             }
+            let line = self.line(&table.span());
             let field_span = |field| fields.get(field).map_or(table.span(), Spanned::span);
-            if let Some(line) = by_name.insert(limit.name.clone(), limit.line) {
+            if let Some(line) = by_name.insert(name.clone(), line) {
                 let problem = Problem::SameName(line);
                 return Err(reader.at(&field_span("name"), Some("name"), problem));
             }
-            if let Some(other) = by_scope.insert(normal(&limit.scope), limits.len()) {
-                let LimitSpec { name, line, .. } = limits[other].clone();
-                let kind = limit.scope.kind();
+            if let Some((name, line)) = by_scope.insert(normal(&scope), (name.clone(), line)) {
+                let kind = scope.kind();
                 let problem = Problem::SameScope { kind, name, line };
                 return Err(reader.at(&field_span("scope"), Some("scope"), problem));
             }
-            limits.push(limit);
+            match kind {
+                Kind::Stays(options) => limits.push(LimitSpec { name, scope, options, line }),
+                Kind::OfNic(patch) => of_nics.push(nic::Carousel {
+                    name,
+                    scope,
+                    patch,
+                    line,
+                    at: field_span("scope"),
+                }),
+            }
         }
-        Ok(limits)
+        Ok((limits, of_nics))
     }
 
-    fn limit(&self, fields: &Table<'_>, span: &Range<usize>) -> Result<LimitSpec, SpecError> {
+    fn limit(
+        &self,
+        fields: &Table<'_>,
+        span: &Range<usize>,
+    ) -> Result<(String, Scope, Kind), SpecError> {
         let mut patch = Patch::default();
         let (mut name, mut scope) = (None, None);
         for (key, value) in in_order(fields) {
@@ -434,13 +467,18 @@ impl Reader<'_> {
         let missing = |field| self.at(span, Some(field), Problem::Missing(example(field)));
         let name = name.ok_or_else(|| missing("name"))?;
         let scope = scope.ok_or_else(|| missing("scope"))?;
-        let options =
-            patch.on(&LimitOptions::default()).and_then(|options| settings::fits(&scope, options));
-        let options = options.map_err(|SettingsError { field, problem }| {
+        let refuse = |SettingsError { field, problem }| {
             let span = fields.get(field).map_or(span.clone(), Spanned::span);
             self.at(&span, Some(field), problem.into())
-        })?;
-        Ok(LimitSpec { name, scope, options, line: self.line(span) })
+        };
+        if patch.scheme == Some(Scheme::Carousel) && scope.is_device() {
+            self.check_carousel(&patch, fields, span)?;
+            return Ok((name, scope, Kind::OfNic(patch)));
+        }
+        let options = patch.on(&LimitOptions::default());
+        let options =
+            options.and_then(|options| settings::fits(&scope, options)).map_err(refuse)?;
+        Ok((name, scope, Kind::Stays(options)))
     }
 
     fn scope(&self, value: &Value<'_>) -> Result<Scope, SpecError> {
@@ -467,7 +505,8 @@ impl Reader<'_> {
                 }
                 kind @ ("port" | "dev") => {
                     let name = self.text(value, "scope")?.to_owned();
-                    if !is_device_name(&name) {
+                    // A port of a software NIC may be in another network namespace.
+                    if !is_device_name(name.split('@').next().unwrap_or_default()) {
                         return refuse(Problem::DeviceName(name));
                     }
                     if kind == "dev" { Scope::Dev(name) } else { Scope::Port(name) }
@@ -508,6 +547,9 @@ impl Reader<'_> {
 }
 
 fn example(field: &str) -> &'static str {
+    if field == "ports" {
+        return "ports = [\"tap:vm0\", \"xdp:eth1\"]";
+    }
     FIELDS.iter().find(|(name, _)| *name == field).map_or("", |(_, example)| example)
 }
 
@@ -543,6 +585,8 @@ fn normal(scope: &Scope) -> Scope {
         device => device.clone(),
     }
 }
+
+mod nic;
 
 /// Whether the kernel would take it for a device.
 #[must_use]

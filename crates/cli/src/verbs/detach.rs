@@ -7,14 +7,18 @@ use std::{
 };
 
 use anyhow::Result;
-use tidegate_node::{apply::Gates, host::Host, run::sweep};
+use tidegate_node::{apply::Gates, host::Host, nic::state::RunDir, run::sweep};
 
 use crate::args::DetachArgs;
 
-pub fn run(store: &Path, args: &DetachArgs) -> Result<ExitCode> {
+pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> {
     let host = Host::open(store)?;
     let names = host.store().names()?;
     let mut out = stdout().lock();
+    for nic in RunDir::at(run_dir).running() {
+        let name = nic["name"].as_str().unwrap_or_default();
+        writeln!(out, "nic `{name}` runs (process {0}); `kill {0}` ends it", nic["pid"])?;
+    }
     if names.is_empty() {
         writeln!(out, "No limits in {}; nothing to take off.", store.display())?;
     }

@@ -4,6 +4,7 @@ pub mod detach;
 pub mod generate;
 pub mod limit;
 pub mod monitor;
+pub mod nic;
 pub mod run;
 pub mod spec;
 pub mod status;

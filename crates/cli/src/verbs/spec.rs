@@ -8,10 +8,15 @@ use std::{
 
 use anyhow::Result;
 use serde::{Serialize, Serializer};
+use serde_json::Value;
 use tidegate_core::Scope;
 use tidegate_node::{
     apply,
     host::Host,
+    nic::{
+        NicSpec,
+        state::{LimitState, RunDir},
+    },
     plan::{self, Action, Plan},
     settings::Difference,
     spec::Spec,
@@ -35,29 +40,36 @@ pub fn check(args: &CheckArgs) -> Result<ExitCode> {
             settings: LimitJson::from(&limit.options),
             line: limit.line,
         });
-        let checked = Checked { file: &spec.file, limits: limits.collect() };
+        let nics = spec.nics.iter().map(NicJson::from).collect();
+        let checked = Checked { file: &spec.file, limits: limits.collect(), nics };
         writeln!(out, "{}", serde_json::to_string_pretty(&checked)?)?;
     } else {
-        let n = spec.limits.len();
-        writeln!(
-            out,
-            "{}: well-formed, {n} {}",
-            spec.file,
-            if n == 1 { "limit" } else { "limits" }
-        )?;
+        let count = |n: usize, what| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+        let of_nics = spec.nics.iter().map(|nic| nic.limits.len()).sum::<usize>();
+        let limits = count(spec.limits.len() + of_nics, "limit");
+        match spec.nics.len() {
+            0 => writeln!(out, "{}: well-formed, {limits}", spec.file)?,
+            n => writeln!(
+                out,
+                "{}: well-formed, {limits}, {}; limits of scheme carousel ({of_nics}) are in force only while \
+                 `tidegate nic` runs",
+                spec.file,
+                count(n, "nic")
+            )?,
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn plan(store: &Path, args: &PlanArgs) -> Result<ExitCode> {
+pub fn plan(store: &Path, run_dir: &Path, args: &PlanArgs) -> Result<ExitCode> {
     let spec = Spec::read(&args.file)?;
     let host = Host::open(store)?;
     let plan = plan::plan(&host.present()?, &host.wanted(&spec)?, args.prune)?;
-    print(&spec, &plan, args.look.json, false)?;
+    print(&spec, run_dir, &plan, args.look.json, false)?;
     Ok(if plan.actions.is_empty() { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
 }
 
-pub fn apply(store: &Path, args: &PlanArgs) -> Result<ExitCode> {
+pub fn apply(store: &Path, run_dir: &Path, args: &PlanArgs) -> Result<ExitCode> {
     let spec = Spec::read(&args.file)?;
     let host = Host::open(store)?;
     let wanted = host.wanted(&spec)?;
@@ -69,18 +81,29 @@ pub fn apply(store: &Path, args: &PlanArgs) -> Result<ExitCode> {
         Ok(plan)
     });
     host.close();
-    print(&spec, &done?, args.look.json, true)?;
+    print(&spec, run_dir, &done?, args.look.json, true)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(spec: &Spec, plan: &Plan, json: bool, applied: bool) -> Result<()> {
+fn print(spec: &Spec, run_dir: &Path, plan: &Plan, json: bool, applied: bool) -> Result<()> {
     let mut out = stdout().lock();
+    let run_dir = RunDir::at(run_dir);
+    let nics: Vec<_> = spec.nics.iter().map(|nic| (nic, run_dir.find(&nic.name))).collect();
     if json {
         let actions = plan.actions.iter().map(ActionJson::from).collect();
-        let plan = PlanJson { file: &spec.file, actions, unmanaged: &plan.unmanaged };
+        let nics = nics.iter().map(|(nic, runs)| NicPlanJson {
+            name: &nic.name,
+            pid: runs.as_ref().and_then(|runs| runs["pid"].as_u64()),
+            limits_in_force: runs.as_ref().is_some_and(|runs| is_as_in_file(nic, runs)),
+        });
+        let nics = nics.collect();
+        let plan = PlanJson { file: &spec.file, actions, unmanaged: &plan.unmanaged, nics };
         writeln!(out, "{}", serde_json::to_string_pretty(&plan)?)?;
     } else {
         print_text(&mut out, spec, plan, applied)?;
+        for (nic, runs) in &nics {
+            writeln!(out, "{}", of_nic(spec, nic, runs.as_ref()))?;
+        }
     }
     Ok(())
 }
@@ -121,10 +144,68 @@ fn print_text(out: &mut impl Write, spec: &Spec, plan: &Plan, applied: bool) -> 
     }
 }
 
+/// What is true of the limits of a software NIC, which no `apply` can put in force.
+fn of_nic(spec: &Spec, nic: &NicSpec, runs: Option<&Value>) -> String {
+    let (paint, names) = (Paint::stdout(), nic.limits.iter().map(|limit| limit.name.as_str()));
+    let names = names.collect::<Vec<_>>().join(", ");
+    let what = if names.is_empty() { String::new() } else { format!("{names}: ") };
+    match runs {
+        None => paint.yellow(&format!(
+            "! {what}nic `{}` does not run, and its limits are not in force; start `tidegate nic --spec {}{}`",
+            nic.name,
+            spec.file,
+            if spec.nics.len() > 1 { format!(" --name {}", nic.name) } else { String::new() }
+        )),
+        Some(runs) if is_as_in_file(nic, runs) => {
+            format!("  {what}in force, by nic `{}` (process {})", nic.name, runs["pid"])
+        }
+        Some(runs) => paint.yellow(&format!(
+            "! {what}nic `{0}` runs with other limits or ports; if it was started with this file, \
+             `kill -HUP {1}` has it read again",
+            nic.name, runs["pid"]
+        )),
+    }
+}
+
+/// Whether a NIC that runs has the ports and limits that the file says.
+fn is_as_in_file(nic: &NicSpec, runs: &Value) -> bool {
+    let ports = nic.ports.iter().zip([&runs["ports"][0], &runs["ports"][1]]);
+    ports.into_iter().all(|(port, is)| is["port"] == port.to_string())
+        && serde_json::to_value(LimitState::of(nic)).is_ok_and(|limits| limits == runs["limits"])
+}
+
 #[derive(Serialize)]
 struct Checked<'a> {
     file: &'a str,
     limits: Vec<CheckedLimit<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nics: Vec<NicJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct NicJson<'a> {
+    name: &'a str,
+    ports: [String; 2],
+    limits: Vec<LimitState<'a>>,
+    line: usize,
+}
+
+impl<'a> From<&'a NicSpec> for NicJson<'a> {
+    fn from(nic: &'a NicSpec) -> NicJson<'a> {
+        let NicSpec { name, ports, line, .. } = nic;
+        let ports = ports.each_ref().map(ToString::to_string);
+        NicJson { name, ports, limits: LimitState::of(nic), line: *line }
+    }
+}
+
+/// A software NIC of the file.
+#[derive(Serialize)]
+struct NicPlanJson<'a> {
+    name: &'a str,
+    /// Its process; none: it does not run.
+    pid: Option<u64>,
+    /// It runs, with the limits of the file.
+    limits_in_force: bool,
 }
 
 #[derive(Serialize)]
@@ -195,6 +276,8 @@ struct PlanJson<'a> {
     file: &'a str,
     actions: Vec<ActionJson<'a>>,
     unmanaged: &'a [String],
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nics: Vec<NicPlanJson<'a>>,
 }
 
 #[derive(Serialize)]

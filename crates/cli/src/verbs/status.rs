@@ -8,8 +8,9 @@ use std::{
 
 use anyhow::Result;
 use serde::Serialize;
-use tidegate_core::Rate;
-use tidegate_node::{host::Host, plan::Standing, status::LimitStatus};
+use serde_json::Value;
+use tidegate_core::{Bytes, Rate};
+use tidegate_node::{host::Host, nic::state::RunDir, plan::Standing, status::LimitStatus};
 use tidegate_sys::store;
 
 use crate::{
@@ -37,10 +38,21 @@ const COLUMNS: [Column; 13] = [
 #[derive(Serialize)]
 struct Status<'a> {
     limits: &'a [LimitStatus],
+    #[serde(skip_serializing_if = "<[Value]>::is_empty")]
+    nics: &'a [Value],
 }
 
-/// Every limit, or the one of this name.
+/// Every limit, with those of the software NICs that run.
+pub fn all(store: &Path, run_dir: &Path, json: bool) -> Result<ExitCode> {
+    show(store, None, &RunDir::at(run_dir).running(), json)
+}
+
+/// Every limit that is on this host, or the one of this name.
 pub fn status(store: &Path, name: Option<&str>, json: bool) -> Result<ExitCode> {
+    show(store, name, &[], json)
+}
+
+fn show(store: &Path, name: Option<&str>, nics: &[Value], json: bool) -> Result<ExitCode> {
     let host = Host::open(store)?;
     let pinned = match name {
         None => host.store().list(host.hierarchy())?,
@@ -55,14 +67,15 @@ pub fn status(store: &Path, name: Option<&str>, json: bool) -> Result<ExitCode> 
     if json {
         let text = match (name, limits.first()) {
             (Some(_), Some(limit)) => serde_json::to_string_pretty(limit)?,
-            _ => serde_json::to_string_pretty(&Status { limits: &limits })?,
+            _ => serde_json::to_string_pretty(&Status { limits: &limits, nics })?,
         };
         writeln!(out, "{text}")?;
-    } else if limits.is_empty() {
+    } else if limits.is_empty() && nics.is_empty() {
         writeln!(out, "No limits in {}.", store.display())?;
     } else {
-        let rows: Vec<_> = limits.iter().flat_map(rows).collect();
-        output::table(&mut out, Paint::stdout(), &COLUMNS, &rows)?;
+        let mut table: Vec<_> = limits.iter().flat_map(rows).collect();
+        table.extend(nics.iter().flat_map(nic_rows));
+        output::table(&mut out, Paint::stdout(), &COLUMNS, &table)?;
     }
     cry(&mut out, &limits, json)?;
     Ok(ExitCode::SUCCESS)
@@ -79,6 +92,50 @@ fn cry(out: &mut impl Write, limits: &[LimitStatus], json: bool) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The limits of a software NIC that runs, as it wrote them last.
+fn nic_rows(nic: &Value) -> Vec<Vec<String>> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let mut rows = Vec::new();
+    for limit in list(&nic["limits"]) {
+        for name in ["egress", "ingress"] {
+            let held = &limit[name];
+            let Some(rate) = held["rate_bit_s"].as_u64().and_then(Rate::from_bit_s) else {
+                continue;
+            };
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let lane = &nic["directions"][held["direction"].as_u64().unwrap_or_default() as usize];
+            let number = |key: &str| lane[key].as_u64().unwrap_or_default();
+            let time = |ns: Option<u64>| match ns.and_then(|ns| i64::try_from(ns).ok()) {
+                Some(ns) => output::time(ns),
+                None => "default".to_owned(),
+            };
+            let dropped = ["drop_early", "drop_full", "drop_gone"]
+                .map(|what| (number(&format!("{what}_packets")), number(&format!("{what}_bytes"))));
+            let dropped =
+                dropped.iter().fold((0, 0), |(p, b), (packets, bytes)| (p + packets, b + bytes));
+            let none = || "-".to_owned();
+            rows.push(vec![
+                text(&limit["name"]),
+                format!("{} {}", text(&limit["kind"]), text(&limit["scope"])),
+                format!("in force, nic {}", nic["pid"]),
+                name.to_owned(),
+                rate.to_string(),
+                time(held["burst_ns"].as_u64()),
+                time(held["mark_ns"].as_u64()),
+                none(),
+                output::time(
+                    i64::try_from(rate.time_for(Bytes(number("waiting_bytes"))).0).unwrap_or(0),
+                ),
+                output::packets((number("passed_packets"), number("passed_bytes"))),
+                number("marked_packets").to_string(),
+                none(),
+                output::packets(dropped),
+            ]);
+        }
+    }
+    rows
 }
 
 fn rows(limit: &LimitStatus) -> Vec<Vec<String>> {
