@@ -66,9 +66,9 @@ Examples:
     Limit(LimitVerb),
     /// Run a software NIC that shapes what passes between two ports (scheme `carousel`)
     ///
-    /// Frames that come in at one port leave at the other, each direction at its rate, flows isolated from each
-    /// other. The limits hold while it runs. SIGHUP reads the spec again without losing a packet; SIGTERM and
-    /// SIGINT end it, and TAP devices that it made go away.
+    /// Frames that come in at one port leave at the other, each direction at its rate, flows isolated from
+    /// each other. The limits hold while it runs. SIGHUP reads the spec again without losing a packet;
+    /// SIGTERM and SIGINT end it, and TAP devices that it made go away.
     #[command(after_help = "\
 Examples:
   tidegate nic tap:vm0 xdp:eth1 --egress 1gbit --ingress 1gbit

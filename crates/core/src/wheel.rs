@@ -33,9 +33,9 @@
 //! - Granularity and number of slots are powers of two: no division.
 //!
 //! The next bucket is moved in parts: 32 packets, or a sixty-fourth of it where that is more, each time that
-//! the front has gone 16 slots. Only when the clock or the first packet jumps into another bucket is that moved
-//! in one go. All memory is allocated, and written once, at the start: with handles of four bytes, 20 bytes for
-//! each packet of the capacity and 4 kB a bucket.
+//! the front has gone 16 slots. Only when the clock or the first packet jumps into another bucket is that
+//! moved in one go. All memory is allocated, and written once, at the start: with handles of four bytes, 20
+//! bytes for each packet of the capacity and 4 kB a bucket.
 
 use crate::{
     units::Nanos,

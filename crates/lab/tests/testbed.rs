@@ -354,7 +354,8 @@ fn root_a_lost_parent_takes_its_children_along() {
     }
 }
 
-/// A testbed whose paths have a round trip of 20 ms; none, and a line that says so, where the means are missing.
+/// A testbed whose paths have a round trip of 20 ms; none, and a line that says so, where the means are
+/// missing.
 fn far_testbed(test: &str, topology: Topology, means: Means) -> Option<Testbed> {
     let lab_binary = Some(env!("CARGO_BIN_EXE_tidegate-lab").into());
     let link = Some(LinkSpec { means, ..LinkSpec::rtt(Duration::from_millis(20)) });

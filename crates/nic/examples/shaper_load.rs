@@ -1,6 +1,8 @@
-//! How much one shaper thread carries, and how exactly: flows at rates of their own into a port that discards.
+//! How much one shaper thread carries, and how exactly: flows at rates of their own into a port that
+//! discards.
 //!
-//!     cargo run --release -p tidegate-nic --example shaper_load -- [FLOWS] [MBIT] [BYTES] [SECONDS] [poll|auto]
+//!     cargo run --release -p tidegate-nic --example shaper_load -- [FLOWS] [MBIT] [BYTES] [SECONDS]
+//!     [poll|auto]
 //!
 //! The flows send MBIT Mbit/s together, in frames of BYTES; each always has two of them in the shaper.
 
@@ -49,7 +51,9 @@ fn options() -> Option<Options> {
 
 fn main() -> ExitCode {
     let Some(options) = options() else {
-        eprintln!("usage: shaper_load [FLOWS] [MBIT] [BYTES, 64 to 2048] [SECONDS, 1 to 60] [poll|auto]");
+        eprintln!(
+            "usage: shaper_load [FLOWS] [MBIT] [BYTES, 64 to 2048] [SECONDS, 1 to 60] [poll|auto]"
+        );
         return ExitCode::from(1);
     };
     match measure(&options) {
@@ -121,7 +125,10 @@ fn report(
     let packets = after.sent_packets - before.sent_packets;
     let total: u64 = rates.iter().map(|rate| rate.bit_s()).sum();
     let sent = (after.sent_bytes - before.sent_bytes) as f64 * 8.0 / seconds;
-    println!("packets         {:.3} M/s, {packets} in {seconds:.2} s", packets as f64 / seconds / 1e6);
+    println!(
+        "packets         {:.3} M/s, {packets} in {seconds:.2} s",
+        packets as f64 / seconds / 1e6
+    );
     println!("rate            {:.4} Gbit/s of {:.4}", sent / 1e9, total as f64 / 1e9);
     let bins: Vec<f64> = samples
         .windows(2)
@@ -142,7 +149,12 @@ fn report(
         .collect();
     errors.sort_by(f64::total_cmp);
     let at = |part: f64| errors[((errors.len() - 1) as f64 * part) as usize] * 100.0;
-    println!("of a flow       {:.3} % median, {:.3} % p99, {:.3} % worst", at(0.5), at(0.99), at(1.0));
+    println!(
+        "of a flow       {:.3} % median, {:.3} % p99, {:.3} % worst",
+        at(0.5),
+        at(0.99),
+        at(1.0)
+    );
     println!(
         "lateness        {:.1} % within 2 us, {:.1} % within 4.1 us; p50 {} p99 {} p99.9 {} max {} us",
         lateness.share_within(Nanos(2_048)) * 100.0,

@@ -16,8 +16,8 @@ use super::interval;
 
 #[derive(Debug, Args)]
 pub struct NicArgs {
-    /// The workload's port, then the other one: `tap:NAME` (attached to if it exists, else made) or `xdp:NAME` (a
-    /// device that exists), with `@NETNS` if it is in another network namespace
+    /// The workload's port, then the other one: `tap:NAME` (attached to if it exists, else made) or
+    /// `xdp:NAME` (a device that exists), with `@NETNS` if it is in another network namespace
     #[arg(value_name = "PORT", num_args = 2, required_unless_present = "spec")]
     pub ports: Vec<PortName>,
     /// Ports and limits from a spec file, which is read again on SIGHUP
@@ -35,7 +35,8 @@ pub struct NicArgs {
     /// Credit that an idle limit saves up, as time or bytes [default: 1ms]
     #[arg(long, value_name = "TIME|SIZE")]
     pub burst: Option<Span>,
-    /// Packets that waited longer are marked, if their sender hears ECN marks [default: 1ms, at least four frames]
+    /// Packets that waited longer are marked, if their sender hears ECN marks [default: 1ms, at least four
+    /// frames]
     #[arg(long, value_name = "TIME|SIZE")]
     pub mark: Option<Span>,
     #[command(flatten)]
@@ -52,11 +53,13 @@ pub struct NicArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Tuning")]
 pub struct NicTuning {
-    /// Threads, each with a queue of both ports and a shaper for each direction; limits are divided among them
+    /// Threads, each with a queue of both ports and a shaper for each direction; limits are divided among
+    /// them
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=THREADS_MAX as i64))]
     pub shapers: u32,
-    /// What a thread does while it waits: sleep, poll (in time, and takes a CPU), or sleep where there is time
+    /// What a thread does while it waits: sleep, poll (in time, and takes a CPU), or sleep where there is
+    /// time
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub wait: Wait,
     /// TAP devices that it makes stay when it ends
@@ -76,7 +79,8 @@ pub struct NicTuning {
     /// Standing wait from which packets that cannot be marked are dropped [default: 1ms, at least two frames]
     #[arg(long, value_name = "TIME")]
     pub codel_target: Option<Nanos>,
-    /// How long a sender may take to react before more is dropped [default: 20ms and what the target has above 1ms]
+    /// How long a sender may take to react before more is dropped [default: 20ms and what the target has
+    /// above 1ms]
     #[arg(long, value_name = "TIME")]
     pub codel_interval: Option<Nanos>,
     /// Segments that take longer than this at the limit are cut into frames

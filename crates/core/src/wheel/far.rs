@@ -7,8 +7,8 @@ use alloc::{boxed::Box, vec};
 
 use crate::slot_set::SlotSet;
 
-/// Entries in a chunk of the pool: with handles of four bytes a chunk is a page. Large, so that the next chunk
-/// is looked for seldom, and read in sequence.
+/// Entries in a chunk of the pool: with handles of four bytes a chunk is a page. Large, so that the next
+/// chunk is looked for seldom, and read in sequence.
 const CHUNK: usize = 512;
 
 #[derive(Debug, Clone, Copy, Default)]

@@ -29,10 +29,13 @@ const DCTCP: [Timer; 4] = [
     timer(9, (1029.0, 308.0), (1020.0, 78.0)),
 ];
 
+/// System, congestion control, and for one flow and for nine: goodput in Mbit/s and percentile in ms.
+type Far = (&'static str, &'static str, [(f64, f64); 2]);
+
 /// Table 3, 1 Gbit/s over a round trip of 10 ms: goodput in Mbit/s and 99.9th percentile of 1 MB calls in ms,
 /// for one flow and for nine. The paper has two rows of CUBIC with NRM and does not say which is the one with
 /// ECN; they are taken in the order of its list of cases. Of HTB the row without fq.
-const TABLE_3: [(&str, &str, [(f64, f64); 2]); 4] = [
+const TABLE_3: [Far; 4] = [
     ("htb", "cubic", [(437.0, 20.0), (945.0, 120.0)]),
     ("nrm", "cubic", [(410.0, 46.0), (915.0, 141.0)]),
     ("nrm", "cubic+ecn", [(754.0, 12.0), (944.0, 218.0)]),

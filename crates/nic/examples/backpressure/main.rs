@@ -1,5 +1,5 @@
-//! Backpressure from a shaper to a TCP stack in user space: smoltcp connections, each paced at its own rate, with
-//! completions that come when a packet leaves, and with completions that come at once.
+//! Backpressure from a shaper to a TCP stack in user space: smoltcp connections, each paced at its own
+//! rate, with completions that come when a packet leaves, and with completions that come at once.
 //!
 //!     cargo run --release -p tidegate-nic --example backpressure [FLOWS]
 

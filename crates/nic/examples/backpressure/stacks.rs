@@ -184,7 +184,8 @@ struct Received {
     last: Nanos,
 }
 
-/// The receivers, until each has what it is to get. None: a byte was not what it had to be, or the time is up.
+/// The receivers, until each has what it is to get. None: a byte was not what it had to be, or the time is
+/// up.
 fn receive_all(mut far: MemoryPort, wanted: &[u64], until: Instant) -> Option<Vec<Received>> {
     let mut pool = PacketPool::new(PoolSize { small: 8_192, large: 0 }).ok()?;
     let (mut frames, mut outgoing) = (Vec::new(), VecDeque::new());
@@ -261,8 +262,7 @@ fn receive_all(mut far: MemoryPort, wanted: &[u64], until: Instant) -> Option<Ve
 pub fn run(load: &Load) -> Option<Outcome> {
     let flows = load.rates.len();
     let until = Instant::now() + load.patience;
-    let wanted: Vec<_> =
-        load.rates.iter().map(|rate| rate.bytes_in(load.time).0.max(1)).collect();
+    let wanted: Vec<_> = load.rates.iter().map(|rate| rate.bytes_in(load.time).0.max(1)).collect();
     let (near, far) = MemoryPort::pair("stacks", CABLE_FRAMES);
     let mut options = NicOptions {
         producers: 1,

@@ -72,8 +72,8 @@ impl Lane {
         })
     }
 
-    /// Takes in what has come until `now`. True if there was anything. `woken_in`: the thread has slept, and that is how
-    /// long it usually takes to wake.
+    /// Takes in what has come until `now`. True if there was anything. `woken_in`: the thread has slept,
+    /// and that is how long it usually takes to wake.
     pub(super) fn receive(
         &mut self,
         port: &mut impl Port,
