@@ -1,5 +1,6 @@
 //! Builds testbeds, drives every traffic tool through them without a limit and with the peers, and
 //! checks that nothing is left. Needs root.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::{
     fs,

@@ -51,8 +51,8 @@ pub fn check(args: &CheckArgs) -> Result<ExitCode> {
             0 => writeln!(out, "{}: well-formed, {limits}", spec.file)?,
             n => writeln!(
                 out,
-                "{}: well-formed, {limits}, {}; limits of scheme carousel ({of_nics}) are in force only while \
-                 `tidegate nic` runs",
+                "{}: well-formed, {limits}, {}; limits of scheme carousel ({of_nics}) are in force only \
+                 while `tidegate nic` runs",
                 spec.file,
                 count(n, "nic")
             )?,
@@ -151,7 +151,8 @@ fn of_nic(spec: &Spec, nic: &NicSpec, runs: Option<&Value>) -> String {
     let what = if names.is_empty() { String::new() } else { format!("{names}: ") };
     match runs {
         None => paint.yellow(&format!(
-            "! {what}nic `{}` does not run, and its limits are not in force; start `tidegate nic --spec {}{}`",
+            "! {what}nic `{}` does not run, and its limits are not in force; start `tidegate nic \
+             --spec {}{}`",
             nic.name,
             spec.file,
             if spec.nics.len() > 1 { format!(" --name {}", nic.name) } else { String::new() }

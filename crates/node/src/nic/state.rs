@@ -31,7 +31,7 @@ const TRIES: usize = 16;
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// It runs already.
-    #[error("nic `{name}` runs already{}; end that first", pid.map_or_else(String::new, |pid| format!(" (process {pid})")))]
+    #[error("nic `{name}` runs already{}; end that first", process(*.pid))]
     Running {
         /// Its name.
         name: String,
@@ -39,13 +39,24 @@ pub enum StateError {
         pid: Option<u64>,
     },
     /// The operating system refused.
-    #[error("{}: {source}{}", .path.display(), if .source.kind() == io::ErrorKind::PermissionDenied { " (run as root)" } else { "" })]
+    #[error("{}: {source}{}", .path.display(), as_root(.source))]
     Io {
         /// The file or directory.
         path: PathBuf,
         /// Why.
         source: io::Error,
     },
+}
+
+fn process(pid: Option<u64>) -> String {
+    pid.map_or_else(String::new, |pid| format!(" (process {pid})"))
+}
+
+fn as_root(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => " (run as root)",
+        _ => "",
+    }
 }
 
 /// What is in the file.
