@@ -9,9 +9,10 @@
 //! | `carousel-auto`, `carousel-poll` | `tidegate nic` in a mode of waiting | two TAP devices |
 //! | `lane` | the shaper of `tidegate nic` without ports and threads, in virtual time | none |
 //!
-//! A busy CPU is time that is not idle in `/proc/stat`, of all CPUs, user, kernel, interrupts; what the machine
-//! did in a moment before the load is subtracted (`before_cpus`). It is sampled by the kernel in steps of 10 ms,
-//! so a window is seconds long. The rate is that on the wire, from the same window.
+//! What a path costs is the CPU time of its processes (sender, receiver, `tidegate nic`) and of the network's
+//! softirqs outside of them ([`SoftirqMeter`]). Others may work on the machine meanwhile. Where the machine was
+//! quiet before the load, `machine_cpus` is what its CPUs did besides, all of it: time not idle in `/proc/stat`
+//! less that of the moment before. The rate is that on the wire, from the same window.
 //!
 //! A software NIC moves every packet through user space and back, where a qdisc hands on a pointer. Beside the
 //! whole path therefore stands what is spent on the decision alone: `shaping_ns` of `lane`, and for `htb` what
@@ -31,7 +32,7 @@ use std::{
 
 use anyhow::Context as _;
 use tidegate_core::Rate;
-use tidegate_sys::{net::NetNs, wire_meter::WireMeter};
+use tidegate_sys::{net::NetNs, softirq_meter::SoftirqMeter, wire_meter::WireMeter};
 
 use super::case_in_words;
 use crate::{
@@ -160,7 +161,7 @@ impl Experiment for CarouselCpu {
         let mut quiet = match (self.tiny.is_some(), ctx.quick) {
             (true, _) => Quiet::within(Duration::ZERO),
             (_, true) => Quiet::within(Duration::from_secs(6)),
-            _ => Quiet::within(Duration::from_secs(45)),
+            _ => Quiet::within(Duration::from_secs(40)),
         };
         let plan = self.plan(ctx.quick);
         for cell in &plan {
@@ -276,47 +277,58 @@ impl Run {
             let rate_bit_s = self.cell.limit_bit_s / u64::from(self.cell.flows);
             options.load = Load::TcpAt { rate_bit_s };
         }
-        // What polls is not the load: it is there before, and its time is counted.
-        let own = |pid: Option<u32>| pid.map(process_cpu).transpose();
-        let (before, own_before) = quiet.wait(|| own(path.pid))?;
+        let before = quiet.look(|| path.pid.map(process_cpu).transpose())?;
         let iperf = IperfRun::start(path.site, receiver, &options)?;
+        let processes: Vec<u32> =
+            [iperf.client_pid(), iperf.server_pid()].into_iter().chain(path.pid).collect();
+        let softirqs = SoftirqMeter::attach(&processes)?;
         pass_time(SETTLED)?;
+        let read = || -> anyhow::Result<(Busy, Duration, Option<Duration>, Duration)> {
+            let of = |pid: &u32| process_cpu(*pid);
+            let all = processes.iter().map(of).sum::<anyhow::Result<Duration>>()?;
+            Ok((Busy::now()?, all, path.pid.map(process_cpu).transpose()?, softirqs.spent()?))
+        };
         meter.start()?;
-        let (busy, own_busy, begun) = (Busy::now()?, own(path.pid)?, Instant::now());
+        let (begun, was) = (Instant::now(), read()?);
         pass_time(self.duration - 2 * SETTLED)?;
-        let (busy, own_busy) = (Busy::now()?.since(&busy), own(path.pid)?.zip(own_busy));
-        let seconds = begun.elapsed().as_secs_f64();
+        let (is, seconds) = (read()?, begun.elapsed().as_secs_f64());
         let bytes: u64 = meter.bins()?.iter().map(|bin| bin.bytes).sum();
         iperf.finish()?;
 
+        let cpus = |is: Duration, was: Duration| is.saturating_sub(was).as_secs_f64() / seconds;
+        let (in_processes, in_softirqs) = (cpus(is.1, was.1), cpus(is.3, was.3));
+        let path_cpus = in_processes + in_softirqs;
         let wire_bit_s = bytes as f64 * 8.0 / seconds;
-        let own_cpus = own_busy.map(|(now, then)| (now - then).as_secs_f64() / seconds);
-        // What the shaping process took before the load is its own, and not the machine's mood.
-        let before_cpus = (before - own_before.unwrap_or(0.0)).max(0.0);
-        let cpus = (busy - before_cpus).max(0.0);
-        let mut record = ctx
-            .record(limiter, &self.cell.case(), run)
-            .value(WIRE, wire_bit_s)
-            .value("busy_cpus", cpus)
-            .value("before_cpus", before_cpus)
-            .value(PER_CPU, wire_bit_s / cpus)
-            .value(PER_FRAME, cpus * 1e9 / (wire_bit_s / 8.0 / FRAME_BYTES));
-        if let Some(own) = own_cpus {
-            let frames_s = wire_bit_s / 8.0 / FRAME_BYTES;
-            record = record.value("process_cpus", own);
-            record = record.value("process_per_frame_ns", own * 1e9 / frames_s);
+        let frames_per_s = wire_bit_s / 8.0 / FRAME_BYTES;
+        let mut values = vec![
+            (WIRE, wire_bit_s),
+            ("path_cpus", path_cpus),
+            ("softirq_cpus", in_softirqs),
+            (PER_CPU, wire_bit_s / path_cpus),
+            (PER_FRAME, path_cpus * 1e9 / frames_per_s),
+        ];
+        if let Some((is, was)) = is.2.zip(was.2) {
+            values.push(("nic_cpus", cpus(is, was)));
+            values.push(("nic_per_frame_ns", cpus(is, was) * 1e9 / frames_per_s));
         }
-        let _ = record;
+        if let Some(before) = before {
+            values.push(("machine_cpus", (is.0.since(&was.0) - before).max(0.0)));
+        }
+        let mut record = ctx.record(limiter, &self.cell.case(), run);
+        for (metric, value) in values {
+            record = record.value(metric, value);
+        }
         Ok(())
     }
 }
 
 fn notes(ctx: &mut Context, quiet: &Quiet) {
     ctx.note(
-        "`busy cpus` is the time in which CPUs were not idle, of the whole machine, less `before cpus`, what \
-         it did in the 0.4 s before the load; senders and receivers are in it, the same for all. `process` is \
-         tidegate nic alone. `wire per CPU` and `cpu per frame` are the rate on the wire and a frame of 1514 \
-         bytes against busy cpus; `cpu against htb` is the latter in the same round.",
+        "`path cpus` is the CPU time of sender, receiver and tidegate nic, and of the network's softirqs outside \
+         of them (`softirq cpus`); hard interrupts and the idle task are not in it. `machine cpus`, where the \
+         machine was quiet before, is all time in which its CPUs were not idle, less that of the moment before. \
+         `nic` is tidegate nic alone. `wire per CPU` and `cpu per frame` are the rate on the wire and a frame of \
+         1514 bytes against path cpus; `cpu against htb` is the latter in the same round.",
     );
     ctx.note(
         "With `pfifo` nothing limits: iperf3 asks for the rate itself, in blocks of 128 KB. There are no \
@@ -324,8 +336,8 @@ fn notes(ctx: &mut Context, quiet: &Quiet) {
     );
     if quiet.disturbed > 0 {
         ctx.note(format!(
-            "{} of {} runs began while others used more of the machine than is quiet; their load is \
-             subtracted as far as it stayed the same",
+            "{} of {} runs began while others worked on this machine, and have no machine cpus; caches that are \
+             shared with others make all figures higher",
             quiet.disturbed, quiet.runs
         ));
     }

@@ -155,7 +155,7 @@ pub struct Lost {
 #[derive(Debug)]
 pub struct IperfRun {
     client: Child,
-    _server: Child,
+    server: Child,
     within: Duration,
 }
 
@@ -177,12 +177,17 @@ impl IperfRun {
         command.args(options.to_words()?);
         let client = Child::spawn(command)?;
         let within = options.omit + options.duration + GRACE;
-        Ok(Self { client, _server: server, within })
+        Ok(Self { client, server, within })
     }
 
     /// The process id of the client, or of its runner.
     pub fn client_pid(&self) -> u32 {
         self.client.pid()
+    }
+
+    /// The process id of the server.
+    pub fn server_pid(&self) -> u32 {
+        self.server.pid()
     }
 
     /// Waits for the client and reads its report.

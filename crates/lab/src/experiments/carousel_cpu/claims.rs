@@ -1,10 +1,14 @@
 //! What is claimed of the costs, case by case. No paper has figures for this path: Carousel's savings are those
 //! of whole machines under other loads.
 
-use super::{AGAINST_HTB, Cell, LANE, LIMITERS, Limiter, PER_FRAME, SHAPING, WIRE};
+use super::{
+    AGAINST_HTB, Cell, LANE, LIMITERS, Limiter, PER_FRAME, SHAPING, WIRE, case_in_words, nic::Wait,
+};
 use crate::{
-    context::Context, experiments::carousel_cpu::nic::Wait, experiments::case_in_words,
-    report::Case, stats, systems::System,
+    context::Context,
+    report::{Case, Row},
+    stats,
+    systems::System,
 };
 
 /// A limiter that sends less is not compared: it had less to do.
@@ -22,7 +26,7 @@ pub(super) fn against_htb(ctx: &mut Context, plan: &[Cell]) {
         let case = cell.case();
         let in_run = |ctx: &Context, limiter: Limiter, run: u32| {
             let name = limiter.to_string();
-            let is = |row: &&crate::report::Row| {
+            let is = |row: &&Row| {
                 row.system == name && row.metric == PER_FRAME && row.case == case && row.run == run
             };
             ctx.rows().iter().find(is).map(|row| row.value)

@@ -86,23 +86,26 @@ impl Quiet {
         Quiet { left: time, disturbed: 0, runs: 0 }
     }
 
-    /// CPUs that are busy now, and those of them by a process whose CPU time `own` reads.
-    pub(super) fn wait(
+    /// CPUs that are busy now, those of the process whose CPU time `own` reads not among them; none if the
+    /// machine is not quiet.
+    pub(super) fn look(
         &mut self,
         own: impl Fn() -> anyhow::Result<Option<Duration>>,
-    ) -> anyhow::Result<(f64, Option<f64>)> {
+    ) -> anyhow::Result<Option<f64>> {
         self.runs += 1;
         loop {
             let (busy, was) = (Busy::now()?, own()?);
             pass_time(LOOK)?;
             let (now, is) = (Busy::now()?, own()?);
             let time = (now.at - busy.at).as_secs_f64();
-            let own = is.zip(was).map(|(is, was)| (is - was).as_secs_f64() / time);
-            let all = now.since(&busy);
-            let is_quiet = all - own.unwrap_or(0.0) <= QUIET_CPUS;
-            if is_quiet || self.left < LOOK {
-                self.disturbed += u32::from(!is_quiet);
-                return Ok((all, own));
+            let own = is.zip(was).map_or(0.0, |(is, was)| (is - was).as_secs_f64() / time);
+            let others = (now.since(&busy) - own).max(0.0);
+            if others <= QUIET_CPUS {
+                return Ok(Some(others));
+            }
+            if self.left < LOOK {
+                self.disturbed += 1;
+                return Ok(None);
             }
             self.left -= LOOK;
         }
