@@ -19,6 +19,7 @@ const HTB: Limiter = Limiter::Kernel(System::Htb);
 const PACE: Limiter = Limiter::Kernel(System::Pace);
 const AUTO: Limiter = Limiter::Carousel(Wait::Auto);
 const POLL: Limiter = Limiter::Carousel(Wait::Poll);
+const SLEEP: Limiter = Limiter::Carousel(Wait::Sleep);
 
 /// Records the cost of a frame as a share of HTB's in the same round.
 pub(super) fn against_htb(ctx: &mut Context, plan: &[Cell]) {
@@ -46,7 +47,7 @@ pub(super) fn record(ctx: &mut Context, plan: &[Cell]) {
     for cell in plan {
         let case = cell.case();
         let words = case_in_words(&case);
-        for limiter in [PACE, AUTO, POLL] {
+        for limiter in [PACE, AUTO, POLL, SLEEP] {
             let Some(wire) = ctx.median(&limiter.to_string(), WIRE, Some(&case)) else { continue };
             let used = wire / cell.limit_bit_s as f64;
             ctx.claim(
@@ -57,6 +58,7 @@ pub(super) fn record(ctx: &mut Context, plan: &[Cell]) {
         }
         less(ctx, &case, (PACE, HTB), "no more CPU time a frame than htb");
         less(ctx, &case, (AUTO, POLL), "no more CPU time a frame than carousel-poll");
+        less(ctx, &case, (SLEEP, AUTO), "no more CPU time a frame than carousel-auto");
         shaping(ctx, &case);
     }
 }

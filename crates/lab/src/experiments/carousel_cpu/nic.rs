@@ -29,6 +29,7 @@ const START: Duration = Duration::from_secs(20);
 pub(super) enum Wait {
     Auto,
     Poll,
+    Sleep,
 }
 
 /// A software NIC that runs, and the devices that it made. They go with it.
@@ -55,6 +56,7 @@ impl Nic {
         command.arg(match wait {
             Wait::Auto => "auto",
             Wait::Poll => "poll",
+            Wait::Sleep => "sleep",
         });
         tidegate_sys::net::prepare(&mut command, tidegate_sys::net::SpawnInto::default())?;
         let mut child = Child::spawn(command)?;
