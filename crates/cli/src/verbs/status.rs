@@ -81,15 +81,17 @@ fn show(store: &Path, name: Option<&str>, nics: &[Value], json: bool) -> Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says aloud which limits are not enforced and which ports are gone: on the terminal below the table, else on
-/// standard error, too.
+/// Says aloud which limits are not enforced and which ports are gone: on the terminal below the table, else
+/// on standard error, too.
 fn cry(out: &mut impl Write, limits: &[LimitStatus], nics: &[Value], json: bool) -> Result<()> {
     let alarms = limits.iter().filter_map(|l| output::alarm(&l.name, &l.scope, l.state));
     let ports = nics.iter().flat_map(|nic| {
         gone(nic).map(move |port| {
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             let (nic, port) = (text(&nic["name"]), text(&port["port"]));
-            format!("port {port} of nic `{nic}` is gone; packets for it are dropped until it is back")
+            format!(
+                "port {port} of nic `{nic}` is gone; packets for it are dropped until it is back"
+            )
         })
     });
     for alarm in alarms.chain(ports) {
@@ -121,8 +123,7 @@ fn nic_rows(nic: &Value) -> Vec<Vec<String>> {
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             let lane = &nic["directions"][held["direction"].as_u64().unwrap_or_default() as usize];
             let number = |key: &str| lane[key].as_u64().unwrap_or_default();
-            let time =
-                |ns: &Value| output::time(ns.as_i64().unwrap_or_default());
+            let time = |ns: &Value| output::time(ns.as_i64().unwrap_or_default());
             let dropped = ["drop_early", "drop_full", "drop_gone"]
                 .map(|what| (number(&format!("{what}_packets")), number(&format!("{what}_bytes"))));
             let dropped =

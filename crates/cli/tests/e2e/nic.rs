@@ -1,6 +1,6 @@
 //! `tidegate nic` between a TAP device and a veth: limits, ports that go and come back, what is left.
 //!
-//! A shaped transfer must take as long as the limit says; that it takes longer on a busy machine fails nothing.
+//! A shaped transfer must take as long as the limit says; taking longer on a busy machine is no failure.
 
 use std::{
     fs,

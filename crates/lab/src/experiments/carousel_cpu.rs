@@ -1,5 +1,5 @@
-//! `carousel-cpu`: what shaping costs the processors. The same greedy TCP flows go through each limiter at the
-//! same rate, between two network namespaces, in turn.
+//! `carousel-cpu`: what shaping costs the processors. The same greedy TCP flows go through each limiter
+//! at the same rate, between two network namespaces, in turn.
 //!
 //! | system | what it is | the path |
 //! |---|---|---|
@@ -9,14 +9,15 @@
 //! | `carousel-auto`, `-poll`, `-sleep` | `tidegate nic` in a mode of waiting | two TAP devices |
 //! | `lane` | the shaper of `tidegate nic` without ports and threads, in virtual time | none |
 //!
-//! What a path costs is the CPU time of its processes (sender, receiver, `tidegate nic`) and of the network's
-//! softirqs outside of them ([`SoftirqMeter`]). Others may work on the machine meanwhile. Where the machine was
-//! quiet before the load, `machine_cpus` is what its CPUs did besides, all of it: time not idle in `/proc/stat`
-//! less that of the moment before. The rate is that on the wire, from the same window.
+//! What a path costs is the CPU time of its processes (sender, receiver, `tidegate nic`) and of the
+//! network's softirqs outside of them ([`SoftirqMeter`]). Others may work on the machine meanwhile. Where
+//! the machine was quiet before the load, `machine_cpus` is what its CPUs did besides, all of it: time
+//! not idle in `/proc/stat` less that of the moment before. The rate is that on the wire, from the same
+//! window.
 //!
-//! A software NIC moves every packet through user space and back, where a qdisc hands on a pointer. Beside the
-//! whole path therefore stands what is spent on the decision alone: `shaping_ns` of `lane`, and for `htb` what
-//! a frame costs more than with `pfifo`.
+//! A software NIC moves every packet through user space and back, where a qdisc hands on a pointer.
+//! Beside the whole path therefore stands what is spent on the decision alone: `shaping_ns` of `lane`,
+//! and for `htb` what a frame costs more than with `pfifo`.
 
 mod claims;
 mod machine;
@@ -149,7 +150,7 @@ impl Experiment for CarouselCpu {
     }
 
     fn summary(&self) -> &'static str {
-        "CPU time that limits of 0.5 to 4 Gbit/s cost: the kernel's qdiscs, paced sockets, and the software NIC"
+        "CPU time that limits of 0.5 to 4 Gbit/s cost: the kernel's qdiscs, paced sockets, the software NIC"
     }
 
     fn needs(&self) -> Vec<Need> {
@@ -332,20 +333,21 @@ impl Run {
 
 fn notes(ctx: &mut Context, quiet: &Quiet) {
     ctx.note(
-        "`path cpus` is the CPU time of sender, receiver and tidegate nic, and of the network's softirqs outside \
-         of them (`softirq cpus`); hard interrupts and the idle task are not in it. `machine cpus`, where the \
-         machine was quiet before, is all time in which its CPUs were not idle, less that of the moment before. \
-         `nic` is tidegate nic alone. `wire per CPU` and `cpu per frame` are the rate on the wire and a frame of \
-         1514 bytes against path cpus; `cpu against htb` is the latter in the same round.",
+        "`path cpus` is the CPU time of sender, receiver and tidegate nic, and of the network's \
+         softirqs outside of them (`softirq cpus`); hard interrupts and the idle task are not in it. \
+         `machine cpus`, where the machine was quiet before, is all time in which its CPUs were not \
+         idle, less that of the moment before. `nic` is tidegate nic alone. `wire per CPU` and `cpu \
+         per frame` are the rate on the wire and a frame of 1514 bytes against path cpus; `cpu against \
+         htb` is the latter in the same round.",
     );
     ctx.note(
-        "With `pfifo` nothing limits: iperf3 asks for the rate itself, in blocks of 128 KB. There are no \
-         published figures for this path; shaping of `lane` is in virtual time, without ports.",
+        "With `pfifo` nothing limits: iperf3 asks for the rate itself, in blocks of 128 KB. There are \
+         no published figures for this path; shaping of `lane` is in virtual time, without ports.",
     );
     if quiet.disturbed > 0 {
         ctx.note(format!(
-            "{} of {} runs began while others worked on this machine, and have no machine cpus; caches that are \
-             shared with others make all figures higher",
+            "{} of {} runs began while others worked on this machine, and have no machine cpus; caches \
+             that are shared with others make all figures higher",
             quiet.disturbed, quiet.runs
         ));
     }

@@ -6,7 +6,8 @@
 //! wheel -> queues (ours and its peers), load (what is done to them)
 //! ```
 //!
-//! `carousel_cpu` has a bed of its own: its paths differ. `link_accuracy` measures the lab's links themselves.
+//! `carousel_cpu` has a bed of its own, as its paths differ. `link_accuracy` measures the lab's links
+//! themselves.
 //!
 //! `published` has the figures of seed 004 and its table on the mailing list, `seed_000` those of seed 000.
 

@@ -1,5 +1,4 @@
-//! What is claimed of the costs, case by case. No paper has figures for this path: Carousel's savings are those
-//! of whole machines under other loads.
+//! What is claimed of the costs, case by case. No paper has figures for this path.
 
 use super::{
     AGAINST_HTB, Cell, LANE, LIMITERS, Limiter, PER_FRAME, SHAPING, WIRE, case_in_words, nic::Wait,
