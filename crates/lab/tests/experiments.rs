@@ -170,7 +170,7 @@ fn root_carousel_cpu_reports_every_system() {
             assert!(!report.values(system, metric, None).is_empty(), "{system} has no {metric}");
         }
     }
-    assert!(!report.values("carousel-poll", "process_cpus", None).is_empty());
+    assert!(!report.values("carousel-poll", "nic_cpus", None).is_empty());
     assert!(report.values("lane", "shaping_ns", None)[0] > 0.0);
 }
 
