@@ -10,8 +10,8 @@ use tidegate_lab::{
     context::{Links, Options},
     experiment::Experiment,
     experiments::{
-        demo::Demo, htb_latency::HtbLatency, limits::Limits, link_accuracy::LinkAccuracy,
-        nrm_egress::NrmEgress, nrm_ingress::NrmIngress, wheel::Wheel,
+        carousel_cpu::CarouselCpu, demo::Demo, htb_latency::HtbLatency, limits::Limits,
+        link_accuracy::LinkAccuracy, nrm_egress::NrmEgress, nrm_ingress::NrmIngress, wheel::Wheel,
     },
     progress::Progress,
     report::Report,
@@ -152,6 +152,26 @@ fn root_limits_reports_every_system() {
     check(&report, out.path(), &["idle", "pace", "nrm", "htb"], &metrics);
     let claims = report.claims.iter().filter(|claim| claim.claim.starts_with("pace, 1 Gbit/s"));
     assert!(claims.count() >= 4, "{:?}", report.claims);
+}
+
+#[test]
+fn root_carousel_cpu_reports_every_system() {
+    let test = "root_carousel_cpu_reports_every_system";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &CarouselCpu::tiny(lab_binary()), out.path()) else { return };
+    let systems = ["pfifo", "htb", "tbf", "pace", "carousel-auto", "carousel-poll"];
+    let lane = [&systems[..], &["lane"]].concat();
+    check(&report, out.path(), &lane, &[]);
+    for system in systems {
+        for metric in ["wire_bit_s", "wire_per_cpu_bit_s", "cpu_per_frame_ns"] {
+            assert!(!report.values(system, metric, None).is_empty(), "{system} has no {metric}");
+        }
+    }
+    assert!(!report.values("carousel-poll", "nic_cpus", None).is_empty());
+    assert!(report.values("lane", "shaping_ns", None)[0] > 0.0);
 }
 
 #[test]

@@ -320,15 +320,21 @@ impl Lane {
     }
 }
 
+/// The wait from which packets are marked at this rate where neither limit nor options say: [`MARK`], but not
+/// below the time of [`MARK_FRAMES`].
+#[must_use]
+pub fn mark_at(rate: Rate) -> Nanos {
+    MARK.max(rate.time_for(Bytes(MARK_FRAMES * u64::from(FRAME_BYTES))))
+}
+
 /// How much and how long may wait: what was asked for, or what fits the rate.
 fn limits(options: &LaneOptions, limit: Option<LaneLimit>, rate: Rate) -> BacklogLimits {
     let defaults = CodelOptions::for_rate(rate, FRAME_BYTES);
-    let frames = rate.time_for(Bytes(MARK_FRAMES * u64::from(FRAME_BYTES)));
     let bytes = options.bytes.unwrap_or_else(|| rate.bytes_in(QUEUE_TIME));
     let least = if options.bytes.is_some() { 0 } else { QUEUE_BYTES_MIN };
     BacklogLimits {
         bytes: bytes.0.max(least),
-        mark: limit.and_then(|limit| limit.mark).or(options.mark).unwrap_or(MARK.max(frames)),
+        mark: limit.and_then(|limit| limit.mark).or(options.mark).unwrap_or_else(|| mark_at(rate)),
         codel: CodelOptions {
             target: options.target.unwrap_or(defaults.target),
             interval: options.interval.unwrap_or(defaults.interval),

@@ -245,6 +245,7 @@ impl DeviceSource {
         pool: &mut PacketPool,
     ) -> Result<Box<dyn Port>, PortError> {
         let name = &self.name.device;
+        let index = Netlink::open_in(netns)?.index_of(name)?;
         let queues = rx_queues(netns, name)?.unwrap_or(1);
         if queues != self.device.threads {
             return Err(PortError::Invalid {
@@ -254,7 +255,6 @@ impl DeviceSource {
                 expected: "run as many shapers as it has queues (--shapers), or set its queues (ethtool -L)",
             });
         }
-        let index = Netlink::open_in(netns)?.index_of(name)?;
         let mut shared = self.device.xdp.lock().unwrap_or_else(PoisonError::into_inner);
         let device = match shared.1.upgrade().filter(|_| shared.0 == index) {
             Some(device) => device,

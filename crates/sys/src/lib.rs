@@ -13,6 +13,7 @@
 //! - [`congestion`]: congestion controls for a cgroup, DCTCP among them.
 //! - [`paper`]: NRM as published, for the lab to compare with.
 //! - [`net`]: network namespaces, links, qdiscs; [`wire_meter`]: exact rates on a wire; [`sched`].
+//! - [`softirq_meter`]: CPU time of the network that no process has in its bill.
 //! - [`xdp`]: a device's frames for AF_XDP sockets.
 //! - [`cost`]: what a packet costs in a loaded program.
 //! - [`intf`]: what the programs and this crate share.
@@ -30,6 +31,7 @@ pub mod preflight;
 pub mod process;
 mod query;
 pub mod sched;
+pub mod softirq_meter;
 pub mod store;
 pub mod wire_meter;
 pub mod xdp;

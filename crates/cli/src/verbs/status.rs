@@ -77,14 +77,24 @@ fn show(store: &Path, name: Option<&str>, nics: &[Value], json: bool) -> Result<
         table.extend(nics.iter().flat_map(nic_rows));
         output::table(&mut out, Paint::stdout(), &COLUMNS, &table)?;
     }
-    cry(&mut out, &limits, json)?;
+    cry(&mut out, &limits, nics, json)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says aloud which limits are not enforced: on the terminal below the table, else on standard error, too.
-fn cry(out: &mut impl Write, limits: &[LimitStatus], json: bool) -> Result<()> {
+/// Says aloud which limits are not enforced and which ports are gone: on the terminal below the table, else
+/// on standard error, too.
+fn cry(out: &mut impl Write, limits: &[LimitStatus], nics: &[Value], json: bool) -> Result<()> {
     let alarms = limits.iter().filter_map(|l| output::alarm(&l.name, &l.scope, l.state));
-    for alarm in alarms {
+    let ports = nics.iter().flat_map(|nic| {
+        gone(nic).map(move |port| {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let (nic, port) = (text(&nic["name"]), text(&port["port"]));
+            format!(
+                "port {port} of nic `{nic}` is gone; packets for it are dropped until it is back"
+            )
+        })
+    });
+    for alarm in alarms.chain(ports) {
         if json {
             say(&format!("tidegate: warning: {alarm}"));
         } else {
@@ -94,10 +104,16 @@ fn cry(out: &mut impl Write, limits: &[LimitStatus], json: bool) -> Result<()> {
     Ok(())
 }
 
+/// The ports of a software NIC that are not open.
+fn gone(nic: &Value) -> impl Iterator<Item = &Value> {
+    nic["ports"].as_array().into_iter().flatten().filter(|port| port["up"] == false)
+}
+
 /// The limits of a software NIC that runs, as it wrote them last.
 fn nic_rows(nic: &Value) -> Vec<Vec<String>> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let mut rows = Vec::new();
+    let state = if gone(nic).next().is_some() { "PORT GONE" } else { "in force" };
     for limit in list(&nic["limits"]) {
         for name in ["egress", "ingress"] {
             let held = &limit[name];
@@ -107,10 +123,7 @@ fn nic_rows(nic: &Value) -> Vec<Vec<String>> {
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             let lane = &nic["directions"][held["direction"].as_u64().unwrap_or_default() as usize];
             let number = |key: &str| lane[key].as_u64().unwrap_or_default();
-            let time = |ns: Option<u64>| match ns.and_then(|ns| i64::try_from(ns).ok()) {
-                Some(ns) => output::time(ns),
-                None => "default".to_owned(),
-            };
+            let time = |ns: &Value| output::time(ns.as_i64().unwrap_or_default());
             let dropped = ["drop_early", "drop_full", "drop_gone"]
                 .map(|what| (number(&format!("{what}_packets")), number(&format!("{what}_bytes"))));
             let dropped =
@@ -119,11 +132,11 @@ fn nic_rows(nic: &Value) -> Vec<Vec<String>> {
             rows.push(vec![
                 text(&limit["name"]),
                 format!("{} {}", text(&limit["kind"]), text(&limit["scope"])),
-                format!("in force, nic {}", nic["pid"]),
+                format!("{state}, nic {}", nic["pid"]),
                 name.to_owned(),
                 rate.to_string(),
-                time(held["burst_ns"].as_u64()),
-                time(held["mark_ns"].as_u64()),
+                time(&held["burst_ns"]),
+                time(&held["mark_ns"]),
                 none(),
                 output::time(
                     i64::try_from(rate.time_for(Bytes(number("waiting_bytes"))).0).unwrap_or(0),

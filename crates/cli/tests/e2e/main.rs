@@ -9,6 +9,7 @@ mod apply;
 mod common;
 mod edt;
 mod limit;
+mod nic;
 mod refusals;
 mod run;
 mod traffic;

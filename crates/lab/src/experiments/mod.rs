@@ -6,13 +6,15 @@
 //! wheel -> queues (ours and its peers), load (what is done to them)
 //! ```
 //!
-//! `link_accuracy` measures the lab's links themselves.
+//! `carousel_cpu` has a bed of its own, as its paths differ. `link_accuracy` measures the lab's links
+//! themselves.
 //!
 //! `published` has the figures of seed 004 and its table on the mailing list, `seed_000` those of seed 000.
 
 use crate::{experiment::Experiment, report::Case, table::circumstance};
 
 mod bed;
+pub mod carousel_cpu;
 pub mod demo;
 pub mod htb_latency;
 pub mod limits;
@@ -29,6 +31,7 @@ mod wire;
 /// All experiments, in the order in which `tidegate-lab list` shows them.
 pub fn all() -> Vec<Box<dyn Experiment>> {
     vec![
+        Box::new(carousel_cpu::CarouselCpu::default()),
         Box::new(demo::Demo::default()),
         Box::new(htb_latency::HtbLatency::default()),
         Box::new(limits::Limits::default()),

@@ -47,6 +47,11 @@ impl TbfOptions {
 }
 
 impl Peer {
+    /// As `tc qdisc add dev DEV root handle 1: pfifo limit 1000`: a queue without a limit.
+    pub fn pfifo(testbed: &Testbed) -> anyhow::Result<Self> {
+        Self::at_root(testbed, &Qdisc::Pfifo { limit_packets: QUEUE_PACKETS })
+    }
+
     /// As `tc qdisc add dev DEV root handle 1: htb default 1` and
     /// `tc class add dev DEV parent 1: classid 1:1 htb rate RATE`.
     pub fn htb(testbed: &Testbed, rate_bit_s: u64) -> anyhow::Result<Self> {

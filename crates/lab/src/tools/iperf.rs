@@ -22,6 +22,11 @@ pub enum Load {
         /// Congestion control; none: the system's.
         cc: Option<String>,
     },
+    /// TCP from a program that asks for no more than a rate.
+    TcpAt {
+        /// Payload per second, of each flow.
+        rate_bit_s: u64,
+    },
     /// Datagrams at a rate, whatever becomes of them.
     Udp {
         /// Payload per second, of each flow.
@@ -84,6 +89,7 @@ impl IperfOptions {
         }
         match &self.load {
             Load::Tcp { cc } => words.extend(cc.iter().map(|cc| format!("--congestion={cc}"))),
+            Load::TcpAt { rate_bit_s } => words.push(format!("--bitrate={rate_bit_s}")),
             Load::Udp { rate_bit_s, payload_bytes } => {
                 words.push("--udp".into());
                 words.push(format!("--bitrate={rate_bit_s}"));
@@ -149,7 +155,7 @@ pub struct Lost {
 #[derive(Debug)]
 pub struct IperfRun {
     client: Child,
-    _server: Child,
+    server: Child,
     within: Duration,
 }
 
@@ -171,12 +177,17 @@ impl IperfRun {
         command.args(options.to_words()?);
         let client = Child::spawn(command)?;
         let within = options.omit + options.duration + GRACE;
-        Ok(Self { client, _server: server, within })
+        Ok(Self { client, server, within })
     }
 
     /// The process id of the client, or of its runner.
     pub fn client_pid(&self) -> u32 {
         self.client.pid()
+    }
+
+    /// The process id of the server.
+    pub fn server_pid(&self) -> u32 {
+        self.server.pid()
     }
 
     /// Waits for the client and reads its report.
@@ -366,6 +377,9 @@ mod tests {
             "--json --client=fd77::2 --port=5201 --parallel=1 --time=3 --interval=0.1 --omit=1 \
              --congestion=reno"
         );
+        options.load = Load::TcpAt { rate_bit_s: 1_000_000 };
+        let words = options.to_words().unwrap().join(" ");
+        assert!(words.ends_with("--omit=1 --bitrate=1000000"), "{words}");
         options.load = Load::Udp { rate_bit_s: 1_000_000, payload_bytes: Some(1200) };
         assert!(
             options

@@ -377,7 +377,8 @@ fn hint(error: io::Error) -> io::Error {
     let hint = match error.raw_os_error() {
         Some(libc::EBUSY) => "it exists already, or another program has it open",
         Some(libc::EINVAL) => {
-            "it is no TAP device, or was made with another number of queues; set multi_queue as it was made"
+            "it is no TAP device, or one of one queue where several are wanted, or the reverse; set \
+             multi_queue as it was made (with `tidegate nic`: --shapers above 1)"
         }
         Some(libc::EPERM | libc::EACCES) => "run as root: this needs CAP_NET_ADMIN",
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {

@@ -230,6 +230,7 @@ impl RunningNic {
         loop {
             while let Some(event) = self.relay.event() {
                 if let Some(told) = self.tell(event) {
+                    self.write_state(now())?;
                     return Ok(Happening::Told(told));
                 }
             }

@@ -16,7 +16,10 @@ use rustix::{
 use serde::Serialize;
 use serde_json::Value;
 use tidegate_core::{Direction, Scheme, Scope};
-use tidegate_nic::{lane::LaneLimit, relay::End};
+use tidegate_nic::{
+    lane::{LaneLimit, mark_at},
+    relay::End,
+};
 
 use super::{NicSpec, sample::NicSample};
 
@@ -93,7 +96,7 @@ struct RateState {
     direction: usize,
     rate_bit_s: u64,
     burst_ns: u64,
-    mark_ns: Option<u64>,
+    mark_ns: u64,
 }
 
 impl LimitState<'_> {
@@ -103,7 +106,7 @@ impl LimitState<'_> {
         let rate = |limit: &super::NicLimit, direction| {
             let LaneLimit { rate, burst, mark } = limit.direction(direction)?;
             let direction = usize::from(limit.leads_to(direction) == End::A);
-            let mark_ns = mark.map(|mark| mark.0);
+            let mark_ns = mark.unwrap_or_else(|| mark_at(rate)).0;
             Some(RateState { direction, rate_bit_s: rate.bit_s(), burst_ns: burst.0, mark_ns })
         };
         spec.limits
@@ -152,6 +155,7 @@ impl RunDir {
             move |source: io::Error| StateError::Io { path, source }
         };
         fs::create_dir_all(&self.0).map_err(refused(&self.0))?;
+        self.sweep();
         for _ in 0..TRIES {
             let open =
                 OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
@@ -165,10 +169,7 @@ impl RunDir {
                 Err(error) => return Err(refused(&path)(error.into())),
             }
             // Who had it before may have removed it in between.
-            let same = |a: fs::Metadata, b: fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
-            if let (Ok(ours), Ok(there)) = (file.metadata(), fs::metadata(&path))
-                && same(ours, there)
-            {
+            if is_at(&file, &path) {
                 return Ok(Claim { file, path });
             }
         }
@@ -184,6 +185,22 @@ impl RunDir {
     /// All that run, by name.
     #[must_use]
     pub fn running(&self) -> Vec<Value> {
+        self.files().iter().filter_map(|path| read(path)).collect()
+    }
+
+    /// Removes what processes left that were killed.
+    fn sweep(&self) {
+        for path in self.files() {
+            let Ok(file) = File::open(&path) else { continue };
+            if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(&file, &path)
+            {
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+
+    /// Those of software NICs, by name.
+    fn files(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
         let is_ours = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str());
@@ -191,8 +208,14 @@ impl RunDir {
         };
         let mut paths: Vec<_> = entries.map(|entry| entry.path()).filter(is_ours).collect();
         paths.sort();
-        paths.iter().filter_map(|path| read(path)).collect()
+        paths
     }
+}
+
+/// Whether a path leads to this very file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let id = |meta: &fs::Metadata| (meta.dev(), meta.ino());
+    matches!((file.metadata(), fs::metadata(path)), (Ok(a), Ok(b)) if id(&a) == id(&b))
 }
 
 /// None if nobody has it locked.
@@ -259,6 +282,10 @@ mod tests {
         fs::create_dir(&path).unwrap();
         fs::write(path.join("nic-a.json"), "{}").unwrap();
         assert!(run.find("a").is_none(), "left by a process that was killed");
+        let claim = run.claim("b").unwrap();
+        assert!(!path.join("nic-a.json").exists(), "the next one sweeps");
         assert!(run.claim("a").is_ok());
+        assert!(path.join("nic-b.json").exists(), "one that runs is left alone");
+        drop(claim);
     }
 }
