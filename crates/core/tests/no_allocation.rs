@@ -87,7 +87,7 @@ fn a_shaper_allocates_only_when_it_is_made() {
             let rate = rate.filter(|_| random & 1 << 40 != 0);
             shaper.open_flow(FlowOptions { class: parent, rate, ..FlowOptions::default() }).unwrap()
         });
-        let _ = shaper.on_packet(now, flow, (random >> 32) as u32 % 66_000, step);
+        let _ = shaper.on_packet(now, flow, (random >> 32) as u32 % 4_000, step);
         if step % 4_096 == 4_095 {
             // With its last packet its place is free.
             shaper.close_flow(flow).unwrap();
