@@ -58,7 +58,7 @@ fuzz_target!(|case: Case| {
             }
             Verdict::Drop(DropReason::Full) => {
                 let queue = queue.expect("a queue");
-                assert!(before.0 > 0 && before.0 + u64::from(bytes) > queue.0);
+                assert!(before.0 > 0 && before.0.saturating_add(bytes.into()) > queue.0);
                 assert_eq!(link.busy_until(), busy, "what is dropped takes no time");
             }
             Verdict::Drop(DropReason::Lost) => assert!(case.loss > 0.0),
