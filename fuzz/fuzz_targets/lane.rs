@@ -1,4 +1,5 @@
-//! Any frames between two ports in memory, by a lane, on any clock: each is sent, dropped and counted, or held.
+//! Any frames between two ports in memory, by a lane, on any clock: each is sent, dropped and counted,
+//! or held.
 
 #![no_main]
 

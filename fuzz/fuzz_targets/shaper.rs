@@ -1,4 +1,5 @@
-//! Any sequence of operations on a shaper, on any clock: bytes are conserved, counters add up, nothing is early.
+//! Any sequence of operations on a shaper, on any clock: bytes are conserved, counters add up, nothing is
+//! early.
 
 #![no_main]
 

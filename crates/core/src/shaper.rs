@@ -442,13 +442,13 @@ impl<T: Copy + Default> Shaper<T> {
         Ok(stamp)
     }
 
-    /// The next packet whose time has come. None: there is none now; or it has moved [`MOVES_MAX`] packets on,
-    /// which their class has no time for yet, and [`Shaper::next_deadline`] says to ask again.
+    /// The next packet whose time has come. None: there is none now; or it has moved [`MOVES_MAX`] packets
+    /// on, which their class has no time for yet, and [`Shaper::next_deadline`] says to ask again.
     #[inline]
     pub fn poll(&mut self, now: Nanos) -> Option<Departure<T>> {
         let now = self.clock(now);
-        // Every round takes a packet out or moves one on, by a horizon at most: after a clock has stepped far,
-        // that may still be in the past.
+        // Every round takes a packet out or moves one on, by a horizon at most: after a clock has stepped
+        // far, that may still be in the past.
         for _ in 0..MOVES_MAX {
             let entry = self.wheel.pop(now)?;
             let mut stamp = entry.stamp;

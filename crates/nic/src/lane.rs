@@ -104,7 +104,7 @@ crate::counters::counter_table! {
     passed_bytes: "their bytes on the wire",
     waited_ns: "the sum of what they waited, in nanoseconds",
     cut_segments: "segments that were cut because they would have occupied the limit for long",
-    whole_segments: "segments that should have been cut but stayed whole: no buffers were free, or headers unknown",
+    whole_segments: "segments that should have been cut but stayed whole: no buffers, or unknown headers",
     shared_packets: "packets that shared a queue because more flows were busy than the lane tells apart",
 }
 

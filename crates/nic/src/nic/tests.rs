@@ -469,7 +469,7 @@ fn a_clock_that_steps_is_held_and_counted() {
     assert!(world.counters().clock_steps > 0);
 }
 
-/// Of a rate that is far too low, and of a clock that steps back: pacing is cut at the horizon, and all leaves.
+/// Of a rate that is far too low, and of a clock that steps back: pacing is cut at the horizon.
 #[test]
 fn stamps_in_the_past_and_beyond_the_horizon_are_counted() {
     let mut world = World::new(&small(), Recorder::new(100).0);
