@@ -1,5 +1,4 @@
-//! Any text as a spec: a refusal names its line and has a message of one line; what is read, is read again
-//! the same.
+//! Any text as a spec: a refusal names its file and line; what is read, is read again the same.
 
 #![no_main]
 
