@@ -24,7 +24,10 @@ if [ ${#targets[@]} = 0 ]; then
 fi
 for target in "${targets[@]}"; do
 	echo "$target, $seconds s:"
+	# Words of a text format, which no fuzzer finds by itself.
+	words=()
+	[ ! -f "fuzz/dictionaries/$target.dict" ] || words=("-dict=fuzz/dictionaries/$target.dict")
 	cargo +nightly fuzz build --sanitizer none "$target"
 	timeout --kill-after=10 "$((seconds + 60))" cargo +nightly fuzz run --sanitizer none "$target" -- \
-		-max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
+		-max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 "${words[@]}"
 done

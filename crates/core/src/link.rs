@@ -83,7 +83,7 @@ impl Link {
         let mut arrival = now;
         let waiting = self.backlog(now);
         if let Some(serializer) = &mut self.serializer {
-            let longer = |queue: Bytes| waiting.0 + u64::from(bytes) > queue.0;
+            let longer = |queue: Bytes| waiting.0.saturating_add(bytes.into()) > queue.0;
             if waiting.0 > 0 && self.queue.is_some_and(longer) {
                 return Verdict::Drop(DropReason::Full);
             }
@@ -155,6 +155,16 @@ mod tests {
             Link::new(LinkOptions { rate: rate(8_000), queue, ..LinkOptions::default() });
         assert!(link.on_packet(Nanos(0), 1_500, 0).passes());
         assert!(!link.on_packet(Nanos(0), 1_500, 0).passes());
+    }
+
+    #[test]
+    fn a_clock_that_steps_far_back_finds_a_full_queue() {
+        let queue = Some(Bytes(u64::MAX - 1));
+        let mut link =
+            Link::new(LinkOptions { rate: rate(u64::MAX), queue, ..LinkOptions::default() });
+        assert!(link.on_packet(Nanos(u64::MAX), 1_500, 0).passes());
+        assert_eq!(link.backlog(Nanos(0)), Bytes(u64::MAX));
+        assert_eq!(link.on_packet(Nanos(0), 1_500, 0), Verdict::Drop(DropReason::Full));
     }
 
     #[test]

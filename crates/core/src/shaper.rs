@@ -40,6 +40,9 @@ pub const MAX_FLOWS: usize = 1 << 20;
 /// The most classes of a shaper.
 pub const MAX_CLASSES: usize = 1 << 16;
 
+/// The most packets that one [`Shaper::poll`] moves on before it is to be asked again.
+pub const MOVES_MAX: usize = 1 << 14;
+
 /// The size of a shaper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShaperOptions {
@@ -164,6 +167,10 @@ pub struct ShaperCounters {
     pub accepted: u64,
     /// Packets that left.
     pub departed: u64,
+    /// Packets that were taken out because their port had gone.
+    pub drained: u64,
+    /// Packets refused because their flow was closed or never open. What the wheel refuses it counts itself.
+    pub no_such_flow: u64,
     /// Of these: within two granularities of their stamp, the rounding of the wheel included.
     pub on_time: u64,
     /// The longest time between a stamp and its departure.
@@ -218,12 +225,19 @@ struct Entry<T> {
     hard: bool,
 }
 
+/// All flows, open or not.
+#[derive(Debug)]
+struct Flows {
+    all: Box<[Flow]>,
+    /// Numbers of those that are free.
+    free: Vec<u32>,
+}
+
 /// A shaper of packets known by handles `T`. See the [module](self).
 #[derive(Debug)]
 pub struct Shaper<T> {
     wheel: Wheel<Entry<T>>,
-    flows: Box<[Flow]>,
-    free_flows: Vec<u32>,
+    flows: Flows,
     classes: Vec<Class>,
     class_capacity: usize,
     now: Nanos,
@@ -252,8 +266,10 @@ impl<T: Copy + Default> Shaper<T> {
         };
         Ok(Self {
             wheel: Wheel::new(wheel, now)?,
-            flows: vec![free; flows].into_boxed_slice(),
-            free_flows: (0..flows as u32).rev().collect(),
+            flows: Flows {
+                all: vec![free; flows].into_boxed_slice(),
+                free: (0..flows as u32).rev().collect(),
+            },
             classes: Vec::with_capacity(classes),
             class_capacity: classes,
             now,
@@ -324,8 +340,8 @@ impl<T: Copy + Default> Shaper<T> {
         if class.is_some_and(|ClassId(index)| index as usize >= self.classes.len()) {
             return Err(ShaperError::NoSuchClass);
         }
-        let index = self.free_flows.pop().ok_or(ShaperError::FlowsFull)?;
-        let flow = &mut self.flows[index as usize];
+        let index = self.flows.free.pop().ok_or(ShaperError::FlowsFull)?;
+        let flow = &mut self.flows.all[index as usize];
         *flow = Flow {
             generation: flow.generation,
             state: FlowState::Open,
@@ -361,7 +377,7 @@ impl<T: Copy + Default> Shaper<T> {
         flow.state = FlowState::Closing;
         let empty = flow.held == 0;
         if empty {
-            self.free(id.index);
+            self.flows.free(id.index);
         }
         Ok(())
     }
@@ -383,10 +399,12 @@ impl<T: Copy + Default> Shaper<T> {
             self.counters.wheel.full += 1;
             return Err(Refused::Full.into());
         }
-        let Some(flow) = self.flows.get_mut(id.index()) else { return Err(Rejected::NoSuchFlow) };
-        if flow.generation != id.generation || flow.state != FlowState::Open {
+        let known =
+            |flow: &&mut Flow| flow.generation == id.generation && flow.state == FlowState::Open;
+        let Some(flow) = self.flows.all.get_mut(id.index()).filter(known) else {
+            self.counters.no_such_flow += 1;
             return Err(Rejected::NoSuchFlow);
-        }
+        };
         let mut stamp =
             flow.policy.as_mut().map_or(now, |policy| policy.stamp(now, bytes)).max(now);
         let mut unstamped_class = false;
@@ -413,7 +431,7 @@ impl<T: Copy + Default> Shaper<T> {
         }
         let entry = Entry { handle, stamp, flow: id.index, bytes, unstamped_class, hard: false };
         self.wheel.insert(now, stamp, entry)?;
-        let flow = &mut self.flows[id.index()];
+        let flow = &mut self.flows.all[id.index()];
         flow.held += 1;
         if flow.held == 1
             && let Some(class) = flow.class
@@ -424,12 +442,15 @@ impl<T: Copy + Default> Shaper<T> {
         Ok(stamp)
     }
 
-    /// The next packet whose time has come.
+    /// The next packet whose time has come. None: there is none now; or it has moved [`MOVES_MAX`] packets
+    /// on, which their class has no time for yet, and [`Shaper::next_deadline`] says to ask again.
     #[inline]
     pub fn poll(&mut self, now: Nanos) -> Option<Departure<T>> {
         let now = self.clock(now);
-        // Every round takes a packet out or moves one into the future.
-        while let Some(entry) = self.wheel.pop(now) {
+        // Every round takes a packet out or moves one on, by a horizon at most: after a clock has stepped
+        // far, that may still be in the past.
+        for _ in 0..MOVES_MAX {
+            let entry = self.wheel.pop(now)?;
             let mut stamp = entry.stamp;
             if entry.hard && stamp > now {
                 // It was beyond the horizon, and has come nearer. There is room: it has just left it.
@@ -438,7 +459,7 @@ impl<T: Copy + Default> Shaper<T> {
                 }
             }
             if entry.unstamped_class
-                && let Some(class) = self.flows[entry.flow as usize].class
+                && let Some(class) = self.flows.all[entry.flow as usize].class
             {
                 // By its own time, not by now: to be late must not cost the class its rate.
                 let own = entry.stamp.min(now);
@@ -464,12 +485,12 @@ impl<T: Copy + Default> Shaper<T> {
 
     /// Takes all packets, whatever their time: when their port has gone.
     pub fn drain(&mut self, mut take: impl FnMut(Departure<T>)) {
-        let mut entries = Vec::with_capacity(self.wheel.len());
-        self.wheel.drain(|entry| entries.push(entry));
-        for entry in entries {
-            let flow = self.leave(entry.flow);
+        let Self { wheel, flows, classes, counters, .. } = self;
+        wheel.drain(|entry| {
+            let flow = flows.leave(entry.flow, classes);
+            counters.drained += 1;
             take(Departure { handle: entry.handle, flow, bytes: entry.bytes, stamp: entry.stamp });
-        }
+        });
     }
 
     /// How many packets it holds.
@@ -499,7 +520,7 @@ impl<T: Copy + Default> Shaper<T> {
     }
 
     fn flow(&mut self, id: FlowId) -> Option<&mut Flow> {
-        let flow = self.flows.get_mut(id.index())?;
+        let flow = self.flows.all.get_mut(id.index())?;
         (flow.generation == id.generation && flow.state == FlowState::Open).then_some(flow)
     }
 
@@ -532,20 +553,22 @@ impl<T: Copy + Default> Shaper<T> {
         self.counters.departed += 1;
         self.counters.on_time += u64::from(late <= 2 * self.wheel.granularity().0);
         self.counters.lateness_max = self.counters.lateness_max.max(Nanos(late));
-        let flow = self.leave(entry.flow);
-        self.flows[flow.index()].left = now;
+        let flow = self.flows.leave(entry.flow, &mut self.classes);
+        self.flows.all[flow.index()].left = now;
         Departure { handle: entry.handle, flow, bytes: entry.bytes, stamp }
     }
+}
 
+impl Flows {
     /// A packet of this flow is no longer here.
     #[inline]
-    fn leave(&mut self, index: u32) -> FlowId {
-        let flow = &mut self.flows[index as usize];
+    fn leave(&mut self, index: u32, classes: &mut [Class]) -> FlowId {
+        let flow = &mut self.all[index as usize];
         let id = FlowId { index, generation: flow.generation };
         flow.held -= 1;
         if flow.held == 0 {
             if let Some(class) = flow.class {
-                self.classes[class as usize].active_weight -= u64::from(flow.weight);
+                classes[class as usize].active_weight -= u64::from(flow.weight);
             }
             if flow.state == FlowState::Closing {
                 self.free(index);
@@ -555,10 +578,10 @@ impl<T: Copy + Default> Shaper<T> {
     }
 
     fn free(&mut self, index: u32) {
-        let flow = &mut self.flows[index as usize];
+        let flow = &mut self.all[index as usize];
         flow.state = FlowState::Free;
         flow.generation = flow.generation.wrapping_add(1);
-        self.free_flows.push(index);
+        self.free.push(index);
     }
 }
 

@@ -45,8 +45,10 @@ impl Timestamper {
             self.last = earliest;
             self.rest = 0;
         }
-        // 2^20 x 8 x 10^9 is below 2^53, and the rest is below the rate.
-        let bits = u64::from(bytes.min(MAX_PACKET_BYTES)) * 8 * NANOS_PER_SEC + self.rest;
+        // 2^20 x 8 x 10^9 is below 2^53, and the rest is below the rate: together they are too much only at a
+        // rate that no device has, whose rest is nothing.
+        let bits = u64::from(bytes.min(MAX_PACKET_BYTES)) * 8 * NANOS_PER_SEC;
+        let bits = bits.saturating_add(self.rest);
         let rate = self.rate.bit_s();
         self.last = Nanos(self.last.0.saturating_add(bits / rate));
         self.rest = bits % rate;
@@ -109,6 +111,15 @@ mod tests {
         let stamps: Vec<_> =
             (0..4).map(|_| policy.stamp(now, 1_000).0 as i64 - now.0 as i64).collect();
         assert_eq!(stamps, [-1_000_000, 0, 1_000_000, 2_000_000]);
+    }
+
+    /// At the largest rate, at a time that stands still: a clock that stepped back is held so.
+    #[test]
+    fn no_rate_is_too_large() {
+        let mut policy = Timestamper::new(rate(u64::MAX), Nanos(0));
+        for _ in 0..5_000 {
+            assert!(policy.stamp(Nanos(7), u32::MAX).0 <= 9);
+        }
     }
 
     proptest! {

@@ -52,6 +52,8 @@ pub const MAX_CAPACITY: usize = 1 << 27;
 
 /// Slots in a bucket: the near ring holds two.
 const BUCKET: u64 = near::RING as u64 / 2;
+/// A clock that says more, 292 years, stands still: sums of times stay in 64 bits, whatever it says.
+const LATEST: Nanos = Nanos(u64::MAX >> 1);
 /// The first packet's slot where there is none.
 const NEVER: u64 = u64::MAX;
 /// The front moves this many slots before it takes more of the next bucket along.
@@ -189,7 +191,7 @@ impl<T: Copy + Default> Wheel<T> {
             near_end: 0,
             step_at: 0,
             shift,
-            front: now.0 >> shift,
+            front: now.min(LATEST).0 >> shift,
             next: NEVER,
             slots,
             len: 0,
@@ -245,7 +247,7 @@ impl<T: Copy + Default> Wheel<T> {
     /// The next packet whose time has come.
     #[inline]
     pub fn pop(&mut self, now: Nanos) -> Option<T> {
-        let present = now.0 >> self.shift;
+        let present = self.slot(now);
         if self.next > present {
             self.move_front(present);
             return None;
@@ -321,12 +323,18 @@ impl<T: Copy + Default> Wheel<T> {
         self.counters
     }
 
+    /// The slot of a time that a clock says.
+    #[inline]
+    fn slot(&self, now: Nanos) -> u64 {
+        now.min(LATEST).0 >> self.shift
+    }
+
     /// The slot for a stamp that is before the front, or as it seems beyond the horizon.
     #[cold]
     fn within(&mut self, now: Nanos, slot: u64, beyond: Beyond) -> Result<u64, Refused> {
         if slot > self.front {
             // The front stands where the last pop left it. It may follow the clock up to the first packet.
-            self.move_front(self.next.min(now.0 >> self.shift));
+            self.move_front(self.next.min(self.slot(now)));
         }
         let last = self.front + self.slots - 1;
         if slot < self.front {

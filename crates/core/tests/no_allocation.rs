@@ -1,10 +1,11 @@
-//! A wheel allocates when it is made, and never after.
+//! Wheels and shapers allocate when they are made, and never after.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use tidegate_core::Nanos;
+use tidegate_core::shaper::{ClassOptions, FlowOptions, Shaper, ShaperOptions};
 use tidegate_core::wheel::{Beyond, Wheel, WheelOptions};
+use tidegate_core::{Nanos, Rate};
 
 /// The system's allocator, which counts the calls of each thread.
 struct Counting;
@@ -62,5 +63,46 @@ fn a_wheel_allocates_only_when_it_is_made() {
     }
     let calls = CALLS.get() - before;
     assert!(popped > 100_000 && wheel.counters().clamped > 0, "{popped}, {:?}", wheel.counters());
+    assert_eq!(calls, 0);
+}
+
+#[test]
+fn a_shaper_allocates_only_when_it_is_made() {
+    let wheel = WheelOptions { capacity: 500, ..WheelOptions::default() };
+    let mut shaper = Shaper::new(ShaperOptions { wheel, flows: 64, classes: 8 }, Nanos(0)).unwrap();
+    let before = CALLS.get();
+    let rate = Rate::from_bit_s(100_000_000);
+    let (mut parent, mut drained, mut now) = (None, 0u64, Nanos(0));
+    for fair in [false, true, false, true] {
+        let burst = Nanos(1_000_000);
+        let class = ClassOptions { rate: rate.unwrap(), burst, parent, fair };
+        parent = Some(shaper.add_class(class).unwrap());
+    }
+    let mut flows = [None; 64];
+    let mut random = 1u64;
+    for step in 0..200_000u64 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let slot = &mut flows[(random >> 58) as usize];
+        let flow = *slot.get_or_insert_with(|| {
+            let rate = rate.filter(|_| random & 1 << 40 != 0);
+            shaper.open_flow(FlowOptions { class: parent, rate, ..FlowOptions::default() }).unwrap()
+        });
+        let _ = shaper.on_packet(now, flow, (random >> 32) as u32 % 4_000, step);
+        if step % 4_096 == 4_095 {
+            // With its last packet its place is free.
+            shaper.close_flow(flow).unwrap();
+            shaper.drain(|_| drained += 1);
+            *slot = None;
+        }
+        now = Nanos(now.0 + 100_000);
+        while shaper.poll(now).is_some() {}
+    }
+    let calls = CALLS.get() - before;
+    let counters = shaper.counters();
+    assert!(
+        drained > 1_000 && counters.departed > 1_000 && counters.wheel.full > 0,
+        "{counters:?}"
+    );
+    assert_eq!(counters.accepted, counters.departed + drained + shaper.len() as u64);
     assert_eq!(calls, 0);
 }

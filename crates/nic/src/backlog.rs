@@ -164,7 +164,8 @@ impl Backlog {
     /// Takes a packet in. If its flow may send, it is to be handed to the shaper now. Where there is no room
     /// and nothing else to drop, it is dropped itself.
     pub fn arrive(&mut self, now: Nanos, flow: usize, packet: Packet) -> Option<Ready> {
-        let bytes = u32::try_from(packet.wire_bytes()).unwrap_or(u32::MAX);
+        // A queue with a packet in it has a length, also if a port gives a frame that has none.
+        let bytes = u32::try_from(packet.wire_bytes()).unwrap_or(u32::MAX).max(1);
         let queued = self.queues.get(flow).is_none_or(|queue| queue.first != NONE);
         if self.used == self.nodes.len() && !self.drop_longest() {
             return self.refuse(bytes);
@@ -220,6 +221,12 @@ impl Backlog {
     pub fn gone(&mut self, packet: &Packet) {
         self.counters.drop_gone_packets += 1;
         self.counters.drop_gone_bytes += packet.wire_bytes();
+    }
+
+    /// Drops a packet that just arrived and has no flow.
+    pub fn no_room(&mut self, packet: &Packet) {
+        self.counters.drop_full_packets += 1;
+        self.counters.drop_full_bytes += packet.wire_bytes();
     }
 
     /// Drops all that waits, because the port that it was for is gone. What is in the shaper is still to be

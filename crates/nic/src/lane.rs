@@ -104,6 +104,7 @@ crate::counters::counter_table! {
     passed_bytes: "their bytes on the wire",
     waited_ns: "the sum of what they waited, in nanoseconds",
     cut_segments: "segments that were cut because they would have occupied the limit for long",
+    whole_segments: "segments that should have been cut but stayed whole: no buffers, or unknown headers",
     shared_packets: "packets that shared a queue because more flows were busy than the lane tells apart",
 }
 
@@ -203,18 +204,18 @@ impl Lane {
         }
         let hash = packet.flow_hash(self.seed);
         let longest = self.rate.bytes_in(self.options.segment).0.max(FRAME_BYTES.into());
-        if packet.segments() > 1
-            && packet.wire_bytes() > longest
-            && segment::cut(&packet, pool, &mut self.pieces).is_ok()
-        {
-            self.counters.cut_segments += 1;
-            pool.recycle(packet);
-            while let Some(piece) = self.pieces.pop_front() {
-                self.arrive(now, hash, piece);
+        if packet.segments() > 1 && packet.wire_bytes() > longest {
+            if segment::cut(&packet, pool, &mut self.pieces).is_ok() {
+                self.counters.cut_segments += 1;
+                pool.recycle(packet);
+                while let Some(piece) = self.pieces.pop_front() {
+                    self.arrive(now, hash, piece);
+                }
+                return;
             }
-        } else {
-            self.arrive(now, hash, packet);
+            self.counters.whole_segments += 1;
         }
+        self.arrive(now, hash, packet);
     }
 
     /// Moves up to `max` packets whose time has come to `out`. Returns how many.
@@ -296,14 +297,17 @@ impl Lane {
         let counters = &mut self.counters;
         counters.passed_packets += 1;
         counters.passed_bytes += packet.wire_bytes();
-        counters.waited_ns += waited.0;
+        // A clock that stepped far: the sum must not end the thread.
+        counters.waited_ns = counters.waited_ns.saturating_add(waited.0);
         self.waited_max = self.waited_max.max(waited);
         out.push_back(packet);
     }
 
     fn arrive(&mut self, now: Nanos, hash: u64, packet: Packet) {
         // There is a flow for every packet: the class is the shaper's, and a full table shares.
-        let Ok(flow) = self.flows.flow(hash, &mut self.shaper) else { return };
+        let Ok(flow) = self.flows.flow(hash, &mut self.shaper) else {
+            return self.backlog.no_room(&packet);
+        };
         let ready = self.backlog.arrive(now, flow.index(), packet);
         self.forward(now, flow, ready);
         if self.backlog.is_idle(flow.index()) {

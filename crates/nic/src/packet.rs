@@ -120,7 +120,7 @@ impl Packet {
     }
 
     /// Segments, and the bytes of headers that each of them carries.
-    fn segmented(&self) -> (u32, usize) {
+    pub(crate) fn segmented(&self) -> (u32, usize) {
         let Some(segmentation) = self.vnet().segmentation() else { return (1, 0) };
         let headers = self.header_bytes(segmentation);
         let payload = self.frame().len() - headers;

@@ -54,14 +54,19 @@ pub fn cut(
         _ => return Err(CutError::Unknown),
     };
     let headers_bytes = headers.bytes(frame);
-    if headers_bytes < transport_at + least_bytes || packet.segments() > SEGMENTS_MAX {
+    // The metadata may have the transport header elsewhere: that is no frame that we know how to cut.
+    let (segments_count, repeated_bytes) = packet.segmented();
+    if headers_bytes < transport_at + least_bytes
+        || headers_bytes != repeated_bytes
+        || segments_count > SEGMENTS_MAX
+    {
         return Err(CutError::Unknown);
     }
     if headers_bytes + size > SMALL_BUFFER_BYTES {
         return Err(CutError::TooLong);
     }
     let before = segments.len();
-    let last = packet.segments() as usize - 1;
+    let last = segments_count as usize - 1;
     let (head, payload) = frame.split_at(headers_bytes);
     for index in 0..=last {
         let part = &payload[index * size..payload.len().min((index + 1) * size)];

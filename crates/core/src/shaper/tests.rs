@@ -295,45 +295,88 @@ proptest! {
         }
     }
 
-    /// Wrong clocks, unknown flows, a full wheel and stamps beyond its horizon: counted, never a panic.
+    /// A port that goes, floods of flows and packets, clocks that step, stamps in the past and beyond the
+    /// horizon: each is counted, everything stays within its bounds, and nothing leaves before its stamp.
     #[test]
     fn takes_any_abuse(
+        granularity in prop_oneof![Just(1u64), Just(1_000)],
         capacity in 1usize..20,
-        steps in prop::collection::vec((any::<u64>(), 0u32..6, any::<u32>(), 0u8..6), 1..300),
+        refuse in any::<bool>(),
+        steps in prop::collection::vec((any::<u64>(), 0u32..6, any::<u32>(), 0u8..9), 1..300),
     ) {
         let wheel = WheelOptions {
-            granularity: Nanos(1_000),
+            granularity: Nanos(granularity),
             horizon: Nanos(1_000_000),
             capacity,
-            beyond: Beyond::Refuse,
+            beyond: if refuse { Beyond::Refuse } else { Beyond::Clamp },
         };
         let options = ShaperOptions { wheel, flows: 4, classes: 2 };
         let mut shaper = Shaper::<u32>::new(options, Nanos(0)).unwrap();
-        let class = ClassOptions { rate: rate(1_000), burst: Nanos(1), parent: None, fair: true };
+        let class = ClassOptions { rate: rate(1_000), burst: Nanos(1), parent: None, fair: false };
+        let top = shaper.add_class(class).unwrap();
+        let class = ClassOptions { parent: Some(top), fair: true, ..class };
         let class = shaper.add_class(class).unwrap();
-        let mut ids = vec![];
-        let mut held = 0usize;
+        prop_assert_eq!(
+            shaper.add_class(ClassOptions { rate: rate(1), burst: Nanos(0), parent: None, fair: true }),
+            Err(ShaperError::ClassesFull)
+        );
+        let (mut ids, mut latest) = (vec![], Nanos(0));
+        let (mut steps_back, mut full, mut beyond, mut unknown, mut drained) = (0, 0, 0, 0, 0);
         for (time, flow, bytes, what) in steps {
             let now = Nanos(time >> (time % 64));
+            let mut clock = |now: Nanos| {
+                steps_back += u64::from(now < latest);
+                latest = latest.max(now);
+            };
+            let held = shaper.len();
             match what {
                 0 => {
-                    let class = (flow % 2 == 0).then_some(class);
+                    let class = [None, Some(class), Some(top)][flow as usize % 3];
                     let rate = Rate::from_bit_s(time);
-                    let options = FlowOptions { class, rate, ..FlowOptions::default() };
-                    ids.extend(shaper.open_flow(options));
+                    match shaper.open_flow(FlowOptions { class, rate, ..FlowOptions::default() }) {
+                        Ok(id) => ids.push(id),
+                        error => prop_assert_eq!(error, Err(ShaperError::FlowsFull)),
+                    }
                 }
                 1 => _ = ids.get(flow as usize).map(|id| shaper.close_flow(*id)),
-                2 => held -= usize::from(shaper.poll(now).is_some()),
-                3 => {
-                    shaper.drain(|_| held -= 1);
-                    prop_assert_eq!(held, 0);
+                2 | 3 => {
+                    clock(now);
+                    if let Some(departure) = shaper.poll(now) {
+                        prop_assert!(departure.stamp <= latest || !refuse);
+                    }
+                }
+                4 => {
+                    shaper.drain(|_| drained += 1);
+                    prop_assert!(shaper.is_empty() && shaper.next_deadline().is_none());
+                }
+                5 => {
+                    let rate = Rate::from_bit_s(time).unwrap_or(rate(u64::MAX));
+                    prop_assert!(shaper.set_class_rate(class, rate).is_ok());
+                    prop_assert!(shaper.set_class_burst(top, now).is_ok());
+                    let _ = ids.get(flow as usize).map(|id| shaper.set_flow_rate(*id, Some(rate)));
                 }
                 _ => if let Some(id) = ids.get(flow as usize) {
-                    held += usize::from(shaper.on_packet(now, *id, bytes, 0).is_ok());
+                    clock(now);
+                    match shaper.on_packet(now, *id, bytes, 0) {
+                        Ok(_) => prop_assert_eq!(shaper.len(), held + 1),
+                        Err(Rejected::Wheel(Refused::Full)) => {
+                            prop_assert_eq!(held, capacity);
+                            full += 1;
+                        }
+                        Err(Rejected::Wheel(Refused::Beyond)) => {
+                            prop_assert!(refuse);
+                            beyond += 1;
+                        }
+                        Err(Rejected::NoSuchFlow) => unknown += 1,
+                    }
                 }
             }
-            prop_assert_eq!(shaper.len(), held);
-            prop_assert!(held <= capacity);
+            let counters = shaper.counters();
+            prop_assert!(shaper.len() <= capacity);
+            prop_assert_eq!(counters.accepted, counters.departed + drained + shaper.len() as u64);
+            prop_assert_eq!((counters.drained, counters.clock_steps), (drained, steps_back));
+            prop_assert_eq!((counters.wheel.full, counters.no_such_flow), (full, unknown));
+            prop_assert_eq!(counters.wheel.beyond, beyond);
         }
     }
 }

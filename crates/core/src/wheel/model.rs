@@ -5,6 +5,9 @@ use std::{vec, vec::Vec};
 
 use tidegate_core::wheel::{Beyond, Refused, WheelOptions};
 
+/// A wheel's clock goes no further.
+const LATEST: u64 = u64::MAX >> 1;
+
 /// A list of numbered packets.
 pub struct Model {
     shift: u32,
@@ -23,11 +26,11 @@ impl Model {
         let shift = options.granularity.0.ilog2();
         let slots = options.horizon.0 >> shift;
         let WheelOptions { capacity, beyond, .. } = options;
-        Self { shift, slots, capacity, beyond, front: now >> shift, items: vec![] }
+        Self { shift, slots, capacity, beyond, front: now.min(LATEST) >> shift, items: vec![] }
     }
 
     fn advance(&mut self, now: u64) {
-        let present = now >> self.shift;
+        let present = now.min(LATEST) >> self.shift;
         let first = self.items.first().map_or(present, |item| item.0.min(present));
         self.front = self.front.max(first);
     }
@@ -54,7 +57,7 @@ impl Model {
     /// As `Wheel::pop`.
     pub fn pop(&mut self, now: u64) -> Option<u32> {
         self.advance(now);
-        let due = self.items.first().is_some_and(|item| item.0 <= now >> self.shift);
+        let due = self.items.first().is_some_and(|item| item.0 <= now.min(LATEST) >> self.shift);
         due.then(|| self.items.remove(0).1)
     }
 

@@ -39,7 +39,8 @@ proptest! {
         capacity in prop_oneof![1usize..60, 1usize..3_000],
         refuse in any::<bool>(),
         start in prop_oneof![
-            Just(0u64), any::<u32>().prop_map(u64::from), Just(u64::MAX >> 8), Just((1 << 32) - 9_000)
+            Just(0u64), any::<u32>().prop_map(u64::from), Just(u64::MAX), Just((1 << 63) - 9_000),
+            Just((1 << 32) - 9_000)
         ],
         steps in prop::collection::vec(step(), 1..400),
     ) {

@@ -135,6 +135,76 @@ fn more_flows_than_there_are_share_queues() {
     assert_eq!(lane.load().flows, 1);
 }
 
+/// A clock that steps back is held and counted, one that steps far ahead lets no burst through, and what is
+/// stamped far beyond the horizon leaves no sooner than the limit allows.
+#[test]
+fn wrong_clocks_and_far_stamps_break_no_limit() {
+    let options = LaneOptions { flows: 64, packets: 512, ..LaneOptions::default() };
+    let start = 3_600_000 * MS;
+    let mut lane = Lane::new(options, 7, Nanos(start)).unwrap();
+    lane.set_limit(limit(100_000));
+    let (mut pool, mut out) = (pool(), VecDeque::new());
+    // 64 flows of two segments: 10 s of the limit, and the wheel has 2 s.
+    for n in 0..128 {
+        lane.take(Nanos(start), pool.packet(&frame(n % 64, 1_000)).unwrap(), &mut pool, &mut out);
+    }
+    assert_eq!(lane.poll(Nanos(1), 9, &mut out), 0);
+    assert_eq!(lane.shaper_counters().clock_steps, 1);
+    let mut now = start;
+    while let Some(at) = lane.next_deadline() {
+        now = now.max(at.0);
+        lane.poll(Nanos(now), usize::MAX, &mut out);
+        // 80 ms a frame; it may save up 1 ms.
+        assert!(out.len() as u64 <= (now - start + MS) / (80 * MS), "{} at {now}", out.len());
+    }
+    assert_eq!((out.len(), lane.load()), (128, LaneLoad::default()));
+    // Hours later, again, and the sum of the waits must not be too much either.
+    for later in [u64::MAX >> 2, u64::MAX >> 1, u64::MAX] {
+        for n in 0..10 {
+            lane.take(Nanos(now), pool.packet(&frame(n, 1_000)).unwrap(), &mut pool, &mut out);
+        }
+        out.clear();
+        lane.poll(Nanos(later), usize::MAX, &mut out);
+        assert!(out.len() <= 10);
+        now = later;
+    }
+    lane.clear(Nanos(now));
+    assert_eq!(lane.load(), LaneLoad::default());
+}
+
+#[test]
+fn without_buffers_a_segment_stays_whole_and_is_counted() {
+    let (mut lane, mut out) = (lane(limit(100_000_000)), VecDeque::new());
+    let mut pool = PacketPool::new(PoolSize { small: 4, large: 1 }).unwrap();
+    let mut packet = pool.packet(&frame(1, 42 + 10 * 1_000)).unwrap();
+    (packet.vnet_mut().gso_type, packet.vnet_mut().gso_size) = (5, 1_000);
+    lane.take(Nanos(0), packet, &mut pool, &mut out);
+    while let Some(at) = lane.next_deadline() {
+        lane.poll(at, usize::MAX, &mut out);
+    }
+    let counters = lane.counters();
+    assert_eq!((out.len(), counters.cut_segments, counters.whole_segments), (1, 0, 1));
+    // It counts for what it will be.
+    assert_eq!((counters.passed_bytes, pool.free().small), (10 * 1_042, 4));
+}
+
+/// A lane of no flows has room for no packet, and one without bytes is a packet.
+#[test]
+fn what_has_no_flow_or_no_bytes_is_counted() {
+    let options = LaneOptions { flows: 0, packets: 4, ..LaneOptions::default() };
+    let mut none = Lane::new(options, 7, Nanos(0)).unwrap();
+    none.set_limit(limit(1_000_000));
+    let (mut lane, mut pool, mut out) = (lane(limit(1_000_000)), pool(), VecDeque::new());
+    none.take(Nanos(0), pool.packet(&frame(1, 100)).unwrap(), &mut pool, &mut out);
+    assert_eq!(none.backlog_counters().drop_full_packets, 1);
+    for _ in 0..5 {
+        lane.take(Nanos(0), pool.packet(&[]).unwrap(), &mut pool, &mut out);
+    }
+    assert_eq!(lane.load().waiting_packets, 3);
+    lane.clear(Nanos(0));
+    assert_eq!((lane.load(), lane.backlog_counters().drop_gone_packets), (LaneLoad::default(), 5));
+}
+
 proptest! {
     /// Whatever comes, and however the limit changes: each packet leaves or is counted, and no window holds
     /// more than its rates allow.

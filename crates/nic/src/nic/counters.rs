@@ -27,6 +27,7 @@ crate::counters::counter_table! {
     held_packets_max: "the most packets that a shaper has held",
     full_waits: "times that a shaper left packets in a ring because it was full (deferred completion)",
     horizon_clamped: "packets whose time was beyond the horizon, and that left at its end",
+    past_stamps: "packets that were due when they came, or that went on where their late flow was",
     clock_steps: "times that the clock stood before an earlier reading",
     on_time_packets: "packets sent within two slots of their time: the rounding to a slot, and one",
     lateness_ns_sum: "time between when packets might leave and when their port had them, in nanoseconds",

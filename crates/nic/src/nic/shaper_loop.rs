@@ -245,6 +245,7 @@ impl ShaperLoop {
         let shaper = self.shaper.counters();
         self.counters.held_packets = self.held() as u64;
         self.counters.horizon_clamped = shaper.wheel.clamped;
+        self.counters.past_stamps = shaper.wheel.past;
         self.counters.clock_steps = shaper.clock_steps;
         self.block.store(&self.counters);
     }

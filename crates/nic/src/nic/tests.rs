@@ -469,6 +469,86 @@ fn a_clock_that_steps_is_held_and_counted() {
     assert!(world.counters().clock_steps > 0);
 }
 
+/// Of a rate that is far too low, and of a clock that steps back: pacing is cut at the horizon.
+#[test]
+fn stamps_in_the_past_and_beyond_the_horizon_are_counted() {
+    let mut world = World::new(&small(), Recorder::new(100).0);
+    let (slow, fast) = (world.open(1_000), world.open(1_000 * MBIT_8));
+    world.submit(slow, 1).unwrap();
+    world.turn();
+    assert_eq!(world.counters().horizon_clamped, 1);
+    // A clock that was far ahead: what comes now is due since long.
+    world.pass(100_000_000);
+    *world.now.borrow_mut() = START;
+    world.submit(fast, 2).unwrap();
+    world.turn();
+    world.pass(4 * NANOS_PER_SEC);
+    let mut outcomes = world.outcomes();
+    outcomes.sort_unstable_by_key(|(cookie, _)| *cookie);
+    assert_eq!(outcomes, [(1, Outcome::Sent), (2, Outcome::Sent)]);
+    assert!(world.counters().clock_steps > 0);
+    assert_eq!(world.counters().past_stamps, world.shaper.shaper.counters().wheel.past);
+}
+
+#[test]
+fn without_buffers_what_arrives_stays_with_the_port() {
+    /// A port that needs a buffer for each frame.
+    struct Device(PortCounters);
+
+    impl Port for Device {
+        fn receive(
+            &mut self,
+            pool: &mut PacketPool,
+            frames: &mut Vec<Packet>,
+            max: usize,
+        ) -> Result<usize, PortError> {
+            let before = frames.len();
+            for _ in 0..max {
+                let Some(packet) = pool.packet(&[7; 60]) else {
+                    self.0.rx_no_buffer += 1;
+                    break;
+                };
+                frames.push(packet);
+            }
+            Ok(frames.len() - before)
+        }
+
+        fn transmit(
+            &mut self,
+            frames: &mut VecDeque<Packet>,
+            _pool: &mut PacketPool,
+        ) -> Result<usize, PortError> {
+            Ok(frames.drain(..).count())
+        }
+
+        fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+
+        fn counters(&self) -> PortCounters {
+            self.0
+        }
+    }
+
+    let mut world = World::new(&small(), Device(PortCounters::default()));
+    let (arrivals, mut received) = RingBuffer::new(100);
+    let waker = world.producer().waker();
+    world.control.push(Control::Receiver { arrivals, waker }).ok().unwrap();
+    world.turn();
+    assert!(world.shaper.receive_stalled);
+    // The shaper's pool has eight.
+    assert_eq!((received.slots(), world.counters().received_packets), (8, 8));
+    assert!(world.shaper.port.as_ref().unwrap().counters().rx_no_buffer > 0);
+    received.pop().unwrap();
+    world.turn();
+    assert_eq!((received.slots(), world.counters().received_packets), (8, 9));
+    // What is sent needs none of these.
+    let flow = world.open(MBIT_8);
+    world.submit(flow, 1).unwrap();
+    world.pass(2_000_000);
+    assert_eq!(world.outcomes(), [(1, Outcome::Sent)]);
+}
+
 #[test]
 fn a_producer_that_goes_leaves_nothing_behind() {
     let mut world = World::new(&small(), Recorder::new(100).0);

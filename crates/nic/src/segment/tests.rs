@@ -125,6 +125,13 @@ fn a_frame_is_cut_whole_or_not_at_all() {
     let long = packet(&mut pool, &tcp, 1, 2000);
     assert_eq!(cut(&long, &mut pool, &mut segments), Err(CutError::TooLong));
     drop(long);
+    // The metadata has the transport header where it is not: that it is longer there, or shorter.
+    for csum_start in [0, 20, 60] {
+        let mut elsewhere = packet(&mut pool, &tcp, 1, 1900);
+        elsewhere.vnet_mut().flags = VnetHeader::NEEDS_CSUM;
+        elsewhere.vnet_mut().csum_start = csum_start;
+        assert_eq!(cut(&elsewhere, &mut pool, &mut segments), Err(CutError::Unknown));
+    }
     // UDP said, TCP found; fragments of UDP (UFO).
     for gso_type in [5, 3] {
         let wrong = packet(&mut pool, &tcp, gso_type, 1400);
