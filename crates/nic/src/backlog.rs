@@ -170,7 +170,7 @@ impl Backlog {
             return self.refuse(bytes);
         }
         // One that waits already is first.
-        if !queued && self.ledger.admit(flow) {
+        if !queued && self.ledger.admit(flow, bytes) {
             let handle = Handle(self.store(now, bytes, packet));
             return Some(Ready { handle, bytes });
         }
@@ -196,10 +196,10 @@ impl Backlog {
     /// not out.
     pub fn complete(&mut self, now: Nanos, flow: usize, handle: Handle) -> Option<Left> {
         let node = self.nodes.get_mut(handle.0 as usize)?;
-        let arrived = node.arrived;
+        let (arrived, bytes) = (node.arrived, node.bytes);
         let packet = node.packet.take()?;
         self.release(handle.0);
-        self.ledger.complete(flow);
+        self.ledger.complete(flow, bytes);
         let waited = Nanos(now.0.saturating_sub(arrived.0));
         Some(Left { packet, waited, next: self.next(now, flow) })
     }
@@ -211,7 +211,7 @@ impl Backlog {
         {
             let bytes = node.bytes;
             self.release(handle.0);
-            self.ledger.complete(flow);
+            self.ledger.complete(flow, bytes);
             self.refuse(bytes);
         }
     }
@@ -254,7 +254,7 @@ impl Backlog {
 
     /// The next packet of a flow, if it has one and may send it.
     fn next(&mut self, now: Nanos, flow: usize) -> Option<Ready> {
-        if self.queues.get(flow)?.first == NONE || !self.ledger.admit(flow) {
+        if self.queues.get(flow)?.first == NONE || !self.ledger.poll_room(flow) {
             return None;
         }
         // Each round takes one out; CoDel leaves the last.
@@ -279,6 +279,7 @@ impl Backlog {
                 self.counters.marked_packets += 1;
             }
             self.take_first(flow);
+            self.ledger.admit(flow, bytes);
             return Some(Ready { handle: Handle(first), bytes });
         }
     }

@@ -18,7 +18,7 @@
 //! **Backpressure.** A completion is given when the packet leaves, not when the shaper takes it. Until then
 //! it counts against the flow's allowance of two segments, and a flow without allowance is refused and told
 //! when it may go on ([`Event::Writable`]): its data stays with the application. So the shaper holds two
-//! segments a flow at most, and nothing is dropped. [`Completions::Immediate`] is what shapers did before:
+//! segments a flow at most, or as much in smaller packets, and nothing is dropped. [`Completions::Immediate`] is what shapers did before:
 //! packets pile up in the wheel, and what does not fit is dropped and counted.
 //!
 //! **Failure.** All tables and rings are bounded; what is full refuses, counts, and tells when there is
@@ -48,7 +48,7 @@ use std::{
 
 use rtrb::RingBuffer;
 use tidegate_core::{
-    Nanos, Rate,
+    Nanos, Rate, completion,
     shaper::{self, MAX_CLASSES, MAX_DEPTH, MAX_FLOWS, Shaper, ShaperError, ShaperOptions},
     wheel::WheelOptions,
 };
@@ -114,6 +114,12 @@ pub struct NicOptions {
     pub owed: usize,
     /// How many segments a flow may have in the shaper.
     pub allowance: u32,
+    /// The time in which a flow sends a segment of [`SEGMENT_BYTES_MAX`] at most: one with a rate of its own
+    /// may have as many bytes in the shaper as its segments would be. Zero, or no rate: each packet counts
+    /// as a segment, however short.
+    ///
+    /// [`SEGMENT_BYTES_MAX`]: tidegate_core::completion::SEGMENT_BYTES_MAX
+    pub segment_time: Nanos,
     /// When completions are given.
     pub completions: Completions,
     /// How shapers wait.
@@ -138,7 +144,8 @@ impl Default for NicOptions {
             flows: 16_384,
             ring: 4_096,
             owed: 65_536,
-            allowance: tidegate_core::completion::ALLOWANCE_SEGMENTS,
+            allowance: completion::ALLOWANCE_SEGMENTS,
+            segment_time: completion::SEGMENT_TIME,
             completions: Completions::Deferred,
             shaper_mode: Mode::Auto,
             producer_mode: Mode::Auto,
@@ -350,6 +357,7 @@ impl Nic {
                 // Nothing but the rings holds it back.
                 Completions::Immediate => u32::MAX,
             },
+            segment_time: options.segment_time,
             hash_seed: options.hash_seed,
             nic: self.number,
             waiter,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::ensure;
+use tidegate_core::Rate;
 use tidegate_sys::net::{
     Netlink,
     qdisc::{
@@ -20,6 +21,9 @@ const SHARED: Handle = Handle::new(1, 1);
 const QUEUE_PACKETS: u32 = 1000;
 /// The queue of class 1:N is named N plus this.
 const QUEUES: u16 = 0x100;
+
+/// The most flows of [`Peer::tbf_each`]: the bands of a `prio`.
+pub const TBF_CLASSES_MAX: usize = 16;
 
 /// A qdisc at the root of the sender's device. Dropping it removes it, with what it has queued.
 #[derive(Debug)]
@@ -98,6 +102,38 @@ impl Peer {
             }
         }
         Ok(peer)
+    }
+
+    /// HTB with a class for each rate, for packets whose priority names [`Peer::class_of`] it.
+    pub fn htb_each(testbed: &Testbed, rates: &[Rate]) -> anyhow::Result<Self> {
+        let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(0)))?;
+        for (flow, rate) in rates.iter().enumerate() {
+            peer.class(ROOT, Self::class_of(flow), &HtbClass::new(rate.bit_s()))?;
+        }
+        Ok(peer)
+    }
+
+    /// A TBF for each rate, [`TBF_CLASSES_MAX`] at most, for packets whose priority names
+    /// [`Peer::class_of`] it.
+    pub fn tbf_each(testbed: &Testbed, rates: &[Rate]) -> anyhow::Result<Self> {
+        let bands = rates.len();
+        ensure!((2..=TBF_CLASSES_MAX).contains(&bands), "{bands} bands: prio has 2 to 16");
+        let mut peer = Self::at_root(testbed, &Qdisc::Prio { bands: bands as u8 })?;
+        for (flow, rate) in rates.iter().enumerate() {
+            let parent = Self::class_of(flow);
+            let handle = Handle::new(parent.minor + QUEUES, 0);
+            let place = Place { ifindex: peer.ifindex, parent, handle };
+            let TbfOptions { burst_bytes, latency } = TbfOptions::usual(rate.bit_s());
+            let queue = TbfQueue::Latency(latency);
+            let tbf = Tbf { rate_bit_s: rate.bit_s(), burst_bytes, queue };
+            peer.netlink.set_qdisc(Verb::Add, place, &Qdisc::Tbf(tbf))?;
+        }
+        Ok(peer)
+    }
+
+    /// The class of a flow in [`Peer::htb_each`] and [`Peer::tbf_each`]: 1:1, 1:2.
+    pub fn class_of(flow: usize) -> Handle {
+        Handle::new(ROOT.major, flow as u16 + 1)
     }
 
     /// Changes the rate of [`Peer::htb`] while traffic flows.
