@@ -21,9 +21,9 @@ const SHARED: Handle = Handle::new(1, 1);
 const QUEUE_PACKETS: u32 = 1000;
 /// The queue of class 1:N is named N plus this.
 const QUEUES: u16 = 0x100;
-
-/// The most flows of [`Peer::tbf_each`]: the bands of a `prio`.
-pub const TBF_CLASSES_MAX: usize = 16;
+/// A class that holds nothing back.
+const OPEN_BIT_S: u64 = 100_000_000_000;
+const OPEN_BURST_BYTES: u32 = 16 << 20;
 
 /// A qdisc at the root of the sender's device. Dropping it removes it, with what it has queued.
 #[derive(Debug)]
@@ -113,14 +113,18 @@ impl Peer {
         Ok(peer)
     }
 
-    /// A TBF for each rate, [`TBF_CLASSES_MAX`] at most, for packets whose priority names
-    /// [`Peer::class_of`] it.
+    /// A TBF for each rate, for packets whose priority names [`Peer::class_of`] it. They hang from classes of
+    /// HTB that are too fast to matter: of the qdiscs with classes it is the one that every kernel here has.
     pub fn tbf_each(testbed: &Testbed, rates: &[Rate]) -> anyhow::Result<Self> {
-        let bands = rates.len();
-        ensure!((2..=TBF_CLASSES_MAX).contains(&bands), "{bands} bands: prio has 2 to 16");
-        let mut peer = Self::at_root(testbed, &Qdisc::Prio { bands: bands as u8 })?;
+        let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(0)))?;
         for (flow, rate) in rates.iter().enumerate() {
             let parent = Self::class_of(flow);
+            let free = HtbClass {
+                burst_bytes: Some(OPEN_BURST_BYTES),
+                cburst_bytes: Some(OPEN_BURST_BYTES),
+                ..HtbClass::new(OPEN_BIT_S)
+            };
+            peer.class(ROOT, parent, &free)?;
             let handle = Handle::new(parent.minor + QUEUES, 0);
             let place = Place { ifindex: peer.ifindex, parent, handle };
             let TbfOptions { burst_bytes, latency } = TbfOptions::usual(rate.bit_s());

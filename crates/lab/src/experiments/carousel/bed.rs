@@ -14,6 +14,7 @@ use tidegate_nic::{
     nic::{Completions, Event, Flow, FlowError, FlowOptions, Lateness, NicCounters},
     waiter::{Mode, now},
 };
+use tidegate_sys::sched::{Reservation, reserve_cpu};
 
 use super::{
     BIN, CATCH_UP, FINE_SLOT_NS, SECOND,
@@ -135,26 +136,34 @@ impl Load {
             producer_mode: self.mode,
             ..NicOptions::default()
         };
-        let nic = Nic::new(options, vec![Box::new(port)])?;
-        let large = self.frames_bytes.iter().filter(|bytes| **bytes > SMALL_BYTES).count();
-        let buffers = (held + 2 * RING) as u32;
-        let size = match large {
-            0 => PoolSize { small: buffers, large: 0 },
-            // Long ones are of few flows.
-            _ => PoolSize { small: buffers, large: held as u32 + 64 },
-        };
-        let pool = PacketPool::new(size)?;
-        let sender = Sender {
-            producer: nic.producer()?,
-            pool,
-            flows: Vec::with_capacity(flows),
-            number_of: vec![0; flows],
-            frames_bytes: &self.frames_bytes,
-            waits: Vec::new(),
-        };
         // A thread of its own: it leaves no settings behind.
-        thread::scope(|scope| scope.spawn(|| self.measure(&nic, sender, departures, start)).join())
-            .map_err(|_| anyhow!("the application's thread panicked"))?
+        thread::scope(|scope| {
+            let run = || {
+                // Without the right to it is measured as it is.
+                let options = NicOptions { reservation: reserve(), ..options };
+                let nic = Nic::new(options, vec![Box::new(port)])?;
+                let sender = Sender {
+                    producer: nic.producer()?,
+                    pool: self.pool(held)?,
+                    flows: Vec::with_capacity(flows),
+                    number_of: vec![0; flows],
+                    frames_bytes: &self.frames_bytes,
+                    waits: Vec::new(),
+                };
+                self.measure(&nic, sender, departures, start)
+            };
+            scope.spawn(run).join()
+        })
+        .map_err(|_| anyhow!("the application's thread panicked"))?
+    }
+
+    /// For `held` packets in the shaper, and those on the way.
+    fn pool(&self, held: usize) -> anyhow::Result<PacketPool> {
+        let is_long = self.frames_bytes.iter().any(|bytes| *bytes > SMALL_BYTES);
+        let small = (held + 2 * RING) as u32;
+        // Long ones are of few flows.
+        let large = if is_long { held as u32 + 64 } else { 0 };
+        Ok(PacketPool::new(PoolSize { small, large })?)
     }
 
     fn measure(
@@ -197,6 +206,13 @@ impl Outcome {
         };
         of(&self.after) - of(&self.before)
     }
+}
+
+/// The shaper's and the application's threads must not wait for whatever else the machine does. The real-time
+/// class would not do: the kernel takes a thread that polls a twentieth of each second, at once.
+pub(super) fn reserve() -> Option<Reservation> {
+    let reservation = Reservation::default();
+    reserve_cpu(reservation).ok().map(|()| reservation)
 }
 
 fn later(at: Nanos, by: Duration) -> Nanos {

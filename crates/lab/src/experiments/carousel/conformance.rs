@@ -6,7 +6,7 @@
 //! | `carousel-no-burst` | the same; what a flow lost while a thread had no CPU is not made up | |
 //! | `carousel-tap` | the NIC's shaper, segments of up to 64 KB, into a TAP device | at the device |
 //! | `htb` | a class for each flow, UDP in such segments | at the receiving device |
-//! | `tbf` | a TBF for each flow in the bands of a `prio` | at the receiving device |
+//! | `tbf` | a TBF for each flow, under classes of HTB that hold nothing back | at the receiving device |
 //! | `unlimited` | nothing | at the receiving device |
 
 use std::{fmt, time::Duration};

@@ -21,15 +21,8 @@ use tidegate_sys::{
     wire_meter::WireMeter,
 };
 
-use super::BIN;
-use crate::{
-    experiment::Skip,
-    testbed::{
-        Family, Testbed, TestbedOptions, Topology,
-        peers::{Peer, TBF_CLASSES_MAX},
-        wait,
-    },
-};
+use super::{BIN, bed::reserve};
+use crate::testbed::{Family, Testbed, TestbedOptions, Topology, peers::Peer, wait};
 
 /// Every segment fits a packet.
 const MTU_BYTES: u32 = 65_535;
@@ -53,7 +46,7 @@ pub(super) enum Limiter {
     Unlimited,
     /// A class of HTB for each flow.
     Htb,
-    /// A TBF for each flow, in the bands of a `prio`.
+    /// A TBF for each flow.
     Tbf,
 }
 
@@ -96,14 +89,7 @@ pub(super) struct Traffic<'a> {
 
 impl Traffic<'_> {
     /// Sends it, on a testbed of its own.
-    ///
-    /// # Errors
-    ///
-    /// [`Skip`] if the limiter has not so many classes.
     pub(super) fn through(&self, limiter: Limiter) -> anyhow::Result<Outcome> {
-        if limiter == Limiter::Tbf && self.rates.len() > TBF_CLASSES_MAX {
-            return Err(Skip(format!("prio has {TBF_CLASSES_MAX} bands")).into());
-        }
         let options =
             TestbedOptions { mtu_bytes: Some(MTU_BYTES), ..TestbedOptions::new(Topology::Pair) };
         let testbed = Testbed::new(options)?;
@@ -146,6 +132,7 @@ impl Traffic<'_> {
 
     /// Sends as much as the sockets take, until it is to end.
     fn send(&self, sockets: &[UdpSocket], ends: &AtomicBool) -> anyhow::Result<()> {
+        let _ = reserve();
         let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (flow, socket) in sockets.iter().enumerate() {
             let data = epoll::EventData::new_u64(flow as u64);
@@ -207,9 +194,10 @@ impl Traffic<'_> {
         let stats = peer.class_stats()?;
         // The classes were read some time between.
         let at = before + before.elapsed() / 2;
-        let first = Peer::class_of(0).minor;
-        for class in stats {
-            let flow = class.handle.minor.checked_sub(first).map(usize::from);
+        let first = Peer::class_of(0);
+        // TBF calls its inside a class, too.
+        for class in stats.iter().filter(|class| class.handle.major == first.major) {
+            let flow = class.handle.minor.checked_sub(first.minor).map(usize::from);
             if let Some(place) = flow.and_then(|flow| bytes.get_mut(flow)) {
                 *place = class.sent_bytes;
                 dropped += u64::from(class.drops);

@@ -139,11 +139,6 @@ pub enum Qdisc {
         /// Bytes.
         limit_bytes: u32,
     },
-    /// Bands, each a class: those with lower numbers first. A packet whose priority names a class goes there.
-    Prio {
-        /// How many: 2 to 16.
-        bands: u8,
-    },
     /// No queue; the hook for filters on both directions. Its place is [`Handle::CLSACT`].
     Clsact,
 }
@@ -156,7 +151,6 @@ impl Qdisc {
             Self::Netem(_) => "netem",
             Self::Pfifo { .. } => "pfifo",
             Self::Bfifo { .. } => "bfifo",
-            Self::Prio { .. } => "prio",
             Self::Clsact => "clsact",
         }
     }
@@ -168,11 +162,6 @@ impl Qdisc {
             Self::Netem(netem) => Some(netem.encode()),
             Self::Pfifo { limit_packets: limit } | Self::Bfifo { limit_bytes: limit } => {
                 Some(limit.to_ne_bytes().to_vec())
-            }
-            Self::Prio { bands } => {
-                // `tc_prio_qopt`: the bands, and the band of each of 16 priorities.
-                let last = bands.saturating_sub(1);
-                Some([&u32::from(*bands).to_ne_bytes()[..], &[last; 16]].concat())
             }
             Self::Clsact => None,
         })
