@@ -1,6 +1,9 @@
 //! Scheduling of the calling thread.
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 
 /// Puts the calling thread in the real-time class `SCHED_FIFO` at the lowest priority, so that
 /// only other real-time threads and interrupts delay it. Threads made later by it inherit this.
@@ -29,12 +32,15 @@ pub struct Reservation {
 }
 
 impl Default for Reservation {
-    /// Nine tenths of each millisecond: a thread that polls leaves the rest to others, in pieces that a
-    /// shaper makes up for.
+    /// About what the kernel gives at most, of each millisecond: a thread that polls leaves the rest to
+    /// others, in pieces that a shaper makes up for.
     fn default() -> Self {
-        Self { runtime: Duration::from_micros(900), period: Duration::from_millis(1) }
+        Self { runtime: Duration::from_micros(940), period: Duration::from_millis(1) }
     }
 }
+
+/// What a thread had that has ended is given away again a period later.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// `struct sched_attr` as of its first version.
 #[repr(C)]
@@ -68,9 +74,19 @@ pub fn reserve_cpu(reservation: Reservation) -> io::Result<()> {
         deadline_ns: ns(period),
         period_ns: ns(period),
     };
-    // SAFETY: pid 0 is the calling thread; `attr` outlives the call, and says how long it is.
-    let done = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let begun = Instant::now();
+    loop {
+        // SAFETY: pid 0 is the calling thread; `attr` outlives the call, and says how long it is.
+        let done = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+        if done == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::ResourceBusy || begun.elapsed() >= PATIENCE {
+            return Err(error);
+        }
+        std::thread::sleep(PATIENCE / 20);
+    }
 }
 
 #[cfg(test)]

@@ -82,7 +82,8 @@ impl Experiment for Granularity {
         ctx.note(format!(
             "{flows} flows, each at a rate of its own, in full frames into a port that discards; the \
              shaper polls. Published at 5 Gbit/s: 5 to 7 Mbit/s up to 256 µs, 313 at 4 ms. \
-             The lateness is from the exact stamp, so the rounding is part of it."
+             The lateness is from the exact stamp, so the rounding is part of it. A flow has two packets in \
+             the shaper: where they take less than a slot the allowance, not the rate, holds it."
         ));
         Ok(())
     }
