@@ -58,9 +58,9 @@ struct SchedAttr {
 /// Gives the calling thread a reservation (`SCHED_DEADLINE`): it goes before all threads without one, and
 /// when it has had its time it waits for the next period. Threads made later by it have none.
 ///
-/// Errors: `EPERM` without the capability `CAP_SYS_NICE` or for a thread that is kept on some CPUs; `EBUSY` if
-/// the CPUs are given away, of which the kernel gives 95 % (`sched_rt_runtime_us`); `EINVAL` for times that are
-/// none. The thread then stays in its class.
+/// Errors: `EPERM` without the capability `CAP_SYS_NICE` or for a thread that is kept on some CPUs;
+/// `EBUSY` if the CPUs are given away, of which the kernel gives 95 % (`sched_rt_runtime_us`); `EINVAL` for
+/// times that are none. The thread then stays in its class.
 pub fn reserve_cpu(reservation: Reservation) -> io::Result<()> {
     let Reservation { runtime, period } = reservation;
     let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);

@@ -37,7 +37,8 @@ const SECOND: Duration = Duration::from_secs(1);
 /// What a flow may catch up after the shaper's or the application's thread had no CPU: as long as
 /// another program may keep it on a busy machine.
 const CATCH_UP: Duration = Duration::from_millis(5);
-/// A slot of the wheel that is short beside the 2 us within which packets are to leave: stamps are rounded up.
+/// A slot of the wheel that is short beside the 2 us within which packets are to leave, as stamps are
+/// rounded up.
 const FINE_SLOT_NS: u64 = 512;
 /// The paper's, and what a packet's lateness is judged by.
 const PAPER_SLOT_NS: u64 = 2_048;
