@@ -10,8 +10,18 @@ use tidegate_lab::{
     context::{Links, Options},
     experiment::Experiment,
     experiments::{
-        carousel_cpu::CarouselCpu, demo::Demo, htb_latency::HtbLatency, limits::Limits,
-        link_accuracy::LinkAccuracy, nrm_egress::NrmEgress, nrm_ingress::NrmIngress, wheel::Wheel,
+        carousel::{
+            backpressure::Backpressure, conformance::Conformance, flows::Flows,
+            granularity::Granularity,
+        },
+        carousel_cpu::CarouselCpu,
+        demo::Demo,
+        htb_latency::HtbLatency,
+        limits::Limits,
+        link_accuracy::LinkAccuracy,
+        nrm_egress::NrmEgress,
+        nrm_ingress::NrmIngress,
+        wheel::Wheel,
     },
     progress::Progress,
     report::Report,
@@ -170,7 +180,7 @@ fn root_carousel_cpu_reports_every_system() {
             assert!(!report.values(system, metric, None).is_empty(), "{system} has no {metric}");
         }
     }
-    assert!(!report.values("carousel-poll", "nic_cpus", None).is_empty());
+    assert!(!report.values("carousel-poll", "process_cpus", None).is_empty());
     assert!(report.values("lane", "shaping_ns", None)[0] > 0.0);
 }
 
@@ -180,6 +190,60 @@ fn the_wheel_reports_every_queue() {
     let report = report("the_wheel_reports_every_queue", &Wheel::tiny(), out.path());
     let systems = ["nothing", "wheel", "list", "crate", "heap", "tree", "fq"];
     check(&report.expect("it needs nothing"), out.path(), &systems, &["pair_ns"]);
+}
+
+#[test]
+fn root_carousel_flows_reports_every_system() {
+    let test = "root_carousel_flows_reports_every_system";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &Flows::tiny(), out.path()) else { return };
+    let metrics = ["rate_bit_s", "flow_error_1s_worst_percent", "deviation_100ms_bit_s"];
+    check(&report, out.path(), &["carousel", "carousel-auto", "htb"], &metrics);
+    for system in report.systems() {
+        assert!(report.values(system, "rate_bit_s", None)[0] > 0.0, "{system} sent nothing");
+    }
+}
+
+#[test]
+fn root_carousel_conformance_reports_every_system() {
+    let test = "root_carousel_conformance_reports_every_system";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &Conformance::tiny(), out.path()) else { return };
+    let systems = ["carousel", "carousel-no-burst", "carousel-tap", "htb", "tbf", "unlimited"];
+    check(&report, out.path(), &systems, &["rate_bit_s", "deviation_percent"]);
+    for system in systems {
+        assert!(report.values(system, "rate_bit_s", None)[0] > 0.0, "{system} sent nothing");
+    }
+    let flows = report.values("tbf", "flow_deviation_worst_percent", None);
+    assert_eq!(flows.len(), 1, "the classes of its flows were read");
+}
+
+#[test]
+fn the_backpressure_reports_both_completions() {
+    let out = tempfile::tempdir().unwrap();
+    let test = "the_backpressure_reports_both_completions";
+    let report = report(test, &Backpressure::tiny(), out.path()).expect("it needs nothing");
+    check(&report, out.path(), &["deferred", "immediate"], &["held_p50", "held_max"]);
+    assert_eq!(report.values("deferred", "dropped_per_s", None), [0.0]);
+    let held = report.values("deferred", "held_max", None)[0];
+    assert!(held <= report.values("deferred", "allowed", None)[0], "{held}");
+}
+
+#[test]
+fn the_granularity_reports_every_slot() {
+    let out = tempfile::tempdir().unwrap();
+    let report = report("the_granularity_reports_every_slot", &Granularity::tiny(), out.path());
+    let report = report.expect("it needs nothing");
+    // Slots are cases of one system.
+    assert_eq!(report.values("carousel", "deviation_100ms_bit_s", None).len(), 2);
+    assert_eq!((report.systems(), report.figures.len()), (vec!["carousel"], 2));
+    assert!(!report.claims.is_empty());
 }
 
 #[test]

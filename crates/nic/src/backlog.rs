@@ -171,7 +171,7 @@ impl Backlog {
             return self.refuse(bytes);
         }
         // One that waits already is first.
-        if !queued && self.ledger.admit(flow) {
+        if !queued && self.ledger.admit(flow, bytes) {
             let handle = Handle(self.store(now, bytes, packet));
             return Some(Ready { handle, bytes });
         }
@@ -197,10 +197,10 @@ impl Backlog {
     /// not out.
     pub fn complete(&mut self, now: Nanos, flow: usize, handle: Handle) -> Option<Left> {
         let node = self.nodes.get_mut(handle.0 as usize)?;
-        let arrived = node.arrived;
+        let (arrived, bytes) = (node.arrived, node.bytes);
         let packet = node.packet.take()?;
         self.release(handle.0);
-        self.ledger.complete(flow);
+        self.ledger.complete(flow, bytes);
         let waited = Nanos(now.0.saturating_sub(arrived.0));
         Some(Left { packet, waited, next: self.next(now, flow) })
     }
@@ -212,7 +212,7 @@ impl Backlog {
         {
             let bytes = node.bytes;
             self.release(handle.0);
-            self.ledger.complete(flow);
+            self.ledger.complete(flow, bytes);
             self.refuse(bytes);
         }
     }
@@ -261,7 +261,7 @@ impl Backlog {
 
     /// The next packet of a flow, if it has one and may send it.
     fn next(&mut self, now: Nanos, flow: usize) -> Option<Ready> {
-        if self.queues.get(flow)?.first == NONE || !self.ledger.admit(flow) {
+        if self.queues.get(flow)?.first == NONE || !self.ledger.poll_room(flow) {
             return None;
         }
         // Each round takes one out; CoDel leaves the last.
@@ -286,6 +286,7 @@ impl Backlog {
                 self.counters.marked_packets += 1;
             }
             self.take_first(flow);
+            self.ledger.admit(flow, bytes);
             return Some(Ready { handle: Handle(first), bytes });
         }
     }

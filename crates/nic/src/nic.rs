@@ -18,8 +18,9 @@
 //! **Backpressure.** A completion is given when the packet leaves, not when the shaper takes it. Until then
 //! it counts against the flow's allowance of two segments, and a flow without allowance is refused and told
 //! when it may go on ([`Event::Writable`]): its data stays with the application. So the shaper holds two
-//! segments a flow at most, and nothing is dropped. [`Completions::Immediate`] is what shapers did before:
-//! packets pile up in the wheel, and what does not fit is dropped and counted.
+//! segments a flow at most, or as much in smaller packets, and nothing is dropped.
+//! [`Completions::Immediate`] is what shapers did before: packets pile up in the wheel, and what does not fit
+//! is dropped and counted.
 //!
 //! **Failure.** All tables and rings are bounded; what is full refuses, counts, and tells when there is
 //! room. A port that goes away takes its packets along, their senders are told ([`Outcome::Lost`]), and the
@@ -48,17 +49,18 @@ use std::{
 
 use rtrb::RingBuffer;
 use tidegate_core::{
-    Nanos, Rate,
+    Nanos, Rate, completion,
     shaper::{self, MAX_CLASSES, MAX_DEPTH, MAX_FLOWS, Shaper, ShaperError, ShaperOptions},
     wheel::WheelOptions,
 };
+use tidegate_sys::sched::Reservation;
 
 use self::{
     counters::{Block, LatenessCells},
     message::{Answer, LaneFlow, Message},
     producer::{Link, ProducerParts},
     shaper_loop::{Control, Lane, ShaperLoop, ShaperParts},
-    thread::Filler,
+    thread::{Filler, Place},
 };
 pub use self::{
     counters::{Lateness, NicCounter, NicCounters},
@@ -114,6 +116,12 @@ pub struct NicOptions {
     pub owed: usize,
     /// How many segments a flow may have in the shaper.
     pub allowance: u32,
+    /// The time in which a flow sends a segment of [`SEGMENT_BYTES_MAX`] at most: one with a rate of its own
+    /// may have as many bytes in the shaper as its segments would be. Zero, or no rate: each packet counts
+    /// as a segment, however short.
+    ///
+    /// [`SEGMENT_BYTES_MAX`]: tidegate_core::completion::SEGMENT_BYTES_MAX
+    pub segment_time: Nanos,
     /// When completions are given.
     pub completions: Completions,
     /// How shapers wait.
@@ -122,6 +130,9 @@ pub struct NicOptions {
     pub producer_mode: Mode,
     /// The CPU of each shaper's thread, in order; those without one run where the kernel puts them.
     pub cpus: Vec<usize>,
+    /// The part of a CPU that each shaper's thread is to have whatever else runs; not together with `cpus`,
+    /// which the kernel does not allow. None: as much as it gets.
+    pub reservation: Option<Reservation>,
     /// The buffers of each shaper, for frames that arrive and those that a port must copy.
     pub pool: PoolSize,
     /// What flows' keys are hashed with: secret where a sender could choose flows that share a shaper.
@@ -138,11 +149,13 @@ impl Default for NicOptions {
             flows: 16_384,
             ring: 4_096,
             owed: 65_536,
-            allowance: tidegate_core::completion::ALLOWANCE_SEGMENTS,
+            allowance: completion::ALLOWANCE_SEGMENTS,
+            segment_time: completion::SEGMENT_TIME,
             completions: Completions::Deferred,
             shaper_mode: Mode::Auto,
             producer_mode: Mode::Auto,
             cpus: Vec::new(),
+            reservation: None,
             pool: PoolSize { small: 4_096, large: 64 },
             hash_seed: 0,
         }
@@ -350,6 +363,7 @@ impl Nic {
                 // Nothing but the rings holds it back.
                 Completions::Immediate => u32::MAX,
             },
+            segment_time: options.segment_time,
             hash_seed: options.hash_seed,
             nic: self.number,
             waiter,
@@ -480,9 +494,11 @@ impl Nic {
             lateness: Arc::clone(&lateness),
             parts_version: Arc::clone(&self.filler.parts_version),
         });
-        let (waker, cpu) = (waiter.waker(), options.cpus.get(index).copied());
-        let thread = thread::spawn_shaper(index, shaper, waiter, Arc::clone(&self.stop), cpu)
-            .map_err(refused("start a thread on the CPU that was given"))?;
+        let place =
+            Place { cpu: options.cpus.get(index).copied(), reservation: options.reservation };
+        let waker = waiter.waker();
+        let thread = thread::spawn_shaper(index, shaper, waiter, Arc::clone(&self.stop), place)
+            .map_err(refused("start a thread with the CPU that was asked for"))?;
         Ok(ShaperEnd { control, waker, block, lateness, thread: Some(thread) })
     }
 

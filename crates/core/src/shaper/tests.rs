@@ -26,7 +26,7 @@ fn run_greedy(shaper: &mut Shaper<u32>, flows: &[(FlowId, u32)], for_ns: u64) ->
     let mut now = Nanos(0);
     let send = |shaper: &mut Shaper<u32>, ledger: &mut Ledger, now, index: usize| {
         let (flow, bytes) = flows[index];
-        while ledger.admit(flow.index()) {
+        while ledger.admit(flow.index(), bytes) {
             shaper.on_packet(now, flow, bytes, index as u32).unwrap();
         }
     };
@@ -40,7 +40,7 @@ fn run_greedy(shaper: &mut Shaper<u32>, flows: &[(FlowId, u32)], for_ns: u64) ->
         }
         while let Some(departure) = shaper.poll(now) {
             sent[departure.handle as usize] += u64::from(departure.bytes);
-            if ledger.complete(departure.flow.index()) {
+            if ledger.complete(departure.flow.index(), departure.bytes) {
                 send(shaper, &mut ledger, now, departure.handle as usize);
             }
             assert!(shaper.len() <= 2 * flows.len(), "more than two segments a flow");
@@ -159,7 +159,7 @@ fn a_late_poller_costs_a_fair_class_no_rate() {
         let mut sent = vec![0u64; flows];
         for flow in 0..flows {
             let id = shaper.open_flow(FlowOptions { class, ..FlowOptions::default() }).unwrap();
-            while ledger.admit(id.index()) {
+            while ledger.admit(id.index(), 1_514) {
                 shaper.on_packet(Nanos(0), id, 1_514, flow as u32).unwrap();
             }
         }
@@ -168,8 +168,8 @@ fn a_late_poller_costs_a_fair_class_no_rate() {
             now = Nanos(shaper.next_deadline().unwrap().0.max(now.0) + 60_000);
             while let Some(departure) = shaper.poll(now) {
                 sent[departure.handle as usize] += u64::from(departure.bytes);
-                ledger.complete(departure.flow.index());
-                while ledger.admit(departure.flow.index()) {
+                ledger.complete(departure.flow.index(), departure.bytes);
+                while ledger.admit(departure.flow.index(), 1_514) {
                     shaper.on_packet(now, departure.flow, 1_514, departure.handle).unwrap();
                 }
             }

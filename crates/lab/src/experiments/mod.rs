@@ -3,6 +3,7 @@
 //! ```text
 //! nrm_egress, nrm_ingress -> mix (calls of two sizes) -> bed (namespaces, meter) -> wire (rates)
 //! limits, htb_latency, demo -----------------------------^
+//! carousel -> bed (application and shaper in this process), kernel (the same flows through a qdisc)
 //! wheel -> queues (ours and its peers), load (what is done to them)
 //! ```
 //!
@@ -14,6 +15,7 @@
 use crate::{experiment::Experiment, report::Case, table::circumstance};
 
 mod bed;
+pub mod carousel;
 pub mod carousel_cpu;
 pub mod demo;
 pub mod htb_latency;
@@ -31,6 +33,10 @@ mod wire;
 /// All experiments, in the order in which `tidegate-lab list` shows them.
 pub fn all() -> Vec<Box<dyn Experiment>> {
     vec![
+        Box::new(carousel::backpressure::Backpressure::default()),
+        Box::new(carousel::conformance::Conformance::default()),
+        Box::new(carousel::flows::Flows::default()),
+        Box::new(carousel::granularity::Granularity::default()),
         Box::new(carousel_cpu::CarouselCpu::default()),
         Box::new(demo::Demo::default()),
         Box::new(htb_latency::HtbLatency::default()),

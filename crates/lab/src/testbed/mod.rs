@@ -290,7 +290,7 @@ pub fn root_or_skip(test: &str) -> bool {
 }
 
 /// A name that no other testbed has, now or later: `tidegate-PID-RANDOM-ROLE`.
-fn unique_name(role: &str) -> String {
+pub(crate) fn unique_name(role: &str) -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.subsec_nanos());

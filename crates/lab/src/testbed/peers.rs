@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::ensure;
+use tidegate_core::Rate;
 use tidegate_sys::net::{
     Netlink,
     qdisc::{
@@ -20,6 +21,9 @@ const SHARED: Handle = Handle::new(1, 1);
 const QUEUE_PACKETS: u32 = 1000;
 /// The queue of class 1:N is named N plus this.
 const QUEUES: u16 = 0x100;
+/// A class that holds nothing back.
+const OPEN_BIT_S: u64 = 100_000_000_000;
+const OPEN_BURST_BYTES: u32 = 16 << 20;
 
 /// A qdisc at the root of the sender's device. Dropping it removes it, with what it has queued.
 #[derive(Debug)]
@@ -103,6 +107,42 @@ impl Peer {
             }
         }
         Ok(peer)
+    }
+
+    /// HTB with a class for each rate, for packets whose priority names [`Peer::class_of`] it.
+    pub fn htb_each(testbed: &Testbed, rates: &[Rate]) -> anyhow::Result<Self> {
+        let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(0)))?;
+        for (flow, rate) in rates.iter().enumerate() {
+            peer.class(ROOT, Self::class_of(flow), &HtbClass::new(rate.bit_s()))?;
+        }
+        Ok(peer)
+    }
+
+    /// A TBF for each rate, for packets whose priority names [`Peer::class_of`] it. They hang from classes of
+    /// HTB that are too fast to matter: of the qdiscs with classes it is the one that every kernel here has.
+    pub fn tbf_each(testbed: &Testbed, rates: &[Rate]) -> anyhow::Result<Self> {
+        let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(0)))?;
+        for (flow, rate) in rates.iter().enumerate() {
+            let parent = Self::class_of(flow);
+            let free = HtbClass {
+                burst_bytes: Some(OPEN_BURST_BYTES),
+                cburst_bytes: Some(OPEN_BURST_BYTES),
+                ..HtbClass::new(OPEN_BIT_S)
+            };
+            peer.class(ROOT, parent, &free)?;
+            let handle = Handle::new(parent.minor + QUEUES, 0);
+            let place = Place { ifindex: peer.ifindex, parent, handle };
+            let TbfOptions { burst_bytes, latency } = TbfOptions::usual(rate.bit_s());
+            let queue = TbfQueue::Latency(latency);
+            let tbf = Tbf { rate_bit_s: rate.bit_s(), burst_bytes, queue };
+            peer.netlink.set_qdisc(Verb::Add, place, &Qdisc::Tbf(tbf))?;
+        }
+        Ok(peer)
+    }
+
+    /// The class of a flow in [`Peer::htb_each`] and [`Peer::tbf_each`]: 1:1, 1:2.
+    pub fn class_of(flow: usize) -> Handle {
+        Handle::new(ROOT.major, flow as u16 + 1)
     }
 
     /// Changes the rate of [`Peer::htb`] while traffic flows.

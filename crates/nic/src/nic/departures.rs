@@ -102,7 +102,7 @@ impl ShaperLoop {
             here.held -= 1;
             if self.completions == Completions::Deferred {
                 let kind = AnswerKind::Done(outcome);
-                here.answer(Answer { slot, kind, cookie, at: now });
+                here.answer(Answer { slot, wire_bytes: bytes, kind, cookie, at: now });
             }
             let Some(flow) = here.lane.flows.get_mut(slot as usize) else { continue };
             flow.held -= 1;

@@ -33,6 +33,8 @@ pub(super) struct NewFlow {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Answer {
     pub(super) slot: u32,
+    /// Of the packet, on the wire.
+    pub(super) wire_bytes: u32,
     pub(super) kind: AnswerKind,
     pub(super) cookie: u64,
     pub(super) at: Nanos,

@@ -11,7 +11,7 @@ use std::{
 
 use tidegate_core::{
     Nanos, Rate,
-    completion::Ledger,
+    completion::{Ledger, segment_bytes},
     shaper::{FlowOptions as CoreFlowOptions, MAX_WEIGHT},
 };
 
@@ -188,6 +188,7 @@ pub(super) struct ProducerParts {
     pub(super) links: Vec<Link>,
     pub(super) flows: usize,
     pub(super) allowance: u32,
+    pub(super) segment_time: Nanos,
     pub(super) hash_seed: u64,
     pub(super) nic: u64,
     pub(super) waiter: Waiter,
@@ -203,6 +204,8 @@ pub struct Producer {
     flows: Box<[Entry]>,
     free: Vec<u32>,
     ledger: Ledger,
+    allowance: u32,
+    segment_time: Nanos,
     hash_seed: u64,
     nic: u64,
     opened: u64,
@@ -227,6 +230,8 @@ impl Producer {
             flows: vec![free; parts.flows].into_boxed_slice(),
             free: (0..parts.flows as u32).rev().collect(),
             ledger: Ledger::new(parts.flows, parts.allowance),
+            allowance: parts.allowance,
+            segment_time: parts.segment_time,
             hash_seed: parts.hash_seed,
             nic: parts.nic,
             opened: 0,
@@ -267,6 +272,7 @@ impl Producer {
         let entry = &mut self.flows[slot as usize];
         entry.shaper = shaper as u32;
         entry.state = State::Open;
+        self.allow(slot, rate);
         Ok(self.handle(slot))
     }
 
@@ -276,7 +282,9 @@ impl Producer {
     /// If the flow is not open, or the ring to its shaper is full.
     pub fn set_flow_rate(&mut self, flow: Flow, rate: Option<Rate>) -> Result<(), FlowError> {
         let shaper = self.shaper_of_open(flow).ok_or(FlowError::NoSuchFlow)?;
-        self.send(shaper, Message::SetRate { slot: flow.slot, rate })
+        self.send(shaper, Message::SetRate { slot: flow.slot, rate })?;
+        self.allow(flow.slot, rate);
+        Ok(())
     }
 
     /// Closes a flow. What it has in the shaper still leaves and is answered; then comes [`Event::Closed`].
@@ -305,12 +313,12 @@ impl Producer {
             self.wait_for_room(flow.slot, shaper);
             return Err(SubmitError { packet, reason: Refusal::RingFull });
         }
-        if !self.ledger.admit(flow.index()) {
+        let wire_bytes = u32::try_from(packet.wire_bytes()).unwrap_or(u32::MAX);
+        if !self.ledger.admit(flow.index(), wire_bytes) {
             self.counters.blocked_allowance += 1;
             return Err(SubmitError { packet, reason: Refusal::Allowance });
         }
         let link = &mut self.links[shaper];
-        let wire_bytes = u32::try_from(packet.wire_bytes()).unwrap_or(u32::MAX);
         // There is room.
         let _ = link.messages.push(Message::Packet { slot: flow.slot, wire_bytes, cookie, packet });
         link.owed += 1;
@@ -339,8 +347,7 @@ impl Producer {
             self.wait_for_room(flow.slot, shaper);
             return false;
         }
-        // Without room the ledger only notes that the flow waits.
-        let writable = self.ledger.has_room(flow.index()) || self.ledger.admit(flow.index());
+        let writable = self.ledger.poll_room(flow.index());
         self.counters.blocked_allowance += u64::from(!writable);
         writable
     }
@@ -411,7 +418,7 @@ impl Producer {
         self.waiter.waker()
     }
 
-    /// How many segments of the flow are in the shaper, or on the way there.
+    /// How many packets of the flow are in the shaper, or on the way there.
     #[must_use]
     pub fn in_shaper(&self, flow: Flow) -> u32 {
         self.shaper_of_open(flow).map_or(0, |_| self.ledger.in_shaper(flow.index()))
@@ -419,6 +426,12 @@ impl Producer {
 
     pub(super) fn add_arrivals(&mut self, arrivals: rtrb::Consumer<Packet>) {
         self.arrivals.push(arrivals);
+    }
+
+    /// Sets how much a flow may have in the shaper, if it sends less than whole segments.
+    fn allow(&mut self, slot: u32, rate: Option<Rate>) {
+        let segment = rate.map_or(0, |rate| segment_bytes(rate, self.segment_time));
+        self.ledger.set_allowance_bytes(slot as usize, self.allowance.saturating_mul(segment));
     }
 
     #[inline]
@@ -475,11 +488,11 @@ impl Producer {
     #[inline]
     fn answered(&mut self, answer: Answer) -> Event {
         self.waiter.worked();
-        let Answer { slot, kind, cookie, at } = answer;
+        let Answer { slot, wire_bytes, kind, cookie, at } = answer;
         let flow = self.handle(slot);
         match kind {
             AnswerKind::Done(outcome) => {
-                let wakes = self.ledger.complete(flow.index());
+                let wakes = self.ledger.complete(flow.index(), wire_bytes);
                 if wakes && self.flows[slot as usize].state == State::Open {
                     self.writable = Some(flow);
                 }

@@ -420,7 +420,7 @@ impl ShaperLoop {
         }
         if outcome == Outcome::Dropped || self.completions == Completions::Immediate {
             let kind = AnswerKind::Done(outcome);
-            here.answer(Answer { slot, kind, cookie, at: now });
+            here.answer(Answer { slot, wire_bytes, kind, cookie, at: now });
         }
     }
 
@@ -480,7 +480,7 @@ impl LaneHere {
             *flow = LaneFlow::default();
         }
         counters.open_flows = counters.open_flows.saturating_sub(1);
-        self.answer(Answer { slot, kind: AnswerKind::Closed, cookie: 0, at: now });
+        self.answer(Answer { slot, wire_bytes: 0, kind: AnswerKind::Closed, cookie: 0, at: now });
     }
 
     #[inline]

@@ -13,23 +13,37 @@ use std::{
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use tidegate_sys::sched::{Reservation, reserve_cpu};
+
 use super::shaper_loop::ShaperLoop;
 use crate::{
     aggregate::{Aggregate, ROUND},
     waiter::{Mode, Waiter, now},
 };
 
-/// Starts a shaper's thread, on a CPU of its own if one is given.
+/// Where a shaper's thread runs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    /// On this CPU alone.
+    pub(super) cpu: Option<usize>,
+    /// At least so much.
+    pub(super) reservation: Option<Reservation>,
+}
+
+/// Starts a shaper's thread.
 pub(super) fn spawn_shaper(
     index: usize,
     mut shaper: ShaperLoop,
     mut waiter: Waiter,
     stop: Arc<AtomicBool>,
-    cpu: Option<usize>,
+    place: Place,
 ) -> io::Result<JoinHandle<()>> {
     let (pinned, outcome) = std::sync::mpsc::sync_channel(1);
     let thread = thread::Builder::new().name(format!("tg-shaper-{index}")).spawn(move || {
-        let done = cpu.map_or(Ok(()), pin);
+        let done = place
+            .cpu
+            .map_or(Ok(()), pin)
+            .and_then(|()| place.reservation.map_or(Ok(()), reserve_cpu));
         let refused = done.is_err();
         let _ = pinned.send(done);
         if !refused {

@@ -95,6 +95,24 @@ pub fn stamp_received(socket: impl AsFd) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Sets the priority of what the socket sends (`SO_PRIORITY`). The name of a class of a qdisc, as
+/// `major << 16 | minor`, sends it there.
+///
+/// Errors: `EPERM` without the capability `CAP_NET_ADMIN` for more than 6.
+pub fn set_priority(socket: impl AsFd, priority: u32) -> io::Result<()> {
+    // SAFETY: the option's value is one 32-bit integer, which outlives the call.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PRIORITY,
+            ptr::from_ref(&priority).cast(),
+            size_of_val(&priority) as libc::socklen_t,
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Receives one datagram into `buffer`. Returns its length and when the kernel received it, in
 /// nanoseconds of `CLOCK_REALTIME`; `None` if the socket does not stamp.
 pub fn recv_stamped(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, Option<u64>)> {
