@@ -8,12 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use tidegate_core::Nanos;
+use tidegate_core::{Nanos, Rate, Span, link::LinkOptions};
 
 use crate::context::{Links, Options};
 use crate::experiment::Experiment;
@@ -24,6 +23,8 @@ use crate::terminal::Terminal;
 use crate::testbed::Means;
 use crate::tools::Tool;
 
+/// How much later a packet arrives that is overtaken, unless the user says.
+const REORDER_BY: Nanos = Nanos(1_000_000);
 const USAGE: u8 = 1;
 const FAILED: u8 = 2;
 const SKIPPED: u8 = 4;
@@ -76,21 +77,61 @@ struct LinkArgs {
     /// Round trip of paths that have none of their own, such as `10ms`
     #[arg(long, value_name = "TIME")]
     rtt: Option<Nanos>,
-    /// Make links with the kernel's netem, where it has it, instead of the lab's own
-    #[arg(long)]
+    /// Rate of these paths, in each direction, such as `100mbit`
+    #[arg(long, value_name = "RATE")]
+    link_rate: Option<Rate>,
+    /// What may wait at that rate [default: the round trip, at least 20ms and 64kb]
+    #[arg(long, value_name = "TIME|SIZE", requires = "link_rate")]
+    link_queue: Option<Span>,
+    /// Share of packets that these paths lose in each direction, such as `0.1%`
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    loss: Option<f64>,
+    /// Share of packets that those after them overtake
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    reorder: Option<f64>,
+    /// How much later these arrive [default: 1ms]
+    #[arg(long, value_name = "TIME", requires = "reorder")]
+    reorder_by: Option<Nanos>,
+    /// Make links with the kernel's netem instead of the lab's own; refused where the kernel has none
+    #[arg(long, conflicts_with = "reorder")]
     netem: bool,
     /// Decides which packets links lose and reorder
     #[arg(long, value_name = "N", default_value_t = Links::default().seed)]
     seed: u64,
 }
 
-impl From<LinkArgs> for Links {
-    fn from(args: LinkArgs) -> Links {
-        Links {
-            rtt: args.rtt.map(|rtt| Duration::from_nanos(rtt.0)),
-            means: if args.netem { Means::Netem } else { Means::Cable },
-            seed: args.seed,
-        }
+/// Reads a share such as `0.1%`.
+fn share(text: &str) -> Result<f64, String> {
+    let percent = text.trim().strip_suffix('%').and_then(|number| number.trim().parse().ok());
+    match percent {
+        Some(percent) if (0.0..=100.0).contains(&percent) => Ok(percent / 100.0),
+        _ => Err("say a share from 0% to 100%, such as 0.1%".to_owned()),
+    }
+}
+
+impl LinkArgs {
+    fn links(self) -> Result<Links, Refusal> {
+        let Self { rtt, link_rate, link_queue, loss, reorder, reorder_by, netem, seed } = self;
+        let wanted = rtt.is_some() || link_rate.is_some() || loss.is_some() || reorder.is_some();
+        let queue = |rate: Rate| match link_queue? {
+            Span::Time(time) => Some(rate.bytes_in(time)),
+            Span::Size(size) => Some(size),
+        };
+        let links = Links {
+            way: wanted.then(|| LinkOptions {
+                delay: Nanos(rtt.map_or(0, |rtt| rtt.0 / 2)),
+                rate: link_rate,
+                queue: link_rate.and_then(queue),
+                loss: loss.unwrap_or(0.0),
+                reorder: reorder.unwrap_or(0.0),
+                reorder_by: reorder.map_or(Nanos(0), |_| reorder_by.unwrap_or(REORDER_BY)),
+            }),
+            means: if netem { Means::Netem } else { Means::Cable },
+            seed,
+        };
+        let checked = links.usual().map_or(Ok(()), |link| link.check());
+        checked.map_err(|error| Refusal(USAGE, format!("this link cannot be: {error}")))?;
+        Ok(links)
     }
 }
 
@@ -149,7 +190,14 @@ fn perform<W: Write>(
         }
         Verb::Run { names, quick, repeats, links, places } => {
             let chosen = choose(&names, known)?;
-            let options = Options { links: links.into(), ..options(places, quick, repeats)? };
+            let links = links.links()?;
+            let fixed = chosen.iter().find(|experiment| !experiment.takes_links());
+            if let (Some(fixed), true) = (fixed, links != Links::default()) {
+                let why = "has no path to put a link on, or links of its own: run it without \
+                           options for links";
+                return Err(Refusal(USAGE, format!("{} {why}", fixed.name())));
+            }
+            let options = Options { links, ..options(places, quick, repeats)? };
             let outcomes = run::all(&chosen, &options, out)?;
             Ok(exit_code(&outcomes))
         }
@@ -320,6 +368,65 @@ mod tests {
         let (_, text) = run(&["tidegate-lab", "list", "--json"]);
         let list: serde_json::Value = serde_json::from_str(&text).unwrap();
         insta::assert_snapshot!(list[0].to_string(), @r#"{"name":"example","summary":"Made-up figures","needs":[{"name":"echo","missing":null}],"demo":true}"#);
+    }
+
+    /// What comes of options for links: exit code and message.
+    fn refused(arguments: &[&str]) -> (u8, String) {
+        let words = [&["tidegate-lab", "run", "example"], arguments].concat();
+        match Cli::try_parse_from(&words) {
+            Ok(_) => run(&words),
+            Err(error) => (USAGE, error.to_string().lines().next().unwrap_or("").to_owned()),
+        }
+    }
+
+    #[test]
+    fn a_link_is_what_the_user_says() {
+        let words = [
+            "--rtt=10ms",
+            "--link-rate=100mbit",
+            "--link-queue=20ms",
+            "--loss=0.5%",
+            "--reorder=2%",
+            "--reorder-by=3ms",
+            "--seed=7",
+        ];
+        let cli = [&["tidegate-lab", "run", "x"], &words[..]].concat();
+        let Verb::Run { links, .. } = Cli::try_parse_from(cli).unwrap().command else { panic!() };
+        let links = links.links().unwrap();
+        let way = LinkOptions {
+            delay: Nanos(5_000_000),
+            rate: Rate::from_bit_s(100_000_000),
+            queue: Some(tidegate_core::Bytes(250_000)),
+            loss: 0.005,
+            reorder: 0.02,
+            reorder_by: Nanos(3_000_000),
+        };
+        assert_eq!(links, Links { way: Some(way), means: Means::Cable, seed: 7 });
+    }
+
+    #[test]
+    fn a_link_that_cannot_be_is_refused_in_a_line() {
+        let said = |arguments: &[&str]| {
+            let (code, why) = refused(arguments);
+            assert_eq!(code, USAGE, "{why}");
+            why
+        };
+        for (words, part) in [
+            (&["--rtt=10"][..], "10ms"),
+            (&["--rtt=9s"], "less than 4s together"),
+            (&["--link-rate=10kbit", "--link-queue=1mb"], "less than 4s together"),
+            (&["--link-rate=0bit"], "link-rate"),
+            (&["--link-queue=10ms"], "required"),
+            (&["--loss=1"], "such as 0.1%"),
+            (&["--loss=101%"], "from 0% to 100%"),
+            (&["--loss=-1%"], "from 0% to 100%"),
+            (&["--loss=nan%"], "from 0% to 100%"),
+            (&["--reorder-by=1ms"], "required"),
+            (&["--netem", "--reorder=1%"], "cannot be used with"),
+        ] {
+            let why = said(words);
+            assert!(why.contains(part), "{words:?}: {why}");
+        }
     }
 
     #[test]

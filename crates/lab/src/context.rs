@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tidegate_core::link::LinkOptions;
+
 use crate::chart::{Bars, BarsOf, Figure};
 use crate::experiment::{Interrupted, Skip};
 use crate::progress::Progress;
@@ -31,10 +33,10 @@ pub struct Options {
 }
 
 /// What the user wants between the hosts of testbeds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Links {
-    /// The round trip of paths that would otherwise be plain cables.
-    pub rtt: Option<Duration>,
+    /// Each direction of paths that would otherwise be plain cables; none: they are.
+    pub way: Option<LinkOptions>,
     /// What makes a link.
     pub means: Means,
     /// Decides what links lose and reorder.
@@ -43,7 +45,18 @@ pub struct Links {
 
 impl Default for Links {
     fn default() -> Links {
-        Links { rtt: None, means: Means::Cable, seed: 1 }
+        Links { way: None, means: Means::Cable, seed: 1 }
+    }
+}
+
+impl Links {
+    /// The link of paths that would otherwise be plain cables.
+    pub fn usual(&self) -> Option<LinkSpec> {
+        self.way.map(|way| self.made(LinkSpec::symmetric(way)))
+    }
+
+    fn made(&self, link: LinkSpec) -> LinkSpec {
+        LinkSpec { means: self.means, seed: self.seed, ..link }
     }
 }
 
@@ -82,22 +95,19 @@ impl Context {
         }
     }
 
-    /// A link with this round trip, as the user wants links made.
+    /// A link with this round trip and nothing else, made as the user wants links made.
     pub fn link(&self, rtt: Duration) -> LinkSpec {
-        LinkSpec { means: self.links.means, seed: self.links.seed, ..LinkSpec::rtt(rtt) }
+        self.links.made(LinkSpec::rtt(rtt))
     }
 
     /// The link that the user wants where an experiment has none of its own.
     pub fn usual_link(&self) -> Option<LinkSpec> {
-        self.links.rtt.map(|rtt| self.link(rtt))
+        self.links.usual()
     }
 
-    /// A case that says the round trip of that link, if there is one.
+    /// A case that describes that link, if there is one.
     pub fn case(&self) -> Case {
-        match self.links.rtt {
-            Some(rtt) => Case::new().with_rtt(rtt),
-            None => Case::new(),
-        }
+        Case::new().with_link(self.usual_link())
     }
 
     /// Says what is being done now.

@@ -28,6 +28,11 @@ pub trait Experiment {
         false
     }
 
+    /// Whether it runs over the links that the user wants.
+    fn takes_links(&self) -> bool {
+        true
+    }
+
     /// How often each system is run in each case, unless the user says.
     fn repeats(&self, quick: bool) -> u32 {
         if quick { 3 } else { 5 }

@@ -7,13 +7,13 @@
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::Path;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::host::Host;
 use crate::table;
+use crate::testbed::LinkSpec;
 
 /// The circumstances of a measurement: keys that carry their unit (`limit_bit_s`, `flows`, `cc`), in
 /// the order in which tables show them.
@@ -33,10 +33,28 @@ impl Case {
         self
     }
 
-    /// The case with the round trip of a link.
-    pub fn with_rtt(self, rtt: Duration) -> Case {
-        self.with("rtt_us", rtt.as_micros() as u64)
+    /// The case with what is between the hosts; none: a plain cable, of which nothing is said.
+    pub fn with_link(self, link: Option<LinkSpec>) -> Case {
+        let Some(LinkSpec { there, back, .. }) = link else { return self };
+        let mut case = self.with("rtt_us", (there.delay.0 + back.delay.0) / 1000);
+        if let Some(rate) = there.rate {
+            case = case.with("link_bit_s", rate.bit_s());
+        }
+        if let Some(queue) = there.queue {
+            case = case.with("link_queue_bytes", queue.0);
+        }
+        for (key, share) in [("loss_percent", there.loss), ("reorder_percent", there.reorder)] {
+            if share > 0.0 {
+                case = case.with(key, percent(share));
+            }
+        }
+        case
     }
+}
+
+/// A share in percent, as people write it: 0.07 is 7, not 7.000000000000001.
+pub(crate) fn percent(share: f64) -> f64 {
+    (share * 1e8).round() / 1e6
 }
 
 /// One measured value.

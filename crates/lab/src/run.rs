@@ -1,5 +1,6 @@
 //! Runs experiments one after the other, writes their reports, prints their summaries.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -12,7 +13,7 @@ use crate::context::{Context, Links, Options};
 use crate::experiment::{Experiment, Interrupted, Skip};
 use crate::host::{self, Host};
 use crate::progress::Progress;
-use crate::report::Report;
+use crate::report::{Report, percent};
 use crate::table;
 use crate::terminal::Terminal;
 use crate::testbed::Means;
@@ -124,14 +125,36 @@ fn head(experiment: &dyn Experiment, options: &Options, repeats: u32) -> Report 
 /// reader's own affair.
 fn command(name: &str, options: &Options, repeats: u32) -> String {
     let quick = if options.quick { " --quick" } else { "" };
-    let Links { rtt, means, seed } = options.links;
-    let rtt = rtt.map_or_else(String::new, |rtt| {
-        format!(" --rtt {}", Nanos(u64::try_from(rtt.as_nanos()).unwrap_or(u64::MAX)))
-    });
-    let netem = if means == Means::Netem { " --netem" } else { "" };
-    let seed =
-        if seed == Links::default().seed { String::new() } else { format!(" --seed {seed}") };
-    format!("tidegate-lab run {name}{quick} --repeats {repeats}{rtt}{netem}{seed}")
+    format!("tidegate-lab run {name}{quick} --repeats {repeats}{}", links(&options.links))
+}
+
+/// The options that make links again.
+fn links(links: &Links) -> String {
+    let mut words = String::new();
+    let mut add = |name: &str, value: &dyn Display| words.push_str(&format!(" --{name} {value}"));
+    if let Some(way) = links.way {
+        add("rtt", &Nanos(2 * way.delay.0));
+        if let Some(rate) = way.rate {
+            add("link-rate", &rate);
+        }
+        if let Some(queue) = way.queue {
+            add("link-queue", &queue);
+        }
+        if way.loss > 0.0 {
+            add("loss", &format!("{}%", percent(way.loss)));
+        }
+        if way.reorder > 0.0 {
+            add("reorder", &format!("{}%", percent(way.reorder)));
+            add("reorder-by", &way.reorder_by);
+        }
+    }
+    if links.seed != Links::default().seed {
+        add("seed", &links.seed);
+    }
+    if links.means == Means::Netem {
+        words.push_str(" --netem");
+    }
+    words
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {

@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use tidegate_core::{Bytes, Nanos, Rate, link::LinkOptions};
 use tidegate_lab::{
     context::{Links, Options},
     experiment::Experiment,
@@ -24,9 +25,9 @@ use tidegate_lab::{
         wheel::Wheel,
     },
     progress::Progress,
-    report::Report,
+    report::{Report, Row},
     run::{self, Outcome},
-    testbed::root_or_skip,
+    testbed::{Means, root_or_skip},
 };
 
 fn lab_binary() -> PathBuf {
@@ -53,18 +54,7 @@ fn left_over() -> Vec<String> {
 
 /// Runs it into `out`; `None` when it was skipped.
 fn report(test: &str, experiment: &dyn Experiment, out: &Path) -> Option<Report> {
-    let options = Options {
-        quick: true,
-        repeats: Some(1),
-        out: out.to_owned(),
-        tidegate: tidegate(),
-        links: Links::default(),
-        interrupted: Arc::default(),
-    };
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let outcome = run::one(experiment, &options, Progress::silent());
-    assert!(left_over().is_empty(), "{:?}", left_over());
-    match outcome {
+    match outcome(experiment, out, Links::default()) {
         Outcome::Done(report) => Some(*report),
         Outcome::Skipped(reason) => {
             eprintln!("SKIP {test}: {reason}");
@@ -72,6 +62,22 @@ fn report(test: &str, experiment: &dyn Experiment, out: &Path) -> Option<Report>
         }
         Outcome::Failed(error) => panic!("{error:#}"),
     }
+}
+
+/// Runs it into `out`, over these links where it has none of its own.
+fn outcome(experiment: &dyn Experiment, out: &Path, links: Links) -> Outcome {
+    let options = Options {
+        quick: true,
+        repeats: Some(1),
+        out: out.to_owned(),
+        tidegate: tidegate(),
+        links,
+        interrupted: Arc::default(),
+    };
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let outcome = run::one(experiment, &options, Progress::silent());
+    assert!(left_over().is_empty(), "{:?}", left_over());
+    outcome
 }
 
 /// What every report of an experiment must have.
@@ -136,6 +142,63 @@ fn root_nrm_egress_reports_every_system() {
     let metrics = ["goodput_bit_s", "wire_bit_s", "rtt_p99_us", "rpc_10kb_per_s", "retransmits"];
     check(&report, out.path(), &systems, &metrics);
     assert!(report.rows.iter().any(|row| row.published.is_some()));
+}
+
+#[test]
+fn root_the_links_that_a_user_wants_are_in_the_cases() {
+    let test = "root_the_links_that_a_user_wants_are_in_the_cases";
+    if !root_or_skip(test) {
+        return;
+    }
+    let way = LinkOptions {
+        delay: Nanos(2_000_000),
+        rate: Rate::from_bit_s(500_000_000),
+        queue: Some(Bytes(1_000_000)),
+        loss: 0.001,
+        reorder: 0.001,
+        reorder_by: Nanos(1_000_000),
+    };
+    let links = Links { way: Some(way), ..Links::default() };
+    let out = tempfile::tempdir().unwrap();
+    match outcome(&NrmIngress::tiny(lab_binary()), out.path(), links) {
+        Outcome::Skipped(reason) => eprintln!("SKIP {test}: {reason}"),
+        Outcome::Failed(error) => panic!("{error:#}"),
+        Outcome::Done(report) => {
+            let over = |row: &&Row| row.case.0.get("link_bit_s").is_some();
+            let row = report.rows.iter().find(over).expect("a case over the link");
+            for (key, value) in [
+                ("rtt_us", 4000.0),
+                ("link_queue_bytes", 1e6),
+                ("loss_percent", 0.1),
+                ("reorder_percent", 0.1),
+            ] {
+                let said = row.case.0.get(key).and_then(serde_json::Value::as_f64);
+                assert_eq!(said, Some(value), "{key}");
+            }
+            assert!(report.rows.iter().filter(over).all(|row| row.published.is_none()));
+            let again = "--rtt 4ms --link-rate 500mbit";
+            assert!(report.command.contains(again), "{}", report.command);
+        }
+    }
+}
+
+/// Whoever asks for netem gets it, or is told that there is none: never another link.
+#[test]
+fn root_netem_is_used_or_refused() {
+    if !root_or_skip("root_netem_is_used_or_refused") {
+        return;
+    }
+    let way = LinkOptions { delay: Nanos(1_000_000), ..LinkOptions::default() };
+    let links = Links { way: Some(way), means: Means::Netem, ..Links::default() };
+    let out = tempfile::tempdir().unwrap();
+    match outcome(&NrmIngress::tiny(lab_binary()), out.path(), links) {
+        Outcome::Skipped(reason) if reason.contains("tidegate") && !reason.contains("netem") => {
+            eprintln!("SKIP root_netem_is_used_or_refused: {reason}");
+        }
+        Outcome::Skipped(reason) => assert!(reason.contains("no netem"), "{reason}"),
+        Outcome::Failed(error) => panic!("{error:#}"),
+        Outcome::Done(report) => assert!(report.command.contains("--netem"), "{}", report.command),
+    }
 }
 
 #[test]

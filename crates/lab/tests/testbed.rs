@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tidegate_core::{Bytes, Nanos, Rate, link::LinkOptions};
 use tidegate_lab::{
     experiment::Skip,
     testbed::{
@@ -402,6 +403,40 @@ fn root_links_have_their_round_trip() {
             assert!(counters.rightward.packets_out > 0 && counters.leftward.packets_out > 0);
         }
     }
+}
+
+/// A link with everything, and twice as much as it carries.
+#[test]
+fn root_a_link_has_a_rate_a_queue_loss_and_reordering() {
+    if !root_or_skip("root_a_link_has_a_rate_a_queue_loss_and_reordering") {
+        return;
+    }
+    let way = LinkOptions {
+        delay: Nanos(5_000_000),
+        rate: Rate::from_bit_s(10 * MBIT),
+        queue: Some(Bytes(20_000)),
+        loss: 0.1,
+        reorder: 0.1,
+        reorder_by: Nanos(10_000_000),
+    };
+    let lab_binary = Some(env!("CARGO_BIN_EXE_tidegate-lab").into());
+    // What is lost on the way back is no business of this test.
+    let link = Some(LinkSpec { back: LinkOptions::default(), ..LinkSpec::symmetric(way) });
+    let options = TestbedOptions { lab_binary, link, ..TestbedOptions::new(Topology::Pair) };
+    let testbed = Testbed::new(options).unwrap();
+    let load = Load::Udp { rate_bit_s: 20 * MBIT, payload_bytes: Some(1000) };
+    let server = testbed.addr(0, Family::V4);
+    let options = IperfOptions { load, ..IperfOptions::tcp(server, SECOND) };
+    let report = iperf::run(testbed.sender(), testbed.receiver(0), &options).unwrap();
+    assert!(report.lost.unwrap().lost > 0, "{report:?}");
+    let counters = testbed.joints()[0].counters().unwrap();
+    let lane = counters.rightward;
+    assert!(lane.drop_queue > 0 && lane.drop_lost > 0 && lane.packets_out > 0, "{counters:?}");
+    assert_eq!((lane.drop_no_room, counters.leftward.drop_lost), (0, 0), "{counters:?}");
+    // Of what the queue took, a tenth is lost: within ten standard deviations.
+    let carried = (lane.packets_out + lane.drop_lost) as f64;
+    let most = 0.1 + 10.0 * (0.09 / carried).sqrt();
+    assert!(lane.drop_lost as f64 / carried < most, "{counters:?}");
 }
 
 #[test]

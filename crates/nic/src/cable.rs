@@ -107,6 +107,16 @@ impl CableOptions {
     }
 }
 
+impl CableOptions {
+    /// Whether a cable of these can be made.
+    ///
+    /// Errors: [`CableError::TooLong`].
+    pub fn check(&self) -> Result<(), CableError> {
+        Size::of(&self.rightward, self.segments)?;
+        Size::of(&self.leftward, self.segments).map(drop)
+    }
+}
+
 /// True if a link may be given segments of up to 64 KB: if it sends one within [`SEGMENT_TIME_MAX`], and
 /// loses and reorders nothing.
 pub fn wants_segments(link: &LinkOptions) -> bool {
@@ -118,7 +128,7 @@ pub fn wants_segments(link: &LinkOptions) -> bool {
 #[derive(Debug, thiserror::Error)]
 pub enum CableError {
     /// Its times are out of range.
-    #[error("a packet may be on the way for {} ns: use a delay and a queue of less than 4s together", .0.0)]
+    #[error("a packet may be on the way for {}: use a delay and a queue of less than 4s together", .0)]
     TooLong(Nanos),
     /// The wheel refused.
     #[error("the cable's wheel: {0}")]
@@ -353,8 +363,11 @@ impl<L: Port, R: Port> Runner<L, R> {
 
     /// Looks at everything once, and waits if nothing was there.
     fn turn(&mut self) -> Result<(), CableState> {
-        let Self { left, right, rightward, leftward, pool, waiter, woken_in, .. } = self;
+        let Self { left, right, rightward, leftward, pool, waiter, realtime, woken_in, .. } = self;
         let woken_in = woken_in.take();
+        if *realtime {
+            waiter.rest();
+        }
         let mut worked = rightward.receive(left, pool, now(), woken_in)?;
         worked |= rightward.deliver(right, pool, now())?;
         worked |= leftward.receive(right, pool, now(), woken_in)?;

@@ -37,7 +37,7 @@ use std::{
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     io::Errno,
-    thread::set_current_timer_slack,
+    thread::{clock_nanosleep_relative, set_current_timer_slack},
     time::{ClockId, Timespec, clock_gettime},
 };
 use tidegate_core::{Nanos, units::NANOS_PER_SEC};
@@ -47,6 +47,11 @@ use tidegate_core::{Nanos, units::NANOS_PER_SEC};
 pub const MARGIN_MAX: Nanos = Nanos(200_000);
 /// Longest sleep while a source has no descriptor and must be asked.
 pub const ASK_EVERY: Nanos = Nanos(50_000);
+
+/// How long [`Waiter::rest`] sleeps: less than a packet may be late.
+pub const REST: Nanos = Nanos(30_000);
+/// How long a loop may go without a sleep of this length: 6 % of the time is left to others.
+pub const AWAKE_MAX: Nanos = Nanos(470_000);
 
 /// The margin before the first wake-up is measured.
 const MARGIN_FIRST_NS: u64 = 50_000;
@@ -115,6 +120,7 @@ crate::counters::counter_table! {
     woken_by_deadline: "sleeps that ended because a deadline came near",
     woken_by_source: "sleeps that ended because a descriptor was ready",
     woken_by_waker: "sleeps that another thread ended",
+    rests: "sleeps that nothing asked for, so that others have the CPU",
     lateness_ns_average: "how late wake-ups for deadlines are, in ns: moving average, weight 1/8",
     lateness_ns_max: "the latest wake-up for a deadline, in nanoseconds",
 }
@@ -166,6 +172,8 @@ pub struct Waiter {
     idle_since: Option<Nanos>,
     lateness_ns: u64,
     deviation_ns: u64,
+    /// When the last sleep ended that was no shorter than [`REST`].
+    awake_since: Nanos,
     counters: WaiterCounters,
 }
 
@@ -182,6 +190,7 @@ impl Waiter {
             idle_since: None,
             lateness_ns: MARGIN_FIRST_NS,
             deviation_ns: 0,
+            awake_since: now(),
             counters: WaiterCounters::default(),
         })
     }
@@ -249,6 +258,41 @@ impl Waiter {
         self.sleep(now, deadline.map(|deadline| Nanos(deadline.0 - margin.0)), sources, idle)
     }
 
+    /// Lets others have the CPU for [`REST`] if the loop has kept it for [`AWAKE_MAX`]. For threads in the
+    /// real-time class, which the kernel would hold up for 50 ms if they took more than 95 % of a second.
+    #[inline]
+    pub fn rest(&mut self) {
+        let now = now();
+        if now.0.saturating_sub(self.awake_since.0) < AWAKE_MAX.0 {
+            return;
+        }
+        self.prepare();
+        let time = Timespec { tv_sec: 0, tv_nsec: REST.0 as i64 };
+        let _ = clock_nanosleep_relative(ClockId::Monotonic, &time);
+        let woke = self::now();
+        self.slept(now, woke);
+        self.learn(woke.0.saturating_sub(now.0 + REST.0));
+        self.counters.rests += 1;
+    }
+
+    /// Takes in a sleep.
+    fn slept(&mut self, since: Nanos, woke: Nanos) {
+        let slept_ns = woke.0.saturating_sub(since.0);
+        self.counters.sleeps += 1;
+        self.counters.slept_ns += slept_ns;
+        if slept_ns >= REST.0 {
+            self.awake_since = woke;
+        }
+    }
+
+    fn prepare(&mut self) {
+        if !self.prepared {
+            // Without it the kernel may be 50 us late on purpose; the lateness is then what is measured.
+            let _ = set_current_timer_slack(NonZeroU64::new(1));
+            self.prepared = true;
+        }
+    }
+
     #[inline]
     fn at_once(&mut self, woken: Woken) -> Woken {
         self.counters.polls += 1;
@@ -264,11 +308,7 @@ impl Waiter {
         sources: &[Source<'_>],
         idle: impl FnOnce() -> bool,
     ) -> io::Result<Woken> {
-        if !self.prepared {
-            // Without it the kernel may be 50 us late on purpose; the lateness is then what is measured.
-            let _ = set_current_timer_slack(NonZeroU64::new(1));
-            self.prepared = true;
-        }
+        self.prepare();
         let mut fds = Vec::with_capacity(sources.len() + 1);
         fds.push(PollFd::from_borrowed_fd(self.bell.eventfd.as_fd(), PollFlags::IN));
         let mut longest = None;
@@ -301,8 +341,7 @@ impl Waiter {
             let _ = rustix::io::read(&self.bell.eventfd, &mut [0; 8]);
         }
         let woke = self::now();
-        self.counters.sleeps += 1;
-        self.counters.slept_ns += woke.0.saturating_sub(now.0);
+        self.slept(now, woke);
         match outcome {
             Ok(0) => {
                 // Of a sleep that was cut short to ask, the lateness is measured as of any other.
@@ -400,6 +439,21 @@ mod tests {
         assert_eq!(waiter.counters().sleeps, 0);
         assert_eq!(waiter.wait(after(5_000_000), &[], || true).unwrap(), Woken::Deadline);
         assert_eq!(waiter.counters().sleeps, 1);
+    }
+
+    #[test]
+    fn a_loop_that_never_sleeps_rests() {
+        let mut waiter = Waiter::new(Mode::Auto).unwrap();
+        waiter.awake_since = Nanos(0);
+        waiter.rest();
+        let counters = waiter.counters();
+        assert_eq!((counters.rests, counters.sleeps), (1, 1));
+        assert!(counters.slept_ns >= REST.0, "{}", counters.slept_ns);
+        let awake_since = waiter.awake_since;
+        let deadline = Some(Nanos(now().0 + 3_000_000 + waiter.margin().0));
+        waiter.idle_since = Some(Nanos(0));
+        waiter.wait(deadline, &[], || true).unwrap();
+        assert!(waiter.awake_since > awake_since, "a sleep is a rest");
     }
 
     #[test]

@@ -167,7 +167,7 @@ fn baseline(ctx: &mut Context, testbed: &Testbed) -> anyhow::Result<ProbeReport>
     let _server = probe::start_server(testbed, testbed.receiver(0), at)?;
     let args = probe::ClientArgs::new(at, Duration::from_secs(2));
     let report = probe::finish_client(probe::start_client(testbed, testbed.sender(), args)?, args)?;
-    let far = ctx.links.rtt.is_some();
+    let far = ctx.links.way.is_some();
     let published = |percent| seed_000::baseline_us(percent).filter(|_| !far);
     let case = ctx.case();
     ctx.record(BASELINE, &case, 1)
@@ -258,7 +258,7 @@ impl OneReceiver {
         let used = wire.mean_bit_s(SETTLED, duration).context("nothing was on the wire")?;
         let used_percent = used / limit_bit_s as f64 * 100.0;
         let name = system.name();
-        let far = ctx.links.rtt.is_some();
+        let far = ctx.links.way.is_some();
         let published =
             |metric| seed_000::one_receiver(name, flows, limit_bit_s, metric).filter(|_| !far);
         ctx.record(system, case, run)

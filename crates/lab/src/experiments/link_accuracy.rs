@@ -127,6 +127,10 @@ impl Experiment for LinkAccuracy {
          pair and netem"
     }
 
+    fn takes_links(&self) -> bool {
+        false
+    }
+
     fn needs(&self) -> Vec<Need> {
         vec![Need::Root]
     }
@@ -279,7 +283,8 @@ impl Passed {
             let late = lane.late_packets as f64 / lane.packets_out.max(1) as f64 * 100.0;
             record = record
                 .value("late_percent", late)
-                .value("lateness_average_us", lane.lateness_ns_average as f64 / 1e3);
+                .value("lateness_average_us", lane.lateness_ns_average as f64 / 1e3)
+                .value("wake_up_average_us", counters.waiter.lateness_ns_average as f64 / 1e3);
         }
         let _ = record;
         Ok(())

@@ -13,7 +13,7 @@ use crate::{
     context::Context,
     report::Case,
     systems::{Counters, LimitCase, System},
-    testbed::wait::pass_time,
+    testbed::{LinkSpec, wait::pass_time},
     tools::{
         probe::{self, ProbeReport},
         rpc::{self, ClassReport, RpcReport},
@@ -58,8 +58,8 @@ pub(super) struct Mix<'a> {
     pub(super) control: &'a Control,
     /// Tidegate leaves TCP's timers alone.
     pub(super) kernel_timers: bool,
-    /// The round trip of the bed's link; none: it has none.
-    pub(super) rtt: Option<Duration>,
+    /// The bed's link; none: it has none.
+    pub(super) link: Option<LinkSpec>,
     pub(super) spell: Spell,
 }
 
@@ -75,14 +75,11 @@ pub(super) struct Mixed {
 impl Mix<'_> {
     /// The case of the run's rows.
     pub(super) fn case(&self) -> Case {
-        let case = Case::new()
+        Case::new()
             .with("limit_bit_s", self.limit_bit_s)
             .with("flows", self.flows)
-            .with("cc", self.control.label);
-        match self.rtt {
-            Some(rtt) => case.with_rtt(rtt),
-            None => case,
-        }
+            .with("cc", self.control.label)
+            .with_link(self.link)
     }
 
     /// Runs it.

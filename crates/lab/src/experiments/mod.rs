@@ -56,7 +56,15 @@ fn case_in_words(case: &Case) -> String {
         let s = if flows == "1" { "" } else { "s" };
         format!("{flows} flow{s}")
     });
-    let rest = [("of", word("cc")), ("at", word("limit_bit_s")), ("over", word("rtt_us"))];
+    let rest = [
+        ("of", word("cc")),
+        ("at", word("limit_bit_s")),
+        ("over", word("rtt_us")),
+        ("on a link of", word("link_bit_s")),
+        ("with a queue of", word("link_queue_bytes")),
+        ("that loses", word("loss_percent")),
+        ("that reorders", word("reorder_percent")),
+    ];
     let rest = rest.into_iter().filter_map(|(join, word)| Some(format!("{join} {}", word?)));
     flows.into_iter().chain(rest).collect::<Vec<_>>().join(" ")
 }
@@ -66,7 +74,10 @@ pub(crate) mod example;
 
 #[cfg(test)]
 mod tests {
+    use tidegate_core::{Rate, link::LinkOptions};
+
     use super::*;
+    use crate::testbed::LinkSpec;
 
     #[test]
     fn a_case_in_words() {
@@ -74,8 +85,21 @@ mod tests {
         assert_eq!(case_in_words(&case), "9 flows of cubic");
         let case = case.with("limit_bit_s", 1e9).with("flows", 1);
         assert_eq!(case_in_words(&case), "1 flow of cubic at 1 Gbit/s");
-        let case = case.with_rtt(std::time::Duration::from_millis(10));
-        assert_eq!(case_in_words(&case), "1 flow of cubic at 1 Gbit/s over 10 ms");
+        let link = LinkSpec::rtt(std::time::Duration::from_millis(10));
+        let far = case.clone().with_link(Some(link));
+        assert_eq!(case_in_words(&far), "1 flow of cubic at 1 Gbit/s over 10 ms");
+        let way = LinkOptions {
+            rate: Rate::from_bit_s(8_000_000),
+            loss: 0.01,
+            reorder: 0.002,
+            ..link.there
+        };
+        let lossy = case.with_link(Some(LinkSpec::symmetric(way)));
+        assert_eq!(
+            case_in_words(&lossy),
+            "1 flow of cubic at 1 Gbit/s over 10 ms on a link of 8 Mbit/s with a queue of 65.536 kB \
+             that loses 1 % that reorders 0.2 %"
+        );
         assert_eq!(case_in_words(&Case::new()), "");
     }
 }

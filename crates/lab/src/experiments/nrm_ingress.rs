@@ -23,7 +23,7 @@ use super::{
 use crate::{
     chart::{Bars, BarsOf},
     context::Context,
-    experiment::{Experiment, Skip},
+    experiment::Experiment,
     host::Need,
     report::{Case, Row, distinct},
     systems::System,
@@ -131,14 +131,7 @@ impl Experiment for NrmIngress {
         );
         for cells in self.plan(ctx.quick).chunk_by(|cell, next| cell.rtt == next.rtt) {
             let own = cells.first().and_then(|cell| cell.rtt).map(|rtt| ctx.link(rtt));
-            let mut bed = match Bed::new(self.tiny.clone(), own.or(ctx.usual_link())) {
-                // Only links can be missing where a bed can be made at all.
-                Err(error) if own.is_some() && error.is::<Skip>() => {
-                    ctx.note(format!("the round trip of 10 ms skipped: {error:#}"));
-                    continue;
-                }
-                bed => bed?,
-            };
+            let mut bed = Bed::new(self.tiny.clone(), own.or(ctx.usual_link()))?;
             for cell in cells {
                 cell.measure(ctx, &mut bed, spell)?;
             }
@@ -152,7 +145,7 @@ impl Experiment for NrmIngress {
 impl Cell {
     fn measure(&self, ctx: &mut Context, bed: &mut Bed, spell: Spell) -> anyhow::Result<()> {
         let &Cell { limit_bit_s, flows, cc, rtt, systems } = self;
-        let rtt = rtt.or(ctx.links.rtt);
+        let link = rtt.map(|rtt| ctx.link(rtt)).or(ctx.usual_link());
         let control = Control::get(cc)?;
         ctx.step(format!("{flows} flows of {cc}, {} Mbit/s", limit_bit_s / 1_000_000));
         ctx.alternate(systems, ctx.repeats, |ctx, &system, run| {
@@ -163,11 +156,11 @@ impl Cell {
                 flows,
                 control: &control,
                 kernel_timers: false,
-                rtt,
+                link,
                 spell,
             };
             let mixed = mix.run(ctx, bed)?;
-            let figure = published::Figure { system: system.name(), limit_bit_s, flows, cc, rtt };
+            let figure = published::Figure { system: system.name(), limit_bit_s, flows, cc, link };
             let published = |metric: &str| figure.ingress(metric);
             mixed.record(ctx, system.name(), &mix.case(), run, published);
             Ok(())

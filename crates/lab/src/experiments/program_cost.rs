@@ -38,6 +38,10 @@ impl Experiment for ProgramCost {
         "Nanoseconds a packet in the eBPF programs, on one CPU and on two"
     }
 
+    fn takes_links(&self) -> bool {
+        false
+    }
+
     fn needs(&self) -> Vec<Need> {
         vec![Need::Root]
     }

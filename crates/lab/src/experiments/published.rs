@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::testbed::LinkSpec;
+
 const GBIT: u64 = 1_000_000_000;
 
 /// Goodput in Mbit/s and 99.9th percentile of 1 MB calls in ms by number of flows, at 1 Gbit/s: tables 1 and
@@ -50,25 +52,28 @@ pub(super) struct Figure<'a> {
     pub(super) limit_bit_s: u64,
     pub(super) flows: usize,
     pub(super) cc: &'a str,
-    /// Of a link; none: the path adds none.
-    pub(super) rtt: Option<Duration>,
+    /// What the path has besides the limit; none: nothing.
+    pub(super) link: Option<LinkSpec>,
 }
 
 impl Figure<'_> {
     /// The figure of an egress limit, in the metric's unit.
     pub(super) fn egress(&self, metric: &str) -> Option<f64> {
-        let &Figure { system, limit_bit_s, flows, cc, rtt } = self;
-        match rtt {
+        let &Figure { system, limit_bit_s, flows, cc, link } = self;
+        let table_3 = LinkSpec::rtt(TABLE_3_RTT);
+        match link.map(|link| (link.there, link.back)) {
             None => egress(system, limit_bit_s, flows, cc, metric),
-            Some(TABLE_3_RTT) if limit_bit_s == GBIT => far_egress(system, flows, cc, metric),
+            Some(ways) if limit_bit_s == GBIT && ways == (table_3.there, table_3.back) => {
+                far_egress(system, flows, cc, metric)
+            }
             Some(_) => None,
         }
     }
 
     /// The figure of an ingress limit, in the metric's unit.
     pub(super) fn ingress(&self, metric: &str) -> Option<f64> {
-        let &Figure { system, limit_bit_s, flows, cc, rtt } = self;
-        match rtt {
+        let &Figure { system, limit_bit_s, flows, cc, link } = self;
+        match link {
             None => ingress(system, limit_bit_s, flows, cc, metric),
             Some(_) => None,
         }
@@ -208,6 +213,8 @@ fn ingress(system: &str, limit_bit_s: u64, flows: usize, cc: &str, metric: &str)
 
 #[cfg(test)]
 mod tests {
+    use tidegate_core::link::LinkOptions;
+
     use super::*;
 
     #[test]
@@ -222,11 +229,15 @@ mod tests {
             limit_bit_s: GBIT,
             flows: 9,
             cc: "dctcp",
-            rtt: Some(TABLE_3_RTT),
+            link: Some(LinkSpec { seed: 7, ..LinkSpec::rtt(TABLE_3_RTT) }),
         };
         assert_eq!(far.egress("goodput_bit_s"), Some(947e6));
-        assert_eq!(Figure { rtt: None, ..far }.egress("goodput_bit_s"), Some(1020e6));
-        assert_eq!(Figure { rtt: Some(Duration::ZERO), ..far }.egress("goodput_bit_s"), None);
+        assert_eq!(Figure { link: None, ..far }.egress("goodput_bit_s"), Some(1020e6));
+        let near = Some(LinkSpec::rtt(Duration::ZERO));
+        assert_eq!(Figure { link: near, ..far }.egress("goodput_bit_s"), None);
+        let lossy = LinkOptions { loss: 0.01, ..LinkSpec::rtt(TABLE_3_RTT).there };
+        let lossy = Some(LinkSpec::symmetric(lossy));
+        assert_eq!(Figure { link: lossy, ..far }.egress("goodput_bit_s"), None);
         assert_eq!(ingress("nrm", GBIT, 9, "dctcp", "retransmits"), Some(1493.0));
         assert_eq!(ingress("nrm", GBIT, 1, "dctcp", "rpc_10kb_p50_us"), None);
     }

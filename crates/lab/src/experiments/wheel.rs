@@ -160,6 +160,10 @@ impl Experiment for Wheel {
         "Nanoseconds for an element in the timing wheel, beside heap, trees and other wheels"
     }
 
+    fn takes_links(&self) -> bool {
+        false
+    }
+
     fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
         let sizes: &[u32] = if ctx.quick { &QUICK_SIZES } else { &SIZES };
         for stamping in [Stamping::Uniform, Stamping::Bursts] {

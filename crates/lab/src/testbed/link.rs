@@ -8,7 +8,7 @@ use std::{fmt, time::Duration};
 
 use tidegate_core::{Bytes, Nanos, Rate, link::LinkOptions};
 use tidegate_nic::{
-    cable::{Cable, CableCounters, CableOptions, wants_segments},
+    cable::{Cable, CableCounters, CableError, CableOptions, wants_segments},
     port::tap::{TapOptions, TapPort},
 };
 use tidegate_sys::net::{
@@ -75,6 +75,21 @@ impl LinkSpec {
         LinkSpec { there: way, back: way, seed: 1, means: Means::Cable }
     }
 
+    /// Refuses what no link can be, whatever makes it.
+    ///
+    /// Errors: a packet could be on the way for longer than a cable can hold it.
+    pub fn check(&self) -> Result<(), CableError> {
+        self.cable_options().check()
+    }
+
+    fn cable_options(&self) -> CableOptions {
+        CableOptions {
+            leftward: self.back,
+            segments: self.takes_segments(),
+            ..CableOptions::symmetric(self.there, self.seed)
+        }
+    }
+
     /// True if the link takes segments of up to 64 KB whole.
     pub fn takes_segments(&self) -> bool {
         wants_segments(&self.there) && wants_segments(&self.back)
@@ -127,12 +142,7 @@ fn cable(near: (&NetNs, &str), far: (&NetNs, &str), spec: &LinkSpec) -> anyhow::
         netlink.set_txqueuelen(index, TAP_QUEUE_FRAMES)?;
         Ok(port)
     };
-    let options = CableOptions {
-        leftward: spec.back,
-        segments,
-        ..CableOptions::symmetric(spec.there, spec.seed)
-    };
-    Ok(Cable::start(tap(near)?, tap(far)?, &options)?)
+    Ok(Cable::start(tap(near)?, tap(far)?, &spec.cable_options())?)
 }
 
 /// Joins the hosts through a bridge in a namespace of its own, netem at each way out of it.
@@ -164,7 +174,7 @@ fn netem(
         let place = Place { ifindex: index, parent: Handle::ROOT, handle: Handle::new(1, 0) };
         let qdisc = Qdisc::Netem(netem_options(&way, spec.seed));
         netlink.set_qdisc(Verb::Add, place, &qdisc).map_err(|error| match error.is_absent() {
-            true => Skip("this kernel has no netem".to_owned()).into(),
+            true => Skip("this kernel has no netem (the module sch_netem)".to_owned()).into(),
             false => anyhow::Error::from(error).context("cannot make the link"),
         })?;
         netlink.set_up(index, true)?;
