@@ -53,7 +53,6 @@ use tidegate_core::{
     shaper::{self, MAX_CLASSES, MAX_DEPTH, MAX_FLOWS, Shaper, ShaperError, ShaperOptions},
     wheel::WheelOptions,
 };
-use tidegate_sys::sched::Reservation;
 
 use self::{
     counters::{Block, LatenessCells},
@@ -130,9 +129,9 @@ pub struct NicOptions {
     pub producer_mode: Mode,
     /// The CPU of each shaper's thread, in order; those without one run where the kernel puts them.
     pub cpus: Vec<usize>,
-    /// The part of a CPU that each shaper's thread is to have whatever else runs; not together with `cpus`,
-    /// which the kernel does not allow. None: as much as it gets.
-    pub reservation: Option<Reservation>,
+    /// The shapers' threads ask for the real-time class, and leave others 6 % of the time
+    /// ([`Waiter::rest`]): nothing else that runs delays them for long. They work without it, less exactly.
+    pub realtime: bool,
     /// The buffers of each shaper, for frames that arrive and those that a port must copy.
     pub pool: PoolSize,
     /// What flows' keys are hashed with: secret where a sender could choose flows that share a shaper.
@@ -155,7 +154,7 @@ impl Default for NicOptions {
             shaper_mode: Mode::Auto,
             producer_mode: Mode::Auto,
             cpus: Vec::new(),
-            reservation: None,
+            realtime: false,
             pool: PoolSize { small: 4_096, large: 64 },
             hash_seed: 0,
         }
@@ -494,8 +493,7 @@ impl Nic {
             lateness: Arc::clone(&lateness),
             parts_version: Arc::clone(&self.filler.parts_version),
         });
-        let place =
-            Place { cpu: options.cpus.get(index).copied(), reservation: options.reservation };
+        let place = Place { cpu: options.cpus.get(index).copied(), realtime: options.realtime };
         let waker = waiter.waker();
         let thread = thread::spawn_shaper(index, shaper, waiter, Arc::clone(&self.stop), place)
             .map_err(refused("start a thread with the CPU that was asked for"))?;

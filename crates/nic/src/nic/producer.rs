@@ -412,6 +412,11 @@ impl Producer {
         Ok(self.waiter.wait(deadline, &[], idle)?)
     }
 
+    /// For a loop that polls in the real-time class: see [`Waiter::rest`].
+    pub fn rest(&mut self) {
+        self.waiter.rest();
+    }
+
     /// What ends this producer's waits, from any thread.
     #[must_use]
     pub fn waker(&self) -> Waker {

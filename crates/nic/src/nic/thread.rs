@@ -13,7 +13,7 @@ use std::{
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use tidegate_sys::sched::{Reservation, reserve_cpu};
+use tidegate_sys::sched::make_realtime;
 
 use super::shaper_loop::ShaperLoop;
 use crate::{
@@ -26,8 +26,8 @@ use crate::{
 pub(super) struct Place {
     /// On this CPU alone.
     pub(super) cpu: Option<usize>,
-    /// At least so much.
-    pub(super) reservation: Option<Reservation>,
+    /// Before others, as far as it may.
+    pub(super) realtime: bool,
 }
 
 /// Starts a shaper's thread.
@@ -40,14 +40,12 @@ pub(super) fn spawn_shaper(
 ) -> io::Result<JoinHandle<()>> {
     let (pinned, outcome) = std::sync::mpsc::sync_channel(1);
     let thread = thread::Builder::new().name(format!("tg-shaper-{index}")).spawn(move || {
-        let done = place
-            .cpu
-            .map_or(Ok(()), pin)
-            .and_then(|()| place.reservation.map_or(Ok(()), reserve_cpu));
+        let done = place.cpu.map_or(Ok(()), pin);
         let refused = done.is_err();
         let _ = pinned.send(done);
         if !refused {
-            run(&mut shaper, &mut waiter, &stop);
+            let realtime = place.realtime && make_realtime().is_ok();
+            run(&mut shaper, &mut waiter, &stop, realtime);
         }
     })?;
     match outcome.recv() {
@@ -68,8 +66,11 @@ fn pin(cpu: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-fn run(shaper: &mut ShaperLoop, waiter: &mut Waiter, stop: &AtomicBool) {
+fn run(shaper: &mut ShaperLoop, waiter: &mut Waiter, stop: &AtomicBool, realtime: bool) {
     while !stop.load(Ordering::Relaxed) {
+        if realtime {
+            waiter.rest();
+        }
         if shaper.turn(&mut now) {
             waiter.worked();
             continue;

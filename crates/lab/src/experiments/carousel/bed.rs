@@ -14,7 +14,7 @@ use tidegate_nic::{
     nic::{Completions, Event, Flow, FlowError, FlowOptions, Lateness, NicCounters},
     waiter::{Mode, now},
 };
-use tidegate_sys::sched::{Reservation, reserve_cpu};
+use tidegate_sys::sched::make_realtime;
 
 use super::{
     BIN, CATCH_UP, FINE_SLOT_NS, SECOND,
@@ -27,9 +27,6 @@ const WARM_UP: Duration = Duration::from_millis(500);
 /// Packets that stood in the shaper are counted so often.
 const HELD_EVERY: Duration = Duration::from_millis(1);
 const OPEN: Duration = Duration::from_secs(10);
-/// Of each millisecond, for the application. With the shaper's it is less than what two CPUs give: 95 % of
-/// each, of which Linux keeps 5 for threads without a reservation.
-const OUR_RUNTIME: Duration = Duration::from_micros(840);
 const RING: usize = 8_192;
 /// With more flows their departures are kept by the second.
 const FINE_FLOWS_MAX: usize = 1_000;
@@ -139,10 +136,12 @@ impl Load {
             producer_mode: self.mode,
             ..NicOptions::default()
         };
-        // A thread of its own: it leaves no settings behind.
+        // A thread of its own: it leaves no settings behind. It and the shaper's must not wait for whatever else
+        // the machine does; without the right to that, it is measured as it is.
         thread::scope(|scope| {
             let run = || {
-                let options = NicOptions { reservation: reserve(), ..options };
+                let realtime = make_realtime().is_ok();
+                let options = NicOptions { realtime, ..options };
                 let nic = Nic::new(options, vec![Box::new(port)])?;
                 let sender = Sender {
                     producer: nic.producer()?,
@@ -151,6 +150,7 @@ impl Load {
                     number_of: vec![0; flows],
                     frames_bytes: &self.frames_bytes,
                     waits: Vec::new(),
+                    realtime,
                 };
                 self.measure(&nic, sender, departures, start)
             };
@@ -210,18 +210,6 @@ impl Outcome {
     }
 }
 
-/// The shaper's and the application's threads must not wait for whatever else the machine does. The real-time
-/// class would not do: the kernel takes a thread that polls a twentieth of each second, at once.
-///
-/// Reserves for the calling thread, and returns what there is for the shaper's: nothing if the right to it or
-/// another CPU is lacking; it is then measured as it is.
-pub(super) fn reserve() -> Option<Reservation> {
-    let reservation = Reservation::default();
-    reserve_cpu(Reservation { runtime: OUR_RUNTIME, ..reservation }).ok()?;
-    let for_two = thread::spawn(move || reserve_cpu(reservation)).join();
-    for_two.is_ok_and(|outcome| outcome.is_ok()).then_some(reservation)
-}
-
 fn later(at: Nanos, by: Duration) -> Nanos {
     Nanos(at.0.saturating_add(by.as_nanos() as u64))
 }
@@ -236,6 +224,8 @@ struct Sender<'a> {
     frames_bytes: &'a [usize],
     /// Flows that wait for a buffer; one that waits for two is here twice.
     waits: Vec<Flow>,
+    /// Its thread goes before others, and so must rest.
+    realtime: bool,
 }
 
 impl Sender<'_> {
@@ -275,6 +265,9 @@ impl Sender<'_> {
                 return Err(Interrupted.into());
             }
             std::mem::swap(&mut waits, &mut self.waits);
+            if self.realtime {
+                self.producer.rest();
+            }
             for flow in waits.drain(..) {
                 self.send(flow);
             }

@@ -18,10 +18,11 @@ use rustix::{
 use tidegate_core::Rate;
 use tidegate_sys::{
     net::{qdisc::Handle, sock::set_priority},
+    sched::make_realtime,
     wire_meter::WireMeter,
 };
 
-use super::{BIN, bed::reserve};
+use super::BIN;
 use crate::testbed::{Family, Testbed, TestbedOptions, Topology, peers::Peer, wait};
 
 /// Every segment fits a packet.
@@ -132,7 +133,7 @@ impl Traffic<'_> {
 
     /// Sends as much as the sockets take, until it is to end.
     fn send(&self, sockets: &[UdpSocket], ends: &AtomicBool) -> anyhow::Result<()> {
-        let _ = reserve();
+        let _ = make_realtime();
         let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (flow, socket) in sockets.iter().enumerate() {
             let data = epoll::EventData::new_u64(flow as u64);
