@@ -48,11 +48,15 @@ pub const MARGIN_MAX: Nanos = Nanos(200_000);
 /// Longest sleep while a source has no descriptor and must be asked.
 pub const ASK_EVERY: Nanos = Nanos(50_000);
 
-/// How long [`Waiter::rest`] sleeps: less than a packet may be late.
-pub const REST: Nanos = Nanos(30_000);
-/// How long a loop may go without a sleep of this length: 6 % of the time is left to others.
-pub const AWAKE_MAX: Nanos = Nanos(470_000);
+/// The part of its time that [`Waiter::rest`] leaves to others, in percent.
+pub const REST_PERCENT: u64 = 8;
+/// How long a rest is at least; with the wake-up it is longer, and the next is due so much later.
+pub const REST: Nanos = Nanos(10_000);
+/// What sleeps count for in advance, at most.
+pub const REST_CREDIT_MAX: Nanos = Nanos(5_000_000);
 
+/// CPU time of going to sleep and waking.
+const SLEEP_COST_NS: u64 = 15_000;
 /// The margin before the first wake-up is measured.
 const MARGIN_FIRST_NS: u64 = 50_000;
 /// A new sample weighs an eighth, as in `sch_fq`'s average of its lateness.
@@ -172,8 +176,9 @@ pub struct Waiter {
     idle_since: Option<Nanos>,
     lateness_ns: u64,
     deviation_ns: u64,
-    /// When the last sleep ended that was no shorter than [`REST`].
-    awake_since: Nanos,
+    /// How long it should have slept more by `debt_at`, in nanoseconds; negative if it did.
+    debt_ns: i64,
+    debt_at: Nanos,
     counters: WaiterCounters,
 }
 
@@ -190,7 +195,8 @@ impl Waiter {
             idle_since: None,
             lateness_ns: MARGIN_FIRST_NS,
             deviation_ns: 0,
-            awake_since: now(),
+            debt_ns: 0,
+            debt_at: now(),
             counters: WaiterCounters::default(),
         })
     }
@@ -258,12 +264,14 @@ impl Waiter {
         self.sleep(now, deadline.map(|deadline| Nanos(deadline.0 - margin.0)), sources, idle)
     }
 
-    /// Lets others have the CPU for [`REST`] if the loop has kept it for [`AWAKE_MAX`]. For threads in the
-    /// real-time class, which the kernel would hold up for 50 ms if they took more than 95 % of a second.
+    /// Lets others have the CPU for [`REST`] if the loop has slept for less than [`REST_PERCENT`] of the time.
+    /// For threads in the real-time class, which the kernel would hold up for 50 ms if they took more than 95 %
+    /// of a second (`sched_rt_runtime_us`).
     #[inline]
     pub fn rest(&mut self) {
         let now = now();
-        if now.0.saturating_sub(self.awake_since.0) < AWAKE_MAX.0 {
+        self.awake_until(now);
+        if self.debt_ns < 0 {
             return;
         }
         self.prepare();
@@ -280,9 +288,20 @@ impl Waiter {
         let slept_ns = woke.0.saturating_sub(since.0);
         self.counters.sleeps += 1;
         self.counters.slept_ns += slept_ns;
+        self.awake_until(since);
+        // Of what is shorter, most is the system call; of what is longer, some.
         if slept_ns >= REST.0 {
-            self.awake_since = woke;
+            self.debt_ns = self.debt_ns.saturating_sub_unsigned(slept_ns - SLEEP_COST_NS);
+            self.debt_ns = self.debt_ns.max(-(REST_CREDIT_MAX.0 as i64));
+            self.debt_at = woke;
         }
+    }
+
+    /// The loop did not sleep until `now`.
+    fn awake_until(&mut self, now: Nanos) {
+        let awake_ns = now.0.saturating_sub(self.debt_at.0);
+        self.debt_ns = self.debt_ns.saturating_add_unsigned(awake_ns * REST_PERCENT / 100);
+        self.debt_at = now.max(self.debt_at);
     }
 
     fn prepare(&mut self) {
@@ -442,18 +461,26 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_that_never_sleeps_rests() {
+    fn a_loop_that_never_sleeps_rests_for_its_part_of_the_time() {
         let mut waiter = Waiter::new(Mode::Auto).unwrap();
-        waiter.awake_since = Nanos(0);
+        // Awake for a second, it owes its part, and pays with every sleep.
+        waiter.debt_at = Nanos(now().0 - NANOS_PER_SEC);
         waiter.rest();
         let counters = waiter.counters();
         assert_eq!((counters.rests, counters.sleeps), (1, 1));
         assert!(counters.slept_ns >= REST.0, "{}", counters.slept_ns);
-        let awake_since = waiter.awake_since;
-        let deadline = Some(Nanos(now().0 + 3_000_000 + waiter.margin().0));
-        waiter.idle_since = Some(Nanos(0));
-        waiter.wait(deadline, &[], || true).unwrap();
-        assert!(waiter.awake_since > awake_since, "a sleep is a rest");
+        let paid = (counters.slept_ns - SLEEP_COST_NS) as i64;
+        assert!(
+            waiter.debt_ns >= (NANOS_PER_SEC * REST_PERCENT / 100) as i64 - paid,
+            "{} after {paid}",
+            waiter.debt_ns
+        );
+        // One that has slept enough is left alone.
+        waiter.slept(waiter.debt_at, Nanos(waiter.debt_at.0 + NANOS_PER_SEC));
+        assert_eq!(waiter.debt_ns, -(REST_CREDIT_MAX.0 as i64));
+        waiter.debt_at = now();
+        waiter.rest();
+        assert_eq!(waiter.counters().rests, 1);
     }
 
     #[test]

@@ -23,10 +23,12 @@ use super::{
 use crate::{experiment::Interrupted, testbed::wait};
 
 /// Until each flow has its packets in the wheel and all memory was touched.
-const WARM_UP: Duration = Duration::from_millis(500);
+const WARM_UP: Duration = Duration::from_millis(800);
 /// Packets that stood in the shaper are counted so often.
 const HELD_EVERY: Duration = Duration::from_millis(1);
 const OPEN: Duration = Duration::from_secs(10);
+/// Flows begin in so many groups.
+const BEGIN_STEPS: usize = 1_000;
 const RING: usize = 8_192;
 /// With more flows their departures are kept by the second.
 const FINE_FLOWS_MAX: usize = 1_000;
@@ -48,6 +50,8 @@ pub(super) struct Load {
     pub(super) granularity: Nanos,
     /// For how long a flow may save up credit.
     pub(super) burst: Duration,
+    /// The threads go before all others, and rest now and then.
+    pub(super) realtime: bool,
     /// Packets that the shaper holds; none: as many as there can be.
     pub(super) capacity: Option<usize>,
 }
@@ -76,6 +80,7 @@ impl Load {
             completions: Completions::Deferred,
             granularity: Nanos(FINE_SLOT_NS),
             burst: CATCH_UP,
+            realtime: true,
             capacity: None,
         }
     }
@@ -140,7 +145,7 @@ impl Load {
         // the machine does; without the right to that, it is measured as it is.
         thread::scope(|scope| {
             let run = || {
-                let realtime = make_realtime().is_ok();
+                let realtime = self.realtime && make_realtime().is_ok();
                 let options = NicOptions { realtime, ..options };
                 let nic = Nic::new(options, vec![Box::new(port)])?;
                 let sender = Sender {
@@ -176,7 +181,8 @@ impl Load {
         start: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<Outcome> {
         sender.open(&self.rates, self.burst, self.allowances())?;
-        sender.run(later(now(), WARM_UP), |_| {})?;
+        sender.begin(WARM_UP / 2)?;
+        sender.run(later(now(), WARM_UP / 2), |_| {})?;
         start()?;
         let (begun, before) = (now(), nic.counters());
         departures.start(begun);
@@ -249,6 +255,20 @@ impl Sender<'_> {
             *self.number_of.get_mut(flow.index()).context("a flow too many")? = number as u32;
             self.flows.push(flow);
             self.waits.extend(std::iter::repeat_n(flow, allowance));
+        }
+        Ok(())
+    }
+
+    /// Has the flows begin one after the other: those of one rate would else send at the same instants for ever.
+    fn begin(&mut self, within: Duration) -> anyhow::Result<()> {
+        let (begun, all) = (now(), std::mem::take(&mut self.waits));
+        let mut rest = all.as_slice();
+        for step in 1..=BEGIN_STEPS {
+            let (some, later_on) =
+                rest.split_at(all.len() * step / BEGIN_STEPS - (all.len() - rest.len()));
+            self.waits.extend(some);
+            rest = later_on;
+            self.run(later(begun, within * step as u32 / BEGIN_STEPS as u32), |_| {})?;
         }
         Ok(())
     }
