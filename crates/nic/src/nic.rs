@@ -129,7 +129,7 @@ pub struct NicOptions {
     pub producer_mode: Mode,
     /// The CPU of each shaper's thread, in order; those without one run where the kernel puts them.
     pub cpus: Vec<usize>,
-    /// The shapers' threads ask for the real-time class, and leave others 6 % of the time
+    /// The shapers' threads ask for the real-time class, and leave others a tenth of the time
     /// ([`Waiter::rest`]): nothing else that runs delays them for long. They work without it, less exactly.
     pub realtime: bool,
     /// The buffers of each shaper, for frames that arrive and those that a port must copy.

@@ -49,9 +49,9 @@ pub const MARGIN_MAX: Nanos = Nanos(200_000);
 pub const ASK_EVERY: Nanos = Nanos(50_000);
 
 /// The part of its time that [`Waiter::rest`] leaves to others, in percent.
-pub const REST_PERCENT: u64 = 8;
+pub const REST_PERCENT: u64 = 10;
 /// How long a rest is at least; with the wake-up it is longer, and the next is due so much later.
-pub const REST: Nanos = Nanos(10_000);
+pub const REST: Nanos = Nanos(30_000);
 /// What sleeps count for in advance, at most.
 pub const REST_CREDIT_MAX: Nanos = Nanos(5_000_000);
 
