@@ -243,7 +243,7 @@ fn root_carousel_cpu_reports_every_system() {
             assert!(!report.values(system, metric, None).is_empty(), "{system} has no {metric}");
         }
     }
-    assert!(!report.values("carousel-poll", "process_cpus", None).is_empty());
+    assert!(!report.values("carousel-poll", "nic_cpus", None).is_empty());
     assert!(report.values("lane", "shaping_ns", None)[0] > 0.0);
 }
 
@@ -264,7 +264,12 @@ fn root_carousel_flows_reports_every_system() {
     let out = tempfile::tempdir().unwrap();
     let Some(report) = report(test, &Flows::tiny(), out.path()) else { return };
     let metrics = ["rate_bit_s", "flow_error_1s_worst_percent", "deviation_100ms_bit_s"];
-    check(&report, out.path(), &["carousel", "carousel-auto", "htb"], &metrics);
+    check(
+        &report,
+        out.path(),
+        &["carousel", "carousel-auto", "carousel-realtime", "htb"],
+        &metrics,
+    );
     for system in report.systems() {
         assert!(report.values(system, "rate_bit_s", None)[0] > 0.0, "{system} sent nothing");
     }

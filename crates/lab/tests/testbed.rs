@@ -427,7 +427,10 @@ fn root_a_link_has_a_rate_a_queue_loss_and_reordering() {
     let load = Load::Udp { rate_bit_s: 20 * MBIT, payload_bytes: Some(1000) };
     let server = testbed.addr(0, Family::V4);
     let options = IperfOptions { load, ..IperfOptions::tcp(server, SECOND) };
-    let report = iperf::run(testbed.sender(), testbed.receiver(0), &options).unwrap();
+    // Where its first datagram is lost iperf3 gives up: one time in ten.
+    let runs =
+        std::iter::repeat_with(|| iperf::run(testbed.sender(), testbed.receiver(0), &options));
+    let report = runs.take(8).find_map(Result::ok).expect("one of eight");
     assert!(report.lost.unwrap().lost > 0, "{report:?}");
     let counters = testbed.joints()[0].counters().unwrap();
     let lane = counters.rightward;

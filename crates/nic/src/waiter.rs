@@ -264,9 +264,9 @@ impl Waiter {
         self.sleep(now, deadline.map(|deadline| Nanos(deadline.0 - margin.0)), sources, idle)
     }
 
-    /// Lets others have the CPU for [`REST`] if the loop has slept for less than [`REST_PERCENT`] of the time.
-    /// For threads in the real-time class, which the kernel would hold up for 50 ms if they took more than 95 %
-    /// of a second (`sched_rt_runtime_us`).
+    /// Lets others have the CPU for [`REST`] if the loop has slept for less than [`REST_PERCENT`] of the
+    /// time. For threads in the real-time class, which the kernel would hold up for 50 ms if they took more
+    /// than 95 % of a second (`sched_rt_runtime_us`).
     #[inline]
     pub fn rest(&mut self) {
         let now = now();

@@ -1,4 +1,5 @@
-//! `htb-latency`: what a rate limiter's queue costs in latency. Seed 000, tables 1 and 2, figures 2 and 3.
+//! `htb-latency`: what a rate limiter's queue costs in latency. He et al. (APNet 2017), tables 1 and 2,
+//! figures 2 and 3.
 //!
 //! One receiver: limits of 1, 2, 4 and 8 Gbit/s under 1, 2, 8 and 16 flows of iperf3, as far as this machine
 //! carries them without a limit. Two receivers: a class of HTB for each, with a minimum, which lends what it
@@ -13,7 +14,7 @@ use anyhow::Context as _;
 
 use super::{
     bed::{Bed, Control},
-    case_in_words, seed_000,
+    case_in_words, he_2017,
 };
 use crate::{
     chart::{BarsOf, Cdf, Series},
@@ -168,7 +169,7 @@ fn baseline(ctx: &mut Context, testbed: &Testbed) -> anyhow::Result<ProbeReport>
     let args = probe::ClientArgs::new(at, Duration::from_secs(2));
     let report = probe::finish_client(probe::start_client(testbed, testbed.sender(), args)?, args)?;
     let far = ctx.links.way.is_some();
-    let published = |percent| seed_000::baseline_us(percent).filter(|_| !far);
+    let published = |percent| he_2017::baseline_us(percent).filter(|_| !far);
     let case = ctx.case();
     ctx.record(BASELINE, &case, 1)
         .beside("rtt_p50_us", report.rtt.p50_us, published("p50"))
@@ -260,7 +261,7 @@ impl OneReceiver {
         let name = system.name();
         let far = ctx.links.way.is_some();
         let published =
-            |metric| seed_000::one_receiver(name, flows, limit_bit_s, metric).filter(|_| !far);
+            |metric| he_2017::one_receiver(name, flows, limit_bit_s, metric).filter(|_| !far);
         ctx.record(system, case, run)
             .beside("goodput_bit_s", report.received_bit_s, published("goodput_bit_s"))
             .value("used_percent", used_percent)
@@ -355,7 +356,7 @@ impl TwoReceivers {
             rates.push(load.finish()?.received_bit_s);
         }
         let total: f64 = rates.iter().sum();
-        let published = |metric| seed_000::two_receivers(flows, tenths, metric);
+        let published = |metric| he_2017::two_receivers(flows, tenths, metric);
         let saturation = total / total_bit_s as f64 * 100.0;
         ctx.record("htb", case, run).value("total_goodput_bit_s", total).beside(
             "saturation_percent",

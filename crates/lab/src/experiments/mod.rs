@@ -10,7 +10,8 @@
 //! `carousel_cpu` has a bed of its own, as its paths differ. `link_accuracy` measures the lab's links
 //! themselves.
 //!
-//! `published` has the figures of seed 004 and its table on the mailing list, `seed_000` those of seed 000.
+//! `published` has the figures of the NRM paper and of its table on the mailing list, `he_2017` those of He
+//! et al.
 
 use crate::{experiment::Experiment, report::Case, table::circumstance};
 
@@ -18,6 +19,7 @@ mod bed;
 pub mod carousel;
 pub mod carousel_cpu;
 pub mod demo;
+mod he_2017;
 pub mod htb_latency;
 pub mod limits;
 pub mod link_accuracy;
@@ -26,7 +28,6 @@ pub mod nrm_egress;
 pub mod nrm_ingress;
 pub mod program_cost;
 mod published;
-mod seed_000;
 pub mod wheel;
 mod wire;
 

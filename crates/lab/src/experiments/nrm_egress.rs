@@ -1,4 +1,4 @@
-//! `nrm-egress`: the egress experiments of "BPF Host Network Resource Management" (seed 004): its figures
+//! `nrm-egress`: the egress experiments of "BPF Host Network Resource Management": its figures
 //! 3 to 6 and its tables 1 and 2, the row of 5 Gbit/s, and table 3: 1 Gbit/s over a round trip of 10 ms.
 //!
 //! The published system is there twice: `nrm-paper` as its program is printed, without the change that its

@@ -1,4 +1,4 @@
-//! `nrm-ingress`: the table of ingress rates of "BPF Host Network Resource Management" (seed 004): what a
+//! `nrm-ingress`: the table of ingress rates of "BPF Host Network Resource Management": what a
 //! program receives is limited where it is received, and the sender is elsewhere.
 //!
 //! The limit marks packets with ECN or drops them; it cannot tell the sender's TCP anything else. So the

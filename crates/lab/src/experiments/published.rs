@@ -1,4 +1,4 @@
-//! The figures of seed 004 and of the mailing list's table of 2019 (Mbit/s, ms), by case.
+//! The figures of the NRM paper and of the mailing list's table of 2019 (Mbit/s, ms), by case.
 
 use std::time::Duration;
 

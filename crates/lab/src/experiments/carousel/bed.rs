@@ -141,8 +141,8 @@ impl Load {
             producer_mode: self.mode,
             ..NicOptions::default()
         };
-        // A thread of its own: it leaves no settings behind. It and the shaper's must not wait for whatever else
-        // the machine does; without the right to that, it is measured as it is.
+        // A thread of its own: it leaves no settings behind. It and the shaper's must not wait for whatever
+        // else the machine does; without the right to that, it is measured as it is.
         thread::scope(|scope| {
             let run = || {
                 let realtime = self.realtime && make_realtime().is_ok();
@@ -259,7 +259,8 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// Has the flows begin one after the other: those of one rate would else send at the same instants for ever.
+    /// Has the flows begin one after the other: those of one rate would else send at the same instants for
+    /// ever.
     fn begin(&mut self, within: Duration) -> anyhow::Result<()> {
         let (begun, all) = (now(), std::mem::take(&mut self.waits));
         let mut rest = all.as_slice();

@@ -1,8 +1,8 @@
 //! `carousel-flows`: 5 Gbit/s over ten to fifty thousand flows, each at a rate of its own.
 //!
 //! `carousel` is the shaper of the software NIC with a thread that polls, `carousel-auto` with one that
-//! sleeps when there is time for it, `carousel-realtime` polls before all others and rests for them now and then;
-//! all into a port that discards. `htb` has a class for each flow, as far as that is practical.
+//! sleeps when there is time for it, `carousel-realtime` polls before all others and rests for them now and
+//! then; all into a port that discards. `htb` has a class for each flow, as far as that is practical.
 
 use std::{fmt, time::Duration};
 

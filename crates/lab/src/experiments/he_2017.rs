@@ -1,4 +1,4 @@
-//! The figures of seed 000 (He et al., APNet 2017), tables 1 and 2, by case.
+//! The figures of He et al. (APNet 2017), tables 1 and 2, by case.
 //!
 //! A cell is: throughput in Mbit/s (table 2: percent of 10 Gbit/s), median and 99.9th percentile of the round
 //! trip in µs. The paper's text has a median of 62 µs for the idle path, its tables 116.
