@@ -19,6 +19,7 @@
 #include "edt.h"
 #include "epoch.h"
 #include "intf.h"
+#include "maps.h"
 #include "packet.h"
 
 /* In every network namespace the loopback device is the first. */
@@ -38,20 +39,6 @@ enum place {
 	DEVICE,
 	PORT,
 };
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct tg_limit);
-} limit SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TG_DIRECTIONS);
-	__type(key, __u32);
-	__type(value, struct tg_queue);
-} queues SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -11,6 +11,7 @@
 
 #include "fair_share.h"
 #include "intf.h"
+#include "maps.h"
 
 #define TG_SOL_SOCKET	      1
 #define TG_SO_MAX_PACING_RATE 47
@@ -36,20 +37,6 @@
 #define TG_NO_WINDOW	    0x7fffffff
 /* TCP_BPF_SOCK_OPS_CB_FLAGS, since Linux 6.12. */
 #define TG_TCP_CB_FLAGS 1008
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct tg_limit);
-} limit SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TG_DIRECTIONS);
-	__type(key, __u32);
-	__type(value, struct tg_queue);
-} queues SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
