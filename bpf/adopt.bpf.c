@@ -56,6 +56,21 @@ static __always_inline int hear_round_trips(void *sk)
 	return !bpf_setsockopt(sk, TG_SOL_TCP, TG_TCP_CB_FLAGS, &flags, sizeof(flags));
 }
 
+/* Until now the socket was its parent's: claims it, with what that has set. */
+static __always_inline void take_over(struct sock *sk, struct tg_socket *ours, __u32 current)
+{
+	struct tg_socket *theirs =
+	    bpf_sk_storage_get(&parent_sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (!theirs)
+		return;
+	theirs->claimed_ns = bpf_ktime_get_ns();
+	if (theirs->pacing_byte_s && theirs->pacing_byte_s == current) {
+		ours->pacing_byte_s = current;
+		theirs->pacing_byte_s = 0;
+	}
+}
+
 SEC("iter/tcp")
 int adopt(struct bpf_iter__tcp *ctx)
 {
@@ -93,10 +108,12 @@ int adopt(struct bpf_iter__tcp *ctx)
 		tg_set_timers(sk, l);
 		hears = hear_round_trips(sk);
 		/* Who cannot hear of a new share has at least the ceiling. */
-		wanted = tg_pacing_rate(l, hears ? tg_share(l, queue, 0) : FS_ONE, tp->mss_cache,
-					common->skc_family == TG_AF_INET6);
+		wanted = tg_pacing_rate(l, queue, hears ? tg_share(l, queue, 0) : FS_ONE,
+					tp->mss_cache, common->skc_family == TG_AF_INET6);
 	}
 	bpf_getsockopt(sk, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
+	if (has_parent && !release)
+		take_over(sk, ours, current);
 	if (!tg_may_set(current, wanted, ours))
 		return 0;
 	if (!bpf_setsockopt(sk, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &wanted, sizeof(wanted)))

@@ -110,6 +110,7 @@ static __always_inline void share(const struct vq_conf *conf, struct tg_queue *q
 	__u32 epoch = queue->epoch + 1;
 	__u64 ahead = now + edt_lead_ns(queue->latest_ns, now);
 	__u64 finish = queue->finish_ns;
+	struct fs_sharers sharers;
 	__u64 largest;
 
 	if (bytes > queue->largest_bytes)
@@ -121,12 +122,14 @@ static __always_inline void share(const struct vq_conf *conf, struct tg_queue *q
 	/* Room is made for who wants it, not for a packet now and then. */
 	if (look->busy && flow->room_epoch != epoch) {
 		flow->room_epoch = epoch;
-		if (queue->flows > queue->flows_before)
-			queue->share = fs_make_room(queue->share, queue->flows);
+		if (queue->flows > queue->flows_before) {
+			fs_flows(&sharers, queue->flows);
+			queue->share = fs_make_room(queue->share, &sharers);
+		}
 	}
 	/* Two rounds of the largest packet show every flow. */
 	largest = fs_max(fs_min(queue->largest_bytes, VQ_MAX_PACKET_BYTES), 2 * EDT_FRAME_BYTES);
-	if (tg_turn_epoch(conf, queue, now, finish > ahead ? finish - ahead : 0, 0, largest))
+	if (tg_turn_epoch(conf, queue, now, finish > ahead ? finish - ahead : 0, 0, largest, 0))
 		queue->largest_bytes = 0;
 }
 

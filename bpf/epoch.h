@@ -6,6 +6,35 @@
 #include "fair_share.h"
 #include "intf.h"
 
+/* Who sent data in the epoch that ends: children if there were any, or flows. */
+static inline __attribute__((always_inline)) void
+tg_take_sharers(struct tg_queue *queue, __u64 rate_bit_s, struct fs_sharers *sharers)
+{
+	__u32 count = __sync_lock_test_and_set(&queue->flows, 0);
+	__u32 weight = queue->weight;
+	__u64 seen_reserved = queue->reserved_bit_s, reserved;
+	__u32 lightest = queue->lightest;
+
+	/* One that was silent for one epoch may only have been unlucky. */
+	fs_flows(sharers, count > queue->flows_before ? count : queue->flows_before);
+	queue->flows_before = count;
+	if (!weight && !queue->weight_before)
+		return;
+	queue->weight = 0;
+	queue->reserved_bit_s = 0;
+	queue->lightest = 0;
+	sharers->weight = fs_max(weight, queue->weight_before);
+	reserved = fs_max(seen_reserved, queue->reserved_before_bit_s);
+	sharers->reserved = fs_min(reserved, 1ULL << 37) * FS_ONE / fs_max(rate_bit_s, 1);
+	sharers->lightest =
+	    queue->lightest_before && (!lightest || queue->lightest_before < lightest)
+		? queue->lightest_before
+		: lightest;
+	queue->weight_before = weight;
+	queue->reserved_before_bit_s = seen_reserved;
+	queue->lightest_before = lightest;
+}
+
 /*
  * Closes the epoch when it has lasted long enough; one CPU does, and hears 1. `burst_bytes` is what
  * a flow sends at once.
@@ -13,13 +42,12 @@
 static inline __attribute__((always_inline)) int tg_turn_epoch(const struct vq_conf *conf,
 							       struct tg_queue *queue, __u64 now,
 							       __u64 backlog_ns, __u64 rtt_ns,
-							       __u64 burst_bytes)
+							       __u64 burst_bytes, __u64 rate_bit_s)
 {
 	__u64 start = *(volatile __u64 *)&queue->epoch_start_ns;
 	struct fs_epoch epoch;
 	__s64 charged;
 	__u64 base;
-	__u32 flows;
 
 	if ((__s64)(now - start) < (__s64)queue->epoch_us * 1000 ||
 	    __sync_val_compare_and_swap(&queue->epoch_start_ns, start, now) != start)
@@ -32,12 +60,9 @@ static inline __attribute__((always_inline)) int tg_turn_epoch(const struct vq_c
 	charged = base - queue->epoch_base_ns;
 	epoch.charged_ns = charged > 0 ? charged : 0;
 	queue->epoch_base_ns = base;
-	flows = __sync_lock_test_and_set(&queue->flows, 0);
-	/* A flow that was silent for one epoch may only have been unlucky. */
-	epoch.flows = flows > queue->flows_before ? flows : queue->flows_before;
+	tg_take_sharers(queue, rate_bit_s, &epoch.sharers);
 	queue->share = fs_next(queue->share, &epoch);
-	queue->flows_before = flows;
-	queue->epoch_us = fs_epoch_ns(flows, epoch.burst_ns) / 1000;
+	queue->epoch_us = fs_epoch_ns(queue->flows_before, epoch.burst_ns) / 1000;
 	queue->epoch++;
 	return 1;
 }

@@ -23,6 +23,22 @@
 /* After so many epochs without a packet everything that was known is stale. */
 #define FS_STALE_EPOCHS 16
 #define FS_MAX_FLOWS	(1U << 16)
+/* What a flow weighs, and a limit inside a limit unless told otherwise. */
+#define FS_WEIGHT 100ULL
+/* All of the limit for a weight of one. */
+#define FS_MAX_SHARE (FS_ONE * FS_WEIGHT)
+/* However much is guaranteed, a weight has this part (a shift) of what it would have without. */
+#define FS_LEAST_SHIFT 8
+
+/* Those that share a limit: what sent data in an epoch. */
+struct fs_sharers {
+	__u32 count;
+	/* Of all together, and of the lightest. */
+	__u32 weight;
+	__u32 lightest;
+	/* What is guaranteed to them, of the limit. */
+	__u64 reserved;
+};
 
 /* What one epoch has seen. */
 struct fs_epoch {
@@ -35,8 +51,8 @@ struct fs_epoch {
 	__u64 rtt_ns;
 	/* Time of the smallest paced burst, two segments, at the limit's rate. */
 	__u64 burst_ns;
-	/* TCP flows that sent data. */
-	__u32 flows;
+	/* Who sent data. */
+	struct fs_sharers sharers;
 };
 
 static inline __attribute__((always_inline)) __u64 fs_min(__u64 a, __u64 b)
@@ -65,31 +81,49 @@ static inline __attribute__((always_inline)) __u64 fs_target(__u64 backlog_ns)
 	return FS_TARGET - fs_min(backlog * FS_ONE / FS_DRAIN_NS, FS_MAX_DRAIN);
 }
 
-/* The share for the rest of an epoch in which more flows were seen than in the one before. */
-static inline __attribute__((always_inline)) __u64 fs_make_room(__u64 share, __u32 flows)
+/* So many flows, all alike. */
+static inline __attribute__((always_inline)) void fs_flows(struct fs_sharers *sharers, __u32 count)
 {
-	flows = flows < 1 ? 1 : flows < FS_MAX_FLOWS ? flows : FS_MAX_FLOWS;
-	return fs_min(share, FS_TARGET / flows);
+	sharers->count = count;
+	sharers->weight = fs_min(fs_max(count, 1), FS_MAX_FLOWS) * FS_WEIGHT;
+	sharers->lightest = FS_WEIGHT;
+	sharers->reserved = 0;
+}
+
+/* The share of each if all of them take all that they may. */
+static inline __attribute__((always_inline)) __u64 fs_floor(const struct fs_sharers *sharers,
+							    __u64 target)
+{
+	__u64 weight = fs_max(sharers->weight, 1);
+	__u64 least = target * FS_WEIGHT / weight >> FS_LEAST_SHIFT;
+
+	return fs_max((target - fs_min(sharers->reserved, target)) * FS_WEIGHT / weight, least);
+}
+
+/* The share for the rest of an epoch in which more were seen than in the one before. */
+static inline __attribute__((always_inline)) __u64 fs_make_room(__u64 share,
+								const struct fs_sharers *sharers)
+{
+	return fs_min(share, fs_floor(sharers, FS_TARGET));
 }
 
 /* The share of each flow in the next epoch. */
 static inline __attribute__((always_inline)) __u64 fs_next(__u64 share,
 							   const struct fs_epoch *epoch)
 {
-	__u32 flows = epoch->flows < 1		    ? 1
-		      : epoch->flows < FS_MAX_FLOWS ? epoch->flows
-						    : FS_MAX_FLOWS;
-	__u64 need_ns = fs_epoch_ns(flows, epoch->burst_ns);
+	const struct fs_sharers *sharers = &epoch->sharers;
+	__u64 need_ns = fs_epoch_ns(fs_max(sharers->count, 1), epoch->burst_ns);
 	__u64 elapsed = fs_min(fs_max(epoch->elapsed_ns, 1), FS_MAX_EPOCH_NS);
 	__u64 load = fs_min(epoch->charged_ns, FS_MAX_CHARGED_NS) * FS_ONE / elapsed;
 	__u64 target = fs_target(epoch->backlog_ns);
 	__u64 delay = fs_min(fs_max(epoch->rtt_ns, need_ns), FS_MAX_EPOCH_NS);
 	__u64 step = fs_min(elapsed, delay) * FS_ONE / delay;
+	__u64 floor = fs_floor(sharers, target);
 	__u64 change;
 
 	if (epoch->elapsed_ns / FS_STALE_EPOCHS > need_ns)
-		return target / flows;
-	share = fs_min(share, FS_ONE);
+		return floor;
+	share = fs_min(share, FS_MAX_SHARE);
 	load = fs_min(load, 16 * FS_ONE);
 	if (load < target) {
 		change = (share * step >> 24) * (target - load) >> 25;
@@ -100,7 +134,9 @@ static inline __attribute__((always_inline)) __u64 fs_next(__u64 share,
 		if (epoch->backlog_ns)
 			share = fs_min(share, (share + change) * target / load);
 	}
-	return fs_min(fs_max(share, target / flows), target);
+	/* Beyond this the lightest has all. */
+	share = fs_min(share, target * FS_WEIGHT / fs_max(sharers->lightest, 1));
+	return fs_max(share, floor);
 }
 
 #endif

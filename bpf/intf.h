@@ -7,6 +7,7 @@
 #ifndef TG_INTF_H
 #define TG_INTF_H
 
+#include "class.h"
 #include "vqueue.h"
 
 /* The header of a frame below IP, as tc counts it: Ethernet without its checksum. */
@@ -25,6 +26,15 @@ enum tg_direction {
 	TG_INGRESS,
 	TG_DIRECTIONS,
 };
+
+/*
+ * The queues of a limit: one of each direction, and one of each for what belongs to none of its
+ * children while it has some, a class beside them.
+ */
+#define TG_OWN	  TG_DIRECTIONS
+#define TG_QUEUES (2 * TG_DIRECTIONS)
+/* A limit without traffic of a child for so long has none. */
+#define TG_CHILDREN_NS 1000000000ULL
 
 /* What became of a packet; the index of its counters. */
 enum tg_outcome {
@@ -53,9 +63,11 @@ enum tg_flags {
 
 /* A limit on one cgroup or device; written by user space alone. */
 struct tg_limit {
-	/* By direction; a cost of 0 is no limit. */
+	/* By direction; a cost of 0 is no limit. Of a child: at its ceiling. */
 	struct vq_conf queue[TG_DIRECTIONS];
 	__u64 rate_bit_s[TG_DIRECTIONS];
+	/* By direction: its place among its siblings. */
+	struct cl_class class[TG_DIRECTIONS];
 	/* Of a device: the inode of its network namespace. */
 	__u64 cgroup_id;
 	__u32 flags;
@@ -66,7 +78,10 @@ struct tg_limit {
 	__u32 ifindex;
 };
 
-/* The virtual queue of one direction and the fair share of its flows, on a cache line of their own.
+/*
+ * A virtual queue and the fair share of those that use it: flows, or the children of a limit. The
+ * first cache line is written by packets, the second once an epoch, the third once an epoch and
+ * child.
  */
 struct tg_queue {
 	__u64 finish_ns;
@@ -95,6 +110,25 @@ struct tg_queue {
 	};
 	/* How long this epoch must last. */
 	__u32 epoch_us;
+
+	/* Of a child: its rate and thresholds now; a cost of 0 is not yet. */
+	struct vq_conf now;
+	__u64 rate_bit_s;
+	/* Of a parent: until when traffic of no child is a class of its own. */
+	__u64 children_until_ns;
+	/* Of a child: the last epoch of its parent in which it was counted. */
+	__u32 counted_epoch;
+	__u32 pad;
+
+	/* Of a parent: what its active children weigh, what is guaranteed to them, in this epoch
+	 * and the one before. */
+	__u64 reserved_bit_s;
+	__u64 reserved_before_bit_s;
+	__u32 weight;
+	__u32 weight_before;
+	__u32 lightest;
+	__u32 lightest_before;
+	__u64 unused[4];
 };
 
 /* One direction, one CPU. */
@@ -111,6 +145,8 @@ struct tg_socket {
 	__u32 pacing_byte_s;
 	/* The last epoch in which it sent data. */
 	__u32 epoch;
+	/* When a child of the limit last had a packet of it. */
+	__u64 claimed_ns;
 };
 
 #endif

@@ -18,7 +18,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TG_DIRECTIONS);
+	__uint(max_entries, TG_QUEUES);
 	__type(key, __u32);
 	__type(value, struct tg_queue);
 } queues SEC(".maps");

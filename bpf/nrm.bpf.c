@@ -17,6 +17,7 @@
 #include "intf.h"
 #include "packet.h"
 #include "sockets.h"
+#include "tree.h"
 
 /* In every network namespace the loopback device is the first. */
 #define LOOPBACK_IFINDEX 1
@@ -75,85 +76,197 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
 /* Counts the flow in this epoch. */
 static __always_inline void see_flow(struct __sk_buff *skb, struct tg_queue *queue)
 {
-	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets, skb->sk, 0, 0) : 0;
-	__u32 flows;
+	struct tg_socket *ours =
+	    skb->sk ? bpf_sk_storage_get(&sockets, skb->sk, 0, BPF_SK_STORAGE_GET_F_CREATE) : 0;
+	struct fs_sharers sharers;
 
 	/* A new socket's storage is zero: number epochs from one. */
 	if (!ours || ours->epoch == queue->epoch + 1)
 		return;
 	ours->epoch = queue->epoch + 1;
-	flows = __sync_fetch_and_add(&queue->flows, 1) + 1;
-	if (flows > queue->flows_before)
-		queue->share = fs_make_room(queue->share, flows);
+	fs_flows(&sharers, __sync_fetch_and_add(&queue->flows, 1) + 1);
+	if (sharers.count > queue->flows_before)
+		queue->share = fs_make_room(queue->share, &sharers);
 }
 
-/* Keeps the fair share of the paced flows up to date. */
-static __always_inline void pace(struct __sk_buff *skb, const struct vq_conf *conf,
-				 struct tg_queue *queue, __u64 now, __u64 cost_ns, __u32 bytes)
+/* Ends the epoch when its time has come. */
+static __always_inline int turn(const struct vq_conf *conf, struct tg_queue *queue, __u64 now,
+				__u64 cost_ns, __u64 rate_bit_s)
 {
-	__s64 backlog;
-
-	if (bytes > VQ_SMALL_BYTES)
-		see_flow(skb, queue);
 	/* Above the mark, and without the packet at hand: below it a burst may just have passed. */
-	backlog = queue->finish_ns - now - cost_ns - conf->mark_ns;
-	if (tg_turn_epoch(conf, queue, now, backlog > 0 ? backlog : 0, queue->rtt_ns,
-			  PACED_BURST_BYTES))
-		queue->newcomers = 0;
+	__s64 backlog = queue->finish_ns - now - cost_ns - conf->mark_ns;
+
+	if (!tg_turn_epoch(conf, queue, now, backlog > 0 ? backlog : 0, queue->rtt_ns,
+			   PACED_BURST_BYTES, rate_bit_s))
+		return 0;
+	queue->newcomers = 0;
+	return 1;
+}
+
+/* The queues that a packet meets in a limit. */
+struct gates {
+	struct tg_limit *limit;
+	enum tg_direction direction;
+	/* All traffic of the limit. */
+	struct tg_queue *queue;
+	const struct vq_conf *conf;
+	/* What belongs to none of its children while it has some; 0: the packet does not. */
+	struct tg_queue *own;
+	const struct vq_conf *own_conf;
+	/* The parent's; 0 without one. */
+	struct tg_queue *parent;
+	int is_parent;
+	int paced;
+};
+
+static __always_inline const struct vq_conf *conf_now(const struct tg_queue *queue,
+						      const struct vq_conf *at_ceiling)
+{
+	return queue->now.cost ? &queue->now : at_ceiling;
+}
+
+/* Finds out where in the tree the packet is, and claims its socket from the parent. */
+static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g, __u64 now)
+{
+	struct tg_socket *socket;
+	__u32 key = g->direction;
+
+	g->conf = conf_now(g->queue, &g->limit->queue[g->direction]);
+	g->parent = 0;
+	g->own = 0;
+	g->own_conf = 0;
+	if (has_parent) {
+		g->parent = bpf_map_lookup_elem(&parent_queues, &key);
+		socket = skb->sk ? bpf_sk_storage_get(&parent_sockets, skb->sk, 0,
+						      BPF_SK_STORAGE_GET_F_CREATE)
+				 : 0;
+		if (socket)
+			socket->claimed_ns = now;
+	}
+	g->is_parent = tg_is_parent(g->queue, now);
+	if (!g->is_parent)
+		return;
+	socket = skb->sk ? bpf_sk_storage_get(&sockets, skb->sk, 0, 0) : 0;
+	if (tg_is_claimed(socket, now))
+		return;
+	key = g->direction + TG_OWN;
+	g->own = bpf_map_lookup_elem(&queues, &key);
+	if (g->own)
+		g->own_conf = conf_now(g->own, g->conf);
+}
+
+static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct vq_conf *conf,
+					     const struct tg_queue *queue, __u64 now, __u32 bytes,
+					     enum tg_direction direction)
+{
+	__s64 backlog = *(volatile __u64 *)&queue->finish_ns - now;
+	enum vq_zone zone = vq_zone(conf, backlog);
+
+	if (zone == VQ_FREE)
+		return VQ_PASS;
+	if (zone == VQ_FULL)
+		return VQ_DROP_FULL;
+	return tell(skb, conf, zone, backlog, bytes, direction);
+}
+
+/* Charges a queue; 0 if other CPUs have filled it since it was judged: then it is given back. */
+static __always_inline int charge(const struct vq_conf *conf, struct tg_queue *queue, __u64 now,
+				  __u64 cost, int counts)
+{
+	__u64 seen = *(volatile __u64 *)&queue->finish_ns;
+	__u64 found =
+	    vq_charge(conf, &queue->finish_ns, counts ? &queue->skipped_ns : 0, seen, now, cost);
+
+	if ((__s64)(found - now) <= (__s64)conf->drop_ns)
+		return 1;
+	__sync_fetch_and_sub(&queue->finish_ns, cost);
+	return 0;
+}
+
+/* Keeps the shares up to date: of the flows, of the children, and of the limit in its parent. */
+static __always_inline void account(struct __sk_buff *skb, const struct gates *g, __u64 now,
+				    __u64 cost, __u64 own_cost, __u32 bytes)
+{
+	const struct cl_class *class = &g->limit->class[g->direction];
+	__u64 rate = tg_rate(g->limit, g->queue, g->direction);
+	struct cl_class own_class = *class;
+
+	own_class.guarantee_bit_s = 0;
+	own_class.weight = FS_WEIGHT;
+	if (bytes > VQ_SMALL_BYTES) {
+		if (g->paced && g->own)
+			see_flow(skb, g->own);
+		else if (g->paced && !g->is_parent)
+			see_flow(skb, g->queue);
+		if (g->own)
+			tg_count_class(g->queue, g->own, &own_class);
+		if (g->parent)
+			tg_count_class(g->parent, g->queue, class);
+	}
+	if (g->own && turn(g->own_conf, g->own, now, own_cost, rate)) {
+		tg_report(g->queue, g->own, now);
+		tg_follow(g->queue, g->own, g->conf, &own_class, rate);
+	}
+	if (!turn(g->conf, g->queue, now, cost, rate))
+		return;
+	/* What its children take their parts of. */
+	g->queue->rate_bit_s = rate;
+	if (g->parent) {
+		tg_report(g->parent, g->queue, now);
+		tg_follow(g->parent, g->queue, &g->limit->queue[g->direction], class,
+			  g->limit->rate_bit_s[g->direction]);
+	}
 }
 
 static __always_inline int gate(struct __sk_buff *skb, enum tg_direction direction)
 {
 	const int drop = direction == TG_EGRESS ? RET_DROP_SLOW : RET_DROP;
-	enum vq_verdict verdict = VQ_PASS;
-	const struct vq_conf *conf;
+	struct gates g = {.direction = direction};
+	enum vq_verdict verdict, other;
+	__u64 now, cost, own_cost = 0;
 	struct tg_counters *c;
-	struct tg_queue *queue;
-	struct tg_limit *l;
-	__u64 now, seen, cost;
 	__u32 key = 0, bytes, carry;
-	enum vq_zone zone;
-	int paced;
+	int counts;
 
 	if (skb->mark == TG_DEAD_MARK)
 		return drop;
-	l = bpf_map_lookup_elem(&limit, &key);
+	g.limit = bpf_map_lookup_elem(&limit, &key);
 	key = direction;
-	queue = bpf_map_lookup_elem(&queues, &key);
+	g.queue = bpf_map_lookup_elem(&queues, &key);
 	c = bpf_map_lookup_elem(&counters, &key);
-	if (!l || !queue || !c)
+	if (!g.limit || !g.queue || !c)
 		return RET_PASS;
-	conf = &l->queue[direction];
-	if (!conf->cost)
+	if (!g.limit->queue[direction].cost)
 		return RET_PASS;
 	bytes = tg_wire_bytes(skb);
-	if (skb->ifindex == LOOPBACK_IFINDEX && !(l->flags & TG_FLAG_LOOPBACK)) {
+	if (skb->ifindex == LOOPBACK_IFINDEX && !(g.limit->flags & TG_FLAG_LOOPBACK)) {
 		count(c, TG_EXEMPT, bytes);
 		return RET_PASS;
 	}
 
 	now = bpf_ktime_get_ns();
-	seen = *(volatile __u64 *)&queue->finish_ns;
-	zone = vq_zone(conf, (__s64)(seen - now));
-	if (zone == VQ_FULL)
-		verdict = VQ_DROP_FULL;
-	else if (zone != VQ_FREE)
-		verdict = tell(skb, conf, zone, (__s64)(seen - now), bytes, direction);
+	find_gates(skb, &g, now);
+	g.paced = direction == TG_EGRESS && g.limit->flags & TG_FLAG_PACE_FAIR;
+	counts = g.paced || g.parent || g.is_parent;
 
+	verdict = judge(skb, g.conf, g.queue, now, bytes, direction);
+	if (g.own && verdict < VQ_DROP_FULL) {
+		other = judge(skb, g.own_conf, g.own, now, bytes, direction);
+		verdict = other > verdict ? other : verdict;
+	}
 	if (verdict < VQ_DROP_FULL) {
-		paced = direction == TG_EGRESS && l->flags & TG_FLAG_PACE_FAIR;
 		carry = c->carry;
-		cost = vq_cost_ns(conf, bytes, &carry);
-		/* Other CPUs may have filled the queue since it was read: then give it back. */
-		if ((__s64)(vq_charge(conf, &queue->finish_ns, paced ? &queue->skipped_ns : 0, seen,
-				      now, cost) -
-			    now) > (__s64)conf->drop_ns) {
-			__sync_fetch_and_sub(&queue->finish_ns, cost);
+		cost = vq_cost_ns(g.conf, bytes, &carry);
+		if (!charge(g.conf, g.queue, now, cost, counts)) {
+			verdict = VQ_DROP_FULL;
+		} else if (g.own && (own_cost = bytes * g.own_conf->cost >> VQ_COST_SHIFT,
+				     !charge(g.own_conf, g.own, now, own_cost, 1))) {
+			__sync_fetch_and_sub(&g.queue->finish_ns, cost);
 			verdict = VQ_DROP_FULL;
 		} else {
 			c->carry = carry;
-			if (paced)
-				pace(skb, conf, queue, now, cost, bytes);
+			if (counts)
+				account(skb, &g, now, cost, own_cost, bytes);
 		}
 	}
 	/* The verdicts are the first outcomes, in the same order. */

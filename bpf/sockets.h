@@ -12,6 +12,7 @@
 #include "fair_share.h"
 #include "intf.h"
 #include "maps.h"
+#include "tree.h"
 
 #define TG_SOL_SOCKET	      1
 #define TG_SO_MAX_PACING_RATE 47
@@ -38,22 +39,16 @@
 /* TCP_BPF_SOCK_OPS_CB_FLAGS, since Linux 6.12. */
 #define TG_TCP_CB_FLAGS 1008
 
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct tg_socket);
-} sockets SEC(".maps");
-
 /*
- * The pacing rate of a socket that may use `share` of the limit: the kernel paces payload, the
- * limit counts whole frames.
+ * The pacing rate of a socket that may use `share` of the limit, or of the class in it that the
+ * queue is: the kernel paces payload, the limit counts whole frames.
  */
-static __always_inline __u32 tg_pacing_rate(const struct tg_limit *limit, __u64 share, __u32 mss,
+static __always_inline __u32 tg_pacing_rate(const struct tg_limit *limit,
+					    const struct tg_queue *queue, __u64 share, __u32 mss,
 					    int ipv6)
 {
 	__u64 headers = TG_HEADER_BYTES + (ipv6 ? TG_IPV6_EXTRA_BYTES : 0);
-	__u64 byte_s = (limit->rate_bit_s[TG_EGRESS] / 8) * (share >> 8) >> 16;
+	__u64 byte_s = (tg_rate(limit, queue, TG_EGRESS) / 8) * (share >> 8) >> 16;
 
 	if (!(limit->flags & (TG_FLAG_PACE_CEILING | TG_FLAG_PACE_FAIR)) ||
 	    !limit->queue[TG_EGRESS].cost)

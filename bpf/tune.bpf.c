@@ -55,7 +55,7 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 	ours = bpf_sk_storage_get(&sockets, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return;
-	wanted = tg_pacing_rate(l, tg_share(l, queue, newcomer), ops->mss_cache,
+	wanted = tg_pacing_rate(l, queue, tg_share(l, queue, newcomer), ops->mss_cache,
 				ops->family == TG_AF_INET6);
 	/* A flow grows into its share as in slow start: the others need time to make room. */
 	if (!newcomer && ours->pacing_byte_s && wanted / 2 > ours->pacing_byte_s)
@@ -82,15 +82,59 @@ static __always_inline void fold_rtt(struct tg_queue *queue, __u32 srtt_us)
 	queue->rtt_ns += rtt_ns / 16 - queue->rtt_ns / 16;
 }
 
+/* Tells the parent whose the socket is; its program runs after this one. */
+static __always_inline void claim(struct bpf_sock_ops *ops)
+{
+	struct tg_socket *theirs;
+
+	if (!has_parent || !ops->sk)
+		return;
+	theirs = bpf_sk_storage_get(&parent_sockets, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (theirs)
+		theirs->claimed_ns = bpf_ktime_get_ns();
+}
+
+/* Whether a child of the limit has the socket; then what was set here before is taken back. */
+static __always_inline int leave_to_child(struct bpf_sock_ops *ops, __u64 now)
+{
+	struct tg_socket *ours = ops->sk ? bpf_sk_storage_get(&sockets, ops->sk, 0, 0) : 0;
+	__u32 current = 0, none = TG_PACING_UNLIMITED;
+
+	if (!tg_is_claimed(ours, now))
+		return 0;
+	if (ours->pacing_byte_s) {
+		bpf_getsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current,
+			       sizeof(current));
+		if (current == ours->pacing_byte_s)
+			bpf_setsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &none,
+				       sizeof(none));
+		ours->pacing_byte_s = 0;
+	}
+	return 1;
+}
+
 SEC("sockops")
 int tune(struct bpf_sock_ops *ops)
 {
 	__u32 key = 0;
 	struct tg_limit *l = bpf_map_lookup_elem(&limit, &key);
 	struct tg_queue *queue = bpf_map_lookup_elem(&queues, &key);
+	__u64 now;
 
-	if (!l || !queue)
+	if (!l || !queue ||
+	    (ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
+	     ops->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && ops->op != BPF_SOCK_OPS_RTT_CB))
 		return 1;
+	claim(ops);
+	now = bpf_ktime_get_ns();
+	if (tg_is_parent(queue, now)) {
+		if (leave_to_child(ops, now))
+			return 1;
+		key = TG_EGRESS + TG_OWN;
+		queue = bpf_map_lookup_elem(&queues, &key);
+		if (!queue)
+			return 1;
+	}
 	switch (ops->op) {
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:

@@ -32,7 +32,7 @@
 use alloc::vec::Vec;
 
 use crate::{
-    fair_share::{self, Epoch},
+    fair_share::{self, Epoch, Sharers},
     units::Nanos,
     verdict::{DropReason, Verdict},
     virtual_queue::{COST_SHIFT, MAX_PACKET_BYTES, SMALL_BYTES, VirtualQueueConfig},
@@ -261,7 +261,8 @@ impl Limiter {
         if busy && flow.room_epoch != epoch {
             flow.room_epoch = epoch;
             if self.seen > self.seen_before {
-                self.class.share = fair_share::make_room(self.class.share, self.seen);
+                self.class.share =
+                    fair_share::make_room(self.class.share, &Sharers::flows(self.seen));
             }
         }
         self.turn_epoch(now);
@@ -283,7 +284,7 @@ impl Limiter {
             backlog: Nanos(self.class.finish.0.saturating_sub(ahead)),
             rtt: Nanos(0),
             burst: Nanos((bytes * self.config.cost) >> COST_SHIFT),
-            flows: self.seen.max(self.seen_before),
+            sharers: Sharers::flows(self.seen.max(self.seen_before)),
         };
         self.class.share = fair_share::next_share(self.class.share, &epoch);
         self.epoch_length = fair_share::epoch_length(self.seen, epoch.burst);

@@ -9,7 +9,7 @@
 //!   target = 0.99 - backlog / 20 ms                               of the limit, so that a backlog drains
 //!   share += share * (epoch / delay) * (target - load) / 2        RCP's integral law
 //!   share  = min(share, share * target / load)                    at once, when a backlog stands
-//!   share  = clamp(share, target / flows, target)
+//!   share  = clamp(share, target / flows, target)                 an equal part at least
 //! ```
 //!
 //! The lower bound is what makes it quick and safe: with greedy flows it *is* the max-min share, without
@@ -17,6 +17,15 @@
 //! paced sockets would hear nothing for long. The integral law hands out what flows below their share leave.
 //! An epoch is long enough for every flow to be seen: two rounds of the smallest paced burst. Its gain knows
 //! the loop's delay, the longer of the round-trip time and that round.
+//!
+//! Limits inside a limit share it by the same law ([`crate::class`]): each has a weight, of which a flow
+//! has 100, and a guarantee that is set aside first. The share is then what a weight of 100 gets beyond its
+//! guarantee.
+//!
+//! ```text
+//!   floor   = (target - guarantees) * 100 / sum of weights
+//!   ceiling = target * 100 / lightest weight         beyond it the lightest has all
+//! ```
 //!
 //! Shares and loads are fractions of the limit in 2^-24, so the law does not know the rate, and a rate that
 //! changes needs no care. O(1) time and memory. The kernel's copy is `bpf/fair_share.h`.
@@ -41,6 +50,47 @@ pub const MAX_CHARGED: Nanos = Nanos(1 << 38);
 pub const STALE_EPOCHS: u64 = 16;
 /// More flows than this count as this many.
 pub const MAX_FLOWS: u32 = 1 << 16;
+/// What a flow weighs, and a limit inside a limit unless told otherwise; as the controllers of cgroups have
+/// it.
+pub const WEIGHT: u32 = 100;
+/// The largest share: all of the limit for a weight of one.
+pub const MAX_SHARE: u64 = ONE * WEIGHT as u64;
+/// However much is guaranteed, a weight has at least this part (a shift) of what it would have without.
+const LEAST_SHIFT: u32 = 8;
+
+/// Those that share a limit: what sent data in an epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sharers {
+    /// How many.
+    pub count: u32,
+    /// What they weigh together.
+    pub weight: u32,
+    /// What the lightest of them weighs.
+    pub lightest: u32,
+    /// What is guaranteed to them, as a fraction of the limit.
+    pub reserved: u64,
+}
+
+impl Sharers {
+    /// So many flows, all alike.
+    #[must_use]
+    pub fn flows(count: u32) -> Sharers {
+        let weight = count.clamp(1, MAX_FLOWS) * WEIGHT;
+        Sharers { count, weight, lightest: WEIGHT, reserved: 0 }
+    }
+
+    /// The share of each if all of them take all that they may.
+    fn floor(&self, target: u64) -> u64 {
+        let weight = u64::from(self.weight.max(1));
+        let least = (target * u64::from(WEIGHT) / weight) >> LEAST_SHIFT;
+        ((target - self.reserved.min(target)) * u64::from(WEIGHT) / weight).max(least)
+    }
+
+    /// The share at which the lightest of them may take all.
+    fn ceiling(&self, target: u64) -> u64 {
+        target * u64::from(WEIGHT) / u64::from(self.lightest.max(1))
+    }
+}
 
 /// What one epoch has seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,8 +105,8 @@ pub struct Epoch {
     pub rtt: Nanos,
     /// Time of the smallest paced burst, two segments, at the limit's rate.
     pub burst: Nanos,
-    /// TCP flows that sent data.
-    pub flows: u32,
+    /// Who sent data.
+    pub sharers: Sharers,
 }
 
 /// How long an epoch must last for each of `flows` to be seen in it.
@@ -72,20 +122,19 @@ pub fn target(backlog: Nanos) -> u64 {
     TARGET - (backlog.min(DRAIN).0 * ONE / DRAIN.0).min(MAX_DRAIN)
 }
 
-/// The share for the rest of an epoch in which `flows` have been seen, more than in the one before: room is
-/// made for those that join at once.
+/// The share for the rest of an epoch in which more have been seen than in the one before: room is made for
+/// those that join at once.
 #[must_use]
-pub fn make_room(share: u64, flows: u32) -> u64 {
-    share.min(TARGET / u64::from(flows.clamp(1, MAX_FLOWS)))
+pub fn make_room(share: u64, sharers: &Sharers) -> u64 {
+    share.min(sharers.floor(TARGET))
 }
 
 /// The share of each flow in the next epoch, after `share` in this one.
 #[must_use]
 pub fn next_share(share: u64, epoch: &Epoch) -> u64 {
-    let flows = epoch.flows.clamp(1, MAX_FLOWS);
-    let need = epoch_length(flows, epoch.burst);
+    let need = epoch_length(epoch.sharers.count.max(1), epoch.burst);
     let target = target(epoch.backlog);
-    let floor = target / u64::from(flows);
+    let floor = epoch.sharers.floor(target);
     if epoch.elapsed.0 / STALE_EPOCHS > need.0 {
         return floor;
     }
@@ -93,7 +142,7 @@ pub fn next_share(share: u64, epoch: &Epoch) -> u64 {
     let load = (epoch.charged.min(MAX_CHARGED).0 * ONE / elapsed.0).min(16 * ONE);
     let delay = epoch.rtt.max(need).min(MAX_EPOCH);
     let step = elapsed.min(delay).0 * ONE / delay.0;
-    let share = share.min(ONE);
+    let share = share.min(MAX_SHARE);
     let pull = (share * step) >> 24;
     let next = if load < target {
         share + ((pull * (target - load)) >> 25)
@@ -101,7 +150,7 @@ pub fn next_share(share: u64, epoch: &Epoch) -> u64 {
         let lower = share - ((pull * (load - target).min(ONE)) >> 25);
         if epoch.backlog.0 > 0 { lower.min(share * target / load) } else { lower }
     };
-    next.clamp(floor, target)
+    next.min(epoch.sharers.ceiling(target)).max(floor)
 }
 
 #[cfg(test)]
@@ -123,7 +172,7 @@ mod tests {
             let wants = demands(step);
             if wants.len() > flows_before {
                 let last = shares.last_mut().unwrap();
-                *last = make_room(*last, wants.len() as u32);
+                *last = make_room(*last, &Sharers::flows(wants.len() as u32));
             }
             flows_before = wants.len();
             let load: f64 = wants.iter().map(|want| want.min(heard)).sum();
@@ -135,7 +184,7 @@ mod tests {
                 backlog: Nanos((backlog - 2e6).max(0.0) as u64),
                 rtt: Nanos(length.0 * delay as u64),
                 burst: BURST,
-                flows: wants.len() as u32,
+                sharers: Sharers::flows(wants.len() as u32),
             };
             let share = next_share(*shares.last().unwrap(), &epoch);
             shares.push(share);
@@ -183,16 +232,33 @@ mod tests {
             backlog: Nanos(0),
             rtt: Nanos(0),
             burst: BURST,
-            flows: 1,
+            sharers: Sharers::flows(1),
         };
         assert_eq!(next_share(1, &epoch), TARGET);
+    }
+
+    prop_compose! {
+        fn any_sharers()(count: u32, weight: u32, lightest: u32, reserved: u64) -> Sharers {
+            Sharers { count, weight, lightest, reserved }
+        }
+    }
+
+    #[test]
+    fn flows_share_equally_and_guarantees_come_first() {
+        assert_eq!(Sharers::flows(9).floor(TARGET), TARGET / 9);
+        assert_eq!(Sharers::flows(9).ceiling(TARGET), TARGET);
+        // Two classes, of weight 100 and 300, with a quarter guaranteed.
+        let classes = Sharers { count: 2, weight: 400, lightest: 100, reserved: ONE / 4 };
+        assert_eq!(classes.floor(ONE), ONE * 3 / 16);
+        // What is guaranteed in full leaves little, but not nothing.
+        assert_eq!(Sharers { reserved: ONE, ..classes }.floor(ONE), ONE / 4 / 256);
     }
 
     proptest! {
         /// Whatever is measured, the share stays between an equal part and the whole, and nothing overflows.
         #[test]
         fn the_share_keeps_its_bounds(
-            share: u64, elapsed: u64, charged: u64, backlog: u64, rtt: u64, burst: u64, flows: u32,
+            share: u64, elapsed: u64, charged: u64, backlog: u64, rtt: u64, burst: u64, sharers in any_sharers(),
         ) {
             let epoch = Epoch {
                 elapsed: Nanos(elapsed),
@@ -200,12 +266,11 @@ mod tests {
                 backlog: Nanos(backlog),
                 rtt: Nanos(rtt),
                 burst: Nanos(burst),
-                flows,
+                sharers,
             };
             let next = next_share(share, &epoch);
             let target = target(epoch.backlog);
-            let flows = u64::from(flows.clamp(1, MAX_FLOWS));
-            prop_assert!((target / flows..=target).contains(&next));
+            prop_assert!((sharers.floor(target)..=MAX_SHARE).contains(&next));
         }
 
         /// Any demands at or below the limit settle on a load near the smaller of demand and target.

@@ -10,6 +10,7 @@
 //! - [`units`]: rates, byte counts and times, and the parser that a user's text goes through.
 //! - [`edt`]: departure times, a schedule for each flow (the `edt` scheme).
 //! - [`fair_share`]: one rate for all flows of a limit (the `pace` scheme).
+//! - [`class`]: limits inside a limit: guarantees, weights, borrowing.
 //! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
 //! - [`shaper`]: Carousel (the `carousel` scheme): timestampers ([`stamp`]) in front of a timing [`wheel`]
 //!   over a [`slot_set`], backpressure by deferred [`completion`], aggregates divided by [`water_fill`].
@@ -32,6 +33,7 @@ extern crate std;
 #[cfg(test)]
 extern crate self as tidegate_core;
 
+pub mod class;
 pub mod codel;
 pub mod completion;
 pub mod edt;
@@ -48,6 +50,7 @@ pub mod virtual_queue;
 pub mod water_fill;
 pub mod wheel;
 
+pub use class::Class;
 pub use scheme::Scheme;
 pub use scope::Scope;
 pub use units::{Bytes, Nanos, Rate, Span};

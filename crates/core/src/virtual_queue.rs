@@ -31,6 +31,7 @@
 //!
 //! Each packet costs O(1) time; a queue is 16 bytes of state.
 
+use crate::class::Floors;
 use crate::units::{Bytes, NANOS_PER_SEC, Nanos, Rate, Span};
 use crate::verdict::{DropReason, Verdict};
 
@@ -179,26 +180,57 @@ impl VirtualQueueOptions {
         if !(MIN_RATE_BIT_S..=MAX_RATE_BIT_S).contains(&rate.bit_s()) {
             return Err(ConfigError::Rate(rate));
         }
-        let span = |name, given: Option<Span>, default_ns: u64, floor_frames: u64| {
+        let span = |name, given: Option<Span>, default_ns: u64, floor: Bytes| {
             let Some(span) = given else {
-                return Ok(Nanos(default_ns).max(rate.time_for(Bytes(floor_frames * FRAME.0))));
+                return Ok(Nanos(default_ns).max(rate.time_for(floor)));
             };
             let time = span.at(rate);
             if time > MAX_SPAN { Err(ConfigError::Span { name, span, rate }) } else { Ok(time) }
         };
-        let burst = span("burst", self.burst, 1_000_000, 1)?;
-        let ((mark_ns, mark_frames), (drop_ns, drop_frames)) = match self.kind {
-            QueueKind::Alone => ((500_000, 2), (4_000_000, 4)),
-            QueueKind::Paced => ((2_000_000, 16), (4_000_000, 32)),
-            QueueKind::Departures => ((2_000_000, 8), (10_000_000, 32)),
+        let floors = self.kind.floors();
+        let (mark_ns, drop_ns) = match self.kind {
+            QueueKind::Alone => (500_000, 4_000_000),
+            QueueKind::Paced => (2_000_000, 4_000_000),
+            QueueKind::Departures => (2_000_000, 10_000_000),
         };
-        let mark = span("mark threshold", self.mark, mark_ns, mark_frames)?;
-        let drop = span("drop threshold", self.drop, drop_ns, drop_frames)?;
+        let burst = span("burst", self.burst, 1_000_000, floors.burst)?;
+        let mark = span("mark threshold", self.mark, mark_ns, floors.mark)?;
+        let drop = span("drop threshold", self.drop, drop_ns, floors.drop)?;
         let large_drop = Nanos(drop.0 - drop.0 / 8);
         if mark >= large_drop {
             return Err(ConfigError::Order { mark, drop });
         }
         Ok(VirtualQueueConfig { cost: cost_of_byte(rate), burst, mark, large_drop, drop })
+    }
+
+    /// The lengths below which no threshold falls when the rate is lower than here: what was given in bytes
+    /// stays as many, what was given as a time stays a time.
+    #[must_use]
+    pub fn floors(&self) -> Floors {
+        let floors = self.kind.floors();
+        let floor = |given: Option<Span>, default| match given {
+            None => default,
+            Some(Span::Size(bytes)) => bytes,
+            Some(Span::Time(_)) => Bytes(0),
+        };
+        Floors {
+            burst: floor(self.burst, floors.burst),
+            mark: floor(self.mark, floors.mark),
+            drop: floor(self.drop, floors.drop),
+        }
+    }
+}
+
+impl QueueKind {
+    /// The least lengths of thresholds that are not given.
+    fn floors(self) -> Floors {
+        let frames = |count| Bytes(count * FRAME.0);
+        let (mark, drop) = match self {
+            QueueKind::Alone => (2, 4),
+            QueueKind::Paced => (16, 32),
+            QueueKind::Departures => (8, 32),
+        };
+        Floors { burst: frames(1), mark: frames(mark), drop: frames(drop) }
     }
 }
 

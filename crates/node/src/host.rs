@@ -158,7 +158,7 @@ impl Gates for LockedHost {
 
     fn add(&mut self, name: &str, scope: &Scope, options: &LimitOptions) -> Result<(), StoreError> {
         let Host { hierarchy, store } = &self.host;
-        store.install(&self.lock, hierarchy, name, scope, options)
+        store.install(&self.lock, hierarchy, name, scope, options, None)
     }
 
     fn change(&mut self, name: &str, options: &LimitOptions) -> Result<(), StoreError> {

@@ -140,7 +140,7 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
         .as_ref()
         .map(|control| congestion::attach_to_cgroup(group.cgroup.as_fd(), control.name()))
         .transpose()?;
-    let limit = AttachedLimit::attach(&hierarchy, &group.cgroup, &options.limit)?;
+    let limit = AttachedLimit::attach(&hierarchy, &group.cgroup, &options.limit, None)?;
 
     let mut command = Command::new(&options.command);
     command.args(&options.arguments);

@@ -158,6 +158,7 @@ impl Patch {
             pace_ceiling: self.pace_ceiling.unwrap_or(base.pace_ceiling),
             rto_min: timer("rto_min", self.rto_min)?.unwrap_or(base.rto_min),
             delack_max: timer("delack_max", self.delack_max)?.unwrap_or(base.delack_max),
+            class: base.class,
         };
         if limit.egress.is_none() && limit.ingress.is_none() {
             let (field, problem) = ("egress", SettingsProblem::NoDirection);

@@ -6,9 +6,14 @@ __u64 native_fs_next(__u64 share, const struct fs_epoch *epoch)
 	return fs_next(share, epoch);
 }
 
-__u64 native_fs_make_room(__u64 share, __u32 flows)
+__u64 native_fs_make_room(__u64 share, const struct fs_sharers *sharers)
 {
-	return fs_make_room(share, flows);
+	return fs_make_room(share, sharers);
+}
+
+void native_fs_flows(struct fs_sharers *sharers, __u32 count)
+{
+	fs_flows(sharers, count);
 }
 
 __u64 native_fs_epoch_ns(__u32 flows, __u64 burst_ns)

@@ -137,6 +137,7 @@ fn load<T>(
         queues: handle(&edt.maps.queues)?,
         counters: handle(&edt.maps.counters)?,
         sockets: None,
+        parent: None,
     };
     maps.write(limit)?;
     let program = match place {

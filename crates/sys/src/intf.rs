@@ -4,10 +4,12 @@
 //! conversions from and to the types of `tidegate-core`.
 
 use bytemuck::{Pod, Zeroable};
-use tidegate_core::{Direction, Nanos, VirtualQueueConfig};
+use tidegate_core::{Bytes, Class, Direction, Nanos, Rate, VirtualQueueConfig, class::Floors};
 
 /// Number of directions, and the length of every per-direction array.
 pub const DIRECTIONS: usize = 2;
+/// Number of queues of a limit: those of its directions, and those of what belongs to none of its children.
+pub const QUEUES: usize = 2 * DIRECTIONS;
 /// Number of outcomes that a packet may have.
 pub const OUTCOMES: usize = 7;
 
@@ -72,6 +74,44 @@ impl From<QueueConf> for VirtualQueueConfig {
     }
 }
 
+/// `struct cl_class`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct ClassConf {
+    /// What the limit has at least.
+    pub guarantee_bit_s: u64,
+    /// Its weight among its siblings; 0: it has no parent.
+    pub weight: u32,
+    /// Least length of the burst.
+    pub burst_bytes: u32,
+    /// Least mark threshold.
+    pub mark_bytes: u32,
+    /// Least drop threshold.
+    pub drop_bytes: u32,
+}
+
+impl ClassConf {
+    /// As it lies in the map.
+    #[must_use]
+    pub fn new(class: Option<Class>, floors: &Floors) -> ClassConf {
+        let bytes = |floor: Bytes| u32::try_from(floor.0).unwrap_or(u32::MAX);
+        ClassConf {
+            guarantee_bit_s: class.and_then(|c| c.guarantee).map_or(0, Rate::bit_s),
+            weight: class.map_or(0, |c| c.weight),
+            burst_bytes: bytes(floors.burst),
+            mark_bytes: bytes(floors.mark),
+            drop_bytes: bytes(floors.drop),
+        }
+    }
+
+    /// The place among siblings; `None` without a parent.
+    #[must_use]
+    pub fn class(&self) -> Option<Class> {
+        let guarantee = Rate::from_bit_s(self.guarantee_bit_s);
+        (self.weight != 0).then_some(Class { guarantee, weight: self.weight })
+    }
+}
+
 /// `struct tg_limit`.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -80,6 +120,8 @@ pub struct Limit {
     pub queue: [QueueConf; DIRECTIONS],
     /// By direction.
     pub rate_bit_s: [u64; DIRECTIONS],
+    /// By direction: its place among its siblings.
+    pub class: [ClassConf; DIRECTIONS],
     /// The cgroup's inode number; of a device that of its network namespace.
     pub cgroup_id: u64,
     /// `FLAG_*`.
@@ -118,6 +160,30 @@ pub struct Queue {
     pub newcomers: u32,
     /// How long this epoch must last.
     pub epoch_us: u32,
+    /// Of a child: its rate and thresholds now; a cost of 0 is not yet.
+    pub now: QueueConf,
+    /// Of a child: its rate now; of a parent: what its children take parts of.
+    pub rate_bit_s: u64,
+    /// Of a parent: until when traffic of no child is a class of its own, CLOCK_MONOTONIC.
+    pub children_until_ns: u64,
+    /// Of a child: the last epoch of its parent in which it was counted.
+    pub counted_epoch: u32,
+    /// Zero.
+    pub pad: u32,
+    /// Of a parent: what is guaranteed to its children that sent data in this epoch.
+    pub reserved_bit_s: u64,
+    /// ... and in the epoch before.
+    pub reserved_before_bit_s: u64,
+    /// Of a parent: what its children that sent data in this epoch weigh.
+    pub weight: u32,
+    /// ... and in the epoch before.
+    pub weight_before: u32,
+    /// Of a parent: what the lightest of them weighs.
+    pub lightest: u32,
+    /// ... and in the epoch before.
+    pub lightest_before: u32,
+    /// Zero.
+    pub unused: [u64; 4],
 }
 
 /// `struct tg_counters`.
@@ -182,7 +248,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 23];
+        static native_intf_layout: [u64; 29];
         static native_intf_layout_len: u32;
     }
 
@@ -194,6 +260,9 @@ mod tests {
             size_of::<QueueConf>(),
             size_of::<Limit>(),
             offset_of!(Limit, rate_bit_s),
+            offset_of!(Limit, class),
+            size_of::<ClassConf>(),
+            offset_of!(ClassConf, drop_bytes),
             offset_of!(Limit, cgroup_id),
             offset_of!(Limit, flags),
             offset_of!(Limit, delack_max_us),
@@ -202,10 +271,13 @@ mod tests {
             offset_of!(Queue, epoch_base_ns),
             offset_of!(Queue, share),
             offset_of!(Queue, newcomers),
+            offset_of!(Queue, now),
+            offset_of!(Queue, lightest_before),
             size_of::<Counters>(),
             offset_of!(Counters, bytes),
             offset_of!(Counters, carry),
             DIRECTIONS,
+            QUEUES,
             OUTCOMES,
             FLAG_LOOPBACK as usize,
             FLAG_PACE_CEILING as usize,

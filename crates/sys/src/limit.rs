@@ -21,7 +21,7 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 use tidegate_core::{
-    Nanos, Rate, Scheme, Span,
+    Bytes, Class, Nanos, Rate, Scheme, Span,
     virtual_queue::{ConfigError, Direction, VirtualQueueOptions},
 };
 
@@ -69,6 +69,8 @@ pub struct LimitOptions {
     pub rto_min: Nanos,
     /// Longest delayed ACK of the workload's TCP sockets; zero leaves the kernel's 200 ms.
     pub delack_max: Nanos,
+    /// Its place among the children of its parent; `None`: it has no parent. Its rates are its ceilings.
+    pub class: Option<Class>,
 }
 
 impl Default for LimitOptions {
@@ -81,6 +83,7 @@ impl Default for LimitOptions {
             pace_ceiling: true,
             rto_min: Nanos(20_000_000),
             delack_max: Nanos(5_000_000),
+            class: None,
         }
     }
 }
@@ -119,6 +122,8 @@ impl LimitOptions {
                 options.kind = self.scheme.queue(direction);
                 limit.queue[intf::index(direction)] = options.config()?.into();
                 limit.rate_bit_s[intf::index(direction)] = options.rate.bit_s();
+                limit.class[intf::index(direction)] =
+                    intf::ClassConf::new(self.class, &options.floors());
             }
         }
         Ok(limit)
@@ -152,15 +157,26 @@ impl From<&intf::Limit> for LimitOptions {
                 kind: scheme.queue(direction),
                 ..VirtualQueueOptions::new(limit.rate(direction)?)
             };
-            let config = default.config().ok();
+            let (config, floors) = (default.config().ok(), default.floors());
             let conf = &limit.queue[intf::index(direction)];
-            let given = |time: u64, default: Option<Nanos>| {
-                (default != Some(Nanos(time))).then_some(Span::Time(Nanos(time)))
+            let class = &limit.class[intf::index(direction)];
+            let given = |time: u64, bytes: u32, default: Option<Nanos>, floor: Bytes| {
+                let bytes = Bytes(u64::from(bytes));
+                match bytes.0 {
+                    _ if default == Some(Nanos(time)) && bytes == floor => None,
+                    0 => Some(Span::Time(Nanos(time))),
+                    _ => Some(Span::Size(bytes)),
+                }
             };
             Some(VirtualQueueOptions {
-                burst: given(conf.burst_ns, config.map(|c| c.burst)),
-                mark: given(conf.mark_ns, config.map(|c| c.mark)),
-                drop: given(conf.drop_ns, config.map(|c| c.drop)),
+                burst: given(
+                    conf.burst_ns,
+                    class.burst_bytes,
+                    config.map(|c| c.burst),
+                    floors.burst,
+                ),
+                mark: given(conf.mark_ns, class.mark_bytes, config.map(|c| c.mark), floors.mark),
+                drop: given(conf.drop_ns, class.drop_bytes, config.map(|c| c.drop), floors.drop),
                 ..default
             })
         };
@@ -172,6 +188,7 @@ impl From<&intf::Limit> for LimitOptions {
             pace_ceiling: fair || limit.flags & intf::FLAG_PACE_CEILING != 0,
             rto_min: Nanos(u64::from(limit.rto_min_us) * 1000),
             delack_max: Nanos(u64::from(limit.delack_max_us) * 1000),
+            class: limit.class.iter().find_map(intf::ClassConf::class),
         }
         .of_sockets()
     }
@@ -260,6 +277,44 @@ pub struct LimitMaps {
     pub(crate) counters: MapHandle,
     /// Of schemes that set something on sockets.
     pub(crate) sockets: Option<MapHandle>,
+    /// Those of its parent that a child works with.
+    pub(crate) parent: Option<ParentMaps>,
+}
+
+/// What a child works with of its parent.
+#[derive(Debug)]
+pub(crate) struct ParentMaps {
+    pub(crate) queues: MapHandle,
+    pub(crate) sockets: MapHandle,
+}
+
+impl ParentMaps {
+    /// `None` for a limit whose scheme leaves sockets alone: it has no children.
+    fn of(maps: &LimitMaps) -> Result<Option<ParentMaps>, LimitError> {
+        let Some(sockets) = &maps.sockets else { return Ok(None) };
+        let again = |map: &MapHandle| MapHandle::try_from(map).map_err(map_error("parent"));
+        Ok(Some(ParentMaps { queues: again(&maps.queues)?, sockets: again(sockets)? }))
+    }
+}
+
+/// Gives an object that is open the maps of its parent, or leaves them out; the skeletons have no common
+/// type.
+macro_rules! set_parent {
+    ($open:expr, $parent:expr, $program:literal) => {
+        let parent: Option<&ParentMaps> = $parent;
+        if let Some(rodata) = $open.maps.rodata_data.as_deref_mut() {
+            rodata.has_parent = u8::from(parent.is_some());
+        }
+        for (map, of_parent) in [
+            (&mut $open.maps.parent_queues, parent.map(|p| &p.queues)),
+            (&mut $open.maps.parent_sockets, parent.map(|p| &p.sockets)),
+        ] {
+            match of_parent {
+                Some(with) => reuse(map, with)?,
+                None => map.set_autocreate(false).map_err(load_error($program))?,
+            }
+        }
+    };
 }
 
 /// The links of a limit, by the name under which they are pinned.
@@ -367,6 +422,7 @@ impl LimitMaps {
         reuse(&mut open.maps.limit, &self.limit)?;
         reuse(&mut open.maps.queues, &self.queues)?;
         reuse(&mut open.maps.sockets, sockets)?;
+        set_parent!(open, self.parent.as_ref(), "adopt");
         let object = open.load().map_err(load_error("adopt"))?;
         let link = object.progs.adopt.attach().map_err(load_error("adopt"))?;
         for namespace in network_namespaces(hierarchy, cgroup) {
@@ -432,7 +488,8 @@ pub(crate) fn in_network_namespace(namespace: &OwnedFd, work: impl FnOnce() + Se
 }
 
 impl AttachedLimit {
-    /// Loads the programs of a limit and attaches them to the cgroup.
+    /// Loads the programs of a limit and attaches them to the cgroup. One with a class takes its part of
+    /// `parent`, whose cgroup contains this one.
     ///
     /// # Errors
     /// [`LimitError`]; nothing is attached.
@@ -440,6 +497,7 @@ impl AttachedLimit {
         hierarchy: &Hierarchy,
         cgroup: &Cgroup,
         options: &LimitOptions,
+        parent: Option<&LimitMaps>,
     ) -> Result<AttachedLimit, LimitError> {
         if options.scheme == Scheme::Edt {
             return edt::attach_cgroup(hierarchy, cgroup, options);
@@ -448,13 +506,14 @@ impl AttachedLimit {
         quiet_libbpf();
 
         let mut storage = MaybeUninit::uninit();
-        let nrm = load_nrm(&mut storage)?;
+        let nrm = load_nrm(&mut storage, parent)?;
         let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("nrm"));
         let maps = LimitMaps {
             limit: handle(&nrm.maps.limit)?,
             queues: handle(&nrm.maps.queues)?,
             counters: handle(&nrm.maps.counters)?,
             sockets: Some(handle(&nrm.maps.sockets)?),
+            parent: parent.map(ParentMaps::of).transpose()?.flatten(),
         };
 
         let mut tune_storage = MaybeUninit::uninit();
@@ -466,6 +525,7 @@ impl AttachedLimit {
         if let Some(sockets) = &maps.sockets {
             reuse(&mut tune.maps.sockets, sockets)?;
         }
+        set_parent!(tune, maps.parent.as_ref(), "tune");
         let tune = tune.load().map_err(load_error("tune"))?;
 
         maps.write(&limit)?;
@@ -507,11 +567,14 @@ impl AttachedLimit {
     }
 }
 
-/// Opens and loads the virtual queue's object.
-pub(crate) fn load_nrm(
-    storage: &mut MaybeUninit<OpenObject>,
-) -> Result<skel::nrm::NrmSkel<'_>, LimitError> {
-    let open = skel::nrm::NrmSkelBuilder::default().open(storage).map_err(load_error("nrm"))?;
+/// Opens and loads the virtual queue's object, for a limit in `parent` if there is one.
+pub(crate) fn load_nrm<'a>(
+    storage: &'a mut MaybeUninit<OpenObject>,
+    parent: Option<&LimitMaps>,
+) -> Result<skel::nrm::NrmSkel<'a>, LimitError> {
+    let mut open = skel::nrm::NrmSkelBuilder::default().open(storage).map_err(load_error("nrm"))?;
+    let parent = parent.map(ParentMaps::of).transpose()?.flatten();
+    set_parent!(open, parent.as_ref(), "nrm");
     open.load().map_err(load_error("nrm"))
 }
 

@@ -3,6 +3,8 @@
 //! ```text
 //! /sys/fs/bpf/tidegate/NAME/{limit,queues,counters,sockets}   maps
 //!                           {egress,ingress,sockops}          links
+//!                           parent_{queues,sockets}           of a child: the maps of its parent
+//!                           parent                            symbolic link to the parent's name
 //!                           cgroup                            symbolic link to the cgroup's directory
 //!                           dev, port                         ... or to the device's name
 //!                           program, clsact                   a device's, where there are no links (see edt)
@@ -19,16 +21,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libbpf_rs::{Link, MapHandle, query::LinkTypeInfo};
+use libbpf_rs::{Link, MapCore, MapHandle, query::LinkTypeInfo};
 use rustix::fs::{FlockOperation, Mode, OFlags};
-use tidegate_core::Scope;
+use tidegate_core::{Scheme, Scope, class::MAX_DEPTH};
 
 use crate::{
     cgroup::{Cgroup, Hierarchy},
     edt::{self, CLSACT_MARK, PROGRAM_PIN, Target},
     fq::{self, FqError},
     intf,
-    limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions},
+    limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps},
     query,
 };
 
@@ -50,6 +52,11 @@ const LINKS: [&str; 3] = ["egress", "ingress", "sockops"];
 const CGROUP: &str = "cgroup";
 const DEV: &str = "dev";
 const PORT: &str = "port";
+/// ... and whose child it is.
+const PARENT: &str = "parent";
+/// The pins of the parent's maps.
+const PARENT_QUEUES: &str = "parent_queues";
+const PARENT_SOCKETS: &str = "parent_sockets";
 /// How long a writer waits for another one.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const LOCK_POLL: Duration = Duration::from_millis(20);
@@ -97,6 +104,46 @@ pub enum StoreError {
         "limit `{0}` cannot change to or from scheme `edt` where it is: take it off and put it on again"
     )]
     OtherPrograms(String),
+    /// There is no such parent.
+    #[error("limit `{name}`: there is no limit `{parent}` that could be its parent")]
+    NoParent {
+        /// The limit.
+        name: String,
+        /// Its parent.
+        parent: String,
+    },
+    /// The parent's programs do not see the child's packets.
+    #[error(
+        "limit `{name}`: its parent `{parent}` must be on a cgroup above {scope}, with scheme `pace` or `nrm`;          {parent} is on {parent_scope} with `{parent_scheme}`"
+    )]
+    NotAbove {
+        /// The limit.
+        name: String,
+        /// Its cgroup or device.
+        scope: Scope,
+        /// Its parent.
+        parent: String,
+        /// What that is on.
+        parent_scope: Scope,
+        /// How that acts.
+        parent_scheme: Scheme,
+    },
+    /// Too many limits above each other.
+    #[error("limit `{0}`: more than {MAX_DEPTH} limits above each other; take some out")]
+    TooDeep(String),
+    /// A limit with children.
+    #[error("limit `{name}` is the parent of {}; take those off first", .children.join(", "))]
+    HasChildren {
+        /// The limit.
+        name: String,
+        /// Its children.
+        children: Vec<String>,
+    },
+    /// A limit with a parent that shall have none, or the other way round.
+    #[error(
+        "limit `{0}` cannot get or lose its parent where it is: take it off and put it on again"
+    )]
+    OtherParent(String),
     /// Another writer does not finish.
     #[error("another tidegate is changing the limits in {0} and does not finish; try again later")]
     Busy(String),
@@ -150,7 +197,10 @@ pub struct PinnedLimit {
     /// Where it was put on.
     pub installed_on: Option<Scope>,
     /// Hooks at which its program no longer is, though the cgroup or device is there: somebody took it off.
+    /// `parent` is among them when the parent that it knows is no more.
     pub unhooked: Vec<&'static str>,
+    /// The name of its parent.
+    pub parent: Option<String>,
     /// With scheme `edt`: why packets are not kept until their departure.
     pub unkept: Option<FqError>,
     maps: LimitMaps,
@@ -308,13 +358,27 @@ impl Store {
             queues: open("queues")?,
             counters: open("counters")?,
             sockets: dir.join("sockets").exists().then(|| open("sockets")).transpose()?,
+            parent: match dir.join(PARENT_QUEUES).exists() {
+                true => Some(ParentMaps {
+                    queues: open(PARENT_QUEUES)?,
+                    sockets: open(PARENT_SOCKETS)?,
+                }),
+                false => None,
+            },
         };
+        let parent = fs::read_link(dir.join(PARENT)).ok();
+        let parent = parent.and_then(|name| name.to_str().map(str::to_owned));
         let limit = maps.limit().map_err(limit_error(name))?;
-        let (scope, installed_on, unhooked) = if limit.ifindex == 0 {
+        let (scope, installed_on, mut unhooked) = if limit.ifindex == 0 {
             whereabouts_of_cgroup(hierarchy, &dir, &limit)
         } else {
             whereabouts_of_device(&dir, &limit)
         };
+        if let (Some(theirs), Some(parent)) = (&maps.parent, &parent)
+            && !self.is_same_map(&theirs.queues, parent)
+        {
+            unhooked.push(PARENT);
+        }
         let unkept = match &scope {
             Some(scope) if limit.flags & intf::FLAG_EDT != 0 => {
                 let cgroup = cgroup_of(hierarchy, scope);
@@ -329,8 +393,51 @@ impl Store {
             installed_on,
             unhooked,
             unkept,
+            parent,
             maps,
         })
+    }
+
+    /// Whether the queues that a child knows are still those of the limit of its parent's name.
+    fn is_same_map(&self, queues: &MapHandle, parent: &str) -> bool {
+        let id = |map: &MapHandle| map.info().map(|info| info.info.id).ok();
+        let path = self.root.join(parent).join("queues");
+        MapHandle::from_pinned_path(&path).is_ok_and(|now| id(&now) == id(queues))
+    }
+
+    /// Checks that a limit can be the parent of another on `cgroup`; returns it.
+    fn find_parent<'a>(
+        present: &'a [PinnedLimit],
+        name: &str,
+        parent: &str,
+        scope: &Scope,
+    ) -> Result<&'a PinnedLimit, StoreError> {
+        let by_name = |name: &str| present.iter().find(|limit| limit.name == name);
+        let Some(found) = by_name(parent) else {
+            return Err(StoreError::NoParent { name: name.to_owned(), parent: parent.to_owned() });
+        };
+        let parent_scope = found.scope.clone().or_else(|| found.installed_on.clone());
+        let parent_scope = parent_scope.unwrap_or_else(|| Scope::Cgroup(String::new()));
+        let parent_scheme = LimitOptions::from(&found.limit).scheme;
+        let is_above = matches!(
+            (&parent_scope, scope),
+            (Scope::Cgroup(above), Scope::Cgroup(below)) if is_above(above, below)
+        );
+        if !is_above || found.maps.sockets.is_none() {
+            return Err(StoreError::NotAbove {
+                name: name.to_owned(),
+                scope: scope.clone(),
+                parent: parent.to_owned(),
+                parent_scope,
+                parent_scheme,
+            });
+        }
+        // The limit itself, and all above it.
+        let above = std::iter::successors(Some(found), |limit| by_name(limit.parent.as_ref()?));
+        if 1 + above.take(MAX_DEPTH).count() > MAX_DEPTH {
+            return Err(StoreError::TooDeep(name.to_owned()));
+        }
+        Ok(found)
     }
 
     /// Opens every limit, sorted by name. One that goes meanwhile is left out.
@@ -347,7 +454,7 @@ impl Store {
         opened.filter_map(Result::transpose).collect()
     }
 
-    /// Puts a limit on a cgroup or device, to stay.
+    /// Puts a limit on a cgroup or device, to stay; one with a class into its parent.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -358,6 +465,7 @@ impl Store {
         name: &str,
         scope: &Scope,
         options: &LimitOptions,
+        parent: Option<&str>,
     ) -> Result<(), StoreError> {
         check_name(name)?;
         let refused = || limit_error(name);
@@ -379,8 +487,12 @@ impl Store {
         if present.len() >= MAX_LIMITS {
             return Err(StoreError::Full);
         }
+        let parent = parent.map(|parent| Self::find_parent(&present, name, parent, scope));
+        let parent = parent.transpose()?;
         let attached = match &cgroup {
-            Some(cgroup) => AttachedLimit::attach(hierarchy, cgroup, options),
+            Some(cgroup) => {
+                AttachedLimit::attach(hierarchy, cgroup, options, parent.map(|p| &p.maps))
+            }
             None => Target::find(scope)
                 .map_err(LimitError::from)
                 .and_then(|target| AttachedLimit::attach_device(hierarchy, &target, options)),
@@ -394,6 +506,9 @@ impl Store {
                 None => (DEV, scope.name().into()),
             };
             symlink(&target, &building.join(mark))?;
+            if let Some(parent) = parent {
+                symlink(Path::new(&parent.name), &building.join(PARENT))?;
+            }
             let target = self.root.join(name);
             fs::rename(&building, &target).map_err(io_error(&target, "rename to"))
         });
@@ -428,6 +543,9 @@ impl Store {
         if (limit.flags ^ pinned.limit.flags) & intf::FLAG_EDT != 0 {
             return Err(StoreError::OtherPrograms(name.to_owned()));
         }
+        if options.class.is_some() != pinned.parent.is_some() {
+            return Err(StoreError::OtherParent(name.to_owned()));
+        }
         let Some(scope) = &pinned.scope else {
             let scope = pinned.installed_on.unwrap_or_else(|| Scope::Cgroup("?".to_owned()));
             return Err(StoreError::ScopeGone { name: name.to_owned(), scope });
@@ -451,6 +569,14 @@ impl Store {
         let dir = self.root.join(name);
         if !dir.is_dir() {
             return Err(StoreError::Missing(name.to_owned()));
+        }
+        let is_child = |child: &String| {
+            let parent = fs::read_link(self.root.join(child).join(PARENT));
+            parent.is_ok_and(|parent| parent == Path::new(name))
+        };
+        let children: Vec<_> = self.names()?.into_iter().filter(is_child).collect();
+        if !children.is_empty() {
+            return Err(StoreError::HasChildren { name: name.to_owned(), children });
         }
         // A limit that cannot be read (another version's) must still come off.
         if let Ok(pinned) = self.open(hierarchy, name) {
@@ -534,6 +660,14 @@ fn cgroup_of(hierarchy: &Hierarchy, scope: &Scope) -> Option<Cgroup> {
     }
 }
 
+/// Whether a cgroup contains another one, by their paths below the mount.
+#[must_use]
+pub fn is_above(above: &str, below: &str) -> bool {
+    let (above, below) = (above.trim_matches('/'), below.trim_matches('/'));
+    let rest = below.strip_prefix(above);
+    above != below && (above.is_empty() || rest.is_some_and(|rest| rest.starts_with('/')))
+}
+
 fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {
     rustix::fs::symlink(target, link).map_err(|e| io_error(link, "create")(e.into()))
 }
@@ -546,6 +680,9 @@ fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
         [("limit", &mut maps.limit), ("queues", &mut maps.queues), ("counters", &mut maps.counters)]
             .into_iter()
             .chain(maps.sockets.as_mut().map(|sockets| ("sockets", sockets)))
+            .chain(maps.parent.iter_mut().flat_map(|parent| {
+                [(PARENT_QUEUES, &mut parent.queues), (PARENT_SOCKETS, &mut parent.sockets)]
+            }))
     {
         let path = dir.join(name);
         map.pin(&path).map_err(bpf_error(&path, "pin"))?;
@@ -602,6 +739,16 @@ fn mounted_by_us() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cgroup_is_above_those_in_it() {
+        for (above, below) in [("/", "/a"), ("a", "/a/b"), ("/a", "a/b/c")] {
+            assert!(is_above(above, below) && !is_above(below, above), "{above} {below}");
+        }
+        for (one, other) in [("a", "a"), ("a", "ab"), ("a/b", "a/bc"), ("a", "b"), ("/", "")] {
+            assert!(!is_above(one, other), "{one} {other}");
+        }
+    }
 
     #[test]
     fn names_are_what_the_bpf_file_system_takes() {

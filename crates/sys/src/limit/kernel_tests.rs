@@ -6,7 +6,9 @@ use std::mem::MaybeUninit;
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 use proptest::prelude::*;
 use tidegate_core::{
-    Direction, DropReason, Nanos, Packet, Rate, Transport, Verdict, VirtualQueue, fair_share,
+    Bytes, Direction, DropReason, Nanos, Packet, Rate, Transport, Verdict, VirtualQueue,
+    class::{self, Floors},
+    fair_share::{self, Sharers},
     virtual_queue::VirtualQueueOptions,
 };
 
@@ -30,7 +32,23 @@ struct NativeEpoch {
     backlog_ns: u64,
     rtt_ns: u64,
     burst_ns: u64,
-    flows: u32,
+    sharers: NativeSharers,
+}
+
+/// `struct fs_sharers`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+struct NativeSharers {
+    count: u32,
+    weight: u32,
+    lightest: u32,
+    reserved: u64,
+}
+
+impl From<Sharers> for NativeSharers {
+    fn from(Sharers { count, weight, lightest, reserved }: Sharers) -> Self {
+        NativeSharers { count, weight, lightest, reserved }
+    }
 }
 
 unsafe extern "C" {
@@ -44,8 +62,21 @@ unsafe extern "C" {
         random: u32,
     ) -> u32;
     fn native_fs_next(share: u64, epoch: *const NativeEpoch) -> u64;
-    fn native_fs_make_room(share: u64, flows: u32) -> u64;
+    fn native_fs_make_room(share: u64, sharers: *const NativeSharers) -> u64;
+    fn native_fs_flows(sharers: *mut NativeSharers, count: u32);
     fn native_fs_epoch_ns(flows: u32, burst_ns: u64) -> u64;
+    fn native_cl_rate(
+        class: *const intf::ClassConf,
+        ceiling_bit_s: u64,
+        parent_bit_s: u64,
+        share: u64,
+    ) -> u64;
+    fn native_cl_config_at(
+        ceiling: *const intf::QueueConf,
+        class: *const intf::ClassConf,
+        bit_s: u64,
+        now: *mut intf::QueueConf,
+    );
 }
 
 /// `enum vq_verdict` as the model says it.
@@ -122,24 +153,69 @@ proptest! {
         share: u64, elapsed in prop_oneof![0u64..1 << 30, any::<u64>()],
         charged in prop_oneof![0u64..1 << 30, any::<u64>()],
         backlog in prop_oneof![Just(0), 0u64..1 << 26, any::<u64>()], rtt in 0u64..1 << 30,
-        burst in prop_oneof![0u64..1 << 24, any::<u64>()], flows in prop_oneof![0u32..20, any::<u32>()],
+        burst in prop_oneof![0u64..1 << 24, any::<u64>()], sharers in any_sharers(),
     ) {
-        let share = share % (2 * fair_share::ONE);
+        let share = share % (2 * fair_share::MAX_SHARE);
         let epoch = fair_share::Epoch {
             elapsed: Nanos(elapsed), charged: Nanos(charged), backlog: Nanos(backlog),
-            rtt: Nanos(rtt), burst: Nanos(burst), flows,
+            rtt: Nanos(rtt), burst: Nanos(burst), sharers,
         };
         let native = NativeEpoch {
             elapsed_ns: elapsed, charged_ns: charged, backlog_ns: backlog, rtt_ns: rtt,
-            burst_ns: burst, flows,
+            burst_ns: burst, sharers: sharers.into(),
         };
         // SAFETY: `native` is a live value of the layout that the header declares.
         let got = unsafe { native_fs_next(share, &native) };
         prop_assert_eq!(got, fair_share::next_share(share, &epoch));
-        // SAFETY: plain numbers.
-        let got = unsafe { (native_fs_make_room(share, flows), native_fs_epoch_ns(flows, burst)) };
-        let length = fair_share::epoch_length(flows, Nanos(burst)).0;
-        prop_assert_eq!(got, (fair_share::make_room(share, flows), length));
+        // SAFETY: as above, and plain numbers.
+        let got = unsafe {
+            (native_fs_make_room(share, &native.sharers), native_fs_epoch_ns(sharers.count, burst))
+        };
+        let length = fair_share::epoch_length(sharers.count, Nanos(burst)).0;
+        prop_assert_eq!(got, (fair_share::make_room(share, &sharers), length));
+        let mut flows = NativeSharers::default();
+        // SAFETY: `flows` is a live value of the layout that the header declares.
+        unsafe { native_fs_flows(&mut flows, sharers.count) };
+        prop_assert_eq!(flows, Sharers::flows(sharers.count).into());
+    }
+
+    /// What a class may use, and its thresholds at that rate.
+    #[test]
+    fn the_class_is_the_model(
+        guarantee in prop_oneof![Just(0), 8_000u64..=100_000_000_000], weight in 1u32..=10_000,
+        ceiling in 8_000u64..=100_000_000_000, parent in 8_000u64..=100_000_000_000,
+        share in prop_oneof![0u64..1 << 25, any::<u64>()], floors: [u32; 3], burst in 0u64..1 << 30,
+    ) {
+        let [burst_bytes, mark_bytes, drop_bytes] = floors;
+        let conf = intf::ClassConf {
+            guarantee_bit_s: guarantee, weight, burst_bytes, mark_bytes, drop_bytes,
+        };
+        let rate = |bit_s| Rate::from_bit_s(bit_s).unwrap();
+        let model = conf.class().unwrap().rate(rate(ceiling), rate(parent), share);
+        // SAFETY: `conf` is a live value of the layout that the header declares.
+        let got = unsafe { native_cl_rate(&conf, ceiling, parent, share) };
+        prop_assert_eq!(got, model.bit_s());
+
+        let options = VirtualQueueOptions {
+            burst: Some(Span::Time(Nanos(burst))), ..VirtualQueueOptions::new(rate(ceiling))
+        };
+        let at_ceiling = options.config().unwrap();
+        let bytes = |floor| Bytes(u64::from(floor));
+        let floors = Floors { burst: bytes(burst_bytes), mark: bytes(mark_bytes), drop: bytes(drop_bytes) };
+        let mut now = intf::QueueConf::default();
+        // SAFETY: every pointer is to a live value of the layout that the header declares.
+        unsafe { native_cl_config_at(&at_ceiling.into(), &conf, got, &mut now) };
+        prop_assert_eq!(now, class::config_at(&at_ceiling, &floors, model).into());
+    }
+}
+
+prop_compose! {
+    fn any_sharers()(
+        count in prop_oneof![0u32..20, any::<u32>()], weight in prop_oneof![0u32..2000, any::<u32>()],
+        lightest in prop_oneof![0u32..200, any::<u32>()],
+        reserved in prop_oneof![Just(0), 0u64..1 << 25, any::<u64>()],
+    ) -> Sharers {
+        Sharers { count, weight, lightest, reserved }
     }
 }
 
@@ -316,7 +392,7 @@ fn root_the_loaded_program_follows_the_table() {
         return;
     }
     let mut storage = MaybeUninit::uninit();
-    let nrm = load_nrm(&mut storage).unwrap();
+    let nrm = load_nrm(&mut storage, None).unwrap();
     for row in table() {
         let key = (intf::index(row.direction) as u32).to_ne_bytes();
         let limit = intf::Limit { queue: [CONF; 2], flags: row.flags, ..Default::default() };
@@ -374,7 +450,7 @@ fn root_early_drops_happen_in_the_loaded_program() {
         return;
     }
     let mut storage = MaybeUninit::uninit();
-    let nrm = load_nrm(&mut storage).unwrap();
+    let nrm = load_nrm(&mut storage, None).unwrap();
     // A byte costs nothing here, so the backlog stays in the middle: half of the packets are dropped.
     let conf = intf::QueueConf { cost: 1, ..CONF };
     let limit = intf::Limit { queue: [conf; 2], flags: intf::FLAG_LOOPBACK, ..Default::default() };

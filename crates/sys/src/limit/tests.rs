@@ -1,7 +1,6 @@
 //! Settings to the map and back.
 
 use proptest::prelude::*;
-use tidegate_core::Bytes;
 
 use super::*;
 
@@ -12,6 +11,15 @@ fn span() -> impl Strategy<Value = Option<Span>> {
         (0u64..3_000_000).prop_map(|ns| Some(Span::Time(Nanos(ns)))),
         (0u64..40_000).prop_map(|bytes| Some(Span::Size(Bytes(bytes)))),
     ]
+}
+
+fn class() -> impl Strategy<Value = Option<Class>> {
+    let guarantee = proptest::option::of(8_000u64..100_000_000_000);
+    let class = (guarantee, 1u32..=10_000).prop_map(|(guarantee, weight)| Class {
+        guarantee: guarantee.and_then(Rate::from_bit_s),
+        weight,
+    });
+    proptest::option::of(class)
 }
 
 fn queue() -> impl Strategy<Value = Option<VirtualQueueOptions>> {
@@ -26,15 +34,20 @@ proptest! {
     #[test]
     fn what_is_read_back_is_the_same_limit(
         egress in queue(), ingress in queue(), loopback: bool, pace: bool, pace_ceiling: bool,
-        rto_min in 0u64..1_000_000_000, delack_max in 0u64..1_000_000_000,
+        rto_min in 0u64..1_000_000_000, delack_max in 0u64..1_000_000_000, class in class(),
     ) {
         let (rto_min, delack_max) = (Nanos(rto_min), Nanos(delack_max));
         let scheme = if pace { Scheme::Pace } else { Scheme::Nrm };
-        let options =
-            LimitOptions { egress, ingress, loopback, scheme, pace_ceiling, rto_min, delack_max };
+        let options = LimitOptions {
+            egress, ingress, loopback, scheme, pace_ceiling, rto_min, delack_max, class,
+        };
         prop_assume!(options.encode(7).is_ok());
         let limit = options.encode(7).unwrap();
-        prop_assert_eq!(LimitOptions::from(&limit).encode(7).unwrap(), limit);
+        let again = LimitOptions::from(&limit);
+        prop_assert_eq!(again.encode(7).unwrap(), limit);
+        if egress.is_some() || ingress.is_some() {
+            prop_assert_eq!(again.class, class);
+        }
     }
 }
 

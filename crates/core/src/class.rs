@@ -1,0 +1,95 @@
+//! Limits inside a limit: what a child of a limit may use now.
+//!
+//! As in HTB (Devera), a class has a guarantee, borrows what its siblings leave in proportion to its
+//! weight, and never exceeds its ceiling:
+//!
+//! ```text
+//!   rate = min(ceiling, guarantee + share * parent's rate * weight / 100)
+//! ```
+//!
+//! The parent's `share` is kept by the law of [`crate::fair_share`], with classes for flows: it knows the
+//! load of all classes together, who was active, what that weighs and what is guaranteed to it. So there is
+//! no token that walks up a tree, no loop over siblings, and a packet costs each limit above it the same
+//! whatever their number. The children of a class see its present rate as their parent's, at any depth up
+//! to [`MAX_DEPTH`].
+//!
+//! A class follows its parent at the end of each of its own epochs (4 ms or longer). Its thresholds that are
+//! given in bytes, and the least lengths of those that are not, become longer times at a lower rate
+//! ([`Floors`]). The kernel's copy is `bpf/class.h`.
+
+use crate::{
+    fair_share::WEIGHT,
+    units::{Bytes, Nanos, Rate},
+    virtual_queue::{self, COST_SHIFT, MAX_SPAN, MIN_RATE_BIT_S, VirtualQueueConfig},
+};
+
+/// Limits above each other in a tree, the root included.
+pub const MAX_DEPTH: usize = 8;
+/// The lightest class.
+pub const MIN_WEIGHT: u32 = 1;
+/// The heaviest class.
+pub const MAX_WEIGHT: u32 = 10_000;
+
+/// The place of a limit among those with the same parent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Class {
+    /// What it has at least when it wants it; `None`: nothing.
+    pub guarantee: Option<Rate>,
+    /// Its part of what is not guaranteed, [`MIN_WEIGHT`] to [`MAX_WEIGHT`].
+    pub weight: u32,
+}
+
+impl Default for Class {
+    fn default() -> Class {
+        Class { guarantee: None, weight: WEIGHT }
+    }
+}
+
+impl Class {
+    /// What it may use of a parent that has `parent` and gives `share` (of that rate, in 2^-24) to a weight
+    /// of 100.
+    #[must_use]
+    pub fn rate(&self, ceiling: Rate, parent: Rate, share: u64) -> Rate {
+        let guarantee = self.guarantee.map_or(0, Rate::bit_s);
+        let part = (parent.bit_s() * (share.min(crate::fair_share::MAX_SHARE) >> 8)) >> 16;
+        let borrowed = part * u64::from(self.weight) / u64::from(WEIGHT);
+        let most = ceiling.bit_s().min(parent.bit_s());
+        let rate = (guarantee + borrowed).min(most).max(MIN_RATE_BIT_S);
+        Rate::from_bit_s(rate).unwrap_or(ceiling)
+    }
+}
+
+/// Lengths in bytes below which no threshold falls, whatever the rate.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Floors {
+    /// Of the burst.
+    pub burst: Bytes,
+    /// Of the mark threshold.
+    pub mark: Bytes,
+    /// Of the drop threshold.
+    pub drop: Bytes,
+}
+
+/// The virtual queue of a class at its present rate: `config` is the one at its ceiling.
+#[must_use]
+pub fn config_at(config: &VirtualQueueConfig, floors: &Floors, rate: Rate) -> VirtualQueueConfig {
+    let cost = virtual_queue::cost_of_byte(rate);
+    let threshold = |at_ceiling: Nanos, floor: Bytes| {
+        let most = (MAX_SPAN.0 << COST_SHIFT) / cost;
+        let floor = if floor.0 < most { Nanos((floor.0 * cost) >> COST_SHIFT) } else { MAX_SPAN };
+        at_ceiling.max(floor)
+    };
+    let drop = threshold(config.drop, floors.drop);
+    let large_drop = Nanos(drop.0 - drop.0 / 8);
+    let mark = threshold(config.mark, floors.mark);
+    VirtualQueueConfig {
+        cost,
+        burst: threshold(config.burst, floors.burst),
+        mark: if mark < large_drop { mark } else { Nanos(large_drop.0 / 2) },
+        large_drop,
+        drop,
+    }
+}
+
+#[cfg(test)]
+mod tests;
