@@ -60,7 +60,7 @@ static __always_inline int hear_round_trips(void *sk)
 static __always_inline void take_over(struct sock *sk, struct tg_socket *ours, __u32 current)
 {
 	struct tg_socket *theirs =
-	    bpf_sk_storage_get(&parent_sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	    bpf_sk_storage_get(&sockets_of_limit_above, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 
 	if (!theirs)
 		return;
@@ -76,7 +76,7 @@ int adopt(struct bpf_iter__tcp *ctx)
 {
 	__u32 key = 0, current = TG_PACING_UNLIMITED, wanted = TG_PACING_UNLIMITED;
 	struct tg_limit *l = bpf_map_lookup_elem(&limit, &key);
-	struct tg_queue *queue = bpf_map_lookup_elem(&queues, &key);
+	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	__u32 timer = TG_DEFAULT_TIMER_US, window = TG_NO_WINDOW;
 	struct sock_common *common = ctx->sk_common;
 	struct tg_socket *ours;
@@ -92,7 +92,8 @@ int adopt(struct bpf_iter__tcp *ctx)
 	sk = (struct sock *)tp;
 	if (!is_below(BPF_CORE_READ(sk, sk_cgrp_data.cgroup), l->cgroup_id) || is_exempt(common, l))
 		return 0;
-	ours = bpf_sk_storage_get(&sockets, sk, 0, release ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
+	ours =
+	    bpf_sk_storage_get(&sockets_of_limit, sk, 0, release ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return 0;
 	if (release) {

@@ -52,7 +52,7 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 
 	if (!ops->sk)
 		return;
-	ours = bpf_sk_storage_get(&sockets, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	ours = bpf_sk_storage_get(&sockets_of_limit, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return;
 	wanted = tg_pacing_rate(l, queue, tg_share(l, queue, newcomer), ops->mss_cache,
@@ -89,7 +89,8 @@ static __always_inline void claim(struct bpf_sock_ops *ops)
 
 	if (!has_parent || !ops->sk)
 		return;
-	theirs = bpf_sk_storage_get(&parent_sockets, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	theirs =
+	    bpf_sk_storage_get(&sockets_of_limit_above, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (theirs)
 		theirs->claimed_ns = bpf_ktime_get_ns();
 }
@@ -97,7 +98,7 @@ static __always_inline void claim(struct bpf_sock_ops *ops)
 /* Whether a child of the limit has the socket; then what was set here before is taken back. */
 static __always_inline int leave_to_child(struct bpf_sock_ops *ops, __u64 now)
 {
-	struct tg_socket *ours = ops->sk ? bpf_sk_storage_get(&sockets, ops->sk, 0, 0) : 0;
+	struct tg_socket *ours = ops->sk ? bpf_sk_storage_get(&sockets_of_limit, ops->sk, 0, 0) : 0;
 	__u32 current = 0, none = TG_PACING_UNLIMITED;
 
 	if (!tg_is_claimed(ours, now))
@@ -118,7 +119,7 @@ int tune(struct bpf_sock_ops *ops)
 {
 	__u32 key = 0;
 	struct tg_limit *l = bpf_map_lookup_elem(&limit, &key);
-	struct tg_queue *queue = bpf_map_lookup_elem(&queues, &key);
+	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	__u64 now;
 
 	if (!l || !queue ||
@@ -131,7 +132,7 @@ int tune(struct bpf_sock_ops *ops)
 		if (leave_to_child(ops, now))
 			return 1;
 		key = TG_EGRESS + TG_OWN;
-		queue = bpf_map_lookup_elem(&queues, &key);
+		queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 		if (!queue)
 			return 1;
 	}
