@@ -76,9 +76,8 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
 /* Counts the flow in this epoch. */
 static __always_inline void see_flow(struct __sk_buff *skb, struct tg_queue *queue)
 {
-	struct tg_socket *ours =
-	    skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, BPF_SK_STORAGE_GET_F_CREATE)
-		    : 0;
+	/* Who is told no share takes none: sockets that are told have a storage already. */
+	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
 	struct fs_sharers sharers;
 
 	/* A new socket's storage is zero: number epochs from one. */

@@ -49,22 +49,27 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 {
 	__u32 wanted, current = TG_PACING_UNLIMITED;
 	struct tg_socket *ours;
+	int stays;
 
 	if (!ops->sk)
 		return;
 	ours = bpf_sk_storage_get(&sockets_of_limit, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return;
-	wanted = tg_pacing_rate(l, queue, tg_share(l, queue, newcomer), ops->mss_cache,
-				ops->family == TG_AF_INET6);
+	wanted = tg_pacing_rate(l, tg_rate(l, queue, TG_EGRESS), tg_share(l, queue, newcomer),
+				ops->mss_cache, ops->family == TG_AF_INET6);
 	/* A flow grows into its share as in slow start: the others need time to make room. */
 	if (!newcomer && ours->pacing_byte_s && wanted / 2 > ours->pacing_byte_s)
 		wanted = 2 * ours->pacing_byte_s;
 	/* Every round trip asks: what is within 2 % can stay. */
-	if (!newcomer && wanted - wanted / 64 <= ours->pacing_byte_s &&
-	    ours->pacing_byte_s <= wanted + wanted / 64)
+	stays = !newcomer && wanted - wanted / 64 <= ours->pacing_byte_s &&
+		ours->pacing_byte_s <= wanted + wanted / 64;
+	if (stays && !has_parent)
 		return;
 	bpf_getsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
+	/* A parent that did not know yet of its child has set its own, and lifted it since. */
+	if (stays && current == ours->pacing_byte_s)
+		return;
 	if (!tg_may_set(current, wanted, ours))
 		return;
 	if (bpf_setsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &wanted, sizeof(wanted)))
