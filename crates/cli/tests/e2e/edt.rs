@@ -37,6 +37,8 @@ const WARM_UP: Duration = SECOND;
 pub const PORT: u16 = 5300;
 /// The receiver of a bed.
 pub const RECEIVER: &str = "10.97.0.2";
+/// Its sender.
+pub const SENDER: &str = "10.97.0.1";
 
 /// One at a time: each wants the machine for itself.
 static TURN: Mutex<()> = Mutex::new(());
@@ -65,7 +67,7 @@ pub fn help() {
             });
         }
         if udp_bit_s > 0.0 {
-            scope.spawn(move || blast(address, udp_bit_s, end));
+            scope.spawn(move || blast(address, PORT + 1, udp_bit_s, end));
         }
         scope.spawn(|| probe(address, end)).join().unwrap()
     });
@@ -74,9 +76,9 @@ pub fn help() {
 }
 
 /// Datagrams at a rate, whatever becomes of them.
-pub fn blast(address: &str, bit_s: f64, end: Instant) {
+pub fn blast(address: &str, port: u16, bit_s: f64, end: Instant) {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    socket.connect((address, PORT + 1)).unwrap();
+    socket.connect((address, port)).unwrap();
     let started = Instant::now();
     let mut sent = 0.0;
     while Instant::now() < end {
@@ -116,7 +118,7 @@ fn probe(address: &str, end: Instant) -> Vec<u128> {
 /// A sender and a receiver, joined by a cable of `eth0`s; the sender's has `fq` if the kernel knows it.
 pub struct Bed {
     pub sender: NetNs,
-    receiver: NetNs,
+    pub receiver: NetNs,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -128,7 +130,7 @@ impl Bed {
         let name = |side| format!("tidegate-edt-{}-{number}-{side}", std::process::id());
         let sender = NetNs::create(&name("s")).unwrap();
         let receiver = NetNs::create(&name("r")).unwrap();
-        cable(&sender, "eth0", "10.97.0.1", &receiver, "eth0", RECEIVER);
+        cable(&sender, "eth0", SENDER, &receiver, "eth0", RECEIVER);
         Bed { sender, receiver, _turn: turn }
     }
 
