@@ -60,7 +60,7 @@ static __always_inline int hear_round_trips(void *sk)
 static __always_inline void take_over(struct sock *sk, struct tg_socket *ours, __u32 current)
 {
 	struct tg_socket *theirs =
-	    bpf_sk_storage_get(&parent_sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	    bpf_sk_storage_get(&sockets_of_limit_above, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 
 	if (!theirs)
 		return;
@@ -76,12 +76,13 @@ int adopt(struct bpf_iter__tcp *ctx)
 {
 	__u32 key = 0, current = TG_PACING_UNLIMITED, wanted = TG_PACING_UNLIMITED;
 	struct tg_limit *l = bpf_map_lookup_elem(&limit, &key);
-	struct tg_queue *queue = bpf_map_lookup_elem(&queues, &key);
+	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	__u32 timer = TG_DEFAULT_TIMER_US, window = TG_NO_WINDOW;
 	struct sock_common *common = ctx->sk_common;
 	struct tg_socket *ours;
 	struct tcp_sock *tp;
 	struct sock *sk;
+	__u64 now;
 	int hears;
 
 	if (!l || !queue || !common || common->skc_state != TG_TCP_ESTABLISHED)
@@ -92,9 +93,19 @@ int adopt(struct bpf_iter__tcp *ctx)
 	sk = (struct sock *)tp;
 	if (!is_below(BPF_CORE_READ(sk, sk_cgrp_data.cgroup), l->cgroup_id) || is_exempt(common, l))
 		return 0;
-	ours = bpf_sk_storage_get(&sockets, sk, 0, release ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
+	ours =
+	    bpf_sk_storage_get(&sockets_of_limit, sk, 0, release ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return 0;
+	now = bpf_ktime_get_ns();
+	if (!release && tg_is_parent(queue, now)) {
+		if (tg_is_claimed(ours, now))
+			return 0;
+		key = TG_EGRESS + TG_OWN;
+		queue = bpf_map_lookup_elem(&queues_of_limit, &key);
+		if (!queue)
+			return 0;
+	}
 	if (release) {
 		/* The kernel lets a connection's time-out grow again only with its RTT variance. */
 		if (l->rto_min_us)
@@ -107,9 +118,11 @@ int adopt(struct bpf_iter__tcp *ctx)
 	} else {
 		tg_set_timers(sk, l);
 		hears = hear_round_trips(sk);
-		/* Who cannot hear of a new share has at least the ceiling. */
-		wanted = tg_pacing_rate(l, queue, hears ? tg_share(l, queue, 0) : FS_ONE,
-					tp->mss_cache, common->skc_family == TG_AF_INET6);
+		/* Who cannot hear of a new share, or rate, has at least the ceiling. */
+		wanted = tg_pacing_rate(
+		    l, hears ? tg_rate(l, queue, TG_EGRESS) : l->rate_bit_s[TG_EGRESS],
+		    hears ? tg_share(l, queue, 0) : FS_ONE, tp->mss_cache,
+		    common->skc_family == TG_AF_INET6);
 	}
 	bpf_getsockopt(sk, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
 	if (has_parent && !release)

@@ -166,7 +166,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 	int held;
 
 	l = bpf_map_lookup_elem(&limit, &key);
-	queue = bpf_map_lookup_elem(&queues, &key);
+	queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	c = bpf_map_lookup_elem(&counters, &key);
 	if (!l || !queue || !c)
 		return TG_PASS;

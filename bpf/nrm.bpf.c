@@ -76,8 +76,8 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
 /* Counts the flow in this epoch. */
 static __always_inline void see_flow(struct __sk_buff *skb, struct tg_queue *queue)
 {
-	struct tg_socket *ours =
-	    skb->sk ? bpf_sk_storage_get(&sockets, skb->sk, 0, BPF_SK_STORAGE_GET_F_CREATE) : 0;
+	/* Who is told no share takes none: sockets that are told have a storage already. */
+	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
 	struct fs_sharers sharers;
 
 	/* A new socket's storage is zero: number epochs from one. */
@@ -136,8 +136,8 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g, _
 	g->own = 0;
 	g->own_conf = 0;
 	if (has_parent) {
-		g->parent = bpf_map_lookup_elem(&parent_queues, &key);
-		socket = skb->sk ? bpf_sk_storage_get(&parent_sockets, skb->sk, 0,
+		g->parent = bpf_map_lookup_elem(&queues_of_limit_above, &key);
+		socket = skb->sk ? bpf_sk_storage_get(&sockets_of_limit_above, skb->sk, 0,
 						      BPF_SK_STORAGE_GET_F_CREATE)
 				 : 0;
 		if (socket)
@@ -146,11 +146,11 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g, _
 	g->is_parent = tg_is_parent(g->queue, now);
 	if (!g->is_parent)
 		return;
-	socket = skb->sk ? bpf_sk_storage_get(&sockets, skb->sk, 0, 0) : 0;
+	socket = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
 	if (tg_is_claimed(socket, now))
 		return;
 	key = g->direction + TG_OWN;
-	g->own = bpf_map_lookup_elem(&queues, &key);
+	g->own = bpf_map_lookup_elem(&queues_of_limit, &key);
 	if (g->own)
 		g->own_conf = conf_now(g->own, g->conf);
 }
@@ -232,7 +232,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		return drop;
 	g.limit = bpf_map_lookup_elem(&limit, &key);
 	key = direction;
-	g.queue = bpf_map_lookup_elem(&queues, &key);
+	g.queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	c = bpf_map_lookup_elem(&counters, &key);
 	if (!g.limit || !g.queue || !c)
 		return RET_PASS;

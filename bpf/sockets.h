@@ -40,15 +40,14 @@
 #define TG_TCP_CB_FLAGS 1008
 
 /*
- * The pacing rate of a socket that may use `share` of the limit, or of the class in it that the
- * queue is: the kernel paces payload, the limit counts whole frames.
+ * The pacing rate of a socket that may use `share` of what the limit may use: the kernel paces
+ * payload, the limit counts whole frames.
  */
-static __always_inline __u32 tg_pacing_rate(const struct tg_limit *limit,
-					    const struct tg_queue *queue, __u64 share, __u32 mss,
-					    int ipv6)
+static __always_inline __u32 tg_pacing_rate(const struct tg_limit *limit, __u64 rate_bit_s,
+					    __u64 share, __u32 mss, int ipv6)
 {
 	__u64 headers = TG_HEADER_BYTES + (ipv6 ? TG_IPV6_EXTRA_BYTES : 0);
-	__u64 byte_s = (tg_rate(limit, queue, TG_EGRESS) / 8) * (share >> 8) >> 16;
+	__u64 byte_s = (rate_bit_s / 8) * (share >> 8) >> 16;
 
 	if (!(limit->flags & (TG_FLAG_PACE_CEILING | TG_FLAG_PACE_FAIR)) ||
 	    !limit->queue[TG_EGRESS].cost)

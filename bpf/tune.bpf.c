@@ -49,22 +49,27 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 {
 	__u32 wanted, current = TG_PACING_UNLIMITED;
 	struct tg_socket *ours;
+	int stays;
 
 	if (!ops->sk)
 		return;
-	ours = bpf_sk_storage_get(&sockets, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	ours = bpf_sk_storage_get(&sockets_of_limit, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return;
-	wanted = tg_pacing_rate(l, queue, tg_share(l, queue, newcomer), ops->mss_cache,
-				ops->family == TG_AF_INET6);
+	wanted = tg_pacing_rate(l, tg_rate(l, queue, TG_EGRESS), tg_share(l, queue, newcomer),
+				ops->mss_cache, ops->family == TG_AF_INET6);
 	/* A flow grows into its share as in slow start: the others need time to make room. */
 	if (!newcomer && ours->pacing_byte_s && wanted / 2 > ours->pacing_byte_s)
 		wanted = 2 * ours->pacing_byte_s;
 	/* Every round trip asks: what is within 2 % can stay. */
-	if (!newcomer && wanted - wanted / 64 <= ours->pacing_byte_s &&
-	    ours->pacing_byte_s <= wanted + wanted / 64)
+	stays = !newcomer && wanted - wanted / 64 <= ours->pacing_byte_s &&
+		ours->pacing_byte_s <= wanted + wanted / 64;
+	if (stays && !has_parent)
 		return;
 	bpf_getsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
+	/* A parent that did not know yet of its child has set its own, and lifted it since. */
+	if (stays && current == ours->pacing_byte_s)
+		return;
 	if (!tg_may_set(current, wanted, ours))
 		return;
 	if (bpf_setsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &wanted, sizeof(wanted)))
@@ -89,7 +94,8 @@ static __always_inline void claim(struct bpf_sock_ops *ops)
 
 	if (!has_parent || !ops->sk)
 		return;
-	theirs = bpf_sk_storage_get(&parent_sockets, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	theirs =
+	    bpf_sk_storage_get(&sockets_of_limit_above, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (theirs)
 		theirs->claimed_ns = bpf_ktime_get_ns();
 }
@@ -97,7 +103,7 @@ static __always_inline void claim(struct bpf_sock_ops *ops)
 /* Whether a child of the limit has the socket; then what was set here before is taken back. */
 static __always_inline int leave_to_child(struct bpf_sock_ops *ops, __u64 now)
 {
-	struct tg_socket *ours = ops->sk ? bpf_sk_storage_get(&sockets, ops->sk, 0, 0) : 0;
+	struct tg_socket *ours = ops->sk ? bpf_sk_storage_get(&sockets_of_limit, ops->sk, 0, 0) : 0;
 	__u32 current = 0, none = TG_PACING_UNLIMITED;
 
 	if (!tg_is_claimed(ours, now))
@@ -118,7 +124,7 @@ int tune(struct bpf_sock_ops *ops)
 {
 	__u32 key = 0;
 	struct tg_limit *l = bpf_map_lookup_elem(&limit, &key);
-	struct tg_queue *queue = bpf_map_lookup_elem(&queues, &key);
+	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	__u64 now;
 
 	if (!l || !queue ||
@@ -131,7 +137,7 @@ int tune(struct bpf_sock_ops *ops)
 		if (leave_to_child(ops, now))
 			return 1;
 		key = TG_EGRESS + TG_OWN;
-		queue = bpf_map_lookup_elem(&queues, &key);
+		queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 		if (!queue)
 			return 1;
 	}

@@ -145,18 +145,20 @@ pub enum LimitVerb {
     #[command(after_help = "\
 Examples:
   tidegate limit add backup --cgroup system.slice/backup.service --egress 200mbit
-  tidegate limit add uplink --dev eth0 --scheme edt --egress 1gbit")]
+  tidegate limit add uplink --dev eth0 --scheme edt --egress 1gbit
+  tidegate limit add batch --cgroup system.slice/batch.service --parent system --guarantee 100mbit --weight 50")]
     Add(AddArgs),
     /// Change a limit in place; only what is named changes
     ///
     /// No packet and no connection is lost. Thresholds that were never given follow the rate; those that were
-    /// given as bytes stay the time that they were.
+    /// given as bytes stay the time that they were. To give a limit another parent, take it off and put it on
+    /// again, or apply a file that says so.
     #[command(after_help = "\
 Examples:
   tidegate limit set backup --egress 100mbit
   tidegate limit set backup --ingress none --loopback=false")]
     Set(SetArgs),
-    /// Take a limit off
+    /// Take a limit off; those inside it come first
     #[command(after_help = "Example:\n  tidegate limit del backup")]
     Del {
         /// Name of the limit
@@ -182,6 +184,16 @@ pub struct LimitArgs {
     /// Rate to the workload, such as 50mbit; `none` for no limit
     #[arg(long, value_name = "RATE")]
     pub ingress: Option<RateSetting>,
+    /// Inside another limit: the most it may use in each direction that its parent limits; `none` for whatever
+    /// the parent has [default: none]
+    #[arg(long, value_name = "RATE")]
+    pub ceiling: Option<RateSetting>,
+    /// Inside another limit: the rate it has at least, whatever its siblings want [default: none]
+    #[arg(long, value_name = "RATE")]
+    pub guarantee: Option<RateSetting>,
+    /// Inside another limit: its part of what is not guaranteed, 1 to 10000 [default: 100]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub weight: Option<i64>,
     /// How the limit acts: `pace` (each TCP flow sends at its fair share, a virtual queue behind it), `nrm`
     /// (the virtual queue alone: ECN, window reduction, drop) or `edt` (each packet waits for its time of
     /// departure; needs the qdisc `fq`; egress only) [default: pace]
@@ -217,6 +229,9 @@ impl LimitArgs {
         Patch {
             egress: self.egress,
             ingress: self.ingress,
+            ceiling: self.ceiling,
+            guarantee: self.guarantee,
+            weight: self.weight,
             burst: self.burst,
             mark: self.mark,
             drop: self.drop,
@@ -253,6 +268,9 @@ pub struct AddArgs {
     pub name: String,
     #[command(flatten)]
     pub scope: ScopeArgs,
+    /// The limit that it is inside of, on a cgroup above: it has a part of that one's rate
+    #[arg(long, value_name = "NAME")]
+    pub parent: Option<String>,
     #[command(flatten)]
     pub limit: LimitArgs,
 }

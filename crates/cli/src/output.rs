@@ -5,8 +5,12 @@ use std::{
     io::{self, IsTerminal, Write},
 };
 
-use tidegate_core::{Scope, virtual_queue::VirtualQueueOptions};
-use tidegate_node::{plan::Standing, settings::canonical};
+use tidegate_core::{Class, Scope, virtual_queue::VirtualQueueOptions};
+use tidegate_node::{
+    plan::Standing,
+    settings::{canonical, is_parents},
+    tree::tree,
+};
 use tidegate_sys::limit::LimitOptions;
 
 /// Colours of standard output; none unless it is a terminal that wants them.
@@ -129,12 +133,19 @@ pub fn scope(scope: &Scope) -> String {
 }
 
 /// A limit in one line, in words of the command line.
-pub fn describe(options: &LimitOptions) -> String {
+pub fn describe(options: &LimitOptions, parent: Option<&str>) -> String {
     let options = canonical(options);
-    let mut words = Vec::new();
+    let mut words: Vec<_> = parent.iter().map(|parent| format!("inside {parent}")).collect();
+    if let Some(Class { guarantee, weight }) = options.class {
+        words.extend(guarantee.map(|rate| format!("guarantee {rate}")));
+        words.push(format!("weight {weight}"));
+    }
     for (name, queue) in [("egress", options.egress), ("ingress", options.ingress)] {
         let Some(VirtualQueueOptions { rate, burst, mark, drop, .. }) = queue else { continue };
-        words.push(format!("{name} {rate}"));
+        if !is_parents(&options, rate) {
+            let most = if options.class.is_some() { "at most " } else { "" };
+            words.push(format!("{name} {most}{rate}"));
+        }
         for (name, span) in [("burst", burst), ("mark", mark), ("drop", drop)] {
             words.extend(span.map(|span| format!("{name} {span}")));
         }
@@ -156,6 +167,22 @@ pub fn describe(options: &LimitOptions) -> String {
         words.push(format!("delack_max {}", options.delack_max));
     }
     words.join(", ")
+}
+
+/// Limits in the order of their trees, with how many they are inside of; siblings by name.
+pub fn as_tree<'a, T>(
+    limits: &'a [T],
+    name_and_parent: impl Fn(&'a T) -> (&'a String, &'a Option<String>),
+) -> impl Iterator<Item = (usize, &'a T)> {
+    let names = limits.iter().map(name_and_parent).map(|(name, parent)| (name, parent.as_ref()));
+    let names: Vec<_> = names.collect();
+    let branches = tree(&names, |a, b| names[a].0.cmp(names[b].0));
+    branches.into_iter().map(|branch| (branch.depth, &limits[branch.index]))
+}
+
+/// The name of a limit that is inside so many others.
+pub fn indented(depth: usize, name: &str) -> String {
+    format!("{}{name}", "  ".repeat(depth))
 }
 
 /// The cry for a limit that is not enforced, with what to do; `None` when all is well.

@@ -8,8 +8,8 @@ use std::{
 use anyhow::Error;
 use clap::error::ErrorKind;
 use tidegate_node::{
-    apply::ApplyError, host::ScopeError, nic::run::NicRunError, plan::PlanError, run::RunError,
-    settings::SettingsError, spec::SpecError,
+    apply::ApplyError, family::FamilyError, host::ScopeError, nic::run::NicRunError,
+    plan::PlanError, run::RunError, settings::SettingsError, spec::SpecError,
 };
 use tidegate_sys::{
     cgroup::CgroupError, congestion::CongestionError, fq::FqError, limit::LimitError,
@@ -75,6 +75,7 @@ fn exit_code(error: &Error) -> u8 {
         || error.downcast_ref().is_some_and(nic_is_users)
         || error.is::<SpecError>()
         || error.is::<PlanError>()
+        || error.is::<FamilyError>()
         || error.downcast_ref::<CgroupError>().is_some_and(cgroup_is_users)
         || error.downcast_ref::<ScopeError>().is_some_and(scope_is_users)
         || error.downcast_ref::<StoreError>().is_some_and(store_is_users);
@@ -109,6 +110,11 @@ fn store_is_users(error: &StoreError) -> bool {
         StoreError::BadName(_)
         | StoreError::Missing(_)
         | StoreError::Exists(_)
+        | StoreError::NoParent { .. }
+        | StoreError::NotAbove { .. }
+        | StoreError::TooDeep(_)
+        | StoreError::HasChildren { .. }
+        | StoreError::OtherParent(_)
         | StoreError::ScopeTaken { .. } => true,
         StoreError::Limit { source: LimitError::Config(_), .. } => true,
         StoreError::Limit { source: LimitError::Cgroup(e), .. } => cgroup_is_users(e),

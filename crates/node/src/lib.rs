@@ -8,10 +8,12 @@
 //! - [`settings`]: what a user may set of a limit, from a file or a command line, checked as a whole.
 //! - [`spec`]: the file. Parsing is checking: a [`spec::Spec`] is well-formed.
 //! - [`plan`]: what must be done so that the host is as the file says. Pure.
+//! - [`family`]: what limits inside limits must keep to. Pure.
 //! - [`apply`]: doing it, all or nothing, against a trait, so that it is tested without a kernel.
 //! - [`host`]: that trait on the limits pinned on this host.
 //! - [`nic`]: a software NIC between two ports, with the limits of scheme `carousel`.
 //! - [`run`]: one command under a limit that lives as long as it does.
+//! - [`tree`]: limits inside limits, for whoever shows them.
 //! - [`status`]: what is in force and what it does, as data that serializes.
 //!
 //! No kernel interface is spoken to but through `tidegate-sys`, and nothing is printed: that is the
@@ -20,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 pub mod apply;
+pub mod family;
 pub mod host;
 pub mod nic;
 pub mod plan;
@@ -27,3 +30,4 @@ pub mod run;
 pub mod settings;
 pub mod spec;
 pub mod status;
+pub mod tree;

@@ -104,6 +104,17 @@ impl ClassConf {
         }
     }
 
+    /// Lengths below which no threshold falls.
+    #[must_use]
+    pub fn floors(&self) -> Floors {
+        let bytes = |floor: u32| Bytes(floor.into());
+        Floors {
+            burst: bytes(self.burst_bytes),
+            mark: bytes(self.mark_bytes),
+            drop: bytes(self.drop_bytes),
+        }
+    }
+
     /// The place among siblings; `None` without a parent.
     #[must_use]
     pub fn class(&self) -> Option<Class> {

@@ -13,10 +13,12 @@ mod nic;
 mod refusals;
 mod run;
 mod traffic;
+mod tree;
 
 /// Not a test: what the tests run under a limit. It does what `TIDEGATE_TEST_HELPER` says.
 #[test]
 fn helper() {
     traffic::help();
     edt::help();
+    tree::help();
 }

@@ -400,7 +400,7 @@ fn root_the_loaded_program_follows_the_table() {
         nrm.maps.limit.update(&zero, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
         let finish_ns = if row.backlog_s == 0 { 0 } else { monotonic_ns() + row.backlog_s * S };
         let queue = intf::Queue { finish_ns, ..Default::default() };
-        nrm.maps.queues.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
+        nrm.maps.queues_of_limit.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
         let cpus = nrm.maps.counters.lookup_percpu(&key, MapFlags::ANY).unwrap().unwrap();
         let clear = vec![vec![0u8; cpus[0].len()]; cpus.len()];
         nrm.maps.counters.update_percpu(&key, &clear, MapFlags::ANY).unwrap();
@@ -429,7 +429,7 @@ fn root_the_loaded_program_follows_the_table() {
             let found = (counted.packets[index], counted.bytes[index]);
             assert_eq!(found, expected, "{}: {}", row.what, outcome.name);
         }
-        let value = nrm.maps.queues.lookup(&key, MapFlags::ANY).unwrap().unwrap();
+        let value = nrm.maps.queues_of_limit.lookup(&key, MapFlags::ANY).unwrap().unwrap();
         let after: intf::Queue = bytemuck::pod_read_unaligned(&value);
         let charged = matches!(row.outcome, "pass" | "mark" | "slow");
         let cost_ns = if charged { row.wire_bytes * 1000 } else { 0 };
@@ -457,7 +457,7 @@ fn root_early_drops_happen_in_the_loaded_program() {
     let key = 0u32.to_ne_bytes();
     nrm.maps.limit.update(&key, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
     let queue = intf::Queue { finish_ns: monotonic_ns() + 150 * S, ..Default::default() };
-    nrm.maps.queues.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
+    nrm.maps.queues_of_limit.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
     let packet = frame(false, UDP, NOT_ECT, 1500);
     let mut returned = [0u32; 4];
     for _ in 0..400 {
