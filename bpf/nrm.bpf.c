@@ -135,10 +135,13 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	now = bpf_ktime_get_ns();
 	seen = *(volatile __u64 *)&queue->finish_ns;
 	zone = vq_zone(conf, (__s64)(seen - now));
-	if (zone == VQ_FULL)
+	if (zone != VQ_FREE) {
 		verdict = VQ_DROP_FULL;
-	else if (zone != VQ_FREE)
-		verdict = tell(skb, conf, zone, (__s64)(seen - now), bytes, direction);
+		if (zone != VQ_FULL)
+			verdict = tell(skb, conf, zone, (__s64)(seen - now), bytes, direction);
+		if (verdict != VQ_PASS)
+			c->last_ns[verdict] = now;
+	}
 
 	if (verdict < VQ_DROP_FULL) {
 		paced = direction == TG_EGRESS && l->flags & TG_FLAG_PACE_FAIR;
@@ -150,6 +153,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 			    now) > (__s64)conf->drop_ns) {
 			__sync_fetch_and_sub(&queue->finish_ns, cost);
 			verdict = VQ_DROP_FULL;
+			c->last_ns[TG_DROP_FULL] = now;
 		} else {
 			c->carry = carry;
 			if (paced)

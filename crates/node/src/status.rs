@@ -224,7 +224,7 @@ impl DirectionStatus {
             burst_ns: conf.burst_ns,
             mark_ns: conf.mark_ns,
             drop_ns: conf.drop_ns,
-            backlog_ns: backlog_ns(reading.finish_ns, monotonic_ns(), conf.burst_ns),
+            backlog_ns: backlog_ns(reading.queue.finish_ns, monotonic_ns(), conf.burst_ns),
             counters: Counts { packets: reading.counters.packets, bytes: reading.counters.bytes },
         })
     }

@@ -277,8 +277,8 @@ pub struct AttachedLimit {
 /// What a limit's queue and counters say at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// Theoretical finish time of the virtual queue, CLOCK_MONOTONIC in nanoseconds.
-    pub finish_ns: u64,
+    /// The virtual queue and the fair share.
+    pub queue: intf::Queue,
     /// Counters, summed over CPUs.
     pub counters: intf::Counters,
 }
@@ -344,7 +344,7 @@ impl LimitMaps {
             let one = bytes.and_then(|b| bytemuck::try_pod_read_unaligned(b).ok());
             counters.add(&one.ok_or(LimitError::Layout("counters"))?);
         }
-        Ok(Reading { finish_ns: queue.finish_ns, counters })
+        Ok(Reading { queue, counters })
     }
 
     /// Takes the TCP sockets in the cgroup into the limit, or gives them back: in every network
