@@ -1,0 +1,202 @@
+//! `tidegate explain`: what holds a process, a cgroup or a flow back.
+
+use std::{
+    io::{self, Write, stdout},
+    path::Path,
+    process::ExitCode,
+};
+
+use anyhow::Result;
+use tidegate_core::Rate;
+use tidegate_node::{
+    explain::{
+        self, Applied, AppliedDirection, Asked, ExplainOptions, Explanation, Place, Subject,
+    },
+    host::Host,
+    live::Origin,
+    sockets::SocketSample,
+};
+use tidegate_sys::{intf::OUTCOME_TABLE, net::diag::MAX_SOCKETS};
+
+use crate::{
+    args::ExplainArgs,
+    output::{self, Align, Column, Paint},
+};
+
+/// Sockets that are shown unless all are asked for.
+const SHOWN: usize = 10;
+
+const COLUMNS: [Column; 9] = [
+    ("LOCAL", Align::Left),
+    ("REMOTE", Align::Left),
+    ("PROCESS", Align::Left),
+    ("CC", Align::Left),
+    ("SENT", Align::Right),
+    ("RECEIVED", Align::Right),
+    ("PACED AT", Align::Right),
+    ("RTT", Align::Right),
+    ("RETRANS", Align::Right),
+];
+
+pub fn run(store: &Path, args: &ExplainArgs) -> Result<ExitCode> {
+    let host = Host::open(store)?;
+    let subject = Subject::parse(&args.subject.join(" "));
+    let sockets = if args.all { MAX_SOCKETS } else { SHOWN };
+    let options = ExplainOptions { sample: args.sample, sockets };
+    let explanation = explain::explain(&host, &subject, &options)?;
+    let mut out = stdout().lock();
+    if args.look.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?;
+    } else {
+        show(&mut out, Paint::stdout(), &explanation)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(out: &mut impl Write, paint: Paint, explanation: &Explanation) -> io::Result<()> {
+    let asked = match &explanation.asked {
+        Asked::Process { pid, comm } => format!("Process {pid} ({comm}), "),
+        Asked::Cgroup { .. } => String::new(),
+        Asked::Flow { flow } => format!("Flow {flow}, "),
+    };
+    let sample = output::time(i64::try_from(explanation.sample_ns).unwrap_or(i64::MAX));
+    for (i, place) in explanation.places.iter().enumerate() {
+        let made = if i > 0 { "sockets made " } else { "" };
+        let path = if place.cgroup.is_empty() { "/" } else { &place.cgroup };
+        let head = format!("{asked}{made}in cgroup {path}, watched for {sample}");
+        let head =
+            head.replacen("in cgroup", if asked.is_empty() { "Cgroup" } else { "in cgroup" }, 1);
+        writeln!(out, "{}\n", paint.bold(&head))?;
+        for limit in &place.limits {
+            show_limit(out, paint, limit, &sample)?;
+        }
+        show_sockets(out, paint, place)?;
+        writeln!(out, "{} {}", paint.bold("Held back by:"), place.sentence)?;
+        if i + 1 < explanation.places.len() {
+            writeln!(out)?;
+        }
+    }
+    if explanation.more_places > 0 {
+        writeln!(out, "\nand {} more cgroups", explanation.more_places)?;
+    }
+    Ok(())
+}
+
+fn show_limit(out: &mut impl Write, paint: Paint, limit: &Applied, sample: &str) -> io::Result<()> {
+    let held = match limit.origin {
+        Origin::Pinned => String::new(),
+        Origin::Run { runner_pid } => format!(", held by `tidegate run` (process {runner_pid})"),
+        Origin::Elsewhere => ", held by another store or program".to_owned(),
+    };
+    let settings = &limit.settings;
+    let loopback = if settings.loopback { ", loopback too" } else { "" };
+    writeln!(
+        out,
+        "Limit {} on {}: {}{loopback}{held}",
+        paint.bold(&format!("`{}`", limit.name)),
+        limit.scope,
+        settings.scheme
+    )?;
+    if let Some(alarm) = output::alarm(&limit.name, &limit.scope, limit.state) {
+        writeln!(out, "  {}", paint.red(&format!("WARNING: {alarm}")))?;
+    }
+    for (name, direction) in limit.directions() {
+        writeln!(out, "  {name} {}", describe(direction))?;
+        writeln!(out, "    {}", slowed(direction, sample))?;
+    }
+    writeln!(out)
+}
+
+/// What a direction is and what is used of it.
+fn describe(direction: &AppliedDirection) -> String {
+    let now = &direction.now;
+    let time = |ns: u64| output::time(i64::try_from(ns).unwrap_or(i64::MAX));
+    let rate = Rate::from_bit_s(now.rate_bit_s).map(|rate| rate.to_string()).unwrap_or_default();
+    let percent = 100.0 * direction.used_bit_s as f64 / now.rate_bit_s.max(1) as f64;
+    let mut words =
+        vec![format!("{rate}: {} used ({percent:.0} %)", output::rate(direction.used_bit_s))];
+    if let Some(fair) = now.fair {
+        let flows = if fair.flows == 1 { "flow" } else { "flows" };
+        words.push(format!(
+            "{} {flows}, each may send {}",
+            fair.flows,
+            output::rate(fair.share_bit_s)
+        ));
+        words.extend(fair.rtt_ns.map(|rtt| format!("RTT {}", time(rtt))));
+    }
+    words.push(format!(
+        "backlog {} (mark above {}, drop above {})",
+        output::time(now.backlog_ns),
+        time(now.mark_ns),
+        time(now.drop_ns)
+    ));
+    words.join("; ")
+}
+
+/// When packets were last made slower, and how many in the sample.
+fn slowed(direction: &AppliedDirection, sample: &str) -> String {
+    let ages = direction.now.last.0;
+    let kinds = OUTCOME_TABLE.iter().enumerate().filter(|(_, outcome)| outcome.slows());
+    let (mut words, mut never) = (Vec::new(), Vec::new());
+    for (i, outcome) in kinds {
+        let name = match outcome.name {
+            "mark" => "marked",
+            "slow" => "slowed",
+            "drop_full" => "dropped (full)",
+            "drop_reserve" => "dropped (reserve)",
+            "drop_early" => "dropped (early)",
+            other => other,
+        };
+        match ages[i] {
+            Some(age) => words.push(format!(
+                "{name} {} ago, {} in the last {sample}",
+                output::time(i64::try_from(age).unwrap_or(i64::MAX)),
+                direction.sample.packets[i]
+            )),
+            None => never.push(name),
+        }
+    }
+    if words.is_empty() {
+        return "never marked, slowed or dropped a packet".to_owned();
+    }
+    if !never.is_empty() {
+        words.push(format!("never {}", never.join(", ")));
+    }
+    words.join("; ")
+}
+
+fn show_sockets(out: &mut impl Write, paint: Paint, place: &Place) -> io::Result<()> {
+    if place.sockets.is_empty() {
+        return writeln!(out, "No TCP sockets.\n");
+    }
+    let several = place.sockets.iter().any(|s| s.asked) && !place.sockets.iter().all(|s| s.asked);
+    let rows: Vec<_> = place.sockets.iter().map(|socket| row(socket, several)).collect();
+    output::table(out, paint, &COLUMNS, &rows)?;
+    let more = place.sockets_total - place.sockets.len();
+    if more > 0 {
+        writeln!(out, "and {more} more (--all)")?;
+    }
+    if !place.sockets_whole {
+        writeln!(out, "There are more sockets than one look takes; some are missing.")?;
+    }
+    writeln!(out)
+}
+
+fn row(socket: &SocketSample, several: bool) -> Vec<String> {
+    let process = match (socket.pid, &socket.comm) {
+        (Some(pid), Some(comm)) => format!("{comm} ({pid})"),
+        _ => "-".to_owned(),
+    };
+    let mark = if several && socket.asked { "> " } else { "" };
+    vec![
+        format!("{mark}{}", socket.local),
+        socket.remote.to_string(),
+        process,
+        socket.congestion_control.clone(),
+        output::rate(socket.sent_bit_s),
+        output::rate(socket.received_bit_s),
+        socket.pacing_bit_s.map_or_else(|| "-".to_owned(), output::rate),
+        output::time(i64::try_from(socket.rtt_ns).unwrap_or(i64::MAX)),
+        format!("{} ({})", socket.retransmitted_segments, socket.retransmitted_segments_ever),
+    ]
+}
