@@ -231,8 +231,9 @@ pub fn explain(
     let (asked, wanted, mut groups) = find(host, subject)?;
     let more_places = groups.len().saturating_sub(MAX_PLACES);
     groups.truncate(MAX_PLACES);
-    let enclosing: Vec<_> = groups.iter().map(|group| Enclosing::of(host, group)).collect();
-    let ids: BTreeSet<u64> = enclosing.iter().flat_map(|e| e.0.iter().map(|(id, _)| *id)).collect();
+    let around = |group: &Cgroup| Around::of(host, group, matches!(wanted, Wanted::All));
+    let around: Vec<_> = groups.iter().map(around).collect();
+    let ids: BTreeSet<u64> = around.iter().flat_map(Around::ids).collect();
     let read = || live(host, |id| ids.contains(&id));
 
     let start = Instant::now();
@@ -245,22 +246,25 @@ pub fn explain(
     let limits: Vec<_> = now.iter().map(|limit| applied(limit, &earlier, sample_ns)).collect();
 
     let mut places = Vec::new();
-    for (sampler, enclosing) in samplers.iter_mut().zip(&enclosing) {
+    for (sampler, around) in samplers.iter_mut().zip(&around) {
+        let path = sampler.cgroup().path().to_owned();
         let Sockets { list: mut sockets, whole, namespaces } = sampler.look()?;
-        let limits = enclosing.pick(&now, &limits, &namespaces);
+        let inside = around.inside(&now, &limits);
+        let limits = around.pick(&now, &limits, &namespaces);
         for socket in &mut sockets {
-            socket.asked = wanted.wants(socket.inode, socket.local, socket.remote);
+            let here = matches!(wanted, Wanted::All) || socket.cgroup.as_ref() == Some(&path);
+            socket.asked = here && wanted.wants(socket.inode, socket.local, socket.remote);
         }
         // Stable: among those asked about, and among the others, the fastest stay first.
         sockets.sort_by_key(|socket| !socket.asked);
         // Of a process without TCP all that is known is what its cgroup does.
         let of_cgroup = matches!(wanted, Wanted::All) || !sockets.iter().any(|s| s.asked);
-        let verdict = verdict::judge(&limits, &sockets, of_cgroup);
+        let verdict = verdict::judge(&limits, &inside, &sockets, of_cgroup);
         let sockets_total = sockets.len();
         sockets.truncate(options.sockets);
         sampler.name_holders(&mut sockets);
         places.push(Place {
-            cgroup: sampler.cgroup().path().to_owned(),
+            cgroup: path,
             limits,
             sockets,
             sockets_total,
@@ -268,6 +272,10 @@ pub fn explain(
             sentence: verdict.to_string(),
             verdict,
         });
+    }
+    if matches!(wanted, Wanted::Flow(_)) {
+        // Of the two ends of a connection the one that is limited matters more.
+        places.sort_by_key(|place| std::cmp::Reverse(place.limits.len()));
     }
     Ok(Explanation { asked, sample_ns, places, more_places })
 }
@@ -315,13 +323,37 @@ fn made_in(host: &Host, sockets: &[diag::TcpSocket]) -> Vec<Cgroup> {
     ids.into_iter().filter_map(open).collect()
 }
 
-/// A cgroup and those above it, innermost first: their ids and paths.
-struct Enclosing(Vec<(u64, String)>);
+/// The cgroups around one.
+struct Around {
+    /// It and those above it, innermost first: their ids and paths.
+    above: Vec<(u64, String)>,
+    /// The ids of those below it, where they matter.
+    below: BTreeSet<u64>,
+}
 
-impl Enclosing {
-    fn of(host: &Host, group: &Cgroup) -> Enclosing {
-        let open = |path: &str| Some((host.hierarchy().open(path).ok()?.id(), path.to_owned()));
-        Enclosing(ancestors(group.path()).filter_map(open).collect())
+impl Around {
+    fn of(host: &Host, group: &Cgroup, with_below: bool) -> Around {
+        let hierarchy = host.hierarchy();
+        let open = |path: &str| Some((hierarchy.open(path).ok()?.id(), path.to_owned()));
+        let below =
+            if with_below { hierarchy.find_below(group.path(), |_| true) } else { Vec::new() };
+        let below = below.iter().filter_map(|path| open(path)).map(|(id, _)| id);
+        Around {
+            above: ancestors(group.path()).filter_map(open).collect(),
+            below: below.filter(|id| *id != group.id()).collect(),
+        }
+    }
+
+    fn ids(&self) -> impl Iterator<Item = u64> {
+        self.above.iter().map(|(id, _)| *id).chain(self.below.iter().copied())
+    }
+
+    /// The limits on cgroups below this one.
+    fn inside(&self, live: &[Live], limits: &[Applied]) -> Vec<Applied> {
+        let below = live.iter().zip(limits).filter(|(live, limit)| {
+            !limit.scope.is_device() && self.below.contains(&live.place_id)
+        });
+        below.map(|(_, limit)| limit.clone()).collect()
     }
 
     /// The limits that apply here: of cgroups from the inside out, also those that are pinned to one of these
@@ -329,7 +361,7 @@ impl Enclosing {
     fn pick(&self, live: &[Live], limits: &[Applied], namespaces: &[u64]) -> Vec<Applied> {
         let pairs = || live.iter().zip(limits);
         let mut picked = Vec::new();
-        for (id, path) in &self.0 {
+        for (id, path) in &self.above {
             let here = pairs().filter(|(live, limit)| match &limit.scope {
                 Scope::Cgroup(on) if limit.state == Standing::ScopeGone => on == path,
                 Scope::Cgroup(_) => live.place_id == *id,

@@ -48,27 +48,33 @@ pub fn run(store: &Path, args: &ExplainArgs) -> Result<ExitCode> {
     if args.look.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?;
     } else {
-        show(&mut out, Paint::stdout(), &explanation)?;
+        let sample = args.sample.as_nanos();
+        let sample = output::time(i64::try_from(sample).unwrap_or(i64::MAX));
+        show(&mut out, Paint::stdout(), &explanation, &sample)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(out: &mut impl Write, paint: Paint, explanation: &Explanation) -> io::Result<()> {
-    let asked = match &explanation.asked {
-        Asked::Process { pid, comm } => format!("Process {pid} ({comm}), "),
-        Asked::Cgroup { .. } => String::new(),
-        Asked::Flow { flow } => format!("Flow {flow}, "),
-    };
-    let sample = output::time(i64::try_from(explanation.sample_ns).unwrap_or(i64::MAX));
+fn show(
+    out: &mut impl Write,
+    paint: Paint,
+    explanation: &Explanation,
+    sample: &str,
+) -> io::Result<()> {
     for (i, place) in explanation.places.iter().enumerate() {
-        let made = if i > 0 { "sockets made " } else { "" };
         let path = if place.cgroup.is_empty() { "/" } else { &place.cgroup };
-        let head = format!("{asked}{made}in cgroup {path}, watched for {sample}");
-        let head =
-            head.replacen("in cgroup", if asked.is_empty() { "Cgroup" } else { "in cgroup" }, 1);
+        let asked = match &explanation.asked {
+            Asked::Process { pid, comm } if i == 0 => format!("Process {pid} ({comm}) in cgroup"),
+            Asked::Process { pid, comm } => {
+                format!("Process {pid} ({comm}), sockets made in cgroup")
+            }
+            Asked::Cgroup { .. } => "Cgroup".to_owned(),
+            Asked::Flow { flow } => format!("Flow {flow} in cgroup"),
+        };
+        let head = format!("{asked} {path}, watched for {sample}");
         writeln!(out, "{}\n", paint.bold(&head))?;
         for limit in &place.limits {
-            show_limit(out, paint, limit, &sample)?;
+            show_limit(out, paint, limit, sample)?;
         }
         show_sockets(out, paint, place)?;
         writeln!(out, "{} {}", paint.bold("Held back by:"), place.sentence)?;

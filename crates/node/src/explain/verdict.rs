@@ -36,6 +36,13 @@ pub enum Verdict {
         /// The innermost.
         limit: String,
     },
+    /// A limit on a cgroup further in is full.
+    FurtherIn {
+        /// The limit.
+        limit: String,
+        /// Its cgroup.
+        cgroup: String,
+    },
     /// What moves stays on the loopback device, which no limit here charges.
     Loopback {
         /// The innermost limit.
@@ -156,9 +163,38 @@ impl Held<'_> {
 }
 
 /// Judges a sample of `limits`, innermost first, and of those of the `sockets` that were asked about. With
-/// `of_cgroup` other traffic than TCP counts too, by what the limits have seen.
+/// `of_cgroup` other traffic than TCP counts too, by what the limits have seen, and so do limits `inside` the
+/// cgroup, which hold some of it.
 #[must_use]
-pub fn judge(limits: &[Applied], sockets: &[SocketSample], of_cgroup: bool) -> Verdict {
+pub fn judge(
+    limits: &[Applied],
+    inside: &[Applied],
+    sockets: &[SocketSample],
+    of_cgroup: bool,
+) -> Verdict {
+    let verdict = of_limits(limits, sockets, of_cgroup);
+    let itself = matches!(
+        verdict,
+        Verdict::Unlimited | Verdict::Idle | Verdict::Path { .. } | Verdict::Sender { .. }
+    );
+    let full = |limit: &&Applied| held(std::slice::from_ref(*limit)).any(|h| h.is_full());
+    let further_in = |limit: &Applied| Verdict::FurtherIn {
+        limit: limit.name.clone(),
+        cgroup: limit.scope.name().to_owned(),
+    };
+    inside.iter().filter(|_| itself).find(full).map_or(verdict, further_in)
+}
+
+/// The directions of the limits that are in force.
+fn held(limits: &[Applied]) -> impl Iterator<Item = Held<'_>> {
+    let in_force =
+        limits.iter().filter(|l| matches!(l.state, Standing::InForce | Standing::Unkept));
+    in_force.flat_map(|limit| {
+        limit.directions().map(move |(direction, now)| Held { limit, direction, now })
+    })
+}
+
+fn of_limits(limits: &[Applied], sockets: &[SocketSample], of_cgroup: bool) -> Verdict {
     let Some(innermost) = limits.first() else { return Verdict::Unlimited };
     let name = || innermost.name.clone();
     let in_force =
@@ -167,11 +203,7 @@ pub fn judge(limits: &[Applied], sockets: &[SocketSample], of_cgroup: bool) -> V
         return Verdict::NotEnforced { limit: name() };
     }
     let moving: Vec<_> = sockets.iter().filter(|s| s.asked && s.moved_bit_s() > 0).collect();
-    let held: Vec<_> = in_force()
-        .flat_map(|limit| {
-            limit.directions().map(move |(direction, now)| Held { limit, direction, now })
-        })
-        .collect();
+    let held: Vec<_> = held(limits).collect();
     let charged = held.iter().any(|h| h.now.sample.of(|o| o.name != "exempt").0 > 0);
     let exempt = held.iter().any(|h| h.now.sample.packets_of("exempt") > 0);
     let counted = |s: &SocketSample| in_force().any(|l| l.settings.loopback || !s.is_loopback());
@@ -276,6 +308,10 @@ impl fmt::Display for Verdict {
             Verdict::NotEnforced { limit } => write!(
                 f,
                 "not limited by Tidegate: limit `{limit}` is NOT ENFORCED; put it back with `tidegate apply`"
+            ),
+            Verdict::FurtherIn { limit, cgroup } => write!(
+                f,
+                "limit `{limit}` further in, which is full; `tidegate explain {cgroup}` tells more"
             ),
             Verdict::Loopback { limit } => write!(
                 f,

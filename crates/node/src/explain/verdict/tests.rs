@@ -68,7 +68,7 @@ fn socket(sent_mbit: u64, pace_mbit: Option<u64>) -> SocketSample {
 }
 
 fn say(limits: &[Applied], sockets: &[SocketSample]) -> String {
-    judge(limits, sockets, false).to_string()
+    judge(limits, &[], sockets, false).to_string()
 }
 
 #[test]
@@ -142,11 +142,22 @@ fn loopback_is_said_so() {
 
 #[test]
 fn of_a_cgroup_other_traffic_counts_too() {
-    let verdict = judge(&[limit("a", "nrm", 950)], &[], true);
+    let verdict = judge(&[limit("a", "nrm", 950)], &[], &[], true);
     assert!(matches!(verdict, Verdict::Full { .. }), "{verdict}");
-    assert_eq!(judge(&[limit("a", "nrm", 0)], &[], true), Verdict::Idle);
+    assert_eq!(judge(&[limit("a", "nrm", 0)], &[], &[], true), Verdict::Idle);
     // Of a process without a connection nothing can be said.
-    assert_eq!(judge(&[limit("a", "nrm", 950)], &[], false), Verdict::Idle);
+    assert_eq!(judge(&[limit("a", "nrm", 950)], &[], &[], false), Verdict::Idle);
+}
+
+#[test]
+fn a_full_limit_further_in_is_named() {
+    let inside = [limit("web", "pace", 90), limit("backup", "pace", 990)];
+    for outer in [vec![], vec![limit("outer", "nrm", 300)]] {
+        let said = judge(&outer, &inside, &[], true).to_string();
+        assert!(said.starts_with("limit `backup` further in, which is full"), "{said}");
+    }
+    let said = judge(&[limit("outer", "nrm", 950)], &inside, &[], true).to_string();
+    assert!(said.starts_with("limit `outer` (nrm"), "{said}");
 }
 
 #[test]
