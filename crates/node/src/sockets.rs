@@ -60,8 +60,8 @@ pub struct SocketSample {
     pub busy: f64,
     /// The part of the sample in which the receiver's window was full.
     pub receiver_limited: f64,
-    #[serde(skip)]
-    pub(crate) inode: u64,
+    /// Its inode; 0 if no process holds it any more.
+    pub inode: u64,
 }
 
 impl SocketSample {
