@@ -234,7 +234,10 @@ pub fn explain(
     let around = |group: &Cgroup| Around::of(host, group, matches!(wanted, Wanted::All));
     let around: Vec<_> = groups.iter().map(around).collect();
     let ids: BTreeSet<u64> = around.iter().flat_map(Around::ids).collect();
-    let read = || live(host, |id| ids.contains(&id));
+    let read = || {
+        let mut limits = live(host, |id| ids.contains(&id))?;
+        limits.unread.pop().map_or(Ok(limits.list), Err)
+    };
 
     let start = Instant::now();
     let samplers = groups.into_iter().map(|group| Sampler::start(host.hierarchy(), group));

@@ -52,16 +52,30 @@ pub enum LiveError {
         source: LimitError,
     },
     /// Of a limit that is in no store of ours.
-    #[error("a limit that another tidegate holds: {0}")]
-    Elsewhere(LimitError),
+    #[error("a limit on cgroup `{cgroup}` that something else holds: {source}")]
+    Elsewhere {
+        /// Its cgroup.
+        cgroup: String,
+        /// What went wrong.
+        source: LimitError,
+    },
+}
+
+/// The limits of a host.
+#[derive(Debug, Default)]
+pub struct Limits {
+    /// Those that could be read.
+    pub list: Vec<Live>,
+    /// Of limits that something else holds, why they could not: another version has put them on.
+    pub unread: Vec<LiveError>,
 }
 
 /// The limits of a host: of cgroups those whose id passes, and all of devices.
 ///
 /// # Errors
-/// [`LiveError`] for the first that cannot be read.
-pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Vec<Live>, LiveError> {
-    let mut limits = Vec::new();
+/// [`LiveError`] for the first of the store that cannot be read.
+pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Limits, LiveError> {
+    let mut limits = Limits::default();
     let mut known = BTreeSet::new();
     for pinned in host.store().list(host.hierarchy())? {
         let map_id = pinned.maps().id();
@@ -72,9 +86,9 @@ pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Vec<Live>, Live
         let status = LimitStatus::read(&pinned)
             .map_err(|source| LiveError::Limit { name: pinned.name.clone(), source })?;
         let place_id = pinned.limit.cgroup_id;
-        limits.push(Live { status, origin: Origin::Pinned, place_id, map_id });
+        limits.list.push(Live { status, origin: Origin::Pinned, place_id, map_id });
     }
-    for found in attached::attached(wanted).map_err(LiveError::Elsewhere)? {
+    for found in attached::attached(wanted) {
         if known.contains(&found.map_id) {
             continue;
         }
@@ -85,13 +99,16 @@ pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Vec<Live>, Live
         };
         let last = path.rsplit('/').next().unwrap_or_default();
         let name = if last.is_empty() { "/" } else { last }.to_owned();
-        let read = LimitStatus::of_maps(name, Scope::Cgroup(path), Standing::InForce, &found.maps);
-        limits.push(Live {
-            status: read.map_err(LiveError::Elsewhere)?,
-            origin,
-            place_id: found.cgroup_id,
-            map_id: Some(found.map_id),
-        });
+        let scope = Scope::Cgroup(path.clone());
+        match LimitStatus::of_maps(name, scope, Standing::InForce, &found.maps) {
+            Ok(status) => limits.list.push(Live {
+                status,
+                origin,
+                place_id: found.cgroup_id,
+                map_id: Some(found.map_id),
+            }),
+            Err(source) => limits.unread.push(LiveError::Elsewhere { cgroup: path, source }),
+        }
     }
     Ok(limits)
 }

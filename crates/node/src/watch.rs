@@ -19,6 +19,15 @@ pub struct Watched {
     pub sample: LimitSample,
 }
 
+/// What a look has found.
+#[derive(Debug)]
+pub struct Look {
+    /// The limits, sorted by name.
+    pub limits: Vec<Watched>,
+    /// Why some limits of others could not be read.
+    pub unread: Vec<LiveError>,
+}
+
 /// Looks at all limits of a host.
 #[derive(Debug)]
 pub struct Watch {
@@ -44,11 +53,11 @@ impl Watch {
         &self.host
     }
 
-    /// Looks again; sorted by name.
+    /// Looks again.
     ///
     /// # Errors
     /// [`LiveError`]; the next look counts from the last that had none.
-    pub fn look(&mut self) -> Result<Vec<Watched>, LiveError> {
+    pub fn look(&mut self) -> Result<Look, LiveError> {
         let limits = live(&self.host, |_| true)?;
         let now_ns = monotonic_ns();
         let interval_ns = now_ns.saturating_sub(self.earlier_ns);
@@ -56,8 +65,8 @@ impl Watch {
         let unix_ns = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
         let key = |status: &LimitStatus, place| (status.name.clone(), place);
         let mut now = BTreeMap::new();
-        let mut watched = Vec::with_capacity(limits.len());
-        for limit in limits {
+        let mut watched = Vec::with_capacity(limits.list.len());
+        for limit in limits.list {
             let key = key(&limit.status, limit.place_id);
             let earlier = self.earlier.get(&key);
             let sample = LimitSample::between(earlier, &limit.status, interval_ns, unix_ns);
@@ -66,6 +75,6 @@ impl Watch {
         }
         watched.sort_by(|a, b| a.status.name.cmp(&b.status.name));
         (self.earlier, self.earlier_ns) = (now, now_ns);
-        Ok(watched)
+        Ok(Look { limits: watched, unread: limits.unread })
     }
 }

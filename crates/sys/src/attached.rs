@@ -15,10 +15,7 @@ use libbpf_rs::{
     query::{LinkInfoIter, LinkTypeInfo},
 };
 
-use crate::{
-    intf,
-    limit::{LimitError, LimitMaps},
-};
+use crate::limit::LimitMaps;
 
 /// The programs by which a limit on a cgroup is known: each limit has one of them, on egress.
 const PROGRAMS: [&str; 2] = ["nrm_egress", "edt_cgroup"];
@@ -47,11 +44,10 @@ impl LimitMaps {
 }
 
 /// The limits on those cgroups whose id passes, at most [`MAX_ATTACHED`]. What cannot be opened, because it
-/// goes while we look, is left out.
-///
-/// # Errors
-/// [`LimitError::Layout`] for a limit that another version of Tidegate has put on.
-pub fn attached(wanted: impl Fn(u64) -> bool) -> Result<Vec<Attached>, LimitError> {
+/// goes while we look, is left out. One that another version of Tidegate has put on may have maps that cannot be
+/// read.
+#[must_use]
+pub fn attached(wanted: impl Fn(u64) -> bool) -> Vec<Attached> {
     let mut found = Vec::new();
     for link in LinkInfoIter::default() {
         let LinkTypeInfo::Cgroup(cgroup) = &link.info else { continue };
@@ -59,21 +55,21 @@ pub fn attached(wanted: impl Fn(u64) -> bool) -> Result<Vec<Attached>, LimitErro
         if !egress || !wanted(cgroup.cgroup_id) {
             continue;
         }
-        let Some(maps) = maps_of(link.prog_id)? else { continue };
+        let Some(maps) = maps_of(link.prog_id) else { continue };
         let Some(map_id) = maps.id() else { continue };
         found.push(Attached { cgroup_id: cgroup.cgroup_id, map_id, maps });
         if found.len() >= MAX_ATTACHED {
             break;
         }
     }
-    Ok(found)
+    found
 }
 
 /// The maps of a limit by its program; `None` if the program is another one, or has gone.
-fn maps_of(program: u32) -> Result<Option<LimitMaps>, LimitError> {
-    let Some((name, ids)) = program_maps(program) else { return Ok(None) };
+fn maps_of(program: u32) -> Option<LimitMaps> {
+    let (name, ids) = program_maps(program)?;
     if !PROGRAMS.contains(&name.as_str()) {
-        return Ok(None);
+        return None;
     }
     let (mut limit, mut queues, mut counters, mut sockets) = (None, None, None, None);
     for id in ids {
@@ -87,13 +83,8 @@ fn maps_of(program: u32) -> Result<Option<LimitMaps>, LimitError> {
         };
         *place = Some(map);
     }
-    let (Some(limit), Some(queues), Some(counters)) = (limit, queues, counters) else {
-        return Ok(None);
-    };
-    let maps = LimitMaps { limit, queues, counters, sockets };
-    // Fails if it has another layout.
-    let _: intf::Limit = maps.limit()?;
-    Ok(Some(maps))
+    let (limit, queues, counters) = (limit?, queues?, counters?);
+    Some(LimitMaps { limit, queues, counters, sockets })
 }
 
 /// The name of a program, and the ids of its maps.

@@ -26,12 +26,7 @@ use ratatui::{
     crossterm::event::{self, Event, KeyEventKind},
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use tidegate_node::{
-    host::Host,
-    sockets::Sampler,
-    status::monotonic_ns,
-    watch::{Watch, Watched},
-};
+use tidegate_node::{host::Host, sockets::Sampler, status::monotonic_ns, watch::Watch};
 
 use self::model::{Model, TopSockets};
 use crate::{args::TopArgs, refusal::UsageError};
@@ -130,9 +125,11 @@ impl Top {
 
     fn look(&mut self) {
         match self.watch.look() {
-            Ok(limits) => {
-                let limits: Vec<Watched> = limits;
-                self.model.look(limits, monotonic_ns());
+            Ok(look) => {
+                self.model.look(look.limits, monotonic_ns());
+                if let Some(e) = look.unread.first() {
+                    self.model.fail(e.to_string());
+                }
             }
             Err(e) => self.model.fail(e.to_string()),
         }
