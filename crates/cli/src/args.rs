@@ -127,9 +127,9 @@ Examples:
     Monitor(MonitorArgs),
     /// Say what holds a process, a cgroup or a flow back
     ///
-    /// Shows the limits of its cgroup and of those above it, also those that a `tidegate run` holds, what each
-    /// did in a short sample, and the TCP sockets that use them, rates in payload. The last line says in one
-    /// sentence what holds it back now.
+    /// Shows the limits of its cgroup and of those above it, also those that a `tidegate run` holds, what
+    /// each did in a short sample, and the TCP sockets that use them, rates in payload. The last line says in
+    /// one sentence what holds it back now.
     #[command(after_help = "\
 Examples:
   tidegate explain $(pidof rsync)
@@ -141,8 +141,8 @@ A number is a process, an address with a port a flow, all else a cgroup (/7 is t
     Explain(ExplainArgs),
     /// Watch all limits live: what is used, backlogs, drops, and the sockets behind them
     ///
-    /// Limits stand as a tree, those inside others below them. Keys: arrows or j and k select, Enter shows one
-    /// limit closely, s sorts, p pauses, + and - change the interval, ? lists them all, q ends.
+    /// Limits stand as a tree, those inside others below them. Keys: arrows or j and k select, Enter shows
+    /// one limit closely, s sorts, p pauses, + and - change the interval, ? lists them all, q ends.
     #[command(after_help = "Example:\n  tidegate top --interval 500ms")]
     Top(TopArgs),
     /// Take all limits off; the host is as it was before

@@ -182,8 +182,8 @@ pub enum ExplainError {
     NoProcess(u32),
     /// No such connection.
     #[error(
-        "no TCP connection has {0}; `ss -tn` shows those there are (in each network namespace its own); of UDP \
-         ask for the process or the cgroup"
+        "no TCP connection has {0}; `ss -tn` shows those there are (in each network namespace its own); of \
+         UDP ask for the process or the cgroup"
     )]
     NoFlow(Flow),
     /// The connection's cgroup has gone, and with it its name.

@@ -44,8 +44,8 @@ impl LimitMaps {
 }
 
 /// The limits on those cgroups whose id passes, at most [`MAX_ATTACHED`]. What cannot be opened, because it
-/// goes while we look, is left out. One that another version of Tidegate has put on may have maps that cannot be
-/// read.
+/// goes while we look, is left out. One that another version of Tidegate has put on may have maps that cannot
+/// be read.
 #[must_use]
 pub fn attached(wanted: impl Fn(u64) -> bool) -> Vec<Attached> {
     let mut found = Vec::new();

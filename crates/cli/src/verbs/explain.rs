@@ -130,12 +130,12 @@ fn describe(direction: &AppliedDirection) -> String {
         ));
         words.extend(fair.rtt_ns.map(|rtt| format!("RTT {}", time(rtt))));
     }
-    words.push(format!(
-        "backlog {} (mark above {}, drop above {})",
-        output::time(now.backlog_ns),
-        time(now.mark_ns),
-        time(now.drop_ns)
-    ));
+    let backlog = match now.backlog_ns {
+        ..=0 => "no backlog".to_owned(),
+        ns => format!("backlog {}", output::time(ns)),
+    };
+    let (mark, drop) = (time(now.mark_ns), time(now.drop_ns));
+    words.push(format!("{backlog} (mark above {mark}, drop above {drop})"));
     words.join("; ")
 }
 
@@ -176,10 +176,13 @@ fn show_sockets(out: &mut impl Write, paint: Paint, place: &Place) -> io::Result
         return writeln!(out, "No TCP sockets.\n");
     }
     let several = place.sockets.iter().any(|s| s.asked) && !place.sockets.iter().all(|s| s.asked);
-    let rows: Vec<_> = place.sockets.iter().map(|socket| row(socket, several)).collect();
+    // Where nothing is limited the others compete for nothing.
+    let asked_alone = several && place.limits.is_empty();
+    let shown = |socket: &&SocketSample| socket.asked || !asked_alone;
+    let rows: Vec<_> = place.sockets.iter().filter(shown).map(|s| row(s, several)).collect();
     output::table(out, paint, &COLUMNS, &rows)?;
-    let more = place.sockets_total - place.sockets.len();
-    if more > 0 {
+    let more = place.sockets_total - rows.len();
+    if more > 0 && !asked_alone {
         writeln!(out, "and {more} more (--all)")?;
     }
     if !place.sockets_whole {

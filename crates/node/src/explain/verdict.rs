@@ -1,9 +1,9 @@
 //! What holds a sender back, in one sentence. Pure, over what a sample has seen.
 //!
-//! In this order: no limit applies; none of them is enforced; the traffic is exempt; nothing was sent. Then, of
-//! one flow, TCP's own account says most: a socket that uses the rate it was told is held by that; one whose
-//! peer's window is full waits for its peer; one with nothing to send is held by its program. Of several flows
-//! the fullest limit says it.
+//! In this order: no limit applies; none of them is enforced; the traffic is exempt; nothing was sent. Then,
+//! of one flow, TCP's own account says most: a socket that uses the rate it was told is held by that; one
+//! whose peer's window is full waits for its peer; one with nothing to send is held by its program. Of several
+//! flows the fullest limit says it.
 
 use std::fmt;
 
@@ -315,8 +315,8 @@ impl fmt::Display for Verdict {
             ),
             Verdict::Loopback { limit } => write!(
                 f,
-                "not limited by Tidegate: this is loopback traffic, which limit `{limit}` does not count (see \
-                 --loopback)"
+                "not limited by Tidegate: this is loopback traffic, which limit `{limit}` does not count \
+                 (see --loopback)"
             ),
             Verdict::Idle => f.write_str("nothing: it sent and received nothing while we looked"),
             Verdict::Paced { limit, rate_bit_s, share_bit_s, flows: 0 | 1 } => write!(
@@ -341,8 +341,8 @@ impl fmt::Display for Verdict {
                 dropped_packets,
             } => write!(
                 f,
-                "limit `{limit}` ({scheme}, {direction} {}) is full: {} used, {told_packets} packets marked or \
-                 slowed and {dropped_packets} dropped in the sample",
+                "limit `{limit}` ({scheme}, {direction} {}) is full: {} used, {told_packets} packets marked \
+                 or slowed and {dropped_packets} dropped in the sample",
                 rate(rate_bit_s),
                 rate(used_bit_s)
             ),

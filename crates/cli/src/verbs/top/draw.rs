@@ -62,7 +62,8 @@ enum Column {
     Dropped,
 }
 
-/// From left to right: head, least width, and rank; where there is too little room the highest rank goes first.
+/// From left to right: head, least width, and rank. Where there is too little room the highest rank goes
+/// first.
 const COLUMNS: [(Column, &str, u16, u8); 11] = [
     (Column::Name, "NAME", 14, 0),
     (Column::Direction, "DIR", 3, 3),
