@@ -2,8 +2,8 @@
 //!
 //! In this order: no limit applies; none of them is enforced; the traffic is exempt; nothing was sent. Then,
 //! of one flow, TCP's own account says most: a socket that uses the rate it was told is held by that; one
-//! whose peer's window is full waits for its peer; one with nothing to send is held by its program. Of several
-//! flows the fullest limit says it.
+//! whose peer's window is full waits for its peer; one with nothing to send is held by its program. Of
+//! several flows the fullest limit says it.
 
 use std::fmt;
 
