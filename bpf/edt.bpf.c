@@ -194,6 +194,8 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 	verdict = edt_verdict(conf, &look, 1);
 	if (verdict == VQ_MARK && !bpf_skb_ecn_set_ce(skb))
 		verdict = VQ_PASS;
+	else if (verdict != VQ_PASS)
+		c->last_ns[verdict] = now;
 	if (verdict < VQ_DROP_FULL) {
 		carry = c->carry;
 		cost = vq_cost_ns(conf, bytes, &carry);

@@ -138,6 +138,9 @@ struct tg_counters {
 	/* The part of the last cost below a nanosecond, in 2^-24 ns. */
 	__u32 carry;
 	__u32 pad;
+	/* When the last packet met each outcome; only of those that tell or drop. At the end, so
+	 * that a packet that passes finds all that is its on the lines it had. */
+	__u64 last_ns[TG_OUTCOMES];
 };
 
 /* What a limit has set on a socket, kept with the socket so that it can be taken back. */

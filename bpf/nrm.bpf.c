@@ -254,15 +254,19 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		other = judge(skb, g.own_conf, g.own, now, bytes, direction);
 		verdict = other > verdict ? other : verdict;
 	}
+	if (verdict != VQ_PASS)
+		c->last_ns[verdict] = now;
 	if (verdict < VQ_DROP_FULL) {
 		carry = c->carry;
 		cost = vq_cost_ns(g.conf, bytes, &carry);
 		if (!charge(g.conf, g.queue, now, cost, counts)) {
 			verdict = VQ_DROP_FULL;
+			c->last_ns[TG_DROP_FULL] = now;
 		} else if (g.own && (own_cost = bytes * g.own_conf->cost >> VQ_COST_SHIFT,
 				     !charge(g.own_conf, g.own, now, own_cost, 1))) {
 			__sync_fetch_and_sub(&g.queue->finish_ns, cost);
 			verdict = VQ_DROP_FULL;
+			c->last_ns[TG_DROP_FULL] = now;
 		} else {
 			c->carry = carry;
 			if (counts)

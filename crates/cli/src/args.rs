@@ -17,6 +17,11 @@ pub use nic::NicArgs;
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
 /// The longest.
 const MAX_INTERVAL: Duration = Duration::from_secs(3600);
+/// The longest that `explain` watches.
+const MAX_SAMPLE: Duration = Duration::from_secs(60);
+/// The interval of `top`, also with its keys.
+pub const TOP_MIN_INTERVAL: Duration = Duration::from_millis(100);
+pub const TOP_MAX_INTERVAL: Duration = Duration::from_secs(60);
 
 const ABOUT: &str =
     "Hold a rate limit on a program, a service or a container, without a standing queue";
@@ -120,6 +125,26 @@ Examples:
   tidegate monitor --interval 200ms
   tidegate monitor --json --count 10 | jq .egress.used_bit_s")]
     Monitor(MonitorArgs),
+    /// Say what holds a process, a cgroup or a flow back
+    ///
+    /// Shows the limits of its cgroup and of those above it, also those that a `tidegate run` holds, what
+    /// each did in a short sample, and the TCP sockets that use them, rates in payload. The last line says in
+    /// one sentence what holds it back now.
+    #[command(after_help = "\
+Examples:
+  tidegate explain $(pidof rsync)
+  tidegate explain system.slice/backup.service
+  tidegate explain 10.0.0.1:41234 10.0.0.2:5201
+  tidegate explain --json [::1]:80 | jq -r .places[0].sentence
+
+A number is a process, an address with a port a flow, all else a cgroup (/7 is the cgroup `7`).")]
+    Explain(ExplainArgs),
+    /// Watch all limits live: what is used, backlogs, drops, and the sockets behind them
+    ///
+    /// Limits stand as a tree, those inside others below them. Keys: arrows or j and k select, Enter shows
+    /// one limit closely, s sorts, p pauses, + and - change the interval, ? lists them all, q ends.
+    #[command(after_help = "Example:\n  tidegate top --interval 500ms")]
+    Top(TopArgs),
     /// Take all limits off; the host is as it was before
     #[command(after_help = "Example:\n  tidegate detach --dry-run")]
     Detach(DetachArgs),
@@ -348,6 +373,28 @@ pub struct MonitorArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// A process id, a cgroup, or a TCP flow by one or both of its addresses
+    #[arg(required = true, num_args = 1.., value_name = "PID|CGROUP|FLOW")]
+    pub subject: Vec<String>,
+    /// How long to watch
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = sample)]
+    pub sample: Duration,
+    /// Show all sockets, not only the fastest
+    #[arg(long)]
+    pub all: bool,
+    #[command(flatten)]
+    pub look: LookArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Time between two looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = top_interval)]
+    pub interval: Duration,
+}
+
+#[derive(Debug, Args)]
 pub struct DetachArgs {
     /// Only say what would be taken off
     #[arg(long)]
@@ -355,13 +402,25 @@ pub struct DetachArgs {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
+    within(text, MIN_INTERVAL, MAX_INTERVAL)
+}
+
+fn sample(text: &str) -> Result<Duration, String> {
+    within(text, MIN_INTERVAL, MAX_SAMPLE)
+}
+
+fn top_interval(text: &str) -> Result<Duration, String> {
+    within(text, TOP_MIN_INTERVAL, TOP_MAX_INTERVAL)
+}
+
+fn within(text: &str, min: Duration, max: Duration) -> Result<Duration, String> {
     let time = Nanos::from_str(text).map_err(|e| e.to_string())?;
     let time = Duration::from_nanos(time.0);
-    if (MIN_INTERVAL..=MAX_INTERVAL).contains(&time) {
-        Ok(time)
-    } else {
-        Err("out of range; write 10ms to 3600s, for example 1s".to_owned())
+    if (min..=max).contains(&time) {
+        return Ok(time);
     }
+    let [min, max] = [min, max].map(|d| Nanos(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)));
+    Err(format!("out of range; write {min} to {max}, for example 1s"))
 }
 
 #[cfg(test)]

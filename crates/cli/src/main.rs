@@ -27,6 +27,8 @@ fn main() -> ExitCode {
         Verb::Apply(args) => verbs::spec::apply(store, run_dir, &args),
         Verb::Status(args) => verbs::status::all(store, run_dir, args.json),
         Verb::Monitor(args) => verbs::monitor::run(store, &args),
+        Verb::Explain(args) => verbs::explain::run(store, &args),
+        Verb::Top(args) => verbs::top::run(store, &args),
         Verb::Detach(args) => verbs::detach::run(store, run_dir, &args),
         Verb::Completions { shell } => verbs::generate::completions(shell),
         Verb::Man { dir } => verbs::generate::man(&dir),

@@ -8,8 +8,9 @@ use std::{
 use anyhow::Error;
 use clap::error::ErrorKind;
 use tidegate_node::{
-    apply::ApplyError, family::FamilyError, host::ScopeError, nic::run::NicRunError,
-    plan::PlanError, run::RunError, settings::SettingsError, spec::SpecError,
+    apply::ApplyError, explain::ExplainError, family::FamilyError, host::ScopeError,
+    nic::run::NicRunError, plan::PlanError, run::RunError, settings::SettingsError,
+    spec::SpecError,
 };
 use tidegate_sys::{
     cgroup::CgroupError, congestion::CongestionError, fq::FqError, limit::LimitError,
@@ -77,6 +78,7 @@ fn exit_code(error: &Error) -> u8 {
         || error.is::<PlanError>()
         || error.is::<FamilyError>()
         || error.downcast_ref::<CgroupError>().is_some_and(cgroup_is_users)
+        || error.downcast_ref::<ExplainError>().is_some_and(explain_is_users)
         || error.downcast_ref::<ScopeError>().is_some_and(scope_is_users)
         || error.downcast_ref::<StoreError>().is_some_and(store_is_users);
     let applied = error.downcast_ref::<ApplyError<StoreError>>();
@@ -96,6 +98,14 @@ fn cgroup_is_users(error: &CgroupError) -> bool {
         error,
         CgroupError::Missing { .. } | CgroupError::NotADirectory(_) | CgroupError::BadPath(_)
     )
+}
+
+fn explain_is_users(error: &ExplainError) -> bool {
+    match error {
+        ExplainError::NoProcess(_) | ExplainError::NoFlow(_) => true,
+        ExplainError::Cgroup(e) => cgroup_is_users(e),
+        _ => false,
+    }
 }
 
 fn scope_is_users(error: &ScopeError) -> bool {

@@ -294,6 +294,12 @@ impl Maker {
     }
 }
 
+/// The process that holds the limit of a `run`, by the path of its cgroup; `None` if that is another's.
+#[must_use]
+pub fn runner_of(path: &str) -> Option<u32> {
+    maker_of(path.rsplit('/').next()?).filter(Maker::lives).map(|maker| maker.pid)
+}
+
 fn maker_of(name: &str) -> Option<Maker> {
     let (pid, start) = name.strip_prefix(CGROUP_PREFIX)?.split_once('-')?;
     Some(Maker { pid: pid.parse().ok()?, start_ticks: u64::from_str_radix(start, 16).ok()? })

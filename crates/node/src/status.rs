@@ -6,7 +6,11 @@
 use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
-use tidegate_core::{Direction, Rate, Scheme, Scope, class::MAX_DEPTH, fair_share::ONE};
+use tidegate_core::{
+    Direction, Rate, Scheme, Scope,
+    class::MAX_DEPTH,
+    fair_share::{ONE, TARGET},
+};
 use tidegate_sys::{
     intf::{self, OUTCOME_TABLE},
     limit::{LimitError, LimitMaps, LimitOptions},
@@ -76,10 +80,34 @@ pub struct DirectionStatus {
     pub drop_ns: u64,
     /// How far the virtual queue is behind; negative for the credit left.
     pub backlog_ns: i64,
+    /// What each of its flows is told; `None` where nobody is: on ingress, and with scheme `nrm`.
+    pub fair: Option<Fair>,
     /// Since the limit was put on.
     #[serde(flatten)]
     pub counters: Counts,
+    /// When packets were last made slower.
+    #[serde(flatten)]
+    pub last: Ages,
 }
+
+/// The fair share of a limit among its flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Fair {
+    /// Flows that sent data in the last epoch; 0 if nobody has for [`SILENT_NS`].
+    pub flows: u32,
+    /// What each of them may send, on the wire.
+    pub share_bit_s: u64,
+    /// Smoothed round-trip time of the flows; `None` before the first, and with scheme `edt`.
+    pub rtt_ns: Option<u64>,
+}
+
+/// After so long without a packet nobody counts as sending.
+pub const SILENT_NS: u64 = 1_000_000_000;
+
+/// How long ago the last packet met each outcome that [slows](intf::Outcome::slows), in the order of
+/// [`OUTCOME_TABLE`]; `None` is never.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ages(pub [Option<u64>; intf::OUTCOMES]);
 
 /// Packets and bytes by outcome, in the order of [`OUTCOME_TABLE`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -101,11 +129,9 @@ impl Serialize for Counts {
     }
 }
 
-/// After so long without a packet a limit counts as silent.
-const SILENT_NS: u64 = 1_000_000_000;
-
 /// Lowers the ceilings of limits inside others to the lowest on the way up, which is the one that holds.
-pub fn hold_ceilings(limits: &mut [LimitStatus]) {
+pub fn hold_ceilings<'a>(limits: impl IntoIterator<Item = &'a mut LimitStatus>) {
+    let limits: Vec<_> = limits.into_iter().collect();
     let rates =
         |limit: &LimitStatus| [&limit.egress, &limit.ingress].map(|d| d.map(|d| d.rate_bit_s));
     let above: BTreeMap<_, _> = limits
@@ -125,6 +151,55 @@ pub fn hold_ceilings(limits: &mut [LimitStatus]) {
                 }
             }
         }
+    }
+}
+
+impl Serialize for Ages {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let slowing = OUTCOME_TABLE.iter().zip(&self.0).filter(|(outcome, _)| outcome.slows());
+        let mut map = serializer.serialize_map(None)?;
+        for (outcome, age) in slowing {
+            map.serialize_entry(&format!("{}_ago_ns", outcome.name), age)?;
+        }
+        map.end()
+    }
+}
+
+impl Ages {
+    /// How long ago a packet last met one of the outcomes that pass.
+    #[must_use]
+    pub fn of(&self, filter: impl Fn(&intf::Outcome) -> bool) -> Option<u64> {
+        let chosen = OUTCOME_TABLE.iter().zip(&self.0).filter(|(outcome, _)| filter(outcome));
+        chosen.filter_map(|(_, age)| *age).min()
+    }
+}
+
+impl Fair {
+    /// As the kernel's side has it at `now_ns`; `None` where no flow is told a share.
+    fn of(
+        limit: &intf::Limit,
+        queue: &intf::Queue,
+        direction: Direction,
+        now_ns: u64,
+    ) -> Option<Fair> {
+        let paced = limit.flags & intf::FLAG_PACE_FAIR != 0;
+        let departs = limit.flags & intf::FLAG_EDT != 0;
+        // The share of a limit with children is theirs, not its flows'.
+        let is_parent = queue.children_until_ns > now_ns;
+        if direction != Direction::Egress || !(paced || departs) || is_parent {
+            return None;
+        }
+        let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;
+        let share = if queue.share == 0 { TARGET } else { queue.share.into() };
+        let i = intf::index(direction);
+        let is_child = limit.class[i].weight != 0 && queue.now.cost != 0;
+        let rate = if is_child { queue.rate_bit_s } else { limit.rate_bit_s[i] };
+        let rate = u128::from(rate);
+        Some(Fair {
+            flows: if silent { 0 } else { queue.flows.max(queue.flows_before) },
+            share_bit_s: (rate * u128::from(share) / u128::from(ONE)) as u64,
+            rtt_ns: (paced && queue.rtt_ns > 0).then_some(queue.rtt_ns),
+        })
     }
 }
 
@@ -257,6 +332,12 @@ impl From<&intf::Limit> for Settings {
 }
 
 impl DirectionStatus {
+    /// What it may use now: with a parent its present part, else the limit.
+    #[must_use]
+    pub fn may_use_bit_s(&self) -> u64 {
+        self.now_bit_s.unwrap_or(self.rate_bit_s)
+    }
+
     fn read(
         limit: &intf::Limit,
         maps: &LimitMaps,
@@ -267,7 +348,9 @@ impl DirectionStatus {
         let queue = &reading.queue;
         let is_child = limit.class[i].weight != 0;
         let conf = if is_child && queue.now.cost != 0 { queue.now } else { limit.queue[i] };
-        let silent = monotonic_ns().saturating_sub(queue.epoch_start_ns) > SILENT_NS;
+        let now_ns = monotonic_ns();
+        let ago = |at: u64| (at > 0).then(|| now_ns.saturating_sub(at));
+        let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;
         let share = (f64::from(queue.share) / ONE as f64 * 1e4).round() / 1e4;
         Ok(DirectionStatus {
             rate_bit_s: limit.rate_bit_s[i],
@@ -276,7 +359,9 @@ impl DirectionStatus {
             burst_ns: conf.burst_ns,
             mark_ns: conf.mark_ns,
             drop_ns: conf.drop_ns,
-            backlog_ns: backlog_ns(reading.queue.finish_ns, monotonic_ns(), conf.burst_ns),
+            backlog_ns: backlog_ns(reading.queue.finish_ns, now_ns, conf.burst_ns),
+            fair: Fair::of(limit, &reading.queue, direction, now_ns),
+            last: Ages(reading.counters.last_ns.map(ago)),
             counters: Counts { packets: reading.counters.packets, bytes: reading.counters.bytes },
         })
     }
@@ -389,7 +474,9 @@ mod tests {
             mark_ns: 2,
             drop_ns: 3,
             backlog_ns: -1,
+            fair: None,
             counters,
+            last: Ages::default(),
         };
         LimitStatus {
             name: "a".into(),
@@ -425,6 +512,6 @@ mod tests {
     #[test]
     fn keys_carry_their_unit_and_counters_come_from_the_table() {
         let json = serde_json::to_string(&reading(1000)).unwrap();
-        insta::assert_snapshot!(json, @r#"{"name":"a","cgroup":"x","state":"scope_gone","parent":null,"guarantee_bit_s":null,"weight":null,"scheme":"nrm","loopback":false,"pace_ceiling":false,"rto_min_ns":0,"delack_max_ns":0,"egress":{"rate_bit_s":8000000,"now_bit_s":null,"share":null,"burst_ns":1,"mark_ns":2,"drop_ns":3,"backlog_ns":-1,"pass_packets":1,"pass_bytes":1000,"mark_packets":0,"mark_bytes":0,"slow_packets":0,"slow_bytes":0,"drop_full_packets":0,"drop_full_bytes":0,"drop_reserve_packets":0,"drop_reserve_bytes":0,"drop_early_packets":0,"drop_early_bytes":0,"exempt_packets":0,"exempt_bytes":0},"ingress":null}"#);
+        insta::assert_snapshot!(json, @r#"{"name":"a","cgroup":"x","state":"scope_gone","parent":null,"guarantee_bit_s":null,"weight":null,"scheme":"nrm","loopback":false,"pace_ceiling":false,"rto_min_ns":0,"delack_max_ns":0,"egress":{"rate_bit_s":8000000,"now_bit_s":null,"share":null,"burst_ns":1,"mark_ns":2,"drop_ns":3,"backlog_ns":-1,"fair":null,"pass_packets":1,"pass_bytes":1000,"mark_packets":0,"mark_bytes":0,"slow_packets":0,"slow_bytes":0,"drop_full_packets":0,"drop_full_bytes":0,"drop_reserve_packets":0,"drop_reserve_bytes":0,"drop_early_packets":0,"drop_early_bytes":0,"exempt_packets":0,"exempt_bytes":0,"mark_ago_ns":null,"slow_ago_ns":null,"drop_full_ago_ns":null,"drop_reserve_ago_ns":null,"drop_early_ago_ns":null},"ingress":null}"#);
     }
 }

@@ -209,6 +209,8 @@ pub struct Counters {
     pub carry: u32,
     /// Zero.
     pub pad: u32,
+    /// When the last packet met each outcome that [slows](Outcome::slows), CLOCK_MONOTONIC; 0 is never.
+    pub last_ns: [u64; OUTCOMES],
 }
 
 impl Counters {
@@ -219,6 +221,8 @@ impl Counters {
         };
         sum(&mut self.packets, &other.packets);
         sum(&mut self.bytes, &other.bytes);
+        let later = |(to, from): (&mut u64, &u64)| *to = (*to).max(*from);
+        self.last_ns.iter_mut().zip(&other.last_ns).for_each(later);
     }
 }
 
@@ -231,6 +235,15 @@ pub struct Outcome {
     pub help: &'static str,
     /// The packet went on.
     pub passed: bool,
+}
+
+impl Outcome {
+    /// Whether it makes a sender slower: marks, signals and drops. Only these have a time in
+    /// [`Counters::last_ns`], so that a packet that passes costs nothing.
+    #[must_use]
+    pub fn slows(&self) -> bool {
+        !matches!(self.name, "pass" | "exempt")
+    }
 }
 
 /// Every outcome in the order of `enum tg_outcome`: the one table from which status, JSON and docs speak.
@@ -259,7 +272,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 29];
+        static native_intf_layout: [u64; 30];
         static native_intf_layout_len: u32;
     }
 
@@ -287,6 +300,7 @@ mod tests {
             size_of::<Counters>(),
             offset_of!(Counters, bytes),
             offset_of!(Counters, carry),
+            offset_of!(Counters, last_ns),
             DIRECTIONS,
             QUEUES,
             OUTCOMES,

@@ -1,6 +1,7 @@
 //! The verbs, one a file.
 
 pub mod detach;
+pub mod explain;
 pub mod generate;
 pub mod limit;
 pub mod monitor;
@@ -8,3 +9,4 @@ pub mod nic;
 pub mod run;
 pub mod spec;
 pub mod status;
+pub mod top;

@@ -8,10 +8,12 @@
 mod apply;
 mod common;
 mod edt;
+mod explain;
 mod limit;
 mod nic;
 mod refusals;
 mod run;
+mod top;
 mod traffic;
 mod tree;
 

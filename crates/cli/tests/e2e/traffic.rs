@@ -51,13 +51,13 @@ pub fn help() {
 }
 
 /// This very program as the sender.
-fn sender(command: &mut Command, order: &str) {
+pub fn sender(command: &mut Command, order: &str) {
     command.arg(env::current_exe().unwrap()).args(["helper", "--exact"]).env(HELPER, order);
     command.stdout(std::process::Stdio::null());
 }
 
 /// The next connection, which must come.
-fn accept(listener: &TcpListener) -> TcpStream {
+pub fn accept(listener: &TcpListener) -> TcpStream {
     listener.set_nonblocking(true).unwrap();
     let (stream, _) = wait_for("a connection", || listener.accept().ok());
     stream.set_nonblocking(false).unwrap();

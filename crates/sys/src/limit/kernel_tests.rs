@@ -410,6 +410,7 @@ fn root_the_loaded_program_follows_the_table() {
             Direction::Egress => &nrm.progs.nrm_egress,
             Direction::Ingress => &nrm.progs.nrm_ingress,
         };
+        let began_ns = monotonic_ns();
         let run = program.test_run(ProgramInput {
             context_in: Some(&mut context),
             data_in: Some(&row.frame),
@@ -428,6 +429,10 @@ fn root_the_loaded_program_follows_the_table() {
             let expected = if outcome.name == row.outcome { (1, row.wire_bytes) } else { (0, 0) };
             let found = (counted.packets[index], counted.bytes[index]);
             assert_eq!(found, expected, "{}: {}", row.what, outcome.name);
+            let stamped =
+                began_ns <= counted.last_ns[index] && counted.last_ns[index] <= monotonic_ns();
+            let expected = outcome.slows() && outcome.name == row.outcome;
+            assert_eq!(stamped, expected, "{}: time of {}", row.what, outcome.name);
         }
         let value = nrm.maps.queues_of_limit.lookup(&key, MapFlags::ANY).unwrap().unwrap();
         let after: intf::Queue = bytemuck::pod_read_unaligned(&value);
