@@ -64,7 +64,8 @@ pub enum Verb {
 Examples:
   tidegate run --egress 50mbit -- rsync -a /data backup:
   tidegate run --ingress 10mbit --stats curl -O https://example.org/big.iso
-  tidegate run --egress 1mbit --loopback -- ./integration-tests")]
+  tidegate run --egress 1mbit --loopback -- ./integration-tests
+  tidegate run --parent batch --weight 10 -- ./nightly-report")]
     Run(RunArgs),
     /// Put one limit on, change it, take it off, show it
     #[command(subcommand, arg_required_else_help = true)]
@@ -271,6 +272,10 @@ impl LimitArgs {
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
+    /// A limit of this host that the command is inside of: it has a part of that one's rate. Its cgroup is made
+    /// below that one's, if this shell's is not there already
+    #[arg(long, value_name = "NAME")]
+    pub parent: Option<String>,
     #[command(flatten)]
     pub limit: LimitArgs,
     /// TCP congestion control for the command, such as `dctcp` (brought along where the kernel has none)

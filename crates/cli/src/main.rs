@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     };
     let (store, run_dir) = (&cli.bpffs, &cli.run_dir);
     let done = match cli.verb {
-        Verb::Run(args) => verbs::run::run(&args),
+        Verb::Run(args) => verbs::run::run(store, &args),
         Verb::Limit(verb) => verbs::limit::run(store, verb),
         Verb::Nic(args) => verbs::nic::run(run_dir, &args),
         Verb::Check(args) => verbs::spec::check(&args),

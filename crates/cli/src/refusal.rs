@@ -87,7 +87,8 @@ fn exit_code(error: &Error) -> u8 {
     match error.downcast_ref::<RunError>() {
         Some(RunError::Spawn(SpawnError::NotFound(_))) => NOT_FOUND,
         Some(RunError::Spawn(SpawnError::NotExecutable { .. })) => NOT_EXECUTABLE,
-        Some(RunError::Congestion(CongestionError::Unknown { .. })) => USAGE,
+        Some(RunError::Congestion(CongestionError::Unknown { .. }) | RunError::Family(_)) => USAGE,
+        Some(RunError::Store(e)) if store_is_users(e) => USAGE,
         _ if users => USAGE,
         _ => REFUSED,
     }

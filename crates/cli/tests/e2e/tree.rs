@@ -15,7 +15,7 @@ use serde_json::Value;
 use tidegate_sys::{cgroup::Cgroup, net::NetNs};
 
 use crate::{
-    common::{Guard, Objects, Place},
+    common::{Guard, Objects, Place, refused, text},
     edt::{Bed, PORT, RECEIVER, SENDER, Server, blast, net_of},
     need_root,
 };
@@ -371,4 +371,47 @@ fn root_trees_that_cannot_be_change_nothing() {
         place.json(&["limit", "show", "top", "--json"])["egress"]["rate_bit_s"],
         100_000_000
     );
+}
+
+#[test]
+fn root_a_command_runs_inside_a_limit() {
+    need_root!();
+    let place = Place::new();
+    let [web, batch] =
+        ["web", "batch"].map(|name| place.hierarchy.create(&place.group, name).unwrap());
+    let add = |name: &str, group: &Cgroup| {
+        place.ok(&["limit", "add", name, "--cgroup", group.path(), "--egress", "100mbit"]);
+    };
+    add("batch", &batch);
+    // Inside the parent's cgroup, and from elsewhere: it is made there.
+    for from in [&batch, &web] {
+        let mut command = place.inside(from, env!("CARGO_BIN_EXE_tidegate"));
+        let flags = ["--parent", "batch", "--weight", "10", "--guarantee", "5mbit"];
+        command.arg("run").args(flags).args([
+            "--stats",
+            "--json",
+            "--",
+            "cat",
+            "/proc/self/cgroup",
+        ]);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let inside = format!("0::/{}/tidegate-run-", batch.path());
+        assert!(text(&output).contains(&inside), "{}", text(&output));
+        let stats: Value = serde_json::from_slice(&output.stderr).unwrap();
+        assert_eq!((&stats["parent"], &stats["weight"]), (&"batch".into(), &10.into()));
+        assert_eq!(stats["guarantee_bit_s"], 5_000_000);
+    }
+    for (flags, says) in [
+        (&["--parent", "nobody"][..], "there is no limit `nobody`"),
+        (&["--parent", "batch", "--guarantee", "1gbit"], "--guarantee: the limits inside `batch`"),
+        (&["--parent", "batch", "--ingress", "1mbit"], "--ingress: its parent `batch` does not"),
+        (&["--weight", "5", "--egress", "1mbit"], "--weight: only a limit inside another one"),
+    ] {
+        let (code, message) = refused(place.run(flags).arg("true"));
+        assert_eq!(code, 1, "{message}");
+        assert!(message.contains(says), "{message}");
+    }
+    assert!(place.run_group().is_none());
+    assert_eq!(place.hierarchy.find_below(batch.path(), |_| true), [batch.path()]);
 }
