@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The privileged tests on Debian's kernels 6.1 and 6.12, in virtual machines without KVM.
 #
-#   scripts/vm.sh all       every privileged test, on both kernels
+#   scripts/vm.sh all       every privileged test but those that poll, on both kernels
 #   scripts/vm.sh quick     the tests that tell most, on both kernels
 #   scripts/vm.sh some TEXT...  those whose names hold one of these
 #   scripts/vm.sh shell V   a shell on kernel V (6.1 or 6.12)
@@ -36,6 +36,9 @@ quick=(
 	root_tcp_over_ipv4_is_limited
 	root_run_brings_dctcp
 )
+
+# Not run here: their threads poll, and leave an emulated machine of two CPUs nothing.
+polls=root_carousel_
 
 skip() {
 	mkdir -p "$vm"
@@ -127,7 +130,7 @@ guest() {
 		ip link set lo up
 		while read -r dir binary; do
 			echo "     Running $binary"
-			(cd "$dir" && TIDEGATE_TEST_SLOW=1 "$binary" "$@" --show-output --test-threads "$cpus") || code=1
+			(cd "$dir" && TIDEGATE_TEST_SLOW=1 "$binary" "$@" --skip "$polls" --show-output --test-threads "$cpus") || code=1
 		done <"$out/tests.list"
 	} >"$out/log" 2>&1 </dev/null
 	echo "$code" >"$out/code"

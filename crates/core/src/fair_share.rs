@@ -258,7 +258,8 @@ mod tests {
         /// Whatever is measured, the share stays between an equal part and the whole, and nothing overflows.
         #[test]
         fn the_share_keeps_its_bounds(
-            share: u64, elapsed: u64, charged: u64, backlog: u64, rtt: u64, burst: u64, sharers in any_sharers(),
+            share: u64, elapsed: u64, charged: u64, backlog: u64, rtt: u64, burst: u64,
+            sharers in any_sharers(),
         ) {
             let epoch = Epoch {
                 elapsed: Nanos(elapsed),

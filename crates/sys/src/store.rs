@@ -114,8 +114,8 @@ pub enum StoreError {
     },
     /// The parent's programs do not see the child's packets.
     #[error(
-        "limit `{name}`: its parent `{parent}` must be on a cgroup above {scope}, with scheme `pace` or `nrm`; \
-         {parent} is on {parent_scope} with `{parent_scheme}`"
+        "limit `{name}`: its parent `{parent}` must be on a cgroup above {scope}, with scheme `pace` or \
+         `nrm`; {parent} is on {parent_scope} with `{parent_scheme}`"
     )]
     NotAbove {
         /// The limit.
