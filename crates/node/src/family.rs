@@ -102,8 +102,8 @@ pub enum FamilyProblem {
     },
     /// A parent that does nothing.
     #[error(
-        "`{0}` is not in force (its cgroup was removed, or its programs were taken off); put it back first, or \
-         into the same file"
+        "`{0}` is not in force (its cgroup was removed, or its programs were taken off); put it back first, \
+         or into the same file"
     )]
     ParentFallen(String),
     /// A direction that is free.

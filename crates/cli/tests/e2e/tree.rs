@@ -1,6 +1,6 @@
-//! Limits inside limits, on traffic between two namespaces: who has which part of the parent. Tolerances
-//! are wide, and a part that is not yet right is looked at again until it is: noise moves the figures of a second,
-//! not where they settle.
+//! Limits inside limits, on traffic between two namespaces: who has which part of the parent. Tolerances are
+//! wide, and a part that is not yet right is looked at again until it is: noise moves the figures of a
+//! second, not where they settle.
 
 use std::{
     env,
