@@ -172,7 +172,7 @@ pub enum LimitVerb {
 Examples:
   tidegate limit add backup --cgroup system.slice/backup.service --egress 200mbit
   tidegate limit add uplink --dev eth0 --scheme edt --egress 1gbit
-  tidegate limit add batch --cgroup system.slice/batch.service --parent system --guarantee 100mbit --weight 50")]
+  tidegate limit add batch --cgroup system.slice/batch.service --parent system --guarantee 100mbit")]
     Add(AddArgs),
     /// Change a limit in place; only what is named changes
     ///
@@ -210,8 +210,8 @@ pub struct LimitArgs {
     /// Rate to the workload, such as 50mbit; `none` for no limit
     #[arg(long, value_name = "RATE")]
     pub ingress: Option<RateSetting>,
-    /// Inside another limit: the most it may use in each direction that its parent limits; `none` for whatever
-    /// the parent has [default: none]
+    /// Inside another limit: the most it may use in each direction that its parent limits; `none` for
+    /// whatever the parent has [default: none]
     #[arg(long, value_name = "RATE")]
     pub ceiling: Option<RateSetting>,
     /// Inside another limit: the rate it has at least, whatever its siblings want [default: none]
@@ -272,8 +272,8 @@ impl LimitArgs {
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// A limit of this host that the command is inside of: it has a part of that one's rate. Its cgroup is made
-    /// below that one's, if this shell's is not there already
+    /// A limit of this host that the command is inside of: it has a part of that one's rate. Its cgroup is
+    /// made below that one's, if this shell's is not there already
     #[arg(long, value_name = "NAME")]
     pub parent: Option<String>,
     #[command(flatten)]

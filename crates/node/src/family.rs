@@ -1,6 +1,6 @@
 //! What limits inside limits must keep to, wherever they come from: a file, a command line, the host. Pure.
 //!
-//! - The tree of limits follows the tree of cgroups: a parent is on a cgroup above, and no sibling is between.
+//! - The tree of limits follows the tree of cgroups: a parent is on a cgroup above, no sibling is between.
 //! - A limit is limited in the directions of its parent; where nothing was said, at whatever the parent has.
 //! - Siblings are guaranteed together no more than their parent has for sure: a root's rate, another limit's
 //!   own guarantee. So every guarantee can be kept at once.
@@ -67,8 +67,8 @@ pub enum FamilyProblem {
     TooDeep,
     /// The parent does not contain it.
     #[error(
-        "`{parent}` is on {parent_scope}, which does not contain {scope}; the parent of a limit is on a cgroup \
-         above its own"
+        "`{parent}` is on {parent_scope}, which does not contain {scope}; the parent of a limit is on a \
+         cgroup above its own"
     )]
     NotAbove {
         /// What the limit is on.
@@ -102,8 +102,8 @@ pub enum FamilyProblem {
     },
     /// A parent that does nothing.
     #[error(
-        "`{0}` is not in force (its cgroup was removed, or its programs were taken off); put it back first, or \
-         into the same file"
+        "`{0}` is not in force (its cgroup was removed, or its programs were taken off); put it back first, \
+         or into the same file"
     )]
     ParentFallen(String),
     /// A direction that is free.

@@ -8,10 +8,10 @@
 //! The cgroup's name, `tidegate-run-PID-START`, holds the id of the process that made it and the time at
 //! which that process started, in clock ticks since boot, so that an id used again is not taken for it.
 //!
-//! With a parent, a limit pinned on this host, the command has a part of that one's rate. Its cgroup is then made
-//! below the parent's, if the caller's is not there already. The parent does not know of it: it can be taken
-//! off meanwhile, and the command then keeps the rate that it had last; and what other runs are guaranteed
-//! is not in the sum that may not exceed what the parent has.
+//! With a parent, a limit pinned on this host, the command has a part of that one's rate. Its cgroup is then
+//! made below the parent's, if the caller's is not there already. The parent does not know of it: it can be
+//! taken off meanwhile, and the command then keeps the rate that it had last; and what other runs are
+//! guaranteed is not in the sum that may not exceed what the parent has.
 //!
 //! What the command leaves in the send buffers of its sockets when it ends, and connections that it has
 //! handed to processes it leaves behind, go on without the limit.

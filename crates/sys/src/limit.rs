@@ -376,8 +376,8 @@ impl LimitMaps {
         adopted
     }
 
-    /// Gives the queues of a limit that is not attached yet what it may use of `parent` now, so that its first
-    /// epoch is not at its ceiling, which may be none.
+    /// Gives the queues of a limit that is not attached yet what it may use of `parent` now, so that its
+    /// first epoch is not at its ceiling, which may be none.
     fn start_in(
         &self,
         parent: &LimitMaps,

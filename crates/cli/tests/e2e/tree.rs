@@ -1,6 +1,6 @@
 //! Limits inside limits, on traffic between two namespaces: who has which part of the parent. Tolerances are
-//! wide, and a part that is not yet right is looked at again until it is: noise moves the figures of a second,
-//! not where they settle.
+//! wide, and a part that is not yet right is looked at again until it is: noise moves the figures of a
+//! second, not where they settle.
 
 use std::{
     env,
@@ -24,8 +24,8 @@ const HELPER: &str = "TIDEGATE_TEST_TREE";
 /// How long traffic may take to be as it should.
 const SETTLES: Duration = Duration::from_secs(25);
 
-/// In the process under test, until it is killed: `tcp FLOWS` or `udp BIT/S` sends to the receiver, `take PORT`
-/// takes datagrams in.
+/// In the process under test, until it is killed: `tcp FLOWS` or `udp BIT/S` sends to the receiver, `take
+/// PORT` takes datagrams in.
 pub fn help() {
     let Ok(order) = env::var(HELPER) else { return };
     let (kind, number) = order.split_once(' ').unwrap();
