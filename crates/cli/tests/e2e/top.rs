@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io::{Read, Write},
     os::fd::OwnedFd,
-    process::Stdio,
+    process::{Command, Stdio},
     sync::{Arc, Mutex},
     thread,
 };
@@ -42,8 +42,11 @@ impl OnTerminal {
         let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&terminal, size).unwrap();
         let end = || Stdio::from(terminal.try_clone().unwrap());
-        let mut command = place.tidegate();
-        command.args(args).stdin(end()).stdout(end()).stderr(end()).env("TERM", "xterm");
+        // Else the terminal of whoever runs the tests would be asked for its size.
+        let mut command = Command::new("setsid");
+        command.args(["--ctty", env!("CARGO_BIN_EXE_tidegate")]).args(args);
+        command.env("TIDEGATE_BPFFS", place.store());
+        command.stdin(end()).stdout(end()).stderr(end()).env("TERM", "xterm");
         let child = Guard(command.spawn().unwrap());
         let keys = File::from(keys);
         let written = Arc::new(Mutex::new(Vec::new()));

@@ -88,8 +88,9 @@ pub enum Verdict {
         /// The rate that it set.
         rate_bit_s: u64,
     },
-    /// The connection's window is full, on a path whose limit is not here.
-    Path {
+    /// The connection's window is full, below what the limits allow: its path is long or loses packets, or, on
+    /// a short one, `pace` keeps the window small.
+    Window {
         /// Its congestion control.
         congestion_control: String,
         /// Its window.
@@ -175,7 +176,7 @@ pub fn judge(
     let verdict = of_limits(limits, sockets, of_cgroup);
     let itself = matches!(
         verdict,
-        Verdict::Unlimited | Verdict::Idle | Verdict::Path { .. } | Verdict::Sender { .. }
+        Verdict::Unlimited | Verdict::Idle | Verdict::Window { .. } | Verdict::Sender { .. }
     );
     let full = |limit: &&Applied| held(std::slice::from_ref(*limit)).any(|h| h.is_full());
     let further_in = |limit: &Applied| Verdict::FurtherIn {
@@ -256,7 +257,9 @@ fn one_flow(held: &[Held<'_>], socket: &SocketSample) -> Verdict {
     let told = socket.max_pacing_bit_s.zip(shares.min_by_key(|h| share(h)));
     let Some((pace, holder)) = told else {
         return match fullest(held, Some("egress"), &[socket]) {
-            Verdict::Sender { part, limit, .. } if socket.busy >= BUSY => path(socket, part, limit),
+            Verdict::Sender { part, limit, .. } if socket.busy >= BUSY => {
+                window(socket, part, limit)
+            }
             verdict => verdict,
         };
     };
@@ -275,13 +278,13 @@ fn one_flow(held: &[Held<'_>], socket: &SocketSample) -> Verdict {
         return full.verdict();
     }
     if socket.busy >= BUSY {
-        return path(socket, part, holder.limit.name.clone());
+        return window(socket, part, holder.limit.name.clone());
     }
     Verdict::Sender { part, of: "share", limit: holder.limit.name.clone() }
 }
 
-fn path(socket: &SocketSample, part: f64, limit: String) -> Verdict {
-    Verdict::Path {
+fn window(socket: &SocketSample, part: f64, limit: String) -> Verdict {
+    Verdict::Window {
         congestion_control: socket.congestion_control.clone(),
         cwnd_segments: socket.cwnd_segments,
         retransmitted_segments: socket.retransmitted_segments,
@@ -356,7 +359,7 @@ impl fmt::Display for Verdict {
                 "its own program, which asked to be paced at {} (SO_MAX_PACING_RATE)",
                 rate(rate_bit_s)
             ),
-            Verdict::Path {
+            Verdict::Window {
                 congestion_control,
                 cwnd_segments,
                 retransmitted_segments,
@@ -364,7 +367,7 @@ impl fmt::Display for Verdict {
                 limit,
             } => write!(
                 f,
-                "the path, not Tidegate: `{congestion_control}` allows a window of {cwnd_segments} segments \
+                "its window: {cwnd_segments} segments of `{congestion_control}` on this path \
                  ({retransmitted_segments} retransmitted in the sample), {} of what limit `{limit}` allows",
                 percent(*part)
             ),

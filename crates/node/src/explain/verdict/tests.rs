@@ -111,7 +111,7 @@ fn a_flow_that_uses_little_is_held_by_itself_its_peer_or_its_path() {
     let peer = SocketSample { receiver_limited: 0.9, ..socket(3, Some(106)) };
     assert!(say(&limits, &[peer]).starts_with("the receiver: its window was full for 90 %"));
     let said = say(&limits, &[socket(3, Some(106))]);
-    assert!(said.starts_with("the path, not Tidegate: `cubic` allows a window of 10"), "{said}");
+    assert!(said.starts_with("its window: 10 segments of `cubic` on this path"), "{said}");
     let own = say(&limits, &[socket(3, Some(3))]);
     assert!(own.starts_with("its own program, which asked to be paced at 3mbit"), "{own}");
     assert!(say(&limits, &[socket(0, Some(106))]).starts_with("nothing"));
