@@ -69,8 +69,8 @@ pub struct DirectionStatus {
     pub rate_bit_s: u64,
     /// With a parent: what it may use now; `None` while it is silent.
     pub now_bit_s: Option<u64>,
-    /// Of what it may use now, what a flow has, or a weight of 100 among the limits inside; `None` while it is
-    /// silent.
+    /// Of what it may use now, what a flow has, or a weight of 100 among the limits inside; `None` while it
+    /// is silent.
     pub share: Option<f64>,
     /// Credit of the idle limit.
     pub burst_ns: u64,

@@ -71,7 +71,8 @@ fn maps_of(program: u32) -> Option<LimitMaps> {
     if !PROGRAMS.contains(&name.as_str()) {
         return None;
     }
-    // The maps of a parent have the same names and are met later (maps.h): the first ones are the limit's own.
+    // The maps of a parent have the same names and are met later (maps.h): the first ones are the limit's
+    // own.
     let (mut limit, mut queues, mut counters) = (None, None, None);
     for id in ids {
         let Ok(map) = MapHandle::from_map_id(id) else { continue };

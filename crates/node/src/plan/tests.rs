@@ -156,8 +156,8 @@ pub(crate) fn two_limits() -> Vec<Wanted> {
 /// Cgroups of a few, some inside others.
 const CGROUPS: [&str; 9] = ["u", "u/v", "u/v/w", "u/v/w/x", "u/y", "u/y/z", "s", "s/t", "r"];
 
-/// Up to six limits of different names, on different cgroups of a few; about half are inside another, if there
-/// is one above: one of those of the next cgroup upwards that has some.
+/// Up to six limits of different names, on different cgroups of a few; about half are inside another, if
+/// there is one above: one of those of the next cgroup upwards that has some.
 pub(crate) fn wanted() -> impl Strategy<Value = Vec<Wanted>> {
     let names = proptest::sample::subsequence(vec!["a", "b", "c", "d", "e", "f"], 0..=6);
     let cgroups = Just(CGROUPS.to_vec()).prop_shuffle();
