@@ -310,7 +310,7 @@ pub fn net_of(netns: &NetNs) -> String {
     format!("--net=/run/netns/{}", netns.name())
 }
 
-fn into(netns: &NetNs, program: &str) -> Command {
+pub fn into(netns: &NetNs, program: &str) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(net_of(netns)).arg(program).stdin(Stdio::null());
     command
