@@ -88,8 +88,8 @@ pub enum Verdict {
         /// The rate that it set.
         rate_bit_s: u64,
     },
-    /// The connection's window is full, below what the limits allow: its path is long or loses packets, or, on
-    /// a short one, `pace` keeps the window small.
+    /// The connection's window is full, below what the limits allow: its path is long or loses packets, or,
+    /// on a short one, `pace` keeps the window small.
     Window {
         /// Its congestion control.
         congestion_control: String,
