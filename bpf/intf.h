@@ -128,7 +128,11 @@ struct tg_queue {
 	__u32 weight_before;
 	__u32 lightest;
 	__u32 lightest_before;
-	__u64 unused[4];
+	/* Of flows: what those that are told no share have used, each up to one, in this epoch and
+	 * the one before. */
+	__u64 untold_ns;
+	__u64 untold_before_ns;
+	__u64 unused[2];
 };
 
 /* One direction, one CPU. */
@@ -150,6 +154,9 @@ struct tg_socket {
 	__u32 epoch;
 	/* When a child of the limit last had a packet of it. */
 	__u64 claimed_ns;
+	/* Of one that is told no share: what it has sent in that epoch. */
+	__u32 sent_bytes;
+	__u32 pad;
 };
 
 #endif

@@ -43,9 +43,18 @@ static __always_inline void count(struct tg_counters *c, enum tg_outcome outcome
 	c->bytes[outcome] += bytes;
 }
 
+/* Whether the packet's socket is paced at its share. */
+static __always_inline int is_told(struct __sk_buff *skb)
+{
+	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
+
+	return ours && ours->pacing_byte_s;
+}
+
 /* The part of the verdict that needs the packet's headers and its socket; sets CE where it can. */
 static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct vq_conf *conf,
-					    enum vq_zone zone, __s64 backlog_ns, __u32 bytes,
+					    const struct tg_queue *queue, enum vq_zone zone,
+					    __s64 backlog_ns, __u32 bytes,
 					    enum tg_direction direction)
 {
 	struct vq_packet packet = {
@@ -63,6 +72,12 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
 
 		packet.in_flight = !tp || tp->packets_out;
 	}
+	/*
+	 * A flow that keeps to its share beside senders that know none would only make room for
+	 * them.
+	 */
+	if (packet.tcp && packet.local && queue->untold_before_ns && is_told(skb))
+		return VQ_PASS;
 	/* The reserve may turn the packet away: ask before the header is written. */
 	if (zone == VQ_RESERVE && vq_decide(conf, zone, backlog_ns, &packet, 0) == VQ_DROP_RESERVE)
 		return VQ_DROP_RESERVE;
@@ -73,17 +88,49 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
 /* Two full segments: the least that TCP sends at once when it is paced. */
 #define PACED_BURST_BYTES (2 * 1514)
 
-/* Counts the flow in this epoch. */
-static __always_inline void see_flow(struct __sk_buff *skb, struct tg_queue *queue)
+/*
+ * Reserves what a sender uses that is told no share, up to one: the flows then make room for it,
+ * and for no more.
+ */
+static __always_inline void reserve(struct tg_socket *ours, const struct vq_conf *conf,
+				    struct tg_queue *queue, __u32 epoch, __u32 bytes)
 {
-	/* Who is told no share takes none: sockets that are told have a storage already. */
-	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
-	struct fs_sharers sharers;
+	__u64 share = queue->share ? queue->share : FS_TARGET;
+	__u64 fair_ns = (queue->epoch_us * 1000ULL) * (share >> 8) >> 16;
 
-	/* A new socket's storage is zero: number epochs from one. */
-	if (!ours || ours->epoch == queue->epoch + 1)
+	if (ours->epoch != epoch) {
+		ours->epoch = epoch;
+		ours->sent_bytes = 0;
+	}
+	if (ours->sent_bytes * conf->cost >> VQ_COST_SHIFT < fair_ns)
+		__sync_fetch_and_add(&queue->untold_ns, bytes * conf->cost >> VQ_COST_SHIFT);
+	ours->sent_bytes += bytes;
+}
+
+/* Counts the flow in this epoch. */
+static __always_inline void see_flow(struct __sk_buff *skb, const struct vq_conf *conf,
+				     struct tg_queue *queue, __u32 bytes)
+{
+	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+	int told = sk && sk->protocol == IPPROTO_TCP;
+	__u32 epoch = queue->epoch + 1;
+	struct fs_sharers sharers;
+	struct tg_socket *ours;
+
+	/* A TCP socket that is told its share has a storage already. */
+	ours = sk ? bpf_sk_storage_get(&sockets_of_limit, sk, 0,
+				       told ? 0 : BPF_SK_STORAGE_GET_F_CREATE)
+		  : 0;
+	if (!ours)
 		return;
-	ours->epoch = queue->epoch + 1;
+	if (!told) {
+		reserve(ours, conf, queue, epoch, bytes);
+		return;
+	}
+	/* A new socket's storage is zero: number epochs from one. */
+	if (ours->epoch == epoch)
+		return;
+	ours->epoch = epoch;
 	fs_flows(&sharers, __sync_fetch_and_add(&queue->flows, 1) + 1);
 	if (sharers.count > queue->flows_before)
 		queue->share = fs_make_room(queue->share, &sharers);
@@ -166,7 +213,7 @@ static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct
 		return VQ_PASS;
 	if (zone == VQ_FULL)
 		return VQ_DROP_FULL;
-	return tell(skb, conf, zone, backlog, bytes, direction);
+	return tell(skb, conf, queue, zone, backlog, bytes, direction);
 }
 
 /* Charges a queue; 0 if other CPUs have filled it since it was judged: then it is given back. */
@@ -195,9 +242,9 @@ static __always_inline void account(struct __sk_buff *skb, const struct gates *g
 	own_class.weight = FS_WEIGHT;
 	if (bytes > VQ_SMALL_BYTES) {
 		if (g->paced && g->own)
-			see_flow(skb, g->own);
+			see_flow(skb, g->own_conf, g->own, bytes);
 		else if (g->paced && !g->is_parent)
-			see_flow(skb, g->queue);
+			see_flow(skb, g->conf, g->queue, bytes);
 		if (g->own)
 			tg_count_class(g->queue, g->own, &own_class);
 		if (g->parent)

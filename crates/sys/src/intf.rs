@@ -193,8 +193,12 @@ pub struct Queue {
     pub lightest: u32,
     /// ... and in the epoch before.
     pub lightest_before: u32,
+    /// What senders that are told no share have used in this epoch, each up to one.
+    pub untold_ns: u64,
+    /// ... and in the epoch before.
+    pub untold_before_ns: u64,
     /// Zero.
-    pub unused: [u64; 4],
+    pub unused: [u64; 2],
 }
 
 /// `struct tg_counters`.
