@@ -8,7 +8,8 @@
  * must not charge it.
  *
  * Egress tells a TCP sender of this host to reduce its window (return values 2 and 3); on ingress
- * the sender is elsewhere, so there are only marks and drops.
+ * the sender is elsewhere, so there are only marks and drops here; scheme `pace` tells it by the
+ * receive window (tune.bpf.c).
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -74,30 +75,43 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
 #define PACED_BURST_BYTES (2 * 1514)
 
 /* Counts the flow in this epoch. */
-static __always_inline void see_flow(struct __sk_buff *skb, struct tg_queue *queue)
+static __always_inline void see_flow(struct __sk_buff *skb, struct tg_queue *queue,
+				     enum tg_direction direction)
 {
 	/* Who is told no share takes none: sockets that are told have a storage already. */
 	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
 	struct fs_sharers sharers;
 
 	/* A new socket's storage is zero: number epochs from one. */
-	if (!ours || ours->epoch == queue->epoch + 1)
+	if (!ours || ours->epoch[direction] == queue->epoch + 1)
 		return;
-	ours->epoch = queue->epoch + 1;
+	ours->epoch[direction] = queue->epoch + 1;
 	fs_flows(&sharers, __sync_fetch_and_add(&queue->flows, 1) + 1);
 	if (sharers.count > queue->flows_before)
 		queue->share = fs_make_room(queue->share, &sharers);
 }
 
+/* What a flow sends at once, that is paced or told by its window. */
+static __always_inline __u64 burst_bytes(const struct vq_conf *conf, const struct tg_queue *queue,
+					 int windows)
+{
+	__u64 window_ns;
+
+	if (!windows)
+		return PACED_BURST_BYTES;
+	window_ns = rw_burst_ns(queue->rtt_ns, queue->flows_before);
+	return fs_max((window_ns << VQ_COST_SHIFT) / conf->cost, PACED_BURST_BYTES);
+}
+
 /* Ends the epoch when its time has come. */
 static __always_inline int turn(const struct vq_conf *conf, struct tg_queue *queue, __u64 now,
-				__u64 cost_ns, __u64 rate_bit_s)
+				__u64 cost_ns, __u64 rate_bit_s, int windows)
 {
 	/* Above the mark, and without the packet at hand: below it a burst may just have passed. */
 	__s64 backlog = queue->finish_ns - now - cost_ns - conf->mark_ns;
 
 	if (!tg_turn_epoch(conf, queue, now, backlog > 0 ? backlog : 0, queue->rtt_ns,
-			   PACED_BURST_BYTES, rate_bit_s))
+			   burst_bytes(conf, queue, windows), rate_bit_s))
 		return 0;
 	queue->newcomers = 0;
 	return 1;
@@ -116,7 +130,9 @@ struct gates {
 	/* The parent's; 0 without one. */
 	struct tg_queue *parent;
 	int is_parent;
+	/* Its flows are told their share, here by their receive windows. */
 	int paced;
+	int windows;
 };
 
 static __always_inline const struct vq_conf *conf_now(const struct tg_queue *queue,
@@ -155,29 +171,33 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g, _
 		g->own_conf = conf_now(g->own, g->conf);
 }
 
-static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct vq_conf *conf,
-					     const struct tg_queue *queue, __u64 now, __u32 bytes,
-					     enum tg_direction direction)
+static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct gates *g,
+					     const struct vq_conf *conf,
+					     const struct tg_queue *queue, __u64 now, __u32 bytes)
 {
 	__s64 backlog = *(volatile __u64 *)&queue->finish_ns - now;
-	enum vq_zone zone = vq_zone(conf, backlog);
+	enum vq_zone zone;
 
+	if (g->windows)
+		backlog = rw_judged_ns(backlog, conf->mark_ns, queue->rtt_ns);
+	zone = vq_zone(conf, backlog);
 	if (zone == VQ_FREE)
 		return VQ_PASS;
 	if (zone == VQ_FULL)
 		return VQ_DROP_FULL;
-	return tell(skb, conf, zone, backlog, bytes, direction);
+	return tell(skb, conf, zone, backlog, bytes, g->direction);
 }
 
 /* Charges a queue; 0 if other CPUs have filled it since it was judged: then it is given back. */
-static __always_inline int charge(const struct vq_conf *conf, struct tg_queue *queue, __u64 now,
-				  __u64 cost, int counts)
+static __always_inline int charge(const struct gates *g, const struct vq_conf *conf,
+				  struct tg_queue *queue, __u64 now, __u64 cost, int counts)
 {
 	__u64 seen = *(volatile __u64 *)&queue->finish_ns;
+	__u64 room = g->windows ? fs_min(queue->rtt_ns, RW_MAX_ROOM_NS) : 0;
 	__u64 found =
 	    vq_charge(conf, &queue->finish_ns, counts ? &queue->skipped_ns : 0, seen, now, cost);
 
-	if ((__s64)(found - now) <= (__s64)conf->drop_ns)
+	if ((__s64)(found - now) <= (__s64)(conf->drop_ns + room))
 		return 1;
 	__sync_fetch_and_sub(&queue->finish_ns, cost);
 	return 0;
@@ -195,19 +215,19 @@ static __always_inline void account(struct __sk_buff *skb, const struct gates *g
 	own_class.weight = FS_WEIGHT;
 	if (bytes > VQ_SMALL_BYTES) {
 		if (g->paced && g->own)
-			see_flow(skb, g->own);
+			see_flow(skb, g->own, g->direction);
 		else if (g->paced && !g->is_parent)
-			see_flow(skb, g->queue);
+			see_flow(skb, g->queue, g->direction);
 		if (g->own)
 			tg_count_class(g->queue, g->own, &own_class);
 		if (g->parent)
 			tg_count_class(g->parent, g->queue, class);
 	}
-	if (g->own && turn(g->own_conf, g->own, now, own_cost, rate)) {
+	if (g->own && turn(g->own_conf, g->own, now, own_cost, rate, g->windows)) {
 		tg_report(g->queue, g->own, now);
 		tg_follow(g->queue, g->own, g->conf, &own_class, rate);
 	}
-	if (!turn(g->conf, g->queue, now, cost, rate))
+	if (!turn(g->conf, g->queue, now, cost, rate, g->windows))
 		return;
 	/* What its children take their parts of. */
 	g->queue->rate_bit_s = rate;
@@ -246,12 +266,13 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 
 	now = bpf_ktime_get_ns();
 	find_gates(skb, &g, now);
-	g.paced = direction == TG_EGRESS && g.limit->flags & TG_FLAG_PACE_FAIR;
+	g.paced = !!(g.limit->flags & TG_FLAG_PACE_FAIR);
+	g.windows = g.paced && direction == TG_INGRESS;
 	counts = g.paced || g.parent || g.is_parent;
 
-	verdict = judge(skb, g.conf, g.queue, now, bytes, direction);
+	verdict = judge(skb, &g, g.conf, g.queue, now, bytes);
 	if (g.own && verdict < VQ_DROP_FULL) {
-		other = judge(skb, g.own_conf, g.own, now, bytes, direction);
+		other = judge(skb, &g, g.own_conf, g.own, now, bytes);
 		verdict = other > verdict ? other : verdict;
 	}
 	if (verdict != VQ_PASS)
@@ -259,11 +280,11 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	if (verdict < VQ_DROP_FULL) {
 		carry = c->carry;
 		cost = vq_cost_ns(g.conf, bytes, &carry);
-		if (!charge(g.conf, g.queue, now, cost, counts)) {
+		if (!charge(&g, g.conf, g.queue, now, cost, counts)) {
 			verdict = VQ_DROP_FULL;
 			c->last_ns[TG_DROP_FULL] = now;
 		} else if (g.own && (own_cost = bytes * g.own_conf->cost >> VQ_COST_SHIFT,
-				     !charge(g.own_conf, g.own, now, own_cost, 1))) {
+				     !charge(&g, g.own_conf, g.own, now, own_cost, 1))) {
 			__sync_fetch_and_sub(&g.queue->finish_ns, cost);
 			verdict = VQ_DROP_FULL;
 			c->last_ns[TG_DROP_FULL] = now;
