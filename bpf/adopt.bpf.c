@@ -11,6 +11,7 @@
 #include "intf.h"
 #include "sockets.h"
 #include "vmlinux.h"
+#include "windows.h"
 
 #define TG_TCP_ESTABLISHED 1
 
@@ -45,14 +46,19 @@ static __always_inline int is_exempt(struct sock_common *sk, const struct tg_lim
 	return tg_within_host4(sk->skc_rcv_saddr, sk->skc_daddr);
 }
 
-/* Asks for a callback every round trip; before Linux 6.12 a socket that exists cannot be asked. */
-static __always_inline int hear_round_trips(void *sk)
+/*
+ * Asks for a callback every round trip, and with `acks` for every packet that is built; before
+ * Linux 6.12 a socket that exists cannot be asked.
+ */
+static __always_inline int hear(void *sk, int acks)
 {
 	int flags = 0;
 
 	if (bpf_getsockopt(sk, TG_SOL_TCP, TG_TCP_CB_FLAGS, &flags, sizeof(flags)))
 		return 0;
 	flags |= BPF_SOCK_OPS_RTT_CB_FLAG;
+	if (acks)
+		flags |= BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
 	return !bpf_setsockopt(sk, TG_SOL_TCP, TG_TCP_CB_FLAGS, &flags, sizeof(flags));
 }
 
@@ -106,6 +112,9 @@ int adopt(struct bpf_iter__tcp *ctx)
 		if (!queue)
 			return 0;
 	}
+	/* A window moves on with the next packet that the socket builds, if that is heard. */
+	if (release || !tg_has_windows(l))
+		tg_free_window(sk, tp, ours);
 	if (release) {
 		/* The kernel lets a connection's time-out grow again only with its RTT variance. */
 		if (l->rto_min_us)
@@ -117,7 +126,7 @@ int adopt(struct bpf_iter__tcp *ctx)
 				       sizeof(window));
 	} else {
 		tg_set_timers(sk, l);
-		hears = hear_round_trips(sk);
+		hears = hear(sk, tg_has_windows(l));
 		/* Who cannot hear of a new share, or rate, has at least the ceiling. */
 		wanted = tg_pacing_rate(
 		    l, hears ? tg_rate(l, queue, TG_EGRESS) : l->rate_bit_s[TG_EGRESS],

@@ -8,6 +8,7 @@
 #define TG_INTF_H
 
 #include "class.h"
+#include "rwnd.h"
 #include "vqueue.h"
 
 /* The header of a frame below IP, as tc counts it: Ethernet without its checksum. */
@@ -150,13 +151,17 @@ struct tg_counters {
 /* What a limit has set on a socket, kept with the socket so that it can be taken back. */
 struct tg_socket {
 	__u32 pacing_byte_s;
-	/* The last epoch in which it sent data. */
-	__u32 epoch;
+	/* By direction, the last epoch in which it had data. */
+	__u32 epoch[TG_DIRECTIONS];
+	/* The clamp of the receive window that was set here, and the last that was not. */
+	__u32 clamp_bytes;
+	__u32 theirs_bytes;
+	__u32 pad;
+	struct rw_flow rwnd;
 	/* When a child of the limit last had a packet of it. */
 	__u64 claimed_ns;
-	/* Of one that is told no share: what it has sent in that epoch. */
-	__u32 sent_bytes;
-	__u32 pad;
+	/* Of one that is told no share, by direction: its bytes in that epoch. */
+	__u32 untold_bytes[TG_DIRECTIONS];
 };
 
 #endif

@@ -8,7 +8,8 @@
  * must not charge it.
  *
  * Egress tells a TCP sender of this host to reduce its window (return values 2 and 3); on ingress
- * the sender is elsewhere, so there are only marks and drops.
+ * the sender is elsewhere, so there are only marks and drops here; scheme `pace` tells it by the
+ * receive window (tune.bpf.c).
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -93,27 +94,29 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
  * and for no more.
  */
 static __always_inline void reserve(struct tg_socket *ours, const struct vq_conf *conf,
-				    struct tg_queue *queue, __u32 epoch, __u32 bytes)
+				    struct tg_queue *queue, __u32 bytes,
+				    enum tg_direction direction)
 {
 	__u64 share = queue->share ? queue->share : FS_TARGET;
 	__u64 fair_ns = (queue->epoch_us * 1000ULL) * (share >> 8) >> 16;
+	__u32 epoch = queue->epoch + 1;
 
-	if (ours->epoch != epoch) {
-		ours->epoch = epoch;
-		ours->sent_bytes = 0;
+	if (ours->epoch[direction] != epoch) {
+		ours->epoch[direction] = epoch;
+		ours->untold_bytes[direction] = 0;
 	}
-	if (ours->sent_bytes * conf->cost >> VQ_COST_SHIFT < fair_ns)
+	if (ours->untold_bytes[direction] * conf->cost >> VQ_COST_SHIFT < fair_ns)
 		__sync_fetch_and_add(&queue->untold_ns, bytes * conf->cost >> VQ_COST_SHIFT);
-	ours->sent_bytes += bytes;
+	ours->untold_bytes[direction] += bytes;
 }
 
 /* Counts the flow in this epoch. */
 static __always_inline void see_flow(struct __sk_buff *skb, const struct vq_conf *conf,
-				     struct tg_queue *queue, __u32 bytes)
+				     struct tg_queue *queue, __u32 bytes,
+				     enum tg_direction direction)
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
 	int told = sk && sk->protocol == IPPROTO_TCP;
-	__u32 epoch = queue->epoch + 1;
 	struct fs_sharers sharers;
 	struct tg_socket *ours;
 
@@ -124,27 +127,39 @@ static __always_inline void see_flow(struct __sk_buff *skb, const struct vq_conf
 	if (!ours)
 		return;
 	if (!told) {
-		reserve(ours, conf, queue, epoch, bytes);
+		reserve(ours, conf, queue, bytes, direction);
 		return;
 	}
 	/* A new socket's storage is zero: number epochs from one. */
-	if (ours->epoch == epoch)
+	if (ours->epoch[direction] == queue->epoch + 1)
 		return;
-	ours->epoch = epoch;
+	ours->epoch[direction] = queue->epoch + 1;
 	fs_flows(&sharers, __sync_fetch_and_add(&queue->flows, 1) + 1);
 	if (sharers.count > queue->flows_before)
 		queue->share = fs_make_room(queue->share, &sharers);
 }
 
+/* What a flow sends at once, that is paced or told by its window. */
+static __always_inline __u64 burst_bytes(const struct vq_conf *conf, const struct tg_queue *queue,
+					 int windows)
+{
+	__u64 window_ns;
+
+	if (!windows)
+		return PACED_BURST_BYTES;
+	window_ns = rw_burst_ns(queue->rtt_ns, queue->flows_before);
+	return fs_max((window_ns << VQ_COST_SHIFT) / conf->cost, PACED_BURST_BYTES);
+}
+
 /* Ends the epoch when its time has come. */
 static __always_inline int turn(const struct vq_conf *conf, struct tg_queue *queue, __u64 now,
-				__u64 cost_ns, __u64 rate_bit_s)
+				__u64 cost_ns, __u64 rate_bit_s, int windows)
 {
 	/* Above the mark, and without the packet at hand: below it a burst may just have passed. */
 	__s64 backlog = queue->finish_ns - now - cost_ns - conf->mark_ns;
 
 	if (!tg_turn_epoch(conf, queue, now, backlog > 0 ? backlog : 0, queue->rtt_ns,
-			   PACED_BURST_BYTES, rate_bit_s))
+			   burst_bytes(conf, queue, windows), rate_bit_s))
 		return 0;
 	queue->newcomers = 0;
 	return 1;
@@ -163,7 +178,9 @@ struct gates {
 	/* The parent's; 0 without one. */
 	struct tg_queue *parent;
 	int is_parent;
+	/* Its flows are told their share, here by their receive windows. */
 	int paced;
+	int windows;
 };
 
 static __always_inline const struct vq_conf *conf_now(const struct tg_queue *queue,
@@ -202,29 +219,33 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g, _
 		g->own_conf = conf_now(g->own, g->conf);
 }
 
-static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct vq_conf *conf,
-					     const struct tg_queue *queue, __u64 now, __u32 bytes,
-					     enum tg_direction direction)
+static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct gates *g,
+					     const struct vq_conf *conf,
+					     const struct tg_queue *queue, __u64 now, __u32 bytes)
 {
 	__s64 backlog = *(volatile __u64 *)&queue->finish_ns - now;
-	enum vq_zone zone = vq_zone(conf, backlog);
+	enum vq_zone zone;
 
+	if (g->windows)
+		backlog = rw_judged_ns(backlog, conf->mark_ns, queue->rtt_ns);
+	zone = vq_zone(conf, backlog);
 	if (zone == VQ_FREE)
 		return VQ_PASS;
 	if (zone == VQ_FULL)
 		return VQ_DROP_FULL;
-	return tell(skb, conf, queue, zone, backlog, bytes, direction);
+	return tell(skb, conf, queue, zone, backlog, bytes, g->direction);
 }
 
 /* Charges a queue; 0 if other CPUs have filled it since it was judged: then it is given back. */
-static __always_inline int charge(const struct vq_conf *conf, struct tg_queue *queue, __u64 now,
-				  __u64 cost, int counts)
+static __always_inline int charge(const struct gates *g, const struct vq_conf *conf,
+				  struct tg_queue *queue, __u64 now, __u64 cost, int counts)
 {
 	__u64 seen = *(volatile __u64 *)&queue->finish_ns;
+	__u64 room = g->windows ? fs_min(queue->rtt_ns, RW_MAX_ROOM_NS) : 0;
 	__u64 found =
 	    vq_charge(conf, &queue->finish_ns, counts ? &queue->skipped_ns : 0, seen, now, cost);
 
-	if ((__s64)(found - now) <= (__s64)conf->drop_ns)
+	if ((__s64)(found - now) <= (__s64)(conf->drop_ns + room))
 		return 1;
 	__sync_fetch_and_sub(&queue->finish_ns, cost);
 	return 0;
@@ -242,19 +263,19 @@ static __always_inline void account(struct __sk_buff *skb, const struct gates *g
 	own_class.weight = FS_WEIGHT;
 	if (bytes > VQ_SMALL_BYTES) {
 		if (g->paced && g->own)
-			see_flow(skb, g->own_conf, g->own, bytes);
+			see_flow(skb, g->own_conf, g->own, bytes, g->direction);
 		else if (g->paced && !g->is_parent)
-			see_flow(skb, g->conf, g->queue, bytes);
+			see_flow(skb, g->conf, g->queue, bytes, g->direction);
 		if (g->own)
 			tg_count_class(g->queue, g->own, &own_class);
 		if (g->parent)
 			tg_count_class(g->parent, g->queue, class);
 	}
-	if (g->own && turn(g->own_conf, g->own, now, own_cost, rate)) {
+	if (g->own && turn(g->own_conf, g->own, now, own_cost, rate, g->windows)) {
 		tg_report(g->queue, g->own, now);
 		tg_follow(g->queue, g->own, g->conf, &own_class, rate);
 	}
-	if (!turn(g->conf, g->queue, now, cost, rate))
+	if (!turn(g->conf, g->queue, now, cost, rate, g->windows))
 		return;
 	/* What its children take their parts of. */
 	g->queue->rate_bit_s = rate;
@@ -293,12 +314,13 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 
 	now = bpf_ktime_get_ns();
 	find_gates(skb, &g, now);
-	g.paced = direction == TG_EGRESS && g.limit->flags & TG_FLAG_PACE_FAIR;
+	g.paced = !!(g.limit->flags & TG_FLAG_PACE_FAIR);
+	g.windows = g.paced && direction == TG_INGRESS;
 	counts = g.paced || g.parent || g.is_parent;
 
-	verdict = judge(skb, g.conf, g.queue, now, bytes, direction);
+	verdict = judge(skb, &g, g.conf, g.queue, now, bytes);
 	if (g.own && verdict < VQ_DROP_FULL) {
-		other = judge(skb, g.own_conf, g.own, now, bytes, direction);
+		other = judge(skb, &g, g.own_conf, g.own, now, bytes);
 		verdict = other > verdict ? other : verdict;
 	}
 	if (verdict != VQ_PASS)
@@ -306,11 +328,11 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	if (verdict < VQ_DROP_FULL) {
 		carry = c->carry;
 		cost = vq_cost_ns(g.conf, bytes, &carry);
-		if (!charge(g.conf, g.queue, now, cost, counts)) {
+		if (!charge(&g, g.conf, g.queue, now, cost, counts)) {
 			verdict = VQ_DROP_FULL;
 			c->last_ns[TG_DROP_FULL] = now;
 		} else if (g.own && (own_cost = bytes * g.own_conf->cost >> VQ_COST_SHIFT,
-				     !charge(g.own_conf, g.own, now, own_cost, 1))) {
+				     !charge(&g, g.own_conf, g.own, now, own_cost, 1))) {
 			__sync_fetch_and_sub(&g.queue->finish_ns, cost);
 			verdict = VQ_DROP_FULL;
 			c->last_ns[TG_DROP_FULL] = now;

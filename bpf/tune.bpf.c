@@ -3,6 +3,7 @@
  * The companion of the virtual queue on TCP sockets: a cgroup sock_ops program.
  * - Scheme `pace`: each socket is paced at the fair share of the limit, from the moment it is
  *   established and again every round trip; on short paths its window keeps bursts short.
+ * - Scheme `pace`, ingress: the receive window of each socket grants the fair share, ACK by ACK.
  * - Scheme `nrm` with a pacing ceiling: no socket is paced faster than the limit, so that one alone
  *   never overruns the virtual queue.
  * - Both: the minimum retransmission time-out and the longest delayed ACK of the limit.
@@ -12,6 +13,7 @@
 
 #include "intf.h"
 #include "sockets.h"
+#include "windows.h"
 
 /* Keeps bursts short on a short path; no longer path is touched, nor is its congestion control. */
 static __always_inline void set_window(struct bpf_sock_ops *ops, __u32 byte_s, int newcomer)
@@ -119,6 +121,63 @@ static __always_inline int leave_to_child(struct bpf_sock_ops *ops, __u64 now)
 	return 1;
 }
 
+/* The queue whose share the socket takes; 0: a child of the limit has it. */
+static __always_inline struct tg_queue *inward_queue(struct tg_socket *ours)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u32 key = TG_INGRESS;
+	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
+
+	if (!queue || !tg_is_parent(queue, now))
+		return queue;
+	if (tg_is_claimed(ours, now))
+		return 0;
+	key = TG_INGRESS + TG_OWN;
+	return bpf_map_lookup_elem(&queues_of_limit, &key);
+}
+
+/* Before each packet that the socket builds, so that this very packet says the window. */
+static __always_inline void set_window_clamp(struct bpf_sock_ops *ops, const struct tg_limit *l,
+					     int newcomer)
+{
+	struct bpf_sock *sk = ops->sk;
+	struct tg_queue *queue;
+	struct tg_socket *ours;
+	struct tcp_sock *tp;
+
+	if (!sk)
+		return;
+	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!ours || !tp)
+		return;
+	queue = tg_has_windows(l) ? inward_queue(ours) : 0;
+	if (queue)
+		tg_set_window(ops, tp, ours, l, queue, newcomer, ops->family == TG_AF_INET6);
+	else
+		tg_free_window(ops, tp, ours);
+}
+
+/* The window that the handshake offers, in segments; none: the kernel's. */
+static __always_inline void set_first_window(struct bpf_sock_ops *ops, const struct tg_limit *l)
+{
+	struct tg_queue *queue;
+	__u32 segments;
+	__u64 byte_s;
+
+	if (!tg_has_windows(l) || is_exempt(ops, l))
+		return;
+	/* Whose the socket will be is not yet known. */
+	queue = inward_queue(0);
+	if (!queue)
+		return;
+	byte_s = tg_receive_byte_s(tg_rate(l, queue, TG_INGRESS), tg_first_share(l, queue),
+				   TG_DEFAULT_MSS_BYTES, 0);
+	segments = rw_first_segments(byte_s, TG_DEFAULT_MSS_BYTES);
+	if (!ops->reply || segments < ops->reply)
+		ops->reply = segments;
+}
+
 SEC("sockops")
 int tune(struct bpf_sock_ops *ops)
 {
@@ -127,11 +186,28 @@ int tune(struct bpf_sock_ops *ops)
 	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	__u64 now;
 
-	if (!l || !queue ||
-	    (ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
+	if (!l || !queue)
+		return 1;
+	if (ops->op == BPF_SOCK_OPS_RWND_INIT) {
+		set_first_window(ops, l);
+		return 1;
+	}
+	/* Asked for the length of the options alone there is no packet. */
+	if (ops->op == BPF_SOCK_OPS_HDR_OPT_LEN_CB &&
+	    ops->args[0] != BPF_WRITE_HDR_TCP_CURRENT_MSS) {
+		claim(ops);
+		set_window_clamp(ops, l, 0);
+		return 1;
+	}
+	if ((ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
 	     ops->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && ops->op != BPF_SOCK_OPS_RTT_CB))
 		return 1;
 	claim(ops);
+	if (ops->op != BPF_SOCK_OPS_RTT_CB && tg_has_windows(l) && !is_exempt(ops, l)) {
+		set_window_clamp(ops, l, 1);
+		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
+						   BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
+	}
 	now = bpf_ktime_get_ns();
 	if (tg_is_parent(queue, now)) {
 		if (leave_to_child(ops, now))

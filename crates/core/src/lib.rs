@@ -11,6 +11,7 @@
 //! - [`edt`]: departure times, a schedule for each flow (the `edt` scheme).
 //! - [`fair_share`]: one rate for all flows of a limit (the `pace` scheme).
 //! - [`class`]: limits inside a limit: guarantees, weights, borrowing.
+//! - [`receive_window`]: that rate as a window, for senders elsewhere (`pace` on ingress).
 //! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
 //! - [`shaper`]: Carousel (the `carousel` scheme): timestampers ([`stamp`]) in front of a timing [`wheel`]
 //!   over a [`slot_set`], backpressure by deferred [`completion`], aggregates divided by [`water_fill`].
@@ -39,6 +40,7 @@ pub mod completion;
 pub mod edt;
 pub mod fair_share;
 pub mod link;
+pub mod receive_window;
 pub mod scheme;
 pub mod scope;
 pub mod shaper;

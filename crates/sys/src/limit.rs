@@ -641,3 +641,6 @@ mod kernel_tests;
 
 #[cfg(test)]
 mod tree_tests;
+
+#[cfg(test)]
+mod window_tests;

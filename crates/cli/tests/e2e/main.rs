@@ -9,6 +9,7 @@ mod apply;
 mod common;
 mod edt;
 mod explain;
+mod ingress;
 mod limit;
 mod nic;
 mod refusals;
@@ -23,4 +24,5 @@ fn helper() {
     traffic::help();
     edt::help();
     tree::help();
+    ingress::help();
 }

@@ -26,6 +26,7 @@ pub mod link_accuracy;
 mod mix;
 pub mod nrm_egress;
 pub mod nrm_ingress;
+pub mod pace_ingress;
 pub mod program_cost;
 mod published;
 pub mod wheel;
@@ -45,6 +46,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(link_accuracy::LinkAccuracy::default()),
         Box::new(nrm_egress::NrmEgress::default()),
         Box::new(nrm_ingress::NrmIngress::default()),
+        Box::new(pace_ingress::PaceIngress::default()),
         Box::new(program_cost::ProgramCost),
         Box::new(wheel::Wheel::default()),
     ]

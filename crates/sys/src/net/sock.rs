@@ -72,6 +72,26 @@ pub fn tcp_info(socket: impl AsFd) -> io::Result<TcpInfo> {
     Ok(TcpInfo::parse(&raw))
 }
 
+/// Reads `TCP_WINDOW_CLAMP`: the most that the connection's receive window may be, in bytes.
+///
+/// # Errors
+/// The kernel's.
+pub fn window_clamp(socket: impl AsFd) -> io::Result<u32> {
+    let mut bytes = 0u32;
+    let mut len = size_of::<u32>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes into `bytes`.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_WINDOW_CLAMP,
+            (&raw mut bytes).cast(),
+            &mut len,
+        )
+    };
+    if done == 0 { Ok(bytes) } else { Err(io::Error::last_os_error()) }
+}
+
 impl TcpInfo {
     /// Offsets are those of `struct tcp_info` in `linux/tcp.h`, which only grows at its end.
     pub(super) fn parse(raw: &[u8; TCP_INFO_BYTES]) -> Self {
