@@ -97,6 +97,10 @@ impl Flows {
             let stays = |other: &&Flow| other.greedy && other.began < at && other.ended > at;
             let staying: Vec<&Flow> = self.flows.iter().filter(stays).collect();
             let rtt = staying.iter().map(|other| other.rtt).max()?;
+            // Where the next change comes too soon, nobody can tell.
+            if at + self.bins(within(rtt) + WINDOW) > end {
+                return None;
+            }
             let from = at.saturating_sub(self.bins(BEFORE));
             let of_all =
                 |from, to| staying.iter().map(|other| other.bit_s(from, to, self.bin)).sum::<f64>();
