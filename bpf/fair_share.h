@@ -23,6 +23,9 @@
 /* After so many epochs without a packet everything that was known is stale. */
 #define FS_STALE_EPOCHS 16
 #define FS_MAX_FLOWS	(1U << 16)
+/* Who was silent for fewer epochs is no newcomer: room was made, and the load says what it needs.
+ */
+#define FS_KNOWN_EPOCHS 8
 
 /* What one epoch has seen. */
 struct fs_epoch {
@@ -70,6 +73,17 @@ static inline __attribute__((always_inline)) __u64 fs_make_room(__u64 share, __u
 {
 	flows = flows < 1 ? 1 : flows < FS_MAX_FLOWS ? flows : FS_MAX_FLOWS;
 	return fs_min(share, FS_TARGET / flows);
+}
+
+/*
+ * The same where the flows that were there may leave a part of theirs: all give the newcomer, the
+ * flows-th, an equal part of what they may use.
+ */
+static inline __attribute__((always_inline)) __u64 fs_join(__u64 share, __u32 flows)
+{
+	flows = flows < 1 ? 1 : flows < FS_MAX_FLOWS ? flows : FS_MAX_FLOWS;
+	share = fs_min(share, FS_TARGET);
+	return fs_max(share * (flows - 1) / flows, fs_min(share, FS_TARGET / flows));
 }
 
 /* The share of each flow in the next epoch. */

@@ -69,36 +69,65 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
 	return vq_decide(conf, zone, backlog_ns, &packet, bpf_get_prandom_u32());
 }
 
+/*
+ * How far the queue may be behind before it turns to a paced socket, which can do nothing about it:
+ * its bursts may meet those of others, and its first ten segments are not paced. A cut window would
+ * not grow again, as pacing keeps it from being full; a dropped packet with nothing in flight waits
+ * for TCP's probe timer. The share drains the backlog instead.
+ */
+#define PACED_DEPTH_NS 16000000
+
+/* Whether the packet is of a socket that is paced by this limit. */
+static __always_inline int is_paced(struct __sk_buff *skb)
+{
+	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets, skb->sk, 0, 0) : 0;
+
+	return ours && ours->pacing_byte_s;
+}
+
 /* Two full segments: the least that TCP sends at once when it is paced. */
 #define PACED_BURST_BYTES (2 * 1514)
+/* The most that it sends at once. */
+#define PACED_BURST_MOST_BYTES 65536
+
+/* What a flow sends at once: its part of TG_BURSTS_US of the limit. */
+static __always_inline __u64 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
+{
+	__u64 bytes = rate_bit_s / (8 * 1000000 / TG_BURSTS_US) / (flows ? flows : 1);
+
+	return fs_min(fs_max(bytes, PACED_BURST_BYTES), PACED_BURST_MOST_BYTES);
+}
 
 /* Counts the flow in this epoch. */
 static __always_inline void see_flow(struct __sk_buff *skb, struct tg_queue *queue)
 {
 	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets, skb->sk, 0, 0) : 0;
 	__u32 flows;
+	int known;
 
 	/* A new socket's storage is zero: number epochs from one. */
 	if (!ours || ours->epoch == queue->epoch + 1)
 		return;
+	known = ours->epoch && queue->epoch + 1 - ours->epoch <= FS_KNOWN_EPOCHS;
 	ours->epoch = queue->epoch + 1;
 	flows = __sync_fetch_and_add(&queue->flows, 1) + 1;
-	if (flows > queue->flows_before)
-		queue->share = fs_make_room(queue->share, flows);
+	if (!known && flows > queue->flows_before)
+		queue->share = fs_join(queue->share, flows);
 }
 
 /* Keeps the fair share of the paced flows up to date. */
-static __always_inline void pace(struct __sk_buff *skb, const struct vq_conf *conf,
+static __always_inline void pace(struct __sk_buff *skb, const struct tg_limit *l,
 				 struct tg_queue *queue, __u64 now, __u64 cost_ns, __u32 bytes)
 {
+	const struct vq_conf *conf = &l->queue[TG_EGRESS];
 	__s64 backlog;
 
 	if (bytes > VQ_SMALL_BYTES)
 		see_flow(skb, queue);
-	/* Above the mark, and without the packet at hand: below it a burst may just have passed. */
-	backlog = queue->finish_ns - now - cost_ns - conf->mark_ns;
+	/* Without the packet at hand, and above what bursts that meet explain. */
+	backlog = queue->finish_ns - now - cost_ns - fs_max(conf->mark_ns, TG_BURSTS_US * 1000);
 	if (tg_turn_epoch(conf, queue, now, backlog > 0 ? backlog : 0, queue->rtt_ns,
-			  PACED_BURST_BYTES))
+			  paced_burst_bytes(l->rate_bit_s[TG_EGRESS], queue->flows_before)))
 		queue->newcomers = 0;
 }
 
@@ -113,6 +142,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	__u64 now, seen, cost;
 	__u32 key = 0, bytes, carry;
 	enum vq_zone zone;
+	__s64 most;
 	int paced;
 
 	if (skb->mark == TG_DEAD_MARK)
@@ -135,25 +165,30 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	now = bpf_ktime_get_ns();
 	seen = *(volatile __u64 *)&queue->finish_ns;
 	zone = vq_zone(conf, (__s64)(seen - now));
+	paced = direction == TG_EGRESS && l->flags & TG_FLAG_PACE_FAIR;
+	most = conf->drop_ns;
+	if (zone != VQ_FREE && paced && (__s64)(seen - now) <= PACED_DEPTH_NS && is_paced(skb)) {
+		zone = VQ_FREE;
+		most = fs_max(most, PACED_DEPTH_NS);
+	}
 	if (zone == VQ_FULL)
 		verdict = VQ_DROP_FULL;
 	else if (zone != VQ_FREE)
 		verdict = tell(skb, conf, zone, (__s64)(seen - now), bytes, direction);
 
 	if (verdict < VQ_DROP_FULL) {
-		paced = direction == TG_EGRESS && l->flags & TG_FLAG_PACE_FAIR;
 		carry = c->carry;
 		cost = vq_cost_ns(conf, bytes, &carry);
 		/* Other CPUs may have filled the queue since it was read: then give it back. */
 		if ((__s64)(vq_charge(conf, &queue->finish_ns, paced ? &queue->skipped_ns : 0, seen,
 				      now, cost) -
-			    now) > (__s64)conf->drop_ns) {
+			    now) > most) {
 			__sync_fetch_and_sub(&queue->finish_ns, cost);
 			verdict = VQ_DROP_FULL;
 		} else {
 			c->carry = carry;
 			if (paced)
-				pace(skb, conf, queue, now, cost, bytes);
+				pace(skb, l, queue, now, cost, bytes);
 		}
 	}
 	/* The verdicts are the first outcomes, in the same order. */

@@ -6,6 +6,11 @@ __u64 native_fs_next(__u64 share, const struct fs_epoch *epoch)
 	return fs_next(share, epoch);
 }
 
+__u64 native_fs_join(__u64 share, __u32 flows)
+{
+	return fs_join(share, flows);
+}
+
 __u64 native_fs_make_room(__u64 share, __u32 flows)
 {
 	return fs_make_room(share, flows);

@@ -44,6 +44,7 @@ unsafe extern "C" {
         random: u32,
     ) -> u32;
     fn native_fs_next(share: u64, epoch: *const NativeEpoch) -> u64;
+    fn native_fs_join(share: u64, flows: u32) -> u64;
     fn native_fs_make_room(share: u64, flows: u32) -> u64;
     fn native_fs_epoch_ns(flows: u32, burst_ns: u64) -> u64;
 }
@@ -140,6 +141,8 @@ proptest! {
         let got = unsafe { (native_fs_make_room(share, flows), native_fs_epoch_ns(flows, burst)) };
         let length = fair_share::epoch_length(flows, Nanos(burst)).0;
         prop_assert_eq!(got, (fair_share::make_room(share, flows), length));
+        // SAFETY: plain numbers.
+        prop_assert_eq!(unsafe { native_fs_join(share, flows) }, fair_share::join(share, flows));
     }
 }
 
