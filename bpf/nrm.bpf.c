@@ -73,7 +73,7 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
  * How far the queue may be behind before it turns to a paced socket, which can do nothing about it:
  * its bursts may meet those of others, and its first ten segments are not paced. A cut window would
  * not grow again, as pacing keeps it from being full; a dropped packet with nothing in flight waits
- * for TCP's probe timer. The share drains the backlog instead.
+ * for TCP's probe timer. The share drains the backlog instead. Small packets of others pass, too.
  */
 #define PACED_DEPTH_NS 16000000
 
@@ -167,7 +167,8 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	zone = vq_zone(conf, (__s64)(seen - now));
 	paced = direction == TG_EGRESS && l->flags & TG_FLAG_PACE_FAIR;
 	most = conf->drop_ns;
-	if (zone != VQ_FREE && paced && (__s64)(seen - now) <= PACED_DEPTH_NS && is_paced(skb)) {
+	if (zone != VQ_FREE && paced && (__s64)(seen - now) <= PACED_DEPTH_NS &&
+	    (bytes <= VQ_SMALL_BYTES || is_paced(skb))) {
 		zone = VQ_FREE;
 		most = fs_max(most, PACED_DEPTH_NS);
 	}

@@ -42,7 +42,7 @@ pub const STALE_EPOCHS: u64 = 16;
 /// More flows than this count as this many.
 pub const MAX_FLOWS: u32 = 1 << 16;
 
-/// Who was silent for fewer epochs is no newcomer ([`join`]): room was made, and the load says what it needs.
+/// Who was silent for fewer epochs is no newcomer ([`join`]): room was made, the load says what it needs.
 pub const KNOWN_EPOCHS: u64 = 8;
 
 /// What one epoch has seen.

@@ -21,7 +21,7 @@ use tidegate_core::{
 const RATE_BIT_S: u64 = 1_000_000_000;
 const SEGMENT_BYTES: u64 = 1514;
 /// All flows' bursts together, which no backlog is made of, and the shortest and longest of one.
-const BURSTS: Nanos = Nanos(4_000_000);
+const BURSTS: Nanos = Nanos(3_000_000);
 const BURST_BYTES: (u64, u64) = (2 * SEGMENT_BYTES, 65_536);
 const INITIAL_BYTES: u64 = 10 * SEGMENT_BYTES;
 const MS: u64 = 1_000_000;
@@ -254,7 +254,7 @@ fn outcome(name: &str, plans: &[Plan], changed: u64, end: u64) -> Outcome {
     let used: f64 = got.iter().sum();
     let off =
         |at: &u64| (parts(&flows, *at, *at + 50).iter().sum::<f64>() - used).abs() > 0.1 * used;
-    let settled = (changed / 10..end / 10 - 5).map(|at| at * 10).filter(off).last();
+    let settled = (changed / 10..end / 10 - 5).map(|at| at * 10).filter(off).next_back();
     let (most_settled, most_ever) = (most(changed + 200), most(0));
     let line = format!(
         "{name:34} {:4} {:6.3} {:6.3} {:6.3} {:6.3} {:6} {:6.1}",

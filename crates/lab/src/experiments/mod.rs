@@ -1,7 +1,7 @@
 //! The experiments, one a file.
 //!
 //! ```text
-//! nrm_egress, nrm_ingress, pace_egress -> mix (calls of two sizes) -> bed (namespaces, meter) -> wire (rates)
+//! nrm_egress, nrm_ingress, pace_egress -> mix (calls of two sizes) -> bed (namespaces) -> wire (rates)
 //! limits, pace_egress -----------------> bulk (greedy flows) ---------^
 //! htb_latency, demo --------------------------------------------------^
 //! carousel_cpu, bulk -> cpu (CPU time of a path)

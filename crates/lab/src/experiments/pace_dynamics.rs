@@ -1,9 +1,9 @@
-//! `pace-dynamics`: how fast a limit's flows find their shares when they come and go, and how equal these are:
+//! `pace-dynamics`: how fast a limit's flows find their shares when they come and go, and how equal:
 //! flows that join and leave every second, small flows beside greedy ones, paths of several round trips,
 //! on-off traffic, and up to a thousand sockets.
 //!
-//! Each flow has a source port of its own, and a meter counts its bytes in fine bins where they have passed the
-//! limit: on the receiver's device, or on that of the router before the links.
+//! Each flow has a source port of its own, and a meter counts its bytes in fine bins where they have passed
+//! the limit: on the receiver's device, or on that of the router before the links.
 
 mod claims;
 mod scenario;
@@ -85,8 +85,8 @@ impl Experiment for PaceDynamics {
     fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
         ctx.note(
             "Rates are on the wire behind the limit, whole frames counted, flow by flow. A newcomer has its \
-             share from when on its mean over 20 ms is 90 % of an equal part of what small flows leave of the \
-             limit; a leaver's share is used again from when on the others have 90 % of it besides what they \
+             share from when on its mean over 20 ms is 90 % of an equal part of what small flows leave of \
+             the limit; a leaver's share is used again from when on the others have 90 % of it besides what they \
              had, both as means over 20 ms. Flows end with a reset. `least jain 1s` is of the worst second, \
              of flows that ran for a second before it. Small flows and on-off traffic are not in it.",
         );
