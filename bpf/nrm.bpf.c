@@ -44,18 +44,9 @@ static __always_inline void count(struct tg_counters *c, enum tg_outcome outcome
 	c->bytes[outcome] += bytes;
 }
 
-/* Whether the packet's socket is paced at its share. */
-static __always_inline int is_told(struct __sk_buff *skb)
-{
-	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
-
-	return ours && ours->pacing_byte_s;
-}
-
 /* The part of the verdict that needs the packet's headers and its socket; sets CE where it can. */
 static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct vq_conf *conf,
-					    const struct tg_queue *queue, enum vq_zone zone,
-					    __s64 backlog_ns, __u32 bytes,
+					    enum vq_zone zone, __s64 backlog_ns, __u32 bytes,
 					    enum tg_direction direction)
 {
 	struct vq_packet packet = {
@@ -73,12 +64,6 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
 
 		packet.in_flight = !tp || tp->packets_out;
 	}
-	/*
-	 * A flow that keeps to its share beside senders that know none would only make room for
-	 * them.
-	 */
-	if (packet.tcp && packet.local && queue->untold_before_ns && is_told(skb))
-		return VQ_PASS;
 	/* The reserve may turn the packet away: ask before the header is written. */
 	if (zone == VQ_RESERVE && vq_decide(conf, zone, backlog_ns, &packet, 0) == VQ_DROP_RESERVE)
 		return VQ_DROP_RESERVE;
@@ -86,8 +71,34 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
 	return vq_decide(conf, zone, backlog_ns, &packet, bpf_get_prandom_u32());
 }
 
+/*
+ * How far the queue may be behind before it turns to a paced socket, which can do nothing about it:
+ * its bursts may meet those of others, and its first ten segments are not paced. A cut window would
+ * not grow again, as pacing keeps it from being full; a dropped packet with nothing in flight waits
+ * for TCP's probe timer. The share drains the backlog instead. Small packets of others pass, too.
+ */
+#define PACED_DEPTH_NS 16000000
+
+/* Whether the packet is of a socket that is paced by this limit. */
+static __always_inline int is_paced(struct __sk_buff *skb)
+{
+	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
+
+	return ours && ours->pacing_byte_s;
+}
+
 /* Two full segments: the least that TCP sends at once when it is paced. */
 #define PACED_BURST_BYTES (2 * 1514)
+/* The most that it sends at once. */
+#define PACED_BURST_MOST_BYTES 65536
+
+/* What a flow sends at once: its part of TG_BURSTS_US of the limit. */
+static __always_inline __u64 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
+{
+	__u64 bytes = rate_bit_s / (8 * 1000000 / TG_BURSTS_US) / (flows ? flows : 1);
+
+	return fs_min(fs_max(bytes, PACED_BURST_BYTES), PACED_BURST_MOST_BYTES);
+}
 
 /*
  * Reserves what a sender uses that is told no share, up to one: the flows then make room for it,
@@ -119,6 +130,7 @@ static __always_inline void see_flow(struct __sk_buff *skb, const struct vq_conf
 	int told = sk && sk->protocol == IPPROTO_TCP;
 	struct fs_sharers sharers;
 	struct tg_socket *ours;
+	__u32 epoch, before;
 
 	/* A TCP socket that is told its share has a storage already. */
 	ours = sk ? bpf_sk_storage_get(&sockets_of_limit, sk, 0,
@@ -131,22 +143,25 @@ static __always_inline void see_flow(struct __sk_buff *skb, const struct vq_conf
 		return;
 	}
 	/* A new socket's storage is zero: number epochs from one. */
-	if (ours->epoch[direction] == queue->epoch + 1)
+	epoch = queue->epoch + 1;
+	before = ours->epoch[direction];
+	if (before == epoch)
 		return;
-	ours->epoch[direction] = queue->epoch + 1;
+	ours->epoch[direction] = epoch;
 	fs_flows(&sharers, __sync_fetch_and_add(&queue->flows, 1) + 1);
-	if (sharers.count > queue->flows_before)
-		queue->share = fs_make_room(queue->share, &sharers);
+	/* Who has only been silent for a while is no newcomer. */
+	if (sharers.count > queue->flows_before && !(before && epoch - before <= FS_KNOWN_EPOCHS))
+		queue->share = fs_join(queue->share, sharers.count);
 }
 
 /* What a flow sends at once, that is paced or told by its window. */
 static __always_inline __u64 burst_bytes(const struct vq_conf *conf, const struct tg_queue *queue,
-					 int windows)
+					 __u64 rate_bit_s, int windows)
 {
 	__u64 window_ns;
 
 	if (!windows)
-		return PACED_BURST_BYTES;
+		return paced_burst_bytes(rate_bit_s, queue->flows_before);
 	window_ns = rw_burst_ns(queue->rtt_ns, queue->flows_before);
 	return fs_max((window_ns << VQ_COST_SHIFT) / conf->cost, PACED_BURST_BYTES);
 }
@@ -155,11 +170,12 @@ static __always_inline __u64 burst_bytes(const struct vq_conf *conf, const struc
 static __always_inline int turn(const struct vq_conf *conf, struct tg_queue *queue, __u64 now,
 				__u64 cost_ns, __u64 rate_bit_s, int windows)
 {
-	/* Above the mark, and without the packet at hand: below it a burst may just have passed. */
-	__s64 backlog = queue->finish_ns - now - cost_ns - conf->mark_ns;
+	/* Without the packet at hand, and above what bursts that meet explain. */
+	__u64 bursts_ns = windows ? conf->mark_ns : fs_max(conf->mark_ns, TG_BURSTS_US * 1000);
+	__s64 backlog = queue->finish_ns - now - cost_ns - bursts_ns;
 
 	if (!tg_turn_epoch(conf, queue, now, backlog > 0 ? backlog : 0, queue->rtt_ns,
-			   burst_bytes(conf, queue, windows), rate_bit_s))
+			   burst_bytes(conf, queue, rate_bit_s, windows), rate_bit_s))
 		return 0;
 	queue->newcomers = 0;
 	return 1;
@@ -219,33 +235,53 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g, _
 		g->own_conf = conf_now(g->own, g->conf);
 }
 
+/* How far a queue may be behind before it turns to the packet; 0: as for all. */
+static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct gates *g,
+				      const struct vq_conf *conf, const struct tg_queue *queue,
+				      __u32 bytes)
+{
+	if (!g->paced || g->windows || !(bytes <= VQ_SMALL_BYTES || is_paced(skb)))
+		return 0;
+	/* Beside senders that are told nothing it would only make room for them. */
+	return queue->untold_before_ns ? fs_max(PACED_DEPTH_NS, conf->drop_ns) : PACED_DEPTH_NS;
+}
+
 static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct gates *g,
 					     const struct vq_conf *conf,
-					     const struct tg_queue *queue, __u64 now, __u32 bytes)
+					     const struct tg_queue *queue, __u64 now, __u32 bytes,
+					     __u64 *most_ns)
 {
 	__s64 backlog = *(volatile __u64 *)&queue->finish_ns - now;
 	enum vq_zone zone;
+	__u64 depth;
 
-	if (g->windows)
+	*most_ns = conf->drop_ns;
+	if (g->windows) {
+		*most_ns += fs_min(queue->rtt_ns, RW_MAX_ROOM_NS);
 		backlog = rw_judged_ns(backlog, conf->mark_ns, queue->rtt_ns);
+	}
 	zone = vq_zone(conf, backlog);
 	if (zone == VQ_FREE)
 		return VQ_PASS;
+	depth = depth_ns(skb, g, conf, queue, bytes);
+	if (backlog <= (__s64)depth) {
+		*most_ns = fs_max(*most_ns, depth);
+		return VQ_PASS;
+	}
 	if (zone == VQ_FULL)
 		return VQ_DROP_FULL;
-	return tell(skb, conf, queue, zone, backlog, bytes, g->direction);
+	return tell(skb, conf, zone, backlog, bytes, g->direction);
 }
 
 /* Charges a queue; 0 if other CPUs have filled it since it was judged: then it is given back. */
-static __always_inline int charge(const struct gates *g, const struct vq_conf *conf,
-				  struct tg_queue *queue, __u64 now, __u64 cost, int counts)
+static __always_inline int charge(const struct vq_conf *conf, struct tg_queue *queue, __u64 now,
+				  __u64 cost, int counts, __u64 most_ns)
 {
 	__u64 seen = *(volatile __u64 *)&queue->finish_ns;
-	__u64 room = g->windows ? fs_min(queue->rtt_ns, RW_MAX_ROOM_NS) : 0;
 	__u64 found =
 	    vq_charge(conf, &queue->finish_ns, counts ? &queue->skipped_ns : 0, seen, now, cost);
 
-	if ((__s64)(found - now) <= (__s64)(conf->drop_ns + room))
+	if ((__s64)(found - now) <= (__s64)most_ns)
 		return 1;
 	__sync_fetch_and_sub(&queue->finish_ns, cost);
 	return 0;
@@ -271,7 +307,8 @@ static __always_inline void account(struct __sk_buff *skb, const struct gates *g
 		if (g->parent)
 			tg_count_class(g->parent, g->queue, class);
 	}
-	if (g->own && turn(g->own_conf, g->own, now, own_cost, rate, g->windows)) {
+	if (g->own && turn(g->own_conf, g->own, now, own_cost,
+			   g->own->now.cost ? g->own->rate_bit_s : rate, g->windows)) {
 		tg_report(g->queue, g->own, now);
 		tg_follow(g->queue, g->own, g->conf, &own_class, rate);
 	}
@@ -291,7 +328,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	const int drop = direction == TG_EGRESS ? RET_DROP_SLOW : RET_DROP;
 	struct gates g = {.direction = direction};
 	enum vq_verdict verdict, other;
-	__u64 now, cost, own_cost = 0;
+	__u64 now, cost, own_cost = 0, most, own_most = 0;
 	struct tg_counters *c;
 	__u32 key = 0, bytes, carry;
 	int counts;
@@ -318,9 +355,9 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	g.windows = g.paced && direction == TG_INGRESS;
 	counts = g.paced || g.parent || g.is_parent;
 
-	verdict = judge(skb, &g, g.conf, g.queue, now, bytes);
+	verdict = judge(skb, &g, g.conf, g.queue, now, bytes, &most);
 	if (g.own && verdict < VQ_DROP_FULL) {
-		other = judge(skb, &g, g.own_conf, g.own, now, bytes);
+		other = judge(skb, &g, g.own_conf, g.own, now, bytes, &own_most);
 		verdict = other > verdict ? other : verdict;
 	}
 	if (verdict != VQ_PASS)
@@ -328,11 +365,11 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	if (verdict < VQ_DROP_FULL) {
 		carry = c->carry;
 		cost = vq_cost_ns(g.conf, bytes, &carry);
-		if (!charge(&g, g.conf, g.queue, now, cost, counts)) {
+		if (!charge(g.conf, g.queue, now, cost, counts, most)) {
 			verdict = VQ_DROP_FULL;
 			c->last_ns[TG_DROP_FULL] = now;
 		} else if (g.own && (own_cost = bytes * g.own_conf->cost >> VQ_COST_SHIFT,
-				     !charge(&g, g.own_conf, g.own, now, own_cost, 1))) {
+				     !charge(g.own_conf, g.own, now, own_cost, 1, own_most))) {
 			__sync_fetch_and_sub(&g.queue->finish_ns, cost);
 			verdict = VQ_DROP_FULL;
 			c->last_ns[TG_DROP_FULL] = now;

@@ -28,6 +28,11 @@
 
 /* Paths up to this round-trip time get a window. */
 #define TG_SHORT_PATH_US 4000
+/*
+ * All flows' bursts together, in time at the limit's rate: less than the virtual queue's drop
+ * threshold, so that nobody else suffers when they meet.
+ */
+#define TG_BURSTS_US 3000
 /* BBR needs at least four packets; of the 64 KB packets of the loopback interface two must do. */
 #define TG_LEAST_WINDOW	     4
 #define TG_LEAST_LONG_WINDOW 2
@@ -76,7 +81,9 @@ static __always_inline __u64 tg_share(const struct tg_limit *limit, struct tg_qu
 
 /*
  * On a short path TCP builds segments of 64 KB whatever its pacing rate is (tcp_tso_rtt_log), 52 ms
- * at 10 Mbit/s. A window of two round trips and 2 ms at the paced rate keeps them short.
+ * at 10 Mbit/s; but none longer than half the window. A window of two round trips and twice
+ * TG_BURSTS_US at the paced rate keeps the bursts of all flows together below TG_BURSTS_US of the
+ * limit. What they cost the CPU goes with their number, so they are as long as may be.
  */
 static __always_inline __u32 tg_window(__u32 byte_s, __u64 srtt_us, __u32 mss)
 {
@@ -84,7 +91,7 @@ static __always_inline __u32 tg_window(__u32 byte_s, __u64 srtt_us, __u32 mss)
 
 	if (!mss)
 		mss = TG_DEFAULT_MSS_BYTES;
-	return least + byte_s * (2 * srtt_us + 2000) / 1000000 / mss;
+	return fs_max(least, byte_s * (2 * srtt_us + 2 * TG_BURSTS_US) / 1000000 / mss);
 }
 
 /* Sets a timer option; where the kernel's tick is too coarse for it, the next doubling that it

@@ -18,7 +18,8 @@
 /* Keeps bursts short on a short path; no longer path is touched, nor is its congestion control. */
 static __always_inline void set_window(struct bpf_sock_ops *ops, __u32 byte_s, int newcomer)
 {
-	__u64 srtt_us = ops->srtt_us >> 3;
+	/* Delayed ACKs make a short path's smoothed round trip long, its least not. */
+	__u64 srtt_us = fs_min(ops->srtt_us >> 3, TG_SHORT_PATH_US);
 	__u32 window = tg_window(byte_s, srtt_us, ops->mss_cache);
 
 	if (byte_s == TG_PACING_UNLIMITED)
@@ -26,7 +27,7 @@ static __always_inline void set_window(struct bpf_sock_ops *ops, __u32 byte_s, i
 	/* The first ten segments of a connection are not paced. */
 	if (newcomer && window < TG_INITIAL_WINDOW)
 		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_IW, &window, sizeof(window));
-	if (srtt_us <= TG_SHORT_PATH_US)
+	if (ops->rtt_min <= TG_SHORT_PATH_US)
 		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &window, sizeof(window));
 }
 

@@ -64,6 +64,7 @@ unsafe extern "C" {
     fn native_fs_next(share: u64, epoch: *const NativeEpoch) -> u64;
     fn native_fs_make_room(share: u64, sharers: *const NativeSharers) -> u64;
     fn native_fs_flows(sharers: *mut NativeSharers, count: u32);
+    fn native_fs_join(share: u64, flows: u32) -> u64;
     fn native_fs_epoch_ns(flows: u32, burst_ns: u64) -> u64;
     fn native_cl_rate(
         class: *const intf::ClassConf,
@@ -177,6 +178,9 @@ proptest! {
         // SAFETY: `flows` is a live value of the layout that the header declares.
         unsafe { native_fs_flows(&mut flows, sharers.count) };
         prop_assert_eq!(flows, Sharers::flows(sharers.count).into());
+        // SAFETY: plain numbers.
+        let got = unsafe { native_fs_join(share, sharers.count) };
+        prop_assert_eq!(got, fair_share::join(share, sharers.count));
     }
 
     /// What a class may use, and its thresholds at that rate.
