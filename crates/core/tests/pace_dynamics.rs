@@ -254,7 +254,7 @@ fn outcome(name: &str, plans: &[Plan], changed: u64, end: u64) -> Outcome {
     let used: f64 = got.iter().sum();
     let off =
         |at: &u64| (parts(&flows, *at, *at + 50).iter().sum::<f64>() - used).abs() > 0.1 * used;
-    let settled = (changed / 10..end / 10 - 5).map(|at| at * 10).filter(off).next_back();
+    let settled = (changed / 10..end / 10 - 5).map(|at| at * 10).rfind(off);
     let (most_settled, most_ever) = (most(changed + 200), most(0));
     let line = format!(
         "{name:34} {:4} {:6.3} {:6.3} {:6.3} {:6.3} {:6} {:6.1}",
