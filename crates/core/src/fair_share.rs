@@ -134,8 +134,8 @@ pub fn make_room(share: u64, sharers: &Sharers) -> u64 {
 
 /// The same for one newcomer, the `flows`-th, where those that were there may leave a part of their share to
 /// others: all give it an equal part of what they may use. With greedy flows this is [`make_room`]; beside
-/// flows that come and go, what they leave is not taken away from the greedy ones each time one comes. Who was
-/// silent for up to [`KNOWN_EPOCHS`] does not come.
+/// flows that come and go, what they leave is not taken away from the greedy ones each time one comes. Who
+/// was silent for up to [`KNOWN_EPOCHS`] does not come.
 #[must_use]
 pub fn join(share: u64, flows: u32) -> u64 {
     let flows = u64::from(flows.clamp(1, MAX_FLOWS));

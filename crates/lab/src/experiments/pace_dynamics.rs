@@ -86,9 +86,9 @@ impl Experiment for PaceDynamics {
         ctx.note(
             "Rates are on the wire behind the limit, whole frames counted, flow by flow. A newcomer has its \
              share from when on its mean over 20 ms is 90 % of an equal part of what small flows leave of \
-             the limit; a leaver's share is used again from when on the others have 90 % of it besides what they \
-             had, both as means over 20 ms. Flows end with a reset. `least jain 1s` is of the worst second, \
-             of flows that ran for a second before it. Small flows and on-off traffic are not in it.",
+             the limit; a leaver's share is used again from when on the others have 90 % of it besides what \
+             they had, both as means over 20 ms. Flows end with a reset. `least jain 1s` is of the worst \
+             second, of flows that ran for a second before it. Small flows and on-off traffic are not in it.",
         );
         let scenarios = match self.tiny {
             Some(_) => scenario::tiny(),
@@ -201,10 +201,10 @@ impl Measured {
         let mut values = Vec::new();
         let used = match scenario.changes {
             // Some always run.
-            true => self.wire.mean_bit_s(SETTLED, Duration::MAX).unwrap_or_default(),
+            true => self.wire.mean_bit_s(SETTLED, Duration::MAX),
             false => self.flows.all_bit_s(SETTLED),
         };
-        values.push((USED, percent(used)));
+        values.extend(used.map(|rate| (USED, percent(rate))));
         values.extend(self.wire.peak(SECOND).map(|peak| (MOST, percent(peak.bit_s))));
         values.extend(self.flows.least_jain().map(|index| (JAIN, index)));
         if scenario.changes {

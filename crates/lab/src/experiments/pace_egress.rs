@@ -4,7 +4,8 @@
 //! It asks more than [`nrm_egress`](super::nrm_egress), whose cases it shares, and compares with what was
 //! measured here, not with what was published; [`limits`](super::limits) goes to 10 Mbit/s and asks less.
 //! The calls say what a user waits for, the transfers how exactly the limit is kept and what that costs:
-//! in calls a faster answer is a further call, so that the CPU time of two systems would not be for the same work.
+//! in calls a faster answer is a further call, so that the CPU time of two systems would not be for
+//! the same work.
 
 mod claims;
 

@@ -159,8 +159,8 @@ pub(super) fn tiny() -> Vec<Scenario> {
     vec![
         staircase(200 * MBIT, 2, 300),
         mixed_rtts(50 * MBIT, 150, 700),
-        small(200 * MBIT, 300),
-        web(200 * MBIT, 2, 300),
+        small(200 * MBIT, 1200),
+        web(200 * MBIT, 2, 800),
         sockets(200 * MBIT, 30, 2300),
     ]
 }

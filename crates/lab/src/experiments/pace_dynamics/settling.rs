@@ -140,12 +140,14 @@ impl Flows {
         (0..last).step_by(step).filter_map(index).reduce(f64::min)
     }
 
-    /// The mean rate of all from the last that joined, and a moment for it to settle, to the first that left.
-    pub(super) fn all_bit_s(&self, settled: Duration) -> f64 {
+    /// The mean rate of all from the last that joined, and a moment for it to settle, to the first that left;
+    /// none if that is no time at all.
+    pub(super) fn all_bit_s(&self, settled: Duration) -> Option<f64> {
         let from = self.flows.iter().map(|flow| flow.began).max().unwrap_or(0);
         let to = self.flows.iter().map(|flow| flow.ended).min().unwrap_or(0);
         let from = from + self.bins(settled);
-        self.flows.iter().map(|flow| flow.bit_s(from, to, self.bin)).sum()
+        let all = || self.flows.iter().map(|flow| flow.bit_s(from, to, self.bin)).sum();
+        (from < to).then(all)
     }
 }
 
@@ -216,6 +218,8 @@ mod tests {
         small.greedy = false;
         let flows = all(vec![small, flow(&[(0, 1000, 45)]), flow(&[(0, 1000, 45)])]);
         assert!(flows.joins().iter().all(Settling::holds), "{:?}", flows.joins());
-        assert!((flows.all_bit_s(Duration::from_millis(500)) - 100e6).abs() < 1.0);
+        let all = flows.all_bit_s(Duration::from_millis(500)).unwrap();
+        assert!((all - 100e6).abs() < 1.0);
+        assert_eq!(flows.all_bit_s(Duration::from_secs(1)), None);
     }
 }
