@@ -75,7 +75,8 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
  * How far the queue may be behind before it turns to a paced socket, which can do nothing about it:
  * its bursts may meet those of others, and its first ten segments are not paced. A cut window would
  * not grow again, as pacing keeps it from being full; a dropped packet with nothing in flight waits
- * for TCP's probe timer. The share drains the backlog instead. Small packets of others pass, too.
+ * for TCP's probe timer. The share drains the backlog instead. Small packets of others pass, too,
+ * and large ones within a share.
  */
 #define PACED_DEPTH_NS 16000000
 
@@ -101,52 +102,51 @@ static __always_inline __u64 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
 }
 
 /*
- * Reserves what a sender uses that is told no share, up to one: the flows then make room for it,
- * and for no more.
+ * Reserves what a sender wants that is told no share, up to one: the flows then make room for it,
+ * and for no more. Returns whether the packet is within that.
  */
-static __always_inline void reserve(struct tg_socket *ours, const struct vq_conf *conf,
-				    struct tg_queue *queue, __u32 bytes,
-				    enum tg_direction direction)
+static __always_inline int reserve(struct __sk_buff *skb, const struct vq_conf *conf,
+				   struct tg_queue *queue, __u32 bytes, enum tg_direction direction)
 {
+	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
 	__u64 share = queue->share ? queue->share : FS_TARGET;
 	__u64 fair_ns = (queue->epoch_us * 1000ULL) * (share >> 8) >> 16;
 	__u32 epoch = queue->epoch + 1;
+	struct tg_socket *ours;
+	int within;
 
+	if (!sk || sk->protocol == IPPROTO_TCP)
+		return 0;
+	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!ours)
+		return 0;
 	if (ours->epoch[direction] != epoch) {
 		ours->epoch[direction] = epoch;
 		ours->untold_bytes[direction] = 0;
 	}
-	if (ours->untold_bytes[direction] * conf->cost >> VQ_COST_SHIFT < fair_ns)
+	within = ours->untold_bytes[direction] * conf->cost >> VQ_COST_SHIFT < fair_ns;
+	if (within)
 		__sync_fetch_and_add(&queue->untold_ns, bytes * conf->cost >> VQ_COST_SHIFT);
 	ours->untold_bytes[direction] += bytes;
+	return within;
 }
 
-/* Counts the flow in this epoch. */
-static __always_inline void see_flow(struct __sk_buff *skb, const struct vq_conf *conf,
-				     struct tg_queue *queue, __u32 bytes,
+/* Counts the flow in this epoch, if it is told its share: then its socket has a storage. */
+static __always_inline void see_flow(struct __sk_buff *skb, struct tg_queue *queue,
 				     enum tg_direction direction)
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
-	int told = sk && sk->protocol == IPPROTO_TCP;
+	__u32 epoch = queue->epoch + 1, before;
 	struct fs_sharers sharers;
 	struct tg_socket *ours;
-	__u32 epoch, before;
 
-	/* A TCP socket that is told its share has a storage already. */
-	ours = sk ? bpf_sk_storage_get(&sockets_of_limit, sk, 0,
-				       told ? 0 : BPF_SK_STORAGE_GET_F_CREATE)
-		  : 0;
-	if (!ours)
+	if (!sk || sk->protocol != IPPROTO_TCP)
 		return;
-	if (!told) {
-		reserve(ours, conf, queue, bytes, direction);
-		return;
-	}
+	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
 	/* A new socket's storage is zero: number epochs from one. */
-	epoch = queue->epoch + 1;
-	before = ours->epoch[direction];
-	if (before == epoch)
+	if (!ours || ours->epoch[direction] == epoch)
 		return;
+	before = ours->epoch[direction];
 	ours->epoch[direction] = epoch;
 	fs_flows(&sharers, __sync_fetch_and_add(&queue->flows, 1) + 1);
 	/* Who has only been silent for a while is no newcomer. */
@@ -197,6 +197,8 @@ struct gates {
 	/* Its flows are told their share, here by their receive windows. */
 	int paced;
 	int windows;
+	/* Who sends the packet is told no share, and is within one. */
+	int reserved;
 };
 
 static __always_inline const struct vq_conf *conf_now(const struct tg_queue *queue,
@@ -240,7 +242,9 @@ static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct gates 
 				      const struct vq_conf *conf, const struct tg_queue *queue,
 				      __u32 bytes)
 {
-	if (!g->paced || g->windows || !(bytes <= VQ_SMALL_BYTES || is_paced(skb)))
+	if (!g->paced || g->windows)
+		return 0;
+	if (bytes > VQ_SMALL_BYTES && !g->reserved && !is_paced(skb))
 		return 0;
 	/* Beside senders that are told nothing it would only make room for them. */
 	return queue->untold_before_ns ? fs_max(PACED_DEPTH_NS, conf->drop_ns) : PACED_DEPTH_NS;
@@ -299,9 +303,9 @@ static __always_inline void account(struct __sk_buff *skb, const struct gates *g
 	own_class.weight = FS_WEIGHT;
 	if (bytes > VQ_SMALL_BYTES) {
 		if (g->paced && g->own)
-			see_flow(skb, g->own_conf, g->own, bytes, g->direction);
+			see_flow(skb, g->own, g->direction);
 		else if (g->paced && !g->is_parent)
-			see_flow(skb, g->conf, g->queue, bytes, g->direction);
+			see_flow(skb, g->queue, g->direction);
 		if (g->own)
 			tg_count_class(g->queue, g->own, &own_class);
 		if (g->parent)
@@ -354,6 +358,12 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	g.paced = !!(g.limit->flags & TG_FLAG_PACE_FAIR);
 	g.windows = g.paced && direction == TG_INGRESS;
 	counts = g.paced || g.parent || g.is_parent;
+	if (g.paced && bytes > VQ_SMALL_BYTES) {
+		if (g.own)
+			g.reserved = reserve(skb, g.own_conf, g.own, bytes, direction);
+		else if (!g.is_parent)
+			g.reserved = reserve(skb, g.conf, g.queue, bytes, direction);
+	}
 
 	verdict = judge(skb, &g, g.conf, g.queue, now, bytes, &most);
 	if (g.own && verdict < VQ_DROP_FULL) {
