@@ -2,9 +2,9 @@
 //! program receives is limited where it is received, and the sender is elsewhere.
 //!
 //! The limit of the paper marks packets with ECN or drops them; it cannot tell the sender's TCP anything
-//! else (`pace` can: `pace-ingress`). So the paper measured DCTCP alone; here CUBIC is there too, with ECN and
-//! without. The rate on the wire is read before the limit: what it has above the goodput and its headers was
-//! sent in vain.
+//! else (`pace` can: `pace-ingress`). So the paper measured DCTCP alone; here CUBIC is there too, with ECN
+//! and without. The rate on the wire is read before the limit: what it has above the goodput and its headers
+//! was sent in vain.
 //!
 //! Over a round trip of 10 ms, as in its table 3 of egress, the paper has no figures of ingress.
 //!
