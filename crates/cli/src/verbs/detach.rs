@@ -9,7 +9,7 @@ use std::{
 use anyhow::Result;
 use tidegate_core::class::MAX_DEPTH;
 use tidegate_node::{apply::Gates, host::Host, nic::state::RunDir, run::sweep};
-use tidegate_sys::store::StoreError;
+use tidegate_sys::{congestion, store::StoreError};
 
 use crate::args::DetachArgs;
 
@@ -29,6 +29,9 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
         return Ok(ExitCode::SUCCESS);
     }
     let _ = sweep(host.hierarchy());
+    if congestion::remove_leftover()? {
+        writeln!(out, "congestion control `tg_dctcp`, which a killed `run` had left, is removed")?;
+    }
     if names.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }

@@ -189,6 +189,28 @@ fn root_what_one_leaves_the_others_take() {
     scene.settles(&[("top", 19.8), ("web", 10.6), ("batch", 4.6)]);
 }
 
+/// Two TCP flows and a flood of UDP in one limit: three senders, of which one is told nothing. The inner limits
+/// only count.
+#[test]
+fn root_udp_has_one_share_beside_tcp() {
+    need_root!();
+    let scene = Scene::new();
+    let top = &scene.place.group;
+    let [tcp, udp] = ["tcp", "udp"].map(|name| scene.below(top, name));
+    let counts = "egress = \"10gbit\"\nscheme = \"nrm\"\npace_ceiling = false";
+    scene.apply(
+        &(limit("top", top, "egress = \"20mbit\"")
+            + &limit("tcp", &tcp, counts)
+            + &limit("udp", &udp, counts)),
+    );
+    let _tcp = scene.send(&tcp, "tcp 2");
+    scene.settles(&[("top", 19.8), ("tcp", 19.8)]);
+    let flood = scene.send(&udp, "udp 40e6");
+    scene.settles(&[("top", 19.8), ("tcp", 13.2)]);
+    drop(flood);
+    scene.settles(&[("top", 19.8), ("tcp", 19.8)]);
+}
+
 #[test]
 fn root_what_comes_in_is_shared_too() {
     need_root!();
