@@ -119,7 +119,8 @@ struct tg_queue {
 	__u64 children_until_ns;
 	/* Of a child: the last epoch of its parent in which it was counted. */
 	__u32 counted_epoch;
-	__u32 pad;
+	/* Of flows: whether one that is told no share wanted more than one in this epoch. */
+	__u32 flooded;
 
 	/* Of a parent: what its active children weigh, what is guaranteed to them, in this epoch
 	 * and the one before. */

@@ -127,6 +127,8 @@ static __always_inline int reserve(struct __sk_buff *skb, const struct vq_conf *
 	within = ours->untold_bytes[direction] * conf->cost >> VQ_COST_SHIFT < fair_ns;
 	if (within)
 		__sync_fetch_and_add(&queue->untold_ns, bytes * conf->cost >> VQ_COST_SHIFT);
+	else if (!queue->flooded)
+		queue->flooded = 1;
 	ours->untold_bytes[direction] += bytes;
 	return within;
 }
@@ -174,10 +176,14 @@ static __always_inline int turn(const struct vq_conf *conf, struct tg_queue *que
 	__u64 bursts_ns = windows ? conf->mark_ns : fs_max(conf->mark_ns, TG_BURSTS_US * 1000);
 	__s64 backlog = queue->finish_ns - now - cost_ns - bursts_ns;
 
+	/* What a flood leaves standing the flows cannot drain. */
+	if (queue->flooded)
+		backlog = 0;
 	if (!tg_turn_epoch(conf, queue, now, backlog > 0 ? backlog : 0, queue->rtt_ns,
 			   burst_bytes(conf, queue, rate_bit_s, windows), rate_bit_s))
 		return 0;
 	queue->newcomers = 0;
+	queue->flooded = 0;
 	return 1;
 }
 

@@ -179,8 +179,8 @@ pub struct Queue {
     pub children_until_ns: u64,
     /// Of a child: the last epoch of its parent in which it was counted.
     pub counted_epoch: u32,
-    /// Zero.
-    pub pad: u32,
+    /// Whether a sender that is told no share wanted more than one in this epoch.
+    pub flooded: u32,
     /// Of a parent: what is guaranteed to its children that sent data in this epoch.
     pub reserved_bit_s: u64,
     /// ... and in the epoch before.
