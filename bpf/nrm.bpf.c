@@ -44,18 +44,26 @@ static __always_inline void count(struct tg_counters *c, enum tg_outcome outcome
 	c->bytes[outcome] += bytes;
 }
 
-/* The part of the verdict that needs the packet's headers and its socket; sets CE where it can. */
-static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct vq_conf *conf,
-					    enum vq_zone zone, __s64 backlog_ns, __u32 bytes,
-					    enum tg_direction direction)
-{
-	struct vq_packet packet = {
-	    .wire_bytes = bytes,
-	    .in_flight = 1,
-	    .local = direction == TG_EGRESS,
-	};
-	struct tg_headers headers;
+/* A packet that is to be told of a backlog. */
+struct told {
+	enum vq_zone zone;
+	enum tg_direction direction;
+	__s64 backlog_ns;
+	__u32 bytes;
+};
 
+/* The part of the verdict that needs the packet's headers and its socket; sets CE where it can. */
+__noinline int tell(struct __sk_buff *skb, const struct vq_conf *conf, const struct told *told)
+{
+	struct vq_packet packet = {.in_flight = 1};
+	struct tg_headers headers;
+	enum vq_zone zone;
+
+	if (!conf || !told)
+		return VQ_PASS;
+	zone = told->zone;
+	packet.wire_bytes = told->bytes;
+	packet.local = told->direction == TG_EGRESS;
 	tg_parse(skb, &headers);
 	packet.tcp = headers.protocol == IPPROTO_TCP;
 	if (zone == VQ_RESERVE && packet.tcp && packet.local && skb->sk) {
@@ -65,10 +73,11 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
 		packet.in_flight = !tp || tp->packets_out;
 	}
 	/* The reserve may turn the packet away: ask before the header is written. */
-	if (zone == VQ_RESERVE && vq_decide(conf, zone, backlog_ns, &packet, 0) == VQ_DROP_RESERVE)
+	if (zone == VQ_RESERVE &&
+	    vq_decide(conf, zone, told->backlog_ns, &packet, 0) == VQ_DROP_RESERVE)
 		return VQ_DROP_RESERVE;
 	packet.ecn_capable = bpf_skb_ecn_set_ce(skb);
-	return vq_decide(conf, zone, backlog_ns, &packet, bpf_get_prandom_u32());
+	return vq_decide(conf, zone, told->backlog_ns, &packet, bpf_get_prandom_u32());
 }
 
 /*
@@ -105,16 +114,20 @@ static __always_inline __u64 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
  * Reserves what a sender wants that is told no share, up to one: the flows then make room for it,
  * and for no more. Returns whether the packet is within that.
  */
-static __always_inline int reserve(struct __sk_buff *skb, const struct vq_conf *conf,
-				   struct tg_queue *queue, __u32 bytes, enum tg_direction direction)
+__noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_queue *queue,
+		       __u32 bytes, __u32 direction)
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
-	__u64 share = queue->share ? queue->share : FS_TARGET;
-	__u64 fair_ns = (queue->epoch_us * 1000ULL) * (share >> 8) >> 16;
-	__u32 epoch = queue->epoch + 1;
 	struct tg_socket *ours;
+	__u64 share, fair_ns;
+	__u32 epoch;
 	int within;
 
+	if (!conf || !queue || direction >= TG_DIRECTIONS)
+		return 0;
+	share = queue->share ? queue->share : FS_TARGET;
+	fair_ns = (queue->epoch_us * 1000ULL) * (share >> 8) >> 16;
+	epoch = queue->epoch + 1;
 	if (!sk || sk->protocol == IPPROTO_TCP)
 		return 0;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
@@ -168,19 +181,29 @@ static __always_inline __u64 burst_bytes(const struct vq_conf *conf, const struc
 	return fs_max((window_ns << VQ_COST_SHIFT) / conf->cost, PACED_BURST_BYTES);
 }
 
-/* Ends the epoch when its time has come. */
-static __always_inline int turn(const struct vq_conf *conf, struct tg_queue *queue, __u64 now,
-				__u64 cost_ns, __u64 rate_bit_s, int windows)
-{
-	/* Without the packet at hand, and above what bursts that meet explain. */
-	__u64 bursts_ns = windows ? conf->mark_ns : fs_max(conf->mark_ns, TG_BURSTS_US * 1000);
-	__s64 backlog = queue->finish_ns - now - cost_ns - bursts_ns;
+/* A moment at which an epoch may end. */
+struct moment {
+	__u64 now;
+	__u64 cost_ns;
+	__u64 rate_bit_s;
+	int windows;
+};
 
+/* Ends the epoch when its time has come. */
+__noinline int turn(const struct vq_conf *conf, struct tg_queue *queue, const struct moment *at)
+{
+	__s64 backlog;
+
+	if (!conf || !queue || !at || !conf->cost)
+		return 0;
+	/* Without the packet at hand, and above what bursts that meet explain. */
+	backlog = queue->finish_ns - at->now - at->cost_ns;
+	backlog -= at->windows ? conf->mark_ns : fs_max(conf->mark_ns, TG_BURSTS_US * 1000);
 	/* What a flood leaves standing the flows cannot drain. */
 	if (queue->flooded)
 		backlog = 0;
-	if (!tg_turn_epoch(conf, queue, now, backlog > 0 ? backlog : 0, queue->rtt_ns,
-			   burst_bytes(conf, queue, rate_bit_s, windows), rate_bit_s))
+	if (!tg_turn_epoch(conf, queue, at->now, backlog > 0 ? backlog : 0, queue->rtt_ns,
+			   burst_bytes(conf, queue, at->rate_bit_s, at->windows), at->rate_bit_s))
 		return 0;
 	queue->newcomers = 0;
 	queue->flooded = 0;
@@ -262,7 +285,9 @@ static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct
 					     __u64 *most_ns)
 {
 	__s64 backlog = *(volatile __u64 *)&queue->finish_ns - now;
+	struct told told = {};
 	enum vq_zone zone;
+	__u32 verdict;
 	__u64 depth;
 
 	*most_ns = conf->drop_ns;
@@ -280,7 +305,12 @@ static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct
 	}
 	if (zone == VQ_FULL)
 		return VQ_DROP_FULL;
-	return tell(skb, conf, zone, backlog, bytes, g->direction);
+	told.zone = zone;
+	told.direction = g->direction;
+	told.backlog_ns = backlog;
+	told.bytes = bytes;
+	verdict = tell(skb, conf, &told);
+	return verdict < VQ_DROP_EARLY ? verdict : VQ_DROP_EARLY;
 }
 
 /* Charges a queue; 0 if other CPUs have filled it since it was judged: then it is given back. */
@@ -304,6 +334,7 @@ static __always_inline void account(struct __sk_buff *skb, const struct gates *g
 	const struct cl_class *class = &g->limit->class[g->direction];
 	__u64 rate = tg_rate(g->limit, g->queue, g->direction);
 	struct cl_class own_class = *class;
+	struct moment at = {};
 
 	own_class.guarantee_bit_s = 0;
 	own_class.weight = FS_WEIGHT;
@@ -317,12 +348,19 @@ static __always_inline void account(struct __sk_buff *skb, const struct gates *g
 		if (g->parent)
 			tg_count_class(g->parent, g->queue, class);
 	}
-	if (g->own && turn(g->own_conf, g->own, now, own_cost,
-			   g->own->now.cost ? g->own->rate_bit_s : rate, g->windows)) {
-		tg_report(g->queue, g->own, now);
-		tg_follow(g->queue, g->own, g->conf, &own_class, rate);
+	at.now = now;
+	at.windows = g->windows;
+	if (g->own) {
+		at.cost_ns = own_cost;
+		at.rate_bit_s = g->own->now.cost ? g->own->rate_bit_s : rate;
+		if (turn(g->own_conf, g->own, &at)) {
+			tg_report(g->queue, g->own, now);
+			tg_follow(g->queue, g->own, g->conf, &own_class, rate);
+		}
 	}
-	if (!turn(g->conf, g->queue, now, cost, rate, g->windows))
+	at.cost_ns = cost;
+	at.rate_bit_s = rate;
+	if (!turn(g->conf, g->queue, &at))
 		return;
 	/* What its children take their parts of. */
 	g->queue->rate_bit_s = rate;
@@ -401,7 +439,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		skb->mark = TG_DEAD_MARK;
 		return drop;
 	}
-	return verdict == VQ_SLOW ? RET_PASS_SLOW : RET_PASS;
+	return verdict == VQ_SLOW && direction == TG_EGRESS ? RET_PASS_SLOW : RET_PASS;
 }
 
 SEC("cgroup_skb/egress")

@@ -28,11 +28,17 @@ static __always_inline long tg_load(struct __sk_buff *skb, __u32 offset, void *t
 	return bpf_skb_load_bytes_relative(skb, offset, to, bytes, BPF_HDR_START_NET);
 }
 
-/* Reads the headers. Unknown transports count as header-less. */
-static __always_inline void tg_parse(struct __sk_buff *skb, struct tg_headers *headers)
+/*
+ * Reads the headers. Unknown transports count as header-less. A function of its own, as all with
+ * many branches that are not static: the kernel's verifier looks at each once, whoever calls.
+ */
+__noinline int tg_parse(struct __sk_buff *skb, struct tg_headers *headers)
 {
 	__u32 offset = 0;
 	__u8 protocol = 0;
+
+	if (!headers)
+		return 0;
 
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr ip;
@@ -71,6 +77,7 @@ static __always_inline void tg_parse(struct __sk_buff *skb, struct tg_headers *h
 	}
 	headers->bytes = offset;
 	headers->protocol = protocol;
+	return 0;
 }
 
 /*

@@ -60,18 +60,24 @@ static __always_inline __u64 tg_rate(const struct tg_limit *l, const struct tg_q
 }
 
 /* Counts a class among those that are active in this epoch of its parent. */
-static __always_inline void tg_count_class(struct tg_queue *parent, struct tg_queue *queue,
-					   const struct cl_class *class)
+__noinline int tg_count_class(struct tg_queue *parent, struct tg_queue *queue,
+			      const struct cl_class *class)
 {
-	__u64 guarantee = class->guarantee_bit_s, reserved = parent->reserved_bit_s;
-	__u32 counted = queue->counted_epoch, epoch = parent->epoch + 1;
+	__u64 guarantee, reserved;
+	__u32 counted, epoch, weight;
 	struct fs_sharers sharers;
-	__u32 weight;
+
+	if (!parent || !queue || !class)
+		return 0;
+	guarantee = class->guarantee_bit_s;
+	reserved = parent->reserved_bit_s;
+	counted = queue->counted_epoch;
+	epoch = parent->epoch + 1;
 
 	/* A new queue has been counted in none: epochs are numbered from one here. */
 	if (counted == epoch ||
 	    __sync_val_compare_and_swap(&queue->counted_epoch, counted, epoch) != counted)
-		return;
+		return 0;
 	sharers.count = __sync_fetch_and_add(&parent->flows, 1) + 1;
 	weight = __sync_fetch_and_add(&parent->weight, class->weight) + class->weight;
 	if (guarantee)
@@ -80,27 +86,29 @@ static __always_inline void tg_count_class(struct tg_queue *parent, struct tg_qu
 		parent->lightest = class->weight;
 	if ((weight <= parent->weight_before && reserved <= parent->reserved_before_bit_s) ||
 	    !parent->rate_bit_s)
-		return;
+		return 0;
 	sharers.weight = fs_max(weight, parent->weight_before);
 	sharers.lightest = class->weight;
 	sharers.reserved = fs_max(reserved, parent->reserved_before_bit_s);
 	sharers.reserved = fs_min(sharers.reserved, 1ULL << 37) * FS_ONE / parent->rate_bit_s;
 	parent->share = fs_make_room(parent->share, &sharers);
+	return 0;
 }
 
 /* Takes from the parent's share what the class may use until its next epoch ends. */
-static __always_inline void tg_follow(struct tg_queue *parent, struct tg_queue *queue,
-				      const struct vq_conf *ceiling, const struct cl_class *class,
-				      __u64 ceiling_bit_s)
+__noinline int tg_follow(struct tg_queue *parent, struct tg_queue *queue,
+			 const struct vq_conf *ceiling, const struct cl_class *class,
+			 __u64 ceiling_bit_s)
 {
 	__u64 rate, share;
 
-	if (!parent->rate_bit_s)
-		return;
+	if (!parent || !queue || !ceiling || !class || !parent->rate_bit_s)
+		return 0;
 	share = parent->share ? parent->share : FS_TARGET;
 	rate = cl_rate(class, ceiling_bit_s, parent->rate_bit_s, share);
 	cl_config_at(ceiling, class, rate, &queue->now);
 	queue->rate_bit_s = rate;
+	return 0;
 }
 
 /*
