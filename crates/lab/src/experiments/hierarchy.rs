@@ -43,11 +43,15 @@ const PORTS: u16 = 16;
 const BIN: Duration = Duration::from_millis(5);
 /// Bins over which a class that is back is looked at, and those of the figure.
 const BACK_BINS: usize = 4;
+/// For how long it must have that.
+const KEPT: Duration = Duration::from_millis(200);
 const SHOWN: Duration = Duration::from_millis(50);
 const SECOND: Duration = Duration::from_secs(1);
 /// What a step needs to settle, and what the flows of the next one may be early.
 const SETTLED: Duration = Duration::from_millis(400);
 const EARLY: Duration = Duration::from_millis(40);
+/// What waits longest, the queue of an HTB class at its guarantee, waits less.
+const DRAIN: Duration = Duration::from_millis(400);
 /// Beyond the last step.
 const MARGIN: Duration = Duration::from_secs(2);
 /// Of what is guaranteed.
@@ -65,6 +69,7 @@ const USED: &str = "used_percent";
 const MOST: &str = "max_1s_percent";
 const P50: &str = "rtt_p50_us";
 const P99: &str = "rtt_p99_us";
+const DROPS: &str = "drops";
 const LOST: &str = "probes_lost_percent";
 
 /// See the [module](self).
@@ -107,7 +112,7 @@ impl Experiment for Hierarchy {
         let tree = Tree::new(ctx.quick);
         let step = match (&self.tiny, ctx.quick) {
             (Some(_), _) => Duration::from_millis(600),
-            (None, true) => Duration::from_millis(1300),
+            (None, true) => Duration::from_secs(1),
             (None, false) => Duration::from_secs(4),
         };
         ctx.note(
@@ -115,8 +120,9 @@ impl Experiment for Hierarchy {
              `rule` is what guarantee, weight and ceiling give of the whole root. `spare error` is how far what \
              a class has beyond its guarantee is from its weight's part of what all together had beyond theirs. \
              `back` is from a class's first connection to the end of the first 20 ms over which it had 90 % of \
-             its guarantee. `used` is of what the classes may have, and the probe's datagrams are in it; the \
-             probe is in bulk while bulk is alone, and otherwise in web. HTB's quantum is 150 bytes for each \
+             its guarantee and from which on it had as much over 200 ms. `used` is of what the classes may have, \
+             and the probe's datagrams are in it; the probe is in bulk while bulk is alone, and otherwise in \
+             web. `drops` are of the whole run, the flood's among them. HTB's quantum is 150 bytes for each \
              unit of weight, and its queues are of 1000 packets.",
         );
         let lab_binary = self.tiny.clone();
@@ -173,6 +179,8 @@ struct Measured {
     total: Vec<u64>,
     /// By leaf: the bin in which each step's first connection was made, where one was.
     began: Vec<Vec<Option<usize>>>,
+    /// By class, in the whole run.
+    drops: Vec<u64>,
     /// By step.
     probes: Vec<ProbeReport>,
     /// The bin of the common start, and how many a step has.
@@ -196,7 +204,7 @@ fn measure(
         probe::start_server(testbed, to, SocketAddr::new(force::addr(*leaf), PROBE_PORT))
     });
     let _echoes = echoes.collect::<anyhow::Result<Vec<_>>>()?;
-    let force = Force::apply(ctx, testbed, tree, system)?;
+    let mut force = Force::apply(ctx, testbed, tree, system)?;
 
     let steps = PHASES.len() as u32;
     let bins = ((step * steps + MARGIN).as_nanos() / BIN.as_nanos()) as u32;
@@ -231,6 +239,7 @@ fn measure(
         let server = SocketAddr::new(force::addr(class), PROBE_PORT);
         let mut args = probe::ClientArgs::new(server, step - SETTLED - EARLY);
         args.may_lose_all = true;
+        args.drain = DRAIN;
         probers.push((probe::start_client(testbed, force.site(testbed, class), args)?, args));
     }
     let probes = probers.into_iter().map(|(client, args)| probe::finish_client(client, args));
@@ -239,6 +248,7 @@ fn measure(
         clients.into_iter().zip(&plans).map(|(client, (_, args))| flows::finish(client, args));
     let times = times.collect::<anyhow::Result<Vec<_>>>()?;
     let (of_flows, total) = (meter.flow_bins()?, meter.bins()?);
+    let drops = force.drops(tree)?;
 
     let bin_of = |ns: u64| (ns.saturating_sub(meter.started_ns()) / BIN.as_nanos() as u64) as usize;
     let sum = |flows: &[Vec<u64>]| -> Vec<u64> {
@@ -257,6 +267,7 @@ fn measure(
         total: total.iter().map(|bin| bin.bytes).collect(),
         start: began.iter().filter_map(|began| began[0]).max().unwrap_or(0),
         began,
+        drops,
         probes,
         step: (step.as_nanos() / BIN.as_nanos()) as usize,
     })
@@ -278,12 +289,14 @@ impl Measured {
         from + bins_in(SETTLED)..from + self.step - bins_in(EARLY)
     }
 
-    /// How long a leaf that connects in a step takes to have what it is guaranteed; none: never in it.
+    /// How long a leaf that connects in a step takes to have what it is guaranteed, and to keep it: a burst
+    /// that is followed by silence is not it. None: never in the step.
     fn back(&self, leaf: usize, phase: usize, guarantee_bit_s: u64) -> Option<Duration> {
         let began = self.began[leaf][phase]?;
         let bins = self.bytes[leaf].get(began..began + self.step - bins_in(EARLY))?;
-        let wanted = guarantee_bit_s as f64 * BACK;
-        let at = bins.windows(BACK_BINS).position(|bins| bit_s(bins) >= wanted)?;
+        let has = |bins: &[u64]| bit_s(bins) >= guarantee_bit_s as f64 * BACK;
+        let kept = |bins: &[u64]| has(&bins[..BACK_BINS]) && has(bins);
+        let at = bins.windows(bins_in(KEPT)).position(kept)?;
         Some(BIN * (at + BACK_BINS) as u32)
     }
 
@@ -330,10 +343,14 @@ impl Measured {
             }
             let _ = record;
         }
+        let whole = Case::new().with("limit_bit_s", tree.root_bit_s);
+        for (class, drops) in tree.classes.iter().zip(&self.drops) {
+            let case = whole.clone().with("class", class.name);
+            ctx.record(system, &case, run).value(DROPS, *drops as f64);
+        }
         let wire = Wire::new(self.total.clone(), BIN);
         if let Some(peak) = wire.peak(SECOND) {
-            let case = Case::new().with("limit_bit_s", tree.root_bit_s);
-            ctx.record(system, &case, run).value(MOST, peak.bit_s / root * 100.0);
+            ctx.record(system, &whole, run).value(MOST, peak.bit_s / root * 100.0);
         }
     }
 

@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use anyhow::Context as _;
+use serde_json::Value;
 use tidegate_core::Rate;
 use tidegate_sys::net::{Netlink, qdisc::HtbClass};
 
@@ -17,7 +19,7 @@ use crate::{
     systems::System,
     testbed::{
         Cgroup, Child, Site, Testbed, command,
-        peers::{HtbNode, Peer},
+        peers::{HtbNode, Peer, receiver_class},
         unique_name,
     },
 };
@@ -46,7 +48,7 @@ pub(super) fn add_addresses(testbed: &Testbed, tree: &Tree) -> anyhow::Result<()
 
 /// The tree in force; dropping it takes it off.
 pub(super) enum Force {
-    Htb { _peer: Peer },
+    Htb { peer: Peer },
     Limits(Limits),
 }
 
@@ -71,7 +73,25 @@ impl Force {
             to: leaves.contains(&index).then(|| addr(index)),
         };
         let nodes: Vec<HtbNode> = tree.classes.iter().enumerate().map(node).collect();
-        Ok(Force::Htb { _peer: Peer::htb_tree(testbed, tree.root_bit_s, &nodes)? })
+        Ok(Force::Htb { peer: Peer::htb_tree(testbed, tree.root_bit_s, &nodes)? })
+    }
+
+    /// Packets that each class has dropped until now; one that is yet to be segmented counts once.
+    pub(super) fn drops(&mut self, tree: &Tree) -> anyhow::Result<Vec<u64>> {
+        match self {
+            Force::Htb { peer } => {
+                let stats = peer.class_stats()?;
+                let of = |class: usize| {
+                    let own = stats.iter().find(|stats| stats.handle == receiver_class(class));
+                    own.map_or(0, |stats| u64::from(stats.drops))
+                };
+                Ok((0..tree.classes.len()).map(of).collect())
+            }
+            Force::Limits(limits) => {
+                let names = tree.classes.iter().map(|class| class.name);
+                names.map(|name| limits.drops(name)).collect()
+            }
+        }
     }
 
     /// Where to start what belongs to a class.
@@ -118,6 +138,17 @@ impl Limits {
         let applied = Child::spawn(apply).and_then(|child| child.finish(VERB));
         fs::remove_file(&file)?;
         applied.map(|_| limits)
+    }
+}
+
+impl Limits {
+    fn drops(&self, name: &str) -> anyhow::Result<u64> {
+        let mut show = std::process::Command::new(&self.tidegate);
+        show.args(["limit", "show", name, "--json"]).env("TIDEGATE_BPFFS", &self.store);
+        let shown: Value = Child::spawn(show)?.finish(VERB)?.json()?;
+        let counters = shown["egress"].as_object().context("no egress")?.iter();
+        let is_drop = |key: &str| key.starts_with("drop_") && key.ends_with("_packets");
+        Ok(counters.filter(|(key, _)| is_drop(key)).filter_map(|(_, count)| count.as_u64()).sum())
     }
 }
 
