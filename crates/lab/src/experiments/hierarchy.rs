@@ -1,9 +1,9 @@
 //! `hierarchy`: HTB's class tree beside Tidegate's tree of limits: who has which part, how soon a class that
 //! comes back has what it is guaranteed, and what a packet waits meanwhile.
 //!
-//! The leaves go through the same steps under each system ([`tree`]). Each class sends to an address of its own,
-//! by which HTB knows it, from a cgroup of its own, by which Tidegate does, and from ports of its own, by
-//! which the meter on the receiver's device does.
+//! The leaves go through the same steps under each system ([`tree`]). Each class sends to an address of its
+//! own, by which HTB knows it, from a cgroup of its own, by which Tidegate does, and from ports of its own,
+//! by which the meter on the receiver's device does.
 
 mod claims;
 mod force;
@@ -92,8 +92,8 @@ impl Experiment for Hierarchy {
     }
 
     fn summary(&self) -> &'static str {
-        "Classes with guarantees, weights and a ceiling inside one limit: who has which part, how soon a class \
-         that comes back has its guarantee, and the delay, beside HTB's class tree"
+        "Classes with guarantees, weights and a ceiling inside one limit: who has which part, how soon a \
+         class that comes back has its guarantee, and the delay, beside HTB's class tree"
     }
 
     fn takes_links(&self) -> bool {
@@ -116,14 +116,14 @@ impl Experiment for Hierarchy {
             (None, false) => Duration::from_secs(4),
         };
         ctx.note(
-            "Rates are on the wire, whole frames counted, from 0.4 s after the begin of a step to its end; \
-             `rule` is what guarantee, weight and ceiling give of the whole root. `spare error` is how far what \
-             a class has beyond its guarantee is from its weight's part of what all together had beyond theirs. \
-             `back` is from a class's first connection to the end of the first 20 ms over which it had 90 % of \
-             its guarantee and from which on it had as much over 200 ms. `used` is of what the classes may have, \
-             and the probe's datagrams are in it; the probe is in bulk while bulk is alone, and otherwise in \
-             web. `drops` are of the whole run, the flood's among them. HTB's quantum is 150 bytes for each \
-             unit of weight, and its queues are of 1000 packets.",
+            "Rates are on the wire, whole frames counted, from 0.4 s after the begin of a step to its end. \
+             `rule` is what guarantee, weight and ceiling give of the whole root. `spare error` is how far \
+             what a class has beyond its guarantee is from its weight's part of what all had beyond theirs. \
+             `back` is from a class's first connection to the end of the first 20 ms over which it had 90 % \
+             of its guarantee and from which on it had as much over 200 ms. `used` is of what the classes \
+             may have, and the probe's datagrams are in it; the probe is in bulk while bulk is alone, and \
+             otherwise in web. `drops` are of the whole run, the flood's among them. HTB's quantum is 150 \
+             bytes for each unit of weight, and its queues are of 1000 packets.",
         );
         let lab_binary = self.tiny.clone();
         let testbed =
@@ -179,7 +179,7 @@ struct Measured {
     total: Vec<u64>,
     /// By leaf: the bin in which each step's first connection was made, where one was.
     began: Vec<Vec<Option<usize>>>,
-    /// By class, in the whole run.
+    /// By class, the root last, in the whole run.
     drops: Vec<u64>,
     /// By step.
     probes: Vec<ProbeReport>,
@@ -344,8 +344,9 @@ impl Measured {
             let _ = record;
         }
         let whole = Case::new().with("limit_bit_s", tree.root_bit_s);
-        for (class, drops) in tree.classes.iter().zip(&self.drops) {
-            let case = whole.clone().with("class", class.name);
+        let names = tree.classes.iter().map(|class| class.name).chain([force::ROOT]);
+        for (name, drops) in names.zip(&self.drops) {
+            let case = whole.clone().with("class", name);
             ctx.record(system, &case, run).value(DROPS, *drops as f64);
         }
         let wire = Wire::new(self.total.clone(), BIN);

@@ -122,8 +122,8 @@ impl Peer {
 
     /// HTB with classes inside classes, each after its parent, below one of the whole rate.
     ///
-    /// As `tc class add dev DEV parent 1:1 classid 1:10 htb rate RATE ceil CEIL quantum BYTES`, and a filter by
-    /// destination for each class that has one.
+    /// As `tc class add dev DEV parent 1:1 classid 1:10 htb rate RATE ceil CEIL quantum BYTES`, and a filter
+    /// by destination for each class that has one.
     pub fn htb_tree(testbed: &Testbed, rate_bit_s: u64, nodes: &[HtbNode]) -> anyhow::Result<Self> {
         let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(0)))?;
         peer.class(ROOT, SHARED, &HtbClass::new(rate_bit_s))?;

@@ -1,7 +1,7 @@
 //! TCP flows that come and go on a schedule: greedy ones, ones that want less than their share, and ones
 //! that send a thing now and then as web servers do. Each has a thread and a source port of its own, so that
-//! a meter on the wire can tell them apart. They send to [`rpc`](super::rpc) servers, which take all; one that
-//! floods sends datagrams instead, which need nobody to take them.
+//! a meter on the wire can tell them apart. They send to [`rpc`](super::rpc) servers, which take all; one
+//! that floods sends datagrams instead, which need nobody to take them.
 //!
 //! A flow ends with a reset: what waits in its buffers is gone at once, and its share is free.
 
@@ -67,8 +67,8 @@ pub enum Want {
     Flood(u64),
 }
 
-/// A flow. Written `FROM-TO:greedy`, `FROM-TO:rate=BIT_S`, `FROM-TO:web`, `FROM-TO:flood=BIT_S`, times in ms from
-/// the common start.
+/// A flow. Written `FROM-TO:greedy`, `FROM-TO:rate=BIT_S`, `FROM-TO:web` or `FROM-TO:flood=BIT_S`, times in
+/// ms from the common start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowPlan {
     /// When it connects.

@@ -1,5 +1,5 @@
-//! The tree put in force: as classes of HTB on the sender's device, or as limits of Tidegate on cgroups inside
-//! each other.
+//! The tree put in force: as classes of HTB on the sender's device, or as limits of Tidegate on cgroups
+//! inside each other.
 
 use std::{
     fs,
@@ -24,9 +24,11 @@ use crate::{
     },
 };
 
+/// The limit that the others are inside of.
+pub(super) const ROOT: &str = "root";
 /// How long `tidegate` may take.
 const VERB: Duration = Duration::from_secs(60);
-/// A class of HTB sends so much in one round for each unit of weight: a class of 100 a large packet's quarter.
+/// A class of HTB sends so much in one round for each unit of weight: one of 100 a quarter of a large packet.
 const QUANTUM_BYTES: u32 = 150;
 /// The network of the addresses by which classes are told apart.
 const V4_BITS: u8 = 24;
@@ -76,7 +78,8 @@ impl Force {
         Ok(Force::Htb { peer: Peer::htb_tree(testbed, tree.root_bit_s, &nodes)? })
     }
 
-    /// Packets that each class has dropped until now; one that is yet to be segmented counts once.
+    /// Packets that each class, and last the root, has dropped until now; one that is yet to be segmented
+    /// counts once.
     pub(super) fn drops(&mut self, tree: &Tree) -> anyhow::Result<Vec<u64>> {
         match self {
             Force::Htb { peer } => {
@@ -85,11 +88,12 @@ impl Force {
                     let own = stats.iter().find(|stats| stats.handle == receiver_class(class));
                     own.map_or(0, |stats| u64::from(stats.drops))
                 };
-                Ok((0..tree.classes.len()).map(of).collect())
+                // Where classes wait, the root drops nothing.
+                Ok((0..tree.classes.len()).map(of).chain([0]).collect())
             }
             Force::Limits(limits) => {
                 let names = tree.classes.iter().map(|class| class.name);
-                names.map(|name| limits.drops(name)).collect()
+                names.chain([ROOT]).map(|name| limits.drops(name)).collect()
             }
         }
     }
@@ -173,10 +177,10 @@ fn spec(tree: &Tree, system: System, root: &Cgroup, cgroups: &[Cgroup]) -> anyho
             "[[limit]]\nname = \"{name}\"\nscope = {{ cgroup = \"{scope}\" }}\nscheme = \"{system}\"\n"
         )
     };
-    let mut text = limit("root", root) + &format!("egress = \"{}\"\n\n", rate(tree.root_bit_s));
+    let mut text = limit(ROOT, root) + &format!("egress = \"{}\"\n\n", rate(tree.root_bit_s));
     for (class, cgroup) in tree.classes.iter().zip(cgroups) {
         let Class { name, parent, guarantee_bit_s, weight, ceiling_bit_s } = *class;
-        let parent = parent.map_or("root", |parent| tree.classes[parent].name);
+        let parent = parent.map_or(ROOT, |parent| tree.classes[parent].name);
         let guarantee = rate(guarantee_bit_s);
         text += &limit(name, cgroup);
         text += &format!("parent = \"{parent}\"\nguarantee = \"{guarantee}\"\nweight = {weight}\n");
