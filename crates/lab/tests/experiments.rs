@@ -17,6 +17,7 @@ use tidegate_lab::{
         },
         carousel_cpu::CarouselCpu,
         demo::Demo,
+        hierarchy::Hierarchy,
         htb_latency::HtbLatency,
         limits::Limits,
         link_accuracy::LinkAccuracy,
@@ -266,6 +267,25 @@ fn root_pace_dynamics_reports_every_scenario() {
     assert!(values("small_flow_percent").iter().all(|percent| *percent > 0.0));
     assert!(!values("least_jain_1s").is_empty(), "equal flows ran for two seconds");
     assert_eq!(report.rows.iter().filter(|row| row.metric == "used_percent").count(), 6);
+}
+
+#[test]
+fn root_hierarchy_reports_every_system() {
+    let test = "root_hierarchy_reports_every_system";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &Hierarchy::tiny(lab_binary()), out.path()) else { return };
+    check(&report, out.path(), &["rule", "pace", "nrm", "htb"], &["class_bit_s"]);
+    let rule: f64 = report.values("rule", "class_bit_s", None)[..3].iter().sum();
+    assert_eq!(rule, 200e6, "the parts of all are the whole");
+    for system in ["pace", "nrm", "htb"] {
+        assert_eq!(report.values(system, "back_ms", None).len(), 3, "{system}");
+        let sent = report.values(system, "used_percent", None);
+        assert!(sent.len() == 6 && sent.iter().all(|percent| *percent > 0.0), "{system}: {sent:?}");
+    }
+    assert!(report.claims.len() >= 12, "{:?}", report.claims);
 }
 
 #[test]

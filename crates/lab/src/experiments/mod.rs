@@ -4,6 +4,7 @@
 //! nrm_egress, nrm_ingress, pace_egress -> mix (calls of two sizes) -> bed (namespaces) -> wire (rates)
 //! limits, pace_egress -----------------> bulk (greedy flows) ---------^
 //! htb_latency, demo --------------------------------------------------^
+//! hierarchy -> tree (classes, steps, the rule), force (HTB's classes, limits on cgroups)
 //! carousel_cpu, bulk -> cpu (CPU time of a path)
 //! pace_dynamics -> scenario (flows that come and go), settling (what became of their rates)
 //! carousel -> bed (application and shaper in this process), kernel (the same flows through a qdisc)
@@ -25,6 +26,7 @@ pub mod carousel_cpu;
 mod cpu;
 pub mod demo;
 mod he_2017;
+pub mod hierarchy;
 pub mod htb_latency;
 pub mod limits;
 pub mod link_accuracy;
@@ -48,6 +50,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(carousel::granularity::Granularity::default()),
         Box::new(carousel_cpu::CarouselCpu::default()),
         Box::new(demo::Demo::default()),
+        Box::new(hierarchy::Hierarchy::default()),
         Box::new(htb_latency::HtbLatency::default()),
         Box::new(limits::Limits::default()),
         Box::new(link_accuracy::LinkAccuracy::default()),

@@ -34,6 +34,13 @@ impl Cgroup {
         Ok(Self { name, path, ours: true })
     }
 
+    /// Makes a cgroup below this one, which must outlive it.
+    pub fn create_below(&self, name: &str) -> anyhow::Result<Self> {
+        let path = self.path.join(name);
+        fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Self { name: format!("{}/{name}", self.name), path, ours: true })
+    }
+
     /// The cgroup in which a process is. Dropping the value leaves it alone.
     pub fn of_process(pid: u32) -> anyhow::Result<Self> {
         let file = format!("/proc/{pid}/cgroup");

@@ -1,6 +1,6 @@
 //! The limiters of today, set on the sender's egress device as `tc` would set them.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use anyhow::ensure;
 use tidegate_core::Rate;
@@ -30,6 +30,17 @@ const OPEN_BURST_BYTES: u32 = 16 << 20;
 pub struct Peer {
     netlink: Netlink,
     ifindex: u32,
+}
+
+/// A class of [`Peer::htb_tree`].
+#[derive(Debug, Clone)]
+pub struct HtbNode {
+    /// The class that it is inside of, by its place in the list; none: that of the whole rate.
+    pub parent: Option<usize>,
+    /// Its rate, ceiling and quantum.
+    pub shape: HtbClass,
+    /// Whose packets it has; none: those of the classes inside it.
+    pub to: Option<IpAddr>,
 }
 
 /// How a [`Tbf`] is sized: TBF has no defaults of its own.
@@ -105,6 +116,26 @@ impl Peer {
                     DestinationFilter { ifindex, parent: ROOT, network, prefix_len, class };
                 peer.netlink.add_filter(&filter)?;
             }
+        }
+        Ok(peer)
+    }
+
+    /// HTB with classes inside classes, each after its parent, below one of the whole rate.
+    ///
+    /// As `tc class add dev DEV parent 1:1 classid 1:10 htb rate RATE ceil CEIL quantum BYTES`, and a filter
+    /// by destination for each class that has one.
+    pub fn htb_tree(testbed: &Testbed, rate_bit_s: u64, nodes: &[HtbNode]) -> anyhow::Result<Self> {
+        let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(0)))?;
+        peer.class(ROOT, SHARED, &HtbClass::new(rate_bit_s))?;
+        for (index, node) in nodes.iter().enumerate() {
+            let class = receiver_class(index);
+            peer.class(node.parent.map_or(SHARED, receiver_class), class, &node.shape)?;
+            let Some(network) = node.to else { continue };
+            peer.queue(class)?;
+            let prefix_len = if network.is_ipv4() { 32 } else { 128 };
+            let ifindex = peer.ifindex;
+            let filter = DestinationFilter { ifindex, parent: ROOT, network, prefix_len, class };
+            peer.netlink.add_filter(&filter)?;
         }
         Ok(peer)
     }

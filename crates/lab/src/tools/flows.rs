@@ -1,6 +1,7 @@
 //! TCP flows that come and go on a schedule: greedy ones, ones that want less than their share, and ones
 //! that send a thing now and then as web servers do. Each has a thread and a source port of its own, so that
-//! a meter on the wire can tell them apart. They send to [`rpc`](super::rpc) servers, which take all.
+//! a meter on the wire can tell them apart. They send to [`rpc`](super::rpc) servers, which take all; one
+//! that floods sends datagrams instead, which need nobody to take them.
 //!
 //! A flow ends with a reset: what waits in its buffers is gone at once, and its share is free.
 
@@ -42,6 +43,8 @@ const FLOWS_MAX: usize = 4096;
 const CHUNK_BYTES: usize = 128 * 1024;
 /// A call that no flow ends.
 const ENDLESS_BYTES: u64 = 1 << 60;
+/// The payload of a flood's datagrams: with headers of either family a frame of an MTU of 1500.
+const DATAGRAM_BYTES: usize = 1452;
 /// How often a flow with a rate writes what is due.
 const TICK: Duration = Duration::from_millis(2);
 /// Things that web servers send: this size, and with half the probability each double of it, so many times.
@@ -60,9 +63,12 @@ pub enum Want {
     Rate(u64),
     /// Things of 10 KB to 10 MB with pauses between, on one connection.
     Web,
+    /// This payload a second as datagrams of one frame each, whatever becomes of them.
+    Flood(u64),
 }
 
-/// A flow. Written `FROM-TO:greedy`, `FROM-TO:rate=BIT_S`, `FROM-TO:web`, times in ms from the common start.
+/// A flow. Written `FROM-TO:greedy`, `FROM-TO:rate=BIT_S`, `FROM-TO:web` or `FROM-TO:flood=BIT_S`, times in
+/// ms from the common start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowPlan {
     /// When it connects.
@@ -80,6 +86,7 @@ impl fmt::Display for FlowPlan {
             Want::Greedy => f.write_str("greedy"),
             Want::Rate(bit_s) => write!(f, "rate={bit_s}"),
             Want::Web => f.write_str("web"),
+            Want::Flood(bit_s) => write!(f, "flood={bit_s}"),
         }
     }
 }
@@ -88,14 +95,16 @@ impl FromStr for FlowPlan {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> anyhow::Result<FlowPlan> {
-        let expected = || format!("the flow {text:?} is no FROM-TO:greedy, :rate=BIT_S or :web");
+        let expected =
+            || format!("the flow {text:?} is no FROM-TO:greedy, :rate=, :web or :flood=");
         let (times, want) = text.split_once(':').with_context(expected)?;
         let (from, to) = times.split_once('-').with_context(expected)?;
         let time = |ms: &str| anyhow::Ok(Duration::from_millis(ms.parse().with_context(expected)?));
-        let want = match (want, want.strip_prefix("rate=")) {
-            ("greedy", _) => Want::Greedy,
-            ("web", _) => Want::Web,
-            (_, Some(bit_s)) => Want::Rate(bit_s.parse().with_context(expected)?),
+        let want = match want.split_once('=') {
+            None if want == "greedy" => Want::Greedy,
+            None if want == "web" => Want::Web,
+            Some(("rate", bit_s)) => Want::Rate(bit_s.parse().with_context(expected)?),
+            Some(("flood", bit_s)) => Want::Flood(bit_s.parse().with_context(expected)?),
             _ => bail!(expected()),
         };
         let plan = FlowPlan { from: time(from)?, to: time(to)?, want };
@@ -119,7 +128,7 @@ pub struct FlowsArgs {
     /// Decides sizes and pauses
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Add a flow, such as 0-5000:greedy, 1000-2000:rate=5000000, 0-3000:web; times in ms
+    /// Add a flow, such as 0-5000:greedy, 1000-2000:rate=5000000, 0-3000:web, 0-9:flood=1000000; times in ms
     #[arg(long = "flow", value_name = "PLAN", required = true)]
     pub flows: Vec<FlowPlan>,
 }
@@ -203,6 +212,9 @@ impl Flow {
     fn run(mut self) -> anyhow::Result<FlowTimes> {
         thread::sleep((self.start + self.plan.from).saturating_duration_since(Instant::now()));
         let end = self.start + self.plan.to;
+        if let Want::Flood(bit_s) = self.plan.want {
+            return self.flood(bit_s, end);
+        }
         let socket =
             self.connect().with_context(|| format!("cannot connect to {}", self.server))?;
         let began_ns = now_ns();
@@ -239,6 +251,7 @@ impl Flow {
                     let pause = PAUSE.mul_f64(-self.uniform().ln());
                     pause_until(Instant::now() + pause, end);
                 }
+                Want::Flood(_) => bail!("a flood has no connection"),
             }
         }
         set_socket_linger(&socket, Some(Duration::ZERO))?;
@@ -246,11 +259,34 @@ impl Flow {
         Ok(FlowTimes { began_ns, ended_ns: now_ns() })
     }
 
-    fn connect(&self) -> anyhow::Result<OwnedFd> {
-        let (family, any): (_, SocketAddr) = match self.server {
+    /// Sends datagrams. That one is refused or dropped, here or later, is what a flood is for.
+    fn flood(&self, bit_s: u64, end: Instant) -> anyhow::Result<FlowTimes> {
+        let (_, any) = self.any();
+        let socket = std::net::UdpSocket::bind(any)?;
+        socket.set_nonblocking(true)?;
+        let (began_ns, began, mut sent) = (now_ns(), Instant::now(), 0);
+        let datagram = [0; DATAGRAM_BYTES];
+        while Instant::now() < end {
+            let due = began.elapsed().as_nanos() * u128::from(bit_s) / 8_000_000_000;
+            while sent < due {
+                let _ = socket.send_to(&datagram, self.server);
+                sent += DATAGRAM_BYTES as u128;
+            }
+            pause_until(Instant::now() + TICK, end);
+        }
+        Ok(FlowTimes { began_ns, ended_ns: now_ns() })
+    }
+
+    /// The own port at any address.
+    fn any(&self) -> (AddressFamily, SocketAddr) {
+        match self.server {
             SocketAddr::V4(_) => (AddressFamily::INET, ([0; 4], self.port).into()),
             SocketAddr::V6(_) => (AddressFamily::INET6, ([0u16; 8], self.port).into()),
-        };
+        }
+    }
+
+    fn connect(&self) -> anyhow::Result<OwnedFd> {
+        let (family, any) = self.any();
         let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
         set_socket_reuseaddr(&socket, true)?;
         set_tcp_congestion(&socket, self.cc.as_str())?;
@@ -313,7 +349,7 @@ mod tests {
 
     #[test]
     fn plans_come_back_as_they_went() {
-        for text in ["0-5000:greedy", "1000-2000:rate=5000000", "0-3000:web"] {
+        for text in ["0-5000:greedy", "1-2000:rate=5000000", "0-3000:web", "0-1:flood=9"] {
             assert_eq!(text.parse::<FlowPlan>().unwrap().to_string(), text);
         }
         for text in ["", "0-1", "0:greedy", "5-1:web", "0-1:much", "0-x:web", "0-1:rate=x"] {

@@ -86,7 +86,9 @@ impl Scenario {
         match (self.rtts.is_empty(), self.flows[flow].want) {
             (false, _) => format!("{number}, {:?}", self.rtt_of(flow)),
             (true, Want::Greedy) => format!("{number}"),
-            (true, Want::Rate(bit_s)) => format!("{number}, {} Mbit/s", bit_s / MBIT),
+            (true, Want::Rate(bit_s) | Want::Flood(bit_s)) => {
+                format!("{number}, {} Mbit/s", bit_s / MBIT)
+            }
             (true, Want::Web) => format!("{number}, on-off"),
         }
     }

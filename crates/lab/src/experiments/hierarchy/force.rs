@@ -1,0 +1,192 @@
+//! The tree put in force: as classes of HTB on the sender's device, or as limits of Tidegate on cgroups
+//! inside each other.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use serde_json::Value;
+use tidegate_core::Rate;
+use tidegate_sys::net::{Netlink, qdisc::HtbClass};
+
+use super::tree::{Class, Tree};
+use crate::{
+    context::Context,
+    systems::System,
+    testbed::{
+        Cgroup, Child, Site, Testbed, command,
+        peers::{HtbNode, Peer, receiver_class},
+        unique_name,
+    },
+};
+
+/// The limit that the others are inside of.
+pub(super) const ROOT: &str = "root";
+/// How long `tidegate` may take.
+const VERB: Duration = Duration::from_secs(60);
+/// A class of HTB sends so much in one round for each unit of weight: one of 100 a quarter of a large packet.
+const QUANTUM_BYTES: u32 = 150;
+/// The network of the addresses by which classes are told apart.
+const V4_BITS: u8 = 24;
+
+/// The receiver's address of a class: HTB knows the class by it.
+pub(super) fn addr(class: usize) -> IpAddr {
+    Ipv4Addr::new(10, 77, 0, 100 + class as u8).into()
+}
+
+/// Gives the receiver those addresses.
+pub(super) fn add_addresses(testbed: &Testbed, tree: &Tree) -> anyhow::Result<()> {
+    let mut netlink = Netlink::open_in(testbed.receiver(0))?;
+    let index = netlink.index_of(testbed.receiver_dev(0))?;
+    for leaf in tree.leaves() {
+        netlink.add_address(index, addr(leaf), V4_BITS)?;
+    }
+    Ok(())
+}
+
+/// The tree in force; dropping it takes it off.
+pub(super) enum Force {
+    Htb { peer: Peer },
+    Limits(Limits),
+}
+
+impl Force {
+    pub(super) fn apply(
+        ctx: &Context,
+        testbed: &Testbed,
+        tree: &Tree,
+        system: System,
+    ) -> anyhow::Result<Force> {
+        if system != System::Htb {
+            return Ok(Force::Limits(Limits::apply(ctx, testbed, tree, system)?));
+        }
+        let leaves = tree.leaves();
+        let node = |(index, class): (usize, &Class)| HtbNode {
+            parent: class.parent,
+            shape: HtbClass {
+                ceil_bit_s: Some(class.ceiling_bit_s.unwrap_or(tree.root_bit_s)),
+                quantum_bytes: class.weight * QUANTUM_BYTES,
+                ..HtbClass::new(class.guarantee_bit_s)
+            },
+            to: leaves.contains(&index).then(|| addr(index)),
+        };
+        let nodes: Vec<HtbNode> = tree.classes.iter().enumerate().map(node).collect();
+        Ok(Force::Htb { peer: Peer::htb_tree(testbed, tree.root_bit_s, &nodes)? })
+    }
+
+    /// Packets that each class, and last the root, has dropped until now; one that is yet to be segmented
+    /// counts once.
+    pub(super) fn drops(&mut self, tree: &Tree) -> anyhow::Result<Vec<u64>> {
+        match self {
+            Force::Htb { peer } => {
+                let stats = peer.class_stats()?;
+                let of = |class: usize| {
+                    let own = stats.iter().find(|stats| stats.handle == receiver_class(class));
+                    own.map_or(0, |stats| u64::from(stats.drops))
+                };
+                // Where classes wait, the root drops nothing.
+                Ok((0..tree.classes.len()).map(of).chain([0]).collect())
+            }
+            Force::Limits(limits) => {
+                let names = tree.classes.iter().map(|class| class.name);
+                names.chain([ROOT]).map(|name| limits.drops(name)).collect()
+            }
+        }
+    }
+
+    /// Where to start what belongs to a class.
+    pub(super) fn site<'a>(&'a self, testbed: &'a Testbed, class: usize) -> Site<'a> {
+        let site = Site::from(testbed.sender());
+        match self {
+            Force::Htb { .. } => site,
+            Force::Limits(limits) => site.in_cgroup(&limits.cgroups[class]),
+        }
+    }
+}
+
+/// Limits of Tidegate in a store of their own.
+pub(super) struct Limits {
+    store: PathBuf,
+    tidegate: PathBuf,
+    // Those inside before those that they are in; the root last.
+    cgroups: Vec<Cgroup>,
+    _root: Cgroup,
+}
+
+impl Limits {
+    fn apply(
+        ctx: &Context,
+        testbed: &Testbed,
+        tree: &Tree,
+        system: System,
+    ) -> anyhow::Result<Limits> {
+        let root = Cgroup::create()?;
+        let mut cgroups: Vec<Cgroup> = Vec::new();
+        for class in &tree.classes {
+            let above = class.parent.map_or(&root, |parent| &cgroups[parent]);
+            let cgroup = above.create_below(class.name)?;
+            cgroups.push(cgroup);
+        }
+        let spec = spec(tree, system, &root, &cgroups)?;
+        let store = PathBuf::from("/sys/fs/bpf").join(unique_name("tree"));
+        let limits = Limits { store, tidegate: ctx.tidegate.clone(), cgroups, _root: root };
+        let file = ctx.out_dir.join(format!("{}.toml", unique_name("limits")));
+        fs::create_dir_all(&ctx.out_dir)?;
+        fs::write(&file, spec)?;
+        let mut apply = command(testbed.sender(), &limits.tidegate)?;
+        apply.arg("apply").arg(&file).env("TIDEGATE_BPFFS", &limits.store);
+        let applied = Child::spawn(apply).and_then(|child| child.finish(VERB));
+        fs::remove_file(&file)?;
+        applied.map(|_| limits)
+    }
+}
+
+impl Limits {
+    fn drops(&self, name: &str) -> anyhow::Result<u64> {
+        let mut show = std::process::Command::new(&self.tidegate);
+        show.args(["limit", "show", name, "--json"]).env("TIDEGATE_BPFFS", &self.store);
+        let shown: Value = Child::spawn(show)?.finish(VERB)?.json()?;
+        let counters = shown["egress"].as_object().context("no egress")?.iter();
+        let is_drop = |key: &str| key.starts_with("drop_") && key.ends_with("_packets");
+        Ok(counters.filter(|(key, _)| is_drop(key)).filter_map(|(_, count)| count.as_u64()).sum())
+    }
+}
+
+impl Drop for Limits {
+    fn drop(&mut self) {
+        let mut detach = std::process::Command::new(&self.tidegate);
+        detach.arg("detach").env("TIDEGATE_BPFFS", &self.store);
+        if let Err(error) = Child::spawn(detach).and_then(|child| child.finish(VERB)) {
+            eprintln!("warning: {} stays: {error:#}", self.store.display());
+        }
+        while self.cgroups.pop().is_some() {}
+    }
+}
+
+/// The tree as `tidegate apply` reads it.
+fn spec(tree: &Tree, system: System, root: &Cgroup, cgroups: &[Cgroup]) -> anyhow::Result<String> {
+    let rate =
+        |bit_s: u64| Rate::from_bit_s(bit_s).map(|rate| rate.to_string()).unwrap_or_default();
+    let limit = |name: &str, cgroup: &Cgroup| {
+        let scope = cgroup.name();
+        format!(
+            "[[limit]]\nname = \"{name}\"\nscope = {{ cgroup = \"{scope}\" }}\nscheme = \"{system}\"\n"
+        )
+    };
+    let mut text = limit(ROOT, root) + &format!("egress = \"{}\"\n\n", rate(tree.root_bit_s));
+    for (class, cgroup) in tree.classes.iter().zip(cgroups) {
+        let Class { name, parent, guarantee_bit_s, weight, ceiling_bit_s } = *class;
+        let parent = parent.map_or(ROOT, |parent| tree.classes[parent].name);
+        let guarantee = rate(guarantee_bit_s);
+        text += &limit(name, cgroup);
+        text += &format!("parent = \"{parent}\"\nguarantee = \"{guarantee}\"\nweight = {weight}\n");
+        text += &ceiling_bit_s
+            .map_or_else(String::new, |most| format!("ceiling = \"{}\"\n", rate(most)));
+        text.push('\n');
+    }
+    Ok(text)
+}
