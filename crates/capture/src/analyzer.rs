@@ -225,7 +225,7 @@ impl Analyzer {
         };
         let series: Vec<Series> =
             order.iter().take(group::FLOWS_MAX).map(|flow| flow.series(start)).collect();
-        let alone: Vec<Option<Fit>> = series.iter().map(Series::fit).collect();
+        let alone: Vec<Option<Fit>> = series.iter().map(Series::fit_thoroughly).collect();
         let looked_at = &order[..series.len()];
         let groups = group::find(looked_at, &alone, start);
         let of_group = |flow: &Flow| {
@@ -256,7 +256,7 @@ impl Analyzer {
 fn flow_report(flow: &Flow, group: Option<usize>, start: u64) -> FlowReport {
     let (loss_source, vantage) = flow.source();
     let series = flow.series(start);
-    let fit = series.fit();
+    let fit = series.fit_thoroughly();
     let (mut verdict, mut evidence) = verdict::judge(&[flow], &series, fit.as_ref());
     if let Some(number) = group {
         verdict = Verdict::Policed;

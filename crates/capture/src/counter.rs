@@ -7,6 +7,8 @@ const GAP_MAX: u16 = 16_384;
 const LATE_MAX: u16 = 64;
 /// Steps without which nothing is said.
 const STEPS_MIN: u64 = 16;
+/// Steps of one without which it may count in others.
+const ONES_MIN: u64 = 8;
 
 /// What a step of the counter says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,8 +68,8 @@ impl Counter {
         let steps = self.ones + self.gaps + self.late + self.unclear;
         steps >= STEPS_MIN
             && self.unclear * 20 <= steps
-            // Counters that jump at random step by one once in 65 536.
-            && self.ones * 50 >= steps
+            // Some count by two, or in the other byte order.
+            && self.ones >= ONES_MIN
             && self.shared * 10 <= self.gaps
     }
 

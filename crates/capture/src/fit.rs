@@ -25,10 +25,25 @@
 //!
 //! O(packets x [`ROUNDS`]).
 
-/// Corrections of the rate, at most, from each of two starts.
+/// Corrections of the rate, at most, from each of some starts.
 pub const ROUNDS: usize = 24;
 /// The most packets between two of a flow among which the loss is looked for.
 pub const BETWEEN_MAX: usize = 4_096;
+/// How often a bucket is full until one that began with an unknown content is known.
+const REFILLS_MIN: usize = 3;
+/// Between how many losses local rates are taken.
+const NEAR: [usize; 5] = [16, 4, 2, 8, 32];
+/// With how many losses at most, at how many rates, so far apart, deficits are compared.
+const PROFILE_MARKS_MAX: usize = 2_048;
+const PROFILE_STEPS: i32 = 64;
+/// What a fit explains, and how closely deficits agree in packets, that is not looked at further.
+const SETTLED: f64 = 0.88;
+const SETTLED_PACKETS: f64 = 0.7;
+const PROFILE_STEP: f64 = 1.04;
+/// How many of them are corrected further.
+const PROFILE_BEST: usize = 6;
+/// Where the deficit at losses is no more packets, how fast packets came is looked at.
+const SHALLOW_PACKETS: f64 = 3.0;
 /// Timestamps are off by so much, besides packets.
 const JITTER_NS: f64 = 100_000.0;
 
@@ -99,6 +114,8 @@ pub struct Fit {
     pub marks: usize,
     /// The deficit at losses, bytes.
     pub level_bytes: f64,
+    /// Half of the losses have a deficit that is no further from that, bytes.
+    pub spread_bytes: f64,
     /// Deficits that differ by no more count as equal, bytes.
     pub tolerance_bytes: f64,
 }
@@ -123,6 +140,8 @@ struct Point {
     period: u32,
     time: f64,
     deficit: f64,
+    /// Nanoseconds until the lost packet came, after a pass, about.
+    wait: f64,
 }
 
 /// Deficits at a rate, in bytes/ns.
@@ -169,7 +188,20 @@ impl Series {
             };
             let time = mark.time_ns.unwrap_or(self.passes[at].time_ns);
             let idle = time.saturating_sub(self.passes[at].time_ns) as f64;
+            // As long as its predecessor had waited, or as the lost ones would fill the gap evenly.
+            let since = |from: usize, to: usize| {
+                let (from, to) = (self.passes[from].time_ns, self.passes[to].time_ns);
+                to.saturating_sub(from) as f64
+            };
+            let gap = since(mark.after, mark.before.min(after.len() - 1));
+            let even = gap / (f64::from(mark.packets) + 1.0);
+            let wait = if mark.time_ns.is_some() {
+                idle
+            } else {
+                since(at.saturating_sub(1), at).min(even)
+            };
             Point {
+                wait,
                 period: period_of[at],
                 time: time.saturating_sub(origin) as f64,
                 deficit: (after[at] - rate * idle).max(0.0),
@@ -186,9 +218,67 @@ impl Series {
             return None;
         }
         let goodput = self.goodput(first.after, last.after)?;
-        let starts = [Some(goodput), self.local_rate()];
-        let fits = starts.into_iter().flatten().filter_map(|rate| self.refine(rate));
-        fits.max_by(|a, b| (a.explained - a.violated).total_cmp(&(b.explained - b.violated)))
+        let mut best: Option<Fit> = None;
+        // A mean over cycles of full and empty may be a fixed point too: begin also within them.
+        let locals = NEAR.iter().flat_map(|near| [0.5, 0.75].map(|share| (*near, share)));
+        let locals = locals.map(|(near, share)| self.local_rate(near, share));
+        for start in std::iter::once(Some(goodput)).chain(locals).flatten() {
+            let Some(fit) = self.refine(start) else { continue };
+            if best.as_ref().is_none_or(|best| fit.score() > best.score()) {
+                best = Some(fit);
+            }
+            if best.as_ref().is_some_and(|best| self.is_settled(best)) {
+                return best;
+            }
+        }
+        best
+    }
+
+    /// The same; where no drift shows, since each busy period has only a loss or two, also the rate at
+    /// which the periods agree. Some hundred times as long.
+    #[must_use]
+    pub fn fit_thoroughly(&self) -> Option<Fit> {
+        let best = self.fit()?;
+        if self.is_settled(&best) || self.marks.len() > PROFILE_MARKS_MAX {
+            return Some(best);
+        }
+        let goodput = self.goodput(self.marks.first()?.after, self.marks.last()?.after)?;
+        let profiled = self.profile(goodput);
+        Some(profiled.filter(|fit| fit.score() > best.score()).unwrap_or(best))
+    }
+
+    /// The rate of many at which the deficits agree best, and between which rates they do about as well.
+    fn profile(&self, goodput: f64) -> Option<Fit> {
+        let packet = self.packet();
+        let scan = |from: f64, step: f64| {
+            let rates = (0..PROFILE_STEPS).map(move |n| from * step.powi(n));
+            let fits = rates.filter_map(|rate| self.judge(rate, &self.walk(rate), packet));
+            // One packet at each loss is what a rate above all that was sent gives.
+            fits.filter(|fit| fit.level_bytes > SHALLOW_PACKETS * packet).collect::<Vec<Fit>>()
+        };
+        let better = |a: &Fit, b: &Fit| a.score().total_cmp(&b.score());
+        let mut coarse = scan(goodput * 0.9, PROFILE_STEP);
+        coarse.sort_by(|a, b| better(b, a));
+        coarse.truncate(PROFILE_BEST);
+        let refined = coarse.iter().filter_map(|fit| self.refine(fit.rate_bit_s / 8e9));
+        let best = refined.filter(|fit| fit.level_bytes > SHALLOW_PACKETS * packet);
+        let best = best.chain(coarse.iter().copied()).max_by(better)?;
+        // Around it more finely, for the best and for how far others are as good.
+        let fine = PROFILE_STEP.powf(2.0 / f64::from(PROFILE_STEPS));
+        let near = scan(best.rate_bit_s / 8e9 / PROFILE_STEP, fine);
+        let best = near.iter().copied().chain([best]).max_by(better)?;
+        let alike = near.iter().filter(|fit| fit.score() > best.score() - 0.02);
+        let away = alike.map(|fit| (fit.rate_bit_s - best.rate_bit_s).abs()).fold(0.0, f64::max);
+        let rate_within_bit_s = away.max(best.rate_bit_s * (fine - 1.0));
+        let blur = rate_within_bit_s / best.rate_bit_s * best.depth_bytes;
+        let depth_within_bytes = best.depth_within_bytes.min(packet / 2.0 + blur);
+        Some(Fit { rate_within_bit_s, depth_within_bytes, ..best })
+    }
+
+    /// Whether a fit need not be bettered.
+    fn is_settled(&self, fit: &Fit) -> bool {
+        let close = SETTLED_PACKETS * self.packet() + fit.rate_bit_s / 8e9 * JITTER_NS / 2.0;
+        fit.explained - fit.violated > SETTLED && fit.spread_bytes <= close
     }
 
     /// Bytes/ns from one pass to another.
@@ -200,38 +290,27 @@ impl Series {
         (time > 0 && bytes > 0).then(|| bytes as f64 / time as f64)
     }
 
-    /// The rate among losses that lie close to each other: in a busy period, if there are several.
-    fn local_rate(&self) -> Option<f64> {
-        let near = (self.marks.len() / 8).clamp(2, 32);
-        let mut rates: Vec<f64> = self
-            .marks
-            .windows(near + 1)
-            .step_by(near)
-            .filter_map(|marks| self.goodput(marks[0].after, marks[near].after))
-            .collect();
-        if rates.is_empty() {
-            return None;
-        }
+    /// The rate from a loss to the one `near` losses later, at that share of all.
+    fn local_rate(&self, near: usize, share: f64) -> Option<f64> {
+        let ends = self.marks.windows(near + 1).step_by(near);
+        let rates = ends.filter_map(|marks| self.goodput(marks[0].after, marks[near].after));
+        let mut rates: Vec<f64> = rates.collect();
         rates.sort_by(f64::total_cmp);
-        Some(rates[rates.len() * 3 / 4])
+        rates.get((rates.len() as f64 * share) as usize).copied()
     }
 
     fn refine(&self, start: f64) -> Option<Fit> {
         let packet = self.packet();
         let mut rate = start;
         let mut best: Option<Fit> = None;
+        let mut last: Option<Fit> = None;
         for round in 0..ROUNDS {
             let walk = self.walk(rate);
             let fit = self.judge(rate, &walk, packet)?;
-            let better = |best: &Fit| {
-                let score = |fit: &Fit| fit.explained - fit.violated;
-                score(&fit) > score(best) + 1e-9
-                    || (score(&fit) >= score(best) - 1e-9
-                        && fit.rate_within_bit_s <= best.rate_within_bit_s)
-            };
-            if best.as_ref().is_none_or(better) {
+            if best.as_ref().is_none_or(|best| fit.score() > best.score()) {
                 best = Some(fit);
             }
+            last = Some(fit);
             // What is far from the rest is no loss of this policer; at first nothing is known of the rest.
             let reach = if round < 4 { f64::INFINITY } else { 2.0 * fit.tolerance_bytes };
             let (slope, _) = regress(&walk.points, fit.level_bytes, reach);
@@ -241,7 +320,9 @@ impl Series {
             }
             rate = next;
         }
-        best
+        // The corrections end where the deficit does not drift; unless they went astray.
+        last.filter(|last| best.as_ref().is_none_or(|best| last.score() >= best.score() - 0.02))
+            .or(best)
     }
 
     fn judge(&self, rate: f64, walk: &Walk, packet: f64) -> Option<Fit> {
@@ -258,7 +339,11 @@ impl Series {
         let inlier = |p: &&Point| {
             (p.deficit - level).abs() <= tolerance || (!known(p) && p.deficit < level && !all)
         };
-        let inside: Vec<&Point> = walk.points.iter().filter(inlier).collect();
+        // Packets that come more slowly than the rate empty no bucket: with a rate above all that was sent
+        // every deficit is one packet, and nothing is explained.
+        let shallow = level <= SHALLOW_PACKETS * packet;
+        let fast = |p: &&Point| !shallow || p.wait * rate <= 1.1 * packet;
+        let inside: Vec<&Point> = walk.points.iter().filter(inlier).filter(fast).collect();
         let explained = inside.len() as f64 / walk.points.len() as f64;
         // A bucket of that depth has no room for these.
         let depth = level + packet / 2.0;
@@ -272,7 +357,8 @@ impl Series {
         refilled.dedup();
         let basis = match refilled.len() {
             0 if self.began => DepthBasis::Began,
-            0 => DepthBasis::AtLeast,
+            // Begun with an unknown deficit, it seems full too early, until it has been full some times.
+            0..REFILLS_MIN if !self.began => DepthBasis::AtLeast,
             times => DepthBasis::Refilled(times.try_into().unwrap_or(u32::MAX)),
         };
         // How long a wrong rate had to blur the deficit.
@@ -283,6 +369,7 @@ impl Series {
         let mut at_passes: Vec<f64> = walk.at_passes.iter().map(|q| (depth - q).max(0.0)).collect();
         let mut at_losses: Vec<f64> =
             walk.points.iter().map(|p| (depth - p.deficit).max(0.0)).collect();
+        let mut apart: Vec<f64> = walk.points.iter().map(|p| (p.deficit - level).abs()).collect();
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
         Some(Fit {
             rate_bit_s: rate * 8e9,
@@ -300,8 +387,17 @@ impl Series {
             },
             marks: walk.points.len(),
             level_bytes: level,
+            spread_bytes: median(&mut apart)?,
             tolerance_bytes: tolerance,
         })
+    }
+}
+
+impl Fit {
+    /// What speaks for it: losses explained, less passes violated, less a little for deficits that differ.
+    #[must_use]
+    pub fn score(&self) -> f64 {
+        self.explained - self.violated - 0.1 * self.spread_bytes / self.tolerance_bytes
     }
 }
 

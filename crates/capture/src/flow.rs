@@ -112,8 +112,15 @@ impl Flow {
         self.packets += 1;
         self.bytes += u64::from(packet.ip_bytes);
         self.wire_bytes += u64::from(packet.wire_bytes);
-        let mut event =
-            Event { time_ns, seq: 0, bytes: packet.ip_bytes, gap_id: 0, gap_seq: 0, resent: false };
+        let mut event = Event {
+            time_ns,
+            seq: 0,
+            bytes: packet.ip_bytes,
+            gap_id: 0,
+            gap_seq: 0,
+            fills: false,
+            resent: false,
+        };
         match packet.transport {
             Transport::Tcp(tcp) => return self.segment(&tcp, event),
             Transport::Udp { rtp } => {
@@ -174,8 +181,9 @@ impl Flow {
                     event.gap_seq = event.gap_seq.saturating_sub(1);
                 }
             }
-            Seen::Filled => {}
+            Seen::Filled => event.fills = true,
             Seen::Again => {
+                event.fills = true;
                 self.losses += 1;
                 let mut before = self.trace.events_mut().rev().take(LOOK_BACK);
                 if let Some(lost) = before.find(|e| e.seq == tcp.seq && !e.resent) {
@@ -381,7 +389,10 @@ pub fn merge(flows: &[&Flow], capture_start_ns: u64) -> Series {
             let packets = lost.try_into().unwrap_or(u32::MAX);
             series.marks.push(Mark { after, before: here, time_ns: None, packets });
         }
-        last[flow] = Some(here);
+        // What is sent again may come between a lost packet and its neighbours.
+        if !event.fills {
+            last[flow] = Some(here);
+        }
         series.passes.push(Pass { time_ns, bytes: event.bytes });
     }
     series.marks.sort_by_key(|mark| mark.after);

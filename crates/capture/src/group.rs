@@ -19,7 +19,7 @@ use crate::{
 pub const FLOWS_MAX: usize = 12;
 /// A group must explain so much more of the losses than its flows alone.
 const BETTER: f64 = 0.05;
-/// Packets of a group that are looked at, at most: the last ones.
+/// Packets of a group that are looked at, at most.
 const PASSES_MAX: usize = 1 << 17;
 
 /// A group.
@@ -31,10 +31,6 @@ pub struct Group {
     pub series: Series,
     /// Their bucket.
     pub fit: Fit,
-}
-
-fn score(fit: &Fit) -> f64 {
-    fit.explained - fit.violated
 }
 
 fn holds(fit: &Fit) -> bool {
@@ -80,7 +76,7 @@ impl Search<'_> {
         candidates.dedup();
         let found = candidates.into_iter().filter_map(|set| self.reduce(set));
         let group = found.max_by(|a, b| {
-            a.flows.len().cmp(&b.flows.len()).then(score(&a.fit).total_cmp(&score(&b.fit)))
+            a.flows.len().cmp(&b.flows.len()).then(a.fit.score().total_cmp(&b.fit.score()))
         })?;
         Some(self.extend(group, free))
     }
@@ -88,7 +84,12 @@ impl Search<'_> {
     fn fit(&self, set: &[usize]) -> Option<Group> {
         let flows: Vec<&Flow> = set.iter().map(|at| self.flows[*at]).collect();
         let mut series = merge(&flows, self.capture_start_ns);
-        if series.passes.len() > PASSES_MAX {
+        if series.began {
+            // What is known of the depth may lie at the beginning.
+            series.passes.truncate(PASSES_MAX);
+            let passes = series.passes.len();
+            series.marks.retain(|mark| mark.after < passes);
+        } else if series.passes.len() > PASSES_MAX {
             let gone = series.passes.len() - PASSES_MAX;
             series.passes.drain(..gone);
             series.marks.retain(|mark| mark.after >= gone);
@@ -96,7 +97,6 @@ impl Search<'_> {
                 mark.after -= gone;
                 mark.before -= gone;
             }
-            series.began = false;
         }
         let fit = series.fit()?;
         Some(Group { flows: set.to_vec(), series, fit })
@@ -106,9 +106,9 @@ impl Search<'_> {
     fn reduce(&self, mut set: Vec<usize>) -> Option<Group> {
         while set.len() >= 2 {
             let group = self.fit(&set)?;
-            let alone = set.iter().filter_map(|at| self.alone[*at].as_ref()).map(score);
+            let alone = set.iter().filter_map(|at| self.alone[*at].as_ref()).map(Fit::score);
             let best_alone = alone.fold(0.0, f64::max);
-            if holds(&group.fit) && score(&group.fit) >= best_alone + BETTER {
+            if holds(&group.fit) && group.fit.score() >= best_alone + BETTER {
                 return Some(group);
             }
             if holds(&group.fit)
@@ -120,7 +120,7 @@ impl Search<'_> {
                 set.iter().copied().filter(|at| *at != left).collect()
             };
             let rest = set.iter().filter_map(|left| self.fit(&without(*left)));
-            set = rest.max_by(|a, b| score(&a.fit).total_cmp(&score(&b.fit)))?.flows;
+            set = rest.max_by(|a, b| a.fit.score().total_cmp(&b.fit.score()))?.flows;
         }
         None
     }
@@ -136,7 +136,7 @@ impl Search<'_> {
             set.sort_unstable();
             if let Some(more) = self.fit(&set)
                 && holds(&more.fit)
-                && score(&more.fit) > score(&group.fit) + 1e-3
+                && more.fit.score() > group.fit.score() + 1e-3
             {
                 group = more;
             }

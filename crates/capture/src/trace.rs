@@ -24,6 +24,8 @@ pub struct Event {
     pub gap_id: u16,
     /// Packets missing before it, by TCP's or RTP's sequence number.
     pub gap_seq: u16,
+    /// It fills a hole: what it brings was lost before, and it is not what follows its predecessor.
+    pub fills: bool,
     /// It was sent again later, so it was lost after it was captured.
     pub resent: bool,
 }
