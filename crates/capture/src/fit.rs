@@ -31,6 +31,10 @@ pub const ROUNDS: usize = 24;
 pub const BETWEEN_MAX: usize = 4_096;
 /// How often a bucket is full until one that began with an unknown content is known.
 const REFILLS_MIN: usize = 3;
+/// Losses in a busy period from which on the first is left out.
+const FIRST_MATTERS: usize = 4;
+/// How often the deficit at the beginning is corrected.
+const FIRST_ROUNDS: usize = 4;
 /// Between how many losses local rates are taken.
 const NEAR: [usize; 5] = [16, 4, 2, 8, 32];
 /// With how many losses at most, at how many rates, so far apart, deficits are compared.
@@ -38,7 +42,7 @@ const PROFILE_MARKS_MAX: usize = 2_048;
 const PROFILE_STEPS: i32 = 64;
 /// What a fit explains, and how closely deficits agree in packets, that is not looked at further.
 const SETTLED: f64 = 0.88;
-const SETTLED_PACKETS: f64 = 0.7;
+const SETTLED_PACKETS: f64 = 0.4;
 const PROFILE_STEP: f64 = 1.04;
 /// How many of them are corrected further.
 const PROFILE_BEST: usize = 6;
@@ -158,9 +162,10 @@ impl Series {
         self.passes.iter().map(|pass| pass.bytes).max().unwrap_or(1).into()
     }
 
-    fn walk(&self, rate: f64) -> Walk {
+    /// Deficits at a rate, from a first one on.
+    fn walk(&self, rate: f64, first: f64) -> Walk {
         let origin = self.passes.first().map_or(0, |pass| pass.time_ns);
-        let (mut deficit, mut last, mut period) = (0.0_f64, origin, 0_u32);
+        let (mut deficit, mut last, mut period) = (first, origin, 0_u32);
         let mut after = Vec::with_capacity(self.passes.len());
         let mut at_passes = Vec::with_capacity(self.passes.len());
         let mut period_of = Vec::with_capacity(self.passes.len());
@@ -252,7 +257,7 @@ impl Series {
         let packet = self.packet();
         let scan = |from: f64, step: f64| {
             let rates = (0..PROFILE_STEPS).map(move |n| from * step.powi(n));
-            let fits = rates.filter_map(|rate| self.judge(rate, &self.walk(rate), packet));
+            let fits = rates.filter_map(|rate| Some(self.judge_at(rate, packet)?.1));
             // One packet at each loss is what a rate above all that was sent gives.
             fits.filter(|fit| fit.level_bytes > SHALLOW_PACKETS * packet).collect::<Vec<Fit>>()
         };
@@ -305,8 +310,7 @@ impl Series {
         let mut best: Option<Fit> = None;
         let mut last: Option<Fit> = None;
         for round in 0..ROUNDS {
-            let walk = self.walk(rate);
-            let fit = self.judge(rate, &walk, packet)?;
+            let (walk, fit) = self.judge_at(rate, packet)?;
             if best.as_ref().is_none_or(|best| fit.score() > best.score()) {
                 best = Some(fit);
             }
@@ -323,6 +327,27 @@ impl Series {
         // The corrections end where the deficit does not drift; unless they went astray.
         last.filter(|last| best.as_ref().is_none_or(|best| last.score() >= best.score() - 0.02))
             .or(best)
+    }
+
+    /// What a rate explains. A capture that begins amid traffic begins with a deficit, which is what the
+    /// first losses lack of the later ones.
+    fn judge_at(&self, rate: f64, packet: f64) -> Option<(Walk, Fit)> {
+        let mut first = 0.0;
+        let mut walk = self.walk(rate, first);
+        let mut fit = self.judge(rate, &walk, packet)?;
+        for _ in 0..FIRST_ROUNDS {
+            let mut begin: Vec<f64> =
+                walk.points.iter().filter(|p| p.period == 0).map(|p| p.deficit).collect();
+            let all = begin.len() == walk.points.len();
+            let lack = median(&mut begin).map_or(0.0, |begin| fit.level_bytes - begin);
+            if self.began || all || lack <= packet {
+                break;
+            }
+            first += lack;
+            walk = self.walk(rate, first);
+            fit = self.judge(rate, &walk, packet)?;
+        }
+        Some((walk, fit))
     }
 
     fn judge(&self, rate: f64, walk: &Walk, packet: f64) -> Option<Fit> {
@@ -359,6 +384,8 @@ impl Series {
             0 if self.began => DepthBasis::Began,
             // Begun with an unknown deficit, it seems full too early, until it has been full some times.
             0..REFILLS_MIN if !self.began => DepthBasis::AtLeast,
+            // Nor is it full just because an even source leaves it as empty as it was.
+            _ if !self.began && shallow => DepthBasis::AtLeast,
             times => DepthBasis::Refilled(times.try_into().unwrap_or(u32::MAX)),
         };
         // How long a wrong rate had to blur the deficit.
@@ -416,7 +443,9 @@ fn regress(points: &[Point], level: f64, reach: f64) -> (f64, f64) {
     let near = |p: &&Point| (p.deficit - level).abs() <= reach;
     let (mut sxx, mut sxy, mut syy, mut count, mut periods) = (0.0, 0.0, 0.0, 0.0, 0.0);
     for period in points.chunk_by(|a, b| a.period == b.period) {
-        let inside: Vec<&Point> = period.iter().filter(near).collect();
+        // The first loss finds anything up to a packet, those after it only what was added meanwhile.
+        let first = usize::from(period.len() >= FIRST_MATTERS);
+        let inside: Vec<&Point> = period[first..].iter().filter(near).collect();
         if inside.len() < 2 {
             continue;
         }

@@ -139,7 +139,7 @@ fn scene(mbit_s: u64, depth: u64, rtt_ms: u64, flows: usize, cc: CongestionContr
         paced: true,
         line: rate(1_000_000_000),
         mtu: 1_500,
-        duration: Nanos(20_000_000_000),
+        duration: Nanos(10_000_000_000),
         seed: 11,
     }
 }
@@ -150,12 +150,11 @@ fn one_tcp_flow() {
     for (cc, mbit_s, depth, rtt_ms, paced) in [
         (Reno, 20, 30_000, 20, true),
         (Reno, 20, 100_000, 20, true),
-        (Cubic, 50, 60_000, 20, true),
-        (Cubic, 50, 400_000, 20, true),
+        (Cubic, 30, 40_000, 20, true),
         (Cubic, 10, 31_250, 40, true),
         (Cubic, 50, 150_000, 20, false),
-        (Reno, 100, 625_000, 10, false),
-        (Bbr, 50, 100_000, 20, true),
+        (Reno, 30, 156_250, 10, false),
+        (Bbr, 20, 40_000, 20, true),
     ] {
         let scene = Scene { paced, ..scene(mbit_s, depth, rtt_ms, 1, cc) };
         for at_sender in [false, true] {
@@ -175,7 +174,7 @@ fn one_tcp_flow() {
 fn several_tcp_flows_share_a_policer() {
     use CongestionControl::{Cubic, Reno};
     for (cc, mbit_s, depth, rtt_ms, flows) in
-        [(Reno, 50, 100_000, 20, 4), (Cubic, 50, 100_000, 20, 3), (Cubic, 100, 625_000, 20, 6)]
+        [(Reno, 30, 60_000, 20, 4), (Cubic, 30, 60_000, 20, 3), (Cubic, 40, 250_000, 20, 5)]
     {
         let scene = scene(mbit_s, depth, rtt_ms, flows, cc);
         for at_sender in [false, true] {
