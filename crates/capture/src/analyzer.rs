@@ -22,6 +22,8 @@ const SENDERS_MAX: usize = 4_096;
 const FRAGMENTS: usize = 64;
 /// Flows among which one is chosen to be forgotten.
 const CHOICES: usize = 16;
+/// Names that a report has besides.
+const NAMES: usize = 5;
 /// Points of a curve.
 const CURVE_POINTS: usize = 4_000;
 
@@ -249,7 +251,8 @@ impl Analyzer {
             untraced_flows: self.untraced,
             warning: None,
         };
-        Report { capture, flows, groups }
+        let names = order.iter().take(NAMES).map(|flow| flow.key.to_string()).collect();
+        Report { capture, flows, groups, names }
     }
 }
 

@@ -18,6 +18,9 @@ pub struct Report {
     pub flows: Vec<FlowReport>,
     /// Flows that share a policer.
     pub groups: Vec<GroupReport>,
+    /// The names of some flows, those with most losses first, whatever was asked for.
+    #[serde(skip)]
+    pub names: Vec<String>,
 }
 
 /// What was read.
@@ -51,7 +54,7 @@ pub struct CaptureReport {
 pub struct FlowReport {
     /// As in `udp 10.0.1.100:5201 > 10.0.2.100:33333`.
     pub flow: String,
-    /// Packets with data that are in the capture.
+    /// Packets that are in the capture.
     pub packets: u64,
     /// Their bytes, from the IP header on.
     pub bytes: u64,
@@ -160,6 +163,8 @@ impl Estimate {
         let spread = (rates[rates.len() - 1 - rates.len() / 10] - rates[rates.len() / 10]) / 2.0;
         let within =
             used.iter().map(|f| f.rate_within_bit_s).fold(f64::INFINITY, f64::min).max(spread);
+        // Nothing is known: anything up to twice as much.
+        let within = within.min(rate);
         // The depth is best known where the bucket was full most often.
         let strength = |f: &Fit| match f.basis {
             DepthBasis::Refilled(times) => 1 + u64::from(times),
@@ -181,6 +186,7 @@ impl Estimate {
                     .to_owned()
             }
         };
+        let depth_within = best.depth_within_bytes.min(best.depth_bytes);
         let deeper = best.basis == DepthBasis::AtLeast;
         Estimate {
             rate_bit_s: rate,
@@ -188,8 +194,8 @@ impl Estimate {
             rate_high_bit_s: rate + within,
             rate_frames_bit_s: rate * frames,
             depth_bytes: best.depth_bytes,
-            depth_low_bytes: (best.depth_bytes - best.depth_within_bytes).max(0.0),
-            depth_high_bytes: (!deeper).then_some(best.depth_bytes + best.depth_within_bytes),
+            depth_low_bytes: (best.depth_bytes - depth_within).max(0.0),
+            depth_high_bytes: (!deeper).then_some(best.depth_bytes + depth_within),
             depth_known: known,
             losses_explained: fit.explained,
             passes_violated: fit.violated,

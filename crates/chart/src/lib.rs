@@ -14,11 +14,13 @@ mod cdf;
 mod curves;
 mod lines;
 pub mod palette;
+mod tokens;
 pub mod units;
 
 pub use cdf::Cdf;
 pub use curves::Curves;
 pub use lines::Lines;
+pub use tokens::Tokens;
 
 /// The points of one system, ascending in x.
 #[derive(Clone, Debug, PartialEq)]
