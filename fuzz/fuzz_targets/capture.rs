@@ -1,5 +1,5 @@
-//! Any bytes as a capture, bare or behind the head of a good one, whole or in pieces: nothing panics, nothing takes more
-//! memory than is allowed, and what is reported adds up.
+//! Any bytes as a capture, bare or behind the head of a good one, whole or in pieces: nothing panics,
+//! nothing takes more memory than is allowed, and what is reported adds up.
 
 #![no_main]
 

@@ -94,7 +94,7 @@ pub struct Analyzer {
     last_ns: u64,
     stamps_back: u64,
     evicted: u64,
-    untraced: u64,
+    forgotten: u64,
     unread_link: Option<i32>,
 }
 
@@ -210,7 +210,7 @@ impl Analyzer {
             }
             self.events -= self.slots[at].trace.len();
             self.slots[at].trace.clear();
-            self.untraced += 1;
+            self.forgotten += 1;
         }
     }
 
@@ -248,7 +248,7 @@ impl Analyzer {
             stamps_back: self.stamps_back,
             flows: count,
             evicted_flows: self.evicted,
-            untraced_flows: self.untraced,
+            forgotten_windows: self.forgotten,
             warning: None,
         };
         let names = order.iter().take(NAMES).map(|flow| flow.key.to_string()).collect();

@@ -240,8 +240,8 @@ impl Flow {
                     "{again} segments are there twice and {holes} holes, so what was lost is in the capture"
                 ),
                 Vantage::Receiver => format!(
-                    "{holes} holes in the sequence numbers and {again} segments twice, so what was lost is not \
-                     in the capture"
+                    "{holes} holes in the sequence numbers and {again} segments twice, so what was lost is \
+                     not in the capture"
                 ),
             };
         }
@@ -252,8 +252,14 @@ impl Flow {
             (LossSource::None, _) => {
                 "neither RTP nor an IPv4 identification that counts up".to_owned()
             }
-            (_, Vantage::Receiver) => "numbers are missing, so what was lost is not in the capture".to_owned(),
-            _ => "no number is missing: nothing was lost before here; what is lost later cannot be seen".to_owned(),
+            (_, Vantage::Receiver) => {
+                "numbers are missing, so what was lost is not in the capture".to_owned()
+            }
+            _ => {
+                "no number is missing: nothing was lost before here; what is lost later cannot be \
+                  seen"
+                    .to_owned()
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! reader (pcap, pcapng) -> headers -> analyzer: flows -> counter, tcp: what is missing -> trace
-//!                                               end of a window -> fit: rate and depth -> verdict, group -> report
+//!                          end of a window -> fit: rate and depth -> verdict, group -> report
 //! ```
 //!
 //! A capture is read once, as a stream, in bounded memory: [`reader::BLOCK_MAX`] for a block,

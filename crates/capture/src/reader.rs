@@ -54,7 +54,8 @@ pub enum CaptureError {
     },
     /// Nothing of it is IP.
     #[error(
-        "has no IP packet among {packets}{}; what is read: Ethernet, Linux cooked (SLL, SLL2), raw IP, loopback",
+        "has no IP packet among {packets}{}; what is read: Ethernet, Linux cooked (SLL, SLL2), raw IP, \
+         loopback",
         link.map(|link| format!(" (link type {link})")).unwrap_or_default()
     )]
     NoIp {

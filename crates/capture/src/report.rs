@@ -42,8 +42,8 @@ pub struct CaptureReport {
     pub flows: u64,
     /// Flows that were forgotten, since there were too many.
     pub evicted_flows: u64,
-    /// Flows whose packets were forgotten, since there were too many; their counts are kept.
-    pub untraced_flows: u64,
+    /// How often the packets of a flow were forgotten, since there were too many; its counts are kept.
+    pub forgotten_windows: u64,
     /// Why it could not be read to its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,

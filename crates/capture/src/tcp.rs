@@ -275,11 +275,10 @@ impl TcpTrack {
         self.round_trips.quantile(0.5)
     }
 
-    /// The share of losses at which the round trip was more than `factor` times its tenth percentile.
+    /// The share of losses at which the last round trip was longer than `limit_ns`.
     #[must_use]
-    pub fn late_losses(&self, factor: f64) -> Option<f64> {
-        let base = self.base_round_trip_ns().filter(|_| self.at_loss.total > 0)?;
-        Some(self.at_loss.share_above(base * factor))
+    pub fn losses_after_round_trips_above(&self, limit_ns: f64) -> Option<f64> {
+        (self.at_loss.total > 0).then(|| self.at_loss.share_above(limit_ns))
     }
 }
 

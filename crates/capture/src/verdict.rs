@@ -26,6 +26,8 @@ pub const VIOLATED_MAX: f64 = 0.03;
 /// The share of losses after a grown round trip, and by how much it had grown.
 const LATE_MAX: f64 = 0.2;
 const LATE_FACTOR: f64 = 1.3;
+/// And by how many packets at the rate: less is no queue, but the jitter of a short path.
+const LATE_PACKETS: f64 = 4.0;
 /// A bucket of so many packets is a shaper's, if packets also leave evenly.
 const SHAPER_PACKETS: f64 = 3.0;
 /// The share of packets that come faster than the rate, below which they leave evenly.
@@ -87,8 +89,8 @@ pub fn judge(flows: &[&Flow], series: &Series, fit: Option<&Fit>) -> (Verdict, V
     let mut evidence = Vec::new();
     let percent = |share: f64| 100.0 * share;
     evidence.push(format!(
-        "{:.0} % of {losses} places with loss lie at an empty bucket ({:.0} % are needed), and {:.1} % of the passes \
-         had no tokens ({:.0} % may)",
+        "{:.0} % of {losses} places with loss lie at an empty bucket ({:.0} % are needed), and {:.1} % of the \
+         passes had no tokens ({:.0} % may)",
         percent(fit.explained),
         percent(EXPLAINED_MIN),
         percent(fit.violated),
@@ -106,15 +108,23 @@ pub fn judge(flows: &[&Flow], series: &Series, fit: Option<&Fit>) -> (Verdict, V
 
     // Behind the loss the round trip to the receiver says nothing of the queue.
     let at_sender = |flow: &&&Flow| flow.source().1 == Vantage::Sender;
-    let late =
-        flows.iter().filter(at_sender).find_map(|f| f.tcp.as_ref()?.late_losses(LATE_FACTOR));
-    if let Some(late) = late {
+    let queue_ns = LATE_PACKETS * series.packet() * 8e9 / fit.rate_bit_s;
+    let late = flows.iter().filter(at_sender).find_map(|flow| {
+        let tcp = flow.tcp.as_ref()?;
+        let base_ns = tcp.base_round_trip_ns()?;
+        let limit_ns = (base_ns * LATE_FACTOR).max(base_ns + queue_ns);
+        Some((tcp.losses_after_round_trips_above(limit_ns)?, limit_ns))
+    });
+    if let Some((late, limit_ns)) = late {
         evidence.push(format!(
-            "{:.0} % of the losses came when the round trip was above {LATE_FACTOR} times its base",
-            percent(late)
+            "{:.0} % of the losses came when the round trip had grown above {:.1} ms, of {:.0} % \
+             that a policer may have",
+            percent(late),
+            limit_ns / 1e6,
+            percent(LATE_MAX),
         ));
     }
-    if late.is_some_and(|late| late > LATE_MAX) {
+    if late.is_some_and(|(late, _)| late > LATE_MAX) {
         return (Verdict::Congested, evidence);
     }
     let level = fit.explained >= EXPLAINED_MIN && fit.violated <= VIOLATED_MAX;
@@ -127,8 +137,8 @@ pub fn judge(flows: &[&Flow], series: &Series, fit: Option<&Fit>) -> (Verdict, V
     let packets = fit.depth_bytes / series.packet();
     if packets <= SHAPER_PACKETS && fast < FAST_MIN {
         evidence.push(format!(
-            "packets leave evenly at the rate ({:.0} % come faster), so a queue is drained; a policer with a bucket of \
-             {packets:.0} packets before an even source would look the same",
+            "packets leave evenly at the rate ({:.0} % come faster), so a queue is drained; a policer with a \
+             bucket of {packets:.0} packets before an even source would look the same",
             percent(fast)
         ));
         return (Verdict::Shaped, evidence);

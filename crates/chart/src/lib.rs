@@ -1,12 +1,13 @@
-//! Figures as SVG: lines over time, cumulative distributions, curves over decades, and what others are made of.
+//! Figures as SVG: lines over time, cumulative distributions, curves over decades, and what others are made
+//! of.
 //!
 //! ```text
 //! lines, cdf, curves -> axis (ticks, mapping) -> canvas (strokes and text, through plotters)
 //! ```
 //!
-//! A figure holds data and draws itself; a system has one colour everywhere ([`palette`]). plotters strokes and
-//! fills; axes and legends are ours, since plotters sets labels by a guess at the font that lets them overlap,
-//! and its logarithmic axis cannot label 1-2-5. Keys carry the unit of what they name ([`units`]).
+//! A figure holds data and draws itself; a system has one colour everywhere ([`palette`]). plotters strokes
+//! and fills; axes and legends are ours, since plotters sets labels by a guess at the font that lets them
+//! overlap, and its logarithmic axis cannot label 1-2-5. Keys carry the unit of what they name ([`units`]).
 
 pub mod axis;
 pub mod canvas;

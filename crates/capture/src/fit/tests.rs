@@ -1,6 +1,7 @@
 use super::*;
 
-/// A source of packets of 1500 bytes, `gap_ns` apart in bursts of `burst`, each `period_ns`, through a bucket.
+/// A source of packets of 1500 bytes, `gap_ns` apart in bursts of `burst`, each `period_ns`, through a
+/// bucket.
 fn through(rate_bit_s: u64, depth: u64, burst: u64, gap_ns: u64, period_ns: u64) -> Series {
     let units = 8_000_000_000;
     let (mut tokens, mut last) = (depth * units, 0_u64);

@@ -11,9 +11,9 @@ use super::LookArgs;
 pub enum BurstVerb {
     /// Show what each rule of thumb gives for a burst size, and what traffic makes of it
     ///
-    /// For a policer: a token bucket that drops what finds no tokens. PACED is the share of the rate that long
-    /// TCP transfers reach if their packets are spread over the round trip, UNPACED if each window leaves in one
-    /// piece. UDP is what a source of --udp gets through.
+    /// For a policer: a token bucket that drops what finds no tokens. PACED is the share of the rate that
+    /// long TCP transfers reach if their packets are spread over the round trip, UNPACED if each window
+    /// leaves in one piece. UDP is what a source of --udp gets through.
     #[command(after_help = "\
 Examples:
   tidegate burst size --rate 50mbit
@@ -22,8 +22,8 @@ Examples:
     Size(SizeArgs),
     /// Say which losses in a packet capture a policer made: its rate and the depth of its bucket
     ///
-    /// Reads pcap and pcapng as a stream, in bounded memory. A capture of the headers is enough, and best begins
-    /// before the traffic does.
+    /// Reads pcap and pcapng as a stream, in bounded memory. A capture of the headers is enough, and best
+    /// begins before the traffic does.
     #[command(after_help = "\
 Examples:
   tcpdump -i eth0 -s 128 -w slow.pcap & iperf3 -c server; kill %1

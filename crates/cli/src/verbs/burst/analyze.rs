@@ -30,6 +30,9 @@ const COLUMNS: [Column; 7] = [
     ("BUCKET", Align::Right),
 ];
 
+/// Packets of a flow below which nothing is said of it unless it lost some.
+const FEW: u64 = 100;
+
 pub fn run(args: &AnalyzeArgs) -> Result<ExitCode> {
     let name = match args.file.to_str() {
         Some("-") => "standard input".to_owned(),
@@ -123,7 +126,7 @@ fn show(out: &mut impl Write, name: &str, report: &Report) -> Result<()> {
         (capture.skipped_packets, "packets not IP"),
         (capture.stamps_back, "time stamps went back"),
         (capture.evicted_flows, "flows forgotten, there were too many"),
-        (capture.untraced_flows, "flows not looked into, there was too much"),
+        (capture.forgotten_windows, "windows forgotten, there was too much to remember"),
     ] {
         if count > 0 {
             head += &format!("; {count} {what}");
@@ -146,7 +149,11 @@ fn show(out: &mut impl Write, name: &str, report: &Report) -> Result<()> {
         }
         tell(out, Some(&group.estimate), &group.evidence)?;
     }
-    for flow in report.flows.iter().filter(|flow| !flow.evidence.is_empty()) {
+    // What a few packets do not tell need not be said.
+    let worth = |flow: &&FlowReport| {
+        !flow.evidence.is_empty() && (flow.lost_packets > 0 || flow.packets >= FEW)
+    };
+    for flow in report.flows.iter().filter(worth) {
         let mut title = format!("{}: {}", flow.flow, flow.verdict.words());
         if let Some(estimate) = &flow.estimate {
             title += &format!(", {}", policer(estimate));
@@ -156,8 +163,8 @@ fn show(out: &mut impl Write, name: &str, report: &Report) -> Result<()> {
         let runs = &flow.runs;
         writeln!(
             out,
-            "  {} without a loss: mean {:.1} packets, half of them at most {}, longest {}; between them {:.1} lost, at \
-             most {}",
+            "  {} without a loss: mean {:.1} packets, half of them at most {}, longest {}; between them {:.1} lost, \
+             at most {}",
             plural(runs.runs, "run"),
             runs.mean_packets,
             runs.median_packets_at_most,

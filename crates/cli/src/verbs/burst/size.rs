@@ -84,8 +84,8 @@ pub fn run(args: &SizeArgs) -> Result<ExitCode> {
         Reason::Reaches => "the least with which unpaced flows reach 95 % of the rate",
         Reason::Least => "the least that Juniper allows is enough",
         Reason::TooLong => {
-            "a quarter of a second, and not enough for unpaced flows: more is hardly a limit. Pace the senders, or \
-             shape (`tidegate limit add`)"
+            "a quarter of a second, and not enough for unpaced flows: more is hardly a limit. Pace the \
+             senders, or shape (`tidegate limit add`)"
         }
     };
     let recommended = row("recommended", best.burst, why)?;
