@@ -89,8 +89,8 @@ pub fn judge(flows: &[&Flow], series: &Series, fit: Option<&Fit>) -> (Verdict, V
     let mut evidence = Vec::new();
     let percent = |share: f64| 100.0 * share;
     evidence.push(format!(
-        "{:.0} % of {losses} places with loss lie at an empty bucket ({:.0} % are needed), and {:.1} % of the \
-         passes had no tokens ({:.0} % may)",
+        "{:.0} % of {losses} places with loss lie at an empty bucket ({:.0} % are needed), and {:.1} % \
+         of the passes had no tokens ({:.0} % may)",
         percent(fit.explained),
         percent(EXPLAINED_MIN),
         percent(fit.violated),

@@ -14,8 +14,7 @@ pub struct Cdf {
     pub title: String,
     /// What was sampled, as a key with its unit: `rtt_us`.
     pub metric: String,
-    /// A curve each, of (value, share from 0 to 1): see [`crate::stats::cdf`] and
-    /// [`crate::stats::histogram_cdf`].
+    /// A curve each, of (value, share from 0 to 1): ascending in both.
     pub series: Vec<Series>,
 }
 

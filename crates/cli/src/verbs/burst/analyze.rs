@@ -163,8 +163,8 @@ fn show(out: &mut impl Write, name: &str, report: &Report) -> Result<()> {
         let runs = &flow.runs;
         writeln!(
             out,
-            "  {} without a loss: mean {:.1} packets, half of them at most {}, longest {}; between them {:.1} lost, \
-             at most {}",
+            "  {} without a loss: mean {:.1} packets, half of them at most {}, longest {}; between \
+             them {:.1} lost, at most {}",
             plural(runs.runs, "run"),
             runs.mean_packets,
             runs.median_packets_at_most,
