@@ -96,9 +96,21 @@ pub struct Analyzer {
     evicted: u64,
     forgotten: u64,
     unread_link: Option<i32>,
+    /// Fewer than [`EVENTS_MAX`].
+    events_max: Option<usize>,
 }
 
 impl Analyzer {
+    /// One that remembers at most so many packets of all flows together, and no more than [`EVENTS_MAX`].
+    #[must_use]
+    pub fn with_events_max(events: usize) -> Self {
+        Analyzer { events_max: Some(events.min(EVENTS_MAX)), ..Analyzer::default() }
+    }
+
+    fn events_max(&self) -> usize {
+        self.events_max.unwrap_or(EVENTS_MAX)
+    }
+
     /// Takes a packet as it was captured.
     pub fn frame(&mut self, frame: &Frame<'_>) {
         self.packets += 1;
@@ -136,7 +148,7 @@ impl Analyzer {
         {
             self.slots[*at].acknowledged(&tcp, packet.time_ns);
         }
-        if self.events > EVENTS_MAX {
+        if self.events > self.events_max() {
             self.forget_traces();
         }
     }
@@ -205,11 +217,13 @@ impl Analyzer {
             (0..self.slots.len()).filter(|at| !self.slots[*at].trace.is_empty()).collect();
         order.sort_by_key(|at| (self.slots[*at].losses, self.slots[*at].packets));
         for at in order {
-            if self.events <= EVENTS_MAX / 2 {
+            if self.events <= self.events_max() / 2 {
                 break;
             }
-            self.events -= self.slots[at].trace.len();
-            self.slots[at].trace.clear();
+            let flow = &mut self.slots[at];
+            self.events -= flow.trace.len();
+            flow.forget(flow.trace.len(), self.first_ns.unwrap_or(0));
+            flow.trace.shrink();
             self.forgotten += 1;
         }
     }

@@ -318,8 +318,13 @@ impl Flow {
                 self.every *= 2;
             }
         }
+        self.forget(self.trace.len() / 2, origin_ns);
+    }
+
+    /// Forgets the oldest packets; what they told of losses and runs is kept.
+    pub fn forget(&mut self, packets: usize, origin_ns: u64) {
         let source = self.source().0;
-        for event in self.trace.drain_half() {
+        for event in self.trace.drain(packets) {
             self.gone[0] += u64::from(event.gap_id);
             self.gone[1] += u64::from(event.gap_seq);
             self.gone[2] += u64::from(event.resent);

@@ -89,17 +89,16 @@ impl Trace {
         self.events.len() >= TRACE_MAX
     }
 
-    /// Takes out the older half.
-    pub fn drain_half(&mut self) -> impl Iterator<Item = Event> + '_ {
-        let half = self.events.len() / 2;
-        self.gone += half as u64;
-        self.events.drain(..half)
+    /// Takes out so many of the oldest.
+    pub fn drain(&mut self, packets: usize) -> impl Iterator<Item = Event> + '_ {
+        let packets = packets.min(self.events.len());
+        self.gone += packets as u64;
+        self.events.drain(..packets)
     }
 
-    /// Gives the memory back.
-    pub fn clear(&mut self) {
-        self.gone += self.events.len() as u64;
-        self.events = VecDeque::new();
+    /// Gives the memory back that is not needed.
+    pub fn shrink(&mut self) {
+        self.events.shrink_to_fit();
     }
 }
 

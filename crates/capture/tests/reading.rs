@@ -4,7 +4,7 @@ mod captures;
 
 use captures::{Body, Capture, Container, Link, Packet, START_NS, Udp};
 use proptest::prelude::*;
-use tidegate_capture::{CaptureError, Options, Reader, Report, Verdict, analyze};
+use tidegate_capture::{Analyzer, CaptureError, Options, Reader, Report, Verdict, analyze};
 
 const PCAP: Container = Container::Pcap { nanoseconds: true, big_endian: false };
 const CONTAINERS: [Container; 4] = [
@@ -283,4 +283,36 @@ fn runs_are_those_of_the_article() {
     assert_eq!(first.packets, 105);
     assert!((first.rate_bit_s.unwrap() / 1e9 - 1.0).abs() < 0.1, "{first:?}");
     assert!(flow.runs.longest_gap_packets < 30 || flow.runs.longest_gap_packets > 500);
+}
+
+#[test]
+fn what_is_forgotten_stays_counted() {
+    // More packets than are remembered.
+    let mut analyzer = Analyzer::with_events_max(20_000);
+    let mut capture = Capture::plain().snaplen(42);
+    let mut lost = 0;
+    let flows = 80_u32;
+    for number in 0..60_000_u32 {
+        let (flow, round) = (number % flows, number / flows);
+        if round % 16 == 15 {
+            lost += 1;
+            continue;
+        }
+        let (time_ns, flow) = (u64::from(number) * 1_000, flow as u16);
+        capture.packet(&Packet {
+            time_ns,
+            flow,
+            ip_bytes: 1_000,
+            id: round as u16,
+            body: Body::Udp,
+        });
+        let mut reader = Reader::new(&capture.bytes[..]).unwrap();
+        analyzer.frame(&reader.read().unwrap().unwrap());
+        capture.bytes.truncate(24);
+    }
+    let report = analyzer.report(&Options { top: 1_000, flow: None });
+    assert!(report.capture.forgotten_windows > 0);
+    let seen: u64 = report.flows.iter().map(|flow| flow.lost_packets).sum();
+    assert_eq!(report.flows.len(), 80);
+    assert!(lost - seen <= 80, "{lost} {seen}");
 }
