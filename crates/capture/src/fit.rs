@@ -390,9 +390,9 @@ impl Series {
         };
         // How long a wrong rate had to blur the deficit.
         let span = typical_span(&inside);
-        let samples = refilled.len().max(1) as f64;
         let blur = rate_error * span;
-        let depth_within = (packet / 2.0 / samples.sqrt()).max(packet / 4.0) + blur;
+        // What a loss finds is anything up to a packet, or always the same: no number of losses tells which.
+        let depth_within = packet / 2.0 + blur;
         let mut at_passes: Vec<f64> = walk.at_passes.iter().map(|q| (depth - q).max(0.0)).collect();
         let mut at_losses: Vec<f64> =
             walk.points.iter().map(|p| (depth - p.deficit).max(0.0)).collect();

@@ -65,6 +65,8 @@ pub struct TcpTrack {
     syn: bool,
     /// Data whose acknowledgement is awaited.
     timed: Option<(u32, u64)>,
+    /// Until this is acknowledged, acknowledgements wait for what was lost, and time nothing.
+    recovering: Option<u32>,
     round_trips: Histogram,
     at_loss: Histogram,
     last_round_trip: Option<u64>,
@@ -140,6 +142,7 @@ impl Default for TcpTrack {
             overtaken: 0,
             syn: false,
             timed: None,
+            recovering: None,
             round_trips: Histogram::default(),
             at_loss: Histogram::default(),
             last_round_trip: None,
@@ -161,6 +164,7 @@ impl TcpTrack {
             self.next = Some(end);
             self.holes.clear();
             self.timed = None;
+            self.recovering = None;
             return Seen::New { missing: 0 };
         }
         self.segment = self.segment.max(tcp.length);
@@ -169,7 +173,7 @@ impl TcpTrack {
             return self.old(start, end, time_ns);
         }
         self.next = Some(end);
-        if self.timed.is_none() {
+        if self.timed.is_none() && self.recovering.is_none() {
             self.timed = Some((end, time_ns));
         }
         let jump = ahead(start, next);
@@ -194,6 +198,7 @@ impl TcpTrack {
             self.holes.iter().position(|h| ahead(start, h.end) < 0 && ahead(end, h.start) > 0);
         let Some(at) = found else {
             self.again += 1;
+            self.recovering = self.next;
             self.lost();
             return Seen::Again;
         };
@@ -224,6 +229,9 @@ impl TcpTrack {
 
     /// The other side acknowledges all before `ack`.
     pub fn acknowledged(&mut self, ack: u32, time_ns: u64) {
+        if self.recovering.is_some_and(|end| ahead(ack, end) >= 0) {
+            self.recovering = None;
+        }
         let Some((end, sent)) = self.timed else { return };
         if ahead(ack, end) >= 0 {
             let round_trip = time_ns.saturating_sub(sent);

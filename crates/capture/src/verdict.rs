@@ -26,7 +26,8 @@ pub const VIOLATED_MAX: f64 = 0.03;
 /// The share of losses after a grown round trip, and by how much it had grown.
 const LATE_MAX: f64 = 0.2;
 const LATE_FACTOR: f64 = 1.3;
-/// And by how many packets at the rate: less is no queue, but the jitter of a short path.
+/// And by at least so many packets at the rate, or half of the depth: less is not the queue that would lose
+/// these.
 const LATE_PACKETS: f64 = 4.0;
 /// A bucket of so many packets is a shaper's, if packets also leave evenly.
 const SHAPER_PACKETS: f64 = 3.0;
@@ -108,7 +109,10 @@ pub fn judge(flows: &[&Flow], series: &Series, fit: Option<&Fit>) -> (Verdict, V
 
     // Behind the loss the round trip to the receiver says nothing of the queue.
     let at_sender = |flow: &&&Flow| flow.source().1 == Vantage::Sender;
-    let queue_ns = LATE_PACKETS * series.packet() * 8e9 / fit.rate_bit_s;
+    // Before the loss a queue that is as long as the bucket is deep loses the same packets; but it makes
+    // them wait.
+    let queue_bytes = (LATE_PACKETS * series.packet()).max(fit.depth_bytes / 2.0);
+    let queue_ns = queue_bytes * 8e9 / fit.rate_bit_s;
     let late = flows.iter().filter(at_sender).find_map(|flow| {
         let tcp = flow.tcp.as_ref()?;
         let base_ns = tcp.base_round_trip_ns()?;

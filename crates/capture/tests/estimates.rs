@@ -26,6 +26,10 @@ fn assert_near(estimate: Option<&Estimate>, rate: f64, depth: f64, what: &str) {
         estimate.depth_known,
         estimate.losses_explained,
     );
+    // A 95 % interval may miss, but not by much.
+    let covers = estimate.depth_low_bytes <= depth * 1.01
+        && estimate.depth_high_bytes.is_none_or(|high| high >= depth * 0.99);
+    assert!(covers, "{what}: {estimate:?}");
     assert!(off(estimate.rate_bit_s, rate).abs() < 0.02, "{what}: {estimate:?}");
     assert!(off(estimate.depth_bytes, depth).abs() < 0.10, "{what}: {estimate:?}");
 }
@@ -186,5 +190,64 @@ fn several_tcp_flows_share_a_policer() {
             assert_eq!(group.verdict, Verdict::Policed, "{what}");
             assert_near(Some(&group.estimate), mbit_s as f64 * 1e6, depth as f64, &what);
         }
+    }
+}
+
+/// Before the loss a queue and a bucket lose the same packets; only the queue delays.
+#[test]
+fn a_queue_is_told_from_a_bucket_by_its_delay() {
+    for queued in [false, true] {
+        let mut capture = Capture::plain();
+        let (mut bucket, mut next, mut resend) =
+            (captures::bucket(20_000_000, 60_000), 0_u32, Vec::new());
+        let seq = |number: u32| 21 + number * 1_460;
+        let mut packets = vec![Packet {
+            time_ns: 0,
+            flow: 1,
+            ip_bytes: 60,
+            id: 0,
+            body: Body::Tcp { seq: 0, syn: true },
+        }];
+        let mut acked = 0_u32;
+        for burst in 0..60_u64 {
+            for at in 0..100_u64 {
+                let time_ns = 20_000_000 + burst * 100_000_000 + at * 120_000;
+                let number = next;
+                next += 1;
+                let body = Body::Tcp { seq: seq(number), syn: false };
+                packets.push(Packet { time_ns, flow: 1, ip_bytes: 1_500, id: 0, body });
+                let tokens = bucket.tokens(Nanos(time_ns)).0;
+                if bucket.on_packet(Nanos(time_ns), 1_500) {
+                    let wait = if queued {
+                        rate(20_000_000).time_for(Bytes(60_000 - tokens)).0
+                    } else {
+                        0
+                    };
+                    if resend.is_empty() {
+                        acked = acked.max(number + 1);
+                    }
+                    let (time_ns, body) = (time_ns + 5_000_000 + wait, Body::Ack(seq(acked)));
+                    packets.push(Packet { time_ns, flow: 1, ip_bytes: 40, id: 0, body });
+                } else {
+                    resend.push(number);
+                }
+            }
+            // What was lost comes again in the pause.
+            for (at, number) in (0_u64..).zip(resend.drain(..)) {
+                let time_ns = 80_000_000 + burst * 100_000_000 + at * 900_000;
+                let body = Body::Tcp { seq: seq(number), syn: false };
+                packets.push(Packet { time_ns, flow: 1, ip_bytes: 1_500, id: 0, body });
+                bucket.on_packet(Nanos(time_ns), 1_500);
+            }
+            acked = next;
+            let (time_ns, body) = (119_500_000 + burst * 100_000_000, Body::Ack(seq(acked)));
+            packets.push(Packet { time_ns, flow: 1, ip_bytes: 40, id: 0, body });
+        }
+        packets.sort_by_key(|packet| packet.time_ns);
+        packets.iter().for_each(|packet| capture.packet(packet));
+        let flow = report(&capture).flows.remove(0);
+        let verdict = if queued { Verdict::Congested } else { Verdict::Policed };
+        assert_eq!(flow.verdict, verdict, "{:?}", flow.evidence);
+        assert_eq!(flow.vantage, Vantage::Sender);
     }
 }
