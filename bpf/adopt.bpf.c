@@ -11,6 +11,7 @@
 #include "intf.h"
 #include "sockets.h"
 #include "vmlinux.h"
+#include "windows.h"
 
 #define TG_TCP_ESTABLISHED 1
 
@@ -45,14 +46,19 @@ static __always_inline int is_exempt(struct sock_common *sk, const struct tg_lim
 	return tg_within_host4(sk->skc_rcv_saddr, sk->skc_daddr);
 }
 
-/* Asks for a callback every round trip; before Linux 6.12 a socket that exists cannot be asked. */
-static __always_inline int hear_round_trips(void *sk)
+/*
+ * Asks for a callback every round trip, and with `acks` for every packet that is built; before
+ * Linux 6.12 a socket that exists cannot be asked.
+ */
+static __always_inline int hear(void *sk, int acks)
 {
 	int flags = 0;
 
 	if (bpf_getsockopt(sk, TG_SOL_TCP, TG_TCP_CB_FLAGS, &flags, sizeof(flags)))
 		return 0;
 	flags |= BPF_SOCK_OPS_RTT_CB_FLAG;
+	if (acks)
+		flags |= BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
 	return !bpf_setsockopt(sk, TG_SOL_TCP, TG_TCP_CB_FLAGS, &flags, sizeof(flags));
 }
 
@@ -60,7 +66,7 @@ static __always_inline int hear_round_trips(void *sk)
 static __always_inline void take_over(struct sock *sk, struct tg_socket *ours, __u32 current)
 {
 	struct tg_socket *theirs =
-	    bpf_sk_storage_get(&parent_sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	    bpf_sk_storage_get(&sockets_of_limit_above, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 
 	if (!theirs)
 		return;
@@ -76,12 +82,13 @@ int adopt(struct bpf_iter__tcp *ctx)
 {
 	__u32 key = 0, current = TG_PACING_UNLIMITED, wanted = TG_PACING_UNLIMITED;
 	struct tg_limit *l = bpf_map_lookup_elem(&limit, &key);
-	struct tg_queue *queue = bpf_map_lookup_elem(&queues, &key);
+	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	__u32 timer = TG_DEFAULT_TIMER_US, window = TG_NO_WINDOW;
 	struct sock_common *common = ctx->sk_common;
 	struct tg_socket *ours;
 	struct tcp_sock *tp;
 	struct sock *sk;
+	__u64 now;
 	int hears;
 
 	if (!l || !queue || !common || common->skc_state != TG_TCP_ESTABLISHED)
@@ -92,9 +99,22 @@ int adopt(struct bpf_iter__tcp *ctx)
 	sk = (struct sock *)tp;
 	if (!is_below(BPF_CORE_READ(sk, sk_cgrp_data.cgroup), l->cgroup_id) || is_exempt(common, l))
 		return 0;
-	ours = bpf_sk_storage_get(&sockets, sk, 0, release ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
+	ours =
+	    bpf_sk_storage_get(&sockets_of_limit, sk, 0, release ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return 0;
+	now = bpf_ktime_get_ns();
+	if (!release && tg_is_parent(queue, now)) {
+		if (tg_is_claimed(ours, now))
+			return 0;
+		key = TG_EGRESS + TG_OWN;
+		queue = bpf_map_lookup_elem(&queues_of_limit, &key);
+		if (!queue)
+			return 0;
+	}
+	/* A window moves on with the next packet that the socket builds, if that is heard. */
+	if (release || !tg_has_windows(l))
+		tg_free_window(sk, tp, ours);
 	if (release) {
 		/* The kernel lets a connection's time-out grow again only with its RTT variance. */
 		if (l->rto_min_us)
@@ -106,10 +126,12 @@ int adopt(struct bpf_iter__tcp *ctx)
 				       sizeof(window));
 	} else {
 		tg_set_timers(sk, l);
-		hears = hear_round_trips(sk);
-		/* Who cannot hear of a new share has at least the ceiling. */
-		wanted = tg_pacing_rate(l, queue, hears ? tg_share(l, queue, 0) : FS_ONE,
-					tp->mss_cache, common->skc_family == TG_AF_INET6);
+		hears = hear(sk, tg_has_windows(l));
+		/* Who cannot hear of a new share, or rate, has at least the ceiling. */
+		wanted = tg_pacing_rate(
+		    l, hears ? tg_rate(l, queue, TG_EGRESS) : l->rate_bit_s[TG_EGRESS],
+		    hears ? tg_share(l, queue, 0) : FS_ONE, tp->mss_cache,
+		    common->skc_family == TG_AF_INET6);
 	}
 	bpf_getsockopt(sk, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
 	if (has_parent && !release)

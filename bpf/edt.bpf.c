@@ -166,7 +166,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 	int held;
 
 	l = bpf_map_lookup_elem(&limit, &key);
-	queue = bpf_map_lookup_elem(&queues, &key);
+	queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	c = bpf_map_lookup_elem(&counters, &key);
 	if (!l || !queue || !c)
 		return TG_PASS;
@@ -194,6 +194,8 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 	verdict = edt_verdict(conf, &look, 1);
 	if (verdict == VQ_MARK && !bpf_skb_ecn_set_ce(skb))
 		verdict = VQ_PASS;
+	else if (verdict != VQ_PASS)
+		c->last_ns[verdict] = now;
 	if (verdict < VQ_DROP_FULL) {
 		carry = c->carry;
 		cost = vq_cost_ns(conf, bytes, &carry);

@@ -6,10 +6,16 @@
 #include "fair_share.h"
 #include "intf.h"
 
-/* Who sent data in the epoch that ends: children if there were any, or flows. */
-static inline __attribute__((always_inline)) void
-tg_take_sharers(struct tg_queue *queue, __u64 rate_bit_s, struct fs_sharers *sharers)
+/*
+ * Who sent data in the epoch that ends: children if there were any, or flows. What senders without
+ * a share have used counts as reserved.
+ */
+static inline __attribute__((always_inline)) void tg_take_sharers(struct tg_queue *queue,
+								  __u64 rate_bit_s,
+								  __u64 elapsed_ns,
+								  struct fs_sharers *sharers)
 {
+	__u64 untold = __sync_lock_test_and_set(&queue->untold_ns, 0);
 	__u32 count = __sync_lock_test_and_set(&queue->flows, 0);
 	__u32 weight = queue->weight;
 	__u64 seen_reserved = queue->reserved_bit_s, reserved;
@@ -18,6 +24,9 @@ tg_take_sharers(struct tg_queue *queue, __u64 rate_bit_s, struct fs_sharers *sha
 	/* One that was silent for one epoch may only have been unlucky. */
 	fs_flows(sharers, count > queue->flows_before ? count : queue->flows_before);
 	queue->flows_before = count;
+	sharers->reserved = fs_min(fs_max(untold, queue->untold_before_ns), FS_MAX_CHARGED_NS) *
+			    FS_ONE / fs_max(elapsed_ns, 1);
+	queue->untold_before_ns = untold;
 	if (!weight && !queue->weight_before)
 		return;
 	queue->weight = 0;
@@ -60,7 +69,7 @@ static inline __attribute__((always_inline)) int tg_turn_epoch(const struct vq_c
 	charged = base - queue->epoch_base_ns;
 	epoch.charged_ns = charged > 0 ? charged : 0;
 	queue->epoch_base_ns = base;
-	tg_take_sharers(queue, rate_bit_s, &epoch.sharers);
+	tg_take_sharers(queue, rate_bit_s, epoch.elapsed_ns, &epoch.sharers);
 	queue->share = fs_next(queue->share, &epoch);
 	queue->epoch_us = fs_epoch_ns(queue->flows_before, epoch.burst_ns) / 1000;
 	queue->epoch++;

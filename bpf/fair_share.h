@@ -23,6 +23,9 @@
 /* After so many epochs without a packet everything that was known is stale. */
 #define FS_STALE_EPOCHS 16
 #define FS_MAX_FLOWS	(1U << 16)
+/* Who was silent for fewer epochs is no newcomer: room was made, and the load says what it needs.
+ */
+#define FS_KNOWN_EPOCHS 8
 /* What a flow weighs, and a limit inside a limit unless told otherwise. */
 #define FS_WEIGHT 100ULL
 /* All of the limit for a weight of one. */
@@ -105,6 +108,17 @@ static inline __attribute__((always_inline)) __u64 fs_make_room(__u64 share,
 								const struct fs_sharers *sharers)
 {
 	return fs_min(share, fs_floor(sharers, FS_TARGET));
+}
+
+/*
+ * The same where the flows that were there may leave a part of theirs: all give the newcomer, the
+ * flows-th, an equal part of what they may use.
+ */
+static inline __attribute__((always_inline)) __u64 fs_join(__u64 share, __u32 flows)
+{
+	flows = flows < 1 ? 1 : flows < FS_MAX_FLOWS ? flows : FS_MAX_FLOWS;
+	share = fs_min(share, FS_TARGET);
+	return fs_max(share * (flows - 1) / flows, fs_min(share, FS_TARGET / flows));
 }
 
 /* The share of each flow in the next epoch. */

@@ -8,6 +8,7 @@
 #define TG_INTF_H
 
 #include "class.h"
+#include "rwnd.h"
 #include "vqueue.h"
 
 /* The header of a frame below IP, as tc counts it: Ethernet without its checksum. */
@@ -128,7 +129,11 @@ struct tg_queue {
 	__u32 weight_before;
 	__u32 lightest;
 	__u32 lightest_before;
-	__u64 unused[4];
+	/* Of flows: what those that are told no share have used, each up to one, in this epoch and
+	 * the one before. */
+	__u64 untold_ns;
+	__u64 untold_before_ns;
+	__u64 unused[2];
 };
 
 /* One direction, one CPU. */
@@ -138,15 +143,25 @@ struct tg_counters {
 	/* The part of the last cost below a nanosecond, in 2^-24 ns. */
 	__u32 carry;
 	__u32 pad;
+	/* When the last packet met each outcome; only of those that tell or drop. At the end, so
+	 * that a packet that passes finds all that is its on the lines it had. */
+	__u64 last_ns[TG_OUTCOMES];
 };
 
 /* What a limit has set on a socket, kept with the socket so that it can be taken back. */
 struct tg_socket {
 	__u32 pacing_byte_s;
-	/* The last epoch in which it sent data. */
-	__u32 epoch;
+	/* By direction, the last epoch in which it had data. */
+	__u32 epoch[TG_DIRECTIONS];
+	/* The clamp of the receive window that was set here, and the last that was not. */
+	__u32 clamp_bytes;
+	__u32 theirs_bytes;
+	__u32 pad;
+	struct rw_flow rwnd;
 	/* When a child of the limit last had a packet of it. */
 	__u64 claimed_ns;
+	/* Of one that is told no share, by direction: its bytes in that epoch. */
+	__u32 untold_bytes[TG_DIRECTIONS];
 };
 
 #endif

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The maps that every limit has, whatever its scheme: its settings and its queues.
+ *
+ * A map that libbpf reuses takes on the name that the kernel has of it, and the skeletons then know
+ * it no more, unless that name is 15 letters long and ours begins with it. So the maps that a child
+ * has in common with its parent (tree.h) share their first 15 letters.
  */
 #ifndef TG_MAPS_H
 #define TG_MAPS_H
@@ -21,6 +25,6 @@ struct {
 	__uint(max_entries, TG_QUEUES);
 	__type(key, __u32);
 	__type(value, struct tg_queue);
-} queues SEC(".maps");
+} queues_of_limit SEC(".maps");
 
 #endif

@@ -8,7 +8,8 @@
  * must not charge it.
  *
  * Egress tells a TCP sender of this host to reduce its window (return values 2 and 3); on ingress
- * the sender is elsewhere, so there are only marks and drops.
+ * the sender is elsewhere, so there are only marks and drops here; scheme `pace` tells it by the
+ * receive window (tune.bpf.c).
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -70,34 +71,111 @@ static __always_inline enum vq_verdict tell(struct __sk_buff *skb, const struct 
 	return vq_decide(conf, zone, backlog_ns, &packet, bpf_get_prandom_u32());
 }
 
+/*
+ * How far the queue may be behind before it turns to a paced socket, which can do nothing about it:
+ * its bursts may meet those of others, and its first ten segments are not paced. A cut window would
+ * not grow again, as pacing keeps it from being full; a dropped packet with nothing in flight waits
+ * for TCP's probe timer. The share drains the backlog instead. Small packets of others pass, too,
+ * and large ones within a share.
+ */
+#define PACED_DEPTH_NS 16000000
+
+/* Whether the packet is of a socket that is paced by this limit. */
+static __always_inline int is_paced(struct __sk_buff *skb)
+{
+	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
+
+	return ours && ours->pacing_byte_s;
+}
+
 /* Two full segments: the least that TCP sends at once when it is paced. */
 #define PACED_BURST_BYTES (2 * 1514)
+/* The most that it sends at once. */
+#define PACED_BURST_MOST_BYTES 65536
 
-/* Counts the flow in this epoch. */
-static __always_inline void see_flow(struct __sk_buff *skb, struct tg_queue *queue)
+/* What a flow sends at once: its part of TG_BURSTS_US of the limit. */
+static __always_inline __u64 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
 {
-	struct tg_socket *ours =
-	    skb->sk ? bpf_sk_storage_get(&sockets, skb->sk, 0, BPF_SK_STORAGE_GET_F_CREATE) : 0;
-	struct fs_sharers sharers;
+	__u64 bytes = rate_bit_s / (8 * 1000000 / TG_BURSTS_US) / (flows ? flows : 1);
 
-	/* A new socket's storage is zero: number epochs from one. */
-	if (!ours || ours->epoch == queue->epoch + 1)
+	return fs_min(fs_max(bytes, PACED_BURST_BYTES), PACED_BURST_MOST_BYTES);
+}
+
+/*
+ * Reserves what a sender wants that is told no share, up to one: the flows then make room for it,
+ * and for no more. Returns whether the packet is within that.
+ */
+static __always_inline int reserve(struct __sk_buff *skb, const struct vq_conf *conf,
+				   struct tg_queue *queue, __u32 bytes, enum tg_direction direction)
+{
+	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+	__u64 share = queue->share ? queue->share : FS_TARGET;
+	__u64 fair_ns = (queue->epoch_us * 1000ULL) * (share >> 8) >> 16;
+	__u32 epoch = queue->epoch + 1;
+	struct tg_socket *ours;
+	int within;
+
+	if (!sk || sk->protocol == IPPROTO_TCP)
+		return 0;
+	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!ours)
+		return 0;
+	if (ours->epoch[direction] != epoch) {
+		ours->epoch[direction] = epoch;
+		ours->untold_bytes[direction] = 0;
+	}
+	within = ours->untold_bytes[direction] * conf->cost >> VQ_COST_SHIFT < fair_ns;
+	if (within)
+		__sync_fetch_and_add(&queue->untold_ns, bytes * conf->cost >> VQ_COST_SHIFT);
+	ours->untold_bytes[direction] += bytes;
+	return within;
+}
+
+/* Counts the flow in this epoch, if it is told its share: then its socket has a storage. */
+static __always_inline void see_flow(struct __sk_buff *skb, struct tg_queue *queue,
+				     enum tg_direction direction)
+{
+	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+	__u32 epoch = queue->epoch + 1, before;
+	struct fs_sharers sharers;
+	struct tg_socket *ours;
+
+	if (!sk || sk->protocol != IPPROTO_TCP)
 		return;
-	ours->epoch = queue->epoch + 1;
+	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
+	/* A new socket's storage is zero: number epochs from one. */
+	if (!ours || ours->epoch[direction] == epoch)
+		return;
+	before = ours->epoch[direction];
+	ours->epoch[direction] = epoch;
 	fs_flows(&sharers, __sync_fetch_and_add(&queue->flows, 1) + 1);
-	if (sharers.count > queue->flows_before)
-		queue->share = fs_make_room(queue->share, &sharers);
+	/* Who has only been silent for a while is no newcomer. */
+	if (sharers.count > queue->flows_before && !(before && epoch - before <= FS_KNOWN_EPOCHS))
+		queue->share = fs_join(queue->share, sharers.count);
+}
+
+/* What a flow sends at once, that is paced or told by its window. */
+static __always_inline __u64 burst_bytes(const struct vq_conf *conf, const struct tg_queue *queue,
+					 __u64 rate_bit_s, int windows)
+{
+	__u64 window_ns;
+
+	if (!windows)
+		return paced_burst_bytes(rate_bit_s, queue->flows_before);
+	window_ns = rw_burst_ns(queue->rtt_ns, queue->flows_before);
+	return fs_max((window_ns << VQ_COST_SHIFT) / conf->cost, PACED_BURST_BYTES);
 }
 
 /* Ends the epoch when its time has come. */
 static __always_inline int turn(const struct vq_conf *conf, struct tg_queue *queue, __u64 now,
-				__u64 cost_ns, __u64 rate_bit_s)
+				__u64 cost_ns, __u64 rate_bit_s, int windows)
 {
-	/* Above the mark, and without the packet at hand: below it a burst may just have passed. */
-	__s64 backlog = queue->finish_ns - now - cost_ns - conf->mark_ns;
+	/* Without the packet at hand, and above what bursts that meet explain. */
+	__u64 bursts_ns = windows ? conf->mark_ns : fs_max(conf->mark_ns, TG_BURSTS_US * 1000);
+	__s64 backlog = queue->finish_ns - now - cost_ns - bursts_ns;
 
 	if (!tg_turn_epoch(conf, queue, now, backlog > 0 ? backlog : 0, queue->rtt_ns,
-			   PACED_BURST_BYTES, rate_bit_s))
+			   burst_bytes(conf, queue, rate_bit_s, windows), rate_bit_s))
 		return 0;
 	queue->newcomers = 0;
 	return 1;
@@ -116,7 +194,11 @@ struct gates {
 	/* The parent's; 0 without one. */
 	struct tg_queue *parent;
 	int is_parent;
+	/* Its flows are told their share, here by their receive windows. */
 	int paced;
+	int windows;
+	/* Who sends the packet is told no share, and is within one. */
+	int reserved;
 };
 
 static __always_inline const struct vq_conf *conf_now(const struct tg_queue *queue,
@@ -136,8 +218,8 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g, _
 	g->own = 0;
 	g->own_conf = 0;
 	if (has_parent) {
-		g->parent = bpf_map_lookup_elem(&parent_queues, &key);
-		socket = skb->sk ? bpf_sk_storage_get(&parent_sockets, skb->sk, 0,
+		g->parent = bpf_map_lookup_elem(&queues_of_limit_above, &key);
+		socket = skb->sk ? bpf_sk_storage_get(&sockets_of_limit_above, skb->sk, 0,
 						      BPF_SK_STORAGE_GET_F_CREATE)
 				 : 0;
 		if (socket)
@@ -146,38 +228,64 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g, _
 	g->is_parent = tg_is_parent(g->queue, now);
 	if (!g->is_parent)
 		return;
-	socket = skb->sk ? bpf_sk_storage_get(&sockets, skb->sk, 0, 0) : 0;
+	socket = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
 	if (tg_is_claimed(socket, now))
 		return;
 	key = g->direction + TG_OWN;
-	g->own = bpf_map_lookup_elem(&queues, &key);
+	g->own = bpf_map_lookup_elem(&queues_of_limit, &key);
 	if (g->own)
 		g->own_conf = conf_now(g->own, g->conf);
 }
 
-static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct vq_conf *conf,
+/* How far a queue may be behind before it turns to the packet; 0: as for all. */
+static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct gates *g,
+				      const struct vq_conf *conf, const struct tg_queue *queue,
+				      __u32 bytes)
+{
+	if (!g->paced || g->windows)
+		return 0;
+	if (bytes > VQ_SMALL_BYTES && !g->reserved && !is_paced(skb))
+		return 0;
+	/* Beside senders that are told nothing it would only make room for them. */
+	return queue->untold_before_ns ? fs_max(PACED_DEPTH_NS, conf->drop_ns) : PACED_DEPTH_NS;
+}
+
+static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct gates *g,
+					     const struct vq_conf *conf,
 					     const struct tg_queue *queue, __u64 now, __u32 bytes,
-					     enum tg_direction direction)
+					     __u64 *most_ns)
 {
 	__s64 backlog = *(volatile __u64 *)&queue->finish_ns - now;
-	enum vq_zone zone = vq_zone(conf, backlog);
+	enum vq_zone zone;
+	__u64 depth;
 
+	*most_ns = conf->drop_ns;
+	if (g->windows) {
+		*most_ns += fs_min(queue->rtt_ns, RW_MAX_ROOM_NS);
+		backlog = rw_judged_ns(backlog, conf->mark_ns, queue->rtt_ns);
+	}
+	zone = vq_zone(conf, backlog);
 	if (zone == VQ_FREE)
 		return VQ_PASS;
+	depth = depth_ns(skb, g, conf, queue, bytes);
+	if (backlog <= (__s64)depth) {
+		*most_ns = fs_max(*most_ns, depth);
+		return VQ_PASS;
+	}
 	if (zone == VQ_FULL)
 		return VQ_DROP_FULL;
-	return tell(skb, conf, zone, backlog, bytes, direction);
+	return tell(skb, conf, zone, backlog, bytes, g->direction);
 }
 
 /* Charges a queue; 0 if other CPUs have filled it since it was judged: then it is given back. */
 static __always_inline int charge(const struct vq_conf *conf, struct tg_queue *queue, __u64 now,
-				  __u64 cost, int counts)
+				  __u64 cost, int counts, __u64 most_ns)
 {
 	__u64 seen = *(volatile __u64 *)&queue->finish_ns;
 	__u64 found =
 	    vq_charge(conf, &queue->finish_ns, counts ? &queue->skipped_ns : 0, seen, now, cost);
 
-	if ((__s64)(found - now) <= (__s64)conf->drop_ns)
+	if ((__s64)(found - now) <= (__s64)most_ns)
 		return 1;
 	__sync_fetch_and_sub(&queue->finish_ns, cost);
 	return 0;
@@ -195,19 +303,20 @@ static __always_inline void account(struct __sk_buff *skb, const struct gates *g
 	own_class.weight = FS_WEIGHT;
 	if (bytes > VQ_SMALL_BYTES) {
 		if (g->paced && g->own)
-			see_flow(skb, g->own);
+			see_flow(skb, g->own, g->direction);
 		else if (g->paced && !g->is_parent)
-			see_flow(skb, g->queue);
+			see_flow(skb, g->queue, g->direction);
 		if (g->own)
 			tg_count_class(g->queue, g->own, &own_class);
 		if (g->parent)
 			tg_count_class(g->parent, g->queue, class);
 	}
-	if (g->own && turn(g->own_conf, g->own, now, own_cost, rate)) {
+	if (g->own && turn(g->own_conf, g->own, now, own_cost,
+			   g->own->now.cost ? g->own->rate_bit_s : rate, g->windows)) {
 		tg_report(g->queue, g->own, now);
 		tg_follow(g->queue, g->own, g->conf, &own_class, rate);
 	}
-	if (!turn(g->conf, g->queue, now, cost, rate))
+	if (!turn(g->conf, g->queue, now, cost, rate, g->windows))
 		return;
 	/* What its children take their parts of. */
 	g->queue->rate_bit_s = rate;
@@ -223,7 +332,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	const int drop = direction == TG_EGRESS ? RET_DROP_SLOW : RET_DROP;
 	struct gates g = {.direction = direction};
 	enum vq_verdict verdict, other;
-	__u64 now, cost, own_cost = 0;
+	__u64 now, cost, own_cost = 0, most, own_most = 0;
 	struct tg_counters *c;
 	__u32 key = 0, bytes, carry;
 	int counts;
@@ -232,7 +341,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		return drop;
 	g.limit = bpf_map_lookup_elem(&limit, &key);
 	key = direction;
-	g.queue = bpf_map_lookup_elem(&queues, &key);
+	g.queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	c = bpf_map_lookup_elem(&counters, &key);
 	if (!g.limit || !g.queue || !c)
 		return RET_PASS;
@@ -246,23 +355,34 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 
 	now = bpf_ktime_get_ns();
 	find_gates(skb, &g, now);
-	g.paced = direction == TG_EGRESS && g.limit->flags & TG_FLAG_PACE_FAIR;
+	g.paced = !!(g.limit->flags & TG_FLAG_PACE_FAIR);
+	g.windows = g.paced && direction == TG_INGRESS;
 	counts = g.paced || g.parent || g.is_parent;
+	if (g.paced && bytes > VQ_SMALL_BYTES) {
+		if (g.own)
+			g.reserved = reserve(skb, g.own_conf, g.own, bytes, direction);
+		else if (!g.is_parent)
+			g.reserved = reserve(skb, g.conf, g.queue, bytes, direction);
+	}
 
-	verdict = judge(skb, g.conf, g.queue, now, bytes, direction);
+	verdict = judge(skb, &g, g.conf, g.queue, now, bytes, &most);
 	if (g.own && verdict < VQ_DROP_FULL) {
-		other = judge(skb, g.own_conf, g.own, now, bytes, direction);
+		other = judge(skb, &g, g.own_conf, g.own, now, bytes, &own_most);
 		verdict = other > verdict ? other : verdict;
 	}
+	if (verdict != VQ_PASS)
+		c->last_ns[verdict] = now;
 	if (verdict < VQ_DROP_FULL) {
 		carry = c->carry;
 		cost = vq_cost_ns(g.conf, bytes, &carry);
-		if (!charge(g.conf, g.queue, now, cost, counts)) {
+		if (!charge(g.conf, g.queue, now, cost, counts, most)) {
 			verdict = VQ_DROP_FULL;
+			c->last_ns[TG_DROP_FULL] = now;
 		} else if (g.own && (own_cost = bytes * g.own_conf->cost >> VQ_COST_SHIFT,
-				     !charge(g.own_conf, g.own, now, own_cost, 1))) {
+				     !charge(g.own_conf, g.own, now, own_cost, 1, own_most))) {
 			__sync_fetch_and_sub(&g.queue->finish_ns, cost);
 			verdict = VQ_DROP_FULL;
+			c->last_ns[TG_DROP_FULL] = now;
 		} else {
 			c->carry = carry;
 			if (counts)

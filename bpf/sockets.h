@@ -28,6 +28,11 @@
 
 /* Paths up to this round-trip time get a window. */
 #define TG_SHORT_PATH_US 4000
+/*
+ * All flows' bursts together, in time at the limit's rate: less than the virtual queue's drop
+ * threshold, so that nobody else suffers when they meet.
+ */
+#define TG_BURSTS_US 3000
 /* BBR needs at least four packets; of the 64 KB packets of the loopback interface two must do. */
 #define TG_LEAST_WINDOW	     4
 #define TG_LEAST_LONG_WINDOW 2
@@ -40,15 +45,14 @@
 #define TG_TCP_CB_FLAGS 1008
 
 /*
- * The pacing rate of a socket that may use `share` of the limit, or of the class in it that the
- * queue is: the kernel paces payload, the limit counts whole frames.
+ * The pacing rate of a socket that may use `share` of what the limit may use: the kernel paces
+ * payload, the limit counts whole frames.
  */
-static __always_inline __u32 tg_pacing_rate(const struct tg_limit *limit,
-					    const struct tg_queue *queue, __u64 share, __u32 mss,
-					    int ipv6)
+static __always_inline __u32 tg_pacing_rate(const struct tg_limit *limit, __u64 rate_bit_s,
+					    __u64 share, __u32 mss, int ipv6)
 {
 	__u64 headers = TG_HEADER_BYTES + (ipv6 ? TG_IPV6_EXTRA_BYTES : 0);
-	__u64 byte_s = (tg_rate(limit, queue, TG_EGRESS) / 8) * (share >> 8) >> 16;
+	__u64 byte_s = (rate_bit_s / 8) * (share >> 8) >> 16;
 
 	if (!(limit->flags & (TG_FLAG_PACE_CEILING | TG_FLAG_PACE_FAIR)) ||
 	    !limit->queue[TG_EGRESS].cost)
@@ -77,7 +81,9 @@ static __always_inline __u64 tg_share(const struct tg_limit *limit, struct tg_qu
 
 /*
  * On a short path TCP builds segments of 64 KB whatever its pacing rate is (tcp_tso_rtt_log), 52 ms
- * at 10 Mbit/s. A window of two round trips and 2 ms at the paced rate keeps them short.
+ * at 10 Mbit/s; but none longer than half the window. A window of two round trips and twice
+ * TG_BURSTS_US at the paced rate keeps the bursts of all flows together below TG_BURSTS_US of the
+ * limit. What they cost the CPU goes with their number, so they are as long as may be.
  */
 static __always_inline __u32 tg_window(__u32 byte_s, __u64 srtt_us, __u32 mss)
 {
@@ -85,7 +91,7 @@ static __always_inline __u32 tg_window(__u32 byte_s, __u64 srtt_us, __u32 mss)
 
 	if (!mss)
 		mss = TG_DEFAULT_MSS_BYTES;
-	return least + byte_s * (2 * srtt_us + 2000) / 1000000 / mss;
+	return fs_max(least, byte_s * (2 * srtt_us + 2 * TG_BURSTS_US) / 1000000 / mss);
 }
 
 /* Sets a timer option; where the kernel's tick is too coarse for it, the next doubling that it

@@ -24,21 +24,21 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
 	__type(value, struct tg_socket);
-} sockets SEC(".maps");
+} sockets_of_limit SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, TG_QUEUES);
 	__type(key, __u32);
 	__type(value, struct tg_queue);
-} parent_queues SEC(".maps");
+} queues_of_limit_above SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
 	__type(value, struct tg_socket);
-} parent_sockets SEC(".maps");
+} sockets_of_limit_above SEC(".maps");
 
 /* Whether the limit has children that use it. */
 static __always_inline int tg_is_parent(const struct tg_queue *queue, __u64 now)

@@ -3,6 +3,7 @@
  * The companion of the virtual queue on TCP sockets: a cgroup sock_ops program.
  * - Scheme `pace`: each socket is paced at the fair share of the limit, from the moment it is
  *   established and again every round trip; on short paths its window keeps bursts short.
+ * - Scheme `pace`, ingress: the receive window of each socket grants the fair share, ACK by ACK.
  * - Scheme `nrm` with a pacing ceiling: no socket is paced faster than the limit, so that one alone
  *   never overruns the virtual queue.
  * - Both: the minimum retransmission time-out and the longest delayed ACK of the limit.
@@ -12,11 +13,13 @@
 
 #include "intf.h"
 #include "sockets.h"
+#include "windows.h"
 
 /* Keeps bursts short on a short path; no longer path is touched, nor is its congestion control. */
 static __always_inline void set_window(struct bpf_sock_ops *ops, __u32 byte_s, int newcomer)
 {
-	__u64 srtt_us = ops->srtt_us >> 3;
+	/* Delayed ACKs make a short path's smoothed round trip long, its least not. */
+	__u64 srtt_us = fs_min(ops->srtt_us >> 3, TG_SHORT_PATH_US);
 	__u32 window = tg_window(byte_s, srtt_us, ops->mss_cache);
 
 	if (byte_s == TG_PACING_UNLIMITED)
@@ -24,7 +27,7 @@ static __always_inline void set_window(struct bpf_sock_ops *ops, __u32 byte_s, i
 	/* The first ten segments of a connection are not paced. */
 	if (newcomer && window < TG_INITIAL_WINDOW)
 		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_IW, &window, sizeof(window));
-	if (srtt_us <= TG_SHORT_PATH_US)
+	if (ops->rtt_min <= TG_SHORT_PATH_US)
 		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &window, sizeof(window));
 }
 
@@ -49,22 +52,27 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 {
 	__u32 wanted, current = TG_PACING_UNLIMITED;
 	struct tg_socket *ours;
+	int stays;
 
 	if (!ops->sk)
 		return;
-	ours = bpf_sk_storage_get(&sockets, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	ours = bpf_sk_storage_get(&sockets_of_limit, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return;
-	wanted = tg_pacing_rate(l, queue, tg_share(l, queue, newcomer), ops->mss_cache,
-				ops->family == TG_AF_INET6);
+	wanted = tg_pacing_rate(l, tg_rate(l, queue, TG_EGRESS), tg_share(l, queue, newcomer),
+				ops->mss_cache, ops->family == TG_AF_INET6);
 	/* A flow grows into its share as in slow start: the others need time to make room. */
 	if (!newcomer && ours->pacing_byte_s && wanted / 2 > ours->pacing_byte_s)
 		wanted = 2 * ours->pacing_byte_s;
 	/* Every round trip asks: what is within 2 % can stay. */
-	if (!newcomer && wanted - wanted / 64 <= ours->pacing_byte_s &&
-	    ours->pacing_byte_s <= wanted + wanted / 64)
+	stays = !newcomer && wanted - wanted / 64 <= ours->pacing_byte_s &&
+		ours->pacing_byte_s <= wanted + wanted / 64;
+	if (stays && !has_parent)
 		return;
 	bpf_getsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
+	/* A parent that did not know yet of its child has set its own, and lifted it since. */
+	if (stays && current == ours->pacing_byte_s)
+		return;
 	if (!tg_may_set(current, wanted, ours))
 		return;
 	if (bpf_setsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &wanted, sizeof(wanted)))
@@ -89,7 +97,8 @@ static __always_inline void claim(struct bpf_sock_ops *ops)
 
 	if (!has_parent || !ops->sk)
 		return;
-	theirs = bpf_sk_storage_get(&parent_sockets, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	theirs =
+	    bpf_sk_storage_get(&sockets_of_limit_above, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (theirs)
 		theirs->claimed_ns = bpf_ktime_get_ns();
 }
@@ -97,7 +106,7 @@ static __always_inline void claim(struct bpf_sock_ops *ops)
 /* Whether a child of the limit has the socket; then what was set here before is taken back. */
 static __always_inline int leave_to_child(struct bpf_sock_ops *ops, __u64 now)
 {
-	struct tg_socket *ours = ops->sk ? bpf_sk_storage_get(&sockets, ops->sk, 0, 0) : 0;
+	struct tg_socket *ours = ops->sk ? bpf_sk_storage_get(&sockets_of_limit, ops->sk, 0, 0) : 0;
 	__u32 current = 0, none = TG_PACING_UNLIMITED;
 
 	if (!tg_is_claimed(ours, now))
@@ -113,25 +122,99 @@ static __always_inline int leave_to_child(struct bpf_sock_ops *ops, __u64 now)
 	return 1;
 }
 
+/* The queue whose share the socket takes; 0: a child of the limit has it. */
+static __always_inline struct tg_queue *inward_queue(struct tg_socket *ours)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u32 key = TG_INGRESS;
+	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
+
+	if (!queue || !tg_is_parent(queue, now))
+		return queue;
+	if (tg_is_claimed(ours, now))
+		return 0;
+	key = TG_INGRESS + TG_OWN;
+	return bpf_map_lookup_elem(&queues_of_limit, &key);
+}
+
+/* Before each packet that the socket builds, so that this very packet says the window. */
+static __always_inline void set_window_clamp(struct bpf_sock_ops *ops, const struct tg_limit *l,
+					     int newcomer)
+{
+	struct bpf_sock *sk = ops->sk;
+	struct tg_queue *queue;
+	struct tg_socket *ours;
+	struct tcp_sock *tp;
+
+	if (!sk)
+		return;
+	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!ours || !tp)
+		return;
+	queue = tg_has_windows(l) ? inward_queue(ours) : 0;
+	if (queue)
+		tg_set_window(ops, tp, ours, l, queue, newcomer, ops->family == TG_AF_INET6);
+	else
+		tg_free_window(ops, tp, ours);
+}
+
+/* The window that the handshake offers, in segments; none: the kernel's. */
+static __always_inline void set_first_window(struct bpf_sock_ops *ops, const struct tg_limit *l)
+{
+	struct tg_queue *queue;
+	__u32 segments;
+	__u64 byte_s;
+
+	if (!tg_has_windows(l) || is_exempt(ops, l))
+		return;
+	/* Whose the socket will be is not yet known. */
+	queue = inward_queue(0);
+	if (!queue)
+		return;
+	byte_s = tg_receive_byte_s(tg_rate(l, queue, TG_INGRESS), tg_first_share(l, queue),
+				   TG_DEFAULT_MSS_BYTES, 0);
+	segments = rw_first_segments(byte_s, TG_DEFAULT_MSS_BYTES);
+	if (!ops->reply || segments < ops->reply)
+		ops->reply = segments;
+}
+
 SEC("sockops")
 int tune(struct bpf_sock_ops *ops)
 {
 	__u32 key = 0;
 	struct tg_limit *l = bpf_map_lookup_elem(&limit, &key);
-	struct tg_queue *queue = bpf_map_lookup_elem(&queues, &key);
+	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	__u64 now;
 
-	if (!l || !queue ||
-	    (ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
+	if (!l || !queue)
+		return 1;
+	if (ops->op == BPF_SOCK_OPS_RWND_INIT) {
+		set_first_window(ops, l);
+		return 1;
+	}
+	/* Asked for the length of the options alone there is no packet. */
+	if (ops->op == BPF_SOCK_OPS_HDR_OPT_LEN_CB &&
+	    ops->args[0] != BPF_WRITE_HDR_TCP_CURRENT_MSS) {
+		claim(ops);
+		set_window_clamp(ops, l, 0);
+		return 1;
+	}
+	if ((ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
 	     ops->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && ops->op != BPF_SOCK_OPS_RTT_CB))
 		return 1;
 	claim(ops);
+	if (ops->op != BPF_SOCK_OPS_RTT_CB && tg_has_windows(l) && !is_exempt(ops, l)) {
+		set_window_clamp(ops, l, 1);
+		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
+						   BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
+	}
 	now = bpf_ktime_get_ns();
 	if (tg_is_parent(queue, now)) {
 		if (leave_to_child(ops, now))
 			return 1;
 		key = TG_EGRESS + TG_OWN;
-		queue = bpf_map_lookup_elem(&queues, &key);
+		queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 		if (!queue)
 			return 1;
 	}

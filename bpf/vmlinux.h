@@ -56,6 +56,7 @@ struct inet_connection_sock {
 	__u8 icsk_ca_setsockopt : 1;
 	struct {
 		__u8 pending;
+		__u16 rcv_mss;
 	} icsk_ack;
 	__u64 icsk_ca_priv[13];
 };
@@ -71,6 +72,11 @@ struct tcp_sock {
 	__u32 delivered;
 	__u32 delivered_ce;
 	__u8 ecn_flags;
+	__u32 srtt_us;
+	__u32 window_clamp;
+	struct {
+		__u32 rtt_us;
+	} rcv_rtt_est;
 };
 
 struct bpf_iter_meta {

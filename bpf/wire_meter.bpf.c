@@ -7,6 +7,8 @@
  * carries its headers once; on a wire each segment has its own, so they are added. A frame counts
  * from its MAC header to its last byte, without preamble, FCS and gap.
  *
+ * Of flows whose source ports are consecutive, each has bins of its own besides.
+ *
  * Not counted right: the headers of segmented packets with VLAN tags, tunnels, IPv4 fragments or
  * IPv6 extension headers. The testbed makes none.
  */
@@ -27,6 +29,8 @@ struct wire_clock {
 	__u64 start_ns; /* CLOCK_MONOTONIC; 0: stopped */
 	__u64 bin_ns;
 	__u64 bins; /* one more bin takes all that comes later */
+	__u64 first_port;
+	__u64 flows; /* source ports that have bins of their own */
 };
 
 struct wire_bin {
@@ -48,11 +52,20 @@ struct {
 	__type(value, struct wire_bin);
 } wire_bins SEC(".maps");
 
-/* Bytes of MAC, network and transport header, or 0 if unknown. */
-static __u32 header_len(struct __sk_buff *skb)
+/* Bytes, by flow and bin: the bins of the first flow, then those of the second. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load */
+	__type(key, __u32);
+	__type(value, __u64);
+} wire_flows SEC(".maps");
+
+/* Bytes of MAC, network and transport header, or 0 if unknown; and the source port. */
+static __u32 header_len(struct __sk_buff *skb, __u16 *source)
 {
 	__u32 len = ETH_HLEN;
 	__u8 proto, byte;
+	__be16 port = 0;
 
 	switch (skb->protocol) {
 	case bpf_htons(ETH_P_IP):
@@ -69,6 +82,11 @@ static __u32 header_len(struct __sk_buff *skb)
 	default:
 		return 0;
 	}
+	/* The first field of both. */
+	if ((proto == IPPROTO_TCP || proto == IPPROTO_UDP) &&
+	    bpf_skb_load_bytes(skb, len, &port, sizeof(port)))
+		return 0;
+	*source = bpf_ntohs(port);
 	switch (proto) {
 	case IPPROTO_TCP:
 		/* The data offset is the upper half of byte 12. */
@@ -85,18 +103,20 @@ static __u32 header_len(struct __sk_buff *skb)
 SEC("tc")
 int wire_meter(struct __sk_buff *skb)
 {
-	__u32 zero = 0, key, headers, segments = 1;
+	__u32 zero = 0, key, headers = 0, segments = 1;
 	struct wire_clock *clock = bpf_map_lookup_elem(&wire_clock, &zero);
 	__u64 now = bpf_ktime_get_ns();
 	__u64 bytes = skb->len;
 	struct wire_bin *bin;
-	__u64 index;
+	__u64 index, flow, *of_flow;
+	__u16 source = 0;
 
 	if (!clock || !clock->start_ns || !clock->bin_ns || now < clock->start_ns)
 		return TC_ACT_UNSPEC;
 
+	if (skb->gso_size || clock->flows)
+		headers = header_len(skb, &source);
 	if (skb->gso_size) {
-		headers = header_len(skb);
 		if (skb->gso_segs)
 			segments = skb->gso_segs;
 		else if (headers && bytes > headers)
@@ -110,6 +130,13 @@ int wire_meter(struct __sk_buff *skb)
 	if (bin) {
 		__sync_fetch_and_add(&bin->bytes, bytes);
 		__sync_fetch_and_add(&bin->packets, segments);
+	}
+	flow = source - clock->first_port;
+	if (flow < clock->flows && index < clock->bins) {
+		key = flow * clock->bins + index;
+		of_flow = bpf_map_lookup_elem(&wire_flows, &key);
+		if (of_flow)
+			__sync_fetch_and_add(of_flow, bytes);
 	}
 	/* Whoever comes next decides. */
 	return TC_ACT_UNSPEC;

@@ -19,6 +19,11 @@ pub use nic::NicArgs;
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
 /// The longest.
 const MAX_INTERVAL: Duration = Duration::from_secs(3600);
+/// The longest that `explain` watches.
+const MAX_SAMPLE: Duration = Duration::from_secs(60);
+/// The interval of `top`, also with its keys.
+pub const TOP_MIN_INTERVAL: Duration = Duration::from_millis(100);
+pub const TOP_MAX_INTERVAL: Duration = Duration::from_secs(60);
 
 const ABOUT: &str =
     "Hold a rate limit on a program, a service or a container, without a standing queue";
@@ -61,7 +66,8 @@ pub enum Verb {
 Examples:
   tidegate run --egress 50mbit -- rsync -a /data backup:
   tidegate run --ingress 10mbit --stats curl -O https://example.org/big.iso
-  tidegate run --egress 1mbit --loopback -- ./integration-tests")]
+  tidegate run --egress 1mbit --loopback -- ./integration-tests
+  tidegate run --parent batch --weight 10 -- ./nightly-report")]
     Run(RunArgs),
     /// Put one limit on, change it, take it off, show it
     #[command(subcommand, arg_required_else_help = true)]
@@ -125,6 +131,26 @@ Examples:
   tidegate monitor --interval 200ms
   tidegate monitor --json --count 10 | jq .egress.used_bit_s")]
     Monitor(MonitorArgs),
+    /// Say what holds a process, a cgroup or a flow back
+    ///
+    /// Shows the limits of its cgroup and of those above it, also those that a `tidegate run` holds, what
+    /// each did in a short sample, and the TCP sockets that use them, rates in payload. The last line says in
+    /// one sentence what holds it back now.
+    #[command(after_help = "\
+Examples:
+  tidegate explain $(pidof rsync)
+  tidegate explain system.slice/backup.service
+  tidegate explain 10.0.0.1:41234 10.0.0.2:5201
+  tidegate explain --json [::1]:80 | jq -r .places[0].sentence
+
+A number is a process, an address with a port a flow, all else a cgroup (/7 is the cgroup `7`).")]
+    Explain(ExplainArgs),
+    /// Watch all limits live: what is used, backlogs, drops, and the sockets behind them
+    ///
+    /// Limits stand as a tree, those inside others below them. Keys: arrows or j and k select, Enter shows
+    /// one limit closely, s sorts, p pauses, + and - change the interval, ? lists them all, q ends.
+    #[command(after_help = "Example:\n  tidegate top --interval 500ms")]
+    Top(TopArgs),
     /// Take all limits off; the host is as it was before
     #[command(after_help = "Example:\n  tidegate detach --dry-run")]
     Detach(DetachArgs),
@@ -150,18 +176,20 @@ pub enum LimitVerb {
     #[command(after_help = "\
 Examples:
   tidegate limit add backup --cgroup system.slice/backup.service --egress 200mbit
-  tidegate limit add uplink --dev eth0 --scheme edt --egress 1gbit")]
+  tidegate limit add uplink --dev eth0 --scheme edt --egress 1gbit
+  tidegate limit add batch --cgroup system.slice/batch.service --parent system --guarantee 100mbit")]
     Add(AddArgs),
     /// Change a limit in place; only what is named changes
     ///
     /// No packet and no connection is lost. Thresholds that were never given follow the rate; those that were
-    /// given as bytes stay the time that they were.
+    /// given as bytes stay the time that they were. To give a limit another parent, take it off and put it on
+    /// again, or apply a file that says so.
     #[command(after_help = "\
 Examples:
   tidegate limit set backup --egress 100mbit
   tidegate limit set backup --ingress none --loopback=false")]
     Set(SetArgs),
-    /// Take a limit off
+    /// Take a limit off; those inside it come first
     #[command(after_help = "Example:\n  tidegate limit del backup")]
     Del {
         /// Name of the limit
@@ -187,6 +215,16 @@ pub struct LimitArgs {
     /// Rate to the workload, such as 50mbit; `none` for no limit
     #[arg(long, value_name = "RATE")]
     pub ingress: Option<RateSetting>,
+    /// Inside another limit: the most it may use in each direction that its parent limits; `none` for
+    /// whatever the parent has [default: none]
+    #[arg(long, value_name = "RATE")]
+    pub ceiling: Option<RateSetting>,
+    /// Inside another limit: the rate it has at least, whatever its siblings want [default: none]
+    #[arg(long, value_name = "RATE")]
+    pub guarantee: Option<RateSetting>,
+    /// Inside another limit: its part of what is not guaranteed, 1 to 10000 [default: 100]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub weight: Option<i64>,
     /// How the limit acts: `pace` (each TCP flow sends at its fair share, a virtual queue behind it), `nrm`
     /// (the virtual queue alone: ECN, window reduction, drop) or `edt` (each packet waits for its time of
     /// departure; needs the qdisc `fq`; egress only) [default: pace]
@@ -222,6 +260,9 @@ impl LimitArgs {
         Patch {
             egress: self.egress,
             ingress: self.ingress,
+            ceiling: self.ceiling,
+            guarantee: self.guarantee,
+            weight: self.weight,
             burst: self.burst,
             mark: self.mark,
             drop: self.drop,
@@ -236,6 +277,10 @@ impl LimitArgs {
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
+    /// A limit of this host that the command is inside of: it has a part of that one's rate. Its cgroup is
+    /// made below that one's, if this shell's is not there already
+    #[arg(long, value_name = "NAME")]
+    pub parent: Option<String>,
     #[command(flatten)]
     pub limit: LimitArgs,
     /// TCP congestion control for the command, such as `dctcp` (brought along where the kernel has none)
@@ -258,6 +303,9 @@ pub struct AddArgs {
     pub name: String,
     #[command(flatten)]
     pub scope: ScopeArgs,
+    /// The limit that it is inside of, on a cgroup above: it has a part of that one's rate
+    #[arg(long, value_name = "NAME")]
+    pub parent: Option<String>,
     #[command(flatten)]
     pub limit: LimitArgs,
 }
@@ -335,6 +383,28 @@ pub struct MonitorArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// A process id, a cgroup, or a TCP flow by one or both of its addresses
+    #[arg(required = true, num_args = 1.., value_name = "PID|CGROUP|FLOW")]
+    pub subject: Vec<String>,
+    /// How long to watch
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = sample)]
+    pub sample: Duration,
+    /// Show all sockets, not only the fastest
+    #[arg(long)]
+    pub all: bool,
+    #[command(flatten)]
+    pub look: LookArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Time between two looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = top_interval)]
+    pub interval: Duration,
+}
+
+#[derive(Debug, Args)]
 pub struct DetachArgs {
     /// Only say what would be taken off
     #[arg(long)]
@@ -342,13 +412,25 @@ pub struct DetachArgs {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
+    within(text, MIN_INTERVAL, MAX_INTERVAL)
+}
+
+fn sample(text: &str) -> Result<Duration, String> {
+    within(text, MIN_INTERVAL, MAX_SAMPLE)
+}
+
+fn top_interval(text: &str) -> Result<Duration, String> {
+    within(text, TOP_MIN_INTERVAL, TOP_MAX_INTERVAL)
+}
+
+fn within(text: &str, min: Duration, max: Duration) -> Result<Duration, String> {
     let time = Nanos::from_str(text).map_err(|e| e.to_string())?;
     let time = Duration::from_nanos(time.0);
-    if (MIN_INTERVAL..=MAX_INTERVAL).contains(&time) {
-        Ok(time)
-    } else {
-        Err("out of range; write 10ms to 3600s, for example 1s".to_owned())
+    if (min..=max).contains(&time) {
+        return Ok(time);
     }
+    let [min, max] = [min, max].map(|d| Nanos(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)));
+    Err(format!("out of range; write {min} to {max}, for example 1s"))
 }
 
 #[cfg(test)]

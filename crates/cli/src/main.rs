@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     };
     let (store, run_dir) = (&cli.bpffs, &cli.run_dir);
     let done = match cli.verb {
-        Verb::Run(args) => verbs::run::run(&args),
+        Verb::Run(args) => verbs::run::run(store, &args),
         Verb::Limit(verb) => verbs::limit::run(store, verb),
         Verb::Nic(args) => verbs::nic::run(run_dir, &args),
         Verb::Burst(verb) => verbs::burst::run(&verb),
@@ -28,6 +28,8 @@ fn main() -> ExitCode {
         Verb::Apply(args) => verbs::spec::apply(store, run_dir, &args),
         Verb::Status(args) => verbs::status::all(store, run_dir, args.json),
         Verb::Monitor(args) => verbs::monitor::run(store, &args),
+        Verb::Explain(args) => verbs::explain::run(store, &args),
+        Verb::Top(args) => verbs::top::run(store, &args),
         Verb::Detach(args) => verbs::detach::run(store, run_dir, &args),
         Verb::Completions { shell } => verbs::generate::completions(shell),
         Verb::Man { dir } => verbs::generate::man(&dir),

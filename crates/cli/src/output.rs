@@ -5,8 +5,13 @@ use std::{
     io::{self, IsTerminal, Write},
 };
 
-use tidegate_core::{Scope, virtual_queue::VirtualQueueOptions};
-use tidegate_node::{plan::Standing, settings::canonical};
+use tidegate_core::{Class, Scope, virtual_queue::VirtualQueueOptions};
+pub use tidegate_node::figures::{rate, size, time};
+use tidegate_node::{
+    plan::Standing,
+    settings::{canonical, is_parents},
+    tree::tree,
+};
 use tidegate_sys::limit::LimitOptions;
 
 /// Colours of standard output; none unless it is a terminal that wants them.
@@ -80,39 +85,6 @@ pub fn line(columns: &[Column], widths: &[usize], cells: &[String]) -> String {
     cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
 }
 
-/// Four significant digits in the largest unit that keeps the figure above one.
-fn figure(value: f64, units: &[(&str, f64)]) -> String {
-    let unit = units.iter().rev().find(|(_, size)| value.abs() >= *size).or(units.first());
-    let Some((name, size)) = unit else { return value.to_string() };
-    let scaled = value / size;
-    let decimals = match scaled.abs() {
-        x if x >= 999.95 || *size <= 1.0 => 0,
-        x if x >= 99.995 => 1,
-        x if x >= 9.9995 => 2,
-        _ => 3,
-    };
-    let text = format!("{scaled:.decimals$}");
-    let text =
-        if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-    format!("{text}{name}")
-}
-
-/// A measured rate.
-pub fn rate(bit_s: u64) -> String {
-    figure(bit_s as f64, &[("bit", 1.0), ("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)])
-}
-
-/// A counted size, in the units of the command line.
-pub fn size(bytes: u64) -> String {
-    const K: f64 = 1024.0;
-    figure(bytes as f64, &[("b", 1.0), ("kb", K), ("mb", K * K), ("gb", K * K * K)])
-}
-
-/// A measured time.
-pub fn time(ns: i64) -> String {
-    figure(ns as f64, &[("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)])
-}
-
 /// Packets and their size.
 pub fn packets((packets, bytes): (u64, u64)) -> String {
     if packets == 0 { "0".to_owned() } else { format!("{packets} ({})", size(bytes)) }
@@ -129,12 +101,19 @@ pub fn scope(scope: &Scope) -> String {
 }
 
 /// A limit in one line, in words of the command line.
-pub fn describe(options: &LimitOptions) -> String {
+pub fn describe(options: &LimitOptions, parent: Option<&str>) -> String {
     let options = canonical(options);
-    let mut words = Vec::new();
+    let mut words: Vec<_> = parent.iter().map(|parent| format!("inside {parent}")).collect();
+    if let Some(Class { guarantee, weight }) = options.class {
+        words.extend(guarantee.map(|rate| format!("guarantee {rate}")));
+        words.push(format!("weight {weight}"));
+    }
     for (name, queue) in [("egress", options.egress), ("ingress", options.ingress)] {
         let Some(VirtualQueueOptions { rate, burst, mark, drop, .. }) = queue else { continue };
-        words.push(format!("{name} {rate}"));
+        if !is_parents(&options, rate) {
+            let most = if options.class.is_some() { "at most " } else { "" };
+            words.push(format!("{name} {most}{rate}"));
+        }
         for (name, span) in [("burst", burst), ("mark", mark), ("drop", drop)] {
             words.extend(span.map(|span| format!("{name} {span}")));
         }
@@ -156,6 +135,22 @@ pub fn describe(options: &LimitOptions) -> String {
         words.push(format!("delack_max {}", options.delack_max));
     }
     words.join(", ")
+}
+
+/// Limits in the order of their trees, with how many they are inside of; siblings by name.
+pub fn as_tree<'a, T>(
+    limits: &'a [T],
+    name_and_parent: impl Fn(&'a T) -> (&'a String, &'a Option<String>),
+) -> impl Iterator<Item = (usize, &'a T)> {
+    let names = limits.iter().map(name_and_parent).map(|(name, parent)| (name, parent.as_ref()));
+    let names: Vec<_> = names.collect();
+    let branches = tree(&names, |a, b| names[a].0.cmp(names[b].0));
+    branches.into_iter().map(|branch| (branch.depth, &limits[branch.index]))
+}
+
+/// The name of a limit that is inside so many others.
+pub fn indented(depth: usize, name: &str) -> String {
+    format!("{}{name}", "  ".repeat(depth))
 }
 
 /// The cry for a limit that is not enforced, with what to do; `None` when all is well.
@@ -187,19 +182,6 @@ pub fn alarm(name: &str, scope: &Scope, state: Standing) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn figures_keep_four_digits() {
-        assert_eq!(rate(0), "0bit");
-        assert_eq!(rate(48_712_345), "48.71mbit");
-        assert_eq!(rate(50_000_000), "50mbit");
-        assert_eq!(rate(999_960_000), "1000mbit");
-        assert_eq!(rate(123_456), "123.5kbit");
-        assert_eq!(size(1536), "1.5kb");
-        assert_eq!(size(90), "90b");
-        assert_eq!(time(-1_000_000), "-1ms");
-        assert_eq!(time(312_499), "312.5us");
-    }
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {

@@ -8,8 +8,9 @@ use std::{
 use anyhow::Error;
 use clap::error::ErrorKind;
 use tidegate_node::{
-    apply::ApplyError, host::ScopeError, nic::run::NicRunError, plan::PlanError, run::RunError,
-    settings::SettingsError, spec::SpecError,
+    apply::ApplyError, explain::ExplainError, family::FamilyError, host::ScopeError,
+    nic::run::NicRunError, plan::PlanError, run::RunError, settings::SettingsError,
+    spec::SpecError,
 };
 use tidegate_sys::{
     cgroup::CgroupError, congestion::CongestionError, fq::FqError, limit::LimitError,
@@ -75,7 +76,9 @@ fn exit_code(error: &Error) -> u8 {
         || error.downcast_ref().is_some_and(nic_is_users)
         || error.is::<SpecError>()
         || error.is::<PlanError>()
+        || error.is::<FamilyError>()
         || error.downcast_ref::<CgroupError>().is_some_and(cgroup_is_users)
+        || error.downcast_ref::<ExplainError>().is_some_and(explain_is_users)
         || error.downcast_ref::<ScopeError>().is_some_and(scope_is_users)
         || error.downcast_ref::<StoreError>().is_some_and(store_is_users);
     let applied = error.downcast_ref::<ApplyError<StoreError>>();
@@ -84,7 +87,8 @@ fn exit_code(error: &Error) -> u8 {
     match error.downcast_ref::<RunError>() {
         Some(RunError::Spawn(SpawnError::NotFound(_))) => NOT_FOUND,
         Some(RunError::Spawn(SpawnError::NotExecutable { .. })) => NOT_EXECUTABLE,
-        Some(RunError::Congestion(CongestionError::Unknown { .. })) => USAGE,
+        Some(RunError::Congestion(CongestionError::Unknown { .. }) | RunError::Family(_)) => USAGE,
+        Some(RunError::Store(e)) if store_is_users(e) => USAGE,
         _ if users => USAGE,
         _ => REFUSED,
     }
@@ -95,6 +99,14 @@ fn cgroup_is_users(error: &CgroupError) -> bool {
         error,
         CgroupError::Missing { .. } | CgroupError::NotADirectory(_) | CgroupError::BadPath(_)
     )
+}
+
+fn explain_is_users(error: &ExplainError) -> bool {
+    match error {
+        ExplainError::NoProcess(_) | ExplainError::NoFlow(_) => true,
+        ExplainError::Cgroup(e) => cgroup_is_users(e),
+        _ => false,
+    }
 }
 
 fn scope_is_users(error: &ScopeError) -> bool {
@@ -109,6 +121,11 @@ fn store_is_users(error: &StoreError) -> bool {
         StoreError::BadName(_)
         | StoreError::Missing(_)
         | StoreError::Exists(_)
+        | StoreError::NoParent { .. }
+        | StoreError::NotAbove { .. }
+        | StoreError::TooDeep(_)
+        | StoreError::HasChildren { .. }
+        | StoreError::OtherParent(_)
         | StoreError::ScopeTaken { .. } => true,
         StoreError::Limit { source: LimitError::Config(_), .. } => true,
         StoreError::Limit { source: LimitError::Cgroup(e), .. } => cgroup_is_users(e),

@@ -29,6 +29,9 @@ pub const MAX_DEPTH: usize = 8;
 pub const MIN_WEIGHT: u32 = 1;
 /// The heaviest class.
 pub const MAX_WEIGHT: u32 = 10_000;
+/// A ceiling that is none: the parent's rate holds, whatever it is at the time. It is the largest rate there
+/// is, so the rule above needs no case for it.
+pub const NO_CEILING_BIT_S: u64 = virtual_queue::MAX_RATE_BIT_S;
 
 /// The place of a limit among those with the same parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -92,6 +92,9 @@ impl Sharers {
     }
 }
 
+/// Who was silent for fewer epochs is no newcomer ([`join`]): room was made, the load says what it needs.
+pub const KNOWN_EPOCHS: u64 = 8;
+
 /// What one epoch has seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Epoch {
@@ -127,6 +130,17 @@ pub fn target(backlog: Nanos) -> u64 {
 #[must_use]
 pub fn make_room(share: u64, sharers: &Sharers) -> u64 {
     share.min(sharers.floor(TARGET))
+}
+
+/// The same for one newcomer, the `flows`-th, where those that were there may leave a part of their share to
+/// others: all give it an equal part of what they may use. With greedy flows this is [`make_room`]; beside
+/// flows that come and go, what they leave is not taken away from the greedy ones each time one comes. Who
+/// was silent for up to [`KNOWN_EPOCHS`] does not come.
+#[must_use]
+pub fn join(share: u64, flows: u32) -> u64 {
+    let flows = u64::from(flows.clamp(1, MAX_FLOWS));
+    let share = share.min(TARGET);
+    (share * (flows - 1) / flows).max(share.min(TARGET / flows))
 }
 
 /// The share of each flow in the next epoch, after `share` in this one.
@@ -222,6 +236,17 @@ mod tests {
         assert!((52..150).all(|i| (0.7..1.0).contains(&run[i].0)), "{:?}", &run[50..70]);
         assert!((run[149].0 - 0.99).abs() < 0.02, "{:?}", run[149]);
         assert!((153..200).all(|i| run[i].0 > 0.9), "{:?}", &run[150..160]);
+    }
+
+    #[test]
+    fn newcomers_are_made_room_for_in_proportion() {
+        // Greedy flows: as if it were computed anew.
+        let all = (2..=9).fold(TARGET, join);
+        assert!((all as i64 - (TARGET / 9) as i64).abs() < 16, "{all}");
+        // Eight that leave almost all to one that may have 0.8; a tenth comes.
+        assert_eq!(join(ONE * 8 / 10, 10), ONE * 8 / 10 * 9 / 10);
+        assert_eq!(join(1, 10), 1, "a share is not raised");
+        assert_eq!(join(u64::MAX, 0), TARGET);
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! - [`class`]: limits inside a limit: guarantees, weights, borrowing.
 //! - [`token_bucket`], [`meter`]: policing: pass or drop, green, yellow or red (RFC 2697, 2698, 4115).
 //! - [`burst`]: how deep a policer's bucket should be, and what it lets through.
+//! - [`receive_window`]: that rate as a window, for senders elsewhere (`pace` on ingress).
 //! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
 //! - [`shaper`]: Carousel (the `carousel` scheme): timestampers ([`stamp`]) in front of a timing [`wheel`]
 //!   over a [`slot_set`], backpressure by deferred [`completion`], aggregates divided by [`water_fill`].
@@ -43,6 +44,7 @@ pub mod edt;
 pub mod fair_share;
 pub mod link;
 pub mod meter;
+pub mod receive_window;
 pub mod scheme;
 pub mod scope;
 pub mod shaper;

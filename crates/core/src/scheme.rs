@@ -8,8 +8,9 @@ use crate::{Direction, virtual_queue::QueueKind};
 /// How a limit acts on packets.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// Every TCP flow of this host is paced at its fair share ([`crate::fair_share`]); the virtual queue
-    /// stands behind it for what does not pace.
+    /// Every TCP flow of this host is told its fair share ([`crate::fair_share`]): as its pacing rate for
+    /// what it sends, as its receive window ([`crate::receive_window`]) for what it receives. The virtual
+    /// queue stands behind it for what does not heed it.
     #[default]
     Pace,
     /// The virtual queue of NRM alone ([`crate::virtual_queue`]).
@@ -29,15 +30,10 @@ impl Scheme {
     pub fn queue(self, direction: Direction) -> QueueKind {
         match self {
             Scheme::Edt => QueueKind::Departures,
-            _ if self.paces(direction) => QueueKind::Paced,
+            Scheme::Pace if direction == Direction::Egress => QueueKind::Paced,
+            Scheme::Pace => QueueKind::Windows,
             _ => QueueKind::Alone,
         }
-    }
-
-    /// Whether flows of this direction are paced at their fair share.
-    #[must_use]
-    pub fn paces(self, direction: Direction) -> bool {
-        self == Scheme::Pace && direction == Direction::Egress
     }
 
     /// As a user writes it.

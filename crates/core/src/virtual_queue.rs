@@ -122,6 +122,9 @@ pub enum QueueKind {
     /// The flows are paced at their fair share ([`crate::fair_share`]) and the queue is their safety net: its
     /// defaults leave room for the bursts of many paced flows that happen to meet.
     Paced,
+    /// The flows are told their fair share as a receive window ([`crate::receive_window`]): what they send at
+    /// once is a window, not a segment.
+    Windows,
     /// Packets wait for their departure ([`crate::edt`]); `drop` is the horizon.
     Departures,
 }
@@ -170,7 +173,8 @@ impl VirtualQueueOptions {
 
     /// The thresholds at the rate. Defaults: burst 1 ms but at least one frame; mark 0.5 ms but at least
     /// two frames, paced 2 ms but at least 16 frames; drop 4 ms but at least four frames, paced 32. The last
-    /// eighth below `drop` is kept for small packets. Of departures: mark 2 ms but at least 8 frames, horizon
+    /// eighth below `drop` is kept for small packets. Behind windows: mark 16 ms but at least 32 frames, drop
+    /// 40 ms but at least 96. Of departures: mark 2 ms but at least 8 frames, horizon
     /// 10 ms but at least 32 frames.
     ///
     /// # Errors
@@ -191,6 +195,7 @@ impl VirtualQueueOptions {
         let (mark_ns, drop_ns) = match self.kind {
             QueueKind::Alone => (500_000, 4_000_000),
             QueueKind::Paced => (2_000_000, 4_000_000),
+            QueueKind::Windows => (16_000_000, 40_000_000),
             QueueKind::Departures => (2_000_000, 10_000_000),
         };
         let burst = span("burst", self.burst, 1_000_000, floors.burst)?;
@@ -228,6 +233,7 @@ impl QueueKind {
         let (mark, drop) = match self {
             QueueKind::Alone => (2, 4),
             QueueKind::Paced => (16, 32),
+            QueueKind::Windows => (32, 96),
             QueueKind::Departures => (8, 32),
         };
         Floors { burst: frames(1), mark: frames(mark), drop: frames(drop) }

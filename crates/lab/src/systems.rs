@@ -82,7 +82,9 @@ impl System {
         let force = match self {
             System::Unlimited => Force::None,
             System::Htb => match (case.egress_bit_s, case.ingress_bit_s) {
-                (Some(rate_bit_s), None) => Force::Peer(Peer::htb(testbed, rate_bit_s)?),
+                (Some(rate_bit_s), None) | (None, Some(rate_bit_s)) => {
+                    Force::Peer(Peer::htb(testbed, rate_bit_s)?)
+                }
                 _ => return Err(Skip("htb limits what leaves a device".to_owned()).into()),
             },
             System::Tbf => match (case.egress_bit_s, case.ingress_bit_s) {

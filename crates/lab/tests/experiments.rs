@@ -22,6 +22,8 @@ use tidegate_lab::{
         link_accuracy::LinkAccuracy,
         nrm_egress::NrmEgress,
         nrm_ingress::NrmIngress,
+        pace_dynamics::PaceDynamics,
+        pace_egress::PaceEgress,
         wheel::Wheel,
     },
     progress::Progress,
@@ -225,6 +227,45 @@ fn root_limits_reports_every_system() {
     check(&report, out.path(), &["idle", "pace", "nrm", "htb"], &metrics);
     let claims = report.claims.iter().filter(|claim| claim.claim.starts_with("pace, 1 Gbit/s"));
     assert!(claims.count() >= 4, "{:?}", report.claims);
+}
+
+#[test]
+fn root_pace_egress_reports_every_system() {
+    let test = "root_pace_egress_reports_every_system";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &PaceEgress::tiny(lab_binary()), out.path()) else { return };
+    let systems = ["idle", "pace", "htb", "tbf", "nrm-paper", "nrm"];
+    let metrics = [
+        "used_percent",
+        "max_1s_percent",
+        "retransmits",
+        "cpu_per_gbit_cpus",
+        "calls_used_percent",
+        "calls_retransmits",
+        "rtt_p99_us",
+    ];
+    check(&report, out.path(), &systems, &metrics);
+    assert!(report.claims.len() >= 9, "{:?}", report.claims);
+}
+
+#[test]
+fn root_pace_dynamics_reports_every_scenario() {
+    let test = "root_pace_dynamics_reports_every_scenario";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &PaceDynamics::tiny(lab_binary()), out.path()) else { return };
+    check(&report, out.path(), &["pace", "htb"], &["used_percent"]);
+    let values = |metric: &str| report.values("pace", metric, None);
+    assert_eq!(values("used_percent").len(), 5, "a row for each scenario");
+    assert!(values("used_percent").iter().all(|percent| *percent > 0.0));
+    assert!(values("small_flow_percent").iter().all(|percent| *percent > 0.0));
+    assert!(!values("least_jain_1s").is_empty(), "equal flows ran for two seconds");
+    assert_eq!(report.rows.iter().filter(|row| row.metric == "used_percent").count(), 6);
 }
 
 #[test]

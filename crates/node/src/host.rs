@@ -15,7 +15,7 @@ use tidegate_sys::{
 use crate::{
     apply::Gates,
     plan::{Present, Standing, Wanted},
-    spec::{Problem, Spec, SpecError},
+    spec::{LimitSpec, Problem, Spec, SpecError},
 };
 
 /// This host: its cgroups, and where its limits are pinned.
@@ -77,7 +77,7 @@ impl Host {
     /// # Errors
     /// [`SpecError`] for the first one whose cgroup or device does not.
     pub fn wanted(&self, spec: &Spec) -> Result<Vec<Wanted>, SpecError> {
-        let resolve = |limit: &crate::spec::LimitSpec| {
+        let resolve = |limit: &LimitSpec| {
             let scope = self.resolve(&limit.scope).map_err(|e| SpecError {
                 file: spec.file.clone(),
                 line: Some(limit.line),
@@ -85,7 +85,8 @@ impl Host {
                 field: Some("scope"),
                 problem: Problem::Scope(e),
             })?;
-            Ok(Wanted { name: limit.name.clone(), scope, options: limit.options })
+            let LimitSpec { name, options, parent, asked, .. } = limit.clone();
+            Ok(Wanted { name, scope, options, parent, asked })
         };
         spec.limits.iter().map(resolve).collect()
     }
@@ -137,6 +138,7 @@ pub fn present(pinned: &PinnedLimit) -> Present {
         scope: pinned.scope.clone().or_else(|| pinned.installed_on.clone()).unwrap_or_else(nowhere),
         standing,
         options: LimitOptions::from(&pinned.limit),
+        parent: pinned.parent.clone(),
     }
 }
 
@@ -156,9 +158,15 @@ impl LockedHost {
 impl Gates for LockedHost {
     type Error = StoreError;
 
-    fn add(&mut self, name: &str, scope: &Scope, options: &LimitOptions) -> Result<(), StoreError> {
+    fn add(
+        &mut self,
+        name: &str,
+        scope: &Scope,
+        options: &LimitOptions,
+        parent: Option<&str>,
+    ) -> Result<(), StoreError> {
         let Host { hierarchy, store } = &self.host;
-        store.install(&self.lock, hierarchy, name, scope, options, None)
+        store.install(&self.lock, hierarchy, name, scope, options, parent)
     }
 
     fn change(&mut self, name: &str, options: &LimitOptions) -> Result<(), StoreError> {

@@ -8,10 +8,16 @@
 //! - [`settings`]: what a user may set of a limit, from a file or a command line, checked as a whole.
 //! - [`spec`]: the file. Parsing is checking: a [`spec::Spec`] is well-formed.
 //! - [`plan`]: what must be done so that the host is as the file says. Pure.
+//! - [`family`]: what limits inside limits must keep to. Pure.
 //! - [`apply`]: doing it, all or nothing, against a trait, so that it is tested without a kernel.
 //! - [`host`]: that trait on the limits pinned on this host.
 //! - [`nic`]: a software NIC between two ports, with the limits of scheme `carousel`.
 //! - [`run`]: one command under a limit that lives as long as it does.
+//! - [`live`]: every limit that holds now, pinned or of a run; [`watch`]: what they do, look by look.
+//! - [`tree`]: limits inside limits, for whoever shows them.
+//! - [`sockets`]: the TCP sockets of a cgroup and what each moves.
+//! - [`explain`]: what holds a process, a cgroup or a flow back, from all of these.
+//! - [`figures`]: measured figures in units.
 //! - [`status`]: what is in force and what it does, as data that serializes.
 //!
 //! No kernel interface is spoken to but through `tidegate-sys`, and nothing is printed: that is the
@@ -20,10 +26,17 @@
 #![forbid(unsafe_code)]
 
 pub mod apply;
+pub mod explain;
+pub mod family;
+pub mod figures;
 pub mod host;
+pub mod live;
 pub mod nic;
 pub mod plan;
 pub mod run;
 pub mod settings;
+pub mod sockets;
 pub mod spec;
 pub mod status;
+pub mod tree;
+pub mod watch;

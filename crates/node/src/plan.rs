@@ -3,9 +3,13 @@
 //! - A limit of the spec that the host does not have is added; one with other settings is changed in place.
 //! - One on another cgroup or device than the spec says, or whose cgroup or device is gone, or whose programs
 //!   somebody took off, or that gets a scheme of other programs, is taken off and put on again.
-//! - A limit that only the host has is left alone, unless the plan prunes.
+//! - A limit that gets, loses or changes its parent is taken off and put on again, and so are all that are
+//!   inside one that is: a child works with the maps of its parent.
+//! - A limit that only the host has is left alone, unless the plan prunes. One inside a limit of the spec
+//!   stays as it is, taken off and put on again with that, and limited in the directions in which that is.
 //!
-//! Order: whatever is taken off first, so that names and cgroups are free; then changes; then additions.
+//! Order: whatever is taken off first, children before parents, so that names and cgroups are free; then
+//! changes; then additions, parents before children.
 //! Planning n limits takes O(n log n).
 
 use std::{
@@ -13,10 +17,14 @@ use std::{
     fmt,
 };
 
-use tidegate_core::{Scheme, Scope};
+use tidegate_core::{Scheme, Scope, class::MAX_DEPTH};
 use tidegate_sys::limit::LimitOptions;
 
-use crate::settings::{Difference, canonical, differences};
+use crate::{
+    family::{self, FamilyError, Member},
+    settings::{Asked, Difference, canonical, differences},
+    tree::tree,
+};
 
 /// A limit that shall be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +35,10 @@ pub struct Wanted {
     pub scope: Scope,
     /// What it does.
     pub options: LimitOptions,
+    /// The name of its parent.
+    pub parent: Option<String>,
+    /// With a parent: the directions for which it was given a rate of its own.
+    pub asked: Asked,
 }
 
 /// A limit that is.
@@ -40,6 +52,8 @@ pub struct Present {
     pub standing: Standing,
     /// What it does.
     pub options: LimitOptions,
+    /// The name of its parent.
+    pub parent: Option<String>,
 }
 
 /// Whether a limit is enforced.
@@ -96,6 +110,10 @@ pub enum Reason {
     ScopeGone,
     /// Somebody took its programs off; it is put on again.
     Unhooked,
+    /// The spec has it inside another limit, or inside none.
+    OtherParent,
+    /// Its parent is taken off and put on again, and it with that.
+    WithParent,
 }
 
 impl fmt::Display for Reason {
@@ -106,6 +124,8 @@ impl fmt::Display for Reason {
             Reason::OtherPrograms => "its scheme has other programs",
             Reason::ScopeGone => "what it was on was removed",
             Reason::Unhooked => "its programs were taken off",
+            Reason::OtherParent => "inside another limit, or none, in the file",
+            Reason::WithParent => "to be put on again with its parent",
         })
     }
 }
@@ -179,32 +199,38 @@ pub enum PlanError {
         /// The limit on it.
         other: String,
     },
+    /// A limit of the spec is inside one that the plan takes off.
+    #[error(
+        "limit `{name}`: its parent `{parent}` is not in the file, and --prune takes it off; put it into the \
+         file, or apply without --prune"
+    )]
+    ParentPruned {
+        /// The limit of the spec.
+        name: String,
+        /// Its parent.
+        parent: String,
+    },
+    /// A limit cannot be where it is in its tree.
+    #[error(transparent)]
+    Family(#[from] FamilyError),
 }
 
 /// Plans the way from `present` to `wanted`. Names are unique in each.
 ///
 /// # Errors
-/// [`PlanError`] when two limits would be on one cgroup.
+/// [`PlanError`] when two limits would be on one cgroup, or one cannot be where it is in its tree.
 pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan, PlanError> {
-    let wanted_names: BTreeSet<_> = wanted.iter().map(|limit| &limit.name).collect();
-    let present_by_name: BTreeMap<_, _> =
-        present.iter().map(|limit| (&limit.name, limit)).collect();
-    let mut taken: BTreeMap<&Scope, &str> = BTreeMap::new();
-    for limit in wanted {
-        if let Some(first) = taken.insert(&limit.scope, &limit.name) {
-            return Err(PlanError::SameScope {
-                first: first.to_owned(),
-                second: limit.name.clone(),
-                scope: limit.scope.clone(),
-            });
-        }
-    }
+    let taken = places(wanted)?;
+    let names: BTreeSet<_> = wanted.iter().map(|limit| limit.name.as_str()).collect();
+    let by_name: BTreeMap<_, _> =
+        present.iter().map(|limit| (limit.name.as_str(), limit)).collect();
 
     let mut plan = Plan::default();
-    let (mut changes, mut additions) = (Vec::new(), Vec::new());
-    for limit in present.iter().filter(|limit| !wanted_names.contains(&limit.name)) {
+    let mut members: Vec<Member> = wanted.iter().map(Member::from).collect();
+    let mut removals = Vec::new();
+    for limit in present.iter().filter(|limit| !names.contains(limit.name.as_str())) {
         if prune {
-            plan.actions.push(Action::Remove { limit: limit.clone(), reason: Reason::Pruned });
+            removals.push((limit, Reason::Pruned));
             continue;
         }
         let user = taken.get(&limit.scope);
@@ -216,34 +242,140 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
             });
         }
         plan.unmanaged.push(limit.name.clone());
+        members.push(Member::from(limit));
     }
-    for limit in wanted {
-        let Some(is) = present_by_name.get(&limit.name) else {
-            additions.push(Action::Add { limit: limit.clone() });
-            continue;
-        };
-        let reason = match is.standing {
-            Standing::ScopeGone => Some(Reason::ScopeGone),
-            Standing::Unhooked => Some(Reason::Unhooked),
-            _ if is.scope != limit.scope => Some(Reason::Moved),
-            _ if other_programs(&is.options, &limit.options) => Some(Reason::OtherPrograms),
-            Standing::InForce | Standing::Unkept => None,
-        };
-        if let Some(reason) = reason {
-            plan.actions.push(Action::Remove { limit: (*is).clone(), reason });
-            additions.push(Action::Add { limit: limit.clone() });
-        } else if canonical(&is.options) != canonical(&limit.options) {
-            changes.push(Action::Change {
-                name: limit.name.clone(),
-                scope: limit.scope.clone(),
-                from: is.options,
-                to: limit.options,
-            });
+    if let Some(limit) = wanted.iter().find(|limit| is_pruned(limit, &removals)) {
+        let parent = limit.parent.clone().unwrap_or_default();
+        return Err(PlanError::ParentPruned { name: limit.name.clone(), parent });
+    }
+    family::settle(&mut members, true)?;
+
+    let (mut changes, mut additions) = (Vec::new(), Vec::new());
+    let mut put_on: BTreeSet<&str> = BTreeSet::new();
+    for i in downwards(&members) {
+        let limit = &members[i];
+        let with_parent = limit.parent.as_deref().is_some_and(|parent| put_on.contains(parent));
+        let is = by_name.get(limit.name.as_str()).copied();
+        let reason = is.and_then(|is| reason(is, limit, with_parent));
+        if let Some((is, reason)) = is.zip(reason) {
+            removals.push((is, reason));
+        }
+        match (is, reason) {
+            // Nothing is left of what it was on, and nobody asks for it.
+            (Some(_), Some(Reason::ScopeGone)) if limit.stays => {
+                put_on.insert(&limit.name);
+            }
+            (None, _) | (_, Some(_)) => {
+                put_on.insert(&limit.name);
+                additions.push(Action::Add { limit: limit.wanted() });
+            }
+            (Some(_), None) if limit.fallen => {}
+            (Some(is), None) if canonical(&is.options) != canonical(&limit.options) => {
+                changes.push(Action::Change {
+                    name: limit.name.clone(),
+                    scope: is.scope.clone(),
+                    from: is.options,
+                    to: limit.options,
+                });
+            }
+            _ => {}
         }
     }
+    plan.unmanaged.retain(|name| !removals.iter().any(|(limit, _)| limit.name == *name));
+    // Children before their parents, else in the order given.
+    removals.sort_by_key(|(limit, _)| std::cmp::Reverse(depth(limit, &by_name)));
+    let removals = removals.into_iter().map(|(limit, reason)| (limit.clone(), reason));
+    plan.actions.extend(removals.map(|(limit, reason)| Action::Remove { limit, reason }));
     plan.actions.extend(changes);
     plan.actions.extend(additions);
     Ok(plan)
+}
+
+/// Who takes which scope.
+fn places(wanted: &[Wanted]) -> Result<BTreeMap<&Scope, &str>, PlanError> {
+    let mut taken: BTreeMap<&Scope, &str> = BTreeMap::new();
+    for limit in wanted {
+        if let Some(first) = taken.insert(&limit.scope, &limit.name) {
+            return Err(PlanError::SameScope {
+                first: first.to_owned(),
+                second: limit.name.clone(),
+                scope: limit.scope.clone(),
+            });
+        }
+    }
+    Ok(taken)
+}
+
+/// Why a limit that is cannot be changed into the one that shall be.
+fn reason(is: &Present, shall: &Member, with_parent: bool) -> Option<Reason> {
+    let moved = shall.scope.as_ref().is_some_and(|scope| *scope != is.scope);
+    match is.standing {
+        // What was left alone is left alone, unless it must go with its parent.
+        _ if shall.stays && !with_parent => None,
+        Standing::ScopeGone => Some(Reason::ScopeGone),
+        _ if shall.stays => Some(Reason::WithParent),
+        Standing::Unhooked => Some(Reason::Unhooked),
+        _ if moved => Some(Reason::Moved),
+        _ if other_programs(&is.options, &shall.options) => Some(Reason::OtherPrograms),
+        _ if is.parent != shall.parent => Some(Reason::OtherParent),
+        _ if with_parent => Some(Reason::WithParent),
+        Standing::InForce | Standing::Unkept => None,
+    }
+}
+
+fn is_pruned(limit: &Wanted, removals: &[(&Present, Reason)]) -> bool {
+    let parent = limit.parent.as_ref();
+    parent.is_some_and(|parent| removals.iter().any(|(limit, _)| limit.name == *parent))
+}
+
+/// The places of the limits, parents before children, else in the order given.
+fn downwards(members: &[Member]) -> Vec<usize> {
+    let names: Vec<_> = members.iter().map(|m| (m.name.as_str(), m.parent.as_deref())).collect();
+    let mut branches = tree(&names, |a, b| a.cmp(&b));
+    branches.sort_by_key(|branch| (branch.depth, branch.index));
+    branches.iter().map(|branch| branch.index).collect()
+}
+
+/// How many limits a limit is inside of; a host's are in no circle.
+fn depth(limit: &Present, by_name: &BTreeMap<&str, &Present>) -> usize {
+    let parent = |limit: &&Present| by_name.get(limit.parent.as_deref()?).copied();
+    std::iter::successors(parent(&limit), parent).take(MAX_DEPTH).count()
+}
+
+/// A limit as it will be among those that are: with the directions of its parent.
+///
+/// # Errors
+/// [`FamilyError`] when it, or one inside it, cannot be so.
+pub fn join(present: &[Present], limit: &Wanted) -> Result<Wanted, FamilyError> {
+    let others = present.iter().filter(|other| other.name != limit.name).map(Member::from);
+    let mut members: Vec<_> = std::iter::once(Member::from(limit)).chain(others).collect();
+    family::settle(&mut members, true)?;
+    Ok(members[0].wanted())
+}
+
+impl From<&Wanted> for Member {
+    fn from(limit: &Wanted) -> Member {
+        let Wanted { name, scope, options, parent, asked } = limit.clone();
+        Member { name, scope: Some(scope), parent, options, asked, fallen: false, stays: false }
+    }
+}
+
+impl From<&Present> for Member {
+    fn from(limit: &Present) -> Member {
+        let Present { name, scope, standing, options, parent } = limit.clone();
+        let fallen = matches!(standing, Standing::ScopeGone | Standing::Unhooked);
+        let asked = Asked::default();
+        Member { name, scope: Some(scope), parent, options, asked, fallen, stays: true }
+    }
+}
+
+impl Member {
+    fn wanted(&self) -> Wanted {
+        let Member { name, scope, parent, options, asked, .. } = self.clone();
+        // Those of a plan have a scope.
+        let scope = scope.unwrap_or_else(|| Scope::Cgroup(String::new()));
+        Wanted { name, scope, options, parent, asked }
+    }
 }
 
 /// Whether one limit can only be put in the place of the other, not changed into it.

@@ -8,6 +8,11 @@
 //! The cgroup's name, `tidegate-run-PID-START`, holds the id of the process that made it and the time at
 //! which that process started, in clock ticks since boot, so that an id used again is not taken for it.
 //!
+//! With a parent, a limit pinned on this host, the command has a part of that one's rate. Its cgroup is then
+//! made below the parent's, if the caller's is not there already. The parent does not know of it: it can be
+//! taken off meanwhile, and the command then keeps the rate that it had last; and what other runs are
+//! guaranteed is not in the sum that may not exceed what the parent has.
+//!
 //! What the command leaves in the send buffers of its sockets when it ends, and connections that it has
 //! handed to processes it leaves behind, go on without the limit.
 //!
@@ -18,6 +23,7 @@ use std::{
     ffi::OsString,
     fs, io,
     os::fd::AsFd,
+    path::PathBuf,
     process::Command,
     sync::mpsc,
     thread,
@@ -35,10 +41,14 @@ use tidegate_sys::{
     limit::{AttachedLimit, LimitError, LimitOptions},
     preflight::{PreflightError, preflight},
     process::{Received, SignalQueue, SpawnError},
+    store::{PinnedLimit, Store, StoreError, is_above},
 };
 
 use crate::{
-    plan::Standing,
+    family::FamilyError,
+    host,
+    plan::{Present, Standing, Wanted, join},
+    settings::Asked,
     status::{LimitStatus, monotonic_ns},
 };
 
@@ -70,12 +80,25 @@ const FORWARDED: [Signal; 10] = [
 pub struct RunOptions {
     /// The limit.
     pub limit: LimitOptions,
+    /// The limit that it is inside of.
+    pub parent: Option<ParentOf>,
     /// The congestion control that the command's TCP sockets use unless they choose one themselves.
     pub cc: Option<String>,
     /// The command, looked for in `PATH`.
     pub command: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
+}
+
+/// The parent of a run.
+#[derive(Debug, Clone)]
+pub struct ParentOf {
+    /// Where limits are pinned.
+    pub store: PathBuf,
+    /// Its name.
+    pub name: String,
+    /// The directions for which the run was given a rate of its own.
+    pub asked: Asked,
 }
 
 /// How it went.
@@ -113,6 +136,12 @@ pub enum RunError {
     /// The limit could not be put on.
     #[error("{0}; the command was not started")]
     Limit(#[from] LimitError),
+    /// The limits of this host could not be read.
+    #[error("{0}; the command was not started")]
+    Store(#[from] StoreError),
+    /// The limit cannot be inside the one that was named.
+    #[error("--{}: {}; the command was not started", .0.field, .0.problem)]
+    Family(FamilyError),
     /// The congestion control could not be had.
     #[error("--cc: {0}; the command was not started")]
     Congestion(#[from] CongestionError),
@@ -134,13 +163,24 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
     let control = options.cc.as_deref().map(congestion::ensure).transpose()?;
     // From here on nobody can end this process and leave the cgroup behind, save by SIGKILL.
     let signals = SignalQueue::block(&FORWARDED.map(Signal::as_raw))?;
-    let parent = hierarchy.current()?;
-    let group = Group::create(&hierarchy, parent)?;
+    let current = hierarchy.current()?;
+    let above =
+        options.parent.as_ref().map(|parent| Above::find(&hierarchy, parent)).transpose()?;
+    let base = match &above {
+        Some(above) => above.base(&hierarchy, current)?,
+        None => current,
+    };
+    let group = Group::create(&hierarchy, base)?;
+    let limit = match &above {
+        Some(above) => above.join(&group, options)?,
+        None => options.limit,
+    };
     let _congestion = control
         .as_ref()
         .map(|control| congestion::attach_to_cgroup(group.cgroup.as_fd(), control.name()))
         .transpose()?;
-    let limit = AttachedLimit::attach(&hierarchy, &group.cgroup, &options.limit, None)?;
+    let maps = above.as_ref().map(|above| above.limit.maps());
+    let limit = AttachedLimit::attach(&hierarchy, &group.cgroup, &limit, maps)?;
 
     let mut command = Command::new(&options.command);
     command.args(&options.arguments);
@@ -154,6 +194,8 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
     let mut warnings = Vec::new();
     let (name, path) = (group.name().to_owned(), group.cgroup.path().to_owned());
     let status = LimitStatus::of_maps(name, Scope::Cgroup(path), Standing::InForce, limit.maps());
+    let parent = above.map(|above| above.limit.name);
+    let status = status.map(|status| LimitStatus { parent, ..status });
     if let Err(e) = &status {
         warnings.push(format!("the counters cannot be read: {e}"));
     }
@@ -166,6 +208,49 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
     let _ = swept.recv_timeout(SWEEP_PATIENCE);
     let summary = Summary { exit_code, elapsed_ns, limit: status.ok() };
     Ok(Finished { exit_code, summary, warnings })
+}
+
+/// The limit that a run is inside of, among those of the host.
+struct Above {
+    limit: PinnedLimit,
+    present: Vec<Present>,
+    asked: Asked,
+}
+
+impl Above {
+    fn find(hierarchy: &Hierarchy, parent: &ParentOf) -> Result<Above, RunError> {
+        let ParentOf { store, name, asked } = parent;
+        let pinned = Store::at(store).list(hierarchy)?;
+        let present = pinned.iter().map(host::present).collect();
+        let limit = pinned.into_iter().find(|limit| limit.name == *name);
+        let limit = limit.ok_or_else(|| StoreError::Missing(name.clone()))?;
+        Ok(Above { limit, present, asked: *asked })
+    }
+
+    /// The cgroup below which that of the command is made.
+    fn base(&self, hierarchy: &Hierarchy, current: Cgroup) -> Result<Cgroup, CgroupError> {
+        match &self.limit.scope {
+            Some(Scope::Cgroup(path))
+                if path != current.path() && !is_above(path, current.path()) =>
+            {
+                hierarchy.open(path)
+            }
+            // What is no cgroup is refused as a parent.
+            _ => Ok(current),
+        }
+    }
+
+    /// The limit of the command, with the directions of its parent.
+    fn join(&self, group: &Group, options: &RunOptions) -> Result<LimitOptions, RunError> {
+        let wanted = Wanted {
+            name: group.name().to_owned(),
+            scope: Scope::Cgroup(group.cgroup.path().to_owned()),
+            options: options.limit,
+            parent: Some(self.limit.name.clone()),
+            asked: self.asked,
+        };
+        Ok(join(&self.present, &wanted).map_err(RunError::Family)?.options)
+    }
 }
 
 /// The command's cgroup; removed when dropped.
@@ -292,6 +377,12 @@ impl Maker {
     fn lives(&self) -> bool {
         start_ticks(self.pid) == Some(self.start_ticks)
     }
+}
+
+/// The process that holds the limit of a `run`, by the path of its cgroup; `None` if that is another's.
+#[must_use]
+pub fn runner_of(path: &str) -> Option<u32> {
+    maker_of(path.rsplit('/').next()?).filter(Maker::lives).map(|maker| maker.pid)
 }
 
 fn maker_of(name: &str) -> Option<Maker> {

@@ -6,9 +6,11 @@
 use std::str::FromStr;
 
 use tidegate_core::{
-    Direction, Nanos, Rate, Scheme, Scope, Span,
+    Class, Direction, Nanos, Rate, Scheme, Scope, Span,
+    class::{MAX_WEIGHT, MIN_WEIGHT, NO_CEILING_BIT_S},
+    fair_share::WEIGHT,
     units::ParseError,
-    virtual_queue::{ConfigError, VirtualQueueOptions},
+    virtual_queue::{ConfigError, MAX_RATE_BIT_S, MIN_RATE_BIT_S, VirtualQueueOptions},
 };
 use tidegate_sys::limit::LimitOptions;
 
@@ -41,6 +43,12 @@ pub struct Patch {
     pub egress: Option<RateSetting>,
     /// Rate to the workload.
     pub ingress: Option<RateSetting>,
+    /// With a parent: both of them.
+    pub ceiling: Option<RateSetting>,
+    /// With a parent: what it has at least.
+    pub guarantee: Option<RateSetting>,
+    /// With a parent: its part of what is not guaranteed.
+    pub weight: Option<i64>,
     /// Credit of an idle limit, for every limited direction.
     pub burst: Option<Span>,
     /// Backlog above which senders are told, for every limited direction.
@@ -57,6 +65,15 @@ pub struct Patch {
     pub rto_min: Option<Nanos>,
     /// Longest delayed ACK; zero leaves the kernel's.
     pub delack_max: Option<Nanos>,
+}
+
+/// The directions for which a user wrote a rate of their own; a limit with a parent has the parent's.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Asked {
+    /// From the workload.
+    pub egress: bool,
+    /// To the workload.
+    pub ingress: bool,
 }
 
 /// A field that cannot be as written.
@@ -106,9 +123,52 @@ pub enum SettingsProblem {
          `nrm` or `edt` here"
     )]
     InTheNic,
+    /// Something that only a limit inside another one has.
+    #[error("only a limit inside another one has this; {0}")]
+    NoParent(&'static str),
+    /// Two fields say the ceiling of one direction.
+    #[error("`ceiling` says it for both directions; write either that, or egress and ingress")]
+    CeilingTwice,
+    /// A limit of a tree on a device.
+    #[error("a limit inside another one is on a cgroup below that one's; leave the parent out")]
+    NoParentOnDevices,
+    /// A scheme that shares with nobody.
+    #[error(
+        "scheme `{0}` neither has a parent nor is one; write scheme = \"pace\" or \"nrm\", or leave the \
+         parent out"
+    )]
+    NotInATree(Scheme),
+    /// No weight.
+    #[error(
+        "{0} is out of range; write {MIN_WEIGHT} to {MAX_WEIGHT}, where 100 is the weight of most"
+    )]
+    Weight(i64),
+    /// More than it could ever use.
+    #[error("{guarantee} is above its ceiling of {ceiling}; make the one less or the other more")]
+    AboveCeiling {
+        /// What shall be guaranteed.
+        guarantee: Rate,
+        /// The most that it may use.
+        ceiling: Rate,
+    },
     /// The virtual queue cannot be built.
     #[error(transparent)]
     Config(#[from] ConfigError),
+}
+
+/// A limit inside another one before anything is said of it: what its parent has, in each direction, with no
+/// guarantee.
+#[must_use]
+pub fn inside_another() -> LimitOptions {
+    let queue = Rate::from_bit_s(NO_CEILING_BIT_S).map(VirtualQueueOptions::new);
+    let class = Some(Class::default());
+    LimitOptions { egress: queue, ingress: queue, class, ..LimitOptions::default() }
+}
+
+/// Whether the rate is the ceiling of a limit that has none but its parent's.
+#[must_use]
+pub fn is_parents(options: &LimitOptions, rate: Rate) -> bool {
+    options.class.is_some() && rate.bit_s() == NO_CEILING_BIT_S
 }
 
 impl Patch {
@@ -125,6 +185,7 @@ impl Patch {
     /// [`SettingsError`] names the field.
     pub fn on(&self, base: &LimitOptions) -> Result<LimitOptions, SettingsError> {
         let scheme = self.scheme.unwrap_or(base.scheme);
+        let class = self.class(base, scheme)?;
         if scheme == Scheme::Carousel {
             let (field, problem) = ("scheme", SettingsProblem::InTheNic);
             return Err(SettingsError { field, problem });
@@ -149,7 +210,18 @@ impl Patch {
                 return refuse("ingress", SettingsProblem::NothingToHold);
             }
         }
-        let direction = |written, base, direction| self.direction(written, base, scheme, direction);
+        let none = Rate::from_bit_s(NO_CEILING_BIT_S).filter(|_| class.is_some());
+        let written = |one: Option<RateSetting>, base: Option<VirtualQueueOptions>| {
+            // A ceiling is one in the directions that there are.
+            match (one.or(self.ceiling.filter(|_| base.is_some())), none) {
+                (Some(RateSetting::Free), Some(none)) if base.is_some() => {
+                    Some(RateSetting::Limit(none))
+                }
+                (written, _) => written,
+            }
+        };
+        let direction =
+            |one, base, direction| self.direction(written(one, base), base, scheme, direction);
         let limit = LimitOptions {
             egress: direction(self.egress, base.egress, Direction::Egress)?,
             ingress: direction(self.ingress, base.ingress, Direction::Ingress)?,
@@ -158,13 +230,75 @@ impl Patch {
             pace_ceiling: self.pace_ceiling.unwrap_or(base.pace_ceiling),
             rto_min: timer("rto_min", self.rto_min)?.unwrap_or(base.rto_min),
             delack_max: timer("delack_max", self.delack_max)?.unwrap_or(base.delack_max),
-            class: base.class,
+            class,
         };
+        if let Some(guarantee) = class.and_then(|class| class.guarantee) {
+            let ceilings = [limit.egress, limit.ingress].into_iter().flatten().map(|q| q.rate);
+            if let Some(ceiling) = ceilings.min().filter(|ceiling| *ceiling < guarantee) {
+                let field = match self {
+                    _ if self.guarantee.is_some() => "guarantee",
+                    _ if self.ceiling.is_some() => "ceiling",
+                    _ if limit.egress.is_some_and(|queue| queue.rate == ceiling) => "egress",
+                    _ => "ingress",
+                };
+                let problem = SettingsProblem::AboveCeiling { guarantee, ceiling };
+                return Err(SettingsError { field, problem });
+            }
+        }
         if limit.egress.is_none() && limit.ingress.is_none() {
             let (field, problem) = ("egress", SettingsProblem::NoDirection);
             return Err(SettingsError { field, problem });
         }
         Ok(limit)
+    }
+
+    /// The place among siblings; `None` for a limit without a parent.
+    fn class(&self, base: &LimitOptions, scheme: Scheme) -> Result<Option<Class>, SettingsError> {
+        let refuse = |field, problem| Err(SettingsError { field, problem });
+        let Some(class) = base.class else {
+            let no_parent = |field, instead| refuse(field, SettingsProblem::NoParent(instead));
+            return match (self.ceiling, self.guarantee, self.weight) {
+                (Some(_), ..) => {
+                    no_parent("ceiling", "write egress or ingress, or name its parent")
+                }
+                (_, Some(_), _) => no_parent("guarantee", "name its parent, or leave it out"),
+                (.., Some(_)) => no_parent("weight", "name its parent, or leave it out"),
+                _ => Ok(None),
+            };
+        };
+        if !matches!(scheme, Scheme::Pace | Scheme::Nrm) {
+            return refuse("scheme", SettingsProblem::NotInATree(scheme));
+        }
+        for (field, one) in [("egress", self.egress), ("ingress", self.ingress)] {
+            if self.ceiling.is_some() && one.is_some() {
+                return refuse(field, SettingsProblem::CeilingTwice);
+            }
+        }
+        let weight = match self.weight {
+            None => class.weight,
+            Some(weight) => match u32::try_from(weight) {
+                Ok(weight) if (MIN_WEIGHT..=MAX_WEIGHT).contains(&weight) => weight,
+                _ => return refuse("weight", SettingsProblem::Weight(weight)),
+            },
+        };
+        let guarantee = match self.guarantee {
+            None => class.guarantee,
+            Some(RateSetting::Free) => None,
+            Some(RateSetting::Limit(rate)) => {
+                if !(MIN_RATE_BIT_S..=MAX_RATE_BIT_S).contains(&rate.bit_s()) {
+                    return refuse("guarantee", ConfigError::Rate(rate).into());
+                }
+                Some(rate)
+            }
+        };
+        Ok(Some(Class { guarantee, weight }))
+    }
+
+    /// The directions of which something was said.
+    #[must_use]
+    pub fn asked(&self) -> Asked {
+        let limit = |one| matches!(one, Some(RateSetting::Limit(_)));
+        Asked { egress: limit(self.egress), ingress: limit(self.ingress) }
     }
 
     fn direction(
@@ -189,6 +323,7 @@ impl Patch {
             kind: scheme.queue(direction),
         };
         let field = match direction {
+            _ if self.ceiling.is_some() => "ceiling",
             Direction::Egress => "egress",
             Direction::Ingress => "ingress",
         };
@@ -213,6 +348,9 @@ impl Patch {
 pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, SettingsError> {
     let refuse = |field, problem| Err(SettingsError { field, problem });
     match limit.scheme {
+        _ if scope.is_device() && limit.class.is_some() => {
+            refuse("parent", SettingsProblem::NoParentOnDevices)
+        }
         Scheme::Edt if scope.is_device() && limit.loopback => {
             refuse("loopback", SettingsProblem::NoLoopback)
         }
@@ -254,21 +392,31 @@ pub struct Difference {
 #[must_use]
 pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
     type Show = fn(&LimitOptions) -> String;
-    fn rate(queue: Option<VirtualQueueOptions>) -> String {
-        queue.map_or_else(|| "none".to_owned(), |q| q.rate.to_string())
+    fn rate(of: &LimitOptions, queue: Option<VirtualQueueOptions>) -> String {
+        match queue {
+            None => "none".to_owned(),
+            Some(queue) if is_parents(of, queue.rate) => "the parent's".to_owned(),
+            Some(queue) => queue.rate.to_string(),
+        }
+    }
+    fn guarantee(of: &LimitOptions) -> String {
+        let guarantee = of.class.and_then(|class| class.guarantee);
+        guarantee.map_or_else(|| "none".to_owned(), |rate| rate.to_string())
     }
     fn span(span: Option<Option<Span>>) -> String {
         span.flatten().map_or_else(|| "default".to_owned(), |span| span.to_string())
     }
-    const FIELDS: [(&str, Show); 13] = [
-        ("egress", |o| rate(o.egress)),
+    const FIELDS: [(&str, Show); 15] = [
+        ("egress", |o| rate(o, o.egress)),
         ("egress burst", |o| span(o.egress.map(|q| q.burst))),
         ("egress mark", |o| span(o.egress.map(|q| q.mark))),
         ("egress drop", |o| span(o.egress.map(|q| q.drop))),
-        ("ingress", |o| rate(o.ingress)),
+        ("ingress", |o| rate(o, o.ingress)),
         ("ingress burst", |o| span(o.ingress.map(|q| q.burst))),
         ("ingress mark", |o| span(o.ingress.map(|q| q.mark))),
         ("ingress drop", |o| span(o.ingress.map(|q| q.drop))),
+        ("guarantee", guarantee),
+        ("weight", |o| o.class.map_or(WEIGHT, |class| class.weight).to_string()),
         ("scheme", |o| o.scheme.to_string()),
         ("loopback", |o| o.loopback.to_string()),
         ("pace_ceiling", |o| o.pace_ceiling.to_string()),

@@ -26,9 +26,10 @@ use toml::{
 
 use tidegate_core::scheme::SchemeError;
 
+use crate::family::{self, FamilyError, FamilyProblem, Member};
 use crate::host::ScopeError;
 use crate::nic::{NicError, NicSpec};
-use crate::settings::{self, Patch, SettingsError, SettingsProblem};
+use crate::settings::{self, Asked, Patch, SettingsError, SettingsProblem};
 
 /// The largest file that is read: far above [`MAX_LIMITS`] limits.
 pub const MAX_SPEC_BYTES: u64 = 4 << 20;
@@ -53,8 +54,12 @@ pub struct LimitSpec {
     pub name: String,
     /// Its cgroup or device as written.
     pub scope: Scope,
-    /// What it does.
+    /// What it does. With a parent that is not in the file its directions are only known on a host.
     pub options: LimitOptions,
+    /// The name of its parent, in the file or on the host.
+    pub parent: Option<String>,
+    /// With a parent: the directions for which a rate of its own was written.
+    pub asked: Asked,
     /// The line on which it starts, from 1.
     pub line: usize,
 }
@@ -202,17 +207,24 @@ pub enum Problem {
     /// Values that do not go together.
     #[error(transparent)]
     Settings(#[from] SettingsProblem),
+    /// A limit that cannot be where it is in its tree.
+    #[error(transparent)]
+    Family(#[from] FamilyProblem),
     /// Too many.
     #[error("more than {MAX_LIMITS} limits")]
     TooMany,
 }
 
 /// The fields of a limit, each with a line that would be read.
-const FIELDS: [(&str, &str); 12] = [
+const FIELDS: [(&str, &str); 16] = [
     ("name", "name = \"backup\""),
     ("scope", "scope = { cgroup = \"system.slice/backup.service\" }"),
     ("egress", "egress = \"50mbit\""),
     ("ingress", "ingress = \"50mbit\""),
+    ("parent", "parent = \"uplink\""),
+    ("guarantee", "guarantee = \"100mbit\""),
+    ("ceiling", "ceiling = \"500mbit\""),
+    ("weight", "weight = 100"),
     ("scheme", "scheme = \"pace\""),
     ("burst", "burst = \"1ms\""),
     ("mark", "mark = \"0.5ms\""),
@@ -224,21 +236,34 @@ const FIELDS: [(&str, &str); 12] = [
 ];
 
 /// What people write for fields that are called otherwise here.
-const SYNONYMS: [(&str, &str); 8] = [
+const SYNONYMS: [(&str, &str); 13] = [
     ("rate", "write `egress`, `ingress` or both"),
     ("limit", "write `egress`, `ingress` or both"),
     ("bandwidth", "write `egress`, `ingress` or both"),
     ("upload", "write `egress`"),
     ("download", "write `ingress`"),
+    ("min", "write `guarantee`, in a limit with a `parent`"),
+    ("max", "write `ceiling`, in a limit with a `parent`"),
+    ("ceil", "write `ceiling`"),
+    ("share", "write `weight`, in a limit with a `parent`"),
+    ("inside", "write `parent = \"NAME\"`"),
     ("cgroup", "write `scope = { cgroup = \"...\" }`"),
     ("unit", "write `scope = { cgroup = \"system.slice/NAME.service\" }`"),
     ("service", "write `scope = { cgroup = \"system.slice/NAME.service\" }`"),
 ];
 
+/// A limit as read.
+struct ReadLimit {
+    name: String,
+    scope: Scope,
+    parent: Option<String>,
+    kind: Kind,
+}
+
 /// Where a limit is in force.
 enum Kind {
     /// On this host, until it is taken off.
-    Stays(LimitOptions),
+    Stays(LimitOptions, Asked),
     /// While its software NIC runs.
     OfNic(Patch),
 }
@@ -332,6 +357,25 @@ impl Spec {
     }
 }
 
+impl Spec {
+    /// What is wrong with the trees of limits that a plan would make, said of the file's line where the limit
+    /// is in the file.
+    ///
+    /// # Errors
+    /// The error as it was, when the limit is not in the file.
+    pub fn locate(&self, error: FamilyError) -> Result<SpecError, FamilyError> {
+        let limit = self.limits.iter().find(|limit| limit.name == error.name);
+        let Some(line) = limit.map(|limit| limit.line) else { return Err(error) };
+        Ok(SpecError {
+            file: self.file.clone(),
+            line: Some(line),
+            limit: Some(error.name),
+            field: Some(error.field),
+            problem: error.problem.into(),
+        })
+    }
+}
+
 /// The entries of a table in the order of the file.
 fn in_order<'t, 'i>(
     table: &'t Table<'i>,
@@ -402,7 +446,7 @@ impl Reader<'_> {
             };
             let name = fields.get("name").and_then(|name| name.get_ref().as_str());
             let reader = Reader { limit: name.map(str::to_owned), ..*self };
-            let (name, scope, kind) = reader.limit(fields, &table.span())?;
+            let ReadLimit { name, scope, parent, kind } = reader.limit(fields, &table.span())?;
             if by_name.len() == MAX_LIMITS {
                 return Err(reader.at(&table.span(), None, Problem::TooMany));
             }
@@ -418,7 +462,9 @@ impl Reader<'_> {
                 return Err(reader.at(&field_span("scope"), Some("scope"), problem));
             }
             match kind {
-                Kind::Stays(options) => limits.push(LimitSpec { name, scope, options, line }),
+                Kind::Stays(options, asked) => {
+                    limits.push(LimitSpec { name, scope, options, parent, asked, line });
+                }
                 Kind::OfNic(patch) => of_nics.push(nic::Carousel {
                     name,
                     scope,
@@ -428,16 +474,36 @@ impl Reader<'_> {
                 }),
             }
         }
+        self.settle(&mut limits, tables)?;
         Ok((limits, of_nics))
     }
 
-    fn limit(
-        &self,
-        fields: &Table<'_>,
-        span: &Range<usize>,
-    ) -> Result<(String, Scope, Kind), SpecError> {
+    /// Checks the trees of limits as far as the file alone tells, and gives each limit the directions of its
+    /// parent.
+    fn settle(&self, limits: &mut [LimitSpec], tables: &[Value<'_>]) -> Result<(), SpecError> {
+        let member = |limit: &LimitSpec| {
+            let LimitSpec { name, scope, options, parent, asked, .. } = limit.clone();
+            // Only a host knows how a cgroup's path is written.
+            let scope = Some(scope).filter(Scope::is_device);
+            Member { name, scope, options, parent, asked, fallen: false, stays: false }
+        };
+        let mut members: Vec<_> = limits.iter().map(member).collect();
+        if let Err(FamilyError { name, field, problem }) = family::settle(&mut members, false) {
+            let span = tables.iter().find_map(|table| {
+                let fields = table.get_ref().as_table()?;
+                let is_it = fields.get("name")?.get_ref().as_str()? == name;
+                is_it.then(|| fields.get(field).map_or(table.span(), Spanned::span))
+            });
+            let reader = Reader { limit: Some(name), ..*self };
+            return Err(reader.at(&span.unwrap_or_default(), Some(field), problem.into()));
+        }
+        limits.iter_mut().zip(members).for_each(|(limit, member)| limit.options = member.options);
+        Ok(())
+    }
+
+    fn limit(&self, fields: &Table<'_>, span: &Range<usize>) -> Result<ReadLimit, SpecError> {
         let mut patch = Patch::default();
-        let (mut name, mut scope) = (None, None);
+        let (mut name, mut scope, mut parent) = (None, None, None);
         for (key, value) in in_order(fields) {
             match key.get_ref().as_ref() {
                 "name" => {
@@ -447,6 +513,15 @@ impl Reader<'_> {
                     name = Some(text.to_owned());
                 }
                 "scope" => scope = Some(self.scope(value)?),
+                "parent" => {
+                    let text = self.text(value, "parent")?;
+                    store::check_name(text)
+                        .map_err(|e| self.at(&value.span(), Some("parent"), Problem::Name(e)))?;
+                    parent = Some(text.to_owned());
+                }
+                "guarantee" => patch.guarantee = Some(self.parse(value, "guarantee")?),
+                "ceiling" => patch.ceiling = Some(self.parse(value, "ceiling")?),
+                "weight" => patch.weight = Some(self.whole(value, "weight")?),
                 "scheme" => patch.scheme = Some(self.parse(value, "scheme")?),
                 "egress" => patch.egress = Some(self.parse(value, "egress")?),
                 "ingress" => patch.ingress = Some(self.parse(value, "ingress")?),
@@ -471,14 +546,19 @@ impl Reader<'_> {
             let span = fields.get(field).map_or(span.clone(), Spanned::span);
             self.at(&span, Some(field), problem.into())
         };
-        if patch.scheme == Some(Scheme::Carousel) && scope.is_device() {
+        if patch.scheme == Some(Scheme::Carousel) && scope.is_device() && parent.is_none() {
             self.check_carousel(&patch, fields, span)?;
-            return Ok((name, scope, Kind::OfNic(patch)));
+            return Ok(ReadLimit { name, scope, parent, kind: Kind::OfNic(patch) });
         }
-        let options = patch.on(&LimitOptions::default());
+        let base = match parent {
+            Some(_) => settings::inside_another(),
+            None => LimitOptions::default(),
+        };
+        let options = patch.on(&base);
         let options =
             options.and_then(|options| settings::fits(&scope, options)).map_err(refuse)?;
-        Ok((name, scope, Kind::Stays(options)))
+        let kind = Kind::Stays(options, patch.asked());
+        Ok(ReadLimit { name, scope, parent, kind })
     }
 
     fn scope(&self, value: &Value<'_>) -> Result<Scope, SpecError> {
@@ -534,6 +614,13 @@ impl Reader<'_> {
             .get_ref()
             .as_bool()
             .ok_or_else(|| self.wrong_type(value, field, "`true` or `false` without quotes"))
+    }
+
+    fn whole(&self, value: &Value<'_>, field: &'static str) -> Result<i64, SpecError> {
+        let wrong = || self.wrong_type(value, field, "a whole number without quotes");
+        let integer = value.get_ref().as_integer().ok_or_else(wrong)?;
+        // One that is too large for the type is too large for the field.
+        Ok(i64::from_str_radix(integer.as_str(), integer.radix()).unwrap_or(i64::MAX))
     }
 
     fn parse<T>(&self, value: &Value<'_>, field: &'static str) -> Result<T, SpecError>

@@ -3,8 +3,14 @@
 //! The counters' names come from the one table of outcomes. Backlogs are relative to now, so a reading is
 //! only good for the moment it was taken.
 
+use std::collections::BTreeMap;
+
 use serde::{Serialize, Serializer, ser::SerializeMap};
-use tidegate_core::{Direction, Scheme, Scope};
+use tidegate_core::{
+    Direction, Rate, Scheme, Scope,
+    class::MAX_DEPTH,
+    fair_share::{ONE, TARGET},
+};
 use tidegate_sys::{
     intf::{self, OUTCOME_TABLE},
     limit::{LimitError, LimitMaps, LimitOptions},
@@ -26,6 +32,12 @@ pub struct LimitStatus {
     pub scope: Scope,
     /// Whether it is enforced.
     pub state: Standing,
+    /// The name of the limit that it is inside of.
+    pub parent: Option<String>,
+    /// What it has of that at least.
+    pub guarantee_bit_s: Option<u64>,
+    /// Its part of what that does not guarantee.
+    pub weight: Option<u32>,
     /// How it acts.
     #[serde(flatten)]
     pub settings: Settings,
@@ -53,8 +65,13 @@ pub struct Settings {
 /// One direction of a limit.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct DirectionStatus {
-    /// The limit.
+    /// The limit; with a parent the most that it may use, see [`hold_ceilings`].
     pub rate_bit_s: u64,
+    /// With a parent: what it may use now; `None` while it is silent.
+    pub now_bit_s: Option<u64>,
+    /// Of what it may use now, what a flow has, or a weight of 100 among the limits inside; `None` while it
+    /// is silent.
+    pub share: Option<f64>,
     /// Credit of the idle limit.
     pub burst_ns: u64,
     /// Backlog above which senders are told.
@@ -63,10 +80,34 @@ pub struct DirectionStatus {
     pub drop_ns: u64,
     /// How far the virtual queue is behind; negative for the credit left.
     pub backlog_ns: i64,
+    /// What each of its flows is told; `None` where nobody is: on ingress, and with scheme `nrm`.
+    pub fair: Option<Fair>,
     /// Since the limit was put on.
     #[serde(flatten)]
     pub counters: Counts,
+    /// When packets were last made slower.
+    #[serde(flatten)]
+    pub last: Ages,
 }
+
+/// The fair share of a limit among its flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Fair {
+    /// Flows that sent data in the last epoch; 0 if nobody has for [`SILENT_NS`].
+    pub flows: u32,
+    /// What each of them may send, on the wire.
+    pub share_bit_s: u64,
+    /// Smoothed round-trip time of the flows; `None` before the first, and with scheme `edt`.
+    pub rtt_ns: Option<u64>,
+}
+
+/// After so long without a packet nobody counts as sending.
+pub const SILENT_NS: u64 = 1_000_000_000;
+
+/// How long ago the last packet met each outcome that [slows](intf::Outcome::slows), in the order of
+/// [`OUTCOME_TABLE`]; `None` is never.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ages(pub [Option<u64>; intf::OUTCOMES]);
 
 /// Packets and bytes by outcome, in the order of [`OUTCOME_TABLE`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -85,6 +126,80 @@ impl Serialize for Counts {
             map.serialize_entry(&format!("{}_bytes", outcome.name), &self.bytes[i])?;
         }
         map.end()
+    }
+}
+
+/// Lowers the ceilings of limits inside others to the lowest on the way up, which is the one that holds.
+pub fn hold_ceilings<'a>(limits: impl IntoIterator<Item = &'a mut LimitStatus>) {
+    let limits: Vec<_> = limits.into_iter().collect();
+    let rates =
+        |limit: &LimitStatus| [&limit.egress, &limit.ingress].map(|d| d.map(|d| d.rate_bit_s));
+    let above: BTreeMap<_, _> = limits
+        .iter()
+        .map(|limit| (limit.name.clone(), (limit.parent.clone(), rates(limit))))
+        .collect();
+    for limit in limits {
+        let parent = |name: &Option<String>| above.get(name.as_ref()?);
+        for (_, rates) in
+            std::iter::successors(parent(&limit.parent), |(p, _)| parent(p)).take(MAX_DEPTH)
+        {
+            for (direction, theirs) in
+                [&mut limit.egress, &mut limit.ingress].into_iter().zip(rates)
+            {
+                if let (Some(direction), Some(theirs)) = (direction, theirs) {
+                    direction.rate_bit_s = direction.rate_bit_s.min(*theirs);
+                }
+            }
+        }
+    }
+}
+
+impl Serialize for Ages {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let slowing = OUTCOME_TABLE.iter().zip(&self.0).filter(|(outcome, _)| outcome.slows());
+        let mut map = serializer.serialize_map(None)?;
+        for (outcome, age) in slowing {
+            map.serialize_entry(&format!("{}_ago_ns", outcome.name), age)?;
+        }
+        map.end()
+    }
+}
+
+impl Ages {
+    /// How long ago a packet last met one of the outcomes that pass.
+    #[must_use]
+    pub fn of(&self, filter: impl Fn(&intf::Outcome) -> bool) -> Option<u64> {
+        let chosen = OUTCOME_TABLE.iter().zip(&self.0).filter(|(outcome, _)| filter(outcome));
+        chosen.filter_map(|(_, age)| *age).min()
+    }
+}
+
+impl Fair {
+    /// As the kernel's side has it at `now_ns`; `None` where no flow is told a share.
+    fn of(
+        limit: &intf::Limit,
+        queue: &intf::Queue,
+        direction: Direction,
+        now_ns: u64,
+    ) -> Option<Fair> {
+        let paced = limit.flags & intf::FLAG_PACE_FAIR != 0;
+        let departs = limit.flags & intf::FLAG_EDT != 0;
+        // The share of a limit with children is theirs, not its flows'.
+        let is_parent = queue.children_until_ns > now_ns;
+        if direction != Direction::Egress || !(paced || departs) || is_parent {
+            return None;
+        }
+        let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;
+        let share = if queue.share == 0 { TARGET } else { queue.share.into() };
+        let i = intf::index(direction);
+        let is_child = limit.class[i].weight != 0 && queue.now.cost != 0;
+        let rate = if is_child { queue.rate_bit_s } else { limit.rate_bit_s[i] };
+        let rate = u128::from(rate);
+        Some(Fair {
+            flows: if silent { 0 } else { queue.flows.max(queue.flows_before) },
+            share_bit_s: (rate * u128::from(share) / u128::from(ONE)) as u64,
+            rtt_ns: (paced && queue.rtt_ns > 0).then_some(queue.rtt_ns),
+        })
     }
 }
 
@@ -161,8 +276,9 @@ impl LimitStatus {
     /// # Errors
     /// [`LimitError`] when its maps cannot be read.
     pub fn read(pinned: &PinnedLimit) -> Result<LimitStatus, LimitError> {
-        let Present { name, scope, standing, .. } = host::present(pinned);
-        Self::of_maps(name, scope, standing, pinned.maps())
+        let Present { name, scope, standing, parent, .. } = host::present(pinned);
+        let status = Self::of_maps(name, scope, standing, pinned.maps())?;
+        Ok(LimitStatus { parent, ..status })
     }
 
     /// Reads a limit by its maps.
@@ -180,10 +296,15 @@ impl LimitStatus {
             None => Ok(None),
             Some(_) => DirectionStatus::read(&limit, maps, direction).map(Some),
         };
+        let class = LimitOptions::from(&limit).class;
+        let guarantee = class.and_then(|class| class.guarantee);
         Ok(LimitStatus {
             name,
             scope,
             state,
+            parent: None,
+            guarantee_bit_s: guarantee.map(Rate::bit_s),
+            weight: class.map(|class| class.weight),
             settings: Settings::from(&limit),
             egress: direction(Direction::Egress)?,
             ingress: direction(Direction::Ingress)?,
@@ -211,6 +332,12 @@ impl From<&intf::Limit> for Settings {
 }
 
 impl DirectionStatus {
+    /// What it may use now: with a parent its present part, else the limit.
+    #[must_use]
+    pub fn may_use_bit_s(&self) -> u64 {
+        self.now_bit_s.unwrap_or(self.rate_bit_s)
+    }
+
     fn read(
         limit: &intf::Limit,
         maps: &LimitMaps,
@@ -218,13 +345,23 @@ impl DirectionStatus {
     ) -> Result<DirectionStatus, LimitError> {
         let reading = maps.read(direction)?;
         let i = intf::index(direction);
-        let conf = limit.queue[i];
+        let queue = &reading.queue;
+        let is_child = limit.class[i].weight != 0;
+        let conf = if is_child && queue.now.cost != 0 { queue.now } else { limit.queue[i] };
+        let now_ns = monotonic_ns();
+        let ago = |at: u64| (at > 0).then(|| now_ns.saturating_sub(at));
+        let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;
+        let share = (f64::from(queue.share) / ONE as f64 * 1e4).round() / 1e4;
         Ok(DirectionStatus {
             rate_bit_s: limit.rate_bit_s[i],
+            now_bit_s: (is_child && !silent).then_some(queue.rate_bit_s),
+            share: (queue.share != 0 && !silent).then_some(share),
             burst_ns: conf.burst_ns,
             mark_ns: conf.mark_ns,
             drop_ns: conf.drop_ns,
-            backlog_ns: backlog_ns(reading.finish_ns, monotonic_ns(), conf.burst_ns),
+            backlog_ns: backlog_ns(reading.queue.finish_ns, now_ns, conf.burst_ns),
+            fair: Fair::of(limit, &reading.queue, direction, now_ns),
+            last: Ages(reading.counters.last_ns.map(ago)),
             counters: Counts { packets: reading.counters.packets, bytes: reading.counters.bytes },
         })
     }
@@ -250,6 +387,8 @@ pub struct LimitSample {
     pub scope: Scope,
     /// Whether it is enforced.
     pub state: Standing,
+    /// The name of the limit that it is inside of.
+    pub parent: Option<String>,
     /// From the workload.
     pub egress: Option<DirectionSample>,
     /// To the workload.
@@ -259,8 +398,12 @@ pub struct LimitSample {
 /// What one direction did in an interval.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct DirectionSample {
-    /// The limit.
+    /// The limit; with a parent the most that it may use.
     pub rate_bit_s: u64,
+    /// With a parent: what it may use at the end of the interval; `None` while it is silent.
+    pub now_bit_s: Option<u64>,
+    /// Of what it may use now, what a flow has, or a weight of 100 among the limits inside.
+    pub share: Option<f64>,
     /// What passed and was charged, as a rate on the wire.
     pub used_bit_s: u64,
     /// At the end of the interval.
@@ -288,6 +431,8 @@ impl LimitSample {
             let used = bits / u128::from(interval_ns.max(1));
             Some(DirectionSample {
                 rate_bit_s: now.rate_bit_s,
+                now_bit_s: now.now_bit_s,
+                share: now.share,
                 used_bit_s: u64::try_from(used).unwrap_or(u64::MAX),
                 backlog_ns: now.backlog_ns,
                 counters,
@@ -299,6 +444,7 @@ impl LimitSample {
             name: now.name.clone(),
             scope: now.scope.clone(),
             state: now.state,
+            parent: now.parent.clone(),
             egress: direction(earlier.and_then(|e| e.egress.as_ref()), now.egress.as_ref()),
             ingress: direction(earlier.and_then(|e| e.ingress.as_ref()), now.ingress.as_ref()),
         }
@@ -322,16 +468,23 @@ mod tests {
         let settings = Settings::from(&intf::Limit::default());
         let egress = DirectionStatus {
             rate_bit_s: 8_000_000,
+            now_bit_s: None,
+            share: None,
             burst_ns: 1,
             mark_ns: 2,
             drop_ns: 3,
             backlog_ns: -1,
+            fair: None,
             counters,
+            last: Ages::default(),
         };
         LimitStatus {
             name: "a".into(),
             scope: Scope::Cgroup("x".into()),
             state: Standing::ScopeGone,
+            parent: None,
+            guarantee_bit_s: None,
+            weight: None,
             settings,
             egress: Some(egress),
             ingress: None,
@@ -359,6 +512,6 @@ mod tests {
     #[test]
     fn keys_carry_their_unit_and_counters_come_from_the_table() {
         let json = serde_json::to_string(&reading(1000)).unwrap();
-        insta::assert_snapshot!(json, @r#"{"name":"a","cgroup":"x","state":"scope_gone","scheme":"nrm","loopback":false,"pace_ceiling":false,"rto_min_ns":0,"delack_max_ns":0,"egress":{"rate_bit_s":8000000,"burst_ns":1,"mark_ns":2,"drop_ns":3,"backlog_ns":-1,"pass_packets":1,"pass_bytes":1000,"mark_packets":0,"mark_bytes":0,"slow_packets":0,"slow_bytes":0,"drop_full_packets":0,"drop_full_bytes":0,"drop_reserve_packets":0,"drop_reserve_bytes":0,"drop_early_packets":0,"drop_early_bytes":0,"exempt_packets":0,"exempt_bytes":0},"ingress":null}"#);
+        insta::assert_snapshot!(json, @r#"{"name":"a","cgroup":"x","state":"scope_gone","parent":null,"guarantee_bit_s":null,"weight":null,"scheme":"nrm","loopback":false,"pace_ceiling":false,"rto_min_ns":0,"delack_max_ns":0,"egress":{"rate_bit_s":8000000,"now_bit_s":null,"share":null,"burst_ns":1,"mark_ns":2,"drop_ns":3,"backlog_ns":-1,"fair":null,"pass_packets":1,"pass_bytes":1000,"mark_packets":0,"mark_bytes":0,"slow_packets":0,"slow_bytes":0,"drop_full_packets":0,"drop_full_bytes":0,"drop_reserve_packets":0,"drop_reserve_bytes":0,"drop_early_packets":0,"drop_early_bytes":0,"exempt_packets":0,"exempt_bytes":0,"mark_ago_ns":null,"slow_ago_ns":null,"drop_full_ago_ns":null,"drop_reserve_ago_ns":null,"drop_early_ago_ns":null},"ingress":null}"#);
     }
 }

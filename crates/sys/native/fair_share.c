@@ -16,6 +16,11 @@ void native_fs_flows(struct fs_sharers *sharers, __u32 count)
 	fs_flows(sharers, count);
 }
 
+__u64 native_fs_join(__u64 share, __u32 flows)
+{
+	return fs_join(share, flows);
+}
+
 __u64 native_fs_epoch_ns(__u32 flows, __u64 burst_ns)
 {
 	return fs_epoch_ns(flows, burst_ns);

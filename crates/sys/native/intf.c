@@ -25,6 +25,7 @@ const __u64 native_intf_layout[] = {
     sizeof(struct tg_counters),
     offsetof(struct tg_counters, bytes),
     offsetof(struct tg_counters, carry),
+    offsetof(struct tg_counters, last_ns),
     TG_DIRECTIONS,
     TG_QUEUES,
     TG_OUTCOMES,

@@ -129,7 +129,10 @@ pub fn measure(
     let key = 0u32.to_ne_bytes();
     let (limit, queue) = (bytemuck::bytes_of(&limit), bytemuck::bytes_of(&queue));
     nrm.maps.limit.update(&key, limit, MapFlags::ANY).map_err(of_libbpf("write the limit"))?;
-    nrm.maps.queues.update(&key, queue, MapFlags::ANY).map_err(of_libbpf("write the queue"))?;
+    nrm.maps
+        .queues_of_limit
+        .update(&key, queue, MapFlags::ANY)
+        .map_err(of_libbpf("write the queue"))?;
     let program = nrm.progs.nrm_egress.as_fd();
     match standing {
         Standing::Full => mean_of(program, frame, cpus, runs / SINGLE_RUNS_SHARE, 1),

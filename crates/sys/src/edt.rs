@@ -134,7 +134,7 @@ fn load<T>(
         |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(limit::load_error("edt"));
     let maps = LimitMaps {
         limit: handle(&edt.maps.limit)?,
-        queues: handle(&edt.maps.queues)?,
+        queues: handle(&edt.maps.queues_of_limit)?,
         counters: handle(&edt.maps.counters)?,
         sockets: None,
         parent: None,

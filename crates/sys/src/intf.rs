@@ -104,6 +104,17 @@ impl ClassConf {
         }
     }
 
+    /// Lengths below which no threshold falls.
+    #[must_use]
+    pub fn floors(&self) -> Floors {
+        let bytes = |floor: u32| Bytes(floor.into());
+        Floors {
+            burst: bytes(self.burst_bytes),
+            mark: bytes(self.mark_bytes),
+            drop: bytes(self.drop_bytes),
+        }
+    }
+
     /// The place among siblings; `None` without a parent.
     #[must_use]
     pub fn class(&self) -> Option<Class> {
@@ -182,8 +193,12 @@ pub struct Queue {
     pub lightest: u32,
     /// ... and in the epoch before.
     pub lightest_before: u32,
+    /// What senders that are told no share have used in this epoch, each up to one.
+    pub untold_ns: u64,
+    /// ... and in the epoch before.
+    pub untold_before_ns: u64,
     /// Zero.
-    pub unused: [u64; 4],
+    pub unused: [u64; 2],
 }
 
 /// `struct tg_counters`.
@@ -198,6 +213,8 @@ pub struct Counters {
     pub carry: u32,
     /// Zero.
     pub pad: u32,
+    /// When the last packet met each outcome that [slows](Outcome::slows), CLOCK_MONOTONIC; 0 is never.
+    pub last_ns: [u64; OUTCOMES],
 }
 
 impl Counters {
@@ -208,6 +225,8 @@ impl Counters {
         };
         sum(&mut self.packets, &other.packets);
         sum(&mut self.bytes, &other.bytes);
+        let later = |(to, from): (&mut u64, &u64)| *to = (*to).max(*from);
+        self.last_ns.iter_mut().zip(&other.last_ns).for_each(later);
     }
 }
 
@@ -220,6 +239,15 @@ pub struct Outcome {
     pub help: &'static str,
     /// The packet went on.
     pub passed: bool,
+}
+
+impl Outcome {
+    /// Whether it makes a sender slower: marks, signals and drops. Only these have a time in
+    /// [`Counters::last_ns`], so that a packet that passes costs nothing.
+    #[must_use]
+    pub fn slows(&self) -> bool {
+        !matches!(self.name, "pass" | "exempt")
+    }
 }
 
 /// Every outcome in the order of `enum tg_outcome`: the one table from which status, JSON and docs speak.
@@ -248,7 +276,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 29];
+        static native_intf_layout: [u64; 30];
         static native_intf_layout_len: u32;
     }
 
@@ -276,6 +304,7 @@ mod tests {
             size_of::<Counters>(),
             offset_of!(Counters, bytes),
             offset_of!(Counters, carry),
+            offset_of!(Counters, last_ns),
             DIRECTIONS,
             QUEUES,
             OUTCOMES,

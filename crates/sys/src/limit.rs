@@ -21,7 +21,8 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 use tidegate_core::{
-    Bytes, Class, Nanos, Rate, Scheme, Span,
+    Bytes, Class, Nanos, Rate, Scheme, Span, class,
+    fair_share::TARGET,
     virtual_queue::{ConfigError, Direction, VirtualQueueOptions},
 };
 
@@ -306,8 +307,8 @@ macro_rules! set_parent {
             rodata.has_parent = u8::from(parent.is_some());
         }
         for (map, of_parent) in [
-            (&mut $open.maps.parent_queues, parent.map(|p| &p.queues)),
-            (&mut $open.maps.parent_sockets, parent.map(|p| &p.sockets)),
+            (&mut $open.maps.queues_of_limit_above, parent.map(|p| &p.queues)),
+            (&mut $open.maps.sockets_of_limit_above, parent.map(|p| &p.sockets)),
         ] {
             match of_parent {
                 Some(with) => reuse(map, with)?,
@@ -332,8 +333,8 @@ pub struct AttachedLimit {
 /// What a limit's queue and counters say at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// Theoretical finish time of the virtual queue, CLOCK_MONOTONIC in nanoseconds.
-    pub finish_ns: u64,
+    /// The virtual queue and the fair share.
+    pub queue: intf::Queue,
     /// Counters, summed over CPUs.
     pub counters: intf::Counters,
 }
@@ -375,6 +376,38 @@ impl LimitMaps {
         adopted
     }
 
+    /// Gives the queues of a limit that is not attached yet what it may use of `parent` now, so that its
+    /// first epoch is not at its ceiling, which may be none.
+    fn start_in(
+        &self,
+        parent: &LimitMaps,
+        options: &LimitOptions,
+        limit: &intf::Limit,
+    ) -> Result<(), LimitError> {
+        let (Some(class), theirs) = (options.class, parent.limit()?) else { return Ok(()) };
+        for (direction, queue) in
+            [(Direction::Egress, options.egress), (Direction::Ingress, options.ingress)]
+        {
+            let (Some(queue), Some(rate)) = (queue, theirs.rate(direction)) else { continue };
+            let index = intf::index(direction);
+            let above: intf::Queue = lookup(&parent.queues, "queues", index as u32)?;
+            let rate =
+                Rate::from_bit_s(above.rate_bit_s).filter(|_| above.now.cost != 0).unwrap_or(rate);
+            let share = if above.share == 0 { TARGET } else { above.share.into() };
+            let rate = class.rate(queue.rate, rate, share);
+            let (at_ceiling, floors) = (limit.queue[index].into(), limit.class[index].floors());
+            let ours = intf::Queue {
+                now: class::config_at(&at_ceiling, &floors, rate).into(),
+                rate_bit_s: rate.bit_s(),
+                ..intf::Queue::default()
+            };
+            self.queues
+                .update(&(index as u32).to_ne_bytes(), bytemuck::bytes_of(&ours), MapFlags::ANY)
+                .map_err(map_error("queues"))?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn write(&self, limit: &intf::Limit) -> Result<(), LimitError> {
         self.limit
             .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)
@@ -399,7 +432,7 @@ impl LimitMaps {
             let one = bytes.and_then(|b| bytemuck::try_pod_read_unaligned(b).ok());
             counters.add(&one.ok_or(LimitError::Layout("counters"))?);
         }
-        Ok(Reading { finish_ns: queue.finish_ns, counters })
+        Ok(Reading { queue, counters })
     }
 
     /// Takes the TCP sockets in the cgroup into the limit, or gives them back: in every network
@@ -420,8 +453,8 @@ impl LimitMaps {
             rodata.level = cgroup.level();
         }
         reuse(&mut open.maps.limit, &self.limit)?;
-        reuse(&mut open.maps.queues, &self.queues)?;
-        reuse(&mut open.maps.sockets, sockets)?;
+        reuse(&mut open.maps.queues_of_limit, &self.queues)?;
+        reuse(&mut open.maps.sockets_of_limit, sockets)?;
         set_parent!(open, self.parent.as_ref(), "adopt");
         let object = open.load().map_err(load_error("adopt"))?;
         let link = object.progs.adopt.attach().map_err(load_error("adopt"))?;
@@ -510,9 +543,9 @@ impl AttachedLimit {
         let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("nrm"));
         let maps = LimitMaps {
             limit: handle(&nrm.maps.limit)?,
-            queues: handle(&nrm.maps.queues)?,
+            queues: handle(&nrm.maps.queues_of_limit)?,
             counters: handle(&nrm.maps.counters)?,
-            sockets: Some(handle(&nrm.maps.sockets)?),
+            sockets: Some(handle(&nrm.maps.sockets_of_limit)?),
             parent: parent.map(ParentMaps::of).transpose()?.flatten(),
         };
 
@@ -521,14 +554,17 @@ impl AttachedLimit {
             .open(&mut tune_storage)
             .map_err(load_error("tune"))?;
         reuse(&mut tune.maps.limit, &maps.limit)?;
-        reuse(&mut tune.maps.queues, &maps.queues)?;
+        reuse(&mut tune.maps.queues_of_limit, &maps.queues)?;
         if let Some(sockets) = &maps.sockets {
-            reuse(&mut tune.maps.sockets, sockets)?;
+            reuse(&mut tune.maps.sockets_of_limit, sockets)?;
         }
         set_parent!(tune, maps.parent.as_ref(), "tune");
         let tune = tune.load().map_err(load_error("tune"))?;
 
         maps.write(&limit)?;
+        if let Some(parent) = parent {
+            maps.start_in(parent, options, &limit)?;
+        }
         let links = vec![
             ("egress", attach(&nrm.progs.nrm_egress, "nrm_egress", cgroup)?),
             ("ingress", attach(&nrm.progs.nrm_ingress, "nrm_ingress", cgroup)?),
@@ -602,3 +638,9 @@ mod tests;
 
 #[cfg(test)]
 mod kernel_tests;
+
+#[cfg(test)]
+mod tree_tests;
+
+#[cfg(test)]
+mod window_tests;

@@ -4,7 +4,8 @@
 //! and so show a full 1 Gbit/s as 0.95. This meter is a small eBPF program on the ingress of the
 //! **receiver's** device: it sees what passed the limiter or qdisc of the sender, adds the headers
 //! of each segment, and sorts the bytes into bins by the time of arrival. It passes every packet
-//! on. Its cost is a map lookup and two atomic additions a packet.
+//! on. Its cost is a map lookup and two atomic additions a packet. Flows that come from consecutive
+//! ports can have bins of their own.
 
 #[allow(
     missing_docs,
@@ -36,6 +37,9 @@ use crate::net::{
 
 /// More bins than this are a mistake: at 100 ms they are almost two hours.
 pub const BINS_MAX: u32 = 65_536;
+
+/// The most bins of flows, all together: 16 MiB.
+pub const FLOW_BINS_MAX: u64 = 1 << 21;
 
 /// Before every other filter, so that what those drop is counted too.
 const PRIORITY: u32 = 1;
@@ -76,6 +80,15 @@ pub struct WireBin {
     pub packets: u64,
 }
 
+/// Flows with bins of their own, by their source ports.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FlowPorts {
+    /// The port of the first.
+    pub first: u16,
+    /// How many there are, on consecutive ports.
+    pub count: u16,
+}
+
 /// A meter on the ingress of a device. Dropping it detaches it, and removes clsact too if the meter
 /// brought it and nothing else uses it by then.
 #[derive(Debug)]
@@ -86,8 +99,11 @@ pub struct WireMeter {
     owns_clsact: bool,
     clock: MapHandle,
     bins: MapHandle,
+    flow_bins: MapHandle,
+    ports: FlowPorts,
     bin_count: u32,
     bin: Duration,
+    started_ns: u64,
 }
 
 impl WireMeter {
@@ -101,6 +117,27 @@ impl WireMeter {
         bins: u32,
         bin: Duration,
     ) -> Result<Self, WireMeterError> {
+        Self::attach_flows(netns, ifname, bins, bin, FlowPorts::default())
+    }
+
+    /// As [`attach`](Self::attach), with bins for each flow of `ports` besides.
+    ///
+    /// Errors: as there, or if all flows together have more than [`FLOW_BINS_MAX`] bins.
+    pub fn attach_flows(
+        netns: &NetNs,
+        ifname: &str,
+        bins: u32,
+        bin: Duration,
+        ports: FlowPorts,
+    ) -> Result<Self, WireMeterError> {
+        let of_flows = u64::from(ports.count) * u64::from(bins);
+        if of_flows > FLOW_BINS_MAX {
+            return Err(WireMeterError::Invalid {
+                field: "the number of bins of all flows",
+                read: of_flows.to_string(),
+                expected: "use at most 2097152",
+            });
+        }
         if !(1..=BINS_MAX).contains(&bins) {
             return Err(WireMeterError::Invalid {
                 field: "the number of bins",
@@ -128,10 +165,15 @@ impl WireMeter {
             .wire_bins
             .set_max_entries(bins + 1)
             .map_err(refused("size the wire meter's bins"))?;
+        open.maps
+            .wire_flows
+            .set_max_entries((of_flows as u32).max(1))
+            .map_err(refused("size the wire meter's bins of flows"))?;
         let loaded = open.load().map_err(refused("load the wire meter"))?;
         // The maps outlive the skeleton through their own descriptors, the program through its hook.
         let keep = |map| MapHandle::try_from(map).map_err(refused("keep the wire meter's map"));
         let (clock, bins_map) = (keep(&loaded.maps.wire_clock)?, keep(&loaded.maps.wire_bins)?);
+        let flow_bins = keep(&loaded.maps.wire_flows)?;
 
         let owns_clsact = add_clsact(&mut netlink, ifindex)?;
         let program = loaded.progs.wire_meter.as_fd();
@@ -149,8 +191,11 @@ impl WireMeter {
             owns_clsact,
             clock,
             bins: bins_map,
+            flow_bins,
+            ports,
             bin_count: bins,
             bin,
+            started_ns: 0,
         })
     }
 
@@ -162,8 +207,34 @@ impl WireMeter {
                 .update(&index.to_ne_bytes(), &[0; 16], MapFlags::ANY)
                 .map_err(|source| WireMeterError::Bpf { action: "empty a bin", source })?;
         }
+        for index in 0..u32::from(self.ports.count) * self.bin_count {
+            self.flow_bins
+                .update(&index.to_ne_bytes(), &[0; 8], MapFlags::ANY)
+                .map_err(|source| WireMeterError::Bpf { action: "empty a flow's bin", source })?;
+        }
         let now = clock_gettime(ClockId::Monotonic);
-        self.set_clock(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+        self.started_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        self.set_clock(self.started_ns)
+    }
+
+    /// When the first bin began, in nanoseconds of `CLOCK_MONOTONIC`; 0 before [`start`](Self::start).
+    pub fn started_ns(&self) -> u64 {
+        self.started_ns
+    }
+
+    /// The bytes of each flow so far, in the order of their ports; of each, one entry for each bin.
+    pub fn flow_bins(&self) -> Result<Vec<Vec<u64>>, WireMeterError> {
+        let read = |index: u32| {
+            let value = self
+                .flow_bins
+                .lookup(&index.to_ne_bytes(), MapFlags::ANY)
+                .map_err(|source| WireMeterError::Bpf { action: "read a flow's bin", source })?;
+            let bytes = value.and_then(|value| value.try_into().ok());
+            // Every index below the map's size has a value.
+            Ok(bytes.map_or(0, u64::from_ne_bytes))
+        };
+        let of = |flow: u32| (0..self.bin_count).map(move |bin| flow * self.bin_count + bin);
+        (0..u32::from(self.ports.count)).map(|flow| of(flow).map(read).collect()).collect()
     }
 
     /// The length of a bin.
@@ -199,7 +270,8 @@ impl WireMeter {
     /// `struct wire_clock`.
     fn set_clock(&mut self, start_ns: u64) -> Result<(), WireMeterError> {
         let bin_ns = u64::try_from(self.bin.as_nanos()).unwrap_or(u64::MAX);
-        let clock: Vec<u8> = [start_ns, bin_ns, self.bin_count.into()]
+        let FlowPorts { first, count } = self.ports;
+        let clock: Vec<u8> = [start_ns, bin_ns, self.bin_count.into(), first.into(), count.into()]
             .iter()
             .flat_map(|word| word.to_ne_bytes())
             .collect();

@@ -7,7 +7,9 @@ use std::{
 };
 
 use anyhow::Result;
+use tidegate_core::class::MAX_DEPTH;
 use tidegate_node::{apply::Gates, host::Host, nic::state::RunDir, run::sweep};
+use tidegate_sys::{congestion, store::StoreError};
 
 use crate::args::DetachArgs;
 
@@ -27,17 +29,27 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
         return Ok(ExitCode::SUCCESS);
     }
     let _ = sweep(host.hierarchy());
+    if congestion::remove_leftover()? {
+        writeln!(out, "congestion control `tg_dctcp`, which a killed `run` had left, is removed")?;
+    }
     if names.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
     let mut host = host.lock()?;
     let mut first_error = None;
-    // One that does not come off must not keep the others on.
-    for name in host.host().store().names()? {
-        match host.remove(&name) {
-            Ok(()) => writeln!(out, "limit `{name}` is off")?,
-            Err(e) => first_error = first_error.or(Some(e)),
+    let mut names = host.host().store().names()?;
+    // Children come before their parents: in each round one more level of every tree is the lowest.
+    for _ in 0..MAX_DEPTH {
+        let mut parents = Vec::new();
+        for name in names {
+            match host.remove(&name) {
+                Ok(()) => writeln!(out, "limit `{name}` is off")?,
+                Err(StoreError::HasChildren { .. }) => parents.push(name),
+                // One that does not come off must not keep the others on.
+                Err(e) => first_error = first_error.or(Some(e)),
+            }
         }
+        names = parents;
     }
     host.close();
     first_error.map_or(Ok(ExitCode::SUCCESS), |e| Err(e.into()))

@@ -10,9 +10,10 @@ use anyhow::Result;
 use tidegate_core::Scope;
 use tidegate_node::{
     apply::{Gates, apply},
+    family::FamilyError,
     host::{Host, LockedHost, present},
-    plan::{Action, Reason, Standing, Wanted, other_programs},
-    settings::{SettingsProblem, canonical, differences, fits},
+    plan::{Action, PlanError, Present, Standing, Wanted, join, plan},
+    settings::{SettingsProblem, canonical, differences, fits, inside_another},
     spec::{Problem, is_device_name, nearest},
 };
 use tidegate_sys::{
@@ -59,36 +60,46 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
         let (kind, problem) = (scope.kind(), Problem::DeviceName(scope.name().to_owned()));
         return Err(UsageError(format!("--{kind}: {problem}")).into());
     }
-    let options = args.limit.patch().on(&LimitOptions::default()).map_err(flag_error)?;
+    args.parent.as_deref().map_or(Ok(()), store::check_name)?;
+    let base = if args.parent.is_some() { inside_another() } else { LimitOptions::default() };
+    let patch = args.limit.patch();
+    let options = patch.on(&base).map_err(flag_error)?;
     let options = fits(&scope, options).map_err(flag_error)?;
     locked(store, |host| {
         let name = args.name.clone();
         let scope = host.host().resolve(&scope)?;
         let shown = output::scope(&scope);
-        let wanted = Wanted { name: name.clone(), scope: scope.clone(), options };
-        let mut actions = Vec::new();
-        if let Some(pinned) = host.host().find(&name)? {
-            let limit = present(&pinned);
-            let same = limit.scope == scope && canonical(&limit.options) == canonical(&options);
-            let reason = match limit.standing {
+        let (parent, asked) = (args.parent.clone(), patch.asked());
+        let wanted = Wanted { name: name.clone(), scope: scope.clone(), options, parent, asked };
+        let present = host.host().present()?;
+        let is = present.iter().find(|limit| limit.name == name);
+        let wanted = join(&present, &wanted).map_err(|e| match e.name == name {
+            true => flag_error_of(e),
+            false => e.into(),
+        })?;
+        if let Some(limit) = is {
+            let same = limit.scope == scope
+                && limit.parent == wanted.parent
+                && canonical(&limit.options) == canonical(&wanted.options);
+            match limit.standing {
                 Standing::InForce if same => {
                     return Ok(format!("limit `{name}` on {shown} is so already; nothing changed"));
                 }
                 Standing::InForce | Standing::Unkept => {
                     return Err(StoreError::Exists(name).into());
                 }
-                Standing::ScopeGone => Reason::ScopeGone,
-                Standing::Unhooked => Reason::Unhooked,
-            };
-            actions.push(Action::Remove { limit, reason });
-        }
-        actions.push(Action::Add { limit: wanted });
-        if actions.len() == 1 {
-            host.add(&name, &scope, &options)?;
+                // With all that is inside it.
+                Standing::ScopeGone | Standing::Unhooked => {
+                    let plan = plan(&present, std::slice::from_ref(&wanted), false)?;
+                    apply(host, &plan.actions)?;
+                }
+            }
         } else {
-            apply(host, &actions)?;
+            let Wanted { name, scope, options, parent, .. } = &wanted;
+            host.add(name, scope, options, parent.as_deref())?;
         }
-        Ok(format!("limit `{name}` is on {shown}: {}", output::describe(&options)))
+        let what = output::describe(&wanted.options, wanted.parent.as_deref());
+        Ok(format!("limit `{name}` is on {shown}: {what}"))
     })
 }
 
@@ -119,17 +130,27 @@ fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
         if differences.is_empty() {
             return Ok(format!("limit `{name}` is so already; nothing changed"));
         }
-        if other_programs(&limit.options, &options) {
-            let wanted = Wanted { name: name.clone(), scope: limit.scope.clone(), options };
-            let reason = Reason::OtherPrograms;
-            apply(host, &[Action::Remove { limit, reason }, Action::Add { limit: wanted }])?;
-        } else {
-            host.change(name, &options)?;
+        let Present { scope, parent, .. } = limit;
+        let wanted = Wanted { name: name.clone(), scope, options, parent, asked: patch.asked() };
+        let present = host.host().present()?;
+        let plan = match plan(&present, &[wanted], false) {
+            Err(PlanError::Family(e)) if e.name == *name => return Err(flag_error_of(e)),
+            plan => plan?,
+        };
+        // What is inside it may have to change with it.
+        match &plan.actions[..] {
+            [Action::Change { to, .. }] => host.change(name, to)?,
+            actions => apply(host, actions)?,
         }
         let changes: Vec<_> =
             differences.iter().map(|d| format!("{} {} -> {}", d.field, d.from, d.to)).collect();
         Ok(format!("limit `{name}` changed: {}", changes.join(", ")))
     })
+}
+
+/// In a tree it cannot be so; the flag that says it.
+fn flag_error_of(FamilyError { field, problem, .. }: FamilyError) -> anyhow::Error {
+    UsageError(format!("--{field}: {problem}")).into()
 }
 
 /// A limit that is not enforced is put back before it is changed.

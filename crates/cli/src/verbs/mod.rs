@@ -2,6 +2,7 @@
 
 pub mod burst;
 pub mod detach;
+pub mod explain;
 pub mod generate;
 pub mod limit;
 pub mod monitor;
@@ -9,3 +10,4 @@ pub mod nic;
 pub mod run;
 pub mod spec;
 pub mod status;
+pub mod top;

@@ -13,7 +13,7 @@ use anyhow::Result;
 use tidegate_core::Rate;
 use tidegate_node::{
     host::Host,
-    status::{LimitSample, LimitStatus, monotonic_ns},
+    status::{LimitSample, LimitStatus, hold_ceilings, monotonic_ns},
 };
 
 use crate::{
@@ -24,10 +24,11 @@ use crate::{
 /// The head is said again after so many lines.
 const HEAD_EVERY: usize = 24;
 
-const COLUMNS: [Column; 9] = [
+const COLUMNS: [Column; 10] = [
     ("NAME", Align::Left),
     ("DIRECTION", Align::Left),
     ("LIMIT", Align::Right),
+    ("NOW", Align::Right),
     ("USED", Align::Right),
     ("USED%", Align::Right),
     ("BACKLOG", Align::Right),
@@ -35,7 +36,7 @@ const COLUMNS: [Column; 9] = [
     ("SLOWED", Align::Right),
     ("DROPPED", Align::Right),
 ];
-const WIDTHS: [usize; COLUMNS.len()] = [16, 9, 10, 10, 6, 8, 8, 8, 8];
+const WIDTHS: [usize; COLUMNS.len()] = [16, 9, 10, 10, 10, 6, 8, 8, 8, 8];
 
 /// All limits at one moment.
 struct Moment {
@@ -78,8 +79,10 @@ pub fn run(store: &Path, args: &MonitorArgs) -> Result<ExitCode> {
 fn look(host: &Host) -> Result<Moment> {
     let at_ns = monotonic_ns();
     let pinned = host.store().list(host.hierarchy())?;
-    let limits = pinned.iter().map(|limit| Ok((limit.name.clone(), LimitStatus::read(limit)?)));
-    Ok(Moment { at_ns, limits: limits.collect::<Result<_>>()? })
+    let mut limits = pinned.iter().map(LimitStatus::read).collect::<Result<Vec<_>, _>>()?;
+    hold_ceilings(&mut limits);
+    let limits = limits.into_iter().map(|limit| (limit.name.clone(), limit));
+    Ok(Moment { at_ns, limits: limits.collect() })
 }
 
 /// The lines said so far.
@@ -99,7 +102,7 @@ impl Screen {
             return Ok(());
         }
         self.quiet = false;
-        for sample in samples {
+        for (depth, sample) in output::as_tree(samples, |s| (&s.name, &s.parent)) {
             if let Some(alarm) = output::alarm(&sample.name, &sample.scope, sample.state) {
                 writeln!(out, "{}", paint.red(&format!("WARNING: {alarm}")))?;
                 continue;
@@ -112,9 +115,10 @@ impl Screen {
                 self.lines += 1;
                 let limit = Rate::from_bit_s(d.rate_bit_s).map(|rate| rate.to_string());
                 let cells = [
-                    sample.name.clone(),
+                    output::indented(depth, &sample.name),
                     direction.to_owned(),
                     limit.unwrap_or_default(),
+                    d.now_bit_s.map_or_else(|| "-".to_owned(), output::rate),
                     output::rate(d.used_bit_s),
                     format!("{:.1}", 100.0 * d.used_bit_s as f64 / d.rate_bit_s.max(1) as f64),
                     output::time(d.backlog_ns),

@@ -1,11 +1,14 @@
 //! `tidegate run`.
 
-use std::process::ExitCode;
+use std::{path::Path, process::ExitCode};
 
 use anyhow::Result;
 use tidegate_core::Rate;
-use tidegate_node::run::{self, RunOptions, Summary};
-use tidegate_sys::limit::LimitOptions;
+use tidegate_node::{
+    run::{self, ParentOf, RunOptions, Summary},
+    settings::inside_another,
+};
+use tidegate_sys::{limit::LimitOptions, store};
 
 use crate::{
     args::RunArgs,
@@ -13,13 +16,22 @@ use crate::{
     refusal::{UsageError, flag_error, say},
 };
 
-pub fn run(args: &RunArgs) -> Result<ExitCode> {
-    let limit = args.limit.patch().on(&LimitOptions::default()).map_err(flag_error)?;
+pub fn run(store: &Path, args: &RunArgs) -> Result<ExitCode> {
+    let patch = args.limit.patch();
+    let base = if args.parent.is_some() { inside_another() } else { LimitOptions::default() };
+    let limit = patch.on(&base).map_err(flag_error)?;
+    args.parent.as_deref().map_or(Ok(()), store::check_name)?;
+    let parent = args.parent.clone().map(|name| ParentOf {
+        store: store.to_owned(),
+        name,
+        asked: patch.asked(),
+    });
     let Some((command, arguments)) = args.command.split_first() else {
         return Err(UsageError("name the command to run, after `--`".to_owned()).into());
     };
     let options = RunOptions {
         limit,
+        parent,
         cc: args.cc.clone(),
         command: command.clone(),
         arguments: arguments.to_vec(),

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Result;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
-use tidegate_core::Scope;
+use tidegate_core::{Rate, Scope};
 use tidegate_node::{
     apply,
     host::Host,
@@ -17,8 +17,8 @@ use tidegate_node::{
         NicSpec,
         state::{LimitState, RunDir},
     },
-    plan::{self, Action, Plan},
-    settings::Difference,
+    plan::{self, Action, Plan, PlanError, Present, Reason, Wanted},
+    settings::{Difference, is_parents},
     spec::Spec,
     status,
 };
@@ -37,6 +37,7 @@ pub fn check(args: &CheckArgs) -> Result<ExitCode> {
         let limits = spec.limits.iter().map(|limit| CheckedLimit {
             name: &limit.name,
             scope: ScopeJson(&limit.scope),
+            parent: limit.parent.as_deref(),
             settings: LimitJson::from(&limit.options),
             line: limit.line,
         });
@@ -64,7 +65,7 @@ pub fn check(args: &CheckArgs) -> Result<ExitCode> {
 pub fn plan(store: &Path, run_dir: &Path, args: &PlanArgs) -> Result<ExitCode> {
     let spec = Spec::read(&args.file)?;
     let host = Host::open(store)?;
-    let plan = plan::plan(&host.present()?, &host.wanted(&spec)?, args.prune)?;
+    let plan = planned(&spec, &host.present()?, &host.wanted(&spec)?, args.prune)?;
     print(&spec, run_dir, &plan, args.look.json, false)?;
     Ok(if plan.actions.is_empty() { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
 }
@@ -74,15 +75,23 @@ pub fn apply(store: &Path, run_dir: &Path, args: &PlanArgs) -> Result<ExitCode> 
     let host = Host::open(store)?;
     let wanted = host.wanted(&spec)?;
     let mut host = host.lock()?;
-    let planned = host.host().present().map_err(anyhow::Error::from);
-    let planned = planned.and_then(|present| Ok(plan::plan(&present, &wanted, args.prune)?));
-    let done = planned.and_then(|plan| {
+    let present = host.host().present().map_err(anyhow::Error::from);
+    let plan = present.and_then(|present| planned(&spec, &present, &wanted, args.prune));
+    let done = plan.and_then(|plan| {
         apply::apply(&mut host, &plan.actions)?;
         Ok(plan)
     });
     host.close();
     print(&spec, run_dir, &done?, args.look.json, true)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The plan, or where in the file the reason is that there is none.
+fn planned(spec: &Spec, present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan> {
+    plan::plan(present, wanted, prune).map_err(|e| match e {
+        PlanError::Family(e) => spec.locate(e).map_or_else(Into::into, Into::into),
+        e => e.into(),
+    })
 }
 
 fn print(spec: &Spec, run_dir: &Path, plan: &Plan, json: bool, applied: bool) -> Result<()> {
@@ -114,7 +123,7 @@ fn print_text(out: &mut impl Write, spec: &Spec, plan: &Plan, applied: bool) -> 
         match action {
             Action::Add { limit } => {
                 let (name, on) = (&limit.name, output::scope(&limit.scope));
-                let what = output::describe(&limit.options);
+                let what = output::describe(&limit.options, limit.parent.as_deref());
                 writeln!(out, "{}", paint.green(&format!("+ {name} on {on}: {what}")))?;
             }
             Action::Change { name, .. } => {
@@ -125,7 +134,11 @@ fn print_text(out: &mut impl Write, spec: &Spec, plan: &Plan, applied: bool) -> 
             }
             Action::Remove { limit, reason } => {
                 let (name, on) = (&limit.name, output::scope(&limit.scope));
-                writeln!(out, "{}", paint.red(&format!("- {name} on {on} ({reason})")))?;
+                let why = match reason {
+                    Reason::OtherParent => other_parent(limit, plan),
+                    reason => reason.to_string(),
+                };
+                writeln!(out, "{}", paint.red(&format!("- {name} on {on} ({why})")))?;
             }
         }
     }
@@ -142,6 +155,16 @@ fn print_text(out: &mut impl Write, spec: &Spec, plan: &Plan, applied: bool) -> 
     } else {
         writeln!(out, "Plan: {add} to add, {change} to change, {remove} to remove.")
     }
+}
+
+/// From which parent to which.
+fn other_parent(limit: &Present, plan: &Plan) -> String {
+    let to = plan.actions.iter().find_map(|action| match action {
+        Action::Add { limit: to } if to.name == limit.name => to.parent.as_deref(),
+        _ => None,
+    });
+    let from = limit.parent.as_deref();
+    format!("parent {} -> {}", from.unwrap_or("none"), to.unwrap_or("none"))
 }
 
 /// What is true of the limits of a software NIC, which no `apply` can put in force.
@@ -214,6 +237,7 @@ struct CheckedLimit<'a> {
     name: &'a str,
     #[serde(flatten)]
     scope: ScopeJson<'a>,
+    parent: Option<&'a str>,
     #[serde(flatten)]
     settings: LimitJson,
     line: usize,
@@ -231,6 +255,8 @@ impl Serialize for ScopeJson<'_> {
 /// A limit's settings with their units.
 #[derive(Serialize)]
 struct LimitJson {
+    guarantee_bit_s: Option<u64>,
+    weight: Option<u32>,
     egress: Option<QueueJson>,
     ingress: Option<QueueJson>,
     scheme: &'static str,
@@ -242,7 +268,8 @@ struct LimitJson {
 
 #[derive(Serialize)]
 struct QueueJson {
-    rate_bit_s: u64,
+    /// None: a ceiling that is the parent's.
+    rate_bit_s: Option<u64>,
     burst_ns: u64,
     mark_ns: u64,
     drop_ns: u64,
@@ -254,13 +281,16 @@ impl From<&LimitOptions> for LimitJson {
             let queue = queue?;
             let config = queue.config().ok()?;
             Some(QueueJson {
-                rate_bit_s: queue.rate.bit_s(),
+                rate_bit_s: (!is_parents(options, queue.rate)).then_some(queue.rate.bit_s()),
                 burst_ns: config.burst.0,
                 mark_ns: config.mark.0,
                 drop_ns: config.drop.0,
             })
         };
+        let guarantee = options.class.and_then(|class| class.guarantee);
         LimitJson {
+            guarantee_bit_s: guarantee.map(Rate::bit_s),
+            weight: options.class.map(|class| class.weight),
             egress: queue(options.egress),
             ingress: queue(options.ingress),
             scheme: options.scheme.name(),
@@ -287,6 +317,8 @@ struct ActionJson<'a> {
     name: &'a str,
     #[serde(flatten)]
     scope: ScopeJson<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -315,7 +347,13 @@ impl<'a> From<&'a Action> for ActionJson<'a> {
             Action::Change { scope, to, .. } => (scope, None, Some(to)),
             Action::Add { limit } => (&limit.scope, None, Some(&limit.options)),
         };
+        let parent = match action {
+            Action::Remove { limit, .. } => limit.parent.as_deref(),
+            Action::Change { .. } => None,
+            Action::Add { limit } => limit.parent.as_deref(),
+        };
         ActionJson {
+            parent,
             action: action.verb(),
             name: action.name(),
             scope: ScopeJson(scope),

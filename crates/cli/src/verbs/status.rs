@@ -9,15 +9,25 @@ use std::{
 use anyhow::Result;
 use serde::Serialize;
 use serde_json::Value;
-use tidegate_core::{Bytes, Rate};
-use tidegate_node::{host::Host, nic::state::RunDir, plan::Standing, status::LimitStatus};
-use tidegate_sys::store;
+use tidegate_core::{Bytes, Rate, class::MAX_DEPTH};
+use tidegate_node::{
+    host::Host,
+    nic::state::RunDir,
+    plan::Standing,
+    status::{LimitStatus, hold_ceilings},
+};
+use tidegate_sys::store::{self, PinnedLimit};
 
 use crate::{
     output::{self, Align, Column, Paint},
     refusal::say,
     verbs::limit::missing,
 };
+
+/// Those of limits inside others, which stand at [`AFTER_RATE`] where there are some.
+const INSIDE: [Column; 3] =
+    [("NOW", Align::Right), ("GUARANTEE", Align::Right), ("WEIGHT", Align::Right)];
+const AFTER_RATE: usize = 5;
 
 const COLUMNS: [Column; 13] = [
     ("NAME", Align::Left),
@@ -61,8 +71,7 @@ fn show(store: &Path, name: Option<&str>, nics: &[Value], json: bool) -> Result<
             vec![host.find(name)?.ok_or_else(|| missing(&host, name))?]
         }
     };
-    let limits: Result<Vec<_>, _> = pinned.iter().map(LimitStatus::read).collect();
-    let limits = limits?;
+    let limits = read(&host, &pinned)?;
     let mut out = stdout().lock();
     if json {
         let text = match (name, limits.first()) {
@@ -73,12 +82,38 @@ fn show(store: &Path, name: Option<&str>, nics: &[Value], json: bool) -> Result<
     } else if limits.is_empty() && nics.is_empty() {
         writeln!(out, "No limits in {}.", store.display())?;
     } else {
-        let mut table: Vec<_> = limits.iter().flat_map(rows).collect();
+        let mut table: Vec<_> = output::as_tree(&limits, |limit| (&limit.name, &limit.parent))
+            .flat_map(|(depth, limit)| rows(depth, limit))
+            .collect();
         table.extend(nics.iter().flat_map(nic_rows));
-        output::table(&mut out, Paint::stdout(), &COLUMNS, &table)?;
+        let mut columns = COLUMNS.to_vec();
+        if limits.iter().any(|limit| limit.parent.is_some()) {
+            columns.splice(AFTER_RATE..AFTER_RATE, INSIDE);
+        } else {
+            table.iter_mut().for_each(|row| drop(row.drain(AFTER_RATE..AFTER_RATE + INSIDE.len())));
+        }
+        output::table(&mut out, Paint::stdout(), &columns, &table)?;
     }
     cry(&mut out, &limits, nics, json)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What limits do, their ceilings as those above them leave them.
+fn read(host: &Host, pinned: &[PinnedLimit]) -> Result<Vec<LimitStatus>> {
+    let mut limits: Vec<_> = pinned.iter().map(LimitStatus::read).collect::<Result<_, _>>()?;
+    let asked = limits.len();
+    // One alone does not know those above it.
+    for _ in 0..MAX_DEPTH {
+        let Some(LimitStatus { parent: Some(parent), .. }) = limits.last() else { break };
+        if limits.iter().any(|limit| limit.name == *parent) {
+            break;
+        }
+        let Some(above) = host.find(parent)? else { break };
+        limits.push(LimitStatus::read(&above)?);
+    }
+    hold_ceilings(&mut limits);
+    limits.truncate(asked);
+    Ok(limits)
 }
 
 /// Says aloud which limits are not enforced and which ports are gone: on the terminal below the table, else
@@ -135,6 +170,9 @@ fn nic_rows(nic: &Value) -> Vec<Vec<String>> {
                 format!("{state}, nic {}", nic["pid"]),
                 name.to_owned(),
                 rate.to_string(),
+                none(),
+                none(),
+                none(),
                 time(&held["burst_ns"]),
                 time(&held["mark_ns"]),
                 none(),
@@ -151,7 +189,11 @@ fn nic_rows(nic: &Value) -> Vec<Vec<String>> {
     rows
 }
 
-fn rows(limit: &LimitStatus) -> Vec<Vec<String>> {
+fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
+    let none = || "-".to_owned();
+    let guarantee = limit.guarantee_bit_s.map_or_else(none, output::rate);
+    let weight = limit.weight.map_or_else(none, |weight| weight.to_string());
+
     let state = match limit.state {
         Standing::InForce => "in force",
         Standing::ScopeGone => "GONE",
@@ -161,11 +203,15 @@ fn rows(limit: &LimitStatus) -> Vec<Vec<String>> {
     let row = |(direction, d): (&str, &tidegate_node::status::DirectionStatus)| {
         let time = |ns: u64| output::time(i64::try_from(ns).unwrap_or(i64::MAX));
         vec![
-            limit.name.clone(),
+            output::indented(depth, &limit.name),
             output::scope(&limit.scope),
             state.to_owned(),
             direction.to_owned(),
             Rate::from_bit_s(d.rate_bit_s).map_or_else(String::new, |rate| rate.to_string()),
+            // A silent one has nothing now, and takes it with its first packet.
+            d.now_bit_s.map_or_else(none, output::rate),
+            guarantee.clone(),
+            weight.clone(),
             time(d.burst_ns),
             time(d.mark_ns),
             time(d.drop_ns),

@@ -34,7 +34,11 @@ const LIMIT: &str = "20mbit";
 const LIMIT_BIT_S: f64 = 20e6;
 /// How long traffic flows before it is looked at.
 const WARM_UP: Duration = SECOND;
-const PORT: u16 = 5300;
+pub const PORT: u16 = 5300;
+/// The receiver of a bed.
+pub const RECEIVER: &str = "10.97.0.2";
+/// Its sender.
+pub const SENDER: &str = "10.97.0.1";
 
 /// One at a time: each wants the machine for itself.
 static TURN: Mutex<()> = Mutex::new(());
@@ -63,7 +67,7 @@ pub fn help() {
             });
         }
         if udp_bit_s > 0.0 {
-            scope.spawn(move || blast(address, udp_bit_s, end));
+            scope.spawn(move || blast(address, PORT + 1, udp_bit_s, end));
         }
         scope.spawn(|| probe(address, end)).join().unwrap()
     });
@@ -72,9 +76,9 @@ pub fn help() {
 }
 
 /// Datagrams at a rate, whatever becomes of them.
-fn blast(address: &str, bit_s: f64, end: Instant) {
+pub fn blast(address: &str, port: u16, bit_s: f64, end: Instant) {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    socket.connect((address, PORT + 1)).unwrap();
+    socket.connect((address, port)).unwrap();
     let started = Instant::now();
     let mut sent = 0.0;
     while Instant::now() < end {
@@ -112,21 +116,21 @@ fn probe(address: &str, end: Instant) -> Vec<u128> {
 }
 
 /// A sender and a receiver, joined by a cable of `eth0`s; the sender's has `fq` if the kernel knows it.
-struct Bed {
-    sender: NetNs,
-    receiver: NetNs,
+pub struct Bed {
+    pub sender: NetNs,
+    pub receiver: NetNs,
     _turn: MutexGuard<'static, ()>,
 }
 
 impl Bed {
-    fn new() -> Bed {
+    pub fn new() -> Bed {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = |side| format!("tidegate-edt-{}-{number}-{side}", std::process::id());
         let sender = NetNs::create(&name("s")).unwrap();
         let receiver = NetNs::create(&name("r")).unwrap();
-        cable(&sender, "eth0", "10.97.0.1", &receiver, "eth0", "10.97.0.2");
+        cable(&sender, "eth0", SENDER, &receiver, "eth0", RECEIVER);
         Bed { sender, receiver, _turn: turn }
     }
 
@@ -150,7 +154,7 @@ impl Bed {
     }
 
     /// Takes traffic in for as long as the value lives.
-    fn serve(&self) -> Server {
+    pub fn serve(&self) -> Server {
         let (tcp, sink, echo) = self
             .receiver
             .run(|| {
@@ -259,7 +263,7 @@ impl Traffic {
     }
 }
 
-struct Server {
+pub struct Server {
     stop: Arc<AtomicBool>,
     threads: Vec<thread::JoinHandle<()>>,
 }
@@ -302,11 +306,11 @@ fn cable(
     }
 }
 
-fn net_of(netns: &NetNs) -> String {
+pub fn net_of(netns: &NetNs) -> String {
     format!("--net=/run/netns/{}", netns.name())
 }
 
-fn into(netns: &NetNs, program: &str) -> Command {
+pub fn into(netns: &NetNs, program: &str) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(net_of(netns)).arg(program).stdin(Stdio::null());
     command

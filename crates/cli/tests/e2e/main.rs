@@ -11,15 +11,21 @@ mod burst;
 mod captures;
 mod common;
 mod edt;
+mod explain;
+mod ingress;
 mod limit;
 mod nic;
 mod refusals;
 mod run;
+mod top;
 mod traffic;
+mod tree;
 
 /// Not a test: what the tests run under a limit. It does what `TIDEGATE_TEST_HELPER` says.
 #[test]
 fn helper() {
     traffic::help();
     edt::help();
+    tree::help();
+    ingress::help();
 }

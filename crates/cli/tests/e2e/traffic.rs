@@ -20,8 +20,8 @@ const DATAGRAM_BYTES: usize = 1200;
 /// At 50 Mbit/s, 1.28 s.
 const TRANSFER_BYTES: usize = 8_000_000;
 
-/// In the process under test: `tcp ADDR BYTES` or `udp ADDR BYTES` sends so
-/// much, `listen ADDR 0` says hello and receives until it is killed,
+/// In the process under test: `tcp ADDR BYTES` or `udp ADDR BYTES` sends so much, `stream ADDR BYTES` sends
+/// pieces of so much until it is killed, `listen ADDR 0` says hello and receives until it is killed,
 /// `cc ADDR NAME` asks a socket for its congestion control.
 pub fn help() {
     let Ok(order) = env::var(HELPER) else { return };
@@ -35,6 +35,9 @@ pub fn help() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.send_to(&[7], address).unwrap();
         while socket.recv(&mut [0]).is_ok() {}
+    } else if kind == "stream" {
+        let mut stream = TcpStream::connect(address).unwrap();
+        while stream.write_all(&vec![7; bytes]).is_ok() {}
     } else if kind == "tcp" {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(&vec![7; bytes]).unwrap();
@@ -51,13 +54,13 @@ pub fn help() {
 }
 
 /// This very program as the sender.
-fn sender(command: &mut Command, order: &str) {
+pub fn sender(command: &mut Command, order: &str) {
     command.arg(env::current_exe().unwrap()).args(["helper", "--exact"]).env(HELPER, order);
     command.stdout(std::process::Stdio::null());
 }
 
 /// The next connection, which must come.
-fn accept(listener: &TcpListener) -> TcpStream {
+pub fn accept(listener: &TcpListener) -> TcpStream {
     listener.set_nonblocking(true).unwrap();
     let (stream, _) = wait_for("a connection", || listener.accept().ok());
     stream.set_nonblocking(false).unwrap();

@@ -9,8 +9,15 @@ use tidegate_sys::{
 };
 
 use super::wire::Wire;
-use crate::testbed::{Family, LinkSpec, Testbed, TestbedOptions, Topology, set_sysctl};
+use crate::{
+    context::Context,
+    testbed::{Family, LinkSpec, Testbed, TestbedOptions, Topology, set_sysctl},
+    tools::probe,
+};
 
+/// The name under which the path without load is recorded.
+pub(super) const IDLE: &str = "idle";
+const PROBE_PORT: u16 = 7001;
 /// Fine enough for any window of 100 ms to be near one that is measured.
 const BIN: Duration = Duration::from_millis(10);
 const BINS: u32 = 6000;
@@ -48,6 +55,21 @@ impl Bed {
     /// Begins to count what arrives.
     pub(super) fn start_meter(&mut self) -> anyhow::Result<()> {
         Ok(self.meter.start()?)
+    }
+
+    /// Measures the path without load and without a limit, and records it as [`IDLE`].
+    pub(super) fn idle(&self, ctx: &mut Context, duration: Duration) -> anyhow::Result<()> {
+        ctx.step("the idle path");
+        let at = self.at(PROBE_PORT);
+        let _server = probe::start_server(&self.testbed, self.testbed.receiver(0), at)?;
+        let args = probe::ClientArgs::new(at, duration);
+        let client = probe::start_client(&self.testbed, self.testbed.sender(), args)?;
+        let report = probe::finish_client(client, args)?;
+        let case = ctx.case();
+        ctx.record(IDLE, &case, 1)
+            .value("rtt_p50_us", report.rtt.p50_us)
+            .value("rtt_p99_us", report.rtt.p99_us);
+        Ok(())
     }
 
     /// What has arrived since.

@@ -10,7 +10,7 @@
 //! | `lane` | the shaper of `tidegate nic` without ports and threads, in virtual time | none |
 //!
 //! What a path costs is the CPU time of its processes (sender, receiver, `tidegate nic`) and of the
-//! network's softirqs outside of them ([`SoftirqMeter`]). Others may work on the machine meanwhile. Where
+//! network's softirqs outside of them (`cpu`). Others may work on the machine meanwhile. Where
 //! the machine was quiet before the load, `machine_cpus` is what its CPUs did besides, all of it: time
 //! not idle in `/proc/stat` less that of the moment before. The rate is that on the wire, from the same
 //! window.
@@ -33,9 +33,12 @@ use std::{
 
 use anyhow::Context as _;
 use tidegate_core::Rate;
-use tidegate_sys::{net::NetNs, softirq_meter::SoftirqMeter, wire_meter::WireMeter};
+use tidegate_sys::{net::NetNs, wire_meter::WireMeter};
 
-use super::case_in_words;
+use super::{
+    case_in_words,
+    cpu::{PathMeter, Spent, process_cpu},
+};
 use crate::{
     chart::BarsOf,
     context::Context,
@@ -47,7 +50,7 @@ use crate::{
     tools::iperf::{IperfOptions, IperfRun, Load},
 };
 
-use machine::{Busy, Quiet, process_cpu};
+use machine::{Busy, Quiet};
 use nic::{Nic, Wait};
 
 const MBIT: u64 = 1_000_000;
@@ -290,12 +293,10 @@ impl Run {
         let iperf = IperfRun::start(path.site, receiver, &options)?;
         let processes: Vec<u32> =
             [iperf.client_pid(), iperf.server_pid()].into_iter().chain(path.pid).collect();
-        let softirqs = SoftirqMeter::attach(&processes)?;
+        let path_meter = PathMeter::attach(processes)?;
         pass_time(SETTLED)?;
-        let read = || -> anyhow::Result<(Busy, Duration, Option<Duration>, Duration)> {
-            let of = |pid: &u32| process_cpu(*pid);
-            let all = processes.iter().map(of).sum::<anyhow::Result<Duration>>()?;
-            Ok((Busy::now()?, all, path.pid.map(process_cpu).transpose()?, softirqs.spent()?))
+        let read = || -> anyhow::Result<(Busy, Spent, Option<Duration>)> {
+            Ok((Busy::now()?, path_meter.read()?, path.pid.map(process_cpu).transpose()?))
         };
         meter.start()?;
         let (begun, was) = (Instant::now(), read()?);
@@ -304,21 +305,21 @@ impl Run {
         let bytes: u64 = meter.bins()?.iter().map(|bin| bin.bytes).sum();
         iperf.finish()?;
 
-        let cpus = |is: Duration, was: Duration| is.saturating_sub(was).as_secs_f64() / seconds;
-        let (in_processes, in_softirqs) = (cpus(is.1, was.1), cpus(is.3, was.3));
-        let path_cpus = in_processes + in_softirqs;
+        let cpus = is.1.since(&was.1);
+        let path_cpus = cpus.total();
         let wire_bit_s = bytes as f64 * 8.0 / seconds;
         let frames_per_s = wire_bit_s / 8.0 / FRAME_BYTES;
         let mut values = vec![
             (WIRE, wire_bit_s),
             ("path_cpus", path_cpus),
-            ("softirq_cpus", in_softirqs),
+            ("softirq_cpus", cpus.softirqs),
             (PER_CPU, wire_bit_s / path_cpus),
             (PER_FRAME, path_cpus * 1e9 / frames_per_s),
         ];
         if let Some((is, was)) = is.2.zip(was.2) {
-            values.push(("nic_cpus", cpus(is, was)));
-            values.push(("nic_per_frame_ns", cpus(is, was) * 1e9 / frames_per_s));
+            let nic_cpus = is.saturating_sub(was).as_secs_f64() / seconds;
+            values.push(("nic_cpus", nic_cpus));
+            values.push(("nic_per_frame_ns", nic_cpus * 1e9 / frames_per_s));
         }
         if let Some(before) = before {
             values.push(("machine_cpus", (is.0.since(&was.0) - before).max(0.0)));

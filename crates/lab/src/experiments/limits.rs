@@ -1,8 +1,7 @@
 //! `limits`: does a limit hold, and is it used? Every rate, number of flows and congestion control that
 //! Tidegate claims, measured on the wire.
 //!
-//! iperf3 sends as much as it can; the meter on the receiver's device counts whole frames as the limiter does
-//! (Ethernet header, no checksum) in bins of 10 ms. From them come, as shares of the limit:
+//! iperf3 sends as much as it can (`bulk`). From bins of 10 ms on the wire come, as shares of the limit:
 //!
 //! - `used`: the mean from half a second after the first data, when all flows run, to the end;
 //! - `max 1 s`, `max 100 ms`: the highest rate over any 1 s and any 100 ms, start and end included, the
@@ -16,6 +15,7 @@ use std::{path::PathBuf, time::Duration};
 
 use super::{
     bed::{Bed, Control},
+    bulk::{Bulk, TENTH},
     case_in_words,
 };
 use crate::{
@@ -23,14 +23,8 @@ use crate::{
     context::Context,
     experiment::Experiment,
     host::Need,
-    report::{Case, Row},
-    stats,
-    systems::{LimitCase, System},
-    testbed::wait::pass_time,
-    tools::{
-        iperf::{IperfOptions, IperfRun, Load},
-        probe,
-    },
+    report::Row,
+    systems::System,
 };
 
 const MBIT: u64 = 1_000_000;
@@ -38,14 +32,6 @@ const GBIT: u64 = 1000 * MBIT;
 const LIMITS: [u64; 4] = [10 * MBIT, 100 * MBIT, GBIT, 5 * GBIT];
 const CONTROLS: [&str; 4] = ["reno", "cubic", "bbr", "dctcp"];
 const SYSTEMS: &[System] = &[System::Pace, System::Nrm, System::Htb];
-/// The name under which the path without load is recorded.
-const IDLE: &str = "idle";
-
-const PROBE_PORT: u16 = 7001;
-/// TCP's start is over, and all flows run.
-const SETTLED: Duration = Duration::from_millis(500);
-const SECOND: Duration = Duration::from_secs(1);
-const TENTH: Duration = Duration::from_millis(100);
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -115,7 +101,7 @@ impl Experiment for Limits {
     fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
         let mut bed = Bed::new(self.tiny.clone(), ctx.usual_link())?;
         let seconds = if self.tiny.is_some() { 1 } else { 3 };
-        idle(ctx, &bed, Duration::from_secs(seconds))?;
+        bed.idle(ctx, Duration::from_secs(seconds))?;
         ctx.note(
             "Shares are of the limit, on the wire, whole frames counted. `used` is the mean from \
              half a second after the first data to the end; `max 1 s` and `max 100 ms` are the \
@@ -133,8 +119,20 @@ impl Experiment for Limits {
                 .with("cc", cell.cc);
             ctx.step(case_in_words(&case));
             ctx.alternate(cell.systems, ctx.repeats, |ctx, system, run| {
-                let load = Run { system: *system, cell, control: &control, seconds };
-                let rates = load.measure(ctx, &mut bed, &case, run)?;
+                let bulk = Bulk {
+                    system: *system,
+                    limit_bit_s: cell.limit_bit_s,
+                    flows: cell.flows,
+                    control: &control,
+                    duration: Duration::from_secs(seconds),
+                    probe_hz: Some(probe_rate_hz(cell.limit_bit_s)),
+                };
+                let transferred = bulk.run(ctx, &mut bed)?;
+                let mut record = ctx.record(system, &case, run);
+                for (metric, value) in transferred.values() {
+                    record = record.value(metric, value);
+                }
+                let rates = transferred.wire.rates_bit_s(TENTH);
                 if (cell.limit_bit_s, cell.flows, cell.cc, run) == (GBIT, 9, "cubic", 1) {
                     over_time.push(Series::every(system.name(), TENTH.as_secs_f64(), &rates));
                 }
@@ -144,87 +142,6 @@ impl Experiment for Limits {
         figures(ctx, over_time);
         claims::record(ctx);
         Ok(())
-    }
-}
-
-/// Measures the path without load and without a limit.
-fn idle(ctx: &mut Context, bed: &Bed, duration: Duration) -> anyhow::Result<()> {
-    ctx.step("the idle path");
-    let at = bed.at(PROBE_PORT);
-    let _server = probe::start_server(&bed.testbed, bed.testbed.receiver(0), at)?;
-    let args = probe::ClientArgs::new(at, duration);
-    let client = probe::start_client(&bed.testbed, bed.testbed.sender(), args)?;
-    let report = probe::finish_client(client, args)?;
-    let case = ctx.case();
-    ctx.record(IDLE, &case, 1)
-        .value("rtt_p50_us", report.rtt.p50_us)
-        .value("rtt_p99_us", report.rtt.p99_us);
-    Ok(())
-}
-
-/// One run of one system.
-struct Run<'a> {
-    system: System,
-    cell: Cell,
-    control: &'a Control,
-    seconds: u64,
-}
-
-impl Run<'_> {
-    /// Runs it, records it, and returns the rate on the wire over time.
-    fn measure(
-        &self,
-        ctx: &mut Context,
-        bed: &mut Bed,
-        case: &Case,
-        run: u32,
-    ) -> anyhow::Result<Vec<f64>> {
-        let Cell { limit_bit_s, flows, .. } = self.cell;
-        let duration = Duration::from_secs(self.seconds);
-        bed.set_ecn(self.control.ecn)?;
-        let applied = self.system.apply(ctx, &bed.testbed, &LimitCase::egress(limit_bit_s))?;
-        bed.start_meter()?;
-        let testbed = &bed.testbed;
-        let (from, to) = (applied.site(testbed.sender()), testbed.receiver(0));
-        let _probe_server = probe::start_server(testbed, to, bed.at(PROBE_PORT))?;
-        let mut options = IperfOptions::tcp(bed.at(0).ip(), duration);
-        options.parallel = flows;
-        options.load = Load::Tcp { cc: Some(self.control.name().to_owned()) };
-        let iperf = IperfRun::start(from, to, &options)?;
-        pass_time(SETTLED)?;
-        let mut probes = probe::ClientArgs::new(bed.at(PROBE_PORT), duration - SETTLED);
-        probes.rate_hz = probe_rate_hz(limit_bit_s);
-        probes.may_lose_all = true;
-        // HTB's queue is longer than a second at the lowest rates.
-        probes.drain = Duration::from_secs(3);
-        let prober = probe::start_client(testbed, from, probes)?;
-        let report = iperf.finish()?;
-        let probe = probe::finish_client(prober, probes)?;
-        let wire = bed.wire()?;
-        let counters = applied.finish()?;
-
-        let shares: Vec<f64> = report.streams.iter().map(|flow| flow.received_bit_s).collect();
-        let percent = |bit_s: f64| bit_s / limit_bit_s as f64 * 100.0;
-        let mut values = Vec::new();
-        values.extend(wire.mean_bit_s(SETTLED, duration).map(|r| ("used_percent", percent(r))));
-        values.extend(wire.peak(SECOND).map(|peak| ("max_1s_percent", percent(peak.bit_s))));
-        if let Some(peak) = wire.peak(TENTH) {
-            values.push(("max_100ms_percent", percent(peak.bit_s)));
-            values.push(("max_100ms_at_s", peak.since_start.as_secs_f64()));
-        }
-        values.push(("goodput_bit_s", report.received_bit_s));
-        if probe.received > 0 {
-            values.extend([("rtt_p50_us", probe.rtt.p50_us), ("rtt_p99_us", probe.rtt.p99_us)]);
-        }
-        values.push(("probes_lost_percent", probe.lost_percent()));
-        values.extend(stats::jain(&shares).map(|index| ("jain_index", index)));
-        values.extend(report.retransmits.map(|count| ("retransmits", count as f64)));
-        values.extend(counters.map(|counters| ("drops", counters.dropped as f64)));
-        let mut record = ctx.record(self.system, case, run);
-        for (metric, value) in values {
-            record = record.value(metric, value);
-        }
-        Ok(wire.rates_bit_s(TENTH))
     }
 }
 

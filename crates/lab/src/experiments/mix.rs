@@ -137,15 +137,8 @@ impl Mixed {
         self.wire.mean_bit_s(self.spell.warmup, self.spell.warmup + self.spell.measured)
     }
 
-    /// Records all of it. `published` gives the figure of a metric that was published for this run.
-    pub(super) fn record(
-        &self,
-        ctx: &mut Context,
-        system: &str,
-        case: &Case,
-        run: u32,
-        published: impl Fn(&str) -> Option<f64>,
-    ) {
+    /// Metric and value of all of it.
+    pub(super) fn values(&self) -> Vec<(&'static str, f64)> {
         let sum = |of: fn(&ClassReport) -> Option<u64>| {
             self.calls.classes.iter().filter_map(of).sum::<u64>() as f64
         };
@@ -182,7 +175,19 @@ impl Mixed {
                 ("window_cuts", counters.slowed as f64),
             ]);
         }
+        values
+    }
 
+    /// Records all of it. `published` gives the figure of a metric that was published for this run.
+    pub(super) fn record(
+        &self,
+        ctx: &mut Context,
+        system: &str,
+        case: &Case,
+        run: u32,
+        published: impl Fn(&str) -> Option<f64>,
+    ) {
+        let values = self.values();
         let mut record = ctx.record(system, case, run);
         for (metric, value) in values {
             record = record.beside(metric, value, published(metric));

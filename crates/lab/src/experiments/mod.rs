@@ -1,8 +1,11 @@
 //! The experiments, one a file.
 //!
 //! ```text
-//! nrm_egress, nrm_ingress -> mix (calls of two sizes) -> bed (namespaces, meter) -> wire (rates)
-//! limits, htb_latency, demo -----------------------------^
+//! nrm_egress, nrm_ingress, pace_egress -> mix (calls of two sizes) -> bed (namespaces) -> wire (rates)
+//! limits, pace_egress -----------------> bulk (greedy flows) ---------^
+//! htb_latency, demo --------------------------------------------------^
+//! carousel_cpu, bulk -> cpu (CPU time of a path)
+//! pace_dynamics -> scenario (flows that come and go), settling (what became of their rates)
 //! carousel -> bed (application and shaper in this process), kernel (the same flows through a qdisc)
 //! wheel -> queues (ours and its peers), load (what is done to them)
 //! ```
@@ -16,8 +19,10 @@
 use crate::{experiment::Experiment, report::Case, table::circumstance};
 
 mod bed;
+mod bulk;
 pub mod carousel;
 pub mod carousel_cpu;
+mod cpu;
 pub mod demo;
 mod he_2017;
 pub mod htb_latency;
@@ -26,6 +31,9 @@ pub mod link_accuracy;
 mod mix;
 pub mod nrm_egress;
 pub mod nrm_ingress;
+pub mod pace_dynamics;
+pub mod pace_egress;
+pub mod pace_ingress;
 pub mod program_cost;
 mod published;
 pub mod wheel;
@@ -45,6 +53,9 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(link_accuracy::LinkAccuracy::default()),
         Box::new(nrm_egress::NrmEgress::default()),
         Box::new(nrm_ingress::NrmIngress::default()),
+        Box::new(pace_ingress::PaceIngress::default()),
+        Box::new(pace_dynamics::PaceDynamics::default()),
+        Box::new(pace_egress::PaceEgress::default()),
         Box::new(program_cost::ProgramCost),
         Box::new(wheel::Wheel::default()),
     ]

@@ -1,9 +1,10 @@
 //! `nrm-ingress`: the table of ingress rates of "BPF Host Network Resource Management": what a
 //! program receives is limited where it is received, and the sender is elsewhere.
 //!
-//! The limit marks packets with ECN or drops them; it cannot tell the sender's TCP anything else. So the
-//! paper measured DCTCP alone; here CUBIC is there too, with ECN and without. The rate on the wire is read
-//! before the limit: what it has above the goodput and its headers was sent in vain.
+//! The limit of the paper marks packets with ECN or drops them; it cannot tell the sender's TCP anything
+//! else (`pace` can: `pace-ingress`). So the paper measured DCTCP alone; here CUBIC is there too, with ECN
+//! and without. The rate on the wire is read before the limit: what it has above the goodput and its headers
+//! was sent in vain.
 //!
 //! Over a round trip of 10 ms, as in its table 3 of egress, the paper has no figures of ingress.
 //!
@@ -126,8 +127,7 @@ impl Experiment for NrmIngress {
         ctx.note(
             "The rate on the wire is read before the limit, so it holds what the limit dropped. \
              `tbf` stands on the sender's device, where a receiver could not put it: it is the \
-             ideal. `pace` cannot pace a sender on another host; on ingress it is the virtual queue \
-             of `nrm`.",
+             ideal. `pace` tells a sender on another host its share by the receive window.",
         );
         for cells in self.plan(ctx.quick).chunk_by(|cell, next| cell.rtt == next.rtt) {
             let own = cells.first().and_then(|cell| cell.rtt).map(|rtt| ctx.link(rtt));

@@ -6,10 +6,12 @@
 //! TwoReceivers:                       ┌─── eth0 receiver 0
 //!                sender eth0 ── router┤
 //!                                     └─── eth0 receiver 1
+//!
+//! Spread(n):     the same, with n receivers
 //! ```
 //!
 //! With a [`LinkSpec`], the cable of `Pair`, and those between the router and each receiver, have a delay, a
-//! rate, loss.
+//! rate, loss; all the same, or each its own.
 //!
 //! Nothing of a testbed is visible outside: devices, addresses, routes, settings and listening
 //! sockets are inside its namespaces, so many testbeds can live at once. All goes when the value is
@@ -33,7 +35,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use tidegate_sys::net::{NetNs, Netlink, Route, VethPair};
 
 pub use cgroup::Cgroup;
@@ -42,8 +44,12 @@ pub use process::{Child, Finished, Site, command};
 
 use wait::wait_until;
 
+/// The most receivers: each has a network of its own, and its number is in the addresses.
+pub const RECEIVERS_MAX: u8 = 16;
 /// The device of every host but the router.
 const DEV: &str = "eth0";
+/// The router's device towards the sender.
+const ROUTER_DEV: &str = "up";
 /// Lengths of the prefix of every link.
 const V4_BITS: u8 = 24;
 const V6_BITS: u8 = 64;
@@ -69,6 +75,8 @@ pub enum Topology {
     Pair,
     /// One sender whose only device leads to a router, and two receivers behind that.
     TwoReceivers,
+    /// The same with so many receivers, up to [`RECEIVERS_MAX`].
+    Spread(u8),
 }
 
 /// IPv4 or IPv6.
@@ -89,6 +97,8 @@ pub struct TestbedOptions {
     pub mtu_bytes: Option<u32>,
     /// What is between the sender and each receiver; none: a cable, which costs nothing.
     pub link: Option<LinkSpec>,
+    /// What is between the router and each receiver, where they differ; those beyond have `link`.
+    pub links: Vec<LinkSpec>,
     /// The `tidegate-lab` binary, whose tools run as processes; none: the running program.
     pub lab_binary: Option<PathBuf>,
 }
@@ -96,7 +106,7 @@ pub struct TestbedOptions {
 impl TestbedOptions {
     /// A testbed with defaults.
     pub fn new(topology: Topology) -> Self {
-        Self { topology, mtu_bytes: None, link: None, lab_binary: None }
+        Self { topology, mtu_bytes: None, link: None, links: Vec::new(), lab_binary: None }
     }
 }
 
@@ -123,7 +133,8 @@ impl Testbed {
         let name = unique_name("");
         let host = |role: &str| -> anyhow::Result<NetNs> {
             let netns = NetNs::create(&format!("{name}{role}"))?;
-            let long_path = LONG_PATH_SYSCTLS.iter().filter(|_| options.link.is_some());
+            let is_long = options.link.is_some() || !options.links.is_empty();
+            let long_path = LONG_PATH_SYSCTLS.iter().filter(|_| is_long);
             for (key, value) in SYSCTLS.iter().chain(long_path) {
                 set_sysctl(&netns, key, value)?;
             }
@@ -134,7 +145,9 @@ impl Testbed {
         let plain = Plan { mtu_bytes: options.mtu_bytes, link: None };
         let mut linked =
             |near: (&NetNs, &str, u8), far: (&NetNs, &str, u8), link: u8| -> anyhow::Result<()> {
-                let spec = options.link.map(|spec| (spec, format!("{name}between{link}")));
+                let own = usize::from(link).checked_sub(1).and_then(|at| options.links.get(at));
+                let spec = own.copied().or(options.link);
+                let spec = spec.map(|spec| (spec, format!("{name}between{link}")));
                 let plan = Plan { link: spec, ..plain.clone() };
                 joints.extend(join(near, far, link, &plan)?);
                 Ok(())
@@ -145,17 +158,23 @@ impl Testbed {
                 linked((&sender, DEV, 1), (&receiver, DEV, 2), 0)?;
                 (vec![receiver], None)
             }
-            Topology::TwoReceivers => {
+            Topology::TwoReceivers | Topology::Spread(_) => {
+                let count = if let Topology::Spread(count) = options.topology { count } else { 2 };
+                ensure!(
+                    (1..=RECEIVERS_MAX).contains(&count),
+                    "{count} receivers: use 1 to {RECEIVERS_MAX}"
+                );
                 let router = host("router")?;
                 set_sysctl(&router, "net.ipv4.ip_forward", "1")?;
                 set_sysctl(&router, "net.ipv6.conf.all.forwarding", "1")?;
-                join((&sender, DEV, 1), (&router, "up", 254), 0, &plain)?;
+                join((&sender, DEV, 1), (&router, ROUTER_DEV, 254), 0, &plain)?;
                 default_routes(&sender, 0)?;
                 let mut receivers = Vec::new();
-                for (index, dev) in ["down0", "down1"].into_iter().enumerate() {
-                    let receiver = host(&format!("receiver{index}"))?;
-                    let link = index as u8 + 1;
-                    linked((&router, dev, 254), (&receiver, DEV, 1), link)?;
+                for index in 0..count {
+                    let (receiver, dev) =
+                        (host(&format!("receiver{index}"))?, format!("down{index}"));
+                    let link = index + 1;
+                    linked((&router, &dev, 254), (&receiver, DEV, 1), link)?;
                     default_routes(&receiver, link)?;
                     receivers.push(receiver);
                 }
@@ -208,6 +227,11 @@ impl Testbed {
     /// The sender's only device.
     pub fn sender_dev(&self) -> &'static str {
         DEV
+    }
+
+    /// The router's device towards the sender: what arrives there has passed the sender's limit, and no link.
+    pub fn router_dev(&self) -> &'static str {
+        ROUTER_DEV
     }
 
     /// A receiver's only device.

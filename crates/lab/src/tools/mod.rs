@@ -4,6 +4,7 @@
 //! sit in a limited cgroup while the lab does not; each prints one JSON object on standard output.
 //! Each module has the tool itself and the functions that start it in a testbed.
 
+pub mod flows;
 pub mod hold;
 pub mod iperf;
 pub mod probe;
@@ -31,6 +32,8 @@ pub enum Tool {
     RpcServer(rpc::ServerArgs),
     /// Make remote procedure calls, back to back on each flow
     RpcClient(rpc::ClientArgs),
+    /// Run flows that come and go on a schedule
+    Flows(flows::FlowsArgs),
     /// Echo datagrams until killed
     ProbeServer(probe::ServerArgs),
     /// Measure latency, open loop
@@ -49,6 +52,7 @@ impl Tool {
         match self {
             Self::RpcServer(args) => rpc::serve(&args),
             Self::RpcClient(args) => print(&rpc::call(&args)?),
+            Self::Flows(args) => print(&flows::run(&args)?),
             Self::ProbeServer(args) => probe::serve(&args),
             Self::ProbeClient(args) => print(&probe::probe(&args)?),
             Self::Hold(args) => hold::hold(&args),

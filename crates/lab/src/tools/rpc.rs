@@ -30,7 +30,8 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use tidegate_sys::net::sock::{TcpInfo, tcp_info};
 
-use server::{CHUNK_BYTES, Hello, receive_bytes, send_bytes, set_cc};
+pub(super) use server::Hello;
+use server::{CHUNK_BYTES, receive_bytes, send_bytes, set_cc};
 pub use server::{ServerArgs, serve};
 
 use super::{GRACE, Quantiles, histogram_ns, parse_seconds, parse_size};

@@ -1,15 +1,29 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use tidegate_core::{Rate, Scope, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{Class, Rate, Scope, virtual_queue::VirtualQueueOptions};
+use tidegate_sys::store::is_above;
 
 use super::*;
-use crate::apply::{Gates, apply};
+use crate::{
+    apply::{Gates, apply},
+    settings::inside_another,
+    tree::ancestors,
+};
+
+/// A limit of the model's host.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Held {
+    pub(crate) scope: Scope,
+    pub(crate) standing: Standing,
+    pub(crate) options: LimitOptions,
+    pub(crate) parent: Option<String>,
+}
 
 /// A host without a kernel: the rules that a real one enforces, and faults on demand.
 #[derive(Debug, Clone)]
 pub(crate) struct Model {
-    pub(crate) limits: BTreeMap<String, (Scope, Standing, LimitOptions)>,
+    pub(crate) limits: BTreeMap<String, Held>,
     /// The verb that fails, counted from 0.
     pub(crate) fails_at: Option<usize>,
     /// Every verb after that one fails too.
@@ -23,22 +37,27 @@ pub(crate) struct Fault(&'static str);
 
 impl Model {
     pub(crate) fn new(present: &[Present]) -> Model {
-        let limits = present
-            .iter()
-            .map(|l| (l.name.clone(), (l.scope.clone(), l.standing, l.options)))
-            .collect();
+        let held = |limit: &Present| {
+            let Present { name, scope, standing, options, parent } = limit.clone();
+            (name, Held { scope, standing, options, parent })
+        };
+        let limits = present.iter().map(held).collect();
         Model { limits, fails_at: None, fails_after: false, verbs: 0 }
     }
 
     pub(crate) fn present(&self) -> Vec<Present> {
-        let limit =
-            |(name, (scope, standing, options)): (&String, &(Scope, Standing, _))| Present {
-                name: name.clone(),
-                scope: scope.clone(),
-                standing: *standing,
-                options: *options,
-            };
+        let limit = |(name, held): (&String, &Held)| {
+            let (name, Held { scope, standing, options, parent }) = (name.clone(), held.clone());
+            Present { name, scope, standing, options, parent }
+        };
         self.limits.iter().map(limit).collect()
+    }
+
+    /// Those that are enforced.
+    pub(crate) fn enforced(&self) -> BTreeMap<String, Held> {
+        let mut limits = self.limits.clone();
+        limits.retain(|_, held| held.standing == Standing::InForce);
+        limits
     }
 
     fn count(&mut self) -> Result<(), Fault> {
@@ -52,30 +71,58 @@ impl Model {
 impl Gates for Model {
     type Error = Fault;
 
-    fn add(&mut self, name: &str, scope: &Scope, options: &LimitOptions) -> Result<(), Fault> {
+    fn add(
+        &mut self,
+        name: &str,
+        scope: &Scope,
+        options: &LimitOptions,
+        parent: Option<&str>,
+    ) -> Result<(), Fault> {
         self.count()?;
         if self.limits.contains_key(name) {
             return Err(Fault("name taken"));
         }
-        let on = |(on, standing, _): &(Scope, Standing, LimitOptions)| {
-            on == scope && *standing != Standing::ScopeGone
-        };
+        let on = |held: &Held| held.scope == *scope && held.standing != Standing::ScopeGone;
         if self.limits.values().any(on) {
             return Err(Fault("scope taken"));
         }
+        if parent.is_some() != options.class.is_some() {
+            return Err(Fault("a class, and no parent, or the other way round"));
+        }
+        if let Some(parent) = parent {
+            let above = self.limits.get(parent).ok_or(Fault("no such parent"))?;
+            if !is_above(above.scope.name(), scope.name()) {
+                return Err(Fault("the parent is not above"));
+            }
+            let directions = |o: &LimitOptions| (o.egress.is_some(), o.ingress.is_some());
+            if directions(&above.options) != directions(options) {
+                return Err(Fault("other directions than the parent"));
+            }
+        }
+        let (scope, options, parent) = (scope.clone(), *options, parent.map(str::to_owned));
         let standing = Standing::InForce;
-        self.limits.insert(name.to_owned(), (scope.clone(), standing, *options));
+        self.limits.insert(name.to_owned(), Held { scope, standing, options, parent });
         Ok(())
     }
 
     fn change(&mut self, name: &str, options: &LimitOptions) -> Result<(), Fault> {
         self.count()?;
-        self.limits.get_mut(name).ok_or(Fault("no such limit"))?.2 = *options;
+        let held = self.limits.get_mut(name).ok_or(Fault("no such limit"))?;
+        if held.standing != Standing::InForce {
+            return Err(Fault("not in force"));
+        }
+        if held.parent.is_some() != options.class.is_some() {
+            return Err(Fault("another parent"));
+        }
+        held.options = *options;
         Ok(())
     }
 
     fn remove(&mut self, name: &str) -> Result<(), Fault> {
         self.count()?;
+        if self.limits.values().any(|held| held.parent.as_deref() == Some(name)) {
+            return Err(Fault("it has children"));
+        }
         self.limits.remove(name).map(|_| ()).ok_or(Fault("no such limit"))
     }
 }
@@ -86,39 +133,74 @@ fn egress(mbit: u64) -> LimitOptions {
 }
 
 fn limit(name: &str, cgroup: &str, mbit: u64) -> Wanted {
-    Wanted { name: name.into(), scope: Scope::Cgroup(cgroup.into()), options: egress(mbit) }
+    Wanted {
+        name: name.into(),
+        scope: Scope::Cgroup(cgroup.into()),
+        options: egress(mbit),
+        parent: None,
+        asked: Asked::default(),
+    }
+}
+
+/// One inside another, with a weight.
+fn child(name: &str, cgroup: &str, parent: &str, weight: u32) -> Wanted {
+    let class = Some(Class { weight, ..Class::default() });
+    let options = LimitOptions { class, ..inside_another() };
+    Wanted { options, parent: Some(parent.into()), ..limit(name, cgroup, 1) }
 }
 
 pub(crate) fn two_limits() -> Vec<Wanted> {
     vec![limit("a", "x", 1), limit("b", "y", 2)]
 }
 
-/// Up to five limits of different names, on different cgroups of a few.
+/// Cgroups of a few, some inside others.
+const CGROUPS: [&str; 9] = ["u", "u/v", "u/v/w", "u/v/w/x", "u/y", "u/y/z", "s", "s/t", "r"];
+
+/// Up to six limits of different names, on different cgroups of a few; about half are inside another, if
+/// there is one above: one of those of the next cgroup upwards that has some.
 pub(crate) fn wanted() -> impl Strategy<Value = Vec<Wanted>> {
-    let names = proptest::sample::subsequence(vec!["a", "b", "c", "d", "e"], 0..=5);
-    let cgroups = Just(vec!["u", "v", "w", "x", "y", "z"]).prop_shuffle();
-    (names, cgroups, proptest::collection::vec(1u64..4, 5)).prop_map(|(names, cgroups, rates)| {
-        let parts = names.iter().zip(cgroups).zip(rates);
-        parts.map(|((name, cgroup), rate)| limit(name, cgroup, rate)).collect()
+    let names = proptest::sample::subsequence(vec!["a", "b", "c", "d", "e", "f"], 0..=6);
+    let cgroups = Just(CGROUPS.to_vec()).prop_shuffle();
+    let more = proptest::collection::vec((1u64..4, any::<bool>(), any::<bool>()), 6);
+    (names, cgroups, more).prop_map(|(names, cgroups, more)| {
+        let on: BTreeMap<_, _> = cgroups.iter().copied().zip(names.iter().copied()).collect();
+        let parts = names.iter().zip(&cgroups).zip(more);
+        let limit = |((name, cgroup), (rate, inside, both)): ((&&str, &&str), _)| {
+            let parent = ancestors(cgroup).skip(1).find_map(|above| on.get(above));
+            if let Some(parent) = parent.filter(|_| inside) {
+                return child(name, cgroup, parent, rate as u32 * 100);
+            }
+            let mut limit = limit(name, cgroup, rate);
+            limit.options.ingress = limit.options.egress.filter(|_| both);
+            limit
+        };
+        parts.map(limit).collect()
     })
 }
 
+/// What a host may have: children have the directions of their parents, and are gone where those are.
 pub(crate) fn present() -> impl Strategy<Value = Vec<Present>> {
     let standing = prop_oneof![
         4 => Just(Standing::InForce),
         1 => Just(Standing::ScopeGone),
         1 => Just(Standing::Unhooked),
     ];
-    (wanted(), proptest::collection::vec(standing, 5)).prop_map(|(limits, standings)| {
-        let parts = limits.into_iter().zip(standings);
-        parts
-            .map(|(Wanted { name, scope, options }, standing)| Present {
-                name,
-                scope,
-                standing,
-                options,
-            })
-            .collect()
+    (wanted(), proptest::collection::vec(standing, 6)).prop_map(|(limits, standings)| {
+        let mut members: Vec<_> = limits.iter().map(Member::from).collect();
+        family::settle(&mut members, true).unwrap();
+        let standing_of: BTreeMap<_, _> = limits
+            .iter()
+            .zip(&standings)
+            .map(|(limit, standing)| (limit.scope.name().to_owned(), *standing))
+            .collect();
+        let present = |(member, standing): (&Member, &Standing)| {
+            let Wanted { name, scope, options, parent, .. } = member.wanted();
+            let gone = |path| standing_of.get(path) == Some(&Standing::ScopeGone);
+            let standing =
+                if ancestors(scope.name()).any(gone) { Standing::ScopeGone } else { *standing };
+            Present { name, scope, standing, options, parent }
+        };
+        members.iter().zip(&standings).map(present).collect()
     })
 }
 
@@ -133,11 +215,18 @@ proptest! {
         let second = plan(&host.present(), &wanted, prune).unwrap();
         prop_assert_eq!(&second.actions, &[]);
         for limit in &wanted {
-            let state = (limit.scope.clone(), Standing::InForce, limit.options);
-            prop_assert_eq!(host.limits.get(&limit.name), Some(&state));
+            let held = &host.limits[&limit.name];
+            prop_assert_eq!((&held.scope, held.standing), (&limit.scope, Standing::InForce));
+            prop_assert_eq!((&held.parent, held.options.class), (&limit.parent, limit.options.class));
         }
         if prune {
             prop_assert_eq!(host.limits.len(), wanted.len());
+        }
+        for held in host.enforced().values() {
+            let Some(parent) = &held.parent else { continue };
+            let above = host.limits[parent].options;
+            prop_assert_eq!(above.egress.is_some(), held.options.egress.is_some());
+            prop_assert_eq!(above.ingress.is_some(), held.options.ingress.is_some());
         }
     }
 
@@ -146,11 +235,17 @@ proptest! {
         let mut host = Model::new(&present);
         let Ok(plan) = plan(&present, &wanted, false) else { return Ok(()) };
         apply(&mut host, &plan.actions).unwrap();
-        for limit in &present {
-            let managed = wanted.iter().any(|w| w.name == limit.name);
-            prop_assert_eq!(plan.unmanaged.contains(&limit.name), !managed);
-            if !managed {
-                prop_assert_eq!(&host.limits[&limit.name].2, &limit.options);
+        for limit in present.iter().filter(|l| !wanted.iter().any(|w| w.name == l.name)) {
+            // Taken off or changed only with its parent, and lost only if there is nothing to lose.
+            let touched = plan.actions.iter().any(|action| action.name() == limit.name);
+            let off = plan.actions.iter().any(|action| {
+                matches!(action, Action::Remove { limit: off, .. } if off.name == limit.name)
+            });
+            prop_assert_eq!(plan.unmanaged.contains(&limit.name), !off);
+            prop_assert!(!touched || limit.parent.is_some());
+            match host.limits.get(&limit.name) {
+                Some(held) => prop_assert_eq!(held.options.class, limit.options.class),
+                None => prop_assert_eq!(limit.standing, Standing::ScopeGone),
             }
         }
     }
@@ -159,6 +254,83 @@ proptest! {
     fn pruning_always_finds_a_way(present in present(), wanted in wanted()) {
         prop_assert!(plan(&present, &wanted, true).is_ok());
     }
+}
+
+fn verbs(plan: &Plan) -> Vec<(&'static str, &str)> {
+    plan.actions.iter().map(|action| (action.verb(), action.name())).collect()
+}
+
+fn tree_of(top: &str) -> Vec<Wanted> {
+    let below = |path: &str| format!("{top}{path}");
+    vec![
+        child("c", &below("/b/c"), "b", 100),
+        child("b", &below("/b"), "a", 100),
+        limit("a", top, 9),
+    ]
+}
+
+#[test]
+fn parents_come_first_and_go_last() {
+    let mut host = Model::new(&[]);
+    let first = plan(&[], &tree_of("x"), false).unwrap();
+    assert_eq!(verbs(&first), [("add", "a"), ("add", "b"), ("add", "c")]);
+    apply(&mut host, &first.actions).unwrap();
+    let none = plan(&host.present(), &[], true).unwrap();
+    assert_eq!(verbs(&none), [("remove", "c"), ("remove", "b"), ("remove", "a")]);
+}
+
+#[test]
+fn what_is_inside_goes_with_its_parent() {
+    let mut host = Model::new(&[]);
+    apply(&mut host, &plan(&[], &tree_of("x"), false).unwrap().actions).unwrap();
+    // Nobody asks for the others, and they stay.
+    host.limits.get_mut("a").unwrap().standing = Standing::Unhooked;
+    let again = plan(&host.present(), &[limit("a", "x", 9)], false).unwrap();
+    assert_eq!(
+        verbs(&again),
+        [
+            ("remove", "c"),
+            ("remove", "b"),
+            ("remove", "a"),
+            ("add", "a"),
+            ("add", "b"),
+            ("add", "c")
+        ]
+    );
+    assert_eq!(again.unmanaged, [""; 0]);
+    // Their programs are where they were.
+    host.limits.get_mut("a").unwrap().standing = Standing::InForce;
+    let mut both = limit("a", "x", 9);
+    both.options.ingress = both.options.egress;
+    let widened = plan(&host.present(), &[both], false).unwrap();
+    assert_eq!(verbs(&widened), [("change", "a"), ("change", "b"), ("change", "c")]);
+    assert_eq!(widened.unmanaged, ["b", "c"]);
+}
+
+#[test]
+fn another_parent_is_another_limit() {
+    let mut host = Model::new(&[]);
+    apply(&mut host, &plan(&[], &tree_of("x"), false).unwrap().actions).unwrap();
+    let mut wanted = tree_of("x");
+    wanted[0].parent = Some("a".into());
+    let refusal = plan(&host.present(), &wanted, false).unwrap_err().to_string();
+    insta::assert_snapshot!(refusal, @"limit `c`: parent: `b` is on a cgroup between the two; write `b` as the parent");
+    wanted[1] = limit("b", "x/b", 5);
+    let second = plan(&host.present(), &wanted, false).unwrap();
+    assert_eq!(verbs(&second), [("remove", "c"), ("remove", "b"), ("add", "b"), ("add", "c")]);
+    assert!(second.actions.iter().any(|action| {
+        matches!(action, Action::Remove { reason: Reason::OtherParent, limit } if limit.name == "c")
+    }));
+}
+
+#[test]
+fn a_parent_that_would_be_pruned_is_missed() {
+    let mut host = Model::new(&[]);
+    apply(&mut host, &plan(&[], &[limit("a", "x", 9)], false).unwrap().actions).unwrap();
+    let inside = [child("b", "x/b", "a", 100)];
+    assert_eq!(verbs(&plan(&host.present(), &inside, false).unwrap()), [("add", "b")]);
+    let refusal = plan(&host.present(), &inside, true).unwrap_err().to_string();
+    insta::assert_snapshot!(refusal, @"limit `b`: its parent `a` is not in the file, and --prune takes it off; put it into the file, or apply without --prune");
 }
 
 #[test]
@@ -171,7 +343,7 @@ fn two_limits_may_change_places() {
     let verbs: Vec<_> = second.actions.iter().map(Action::verb).collect();
     assert_eq!(verbs, ["remove", "remove", "add", "add"]);
     apply(&mut host, &second.actions).unwrap();
-    assert_eq!(host.limits["a"].0, Scope::Cgroup("y".into()));
+    assert_eq!(host.limits["a"].scope, Scope::Cgroup("y".into()));
 }
 
 #[test]
@@ -190,6 +362,7 @@ fn refusals_say_what_to_do() {
         scope: Scope::Cgroup("x".into()),
         standing: Standing::InForce,
         options: egress(1),
+        parent: None,
     }]);
     let refusal = plan(&host.present(), &two_limits(), false).unwrap_err().to_string();
     insta::assert_snapshot!(refusal, @"limit `a`: cgroup `x` already has limit `old`, which is not in the file; take that one off with `tidegate limit del old`, or apply with --prune");

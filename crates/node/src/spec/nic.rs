@@ -101,7 +101,17 @@ impl Reader<'_> {
         span: &Range<usize>,
     ) -> Result<(), SpecError> {
         let at = |field| fields.get(field).map_or(span.clone(), Spanned::span);
-        for field in ["drop", "loopback", "pace_ceiling", "rto_min", "delack_max"] {
+        let fields_of_others = [
+            "drop",
+            "guarantee",
+            "ceiling",
+            "weight",
+            "loopback",
+            "pace_ceiling",
+            "rto_min",
+            "delack_max",
+        ];
+        for field in fields_of_others {
             if fields.contains_key(field) {
                 return Err(self.at(&at(field), Some(field), NicError::Field.into()));
             }

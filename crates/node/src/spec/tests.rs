@@ -84,7 +84,7 @@ fn fields_that_are_none() {
     assert_snapshot!(with("egres = \"50mbit\""), @"limits.toml:5: limit `backup`: unknown field `egres`; did you mean `egress`?");
     assert_snapshot!(with("rto-min = \"5ms\""), @"limits.toml:5: limit `backup`: unknown field `rto-min`; did you mean `rto_min`?");
     assert_snapshot!(with("rate = \"50mbit\""), @"limits.toml:5: limit `backup`: unknown field `rate`; write `egress`, `ingress` or both");
-    assert_snapshot!(with("priority = 3"), @"limits.toml:5: limit `backup`: unknown field `priority`; a limit has name, scope, egress, ingress, scheme, burst, mark, drop, loopback, pace_ceiling, rto_min, delack_max");
+    assert_snapshot!(with("priority = 3"), @"limits.toml:5: limit `backup`: unknown field `priority`; a limit has name, scope, egress, ingress, parent, guarantee, ceiling, weight, scheme, burst, mark, drop, loopback, pace_ceiling, rto_min, delack_max");
     assert_snapshot!(refusal("[[limit]]\nscope = { cgroup = \"a\" }\negress = \"1mbit\""), @"limits.toml:1: name: missing; write for example `name = \"backup\"`");
     assert_snapshot!(refusal("[[limit]]\nname = \"a\"\negress = \"1mbit\""), @"limits.toml:1: limit `a`: scope: missing; write for example `scope = { cgroup = \"system.slice/backup.service\" }`");
     assert_snapshot!(refusal("[[limit]]\nname = \"a\"\nscope = { cgroup = \"a\" }\n"), @"limits.toml:1: limit `a`: egress: neither egress nor ingress has a rate; give one of them, for example 50mbit");
@@ -162,4 +162,62 @@ fn devices_take_departure_times_of_what_leaves() {
     assert_snapshot!(refusal(&spec("ingress = \"1mbit\"")), @"limits.toml:5: limit `a`: ingress: scheme `edt` delays what leaves, and what comes in is here already; leave ingress out, or write scheme = \"nrm\"");
     assert_snapshot!(refusal(&spec("egress = \"1mbit\"\nloopback = true")), @"limits.toml:6: limit `a`: loopback: a limit on a device has no loopback traffic; leave this out");
     assert_snapshot!(refusal(&spec("egress = \"1mbit\"\nrto_min = \"20ms\"")), @"limits.toml:6: limit `a`: rto_min: scheme `edt` leaves sockets alone; leave this out, or write scheme = \"pace\"");
+}
+
+/// A root with both directions, and a limit in it with `more`.
+fn inside(more: &str) -> String {
+    format!(
+        "[[limit]]\nname = \"b\"\nscope = {{ cgroup = \"x/y\" }}\nparent = \"a\"\n{more}\n[[limit]]\nname = \
+         \"a\"\nscope = {{ cgroup = \"x\" }}\negress = \"1gbit\"\ningress = \"2gbit\"\n"
+    )
+}
+
+#[test]
+fn limits_inside_limits_read() {
+    let read = |more: &str| Spec::parse("limits.toml", &inside(more)).unwrap().limits[0].clone();
+    let rate = |queue: Option<tidegate_core::virtual_queue::VirtualQueueOptions>| {
+        queue.unwrap().rate.to_string()
+    };
+    let plain = read("");
+    assert_eq!(
+        (plain.parent.as_deref(), plain.options),
+        (Some("a"), settings::canonical(&settings::inside_another()))
+    );
+    let all = read("guarantee = \"100mbit\"\nceiling = \"500mbit\"\nweight = 50\n");
+    let class = all.options.class.unwrap();
+    assert_eq!((class.guarantee.unwrap().to_string(), class.weight), ("100mbit".into(), 50));
+    assert_eq!(
+        (rate(all.options.egress), rate(all.options.ingress)),
+        ("500mbit".into(), "500mbit".into())
+    );
+    let one = read("ingress = \"5mbit\"");
+    assert!(settings::is_parents(&one.options, one.options.egress.unwrap().rate));
+    assert_eq!(rate(one.options.ingress), "5mbit");
+    assert!(one.asked.ingress && !one.asked.egress);
+}
+
+#[test]
+fn limits_inside_limits_that_are_none() {
+    let refusal = |more: &str| refusal(&inside(more));
+    assert_snapshot!(refusal("weight = 0"), @"limits.toml:5: limit `b`: weight: 0 is out of range; write 1 to 10000, where 100 is the weight of most");
+    assert_snapshot!(refusal("weight = 10001"), @"limits.toml:5: limit `b`: weight: 10001 is out of range; write 1 to 10000, where 100 is the weight of most");
+    assert_snapshot!(refusal("weight = 99999999999999999999"), @"limits.toml:5: limit `b`: weight: 9223372036854775807 is out of range; write 1 to 10000, where 100 is the weight of most");
+    assert_snapshot!(refusal("weight = 1.5"), @"limits.toml:5: limit `b`: weight: expected a whole number without quotes, found the bare number 1.5; write for example `weight = 100`");
+    assert_snapshot!(refusal("weight = \"50\""), @"limits.toml:5: limit `b`: weight: expected a whole number without quotes, found the text \"50\"; write for example `weight = 100`");
+    assert_snapshot!(refusal("guarantee = 5"), @"limits.toml:5: limit `b`: guarantee: expected a text in quotes, found the bare number 5; write for example `guarantee = \"100mbit\"`");
+    assert_snapshot!(refusal("guarantee = \"1bit\""), @"limits.toml:5: limit `b`: guarantee: 1bit is out of range; a limit is between 8kbit and 100gbit");
+    assert_snapshot!(refusal("guarantee = \"3gbit\""), @"limits.toml:5: limit `b`: guarantee: the limits inside `a` are guaranteed 3gbit together, and `a` has 1gbit to guarantee (its rate); make theirs less or that more");
+    assert_snapshot!(refusal("guarantee = \"10mbit\"\nceiling = \"5mbit\""), @"limits.toml:5: limit `b`: guarantee: 10mbit is above its ceiling of 5mbit; make the one less or the other more");
+    assert_snapshot!(refusal("guarantee = \"10mbit\"\negress = \"5mbit\""), @"limits.toml:5: limit `b`: guarantee: 10mbit is above its ceiling of 5mbit; make the one less or the other more");
+    assert_snapshot!(refusal("ceiling = \"5mbit\"\negress = \"5mbit\""), @"limits.toml:6: limit `b`: egress: `ceiling` says it for both directions; write either that, or egress and ingress");
+    assert_snapshot!(refusal("ceiling = \"1bit\""), @"limits.toml:5: limit `b`: ceiling: 1bit is out of range; a limit is between 8kbit and 100gbit");
+    assert_snapshot!(refusal("scheme = \"edt\""), @"limits.toml:5: limit `b`: scheme: scheme `edt` neither has a parent nor is one; write scheme = \"pace\" or \"nrm\", or leave the parent out");
+    assert_snapshot!(refusal("scheme = \"carousel\""), @"limits.toml:5: limit `b`: scheme: scheme `carousel` neither has a parent nor is one; write scheme = \"pace\" or \"nrm\", or leave the parent out");
+    assert_snapshot!(with("weight = 50"), @"limits.toml:5: limit `backup`: weight: only a limit inside another one has this; name its parent, or leave it out");
+    assert_snapshot!(with("guarantee = \"5mbit\""), @"limits.toml:5: limit `backup`: guarantee: only a limit inside another one has this; name its parent, or leave it out");
+    assert_snapshot!(with("ceiling = \"5mbit\""), @"limits.toml:5: limit `backup`: ceiling: only a limit inside another one has this; write egress or ingress, or name its parent");
+    assert_snapshot!(with("ceil = \"5mbit\""), @"limits.toml:5: limit `backup`: unknown field `ceil`; write `ceiling`");
+    assert_snapshot!(with("parent = \"backup\""), @"limits.toml:5: limit `backup`: parent: a limit cannot be its own parent; leave this out, or name a limit on a cgroup above");
+    assert_snapshot!(with("parent = \"a b\""), @"limits.toml:5: limit `backup`: parent: limit name `a b` must be 1 to 63 letters, digits, `-` or `_`, and start with a letter or digit");
+    assert_snapshot!(with("scope = { dev = \"eth0\" }\nparent = \"a\""), @"limits.toml:5: limit `backup`: parent: a limit inside another one is on a cgroup below that one's; leave the parent out");
 }

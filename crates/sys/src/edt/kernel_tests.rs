@@ -223,7 +223,7 @@ fn root_edt_the_loaded_program_follows_the_table() {
             share: fair_share::ONE as u32,
             ..Default::default()
         };
-        edt.maps.queues.update(&zero, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
+        edt.maps.queues_of_limit.update(&zero, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
         // The place of the packet's flow depends on a random seed: fill them all.
         let flow = NativeFlow { finish_ns: at(row.flow_s), ..Default::default() };
         for place in 0..model::FLOWS as u32 {

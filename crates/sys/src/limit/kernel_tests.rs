@@ -64,6 +64,7 @@ unsafe extern "C" {
     fn native_fs_next(share: u64, epoch: *const NativeEpoch) -> u64;
     fn native_fs_make_room(share: u64, sharers: *const NativeSharers) -> u64;
     fn native_fs_flows(sharers: *mut NativeSharers, count: u32);
+    fn native_fs_join(share: u64, flows: u32) -> u64;
     fn native_fs_epoch_ns(flows: u32, burst_ns: u64) -> u64;
     fn native_cl_rate(
         class: *const intf::ClassConf,
@@ -177,6 +178,9 @@ proptest! {
         // SAFETY: `flows` is a live value of the layout that the header declares.
         unsafe { native_fs_flows(&mut flows, sharers.count) };
         prop_assert_eq!(flows, Sharers::flows(sharers.count).into());
+        // SAFETY: plain numbers.
+        let got = unsafe { native_fs_join(share, sharers.count) };
+        prop_assert_eq!(got, fair_share::join(share, sharers.count));
     }
 
     /// What a class may use, and its thresholds at that rate.
@@ -400,7 +404,7 @@ fn root_the_loaded_program_follows_the_table() {
         nrm.maps.limit.update(&zero, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
         let finish_ns = if row.backlog_s == 0 { 0 } else { monotonic_ns() + row.backlog_s * S };
         let queue = intf::Queue { finish_ns, ..Default::default() };
-        nrm.maps.queues.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
+        nrm.maps.queues_of_limit.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
         let cpus = nrm.maps.counters.lookup_percpu(&key, MapFlags::ANY).unwrap().unwrap();
         let clear = vec![vec![0u8; cpus[0].len()]; cpus.len()];
         nrm.maps.counters.update_percpu(&key, &clear, MapFlags::ANY).unwrap();
@@ -410,6 +414,7 @@ fn root_the_loaded_program_follows_the_table() {
             Direction::Egress => &nrm.progs.nrm_egress,
             Direction::Ingress => &nrm.progs.nrm_ingress,
         };
+        let began_ns = monotonic_ns();
         let run = program.test_run(ProgramInput {
             context_in: Some(&mut context),
             data_in: Some(&row.frame),
@@ -428,8 +433,12 @@ fn root_the_loaded_program_follows_the_table() {
             let expected = if outcome.name == row.outcome { (1, row.wire_bytes) } else { (0, 0) };
             let found = (counted.packets[index], counted.bytes[index]);
             assert_eq!(found, expected, "{}: {}", row.what, outcome.name);
+            let stamped =
+                began_ns <= counted.last_ns[index] && counted.last_ns[index] <= monotonic_ns();
+            let expected = outcome.slows() && outcome.name == row.outcome;
+            assert_eq!(stamped, expected, "{}: time of {}", row.what, outcome.name);
         }
-        let value = nrm.maps.queues.lookup(&key, MapFlags::ANY).unwrap().unwrap();
+        let value = nrm.maps.queues_of_limit.lookup(&key, MapFlags::ANY).unwrap().unwrap();
         let after: intf::Queue = bytemuck::pod_read_unaligned(&value);
         let charged = matches!(row.outcome, "pass" | "mark" | "slow");
         let cost_ns = if charged { row.wire_bytes * 1000 } else { 0 };
@@ -457,7 +466,7 @@ fn root_early_drops_happen_in_the_loaded_program() {
     let key = 0u32.to_ne_bytes();
     nrm.maps.limit.update(&key, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
     let queue = intf::Queue { finish_ns: monotonic_ns() + 150 * S, ..Default::default() };
-    nrm.maps.queues.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
+    nrm.maps.queues_of_limit.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
     let packet = frame(false, UDP, NOT_ECT, 1500);
     let mut returned = [0u32; 4];
     for _ in 0..400 {

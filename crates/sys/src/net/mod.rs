@@ -8,7 +8,9 @@
 //! What this module does not do: it keeps no state of its own and repairs nothing. Each call is one
 //! request to the kernel, and an error means that this request changed nothing.
 
+pub mod diag;
 mod ethtool;
+pub mod holders;
 mod link;
 mod netlink;
 mod netns;

@@ -9,7 +9,7 @@ use std::{
 };
 
 /// What the sender's side of a TCP connection knows (`struct tcp_info`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct TcpInfo {
     /// Smoothed round-trip time.
     pub rtt: Duration,
@@ -25,10 +25,26 @@ pub struct TcpInfo {
     pub cwnd_segments: u32,
     /// The rate at which the connection paces itself; `u64::MAX` is no pacing.
     pub pacing_bytes_s: u64,
+    /// The most at which it may pace itself (`SO_MAX_PACING_RATE`); `u64::MAX` is unlimited.
+    pub max_pacing_bytes_s: u64,
+    /// The rate at which data last arrived; no more than what the program sent.
+    pub delivery_bytes_s: u64,
+    /// Payload sent since the connection began, retransmissions included.
+    pub bytes_sent: u64,
+    /// Payload received since the connection began.
+    pub bytes_received: u64,
+    /// For how long there was something to send, or in flight.
+    pub busy: Duration,
+    /// For how long of that the receiver's window was full.
+    pub receiver_limited: Duration,
+    /// For how long of that the send buffer was too small.
+    pub buffer_limited: Duration,
+    /// Payload of a full segment.
+    pub mss_bytes: u32,
 }
 
-/// Up to and including `tcpi_delivered_ce`; there since Linux 4.18.
-const TCP_INFO_BYTES: usize = 200;
+/// Up to and including `tcpi_bytes_sent`; there since Linux 4.19.
+pub(super) const TCP_INFO_BYTES: usize = 208;
 
 /// Reads `TCP_INFO`.
 pub fn tcp_info(socket: impl AsFd) -> io::Result<TcpInfo> {
@@ -56,13 +72,37 @@ pub fn tcp_info(socket: impl AsFd) -> io::Result<TcpInfo> {
     Ok(TcpInfo::parse(&raw))
 }
 
+/// Reads `TCP_WINDOW_CLAMP`: the most that the connection's receive window may be, in bytes.
+///
+/// # Errors
+/// The kernel's.
+pub fn window_clamp(socket: impl AsFd) -> io::Result<u32> {
+    let mut bytes = 0u32;
+    let mut len = size_of::<u32>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes into `bytes`.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_WINDOW_CLAMP,
+            (&raw mut bytes).cast(),
+            &mut len,
+        )
+    };
+    if done == 0 { Ok(bytes) } else { Err(io::Error::last_os_error()) }
+}
+
 impl TcpInfo {
     /// Offsets are those of `struct tcp_info` in `linux/tcp.h`, which only grows at its end.
-    fn parse(raw: &[u8; TCP_INFO_BYTES]) -> Self {
+    pub(super) fn parse(raw: &[u8; TCP_INFO_BYTES]) -> Self {
         let u32_at =
             |at: usize| u32::from_ne_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
-        let mut pacing = [0; 8];
-        pacing.copy_from_slice(&raw[104..112]);
+        let u64_at = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&raw[at..at + 8]);
+            u64::from_ne_bytes(bytes)
+        };
+        let time_at = |at: usize| Duration::from_micros(u64_at(at));
         Self {
             rtt: Duration::from_micros(u32_at(68).into()),
             // The kernel starts the minimum at its largest value.
@@ -74,7 +114,15 @@ impl TcpInfo {
             data_segments_sent: u32_at(156),
             delivered_ce_segments: u32_at(196),
             cwnd_segments: u32_at(80),
-            pacing_bytes_s: u64::from_ne_bytes(pacing),
+            pacing_bytes_s: u64_at(104),
+            max_pacing_bytes_s: u64_at(112),
+            delivery_bytes_s: u64_at(160),
+            bytes_sent: u64_at(200),
+            bytes_received: u64_at(128),
+            busy: time_at(168),
+            receiver_limited: time_at(176),
+            buffer_limited: time_at(184),
+            mss_bytes: u32_at(16),
         }
     }
 }
@@ -161,12 +209,13 @@ mod tests {
             raw[at..at + 4].copy_from_slice(&value.to_ne_bytes());
         }
         raw[104..112].copy_from_slice(&u64::MAX.to_ne_bytes());
+        raw[200..208].copy_from_slice(&(1u64 << 33).to_ne_bytes());
         let info = TcpInfo::parse(&raw);
         assert_eq!(info.rtt, Duration::from_micros(1500));
         assert_eq!(info.rtt_min, Duration::from_micros(30));
         assert_eq!((info.retransmitted_segments, info.data_segments_sent), (7, 99));
         assert_eq!((info.delivered_ce_segments, info.cwnd_segments), (5, 10));
-        assert_eq!(info.pacing_bytes_s, u64::MAX);
+        assert_eq!((info.pacing_bytes_s, info.bytes_sent), (u64::MAX, 1 << 33));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! How busy the machine is, and a process.
+//! How busy the machine is.
 
 use std::{
     fs,
@@ -7,10 +7,9 @@ use std::{
 
 use anyhow::Context as _;
 
+use super::super::cpu::TICK;
 use crate::testbed::wait::pass_time;
 
-/// The unit of `/proc`: `USER_HZ`, which is part of the kernel's interface.
-const TICK: Duration = Duration::from_millis(10);
 /// How long it is looked whether the machine is quiet.
 const LOOK: Duration = Duration::from_millis(400);
 /// CPUs that may be busy on a quiet machine.
@@ -56,19 +55,6 @@ impl Busy {
         let idle = self.idle.saturating_sub(earlier.idle).as_secs_f64();
         (self.cpus as f64 - idle / time).max(0.0)
     }
-}
-
-/// CPU time of a process until now, its threads' included.
-pub(super) fn process_cpu(pid: u32) -> anyhow::Result<Duration> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    process_ticks(&stat).map(|ticks| TICK * ticks).with_context(|| format!("no times in {stat}"))
-}
-
-/// Fields 14 and 15 of proc_pid_stat(5), counted after the name, which may hold anything.
-fn process_ticks(stat: &str) -> Option<u32> {
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_ascii_whitespace().skip(11);
-    Some(fields.next()?.parse::<u32>().ok()? + fields.next()?.parse::<u32>().ok()?)
 }
 
 /// Waits for the machine to be quiet, as long as there is time left for that.
@@ -130,13 +116,5 @@ mod tests {
         assert_eq!(is.cpus, 2);
         assert!((is.since(&was) - 1.0).abs() < 1e-9, "{}", is.since(&was));
         assert!(Busy::read("intr 5").is_none());
-    }
-
-    #[test]
-    fn a_process_may_be_called_anything() {
-        let stat = "7 (a b) 3) S 1 7 7 0 -1 0 1 2 3 4 250 50 0 0 20 0 3 0 5";
-        assert_eq!(process_ticks(stat), Some(300));
-        assert_eq!(process_ticks("7 (x) S 1"), None);
-        assert!(process_cpu(std::process::id()).is_ok());
     }
 }

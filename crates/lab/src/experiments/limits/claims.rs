@@ -1,6 +1,9 @@
 //! What is claimed of a limit, one claim a scheme, rate and part, so that a reader sees which part holds.
 
-use super::{super::case_in_words, GBIT, IDLE, LIMITS};
+use super::{
+    super::{bed::IDLE, case_in_words},
+    GBIT, LIMITS,
+};
 use crate::{
     context::Context,
     report::{Case, Row, distinct},

@@ -85,15 +85,15 @@ pub(super) fn receive_bytes(
 
 /// What the server must know of a connection; the first thing on it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Hello {
-    pub(super) direction: Direction,
-    pub(super) request_bytes: u64,
-    pub(super) reply_bytes: u64,
-    pub(super) cc: String,
+pub(in crate::tools) struct Hello {
+    pub(in crate::tools) direction: Direction,
+    pub(in crate::tools) request_bytes: u64,
+    pub(in crate::tools) reply_bytes: u64,
+    pub(in crate::tools) cc: String,
 }
 
 impl Hello {
-    pub(super) fn encode(&self) -> anyhow::Result<Vec<u8>> {
+    pub(in crate::tools) fn encode(&self) -> anyhow::Result<Vec<u8>> {
         ensure!(self.cc.len() <= CC_NAME_BYTES, "no congestion control is named {:?}", self.cc);
         let mut bytes = Vec::with_capacity(HELLO_BYTES);
         bytes.extend(MAGIC.to_be_bytes());

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The receive window as a limiter: a pure header over (state, path, now). Its model, with the
+ * reasons, is crates/core/src/receive_window.rs; a property test holds the two together.
+ *
+ * The right edge of the window moves at the flow's share of the limit, whatever the round trip is:
+ * a flow that has used all it was granted sends at just that rate, and its window is rate x RTT
+ * without anybody having measured one.
+ */
+#ifndef TG_RWND_H
+#define TG_RWND_H
+
+#include "fair_share.h"
+
+#define RW_SECOND_NS 1000000000ULL
+/* The longest round trip that the virtual queue makes room for. */
+#define RW_MAX_ROOM_NS 200000000ULL
+/* No time counts as longer; keeps the product with the largest rate in 64 bits. */
+#define RW_MAX_NS     RW_SECOND_NS
+#define RW_MAX_BYTE_S 12500000000ULL
+/* No window is larger than TCP can say. */
+#define RW_MAX_BYTES (1ULL << 30)
+/* Beyond a round trip a flow may be granted this much of its rate at once: hosts stall. */
+#define RW_SLACK_NS 2000000ULL
+/* The least window, in segments: with less TCP may hold its ACK back for some milliseconds. */
+#define RW_LEAST_SEGMENTS 2
+/* The first window of a connection: this much of its rate, within these bounds. */
+#define RW_FIRST_NS	      2000000ULL
+#define RW_FIRST_SEGMENTS     4
+#define RW_FIRST_SEGMENTS_MAX 45
+
+/* What is remembered of a flow. */
+struct rw_flow {
+	/* When the edge was last moved; 0: never. */
+	__u64 last_ns;
+	/* How far it lies beyond what was received, in bytes; negative: that was granted early. */
+	__s64 credit;
+	__u32 rcv_nxt;
+	__u32 pad;
+};
+
+/* What is known when an ACK is built. */
+struct rw_path {
+	/* The flow's share of the limit, payload alone. */
+	__u64 byte_s;
+	__u64 rtt_ns;
+	__u32 mss;
+	__u32 rcv_nxt;
+};
+
+static inline __attribute__((always_inline)) __u64 rw_bytes(__u64 byte_s, __u64 ns)
+{
+	return fs_min(byte_s, RW_MAX_BYTE_S) * fs_min(ns, RW_MAX_NS) / RW_SECOND_NS;
+}
+
+/* The most that a flow may have been granted beyond what it sent, and the most that it may owe. */
+static inline __attribute__((always_inline)) __u64 rw_most(const struct rw_path *path)
+{
+	__u64 rtt_ns = fs_min(path->rtt_ns, RW_MAX_NS);
+	__u64 bytes = rw_bytes(path->byte_s, rtt_ns + rtt_ns / 4 + RW_SLACK_NS) +
+		      RW_LEAST_SEGMENTS * (__u64)path->mss;
+
+	return fs_min(bytes, RW_MAX_BYTES);
+}
+
+/* The window of the ACK that is being built, in bytes. */
+static inline __attribute__((always_inline)) __u32
+rw_window(struct rw_flow *flow, const struct rw_path *path, __u64 now_ns)
+{
+	__s64 most = rw_most(path), least = fs_min(RW_LEAST_SEGMENTS * (__u64)path->mss, most);
+	__u64 elapsed = now_ns > flow->last_ns ? now_ns - flow->last_ns : 0;
+
+	if (flow->last_ns) {
+		flow->credit += rw_bytes(path->byte_s, elapsed);
+		flow->credit -= path->rcv_nxt - flow->rcv_nxt;
+	} else {
+		flow->credit = most;
+	}
+	if (flow->credit > most)
+		flow->credit = most;
+	if (flow->credit < -most)
+		flow->credit = -most;
+	flow->last_ns = now_ns;
+	flow->rcv_nxt = path->rcv_nxt;
+	return flow->credit > least ? flow->credit : least;
+}
+
+/* The first window of a connection, in segments. */
+static inline __attribute__((always_inline)) __u32 rw_first_segments(__u64 byte_s, __u32 mss)
+{
+	__u64 segments = rw_bytes(byte_s, RW_FIRST_NS) / fs_max(mss, 1);
+
+	return fs_min(fs_max(segments, RW_FIRST_SEGMENTS), RW_FIRST_SEGMENTS_MAX);
+}
+
+/*
+ * The backlog of the virtual queue behind windows, as it is judged: they may all be sent at once,
+ * which is a round trip's worth above the mark.
+ */
+static inline __attribute__((always_inline)) __s64 rw_judged_ns(__s64 backlog_ns, __u64 mark_ns,
+								__u64 rtt_ns)
+{
+	__s64 mark = mark_ns, room = fs_min(rtt_ns, RW_MAX_ROOM_NS);
+
+	if (backlog_ns <= mark)
+		return backlog_ns;
+	return backlog_ns - mark > room ? backlog_ns - room : mark;
+}
+
+/* How long an epoch must be for a flow to be seen in it: it may send a window at once. As the time
+ * of the burst of each flow, of which two must fit in. */
+static inline __attribute__((always_inline)) __u64 rw_burst_ns(__u64 rtt_ns, __u32 flows)
+{
+	return fs_min(rtt_ns, RW_MAX_NS) / (2 * fs_max(flows, 1));
+}
+
+#endif

@@ -1,0 +1,220 @@
+//! `tidegate explain`: what holds a process, a cgroup or a flow back.
+
+use std::{
+    io::{self, Write, stdout},
+    path::Path,
+    process::ExitCode,
+};
+
+use anyhow::Result;
+use tidegate_core::Rate;
+use tidegate_node::{
+    explain::{
+        self, Applied, AppliedDirection, Asked, ExplainOptions, Explanation, Place, Subject,
+    },
+    host::Host,
+    live::Origin,
+    sockets::SocketSample,
+};
+use tidegate_sys::{intf::OUTCOME_TABLE, net::diag::MAX_SOCKETS};
+
+use crate::{
+    args::ExplainArgs,
+    output::{self, Align, Column, Paint},
+};
+
+/// Sockets that are shown unless all are asked for.
+const SHOWN: usize = 10;
+
+const COLUMNS: [Column; 9] = [
+    ("LOCAL", Align::Left),
+    ("REMOTE", Align::Left),
+    ("PROCESS", Align::Left),
+    ("CC", Align::Left),
+    ("SENT", Align::Right),
+    ("RECEIVED", Align::Right),
+    ("PACED AT", Align::Right),
+    ("RTT", Align::Right),
+    ("RETRANS", Align::Right),
+];
+
+pub fn run(store: &Path, args: &ExplainArgs) -> Result<ExitCode> {
+    let host = Host::open(store)?;
+    let subject = Subject::parse(&args.subject.join(" "));
+    let sockets = if args.all { MAX_SOCKETS } else { SHOWN };
+    let options = ExplainOptions { sample: args.sample, sockets };
+    let explanation = explain::explain(&host, &subject, &options)?;
+    let mut out = stdout().lock();
+    if args.look.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?;
+    } else {
+        let sample = args.sample.as_nanos();
+        let sample = output::time(i64::try_from(sample).unwrap_or(i64::MAX));
+        show(&mut out, Paint::stdout(), &explanation, &sample)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(
+    out: &mut impl Write,
+    paint: Paint,
+    explanation: &Explanation,
+    sample: &str,
+) -> io::Result<()> {
+    for (i, place) in explanation.places.iter().enumerate() {
+        let path = if place.cgroup.is_empty() { "/" } else { &place.cgroup };
+        let asked = match &explanation.asked {
+            Asked::Process { pid, comm } if i == 0 => format!("Process {pid} ({comm}) in cgroup"),
+            Asked::Process { pid, comm } => {
+                format!("Process {pid} ({comm}), sockets made in cgroup")
+            }
+            Asked::Cgroup { .. } => "Cgroup".to_owned(),
+            Asked::Flow { flow } => format!("Flow {flow} in cgroup"),
+        };
+        let head = format!("{asked} {path}, watched for {sample}");
+        writeln!(out, "{}\n", paint.bold(&head))?;
+        for limit in &place.limits {
+            show_limit(out, paint, limit, sample)?;
+        }
+        show_sockets(out, paint, place)?;
+        writeln!(out, "{} {}", paint.bold("Held back by:"), place.sentence)?;
+        if i + 1 < explanation.places.len() {
+            writeln!(out)?;
+        }
+    }
+    if explanation.more_places > 0 {
+        writeln!(out, "\nand {} more cgroups", explanation.more_places)?;
+    }
+    Ok(())
+}
+
+fn show_limit(out: &mut impl Write, paint: Paint, limit: &Applied, sample: &str) -> io::Result<()> {
+    let held = match limit.origin {
+        Origin::Pinned => String::new(),
+        Origin::Run { runner_pid } => format!(", held by `tidegate run` (process {runner_pid})"),
+        Origin::Elsewhere => ", held by another store or program".to_owned(),
+    };
+    let settings = &limit.settings;
+    let loopback = if settings.loopback { ", loopback too" } else { "" };
+    let inside = limit.parent.as_ref().map_or_else(String::new, |parent| {
+        let guarantee = limit.guarantee_bit_s.map(output::rate);
+        let guarantee = guarantee.map_or_else(String::new, |rate| format!(" guarantee {rate},"));
+        format!(", inside `{parent}` with{guarantee} weight {}", limit.weight.unwrap_or_default())
+    });
+    writeln!(
+        out,
+        "Limit {} on {}: {}{inside}{loopback}{held}",
+        paint.bold(&format!("`{}`", limit.name)),
+        limit.scope,
+        settings.scheme
+    )?;
+    if let Some(alarm) = output::alarm(&limit.name, &limit.scope, limit.state) {
+        writeln!(out, "  {}", paint.red(&format!("WARNING: {alarm}")))?;
+    }
+    for (name, direction) in limit.directions() {
+        writeln!(out, "  {name} {}", describe(direction))?;
+        writeln!(out, "    {}", slowed(direction, sample))?;
+    }
+    writeln!(out)
+}
+
+/// What a direction is and what is used of it.
+fn describe(direction: &AppliedDirection) -> String {
+    let now = &direction.now;
+    let time = |ns: u64| output::time(i64::try_from(ns).unwrap_or(i64::MAX));
+    let rate = Rate::from_bit_s(now.rate_bit_s).map(|rate| rate.to_string()).unwrap_or_default();
+    let percent = 100.0 * direction.used_bit_s as f64 / now.may_use_bit_s().max(1) as f64;
+    let rate = match now.now_bit_s {
+        Some(part) => format!("{} now, at most {rate}", output::rate(part)),
+        None => rate,
+    };
+    let mut words =
+        vec![format!("{rate}: {} used ({percent:.0} %)", output::rate(direction.used_bit_s))];
+    if let Some(fair) = now.fair {
+        let flows = if fair.flows == 1 { "flow" } else { "flows" };
+        words.push(format!(
+            "{} {flows}, each may send {}",
+            fair.flows,
+            output::rate(fair.share_bit_s)
+        ));
+        words.extend(fair.rtt_ns.map(|rtt| format!("RTT {}", time(rtt))));
+    }
+    let backlog = match now.backlog_ns {
+        ..=0 => "no backlog".to_owned(),
+        ns => format!("backlog {}", output::time(ns)),
+    };
+    let (mark, drop) = (time(now.mark_ns), time(now.drop_ns));
+    words.push(format!("{backlog} (mark above {mark}, drop above {drop})"));
+    words.join("; ")
+}
+
+/// When packets were last made slower, and how many in the sample.
+fn slowed(direction: &AppliedDirection, sample: &str) -> String {
+    let ages = direction.now.last.0;
+    let kinds = OUTCOME_TABLE.iter().enumerate().filter(|(_, outcome)| outcome.slows());
+    let (mut words, mut never) = (Vec::new(), Vec::new());
+    for (i, outcome) in kinds {
+        let name = match outcome.name {
+            "mark" => "marked",
+            "slow" => "slowed",
+            "drop_full" => "dropped (full)",
+            "drop_reserve" => "dropped (reserve)",
+            "drop_early" => "dropped (early)",
+            other => other,
+        };
+        match ages[i] {
+            Some(age) => words.push(format!(
+                "{name} {} ago, {} in the last {sample}",
+                output::time(i64::try_from(age).unwrap_or(i64::MAX)),
+                direction.sample.packets[i]
+            )),
+            None => never.push(name),
+        }
+    }
+    if words.is_empty() {
+        return "never marked, slowed or dropped a packet".to_owned();
+    }
+    if !never.is_empty() {
+        words.push(format!("never {}", never.join(", ")));
+    }
+    words.join("; ")
+}
+
+fn show_sockets(out: &mut impl Write, paint: Paint, place: &Place) -> io::Result<()> {
+    if place.sockets.is_empty() {
+        return writeln!(out, "No TCP sockets.\n");
+    }
+    let several = place.sockets.iter().any(|s| s.asked) && !place.sockets.iter().all(|s| s.asked);
+    // Where nothing is limited the others compete for nothing.
+    let asked_alone = several && place.limits.is_empty();
+    let shown = |socket: &&SocketSample| socket.asked || !asked_alone;
+    let rows: Vec<_> = place.sockets.iter().filter(shown).map(|s| row(s, several)).collect();
+    output::table(out, paint, &COLUMNS, &rows)?;
+    let more = place.sockets_total - rows.len();
+    if more > 0 && !asked_alone {
+        writeln!(out, "and {more} more (--all)")?;
+    }
+    if !place.sockets_whole {
+        writeln!(out, "There are more sockets than one look takes; some are missing.")?;
+    }
+    writeln!(out)
+}
+
+fn row(socket: &SocketSample, several: bool) -> Vec<String> {
+    let process = match (socket.pid, &socket.comm) {
+        (Some(pid), Some(comm)) => format!("{comm} ({pid})"),
+        _ => "-".to_owned(),
+    };
+    let mark = if several && socket.asked { "> " } else { "" };
+    vec![
+        format!("{mark}{}", socket.local),
+        socket.remote.to_string(),
+        process,
+        socket.congestion_control.clone(),
+        output::rate(socket.sent_bit_s),
+        output::rate(socket.received_bit_s),
+        socket.pacing_bit_s.map_or_else(|| "-".to_owned(), output::rate),
+        output::time(i64::try_from(socket.rtt_ns).unwrap_or(i64::MAX)),
+        format!("{} ({})", socket.retransmitted_segments, socket.retransmitted_segments_ever),
+    ]
+}

@@ -1,0 +1,243 @@
+//! `tidegate explain`: the limits that apply, who uses them, and what holds the thing back.
+
+use std::{
+    io::Read,
+    net::{SocketAddr, TcpListener, UdpSocket},
+    process::Child,
+    thread,
+};
+
+use serde_json::Value;
+
+use crate::{
+    common::{Guard, Place, wait_for},
+    need_root,
+    traffic::{accept, sender},
+};
+
+const PIECE_BYTES: usize = 1 << 16;
+const LIMIT: &[&str] = &["--egress", "50mbit", "--loopback"];
+
+/// A connection over which a process of the cgroup sends, until it is dropped.
+struct Transfer {
+    sender: Guard,
+    local: SocketAddr,
+    remote: SocketAddr,
+}
+
+impl Transfer {
+    fn start(spawn: impl FnOnce(&str) -> Child) -> Transfer {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let remote = listener.local_addr().unwrap();
+        let sender = Guard(spawn(&format!("stream {remote} {PIECE_BYTES}")));
+        let mut stream = accept(&listener);
+        let local = stream.peer_addr().unwrap();
+        // Ends with the sender.
+        thread::spawn(move || while stream.read(&mut [0; 1 << 16]).is_ok_and(|n| n > 0) {});
+        Transfer { sender, local, remote }
+    }
+
+    /// Sends from the test's own cgroup.
+    fn in_group(place: &Place) -> Transfer {
+        Transfer::start(|order| {
+            let mut command = place.inside(&place.group, "env");
+            sender(&mut command, order);
+            command.spawn().unwrap()
+        })
+    }
+
+    fn pid(&self) -> String {
+        self.sender.0.id().to_string()
+    }
+}
+
+fn explain(place: &Place, subject: &[&str]) -> Value {
+    place.json(&[&["explain", "--json", "--sample", "200ms"], subject].concat())
+}
+
+/// Asks until the first place of the answer is as wanted.
+fn wait_for_answer(place: &Place, subject: &[&str], wanted: impl Fn(&Value) -> bool) -> Value {
+    wait_for("the answer", || {
+        let first = explain(place, subject)["places"][0].take();
+        wanted(&first).then_some(first)
+    })
+}
+
+fn wait_for_reason(place: &Place, subject: &[&str], reason: &str) -> Value {
+    wait_for_answer(place, subject, |first| first["verdict"]["reason"] == reason)
+}
+
+/// Asks until the flow is seen to send under this limit, how fast the machine may be.
+fn wait_until_sending(place: &Place, subject: &[&str], limit: &str) -> Value {
+    wait_for_answer(place, subject, |first| {
+        let egress = &first["limits"][0]["egress"];
+        first["verdict"]["limit"] == limit
+            && egress["used_bit_s"].as_u64() > Some(0)
+            && egress["fair"]["flows"] == 1
+            && first["sockets"][0]["sent_bit_s"].as_u64() > Some(0)
+    })
+}
+
+fn names(place: &Value) -> Vec<&str> {
+    place["limits"].as_array().unwrap().iter().map(|l| l["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn root_explain_tells_the_limit_and_the_socket_of_a_process_a_cgroup_and_a_flow() {
+    need_root!();
+    let place = Place::new();
+    place.ok(&[&["limit", "add", "a", "--cgroup", place.group.path()], LIMIT].concat());
+    let transfer = Transfer::in_group(&place);
+    let (local, remote) = (transfer.local.to_string(), transfer.remote.to_string());
+    let pair = format!("{local}-{remote}");
+    let pid = transfer.pid();
+    for subject in [
+        &[pid.as_str()][..],
+        &[place.group.path()],
+        &[local.as_str()],
+        &[remote.as_str(), local.as_str()],
+        &[pair.as_str()],
+    ] {
+        let first = wait_until_sending(&place, subject, "a");
+        assert_eq!(first["cgroup"], place.group.path(), "{subject:?}");
+        assert_eq!(names(&first), ["a"], "{subject:?}");
+        let limit = &first["limits"][0];
+        assert_eq!((&limit["held_by"], &limit["state"]), (&"pinned".into(), &"in_force".into()));
+        let egress = &limit["egress"];
+        assert!(egress["fair"]["share_bit_s"].as_u64() <= Some(50_000_000), "{egress}");
+        let socket = &first["sockets"][0];
+        assert_eq!(
+            (&socket["local"], &socket["remote"]),
+            (&local.clone().into(), &remote.clone().into())
+        );
+        assert_eq!(
+            (&socket["asked"], &socket["cgroup"]),
+            (&true.into(), &place.group.path().into())
+        );
+        assert_eq!(socket["pid"].to_string(), pid);
+        let sentence = first["sentence"].as_str().unwrap();
+        assert!(sentence.contains("limit `a`"), "{sentence}");
+        if first["verdict"]["reason"] == "paced" {
+            assert!(sentence.ends_with(" of limit `a` (50mbit, no other flow)"), "{sentence}");
+        }
+    }
+    let text = place.ok(&["explain", "--sample", "50ms", &local]);
+    assert!(text.contains("Limit `a` on cgroup"), "{text}");
+    assert!(text.contains("Held back by: "), "{text}");
+}
+
+#[test]
+fn root_explain_finds_the_limit_of_a_run_inside_a_pinned_one() {
+    need_root!();
+    let place = Place::new();
+    let outer = ["--egress", "1gbit", "--loopback", "--scheme", "nrm"];
+    place.ok(&[&["limit", "add", "outer", "--cgroup", place.group.path()], &outer[..]].concat());
+    let transfer = Transfer::start(|order| {
+        let mut command = place.run(LIMIT);
+        command.arg("env");
+        sender(&mut command, order);
+        command.spawn().unwrap()
+    });
+    let group = place.run_group().unwrap();
+    let run = group.path().rsplit('/').next().unwrap();
+    let first = wait_until_sending(&place, &[&transfer.local.to_string()], run);
+    assert_eq!(names(&first), [run, "outer"], "innermost first");
+    assert_eq!(first["cgroup"], group.path());
+    let limit = &first["limits"][0];
+    assert_eq!(
+        (&limit["held_by"], limit["runner_pid"].to_string()),
+        (&"run".into(), transfer.pid())
+    );
+    assert_eq!(first["limits"][1]["egress"]["fair"], Value::Null);
+    assert_eq!(first["verdict"]["limit"], run);
+
+    // From the outside the limit further in is named.
+    let outside = wait_for_reason(&place, &[place.group.path()], "further_in");
+    assert_eq!((names(&outside), &outside["verdict"]["limit"]), (vec!["outer"], &run.into()));
+}
+
+#[test]
+fn root_explain_without_a_limit_says_so() {
+    need_root!();
+    let place = Place::new();
+    let transfer = Transfer::in_group(&place);
+    for subject in [transfer.pid(), place.group.path().to_owned(), transfer.local.to_string()] {
+        let answer = explain(&place, &[&subject]);
+        let here = |p: &&Value| p["cgroup"] == place.group.path();
+        let first = answer["places"].as_array().unwrap().iter().find(here).unwrap();
+        assert_eq!(first["sentence"], "not limited by Tidegate", "{subject}");
+        assert_eq!(names(first), Vec::<&str>::new());
+    }
+}
+
+#[test]
+fn root_explain_tells_when_packets_were_dropped() {
+    need_root!();
+    let place = Place::new();
+    let flags = ["--egress", "5mbit", "--loopback", "--scheme", "nrm"];
+    place.ok(&[&["limit", "add", "a", "--cgroup", place.group.path()], &flags[..]].concat());
+    let never = explain(&place, &[place.group.path()]);
+    let egress = &never["places"][0]["limits"][0]["egress"];
+    assert_eq!(
+        (&egress["drop_full_ago_ns"], &egress["drop_early_ago_ns"]),
+        (&Value::Null, &Value::Null)
+    );
+    assert_eq!(never["places"][0]["verdict"]["reason"], "idle");
+
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut command = place.inside(&place.group, "env");
+    sender(&mut command, &format!("udp {} {}", socket.local_addr().unwrap(), usize::MAX));
+    let _flood = Guard(command.spawn().unwrap());
+    let first = wait_for_reason(&place, &[place.group.path()], "full");
+    let egress = &first["limits"][0]["egress"];
+    let dropped = |suffix: &str| {
+        ["drop_full", "drop_reserve", "drop_early"]
+            .iter()
+            .filter_map(|what| egress[format!("{what}_{suffix}")].as_u64())
+            .sum::<u64>()
+    };
+    assert!(dropped("packets") > 0 && dropped("ago_ns") > 0, "{egress}");
+    assert!(dropped("ago_ns") < 60_000_000_000, "in this test: {egress}");
+    assert!(first["sentence"].as_str().unwrap().contains("is full"), "{first}");
+    let text = place.ok(&["explain", "--sample", "50ms", place.group.path()]);
+    assert!(text.contains(" ago, ") && text.contains("dropped ("), "{text}");
+}
+
+#[test]
+fn root_explain_cries_a_limit_that_is_not_enforced() {
+    need_root!();
+    let place = Place::new();
+    place.ok(&[&["limit", "add", "a", "--cgroup", place.group.path()], LIMIT].concat());
+    for hook in ["egress", "ingress", "sockops"] {
+        let path = place.store().join("a").join(hook);
+        tidegate_sys::libbpf_rs::Link::open(path).unwrap().detach().unwrap();
+    }
+    let answer = explain(&place, &[place.group.path()]);
+    assert_eq!(answer["places"][0]["verdict"]["reason"], "not_enforced");
+    assert!(
+        place.ok(&["explain", place.group.path(), "--sample", "10ms"]).contains("NOT ENFORCED")
+    );
+}
+
+#[test]
+fn root_explain_says_what_does_not_exist() {
+    need_root!();
+    let place = Place::new();
+    let child = place.inside(&place.group, "true").spawn().unwrap();
+    let gone = child.id().to_string();
+    drop(Guard(child));
+    for (subject, says) in [
+        (&[gone.as_str()][..], "there is no process"),
+        (&["no/such.service"], "cgroup `no/such.service` does not exist"),
+        (&["../x"], "must be relative to the cgroup mount"),
+        (&["203.0.113.7:9"], "no TCP connection has 203.0.113.7:9"),
+        (
+            &["203.0.113.7:9", "[2001:db8::1]:9"],
+            "no TCP connection has 203.0.113.7:9 [2001:db8::1]:9",
+        ),
+    ] {
+        let (code, message) = place.refused(&[&["explain"], subject].concat());
+        assert_eq!(code, 1, "{subject:?}: {message}");
+        assert!(message.contains(says), "{subject:?}: {message}");
+    }
+}

@@ -1,0 +1,234 @@
+//! The receive window as a limiter of what arrives: the `pace` scheme on ingress.
+//!
+//! TCP sends up to the right edge of the window that the receiver offers. Here that edge moves at the flow's
+//! share of the limit ([`crate::fair_share`]) whenever an ACK is built:
+//!
+//! ```text
+//!   credit += rate x (now - last) - received      how far the edge lies beyond what has arrived
+//!   credit  = clamp(credit, -most, most)          most = rate x (1.25 RTT + 2 ms) + 2 segments
+//!   window  = max(credit, 2 segments)
+//! ```
+//!
+//! A flow that uses all it is granted thus sends at exactly that rate, on a path of any length, and its
+//! window comes to be rate x RTT. The round trip only bounds what a flow that was idle may send at once, so
+//! that an estimate that is too long does no harm but a longer burst.
+//!
+//! The least window is two segments: with less, TCP delays its ACK, and the flow stands still meanwhile. What
+//! was granted by it beyond the rate is owed, `most` at the longest; a path so short that two segments a
+//! round trip are more than the share cannot be limited this way, and is left to the virtual queue.
+//!
+//! O(1) an ACK; 24 bytes a flow. The kernel's copy is `bpf/rwnd.h`.
+
+use crate::units::{NANOS_PER_SEC, Nanos};
+
+/// No time counts as longer.
+pub const MAX_TIME: Nanos = Nanos(NANOS_PER_SEC);
+/// The longest round trip that the virtual queue makes room for.
+pub const MAX_ROOM: Nanos = Nanos(200_000_000);
+/// No rate counts as higher, in bytes a second: 100 Gbit/s.
+pub const MAX_BYTE_S: u64 = 12_500_000_000;
+/// No window is larger than TCP can say, in bytes.
+pub const MAX_BYTES: u64 = 1 << 30;
+/// Beyond a round trip a flow may be granted this much of its rate at once: hosts stall.
+pub const SLACK: Nanos = Nanos(2_000_000);
+/// The least window, in segments.
+pub const LEAST_SEGMENTS: u64 = 2;
+/// The first window of a connection is this much of its rate.
+pub const FIRST: Nanos = Nanos(2_000_000);
+/// But no fewer segments than this.
+pub const FIRST_SEGMENTS: u64 = 4;
+/// And no more: 64 KB, the kernel's default.
+pub const FIRST_SEGMENTS_MAX: u64 = 45;
+
+/// What is known when an ACK is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Path {
+    /// The flow's share of the limit, payload alone, in bytes a second.
+    pub byte_s: u64,
+    /// Round-trip time, the longest of what is known.
+    pub rtt: Nanos,
+    /// Payload of a full segment in bytes.
+    pub mss: u32,
+    /// Sequence number up to which everything has arrived.
+    pub rcv_nxt: u32,
+}
+
+impl Path {
+    /// The most that a flow may have been granted beyond what it sent, and the most that it may owe, in
+    /// bytes.
+    #[must_use]
+    pub fn most(&self) -> u64 {
+        let rtt = self.rtt.min(MAX_TIME);
+        let time = Nanos(rtt.0 + rtt.0 / 4 + SLACK.0);
+        (bytes(self.byte_s, time) + LEAST_SEGMENTS * u64::from(self.mss)).min(MAX_BYTES)
+    }
+}
+
+/// The window of one flow.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct ReceiveWindow {
+    /// When the edge was last moved; zero: never.
+    pub last: Nanos,
+    /// How far it lies beyond what was received, in bytes; negative: that was granted early.
+    pub credit: i64,
+    /// What had been received then.
+    pub rcv_nxt: u32,
+}
+
+impl ReceiveWindow {
+    /// The window of the ACK that is built at `now`, in bytes.
+    pub fn window(&mut self, path: &Path, now: Nanos) -> u32 {
+        let most = path.most() as i64;
+        let least = (LEAST_SEGMENTS * u64::from(path.mss)).min(path.most()) as i64;
+        if self.last.0 == 0 {
+            self.credit = most;
+        } else {
+            let elapsed = Nanos(now.0.saturating_sub(self.last.0));
+            self.credit += bytes(path.byte_s, elapsed) as i64;
+            self.credit -= i64::from(path.rcv_nxt.wrapping_sub(self.rcv_nxt));
+        }
+        self.credit = self.credit.clamp(-most, most);
+        self.last = now;
+        self.rcv_nxt = path.rcv_nxt;
+        self.credit.max(least) as u32
+    }
+}
+
+/// The first window of a connection, in segments.
+#[must_use]
+pub fn first_segments(byte_s: u64, mss: u32) -> u32 {
+    let segments = bytes(byte_s, FIRST) / u64::from(mss.max(1));
+    segments.clamp(FIRST_SEGMENTS, FIRST_SEGMENTS_MAX) as u32
+}
+
+/// The backlog of the virtual queue behind windows as it is judged, in nanoseconds: all windows may be sent
+/// at once, which is a round trip's worth above the mark threshold.
+#[must_use]
+pub fn judged_ns(backlog_ns: i64, mark: Nanos, rtt: Nanos) -> i64 {
+    let mark = mark.0 as i64;
+    if backlog_ns <= mark { backlog_ns } else { mark.max(backlog_ns - rtt.min(MAX_ROOM).0 as i64) }
+}
+
+/// How long the burst of each flow counts in the length of an epoch
+/// ([`crate::fair_share::epoch_length`]), so that each is seen in it: a flow may send its window at once.
+#[must_use]
+pub fn burst(rtt: Nanos, flows: u32) -> Nanos {
+    Nanos(rtt.min(MAX_TIME).0 / (2 * u64::from(flows.max(1))))
+}
+
+fn bytes(byte_s: u64, time: Nanos) -> u64 {
+    byte_s.min(MAX_BYTE_S) * time.min(MAX_TIME).0 / NANOS_PER_SEC
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    const MSS: u32 = 1448;
+
+    /// A greedy sender over a path of `rtt` that sends whole segments at once whenever the window lets it;
+    /// returns the bytes a second that arrive after a second of settling.
+    fn greedy(byte_s: u64, rtt: Nanos, estimate: Nanos) -> f64 {
+        let mut window = ReceiveWindow::default();
+        let (mut sent, mut received, mut settled) = (0u64, 0u64, 0u64);
+        let mut edge = 10 * u64::from(MSS);
+        // Bytes on their way, by when they arrive; an ACK is back with the sender a round trip after it sent.
+        let mut under_way = VecDeque::new();
+        let mut now = Nanos(1);
+        while now.0 < 4 * NANOS_PER_SEC {
+            let segments = (edge - sent) / u64::from(MSS);
+            if segments > 0 {
+                sent += segments * u64::from(MSS);
+                under_way.push_back((Nanos(now.0 + rtt.0), sent));
+            }
+            let Some((at, upto)) = under_way.pop_front() else { panic!("the flow stands still") };
+            now = at;
+            received = received.max(upto);
+            let path = Path { byte_s, rtt: estimate, mss: MSS, rcv_nxt: received as u32 };
+            edge = edge.max(received + u64::from(window.window(&path, now)));
+            if now.0 < NANOS_PER_SEC {
+                settled = received;
+            }
+        }
+        (received - settled) as f64 / 3.0
+    }
+
+    #[test]
+    fn a_greedy_flow_gets_its_rate_on_any_path() {
+        for byte_s in [500_000, 5_000_000, 100_000_000] {
+            for rtt_us in [100, 1000, 10_000, 40_000, 200_000] {
+                let rtt = Nanos(rtt_us * 1000);
+                if bytes(byte_s, rtt) < LEAST_SEGMENTS * u64::from(MSS) {
+                    continue;
+                }
+                for estimate in [rtt, Nanos(2 * rtt.0), Nanos(10 * rtt.0)] {
+                    let path = Path { byte_s, rtt: estimate, mss: MSS, rcv_nxt: 0 };
+                    // What is granted at once may fall on either side of the ends of the measurement.
+                    let slack = 0.01 * byte_s as f64 + path.most() as f64 / 3.0;
+                    let off = greedy(byte_s, rtt, estimate) - byte_s as f64;
+                    assert!(off.abs() < slack, "{path:?} over {rtt}: {off} B/s off");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_too_short_gets_two_segments_a_round_trip() {
+        let got = greedy(500_000, Nanos(1_000_000), Nanos(1_000_000));
+        assert!((got - 2.0 * 1_448_000.0).abs() < 50_000.0, "{got}");
+    }
+
+    #[test]
+    fn a_round_trip_above_the_mark_is_no_backlog() {
+        let judged = |backlog| judged_ns(backlog, Nanos(16), Nanos(40));
+        assert_eq!([-5, 16, 17, 56, 57, 80].map(judged), [-5, 16, 16, 16, 17, 40]);
+    }
+
+    #[test]
+    fn the_first_window_follows_the_rate() {
+        assert_eq!(first_segments(100_000, MSS), 4);
+        assert_eq!(first_segments(14_480_000, MSS), 20);
+        assert_eq!(first_segments(MAX_BYTE_S, MSS), 45);
+        assert_eq!(first_segments(1_000_000, 0), 45);
+    }
+
+    proptest! {
+        /// Whatever is measured, no ACK closes the window below two segments or opens it beyond the bound.
+        #[test]
+        fn the_window_keeps_its_bounds(
+            byte_s: u64, rtt: u64, mss in 1u32..70_000,
+            steps in prop::collection::vec((any::<u64>(), any::<u32>()), 1..50),
+        ) {
+            let mut window = ReceiveWindow::default();
+            for (now, rcv_nxt) in steps {
+                let path = Path { byte_s, rtt: Nanos(rtt), mss, rcv_nxt };
+                let offered = u64::from(window.window(&path, Nanos(now)));
+                prop_assert!((2 * u64::from(mss)..=path.most()).contains(&offered));
+            }
+        }
+
+        /// Over any time a flow is granted no more than its rate, what it may have at once, and what it owes.
+        #[test]
+        fn no_more_is_granted_than_the_rate(
+            byte_s in 10_000u64..1_000_000_000, steps in prop::collection::vec(1u64..100_000_000, 1..200),
+        ) {
+            let mut window = ReceiveWindow::default();
+            let (mut now, mut edge) = (Nanos(1), 0u64);
+            let path = |received: u64| Path {
+                byte_s, rtt: Nanos(10_000_000), mss: MSS, rcv_nxt: received as u32,
+            };
+            let (mut forced, mut received) = (0, 0);
+            for gap in steps {
+                now = Nanos(now.0 + gap);
+                received = edge;
+                edge = received + u64::from(window.window(&path(received), now));
+                forced += u64::from(window.credit < i64::from(2 * MSS)) * u64::from(2 * MSS);
+            }
+            let allowed = bytes(byte_s, MAX_TIME) as f64 * now.0 as f64 / 1e9;
+            let most = path(0).most() as f64;
+            prop_assert!(received as f64 <= allowed + 2.0 * most + forced as f64, "{received} {allowed}");
+        }
+    }
+}

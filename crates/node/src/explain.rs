@@ -1,0 +1,437 @@
+//! What holds a process, a cgroup or a flow back: the limits on its cgroup and on those above, what each did
+//! in a short sample, the TCP sockets that use them, and one sentence.
+//!
+//! A socket belongs to the cgroup in which it was made, which need not be the one its process is in now. So a
+//! process or a flow may have more than one [`Place`].
+
+pub mod flow;
+pub mod verdict;
+
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde::{Serialize, Serializer};
+use tidegate_core::Scope;
+use tidegate_sys::{
+    cgroup::{Cgroup, CgroupError},
+    net::{NetError, diag, holders},
+};
+
+pub use self::{flow::Flow, verdict::Verdict};
+use crate::{
+    host::Host,
+    live::{Live, LiveError, Origin, live},
+    plan::Standing,
+    sockets::{Sampler, SocketSample, Sockets},
+    status::{Counts, DirectionStatus, LimitSample, LimitStatus, Settings, monotonic_ns},
+    tree::ancestors,
+};
+
+/// Cgroups that one explanation looks at, at most.
+pub const MAX_PLACES: usize = 8;
+
+/// What is asked about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    /// A process.
+    Process(u32),
+    /// A cgroup by its path.
+    Cgroup(String),
+    /// A TCP connection.
+    Flow(Flow),
+}
+
+impl Subject {
+    /// Digits are a process, addresses a flow, all else a cgroup. A cgroup whose name looks like one of the
+    /// others is written with a slash before it.
+    #[must_use]
+    pub fn parse(text: &str) -> Subject {
+        if let Ok(pid) = text.parse() {
+            return Subject::Process(pid);
+        }
+        match Flow::parse(text) {
+            Some(flow) => Subject::Flow(flow),
+            None => Subject::Cgroup(text.to_owned()),
+        }
+    }
+}
+
+/// How closely to look.
+#[derive(Debug, Clone, Copy)]
+pub struct ExplainOptions {
+    /// How long to watch.
+    pub sample: Duration,
+    /// How many sockets to report of each cgroup, the fastest.
+    pub sockets: usize,
+}
+
+/// What was asked about, as it was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Asked {
+    /// A process.
+    Process {
+        /// Its id.
+        pid: u32,
+        /// Its name.
+        comm: String,
+    },
+    /// A cgroup.
+    Cgroup {
+        /// Its path.
+        path: String,
+    },
+    /// Connections.
+    Flow {
+        /// As asked for.
+        #[serde(serialize_with = "display")]
+        flow: Flow,
+    },
+}
+
+fn display<S: Serializer>(
+    value: &impl std::fmt::Display,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+/// The answer.
+#[derive(Debug, Clone, Serialize)]
+pub struct Explanation {
+    /// What was asked about.
+    pub asked: Asked,
+    /// How long it was watched.
+    pub sample_ns: u64,
+    /// The cgroups that matter; that of a process first, then those of its sockets.
+    pub places: Vec<Place>,
+    /// Cgroups left out beyond [`MAX_PLACES`].
+    pub more_places: usize,
+}
+
+/// One cgroup with what applies to it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Place {
+    /// Its path; empty for the root.
+    pub cgroup: String,
+    /// The limits that apply, innermost first; those of devices last.
+    pub limits: Vec<Applied>,
+    /// The TCP sockets at and below the cgroup: those that were asked about first, then the fastest.
+    pub sockets: Vec<SocketSample>,
+    /// How many there are.
+    pub sockets_total: usize,
+    /// All of them were seen.
+    pub sockets_whole: bool,
+    /// What holds it back.
+    pub verdict: Verdict,
+    /// The same in words.
+    pub sentence: String,
+}
+
+/// A limit that applies, and what it did in the sample.
+#[derive(Debug, Clone, Serialize)]
+pub struct Applied {
+    /// Its name.
+    pub name: String,
+    /// Its cgroup or device.
+    #[serde(flatten, serialize_with = "crate::status::scope")]
+    pub scope: Scope,
+    /// Who keeps it on.
+    #[serde(flatten)]
+    pub origin: Origin,
+    /// Whether it is enforced.
+    pub state: Standing,
+    /// The name of the limit that it is inside of.
+    pub parent: Option<String>,
+    /// What it has of that at least.
+    pub guarantee_bit_s: Option<u64>,
+    /// Its part of what that does not guarantee.
+    pub weight: Option<u32>,
+    /// How it acts.
+    #[serde(flatten)]
+    pub settings: Settings,
+    /// From the workload.
+    pub egress: Option<AppliedDirection>,
+    /// To the workload.
+    pub ingress: Option<AppliedDirection>,
+}
+
+/// One direction of a limit that applies.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct AppliedDirection {
+    /// What passed in the sample, as a rate on the wire.
+    pub used_bit_s: u64,
+    /// As it is.
+    #[serde(flatten)]
+    pub now: DirectionStatus,
+    /// What it did in the sample.
+    pub sample: Counts,
+}
+
+impl Applied {
+    /// The limited directions with their names.
+    pub fn directions(&self) -> impl Iterator<Item = (&'static str, &AppliedDirection)> {
+        let egress = self.egress.iter().map(|d| ("egress", d));
+        egress.chain(self.ingress.iter().map(|d| ("ingress", d)))
+    }
+}
+
+/// Why there is no explanation.
+#[derive(Debug, thiserror::Error)]
+pub enum ExplainError {
+    /// No such process.
+    #[error("there is no process {0}; `ps -e` shows those there are")]
+    NoProcess(u32),
+    /// No such connection.
+    #[error(
+        "no TCP connection has {0}; `ss -tn` shows those there are (in each network namespace its own); of \
+         UDP ask for the process or the cgroup"
+    )]
+    NoFlow(Flow),
+    /// The connection's cgroup has gone, and with it its name.
+    #[error(
+        "the cgroup in which {0} was made has been removed; which limits hold it cannot be told any more"
+    )]
+    CgroupGone(Flow),
+    /// The cgroup.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// The limits.
+    #[error(transparent)]
+    Limits(#[from] LiveError),
+    /// The sockets.
+    #[error(transparent)]
+    Sockets(#[from] NetError),
+}
+
+/// Which sockets were asked about.
+enum Wanted {
+    All,
+    Inodes(BTreeSet<u64>),
+    Flow(Flow),
+}
+
+impl Wanted {
+    fn wants(&self, inode: u64, local: SocketAddr, remote: SocketAddr) -> bool {
+        match self {
+            Wanted::All => true,
+            Wanted::Inodes(inodes) => inodes.contains(&inode),
+            Wanted::Flow(flow) => flow.is(local, remote),
+        }
+    }
+}
+
+/// Looks at the subject twice, `options.sample` apart, and says what holds it back.
+///
+/// # Errors
+/// [`ExplainError`].
+pub fn explain(
+    host: &Host,
+    subject: &Subject,
+    options: &ExplainOptions,
+) -> Result<Explanation, ExplainError> {
+    let (asked, wanted, mut groups) = find(host, subject)?;
+    let more_places = groups.len().saturating_sub(MAX_PLACES);
+    groups.truncate(MAX_PLACES);
+    let around = |group: &Cgroup| Around::of(host, group, matches!(wanted, Wanted::All));
+    let around: Vec<_> = groups.iter().map(around).collect();
+    let ids: BTreeSet<u64> = around.iter().flat_map(Around::ids).collect();
+    let read = || {
+        let mut limits = live(host, |id| ids.contains(&id))?;
+        limits.unread.pop().map_or(Ok(limits.list), Err)
+    };
+
+    let start = Instant::now();
+    let samplers = groups.into_iter().map(|group| Sampler::start(host.hierarchy(), group));
+    let mut samplers = samplers.collect::<Result<Vec<_>, _>>()?;
+    let (earlier, earlier_ns) = (read()?, monotonic_ns());
+    thread::sleep((start + options.sample).saturating_duration_since(Instant::now()));
+    let (now, now_ns) = (read()?, monotonic_ns());
+    let sample_ns = now_ns - earlier_ns;
+    let limits: Vec<_> = now.iter().map(|limit| applied(limit, &earlier, sample_ns)).collect();
+
+    let mut places = Vec::new();
+    for (sampler, around) in samplers.iter_mut().zip(&around) {
+        let path = sampler.cgroup().path().to_owned();
+        let Sockets { list: mut sockets, whole, namespaces } = sampler.look()?;
+        let inside = around.inside(&now, &limits);
+        let limits = around.pick(&now, &limits, &namespaces);
+        for socket in &mut sockets {
+            let here = matches!(wanted, Wanted::All) || socket.cgroup.as_ref() == Some(&path);
+            socket.asked = here && wanted.wants(socket.inode, socket.local, socket.remote);
+        }
+        // Stable: among those asked about, and among the others, the fastest stay first.
+        sockets.sort_by_key(|socket| !socket.asked);
+        // Of a process without TCP all that is known is what its cgroup does.
+        let of_cgroup = matches!(wanted, Wanted::All) || !sockets.iter().any(|s| s.asked);
+        let verdict = verdict::judge(&limits, &inside, &sockets, of_cgroup);
+        let sockets_total = sockets.len();
+        sockets.truncate(options.sockets);
+        sampler.name_holders(&mut sockets);
+        places.push(Place {
+            cgroup: path,
+            limits,
+            sockets,
+            sockets_total,
+            sockets_whole: whole,
+            sentence: verdict.to_string(),
+            verdict,
+        });
+    }
+    if matches!(wanted, Wanted::Flow(_)) {
+        // Of the two ends of a connection the one that is limited matters more.
+        places.sort_by_key(|place| std::cmp::Reverse(place.limits.len()));
+    }
+    Ok(Explanation { asked, sample_ns, places, more_places })
+}
+
+/// What is asked about, its sockets, and its cgroups.
+fn find(host: &Host, subject: &Subject) -> Result<(Asked, Wanted, Vec<Cgroup>), ExplainError> {
+    let hierarchy = host.hierarchy();
+    match subject {
+        Subject::Cgroup(path) => {
+            let group = hierarchy.open(path)?;
+            let path = group.path().to_owned();
+            Ok((Asked::Cgroup { path }, Wanted::All, vec![group]))
+        }
+        Subject::Process(pid) => {
+            let comm = holders::comm(*pid).ok_or(ExplainError::NoProcess(*pid))?;
+            let own = hierarchy.of_process(&pid.to_string())?;
+            let inodes = holders::sockets_of(*pid);
+            let keep = |socket: &diag::TcpSocket| inodes.contains(&socket.inode);
+            let found = diag::tcp_sockets(hierarchy, &own, keep)?;
+            let mut groups = made_in(host, &found.sockets);
+            groups.retain(|group| group.id() != own.id());
+            groups.insert(0, own);
+            Ok((Asked::Process { pid: *pid, comm }, Wanted::Inodes(inodes), groups))
+        }
+        Subject::Flow(flow) => {
+            let root = hierarchy.open("")?;
+            let keep = |socket: &diag::TcpSocket| flow.is(socket.local, socket.remote);
+            let found = diag::tcp_sockets(hierarchy, &root, keep)?;
+            if found.sockets.is_empty() {
+                return Err(ExplainError::NoFlow(*flow));
+            }
+            let groups = made_in(host, &found.sockets);
+            if groups.is_empty() {
+                return Err(ExplainError::CgroupGone(*flow));
+            }
+            Ok((Asked::Flow { flow: *flow }, Wanted::Flow(*flow), groups))
+        }
+    }
+}
+
+/// The cgroups in which sockets were made, as far as they still exist.
+fn made_in(host: &Host, sockets: &[diag::TcpSocket]) -> Vec<Cgroup> {
+    let ids: BTreeSet<u64> = sockets.iter().map(|socket| socket.cgroup_id).collect();
+    let open = |id: u64| host.hierarchy().open(&host.hierarchy().path_of(id)?).ok();
+    ids.into_iter().filter_map(open).collect()
+}
+
+/// The cgroups around one.
+struct Around {
+    /// It and those above it, innermost first: their ids and paths.
+    above: Vec<(u64, String)>,
+    /// The ids of those below it, where they matter.
+    below: BTreeSet<u64>,
+}
+
+impl Around {
+    fn of(host: &Host, group: &Cgroup, with_below: bool) -> Around {
+        let hierarchy = host.hierarchy();
+        let open = |path: &str| Some((hierarchy.open(path).ok()?.id(), path.to_owned()));
+        let below =
+            if with_below { hierarchy.find_below(group.path(), |_| true) } else { Vec::new() };
+        let below = below.iter().filter_map(|path| open(path)).map(|(id, _)| id);
+        Around {
+            above: ancestors(group.path()).filter_map(open).collect(),
+            below: below.filter(|id| *id != group.id()).collect(),
+        }
+    }
+
+    fn ids(&self) -> impl Iterator<Item = u64> {
+        self.above.iter().map(|(id, _)| *id).chain(self.below.iter().copied())
+    }
+
+    /// The limits on cgroups below this one.
+    fn inside(&self, live: &[Live], limits: &[Applied]) -> Vec<Applied> {
+        let below = live.iter().zip(limits).filter(|(live, limit)| {
+            !limit.scope.is_device() && self.below.contains(&live.place_id)
+        });
+        below.map(|(_, limit)| limit.clone()).collect()
+    }
+
+    /// The limits that apply here: of cgroups from the inside out, also those that are pinned to one of these
+    /// but not enforced; then those of devices in the network namespaces of the processes.
+    fn pick(&self, live: &[Live], limits: &[Applied], namespaces: &[u64]) -> Vec<Applied> {
+        let pairs = || live.iter().zip(limits);
+        let mut picked = Vec::new();
+        for (id, path) in &self.above {
+            let here = pairs().filter(|(live, limit)| match &limit.scope {
+                Scope::Cgroup(on) if limit.state == Standing::ScopeGone => on == path,
+                Scope::Cgroup(_) => live.place_id == *id,
+                _ => false,
+            });
+            picked.extend(here.map(|(_, limit)| limit.clone()));
+        }
+        let device = pairs().filter(|(live, limit)| {
+            matches!(limit.scope, Scope::Dev(_))
+                && limit.state != Standing::ScopeGone
+                && namespaces.contains(&live.place_id)
+        });
+        picked.extend(device.map(|(_, limit)| limit.clone()));
+        picked
+    }
+}
+
+fn applied(limit: &Live, earlier: &[Live], sample_ns: u64) -> Applied {
+    let same = |other: &&Live| other.map_id == limit.map_id && other.map_id.is_some();
+    let then = earlier.iter().find(same).map(|live| &live.status);
+    let LimitStatus {
+        name,
+        scope,
+        state,
+        parent,
+        guarantee_bit_s,
+        weight,
+        settings,
+        egress,
+        ingress,
+    } = limit.status.clone();
+    let sample = LimitSample::between(then, &limit.status, sample_ns, 0);
+    let direction = |now: Option<DirectionStatus>,
+                     sample: Option<crate::status::DirectionSample>| {
+        let (now, sample) = (now?, sample?);
+        Some(AppliedDirection { used_bit_s: sample.used_bit_s, now, sample: sample.counters })
+    };
+    Applied {
+        name,
+        scope,
+        origin: limit.origin,
+        state,
+        parent,
+        guarantee_bit_s,
+        weight,
+        settings,
+        egress: direction(egress, sample.egress),
+        ingress: direction(ingress, sample.ingress),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_a_process_addresses_a_flow_and_all_else_a_cgroup() {
+        assert_eq!(Subject::parse("42"), Subject::Process(42));
+        assert!(matches!(Subject::parse("[::1]:80"), Subject::Flow(_)));
+        for text in ["/42", "system.slice/a.service", "99999999999", "/"] {
+            assert_eq!(Subject::parse(text), Subject::Cgroup(text.to_owned()));
+        }
+    }
+}

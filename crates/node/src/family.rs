@@ -1,0 +1,329 @@
+//! What limits inside limits must keep to, wherever they come from: a file, a command line, the host. Pure.
+//!
+//! - The tree of limits follows the tree of cgroups: a parent is on a cgroup above, no sibling is between.
+//! - A limit is limited in the directions of its parent; where nothing was said, at whatever the parent has.
+//! - Siblings are guaranteed together no more than their parent has for sure: a root's rate, another limit's
+//!   own guarantee. So every guarantee can be kept at once.
+//!
+//! A ceiling above the parent's is no mistake: the lowest on the way up holds. O(n log n) for n limits.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use tidegate_core::{Direction, Rate, Scheme, Scope, class::MAX_DEPTH};
+use tidegate_sys::{limit::LimitOptions, store::is_above};
+
+use crate::{settings::Asked, tree::ancestors};
+
+/// One limit among others.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// Its name.
+    pub name: String,
+    /// What it is on, as the host writes it; `None` while only its name in a file is known.
+    pub scope: Option<Scope>,
+    /// The name of its parent.
+    pub parent: Option<String>,
+    /// What it does.
+    pub options: LimitOptions,
+    /// The directions for which it was given a rate of its own.
+    pub asked: Asked,
+    /// It is not in force, so that it can be nobody's parent.
+    pub fallen: bool,
+    /// It stays as it is on the host: nobody asks for it now.
+    pub stays: bool,
+}
+
+/// A limit that cannot be where it is in its tree. Nothing has been changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("limit `{name}`: {field}: {problem}")]
+pub struct FamilyError {
+    /// The limit.
+    pub name: String,
+    /// Its field, as a spec file names it.
+    pub field: &'static str,
+    /// What is wrong.
+    pub problem: FamilyProblem,
+}
+
+/// What is wrong with a limit in its tree, and what to type instead.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FamilyProblem {
+    /// There is no such parent.
+    #[error(
+        "there is no limit `{0}`, neither here nor on this host; put it on first, or into the same file"
+    )]
+    NoParent(String),
+    /// Its own parent.
+    #[error("a limit cannot be its own parent; leave this out, or name a limit on a cgroup above")]
+    Itself,
+    /// Parents in a circle.
+    #[error("{} is a circle; one of them must be the root, without a parent", Circle(.0))]
+    Circle(Vec<String>),
+    /// Too many above each other.
+    #[error("more than {MAX_DEPTH} limits above each other; leave some out")]
+    TooDeep,
+    /// The parent does not contain it.
+    #[error(
+        "`{parent}` is on {parent_scope}, which does not contain {scope}; the parent of a limit is on a \
+         cgroup above its own"
+    )]
+    NotAbove {
+        /// What the limit is on.
+        scope: Scope,
+        /// The parent.
+        parent: String,
+        /// What that is on.
+        parent_scope: Scope,
+    },
+    /// A sibling contains it.
+    #[error("`{between}` is on a cgroup between the two; write `{between}` as the parent")]
+    Between {
+        /// The sibling.
+        between: String,
+    },
+    /// A scheme that shares with nobody.
+    #[error("`{parent}` has scheme `{scheme}`; a parent has `pace` or `nrm`")]
+    ParentScheme {
+        /// The parent.
+        parent: String,
+        /// How it acts.
+        scheme: Scheme,
+    },
+    /// A parent on a device.
+    #[error("`{parent}` is on {scope}; a parent is on a cgroup")]
+    ParentScope {
+        /// The parent.
+        parent: String,
+        /// What it is on.
+        scope: Scope,
+    },
+    /// A parent that does nothing.
+    #[error(
+        "`{0}` is not in force (its cgroup was removed, or its programs were taken off); put it back first, \
+         or into the same file"
+    )]
+    ParentFallen(String),
+    /// A direction that is free.
+    #[error(
+        "its parent `{parent}` does not limit {direction}; leave this out, or limit it there first"
+    )]
+    NotLimited {
+        /// The parent.
+        parent: String,
+        /// `egress` or `ingress`.
+        direction: &'static str,
+    },
+    /// More than there is.
+    #[error(
+        "the limits inside `{parent}` are guaranteed {reserved} together, and `{parent}` has {most} to \
+         guarantee ({what}); make theirs less or that more"
+    )]
+    Reserved {
+        /// The parent.
+        parent: String,
+        /// Up to and with this limit.
+        reserved: Rate,
+        /// What it has.
+        most: Rate,
+        /// Its rate or its guarantee.
+        what: &'static str,
+    },
+    /// Nothing is there.
+    #[error(
+        "its parent `{parent}` is guaranteed nothing itself and has nothing to pass on; give `{parent}` a \
+         guarantee of at least {wanted} first"
+    )]
+    NothingToPassOn {
+        /// The parent.
+        parent: String,
+        /// What the limit wants.
+        wanted: Rate,
+    },
+}
+
+struct Circle<'a>(&'a [String]);
+
+impl fmt::Display for Circle<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Circle(names) = self;
+        names.iter().try_for_each(|name| write!(f, "`{name}` in "))?;
+        names.first().map_or(Ok(()), |first| write!(f, "`{first}`"))
+    }
+}
+
+/// Members by their depth, and the depth of each.
+type Ordered = Vec<(usize, usize)>;
+
+/// Checks all trees and gives each limit the directions of its parent. With `whole`, every parent must be
+/// among the members; without, what hangs on others is checked as far as it is known. Names are unique.
+///
+/// # Errors
+/// [`FamilyError`] for the first limit, from the roots downwards and then in the order given.
+pub fn settle(members: &mut [Member], whole: bool) -> Result<(), FamilyError> {
+    let places: BTreeMap<String, usize> =
+        members.iter().enumerate().map(|(i, member)| (member.name.clone(), i)).collect();
+    let parents: Vec<Option<usize>> = members
+        .iter()
+        .map(|member| member.parent.as_ref().and_then(|parent| places.get(parent)).copied())
+        .collect();
+    let mut reserved: BTreeMap<usize, u64> = BTreeMap::new();
+    for (_, i) in by_depth(members, &parents, whole)? {
+        let Some(parent) = parents[i] else { continue };
+        let above = members[parent].clone();
+        let refuse =
+            |field, problem| Err(FamilyError { name: members[i].name.clone(), field, problem });
+        stands_below(&members[i], &above).or_else(|problem| refuse("parent", problem))?;
+        let guarantee = members[i].options.class.and_then(|class| class.guarantee);
+        if let Some(guarantee) = guarantee {
+            let sum = reserved.entry(parent).or_default();
+            *sum = sum.saturating_add(guarantee.bit_s());
+            can_keep(&above, *sum, guarantee).or_else(|problem| refuse("guarantee", problem))?;
+        }
+        let known = whole || above.parent.is_none() || parents[parent].is_some();
+        if known && let Err((field, problem)) = conform(&mut members[i], &above) {
+            return Err(FamilyError { name: members[i].name.clone(), field, problem });
+        }
+    }
+    none_between(members, &parents)
+}
+
+/// Checks that no limit is on a cgroup between another one and the parent of both: it would be counted twice.
+fn none_between(members: &[Member], parents: &[Option<usize>]) -> Result<(), FamilyError> {
+    let child = |i: usize| match (&members[i].scope, parents[i]) {
+        (Some(Scope::Cgroup(path)), Some(parent)) => Some((parent, path.as_str())),
+        _ => None,
+    };
+    let places: BTreeMap<_, _> = (0..members.len()).filter_map(|i| Some((child(i)?, i))).collect();
+    for (i, member) in members.iter().enumerate() {
+        let Some((parent, path)) = child(i) else { continue };
+        let between = ancestors(path).skip(1).find_map(|above| places.get(&(parent, above)));
+        if let Some(between) = between {
+            let problem = FamilyProblem::Between { between: members[*between].name.clone() };
+            return Err(FamilyError { name: member.name.clone(), field: "parent", problem });
+        }
+    }
+    Ok(())
+}
+
+fn by_depth(
+    members: &[Member],
+    parents: &[Option<usize>],
+    whole: bool,
+) -> Result<Ordered, FamilyError> {
+    let mut ordered = Ordered::with_capacity(members.len());
+    for (i, member) in members.iter().enumerate() {
+        let refuse =
+            |problem| Err(FamilyError { name: member.name.clone(), field: "parent", problem });
+        match (&member.parent, parents[i]) {
+            (Some(_), Some(parent)) if parent == i => return refuse(FamilyProblem::Itself),
+            (Some(parent), None) if whole && !member.stays => {
+                return refuse(FamilyProblem::NoParent(parent.clone()));
+            }
+            _ => {}
+        }
+        let mut seen = BTreeSet::from([i]);
+        let mut path = vec![i];
+        let mut at = i;
+        while let Some(above) = parents[at] {
+            if !seen.insert(above) {
+                let first = path.iter().position(|place| *place == above).unwrap_or(0);
+                let names = path[first..].iter().map(|place| members[*place].name.clone());
+                return refuse(FamilyProblem::Circle(names.collect()));
+            }
+            path.push(above);
+            at = above;
+        }
+        if path.len() > MAX_DEPTH {
+            return refuse(FamilyProblem::TooDeep);
+        }
+        ordered.push((path.len(), i));
+    }
+    ordered.sort_unstable();
+    Ok(ordered)
+}
+
+/// Whether one limit can be the parent of another.
+fn stands_below(limit: &Member, above: &Member) -> Result<(), FamilyProblem> {
+    let parent = above.name.clone();
+    if let Some(scope) = above.scope.clone().filter(Scope::is_device) {
+        return Err(FamilyProblem::ParentScope { parent, scope });
+    }
+    let scheme = above.options.scheme;
+    if !matches!(scheme, Scheme::Pace | Scheme::Nrm) {
+        return Err(FamilyProblem::ParentScheme { parent, scheme });
+    }
+    if above.fallen && !limit.stays {
+        return Err(FamilyProblem::ParentFallen(parent));
+    }
+    let (Some(scope), Some(parent_scope)) = (&limit.scope, &above.scope) else { return Ok(()) };
+    let contains = matches!(
+        (parent_scope, scope),
+        (Scope::Cgroup(above), Scope::Cgroup(below)) if is_above(above, below)
+    );
+    if contains {
+        return Ok(());
+    }
+    let (scope, parent_scope) = (scope.clone(), parent_scope.clone());
+    Err(FamilyProblem::NotAbove { scope, parent, parent_scope })
+}
+
+/// Whether the parent has for sure what its children are guaranteed.
+fn can_keep(above: &Member, sum: u64, guarantee: Rate) -> Result<(), FamilyProblem> {
+    let parent = above.name.clone();
+    let (most, what) = match above.options.class {
+        Some(class) => match class.guarantee {
+            Some(guarantee) => (guarantee, "its own guarantee"),
+            None => return Err(FamilyProblem::NothingToPassOn { parent, wanted: guarantee }),
+        },
+        None => {
+            let rates = [above.options.egress, above.options.ingress];
+            let Some(rate) = rates.into_iter().flatten().map(|queue| queue.rate).min() else {
+                return Ok(());
+            };
+            (rate, "its rate")
+        }
+    };
+    match Rate::from_bit_s(sum).filter(|_| sum > most.bit_s()) {
+        Some(reserved) => Err(FamilyProblem::Reserved { parent, reserved, most, what }),
+        None => Ok(()),
+    }
+}
+
+/// Gives a limit the directions of its parent.
+fn conform(limit: &mut Member, above: &Member) -> Result<(), (&'static str, FamilyProblem)> {
+    let free = crate::settings::inside_another();
+    for direction in [Direction::Egress, Direction::Ingress] {
+        let (theirs, ours, asked, default, direction) = match direction {
+            Direction::Egress => (
+                above.options.egress,
+                &mut limit.options.egress,
+                limit.asked.egress,
+                free.egress,
+                "egress",
+            ),
+            Direction::Ingress => (
+                above.options.ingress,
+                &mut limit.options.ingress,
+                limit.asked.ingress,
+                free.ingress,
+                "ingress",
+            ),
+        };
+        match (theirs, ours.is_some()) {
+            (None, true) if asked => {
+                let parent = above.name.clone();
+                return Err((direction, FamilyProblem::NotLimited { parent, direction }));
+            }
+            (None, _) => *ours = None,
+            (Some(_), false) => *ours = default,
+            (Some(_), true) => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

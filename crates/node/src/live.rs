@@ -1,0 +1,120 @@
+//! Every limit that holds now: those pinned in the store, and those that only a process holds, as `tidegate
+//! run` does. A limit of another store is found too, without its name.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+use tidegate_core::Scope;
+use tidegate_sys::{attached, limit::LimitError, store::StoreError};
+
+use crate::{
+    host::Host,
+    plan::Standing,
+    run::runner_of,
+    status::{LimitStatus, hold_ceilings},
+};
+
+/// Who keeps a limit on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(tag = "held_by", rename_all = "snake_case")]
+pub enum Origin {
+    /// It is pinned in the store.
+    Pinned,
+    /// A `tidegate run` that lives.
+    Run {
+        /// Its process.
+        runner_pid: u32,
+    },
+    /// Something else: another store, or another program that uses Tidegate.
+    Elsewhere,
+}
+
+/// A limit, and who keeps it on.
+#[derive(Debug, Clone)]
+pub struct Live {
+    /// The limit.
+    pub status: LimitStatus,
+    /// Who keeps it on.
+    pub origin: Origin,
+    /// The id of its cgroup; of a device the inode of its network namespace.
+    pub place_id: u64,
+    /// The kernel's id of the map of its settings; `None` if it could not be asked.
+    pub map_id: Option<u32>,
+}
+
+/// Why limits could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LiveError {
+    /// Of the store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Of a limit.
+    #[error("limit `{name}`: {source}")]
+    Limit {
+        /// Its name.
+        name: String,
+        /// What went wrong.
+        source: LimitError,
+    },
+    /// Of a limit that is in no store of ours.
+    #[error("a limit on cgroup `{cgroup}` that something else holds: {source}")]
+    Elsewhere {
+        /// Its cgroup.
+        cgroup: String,
+        /// What went wrong.
+        source: LimitError,
+    },
+}
+
+/// The limits of a host.
+#[derive(Debug, Default)]
+pub struct Limits {
+    /// Those that could be read.
+    pub list: Vec<Live>,
+    /// Of limits that something else holds, why they could not: another version has put them on.
+    pub unread: Vec<LiveError>,
+}
+
+/// The limits of a host: of cgroups those whose id passes, and all of devices.
+///
+/// # Errors
+/// [`LiveError`] for the first of the store that cannot be read.
+pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Limits, LiveError> {
+    let mut limits = Limits::default();
+    let (mut known, mut pinned_limits) = (BTreeSet::new(), Vec::new());
+    // Also those that are not asked for: the ceiling of one inside them may be theirs.
+    for pinned in host.store().list(host.hierarchy())? {
+        let map_id = pinned.maps().id();
+        known.extend(map_id);
+        let status = LimitStatus::read(&pinned)
+            .map_err(|source| LiveError::Limit { name: pinned.name.clone(), source })?;
+        let (place_id, is_device) = (pinned.limit.cgroup_id, pinned.limit.ifindex != 0);
+        let live = Live { status, origin: Origin::Pinned, place_id, map_id };
+        pinned_limits.push((live, is_device || wanted(place_id)));
+    }
+    hold_ceilings(pinned_limits.iter_mut().map(|(limit, _)| &mut limit.status));
+    limits.list.extend(pinned_limits.into_iter().filter(|(_, asked)| *asked).map(|(l, _)| l));
+    for found in attached::attached(wanted) {
+        if known.contains(&found.map_id) {
+            continue;
+        }
+        let Some(path) = host.hierarchy().path_of(found.cgroup_id) else { continue };
+        let origin = match runner_of(&path) {
+            Some(runner_pid) => Origin::Run { runner_pid },
+            None => Origin::Elsewhere,
+        };
+        let last = path.rsplit('/').next().unwrap_or_default();
+        let name = if last.is_empty() { "/" } else { last }.to_owned();
+        let scope = Scope::Cgroup(path.clone());
+        match LimitStatus::of_maps(name, scope, Standing::InForce, &found.maps) {
+            Ok(status) => limits.list.push(Live {
+                status,
+                origin,
+                place_id: found.cgroup_id,
+                map_id: Some(found.map_id),
+            }),
+            Err(source) => limits.unread.push(LiveError::Elsewhere { cgroup: path, source }),
+        }
+    }
+    Ok(limits)
+}

@@ -1,0 +1,111 @@
+//! Limits as the kernel has them: whoever holds them, by the links on cgroups.
+//!
+//! The store knows what is pinned in it. A `tidegate run` keeps its limit to itself, and so does another
+//! store; but each limit is a link of an egress program, the program names its maps, and maps can be opened
+//! by their ids. Reading all limits takes O(links on this host).
+
+use std::{
+    mem,
+    os::fd::{AsFd, AsRawFd},
+};
+
+use libbpf_rs::{
+    MapCore, MapHandle, Program, ProgramAttachType,
+    libbpf_sys::{bpf_prog_get_info_by_fd, bpf_prog_info},
+    query::{LinkInfoIter, LinkTypeInfo},
+};
+
+use crate::limit::LimitMaps;
+
+/// The programs by which a limit on a cgroup is known: each limit has one of them, on egress.
+const PROGRAMS: [&str; 2] = ["nrm_egress", "edt_cgroup"];
+/// Maps that a program of a limit has at most, constants included.
+const MAX_MAPS: usize = 32;
+/// Limits that one look at the kernel reads at most.
+pub const MAX_ATTACHED: usize = 8192;
+
+/// A limit that the kernel enforces on a cgroup.
+#[derive(Debug)]
+pub struct Attached {
+    /// The cgroup's id.
+    pub cgroup_id: u64,
+    /// The kernel's id of the map of its settings: by it the limit is known.
+    pub map_id: u32,
+    /// Its maps.
+    pub maps: LimitMaps,
+}
+
+impl LimitMaps {
+    /// The kernel's id of the map of the limit's settings; `None` if it cannot be asked.
+    #[must_use]
+    pub fn id(&self) -> Option<u32> {
+        Some(self.limit.info().ok()?.info.id)
+    }
+}
+
+/// The limits on those cgroups whose id passes, at most [`MAX_ATTACHED`]. What cannot be opened, because it
+/// goes while we look, is left out. One that another version of Tidegate has put on may have maps that cannot
+/// be read.
+#[must_use]
+pub fn attached(wanted: impl Fn(u64) -> bool) -> Vec<Attached> {
+    let mut found = Vec::new();
+    for link in LinkInfoIter::default() {
+        let LinkTypeInfo::Cgroup(cgroup) = &link.info else { continue };
+        let egress = matches!(cgroup.attach_type, ProgramAttachType::CgroupInetEgress);
+        if !egress || !wanted(cgroup.cgroup_id) {
+            continue;
+        }
+        let Some(maps) = maps_of(link.prog_id) else { continue };
+        let Some(map_id) = maps.id() else { continue };
+        found.push(Attached { cgroup_id: cgroup.cgroup_id, map_id, maps });
+        if found.len() >= MAX_ATTACHED {
+            break;
+        }
+    }
+    found
+}
+
+/// The maps of a limit by its program; `None` if the program is another one, or has gone.
+fn maps_of(program: u32) -> Option<LimitMaps> {
+    let (name, ids) = program_maps(program)?;
+    if !PROGRAMS.contains(&name.as_str()) {
+        return None;
+    }
+    // The maps of a parent have the same names and are met later (maps.h): the first ones are the limit's
+    // own.
+    let (mut limit, mut queues, mut counters) = (None, None, None);
+    for id in ids {
+        let Ok(map) = MapHandle::from_map_id(id) else { continue };
+        let place = match map.name().to_str() {
+            Some("limit") => &mut limit,
+            Some("queues_of_limit") => &mut queues,
+            Some("counters") => &mut counters,
+            _ => continue,
+        };
+        place.get_or_insert(map);
+    }
+    let (limit, queues, counters) = (limit?, queues?, counters?);
+    // For reading: nothing is set on sockets by these.
+    Some(LimitMaps { limit, queues, counters, sockets: None, parent: None })
+}
+
+/// The name of a program, and the ids of its maps.
+fn program_maps(id: u32) -> Option<(String, Vec<u32>)> {
+    let program = Program::fd_from_id(id).ok()?;
+    let mut ids = [0u32; MAX_MAPS];
+    // SAFETY: the struct is integers and arrays of them, for which all zeros is a value.
+    let mut info: bpf_prog_info = unsafe { mem::zeroed() };
+    info.nr_map_ids = MAX_MAPS as u32;
+    info.map_ids = ids.as_mut_ptr() as u64;
+    let mut len = size_of::<bpf_prog_info>() as u32;
+    // SAFETY: the descriptor is open; `info` has `len` bytes and points to `ids`, which has room for as many
+    // entries as it says; all outlive the call.
+    let ret = unsafe {
+        bpf_prog_get_info_by_fd(program.as_fd().as_raw_fd(), &raw mut info, &raw mut len)
+    };
+    if ret != 0 {
+        return None;
+    }
+    let name = info.name.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8)).collect();
+    Some((name, ids[..MAX_MAPS.min(info.nr_map_ids as usize)].to_vec()))
+}

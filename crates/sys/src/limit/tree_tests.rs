@@ -1,0 +1,66 @@
+//! A limit inside a limit inside a limit, loaded: its programs differ from those of one that stands alone.
+
+use super::*;
+
+/// Cgroups within each other, removed at the end.
+struct Nest {
+    hierarchy: Hierarchy,
+    groups: Vec<Cgroup>,
+}
+
+impl Nest {
+    fn new(depth: usize) -> Nest {
+        let hierarchy = Hierarchy::find().unwrap();
+        let name = format!("tidegate-sys-tree-{}", std::process::id());
+        let mut groups = vec![hierarchy.create(&hierarchy.open("").unwrap(), &name).unwrap()];
+        for _ in 1..depth {
+            groups.push(hierarchy.create(groups.last().unwrap(), "inside").unwrap());
+        }
+        Nest { hierarchy, groups }
+    }
+}
+
+impl Drop for Nest {
+    fn drop(&mut self) {
+        self.groups.iter().rev().for_each(|group| drop(fs::remove_dir(group.absolute())));
+    }
+}
+
+fn limit(mbit: u64, scheme: Scheme, class: Option<Class>) -> LimitOptions {
+    let queue = Rate::from_bit_s(mbit * 1_000_000).map(VirtualQueueOptions::new);
+    LimitOptions { egress: queue, ingress: queue, scheme, class, ..LimitOptions::default() }
+}
+
+#[test]
+fn root_limits_load_inside_each_other() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_limits_load_inside_each_other: needs root");
+        return;
+    }
+    let nest = Nest::new(3);
+    let attach = |at: usize, options: &LimitOptions, parent: Option<&AttachedLimit>| {
+        let parent = parent.map(AttachedLimit::maps);
+        AttachedLimit::attach(&nest.hierarchy, &nest.groups[at], options, parent).unwrap()
+    };
+    for scheme in [Scheme::Pace, Scheme::Nrm] {
+        let guarantee = Rate::from_bit_s(10_000_000);
+        let class = Some(Class { guarantee, weight: 50 });
+        let root = attach(0, &limit(100, scheme, None), None);
+        let child = attach(1, &limit(80, scheme, class), Some(&root));
+        let grandchild = attach(2, &limit(100_000, scheme, class), Some(&child));
+        assert!(root.maps.parent.is_none() && child.maps.parent.is_some());
+        // What they may use before their first packet, with half a share of what is above: the guarantee and
+        // half of 99 % of 100 Mbit/s, and of 59.5 in turn.
+        for direction in [Direction::Egress, Direction::Ingress] {
+            let rate = |limit: &AttachedLimit| {
+                limit.maps.read(direction).unwrap().queue.rate_bit_s as f64 / 1e6
+            };
+            assert!((rate(&child) - 59.5).abs() < 0.1, "{}", rate(&child));
+            assert!((rate(&grandchild) - 39.45).abs() < 0.1, "{}", rate(&grandchild));
+            assert_eq!(rate(&root), 0.0, "not yet");
+        }
+        grandchild.detach(&nest.hierarchy, &nest.groups[2]).unwrap();
+        child.detach(&nest.hierarchy, &nest.groups[1]).unwrap();
+        root.detach(&nest.hierarchy, &nest.groups[0]).unwrap();
+    }
+}
