@@ -9,8 +9,10 @@ use tidegate_node::nic::state::DEFAULT_DIR;
 use tidegate_node::settings::{Patch, RateSetting};
 use tidegate_sys::store::DEFAULT_ROOT;
 
+mod burst;
 mod nic;
 
+pub use burst::{AnalyzeArgs, BurstVerb, SizeArgs, UdpSource};
 pub use nic::NicArgs;
 
 /// The shortest interval of `monitor`.
@@ -93,6 +95,9 @@ A spec file:
   ingress = \"1gbit\"
   scheme  = \"carousel\"")]
     Nic(NicArgs),
+    /// What a policer's burst size does, and which one a capture went through
+    #[command(subcommand, arg_required_else_help = true)]
+    Burst(BurstVerb),
     /// Check that a spec file is well-formed; needs no privileges
     #[command(after_help = "Example:\n  tidegate check limits.toml")]
     Check(CheckArgs),

@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         Verb::Run(args) => verbs::run::run(store, &args),
         Verb::Limit(verb) => verbs::limit::run(store, verb),
         Verb::Nic(args) => verbs::nic::run(run_dir, &args),
+        Verb::Burst(verb) => verbs::burst::run(&verb),
         Verb::Check(args) => verbs::spec::check(&args),
         Verb::Plan(args) => verbs::spec::plan(store, run_dir, &args),
         Verb::Apply(args) => verbs::spec::apply(store, run_dir, &args),

@@ -11,6 +11,8 @@
 //! - [`edt`]: departure times, a schedule for each flow (the `edt` scheme).
 //! - [`fair_share`]: one rate for all flows of a limit (the `pace` scheme).
 //! - [`class`]: limits inside a limit: guarantees, weights, borrowing.
+//! - [`token_bucket`], [`meter`]: policing: pass or drop, green, yellow or red (RFC 2697, 2698, 4115).
+//! - [`burst`]: how deep a policer's bucket should be, and what it lets through.
 //! - [`receive_window`]: that rate as a window, for senders elsewhere (`pace` on ingress).
 //! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
 //! - [`shaper`]: Carousel (the `carousel` scheme): timestampers ([`stamp`]) in front of a timing [`wheel`]
@@ -34,18 +36,21 @@ extern crate std;
 #[cfg(test)]
 extern crate self as tidegate_core;
 
+pub mod burst;
 pub mod class;
 pub mod codel;
 pub mod completion;
 pub mod edt;
 pub mod fair_share;
 pub mod link;
+pub mod meter;
 pub mod receive_window;
 pub mod scheme;
 pub mod scope;
 pub mod shaper;
 pub mod slot_set;
 pub mod stamp;
+pub mod token_bucket;
 pub mod units;
 pub mod verdict;
 pub mod virtual_queue;
@@ -53,8 +58,10 @@ pub mod water_fill;
 pub mod wheel;
 
 pub use class::Class;
+pub use meter::{Colour, Meter};
 pub use scheme::Scheme;
 pub use scope::Scope;
+pub use token_bucket::TokenBucket;
 pub use units::{Bytes, Nanos, Rate, Span};
 pub use verdict::{DropReason, Verdict};
 pub use virtual_queue::{Direction, Packet, Transport, VirtualQueue, VirtualQueueConfig};

@@ -30,4 +30,5 @@ pub mod table;
 pub mod terminal;
 pub mod testbed;
 pub mod tools;
-pub mod units;
+
+pub use tidegate_chart::units;

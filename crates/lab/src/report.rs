@@ -227,16 +227,7 @@ fn write_whole(path: &Path, text: &str) -> io::Result<()> {
     fs::rename(&beside, path)
 }
 
-/// The items without repetition, in order. O(n · distinct), which is small here.
-pub(crate) fn distinct<T: PartialEq>(items: impl IntoIterator<Item = T>) -> Vec<T> {
-    let mut seen = Vec::new();
-    for item in items {
-        if !seen.contains(&item) {
-            seen.push(item);
-        }
-    }
-    seen
-}
+pub(crate) use tidegate_chart::distinct;
 
 #[cfg(test)]
 pub(crate) mod tests;

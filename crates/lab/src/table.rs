@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::report::{Case, Report, distinct};
 use crate::stats::Summary;
 use crate::terminal::Paint;
-use crate::units::{Unit, measured};
+use crate::units::{Unit, measured, with_symbol};
 
 /// The cell of a system that has no value.
 const ABSENT: &str = "–";
@@ -213,11 +213,6 @@ pub(crate) fn split_keys<'a>(cases: &[&'a Case]) -> (Vec<&'a str>, Option<String
         })
         .collect();
     (varying, (!words.is_empty()).then(|| words.join(", ")))
-}
-
-/// `goodput (Mbit/s)`.
-pub(crate) fn with_symbol(name: &str, symbol: &str) -> String {
-    if symbol.is_empty() { name.to_owned() } else { format!("{name} ({symbol})") }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The verbs, one a file.
 
+pub mod burst;
 pub mod detach;
 pub mod explain;
 pub mod generate;

@@ -6,6 +6,9 @@
 #![allow(clippy::unwrap_used, reason = "tests, helpers included")]
 
 mod apply;
+mod burst;
+#[path = "../../../capture/tests/captures/mod.rs"]
+mod captures;
 mod common;
 mod edt;
 mod explain;

@@ -8,13 +8,14 @@
 use anyhow::ensure;
 use plotters::style::RGBColor;
 
-use super::axis::Axis;
-use super::canvas::{self, Canvas, INK, Key, LINE, Mark, Plot, Style, WIDTH};
-use super::palette;
+use tidegate_chart::axis::Axis;
+use tidegate_chart::canvas::{self, Canvas, INK, Key, LINE, Mark, Plot, Style, WIDTH};
+use tidegate_chart::palette;
+
 use crate::report::{Case, Row, distinct};
 use crate::stats::{self, Summary};
-use crate::table::{circumstance, split_keys, with_symbol};
-use crate::units::{Scale, Unit, measured, trimmed};
+use crate::table::{circumstance, split_keys};
+use crate::units::{Scale, Unit, measured, trimmed, with_symbol};
 
 /// Medians of repeated runs, side by side.
 #[derive(Clone, Debug)]

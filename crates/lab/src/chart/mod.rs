@@ -1,25 +1,9 @@
-//! Figures as SVG: grouped bars, lines over time, cumulative distributions, curves over decades.
-//!
-//! ```text
-//! bars, lines, cdf, curves -> axis (ticks, mapping) -> canvas (strokes and text, through plotters)
-//! ```
-//!
-//! A figure holds data and draws itself; a system has one colour everywhere ([`palette`]). plotters
-//! strokes and fills; axes and legends are ours, since plotters sets labels by a guess at the font
-//! that lets them overlap, and its logarithmic axis cannot label 1-2-5.
+//! The figures of a report: those of `tidegate-chart`, and grouped bars, which are made of rows.
 
-mod axis;
 mod bars;
-mod canvas;
-mod cdf;
-mod curves;
-mod lines;
-pub mod palette;
 
 pub use bars::{Bar, Bars, BarsOf, Group};
-pub use cdf::Cdf;
-pub use curves::Curves;
-pub use lines::Lines;
+pub use tidegate_chart::{Cdf, Curves, Lines, Series};
 
 /// A figure of a report.
 #[derive(Clone, Debug)]
@@ -82,34 +66,6 @@ impl From<Curves> for Figure {
     fn from(curves: Curves) -> Figure {
         Figure::Curves(curves)
     }
-}
-
-/// The points of one system, ascending in x.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Series {
-    /// The system; it decides the colour.
-    pub system: String,
-    /// (x, y) in the units that the axes' keys name.
-    pub points: Vec<(f64, f64)>,
-}
-
-impl Series {
-    /// A series of given points.
-    pub fn new(system: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
-        Series { system: system.into(), points }
-    }
-
-    /// A series of values that are `step` apart, each at the middle of its bin.
-    pub fn every(system: impl Into<String>, step: f64, values: &[f64]) -> Series {
-        let points =
-            values.iter().enumerate().map(|(at, &value)| ((at as f64 + 0.5) * step, value));
-        Series::new(system, points.collect())
-    }
-}
-
-/// The systems of several series, in order.
-fn systems(series: &[Series]) -> Vec<&str> {
-    crate::report::distinct(series.iter().map(|series| series.system.as_str()))
 }
 
 #[cfg(test)]

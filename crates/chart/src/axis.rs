@@ -12,19 +12,19 @@ const ROOM: f64 = 0.02;
 
 /// A range of values, mapped onto a range of pixels.
 #[derive(Clone, Debug)]
-pub(super) struct Axis {
+pub struct Axis {
     spread: Spread,
     low: f64,
     high: f64,
     start_px: f64,
     end_px: f64,
     /// Where labels go.
-    pub(super) ticks: Vec<f64>,
+    pub ticks: Vec<f64>,
 }
 
 impl Axis {
     /// From zero to the first tick at or above `max`, with about `count` ticks.
-    pub(super) fn from_zero(max: f64, count: usize) -> Axis {
+    pub fn from_zero(max: f64, count: usize) -> Axis {
         let max = if max > 0.0 { max } else { 1.0 };
         let step = nice_step(max / count as f64);
         let steps = (max / step - 1e-9).ceil();
@@ -33,7 +33,7 @@ impl Axis {
     }
 
     /// From `low` to `high`, or to the tick just above, with about `count` ticks.
-    pub(super) fn spanning(low: f64, high: f64, count: usize) -> Axis {
+    pub fn spanning(low: f64, high: f64, count: usize) -> Axis {
         let high = if high > low { high } else { low + 1.0 };
         let step = nice_step((high - low) / count as f64);
         let next = (high / step).ceil() * step;
@@ -46,7 +46,7 @@ impl Axis {
 
     /// Logarithmic, to the round steps around the range of the values; those that are not positive
     /// have no place on it. The wider the range, the fewer steps get a tick.
-    pub(super) fn logarithmic(values: impl IntoIterator<Item = f64>) -> Axis {
+    pub fn logarithmic(values: impl IntoIterator<Item = f64>) -> Axis {
         let positive = values.into_iter().filter(|&v| v > 0.0 && v.is_finite());
         let (min, max) = positive.fold((f64::INFINITY, 0.0_f64), |(l, h), v| (l.min(v), h.max(v)));
         let (min, max) = if max > 0.0 { (min, max) } else { (1.0, 10.0) };
@@ -68,18 +68,18 @@ impl Axis {
     }
 
     /// The axis from pixel `start` to pixel `end`, which may be the smaller.
-    pub(super) fn over(mut self, start: f64, end: f64) -> Axis {
+    pub fn over(mut self, start: f64, end: f64) -> Axis {
         (self.start_px, self.end_px) = (start, end);
         self
     }
 
     /// The largest value.
-    pub(super) fn high(&self) -> f64 {
+    pub fn high(&self) -> f64 {
         self.high
     }
 
     /// The pixel of a value; values outside are put on the nearer end.
-    pub(super) fn px(&self, value: f64) -> f64 {
+    pub fn px(&self, value: f64) -> f64 {
         let share = match self.spread {
             Spread::Linear => (value - self.low) / (self.high - self.low),
             Spread::Logarithmic if value <= 0.0 => 0.0,

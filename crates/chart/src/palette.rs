@@ -82,7 +82,7 @@ mod tests {
             vec!["a", "b", "htb", "c", "d", "e", "f", "g", "h"],
         ] {
             let colours = colours(&systems);
-            let distinct = crate::report::distinct(colours.iter());
+            let distinct = crate::distinct(colours.iter());
             assert_eq!(distinct.len(), systems.len(), "{systems:?}");
         }
     }

@@ -12,7 +12,7 @@ use plotters::style::{FontStyle, FontTransform, IntoFont as _, RGBColor, ShapeSt
 use super::axis::Axis;
 
 /// Width of every figure.
-pub(super) const WIDTH: f64 = 900.0;
+pub const WIDTH: f64 = 900.0;
 /// Space between the figure's edge and all it holds.
 const MARGIN: f64 = 22.0;
 /// plotters rounds to whole pixels: draw larger, and let the viewer scale it down.
@@ -26,17 +26,18 @@ const TITLE_SIZE: f64 = 18.0;
 const TEXT_SIZE: f64 = 13.0;
 const LEGEND_ROW: f64 = 22.0;
 
-pub(super) const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
+/// The colour of text and frames.
+pub const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
 const SOFT_INK: RGBColor = RGBColor(0x55, 0x55, 0x55);
 const GRID: RGBColor = RGBColor(0xDD, 0xDD, 0xDD);
 const PAPER: RGBColor = RGBColor(0xFF, 0xFF, 0xFF);
 
 /// A point, in pixels of the figure.
-pub(super) type Point = (f64, f64);
+pub type Point = (f64, f64);
 
 /// How text stands to its point.
 #[derive(Clone, Copy)]
-pub(super) struct Style {
+pub struct Style {
     size: f64,
     colour: RGBColor,
     bold: bool,
@@ -47,21 +48,23 @@ pub(super) struct Style {
 
 impl Style {
     /// Ordinary text, right of its point and level with it.
-    pub(super) fn text() -> Style {
+    pub fn text() -> Style {
         let (across, along) = (HPos::Left, VPos::Center);
         Style { size: TEXT_SIZE, colour: INK, bold: false, upward: false, across, along }
     }
 
-    pub(super) fn small(self) -> Style {
+    /// Smaller and softer.
+    pub fn small(self) -> Style {
         Style { size: 11.5, colour: SOFT_INK, ..self }
     }
 
-    pub(super) fn centred(self) -> Style {
+    /// Centred on its point.
+    pub fn centred(self) -> Style {
         Style { across: HPos::Center, ..self }
     }
 
     /// Small, hanging down from its point: for the inside of a bar.
-    pub(super) fn inside(self) -> Style {
+    pub fn inside(self) -> Style {
         Style { size: 11.5, upward: true, across: HPos::Right, ..self }
     }
 
@@ -75,36 +78,46 @@ impl Style {
 }
 
 /// An entry of the legend.
-pub(super) struct Key {
-    pub(super) label: String,
-    pub(super) mark: Mark,
+pub struct Key {
+    /// What it says.
+    pub label: String,
+    /// What stands before it.
+    pub mark: Mark,
 }
 
 /// What stands before a legend's label.
 #[derive(Clone, Copy)]
-pub(super) enum Mark {
+pub enum Mark {
+    /// A filled box.
     Box(RGBColor),
+    /// A stroke.
     Line(RGBColor),
+    /// A dashed stroke.
     Dashes(RGBColor),
+    /// The diamond of a second metric.
     Diamond,
 }
 
 /// Where a figure's data goes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plot {
-    pub(super) left: f64,
-    pub(super) right: f64,
-    pub(super) top: f64,
-    pub(super) bottom: f64,
+pub struct Plot {
+    /// Its left edge.
+    pub left: f64,
+    /// Its right edge.
+    pub right: f64,
+    /// Its top edge.
+    pub top: f64,
+    /// Its bottom edge.
+    pub bottom: f64,
 }
 
 /// An SVG that is being drawn.
-pub(super) struct Canvas<'a> {
+pub struct Canvas<'a> {
     area: DrawingArea<SVGBackend<'a>, Shift>,
 }
 
 /// Draws an SVG of the given height.
-pub(super) fn svg(
+pub fn svg(
     height: f64,
     draw: impl FnOnce(&Canvas<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<String> {
@@ -123,14 +136,14 @@ pub(super) fn svg(
 }
 
 /// The height that title and legend take.
-pub(super) fn head_height(title: &str, keys: &[Key]) -> f64 {
+pub fn head_height(title: &str, keys: &[Key]) -> f64 {
     let title = wrapped(title, TITLE_SIZE).len() as f64 * (TITLE_SIZE + 5.0);
     MARGIN + title + legend_rows(keys).len() as f64 * LEGEND_ROW + 18.0
 }
 
 impl Canvas<'_> {
     /// Draws title and legend at the top; they end at [`head_height`].
-    pub(super) fn head(&self, title: &str, keys: &[Key]) -> anyhow::Result<()> {
+    pub fn head(&self, title: &str, keys: &[Key]) -> anyhow::Result<()> {
         let mut y = MARGIN + TITLE_SIZE / 2.0;
         for line in wrapped(title, TITLE_SIZE) {
             let style = Style { size: TITLE_SIZE, bold: true, ..Style::text() };
@@ -160,7 +173,7 @@ impl Canvas<'_> {
     }
 
     /// Horizontal grid, labels and title of the left axis.
-    pub(super) fn left_axis(
+    pub fn left_axis(
         &self,
         plot: Plot,
         axis: &Axis,
@@ -178,7 +191,7 @@ impl Canvas<'_> {
     }
 
     /// Ticks, labels and title of a right axis.
-    pub(super) fn right_axis(
+    pub fn right_axis(
         &self,
         plot: Plot,
         axis: &Axis,
@@ -198,7 +211,7 @@ impl Canvas<'_> {
     }
 
     /// Base line, ticks, labels and title of the bottom axis.
-    pub(super) fn bottom_axis(
+    pub fn bottom_axis(
         &self,
         plot: Plot,
         axis: &Axis,
@@ -216,23 +229,20 @@ impl Canvas<'_> {
     }
 
     /// Vertical grid lines, for axes on which one reads values off.
-    pub(super) fn vertical_grid(&self, plot: Plot, axis: &Axis) -> anyhow::Result<()> {
+    pub fn vertical_grid(&self, plot: Plot, axis: &Axis) -> anyhow::Result<()> {
         axis.ticks.iter().try_for_each(|&tick| {
             let x = axis.px(tick);
             self.line(&[(x, plot.top), (x, plot.bottom)], GRID, 1.0)
         })
     }
 
-    pub(super) fn base_line(&self, plot: Plot) -> anyhow::Result<()> {
+    /// The line at the bottom.
+    pub fn base_line(&self, plot: Plot) -> anyhow::Result<()> {
         self.line(&[(plot.left, plot.bottom), (plot.right, plot.bottom)], SOFT_INK, 1.2)
     }
 
-    pub(super) fn line(
-        &self,
-        points: &[Point],
-        colour: RGBColor,
-        width: f64,
-    ) -> anyhow::Result<()> {
+    /// A line through all points.
+    pub fn line(&self, points: &[Point], colour: RGBColor, width: f64) -> anyhow::Result<()> {
         let points: Vec<(i32, i32)> = points.iter().map(|&p| pixel(p)).collect();
         self.area
             .draw(&PathElement::new(points, stroke(colour, width)))
@@ -240,7 +250,7 @@ impl Canvas<'_> {
     }
 
     /// A straight dashed line.
-    pub(super) fn dashes(&self, from: Point, to: Point, colour: RGBColor) -> anyhow::Result<()> {
+    pub fn dashes(&self, from: Point, to: Point, colour: RGBColor) -> anyhow::Result<()> {
         const DASH: f64 = 5.0;
         const GAP: f64 = 3.5;
         let (dx, dy) = (to.0 - from.0, to.1 - from.1);
@@ -254,14 +264,15 @@ impl Canvas<'_> {
         Ok(())
     }
 
-    pub(super) fn fill(&self, from: Point, to: Point, colour: RGBColor) -> anyhow::Result<()> {
+    /// A filled rectangle.
+    pub fn fill(&self, from: Point, to: Point, colour: RGBColor) -> anyhow::Result<()> {
         self.area
             .draw(&Rectangle::new([pixel(from), pixel(to)], colour.filled()))
             .map_err(|error| anyhow!("{error}"))
     }
 
     /// A dark diamond with a light rim, which shows on any bar.
-    pub(super) fn diamond(&self, (x, y): Point) -> anyhow::Result<()> {
+    pub fn diamond(&self, (x, y): Point) -> anyhow::Result<()> {
         for (radius, colour) in [(7.5, PAPER), (5.5, INK)] {
             let corners = [(x, y - radius), (x + radius, y), (x, y + radius), (x - radius, y)];
             self.area
@@ -271,7 +282,8 @@ impl Canvas<'_> {
         Ok(())
     }
 
-    pub(super) fn text(&self, text: &str, at: Point, style: Style) -> anyhow::Result<()> {
+    /// A line of text.
+    pub fn text(&self, text: &str, at: Point, style: Style) -> anyhow::Result<()> {
         let face = if style.bold { FontStyle::Bold } else { FontStyle::Normal };
         let font = ("sans-serif", style.size * SCALE * FONT_FACTOR).into_font().style(face);
         let font = if style.upward { font.transform(FontTransform::Rotate270) } else { font };
@@ -281,7 +293,7 @@ impl Canvas<'_> {
 }
 
 /// The estimated width of ordinary text.
-pub(super) fn text_width(text: &str) -> f64 {
+pub fn text_width(text: &str) -> f64 {
     let width = |c: char| match c {
         'i' | 'j' | 'l' | '.' | ',' | ' ' | '(' | ')' | '/' => 0.34,
         't' | 'f' | 'r' | '-' => 0.41,
@@ -298,7 +310,7 @@ fn widest(axis: &Axis, label: impl Fn(f64) -> String) -> f64 {
 }
 
 /// The height of a line of ordinary text.
-pub(super) const LINE: f64 = TEXT_SIZE + 4.0;
+pub const LINE: f64 = TEXT_SIZE + 4.0;
 
 fn key_width(key: &Key) -> f64 {
     24.0 + text_width(&key.label) + 22.0

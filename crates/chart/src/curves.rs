@@ -21,7 +21,12 @@ pub struct Curves {
 }
 
 impl Curves {
-    pub(super) fn svg(&self) -> anyhow::Result<String> {
+    /// The figure as an SVG document, 900 px wide.
+    ///
+    /// # Errors
+    ///
+    /// When there is nothing to draw.
+    pub fn svg(&self) -> anyhow::Result<String> {
         let points = || self.series.iter().flat_map(|series| &series.points);
         ensure!(points().next().is_some(), "no points");
         let drawable = |value: f64| value.is_finite() && value > 0.0;

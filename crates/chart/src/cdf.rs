@@ -14,8 +14,7 @@ pub struct Cdf {
     pub title: String,
     /// What was sampled, as a key with its unit: `rtt_us`.
     pub metric: String,
-    /// A curve each, of (value, share from 0 to 1): see [`crate::stats::cdf`] and
-    /// [`crate::stats::histogram_cdf`].
+    /// A curve each, of (value, share from 0 to 1): ascending in both.
     pub series: Vec<Series>,
 }
 
@@ -23,7 +22,12 @@ pub struct Cdf {
 const FINEST: f64 = 0.5;
 
 impl Cdf {
-    pub(super) fn svg(&self) -> anyhow::Result<String> {
+    /// The figure as an SVG document, 900 px wide.
+    ///
+    /// # Errors
+    ///
+    /// When there is nothing to draw.
+    pub fn svg(&self) -> anyhow::Result<String> {
         let values = || self.series.iter().flat_map(|series| series.points.iter().map(|p| p.0));
         ensure!(values().any(|value| value > 0.0), "no samples above zero");
         let (name, unit) = Unit::split(&self.metric);

@@ -5,8 +5,7 @@ use anyhow::ensure;
 use super::axis::Axis;
 use super::canvas::{self, INK, Key, Mark, Plot, WIDTH};
 use super::{Series, palette, systems};
-use crate::table::with_symbol;
-use crate::units::{Unit, trimmed};
+use crate::units::{Unit, trimmed, with_symbol};
 
 /// Values over time: a rate in each 100 ms, say.
 #[derive(Clone, Debug)]
@@ -24,7 +23,12 @@ pub struct Lines {
 }
 
 impl Lines {
-    pub(super) fn svg(&self) -> anyhow::Result<String> {
+    /// The figure as an SVG document, 900 px wide.
+    ///
+    /// # Errors
+    ///
+    /// When there is nothing to draw.
+    pub fn svg(&self) -> anyhow::Result<String> {
         let points = || self.series.iter().flat_map(|series| &series.points);
         ensure!(points().next().is_some(), "no points");
         ensure!(points().all(|(x, y)| x.is_finite() && y.is_finite()), "a point is no number");

@@ -170,6 +170,11 @@ pub fn trimmed(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
+/// `goodput (Mbit/s)`.
+pub fn with_symbol(name: &str, symbol: &str) -> String {
+    if symbol.is_empty() { name.to_owned() } else { format!("{name} ({symbol})") }
+}
+
 /// Whole, with commas from five digits up.
 fn grouped(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());

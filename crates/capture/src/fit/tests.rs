@@ -1,0 +1,87 @@
+use super::*;
+
+/// A source of packets of 1500 bytes, `gap_ns` apart in bursts of `burst`, each `period_ns`, through a
+/// bucket.
+fn through(rate_bit_s: u64, depth: u64, burst: u64, gap_ns: u64, period_ns: u64) -> Series {
+    let units = 8_000_000_000;
+    let (mut tokens, mut last) = (depth * units, 0_u64);
+    let mut series = Series { began: true, ..Series::default() };
+    for start in (0..5_000_000_000).step_by(period_ns as usize) {
+        for at in 0..burst {
+            let now = start + at * gap_ns;
+            tokens = (tokens + (now - last) * rate_bit_s).min(depth * units);
+            last = now;
+            if tokens >= 1_500 * units {
+                tokens -= 1_500 * units;
+                series.passes.push(Pass { time_ns: now, bytes: 1_500 });
+            } else {
+                let after = series.passes.len() - 1;
+                match series.marks.last_mut() {
+                    Some(mark) if mark.after == after => mark.packets += 1,
+                    _ => series.marks.push(Mark {
+                        after,
+                        before: after + 1,
+                        time_ns: None,
+                        packets: 1,
+                    }),
+                }
+            }
+        }
+    }
+    series
+}
+
+fn near(value: f64, wanted: f64, within: f64) {
+    assert!((value / wanted - 1.0).abs() < within, "{value}, not {wanted}");
+}
+
+#[test]
+fn finds_the_bucket_that_was_full_again() {
+    let fit = through(20_000_000, 60_000, 300, 24_000, 250_000_000).fit().unwrap();
+    near(fit.rate_bit_s, 20e6, 0.01);
+    near(fit.depth_bytes, 60e3, 0.03);
+    assert_eq!(fit.explained, 1.0);
+    assert_eq!(fit.violated, 0.0);
+    assert!(matches!(fit.basis, DepthBasis::Refilled(19..)), "{:?}", fit.basis);
+}
+
+#[test]
+fn says_when_the_depth_cannot_be_told() {
+    let mut series = through(20_000_000, 60_000, 5_000_000_000 / 400_000, 400_000, 5_000_000_000);
+    let fit = series.fit().unwrap();
+    assert_eq!(fit.basis, DepthBasis::Began);
+    near(fit.depth_bytes, 60e3, 0.03);
+    // The same without its beginning.
+    series.passes.drain(..500);
+    series.marks.retain(|mark| mark.after >= 500);
+    for mark in &mut series.marks {
+        mark.after -= 500;
+        mark.before -= 500;
+    }
+    series.began = false;
+    let fit = series.fit().unwrap();
+    near(fit.rate_bit_s, 20e6, 0.001);
+    assert_eq!(fit.basis, DepthBasis::AtLeast);
+    assert!(fit.depth_bytes < 60e3);
+}
+
+#[test]
+fn too_little_is_no_fit() {
+    assert!(Series::default().fit().is_none());
+    let mut series = through(20_000_000, 60_000, 300, 24_000, 250_000_000);
+    series.marks.truncate(2);
+    assert!(series.fit().is_none());
+    // All at one time.
+    for pass in &mut series.passes {
+        pass.time_ns = 7;
+    }
+    series.marks =
+        (1..40).map(|after| Mark { after, before: after + 1, time_ns: None, packets: 1 }).collect();
+    let _ = series.fit_thoroughly();
+}
+
+#[test]
+fn the_median_is_in_the_middle() {
+    assert_eq!(median(&mut []), None);
+    assert_eq!(median(&mut [3.0, 1.0, 2.0]), Some(2.0));
+}

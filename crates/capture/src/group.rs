@@ -1,0 +1,146 @@
+//! Flows behind one policer: sets of flows that together fit one token bucket though each alone does not.
+//!
+//! The bucket of a shared policer is emptied by all its flows, so the losses of one lie anywhere in its own
+//! traffic and only the sum shows the bucket. Candidates are the lossy flows to one destination, from one
+//! source, or all; of a candidate that does not fit, the flow is left out without which the rest fits best,
+//! again and again. Then flows without losses are added if the fit gets better: they pay tokens too.
+//!
+//! Bounded: at most [`FLOWS_MAX`] flows are looked at, so at most `3 x FLOWS_MAX^2 / 2` fits.
+
+use std::net::IpAddr;
+
+use crate::{
+    fit::{Fit, Series},
+    flow::{Flow, merge},
+    verdict::{EXPLAINED_MIN, LOSSES_MIN, VIOLATED_MAX},
+};
+
+/// The most flows that are looked at: those with most losses.
+pub const FLOWS_MAX: usize = 12;
+/// A group must explain so much more of the losses than its flows alone.
+const BETTER: f64 = 0.05;
+/// Packets of a group that are looked at, at most.
+const PASSES_MAX: usize = 1 << 17;
+
+/// A group.
+#[derive(Debug)]
+pub struct Group {
+    /// Its flows, by their place among those that were given.
+    pub flows: Vec<usize>,
+    /// What passed and was lost of them together.
+    pub series: Series,
+    /// Their bucket.
+    pub fit: Fit,
+}
+
+fn holds(fit: &Fit) -> bool {
+    fit.explained >= EXPLAINED_MIN && fit.violated <= VIOLATED_MAX && fit.marks >= LOSSES_MIN
+}
+
+/// Finds groups among flows that have losses, each with its fit alone. No flow is in two groups.
+#[must_use]
+pub fn find(flows: &[&Flow], alone: &[Option<Fit>], capture_start_ns: u64) -> Vec<Group> {
+    let mut free: Vec<usize> = (0..flows.len()).take(FLOWS_MAX).collect();
+    let mut groups = Vec::new();
+    // Each round takes at least two flows.
+    while free.len() >= 2 {
+        let search = Search { flows, alone, capture_start_ns };
+        let Some(group) = search.best(&free) else { break };
+        free.retain(|flow| !group.flows.contains(flow));
+        groups.push(group);
+    }
+    groups
+}
+
+struct Search<'a> {
+    flows: &'a [&'a Flow],
+    alone: &'a [Option<Fit>],
+    capture_start_ns: u64,
+}
+
+impl Search<'_> {
+    fn best(&self, free: &[usize]) -> Option<Group> {
+        let lossy = |at: &usize| self.alone[*at].is_some();
+        let lossy: Vec<usize> = free.iter().copied().filter(lossy).collect();
+        let mut candidates: Vec<Vec<usize>> = vec![lossy.clone()];
+        for side in [|flow: &Flow| flow.key.destination, |flow: &Flow| flow.key.source] {
+            let mut ends: Vec<IpAddr> = lossy.iter().map(|at| side(self.flows[*at])).collect();
+            ends.sort();
+            ends.dedup();
+            let same = |end: &IpAddr| {
+                lossy.iter().copied().filter(|at| side(self.flows[*at]) == *end).collect::<Vec<_>>()
+            };
+            candidates.extend(ends.iter().map(same));
+        }
+        candidates.sort();
+        candidates.dedup();
+        let found = candidates.into_iter().filter_map(|set| self.reduce(set));
+        let group = found.max_by(|a, b| {
+            a.flows.len().cmp(&b.flows.len()).then(a.fit.score().total_cmp(&b.fit.score()))
+        })?;
+        Some(self.extend(group, free))
+    }
+
+    fn fit(&self, set: &[usize]) -> Option<Group> {
+        let flows: Vec<&Flow> = set.iter().map(|at| self.flows[*at]).collect();
+        let mut series = merge(&flows, self.capture_start_ns);
+        if series.began {
+            // What is known of the depth may lie at the beginning.
+            series.passes.truncate(PASSES_MAX);
+            let passes = series.passes.len();
+            series.marks.retain(|mark| mark.after < passes);
+        } else if series.passes.len() > PASSES_MAX {
+            let gone = series.passes.len() - PASSES_MAX;
+            series.passes.drain(..gone);
+            series.marks.retain(|mark| mark.after >= gone);
+            for mark in &mut series.marks {
+                mark.after -= gone;
+                mark.before -= gone;
+            }
+        }
+        let fit = series.fit()?;
+        Some(Group { flows: set.to_vec(), series, fit })
+    }
+
+    /// Leaves flows out until the rest fits; none if it never does.
+    fn reduce(&self, mut set: Vec<usize>) -> Option<Group> {
+        while set.len() >= 2 {
+            let group = self.fit(&set)?;
+            let alone = set.iter().filter_map(|at| self.alone[*at].as_ref()).map(Fit::score);
+            let best_alone = alone.fold(0.0, f64::max);
+            if holds(&group.fit) && group.fit.score() >= best_alone + BETTER {
+                return Some(group);
+            }
+            if holds(&group.fit)
+                && set.iter().all(|at| self.alone[*at].as_ref().is_none_or(|f| !holds(f)))
+            {
+                return Some(group);
+            }
+            let without = |left: usize| -> Vec<usize> {
+                set.iter().copied().filter(|at| *at != left).collect()
+            };
+            let rest = set.iter().filter_map(|left| self.fit(&without(*left)));
+            set = rest.max_by(|a, b| a.fit.score().total_cmp(&b.fit.score()))?.flows;
+        }
+        None
+    }
+
+    /// Adds flows with which the rest fits better.
+    fn extend(&self, mut group: Group, free: &[usize]) -> Group {
+        for at in free {
+            if group.flows.contains(at) {
+                continue;
+            }
+            let mut set = group.flows.clone();
+            set.push(*at);
+            set.sort_unstable();
+            if let Some(more) = self.fit(&set)
+                && holds(&more.fit)
+                && more.fit.score() > group.fit.score() + 1e-3
+            {
+                group = more;
+            }
+        }
+        group
+    }
+}

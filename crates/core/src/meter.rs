@@ -1,0 +1,243 @@
+//! Meters that colour packets green, yellow or red: srTCM (RFC 2697), trTCM (RFC 2698) and the
+//! differentiated-service meter of RFC 4115.
+//!
+//! Each is two token buckets, committed and second, full at the start, that differ in how they fill and who
+//! is charged:
+//!
+//! ```text
+//! srTCM    C fills at CIR; what finds C full goes to E
+//!          C >= length: green, C pays; else E >= length: yellow, E pays; else red
+//! trTCM    C fills at CIR, P at PIR
+//!          P < length: red; else C < length: yellow, P pays; else green, both pay
+//! RFC 4115 C fills at CIR, E at EIR, neither gives to the other
+//!          C >= length: green, C pays; else E >= length: yellow, E pays; else red
+//! ```
+//!
+//! A colour-blind meter takes every packet for green. A colour-aware one leaves a colour as it is or makes
+//! it worse: a yellow packet skips the committed bucket, a red one stays red and pays nothing.
+//!
+//! The RFCs count tokens in steps of a byte; here a bucket fills continuously, in the exact units of
+//! [`token_bucket`](crate::token_bucket), so nothing is ever rounded. (RFC 4115 writes "more than" where
+//! the other two write "at least"; here all are "at least", else a packet as long as the burst would never
+//! pass.)
+//!
+//! The state is two 64-bit counts of units and one time in ns, no fraction; all arithmetic stays in
+//! unsigned 64 bits, which is what an eBPF program has. O(1) a packet.
+
+use crate::{
+    token_bucket::{BucketConfig, BucketError, MAX_BURST, UNITS_PER_BYTE, check_rate},
+    units::{Bytes, Nanos, Rate},
+};
+
+/// What a meter says of a packet; a later one is worse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Colour {
+    /// Within the committed rate.
+    Green,
+    /// Above it, within the excess or peak.
+    Yellow,
+    /// Above all: what a policer drops.
+    Red,
+}
+
+/// Whether a colour that a packet came with counts.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ColourMode {
+    /// Every packet is taken for green.
+    #[default]
+    Blind,
+    /// A colour is kept or worsened.
+    Aware,
+}
+
+/// The rates and bursts of a meter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MeterKind {
+    /// srTCM: one rate, two bursts.
+    SingleRate {
+        /// Committed rate.
+        cir: Rate,
+        /// Committed burst.
+        cbs: Bytes,
+        /// Excess burst, filled by what the committed bucket has no room for.
+        ebs: Bytes,
+    },
+    /// trTCM: a committed and a peak rate; the peak covers all traffic.
+    TwoRate {
+        /// Committed rate.
+        cir: Rate,
+        /// Committed burst.
+        cbs: Bytes,
+        /// Peak rate, at least the committed one.
+        pir: Rate,
+        /// Peak burst.
+        pbs: Bytes,
+    },
+    /// RFC 4115: a committed rate and an excess rate on top of it.
+    Differentiated {
+        /// Committed rate.
+        cir: Rate,
+        /// Committed burst.
+        cbs: Bytes,
+        /// Excess rate.
+        eir: Rate,
+        /// Excess burst.
+        ebs: Bytes,
+    },
+}
+
+/// Why a meter cannot be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum MeterError {
+    /// A rate or burst that no bucket can have.
+    #[error(transparent)]
+    Bucket(#[from] BucketError),
+    /// The peak is below what is committed.
+    #[error("peak rate {pir} is below the committed rate {cir}; a peak rate covers all traffic")]
+    Peak {
+        /// Committed rate.
+        cir: Rate,
+        /// Peak rate.
+        pir: Rate,
+    },
+}
+
+/// How the buckets of a meter work together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Coupling {
+    /// What the committed bucket has no room for goes to the second (srTCM).
+    Overflow,
+    /// A green packet pays from both (trTCM).
+    Covering,
+    /// Nothing is shared (RFC 4115).
+    Apart,
+}
+
+/// A meter in the form that the packet path works with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MeterConfig {
+    /// How the buckets work together.
+    pub coupling: Coupling,
+    /// Whether colours count.
+    pub mode: ColourMode,
+    /// The committed bucket.
+    pub committed: BucketConfig,
+    /// The excess or peak bucket; of [`Coupling::Overflow`] the rate is the committed one.
+    pub second: BucketConfig,
+}
+
+impl MeterKind {
+    /// The meter, if it can be.
+    ///
+    /// # Errors
+    /// [`MeterError`] for a rate outside 8 kbit/s to 100 Gbit/s, bursts that are both nothing or together
+    /// above [`MAX_BURST`], and a peak rate below the committed one. One of the bursts may be nothing.
+    pub fn config(self, mode: ColourMode) -> Result<MeterConfig, MeterError> {
+        let (coupling, (cir, cbs), (rate, burst)) = match self {
+            MeterKind::SingleRate { cir, cbs, ebs } => (Coupling::Overflow, (cir, cbs), (cir, ebs)),
+            MeterKind::TwoRate { cir, cbs, pir, pbs } => {
+                if pir < cir {
+                    return Err(MeterError::Peak { cir, pir });
+                }
+                (Coupling::Covering, (cir, cbs), (pir, pbs))
+            }
+            MeterKind::Differentiated { cir, cbs, eir, ebs } => {
+                (Coupling::Apart, (cir, cbs), (eir, ebs))
+            }
+        };
+        check_rate(cir)?;
+        check_rate(rate)?;
+        let sum = Bytes(cbs.0.saturating_add(burst.0));
+        if sum.0 == 0 || sum > MAX_BURST {
+            return Err(BucketError::Burst(sum).into());
+        }
+        let bucket = |rate: Rate, burst: Bytes| {
+            let (rate, burst) = (rate.bit_s(), burst.0 * UNITS_PER_BYTE);
+            BucketConfig { rate, burst, fill: burst.div_ceil(rate) }
+        };
+        Ok(MeterConfig { coupling, mode, committed: bucket(cir, cbs), second: bucket(rate, burst) })
+    }
+}
+
+/// A meter. See the [module](self).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Meter {
+    config: MeterConfig,
+    /// Units in the committed bucket at `last`.
+    committed: u64,
+    /// Units in the other one.
+    second: u64,
+    last: Nanos,
+}
+
+impl Meter {
+    /// A meter whose buckets are full at `now`.
+    #[must_use]
+    pub fn new(config: MeterConfig, now: Nanos) -> Self {
+        let (committed, second) = (config.committed.burst, config.second.burst);
+        Meter { config, committed, second, last: now }
+    }
+
+    /// Units in the committed and in the other bucket as the last packet left them, and when that was.
+    #[must_use]
+    pub fn state(&self) -> (u64, u64, Nanos) {
+        (self.committed, self.second, self.last)
+    }
+
+    /// Colours a packet of `bytes`, and charges it. A colour-blind meter does not look at `incoming`.
+    pub fn on_packet(&mut self, now: Nanos, bytes: u32, incoming: Colour) -> Colour {
+        self.fill(now);
+        let cost = u64::from(bytes) * UNITS_PER_BYTE;
+        let incoming = match self.config.mode {
+            ColourMode::Blind => Colour::Green,
+            ColourMode::Aware => incoming,
+        };
+        let (committed, second) = (self.committed >= cost, self.second >= cost);
+        let colour = match self.config.coupling {
+            Coupling::Covering if !second => Colour::Red,
+            _ if committed => Colour::Green,
+            _ if second => Colour::Yellow,
+            _ => Colour::Red,
+        };
+        let colour = match incoming {
+            Colour::Green => colour,
+            Colour::Yellow if second => Colour::Yellow,
+            Colour::Yellow | Colour::Red => Colour::Red,
+        };
+        if colour == Colour::Green {
+            self.committed -= cost;
+        }
+        let covers = colour == Colour::Green && self.config.coupling == Coupling::Covering;
+        if colour == Colour::Yellow || covers {
+            self.second -= cost;
+        }
+        colour
+    }
+
+    fn fill(&mut self, now: Nanos) {
+        let MeterConfig { coupling, committed, second, .. } = self.config;
+        let time = now.0.saturating_sub(self.last.0);
+        self.last = self.last.max(now);
+        if coupling == Coupling::Overflow {
+            if time >= committed.fill + second.fill {
+                (self.committed, self.second) = (committed.burst, second.burst);
+                return;
+            }
+            // Less than both buckets hold, which is within 64 bits.
+            let gain = committed.rate * time;
+            let taken = gain.min(committed.burst - self.committed);
+            self.committed += taken;
+            self.second += (gain - taken).min(second.burst - self.second);
+            return;
+        }
+        for (tokens, bucket) in [(&mut self.committed, committed), (&mut self.second, second)] {
+            *tokens = match time < bucket.fill {
+                true => bucket.burst.min(*tokens + bucket.rate * time),
+                false => bucket.burst,
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+//! The token bucket of a policer: a packet passes if there are tokens for all of it, and else it is
+//! dropped.
+//!
+//! ```text
+//! tokens = min(burst, tokens + rate x (now - last));  last = now
+//! passes if tokens >= length;                         tokens -= length
+//! ```
+//!
+//! It is exact. A token is a byte, and tokens are counted in units of which a byte has 8e9, so that a rate
+//! of R bit/s adds exactly R of them in each nanosecond: there is no fraction to round or to carry, and
+//! no drift at any rate over any time. With bursts up to [`MAX_BURST`] all arithmetic stays in 64 bits: a
+//! bucket that was left alone longer than it takes to fill is full, and a shorter time's tokens are less
+//! than a full bucket. A clock that steps back adds nothing.
+//!
+//! A packet longer than the burst never passes. In any window of length `t` no more than
+//! `burst + rate x t` passes. O(1) a packet; 16 bytes of state.
+
+use crate::{
+    units::{Bytes, Nanos, Rate},
+    virtual_queue::{MAX_RATE_BIT_S, MIN_RATE_BIT_S},
+};
+
+/// Units of tokens in a byte: one bit/s adds one unit each nanosecond.
+pub const UNITS_PER_BYTE: u64 = 8_000_000_000;
+/// The deepest bucket, and the most that the two buckets of a meter hold together: 2 GiB. Its units
+/// just leave a bit of 64 unused, which is what adding to it may take.
+pub const MAX_BURST: Bytes = Bytes(1 << 31);
+
+/// Why a bucket cannot be. The message says what to type instead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BucketError {
+    /// A rate that is not supported.
+    #[error("rate {0} is out of range; write 8kbit to 100gbit, for example 50mbit")]
+    Rate(Rate),
+    /// A burst that is not supported.
+    #[error("burst {0} is out of range; write 1b to {MAX_BURST}, for example 150kb")]
+    Burst(Bytes),
+}
+
+/// Rate and depth, in the form that the packet path works with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BucketConfig {
+    /// Units that a nanosecond adds: the rate in bit/s.
+    pub rate: u64,
+    /// Units that fit.
+    pub burst: u64,
+    /// Nanoseconds after which an empty bucket is full.
+    pub fill: u64,
+}
+
+impl BucketConfig {
+    /// A bucket of `burst` bytes that fills at `rate`.
+    ///
+    /// # Errors
+    /// [`BucketError`] for a rate outside 8 kbit/s to 100 Gbit/s, a burst of nothing or above
+    /// [`MAX_BURST`].
+    pub fn new(rate: Rate, burst: Bytes) -> Result<Self, BucketError> {
+        check_rate(rate)?;
+        if burst.0 == 0 || burst > MAX_BURST {
+            return Err(BucketError::Burst(burst));
+        }
+        let units = burst.0 * UNITS_PER_BYTE;
+        Ok(BucketConfig { rate: rate.bit_s(), burst: units, fill: units.div_ceil(rate.bit_s()) })
+    }
+}
+
+/// A rate that a bucket can keep.
+pub(crate) fn check_rate(rate: Rate) -> Result<(), BucketError> {
+    let supported = (MIN_RATE_BIT_S..=MAX_RATE_BIT_S).contains(&rate.bit_s());
+    if supported { Ok(()) } else { Err(BucketError::Rate(rate)) }
+}
+
+/// A token bucket. See the [module](self).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenBucket {
+    config: BucketConfig,
+    /// Units in it at `last`.
+    tokens: u64,
+    last: Nanos,
+}
+
+impl TokenBucket {
+    /// A bucket that is full at `now`.
+    #[must_use]
+    pub fn new(config: BucketConfig, now: Nanos) -> Self {
+        TokenBucket { config, tokens: config.burst, last: now }
+    }
+
+    /// A bucket in the middle of its work, for tests and simulation; no fuller than full.
+    #[must_use]
+    pub fn with_tokens(config: BucketConfig, now: Nanos, units: u64) -> Self {
+        TokenBucket { config, tokens: units.min(config.burst), last: now }
+    }
+
+    /// Takes the tokens of a packet of `bytes`, or says `false` and takes nothing.
+    pub fn on_packet(&mut self, now: Nanos, bytes: u32) -> bool {
+        self.tokens = self.units(now);
+        self.last = self.last.max(now);
+        let cost = u64::from(bytes) * UNITS_PER_BYTE;
+        let passes = self.tokens >= cost;
+        if passes {
+            self.tokens -= cost;
+        }
+        passes
+    }
+
+    /// What is in it at `now`, in units of which a byte has [`UNITS_PER_BYTE`].
+    #[must_use]
+    pub fn units(&self, now: Nanos) -> u64 {
+        let time = now.0.saturating_sub(self.last.0);
+        if time >= self.config.fill {
+            return self.config.burst;
+        }
+        // Less than a full bucket each, so their sum stays within 64 bits.
+        self.config.burst.min(self.tokens + self.config.rate * time)
+    }
+
+    /// What is in it at `now`, in whole bytes.
+    #[must_use]
+    pub fn tokens(&self, now: Nanos) -> Bytes {
+        Bytes(self.units(now) / UNITS_PER_BYTE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use std::string::ToString;
+
+    use super::*;
+
+    fn bucket(bit_s: u64, bytes: u64) -> TokenBucket {
+        let config = BucketConfig::new(Rate::from_bit_s(bit_s).unwrap(), Bytes(bytes)).unwrap();
+        TokenBucket::new(config, Nanos(0))
+    }
+
+    /// The same rule in fractions: numerators over 8e9, without a bound on time or size.
+    struct Naive {
+        rate: u128,
+        burst: u128,
+        tokens: u128,
+        last: u64,
+    }
+
+    impl Naive {
+        fn on_packet(&mut self, now: u64, bytes: u32) -> bool {
+            let time = u128::from(now.saturating_sub(self.last));
+            self.last = self.last.max(now);
+            self.tokens = self.burst.min(self.tokens + self.rate * time);
+            let cost = u128::from(bytes) * u128::from(UNITS_PER_BYTE);
+            let passes = self.tokens >= cost;
+            self.tokens -= if passes { cost } else { 0 };
+            passes
+        }
+    }
+
+    #[test]
+    fn passes_its_burst_and_then_its_rate() {
+        let mut bucket = bucket(8_000_000, 3_000);
+        let mut passes = |at| bucket.on_packet(Nanos(at), 1_000);
+        assert_eq!([passes(0), passes(0), passes(0), passes(0)], [true, true, true, false]);
+        assert!(!passes(999_999));
+        assert!(passes(1_000_000));
+        assert!(!passes(0), "a clock that steps back adds nothing");
+        assert!(!passes(1_000_000));
+        assert!(passes(u64::MAX), "584 years later");
+    }
+
+    #[test]
+    fn no_drift_at_any_rate() {
+        for bit_s in [MIN_RATE_BIT_S, 9_999, 333_333_333, 1_000_000_007, MAX_RATE_BIT_S] {
+            let rate = Rate::from_bit_s(bit_s).unwrap();
+            let mut bucket = bucket(bit_s, 15_000);
+            let step = rate.time_for(Bytes(1_500)).0 / 7 * 2 + 1;
+            assert!(bucket.on_packet(Nanos(0), 15_000));
+            let (mut now, mut passed) = (0_u64, 15_000_u64);
+            for _ in 0..2_000_000 {
+                now += step;
+                passed += if bucket.on_packet(Nanos(now), 1_500) { 1_500 } else { 0 };
+            }
+            let exact = u128::from(now) * u128::from(bit_s) / u128::from(UNITS_PER_BYTE) + 15_000;
+            let left = u128::from(bucket.tokens(Nanos(now)).0);
+            assert!(exact - left - u128::from(passed) <= 1, "{bit_s}: {exact} {left} {passed}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let new = |bit_s, bytes| BucketConfig::new(Rate::from_bit_s(bit_s).unwrap(), Bytes(bytes));
+        assert!(matches!(new(7_999, 1_500), Err(BucketError::Rate(_))));
+        assert!(matches!(new(100_000_000_001, 1_500), Err(BucketError::Rate(_))));
+        assert!(matches!(new(8_000, 0), Err(BucketError::Burst(_))));
+        let text = new(8_000, MAX_BURST.0 + 1).unwrap_err().to_string();
+        assert!(text.contains("write 1b to 2gb"), "{text}");
+        assert!(new(100_000_000_000, MAX_BURST.0).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn is_the_naive_model(
+            bit_s in MIN_RATE_BIT_S..=MAX_RATE_BIT_S,
+            burst in prop_oneof![1u64..200_000, 1..=MAX_BURST.0],
+            packets in prop::collection::vec(
+                (prop_oneof![0u64..3_000_000, any::<u64>()], any::<u16>()),
+                1..300,
+            ),
+        ) {
+            let mut exact = bucket(bit_s, burst);
+            let units = u128::from(burst) * u128::from(UNITS_PER_BYTE);
+            let mut naive = Naive { rate: bit_s.into(), burst: units, tokens: units, last: 0 };
+            let mut now = 0_u64;
+            for (gap, bytes) in packets {
+                // Now and then the clock steps back.
+                now = if gap % 7 == 3 { now.saturating_sub(gap) } else { now.saturating_add(gap) };
+                let passes = naive.on_packet(now, bytes.into());
+                prop_assert_eq!(exact.on_packet(Nanos(now), bytes.into()), passes);
+                prop_assert_eq!(u128::from(exact.tokens), naive.tokens);
+            }
+        }
+
+        #[test]
+        fn never_passes_more_than_burst_and_rate(
+            bit_s in MIN_RATE_BIT_S..1_000_000_000,
+            burst in 1_500u64..100_000,
+            packets in prop::collection::vec((0u64..2_000_000, 60u32..1_500), 1..300),
+        ) {
+            let mut bucket = bucket(bit_s, burst);
+            let (mut now, mut passed) = (0_u64, 0_u64);
+            for (gap, bytes) in packets {
+                now += gap;
+                passed += if bucket.on_packet(Nanos(now), bytes) { u64::from(bytes) } else { 0 };
+                let rate = Rate::from_bit_s(bit_s).unwrap();
+                prop_assert!(passed <= burst + rate.bytes_in(Nanos(now)).0);
+            }
+        }
+    }
+}
