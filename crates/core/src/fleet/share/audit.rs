@@ -33,6 +33,7 @@ struct Account {
 #[derive(Debug)]
 pub(super) struct Audit {
     epoch: Epoch,
+    began: Nanos,
     /// When the older leases have ended; none once all that nobody brought is here.
     end: Option<Nanos>,
     /// What has been brought, in all.
@@ -48,7 +49,8 @@ pub(super) struct Audit {
 impl Audit {
     pub fn new(epoch: Epoch, now: Nanos, end: Nanos, brought: u64) -> Self {
         let (accounts, targets) = (BTreeMap::new(), Vec::new());
-        Self { epoch, end: Some(end), brought, accounts, targets, due: now, stale: false }
+        let end = Some(end);
+        Self { epoch, began: now, end, brought, accounts, targets, due: now, stale: false }
     }
 
     pub fn next_deadline(&self) -> Nanos {
@@ -189,8 +191,10 @@ impl Share {
             account.target = *target;
             audit.stale |= now.0.saturating_sub(account.heard.0) > suspect;
         }
-        let again = audit.stale && audit.end.is_none() && !self.leaving;
-        if again && self.proposal.is_none() {
+        // Without a lease for so long: keepers have promised an epoch that never began.
+        let idle = self.until.max(audit.began).0.saturating_add(suspect);
+        let again = (audit.stale && audit.end.is_none()) || now.0 > idle;
+        if again && !self.leaving && self.proposal.is_none() {
             self.propose();
             self.run_proposal();
         }

@@ -144,7 +144,7 @@ impl Share {
         let promised = register.promised();
         let before = if poll {
             // A vote for another is a vote against the auditor that is heard.
-            let free = promised.auditor == from || self.misses_auditor();
+            let free = self.fresh_epoch().auditor == from || self.misses_auditor();
             (epoch > promised && free).then_some(promised)
         } else {
             self.promise(epoch)
