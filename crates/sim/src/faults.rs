@@ -354,8 +354,9 @@ impl Fleet {
     }
 }
 
-/// One to five seconds, sometimes nothing at all, of everything that can go wrong; then it is mended, and
-/// after a while the members that run must have all there is again.
+/// Everything that can go wrong, one thing after the other; then the network is mended and the keepers run, and
+/// after a while the members that run must have all there is again. Members, keepers, clocks and votes are drawn
+/// from the seed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Storm {
     /// The seed of everything.
@@ -416,8 +417,10 @@ impl Storm {
         }
         fleet.net().heal();
         fleet.net().set_options(NetOptions { loss: self.loss.min(0.1), ..NetOptions::default() });
-        for host in 0..keepers {
-            fleet.start(host);
+        // Again later: some are just leaving.
+        for wait in [0, self.mends.0 / 3] {
+            fleet.run_until(Nanos(self.lasts.0 + wait));
+            (0..keepers).for_each(|host| fleet.start(host));
         }
         fleet.run_until(Nanos(self.lasts.0 + self.mends.0));
         Aftermath {

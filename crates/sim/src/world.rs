@@ -20,7 +20,7 @@ use tidegate_core::{
 };
 
 use crate::{
-    gate::{Gate, PUBLISHED_DEPTH, Shaper},
+    gate::{Gate, PUBLISHED_DEPTH, Shaper, Waiting},
     measure::Bins,
     net::{Net, NetOptions},
     queue::Queue,
@@ -86,6 +86,8 @@ pub struct WorldOptions {
     pub interval: Nanos,
     /// How many peers a limiter tells; `share` asks its auditor.
     pub branches: usize,
+    /// Adds up by push-sum, as published, where a vector would do.
+    pub push_sum: bool,
     /// Depth of each bucket.
     pub depth: Bytes,
     /// Between limiters.
@@ -111,6 +113,7 @@ impl WorldOptions {
             flows: Vec::new(),
             interval: Nanos(50_000_000),
             branches: 1,
+            push_sum: false,
             depth: PUBLISHED_DEPTH,
             net: NetOptions::default(),
             share,
@@ -150,6 +153,7 @@ struct Flow {
 enum Happens {
     Starts(usize),
     AtGate { flow: usize, number: u64, sent: Nanos },
+    Leaves(usize),
     Acked { flow: usize, number: u64, sent: Nanos },
     TimesOut(usize),
     Ticks(usize),
@@ -230,6 +234,14 @@ impl World {
             match happens {
                 Happens::Starts(flow) => self.pump(flow),
                 Happens::AtGate { flow, number, sent } => self.at_gate(flow, number, sent),
+                Happens::Leaves(host) => {
+                    if self.hosts[host].leaves == at {
+                        while let Some(packet) = self.hosts[host].pop(at) {
+                            self.leave(packet);
+                        }
+                        self.arm_gate(host);
+                    }
+                }
                 Happens::Acked { flow, number, sent } => {
                     self.flows[flow].sender.on_ack(at, number, Nanos(at.0 - sent.0));
                     self.pump(flow);
@@ -283,22 +295,33 @@ impl World {
     }
 
     fn at_gate(&mut self, flow: usize, number: u64, sent: Nanos) {
-        let FlowOptions { host, rtt, .. } = self.flows[flow].options;
+        let host = self.flows[flow].options.host;
         let host = if self.options.scheme == Scheme::Ctb { 0 } else { host };
         let random = self.random.bits();
         self.arrived += 1;
-        let verdict = self.hosts[host].on_packet(self.now, flow as u64, random);
-        let leaves = match verdict {
-            Verdict::Drop(_) => {
-                self.dropped += 1;
-                return;
-            }
-            Verdict::SendAt(at) => at,
-            _ => self.now,
-        };
-        self.flows[flow].passed.add(leaves, PACKET_BYTES.into());
-        let back = Nanos(leaves.0 + rtt.0 * 3 / 4);
+        let packet = Waiting { flow, number, sent };
+        let passes = self.hosts[host].on_packet(self.now, packet, random).passes();
+        if !passes {
+            self.dropped += 1;
+        } else if matches!(self.hosts[host].gate, Gate::Shaper(_)) {
+            self.arm_gate(host);
+        } else {
+            self.leave(packet);
+        }
+    }
+
+    /// A packet leaves its limiter.
+    fn leave(&mut self, packet: Waiting) {
+        let Waiting { flow, number, sent } = packet;
+        self.flows[flow].passed.add(self.now, PACKET_BYTES.into());
+        let back = Nanos(self.now.0 + self.flows[flow].options.rtt.0 * 3 / 4);
         self.queue.push(back, Happens::Acked { flow, number, sent });
+    }
+
+    fn arm_gate(&mut self, host: usize) {
+        if let Some(at) = self.hosts[host].rearm_gate(self.now) {
+            self.queue.push(at, Happens::Leaves(host));
+        }
     }
 
     /// Ends an interval at a limiter.
@@ -318,7 +341,7 @@ impl World {
         self.exchange(host);
     }
 
-    /// Carries what `share` has to say.
+    /// Carries what `share` has to say; the gate has it before.
     fn exchange(&mut self, host: usize) {
         for (to, bytes) in self.hosts[host].outbox(self.now) {
             self.transmit(host, to, bytes);
@@ -326,6 +349,7 @@ impl World {
         if let Some(at) = self.hosts[host].rearm(self.now) {
             self.queue.push(at, Happens::Wakes(host));
         }
+        self.arm_gate(host);
     }
 
     fn transmit(&mut self, from: usize, to: usize, bytes: Vec<u8>) {

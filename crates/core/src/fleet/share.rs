@@ -315,6 +315,7 @@ impl Share {
     /// in the options of all members, so one that goes for good is to be taken out there.
     pub fn leave(&mut self, now: Nanos) {
         self.leaving = true;
+        self.proposal = None;
         if self.audit.is_some() || self.fresh_epoch() == Epoch::NONE {
             self.events.push_back(Event::Left);
         }

@@ -15,7 +15,7 @@ use crate::{clock::Clock, gate::Gate};
 
 /// Over which time `share` averages the rates of flows: what a window of TCP does in a few round trips should
 /// not move capacity.
-const FLOW_TAU: Nanos = Nanos(1_500_000_000);
+const FLOW_TAU: Nanos = Nanos(700_000_000);
 
 /// What a host measured in an interval, and heard.
 #[derive(Debug, Clone, Copy)]

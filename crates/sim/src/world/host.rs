@@ -11,7 +11,7 @@ use super::{
     ArrivalRate, Bytes, Control, FlowSample, Fps, FpsOptions, Gate, Grd, Gtb, MemberId, Nanos,
     PACKET_BYTES, Random, Scheme, Shaper, ShareOptions, TAU, TokenBucket, Verdict, WorldOptions,
 };
-use crate::clock::Clock;
+use crate::{clock::Clock, gate::Waiting};
 
 /// How others are added up.
 #[derive(Debug)]
@@ -35,9 +35,11 @@ pub(super) struct Host {
     pub sum: Sum,
     pub control: Control,
     pub clock: Clock,
-    pub interval: Nanos,
+    interval: Nanos,
+    patience: u64,
     last_drop: Option<Nanos>,
     timer: Nanos,
+    pub leaves: Nanos,
 }
 
 impl Host {
@@ -71,7 +73,7 @@ impl Host {
     fn with(options: &WorldOptions, id: MemberId, gate: Gate, control: Control) -> Host {
         let now = Nanos(0);
         let sum = match Kind::for_members(options.hosts) {
-            Kind::Vector if options.hosts <= 64 => Sum::Vector(Vector::new(id, 1, now)),
+            Kind::Vector if !options.push_sum => Sum::Vector(Vector::new(id, 1, now)),
             _ => {
                 let push = Box::new(PushSum::new(Mass { value: 0.0, weight: 1.0 }));
                 Sum::Mean { push, members: options.hosts as f64, own: 0.0 }
@@ -87,27 +89,28 @@ impl Host {
             control,
             clock: Clock::new(&mut Random::new(0), 0),
             interval: options.interval,
+            patience: (options.hosts as u64 / 8).max(10),
             last_drop: None,
             timer: Nanos(u64::MAX),
+            leaves: Nanos(u64::MAX),
         }
     }
 
-    pub fn on_packet(&mut self, now: Nanos, flow: u64, random: u64) -> Verdict {
+    /// A packet: dropped, passed, or held back until it comes out of [`Host::pop`].
+    pub fn on_packet(&mut self, now: Nanos, packet: Waiting, random: u64) -> Verdict {
         self.arrivals.on_packet(PACKET_BYTES);
-        let verdict = match &mut self.gate {
+        // A shaper keeps the host's time, by which its grant ends.
+        let local = self.clock.reads(now);
+        let (verdict, sampled) = match &mut self.gate {
             Gate::Shaper(shaper) => {
-                // The gate keeps the host's time, by which its grant ends.
-                let local = self.clock.reads(now);
-                match shaper.on_packet(local, PACKET_BYTES, random) {
-                    Verdict::SendAt(at) => Verdict::SendAt(Nanos(now.0 + (at.0 - local.0))),
-                    other => other,
-                }
+                let verdict = shaper.offer(local, packet, PACKET_BYTES, random);
+                (verdict, verdict.passes())
             }
-            gate => gate.on_packet(now, PACKET_BYTES, random),
+            // As published: a flow's rate is measured before it is dropped.
+            gate => (gate.on_packet(now, PACKET_BYTES, random), true),
         };
-        // A flow's rate is what passes; demand is what arrives.
-        if verdict.passes() || !matches!(self.gate, Gate::Shaper(_)) {
-            self.sample.on_packet(now, flow, PACKET_BYTES, random as u32);
+        if sampled {
+            self.sample.on_packet(now, packet.flow as u64, PACKET_BYTES, random as u32);
         }
         if !verdict.passes() {
             self.last_drop = Some(now);
@@ -115,12 +118,29 @@ impl Host {
         verdict
     }
 
+    /// A packet that was held back and leaves now.
+    pub fn pop(&mut self, now: Nanos) -> Option<Waiting> {
+        let local = self.clock.reads(now);
+        let Gate::Shaper(shaper) = &mut self.gate else { return None };
+        shaper.pop(local)
+    }
+
+    /// When the next packet leaves, if that is not what was said last.
+    pub fn rearm_gate(&mut self, now: Nanos) -> Option<Nanos> {
+        let Gate::Shaper(shaper) = &self.gate else { return None };
+        let at = self.clock.shows(shaper.next_departure()?).max(Nanos(now.0 + 1));
+        (at != self.leaves).then(|| {
+            self.leaves = at;
+            at
+        })
+    }
+
     /// Ends an interval: what was measured goes to the controller, and its answer to the gate.
     pub fn measure(&mut self, now: Nanos) {
         let demand = self.arrivals.on_interval(now);
         self.sample.on_interval(now);
-        // An estimate that is older than ten intervals counts nothing.
-        let fresh = Nanos(self.interval.0 * 10);
+        // What is older counts nothing; a large fleet's news take longer.
+        let fresh = Nanos(self.interval.0 * self.patience);
         let others = match &self.sum {
             Sum::Vector(vector) => vector.others(now, fresh),
             Sum::Mean { push, members, own } => {
