@@ -59,6 +59,8 @@ pub use keeper::{Keeper, Saved};
 
 /// The most members of a group.
 pub const MEMBERS_MAX: u32 = 65_536;
+/// No lease is longer, and nobody is waited for longer.
+pub const TIME_MAX: Nanos = Nanos(3_600_000_000_000);
 /// So many asks are remembered; an answer to an older one renews nothing.
 const ASKS_MAX: usize = 32;
 /// The clocks' error that is taken where a greater one is given: 10 %.
@@ -104,7 +106,7 @@ pub enum OptionsError {
     #[error("reserve_per_mille is {0}: give 0 to 1000")]
     Reserve(u16),
     /// Times that do not fit together.
-    #[error("interval must not be zero, lease and suspect at least twice the interval")]
+    #[error("give an interval above zero, and lease and suspect from twice that to an hour")]
     Times,
     /// A clock that is no clock.
     #[error("rate_error_ppm is {0}: give at most {RATE_ERROR_MAX_PPM}")]
@@ -125,8 +127,9 @@ impl ShareOptions {
         if self.reserve_per_mille > 1_000 {
             return Err(OptionsError::Reserve(self.reserve_per_mille));
         }
-        let least = self.interval.0.saturating_mul(2);
-        if self.interval.0 == 0 || self.lease.0 < least || self.suspect.0 < least {
+        let times = self.interval.0.saturating_mul(2)..=TIME_MAX.0;
+        let fit = times.contains(&self.lease.0) && times.contains(&self.suspect.0);
+        if self.interval.0 == 0 || !fit {
             return Err(OptionsError::Times);
         }
         if self.rate_error_ppm > RATE_ERROR_MAX_PPM {
@@ -451,6 +454,12 @@ impl Share {
         self.holding.given += bit_s;
     }
 
+    /// Raises its own limit: nobody holds more than there is, whatever was sent.
+    fn hold(&mut self, bit_s: u64) {
+        let held = self.holding.held.saturating_add(bit_s);
+        self.holding.held = held.min(self.options.divided_bit_s());
+    }
+
     /// Takes a message. One that is not for this group is ignored.
     pub fn on_message(&mut self, now: Nanos, message: &Message) {
         self.advance(now);
@@ -492,14 +501,15 @@ impl Share {
         self.heard = self.now;
         if self.holding.epoch != epoch {
             // Called: what was held is held there from now on. A lease of an older epoch is one of a newer.
-            let held = account.given_bit_s;
-            self.holding = Holding { epoch, held, given: 0, taken: held };
+            let taken = account.given_bit_s;
+            let held = taken.min(self.options.divided_bit_s());
+            self.holding = Holding { epoch, held, given: 0, taken };
             self.events.push_back(Event::Entered(epoch));
             return;
         }
         let more = account.given_bit_s.saturating_sub(self.holding.taken);
         self.holding.taken += more;
-        self.holding.held = self.holding.held.saturating_add(more);
+        self.hold(more);
         if self.leaving {
             let all_taken = account.taken_bit_s == self.holding.given;
             if self.holding.held == 0 && all_taken {

@@ -67,11 +67,13 @@ impl Share {
             // Half of the votes, as they were after the end: nobody has begun an epoch before it.
             let confirmed = self.quorum.lease_since(&self.fresh).is_some_and(|at| at >= end);
             if now >= end && confirmed {
-                let missing = self.options.divided_bit_s().saturating_sub(audit.brought);
+                let divided = self.options.divided_bit_s();
+                let missing = divided.saturating_sub(audit.brought);
                 audit.brought += missing;
                 audit.end = None;
                 audit.due = now;
-                self.holding.held += missing;
+                let held = self.holding.held.saturating_add(missing);
+                self.holding.held = held.min(divided);
             }
         }
         if now >= audit.due {
@@ -140,10 +142,11 @@ impl Share {
         }
         let account = audit.accounts.get_mut(&from)?;
         account.heard = now;
+        let mut taken = 0;
         if !ask.entering {
             let more = ask.given_bit_s.saturating_sub(account.taken);
             account.taken += more;
-            self.holding.held = self.holding.held.saturating_add(more);
+            taken = more;
         }
         if ask.number > account.number {
             account.number = ask.number;
@@ -154,6 +157,8 @@ impl Share {
                 account.held = ask.held_bit_s.saturating_add(under_way);
             }
         }
+        self.hold(taken);
+        let audit = self.audit.as_mut()?;
         // What the auditor has above its own target is for those who lack.
         let own = audit.accounts.get(&self.options.id).map_or(0, |own| own.target);
         let account = audit.accounts.get_mut(&from)?;

@@ -43,6 +43,11 @@ impl Register {
         Self { place, saved }
     }
 
+    #[cfg(test)]
+    pub fn saved(&self) -> Saved {
+        self.saved
+    }
+
     pub fn promised(&self) -> Epoch {
         self.saved.promised
     }
