@@ -103,7 +103,14 @@ fn killed(runs: u64) {
 fn figure_8() {
     println!("limiters  scheme      Mbit/s  Jain   1 s: least  most   overhead");
     for hosts in [7usize, 70, 490] {
-        for scheme in [Scheme::Ctb, Scheme::Fps, Scheme::FpsShaped, Scheme::Share] {
+        let cases = [
+            (Scheme::Ctb, false),
+            (Scheme::Fps, false),
+            (Scheme::Fps, true),
+            (Scheme::FpsShaped, false),
+            (Scheme::Share, false),
+        ];
+        for (scheme, push_sum) in cases {
             let mut options = WorldOptions::baseline(1, scheme, Nanos(60 * SECOND));
             options.hosts = hosts;
             options.limit = Rate::from_bit_s(50_000_000).expect("not zero");
@@ -114,7 +121,8 @@ fn figure_8() {
                 options.add_flows(host, 1, random.time(Nanos(SECOND)));
             }
             options.interval = Nanos(SECOND / 2);
-            options.branches = 3;
+            options.branches = if push_sum { 1 } else { 3 };
+            options.push_sum = push_sum;
             options.depth = tidegate_core::Bytes(75_000);
             options.share = share_options(3, hosts as u32);
             options.share.limit = options.limit;
@@ -128,7 +136,7 @@ fn figure_8() {
                 world.total().extremes(Nanos(20 * SECOND), Nanos(60 * SECOND), Nanos(SECOND));
             println!(
                 "{hosts:8}  {:<10}  {:6.2}  {:.3}  {:11.3} {:5.3}  {:6.2}%",
-                format!("{scheme:?}"),
+                format!("{scheme:?}{}", if push_sum { "/sum" } else { "" }),
                 rates.iter().sum::<f64>() / 1e6,
                 jain(&rates),
                 least / limit,

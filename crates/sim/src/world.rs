@@ -103,7 +103,17 @@ impl WorldOptions {
     /// between all. Flows start within the first 100 ms.
     #[must_use]
     pub fn baseline(seed: u64, scheme: Scheme, lasts: Nanos) -> WorldOptions {
-        let flows = [(0, 3), (1, 7)];
+        WorldOptions::two_limiters(seed, scheme, lasts, [3, 7])
+    }
+
+    /// The same with so many flows at each.
+    #[must_use]
+    pub fn two_limiters(
+        seed: u64,
+        scheme: Scheme,
+        lasts: Nanos,
+        flows: [usize; 2],
+    ) -> WorldOptions {
         let share = crate::faults::share_options(2, 2);
         let mut options = WorldOptions {
             seed,
@@ -119,7 +129,7 @@ impl WorldOptions {
             share,
             lasts,
         };
-        for (host, count) in flows {
+        for (host, count) in flows.into_iter().enumerate() {
             options.add_flows(host, count, Nanos(0));
         }
         options

@@ -36,7 +36,7 @@ pub(super) enum Control {
     Demand,
     Fps(Fps),
     FpsShaped(Fps),
-    Share(Share),
+    Share(Box<Share>),
 }
 
 impl Control {

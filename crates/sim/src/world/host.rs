@@ -64,7 +64,10 @@ impl Host {
                 let of = ShareOptions { id, incarnation: 1, ..options.share.clone() };
                 let share = Share::new(clock.reads(now), of, None).expect("good options");
                 let gate = Gate::Shaper(Shaper::new(share.grant()));
-                return Host { clock, ..Host::with(options, id, gate, Control::Share(share)) };
+                return Host {
+                    clock,
+                    ..Host::with(options, id, gate, Control::Share(Box::new(share)))
+                };
             }
         };
         Host::with(options, id, gate, control)

@@ -180,7 +180,7 @@ mod tests {
         let mut fleet = fleet(&values);
         let mut random = 3;
         for _ in 0..60 {
-            round(&mut fleet, &mut random, |random| next(random) % 10 == 0);
+            round(&mut fleet, &mut random, |random| next(random).is_multiple_of(10));
         }
         // The mean is a ratio, so what is lost of both does not count; what they were is made up for.
         for member in &fleet {
