@@ -1,5 +1,5 @@
-//! Any bytes as a message of a fleet: refused, or written again as they were. Any messages, forged ones too, to a
-//! member of `share`: nothing panics, and it never takes more than the limit.
+//! Any bytes as a message of a fleet: refused, or written again as they were. Any messages, forged ones too,
+//! to a member of `share`: nothing panics, and it never takes more than the limit.
 
 #![no_main]
 

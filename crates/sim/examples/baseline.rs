@@ -45,7 +45,8 @@ fn main() {
         }
         let (min, max) = fair.iter().fold((1.0f64, 0.0f64), |(a, b), f| (a.min(*f), b.max(*f)));
         println!(
-            "{:<10}  {:7.2}  {:7.2}  {:5.2}  {min:.3} / {:.3} / {max:.3}  {:11.3} {most:5.3} {:10.2} {:5.1}% {overhead:8.2}%",
+            "{:<10}  {:7.2}  {:7.2}  {:5.2}  {min:.3} / {:.3} / {max:.3}  {:11.3} {most:5.3} {:10.2} \
+             {:5.1}% {overhead:8.2}%",
             format!("{scheme:?}"),
             median(&three),
             median(&seven),

@@ -354,9 +354,9 @@ impl Fleet {
     }
 }
 
-/// Everything that can go wrong, one thing after the other; then the network is mended and the keepers run, and
-/// after a while the members that run must have all there is again. Members, keepers, clocks and votes are drawn
-/// from the seed.
+/// Everything that can go wrong, one thing after the other; then the network is mended and the keepers run,
+/// and after a while the members that run must have all there is again. Members, keepers, clocks and votes
+/// are drawn from the seed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Storm {
     /// The seed of everything.

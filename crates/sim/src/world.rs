@@ -99,8 +99,8 @@ pub struct WorldOptions {
 }
 
 impl WorldOptions {
-    /// Cloud Control's baseline: two limiters, 10 Mbit/s, three flows at the one and seven at the other, 40 ms
-    /// between all. Flows start within the first 100 ms.
+    /// Cloud Control's baseline: two limiters, 10 Mbit/s, three flows at the one and seven at the other, 40
+    /// ms between all. Flows start within the first 100 ms.
     #[must_use]
     pub fn baseline(seed: u64, scheme: Scheme, lasts: Nanos) -> WorldOptions {
         WorldOptions::two_limiters(seed, scheme, lasts, [3, 7])

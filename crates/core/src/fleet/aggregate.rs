@@ -4,14 +4,14 @@
 //! |:--|:--|:--|:--|
 //! | [`Vector`] | yes | entries that changed | late, never wrong: a version is as good as the next |
 //! | [`PushSum`] | in the limit | 16 bytes | takes mass away; gaps are seen and made up for, roughly |
-//! | [`PushFlow`] | in the limit | 16 bytes | nothing that the next message does not mend; a neighbour that died is taken out |
+//! | [`PushFlow`] | in the limit | 16 bytes | mended by the next message; the dead are taken out |
 //!
 //! [`Kind::for_members`] chooses. All are fed by a caller that knows the time, draws the peers and carries
 //! the messages.
 
-mod push_flow;
-mod push_sum;
-mod vector;
+pub mod push_flow;
+pub mod push_sum;
+pub mod vector;
 
 pub use push_flow::{NEIGHBOURS_MAX, PushFlow};
 pub use push_sum::{PushSum, SENDERS_MAX};

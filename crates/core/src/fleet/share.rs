@@ -1,8 +1,8 @@
 //! `share`: capacity that moves between members and is conserved, so that the local limits never add up to
 //! more than the limit, whatever is lost, duplicated, reordered, delayed, cut or dead.
 //!
-//! **The floor.** [`ShareOptions::reserve_per_mille`] of the limit are divided by the greatest number of members
-//! that there may be; each has that part for ever. It is what a member may use that hears of nobody.
+//! **The floor.** [`ShareOptions::reserve_per_mille`] of the limit are divided by the greatest number of
+//! members that there may be; each has that part for ever. It is what a member may use that hears of nobody.
 //!
 //! **Epochs.** The rest is divided afresh in each *epoch*. Some members are *keepers*; each keeps one
 //! number, the newest epoch it promised. An epoch begins when keepers with more than half of the votes have
@@ -31,9 +31,10 @@
 //! Why it is safe is written down in `docs/fleet.md`. Work and memory: O(1) for a member, O(members) for an
 //! auditor, O(members log members) for it in each interval.
 //!
-//! A caller must (1) apply [`Share::grant`], with its end, before it sends what [`Share::poll_transmit`] gives;
-//! (2) store [`Event::Store`] before that too, if the member is a keeper; drain both after every call; (3) let the gate itself fall to
-//! the floor at the grant's end, so that a process that stands still does not exceed it.
+//! After every call a caller must (1) store what [`Event::Store`] says, (2) apply [`Share::grant`], with its
+//! end, and only then (3) send all that [`Share::poll_transmit`] gives. The gate itself must fall to the
+//! floor at the grant's end, so that a process that stands still does not exceed it. The clock must also
+//! count while the host sleeps.
 
 use alloc::{
     collections::{BTreeMap, VecDeque},

@@ -2,8 +2,8 @@
 //!
 //! A member raises the version of its own entry with each change; of two entries the higher version is
 //! kept. So loss, duplicates and reordering do no harm, and there is no mass to lose. An entry that is new
-//! to a member is told on in its next [`TELL_EXTRA`] + log2(members) messages, newest first. [`REPEAT`] others
-//! go along, in turn, so that in time everybody has everything.
+//! to a member is told on in its next [`TELL_EXTRA`] + log2(members) messages, newest first. [`REPEAT`]
+//! others go along, in turn, so that in time everybody has everything.
 //!
 //! O(members) memory, at most [`VECTOR_MAX`] of them. Versions must grow over restarts too: a caller
 //! without storage starts at a clock's reading.
