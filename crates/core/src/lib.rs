@@ -19,6 +19,7 @@
 //!   over a [`slot_set`], backpressure by deferred [`completion`], aggregates divided by [`water_fill`].
 //! - [`codel`]: early drops from queues of senders that cannot be told otherwise.
 //! - [`link`]: delay, rate, queue, loss and reordering as one more timestamper.
+//! - [`fleet`]: one limit over many hosts.
 //! - [`scheme`]: the names of the schemes.
 //! - [`scope`]: what a limit is put on.
 //! - [`verdict`]: what an algorithm may answer for a packet.
@@ -42,6 +43,7 @@ pub mod codel;
 pub mod completion;
 pub mod edt;
 pub mod fair_share;
+pub mod fleet;
 pub mod link;
 pub mod meter;
 pub mod receive_window;

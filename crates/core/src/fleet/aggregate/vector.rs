@@ -1,0 +1,171 @@
+//! A versioned vector: every member's value, exactly, spread by what changed.
+//!
+//! A member raises the version of its own entry with each change; of two entries the higher version is
+//! kept. So loss, duplicates and reordering do no harm, and there is no mass to lose. An entry that is new
+//! to a member is told on in its next [`TELL_EXTRA`] + log2(members) messages, newest first. [`REPEAT`]
+//! others go along, in turn, so that in time everybody has everything.
+//!
+//! O(members) memory, at most [`VECTOR_MAX`] of them. Versions must grow over restarts too: a caller
+//! without storage starts at a clock's reading.
+
+use alloc::{collections::BTreeMap, vec::Vec};
+
+use super::super::{
+    MemberId,
+    message::{ENTRIES_MAX, Entry},
+};
+use crate::units::Nanos;
+
+/// The most members of a vector.
+pub const VECTOR_MAX: usize = 512;
+/// How often an entry is told on beyond log2 of the members.
+pub const TELL_EXTRA: u32 = 2;
+/// How many entries that are no news go with each message.
+pub const REPEAT: usize = 2;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Known {
+    version: u64,
+    value: f32,
+    heard: Nanos,
+    told: u32,
+}
+
+/// A member's view of the vector. See the [module](self).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Vector {
+    own: MemberId,
+    entries: BTreeMap<MemberId, Known>,
+}
+
+impl Vector {
+    /// A view that knows only its own value, 0 at `version`.
+    #[must_use]
+    pub fn new(own: MemberId, version: u64, now: Nanos) -> Self {
+        let known = Known { version, value: 0.0, heard: now, told: 0 };
+        Self { own, entries: BTreeMap::from([(own, known)]) }
+    }
+
+    /// Sets its own value. Also the unchanged one is a new version: a sign of life.
+    pub fn set_own(&mut self, now: Nanos, value: f32) {
+        let entry = self.entries.entry(self.own);
+        let known = entry.or_insert(Known { version: 0, value, heard: now, told: 0 });
+        *known = Known { version: known.version.saturating_add(1), value, heard: now, told: 0 };
+    }
+
+    /// Takes entries that a peer sent; those that are no news are ignored.
+    pub fn on_values(&mut self, now: Nanos, entries: &[Entry]) {
+        for entry in entries.iter().filter(|entry| entry.member != self.own) {
+            let fresh = Known { version: entry.version, value: entry.value, heard: now, told: 0 };
+            let known = self.entries.get(&entry.member).map(|known| known.version);
+            let room = known.is_some() || self.entries.len() < VECTOR_MAX;
+            if room && known.is_none_or(|version| version < entry.version) {
+                self.entries.insert(entry.member, fresh);
+            }
+        }
+    }
+
+    /// What to tell a peer now: at most [`ENTRIES_MAX`] entries, those that were told least first.
+    pub fn news(&mut self) -> Vec<Entry> {
+        let tell = self.entries.len().next_power_of_two().trailing_zeros() + TELL_EXTRA;
+        let mut order: Vec<_> = self
+            .entries
+            .iter()
+            .filter(|(member, _)| **member != self.own)
+            .map(|(member, known)| (known.told, core::cmp::Reverse(known.heard), *member))
+            .collect();
+        order.sort_unstable();
+        let fresh = order.partition_point(|(told, ..)| *told < tell);
+        order.truncate((fresh + REPEAT).min(ENTRIES_MAX - 1));
+        order.push((0, core::cmp::Reverse(Nanos(0)), self.own));
+        let mut news = Vec::with_capacity(order.len());
+        for (_, _, member) in order {
+            if let Some(known) = self.entries.get_mut(&member) {
+                known.told = known.told.saturating_add(1);
+                news.push(Entry { member, version: known.version, value: known.value });
+            }
+        }
+        news
+    }
+
+    /// The sum of the values of all others that were heard of within `fresh`. An older one counts nothing:
+    /// it would hold capacity for a member that may be gone.
+    #[must_use]
+    pub fn others(&self, now: Nanos, fresh: Nanos) -> f64 {
+        let since = now.0.saturating_sub(fresh.0);
+        let of = |(member, known): (&MemberId, &Known)| {
+            if *member != self.own && known.heard.0 >= since { f64::from(known.value) } else { 0.0 }
+        };
+        self.entries.iter().map(of).sum()
+    }
+
+    /// How many other members are known, and how many of them were not heard of within `fresh`. Cloud
+    /// Control has each limiter keep `1/N` of the limit free for each of the latter.
+    #[must_use]
+    pub fn silent(&self, now: Nanos, fresh: Nanos) -> (usize, usize) {
+        let since = now.0.saturating_sub(fresh.0);
+        let others = || self.entries.iter().filter(|(member, _)| **member != self.own);
+        (others().count(), others().filter(|(_, known)| known.heard.0 < since).count())
+    }
+
+    /// Forgets a member that has left.
+    pub fn remove(&mut self, member: MemberId) {
+        if member != self.own {
+            self.entries.remove(&member);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Whatever order, loss and duplicates: the last version counts, and the sum is exact.
+        #[test]
+        fn is_exact_in_any_order(
+            told in prop::collection::vec((1u32..9, 1u64..20), 1..200),
+        ) {
+            let value = |member: u32, version: u64| (member * 100 + version as u32) as f32;
+            let mut vector = Vector::new(MemberId(0), 1, Nanos(0));
+            let mut last = BTreeMap::new();
+            for (member, version) in told {
+                let entry = Entry { member: MemberId(member), version, value: value(member, version) };
+                vector.on_values(Nanos(1), &[entry, entry]);
+                let newest = last.entry(member).or_insert(version);
+                *newest = version.max(*newest);
+            }
+            let sum: f64 = last.iter().map(|(member, version)| f64::from(value(*member, *version))).sum();
+            prop_assert_eq!(vector.others(Nanos(1), Nanos(5)), sum);
+            prop_assert_eq!(vector.others(Nanos(10), Nanos(5)), 0.0);
+            prop_assert_eq!(vector.silent(Nanos(10), Nanos(5)), (last.len(), last.len()));
+        }
+    }
+
+    #[test]
+    fn news_reach_all_in_few_rounds() {
+        let n = 200u32;
+        let mut fleet: Vec<_> = (0..n).map(|i| Vector::new(MemberId(i), 1, Nanos(0))).collect();
+        for (i, vector) in fleet.iter_mut().enumerate() {
+            vector.set_own(Nanos(0), i as f32);
+        }
+        let mut random = 5u64;
+        for _ in 0..150 {
+            for i in 0..n as usize {
+                for _ in 0..2 {
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
+                    let to = (random >> 33) as usize % n as usize;
+                    let news = fleet[i].news();
+                    fleet[to].on_values(Nanos(0), &news);
+                }
+            }
+        }
+        let all: f64 = (0..n).map(f64::from).sum();
+        for (i, vector) in fleet.iter().enumerate() {
+            assert_eq!(vector.others(Nanos(0), Nanos(1)), all - i as f64);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! GRD, global random drop: every limiter drops with the same probability, that which brings the global
+//! demand down to the limit (Cloud Control, SIGCOMM 2007).
+//!
+//! ```text
+//!   demand > limit:  p = (demand - limit) / demand, else 0
+//! ```
+//!
+//! All flows see one loss rate wherever they are, which is why it is the fairest of the published three.
+//! Demand is measured as traffic arrives, before it is dropped. Nothing is added to the law; that a copy
+//! of it was reported to swing is discussed in `docs/fleet.md`.
+
+use crate::{
+    units::Rate,
+    verdict::{DropReason, Verdict},
+};
+
+/// A limiter of GRD. See the [module](self).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Grd {
+    limit: Rate,
+    probability: f64,
+}
+
+impl Grd {
+    /// A limiter that has heard of no demand.
+    #[must_use]
+    pub fn new(limit: Rate) -> Self {
+        Self { limit, probability: 0.0 }
+    }
+
+    /// Sets the probability for `demand_bit_s`, that of all limiters together, and returns it.
+    pub fn set_demand(&mut self, demand_bit_s: f64) -> f64 {
+        let limit = self.limit.bit_s() as f64;
+        let excess = demand_bit_s > limit;
+        self.probability = if excess { 1.0 - limit / demand_bit_s } else { 0.0 };
+        self.probability
+    }
+
+    /// The probability with which a packet is dropped.
+    #[must_use]
+    pub fn probability(&self) -> f64 {
+        self.probability
+    }
+
+    /// Passes or drops a packet; `random` is 32 uniform bits, fresh for each.
+    #[must_use]
+    pub fn on_packet(&self, random: u32) -> Verdict {
+        if f64::from(random) < self.probability * 4_294_967_296.0 {
+            Verdict::Drop(DropReason::Early)
+        } else {
+            Verdict::Pass
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lets_the_limit_pass() {
+        let mut grd = Grd::new(Rate::from_bit_s(10_000_000).unwrap());
+        assert_eq!(grd.set_demand(9e6), 0.0);
+        assert!(grd.on_packet(0).passes());
+        assert!((grd.set_demand(40e6) - 0.75).abs() < 1e-12);
+        assert!(!grd.on_packet(u32::MAX / 4 * 3 - 9).passes());
+        assert!(grd.on_packet(u32::MAX / 4 * 3 + 9).passes());
+        assert_eq!(grd.set_demand(f64::NAN), 0.0);
+    }
+}

@@ -1,0 +1,391 @@
+//! What members say to each other, and how it is written.
+//!
+//! A compact binary form, version [`VERSION`], read strictly: every message has one encoding, and bytes that
+//! are not exactly one message are refused with the cause. Lengths are bounded by [`MESSAGE_MAX`], so a
+//! message fits one datagram with the transport's seal. Nothing here is secret or signed: authentication
+//! and freshness of the sender are the transport's.
+//!
+//! ```text
+//!   version u8, kind u8, group u32, from varint, incarnation u64, then the body
+//!   varint: LEB128, the shortest form only; fixed integers and floats little-endian; floats finite
+//! ```
+
+use alloc::vec::Vec;
+
+use super::MemberId;
+
+mod wire;
+
+use wire::{Reader, Writer};
+
+/// The version of the encoding; a reader refuses any other.
+pub const VERSION: u8 = 1;
+/// No message is longer, in bytes.
+pub const MESSAGE_MAX: usize = 1_200;
+/// The most keepers of a group.
+pub const KEEPERS_MAX: usize = 9;
+/// The most entries of one [`Body::Values`].
+pub const ENTRIES_MAX: usize = 60;
+
+/// A message: who says what.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Message {
+    /// The group it is about. Members of other groups refuse it.
+    pub group: u32,
+    /// The sender.
+    pub from: MemberId,
+    /// Which life of the sender: greater after every restart.
+    pub incarnation: u64,
+    /// What is said.
+    pub body: Body,
+}
+
+/// What is said.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Body {
+    /// To an auditor or a keeper: the state of a member.
+    Ask(Ask),
+    /// To who asked.
+    Answer(Answer),
+    /// From an auditor whose epoch has begun: come, with what you hold.
+    Call(Epoch),
+    /// To a keeper: promise to help no older epoch.
+    Propose(Propose),
+    /// From a keeper.
+    Promise(Promise),
+    /// Parts of a versioned vector.
+    Values(Vec<Entry>),
+    /// A part of the sender's mass in push-sum, and its number to this receiver, from 1.
+    Mass {
+        /// Consecutive for each pair, so that a gap shows what was lost.
+        number: u64,
+        /// The part.
+        mass: Mass,
+    },
+    /// The sender's flow to the receiver in push-flow.
+    Flow(Mass),
+}
+
+/// A numbered division of the limit; see [`super::share`].
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch {
+    /// Greater than any that its auditor had seen.
+    pub number: u64,
+    /// The keeper that divides.
+    pub auditor: MemberId,
+}
+
+impl Epoch {
+    /// Before the first.
+    pub const NONE: Epoch = Epoch { number: 0, auditor: MemberId(0) };
+}
+
+/// A member's state. Totals only grow within an epoch and cover it from its start, so that any message
+/// says all that those before it said.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub struct Ask {
+    /// The epoch it is about.
+    pub epoch: Epoch,
+    /// Numbers the asks and proposals of this life of the sender.
+    pub number: u64,
+    /// The sender answers a call: `held` is what it brings, and it moves nothing in older epochs any more.
+    pub entering: bool,
+    /// The sender has given all it had and goes.
+    pub leaving: bool,
+    /// Capacity it holds, in bit/s.
+    pub held_bit_s: u64,
+    /// What it gave the auditor in all, in bit/s.
+    pub given_bit_s: u64,
+    /// What it took from the auditor in all, in bit/s.
+    pub taken_bit_s: u64,
+    /// Its flows that take all they get, at least 0.
+    pub flows: f32,
+    /// The most it can use, in bit/s.
+    pub demand_bit_s: u64,
+}
+
+/// An answer to an [`Ask`].
+#[derive(Debug, Default, Clone, PartialEq)]
+pub struct Answer {
+    /// The epoch of the ask.
+    pub epoch: Epoch,
+    /// The life of the asker that is answered.
+    pub to_incarnation: u64,
+    /// The number of the ask.
+    pub number: u64,
+    /// The newest epoch that the answerer knows of.
+    pub newest: Epoch,
+    /// For each keeper, in the group's order: how long ago it had promised nothing newer than the epoch,
+    /// in microseconds; none if not known.
+    pub ages_us: Vec<Option<u32>>,
+    /// If the auditor answers: what it gave and took, and should be held.
+    pub account: Option<Account>,
+}
+
+/// What an auditor says of a member's account. Totals as in [`Ask`].
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Account {
+    /// What the auditor gave in all, in bit/s.
+    pub given_bit_s: u64,
+    /// What it took in all, in bit/s.
+    pub taken_bit_s: u64,
+    /// What the member should hold, in bit/s: it gives what it has above.
+    pub target_bit_s: u64,
+}
+
+/// A proposal of an epoch.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Propose {
+    /// The epoch.
+    pub epoch: Epoch,
+    /// Numbered with the sender's asks.
+    pub number: u64,
+    /// Only asks whether it would be promised; binds nobody.
+    pub poll: bool,
+}
+
+/// A keeper's answer to a [`Propose`].
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Promise {
+    /// The epoch proposed.
+    pub epoch: Epoch,
+    /// The life of the proposer that is answered.
+    pub to_incarnation: u64,
+    /// The number of the proposal.
+    pub number: u64,
+    /// As in the proposal.
+    pub poll: bool,
+    /// Whether it is promised.
+    pub granted: bool,
+    /// What the keeper had promised before, or, if refused, has.
+    pub before: Epoch,
+}
+
+/// One member's value in a versioned vector.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub struct Entry {
+    /// Whose.
+    pub member: MemberId,
+    /// Grows with each change, over restarts too.
+    pub version: u64,
+    /// The value.
+    pub value: f32,
+}
+
+/// A value with its weight, as push-sum and push-flow move them.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub struct Mass {
+    /// The value.
+    pub value: f64,
+    /// The weight.
+    pub weight: f64,
+}
+
+/// Why bytes are no message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// Another version of the encoding.
+    #[error("version {0} of the encoding, where {VERSION} is read: run one release on all members")]
+    Version(u8),
+    /// No such kind of message.
+    #[error("kind {0} of message is unknown")]
+    Kind(u8),
+    /// It ends in the middle.
+    #[error("the message ends in the middle")]
+    Short,
+    /// There is more after its end.
+    #[error("{0} bytes after the end of the message")]
+    Long(usize),
+    /// More bytes or parts than a message may have.
+    #[error("more parts than a message may have")]
+    TooMany,
+    /// A number that is not in its shortest form or does not fit.
+    #[error("a number is not in its shortest form, or does not fit")]
+    Number,
+    /// A float that is not finite, or negative where none may be; a flag that is none.
+    #[error("a value is out of its range")]
+    Range,
+}
+
+impl Message {
+    /// Appends the message to `out`. At most [`MESSAGE_MAX`] bytes, as long as lists are within their
+    /// bounds; longer ones are cut to them.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let mut w = Writer(out);
+        w.u8(VERSION);
+        w.u8(self.body.kind());
+        w.u32(self.group);
+        w.varint(self.from.0.into());
+        w.u64(self.incarnation);
+        match &self.body {
+            Body::Ask(ask) => {
+                w.epoch(ask.epoch);
+                w.varint(ask.number);
+                w.u8(u8::from(ask.entering) | u8::from(ask.leaving) << 1);
+                w.varint(ask.held_bit_s);
+                w.varint(ask.given_bit_s);
+                w.varint(ask.taken_bit_s);
+                w.f32(ask.flows);
+                // Without a bound is the usual case: the shortest form is its.
+                w.varint(ask.demand_bit_s.wrapping_add(1));
+            }
+            Body::Answer(answer) => {
+                w.epoch(answer.epoch);
+                w.u64(answer.to_incarnation);
+                w.varint(answer.number);
+                w.epoch(answer.newest);
+                let ages = &answer.ages_us[..answer.ages_us.len().min(KEEPERS_MAX)];
+                w.u8(ages.len() as u8 | u8::from(answer.account.is_some()) << 7);
+                for age in ages {
+                    w.varint(age.map_or(0, |age| u64::from(age) + 1));
+                }
+                if let Some(account) = answer.account {
+                    w.varint(account.given_bit_s);
+                    w.varint(account.taken_bit_s);
+                    w.varint(account.target_bit_s);
+                }
+            }
+            Body::Call(epoch) => w.epoch(*epoch),
+            Body::Propose(propose) => {
+                w.epoch(propose.epoch);
+                w.varint(propose.number);
+                w.u8(propose.poll.into());
+            }
+            Body::Promise(promise) => {
+                w.epoch(promise.epoch);
+                w.u64(promise.to_incarnation);
+                w.varint(promise.number);
+                w.u8(u8::from(promise.poll) | u8::from(promise.granted) << 1);
+                w.epoch(promise.before);
+            }
+            Body::Values(entries) => {
+                let entries = &entries[..entries.len().min(ENTRIES_MAX)];
+                w.u8(entries.len() as u8);
+                for entry in entries {
+                    w.varint(entry.member.0.into());
+                    w.varint(entry.version);
+                    w.f32(entry.value);
+                }
+            }
+            Body::Mass { number, mass } => {
+                w.varint(*number);
+                w.mass(*mass);
+            }
+            Body::Flow(mass) => w.mass(*mass),
+        }
+    }
+
+    /// Reads the one message that `bytes` are.
+    ///
+    /// # Errors
+    /// If they are not exactly one message; see [`DecodeError`].
+    pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
+        if bytes.len() > MESSAGE_MAX {
+            return Err(DecodeError::TooMany);
+        }
+        let mut r = Reader(bytes);
+        let version = r.u8()?;
+        if version != VERSION {
+            return Err(DecodeError::Version(version));
+        }
+        let kind = r.u8()?;
+        let group = r.u32()?;
+        let from = r.member()?;
+        let incarnation = r.u64()?;
+        let body = match kind {
+            1 => Body::Ask(ask(&mut r)?),
+            2 => Body::Answer(answer(&mut r)?),
+            3 => Body::Call(r.epoch()?),
+            4 => Body::Propose(Propose {
+                epoch: r.epoch()?,
+                number: r.varint()?,
+                poll: r.flags(1)? == 1,
+            }),
+            5 => {
+                let (epoch, to_incarnation, number) = (r.epoch()?, r.u64()?, r.varint()?);
+                let flags = r.flags(2)?;
+                let (poll, granted) = (flags & 1 != 0, flags & 2 != 0);
+                let before = r.epoch()?;
+                Body::Promise(Promise { epoch, to_incarnation, number, poll, granted, before })
+            }
+            6 => {
+                let count = usize::from(r.u8()?);
+                if count > ENTRIES_MAX {
+                    return Err(DecodeError::TooMany);
+                }
+                let entry = |r: &mut Reader<'_>| {
+                    let (member, version) = (r.member()?, r.varint()?);
+                    Ok(Entry { member, version, value: r.f32()? })
+                };
+                Body::Values((0..count).map(|_| entry(&mut r)).collect::<Result<_, _>>()?)
+            }
+            7 => Body::Mass { number: r.varint()?, mass: r.mass()? },
+            8 => Body::Flow(r.mass()?),
+            other => return Err(DecodeError::Kind(other)),
+        };
+        match r.0.len() {
+            0 => Ok(Message { group, from, incarnation, body }),
+            more => Err(DecodeError::Long(more)),
+        }
+    }
+}
+
+impl Body {
+    fn kind(&self) -> u8 {
+        match self {
+            Body::Ask(_) => 1,
+            Body::Answer(_) => 2,
+            Body::Call(_) => 3,
+            Body::Propose(_) => 4,
+            Body::Promise(_) => 5,
+            Body::Values(_) => 6,
+            Body::Mass { .. } => 7,
+            Body::Flow(_) => 8,
+        }
+    }
+}
+
+fn ask(r: &mut Reader<'_>) -> Result<Ask, DecodeError> {
+    let (epoch, number, flags) = (r.epoch()?, r.varint()?, r.flags(2)?);
+    Ok(Ask {
+        epoch,
+        number,
+        entering: flags & 1 != 0,
+        leaving: flags & 2 != 0,
+        held_bit_s: r.varint()?,
+        given_bit_s: r.varint()?,
+        taken_bit_s: r.varint()?,
+        flows: match r.f32()? {
+            flows if flows.is_sign_negative() => return Err(DecodeError::Range),
+            flows => flows,
+        },
+        demand_bit_s: r.varint()?.wrapping_sub(1),
+    })
+}
+
+fn answer(r: &mut Reader<'_>) -> Result<Answer, DecodeError> {
+    let (epoch, to_incarnation, number, newest) = (r.epoch()?, r.u64()?, r.varint()?, r.epoch()?);
+    let head = r.u8()?;
+    let count = usize::from(head & 0x7f);
+    if count > KEEPERS_MAX {
+        return Err(DecodeError::TooMany);
+    }
+    let age = |r: &mut Reader<'_>| match r.varint()? {
+        0 => Ok(None),
+        age => u32::try_from(age - 1).map(Some).map_err(|_| DecodeError::Number),
+    };
+    let ages_us = (0..count).map(|_| age(r)).collect::<Result<_, _>>()?;
+    let account = if head & 0x80 != 0 {
+        Some(Account {
+            given_bit_s: r.varint()?,
+            taken_bit_s: r.varint()?,
+            target_bit_s: r.varint()?,
+        })
+    } else {
+        None
+    };
+    Ok(Answer { epoch, to_incarnation, number, newest, ages_us, account })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+//! Proposals: how a keeper comes to begin an epoch.
+//!
+//! It first asks whether the others would promise, which binds nobody: one that is cut off, or alone in
+//! missing the auditor, must not end the leases that are.
+
+use super::{
+    super::{
+        MemberId,
+        message::{Body, Epoch, Promise, Propose},
+    },
+    Audit, Event, Holding, Share,
+};
+use crate::units::Nanos;
+
+/// Places of keepers, a bit for each.
+type Places = u16;
+
+#[derive(Debug)]
+enum Phase {
+    /// Asks whether they would promise: who would.
+    Poll(Places),
+    /// Asks for promises: who gave one, and who of them had never given any.
+    Collect(Places, Places),
+}
+
+/// An epoch that may begin.
+#[derive(Debug)]
+pub(super) struct Proposal {
+    pub epoch: Epoch,
+    phase: Phase,
+    pub due: Nanos,
+}
+
+impl Share {
+    /// A keeper that misses the auditor proposes itself; the nearest after the auditor in the group's order
+    /// first.
+    pub(super) fn watch_auditor(&mut self) {
+        let Some(register) = &self.register else { return };
+        if self.proposal.is_some() || self.leaving || !self.misses_auditor() {
+            return;
+        }
+        let keepers = &self.options.keepers;
+        let of = keepers.iter().position(|keeper| keeper.id == self.newest.auditor);
+        let first = if self.newest == Epoch::NONE { 0 } else { of.map_or(0, |of| of + 1) };
+        let rank = (register.place + keepers.len() - first % keepers.len()) % keepers.len();
+        let patience = self.options.interval.0.saturating_mul(2 * rank as u64);
+        let suspect = if self.fresh_epoch() == Epoch::NONE { 0 } else { self.options.suspect.0 };
+        if self.now.0.saturating_sub(self.heard.0) >= patience.saturating_add(suspect) {
+            self.propose();
+        }
+    }
+
+    /// Proposes an epoch newer than all known.
+    pub(super) fn propose(&mut self) {
+        let Some(register) = &self.register else { return };
+        let newest = self.newest.max(register.promised());
+        let epoch = Epoch { number: newest.number.saturating_add(1), auditor: self.options.id };
+        let phase = Phase::Poll(1 << register.place);
+        self.proposal = Some(Proposal { epoch, phase, due: self.now });
+    }
+
+    /// Whether there is still a reason for an epoch: an auditor that audits again has one.
+    fn may_propose(&self) -> bool {
+        self.audit.is_some() || self.misses_auditor()
+    }
+
+    /// Goes on with a proposal as far as it goes now.
+    pub(super) fn run_proposal(&mut self) {
+        self.pass_phase();
+        let Some(proposal) = &self.proposal else { return };
+        let poll = matches!(proposal.phase, Phase::Poll(_));
+        let epoch = proposal.epoch;
+        if epoch < self.newest || (poll && !self.may_propose()) {
+            // Another was quicker, or the auditor lives.
+            self.proposal = None;
+            return;
+        }
+        if self.now < proposal.due {
+            return;
+        }
+        let number = self.number();
+        let own = self.options.id;
+        for at in 0..self.options.keepers.len() {
+            let to = self.options.keepers[at].id;
+            if to != own {
+                self.send(to, Body::Propose(Propose { epoch, number, poll }));
+            }
+        }
+        if let Some(proposal) = &mut self.proposal {
+            proposal.due = Nanos(self.now.0.saturating_add(self.options.interval.0 / 2).max(1));
+        }
+    }
+
+    fn pass_phase(&mut self) {
+        let (Some(proposal), Some(register)) = (&mut self.proposal, &self.register) else { return };
+        let (epoch, place) = (proposal.epoch, register.place);
+        if let Phase::Poll(places) = proposal.phase {
+            if !self.quorum.begins(places) {
+                return;
+            }
+            let Some(before) = self.promise(epoch) else {
+                self.proposal = None;
+                return;
+            };
+            let never = Places::from(before == Epoch::NONE) << place;
+            let phase = Phase::Collect(1 << place, never);
+            self.proposal = Some(Proposal { epoch, phase, due: self.now });
+        }
+        let Some(Proposal { phase: Phase::Collect(places, never), .. }) = self.proposal else {
+            return;
+        };
+        if self.quorum.begins(places) && self.newest <= epoch {
+            // Where more than half had never promised anything, there are no older leases.
+            let first = self.quorum.begins(never);
+            self.begin(epoch, first);
+        }
+    }
+
+    /// The epoch begins: the auditor is the first to come, and calls all that it knows.
+    fn begin(&mut self, epoch: Epoch, first: bool) {
+        let wait = if first { Nanos(0) } else { self.options.stretched(self.options.lease) };
+        let end = Nanos(self.now.0.saturating_add(wait.0));
+        let held = self.usable();
+        self.heed(epoch);
+        self.proposal = None;
+        self.audit = Some(Audit::new(epoch, self.now, end, held));
+        self.holding = Holding { epoch, held, given: 0, taken: 0 };
+        self.heard = self.now;
+        self.due = self.now;
+        self.events.push_back(Event::Entered(epoch));
+        let since = self.now.0.saturating_sub(self.options.suspect.0);
+        self.seen.retain(|_, at| at.0 >= since);
+        let keepers = self.options.keepers.iter().map(|keeper| (keeper.id, self.now));
+        self.seen.extend(keepers);
+        self.seen.remove(&self.options.id);
+        let all: alloc::vec::Vec<MemberId> = self.seen.keys().copied().collect();
+        for to in all {
+            self.send(to, Body::Call(epoch));
+        }
+    }
+
+    /// A keeper answers.
+    pub(super) fn on_promise(&mut self, from: MemberId, promise: &Promise) {
+        if !promise.granted {
+            self.newest = self.newest.max(promise.before);
+            return;
+        }
+        let place = self.options.keepers.iter().position(|keeper| keeper.id == from);
+        let asked = self.asked_at(promise.number);
+        let (Some(place), Some(_)) = (place, asked) else { return };
+        let Some(proposal) = &mut self.proposal else { return };
+        if promise.to_incarnation != self.options.incarnation || proposal.epoch != promise.epoch {
+            return;
+        }
+        match &mut proposal.phase {
+            Phase::Poll(places) if promise.poll => *places |= 1 << place,
+            Phase::Collect(places, never) if !promise.poll => {
+                *places |= 1 << place;
+                *never |= Places::from(promise.before == Epoch::NONE) << place;
+            }
+            _ => {}
+        }
+    }
+}
