@@ -12,7 +12,8 @@ fuzz_target!(|bytes: &[u8]| -> Corpus {
             assert_eq!(Spec::parse("fuzz.toml", text).expect("it was read before"), spec);
             let lines = text.lines().count();
             assert!(spec.limits.iter().all(|limit| (1..=lines).contains(&limit.line)));
-            let in_a_tree = |limit: &LimitSpec| limit.parent.is_some() == limit.options.class.is_some();
+            let in_a_tree =
+                |limit: &LimitSpec| limit.parent.is_some() == limit.options.class.is_some();
             assert!(spec.limits.iter().all(in_a_tree));
             assert!(spec.nics.iter().all(|nic| (1..=lines).contains(&nic.line)));
         }
