@@ -1,7 +1,7 @@
 //! `hierarchy`: HTB's class tree beside Tidegate's tree of limits: who has which part, how soon a class that
 //! comes back has what it is guaranteed, and what a packet waits meanwhile.
 //!
-//! The leaves go through the same steps under each system ([`tree`]). Each class sends to an address of its
+//! The leaves go through the same steps under each system (`tree`). Each class sends to an address of its
 //! own, by which HTB knows it, from a cgroup of its own, by which Tidegate does, and from ports of its own,
 //! by which the meter on the receiver's device does.
 
