@@ -6,10 +6,10 @@
 //! Nothing is dropped, and TCP's congestion control does nothing: what is seen is the law's own doing. In the
 //! kernel a thousand flows that start at one instant, or paths of 200 ms, meet the virtual queue instead.
 //!
-//! Columns: flows that run at the end; the part of the limit that they use in its last 500 ms; the sum of their
-//! distances from max-min, as a part of what they should have; the most of the limit over any 100 ms from 200 ms
-//! after the last change on, and ever; when their sum began to stay within 10 %, after the change, in ms; the
-//! longest virtual queue, in ms.
+//! Columns: flows that run at the end; the part of the limit that they use in its last 500 ms; the sum of
+//! their distances from max-min, as a part of what they should have; the most of the limit over any 100 ms
+//! from 200 ms after the last change on, and ever; when their sum began to stay within 10 %, after the
+//! change, in ms; the longest virtual queue, in ms.
 
 use std::{cmp::Reverse, collections::BinaryHeap, fmt::Write as _};
 
@@ -216,8 +216,8 @@ fn max_min(wants: &[f64]) -> Vec<f64> {
     wants.iter().map(|want| want.min(level)).collect()
 }
 
-/// What must hold with at most this many flows and round trips: how far shares are from max-min in all, and the
-/// most of the limit over any 100 ms from 200 ms after the last change on.
+/// What must hold with at most this many flows and round trips: how far shares are from max-min in all, and
+/// the most of the limit over any 100 ms from 200 ms after the last change on.
 const BOUNDED: (usize, u64) = (100, 10_000);
 const ERROR_MOST: f64 = 0.02;
 const OVERSHOOT_MOST: f64 = 1.04;

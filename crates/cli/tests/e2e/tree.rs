@@ -189,8 +189,8 @@ fn root_what_one_leaves_the_others_take() {
     scene.settles(&[("top", 19.8), ("web", 10.6), ("batch", 4.6)]);
 }
 
-/// Two TCP flows and a flood of UDP in one limit: three senders, of which one is told nothing. The inner limits
-/// only count.
+/// Two TCP flows and a flood of UDP in one limit: three senders, of which one is told nothing. The inner
+/// limits only count.
 #[test]
 fn root_udp_has_one_share_beside_tcp() {
     need_root!();
