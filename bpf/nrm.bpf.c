@@ -223,6 +223,8 @@ struct gates {
 	/* The parent's; 0 without one. */
 	struct tg_queue *parent;
 	int is_parent;
+	/* A child has the packet's socket, and has judged it. */
+	int claimed;
 	/* Its flows are told their share, here by their receive windows. */
 	int paced;
 	int windows;
@@ -258,7 +260,8 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g, _
 	if (!g->is_parent)
 		return;
 	socket = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
-	if (tg_is_claimed(socket, now))
+	g->claimed = tg_is_claimed(socket, now);
+	if (g->claimed)
 		return;
 	key = g->direction + TG_OWN;
 	g->own = bpf_map_lookup_elem(&queues_of_limit, &key);
@@ -271,6 +274,9 @@ static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct gates 
 				      const struct vq_conf *conf, const struct tg_queue *queue,
 				      __u32 bytes)
 {
+	/* A class within its own rate is not to suffer for those that still are to make room. */
+	if (g->claimed)
+		return PACED_DEPTH_NS;
 	if (!g->paced || g->windows)
 		return 0;
 	if (bytes > VQ_SMALL_BYTES && !g->reserved && !is_paced(skb))
