@@ -102,8 +102,9 @@ fn root_an_ingress_limit_sets_windows_and_gives_them_back() {
     let mut receiver = Receiver::start(&place, &near);
     let mut sender = far.run(|| TcpStream::connect((ADDRESS, PORT)).unwrap()).unwrap();
     sender.set_write_timeout(Some(PATIENCE)).unwrap();
-    sender.write_all(&[7; 100_000]).unwrap();
+    // A host that stalls makes round trips, and with them windows, long for a while.
     let limited = wait_for("a window of the limit", || {
+        sender.write_all(&[7; 20_000]).unwrap();
         Some(receiver.clamp()).filter(|clamp| *clamp < WINDOW_BYTES)
     });
 
@@ -116,6 +117,7 @@ fn root_an_ingress_limit_sets_windows_and_gives_them_back() {
     sender.write_all(&[7; 100_000]).unwrap();
     if !kernel_before(6, 12) {
         wait_for("a window of the second limit", || {
+            sender.write_all(&[7; 20_000]).unwrap();
             Some(receiver.clamp()).filter(|clamp| *clamp < free)
         });
     }
