@@ -38,10 +38,20 @@ struct {
 	__type(value, struct tg_counters);
 } counters SEC(".maps");
 
+/* An index that old verifiers believe; the compiler must not know that it is one already. */
+static __always_inline __u64 outcome_index(__u64 outcome)
+{
+	asm volatile("" : "+r"(outcome));
+	outcome &= 7;
+	return outcome < TG_OUTCOMES ? outcome : TG_OUTCOMES - 1;
+}
+
 static __always_inline void count(struct tg_counters *c, enum tg_outcome outcome, __u32 bytes)
 {
-	c->packets[outcome]++;
-	c->bytes[outcome] += bytes;
+	__u64 index = outcome_index(outcome);
+
+	c->packets[index]++;
+	c->bytes[index] += bytes;
 }
 
 /* A packet that is to be told of a backlog. */
@@ -421,7 +431,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		verdict = other > verdict ? other : verdict;
 	}
 	if (verdict != VQ_PASS)
-		c->last_ns[verdict] = now;
+		c->last_ns[outcome_index(verdict)] = now;
 	if (verdict < VQ_DROP_FULL) {
 		carry = c->carry;
 		cost = vq_cost_ns(g.conf, bytes, &carry);
