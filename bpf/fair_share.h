@@ -39,7 +39,7 @@ struct fs_sharers {
 	/* Of all together, and of the lightest. */
 	__u32 weight;
 	__u32 lightest;
-	/* What is guaranteed to them, of the limit. */
+	/* What is guaranteed to them, or set aside for who is told no share, of the limit. */
 	__u64 reserved;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The `nrm` scheme: a virtual queue on each direction of a cgroup, without a lock.
+ * Schemes `nrm` and `pace`: a virtual queue on each direction of a cgroup, without a lock; with
+ * `pace` also the fair share of its flows, and in a tree that of its children.
  *
  * One copy of this object is loaded per limit; its maps hold that limit alone. The kernel runs the
  * programs of all ancestors of a socket's cgroup, innermost first, so nested limits each charge
@@ -286,7 +287,7 @@ static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct gates 
 {
 	/* A class within its own rate is not to suffer for those that still are to make room. */
 	if (g->claimed)
-		return PACED_DEPTH_NS;
+		return fs_max(PACED_DEPTH_NS, conf->drop_ns);
 	if (!g->paced || g->windows)
 		return 0;
 	if (bytes > VQ_SMALL_BYTES && !g->reserved && !is_paced(skb))

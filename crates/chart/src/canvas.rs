@@ -135,6 +135,15 @@ pub fn svg(
     Ok(text.replacen(&drawn, &shown, 1))
 }
 
+/// The legend of figures in which each system is a line of its colour.
+pub fn line_keys(systems: &[&str], colours: &[RGBColor]) -> Vec<Key> {
+    let key = |(system, colour): (&&str, &RGBColor)| Key {
+        label: (*system).to_owned(),
+        mark: Mark::Line(*colour),
+    };
+    systems.iter().zip(colours).map(key).collect()
+}
+
 /// The height that title and legend take.
 pub fn head_height(title: &str, keys: &[Key]) -> f64 {
     let title = wrapped(title, TITLE_SIZE).len() as f64 * (TITLE_SIZE + 5.0);

@@ -3,7 +3,7 @@
 use anyhow::ensure;
 
 use super::axis::Axis;
-use super::canvas::{self, INK, Key, Mark, Plot, WIDTH};
+use super::canvas::{self, INK, Plot, WIDTH};
 use super::{Series, palette, systems};
 use crate::units::Unit;
 
@@ -35,11 +35,7 @@ impl Curves {
         let (y_name, y_unit) = Unit::split(&self.y);
         let systems = systems(&self.series);
         let colours = palette::colours(&systems);
-        let keys: Vec<Key> = systems
-            .iter()
-            .zip(&colours)
-            .map(|(system, colour)| Key { label: (*system).to_owned(), mark: Mark::Line(*colour) })
-            .collect();
+        let keys = canvas::line_keys(&systems, &colours);
         let top = canvas::head_height(&self.title, &keys);
         let plot = Plot { left: 92.0, right: WIDTH - 40.0, top, bottom: top + 360.0 };
         let x = Axis::logarithmic(points().map(|p| p.0)).over(plot.left, plot.right);

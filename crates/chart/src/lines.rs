@@ -37,11 +37,7 @@ impl Lines {
         let systems = systems(&self.series);
         let colours = palette::colours(&systems);
 
-        let mut keys: Vec<Key> = systems
-            .iter()
-            .zip(&colours)
-            .map(|(system, colour)| Key { label: (*system).to_owned(), mark: Mark::Line(*colour) })
-            .collect();
+        let mut keys = canvas::line_keys(&systems, &colours);
         if let Some(limit) = self.limit {
             let label = format!("limit, {}", y_unit.human(limit));
             keys.push(Key { label, mark: Mark::Dashes(INK) });

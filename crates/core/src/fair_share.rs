@@ -67,7 +67,8 @@ pub struct Sharers {
     pub weight: u32,
     /// What the lightest of them weighs.
     pub lightest: u32,
-    /// What is guaranteed to them, as a fraction of the limit.
+    /// What is guaranteed to them, or among flows set aside for senders that are told no share; as a
+    /// fraction of the limit.
     pub reserved: u64,
 }
 

@@ -25,6 +25,7 @@ use tidegate_lab::{
         nrm_ingress::NrmIngress,
         pace_dynamics::PaceDynamics,
         pace_egress::PaceEgress,
+        pace_ingress::PaceIngress,
         wheel::Wheel,
     },
     progress::Progress,
@@ -214,6 +215,18 @@ fn root_nrm_ingress_reports_every_system() {
     let Some(report) = report(test, &NrmIngress::tiny(lab_binary()), out.path()) else { return };
     let metrics = ["goodput_bit_s", "rpc_1mb_p50_us", "rpc_10kb_p99_9_us", "retransmits"];
     check(&report, out.path(), &["tbf", "nrm-paper", "nrm", "pace"], &metrics);
+}
+
+#[test]
+fn root_pace_ingress_reports_every_system() {
+    let test = "root_pace_ingress_reports_every_system";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &PaceIngress::tiny(lab_binary()), out.path()) else { return };
+    let metrics = ["used_percent", "max_100ms_percent", "goodput_bit_s", "lost_percent"];
+    check(&report, out.path(), &["htb", "tbf", "nrm-paper", "nrm", "pace"], &metrics);
 }
 
 #[test]

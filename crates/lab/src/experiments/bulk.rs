@@ -10,6 +10,7 @@ use super::{
     wire::Wire,
 };
 use crate::{
+    chart::{Lines, Series},
     context::Context,
     stats,
     systems::{Counters, LimitCase, System},
@@ -119,4 +120,19 @@ impl Transferred {
         values.extend(self.counters.map(|counters| ("drops", counters.dropped as f64)));
         values
     }
+}
+
+/// The figure of the rate on the wire over time, one line a system; none where nothing was recorded.
+pub(super) fn over_time(ctx: &mut Context, title: &str, limit_bit_s: u64, series: Vec<Series>) {
+    if series.is_empty() {
+        return;
+    }
+    let lines = Lines {
+        title: title.to_owned(),
+        x: "time_s".to_owned(),
+        y: "wire_bit_s".to_owned(),
+        limit: Some(limit_bit_s as f64),
+        series,
+    };
+    ctx.figure("wire-over-time", lines);
 }

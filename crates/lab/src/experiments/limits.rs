@@ -15,11 +15,11 @@ use std::{path::PathBuf, time::Duration};
 
 use super::{
     bed::{Bed, Control},
-    bulk::{Bulk, TENTH},
+    bulk::{self, Bulk, TENTH},
     case_in_words,
 };
 use crate::{
-    chart::{Bars, BarsOf, Lines, Series},
+    chart::{Bars, BarsOf, Series},
     context::Context,
     experiment::Experiment,
     host::Need,
@@ -171,16 +171,7 @@ fn figures(ctx: &mut Context, over_time: Vec<Series>) {
     let title = "Round trip of the probe inside a limit of 1 Gbit/s, 99th percentile";
     let what = BarsOf { title, metric: "rtt_p99_us", points: None };
     ctx.figure("rtt-1gbit", Bars::from_rows(&rows, what));
-    if !over_time.is_empty() {
-        let lines = Lines {
-            title: "Rate on the wire in bins of 100 ms, 9 flows of cubic".to_owned(),
-            x: "time_s".to_owned(),
-            y: "wire_bit_s".to_owned(),
-            limit: Some(GBIT as f64),
-            series: over_time,
-        };
-        ctx.figure("wire-over-time", lines);
-    }
+    bulk::over_time(ctx, "Rate on the wire in bins of 100 ms, 9 flows of cubic", GBIT, over_time);
 }
 
 #[cfg(test)]

@@ -15,12 +15,12 @@ use tidegate_core::Direction;
 
 use super::{
     bed::{Bed, Control},
-    bulk::{Bulk, TENTH},
+    bulk::{self, Bulk, TENTH},
     case_in_words,
     mix::{Mix, Spell},
 };
 use crate::{
-    chart::{BarsOf, Lines, Series},
+    chart::{BarsOf, Series},
     context::Context,
     experiment::Experiment,
     host::Need,
@@ -171,7 +171,7 @@ fn calls(
     let percent = |bit_s: f64| bit_s / mix.limit_bit_s as f64 * 100.0;
     let mut values = Vec::new();
     values.extend(mixed.wire_bit_s().map(|rate| (CALLS_USED, percent(rate))));
-    let most = mixed.wire.peak(super::bulk::SECOND);
+    let most = mixed.wire.peak(bulk::SECOND);
     values.extend(most.map(|peak| (CALLS_MOST, percent(peak.bit_s))));
     for (metric, value) in mixed.values() {
         match metric {
@@ -224,16 +224,12 @@ fn figures(ctx: &mut Context, over_time: Vec<Series>) {
     ] {
         ctx.bars(file, BarsOf { title, metric, points });
     }
-    if !over_time.is_empty() {
-        let lines = Lines {
-            title: "Rate on the wire in bins of 100 ms, 9 greedy flows of cubic".to_owned(),
-            x: "time_s".to_owned(),
-            y: "wire_bit_s".to_owned(),
-            limit: Some(GBIT as f64),
-            series: over_time,
-        };
-        ctx.figure("wire-over-time", lines);
-    }
+    bulk::over_time(
+        ctx,
+        "Rate on the wire in bins of 100 ms, 9 greedy flows of cubic",
+        GBIT,
+        over_time,
+    );
 }
 
 #[cfg(test)]
