@@ -198,8 +198,9 @@ impl Cell {
 }
 
 fn figures(ctx: &mut Context) {
-    for flows in [1, 9] {
-        let here = |row: &&Row| row.case.0.get("flows").is_some_and(|value| *value == flows);
+    let flows_of = |row: &Row| row.case.0.get("flows").and_then(|flows| flows.as_u64());
+    for flows in distinct(ctx.rows().iter().filter_map(flows_of)) {
+        let here = |row: &&Row| flows_of(row) == Some(flows);
         let rows: Vec<Row> = ctx.rows().iter().filter(here).cloned().collect();
         let s = if flows == 1 { "" } else { "s" };
         for (file, title, metric) in [
