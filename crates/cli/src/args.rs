@@ -11,9 +11,11 @@ use tidegate_sys::store::DEFAULT_ROOT;
 
 mod burst;
 mod nic;
+mod police;
 
 pub use burst::{AnalyzeArgs, BurstVerb, SizeArgs, UdpSource};
 pub use nic::NicArgs;
+pub use police::PoliceArgs;
 
 /// The shortest interval of `monitor`.
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
@@ -256,6 +258,8 @@ pub struct LimitArgs {
     /// Longest delayed ACK of TCP sockets; 0ms leaves the kernel's [default: 5ms]
     #[arg(long, value_name = "TIME")]
     pub delack_max: Option<Nanos>,
+    #[command(flatten)]
+    pub police: PoliceArgs,
 }
 
 impl LimitArgs {
@@ -266,7 +270,7 @@ impl LimitArgs {
             ceiling: self.ceiling,
             guarantee: self.guarantee,
             weight: self.weight,
-            burst: self.burst,
+            burst: self.burst.or(self.police.burst()),
             mark: self.mark,
             drop: self.drop,
             loopback: self.loopback,
@@ -274,6 +278,7 @@ impl LimitArgs {
             pace_ceiling: self.pace_ceiling,
             rto_min: self.rto_min,
             delack_max: self.delack_max,
+            police: self.police.patch(),
         }
     }
 }
