@@ -1,0 +1,3 @@
+//! Addresses of peers: a DNS name, a Redis, an etcd.
+
+pub mod url;
