@@ -29,4 +29,8 @@
 
 pub mod config;
 pub mod discovery;
+pub mod frame;
+pub mod keys;
 pub mod rates;
+pub mod seal;
+pub mod session;
