@@ -31,6 +31,7 @@ pub mod config;
 pub mod discovery;
 pub mod frame;
 pub mod keys;
+pub mod membership;
 pub mod rates;
 pub mod seal;
 pub mod session;
