@@ -30,8 +30,14 @@
 pub mod config;
 pub mod discovery;
 pub mod frame;
+pub mod gates;
+pub mod group;
 pub mod keys;
 pub mod membership;
+pub mod node;
 pub mod rates;
 pub mod seal;
 pub mod session;
+pub mod status;
+pub mod storage;
+pub mod told;
