@@ -343,11 +343,11 @@ impl Swim {
                 OwnedNotification::MemberDown(node) => {
                     self.changes.push_back(Change::Down(node.contact));
                 }
-                OwnedNotification::Rename(_, after) => {
-                    // Up or down as it was, at another place or in another life.
-                    if self.foca.iter_members().any(|member| *member.id() == after) {
-                        self.changes.push_back(Change::Up(after.contact));
-                    }
+                // Up or down as it was, at another place or in another life.
+                OwnedNotification::Rename(_, after)
+                    if self.foca.iter_members().any(|member| *member.id() == after) =>
+                {
+                    self.changes.push_back(Change::Up(after.contact));
                 }
                 _ => {}
             }

@@ -747,8 +747,10 @@ impl<G: Gates, S: Storage> Node<G, S> {
     /// a limit could not be set.
     pub fn end(&mut self, now: Nanos) -> bool {
         let groups = self.groups.iter_mut().map(|held| &mut held.group).chain(&mut self.leaving);
-        let good =
-            groups.fold(true, |good, group| group.settle_alone(now, &mut self.gates) && good);
+        let mut good = true;
+        for group in groups {
+            good &= group.settle_alone(now, &mut self.gates);
+        }
         self.swim.leave(now);
         while let Some((contact, bytes)) = self.swim.poll_transmit() {
             self.frames.entry(contact.id).or_default().push(Frame::Swim(bytes));
