@@ -7,7 +7,9 @@
 //! - [`preflight`]: what the host must have, asked before anything is changed.
 //! - [`cgroup`]: the hierarchy and its groups.
 //! - [`limit`]: the programs of one limit on a cgroup, attached while a value lives.
+//! - [`device`]: programs on devices.
 //! - [`edt`]: the programs of scheme `edt`, on cgroups and devices; [`fq`]: who keeps its packets.
+//! - [`police`]: those of scheme `police`.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
 //! - [`store`]: limits that stay, pinned in the BPF file system.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
@@ -23,12 +25,14 @@ pub mod attached;
 pub mod cgroup;
 pub mod congestion;
 pub mod cost;
+pub mod device;
 pub mod edt;
 pub mod fq;
 pub mod intf;
 pub mod limit;
 pub mod net;
 pub mod paper;
+pub mod police;
 pub mod preflight;
 pub mod process;
 mod query;
