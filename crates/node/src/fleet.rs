@@ -23,17 +23,23 @@
 //! - [`storage`]: what must survive a restart, in files.
 //! - [`local`]: the gates of this host.
 //! - [`discovery`]: addresses of peers, from DNS and registries.
-//! - [`api`]: status on a Unix socket, metrics; [`daemon`]: the loop that has the sockets and the clock.
+//! - [`api`]: status on a Unix socket, [`metrics`]; [`daemon`]: the loop that has the sockets and the clock.
+//!
+//! [`status`] and [`told`] are what people see of it.
 //!
 //! The algorithms are those of [`tidegate_core::fleet`]; `docs/fleet.md` says why they are right.
 
+pub mod api;
 pub mod config;
+pub mod daemon;
 pub mod discovery;
 pub mod frame;
 pub mod gates;
 pub mod group;
 pub mod keys;
+pub mod local;
 pub mod membership;
+pub mod metrics;
 pub mod node;
 pub mod rates;
 pub mod seal;

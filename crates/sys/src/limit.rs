@@ -34,6 +34,8 @@ use crate::{
     intf, police, query,
 };
 
+mod rate;
+
 /// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
 pub(crate) mod skel {
     #![allow(

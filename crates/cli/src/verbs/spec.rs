@@ -28,7 +28,7 @@ use crate::{
     args::{CheckArgs, PlanArgs},
     output::{self, Paint},
     refusal,
-    verbs::daemon::{GroupJson, GroupPlanJson, of_group},
+    verbs::daemon::{GroupJson, GroupPlanJson, Groups},
 };
 
 pub fn check(args: &CheckArgs) -> Result<ExitCode> {
@@ -102,6 +102,7 @@ fn planned(spec: &Spec, present: &[Present], wanted: &[Wanted], prune: bool) -> 
 
 fn print(spec: &Spec, run_dir: &Path, plan: &Plan, json: bool, applied: bool) -> Result<()> {
     let mut out = stdout().lock();
+    let groups = Groups::look(spec, applied);
     let run_dir = RunDir::at(run_dir);
     let nics: Vec<_> = spec.nics.iter().map(|nic| (nic, run_dir.find(&nic.name))).collect();
     if json {
@@ -112,7 +113,7 @@ fn print(spec: &Spec, run_dir: &Path, plan: &Plan, json: bool, applied: bool) ->
             limits_in_force: runs.as_ref().is_some_and(|runs| is_as_in_file(nic, runs)),
         });
         let nics = nics.collect();
-        let groups = spec.groups.iter().map(|group| GroupPlanJson::new(spec, group)).collect();
+        let groups = groups.json();
         let plan = PlanJson { file: &spec.file, actions, unmanaged: &plan.unmanaged, nics, groups };
         writeln!(out, "{}", serde_json::to_string_pretty(&plan)?)?;
     } else {
@@ -120,9 +121,7 @@ fn print(spec: &Spec, run_dir: &Path, plan: &Plan, json: bool, applied: bool) ->
         for (nic, runs) in &nics {
             writeln!(out, "{}", of_nic(spec, nic, runs.as_ref()))?;
         }
-        for group in &spec.groups {
-            writeln!(out, "{}", of_group(spec, group))?;
-        }
+        groups.print(&mut out)?;
     }
     Ok(())
 }

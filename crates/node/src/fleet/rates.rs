@@ -4,6 +4,7 @@
 use tidegate_core::{Direction, Rate, virtual_queue::VirtualQueueOptions};
 use tidegate_sys::limit::LimitOptions;
 
+use super::config::GroupSpec;
 use crate::{
     plan::{Present, Wanted},
     spec::Spec,
@@ -41,6 +42,21 @@ pub fn kept(spec: &Spec, present: &[Present], wanted: &[Wanted]) -> Vec<Wanted> 
         }
     }
     wanted
+}
+
+/// The groups of a spec, each with the rates that its members have in the file.
+#[must_use]
+pub fn with_ceilings(spec: &Spec) -> Vec<(GroupSpec, Vec<Rate>)> {
+    let rate = |group: &GroupSpec, name: &String| {
+        let limit = spec.limits.iter().find(|limit| limit.name == *name)?;
+        Some(queue(&limit.options, group.direction)?.rate)
+    };
+    // A spec that was parsed has a rate for each.
+    let of = |group: &GroupSpec| {
+        let ceilings = group.members.iter().map(|name| rate(group, name).unwrap_or(group.rate));
+        (group.clone(), ceilings.collect())
+    };
+    spec.groups.iter().map(of).collect()
 }
 
 #[cfg(test)]
