@@ -35,6 +35,8 @@ use crate::{
     intf, police, query,
 };
 
+mod rate;
+
 /// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
 pub(crate) mod skel {
     #![allow(

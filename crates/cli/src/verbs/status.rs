@@ -15,6 +15,7 @@ use tidegate_core::{
     police::{COLOUR_NAMES, Policy},
 };
 use tidegate_node::{
+    fleet::status::NodeStatus,
     host::Host,
     nic::state::RunDir,
     plan::Standing,
@@ -28,7 +29,7 @@ use tidegate_sys::{
 use crate::{
     output::{self, Align, Column, Paint},
     refusal::say,
-    verbs::limit::missing,
+    verbs::{daemon, limit::missing},
 };
 
 /// Those of limits inside others, which stand at [`AFTER_RATE`] where there are some.
@@ -57,19 +58,28 @@ struct Status<'a> {
     limits: &'a [LimitStatus],
     #[serde(skip_serializing_if = "<[Value]>::is_empty")]
     nics: &'a [Value],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fleet: Option<&'a NodeStatus>,
 }
 
 /// Every limit, with those of the software NICs that run.
-pub fn all(store: &Path, run_dir: &Path, json: bool) -> Result<ExitCode> {
-    show(store, None, &RunDir::at(run_dir).running(), json)
+pub fn all(store: &Path, run_dir: &Path, socket: &Path, json: bool) -> Result<ExitCode> {
+    let fleet = daemon::running(socket);
+    show(store, None, &RunDir::at(run_dir).running(), fleet.as_ref(), json)
 }
 
 /// Every limit that is on this host, or the one of this name.
 pub fn status(store: &Path, name: Option<&str>, json: bool) -> Result<ExitCode> {
-    show(store, name, &[], json)
+    show(store, name, &[], None, json)
 }
 
-fn show(store: &Path, name: Option<&str>, nics: &[Value], json: bool) -> Result<ExitCode> {
+fn show(
+    store: &Path,
+    name: Option<&str>,
+    nics: &[Value],
+    fleet: Option<&NodeStatus>,
+    json: bool,
+) -> Result<ExitCode> {
     let host = Host::open(store)?;
     let pinned = match name {
         None => host.store().list(host.hierarchy())?,
@@ -83,7 +93,7 @@ fn show(store: &Path, name: Option<&str>, nics: &[Value], json: bool) -> Result<
     if json {
         let text = match (name, limits.first()) {
             (Some(_), Some(limit)) => serde_json::to_string_pretty(limit)?,
-            _ => serde_json::to_string_pretty(&Status { limits: &limits, nics })?,
+            _ => serde_json::to_string_pretty(&Status { limits: &limits, nics, fleet })?,
         };
         writeln!(out, "{text}")?;
     } else if limits.is_empty() && nics.is_empty() {
@@ -105,6 +115,9 @@ fn show(store: &Path, name: Option<&str>, nics: &[Value], json: bool) -> Result<
         tell_colours(&mut out, &limits)?;
     }
     cry(&mut out, &limits, nics, json)?;
+    if let Some(fleet) = fleet.filter(|_| !json) {
+        daemon::print(&mut out, fleet)?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -132,7 +132,7 @@ fn files_that_are_none() {
     assert_snapshot!(read(Path::new("/dev/zero")), @"/dev/zero: is larger than 4 MiB; is it a spec?");
     assert_snapshot!(refusal(""), @"limits.toml: no `[[limit]]` in it; write at least one (an empty `limit = []` says that there shall be none)");
     assert_snapshot!(refusal("[limit]\nname = \"a\"\n"), @"limits.toml:1: limit: expected double brackets, found a table; write for example `[[limit]]`");
-    assert_snapshot!(refusal("[[group]]\nname = \"a\"\n"), @"limits.toml:1: `[[group]]` is not yet supported by this version; use a `[[limit]]` with its own rate on each host");
+    assert_snapshot!(refusal("[[group]]\nname = \"a\"\n"), @r#"limits.toml:1: rate: missing; write for example `rate = "10gbit"`"#);
     assert_snapshot!(refusal("\n[[limits]]\n"), @"limits.toml:2: unknown field `limits`; did you mean `[[limit]]`?");
     assert_snapshot!(refusal("name = \"a\"\n"), @"limits.toml:1: unknown field `name`; it belongs into a limit: write `[[limit]]` on a line above it");
     assert_snapshot!(refusal("[[limit]]\nname = backup\n"), @"limits.toml:2: not TOML: string values must be quoted, expected literal string, in `name = backup`");
