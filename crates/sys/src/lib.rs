@@ -8,6 +8,7 @@
 //! - [`cgroup`]: the hierarchy and its groups.
 //! - [`limit`]: the programs of one limit on a cgroup, attached while a value lives.
 //! - [`edt`]: the programs of scheme `edt`, on cgroups and devices; [`fq`]: who keeps its packets.
+//! - [`backlog`]: where the packets of a limiter wait, for programs that read how much that is.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
 //! - [`store`]: limits that stay, pinned in the BPF file system.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
@@ -20,6 +21,7 @@
 //! - [`intf`]: what the programs and this crate share.
 
 pub mod attached;
+pub mod backlog;
 pub mod cgroup;
 pub mod congestion;
 pub mod cost;
