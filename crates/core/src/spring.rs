@@ -20,7 +20,7 @@
 //!
 //! ```text
 //!   every epoch:  share += share x ((1 - load) / 2 + (target - queue) / (2 (RTT + target)))
-//!                 share  = clamp(share, 3/4 / flows, 1)
+//!                 share  = clamp(share, 3/4 / flows, 2)
 //!   a newcomer:   share x (flows - 1) / flows, but at least 1 / flows
 //! ```
 //!
@@ -28,6 +28,8 @@
 //!   exceeded. A smaller window therefore comes about as data is acknowledged.
 //! - A duplicate ACK is one by the window that its sender said. It is given the window that the one before it
 //!   was given, so it is a duplicate for who receives it too.
+//! - A share above one gives time instead, up to 1 ms: hosts stall, so that the round trip is now and then longer
+//!   than the least, and a flow that is alone would not fill the limit.
 //! - Windows are whole segments, rounded so that each flow is now and then given one more.
 //! - With less than two segments a receiver delays its ACK. Where two segments of each flow are more than
 //!   `rate x (RTT + target)` the queue is as long as that, and no window can help.
@@ -40,6 +42,10 @@ use crate::units::{NANOS_PER_SEC, Nanos};
 
 /// Shares and loads are fractions of the limit in 2^-24.
 pub const ONE: u64 = 1 << 24;
+/// The largest share.
+pub const MOST: u64 = 2 * ONE;
+/// What a share of one more gives, in time at the limit's rate.
+pub const STALLS: Nanos = Nanos(1_000_000);
 /// How much shall wait, in time at the limit's rate.
 pub const TARGET: Nanos = Nanos(50_000);
 /// But no less than so many full frames.
@@ -124,15 +130,15 @@ pub fn next_share(share: u64, config: &Config, epoch: &Epoch) -> u64 {
     let target = config.target.min(MAX_TIME).0;
     let delay = (epoch.rtt.min(MAX_TIME).0 + target).max(1);
     let backlog = epoch.backlog.min(MAX_TIME).0;
-    let share = share.clamp(floor, ONE);
-    let up = share * (ONE - load) >> 25;
+    let share = share.clamp(floor, MOST);
+    let up = (share * (ONE - load)) >> 25;
     let share = if backlog <= target {
-        share + up + (share * ((target - backlog) * ONE / delay) >> 25)
+        share + up + ((share * ((target - backlog) * ONE / delay)) >> 25)
     } else {
         let over = ((backlog - target) * ONE / delay).min(ONE);
-        share + up - (share * over >> 25)
+        share + up - ((share * over) >> 25)
     };
-    share.clamp(floor, ONE)
+    share.clamp(floor, MOST)
 }
 
 /// The share for the rest of an epoch when the `flows`-th flow comes.
@@ -165,8 +171,9 @@ pub fn window(config: &Config, share: u64, rtt: Nanos, mss: u16, phase: u16) -> 
     let mss = u64::from(mss.max(1));
     let time = Nanos(rtt.min(MAX_TIME).0 + config.target.min(MAX_TIME).0).min(MAX_TIME);
     let bytes = config.byte_s.min(MAX_BYTE_S) * time.0 / NANOS_PER_SEC;
-    let bytes = (bytes * share.min(ONE)) >> 24;
-    let segments = (bytes.min(MAX_BYTES) + (mss * u64::from(phase) >> 16)) / (mss + HEADER_BYTES);
+    let stalls = config.byte_s.min(MAX_BYTE_S) * STALLS.0 / NANOS_PER_SEC;
+    let bytes = (bytes * share.min(ONE) + stalls * (share.clamp(ONE, MOST) - ONE)) >> 24;
+    let segments = (bytes.min(MAX_BYTES) + ((mss * u64::from(phase)) >> 16)) / (mss + HEADER_BYTES);
     (segments.max(LEAST_SEGMENTS) * mss).min(MAX_BYTES) as u32
 }
 

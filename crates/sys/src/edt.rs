@@ -188,7 +188,8 @@ pub(crate) fn attach_device(
     let (maps, (link, filter)) =
         load(hook, &limit, |program| match tcx(program, target.ifindex) {
             Some(link) => Ok((Some(link), None)),
-            None => add_filter(program, target).map(|filter| (None, Some(filter))),
+            None => add_filter(program, target.ifindex, target.scope.name(), target.is_port())
+                .map(|filter| (None, Some(filter))),
         })?;
     Ok(AttachedLimit {
         maps,
@@ -208,7 +209,7 @@ pub(crate) fn encode(target: &Target, options: &LimitOptions) -> Result<intf::Li
 }
 
 /// A tcx link; `None` where the kernel has none.
-fn tcx(program: &ProgramMut<'_>, ifindex: u32) -> Option<Link> {
+pub(crate) fn tcx(program: &ProgramMut<'_>, ifindex: u32) -> Option<Link> {
     // SAFETY: the program is loaded and outlives the call; no options is a valid choice.
     let link = unsafe {
         libbpf_rs::libbpf_sys::bpf_program__attach_tcx(
@@ -221,27 +222,30 @@ fn tcx(program: &ProgramMut<'_>, ifindex: u32) -> Option<Link> {
     NonNull::new(link).map(|link| unsafe { Link::from_ptr(link) })
 }
 
-fn add_filter(program: &ProgramMut<'_>, target: &Target) -> Result<Filter, LimitError> {
-    let refused =
-        |source| LimitError::AttachDevice { device: target.scope.name().to_owned(), source };
+/// A filter of clsact; `port`: on what the device receives.
+pub(crate) fn add_filter(
+    program: &ProgramMut<'_>,
+    ifindex: u32,
+    device: &str,
+    port: bool,
+) -> Result<Filter, LimitError> {
+    let refused = |source| LimitError::AttachDevice { device: device.to_owned(), source };
     let own_error = |e: std::io::Error| refused(libbpf_rs::Error::from(e));
     let fd = program.as_fd().try_clone_to_owned().map_err(own_error)?;
     let mut netlink = Netlink::open().map_err(FqError::from)?;
-    let place =
-        Place { ifindex: target.ifindex, parent: Handle::CLSACT, handle: Handle::new(0xffff, 0) };
+    let place = Place { ifindex, parent: Handle::CLSACT, handle: Handle::new(0xffff, 0) };
     let owns_clsact = match netlink.set_qdisc(Verb::Add, place, &Qdisc::Clsact) {
         Ok(()) => true,
         Err(e) if e.is_exists() => false,
         Err(e) => return Err(FqError::from(e).into()),
     };
-    let mut tc = hook(fd.as_fd(), target.ifindex, target.is_port());
+    let mut tc = hook(fd.as_fd(), ifindex, port);
     if let Err(source) = tc.attach() {
         if owns_clsact {
-            let _ = netlink.delete_qdisc(target.ifindex, Handle::CLSACT);
+            let _ = netlink.delete_qdisc(ifindex, Handle::CLSACT);
         }
         return Err(refused(source));
     }
-    let (ifindex, port) = (target.ifindex, target.is_port());
     Ok(Filter { ifindex, port, owns_clsact, program: fd, kept: false })
 }
 

@@ -9,6 +9,7 @@
 //! - [`limit`]: the programs of one limit on a cgroup, attached while a value lives.
 //! - [`edt`]: the programs of scheme `edt`, on cgroups and devices; [`fq`]: who keeps its packets.
 //! - [`backlog`]: where the packets of a limiter wait, for programs that read how much that is.
+//! - [`acks`]: the programs of schemes `dem` and `spring`, on what comes back to senders.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
 //! - [`store`]: limits that stay, pinned in the BPF file system.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
@@ -20,6 +21,7 @@
 //! - [`cost`]: what a packet costs in a loaded program.
 //! - [`intf`]: what the programs and this crate share.
 
+pub mod acks;
 pub mod attached;
 pub mod backlog;
 pub mod cgroup;

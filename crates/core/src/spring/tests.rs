@@ -22,6 +22,8 @@ fn a_window_is_the_path_and_the_target() {
     assert_eq!(window(&GBIT, ONE, Nanos(1_000_000), MSS, 0), 87 * 1460);
     assert_eq!(window(&GBIT, ONE, Nanos(1_000_000), MSS, u16::MAX), 88 * 1460);
     assert_eq!(window(&GBIT, ONE / 1000, Nanos(1_000_000), MSS, 0), 2920);
+    // What hosts stall: 1 ms.
+    assert_eq!(window(&GBIT, MOST, Nanos(0), MSS, 0), 87 * 1460);
     let most = Config { byte_s: u64::MAX, ..GBIT };
     assert!(u64::from(window(&most, u64::MAX, Nanos(u64::MAX), MSS, 0)) <= MAX_BYTES);
 }
@@ -105,7 +107,7 @@ fn who_wants_less_leaves_it_to_others() {
     for _ in 0..20 {
         share = next_share(share, &GBIT, &epoch);
     }
-    assert_eq!(share, ONE);
+    assert_eq!(share, MOST);
     // And a queue that stands takes it back, to the floor.
     let epoch = Epoch { left_bytes: 250_000, backlog: Nanos(300_000), ..epoch };
     for _ in 0..20 {
@@ -152,7 +154,7 @@ proptest! {
         let config = Config { byte_s, target: Nanos(target) };
         let epoch = Epoch { elapsed: Nanos(elapsed), left_bytes, backlog: Nanos(backlog), rtt: Nanos(rtt), flows };
         let next = next_share(share, &config, &epoch);
-        prop_assert!(next <= ONE && next >= ONE * 3 / 4 / u64::from(flows.clamp(1, MAX_FLOWS)));
+        prop_assert!(next <= MOST && next >= ONE * 3 / 4 / u64::from(flows.clamp(1, MAX_FLOWS)));
         prop_assert!(join(share, flows) <= ONE);
         prop_assert!(epoch_length(&config, Nanos(rtt), flows, MSS) <= MAX_EPOCH);
         prop_assert!(window(&config, share, Nanos(rtt), MSS, rtt as u16) >= 2920);

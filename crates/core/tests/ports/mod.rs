@@ -171,7 +171,7 @@ impl World {
                 return;
             }
             flow.sent += MSS;
-            let wait = self.config.time(self.queue.len() as u64 * FRAME + FRAME);
+            let wait = self.config.time(self.queue.len() as u64 * FRAME);
             flow.rtt.on_data(flow.sent as u32, Nanos(self.now), wait);
             self.queue.push_back(index);
             if self.queue.len() == 1 {
