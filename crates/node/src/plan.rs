@@ -381,7 +381,8 @@ impl Member {
 /// Whether one limit can only be put in the place of the other, not changed into it.
 #[must_use]
 pub fn other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
-    (from.scheme == Scheme::Edt) != (to.scheme == Scheme::Edt)
+    let own = |scheme| matches!(scheme, Scheme::Edt | Scheme::Police).then_some(scheme);
+    own(from.scheme) != own(to.scheme)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use tidegate_core::{
     class::{MAX_WEIGHT, MIN_WEIGHT, NO_CEILING_BIT_S},
     fair_share::WEIGHT,
     units::ParseError,
-    virtual_queue::{ConfigError, MAX_RATE_BIT_S, MIN_RATE_BIT_S, VirtualQueueOptions},
+    virtual_queue::{ConfigError, MAX_RATE_BIT_S, MIN_RATE_BIT_S, QueueKind, VirtualQueueOptions},
 };
 use tidegate_sys::limit::LimitOptions;
 
@@ -105,12 +105,18 @@ pub enum SettingsProblem {
     )]
     NothingToHold,
     /// Something on sockets was asked of a scheme that leaves them alone.
-    #[error("scheme `edt` leaves sockets alone; leave this out, or write scheme = \"pace\"")]
-    LeavesSocketsAlone,
+    #[error("scheme `{0}` leaves sockets alone; leave this out, or write scheme = \"pace\"")]
+    LeavesSocketsAlone(Scheme),
+    /// A threshold of a queue that there is not.
+    #[error(
+        "scheme `police` has no queue, and drops when `burst` is used up; leave this out, or write scheme = \
+         \"nrm\""
+    )]
+    NoQueue,
     /// A scheme that works on cgroups alone.
     #[error(
-        "scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", or \"carousel\" if it is one of a \
-         `[[nic]]`"
+        "scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", or \"police\", or \"carousel\" if \
+         it is one of a `[[nic]]`"
     )]
     NotOnDevices(Scheme, &'static str),
     /// The loopback device has no queue to speak of.
@@ -194,21 +200,30 @@ impl Patch {
             let (field, problem) = ("pace_ceiling", SettingsProblem::PacedAnyway);
             return Err(SettingsError { field, problem });
         }
-        if scheme == Scheme::Edt {
-            let refuse = |field, problem| Err(SettingsError { field, problem });
+        let refuse = |field, problem| Err(SettingsError { field, problem });
+        if scheme.leaves_sockets_alone() {
+            let alone = SettingsProblem::LeavesSocketsAlone(scheme);
             if self.pace_ceiling == Some(true) {
-                return refuse("pace_ceiling", SettingsProblem::LeavesSocketsAlone);
+                return refuse("pace_ceiling", alone);
             }
             for (field, timer) in [("rto_min", self.rto_min), ("delack_max", self.delack_max)] {
                 if timer.is_some_and(|time| time.0 != 0) {
-                    return refuse(field, SettingsProblem::LeavesSocketsAlone);
+                    return refuse(field, alone);
                 }
             }
-            if matches!(self.ingress, Some(RateSetting::Limit(_)))
-                || (self.ingress.is_none() && base.ingress.is_some())
-            {
-                return refuse("ingress", SettingsProblem::NothingToHold);
+        }
+        if scheme == Scheme::Police {
+            for (field, threshold) in [("mark", self.mark), ("drop", self.drop)] {
+                if threshold.is_some() {
+                    return refuse(field, SettingsProblem::NoQueue);
+                }
             }
+        }
+        if scheme == Scheme::Edt
+            && (matches!(self.ingress, Some(RateSetting::Limit(_)))
+                || (self.ingress.is_none() && base.ingress.is_some()))
+        {
+            return refuse("ingress", SettingsProblem::NothingToHold);
         }
         let none = Rate::from_bit_s(NO_CEILING_BIT_S).filter(|_| class.is_some());
         let written = |one: Option<RateSetting>, base: Option<VirtualQueueOptions>| {
@@ -315,13 +330,17 @@ impl Patch {
         };
         let Some(rate) = rate else { return Ok(None) };
         let base = base.unwrap_or(VirtualQueueOptions::new(rate));
-        let queue = VirtualQueueOptions {
-            rate,
-            burst: self.burst.or(base.burst),
-            mark: self.mark.or(base.mark),
-            drop: self.drop.or(base.drop),
-            kind: scheme.queue(direction),
+        let kind = scheme.queue(direction);
+        let queue = match kind {
+            // Of another scheme; here they would say nothing.
+            QueueKind::Bucket => VirtualQueueOptions { mark: None, drop: None, ..base },
+            _ => VirtualQueueOptions {
+                mark: self.mark.or(base.mark),
+                drop: self.drop.or(base.drop),
+                ..base
+            },
         };
+        let queue = VirtualQueueOptions { rate, burst: self.burst.or(base.burst), kind, ..queue };
         let field = match direction {
             _ if self.ceiling.is_some() => "ceiling",
             Direction::Egress => "egress",
@@ -334,6 +353,8 @@ impl Patch {
                 ConfigError::Order { .. } if self.mark.is_none() && self.drop.is_some() => "drop",
                 ConfigError::Order { .. } => "mark",
                 ConfigError::Scheme(_) => "scheme",
+                ConfigError::Bucket(_) => "burst",
+                ConfigError::Thresholds => "drop",
             };
             SettingsError { field, problem: e.into() }
         })?;
@@ -351,10 +372,10 @@ pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, Settings
         _ if scope.is_device() && limit.class.is_some() => {
             refuse("parent", SettingsProblem::NoParentOnDevices)
         }
-        Scheme::Edt if scope.is_device() && limit.loopback => {
+        scheme if scheme.is_for_devices() && scope.is_device() && limit.loopback => {
             refuse("loopback", SettingsProblem::NoLoopback)
         }
-        scheme if scheme != Scheme::Edt && scope.is_device() => {
+        scheme if !scheme.is_for_devices() && scope.is_device() => {
             let kind = if matches!(scope, Scope::Dev(_)) { "device" } else { "port" };
             refuse("scheme", SettingsProblem::NotOnDevices(scheme, kind))
         }

@@ -10,14 +10,14 @@ use std::mem::MaybeUninit;
 
 use bytemuck::{bytes_of, pod_read_unaligned};
 use libbpf_rs::{
-    Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramAttachType, ProgramMut,
+    MapCore, MapFlags, MapHandle, OpenObject, ProgramAttachType,
     skel::{OpenSkel, SkelBuilder},
 };
 use tidegate_core::{Direction, Nanos, Rate, dem, spring};
 
 use crate::{
     backlog::Backlog,
-    edt::{self, Filter},
+    device::{self, Hooked, Side, Target},
     limit::{LimitError, load_error, quiet_libbpf},
 };
 
@@ -80,28 +80,6 @@ impl AcksOptions {
     }
 }
 
-/// A device, and which way the data goes that is limited.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place<'a> {
-    /// Its name.
-    pub device: &'a str,
-    /// Its index, in the network namespace of the calling thread.
-    pub ifindex: u32,
-    /// The device is a port: what it receives is its workload's egress.
-    pub port: bool,
-    /// The workload's egress or ingress.
-    pub direction: Direction,
-    /// What lies before the IP header: 14 for Ethernet, 0 for a device of layer 3.
-    pub link_bytes: u32,
-}
-
-impl Place<'_> {
-    /// Whether data comes in by the device.
-    fn data_comes_in(&self) -> bool {
-        self.port == (self.direction == Direction::Egress)
-    }
-}
-
 /// The maps of the programs.
 #[derive(Debug)]
 pub struct AcksMaps {
@@ -112,25 +90,14 @@ pub struct AcksMaps {
     flows: MapHandle,
 }
 
-/// One program on one side of a device.
-#[derive(Debug)]
-pub(crate) enum Hooked {
-    /// A tcx link.
-    #[allow(dead_code)] // It holds the program on the device.
-    Link(Link),
-    /// A filter of clsact, before Linux 6.6.
-    #[allow(dead_code)]
-    Filter(Filter),
-}
-
 /// The programs in force as long as this value lives.
 #[derive(Debug)]
 pub struct AttachedAcks {
     /// Their maps.
     pub maps: AcksMaps,
-    /// In the order in which they are to go: the last may have brought clsact.
-    #[allow(dead_code)] // As long as they live.
-    pub(crate) hooks: Vec<Hooked>,
+    /// What holds them on the device.
+    #[allow(dead_code)]
+    pub(crate) hooked: Hooked,
 }
 
 const KEY: [u8; 4] = 0u32.to_ne_bytes();
@@ -139,12 +106,14 @@ fn of_map(map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
     move |source| LimitError::Map { map, source }
 }
 
-/// Puts the programs on a device, in front of the queue that `backlog` tells.
+/// Puts the programs on a device, in front of the queue that `backlog` tells, for what the workload sends or
+/// receives.
 ///
 /// # Errors
 /// [`LimitError`]; nothing is left then.
 pub fn attach(
-    place: &Place<'_>,
+    target: &Target,
+    direction: Direction,
     options: &AcksOptions,
     backlog: &Backlog,
 ) -> Result<AttachedAcks, LimitError> {
@@ -152,16 +121,16 @@ pub fn attach(
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
     let mut open =
         skel::AcksSkelBuilder::default().open(&mut storage).map_err(load_error("acks"))?;
-    let (data, back) = if place.data_comes_in() {
-        (ProgramAttachType::TcxIngress, ProgramAttachType::TcxEgress)
-    } else {
-        (ProgramAttachType::TcxEgress, ProgramAttachType::TcxIngress)
+    let back = match direction {
+        Direction::Egress => Direction::Ingress,
+        Direction::Ingress => Direction::Egress,
     };
-    open.progs.acks_data.set_attach_type(data);
-    open.progs.acks_back.set_attach_type(back);
-    if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
-        rodata.link_bytes = place.link_bytes;
-    }
+    let side = |direction| match target.side(direction) {
+        Side::In => ProgramAttachType::TcxIngress,
+        Side::Out => ProgramAttachType::TcxEgress,
+    };
+    open.progs.acks_data.set_attach_type(side(direction));
+    open.progs.acks_back.set_attach_type(side(back));
     let acks = open.load().map_err(load_error("acks"))?;
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("acks"));
     let maps = AcksMaps {
@@ -175,17 +144,9 @@ pub fn attach(
     maps.states.update(&KEY, bytes_of(&state), MapFlags::ANY).map_err(of_map("states"))?;
     maps.set(options)?;
     maps.set_backlog(backlog)?;
-    // Handshakes are to be seen from their beginning: the way of the SYN first is as good as the other.
-    let first = hook(&acks.progs.acks_back, place, !place.data_comes_in())?;
-    let second = hook(&acks.progs.acks_data, place, place.data_comes_in())?;
-    Ok(AttachedAcks { maps, hooks: vec![second, first] })
-}
-
-fn hook(program: &ProgramMut<'_>, place: &Place<'_>, ingress: bool) -> Result<Hooked, LimitError> {
-    match edt::tcx(program, place.ifindex) {
-        Some(link) => Ok(Hooked::Link(link)),
-        None => edt::add_filter(program, place.ifindex, place.device, ingress).map(Hooked::Filter),
-    }
+    let programs = [(direction, &acks.progs.acks_data), (back, &acks.progs.acks_back)];
+    let hooked = device::attach(target, &programs)?;
+    Ok(AttachedAcks { maps, hooked })
 }
 
 impl AcksMaps {

@@ -7,9 +7,11 @@
 //! - [`preflight`]: what the host must have, asked before anything is changed.
 //! - [`cgroup`]: the hierarchy and its groups.
 //! - [`limit`]: the programs of one limit on a cgroup, attached while a value lives.
+//! - [`device`]: programs on devices.
 //! - [`edt`]: the programs of scheme `edt`, on cgroups and devices; [`fq`]: who keeps its packets.
 //! - [`backlog`]: where the packets of a limiter wait, for programs that read how much that is.
 //! - [`acks`]: the programs of schemes `dem` and `spring`, on what comes back to senders.
+//! - [`police`]: those of scheme `police`.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
 //! - [`store`]: limits that stay, pinned in the BPF file system.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
@@ -27,12 +29,14 @@ pub mod backlog;
 pub mod cgroup;
 pub mod congestion;
 pub mod cost;
+pub mod device;
 pub mod edt;
 pub mod fq;
 pub mod intf;
 pub mod limit;
 pub mod net;
 pub mod paper;
+pub mod police;
 pub mod preflight;
 pub mod process;
 mod query;

@@ -28,9 +28,10 @@ use tidegate_core::{
 
 use crate::{
     cgroup::{Cgroup, CgroupError, Hierarchy},
+    device::{Filters, Target},
     edt,
     fq::FqError,
-    intf, query,
+    intf, police, query,
 };
 
 /// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
@@ -102,8 +103,7 @@ impl LimitOptions {
             delack_max_us: microseconds(self.delack_max),
             ..intf::Limit::default()
         };
-        if self.scheme == Scheme::Edt {
-            // It leaves sockets alone.
+        if self.scheme.leaves_sockets_alone() {
             (limit.rto_min_us, limit.delack_max_us) = (0, 0);
         }
         if self.loopback {
@@ -114,6 +114,7 @@ impl LimitOptions {
             Scheme::Nrm if self.pace_ceiling => intf::FLAG_PACE_CEILING,
             Scheme::Nrm => 0,
             Scheme::Edt => intf::FLAG_EDT,
+            Scheme::Police => intf::FLAG_POLICE,
             Scheme::Carousel => return Err(ConfigError::Scheme(self.scheme)),
         };
         for (direction, queue) in
@@ -125,6 +126,9 @@ impl LimitOptions {
                 limit.rate_bit_s[intf::index(direction)] = options.rate.bit_s();
                 limit.class[intf::index(direction)] =
                     intf::ClassConf::new(self.class, &options.floors());
+                if self.scheme == Scheme::Police {
+                    limit.police[intf::index(direction)] = options.bucket()?.into();
+                }
             }
         }
         Ok(limit)
@@ -134,7 +138,7 @@ impl LimitOptions {
 impl LimitOptions {
     /// With a scheme that leaves sockets alone what concerns them counts as not given.
     fn of_sockets(self) -> LimitOptions {
-        if self.scheme != Scheme::Edt {
+        if !self.scheme.leaves_sockets_alone() {
             return self;
         }
         let LimitOptions { pace_ceiling, rto_min, delack_max, .. } = LimitOptions::default();
@@ -150,6 +154,7 @@ impl From<&intf::Limit> for LimitOptions {
         let fair = limit.flags & intf::FLAG_PACE_FAIR != 0;
         let scheme = match limit.flags {
             flags if flags & intf::FLAG_EDT != 0 => Scheme::Edt,
+            flags if flags & intf::FLAG_POLICE != 0 => Scheme::Police,
             _ if fair => Scheme::Pace,
             _ => Scheme::Nrm,
         };
@@ -335,7 +340,7 @@ pub struct AttachedLimit {
     pub(crate) maps: LimitMaps,
     pub(crate) links: Links,
     /// On a device of a kernel without tcx links.
-    pub(crate) filter: Option<edt::Filter>,
+    pub(crate) filters: Option<Filters>,
 }
 
 /// What a limit's queue and counters say at one moment.
@@ -377,6 +382,9 @@ impl LimitMaps {
     ) -> Result<(), LimitError> {
         let earlier = self.limit()?;
         self.write(limit)?;
+        if limit.flags & intf::FLAG_POLICE != 0 {
+            self.forgive(limit)?;
+        }
         let adopted = cgroup.map_or(Ok(()), |cgroup| self.adopt(hierarchy, cgroup, Adopt::Take));
         if adopted.is_err() {
             self.write(&earlier)?;
@@ -412,6 +420,29 @@ impl LimitMaps {
             self.queues
                 .update(&(index as u32).to_ne_bytes(), bytemuck::bytes_of(&ours), MapFlags::ANY)
                 .map_err(map_error("queues"))?;
+        }
+        Ok(())
+    }
+
+    /// A bucket that has become shallower must not pay for what the deeper one has let pass.
+    fn forgive(&self, limit: &intf::Limit) -> Result<(), LimitError> {
+        for direction in [Direction::Egress, Direction::Ingress] {
+            let index = intf::index(direction);
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+            let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+            let most = now_ns + limit.police[index].fill_ns;
+            let queue: intf::Queue = lookup(&self.queues, "queues", index as u32)?;
+            if limit.police[index].cost != 0 && queue.finish_ns > most {
+                // What passes meanwhile on other CPUs, some microseconds' worth, is forgiven too.
+                let queue = intf::Queue { finish_ns: most, ..queue };
+                self.queues
+                    .update(
+                        &(index as u32).to_ne_bytes(),
+                        bytemuck::bytes_of(&queue),
+                        MapFlags::ANY,
+                    )
+                    .map_err(map_error("queues"))?;
+            }
         }
         Ok(())
     }
@@ -540,8 +571,10 @@ impl AttachedLimit {
         options: &LimitOptions,
         parent: Option<&LimitMaps>,
     ) -> Result<AttachedLimit, LimitError> {
-        if options.scheme == Scheme::Edt {
-            return edt::attach_cgroup(hierarchy, cgroup, options);
+        match options.scheme {
+            Scheme::Edt => return edt::attach_cgroup(hierarchy, cgroup, options),
+            Scheme::Police => return police::attach_cgroup(cgroup, options),
+            Scheme::Pace | Scheme::Nrm | Scheme::Carousel => {}
         }
         let limit = options.encode(cgroup.id())?;
         quiet_libbpf();
@@ -579,19 +612,23 @@ impl AttachedLimit {
             ("sockops", attach(&tune.progs.tune, "tune", cgroup)?),
         ];
         maps.adopt(hierarchy, cgroup, Adopt::Take)?;
-        Ok(AttachedLimit { maps, links, filter: None })
+        Ok(AttachedLimit { maps, links, filters: None })
     }
 
-    /// The same on a device, with scheme `edt`.
+    /// The same on a device, with a scheme that is for devices.
     ///
     /// # Errors
     /// [`LimitError`]; nothing is attached.
     pub fn attach_device(
         hierarchy: &Hierarchy,
-        target: &edt::Target,
+        target: &Target,
         options: &LimitOptions,
     ) -> Result<AttachedLimit, LimitError> {
-        edt::attach_device(hierarchy, target, options)
+        match options.scheme {
+            Scheme::Edt => edt::attach_device(hierarchy, target, options),
+            Scheme::Police => police::attach_device(target, options),
+            scheme => Err(ConfigError::Scheme(scheme).into()),
+        }
     }
 
     /// Its maps.

@@ -7,7 +7,7 @@
 //!                           parent                            symbolic link to the parent's name
 //!                           cgroup                            symbolic link to the cgroup's directory
 //!                           dev, port                         ... or to the device's name
-//!                           program, clsact                   a device's, where there are no links (see edt)
+//!                           program_{egress,ingress}, clsact  a device's without links (see device)
 //! ```
 //!
 //! The directory appears under its name only when it is whole (built aside, then renamed), so a process
@@ -27,7 +27,7 @@ use tidegate_core::{Scheme, Scope, class::MAX_DEPTH};
 
 use crate::{
     cgroup::{Cgroup, Hierarchy},
-    edt::{self, CLSACT_MARK, PROGRAM_PIN, Target},
+    device::{self, CLSACT_MARK, Target},
     fq::{self, FqError},
     intf,
     limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps},
@@ -46,8 +46,10 @@ const BUILDING: &str = "_";
 pub const MAX_NAME_BYTES: usize = 63;
 /// Limits that a host holds at most.
 pub const MAX_LIMITS: usize = 4096;
-/// The pins of a limit's links; `edt` has the first alone.
+/// The pins of a limit's links; `edt` has the first alone, `police` the first two.
 const LINKS: [&str; 3] = ["egress", "ingress", "sockops"];
+/// Of a limit's flags those whose scheme has programs of its own.
+const OF_PROGRAMS: u32 = intf::FLAG_EDT | intf::FLAG_POLICE;
 /// The symbolic links that remember where a limit was, for when that is gone.
 const CGROUP: &str = "cgroup";
 const DEV: &str = "dev";
@@ -101,7 +103,8 @@ pub enum StoreError {
     },
     /// The programs of the other scheme are others.
     #[error(
-        "limit `{0}` cannot change to or from scheme `edt` where it is: take it off and put it on again"
+        "limit `{0}` cannot change to a scheme with other programs where it is: take it off and put it on \
+         again"
     )]
     OtherPrograms(String),
     /// There is no such parent.
@@ -518,8 +521,8 @@ impl Store {
             if let Some(cgroup) = &cgroup {
                 let _ = attached.detach(hierarchy, cgroup);
             }
-        } else if let Some(filter) = &mut attached.filter {
-            filter.keep();
+        } else if let Some(filters) = &mut attached.filters {
+            filters.keep();
         }
         done
     }
@@ -541,7 +544,7 @@ impl Store {
             .map_err(|e| limit_error(name)(LimitError::Config(e)))?;
         limit.ifindex = pinned.limit.ifindex;
         limit.flags |= pinned.limit.flags & intf::FLAG_PORT;
-        if (limit.flags ^ pinned.limit.flags) & intf::FLAG_EDT != 0 {
+        if (limit.flags ^ pinned.limit.flags) & OF_PROGRAMS != 0 {
             return Err(StoreError::OtherPrograms(name.to_owned()));
         }
         if options.class.is_some() != pinned.parent.is_some() {
@@ -582,7 +585,7 @@ impl Store {
         // A limit that cannot be read (another version's) must still come off.
         if let Ok(pinned) = self.open(hierarchy, name) {
             let cgroup = pinned.scope.as_ref().and_then(|scope| cgroup_of(hierarchy, scope));
-            edt::remove_pinned_filter(&dir, &pinned.limit);
+            device::remove_pinned_filters(&dir, &pinned.limit);
             // Links first: a connection that opens meanwhile must not be set again.
             detach_links(&dir)?;
             if let Some(cgroup) = cgroup {
@@ -631,12 +634,21 @@ fn whereabouts_of_cgroup(
         let info = Link::open(dir.join(name)).and_then(|link| link.info());
         matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id == limit.cgroup_id)
     };
-    let hooks = if limit.flags & intf::FLAG_EDT != 0 { &LINKS[..1] } else { &LINKS };
+    let hooks = hooks(limit);
     let unhooked = match cgroup {
         Some(_) => hooks.iter().copied().filter(|name| !hooked(name)).collect(),
         None => Vec::new(),
     };
     (cgroup.map(Scope::Cgroup), installed_on.map(Scope::Cgroup), unhooked)
+}
+
+/// The names of a limit's links.
+fn hooks(limit: &intf::Limit) -> &'static [&'static str] {
+    match limit.flags & OF_PROGRAMS {
+        intf::FLAG_EDT => &LINKS[..1],
+        intf::FLAG_POLICE => &LINKS[..2],
+        _ => &LINKS,
+    }
 }
 
 /// The same of a limit on a device.
@@ -648,9 +660,11 @@ fn whereabouts_of_device(
         if limit.flags & intf::FLAG_PORT != 0 { (PORT, Scope::Port) } else { (DEV, Scope::Dev) };
     let name = fs::read_link(dir.join(mark)).ok();
     let installed_on = name.and_then(|name| name.to_str().map(str::to_owned)).map(kind);
-    let scope = installed_on.clone().filter(|scope| edt::is_there(scope, limit));
-    let unhooked =
-        if scope.is_some() && !edt::is_hooked(dir, limit) { vec![LINKS[0]] } else { Vec::new() };
+    let scope = installed_on.clone().filter(|scope| device::is_there(scope, limit));
+    let unhooked = match scope {
+        Some(_) => device::unhooked(dir, limit, hooks(limit)),
+        None => Vec::new(),
+    };
     (scope, installed_on, unhooked)
 }
 
@@ -688,10 +702,12 @@ fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
         let path = dir.join(name);
         map.pin(&path).map_err(bpf_error(&path, "pin"))?;
     }
-    if let Some(filter) = &attached.filter {
-        let path = dir.join(PROGRAM_PIN);
-        query::pin(&filter.program, &path).map_err(io_error(&path, "pin"))?;
-        if filter.owns_clsact {
+    if let Some(filters) = &attached.filters {
+        for (name, program) in filters.programs() {
+            let path = dir.join(name);
+            query::pin(program, &path).map_err(io_error(&path, "pin"))?;
+        }
+        if filters.owns_clsact {
             symlink(Path::new(CLSACT_MARK), &dir.join(CLSACT_MARK))?;
         }
     }

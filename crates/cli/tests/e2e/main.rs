@@ -15,6 +15,7 @@ mod explain;
 mod ingress;
 mod limit;
 mod nic;
+mod police;
 mod refusals;
 mod run;
 mod top;

@@ -6,14 +6,15 @@
 
 use std::process::{Command, Output};
 
-use tidegate_core::{Direction, Rate};
+use tidegate_core::{Direction, Rate, Scope};
 
-use super::{AcksOptions, AttachedAcks, Place, attach};
+use super::{AcksOptions, AttachedAcks, attach};
 use crate::{
     backlog::{self, Backlog},
+    device::Target,
     net::{
         NetNs, Netlink, VethPair,
-        qdisc::{Handle, Htb, HtbClass, Place as TcPlace, Qdisc, Verb},
+        qdisc::{Handle, Htb, HtbClass, Place, Qdisc, Verb},
     },
 };
 
@@ -76,7 +77,7 @@ impl Bed {
         }
         sh(&host, "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
         let ifindex = netlink.index_of("up0").unwrap();
-        let at = |parent, handle| TcPlace { ifindex, parent, handle };
+        let at = |parent, handle| Place { ifindex, parent, handle };
         let root = at(Handle::ROOT, Handle::new(1, 0));
         netlink.set_qdisc(Verb::Add, root, &Qdisc::Htb(Htb::new(1))).unwrap();
         let class = Handle::new(1, 1);
@@ -104,15 +105,8 @@ impl Bed {
     pub(crate) fn attach(&self, options: &AcksOptions) -> AttachedAcks {
         let backlog = self.backlog();
         let attached = self.host.run(|| {
-            let ifindex = Netlink::open().unwrap().index_of("port0").unwrap();
-            let place = Place {
-                device: "port0",
-                ifindex,
-                port: true,
-                direction: Direction::Egress,
-                link_bytes: 14,
-            };
-            attach(&place, options, &backlog).unwrap()
+            let target = Target::find(&Scope::Port("port0".to_owned())).unwrap();
+            attach(&target, Direction::Egress, options, &backlog).unwrap()
         });
         attached.unwrap()
     }
