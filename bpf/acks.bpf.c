@@ -67,7 +67,7 @@ struct {
 /* Where the IP header is: behind Ethernet's, or at the start on a device that has none. */
 const volatile __u32 link_bytes = ETH_HLEN;
 
-static __always_inline void count(enum tg_outcome outcome, __u32 bytes)
+static __always_inline void count(enum tg_outcome outcome, __u32 bytes, __u64 now)
 {
 	__u32 key = 0;
 	struct tg_counters *c = bpf_map_lookup_elem(&counters, &key);
@@ -77,7 +77,7 @@ static __always_inline void count(enum tg_outcome outcome, __u32 bytes)
 	c->packets[outcome]++;
 	c->bytes[outcome] += bytes;
 	if (outcome != TG_PASS)
-		c->last_ns[outcome] = bpf_ktime_get_ns();
+		c->last_ns[outcome] = now;
 }
 
 /* What waits in the shaper's queue, in bytes. */
@@ -85,12 +85,8 @@ static __always_inline __u32 waiting(void)
 {
 	__u32 key = 0;
 	struct tg_backlog *at = bpf_map_lookup_elem(&backlogs, &key);
-	struct tg_waiting now;
 
-	if (!at)
-		return 0;
-	tg_backlog_read(at, &now);
-	return now.bytes;
+	return at ? tg_backlog_bytes(at) : 0;
 }
 
 static __always_inline int is_syn(const struct tcp_packet *packet)
@@ -195,7 +191,7 @@ static __always_inline void on_syn_ack(struct __sk_buff *skb, const struct tcp_p
 
 /* Data of a known connection; 1 if it is beyond its window. */
 static __always_inline int on_data(const struct ac_limit *l, struct ac_flow *flow,
-				   const struct tcp_packet *packet)
+				   const struct tcp_packet *packet, __u32 gso_size)
 {
 	__u32 end = packet->seq + packet->payload;
 	__u64 wait;
@@ -208,6 +204,9 @@ static __always_inline int on_data(const struct ac_limit *l, struct ac_flow *flo
 		return 0;
 	}
 	flow->sent = end;
+	/* What the sender makes of the other's segment size, less the options that it uses. */
+	if (gso_size && gso_size < flow->mss)
+		flow->mss = gso_size;
 	if (l->scheme == AC_SPRING && !flow->rtt.sent_ns) {
 		/* HTB lets a packet go as a whole when those before it are paid. */
 		wait = sp_time(&l->spring, waiting());
@@ -242,7 +241,7 @@ static __always_inline int data(struct __sk_buff *skb, const struct ac_limit *l)
 	if (!(flow->flags & AC_KNOWN) || packet.flags & TCP_SYN)
 		return 0;
 	flow->own_ack = packet.ack;
-	if (packet.payload && on_data(l, flow, &packet))
+	if (packet.payload && on_data(l, flow, &packet, skb->gso_size))
 		return 1;
 	if (packet.flags & TCP_FIN) {
 		flow->own_fin = 1;
@@ -266,11 +265,11 @@ int acks_data(struct __sk_buff *skb)
 	if (!l || !s)
 		return TC_ACT_UNSPEC;
 	if (data(skb, l)) {
-		count(TG_DROP_FULL, bytes);
+		count(TG_DROP_FULL, bytes, bpf_ktime_get_ns());
 		return TC_ACT_SHOT;
 	}
 	__sync_fetch_and_add(&s->in_bytes, bytes);
-	count(TG_PASS, bytes);
+	count(TG_PASS, bytes, 0);
 	return TC_ACT_UNSPEC;
 }
 
@@ -283,7 +282,7 @@ static __always_inline void turn(const struct ac_limit *l, struct ac_state *s, _
 	struct sp_epoch epoch = {.rtt_ns = rtt};
 	__u32 flows;
 
-	if (now < start || now - start < sp_epoch_ns(&l->spring, rtt, s->flows_before, mss) ||
+	if (now < start || now - start < s->epoch_ns ||
 	    __sync_val_compare_and_swap(&s->epoch_start_ns, start, now) != start)
 		return;
 	in = s->in_bytes;
@@ -299,17 +298,18 @@ static __always_inline void turn(const struct ac_limit *l, struct ac_state *s, _
 	s->flows_before = flows;
 	s->longest_before_ns = s->longest_ns;
 	s->longest_ns = 0;
+	s->epoch_ns = sp_epoch_ns(&l->spring, rtt, flows, mss);
 	s->epoch++;
 }
 
 /* The window that an ACK goes on with. */
 static __always_inline __u16 spring(const struct ac_limit *l, struct ac_state *s,
-				    struct ac_flow *flow, const struct tcp_packet *packet)
+				    struct ac_flow *flow, const struct tcp_packet *packet,
+				    __u64 now)
 {
 	struct sp_ack ack = {.ack = packet->ack, .raw = packet->window};
 	__u32 epoch = s->epoch + 1, backlog = waiting(), before = flow->epoch, count;
-	__u64 now = bpf_ktime_get_ns(), wait = sp_time(&l->spring, backlog);
-	__u64 smooth = s->backlog_ns;
+	__u64 wait = sp_time(&l->spring, backlog), smooth = s->backlog_ns;
 
 	s->backlog_ns = smooth - (smooth >> BACKLOG_SHIFT) + (wait >> BACKLOG_SHIFT);
 	sp_rtt_ack(&flow->rtt, packet->ack, now);
@@ -332,13 +332,13 @@ static __always_inline __u16 spring(const struct ac_limit *l, struct ac_state *s
 
 /* Whether an ACK goes on with ECE. */
 static __always_inline int dem(const struct ac_limit *l, struct ac_state *s, struct ac_flow *flow,
-			       const struct tcp_packet *packet)
+			       const struct tcp_packet *packet, __u64 now)
 {
 	__u32 acked = packet->ack - flow->acked, mss = flow->mss;
 	__u32 segments = (__s32)acked > 0 ? (acked + mss - 1) / (mss ? mss : 1) : 0;
 
 	return flow->flags & AC_ECN && !(packet->flags & TCP_SYN) &&
-	       dem_on_ack(&l->dem, &s->marker, &flow->due, bpf_ktime_get_ns(), waiting(), segments,
+	       dem_on_ack(&l->dem, &s->marker, &flow->due, now, waiting(), segments,
 			  !!(flow->flags & AC_SCALABLE));
 }
 
@@ -351,6 +351,7 @@ int acks_back(struct __sk_buff *skb)
 	struct ac_limit *l;
 	struct ac_state *s;
 	__u32 key = 0;
+	__u64 now;
 
 	if (tcp_read(skb, link_bytes, 1, &packet))
 		return TC_ACT_UNSPEC;
@@ -377,9 +378,10 @@ int acks_back(struct __sk_buff *skb)
 
 	flags = packet.flags;
 	window = packet.window;
+	now = bpf_ktime_get_ns();
 	if (l->scheme == AC_SPRING)
-		window = spring(l, s, flow, &packet);
-	else if (dem(l, s, flow, &packet))
+		window = spring(l, s, flow, &packet, now);
+	else if (dem(l, s, flow, &packet, now))
 		flags |= TCP_ECE;
 	if ((__s32)(packet.ack - flow->acked) > 0)
 		flow->acked = packet.ack;
@@ -391,7 +393,7 @@ int acks_back(struct __sk_buff *skb)
 	if (flags == packet.flags && window == packet.window)
 		return TC_ACT_UNSPEC;
 	if (!tcp_write(skb, &packet, flags, window))
-		count(l->scheme == AC_SPRING ? TG_SLOW : TG_MARK, skb->len);
+		count(l->scheme == AC_SPRING ? TG_SLOW : TG_MARK, skb->len, now);
 	return TC_ACT_UNSPEC;
 }
 

@@ -37,6 +37,8 @@ struct ac_state {
 	__u64 share;
 	/* When this epoch began, and what had come and what waited then. */
 	__u64 epoch_start_ns;
+	/* How long it must last. */
+	__u64 epoch_ns;
 	__u64 epoch_in_bytes;
 	__u64 epoch_backlog_bytes;
 	/* The longest round trip of this epoch and the one before. */

@@ -150,10 +150,12 @@ sp_window(const struct sp_conf *conf, __u64 share, __u64 rtt_ns, __u16 mss, __u1
 	__u64 time =
 	    fs_min(fs_min(rtt_ns, SP_MAX_NS) + fs_min(conf->target_ns, SP_MAX_NS), SP_MAX_NS);
 	__u64 bytes = fs_min(conf->byte_s, SP_MAX_BYTE_S) * time / SP_SECOND_NS;
-	__u64 stalls = fs_min(conf->byte_s, SP_MAX_BYTE_S) * SP_STALLS_NS / SP_SECOND_NS;
 	__u64 segments, more = fs_min(fs_max(share, SP_ONE), SP_MOST) - SP_ONE;
 
-	bytes = (bytes * fs_min(share, SP_ONE) + stalls * more) >> 24;
+	bytes *= fs_min(share, SP_ONE);
+	if (more)
+		bytes += fs_min(conf->byte_s, SP_MAX_BYTE_S) * SP_STALLS_NS / SP_SECOND_NS * more;
+	bytes >>= 24;
 	segments =
 	    (fs_min(bytes, SP_MAX_BYTES) + (segment * phase >> 16)) / (segment + SP_HEADER_BYTES);
 	return fs_min(fs_max(segments, SP_LEAST_SEGMENTS) * segment, SP_MAX_BYTES);

@@ -88,6 +88,8 @@ pub struct State {
     pub share: u64,
     /// When this epoch began.
     pub epoch_start_ns: u64,
+    /// How long it must last.
+    pub epoch_ns: u64,
     /// What had come then.
     pub epoch_in_bytes: u64,
     /// What waited then.

@@ -1,6 +1,6 @@
 //! The loaded programs on tables of packets, and on any packets at all (BPF_PROG_TEST_RUN).
 
-use std::net::UdpSocket;
+use std::{net::UdpSocket, os::fd::AsFd, time::Duration};
 
 use libbpf_rs::ProgramInput;
 use proptest::{prelude::*, test_runner::TestRunner};
@@ -561,4 +561,45 @@ fn root_acks_bent_packets_pass_or_drop() {
         Ok(())
     });
     result.unwrap();
+}
+
+/// What a packet costs with all of it in the caches, by the kernel's statistics of programs. Printed; how busy
+/// the machine is no test can know.
+#[test]
+fn root_acks_cost_of_a_packet() {
+    if !is_root("root_acks_cost_of_a_packet") {
+        return;
+    }
+    let (_netns, backlog) = standing_queue("root_acks_cost_of_a_packet");
+    let mut storage = MaybeUninit::uninit();
+    let loaded = Loaded::new(&mut storage);
+    let progs = &loaded.acks.progs;
+    let syn = out(SYN | ECE | CWR, 99, 0).options(&MSS_1460).options(&SCALE_9);
+    let answer = back(SYN | ACK | ECE, 499, 100).options(&MSS_1460).options(&SCALE_9);
+    let acks = back(ACK, 500, 1548).window(60_000).options(&TIMESTAMPS).frame();
+    let data = out(ACK, 100, 500).payload(1448).frame();
+    let least = |program: std::os::fd::BorrowedFd<'_>, frame: &[u8]| {
+        let measure = || crate::cost::mean_run_time(program, frame, &[0], 50_000).unwrap();
+        (0..5).map(|_| measure()).min().unwrap()
+    };
+    let nothing = crate::cost::measure(
+        crate::cost::Program::Nothing,
+        crate::cost::Standing::Idle,
+        &data,
+        &[0],
+        50_000,
+    );
+    println!("no program: {:?}", nothing.unwrap());
+    for law in [Law::Spring, Law::Dem(dem::Law::Step), Law::Dem(dem::Law::Pi)] {
+        loaded.reset(&AcksOptions { law, ..SPRING }, &backlog);
+        loaded.segment("SYN", &syn);
+        loaded.segment("SYN-ACK", &answer);
+        loaded.run(true, &data);
+        let back = least(progs.acks_back.as_fd(), &acks);
+        // One that is changed is not changed again: here each run has a packet of its own.
+        let changed = crate::cost::mean_of(progs.acks_back.as_fd(), &acks, &[0], 2000, 1).unwrap();
+        let data = least(progs.acks_data.as_fd(), &data);
+        println!("{law:?}: an ACK {back:?}, changed {changed:?}; data {data:?}");
+        assert!(back > Duration::ZERO && data > Duration::ZERO);
+    }
 }
