@@ -15,6 +15,7 @@
 //! - [`police`]: what is done with each colour.
 //! - [`burst`]: how deep a policer's bucket should be, and what it lets through.
 //! - [`receive_window`]: that rate as a window, for senders elsewhere (`pace` on ingress).
+//! - [`dem`], [`spring`]: what a shaper's queue tells senders in the ACKs that come back to them.
 //! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
 //! - [`shaper`]: Carousel (the `carousel` scheme): timestampers ([`stamp`]) in front of a timing [`wheel`]
 //!   over a [`slot_set`], backpressure by deferred [`completion`], aggregates divided by [`water_fill`].
@@ -42,6 +43,7 @@ pub mod burst;
 pub mod class;
 pub mod codel;
 pub mod completion;
+pub mod dem;
 pub mod edt;
 pub mod fair_share;
 pub mod fleet;
@@ -53,6 +55,7 @@ pub mod scheme;
 pub mod scope;
 pub mod shaper;
 pub mod slot_set;
+pub mod spring;
 pub mod stamp;
 pub mod token_bucket;
 pub mod units;

@@ -261,6 +261,14 @@ pub enum LimitError {
         /// What the kernel says.
         source: libbpf_rs::Error,
     },
+    /// The qdisc in which packets should wait is not there.
+    #[error(
+        "device {ifindex} has lost the queue of the limit; put it on again with `tidegate apply`"
+    )]
+    NoQueue {
+        /// The device.
+        ifindex: u32,
+    },
     /// A map could not be read or written.
     #[error("map `{map}` of the limit: {source}")]
     Map {
