@@ -10,6 +10,7 @@
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
+#include "group.h"
 #include "intf.h"
 #include "maps.h"
 #include "packet.h"
@@ -38,6 +39,11 @@ static __always_inline void count(struct tg_police_counters *c, enum tg_outcome 
 {
 	c->common.packets[outcome]++;
 	c->common.bytes[outcome] += bytes;
+}
+
+static __always_inline int is_drop(enum tg_outcome outcome)
+{
+	return outcome == TG_DROP_FULL || outcome == TG_DROP_EARLY;
 }
 
 /* Of a packet whose first header is that of IP, or of the link. */
@@ -71,10 +77,12 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 	packet.may_owe = skb->gso_size != 0;
 	now = bpf_ktime_get_ns();
 	outcome = TG_PASS;
-	if (!pl_take(bucket, &queue->finish_ns, now, &packet, &c->carry)) {
+	if (gr_drops(skb, direction, packet.wire_bytes))
+		outcome = TG_DROP_EARLY;
+	else if (!pl_take(bucket, &queue->finish_ns, now, &packet, &c->carry))
 		outcome = TG_DROP_FULL;
-		c->common.last_ns[TG_DROP_FULL] = now;
-	}
+	if (outcome != TG_PASS)
+		c->common.last_ns[outcome] = now;
 	count(c, outcome, bytes);
 	return outcome;
 }
@@ -85,7 +93,7 @@ static __always_inline int of_cgroup(struct __sk_buff *skb, enum tg_direction di
 
 	if (skb->mark == TG_DEAD_MARK)
 		return drop;
-	if (gate(skb, direction, 1) == TG_DROP_FULL) {
+	if (is_drop(gate(skb, direction, 1))) {
 		skb->mark = TG_DEAD_MARK;
 		return drop;
 	}
@@ -107,7 +115,7 @@ int police_ingress(struct __sk_buff *skb)
 static __always_inline int of_device(struct __sk_buff *skb, enum tg_direction direction)
 {
 	/* Whoever comes next decides. */
-	return gate(skb, direction, 0) == TG_DROP_FULL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+	return is_drop(gate(skb, direction, 0)) ? TC_ACT_SHOT : TC_ACT_UNSPEC;
 }
 
 SEC("tcx/egress")

@@ -10,6 +10,7 @@
 //! - [`device`]: programs on devices.
 //! - [`edt`]: the programs of scheme `edt`, on cgroups and devices; [`fq`]: who keeps its packets.
 //! - [`police`]: those of scheme `police`.
+//! - [`group`]: what a limit does for a group of hosts.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
 //! - [`store`]: limits that stay, pinned in the BPF file system.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
@@ -28,6 +29,7 @@ pub mod cost;
 pub mod device;
 pub mod edt;
 pub mod fq;
+pub mod group;
 pub mod intf;
 pub mod limit;
 pub mod net;
