@@ -32,6 +32,7 @@ use crate::{
     device::{Filters, Target},
     edt,
     fq::FqError,
+    group::GroupMaps,
     intf, police, query,
 };
 
@@ -301,6 +302,8 @@ pub struct LimitMaps {
     pub(crate) sockets: Option<MapHandle>,
     /// Those of its parent that a child works with.
     pub(crate) parent: Option<ParentMaps>,
+    /// By which it acts for a group, where the scheme can.
+    pub(crate) group: Option<GroupMaps>,
 }
 
 /// What a child works with of its parent.
@@ -385,7 +388,7 @@ pub(crate) fn load_error(program: &'static str) -> impl FnOnce(libbpf_rs::Error)
     move |source| LimitError::Load { program, source }
 }
 
-fn map_error(map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
+pub(crate) fn map_error(map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
     move |source| LimitError::Map { map, source }
 }
 
@@ -557,7 +560,7 @@ pub(crate) enum Adopt {
     Release,
 }
 
-fn lookup<T: bytemuck::Pod>(
+pub(crate) fn lookup<T: bytemuck::Pod>(
     map: &MapHandle,
     name: &'static str,
     key: u32,
@@ -629,6 +632,7 @@ impl AttachedLimit {
             counters: handle(&nrm.maps.counters)?,
             sockets: Some(handle(&nrm.maps.sockets_of_limit)?),
             parent: parent.map(ParentMaps::of).transpose()?.flatten(),
+            group: None,
         };
 
         let mut tune_storage = MaybeUninit::uninit();
