@@ -13,10 +13,12 @@ use tidegate_sys::store::DEFAULT_ROOT;
 mod burst;
 mod daemon;
 mod nic;
+mod police;
 
 pub use burst::{AnalyzeArgs, BurstVerb, SizeArgs, UdpSource};
 pub use daemon::DaemonArgs;
 pub use nic::NicArgs;
+pub use police::PoliceArgs;
 
 /// The shortest interval of `monitor`.
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
@@ -291,6 +293,8 @@ pub struct LimitArgs {
     /// Longest delayed ACK of TCP sockets; 0ms leaves the kernel's [default: 5ms]
     #[arg(long, value_name = "TIME")]
     pub delack_max: Option<Nanos>,
+    #[command(flatten)]
+    pub police: PoliceArgs,
 }
 
 impl LimitArgs {
@@ -301,7 +305,7 @@ impl LimitArgs {
             ceiling: self.ceiling,
             guarantee: self.guarantee,
             weight: self.weight,
-            burst: self.burst,
+            burst: self.burst.or(self.police.burst()),
             mark: self.mark,
             drop: self.drop,
             loopback: self.loopback,
@@ -309,6 +313,7 @@ impl LimitArgs {
             pace_ceiling: self.pace_ceiling,
             rto_min: self.rto_min,
             delack_max: self.delack_max,
+            police: self.police.patch(),
         }
     }
 }

@@ -30,7 +30,7 @@ use crate::family::{self, FamilyError, FamilyProblem, Member};
 use crate::fleet::config::{FleetError, FleetSpec, GroupSpec};
 use crate::host::ScopeError;
 use crate::nic::{NicError, NicSpec};
-use crate::settings::{self, Asked, Patch, SettingsError, SettingsProblem};
+use crate::settings::{self, Asked, Patch, PoliceProblem, SettingsError, SettingsProblem};
 
 /// The largest file that is read: far above [`MAX_LIMITS`] limits.
 pub const MAX_SPEC_BYTES: u64 = 4 << 20;
@@ -216,7 +216,7 @@ pub enum Problem {
 }
 
 /// The fields of a limit, each with a line that would be read.
-const FIELDS: [(&str, &str); 16] = [
+const FIELDS: [(&str, &str); 18] = [
     ("name", "name = \"backup\""),
     ("scope", "scope = { cgroup = \"system.slice/backup.service\" }"),
     ("egress", "egress = \"50mbit\""),
@@ -227,6 +227,8 @@ const FIELDS: [(&str, &str); 16] = [
     ("weight", "weight = 100"),
     ("scheme", "scheme = \"pace\""),
     ("burst", "burst = \"1ms\""),
+    ("meter", "meter = { type = \"srtcm\", ebs = \"200kb\", colour_aware = true }"),
+    ("actions", "actions = { yellow = \"dscp af12\", red = \"drop\" }"),
     ("mark", "mark = \"0.5ms\""),
     ("drop", "drop = \"4ms\""),
     ("loopback", "loopback = true"),
@@ -503,7 +505,7 @@ impl Reader<'_> {
 
     fn limit(&self, fields: &Table<'_>, span: &Range<usize>) -> Result<ReadLimit, SpecError> {
         let mut patch = Patch::default();
-        let (mut name, mut scope, mut parent) = (None, None, None);
+        let (mut name, mut scope, mut parent, mut cbs) = (None, None, None, None);
         for (key, value) in in_order(fields) {
             match key.get_ref().as_ref() {
                 "name" => {
@@ -528,6 +530,12 @@ impl Reader<'_> {
                 "burst" => patch.burst = Some(self.parse(value, "burst")?),
                 "mark" => patch.mark = Some(self.parse(value, "mark")?),
                 "drop" => patch.drop = Some(self.parse(value, "drop")?),
+                "meter" => {
+                    let (meter, of_meter) = self.meter(value)?;
+                    patch.police.meter = Some(meter);
+                    cbs = of_meter.map(|cbs| (cbs, value.span()));
+                }
+                "actions" => patch.police.actions = self.actions(value)?,
                 "rto_min" => patch.rto_min = Some(self.parse(value, "rto_min")?),
                 "delack_max" => patch.delack_max = Some(self.parse(value, "delack_max")?),
                 "loopback" => patch.loopback = Some(self.flag(value, "loopback")?),
@@ -538,6 +546,11 @@ impl Reader<'_> {
                     return Err(self.at(&key.span(), None, problem));
                 }
             }
+        }
+        if let Some((cbs, span)) = cbs
+            && patch.burst.replace(cbs).is_some()
+        {
+            return Err(self.at(&span, Some("meter"), PoliceProblem::BurstTwice.into()));
         }
         let missing = |field| self.at(span, Some(field), Problem::Missing(example(field)));
         let name = name.ok_or_else(|| missing("name"))?;
@@ -676,6 +689,7 @@ fn normal(scope: &Scope) -> Scope {
 
 mod fleet;
 mod nic;
+mod police;
 
 /// Whether the kernel would take it for a device.
 #[must_use]
