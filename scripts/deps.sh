@@ -24,6 +24,8 @@ needs() {
 	lab   | iperf3          | the transfer that is limited and measured    | command -v iperf3
 	lab   | nginx           | serves the file that is downloaded           | command -v nginx
 	lab   | curl            | downloads it                                 | command -v curl
+	lab   | nftables        | polices, as a peer of scheme police          | command -v nft
+	lab   | tcpdump         | captures what a policer lets through         | command -v tcpdump
 	vm    | qemu-system-x86 | emulates the machines of make test-vm        | command -v qemu-system-x86_64
 	vm    | busybox-static  | is the first thing that runs in them         | command -v busybox
 	vm    | kmod            | loads the modules of their kernels           | command -v depmod
