@@ -8,7 +8,7 @@
 #define TG_INTF_H
 
 #include "class.h"
-#include "police.h"
+#include "meter.h"
 #include "rwnd.h"
 #include "sample.h"
 #include "vqueue.h"
@@ -84,7 +84,7 @@ struct tg_limit {
 	/* 0: a cgroup. */
 	__u32 ifindex;
 	/* By direction: of scheme `police`. */
-	struct pl_bucket police[TG_DIRECTIONS];
+	struct pl_policy police[TG_DIRECTIONS];
 };
 
 /*
@@ -104,6 +104,8 @@ struct tg_queue {
 		__u64 rtt_ns;
 		/* edt: the latest departure that a flow's own schedule has given. */
 		__u64 latest_ns;
+		/* police: when the second bucket is full. */
+		__u64 second_full_ns;
 	};
 	/* Share of each flow, of the limit in 2^-24. */
 	__u32 share;
@@ -160,8 +162,12 @@ struct tg_counters {
 /* The same of a policer. */
 struct tg_police_counters {
 	struct tg_counters common;
-	/* The part of the last cost below a nanosecond, in units. */
+	/* The part of the last cost below a nanosecond, in units; of each bucket. */
 	__u64 carry;
+	__u64 second_carry;
+	/* By the colour that they got. */
+	__u64 packets[PL_COLOURS];
+	__u64 bytes[PL_COLOURS];
 };
 
 /* Buffers of each sample of flows: packets fill one while user space reads the other. */

@@ -18,6 +18,8 @@ use crate::{
     limit::{self, AttachedLimit, LimitError, LimitMaps, LimitOptions},
 };
 
+mod policy;
+
 mod skel {
     #![allow(
         missing_docs,

@@ -36,6 +36,10 @@ use crate::{
     query,
 };
 
+mod rate;
+
+pub use rate::RateSet;
+
 /// Where the BPF file system is mounted by convention.
 const BPFFS: &str = "/sys/fs/bpf";
 /// Where limits are pinned unless told otherwise.
