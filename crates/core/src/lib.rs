@@ -12,6 +12,7 @@
 //! - [`fair_share`]: one rate for all flows of a limit (the `pace` scheme).
 //! - [`class`]: limits inside a limit: guarantees, weights, borrowing.
 //! - [`token_bucket`], [`meter`]: policing: pass or drop, green, yellow or red (RFC 2697, 2698, 4115).
+//! - [`police`]: what is done with each colour.
 //! - [`burst`]: how deep a policer's bucket should be, and what it lets through.
 //! - [`receive_window`]: that rate as a window, for senders elsewhere (`pace` on ingress).
 //! - [`dem`], [`spring`]: what a shaper's queue tells senders in the ACKs that come back to them.
@@ -48,6 +49,7 @@ pub mod fair_share;
 pub mod fleet;
 pub mod link;
 pub mod meter;
+pub mod police;
 pub mod receive_window;
 pub mod scheme;
 pub mod scope;

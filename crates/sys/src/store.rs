@@ -3,6 +3,7 @@
 //! ```text
 //! /sys/fs/bpf/tidegate/NAME/{limit,queues,counters,sockets}   maps
 //!                           {egress,ingress,sockops}          links
+//!                           {group,samples}                   of scheme police: maps for a group
 //!                           parent_{queues,sockets}           of a child: the maps of its parent
 //!                           parent                            symbolic link to the parent's name
 //!                           cgroup                            symbolic link to the cgroup's directory
@@ -29,10 +30,15 @@ use crate::{
     cgroup::{Cgroup, Hierarchy},
     device::{self, CLSACT_MARK, Target},
     fq::{self, FqError},
+    group::GroupMaps,
     intf,
     limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps},
     query,
 };
+
+mod rate;
+
+pub use rate::RateSet;
 
 /// Where the BPF file system is mounted by convention.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -59,6 +65,9 @@ const PARENT: &str = "parent";
 /// The pins of the parent's maps.
 const PARENT_QUEUES: &str = "parent_queues";
 const PARENT_SOCKETS: &str = "parent_sockets";
+/// The pins of the maps by which it acts for a group.
+const GROUP: &str = "group";
+const SAMPLES: &str = "samples";
 /// How long a writer waits for another one.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const LOCK_POLL: Duration = Duration::from_millis(20);
@@ -367,6 +376,10 @@ impl Store {
                     queues: open(PARENT_QUEUES)?,
                     sockets: open(PARENT_SOCKETS)?,
                 }),
+                false => None,
+            },
+            group: match dir.join(GROUP).exists() {
+                true => Some(GroupMaps { group: open(GROUP)?, samples: open(SAMPLES)? }),
                 false => None,
             },
         };
@@ -698,6 +711,11 @@ fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
             .chain(maps.parent.iter_mut().flat_map(|parent| {
                 [(PARENT_QUEUES, &mut parent.queues), (PARENT_SOCKETS, &mut parent.sockets)]
             }))
+            .chain(
+                maps.group
+                    .iter_mut()
+                    .flat_map(|group| [(GROUP, &mut group.group), (SAMPLES, &mut group.samples)]),
+            )
     {
         let path = dir.join(name);
         map.pin(&path).map_err(bpf_error(&path, "pin"))?;

@@ -10,6 +10,7 @@ mod burst;
 #[path = "../../../capture/tests/captures/mod.rs"]
 mod captures;
 mod common;
+mod daemon;
 mod edt;
 mod explain;
 mod ingress;
