@@ -60,6 +60,8 @@ enum tg_flags {
 	TG_FLAG_EDT = 1 << 3,
 	/* The device is a port: its workload's egress is what comes in. */
 	TG_FLAG_PORT = 1 << 4,
+	/* Packets wait in the kernel's HTB; drop_ns is what its queue holds. */
+	TG_FLAG_HTB = 1 << 8,
 };
 
 /* A limit on one cgroup or device; written by user space alone. */

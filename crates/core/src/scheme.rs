@@ -17,19 +17,23 @@ pub enum Scheme {
     Nrm,
     /// Departure times ([`crate::edt`]), kept by the `fq` qdisc.
     Edt,
+    /// The kernel's Hierarchical Token Bucket ([`crate::htb`]), in which packets wait.
+    Htb,
     /// The shaper of Carousel ([`crate::shaper`]), in a software NIC between two ports.
     Carousel,
 }
 
 impl Scheme {
     /// Every scheme of this version.
-    pub const ALL: [Scheme; 4] = [Scheme::Pace, Scheme::Nrm, Scheme::Edt, Scheme::Carousel];
+    pub const ALL: [Scheme; 5] =
+        [Scheme::Pace, Scheme::Nrm, Scheme::Edt, Scheme::Htb, Scheme::Carousel];
 
     /// What stands behind it in a direction, for the defaults of its thresholds.
     #[must_use]
     pub fn queue(self, direction: Direction) -> QueueKind {
         match self {
             Scheme::Edt => QueueKind::Departures,
+            Scheme::Htb => QueueKind::Qdisc,
             Scheme::Pace if direction == Direction::Egress => QueueKind::Paced,
             Scheme::Pace => QueueKind::Windows,
             _ => QueueKind::Alone,
@@ -43,6 +47,7 @@ impl Scheme {
             Scheme::Pace => "pace",
             Scheme::Nrm => "nrm",
             Scheme::Edt => "edt",
+            Scheme::Htb => "htb",
             Scheme::Carousel => "carousel",
         }
     }
@@ -53,12 +58,12 @@ impl Scheme {
 pub enum SchemeError {
     /// One that a later version will have.
     #[error(
-        "scheme `{0}` is not yet supported by this version; use `pace`, `nrm`, `edt` or `carousel`, or \
-         leave it out"
+        "scheme `{0}` is not yet supported by this version; use `pace`, `nrm`, `edt`, `htb` or \
+         `carousel`, or leave it out"
     )]
     Unsupported(String),
     /// No scheme at all.
-    #[error("unknown scheme `{0}`; use `pace`, `nrm`, `edt` or `carousel`, or leave it out")]
+    #[error("unknown scheme `{0}`; use `pace`, `nrm`, `edt`, `htb` or `carousel`, or leave it out")]
     Unknown(String),
 }
 
@@ -70,7 +75,7 @@ impl FromStr for Scheme {
             return Ok(scheme);
         }
         Err(match text {
-            "police" | "htb" | "dem" | "spring" => SchemeError::Unsupported(text.to_owned()),
+            "police" | "dem" | "spring" => SchemeError::Unsupported(text.to_owned()),
             _ => SchemeError::Unknown(text.to_owned()),
         })
     }

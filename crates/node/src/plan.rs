@@ -381,7 +381,14 @@ impl Member {
 /// Whether one limit can only be put in the place of the other, not changed into it.
 #[must_use]
 pub fn other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
-    (from.scheme == Scheme::Edt) != (to.scheme == Scheme::Edt)
+    // Each direction of `htb` has a device of its own.
+    let directions = |o: &LimitOptions| (o.egress.is_some(), o.ingress.is_some());
+    let programs = |o: &LimitOptions| match o.scheme {
+        Scheme::Htb => (Scheme::Htb, directions(o)),
+        Scheme::Edt => (Scheme::Edt, (true, false)),
+        _ => (Scheme::Pace, (true, true)),
+    };
+    programs(from) != programs(to)
 }
 
 #[cfg(test)]

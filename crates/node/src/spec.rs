@@ -216,7 +216,7 @@ pub enum Problem {
 }
 
 /// The fields of a limit, each with a line that would be read.
-const FIELDS: [(&str, &str); 16] = [
+const FIELDS: [(&str, &str); 17] = [
     ("name", "name = \"backup\""),
     ("scope", "scope = { cgroup = \"system.slice/backup.service\" }"),
     ("egress", "egress = \"50mbit\""),
@@ -228,6 +228,7 @@ const FIELDS: [(&str, &str); 16] = [
     ("scheme", "scheme = \"pace\""),
     ("burst", "burst = \"1ms\""),
     ("mark", "mark = \"0.5ms\""),
+    ("ecn", "ecn = \"60kb\""),
     ("drop", "drop = \"4ms\""),
     ("loopback", "loopback = true"),
     ("pace_ceiling", "pace_ceiling = false"),
@@ -527,6 +528,7 @@ impl Reader<'_> {
                 "ingress" => patch.ingress = Some(self.parse(value, "ingress")?),
                 "burst" => patch.burst = Some(self.parse(value, "burst")?),
                 "mark" => patch.mark = Some(self.parse(value, "mark")?),
+                "ecn" => patch.ecn = Some(self.parse(value, "ecn")?),
                 "drop" => patch.drop = Some(self.parse(value, "drop")?),
                 "rto_min" => patch.rto_min = Some(self.parse(value, "rto_min")?),
                 "delack_max" => patch.delack_max = Some(self.parse(value, "delack_max")?),

@@ -10,6 +10,7 @@ use tidegate_core::{
     Direction, Rate, Scheme, Scope,
     class::MAX_DEPTH,
     fair_share::{ONE, TARGET},
+    virtual_queue::MAX_SPAN,
 };
 use tidegate_sys::{
     intf::{self, OUTCOME_TABLE},
@@ -74,8 +75,8 @@ pub struct DirectionStatus {
     pub share: Option<f64>,
     /// Credit of the idle limit.
     pub burst_ns: u64,
-    /// Backlog above which senders are told.
-    pub mark_ns: u64,
+    /// Backlog above which senders are told; `None` where they never are.
+    pub mark_ns: Option<u64>,
     /// Backlog above which every packet is dropped.
     pub drop_ns: u64,
     /// How far the virtual queue is behind; negative for the credit left.
@@ -324,7 +325,8 @@ impl From<&intf::Limit> for Settings {
         Settings {
             scheme: options.scheme.name(),
             loopback: options.loopback,
-            pace_ceiling: options.pace_ceiling && options.scheme != Scheme::Edt,
+            pace_ceiling: options.pace_ceiling
+                && !matches!(options.scheme, Scheme::Edt | Scheme::Htb),
             rto_min_ns: u64::from(limit.rto_min_us) * 1000,
             delack_max_ns: u64::from(limit.delack_max_us) * 1000,
         }
@@ -351,15 +353,18 @@ impl DirectionStatus {
         let now_ns = monotonic_ns();
         let ago = |at: u64| (at > 0).then(|| now_ns.saturating_sub(at));
         let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;
+        // What the kernel's HTB has saved up it does not say.
+        let is_qdisc = limit.flags & intf::FLAG_HTB != 0;
+        let credit_ns = if is_qdisc { 0 } else { conf.burst_ns };
         let share = (f64::from(queue.share) / ONE as f64 * 1e4).round() / 1e4;
         Ok(DirectionStatus {
             rate_bit_s: limit.rate_bit_s[i],
             now_bit_s: (is_child && !silent).then_some(queue.rate_bit_s),
             share: (queue.share != 0 && !silent).then_some(share),
             burst_ns: conf.burst_ns,
-            mark_ns: conf.mark_ns,
+            mark_ns: Some(conf.mark_ns).filter(|mark| *mark < MAX_SPAN.0),
             drop_ns: conf.drop_ns,
-            backlog_ns: backlog_ns(reading.queue.finish_ns, now_ns, conf.burst_ns),
+            backlog_ns: backlog_ns(reading.queue.finish_ns, now_ns, credit_ns),
             fair: Fair::of(limit, &reading.queue, direction, now_ns),
             last: Ages(reading.counters.last_ns.map(ago)),
             counters: Counts { packets: reading.counters.packets, bytes: reading.counters.bytes },
@@ -471,7 +476,7 @@ mod tests {
             now_bit_s: None,
             share: None,
             burst_ns: 1,
-            mark_ns: 2,
+            mark_ns: Some(2),
             drop_ns: 3,
             backlog_ns: -1,
             fair: None,

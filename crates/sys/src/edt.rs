@@ -88,6 +88,11 @@ fn current_namespace() -> Result<u64, NetError> {
     file.map(|m| m.ino()).map_err(|e| NetError::refused("ask for the network namespace", e))
 }
 
+/// Whether the device of a limit is, or was, in the network namespace of the calling thread.
+pub(crate) fn is_in_this_namespace(limit: &intf::Limit) -> bool {
+    current_namespace().is_ok_and(|namespace| namespace == limit.cgroup_id)
+}
+
 /// A filter of clsact; dropped, it is taken off unless it has been [kept](Filter::keep).
 #[derive(Debug)]
 pub(crate) struct Filter {
@@ -138,6 +143,7 @@ fn load<T>(
         counters: handle(&edt.maps.counters)?,
         sockets: None,
         parent: None,
+        seat: None,
     };
     maps.write(limit)?;
     let program = match place {
@@ -208,7 +214,7 @@ pub(crate) fn encode(target: &Target, options: &LimitOptions) -> Result<intf::Li
 }
 
 /// A tcx link; `None` where the kernel has none.
-fn tcx(program: &ProgramMut<'_>, ifindex: u32) -> Option<Link> {
+pub(crate) fn tcx(program: &ProgramMut<'_>, ifindex: u32) -> Option<Link> {
     // SAFETY: the program is loaded and outlives the call; no options is a valid choice.
     let link = unsafe {
         libbpf_rs::libbpf_sys::bpf_program__attach_tcx(
@@ -221,7 +227,7 @@ fn tcx(program: &ProgramMut<'_>, ifindex: u32) -> Option<Link> {
     NonNull::new(link).map(|link| unsafe { Link::from_ptr(link) })
 }
 
-fn add_filter(program: &ProgramMut<'_>, target: &Target) -> Result<Filter, LimitError> {
+pub(crate) fn add_filter(program: &ProgramMut<'_>, target: &Target) -> Result<Filter, LimitError> {
     let refused =
         |source| LimitError::AttachDevice { device: target.scope.name().to_owned(), source };
     let own_error = |e: std::io::Error| refused(libbpf_rs::Error::from(e));
@@ -253,13 +259,13 @@ fn hook(program: std::os::fd::BorrowedFd<'_>, ifindex: u32, port: bool) -> TcHoo
 }
 
 /// Whether the filter on the device runs this program.
-fn filter_is(ifindex: u32, port: bool, program: std::os::fd::BorrowedFd<'_>) -> bool {
+pub(crate) fn filter_is(ifindex: u32, port: bool, program: std::os::fd::BorrowedFd<'_>) -> bool {
     let wanted = Program::id_from_fd(program).ok();
     wanted.is_some() && hook(program, ifindex, port).query().ok() == wanted
 }
 
 /// Takes the filter off if it is this program's, and clsact if it came with it and nobody else uses it.
-fn remove_filter(
+pub(crate) fn remove_filter(
     ifindex: u32,
     port: bool,
     owns_clsact: bool,

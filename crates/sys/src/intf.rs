@@ -24,6 +24,8 @@ pub const FLAG_PACE_FAIR: u32 = 1 << 2;
 pub const FLAG_EDT: u32 = 1 << 3;
 /// `TG_FLAG_PORT`.
 pub const FLAG_PORT: u32 = 1 << 4;
+/// `TG_FLAG_HTB`.
+pub const FLAG_HTB: u32 = 1 << 8;
 
 /// The place of a direction in a per-direction array.
 #[must_use]
@@ -276,7 +278,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 30];
+        static native_intf_layout: [u64; 31];
         static native_intf_layout_len: u32;
     }
 
@@ -313,6 +315,7 @@ mod tests {
             FLAG_PACE_FAIR as usize,
             FLAG_EDT as usize,
             FLAG_PORT as usize,
+            FLAG_HTB as usize,
             index(Direction::Egress),
             index(Direction::Ingress),
         ];

@@ -9,6 +9,7 @@
 //! - [`limit`]: the programs of one limit on a cgroup, attached while a value lives.
 //! - [`edt`]: the programs of scheme `edt`, on cgroups and devices; [`fq`]: who keeps its packets.
 //! - [`backlog`]: where the packets of a limiter wait, for programs that read how much that is.
+//! - [`htb`]: the kernel's HTB on devices, with ifb devices for what comes in.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
 //! - [`store`]: limits that stay, pinned in the BPF file system.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
@@ -27,6 +28,7 @@ pub mod congestion;
 pub mod cost;
 pub mod edt;
 pub mod fq;
+pub mod htb;
 pub mod intf;
 pub mod limit;
 pub mod net;

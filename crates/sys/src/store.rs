@@ -8,11 +8,14 @@
 //!                           cgroup                            symbolic link to the cgroup's directory
 //!                           dev, port                         ... or to the device's name
 //!                           program, clsact                   a device's, where there are no links (see edt)
+//!                           slots, slot, root, ...            of scheme htb (see store/htb.rs)
 //! ```
 //!
 //! The directory appears under its name only when it is whole (built aside, then renamed), so a process
 //! that dies half way leaves no half limit in the listing, and its links vanish with it. Writers exclude
 //! each other by a lock on the directory; readers take none.
+
+mod htb;
 
 use std::{
     fs, io,
@@ -101,7 +104,8 @@ pub enum StoreError {
     },
     /// The programs of the other scheme are others.
     #[error(
-        "limit `{0}` cannot change to or from scheme `edt` where it is: take it off and put it on again"
+        "limit `{0}` cannot change to or from scheme `edt` or `htb` where it is: take it off and put it on \
+         again"
     )]
     OtherPrograms(String),
     /// There is no such parent.
@@ -115,7 +119,7 @@ pub enum StoreError {
     /// The parent's programs do not see the child's packets.
     #[error(
         "limit `{name}`: its parent `{parent}` must be on a cgroup above {scope}, with scheme `pace` or \
-         `nrm`; {parent} is on {parent_scope} with `{parent_scheme}`"
+         `nrm`, or both have scheme `htb` in a tree on a device; {parent} is on {parent_scope} with `{parent_scheme}`"
     )]
     NotAbove {
         /// The limit.
@@ -178,6 +182,8 @@ pub enum StoreError {
 #[derive(Debug, Clone)]
 pub struct Store {
     root: PathBuf,
+    /// Replace qdiscs of others.
+    force: bool,
 }
 
 /// Keeps other writers out while it lives.
@@ -248,7 +254,12 @@ impl Store {
     /// The store at `root`, which need not exist yet. Nothing is touched.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Store {
-        Store { root: root.into() }
+        Store { root: root.into(), force: false }
+    }
+
+    /// Whether a limit that needs a qdisc replaces one that somebody has put on its device; it is not put back.
+    pub fn force(&mut self, force: bool) {
+        self.force = force;
     }
 
     /// Makes the directory, and mounts the BPF file system where none is, then keeps other writers out.
@@ -354,7 +365,7 @@ impl Store {
             let path = dir.join(map);
             MapHandle::from_pinned_path(&path).map_err(bpf_error(&path, "open"))
         };
-        let maps = LimitMaps {
+        let mut maps = LimitMaps {
             limit: open("limit")?,
             queues: open("queues")?,
             counters: open("counters")?,
@@ -366,6 +377,7 @@ impl Store {
                 }),
                 false => None,
             },
+            seat: None,
         };
         let parent = fs::read_link(dir.join(PARENT)).ok();
         let parent = parent.and_then(|name| name.to_str().map(str::to_owned));
@@ -375,6 +387,14 @@ impl Store {
         } else {
             whereabouts_of_device(&dir, &limit)
         };
+        if limit.flags & intf::FLAG_HTB != 0 {
+            maps.seat = self.seat_of(name, &limit);
+            let seat = maps.seat.as_ref().filter(|_| scope.is_some());
+            unhooked = seat.map_or_else(Vec::new, |seat| self.unhooked_htb(name, &limit, seat));
+            if maps.seat.is_none() {
+                unhooked.push(PARENT);
+            }
+        }
         if let (Some(theirs), Some(parent)) = (&maps.parent, &parent)
             && !self.is_same_map(&theirs.queues, parent)
         {
@@ -412,6 +432,7 @@ impl Store {
         name: &str,
         parent: &str,
         scope: &Scope,
+        scheme: Scheme,
     ) -> Result<&'a PinnedLimit, StoreError> {
         let by_name = |name: &str| present.iter().find(|limit| limit.name == name);
         let Some(found) = by_name(parent) else {
@@ -420,11 +441,11 @@ impl Store {
         let parent_scope = found.scope.clone().or_else(|| found.installed_on.clone());
         let parent_scope = parent_scope.unwrap_or_else(|| Scope::Cgroup(String::new()));
         let parent_scheme = LimitOptions::from(&found.limit).scheme;
-        let is_above = matches!(
-            (&parent_scope, scope),
-            (Scope::Cgroup(above), Scope::Cgroup(below)) if is_above(above, below)
-        );
-        if !is_above || found.maps.sockets.is_none() {
+        let is_good = match scheme {
+            Scheme::Htb => parent_scheme == Scheme::Htb,
+            _ => found.maps.sockets.is_some(),
+        };
+        if !can_contain(&parent_scope, scope, scheme) || !is_good {
             return Err(StoreError::NotAbove {
                 name: name.to_owned(),
                 scope: scope.clone(),
@@ -488,8 +509,14 @@ impl Store {
         if present.len() >= MAX_LIMITS {
             return Err(StoreError::Full);
         }
-        let parent = parent.map(|parent| Self::find_parent(&present, name, parent, scope));
+        let scheme = options.scheme;
+        let parent = parent.map(|parent| Self::find_parent(&present, name, parent, scope, scheme));
         let parent = parent.transpose()?;
+        if options.scheme == Scheme::Htb {
+            let cgroup = cgroup.as_ref();
+            let asked = htb::Asked { name, scope, cgroup, options, parent };
+            return self.install_htb(hierarchy, &present, &asked);
+        }
         let attached = match &cgroup {
             Some(cgroup) => {
                 AttachedLimit::attach(hierarchy, cgroup, options, parent.map(|p| &p.maps))
@@ -541,7 +568,8 @@ impl Store {
             .map_err(|e| limit_error(name)(LimitError::Config(e)))?;
         limit.ifindex = pinned.limit.ifindex;
         limit.flags |= pinned.limit.flags & intf::FLAG_PORT;
-        if (limit.flags ^ pinned.limit.flags) & intf::FLAG_EDT != 0 {
+        let programs = intf::FLAG_EDT | intf::FLAG_HTB;
+        if (limit.flags ^ pinned.limit.flags) & programs != 0 {
             return Err(StoreError::OtherPrograms(name.to_owned()));
         }
         if options.class.is_some() != pinned.parent.is_some() {
@@ -551,6 +579,9 @@ impl Store {
             let scope = pinned.installed_on.unwrap_or_else(|| Scope::Cgroup("?".to_owned()));
             return Err(StoreError::ScopeGone { name: name.to_owned(), scope });
         };
+        if limit.flags & intf::FLAG_HTB != 0 {
+            return self.change_htb(hierarchy, &pinned, &limit);
+        }
         let cgroup = cgroup_of(hierarchy, scope);
         pinned.maps.set(hierarchy, cgroup.as_ref(), &limit).map_err(limit_error(name))
     }
@@ -582,6 +613,9 @@ impl Store {
         // A limit that cannot be read (another version's) must still come off.
         if let Ok(pinned) = self.open(hierarchy, name) {
             let cgroup = pinned.scope.as_ref().and_then(|scope| cgroup_of(hierarchy, scope));
+            if pinned.limit.flags & intf::FLAG_HTB != 0 {
+                self.remove_htb(hierarchy, &pinned);
+            }
             edt::remove_pinned_filter(&dir, &pinned.limit);
             // Links first: a connection that opens meanwhile must not be set again.
             detach_links(&dir)?;
@@ -631,7 +665,12 @@ fn whereabouts_of_cgroup(
         let info = Link::open(dir.join(name)).and_then(|link| link.info());
         matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id == limit.cgroup_id)
     };
-    let hooks = if limit.flags & intf::FLAG_EDT != 0 { &LINKS[..1] } else { &LINKS };
+    let hooks = match limit.flags {
+        // Known by its classes.
+        flags if flags & intf::FLAG_HTB != 0 => &LINKS[..0],
+        flags if flags & intf::FLAG_EDT != 0 => &LINKS[..1],
+        _ => &LINKS,
+    };
     let unhooked = match cgroup {
         Some(_) => hooks.iter().copied().filter(|name| !hooked(name)).collect(),
         None => Vec::new(),
@@ -649,8 +688,9 @@ fn whereabouts_of_device(
     let name = fs::read_link(dir.join(mark)).ok();
     let installed_on = name.and_then(|name| name.to_str().map(str::to_owned)).map(kind);
     let scope = installed_on.clone().filter(|scope| edt::is_there(scope, limit));
-    let unhooked =
-        if scope.is_some() && !edt::is_hooked(dir, limit) { vec![LINKS[0]] } else { Vec::new() };
+    let is_edt = limit.flags & intf::FLAG_EDT != 0;
+    let is_off = is_edt && scope.is_some() && !edt::is_hooked(dir, limit);
+    let unhooked = if is_off { vec![LINKS[0]] } else { Vec::new() };
     (scope, installed_on, unhooked)
 }
 
@@ -658,6 +698,17 @@ fn cgroup_of(hierarchy: &Hierarchy, scope: &Scope) -> Option<Cgroup> {
     match scope {
         Scope::Cgroup(path) => hierarchy.open(path).ok(),
         _ => None,
+    }
+}
+
+/// Whether a limit on `above` sees all packets of one on `below`. Only with scheme `htb` does a device contain
+/// cgroups and ports: what they send by it.
+#[must_use]
+pub fn can_contain(above: &Scope, below: &Scope, scheme: Scheme) -> bool {
+    match (above, below) {
+        (Scope::Cgroup(above), Scope::Cgroup(below)) => is_above(above, below),
+        (Scope::Dev(_), Scope::Cgroup(_) | Scope::Port(_)) => scheme == Scheme::Htb,
+        _ => false,
     }
 }
 
@@ -673,10 +724,9 @@ fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {
     rustix::fs::symlink(target, link).map_err(|e| io_error(link, "create")(e.into()))
 }
 
-/// Pins the maps and links of a limit in a new directory.
-fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
+/// Pins the maps of a limit in a new directory.
+fn pin_maps(maps: &mut LimitMaps, dir: &Path) -> Result<(), StoreError> {
     fs::create_dir(dir).map_err(io_error(dir, "create"))?;
-    let maps = &mut attached.maps;
     for (name, map) in
         [("limit", &mut maps.limit), ("queues", &mut maps.queues), ("counters", &mut maps.counters)]
             .into_iter()
@@ -688,6 +738,12 @@ fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
         let path = dir.join(name);
         map.pin(&path).map_err(bpf_error(&path, "pin"))?;
     }
+    Ok(())
+}
+
+/// Pins the maps and links of a limit in a new directory.
+fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
+    pin_maps(&mut attached.maps, dir)?;
     if let Some(filter) = &attached.filter {
         let path = dir.join(PROGRAM_PIN);
         query::pin(&filter.program, &path).map_err(io_error(&path, "pin"))?;
@@ -738,26 +794,4 @@ fn mounted_by_us() -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cgroup_is_above_those_in_it() {
-        for (above, below) in [("/", "/a"), ("a", "/a/b"), ("/a", "a/b/c")] {
-            assert!(is_above(above, below) && !is_above(below, above), "{above} {below}");
-        }
-        for (one, other) in [("a", "a"), ("a", "ab"), ("a/b", "a/bc"), ("a", "b"), ("/", "")] {
-            assert!(!is_above(one, other), "{one} {other}");
-        }
-    }
-
-    #[test]
-    fn names_are_what_the_bpf_file_system_takes() {
-        for good in ["backup", "a", "web-1", "A_b", "9lives", &"x".repeat(63)] {
-            assert!(check_name(good).is_ok(), "{good}");
-        }
-        for bad in ["", "a.b", "a/b", "_x", "-x", "ü", &"x".repeat(64), ".."] {
-            assert!(check_name(bad).is_err(), "{bad}");
-        }
-    }
-}
+mod tests;

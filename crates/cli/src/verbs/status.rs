@@ -213,7 +213,7 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
             guarantee.clone(),
             weight.clone(),
             time(d.burst_ns),
-            time(d.mark_ns),
+            d.mark_ns.map_or_else(none, time),
             time(d.drop_ns),
             output::time(d.backlog_ns),
             output::packets(d.counters.charged()),

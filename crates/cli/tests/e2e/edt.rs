@@ -144,12 +144,12 @@ impl Bed {
         Some(bed)
     }
 
-    fn tc(&self, words: &str) -> Output {
+    pub fn tc(&self, words: &str) -> Output {
         let mut command = into(&self.sender, "tc");
         command.args(words.split(' ')).output().unwrap()
     }
 
-    fn qdiscs(&self) -> String {
+    pub fn qdiscs(&self) -> String {
         String::from_utf8(self.tc("qdisc show dev eth0").stdout).unwrap()
     }
 
@@ -216,7 +216,7 @@ impl Bed {
     }
 
     /// The same without a limit of ours.
-    fn free(&self, netns: &NetNs, order: &str) -> Traffic {
+    pub fn free(&self, netns: &NetNs, order: &str) -> Traffic {
         let _server = self.serve();
         let mut command = into(netns, env::current_exe().unwrap().to_str().unwrap());
         command.args(["helper", "--exact", "--nocapture"]);
@@ -242,9 +242,9 @@ impl Bed {
 }
 
 /// What came of some traffic.
-struct Traffic {
+pub struct Traffic {
     /// On the wire, at the receiver.
-    bit_s: f64,
+    pub bit_s: f64,
     rtt_us: Vec<u64>,
     /// What went into each 100 ms.
     bins: Vec<u64>,
@@ -287,7 +287,7 @@ fn drain(mut stream: TcpStream) -> usize {
     total
 }
 
-fn cable(
+pub fn cable(
     left: &NetNs,
     left_dev: &str,
     left_ip: &str,
@@ -317,7 +317,7 @@ pub fn into(netns: &NetNs, program: &str) -> Command {
 }
 
 /// `tidegate` in the sender's namespace: exit code, standard output and error.
-fn tidegate(place: &Place, bed: &Bed, words: &str) -> (i32, String, String) {
+pub fn tidegate(place: &Place, bed: &Bed, words: &str) -> (i32, String, String) {
     let mut command = into(&bed.sender, env!("CARGO_BIN_EXE_tidegate"));
     command.env("TIDEGATE_BPFFS", place.store()).args(words.split(' '));
     let output = command.output().unwrap();
@@ -325,20 +325,20 @@ fn tidegate(place: &Place, bed: &Bed, words: &str) -> (i32, String, String) {
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
-fn ok(place: &Place, bed: &Bed, words: &str) -> String {
+pub fn ok(place: &Place, bed: &Bed, words: &str) -> String {
     let (code, out, error) = tidegate(place, bed, words);
     assert_eq!(code, 0, "{words}: {error}");
     out
 }
 
-fn refused(place: &Place, bed: &Bed, words: &str) -> String {
+pub fn refused(place: &Place, bed: &Bed, words: &str) -> String {
     let (code, _, error) = tidegate(place, bed, words);
     assert!(code == 1 || code == 2, "{words}: {code} {error}");
     error
 }
 
 /// The rate is the limit's, within some per cent; a machine that is too slow may stay below it.
-fn is_held(traffic: &Traffic, bit_s: f64) {
+pub fn is_held(traffic: &Traffic, bit_s: f64) {
     let part = traffic.bit_s / bit_s;
     assert!((0.85..1.04).contains(&part), "{part} of the limit: {traffic:?}");
 }

@@ -12,6 +12,7 @@ mod captures;
 mod common;
 mod edt;
 mod explain;
+mod htb;
 mod ingress;
 mod limit;
 mod nic;
