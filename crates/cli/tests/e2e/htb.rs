@@ -165,7 +165,6 @@ fn root_htb_limits_a_port_both_ways() {
     read(1_500_000);
     let bit_s = 8.0 * 1_500_000.0 / started.elapsed().as_secs_f64();
     assert!((0.7..1.1).contains(&(bit_s / 5e6)), "{bit_s}");
-    drop(read);
     drop(sink);
     sending.join().unwrap();
     let status = json(&place, &bed, "status --json");
