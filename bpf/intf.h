@@ -8,6 +8,7 @@
 #define TG_INTF_H
 
 #include "class.h"
+#include "police.h"
 #include "rwnd.h"
 #include "vqueue.h"
 
@@ -60,6 +61,8 @@ enum tg_flags {
 	TG_FLAG_EDT = 1 << 3,
 	/* The device is a port: its workload's egress is what comes in. */
 	TG_FLAG_PORT = 1 << 4,
+	/* What finds no tokens is dropped: `police` says how many there are. */
+	TG_FLAG_POLICE = 1 << 5,
 	/* Packets wait in the kernel's HTB; drop_ns is what its queue holds. */
 	TG_FLAG_HTB = 1 << 8,
 };
@@ -79,6 +82,8 @@ struct tg_limit {
 	__u32 delack_max_us;
 	/* 0: a cgroup. */
 	__u32 ifindex;
+	/* By direction: of scheme `police`. */
+	struct pl_bucket police[TG_DIRECTIONS];
 };
 
 /*
@@ -149,6 +154,13 @@ struct tg_counters {
 	/* When the last packet met each outcome; only of those that tell or drop. At the end, so
 	 * that a packet that passes finds all that is its on the lines it had. */
 	__u64 last_ns[TG_OUTCOMES];
+};
+
+/* The same of a policer. */
+struct tg_police_counters {
+	struct tg_counters common;
+	/* The part of the last cost below a nanosecond, in units. */
+	__u64 carry;
 };
 
 /* What a limit has set on a socket, kept with the socket so that it can be taken back. */

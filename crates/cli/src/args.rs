@@ -177,6 +177,7 @@ pub enum LimitVerb {
 Examples:
   tidegate limit add backup --cgroup system.slice/backup.service --egress 200mbit
   tidegate limit add uplink --dev eth0 --scheme edt --egress 1gbit
+  tidegate limit add guest --port tap0 --scheme police --egress 100mbit --ingress 200mbit
   tidegate limit add batch --cgroup system.slice/batch.service --parent system --guarantee 100mbit")]
     Add(AddArgs),
     /// Change a limit in place; only what is named changes
@@ -227,11 +228,13 @@ pub struct LimitArgs {
     pub weight: Option<i64>,
     /// How the limit acts: `pace` (each TCP flow sends at its fair share, a virtual queue behind it), `nrm`
     /// (the virtual queue alone: ECN, window reduction, drop), `edt` (each packet waits for its time of
-    /// departure; needs the qdisc `fq`; egress only) or `htb` (packets wait in the kernel's HTB; on devices,
-    /// ports, and inside their limits) [default: pace]
+    /// departure; needs the qdisc `fq`; egress only), `police` (a token bucket: what finds no tokens is
+    /// dropped) or `htb` (packets wait in the kernel's HTB; on devices, ports, and inside their limits)
+    /// [default: pace]
     #[arg(long)]
     pub scheme: Option<Scheme>,
-    /// Credit that an idle limit saves up, as time or bytes [default: 1ms]
+    /// Credit that an idle limit saves up, as time or bytes; with police the depth of the bucket [default:
+    /// 1ms; police: what a CUBIC flow over 20ms needs, 250ms at most]
     #[arg(long, value_name = "TIME|SIZE")]
     pub burst: Option<Span>,
     /// Backlog above which senders are told to slow down [default: 2ms; nrm: 0.5ms]
@@ -328,12 +331,12 @@ pub struct ScopeArgs {
     /// The cgroup, relative to the cgroup mount
     #[arg(long, value_name = "PATH")]
     pub cgroup: Option<String>,
-    /// A device of this host, such as eth0: what leaves by it, with htb also what comes in (with scheme edt or
-    /// htb)
+    /// A device of this host, such as eth0: what leaves by it, and with schemes police and htb what comes
+    /// in, too (with scheme edt, police or htb)
     #[arg(long, value_name = "NAME")]
     pub dev: Option<String>,
     /// The host's side of a virtual machine's or container's interface, such as tap0: what the machine sends,
-    /// with htb also what it receives (with scheme edt or htb)
+    /// and with schemes police and htb what it receives, too (with scheme edt, police or htb)
     #[arg(long, value_name = "NAME")]
     pub port: Option<String>,
 }

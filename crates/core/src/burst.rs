@@ -18,6 +18,7 @@ pub use source::{BurstySource, PACKETS_MAX, Passed, bursty_source};
 use crate::{
     token_bucket::MAX_BURST,
     units::{Bytes, Nanos, Rate},
+    virtual_queue::MAX_RATE_BIT_S,
 };
 
 /// How a sender finds its rate.
@@ -210,6 +211,31 @@ pub fn recommend(path: &Path) -> Recommendation {
         (Bytes(high), Reason::Reaches)
     };
     Recommendation { burst, goodput: goodput(path, burst), reason }
+}
+
+/// The round trip for which a policer's bucket is sized when nobody says how deep it shall be.
+pub const UNSAID_RTT: Nanos = Nanos(20_000_000);
+
+/// The depth of a policer's bucket when nobody says one: what a CUBIC flow over [`UNSAID_RTT`] needs to fill
+/// the rate if its windows come in one piece ([`Rule::Unpaced`]), within ten packets and [`SANE`].
+///
+/// This rule of all, because its bucket is the shallowest with which the usual flow of the internet has the
+/// rate, and because windows do come in one piece here: a program's socket and a virtual machine's interface
+/// are as fast as memory. Juniper's and Cisco's rules know neither the round trip nor what TCP makes of it.
+/// O(1).
+#[must_use]
+pub fn policer_burst(rate: Rate) -> Bytes {
+    let path = Path {
+        rate,
+        rtt: UNSAID_RTT,
+        flows: 1,
+        cc: CongestionControl::Cubic,
+        interface: Rate::from_bit_s(MAX_RATE_BIT_S).unwrap_or(rate),
+        mtu: 1_500,
+    };
+    let least = Rule::TenMtu.burst(&path);
+    let most = rate.bytes_in(SANE).min(MAX_BURST).max(least);
+    Rule::Unpaced.burst(&path).clamp(least, most)
 }
 
 #[cfg(test)]

@@ -232,7 +232,7 @@ impl Meter {
         }
         for (tokens, bucket) in [(&mut self.committed, committed), (&mut self.second, second)] {
             *tokens = match time < bucket.fill {
-                true => bucket.burst.min(*tokens + bucket.rate * time),
+                true => *tokens + (bucket.rate * time).min(bucket.burst - *tokens),
                 false => bucket.burst,
             };
         }

@@ -17,6 +17,8 @@ pub enum Scheme {
     Nrm,
     /// Departure times ([`crate::edt`]), kept by the `fq` qdisc.
     Edt,
+    /// A token bucket ([`crate::token_bucket`]) that drops what finds no tokens.
+    Police,
     /// The kernel's Hierarchical Token Bucket ([`crate::htb`]), in which packets wait.
     Htb,
     /// The shaper of Carousel ([`crate::shaper`]), in a software NIC between two ports.
@@ -25,14 +27,27 @@ pub enum Scheme {
 
 impl Scheme {
     /// Every scheme of this version.
-    pub const ALL: [Scheme; 5] =
-        [Scheme::Pace, Scheme::Nrm, Scheme::Edt, Scheme::Htb, Scheme::Carousel];
+    pub const ALL: [Scheme; 6] =
+        [Scheme::Pace, Scheme::Nrm, Scheme::Edt, Scheme::Police, Scheme::Htb, Scheme::Carousel];
+
+    /// Whether its programs sit on devices and ports, too.
+    #[must_use]
+    pub fn is_for_devices(self) -> bool {
+        matches!(self, Scheme::Edt | Scheme::Police | Scheme::Htb)
+    }
+
+    /// Whether it sets nothing on sockets.
+    #[must_use]
+    pub fn leaves_sockets_alone(self) -> bool {
+        !matches!(self, Scheme::Pace | Scheme::Nrm)
+    }
 
     /// What stands behind it in a direction, for the defaults of its thresholds.
     #[must_use]
     pub fn queue(self, direction: Direction) -> QueueKind {
         match self {
             Scheme::Edt => QueueKind::Departures,
+            Scheme::Police => QueueKind::Bucket,
             Scheme::Htb => QueueKind::Qdisc,
             Scheme::Pace if direction == Direction::Egress => QueueKind::Paced,
             Scheme::Pace => QueueKind::Windows,
@@ -47,6 +62,7 @@ impl Scheme {
             Scheme::Pace => "pace",
             Scheme::Nrm => "nrm",
             Scheme::Edt => "edt",
+            Scheme::Police => "police",
             Scheme::Htb => "htb",
             Scheme::Carousel => "carousel",
         }
@@ -58,12 +74,14 @@ impl Scheme {
 pub enum SchemeError {
     /// One that a later version will have.
     #[error(
-        "scheme `{0}` is not yet supported by this version; use `pace`, `nrm`, `edt`, `htb` or \
+        "scheme `{0}` is not yet supported by this version; use `pace`, `nrm`, `edt`, `police`, `htb` or \
          `carousel`, or leave it out"
     )]
     Unsupported(String),
     /// No scheme at all.
-    #[error("unknown scheme `{0}`; use `pace`, `nrm`, `edt`, `htb` or `carousel`, or leave it out")]
+    #[error(
+        "unknown scheme `{0}`; use `pace`, `nrm`, `edt`, `police`, `htb` or `carousel`, or leave it out"
+    )]
     Unknown(String),
 }
 
@@ -75,7 +93,7 @@ impl FromStr for Scheme {
             return Ok(scheme);
         }
         Err(match text {
-            "police" | "dem" | "spring" => SchemeError::Unsupported(text.to_owned()),
+            "dem" | "spring" => SchemeError::Unsupported(text.to_owned()),
             _ => SchemeError::Unknown(text.to_owned()),
         })
     }

@@ -13,7 +13,12 @@
 //! than a full bucket. A clock that steps back adds nothing.
 //!
 //! A packet longer than the burst never passes. In any window of length `t` no more than
-//! `burst + rate x t` passes. O(1) a packet; 16 bytes of state.
+//! `burst + rate x t` passes. O(1) a packet; 24 bytes of state.
+//!
+//! Packets that are still to be cut into segments ([`TokenBucket::on_segments`]) are up to a megabyte long,
+//! and a policer in the network would have met their segments one by one. Here one that is longer than half
+//! the bucket passes a bucket that is half full, and what was not there is owed: the rate stays exact, and
+//! the bound grows by one such packet.
 
 use crate::{
     units::{Bytes, Nanos, Rate},
@@ -22,8 +27,8 @@ use crate::{
 
 /// Units of tokens in a byte: one bit/s adds one unit each nanosecond.
 pub const UNITS_PER_BYTE: u64 = 8_000_000_000;
-/// The deepest bucket, and the most that the two buckets of a meter hold together: 2 GiB. Its units
-/// just leave a bit of 64 unused, which is what adding to it may take.
+/// The deepest bucket, and the most that the two buckets of a meter hold together: 2 GiB. Its units take up
+/// 64 bits but for a tenth, which is room for the longest packet.
 pub const MAX_BURST: Bytes = Bytes(1 << 31);
 
 /// Why a bucket cannot be. The message says what to type instead.
@@ -62,6 +67,22 @@ impl BucketConfig {
         let units = burst.0 * UNITS_PER_BYTE;
         Ok(BucketConfig { rate: rate.bit_s(), burst: units, fill: units.div_ceil(rate.bit_s()) })
     }
+
+    /// A bucket that takes `time` to fill at `rate`.
+    ///
+    /// # Errors
+    /// [`BucketError`] as for [`BucketConfig::new`].
+    pub fn lasting(rate: Rate, time: Nanos) -> Result<Self, BucketError> {
+        check_rate(rate)?;
+        let bytes = rate.bytes_in(time);
+        let units = u128::from(rate.bit_s()) * u128::from(time.0);
+        if units < u128::from(UNITS_PER_BYTE) || bytes >= MAX_BURST {
+            return Err(BucketError::Burst(bytes));
+        }
+        // Below the deepest bucket's, so within 64 bits.
+        let burst = rate.bit_s() * time.0;
+        Ok(BucketConfig { rate: rate.bit_s(), burst, fill: time.0 })
+    }
 }
 
 /// A rate that a bucket can keep.
@@ -76,6 +97,8 @@ pub struct TokenBucket {
     config: BucketConfig,
     /// Units in it at `last`.
     tokens: u64,
+    /// Units that were taken beyond those, and must come in first.
+    owed: u64,
     last: Nanos,
 }
 
@@ -83,36 +106,56 @@ impl TokenBucket {
     /// A bucket that is full at `now`.
     #[must_use]
     pub fn new(config: BucketConfig, now: Nanos) -> Self {
-        TokenBucket { config, tokens: config.burst, last: now }
+        TokenBucket { config, tokens: config.burst, owed: 0, last: now }
     }
 
     /// A bucket in the middle of its work, for tests and simulation; no fuller than full.
     #[must_use]
     pub fn with_tokens(config: BucketConfig, now: Nanos, units: u64) -> Self {
-        TokenBucket { config, tokens: units.min(config.burst), last: now }
+        TokenBucket { config, tokens: units.min(config.burst), owed: 0, last: now }
     }
 
     /// Takes the tokens of a packet of `bytes`, or says `false` and takes nothing.
     pub fn on_packet(&mut self, now: Nanos, bytes: u32) -> bool {
-        self.tokens = self.units(now);
-        self.last = self.last.max(now);
         let cost = u64::from(bytes) * UNITS_PER_BYTE;
-        let passes = self.tokens >= cost;
+        self.take(now, cost, cost)
+    }
+
+    /// The same for a packet that will be cut into segments, of at most a megabyte.
+    pub fn on_segments(&mut self, now: Nanos, bytes: u32) -> bool {
+        let cost = u64::from(bytes) * UNITS_PER_BYTE;
+        self.take(now, cost, cost.min(self.config.burst / 2))
+    }
+
+    /// Takes `cost` if there is as much as `needed`.
+    fn take(&mut self, now: Nanos, cost: u64, needed: u64) -> bool {
+        (self.tokens, self.owed) = self.standing(now);
+        self.last = self.last.max(now);
+        let passes = self.tokens >= needed && self.owed == 0;
         if passes {
-            self.tokens -= cost;
+            self.owed = cost.saturating_sub(self.tokens);
+            self.tokens = self.tokens.saturating_sub(cost);
         }
         passes
+    }
+
+    /// Units in it and units owed at `now`; one of them is none.
+    fn standing(&self, now: Nanos) -> (u64, u64) {
+        let BucketConfig { rate, burst, fill } = self.config;
+        let time = now.0.saturating_sub(self.last.0);
+        if time >= fill + self.owed.div_ceil(rate) {
+            return (burst, 0);
+        }
+        // Less than a full bucket and what is owed, so it stays within 64 bits.
+        let gain = rate * time;
+        let owed = self.owed.saturating_sub(gain);
+        (self.tokens + gain.saturating_sub(self.owed).min(burst - self.tokens), owed)
     }
 
     /// What is in it at `now`, in units of which a byte has [`UNITS_PER_BYTE`].
     #[must_use]
     pub fn units(&self, now: Nanos) -> u64 {
-        let time = now.0.saturating_sub(self.last.0);
-        if time >= self.config.fill {
-            return self.config.burst;
-        }
-        // Less than a full bucket each, so their sum stays within 64 bits.
-        self.config.burst.min(self.tokens + self.config.rate * time)
+        self.standing(now).0
     }
 
     /// What is in it at `now`, in whole bytes.
@@ -136,19 +179,19 @@ mod tests {
 
     /// The same rule in fractions: numerators over 8e9, without a bound on time or size.
     struct Naive {
-        rate: u128,
-        burst: u128,
-        tokens: u128,
+        rate: i128,
+        burst: i128,
+        tokens: i128,
         last: u64,
     }
 
     impl Naive {
-        fn on_packet(&mut self, now: u64, bytes: u32) -> bool {
-            let time = u128::from(now.saturating_sub(self.last));
+        fn on_packet(&mut self, now: u64, bytes: u32, segments: bool) -> bool {
+            let time = i128::from(now.saturating_sub(self.last));
             self.last = self.last.max(now);
             self.tokens = self.burst.min(self.tokens + self.rate * time);
-            let cost = u128::from(bytes) * u128::from(UNITS_PER_BYTE);
-            let passes = self.tokens >= cost;
+            let cost = i128::from(bytes) * i128::from(UNITS_PER_BYTE);
+            let passes = self.tokens >= if segments { cost.min(self.burst / 2) } else { cost };
             self.tokens -= if passes { cost } else { 0 };
             passes
         }
@@ -198,23 +241,31 @@ mod tests {
     proptest! {
         #[test]
         fn is_the_naive_model(
-            bit_s in MIN_RATE_BIT_S..=MAX_RATE_BIT_S,
+            bit_s in prop_oneof![MIN_RATE_BIT_S..=MAX_RATE_BIT_S, MIN_RATE_BIT_S..100_000],
             burst in prop_oneof![1u64..200_000, 1..=MAX_BURST.0],
             packets in prop::collection::vec(
-                (prop_oneof![0u64..3_000_000, any::<u64>()], any::<u16>()),
+                (
+                    prop_oneof![0u64..3_000_000, 0..1u64 << 52, any::<u64>()],
+                    any::<u16>(),
+                    any::<bool>(),
+                ),
                 1..300,
             ),
         ) {
             let mut exact = bucket(bit_s, burst);
-            let units = u128::from(burst) * u128::from(UNITS_PER_BYTE);
+            let units = i128::from(burst) * i128::from(UNITS_PER_BYTE);
             let mut naive = Naive { rate: bit_s.into(), burst: units, tokens: units, last: 0 };
             let mut now = 0_u64;
-            for (gap, bytes) in packets {
+            for (gap, bytes, segments) in packets {
                 // Now and then the clock steps back.
                 now = if gap % 7 == 3 { now.saturating_sub(gap) } else { now.saturating_add(gap) };
-                let passes = naive.on_packet(now, bytes.into());
-                prop_assert_eq!(exact.on_packet(Nanos(now), bytes.into()), passes);
-                prop_assert_eq!(u128::from(exact.tokens), naive.tokens);
+                let passes = naive.on_packet(now, bytes.into(), segments);
+                let got = match segments {
+                    true => exact.on_segments(Nanos(now), bytes.into()),
+                    false => exact.on_packet(Nanos(now), bytes.into()),
+                };
+                prop_assert_eq!(got, passes);
+                prop_assert_eq!(i128::from(exact.tokens) - i128::from(exact.owed), naive.tokens);
             }
         }
 

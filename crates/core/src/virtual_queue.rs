@@ -31,7 +31,9 @@
 //!
 //! Each packet costs O(1) time; a queue is 16 bytes of state.
 
+use crate::burst::policer_burst;
 use crate::class::Floors;
+use crate::token_bucket::{BucketConfig, BucketError};
 use crate::units::{Bytes, NANOS_PER_SEC, Nanos, Rate, Span};
 use crate::verdict::{DropReason, Verdict};
 
@@ -127,6 +129,8 @@ pub enum QueueKind {
     Windows,
     /// Packets wait for their departure ([`crate::edt`]); `drop` is the horizon.
     Departures,
+    /// The bucket of a policer ([`crate::token_bucket`]): it is `burst` deep, and drops when that is gone.
+    Bucket,
     /// Packets wait in a qdisc ([`crate::htb`]), which holds as much as `drop` says; they are marked only if
     /// a threshold is given.
     Qdisc,
@@ -151,6 +155,14 @@ pub enum ConfigError {
     /// The scheme has no virtual queue.
     #[error("scheme `{0}` does not work by a virtual queue")]
     Scheme(crate::Scheme),
+    /// A policer's bucket.
+    #[error(transparent)]
+    Bucket(BucketError),
+    /// A policer has no queue that could have thresholds.
+    #[error(
+        "a policer drops when its bucket is empty and has no mark or drop threshold; leave them out"
+    )]
+    Thresholds,
     /// The mark threshold does not lie below the drop threshold.
     #[error("mark threshold {mark} must be below drop threshold {drop}")]
     Order {
@@ -194,12 +206,16 @@ impl VirtualQueueOptions {
             let time = span.at(rate);
             if time > MAX_SPAN { Err(ConfigError::Span { name, span, rate }) } else { Ok(time) }
         };
+        if self.kind == QueueKind::Bucket {
+            return self.bucket_config();
+        }
         let floors = self.kind.floors();
         let (mark_ns, drop_ns) = match self.kind {
             QueueKind::Alone => (500_000, 4_000_000),
             QueueKind::Paced => (2_000_000, 4_000_000),
             QueueKind::Windows => (16_000_000, 40_000_000),
             QueueKind::Departures => (2_000_000, 10_000_000),
+            QueueKind::Bucket => (0, 0),
             QueueKind::Qdisc => (MAX_SPAN.0, 20_000_000),
         };
         let burst = span("burst", self.burst, 1_000_000, floors.burst)?;
@@ -215,11 +231,49 @@ impl VirtualQueueOptions {
         Ok(VirtualQueueConfig { cost: cost_of_byte(rate), burst, mark, large_drop, drop })
     }
 
+    /// The bucket of a policer: [`policer_burst`] deep if not said.
+    ///
+    /// # Errors
+    /// [`ConfigError::Bucket`] for a rate or depth that no bucket has.
+    pub fn bucket(&self) -> Result<BucketConfig, ConfigError> {
+        let config = match self.burst {
+            None => BucketConfig::new(self.rate, policer_burst(self.rate)),
+            Some(Span::Size(bytes)) => BucketConfig::new(self.rate, bytes),
+            Some(Span::Time(time)) => BucketConfig::lasting(self.rate, time),
+        };
+        config.map_err(ConfigError::Bucket)
+    }
+
+    fn bucket_config(&self) -> Result<VirtualQueueConfig, ConfigError> {
+        let (name, rate) = ("burst", self.rate);
+        let bucket = self.bucket().map_err(|e| match e {
+            ConfigError::Bucket(BucketError::Rate(rate)) => ConfigError::Rate(rate),
+            e => e,
+        })?;
+        if self.mark.is_some() || self.drop.is_some() {
+            return Err(ConfigError::Thresholds);
+        }
+        let burst = match self.burst {
+            Some(Span::Time(time)) => time,
+            _ => Nanos(bucket.fill),
+        };
+        if burst > MAX_SPAN {
+            let span = self.burst.unwrap_or(Span::Time(burst));
+            return Err(ConfigError::Span { name, span, rate });
+        }
+        let none = Nanos(0);
+        let cost = cost_of_byte(rate);
+        Ok(VirtualQueueConfig { cost, burst, mark: none, large_drop: none, drop: none })
+    }
+
     /// The lengths below which no threshold falls when the rate is lower than here: what was given in bytes
     /// stays as many, what was given as a time stays a time.
     #[must_use]
     pub fn floors(&self) -> Floors {
-        let floors = self.kind.floors();
+        let mut floors = self.kind.floors();
+        if self.kind == QueueKind::Bucket {
+            floors.burst = policer_burst(self.rate);
+        }
         let floor = |given: Option<Span>, default| match given {
             None => default,
             Some(Span::Size(bytes)) => bytes,
@@ -242,6 +296,7 @@ impl QueueKind {
             QueueKind::Paced => (16, 32),
             QueueKind::Windows => (32, 96),
             QueueKind::Departures => (8, 32),
+            QueueKind::Bucket => (0, 0),
             QueueKind::Qdisc => (0, 88),
         };
         Floors { burst: frames(1), mark: frames(mark), drop: frames(drop) }

@@ -5,7 +5,7 @@ use std::path::Path;
 use tidegate_core::Scope;
 use tidegate_sys::{
     cgroup::{CgroupError, Hierarchy},
-    edt::Target,
+    device::Target,
     fq::FqError,
     limit::LimitOptions,
     preflight::{PreflightError, preflight},

@@ -383,12 +383,12 @@ impl Member {
 pub fn other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
     // Each direction of `htb` has a device of its own.
     let directions = |o: &LimitOptions| (o.egress.is_some(), o.ingress.is_some());
-    let programs = |o: &LimitOptions| match o.scheme {
-        Scheme::Htb => (Scheme::Htb, directions(o)),
-        Scheme::Edt => (Scheme::Edt, (true, false)),
-        _ => (Scheme::Pace, (true, true)),
+    let own = |o: &LimitOptions| match o.scheme {
+        Scheme::Edt | Scheme::Police => Some((o.scheme, (true, true))),
+        Scheme::Htb => Some((o.scheme, directions(o))),
+        _ => None,
     };
-    programs(from) != programs(to)
+    own(from) != own(to)
 }
 
 #[cfg(test)]

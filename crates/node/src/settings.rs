@@ -10,7 +10,7 @@ use tidegate_core::{
     class::{MAX_WEIGHT, MIN_WEIGHT, NO_CEILING_BIT_S},
     fair_share::WEIGHT,
     units::ParseError,
-    virtual_queue::{ConfigError, MAX_RATE_BIT_S, MIN_RATE_BIT_S, VirtualQueueOptions},
+    virtual_queue::{ConfigError, MAX_RATE_BIT_S, MIN_RATE_BIT_S, QueueKind, VirtualQueueOptions},
 };
 use tidegate_sys::limit::LimitOptions;
 
@@ -140,10 +140,16 @@ pub enum SettingsProblem {
          the parent, or write scheme = \"pace\""
     )]
     HtbNeedsADevice,
+    /// A threshold of a queue that there is not.
+    #[error(
+        "scheme `police` has no queue, and drops when `burst` is used up; leave this out, or write scheme = \
+         \"nrm\""
+    )]
+    NoQueue,
     /// A scheme that works on cgroups alone.
     #[error(
-        "scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\" or \"htb\", or \"carousel\" if it is one of a \
-         `[[nic]]`"
+        "scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", \"police\" or \"htb\", or \
+         \"carousel\" if it is one of a `[[nic]]`"
     )]
     NotOnDevices(Scheme, &'static str),
     /// The loopback device has no queue to speak of.
@@ -230,32 +236,36 @@ impl Patch {
             let (field, problem) = ("pace_ceiling", SettingsProblem::PacedAnyway);
             return Err(SettingsError { field, problem });
         }
+        let refuse = |field, problem| Err(SettingsError { field, problem });
         if self.mark.is_some() && scheme == Scheme::Htb {
-            return Err(SettingsError { field: "mark", problem: SettingsProblem::WriteEcn });
+            return refuse("mark", SettingsProblem::WriteEcn);
         }
         if self.ecn.is_some() && scheme != Scheme::Htb {
-            return Err(SettingsError {
-                field: "ecn",
-                problem: SettingsProblem::WriteMark(scheme),
-            });
+            return refuse("ecn", SettingsProblem::WriteMark(scheme));
         }
-        if matches!(scheme, Scheme::Edt | Scheme::Htb) {
-            let refuse = |field, problem| Err(SettingsError { field, problem });
+        if scheme.leaves_sockets_alone() {
+            let alone = SettingsProblem::LeavesSocketsAlone(scheme);
             if self.pace_ceiling == Some(true) {
-                return refuse("pace_ceiling", SettingsProblem::LeavesSocketsAlone(scheme));
+                return refuse("pace_ceiling", alone);
             }
             for (field, timer) in [("rto_min", self.rto_min), ("delack_max", self.delack_max)] {
                 if timer.is_some_and(|time| time.0 != 0) {
-                    return refuse(field, SettingsProblem::LeavesSocketsAlone(scheme));
+                    return refuse(field, alone);
                 }
             }
-            let ingress = match self.ingress {
-                None => base.ingress.is_some(),
-                written => matches!(written, Some(RateSetting::Limit(_))),
-            };
-            if scheme == Scheme::Edt && ingress {
-                return refuse("ingress", SettingsProblem::NothingToHold);
+        }
+        if scheme == Scheme::Police {
+            for (field, threshold) in [("mark", self.mark), ("drop", self.drop)] {
+                if threshold.is_some() {
+                    return refuse(field, SettingsProblem::NoQueue);
+                }
             }
+        }
+        if scheme == Scheme::Edt
+            && (matches!(self.ingress, Some(RateSetting::Limit(_)))
+                || (self.ingress.is_none() && base.ingress.is_some()))
+        {
+            return refuse("ingress", SettingsProblem::NothingToHold);
         }
         let none = Rate::from_bit_s(NO_CEILING_BIT_S).filter(|_| class.is_some());
         let written = |one: Option<RateSetting>, base: Option<VirtualQueueOptions>| {
@@ -362,17 +372,21 @@ impl Patch {
         };
         let Some(rate) = rate else { return Ok(None) };
         let base = base.unwrap_or(VirtualQueueOptions::new(rate));
-        let queue = VirtualQueueOptions {
-            rate,
-            burst: self.burst.or(base.burst),
-            mark: match self.ecn {
-                Some(EcnSetting::Above(span)) => Some(span),
-                Some(EcnSetting::Off) => None,
-                None => self.mark.or(base.mark),
+        let kind = scheme.queue(direction);
+        let queue = match kind {
+            // Of another scheme; here they would say nothing.
+            QueueKind::Bucket => VirtualQueueOptions { mark: None, drop: None, ..base },
+            _ => VirtualQueueOptions {
+                mark: match self.ecn {
+                    Some(EcnSetting::Above(span)) => Some(span),
+                    Some(EcnSetting::Off) => None,
+                    None => self.mark.or(base.mark),
+                },
+                drop: self.drop.or(base.drop),
+                ..base
             },
-            drop: self.drop.or(base.drop),
-            kind: scheme.queue(direction),
         };
+        let queue = VirtualQueueOptions { rate, burst: self.burst.or(base.burst), kind, ..queue };
         let field = match direction {
             _ if self.ceiling.is_some() => "ceiling",
             Direction::Egress => "egress",
@@ -391,6 +405,8 @@ impl Patch {
                 ConfigError::Order { .. } if self.mark.is_none() && self.drop.is_some() => "drop",
                 ConfigError::Order { .. } => "mark",
                 ConfigError::Scheme(_) => "scheme",
+                ConfigError::Bucket(_) => "burst",
+                ConfigError::Thresholds => "drop",
             };
             SettingsError { field, problem: e.into() }
         })?;
@@ -413,7 +429,7 @@ pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, Settings
         _ if scope.is_device() && limit.class.is_some() => {
             refuse("parent", SettingsProblem::NoParentOnDevices)
         }
-        Scheme::Edt if scope.is_device() => no_loopback(limit),
+        scheme if scheme.is_for_devices() && scope.is_device() => no_loopback(limit),
         scheme if scope.is_device() => {
             let kind = if matches!(scope, Scope::Dev(_)) { "device" } else { "port" };
             refuse("scheme", SettingsProblem::NotOnDevices(scheme, kind))

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use tidegate_core::{
-    Direction, Rate, Scheme, Scope,
+    Direction, Rate, Scope,
     class::MAX_DEPTH,
     fair_share::{ONE, TARGET},
     virtual_queue::MAX_SPAN,
@@ -325,8 +325,7 @@ impl From<&intf::Limit> for Settings {
         Settings {
             scheme: options.scheme.name(),
             loopback: options.loopback,
-            pace_ceiling: options.pace_ceiling
-                && !matches!(options.scheme, Scheme::Edt | Scheme::Htb),
+            pace_ceiling: options.pace_ceiling && !options.scheme.leaves_sockets_alone(),
             rto_min_ns: u64::from(limit.rto_min_us) * 1000,
             delack_max_ns: u64::from(limit.delack_max_us) * 1000,
         }
@@ -364,7 +363,11 @@ impl DirectionStatus {
             burst_ns: conf.burst_ns,
             mark_ns: Some(conf.mark_ns).filter(|mark| *mark < MAX_SPAN.0),
             drop_ns: conf.drop_ns,
-            backlog_ns: backlog_ns(reading.queue.finish_ns, now_ns, credit_ns),
+            backlog_ns: match limit.flags & intf::FLAG_POLICE {
+                0 => backlog_ns(reading.queue.finish_ns, now_ns, credit_ns),
+                // A policer's time is that at which its bucket is full.
+                _ => backlog_ns(queue.finish_ns.wrapping_sub(conf.burst_ns), now_ns, conf.burst_ns),
+            },
             fair: Fair::of(limit, &reading.queue, direction, now_ns),
             last: Ages(reading.counters.last_ns.map(ago)),
             counters: Counts { packets: reading.counters.packets, bytes: reading.counters.bytes },

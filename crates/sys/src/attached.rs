@@ -18,7 +18,7 @@ use libbpf_rs::{
 use crate::limit::LimitMaps;
 
 /// The programs by which a limit on a cgroup is known: each limit has one of them, on egress.
-const PROGRAMS: [&str; 2] = ["nrm_egress", "edt_cgroup"];
+const PROGRAMS: [&str; 3] = ["nrm_egress", "edt_cgroup", "police_egress"];
 /// Maps that a program of a limit has at most, constants included.
 const MAX_MAPS: usize = 32;
 /// Limits that one look at the kernel reads at most.

@@ -4,7 +4,10 @@
 //! conversions from and to the types of `tidegate-core`.
 
 use bytemuck::{Pod, Zeroable};
-use tidegate_core::{Bytes, Class, Direction, Nanos, Rate, VirtualQueueConfig, class::Floors};
+use tidegate_core::{
+    Bytes, Class, Direction, Nanos, Rate, VirtualQueueConfig, class::Floors,
+    token_bucket::BucketConfig, virtual_queue::cost_of_byte,
+};
 
 /// Number of directions, and the length of every per-direction array.
 pub const DIRECTIONS: usize = 2;
@@ -24,6 +27,8 @@ pub const FLAG_PACE_FAIR: u32 = 1 << 2;
 pub const FLAG_EDT: u32 = 1 << 3;
 /// `TG_FLAG_PORT`.
 pub const FLAG_PORT: u32 = 1 << 4;
+/// `TG_FLAG_POLICE`.
+pub const FLAG_POLICE: u32 = 1 << 5;
 /// `TG_FLAG_HTB`.
 pub const FLAG_HTB: u32 = 1 << 8;
 
@@ -145,6 +150,30 @@ pub struct Limit {
     pub delack_max_us: u32,
     /// The device's index; 0: a cgroup.
     pub ifindex: u32,
+    /// By direction: of scheme `police`.
+    pub police: [Bucket; DIRECTIONS],
+}
+
+/// `struct pl_bucket`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Bucket {
+    /// Cost of a byte in 2^-24 ns; 0 is no limit.
+    pub cost: u64,
+    /// Units that a nanosecond adds: bit/s.
+    pub rate: u64,
+    /// Units that fit.
+    pub burst: u64,
+    /// How long an empty one takes to fill.
+    pub fill_ns: u64,
+}
+
+impl From<BucketConfig> for Bucket {
+    fn from(config: BucketConfig) -> Self {
+        let BucketConfig { rate, burst, fill } = config;
+        let cost = Rate::from_bit_s(rate).map_or(0, cost_of_byte);
+        Bucket { cost, rate, burst, fill_ns: fill }
+    }
 }
 
 /// `struct tg_queue`.
@@ -219,6 +248,16 @@ pub struct Counters {
     pub last_ns: [u64; OUTCOMES],
 }
 
+/// `struct tg_police_counters`: what a policer has in the place of [`Counters`].
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct PoliceCounters {
+    /// As every scheme's.
+    pub common: Counters,
+    /// The part of the last cost below a nanosecond, in units.
+    pub carry: u64,
+}
+
 impl Counters {
     /// Adds what another CPU has counted.
     pub fn add(&mut self, other: &Counters) {
@@ -278,7 +317,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 31];
+        static native_intf_layout: [u64; 35];
         static native_intf_layout_len: u32;
     }
 
@@ -297,6 +336,8 @@ mod tests {
             offset_of!(Limit, flags),
             offset_of!(Limit, delack_max_us),
             offset_of!(Limit, ifindex),
+            offset_of!(Limit, police),
+            size_of::<Bucket>(),
             size_of::<Queue>(),
             offset_of!(Queue, epoch_base_ns),
             offset_of!(Queue, share),
@@ -307,6 +348,7 @@ mod tests {
             offset_of!(Counters, bytes),
             offset_of!(Counters, carry),
             offset_of!(Counters, last_ns),
+            size_of::<PoliceCounters>(),
             DIRECTIONS,
             QUEUES,
             OUTCOMES,
@@ -315,6 +357,7 @@ mod tests {
             FLAG_PACE_FAIR as usize,
             FLAG_EDT as usize,
             FLAG_PORT as usize,
+            FLAG_POLICE as usize,
             FLAG_HTB as usize,
             index(Direction::Egress),
             index(Direction::Ingress),

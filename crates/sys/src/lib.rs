@@ -7,7 +7,9 @@
 //! - [`preflight`]: what the host must have, asked before anything is changed.
 //! - [`cgroup`]: the hierarchy and its groups.
 //! - [`limit`]: the programs of one limit on a cgroup, attached while a value lives.
+//! - [`device`]: programs on devices.
 //! - [`edt`]: the programs of scheme `edt`, on cgroups and devices; [`fq`]: who keeps its packets.
+//! - [`police`]: those of scheme `police`.
 //! - [`backlog`]: where the packets of a limiter wait, for programs that read how much that is.
 //! - [`htb`]: the kernel's HTB on devices, with ifb devices for what comes in.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
@@ -26,6 +28,7 @@ pub mod backlog;
 pub mod cgroup;
 pub mod congestion;
 pub mod cost;
+pub mod device;
 pub mod edt;
 pub mod fq;
 pub mod htb;
@@ -33,6 +36,7 @@ pub mod intf;
 pub mod limit;
 pub mod net;
 pub mod paper;
+pub mod police;
 pub mod preflight;
 pub mod process;
 mod query;

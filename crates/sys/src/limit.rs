@@ -28,11 +28,12 @@ use tidegate_core::{
 
 use crate::{
     cgroup::{Cgroup, CgroupError, Hierarchy},
+    device::{Filters, Target},
     edt,
     fq::FqError,
     htb, intf,
     net::NetError,
-    query,
+    police, query,
 };
 
 /// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
@@ -104,8 +105,7 @@ impl LimitOptions {
             delack_max_us: microseconds(self.delack_max),
             ..intf::Limit::default()
         };
-        if matches!(self.scheme, Scheme::Edt | Scheme::Htb) {
-            // It leaves sockets alone.
+        if self.scheme.leaves_sockets_alone() {
             (limit.rto_min_us, limit.delack_max_us) = (0, 0);
         }
         if self.loopback {
@@ -116,6 +116,7 @@ impl LimitOptions {
             Scheme::Nrm if self.pace_ceiling => intf::FLAG_PACE_CEILING,
             Scheme::Nrm => 0,
             Scheme::Edt => intf::FLAG_EDT,
+            Scheme::Police => intf::FLAG_POLICE,
             Scheme::Htb => intf::FLAG_HTB,
             Scheme::Carousel => return Err(ConfigError::Scheme(self.scheme)),
         };
@@ -128,6 +129,9 @@ impl LimitOptions {
                 limit.rate_bit_s[intf::index(direction)] = options.rate.bit_s();
                 limit.class[intf::index(direction)] =
                     intf::ClassConf::new(self.class, &options.floors());
+                if self.scheme == Scheme::Police {
+                    limit.police[intf::index(direction)] = options.bucket()?.into();
+                }
             }
         }
         Ok(limit)
@@ -137,7 +141,7 @@ impl LimitOptions {
 impl LimitOptions {
     /// With a scheme that leaves sockets alone what concerns them counts as not given.
     fn of_sockets(self) -> LimitOptions {
-        if !matches!(self.scheme, Scheme::Edt | Scheme::Htb) {
+        if !self.scheme.leaves_sockets_alone() {
             return self;
         }
         let LimitOptions { pace_ceiling, rto_min, delack_max, .. } = LimitOptions::default();
@@ -153,6 +157,7 @@ impl From<&intf::Limit> for LimitOptions {
         let fair = limit.flags & intf::FLAG_PACE_FAIR != 0;
         let scheme = match limit.flags {
             flags if flags & intf::FLAG_EDT != 0 => Scheme::Edt,
+            flags if flags & intf::FLAG_POLICE != 0 => Scheme::Police,
             flags if flags & intf::FLAG_HTB != 0 => Scheme::Htb,
             _ if fair => Scheme::Pace,
             _ => Scheme::Nrm,
@@ -379,7 +384,7 @@ pub struct AttachedLimit {
     pub(crate) maps: LimitMaps,
     pub(crate) links: Links,
     /// On a device of a kernel without tcx links.
-    pub(crate) filter: Option<edt::Filter>,
+    pub(crate) filters: Option<Filters>,
 }
 
 /// What a limit's queue and counters say at one moment.
@@ -421,6 +426,9 @@ impl LimitMaps {
     ) -> Result<(), LimitError> {
         let earlier = self.limit()?;
         self.write(limit)?;
+        if limit.flags & intf::FLAG_POLICE != 0 {
+            self.forgive(limit)?;
+        }
         let adopted = cgroup.map_or(Ok(()), |cgroup| self.adopt(hierarchy, cgroup, Adopt::Take));
         if adopted.is_err() {
             self.write(&earlier)?;
@@ -456,6 +464,29 @@ impl LimitMaps {
             self.queues
                 .update(&(index as u32).to_ne_bytes(), bytemuck::bytes_of(&ours), MapFlags::ANY)
                 .map_err(map_error("queues"))?;
+        }
+        Ok(())
+    }
+
+    /// A bucket that has become shallower must not pay for what the deeper one has let pass.
+    fn forgive(&self, limit: &intf::Limit) -> Result<(), LimitError> {
+        for direction in [Direction::Egress, Direction::Ingress] {
+            let index = intf::index(direction);
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+            let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+            let most = now_ns + limit.police[index].fill_ns;
+            let queue: intf::Queue = lookup(&self.queues, "queues", index as u32)?;
+            if limit.police[index].cost != 0 && queue.finish_ns > most {
+                // What passes meanwhile on other CPUs, some microseconds' worth, is forgiven too.
+                let queue = intf::Queue { finish_ns: most, ..queue };
+                self.queues
+                    .update(
+                        &(index as u32).to_ne_bytes(),
+                        bytemuck::bytes_of(&queue),
+                        MapFlags::ANY,
+                    )
+                    .map_err(map_error("queues"))?;
+            }
         }
         Ok(())
     }
@@ -589,9 +620,10 @@ impl AttachedLimit {
     ) -> Result<AttachedLimit, LimitError> {
         match options.scheme {
             Scheme::Edt => return edt::attach_cgroup(hierarchy, cgroup, options),
+            Scheme::Police => return police::attach_cgroup(cgroup, options),
             // Only inside a limit on a device, which the store alone knows.
             Scheme::Htb => return Err(ConfigError::Scheme(options.scheme).into()),
-            _ => {}
+            Scheme::Pace | Scheme::Nrm | Scheme::Carousel => {}
         }
         let limit = options.encode(cgroup.id())?;
         quiet_libbpf();
@@ -630,19 +662,23 @@ impl AttachedLimit {
             ("sockops", attach(&tune.progs.tune, "tune", cgroup)?),
         ];
         maps.adopt(hierarchy, cgroup, Adopt::Take)?;
-        Ok(AttachedLimit { maps, links, filter: None })
+        Ok(AttachedLimit { maps, links, filters: None })
     }
 
-    /// The same on a device, with scheme `edt`.
+    /// The same on a device, with a scheme that is for devices.
     ///
     /// # Errors
     /// [`LimitError`]; nothing is attached.
     pub fn attach_device(
         hierarchy: &Hierarchy,
-        target: &edt::Target,
+        target: &Target,
         options: &LimitOptions,
     ) -> Result<AttachedLimit, LimitError> {
-        edt::attach_device(hierarchy, target, options)
+        match options.scheme {
+            Scheme::Edt => edt::attach_device(hierarchy, target, options),
+            Scheme::Police => police::attach_device(target, options),
+            scheme => Err(ConfigError::Scheme(scheme).into()),
+        }
     }
 
     /// Its maps.

@@ -7,7 +7,7 @@
 //!                           parent                            symbolic link to the parent's name
 //!                           cgroup                            symbolic link to the cgroup's directory
 //!                           dev, port                         ... or to the device's name
-//!                           program, clsact                   a device's, where there are no links (see edt)
+//!                           program_{egress,ingress}, clsact  a device's without links (see device)
 //!                           slots, slot, root, ...            of scheme htb (see store/htb.rs)
 //! ```
 //!
@@ -16,6 +16,7 @@
 //! each other by a lock on the directory; readers take none.
 
 mod htb;
+mod pins;
 
 use std::{
     fs, io,
@@ -30,12 +31,12 @@ use tidegate_core::{Scheme, Scope, class::MAX_DEPTH};
 
 use crate::{
     cgroup::{Cgroup, Hierarchy},
-    edt::{self, CLSACT_MARK, PROGRAM_PIN, Target},
+    device::{self, Target},
     fq::{self, FqError},
     intf,
     limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps},
-    query,
 };
+use pins::{detach_links, pin, remove_pins};
 
 /// Where the BPF file system is mounted by convention.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -49,8 +50,10 @@ const BUILDING: &str = "_";
 pub const MAX_NAME_BYTES: usize = 63;
 /// Limits that a host holds at most.
 pub const MAX_LIMITS: usize = 4096;
-/// The pins of a limit's links; `edt` has the first alone.
+/// The pins of a limit's links; `edt` has the first alone, `police` the first two.
 const LINKS: [&str; 3] = ["egress", "ingress", "sockops"];
+/// Of a limit's flags those whose scheme has programs of its own.
+const OF_PROGRAMS: u32 = intf::FLAG_EDT | intf::FLAG_POLICE | intf::FLAG_HTB;
 /// The symbolic links that remember where a limit was, for when that is gone.
 const CGROUP: &str = "cgroup";
 const DEV: &str = "dev";
@@ -104,7 +107,7 @@ pub enum StoreError {
     },
     /// The programs of the other scheme are others.
     #[error(
-        "limit `{0}` cannot change to or from scheme `edt` or `htb` where it is: take it off and put it on \
+        "limit `{0}` cannot change to a scheme with other programs where it is: take it off and put it on \
          again"
     )]
     OtherPrograms(String),
@@ -545,8 +548,8 @@ impl Store {
             if let Some(cgroup) = &cgroup {
                 let _ = attached.detach(hierarchy, cgroup);
             }
-        } else if let Some(filter) = &mut attached.filter {
-            filter.keep();
+        } else if let Some(filters) = &mut attached.filters {
+            filters.keep();
         }
         done
     }
@@ -568,8 +571,7 @@ impl Store {
             .map_err(|e| limit_error(name)(LimitError::Config(e)))?;
         limit.ifindex = pinned.limit.ifindex;
         limit.flags |= pinned.limit.flags & intf::FLAG_PORT;
-        let programs = intf::FLAG_EDT | intf::FLAG_HTB;
-        if (limit.flags ^ pinned.limit.flags) & programs != 0 {
+        if (limit.flags ^ pinned.limit.flags) & OF_PROGRAMS != 0 {
             return Err(StoreError::OtherPrograms(name.to_owned()));
         }
         if options.class.is_some() != pinned.parent.is_some() {
@@ -616,7 +618,7 @@ impl Store {
             if pinned.limit.flags & intf::FLAG_HTB != 0 {
                 self.remove_htb(hierarchy, &pinned);
             }
-            edt::remove_pinned_filter(&dir, &pinned.limit);
+            device::remove_pinned_filters(&dir, &pinned.limit);
             // Links first: a connection that opens meanwhile must not be set again.
             detach_links(&dir)?;
             if let Some(cgroup) = cgroup {
@@ -665,17 +667,23 @@ fn whereabouts_of_cgroup(
         let info = Link::open(dir.join(name)).and_then(|link| link.info());
         matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id == limit.cgroup_id)
     };
-    let hooks = match limit.flags {
-        // Known by its classes.
-        flags if flags & intf::FLAG_HTB != 0 => &LINKS[..0],
-        flags if flags & intf::FLAG_EDT != 0 => &LINKS[..1],
-        _ => &LINKS,
-    };
+    let hooks = hooks(limit);
     let unhooked = match cgroup {
         Some(_) => hooks.iter().copied().filter(|name| !hooked(name)).collect(),
         None => Vec::new(),
     };
     (cgroup.map(Scope::Cgroup), installed_on.map(Scope::Cgroup), unhooked)
+}
+
+/// The names of a limit's links.
+fn hooks(limit: &intf::Limit) -> &'static [&'static str] {
+    match limit.flags & OF_PROGRAMS {
+        intf::FLAG_EDT => &LINKS[..1],
+        intf::FLAG_POLICE => &LINKS[..2],
+        // Known by its classes, too (see htb).
+        intf::FLAG_HTB => &LINKS[..0],
+        _ => &LINKS,
+    }
 }
 
 /// The same of a limit on a device.
@@ -687,10 +695,11 @@ fn whereabouts_of_device(
         if limit.flags & intf::FLAG_PORT != 0 { (PORT, Scope::Port) } else { (DEV, Scope::Dev) };
     let name = fs::read_link(dir.join(mark)).ok();
     let installed_on = name.and_then(|name| name.to_str().map(str::to_owned)).map(kind);
-    let scope = installed_on.clone().filter(|scope| edt::is_there(scope, limit));
-    let is_edt = limit.flags & intf::FLAG_EDT != 0;
-    let is_off = is_edt && scope.is_some() && !edt::is_hooked(dir, limit);
-    let unhooked = if is_off { vec![LINKS[0]] } else { Vec::new() };
+    let scope = installed_on.clone().filter(|scope| device::is_there(scope, limit));
+    let unhooked = match scope {
+        Some(_) => device::unhooked(dir, limit, hooks(limit)),
+        None => Vec::new(),
+    };
     (scope, installed_on, unhooked)
 }
 
@@ -722,61 +731,6 @@ pub fn is_above(above: &str, below: &str) -> bool {
 
 fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {
     rustix::fs::symlink(target, link).map_err(|e| io_error(link, "create")(e.into()))
-}
-
-/// Pins the maps of a limit in a new directory.
-fn pin_maps(maps: &mut LimitMaps, dir: &Path) -> Result<(), StoreError> {
-    fs::create_dir(dir).map_err(io_error(dir, "create"))?;
-    for (name, map) in
-        [("limit", &mut maps.limit), ("queues", &mut maps.queues), ("counters", &mut maps.counters)]
-            .into_iter()
-            .chain(maps.sockets.as_mut().map(|sockets| ("sockets", sockets)))
-            .chain(maps.parent.iter_mut().flat_map(|parent| {
-                [(PARENT_QUEUES, &mut parent.queues), (PARENT_SOCKETS, &mut parent.sockets)]
-            }))
-    {
-        let path = dir.join(name);
-        map.pin(&path).map_err(bpf_error(&path, "pin"))?;
-    }
-    Ok(())
-}
-
-/// Pins the maps and links of a limit in a new directory.
-fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
-    pin_maps(&mut attached.maps, dir)?;
-    if let Some(filter) = &attached.filter {
-        let path = dir.join(PROGRAM_PIN);
-        query::pin(&filter.program, &path).map_err(io_error(&path, "pin"))?;
-        if filter.owns_clsact {
-            symlink(Path::new(CLSACT_MARK), &dir.join(CLSACT_MARK))?;
-        }
-    }
-    for (name, link) in &mut attached.links {
-        let path = dir.join(*name);
-        link.pin(&path).map_err(bpf_error(&path, "pin"))?;
-    }
-    Ok(())
-}
-
-/// Detaches the links pinned in `dir` at once, whoever else may hold them open.
-fn detach_links(dir: &Path) -> Result<(), StoreError> {
-    for name in LINKS {
-        let path = dir.join(name);
-        if path.exists() {
-            let link = Link::open(&path).map_err(bpf_error(&path, "open"))?;
-            // A link whose cgroup is gone is detached already.
-            let _ = link.detach();
-        }
-    }
-    Ok(())
-}
-
-fn remove_pins(dir: &Path) -> Result<(), StoreError> {
-    for entry in fs::read_dir(dir).map_err(io_error(dir, "list"))?.flatten() {
-        let path = entry.path();
-        fs::remove_file(&path).map_err(io_error(&path, "remove"))?;
-    }
-    fs::remove_dir(dir).map_err(io_error(dir, "remove"))
 }
 
 fn is_bpffs(path: &Path) -> bool {

@@ -206,7 +206,7 @@ impl Bed {
     }
 
     /// `tidegate run` of the traffic that is ordered, in the sender's namespace.
-    fn run(&self, place: &Place, flags: &[&str], order: &str) -> Traffic {
+    pub fn run(&self, place: &Place, flags: &[&str], order: &str) -> Traffic {
         let _server = self.serve();
         let mut command = place.inside(&place.group, "nsenter");
         command.arg(net_of(&self.sender)).arg(env!("CARGO_BIN_EXE_tidegate")).arg("run");

@@ -16,6 +16,7 @@ mod htb;
 mod ingress;
 mod limit;
 mod nic;
+mod police;
 mod refusals;
 mod run;
 mod top;

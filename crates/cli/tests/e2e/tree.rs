@@ -15,7 +15,7 @@ use serde_json::Value;
 use tidegate_sys::cgroup::Cgroup;
 
 use crate::{
-    common::{Guard, Objects, Place, refused, text},
+    common::{Guard, Objects, Place, refused, text, wait_for},
     edt::{Bed, PORT, RECEIVER, SENDER, Server, blast, into, net_of},
     need_root,
 };
@@ -106,6 +106,22 @@ impl Scene {
         samples.map(|sample| (sample["name"].as_str().unwrap().to_owned(), used(&sample))).collect()
     }
 
+    /// Connections of the sender's namespace.
+    fn established(&self) -> usize {
+        let table = || std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+        let table = self.bed.sender.run(table).unwrap();
+        let states = table.lines().filter_map(|line| line.split_whitespace().nth(3));
+        states.filter(|state| *state == "01").count()
+    }
+
+    /// Packets that passed a limit and that it dropped, so far.
+    fn passed_and_dropped(&self, name: &str) -> (u64, u64) {
+        let shown = self.place.json(&["limit", "show", name, "--json"]);
+        let packets = |outcome| shown["egress"][format!("{outcome}_packets")].as_u64().unwrap();
+        let dropped = ["drop_full", "drop_reserve", "drop_early"].map(packets).iter().sum();
+        (["pass", "mark", "slow"].map(packets).iter().sum(), dropped)
+    }
+
     /// Waits until each limit uses what it should, in Mbit/s, within a fifth and half a Mbit/s.
     fn settles(&self, should: &[(&str, f64)]) {
         let deadline = Instant::now() + SETTLES;
@@ -187,6 +203,39 @@ fn root_what_one_leaves_the_others_take() {
     scene.settles(&[("top", 19.8), ("web", 12.9)]);
     let _batch = scene.send(&batch, "udp 30e6");
     scene.settles(&[("top", 19.8), ("web", 10.6), ("batch", 4.6)]);
+}
+
+/// Connections that were open before: each limit that comes, changes or goes tells them their rate again,
+/// and they send at it, instead of being dropped to it.
+#[test]
+fn root_open_connections_go_from_limit_to_limit() {
+    need_root!();
+    let scene = Scene::new();
+    let top = &scene.place.group;
+    let site = scene.below(top, "site");
+    let _site = scene.send(&site, "tcp 3");
+    wait_for("three connections", || (scene.established() == 3).then_some(()));
+    let top_spec = limit("top", top, "egress = \"20mbit\"");
+    let inside = |ceiling: &str| {
+        let fields = format!("parent = \"top\"\nceiling = \"{ceiling}\"");
+        limit("site", &site, &fields) + &top_spec
+    };
+    let told = |name: &str, should: &[(&str, f64)]| {
+        scene.settles(should);
+        let before = scene.passed_and_dropped(name);
+        scene.settles(should);
+        let after = scene.passed_and_dropped(name);
+        let (passed, dropped) = (after.0 - before.0, after.1 - before.1);
+        assert!(dropped * 50 <= passed, "{name}: {dropped} dropped beside {passed}");
+    };
+    scene.apply(&top_spec);
+    told("top", &[("top", 19.8)]);
+    scene.apply(&inside("6mbit"));
+    told("site", &[("top", 5.9), ("site", 5.9)]);
+    scene.apply(&inside("12mbit"));
+    told("site", &[("top", 11.9), ("site", 11.9)]);
+    scene.place.ok(&["limit", "del", "site"]);
+    told("top", &[("top", 19.8)]);
 }
 
 /// Two TCP flows and a flood of UDP in one limit: three senders, of which one is told nothing. The inner

@@ -137,3 +137,24 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_policer_has_what_one_flow_needs_within_reason() {
+    let burst = |rate: &str| policer_burst(rate.parse().unwrap());
+    assert_eq!(burst("8kbit"), Bytes(15_000));
+    assert_eq!(burst("1mbit"), Bytes(15_000), "ten packets are enough");
+    for rate in ["10mbit", "50mbit", "1gbit", "10gbit"] {
+        let rate: Rate = rate.parse().unwrap();
+        let path = Path {
+            rate,
+            rtt: UNSAID_RTT,
+            flows: 1,
+            cc: CongestionControl::Cubic,
+            interface: Rate::from_bit_s(MAX_RATE_BIT_S).unwrap(),
+            mtu: 1_500,
+        };
+        let reached = goodput(&path, policer_burst(rate)).unpaced;
+        assert!(reached > 0.92, "{rate}: {reached}");
+        assert!(policer_burst(rate) <= rate.bytes_in(SANE), "{rate}");
+    }
+}

@@ -74,6 +74,11 @@ impl Experiment for ProgramCost {
                 })?;
             }
         }
+        ctx.note(
+            "The kernel's test packet belongs to a socket that is told no share, so `pace` shows what a \
+             packet of such a sender costs. In a full queue each run is a call of its own, with a new \
+             socket: there `pace` includes the making of that socket's record.",
+        );
         ctx.bars(
             "cost",
             BarsOf { title: "Cost of a packet in the program", metric: METRIC, points: None },

@@ -13,16 +13,11 @@
 mod seat;
 mod tree;
 
-use std::{
-    mem::MaybeUninit,
-    os::fd::{AsFd, OwnedFd},
-    path::Path,
-};
+use std::mem::MaybeUninit;
 
 use bytemuck::{Pod, Zeroable};
 use libbpf_rs::{
-    Link, MapCore, MapFlags, MapHandle, OpenObject, Program, ProgramMut,
-    query::LinkTypeInfo,
+    MapCore, MapFlags, MapHandle, OpenObject, ProgramMut,
     skel::{OpenSkel, SkelBuilder},
 };
 use tidegate_core::{
@@ -34,9 +29,9 @@ pub use seat::Seat;
 
 use crate::{
     backlog::Backlog,
-    edt::{self, Filter, Target},
+    device::{self, Hooked, Target},
     intf,
-    limit::{LimitError, LimitMaps, Links, load_error, lookup, map_error, quiet_libbpf},
+    limit::{LimitError, LimitMaps, load_error, lookup, map_error, quiet_libbpf},
     net::{NetError, Netlink},
 };
 
@@ -67,10 +62,6 @@ const SEGMENT: Bytes = Bytes(65_536);
 pub(crate) const SLOTS_PIN: &str = "slots";
 pub(crate) const MARKED_PIN: &str = "marked";
 pub(crate) const MEMBERS_PIN: &str = "members";
-/// The two hooks of a device, by which the links are pinned; and the programs where there are no links.
-pub(crate) const HOOKS: [(&str, &str); 2] =
-    [("egress", "program_egress"), ("ingress", "program_ingress")];
-
 /// `struct htb_slot`.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -123,9 +114,7 @@ pub(crate) struct Root {
     pub(crate) slots: MapHandle,
     pub(crate) marked: MapHandle,
     pub(crate) members: MapHandle,
-    pub(crate) links: Links,
-    /// Where the kernel has no tcx links, by the names of their pins.
-    pub(crate) filters: Vec<(&'static str, Filter)>,
+    pub(crate) hooked: Hooked,
     limit: intf::Limit,
     kept: bool,
 }
@@ -192,43 +181,28 @@ impl Root {
         let htb = open.load().map_err(load_error("htb"))?;
         let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("htb"));
         let maps = own_maps(&htb, limit)?;
-        let mut root = Root {
+        let mut programs: Vec<(_, &ProgramMut<'_>)> = Vec::new();
+        if limit.rate(out).is_some() {
+            programs.push((out, &htb.progs.htb_out));
+        }
+        if ifb_ifindex != 0 {
+            programs.push((other(out), &htb.progs.htb_in));
+        }
+        Ok(Root {
             maps,
             slots: handle(&htb.maps.slots)?,
             marked: handle(&htb.maps.marked)?,
             members: handle(&htb.maps.members)?,
-            links: Links::new(),
-            filters: Vec::new(),
+            hooked: device::attach(target, &programs)?,
             limit: *limit,
             kept: false,
-        };
-        if limit.rate(out).is_some() {
-            root.hook(&htb.progs.htb_out, target, HOOKS[0], false)?;
-        }
-        if ifb_ifindex != 0 {
-            root.hook(&htb.progs.htb_in, target, HOOKS[1], true)?;
-        }
-        Ok(root)
-    }
-
-    fn hook(
-        &mut self,
-        program: &ProgramMut<'_>,
-        target: &Target,
-        (link_pin, program_pin): (&'static str, &'static str),
-        ingress: bool,
-    ) -> Result<(), LimitError> {
-        match hook(program, target, ingress)? {
-            Hooked::Link(link) => self.links.push((link_pin, link)),
-            Hooked::Filter(filter) => self.filters.push((program_pin, filter)),
-        }
-        Ok(())
+        })
     }
 
     /// Leaves it on the device.
     pub(crate) fn keep(mut self) {
         self.kept = true;
-        self.filters.iter_mut().for_each(|(_, filter)| filter.keep());
+        self.hooked.filters.iter_mut().for_each(device::Filters::keep);
     }
 }
 
@@ -236,34 +210,17 @@ impl Drop for Root {
     fn drop(&mut self) {
         if !self.kept {
             // The programs first, or packets would be sent to an ifb device that is no more.
-            self.links.clear();
-            self.filters.clear();
+            self.hooked = Hooked::default();
             uproot(&self.limit);
         }
     }
-}
-
-/// A program that tells who is inside a limit, on its port.
-#[derive(Debug)]
-pub(crate) enum Hooked {
-    Link(Link),
-    Filter(Filter),
-}
-
-fn hook(program: &ProgramMut<'_>, target: &Target, ingress: bool) -> Result<Hooked, LimitError> {
-    if let Some(link) = edt::tcx(program, target.ifindex) {
-        return Ok(Hooked::Link(link));
-    }
-    let name = target.scope.name().to_owned();
-    let scope = if ingress { Scope::Port(name) } else { Scope::Dev(name) };
-    edt::add_filter(program, &Target { scope, ..target.clone() }).map(Hooked::Filter)
 }
 
 /// The maps that every limit has, of a limit inside another one; on a port with the program there.
 pub(crate) fn inside(
     limit: &intf::Limit,
     port: Option<&Target>,
-) -> Result<(LimitMaps, Option<Hooked>), LimitError> {
+) -> Result<(LimitMaps, Hooked), LimitError> {
     quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
     let mut open = skel::HtbSkelBuilder::default().open(&mut storage).map_err(load_error("htb"))?;
@@ -275,8 +232,9 @@ pub(crate) fn inside(
     }
     let htb = open.load().map_err(load_error("htb"))?;
     let maps = own_maps(&htb, limit)?;
-    let hooked = port.map(|target| hook(&htb.progs.htb_stamp, target, true)).transpose()?;
-    Ok((maps, hooked))
+    let stamp = [(Direction::Egress, &htb.progs.htb_stamp as &ProgramMut<'_>)];
+    let hooked = port.map(|target| device::attach(target, &stamp)).transpose()?;
+    Ok((maps, hooked.unwrap_or_default()))
 }
 
 fn own_maps(htb: &skel::HtbSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps, LimitError> {
@@ -415,42 +373,14 @@ fn remove_ifb(netlink: &mut Netlink, ifindex: u32) {
     }
 }
 
-/// The hooks at which a root no longer is: `egress` and `ingress` of the device as `tc` has them, and `qdisc`.
-pub(crate) fn unhooked(dir: &Path, limit: &intf::Limit, slot: u16) -> Vec<&'static str> {
-    let mut gone = Vec::new();
-    let out = direction_out(limit);
-    for ((link, program), direction) in HOOKS.into_iter().zip([out, other(out)]) {
-        if slot == ROOT_SLOT && limit.rate(direction).is_some() {
-            let ingress = direction != out;
-            if !is_hooked(dir, (link, program), limit.ifindex, ingress) {
-                gone.push(link);
-            }
-        }
-    }
-    gone
-}
-
-/// Whether the program that is pinned in `dir` is on the device.
-pub(crate) fn is_hooked(
-    dir: &Path,
-    (link_pin, program_pin): (&str, &str),
-    ifindex: u32,
-    ingress: bool,
-) -> bool {
-    if let Ok(program) = Program::fd_from_pinned_path(dir.join(program_pin)) {
-        return edt::filter_is(ifindex, ingress, program.as_fd());
-    }
-    let info = Link::open(dir.join(link_pin)).and_then(|link| link.info());
-    matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Tcx(t)) if t.ifindex == ifindex)
-}
-
-/// Takes off the filters whose programs are pinned in `dir`, and clsact if it came with them.
-pub(crate) fn remove_filters(dir: &Path, ifindex: u32, owns_clsact: bool) {
-    for ((_, pin), ingress) in HOOKS.into_iter().zip([false, true]) {
-        let program: Option<OwnedFd> = Program::fd_from_pinned_path(dir.join(pin)).ok();
-        if let Some(program) = program {
-            edt::remove_filter(ifindex, ingress, owns_clsact, program.as_fd());
-        }
+/// The names of the links that a root has, as [`device`] names them: of its limited directions.
+pub(crate) fn links(limit: &intf::Limit) -> &'static [&'static str] {
+    let is_limited = |direction| limit.rate(direction).is_some();
+    match (is_limited(Direction::Egress), is_limited(Direction::Ingress)) {
+        (true, true) => &["egress", "ingress"],
+        (true, false) => &["egress"],
+        (false, true) => &["ingress"],
+        (false, false) => &[],
     }
 }
 

@@ -51,6 +51,29 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn a_policer_that_is_read_back_is_the_same(
+        bit_s in 8_000u64..=100_000_000_000, ingress in queue(), burst in prop_oneof![
+            Just(None),
+            (1_000_000u64..100_000_000).prop_map(|ns| Some(Span::Time(Nanos(ns)))),
+            (1u64..10_000_000).prop_map(|bytes| Some(Span::Size(Bytes(bytes)))),
+        ],
+    ) {
+        let rate = Rate::from_bit_s(bit_s).unwrap();
+        let egress = VirtualQueueOptions { burst, ..VirtualQueueOptions::new(rate) };
+        let ingress = ingress.map(|queue| VirtualQueueOptions { burst: None, mark: None, ..queue });
+        let options = LimitOptions {
+            egress: Some(egress), ingress, scheme: Scheme::Police, ..LimitOptions::default()
+        };
+        prop_assume!(options.encode(7).is_ok());
+        let limit = options.encode(7).unwrap();
+        let again = LimitOptions::from(&limit);
+        prop_assert_eq!(again.encode(7).unwrap(), limit);
+        prop_assert_eq!(again.egress.unwrap().burst.is_none(), burst.is_none());
+    }
+}
+
 #[test]
 fn defaults_read_back_as_not_given() {
     let queue = VirtualQueueOptions::paced("50mbit".parse().unwrap());

@@ -2,7 +2,6 @@
 //!
 //! ```text
 //! NAME/{slots,marked,members}        of the limit on the device: the maps of its tree
-//!     {program_egress,program_ingress}   its filters, where there are no tcx links
 //!     slot                           of one inside it: symbolic link to the number of its place
 //!     root                           ... and to the name of the limit on the device
 //! ```
@@ -13,19 +12,17 @@ use libbpf_rs::MapHandle;
 use tidegate_core::{Scope, htb::ROOT_SLOT};
 
 use super::{
-    BUILDING, CGROUP, CLSACT_MARK, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, bpf_error,
-    io_error, limit_error, pin_maps, remove_pins, symlink,
+    BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, bpf_error, io_error,
+    limit_error,
+    pins::{detach_links, pin_hooks, pin_maps, remove_pins},
+    symlink,
 };
 use crate::{
     cgroup::{Cgroup, Hierarchy},
-    edt::{self, Target},
-    htb::{
-        self, HOOKS, Hooked, Leaf, MARKED_PIN, MEMBERS_PIN, Member, Root, SLOTS_PIN, Seat,
-        check_member,
-    },
+    device::{self, Target},
+    htb::{self, Leaf, MARKED_PIN, MEMBERS_PIN, Member, Root, SLOTS_PIN, Seat, check_member},
     intf,
-    limit::{LimitError, LimitMaps, LimitOptions, lookup},
-    query,
+    limit::{LimitError, LimitOptions, lookup},
 };
 
 /// The symbolic links of a limit inside another one.
@@ -65,7 +62,7 @@ impl Store {
     fn plant(&self, present: &[PinnedLimit], asked: &Asked<'_>) -> Result<(), StoreError> {
         let refused = || limit_error(asked.name);
         let target = Target::find(asked.scope).map_err(|e| refused()(e.into()))?;
-        let limit = edt::encode(&target, asked.options).map_err(refused())?;
+        let limit = target.encode(asked.options).map_err(refused())?;
         // A device may be limited as `dev` and as `port`; it has one qdisc.
         let holds = |other: &&PinnedLimit| {
             let l = &other.limit;
@@ -112,7 +109,7 @@ impl Store {
             }
             None => {
                 let target = Target::find(asked.scope).map_err(|e| refused()(e.into()))?;
-                let limit = edt::encode(&target, asked.options).map_err(refused())?;
+                let limit = target.encode(asked.options).map_err(refused())?;
                 check_member(Member::Port(target.ifindex), asked.scope, 0).map_err(refused())?;
                 (limit, Member::Port(target.ifindex), Some(target))
             }
@@ -123,9 +120,10 @@ impl Store {
         let above = tree.leaves.iter().zip(&tree.names).find(|(_, name)| **name == parent.name);
         let leaf =
             Leaf { slot, parent: above.map(|(leaf, _)| leaf.slot), limit, member: Some(member) };
-        let (mut maps, hooked) = htb::inside(&limit, target.as_ref()).map_err(refused())?;
+        let (mut maps, mut hooked) = htb::inside(&limit, target.as_ref()).map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{}", asked.name));
-        let kept = pin_inside(&mut maps, hooked, &building).and_then(|filter| {
+        let done = pin_maps(&mut maps, &building).and_then(|()| {
+            pin_hooks(hooked.filters.as_ref(), &mut hooked.links, &building)?;
             let (mark, at) = match asked.cgroup {
                 Some(cgroup) => (CGROUP, cgroup.absolute().to_owned()),
                 None => (PORT, asked.scope.name().into()),
@@ -140,20 +138,13 @@ impl Store {
             if settled.is_err() {
                 let _ = tree.settle(&tree.leaves);
             }
-            settled.map(|()| filter)
+            settled
         });
-        match kept {
-            Err(e) => {
-                let _ = remove_pins(&building);
-                Err(e)
-            }
-            Ok(filter) => {
-                if let Some(mut filter) = filter {
-                    filter.keep();
-                }
-                Ok(())
-            }
+        match done {
+            Err(_) => drop(remove_pins(&building)),
+            Ok(()) => hooked.filters.iter_mut().for_each(device::Filters::keep),
         }
+        done
     }
 
     /// Puts another limit in force, and the whole tree with it: no packet that waits is lost.
@@ -179,8 +170,7 @@ impl Store {
         let dir = self.root.join(&pinned.name);
         let is_here = pinned.scope.is_some();
         if is_here && pinned.limit.ifindex != 0 {
-            let owns_clsact = fs::symlink_metadata(dir.join(CLSACT_MARK)).is_ok();
-            htb::remove_filters(&dir, pinned.limit.ifindex, owns_clsact);
+            device::remove_pinned_filters(&dir, &pinned.limit);
         }
         match &pinned.maps.seat {
             Some(seat) if seat.slot() != ROOT_SLOT => {
@@ -191,8 +181,8 @@ impl Store {
             }
             // The links before the qdiscs, or packets would be sent to a device that is no more.
             // An ifb device outlives the device that it is for.
-            _ if is_here || edt::is_in_this_namespace(&pinned.limit) => {
-                let _ = super::detach_links(&dir);
+            _ if is_here || device::is_in_this_namespace(&pinned.limit) => {
+                let _ = detach_links(&dir);
                 htb::uproot(&pinned.limit);
             }
             _ => {}
@@ -219,12 +209,12 @@ impl Store {
         seat: &Seat,
     ) -> Vec<&'static str> {
         let dir = self.root.join(name);
-        let mut gone = Vec::new();
-        if seat.slot() == ROOT_SLOT {
-            gone.extend(htb::unhooked(&dir, limit, seat.slot()));
-        } else if limit.ifindex != 0 && !htb::is_hooked(&dir, HOOKS[1], limit.ifindex, true) {
-            gone.push(HOOKS[1].0);
-        }
+        let mut gone = match (seat.slot(), limit.ifindex) {
+            (ROOT_SLOT, _) => device::unhooked(&dir, limit, htb::links(limit)),
+            (_, 0) => Vec::new(),
+            // A port's program is where its workload's egress comes in.
+            _ => device::unhooked(&dir, limit, &["egress"]),
+        };
         if !seat.is_taken() {
             gone.push("qdisc");
         }
@@ -311,42 +301,5 @@ fn pin_root(root: &mut Root, dir: &Path) -> Result<(), StoreError> {
         let path = dir.join(name);
         map.pin(&path).map_err(bpf_error(&path, "pin"))?;
     }
-    for (name, filter) in &root.filters {
-        pin_filter(dir, name, filter)?;
-    }
-    for (name, link) in &mut root.links {
-        let path = dir.join(*name);
-        link.pin(&path).map_err(bpf_error(&path, "pin"))?;
-    }
-    Ok(())
-}
-
-fn pin_inside(
-    maps: &mut LimitMaps,
-    hooked: Option<Hooked>,
-    dir: &Path,
-) -> Result<Option<edt::Filter>, StoreError> {
-    pin_maps(maps, dir)?;
-    let (link_pin, program_pin) = HOOKS[1];
-    match hooked {
-        None => Ok(None),
-        Some(Hooked::Link(mut link)) => {
-            let path = dir.join(link_pin);
-            link.pin(&path).map_err(bpf_error(&path, "pin"))?;
-            Ok(None)
-        }
-        Some(Hooked::Filter(filter)) => {
-            pin_filter(dir, program_pin, &filter)?;
-            Ok(Some(filter))
-        }
-    }
-}
-
-fn pin_filter(dir: &Path, name: &str, filter: &edt::Filter) -> Result<(), StoreError> {
-    let path = dir.join(name);
-    query::pin(&filter.program, &path).map_err(io_error(&path, "pin"))?;
-    if filter.owns_clsact {
-        symlink(Path::new(CLSACT_MARK), &dir.join(CLSACT_MARK))?;
-    }
-    Ok(())
+    pin_hooks(root.hooked.filters.as_ref(), &mut root.hooked.links, dir)
 }

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The token bucket of a policer: a pure header over (state, now, length). Its model, with the
+ * reasons, is crates/core/src/token_bucket.rs; a property test holds the two together, bit by bit.
+ *
+ * The state is one u64: the time at which the bucket will be full again. What is missing until
+ * then, the deficit, is rate x (time - now), so a packet passes if that and its own length fit the
+ * depth, and moves the time on by what it costs: one compare-and-swap when the bucket was full, one
+ * atomic add when it was not, no write for a packet that is dropped. As the model it counts in
+ * units of which a byte has 8e9 and a bit/s adds one each nanosecond; what a cost leaves over of a
+ * nanosecond is carried per CPU in units, so nothing is ever rounded.
+ */
+#ifndef TG_POLICE_H
+#define TG_POLICE_H
+
+#include <linux/types.h>
+
+#define PL_UNITS_PER_BYTE   8000000000ULL
+#define PL_COST_SHIFT	    24
+#define PL_MAX_PACKET_BYTES ((1 << 20) - 1)
+/* More than any bucket has. */
+#define PL_ALL (~0ULL)
+
+struct pl_bucket {
+	/* Cost of a byte in 2^-24 ns, rounded; 0 is no limit. */
+	__u64 cost;
+	/* Units that a nanosecond adds: bit/s. */
+	__u64 rate;
+	/* Units that fit. */
+	__u64 burst;
+	/* How long an empty one takes to fill. */
+	__u64 fill_ns;
+};
+
+/* What a packet is for a bucket. */
+struct pl_packet {
+	/* At most PL_MAX_PACKET_BYTES. */
+	__u32 wire_bytes;
+	/* It will be cut into segments: longer than half the bucket, it passes one that is half
+	 * full, which then may owe a part. */
+	__u32 may_owe;
+};
+
+static inline __attribute__((always_inline)) __u64 pl_units(__u32 wire_bytes)
+{
+	return wire_bytes * PL_UNITS_PER_BYTE;
+}
+
+/* What is missing until the bucket is full. */
+static inline __attribute__((always_inline)) __u64
+pl_deficit(const struct pl_bucket *bucket, __u64 full_ns, __u64 now_ns, __u64 carry)
+{
+	if (full_ns < now_ns)
+		return 0;
+	/* All that was in it and more; beyond, the product might not fit. */
+	if (full_ns - now_ns > bucket->fill_ns)
+		return PL_ALL;
+	return (full_ns - now_ns) * bucket->rate + carry;
+}
+
+/* Whether there are tokens for the packet. */
+static inline __attribute__((always_inline)) int
+pl_fits(const struct pl_bucket *bucket, __u64 deficit, const struct pl_packet *packet)
+{
+	__u64 units = pl_units(packet->wire_bytes);
+
+	if (packet->may_owe && units > bucket->burst / 2)
+		units = bucket->burst / 2;
+	return units <= bucket->burst && deficit <= bucket->burst - units;
+}
+
+/*
+ * What the packet costs in nanoseconds; the rest, below one, goes to *carry. The rounded cost is
+ * off by less than a nanosecond for the longest packet, and the remainder, which is exact, says in
+ * which direction: this is a division by two multiplications.
+ */
+static inline __attribute__((always_inline)) __u64 pl_cost_ns(const struct pl_bucket *bucket,
+							      __u32 wire_bytes, __u64 *carry)
+{
+	__u64 ns = wire_bytes * bucket->cost >> PL_COST_SHIFT;
+	__s64 rest;
+
+	/* Of another rate, before the limit was changed. */
+	if (*carry >= bucket->rate)
+		*carry = 0;
+	rest = pl_units(wire_bytes) + *carry - ns * bucket->rate;
+	if (rest < 0) {
+		ns--;
+		rest += bucket->rate;
+	}
+	if (rest >= (__s64)bucket->rate) {
+		ns++;
+		rest -= bucket->rate;
+	}
+	if (rest >= (__s64)bucket->rate) {
+		ns++;
+		rest -= bucket->rate;
+	}
+	*carry = rest;
+	return ns;
+}
+
+/*
+ * Takes the tokens of a packet and returns 1, or returns 0 and takes nothing. A packet that
+ * another CPU has overtaken is given back.
+ */
+static inline __attribute__((always_inline)) int pl_take(const struct pl_bucket *bucket,
+							 __u64 *full_ns, __u64 now_ns,
+							 const struct pl_packet *packet,
+							 __u64 *carry)
+{
+	__u64 seen = *(volatile __u64 *)full_ns, found;
+	__u64 left = seen < now_ns ? 0 : *carry;
+	__u64 cost;
+
+	if (!pl_fits(bucket, pl_deficit(bucket, seen, now_ns, left), packet))
+		return 0;
+	cost = pl_cost_ns(bucket, packet->wire_bytes, &left);
+	if (seen < now_ns) {
+		found = __sync_val_compare_and_swap(full_ns, seen, now_ns + cost);
+		if (found == seen) {
+			*carry = left;
+			return 1;
+		}
+	}
+	found = __sync_fetch_and_add(full_ns, cost);
+	if (found != seen && !pl_fits(bucket, pl_deficit(bucket, found, now_ns, *carry), packet)) {
+		__sync_fetch_and_sub(full_ns, cost);
+		return 0;
+	}
+	*carry = left;
+	return 1;
+}
+
+#endif

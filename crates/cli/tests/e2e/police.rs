@@ -1,0 +1,149 @@
+//! Scheme `police` on every scope: rates are compared with the limit; nothing is asked of times.
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    thread,
+    time::Duration,
+};
+
+use tidegate_sys::net::{NetNs, Netlink, Route};
+
+use crate::{
+    common::{Place, wait_for},
+    edt::{self, Bed, PORT, into, is_held, ok, refused},
+    need_root,
+};
+
+const LIMIT: &str = "20mbit";
+const LIMIT_BIT_S: f64 = 20e6;
+
+#[test]
+fn root_police_says_what_cannot_be() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    let add = |flags: &str| {
+        let words = format!("limit add a --dev eth0 --scheme police --egress 20mbit {flags}");
+        refused(&place, &bed, &words)
+    };
+    assert!(add("--mark 1ms").contains("--mark: scheme `police` has no queue"));
+    assert!(add("--drop 1ms").contains("--drop: scheme `police` has no queue"));
+    assert!(add("--rto-min 20ms").contains("scheme `police` leaves sockets alone"));
+    assert!(add("--burst 0b").contains("--burst: burst 0b is out of range"));
+    assert!(add("--loopback").contains("a limit on a device has no loopback traffic"));
+    assert!(!place.store().exists());
+}
+
+#[test]
+fn root_police_a_command_over_udp() {
+    need_root!();
+    let bed = Bed::new();
+    let flags = ["--scheme", "police", "--egress", LIMIT, "--burst", "30kb"];
+    is_held(&bed.run(&Place::new(), &flags, "5 0 60e6 10.97.0.2"), LIMIT_BIT_S);
+}
+
+/// Both directions of a device, a rate that changes, and the device as it was.
+#[test]
+fn root_police_limits_a_device_and_leaves_no_trace() {
+    need_root!();
+    let bed = Bed::new();
+    let place = Place::new();
+    let qdiscs = || String::from_utf8(bed.tc("qdisc show dev eth0").stdout).unwrap();
+    let before = qdiscs();
+    ok(&place, &bed, "limit add up --dev eth0 --scheme police --egress 20mbit --ingress 10mbit");
+    assert!(ok(&place, &bed, "status").contains("in force"));
+    let same = "limit add up --dev eth0 --scheme police --egress 20mbit --ingress 10mbit";
+    assert!(ok(&place, &bed, same).contains("nothing changed"));
+    // Without a burst the bucket first gives a quarter of a second.
+    is_held(&bed.free(&bed.sender, "5 0 60e6 10.97.0.2"), LIMIT_BIT_S);
+    ok(&place, &bed, "limit set up --egress 10mbit --burst 50kb");
+    is_held(&bed.free(&bed.sender, "5 0 60e6 10.97.0.2"), LIMIT_BIT_S / 2.0);
+    let status: serde_json::Value =
+        serde_json::from_str(&ok(&place, &bed, "status --json")).unwrap();
+    let limit = &status["limits"][0];
+    assert_eq!((&limit["dev"], &limit["scheme"]), (&"eth0".into(), &"police".into()));
+    assert_eq!(limit["egress"]["drop_ns"], 0);
+    assert!(limit["egress"]["drop_full_packets"].as_u64().unwrap() > 1000, "{limit}");
+    assert!(limit["egress"]["backlog_ns"].as_i64().unwrap() <= 0, "{limit}");
+    assert!(limit["ingress"]["pass_packets"].as_u64().unwrap() > 10, "{limit}");
+    ok(&place, &bed, "detach");
+    assert_eq!(qdiscs(), before);
+    let free = bed.free(&bed.sender, "3 0 60e6 10.97.0.2");
+    assert!(free.bit_s > 1.5 * LIMIT_BIT_S, "{free:?}");
+}
+
+/// What a machine sends and what it receives, from the host's side of its interface.
+#[test]
+fn root_police_limits_a_port_in_both_directions() {
+    need_root!();
+    let bed = Bed::new();
+    let guest = NetNs::create(&format!("tidegate-police-{}-guest", std::process::id())).unwrap();
+    edt::cable(&guest, "eth0", "10.96.0.2", &bed.sender, "tap0", "10.96.0.1");
+    let via = |netns: &NetNs, gateway: &str| {
+        let mut netlink = Netlink::open_in(netns).unwrap();
+        let (network, gateway) = ("0.0.0.0".parse().unwrap(), gateway.parse().unwrap());
+        netlink.add_route(&Route { network, prefix_len: 0, gateway }).unwrap();
+    };
+    via(&guest, "10.96.0.1");
+    via(&bed.sender, "10.97.0.2");
+    via(&bed.receiver, "10.97.0.1");
+    bed.sender.run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap()).unwrap();
+
+    let place = Place::new();
+    let add =
+        "limit add guest --port tap0 --scheme police --egress 20mbit --ingress 5mbit --burst 30kb";
+    ok(&place, &bed, add);
+    is_held(&bed.free(&guest, "5 0 60e6 10.97.0.2"), LIMIT_BIT_S);
+    let status: serde_json::Value =
+        serde_json::from_str(&ok(&place, &bed, "status --json")).unwrap();
+    let limit = &status["limits"][0];
+    let egress = limit["egress"]["pass_bytes"].as_u64().unwrap();
+    let ingress = limit["ingress"]["pass_bytes"].as_u64().unwrap();
+    assert!(egress > 20 * ingress, "{limit}");
+    ok(&place, &bed, "detach");
+}
+
+/// A rate that goes down and up under a transfer: the connection goes on.
+#[test]
+fn root_police_a_rate_changes_under_a_transfer() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    ok(&place, &bed, "limit add up --dev eth0 --scheme police --egress 20mbit");
+    let listener = bed.receiver.run(|| TcpListener::bind(("0.0.0.0", PORT)).unwrap()).unwrap();
+    let stream = bed.sender.run(|| TcpStream::connect(("10.97.0.2", PORT)).unwrap()).unwrap();
+    let (mut sink, _) = listener.accept().unwrap();
+    let mut writer = stream.try_clone().unwrap();
+    // Ends when the connection is shut down.
+    let sending = thread::spawn(move || while writer.write_all(&[7; 1 << 14]).is_ok() {});
+    let mut total = 0;
+    let mut read = |bytes: usize| {
+        let mut buffer = vec![0; 1 << 16];
+        let target = total + bytes;
+        sink.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        while total < target {
+            total += sink.read(&mut buffer).expect("the transfer goes on");
+        }
+    };
+    for rate in ["2mbit --burst 20kb", "50mbit", "5mbit", "20mbit --burst 100ms"] {
+        ok(&place, &bed, &format!("limit set up --egress {rate}"));
+        read(400_000);
+    }
+    stream.shutdown(Shutdown::Both).unwrap();
+    sending.join().unwrap();
+    ok(&place, &bed, "detach");
+}
+
+#[test]
+fn root_police_takes_off_its_filters_when_the_limit_is_deleted() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    ok(&place, &bed, "limit add up --dev eth0 --scheme police --ingress 10mbit");
+    ok(&place, &bed, "limit del up");
+    for side in ["ingress", "egress"] {
+        wait_for("the end of the filters", || {
+            let mut tc = into(&bed.sender, "tc");
+            let shown = tc.args(["filter", "show", "dev", "eth0", side]).output();
+            shown.unwrap().stdout.is_empty().then_some(())
+        });
+    }
+}

@@ -1,0 +1,298 @@
+//! A device from which a limit hangs, and the programs on it.
+//!
+//! A program is a tcx link where the kernel has those (6.6), which is pinned like any other. Before, it is a
+//! filter of clsact, which stays by itself and cannot be pinned: then the program is pinned in its place, so
+//! that the filter is known by it, and a mark says whether clsact came with it.
+
+use std::{
+    fs,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::Path,
+    ptr::{self, NonNull},
+};
+
+use libbpf_rs::{
+    AsRawLibbpf, Link, Program, ProgramMut, TC_EGRESS, TC_INGRESS, TcHook, TcHookBuilder,
+    query::LinkTypeInfo,
+};
+use tidegate_core::{Direction, Scope};
+
+use crate::{
+    fq::FqError,
+    intf,
+    limit::{LimitError, LimitOptions},
+    net::{
+        NetError, Netlink,
+        qdisc::{Handle, Place, Qdisc, Verb},
+    },
+};
+
+/// After what others filter with low numbers; one limit a device and side, so one handle.
+const PRIORITY: u32 = 32_000;
+const HANDLE: u32 = 1;
+
+/// A device in this network namespace, and from which side it is limited.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// [`Scope::Dev`] or [`Scope::Port`].
+    pub scope: Scope,
+    /// Its index.
+    pub ifindex: u32,
+    /// The inode of its network namespace.
+    pub namespace: u64,
+}
+
+impl Target {
+    /// Finds the device of a scope in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// [`FqError::Missing`] when there is none.
+    pub fn find(scope: &Scope) -> Result<Target, FqError> {
+        let missing = || FqError::Missing(scope.name().to_owned());
+        let ifindex = Netlink::open()?.index_of(scope.name()).map_err(|e| match e.errno() {
+            Some(libc::ENODEV) => missing(),
+            _ => FqError::Net(e),
+        })?;
+        if !scope.is_device() {
+            return Err(missing());
+        }
+        Ok(Target { scope: scope.clone(), ifindex, namespace: current_namespace()? })
+    }
+
+    pub(crate) fn is_port(&self) -> bool {
+        matches!(self.scope, Scope::Port(_))
+    }
+
+    /// Where the packets of a direction of the workload pass.
+    pub(crate) fn side(&self, direction: Direction) -> Side {
+        Side::of(direction, self.is_port())
+    }
+
+    /// A limit on it as it lies in the map.
+    pub(crate) fn encode(&self, options: &LimitOptions) -> Result<intf::Limit, LimitError> {
+        let mut limit = options.encode(self.namespace)?;
+        limit.ifindex = self.ifindex;
+        if self.is_port() {
+            limit.flags |= intf::FLAG_PORT;
+        }
+        Ok(limit)
+    }
+}
+
+fn current_namespace() -> Result<u64, NetError> {
+    let file = fs::metadata("/proc/thread-self/ns/net");
+    file.map(|m| m.ino()).map_err(|e| NetError::refused("ask for the network namespace", e))
+}
+
+/// Whether the device of a limit is, or was, in the network namespace of the calling thread.
+pub(crate) fn is_in_this_namespace(limit: &intf::Limit) -> bool {
+    current_namespace().is_ok_and(|namespace| namespace == limit.cgroup_id)
+}
+
+/// Of the traffic of a device, as the host sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// What leaves by it.
+    Out,
+    /// What comes in by it.
+    In,
+}
+
+impl Side {
+    fn of(direction: Direction, is_port: bool) -> Side {
+        if (direction == Direction::Egress) == is_port { Side::In } else { Side::Out }
+    }
+}
+
+/// The hooks of a limit on a device: their direction, and the names under which their links, or the programs
+/// of their filters, are pinned.
+const HOOKS: [(Direction, &str, &str); 2] = [
+    (Direction::Egress, "egress", "program_egress"),
+    (Direction::Ingress, "ingress", "program_ingress"),
+];
+/// The mark, in a pinned limit's directory, that clsact came with it.
+pub(crate) const CLSACT_MARK: &str = "clsact";
+
+/// The filters of a limit; dropped, they are taken off unless they have been [kept](Filters::keep).
+#[derive(Debug)]
+pub(crate) struct Filters {
+    ifindex: u32,
+    /// clsact was not there before.
+    pub(crate) owns_clsact: bool,
+    programs: Vec<(Direction, Side, OwnedFd)>,
+    kept: bool,
+}
+
+impl Filters {
+    /// The programs and the names of their pins.
+    pub(crate) fn programs(&self) -> impl Iterator<Item = (&'static str, BorrowedFd<'_>)> {
+        self.programs.iter().filter_map(|(direction, _, program)| {
+            let (_, _, pin) = HOOKS.iter().find(|(of, ..)| of == direction)?;
+            Some((*pin, program.as_fd()))
+        })
+    }
+
+    pub(crate) fn keep(&mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Filters {
+    fn drop(&mut self) {
+        if !self.kept {
+            let programs = self.programs.iter().map(|(_, side, program)| (*side, program.as_fd()));
+            remove_filters(self.ifindex, self.owns_clsact, programs);
+        }
+    }
+}
+
+/// What holds the programs of a limit on a device.
+#[derive(Debug, Default)]
+pub(crate) struct Hooked {
+    pub(crate) links: Vec<(&'static str, Link)>,
+    pub(crate) filters: Option<Filters>,
+}
+
+/// Puts programs on a device, each for its direction of the workload.
+pub(crate) fn attach(
+    target: &Target,
+    programs: &[(Direction, &ProgramMut<'_>)],
+) -> Result<Hooked, LimitError> {
+    let mut hooked = Hooked::default();
+    for (direction, program) in programs {
+        let name = if *direction == Direction::Egress { "egress" } else { "ingress" };
+        match tcx(program, target.ifindex) {
+            Some(link) => hooked.links.push((name, link)),
+            None => add_filter(program, target, *direction, &mut hooked.filters)?,
+        }
+    }
+    Ok(hooked)
+}
+
+/// A tcx link; `None` where the kernel has none.
+fn tcx(program: &ProgramMut<'_>, ifindex: u32) -> Option<Link> {
+    // SAFETY: the program is loaded and outlives the call; no options is a valid choice.
+    let link = unsafe {
+        libbpf_rs::libbpf_sys::bpf_program__attach_tcx(
+            program.as_libbpf_object().as_ptr(),
+            ifindex as i32,
+            ptr::null(),
+        )
+    };
+    // SAFETY: libbpf gives a link that the caller owns, or null.
+    NonNull::new(link).map(|link| unsafe { Link::from_ptr(link) })
+}
+
+fn add_filter(
+    program: &ProgramMut<'_>,
+    target: &Target,
+    direction: Direction,
+    filters: &mut Option<Filters>,
+) -> Result<(), LimitError> {
+    let refused =
+        |source| LimitError::AttachDevice { device: target.scope.name().to_owned(), source };
+    let own_error = |e: std::io::Error| refused(libbpf_rs::Error::from(e));
+    let fd = program.as_fd().try_clone_to_owned().map_err(own_error)?;
+    let filters = match filters {
+        Some(filters) => filters,
+        none => none.insert(Filters {
+            ifindex: target.ifindex,
+            owns_clsact: add_clsact(target.ifindex)?,
+            programs: Vec::new(),
+            kept: false,
+        }),
+    };
+    let side = target.side(direction);
+    hook(fd.as_fd(), target.ifindex, side).attach().map_err(refused)?;
+    filters.programs.push((direction, side, fd));
+    Ok(())
+}
+
+/// Whether it was not there.
+fn add_clsact(ifindex: u32) -> Result<bool, LimitError> {
+    let place = Place { ifindex, parent: Handle::CLSACT, handle: Handle::new(0xffff, 0) };
+    let mut netlink = Netlink::open().map_err(FqError::from)?;
+    match netlink.set_qdisc(Verb::Add, place, &Qdisc::Clsact) {
+        Ok(()) => Ok(true),
+        Err(e) if e.is_exists() => Ok(false),
+        Err(e) => Err(FqError::from(e).into()),
+    }
+}
+
+fn hook(program: BorrowedFd<'_>, ifindex: u32, side: Side) -> TcHook {
+    let side = if side == Side::In { TC_INGRESS } else { TC_EGRESS };
+    let mut builder = TcHookBuilder::new(program);
+    builder.ifindex(ifindex as i32).priority(PRIORITY).handle(HANDLE);
+    builder.hook(side)
+}
+
+/// Whether the filter on the device runs this program.
+fn filter_is(ifindex: u32, side: Side, program: BorrowedFd<'_>) -> bool {
+    let wanted = Program::id_from_fd(program).ok();
+    wanted.is_some() && hook(program, ifindex, side).query().ok() == wanted
+}
+
+/// Takes filters off where they are these programs', and clsact if it came with them and nobody else uses it.
+fn remove_filters<'a>(
+    ifindex: u32,
+    owns_clsact: bool,
+    programs: impl Iterator<Item = (Side, BorrowedFd<'a>)>,
+) {
+    for (side, program) in programs {
+        if filter_is(ifindex, side, program) {
+            let _ = hook(program, ifindex, side).detach();
+        }
+    }
+    let Ok(mut netlink) = Netlink::open() else { return };
+    let mut in_use =
+        |parent| netlink.count_filters(ifindex, parent).map_or(true, |filters| filters > 0);
+    if owns_clsact && !in_use(Handle::CLSACT_INGRESS) && !in_use(Handle::CLSACT_EGRESS) {
+        let _ = netlink.delete_qdisc(ifindex, Handle::CLSACT);
+    }
+}
+
+/// The names, among those of a limit's links, whose program is on the device no more.
+pub(crate) fn unhooked(
+    dir: &Path,
+    limit: &intf::Limit,
+    names: &[&'static str],
+) -> Vec<&'static str> {
+    let is_hooked = |name: &&str| {
+        let Some((direction, _, pin)) = HOOKS.iter().find(|(_, link, _)| link == name) else {
+            return true;
+        };
+        if let Ok(program) = Program::fd_from_pinned_path(dir.join(pin)) {
+            let side = Side::of(*direction, limit.flags & intf::FLAG_PORT != 0);
+            return filter_is(limit.ifindex, side, program.as_fd());
+        }
+        let info = Link::open(dir.join(name)).and_then(|link| link.info());
+        matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Tcx(t)) if t.ifindex == limit.ifindex)
+    };
+    names.iter().copied().filter(|name| !is_hooked(name)).collect()
+}
+
+/// Takes the filters off that are known by the programs pinned in `dir`.
+pub(crate) fn remove_pinned_filters(dir: &Path, limit: &intf::Limit) {
+    let is_port = limit.flags & intf::FLAG_PORT != 0;
+    let programs: Vec<_> = HOOKS
+        .iter()
+        .filter_map(|(direction, _, pin)| {
+            let program = Program::fd_from_pinned_path(dir.join(pin)).ok()?;
+            Some((Side::of(*direction, is_port), program))
+        })
+        .collect();
+    if !programs.is_empty() {
+        let owns_clsact = fs::symlink_metadata(dir.join(CLSACT_MARK)).is_ok();
+        let programs = programs.iter().map(|(side, program)| (*side, program.as_fd()));
+        remove_filters(limit.ifindex, owns_clsact, programs);
+    }
+}
+
+/// Whether the device of a limit is there: in this network namespace, of this name and index.
+pub(crate) fn is_there(scope: &Scope, limit: &intf::Limit) -> bool {
+    Target::find(scope)
+        .is_ok_and(|target| target.ifindex == limit.ifindex && target.namespace == limit.cgroup_id)
+}
