@@ -36,7 +36,7 @@ demo: ## Show in three minutes what Tidegate does, in throwaway network namespac
 	@scripts/lab.sh demo --out "$(OUT)"
 
 test: ## Run all tests, the privileged ones as root
-	@scripts/deps.sh build lab
+	@scripts/deps.sh build fleet lab
 	@scripts/test.sh
 
 test-vm: ## Run the privileged tests on Debian's kernels 6.1 and 6.12, in virtual machines

@@ -59,4 +59,14 @@ static __always_inline int tg_backlog_read(const struct tg_backlog *at, struct t
 	return 0;
 }
 
+/* The bytes alone. */
+static __always_inline __u32 tg_backlog_bytes(const struct tg_backlog *at)
+{
+	const struct Qdisc *qdisc = (const struct Qdisc *)at->qdisc;
+
+	if (!qdisc || BPF_CORE_READ(qdisc, handle) != at->handle)
+		return 0;
+	return BPF_CORE_READ(qdisc, qstats.backlog);
+}
+
 #endif

@@ -5,15 +5,20 @@ use std::{ffi::OsString, path::PathBuf, str::FromStr, time::Duration};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use tidegate_core::{Nanos, Scheme, Scope, Span};
+use tidegate_node::fleet::config::API_SOCKET;
 use tidegate_node::nic::state::DEFAULT_DIR;
 use tidegate_node::settings::{EcnSetting, Patch, RateSetting};
 use tidegate_sys::store::DEFAULT_ROOT;
 
 mod burst;
+mod daemon;
 mod nic;
+mod police;
 
 pub use burst::{AnalyzeArgs, BurstVerb, SizeArgs, UdpSource};
+pub use daemon::DaemonArgs;
 pub use nic::NicArgs;
+pub use police::PoliceArgs;
 
 /// The shortest interval of `monitor`.
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
@@ -51,6 +56,10 @@ pub struct Cli {
     #[arg(long, global = true, env = "TIDEGATE_RUN_DIR", default_value = DEFAULT_DIR)]
     #[arg(value_name = "DIR", hide_env_values = true, help_heading = "Global options")]
     pub run_dir: PathBuf,
+    /// The socket at which a daemon that runs is asked
+    #[arg(long, global = true, env = "TIDEGATE_SOCKET", default_value = API_SOCKET)]
+    #[arg(value_name = "PATH", hide_env_values = true, help_heading = "Global options")]
+    pub socket: PathBuf,
     #[command(subcommand)]
     pub verb: Verb,
 }
@@ -95,6 +104,34 @@ A spec file:
   ingress = \"1gbit\"
   scheme  = \"carousel\"")]
     Nic(NicArgs),
+    /// Share limits with other hosts: the node of a fleet
+    ///
+    /// Sets the rates of the limits in the groups of the file, as all their hosts want and use them. The limits
+    /// themselves are put on by `tidegate apply`. SIGHUP (and `apply`) has it read the file again; SIGTERM
+    /// ends it, and its limits keep what is this host's in any case.
+    #[command(after_help = "\
+Examples:
+  tidegate daemon --new-key 1 | install -m 600 /dev/stdin /etc/tidegate/fleet.keys
+  tidegate apply fleet.toml && tidegate daemon fleet.toml
+
+A spec file:
+  [fleet]
+  name    = \"prod\"
+  keys    = \"/etc/tidegate/fleet.keys\"
+  peers   = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]
+  keepers = [\"web-1\", \"web-2\", \"web-3\"]
+
+  [[group]]
+  name      = \"uplink\"
+  rate      = \"10gbit\"
+  algorithm = \"share\"
+  members   = [\"backup\"]
+
+  [[limit]]
+  name   = \"backup\"
+  scope  = { cgroup = \"system.slice/backup.service\" }
+  egress = \"5gbit\"")]
+    Daemon(DaemonArgs),
     /// What a policer's burst size does, and which one a capture went through
     #[command(subcommand, arg_required_else_help = true)]
     Burst(BurstVerb),
@@ -262,6 +299,8 @@ pub struct LimitArgs {
     /// Longest delayed ACK of TCP sockets; 0ms leaves the kernel's [default: 5ms]
     #[arg(long, value_name = "TIME")]
     pub delack_max: Option<Nanos>,
+    #[command(flatten)]
+    pub police: PoliceArgs,
 }
 
 impl LimitArgs {
@@ -272,7 +311,7 @@ impl LimitArgs {
             ceiling: self.ceiling,
             guarantee: self.guarantee,
             weight: self.weight,
-            burst: self.burst,
+            burst: self.burst.or(self.police.burst()),
             mark: self.mark,
             ecn: self.ecn,
             drop: self.drop,
@@ -281,6 +320,7 @@ impl LimitArgs {
             pace_ceiling: self.pace_ceiling,
             rto_min: self.rto_min,
             delack_max: self.delack_max,
+            police: self.police.patch(),
         }
     }
 }

@@ -5,11 +5,11 @@ use std::{
     io::{self, IsTerminal, Write},
 };
 
-use tidegate_core::{Class, Scheme, Scope, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{Class, Scheme, Scope, police::Policy, virtual_queue::VirtualQueueOptions};
 pub use tidegate_node::figures::{rate, size, time};
 use tidegate_node::{
     plan::Standing,
-    settings::{canonical, is_parents},
+    settings::{canonical, is_parents, show_actions},
     tree::tree,
 };
 use tidegate_sys::limit::LimitOptions;
@@ -122,6 +122,12 @@ pub fn describe(options: &LimitOptions, parent: Option<&str>) -> String {
     let default = LimitOptions::default();
     if options.scheme != default.scheme {
         words.push(format!("scheme {}", options.scheme));
+    }
+    if options.scheme == Scheme::Police {
+        words.extend(options.police.meter.map(|meter| format!("meter {meter}")));
+        if options.police.actions != Policy::default().actions {
+            words.push(show_actions(&options.police.actions));
+        }
     }
     if options.loopback {
         words.push("loopback".to_owned());

@@ -33,6 +33,7 @@
 
 use crate::burst::policer_burst;
 use crate::class::Floors;
+use crate::meter::MeterError;
 use crate::token_bucket::{BucketConfig, BucketError};
 use crate::units::{Bytes, NANOS_PER_SEC, Nanos, Rate, Span};
 use crate::verdict::{DropReason, Verdict};
@@ -158,6 +159,9 @@ pub enum ConfigError {
     /// A policer's bucket.
     #[error(transparent)]
     Bucket(BucketError),
+    /// A policer's meter.
+    #[error(transparent)]
+    Meter(MeterError),
     /// A policer has no queue that could have thresholds.
     #[error(
         "a policer drops when its bucket is empty and has no mark or drop threshold; leave them out"

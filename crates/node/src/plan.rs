@@ -70,6 +70,10 @@ pub enum Standing {
 }
 
 /// One step. Each can be undone, save the taking off of a limit that was not enforced any more.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a plan is made once, and its steps are not moved about"
+)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Take a limit off.

@@ -14,6 +14,10 @@ use tidegate_core::{
 };
 use tidegate_sys::limit::LimitOptions;
 
+mod police;
+
+pub use police::{MeterSetting, PolicePatch, PoliceProblem, show_actions};
+
 /// The kernel takes no longer minimum retransmission time-out or delayed ACK from a program.
 pub const MAX_TIMER: Nanos = Nanos(200_000_000);
 /// Below this, no kernel's timer tick can keep it.
@@ -84,6 +88,8 @@ pub struct Patch {
     pub rto_min: Option<Nanos>,
     /// Longest delayed ACK; zero leaves the kernel's.
     pub delack_max: Option<Nanos>,
+    /// With `police`: meter and actions.
+    pub police: PolicePatch,
 }
 
 /// The directions for which a user wrote a rate of their own; a limit with a parent has the parent's.
@@ -193,6 +199,9 @@ pub enum SettingsProblem {
         /// The most that it may use.
         ceiling: Rate,
     },
+    /// Of a policer.
+    #[error(transparent)]
+    Police(PoliceProblem),
     /// The virtual queue cannot be built.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -288,7 +297,10 @@ impl Patch {
             rto_min: timer("rto_min", self.rto_min)?.unwrap_or(base.rto_min),
             delack_max: timer("delack_max", self.delack_max)?.unwrap_or(base.delack_max),
             class,
+            police: self.police.on(&base.police, scheme)?,
         };
+        police::check(&limit.police, limit.egress.as_ref())?;
+        police::check(&limit.police, limit.ingress.as_ref())?;
         if let Some(guarantee) = class.and_then(|class| class.guarantee) {
             let ceilings = [limit.egress, limit.ingress].into_iter().flatten().map(|q| q.rate);
             if let Some(ceiling) = ceilings.min().filter(|ceiling| *ceiling < guarantee) {
@@ -406,6 +418,7 @@ impl Patch {
                 ConfigError::Order { .. } => "mark",
                 ConfigError::Scheme(_) => "scheme",
                 ConfigError::Bucket(_) => "burst",
+                ConfigError::Meter(_) => "meter",
                 ConfigError::Thresholds => "drop",
             };
             SettingsError { field, problem: e.into() }
@@ -420,6 +433,7 @@ impl Patch {
 /// [`SettingsError`] names the field.
 pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, SettingsError> {
     let refuse = |field, problem| Err(SettingsError { field, problem });
+    police::fits(&limit.police, scope)?;
     match limit.scheme {
         Scheme::Htb if limit.class.is_some() && !matches!(scope, Scope::Dev(_)) => {
             no_loopback(limit)
@@ -489,7 +503,7 @@ pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
     fn span(span: Option<Option<Span>>) -> String {
         span.flatten().map_or_else(|| "default".to_owned(), |span| span.to_string())
     }
-    const FIELDS: [(&str, Show); 15] = [
+    const FIELDS: [(&str, Show); 17] = [
         ("egress", |o| rate(o, o.egress)),
         ("egress burst", |o| span(o.egress.map(|q| q.burst))),
         ("egress mark", |o| span(o.egress.map(|q| q.mark))),
@@ -501,6 +515,8 @@ pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
         ("guarantee", guarantee),
         ("weight", |o| o.class.map_or(WEIGHT, |class| class.weight).to_string()),
         ("scheme", |o| o.scheme.to_string()),
+        ("meter", |o| o.police.meter.map_or_else(|| "none".to_owned(), |m| m.to_string())),
+        ("actions", |o| show_actions(&o.police.actions)),
         ("loopback", |o| o.loopback.to_string()),
         ("pace_ceiling", |o| o.pace_ceiling.to_string()),
         ("rto_min", |o| o.rto_min.to_string()),

@@ -7,14 +7,15 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use tidegate_core::{
-    Direction, Rate, Scope,
+    Direction, Rate, Scheme, Scope,
     class::MAX_DEPTH,
     fair_share::{ONE, TARGET},
+    police::{COLOUR_NAMES, Policy},
     virtual_queue::MAX_SPAN,
 };
 use tidegate_sys::{
     intf::{self, OUTCOME_TABLE},
-    limit::{LimitError, LimitMaps, LimitOptions},
+    limit::{Colours, LimitError, LimitMaps, LimitOptions},
     store::PinnedLimit,
 };
 
@@ -61,6 +62,9 @@ pub struct Settings {
     pub rto_min_ns: u64,
     /// Longest delayed ACK of TCP sockets; 0 is the kernel's.
     pub delack_max_ns: u64,
+    /// With `police`: meter and actions, as a user writes them.
+    #[serde(serialize_with = "policy", skip_serializing_if = "Option::is_none")]
+    pub police: Option<Policy>,
 }
 
 /// One direction of a limit.
@@ -86,6 +90,9 @@ pub struct DirectionStatus {
     /// Since the limit was put on.
     #[serde(flatten)]
     pub counters: Counts,
+    /// The same by the colour that a policer gave.
+    #[serde(serialize_with = "colours", skip_serializing_if = "Option::is_none")]
+    pub colours: Option<Colours>,
     /// When packets were last made slower.
     #[serde(flatten)]
     pub last: Ages,
@@ -214,6 +221,39 @@ pub fn scope<S: Serializer>(scope: &Scope, serializer: S) -> Result<S::Ok, S::Er
     map.end()
 }
 
+/// What was coloured since `earlier`.
+fn since(now: &Colours, earlier: &Colours) -> Colours {
+    let minus = |now: &[u64; intf::COLOURS], then: &[u64; intf::COLOURS]| {
+        std::array::from_fn(|i| now[i].saturating_sub(then[i]))
+    };
+    Colours {
+        packets: minus(&now.packets, &earlier.packets),
+        bytes: minus(&now.bytes, &earlier.bytes),
+    }
+}
+
+/// `{"green_packets": ..., "green_bytes": ...}`.
+fn colours<S: Serializer>(colours: &Option<Colours>, serializer: S) -> Result<S::Ok, S::Error> {
+    let Some(colours) = colours else { return serializer.serialize_none() };
+    let mut map = serializer.serialize_map(Some(2 * intf::COLOURS))?;
+    for (i, name) in COLOUR_NAMES.iter().enumerate() {
+        map.serialize_entry(&format!("{name}_packets"), &colours.packets[i])?;
+        map.serialize_entry(&format!("{name}_bytes"), &colours.bytes[i])?;
+    }
+    map.end()
+}
+
+/// `{"meter": ..., "green": "pass", ...}`.
+fn policy<S: Serializer>(policy: &Option<Policy>, serializer: S) -> Result<S::Ok, S::Error> {
+    let Some(policy) = policy else { return serializer.serialize_none() };
+    let mut map = serializer.serialize_map(None)?;
+    map.serialize_entry("meter", &policy.meter.map(|meter| meter.to_string()))?;
+    for (name, action) in COLOUR_NAMES.iter().zip(policy.actions) {
+        map.serialize_entry(name, &action.to_string())?;
+    }
+    map.end()
+}
+
 impl Serialize for Standing {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(match self {
@@ -328,6 +368,7 @@ impl From<&intf::Limit> for Settings {
             pace_ceiling: options.pace_ceiling && !options.scheme.leaves_sockets_alone(),
             rto_min_ns: u64::from(limit.rto_min_us) * 1000,
             delack_max_ns: u64::from(limit.delack_max_us) * 1000,
+            police: (options.scheme == Scheme::Police).then_some(options.police),
         }
     }
 }
@@ -371,6 +412,7 @@ impl DirectionStatus {
             fair: Fair::of(limit, &reading.queue, direction, now_ns),
             last: Ages(reading.counters.last_ns.map(ago)),
             counters: Counts { packets: reading.counters.packets, bytes: reading.counters.bytes },
+            colours: reading.colours,
         })
     }
 }
@@ -419,6 +461,9 @@ pub struct DirectionSample {
     /// In the interval.
     #[serde(flatten)]
     pub counters: Counts,
+    /// In the interval, by the colour that a policer gave.
+    #[serde(serialize_with = "colours", skip_serializing_if = "Option::is_none")]
+    pub colours: Option<Colours>,
 }
 
 impl LimitSample {
@@ -444,6 +489,10 @@ impl LimitSample {
                 used_bit_s: u64::try_from(used).unwrap_or(u64::MAX),
                 backlog_ns: now.backlog_ns,
                 counters,
+                colours: now.colours.map(|colours| {
+                    let then = then.and_then(|then| then.colours).unwrap_or_default();
+                    since(&colours, &then)
+                }),
             })
         };
         LimitSample {
@@ -484,6 +533,7 @@ mod tests {
             backlog_ns: -1,
             fair: None,
             counters,
+            colours: None,
             last: Ages::default(),
         };
         LimitStatus {

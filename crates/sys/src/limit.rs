@@ -23,6 +23,7 @@ use libbpf_rs::{
 use tidegate_core::{
     Bytes, Class, Nanos, Rate, Scheme, Scope, Span, class,
     fair_share::TARGET,
+    police::Policy,
     virtual_queue::{ConfigError, Direction, VirtualQueueOptions},
 };
 
@@ -31,10 +32,13 @@ use crate::{
     device::{Filters, Target},
     edt,
     fq::FqError,
+    group::GroupMaps,
     htb, intf,
     net::NetError,
     police, query,
 };
+
+mod rate;
 
 /// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
 pub(crate) mod skel {
@@ -75,6 +79,8 @@ pub struct LimitOptions {
     pub delack_max: Nanos,
     /// Its place among the children of its parent; `None`: it has no parent. Its rates are its ceilings.
     pub class: Option<Class>,
+    /// With [`Scheme::Police`]: meter and actions.
+    pub police: Policy,
 }
 
 impl Default for LimitOptions {
@@ -88,6 +94,7 @@ impl Default for LimitOptions {
             rto_min: Nanos(20_000_000),
             delack_max: Nanos(5_000_000),
             class: None,
+            police: Policy::default(),
         }
     }
 }
@@ -130,7 +137,8 @@ impl LimitOptions {
                 limit.class[intf::index(direction)] =
                     intf::ClassConf::new(self.class, &options.floors());
                 if self.scheme == Scheme::Police {
-                    limit.police[intf::index(direction)] = options.bucket()?.into();
+                    limit.police[intf::index(direction)] =
+                        intf::Policy::new(&self.police, &options)?;
                 }
             }
         }
@@ -199,6 +207,7 @@ impl From<&intf::Limit> for LimitOptions {
             rto_min: Nanos(u64::from(limit.rto_min_us) * 1000),
             delack_max: Nanos(u64::from(limit.delack_max_us) * 1000),
             class: limit.class.iter().find_map(intf::ClassConf::class),
+            police: limit.police.iter().find_map(intf::Policy::policy).unwrap_or_default(),
         }
         .of_sockets()
     }
@@ -335,6 +344,8 @@ pub struct LimitMaps {
     pub(crate) sockets: Option<MapHandle>,
     /// Those of its parent that a child works with.
     pub(crate) parent: Option<ParentMaps>,
+    /// By which it acts for a group, where the scheme can.
+    pub(crate) group: Option<GroupMaps>,
     /// With scheme `htb`: where its packets wait, who counts them.
     pub(crate) seat: Option<htb::Seat>,
 }
@@ -394,6 +405,27 @@ pub struct Reading {
     pub queue: intf::Queue,
     /// Counters, summed over CPUs.
     pub counters: intf::Counters,
+    /// With scheme `police`: packets and bytes by colour.
+    pub colours: Option<Colours>,
+}
+
+/// Packets and bytes by the colour that a policer gave them: green, yellow, red.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Colours {
+    /// Packets.
+    pub packets: [u64; intf::COLOURS],
+    /// Bytes on the wire.
+    pub bytes: [u64; intf::COLOURS],
+}
+
+impl Colours {
+    fn add(&mut self, cpu: &intf::PoliceCounters) {
+        let sum = |to: &mut [u64], from: &[u64]| {
+            to.iter_mut().zip(from).for_each(|(t, f)| *t = t.wrapping_add(*f));
+        };
+        sum(&mut self.packets, &cpu.packets);
+        sum(&mut self.bytes, &cpu.bytes);
+    }
 }
 
 pub(crate) fn load_error(program: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
@@ -474,11 +506,16 @@ impl LimitMaps {
             let index = intf::index(direction);
             let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
             let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-            let most = now_ns + limit.police[index].fill_ns;
-            let queue: intf::Queue = lookup(&self.queues, "queues", index as u32)?;
-            if limit.police[index].cost != 0 && queue.finish_ns > most {
+            let policy = &limit.police[index];
+            let was: intf::Queue = lookup(&self.queues, "queues", index as u32)?;
+            let second_now_ns = if policy.is_single_rate() { was.skipped_ns } else { now_ns };
+            let queue = intf::Queue {
+                finish_ns: was.finish_ns.min(now_ns + policy.committed.fill_ns),
+                rtt_ns: was.rtt_ns.min(second_now_ns + policy.second.fill_ns),
+                ..was
+            };
+            if policy.committed.cost != 0 && queue != was {
                 // What passes meanwhile on other CPUs, some microseconds' worth, is forgiven too.
-                let queue = intf::Queue { finish_ns: most, ..queue };
                 self.queues
                     .update(
                         &(index as u32).to_ne_bytes(),
@@ -513,12 +550,19 @@ impl LimitMaps {
             .map_err(map_error("counters"))?
             .unwrap_or_default();
         let mut counters = intf::Counters::default();
+        let mut colours: Option<Colours> = None;
         for cpu in &per_cpu {
             let bytes = cpu.get(..size_of::<intf::Counters>());
             let one = bytes.and_then(|b| bytemuck::try_pod_read_unaligned(b).ok());
             counters.add(&one.ok_or(LimitError::Layout("counters"))?);
+            // Those of a policer are longer.
+            let bytes = cpu.get(..size_of::<intf::PoliceCounters>());
+            let one = bytes.and_then(|b| bytemuck::try_pod_read_unaligned(b).ok());
+            if let Some(one) = one {
+                colours.get_or_insert_default().add(&one);
+            }
         }
-        Ok(Reading { queue, counters })
+        Ok(Reading { queue, counters, colours })
     }
 
     /// Takes the TCP sockets in the cgroup into the limit, or gives them back: in every network
@@ -638,6 +682,7 @@ impl AttachedLimit {
             sockets: Some(handle(&nrm.maps.sockets_of_limit)?),
             parent: parent.map(ParentMaps::of).transpose()?.flatten(),
             seat: None,
+            group: None,
         };
 
         let mut tune_storage = MaybeUninit::uninit();

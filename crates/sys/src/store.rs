@@ -3,6 +3,7 @@
 //! ```text
 //! /sys/fs/bpf/tidegate/NAME/{limit,queues,counters,sockets}   maps
 //!                           {egress,ingress,sockops}          links
+//!                           {group,samples}                   of scheme police: maps for a group
 //!                           parent_{queues,sockets}           of a child: the maps of its parent
 //!                           parent                            symbolic link to the parent's name
 //!                           cgroup                            symbolic link to the cgroup's directory
@@ -33,10 +34,15 @@ use crate::{
     cgroup::{Cgroup, Hierarchy},
     device::{self, Target},
     fq::{self, FqError},
+    group::GroupMaps,
     intf,
     limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps},
 };
 use pins::{detach_links, pin, remove_pins};
+
+mod rate;
+
+pub use rate::RateSet;
 
 /// Where the BPF file system is mounted by convention.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -63,6 +69,9 @@ const PARENT: &str = "parent";
 /// The pins of the parent's maps.
 const PARENT_QUEUES: &str = "parent_queues";
 const PARENT_SOCKETS: &str = "parent_sockets";
+/// The pins of the maps by which it acts for a group.
+const GROUP: &str = "group";
+const SAMPLES: &str = "samples";
 /// How long a writer waits for another one.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const LOCK_POLL: Duration = Duration::from_millis(20);
@@ -381,6 +390,10 @@ impl Store {
                 false => None,
             },
             seat: None,
+            group: match dir.join(GROUP).exists() {
+                true => Some(GroupMaps { group: open(GROUP)?, samples: open(SAMPLES)? }),
+                false => None,
+            },
         };
         let parent = fs::read_link(dir.join(PARENT)).ok();
         let parent = parent.and_then(|name| name.to_str().map(str::to_owned));

@@ -3,10 +3,10 @@
 use std::{path::Path, process::ExitCode};
 
 use anyhow::Result;
-use tidegate_core::{Rate, Scheme};
+use tidegate_core::{Rate, Scheme, Scope};
 use tidegate_node::{
     run::{self, ParentOf, RunOptions, Summary},
-    settings::{SettingsError, SettingsProblem, inside_another},
+    settings::{SettingsError, SettingsProblem, fits, inside_another},
 };
 use tidegate_sys::{limit::LimitOptions, store};
 
@@ -24,6 +24,7 @@ pub fn run(store: &Path, args: &RunArgs) -> Result<ExitCode> {
         let (field, problem) = ("scheme", SettingsProblem::HtbNeedsADevice);
         return Err(flag_error(SettingsError { field, problem }));
     }
+    let limit = fits(&Scope::Cgroup(String::new()), limit).map_err(flag_error)?;
     args.parent.as_deref().map_or(Ok(()), store::check_name)?;
     let parent = args.parent.clone().map(|name| ParentOf {
         store: store.to_owned(),

@@ -245,6 +245,7 @@ fn own_maps(htb: &skel::HtbSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps, L
         counters: handle(&htb.maps.counters)?,
         sockets: None,
         parent: None,
+        group: None,
         seat: None,
     };
     maps.write(limit)?;

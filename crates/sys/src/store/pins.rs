@@ -4,7 +4,9 @@ use std::{fs, path::Path};
 
 use libbpf_rs::Link;
 
-use super::{LINKS, PARENT_QUEUES, PARENT_SOCKETS, StoreError, bpf_error, io_error, symlink};
+use super::{
+    GROUP, LINKS, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError, bpf_error, io_error, symlink,
+};
 use crate::{
     device::{CLSACT_MARK, Filters},
     limit::{AttachedLimit, LimitMaps, Links},
@@ -21,6 +23,11 @@ pub(super) fn pin_maps(maps: &mut LimitMaps, dir: &Path) -> Result<(), StoreErro
             .chain(maps.parent.iter_mut().flat_map(|parent| {
                 [(PARENT_QUEUES, &mut parent.queues), (PARENT_SOCKETS, &mut parent.sockets)]
             }))
+            .chain(
+                maps.group
+                    .iter_mut()
+                    .flat_map(|group| [(GROUP, &mut group.group), (SAMPLES, &mut group.samples)]),
+            )
     {
         let path = dir.join(name);
         map.pin(&path).map_err(bpf_error(&path, "pin"))?;
