@@ -53,20 +53,20 @@ impl LocalGates {
             for (limit, ceiling) in group.members.iter().zip(ceilings) {
                 let place = Place { limit: limit.clone(), direction: group.direction.into() };
                 let rate = Rate::from_bit_s(alone).unwrap_or(*ceiling).min(*ceiling);
-                let done = self.set_rate(&place, rate).and_then(|_| self.leave_group(&place));
-                if let Err(e) = done {
+                if let Err(e) = self.set_rate(&place, rate).and_then(|_| self.leave(&place)) {
                     failed.push((limit.clone(), e));
                 }
             }
         }
         failed
     }
-}
 
-impl LocalGates {
-    fn leave_group(&self, place: &Place) -> Result<(), LocalError> {
-        let Some(pinned) = self.host.find(&place.limit)? else { return Ok(()) };
-        Ok(pinned.maps().leave_group(place.direction.into())?)
+    /// Packets are no longer dropped at random, and flows no longer counted.
+    fn leave(&self, place: &Place) -> Result<(), LocalError> {
+        match self.host.find(&place.limit)? {
+            Some(pinned) => Ok(pinned.maps().leave_group(place.direction.into())?),
+            None => Ok(()),
+        }
     }
 }
 
@@ -113,10 +113,11 @@ impl Gates for LocalGates {
     }
 
     fn set_drop(&mut self, place: &Place, probability: f64) -> Result<Done, LocalError> {
-        let Some(pinned) = self.host.find(&place.limit)? else { return Ok(Done::Gone) };
-        match pinned.maps().set_drop(place.direction.into(), probability)? {
-            true => Ok(Done::Set),
-            false => Ok(Done::Cannot),
-        }
+        let Some(pinned) = self.host.find(&place.limit)?.filter(|limit| limit.scope.is_some())
+        else {
+            return Ok(Done::Gone);
+        };
+        let set = pinned.maps().set_drop(place.direction.into(), probability)?;
+        Ok(if set { Done::Set } else { Done::Cannot })
     }
 }

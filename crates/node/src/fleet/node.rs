@@ -471,7 +471,8 @@ impl<G: Gates, S: Storage> Node<G, S> {
     pub fn on_timer(&mut self, now: Nanos) {
         self.swim.on_timer(now);
         for i in 0..self.groups.len() {
-            if self.groups[i].group.on_timer(now, &mut self.gates) {
+            let group = &mut self.groups[i].group;
+            if group.on_timer(now, &mut self.gates) {
                 self.gossip(i);
             }
         }
