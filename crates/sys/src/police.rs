@@ -31,6 +31,10 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/police.skel.rs"));
 }
 
+mod cost;
+
+pub use cost::{Ask, cost};
+
 /// Where the programs sit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {

@@ -82,6 +82,8 @@ struct Gauge {
     /// The least rate since the last sample.
     least: Option<Rate>,
     gone: bool,
+    /// Nothing is dropped at random any more.
+    drops_none: bool,
     error: Option<String>,
 }
 
@@ -173,6 +175,7 @@ impl Group {
             applied: None,
             least: None,
             gone: false,
+            drops_none: false,
             error: None,
         };
         let control = match spec.algorithm {
@@ -448,20 +451,21 @@ impl Group {
         for (i, rate) in rates {
             good &= self.gauges[i].apply(gates, rate);
         }
-        if matches!(self.control, Control::Grd) {
-            let probability =
-                if standing == Standing::Sharing { self.drop_probability } else { 0.0 };
-            self.cannot_drop = false;
-            for gauge in &mut self.gauges {
-                match gates.set_drop(&gauge.place, probability) {
-                    Ok(Done::Cannot) => self.cannot_drop = true,
-                    Ok(_) => {}
-                    Err(e) => gauge.error = Some(e.to_string()),
-                }
+        let is_grd = matches!(self.control, Control::Grd);
+        let drops = is_grd && standing == Standing::Sharing;
+        let probability = if drops { self.drop_probability } else { 0.0 };
+        self.cannot_drop = false;
+        // Of another algorithm once: what an earlier one has left must not stay.
+        for gauge in self.gauges.iter_mut().filter(|gauge| is_grd || !gauge.drops_none) {
+            match gates.set_drop(&gauge.place, probability) {
+                Ok(Done::Cannot) => (self.cannot_drop, gauge.drops_none) = (is_grd, true),
+                Ok(Done::Set) => gauge.drops_none = !drops,
+                Ok(Done::Gone) => {}
+                Err(e) => gauge.error = Some(e.to_string()),
             }
-            if self.cannot_drop && standing != Standing::CannotDrop {
-                return self.apply(now, gates) && good;
-            }
+        }
+        if self.cannot_drop && standing != Standing::CannotDrop {
+            return self.apply(now, gates) && good;
         }
         good
     }
@@ -603,6 +607,7 @@ impl Gauge {
             Ok(Some(sample)) => sample,
             Ok(None) => {
                 (self.gone, self.applied, self.error) = (true, None, None);
+                self.drops_none = false;
                 self.demand.clear();
                 return 0;
             }
