@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The `police` scheme: a token bucket. What finds tokens passes, all else is dropped; nothing
+ * The `police` scheme: a token bucket, or a meter of two, gives every packet a colour, and what
+ * becomes of it is said for each. If nothing is said what finds no tokens is dropped. Nothing
  * waits.
  *
  * Both directions of a cgroup, or of a device. Directions are the workload's: for a device what
@@ -10,6 +11,8 @@
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
+#include "dscp.h"
+#include "group.h"
 #include "intf.h"
 #include "maps.h"
 #include "packet.h"
@@ -40,15 +43,58 @@ static __always_inline void count(struct tg_police_counters *c, enum tg_outcome 
 	c->common.bytes[outcome] += bytes;
 }
 
+/* The colour of a packet, which is charged for it. */
+static __always_inline enum pl_colour meter(struct __sk_buff *skb, const struct pl_policy *policy,
+					    struct tg_queue *queue, struct tg_police_counters *c,
+					    __u64 now, __u32 bytes)
+{
+	struct pl_packet packet = {
+	    .wire_bytes = bytes < PL_MAX_PACKET_BYTES ? bytes : PL_MAX_PACKET_BYTES,
+	    .may_owe = skb->gso_size != 0,
+	};
+	struct pl_state state = {
+	    .full_ns = &queue->finish_ns,
+	    .skipped_ns = &queue->skipped_ns,
+	    .second_full_ns = &queue->second_full_ns,
+	    .carry = &c->carry,
+	    .second_carry = &c->second_carry,
+	};
+	enum pl_colour incoming = PL_GREEN;
+
+	if (policy->aware)
+		incoming = pl_incoming(policy, tg_dscp(skb));
+	return pl_colour(policy, &state, now, &packet, incoming);
+}
+
+/* Does with a packet what is said for its colour. Only a program of tc may write to it. */
+static __always_inline enum tg_outcome act(struct __sk_buff *skb, const struct pl_policy *policy,
+					   enum pl_colour colour, int may_write)
+{
+	__u8 action = policy->action[colour];
+
+	if (action == PL_DROP)
+		return TG_DROP_FULL;
+	if (action == PL_CE)
+		return bpf_skb_ecn_set_ce(skb) ? TG_MARK : TG_DROP_FULL;
+	if (action == PL_DSCP && may_write)
+		tg_set_dscp(skb, policy->dscp[colour]);
+	return TG_PASS;
+}
+
+static __always_inline int is_drop(enum tg_outcome outcome)
+{
+	return outcome == TG_DROP_FULL || outcome == TG_DROP_EARLY;
+}
+
 /* Of a packet whose first header is that of IP, or of the link. */
 static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direction direction,
 					    int from_ip)
 {
-	const struct pl_bucket *bucket;
+	const struct pl_policy *policy;
 	struct tg_police_counters *c;
-	struct pl_packet packet;
 	enum tg_outcome outcome;
 	struct tg_queue *queue;
+	enum pl_colour colour;
 	struct tg_limit *l;
 	__u32 key = 0, bytes;
 	__u64 now;
@@ -59,22 +105,27 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 	c = bpf_map_lookup_elem(&counters, &key);
 	if (!l || !queue || !c)
 		return TG_PASS;
-	bucket = &l->police[direction];
-	if (!bucket->cost)
+	policy = &l->police[direction];
+	if (!policy->committed.cost)
 		return TG_PASS;
 	bytes = from_ip ? tg_wire_bytes(skb) : tg_frame_bytes(skb, skb->len);
 	if (from_ip && skb->ifindex == LOOPBACK_IFINDEX && !(l->flags & TG_FLAG_LOOPBACK)) {
 		count(c, TG_EXEMPT, bytes);
 		return TG_PASS;
 	}
-	packet.wire_bytes = bytes < PL_MAX_PACKET_BYTES ? bytes : PL_MAX_PACKET_BYTES;
-	packet.may_owe = skb->gso_size != 0;
 	now = bpf_ktime_get_ns();
-	outcome = TG_PASS;
-	if (!pl_take(bucket, &queue->finish_ns, now, &packet, &c->carry)) {
-		outcome = TG_DROP_FULL;
-		c->common.last_ns[TG_DROP_FULL] = now;
+	if (gr_drops(skb, direction, bytes)) {
+		outcome = TG_DROP_EARLY;
+	} else {
+		colour = meter(skb, policy, queue, c, now, bytes);
+		if (colour > PL_RED)
+			colour = PL_RED;
+		c->packets[colour]++;
+		c->bytes[colour] += bytes;
+		outcome = act(skb, policy, colour, !from_ip);
 	}
+	if (outcome != TG_PASS)
+		c->common.last_ns[outcome] = now;
 	count(c, outcome, bytes);
 	return outcome;
 }
@@ -85,7 +136,7 @@ static __always_inline int of_cgroup(struct __sk_buff *skb, enum tg_direction di
 
 	if (skb->mark == TG_DEAD_MARK)
 		return drop;
-	if (gate(skb, direction, 1) == TG_DROP_FULL) {
+	if (is_drop(gate(skb, direction, 1))) {
 		skb->mark = TG_DEAD_MARK;
 		return drop;
 	}
@@ -107,7 +158,7 @@ int police_ingress(struct __sk_buff *skb)
 static __always_inline int of_device(struct __sk_buff *skb, enum tg_direction direction)
 {
 	/* Whoever comes next decides. */
-	return gate(skb, direction, 0) == TG_DROP_FULL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+	return is_drop(gate(skb, direction, 0)) ? TC_ACT_SHOT : TC_ACT_UNSPEC;
 }
 
 SEC("tcx/egress")

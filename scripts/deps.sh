@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, after it said what and why. Silent, and off the network, if nothing is.
 #
-#   scripts/deps.sh GROUP...      groups: bench, build, lab, lint, vm
+#   scripts/deps.sh GROUP...      groups: bench, build, fleet, lab, lint, vm
 #
 # Packages come from apt. Where there is none, it says what to install and ends with 1.
 set -euo pipefail
@@ -26,6 +26,8 @@ needs() {
 	lab   | curl            | downloads it                                 | command -v curl
 	lab   | nftables        | polices, as a peer of scheme police          | command -v nft
 	lab   | tcpdump         | captures what a policer lets through         | command -v tcpdump
+	fleet | redis-server    | a registry that a daemon finds its peers in   | command -v redis-server
+	fleet | etcd-server     | another one                                  | command -v etcd
 	vm    | qemu-system-x86 | emulates the machines of make test-vm        | command -v qemu-system-x86_64
 	vm    | busybox-static  | is the first thing that runs in them         | command -v busybox
 	vm    | kmod            | loads the modules of their kernels           | command -v depmod
@@ -78,10 +80,12 @@ install_packages() {
 			echo "iperf3 iperf3/start_daemon boolean false" | debconf-set-selections
 		fi
 		apt-get $lock --quiet=2 --yes --no-install-recommends install "$@"
-		if [[ " $* " = *" nginx "* ]] && command -v systemctl >/dev/null; then
-			systemctl --quiet disable nginx.service >/dev/null 2>&1 ||
-				echo "nginx stays enabled: \`systemctl disable nginx\` keeps it from starting at boot"
-		fi
+		for service in nginx redis-server etcd; do
+			if [[ " $* " = *" $service"* ]] && command -v systemctl >/dev/null; then
+				systemctl --quiet disable "$service.service" >/dev/null 2>&1 ||
+					echo "$service stays enabled: \`systemctl disable $service\` keeps it from starting at boot"
+			fi
+		done
 	' deps "$@"
 }
 

@@ -5,15 +5,20 @@ use std::{ffi::OsString, path::PathBuf, str::FromStr, time::Duration};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use tidegate_core::{Nanos, Scheme, Scope, Span};
+use tidegate_node::fleet::config::API_SOCKET;
 use tidegate_node::nic::state::DEFAULT_DIR;
-use tidegate_node::settings::{Patch, RateSetting};
+use tidegate_node::settings::{EcnSetting, Patch, RateSetting};
 use tidegate_sys::store::DEFAULT_ROOT;
 
 mod burst;
+mod daemon;
 mod nic;
+mod police;
 
 pub use burst::{AnalyzeArgs, BurstVerb, SizeArgs, UdpSource};
+pub use daemon::DaemonArgs;
 pub use nic::NicArgs;
+pub use police::PoliceArgs;
 
 /// The shortest interval of `monitor`.
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
@@ -51,6 +56,10 @@ pub struct Cli {
     #[arg(long, global = true, env = "TIDEGATE_RUN_DIR", default_value = DEFAULT_DIR)]
     #[arg(value_name = "DIR", hide_env_values = true, help_heading = "Global options")]
     pub run_dir: PathBuf,
+    /// The socket at which a daemon that runs is asked
+    #[arg(long, global = true, env = "TIDEGATE_SOCKET", default_value = API_SOCKET)]
+    #[arg(value_name = "PATH", hide_env_values = true, help_heading = "Global options")]
+    pub socket: PathBuf,
     #[command(subcommand)]
     pub verb: Verb,
 }
@@ -95,6 +104,34 @@ A spec file:
   ingress = \"1gbit\"
   scheme  = \"carousel\"")]
     Nic(NicArgs),
+    /// Share limits with other hosts: the node of a fleet
+    ///
+    /// Sets the rates of the limits in the groups of the file, as all their hosts want and use them. The limits
+    /// themselves are put on by `tidegate apply`. SIGHUP (and `apply`) has it read the file again; SIGTERM
+    /// ends it, and its limits keep what is this host's in any case.
+    #[command(after_help = "\
+Examples:
+  tidegate daemon --new-key 1 | install -m 600 /dev/stdin /etc/tidegate/fleet.keys
+  tidegate apply fleet.toml && tidegate daemon fleet.toml
+
+A spec file:
+  [fleet]
+  name    = \"prod\"
+  keys    = \"/etc/tidegate/fleet.keys\"
+  peers   = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]
+  keepers = [\"web-1\", \"web-2\", \"web-3\"]
+
+  [[group]]
+  name      = \"uplink\"
+  rate      = \"10gbit\"
+  algorithm = \"share\"
+  members   = [\"backup\"]
+
+  [[limit]]
+  name   = \"backup\"
+  scope  = { cgroup = \"system.slice/backup.service\" }
+  egress = \"5gbit\"")]
+    Daemon(DaemonArgs),
     /// What a policer's burst size does, and which one a capture went through
     #[command(subcommand, arg_required_else_help = true)]
     Burst(BurstVerb),
@@ -118,7 +155,7 @@ A spec file:
   scope   = { cgroup = \"system.slice/backup.service\" }
   egress  = \"200mbit\"
   ingress = \"500mbit\"")]
-    Apply(PlanArgs),
+    Apply(ApplyArgs),
     /// Show every limit, whether it is enforced, and what it has done
     #[command(after_help = "\
 Example:
@@ -228,8 +265,9 @@ pub struct LimitArgs {
     pub weight: Option<i64>,
     /// How the limit acts: `pace` (each TCP flow sends at its fair share, a virtual queue behind it), `nrm`
     /// (the virtual queue alone: ECN, window reduction, drop), `edt` (each packet waits for its time of
-    /// departure; needs the qdisc `fq`; egress only) or `police` (a token bucket: what finds no tokens is
-    /// dropped) [default: pace]
+    /// departure; needs the qdisc `fq`; egress only), `police` (a token bucket: what finds no tokens is
+    /// dropped) or `htb` (packets wait in the kernel's HTB; on devices, ports, and inside their limits)
+    /// [default: pace]
     #[arg(long)]
     pub scheme: Option<Scheme>,
     /// Credit that an idle limit saves up, as time or bytes; with police the depth of the bucket [default:
@@ -239,7 +277,12 @@ pub struct LimitArgs {
     /// Backlog above which senders are told to slow down [default: 2ms; nrm: 0.5ms]
     #[arg(long, value_name = "TIME|SIZE")]
     pub mark: Option<Span>,
-    /// Backlog above which packets are dropped; with edt the horizon of departures [default: 4ms; edt: 10ms]
+    /// With htb: packets that find more than this waiting are marked, if ECN-capable; `none` for never
+    /// [default: none]
+    #[arg(long, value_name = "TIME|SIZE")]
+    pub ecn: Option<EcnSetting>,
+    /// Backlog above which packets are dropped; with edt the horizon of departures, with htb what its queue
+    /// holds [default: 4ms; edt: 10ms; htb: 20ms]
     #[arg(long, value_name = "TIME|SIZE")]
     pub drop: Option<Span>,
     /// Limit traffic on the loopback interface too [default: false]
@@ -256,6 +299,8 @@ pub struct LimitArgs {
     /// Longest delayed ACK of TCP sockets; 0ms leaves the kernel's [default: 5ms]
     #[arg(long, value_name = "TIME")]
     pub delack_max: Option<Nanos>,
+    #[command(flatten)]
+    pub police: PoliceArgs,
 }
 
 impl LimitArgs {
@@ -266,14 +311,16 @@ impl LimitArgs {
             ceiling: self.ceiling,
             guarantee: self.guarantee,
             weight: self.weight,
-            burst: self.burst,
+            burst: self.burst.or(self.police.burst()),
             mark: self.mark,
+            ecn: self.ecn,
             drop: self.drop,
             loopback: self.loopback,
             scheme: self.scheme,
             pace_ceiling: self.pace_ceiling,
             rto_min: self.rto_min,
             delack_max: self.delack_max,
+            police: self.police.patch(),
         }
     }
 }
@@ -306,9 +353,13 @@ pub struct AddArgs {
     pub name: String,
     #[command(flatten)]
     pub scope: ScopeArgs,
-    /// The limit that it is inside of, on a cgroup above: it has a part of that one's rate
+    /// The limit that it is inside of, on a cgroup above (with htb also on a device): it has a part of that
+    /// one's rate
     #[arg(long, value_name = "NAME")]
     pub parent: Option<String>,
+    /// With htb: replace a qdisc that somebody has put on the device; it will not be put back
+    #[arg(long)]
+    pub force: bool,
     #[command(flatten)]
     pub limit: LimitArgs,
 }
@@ -320,12 +371,12 @@ pub struct ScopeArgs {
     /// The cgroup, relative to the cgroup mount
     #[arg(long, value_name = "PATH")]
     pub cgroup: Option<String>,
-    /// A device of this host, such as eth0: what leaves by it, and with scheme police what comes in, too
-    /// (with scheme edt or police)
+    /// A device of this host, such as eth0: what leaves by it, and with schemes police and htb what comes
+    /// in, too (with scheme edt, police or htb)
     #[arg(long, value_name = "NAME")]
     pub dev: Option<String>,
     /// The host's side of a virtual machine's or container's interface, such as tap0: what the machine sends,
-    /// and with scheme police what it receives, too (with scheme edt or police)
+    /// and with schemes police and htb what it receives, too (with scheme edt, police or htb)
     #[arg(long, value_name = "NAME")]
     pub port: Option<String>,
 }
@@ -364,6 +415,15 @@ pub struct PlanArgs {
     pub prune: bool,
     #[command(flatten)]
     pub look: LookArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct ApplyArgs {
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    /// Replace qdiscs that somebody has put on devices which scheme htb needs; they will not be put back
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[derive(Debug, Clone, Copy, Args)]

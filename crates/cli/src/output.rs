@@ -5,11 +5,11 @@ use std::{
     io::{self, IsTerminal, Write},
 };
 
-use tidegate_core::{Class, Scope, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{Class, Scheme, Scope, police::Policy, virtual_queue::VirtualQueueOptions};
 pub use tidegate_node::figures::{rate, size, time};
 use tidegate_node::{
     plan::Standing,
-    settings::{canonical, is_parents},
+    settings::{canonical, is_parents, show_actions},
     tree::tree,
 };
 use tidegate_sys::limit::LimitOptions;
@@ -114,13 +114,20 @@ pub fn describe(options: &LimitOptions, parent: Option<&str>) -> String {
             let most = if options.class.is_some() { "at most " } else { "" };
             words.push(format!("{name} {most}{rate}"));
         }
-        for (name, span) in [("burst", burst), ("mark", mark), ("drop", drop)] {
+        let marks = if options.scheme == Scheme::Htb { "ecn" } else { "mark" };
+        for (name, span) in [("burst", burst), (marks, mark), ("drop", drop)] {
             words.extend(span.map(|span| format!("{name} {span}")));
         }
     }
     let default = LimitOptions::default();
     if options.scheme != default.scheme {
         words.push(format!("scheme {}", options.scheme));
+    }
+    if options.scheme == Scheme::Police {
+        words.extend(options.police.meter.map(|meter| format!("meter {meter}")));
+        if options.police.actions != Policy::default().actions {
+            words.push(show_actions(&options.police.actions));
+        }
     }
     if options.loopback {
         words.push("loopback".to_owned());

@@ -8,9 +8,9 @@ use std::{
 use anyhow::Error;
 use clap::error::ErrorKind;
 use tidegate_node::{
-    apply::ApplyError, explain::ExplainError, family::FamilyError, host::ScopeError,
-    nic::run::NicRunError, plan::PlanError, run::RunError, settings::SettingsError,
-    spec::SpecError,
+    apply::ApplyError, explain::ExplainError, family::FamilyError, fleet::daemon::DaemonError,
+    host::ScopeError, nic::run::NicRunError, plan::PlanError, run::RunError,
+    settings::SettingsError, spec::SpecError,
 };
 use tidegate_sys::{
     cgroup::CgroupError, congestion::CongestionError, fq::FqError, limit::LimitError,
@@ -72,7 +72,12 @@ fn exit_code(error: &Error) -> u8 {
         use NicRunError::{NoNic, NoSuchNic, Spec, WhichNic};
         matches!(e, NoNic(_) | NoSuchNic { .. } | Spec(_) | WhichNic { .. })
     };
+    let daemon_is_users = |e: &DaemonError| {
+        use DaemonError::{Address, HostName, Keys, NoFleet, Node, Spec};
+        matches!(e, Address(_) | HostName(..) | Keys(_) | NoFleet(_) | Node(_) | Spec(_))
+    };
     let users = error.is::<UsageError>()
+        || error.downcast_ref().is_some_and(daemon_is_users)
         || error.downcast_ref().is_some_and(nic_is_users)
         || error.is::<SpecError>()
         || error.is::<PlanError>()

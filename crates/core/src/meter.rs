@@ -136,26 +136,42 @@ impl MeterKind {
         let (coupling, (cir, cbs), (rate, burst)) = match self {
             MeterKind::SingleRate { cir, cbs, ebs } => (Coupling::Overflow, (cir, cbs), (cir, ebs)),
             MeterKind::TwoRate { cir, cbs, pir, pbs } => {
-                if pir < cir {
-                    return Err(MeterError::Peak { cir, pir });
-                }
                 (Coupling::Covering, (cir, cbs), (pir, pbs))
             }
             MeterKind::Differentiated { cir, cbs, eir, ebs } => {
                 (Coupling::Apart, (cir, cbs), (eir, ebs))
             }
         };
-        check_rate(cir)?;
-        check_rate(rate)?;
-        let sum = Bytes(cbs.0.saturating_add(burst.0));
-        if sum.0 == 0 || sum > MAX_BURST {
-            return Err(BucketError::Burst(sum).into());
-        }
         let bucket = |rate: Rate, burst: Bytes| {
-            let (rate, burst) = (rate.bit_s(), burst.0 * UNITS_PER_BYTE);
+            let (rate, burst) = (rate.bit_s(), burst.0.saturating_mul(UNITS_PER_BYTE));
             BucketConfig { rate, burst, fill: burst.div_ceil(rate) }
         };
-        Ok(MeterConfig { coupling, mode, committed: bucket(cir, cbs), second: bucket(rate, burst) })
+        let (committed, second) = (bucket(cir, cbs), bucket(rate, burst));
+        let config = MeterConfig { coupling, mode, committed, second };
+        config.check()?;
+        Ok(config)
+    }
+}
+
+impl MeterConfig {
+    /// Checks that the buckets can be, and go together.
+    ///
+    /// # Errors
+    /// As [`MeterKind::config`].
+    pub fn check(&self) -> Result<(), MeterError> {
+        let rate = |bucket: &BucketConfig| {
+            let rate = Rate::from_bit_s(bucket.rate).ok_or(BucketError::Burst(Bytes(0)))?;
+            check_rate(rate).map(|()| rate)
+        };
+        let (cir, second) = (rate(&self.committed)?, rate(&self.second)?);
+        if self.coupling == Coupling::Covering && second < cir {
+            return Err(MeterError::Peak { cir, pir: second });
+        }
+        let sum = self.committed.burst.saturating_add(self.second.burst);
+        if sum == 0 || sum > MAX_BURST.0 * UNITS_PER_BYTE {
+            return Err(BucketError::Burst(Bytes(sum / UNITS_PER_BYTE)).into());
+        }
+        Ok(())
     }
 }
 

@@ -11,6 +11,7 @@
 //! - [`family`]: what limits inside limits must keep to. Pure.
 //! - [`apply`]: doing it, all or nothing, against a trait, so that it is tested without a kernel.
 //! - [`host`]: that trait on the limits pinned on this host.
+//! - [`fleet`]: the daemon: limits that share one rate with those of other hosts.
 //! - [`nic`]: a software NIC between two ports, with the limits of scheme `carousel`.
 //! - [`run`]: one command under a limit that lives as long as it does.
 //! - [`live`]: every limit that holds now, pinned or of a run; [`watch`]: what they do, look by look.
@@ -29,6 +30,7 @@ pub mod apply;
 pub mod explain;
 pub mod family;
 pub mod figures;
+pub mod fleet;
 pub mod host;
 pub mod live;
 pub mod nic;

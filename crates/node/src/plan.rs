@@ -70,6 +70,10 @@ pub enum Standing {
 }
 
 /// One step. Each can be undone, save the taking off of a limit that was not enforced any more.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a plan is made once, and its steps are not moved about"
+)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Take a limit off.
@@ -381,8 +385,14 @@ impl Member {
 /// Whether one limit can only be put in the place of the other, not changed into it.
 #[must_use]
 pub fn other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
-    let own = |scheme| matches!(scheme, Scheme::Edt | Scheme::Police).then_some(scheme);
-    own(from.scheme) != own(to.scheme)
+    // Each direction of `htb` has a device of its own.
+    let directions = |o: &LimitOptions| (o.egress.is_some(), o.ingress.is_some());
+    let own = |o: &LimitOptions| match o.scheme {
+        Scheme::Edt | Scheme::Police => Some((o.scheme, (true, true))),
+        Scheme::Htb => Some((o.scheme, directions(o))),
+        _ => None,
+    };
+    own(from) != own(to)
 }
 
 #[cfg(test)]

@@ -27,9 +27,10 @@ use toml::{
 use tidegate_core::scheme::SchemeError;
 
 use crate::family::{self, FamilyError, FamilyProblem, Member};
+use crate::fleet::config::{FleetError, FleetSpec, GroupSpec};
 use crate::host::ScopeError;
 use crate::nic::{NicError, NicSpec};
-use crate::settings::{self, Asked, Patch, SettingsError, SettingsProblem};
+use crate::settings::{self, Asked, Patch, PoliceProblem, SettingsError, SettingsProblem};
 
 /// The largest file that is read: far above [`MAX_LIMITS`] limits.
 pub const MAX_SPEC_BYTES: u64 = 4 << 20;
@@ -45,6 +46,10 @@ pub struct Spec {
     pub limits: Vec<LimitSpec>,
     /// The software NICs, in the order of the file, with the limits that hold while they run.
     pub nics: Vec<NicSpec>,
+    /// The node of a fleet that this host is.
+    pub fleet: Option<FleetSpec>,
+    /// The groups that limits of this host are in, in the order of the file.
+    pub groups: Vec<GroupSpec>,
 }
 
 /// One `[[limit]]`.
@@ -151,14 +156,6 @@ pub enum Problem {
         /// A line that would have been read.
         example: &'static str,
     },
-    /// Something of a later version.
-    #[error("{what} is not yet supported by this version; use {instead}")]
-    Unsupported {
-        /// What was written.
-        what: String,
-        /// What to type.
-        instead: &'static str,
-    },
     /// The name is none.
     #[error(transparent)]
     Name(store::StoreError),
@@ -204,6 +201,9 @@ pub enum Problem {
     /// A software NIC, or a limit of one.
     #[error(transparent)]
     Nic(#[from] NicError),
+    /// A fleet, or a group of it.
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
     /// Values that do not go together.
     #[error(transparent)]
     Settings(#[from] SettingsProblem),
@@ -216,7 +216,7 @@ pub enum Problem {
 }
 
 /// The fields of a limit, each with a line that would be read.
-const FIELDS: [(&str, &str); 16] = [
+const FIELDS: [(&str, &str); 19] = [
     ("name", "name = \"backup\""),
     ("scope", "scope = { cgroup = \"system.slice/backup.service\" }"),
     ("egress", "egress = \"50mbit\""),
@@ -227,7 +227,10 @@ const FIELDS: [(&str, &str); 16] = [
     ("weight", "weight = 100"),
     ("scheme", "scheme = \"pace\""),
     ("burst", "burst = \"1ms\""),
+    ("meter", "meter = { type = \"srtcm\", ebs = \"200kb\", colour_aware = true }"),
+    ("actions", "actions = { yellow = \"dscp af12\", red = \"drop\" }"),
     ("mark", "mark = \"0.5ms\""),
+    ("ecn", "ecn = \"60kb\""),
     ("drop", "drop = \"4ms\""),
     ("loopback", "loopback = true"),
     ("pace_ceiling", "pace_ceiling = false"),
@@ -316,36 +319,33 @@ impl Spec {
             reader.at(&span, None, problem)
         })?;
         let (mut limits, mut nics) = (None, Vec::new());
+        let (mut fleet, mut groups) = (None, Vec::new());
         for (key, value) in in_order(root.get_ref()) {
             match key.get_ref().as_ref() {
                 "limit" => limits = Some(reader.limits(value)?),
                 "nic" => nics = reader.nics(value)?,
-                "group" => {
-                    return Err(reader.at(
-                        &key.span(),
-                        None,
-                        Problem::Unsupported {
-                            what: "`[[group]]`".to_owned(),
-                            instead: "a `[[limit]]` with its own rate on each host",
-                        },
-                    ));
-                }
+                "fleet" => fleet = Some(reader.fleet(value)?),
+                "group" => groups = reader.groups(value)?,
                 other => {
                     let hint = match other {
                         "limits" => "did you mean `[[limit]]`?".to_owned(),
                         "nics" => "did you mean `[[nic]]`?".to_owned(),
+                        "groups" => "did you mean `[[group]]`?".to_owned(),
+                        "daemon" => "write `[fleet]`".to_owned(),
                         _ if FIELDS.iter().any(|(name, _)| *name == other) => {
                             "it belongs into a limit: write `[[limit]]` on a line above it"
                                 .to_owned()
                         }
-                        _ => "a spec is made of `[[limit]]` and `[[nic]]` tables".to_owned(),
+                        _ => "a spec is made of `[[limit]]`, `[[nic]]` and `[[group]]` tables, and one \
+                              `[fleet]`"
+                            .to_owned(),
                     };
                     let problem = Problem::UnknownField { field: other.to_owned(), hint };
                     return Err(reader.at(&key.span(), None, problem));
                 }
             }
         }
-        if limits.is_none() && nics.is_empty() {
+        if limits.is_none() && nics.is_empty() && fleet.is_none() && groups.is_empty() {
             let (file, problem) = (file.to_owned(), Problem::NoLimits);
             return Err(SpecError { file, line: None, limit: None, field: None, problem });
         }
@@ -353,7 +353,8 @@ impl Spec {
         for limit in of_nics {
             reader.hand_over(limit, &mut nics)?;
         }
-        Ok(Spec { file: file.to_owned(), limits, nics })
+        let groups = reader.settle_groups(groups, fleet.as_ref(), &limits)?;
+        Ok(Spec { file: file.to_owned(), limits, nics, fleet, groups })
     }
 }
 
@@ -426,6 +427,8 @@ impl Reader<'_> {
         let example = match field {
             "limit" => "[[limit]]",
             "nic" => "[[nic]]",
+            "group" => "[[group]]",
+            "fleet" => "[fleet]",
             _ => example(field),
         };
         self.at(&value.span(), Some(field), Problem::Type { expected, found, example })
@@ -503,7 +506,7 @@ impl Reader<'_> {
 
     fn limit(&self, fields: &Table<'_>, span: &Range<usize>) -> Result<ReadLimit, SpecError> {
         let mut patch = Patch::default();
-        let (mut name, mut scope, mut parent) = (None, None, None);
+        let (mut name, mut scope, mut parent, mut cbs) = (None, None, None, None);
         for (key, value) in in_order(fields) {
             match key.get_ref().as_ref() {
                 "name" => {
@@ -527,7 +530,14 @@ impl Reader<'_> {
                 "ingress" => patch.ingress = Some(self.parse(value, "ingress")?),
                 "burst" => patch.burst = Some(self.parse(value, "burst")?),
                 "mark" => patch.mark = Some(self.parse(value, "mark")?),
+                "ecn" => patch.ecn = Some(self.parse(value, "ecn")?),
                 "drop" => patch.drop = Some(self.parse(value, "drop")?),
+                "meter" => {
+                    let (meter, of_meter) = self.meter(value)?;
+                    patch.police.meter = Some(meter);
+                    cbs = of_meter.map(|cbs| (cbs, value.span()));
+                }
+                "actions" => patch.police.actions = self.actions(value)?,
                 "rto_min" => patch.rto_min = Some(self.parse(value, "rto_min")?),
                 "delack_max" => patch.delack_max = Some(self.parse(value, "delack_max")?),
                 "loopback" => patch.loopback = Some(self.flag(value, "loopback")?),
@@ -538,6 +548,11 @@ impl Reader<'_> {
                     return Err(self.at(&key.span(), None, problem));
                 }
             }
+        }
+        if let Some((cbs, span)) = cbs
+            && patch.burst.replace(cbs).is_some()
+        {
+            return Err(self.at(&span, Some("meter"), PoliceProblem::BurstTwice.into()));
         }
         let missing = |field| self.at(span, Some(field), Problem::Missing(example(field)));
         let name = name.ok_or_else(|| missing("name"))?;
@@ -637,7 +652,8 @@ fn example(field: &str) -> &'static str {
     if field == "ports" {
         return "ports = [\"tap:vm0\", \"xdp:eth1\"]";
     }
-    FIELDS.iter().find(|(name, _)| *name == field).map_or("", |(_, example)| example)
+    let of_limit = FIELDS.iter().find(|(name, _)| *name == field);
+    of_limit.map_or_else(|| fleet::example(field), |(_, example)| example)
 }
 
 /// What to type instead of a field that is not known.
@@ -673,7 +689,9 @@ fn normal(scope: &Scope) -> Scope {
     }
 }
 
+mod fleet;
 mod nic;
+mod police;
 
 /// Whether the kernel would take it for a device.
 #[must_use]
@@ -684,5 +702,7 @@ pub fn is_device_name(name: &str) -> bool {
         && name != ".."
 }
 
+#[cfg(test)]
+mod fleet_tests;
 #[cfg(test)]
 mod tests;

@@ -7,13 +7,15 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use tidegate_core::{
-    Direction, Rate, Scope,
+    Direction, Rate, Scheme, Scope,
     class::MAX_DEPTH,
     fair_share::{ONE, TARGET},
+    police::{COLOUR_NAMES, Policy},
+    virtual_queue::MAX_SPAN,
 };
 use tidegate_sys::{
     intf::{self, OUTCOME_TABLE},
-    limit::{LimitError, LimitMaps, LimitOptions},
+    limit::{Colours, LimitError, LimitMaps, LimitOptions},
     store::PinnedLimit,
 };
 
@@ -60,6 +62,9 @@ pub struct Settings {
     pub rto_min_ns: u64,
     /// Longest delayed ACK of TCP sockets; 0 is the kernel's.
     pub delack_max_ns: u64,
+    /// With `police`: meter and actions, as a user writes them.
+    #[serde(serialize_with = "policy", skip_serializing_if = "Option::is_none")]
+    pub police: Option<Policy>,
 }
 
 /// One direction of a limit.
@@ -74,8 +79,8 @@ pub struct DirectionStatus {
     pub share: Option<f64>,
     /// Credit of the idle limit.
     pub burst_ns: u64,
-    /// Backlog above which senders are told.
-    pub mark_ns: u64,
+    /// Backlog above which senders are told; `None` where they never are.
+    pub mark_ns: Option<u64>,
     /// Backlog above which every packet is dropped.
     pub drop_ns: u64,
     /// How far the virtual queue is behind; negative for the credit left.
@@ -85,6 +90,9 @@ pub struct DirectionStatus {
     /// Since the limit was put on.
     #[serde(flatten)]
     pub counters: Counts,
+    /// The same by the colour that a policer gave.
+    #[serde(serialize_with = "colours", skip_serializing_if = "Option::is_none")]
+    pub colours: Option<Colours>,
     /// When packets were last made slower.
     #[serde(flatten)]
     pub last: Ages,
@@ -213,6 +221,39 @@ pub fn scope<S: Serializer>(scope: &Scope, serializer: S) -> Result<S::Ok, S::Er
     map.end()
 }
 
+/// What was coloured since `earlier`.
+fn since(now: &Colours, earlier: &Colours) -> Colours {
+    let minus = |now: &[u64; intf::COLOURS], then: &[u64; intf::COLOURS]| {
+        std::array::from_fn(|i| now[i].saturating_sub(then[i]))
+    };
+    Colours {
+        packets: minus(&now.packets, &earlier.packets),
+        bytes: minus(&now.bytes, &earlier.bytes),
+    }
+}
+
+/// `{"green_packets": ..., "green_bytes": ...}`.
+fn colours<S: Serializer>(colours: &Option<Colours>, serializer: S) -> Result<S::Ok, S::Error> {
+    let Some(colours) = colours else { return serializer.serialize_none() };
+    let mut map = serializer.serialize_map(Some(2 * intf::COLOURS))?;
+    for (i, name) in COLOUR_NAMES.iter().enumerate() {
+        map.serialize_entry(&format!("{name}_packets"), &colours.packets[i])?;
+        map.serialize_entry(&format!("{name}_bytes"), &colours.bytes[i])?;
+    }
+    map.end()
+}
+
+/// `{"meter": ..., "green": "pass", ...}`.
+fn policy<S: Serializer>(policy: &Option<Policy>, serializer: S) -> Result<S::Ok, S::Error> {
+    let Some(policy) = policy else { return serializer.serialize_none() };
+    let mut map = serializer.serialize_map(None)?;
+    map.serialize_entry("meter", &policy.meter.map(|meter| meter.to_string()))?;
+    for (name, action) in COLOUR_NAMES.iter().zip(policy.actions) {
+        map.serialize_entry(name, &action.to_string())?;
+    }
+    map.end()
+}
+
 impl Serialize for Standing {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(match self {
@@ -327,6 +368,7 @@ impl From<&intf::Limit> for Settings {
             pace_ceiling: options.pace_ceiling && !options.scheme.leaves_sockets_alone(),
             rto_min_ns: u64::from(limit.rto_min_us) * 1000,
             delack_max_ns: u64::from(limit.delack_max_us) * 1000,
+            police: (options.scheme == Scheme::Police).then_some(options.police),
         }
     }
 }
@@ -351,22 +393,26 @@ impl DirectionStatus {
         let now_ns = monotonic_ns();
         let ago = |at: u64| (at > 0).then(|| now_ns.saturating_sub(at));
         let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;
+        // What the kernel's HTB has saved up it does not say.
+        let is_qdisc = limit.flags & intf::FLAG_HTB != 0;
+        let credit_ns = if is_qdisc { 0 } else { conf.burst_ns };
         let share = (f64::from(queue.share) / ONE as f64 * 1e4).round() / 1e4;
         Ok(DirectionStatus {
             rate_bit_s: limit.rate_bit_s[i],
             now_bit_s: (is_child && !silent).then_some(queue.rate_bit_s),
             share: (queue.share != 0 && !silent).then_some(share),
             burst_ns: conf.burst_ns,
-            mark_ns: conf.mark_ns,
+            mark_ns: Some(conf.mark_ns).filter(|mark| *mark < MAX_SPAN.0),
             drop_ns: conf.drop_ns,
             backlog_ns: match limit.flags & intf::FLAG_POLICE {
-                0 => backlog_ns(reading.queue.finish_ns, now_ns, conf.burst_ns),
+                0 => backlog_ns(reading.queue.finish_ns, now_ns, credit_ns),
                 // A policer's time is that at which its bucket is full.
                 _ => backlog_ns(queue.finish_ns.wrapping_sub(conf.burst_ns), now_ns, conf.burst_ns),
             },
             fair: Fair::of(limit, &reading.queue, direction, now_ns),
             last: Ages(reading.counters.last_ns.map(ago)),
             counters: Counts { packets: reading.counters.packets, bytes: reading.counters.bytes },
+            colours: reading.colours,
         })
     }
 }
@@ -415,6 +461,9 @@ pub struct DirectionSample {
     /// In the interval.
     #[serde(flatten)]
     pub counters: Counts,
+    /// In the interval, by the colour that a policer gave.
+    #[serde(serialize_with = "colours", skip_serializing_if = "Option::is_none")]
+    pub colours: Option<Colours>,
 }
 
 impl LimitSample {
@@ -440,6 +489,10 @@ impl LimitSample {
                 used_bit_s: u64::try_from(used).unwrap_or(u64::MAX),
                 backlog_ns: now.backlog_ns,
                 counters,
+                colours: now.colours.map(|colours| {
+                    let then = then.and_then(|then| then.colours).unwrap_or_default();
+                    since(&colours, &then)
+                }),
             })
         };
         LimitSample {
@@ -475,11 +528,12 @@ mod tests {
             now_bit_s: None,
             share: None,
             burst_ns: 1,
-            mark_ns: 2,
+            mark_ns: Some(2),
             drop_ns: 3,
             backlog_ns: -1,
             fair: None,
             counters,
+            colours: None,
             last: Ages::default(),
         };
         LimitStatus {

@@ -5,8 +5,11 @@
 
 use bytemuck::{Pod, Zeroable};
 use tidegate_core::{
-    Bytes, Class, Direction, Nanos, Rate, VirtualQueueConfig, class::Floors,
-    token_bucket::BucketConfig, virtual_queue::cost_of_byte,
+    Bytes, Class, Direction, Nanos, Rate, VirtualQueueConfig,
+    class::Floors,
+    fleet::flows::{SETS, WAYS},
+    token_bucket::BucketConfig,
+    virtual_queue::cost_of_byte,
 };
 
 /// Number of directions, and the length of every per-direction array.
@@ -29,6 +32,8 @@ pub const FLAG_EDT: u32 = 1 << 3;
 pub const FLAG_PORT: u32 = 1 << 4;
 /// `TG_FLAG_POLICE`.
 pub const FLAG_POLICE: u32 = 1 << 5;
+/// `TG_FLAG_HTB`.
+pub const FLAG_HTB: u32 = 1 << 8;
 
 /// The place of a direction in a per-direction array.
 #[must_use]
@@ -149,7 +154,7 @@ pub struct Limit {
     /// The device's index; 0: a cgroup.
     pub ifindex: u32,
     /// By direction: of scheme `police`.
-    pub police: [Bucket; DIRECTIONS],
+    pub police: [Policy; DIRECTIONS],
 }
 
 /// `struct pl_bucket`.
@@ -174,6 +179,35 @@ impl From<BucketConfig> for Bucket {
     }
 }
 
+/// Colours that a packet may have.
+pub const COLOURS: usize = 3;
+
+/// `struct pl_policy`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Policy {
+    /// The bucket of the limit's own rate; its cost of 0 is no limit.
+    pub committed: Bucket,
+    /// The second one of a meter.
+    pub second: Bucket,
+    /// Bit d: what comes with code point d is yellow already.
+    pub yellow_dscps: u64,
+    /// ... or red.
+    pub red_dscps: u64,
+    /// `enum pl_kind`.
+    pub kind: u8,
+    /// Whether incoming colours count.
+    pub aware: u8,
+    /// `enum pl_action`, by colour.
+    pub action: [u8; COLOURS],
+    /// By colour: the new code point.
+    pub dscp: [u8; COLOURS],
+    /// How the depth of the second bucket was given: not, as time, or as bytes.
+    pub second_given: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
 /// `struct tg_queue`.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -186,7 +220,8 @@ pub struct Queue {
     pub epoch_start_ns: u64,
     /// Finish less skipped time when this epoch began.
     pub epoch_base_ns: u64,
-    /// Smoothed round-trip time of the paced flows; with `edt` the latest departure of a flow's own schedule.
+    /// Smoothed round-trip time of the paced flows; with `edt` the latest departure of a flow's own schedule;
+    /// with `police` when the second bucket is full.
     pub rtt_ns: u64,
     /// Share of each flow, of the limit in 2^-24.
     pub share: u32,
@@ -254,6 +289,43 @@ pub struct PoliceCounters {
     pub common: Counters,
     /// The part of the last cost below a nanosecond, in units.
     pub carry: u64,
+    /// The same of the second bucket.
+    pub second_carry: u64,
+    /// By the colour that they got.
+    pub packets: [u64; COLOURS],
+    /// By the colour that they got, on the wire.
+    pub bytes: [u64; COLOURS],
+}
+
+/// Buffers of each sample of flows.
+pub const BUFFERS: u32 = 2;
+
+/// `struct tg_group`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Group {
+    /// The probability at which a packet is dropped, in 2^-32.
+    pub drop: u32,
+    /// Into which buffer flows are counted, from 1 on; 0: they are not.
+    pub sample: u32,
+}
+
+/// `struct sm_cell`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct FlowCell {
+    /// The flow; 0 is none.
+    pub flow: u64,
+    /// Its bytes on the wire.
+    pub bytes: u64,
+}
+
+/// `struct sm_counts`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct FlowCells {
+    /// By set.
+    pub sets: [[FlowCell; WAYS]; SETS],
 }
 
 impl Counters {
@@ -302,7 +374,7 @@ pub const OUTCOME_TABLE: [Outcome; OUTCOMES] = [
     },
     Outcome {
         name: "drop_early",
-        help: "dropped by the linear law: the sender can neither be marked nor told",
+        help: "dropped at random: for a group, or as the sender can neither be marked nor told",
         passed: false,
     },
     Outcome { name: "exempt", help: "passed uncharged: loopback", passed: true },
@@ -315,7 +387,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 34];
+        static native_intf_layout: [u64; 44];
         static native_intf_layout_len: u32;
     }
 
@@ -335,7 +407,10 @@ mod tests {
             offset_of!(Limit, delack_max_us),
             offset_of!(Limit, ifindex),
             offset_of!(Limit, police),
-            size_of::<Bucket>(),
+            size_of::<Policy>(),
+            offset_of!(Policy, yellow_dscps),
+            offset_of!(Policy, kind),
+            offset_of!(Policy, second_given),
             size_of::<Queue>(),
             offset_of!(Queue, epoch_base_ns),
             offset_of!(Queue, share),
@@ -347,6 +422,12 @@ mod tests {
             offset_of!(Counters, carry),
             offset_of!(Counters, last_ns),
             size_of::<PoliceCounters>(),
+            offset_of!(PoliceCounters, packets),
+            offset_of!(PoliceCounters, bytes),
+            size_of::<Group>(),
+            offset_of!(Group, sample),
+            size_of::<FlowCells>(),
+            BUFFERS as usize,
             DIRECTIONS,
             QUEUES,
             OUTCOMES,
@@ -356,6 +437,7 @@ mod tests {
             FLAG_EDT as usize,
             FLAG_PORT as usize,
             FLAG_POLICE as usize,
+            FLAG_HTB as usize,
             index(Direction::Egress),
             index(Direction::Ingress),
         ];

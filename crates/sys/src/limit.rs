@@ -21,8 +21,9 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 use tidegate_core::{
-    Bytes, Class, Nanos, Rate, Scheme, Span, class,
+    Bytes, Class, Nanos, Rate, Scheme, Scope, Span, class,
     fair_share::TARGET,
+    police::Policy,
     virtual_queue::{ConfigError, Direction, VirtualQueueOptions},
 };
 
@@ -31,8 +32,13 @@ use crate::{
     device::{Filters, Target},
     edt,
     fq::FqError,
-    intf, police, query,
+    group::GroupMaps,
+    htb, intf,
+    net::NetError,
+    police, query,
 };
+
+mod rate;
 
 /// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
 pub(crate) mod skel {
@@ -73,6 +79,8 @@ pub struct LimitOptions {
     pub delack_max: Nanos,
     /// Its place among the children of its parent; `None`: it has no parent. Its rates are its ceilings.
     pub class: Option<Class>,
+    /// With [`Scheme::Police`]: meter and actions.
+    pub police: Policy,
 }
 
 impl Default for LimitOptions {
@@ -86,6 +94,7 @@ impl Default for LimitOptions {
             rto_min: Nanos(20_000_000),
             delack_max: Nanos(5_000_000),
             class: None,
+            police: Policy::default(),
         }
     }
 }
@@ -115,6 +124,7 @@ impl LimitOptions {
             Scheme::Nrm => 0,
             Scheme::Edt => intf::FLAG_EDT,
             Scheme::Police => intf::FLAG_POLICE,
+            Scheme::Htb => intf::FLAG_HTB,
             Scheme::Carousel => return Err(ConfigError::Scheme(self.scheme)),
         };
         for (direction, queue) in
@@ -127,7 +137,8 @@ impl LimitOptions {
                 limit.class[intf::index(direction)] =
                     intf::ClassConf::new(self.class, &options.floors());
                 if self.scheme == Scheme::Police {
-                    limit.police[intf::index(direction)] = options.bucket()?.into();
+                    limit.police[intf::index(direction)] =
+                        intf::Policy::new(&self.police, &options)?;
                 }
             }
         }
@@ -155,6 +166,7 @@ impl From<&intf::Limit> for LimitOptions {
         let scheme = match limit.flags {
             flags if flags & intf::FLAG_EDT != 0 => Scheme::Edt,
             flags if flags & intf::FLAG_POLICE != 0 => Scheme::Police,
+            flags if flags & intf::FLAG_HTB != 0 => Scheme::Htb,
             _ if fair => Scheme::Pace,
             _ => Scheme::Nrm,
         };
@@ -195,6 +207,7 @@ impl From<&intf::Limit> for LimitOptions {
             rto_min: Nanos(u64::from(limit.rto_min_us) * 1000),
             delack_max: Nanos(u64::from(limit.delack_max_us) * 1000),
             class: limit.class.iter().find_map(intf::ClassConf::class),
+            police: limit.police.iter().find_map(intf::Policy::policy).unwrap_or_default(),
         }
         .of_sockets()
     }
@@ -253,6 +266,52 @@ pub enum LimitError {
         /// What the kernel says.
         source: libbpf_rs::Error,
     },
+    /// A qdisc that somebody has put on the device.
+    #[error(
+        "device `{device}` has a qdisc that somebody put there: `{kind} {handle}`; take it off with `tc qdisc \
+         del dev {device} root`, or say --force to replace it (it will not be put back)"
+    )]
+    ForeignQdisc {
+        /// The device.
+        device: String,
+        /// The kind of the qdisc.
+        kind: String,
+        /// Its handle.
+        handle: String,
+    },
+    /// The kernel has no HTB.
+    #[error(
+        "the kernel has no HTB (CONFIG_NET_SCH_HTB); use scheme `edt` on devices, `pace` on cgroups"
+    )]
+    NoHtb,
+    /// The kernel has no ifb devices.
+    #[error(
+        "the kernel has no ifb devices (CONFIG_IFB), through which scheme `htb` sends what comes in; limit \
+         what leaves alone"
+    )]
+    NoIfb,
+    /// A tree is full.
+    #[error("the tree of limits holds its {} limits already; take some off first", tidegate_core::htb::SLOTS - 1)]
+    NoSlot,
+    /// A member of a tree that a packet could not name.
+    #[error("{what} cannot be inside a limit on a device: {why}")]
+    NoMember {
+        /// A port or cgroup.
+        what: Scope,
+        /// Why not.
+        why: &'static str,
+    },
+    /// The kernel's network stack refused.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// The qdisc in which packets should wait is not there.
+    #[error(
+        "device {ifindex} has lost the queue of the limit; put it on again with `tidegate apply`"
+    )]
+    NoQueue {
+        /// The device.
+        ifindex: u32,
+    },
     /// A map could not be read or written.
     #[error("map `{map}` of the limit: {source}")]
     Map {
@@ -285,6 +344,10 @@ pub struct LimitMaps {
     pub(crate) sockets: Option<MapHandle>,
     /// Those of its parent that a child works with.
     pub(crate) parent: Option<ParentMaps>,
+    /// By which it acts for a group, where the scheme can.
+    pub(crate) group: Option<GroupMaps>,
+    /// With scheme `htb`: where its packets wait, who counts them.
+    pub(crate) seat: Option<htb::Seat>,
 }
 
 /// What a child works with of its parent.
@@ -342,13 +405,34 @@ pub struct Reading {
     pub queue: intf::Queue,
     /// Counters, summed over CPUs.
     pub counters: intf::Counters,
+    /// With scheme `police`: packets and bytes by colour.
+    pub colours: Option<Colours>,
+}
+
+/// Packets and bytes by the colour that a policer gave them: green, yellow, red.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Colours {
+    /// Packets.
+    pub packets: [u64; intf::COLOURS],
+    /// Bytes on the wire.
+    pub bytes: [u64; intf::COLOURS],
+}
+
+impl Colours {
+    fn add(&mut self, cpu: &intf::PoliceCounters) {
+        let sum = |to: &mut [u64], from: &[u64]| {
+            to.iter_mut().zip(from).for_each(|(t, f)| *t = t.wrapping_add(*f));
+        };
+        sum(&mut self.packets, &cpu.packets);
+        sum(&mut self.bytes, &cpu.bytes);
+    }
 }
 
 pub(crate) fn load_error(program: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
     move |source| LimitError::Load { program, source }
 }
 
-fn map_error(map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
+pub(crate) fn map_error(map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
     move |source| LimitError::Map { map, source }
 }
 
@@ -422,11 +506,16 @@ impl LimitMaps {
             let index = intf::index(direction);
             let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
             let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-            let most = now_ns + limit.police[index].fill_ns;
-            let queue: intf::Queue = lookup(&self.queues, "queues", index as u32)?;
-            if limit.police[index].cost != 0 && queue.finish_ns > most {
+            let policy = &limit.police[index];
+            let was: intf::Queue = lookup(&self.queues, "queues", index as u32)?;
+            let second_now_ns = if policy.is_single_rate() { was.skipped_ns } else { now_ns };
+            let queue = intf::Queue {
+                finish_ns: was.finish_ns.min(now_ns + policy.committed.fill_ns),
+                rtt_ns: was.rtt_ns.min(second_now_ns + policy.second.fill_ns),
+                ..was
+            };
+            if policy.committed.cost != 0 && queue != was {
                 // What passes meanwhile on other CPUs, some microseconds' worth, is forgiven too.
-                let queue = intf::Queue { finish_ns: most, ..queue };
                 self.queues
                     .update(
                         &(index as u32).to_ne_bytes(),
@@ -450,6 +539,9 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
     pub fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
+        if let Some(seat) = &self.seat {
+            return seat.read(direction);
+        }
         let index = intf::index(direction) as u32;
         let queue: intf::Queue = lookup(&self.queues, "queues", index)?;
         let per_cpu = self
@@ -458,12 +550,19 @@ impl LimitMaps {
             .map_err(map_error("counters"))?
             .unwrap_or_default();
         let mut counters = intf::Counters::default();
+        let mut colours: Option<Colours> = None;
         for cpu in &per_cpu {
             let bytes = cpu.get(..size_of::<intf::Counters>());
             let one = bytes.and_then(|b| bytemuck::try_pod_read_unaligned(b).ok());
             counters.add(&one.ok_or(LimitError::Layout("counters"))?);
+            // Those of a policer are longer.
+            let bytes = cpu.get(..size_of::<intf::PoliceCounters>());
+            let one = bytes.and_then(|b| bytemuck::try_pod_read_unaligned(b).ok());
+            if let Some(one) = one {
+                colours.get_or_insert_default().add(&one);
+            }
         }
-        Ok(Reading { queue, counters })
+        Ok(Reading { queue, counters, colours })
     }
 
     /// Takes the TCP sockets in the cgroup into the limit, or gives them back: in every network
@@ -508,7 +607,7 @@ pub(crate) enum Adopt {
     Release,
 }
 
-fn lookup<T: bytemuck::Pod>(
+pub(crate) fn lookup<T: bytemuck::Pod>(
     map: &MapHandle,
     name: &'static str,
     key: u32,
@@ -566,6 +665,8 @@ impl AttachedLimit {
         match options.scheme {
             Scheme::Edt => return edt::attach_cgroup(hierarchy, cgroup, options),
             Scheme::Police => return police::attach_cgroup(cgroup, options),
+            // Only inside a limit on a device, which the store alone knows.
+            Scheme::Htb => return Err(ConfigError::Scheme(options.scheme).into()),
             Scheme::Pace | Scheme::Nrm | Scheme::Carousel => {}
         }
         let limit = options.encode(cgroup.id())?;
@@ -580,6 +681,8 @@ impl AttachedLimit {
             counters: handle(&nrm.maps.counters)?,
             sockets: Some(handle(&nrm.maps.sockets_of_limit)?),
             parent: parent.map(ParentMaps::of).transpose()?.flatten(),
+            seat: None,
+            group: None,
         };
 
         let mut tune_storage = MaybeUninit::uninit();

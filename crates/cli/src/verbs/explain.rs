@@ -139,12 +139,17 @@ fn describe(direction: &AppliedDirection) -> String {
         ));
         words.extend(fair.rtt_ns.map(|rtt| format!("RTT {}", time(rtt))));
     }
+    if now.colours.is_some() {
+        let left = output::time(now.backlog_ns.saturating_neg());
+        words.push(format!("a bucket of {}, {left} left", time(now.burst_ns)));
+        return words.join("; ");
+    }
     let backlog = match now.backlog_ns {
         ..=0 => "no backlog".to_owned(),
         ns => format!("backlog {}", output::time(ns)),
     };
-    let (mark, drop) = (time(now.mark_ns), time(now.drop_ns));
-    words.push(format!("{backlog} (mark above {mark}, drop above {drop})"));
+    let mark = now.mark_ns.map_or_else(String::new, |mark| format!("mark above {}, ", time(mark)));
+    words.push(format!("{backlog} ({mark}drop above {})", time(now.drop_ns)));
     words.join("; ")
 }
 

@@ -1,6 +1,7 @@
 //! The verbs, one a file.
 
 pub mod burst;
+pub mod daemon;
 pub mod detach;
 pub mod explain;
 pub mod generate;

@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use tidegate_core::{Rate, Scope};
 use tidegate_node::{
-    apply,
+    apply, fleet,
     host::Host,
     nic::{
         NicSpec,
@@ -25,9 +25,10 @@ use tidegate_node::{
 use tidegate_sys::limit::LimitOptions;
 
 use crate::{
-    args::{CheckArgs, PlanArgs},
+    args::{ApplyArgs, CheckArgs, PlanArgs},
     output::{self, Paint},
     refusal,
+    verbs::daemon::{GroupJson, GroupPlanJson, Groups},
 };
 
 pub fn check(args: &CheckArgs) -> Result<ExitCode> {
@@ -42,12 +43,16 @@ pub fn check(args: &CheckArgs) -> Result<ExitCode> {
             line: limit.line,
         });
         let nics = spec.nics.iter().map(NicJson::from).collect();
-        let checked = Checked { file: &spec.file, limits: limits.collect(), nics };
+        let groups = spec.groups.iter().map(GroupJson::from).collect();
+        let checked = Checked { file: &spec.file, limits: limits.collect(), nics, groups };
         writeln!(out, "{}", serde_json::to_string_pretty(&checked)?)?;
     } else {
         let count = |n: usize, what| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
         let of_nics = spec.nics.iter().map(|nic| nic.limits.len()).sum::<usize>();
-        let limits = count(spec.limits.len() + of_nics, "limit");
+        let mut limits = count(spec.limits.len() + of_nics, "limit");
+        if !spec.groups.is_empty() {
+            limits += &format!(", {}", count(spec.groups.len(), "group"));
+        }
         match spec.nics.len() {
             0 => writeln!(out, "{}: well-formed, {limits}", spec.file)?,
             n => writeln!(
@@ -70,11 +75,13 @@ pub fn plan(store: &Path, run_dir: &Path, args: &PlanArgs) -> Result<ExitCode> {
     Ok(if plan.actions.is_empty() { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
 }
 
-pub fn apply(store: &Path, run_dir: &Path, args: &PlanArgs) -> Result<ExitCode> {
+pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode> {
+    let ApplyArgs { plan: args, force } = args;
     let spec = Spec::read(&args.file)?;
     let host = Host::open(store)?;
     let wanted = host.wanted(&spec)?;
     let mut host = host.lock()?;
+    host.force(*force);
     let present = host.host().present().map_err(anyhow::Error::from);
     let plan = present.and_then(|present| planned(&spec, &present, &wanted, args.prune));
     let done = plan.and_then(|plan| {
@@ -88,7 +95,8 @@ pub fn apply(store: &Path, run_dir: &Path, args: &PlanArgs) -> Result<ExitCode> 
 
 /// The plan, or where in the file the reason is that there is none.
 fn planned(spec: &Spec, present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan> {
-    plan::plan(present, wanted, prune).map_err(|e| match e {
+    let wanted = fleet::rates::kept(spec, present, wanted);
+    plan::plan(present, &wanted, prune).map_err(|e| match e {
         PlanError::Family(e) => spec.locate(e).map_or_else(Into::into, Into::into),
         e => e.into(),
     })
@@ -96,6 +104,7 @@ fn planned(spec: &Spec, present: &[Present], wanted: &[Wanted], prune: bool) -> 
 
 fn print(spec: &Spec, run_dir: &Path, plan: &Plan, json: bool, applied: bool) -> Result<()> {
     let mut out = stdout().lock();
+    let groups = Groups::look(spec, applied);
     let run_dir = RunDir::at(run_dir);
     let nics: Vec<_> = spec.nics.iter().map(|nic| (nic, run_dir.find(&nic.name))).collect();
     if json {
@@ -106,13 +115,15 @@ fn print(spec: &Spec, run_dir: &Path, plan: &Plan, json: bool, applied: bool) ->
             limits_in_force: runs.as_ref().is_some_and(|runs| is_as_in_file(nic, runs)),
         });
         let nics = nics.collect();
-        let plan = PlanJson { file: &spec.file, actions, unmanaged: &plan.unmanaged, nics };
+        let groups = groups.json();
+        let plan = PlanJson { file: &spec.file, actions, unmanaged: &plan.unmanaged, nics, groups };
         writeln!(out, "{}", serde_json::to_string_pretty(&plan)?)?;
     } else {
         print_text(&mut out, spec, plan, applied)?;
         for (nic, runs) in &nics {
             writeln!(out, "{}", of_nic(spec, nic, runs.as_ref()))?;
         }
+        groups.print(&mut out)?;
     }
     Ok(())
 }
@@ -204,6 +215,8 @@ struct Checked<'a> {
     limits: Vec<CheckedLimit<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     nics: Vec<NicJson<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    groups: Vec<GroupJson<'a>>,
 }
 
 #[derive(Serialize)]
@@ -309,6 +322,8 @@ struct PlanJson<'a> {
     unmanaged: &'a [String],
     #[serde(skip_serializing_if = "Vec::is_empty")]
     nics: Vec<NicPlanJson<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    groups: Vec<GroupPlanJson<'a>>,
 }
 
 #[derive(Serialize)]

@@ -9,19 +9,27 @@ use std::{
 use anyhow::Result;
 use serde::Serialize;
 use serde_json::Value;
-use tidegate_core::{Bytes, Rate, class::MAX_DEPTH};
+use tidegate_core::{
+    Bytes, Rate,
+    class::MAX_DEPTH,
+    police::{COLOUR_NAMES, Policy},
+};
 use tidegate_node::{
+    fleet::status::NodeStatus,
     host::Host,
     nic::state::RunDir,
     plan::Standing,
     status::{LimitStatus, hold_ceilings},
 };
-use tidegate_sys::store::{self, PinnedLimit};
+use tidegate_sys::{
+    limit::Colours,
+    store::{self, PinnedLimit},
+};
 
 use crate::{
     output::{self, Align, Column, Paint},
     refusal::say,
-    verbs::limit::missing,
+    verbs::{daemon, limit::missing},
 };
 
 /// Those of limits inside others, which stand at [`AFTER_RATE`] where there are some.
@@ -50,19 +58,28 @@ struct Status<'a> {
     limits: &'a [LimitStatus],
     #[serde(skip_serializing_if = "<[Value]>::is_empty")]
     nics: &'a [Value],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fleet: Option<&'a NodeStatus>,
 }
 
 /// Every limit, with those of the software NICs that run.
-pub fn all(store: &Path, run_dir: &Path, json: bool) -> Result<ExitCode> {
-    show(store, None, &RunDir::at(run_dir).running(), json)
+pub fn all(store: &Path, run_dir: &Path, socket: &Path, json: bool) -> Result<ExitCode> {
+    let fleet = daemon::running(socket);
+    show(store, None, &RunDir::at(run_dir).running(), fleet.as_ref(), json)
 }
 
 /// Every limit that is on this host, or the one of this name.
 pub fn status(store: &Path, name: Option<&str>, json: bool) -> Result<ExitCode> {
-    show(store, name, &[], json)
+    show(store, name, &[], None, json)
 }
 
-fn show(store: &Path, name: Option<&str>, nics: &[Value], json: bool) -> Result<ExitCode> {
+fn show(
+    store: &Path,
+    name: Option<&str>,
+    nics: &[Value],
+    fleet: Option<&NodeStatus>,
+    json: bool,
+) -> Result<ExitCode> {
     let host = Host::open(store)?;
     let pinned = match name {
         None => host.store().list(host.hierarchy())?,
@@ -76,7 +93,7 @@ fn show(store: &Path, name: Option<&str>, nics: &[Value], json: bool) -> Result<
     if json {
         let text = match (name, limits.first()) {
             (Some(_), Some(limit)) => serde_json::to_string_pretty(limit)?,
-            _ => serde_json::to_string_pretty(&Status { limits: &limits, nics })?,
+            _ => serde_json::to_string_pretty(&Status { limits: &limits, nics, fleet })?,
         };
         writeln!(out, "{text}")?;
     } else if limits.is_empty() && nics.is_empty() {
@@ -94,7 +111,13 @@ fn show(store: &Path, name: Option<&str>, nics: &[Value], json: bool) -> Result<
         }
         output::table(&mut out, Paint::stdout(), &columns, &table)?;
     }
+    if !json {
+        tell_colours(&mut out, &limits)?;
+    }
     cry(&mut out, &limits, nics, json)?;
+    if let Some(fleet) = fleet.filter(|_| !json) {
+        daemon::print(&mut out, fleet)?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -114,6 +137,22 @@ fn read(host: &Host, pinned: &[PinnedLimit]) -> Result<Vec<LimitStatus>> {
     hold_ceilings(&mut limits);
     limits.truncate(asked);
     Ok(limits)
+}
+
+/// Below the table, what the meters of policers have said.
+fn tell_colours(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
+    for limit in limits {
+        let Some(Policy { meter: Some(meter), actions }) = limit.settings.police else { continue };
+        for (direction, d) in limit.directions() {
+            let Some(Colours { packets, bytes }) = d.colours else { continue };
+            let counts = COLOUR_NAMES.iter().zip(actions).enumerate().map(|(i, (name, action))| {
+                format!("{name} {} ({action})", output::packets((packets[i], bytes[i])))
+            });
+            let counts = counts.collect::<Vec<_>>().join(", ");
+            writeln!(out, "{} {direction}, {}: {counts}", limit.name, meter.kind.name())?;
+        }
+    }
+    Ok(())
 }
 
 /// Says aloud which limits are not enforced and which ports are gone: on the terminal below the table, else
@@ -200,6 +239,7 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
         Standing::Unhooked => "TAKEN OFF",
         Standing::Unkept => "NO FQ",
     };
+    let has_queue = limit.settings.police.is_none();
     let row = |(direction, d): (&str, &tidegate_node::status::DirectionStatus)| {
         let time = |ns: u64| output::time(i64::try_from(ns).unwrap_or(i64::MAX));
         vec![
@@ -213,8 +253,8 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
             guarantee.clone(),
             weight.clone(),
             time(d.burst_ns),
-            time(d.mark_ns),
-            time(d.drop_ns),
+            d.mark_ns.filter(|_| has_queue).map_or_else(none, time),
+            if has_queue { time(d.drop_ns) } else { none() },
             output::time(d.backlog_ns),
             output::packets(d.counters.charged()),
             d.counters.packets_of("mark").to_string(),

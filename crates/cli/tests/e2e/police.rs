@@ -147,3 +147,61 @@ fn root_police_takes_off_its_filters_when_the_limit_is_deleted() {
         });
     }
 }
+
+/// trTCM: the committed rate is green, up to the peak rate yellow, the rest is dropped; TCP goes on through
+/// packets that are written to.
+#[test]
+fn root_police_colours_what_it_passes() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    let spec = |actions: &str| {
+        let text = format!(
+            "[[limit]]\nname = \"up\"\nscope = {{ dev = \"eth0\" }}\nscheme = \"police\"\n\
+             egress = \"5mbit\"\nburst = \"50kb\"\n\
+             meter = {{ type = \"trtcm\", pir = \"20mbit\", pbs = \"100kb\" }}\n\
+             actions = {{ {actions} }}\n"
+        );
+        let file = place.file("limits.toml", &text);
+        ok(&place, &bed, &format!("apply {}", file.display()))
+    };
+    let done = spec("green = \"dscp af11\", yellow = \"dscp af12\"");
+    assert!(done.contains("meter trtcm,pir=20mbit,pbs=100kb"), "{done}");
+    is_held(&bed.free(&bed.sender, "5 0 60e6 10.97.0.2"), LIMIT_BIT_S);
+    let status: serde_json::Value =
+        serde_json::from_str(&ok(&place, &bed, "status --json")).unwrap();
+    let limit = &status["limits"][0];
+    assert_eq!(limit["police"]["yellow"], "dscp af12");
+    let bytes = |key: &str| limit["egress"]["colours"][key].as_f64().unwrap();
+    let (green, yellow) = (bytes("green_bytes"), bytes("yellow_bytes"));
+    // 5 and 15 Mbit/s, and bursts.
+    assert!((2.0..4.0).contains(&(yellow / green)), "{green} {yellow}");
+    assert!(bytes("red_bytes") > 0.5 * (green + yellow));
+    let table = ok(&place, &bed, "status");
+    assert!(table.contains("up egress, trtcm: green "), "{table}");
+    assert!(table.contains("(dscp af12), red "), "{table}");
+    let tcp = bed.free(&bed.sender, "5 4 0 10.97.0.2");
+    assert!((0.5..1.04).contains(&(tcp.bit_s / LIMIT_BIT_S)), "{tcp:?}");
+
+    let changed = spec("green = \"pass\"");
+    assert!(changed.contains("actions green dscp af11, yellow dscp af12, red drop -> green"));
+    let blind = ok(&place, &bed, "limit set up --meter none");
+    assert!(blind.contains("meter trtcm,pir=20mbit,pbs=100kb -> none"), "{blind}");
+    is_held(&bed.free(&bed.sender, "4 0 30e6 10.97.0.2"), LIMIT_BIT_S / 4.0);
+    let explained = ok(&place, &bed, "limit show up");
+    assert!(!explained.contains("trtcm"), "{explained}");
+    ok(&place, &bed, "detach");
+}
+
+/// ECN-capable packets are marked instead of dropped, so a limit on a cgroup takes `ce`, but no code point.
+#[test]
+fn root_police_marks_on_cgroups() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    let run =
+        |actions: &str| format!("run --scheme police --egress 20mbit --actions {actions} -- true");
+    ok(&place, &bed, &run("red=ce"));
+    let message = refused(&place, &bed, &run("red=dscp:ef"));
+    assert!(message.contains("--actions: the kernel lets no program on a cgroup"), "{message}");
+    let message = refused(&place, &bed, "run --egress 20mbit --actions red=ce -- true");
+    assert!(message.contains("--actions: scheme `pace` colours no packets"), "{message}");
+}

@@ -75,8 +75,8 @@ fn thresholds_and_flags_that_are_none() {
     assert_snapshot!(with("mark = \"9ms\""), @"limits.toml:5: limit `backup`: mark: mark threshold 9ms must be below drop threshold 7751.68us");
     assert_snapshot!(with("rto_min = \"5s\""), @"limits.toml:5: limit `backup`: rto_min: 5s is out of range; write 1ms to 200ms, or 0ms for the kernel's own");
     assert_snapshot!(with("loopback = \"yes\""), @"limits.toml:5: limit `backup`: loopback: expected `true` or `false` without quotes, found the text \"yes\"; write for example `loopback = true`");
-    assert_snapshot!(with("scheme = \"htb\""), @"limits.toml:5: limit `backup`: scheme: scheme `htb` is not yet supported by this version; use `pace`, `nrm`, `edt`, `police` or `carousel`, or leave it out");
-    assert_snapshot!(with("scheme = \"fast\""), @"limits.toml:5: limit `backup`: scheme: unknown scheme `fast`; use `pace`, `nrm`, `edt`, `police` or `carousel`, or leave it out");
+    assert_snapshot!(with("scheme = \"htb\""), @r#"limits.toml:5: limit `backup`: scheme: scheme `htb` works on a device or port, and on a cgroup inside a device's limit; name that one as the parent, or write scheme = "pace""#);
+    assert_snapshot!(with("scheme = \"fast\""), @"limits.toml:5: limit `backup`: scheme: unknown scheme `fast`; use `pace`, `nrm`, `edt`, `police`, `htb` or `carousel`, or leave it out");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn fields_that_are_none() {
     assert_snapshot!(with("egres = \"50mbit\""), @"limits.toml:5: limit `backup`: unknown field `egres`; did you mean `egress`?");
     assert_snapshot!(with("rto-min = \"5ms\""), @"limits.toml:5: limit `backup`: unknown field `rto-min`; did you mean `rto_min`?");
     assert_snapshot!(with("rate = \"50mbit\""), @"limits.toml:5: limit `backup`: unknown field `rate`; write `egress`, `ingress` or both");
-    assert_snapshot!(with("priority = 3"), @"limits.toml:5: limit `backup`: unknown field `priority`; a limit has name, scope, egress, ingress, parent, guarantee, ceiling, weight, scheme, burst, mark, drop, loopback, pace_ceiling, rto_min, delack_max");
+    assert_snapshot!(with("priority = 3"), @"limits.toml:5: limit `backup`: unknown field `priority`; a limit has name, scope, egress, ingress, parent, guarantee, ceiling, weight, scheme, burst, meter, actions, mark, ecn, drop, loopback, pace_ceiling, rto_min, delack_max");
     assert_snapshot!(refusal("[[limit]]\nscope = { cgroup = \"a\" }\negress = \"1mbit\""), @"limits.toml:1: name: missing; write for example `name = \"backup\"`");
     assert_snapshot!(refusal("[[limit]]\nname = \"a\"\negress = \"1mbit\""), @"limits.toml:1: limit `a`: scope: missing; write for example `scope = { cgroup = \"system.slice/backup.service\" }`");
     assert_snapshot!(refusal("[[limit]]\nname = \"a\"\nscope = { cgroup = \"a\" }\n"), @"limits.toml:1: limit `a`: egress: neither egress nor ingress has a rate; give one of them, for example 50mbit");
@@ -100,8 +100,8 @@ fn names_and_scopes_that_are_none() {
     assert_snapshot!(with("scope = { cgroup = \"../a\" }"), @"limits.toml:4: limit `backup`: scope: `../a` is no cgroup path; write it relative to the cgroup mount, without `.` and `..`");
     assert_snapshot!(with("scope = { port = \"tap0\", dev = \"eth0\" }"), @"limits.toml:4: limit `backup`: scope: more than one scope; write one of cgroup, dev and port");
     assert_snapshot!(with("scope = { dev = \"a b\" }"), @"limits.toml:4: limit `backup`: scope: `a b` is no device name; write it as `ip link` shows it, for example `eth0`");
-    assert_snapshot!(with("scope = { port = \"tap0\" }"), @"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a port write scheme = \"edt\", or \"police\", or \"carousel\" if it is one of a `[[nic]]`");
-    assert_snapshot!(with("scope = { dev = \"eth0\" }"), @"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a device write scheme = \"edt\", or \"police\", or \"carousel\" if it is one of a `[[nic]]`");
+    assert_snapshot!(with("scope = { port = \"tap0\" }"), @r#"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a port write scheme = "edt", "police" or "htb", or "carousel" if it is one of a `[[nic]]`"#);
+    assert_snapshot!(with("scope = { dev = \"eth0\" }"), @r#"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a device write scheme = "edt", "police" or "htb", or "carousel" if it is one of a `[[nic]]`"#);
     assert_snapshot!(with("scope = { unit = \"a\" }"), @"limits.toml:4: limit `backup`: scope: unknown field `unit`; write `scope = { cgroup = \"...\" }`, `{ dev = \"...\" }` or `{ port = \"...\" }`");
 }
 
@@ -132,7 +132,7 @@ fn files_that_are_none() {
     assert_snapshot!(read(Path::new("/dev/zero")), @"/dev/zero: is larger than 4 MiB; is it a spec?");
     assert_snapshot!(refusal(""), @"limits.toml: no `[[limit]]` in it; write at least one (an empty `limit = []` says that there shall be none)");
     assert_snapshot!(refusal("[limit]\nname = \"a\"\n"), @"limits.toml:1: limit: expected double brackets, found a table; write for example `[[limit]]`");
-    assert_snapshot!(refusal("[[group]]\nname = \"a\"\n"), @"limits.toml:1: `[[group]]` is not yet supported by this version; use a `[[limit]]` with its own rate on each host");
+    assert_snapshot!(refusal("[[group]]\nname = \"a\"\n"), @r#"limits.toml:1: rate: missing; write for example `rate = "10gbit"`"#);
     assert_snapshot!(refusal("\n[[limits]]\n"), @"limits.toml:2: unknown field `limits`; did you mean `[[limit]]`?");
     assert_snapshot!(refusal("name = \"a\"\n"), @"limits.toml:1: unknown field `name`; it belongs into a limit: write `[[limit]]` on a line above it");
     assert_snapshot!(refusal("[[limit]]\nname = backup\n"), @"limits.toml:2: not TOML: string values must be quoted, expected literal string, in `name = backup`");
@@ -211,13 +211,67 @@ fn limits_inside_limits_that_are_none() {
     assert_snapshot!(refusal("guarantee = \"10mbit\"\negress = \"5mbit\""), @"limits.toml:5: limit `b`: guarantee: 10mbit is above its ceiling of 5mbit; make the one less or the other more");
     assert_snapshot!(refusal("ceiling = \"5mbit\"\negress = \"5mbit\""), @"limits.toml:6: limit `b`: egress: `ceiling` says it for both directions; write either that, or egress and ingress");
     assert_snapshot!(refusal("ceiling = \"1bit\""), @"limits.toml:5: limit `b`: ceiling: 1bit is out of range; a limit is between 8kbit and 100gbit");
-    assert_snapshot!(refusal("scheme = \"edt\""), @"limits.toml:5: limit `b`: scheme: scheme `edt` neither has a parent nor is one; write scheme = \"pace\" or \"nrm\", or leave the parent out");
-    assert_snapshot!(refusal("scheme = \"carousel\""), @"limits.toml:5: limit `b`: scheme: scheme `carousel` neither has a parent nor is one; write scheme = \"pace\" or \"nrm\", or leave the parent out");
+    assert_snapshot!(refusal("scheme = \"edt\""), @r#"limits.toml:5: limit `b`: scheme: scheme `edt` neither has a parent nor is one; write scheme = "pace" or "nrm" ("htb" inside a device's limit), or leave the parent out"#);
+    assert_snapshot!(refusal("scheme = \"carousel\""), @r#"limits.toml:5: limit `b`: scheme: scheme `carousel` neither has a parent nor is one; write scheme = "pace" or "nrm" ("htb" inside a device's limit), or leave the parent out"#);
     assert_snapshot!(with("weight = 50"), @"limits.toml:5: limit `backup`: weight: only a limit inside another one has this; name its parent, or leave it out");
     assert_snapshot!(with("guarantee = \"5mbit\""), @"limits.toml:5: limit `backup`: guarantee: only a limit inside another one has this; name its parent, or leave it out");
     assert_snapshot!(with("ceiling = \"5mbit\""), @"limits.toml:5: limit `backup`: ceiling: only a limit inside another one has this; write egress or ingress, or name its parent");
     assert_snapshot!(with("ceil = \"5mbit\""), @"limits.toml:5: limit `backup`: unknown field `ceil`; write `ceiling`");
     assert_snapshot!(with("parent = \"backup\""), @"limits.toml:5: limit `backup`: parent: a limit cannot be its own parent; leave this out, or name a limit on a cgroup above");
     assert_snapshot!(with("parent = \"a b\""), @"limits.toml:5: limit `backup`: parent: limit name `a b` must be 1 to 63 letters, digits, `-` or `_`, and start with a letter or digit");
-    assert_snapshot!(with("scope = { dev = \"eth0\" }\nparent = \"a\""), @"limits.toml:5: limit `backup`: parent: a limit inside another one is on a cgroup below that one's; leave the parent out");
+    assert_snapshot!(with("scope = { dev = \"eth0\" }\nparent = \"a\""), @"limits.toml:5: limit `backup`: parent: a limit inside another one is on a cgroup below that one's, or with scheme `htb` on a port or cgroup inside a device's; leave the parent out");
+}
+
+#[test]
+fn policers_read() {
+    let text = r#"
+        [[limit]]
+        name    = "uplink"
+        scope   = { dev = "eth0" }
+        scheme  = "police"
+        ingress = "50mbit"
+        meter   = { type = "srtcm", cbs = "100kb", ebs = "200kb", colour_aware = true }
+        actions = { yellow = "dscp af12", red = "drop" }
+
+        [[limit]]
+        name    = "guest"
+        scope   = { port = "tap0" }
+        scheme  = "police"
+        egress  = "50mbit"
+        burst   = "5ms"
+        meter   = { type = "trtcm", pir = "80mbit", colours = { yellow = ["cs1"], red = ["le", 2] } }
+    "#;
+    assert!(Spec::parse("x", text).unwrap_err().to_string().contains("bare number 2"));
+    let spec = Spec::parse("x", &text.replace(", 2]", "]")).unwrap();
+    let [uplink, guest] = &spec.limits[..] else { unreachable!() };
+    let policy = uplink.options.police;
+    assert_eq!(policy.meter.unwrap().to_string(), "srtcm,ebs=200kb,colour_aware");
+    assert_eq!(settings::show_actions(&policy.actions), "green pass, yellow dscp af12, red drop");
+    assert_eq!(uplink.options.ingress.unwrap().burst, "100kb".parse().ok());
+    let colours = guest.options.police.meter.unwrap().colours.unwrap();
+    assert_eq!((colours.yellow, colours.red), (1 << 8, 1 << 1));
+}
+
+#[test]
+fn policers_that_are_none() {
+    let police = |line: &str| {
+        refusal(&format!(
+            "[[limit]]\nname = \"a\"\nscope = {{ dev = \"eth0\" }}\negress = \"50mbit\"\nscheme = \
+             \"police\"\n{line}\n"
+        ))
+    };
+    assert_snapshot!(with("meter = { type = \"srtcm\" }"), @"limits.toml:5: limit `backup`: meter: scheme `pace` colours no packets; write scheme = \"police\" with it, or leave this out");
+    assert_snapshot!(police("meter = { type = \"tbf\" }"), @"limits.toml:6: limit `a`: meter: unknown meter `tbf`; write srtcm, trtcm or rfc4115");
+    assert_snapshot!(police("meter = { type = \"srtcm\", pir = \"1mbit\" }"), @"limits.toml:6: limit `a`: meter: srtcm has no `pir`; it has cbs, ebs and colour_aware");
+    assert_snapshot!(police("meter = { type = \"trtcm\" }"), @"limits.toml:6: limit `a`: meter: trtcm needs `pir`; write for example pir = \"100mbit\"");
+    assert_snapshot!(police("meter = { type = \"trtcm\", pir = \"1mbit\" }"), @"limits.toml:6: limit `a`: meter: peak rate 1mbit is below the committed rate 50mbit; a peak rate covers all traffic");
+    assert_snapshot!(police("meter = { type = \"srtcm\", cbs = \"1kb\" }\nburst = \"1kb\""), @"limits.toml:6: limit `a`: meter: `cbs` is the limit's `burst`; write one of them");
+    assert_snapshot!(police("meter = { type = \"srtcm\", ebs = 7 }"), @"limits.toml:6: limit `a`: meter: expected a text in quotes, found the bare number 7; write for example `meter = { type = \"srtcm\", ebs = \"200kb\", colour_aware = true }`");
+    assert_snapshot!(police("actions = { yellow = \"pass\" }"), @"limits.toml:6: limit `a`: actions: without a meter no packet is yellow; write `meter`, or leave this out");
+    assert_snapshot!(police("actions = { blue = \"pass\" }"), @"limits.toml:6: limit `a`: actions: `blue` is no colour; write green, yellow or red");
+    assert_snapshot!(police("actions = { red = \"dscp 99\" }"), @"limits.toml:6: limit `a`: actions: `99` is no DSCP; write ef, af11 to af43, cs0 to cs7, va, le, or a number from 0 to 63");
+    assert_snapshot!(police("actions = { red = \"mark\" }"), @"limits.toml:6: limit `a`: actions: `mark` is no action; write pass, drop, ce, or for example `dscp af12`");
+    assert_snapshot!(police("mark = \"1ms\""), @"limits.toml:6: limit `a`: mark: scheme `police` has no queue, and drops when `burst` is used up; leave this out, or write scheme = \"nrm\"");
+    let scope = "scope = { cgroup = \"a\" }\nscheme = \"police\"\nactions = { red = \"dscp cs1\" }";
+    assert_snapshot!(with(scope), @"limits.toml:6: limit `backup`: actions: the kernel lets no program on a cgroup change a packet's DSCP; write `pass`, `drop` or `ce`, or put the limit on the device or port by which the packets leave");
 }

@@ -40,6 +40,7 @@ proptest! {
         let scheme = if pace { Scheme::Pace } else { Scheme::Nrm };
         let options = LimitOptions {
             egress, ingress, loopback, scheme, pace_ceiling, rto_min, delack_max, class,
+            ..LimitOptions::default()
         };
         prop_assume!(options.encode(7).is_ok());
         let limit = options.encode(7).unwrap();

@@ -2,7 +2,13 @@
 
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 use proptest::prelude::*;
-use tidegate_core::{Bytes, Nanos, Rate, TokenBucket, token_bucket::BucketConfig};
+use tidegate_core::{
+    Bytes, Colour, Meter, Nanos, Rate, TokenBucket,
+    meter::{ColourMode, MeterConfig, MeterKind},
+    police::{Action, ColourMap, Dscp, MeterOptions, MeterType, Policy},
+    token_bucket::BucketConfig,
+    virtual_queue::VirtualQueueOptions,
+};
 
 use super::*;
 
@@ -21,6 +27,73 @@ unsafe extern "C" {
         packet: *const NativePacket,
         carry: *mut u64,
     ) -> u32;
+    fn native_pl_colour(
+        policy: *const intf::Policy,
+        state: *mut u64,
+        now_ns: u64,
+        packet: *const NativePacket,
+        incoming: u32,
+    ) -> u32;
+    fn native_pl_incoming(policy: *const intf::Policy, dscp: u8) -> u32;
+}
+
+/// `enum pl_colour`.
+const COLOURS: [Colour; 3] = [Colour::Green, Colour::Yellow, Colour::Red];
+
+fn any_meter() -> impl Strategy<Value = MeterConfig> {
+    let bit_s = || prop_oneof![8_000u64..=100_000_000_000, 8_000u64..1_000_000];
+    let bytes = || prop_oneof![1u64..200_000, 1..=1u64 << 30];
+    let mode = prop_oneof![Just(ColourMode::Blind), Just(ColourMode::Aware)];
+    (bit_s(), bytes(), bit_s(), bytes(), 0..3, mode).prop_map(|(c, cbs, e, ebs, kind, mode)| {
+        let rate = |bit_s| Rate::from_bit_s(bit_s).unwrap();
+        let (cir, other, cbs, ebs) = (rate(c), rate(e), Bytes(cbs), Bytes(ebs));
+        let kind = match kind {
+            0 => MeterKind::SingleRate { cir, cbs, ebs },
+            1 => MeterKind::TwoRate { cir: cir.min(other), cbs, pir: cir.max(other), pbs: ebs },
+            _ => MeterKind::Differentiated { cir, cbs, eir: other, ebs },
+        };
+        kind.config(mode).unwrap()
+    })
+}
+
+proptest! {
+    /// Packet by packet the colour is the model's.
+    #[test]
+    fn the_meter_of_the_header_is_the_model(
+        config in any_meter(),
+        start in 1u64..1 << 61,
+        steps in prop::collection::vec(
+            (prop_oneof![0u64..3_000, 0u64..20_000_000, 0..1u64 << 54],
+             prop_oneof![1u32..200, 1000u32..70_000, 0u32..1 << 20], 0usize..3),
+            1..300,
+        ),
+    ) {
+        let policy = intf::Policy::default().metered(&config);
+        let mut now = start;
+        let mut model = Meter::new(config, Nanos(now));
+        let mut state = [0u64; 5];
+        for (gap, wire_bytes, incoming) in steps {
+            now += gap;
+            let expected = model.on_packet(Nanos(now), wire_bytes, COLOURS[incoming]);
+            let packet = NativePacket { wire_bytes, may_owe: 0 };
+            let incoming = if config.mode == ColourMode::Aware { incoming as u32 } else { 0 };
+            // SAFETY: every pointer is to a live value of the layout that the header declares.
+            let got = unsafe {
+                native_pl_colour(&policy, state.as_mut_ptr(), now, &packet, incoming)
+            };
+            prop_assert_eq!(COLOURS[got as usize], expected);
+        }
+    }
+
+    #[test]
+    fn incoming_colours_are_the_models(yellow: u64, red: u64, dscp in 0u8..64) {
+        let map = ColourMap { yellow, red };
+        let policy =
+            intf::Policy { yellow_dscps: yellow, red_dscps: red, ..intf::Policy::default() };
+        // SAFETY: the pointer is to a live value of the layout that the header declares.
+        let got = unsafe { native_pl_incoming(&policy, dscp) };
+        prop_assert_eq!(COLOURS[got as usize], map.colour(Dscp::new(dscp).unwrap()));
+    }
 }
 
 /// A bucket of the header, with its state.
@@ -110,6 +183,12 @@ const UDP: u8 = 17;
 const FRAME_BYTES: u64 = 1000;
 /// A byte takes 10 ms: a bucket of ten seconds holds one frame.
 const BIT_S: u64 = 800;
+const BUCKET: intf::Bucket = intf::Bucket {
+    cost: (10_000_000 << 24),
+    rate: BIT_S,
+    burst: 2 * FRAME_BYTES * 8_000_000_000,
+    fill_ns: 20 * S,
+};
 
 /// Where a program is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -207,18 +286,13 @@ fn root_police_the_loaded_program_follows_the_table() {
         };
         let mut storage = MaybeUninit::uninit();
         let police = load(&mut storage, place).unwrap();
-        let bucket = intf::Bucket {
-            cost: (10_000_000 << 24),
-            rate: BIT_S,
-            burst: 2 * FRAME_BYTES * 8_000_000_000,
-            fill_ns: 20 * S,
-        };
         let direction = direction_of(&row);
         let mut limit = intf::Limit {
             flags: intf::FLAG_POLICE | if row.loopback { intf::FLAG_LOOPBACK } else { 0 },
             ..Default::default()
         };
-        limit.police[direction] = bucket;
+        limit.police[direction] =
+            intf::Policy { committed: BUCKET, action: [0, 0, 1], ..intf::Policy::default() };
         let maps = maps(&police, &limit).unwrap();
         let key = (direction as u32).to_ne_bytes();
         let now = monotonic_ns();
@@ -255,4 +329,155 @@ fn root_police_the_loaded_program_follows_the_table() {
         let expected = row.missing_after_s * S;
         assert!((expected..expected + S).contains(&missing), "{}: {missing} ns", row.what);
     }
+}
+
+/// An action, the packet that it meets, and what comes of it. The bucket has tokens for none.
+struct Act {
+    what: &'static str,
+    hook: Hook,
+    action: &'static str,
+    ipv6: bool,
+    tos: u8,
+    tos_after: u8,
+    outcome: &'static str,
+}
+
+#[test]
+fn root_police_actions_follow_the_table() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_police_actions_follow_the_table: needs root");
+        return;
+    }
+    let act = |what, hook, action, ipv6, tos, tos_after, outcome| Act {
+        what,
+        hook,
+        action,
+        ipv6,
+        tos,
+        tos_after,
+        outcome,
+    };
+    const EF: u8 = 46 << 2;
+    const AF12: u8 = 12 << 2;
+    let table = [
+        act("pass", Hook::Out, "pass", false, EF, EF, "pass"),
+        act("dscp", Hook::Out, "dscp af12", false, EF, AF12, "pass"),
+        act("dscp, the ECN bits stay", Hook::In, "dscp af12", false, EF | 2, AF12 | 2, "pass"),
+        act("dscp, the same", Hook::In, "dscp ef", false, EF | 1, EF | 1, "pass"),
+        act("dscp, IPv6", Hook::Out, "dscp af12", true, EF | 1, AF12 | 1, "pass"),
+        act("dscp, IPv6, from none", Hook::In, "dscp 63", true, 0, 63 << 2, "pass"),
+        act("ce, ECT(0)", Hook::Out, "ce", false, EF | 2, EF | 3, "mark"),
+        act("ce, ECT(1), IPv6", Hook::In, "ce", true, 1, 3, "mark"),
+        act("ce, CE already", Hook::Out, "ce", false, 3, 3, "mark"),
+        act("ce, not ECT", Hook::Out, "ce", false, EF, EF, "drop_full"),
+        act("ce on a cgroup", Hook::CgroupEgress, "ce", false, 2, 3, "mark"),
+        act("ce on a cgroup, not ECT", Hook::CgroupIngress, "ce", true, 0, 0, "drop_full"),
+        act("drop", Hook::In, "drop", true, 2, 2, "drop_full"),
+    ];
+    for Act { what, hook, action, ipv6, tos, tos_after, outcome } in table {
+        let place = match hook {
+            Hook::Out | Hook::In => Place::Device,
+            _ => Place::Cgroup,
+        };
+        let mut storage = MaybeUninit::uninit();
+        let police = load(&mut storage, place).unwrap();
+        let action = action.parse::<Action>().unwrap();
+        let policy = Policy { actions: [Action::Pass, Action::Pass, action], meter: None };
+        let queue = VirtualQueueOptions::new("8kbit".parse().unwrap());
+        let policy = intf::Policy::new(&policy, &queue).unwrap();
+        let policy = intf::Policy { committed: BUCKET, ..policy };
+        let flags = intf::FLAG_POLICE | intf::FLAG_LOOPBACK;
+        let limit = intf::Limit { police: [policy; 2], flags, ..Default::default() };
+        let maps = maps(&police, &limit).unwrap();
+        let full = intf::Queue { finish_ns: monotonic_ns() + 20 * S, ..Default::default() };
+        for key in 0..2u32 {
+            let bytes = bytemuck::bytes_of(&full);
+            maps.queues.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
+        }
+        let sent = if ipv6 { frame_v6(tos) } else { frame_v4(tos) };
+        let mut received = sent.clone();
+        let (program, direction) = match hook {
+            Hook::CgroupEgress => (&police.progs.police_egress, Direction::Egress),
+            Hook::CgroupIngress => (&police.progs.police_ingress, Direction::Ingress),
+            Hook::Out => (&police.progs.police_out, Direction::Egress),
+            Hook::In => (&police.progs.police_in, Direction::Ingress),
+        };
+        let run = program.test_run(ProgramInput {
+            data_in: Some(&sent),
+            data_out: Some(&mut received),
+            ..Default::default()
+        });
+        run.unwrap();
+        let expected = if ipv6 { frame_v6(tos_after) } else { frame_v4(tos_after) };
+        assert!(received[14..] == expected[14..], "{what}: {:x?}", &received[14..34]);
+        let reading = maps.read(direction).unwrap();
+        let index = intf::OUTCOME_TABLE.iter().position(|o| o.name == outcome).unwrap();
+        assert_eq!(reading.counters.packets[index], 1, "{what}");
+        assert_eq!(reading.colours.map(|c| c.packets), Some([0, 0, 1]), "{what}");
+    }
+}
+
+/// An Ethernet frame of IPv4 with a right checksum.
+fn frame_v4(tos: u8) -> Vec<u8> {
+    let mut frame = frame();
+    frame[15] = tos;
+    frame[22] = 64;
+    let words = frame[14..34].chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
+    let sum: u32 = words.sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let checksum = !(((sum & 0xffff) + (sum >> 16)) as u16);
+    frame[24..26].copy_from_slice(&checksum.to_be_bytes());
+    frame
+}
+
+fn frame_v6(traffic_class: u8) -> Vec<u8> {
+    let mut frame = vec![0; FRAME_BYTES as usize];
+    frame[12..14].copy_from_slice(&[0x86, 0xdd]);
+    frame[14] = 0x60 | traffic_class >> 4;
+    frame[15] = traffic_class << 4 | 0x0a;
+    frame[18..20].copy_from_slice(&(FRAME_BYTES as u16 - 54).to_be_bytes());
+    frame[20] = UDP;
+    frame
+}
+
+/// A loaded srTCM, colour-aware: green while the committed bucket lasts, then yellow, then red.
+#[test]
+fn root_police_the_loaded_meter_colours() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_police_the_loaded_meter_colours: needs root");
+        return;
+    }
+    let meter = MeterOptions {
+        burst: Some(tidegate_core::Span::Size(Bytes(3 * FRAME_BYTES))),
+        colours: Some(ColourMap::default()),
+        ..MeterOptions::new(MeterType::SrTcm)
+    };
+    let actions = [Action::Pass, Action::Dscp(Dscp::new(12).unwrap()), Action::Drop];
+    let policy = Policy { meter: Some(meter), actions };
+    let queue = VirtualQueueOptions {
+        burst: Some(tidegate_core::Span::Size(Bytes(2 * FRAME_BYTES))),
+        ..VirtualQueueOptions::new("8kbit".parse().unwrap())
+    };
+    let policy = intf::Policy::new(&policy, &queue).unwrap();
+    let mut storage = MaybeUninit::uninit();
+    let police = load(&mut storage, Place::Device).unwrap();
+    let limit = intf::Limit { police: [policy; 2], flags: intf::FLAG_POLICE, ..Default::default() };
+    let maps = maps(&police, &limit).unwrap();
+    // af12 first: it is yellow and pays from the second bucket; then three of af11, and af13.
+    let mut colours = Vec::new();
+    for tos in [12 << 2, 10 << 2, 10 << 2, 10 << 2, 14 << 2, 10 << 2, 10 << 2] {
+        let sent = frame_v4(tos);
+        let mut received = sent.clone();
+        let run = police.progs.police_out.test_run(ProgramInput {
+            data_in: Some(&sent),
+            data_out: Some(&mut received),
+            ..Default::default()
+        });
+        colours.push((run.unwrap().return_value as i32, received[15] >> 2));
+    }
+    let (green, yellow) = ((-1, 10), (-1, 12));
+    assert_eq!(colours, [yellow, green, green, yellow, (2, 14), yellow, (2, 10)]);
+    let reading = maps.read(Direction::Egress).unwrap();
+    assert_eq!(reading.colours.unwrap().packets, [2, 3, 2]);
+    assert_eq!(reading.colours.unwrap().bytes, [2, 3, 2].map(|n| n * FRAME_BYTES));
 }

@@ -46,11 +46,12 @@ fn direction(rate_mbit: u64, used_mbit: u64, paced: bool) -> (DirectionStatus, D
     let backlog_ns = if full { 1_234_567 } else { -1_000_000 };
     let rate_bit_s = rate_mbit * MBIT;
     let status = DirectionStatus {
+        colours: None,
         rate_bit_s,
         now_bit_s: None,
         share: None,
         burst_ns: 1_000_000,
-        mark_ns: 2_000_000,
+        mark_ns: Some(2_000_000),
         drop_ns: 4_000_000,
         backlog_ns,
         fair: paced.then_some(fair),
@@ -61,6 +62,7 @@ fn direction(rate_mbit: u64, used_mbit: u64, paced: bool) -> (DirectionStatus, D
     (
         status,
         DirectionSample {
+            colours: None,
             rate_bit_s,
             now_bit_s: None,
             share: None,
@@ -83,6 +85,7 @@ fn limit(path: &str, egress: Option<(u64, u64)>, ingress: Option<(u64, u64)>) ->
         pace_ceiling: true,
         rto_min_ns: 20_000_000,
         delack_max_ns: 5_000_000,
+        police: None,
     };
     let state = Standing::InForce;
     Watched {

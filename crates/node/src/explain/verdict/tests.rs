@@ -20,11 +20,12 @@ fn limit(name: &str, scheme: &'static str, used_mbit: u64) -> Applied {
         now_bit_s: None,
         share: None,
         burst_ns: 1_000_000,
-        mark_ns: 2_000_000,
+        mark_ns: Some(2_000_000),
         drop_ns: 4_000_000,
         backlog_ns: 0,
         fair: (scheme != "nrm").then_some(fair),
         counters: sample,
+        colours: None,
         last: Ages::default(),
     };
     Applied {
@@ -41,6 +42,7 @@ fn limit(name: &str, scheme: &'static str, used_mbit: u64) -> Applied {
             pace_ceiling: true,
             rto_min_ns: 0,
             delack_max_ns: 0,
+            police: None,
         },
         egress: Some(AppliedDirection { used_bit_s: used_mbit * 1_000_000, now, sample }),
         ingress: None,

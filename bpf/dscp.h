@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The DSCP of a packet: read by any program, written by one of tc. */
+#ifndef TG_DSCP_H
+#define TG_DSCP_H
+
+#include "packet.h"
+
+/* Below IP: Ethernet, nothing, Ethernet with one VLAN tag and with two in the packet. */
+#define TG_LINK_HEADERS                                                                            \
+	{                                                                                          \
+		TG_LINK_HEADER_BYTES, 0, 18, 22                                                    \
+	}
+#define TG_LINK_HEADERS_MAX   4
+#define TG_IP_CHECKSUM_OFFSET 10
+
+/* The first bytes of an IP header, by which it is known. */
+union tg_ip_head {
+	__u8 byte[8];
+	__u16 half[4];
+	__u64 all;
+};
+
+/* The old type of service or traffic class with another DSCP; the ECN bits stay. */
+static __always_inline __u8 tg_with_dscp(__u8 tos, __u8 dscp)
+{
+	return dscp << 2 | (tos & 3);
+}
+
+/* Of an IPv6 header: in the lower half of the first byte, and the upper one of the second. */
+static __always_inline __u8 tg_traffic_class(const union tg_ip_head *head)
+{
+	return head->byte[0] << 4 | head->byte[1] >> 4;
+}
+
+/* 0 for what is not IP. */
+static __always_inline __u8 tg_dscp(struct __sk_buff *skb)
+{
+	union tg_ip_head head;
+
+	if (tg_load(skb, 0, &head, 2))
+		return 0;
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		return head.byte[1] >> 2;
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return tg_traffic_class(&head) >> 2;
+	return 0;
+}
+
+/* Where in the packet its IP header starts; negative if that is nowhere known. */
+static __always_inline int tg_ip_offset(struct __sk_buff *skb, const union tg_ip_head *head)
+{
+	const int headers[TG_LINK_HEADERS_MAX] = TG_LINK_HEADERS;
+	union tg_ip_head there;
+
+	for (int i = 0; i < TG_LINK_HEADERS_MAX; i++)
+		if (!bpf_skb_load_bytes(skb, headers[i], &there, sizeof(there)) &&
+		    there.all == head->all)
+			return headers[i];
+	return -1;
+}
+
+/*
+ * Gives a packet another DSCP. The sum over an IPv4 header with its checksum does not change, so a
+ * checksum over the whole packet that the device has computed stays right; IPv6 has none, and there
+ * the kernel is told to follow.
+ */
+static __always_inline void tg_set_dscp(struct __sk_buff *skb, __u8 dscp)
+{
+	union tg_ip_head head, new;
+	int offset;
+
+	if (tg_load(skb, 0, &head, sizeof(head)))
+		return;
+	new = head;
+	offset = tg_ip_offset(skb, &head);
+	if (offset < 0)
+		return;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		new.byte[1] = tg_with_dscp(head.byte[1], dscp);
+		if (new.byte[1] == head.byte[1])
+			return;
+		bpf_l3_csum_replace(skb, offset + TG_IP_CHECKSUM_OFFSET, head.half[0], new.half[0],
+				    sizeof(head.half[0]));
+		bpf_skb_store_bytes(skb, offset, &new, sizeof(new.half[0]), 0);
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		__u8 tos = tg_with_dscp(tg_traffic_class(&head), dscp);
+
+		new.byte[0] = (head.byte[0] & 0xf0) | tos >> 4;
+		new.byte[1] = (head.byte[1] & 0x0f) | tos << 4;
+		if (new.half[0] == head.half[0])
+			return;
+		bpf_skb_store_bytes(skb, offset, &new, sizeof(new.half[0]), BPF_F_RECOMPUTE_CSUM);
+	}
+}
+
+#endif

@@ -1,0 +1,535 @@
+//! The loop: sockets, signals and the clock around a [`Node`].
+//!
+//! One thread. Time is `CLOCK_BOOTTIME`, which also counts while the host sleeps, as leases need it. Nothing here
+//! decides anything: datagrams, time, what sources found and what others ask go in, datagrams and lines go out.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket as StdUdpSocket},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use sd_notify::NotifyState;
+use tidegate_core::{Nanos, Rate, units::NANOS_PER_SEC};
+use tidegate_sys::preflight::PreflightError;
+use tokio::{
+    net::{TcpListener, UdpSocket, UnixListener},
+    runtime, select,
+    signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
+    task::{JoinHandle, LocalSet, spawn_local},
+    time,
+};
+
+use super::{
+    api::{self, ApiError, Ask, Door, REQUESTS_MAX},
+    config::{FleetError, FleetSpec, GroupSpec, check_name},
+    discovery::{Entry, News, Source, resolve},
+    keys::{KeyError, KeyRing},
+    local::{LocalError, LocalGates},
+    node::{Node, NodeError, NodeOptions},
+    rates::with_ceilings,
+    seal::DATAGRAM_MAX,
+    status::NodeStatus,
+    storage::{Files, StorageError},
+    told::Told,
+};
+use crate::{
+    host::Host,
+    spec::{Spec, SpecError},
+};
+
+/// Datagrams that are read before anything else is looked at again.
+const BATCH_MAX: usize = 64;
+/// News of sources that wait.
+const NEWS_MAX: usize = 16;
+/// The loop turns at least so often, so that a host that has slept is noticed.
+const TURN_MAX: Duration = Duration::from_millis(500);
+/// Who ends gives back what it holds within this, or goes without.
+const LEAVE_PATIENCE: Nanos = Nanos(2 * NANOS_PER_SEC);
+/// That datagrams cannot be sent is said no more often.
+const TELL_SENDING: Nanos = Nanos(60 * NANOS_PER_SEC);
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct DaemonOptions {
+    /// The spec file, read again on SIGHUP.
+    pub file: PathBuf,
+    /// Where limits are pinned.
+    pub store: PathBuf,
+}
+
+/// Why the daemon does not run. Limits are as they were.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// The file is no spec.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// No fleet in it.
+    #[error("{0}: no `[fleet]` in it; write one with name and keys, and a `[[group]]`")]
+    NoFleet(String),
+    /// The host's name is no node's.
+    #[error("the host is called `{0}`, and a node's name {1}; write node = \"...\" in [fleet]")]
+    HostName(String, FleetError),
+    /// Nobody knows where others reach this node.
+    #[error(
+        "cannot tell where others reach this node: {0}; write for example advertise = \"10.0.0.1:7946\" in [fleet]"
+    )]
+    Address(String),
+    /// A port is taken, or may not be had.
+    #[error("[fleet] {field} {addr}: {source}{}", in_use(.source))]
+    Bind {
+        /// The field.
+        field: &'static str,
+        /// The address.
+        addr: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The socket for status.
+    #[error("[fleet] api: {0}")]
+    Api(#[from] ApiError),
+    /// The keys.
+    #[error(transparent)]
+    Keys(#[from] KeyError),
+    /// The state.
+    #[error("[fleet] state: {0}")]
+    Storage(#[from] StorageError),
+    /// The host cannot hold limits.
+    #[error(transparent)]
+    Preflight(#[from] PreflightError),
+    /// The node.
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    /// Signals, timers or randomness cannot be had.
+    #[error("{what}: {source}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// Limits could not be set to what is the host's own.
+    #[error("limit `{0}` keeps the rate that it has: {1}")]
+    StandDown(String, LocalError),
+}
+
+fn in_use(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "; another daemon or program has it: end that (`ss -lntup` names it), or write another port"
+        }
+        _ => "",
+    }
+}
+
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> DaemonError {
+    move |source| DaemonError::System { what, source }
+}
+
+/// `CLOCK_BOOTTIME`.
+#[must_use]
+pub fn now() -> Nanos {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let (s, ns) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+    Nanos(s.unwrap_or(0).saturating_mul(NANOS_PER_SEC) + ns.unwrap_or(0))
+}
+
+/// What a spec says to a daemon.
+struct Configured {
+    fleet: FleetSpec,
+    groups: Vec<(GroupSpec, Vec<Rate>)>,
+    keys: KeyRing,
+}
+
+fn configured(file: &Path) -> Result<Configured, DaemonError> {
+    let spec = Spec::read(file)?;
+    let groups = with_ceilings(&spec);
+    let fleet = spec.fleet.ok_or(DaemonError::NoFleet(spec.file))?;
+    let keys = KeyRing::read(&fleet.keys)?;
+    Ok(Configured { fleet, groups, keys })
+}
+
+fn node_name(fleet: &FleetSpec) -> Result<String, DaemonError> {
+    if let Some(name) = &fleet.node {
+        return Ok(name.clone());
+    }
+    let uname = rustix::system::uname();
+    let name = uname.nodename().to_string_lossy().into_owned();
+    check_name(&name).map_err(|e| DaemonError::HostName(name.clone(), e))?;
+    Ok(name)
+}
+
+/// Where others reach this node: what is written, else what its route to one of them says.
+async fn own_address(fleet: &FleetSpec) -> Result<SocketAddr, DaemonError> {
+    if let Some(addr) = fleet.advertise {
+        return Ok(addr);
+    }
+    if !fleet.listen.ip().is_unspecified() {
+        return Ok(fleet.listen);
+    }
+    let mut targets: Vec<String> = fleet.peers.clone();
+    targets.extend(fleet.dns.clone());
+    targets.extend(Source::of(fleet).into_iter().filter_map(|source| match source {
+        Source::Redis(url) | Source::Etcd(url) => Some(url.to_string()),
+        _ => None,
+    }));
+    let mut why = "nobody to look for a route to".to_owned();
+    for target in targets {
+        let found = resolve(&target).await.unwrap_or_default();
+        for addr in found {
+            let any: IpAddr = match addr {
+                SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+            };
+            // A datagram socket that is connected sends nothing, but knows its route.
+            let local = StdUdpSocket::bind((any, 0)).and_then(|socket| {
+                socket.connect(addr)?;
+                socket.local_addr()
+            });
+            match local {
+                Ok(local) => return Ok(SocketAddr::new(local.ip(), fleet.listen.port())),
+                Err(e) => why = format!("{addr}: {e}"),
+            }
+        }
+    }
+    Err(DaemonError::Address(why))
+}
+
+/// Runs until a signal ends it. `say` gets what an operator wants to know, `ready` is called once everything is
+/// open and before the first limit is touched.
+///
+/// # Errors
+/// [`DaemonError`] if it cannot start.
+pub fn run(
+    options: &DaemonOptions,
+    say: impl FnMut(&Told),
+    ready: impl FnOnce(&str, SocketAddr),
+) -> Result<(), DaemonError> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(system("cannot start"))?;
+    let local = LocalSet::new();
+    local.block_on(&runtime, async {
+        let mut daemon = Daemon::start(options, say).await?;
+        ready(&daemon.entry.node, daemon.entry.addr);
+        daemon.run().await
+    })
+}
+
+struct Signals {
+    term: Signal,
+    int: Signal,
+    hup: Signal,
+}
+
+struct Daemon<F> {
+    file: PathBuf,
+    node: Node<LocalGates, Files>,
+    entry: Entry,
+    socket: UdpSocket,
+    api: PathBuf,
+    asks: mpsc::Receiver<Ask>,
+    news: mpsc::Receiver<News>,
+    tell_news: mpsc::Sender<News>,
+    sources: Vec<Source>,
+    tasks: Vec<JoinHandle<()>>,
+    /// Sources that cannot be asked: their name and why.
+    failing: BTreeMap<&'static str, (String, String)>,
+    signals: Signals,
+    watchdog: Option<Duration>,
+    send_failed: Option<Nanos>,
+    leaving: Option<Nanos>,
+    say: F,
+}
+
+impl<F: FnMut(&Told)> Daemon<F> {
+    async fn start(options: &DaemonOptions, say: F) -> Result<Daemon<F>, DaemonError> {
+        let Configured { fleet, groups, keys } = configured(&options.file)?;
+        let name = node_name(&fleet)?;
+        let host = Host::open_for_rates(&options.store)?;
+        let addr = own_address(&fleet).await?;
+        // All that may be refused comes before anything is touched.
+        let bind = |field, addr| move |source| DaemonError::Bind { field, addr, source };
+        let socket = UdpSocket::bind(fleet.listen).await;
+        let socket = socket.map_err(bind("listen", fleet.listen))?;
+        let listener = api::bind(&fleet.api)?;
+        let metrics = match fleet.metrics {
+            None => None,
+            Some(at) => Some(TcpListener::bind(at).await.map_err(bind("metrics", at))?),
+        };
+        let files = Files::open(&fleet.state)?;
+        let mut seed = [0u8; 32];
+        let fill = |bytes: &mut [u8]| {
+            getrandom::fill(bytes)
+                .map_err(|e| system("no random numbers")(io::Error::other(e.to_string())))
+        };
+        fill(&mut seed)?;
+        let mut random = [0u8; 8];
+        fill(&mut random)?;
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let unix_ns = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
+        let session = files.next_session(unix_ns, u64::from_le_bytes(random))?;
+        let entry = Entry { cluster: fleet.name.clone(), node: name.clone(), addr };
+        let (sources, path) = (Source::of(&fleet), fleet.api.clone());
+        let of_node = NodeOptions { fleet, name, groups, keys, addr, session, seed };
+        let node = Node::new(now(), of_node, LocalGates::new(host), files)?;
+        let on = |kind| signal(kind).map_err(system("cannot wait for signals"));
+        let signals = Signals {
+            term: on(SignalKind::terminate())?,
+            int: on(SignalKind::interrupt())?,
+            hup: on(SignalKind::hangup())?,
+        };
+        let (tell_asks, asks) = mpsc::channel(REQUESTS_MAX);
+        let (tell_news, news) = mpsc::channel(NEWS_MAX);
+        open_doors(listener, metrics, &tell_asks);
+        let mut usec = 0;
+        let watched = sd_notify::watchdog_enabled(false, &mut usec);
+        let mut daemon = Daemon {
+            file: options.file.clone(),
+            node,
+            entry,
+            socket,
+            api: path,
+            asks,
+            news,
+            tell_news,
+            sources: Vec::new(),
+            tasks: Vec::new(),
+            failing: BTreeMap::new(),
+            signals,
+            watchdog: watched.then(|| Duration::from_micros(usec / 3)),
+            send_failed: None,
+            leaving: None,
+            say,
+        };
+        daemon.ask_sources(sources);
+        Ok(daemon)
+    }
+
+    /// Has these sources asked from now on, and no others.
+    fn ask_sources(&mut self, sources: Vec<Source>) {
+        self.tasks.drain(..).for_each(|task| task.abort());
+        for source in &self.sources {
+            if !sources.iter().any(|other| other.kind() == source.kind()) {
+                self.node.discovered(now(), source.kind(), &[]);
+                self.failing.remove(source.kind());
+            }
+        }
+        let run = |source: &Source| {
+            spawn_local(source.clone().run(self.entry.clone(), self.tell_news.clone()))
+        };
+        self.tasks = sources.iter().map(run).collect();
+        self.sources = sources;
+    }
+
+    async fn run(&mut self) -> Result<(), DaemonError> {
+        self.node.on_timer(now());
+        self.flush();
+        notify(&[NotifyState::Ready]);
+        let mut bytes = vec![0u8; DATAGRAM_MAX + 1];
+        loop {
+            let at = now();
+            if self.leaving.is_some_and(|until| at >= until || self.node.has_left()) {
+                return self.end().await;
+            }
+            let due = Duration::from_nanos(self.node.next_deadline(at).0.saturating_sub(at.0));
+            let pause = due.min(self.watchdog.unwrap_or(TURN_MAX)).min(TURN_MAX);
+            select! {
+                readable = self.socket.readable() => {
+                    if readable.is_ok() {
+                        self.receive(&mut bytes);
+                    }
+                }
+                () = time::sleep(pause) => {}
+                Some(news) = self.news.recv() => self.on_news(news),
+                Some(ask) = self.asks.recv() => self.on_ask(ask),
+                _ = self.signals.hup.recv() => drop(self.reload()),
+                _ = self.signals.term.recv() => self.leave(),
+                _ = self.signals.int.recv() => self.leave(),
+            }
+            // Under a flood of datagrams time goes on, too.
+            let at = now();
+            if self.node.next_deadline(at) <= at {
+                self.node.on_timer(at);
+            }
+            self.flush();
+            if self.watchdog.is_some() {
+                notify(&[NotifyState::Watchdog]);
+            }
+        }
+    }
+
+    fn receive(&mut self, bytes: &mut [u8]) {
+        for _ in 0..BATCH_MAX {
+            match self.socket.try_recv_from(bytes) {
+                // One that is longer than any fills the buffer, and is dropped for its length.
+                Ok((length, from)) => self.node.on_datagram(now(), from, &bytes[..length]),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Sends and says what there is.
+    fn flush(&mut self) {
+        while let Some((to, bytes)) = self.node.poll_transmit() {
+            // A full buffer drops, as a full network does.
+            let Err(e) = self.socket.try_send_to(&bytes, to) else { continue };
+            let at = now();
+            let again = |last: Nanos| at.0 >= last.0.saturating_add(TELL_SENDING.0);
+            if e.kind() != io::ErrorKind::WouldBlock && self.send_failed.is_none_or(again) {
+                self.send_failed = Some(at);
+                self.node.tell(Told::Warning(format!("cannot send to {to}: {e}")));
+            }
+        }
+        while let Some(told) = self.node.poll_told() {
+            (self.say)(&told);
+        }
+    }
+
+    fn on_news(&mut self, news: News) {
+        let News { source, which, found } = news;
+        match found {
+            Ok(addresses) => {
+                self.node.discovered(now(), source, &addresses);
+                if self.failing.remove(source).is_some() {
+                    self.node.tell(Told::RegistryGood(which));
+                }
+            }
+            Err((e, again)) => {
+                let why = e.to_string();
+                // Once, and again when it fails otherwise.
+                if self.failing.get(source).is_none_or(|(_, last)| *last != why) {
+                    let (which, why) = (which.clone(), why.clone());
+                    self.node.tell(Told::Registry { which, why, again_s: again.as_secs() });
+                }
+                self.failing.insert(source, (which, why));
+            }
+        }
+    }
+
+    fn on_ask(&mut self, ask: Ask) {
+        match ask {
+            // Who asked may have gone away meanwhile.
+            Ask::Status(tell) => _ = tell.send(Box::new(self.status())),
+            Ask::Reload(tell) => _ = tell.send(self.reload()),
+        }
+    }
+
+    fn status(&self) -> NodeStatus {
+        let mut status = self.node.status(now());
+        let file = self.file.canonicalize().unwrap_or_else(|_| self.file.clone());
+        status.file = file.display().to_string();
+        for (source, (which, why)) in &self.failing {
+            status.alerts.push(format!("{which}: {why}; nodes that are known stay known"));
+            match status.sources.iter_mut().find(|known| known.source == *source) {
+                Some(known) => known.error = Some(why.clone()),
+                None => status.sources.push(super::status::SourceStatus {
+                    source: (*source).to_owned(),
+                    addresses: 0,
+                    error: Some(why.clone()),
+                }),
+            }
+        }
+        status
+    }
+
+    /// Reads the spec again; what changed, or why all is as before.
+    fn reload(&mut self) -> Result<Vec<String>, String> {
+        let mut states = vec![NotifyState::Reloading];
+        states.extend(NotifyState::monotonic_usec_now());
+        notify(&states);
+        let changes = self.take_spec();
+        let told = match &changes {
+            Ok(changes) => Told::Reloaded(changes.clone()),
+            Err(why) => Told::NotReloaded(why.clone()),
+        };
+        self.node.tell(told);
+        notify(&[NotifyState::Ready]);
+        changes
+    }
+
+    fn take_spec(&mut self) -> Result<Vec<String>, String> {
+        let Configured { fleet, groups, keys } =
+            configured(&self.file).map_err(|e| e.to_string())?;
+        let name = node_name(&fleet).map_err(|e| e.to_string())?;
+        let is = self.node.fleet();
+        let fixed = [
+            ("name", is.name == fleet.name),
+            ("node", self.entry.node == name),
+            ("listen", is.listen == fleet.listen),
+            ("advertise", is.advertise == fleet.advertise),
+            ("state", is.state == fleet.state),
+            ("api", is.api == fleet.api),
+            ("metrics", is.metrics == fleet.metrics),
+        ];
+        if let Some((field, _)) = fixed.iter().find(|(_, same)| !same) {
+            return Err(format!("[fleet] {field} is another: restart the daemon for that"));
+        }
+        let same = (&is.peers, &is.dns, &is.redis, &is.etcd)
+            == (&fleet.peers, &fleet.dns, &fleet.redis, &fleet.etcd);
+        let sources = (!same).then(|| Source::of(&fleet));
+        let changed = self.node.reconfigure(now(), fleet, &groups, keys);
+        let mut changes = changed.map_err(|e| e.to_string())?;
+        if let Some(sources) = sources {
+            changes.push("peers are looked for elsewhere".to_owned());
+            self.ask_sources(sources);
+        }
+        Ok(changes)
+    }
+
+    fn leave(&mut self) {
+        notify(&[NotifyState::Stopping]);
+        let at = now();
+        if self.leaving.is_none() {
+            self.node.leave(at);
+            self.leaving = Some(Nanos(at.0.saturating_add(LEAVE_PATIENCE.0)));
+        } else {
+            // Asked twice.
+            self.leaving = Some(at);
+        }
+    }
+
+    async fn end(&mut self) -> Result<(), DaemonError> {
+        if !self.node.end(now()) {
+            let what = "a limit of a group could not be set to what is this host's in any case";
+            self.node.tell(Told::Warning(what.to_owned()));
+        }
+        self.flush();
+        self.tasks.drain(..).for_each(|task| task.abort());
+        let sources = std::mem::take(&mut self.sources);
+        for source in sources.iter().filter(|s| !self.failing.contains_key(s.kind())) {
+            // The entry ends by itself otherwise.
+            let _ = source.withdraw(&self.entry).await;
+        }
+        let _ = std::fs::remove_file(&self.api);
+        Ok(())
+    }
+}
+
+fn open_doors(listener: UnixListener, metrics: Option<TcpListener>, asks: &mpsc::Sender<Ask>) {
+    spawn_local(api::serve(listener, asks.clone(), Door::Socket));
+    if let Some(listener) = metrics {
+        spawn_local(api::serve(listener, asks.clone(), Door::Metrics));
+    }
+}
+
+/// Tells systemd, if it listens.
+fn notify(states: &[NotifyState<'_>]) {
+    let _ = sd_notify::notify(false, states);
+}
+
+/// For when a daemon has died: the limits of its groups keep what is this host's in any case.
+///
+/// # Errors
+/// [`DaemonError`]; other limits were set all the same.
+pub fn stand_down(options: &DaemonOptions) -> Result<usize, DaemonError> {
+    let spec = Spec::read(&options.file)?;
+    let groups = with_ceilings(&spec);
+    let mut gates = LocalGates::new(Host::open_for_rates(&options.store)?);
+    match gates.stand_down(&groups).into_iter().next() {
+        Some((limit, e)) => Err(DaemonError::StandDown(limit, e)),
+        None => Ok(groups.iter().map(|(group, _)| group.members.len()).sum()),
+    }
+}

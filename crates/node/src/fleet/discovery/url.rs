@@ -1,0 +1,156 @@
+//! Addresses of registries: `scheme://[user[:password]@]host[:port][/rest]`.
+
+use std::fmt;
+
+/// An address of a registry.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Url {
+    /// Who asks.
+    pub user: Option<String>,
+    /// With which password.
+    pub password: Option<String>,
+    /// The host: a name or an address, without brackets.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// What follows the slash, without it.
+    pub rest: String,
+}
+
+/// Why a text is no address of a registry.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// Another scheme.
+    #[error("expected an address that starts with `{0}://`{1}")]
+    Scheme(&'static str, &'static str),
+    /// No host.
+    #[error("no host in it")]
+    Host,
+    /// A port that is none.
+    #[error("its port is none")]
+    Port,
+    /// Bytes that must be escaped, or escapes that are none.
+    #[error("write special characters of user and password as % and two digits")]
+    Escape,
+    /// A database that is none.
+    #[error("what follows the slash must be the number of a database, such as 0")]
+    Database,
+}
+
+/// The schemes that are spoken: their port, and the one over TLS that is not.
+const SCHEMES: [(&str, u16, &str); 2] = [("redis", 6379, "rediss"), ("http", 2379, "https")];
+
+impl Url {
+    /// Reads an address of `scheme`: `redis` or `http`.
+    ///
+    /// # Errors
+    /// [`UrlError`].
+    pub fn parse(text: &str, scheme: &str) -> Result<Url, UrlError> {
+        let Some((scheme, default_port, over_tls)) = SCHEMES.iter().find(|s| s.0 == scheme) else {
+            return Err(UrlError::Scheme("redis", ""));
+        };
+        let (found, rest) = text.split_once("://").unwrap_or(("", text));
+        if found == *over_tls {
+            let hint = "; TLS is not spoken here: reach it over loopback and a tunnel. What a registry says is \
+                        only where to knock: nodes trust each other by their keys";
+            return Err(UrlError::Scheme(scheme, hint));
+        }
+        if found != *scheme {
+            return Err(UrlError::Scheme(scheme, ""));
+        }
+        let (authority, rest) = rest.split_once('/').unwrap_or((rest, ""));
+        let (login, place) = match authority.rsplit_once('@') {
+            Some((login, place)) => (Some(login), place),
+            None => (None, authority),
+        };
+        let (host, port) = match place.strip_prefix('[').and_then(|p| p.split_once(']')) {
+            Some((host, port)) => (host, port.strip_prefix(':')),
+            None => match place.rsplit_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (place, None),
+            },
+        };
+        let is_host = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
+        if host.is_empty() || !host.chars().all(is_host) {
+            return Err(UrlError::Host);
+        }
+        let port =
+            port.map_or(Ok(*default_port), |port| port.parse().map_err(|_| UrlError::Port))?;
+        if *scheme == "redis" && !rest.is_empty() && rest.parse::<u16>().is_err() {
+            return Err(UrlError::Database);
+        }
+        let (user, password) = match login {
+            None => (None, None),
+            Some(login) => {
+                let (user, password) = match login.split_once(':') {
+                    Some((user, password)) => (user, Some(unescaped(password)?)),
+                    None => (login, None),
+                };
+                (Some(unescaped(user)?).filter(|user| !user.is_empty()), password)
+            }
+        };
+        Ok(Url { user, password, host: host.to_owned(), port, rest: rest.to_owned() })
+    }
+}
+
+fn unescaped(text: &str) -> Result<String, UrlError> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let digit = |b: Option<u8>| char::from(b?).to_digit(16);
+        let (Some(high), Some(low)) = (digit(rest.next()), digit(rest.next())) else {
+            return Err(UrlError::Escape);
+        };
+        bytes.push((high * 16 + low) as u8);
+    }
+    String::from_utf8(bytes).map_err(|_| UrlError::Escape)
+}
+
+/// Without the password: it goes to logs.
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let host = &self.host;
+        if host.contains(':') {
+            write!(f, "[{host}]:{}", self.port)
+        } else {
+            write!(f, "{host}:{}", self.port)
+        }
+    }
+}
+
+impl fmt::Debug for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Url({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_read() {
+        let url = Url::parse("redis://:p%40ss@10.0.0.9/3", "redis").unwrap();
+        assert_eq!((url.host.as_str(), url.port, url.rest.as_str()), ("10.0.0.9", 6379, "3"));
+        assert_eq!((url.user.as_deref(), url.password.as_deref()), (None, Some("p@ss")));
+        assert_eq!(url.to_string(), "10.0.0.9:6379", "no password in a log");
+        let url = Url::parse("http://[::1]:2379", "http").unwrap();
+        assert_eq!((url.host.as_str(), url.port), ("::1", 2379));
+        assert_eq!(Url::parse("http://root:x@etcd", "http").unwrap().user.as_deref(), Some("root"));
+    }
+
+    #[test]
+    fn addresses_are_refused() {
+        let why = |text: &str| Url::parse(text, "redis").unwrap_err().to_string();
+        assert_eq!(why("10.0.0.9:6379"), "expected an address that starts with `redis://`");
+        assert!(why("rediss://a").contains("TLS is not spoken here"));
+        assert_eq!(why("redis://"), "no host in it");
+        assert_eq!(why("redis://a:99999"), "its port is none");
+        assert_eq!(why("redis://a/x"), UrlError::Database.to_string());
+        assert_eq!(why("redis://:%x@a"), UrlError::Escape.to_string());
+    }
+}

@@ -1,0 +1,89 @@
+//! What a limit of this host can be asked and told by its group.
+
+use tidegate_core::{Direction, Nanos, Rate, fleet::flows::FlowBytes};
+
+/// One direction of a limit.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The limit's name.
+    pub limit: String,
+    /// Egress or ingress.
+    pub direction: Way,
+}
+
+/// A direction that has an order, so that places can be keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// From the workload.
+    Egress,
+    /// To the workload.
+    Ingress,
+}
+
+impl From<Direction> for Way {
+    fn from(direction: Direction) -> Way {
+        match direction {
+            Direction::Egress => Way::Egress,
+            Direction::Ingress => Way::Ingress,
+        }
+    }
+}
+
+impl From<Way> for Direction {
+    fn from(way: Way) -> Direction {
+        match way {
+            Way::Egress => Direction::Egress,
+            Way::Ingress => Direction::Ingress,
+        }
+    }
+}
+
+/// What a gate met since it was last measured.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Sample {
+    /// Bytes on the wire that arrived, those that were dropped included.
+    pub arrived_bytes: u64,
+    /// Of these, those that were dropped, marked or slowed down: who sent them wants more.
+    pub slowed_bytes: u64,
+    /// Some of the flows, the largest rather than others; none where the gate does not tell them apart.
+    pub flows: Vec<FlowBytes>,
+    /// What a flow has that takes all it gets, in bit/s, where the gate itself says so.
+    pub flow_bit_s: Option<u64>,
+    /// What it is set to, in bit/s.
+    pub rate_bit_s: u64,
+}
+
+/// What became of a setting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Done {
+    /// It is in force.
+    Set,
+    /// There is nothing to be limited: the limit, or what it was on, is gone.
+    Gone,
+    /// The gate cannot do that.
+    Cannot,
+}
+
+/// The limits of a host, as far as groups act on them.
+pub trait Gates {
+    /// Why it failed; what was asked to be set is as before.
+    type Error: std::error::Error;
+
+    /// What arrived since the last time; the first time nothing. `None`: the limit is gone.
+    ///
+    /// # Errors
+    /// As the gates have it.
+    fn measure(&mut self, now: Nanos, place: &Place) -> Result<Option<Sample>, Self::Error>;
+
+    /// Sets the rate, for packets from now on.
+    ///
+    /// # Errors
+    /// As the gates have it.
+    fn set_rate(&mut self, place: &Place, rate: Rate) -> Result<Done, Self::Error>;
+
+    /// Has each packet dropped with this probability, 0 to 1, besides what the rate does.
+    ///
+    /// # Errors
+    /// As the gates have it.
+    fn set_drop(&mut self, place: &Place, probability: f64) -> Result<Done, Self::Error>;
+}

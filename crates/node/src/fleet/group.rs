@@ -1,0 +1,684 @@
+//! A group at one host: from what its limits measured, and what others told, to their rates.
+//!
+//! ```text
+//!   samples ─► gauges ─► want, demand, weight ─► controller ─► the host's part ─► level ─► rates of the limits
+//! ```
+//!
+//! Rates of flows: a gate that paces knows what a flow gets; one that counts flows gives a sample
+//! ([`tidegate_core::fleet::flows`]); where neither is known a limit counts as one flow.
+//!
+//! **Hearing nobody.** A host of `share` falls to its fixed part by itself when its lease ends. One of the others
+//! keeps `1/N` of the limit free for each of the `N` hosts that it does not hear, as Cloud Control has it, and
+//! when it hears none has an equal part of as many hosts as there may be. Either way the parts of all never add
+//! up to more than the limit.
+
+use std::collections::BTreeSet;
+
+use tidegate_core::{
+    Nanos, Rate,
+    fleet::{
+        MemberId,
+        aggregate::Vector,
+        average::{Average, TAU},
+        flows::FlowRates,
+        fps::{Fps, FpsInput, FpsOptions},
+        grd::Grd,
+        level::{self, Want},
+        message::{Body, Message},
+        share::{Event, Saved, Share},
+    },
+    units::NANOS_PER_SEC,
+    water_fill::{GREEDY_PERCENT, HEADROOM_PERCENT},
+};
+
+use super::{
+    config::{Algorithm, FleetSpec, GroupSpec, LEAST_BIT_S, member_id},
+    gates::{Done, Gates, Place},
+    storage::Storage,
+};
+
+/// Over which time the rates of flows are averaged: what a window of TCP does in a few round trips should not
+/// move capacity.
+const FLOW_TAU: Nanos = Nanos(700_000_000);
+/// A gate that holds senders back sees arrivals at its rate and no more: from this part of it demand counts as
+/// limited.
+const LIMITED_FROM: f64 = 0.95;
+/// Who was limited so lately takes all it gets: averages need as long to see what a new rate lets through.
+const LIMITED_LATELY: Nanos = Nanos(NANOS_PER_SEC);
+/// What others told counts for so many intervals at least.
+const FRESH_INTERVALS: u64 = 10;
+/// ... and for so long.
+const FRESH_LEAST: Nanos = Nanos(3 * NANOS_PER_SEC);
+
+/// How a group stands at this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// It has not heard anybody yet, and keeps what it has.
+    Starting,
+    /// It has its part by what all want.
+    Sharing,
+    /// It hears nobody, and has what is its own in any case.
+    Alone,
+    /// Another node has its name; it has what is its own in any case.
+    StoodBack,
+    /// Its limits cannot do what the algorithm asks for; they have what is the host's own in any case.
+    CannotDrop,
+}
+
+/// One limit of the group.
+#[derive(Debug)]
+struct Gauge {
+    place: Place,
+    /// The most it may have, as the file says.
+    ceiling: Rate,
+    measured: Option<Nanos>,
+    demand: Average,
+    flows: FlowRates,
+    flow_bit_s: f64,
+    /// When it last had all that its rate let through, or was slowed down.
+    limited: Option<Nanos>,
+    applied: Option<Rate>,
+    /// The least rate since the last sample.
+    least: Option<Rate>,
+    gone: bool,
+    error: Option<String>,
+}
+
+#[derive(Debug)]
+enum Control {
+    Ctb,
+    Gtb,
+    Grd,
+    Fps(Fps),
+    Share(Box<Share>),
+}
+
+/// What a group of a host is made of.
+#[derive(Debug, Clone)]
+pub struct GroupOptions<'a> {
+    /// The group.
+    pub spec: &'a GroupSpec,
+    /// For each of its members, the rate in the file.
+    pub ceilings: &'a [Rate],
+    /// The fleet.
+    pub fleet: &'a FleetSpec,
+    /// This node's name.
+    pub node: &'a str,
+    /// Which life of it.
+    pub session: u64,
+}
+
+/// A group at one host. See the [module](self).
+#[derive(Debug)]
+pub struct Group {
+    spec: GroupSpec,
+    ceilings: Vec<Rate>,
+    number: u32,
+    own: MemberId,
+    session: u64,
+    gauges: Vec<Gauge>,
+    control: Control,
+    vector: Vector,
+    due: Nanos,
+    started: Nanos,
+    heard_any: bool,
+    stood_back: bool,
+    cannot_drop: bool,
+    /// What the limits had at the start, in all.
+    found_bit_s: u64,
+    unsaved: Option<Saved>,
+    left: bool,
+    drop_probability: f64,
+}
+
+/// One limit of a group, for whoever shows it.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct GaugeStatus {
+    /// The limit.
+    pub limit: String,
+    /// What it is set to, in bit/s.
+    pub rate_bit_s: Option<u64>,
+    /// The most that the file lets it have.
+    pub ceiling_bit_s: u64,
+    /// What arrives, in bit/s.
+    pub demand_bit_s: u64,
+    /// Flows that take all they get.
+    pub flows: f64,
+    /// The limit, or what it was on, is gone.
+    pub gone: bool,
+    /// Why it could not be set or read, if so.
+    pub error: Option<String>,
+}
+
+impl Group {
+    /// A group that has heard nobody. `saved` is what was stored last.
+    ///
+    /// # Errors
+    /// As [`Share::new`] has it; a spec that was checked gives none.
+    pub fn new(
+        now: Nanos,
+        options: &GroupOptions<'_>,
+        saved: Option<Saved>,
+    ) -> Result<Group, super::config::FleetError> {
+        let GroupOptions { spec, ceilings, fleet, node, session } = options;
+        let gauge = |(limit, ceiling): (&String, &Rate)| Gauge {
+            place: Place { limit: limit.clone(), direction: spec.direction.into() },
+            ceiling: *ceiling,
+            measured: None,
+            demand: Average::new(TAU),
+            flows: FlowRates::new(now, FLOW_TAU),
+            flow_bit_s: 0.0,
+            limited: None,
+            applied: None,
+            least: None,
+            gone: false,
+            error: None,
+        };
+        let control = match spec.algorithm {
+            Algorithm::Ctb => Control::Ctb,
+            Algorithm::Gtb => Control::Gtb,
+            Algorithm::Grd => Control::Grd,
+            Algorithm::Fps => {
+                let options = FpsOptions { limit: spec.rate, tau: TAU, limited_from: LIMITED_FROM };
+                Control::Fps(Fps::new(now, options, spec.alone_bit_s() as f64))
+            }
+            Algorithm::Share => {
+                let options = spec.share_options(fleet, node, *session);
+                Control::Share(Box::new(Share::new(now, options, saved)?))
+            }
+        };
+        let own = member_id(node);
+        Ok(Group {
+            number: spec.number(fleet),
+            own,
+            session: *session,
+            gauges: spec.members.iter().zip(*ceilings).map(gauge).collect(),
+            ceilings: ceilings.to_vec(),
+            control,
+            vector: Vector::new(own, *session, now),
+            due: now,
+            started: now,
+            heard_any: false,
+            stood_back: false,
+            cannot_drop: false,
+            found_bit_s: 0,
+            unsaved: None,
+            left: false,
+            drop_probability: 0.0,
+            spec: (*spec).clone(),
+        })
+    }
+
+    /// As in the file.
+    #[must_use]
+    pub fn spec(&self) -> &GroupSpec {
+        &self.spec
+    }
+
+    /// Whether it is what these options would make.
+    #[must_use]
+    pub fn is_as(&self, options: &GroupOptions<'_>) -> bool {
+        let spec = GroupSpec { line: self.spec.line, ..options.spec.clone() };
+        let number = options.spec.number(options.fleet);
+        self.spec == spec && self.ceilings == options.ceilings && self.number == number
+    }
+
+    /// Its number on the wire.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Whether it tells peers in its intervals.
+    #[must_use]
+    pub fn gossips(&self) -> bool {
+        matches!(self.control, Control::Gtb | Control::Grd | Control::Fps(_)) && !self.stood_back
+    }
+
+    /// When [`Group::on_timer`] is to be called.
+    #[must_use]
+    pub fn next_deadline(&self, now: Nanos) -> Nanos {
+        let Control::Share(share) = &self.control else { return self.due };
+        let until = Some(share.grant().until).filter(|until| *until > now);
+        self.due.min(share.next_deadline()).min(until.unwrap_or(Nanos(u64::MAX)))
+    }
+
+    fn fresh(&self) -> Nanos {
+        let (known, _) = self.vector.silent(Nanos(0), Nanos(0));
+        let intervals = FRESH_INTERVALS.max(known as u64 / 8);
+        Nanos(self.spec.interval.0.saturating_mul(intervals)).max(FRESH_LEAST)
+    }
+
+    /// What there is to divide, in bit/s, as far as others are heard.
+    fn limit_bit_s(&self, now: Nanos) -> u64 {
+        let (known, silent) = self.vector.silent(now, self.fresh());
+        if known == silent {
+            return self.spec.alone_bit_s();
+        }
+        let hosts = known as u64 + 1;
+        let part = u128::from(self.spec.rate.bit_s()) * u128::from(hosts - silent as u64);
+        (part / u128::from(hosts)) as u64
+    }
+
+    /// How it stands.
+    #[must_use]
+    pub fn standing(&self, now: Nanos) -> Standing {
+        if self.stood_back {
+            return Standing::StoodBack;
+        }
+        if self.cannot_drop {
+            return Standing::CannotDrop;
+        }
+        let alone = match &self.control {
+            Control::Ctb => false,
+            Control::Share(share) => now >= share.grant().until,
+            _ => {
+                let (known, silent) = self.vector.silent(now, self.fresh());
+                known == silent && self.spec.hosts > 1
+            }
+        };
+        let starting = !self.heard_any && now.0 < self.started.0.saturating_add(FRESH_LEAST.0);
+        match alone {
+            false => Standing::Sharing,
+            true if starting => Standing::Starting,
+            true => Standing::Alone,
+        }
+    }
+
+    /// What the host may use, in bit/s.
+    #[must_use]
+    pub fn part_bit_s(&self, now: Nanos) -> u64 {
+        let alone = self.spec.alone_bit_s();
+        match self.standing(now) {
+            Standing::StoodBack | Standing::Alone | Standing::CannotDrop => return alone,
+            // What is pinned was legal when it was set, and others keep it free.
+            Standing::Starting if !matches!(self.control, Control::Share(_)) => {
+                return self.found_bit_s.clamp(alone, self.spec.rate.bit_s());
+            }
+            Standing::Starting | Standing::Sharing => {}
+        }
+        match &self.control {
+            Control::Ctb | Control::Grd => self.limit_or_rate(now),
+            Control::Gtb => {
+                let others = self.vector.others(now, self.fresh());
+                (self.limit_bit_s(now)).saturating_sub(others as u64).max(LEAST_BIT_S)
+            }
+            Control::Fps(fps) => (fps.rate_bit_s() as u64).max(LEAST_BIT_S),
+            Control::Share(share) => share.grant().at(now),
+        }
+    }
+
+    fn limit_or_rate(&self, now: Nanos) -> u64 {
+        match self.control {
+            Control::Ctb => self.spec.rate.bit_s(),
+            _ => self.limit_bit_s(now),
+        }
+    }
+
+    /// What arrives at all its limits, in bit/s.
+    #[must_use]
+    pub fn demand_bit_s(&self) -> f64 {
+        self.gauges.iter().map(|gauge| gauge.demand.value()).sum()
+    }
+
+    /// Ends an interval if it is time; the rest of what time brings. True if the interval ended.
+    pub fn on_timer<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> bool {
+        let ends = now >= self.due;
+        if ends {
+            self.due = Nanos(now.0.saturating_add(self.spec.interval.0));
+            let first = self.gauges.iter().all(|gauge| gauge.measured.is_none());
+            let mut found = 0;
+            for gauge in &mut self.gauges {
+                found += gauge.measure(now, gates);
+            }
+            if first {
+                self.found_bit_s = found;
+                self.take_over(now);
+            }
+            self.control(now);
+        }
+        if let Control::Share(share) = &mut self.control
+            && !self.stood_back
+        {
+            share.on_timer(now);
+        }
+        ends
+    }
+
+    /// Starts with what the limits had.
+    fn take_over(&mut self, now: Nanos) {
+        let (alone, limit) = (self.spec.alone_bit_s(), self.spec.rate);
+        let found = self.found_bit_s.clamp(alone, limit.bit_s());
+        if let Control::Fps(fps) = &mut self.control {
+            let options = FpsOptions { limit, tau: TAU, limited_from: LIMITED_FROM };
+            *fps = Fps::new(now, options, found as f64);
+        }
+    }
+
+    fn control(&mut self, now: Nanos) {
+        let demand = self.demand_bit_s();
+        let wants: Vec<_> = self.gauges.iter().map(|gauge| gauge.want(now)).collect();
+        let flow = self.typical_bit_s(&wants);
+        let mut limit = self.limit_bit_s(now);
+        let mut others = self.vector.others(now, self.fresh());
+        if self.standing(now) == Standing::Starting && matches!(self.control, Control::Fps(_)) {
+            // As many others as make what was found its part.
+            limit = self.spec.rate.bit_s();
+            let found = self.found_bit_s.clamp(self.spec.alone_bit_s(), limit);
+            let flows: f64 = wants.iter().map(|want| f64::from(want.flows)).sum();
+            others = flows.max(1.0) * (limit - found) as f64 / found.max(1) as f64;
+        }
+        let told = match &mut self.control {
+            Control::Ctb => return,
+            Control::Gtb => demand,
+            Control::Grd => {
+                // The law itself needs a limit above zero; a part of one always is.
+                let rate = Rate::from_bit_s(limit).unwrap_or(self.spec.rate);
+                self.drop_probability = Grd::new(rate).set_demand(demand + others);
+                demand
+            }
+            Control::Fps(fps) => {
+                if let Some(limit) = Rate::from_bit_s(limit) {
+                    fps.set_limit(limit);
+                }
+                let input =
+                    FpsInput { demand_bit_s: demand, flow_bit_s: flow, remote_weight: others };
+                fps.on_interval(now, &input);
+                fps.weight()
+            }
+            Control::Share(share) => {
+                let most: u64 = self.gauges.iter().map(|g| g.ceiling.bit_s()).sum();
+                let wanted = wants.iter().map(|want| want.demand_bit_s);
+                let wanted = wanted.fold(0u64, u64::saturating_add).min(most);
+                let flows = wants.iter().map(|want| want.flows).sum();
+                share.set_want(now, Want { flows, demand_bit_s: wanted });
+                return;
+            }
+        };
+        self.vector.set_own(now, told as f32);
+    }
+
+    /// What a flow has that takes all it gets, over all limits: large flows count more. A limit whose flows are
+    /// not known counts as one.
+    fn typical_bit_s(&self, wants: &[Want]) -> f64 {
+        let (mut cubes, mut squares) = (0.0, 0.0);
+        for (gauge, want) in self.gauges.iter().zip(wants) {
+            let demand = gauge.demand.value();
+            let rate = if gauge.flow_bit_s > 0.0 { gauge.flow_bit_s } else { demand };
+            cubes += f64::from(want.flows) * rate * rate * rate;
+            squares += f64::from(want.flows) * rate * rate;
+        }
+        if squares > 0.0 { cubes / squares } else { 0.0 }
+    }
+
+    /// Puts the rates in force that follow from what is known now. False if a limit could not be set: nothing
+    /// may be told then that relies on it.
+    pub fn apply<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> bool {
+        let looked = self.gauges.iter().any(|gauge| gauge.measured.is_some() || gauge.gone);
+        if !looked && !self.stood_back && !matches!(self.control, Control::Share(_)) {
+            // What is pinned is not known yet, and stays.
+            return true;
+        }
+        let part = self.part_bit_s(now);
+        let standing = self.standing(now);
+        let wants: Vec<_> = self
+            .gauges
+            .iter()
+            .map(|gauge| {
+                let want = gauge.want(now);
+                let demand_bit_s = want.demand_bit_s.min(gauge.ceiling.bit_s());
+                Want { demand_bit_s, ..want }
+            })
+            .collect();
+        let mut targets = Vec::new();
+        level::fill(part, &wants, &mut targets);
+        let mut rates: Vec<_> = targets
+            .iter()
+            .zip(&self.gauges)
+            .enumerate()
+            .map(|(i, (target, gauge))| {
+                let rate = Rate::from_bit_s(*target).unwrap_or(LEAST_RATE);
+                (i, rate.min(gauge.ceiling))
+            })
+            .collect();
+        // What is lowered first, so that the sum is never above the part.
+        rates.sort_by_key(|(i, rate)| Some(*rate) > self.gauges[*i].applied);
+        let mut good = true;
+        for (i, rate) in rates {
+            good &= self.gauges[i].apply(gates, rate);
+        }
+        if matches!(self.control, Control::Grd) {
+            let probability =
+                if standing == Standing::Sharing { self.drop_probability } else { 0.0 };
+            self.cannot_drop = false;
+            for gauge in &mut self.gauges {
+                match gates.set_drop(&gauge.place, probability) {
+                    Ok(Done::Cannot) => self.cannot_drop = true,
+                    Ok(_) => {}
+                    Err(e) => gauge.error = Some(e.to_string()),
+                }
+            }
+            if self.cannot_drop && standing != Standing::CannotDrop {
+                return self.apply(now, gates) && good;
+            }
+        }
+        good
+    }
+
+    /// A message for a peer, if this group gossips.
+    pub fn news(&mut self) -> Option<Message> {
+        let body = Body::Values(self.vector.news());
+        let (group, from, incarnation) = (self.number, self.own, self.session);
+        self.gossips().then_some(Message { group, from, incarnation, body })
+    }
+
+    /// Takes a message that is for this group.
+    pub fn on_message(&mut self, now: Nanos, message: &Message) {
+        if self.stood_back {
+            return;
+        }
+        match (&mut self.control, &message.body) {
+            (Control::Share(share), _) => share.on_message(now, message),
+            (Control::Ctb, _) => {}
+            (_, Body::Values(entries)) => {
+                self.heard_any = true;
+                self.vector.on_values(now, entries);
+            }
+            _ => {}
+        }
+    }
+
+    /// What `share` has to say, after what it promised is stored and its grant is in force; nothing if one of
+    /// these failed, for a message that is lost does no harm. The second is why storing failed.
+    pub fn outbox<G: Gates, S: Storage>(
+        &mut self,
+        now: Nanos,
+        gates: &mut G,
+        storage: &mut S,
+    ) -> (Vec<(MemberId, Message)>, Option<String>) {
+        let mut failed = None;
+        if let Control::Share(share) = &mut self.control {
+            while let Some(event) = share.poll_event() {
+                match event {
+                    Event::Store(saved) => self.unsaved = Some(saved),
+                    Event::Entered(_) => self.heard_any = true,
+                    Event::Left => self.left = true,
+                }
+            }
+            if let Some(saved) = self.unsaved {
+                match storage.save(&self.spec.name, saved) {
+                    Ok(()) => self.unsaved = None,
+                    Err(e) => failed = Some(e.to_string()),
+                }
+            }
+        }
+        let good = self.apply(now, gates) && self.unsaved.is_none();
+        let Control::Share(share) = &mut self.control else { return (Vec::new(), failed) };
+        let mut out = Vec::new();
+        while let Some(transmit) = share.poll_transmit() {
+            out.push((transmit.to, transmit.message));
+        }
+        if !good || self.stood_back {
+            out.clear();
+        }
+        (out, failed)
+    }
+
+    /// Another node has this one's name.
+    pub fn stand_back(&mut self) {
+        self.stood_back = true;
+    }
+
+    /// Gives back what it holds; [`Group::has_left`] says when.
+    pub fn leave(&mut self, now: Nanos) {
+        match &mut self.control {
+            Control::Share(share) if !self.stood_back => share.leave(now),
+            _ => self.left = true,
+        }
+    }
+
+    /// Whether it has nothing left to give back.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.left
+    }
+
+    /// Has its limits keep what is the host's own in any case, for when nobody sets them any more.
+    pub fn settle_alone<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> bool {
+        self.stood_back = true;
+        self.apply(now, gates)
+    }
+
+    /// The epoch and its auditor, and how long the lease lasts, with `share`.
+    #[must_use]
+    pub fn epoch(&self, now: Nanos) -> Option<(u64, MemberId, u64)> {
+        let Control::Share(share) = &self.control else { return None };
+        let epoch = share.epoch();
+        let left = share.grant().until.0.saturating_sub(now.0);
+        Some((epoch.number, epoch.auditor, left))
+    }
+
+    /// The probability with which packets are dropped, with `grd`.
+    #[must_use]
+    pub fn drop_probability(&self) -> Option<f64> {
+        matches!(self.control, Control::Grd).then_some(self.drop_probability)
+    }
+
+    /// Its limits, for whoever shows them.
+    #[must_use]
+    pub fn gauges(&self, now: Nanos) -> Vec<GaugeStatus> {
+        let of = |gauge: &Gauge| GaugeStatus {
+            limit: gauge.place.limit.clone(),
+            rate_bit_s: gauge.applied.map(Rate::bit_s),
+            ceiling_bit_s: gauge.ceiling.bit_s(),
+            demand_bit_s: gauge.demand.value() as u64,
+            flows: f64::from(gauge.want(now).flows),
+            gone: gauge.gone,
+            error: gauge.error.clone(),
+        };
+        self.gauges.iter().map(of).collect()
+    }
+
+    /// What is wrong at its limits.
+    #[must_use]
+    pub fn errors(&self) -> BTreeSet<String> {
+        let of = |gauge: &Gauge| {
+            gauge.error.as_ref().map(|e| format!("limit `{}`: {e}", gauge.place.limit))
+        };
+        self.gauges.iter().filter_map(of).collect()
+    }
+}
+
+/// Where there is no rate at all, a bit a second: a limit cannot be set to none.
+const LEAST_RATE: Rate = match Rate::from_bit_s(1) {
+    Some(rate) => rate,
+    None => unreachable!(),
+};
+
+impl Gauge {
+    /// Takes a sample; the rate that was found, in bit/s.
+    fn measure<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> u64 {
+        let sample = match gates.measure(now, &self.place) {
+            Ok(Some(sample)) => sample,
+            Ok(None) => {
+                (self.gone, self.applied, self.error) = (true, None, None);
+                self.demand.clear();
+                return 0;
+            }
+            Err(e) => {
+                self.error = Some(e.to_string());
+                return self.applied.map_or(0, Rate::bit_s);
+            }
+        };
+        if self.gone {
+            (self.gone, self.measured) = (false, None);
+        }
+        self.error = None;
+        // Somebody else may have set it meanwhile.
+        self.applied = Rate::from_bit_s(sample.rate_bit_s);
+        let least = std::mem::replace(&mut self.least, self.applied).min(self.applied);
+        let elapsed = self.measured.map(|at| Nanos(now.0.saturating_sub(at.0)));
+        self.measured = Some(now);
+        let Some(elapsed) = elapsed.filter(|elapsed| elapsed.0 > 0) else {
+            return sample.rate_bit_s;
+        };
+        let bits = sample.arrived_bytes as f64 * 8.0;
+        let bit_s = bits * NANOS_PER_SEC as f64 / elapsed.0 as f64;
+        self.demand.add(bit_s, elapsed);
+        let full = least.is_some_and(|rate| bit_s >= rate.bit_s() as f64 * LIMITED_FROM);
+        if full || sample.slowed_bytes > 0 {
+            self.limited = Some(now);
+        }
+        self.flows.on_interval(now, sample.flows);
+        self.flow_bit_s = match sample.flow_bit_s {
+            Some(bit_s) => bit_s as f64,
+            None => self.flows.typical_bit_s(),
+        };
+        sample.rate_bit_s
+    }
+
+    /// What its flows want.
+    fn want(&self, now: Nanos) -> Want {
+        let demand = self.demand.value();
+        if demand < 1.0 {
+            return Want::default();
+        }
+        let rate = self.applied.map_or(f64::MAX, |rate| rate.bit_s() as f64);
+        let lately = |at: Nanos| now.0.saturating_sub(at.0) < LIMITED_LATELY.0;
+        let greedy =
+            self.limited.is_some_and(lately) || demand * 100.0 >= rate * GREEDY_PERCENT as f64;
+        // A flow that has just come has no rate from which more could be told.
+        let flow = self.flow_bit_s;
+        let flows = if flow > 0.0 { (demand.min(rate) / flow).max(1.0) } else { 1.0 };
+        let demand_bit_s = if greedy {
+            u64::MAX
+        } else {
+            (demand * (100 + HEADROOM_PERCENT) as f64 / 100.0) as u64
+        };
+        Want { flows: flows as f32, demand_bit_s }
+    }
+
+    /// Sets the rate; false if that failed.
+    fn apply<G: Gates>(&mut self, gates: &mut G, rate: Rate) -> bool {
+        if self.applied == Some(rate) {
+            return true;
+        }
+        match gates.set_rate(&self.place, rate) {
+            Ok(Done::Set) => {
+                (self.applied, self.gone, self.error) = (Some(rate), false, None);
+                self.least = self.least.min(self.applied);
+                true
+            }
+            Ok(Done::Gone) => {
+                (self.applied, self.gone) = (None, true);
+                true
+            }
+            Ok(Done::Cannot) => true,
+            Err(e) => {
+                self.error = Some(e.to_string());
+                false
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The gates of this host: limits that are pinned, opened anew for each look, so that one that was taken off and
+//! put on again is followed.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tidegate_core::{Direction, Nanos, Rate};
+use tidegate_sys::{
+    limit::LimitError,
+    store::{RateSet, StoreError},
+};
+
+use super::{
+    config::GroupSpec,
+    gates::{Done, Gates, Place, Sample},
+};
+use crate::{host::Host, status::LimitStatus};
+
+/// How long a writer such as `tidegate apply` is waited for; the next interval tries again.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Limits of a host.
+#[derive(Debug)]
+pub struct LocalGates {
+    host: Host,
+    /// What had arrived and what was slowed down at the last look, in bytes.
+    counted: BTreeMap<Place, (u64, u64)>,
+}
+
+/// Why a limit could not be read or set.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    /// Of the store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Of the limit.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
+}
+
+impl LocalGates {
+    /// Those of a host.
+    #[must_use]
+    pub fn new(host: Host) -> LocalGates {
+        LocalGates { host, counted: BTreeMap::new() }
+    }
+
+    /// Has the limits of groups keep what is the host's own in any case, for when no daemon runs that would take
+    /// the rest back. What could not be set.
+    pub fn stand_down(&mut self, groups: &[(GroupSpec, Vec<Rate>)]) -> Vec<(String, LocalError)> {
+        let mut failed = Vec::new();
+        for (group, ceilings) in groups {
+            let alone = group.alone_bit_s() / group.members.len().max(1) as u64;
+            for (limit, ceiling) in group.members.iter().zip(ceilings) {
+                let place = Place { limit: limit.clone(), direction: group.direction.into() };
+                let rate = Rate::from_bit_s(alone).unwrap_or(*ceiling).min(*ceiling);
+                if let Err(e) = self.set_rate(&place, rate).and_then(|_| self.leave(&place)) {
+                    failed.push((limit.clone(), e));
+                }
+            }
+        }
+        failed
+    }
+
+    /// Packets are no longer dropped at random, and flows no longer counted.
+    fn leave(&self, place: &Place) -> Result<(), LocalError> {
+        match self.host.find(&place.limit)? {
+            Some(pinned) => Ok(pinned.maps().leave_group(place.direction.into())?),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Gates for LocalGates {
+    type Error = LocalError;
+
+    fn measure(&mut self, _now: Nanos, place: &Place) -> Result<Option<Sample>, LocalError> {
+        let Some(pinned) = self.host.find(&place.limit)?.filter(|limit| limit.scope.is_some())
+        else {
+            self.counted.remove(place);
+            return Ok(None);
+        };
+        let status = LimitStatus::read(&pinned)?;
+        let direction = match Direction::from(place.direction) {
+            Direction::Egress => status.egress,
+            Direction::Ingress => status.ingress,
+        };
+        let Some(direction) = direction else {
+            self.counted.remove(place);
+            return Ok(None);
+        };
+        let measured = pinned.maps().measure(place.direction.into())?;
+        let (arrived, slowed) = (measured.arrived.bytes, measured.slowed.bytes);
+        let (arrived_before, slowed_before) =
+            self.counted.insert(place.clone(), (arrived, slowed)).unwrap_or((arrived, slowed));
+        let fair = direction.fair.filter(|fair| fair.flows > 0);
+        Ok(Some(Sample {
+            // One that was put on anew counts from zero.
+            arrived_bytes: arrived.saturating_sub(arrived_before),
+            slowed_bytes: slowed.saturating_sub(slowed_before),
+            flows: measured.flows,
+            flow_bit_s: fair.map(|fair| fair.share_bit_s),
+            rate_bit_s: direction.rate_bit_s,
+        }))
+    }
+
+    fn set_rate(&mut self, place: &Place, rate: Rate) -> Result<Done, LocalError> {
+        let (hierarchy, store) = (self.host.hierarchy(), self.host.store());
+        match store.set_rate(hierarchy, &place.limit, place.direction.into(), rate, PATIENCE) {
+            Ok(RateSet::Set) => Ok(Done::Set),
+            Ok(RateSet::Nothing) | Err(StoreError::Missing(_)) => Ok(Done::Gone),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn set_drop(&mut self, place: &Place, probability: f64) -> Result<Done, LocalError> {
+        let Some(pinned) = self.host.find(&place.limit)?.filter(|limit| limit.scope.is_some())
+        else {
+            return Ok(Done::Gone);
+        };
+        let set = pinned.maps().set_drop(place.direction.into(), probability)?;
+        Ok(if set { Done::Set } else { Done::Cannot })
+    }
+}

@@ -1,0 +1,773 @@
+//! A node of a fleet: sessions, membership, groups and their limits, as one state machine.
+//!
+//! After each call its caller sends what [`Node::poll_transmit`] gives and tells what [`Node::poll_told`]
+//! gives; gates and storage are its own, behind traits, so that what `share` asks for holds in one place: a
+//! promise is stored and a rate is in force before the message leaves that relies on it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    net::SocketAddr,
+};
+
+use rand::{Rng, SeedableRng, rngs::SmallRng, seq::SliceRandom};
+use tidegate_core::{
+    Nanos, Rate,
+    fleet::{MemberId, message::Message},
+};
+
+use super::{
+    config::{FleetError, FleetSpec, GroupSpec, member_id, number},
+    frame::{Frame, GroupReport, REPORTS_MAX},
+    gates::Gates,
+    group::{Group, GroupOptions, Standing},
+    keys::KeyRing,
+    membership::{Change, Contact, Membership, MembershipError, Swim},
+    seal::{CAUSES, Cause, DATAGRAM_MAX, Drops, Opened, PAYLOAD_MAX, Sealer, open},
+    session::{Accept, PEERS_MAX, Sessions},
+    status::Traffic,
+    storage::{Storage, StorageError},
+    told::Told,
+};
+
+mod show;
+
+/// A seed that is not heard is greeted so often.
+const GREET: Nanos = Nanos(2_000_000_000);
+/// A peer that was heard so lately needs no greeting.
+const HEARD: Nanos = Nanos(15_000_000_000);
+/// How often others are told what this host has.
+const REPORT: Nanos = Nanos(2_500_000_000);
+/// What others reported counts for so long.
+pub const REPORT_LASTS: Nanos = Nanos(60_000_000_000);
+/// Dropped datagrams are told of no more often, for each cause.
+const TELL_DROPS: Nanos = Nanos(60_000_000_000);
+/// The most addresses of one source.
+pub const SEEDS_MAX: usize = 1_024;
+/// The most events that wait to be told; the oldest go.
+const TOLD_MAX: usize = 256;
+/// IPv6 and UDP.
+const HEADERS_BYTES: u64 = 48;
+
+/// What a node is made of.
+#[derive(Debug)]
+pub struct NodeOptions {
+    /// `[fleet]`.
+    pub fleet: FleetSpec,
+    /// This node's name.
+    pub name: String,
+    /// The groups, each with the rates of its members in the file.
+    pub groups: Vec<(GroupSpec, Vec<Rate>)>,
+    /// The keys.
+    pub keys: KeyRing,
+    /// Where others reach it.
+    pub addr: SocketAddr,
+    /// Which life of it: greater than any before.
+    pub session: u64,
+    /// For everything that is drawn; cookies need it to be unknown to others.
+    pub seed: [u8; 32],
+}
+
+/// Why there is no node.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// What is stored cannot be read.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    /// A group that cannot be.
+    #[error("group `{0}`: {1}")]
+    Group(String, FleetError),
+    /// A group whose one limiter is elsewhere.
+    #[error(
+        "group `{group}` is ctb, and its one limiter is on node `{center}`: this is `{node}`; name no members \
+         of it here, or make this node its center"
+    )]
+    NotCenter {
+        /// The group.
+        group: String,
+        /// Where it is.
+        center: String,
+        /// This node.
+        node: String,
+    },
+}
+
+/// A group, and what was said of it last.
+#[derive(Debug)]
+struct Held {
+    group: Group,
+    standing: Option<Standing>,
+    errors: BTreeSet<String>,
+}
+
+/// What a node reported.
+#[derive(Debug)]
+struct Reported {
+    report: GroupReport,
+    at: Nanos,
+    differs: bool,
+}
+
+#[derive(Debug, Default)]
+struct Seed {
+    greeted: Option<Nanos>,
+    is_own: bool,
+}
+
+/// A node. See the [module](self).
+#[derive(Debug)]
+pub struct Node<G, S> {
+    fleet: FleetSpec,
+    name: String,
+    id: MemberId,
+    addr: SocketAddr,
+    session: u64,
+    cluster: u32,
+    keys: KeyRing,
+    random: SmallRng,
+    gates: G,
+    storage: S,
+    storage_bad: bool,
+    sealer: Sealer,
+    sessions: Sessions,
+    swim: Swim,
+    contacts: BTreeMap<MemberId, Contact>,
+    up: BTreeSet<MemberId>,
+    groups: Vec<Held>,
+    leaving: Vec<Group>,
+    reports: BTreeMap<(MemberId, String), Reported>,
+    report_due: Nanos,
+    report_turn: usize,
+    seeds: BTreeMap<String, BTreeMap<SocketAddr, Seed>>,
+    greet_due: Nanos,
+    stood_back: Option<SocketAddr>,
+    told_same_name: bool,
+    started: Nanos,
+    drops: Drops,
+    drops_told: [(u64, Option<Nanos>); CAUSES.len()],
+    traffic: Traffic,
+    /// Frames for nodes, until they are put into datagrams.
+    frames: BTreeMap<MemberId, Vec<Frame>>,
+    out: VecDeque<(SocketAddr, Vec<u8>)>,
+    told: VecDeque<Told>,
+}
+
+impl<G: Gates, S: Storage> Node<G, S> {
+    /// A node that knows nobody.
+    ///
+    /// # Errors
+    /// [`NodeError`]; no limit has been touched.
+    pub fn new(
+        now: Nanos,
+        options: NodeOptions,
+        gates: G,
+        storage: S,
+    ) -> Result<Node<G, S>, NodeError> {
+        let NodeOptions { fleet, name, groups, keys, addr, session, seed } = options;
+        let id = member_id(&name);
+        let cluster = number(&[&fleet.name]);
+        let mut random = SmallRng::from_seed(seed);
+        let own = Contact { id, session, addr, name: name.clone() };
+        let swim = Swim::new(own, random.random());
+        let mut node = Node {
+            id,
+            addr,
+            session,
+            cluster,
+            keys,
+            random,
+            gates,
+            storage,
+            storage_bad: false,
+            sealer: Sealer::new(cluster, id, session),
+            sessions: Sessions::default(),
+            swim,
+            contacts: BTreeMap::new(),
+            up: BTreeSet::new(),
+            groups: Vec::new(),
+            leaving: Vec::new(),
+            reports: BTreeMap::new(),
+            report_due: now,
+            report_turn: 0,
+            seeds: BTreeMap::new(),
+            greet_due: now,
+            stood_back: None,
+            told_same_name: false,
+            started: now,
+            drops: Drops::default(),
+            drops_told: Default::default(),
+            traffic: Traffic::default(),
+            frames: BTreeMap::new(),
+            out: VecDeque::new(),
+            told: VecDeque::new(),
+            fleet,
+            name,
+        };
+        for (spec, ceilings) in &groups {
+            let group = node.make(now, &node.fleet.clone(), spec, ceilings)?;
+            node.groups.push(group);
+        }
+        Ok(node)
+    }
+
+    fn make(
+        &mut self,
+        now: Nanos,
+        fleet: &FleetSpec,
+        spec: &GroupSpec,
+        ceilings: &[Rate],
+    ) -> Result<Held, NodeError> {
+        if let Some(center) = spec.center.as_ref().filter(|center| **center != self.name)
+            && !spec.members.is_empty()
+        {
+            let (group, node) = (spec.name.clone(), self.name.clone());
+            return Err(NodeError::NotCenter { group, center: center.clone(), node });
+        }
+        // Under another number too: who promised something newer there promises nothing older here, and the
+        // first epoch of a changed limit waits for the leases of the last.
+        let saved = self.storage.load(&spec.name)?;
+        let options =
+            GroupOptions { spec, ceilings, fleet, node: &self.name, session: self.session };
+        let group =
+            Group::new(now, &options, saved).map_err(|e| NodeError::Group(spec.name.clone(), e))?;
+        Ok(Held { group, standing: None, errors: BTreeSet::new() })
+    }
+
+    /// Takes another spec. Groups that are as they were go on; others begin anew with what is pinned, and those
+    /// that are no more give back what they hold. What changed, in words.
+    ///
+    /// # Errors
+    /// [`NodeError`]; all is as before.
+    pub fn reconfigure(
+        &mut self,
+        now: Nanos,
+        fleet: FleetSpec,
+        groups: &[(GroupSpec, Vec<Rate>)],
+        keys: KeyRing,
+    ) -> Result<Vec<String>, NodeError> {
+        let mut fresh = Vec::new();
+        for (spec, ceilings) in groups {
+            let (node, session) = (self.name.as_str(), self.session);
+            let options = GroupOptions { spec, ceilings, fleet: &fleet, node, session };
+            let kept = self.groups.iter().position(|held| held.group.is_as(&options));
+            fresh.push(match kept {
+                Some(place) => Ok(place),
+                None => Err(self.make(now, &fleet, spec, ceilings)?),
+            });
+        }
+        let mut changes = Vec::new();
+        let mut old: Vec<_> = self.groups.drain(..).map(Some).collect();
+        for one in fresh {
+            match one {
+                Ok(place) => self.groups.extend(old.get_mut(place).and_then(Option::take)),
+                Err(mut held) => {
+                    changes.push(format!("group `{}` begins", held.group.spec().name));
+                    if self.stood_back.is_some() {
+                        held.group.stand_back();
+                    }
+                    self.groups.push(held);
+                }
+            }
+        }
+        for mut held in old.into_iter().flatten() {
+            let name = held.group.spec().name.clone();
+            held.group.leave(now);
+            if !self.groups.iter().any(|other| other.group.spec().name == name) {
+                changes.push(format!("group `{name}` ends"));
+            }
+            self.leaving.push(held.group);
+        }
+        self.fleet = fleet;
+        self.keys = keys;
+        self.report_due = now;
+        self.settle(now);
+        Ok(changes)
+    }
+
+    /// Addresses at which there may be nodes, all that `source` has.
+    pub fn discovered(&mut self, now: Nanos, source: &str, addresses: &[SocketAddr]) {
+        let seeds = self.seeds.entry(source.to_owned()).or_default();
+        let mut earlier = std::mem::take(seeds);
+        for addr in addresses.iter().take(SEEDS_MAX) {
+            seeds.insert(*addr, earlier.remove(addr).unwrap_or_default());
+        }
+        self.greet_due = now;
+        self.settle(now);
+    }
+
+    /// Takes a datagram.
+    pub fn on_datagram(&mut self, now: Nanos, from: SocketAddr, bytes: &[u8]) {
+        self.traffic.heard_datagrams += 1;
+        self.traffic.heard_bytes += bytes.len() as u64 + HEADERS_BYTES;
+        if let Err(cause) = self.take(now, from, bytes) {
+            self.drops.count(cause);
+            self.tell_drop(now, from, cause);
+        }
+        self.settle(now);
+    }
+
+    fn take(&mut self, now: Nanos, from: SocketAddr, bytes: &[u8]) -> Result<(), Cause> {
+        let opened = open(&self.keys, self.cluster, self.id, bytes)?;
+        if opened.sender == self.id && opened.session == self.session {
+            // It has greeted itself.
+            let own = self.seeds.values_mut().filter_map(|seeds| seeds.get_mut(&from));
+            own.for_each(|seed| seed.is_own = true);
+            return Ok(());
+        }
+        let random = self.random.random();
+        let accept = self.sessions.accept(now, from, &opened, random);
+        let (mut proven, challenge) = match accept {
+            Accept::Proven => (true, None),
+            Accept::Unproven(cookie) => (false, cookie),
+            Accept::Stale { tell } => {
+                if tell && let Some(peer) = self.sessions.get(opened.sender) {
+                    let (session, addr) = (peer.session, peer.addr);
+                    self.reply(from, opened.sender, &[Frame::Superseded { session, addr }]);
+                }
+                return Err(Cause::Stale);
+            }
+            Accept::Dropped(cause) => return Err(cause),
+        };
+        let frames = Frame::decode(&opened.payload).ok_or(Cause::Content)?;
+        let (mut replies, mut unproven) = (Vec::new(), false);
+        for frame in frames {
+            match frame {
+                Frame::Challenge(cookie) => {
+                    replies.push(Frame::Echo { cookie, name: self.name.clone() });
+                }
+                Frame::Echo { cookie, name } => {
+                    if member_id(&name) != opened.sender {
+                        return Err(Cause::Sender);
+                    }
+                    if !proven && self.sessions.on_echo(now, from, &opened, cookie, &name) {
+                        proven = true;
+                        self.on_proven(now, from, &opened, name);
+                    }
+                }
+                Frame::Hello { name } if member_id(&name) != opened.sender => {
+                    return Err(Cause::Sender);
+                }
+                Frame::Hello { .. } => {}
+                // Its own name at another node: that was told when it was proven.
+                _ if proven && opened.sender == self.id => {}
+                frame if proven && !opened.for_anyone => self.on_frame(now, &opened, frame)?,
+                _ => unproven = true,
+            }
+        }
+        if !proven {
+            replies.extend(challenge.map(Frame::Challenge));
+        }
+        if !replies.is_empty() {
+            self.reply(from, opened.sender, &replies);
+        }
+        if unproven { Err(Cause::Unproven) } else { Ok(()) }
+    }
+
+    /// A node has shown that it lives.
+    fn on_proven(&mut self, now: Nanos, from: SocketAddr, opened: &Opened, name: String) {
+        if opened.sender != self.id {
+            let (id, session) = (opened.sender, opened.session);
+            let contact = Contact { id, session, addr: from, name };
+            self.swim.join(now, &contact);
+            self.know(contact);
+            self.queue_report(id);
+            return;
+        }
+        if name != self.name {
+            self.tell(Told::SameNumber(self.name.clone(), name, from));
+        }
+        if opened.session > self.session {
+            self.stand_back(from);
+        } else {
+            if !self.told_same_name {
+                self.told_same_name = true;
+                self.tell(Told::SameName(self.name.clone(), from));
+            }
+            let (session, addr) = (self.session, self.addr);
+            self.reply(from, opened.sender, &[Frame::Superseded { session, addr }]);
+        }
+    }
+
+    fn stand_back(&mut self, by: SocketAddr) {
+        if self.stood_back.is_none() {
+            self.stood_back = Some(by);
+            self.tell(Told::StoodBack(self.name.clone(), by));
+            self.groups.iter_mut().for_each(|held| held.group.stand_back());
+        }
+    }
+
+    fn know(&mut self, contact: Contact) {
+        if self.contacts.len() < PEERS_MAX || self.contacts.contains_key(&contact.id) {
+            self.contacts.insert(contact.id, contact);
+        }
+    }
+
+    fn on_frame(&mut self, now: Nanos, opened: &Opened, frame: Frame) -> Result<(), Cause> {
+        match frame {
+            Frame::Message(bytes) => {
+                let message = Message::decode(&bytes).map_err(|_| Cause::Content)?;
+                if message.from != opened.sender || message.incarnation != opened.session {
+                    return Err(Cause::Sender);
+                }
+                let groups = self.groups.iter_mut().map(|held| &mut held.group);
+                let mut all = groups.chain(&mut self.leaving);
+                if let Some(group) = all.find(|group| group.number() == message.group) {
+                    group.on_message(now, &message);
+                }
+            }
+            Frame::Swim(bytes) => {
+                let taken = self.swim.on_bytes(now, opened.sender, &bytes);
+                taken.map_err(|e| match e {
+                    MembershipError::Content => Cause::Content,
+                    MembershipError::Sender => Cause::Sender,
+                })?;
+            }
+            Frame::Report(reports) => self.on_report(now, opened.sender, reports),
+            Frame::Superseded { session, addr } if session > self.session => self.stand_back(addr),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn on_report(&mut self, now: Nanos, from: MemberId, reports: Vec<GroupReport>) {
+        for report in reports {
+            let ours = self.groups.iter().find(|held| held.group.spec().name == report.name);
+            let Some(ours) = ours.map(|held| &held.group) else { continue };
+            let differs = ours.number() != report.number;
+            let (rate, algorithm) = (ours.spec().rate.bit_s(), ours.spec().algorithm);
+            let node = self.name_of(from);
+            let group = report.name.clone();
+            let theirs = (report.rate_bit_s, report.algorithm);
+            let reported = Reported { report, at: now, differs };
+            let earlier = self.reports.insert((from, group.clone()), reported);
+            let differed = earlier.is_some_and(|earlier| earlier.differs);
+            if differs && !differed {
+                self.tell(Told::Differs { group, node, theirs, ours: (rate, algorithm) });
+            } else if differed && !differs {
+                self.tell(Told::Agrees { group, node });
+            }
+        }
+    }
+
+    /// A node's name, or its number where that is not known.
+    fn name_of(&self, id: MemberId) -> String {
+        let known = self.contacts.get(&id).map(|contact| contact.name.clone());
+        match known {
+            Some(name) => name,
+            None if id == self.id => self.name.clone(),
+            None => format!("#{}", id.0),
+        }
+    }
+
+    /// When [`Node::on_timer`] is to be called.
+    #[must_use]
+    pub fn next_deadline(&self, now: Nanos) -> Nanos {
+        let groups = self.groups.iter().map(|held| &held.group).chain(&self.leaving);
+        let groups = groups.map(|group| group.next_deadline(now)).min();
+        let own = self.greet_due.min(self.report_due).min(self.swim.next_deadline());
+        own.min(groups.unwrap_or(Nanos(u64::MAX)))
+    }
+
+    /// To be called at [`Node::next_deadline`], or at any time.
+    pub fn on_timer(&mut self, now: Nanos) {
+        self.swim.on_timer(now);
+        for i in 0..self.groups.len() {
+            let group = &mut self.groups[i].group;
+            if group.on_timer(now, &mut self.gates) {
+                self.gossip(i);
+            }
+        }
+        for group in &mut self.leaving {
+            group.on_timer(now, &mut self.gates);
+        }
+        self.leaving.retain(|group| !group.has_left());
+        if now >= self.greet_due {
+            self.greet_due = Nanos(now.0.saturating_add(GREET.0));
+            self.greet(now);
+        }
+        if now >= self.report_due {
+            self.report_due = Nanos(now.0.saturating_add(REPORT.0));
+            self.reports.retain(|_, r| now.0.saturating_sub(r.at.0) < REPORT_LASTS.0);
+            if let Some(peer) = self.peers_of(None, 1).first() {
+                self.queue_report(*peer);
+            }
+        }
+        self.settle(now);
+    }
+
+    /// Others that are up, chosen at random: of those that reported the group, if some did.
+    fn peers_of(&mut self, group: Option<(&str, u32)>, count: usize) -> Vec<MemberId> {
+        let mut peers: Vec<_> = match group {
+            None => Vec::new(),
+            Some((name, number)) => self
+                .reports
+                .iter()
+                .filter(|((id, of), r)| {
+                    of == name && r.report.number == number && self.up.contains(id)
+                })
+                .map(|((id, _), _)| *id)
+                .collect(),
+        };
+        if peers.is_empty() {
+            peers = self.up.iter().copied().collect();
+        }
+        peers.partial_shuffle(&mut self.random, count).0.to_vec()
+    }
+
+    fn gossip(&mut self, i: usize) {
+        let group = &self.groups[i].group;
+        if !group.gossips() {
+            return;
+        }
+        let (name, number) = (group.spec().name.clone(), group.number());
+        let count = group.spec().branching;
+        for peer in self.peers_of(Some((&name, number)), count) {
+            if let Some(message) = self.groups[i].group.news() {
+                self.queue_message(peer, &message);
+            }
+        }
+    }
+
+    /// Greets addresses at which nobody has been heard lately.
+    fn greet(&mut self, now: Nanos) {
+        let heard = |addr: &SocketAddr| {
+            self.sessions
+                .proven()
+                .any(|(_, peer)| peer.addr == *addr && now.0.saturating_sub(peer.heard.0) < HEARD.0)
+        };
+        let mut greeted: Vec<_> = Vec::new();
+        for seeds in self.seeds.values_mut() {
+            for (addr, seed) in seeds.iter_mut().filter(|(_, seed)| !seed.is_own) {
+                let wait = seed.greeted.is_some_and(|at| now.0 < at.0.saturating_add(GREET.0 / 2));
+                if !wait && !greeted.contains(addr) && !heard(addr) {
+                    seed.greeted = Some(now);
+                    greeted.push(*addr);
+                }
+            }
+        }
+        let hello = Frame::Hello { name: self.name.clone() };
+        let mut payload = Vec::new();
+        hello.encode(&mut payload);
+        for addr in greeted {
+            self.transmit(addr, None, &payload);
+        }
+    }
+
+    fn queue_report(&mut self, to: MemberId) {
+        let count = self.groups.len();
+        if count == 0 {
+            return;
+        }
+        let at = self.report_turn;
+        self.report_turn = (at + REPORTS_MAX) % count.max(1);
+        let now = self.report_due;
+        let reports: Vec<_> = (0..count.min(REPORTS_MAX))
+            .map(|i| {
+                let group = &self.groups[(at + i) % count].group;
+                GroupReport {
+                    name: group.spec().name.clone(),
+                    number: group.number(),
+                    rate_bit_s: group.spec().rate.bit_s(),
+                    algorithm: group.spec().algorithm,
+                    share_bit_s: group.part_bit_s(now),
+                    demand_bit_s: group.demand_bit_s() as u64,
+                }
+            })
+            .collect();
+        self.frames.entry(to).or_default().push(Frame::Report(reports));
+    }
+
+    fn queue_message(&mut self, to: MemberId, message: &Message) {
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes);
+        self.frames.entry(to).or_default().push(Frame::Message(bytes));
+    }
+
+    /// Carries out what the calls before have led to.
+    fn settle(&mut self, now: Nanos) {
+        let mut failed = None;
+        let (mut messages, mut told) = (Vec::new(), Vec::new());
+        for held in &mut self.groups {
+            let group = &mut held.group;
+            let (out, why) = group.outbox(now, &mut self.gates, &mut self.storage);
+            messages.extend(out);
+            failed = failed.or(why);
+            let name = || group.spec().name.clone();
+            let standing = group.standing(now);
+            if held.standing != Some(standing) {
+                held.standing = Some(standing);
+                let part_bit_s = group.part_bit_s(now);
+                told.push(Told::Stands { group: name(), standing, part_bit_s });
+            }
+            let errors = group.errors();
+            if errors != held.errors {
+                told.push(match errors.is_empty() {
+                    true => Told::LimitsGood(name()),
+                    false => {
+                        let errors = errors.iter().cloned().collect();
+                        Told::Limits { group: name(), errors }
+                    }
+                });
+                held.errors = errors;
+            }
+        }
+        for group in &mut self.leaving {
+            let (out, why) = group.outbox(now, &mut self.gates, &mut self.storage);
+            messages.extend(out);
+            failed = failed.or(why);
+        }
+        match failed {
+            Some(why) if !self.storage_bad => {
+                self.storage_bad = true;
+                told.push(Told::Storage(why));
+            }
+            None if self.storage_bad => {
+                self.storage_bad = false;
+                told.push(Told::StorageGood);
+            }
+            _ => {}
+        }
+        told.into_iter().for_each(|one| self.tell(one));
+        for (to, message) in messages {
+            self.queue_message(to, &message);
+        }
+        while let Some((contact, bytes)) = self.swim.poll_transmit() {
+            let id = contact.id;
+            if !self.contacts.contains_key(&id) {
+                self.know(contact);
+            }
+            self.frames.entry(id).or_default().push(Frame::Swim(bytes));
+        }
+        while let Some(change) = self.swim.poll_change() {
+            match change {
+                Change::Up(contact) => {
+                    if self.up.insert(contact.id) {
+                        self.tell(Told::Up(contact.name.clone(), contact.addr));
+                    }
+                    self.know(contact);
+                }
+                Change::Down(contact) => {
+                    if self.up.remove(&contact.id) {
+                        self.tell(Told::Down(contact.name, contact.addr));
+                    }
+                }
+            }
+        }
+        self.flush();
+    }
+
+    /// Puts frames into as few datagrams as they need.
+    fn flush(&mut self) {
+        for (to, frames) in std::mem::take(&mut self.frames) {
+            // Where it was heard, else where it is said to be.
+            let heard = self.sessions.get(to).filter(|peer| peer.session > 0);
+            let addr = heard.map(|peer| peer.addr);
+            let Some(addr) = addr.or_else(|| Some(self.contacts.get(&to)?.addr)) else {
+                self.traffic.nowhere_messages += frames.len() as u64;
+                continue;
+            };
+            let mut payload = Vec::new();
+            for frame in frames {
+                let full = payload.len();
+                frame.encode(&mut payload);
+                if payload.len() > PAYLOAD_MAX && full > 0 {
+                    let rest = payload.split_off(full);
+                    self.transmit(addr, Some(to), &payload);
+                    payload = rest;
+                }
+            }
+            self.transmit(addr, Some(to), &payload);
+        }
+    }
+
+    fn reply(&mut self, addr: SocketAddr, to: MemberId, frames: &[Frame]) {
+        let mut payload = Vec::new();
+        frames.iter().for_each(|frame| frame.encode(&mut payload));
+        self.transmit(addr, Some(to), &payload);
+    }
+
+    fn transmit(&mut self, addr: SocketAddr, to: Option<MemberId>, payload: &[u8]) {
+        if let Some(bytes) = self.sealer.seal(&self.keys, to, payload) {
+            debug_assert!(bytes.len() <= DATAGRAM_MAX);
+            self.traffic.sent_datagrams += 1;
+            self.traffic.sent_bytes += bytes.len() as u64 + HEADERS_BYTES;
+            self.out.push_back((addr, bytes));
+        }
+    }
+
+    /// A datagram to be sent.
+    pub fn poll_transmit(&mut self) -> Option<(SocketAddr, Vec<u8>)> {
+        self.out.pop_front()
+    }
+
+    /// Something that happened.
+    pub fn poll_told(&mut self) -> Option<Told> {
+        self.told.pop_front()
+    }
+
+    /// Something that happened elsewhere and is to be told with the rest.
+    pub fn tell(&mut self, told: Told) {
+        if self.told.len() == TOLD_MAX {
+            self.told.pop_front();
+        }
+        self.told.push_back(told);
+    }
+
+    fn tell_drop(&mut self, now: Nanos, from: SocketAddr, cause: Cause) {
+        // A few of these come with every start.
+        if matches!(cause, Cause::Unproven | Cause::Replay | Cause::Stale) {
+            return;
+        }
+        let count = self.drops.of(cause);
+        let (before, at) = &mut self.drops_told[cause as usize];
+        if at.is_none_or(|at| now.0 >= at.0.saturating_add(TELL_DROPS.0)) {
+            let told = Told::Dropping { cause, from, count: count - *before };
+            (*before, *at) = (count, Some(now));
+            self.tell(told);
+        }
+    }
+
+    /// Gives back what its groups hold, and goes. [`Node::has_left`] says when that is done.
+    pub fn leave(&mut self, now: Nanos) {
+        for mut held in self.groups.drain(..) {
+            held.group.leave(now);
+            self.leaving.push(held.group);
+        }
+        self.on_timer(now);
+    }
+
+    /// Whether nothing is left to give back.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.leaving.iter().all(Group::has_left)
+    }
+
+    /// The last call: limits keep what is the host's own in any case, and others hear that it goes. False if
+    /// a limit could not be set.
+    pub fn end(&mut self, now: Nanos) -> bool {
+        let groups = self.groups.iter_mut().map(|held| &mut held.group).chain(&mut self.leaving);
+        let mut good = true;
+        for group in groups {
+            good &= group.settle_alone(now, &mut self.gates);
+        }
+        self.swim.leave(now);
+        while let Some((contact, bytes)) = self.swim.poll_transmit() {
+            self.frames.entry(contact.id).or_default().push(Frame::Swim(bytes));
+        }
+        self.flush();
+        good
+    }
+
+    /// The gates.
+    pub fn gates(&mut self) -> &mut G {
+        &mut self.gates
+    }
+
+    /// The fleet as it is configured now.
+    #[must_use]
+    pub fn fleet(&self) -> &FleetSpec {
+        &self.fleet
+    }
+}
+
+#[cfg(test)]
+mod tests;

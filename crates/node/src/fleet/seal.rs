@@ -1,0 +1,286 @@
+//! A datagram: a header in the clear, and what is sealed with XChaCha20-Poly1305.
+//!
+//! ```text
+//!   0  version u8, 1; with bit 7 for whoever receives it, else for one node
+//!   1  number of the key u8
+//!   2  cluster u32         6  sender u32       10  session u64      18  number u64
+//!   26 sealed payload      then the tag, 16 bytes             all little-endian
+//!   nonce = sender, session, number, "tg01"
+//!   also authenticated: the header, the receiver u32
+//! ```
+//!
+//! A session is one life of a sender, greater after each restart, and numbers its datagrams from 1, so no nonce
+//! comes twice under a key. Whose datagrams are taken is [`super::session`]'s affair; here is only what one
+//! datagram says for itself.
+
+use chacha20poly1305::{AeadInPlace, Tag, XNonce};
+use tidegate_core::fleet::MemberId;
+
+use super::keys::KeyRing;
+
+/// The version of the form; others are dropped.
+pub const VERSION: u8 = 1;
+/// For whoever receives it.
+const ANYONE: u8 = 0x80;
+/// Length of the header.
+pub const HEADER_BYTES: usize = 26;
+/// Length of the tag.
+pub const TAG_BYTES: usize = 16;
+/// No payload is longer: with the headers of UDP and IPv6 a datagram fits 1400 bytes.
+pub const PAYLOAD_MAX: usize = 1_300;
+/// No datagram is longer.
+pub const DATAGRAM_MAX: usize = HEADER_BYTES + PAYLOAD_MAX + TAG_BYTES;
+
+/// Why a datagram was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Cause {
+    /// Too short or too long for one of ours.
+    Length,
+    /// Another version.
+    Version,
+    /// Of another cluster.
+    Cluster,
+    /// Under a key that is not in the file.
+    Key,
+    /// Not as it was sealed: another key of this number, another receiver, or altered.
+    Seal,
+    /// It was taken before, or is too old to tell.
+    Replay,
+    /// Of an earlier life of its sender.
+    Stale,
+    /// Its sender has yet to show that it lives.
+    Unproven,
+    /// What was sealed is not in the form that is read.
+    Content,
+    /// It speaks for another node than its sender.
+    Sender,
+    /// There are as many nodes as can be known.
+    Crowd,
+}
+
+/// Every cause, with its name in metrics and what to think of it.
+pub const CAUSES: [(Cause, &str, &str); 11] = [
+    (Cause::Length, "length", "too short or long: not from a tidegate"),
+    (Cause::Version, "version", "another version of the form: run one release on all nodes"),
+    (Cause::Cluster, "cluster", "of another cluster: their [fleet] name differs"),
+    (Cause::Key, "key", "under a key whose number is not in the key file"),
+    (Cause::Seal, "seal", "not as sealed: another key of the same number, or altered on the way"),
+    (Cause::Replay, "replay", "taken before, or long overtaken"),
+    (Cause::Stale, "stale", "of an earlier life of its sender"),
+    (
+        Cause::Unproven,
+        "unproven",
+        "before its sender has answered a challenge: a few at each start",
+    ),
+    (Cause::Content, "content", "sealed well, but not in the form that is read"),
+    (Cause::Sender, "sender", "speaks for another node than its sender"),
+    (Cause::Crowd, "crowd", "from one node more than can be known"),
+];
+
+/// How many datagrams were dropped, by cause.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Drops([u64; CAUSES.len()]);
+
+impl Drops {
+    /// Counts one.
+    pub fn count(&mut self, cause: Cause) {
+        self.0[cause as usize] += 1;
+    }
+
+    /// How many there were of a cause.
+    #[must_use]
+    pub fn of(&self, cause: Cause) -> u64 {
+        self.0[cause as usize]
+    }
+}
+
+/// A datagram that was opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Opened {
+    /// Its sender.
+    pub sender: MemberId,
+    /// Which life of it.
+    pub session: u64,
+    /// Its number in that life.
+    pub number: u64,
+    /// Whether it was for whoever receives it.
+    pub for_anyone: bool,
+    /// What was sealed.
+    pub payload: Vec<u8>,
+}
+
+/// Seals the datagrams of one life of a node.
+#[derive(Debug)]
+pub struct Sealer {
+    cluster: u32,
+    sender: MemberId,
+    session: u64,
+    number: u64,
+}
+
+impl Sealer {
+    /// A new life.
+    #[must_use]
+    pub fn new(cluster: u32, sender: MemberId, session: u64) -> Sealer {
+        Sealer { cluster, sender, session, number: 0 }
+    }
+
+    /// Seals a payload for `to`, or for whoever receives it. One that is too long gives nothing.
+    pub fn seal(
+        &mut self,
+        keys: &KeyRing,
+        to: Option<MemberId>,
+        payload: &[u8],
+    ) -> Option<Vec<u8>> {
+        if payload.len() > PAYLOAD_MAX {
+            return None;
+        }
+        self.number += 1;
+        let (key, cipher) = keys.sealing();
+        let mut out = Vec::with_capacity(HEADER_BYTES + payload.len() + TAG_BYTES);
+        out.push(VERSION | if to.is_none() { ANYONE } else { 0 });
+        out.push(key);
+        out.extend(self.cluster.to_le_bytes());
+        out.extend(self.sender.0.to_le_bytes());
+        out.extend(self.session.to_le_bytes());
+        out.extend(self.number.to_le_bytes());
+        let nonce = nonce(&out);
+        let aad = authenticated(&out, to.unwrap_or_default());
+        out.extend(payload);
+        let sealed = &mut out[HEADER_BYTES..];
+        let tag = cipher.encrypt_in_place_detached(&nonce, &aad, sealed).ok()?;
+        out.extend(tag);
+        Some(out)
+    }
+}
+
+/// The sender, session and number of a header, and what tells it from nonces of other forms.
+fn nonce(header: &[u8]) -> XNonce {
+    let mut nonce = [0u8; 24];
+    nonce[..20].copy_from_slice(&header[6..HEADER_BYTES]);
+    nonce[20..].copy_from_slice(b"tg01");
+    XNonce::from(nonce)
+}
+
+fn authenticated(header: &[u8], to: MemberId) -> [u8; HEADER_BYTES + 4] {
+    let mut aad = [0u8; HEADER_BYTES + 4];
+    aad[..HEADER_BYTES].copy_from_slice(&header[..HEADER_BYTES]);
+    aad[HEADER_BYTES..].copy_from_slice(&to.0.to_le_bytes());
+    aad
+}
+
+/// Opens a datagram for `own`.
+///
+/// # Errors
+/// The [`Cause`] to drop it for.
+pub fn open(keys: &KeyRing, cluster: u32, own: MemberId, bytes: &[u8]) -> Result<Opened, Cause> {
+    if !(HEADER_BYTES + TAG_BYTES..=DATAGRAM_MAX).contains(&bytes.len()) {
+        return Err(Cause::Length);
+    }
+    let (header, rest) = bytes.split_at(HEADER_BYTES);
+    if header[0] & !ANYONE != VERSION {
+        return Err(Cause::Version);
+    }
+    let u32_at = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| header[at + i]));
+    let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+    if u32_at(2) != cluster {
+        return Err(Cause::Cluster);
+    }
+    let cipher = keys.opening(header[1]).ok_or(Cause::Key)?;
+    let for_anyone = header[0] & ANYONE != 0;
+    let to = if for_anyone { MemberId::default() } else { own };
+    let (sealed, tag) = rest.split_at(rest.len() - TAG_BYTES);
+    let mut payload = sealed.to_vec();
+    cipher
+        .decrypt_in_place_detached(
+            &nonce(header),
+            &authenticated(header, to),
+            &mut payload,
+            Tag::from_slice(tag),
+        )
+        .map_err(|_| Cause::Seal)?;
+    let (sender, session, number) = (MemberId(u32_at(6)), u64_at(10), u64_at(18));
+    Ok(Opened { sender, session, number, for_anyone, payload })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ring(lines: &[(u8, u8)]) -> KeyRing {
+        let line = |(id, key): &(u8, u8)| format!("{id} {}\n", format!("{key:02x}").repeat(32));
+        let text: String = lines.iter().map(line).collect();
+        KeyRing::parse(Path::new("k"), &text).unwrap()
+    }
+
+    #[test]
+    fn causes_are_in_the_order_of_their_table() {
+        for (i, (cause, name, _)) in CAUSES.iter().enumerate() {
+            assert_eq!(*cause as usize, i, "{name}");
+        }
+    }
+
+    #[test]
+    fn keys_are_changed_without_a_gap() {
+        let (old, both) = (ring(&[(1, 1)]), ring(&[(1, 1), (2, 2)]));
+        let (turned, new) = (ring(&[(2, 2), (1, 1)]), ring(&[(2, 2)]));
+        let mut sealer = Sealer::new(1, MemberId(1), 1);
+        let mut seal = |keys| sealer.seal(keys, Some(MemberId(2)), b"x").unwrap();
+        let opens = |keys, bytes: &[u8]| open(keys, 1, MemberId(2), bytes).map(drop);
+        for (sends, hears) in
+            [(&old, &both), (&both, &old), (&both, &turned), (&turned, &both), (&turned, &new)]
+        {
+            assert_eq!(opens(hears, &seal(sends)), Ok(()));
+        }
+        assert_eq!(opens(&old, &seal(&new)), Err(Cause::Key));
+        assert_eq!(
+            opens(&ring(&[(1, 9)]), &seal(&old)),
+            Err(Cause::Seal),
+            "same number, other key"
+        );
+    }
+
+    #[test]
+    fn datagrams_for_others_and_other_clusters_are_dropped() {
+        let keys = ring(&[(1, 1)]);
+        let mut sealer = Sealer::new(7, MemberId(1), 5);
+        let one = sealer.seal(&keys, Some(MemberId(2)), b"hello").unwrap();
+        assert_eq!(open(&keys, 7, MemberId(3), &one), Err(Cause::Seal));
+        assert_eq!(open(&keys, 8, MemberId(2), &one), Err(Cause::Cluster));
+        let opened = open(&keys, 7, MemberId(2), &one).unwrap();
+        assert_eq!((opened.sender, opened.session, opened.number), (MemberId(1), 5, 1));
+        assert!(!opened.for_anyone && opened.payload == b"hello");
+        let any = sealer.seal(&keys, None, b"hello").unwrap();
+        assert!(open(&keys, 7, MemberId(3), &any).unwrap().for_anyone);
+        assert_eq!(sealer.seal(&keys, None, &[0; PAYLOAD_MAX + 1]), None);
+    }
+
+    proptest! {
+        /// What was sealed is opened as it was; whatever bit is turned, it is not.
+        #[test]
+        fn only_what_was_sealed_is_opened(
+            payload in prop::collection::vec(any::<u8>(), 0..200),
+            to in prop::option::of(Just(MemberId(2))),
+            flip in any::<prop::sample::Index>(),
+            bit in 0u8..8,
+        ) {
+            let keys = ring(&[(1, 1)]);
+            let bytes = Sealer::new(7, MemberId(1), 5).seal(&keys, to, &payload).unwrap();
+            prop_assert_eq!(open(&keys, 7, MemberId(2), &bytes).unwrap().payload, payload);
+            let mut bad = bytes.clone();
+            let at = flip.index(bad.len());
+            bad[at] ^= 1 << bit;
+            prop_assert!(open(&keys, 7, MemberId(2), &bad).is_err());
+            prop_assert!(open(&keys, 7, MemberId(2), &bytes[..at]).is_err());
+        }
+
+        #[test]
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            prop_assert!(open(&ring(&[(1, 1)]), 7, MemberId(2), &bytes).is_err());
+        }
+    }
+}

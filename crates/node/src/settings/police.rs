@@ -1,0 +1,118 @@
+//! What a user may set of a policer beside its rate and burst.
+
+use tidegate_core::{
+    Scheme, Scope,
+    meter::MeterError,
+    police::{Action, MeterOptions, Policy, PolicyError},
+    virtual_queue::{ConfigError, VirtualQueueOptions},
+};
+
+use super::{SettingsError, SettingsProblem};
+
+/// What is wrong with the meter or the actions of a policer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PoliceProblem {
+    /// Asked of a scheme that colours nothing.
+    #[error(
+        "scheme `{0}` colours no packets; write scheme = \"police\" with it, or leave this out"
+    )]
+    ColoursNothing(Scheme),
+    /// Programs of a cgroup may not write to packets.
+    #[error(
+        "the kernel lets no program on a cgroup change a packet's DSCP; write `pass`, `drop` or `ce`, or put \
+         the limit on the device or port by which the packets leave"
+    )]
+    NotOnCgroups,
+    /// The committed burst said twice.
+    #[error("`cbs` is the limit's `burst`; write one of them")]
+    BurstTwice,
+    /// Yellow without a meter that makes it.
+    #[error("without a meter no packet is yellow; write `meter`, or leave this out")]
+    NoYellow,
+    /// A value that is none.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// Buckets that cannot be, or not together.
+    #[error(transparent)]
+    Meter(#[from] MeterError),
+}
+
+/// A meter as written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MeterSetting {
+    /// `none`: one bucket, no yellow.
+    None,
+    /// This one.
+    Meter(MeterOptions),
+}
+
+/// The fields that were written; `None` leaves a field as it is.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct PolicePatch {
+    /// How it colours packets.
+    pub meter: Option<MeterSetting>,
+    /// By colour.
+    pub actions: [Option<Action>; 3],
+}
+
+impl PolicePatch {
+    /// The policy that results when these fields are set on `base`.
+    pub(super) fn on(&self, base: &Policy, scheme: Scheme) -> Result<Policy, SettingsError> {
+        let refuse = |field, problem: PoliceProblem| {
+            Err(SettingsError { field, problem: SettingsProblem::Police(problem) })
+        };
+        if scheme != Scheme::Police {
+            let problem = PoliceProblem::ColoursNothing(scheme);
+            if self.meter.is_some() {
+                return refuse("meter", problem);
+            }
+            if self.actions.iter().any(Option::is_some) {
+                return refuse("actions", problem);
+            }
+            return Ok(Policy::default());
+        }
+        let meter = match self.meter {
+            None => base.meter,
+            Some(MeterSetting::None) => None,
+            Some(MeterSetting::Meter(meter)) => Some(meter),
+        };
+        if meter.is_none() && self.actions[1].is_some() {
+            return refuse("actions", PoliceProblem::NoYellow);
+        }
+        let actions = std::array::from_fn(|i| self.actions[i].unwrap_or(base.actions[i]));
+        Ok(Policy { meter, actions })
+    }
+}
+
+/// Checks that a policy's meter goes with a direction.
+pub(super) fn check(
+    policy: &Policy,
+    queue: Option<&VirtualQueueOptions>,
+) -> Result<(), SettingsError> {
+    let Some(queue) = queue else { return Ok(()) };
+    let refused = |e: ConfigError| {
+        let problem = match e {
+            ConfigError::Bucket(e) => SettingsProblem::Police(MeterError::from(e).into()),
+            ConfigError::Meter(e) => SettingsProblem::Police(e.into()),
+            e => e.into(),
+        };
+        SettingsError { field: "meter", problem }
+    };
+    policy.meter(queue).map(drop).map_err(refused)
+}
+
+/// Checks that a policy can be carried out where it is put.
+pub(super) fn fits(policy: &Policy, scope: &Scope) -> Result<(), SettingsError> {
+    if policy.rewrites() && !scope.is_device() {
+        let problem = SettingsProblem::Police(PoliceProblem::NotOnCgroups);
+        return Err(SettingsError { field: "actions", problem });
+    }
+    Ok(())
+}
+
+/// The actions in words.
+#[must_use]
+pub fn show_actions(actions: &[Action; 3]) -> String {
+    let [green, yellow, red] = actions;
+    format!("green {green}, yellow {yellow}, red {red}")
+}

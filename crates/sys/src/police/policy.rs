@@ -1,0 +1,106 @@
+//! A policy to the map and back.
+
+use tidegate_core::{
+    Bytes, Nanos, Rate, Span,
+    meter::{Coupling, MeterConfig},
+    police::{Action, ColourMap, Dscp, MeterOptions, MeterType, Policy},
+    token_bucket::UNITS_PER_BYTE,
+    virtual_queue::{ConfigError, VirtualQueueOptions},
+};
+
+use crate::intf;
+
+/// `enum pl_kind`; 0 is one bucket alone.
+const SINGLE_RATE: u8 = 1;
+const TWO_RATE: u8 = 2;
+const DIFFERENTIATED: u8 = 3;
+
+/// `enum pl_action`.
+const PASS: u8 = 0;
+const DROP: u8 = 1;
+const CE: u8 = 2;
+const DSCP: u8 = 3;
+
+/// How a depth was given.
+const NOT_GIVEN: u32 = 0;
+const AS_TIME: u32 = 1;
+const AS_BYTES: u32 = 2;
+
+impl intf::Policy {
+    /// As it lies in the map.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for a bucket or meter that cannot be.
+    pub fn new(policy: &Policy, queue: &VirtualQueueOptions) -> Result<intf::Policy, ConfigError> {
+        let mut encoded =
+            intf::Policy { committed: queue.bucket()?.into(), ..intf::Policy::default() };
+        for (i, action) in policy.actions.into_iter().enumerate() {
+            (encoded.action[i], encoded.dscp[i]) = match action {
+                Action::Pass => (PASS, 0),
+                Action::Drop => (DROP, 0),
+                Action::Ce => (CE, 0),
+                Action::Dscp(dscp) => (DSCP, dscp.value()),
+            };
+        }
+        let Some((meter, config)) = policy.meter.zip(policy.meter(queue)?) else {
+            return Ok(encoded);
+        };
+        let colours = meter.colours.unwrap_or(ColourMap { yellow: 0, red: 0 });
+        encoded.yellow_dscps = colours.yellow;
+        encoded.red_dscps = colours.red;
+        encoded.second_given = match meter.burst {
+            None => NOT_GIVEN,
+            Some(Span::Time(_)) => AS_TIME,
+            Some(Span::Size(_)) => AS_BYTES,
+        };
+        Ok(intf::Policy { aware: meter.colours.is_some().into(), ..encoded.metered(&config) })
+    }
+
+    /// The same with the buckets of a meter.
+    pub(crate) fn metered(self, config: &MeterConfig) -> intf::Policy {
+        let kind = match config.coupling {
+            Coupling::Overflow => SINGLE_RATE,
+            Coupling::Covering => TWO_RATE,
+            Coupling::Apart => DIFFERENTIATED,
+        };
+        let (committed, second) = (config.committed.into(), config.second.into());
+        intf::Policy { kind, committed, second, ..self }
+    }
+
+    /// Whether the second bucket is filled by what flows over.
+    pub(crate) fn is_single_rate(&self) -> bool {
+        self.kind == SINGLE_RATE
+    }
+
+    /// What a user would write; `None` for a direction that is not limited.
+    #[must_use]
+    pub fn policy(&self) -> Option<Policy> {
+        if self.committed.cost == 0 {
+            return None;
+        }
+        let action = |i: usize| match self.action[i] {
+            PASS => Action::Pass,
+            CE => Action::Ce,
+            DSCP => Dscp::new(self.dscp[i]).map_or(Action::Pass, Action::Dscp),
+            _ => Action::Drop,
+        };
+        let kind = match self.kind {
+            SINGLE_RATE => Some(MeterType::SrTcm),
+            TWO_RATE => Some(MeterType::TrTcm),
+            DIFFERENTIATED => Some(MeterType::Rfc4115),
+            _ => None,
+        };
+        let meter = kind.map(|kind| MeterOptions {
+            kind,
+            rate: Rate::from_bit_s(self.second.rate).filter(|_| kind != MeterType::SrTcm),
+            burst: match self.second_given {
+                AS_TIME => Some(Span::Time(Nanos(self.second.fill_ns))),
+                AS_BYTES => Some(Span::Size(Bytes(self.second.burst / UNITS_PER_BYTE))),
+                _ => None,
+            },
+            colours: (self.aware != 0)
+                .then_some(ColourMap { yellow: self.yellow_dscps, red: self.red_dscps }),
+        });
+        Some(Policy { meter, actions: [action(0), action(1), action(2)] })
+    }
+}
