@@ -7,9 +7,9 @@
 //! |---|---|---|
 //! | `police` | `tidegate limit add --scheme police --ingress`, as a user types it | the sender's side |
 //! | `police-fair` | the same with `--fair` | the sender's side |
-//! | `nft` | `nft … limit rate over N/second burst N packets`, for packets of full size | the sender's side |
+//! | `nft` | `nft … limit rate over N/second burst N packets`, of full size | the sender's side |
 //! | `nft-bytes` | `nft … limit rate over N bytes/second burst N bytes` | the sender's side |
-//! | `tbf` | the kernel's token bucket filter with a queue of 50 ms: no policer, but what else there is | the receiver's side |
+//! | `tbf` | the kernel's token bucket filter with a queue of 50 ms: no policer | the receiver's side |
 
 use std::{fmt, path::PathBuf, time::Duration};
 
