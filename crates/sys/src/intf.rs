@@ -5,8 +5,11 @@
 
 use bytemuck::{Pod, Zeroable};
 use tidegate_core::{
-    Bytes, Class, Direction, Nanos, Rate, VirtualQueueConfig, class::Floors,
-    token_bucket::BucketConfig, virtual_queue::cost_of_byte,
+    Bytes, Class, Direction, Nanos, Rate, VirtualQueueConfig,
+    class::Floors,
+    exempt::{Exempt, MAX_PREFIXES, Prefix},
+    token_bucket::BucketConfig,
+    virtual_queue::cost_of_byte,
 };
 
 /// Number of directions, and the length of every per-direction array.
@@ -150,6 +153,56 @@ pub struct Limit {
     pub ifindex: u32,
     /// By direction: of scheme `police`.
     pub police: [Policy; DIRECTIONS],
+    /// Who is exempt.
+    pub exempt: ExemptConf,
+}
+
+/// `struct tg_exempt`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct ExemptConf {
+    /// Bit d: code point d is exempt.
+    pub dscps: u64,
+    /// Addresses of IPv6, or of IPv4 in IPv6.
+    pub address: [[u8; 16]; MAX_PREFIXES],
+    /// How many of their bits are the prefix.
+    pub bits: [u8; MAX_PREFIXES],
+    /// How many there are.
+    pub count: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+impl From<&Exempt> for ExemptConf {
+    fn from(exempt: &Exempt) -> Self {
+        let mut conf = ExemptConf { dscps: exempt.dscps, ..ExemptConf::default() };
+        for (i, prefix) in exempt.prefixes().iter().enumerate() {
+            (conf.address[i], conf.bits[i]) = (prefix.address, prefix.bits);
+            conf.count += 1;
+        }
+        conf
+    }
+}
+
+impl From<&ExemptConf> for Exempt {
+    fn from(conf: &ExemptConf) -> Self {
+        let mut exempt = Exempt::default();
+        exempt.dscps = conf.dscps;
+        let prefixes = conf.address.iter().zip(conf.bits).take(conf.count as usize);
+        for (address, bits) in prefixes {
+            // There are no more than fit.
+            let _ = exempt.add_prefix(Prefix { address: *address, bits });
+        }
+        exempt
+    }
+}
+
+impl ExemptConf {
+    /// Nobody is exempt.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0 && self.dscps == 0
+    }
 }
 
 /// `struct pl_bucket`.
@@ -341,7 +394,11 @@ pub const OUTCOME_TABLE: [Outcome; OUTCOMES] = [
         help: "dropped by the linear law: the sender can neither be marked nor told",
         passed: false,
     },
-    Outcome { name: "exempt", help: "passed uncharged: loopback", passed: true },
+    Outcome {
+        name: "exempt",
+        help: "passed uncharged: loopback, or who `exempt` says",
+        passed: true,
+    },
 ];
 
 #[cfg(test)]
@@ -351,7 +408,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 39];
+        static native_intf_layout: [u64; 43];
         static native_intf_layout_len: u32;
     }
 
@@ -371,6 +428,10 @@ mod tests {
             offset_of!(Limit, delack_max_us),
             offset_of!(Limit, ifindex),
             offset_of!(Limit, police),
+            offset_of!(Limit, exempt),
+            size_of::<ExemptConf>(),
+            offset_of!(ExemptConf, count),
+            MAX_PREFIXES,
             size_of::<Policy>(),
             offset_of!(Policy, yellow_dscps),
             offset_of!(Policy, kind),

@@ -27,6 +27,7 @@ pub mod congestion;
 pub mod cost;
 pub mod device;
 pub mod edt;
+mod exempt;
 pub mod fq;
 pub mod intf;
 pub mod limit;

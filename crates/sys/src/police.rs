@@ -12,6 +12,7 @@ use tidegate_core::Direction;
 use crate::{
     cgroup::Cgroup,
     device::{self, Side, Target},
+    exempt::set_exempt,
     intf,
     limit::{self, AttachedLimit, LimitError, LimitMaps, LimitOptions},
 };
@@ -41,6 +42,7 @@ enum Place {
 fn load(
     storage: &mut MaybeUninit<OpenObject>,
     place: Place,
+    exempts: bool,
 ) -> Result<skel::PoliceSkel<'_>, LimitError> {
     limit::quiet_libbpf();
     let mut open =
@@ -54,6 +56,7 @@ fn load(
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.is_port = u8::from(place == Place::Port);
     }
+    set_exempt!(open, exempts, None, "police");
     open.load().map_err(limit::load_error("police"))
 }
 
@@ -66,6 +69,10 @@ fn maps(police: &skel::PoliceSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps,
         queues: handle(&police.maps.queues_of_limit)?,
         counters: handle(&police.maps.counters)?,
         sockets: None,
+        exempt: match limit.exempt.is_empty() {
+            true => None,
+            false => Some(handle(&police.maps.exempt_prefixes)?),
+        },
         parent: None,
     };
     maps.write(limit)?;
@@ -79,7 +86,7 @@ pub(crate) fn attach_cgroup(
 ) -> Result<AttachedLimit, LimitError> {
     let limit = options.encode(cgroup.id())?;
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Cgroup)?;
+    let police = load(&mut storage, Place::Cgroup, !options.exempt.is_empty())?;
     let maps = maps(&police, &limit)?;
     let links = vec![
         ("egress", limit::attach(&police.progs.police_egress, "police_egress", cgroup)?),
@@ -96,7 +103,7 @@ pub(crate) fn attach_device(
     let limit = target.encode(options)?;
     let mut storage = MaybeUninit::uninit();
     let place = if target.is_port() { Place::Port } else { Place::Device };
-    let police = load(&mut storage, place)?;
+    let police = load(&mut storage, place, !options.exempt.is_empty())?;
     let maps = maps(&police, &limit)?;
     let program = |direction| match target.side(direction) {
         Side::Out => (direction, &police.progs.police_out),
