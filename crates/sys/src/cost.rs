@@ -106,7 +106,7 @@ pub fn measure(
         return mean_run_time(object.progs.nothing.as_fd(), frame, cpus, runs);
     }
     let mut storage = MaybeUninit::uninit();
-    let nrm = load_nrm(&mut storage, None)?;
+    let nrm = load_nrm(&mut storage, None, false)?;
     let rate = Rate::from_bit_s(1_000_000_000).map(VirtualQueueOptions::new);
     let scheme = if program == Program::Pace { Scheme::Pace } else { Scheme::Nrm };
     let options = LimitOptions { egress: rate, loopback: true, scheme, ..LimitOptions::default() };

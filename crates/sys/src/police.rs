@@ -13,6 +13,7 @@ use crate::{
     cgroup::Cgroup,
     device::{self, Side, Target},
     edt::random_seed,
+    exempt::set_exempt,
     group::GroupMaps,
     intf,
     limit::{self, AttachedLimit, LimitError, LimitMaps, LimitOptions},
@@ -47,6 +48,7 @@ enum Place {
 fn load(
     storage: &mut MaybeUninit<OpenObject>,
     place: Place,
+    exempts: bool,
 ) -> Result<skel::PoliceSkel<'_>, LimitError> {
     limit::quiet_libbpf();
     let mut open =
@@ -61,6 +63,7 @@ fn load(
         rodata.is_port = u8::from(place == Place::Port);
         rodata.flow_seed = u64::from(random_seed()) << 32 | u64::from(random_seed());
     }
+    set_exempt!(open, exempts, None, "police");
     open.load().map_err(limit::load_error("police"))
 }
 
@@ -73,6 +76,10 @@ fn maps(police: &skel::PoliceSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps,
         queues: handle(&police.maps.queues_of_limit)?,
         counters: handle(&police.maps.counters)?,
         sockets: None,
+        exempt: match limit.exempt.is_empty() {
+            true => None,
+            false => Some(handle(&police.maps.exempt_prefixes)?),
+        },
         parent: None,
         seat: None,
         group: Some(GroupMaps {
@@ -91,7 +98,7 @@ pub(crate) fn attach_cgroup(
 ) -> Result<AttachedLimit, LimitError> {
     let limit = options.encode(cgroup.id())?;
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Cgroup)?;
+    let police = load(&mut storage, Place::Cgroup, !options.exempt.is_empty())?;
     let maps = maps(&police, &limit)?;
     let links = vec![
         ("egress", limit::attach(&police.progs.police_egress, "police_egress", cgroup)?),
@@ -108,7 +115,7 @@ pub(crate) fn attach_device(
     let limit = target.encode(options)?;
     let mut storage = MaybeUninit::uninit();
     let place = if target.is_port() { Place::Port } else { Place::Device };
-    let police = load(&mut storage, place)?;
+    let police = load(&mut storage, place, !options.exempt.is_empty())?;
     let maps = maps(&police, &limit)?;
     let program = |direction| match target.side(direction) {
         Side::Out => (direction, &police.progs.police_out),

@@ -42,7 +42,7 @@ const SELDOM: f64 = 1e-9;
 /// [`CostError`].
 pub fn cost(ask: Ask, frame: &[u8], cpus: &[usize], runs: u32) -> Result<Duration, CostError> {
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Cgroup)?;
+    let police = load(&mut storage, Place::Cgroup, false)?;
     let mut limit =
         intf::Limit { flags: intf::FLAG_POLICE | intf::FLAG_LOOPBACK, ..intf::Limit::default() };
     let action = [0, 1, 1];
