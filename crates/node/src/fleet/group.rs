@@ -543,6 +543,11 @@ impl Group {
         }
     }
 
+    /// From now on its limits are another's: this group does not set them any more.
+    pub fn release(&mut self) {
+        self.gauges.clear();
+    }
+
     /// Whether it has nothing left to give back.
     #[must_use]
     pub fn has_left(&self) -> bool {

@@ -586,6 +586,20 @@ fn who_leaves_gives_back_at_once_and_keeps_its_own_part() {
     assert!((fleet.rate(3) - 0.1).abs() < 1e-6);
     fleet.run(1.0);
     assert!(fleet.sum() > 9.7, "{}", fleet.sum());
+    // The auditor does not wait for anybody; what it held is found by the next one.
+    let auditor = {
+        let now = Nanos(fleet.now + fleet.hosts[0].skew);
+        let status = fleet.hosts[0].node.as_ref().unwrap().status(now);
+        let name = status.groups[0].auditor.clone().unwrap();
+        (0..3).find(|i| format!("n{i}") == name).unwrap()
+    };
+    let now = Nanos(fleet.now + fleet.hosts[auditor].skew);
+    let mut node = fleet.hosts[auditor].node.take().unwrap();
+    node.leave(now);
+    assert!(node.has_left() && node.end(now));
+    assert!((fleet.rate(auditor) - 0.1).abs() < 1e-6, "{}", fleet.rate(auditor));
+    fleet.run(6.0);
+    assert!(fleet.sum() > 9.7 && fleet.sum() <= 10.0 + 1e-6, "{}", fleet.sum());
 }
 
 #[test]
