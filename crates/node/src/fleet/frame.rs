@@ -302,7 +302,10 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn frames_have_one_form(frames in prop::collection::vec(frames(), 0..5), cut in any::<prop::sample::Index>()) {
+        fn frames_have_one_form(
+            frames in prop::collection::vec(frames(), 0..5),
+            cut in any::<prop::sample::Index>(),
+        ) {
             let mut bytes = Vec::new();
             frames.iter().for_each(|frame| frame.encode(&mut bytes));
             prop_assert_eq!(Frame::decode(&bytes), Some(frames));

@@ -35,8 +35,8 @@ mod show;
 const GREET: Nanos = Nanos(2_000_000_000);
 /// A peer that was heard so lately needs no greeting.
 const HEARD: Nanos = Nanos(15_000_000_000);
-/// How often another is told what this host has; more seldom in large fleets, where it would cost small limits
-/// dear.
+/// How often another is told what this host has; more seldom in large fleets, where it would cost small
+/// limits dear.
 const REPORT: Nanos = Nanos(2_500_000_000);
 const REPORT_PEERS: u64 = 16;
 /// What others reported counts for so long.
@@ -82,8 +82,8 @@ pub enum NodeError {
     Group(String, FleetError),
     /// A group whose one limiter is elsewhere.
     #[error(
-        "group `{group}` is ctb, and its one limiter is on node `{center}`: this is `{node}`; name no members \
-         of it here, or make this node its center"
+        "group `{group}` is ctb, and its one limiter is on node `{center}`: this is `{node}`; name no \
+         members of it here, or make this node its center"
     )]
     NotCenter {
         /// The group.
@@ -237,8 +237,8 @@ impl<G: Gates, S: Storage> Node<G, S> {
         Ok(Held { group, standing: None, errors: BTreeSet::new() })
     }
 
-    /// Takes another spec. Groups that are as they were go on; others begin anew with what is pinned, and those
-    /// that are no more give back what they hold. What changed, in words.
+    /// Takes another spec. Groups that are as they were go on; others begin anew with what is pinned, and
+    /// those that are no more give back what they hold. What changed, in words.
     ///
     /// # Errors
     /// [`NodeError`]; all is as before.

@@ -9,9 +9,9 @@
 //!   also authenticated: the header, the receiver u32, the cluster u32
 //! ```
 //!
-//! A session is one life of a sender, greater after each restart, and numbers its datagrams from 1, so no nonce
-//! comes twice under a key. Whose datagrams are taken is [`super::session`]'s affair; here is only what one
-//! datagram says for itself.
+//! A session is one life of a sender, greater after each restart, and numbers its datagrams from 1, so no
+//! nonce comes twice under a key. Whose datagrams are taken is [`super::session`]'s affair; here is only what
+//! one datagram says for itself.
 
 use chacha20poly1305::{AeadInPlace, Tag, XNonce};
 use tidegate_core::fleet::MemberId;

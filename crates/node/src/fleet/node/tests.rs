@@ -1,5 +1,5 @@
-//! Whole nodes in virtual time: gates and storage are fakes, the network loses, delays and is cut, and each node
-//! has a clock of its own.
+//! Whole nodes in virtual time: gates and storage are fakes, the network loses, delays and is cut, and each
+//! node has a clock of its own.
 
 use std::{cell::RefCell, collections::BTreeMap, path::Path, rc::Rc};
 
@@ -657,8 +657,8 @@ fn a_limiter_of_ctb_is_on_one_node() {
     let refused = Node::new(Nanos(0), options, Fake { loads, can_drop: true }, Memory::default());
     assert_eq!(
         refused.err().unwrap().to_string(),
-        "group `up` is ctb, and its one limiter is on node `n0`: this is `n1`; name no members of it here, or \
-         make this node its center"
+        "group `up` is ctb, and its one limiter is on node `n0`: this is `n1`; name no members of it here, \
+         or make this node its center"
     );
 }
 
