@@ -106,9 +106,9 @@ A spec file:
     Nic(NicArgs),
     /// Share limits with other hosts: the node of a fleet
     ///
-    /// Sets the rates of the limits in the groups of the file, as all their hosts want and use them. The limits
-    /// themselves are put on by `tidegate apply`. SIGHUP (and `apply`) has it read the file again; SIGTERM
-    /// ends it, and its limits keep what is this host's in any case.
+    /// Sets the rates of the limits in the groups of the file, as all their hosts want and use them. The
+    /// limits themselves are put on by `tidegate apply`. SIGHUP (and `apply`) has it read the file again;
+    /// SIGTERM ends it, and its limits keep what is this host's in any case.
     #[command(after_help = "\
 Examples:
   tidegate daemon --new-key 1 | install -m 600 /dev/stdin /etc/tidegate/fleet.keys

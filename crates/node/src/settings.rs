@@ -149,6 +149,9 @@ pub enum SettingsProblem {
          the parent, or write scheme = \"pace\""
     )]
     HtbNeedsADevice,
+    /// The kernel's classes take what their filters give them.
+    #[error("scheme `htb` holds all that passes its device; leave this out, or write scheme = \"police\"")]
+    HtbExemptsNobody,
     /// A threshold of a queue that there is not.
     #[error(
         "scheme `police` has no queue, and drops when `burst` is used up; leave this out, or write scheme = \
@@ -439,6 +442,9 @@ pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, Settings
     let refuse = |field, problem| Err(SettingsError { field, problem });
     police::fits(&limit.police, scope)?;
     match limit.scheme {
+        Scheme::Htb if !limit.exempt.is_empty() => {
+            refuse("exempt", SettingsProblem::HtbExemptsNobody)
+        }
         Scheme::Htb if limit.class.is_some() && !matches!(scope, Scope::Dev(_)) => {
             no_loopback(limit)
         }

@@ -1,16 +1,16 @@
 //! A group at one host: from what its limits measured, and what others told, to their rates.
 //!
 //! ```text
-//!   samples ─► gauges ─► want, demand, weight ─► controller ─► the host's part ─► level ─► rates of the limits
+//!   samples ─► gauges ─► want, demand, weight ─► controller ─► the host's part ─► level ─► rates
 //! ```
 //!
 //! Rates of flows: a gate that paces knows what a flow gets; one that counts flows gives a sample
 //! ([`tidegate_core::fleet::flows`]); where neither is known a limit counts as one flow.
 //!
-//! **Hearing nobody.** A host of `share` falls to its fixed part by itself when its lease ends. One of the others
-//! keeps `1/N` of the limit free for each of the `N` hosts that it does not hear, as Cloud Control has it, and
-//! when it hears none has an equal part of as many hosts as there may be. Either way the parts of all never add
-//! up to more than the limit.
+//! **Hearing nobody.** A host of `share` falls to its fixed part by itself when its lease ends. One of the
+//! others keeps `1/N` of the limit free for each of the `N` hosts that it does not hear, as Cloud Control has
+//! it, and when it hears none has an equal part of as many hosts as there may be. Either way the parts of all
+//! never add up to more than the limit.
 
 use std::collections::BTreeSet;
 
@@ -40,8 +40,8 @@ use super::{
 /// Over which time the rates of flows are averaged: what a window of TCP does in a few round trips should not
 /// move capacity.
 const FLOW_TAU: Nanos = Nanos(700_000_000);
-/// A gate that holds senders back sees arrivals at its rate and no more: from this part of it demand counts as
-/// limited.
+/// A gate that holds senders back sees arrivals at its rate and no more: from this part of it demand counts
+/// as limited.
 const LIMITED_FROM: f64 = 0.95;
 /// Who was limited so lately takes all it gets: averages need as long to see what a new rate lets through.
 const LIMITED_LATELY: Nanos = Nanos(NANOS_PER_SEC);
@@ -402,8 +402,8 @@ impl Group {
         self.vector.set_own(now, told as f32);
     }
 
-    /// What a flow has that takes all it gets, over all limits: large flows count more. A limit whose flows are
-    /// not known counts as one.
+    /// What a flow has that takes all it gets, over all limits: large flows count more. A limit whose flows
+    /// are not known counts as one.
     fn typical_bit_s(&self, wants: &[Want]) -> f64 {
         let (mut cubes, mut squares) = (0.0, 0.0);
         for (gauge, want) in self.gauges.iter().zip(wants) {
@@ -540,6 +540,11 @@ impl Group {
             Control::Share(share) if !self.stood_back => share.leave(now),
             _ => self.left = true,
         }
+    }
+
+    /// From now on its limits are another's: this group does not set them any more.
+    pub fn release(&mut self) {
+        self.gauges.clear();
     }
 
     /// Whether it has nothing left to give back.
