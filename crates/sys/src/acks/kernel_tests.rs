@@ -242,8 +242,8 @@ fn standing_queue(test: &str) -> (NetNs, Backlog) {
 
 const SPRING: AcksOptions = AcksOptions {
     law: Law::Spring,
-    rate: Rate::from_bit_s(8_000_000).unwrap(),
     // So that every window is the least, however long the test takes between two packets.
+    rate: Rate::from_bit_s(8000).unwrap(),
     mark: Some(Nanos(1)),
 };
 /// Two segments of 1460 bytes.

@@ -146,7 +146,7 @@ fn root_acks_spring_shortens_the_queue() {
     // Live change, and off again: connections go on.
     attached.maps.set(&AcksOptions { mark: Some(Nanos(5_000_000)), ..options }).unwrap();
     transfer(&bed, SERVER, 2, 1_000_000, "cubic");
-    drop(attached);
+    bed.detach(attached);
     transfer(&bed, SERVER, 2, 1_000_000, "cubic");
 }
 
@@ -168,6 +168,7 @@ fn root_acks_dem_shortens_the_queue() {
         ecn(&bed, 0);
         transfer(&bed, SERVER, 2, 1_000_000, "cubic");
         assert_eq!(attached.maps.counters().unwrap().packets[1], marks, "a flow without ECN");
+        bed.detach(attached);
     }
 }
 
@@ -332,6 +333,7 @@ fn root_acks_table() {
                         s.marker.probability as f64 / one,
                         &attached.maps.counters().unwrap().packets[..4],
                     );
+                    bed.detach(attached);
                 }
             }
         }
