@@ -227,12 +227,15 @@ impl PinnedLimit {
     }
 }
 
-fn io_error(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> StoreError {
+pub(crate) fn io_error(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> StoreError {
     let path = path.display().to_string();
     move |source| StoreError::Io { path, action, source }
 }
 
-fn bpf_error(path: &Path, action: &'static str) -> impl FnOnce(libbpf_rs::Error) -> StoreError {
+pub(crate) fn bpf_error(
+    path: &Path,
+    action: &'static str,
+) -> impl FnOnce(libbpf_rs::Error) -> StoreError {
     let report = io_error(path, action);
     move |source| report(io::Error::other(source.to_string()))
 }
@@ -696,7 +699,7 @@ pub fn is_above(above: &str, below: &str) -> bool {
     above != below && (above.is_empty() || rest.is_some_and(|rest| rest.starts_with('/')))
 }
 
-fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {
+pub(crate) fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {
     rustix::fs::symlink(target, link).map_err(|e| io_error(link, "create")(e.into()))
 }
 
@@ -749,7 +752,7 @@ fn detach_links(dir: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn remove_pins(dir: &Path) -> Result<(), StoreError> {
+pub(crate) fn remove_pins(dir: &Path) -> Result<(), StoreError> {
     for entry in fs::read_dir(dir).map_err(io_error(dir, "list"))?.flatten() {
         let path = entry.path();
         fs::remove_file(&path).map_err(io_error(&path, "remove"))?;

@@ -488,6 +488,15 @@ fn root_acks_dem_follows_the_table() {
             ece("ACK", back(ACK, 500, 100), true),
         ];
         check(&loaded, "opened from outside", outside, 1);
+        check(
+            &loaded,
+            "is reset before its data is acknowledged",
+            with(vec![
+                window("data", ack(100).payload(300), units(LEAST)),
+                same("behind it", back(RST, 800, 0)),
+            ]),
+            0,
+        );
         check(&loaded, "seen in the middle", vec![same("ACK", ack())], 0);
     }
 }
