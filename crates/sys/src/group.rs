@@ -1,10 +1,10 @@
 //! What a limit does for a group of hosts: its arrivals and the bytes of its flows are measured, and packets
 //! dropped at random. The rate is the limit's own.
 //!
-//! Scheme `police` does all of it, on cgroups, devices and ports; of others arrivals are known. A limit needs no
-//! preparation: the first [`LimitMaps::measure`] of a direction has its flows counted from then on, and
-//! [`LimitMaps::leave_group`] ends that. All state is in pinned maps, so a daemon that comes back goes on where it
-//! was, and while it is away packets are dropped at the last probability.
+//! Scheme `police` does all of it, on cgroups, devices and ports; of others arrivals are known. A limit needs
+//! no preparation: the first [`LimitMaps::measure`] of a direction has its flows counted from then on, and
+//! [`LimitMaps::leave_group`] ends that. All state is in pinned maps, so a daemon that comes back goes on
+//! where it was, and while it is away packets are dropped at the last probability.
 //!
 //! Flows are counted in buffers of fixed size, one for each CPU ([`tidegate_core::fleet::flows`]): [`SETS`] x
 //! [`WAYS`] cells of 16 bytes, twice, so that packets fill one buffer while the other is read and cleared. A
@@ -81,8 +81,8 @@ impl intf::Counters {
 }
 
 impl LimitMaps {
-    /// Measures a direction, and begins the next interval of its flows. One process at a time: two that measure
-    /// take flows from each other.
+    /// Measures a direction, and begins the next interval of its flows. One process at a time: two that
+    /// measure take flows from each other.
     ///
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
@@ -100,8 +100,9 @@ impl LimitMaps {
         })
     }
 
-    /// Has each packet of a direction dropped with this probability, 0 to 1 in steps of 2^-32, before the limit
-    /// itself sees it; counted as `drop_early`. It stays until it is set anew. False if the scheme cannot.
+    /// Has each packet of a direction dropped with this probability, 0 to 1 in steps of 2^-32, before the
+    /// limit itself sees it; counted as `drop_early`. It stays until it is set anew. False if the scheme
+    /// cannot.
     ///
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`]; the earlier probability is in force.

@@ -372,7 +372,7 @@ pub const OUTCOME_TABLE: [Outcome; OUTCOMES] = [
     },
     Outcome {
         name: "drop_early",
-        help: "dropped at random: by the linear law, as the sender can neither be marked nor told, or for a group",
+        help: "dropped at random: for a group, or as the sender can neither be marked nor told",
         passed: false,
     },
     Outcome { name: "exempt", help: "passed uncharged: loopback", passed: true },

@@ -1,9 +1,9 @@
 //! A sample of a limiter's flows, of constant size: who is large, and how many flows of that size there are.
 //!
 //! Sample and hold (Estan, Varghese, SIGCOMM 2002), as Cloud Control needs it, in two steps: in an interval
-//! [`FlowCounts`] counts bytes, in fixed memory whatever the number of flows; at its end [`FlowRates`] averages
-//! the rates of the [`SAMPLE`] fastest and forgets the idle. The first is what packets do, in the kernel the C of
-//! `bpf/sample.h`; the second is user space's. [`FlowSample`] is both.
+//! [`FlowCounts`] counts bytes, in fixed memory whatever the number of flows; at its end [`FlowRates`]
+//! averages the rates of the [`SAMPLE`] fastest and forgets the idle. The first is what packets do, in the
+//! kernel the C of `bpf/sample.h`; the second is user space's. [`FlowSample`] is both.
 //!
 //! Two readings. The published one is the largest rate. It is the largest of several noisy numbers, so a
 //! limiter with seven equal flows reads higher than one with three and asks for less than its part.

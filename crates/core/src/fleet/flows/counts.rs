@@ -1,16 +1,17 @@
-//! Byte counters of some flows, in fixed memory and a few cells a packet: what the gate counts in an interval.
+//! Byte counters of some flows, in fixed memory and a few cells a packet: what the gate counts in an
+//! interval.
 //!
 //! [`SETS`] sets of [`WAYS`] cells, a flow's set chosen by its hash, so that a packet looks at four cells
-//! whatever the number of flows. In its set it is sample and hold: a packet of a flow that has no cell takes a
-//! free one, or with a probability that of the smallest flow,
+//! whatever the number of flows. In its set it is sample and hold: a packet of a flow that has no cell takes
+//! a free one, or with a probability that of the smallest flow,
 //!
 //! ```text
 //!   odds = bytes / (bytes of the smallest + bytes)
 //! ```
 //!
-//! so a flow that sends much gets in soon and stays in. A flow is counted from the packet with which it got in:
-//! it may have sent more, never less. In the kernel each CPU has counters of its own, without a lock; what a
-//! flow has is the sum over them.
+//! so a flow that sends much gets in soon and stays in. A flow is counted from the packet with which it got
+//! in: it may have sent more, never less. In the kernel each CPU has counters of its own, without a lock;
+//! what a flow has is the sum over them.
 //!
 //! The eBPF side is `bpf/sample.h`; a property test holds the two together, bit by bit.
 

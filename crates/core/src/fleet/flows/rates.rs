@@ -23,8 +23,8 @@ struct Followed {
 /// The rates of up to [`SAMPLE`] flows, averaged over time.
 ///
 /// A flow that is new counts as having been there for the whole interval: its rate is rather too low than far
-/// too high. When all places are taken it takes that of the slowest, if it was faster in the interval. O(n log
-/// n) an interval of n flows; nothing a packet.
+/// too high. When all places are taken it takes that of the slowest, if it was faster in the interval. O(n
+/// log n) an interval of n flows; nothing a packet.
 #[derive(Debug, Clone)]
 pub struct FlowRates {
     tau: Nanos,
@@ -39,8 +39,8 @@ impl FlowRates {
         Self { tau, since: now, flows: Vec::with_capacity(SAMPLE) }
     }
 
-    /// Ends an interval in which these flows were counted. One that comes twice, as from two CPUs, is added up. A
-    /// clock that stands or steps back ends none: what was counted is then lost, and no rate changes.
+    /// Ends an interval in which these flows were counted. One that comes twice, as from two CPUs, is added
+    /// up. A clock that stands or steps back ends none: what was counted is then lost, and no rate changes.
     pub fn on_interval(&mut self, now: Nanos, counted: impl IntoIterator<Item = FlowBytes>) {
         let elapsed = Nanos(now.0.saturating_sub(self.since.0));
         if elapsed.0 == 0 {
