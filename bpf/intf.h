@@ -66,6 +66,8 @@ enum tg_flags {
 	TG_FLAG_PORT = 1 << 4,
 	/* What finds no tokens is dropped: `police` says how many there are. */
 	TG_FLAG_POLICE = 1 << 5,
+	/* Packets wait in the kernel's HTB; drop_ns is what its queue holds. */
+	TG_FLAG_HTB = 1 << 8,
 };
 
 /* A limit on one cgroup or device; written by user space alone. */

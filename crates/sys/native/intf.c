@@ -47,6 +47,7 @@ const __u64 native_intf_layout[] = {
     TG_FLAG_EDT,
     TG_FLAG_PORT,
     TG_FLAG_POLICE,
+    TG_FLAG_HTB,
     TG_EGRESS,
     TG_INGRESS,
 };

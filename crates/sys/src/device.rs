@@ -89,6 +89,11 @@ fn current_namespace() -> Result<u64, NetError> {
     file.map(|m| m.ino()).map_err(|e| NetError::refused("ask for the network namespace", e))
 }
 
+/// Whether the device of a limit is, or was, in the network namespace of the calling thread.
+pub(crate) fn is_in_this_namespace(limit: &intf::Limit) -> bool {
+    current_namespace().is_ok_and(|namespace| namespace == limit.cgroup_id)
+}
+
 /// Of the traffic of a device, as the host sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {

@@ -55,6 +55,7 @@ fn load<T>(
         counters: handle(&edt.maps.counters)?,
         sockets: None,
         parent: None,
+        seat: None,
         group: None,
     };
     maps.write(limit)?;

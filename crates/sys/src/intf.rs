@@ -32,6 +32,8 @@ pub const FLAG_EDT: u32 = 1 << 3;
 pub const FLAG_PORT: u32 = 1 << 4;
 /// `TG_FLAG_POLICE`.
 pub const FLAG_POLICE: u32 = 1 << 5;
+/// `TG_FLAG_HTB`.
+pub const FLAG_HTB: u32 = 1 << 8;
 
 /// The place of a direction in a per-direction array.
 #[must_use]
@@ -385,7 +387,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 43];
+        static native_intf_layout: [u64; 44];
         static native_intf_layout_len: u32;
     }
 
@@ -435,6 +437,7 @@ mod tests {
             FLAG_EDT as usize,
             FLAG_PORT as usize,
             FLAG_POLICE as usize,
+            FLAG_HTB as usize,
             index(Direction::Egress),
             index(Direction::Ingress),
         ];

@@ -10,6 +10,7 @@
 //! - [`device`]: programs on devices.
 //! - [`edt`]: the programs of scheme `edt`, on cgroups and devices; [`fq`]: who keeps its packets.
 //! - [`backlog`]: where the packets of a limiter wait, for programs that read how much that is.
+//! - [`htb`]: the kernel's HTB on devices, with ifb devices for what comes in.
 //! - [`acks`]: the programs of schemes `dem` and `spring`, on what comes back to senders.
 //! - [`police`]: those of scheme `police`.
 //! - [`group`]: what a limit does for a group of hosts.
@@ -34,6 +35,7 @@ pub mod device;
 pub mod edt;
 pub mod fq;
 pub mod group;
+pub mod htb;
 pub mod intf;
 pub mod limit;
 pub mod net;

@@ -70,6 +70,7 @@ fn maps(police: &skel::PoliceSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps,
         counters: handle(&police.maps.counters)?,
         sockets: None,
         parent: None,
+        seat: None,
         group: Some(GroupMaps {
             group: handle(&police.maps.group_of_limit)?,
             samples: handle(&police.maps.samples_of_limit)?,

@@ -13,6 +13,7 @@ mod common;
 mod daemon;
 mod edt;
 mod explain;
+mod htb;
 mod ingress;
 mod limit;
 mod nic;

@@ -12,9 +12,12 @@ use libbpf_rs::{Link, MapHandle};
 
 use super::{AcksMaps, AttachedAcks};
 use crate::{
-    device::{self, CLSACT_MARK, Filters},
-    intf, query,
-    store::{StoreError, bpf_error, io_error, remove_pins, symlink},
+    device::{self, Filters},
+    intf,
+    store::{
+        StoreError, bpf_error, io_error,
+        pins::{pin_hooks, remove_pins},
+    },
 };
 
 /// The names of the maps.
@@ -44,20 +47,7 @@ impl AttachedAcks {
             let path = dir.join(name);
             map.pin(&path).map_err(bpf_error(&path, "pin"))?;
         }
-        if let Some(filters) = &self.hooked.filters {
-            for (name, program) in filters.programs() {
-                let path = dir.join(name);
-                query::pin(program, &path).map_err(io_error(&path, "pin"))?;
-            }
-            if filters.owns_clsact {
-                symlink(Path::new(CLSACT_MARK), &dir.join(CLSACT_MARK))?;
-            }
-        }
-        for (name, link) in &mut self.hooked.links {
-            let path = dir.join(*name);
-            link.pin(&path).map_err(bpf_error(&path, "pin"))?;
-        }
-        Ok(())
+        pin_hooks(self.hooked.filters.as_ref(), &mut self.hooked.links, dir)
     }
 }
 
