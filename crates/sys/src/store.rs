@@ -17,7 +17,7 @@
 //! each other by a lock on the directory; readers take none.
 
 mod htb;
-mod pins;
+pub(crate) mod pins;
 
 use std::{
     fs, io,
@@ -234,12 +234,15 @@ impl PinnedLimit {
     }
 }
 
-fn io_error(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> StoreError {
+pub(crate) fn io_error(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> StoreError {
     let path = path.display().to_string();
     move |source| StoreError::Io { path, action, source }
 }
 
-fn bpf_error(path: &Path, action: &'static str) -> impl FnOnce(libbpf_rs::Error) -> StoreError {
+pub(crate) fn bpf_error(
+    path: &Path,
+    action: &'static str,
+) -> impl FnOnce(libbpf_rs::Error) -> StoreError {
     let report = io_error(path, action);
     move |source| report(io::Error::other(source.to_string()))
 }
@@ -745,7 +748,7 @@ pub fn is_above(above: &str, below: &str) -> bool {
     above != below && (above.is_empty() || rest.is_some_and(|rest| rest.starts_with('/')))
 }
 
-fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {
+pub(crate) fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {
     rustix::fs::symlink(target, link).map_err(|e| io_error(link, "create")(e.into()))
 }
 

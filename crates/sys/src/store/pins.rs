@@ -44,7 +44,7 @@ pub(super) fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreE
 }
 
 /// Pins what holds the programs of a limit.
-pub(super) fn pin_hooks(
+pub(crate) fn pin_hooks(
     filters: Option<&Filters>,
     links: &mut Links,
     dir: &Path,
@@ -78,7 +78,7 @@ pub(super) fn detach_links(dir: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-pub(super) fn remove_pins(dir: &Path) -> Result<(), StoreError> {
+pub(crate) fn remove_pins(dir: &Path) -> Result<(), StoreError> {
     for entry in fs::read_dir(dir).map_err(io_error(dir, "list"))?.flatten() {
         let path = entry.path();
         fs::remove_file(&path).map_err(io_error(&path, "remove"))?;
