@@ -17,6 +17,8 @@ use crate::{
 /// How long a verb may take, and a fleet to be one.
 const VERB: Duration = Duration::from_secs(30);
 const TOGETHER: Duration = Duration::from_secs(60);
+/// The parts of those that run add up to so much once they divide; hosts that do not run have theirs.
+const DIVIDED_PERCENT: u64 = 98;
 const KEY: &str = "1 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f\n";
 const LIMIT: &str = "site";
 const GROUP: &str = "all";
@@ -98,9 +100,8 @@ impl<'a> Daemons<'a> {
         }
         if plan.algorithm.is_some() {
             (0..running).try_for_each(|site| daemons.launch(site))?;
-            for site in 0..running {
-                daemons.wait_to_share(site)?;
-            }
+            (0..running).try_for_each(|site| daemons.wait_to_share(site))?;
+            daemons.wait_to_divide(running)?;
         }
         Ok(daemons)
     }
@@ -118,9 +119,11 @@ impl<'a> Daemons<'a> {
         Ok(())
     }
 
-    /// Ends the daemon of a site at once, as a crash would.
+    /// Ends the daemon of a site at once (SIGKILL), and then does what the unit does when a daemon has ended.
     pub(super) fn kill(&mut self, site: usize) -> anyhow::Result<()> {
-        self.members[site].daemon.take().map_or(Ok(()), Child::kill)
+        self.members[site].daemon.take().map_or(Ok(()), Child::kill)?;
+        self.verb(site, &["daemon", "--stand-down", &self.file(site).to_string_lossy()])?;
+        Ok(())
     }
 
     fn wait_to_share(&mut self, site: usize) -> anyhow::Result<()> {
@@ -137,6 +140,20 @@ impl<'a> Daemons<'a> {
                 }
                 _ => Ok(None),
             }
+        })
+    }
+
+    /// With `share` a fleet divides nothing until its first epoch has begun.
+    fn wait_to_divide(&self, running: usize) -> anyhow::Result<()> {
+        if self.plan.algorithm != Some("share") {
+            return Ok(());
+        }
+        wait_until("a fleet that divides the limit", TOGETHER, || {
+            let parts = (0..running).map(|site| {
+                self.group(site)?["share_bit_s"].as_u64().context("no share in the status")
+            });
+            let sum = parts.sum::<anyhow::Result<u64>>()?;
+            Ok((sum >= self.plan.limit_bit_s * DIVIDED_PERCENT / 100).then_some(()))
         })
     }
 

@@ -1,100 +1,30 @@
 //! `drl-fig3`: two limiters with three flows and seven, 10 Mbit/s, 40 ms between all: daemons on routers,
 //! and the same in simulation. Figure 3 of Cloud Control.
 
-use std::{fmt, path::PathBuf, time::Duration};
-
-use tidegate_core::Nanos;
-use tidegate_sim::world::{Scheme, WorldOptions};
+use std::{path::PathBuf, time::Duration};
 
 use super::{
-    FIRST, JAIN, LEAST, MOST, OVERHEAD, SECOND as SECOND_RATE, TOTAL,
-    daemons::{At, Daemons, Plan},
-    fleet::{self, Flow},
+    FIRST, JAIN, LEAST, MOST, OVERHEAD, RTT, SECOND as SECOND_RATE, TOTAL,
+    baseline::{KERNEL, LIMIT_BIT_S, SETUPS, Setup, VIRTUAL, case, measure, world},
+    fleet,
     forwarded::Forwarded,
-    simulation::{self, nanos},
+    simulation,
 };
 use crate::{
     chart::{BarsOf, Lines},
     context::Context,
     experiment::Experiment,
     host::Need,
-    report::Case,
     stats,
-    testbed::Sites,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
-pub(super) const LIMIT_BIT_S: u64 = 10_000_000;
-/// The published bucket.
-pub(super) const BURST_BYTES: u64 = 75_000;
-pub(super) const RTT: Duration = Duration::from_millis(40);
-pub(super) const FLOWS: [usize; 2] = [3, 7];
 /// From when on figures count.
 const FROM: Duration = Duration::from_secs(2);
 /// The rates that figures show.
 const SHOWN: [Duration; 2] = [Duration::from_millis(100), SECOND];
 const START: &str = "start_200ms_percent";
 const BEGIN: Duration = Duration::from_millis(200);
-
-const KERNEL: &str = "namespaces";
-const VIRTUAL: &str = "simulation";
-
-/// One who limits.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Setup {
-    pub(super) name: &'static str,
-    algorithm: Option<&'static str>,
-    at: At,
-    interval: Duration,
-    pub(super) scheme: Scheme,
-}
-
-const fn published(name: &'static str, scheme: Scheme) -> Setup {
-    let interval = Duration::from_millis(50);
-    Setup { name, algorithm: Some(name), at: At::Router, interval, scheme }
-}
-
-/// How often `share` asks.
-const ASKS: Duration = Duration::from_millis(100);
-
-pub(super) const SETUPS: [Setup; 6] = [
-    Setup { algorithm: None, ..published("ctb", Scheme::Ctb) },
-    published("gtb", Scheme::Gtb),
-    published("grd", Scheme::Grd),
-    published("fps", Scheme::Fps),
-    Setup { interval: ASKS, ..published("share", Scheme::Share) },
-    Setup {
-        name: "share, pace",
-        algorithm: Some("share"),
-        at: At::Sockets,
-        interval: ASKS,
-        scheme: Scheme::Share,
-    },
-];
-
-impl fmt::Display for Setup {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name)
-    }
-}
-
-impl Setup {
-    pub(super) fn plan(self, hosts: usize) -> Plan {
-        Plan {
-            algorithm: self.algorithm,
-            at: self.at,
-            limit_bit_s: LIMIT_BIT_S,
-            burst_bytes: BURST_BYTES,
-            interval: self.interval,
-            hosts,
-        }
-    }
-
-    /// The site of a limiter: CTB has all at the first.
-    pub(super) fn site_of(self, limiter: usize) -> usize {
-        if self.algorithm.is_some() { limiter } else { 0 }
-    }
-}
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -170,32 +100,6 @@ impl Experiment for DrlFig3 {
     }
 }
 
-/// The baseline in simulation.
-pub(super) fn world(setup: Setup, lasts: Duration, run: u32) -> WorldOptions {
-    let lasts: Nanos = nanos(lasts);
-    WorldOptions::two_limiters(u64::from(run), setup.scheme, lasts, FLOWS)
-}
-
-/// The baseline with daemons.
-pub(super) fn measure(
-    ctx: &Context,
-    sites: &Sites,
-    setup: Setup,
-    lasts: Duration,
-) -> anyhow::Result<fleet::Ran> {
-    let daemons = Daemons::start(ctx, sites, setup.plan(sites.count()), sites.count())?;
-    let flow =
-        |limiter| Flow { site: setup.site_of(limiter), limiter, from: Duration::ZERO, to: lasts };
-    let counts = FLOWS.iter().enumerate();
-    let plan: Vec<Flow> =
-        counts.flat_map(|(limiter, count)| (0..*count).map(move |_| flow(limiter))).collect();
-    fleet::run(sites, &daemons, &plan, LIMIT_BIT_S, || Ok(()))
-}
-
-pub(super) fn case(world: &str) -> Case {
-    Case::new().with("limit_bit_s", LIMIT_BIT_S).with("in", world)
-}
-
 fn record(
     ctx: &mut Context,
     setup: Setup,
@@ -264,7 +168,7 @@ fn claims(ctx: &mut Context) {
             near,
             format!("3 flows, 7 flows and all in Mbit/s: {}", pairs.join(", ")),
         );
-        if ["fps", "share", "share, pace"].contains(&name) {
+        if setup.is_ours() {
             ctx.claim(
                 format!("{name}: Jain's index is at least 0.98"),
                 jain >= 0.98,

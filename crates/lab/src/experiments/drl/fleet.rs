@@ -63,10 +63,10 @@ pub(super) fn sites(
 /// goes on when it returns.
 pub(super) fn run(
     sites: &Sites,
-    daemons: &Daemons<'_>,
+    daemons: &mut Daemons<'_>,
     plan: &[Flow],
     limit_bit_s: u64,
-    meanwhile: impl FnOnce() -> anyhow::Result<()>,
+    meanwhile: impl FnOnce(&mut Daemons<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<Ran> {
     let lasts = plan.iter().map(|flow| flow.to).max().unwrap_or_default();
     let bins = bins_in(lasts + MARGIN) as u32;
@@ -102,7 +102,7 @@ pub(super) fn run(
         let client = flows::start_with(sites.lab_binary(), daemons.site(*site), &args)?;
         clients.push((flows, client, args));
     }
-    meanwhile()?;
+    meanwhile(daemons)?;
     let mut times: Vec<Option<FlowTimes>> = vec![None; plan.len()];
     for (flows, client, args) in clients {
         for (at, of) in flows.iter().zip(flows::finish(client, &args)?) {

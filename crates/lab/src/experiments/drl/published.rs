@@ -1,6 +1,8 @@
 //! Figures of *Cloud Control with Distributed Rate Limiting* (Raghavan et al., SIGCOMM 2007), read off its
 //! plots, which is exact to about 0.5 % of an axis.
 
+use std::time::Duration;
+
 /// Figure 8 at so many limiters: what was forwarded of 50 Mbit/s, in bit/s, and Jain's index.
 pub(super) fn figure_8(system: &str, limiters: usize) -> Option<(f64, f64)> {
     let at = [7, 70, 490].iter().position(|count| *count == limiters)?;
@@ -13,3 +15,12 @@ pub(super) fn figure_8(system: &str, limiters: usize) -> Option<(f64, f64)> {
     };
     Some((kbit_s[at] * 1e3, jain[at]))
 }
+
+/// Figure 5: the median of Jain's index over ten runs.
+pub(super) fn figure_5(system: &str) -> Option<f64> {
+    let medians = [("ctb", 0.884), ("gtb", 0.812), ("grd", 0.998), ("fps", 0.907)];
+    medians.into_iter().find(|(name, _)| *name == system).map(|(_, jain)| jain)
+}
+
+/// How long a new flow takes to its share with FPS.
+pub(super) const NEW_FLOW: Duration = Duration::from_secs(8);
