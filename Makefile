@@ -69,9 +69,12 @@ lab: ## Run experiments: make lab EXP="htb-latency" [QUICK=1]
 	$(CARGO) build --release --locked --bins
 	@scripts/lab.sh run $(EXP) $(if $(QUICK),--quick) --out "$(OUT)"
 
-install: build ## Install `tidegate`, its man pages and bash completions below PREFIX
+install: build ## Install `tidegate`, its man pages, completions and unit below PREFIX
 	install -D -m 755 target/release/tidegate "$(DESTDIR)$(PREFIX)/bin/tidegate"
 	install -d "$(DESTDIR)$(PREFIX)/share/man/man1" "$(DESTDIR)$(PREFIX)/share/bash-completion/completions"
+	install -d "$(DESTDIR)$(PREFIX)/lib/systemd/system"
+	sed 's|/usr/local/bin|$(PREFIX)/bin|' packaging/systemd/tidegate-daemon.service \
+		> "$(DESTDIR)$(PREFIX)/lib/systemd/system/tidegate-daemon.service"
 	target/release/tidegate man "$(DESTDIR)$(PREFIX)/share/man/man1"
 	target/release/tidegate completions bash > "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/tidegate"
 

@@ -88,6 +88,47 @@ struct bpf_iter__tcp {
 	struct sock_common *sk_common;
 };
 
+struct hlist_node {
+	struct hlist_node *next;
+};
+
+struct hlist_head {
+	struct hlist_node *first;
+};
+
+struct gnet_stats_queue {
+	__u32 backlog;
+};
+
+struct qdisc_skb_head {
+	__u32 qlen;
+};
+
+struct Qdisc {
+	__u32 handle;
+	struct hlist_node hash;
+	struct qdisc_skb_head q;
+	struct gnet_stats_queue qstats;
+};
+
+struct net_device {
+	int ifindex;
+	struct hlist_node index_hlist;
+	struct hlist_head qdisc_hash[16];
+};
+
+struct net {
+	struct hlist_head *dev_index_head;
+};
+
+struct nsproxy {
+	struct net *net_ns;
+};
+
+struct task_struct {
+	struct nsproxy *nsproxy;
+};
+
 #pragma clang attribute pop
 
 /* Values differ between kernels: read them with bpf_core_enum_value(). */

@@ -15,6 +15,8 @@ fuzz_target!(|bytes: &[u8]| -> Corpus {
             let in_a_tree =
                 |limit: &LimitSpec| limit.parent.is_some() == limit.options.class.is_some();
             assert!(spec.limits.iter().all(in_a_tree));
+            assert!(spec.groups.iter().all(|group| (1..=lines).contains(&group.line)));
+            assert!(spec.groups.is_empty() || spec.fleet.is_some());
             assert!(spec.nics.iter().all(|nic| (1..=lines).contains(&nic.line)));
         }
         Err(error) => {

@@ -10,11 +10,13 @@
 //! - [`units`]: rates, byte counts and times, and the parser that a user's text goes through.
 //! - [`edt`]: departure times, a schedule for each flow (the `edt` scheme).
 //! - [`fair_share`]: one rate for all flows of a limit (the `pace` scheme).
+//! - [`htb`]: what the kernel's HTB is told, so that its classes mean the same (the `htb` scheme).
 //! - [`class`]: limits inside a limit: guarantees, weights, borrowing.
 //! - [`token_bucket`], [`meter`]: policing: pass or drop, green, yellow or red (RFC 2697, 2698, 4115).
 //! - [`police`]: what is done with each colour.
 //! - [`burst`]: how deep a policer's bucket should be, and what it lets through.
 //! - [`receive_window`]: that rate as a window, for senders elsewhere (`pace` on ingress).
+//! - [`dem`], [`spring`]: what a shaper's queue tells senders in the ACKs that come back to them.
 //! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
 //! - [`shaper`]: Carousel (the `carousel` scheme): timestampers ([`stamp`]) in front of a timing [`wheel`]
 //!   over a [`slot_set`], backpressure by deferred [`completion`], aggregates divided by [`water_fill`].
@@ -42,9 +44,11 @@ pub mod burst;
 pub mod class;
 pub mod codel;
 pub mod completion;
+pub mod dem;
 pub mod edt;
 pub mod fair_share;
 pub mod fleet;
+pub mod htb;
 pub mod link;
 pub mod meter;
 pub mod police;
@@ -53,6 +57,7 @@ pub mod scheme;
 pub mod scope;
 pub mod shaper;
 pub mod slot_set;
+pub mod spring;
 pub mod stamp;
 pub mod token_bucket;
 pub mod units;

@@ -8,7 +8,7 @@ use tidegate_sys::{
     device::Target,
     fq::FqError,
     limit::LimitOptions,
-    preflight::{PreflightError, preflight},
+    preflight::{PreflightError, preflight, preflight_for_rates},
     store::{PinnedLimit, Store, StoreError, StoreLock},
 };
 
@@ -39,6 +39,14 @@ impl Host {
     /// [`PreflightError`] names what it lacks.
     pub fn open(store: &Path) -> Result<Host, PreflightError> {
         Ok(Host { hierarchy: preflight()?, store: Store::at(store) })
+    }
+
+    /// The same for who only reads limits and changes their rates, which asks for fewer privileges.
+    ///
+    /// # Errors
+    /// [`PreflightError`] names what the host lacks.
+    pub fn open_for_rates(store: &Path) -> Result<Host, PreflightError> {
+        Ok(Host { hierarchy: preflight_for_rates()?, store: Store::at(store) })
     }
 
     /// Its cgroups.
@@ -147,6 +155,11 @@ impl LockedHost {
     #[must_use]
     pub fn host(&self) -> &Host {
         &self.host
+    }
+
+    /// Whether a qdisc that somebody has put on a device is replaced by a limit that needs one.
+    pub fn force(&mut self, force: bool) {
+        self.host.store.force(force);
     }
 
     /// Lets other writers in. If no limit is left, nothing of Tidegate is left on the host.

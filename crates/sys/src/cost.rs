@@ -157,7 +157,7 @@ pub fn mean_run_time(
     mean_of(program, frame, cpus, runs, RUNS_PER_CALL)
 }
 
-fn mean_of(
+pub(crate) fn mean_of(
     program: BorrowedFd<'_>,
     frame: &[u8],
     cpus: &[usize],

@@ -9,7 +9,11 @@
 //! - [`limit`]: the programs of one limit on a cgroup, attached while a value lives.
 //! - [`device`]: programs on devices.
 //! - [`edt`]: the programs of scheme `edt`, on cgroups and devices; [`fq`]: who keeps its packets.
+//! - [`backlog`]: where the packets of a limiter wait, for programs that read how much that is.
+//! - [`htb`]: the kernel's HTB on devices, with ifb devices for what comes in.
+//! - [`acks`]: the programs of schemes `dem` and `spring`, on what comes back to senders.
 //! - [`police`]: those of scheme `police`.
+//! - [`group`]: what a limit does for a group of hosts.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
 //! - [`store`]: limits that stay, pinned in the BPF file system.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
@@ -21,13 +25,17 @@
 //! - [`cost`]: what a packet costs in a loaded program.
 //! - [`intf`]: what the programs and this crate share.
 
+pub mod acks;
 pub mod attached;
+pub mod backlog;
 pub mod cgroup;
 pub mod congestion;
 pub mod cost;
 pub mod device;
 pub mod edt;
 pub mod fq;
+pub mod group;
+pub mod htb;
 pub mod intf;
 pub mod limit;
 pub mod net;

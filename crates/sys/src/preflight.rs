@@ -42,8 +42,20 @@ pub enum PreflightError {
 /// # Errors
 /// [`PreflightError`] names the first thing that is missing.
 pub fn preflight() -> Result<Hierarchy, PreflightError> {
+    check(&[CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN])
+}
+
+/// The same for who only reads limits that are pinned and changes their rates: `CAP_BPF` is enough.
+///
+/// # Errors
+/// [`PreflightError`] names the first thing that is missing.
+pub fn preflight_for_rates() -> Result<Hierarchy, PreflightError> {
+    check(&[CAP_BPF])
+}
+
+fn check(needed: &[u32]) -> Result<Hierarchy, PreflightError> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let missing = missing_capabilities(&status);
+    let missing = missing_capabilities(&status, needed);
     if !missing.is_empty() {
         return Err(PreflightError::Privileges(missing.join(", ")));
     }
@@ -57,14 +69,14 @@ pub fn preflight() -> Result<Hierarchy, PreflightError> {
     Ok(Hierarchy::find()?)
 }
 
-/// Which of the capabilities are not effective, by name.
-fn missing_capabilities(status: &str) -> Vec<&'static str> {
+/// Which of the needed capabilities are not effective, by name.
+fn missing_capabilities(status: &str, needed: &[u32]) -> Vec<&'static str> {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
     let has = |bit: u32| effective & (1 << bit) != 0;
     [("CAP_BPF", CAP_BPF), ("CAP_NET_ADMIN", CAP_NET_ADMIN), ("CAP_SYS_ADMIN", CAP_SYS_ADMIN)]
         .into_iter()
-        .filter(|(_, bit)| !has(*bit))
+        .filter(|(_, bit)| needed.contains(bit) && !has(*bit))
         .map(|(name, _)| name)
         .collect()
 }
@@ -81,12 +93,12 @@ mod tests {
 
     #[test]
     fn missing_capabilities_are_named() {
-        assert!(missing_capabilities("CapEff:\t000001ffffffffff\n").is_empty());
-        assert_eq!(
-            missing_capabilities("CapEff:\t0000000000001000\n"),
-            ["CAP_BPF", "CAP_SYS_ADMIN"]
-        );
-        assert_eq!(missing_capabilities("").len(), 3);
+        let missing =
+            |status| missing_capabilities(status, &[CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN]);
+        assert!(missing("CapEff:\t000001ffffffffff\n").is_empty());
+        assert_eq!(missing("CapEff:\t0000000000001000\n"), ["CAP_BPF", "CAP_SYS_ADMIN"]);
+        assert_eq!(missing("").len(), 3);
+        assert_eq!(missing_capabilities("", &[CAP_BPF]), ["CAP_BPF"]);
     }
 
     #[test]

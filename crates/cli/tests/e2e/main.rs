@@ -10,8 +10,10 @@ mod burst;
 #[path = "../../../capture/tests/captures/mod.rs"]
 mod captures;
 mod common;
+mod daemon;
 mod edt;
 mod explain;
+mod htb;
 mod ingress;
 mod limit;
 mod nic;

@@ -156,9 +156,10 @@ fn root_police_colours_what_it_passes() {
     let (place, bed) = (Place::new(), Bed::new());
     let spec = |actions: &str| {
         let text = format!(
-            "[[limit]]\nname = \"up\"\nscope = {{ dev = \"eth0\" }}\nscheme = \"police\"\negress = \
-             \"5mbit\"\nburst = \"50kb\"\nmeter = {{ type = \"trtcm\", pir = \"20mbit\", pbs = \"100kb\" }}\nactions = \
-             {{ {actions} }}\n"
+            "[[limit]]\nname = \"up\"\nscope = {{ dev = \"eth0\" }}\nscheme = \"police\"\n\
+             egress = \"5mbit\"\nburst = \"50kb\"\n\
+             meter = {{ type = \"trtcm\", pir = \"20mbit\", pbs = \"100kb\" }}\n\
+             actions = {{ {actions} }}\n"
         );
         let file = place.file("limits.toml", &text);
         ok(&place, &bed, &format!("apply {}", file.display()))

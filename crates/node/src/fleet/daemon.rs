@@ -248,7 +248,7 @@ impl<F: FnMut(&Told)> Daemon<F> {
     async fn start(options: &DaemonOptions, say: F) -> Result<Daemon<F>, DaemonError> {
         let Configured { fleet, groups, keys } = configured(&options.file)?;
         let name = node_name(&fleet)?;
-        let host = Host::open(&options.store)?;
+        let host = Host::open_for_rates(&options.store)?;
         let addr = own_address(&fleet).await?;
         // All that may be refused comes before anything is touched.
         let bind = |field, addr| move |source| DaemonError::Bind { field, addr, source };
@@ -527,7 +527,7 @@ fn notify(states: &[NotifyState<'_>]) {
 pub fn stand_down(options: &DaemonOptions) -> Result<usize, DaemonError> {
     let spec = Spec::read(&options.file)?;
     let groups = with_ceilings(&spec);
-    let mut gates = LocalGates::new(Host::open(&options.store)?);
+    let mut gates = LocalGates::new(Host::open_for_rates(&options.store)?);
     match gates.stand_down(&groups).into_iter().next() {
         Some((limit, e)) => Err(DaemonError::StandDown(limit, e)),
         None => Ok(groups.iter().map(|(group, _)| group.members.len()).sum()),

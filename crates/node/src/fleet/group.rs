@@ -20,7 +20,7 @@ use tidegate_core::{
         MemberId,
         aggregate::Vector,
         average::{Average, TAU},
-        flows::FlowSample,
+        flows::FlowRates,
         fps::{Fps, FpsInput, FpsOptions},
         grd::Grd,
         level::{self, Want},
@@ -74,7 +74,7 @@ struct Gauge {
     ceiling: Rate,
     measured: Option<Nanos>,
     demand: Average,
-    sample: FlowSample,
+    flows: FlowRates,
     flow_bit_s: f64,
     /// When it last had all that its rate let through, or was slowed down.
     limited: Option<Nanos>,
@@ -167,7 +167,7 @@ impl Group {
             ceiling: *ceiling,
             measured: None,
             demand: Average::new(TAU),
-            sample: FlowSample::new(now, FLOW_TAU),
+            flows: FlowRates::new(now, FLOW_TAU),
             flow_bit_s: 0.0,
             limited: None,
             applied: None,
@@ -323,19 +323,14 @@ impl Group {
     }
 
     /// Ends an interval if it is time; the rest of what time brings. True if the interval ended.
-    pub fn on_timer<G: Gates>(
-        &mut self,
-        now: Nanos,
-        gates: &mut G,
-        mut random: impl FnMut() -> u32,
-    ) -> bool {
+    pub fn on_timer<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> bool {
         let ends = now >= self.due;
         if ends {
             self.due = Nanos(now.0.saturating_add(self.spec.interval.0));
             let first = self.gauges.iter().all(|gauge| gauge.measured.is_none());
             let mut found = 0;
             for gauge in &mut self.gauges {
-                found += gauge.measure(now, gates, &mut random);
+                found += gauge.measure(now, gates);
             }
             if first {
                 self.found_bit_s = found;
@@ -603,12 +598,7 @@ const LEAST_RATE: Rate = match Rate::from_bit_s(1) {
 
 impl Gauge {
     /// Takes a sample; the rate that was found, in bit/s.
-    fn measure<G: Gates>(
-        &mut self,
-        now: Nanos,
-        gates: &mut G,
-        random: &mut impl FnMut() -> u32,
-    ) -> u64 {
+    fn measure<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> u64 {
         let sample = match gates.measure(now, &self.place) {
             Ok(Some(sample)) => sample,
             Ok(None) => {
@@ -640,14 +630,10 @@ impl Gauge {
         if full || sample.slowed_bytes > 0 {
             self.limited = Some(now);
         }
-        for flow in &sample.flows {
-            let bytes = u32::try_from(flow.bytes).unwrap_or(u32::MAX);
-            self.sample.on_packet(now, flow.flow, bytes, random());
-        }
-        self.sample.on_interval(now);
+        self.flows.on_interval(now, sample.flows);
         self.flow_bit_s = match sample.flow_bit_s {
             Some(bit_s) => bit_s as f64,
-            None => self.sample.typical_bit_s(),
+            None => self.flows.typical_bit_s(),
         };
         sample.rate_bit_s
     }

@@ -3,7 +3,10 @@
 
 use std::fmt::{Display, Write};
 
-use super::{seal::CAUSES, status::{GroupStatus, NodeStatus}};
+use super::{
+    seal::CAUSES,
+    status::{GroupStatus, NodeStatus},
+};
 
 struct Text(String);
 

@@ -471,15 +471,13 @@ impl<G: Gates, S: Storage> Node<G, S> {
     pub fn on_timer(&mut self, now: Nanos) {
         self.swim.on_timer(now);
         for i in 0..self.groups.len() {
-            let random = &mut self.random;
             let group = &mut self.groups[i].group;
-            if group.on_timer(now, &mut self.gates, || random.random()) {
+            if group.on_timer(now, &mut self.gates) {
                 self.gossip(i);
             }
         }
         for group in &mut self.leaving {
-            let random = &mut self.random;
-            group.on_timer(now, &mut self.gates, || random.random());
+            group.on_timer(now, &mut self.gates);
         }
         self.leaving.retain(|group| !group.has_left());
         if now >= self.greet_due {

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What lies in the maps of the programs that act on ACKs (acks.bpf.c). Mirrored by
+ * crates/sys/src/acks/intf.rs; a test compares sizes.
+ */
+#ifndef TG_ACKS_H
+#define TG_ACKS_H
+
+#include "dem.h"
+#include "spring.h"
+
+/* Connections that are known at once; the longest silent gives way to a new one. */
+#define AC_FLOWS 16384
+
+enum ac_scheme {
+	AC_DEM,
+	AC_SPRING,
+};
+
+/* A limit; written by user space alone. */
+struct ac_limit {
+	/* Also of DEM: what waits is looked at as a time. */
+	struct sp_conf spring;
+	struct dem_conf dem;
+	/* enum ac_scheme */
+	__u32 scheme;
+	__u32 pad;
+};
+
+/* What all flows of a limit share. Written by packets: a lost update is no loss. */
+struct ac_state {
+	/* Every byte that came to the queue. */
+	__u64 in_bytes;
+	__u64 unused[7];
+	/* spring: smoothed, in time at the limit's rate. */
+	__u64 backlog_ns;
+	__u64 share;
+	/* When this epoch began, and what had come and what waited then. */
+	__u64 epoch_start_ns;
+	/* How long it must last. */
+	__u64 epoch_ns;
+	__u64 epoch_in_bytes;
+	__u64 epoch_backlog_bytes;
+	/* The longest round trip of this epoch and the one before. */
+	__u64 longest_ns;
+	__u64 longest_before_ns;
+	/* Numbered from one, so that a new flow has been seen in none. */
+	__u32 epoch;
+	__u32 flows;
+	__u32 flows_before;
+	__u32 pad;
+	/* dem */
+	struct dem_marker marker;
+};
+
+/* Both ends of a connection, IPv4 as mapped into IPv6. */
+struct tcp_key {
+	__u32 own[4];
+	__u32 other[4];
+	__u16 own_port;
+	__u16 other_port;
+};
+
+enum ac_flow_flags {
+	/* A SYN has been seen from the workload, from the other side; the workload's asked for ECN,
+	 * the other's, and the SYN itself was ECN-capable, as only DCTCP and its like send it. */
+	AC_OWN_SYN = 1 << 0,
+	AC_OTHER_SYN = 1 << 1,
+	AC_ASKED_ECN = 1 << 2,
+	AC_ECT_SYN = 1 << 3,
+	AC_OWN_SCALES = 1 << 4,
+	AC_OTHER_SCALES = 1 << 5,
+	/* The connection stands, both SYNs were seen. */
+	AC_KNOWN = 1 << 6,
+	/* It has agreed on ECN as in RFC 3168, and its sender is like DCTCP. */
+	AC_ECN = 1 << 7,
+	AC_SCALABLE = 1 << 8,
+};
+
+/* A connection. */
+struct ac_flow {
+	struct sp_rtt rtt;
+	struct sp_edge edge;
+	/* enum ac_flow_flags; those of the handshake that is under way below AC_KNOWN. */
+	__u32 flags;
+	/* How far the workload has sent, and what it last acknowledged. */
+	__u32 sent;
+	__u32 own_ack;
+	/* What has been acknowledged to it. */
+	__u32 acked;
+	/* The part of a mark that is due. */
+	__u32 due;
+	/* A constant of its own, and the last epoch that it was seen in. */
+	__u32 hash;
+	__u32 epoch;
+	/* What the other side said: segments and scale, and in the handshake that is under way. */
+	__u16 mss;
+	__u16 syn_mss;
+	__u8 scale;
+	__u8 syn_scale;
+	/* FINs that were seen; each has one writer. */
+	__u8 own_fin;
+	__u8 other_fin;
+	__u32 pad;
+};
+
+#endif

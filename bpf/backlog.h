@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The backlog of a limiter whose packets wait in a qdisc, in real time, for any program that wants
+ * to act on it.
+ *
+ * Nothing is counted here: the kernel keeps the bytes and packets of each qdisc itself, under the
+ * qdisc's lock, whatever way they go (sent, dropped on entry, dropped from the middle, purged). A
+ * count of our own by tracepoints would cost every packet of the host and would drift with every
+ * drop that has no tracepoint. So a program is told where the qdisc is, and reads what `tc -s`
+ * shows, at the moment it looks.
+ *
+ * The address is found by backlog.bpf.c when the limit is put on (sys::backlog). A qdisc that
+ * somebody else has deleted meanwhile is told by its handle, which no longer is at that address.
+ *
+ *	struct tg_backlog *at = bpf_map_lookup_elem(&backlogs, &direction);
+ *	struct tg_waiting now;
+ *
+ *	if (at && !tg_backlog_read(at, &now) && now.bytes > threshold)
+ *		...
+ */
+#ifndef TG_BACKLOG_H
+#define TG_BACKLOG_H
+
+#include "vmlinux.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+
+/* Where the packets of a limiter wait. */
+struct tg_backlog {
+	/* The kernel's struct Qdisc; 0: there is none. */
+	__u64 qdisc;
+	/* What it is called as long as it is the limiter's: major:minor as the kernel has it. */
+	__u32 handle;
+	/* The device that it sends by: of what comes in that is an ifb. */
+	__u32 ifindex;
+	/* What it is emptied at, at most. */
+	__u64 rate_bit_s;
+};
+
+/* What waits at one moment. */
+struct tg_waiting {
+	/* On the wire, with the headers of every segment. */
+	__u32 bytes;
+	/* As the stack sees them: one that is yet to be segmented counts once. */
+	__u32 packets;
+};
+
+/* Reads what waits; other than 0, and nothing waits, if the qdisc is not there. */
+static __always_inline int tg_backlog_read(const struct tg_backlog *at, struct tg_waiting *now)
+{
+	const struct Qdisc *qdisc = (const struct Qdisc *)at->qdisc;
+
+	now->bytes = 0;
+	now->packets = 0;
+	if (!qdisc || BPF_CORE_READ(qdisc, handle) != at->handle)
+		return -1;
+	now->bytes = BPF_CORE_READ(qdisc, qstats.backlog);
+	now->packets = BPF_CORE_READ(qdisc, q.qlen);
+	return 0;
+}
+
+/* The bytes alone. */
+static __always_inline __u32 tg_backlog_bytes(const struct tg_backlog *at)
+{
+	const struct Qdisc *qdisc = (const struct Qdisc *)at->qdisc;
+
+	if (!qdisc || BPF_CORE_READ(qdisc, handle) != at->handle)
+		return 0;
+	return BPF_CORE_READ(qdisc, qstats.backlog);
+}
+
+#endif

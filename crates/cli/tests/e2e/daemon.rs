@@ -1,0 +1,486 @@
+//! `tidegate daemon`: three hosts in namespaces of their own, joined by a bridge, with real limits and traffic; and
+//! all that a daemon refuses or outlives.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream, UdpSocket},
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tidegate_sys::net::{NetNs, Netlink, VethPair};
+
+use crate::{
+    common::{Guard, Place, refused, signal, skip, wait_for},
+    need_root, traffic,
+};
+
+const KEYS: &str = "1 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f\n";
+/// What each host has in any case: 10 % of 30 Mbit/s for four hosts.
+const ALONE: u64 = 750_000;
+const LIMIT: u64 = 30_000_000;
+
+/// A host: a namespace (or that of the tests), a store, a cgroup with a limit, and files.
+struct Host {
+    place: Place,
+    netns: Option<NetNs>,
+    name: String,
+    file: PathBuf,
+}
+
+struct Daemon {
+    process: Guard,
+    said: PathBuf,
+}
+
+impl Daemon {
+    fn said(&self) -> String {
+        fs::read_to_string(&self.said).unwrap()
+    }
+
+    fn wait_to_say(&self, text: &str) {
+        wait_for(&format!("{text} in: {}", self.said()), || {
+            self.said().contains(text).then_some(())
+        });
+    }
+}
+
+fn spec(host: &str, cgroup: &str, fleet: &str) -> String {
+    format!(
+        r#"
+[fleet]
+name = "test"
+node = "{host}"
+keys = "DIR/keys"
+state = "DIR/state"
+api = "DIR/api"
+{fleet}
+
+[[limit]]
+name = "work"
+scope = {{ cgroup = "{cgroup}" }}
+egress = "100mbit"
+
+[[group]]
+name = "uplink"
+rate = "30mbit"
+algorithm = "share"
+members = ["work"]
+hosts = 4
+interval = "100ms"
+lease = "1.5s"
+suspect = "1.5s"
+"#
+    )
+}
+
+impl Host {
+    fn new(name: &str, netns: Option<NetNs>, fleet: &str) -> Host {
+        let place = Place::new();
+        let keys = place.file("keys", KEYS);
+        fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
+        let dir = keys.parent().unwrap().display().to_string();
+        let text = spec(name, place.group.path(), fleet).replace("DIR", &dir);
+        let file = place.file("fleet.toml", &text);
+        Host { place, netns, name: name.to_owned(), file }
+    }
+
+    fn file(&self) -> &str {
+        self.file.to_str().unwrap()
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.file.parent().unwrap().to_owned()
+    }
+
+    fn change(&self, from: &str, to: &str) {
+        let text = fs::read_to_string(&self.file).unwrap();
+        assert!(text.contains(from), "{from}");
+        fs::write(&self.file, text.replace(from, to)).unwrap();
+    }
+
+    /// The binary, in the host's namespace.
+    fn command(&self, args: &[&str]) -> Command {
+        let binary = env!("CARGO_BIN_EXE_tidegate");
+        let mut command = match &self.netns {
+            None => Command::new(binary),
+            Some(netns) => {
+                let mut command = Command::new("nsenter");
+                command.arg(format!("--net=/run/netns/{}", netns.name())).arg(binary);
+                command
+            }
+        };
+        command.args(args).env("TIDEGATE_BPFFS", self.place.store());
+        command.env("TIDEGATE_SOCKET", self.dir().join("api")).stdin(Stdio::null());
+        command
+    }
+
+    fn apply(&self) -> String {
+        let output = self.command(&["apply", self.file()]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn start(&self) -> Daemon {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let said = self.dir().join(format!("said-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
+        let mut command = self.command(&["daemon", self.file()]);
+        command.stdout(Stdio::null()).stderr(fs::File::create(&said).unwrap());
+        let daemon = Daemon { process: Guard(command.spawn().unwrap()), said };
+        daemon.wait_to_say(&format!("node `{}` runs", self.name));
+        daemon
+    }
+
+    fn status(&self) -> Value {
+        let output = self.command(&["status", "--json"]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn standing(&self) -> String {
+        self.status()["fleet"]["groups"][0]["standing"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// What the pinned limit has.
+    fn rate(&self) -> u64 {
+        self.status()["limits"][0]["egress"]["rate_bit_s"].as_u64().unwrap()
+    }
+}
+
+/// Three hosts on a bridge.
+struct Bed {
+    hub: NetNs,
+    hosts: Vec<Host>,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = |side: &str| format!("tidegate-fl-{}-{number}-{side}", std::process::id());
+        let hub = NetNs::create(&name("hub")).unwrap();
+        let mut netlink = Netlink::open_in(&hub).unwrap();
+        netlink.add_bridge("br0").unwrap();
+        let bridge = netlink.index_of("br0").unwrap();
+        netlink.set_up(bridge, true).unwrap();
+        let hosts = (0..3).map(|i| {
+            let netns = NetNs::create(&name(&format!("h{i}"))).unwrap();
+            let port = format!("h{i}");
+            let pair = VethPair { name: &port, peer: "eth0", peer_netns: Some(&netns) };
+            netlink.add_veth(&pair).unwrap();
+            let index = netlink.index_of(&port).unwrap();
+            netlink.set_master(index, bridge).unwrap();
+            netlink.set_up(index, true).unwrap();
+            let mut inside = Netlink::open_in(&netns).unwrap();
+            let index = inside.index_of("eth0").unwrap();
+            inside.add_address(index, format!("10.97.0.{}", i + 1).parse().unwrap(), 24).unwrap();
+            inside.set_up(index, true).unwrap();
+            let fleet = "keepers = [\"h0\", \"h1\", \"h2\"]\n\
+                         peers = [\"10.97.0.1\", \"10.97.0.2\", \"10.97.0.3\"]";
+            Host::new(&port, Some(netns), fleet)
+        });
+        let hosts = hosts.collect();
+        Bed { hub, hosts }
+    }
+
+    /// Cuts a host off, or joins it again.
+    fn plug(&self, i: usize, up: bool) {
+        let mut netlink = Netlink::open_in(&self.hub).unwrap();
+        let index = netlink.index_of(&format!("h{i}")).unwrap();
+        netlink.set_up(index, up).unwrap();
+    }
+
+    fn sum(&self) -> u64 {
+        self.hosts.iter().map(Host::rate).sum()
+    }
+
+    fn wait_for_all(&self, standing: &str) {
+        for host in &self.hosts {
+            wait_for(&format!("{} {standing}", host.name), || {
+                (host.standing() == standing).then_some(())
+            });
+        }
+    }
+}
+
+/// Reads whatever comes, until the sender ends.
+fn sink(netns: &NetNs, address: &str) -> thread::JoinHandle<()> {
+    let listener = netns.run(|| TcpListener::bind(address).unwrap()).unwrap();
+    thread::spawn(move || {
+        let mut stream = traffic::accept(&listener);
+        while stream.read(&mut [0; 65536]).is_ok_and(|n| n > 0) {}
+    })
+}
+
+#[test]
+fn root_daemons_share_a_limit_and_outlive_what_happens() {
+    need_root!();
+    let bed = Bed::new();
+    let [h0, h1, h2] = &bed.hosts[..] else { unreachable!() };
+    for host in &bed.hosts {
+        let said = host.apply();
+        assert!(said.contains("no daemon has it"), "{said}");
+        assert_eq!(host.rate(), ALONE, "until there is one, what is its own");
+    }
+    let mut daemons: Vec<_> = bed.hosts.iter().map(Host::start).collect();
+    bed.wait_for_all("sharing");
+    wait_for("all of the limit in use", || (bed.sum() > LIMIT * 95 / 100).then_some(()));
+    assert!(bed.sum() <= LIMIT);
+    let said = h0.apply();
+    assert!(said.contains("Nothing to do"), "a share is no change: {said}");
+    assert!(said.contains("group `uplink` (work): in force, node `h0`"), "{said}");
+
+    // One host has traffic: it has nearly all.
+    let drain = sink(h0.netns.as_ref().unwrap(), "10.97.0.1:5401");
+    let mut sender = h1.place.inside(&h1.place.group, "nsenter");
+    sender.arg(format!("--net=/run/netns/{}", h1.netns.as_ref().unwrap().name()));
+    traffic::sender(&mut sender, "stream 10.97.0.1:5401 20000");
+    let sender = Guard(sender.spawn().unwrap());
+    wait_for("most of the limit where the traffic is", || {
+        assert!(h1.rate() <= LIMIT);
+        (h1.rate() > LIMIT * 8 / 10).then_some(())
+    });
+    let table = h1.command(&["status"]).output().unwrap();
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("Node `h1` of fleet `test`: 2 of 2 peers up"), "{table}");
+    assert!(table.contains("uplink  share"), "{table}");
+    wait_for("what others told", || {
+        let members = h1.status()["fleet"]["groups"][0]["members"].as_array().map(Vec::len);
+        (members == Some(2)).then_some(())
+    });
+    drop(sender);
+    drain.join().unwrap();
+
+    // One is cut off: it falls to its own part and says so, others take what it had.
+    bed.plug(2, false);
+    daemons[2].wait_to_say("group `uplink` hears nobody and falls back");
+    wait_for("its own part", || (h2.rate() == ALONE).then_some(()));
+    let alerts = h2.status()["fleet"]["alerts"].to_string();
+    assert!(alerts.contains("hears nobody"), "{alerts}");
+    wait_for("what it had at the others", || {
+        (h0.rate() + h1.rate() > LIMIT * 9 / 10).then_some(())
+    });
+    bed.plug(2, true);
+    bed.wait_for_all("sharing");
+
+    // One is killed: its limit stays as it is until it is told otherwise; then it starts again.
+    wait_for("more than its own part", || (h2.rate() > 2 * ALONE).then_some(()));
+    signal(daemons[2].process.0.id(), Signal::KILL);
+    daemons[2].process.exit_code();
+    let held = h2.rate();
+    wait_for("that the others miss it", || {
+        let peers = h0.status()["fleet"]["peers"].clone();
+        let down = |peer: &Value| peer["node"] == "h2" && peer["up"] == false;
+        peers.as_array().unwrap().iter().any(down).then_some(())
+    });
+    assert!(held > ALONE && h2.rate() == held, "limits hold");
+    assert!(h2.status().get("fleet").is_none());
+    let stood = h2.command(&["daemon", h2.file(), "--stand-down"]).output().unwrap();
+    assert!(stood.status.success(), "{}", String::from_utf8_lossy(&stood.stderr));
+    assert_eq!(h2.rate(), ALONE);
+    daemons[2] = h2.start();
+    bed.wait_for_all("sharing");
+    wait_for("its part again", || (h2.rate() > 2 * ALONE).then_some(()));
+
+    // One ends: it gives back, and keeps its own part.
+    signal(daemons[0].process.0.id(), Signal::TERM);
+    assert_eq!(daemons[0].process.exit_code(), 0, "{}", daemons[0].said());
+    assert_eq!(h0.rate(), ALONE);
+    assert!(!h0.dir().join("api").exists());
+    wait_for("what it had at the others", || {
+        (h1.rate() + h2.rate() > LIMIT * 9 / 10).then_some(())
+    });
+    assert!(bed.sum() <= LIMIT);
+}
+
+#[test]
+fn root_a_daemon_reads_its_file_again() {
+    need_root!();
+    let bed = Bed::new();
+    let [h0, ..] = &bed.hosts[..] else { unreachable!() };
+    h0.apply();
+    let mut daemon = h0.start();
+    // The others are away: two of three keepers are missing.
+    daemon.wait_to_say("hears nobody");
+    h0.change("rate = \"30mbit\"", "rate = \"60mbit\"");
+    signal(daemon.process.0.id(), Signal::HUP);
+    daemon.wait_to_say("the spec was read again: group `uplink` begins");
+    wait_for("twice its own part", || (h0.rate() == 2 * ALONE).then_some(()));
+    h0.change("rate = \"60mbit\"", "rate = \"60mbps\"");
+    signal(daemon.process.0.id(), Signal::HUP);
+    daemon.wait_to_say("is not taken, all goes on as before");
+    h0.change("rate = \"60mbps\"", "rate = \"30mbit\"");
+    h0.apply();
+    wait_for("as it was, by apply", || (h0.rate() == ALONE).then_some(()));
+    h0.change("node = \"h0\"", "node = \"h9\"");
+    signal(daemon.process.0.id(), Signal::HUP);
+    daemon.wait_to_say("[fleet] node is another: restart the daemon for that");
+
+    // Metrics, inside the namespace.
+    let alone = format!("tidegate_group_share_bits{{group=\"uplink\"}} {ALONE}");
+    let standing = "tidegate_group_standing{group=\"uplink\",standing=\"alone\"} 1";
+    wait_for("metrics that say so", || {
+        let text = h0.netns.as_ref().unwrap().run(|| {
+            let mut stream = TcpStream::connect("127.0.0.1:9464").unwrap();
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            text
+        });
+        let text = text.unwrap();
+        (text.contains(&alone) && text.contains(standing)).then_some(())
+    });
+
+    // A second one on the same socket or port is refused, and the first goes on.
+    let (code, why) = refused(&mut h0.command(&["daemon", h0.file()]));
+    assert_eq!(code, 2);
+    assert!(why.contains("[fleet] listen 0.0.0.0:7946"), "{why}");
+    assert!(why.contains("another daemon or program has it"), "{why}");
+    h0.change("api =", "listen = \"0.0.0.0:7950\"\napi =");
+    let (code, why) = refused(&mut h0.command(&["daemon", h0.file()]));
+    assert_eq!(code, 2);
+    assert!(why.contains("another tidegate daemon runs there"), "{why}");
+    assert!(daemon.process.0.try_wait().unwrap().is_none());
+}
+
+#[test]
+fn root_a_daemon_that_cannot_start_says_why_and_touches_nothing() {
+    need_root!();
+    let host =
+        Host::new("h0", None, "keepers = [\"h0\"]\npeers = [\"127.0.0.1\"]\nmetrics = \"none\"");
+    host.apply();
+    let refuse = || refused(&mut host.command(&["daemon", host.file()]));
+    let keys = host.dir().join("keys");
+    fs::set_permissions(&keys, fs::Permissions::from_mode(0o644)).unwrap();
+    let (code, why) = refuse();
+    assert!(code == 1 && why.contains("others may read or change it (mode 644"), "{code} {why}");
+    fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::write(&keys, "1 abc").unwrap();
+    let (code, why) = refuse();
+    assert!(code == 1 && why.contains("keys:1: its key is none"), "{code} {why}");
+    fs::write(&keys, KEYS).unwrap();
+    host.change("api = \"", "api = \"/proc/no-such-place");
+    let (code, why) = refuse();
+    assert!(code == 2 && why.contains("[fleet] api: "), "{code} {why}");
+    host.change("api = \"/proc/no-such-place", "api = \"");
+    fs::write(host.dir().join("api"), "a file").unwrap();
+    let (code, why) = refuse();
+    assert!(code == 2 && why.contains("is no socket"), "{code} {why}");
+    fs::remove_file(host.dir().join("api")).unwrap();
+    host.change("[fleet]", "[fleet]\nadvertise = \"127.0.0.1:1\"");
+    fs::create_dir_all(host.dir().join("state/fleet")).unwrap();
+    fs::write(host.dir().join("state/fleet/group-uplink.json"), "{").unwrap();
+    host.change("metrics = \"none\"", "metrics = \"none\"\nlisten = \"127.0.0.1:0\"");
+    let (code, why) = refuse();
+    assert!(why.contains("is not what a tidegate has written"), "{code} {why}");
+    assert_eq!(host.rate(), ALONE);
+}
+
+/// With the privileges of its unit and no more.
+#[test]
+fn root_a_daemon_needs_one_capability() {
+    need_root!();
+    let udp = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let fleet = format!("keepers = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"");
+    let host = Host::new("h0", None, &fleet);
+    host.apply();
+    let said = host.dir().join("said");
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set=-all,+bpf", "--inh-caps=-all", "--no-new-privs"]);
+    command.arg(env!("CARGO_BIN_EXE_tidegate")).args(["daemon", host.file()]);
+    command.env("TIDEGATE_BPFFS", host.place.store()).stdin(Stdio::null());
+    command.stdout(Stdio::null()).stderr(fs::File::create(&said).unwrap());
+    let Ok(process) = command.spawn() else { return skip("no setpriv") };
+    let mut daemon = Daemon { process: Guard(process), said };
+    daemon.wait_to_say("group `uplink` shares");
+    wait_for("all but what others have in any case", || {
+        (host.rate() == LIMIT - 3 * ALONE).then_some(())
+    });
+    signal(daemon.process.0.id(), Signal::TERM);
+    assert_eq!(daemon.process.exit_code(), 0, "{}", daemon.said());
+    assert_eq!(host.rate(), ALONE);
+}
+
+/// Two daemons on loopback that know each other by a registry alone, which comes after them.
+fn found_in_a_registry(
+    test: &str,
+    program: &str,
+    line: &str,
+    args: &dyn Fn(u16, &str) -> Vec<String>,
+) {
+    let port = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let registry_port = port();
+    let hosts: Vec<_> = (0..2)
+        .map(|i| {
+            let udp = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let fleet = format!(
+                "keepers = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"\n{}",
+                line.replace("PORT", &registry_port.to_string())
+            );
+            Host::new(&format!("h{i}"), None, &fleet)
+        })
+        .collect();
+    hosts.iter().for_each(|host| drop(host.apply()));
+    let mut daemons: Vec<_> = hosts.iter().map(Host::start).collect();
+    for daemon in &daemons {
+        daemon.wait_to_say("cannot be reached");
+        daemon.wait_to_say("nodes that are known stay known");
+    }
+    // The one keeper goes on by itself, the other has its own part.
+    wait_for("a keeper alone", || (hosts[0].standing() == "sharing").then_some(()));
+    assert_eq!(hosts[1].rate(), ALONE);
+    let dir = hosts[0].dir().join("registry");
+    fs::create_dir(&dir).unwrap();
+    let mut command = Command::new(program);
+    command.args(args(registry_port, dir.to_str().unwrap()));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let Ok(registry) = command.spawn() else { return skip(&format!("{test}: no {program}")) };
+    let registry = Guard(registry);
+    daemons[1].wait_to_say("can be asked again");
+    wait_for("both share", || (hosts[1].standing() == "sharing").then_some(()));
+    // It goes again: said, and nothing else happens.
+    drop(registry);
+    wait_for("that it is away", || {
+        let alerts = hosts[1].status()["fleet"]["alerts"].to_string();
+        alerts.contains("nodes that are known stay known").then_some(())
+    });
+    assert_eq!(hosts[1].standing(), "sharing");
+    for daemon in &mut daemons {
+        signal(daemon.process.0.id(), Signal::TERM);
+        assert_eq!(daemon.process.exit_code(), 0, "{}", daemon.said());
+    }
+}
+
+#[test]
+fn root_daemons_find_each_other_in_a_redis_that_comes_late() {
+    need_root!();
+    let args = |port: u16, dir: &str| {
+        ["--port", &port.to_string(), "--save", "", "--dir", dir].map(str::to_owned).to_vec()
+    };
+    let line = "redis = \"redis://127.0.0.1:PORT\"";
+    found_in_a_registry("redis", "redis-server", line, &args);
+}
+
+#[test]
+fn root_daemons_find_each_other_in_an_etcd_that_comes_late() {
+    need_root!();
+    let args = |port: u16, dir: &str| {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        vec![
+            format!("--data-dir={dir}"),
+            format!("--listen-client-urls={}", url(port)),
+            format!("--advertise-client-urls={}", url(port)),
+            format!("--listen-peer-urls={}", url(free)),
+            format!("--initial-advertise-peer-urls={}", url(free)),
+            format!("--initial-cluster=default={}", url(free)),
+        ]
+    };
+    found_in_a_registry("etcd", "etcd", "etcd = \"http://127.0.0.1:PORT\"", &args);
+}

@@ -1,0 +1,211 @@
+//! The programs of schemes `dem` and `spring`: they slow TCP senders down by the ACKs that come back to them.
+//!
+//! Two programs on one device, `acks_data` on the side that senders send to and `acks_back` on the other.
+//! They hold no rate: the queue in front of which they stand does, a qdisc that is told by a [`Backlog`]. On
+//! kernels before 6.6 they are filters of clsact instead of tcx links.
+
+pub mod intf;
+
+use std::mem::MaybeUninit;
+
+use bytemuck::{bytes_of, pod_read_unaligned};
+use libbpf_rs::{
+    MapCore, MapFlags, MapHandle, OpenObject, ProgramAttachType,
+    skel::{OpenSkel, SkelBuilder},
+};
+use tidegate_core::{Direction, Nanos, Rate, dem, spring};
+
+use crate::{
+    backlog::Backlog,
+    device::{self, Hooked, Side, Target},
+    limit::{LimitError, load_error, quiet_libbpf},
+};
+
+mod skel {
+    #![allow(
+        missing_docs,
+        unused_qualifications,
+        clippy::all,
+        clippy::undocumented_unsafe_blocks,
+        clippy::unwrap_used
+    )]
+    include!(concat!(env!("OUT_DIR"), "/acks.skel.rs"));
+}
+
+/// A full frame of Ethernet, which thresholds are made of.
+pub const FRAME_BYTES: u32 = 1514;
+
+/// What acts on ACKs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Law {
+    /// ECE, for flows that agreed on ECN.
+    Dem(dem::Law),
+    /// The window, for all.
+    Spring,
+}
+
+/// What the programs are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AcksOptions {
+    /// What acts on ACKs.
+    pub law: Law,
+    /// The rate at which the queue is emptied.
+    pub rate: Rate,
+    /// How long packets shall wait in it: DEM's threshold, SPRING's target. `None`: what
+    /// [`dem::Config::new`] and [`spring::Config::new`] say.
+    pub mark: Option<Nanos>,
+}
+
+impl AcksOptions {
+    /// As it lies in the map.
+    #[must_use]
+    pub fn encode(&self) -> intf::Limit {
+        let byte_s = self.rate.bit_s() / 8;
+        let mut marks = dem::Config::new(byte_s, FRAME_BYTES);
+        let mut windows = spring::Config::new(byte_s, FRAME_BYTES);
+        if let Some(mark) = self.mark {
+            let bytes = u128::from(byte_s) * u128::from(mark.0) / 1_000_000_000;
+            marks.threshold_bytes = u64::try_from(bytes).unwrap_or(u64::MAX).min(dem::MAX_BYTES);
+            windows.target = mark;
+        }
+        if let Law::Dem(law) = self.law {
+            marks.law = law;
+        }
+        intf::Limit {
+            spring: windows.into(),
+            dem: marks.into(),
+            scheme: if self.law == Law::Spring { intf::SPRING } else { intf::DEM },
+            pad: 0,
+        }
+    }
+}
+
+/// The maps of the programs.
+#[derive(Debug)]
+pub struct AcksMaps {
+    limits: MapHandle,
+    states: MapHandle,
+    backlogs: MapHandle,
+    counters: MapHandle,
+    flows: MapHandle,
+}
+
+/// The programs in force as long as this value lives.
+#[derive(Debug)]
+pub struct AttachedAcks {
+    /// Their maps.
+    pub maps: AcksMaps,
+    /// What holds them on the device.
+    #[allow(dead_code)]
+    pub(crate) hooked: Hooked,
+}
+
+const KEY: [u8; 4] = 0u32.to_ne_bytes();
+
+fn of_map(map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
+    move |source| LimitError::Map { map, source }
+}
+
+/// Puts the programs on a device, in front of the queue that `backlog` tells, for what the workload sends or
+/// receives.
+///
+/// # Errors
+/// [`LimitError`]; nothing is left then.
+pub fn attach(
+    target: &Target,
+    direction: Direction,
+    options: &AcksOptions,
+    backlog: &Backlog,
+) -> Result<AttachedAcks, LimitError> {
+    quiet_libbpf();
+    let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+    let mut open =
+        skel::AcksSkelBuilder::default().open(&mut storage).map_err(load_error("acks"))?;
+    let back = match direction {
+        Direction::Egress => Direction::Ingress,
+        Direction::Ingress => Direction::Egress,
+    };
+    let side = |direction| match target.side(direction) {
+        Side::In => ProgramAttachType::TcxIngress,
+        Side::Out => ProgramAttachType::TcxEgress,
+    };
+    open.progs.acks_data.set_attach_type(side(direction));
+    open.progs.acks_back.set_attach_type(side(back));
+    let acks = open.load().map_err(load_error("acks"))?;
+    let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("acks"));
+    let maps = AcksMaps {
+        limits: handle(&acks.maps.limits)?,
+        states: handle(&acks.maps.states)?,
+        backlogs: handle(&acks.maps.backlogs)?,
+        counters: handle(&acks.maps.counters)?,
+        flows: handle(&acks.maps.flows)?,
+    };
+    let state = intf::State { share: spring::ONE, ..intf::State::default() };
+    maps.states.update(&KEY, bytes_of(&state), MapFlags::ANY).map_err(of_map("states"))?;
+    maps.set(options)?;
+    maps.set_backlog(backlog)?;
+    let programs = [(direction, &acks.progs.acks_data), (back, &acks.progs.acks_back)];
+    // What sends packets elsewhere must not come before.
+    let hooked = device::attach_before(target, &programs)?;
+    Ok(AttachedAcks { maps, hooked })
+}
+
+impl AcksMaps {
+    /// Changes what they do, from the next packet on.
+    ///
+    /// # Errors
+    /// [`LimitError::Map`].
+    pub fn set(&self, options: &AcksOptions) -> Result<(), LimitError> {
+        self.limits
+            .update(&KEY, bytes_of(&options.encode()), MapFlags::ANY)
+            .map_err(of_map("limits"))
+    }
+
+    /// Tells them where packets wait.
+    ///
+    /// # Errors
+    /// [`LimitError::Map`].
+    pub fn set_backlog(&self, backlog: &Backlog) -> Result<(), LimitError> {
+        self.backlogs.update(&KEY, bytes_of(backlog), MapFlags::ANY).map_err(of_map("backlogs"))
+    }
+
+    /// What all flows share at this moment.
+    ///
+    /// # Errors
+    /// [`LimitError::Map`], [`LimitError::Layout`].
+    pub fn state(&self) -> Result<intf::State, LimitError> {
+        let value = self.states.lookup(&KEY, MapFlags::ANY).map_err(of_map("states"))?;
+        let value = value.filter(|value| value.len() == size_of::<intf::State>());
+        value.map(|value| pod_read_unaligned(&value)).ok_or(LimitError::Layout("states"))
+    }
+
+    /// Packets of the data's way that passed or were beyond their window, and ACKs that were changed (as
+    /// `mark` and `slow`), summed over CPUs.
+    ///
+    /// # Errors
+    /// [`LimitError::Map`], [`LimitError::Layout`].
+    pub fn counters(&self) -> Result<crate::intf::Counters, LimitError> {
+        let cpus = self.counters.lookup_percpu(&KEY, MapFlags::ANY).map_err(of_map("counters"))?;
+        let mut sum = crate::intf::Counters::default();
+        for cpu in cpus.unwrap_or_default() {
+            let bytes = cpu.get(..size_of::<crate::intf::Counters>());
+            sum.add(&pod_read_unaligned(bytes.ok_or(LimitError::Layout("counters"))?));
+        }
+        Ok(sum)
+    }
+
+    /// How many connections are known. Asks the kernel once for each.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.flows.keys().take(intf::FLOWS_MAX).count()
+    }
+}
+
+#[cfg(test)]
+mod bed;
+#[cfg(test)]
+mod kernel_tests;
+#[cfg(test)]
+mod model_tests;
+#[cfg(test)]
+mod traffic_tests;

@@ -1,0 +1,225 @@
+//! The pure headers of `bpf/`, compiled for this machine, against their models.
+
+use proptest::prelude::*;
+use tidegate_core::{
+    dem::{Ack as DemAck, Config as DemConfig, Due, Law as DemLaw, Marker},
+    spring::{self, Ack, Config, Epoch},
+};
+
+use super::{intf, *};
+
+/// `struct sp_epoch`.
+#[repr(C)]
+struct NativeEpoch {
+    elapsed_ns: u64,
+    left_bytes: u64,
+    backlog_ns: u64,
+    rtt_ns: u64,
+    flows: u32,
+    pad: u32,
+}
+
+/// `struct sp_ack`.
+#[repr(C)]
+struct NativeAck {
+    ack: u32,
+    raw: u16,
+    scale: u8,
+    bare: u8,
+}
+
+/// `struct opt_walk`.
+#[repr(C)]
+struct NativeWalk {
+    options: [u8; 64],
+    len: u32,
+    at: u32,
+    mss: u16,
+    scale: u8,
+    has_scale: u8,
+}
+
+/// What a SYN's options say, read as RFC 9293 has them.
+fn options(mut bytes: &[u8]) -> (u16, Option<u8>) {
+    let (mut mss, mut scale) = (0, None);
+    loop {
+        match *bytes {
+            [1, ref rest @ ..] => bytes = rest,
+            [kind, size, ..] if kind != 0 && size >= 2 && usize::from(size) <= bytes.len() => {
+                match (kind, &bytes[2..usize::from(size)]) {
+                    (2, [high, low]) => mss = u16::from_be_bytes([*high, *low]),
+                    (3, [shift]) => scale = Some(*shift),
+                    _ => {}
+                }
+                bytes = &bytes[usize::from(size)..];
+            }
+            _ => return (mss, scale),
+        }
+    }
+}
+
+unsafe extern "C" {
+    fn native_dem_on_ack(
+        conf: *const intf::DemConf,
+        marker: *mut intf::Marker,
+        due: *mut u32,
+        now_ns: u64,
+        backlog_bytes: u64,
+        segments: u32,
+        scalable: u8,
+    ) -> i32;
+    fn native_sp_next(share: u64, conf: *const intf::SpringConf, epoch: *const NativeEpoch) -> u64;
+    fn native_sp_join(share: u64, flows: u32) -> u64;
+    fn native_sp_epoch_ns(conf: *const intf::SpringConf, rtt_ns: u64, flows: u32, mss: u16) -> u64;
+    fn native_sp_window(
+        conf: *const intf::SpringConf,
+        share: u64,
+        rtt_ns: u64,
+        mss: u16,
+        hash: u32,
+        epoch: u32,
+    ) -> u32;
+    fn native_sp_rtt_data(rtt: *mut intf::RoundTrip, end: u32, now_ns: u64, wait_ns: u64);
+    fn native_sp_rtt_ack(rtt: *mut intf::RoundTrip, ack: u32, now_ns: u64) -> i32;
+    fn native_sp_say(edge: *mut intf::Edge, ack: *const NativeAck, window: u32) -> u16;
+    fn native_sp_is_beyond(edge: *const intf::Edge, end: u32, mss: u16) -> i32;
+    fn native_opt_read(walk: *mut NativeWalk);
+    static native_ac_bytes: [u32; 4];
+}
+
+#[test]
+fn the_structs_are_as_long_as_the_headers() {
+    let ours = [
+        size_of::<intf::Limit>(),
+        size_of::<intf::State>(),
+        size_of::<intf::Flow>(),
+        size_of::<intf::Key>(),
+    ];
+    // SAFETY: a constant of the test's C library, of this type.
+    assert_eq!(unsafe { native_ac_bytes }.map(|n| n as usize), ours);
+}
+
+/// Small and large alike.
+fn any_u64() -> impl Strategy<Value = u64> {
+    prop_oneof![0u64..2_000_000, 0u64..1 << 34, any::<u64>()]
+}
+
+proptest! {
+    #[test]
+    fn marks_are_the_models(
+        threshold_bytes in prop_oneof![1000u64..100_000, 0..=dem::MAX_BYTES],
+        pi: bool,
+        steps in prop::collection::vec(
+            (0u64..5_000_000, prop_oneof![0u64..100_000, any::<u64>()], 0u32..100, any::<bool>()), 1..200),
+    ) {
+        let law = if pi { DemLaw::Pi } else { DemLaw::Step };
+        let config = DemConfig { threshold_bytes, law };
+        let conf = intf::DemConf::from(config);
+        let (mut marker, mut due) = (Marker::default(), Due::default());
+        let (mut native, mut native_due, mut now) = (intf::Marker::default(), 0u32, 1);
+        for (gap, backlog, segments, scalable) in steps {
+            now += gap;
+            let expected = marker.on_ack(&config, Nanos(now), backlog, DemAck { segments, scalable }, &mut due);
+            // SAFETY: every pointer is to a live value of the layout that the header declares.
+            let got = unsafe {
+                native_dem_on_ack(&conf, &mut native, &mut native_due, now, backlog, segments, scalable.into())
+            };
+            prop_assert_eq!(got != 0, expected);
+            prop_assert_eq!(native_due, due.0);
+            prop_assert_eq!(
+                (native.updated_ns, native.probability, native.before_bytes),
+                (marker.updated.0, marker.probability, marker.before_bytes)
+            );
+        }
+    }
+
+    #[test]
+    fn shares_and_windows_are_the_models(
+        share in prop_oneof![0..2 * spring::ONE, any::<u64>()],
+        byte_s in any_u64(), target in any_u64(), elapsed in any_u64(), left_bytes in any_u64(),
+        backlog in any_u64(), rtt in any_u64(), flows in prop_oneof![0u32..100, any::<u32>()],
+        mss: u16, hash: u32, number: u32,
+    ) {
+        let config = Config { byte_s, target: Nanos(target) };
+        let conf = intf::SpringConf::from(config);
+        let epoch = Epoch {
+            elapsed: Nanos(elapsed), left_bytes, backlog: Nanos(backlog), rtt: Nanos(rtt), flows,
+        };
+        let native = NativeEpoch {
+            elapsed_ns: elapsed, left_bytes, backlog_ns: backlog, rtt_ns: rtt, flows, pad: 0,
+        };
+        let window = spring::window(&config, share, Nanos(rtt), mss, spring::phase(hash, number));
+        // SAFETY: every pointer is to a live value of the layout that the header declares.
+        unsafe {
+            prop_assert_eq!(native_sp_next(share, &conf, &native), spring::next_share(share, &config, &epoch));
+            prop_assert_eq!(native_sp_join(share, flows), spring::join(share, flows));
+            prop_assert_eq!(
+                native_sp_epoch_ns(&conf, rtt, flows, mss),
+                spring::epoch_length(&config, Nanos(rtt), flows, mss).0
+            );
+            prop_assert_eq!(native_sp_window(&conf, share, rtt, mss, hash, number), window);
+        }
+    }
+
+    #[test]
+    fn round_trips_are_the_models(
+        steps in prop::collection::vec((any::<bool>(), any_u64(), any::<u32>(), any_u64()), 1..200),
+    ) {
+        let (mut model, mut native, mut now) = (spring::RoundTrip::default(), intf::RoundTrip::default(), 1u64);
+        for (data, gap, number, wait) in steps {
+            now = now.wrapping_add(gap);
+            // SAFETY: every pointer is to a live value of the layout that the header declares.
+            unsafe {
+                if data {
+                    model.on_data(number, Nanos(now), Nanos(wait));
+                    native_sp_rtt_data(&mut native, number, now, wait);
+                } else {
+                    let got = native_sp_rtt_ack(&mut native, number, now);
+                    prop_assert_eq!(got != 0, model.on_ack(number, Nanos(now)));
+                }
+            }
+            prop_assert_eq!(
+                (native.sent_ns, native.least_ns, native.recent_ns, native.since_ns),
+                (model.sent.0, model.least.0, model.recent.0, model.since.0)
+            );
+        }
+    }
+
+    #[test]
+    fn edges_are_the_models(
+        start: u32, scale: u8,
+        steps in prop::collection::vec(
+            (prop_oneof![-3000i32..3000, any::<i32>()], any::<u16>(), any::<bool>(), any::<u32>(), any::<u16>()),
+            1..200),
+    ) {
+        let (mut model, mut native) = (spring::Edge::default(), intf::Edge::default());
+        let mut number = start;
+        for (by, raw, bare, window, mss) in steps {
+            number = number.wrapping_add_signed(by);
+            let ack = NativeAck { ack: number, raw, scale, bare: bare.into() };
+            // SAFETY: every pointer is to a live value of the layout that the header declares.
+            let (said, beyond) = unsafe {
+                let said = native_sp_say(&mut native, &ack, window);
+                (said, native_sp_is_beyond(&native, number.wrapping_add(window), mss) != 0)
+            };
+            prop_assert_eq!(said, model.say(&Ack { ack: number, raw, scale, bare }, window));
+            prop_assert_eq!((native.edge, native.ack, native.raw, native.said),
+                            (model.edge, model.ack, model.raw, model.said));
+            prop_assert_eq!(beyond, model.is_beyond(number.wrapping_add(window), mss));
+        }
+    }
+
+    /// Any bytes, and such as are nearly options.
+    #[test]
+    fn options_are_read(
+        bytes in prop::collection::vec(prop_oneof![0u8..6, any::<u8>()], 0..=40),
+    ) {
+        let mut walk =
+            NativeWalk { options: [3; 64], len: bytes.len() as u32, at: 0, mss: 0, scale: 0, has_scale: 0 };
+        walk.options[..bytes.len()].copy_from_slice(&bytes);
+        // SAFETY: the pointer is to a live value of the layout that the header declares.
+        unsafe { native_opt_read(&mut walk) };
+        let scale = (walk.has_scale != 0).then_some(walk.scale);
+        prop_assert_eq!((walk.mss, scale), options(&bytes));
+    }
+}

@@ -1,0 +1,136 @@
+//! Where the packets of a limiter wait, so that eBPF programs can read in real time how much that is.
+//!
+//! `bpf/backlog.h` is the contract: a map of [`Backlog`], whose address leads a program to the qdisc's own
+//! count, the one that `tc -s` shows. [`locate`] finds the address, when the qdisc has been made.
+
+use std::{
+    mem::MaybeUninit,
+    os::fd::{AsFd, AsRawFd},
+};
+
+use bytemuck::{Pod, Zeroable};
+use libbpf_rs::{
+    OpenObject, libbpf_sys,
+    skel::{OpenSkel, SkelBuilder},
+};
+use tidegate_core::Rate;
+
+use crate::{
+    limit::{LimitError, load_error, quiet_libbpf},
+    net::qdisc::Handle,
+};
+
+mod skel {
+    #![allow(
+        missing_docs,
+        unused_qualifications,
+        clippy::all,
+        clippy::undocumented_unsafe_blocks,
+        clippy::unwrap_used
+    )]
+    include!(concat!(env!("OUT_DIR"), "/backlog.skel.rs"));
+}
+
+/// How often the search is made when qdiscs come and go beside it.
+const SEARCHES_MAX: usize = 3;
+
+/// `struct tg_backlog`: where the packets of a limiter wait.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Backlog {
+    /// The kernel's address of the qdisc; 0: there is none.
+    pub qdisc: u64,
+    /// What the qdisc is called as long as it is the limiter's.
+    pub handle: u32,
+    /// The device that it sends by.
+    pub ifindex: u32,
+    /// What it is emptied at, at most.
+    pub rate_bit_s: u64,
+}
+
+/// `struct tg_qdisc_query`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct Query {
+    ifindex: u32,
+    handle: u32,
+    qdisc: u64,
+}
+
+/// Finds a qdisc with a parent other than the root, by its handle, on a device of the network namespace of
+/// the calling thread.
+///
+/// # Errors
+/// [`LimitError::Load`] when the kernel refuses the program, [`LimitError::NoQueue`] when there is no such
+/// qdisc.
+pub fn locate(ifindex: u32, handle: Handle, rate: Rate) -> Result<Backlog, LimitError> {
+    quiet_libbpf();
+    let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+    let open = skel::BacklogSkelBuilder::default().open(&mut storage);
+    let object = open.and_then(|open| open.load()).map_err(load_error("backlog"))?;
+    let program = object.progs.find_qdisc.as_fd().as_raw_fd();
+    let handle = u32::from(handle.major) << 16 | u32::from(handle.minor);
+    for _ in 0..SEARCHES_MAX {
+        let mut query = Query { ifindex, handle, qdisc: 0 };
+        // SAFETY: a C struct of integers and pointers, for which zero is "not given".
+        let mut opts: libbpf_sys::bpf_test_run_opts = unsafe { std::mem::zeroed() };
+        opts.sz = size_of_val(&opts) as _;
+        // The answer comes back in the same place.
+        opts.ctx_in = (&raw mut query).cast();
+        opts.ctx_size_in = size_of::<Query>() as u32;
+        // SAFETY: the descriptor is open, and the query, which the kernel reads and writes, lives through the
+        // call with the size given.
+        let ret = unsafe { libbpf_sys::bpf_prog_test_run_opts(program, &raw mut opts) };
+        if ret < 0 {
+            let source = libbpf_rs::Error::from_raw_os_error(-ret);
+            return Err(LimitError::Load { program: "backlog", source });
+        }
+        if query.qdisc != 0 {
+            let qdisc = query.qdisc;
+            return Ok(Backlog { qdisc, handle, ifindex, rate_bit_s: rate.bit_s() });
+        }
+    }
+    Err(LimitError::NoQueue { ifindex })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::{
+        NetNs, Netlink, VethPair,
+        qdisc::{Htb, HtbClass, Place, Qdisc, Verb},
+    };
+
+    #[test]
+    fn root_a_leaf_is_found_by_its_handle() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIP root_a_leaf_is_found_by_its_handle: needs root");
+            return;
+        }
+        let netns = NetNs::create(&format!("tidegate-{}-leaf", std::process::id())).unwrap();
+        let found = netns.run(|| {
+            let mut netlink = Netlink::open().unwrap();
+            netlink.add_veth(&VethPair { name: "a", peer: "b", peer_netns: None }).unwrap();
+            let ifindex = netlink.index_of("a").unwrap();
+            let root = Place { ifindex, parent: Handle::ROOT, handle: Handle::new(1, 0) };
+            netlink.set_qdisc(Verb::Add, root, &Qdisc::Htb(Htb::new(1))).unwrap();
+            let class = Handle::new(1, 1);
+            let place = Place { ifindex, parent: Handle::new(1, 0), handle: class };
+            netlink.set_class(Verb::Add, place, &HtbClass::new(8_000_000)).unwrap();
+            let place = Place { ifindex, parent: class, handle: Handle::new(0x7500, 0) };
+            let leaf = Qdisc::Bfifo { limit_bytes: 10_000 };
+            netlink.set_qdisc(Verb::Add, place, &leaf).unwrap();
+            let rate = Rate::from_bit_s(8_000_000).unwrap();
+            let found = locate(ifindex, Handle::new(0x7500, 0), rate);
+            let other = locate(ifindex, Handle::new(0x7501, 0), rate);
+            let elsewhere = locate(ifindex + 9999, Handle::new(0x7500, 0), rate);
+            (found, other, elsewhere)
+        });
+        let (found, other, elsewhere) = found.unwrap();
+        let found = found.unwrap();
+        assert!(found.qdisc > 1 << 47, "{found:?}");
+        assert_eq!(found.handle, 0x7500_0000);
+        assert!(matches!(other, Err(LimitError::NoQueue { .. })), "{other:?}");
+        assert!(matches!(elsewhere, Err(LimitError::NoQueue { .. })), "{elsewhere:?}");
+    }
+}
