@@ -150,7 +150,9 @@ pub enum SettingsProblem {
     )]
     HtbNeedsADevice,
     /// The kernel's classes take what their filters give them.
-    #[error("scheme `htb` holds all that passes its device; leave this out, or write scheme = \"police\"")]
+    #[error(
+        "scheme `htb` holds all that passes its device; leave this out, or write scheme = \"police\""
+    )]
     HtbExemptsNobody,
     /// A threshold of a queue that there is not.
     #[error(
