@@ -21,7 +21,8 @@ pub enum Ask {
     Nothing,
     /// Its flows are counted, and the packet's has a counter.
     KnownFlow,
-    /// Its flows are counted, and the packet's finds all counters of its set with flows that are larger by far.
+    /// Its flows are counted, and the packet's finds all counters of its set with flows that are larger by
+    /// far.
     NewFlow,
 }
 

@@ -204,3 +204,21 @@ fn root_group_finds_the_largest_of_thousands_of_flows() {
     assert!(large.values().all(|bytes| (each * 9 / 10..=each).contains(bytes)), "{large:?}");
     assert_eq!(measured.arrived.packets, FLOWS + FLOWS / 4 + LARGE);
 }
+
+/// The bucket follows the rate that a group sets, and nothing else changes.
+#[test]
+fn root_group_a_rate_is_the_buckets() {
+    if !is_root("root_group_a_rate_is_the_buckets") {
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let police = load(&mut storage, Place::Device).unwrap();
+    let maps = maps(&police, &roomy()).unwrap();
+    maps.set_drop(Direction::Egress, 0.5).unwrap();
+    assert!(maps.set_rate(Direction::Egress, "5mbit".parse().unwrap()).unwrap());
+    let limit = maps.limit().unwrap();
+    let rates = limit.police.map(|policy| policy.committed.rate);
+    assert_eq!((rates, limit.rate_bit_s), ([5_000_000, 100_000_000_000], rates));
+    assert_eq!(limit.police[0].committed.burst, roomy().police[0].committed.burst);
+    assert_eq!(maps.drop_probability(Direction::Egress).unwrap(), 0.5);
+}
