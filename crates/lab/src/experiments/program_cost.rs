@@ -24,7 +24,7 @@ use std::os::fd::AsFd;
 pub struct ProgramCost;
 
 const METRIC: &str = "cost_ns";
-const SYSTEMS: [&str; 3] = ["nrm", "pace", "nrm-paper"];
+const SYSTEMS: [&str; 5] = ["nrm", "pace", "police", "police-meter", "nrm-paper"];
 /// An idle queue and a full frame; the paper's limit is so fast that its queue is idle too.
 const FRAME_BYTES: u16 = 1500;
 const PAPER_RATE: &str = "100gbit";
@@ -59,6 +59,8 @@ impl Experiment for ProgramCost {
                     let program = match *system {
                         "nrm" => Program::Nrm,
                         "pace" => Program::Pace,
+                        "police" => Program::Police,
+                        "police-meter" => Program::Meter,
                         // Its credit cannot be held below zero: it is measured idle alone.
                         _ if standing != Standing::Idle => return Ok(()),
                         _ => {
@@ -84,6 +86,7 @@ impl Experiment for ProgramCost {
             BarsOf { title: "Cost of a packet in the program", metric: METRIC, points: None },
         );
         claims(ctx);
+        police_claims(ctx);
         Ok(())
     }
 }
@@ -102,6 +105,22 @@ fn paper(cpus: &[usize], runs: u32) -> anyhow::Result<Duration> {
     let limit = NrmPaper::attach(dir.as_fd(), PaperOptions { egress: Some(rate), ingress: None })?;
     let frame = tcp_frame(FRAME_BYTES);
     Ok(mean_run_time(limit.program(Direction::Egress), &frame, cpus, runs)?)
+}
+
+/// A bucket beside the virtual queue.
+fn police_claims(ctx: &mut Context) {
+    for (cpus, queue) in [(1usize, "idle"), (1, "busy"), (2, "busy")] {
+        let case = Case::new().with("cpus", cpus).with("queue", queue);
+        let [ours, theirs] =
+            ["police", "nrm"].map(|system| ctx.median(system, METRIC, Some(&case)));
+        if let (Some(ours), Some(theirs)) = (ours, theirs) {
+            ctx.claim(
+                format!("police, {queue}, {cpus} CPUs: no more ns a packet than the virtual queue"),
+                ours <= theirs,
+                format!("{ours:.0} ns against {theirs:.0} ns"),
+            );
+        }
+    }
 }
 
 /// The published program has one path whatever its credit is, so its idle figure stands beside both of ours.
