@@ -12,6 +12,9 @@ __noinline int tg_is_exempt(struct __sk_buff *skb, __u64 dscps, __u32 direction)
 	struct tg_prefix key;
 	__u8 dscp;
 
+	/* Linux 6.1 verifies this also where nobody calls it, and then there is no trie. */
+	if (!has_exempt)
+		return 0;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr ip;
 

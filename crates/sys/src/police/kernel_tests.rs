@@ -449,14 +449,14 @@ fn root_police_the_loaded_meter_colours() {
         return;
     }
     let meter = MeterOptions {
-        burst: Some(tidegate_core::Span::Size(Bytes(3 * FRAME_BYTES))),
+        burst: Some(Span::Size(Bytes(3 * FRAME_BYTES))),
         colours: Some(ColourMap::default()),
         ..MeterOptions::new(MeterType::SrTcm)
     };
     let actions = [Action::Pass, Action::Dscp(Dscp::new(12).unwrap()), Action::Drop];
     let policy = Policy { meter: Some(meter), actions };
     let queue = VirtualQueueOptions {
-        burst: Some(tidegate_core::Span::Size(Bytes(2 * FRAME_BYTES))),
+        burst: Some(Span::Size(Bytes(2 * FRAME_BYTES))),
         ..VirtualQueueOptions::new("8kbit".parse().unwrap())
     };
     let policy = intf::Policy::new(&policy, &queue).unwrap();
