@@ -10,12 +10,15 @@
 #include "class.h"
 #include "meter.h"
 #include "rwnd.h"
+#include "sample.h"
 #include "vqueue.h"
 
 /* The header of a frame below IP, as tc counts it: Ethernet without its checksum. */
 #define TG_LINK_HEADER_BYTES 14
 /* IPv6 extension headers that are followed before a packet counts as "other". */
 #define TG_MAX_EXTENSION_HEADERS 4
+/* Of an IPv4 header's word about fragments: more follow, or its offset. */
+#define TG_FRAGMENT 0x3fff
 /*
  * The mark of a packet that the program of an inner cgroup has dropped. The kernel runs the
  * programs of outer cgroups all the same; they see this, drop it again and charge nothing. Whoever
@@ -63,6 +66,8 @@ enum tg_flags {
 	TG_FLAG_PORT = 1 << 4,
 	/* What finds no tokens is dropped: `police` says how many there are. */
 	TG_FLAG_POLICE = 1 << 5,
+	/* Packets wait in the kernel's HTB; drop_ns is what its queue holds. */
+	TG_FLAG_HTB = 1 << 8,
 };
 
 /* A limit on one cgroup or device; written by user space alone. */
@@ -165,6 +170,17 @@ struct tg_police_counters {
 	/* By the colour that they got. */
 	__u64 packets[PL_COLOURS];
 	__u64 bytes[PL_COLOURS];
+};
+
+/* Buffers of each sample of flows: packets fill one while user space reads the other. */
+#define TG_BUFFERS 2
+
+/* What a limit does for its group in one direction; written by user space alone. */
+struct tg_group {
+	/* The probability at which a packet is dropped, before the limit itself, in 2^-32. */
+	__u32 drop;
+	/* Into which buffer flows are counted, from 1 on; 0: they are not. */
+	__u32 sample;
 };
 
 /* What a limit has set on a socket, kept with the socket so that it can be taken back. */

@@ -12,6 +12,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "dscp.h"
+#include "group.h"
 #include "intf.h"
 #include "maps.h"
 #include "packet.h"
@@ -80,6 +81,11 @@ static __always_inline enum tg_outcome act(struct __sk_buff *skb, const struct p
 	return TG_PASS;
 }
 
+static __always_inline int is_drop(enum tg_outcome outcome)
+{
+	return outcome == TG_DROP_FULL || outcome == TG_DROP_EARLY;
+}
+
 /* Of a packet whose first header is that of IP, or of the link. */
 static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direction direction,
 					    int from_ip)
@@ -108,12 +114,16 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 		return TG_PASS;
 	}
 	now = bpf_ktime_get_ns();
-	colour = meter(skb, policy, queue, c, now, bytes);
-	if (colour > PL_RED)
-		colour = PL_RED;
-	c->packets[colour]++;
-	c->bytes[colour] += bytes;
-	outcome = act(skb, policy, colour, !from_ip);
+	if (gr_drops(skb, direction, bytes)) {
+		outcome = TG_DROP_EARLY;
+	} else {
+		colour = meter(skb, policy, queue, c, now, bytes);
+		if (colour > PL_RED)
+			colour = PL_RED;
+		c->packets[colour]++;
+		c->bytes[colour] += bytes;
+		outcome = act(skb, policy, colour, !from_ip);
+	}
 	if (outcome != TG_PASS)
 		c->common.last_ns[outcome] = now;
 	count(c, outcome, bytes);
@@ -126,7 +136,7 @@ static __always_inline int of_cgroup(struct __sk_buff *skb, enum tg_direction di
 
 	if (skb->mark == TG_DEAD_MARK)
 		return drop;
-	if (gate(skb, direction, 1) == TG_DROP_FULL) {
+	if (is_drop(gate(skb, direction, 1))) {
 		skb->mark = TG_DEAD_MARK;
 		return drop;
 	}
@@ -148,7 +158,7 @@ int police_ingress(struct __sk_buff *skb)
 static __always_inline int of_device(struct __sk_buff *skb, enum tg_direction direction)
 {
 	/* Whoever comes next decides. */
-	return gate(skb, direction, 0) == TG_DROP_FULL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+	return is_drop(gate(skb, direction, 0)) ? TC_ACT_SHOT : TC_ACT_UNSPEC;
 }
 
 SEC("tcx/egress")

@@ -29,9 +29,10 @@
 /* Above the flags' byte: Accurate ECN. */
 #define TCP_AE 0x100
 /* The word that holds data offset, flags and window; the checksum behind it. */
-#define TCP_WORD_OFFSET	 12
-#define TCP_CHECK_OFFSET 16
-#define TCP_LEAST_BYTES	 20
+#define TCP_WORD_OFFSET	   12
+#define TCP_CHECK_OFFSET   16
+#define TCP_LEAST_BYTES	   20
+#define TCP_BEFORE_OPTIONS 4
 /* Of an IPv4 fragment field: "not the first" or "more to come". */
 #define IP_IS_FRAGMENT 0x3fff
 
@@ -139,13 +140,15 @@ static long tcp_next_option(__u32 i, struct opt_walk *walk)
 __noinline int tcp_read_syn(struct __sk_buff *skb, __u32 offset, __u32 doff, struct opt_syn *syn)
 {
 	struct opt_walk walk = {};
-	__u32 len = doff * 4 - TCP_LEAST_BYTES;
+	/* With the four bytes before them: never none, which the verifier could not tell. */
+	__u32 size = (doff * 4 - TCP_LEAST_BYTES) % OPT_ROOM + TCP_BEFORE_OPTIONS;
 
-	if (!syn)
+	if (!syn || size > OPT_ROOM)
 		return 0;
-	if (len >= 1 && len <= OPT_MAX_BYTES &&
-	    !bpf_skb_load_bytes(skb, offset + TCP_LEAST_BYTES, walk.options, len)) {
-		walk.len = len;
+	if (!bpf_skb_load_bytes(skb, offset + TCP_LEAST_BYTES - TCP_BEFORE_OPTIONS, walk.options,
+				size)) {
+		walk.at = TCP_BEFORE_OPTIONS;
+		walk.len = size;
 		bpf_loop(OPT_MAX_BYTES, tcp_next_option, &walk, 0);
 	}
 	*syn = walk.syn;

@@ -24,6 +24,8 @@ needs() {
 	lab   | iperf3          | the transfer that is limited and measured    | command -v iperf3
 	lab   | nginx           | serves the file that is downloaded           | command -v nginx
 	lab   | curl            | downloads it                                 | command -v curl
+	lab   | nftables        | polices, as a peer of scheme police          | command -v nft
+	lab   | tcpdump         | captures what a policer lets through         | command -v tcpdump
 	fleet | redis-server    | a registry that a daemon finds its peers in   | command -v redis-server
 	fleet | etcd-server     | another one                                  | command -v etcd
 	vm    | qemu-system-x86 | emulates the machines of make test-vm        | command -v qemu-system-x86_64

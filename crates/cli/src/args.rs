@@ -7,7 +7,7 @@ use clap_complete::Shell;
 use tidegate_core::{Nanos, Scheme, Scope, Span};
 use tidegate_node::fleet::config::API_SOCKET;
 use tidegate_node::nic::state::DEFAULT_DIR;
-use tidegate_node::settings::{Patch, RateSetting};
+use tidegate_node::settings::{EcnSetting, Patch, RateSetting};
 use tidegate_sys::store::DEFAULT_ROOT;
 
 mod burst;
@@ -155,7 +155,7 @@ A spec file:
   scope   = { cgroup = \"system.slice/backup.service\" }
   egress  = \"200mbit\"
   ingress = \"500mbit\"")]
-    Apply(PlanArgs),
+    Apply(ApplyArgs),
     /// Show every limit, whether it is enforced, and what it has done
     #[command(after_help = "\
 Example:
@@ -265,8 +265,9 @@ pub struct LimitArgs {
     pub weight: Option<i64>,
     /// How the limit acts: `pace` (each TCP flow sends at its fair share, a virtual queue behind it), `nrm`
     /// (the virtual queue alone: ECN, window reduction, drop), `edt` (each packet waits for its time of
-    /// departure; needs the qdisc `fq`; egress only) or `police` (a token bucket: what finds no tokens is
-    /// dropped) [default: pace]
+    /// departure; needs the qdisc `fq`; egress only), `police` (a token bucket: what finds no tokens is
+    /// dropped) or `htb` (packets wait in the kernel's HTB; on devices, ports, and inside their limits)
+    /// [default: pace]
     #[arg(long)]
     pub scheme: Option<Scheme>,
     /// Credit that an idle limit saves up, as time or bytes; with police the depth of the bucket [default:
@@ -276,7 +277,12 @@ pub struct LimitArgs {
     /// Backlog above which senders are told to slow down [default: 2ms; nrm: 0.5ms]
     #[arg(long, value_name = "TIME|SIZE")]
     pub mark: Option<Span>,
-    /// Backlog above which packets are dropped; with edt the horizon of departures [default: 4ms; edt: 10ms]
+    /// With htb: packets that find more than this waiting are marked, if ECN-capable; `none` for never
+    /// [default: none]
+    #[arg(long, value_name = "TIME|SIZE")]
+    pub ecn: Option<EcnSetting>,
+    /// Backlog above which packets are dropped; with edt the horizon of departures, with htb what its queue
+    /// holds [default: 4ms; edt: 10ms; htb: 20ms]
     #[arg(long, value_name = "TIME|SIZE")]
     pub drop: Option<Span>,
     /// Limit traffic on the loopback interface too [default: false]
@@ -307,6 +313,7 @@ impl LimitArgs {
             weight: self.weight,
             burst: self.burst.or(self.police.burst()),
             mark: self.mark,
+            ecn: self.ecn,
             drop: self.drop,
             loopback: self.loopback,
             scheme: self.scheme,
@@ -346,9 +353,13 @@ pub struct AddArgs {
     pub name: String,
     #[command(flatten)]
     pub scope: ScopeArgs,
-    /// The limit that it is inside of, on a cgroup above: it has a part of that one's rate
+    /// The limit that it is inside of, on a cgroup above (with htb also on a device): it has a part of that
+    /// one's rate
     #[arg(long, value_name = "NAME")]
     pub parent: Option<String>,
+    /// With htb: replace a qdisc that somebody has put on the device; it will not be put back
+    #[arg(long)]
+    pub force: bool,
     #[command(flatten)]
     pub limit: LimitArgs,
 }
@@ -360,12 +371,12 @@ pub struct ScopeArgs {
     /// The cgroup, relative to the cgroup mount
     #[arg(long, value_name = "PATH")]
     pub cgroup: Option<String>,
-    /// A device of this host, such as eth0: what leaves by it, and with scheme police what comes in, too
-    /// (with scheme edt or police)
+    /// A device of this host, such as eth0: what leaves by it, and with schemes police and htb what comes
+    /// in, too (with scheme edt, police or htb)
     #[arg(long, value_name = "NAME")]
     pub dev: Option<String>,
     /// The host's side of a virtual machine's or container's interface, such as tap0: what the machine sends,
-    /// and with scheme police what it receives, too (with scheme edt or police)
+    /// and with schemes police and htb what it receives, too (with scheme edt, police or htb)
     #[arg(long, value_name = "NAME")]
     pub port: Option<String>,
 }
@@ -404,6 +415,15 @@ pub struct PlanArgs {
     pub prune: bool,
     #[command(flatten)]
     pub look: LookArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct ApplyArgs {
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    /// Replace qdiscs that somebody has put on devices which scheme htb needs; they will not be put back
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[derive(Debug, Clone, Copy, Args)]

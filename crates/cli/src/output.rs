@@ -114,7 +114,8 @@ pub fn describe(options: &LimitOptions, parent: Option<&str>) -> String {
             let most = if options.class.is_some() { "at most " } else { "" };
             words.push(format!("{name} {most}{rate}"));
         }
-        for (name, span) in [("burst", burst), ("mark", mark), ("drop", drop)] {
+        let marks = if options.scheme == Scheme::Htb { "ecn" } else { "mark" };
+        for (name, span) in [("burst", burst), (marks, mark), ("drop", drop)] {
             words.extend(span.map(|span| format!("{name} {span}")));
         }
     }

@@ -2,9 +2,9 @@
 //! (He et al., "Low Latency Software Rate Limiters for Cloud Networks", APNet 2017).
 //!
 //! The sender sits behind a port, and its stack is not ours; but its ACKs pass here. When one does, the queue
-//! in front of the shaper is looked at as it is *now*, and ECE is set in the ACK if it is too long. Against CE
-//! marks on what enters the queue this saves the time that a mark needs to come back, and no 64 KB segment is
-//! marked as a whole.
+//! in front of the shaper is looked at as it is *now*, and ECE is set in the ACK if it is too long. Against
+//! CE marks on what enters the queue this saves the time that a mark needs to come back, and no 64 KB segment
+//! is marked as a whole.
 //!
 //! Two laws:
 //!
@@ -16,8 +16,8 @@
 //! ```
 //!
 //! The PI law spreads its marks evenly: what of a segment's share has not yet made a mark is kept by the
-//! flow, so no randomness is needed. Which of the two holds the rate better depends on the senders and the
-//! path; `tests/port_laws.rs` has the table. The default is the step.
+//! flow, so no randomness is needed. It is the default: where windows are halved, or many flows are long
+//! under way, it holds the rate better, with a queue of the same mean (`tests/port_laws.rs` has the table).
 //!
 //! O(1) an ACK; 24 bytes a limit, 4 bytes a flow. The kernel's copy is `bpf/dem.h`.
 
@@ -46,9 +46,9 @@ pub const MAX_BYTES: u64 = 1 << 34;
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum Law {
     /// All ACKs while the queue is above the threshold.
-    #[default]
     Step,
     /// As many as hold it at the threshold.
+    #[default]
     Pi,
 }
 
@@ -103,8 +103,8 @@ fn scaled(value: u64, gain: u64, threshold: u64) -> u64 {
 }
 
 impl Marker {
-    /// Whether the ACK that passes at `now` is to say ECE, where the queue has `backlog_bytes`. Only for flows
-    /// that have agreed on ECN as in RFC 3168.
+    /// Whether the ACK that passes at `now` is to say ECE, where the queue has `backlog_bytes`. Only for
+    /// flows that have agreed on ECN as in RFC 3168.
     pub fn on_ack(
         &mut self,
         config: &Config,

@@ -10,6 +10,7 @@
 //! - [`units`]: rates, byte counts and times, and the parser that a user's text goes through.
 //! - [`edt`]: departure times, a schedule for each flow (the `edt` scheme).
 //! - [`fair_share`]: one rate for all flows of a limit (the `pace` scheme).
+//! - [`htb`]: what the kernel's HTB is told, so that its classes mean the same (the `htb` scheme).
 //! - [`class`]: limits inside a limit: guarantees, weights, borrowing.
 //! - [`token_bucket`], [`meter`]: policing: pass or drop, green, yellow or red (RFC 2697, 2698, 4115).
 //! - [`police`]: what is done with each colour.
@@ -47,6 +48,7 @@ pub mod dem;
 pub mod edt;
 pub mod fair_share;
 pub mod fleet;
+pub mod htb;
 pub mod link;
 pub mod meter;
 pub mod police;

@@ -19,19 +19,21 @@ pub enum Scheme {
     Edt,
     /// A token bucket ([`crate::token_bucket`]) that drops what finds no tokens.
     Police,
+    /// The kernel's Hierarchical Token Bucket ([`crate::htb`]), in which packets wait.
+    Htb,
     /// The shaper of Carousel ([`crate::shaper`]), in a software NIC between two ports.
     Carousel,
 }
 
 impl Scheme {
     /// Every scheme of this version.
-    pub const ALL: [Scheme; 5] =
-        [Scheme::Pace, Scheme::Nrm, Scheme::Edt, Scheme::Police, Scheme::Carousel];
+    pub const ALL: [Scheme; 6] =
+        [Scheme::Pace, Scheme::Nrm, Scheme::Edt, Scheme::Police, Scheme::Htb, Scheme::Carousel];
 
     /// Whether its programs sit on devices and ports, too.
     #[must_use]
     pub fn is_for_devices(self) -> bool {
-        matches!(self, Scheme::Edt | Scheme::Police)
+        matches!(self, Scheme::Edt | Scheme::Police | Scheme::Htb)
     }
 
     /// Whether it sets nothing on sockets.
@@ -46,6 +48,7 @@ impl Scheme {
         match self {
             Scheme::Edt => QueueKind::Departures,
             Scheme::Police => QueueKind::Bucket,
+            Scheme::Htb => QueueKind::Qdisc,
             Scheme::Pace if direction == Direction::Egress => QueueKind::Paced,
             Scheme::Pace => QueueKind::Windows,
             _ => QueueKind::Alone,
@@ -60,6 +63,7 @@ impl Scheme {
             Scheme::Nrm => "nrm",
             Scheme::Edt => "edt",
             Scheme::Police => "police",
+            Scheme::Htb => "htb",
             Scheme::Carousel => "carousel",
         }
     }
@@ -70,13 +74,13 @@ impl Scheme {
 pub enum SchemeError {
     /// One that a later version will have.
     #[error(
-        "scheme `{0}` is not yet supported by this version; use `pace`, `nrm`, `edt`, `police` or \
+        "scheme `{0}` is not yet supported by this version; use `pace`, `nrm`, `edt`, `police`, `htb` or \
          `carousel`, or leave it out"
     )]
     Unsupported(String),
     /// No scheme at all.
     #[error(
-        "unknown scheme `{0}`; use `pace`, `nrm`, `edt`, `police` or `carousel`, or leave it out"
+        "unknown scheme `{0}`; use `pace`, `nrm`, `edt`, `police`, `htb` or `carousel`, or leave it out"
     )]
     Unknown(String),
 }
@@ -89,7 +93,7 @@ impl FromStr for Scheme {
             return Ok(scheme);
         }
         Err(match text {
-            "htb" | "dem" | "spring" => SchemeError::Unsupported(text.to_owned()),
+            "dem" | "spring" => SchemeError::Unsupported(text.to_owned()),
             _ => SchemeError::Unknown(text.to_owned()),
         })
     }

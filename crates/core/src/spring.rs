@@ -10,10 +10,10 @@
 //!   window = share x rate x (RTT + target)            at least 2 segments
 //! ```
 //!
-//! where RTT is that of the path *behind* the queue: what passed between a segment's arrival and its ACK, less
-//! what the queue, looked at on arrival, takes to be sent; of this the least of the last second. If all flows
-//! use their windows, they have `rate x target` in the queue together, each its share of it, and so all run at
-//! their share exactly, whatever their round trips are. The shaper never idles, and the delay is `target`.
+//! where RTT is that of the path *behind* the queue: what passed between a segment's arrival and its ACK,
+//! less what the queue, looked at on arrival, takes to be sent; of this the least of the last second. If all
+//! flows use their windows, they have `rate x target` in the queue together, each its share of it, and so all
+//! run at their share exactly, whatever their round trips are. The shaper never idles, and the delay is `target`.
 //!
 //! `share` is common to all flows. It is an equal part of what they leave over, found by an integral law (as
 //! RCP, Dukkipati 2007) from what leaves the queue and from how long it is:
@@ -28,8 +28,8 @@
 //!   exceeded. A smaller window therefore comes about as data is acknowledged.
 //! - A duplicate ACK is one by the window that its sender said. It is given the window that the one before it
 //!   was given, so it is a duplicate for who receives it too.
-//! - A share above one gives time instead, up to 1 ms: hosts stall, so that the round trip is now and then longer
-//!   than the least, and a flow that is alone would not fill the limit.
+//! - A share above one gives time instead, up to 1 ms: hosts stall, so that the round trip is now and then
+//!   longer than the least, and a flow that is alone would not fill the limit.
 //! - Windows are whole segments, rounded so that each flow is now and then given one more.
 //! - With less than two segments a receiver delays its ACK. Where two segments of each flow are more than
 //!   `rate x (RTT + target)` the queue is as long as that, and no window can help.
@@ -157,8 +157,8 @@ pub fn epoch_length(config: &Config, rtt: Nanos, flows: u32, mss: u16) -> Nanos 
     Nanos((2 * round.max(rtt.min(MAX_TIME).0)).clamp(MIN_EPOCH.0, MAX_EPOCH.0))
 }
 
-/// What of a segment a flow is given on top in an epoch, in 2^-16. Senders send whole segments: rounded alike,
-/// the windows of many flows would all lose the same part at once. `hash` is any constant of the flow.
+/// What of a segment a flow is given on top in an epoch, in 2^-16. Senders send whole segments: rounded
+/// alike, the windows of many flows would all lose the same part at once. `hash` is any constant of the flow.
 #[must_use]
 pub fn phase(hash: u32, epoch: u32) -> u16 {
     // The golden ratio: in any row of epochs all parts come up evenly.

@@ -132,6 +132,9 @@ pub enum QueueKind {
     Departures,
     /// The bucket of a policer ([`crate::token_bucket`]): it is `burst` deep, and drops when that is gone.
     Bucket,
+    /// Packets wait in a qdisc ([`crate::htb`]), which holds as much as `drop` says; they are marked only if
+    /// a threshold is given.
+    Qdisc,
 }
 
 /// Why a virtual queue cannot be built as asked.
@@ -191,7 +194,7 @@ impl VirtualQueueOptions {
     /// two frames, paced 2 ms but at least 16 frames; drop 4 ms but at least four frames, paced 32. The last
     /// eighth below `drop` is kept for small packets. Behind windows: mark 16 ms but at least 32 frames, drop
     /// 40 ms but at least 96. Of departures: mark 2 ms but at least 8 frames, horizon
-    /// 10 ms but at least 32 frames.
+    /// 10 ms but at least 32 frames. Of a qdisc: no mark, room for 20 ms but for two segments of 64 KB at least.
     ///
     /// # Errors
     /// [`ConfigError`] for a rate, span or order of thresholds that cannot be kept.
@@ -217,12 +220,16 @@ impl VirtualQueueOptions {
             QueueKind::Windows => (16_000_000, 40_000_000),
             QueueKind::Departures => (2_000_000, 10_000_000),
             QueueKind::Bucket => (0, 0),
+            QueueKind::Qdisc => (MAX_SPAN.0, 20_000_000),
         };
         let burst = span("burst", self.burst, 1_000_000, floors.burst)?;
         let mark = span("mark threshold", self.mark, mark_ns, floors.mark)?;
         let drop = span("drop threshold", self.drop, drop_ns, floors.drop)?;
-        let large_drop = Nanos(drop.0 - drop.0 / 8);
-        if mark >= large_drop {
+        // A qdisc keeps no room for small packets.
+        let reserve = if self.kind == QueueKind::Qdisc { 0 } else { drop.0 / 8 };
+        let large_drop = Nanos(drop.0 - reserve);
+        let is_marked = self.kind != QueueKind::Qdisc || self.mark.is_some();
+        if is_marked && mark >= large_drop {
             return Err(ConfigError::Order { mark, drop });
         }
         Ok(VirtualQueueConfig { cost: cost_of_byte(rate), burst, mark, large_drop, drop })
@@ -294,6 +301,7 @@ impl QueueKind {
             QueueKind::Windows => (32, 96),
             QueueKind::Departures => (8, 32),
             QueueKind::Bucket => (0, 0),
+            QueueKind::Qdisc => (0, 88),
         };
         Floors { burst: frames(1), mark: frames(mark), drop: frames(drop) }
     }

@@ -26,6 +26,8 @@ use tidegate_lab::{
         pace_dynamics::PaceDynamics,
         pace_egress::PaceEgress,
         pace_ingress::PaceIngress,
+        policer_burst::PolicerBurst,
+        policer_tcp::PolicerTcp,
         wheel::Wheel,
     },
     progress::Progress,
@@ -299,6 +301,48 @@ fn root_hierarchy_reports_every_system() {
         assert!(sent.len() == 6 && sent.iter().all(|percent| *percent > 0.0), "{system}: {sent:?}");
     }
     assert!(report.claims.len() >= 12, "{:?}", report.claims);
+}
+
+#[test]
+fn root_policer_burst_reports_every_system() {
+    let test = "root_policer_burst_reports_every_system";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &PolicerBurst::tiny(lab_binary()), out.path()) else { return };
+    // nftables may be absent.
+    let nft = ["nft", "nft-bytes"].into_iter().filter(|name| report.systems().contains(name));
+    let systems: Vec<&str> = ["police", "law"].into_iter().chain(nft).chain(["tbf"]).collect();
+    check(&report, out.path(), &systems, &["used_percent", "goodput_bit_s"]);
+    assert!(report.values("police", "drops", None).iter().all(|drops| *drops > 0.0));
+    assert!(report.rows.iter().any(|row| row.published == Some(6.77e6)));
+    assert!(report.claims.len() >= 6, "{:?}", report.claims);
+    let left = fs::read_dir(out.path().join("policer-burst")).unwrap().flatten();
+    let left = left.filter(|entry| entry.path().extension().is_some_and(|end| end == "pcap"));
+    assert_eq!(left.count(), 0, "the captures are gone");
+}
+
+#[test]
+fn root_policer_tcp_reports_every_system() {
+    let test = "root_policer_tcp_reports_every_system";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &PolicerTcp::tiny(lab_binary()), out.path()) else { return };
+    // nftables may be absent.
+    let nft = report.systems().contains(&"nft");
+    let fair = report.systems().contains(&"police-fair");
+    let mut systems = vec!["police"];
+    systems.extend(nft.then_some("nft"));
+    systems.extend(["tbf", "law-paced", "law-unpaced"]);
+    systems.extend(fair.then_some("police-fair"));
+    check(&report, out.path(), &systems, &["used_percent"]);
+    for metric in ["goodput_bit_s", "jain_index", "first_part_percent", "drops"] {
+        assert!(!report.values("police", metric, None).is_empty(), "{metric}");
+    }
+    assert!(report.claims.len() >= 2, "{:?}", report.claims);
 }
 
 #[test]

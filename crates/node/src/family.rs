@@ -13,7 +13,7 @@ use std::{
 };
 
 use tidegate_core::{Direction, Rate, Scheme, Scope, class::MAX_DEPTH};
-use tidegate_sys::{limit::LimitOptions, store::is_above};
+use tidegate_sys::{limit::LimitOptions, store::can_contain};
 
 use crate::{settings::Asked, tree::ancestors};
 
@@ -93,13 +93,32 @@ pub enum FamilyProblem {
         scheme: Scheme,
     },
     /// A parent on a device.
-    #[error("`{parent}` is on {scope}; a parent is on a cgroup")]
+    #[error("`{parent}` is on {scope}; a parent is on a cgroup, or with scheme `htb` on a device")]
     ParentScope {
         /// The parent.
         parent: String,
         /// What it is on.
         scope: Scope,
     },
+    /// A tree on a device has one scheme.
+    #[error(
+        "`{parent}` has scheme `{theirs}` and this limit `{ours}`; in a tree on a device all have `htb`, in a \
+         tree of cgroups `pace` or `nrm`"
+    )]
+    Schemes {
+        /// The parent.
+        parent: String,
+        /// How that acts.
+        theirs: Scheme,
+        /// How the limit does.
+        ours: Scheme,
+    },
+    /// What comes in by a device is nobody's yet.
+    #[error(
+        "whose packets are whose is only known of what leaves by the device of `{0}`; leave this out, or limit \
+         the port itself, without a parent"
+    )]
+    EgressAlone(String),
     /// A parent that does nothing.
     #[error(
         "`{0}` is not in force (its cgroup was removed, or its programs were taken off); put it back first, \
@@ -248,22 +267,22 @@ fn by_depth(
 /// Whether one limit can be the parent of another.
 fn stands_below(limit: &Member, above: &Member) -> Result<(), FamilyProblem> {
     let parent = above.name.clone();
-    if let Some(scope) = above.scope.clone().filter(Scope::is_device) {
+    let (scheme, ours) = (above.options.scheme, limit.options.scheme);
+    if (scheme == Scheme::Htb) != (ours == Scheme::Htb) {
+        return Err(FamilyProblem::Schemes { parent, theirs: scheme, ours });
+    }
+    let is_tree = |scope: &Scope| scheme == Scheme::Htb && matches!(scope, Scope::Dev(_));
+    if let Some(scope) = above.scope.clone().filter(|s| s.is_device() && !is_tree(s)) {
         return Err(FamilyProblem::ParentScope { parent, scope });
     }
-    let scheme = above.options.scheme;
-    if !matches!(scheme, Scheme::Pace | Scheme::Nrm) {
+    if scheme != Scheme::Htb && !matches!(scheme, Scheme::Pace | Scheme::Nrm) {
         return Err(FamilyProblem::ParentScheme { parent, scheme });
     }
     if above.fallen && !limit.stays {
         return Err(FamilyProblem::ParentFallen(parent));
     }
     let (Some(scope), Some(parent_scope)) = (&limit.scope, &above.scope) else { return Ok(()) };
-    let contains = matches!(
-        (parent_scope, scope),
-        (Scope::Cgroup(above), Scope::Cgroup(below)) if is_above(above, below)
-    );
-    if contains {
+    if can_contain(parent_scope, scope, scheme) {
         return Ok(());
     }
     let (scope, parent_scope) = (scope.clone(), parent_scope.clone());
@@ -279,7 +298,8 @@ fn can_keep(above: &Member, sum: u64, guarantee: Rate) -> Result<(), FamilyProbl
             None => return Err(FamilyProblem::NothingToPassOn { parent, wanted: guarantee }),
         },
         None => {
-            let rates = [above.options.egress, above.options.ingress];
+            let both = above.options.scheme != Scheme::Htb;
+            let rates = [above.options.egress, above.options.ingress.filter(|_| both)];
             let Some(rate) = rates.into_iter().flatten().map(|queue| queue.rate).min() else {
                 return Ok(());
             };
@@ -312,7 +332,18 @@ fn conform(limit: &mut Member, above: &Member) -> Result<(), (&'static str, Fami
                 "ingress",
             ),
         };
+        let is_htb = above.options.scheme == Scheme::Htb;
         match (theirs, ours.is_some()) {
+            _ if is_htb && direction == "ingress" => {
+                if asked {
+                    return Err((direction, FamilyProblem::EgressAlone(above.name.clone())));
+                }
+                *ours = None;
+            }
+            (None, _) if is_htb => {
+                let parent = above.name.clone();
+                return Err(("parent", FamilyProblem::NotLimited { parent, direction }));
+            }
             (None, true) if asked => {
                 let parent = above.name.clone();
                 return Err((direction, FamilyProblem::NotLimited { parent, direction }));

@@ -157,6 +157,11 @@ impl LockedHost {
         &self.host
     }
 
+    /// Whether a qdisc that somebody has put on a device is replaced by a limit that needs one.
+    pub fn force(&mut self, force: bool) {
+        self.host.store.force(force);
+    }
+
     /// Lets other writers in. If no limit is left, nothing of Tidegate is left on the host.
     pub fn close(self) {
         self.host.store.close(self.lock);

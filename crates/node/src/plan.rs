@@ -385,8 +385,14 @@ impl Member {
 /// Whether one limit can only be put in the place of the other, not changed into it.
 #[must_use]
 pub fn other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
-    let own = |scheme| matches!(scheme, Scheme::Edt | Scheme::Police).then_some(scheme);
-    own(from.scheme) != own(to.scheme)
+    // Each direction of `htb` has a device of its own.
+    let directions = |o: &LimitOptions| (o.egress.is_some(), o.ingress.is_some());
+    let own = |o: &LimitOptions| match o.scheme {
+        Scheme::Edt | Scheme::Police => Some((o.scheme, (true, true))),
+        Scheme::Htb => Some((o.scheme, directions(o))),
+        _ => None,
+    };
+    own(from) != own(to)
 }
 
 #[cfg(test)]

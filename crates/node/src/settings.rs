@@ -40,6 +40,23 @@ impl FromStr for RateSetting {
     }
 }
 
+/// From where on packets are marked, as written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EcnSetting {
+    /// With so much waiting.
+    Above(Span),
+    /// `none`: never.
+    Off,
+}
+
+impl FromStr for EcnSetting {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        if text.trim() == "none" { Ok(EcnSetting::Off) } else { text.parse().map(Self::Above) }
+    }
+}
+
 /// The fields that were written; `None` leaves a field as it is.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Patch {
@@ -57,6 +74,8 @@ pub struct Patch {
     pub burst: Option<Span>,
     /// Backlog above which senders are told, for every limited direction.
     pub mark: Option<Span>,
+    /// With `htb`: what waits when packets begin to be marked, for every limited direction.
+    pub ecn: Option<EcnSetting>,
     /// Backlog above which packets are dropped, for every limited direction.
     pub drop: Option<Span>,
     /// Charge packets on the loopback interface too.
@@ -113,6 +132,20 @@ pub enum SettingsProblem {
     /// Something on sockets was asked of a scheme that leaves them alone.
     #[error("scheme `{0}` leaves sockets alone; leave this out, or write scheme = \"pace\"")]
     LeavesSocketsAlone(Scheme),
+    /// The threshold of a queue that has none by default has a name of its own.
+    #[error(
+        "scheme `htb` marks where its packets wait, and only if asked to; write ecn = \"60kb\""
+    )]
+    WriteEcn,
+    /// The other way round.
+    #[error("scheme `{0}` has no queue to mark in; write `mark`, or scheme = \"htb\"")]
+    WriteMark(Scheme),
+    /// HTB on a cgroup.
+    #[error(
+        "scheme `htb` works on a device or port, and on a cgroup inside a device's limit; name that one as \
+         the parent, or write scheme = \"pace\""
+    )]
+    HtbNeedsADevice,
     /// A threshold of a queue that there is not.
     #[error(
         "scheme `police` has no queue, and drops when `burst` is used up; leave this out, or write scheme = \
@@ -121,8 +154,8 @@ pub enum SettingsProblem {
     NoQueue,
     /// A scheme that works on cgroups alone.
     #[error(
-        "scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", or \"police\", or \"carousel\" if \
-         it is one of a `[[nic]]`"
+        "scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", \"police\" or \"htb\", or \
+         \"carousel\" if it is one of a `[[nic]]`"
     )]
     NotOnDevices(Scheme, &'static str),
     /// The loopback device has no queue to speak of.
@@ -142,12 +175,15 @@ pub enum SettingsProblem {
     #[error("`ceiling` says it for both directions; write either that, or egress and ingress")]
     CeilingTwice,
     /// A limit of a tree on a device.
-    #[error("a limit inside another one is on a cgroup below that one's; leave the parent out")]
+    #[error(
+        "a limit inside another one is on a cgroup below that one's, or with scheme `htb` on a port or cgroup \
+         inside a device's; leave the parent out"
+    )]
     NoParentOnDevices,
     /// A scheme that shares with nobody.
     #[error(
-        "scheme `{0}` neither has a parent nor is one; write scheme = \"pace\" or \"nrm\", or leave the \
-         parent out"
+        "scheme `{0}` neither has a parent nor is one; write scheme = \"pace\" or \"nrm\" (\"htb\" inside a \
+         device's limit), or leave the parent out"
     )]
     NotInATree(Scheme),
     /// No weight.
@@ -210,6 +246,12 @@ impl Patch {
             return Err(SettingsError { field, problem });
         }
         let refuse = |field, problem| Err(SettingsError { field, problem });
+        if self.mark.is_some() && scheme == Scheme::Htb {
+            return refuse("mark", SettingsProblem::WriteEcn);
+        }
+        if self.ecn.is_some() && scheme != Scheme::Htb {
+            return refuse("ecn", SettingsProblem::WriteMark(scheme));
+        }
         if scheme.leaves_sockets_alone() {
             let alone = SettingsProblem::LeavesSocketsAlone(scheme);
             if self.pace_ceiling == Some(true) {
@@ -293,7 +335,7 @@ impl Patch {
                 _ => Ok(None),
             };
         };
-        if !matches!(scheme, Scheme::Pace | Scheme::Nrm) {
+        if !matches!(scheme, Scheme::Pace | Scheme::Nrm | Scheme::Htb) {
             return refuse("scheme", SettingsProblem::NotInATree(scheme));
         }
         for (field, one) in [("egress", self.egress), ("ingress", self.ingress)] {
@@ -347,7 +389,11 @@ impl Patch {
             // Of another scheme; here they would say nothing.
             QueueKind::Bucket => VirtualQueueOptions { mark: None, drop: None, ..base },
             _ => VirtualQueueOptions {
-                mark: self.mark.or(base.mark),
+                mark: match self.ecn {
+                    Some(EcnSetting::Above(span)) => Some(span),
+                    Some(EcnSetting::Off) => None,
+                    None => self.mark.or(base.mark),
+                },
                 drop: self.drop.or(base.drop),
                 ..base
             },
@@ -361,7 +407,13 @@ impl Patch {
         queue.config().map_err(|e| {
             let field = match &e {
                 ConfigError::Rate(_) => field,
+                ConfigError::Span { name, .. }
+                    if name.starts_with("mark") && self.ecn.is_some() =>
+                {
+                    "ecn"
+                }
                 ConfigError::Span { name, .. } => name.split(' ').next().unwrap_or(name),
+                ConfigError::Order { .. } if self.ecn.is_some() => "ecn",
                 ConfigError::Order { .. } if self.mark.is_none() && self.drop.is_some() => "drop",
                 ConfigError::Order { .. } => "mark",
                 ConfigError::Scheme(_) => "scheme",
@@ -383,17 +435,27 @@ pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, Settings
     let refuse = |field, problem| Err(SettingsError { field, problem });
     police::fits(&limit.police, scope)?;
     match limit.scheme {
+        Scheme::Htb if limit.class.is_some() && !matches!(scope, Scope::Dev(_)) => {
+            no_loopback(limit)
+        }
+        Scheme::Htb if limit.class.is_none() && scope.is_device() => no_loopback(limit),
+        Scheme::Htb if !scope.is_device() => refuse("scheme", SettingsProblem::HtbNeedsADevice),
         _ if scope.is_device() && limit.class.is_some() => {
             refuse("parent", SettingsProblem::NoParentOnDevices)
         }
-        scheme if scheme.is_for_devices() && scope.is_device() && limit.loopback => {
-            refuse("loopback", SettingsProblem::NoLoopback)
-        }
-        scheme if !scheme.is_for_devices() && scope.is_device() => {
+        scheme if scheme.is_for_devices() && scope.is_device() => no_loopback(limit),
+        scheme if scope.is_device() => {
             let kind = if matches!(scope, Scope::Dev(_)) { "device" } else { "port" };
             refuse("scheme", SettingsProblem::NotOnDevices(scheme, kind))
         }
         _ => Ok(limit),
+    }
+}
+
+fn no_loopback(limit: LimitOptions) -> Result<LimitOptions, SettingsError> {
+    match limit.loopback {
+        true => Err(SettingsError { field: "loopback", problem: SettingsProblem::NoLoopback }),
+        false => Ok(limit),
     }
 }
 
@@ -463,7 +525,12 @@ pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
     let (from, to) = (canonical(from), canonical(to));
     let shown =
         FIELDS.iter().map(|(field, show)| Difference { field, from: show(&from), to: show(&to) });
-    shown.filter(|d| d.from != d.to).collect()
+    let marks = |field| if field == "egress mark" { "egress ecn" } else { "ingress ecn" };
+    let is_ecn = |field: &str| to.scheme == Scheme::Htb && field.ends_with(" mark");
+    shown
+        .filter(|d| d.from != d.to)
+        .map(|d| if is_ecn(d.field) { Difference { field: marks(d.field), ..d } } else { d })
+        .collect()
 }
 
 #[cfg(test)]

@@ -216,7 +216,7 @@ pub enum Problem {
 }
 
 /// The fields of a limit, each with a line that would be read.
-const FIELDS: [(&str, &str); 18] = [
+const FIELDS: [(&str, &str); 19] = [
     ("name", "name = \"backup\""),
     ("scope", "scope = { cgroup = \"system.slice/backup.service\" }"),
     ("egress", "egress = \"50mbit\""),
@@ -230,6 +230,7 @@ const FIELDS: [(&str, &str); 18] = [
     ("meter", "meter = { type = \"srtcm\", ebs = \"200kb\", colour_aware = true }"),
     ("actions", "actions = { yellow = \"dscp af12\", red = \"drop\" }"),
     ("mark", "mark = \"0.5ms\""),
+    ("ecn", "ecn = \"60kb\""),
     ("drop", "drop = \"4ms\""),
     ("loopback", "loopback = true"),
     ("pace_ceiling", "pace_ceiling = false"),
@@ -529,6 +530,7 @@ impl Reader<'_> {
                 "ingress" => patch.ingress = Some(self.parse(value, "ingress")?),
                 "burst" => patch.burst = Some(self.parse(value, "burst")?),
                 "mark" => patch.mark = Some(self.parse(value, "mark")?),
+                "ecn" => patch.ecn = Some(self.parse(value, "ecn")?),
                 "drop" => patch.drop = Some(self.parse(value, "drop")?),
                 "meter" => {
                     let (meter, of_meter) = self.meter(value)?;

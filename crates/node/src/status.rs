@@ -11,6 +11,7 @@ use tidegate_core::{
     class::MAX_DEPTH,
     fair_share::{ONE, TARGET},
     police::{COLOUR_NAMES, Policy},
+    virtual_queue::MAX_SPAN,
 };
 use tidegate_sys::{
     intf::{self, OUTCOME_TABLE},
@@ -78,8 +79,8 @@ pub struct DirectionStatus {
     pub share: Option<f64>,
     /// Credit of the idle limit.
     pub burst_ns: u64,
-    /// Backlog above which senders are told.
-    pub mark_ns: u64,
+    /// Backlog above which senders are told; `None` where they never are.
+    pub mark_ns: Option<u64>,
     /// Backlog above which every packet is dropped.
     pub drop_ns: u64,
     /// How far the virtual queue is behind; negative for the credit left.
@@ -392,16 +393,19 @@ impl DirectionStatus {
         let now_ns = monotonic_ns();
         let ago = |at: u64| (at > 0).then(|| now_ns.saturating_sub(at));
         let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;
+        // What the kernel's HTB has saved up it does not say.
+        let is_qdisc = limit.flags & intf::FLAG_HTB != 0;
+        let credit_ns = if is_qdisc { 0 } else { conf.burst_ns };
         let share = (f64::from(queue.share) / ONE as f64 * 1e4).round() / 1e4;
         Ok(DirectionStatus {
             rate_bit_s: limit.rate_bit_s[i],
             now_bit_s: (is_child && !silent).then_some(queue.rate_bit_s),
             share: (queue.share != 0 && !silent).then_some(share),
             burst_ns: conf.burst_ns,
-            mark_ns: conf.mark_ns,
+            mark_ns: Some(conf.mark_ns).filter(|mark| *mark < MAX_SPAN.0),
             drop_ns: conf.drop_ns,
             backlog_ns: match limit.flags & intf::FLAG_POLICE {
-                0 => backlog_ns(reading.queue.finish_ns, now_ns, conf.burst_ns),
+                0 => backlog_ns(reading.queue.finish_ns, now_ns, credit_ns),
                 // A policer's time is that at which its bucket is full.
                 _ => backlog_ns(queue.finish_ns.wrapping_sub(conf.burst_ns), now_ns, conf.burst_ns),
             },
@@ -524,7 +528,7 @@ mod tests {
             now_bit_s: None,
             share: None,
             burst_ns: 1,
-            mark_ns: 2,
+            mark_ns: Some(2),
             drop_ns: 3,
             backlog_ns: -1,
             fair: None,

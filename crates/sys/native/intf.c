@@ -34,6 +34,10 @@ const __u64 native_intf_layout[] = {
     sizeof(struct tg_police_counters),
     offsetof(struct tg_police_counters, packets),
     offsetof(struct tg_police_counters, bytes),
+    sizeof(struct tg_group),
+    offsetof(struct tg_group, sample),
+    sizeof(struct sm_counts),
+    TG_BUFFERS,
     TG_DIRECTIONS,
     TG_QUEUES,
     TG_OUTCOMES,
@@ -43,6 +47,7 @@ const __u64 native_intf_layout[] = {
     TG_FLAG_EDT,
     TG_FLAG_PORT,
     TG_FLAG_POLICE,
+    TG_FLAG_HTB,
     TG_EGRESS,
     TG_INGRESS,
 };

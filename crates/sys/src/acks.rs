@@ -1,8 +1,8 @@
 //! The programs of schemes `dem` and `spring`: they slow TCP senders down by the ACKs that come back to them.
 //!
-//! Two programs on one device, `acks_data` on the side that senders send to and `acks_back` on the other. They
-//! hold no rate: the queue in front of which they stand does, a qdisc that is told by a
-//! [`Backlog`](crate::backlog::Backlog). On kernels before 6.6 they are filters of clsact instead of tcx links.
+//! Two programs on one device, `acks_data` on the side that senders send to and `acks_back` on the other.
+//! They hold no rate: the queue in front of which they stand does, a qdisc that is told by a [`Backlog`]. On
+//! kernels before 6.6 they are filters of clsact instead of tcx links.
 
 pub mod intf;
 
@@ -145,7 +145,8 @@ pub fn attach(
     maps.set(options)?;
     maps.set_backlog(backlog)?;
     let programs = [(direction, &acks.progs.acks_data), (back, &acks.progs.acks_back)];
-    let hooked = device::attach(target, &programs)?;
+    // What sends packets elsewhere must not come before.
+    let hooked = device::attach_before(target, &programs)?;
     Ok(AttachedAcks { maps, hooked })
 }
 

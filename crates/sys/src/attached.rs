@@ -86,7 +86,15 @@ fn maps_of(program: u32) -> Option<LimitMaps> {
     }
     let (limit, queues, counters) = (limit?, queues?, counters?);
     // For reading: nothing is set on sockets by these.
-    Some(LimitMaps { limit, queues, counters, sockets: None, parent: None })
+    Some(LimitMaps {
+        limit,
+        queues,
+        counters,
+        sockets: None,
+        parent: None,
+        seat: None,
+        group: None,
+    })
 }
 
 /// The name of a program, and the ids of its maps.

@@ -11,12 +11,12 @@ use std::{
         unix::fs::MetadataExt,
     },
     path::Path,
-    ptr::{self, NonNull},
+    ptr::NonNull,
 };
 
 use libbpf_rs::{
     AsRawLibbpf, Link, Program, ProgramMut, TC_EGRESS, TC_INGRESS, TcHook, TcHookBuilder,
-    query::LinkTypeInfo,
+    libbpf_sys, query::LinkTypeInfo,
 };
 use tidegate_core::{Direction, Scope};
 
@@ -32,6 +32,8 @@ use crate::{
 
 /// After what others filter with low numbers; one limit a device and side, so one handle.
 const PRIORITY: u32 = 32_000;
+/// Of what must see packets before those do.
+const PRIORITY_BEFORE: u32 = 31_999;
 const HANDLE: u32 = 1;
 
 /// A device in this network namespace, and from which side it is limited.
@@ -87,6 +89,11 @@ fn current_namespace() -> Result<u64, NetError> {
     file.map(|m| m.ino()).map_err(|e| NetError::refused("ask for the network namespace", e))
 }
 
+/// Whether the device of a limit is, or was, in the network namespace of the calling thread.
+pub(crate) fn is_in_this_namespace(limit: &intf::Limit) -> bool {
+    current_namespace().is_ok_and(|namespace| namespace == limit.cgroup_id)
+}
+
 /// Of the traffic of a device, as the host sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
@@ -118,6 +125,7 @@ pub(crate) struct Filters {
     /// clsact was not there before.
     pub(crate) owns_clsact: bool,
     programs: Vec<(Direction, Side, OwnedFd)>,
+    priority: u32,
     kept: bool,
 }
 
@@ -139,7 +147,7 @@ impl Drop for Filters {
     fn drop(&mut self) {
         if !self.kept {
             let programs = self.programs.iter().map(|(_, side, program)| (*side, program.as_fd()));
-            remove_filters(self.ifindex, self.owns_clsact, programs);
+            remove_filters(self.ifindex, self.priority, self.owns_clsact, programs);
         }
     }
 }
@@ -156,25 +164,47 @@ pub(crate) fn attach(
     target: &Target,
     programs: &[(Direction, &ProgramMut<'_>)],
 ) -> Result<Hooked, LimitError> {
+    attach_at(target, programs, PRIORITY)
+}
+
+/// The same, where they see packets before the programs of a limit do.
+pub(crate) fn attach_before(
+    target: &Target,
+    programs: &[(Direction, &ProgramMut<'_>)],
+) -> Result<Hooked, LimitError> {
+    attach_at(target, programs, PRIORITY_BEFORE)
+}
+
+fn attach_at(
+    target: &Target,
+    programs: &[(Direction, &ProgramMut<'_>)],
+    priority: u32,
+) -> Result<Hooked, LimitError> {
     let mut hooked = Hooked::default();
     for (direction, program) in programs {
         let name = if *direction == Direction::Egress { "egress" } else { "ingress" };
-        match tcx(program, target.ifindex) {
+        match tcx(program, target.ifindex, priority != PRIORITY) {
             Some(link) => hooked.links.push((name, link)),
-            None => add_filter(program, target, *direction, &mut hooked.filters)?,
+            None => add_filter(program, target, *direction, priority, &mut hooked.filters)?,
         }
     }
     Ok(hooked)
 }
 
 /// A tcx link; `None` where the kernel has none.
-fn tcx(program: &ProgramMut<'_>, ifindex: u32) -> Option<Link> {
-    // SAFETY: the program is loaded and outlives the call; no options is a valid choice.
+fn tcx(program: &ProgramMut<'_>, ifindex: u32, before: bool) -> Option<Link> {
+    // SAFETY: a C struct of integers, for which zero is "not given".
+    let mut opts: libbpf_sys::bpf_tcx_opts = unsafe { std::mem::zeroed() };
+    opts.sz = size_of_val(&opts) as _;
+    if before {
+        opts.flags = libbpf_sys::BPF_F_BEFORE;
+    }
+    // SAFETY: the program is loaded and, as the options do, outlives the call.
     let link = unsafe {
-        libbpf_rs::libbpf_sys::bpf_program__attach_tcx(
+        libbpf_sys::bpf_program__attach_tcx(
             program.as_libbpf_object().as_ptr(),
             ifindex as i32,
-            ptr::null(),
+            &raw const opts,
         )
     };
     // SAFETY: libbpf gives a link that the caller owns, or null.
@@ -185,6 +215,7 @@ fn add_filter(
     program: &ProgramMut<'_>,
     target: &Target,
     direction: Direction,
+    priority: u32,
     filters: &mut Option<Filters>,
 ) -> Result<(), LimitError> {
     let refused =
@@ -197,11 +228,12 @@ fn add_filter(
             ifindex: target.ifindex,
             owns_clsact: add_clsact(target.ifindex)?,
             programs: Vec::new(),
+            priority,
             kept: false,
         }),
     };
     let side = target.side(direction);
-    hook(fd.as_fd(), target.ifindex, side).attach().map_err(refused)?;
+    hook(fd.as_fd(), target.ifindex, side, priority).attach().map_err(refused)?;
     filters.programs.push((direction, side, fd));
     Ok(())
 }
@@ -217,28 +249,34 @@ fn add_clsact(ifindex: u32) -> Result<bool, LimitError> {
     }
 }
 
-fn hook(program: BorrowedFd<'_>, ifindex: u32, side: Side) -> TcHook {
+fn hook(program: BorrowedFd<'_>, ifindex: u32, side: Side, priority: u32) -> TcHook {
     let side = if side == Side::In { TC_INGRESS } else { TC_EGRESS };
     let mut builder = TcHookBuilder::new(program);
-    builder.ifindex(ifindex as i32).priority(PRIORITY).handle(HANDLE);
+    builder.ifindex(ifindex as i32).priority(priority).handle(HANDLE);
     builder.hook(side)
 }
 
 /// Whether the filter on the device runs this program.
-fn filter_is(ifindex: u32, side: Side, program: BorrowedFd<'_>) -> bool {
+fn filter_is(ifindex: u32, side: Side, priority: u32, program: BorrowedFd<'_>) -> bool {
     let wanted = Program::id_from_fd(program).ok();
-    wanted.is_some() && hook(program, ifindex, side).query().ok() == wanted
+    wanted.is_some() && hook(program, ifindex, side, priority).query().ok() == wanted
+}
+
+/// The priority of a filter that is known by its program alone.
+fn priority_of(ifindex: u32, side: Side, program: BorrowedFd<'_>) -> Option<u32> {
+    [PRIORITY, PRIORITY_BEFORE].into_iter().find(|p| filter_is(ifindex, side, *p, program))
 }
 
 /// Takes filters off where they are these programs', and clsact if it came with them and nobody else uses it.
 fn remove_filters<'a>(
     ifindex: u32,
+    priority: u32,
     owns_clsact: bool,
     programs: impl Iterator<Item = (Side, BorrowedFd<'a>)>,
 ) {
     for (side, program) in programs {
-        if filter_is(ifindex, side, program) {
-            let _ = hook(program, ifindex, side).detach();
+        if filter_is(ifindex, side, priority, program) {
+            let _ = hook(program, ifindex, side, priority).detach();
         }
     }
     let Ok(mut netlink) = Netlink::open() else { return };
@@ -261,7 +299,7 @@ pub(crate) fn unhooked(
         };
         if let Ok(program) = Program::fd_from_pinned_path(dir.join(pin)) {
             let side = Side::of(*direction, limit.flags & intf::FLAG_PORT != 0);
-            return filter_is(limit.ifindex, side, program.as_fd());
+            return priority_of(limit.ifindex, side, program.as_fd()).is_some();
         }
         let info = Link::open(dir.join(name)).and_then(|link| link.info());
         matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Tcx(t)) if t.ifindex == limit.ifindex)
@@ -281,8 +319,12 @@ pub(crate) fn remove_pinned_filters(dir: &Path, limit: &intf::Limit) {
         .collect();
     if !programs.is_empty() {
         let owns_clsact = fs::symlink_metadata(dir.join(CLSACT_MARK)).is_ok();
+        // All of a directory have one.
+        let priority = programs
+            .iter()
+            .find_map(|(side, program)| priority_of(limit.ifindex, *side, program.as_fd()));
         let programs = programs.iter().map(|(side, program)| (*side, program.as_fd()));
-        remove_filters(limit.ifindex, owns_clsact, programs);
+        remove_filters(limit.ifindex, priority.unwrap_or(PRIORITY), owns_clsact, programs);
     }
 }
 

@@ -55,6 +55,8 @@ fn load<T>(
         counters: handle(&edt.maps.counters)?,
         sockets: None,
         parent: None,
+        seat: None,
+        group: None,
     };
     maps.write(limit)?;
     let program = match place {
@@ -75,7 +77,7 @@ enum Hook {
 }
 
 /// So that nobody outside can choose flows that meet in one place.
-fn random_seed() -> u32 {
+pub(crate) fn random_seed() -> u32 {
     RandomState::new().build_hasher().finish() as u32
 }
 

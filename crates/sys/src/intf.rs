@@ -5,8 +5,11 @@
 
 use bytemuck::{Pod, Zeroable};
 use tidegate_core::{
-    Bytes, Class, Direction, Nanos, Rate, VirtualQueueConfig, class::Floors,
-    token_bucket::BucketConfig, virtual_queue::cost_of_byte,
+    Bytes, Class, Direction, Nanos, Rate, VirtualQueueConfig,
+    class::Floors,
+    fleet::flows::{SETS, WAYS},
+    token_bucket::BucketConfig,
+    virtual_queue::cost_of_byte,
 };
 
 /// Number of directions, and the length of every per-direction array.
@@ -29,6 +32,8 @@ pub const FLAG_EDT: u32 = 1 << 3;
 pub const FLAG_PORT: u32 = 1 << 4;
 /// `TG_FLAG_POLICE`.
 pub const FLAG_POLICE: u32 = 1 << 5;
+/// `TG_FLAG_HTB`.
+pub const FLAG_HTB: u32 = 1 << 8;
 
 /// The place of a direction in a per-direction array.
 #[must_use]
@@ -292,6 +297,37 @@ pub struct PoliceCounters {
     pub bytes: [u64; COLOURS],
 }
 
+/// Buffers of each sample of flows.
+pub const BUFFERS: u32 = 2;
+
+/// `struct tg_group`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Group {
+    /// The probability at which a packet is dropped, in 2^-32.
+    pub drop: u32,
+    /// Into which buffer flows are counted, from 1 on; 0: they are not.
+    pub sample: u32,
+}
+
+/// `struct sm_cell`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct FlowCell {
+    /// The flow; 0 is none.
+    pub flow: u64,
+    /// Its bytes on the wire.
+    pub bytes: u64,
+}
+
+/// `struct sm_counts`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct FlowCells {
+    /// By set.
+    pub sets: [[FlowCell; WAYS]; SETS],
+}
+
 impl Counters {
     /// Adds what another CPU has counted.
     pub fn add(&mut self, other: &Counters) {
@@ -338,7 +374,7 @@ pub const OUTCOME_TABLE: [Outcome; OUTCOMES] = [
     },
     Outcome {
         name: "drop_early",
-        help: "dropped by the linear law: the sender can neither be marked nor told",
+        help: "dropped at random: for a group, or as the sender can neither be marked nor told",
         passed: false,
     },
     Outcome { name: "exempt", help: "passed uncharged: loopback", passed: true },
@@ -351,7 +387,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 39];
+        static native_intf_layout: [u64; 44];
         static native_intf_layout_len: u32;
     }
 
@@ -388,6 +424,10 @@ mod tests {
             size_of::<PoliceCounters>(),
             offset_of!(PoliceCounters, packets),
             offset_of!(PoliceCounters, bytes),
+            size_of::<Group>(),
+            offset_of!(Group, sample),
+            size_of::<FlowCells>(),
+            BUFFERS as usize,
             DIRECTIONS,
             QUEUES,
             OUTCOMES,
@@ -397,6 +437,7 @@ mod tests {
             FLAG_EDT as usize,
             FLAG_PORT as usize,
             FLAG_POLICE as usize,
+            FLAG_HTB as usize,
             index(Direction::Egress),
             index(Direction::Ingress),
         ];

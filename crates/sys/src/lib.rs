@@ -10,8 +10,10 @@
 //! - [`device`]: programs on devices.
 //! - [`edt`]: the programs of scheme `edt`, on cgroups and devices; [`fq`]: who keeps its packets.
 //! - [`backlog`]: where the packets of a limiter wait, for programs that read how much that is.
+//! - [`htb`]: the kernel's HTB on devices, with ifb devices for what comes in.
 //! - [`acks`]: the programs of schemes `dem` and `spring`, on what comes back to senders.
 //! - [`police`]: those of scheme `police`.
+//! - [`group`]: what a limit does for a group of hosts.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
 //! - [`store`]: limits that stay, pinned in the BPF file system.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
@@ -32,6 +34,8 @@ pub mod cost;
 pub mod device;
 pub mod edt;
 pub mod fq;
+pub mod group;
+pub mod htb;
 pub mod intf;
 pub mod limit;
 pub mod net;

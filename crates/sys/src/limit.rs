@@ -21,7 +21,7 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 use tidegate_core::{
-    Bytes, Class, Nanos, Rate, Scheme, Span, class,
+    Bytes, Class, Nanos, Rate, Scheme, Scope, Span, class,
     fair_share::TARGET,
     police::Policy,
     virtual_queue::{ConfigError, Direction, VirtualQueueOptions},
@@ -32,7 +32,10 @@ use crate::{
     device::{Filters, Target},
     edt,
     fq::FqError,
-    intf, police, query,
+    group::GroupMaps,
+    htb, intf,
+    net::NetError,
+    police, query,
 };
 
 mod rate;
@@ -121,6 +124,7 @@ impl LimitOptions {
             Scheme::Nrm => 0,
             Scheme::Edt => intf::FLAG_EDT,
             Scheme::Police => intf::FLAG_POLICE,
+            Scheme::Htb => intf::FLAG_HTB,
             Scheme::Carousel => return Err(ConfigError::Scheme(self.scheme)),
         };
         for (direction, queue) in
@@ -162,6 +166,7 @@ impl From<&intf::Limit> for LimitOptions {
         let scheme = match limit.flags {
             flags if flags & intf::FLAG_EDT != 0 => Scheme::Edt,
             flags if flags & intf::FLAG_POLICE != 0 => Scheme::Police,
+            flags if flags & intf::FLAG_HTB != 0 => Scheme::Htb,
             _ if fair => Scheme::Pace,
             _ => Scheme::Nrm,
         };
@@ -261,6 +266,44 @@ pub enum LimitError {
         /// What the kernel says.
         source: libbpf_rs::Error,
     },
+    /// A qdisc that somebody has put on the device.
+    #[error(
+        "device `{device}` has a qdisc that somebody put there: `{kind} {handle}`; take it off with `tc qdisc \
+         del dev {device} root`, or say --force to replace it (it will not be put back)"
+    )]
+    ForeignQdisc {
+        /// The device.
+        device: String,
+        /// The kind of the qdisc.
+        kind: String,
+        /// Its handle.
+        handle: String,
+    },
+    /// The kernel has no HTB.
+    #[error(
+        "the kernel has no HTB (CONFIG_NET_SCH_HTB); use scheme `edt` on devices, `pace` on cgroups"
+    )]
+    NoHtb,
+    /// The kernel has no ifb devices.
+    #[error(
+        "the kernel has no ifb devices (CONFIG_IFB), through which scheme `htb` sends what comes in; limit \
+         what leaves alone"
+    )]
+    NoIfb,
+    /// A tree is full.
+    #[error("the tree of limits holds its {} limits already; take some off first", tidegate_core::htb::SLOTS - 1)]
+    NoSlot,
+    /// A member of a tree that a packet could not name.
+    #[error("{what} cannot be inside a limit on a device: {why}")]
+    NoMember {
+        /// A port or cgroup.
+        what: Scope,
+        /// Why not.
+        why: &'static str,
+    },
+    /// The kernel's network stack refused.
+    #[error(transparent)]
+    Net(#[from] NetError),
     /// The qdisc in which packets should wait is not there.
     #[error(
         "device {ifindex} has lost the queue of the limit; put it on again with `tidegate apply`"
@@ -301,6 +344,10 @@ pub struct LimitMaps {
     pub(crate) sockets: Option<MapHandle>,
     /// Those of its parent that a child works with.
     pub(crate) parent: Option<ParentMaps>,
+    /// By which it acts for a group, where the scheme can.
+    pub(crate) group: Option<GroupMaps>,
+    /// With scheme `htb`: where its packets wait, who counts them.
+    pub(crate) seat: Option<htb::Seat>,
 }
 
 /// What a child works with of its parent.
@@ -385,7 +432,7 @@ pub(crate) fn load_error(program: &'static str) -> impl FnOnce(libbpf_rs::Error)
     move |source| LimitError::Load { program, source }
 }
 
-fn map_error(map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
+pub(crate) fn map_error(map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
     move |source| LimitError::Map { map, source }
 }
 
@@ -492,6 +539,9 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
     pub fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
+        if let Some(seat) = &self.seat {
+            return seat.read(direction);
+        }
         let index = intf::index(direction) as u32;
         let queue: intf::Queue = lookup(&self.queues, "queues", index)?;
         let per_cpu = self
@@ -557,7 +607,7 @@ pub(crate) enum Adopt {
     Release,
 }
 
-fn lookup<T: bytemuck::Pod>(
+pub(crate) fn lookup<T: bytemuck::Pod>(
     map: &MapHandle,
     name: &'static str,
     key: u32,
@@ -615,6 +665,8 @@ impl AttachedLimit {
         match options.scheme {
             Scheme::Edt => return edt::attach_cgroup(hierarchy, cgroup, options),
             Scheme::Police => return police::attach_cgroup(cgroup, options),
+            // Only inside a limit on a device, which the store alone knows.
+            Scheme::Htb => return Err(ConfigError::Scheme(options.scheme).into()),
             Scheme::Pace | Scheme::Nrm | Scheme::Carousel => {}
         }
         let limit = options.encode(cgroup.id())?;
@@ -629,6 +681,8 @@ impl AttachedLimit {
             counters: handle(&nrm.maps.counters)?,
             sockets: Some(handle(&nrm.maps.sockets_of_limit)?),
             parent: parent.map(ParentMaps::of).transpose()?.flatten(),
+            seat: None,
+            group: None,
         };
 
         let mut tune_storage = MaybeUninit::uninit();

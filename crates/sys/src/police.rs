@@ -12,6 +12,8 @@ use tidegate_core::Direction;
 use crate::{
     cgroup::Cgroup,
     device::{self, Side, Target},
+    edt::random_seed,
+    group::GroupMaps,
     intf,
     limit::{self, AttachedLimit, LimitError, LimitMaps, LimitOptions},
 };
@@ -28,6 +30,10 @@ mod skel {
     )]
     include!(concat!(env!("OUT_DIR"), "/police.skel.rs"));
 }
+
+mod cost;
+
+pub use cost::{Ask, cost};
 
 /// Where the programs sit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +59,7 @@ fn load(
     }
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.is_port = u8::from(place == Place::Port);
+        rodata.flow_seed = u64::from(random_seed()) << 32 | u64::from(random_seed());
     }
     open.load().map_err(limit::load_error("police"))
 }
@@ -67,6 +74,11 @@ fn maps(police: &skel::PoliceSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps,
         counters: handle(&police.maps.counters)?,
         sockets: None,
         parent: None,
+        seat: None,
+        group: Some(GroupMaps {
+            group: handle(&police.maps.group_of_limit)?,
+            samples: handle(&police.maps.samples_of_limit)?,
+        }),
     };
     maps.write(limit)?;
     Ok(maps)
@@ -109,3 +121,6 @@ pub(crate) fn attach_device(
 
 #[cfg(test)]
 mod kernel_tests;
+
+#[cfg(test)]
+mod group_tests;

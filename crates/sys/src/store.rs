@@ -3,16 +3,21 @@
 //! ```text
 //! /sys/fs/bpf/tidegate/NAME/{limit,queues,counters,sockets}   maps
 //!                           {egress,ingress,sockops}          links
+//!                           {group,samples}                   of scheme police: maps for a group
 //!                           parent_{queues,sockets}           of a child: the maps of its parent
 //!                           parent                            symbolic link to the parent's name
 //!                           cgroup                            symbolic link to the cgroup's directory
 //!                           dev, port                         ... or to the device's name
 //!                           program_{egress,ingress}, clsact  a device's without links (see device)
+//!                           slots, slot, root, ...            of scheme htb (see store/htb.rs)
 //! ```
 //!
 //! The directory appears under its name only when it is whole (built aside, then renamed), so a process
 //! that dies half way leaves no half limit in the listing, and its links vanish with it. Writers exclude
 //! each other by a lock on the directory; readers take none.
+
+mod htb;
+mod pins;
 
 use std::{
     fs, io,
@@ -27,12 +32,13 @@ use tidegate_core::{Scheme, Scope, class::MAX_DEPTH};
 
 use crate::{
     cgroup::{Cgroup, Hierarchy},
-    device::{self, CLSACT_MARK, Target},
+    device::{self, Target},
     fq::{self, FqError},
+    group::GroupMaps,
     intf,
     limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps},
-    query,
 };
+use pins::{detach_links, pin, remove_pins};
 
 mod rate;
 
@@ -53,7 +59,7 @@ pub const MAX_LIMITS: usize = 4096;
 /// The pins of a limit's links; `edt` has the first alone, `police` the first two.
 const LINKS: [&str; 3] = ["egress", "ingress", "sockops"];
 /// Of a limit's flags those whose scheme has programs of its own.
-const OF_PROGRAMS: u32 = intf::FLAG_EDT | intf::FLAG_POLICE;
+const OF_PROGRAMS: u32 = intf::FLAG_EDT | intf::FLAG_POLICE | intf::FLAG_HTB;
 /// The symbolic links that remember where a limit was, for when that is gone.
 const CGROUP: &str = "cgroup";
 const DEV: &str = "dev";
@@ -63,6 +69,9 @@ const PARENT: &str = "parent";
 /// The pins of the parent's maps.
 const PARENT_QUEUES: &str = "parent_queues";
 const PARENT_SOCKETS: &str = "parent_sockets";
+/// The pins of the maps by which it acts for a group.
+const GROUP: &str = "group";
+const SAMPLES: &str = "samples";
 /// How long a writer waits for another one.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const LOCK_POLL: Duration = Duration::from_millis(20);
@@ -122,7 +131,7 @@ pub enum StoreError {
     /// The parent's programs do not see the child's packets.
     #[error(
         "limit `{name}`: its parent `{parent}` must be on a cgroup above {scope}, with scheme `pace` or \
-         `nrm`; {parent} is on {parent_scope} with `{parent_scheme}`"
+         `nrm`, or both have scheme `htb` in a tree on a device; {parent} is on {parent_scope} with `{parent_scheme}`"
     )]
     NotAbove {
         /// The limit.
@@ -185,6 +194,8 @@ pub enum StoreError {
 #[derive(Debug, Clone)]
 pub struct Store {
     root: PathBuf,
+    /// Replace qdiscs of others.
+    force: bool,
 }
 
 /// Keeps other writers out while it lives.
@@ -255,7 +266,12 @@ impl Store {
     /// The store at `root`, which need not exist yet. Nothing is touched.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Store {
-        Store { root: root.into() }
+        Store { root: root.into(), force: false }
+    }
+
+    /// Whether a limit that needs a qdisc replaces one that somebody has put on its device; it is not put back.
+    pub fn force(&mut self, force: bool) {
+        self.force = force;
     }
 
     /// Makes the directory, and mounts the BPF file system where none is, then keeps other writers out.
@@ -361,7 +377,7 @@ impl Store {
             let path = dir.join(map);
             MapHandle::from_pinned_path(&path).map_err(bpf_error(&path, "open"))
         };
-        let maps = LimitMaps {
+        let mut maps = LimitMaps {
             limit: open("limit")?,
             queues: open("queues")?,
             counters: open("counters")?,
@@ -373,6 +389,11 @@ impl Store {
                 }),
                 false => None,
             },
+            seat: None,
+            group: match dir.join(GROUP).exists() {
+                true => Some(GroupMaps { group: open(GROUP)?, samples: open(SAMPLES)? }),
+                false => None,
+            },
         };
         let parent = fs::read_link(dir.join(PARENT)).ok();
         let parent = parent.and_then(|name| name.to_str().map(str::to_owned));
@@ -382,6 +403,14 @@ impl Store {
         } else {
             whereabouts_of_device(&dir, &limit)
         };
+        if limit.flags & intf::FLAG_HTB != 0 {
+            maps.seat = self.seat_of(name, &limit);
+            let seat = maps.seat.as_ref().filter(|_| scope.is_some());
+            unhooked = seat.map_or_else(Vec::new, |seat| self.unhooked_htb(name, &limit, seat));
+            if maps.seat.is_none() {
+                unhooked.push(PARENT);
+            }
+        }
         if let (Some(theirs), Some(parent)) = (&maps.parent, &parent)
             && !self.is_same_map(&theirs.queues, parent)
         {
@@ -419,6 +448,7 @@ impl Store {
         name: &str,
         parent: &str,
         scope: &Scope,
+        scheme: Scheme,
     ) -> Result<&'a PinnedLimit, StoreError> {
         let by_name = |name: &str| present.iter().find(|limit| limit.name == name);
         let Some(found) = by_name(parent) else {
@@ -427,11 +457,11 @@ impl Store {
         let parent_scope = found.scope.clone().or_else(|| found.installed_on.clone());
         let parent_scope = parent_scope.unwrap_or_else(|| Scope::Cgroup(String::new()));
         let parent_scheme = LimitOptions::from(&found.limit).scheme;
-        let is_above = matches!(
-            (&parent_scope, scope),
-            (Scope::Cgroup(above), Scope::Cgroup(below)) if is_above(above, below)
-        );
-        if !is_above || found.maps.sockets.is_none() {
+        let is_good = match scheme {
+            Scheme::Htb => parent_scheme == Scheme::Htb,
+            _ => found.maps.sockets.is_some(),
+        };
+        if !can_contain(&parent_scope, scope, scheme) || !is_good {
             return Err(StoreError::NotAbove {
                 name: name.to_owned(),
                 scope: scope.clone(),
@@ -495,8 +525,14 @@ impl Store {
         if present.len() >= MAX_LIMITS {
             return Err(StoreError::Full);
         }
-        let parent = parent.map(|parent| Self::find_parent(&present, name, parent, scope));
+        let scheme = options.scheme;
+        let parent = parent.map(|parent| Self::find_parent(&present, name, parent, scope, scheme));
         let parent = parent.transpose()?;
+        if options.scheme == Scheme::Htb {
+            let cgroup = cgroup.as_ref();
+            let asked = htb::Asked { name, scope, cgroup, options, parent };
+            return self.install_htb(hierarchy, &present, &asked);
+        }
         let attached = match &cgroup {
             Some(cgroup) => {
                 AttachedLimit::attach(hierarchy, cgroup, options, parent.map(|p| &p.maps))
@@ -558,6 +594,9 @@ impl Store {
             let scope = pinned.installed_on.unwrap_or_else(|| Scope::Cgroup("?".to_owned()));
             return Err(StoreError::ScopeGone { name: name.to_owned(), scope });
         };
+        if limit.flags & intf::FLAG_HTB != 0 {
+            return self.change_htb(hierarchy, &pinned, &limit);
+        }
         let cgroup = cgroup_of(hierarchy, scope);
         pinned.maps.set(hierarchy, cgroup.as_ref(), &limit).map_err(limit_error(name))
     }
@@ -589,6 +628,9 @@ impl Store {
         // A limit that cannot be read (another version's) must still come off.
         if let Ok(pinned) = self.open(hierarchy, name) {
             let cgroup = pinned.scope.as_ref().and_then(|scope| cgroup_of(hierarchy, scope));
+            if pinned.limit.flags & intf::FLAG_HTB != 0 {
+                self.remove_htb(hierarchy, &pinned);
+            }
             device::remove_pinned_filters(&dir, &pinned.limit);
             // Links first: a connection that opens meanwhile must not be set again.
             detach_links(&dir)?;
@@ -651,6 +693,8 @@ fn hooks(limit: &intf::Limit) -> &'static [&'static str] {
     match limit.flags & OF_PROGRAMS {
         intf::FLAG_EDT => &LINKS[..1],
         intf::FLAG_POLICE => &LINKS[..2],
+        // Known by its classes, too (see htb).
+        intf::FLAG_HTB => &LINKS[..0],
         _ => &LINKS,
     }
 }
@@ -679,6 +723,17 @@ fn cgroup_of(hierarchy: &Hierarchy, scope: &Scope) -> Option<Cgroup> {
     }
 }
 
+/// Whether a limit on `above` sees all packets of one on `below`. Only with scheme `htb` does a device contain
+/// cgroups and ports: what they send by it.
+#[must_use]
+pub fn can_contain(above: &Scope, below: &Scope, scheme: Scheme) -> bool {
+    match (above, below) {
+        (Scope::Cgroup(above), Scope::Cgroup(below)) => is_above(above, below),
+        (Scope::Dev(_), Scope::Cgroup(_) | Scope::Port(_)) => scheme == Scheme::Htb,
+        _ => false,
+    }
+}
+
 /// Whether a cgroup contains another one, by their paths below the mount.
 #[must_use]
 pub fn is_above(above: &str, below: &str) -> bool {
@@ -689,58 +744,6 @@ pub fn is_above(above: &str, below: &str) -> bool {
 
 fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {
     rustix::fs::symlink(target, link).map_err(|e| io_error(link, "create")(e.into()))
-}
-
-/// Pins the maps and links of a limit in a new directory.
-fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
-    fs::create_dir(dir).map_err(io_error(dir, "create"))?;
-    let maps = &mut attached.maps;
-    for (name, map) in
-        [("limit", &mut maps.limit), ("queues", &mut maps.queues), ("counters", &mut maps.counters)]
-            .into_iter()
-            .chain(maps.sockets.as_mut().map(|sockets| ("sockets", sockets)))
-            .chain(maps.parent.iter_mut().flat_map(|parent| {
-                [(PARENT_QUEUES, &mut parent.queues), (PARENT_SOCKETS, &mut parent.sockets)]
-            }))
-    {
-        let path = dir.join(name);
-        map.pin(&path).map_err(bpf_error(&path, "pin"))?;
-    }
-    if let Some(filters) = &attached.filters {
-        for (name, program) in filters.programs() {
-            let path = dir.join(name);
-            query::pin(program, &path).map_err(io_error(&path, "pin"))?;
-        }
-        if filters.owns_clsact {
-            symlink(Path::new(CLSACT_MARK), &dir.join(CLSACT_MARK))?;
-        }
-    }
-    for (name, link) in &mut attached.links {
-        let path = dir.join(*name);
-        link.pin(&path).map_err(bpf_error(&path, "pin"))?;
-    }
-    Ok(())
-}
-
-/// Detaches the links pinned in `dir` at once, whoever else may hold them open.
-fn detach_links(dir: &Path) -> Result<(), StoreError> {
-    for name in LINKS {
-        let path = dir.join(name);
-        if path.exists() {
-            let link = Link::open(&path).map_err(bpf_error(&path, "open"))?;
-            // A link whose cgroup is gone is detached already.
-            let _ = link.detach();
-        }
-    }
-    Ok(())
-}
-
-fn remove_pins(dir: &Path) -> Result<(), StoreError> {
-    for entry in fs::read_dir(dir).map_err(io_error(dir, "list"))?.flatten() {
-        let path = entry.path();
-        fs::remove_file(&path).map_err(io_error(&path, "remove"))?;
-    }
-    fs::remove_dir(dir).map_err(io_error(dir, "remove"))
 }
 
 fn is_bpffs(path: &Path) -> bool {
@@ -758,26 +761,4 @@ fn mounted_by_us() -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cgroup_is_above_those_in_it() {
-        for (above, below) in [("/", "/a"), ("a", "/a/b"), ("/a", "a/b/c")] {
-            assert!(is_above(above, below) && !is_above(below, above), "{above} {below}");
-        }
-        for (one, other) in [("a", "a"), ("a", "ab"), ("a/b", "a/bc"), ("a", "b"), ("/", "")] {
-            assert!(!is_above(one, other), "{one} {other}");
-        }
-    }
-
-    #[test]
-    fn names_are_what_the_bpf_file_system_takes() {
-        for good in ["backup", "a", "web-1", "A_b", "9lives", &"x".repeat(63)] {
-            assert!(check_name(good).is_ok(), "{good}");
-        }
-        for bad in ["", "a.b", "a/b", "_x", "-x", "ü", &"x".repeat(64), ".."] {
-            assert!(check_name(bad).is_err(), "{bad}");
-        }
-    }
-}
+mod tests;

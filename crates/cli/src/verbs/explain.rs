@@ -148,8 +148,8 @@ fn describe(direction: &AppliedDirection) -> String {
         ..=0 => "no backlog".to_owned(),
         ns => format!("backlog {}", output::time(ns)),
     };
-    let (mark, drop) = (time(now.mark_ns), time(now.drop_ns));
-    words.push(format!("{backlog} (mark above {mark}, drop above {drop})"));
+    let mark = now.mark_ns.map_or_else(String::new, |mark| format!("mark above {}, ", time(mark)));
+    words.push(format!("{backlog} ({mark}drop above {})", time(now.drop_ns)));
     words.join("; ")
 }
 

@@ -66,6 +66,7 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
     let options = patch.on(&base).map_err(flag_error)?;
     let options = fits(&scope, options).map_err(flag_error)?;
     locked(store, |host| {
+        host.force(args.force);
         let name = args.name.clone();
         let scope = host.host().resolve(&scope)?;
         let shown = output::scope(&scope);

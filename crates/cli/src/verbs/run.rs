@@ -3,10 +3,10 @@
 use std::{path::Path, process::ExitCode};
 
 use anyhow::Result;
-use tidegate_core::{Rate, Scope};
+use tidegate_core::{Rate, Scheme, Scope};
 use tidegate_node::{
     run::{self, ParentOf, RunOptions, Summary},
-    settings::{fits, inside_another},
+    settings::{SettingsError, SettingsProblem, fits, inside_another},
 };
 use tidegate_sys::{limit::LimitOptions, store};
 
@@ -20,6 +20,10 @@ pub fn run(store: &Path, args: &RunArgs) -> Result<ExitCode> {
     let patch = args.limit.patch();
     let base = if args.parent.is_some() { inside_another() } else { LimitOptions::default() };
     let limit = patch.on(&base).map_err(flag_error)?;
+    if limit.scheme == Scheme::Htb {
+        let (field, problem) = ("scheme", SettingsProblem::HtbNeedsADevice);
+        return Err(flag_error(SettingsError { field, problem }));
+    }
     let limit = fits(&Scope::Cgroup(String::new()), limit).map_err(flag_error)?;
     args.parent.as_deref().map_or(Ok(()), store::check_name)?;
     let parent = args.parent.clone().map(|name| ParentOf {

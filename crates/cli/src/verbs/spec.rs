@@ -25,7 +25,7 @@ use tidegate_node::{
 use tidegate_sys::limit::LimitOptions;
 
 use crate::{
-    args::{CheckArgs, PlanArgs},
+    args::{ApplyArgs, CheckArgs, PlanArgs},
     output::{self, Paint},
     refusal,
     verbs::daemon::{GroupJson, GroupPlanJson, Groups},
@@ -75,11 +75,13 @@ pub fn plan(store: &Path, run_dir: &Path, args: &PlanArgs) -> Result<ExitCode> {
     Ok(if plan.actions.is_empty() { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
 }
 
-pub fn apply(store: &Path, run_dir: &Path, args: &PlanArgs) -> Result<ExitCode> {
+pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode> {
+    let ApplyArgs { plan: args, force } = args;
     let spec = Spec::read(&args.file)?;
     let host = Host::open(store)?;
     let wanted = host.wanted(&spec)?;
     let mut host = host.lock()?;
+    host.force(*force);
     let present = host.host().present().map_err(anyhow::Error::from);
     let plan = present.and_then(|present| planned(&spec, &present, &wanted, args.prune));
     let done = plan.and_then(|plan| {

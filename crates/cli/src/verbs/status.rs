@@ -253,7 +253,7 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
             guarantee.clone(),
             weight.clone(),
             time(d.burst_ns),
-            if has_queue { time(d.mark_ns) } else { none() },
+            d.mark_ns.filter(|_| has_queue).map_or_else(none, time),
             if has_queue { time(d.drop_ns) } else { none() },
             output::time(d.backlog_ns),
             output::packets(d.counters.charged()),

@@ -149,7 +149,7 @@ impl Bed {
         command.args(words.split(' ')).output().unwrap()
     }
 
-    fn qdiscs(&self) -> String {
+    pub fn qdiscs(&self) -> String {
         String::from_utf8(self.tc("qdisc show dev eth0").stdout).unwrap()
     }
 
@@ -317,7 +317,7 @@ pub fn into(netns: &NetNs, program: &str) -> Command {
 }
 
 /// `tidegate` in the sender's namespace: exit code, standard output and error.
-fn tidegate(place: &Place, bed: &Bed, words: &str) -> (i32, String, String) {
+pub fn tidegate(place: &Place, bed: &Bed, words: &str) -> (i32, String, String) {
     let mut command = into(&bed.sender, env!("CARGO_BIN_EXE_tidegate"));
     command.env("TIDEGATE_BPFFS", place.store()).args(words.split(' '));
     let output = command.output().unwrap();

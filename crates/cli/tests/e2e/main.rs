@@ -13,6 +13,8 @@ mod common;
 mod daemon;
 mod edt;
 mod explain;
+mod group;
+mod htb;
 mod ingress;
 mod limit;
 mod nic;

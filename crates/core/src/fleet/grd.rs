@@ -8,6 +8,8 @@
 //! All flows see one loss rate wherever they are, which is why it is the fairest of the published three.
 //! Demand is measured as traffic arrives, before it is dropped. Nothing is added to the law; that a copy
 //! of it was reported to swing is discussed in `docs/fleet.md`.
+//!
+//! In the kernel a packet is dropped by [`Grd::threshold`], of 32 random bits: `bpf/sample.h`.
 
 use crate::{
     units::Rate,
@@ -42,15 +44,24 @@ impl Grd {
         self.probability
     }
 
+    /// The probability in units of 2^-32.
+    #[must_use]
+    pub fn threshold(&self) -> u32 {
+        threshold(self.probability)
+    }
+
     /// Passes or drops a packet; `random` is 32 uniform bits, fresh for each.
     #[must_use]
     pub fn on_packet(&self, random: u32) -> Verdict {
-        if f64::from(random) < self.probability * 4_294_967_296.0 {
-            Verdict::Drop(DropReason::Early)
-        } else {
-            Verdict::Pass
-        }
+        if random < self.threshold() { Verdict::Drop(DropReason::Early) } else { Verdict::Pass }
     }
+}
+
+/// A probability in units of 2^-32, rounded: below 0 and what is no number is 0, 1 is all but one of 2^32.
+#[must_use]
+pub fn threshold(probability: f64) -> u32 {
+    // `as` saturates, and takes what is no number for 0.
+    (probability * 4_294_967_296.0 + 0.5) as u32
 }
 
 #[cfg(test)]
@@ -66,5 +77,7 @@ mod tests {
         assert!(!grd.on_packet(u32::MAX / 4 * 3 - 9).passes());
         assert!(grd.on_packet(u32::MAX / 4 * 3 + 9).passes());
         assert_eq!(grd.set_demand(f64::NAN), 0.0);
+        let thresholds = [0.0, 0.25, 1.0, 2.0, -1.0, f64::NAN].map(threshold);
+        assert_eq!(thresholds, [0, 1 << 30, u32::MAX, u32::MAX, 0, 0]);
     }
 }

@@ -149,10 +149,13 @@ proptest! {
     /// Shares are shares.
     #[test]
     fn a_share_keeps_its_bounds(
-        share: u64, byte_s: u64, target: u64, elapsed: u64, left_bytes: u64, backlog: u64, rtt: u64, flows: u32,
+        share: u64, byte_s: u64, target: u64, elapsed: u64, left_bytes: u64, backlog: u64, rtt: u64,
+        flows: u32,
     ) {
         let config = Config { byte_s, target: Nanos(target) };
-        let epoch = Epoch { elapsed: Nanos(elapsed), left_bytes, backlog: Nanos(backlog), rtt: Nanos(rtt), flows };
+        let epoch = Epoch {
+            elapsed: Nanos(elapsed), left_bytes, backlog: Nanos(backlog), rtt: Nanos(rtt), flows,
+        };
         let next = next_share(share, &config, &epoch);
         prop_assert!(next <= MOST && next >= ONE * 3 / 4 / u64::from(flows.clamp(1, MAX_FLOWS)));
         prop_assert!(join(share, flows) <= ONE);

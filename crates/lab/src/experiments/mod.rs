@@ -6,6 +6,7 @@
 //! htb_latency, demo --------------------------------------------------^
 //! hierarchy -> tree (classes, steps, the rule), force (HTB's classes, limits on cgroups)
 //! carousel_cpu, bulk -> cpu (CPU time of a path)
+//! policer_burst, policer_tcp -> policers (a router that polices, and its peers) -> wire
 //! pace_dynamics -> scenario (flows that come and go), settling (what became of their rates)
 //! carousel -> bed (application and shaper in this process), kernel (the same flows through a qdisc)
 //! wheel -> queues (ours and its peers), load (what is done to them)
@@ -36,6 +37,9 @@ pub mod nrm_ingress;
 pub mod pace_dynamics;
 pub mod pace_egress;
 pub mod pace_ingress;
+pub mod policer_burst;
+pub mod policer_tcp;
+mod policers;
 pub mod program_cost;
 mod published;
 pub mod wheel;
@@ -59,6 +63,8 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(pace_ingress::PaceIngress::default()),
         Box::new(pace_dynamics::PaceDynamics::default()),
         Box::new(pace_egress::PaceEgress::default()),
+        Box::new(policer_burst::PolicerBurst::default()),
+        Box::new(policer_tcp::PolicerTcp::default()),
         Box::new(program_cost::ProgramCost),
         Box::new(wheel::Wheel::default()),
     ]

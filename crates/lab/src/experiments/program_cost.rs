@@ -10,6 +10,7 @@ use tidegate_core::{Direction, Rate};
 use tidegate_sys::cgroup::Hierarchy;
 use tidegate_sys::cost::{Program, Standing, mean_run_time, measure, tcp_frame};
 use tidegate_sys::paper::{NrmPaper, PaperOptions};
+use tidegate_sys::police::{self, Ask};
 
 use crate::chart::BarsOf;
 use crate::context::Context;
@@ -24,7 +25,15 @@ use std::os::fd::AsFd;
 pub struct ProgramCost;
 
 const METRIC: &str = "cost_ns";
-const SYSTEMS: [&str; 3] = ["nrm", "pace", "nrm-paper"];
+const SYSTEMS: [&str; 7] = [
+    "nrm",
+    "pace",
+    "nrm-paper",
+    "police",
+    "police, random drop",
+    "police, flow counted",
+    "police, flow not held",
+];
 /// An idle queue and a full frame; the paper's limit is so fast that its queue is idle too.
 const FRAME_BYTES: u16 = 1500;
 const PAPER_RATE: &str = "100gbit";
@@ -59,6 +68,22 @@ impl Experiment for ProgramCost {
                     let program = match *system {
                         "nrm" => Program::Nrm,
                         "pace" => Program::Pace,
+                        _ if system.starts_with("police") => {
+                            // The bucket is full whatever comes.
+                            if standing != Standing::Idle {
+                                return Ok(());
+                            }
+                            let ask = match *system {
+                                "police, random drop" => Ask::Drop,
+                                "police, flow counted" => Ask::KnownFlow,
+                                "police, flow not held" => Ask::NewFlow,
+                                _ => Ask::Nothing,
+                            };
+                            let cost = police::cost(ask, &tcp_frame(FRAME_BYTES), &cpus, runs)?;
+                            let cost = net(cost, standing, &cpus, runs)?;
+                            ctx.record(system, &case, run).value(METRIC, cost);
+                            return Ok(());
+                        }
                         // Its credit cannot be held below zero: it is measured idle alone.
                         _ if standing != Standing::Idle => return Ok(()),
                         _ => {

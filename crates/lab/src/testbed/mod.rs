@@ -23,6 +23,7 @@ mod cgroup;
 pub mod link;
 pub mod peers;
 mod process;
+mod store;
 pub mod wait;
 
 use std::{
@@ -41,6 +42,7 @@ use tidegate_sys::net::{NetNs, Netlink, Route, VethPair};
 pub use cgroup::Cgroup;
 pub use link::{Joint, LinkSpec, Means};
 pub use process::{Child, Finished, Site, command};
+pub use store::Store;
 
 use wait::wait_until;
 
@@ -48,8 +50,9 @@ use wait::wait_until;
 pub const RECEIVERS_MAX: u8 = 16;
 /// The device of every host but the router.
 const DEV: &str = "eth0";
-/// The router's device towards the sender.
+/// The router's device towards the sender, and the beginning of the names of those towards receivers.
 const ROUTER_DEV: &str = "up";
+const ROUTER_DOWN: &str = "down";
 /// Lengths of the prefix of every link.
 const V4_BITS: u8 = 24;
 const V6_BITS: u8 = 64;
@@ -172,7 +175,7 @@ impl Testbed {
                 let mut receivers = Vec::new();
                 for index in 0..count {
                     let (receiver, dev) =
-                        (host(&format!("receiver{index}"))?, format!("down{index}"));
+                        (host(&format!("receiver{index}"))?, format!("{ROUTER_DOWN}{index}"));
                     let link = index + 1;
                     linked((&router, &dev, 254), (&receiver, DEV, 1), link)?;
                     default_routes(&receiver, link)?;
@@ -232,6 +235,11 @@ impl Testbed {
     /// The router's device towards the sender: what arrives there has passed the sender's limit, and no link.
     pub fn router_dev(&self) -> &'static str {
         ROUTER_DEV
+    }
+
+    /// The router's device towards a receiver: one end of its link, if there is one.
+    pub fn router_dev_to(&self, index: usize) -> String {
+        format!("{ROUTER_DOWN}{index}")
     }
 
     /// A receiver's only device.

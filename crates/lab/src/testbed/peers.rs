@@ -5,7 +5,7 @@ use std::{net::IpAddr, time::Duration};
 use anyhow::ensure;
 use tidegate_core::Rate;
 use tidegate_sys::net::{
-    Netlink,
+    NetNs, Netlink,
     qdisc::{
         DestinationFilter, Handle, Htb, HtbClass, Place, Qdisc, QueueStats, Tbf, TbfQueue, Verb,
     },
@@ -25,7 +25,8 @@ const QUEUES: u16 = 0x100;
 const OPEN_BIT_S: u64 = 100_000_000_000;
 const OPEN_BURST_BYTES: u32 = 16 << 20;
 
-/// A qdisc at the root of the sender's device. Dropping it removes it, with what it has queued.
+/// A qdisc at the root of a device, the sender's unless said otherwise. Dropping it removes it, with what it
+/// has queued.
 #[derive(Debug)]
 pub struct Peer {
     netlink: Netlink,
@@ -78,9 +79,19 @@ impl Peer {
 
     /// As `tc qdisc add dev DEV root handle 1: tbf rate RATE burst B latency L`.
     pub fn tbf(testbed: &Testbed, rate_bit_s: u64, options: TbfOptions) -> anyhow::Result<Self> {
+        Self::tbf_on(testbed.sender(), testbed.sender_dev(), rate_bit_s, options)
+    }
+
+    /// The same on any device of any host.
+    pub fn tbf_on(
+        host: &NetNs,
+        dev: &str,
+        rate_bit_s: u64,
+        options: TbfOptions,
+    ) -> anyhow::Result<Self> {
         let TbfOptions { burst_bytes, latency } = options;
         let queue = TbfQueue::Latency(latency);
-        Self::at_root(testbed, &Qdisc::Tbf(Tbf { rate_bit_s, burst_bytes, queue }))
+        Self::on(host, dev, &Qdisc::Tbf(Tbf { rate_bit_s, burst_bytes, queue }))
     }
 
     /// HTB with one class for each receiver: each gets its minimum, and what the others leave of
@@ -193,8 +204,12 @@ impl Peer {
     }
 
     fn at_root(testbed: &Testbed, qdisc: &Qdisc) -> anyhow::Result<Self> {
-        let mut netlink = Netlink::open_in(testbed.sender())?;
-        let ifindex = netlink.index_of(testbed.sender_dev())?;
+        Self::on(testbed.sender(), testbed.sender_dev(), qdisc)
+    }
+
+    fn on(host: &NetNs, dev: &str, qdisc: &Qdisc) -> anyhow::Result<Self> {
+        let mut netlink = Netlink::open_in(host)?;
+        let ifindex = netlink.index_of(dev)?;
         let place = Place { ifindex, parent: Handle::ROOT, handle: ROOT };
         netlink.set_qdisc(Verb::Add, place, qdisc)?;
         Ok(Self { netlink, ifindex })

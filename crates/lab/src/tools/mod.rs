@@ -10,6 +10,7 @@ pub mod iperf;
 pub mod probe;
 pub mod rpc;
 pub mod stay;
+pub mod udp;
 pub mod web;
 
 use std::time::Duration;
@@ -38,6 +39,8 @@ pub enum Tool {
     ProbeServer(probe::ServerArgs),
     /// Measure latency, open loop
     ProbeClient(probe::ClientArgs),
+    /// Send datagrams on a schedule, smoothly or in bursts
+    UdpSource(udp::SourceArgs),
     /// Build a testbed and keep it until interrupted, to look around in it
     Hold(hold::HoldArgs),
     /// Fill a queue and keep it in its steady state, to count its instructions
@@ -55,6 +58,7 @@ impl Tool {
             Self::Flows(args) => print(&flows::run(&args)?),
             Self::ProbeServer(args) => probe::serve(&args),
             Self::ProbeClient(args) => print(&probe::probe(&args)?),
+            Self::UdpSource(args) => print(&udp::send(&args)?),
             Self::Hold(args) => hold::hold(&args),
             Self::Queue(args) => wheel::hold(&args),
             Self::Stay => stay::stay(),

@@ -60,7 +60,7 @@ fn trees_that_are_none() {
     };
     insta::assert_snapshot!(refusal(&[edt(root("a", "x", 9)), inside("b", "x/y", "a", 0)]), @"limit `b`: parent: `a` has scheme `edt`; a parent has `pace` or `nrm`");
     let device = Member { scope: Some(Scope::Dev("eth0".into())), ..edt(root("a", "x", 9)) };
-    insta::assert_snapshot!(refusal(&[device, inside("b", "x/y", "a", 0)]), @"limit `b`: parent: `a` is on device `eth0`; a parent is on a cgroup");
+    insta::assert_snapshot!(refusal(&[device, inside("b", "x/y", "a", 0)]), @"limit `b`: parent: `a` is on device `eth0`; a parent is on a cgroup, or with scheme `htb` on a device");
     let fallen = Member { fallen: true, stays: true, ..root("a", "x", 9) };
     insta::assert_snapshot!(refusal(&[fallen, inside("b", "x/y", "a", 0)]), @"limit `b`: parent: `a` is not in force (its cgroup was removed, or its programs were taken off); put it back first, or into the same file");
 }

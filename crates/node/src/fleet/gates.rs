@@ -1,6 +1,6 @@
 //! What a limit of this host can be asked and told by its group.
 
-use tidegate_core::{Direction, Nanos, Rate};
+use tidegate_core::{Direction, Nanos, Rate, fleet::flows::FlowBytes};
 
 /// One direction of a limit.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,15 +36,6 @@ impl From<Way> for Direction {
             Way::Ingress => Direction::Ingress,
         }
     }
-}
-
-/// What a flow sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FlowBytes {
-    /// A hash of its addresses and ports.
-    pub flow: u64,
-    /// Bytes on the wire.
-    pub bytes: u64,
 }
 
 /// What a gate met since it was last measured.

@@ -20,7 +20,7 @@ use tidegate_core::{
         MemberId,
         aggregate::Vector,
         average::{Average, TAU},
-        flows::FlowSample,
+        flows::FlowRates,
         fps::{Fps, FpsInput, FpsOptions},
         grd::Grd,
         level::{self, Want},
@@ -74,7 +74,7 @@ struct Gauge {
     ceiling: Rate,
     measured: Option<Nanos>,
     demand: Average,
-    sample: FlowSample,
+    flows: FlowRates,
     flow_bit_s: f64,
     /// When it last had all that its rate let through, or was slowed down.
     limited: Option<Nanos>,
@@ -82,6 +82,10 @@ struct Gauge {
     /// The least rate since the last sample.
     least: Option<Rate>,
     gone: bool,
+    /// Nothing is dropped at random any more.
+    drops_none: bool,
+    /// The probability of drops that was set since the last sample.
+    dropping: Option<f64>,
     error: Option<String>,
 }
 
@@ -167,12 +171,14 @@ impl Group {
             ceiling: *ceiling,
             measured: None,
             demand: Average::new(TAU),
-            sample: FlowSample::new(now, FLOW_TAU),
+            flows: FlowRates::new(now, FLOW_TAU),
             flow_bit_s: 0.0,
             limited: None,
             applied: None,
             least: None,
             gone: false,
+            drops_none: false,
+            dropping: None,
             error: None,
         };
         let control = match spec.algorithm {
@@ -323,19 +329,14 @@ impl Group {
     }
 
     /// Ends an interval if it is time; the rest of what time brings. True if the interval ended.
-    pub fn on_timer<G: Gates>(
-        &mut self,
-        now: Nanos,
-        gates: &mut G,
-        mut random: impl FnMut() -> u32,
-    ) -> bool {
+    pub fn on_timer<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> bool {
         let ends = now >= self.due;
         if ends {
             self.due = Nanos(now.0.saturating_add(self.spec.interval.0));
             let first = self.gauges.iter().all(|gauge| gauge.measured.is_none());
             let mut found = 0;
             for gauge in &mut self.gauges {
-                found += gauge.measure(now, gates, &mut random);
+                found += gauge.measure(now, gates);
             }
             if first {
                 self.found_bit_s = found;
@@ -453,20 +454,26 @@ impl Group {
         for (i, rate) in rates {
             good &= self.gauges[i].apply(gates, rate);
         }
-        if matches!(self.control, Control::Grd) {
-            let probability =
-                if standing == Standing::Sharing { self.drop_probability } else { 0.0 };
-            self.cannot_drop = false;
-            for gauge in &mut self.gauges {
-                match gates.set_drop(&gauge.place, probability) {
-                    Ok(Done::Cannot) => self.cannot_drop = true,
-                    Ok(_) => {}
-                    Err(e) => gauge.error = Some(e.to_string()),
+        let is_grd = matches!(self.control, Control::Grd);
+        let drops = is_grd && standing == Standing::Sharing;
+        let probability = if drops { self.drop_probability } else { 0.0 };
+        self.cannot_drop = false;
+        // Of another algorithm once: what an earlier one has left must not stay.
+        for gauge in self.gauges.iter_mut().filter(|gauge| is_grd || !gauge.drops_none) {
+            if gauge.dropping == Some(probability) {
+                continue;
+            }
+            match gates.set_drop(&gauge.place, probability) {
+                Ok(Done::Cannot) => (self.cannot_drop, gauge.drops_none) = (is_grd, true),
+                Ok(Done::Set) => {
+                    (gauge.drops_none, gauge.dropping) = (!drops, Some(probability));
                 }
+                Ok(Done::Gone) => {}
+                Err(e) => gauge.error = Some(e.to_string()),
             }
-            if self.cannot_drop && standing != Standing::CannotDrop {
-                return self.apply(now, gates) && good;
-            }
+        }
+        if self.cannot_drop && standing != Standing::CannotDrop {
+            return self.apply(now, gates) && good;
         }
         good
     }
@@ -544,8 +551,12 @@ impl Group {
     }
 
     /// From now on its limits are another's: this group does not set them any more.
-    pub fn release(&mut self) {
-        self.gauges.clear();
+    pub fn release<G: Gates>(&mut self, gates: &mut G) {
+        let is_grd = matches!(self.control, Control::Grd);
+        for gauge in self.gauges.drain(..).filter(|_| is_grd) {
+            // What fails here the next group, or who takes the limit off, does again.
+            let _ = gates.set_drop(&gauge.place, 0.0);
+        }
     }
 
     /// Whether it has nothing left to give back.
@@ -608,16 +619,12 @@ const LEAST_RATE: Rate = match Rate::from_bit_s(1) {
 
 impl Gauge {
     /// Takes a sample; the rate that was found, in bit/s.
-    fn measure<G: Gates>(
-        &mut self,
-        now: Nanos,
-        gates: &mut G,
-        random: &mut impl FnMut() -> u32,
-    ) -> u64 {
+    fn measure<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> u64 {
         let sample = match gates.measure(now, &self.place) {
             Ok(Some(sample)) => sample,
             Ok(None) => {
                 (self.gone, self.applied, self.error) = (true, None, None);
+                self.drops_none = false;
                 self.demand.clear();
                 return 0;
             }
@@ -630,7 +637,8 @@ impl Gauge {
             (self.gone, self.measured) = (false, None);
         }
         self.error = None;
-        // Somebody else may have set it meanwhile.
+        // Somebody else may have set it meanwhile, or have put the limit on anew.
+        self.dropping = None;
         self.applied = Rate::from_bit_s(sample.rate_bit_s);
         let least = std::mem::replace(&mut self.least, self.applied).min(self.applied);
         let elapsed = self.measured.map(|at| Nanos(now.0.saturating_sub(at.0)));
@@ -645,14 +653,10 @@ impl Gauge {
         if full || sample.slowed_bytes > 0 {
             self.limited = Some(now);
         }
-        for flow in &sample.flows {
-            let bytes = u32::try_from(flow.bytes).unwrap_or(u32::MAX);
-            self.sample.on_packet(now, flow.flow, bytes, random());
-        }
-        self.sample.on_interval(now);
+        self.flows.on_interval(now, sample.flows);
         self.flow_bit_s = match sample.flow_bit_s {
             Some(bit_s) => bit_s as f64,
-            None => self.sample.typical_bit_s(),
+            None => self.flows.typical_bit_s(),
         };
         sample.rate_bit_s
     }

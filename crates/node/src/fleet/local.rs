@@ -53,12 +53,20 @@ impl LocalGates {
             for (limit, ceiling) in group.members.iter().zip(ceilings) {
                 let place = Place { limit: limit.clone(), direction: group.direction.into() };
                 let rate = Rate::from_bit_s(alone).unwrap_or(*ceiling).min(*ceiling);
-                if let Err(e) = self.set_rate(&place, rate) {
+                if let Err(e) = self.set_rate(&place, rate).and_then(|_| self.leave(&place)) {
                     failed.push((limit.clone(), e));
                 }
             }
         }
         failed
+    }
+
+    /// Packets are no longer dropped at random, and flows no longer counted.
+    fn leave(&self, place: &Place) -> Result<(), LocalError> {
+        match self.host.find(&place.limit)? {
+            Some(pinned) => Ok(pinned.maps().leave_group(place.direction.into())?),
+            None => Ok(()),
+        }
     }
 }
 
@@ -80,8 +88,8 @@ impl Gates for LocalGates {
             self.counted.remove(place);
             return Ok(None);
         };
-        let (_, arrived) = direction.counters.of(|outcome| outcome.name != "exempt");
-        let (_, slowed) = direction.counters.of(tidegate_sys::intf::Outcome::slows);
+        let measured = pinned.maps().measure(place.direction.into())?;
+        let (arrived, slowed) = (measured.arrived.bytes, measured.slowed.bytes);
         let (arrived_before, slowed_before) =
             self.counted.insert(place.clone(), (arrived, slowed)).unwrap_or((arrived, slowed));
         let fair = direction.fair.filter(|fair| fair.flows > 0);
@@ -89,7 +97,7 @@ impl Gates for LocalGates {
             // One that was put on anew counts from zero.
             arrived_bytes: arrived.saturating_sub(arrived_before),
             slowed_bytes: slowed.saturating_sub(slowed_before),
-            flows: Vec::new(),
+            flows: measured.flows,
             flow_bit_s: fair.map(|fair| fair.share_bit_s),
             rate_bit_s: direction.rate_bit_s,
         }))
@@ -104,8 +112,12 @@ impl Gates for LocalGates {
         }
     }
 
-    fn set_drop(&mut self, _place: &Place, _probability: f64) -> Result<Done, LocalError> {
-        // No scheme here drops at random yet: a group that asks for it says so and falls back.
-        Ok(Done::Cannot)
+    fn set_drop(&mut self, place: &Place, probability: f64) -> Result<Done, LocalError> {
+        let Some(pinned) = self.host.find(&place.limit)?.filter(|limit| limit.scope.is_some())
+        else {
+            return Ok(Done::Gone);
+        };
+        let set = pinned.maps().set_drop(place.direction.into(), probability)?;
+        Ok(if set { Done::Set } else { Done::Cannot })
     }
 }

@@ -276,7 +276,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
         for mut held in old.into_iter().flatten() {
             let name = held.group.spec().name.clone();
             held.group.leave(now);
-            held.group.release();
+            held.group.release(&mut self.gates);
             if !self.groups.iter().any(|other| other.group.spec().name == name) {
                 changes.push(format!("group `{name}` ends"));
             }
@@ -477,15 +477,13 @@ impl<G: Gates, S: Storage> Node<G, S> {
     pub fn on_timer(&mut self, now: Nanos) {
         self.swim.on_timer(now);
         for i in 0..self.groups.len() {
-            let random = &mut self.random;
             let group = &mut self.groups[i].group;
-            if group.on_timer(now, &mut self.gates, || random.random()) {
+            if group.on_timer(now, &mut self.gates) {
                 self.gossip(i);
             }
         }
         for (_, group) in &mut self.leaving {
-            let random = &mut self.random;
-            group.on_timer(now, &mut self.gates, || random.random());
+            group.on_timer(now, &mut self.gates);
         }
         self.leaving.retain(|(since, group)| {
             !group.has_left() && now.0 < since.0.saturating_add(LEAVING_LASTS.0)

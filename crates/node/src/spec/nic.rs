@@ -102,6 +102,7 @@ impl Reader<'_> {
     ) -> Result<(), SpecError> {
         let at = |field| fields.get(field).map_or(span.clone(), Spanned::span);
         let fields_of_others = [
+            "ecn",
             "drop",
             "guarantee",
             "ceiling",

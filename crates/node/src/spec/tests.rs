@@ -75,8 +75,8 @@ fn thresholds_and_flags_that_are_none() {
     assert_snapshot!(with("mark = \"9ms\""), @"limits.toml:5: limit `backup`: mark: mark threshold 9ms must be below drop threshold 7751.68us");
     assert_snapshot!(with("rto_min = \"5s\""), @"limits.toml:5: limit `backup`: rto_min: 5s is out of range; write 1ms to 200ms, or 0ms for the kernel's own");
     assert_snapshot!(with("loopback = \"yes\""), @"limits.toml:5: limit `backup`: loopback: expected `true` or `false` without quotes, found the text \"yes\"; write for example `loopback = true`");
-    assert_snapshot!(with("scheme = \"htb\""), @"limits.toml:5: limit `backup`: scheme: scheme `htb` is not yet supported by this version; use `pace`, `nrm`, `edt`, `police` or `carousel`, or leave it out");
-    assert_snapshot!(with("scheme = \"fast\""), @"limits.toml:5: limit `backup`: scheme: unknown scheme `fast`; use `pace`, `nrm`, `edt`, `police` or `carousel`, or leave it out");
+    assert_snapshot!(with("scheme = \"htb\""), @r#"limits.toml:5: limit `backup`: scheme: scheme `htb` works on a device or port, and on a cgroup inside a device's limit; name that one as the parent, or write scheme = "pace""#);
+    assert_snapshot!(with("scheme = \"fast\""), @"limits.toml:5: limit `backup`: scheme: unknown scheme `fast`; use `pace`, `nrm`, `edt`, `police`, `htb` or `carousel`, or leave it out");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn fields_that_are_none() {
     assert_snapshot!(with("egres = \"50mbit\""), @"limits.toml:5: limit `backup`: unknown field `egres`; did you mean `egress`?");
     assert_snapshot!(with("rto-min = \"5ms\""), @"limits.toml:5: limit `backup`: unknown field `rto-min`; did you mean `rto_min`?");
     assert_snapshot!(with("rate = \"50mbit\""), @"limits.toml:5: limit `backup`: unknown field `rate`; write `egress`, `ingress` or both");
-    assert_snapshot!(with("priority = 3"), @"limits.toml:5: limit `backup`: unknown field `priority`; a limit has name, scope, egress, ingress, parent, guarantee, ceiling, weight, scheme, burst, meter, actions, mark, drop, loopback, pace_ceiling, rto_min, delack_max");
+    assert_snapshot!(with("priority = 3"), @"limits.toml:5: limit `backup`: unknown field `priority`; a limit has name, scope, egress, ingress, parent, guarantee, ceiling, weight, scheme, burst, meter, actions, mark, ecn, drop, loopback, pace_ceiling, rto_min, delack_max");
     assert_snapshot!(refusal("[[limit]]\nscope = { cgroup = \"a\" }\negress = \"1mbit\""), @"limits.toml:1: name: missing; write for example `name = \"backup\"`");
     assert_snapshot!(refusal("[[limit]]\nname = \"a\"\negress = \"1mbit\""), @"limits.toml:1: limit `a`: scope: missing; write for example `scope = { cgroup = \"system.slice/backup.service\" }`");
     assert_snapshot!(refusal("[[limit]]\nname = \"a\"\nscope = { cgroup = \"a\" }\n"), @"limits.toml:1: limit `a`: egress: neither egress nor ingress has a rate; give one of them, for example 50mbit");
@@ -100,8 +100,8 @@ fn names_and_scopes_that_are_none() {
     assert_snapshot!(with("scope = { cgroup = \"../a\" }"), @"limits.toml:4: limit `backup`: scope: `../a` is no cgroup path; write it relative to the cgroup mount, without `.` and `..`");
     assert_snapshot!(with("scope = { port = \"tap0\", dev = \"eth0\" }"), @"limits.toml:4: limit `backup`: scope: more than one scope; write one of cgroup, dev and port");
     assert_snapshot!(with("scope = { dev = \"a b\" }"), @"limits.toml:4: limit `backup`: scope: `a b` is no device name; write it as `ip link` shows it, for example `eth0`");
-    assert_snapshot!(with("scope = { port = \"tap0\" }"), @"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a port write scheme = \"edt\", or \"police\", or \"carousel\" if it is one of a `[[nic]]`");
-    assert_snapshot!(with("scope = { dev = \"eth0\" }"), @"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a device write scheme = \"edt\", or \"police\", or \"carousel\" if it is one of a `[[nic]]`");
+    assert_snapshot!(with("scope = { port = \"tap0\" }"), @r#"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a port write scheme = "edt", "police" or "htb", or "carousel" if it is one of a `[[nic]]`"#);
+    assert_snapshot!(with("scope = { dev = \"eth0\" }"), @r#"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a device write scheme = "edt", "police" or "htb", or "carousel" if it is one of a `[[nic]]`"#);
     assert_snapshot!(with("scope = { unit = \"a\" }"), @"limits.toml:4: limit `backup`: scope: unknown field `unit`; write `scope = { cgroup = \"...\" }`, `{ dev = \"...\" }` or `{ port = \"...\" }`");
 }
 
@@ -211,15 +211,15 @@ fn limits_inside_limits_that_are_none() {
     assert_snapshot!(refusal("guarantee = \"10mbit\"\negress = \"5mbit\""), @"limits.toml:5: limit `b`: guarantee: 10mbit is above its ceiling of 5mbit; make the one less or the other more");
     assert_snapshot!(refusal("ceiling = \"5mbit\"\negress = \"5mbit\""), @"limits.toml:6: limit `b`: egress: `ceiling` says it for both directions; write either that, or egress and ingress");
     assert_snapshot!(refusal("ceiling = \"1bit\""), @"limits.toml:5: limit `b`: ceiling: 1bit is out of range; a limit is between 8kbit and 100gbit");
-    assert_snapshot!(refusal("scheme = \"edt\""), @"limits.toml:5: limit `b`: scheme: scheme `edt` neither has a parent nor is one; write scheme = \"pace\" or \"nrm\", or leave the parent out");
-    assert_snapshot!(refusal("scheme = \"carousel\""), @"limits.toml:5: limit `b`: scheme: scheme `carousel` neither has a parent nor is one; write scheme = \"pace\" or \"nrm\", or leave the parent out");
+    assert_snapshot!(refusal("scheme = \"edt\""), @r#"limits.toml:5: limit `b`: scheme: scheme `edt` neither has a parent nor is one; write scheme = "pace" or "nrm" ("htb" inside a device's limit), or leave the parent out"#);
+    assert_snapshot!(refusal("scheme = \"carousel\""), @r#"limits.toml:5: limit `b`: scheme: scheme `carousel` neither has a parent nor is one; write scheme = "pace" or "nrm" ("htb" inside a device's limit), or leave the parent out"#);
     assert_snapshot!(with("weight = 50"), @"limits.toml:5: limit `backup`: weight: only a limit inside another one has this; name its parent, or leave it out");
     assert_snapshot!(with("guarantee = \"5mbit\""), @"limits.toml:5: limit `backup`: guarantee: only a limit inside another one has this; name its parent, or leave it out");
     assert_snapshot!(with("ceiling = \"5mbit\""), @"limits.toml:5: limit `backup`: ceiling: only a limit inside another one has this; write egress or ingress, or name its parent");
     assert_snapshot!(with("ceil = \"5mbit\""), @"limits.toml:5: limit `backup`: unknown field `ceil`; write `ceiling`");
     assert_snapshot!(with("parent = \"backup\""), @"limits.toml:5: limit `backup`: parent: a limit cannot be its own parent; leave this out, or name a limit on a cgroup above");
     assert_snapshot!(with("parent = \"a b\""), @"limits.toml:5: limit `backup`: parent: limit name `a b` must be 1 to 63 letters, digits, `-` or `_`, and start with a letter or digit");
-    assert_snapshot!(with("scope = { dev = \"eth0\" }\nparent = \"a\""), @"limits.toml:5: limit `backup`: parent: a limit inside another one is on a cgroup below that one's; leave the parent out");
+    assert_snapshot!(with("scope = { dev = \"eth0\" }\nparent = \"a\""), @"limits.toml:5: limit `backup`: parent: a limit inside another one is on a cgroup below that one's, or with scheme `htb` on a port or cgroup inside a device's; leave the parent out");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use tidegate_core::fleet::{
     aggregate::{Kind, PushSum, Vector},
+    flows::flow_hash,
     message::{Body, Mass, Message},
     share::Share,
 };
@@ -113,7 +114,8 @@ impl Host {
             gate => (gate.on_packet(now, PACKET_BYTES, random), true),
         };
         if sampled {
-            self.sample.on_packet(now, packet.flow as u64, PACKET_BYTES, random as u32);
+            let flow = flow_hash(0, &[packet.flow as u64]);
+            self.sample.on_packet(flow, PACKET_BYTES, random as u32);
         }
         if !verdict.passes() {
             self.last_drop = Some(now);
@@ -157,8 +159,8 @@ impl Host {
             &mut self.gate,
             &Measured {
                 demand_bit_s: demand,
-                largest_bit_s: self.sample.max_bit_s(),
-                typical_bit_s: self.sample.typical_bit_s(),
+                largest_bit_s: self.sample.rates().max_bit_s(),
+                typical_bit_s: self.sample.rates().typical_bit_s(),
                 others,
                 dropped,
             },

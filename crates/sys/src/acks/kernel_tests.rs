@@ -563,8 +563,8 @@ fn root_acks_bent_packets_pass_or_drop() {
     result.unwrap();
 }
 
-/// What a packet costs with all of it in the caches, by the kernel's statistics of programs. Printed; how busy
-/// the machine is no test can know.
+/// What a packet costs with all of it in the caches, by the kernel's statistics of programs. Printed; how
+/// busy the machine is no test can know.
 #[test]
 fn root_acks_cost_of_a_packet() {
     if !is_root("root_acks_cost_of_a_packet") {

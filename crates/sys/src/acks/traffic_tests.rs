@@ -312,7 +312,8 @@ fn root_acks_table() {
                 };
                 let goodput = (bytes * flows * 8) as f64 / seen.took.as_secs_f64() / 1e6;
                 println!(
-                    "{gbit} {cc:5} {flows:2} {:10} {goodput:7.1} Mbit/s  ping {:6.0} {:6.0} us  queue {:6} B  again {} of {}",
+                    "{gbit} {cc:5} {flows:2} {:10} {goodput:7.1} Mbit/s  ping {:6.0} {:6.0} us  \
+                     queue {:6} B  again {} of {}",
                     law.map_or("htb".to_owned(), |law| format!("{law:?}")),
                     at(0.5),
                     at(0.99),

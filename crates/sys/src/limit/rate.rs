@@ -29,6 +29,7 @@ impl LimitMaps {
         limit.queue[i] = new.queue[i];
         limit.rate_bit_s[i] = new.rate_bit_s[i];
         limit.class[i] = new.class[i];
+        limit.police[i] = new.police[i];
         self.write(&limit)?;
         if limit.flags & intf::FLAG_POLICE != 0 {
             self.forgive(&limit)?;

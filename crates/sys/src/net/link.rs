@@ -149,6 +149,19 @@ impl Netlink {
         self.request(&action, Message::NewLink(link), NLM_F_CREATE | NLM_F_EXCL)
     }
 
+    /// Makes an intermediate functional block: a device that what another one receives can be sent through,
+    /// so that it meets a qdisc. It is down.
+    pub fn add_ifb(&mut self, name: &str) -> Result<(), NetError> {
+        check_name(name)?;
+        let mut link = LinkMessage::default();
+        link.attributes = vec![
+            LinkAttribute::IfName(name.into()),
+            LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Ifb)]),
+        ];
+        let action = format!("make the ifb device {name}");
+        self.request(&action, Message::NewLink(link), NLM_F_CREATE | NLM_F_EXCL)
+    }
+
     /// Makes a device a port of a bridge.
     pub fn set_master(&mut self, index: u32, bridge: u32) -> Result<(), NetError> {
         self.set_attribute(index, "bridge", LinkAttribute::Controller(bridge))
@@ -191,6 +204,17 @@ impl Netlink {
             _ => None,
         });
         mtu.ok_or_else(|| NetError::Malformed { action, detail: "no mtu".into() })
+    }
+
+    /// The largest packet, in bytes, that the stack hands to the device to be segmented later.
+    pub fn gso_max_size(&mut self, index: u32) -> Result<u32, NetError> {
+        let action = format!("read the gso_max_size of device {index}");
+        let link = self.get_link(&action, link_at(index))?;
+        let bytes = link.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::GsoMaxSize(bytes) => Some(*bytes),
+            _ => None,
+        });
+        bytes.ok_or_else(|| NetError::Malformed { action, detail: "no gso_max_size".into() })
     }
 
     /// Sets the largest packet, in bytes, that the stack may hand to the device to be segmented

@@ -456,7 +456,7 @@ fn direction_lines(
     lines.push(Line::raw(format!(
         "  backlog {}; mark above {}, drop above {}, burst {}",
         output::time(now.backlog_ns),
-        time(now.mark_ns),
+        now.mark_ns.map_or_else(|| "-".to_owned(), time),
         time(now.drop_ns),
         time(now.burst_ns)
     )));

@@ -51,7 +51,7 @@ fn direction(rate_mbit: u64, used_mbit: u64, paced: bool) -> (DirectionStatus, D
         now_bit_s: None,
         share: None,
         burst_ns: 1_000_000,
-        mark_ns: 2_000_000,
+        mark_ns: Some(2_000_000),
         drop_ns: 4_000_000,
         backlog_ns,
         fair: paced.then_some(fair),

@@ -2,15 +2,12 @@
 //! inside each other.
 
 use std::{
+    ffi::OsStr,
     fs,
     net::{IpAddr, Ipv4Addr},
-    path::PathBuf,
-    time::Duration,
 };
 
-use anyhow::Context as _;
-use serde_json::Value;
-use tidegate_core::Rate;
+use tidegate_core::{Direction, Rate};
 use tidegate_sys::net::{Netlink, qdisc::HtbClass};
 
 use super::tree::{Class, Tree};
@@ -18,7 +15,7 @@ use crate::{
     context::Context,
     systems::System,
     testbed::{
-        Cgroup, Child, Site, Testbed, command,
+        Cgroup, Site, Store, Testbed,
         peers::{HtbNode, Peer, receiver_class},
         unique_name,
     },
@@ -26,8 +23,6 @@ use crate::{
 
 /// The limit that the others are inside of.
 pub(super) const ROOT: &str = "root";
-/// How long `tidegate` may take.
-const VERB: Duration = Duration::from_secs(60);
 /// A class of HTB sends so much in one round for each unit of weight: one of 100 a quarter of a large packet.
 const QUANTUM_BYTES: u32 = 150;
 /// The network of the addresses by which classes are told apart.
@@ -49,18 +44,18 @@ pub(super) fn add_addresses(testbed: &Testbed, tree: &Tree) -> anyhow::Result<()
 }
 
 /// The tree in force; dropping it takes it off.
-pub(super) enum Force {
+pub(super) enum Force<'a> {
     Htb { peer: Peer },
-    Limits(Limits),
+    Limits(Limits<'a>),
 }
 
-impl Force {
+impl<'a> Force<'a> {
     pub(super) fn apply(
         ctx: &Context,
-        testbed: &Testbed,
+        testbed: &'a Testbed,
         tree: &Tree,
         system: System,
-    ) -> anyhow::Result<Force> {
+    ) -> anyhow::Result<Force<'a>> {
         if system != System::Htb {
             return Ok(Force::Limits(Limits::apply(ctx, testbed, tree, system)?));
         }
@@ -93,13 +88,16 @@ impl Force {
             }
             Force::Limits(limits) => {
                 let names = tree.classes.iter().map(|class| class.name);
-                names.chain([ROOT]).map(|name| limits.drops(name)).collect()
+                names
+                    .chain([ROOT])
+                    .map(|name| limits.store.drops(name, Direction::Egress))
+                    .collect()
             }
         }
     }
 
     /// Where to start what belongs to a class.
-    pub(super) fn site<'a>(&'a self, testbed: &'a Testbed, class: usize) -> Site<'a> {
+    pub(super) fn site<'b>(&'b self, testbed: &'b Testbed, class: usize) -> Site<'b> {
         let site = Site::from(testbed.sender());
         match self {
             Force::Htb { .. } => site,
@@ -109,21 +107,20 @@ impl Force {
 }
 
 /// Limits of Tidegate in a store of their own.
-pub(super) struct Limits {
-    store: PathBuf,
-    tidegate: PathBuf,
+pub(super) struct Limits<'a> {
+    store: Store<'a>,
     // Those inside before those that they are in; the root last.
     cgroups: Vec<Cgroup>,
     _root: Cgroup,
 }
 
-impl Limits {
+impl<'a> Limits<'a> {
     fn apply(
         ctx: &Context,
-        testbed: &Testbed,
+        testbed: &'a Testbed,
         tree: &Tree,
         system: System,
-    ) -> anyhow::Result<Limits> {
+    ) -> anyhow::Result<Limits<'a>> {
         let root = Cgroup::create()?;
         let mut cgroups: Vec<Cgroup> = Vec::new();
         for class in &tree.classes {
@@ -132,37 +129,20 @@ impl Limits {
             cgroups.push(cgroup);
         }
         let spec = spec(tree, system, &root, &cgroups)?;
-        let store = PathBuf::from("/sys/fs/bpf").join(unique_name("tree"));
-        let limits = Limits { store, tidegate: ctx.tidegate.clone(), cgroups, _root: root };
+        let store = Store::new(&ctx.tidegate, testbed.sender());
+        let mut limits = Limits { store, cgroups, _root: root };
         let file = ctx.out_dir.join(format!("{}.toml", unique_name("limits")));
         fs::create_dir_all(&ctx.out_dir)?;
         fs::write(&file, spec)?;
-        let mut apply = command(testbed.sender(), &limits.tidegate)?;
-        apply.arg("apply").arg(&file).env("TIDEGATE_BPFFS", &limits.store);
-        let applied = Child::spawn(apply).and_then(|child| child.finish(VERB));
+        let applied = limits.store.tidegate([OsStr::new("apply"), file.as_os_str()]);
         fs::remove_file(&file)?;
-        applied.map(|_| limits)
+        applied.map(|()| limits)
     }
 }
 
-impl Limits {
-    fn drops(&self, name: &str) -> anyhow::Result<u64> {
-        let mut show = std::process::Command::new(&self.tidegate);
-        show.args(["limit", "show", name, "--json"]).env("TIDEGATE_BPFFS", &self.store);
-        let shown: Value = Child::spawn(show)?.finish(VERB)?.json()?;
-        let counters = shown["egress"].as_object().context("no egress")?.iter();
-        let is_drop = |key: &str| key.starts_with("drop_") && key.ends_with("_packets");
-        Ok(counters.filter(|(key, _)| is_drop(key)).filter_map(|(_, count)| count.as_u64()).sum())
-    }
-}
-
-impl Drop for Limits {
+impl Drop for Limits<'_> {
     fn drop(&mut self) {
-        let mut detach = std::process::Command::new(&self.tidegate);
-        detach.arg("detach").env("TIDEGATE_BPFFS", &self.store);
-        if let Err(error) = Child::spawn(detach).and_then(|child| child.finish(VERB)) {
-            eprintln!("warning: {} stays: {error:#}", self.store.display());
-        }
+        self.store.detach();
         while self.cgroups.pop().is_some() {}
     }
 }

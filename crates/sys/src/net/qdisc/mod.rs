@@ -18,7 +18,7 @@ use netlink_packet_route::{
 };
 
 pub use netem::Netem;
-pub use options::{Htb, HtbClass, Tbf, TbfQueue, tc_default_burst_bytes};
+pub use options::{FqCodel, Htb, HtbClass, Tbf, TbfQueue, tc_default_burst_bytes};
 
 use super::{NetError, Netlink};
 
@@ -139,18 +139,22 @@ pub enum Qdisc {
         /// Bytes.
         limit_bytes: u32,
     },
+    /// A queue for each of many flows, each kept short by CoDel.
+    FqCodel(FqCodel),
     /// No queue; the hook for filters on both directions. Its place is [`Handle::CLSACT`].
     Clsact,
 }
 
 impl Qdisc {
-    fn kind(&self) -> &'static str {
+    /// As the kernel and `tc` call it.
+    pub fn kind(&self) -> &'static str {
         match self {
             Self::Htb(_) => "htb",
             Self::Tbf(_) => "tbf",
             Self::Netem(_) => "netem",
             Self::Pfifo { .. } => "pfifo",
             Self::Bfifo { .. } => "bfifo",
+            Self::FqCodel(_) => "fq_codel",
             Self::Clsact => "clsact",
         }
     }
@@ -160,6 +164,7 @@ impl Qdisc {
             Self::Htb(htb) => Some(htb.encode()),
             Self::Tbf(tbf) => Some(tbf.encode()?),
             Self::Netem(netem) => Some(netem.encode()),
+            Self::FqCodel(fq_codel) => Some(fq_codel.encode()),
             Self::Pfifo { limit_packets: limit } | Self::Bfifo { limit_bytes: limit } => {
                 Some(limit.to_ne_bytes().to_vec())
             }

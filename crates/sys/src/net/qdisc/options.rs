@@ -33,6 +33,10 @@ const TCA_TBF_RTAB: u16 = 2;
 const TCA_TBF_RATE64: u16 = 4;
 const TCA_TBF_BURST: u16 = 6;
 
+const TCA_FQ_CODEL_TARGET: u16 = 1;
+const TCA_FQ_CODEL_LIMIT: u16 = 2;
+const TCA_FQ_CODEL_MEMORY_LIMIT: u16 = 9;
+
 const TCA_U32_CLASSID: u16 = 1;
 const TCA_U32_SEL: u16 = 5;
 const U32_TERMINAL: u8 = 1;
@@ -145,6 +149,29 @@ impl HtbClass {
 /// packet is all of it.
 pub fn tc_default_burst_bytes(rate_bit_s: u64) -> u32 {
     default_burst(rate_bit_s / 8, HTB_MTU_BYTES)
+}
+
+/// FQ-CoDel, with the kernel's defaults for the rest.
+#[derive(Debug, Clone, Copy)]
+pub struct FqCodel {
+    /// Packets that it holds.
+    pub limit_packets: u32,
+    /// The memory that its packets take, with the kernel's own data about them.
+    pub memory_bytes: u32,
+    /// What packets may wait for long.
+    pub target: Duration,
+}
+
+impl FqCodel {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let target_us = u32::try_from(self.target.as_micros()).unwrap_or(u32::MAX);
+        let mut options = Attributes::default();
+        options
+            .push(TCA_FQ_CODEL_TARGET, &target_us.to_ne_bytes())
+            .push(TCA_FQ_CODEL_LIMIT, &self.limit_packets.to_ne_bytes())
+            .push(TCA_FQ_CODEL_MEMORY_LIMIT, &self.memory_bytes.to_ne_bytes());
+        options.into_bytes()
+    }
 }
 
 /// A token bucket filter.

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Scheme `htb`: says to which class of the kernel's HTB a packet belongs, and marks it if the queue
+ * that it joins is longer than a threshold. HTB itself is the kernel's; user space builds its
+ * classes (sys::htb).
+ *
+ * What leaves by a device meets `htb_out` before its qdisc. What comes in meets `htb_in`, which
+ * sends it through an ifb device that has a qdisc; from there the kernel takes it on as if it had
+ * just come. The class is said by the packet's priority.
+ *
+ * In a tree, whose packet it is tells the cgroup of its sender, or the port by which it came:
+ * `htb_stamp` writes that on it, as no other field outlives a bridge and routing.
+ */
+#include "vmlinux.h"
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_helpers.h>
+
+#include "backlog.h"
+#include "htb.h"
+#include "intf.h"
+#include "maps.h"
+#include "packet.h"
+
+/* Of the root's slot: its tree has limits on cgroups, on ports. */
+#define HTB_HAS_CGROUPS (1U << 0)
+#define HTB_HAS_PORTS	(1U << 1)
+/* Keys of ports among those of cgroups. */
+#define HTB_PORT_KEY (1ULL << 63)
+
+struct htb_slot {
+	/* 0: packets are not marked. */
+	__u32 mark_bytes;
+	__u32 flags;
+	/* Of its leaf. */
+	struct tg_backlog backlog;
+};
+
+struct htb_marked {
+	__u64 packets;
+	__u64 bytes;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, TG_DIRECTIONS);
+	__type(key, __u32);
+	__type(value, struct tg_counters);
+} counters SEC(".maps");
+
+/* The slots of a tree, of the first direction, then of the other. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TG_DIRECTIONS *HTB_SLOTS);
+	__type(key, __u32);
+	__type(value, struct htb_slot);
+} slots SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, TG_DIRECTIONS *HTB_SLOTS);
+	__type(key, __u32);
+	__type(value, struct htb_marked);
+} marked SEC(".maps");
+
+/* Cgroup ids, and HTB_PORT_KEY | index of a port, to slots. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, HTB_SLOTS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, __u32);
+} members SEC(".maps");
+
+/* The directions of what leaves by the device and of what comes in, for the workload. */
+const volatile __u32 direction_out = TG_EGRESS;
+const volatile __u32 direction_in = TG_INGRESS;
+/* The ifb of what comes in. */
+const volatile __u32 ifb_ifindex = 0;
+
+/* Whose packet it is: the limit on the nearest cgroup of its sender, or on the port it came by. */
+static __always_inline __u32 slot_of(struct __sk_buff *skb, __u32 flags)
+{
+	__u32 slot = HTB_ROOT_SLOT;
+	__u32 *found;
+	__u64 key;
+
+	if (flags & HTB_HAS_PORTS && skb->tc_index) {
+		key = HTB_PORT_KEY | skb->tc_index;
+		found = bpf_map_lookup_elem(&members, &key);
+		if (found)
+			return *found;
+	}
+	if (!(flags & HTB_HAS_CGROUPS))
+		return slot;
+	for (__u32 level = 1; level <= HTB_CGROUP_LEVELS; level++) {
+		key = bpf_skb_ancestor_cgroup_id(skb, level);
+		if (!key)
+			break;
+		found = bpf_map_lookup_elem(&members, &key);
+		if (found)
+			slot = *found;
+	}
+	return slot;
+}
+
+static __always_inline void join(struct __sk_buff *skb, __u32 direction)
+{
+	__u32 key = direction * HTB_SLOTS + HTB_ROOT_SLOT;
+	struct htb_slot *root = bpf_map_lookup_elem(&slots, &key);
+	struct htb_slot *slot = root;
+	struct htb_marked *count;
+	struct tg_waiting now;
+	__u32 place = HTB_ROOT_SLOT;
+
+	if (root && root->flags) {
+		place = slot_of(skb, root->flags);
+		key = direction * HTB_SLOTS + place;
+		slot = bpf_map_lookup_elem(&slots, &key);
+	}
+	skb->priority = htb_leaf(place);
+	if (!slot || !slot->mark_bytes || tg_backlog_read(&slot->backlog, &now))
+		return;
+	if (!htb_marks(now.bytes, slot->mark_bytes) || !bpf_skb_ecn_set_ce(skb))
+		return;
+	count = bpf_map_lookup_elem(&marked, &key);
+	if (count) {
+		count->packets++;
+		count->bytes += tg_frame_bytes(skb, skb->len);
+	}
+}
+
+SEC("tcx/egress")
+int htb_out(struct __sk_buff *skb)
+{
+	join(skb, direction_out);
+	/* Whoever comes next decides. */
+	return TC_ACT_UNSPEC;
+}
+
+SEC("tcx/ingress")
+int htb_in(struct __sk_buff *skb)
+{
+	join(skb, direction_in);
+	return bpf_redirect(ifb_ifindex, 0);
+}
+
+/* At a port that is inside a device's limit. */
+SEC("tcx/ingress")
+int htb_stamp(struct __sk_buff *skb)
+{
+	skb->tc_index = skb->ifindex;
+	return TC_ACT_UNSPEC;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,389 @@
+//! Scheme `htb`: the kernel's Hierarchical Token Bucket on devices, and limits inside theirs.
+//!
+//! ```text
+//!  leaves by the device      htb_out ── priority ──► HTB at the root of the device ──► device
+//!  comes in by the device    htb_in ──► ifb device ──► HTB at its root ──► on as if it had just come
+//! ```
+//!
+//! The limit on a device or port is the root of a tree ([`Root`]); those inside it are on cgroups of this host
+//! or on ports, and only have a slot in it: two classes, a queue, a place in the map that says whose packets
+//! are whose. What HTB is told is worked out in [`tidegate_core::htb`]; [`tree`] makes it so. Everything in
+//! the kernel is found again by its name: the handle `7467:`, the device `tgifbN` of device N, pins.
+
+mod seat;
+mod tree;
+
+use std::mem::MaybeUninit;
+
+use bytemuck::{Pod, Zeroable};
+use libbpf_rs::{
+    MapCore, MapFlags, MapHandle, OpenObject, ProgramMut,
+    skel::{OpenSkel, SkelBuilder},
+};
+use tidegate_core::{
+    Bytes, Direction, Scope,
+    htb::{self, Branch, ROOT_SLOT, SLOTS},
+};
+
+pub use seat::Seat;
+
+use crate::{
+    backlog::Backlog,
+    device::{self, Hooked, Target},
+    intf,
+    limit::{LimitError, LimitMaps, load_error, lookup, map_error, quiet_libbpf},
+    net::{NetError, Netlink},
+};
+
+mod skel {
+    #![allow(
+        missing_docs,
+        unused_qualifications,
+        clippy::all,
+        clippy::undocumented_unsafe_blocks,
+        clippy::unwrap_used
+    )]
+    include!(concat!(env!("OUT_DIR"), "/htb.skel.rs"));
+}
+
+/// `HTB_HAS_CGROUPS` and `HTB_HAS_PORTS`.
+const HAS_CGROUPS: u32 = 1 << 0;
+const HAS_PORTS: u32 = 1 << 1;
+/// `HTB_PORT_KEY`.
+const PORT_KEY: u64 = 1 << 63;
+/// `HTB_CGROUP_LEVELS`.
+const CGROUP_LEVELS: u32 = 16;
+/// A packet has 16 bits for the index of its port.
+const PORT_IFINDEX_MAX: u32 = u16::MAX as u32;
+/// What the stack builds at most, where a device does not say.
+const SEGMENT: Bytes = Bytes(65_536);
+
+/// The pins of the maps of a root, beside those of every limit.
+pub(crate) const SLOTS_PIN: &str = "slots";
+pub(crate) const MARKED_PIN: &str = "marked";
+pub(crate) const MEMBERS_PIN: &str = "members";
+/// `struct htb_slot`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+struct Slot {
+    /// Packets are marked beyond it; 0: never.
+    mark_bytes: u32,
+    flags: u32,
+    backlog: Backlog,
+}
+
+/// Who is inside a limit on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Member {
+    /// The programs of a cgroup, by its id.
+    Cgroup(u64),
+    /// What comes in by a port, by its index.
+    Port(u32),
+}
+
+impl Member {
+    fn key(self) -> u64 {
+        match self {
+            Member::Cgroup(id) => id,
+            Member::Port(ifindex) => PORT_KEY | u64::from(ifindex),
+        }
+    }
+}
+
+/// The direction, of the workload, of what leaves by the device of a limit.
+fn direction_out(limit: &intf::Limit) -> Direction {
+    if limit.flags & intf::FLAG_PORT != 0 { Direction::Ingress } else { Direction::Egress }
+}
+
+fn other(direction: Direction) -> Direction {
+    match direction {
+        Direction::Egress => Direction::Ingress,
+        Direction::Ingress => Direction::Egress,
+    }
+}
+
+/// The ifb device of a device.
+fn ifb_name(ifindex: u32) -> String {
+    format!("tgifb{ifindex}")
+}
+
+/// The limit on a device itself, as long as this value lives unless it is [kept](Root::keep).
+#[derive(Debug)]
+pub(crate) struct Root {
+    pub(crate) maps: LimitMaps,
+    pub(crate) slots: MapHandle,
+    pub(crate) marked: MapHandle,
+    pub(crate) members: MapHandle,
+    pub(crate) hooked: Hooked,
+    limit: intf::Limit,
+    kept: bool,
+}
+
+/// What is put on a device, to be taken off again should the rest fail.
+struct Planted(Option<intf::Limit>);
+
+impl Drop for Planted {
+    fn drop(&mut self) {
+        if let Some(limit) = self.0 {
+            uproot(&limit);
+        }
+    }
+}
+
+impl Root {
+    /// Puts a limit on a device that has none: its qdiscs, its ifb device, and the programs. Its classes come
+    /// with [`settle`].
+    pub(crate) fn put(
+        target: &Target,
+        limit: &intf::Limit,
+        force: bool,
+    ) -> Result<Root, LimitError> {
+        let mut netlink = Netlink::open()?;
+        let (out, ifindex) = (direction_out(limit), limit.ifindex);
+        let mut planted = Planted(None);
+        if limit.rate(out).is_some() {
+            tree::plant(&mut netlink, ifindex, target.scope.name(), force)?;
+            planted.0 = Some(*limit);
+        }
+        let mut ifb_ifindex = 0;
+        if limit.rate(other(out)).is_some() {
+            let name = ifb_name(ifindex);
+            // One that a process which died has left.
+            remove_ifb(&mut netlink, ifindex);
+            netlink.add_ifb(&name).map_err(|e| match e.errno() {
+                Some(libc::EOPNOTSUPP) => LimitError::NoIfb,
+                _ => e.into(),
+            })?;
+            planted.0 = Some(*limit);
+            ifb_ifindex = netlink.index_of(&name)?;
+            tree::plant(&mut netlink, ifb_ifindex, &name, true)?;
+            netlink.set_up(ifb_ifindex, true)?;
+        }
+        let root = Self::load(target, limit, ifb_ifindex)?;
+        planted.0 = None;
+        Ok(root)
+    }
+
+    fn load(target: &Target, limit: &intf::Limit, ifb_ifindex: u32) -> Result<Root, LimitError> {
+        quiet_libbpf();
+        let out = direction_out(limit);
+        let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+        let mut open =
+            skel::HtbSkelBuilder::default().open(&mut storage).map_err(load_error("htb"))?;
+        open.progs.htb_out.set_autoload(limit.rate(out).is_some());
+        open.progs.htb_in.set_autoload(ifb_ifindex != 0);
+        open.progs.htb_stamp.set_autoload(false);
+        if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
+            rodata.direction_out = intf::index(out) as u32;
+            rodata.direction_in = intf::index(other(out)) as u32;
+            rodata.ifb_ifindex = ifb_ifindex;
+        }
+        let htb = open.load().map_err(load_error("htb"))?;
+        let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("htb"));
+        let maps = own_maps(&htb, limit)?;
+        let mut programs: Vec<(_, &ProgramMut<'_>)> = Vec::new();
+        if limit.rate(out).is_some() {
+            programs.push((out, &htb.progs.htb_out));
+        }
+        if ifb_ifindex != 0 {
+            programs.push((other(out), &htb.progs.htb_in));
+        }
+        Ok(Root {
+            maps,
+            slots: handle(&htb.maps.slots)?,
+            marked: handle(&htb.maps.marked)?,
+            members: handle(&htb.maps.members)?,
+            hooked: device::attach(target, &programs)?,
+            limit: *limit,
+            kept: false,
+        })
+    }
+
+    /// Leaves it on the device.
+    pub(crate) fn keep(mut self) {
+        self.kept = true;
+        self.hooked.filters.iter_mut().for_each(device::Filters::keep);
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        if !self.kept {
+            // The programs first, or packets would be sent to an ifb device that is no more.
+            self.hooked = Hooked::default();
+            uproot(&self.limit);
+        }
+    }
+}
+
+/// The maps that every limit has, of a limit inside another one; on a port with the program there.
+pub(crate) fn inside(
+    limit: &intf::Limit,
+    port: Option<&Target>,
+) -> Result<(LimitMaps, Hooked), LimitError> {
+    quiet_libbpf();
+    let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+    let mut open = skel::HtbSkelBuilder::default().open(&mut storage).map_err(load_error("htb"))?;
+    open.progs.htb_out.set_autoload(false);
+    open.progs.htb_in.set_autoload(false);
+    open.progs.htb_stamp.set_autoload(port.is_some());
+    for map in [&mut open.maps.slots, &mut open.maps.marked, &mut open.maps.members] {
+        map.set_autocreate(false).map_err(load_error("htb"))?;
+    }
+    let htb = open.load().map_err(load_error("htb"))?;
+    let maps = own_maps(&htb, limit)?;
+    let stamp = [(Direction::Egress, &htb.progs.htb_stamp as &ProgramMut<'_>)];
+    let hooked = port.map(|target| device::attach(target, &stamp)).transpose()?;
+    Ok((maps, hooked.unwrap_or_default()))
+}
+
+fn own_maps(htb: &skel::HtbSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps, LimitError> {
+    let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("htb"));
+    let maps = LimitMaps {
+        limit: handle(&htb.maps.limit)?,
+        queues: handle(&htb.maps.queues_of_limit)?,
+        counters: handle(&htb.maps.counters)?,
+        sockets: None,
+        parent: None,
+        group: None,
+        seat: None,
+    };
+    maps.write(limit)?;
+    Ok(maps)
+}
+
+/// Checks that a packet can say that it is a member's.
+pub(crate) fn check_member(member: Member, scope: &Scope, level: u32) -> Result<(), LimitError> {
+    let why = match member {
+        Member::Cgroup(_) if level > CGROUP_LEVELS => "it is more than 16 cgroups deep",
+        Member::Port(ifindex) if ifindex > PORT_IFINDEX_MAX => "its index is above 65535",
+        _ => return Ok(()),
+    };
+    Err(LimitError::NoMember { what: scope.clone(), why })
+}
+
+/// One limit of a tree as the store has it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Leaf {
+    pub(crate) slot: u16,
+    pub(crate) parent: Option<u16>,
+    pub(crate) limit: intf::Limit,
+    /// None: it is the root.
+    pub(crate) member: Option<Member>,
+}
+
+/// Makes the tree of the limit `root` what `leaves` say, its own among them: classes, queues, who is who.
+///
+/// # Errors
+/// [`LimitError`]; settling what was before puts it back.
+pub(crate) fn settle(
+    root: &intf::Limit,
+    slots: &MapHandle,
+    members: &MapHandle,
+    leaves: &[Leaf],
+) -> Result<(), LimitError> {
+    let mut netlink = Netlink::open()?;
+    let has =
+        |what: fn(&Member) -> bool| leaves.iter().any(|l| l.member.as_ref().is_some_and(what));
+    let has_cgroups = has(|m| matches!(m, Member::Cgroup(_)));
+    let has_ports = has(|m| matches!(m, Member::Port(_)));
+    let flags = if has_cgroups { HAS_CGROUPS } else { 0 } | if has_ports { HAS_PORTS } else { 0 };
+    for direction in [Direction::Egress, Direction::Ingress] {
+        let Some(ifindex) = device_of(&mut netlink, root, direction)? else { continue };
+        let segment = netlink.gso_max_size(root.ifindex).map_or(SEGMENT, |b| Bytes(b.into()));
+        let branches = branches(leaves, direction, segment);
+        let place = |slot: u16| intf::index(direction) as u32 * u32::from(SLOTS) + u32::from(slot);
+        let known = |slot| {
+            let known: Slot = lookup(slots, SLOTS_PIN, place(slot)).ok()?;
+            (known.backlog.ifindex == ifindex).then_some(known.backlog)
+        };
+        let backlogs = tree::settle(&mut netlink, ifindex, &branches, known)?;
+        for (branch, backlog) in branches.iter().zip(backlogs) {
+            let mark =
+                branch.mark.map_or(0, |mark| u32::try_from(mark.0).unwrap_or(u32::MAX).max(1));
+            let flags = if branch.slot == ROOT_SLOT { flags } else { 0 };
+            let slot = Slot { mark_bytes: mark, flags, backlog };
+            slots
+                .update(&place(branch.slot).to_ne_bytes(), bytemuck::bytes_of(&slot), MapFlags::ANY)
+                .map_err(map_error(SLOTS_PIN))?;
+        }
+    }
+    let wanted = leaves.iter().filter_map(|leaf| Some((leaf.member?.key(), u32::from(leaf.slot))));
+    let wanted: Vec<_> = wanted.collect();
+    let gone =
+        members.keys().filter(|key| !wanted.iter().any(|(k, _)| k.to_ne_bytes()[..] == key[..]));
+    for key in gone.collect::<Vec<_>>() {
+        members.delete(&key).map_err(map_error(MEMBERS_PIN))?;
+    }
+    for (key, slot) in wanted {
+        members
+            .update(&key.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY)
+            .map_err(map_error(MEMBERS_PIN))?;
+    }
+    Ok(())
+}
+
+/// What HTB is told in a direction.
+fn branches(leaves: &[Leaf], direction: Direction, segment: Bytes) -> Vec<Branch> {
+    let index = intf::index(direction);
+    let limits = leaves.iter().filter_map(|leaf| {
+        let class = &leaf.limit.class[index];
+        Some(htb::Limit {
+            slot: leaf.slot,
+            parent: leaf.parent,
+            ceiling: leaf.limit.rate(direction)?,
+            class: class.class().unwrap_or_default(),
+            config: leaf.limit.queue[index].into(),
+            floors: class.floors(),
+        })
+    });
+    htb::branches(&limits.collect::<Vec<_>>(), segment)
+}
+
+/// The device whose qdisc holds a direction of a limit; `None` if that is not limited.
+fn device_of(
+    netlink: &mut Netlink,
+    root: &intf::Limit,
+    direction: Direction,
+) -> Result<Option<u32>, NetError> {
+    if root.rate(direction).is_none() {
+        return Ok(None);
+    }
+    if direction == direction_out(root) {
+        return Ok(Some(root.ifindex));
+    }
+    netlink.index_of(&ifb_name(root.ifindex)).map(Some)
+}
+
+/// Takes the qdiscs of a limit off, and its ifb device; what cannot be found is off already.
+pub(crate) fn uproot(limit: &intf::Limit) {
+    let Ok(mut netlink) = Netlink::open() else { return };
+    if limit.rate(direction_out(limit)).is_some() {
+        let _ = tree::uproot(&mut netlink, limit.ifindex);
+    }
+    if limit.rate(other(direction_out(limit))).is_some() {
+        remove_ifb(&mut netlink, limit.ifindex);
+    }
+}
+
+fn remove_ifb(netlink: &mut Netlink, ifindex: u32) {
+    let name = ifb_name(ifindex);
+    let ifb = netlink.devices().unwrap_or_default().into_iter();
+    for ifb in ifb.filter(|device| device.name == name && device.kind == "ifb") {
+        let _ = netlink.delete_link(ifb.index);
+    }
+}
+
+/// The names of the links that a root has, as [`device`] names them: of its limited directions.
+pub(crate) fn links(limit: &intf::Limit) -> &'static [&'static str] {
+    let is_limited = |direction| limit.rate(direction).is_some();
+    match (is_limited(Direction::Egress), is_limited(Direction::Ingress)) {
+        (true, true) => &["egress", "ingress"],
+        (true, false) => &["egress"],
+        (false, true) => &["ingress"],
+        (false, false) => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! What the kernel and the programs say of one limit of a tree.
+
+use std::path::{Path, PathBuf};
+
+use bytemuck::{Pod, Zeroable};
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use rustix::time::{ClockId, clock_gettime};
+use tidegate_core::{Bytes, Direction, Rate, htb::SLOTS};
+
+use super::{MARKED_PIN, SLOTS_PIN, Slot, device_of, tree};
+use crate::{
+    intf,
+    limit::{LimitError, Reading, lookup, map_error},
+    net::Netlink,
+};
+
+/// Places of [`intf::Counters`], by the table of outcomes.
+const PASS: usize = 0;
+const MARK: usize = 1;
+const DROP_FULL: usize = 3;
+
+/// `struct htb_marked`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, Pod, Zeroable)]
+struct Marked {
+    packets: u64,
+    bytes: u64,
+}
+
+/// Where a limit is in its tree.
+#[derive(Debug, Clone)]
+pub struct Seat {
+    /// Where the limit on the device is pinned.
+    dir: PathBuf,
+    /// That limit.
+    root: intf::Limit,
+    slot: u16,
+}
+
+impl Seat {
+    /// `root` is the limit of the tree's device, pinned in `dir`.
+    pub(crate) fn new(dir: &Path, root: &intf::Limit, slot: u16) -> Seat {
+        Seat { dir: dir.to_owned(), root: *root, slot }
+    }
+
+    /// Its place in the tree.
+    pub(crate) fn slot(&self) -> u16 {
+        self.slot
+    }
+
+    fn place(&self, direction: Direction) -> u32 {
+        intf::index(direction) as u32 * u32::from(SLOTS) + u32::from(self.slot)
+    }
+
+    /// Whether the classes of all limited directions are there.
+    pub(crate) fn is_taken(&self) -> bool {
+        let Ok(mut netlink) = Netlink::open() else { return false };
+        [Direction::Egress, Direction::Ingress].into_iter().all(|direction| {
+            match device_of(&mut netlink, &self.root, direction) {
+                Ok(None) => true,
+                Ok(Some(ifindex)) => {
+                    let is_limited = self.slot_of(direction).is_some_and(|s| s.backlog.qdisc != 0);
+                    let figures = tree::figures(&mut netlink, ifindex, self.slot);
+                    !is_limited || figures.is_ok_and(|figures| figures.is_some())
+                }
+                Err(_) => false,
+            }
+        })
+    }
+
+    fn slot_of(&self, direction: Direction) -> Option<Slot> {
+        let slots = MapHandle::from_pinned_path(self.dir.join(SLOTS_PIN)).ok()?;
+        lookup(&slots, SLOTS_PIN, self.place(direction)).ok()
+    }
+
+    /// The backlog as a queue that would be behind by so much, and the counters: what HTB has sent, what was
+    /// marked, what the queue has dropped. Bytes that were dropped are not known.
+    pub(crate) fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
+        let mut reading = Reading::default();
+        let mut netlink = Netlink::open()?;
+        // On a device that is gone there is nothing to be read.
+        let Ok(Some(ifindex)) = device_of(&mut netlink, &self.root, direction) else {
+            return Ok(reading);
+        };
+        let Some(figures) = tree::figures(&mut netlink, ifindex, self.slot)? else {
+            return Ok(reading);
+        };
+        let marked = self.marked(direction)?;
+        let rate = self.slot_of(direction).map(|slot| slot.backlog.rate_bit_s);
+        if let Some(rate) = rate.and_then(Rate::from_bit_s) {
+            let now = clock_gettime(ClockId::Monotonic);
+            let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+            reading.queue.finish_ns = now_ns + rate.time_for(Bytes(figures.waiting_bytes)).0;
+        }
+        let counters = &mut reading.counters;
+        counters.packets[PASS] = figures.sent_packets.saturating_sub(marked.packets);
+        counters.bytes[PASS] = figures.sent_bytes.saturating_sub(marked.bytes);
+        counters.packets[MARK] = marked.packets;
+        counters.bytes[MARK] = marked.bytes;
+        counters.packets[DROP_FULL] = figures.dropped_packets;
+        Ok(reading)
+    }
+
+    fn marked(&self, direction: Direction) -> Result<Marked, LimitError> {
+        let map = MapHandle::from_pinned_path(self.dir.join(MARKED_PIN))
+            .map_err(map_error(MARKED_PIN))?;
+        let per_cpu = map
+            .lookup_percpu(&self.place(direction).to_ne_bytes(), MapFlags::ANY)
+            .map_err(map_error(MARKED_PIN))?;
+        let mut sum = Marked::default();
+        for cpu in per_cpu.unwrap_or_default() {
+            let bytes = cpu.get(..size_of::<Marked>());
+            let one: Option<Marked> = bytes.and_then(|b| bytemuck::try_pod_read_unaligned(b).ok());
+            let one = one.ok_or(LimitError::Layout(MARKED_PIN))?;
+            sum.packets += one.packets;
+            sum.bytes += one.bytes;
+        }
+        Ok(sum)
+    }
+}

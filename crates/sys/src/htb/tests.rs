@@ -1,0 +1,40 @@
+//! The C of the kernel against its Rust model.
+
+use proptest::prelude::*;
+use tidegate_core::htb::{MAJOR, QUEUE_MAJOR, leaf_minor, marks};
+
+use super::*;
+
+unsafe extern "C" {
+    fn native_htb_marks(waiting_bytes: u32, mark_bytes: u32) -> u32;
+    fn native_htb_leaf(slot: u32) -> u32;
+    static native_htb_constants: [u32; 5];
+}
+
+#[test]
+fn the_constants_are_the_headers() {
+    let ours = [
+        u32::from(MAJOR),
+        u32::from(SLOTS),
+        u32::from(ROOT_SLOT),
+        u32::from(QUEUE_MAJOR),
+        CGROUP_LEVELS,
+    ];
+    // SAFETY: a constant of the test's C library, of this type.
+    assert_eq!(unsafe { native_htb_constants }, ours);
+    assert_eq!(size_of::<Slot>(), 32);
+}
+
+proptest! {
+    #[test]
+    fn the_header_is_the_model(
+        waiting in prop_oneof![any::<u32>(), 0u32..200], mark in prop_oneof![Just(0u32), any::<u32>(), 0u32..200],
+        slot in 1u16..SLOTS,
+    ) {
+        // SAFETY: pure functions over numbers.
+        let (marked, leaf) = unsafe { (native_htb_marks(waiting, mark), native_htb_leaf(slot.into())) };
+        prop_assert_eq!(marked != 0, marks(waiting, Some(mark)));
+        prop_assert_eq!(leaf, u32::from(MAJOR) << 16 | u32::from(leaf_minor(slot)));
+        prop_assert_eq!(leaf & 0xf, 0);
+    }
+}

@@ -1,0 +1,305 @@
+//! Limits of scheme `htb` in the store: a tree of them on a device.
+//!
+//! ```text
+//! NAME/{slots,marked,members}        of the limit on the device: the maps of its tree
+//!     slot                           of one inside it: symbolic link to the number of its place
+//!     root                           ... and to the name of the limit on the device
+//! ```
+
+use std::{fs, path::Path};
+
+use libbpf_rs::MapHandle;
+use tidegate_core::{Scope, htb::ROOT_SLOT};
+
+use super::{
+    BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, bpf_error, io_error,
+    limit_error,
+    pins::{detach_links, pin_hooks, pin_maps, remove_pins},
+    symlink,
+};
+use crate::{
+    cgroup::{Cgroup, Hierarchy},
+    device::{self, Target},
+    htb::{self, Leaf, MARKED_PIN, MEMBERS_PIN, Member, Root, SLOTS_PIN, Seat, check_member},
+    intf,
+    limit::{LimitError, LimitOptions, lookup},
+};
+
+/// The symbolic links of a limit inside another one.
+const SLOT: &str = "slot";
+const ROOT: &str = "root";
+
+/// What is to be put on.
+pub(super) struct Asked<'a> {
+    pub name: &'a str,
+    pub scope: &'a Scope,
+    /// Of a cgroup scope.
+    pub cgroup: Option<&'a Cgroup>,
+    pub options: &'a LimitOptions,
+    pub parent: Option<&'a PinnedLimit>,
+}
+
+impl Store {
+    /// Puts a limit on a device, or inside one that is.
+    pub(super) fn install_htb(
+        &self,
+        hierarchy: &Hierarchy,
+        present: &[PinnedLimit],
+        asked: &Asked<'_>,
+    ) -> Result<(), StoreError> {
+        match (asked.parent, asked.cgroup) {
+            (Some(parent), _) => self.graft(hierarchy, parent, asked),
+            (None, None) => self.plant(present, asked),
+            (None, Some(cgroup)) => {
+                let what = Scope::Cgroup(cgroup.path().to_owned());
+                let why =
+                    "without a parent; name a limit on a device as its parent, with scheme `htb`";
+                Err(limit_error(asked.name)(LimitError::NoMember { what, why }))
+            }
+        }
+    }
+
+    fn plant(&self, present: &[PinnedLimit], asked: &Asked<'_>) -> Result<(), StoreError> {
+        let refused = || limit_error(asked.name);
+        let target = Target::find(asked.scope).map_err(|e| refused()(e.into()))?;
+        let limit = target.encode(asked.options).map_err(refused())?;
+        // A device may be limited as `dev` and as `port`; it has one qdisc.
+        let holds = |other: &&PinnedLimit| {
+            let l = &other.limit;
+            l.flags & intf::FLAG_HTB != 0
+                && (l.ifindex, l.cgroup_id) == (target.ifindex, target.namespace)
+                && other.scope.is_some()
+                && other.maps.seat.as_ref().is_some_and(|seat| seat.slot() == ROOT_SLOT)
+        };
+        if let Some(other) = present.iter().find(holds) {
+            let (scope, name) = (asked.scope.clone(), other.name.clone());
+            return Err(StoreError::ScopeTaken { scope, name });
+        }
+        let mut root = Root::put(&target, &limit, self.force).map_err(refused())?;
+        let leaf = Leaf { slot: ROOT_SLOT, parent: None, limit, member: None };
+        htb::settle(&limit, &root.slots, &root.members, &[leaf]).map_err(refused())?;
+        let building = self.root.join(format!("{BUILDING}{}", asked.name));
+        let done = pin_root(&mut root, &building).and_then(|()| {
+            let mark = if matches!(asked.scope, Scope::Port(_)) { PORT } else { DEV };
+            symlink(Path::new(asked.scope.name()), &building.join(mark))?;
+            rename(&building, &self.root.join(asked.name))
+        });
+        if done.is_err() {
+            let _ = remove_pins(&building);
+            return done;
+        }
+        root.keep();
+        Ok(())
+    }
+
+    fn graft(
+        &self,
+        hierarchy: &Hierarchy,
+        parent: &PinnedLimit,
+        asked: &Asked<'_>,
+    ) -> Result<(), StoreError> {
+        let refused = || limit_error(asked.name);
+        let tree = self.tree_of(hierarchy, &parent.name)?;
+        let (limit, member, target) = match asked.cgroup {
+            Some(cgroup) => {
+                let limit = asked.options.encode(cgroup.id()).map_err(|e| refused()(e.into()))?;
+                check_member(Member::Cgroup(cgroup.id()), asked.scope, cgroup.level())
+                    .map_err(refused())?;
+                (limit, Member::Cgroup(cgroup.id()), None)
+            }
+            None => {
+                let target = Target::find(asked.scope).map_err(|e| refused()(e.into()))?;
+                let limit = target.encode(asked.options).map_err(refused())?;
+                check_member(Member::Port(target.ifindex), asked.scope, 0).map_err(refused())?;
+                (limit, Member::Port(target.ifindex), Some(target))
+            }
+        };
+        let taken: Vec<_> = tree.leaves.iter().map(|leaf| leaf.slot).collect();
+        let free = (ROOT_SLOT + 1..tidegate_core::htb::SLOTS).find(|slot| !taken.contains(slot));
+        let slot = free.ok_or_else(|| refused()(LimitError::NoSlot))?;
+        let above = tree.leaves.iter().zip(&tree.names).find(|(_, name)| **name == parent.name);
+        let leaf =
+            Leaf { slot, parent: above.map(|(leaf, _)| leaf.slot), limit, member: Some(member) };
+        let (mut maps, mut hooked) = htb::inside(&limit, target.as_ref()).map_err(refused())?;
+        let building = self.root.join(format!("{BUILDING}{}", asked.name));
+        let done = pin_maps(&mut maps, &building).and_then(|()| {
+            pin_hooks(hooked.filters.as_ref(), &mut hooked.links, &building)?;
+            let (mark, at) = match asked.cgroup {
+                Some(cgroup) => (CGROUP, cgroup.absolute().to_owned()),
+                None => (PORT, asked.scope.name().into()),
+            };
+            symlink(&at, &building.join(mark))?;
+            symlink(Path::new(&parent.name), &building.join(PARENT))?;
+            symlink(Path::new(&tree.root), &building.join(ROOT))?;
+            symlink(Path::new(&slot.to_string()), &building.join(SLOT))?;
+            let leaves: Vec<_> = tree.leaves.iter().copied().chain([leaf]).collect();
+            let settled =
+                tree.settle(&leaves).and_then(|()| rename(&building, &self.root.join(asked.name)));
+            if settled.is_err() {
+                let _ = tree.settle(&tree.leaves);
+            }
+            settled
+        });
+        match done {
+            Err(_) => drop(remove_pins(&building)),
+            Ok(()) => hooked.filters.iter_mut().for_each(device::Filters::keep),
+        }
+        done
+    }
+
+    /// Puts another limit in force, and the whole tree with it: no packet that waits is lost.
+    pub(super) fn change_htb(
+        &self,
+        hierarchy: &Hierarchy,
+        pinned: &PinnedLimit,
+        limit: &intf::Limit,
+    ) -> Result<(), StoreError> {
+        let refused = || limit_error(&pinned.name);
+        pinned.maps.write(limit).map_err(refused())?;
+        let done = self.tree_of(hierarchy, &pinned.name).and_then(|tree| tree.settle(&tree.leaves));
+        if done.is_err() {
+            pinned.maps.write(&pinned.limit).map_err(refused())?;
+            let _ =
+                self.tree_of(hierarchy, &pinned.name).and_then(|tree| tree.settle(&tree.leaves));
+        }
+        done
+    }
+
+    /// Takes what a limit has put on devices off; its pins stay.
+    pub(super) fn remove_htb(&self, hierarchy: &Hierarchy, pinned: &PinnedLimit) {
+        let dir = self.root.join(&pinned.name);
+        let is_here = pinned.scope.is_some();
+        if is_here && pinned.limit.ifindex != 0 {
+            device::remove_pinned_filters(&dir, &pinned.limit);
+        }
+        match &pinned.maps.seat {
+            Some(seat) if seat.slot() != ROOT_SLOT => {
+                if let Ok(tree) = self.tree_of(hierarchy, &pinned.name) {
+                    let others = tree.leaves.iter().filter(|leaf| leaf.slot != seat.slot());
+                    let _ = tree.settle(&others.copied().collect::<Vec<_>>());
+                }
+            }
+            // The links before the qdiscs, or packets would be sent to a device that is no more.
+            // An ifb device outlives the device that it is for.
+            _ if is_here || device::is_in_this_namespace(&pinned.limit) => {
+                let _ = detach_links(&dir);
+                htb::uproot(&pinned.limit);
+            }
+            _ => {}
+        }
+    }
+
+    /// Where a limit is in its tree; `None` if that is gone.
+    pub(super) fn seat_of(&self, name: &str, limit: &intf::Limit) -> Option<Seat> {
+        let dir = self.root.join(name);
+        let Some(root) = name_in(&dir, ROOT) else {
+            return Some(Seat::new(&dir, limit, ROOT_SLOT));
+        };
+        let slot = name_in(&dir, SLOT)?.parse().ok()?;
+        let dir = self.root.join(root);
+        let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
+        Some(Seat::new(&dir, &lookup(&map, "limit", 0).ok()?, slot))
+    }
+
+    /// The hooks at which a limit no longer is, where it should be.
+    pub(super) fn unhooked_htb(
+        &self,
+        name: &str,
+        limit: &intf::Limit,
+        seat: &Seat,
+    ) -> Vec<&'static str> {
+        let dir = self.root.join(name);
+        let mut gone = match (seat.slot(), limit.ifindex) {
+            (ROOT_SLOT, _) => device::unhooked(&dir, limit, htb::links(limit)),
+            (_, 0) => Vec::new(),
+            // A port's program is where its workload's egress comes in.
+            _ => device::unhooked(&dir, limit, &["egress"]),
+        };
+        if !seat.is_taken() {
+            gone.push("qdisc");
+        }
+        gone
+    }
+
+    /// The tree that a limit is in.
+    fn tree_of(&self, hierarchy: &Hierarchy, name: &str) -> Result<Tree, StoreError> {
+        let root = name_in(&self.root.join(name), ROOT).unwrap_or_else(|| name.to_owned());
+        let dir = self.root.join(&root);
+        let open = |map: &str| {
+            let path = dir.join(map);
+            MapHandle::from_pinned_path(&path).map_err(bpf_error(&path, "open"))
+        };
+        let mut tree = Tree {
+            root: root.clone(),
+            limit: lookup(&open("limit")?, "limit", 0).map_err(limit_error(&root))?,
+            slots: open(SLOTS_PIN)?,
+            members: open(MEMBERS_PIN)?,
+            names: vec![root.clone()],
+            leaves: Vec::new(),
+        };
+        tree.leaves.push(Leaf { slot: ROOT_SLOT, parent: None, limit: tree.limit, member: None });
+        let is_inside =
+            |name: &String| name_in(&self.root.join(name), ROOT).as_ref() == Some(&root);
+        let inside: Vec<_> = self.names()?.into_iter().filter(is_inside).collect();
+        let slot_of = |name: &str| match name == root {
+            true => Some(ROOT_SLOT),
+            false => name_in(&self.root.join(name), SLOT)?.parse().ok(),
+        };
+        for name in inside {
+            let Ok(pinned) = self.open(hierarchy, &name) else { continue };
+            let Some(slot) = slot_of(&name) else { continue };
+            let member = match pinned.limit.ifindex {
+                0 => Member::Cgroup(pinned.limit.cgroup_id),
+                ifindex => Member::Port(ifindex),
+            };
+            tree.leaves.push(Leaf {
+                slot,
+                parent: pinned.parent.as_deref().and_then(slot_of),
+                limit: pinned.limit,
+                member: Some(member),
+            });
+            tree.names.push(name);
+        }
+        Ok(tree)
+    }
+}
+
+/// The limits on a device and inside that.
+struct Tree {
+    /// The name of the one on the device.
+    root: String,
+    limit: intf::Limit,
+    slots: MapHandle,
+    members: MapHandle,
+    /// Of the leaves.
+    names: Vec<String>,
+    leaves: Vec<Leaf>,
+}
+
+impl Tree {
+    fn settle(&self, leaves: &[Leaf]) -> Result<(), StoreError> {
+        htb::settle(&self.limit, &self.slots, &self.members, leaves)
+            .map_err(limit_error(&self.root))
+    }
+}
+
+fn name_in(dir: &Path, link: &str) -> Option<String> {
+    fs::read_link(dir.join(link)).ok()?.to_str().map(str::to_owned)
+}
+
+fn rename(building: &Path, target: &Path) -> Result<(), StoreError> {
+    fs::rename(building, target).map_err(io_error(target, "rename to"))
+}
+
+fn pin_root(root: &mut Root, dir: &Path) -> Result<(), StoreError> {
+    pin_maps(&mut root.maps, dir)?;
+    for (name, map) in [
+        (SLOTS_PIN, &mut root.slots),
+        (MARKED_PIN, &mut root.marked),
+        (MEMBERS_PIN, &mut root.members),
+    ] {
+        let path = dir.join(name);
+        map.pin(&path).map_err(bpf_error(&path, "pin"))?;
+    }
+    pin_hooks(root.hooked.filters.as_ref(), &mut root.hooked.links, dir)
+}

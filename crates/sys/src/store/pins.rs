@@ -1,0 +1,85 @@
+//! Pins: what keeps a limit when the process that put it on has ended.
+
+use std::{fs, path::Path};
+
+use libbpf_rs::Link;
+
+use super::{
+    GROUP, LINKS, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError, bpf_error, io_error, symlink,
+};
+use crate::{
+    device::{CLSACT_MARK, Filters},
+    limit::{AttachedLimit, LimitMaps, Links},
+    query,
+};
+
+/// Pins the maps of a limit in a new directory.
+pub(super) fn pin_maps(maps: &mut LimitMaps, dir: &Path) -> Result<(), StoreError> {
+    fs::create_dir(dir).map_err(io_error(dir, "create"))?;
+    for (name, map) in
+        [("limit", &mut maps.limit), ("queues", &mut maps.queues), ("counters", &mut maps.counters)]
+            .into_iter()
+            .chain(maps.sockets.as_mut().map(|sockets| ("sockets", sockets)))
+            .chain(maps.parent.iter_mut().flat_map(|parent| {
+                [(PARENT_QUEUES, &mut parent.queues), (PARENT_SOCKETS, &mut parent.sockets)]
+            }))
+            .chain(
+                maps.group
+                    .iter_mut()
+                    .flat_map(|group| [(GROUP, &mut group.group), (SAMPLES, &mut group.samples)]),
+            )
+    {
+        let path = dir.join(name);
+        map.pin(&path).map_err(bpf_error(&path, "pin"))?;
+    }
+    Ok(())
+}
+
+/// Pins the maps and links of a limit in a new directory.
+pub(super) fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
+    pin_maps(&mut attached.maps, dir)?;
+    pin_hooks(attached.filters.as_ref(), &mut attached.links, dir)
+}
+
+/// Pins what holds the programs of a limit.
+pub(super) fn pin_hooks(
+    filters: Option<&Filters>,
+    links: &mut Links,
+    dir: &Path,
+) -> Result<(), StoreError> {
+    if let Some(filters) = filters {
+        for (name, program) in filters.programs() {
+            let path = dir.join(name);
+            query::pin(program, &path).map_err(io_error(&path, "pin"))?;
+        }
+        if filters.owns_clsact {
+            symlink(Path::new(CLSACT_MARK), &dir.join(CLSACT_MARK))?;
+        }
+    }
+    for (name, link) in links {
+        let path = dir.join(*name);
+        link.pin(&path).map_err(bpf_error(&path, "pin"))?;
+    }
+    Ok(())
+}
+
+/// Detaches the links pinned in `dir` at once, whoever else may hold them open.
+pub(super) fn detach_links(dir: &Path) -> Result<(), StoreError> {
+    for name in LINKS {
+        let path = dir.join(name);
+        if path.exists() {
+            let link = Link::open(&path).map_err(bpf_error(&path, "open"))?;
+            // A link whose cgroup is gone is detached already.
+            let _ = link.detach();
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn remove_pins(dir: &Path) -> Result<(), StoreError> {
+    for entry in fs::read_dir(dir).map_err(io_error(dir, "list"))?.flatten() {
+        let path = entry.path();
+        fs::remove_file(&path).map_err(io_error(&path, "remove"))?;
+    }
+    fs::remove_dir(dir).map_err(io_error(dir, "remove"))
+}
