@@ -84,6 +84,8 @@ struct Gauge {
     gone: bool,
     /// Nothing is dropped at random any more.
     drops_none: bool,
+    /// The probability of drops that was set since the last sample.
+    dropping: Option<f64>,
     error: Option<String>,
 }
 
@@ -176,6 +178,7 @@ impl Group {
             least: None,
             gone: false,
             drops_none: false,
+            dropping: None,
             error: None,
         };
         let control = match spec.algorithm {
@@ -457,9 +460,14 @@ impl Group {
         self.cannot_drop = false;
         // Of another algorithm once: what an earlier one has left must not stay.
         for gauge in self.gauges.iter_mut().filter(|gauge| is_grd || !gauge.drops_none) {
+            if gauge.dropping == Some(probability) {
+                continue;
+            }
             match gates.set_drop(&gauge.place, probability) {
                 Ok(Done::Cannot) => (self.cannot_drop, gauge.drops_none) = (is_grd, true),
-                Ok(Done::Set) => gauge.drops_none = !drops,
+                Ok(Done::Set) => {
+                    (gauge.drops_none, gauge.dropping) = (!drops, Some(probability));
+                }
                 Ok(Done::Gone) => {}
                 Err(e) => gauge.error = Some(e.to_string()),
             }
@@ -543,8 +551,12 @@ impl Group {
     }
 
     /// From now on its limits are another's: this group does not set them any more.
-    pub fn release(&mut self) {
-        self.gauges.clear();
+    pub fn release<G: Gates>(&mut self, gates: &mut G) {
+        let is_grd = matches!(self.control, Control::Grd);
+        for gauge in self.gauges.drain(..).filter(|_| is_grd) {
+            // What fails here the next group, or who takes the limit off, does again.
+            let _ = gates.set_drop(&gauge.place, 0.0);
+        }
     }
 
     /// Whether it has nothing left to give back.
@@ -625,7 +637,8 @@ impl Gauge {
             (self.gone, self.measured) = (false, None);
         }
         self.error = None;
-        // Somebody else may have set it meanwhile.
+        // Somebody else may have set it meanwhile, or have put the limit on anew.
+        self.dropping = None;
         self.applied = Rate::from_bit_s(sample.rate_bit_s);
         let least = std::mem::replace(&mut self.least, self.applied).min(self.applied);
         let elapsed = self.measured.map(|at| Nanos(now.0.saturating_sub(at.0)));

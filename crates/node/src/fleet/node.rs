@@ -276,7 +276,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
         for mut held in old.into_iter().flatten() {
             let name = held.group.spec().name.clone();
             held.group.leave(now);
-            held.group.release();
+            held.group.release(&mut self.gates);
             if !self.groups.iter().any(|other| other.group.spec().name == name) {
                 changes.push(format!("group `{name}` ends"));
             }

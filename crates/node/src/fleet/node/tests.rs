@@ -425,6 +425,12 @@ fn grd_drops_alike_where_gates_can_and_says_so_where_they_cannot() {
     // Two that arrive at 10 each: half must go.
     assert!((drop(&fleet, 0) - 0.5).abs() < 0.05, "{}", drop(&fleet, 0));
     assert!((drop(&fleet, 1) - drop(&fleet, 0)).abs() < 0.05);
+    // A group that is left leaves no drops behind.
+    let (spec, _) = groups(&fleet.text);
+    let now = Nanos(fleet.now + fleet.hosts[1].skew);
+    let node = fleet.hosts[1].node.as_mut().unwrap();
+    node.reconfigure(now, spec, &[], ring(1)).unwrap();
+    assert_eq!(drop(&fleet, 1), 0.0);
     fleet.start(0, "n0", ring(1), false);
     fleet.run(5.0);
     assert_eq!(fleet.standing(0), "cannot_drop");
