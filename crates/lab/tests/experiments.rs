@@ -17,7 +17,10 @@ use tidegate_lab::{
         },
         carousel_cpu::CarouselCpu,
         demo::Demo,
-        drl::{fig3::DrlFig3, scale::DrlScale},
+        drl::{
+            dynamic::DrlDynamic, failures::DrlFailures, fairness::DrlFairness, fig3::DrlFig3,
+            scale::DrlScale,
+        },
         hierarchy::Hierarchy,
         htb_latency::HtbLatency,
         limits::Limits,
@@ -465,6 +468,26 @@ fn root_a_fleet_of_two_routers_reports_every_system() {
     check(&report, out.path(), &systems, &["jain", "total_bit_s", "gossip_percent"]);
     let daemons = |row: &&Row| row.case.0["in"] == "namespaces" && row.metric == "total_bit_s";
     assert!(report.rows.iter().filter(daemons).count() >= 5, "{:?}", report.notes);
+}
+
+#[test]
+fn root_a_fleet_reports_fairness_joins_and_failures() {
+    let test = "root_a_fleet_reports_fairness_joins_and_failures";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let values = |experiment: &dyn Experiment, metric: &str, least: usize| {
+        let Some(report) = report(test, experiment, out.path()) else { return };
+        let systems: Vec<&str> = report.systems();
+        assert!(systems.contains(&"share") && systems.contains(&"fps"), "{systems:?}");
+        let count = report.rows.iter().filter(|row| row.metric == metric).count();
+        assert!(count >= least, "{count} of {metric}: {:?}", report.notes);
+        assert!(!report.claims.is_empty() && !report.figures.is_empty());
+    };
+    values(&DrlFairness::tiny(lab_binary()), "jain", 15);
+    values(&DrlDynamic::tiny(lab_binary()), "join_s", 8);
+    values(&DrlFailures::tiny(lab_binary()), "used_again_s", 10);
 }
 
 #[test]

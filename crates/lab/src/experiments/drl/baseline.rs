@@ -70,9 +70,17 @@ impl Setup {
             algorithm: self.algorithm,
             at: self.at,
             limit_bit_s: LIMIT_BIT_S,
-            burst_bytes: BURST_BYTES,
+            burst_bytes: self.burst_bytes(hosts),
             interval: self.interval,
             hosts,
+        }
+    }
+
+    /// The published bucket; for `share`, whose limits are to hold together, all buckets together are as deep.
+    fn burst_bytes(self, hosts: usize) -> u64 {
+        match self.algorithm {
+            Some("share") => BURST_BYTES / hosts.max(1) as u64,
+            _ => BURST_BYTES,
         }
     }
 

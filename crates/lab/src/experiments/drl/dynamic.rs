@@ -165,8 +165,8 @@ fn record(
     began: &[Duration],
 ) {
     let published = (setup.name == "fps").then_some(NEW_FLOW.as_secs_f64());
-    for (flow, &began) in began.iter().enumerate().take(steps.flows).skip(1) {
-        let took = took(&passed.flows[flow], began, flow + 1, steps.step);
+    for (flow, (bytes, began)) in passed.flows.iter().zip(began).enumerate().skip(1) {
+        let took = took(bytes, *began, flow + 1, steps.step);
         let case = case(world).with("flows", flow + 1);
         let _ = ctx.record(setup, &case, run).beside(JOIN, took.as_secs_f64(), published);
     }

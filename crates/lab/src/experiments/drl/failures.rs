@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     MOST, RTT,
-    baseline::{BURST_BYTES, KERNEL, LIMIT_BIT_S, SETUPS, Setup, case},
+    baseline::{KERNEL, LIMIT_BIT_S, SETUPS, Setup, case},
     daemons::Daemons,
     fleet::{self, Flow},
     forwarded::{BIN, bins_in},
@@ -96,7 +96,8 @@ impl Experiment for DrlFailures {
              ones begin 0.3 s later. `used again` is from the event to the end of the first second over which 95 % \
              of the limit passed; what is never used again within the step counts as the step. What passes is \
              looked at over every second from 2 s on. Local limits are those of all gates, those that are cut off \
-             or have no daemon among them: each is read twice, and the lesser is added.",
+             or have no daemon among them: each is read twice, and the lesser is added. Buckets are of 75 kB, and with `share` of that \
+             together.",
         );
         let sites = fleet::sites(ctx, count, RTT, self.tiny.clone())?;
         let setups: Vec<Setup> = SETUPS.into_iter().filter(|setup| setup.is_ours()).collect();
@@ -223,7 +224,7 @@ fn claims(ctx: &mut Context) {
         ctx.claim(
             format!("{name}: local limits never add up to more than the limit"),
             sum <= 100.0 + f64::EPSILON,
-            format!("{sum:.2} % at most, with buckets of {BURST_BYTES} bytes"),
+            format!("{sum:.2} % at most"),
         );
         let of_event = |event: &str| {
             let case = case.clone().with("event", event);

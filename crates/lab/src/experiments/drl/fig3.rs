@@ -70,7 +70,7 @@ impl Experiment for DrlFig3 {
         ctx.note(
             "Flows are Reno with SACK; routers are 40 ms apart, senders 40 ms from the receiver. Limits are \
              policers with a bucket of 75 kB on what comes to a router from its sender, each set by a `tidegate \
-             daemon`; `ctb` is one router with all flows and a plain limit; `share, pace` limits the sender's \
+             daemon`, and with `share` all buckets together are as deep; `ctb` is one router with all flows and a plain limit; `share, pace` limits the sender's \
              sockets instead. In simulation `share` has a queue that drops at random before its bucket, as \
              docs/fleet.md says; in namespaces it has none yet. What passes is counted behind the routers, whole \
              frames, from 2 s to the end; gossip there is all that is no flow's.",
