@@ -132,7 +132,8 @@ pub enum StoreError {
     /// The parent's programs do not see the child's packets.
     #[error(
         "limit `{name}`: its parent `{parent}` must be on a cgroup above {scope}, with scheme `pace` or \
-         `nrm`, or both have scheme `htb` in a tree on a device; {parent} is on {parent_scope} with `{parent_scheme}`"
+         `nrm`, or both have scheme `htb` in a tree on a device; {parent} is on {parent_scope} with \
+         `{parent_scheme}`"
     )]
     NotAbove {
         /// The limit.
@@ -273,7 +274,8 @@ impl Store {
         Store { root: root.into(), force: false }
     }
 
-    /// Whether a limit that needs a qdisc replaces one that somebody has put on its device; it is not put back.
+    /// Whether a limit that needs a qdisc replaces one that somebody has put on its device; it is not put
+    /// back.
     pub fn force(&mut self, force: bool) {
         self.force = force;
     }
@@ -729,8 +731,8 @@ fn cgroup_of(hierarchy: &Hierarchy, scope: &Scope) -> Option<Cgroup> {
     }
 }
 
-/// Whether a limit on `above` sees all packets of one on `below`. Only with scheme `htb` does a device contain
-/// cgroups and ports: what they send by it.
+/// Whether a limit on `above` sees all packets of one on `below`. Only with scheme `htb` does a device
+/// contain cgroups and ports: what they send by it.
 #[must_use]
 pub fn can_contain(above: &Scope, below: &Scope, scheme: Scheme) -> bool {
     match (above, below) {

@@ -212,7 +212,7 @@ fn root_group_a_rate_is_the_buckets() {
         return;
     }
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Device).unwrap();
+    let police = load(&mut storage, Place::Device, false).unwrap();
     let maps = maps(&police, &roomy()).unwrap();
     maps.set_drop(Direction::Egress, 0.5).unwrap();
     assert!(maps.set_rate(Direction::Egress, "5mbit".parse().unwrap()).unwrap());

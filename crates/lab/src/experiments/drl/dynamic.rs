@@ -1,5 +1,5 @@
-//! `drl-dynamic`: a flow joins every few seconds, at one limiter and the other in turn: when it has its share.
-//! Figures 6 and 7 of Cloud Control.
+//! `drl-dynamic`: a flow joins every few seconds, at one limiter and the other in turn: when it has its
+//! share. Figures 6 and 7 of Cloud Control.
 
 use std::{path::PathBuf, time::Duration};
 

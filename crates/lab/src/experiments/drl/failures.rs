@@ -1,5 +1,5 @@
-//! `drl-failures`: daemons that are killed, come back, are cut off, come back, and join: what passes meanwhile,
-//! and what the local limits add up to.
+//! `drl-failures`: daemons that are killed, come back, are cut off, come back, and join: what passes
+//! meanwhile, and what the local limits add up to.
 
 use std::{
     path::PathBuf,
