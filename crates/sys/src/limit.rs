@@ -22,6 +22,7 @@ use libbpf_rs::{
 };
 use tidegate_core::{
     Bytes, Class, Nanos, Rate, Scheme, Scope, Span, class,
+    exempt::Exempt,
     fair_share::TARGET,
     police::Policy,
     virtual_queue::{ConfigError, Direction, VirtualQueueOptions},
@@ -31,6 +32,7 @@ use crate::{
     cgroup::{Cgroup, CgroupError, Hierarchy},
     device::{Filters, Target},
     edt,
+    exempt::{self, set_exempt},
     fq::FqError,
     group::GroupMaps,
     htb, intf,
@@ -81,6 +83,8 @@ pub struct LimitOptions {
     pub class: Option<Class>,
     /// With [`Scheme::Police`]: meter and actions.
     pub police: Policy,
+    /// Who is not limited.
+    pub exempt: Exempt,
 }
 
 impl Default for LimitOptions {
@@ -95,6 +99,7 @@ impl Default for LimitOptions {
             delack_max: Nanos(5_000_000),
             class: None,
             police: Policy::default(),
+            exempt: Exempt::default(),
         }
     }
 }
@@ -108,6 +113,7 @@ impl LimitOptions {
         let microseconds = |time: Nanos| u32::try_from(time.0 / 1000).unwrap_or(u32::MAX);
         let mut limit = intf::Limit {
             cgroup_id,
+            exempt: (&self.exempt).into(),
             rto_min_us: microseconds(self.rto_min),
             delack_max_us: microseconds(self.delack_max),
             ..intf::Limit::default()
@@ -208,6 +214,7 @@ impl From<&intf::Limit> for LimitOptions {
             delack_max: Nanos(u64::from(limit.delack_max_us) * 1000),
             class: limit.class.iter().find_map(intf::ClassConf::class),
             police: limit.police.iter().find_map(intf::Policy::policy).unwrap_or_default(),
+            exempt: Exempt::from(&limit.exempt),
         }
         .of_sockets()
     }
@@ -342,6 +349,8 @@ pub struct LimitMaps {
     pub(crate) counters: MapHandle,
     /// Of schemes that set something on sockets.
     pub(crate) sockets: Option<MapHandle>,
+    /// Of limits that exempt somebody.
+    pub(crate) exempt: Option<MapHandle>,
     /// Those of its parent that a child works with.
     pub(crate) parent: Option<ParentMaps>,
     /// By which it acts for a group, where the scheme can.
@@ -531,7 +540,8 @@ impl LimitMaps {
     pub(crate) fn write(&self, limit: &intf::Limit) -> Result<(), LimitError> {
         self.limit
             .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)
-            .map_err(map_error("limit"))
+            .map_err(map_error("limit"))?;
+        self.exempt.as_ref().map_or(Ok(()), |trie| exempt::fill(trie, &limit.exempt))
     }
 
     /// Queue and counters of a direction.
@@ -586,6 +596,7 @@ impl LimitMaps {
         reuse(&mut open.maps.queues_of_limit, &self.queues)?;
         reuse(&mut open.maps.sockets_of_limit, sockets)?;
         set_parent!(open, self.parent.as_ref(), "adopt");
+        set_exempt!(open, self.exempt.is_some(), self.exempt.as_ref(), "adopt");
         let object = open.load().map_err(load_error("adopt"))?;
         let link = object.progs.adopt.attach().map_err(load_error("adopt"))?;
         for namespace in network_namespaces(hierarchy, cgroup) {
@@ -619,7 +630,10 @@ pub(crate) fn lookup<T: bytemuck::Pod>(
         .ok_or(LimitError::Layout(name))
 }
 
-fn reuse(map: &mut libbpf_rs::OpenMapMut<'_>, with: &MapHandle) -> Result<(), LimitError> {
+pub(crate) fn reuse(
+    map: &mut libbpf_rs::OpenMapMut<'_>,
+    with: &MapHandle,
+) -> Result<(), LimitError> {
     map.reuse_fd(with.as_fd()).map_err(load_error("companion"))
 }
 
@@ -673,13 +687,15 @@ impl AttachedLimit {
         quiet_libbpf();
 
         let mut storage = MaybeUninit::uninit();
-        let nrm = load_nrm(&mut storage, parent)?;
+        let exempts = !options.exempt.is_empty();
+        let nrm = load_nrm(&mut storage, parent, exempts)?;
         let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("nrm"));
         let maps = LimitMaps {
             limit: handle(&nrm.maps.limit)?,
             queues: handle(&nrm.maps.queues_of_limit)?,
             counters: handle(&nrm.maps.counters)?,
             sockets: Some(handle(&nrm.maps.sockets_of_limit)?),
+            exempt: exempts.then(|| handle(&nrm.maps.exempt_prefixes)).transpose()?,
             parent: parent.map(ParentMaps::of).transpose()?.flatten(),
             seat: None,
             group: None,
@@ -695,6 +711,7 @@ impl AttachedLimit {
             reuse(&mut tune.maps.sockets_of_limit, sockets)?;
         }
         set_parent!(tune, maps.parent.as_ref(), "tune");
+        set_exempt!(tune, exempts, maps.exempt.as_ref(), "tune");
         let tune = tune.load().map_err(load_error("tune"))?;
 
         maps.write(&limit)?;
@@ -747,10 +764,12 @@ impl AttachedLimit {
 pub(crate) fn load_nrm<'a>(
     storage: &'a mut MaybeUninit<OpenObject>,
     parent: Option<&LimitMaps>,
+    exempts: bool,
 ) -> Result<skel::nrm::NrmSkel<'a>, LimitError> {
     let mut open = skel::nrm::NrmSkelBuilder::default().open(storage).map_err(load_error("nrm"))?;
     let parent = parent.map(ParentMaps::of).transpose()?.flatten();
     set_parent!(open, parent.as_ref(), "nrm");
+    set_exempt!(open, exempts, None, "nrm");
     open.load().map_err(load_error("nrm"))
 }
 

@@ -1,7 +1,7 @@
 //! Limits that stay: pinned in the BPF file system, one directory a limit.
 //!
 //! ```text
-//! /sys/fs/bpf/tidegate/NAME/{limit,queues,counters,sockets}   maps
+//! /sys/fs/bpf/tidegate/NAME/{limit,queues,counters,sockets,exempt}  maps
 //!                           {egress,ingress,sockops}          links
 //!                           {group,samples}                   of scheme police: maps for a group
 //!                           parent_{queues,sockets}           of a child: the maps of its parent
@@ -17,7 +17,7 @@
 //! each other by a lock on the directory; readers take none.
 
 mod htb;
-mod pins;
+pub(crate) mod pins;
 
 use std::{
     fs, io,
@@ -60,6 +60,8 @@ pub const MAX_LIMITS: usize = 4096;
 const LINKS: [&str; 3] = ["egress", "ingress", "sockops"];
 /// Of a limit's flags those whose scheme has programs of its own.
 const OF_PROGRAMS: u32 = intf::FLAG_EDT | intf::FLAG_POLICE | intf::FLAG_HTB;
+/// The pin of the trie of those who are exempt.
+const EXEMPT: &str = "exempt";
 /// The symbolic links that remember where a limit was, for when that is gone.
 const CGROUP: &str = "cgroup";
 const DEV: &str = "dev";
@@ -116,8 +118,7 @@ pub enum StoreError {
     },
     /// The programs of the other scheme are others.
     #[error(
-        "limit `{0}` cannot change to a scheme with other programs where it is: take it off and put it on \
-         again"
+        "limit `{0}` cannot change to other programs where it is: take it off and put it on again"
     )]
     OtherPrograms(String),
     /// There is no such parent.
@@ -233,12 +234,15 @@ impl PinnedLimit {
     }
 }
 
-fn io_error(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> StoreError {
+pub(crate) fn io_error(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> StoreError {
     let path = path.display().to_string();
     move |source| StoreError::Io { path, action, source }
 }
 
-fn bpf_error(path: &Path, action: &'static str) -> impl FnOnce(libbpf_rs::Error) -> StoreError {
+pub(crate) fn bpf_error(
+    path: &Path,
+    action: &'static str,
+) -> impl FnOnce(libbpf_rs::Error) -> StoreError {
     let report = io_error(path, action);
     move |source| report(io::Error::other(source.to_string()))
 }
@@ -381,6 +385,7 @@ impl Store {
             limit: open("limit")?,
             queues: open("queues")?,
             counters: open("counters")?,
+            exempt: dir.join(EXEMPT).exists().then(|| open(EXEMPT)).transpose()?,
             sockets: dir.join("sockets").exists().then(|| open("sockets")).transpose()?,
             parent: match dir.join(PARENT_QUEUES).exists() {
                 true => Some(ParentMaps {
@@ -584,7 +589,8 @@ impl Store {
             .map_err(|e| limit_error(name)(LimitError::Config(e)))?;
         limit.ifindex = pinned.limit.ifindex;
         limit.flags |= pinned.limit.flags & intf::FLAG_PORT;
-        if (limit.flags ^ pinned.limit.flags) & OF_PROGRAMS != 0 {
+        let exempts = limit.exempt.is_empty() == pinned.limit.exempt.is_empty();
+        if (limit.flags ^ pinned.limit.flags) & OF_PROGRAMS != 0 || !exempts {
             return Err(StoreError::OtherPrograms(name.to_owned()));
         }
         if options.class.is_some() != pinned.parent.is_some() {
@@ -742,7 +748,7 @@ pub fn is_above(above: &str, below: &str) -> bool {
     above != below && (above.is_empty() || rest.is_some_and(|rest| rest.starts_with('/')))
 }
 
-fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {
+pub(crate) fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {
     rustix::fs::symlink(target, link).map_err(|e| io_error(link, "create")(e.into()))
 }
 

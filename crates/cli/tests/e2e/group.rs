@@ -1,5 +1,5 @@
-//! What a limit does for a group of hosts, on traffic that a router forwards: the machine behind a port sends, the
-//! limits are asked and told as the daemon does it.
+//! What a limit does for a group of hosts, on traffic that a router forwards: the machine behind a port
+//! sends, the limits are asked and told as the daemon does it.
 
 use std::net::UdpSocket;
 

@@ -25,11 +25,12 @@ use std::os::fd::AsFd;
 pub struct ProgramCost;
 
 const METRIC: &str = "cost_ns";
-const SYSTEMS: [&str; 7] = [
+const SYSTEMS: [&str; 8] = [
     "nrm",
     "pace",
     "nrm-paper",
     "police",
+    "police-meter",
     "police, random drop",
     "police, flow counted",
     "police, flow not held",
@@ -68,7 +69,9 @@ impl Experiment for ProgramCost {
                     let program = match *system {
                         "nrm" => Program::Nrm,
                         "pace" => Program::Pace,
-                        _ if system.starts_with("police") => {
+                        "police" => Program::Police,
+                        "police-meter" => Program::Meter,
+                        _ if system.starts_with("police,") => {
                             // The bucket is full whatever comes.
                             if standing != Standing::Idle {
                                 return Ok(());
@@ -76,8 +79,7 @@ impl Experiment for ProgramCost {
                             let ask = match *system {
                                 "police, random drop" => Ask::Drop,
                                 "police, flow counted" => Ask::KnownFlow,
-                                "police, flow not held" => Ask::NewFlow,
-                                _ => Ask::Nothing,
+                                _ => Ask::NewFlow,
                             };
                             let cost = police::cost(ask, &tcp_frame(FRAME_BYTES), &cpus, runs)?;
                             let cost = net(cost, standing, &cpus, runs)?;
@@ -109,6 +111,7 @@ impl Experiment for ProgramCost {
             BarsOf { title: "Cost of a packet in the program", metric: METRIC, points: None },
         );
         claims(ctx);
+        police_claims(ctx);
         Ok(())
     }
 }
@@ -127,6 +130,22 @@ fn paper(cpus: &[usize], runs: u32) -> anyhow::Result<Duration> {
     let limit = NrmPaper::attach(dir.as_fd(), PaperOptions { egress: Some(rate), ingress: None })?;
     let frame = tcp_frame(FRAME_BYTES);
     Ok(mean_run_time(limit.program(Direction::Egress), &frame, cpus, runs)?)
+}
+
+/// A bucket beside the virtual queue.
+fn police_claims(ctx: &mut Context) {
+    for (cpus, queue) in [(1usize, "idle"), (1, "busy"), (2, "busy")] {
+        let case = Case::new().with("cpus", cpus).with("queue", queue);
+        let [ours, theirs] =
+            ["police", "nrm"].map(|system| ctx.median(system, METRIC, Some(&case)));
+        if let (Some(ours), Some(theirs)) = (ours, theirs) {
+            ctx.claim(
+                format!("police, {queue}, {cpus} CPUs: no more ns a packet than the virtual queue"),
+                ours <= theirs,
+                format!("{ours:.0} ns against {theirs:.0} ns"),
+            );
+        }
+    }
 }
 
 /// The published program has one path whatever its credit is, so its idle figure stands beside both of ours.

@@ -244,6 +244,7 @@ fn own_maps(htb: &skel::HtbSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps, L
         queues: handle(&htb.maps.queues_of_limit)?,
         counters: handle(&htb.maps.counters)?,
         sockets: None,
+        exempt: None,
         parent: None,
         group: None,
         seat: None,

@@ -21,7 +21,8 @@ pub enum Ask {
     Nothing,
     /// Its flows are counted, and the packet's has a counter.
     KnownFlow,
-    /// Its flows are counted, and the packet's finds all counters of its set with flows that are larger by far.
+    /// Its flows are counted, and the packet's finds all counters of its set with flows that are larger by
+    /// far.
     NewFlow,
 }
 
@@ -42,7 +43,7 @@ const SELDOM: f64 = 1e-9;
 /// [`CostError`].
 pub fn cost(ask: Ask, frame: &[u8], cpus: &[usize], runs: u32) -> Result<Duration, CostError> {
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Cgroup)?;
+    let police = load(&mut storage, Place::Cgroup, false)?;
     let mut limit =
         intf::Limit { flags: intf::FLAG_POLICE | intf::FLAG_LOOPBACK, ..intf::Limit::default() };
     let action = [0, 1, 1];
