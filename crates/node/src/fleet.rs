@@ -16,7 +16,7 @@
 //! - [`frame`]: what is in a datagram.
 //! - [`membership`]: who is there, by SWIM.
 //! - [`gates`]: what a limit of this host can be asked and told.
-//! - [`group`]: from what was measured to the rate.
+//! - [`group`]: from what it measured to its rate.
 //! - [`node`]: all of it, as one state machine. It sends nothing and reads no clock.
 //!
 //! What does:
