@@ -34,8 +34,7 @@ use crate::{
     edt,
     exempt::{self, set_exempt},
     group::GroupMaps,
-    htb, intf,
-    police, query,
+    htb, intf, police, query,
 };
 
 mod error;
@@ -228,7 +227,6 @@ impl intf::Limit {
         Rate::from_bit_s(self.rate_bit_s[intf::index(direction)])
     }
 }
-
 
 /// The maps of a limit.
 #[derive(Debug)]
