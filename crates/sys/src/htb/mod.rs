@@ -5,9 +5,9 @@
 //!  comes in by the device    htb_in ──► ifb device ──► HTB at its root ──► on as if it had just come
 //! ```
 //!
-//! The limit on a device or port is the root of a tree ([`Root`]); those inside it are on cgroups of this
+//! The limit on a device or port is the root of a tree (`Root`); those inside it are on cgroups of this
 //! host or on ports, and only have a slot in it: two classes, a queue, a place in the map that says whose
-//! packets are whose. What HTB is told is worked out in [`tidegate_core::htb`]; [`tree`] makes it so.
+//! packets are whose. What HTB is told is worked out in [`tidegate_core::htb`]; `tree` makes it so.
 //! Everything in the kernel is found again by its name: the handle `7467:`, the device `tgifbN` of device
 //! N, pins.
 
