@@ -182,6 +182,7 @@ static __always_inline void on_syn_ack(struct __sk_buff *skb, const struct tcp_p
 	flow->rtt.recent_ns = 0;
 	flow->edge.known = 0;
 	flow->acked = flow->sent;
+	flow->other_sent = own ? packet->ack : packet->seq + 1;
 	flow->due = 0;
 	flow->own_fin = 0;
 	flow->other_fin = 0;
@@ -366,7 +367,8 @@ int acks_back(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	if (packet.flags & TCP_RST) {
 		/* Only one that is believed ends a connection. */
-		if (!(flow->flags & AC_KNOWN) || packet.seq == flow->own_ack)
+		if (!(flow->flags & AC_KNOWN) || packet.seq == flow->own_ack ||
+		    packet.seq == flow->other_sent)
 			bpf_map_delete_elem(&flows, &packet.key);
 		return TC_ACT_UNSPEC;
 	}
@@ -385,6 +387,8 @@ int acks_back(struct __sk_buff *skb)
 		flags |= TCP_ECE;
 	if ((__s32)(packet.ack - flow->acked) > 0)
 		flow->acked = packet.ack;
+	if ((__s32)(packet.seq + packet.payload - flow->other_sent) > 0)
+		flow->other_sent = packet.seq + packet.payload;
 	if (packet.flags & TCP_FIN) {
 		flow->other_fin = 1;
 		if (flow->own_fin)

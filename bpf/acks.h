@@ -101,7 +101,8 @@ struct ac_flow {
 	/* FINs that were seen; each has one writer. */
 	__u8 own_fin;
 	__u8 other_fin;
-	__u32 pad;
+	/* How far the other side has sent. */
+	__u32 other_sent;
 };
 
 #endif

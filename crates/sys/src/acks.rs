@@ -5,6 +5,7 @@
 //! kernels before 6.6 they are filters of clsact instead of tcx links.
 
 pub mod intf;
+mod pins;
 
 use std::mem::MaybeUninit;
 
@@ -20,6 +21,8 @@ use crate::{
     device::{self, Hooked, Side, Target},
     limit::{LimitError, load_error, quiet_libbpf},
 };
+
+pub use pins::{remove, unhooked};
 
 mod skel {
     #![allow(
@@ -96,7 +99,6 @@ pub struct AttachedAcks {
     /// Their maps.
     pub maps: AcksMaps,
     /// What holds them on the device.
-    #[allow(dead_code)]
     pub(crate) hooked: Hooked,
 }
 

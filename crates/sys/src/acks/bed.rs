@@ -110,4 +110,9 @@ impl Bed {
         });
         attached.unwrap()
     }
+
+    /// Takes them off again: where there are no tcx links, that is done from the port's namespace.
+    pub(crate) fn detach(&self, attached: AttachedAcks) {
+        self.host.run(|| drop(attached)).unwrap();
+    }
 }

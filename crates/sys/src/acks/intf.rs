@@ -144,8 +144,8 @@ pub struct Flow {
     pub own_fin: u8,
     /// The other's.
     pub other_fin: u8,
-    /// Zero.
-    pub pad: u32,
+    /// How far the other side has sent.
+    pub other_sent: u32,
 }
 
 /// `struct sp_rtt`.

@@ -242,8 +242,8 @@ fn standing_queue(test: &str) -> (NetNs, Backlog) {
 
 const SPRING: AcksOptions = AcksOptions {
     law: Law::Spring,
-    rate: Rate::from_bit_s(8_000_000).unwrap(),
     // So that every window is the least, however long the test takes between two packets.
+    rate: Rate::from_bit_s(8000).unwrap(),
     mark: Some(Nanos(1)),
 };
 /// Two segments of 1460 bytes.
@@ -365,6 +365,15 @@ fn root_acks_spring_follows_the_table() {
             window("goes on", ack(100), units(LEAST)),
             same("in place", back(RST, 500, 0)),
             same("unknown now", ack(100)),
+        ]),
+        0,
+    );
+    check(
+        &loaded,
+        "is reset before its data is acknowledged",
+        with(vec![
+            window("data", ack(100).payload(300), units(LEAST)),
+            same("behind it", back(RST, 800, 0)),
         ]),
         0,
     );

@@ -7,18 +7,22 @@ use std::{
     io::{Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     os::fd::AsRawFd,
+    path::PathBuf,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use tidegate_core::{Rate, dem};
+use tidegate_core::{Rate, Scope, dem};
 
 use super::{
     bed::{self, Bed, SERVER},
     *,
 };
-use crate::net::{Netlink, sock};
+use crate::{
+    device::Target,
+    net::{Netlink, sock},
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const SERVER_V6: &str = "fd93:2::2";
@@ -146,8 +150,44 @@ fn root_acks_spring_shortens_the_queue() {
     // Live change, and off again: connections go on.
     attached.maps.set(&AcksOptions { mark: Some(Nanos(5_000_000)), ..options }).unwrap();
     transfer(&bed, SERVER, 2, 1_000_000, "cubic");
-    drop(attached);
+    bed.detach(attached);
     transfer(&bed, SERVER, 2, 1_000_000, "cubic");
+}
+
+/// Pinned, the programs outlive who put them there, are found again, and go without a trace.
+#[test]
+fn root_acks_stay_when_pinned() {
+    let test = "root_acks_stay_when_pinned";
+    let rate = mbit(200);
+    let Some(bed) = Bed::new(test, rate) else { return };
+    let dir = PathBuf::from(format!("/sys/fs/bpf/tidegate-{}-{test}", std::process::id()));
+    let attached = bed.attach(&AcksOptions { law: Law::Spring, rate, mark: None });
+    if let Err(e) = bed.host.run(|| attached.pin(&dir).map(drop)).unwrap() {
+        eprintln!("SKIP {test}: {e}");
+        return;
+    }
+    let maps = AcksMaps::open(&dir).unwrap();
+    let told = || maps.counters().unwrap().packets[2];
+    transfer(&bed, SERVER, 1, 500_000, "cubic");
+    let before = told();
+    assert!(before > 0);
+    let (limit, at) = bed
+        .host
+        .run(|| {
+            let target = Target::find(&Scope::Port("port0".to_owned())).unwrap();
+            let flags = crate::intf::FLAG_PORT;
+            let ifindex = target.ifindex;
+            (crate::intf::Limit { ifindex, flags, ..Default::default() }, ifindex)
+        })
+        .unwrap();
+    assert_eq!(bed.host.run(|| unhooked(&dir, &limit)).unwrap(), [""; 0]);
+    bed.host.run(|| remove(&dir, &limit).unwrap()).unwrap();
+    assert!(!dir.exists());
+    transfer(&bed, SERVER, 1, 500_000, "cubic");
+    assert_eq!(told(), before);
+    let mut netlink = Netlink::open_in(&bed.host).unwrap();
+    let kinds: Vec<_> = netlink.qdisc_stats(at).unwrap().into_iter().map(|q| q.kind).collect();
+    assert!(!kinds.contains(&"clsact".to_owned()), "{kinds:?}");
 }
 
 /// Marks do so for flows with ECN, and leave others alone.
@@ -168,6 +208,7 @@ fn root_acks_dem_shortens_the_queue() {
         ecn(&bed, 0);
         transfer(&bed, SERVER, 2, 1_000_000, "cubic");
         assert_eq!(attached.maps.counters().unwrap().packets[1], marks, "a flow without ECN");
+        bed.detach(attached);
     }
 }
 
@@ -332,6 +373,7 @@ fn root_acks_table() {
                         s.marker.probability as f64 / one,
                         &attached.maps.counters().unwrap().packets[..4],
                     );
+                    bed.detach(attached);
                 }
             }
         }

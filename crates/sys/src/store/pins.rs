@@ -5,7 +5,8 @@ use std::{fs, path::Path};
 use libbpf_rs::Link;
 
 use super::{
-    GROUP, LINKS, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError, bpf_error, io_error, symlink,
+    EXEMPT, GROUP, LINKS, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError, bpf_error, io_error,
+    symlink,
 };
 use crate::{
     device::{CLSACT_MARK, Filters},
@@ -20,6 +21,7 @@ pub(super) fn pin_maps(maps: &mut LimitMaps, dir: &Path) -> Result<(), StoreErro
         [("limit", &mut maps.limit), ("queues", &mut maps.queues), ("counters", &mut maps.counters)]
             .into_iter()
             .chain(maps.sockets.as_mut().map(|sockets| ("sockets", sockets)))
+            .chain(maps.exempt.as_mut().map(|exempt| (EXEMPT, exempt)))
             .chain(maps.parent.iter_mut().flat_map(|parent| {
                 [(PARENT_QUEUES, &mut parent.queues), (PARENT_SOCKETS, &mut parent.sockets)]
             }))
@@ -42,7 +44,7 @@ pub(super) fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreE
 }
 
 /// Pins what holds the programs of a limit.
-pub(super) fn pin_hooks(
+pub(crate) fn pin_hooks(
     filters: Option<&Filters>,
     links: &mut Links,
     dir: &Path,
@@ -76,7 +78,7 @@ pub(super) fn detach_links(dir: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-pub(super) fn remove_pins(dir: &Path) -> Result<(), StoreError> {
+pub(crate) fn remove_pins(dir: &Path) -> Result<(), StoreError> {
     for entry in fs::read_dir(dir).map_err(io_error(dir, "list"))?.flatten() {
         let path = entry.path();
         fs::remove_file(&path).map_err(io_error(&path, "remove"))?;
