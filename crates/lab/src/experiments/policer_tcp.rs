@@ -107,8 +107,8 @@ impl Experiment for PolicerTcp {
              what `tidegate burst size` says of the long run, in which slow start and its losses are \
              forgotten. The published goodputs are Carousel's. `first part` is what the flows named first \
              have of all. At 100 Mbit/s packets come of MTU size, at 1 Gbit/s as segments of up to 64 KB, \
-             since the lab's links carry some 25 000 packets a second. `tbf` is no policer: what waits up to 50 ms, which is in the round trip that TCP \
-             measures.",
+             since the lab's links carry some 25 000 packets a second. `tbf` is no policer: what waits up to \
+             50 ms, which is in the round trip that TCP measures.",
         );
         let plan = plan(self.tiny.is_some(), ctx.quick);
         for cells in plan.chunk_by(|cell, next| cell.rtts_us == next.rtts_us) {
@@ -129,8 +129,8 @@ impl Experiment for PolicerTcp {
 }
 
 impl Cell {
-    /// A link of this machine carries some 25 000 packets a second, which is enough at 100 Mbit/s. At 1 Gbit/s
-    /// the policer meets segments of up to 64 KB, as that of a host does.
+    /// A link of this machine carries some 25 000 packets a second, which is enough at 100 Mbit/s. At
+    /// 1 Gbit/s the policer meets segments of up to 64 KB, as that of a host does.
     fn is_cut(&self) -> bool {
         self.limit_bit_s < plan::GBIT
     }
