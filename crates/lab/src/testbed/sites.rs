@@ -48,7 +48,8 @@ pub struct Sites {
 }
 
 impl Sites {
-    /// Builds so many sites with these links, of which there are two on each way. Needs root. On error nothing
+    /// Builds so many sites with these links, of which there are two on each way. Needs root. On error
+    /// nothing
     /// is left behind.
     pub fn new(count: u8, link: LinkSpec, lab_binary: Option<PathBuf>) -> anyhow::Result<Sites> {
         ensure!((1..=SITES_MAX).contains(&count), "{count} sites: use 1 to {SITES_MAX}");

@@ -1,4 +1,5 @@
-//! The baseline of Cloud Control, and who limits in it: two limiters, three flows and seven, 10 Mbit/s, 40 ms.
+//! The baseline of Cloud Control, and who limits in it: two limiters, three flows and seven, 10 Mbit/s, 40
+//! ms.
 
 use std::{fmt, time::Duration};
 
@@ -76,7 +77,8 @@ impl Setup {
         }
     }
 
-    /// The published bucket; for `share`, whose limits are to hold together, all buckets together are as deep.
+    /// The published bucket; for `share`, whose limits are to hold together, all buckets together are as
+    /// deep.
     fn burst_bytes(self, hosts: usize) -> u64 {
         match self.algorithm {
             Some("share") => BURST_BYTES / hosts.max(1) as u64,
