@@ -35,7 +35,7 @@ const WANS: u8 = 101;
 const RECEIVER: u8 = 200;
 const GATEWAY: u8 = 254;
 
-/// Sites, a hub and a receiver.
+/// Sites, a hub and a receiver. See the [module](self).
 #[derive(Debug)]
 pub struct Sites {
     // Dropped in this order: links before the namespaces of their ends.
@@ -49,7 +49,8 @@ pub struct Sites {
 
 impl Sites {
     /// Builds so many sites with these links, of which there are two on each way. Needs root. On error
-    /// nothing is left behind.
+    /// nothing
+    /// is left behind.
     pub fn new(count: u8, link: LinkSpec, lab_binary: Option<PathBuf>) -> anyhow::Result<Sites> {
         ensure!((1..=SITES_MAX).contains(&count), "{count} sites: use 1 to {SITES_MAX}");
         // From here on signals end waits instead of the process.

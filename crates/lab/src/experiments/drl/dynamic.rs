@@ -1,5 +1,6 @@
 //! `drl-dynamic`: a flow joins every few seconds, at one limiter and the other in turn: when it has its
-//! share. Figures 6 and 7 of Cloud Control.
+//! share.
+//! Figures 6 and 7 of Cloud Control.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -92,9 +93,13 @@ impl Experiment for DrlDynamic {
             _ => Steps { flows: 6, step: SECOND * 10 },
         };
         ctx.note(
-            "Limits and paths as in `drl-fig3`. Flows join at the first limiter, the second, the first, and so on. \
-             A newcomer has its share at the end of the first second over which its mean is 90 % of an equal \
-             part of the limit, counted from its connection; one that has not before the next joins counts as \
+            "Limits and paths as in `drl-fig3`. Flows join at the first limiter, the second, the first, \
+            and \
+             so on. \
+             A newcomer has its share at the end of the first second over which its mean is 90 % of an \
+             equal \
+             part of the limit, counted from its connection; one that has not before the next joins \
+             counts as \
              a whole step. The first flow is not counted: it has no share to take from anyone.",
         );
         let setups: Vec<Setup> = SETUPS.into_iter().filter(|setup| setup.name != "ctb").collect();

@@ -1,5 +1,6 @@
 //! `drl-failures`: daemons that are killed, come back, are cut off, come back, and join: what passes
-//! meanwhile, and what the local limits add up to.
+//! meanwhile,
+//! and what the local limits add up to.
 
 use std::{
     path::PathBuf,
@@ -68,7 +69,8 @@ impl Experiment for DrlFailures {
     }
 
     fn summary(&self) -> &'static str {
-        "Daemons of one limit are killed, cut off and join: whether the limit holds, and how soon it is used again"
+        "Daemons of one limit are killed, cut off and join: whether the limit holds, and how soon it is \
+         used again"
     }
 
     fn takes_links(&self) -> bool {
@@ -90,13 +92,20 @@ impl Experiment for DrlFailures {
             _ => (10, SECOND * 10),
         };
         ctx.note(
-            "Each site sends two greedy Reno flows through a router with a limit and a daemon; one daemon joins at \
-             the end. `kill` is SIGKILL, followed by `tidegate daemon --stand-down` as the service's unit has it; \
-             the site's flows go on. `cut` takes the router's link down, and its flows end; with `heal` new \
-             ones begin 0.3 s later. `used again` is from the event to the end of the first second over which 95 % \
-             of the limit passed; what is never used again within the step counts as the step. What passes is \
-             looked at over every second from 2 s on. Local limits are those of all gates, those that are cut off \
-             or have no daemon among them: each is read twice, and the lesser is added. Buckets are of 75 kB, and with `share` of that \
+            "Each site sends two greedy Reno flows through a router with a limit and a daemon; one daemon \
+             joins at \
+             the end. `kill` is SIGKILL, followed by `tidegate daemon --stand-down` as the service's \
+             unit has it; \
+             the site's flows go on. `cut` takes the router's link down, and its flows end; with `heal` \
+             new \
+             ones begin 0.3 s later. `used again` is from the event to the end of the first second over \
+             which 95 % \
+             of the limit passed; what is never used again within the step counts as the step. What \
+             passes is \
+             looked at over every second from 2 s on. Local limits are those of all gates, those that \
+             are cut off \
+             or have no daemon among them: each is read twice, and the lesser is added. Buckets are of \
+             75 kB, and with `share` of that \
              together.",
         );
         let sites = fleet::sites(ctx, count, RTT, self.tiny.clone())?;

@@ -60,7 +60,8 @@ impl Experiment for DrlFairness {
             _ => SECOND * 60,
         };
         ctx.note(
-            "As `drl-fig3`, from 2 s to the end of each run; ten simulated runs, each with another seed. The \
+            "As `drl-fig3`, from 2 s to the end of each run; ten simulated runs, each with another \
+            seed. The \
              published figure is the median of ten runs; its GTB has nine.",
         );
         let runs = if self.tiny.is_some() { 2 } else { RUNS };

@@ -102,7 +102,8 @@ impl Experiment for DrlScale {
     }
 
     fn summary(&self) -> &'static str {
-        "One limit over up to 490 simulated limiters, and 10 000: what passes, how fair, and what gossip costs"
+        "One limit over up to 490 simulated limiters, and 10 000: what passes, how fair, and what gossip \
+         costs"
     }
 
     fn takes_links(&self) -> bool {
@@ -115,13 +116,16 @@ impl Experiment for DrlScale {
 
     fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
         ctx.note(
-            "Simulated, packet by packet, in virtual time: TCP is NewReno with SACK, round trips are of 39 to \
-             41 ms, messages take 20 ms, and paths have no other bottleneck. Flows are 1249 for 490 limiters, \
+            "Simulated, packet by packet, in virtual time: TCP is NewReno with SACK, round trips are of 39 \
+             to \
+             41 ms, messages take 20 ms, and paths have no other bottleneck. Flows are 1249 for 490 \
+             limiters, \
              at least one each, and in proportion for fewer; each run has another seed. `fps` knows all \
              others' weights from a vector and tells its peers every 500 ms; `fps-sum` adds them up by \
              push-sum every 50 ms, as published; `share` asks every 650 ms. Gossip is in bits, with the \
              headers of UDP and IP and with seals. The published overhead of \
-             `less than 3 %` at 50 ms and three peers is 48 bytes x 20 x 3 = 23 kbit/s a limiter, which is 22.6 % \
+             `less than 3 %` at 50 ms and three peers is 48 bytes x 20 x 3 = 23 kbit/s a limiter, which \
+             is 22.6 % \
              of the limit with 490.",
         );
         let (sizes, size): (&[usize], Size) = match (self.tiny, ctx.quick) {
