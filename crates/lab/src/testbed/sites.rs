@@ -35,7 +35,7 @@ const WANS: u8 = 101;
 const RECEIVER: u8 = 200;
 const GATEWAY: u8 = 254;
 
-/// Sites, a hub and a receiver. See the [module](self).
+/// Sites, a hub and a receiver.
 #[derive(Debug)]
 pub struct Sites {
     // Dropped in this order: links before the namespaces of their ends.
