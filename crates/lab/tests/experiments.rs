@@ -448,6 +448,7 @@ fn a_fleet_in_simulation_reports_every_system() {
         "fps, 7 peers",
         "fps-sum, 1 peer",
         "fps-sum, 3 peers",
+        "fps-sum, 7 peers",
         "share",
     ];
     let metrics = ["gossip_percent"];

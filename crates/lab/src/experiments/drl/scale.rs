@@ -58,13 +58,14 @@ const fn pushed(name: &'static str, peers: usize) -> Setup {
     Setup { name, scheme: Scheme::Fps, peers, interval, push_sum: true }
 }
 
-const SETUPS: [Setup; 7] = [
+const SETUPS: [Setup; 8] = [
     Setup { name: "ctb", scheme: Scheme::Ctb, peers: 1, interval: ASKS, push_sum: false },
     fps("fps, 1 peer", 1),
     fps("fps, 3 peers", 3),
     fps("fps, 7 peers", 7),
     pushed("fps-sum, 1 peer", 1),
     pushed("fps-sum, 3 peers", 3),
+    pushed("fps-sum, 7 peers", 7),
     Setup { name: SHARE, scheme: Scheme::Share, peers: 1, interval: ASKS, push_sum: false },
 ];
 const SHARE: &str = "share";
@@ -243,9 +244,6 @@ fn crowd(ctx: &mut Context, members: usize) -> Option<String> {
     }
     for second in 1..=25_u64 {
         fleet.run_until(nanos(SECOND * second as u32));
-        if second == 10 {
-            (0..members / 10).for_each(|tenth| fleet.kill(tenth * 10 + 9));
-        }
         if [2, 5, 10, 15, 20, 25].contains(&second) {
             let case = Case::new()
                 .with("limiters", members)
@@ -253,6 +251,9 @@ fn crowd(ctx: &mut Context, members: usize) -> Option<String> {
                 .with("second", second);
             let percent = fleet.in_use() as f64 / limit_bit_s as f64 * 100.0;
             ctx.record(SHARE, &case, 1).value(IN_USE, percent);
+        }
+        if second == 10 {
+            (0..members / 10).for_each(|tenth| fleet.kill(tenth * 10 + 9));
         }
     }
     let (bytes, _) = fleet.sent();
