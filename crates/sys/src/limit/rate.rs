@@ -26,7 +26,8 @@ impl LimitMaps {
         }
         queue.rate = rate;
         for span in [&mut queue.burst, &mut queue.mark, &mut queue.drop] {
-            *span = span.map(|span| if span.at(rate) > MAX_SPAN { Span::Time(MAX_SPAN) } else { span });
+            *span =
+                span.map(|span| if span.at(rate) > MAX_SPAN { Span::Time(MAX_SPAN) } else { span });
         }
         let new = options.encode(limit.cgroup_id)?;
         let i = intf::index(direction);
