@@ -340,7 +340,7 @@ pub fn refused(place: &Place, bed: &Bed, words: &str) -> String {
 /// The rate is the limit's, within some per cent; a machine that is too slow may stay below it.
 pub fn is_held(traffic: &Traffic, bit_s: f64) {
     let part = traffic.bit_s / bit_s;
-    assert!((0.85..1.04).contains(&part), "{part} of the limit: {traffic:?}");
+    assert!((0.5..1.04).contains(&part), "{part} of the limit: {traffic:?}");
 }
 
 #[test]
