@@ -6,10 +6,10 @@ use super::{LimitError, LimitMaps, LimitOptions};
 use crate::intf;
 
 impl LimitMaps {
-    /// Changes the rate of a direction that is limited, and the thresholds that follow from it; nothing else.
-    /// A size that would last longer than [`MAX_SPAN`] at a rate so low is cut to that, and stays so until the
-    /// limit is set anew. It is one write to a map: sockets that exist learn of it with their next ACK, where [`LimitMaps::set`]
-    /// goes to each of them. False if the direction is free.
+    /// Changes the rate of a direction that is limited, and the thresholds that follow from it; nothing
+    /// else. A size that would last longer than [`MAX_SPAN`] at a rate so low is cut to that, and stays so
+    /// until the limit is set anew. It is one write to a map: sockets that exist learn of it with their next
+    /// ACK, where [`LimitMaps::set`] goes to each of them. False if the direction is free.
     ///
     /// # Errors
     /// [`LimitError`]; the earlier rate is in force.
