@@ -268,18 +268,18 @@ fn root_htb_shares_a_device() {
         greedy(within(&two)),
         greedy(into(&guest, program.to_str().unwrap())),
     ];
-    let rates = || {
+    let looked_at = || {
         let lines = ok(&place, &bed, "monitor --json --count 1 --interval 2s");
-        let used = |name: &str| {
+        move |name: &str| {
             lines
                 .lines()
                 .map(|line| serde_json::from_str::<Value>(line).unwrap())
                 .find(|sample| sample["name"] == name)
                 .and_then(|sample| sample["egress"]["used_bit_s"].as_f64())
                 .unwrap()
-        };
-        ["up", "one", "two", "vm"].map(used)
+        }
     };
+    let rates = || ["up", "one", "two", "vm"].map(looked_at());
     let near = |is: f64, shall: f64| (0.8..1.2).contains(&(is / shall));
     // 12 Mbit/s are not guaranteed: two parts and one.
     wait_for("the shares of all", || {
@@ -294,18 +294,7 @@ fn root_htb_shares_a_device() {
     // One that goes leaves its part to the others.
     ok(&place, &bed, "limit del one");
     wait_for("the shares without it", || {
-        let [up, two, vm] = {
-            let lines = ok(&place, &bed, "monitor --json --count 1 --interval 2s");
-            let sample = |name: &str| {
-                lines
-                    .lines()
-                    .map(|line| serde_json::from_str::<Value>(line).unwrap())
-                    .find(|sample| sample["name"] == name)
-                    .and_then(|sample| sample["egress"]["used_bit_s"].as_f64())
-                    .unwrap()
-            };
-            ["up", "two", "vm"].map(sample)
-        };
+        let [up, two, vm] = ["up", "two", "vm"].map(looked_at());
         // `one` is now traffic of no limit, of weight 100.
         (near(up, 20e6) && near(two, 2e6) && near(vm, 9e6)).then_some(())
     });
