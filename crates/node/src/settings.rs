@@ -146,6 +146,15 @@ pub enum SettingsProblem {
          the parent, or write scheme = \"pace\""
     )]
     HtbNeedsADevice,
+    /// A scheme that acts on ACKs, on a cgroup.
+    #[error(
+        "scheme `{0}` works on a port or device, for senders whose TCP is not this host's; on a cgroup write \
+         scheme = \"pace\""
+    )]
+    NeedsADevice(Scheme),
+    /// A threshold that the scheme sets.
+    #[error("scheme `{0}` knows how much may wait; leave this out")]
+    OwnThreshold(Scheme),
     /// A threshold of a queue that there is not.
     #[error(
         "scheme `police` has no queue, and drops when `burst` is used up; leave this out, or write scheme = \
@@ -246,8 +255,14 @@ impl Patch {
             return Err(SettingsError { field, problem });
         }
         let refuse = |field, problem| Err(SettingsError { field, problem });
+        if self.mark.is_some() && matches!(scheme, Scheme::Dem | Scheme::Spring) {
+            return refuse("mark", SettingsProblem::OwnThreshold(scheme));
+        }
         if self.mark.is_some() && scheme == Scheme::Htb {
             return refuse("mark", SettingsProblem::WriteEcn);
+        }
+        if self.ecn.is_some() && matches!(scheme, Scheme::Dem | Scheme::Spring) {
+            return refuse("ecn", SettingsProblem::OwnThreshold(scheme));
         }
         if self.ecn.is_some() && scheme != Scheme::Htb {
             return refuse("ecn", SettingsProblem::WriteMark(scheme));
@@ -440,6 +455,9 @@ pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, Settings
         }
         Scheme::Htb if limit.class.is_none() && scope.is_device() => no_loopback(limit),
         Scheme::Htb if !scope.is_device() => refuse("scheme", SettingsProblem::HtbNeedsADevice),
+        Scheme::Dem | Scheme::Spring if !scope.is_device() => {
+            refuse("scheme", SettingsProblem::NeedsADevice(limit.scheme))
+        }
         _ if scope.is_device() && limit.class.is_some() => {
             refuse("parent", SettingsProblem::NoParentOnDevices)
         }

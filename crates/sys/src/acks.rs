@@ -22,6 +22,7 @@ use crate::{
     limit::{LimitError, load_error, quiet_libbpf},
 };
 
+pub(crate) use pins::{change, dir_of, gone, put, take_off};
 pub use pins::{remove, unhooked};
 
 mod skel {
@@ -60,6 +61,19 @@ pub struct AcksOptions {
 }
 
 impl AcksOptions {
+    /// Those of a direction of a limit as it lies in the map.
+    pub(crate) fn of(
+        limit: &crate::intf::Limit,
+        direction: Direction,
+    ) -> Result<AcksOptions, LimitError> {
+        let law = match limit.flags & crate::intf::FLAG_SPRING {
+            0 => Law::Dem(dem::Law::default()),
+            _ => Law::Spring,
+        };
+        let rate = Rate::from_bit_s(limit.rate_bit_s[crate::intf::index(direction)]);
+        Ok(AcksOptions { law, rate: rate.ok_or(LimitError::Layout("limit"))?, mark: None })
+    }
+
     /// As it lies in the map.
     #[must_use]
     pub fn encode(&self) -> intf::Limit {

@@ -34,6 +34,10 @@ pub const FLAG_PORT: u32 = 1 << 4;
 pub const FLAG_POLICE: u32 = 1 << 5;
 /// `TG_FLAG_HTB`.
 pub const FLAG_HTB: u32 = 1 << 8;
+/// `TG_FLAG_DEM`.
+pub const FLAG_DEM: u32 = 1 << 9;
+/// `TG_FLAG_SPRING`.
+pub const FLAG_SPRING: u32 = 1 << 10;
 
 /// The place of a direction in a per-direction array.
 #[must_use]
@@ -387,7 +391,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 44];
+        static native_intf_layout: [u64; 46];
         static native_intf_layout_len: u32;
     }
 
@@ -438,6 +442,8 @@ mod tests {
             FLAG_PORT as usize,
             FLAG_POLICE as usize,
             FLAG_HTB as usize,
+            FLAG_DEM as usize,
+            FLAG_SPRING as usize,
             index(Direction::Egress),
             index(Direction::Ingress),
         ];

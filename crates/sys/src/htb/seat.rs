@@ -5,10 +5,14 @@ use std::path::{Path, PathBuf};
 use bytemuck::{Pod, Zeroable};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use rustix::time::{ClockId, clock_gettime};
-use tidegate_core::{Bytes, Direction, Rate, htb::SLOTS};
+use tidegate_core::{
+    Bytes, Direction, Rate,
+    htb::{ROOT_SLOT, SLOTS},
+};
 
 use super::{MARKED_PIN, SLOTS_PIN, Slot, device_of, tree};
 use crate::{
+    acks::{self, AcksMaps},
     intf,
     limit::{LimitError, Reading, lookup, map_error},
     net::Netlink,
@@ -17,6 +21,7 @@ use crate::{
 /// Places of [`intf::Counters`], by the table of outcomes.
 const PASS: usize = 0;
 const MARK: usize = 1;
+const SLOW: usize = 2;
 const DROP_FULL: usize = 3;
 
 /// `struct htb_marked`.
@@ -98,6 +103,16 @@ impl Seat {
         counters.packets[MARK] = marked.packets;
         counters.bytes[MARK] = marked.bytes;
         counters.packets[DROP_FULL] = figures.dropped_packets;
+        let acks = acks::dir_of(&self.dir, direction);
+        if self.slot == ROOT_SLOT && acks.exists() {
+            // What the queue never saw is the senders' who ignore their windows.
+            let told = AcksMaps::open(&acks).ok().map(|maps| maps.counters()).transpose()?;
+            for outcome in [MARK, SLOW, DROP_FULL] {
+                let told = told.as_ref().map_or((0, 0), |c| (c.packets[outcome], c.bytes[outcome]));
+                counters.packets[outcome] += told.0;
+                counters.bytes[outcome] += told.1;
+            }
+        }
         Ok(reading)
     }
 
