@@ -13,7 +13,7 @@
 //! where RTT is that of the path *behind* the queue: what passed between a segment's arrival and its ACK,
 //! less what the queue, looked at on arrival, takes to be sent; of this the least of the last second. If all
 //! flows use their windows, they have `rate x target` in the queue together, each its share of it, and so all
-//! run at their share exactly, whatever their round trips are. The shaper never idles, and the delay is `target`.
+//! run at their share exactly, whatever their round trips are. The shaper never idles; the delay is `target`.
 //!
 //! `share` is common to all flows. It is an equal part of what they leave over, found by an integral law (as
 //! RCP, Dukkipati 2007) from what leaves the queue and from how long it is:

@@ -1,8 +1,8 @@
 //! The laws that act on ACKs ([`tidegate_core::dem`], [`tidegate_core::spring`]) with simulated senders over
 //! paths of 0.1 to 10 ms. The table of results is a snapshot.
 //!
-//! Columns: what acts on ACKs; the senders; the limit in Gbit/s; the round trip behind the queue in ms; flows;
-//! the part of the limit that is used in the second half; mean and 99th percentile of the queue in
+//! Columns: what acts on ACKs; the senders; the limit in Gbit/s; the round trip behind the queue in ms;
+//! flows; the part of the limit that is used in the second half; mean and 99th percentile of the queue in
 //! microseconds; Jain's index.
 //!
 //! A row of many flows on a short path has the queue of two segments each, which no law can take away.

@@ -119,10 +119,13 @@ proptest! {
         let (mut native, mut native_due, mut now) = (intf::Marker::default(), 0u32, 1);
         for (gap, backlog, segments, scalable) in steps {
             now += gap;
-            let expected = marker.on_ack(&config, Nanos(now), backlog, DemAck { segments, scalable }, &mut due);
+            let ack = DemAck { segments, scalable };
+            let expected = marker.on_ack(&config, Nanos(now), backlog, ack, &mut due);
             // SAFETY: every pointer is to a live value of the layout that the header declares.
             let got = unsafe {
-                native_dem_on_ack(&conf, &mut native, &mut native_due, now, backlog, segments, scalable.into())
+                native_dem_on_ack(
+                    &conf, &mut native, &mut native_due, now, backlog, segments, scalable.into(),
+                )
             };
             prop_assert_eq!(got != 0, expected);
             prop_assert_eq!(native_due, due.0);
@@ -151,7 +154,8 @@ proptest! {
         let window = spring::window(&config, share, Nanos(rtt), mss, spring::phase(hash, number));
         // SAFETY: every pointer is to a live value of the layout that the header declares.
         unsafe {
-            prop_assert_eq!(native_sp_next(share, &conf, &native), spring::next_share(share, &config, &epoch));
+            let next = spring::next_share(share, &config, &epoch);
+            prop_assert_eq!(native_sp_next(share, &conf, &native), next);
             prop_assert_eq!(native_sp_join(share, flows), spring::join(share, flows));
             prop_assert_eq!(
                 native_sp_epoch_ns(&conf, rtt, flows, mss),
@@ -165,7 +169,8 @@ proptest! {
     fn round_trips_are_the_models(
         steps in prop::collection::vec((any::<bool>(), any_u64(), any::<u32>(), any_u64()), 1..200),
     ) {
-        let (mut model, mut native, mut now) = (spring::RoundTrip::default(), intf::RoundTrip::default(), 1u64);
+        let (mut model, mut native) = (spring::RoundTrip::default(), intf::RoundTrip::default());
+        let mut now = 1u64;
         for (data, gap, number, wait) in steps {
             now = now.wrapping_add(gap);
             // SAFETY: every pointer is to a live value of the layout that the header declares.
@@ -189,7 +194,8 @@ proptest! {
     fn edges_are_the_models(
         start: u32, scale: u8,
         steps in prop::collection::vec(
-            (prop_oneof![-3000i32..3000, any::<i32>()], any::<u16>(), any::<bool>(), any::<u32>(), any::<u16>()),
+            (prop_oneof![-3000i32..3000, any::<i32>()], any::<u16>(), any::<bool>(), any::<u32>(),
+             any::<u16>()),
             1..200),
     ) {
         let (mut model, mut native) = (spring::Edge::default(), intf::Edge::default());
