@@ -698,7 +698,7 @@ fn hooks(limit: &intf::Limit) -> &'static [&'static str] {
         intf::FLAG_EDT => &LINKS[..1],
         intf::FLAG_POLICE => &LINKS[..2],
         // Known by its classes, too (see htb).
-        intf::FLAG_HTB => &LINKS[..0],
+        flags if flags & intf::FLAG_HTB != 0 => &LINKS[..0],
         _ => &LINKS,
     }
 }
