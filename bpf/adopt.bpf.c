@@ -8,6 +8,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 
+#include "exempt.h"
 #include "intf.h"
 #include "sockets.h"
 #include "vmlinux.h"
@@ -44,6 +45,21 @@ static __always_inline int is_exempt(struct sock_common *sk, const struct tg_lim
 		return tg_within_host6(local, remote);
 	}
 	return tg_within_host4(sk->skc_rcv_saddr, sk->skc_daddr);
+}
+
+/* Whether who is at the other end is exempt. */
+static __always_inline int is_exempt_remote(struct sock_common *sk)
+{
+	struct tg_prefix key;
+
+	if (!has_exempt)
+		return 0;
+	tg_key4(&key, BPF_CORE_READ(sk, skc_daddr));
+	if (sk->skc_family == TG_AF_INET6) {
+		BPF_CORE_READ_INTO(&key.address, sk, skc_v6_daddr.in6_u.u6_addr32);
+		tg_end_key6(&key);
+	}
+	return tg_has_prefix(&key);
 }
 
 /*
@@ -88,8 +104,8 @@ int adopt(struct bpf_iter__tcp *ctx)
 	struct tg_socket *ours;
 	struct tcp_sock *tp;
 	struct sock *sk;
+	int hears, lift, exempt;
 	__u64 now;
-	int hears;
 
 	if (!l || !queue || !common || common->skc_state != TG_TCP_ESTABLISHED)
 		return 0;
@@ -99,10 +115,13 @@ int adopt(struct bpf_iter__tcp *ctx)
 	sk = (struct sock *)tp;
 	if (!is_below(BPF_CORE_READ(sk, sk_cgrp_data.cgroup), l->cgroup_id) || is_exempt(common, l))
 		return 0;
-	ours =
-	    bpf_sk_storage_get(&sockets_of_limit, sk, 0, release ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
+	exempt = is_exempt_remote(common);
+	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0,
+				  release || exempt ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return 0;
+	/* One that has become exempt is given back. */
+	lift = release || exempt;
 	now = bpf_ktime_get_ns();
 	if (!release && tg_is_parent(queue, now)) {
 		if (tg_is_claimed(ours, now))
@@ -113,9 +132,9 @@ int adopt(struct bpf_iter__tcp *ctx)
 			return 0;
 	}
 	/* A window moves on with the next packet that the socket builds, if that is heard. */
-	if (release || !tg_has_windows(l))
+	if (lift || !tg_has_windows(l))
 		tg_free_window(sk, tp, ours);
-	if (release) {
+	if (lift) {
 		/* The kernel lets a connection's time-out grow again only with its RTT variance. */
 		if (l->rto_min_us)
 			tg_set_timer(sk, TCP_BPF_RTO_MIN, timer);

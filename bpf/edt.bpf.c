@@ -18,6 +18,7 @@
 
 #include "edt.h"
 #include "epoch.h"
+#include "exempt_packet.h"
 #include "intf.h"
 #include "maps.h"
 #include "packet.h"
@@ -175,6 +176,11 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 		return TG_PASS;
 	bytes = place == CGROUP ? tg_wire_bytes(skb) : tg_frame_bytes(skb, skb->len);
 	if (place == CGROUP && skb->ifindex == LOOPBACK_IFINDEX && !(l->flags & TG_FLAG_LOOPBACK)) {
+		c->packets[TG_EXEMPT]++;
+		c->bytes[TG_EXEMPT] += bytes;
+		return TG_PASS;
+	}
+	if (has_exempt && tg_is_exempt(skb, l->exempt.dscps, TG_EGRESS)) {
 		c->packets[TG_EXEMPT]++;
 		c->bytes[TG_EXEMPT] += bytes;
 		return TG_PASS;

@@ -73,6 +73,20 @@ enum tg_flags {
 	TG_FLAG_SPRING = 1 << 10,
 };
 
+/* Prefixes that a limit exempts at most. */
+#define TG_EXEMPT_MAX 32
+
+/* Who is exempt. The prefixes are here for user space, and for programs in a trie (exempt.h). */
+struct tg_exempt {
+	/* Bit d: code point d is. */
+	__u64 dscps;
+	/* IPv6, or IPv4 in IPv6. */
+	__u8 address[TG_EXEMPT_MAX][16];
+	__u8 bits[TG_EXEMPT_MAX];
+	__u32 count;
+	__u32 pad;
+};
+
 /* A limit on one cgroup or device; written by user space alone. */
 struct tg_limit {
 	/* By direction; a cost of 0 is no limit. Of a child: at its ceiling. */
@@ -90,6 +104,7 @@ struct tg_limit {
 	__u32 ifindex;
 	/* By direction: of scheme `police`. */
 	struct pl_policy police[TG_DIRECTIONS];
+	struct tg_exempt exempt;
 };
 
 /*

@@ -16,6 +16,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "epoch.h"
+#include "exempt_packet.h"
 #include "intf.h"
 #include "packet.h"
 #include "sockets.h"
@@ -414,6 +415,10 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		return RET_PASS;
 	}
 
+	if (has_exempt && tg_is_exempt(skb, g.limit->exempt.dscps, direction)) {
+		count(c, TG_EXEMPT, bytes);
+		return RET_PASS;
+	}
 	now = bpf_ktime_get_ns();
 	find_gates(skb, &g, now);
 	g.paced = !!(g.limit->flags & TG_FLAG_PACE_FAIR);

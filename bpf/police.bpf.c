@@ -12,6 +12,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "dscp.h"
+#include "exempt_packet.h"
 #include "group.h"
 #include "intf.h"
 #include "maps.h"
@@ -110,6 +111,10 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 		return TG_PASS;
 	bytes = from_ip ? tg_wire_bytes(skb) : tg_frame_bytes(skb, skb->len);
 	if (from_ip && skb->ifindex == LOOPBACK_IFINDEX && !(l->flags & TG_FLAG_LOOPBACK)) {
+		count(c, TG_EXEMPT, bytes);
+		return TG_PASS;
+	}
+	if (has_exempt && tg_is_exempt(skb, l->exempt.dscps, direction)) {
 		count(c, TG_EXEMPT, bytes);
 		return TG_PASS;
 	}

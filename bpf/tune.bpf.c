@@ -11,6 +11,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "exempt.h"
 #include "intf.h"
 #include "sockets.h"
 #include "windows.h"
@@ -31,9 +32,30 @@ static __always_inline void set_window(struct bpf_sock_ops *ops, __u32 byte_s, i
 		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &window, sizeof(window));
 }
 
-/* Whether the connection stays within this host, and such traffic is exempt. */
+/*
+ * Whether who is at the other end is exempt; of code points the packets tell. The fields are
+ * volatile, or the compiler reads them through one pointer, which the verifier does not allow.
+ */
+static __always_inline int is_exempt_remote(struct bpf_sock_ops *ops)
+{
+	struct tg_prefix key;
+
+	if (!has_exempt)
+		return 0;
+	tg_key4(&key, *(volatile __u32 *)&ops->remote_ip4);
+	if (ops->family == TG_AF_INET6) {
+		for (int i = 0; i < 4; i++)
+			key.address[i] = *(volatile __u32 *)&ops->remote_ip6[i];
+		tg_end_key6(&key);
+	}
+	return tg_has_prefix(&key);
+}
+
+/* The same, or the connection stays within this host and such traffic is exempt. */
 static __always_inline int is_exempt(struct bpf_sock_ops *ops, const struct tg_limit *l)
 {
+	if (is_exempt_remote(ops))
+		return 1;
 	if (l->flags & TG_FLAG_LOOPBACK)
 		return 0;
 	if (ops->family == TG_AF_INET6) {
@@ -197,7 +219,8 @@ int tune(struct bpf_sock_ops *ops)
 	if (ops->op == BPF_SOCK_OPS_HDR_OPT_LEN_CB &&
 	    ops->args[0] != BPF_WRITE_HDR_TCP_CURRENT_MSS) {
 		claim(ops);
-		set_window_clamp(ops, l, 0);
+		if (!is_exempt_remote(ops))
+			set_window_clamp(ops, l, 0);
 		return 1;
 	}
 	if ((ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
@@ -229,6 +252,8 @@ int tune(struct bpf_sock_ops *ops)
 					  ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_RTT_CB_FLAG);
 		break;
 	case BPF_SOCK_OPS_RTT_CB:
+		if (is_exempt_remote(ops))
+			break;
 		/* srtt_us is kept eight times as large. */
 		fold_rtt(queue, ops->srtt_us >> 3);
 		set_pacing(ops, l, queue, 0);

@@ -1,5 +1,5 @@
-//! Any bytes as a datagram of the gossip, and any payload that is sealed well: nothing panics, frames have one
-//! form, and what is altered is not opened.
+//! Any bytes as a datagram of the gossip, and any payload that is sealed well: nothing panics, frames have
+//! one form, and what is altered is not opened.
 
 #![no_main]
 
@@ -21,7 +21,8 @@ fuzz_target!(|bytes: &[u8]| {
     let from = SocketAddr::from(([10, 0, 0, 1], 7946));
     assert!(open(&keys, 7, own, bytes).is_err(), "nobody has sealed it");
     let payload = &bytes[..bytes.len().min(PAYLOAD_MAX)];
-    let mut sealed = Sealer::new(7, other, 1).seal(&keys, Some(own), payload).expect("not too long");
+    let mut sealed =
+        Sealer::new(7, other, 1).seal(&keys, Some(own), payload).expect("not too long");
     let opened = open(&keys, 7, own, &sealed).expect("sealed well");
     assert_eq!(opened.payload, payload);
     let mut sessions = Sessions::default();

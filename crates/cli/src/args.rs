@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use tidegate_core::{Nanos, Scheme, Scope, Span};
+use tidegate_core::{Nanos, Scheme, Scope, Span, exempt::Exempt};
 use tidegate_node::fleet::config::API_SOCKET;
 use tidegate_node::nic::state::DEFAULT_DIR;
 use tidegate_node::settings::{EcnSetting, Patch, RateSetting};
@@ -106,9 +106,9 @@ A spec file:
     Nic(NicArgs),
     /// Share limits with other hosts: the node of a fleet
     ///
-    /// Sets the rates of the limits in the groups of the file, as all their hosts want and use them. The limits
-    /// themselves are put on by `tidegate apply`. SIGHUP (and `apply`) has it read the file again; SIGTERM
-    /// ends it, and its limits keep what is this host's in any case.
+    /// Sets the rates of the limits in the groups of the file, as all their hosts want and use them. The
+    /// limits themselves are put on by `tidegate apply`. SIGHUP (and `apply`) has it read the file again;
+    /// SIGTERM ends it, and its limits keep what is this host's in any case.
     #[command(after_help = "\
 Examples:
   tidegate daemon --new-key 1 | install -m 600 /dev/stdin /etc/tidegate/fleet.keys
@@ -299,6 +299,10 @@ pub struct LimitArgs {
     /// Longest delayed ACK of TCP sockets; 0ms leaves the kernel's [default: 5ms]
     #[arg(long, value_name = "TIME")]
     pub delack_max: Option<Nanos>,
+    /// Who is not limited: prefixes of addresses at the other end and code points, such as
+    /// 10.0.0.0/8,2001:db8::/32,dscp:ef; `none` for nobody [default: none]
+    #[arg(long, value_name = "LIST")]
+    pub exempt: Option<Exempt>,
     #[command(flatten)]
     pub police: PoliceArgs,
 }
@@ -321,6 +325,7 @@ impl LimitArgs {
             rto_min: self.rto_min,
             delack_max: self.delack_max,
             police: self.police.patch(),
+            exempt: self.exempt,
         }
     }
 }

@@ -129,6 +129,9 @@ pub fn describe(options: &LimitOptions, parent: Option<&str>) -> String {
             words.push(show_actions(&options.police.actions));
         }
     }
+    if !options.exempt.is_empty() {
+        words.push(format!("exempt {}", options.exempt));
+    }
     if options.loopback {
         words.push("loopback".to_owned());
     }

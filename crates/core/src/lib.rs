@@ -14,6 +14,7 @@
 //! - [`class`]: limits inside a limit: guarantees, weights, borrowing.
 //! - [`token_bucket`], [`meter`]: policing: pass or drop, green, yellow or red (RFC 2697, 2698, 4115).
 //! - [`police`]: what is done with each colour.
+//! - [`exempt`]: who is left alone.
 //! - [`burst`]: how deep a policer's bucket should be, and what it lets through.
 //! - [`receive_window`]: that rate as a window, for senders elsewhere (`pace` on ingress).
 //! - [`dem`], [`spring`]: what a shaper's queue tells senders in the ACKs that come back to them.
@@ -46,6 +47,7 @@ pub mod codel;
 pub mod completion;
 pub mod dem;
 pub mod edt;
+pub mod exempt;
 pub mod fair_share;
 pub mod fleet;
 pub mod htb;

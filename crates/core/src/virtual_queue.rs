@@ -194,7 +194,8 @@ impl VirtualQueueOptions {
     /// two frames, paced 2 ms but at least 16 frames; drop 4 ms but at least four frames, paced 32. The last
     /// eighth below `drop` is kept for small packets. Behind windows: mark 16 ms but at least 32 frames, drop
     /// 40 ms but at least 96. Of departures: mark 2 ms but at least 8 frames, horizon
-    /// 10 ms but at least 32 frames. Of a qdisc: no mark, room for 20 ms but for two segments of 64 KB at least.
+    /// 10 ms but at least 32 frames. Of a qdisc: no mark, room for 20 ms but for two segments of 64 KB at
+    /// least.
     ///
     /// # Errors
     /// [`ConfigError`] for a rate, span or order of thresholds that cannot be kept.

@@ -17,6 +17,10 @@ use tidegate_lab::{
         },
         carousel_cpu::CarouselCpu,
         demo::Demo,
+        drl::{
+            dynamic::DrlDynamic, failures::DrlFailures, fairness::DrlFairness, fig3::DrlFig3,
+            scale::DrlScale,
+        },
         hierarchy::Hierarchy,
         htb_latency::HtbLatency,
         limits::Limits,
@@ -430,6 +434,61 @@ fn the_granularity_reports_every_slot() {
     assert_eq!(report.values("carousel", "deviation_100ms_bit_s", None).len(), 2);
     assert_eq!((report.systems(), report.figures.len()), (vec!["carousel"], 2));
     assert!(!report.claims.is_empty());
+}
+
+#[test]
+fn a_fleet_in_simulation_reports_every_system() {
+    let out = tempfile::tempdir().unwrap();
+    let test = "a_fleet_in_simulation_reports_every_system";
+    let report = report(test, &DrlScale::tiny(), out.path()).expect("it needs nothing");
+    let systems = [
+        "ctb",
+        "fps, 1 peer",
+        "fps, 3 peers",
+        "fps, 7 peers",
+        "fps-sum, 1 peer",
+        "fps-sum, 3 peers",
+        "fps-sum, 7 peers",
+        "share",
+    ];
+    let metrics = ["gossip_percent"];
+    check(&report, out.path(), &systems, &metrics);
+    assert!(!report.values("fps, 3 peers", "jain", None).is_empty());
+    assert!(!report.values("share", "in_use_percent", None).is_empty());
+}
+
+#[test]
+fn root_a_fleet_of_two_routers_reports_every_system() {
+    let test = "root_a_fleet_of_two_routers_reports_every_system";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &DrlFig3::tiny(lab_binary()), out.path()) else { return };
+    let systems = ["ctb", "gtb", "grd", "fps", "share", "share, pace"];
+    check(&report, out.path(), &systems, &["jain", "total_bit_s", "gossip_percent"]);
+    let daemons = |row: &&Row| row.case.0["in"] == "namespaces" && row.metric == "total_bit_s";
+    assert!(report.rows.iter().filter(daemons).count() >= 5, "{:?}", report.notes);
+}
+
+#[test]
+fn root_a_fleet_reports_fairness_joins_and_failures() {
+    let test = "root_a_fleet_reports_fairness_joins_and_failures";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let values = |experiment: &dyn Experiment, metric: &str, least: usize| {
+        let Some(report) = report(test, experiment, out.path()) else { return };
+        let systems: Vec<&str> = report.systems();
+        assert!(systems.contains(&"share") && systems.contains(&"fps"), "{systems:?}");
+        let count = report.rows.iter().filter(|row| row.metric == metric).count();
+        assert!(count >= least, "{count} of {metric}: {:?}", report.notes);
+        assert!(!report.claims.is_empty() && !report.figures.is_empty());
+    };
+    values(&DrlFairness::tiny(lab_binary()), "jain", 15);
+    values(&DrlDynamic::tiny(lab_binary()), "join_s", 8);
+    values(&DrlFailures::tiny(lab_binary()), "used_again_s", 10);
 }
 
 #[test]

@@ -102,8 +102,8 @@ pub enum FamilyProblem {
     },
     /// A tree on a device has one scheme.
     #[error(
-        "`{parent}` has scheme `{theirs}` and this limit `{ours}`; in a tree on a device all have `htb`, in a \
-         tree of cgroups `pace` or `nrm`"
+        "`{parent}` has scheme `{theirs}` and this limit `{ours}`; in a tree on a device all have `htb`, in \
+         a tree of cgroups `pace` or `nrm`"
     )]
     Schemes {
         /// The parent.
@@ -115,8 +115,8 @@ pub enum FamilyProblem {
     },
     /// What comes in by a device is nobody's yet.
     #[error(
-        "whose packets are whose is only known of what leaves by the device of `{0}`; leave this out, or limit \
-         the port itself, without a parent"
+        "whose packets are whose is only known of what leaves by the device of `{0}`; leave this out, or \
+         limit the port itself, without a parent"
     )]
     EgressAlone(String),
     /// A parent that does nothing.

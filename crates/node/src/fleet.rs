@@ -15,7 +15,8 @@
 //! - [`seal`]: a datagram's form; [`session`]: whose datagrams are taken, and that none is taken twice.
 //! - [`frame`]: what is in a datagram.
 //! - [`membership`]: who is there, by SWIM.
-//! - [`gates`]: what a limit of this host can be asked and told; [`group`]: from what it measured to its rate.
+//! - [`gates`]: what a limit of this host can be asked and told.
+//! - [`group`]: from what it measured to its rate.
 //! - [`node`]: all of it, as one state machine. It sends nothing and reads no clock.
 //!
 //! What does:

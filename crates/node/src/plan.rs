@@ -2,7 +2,7 @@
 //!
 //! - A limit of the spec that the host does not have is added; one with other settings is changed in place.
 //! - One on another cgroup or device than the spec says, or whose cgroup or device is gone, or whose programs
-//!   somebody took off, or that gets a scheme of other programs, is taken off and put on again.
+//!   somebody took off, or that gets other programs, is taken off and put on again.
 //! - A limit that gets, loses or changes its parent is taken off and put on again, and so are all that are
 //!   inside one that is: a child works with the maps of its parent.
 //! - A limit that only the host has is left alone, unless the plan prunes. One inside a limit of the spec
@@ -108,7 +108,7 @@ pub enum Reason {
     Pruned,
     /// The spec has it on another cgroup or device.
     Moved,
-    /// The spec has it with a scheme of other programs.
+    /// The spec has it with a scheme of other programs, or exempts somebody where nobody was, or nobody.
     OtherPrograms,
     /// Its cgroup or device is gone; it is put on the one that has taken its place.
     ScopeGone,
@@ -125,7 +125,7 @@ impl fmt::Display for Reason {
         f.write_str(match self {
             Reason::Pruned => "not in the file",
             Reason::Moved => "on something else in the file",
-            Reason::OtherPrograms => "its scheme has other programs",
+            Reason::OtherPrograms => "what it shall do needs other programs",
             Reason::ScopeGone => "what it was on was removed",
             Reason::Unhooked => "its programs were taken off",
             Reason::OtherParent => "inside another limit, or none, in the file",
@@ -392,7 +392,7 @@ pub fn other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
         Scheme::Htb | Scheme::Dem | Scheme::Spring => Some((o.scheme, directions(o))),
         _ => None,
     };
-    own(from) != own(to)
+    own(from) != own(to) || from.exempt.is_empty() != to.exempt.is_empty()
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use tidegate_core::{
     Class, Direction, Nanos, Rate, Scheme, Scope, Span,
     class::{MAX_WEIGHT, MIN_WEIGHT, NO_CEILING_BIT_S},
+    exempt::Exempt,
     fair_share::WEIGHT,
     units::ParseError,
     virtual_queue::{ConfigError, MAX_RATE_BIT_S, MIN_RATE_BIT_S, QueueKind, VirtualQueueOptions},
@@ -90,6 +91,8 @@ pub struct Patch {
     pub delack_max: Option<Nanos>,
     /// With `police`: meter and actions.
     pub police: PolicePatch,
+    /// Who is not limited; empty: nobody.
+    pub exempt: Option<Exempt>,
 }
 
 /// The directions for which a user wrote a rate of their own; a limit with a parent has the parent's.
@@ -155,6 +158,11 @@ pub enum SettingsProblem {
     /// A threshold that the scheme sets.
     #[error("scheme `{0}` knows how much may wait; leave this out")]
     OwnThreshold(Scheme),
+    /// The kernel's classes take what their filters give them.
+    #[error(
+        "scheme `htb` holds all that passes its device; leave this out, or write scheme = \"police\""
+    )]
+    HtbExemptsNobody,
     /// A threshold of a queue that there is not.
     #[error(
         "scheme `police` has no queue, and drops when `burst` is used up; leave this out, or write scheme = \
@@ -313,6 +321,7 @@ impl Patch {
             delack_max: timer("delack_max", self.delack_max)?.unwrap_or(base.delack_max),
             class,
             police: self.police.on(&base.police, scheme)?,
+            exempt: self.exempt.unwrap_or(base.exempt),
         };
         police::check(&limit.police, limit.egress.as_ref())?;
         police::check(&limit.police, limit.ingress.as_ref())?;
@@ -450,6 +459,9 @@ pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, Settings
     let refuse = |field, problem| Err(SettingsError { field, problem });
     police::fits(&limit.police, scope)?;
     match limit.scheme {
+        Scheme::Htb if !limit.exempt.is_empty() => {
+            refuse("exempt", SettingsProblem::HtbExemptsNobody)
+        }
         Scheme::Htb if limit.class.is_some() && !matches!(scope, Scope::Dev(_)) => {
             no_loopback(limit)
         }
@@ -521,7 +533,7 @@ pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
     fn span(span: Option<Option<Span>>) -> String {
         span.flatten().map_or_else(|| "default".to_owned(), |span| span.to_string())
     }
-    const FIELDS: [(&str, Show); 17] = [
+    const FIELDS: [(&str, Show); 18] = [
         ("egress", |o| rate(o, o.egress)),
         ("egress burst", |o| span(o.egress.map(|q| q.burst))),
         ("egress mark", |o| span(o.egress.map(|q| q.mark))),
@@ -535,6 +547,7 @@ pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
         ("scheme", |o| o.scheme.to_string()),
         ("meter", |o| o.police.meter.map_or_else(|| "none".to_owned(), |m| m.to_string())),
         ("actions", |o| show_actions(&o.police.actions)),
+        ("exempt", |o| o.exempt.to_string()),
         ("loopback", |o| o.loopback.to_string()),
         ("pace_ceiling", |o| o.pace_ceiling.to_string()),
         ("rto_min", |o| o.rto_min.to_string()),

@@ -14,7 +14,11 @@ use std::{
     str::FromStr,
 };
 
-use tidegate_core::{Scheme, Scope, units::ParseError};
+use tidegate_core::{
+    Scheme, Scope,
+    exempt::{Exempt, ExemptError},
+    units::ParseError,
+};
 use tidegate_sys::{
     limit::LimitOptions,
     store::{self, MAX_LIMITS},
@@ -204,6 +208,9 @@ pub enum Problem {
     /// A fleet, or a group of it.
     #[error(transparent)]
     Fleet(#[from] FleetError),
+    /// Nobody is exempt by this.
+    #[error(transparent)]
+    Exempt(#[from] ExemptError),
     /// Values that do not go together.
     #[error(transparent)]
     Settings(#[from] SettingsProblem),
@@ -216,7 +223,7 @@ pub enum Problem {
 }
 
 /// The fields of a limit, each with a line that would be read.
-const FIELDS: [(&str, &str); 19] = [
+const FIELDS: [(&str, &str); 20] = [
     ("name", "name = \"backup\""),
     ("scope", "scope = { cgroup = \"system.slice/backup.service\" }"),
     ("egress", "egress = \"50mbit\""),
@@ -232,6 +239,7 @@ const FIELDS: [(&str, &str); 19] = [
     ("mark", "mark = \"0.5ms\""),
     ("ecn", "ecn = \"60kb\""),
     ("drop", "drop = \"4ms\""),
+    ("exempt", "exempt = [\"10.0.0.0/8\", \"2001:db8::/32\", \"dscp ef\"]"),
     ("loopback", "loopback = true"),
     ("pace_ceiling", "pace_ceiling = false"),
     ("rto_min", "rto_min = \"20ms\""),
@@ -537,6 +545,7 @@ impl Reader<'_> {
                     patch.police.meter = Some(meter);
                     cbs = of_meter.map(|cbs| (cbs, value.span()));
                 }
+                "exempt" => patch.exempt = Some(self.exempt(value)?),
                 "actions" => patch.police.actions = self.actions(value)?,
                 "rto_min" => patch.rto_min = Some(self.parse(value, "rto_min")?),
                 "delack_max" => patch.delack_max = Some(self.parse(value, "delack_max")?),
@@ -629,6 +638,19 @@ impl Reader<'_> {
             .get_ref()
             .as_bool()
             .ok_or_else(|| self.wrong_type(value, field, "`true` or `false` without quotes"))
+    }
+
+    fn exempt(&self, value: &Value<'_>) -> Result<Exempt, SpecError> {
+        const EXEMPT: &str = "exempt";
+        let Some(list) = value.get_ref().as_array() else {
+            return Err(self.wrong_type(value, EXEMPT, "a list"));
+        };
+        let mut exempt = Exempt::default();
+        for item in list.iter() {
+            let added = exempt.add(self.text(item, EXEMPT)?);
+            added.map_err(|e| self.at(&item.span(), Some(EXEMPT), e.into()))?;
+        }
+        Ok(exempt)
     }
 
     fn whole(&self, value: &Value<'_>, field: &'static str) -> Result<i64, SpecError> {

@@ -9,6 +9,7 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 use tidegate_core::{
     Direction, Rate, Scheme, Scope,
     class::MAX_DEPTH,
+    exempt::Exempt,
     fair_share::{ONE, TARGET},
     police::{COLOUR_NAMES, Policy},
     virtual_queue::MAX_SPAN,
@@ -65,6 +66,9 @@ pub struct Settings {
     /// With `police`: meter and actions, as a user writes them.
     #[serde(serialize_with = "policy", skip_serializing_if = "Option::is_none")]
     pub police: Option<Policy>,
+    /// Who is not limited, as a user writes it.
+    #[serde(serialize_with = "exempt", skip_serializing_if = "Exempt::is_empty")]
+    pub exempt: Exempt,
 }
 
 /// One direction of a limit.
@@ -243,6 +247,12 @@ fn colours<S: Serializer>(colours: &Option<Colours>, serializer: S) -> Result<S:
     map.end()
 }
 
+/// `["10.0.0.0/8", "dscp:ef"]`.
+fn exempt<S: Serializer>(exempt: &Exempt, serializer: S) -> Result<S::Ok, S::Error> {
+    let prefixes = exempt.prefixes().iter().map(ToString::to_string);
+    serializer.collect_seq(prefixes.chain(exempt.dscps().map(|dscp| format!("dscp:{dscp}"))))
+}
+
 /// `{"meter": ..., "green": "pass", ...}`.
 fn policy<S: Serializer>(policy: &Option<Policy>, serializer: S) -> Result<S::Ok, S::Error> {
     let Some(policy) = policy else { return serializer.serialize_none() };
@@ -369,6 +379,7 @@ impl From<&intf::Limit> for Settings {
             rto_min_ns: u64::from(limit.rto_min_us) * 1000,
             delack_max_ns: u64::from(limit.delack_max_us) * 1000,
             police: (options.scheme == Scheme::Police).then_some(options.police),
+            exempt: options.exempt,
         }
     }
 }

@@ -91,6 +91,7 @@ fn maps_of(program: u32) -> Option<LimitMaps> {
         queues,
         counters,
         sockets: None,
+        exempt: None,
         parent: None,
         seat: None,
         group: None,

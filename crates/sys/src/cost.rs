@@ -20,6 +20,7 @@ use tidegate_core::{Rate, Scheme, virtual_queue::VirtualQueueOptions};
 use crate::{
     intf,
     limit::{LimitError, LimitOptions, load_nrm},
+    police,
 };
 
 mod skel {
@@ -38,6 +39,9 @@ const RUNS_PER_CALL: u32 = 10_000;
 /// How many runs a call of its own for each takes the place of.
 const SINGLE_RUNS_SHARE: u32 = 20;
 
+/// Runs with which a bucket that fills at 100 Gbit/s stays between full and empty.
+const BUSY_BUCKET_RUNS: u32 = 200_000;
+
 /// A program whose cost is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
@@ -47,6 +51,10 @@ pub enum Program {
     Nrm,
     /// The virtual queue with the fair share of paced flows.
     Pace,
+    /// The bucket of a policer.
+    Police,
+    /// Its meter: srTCM, colour-aware.
+    Meter,
 }
 
 /// How the virtual queue stands when packets come.
@@ -105,8 +113,19 @@ pub fn measure(
         let object = open.and_then(|open| open.load()).map_err(of_libbpf("load nothing"))?;
         return mean_run_time(object.progs.nothing.as_fd(), frame, cpus, runs);
     }
+    if matches!(program, Program::Police | Program::Meter) {
+        let mut storage = MaybeUninit::uninit();
+        let police = police::prepare(&mut storage, program == Program::Meter, standing)?;
+        let program = police.progs.police_egress.as_fd();
+        return match standing {
+            Standing::Full => mean_of(program, frame, cpus, runs / SINGLE_RUNS_SHARE, 1),
+            Standing::Idle => mean_run_time(program, frame, cpus, runs),
+            // A bucket of two gigabytes lasts no longer.
+            Standing::Busy => mean_run_time(program, frame, cpus, runs.min(BUSY_BUCKET_RUNS)),
+        };
+    }
     let mut storage = MaybeUninit::uninit();
-    let nrm = load_nrm(&mut storage, None)?;
+    let nrm = load_nrm(&mut storage, None, false)?;
     let rate = Rate::from_bit_s(1_000_000_000).map(VirtualQueueOptions::new);
     let scheme = if program == Program::Pace { Scheme::Pace } else { Scheme::Nrm };
     let options = LimitOptions { egress: rate, loopback: true, scheme, ..LimitOptions::default() };
@@ -253,7 +272,8 @@ mod tests {
             return;
         }
         let frame = tcp_frame(60);
-        for program in [Program::Nothing, Program::Nrm, Program::Pace] {
+        let all = [Program::Nothing, Program::Nrm, Program::Pace, Program::Police, Program::Meter];
+        for program in all {
             for standing in [Standing::Idle, Standing::Busy, Standing::Full] {
                 let cost = measure(program, standing, &frame, &[0], 20_000).unwrap();
                 assert!(cost > Duration::ZERO, "{program:?} {standing:?}");

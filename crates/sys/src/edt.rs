@@ -15,6 +15,7 @@ use tidegate_core::{Direction, Scope};
 use crate::{
     cgroup::{Cgroup, Hierarchy},
     device::{self, Hooked, Target},
+    exempt::set_exempt,
     fq, intf,
     limit::{self, AttachedLimit, LimitError, LimitMaps, LimitOptions},
 };
@@ -46,6 +47,8 @@ fn load<T>(
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.seed = random_seed();
     }
+    let exempts = !limit.exempt.is_empty();
+    set_exempt!(open, exempts, None, "edt");
     let edt = open.load().map_err(limit::load_error("edt"))?;
     let handle =
         |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(limit::load_error("edt"));
@@ -54,6 +57,7 @@ fn load<T>(
         queues: handle(&edt.maps.queues_of_limit)?,
         counters: handle(&edt.maps.counters)?,
         sockets: None,
+        exempt: exempts.then(|| handle(&edt.maps.exempt_prefixes)).transpose()?,
         parent: None,
         seat: None,
         group: None,

@@ -152,7 +152,7 @@ impl GroupMaps {
     }
 
     /// The buffers of a direction; `None` as long as none are made.
-    fn sample(&self, direction: Direction) -> Result<Option<MapHandle>, LimitError> {
+    pub(crate) fn sample(&self, direction: Direction) -> Result<Option<MapHandle>, LimitError> {
         let id = self.samples.lookup(&key(direction), MapFlags::ANY);
         // What user space sees of a map in a map is its number.
         let id = id.map_err(map_error("samples"))?;

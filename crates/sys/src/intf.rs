@@ -7,6 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use tidegate_core::{
     Bytes, Class, Direction, Nanos, Rate, VirtualQueueConfig,
     class::Floors,
+    exempt::{Exempt, MAX_PREFIXES, Prefix},
     fleet::flows::{SETS, WAYS},
     token_bucket::BucketConfig,
     virtual_queue::cost_of_byte,
@@ -159,6 +160,56 @@ pub struct Limit {
     pub ifindex: u32,
     /// By direction: of scheme `police`.
     pub police: [Policy; DIRECTIONS],
+    /// Who is exempt.
+    pub exempt: ExemptConf,
+}
+
+/// `struct tg_exempt`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct ExemptConf {
+    /// Bit d: code point d is exempt.
+    pub dscps: u64,
+    /// Addresses of IPv6, or of IPv4 in IPv6.
+    pub address: [[u8; 16]; MAX_PREFIXES],
+    /// How many of their bits are the prefix.
+    pub bits: [u8; MAX_PREFIXES],
+    /// How many there are.
+    pub count: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+impl From<&Exempt> for ExemptConf {
+    fn from(exempt: &Exempt) -> Self {
+        let mut conf = ExemptConf { dscps: exempt.dscps, ..ExemptConf::default() };
+        for (i, prefix) in exempt.prefixes().iter().enumerate() {
+            (conf.address[i], conf.bits[i]) = (prefix.address, prefix.bits);
+            conf.count += 1;
+        }
+        conf
+    }
+}
+
+impl From<&ExemptConf> for Exempt {
+    fn from(conf: &ExemptConf) -> Self {
+        let mut exempt = Exempt::default();
+        exempt.dscps = conf.dscps;
+        let prefixes = conf.address.iter().zip(conf.bits).take(conf.count as usize);
+        for (address, bits) in prefixes {
+            // There are no more than fit.
+            let _ = exempt.add_prefix(Prefix { address: *address, bits });
+        }
+        exempt
+    }
+}
+
+impl ExemptConf {
+    /// Nobody is exempt.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0 && self.dscps == 0
+    }
 }
 
 /// `struct pl_bucket`.
@@ -381,7 +432,11 @@ pub const OUTCOME_TABLE: [Outcome; OUTCOMES] = [
         help: "dropped at random: for a group, or as the sender can neither be marked nor told",
         passed: false,
     },
-    Outcome { name: "exempt", help: "passed uncharged: loopback", passed: true },
+    Outcome {
+        name: "exempt",
+        help: "passed uncharged: loopback, or who `exempt` says",
+        passed: true,
+    },
 ];
 
 #[cfg(test)]
@@ -391,7 +446,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 46];
+        static native_intf_layout: [u64; 50];
         static native_intf_layout_len: u32;
     }
 
@@ -411,6 +466,10 @@ mod tests {
             offset_of!(Limit, delack_max_us),
             offset_of!(Limit, ifindex),
             offset_of!(Limit, police),
+            offset_of!(Limit, exempt),
+            size_of::<ExemptConf>(),
+            offset_of!(ExemptConf, count),
+            MAX_PREFIXES,
             size_of::<Policy>(),
             offset_of!(Policy, yellow_dscps),
             offset_of!(Policy, kind),

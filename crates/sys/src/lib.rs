@@ -33,6 +33,7 @@ pub mod congestion;
 pub mod cost;
 pub mod device;
 pub mod edt;
+mod exempt;
 pub mod fq;
 pub mod group;
 pub mod htb;

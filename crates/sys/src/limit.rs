@@ -21,24 +21,26 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 use tidegate_core::{
-    Bytes, Class, Nanos, Rate, Scheme, Scope, Span, class,
+    Bytes, Class, Nanos, Rate, Scheme, Span, class,
+    exempt::Exempt,
     fair_share::TARGET,
     police::Policy,
     virtual_queue::{ConfigError, Direction, VirtualQueueOptions},
 };
 
 use crate::{
-    cgroup::{Cgroup, CgroupError, Hierarchy},
+    cgroup::{Cgroup, Hierarchy},
     device::{Filters, Target},
     edt,
-    fq::FqError,
+    exempt::{self, set_exempt},
     group::GroupMaps,
-    htb, intf,
-    net::NetError,
-    police, query,
+    htb, intf, police, query,
 };
 
+mod error;
 mod rate;
+
+pub use error::LimitError;
 
 /// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
 pub(crate) mod skel {
@@ -81,6 +83,8 @@ pub struct LimitOptions {
     pub class: Option<Class>,
     /// With [`Scheme::Police`]: meter and actions.
     pub police: Policy,
+    /// Who is not limited.
+    pub exempt: Exempt,
 }
 
 impl Default for LimitOptions {
@@ -95,6 +99,7 @@ impl Default for LimitOptions {
             delack_max: Nanos(5_000_000),
             class: None,
             police: Policy::default(),
+            exempt: Exempt::default(),
         }
     }
 }
@@ -108,6 +113,7 @@ impl LimitOptions {
         let microseconds = |time: Nanos| u32::try_from(time.0 / 1000).unwrap_or(u32::MAX);
         let mut limit = intf::Limit {
             cgroup_id,
+            exempt: (&self.exempt).into(),
             rto_min_us: microseconds(self.rto_min),
             delack_max_us: microseconds(self.delack_max),
             ..intf::Limit::default()
@@ -212,6 +218,7 @@ impl From<&intf::Limit> for LimitOptions {
             delack_max: Nanos(u64::from(limit.delack_max_us) * 1000),
             class: limit.class.iter().find_map(intf::ClassConf::class),
             police: limit.police.iter().find_map(intf::Policy::policy).unwrap_or_default(),
+            exempt: Exempt::from(&limit.exempt),
         }
         .of_sockets()
     }
@@ -225,119 +232,6 @@ impl intf::Limit {
     }
 }
 
-/// Why a limit could not be put on, read or changed. Unless said otherwise the host is as before.
-#[derive(Debug, thiserror::Error)]
-pub enum LimitError {
-    /// The kernel refused a program.
-    #[error(
-        "the kernel refused the eBPF program `{program}`: {source}; `uname -r` must be 6.1 or newer"
-    )]
-    Load {
-        /// Which program.
-        program: &'static str,
-        /// What libbpf says.
-        source: libbpf_rs::Error,
-    },
-    /// Another program holds the cgroup (or one above it) for itself alone.
-    #[error(
-        "cgroup `{cgroup}` does not take another eBPF program: {holder}; detach that one first \
-         (`bpftool cgroup show` lists it) or have its tool attach it with BPF_F_ALLOW_MULTI"
-    )]
-    Occupied {
-        /// The limit's cgroup.
-        cgroup: String,
-        /// Who holds it.
-        holder: String,
-    },
-    /// Attaching failed for another reason.
-    #[error("could not attach `{program}` to cgroup `{cgroup}`: {source}")]
-    Attach {
-        /// Which program.
-        program: &'static str,
-        /// The limit's cgroup.
-        cgroup: String,
-        /// What the kernel says.
-        source: libbpf_rs::Error,
-    },
-    /// Nobody would keep packets until their departure.
-    #[error(transparent)]
-    Fq(#[from] FqError),
-    /// The kernel refused the program on a device.
-    #[error("could not attach the eBPF program to device `{device}`: {source}")]
-    AttachDevice {
-        /// The device.
-        device: String,
-        /// What the kernel says.
-        source: libbpf_rs::Error,
-    },
-    /// A qdisc that somebody has put on the device.
-    #[error(
-        "device `{device}` has a qdisc that somebody put there: `{kind} {handle}`; take it off with `tc qdisc \
-         del dev {device} root`, or say --force to replace it (it will not be put back)"
-    )]
-    ForeignQdisc {
-        /// The device.
-        device: String,
-        /// The kind of the qdisc.
-        kind: String,
-        /// Its handle.
-        handle: String,
-    },
-    /// The kernel has no HTB.
-    #[error(
-        "the kernel has no HTB (CONFIG_NET_SCH_HTB); use scheme `edt` on devices, `pace` on cgroups"
-    )]
-    NoHtb,
-    /// The kernel has no ifb devices.
-    #[error(
-        "the kernel has no ifb devices (CONFIG_IFB), through which scheme `htb` sends what comes in; limit \
-         what leaves alone"
-    )]
-    NoIfb,
-    /// A tree is full.
-    #[error("the tree of limits holds its {} limits already; take some off first", tidegate_core::htb::SLOTS - 1)]
-    NoSlot,
-    /// A member of a tree that a packet could not name.
-    #[error("{what} cannot be inside a limit on a device: {why}")]
-    NoMember {
-        /// A port or cgroup.
-        what: Scope,
-        /// Why not.
-        why: &'static str,
-    },
-    /// The kernel's network stack refused.
-    #[error(transparent)]
-    Net(#[from] NetError),
-    /// The qdisc in which packets should wait is not there.
-    #[error(
-        "device {ifindex} has lost the queue of the limit; put it on again with `tidegate apply`"
-    )]
-    NoQueue {
-        /// The device.
-        ifindex: u32,
-    },
-    /// A map could not be read or written.
-    #[error("map `{map}` of the limit: {source}")]
-    Map {
-        /// Which map.
-        map: &'static str,
-        /// What the kernel says.
-        source: libbpf_rs::Error,
-    },
-    /// A map does not hold what this version writes.
-    #[error(
-        "map `{0}` of the limit has another layout: it was made by another version; take it off \
-         with `tidegate detach` and apply again"
-    )]
-    Layout(&'static str),
-    /// The thresholds or rates are out of range.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The cgroup.
-    #[error(transparent)]
-    Cgroup(#[from] CgroupError),
-}
-
 /// The maps of a limit.
 #[derive(Debug)]
 pub struct LimitMaps {
@@ -346,6 +240,8 @@ pub struct LimitMaps {
     pub(crate) counters: MapHandle,
     /// Of schemes that set something on sockets.
     pub(crate) sockets: Option<MapHandle>,
+    /// Of limits that exempt somebody.
+    pub(crate) exempt: Option<MapHandle>,
     /// Those of its parent that a child works with.
     pub(crate) parent: Option<ParentMaps>,
     /// By which it acts for a group, where the scheme can.
@@ -535,7 +431,8 @@ impl LimitMaps {
     pub(crate) fn write(&self, limit: &intf::Limit) -> Result<(), LimitError> {
         self.limit
             .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)
-            .map_err(map_error("limit"))
+            .map_err(map_error("limit"))?;
+        self.exempt.as_ref().map_or(Ok(()), |trie| exempt::fill(trie, &limit.exempt))
     }
 
     /// Queue and counters of a direction.
@@ -590,6 +487,7 @@ impl LimitMaps {
         reuse(&mut open.maps.queues_of_limit, &self.queues)?;
         reuse(&mut open.maps.sockets_of_limit, sockets)?;
         set_parent!(open, self.parent.as_ref(), "adopt");
+        set_exempt!(open, self.exempt.is_some(), self.exempt.as_ref(), "adopt");
         let object = open.load().map_err(load_error("adopt"))?;
         let link = object.progs.adopt.attach().map_err(load_error("adopt"))?;
         for namespace in network_namespaces(hierarchy, cgroup) {
@@ -623,7 +521,10 @@ pub(crate) fn lookup<T: bytemuck::Pod>(
         .ok_or(LimitError::Layout(name))
 }
 
-fn reuse(map: &mut libbpf_rs::OpenMapMut<'_>, with: &MapHandle) -> Result<(), LimitError> {
+pub(crate) fn reuse(
+    map: &mut libbpf_rs::OpenMapMut<'_>,
+    with: &MapHandle,
+) -> Result<(), LimitError> {
     map.reuse_fd(with.as_fd()).map_err(load_error("companion"))
 }
 
@@ -679,13 +580,15 @@ impl AttachedLimit {
         quiet_libbpf();
 
         let mut storage = MaybeUninit::uninit();
-        let nrm = load_nrm(&mut storage, parent)?;
+        let exempts = !options.exempt.is_empty();
+        let nrm = load_nrm(&mut storage, parent, exempts)?;
         let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("nrm"));
         let maps = LimitMaps {
             limit: handle(&nrm.maps.limit)?,
             queues: handle(&nrm.maps.queues_of_limit)?,
             counters: handle(&nrm.maps.counters)?,
             sockets: Some(handle(&nrm.maps.sockets_of_limit)?),
+            exempt: exempts.then(|| handle(&nrm.maps.exempt_prefixes)).transpose()?,
             parent: parent.map(ParentMaps::of).transpose()?.flatten(),
             seat: None,
             group: None,
@@ -701,6 +604,7 @@ impl AttachedLimit {
             reuse(&mut tune.maps.sockets_of_limit, sockets)?;
         }
         set_parent!(tune, maps.parent.as_ref(), "tune");
+        set_exempt!(tune, exempts, maps.exempt.as_ref(), "tune");
         let tune = tune.load().map_err(load_error("tune"))?;
 
         maps.write(&limit)?;
@@ -753,10 +657,12 @@ impl AttachedLimit {
 pub(crate) fn load_nrm<'a>(
     storage: &'a mut MaybeUninit<OpenObject>,
     parent: Option<&LimitMaps>,
+    exempts: bool,
 ) -> Result<skel::nrm::NrmSkel<'a>, LimitError> {
     let mut open = skel::nrm::NrmSkelBuilder::default().open(storage).map_err(load_error("nrm"))?;
     let parent = parent.map(ParentMaps::of).transpose()?.flatten();
     set_parent!(open, parent.as_ref(), "nrm");
+    set_exempt!(open, exempts, None, "nrm");
     open.load().map_err(load_error("nrm"))
 }
 

@@ -4,15 +4,22 @@
 use std::mem::MaybeUninit;
 
 use libbpf_rs::{
-    MapHandle, OpenObject,
+    MapCore, MapFlags, MapHandle, OpenObject,
     skel::{OpenSkel, SkelBuilder},
 };
-use tidegate_core::Direction;
+use tidegate_core::{
+    Bytes, Direction, Rate, Span,
+    police::{ColourMap, MeterOptions, MeterType, Policy},
+    token_bucket::{MAX_BURST, UNITS_PER_BYTE},
+    virtual_queue::{MAX_RATE_BIT_S, VirtualQueueOptions},
+};
 
 use crate::{
     cgroup::Cgroup,
+    cost::Standing,
     device::{self, Side, Target},
     edt::random_seed,
+    exempt::set_exempt,
     group::GroupMaps,
     intf,
     limit::{self, AttachedLimit, LimitError, LimitMaps, LimitOptions},
@@ -31,6 +38,12 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/police.skel.rs"));
 }
 
+mod cost;
+
+pub use cost::{Ask, cost};
+
+const HOUR_NS: u64 = 3_600_000_000_000;
+
 /// Where the programs sit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
@@ -43,6 +56,7 @@ enum Place {
 fn load(
     storage: &mut MaybeUninit<OpenObject>,
     place: Place,
+    exempts: bool,
 ) -> Result<skel::PoliceSkel<'_>, LimitError> {
     limit::quiet_libbpf();
     let mut open =
@@ -57,6 +71,7 @@ fn load(
         rodata.is_port = u8::from(place == Place::Port);
         rodata.flow_seed = u64::from(random_seed()) << 32 | u64::from(random_seed());
     }
+    set_exempt!(open, exempts, None, "police");
     open.load().map_err(limit::load_error("police"))
 }
 
@@ -69,6 +84,10 @@ fn maps(police: &skel::PoliceSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps,
         queues: handle(&police.maps.queues_of_limit)?,
         counters: handle(&police.maps.counters)?,
         sockets: None,
+        exempt: match limit.exempt.is_empty() {
+            true => None,
+            false => Some(handle(&police.maps.exempt_prefixes)?),
+        },
         parent: None,
         seat: None,
         group: Some(GroupMaps {
@@ -87,7 +106,7 @@ pub(crate) fn attach_cgroup(
 ) -> Result<AttachedLimit, LimitError> {
     let limit = options.encode(cgroup.id())?;
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Cgroup)?;
+    let police = load(&mut storage, Place::Cgroup, !options.exempt.is_empty())?;
     let maps = maps(&police, &limit)?;
     let links = vec![
         ("egress", limit::attach(&police.progs.police_egress, "police_egress", cgroup)?),
@@ -104,7 +123,7 @@ pub(crate) fn attach_device(
     let limit = target.encode(options)?;
     let mut storage = MaybeUninit::uninit();
     let place = if target.is_port() { Place::Port } else { Place::Device };
-    let police = load(&mut storage, place)?;
+    let police = load(&mut storage, place, !options.exempt.is_empty())?;
     let maps = maps(&police, &limit)?;
     let program = |direction| match target.side(direction) {
         Side::Out => (direction, &police.progs.police_out),
@@ -113,6 +132,51 @@ pub(crate) fn attach_device(
     let programs = [Direction::Egress, Direction::Ingress].map(program);
     let device::Hooked { links, filters } = device::attach(target, &programs)?;
     Ok(AttachedLimit { maps, links, filters })
+}
+
+/// Loads the programs of a cgroup with a bucket that stays as `standing` says, to have their cost measured.
+pub(crate) fn prepare(
+    storage: &mut MaybeUninit<OpenObject>,
+    meter: bool,
+    standing: Standing,
+) -> Result<skel::PoliceSkel<'_>, LimitError> {
+    let police = load(storage, Place::Cgroup, false)?;
+    let Some(rate) = Rate::from_bit_s(MAX_RATE_BIT_S) else { return Ok(police) };
+    let queue = VirtualQueueOptions {
+        burst: Some(Span::Size(Bytes(MAX_BURST.0 / 2))),
+        ..VirtualQueueOptions::new(rate)
+    };
+    let meter = meter.then(|| MeterOptions {
+        colours: Some(ColourMap::default()),
+        ..MeterOptions::new(MeterType::SrTcm)
+    });
+    let policy = Policy { meter, ..Policy::default() };
+    let mut policy = intf::Policy::new(&policy, &queue).map_err(LimitError::Config)?;
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+    let half_ns = policy.committed.fill_ns / 2;
+    let full_ns = match standing {
+        Standing::Idle => {
+            // So fast that a packet costs nothing.
+            for bucket in [&mut policy.committed, &mut policy.second] {
+                (bucket.cost, bucket.rate) = (1, MAX_BURST.0 * UNITS_PER_BYTE / 2);
+            }
+            0
+        }
+        Standing::Busy => now_ns + half_ns,
+        Standing::Full => now_ns + HOUR_NS,
+    };
+    let limit = intf::Limit {
+        police: [policy; 2],
+        flags: intf::FLAG_POLICE | intf::FLAG_LOOPBACK,
+        ..Default::default()
+    };
+    let maps = maps(&police, &limit)?;
+    let queue = intf::Queue { finish_ns: full_ns, rtt_ns: full_ns, ..Default::default() };
+    maps.queues
+        .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(&queue), MapFlags::ANY)
+        .map_err(limit::map_error("queues"))?;
+    Ok(police)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Limits that stay: pinned in the BPF file system, one directory a limit.
 //!
 //! ```text
-//! /sys/fs/bpf/tidegate/NAME/{limit,queues,counters,sockets}   maps
+//! /sys/fs/bpf/tidegate/NAME/{limit,queues,counters,sockets,exempt}  maps
 //!                           {egress,ingress,sockops}          links
 //!                           {group,samples}                   of scheme police: maps for a group
 //!                           parent_{queues,sockets}           of a child: the maps of its parent
@@ -61,6 +61,8 @@ const LINKS: [&str; 3] = ["egress", "ingress", "sockops"];
 /// Of a limit's flags those whose scheme has programs of its own.
 const OF_PROGRAMS: u32 =
     intf::FLAG_EDT | intf::FLAG_POLICE | intf::FLAG_HTB | intf::FLAG_DEM | intf::FLAG_SPRING;
+/// The pin of the trie of those who are exempt.
+const EXEMPT: &str = "exempt";
 /// The symbolic links that remember where a limit was, for when that is gone.
 const CGROUP: &str = "cgroup";
 const DEV: &str = "dev";
@@ -117,8 +119,7 @@ pub enum StoreError {
     },
     /// The programs of the other scheme are others.
     #[error(
-        "limit `{0}` cannot change to a scheme with other programs where it is: take it off and put it on \
-         again"
+        "limit `{0}` cannot change to other programs where it is: take it off and put it on again"
     )]
     OtherPrograms(String),
     /// There is no such parent.
@@ -132,7 +133,8 @@ pub enum StoreError {
     /// The parent's programs do not see the child's packets.
     #[error(
         "limit `{name}`: its parent `{parent}` must be on a cgroup above {scope}, with scheme `pace` or \
-         `nrm`, or both have scheme `htb` in a tree on a device; {parent} is on {parent_scope} with `{parent_scheme}`"
+         `nrm`, or both have scheme `htb` in a tree on a device; {parent} is on {parent_scope} with \
+         `{parent_scheme}`"
     )]
     NotAbove {
         /// The limit.
@@ -273,7 +275,8 @@ impl Store {
         Store { root: root.into(), force: false }
     }
 
-    /// Whether a limit that needs a qdisc replaces one that somebody has put on its device; it is not put back.
+    /// Whether a limit that needs a qdisc replaces one that somebody has put on its device; it is not put
+    /// back.
     pub fn force(&mut self, force: bool) {
         self.force = force;
     }
@@ -385,6 +388,7 @@ impl Store {
             limit: open("limit")?,
             queues: open("queues")?,
             counters: open("counters")?,
+            exempt: dir.join(EXEMPT).exists().then(|| open(EXEMPT)).transpose()?,
             sockets: dir.join("sockets").exists().then(|| open("sockets")).transpose()?,
             parent: match dir.join(PARENT_QUEUES).exists() {
                 true => Some(ParentMaps {
@@ -588,7 +592,8 @@ impl Store {
             .map_err(|e| limit_error(name)(LimitError::Config(e)))?;
         limit.ifindex = pinned.limit.ifindex;
         limit.flags |= pinned.limit.flags & intf::FLAG_PORT;
-        if (limit.flags ^ pinned.limit.flags) & OF_PROGRAMS != 0 {
+        let exempts = limit.exempt.is_empty() == pinned.limit.exempt.is_empty();
+        if (limit.flags ^ pinned.limit.flags) & OF_PROGRAMS != 0 || !exempts {
             return Err(StoreError::OtherPrograms(name.to_owned()));
         }
         if options.class.is_some() != pinned.parent.is_some() {
@@ -727,8 +732,8 @@ fn cgroup_of(hierarchy: &Hierarchy, scope: &Scope) -> Option<Cgroup> {
     }
 }
 
-/// Whether a limit on `above` sees all packets of one on `below`. Only with scheme `htb` does a device contain
-/// cgroups and ports: what they send by it.
+/// Whether a limit on `above` sees all packets of one on `below`. Only with scheme `htb` does a device
+/// contain cgroups and ports: what they send by it.
 #[must_use]
 pub fn can_contain(above: &Scope, below: &Scope, scheme: Scheme) -> bool {
     match (above, below) {

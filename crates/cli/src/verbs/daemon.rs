@@ -164,7 +164,8 @@ impl<'a> Groups<'a> {
                     continue;
                 }
                 (Some(running), _) => format!(
-                    "{limits}: the daemon (process {}) runs by {} and has it otherwise; have it read this file",
+                    "{limits}: the daemon (process {}) runs by {} and has it otherwise; have it read this \
+                     file",
                     running.pid, running.file
                 ),
                 (None, None) => start,

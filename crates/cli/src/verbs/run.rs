@@ -64,7 +64,7 @@ fn summarize(summary: &Summary) {
         let limit = Rate::from_bit_s(direction.rate_bit_s).map(|rate| rate.to_string());
         let exempt = match counts.packets_of("exempt") {
             0 => String::new(),
-            n => format!("; {n} on loopback not limited (see --loopback)"),
+            n => format!("; {n} exempt (see --loopback and --exempt)"),
         };
         say(&format!(
             "tidegate: {name} {}: {} in {packets} packets over {} = {}; marked {}, slowed {}, \

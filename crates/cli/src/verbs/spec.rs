@@ -9,7 +9,7 @@ use std::{
 use anyhow::Result;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
-use tidegate_core::{Rate, Scope};
+use tidegate_core::{Rate, Scheme, Scope};
 use tidegate_node::{
     apply, fleet,
     host::Host,
@@ -18,7 +18,7 @@ use tidegate_node::{
         state::{LimitState, RunDir},
     },
     plan::{self, Action, Plan, PlanError, Present, Reason, Wanted},
-    settings::{Difference, is_parents},
+    settings::{Difference, is_parents, show_actions},
     spec::Spec,
     status,
 };
@@ -277,6 +277,12 @@ struct LimitJson {
     pace_ceiling: bool,
     rto_min_ns: u64,
     delack_max_ns: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    meter: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    actions: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exempt: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -311,6 +317,10 @@ impl From<&LimitOptions> for LimitJson {
             pace_ceiling: options.pace_ceiling,
             rto_min_ns: options.rto_min.0,
             delack_max_ns: options.delack_max.0,
+            meter: options.police.meter.map(|meter| meter.to_string()),
+            actions: (options.scheme == Scheme::Police)
+                .then(|| show_actions(&options.police.actions)),
+            exempt: (!options.exempt.is_empty()).then(|| options.exempt.to_string()),
         }
     }
 }

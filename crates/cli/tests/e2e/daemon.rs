@@ -1,5 +1,5 @@
-//! `tidegate daemon`: three hosts in namespaces of their own, joined by a bridge, with real limits and traffic; and
-//! all that a daemon refuses or outlives.
+//! `tidegate daemon`: three hosts in namespaces of their own, joined by a bridge, with real limits and
+//! traffic; and all that a daemon refuses or outlives.
 
 use std::{
     fs,

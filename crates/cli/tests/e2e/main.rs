@@ -13,6 +13,7 @@ mod common;
 mod daemon;
 mod edt;
 mod explain;
+mod group;
 mod htb;
 mod ingress;
 mod limit;

@@ -38,7 +38,7 @@ fn root_police_says_what_cannot_be() {
 fn root_police_a_command_over_udp() {
     need_root!();
     let bed = Bed::new();
-    let flags = ["--scheme", "police", "--egress", LIMIT, "--burst", "30kb"];
+    let flags = ["--scheme", "police", "--egress", LIMIT, "--burst", "250kb"];
     is_held(&bed.run(&Place::new(), &flags, "5 0 60e6 10.97.0.2"), LIMIT_BIT_S);
 }
 
@@ -91,7 +91,7 @@ fn root_police_limits_a_port_in_both_directions() {
 
     let place = Place::new();
     let add =
-        "limit add guest --port tap0 --scheme police --egress 20mbit --ingress 5mbit --burst 30kb";
+        "limit add guest --port tap0 --scheme police --egress 20mbit --ingress 5mbit --burst 250kb";
     ok(&place, &bed, add);
     is_held(&bed.free(&guest, "5 0 60e6 10.97.0.2"), LIMIT_BIT_S);
     let status: serde_json::Value =
@@ -204,4 +204,60 @@ fn root_police_marks_on_cgroups() {
     assert!(message.contains("--actions: the kernel lets no program on a cgroup"), "{message}");
     let message = refused(&place, &bed, "run --egress 20mbit --actions red=ce -- true");
     assert!(message.contains("--actions: scheme `pace` colours no packets"), "{message}");
+}
+
+/// Whom a limit exempts it leaves alone, whatever its scheme: TCP sockets, too.
+#[test]
+fn root_exempt_traffic_is_not_limited() {
+    need_root!();
+    for scheme in ["pace", "nrm", "police"] {
+        let bed = Bed::new();
+        let place = Place::new();
+        let run = |exempt: &str, order: &str| {
+            let flags = ["--scheme", scheme, "--egress", "5mbit", "--exempt", exempt];
+            bed.run(&place, &flags, order).bit_s
+        };
+        let free = run("10.97.0.0/24,dscp:ef", "3 0 30e6 10.97.0.2");
+        assert!(free > 20e6, "{scheme}: {free} bit/s");
+        let free = run("::/0,10.97.0.2", "3 1 0 10.97.0.2");
+        assert!(free > 20e6, "{scheme}: {free} bit/s of TCP");
+        let held = run("10.98.0.0/16,::/0", "3 0 30e6 10.97.0.2");
+        assert!(held < 8e6, "{scheme}: {held} bit/s");
+    }
+}
+
+/// Programs of parents and children, with all that they can have, must get past the kernel's verifier.
+#[test]
+fn root_exempt_goes_with_trees() {
+    need_root!();
+    let place = Place::new();
+    let (parent, child) = (place.child("a"), place.child("a/b"));
+    let exempt = "10.0.0.0/8,2001:db8::/32,dscp:ef";
+    let add = |name, path, rest: &[&str]| {
+        let words = ["limit", "add", name, "--cgroup", path, "--exempt", exempt];
+        place.ok(&[&words[..], rest].concat())
+    };
+    let done = add("a", parent.path(), &["--egress", "50mbit", "--ingress", "50mbit"]);
+    assert!(done.contains("exempt 10.0.0.0/8,2001:db8::/32,dscp:ef"), "{done}");
+    add("b", child.path(), &["--parent", "a", "--guarantee", "10mbit"]);
+    let status = place.json(&["status", "--json"]);
+    assert_eq!(status["limits"][1]["exempt"][2], "dscp:ef", "{status}");
+    place.ok(&["limit", "set", "b", "--exempt", "none"]);
+    place.ok(&["limit", "set", "a", "--exempt", "192.0.2.0/24"]);
+    place.ok(&["detach"]);
+}
+
+#[test]
+fn root_exempt_lists_change_in_place() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    ok(&place, &bed, "limit add up --dev eth0 --scheme police --egress 5mbit --exempt 10.1.0.0/16");
+    let changed = ok(&place, &bed, "limit set up --exempt 10.97.0.0/24");
+    assert!(changed.contains("exempt 10.1.0.0/16 -> 10.97.0.0/24"), "{changed}");
+    assert!(bed.free(&bed.sender, "3 0 30e6 10.97.0.2").bit_s > 20e6);
+    ok(&place, &bed, "limit set up --exempt none");
+    assert!(bed.free(&bed.sender, "3 0 30e6 10.97.0.2").bit_s < 8e6);
+    let message = refused(&place, &bed, "limit set up --exempt 10.97.0.1/24");
+    assert!(message.contains("write 10.97.0.0/24, or a longer prefix"), "{message}");
+    ok(&place, &bed, "detach");
 }

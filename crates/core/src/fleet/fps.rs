@@ -84,8 +84,8 @@ impl Fps {
         self.rate_bit_s
     }
 
-    /// Changes the limit, from the next interval on: Cloud Control keeps `1/N` of it free for each limiter that is
-    /// not heard.
+    /// Changes the limit, from the next interval on: Cloud Control keeps `1/N` of it free for each limiter
+    /// that is not heard.
     pub fn set_limit(&mut self, limit: Rate) {
         self.options.limit = limit;
     }

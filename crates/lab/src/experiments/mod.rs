@@ -9,6 +9,7 @@
 //! policer_burst, policer_tcp -> policers (a router that polices, and its peers) -> wire
 //! pace_dynamics -> scenario (flows that come and go), settling (what became of their rates)
 //! carousel -> bed (application and shaper in this process), kernel (the same flows through a qdisc)
+//! drl -> forwarded (what passed), simulation (in virtual time), daemons (in namespaces)
 //! wheel -> queues (ours and its peers), load (what is done to them)
 //! ```
 //!
@@ -26,6 +27,7 @@ pub mod carousel;
 pub mod carousel_cpu;
 mod cpu;
 pub mod demo;
+pub mod drl;
 mod he_2017;
 pub mod hierarchy;
 pub mod htb_latency;
@@ -54,6 +56,11 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(carousel::granularity::Granularity::default()),
         Box::new(carousel_cpu::CarouselCpu::default()),
         Box::new(demo::Demo::default()),
+        Box::new(drl::dynamic::DrlDynamic::default()),
+        Box::new(drl::failures::DrlFailures::default()),
+        Box::new(drl::fairness::DrlFairness::default()),
+        Box::new(drl::fig3::DrlFig3::default()),
+        Box::new(drl::scale::DrlScale::default()),
         Box::new(hierarchy::Hierarchy::default()),
         Box::new(htb_latency::HtbLatency::default()),
         Box::new(limits::Limits::default()),

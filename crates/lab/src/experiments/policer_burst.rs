@@ -52,8 +52,8 @@ const PUBLISHED: [(u64, f64); 4] =
 /// One frame, and two.
 const SMALL: [u64; 2] = [FRAME_BYTES, 2 * FRAME_BYTES];
 
-/// Until then the deepest bucket, a second of nft's bytes, is empty. Half a period off the bursts, so that none
-/// lies on an edge.
+/// Until then the deepest bucket, a second of nft's bytes, is empty. Half a period off the bursts, so that
+/// none lies on an edge.
 const SETTLED: Duration = Duration::from_millis(1250);
 /// How long tcpdump may take to start.
 const READY: Duration = Duration::from_secs(20);

@@ -2,8 +2,8 @@
 //!
 //! Flows of iperf3 go through a router that polices them (`policers`) and over a link with a delay. A policer
 //! has no queue, so the round trip is that of the link. Carousel's figure 3 (SIGCOMM 2017) is the case of one
-//! CUBIC flow at 1 Gbit/s. Beside each figure of one congestion control stands what `tidegate burst size` says
-//! of it: `law-paced` for senders that spread their packets, `law-unpaced` for windows in one piece.
+//! CUBIC flow at 1 Gbit/s. Beside each figure of one congestion control stands what `tidegate burst size`
+//! says of it: `law-paced` for senders that spread their packets, `law-unpaced` for windows in one piece.
 //!
 //! Flows of unlike kinds share one policer in the cases of fairness (`plan`).
 
@@ -42,8 +42,8 @@ const PORT: u16 = 5201;
 const INTERFACE_BIT_S: u64 = 10_000_000_000;
 const PACKET_BYTES: u32 = 1500;
 
-/// Carousel's figure 3: goodput of one CUBIC flow at 1 Gbit/s, by round trip in microseconds, with a bucket of
-/// 1 ms and with one of 1 s.
+/// Carousel's figure 3: goodput of one CUBIC flow at 1 Gbit/s, by round trip in microseconds, with a bucket
+/// of 1 ms and with one of 1 s.
 const PUBLISHED: [(u64, f64, f64); 5] = [
     (100, 906e6, 962e6),
     (1_000, 658e6, 951e6),
@@ -78,8 +78,8 @@ impl Experiment for PolicerTcp {
     }
 
     fn summary(&self) -> &'static str {
-        "TCP through policers of 100 Mbit/s and 1 Gbit/s on a router, over round trips of 0.1 to 100 ms, with \
-         buckets of 1 ms to 1 s: how much of the rate it gets, beside the law, and how flows share it"
+        "TCP through policers of 100 Mbit/s and 1 Gbit/s on a router, over round trips of 0.1 to 100 ms, \
+         with buckets of 1 ms to 1 s: how much of the rate it gets, beside the law, and how flows share it"
     }
 
     fn takes_links(&self) -> bool {
@@ -102,11 +102,13 @@ impl Experiment for PolicerTcp {
             (None, false) => Duration::from_secs(10),
         };
         ctx.note(
-            "`used` is the mean on the wire behind the policer from one second after the first data on, of the \
-             limit, whole frames counted; the goodput is iperf3's. `law-paced` and `law-unpaced` are what \
-             `tidegate burst size` says of the long run, in which slow start and its losses are forgotten. The \
-             published goodputs are Carousel's. `first part` is what the flows named first have of all. `tbf` is \
-             no policer: what waits up to 50 ms, which is in the round trip that TCP measures.",
+            "`used` is the mean on the wire behind the policer from one second after the first data on, of \
+             the limit, whole frames counted; the goodput is iperf3's. `law-paced` and `law-unpaced` are \
+             what `tidegate burst size` says of the long run, in which slow start and its losses are \
+             forgotten. The published goodputs are Carousel's. `first part` is what the flows named first \
+             have of all. At 100 Mbit/s packets come of MTU size, at 1 Gbit/s as segments of up to 64 KB, \
+             since the lab's links carry some 25 000 packets a second. `tbf` is no policer: what waits up to \
+             50 ms, which is in the round trip that TCP measures.",
         );
         let plan = plan(self.tiny.is_some(), ctx.quick);
         for cells in plan.chunk_by(|cell, next| cell.rtts_us == next.rtts_us) {
@@ -127,6 +129,12 @@ impl Experiment for PolicerTcp {
 }
 
 impl Cell {
+    /// A link of this machine carries some 25 000 packets a second, which is enough at 100 Mbit/s. At
+    /// 1 Gbit/s the policer meets segments of up to 64 KB, as that of a host does.
+    fn is_cut(&self) -> bool {
+        self.limit_bit_s < plan::GBIT
+    }
+
     fn rate(&self) -> anyhow::Result<Rate> {
         Rate::from_bit_s(self.limit_bit_s).context("a limit of zero")
     }
@@ -156,6 +164,7 @@ impl Cell {
         let controls = self.groups.iter().map(|group| Control::get(group.cc));
         let controls = controls.collect::<anyhow::Result<Vec<_>>>()?;
         ctx.alternate(self.systems, ctx.repeats, |ctx, &system, run| {
+            road.cut(self.is_cut())?;
             road.start_meters()?;
             let policed = system.apply(ctx, &road.testbed, rate, self.depth)?;
             let groups = self.groups.iter().zip(&controls).zip(PORT..);

@@ -1,15 +1,16 @@
 //! Policers on the path of others' packets, and the path: a sender whose device leads to a router, which
 //! polices what comes in by it, and one receiver or more behind that, each with a link of its own.
 //!
-//! The sender's packets are cut before they leave, so that a policer sees what it would see on a wire.
+//! The sender's packets are cut before they leave, so that a policer sees what it would see on a wire, unless
+//! the path could not carry so many ([`Road::cut`]).
 //!
 //! | name | what it is | where on the router |
 //! |---|---|---|
 //! | `police` | `tidegate limit add --scheme police --ingress`, as a user types it | the sender's side |
 //! | `police-fair` | the same with `--fair` | the sender's side |
-//! | `nft` | `nft … limit rate over N/second burst N packets`, for packets of full size | the sender's side |
+//! | `nft` | `nft … limit rate over N/second burst N packets`, of full size | the sender's side |
 //! | `nft-bytes` | `nft … limit rate over N bytes/second burst N bytes` | the sender's side |
-//! | `tbf` | the kernel's token bucket filter with a queue of 50 ms: no policer, but what else there is | the receiver's side |
+//! | `tbf` | the kernel's token bucket filter with a queue of 50 ms: no policer | the receiver's side |
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -37,6 +38,8 @@ pub(super) const FRAME_BYTES: u64 = 1514;
 const PACKET_BYTES: u64 = 1500;
 const BIN: Duration = Duration::from_millis(10);
 const BINS: u32 = 12_000;
+/// The kernel's own bound.
+const SEGMENTS_MOST: u32 = 65_535;
 /// The queue of a TBF.
 const QUEUE: Duration = Duration::from_millis(50);
 /// How long a command may take.
@@ -60,13 +63,19 @@ impl Road {
         let topology = Topology::Spread(receivers);
         let testbed =
             Testbed::new(TestbedOptions { lab_binary, links, ..TestbedOptions::new(topology) })?;
-        let mut sender = Netlink::open_in(testbed.sender())?;
-        let dev = sender.index_of(testbed.sender_dev())?;
-        sender.set_gso_max_segs(dev, 1)?;
         let meter =
             |at| WireMeter::attach(testbed.receiver(at), testbed.receiver_dev(at), BINS, BIN);
         let meters = (0..receivers.into()).map(meter).collect::<Result<_, _>>()?;
-        Ok(Road { meters, testbed })
+        let road = Road { meters, testbed };
+        road.cut(true)?;
+        Ok(road)
+    }
+
+    /// Whether packets are cut to the MTU before they leave the sender, or leave as segments of up to 64 KB.
+    pub(super) fn cut(&self, cut: bool) -> anyhow::Result<()> {
+        let mut sender = Netlink::open_in(self.testbed.sender())?;
+        let dev = sender.index_of(self.testbed.sender_dev())?;
+        Ok(sender.set_gso_max_segs(dev, if cut { 1 } else { SEGMENTS_MOST })?)
     }
 
     /// Begins to count what arrives.

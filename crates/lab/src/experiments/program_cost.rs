@@ -10,6 +10,7 @@ use tidegate_core::{Direction, Rate};
 use tidegate_sys::cgroup::Hierarchy;
 use tidegate_sys::cost::{Program, Standing, mean_run_time, measure, tcp_frame};
 use tidegate_sys::paper::{NrmPaper, PaperOptions};
+use tidegate_sys::police::{self, Ask};
 
 use crate::chart::BarsOf;
 use crate::context::Context;
@@ -24,7 +25,16 @@ use std::os::fd::AsFd;
 pub struct ProgramCost;
 
 const METRIC: &str = "cost_ns";
-const SYSTEMS: [&str; 3] = ["nrm", "pace", "nrm-paper"];
+const SYSTEMS: [&str; 8] = [
+    "nrm",
+    "pace",
+    "nrm-paper",
+    "police",
+    "police-meter",
+    "police, random drop",
+    "police, flow counted",
+    "police, flow not held",
+];
 /// An idle queue and a full frame; the paper's limit is so fast that its queue is idle too.
 const FRAME_BYTES: u16 = 1500;
 const PAPER_RATE: &str = "100gbit";
@@ -59,6 +69,23 @@ impl Experiment for ProgramCost {
                     let program = match *system {
                         "nrm" => Program::Nrm,
                         "pace" => Program::Pace,
+                        "police" => Program::Police,
+                        "police-meter" => Program::Meter,
+                        _ if system.starts_with("police,") => {
+                            // The bucket is full whatever comes.
+                            if standing != Standing::Idle {
+                                return Ok(());
+                            }
+                            let ask = match *system {
+                                "police, random drop" => Ask::Drop,
+                                "police, flow counted" => Ask::KnownFlow,
+                                _ => Ask::NewFlow,
+                            };
+                            let cost = police::cost(ask, &tcp_frame(FRAME_BYTES), &cpus, runs)?;
+                            let cost = net(cost, standing, &cpus, runs)?;
+                            ctx.record(system, &case, run).value(METRIC, cost);
+                            return Ok(());
+                        }
                         // Its credit cannot be held below zero: it is measured idle alone.
                         _ if standing != Standing::Idle => return Ok(()),
                         _ => {
@@ -84,6 +111,7 @@ impl Experiment for ProgramCost {
             BarsOf { title: "Cost of a packet in the program", metric: METRIC, points: None },
         );
         claims(ctx);
+        police_claims(ctx);
         Ok(())
     }
 }
@@ -102,6 +130,22 @@ fn paper(cpus: &[usize], runs: u32) -> anyhow::Result<Duration> {
     let limit = NrmPaper::attach(dir.as_fd(), PaperOptions { egress: Some(rate), ingress: None })?;
     let frame = tcp_frame(FRAME_BYTES);
     Ok(mean_run_time(limit.program(Direction::Egress), &frame, cpus, runs)?)
+}
+
+/// A bucket beside the virtual queue.
+fn police_claims(ctx: &mut Context) {
+    for (cpus, queue) in [(1usize, "idle"), (1, "busy"), (2, "busy")] {
+        let case = Case::new().with("cpus", cpus).with("queue", queue);
+        let [ours, theirs] =
+            ["police", "nrm"].map(|system| ctx.median(system, METRIC, Some(&case)));
+        if let (Some(ours), Some(theirs)) = (ours, theirs) {
+            ctx.claim(
+                format!("police, {queue}, {cpus} CPUs: no more ns a packet than the virtual queue"),
+                ours <= theirs,
+                format!("{ours:.0} ns against {theirs:.0} ns"),
+            );
+        }
+    }
 }
 
 /// The published program has one path whatever its credit is, so its idle figure stands beside both of ours.

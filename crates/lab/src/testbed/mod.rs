@@ -10,6 +10,8 @@
 //! Spread(n):     the same, with n receivers
 //! ```
 //!
+//! [`Sites`] are several senders behind routers of their own.
+//!
 //! With a [`LinkSpec`], the cable of `Pair`, and those between the router and each receiver, have a delay, a
 //! rate, loss; all the same, or each its own.
 //!
@@ -23,6 +25,7 @@ mod cgroup;
 pub mod link;
 pub mod peers;
 mod process;
+mod sites;
 mod store;
 pub mod wait;
 
@@ -42,6 +45,7 @@ use tidegate_sys::net::{NetNs, Netlink, Route, VethPair};
 pub use cgroup::Cgroup;
 pub use link::{Joint, LinkSpec, Means};
 pub use process::{Child, Finished, Site, command};
+pub use sites::{SITES_MAX, Sites};
 pub use store::Store;
 
 use wait::wait_until;
@@ -258,9 +262,7 @@ impl Testbed {
 
     /// A command that runs one of the lab's tools at `site`.
     pub fn tool<'a>(&self, site: impl Into<Site<'a>>, tool: &str) -> anyhow::Result<Command> {
-        let mut command = command(site, &self.lab_binary)?;
-        command.args(["tool", tool]);
-        Ok(command)
+        self::tool(&self.lab_binary, site, tool)
     }
 
     /// The `tidegate-lab` binary, whose tools run as processes.
@@ -274,20 +276,31 @@ impl Testbed {
         for index in 0..self.receivers.len() {
             for family in [Family::V4, Family::V6] {
                 let to = self.addr(index, family);
-                // A refused connection is an answer: the host is there and has no such server.
-                let answers = || match std::net::TcpStream::connect_timeout(
-                    &(to, 9).into(),
-                    Duration::from_millis(500),
-                ) {
-                    Ok(_) => true,
-                    Err(e) => e.kind() == std::io::ErrorKind::ConnectionRefused,
-                };
                 wait_until(&format!("an answer from {to}"), READY, || {
-                    Ok(self.sender.run(answers)?.then_some(()))
+                    Ok(self.sender.run(|| answers(to))?.then_some(()))
                 })?;
             }
         }
         Ok(())
+    }
+}
+
+/// A command that runs one of the lab's tools, of this binary, at `site`.
+pub fn tool<'a>(
+    lab_binary: &Path,
+    site: impl Into<Site<'a>>,
+    tool: &str,
+) -> anyhow::Result<Command> {
+    let mut command = command(site, lab_binary)?;
+    command.args(["tool", tool]);
+    Ok(command)
+}
+
+/// Whether a host is there: one that refuses a connection is.
+fn answers(host: IpAddr) -> bool {
+    match std::net::TcpStream::connect_timeout(&(host, 9).into(), Duration::from_millis(500)) {
+        Ok(_) => true,
+        Err(e) => e.kind() == std::io::ErrorKind::ConnectionRefused,
     }
 }
 

@@ -25,7 +25,8 @@ const QUEUES: u16 = 0x100;
 const OPEN_BIT_S: u64 = 100_000_000_000;
 const OPEN_BURST_BYTES: u32 = 16 << 20;
 
-/// A qdisc at the root of a device, the sender's unless said otherwise. Dropping it removes it, with what it has queued.
+/// A qdisc at the root of a device, the sender's unless said otherwise. Dropping it removes it, with what it
+/// has queued.
 #[derive(Debug)]
 pub struct Peer {
     netlink: Netlink,

@@ -168,6 +168,13 @@ impl Child {
         Ok(self.finish_any(STOP)?.1)
     }
 
+    /// Ends it at once (SIGKILL), as a crash would.
+    pub fn kill(mut self) -> anyhow::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
     fn ask_to_end(&mut self) -> anyhow::Result<()> {
         let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
         // Not reaped yet, so the pid is still its own.

@@ -72,8 +72,8 @@ impl<'a> Store<'a> {
         Ok(drops.filter_map(|(_, count)| count.as_u64()).sum())
     }
 
-    /// Takes its limits off; not even an interrupt keeps it from that. What cannot be done is said on standard
-    /// error.
+    /// Takes its limits off; not even an interrupt keeps it from that. What cannot be done is said on
+    /// standard error.
     pub fn detach(&mut self) {
         if !std::mem::take(&mut self.used) {
             return;

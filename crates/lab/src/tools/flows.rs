@@ -8,6 +8,7 @@
 use std::{
     fmt,
     net::SocketAddr,
+    path::Path,
     str::FromStr,
     thread,
     time::{Duration, Instant},
@@ -35,7 +36,7 @@ use super::{
     GRACE,
     rpc::{Direction, Hello},
 };
-use crate::testbed::{Child, Site, Testbed};
+use crate::testbed::{self, Child, Site, Testbed};
 
 /// Larger numbers of flows are a mistake: each is a thread at both ends.
 const FLOWS_MAX: usize = 4096;
@@ -162,7 +163,16 @@ pub fn start<'a>(
     site: impl Into<Site<'a>>,
     args: &FlowsArgs,
 ) -> anyhow::Result<Child> {
-    let mut command = testbed.tool(site, "flows")?;
+    start_with(testbed.lab_binary(), site, args)
+}
+
+/// The same with the binary whose tool it is.
+pub fn start_with<'a>(
+    lab_binary: &Path,
+    site: impl Into<Site<'a>>,
+    args: &FlowsArgs,
+) -> anyhow::Result<Child> {
+    let mut command = testbed::tool(lab_binary, site, "flows")?;
     command.args(args.to_words());
     Child::spawn(command)
 }

@@ -16,6 +16,7 @@ use std::{
     collections::BTreeMap,
     io::{self, Write},
     net::{Shutdown, SocketAddr, TcpStream},
+    path::Path,
     sync::{
         Arc, Barrier,
         atomic::{AtomicBool, Ordering},
@@ -35,7 +36,7 @@ use server::{CHUNK_BYTES, receive_bytes, send_bytes, set_cc};
 pub use server::{ServerArgs, serve};
 
 use super::{GRACE, Quantiles, histogram_ns, parse_seconds, parse_size};
-use crate::testbed::{Child, Site, Testbed, wait_for_listener};
+use crate::testbed::{self, Child, Site, Testbed, wait_for_listener};
 
 /// Larger numbers of flows are a mistake: each is a thread at both ends.
 const FLOWS_MAX: usize = 4096;
@@ -151,8 +152,17 @@ pub fn start_server<'a>(
     site: impl Into<Site<'a>>,
     listen: SocketAddr,
 ) -> anyhow::Result<Child> {
+    start_server_with(testbed.lab_binary(), site, listen)
+}
+
+/// The same with the binary whose tool it is.
+pub fn start_server_with<'a>(
+    lab_binary: &Path,
+    site: impl Into<Site<'a>>,
+    listen: SocketAddr,
+) -> anyhow::Result<Child> {
     let site = site.into();
-    let mut command = testbed.tool(site, "rpc-server")?;
+    let mut command = testbed::tool(lab_binary, site, "rpc-server")?;
     command.arg(format!("--listen={listen}"));
     let mut server = Child::spawn(command)?;
     wait_for_listener(site.netns, listen.port(), &mut server)?;

@@ -5,8 +5,8 @@
 //!   GET /metrics      the same in numbers, text
 //! ```
 //!
-//! The socket is its owner's alone (mode 600), so who may open it may reload. Connections are bounded, and one
-//! that says nothing is closed.
+//! The socket is its owner's alone (mode 600), so who may open it may reload. Connections are bounded, and
+//! one that says nothing is closed.
 
 use std::{
     convert::Infallible,

@@ -247,8 +247,8 @@ pub enum FleetError {
     Reserve(String),
     /// Nothing would be left for a host.
     #[error(
-        "each of {hosts} hosts would have {bit_s} bit/s for itself when it hears nobody, and below {LEAST_BIT_S} \
-         nothing can start: raise the rate{}, or lower hosts",
+        "each of {hosts} hosts would have {bit_s} bit/s for itself when it hears nobody, and below \
+         {LEAST_BIT_S} nothing can start: raise the rate{}, or lower hosts",
         if *reserve { " or the reserve" } else { "" }
     )]
     Least {

@@ -1,7 +1,8 @@
 //! The loop: sockets, signals and the clock around a [`Node`].
 //!
-//! One thread. Time is `CLOCK_BOOTTIME`, which also counts while the host sleeps, as leases need it. Nothing here
-//! decides anything: datagrams, time, what sources found and what others ask go in, datagrams and lines go out.
+//! One thread. Time is `CLOCK_BOOTTIME`, which also counts while the host sleeps, as leases need it. Nothing
+//! here decides anything: datagrams, time, what sources found and what others ask go in, datagrams and lines
+//! go out.
 
 use std::{
     collections::BTreeMap,
@@ -75,7 +76,8 @@ pub enum DaemonError {
     HostName(String, FleetError),
     /// Nobody knows where others reach this node.
     #[error(
-        "cannot tell where others reach this node: {0}; write for example advertise = \"10.0.0.1:7946\" in [fleet]"
+        "cannot tell where others reach this node: {0}; write for example advertise = \"10.0.0.1:7946\" in \
+         [fleet]"
     )]
     Address(String),
     /// A port is taken, or may not be had.
@@ -198,8 +200,8 @@ async fn own_address(fleet: &FleetSpec) -> Result<SocketAddr, DaemonError> {
     Err(DaemonError::Address(why))
 }
 
-/// Runs until a signal ends it. `say` gets what an operator wants to know, `ready` is called once everything is
-/// open and before the first limit is touched.
+/// Runs until a signal ends it. `say` gets what an operator wants to know, `ready` is called once everything
+/// is open and before the first limit is touched.
 ///
 /// # Errors
 /// [`DaemonError`] if it cannot start.

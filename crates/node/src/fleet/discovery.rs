@@ -1,5 +1,5 @@
-//! Addresses of peers: from names, a Redis, an etcd. None is needed, and none is trusted: it says where to knock,
-//! and who opens shows a key.
+//! Addresses of peers: from names, a Redis, an etcd. None is needed, and none is trusted: it says where to
+//! knock, and who opens shows a key.
 //!
 //! Each source is asked by a task of its own, again and again: every [`LOOK`] while it answers, with
 //! a growing wait while it does not. What it gave last stays good meanwhile, so a registry that is away costs

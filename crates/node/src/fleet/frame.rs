@@ -1,7 +1,8 @@
 //! What is in a datagram: frames, one after the other, until its end.
 //!
 //! ```text
-//!   kind u8, length u16, body          little-endian; names: length u8, then ASCII
+//!   kind u8, length, body              little-endian; names: length u8, then ASCII
+//!   length: below 128 one byte, else the low seven bits with bit 7 set, and the rest
 //! ```
 //!
 //! Read strictly, as [`tidegate_core::fleet::message`] is: a kind that is not known, or a body that is not
@@ -9,10 +10,17 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use tidegate_core::fleet::{
+    MemberId,
+    message::{DecodeError, Message},
+};
+
 use super::config::{Algorithm, check_name};
 
 /// Length of a frame without its body.
 pub const HEAD_BYTES: usize = 3;
+/// No body is longer.
+const BODY_MAX: usize = (1 << 14) - 1;
 /// The most groups of one [`Frame::Report`].
 pub const REPORTS_MAX: usize = 12;
 
@@ -40,7 +48,7 @@ pub enum Frame {
         /// Its address.
         addr: SocketAddr,
     },
-    /// A message of an algorithm, as it encodes itself.
+    /// A message of an algorithm, as it encodes itself, but for what the datagram says: whose it is.
     Message(Vec<u8>),
     /// Of the membership, as it encodes itself.
     Swim(Vec<u8>),
@@ -80,6 +88,16 @@ impl<'a> Reader<'a> {
 
     fn u8(&mut self) -> Option<u8> {
         Some(self.array::<1>()?[0])
+    }
+
+    /// In its shortest form.
+    fn length(&mut self) -> Option<usize> {
+        let low = self.u8()?;
+        if low & 0x80 == 0 {
+            return Some(low.into());
+        }
+        let high = self.u8()?;
+        (1..0x80).contains(&high).then(|| usize::from(high) << 7 | usize::from(low & 0x7f))
     }
 
     fn u64(&mut self) -> Option<u64> {
@@ -124,7 +142,38 @@ pub(super) fn put_addr(out: &mut Vec<u8>, addr: SocketAddr) {
     out.extend(addr.port().to_le_bytes());
 }
 
+/// Where a message says whose it is: after version, kind and group, a number in LEB128 and 8 bytes.
+const SENDER_AT: usize = 6;
+
 impl Frame {
+    /// A message of this sender's.
+    #[must_use]
+    pub fn of_message(message: &Message) -> Frame {
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes);
+        let number = bytes[SENDER_AT..].iter().take_while(|byte| *byte & 0x80 != 0).count() + 1;
+        bytes.drain(SENDER_AT..SENDER_AT + number + 8);
+        Frame::Message(bytes)
+    }
+
+    /// A message, of whom the datagram is.
+    ///
+    /// # Errors
+    /// As [`Message::decode`] has it.
+    pub fn to_message(bytes: &[u8], from: MemberId, session: u64) -> Result<Message, DecodeError> {
+        let (head, body) = bytes.split_at_checked(SENDER_AT).ok_or(DecodeError::Short)?;
+        let mut whole = head.to_vec();
+        let mut number = from.0;
+        while number > 0x7f {
+            whole.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        whole.push(number as u8);
+        whole.extend(session.to_le_bytes());
+        whole.extend(body);
+        Message::decode(&whole)
+    }
+
     fn kind(&self) -> u8 {
         match self {
             Frame::Hello { .. } => 1,
@@ -141,7 +190,6 @@ impl Frame {
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(self.kind());
         let at = out.len();
-        out.extend([0, 0]);
         match self {
             Frame::Hello { name } => put_name(out, name),
             Frame::Challenge(cookie) => out.extend(cookie.to_le_bytes()),
@@ -165,9 +213,12 @@ impl Frame {
                 }
             }
         }
-        // No body is as long as 64 KiB: messages have their own bounds.
-        let length = (out.len() - at - 2) as u16;
-        out[at..at + 2].copy_from_slice(&length.to_le_bytes());
+        // What is cut here is no frame for who reads it; messages have bounds far below.
+        out.truncate(at + BODY_MAX);
+        let length = out.len() - at;
+        let head =
+            [length as u8 & 0x7f | if length > 0x7f { 0x80 } else { 0 }, (length >> 7) as u8];
+        out.splice(at..at, head[..if length > 0x7f { 2 } else { 1 }].iter().copied());
     }
 
     /// Reads all frames of a payload; `None` if it is not exactly frames.
@@ -177,15 +228,15 @@ impl Frame {
         let mut frames = Vec::new();
         while !r.0.is_empty() {
             let kind = r.u8()?;
-            let length = u16::from_le_bytes(r.array()?);
-            let mut body = Reader(r.take(length.into())?);
+            let length = r.length()?;
+            let mut body = Reader(r.take(length)?);
             frames.push(match kind {
                 1 => Frame::Hello { name: body.name()? },
                 2 => Frame::Challenge(body.u64()?),
                 3 => Frame::Echo { cookie: body.u64()?, name: body.name()? },
                 4 => Frame::Superseded { session: body.u64()?, addr: body.addr()? },
-                5 => Frame::Message(body.take(length.into())?.to_vec()),
-                6 => Frame::Swim(body.take(length.into())?.to_vec()),
+                5 => Frame::Message(body.take(length)?.to_vec()),
+                6 => Frame::Swim(body.take(length)?.to_vec()),
                 7 => Frame::Report(reports(&mut body)?),
                 _ => return None,
             });
@@ -251,7 +302,10 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn frames_have_one_form(frames in prop::collection::vec(frames(), 0..5), cut in any::<prop::sample::Index>()) {
+        fn frames_have_one_form(
+            frames in prop::collection::vec(frames(), 0..5),
+            cut in any::<prop::sample::Index>(),
+        ) {
             let mut bytes = Vec::new();
             frames.iter().for_each(|frame| frame.encode(&mut bytes));
             prop_assert_eq!(Frame::decode(&bytes), Some(frames));
@@ -273,6 +327,18 @@ pub(super) mod tests {
                 prop_assert_eq!(again, bytes);
             }
         }
+    }
+
+    #[test]
+    fn a_message_comes_back_with_its_sender() {
+        use tidegate_core::fleet::message::{Ask, Body};
+        for (id, incarnation) in [(0, 1), (127, 2), (128, 3), (u32::MAX, u64::MAX)] {
+            let (from, body) = (MemberId(id), Body::Ask(Ask::default()));
+            let message = Message { group: 7, from, incarnation, body };
+            let Frame::Message(bytes) = Frame::of_message(&message) else { unreachable!() };
+            assert_eq!(Frame::to_message(&bytes, from, incarnation), Ok(message));
+        }
+        assert_eq!(Frame::to_message(&[1, 2], MemberId(1), 1), Err(DecodeError::Short));
     }
 
     #[test]

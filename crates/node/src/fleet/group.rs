@@ -1,16 +1,16 @@
 //! A group at one host: from what its limits measured, and what others told, to their rates.
 //!
 //! ```text
-//!   samples ─► gauges ─► want, demand, weight ─► controller ─► the host's part ─► level ─► rates of the limits
+//!   samples ─► gauges ─► want, demand, weight ─► controller ─► the host's part ─► level ─► rates
 //! ```
 //!
 //! Rates of flows: a gate that paces knows what a flow gets; one that counts flows gives a sample
 //! ([`tidegate_core::fleet::flows`]); where neither is known a limit counts as one flow.
 //!
-//! **Hearing nobody.** A host of `share` falls to its fixed part by itself when its lease ends. One of the others
-//! keeps `1/N` of the limit free for each of the `N` hosts that it does not hear, as Cloud Control has it, and
-//! when it hears none has an equal part of as many hosts as there may be. Either way the parts of all never add
-//! up to more than the limit.
+//! **Hearing nobody.** A host of `share` falls to its fixed part by itself when its lease ends. One of the
+//! others keeps `1/N` of the limit free for each of the `N` hosts that it does not hear, as Cloud Control has
+//! it, and when it hears none has an equal part of as many hosts as there may be. Either way the parts of all
+//! never add up to more than the limit.
 
 use std::collections::BTreeSet;
 
@@ -40,8 +40,8 @@ use super::{
 /// Over which time the rates of flows are averaged: what a window of TCP does in a few round trips should not
 /// move capacity.
 const FLOW_TAU: Nanos = Nanos(700_000_000);
-/// A gate that holds senders back sees arrivals at its rate and no more: from this part of it demand counts as
-/// limited.
+/// A gate that holds senders back sees arrivals at its rate and no more: from this part of it demand counts
+/// as limited.
 const LIMITED_FROM: f64 = 0.95;
 /// Who was limited so lately takes all it gets: averages need as long to see what a new rate lets through.
 const LIMITED_LATELY: Nanos = Nanos(NANOS_PER_SEC);
@@ -82,6 +82,10 @@ struct Gauge {
     /// The least rate since the last sample.
     least: Option<Rate>,
     gone: bool,
+    /// Nothing is dropped at random any more.
+    drops_none: bool,
+    /// The probability of drops that was set since the last sample.
+    dropping: Option<f64>,
     error: Option<String>,
 }
 
@@ -173,6 +177,8 @@ impl Group {
             applied: None,
             least: None,
             gone: false,
+            drops_none: false,
+            dropping: None,
             error: None,
         };
         let control = match spec.algorithm {
@@ -399,8 +405,8 @@ impl Group {
         self.vector.set_own(now, told as f32);
     }
 
-    /// What a flow has that takes all it gets, over all limits: large flows count more. A limit whose flows are
-    /// not known counts as one.
+    /// What a flow has that takes all it gets, over all limits: large flows count more. A limit whose flows
+    /// are not known counts as one.
     fn typical_bit_s(&self, wants: &[Want]) -> f64 {
         let (mut cubes, mut squares) = (0.0, 0.0);
         for (gauge, want) in self.gauges.iter().zip(wants) {
@@ -448,20 +454,26 @@ impl Group {
         for (i, rate) in rates {
             good &= self.gauges[i].apply(gates, rate);
         }
-        if matches!(self.control, Control::Grd) {
-            let probability =
-                if standing == Standing::Sharing { self.drop_probability } else { 0.0 };
-            self.cannot_drop = false;
-            for gauge in &mut self.gauges {
-                match gates.set_drop(&gauge.place, probability) {
-                    Ok(Done::Cannot) => self.cannot_drop = true,
-                    Ok(_) => {}
-                    Err(e) => gauge.error = Some(e.to_string()),
+        let is_grd = matches!(self.control, Control::Grd);
+        let drops = is_grd && standing == Standing::Sharing;
+        let probability = if drops { self.drop_probability } else { 0.0 };
+        self.cannot_drop = false;
+        // Of another algorithm once: what an earlier one has left must not stay.
+        for gauge in self.gauges.iter_mut().filter(|gauge| is_grd || !gauge.drops_none) {
+            if gauge.dropping == Some(probability) {
+                continue;
+            }
+            match gates.set_drop(&gauge.place, probability) {
+                Ok(Done::Cannot) => (self.cannot_drop, gauge.drops_none) = (is_grd, true),
+                Ok(Done::Set) => {
+                    (gauge.drops_none, gauge.dropping) = (!drops, Some(probability));
                 }
+                Ok(Done::Gone) => {}
+                Err(e) => gauge.error = Some(e.to_string()),
             }
-            if self.cannot_drop && standing != Standing::CannotDrop {
-                return self.apply(now, gates) && good;
-            }
+        }
+        if self.cannot_drop && standing != Standing::CannotDrop {
+            return self.apply(now, gates) && good;
         }
         good
     }
@@ -538,6 +550,15 @@ impl Group {
         }
     }
 
+    /// From now on its limits are another's: this group does not set them any more.
+    pub fn release<G: Gates>(&mut self, gates: &mut G) {
+        let is_grd = matches!(self.control, Control::Grd);
+        for gauge in self.gauges.drain(..).filter(|_| is_grd) {
+            // What fails here the next group, or who takes the limit off, does again.
+            let _ = gates.set_drop(&gauge.place, 0.0);
+        }
+    }
+
     /// Whether it has nothing left to give back.
     #[must_use]
     pub fn has_left(&self) -> bool {
@@ -603,6 +624,7 @@ impl Gauge {
             Ok(Some(sample)) => sample,
             Ok(None) => {
                 (self.gone, self.applied, self.error) = (true, None, None);
+                self.drops_none = false;
                 self.demand.clear();
                 return 0;
             }
@@ -615,7 +637,8 @@ impl Gauge {
             (self.gone, self.measured) = (false, None);
         }
         self.error = None;
-        // Somebody else may have set it meanwhile.
+        // Somebody else may have set it meanwhile, or have put the limit on anew.
+        self.dropping = None;
         self.applied = Rate::from_bit_s(sample.rate_bit_s);
         let least = std::mem::replace(&mut self.least, self.applied).min(self.applied);
         let elapsed = self.measured.map(|at| Nanos(now.0.saturating_sub(at.0)));

@@ -6,8 +6,8 @@
 //!   1 03c4...
 //! ```
 //!
-//! The first key seals; all of them open. To change keys without a gap: add the new one as the last line on all
-//! nodes, then make it the first on all, then take the old one out.
+//! The first key seals; all of them open. To change keys without a gap: add the new one as the last line on
+//! all nodes, then make it the first on all, then take the old one out.
 
 use std::{
     fmt::Write as _,

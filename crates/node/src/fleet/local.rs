@@ -1,5 +1,5 @@
-//! The gates of this host: limits that are pinned, opened anew for each look, so that one that was taken off and
-//! put on again is followed.
+//! The gates of this host: limits that are pinned, opened anew for each look, so that one that was taken off
+//! and put on again is followed.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -44,8 +44,8 @@ impl LocalGates {
         LocalGates { host, counted: BTreeMap::new() }
     }
 
-    /// Has the limits of groups keep what is the host's own in any case, for when no daemon runs that would take
-    /// the rest back. What could not be set.
+    /// Has the limits of groups keep what is the host's own in any case, for when no daemon runs that would
+    /// take the rest back. What could not be set.
     pub fn stand_down(&mut self, groups: &[(GroupSpec, Vec<Rate>)]) -> Vec<(String, LocalError)> {
         let mut failed = Vec::new();
         for (group, ceilings) in groups {

@@ -35,8 +35,10 @@ mod show;
 const GREET: Nanos = Nanos(2_000_000_000);
 /// A peer that was heard so lately needs no greeting.
 const HEARD: Nanos = Nanos(15_000_000_000);
-/// How often others are told what this host has.
+/// How often another is told what this host has; more seldom in large fleets, where it would cost small
+/// limits dear.
 const REPORT: Nanos = Nanos(2_500_000_000);
+const REPORT_PEERS: u64 = 16;
 /// What others reported counts for so long.
 pub const REPORT_LASTS: Nanos = Nanos(60_000_000_000);
 /// Dropped datagrams are told of no more often, for each cause.
@@ -45,6 +47,8 @@ const TELL_DROPS: Nanos = Nanos(60_000_000_000);
 pub const SEEDS_MAX: usize = 1_024;
 /// The most events that wait to be told; the oldest go.
 const TOLD_MAX: usize = 256;
+/// A group that is left, and hears nobody who would take what it holds, is dropped after so long.
+const LEAVING_LASTS: Nanos = Nanos(5_000_000_000);
 /// IPv6 and UDP.
 const HEADERS_BYTES: u64 = 48;
 
@@ -78,8 +82,8 @@ pub enum NodeError {
     Group(String, FleetError),
     /// A group whose one limiter is elsewhere.
     #[error(
-        "group `{group}` is ctb, and its one limiter is on node `{center}`: this is `{node}`; name no members \
-         of it here, or make this node its center"
+        "group `{group}` is ctb, and its one limiter is on node `{center}`: this is `{node}`; name no \
+         members of it here, or make this node its center"
     )]
     NotCenter {
         /// The group.
@@ -133,7 +137,8 @@ pub struct Node<G, S> {
     contacts: BTreeMap<MemberId, Contact>,
     up: BTreeSet<MemberId>,
     groups: Vec<Held>,
-    leaving: Vec<Group>,
+    /// Groups that give back what they hold, and since when.
+    leaving: Vec<(Nanos, Group)>,
     reports: BTreeMap<(MemberId, String), Reported>,
     report_due: Nanos,
     report_turn: usize,
@@ -232,8 +237,8 @@ impl<G: Gates, S: Storage> Node<G, S> {
         Ok(Held { group, standing: None, errors: BTreeSet::new() })
     }
 
-    /// Takes another spec. Groups that are as they were go on; others begin anew with what is pinned, and those
-    /// that are no more give back what they hold. What changed, in words.
+    /// Takes another spec. Groups that are as they were go on; others begin anew with what is pinned, and
+    /// those that are no more give back what they hold. What changed, in words.
     ///
     /// # Errors
     /// [`NodeError`]; all is as before.
@@ -271,10 +276,11 @@ impl<G: Gates, S: Storage> Node<G, S> {
         for mut held in old.into_iter().flatten() {
             let name = held.group.spec().name.clone();
             held.group.leave(now);
+            held.group.release(&mut self.gates);
             if !self.groups.iter().any(|other| other.group.spec().name == name) {
                 changes.push(format!("group `{name}` ends"));
             }
-            self.leaving.push(held.group);
+            self.leaving.push((now, held.group));
         }
         self.fleet = fleet;
         self.keys = keys;
@@ -404,12 +410,11 @@ impl<G: Gates, S: Storage> Node<G, S> {
     fn on_frame(&mut self, now: Nanos, opened: &Opened, frame: Frame) -> Result<(), Cause> {
         match frame {
             Frame::Message(bytes) => {
-                let message = Message::decode(&bytes).map_err(|_| Cause::Content)?;
-                if message.from != opened.sender || message.incarnation != opened.session {
-                    return Err(Cause::Sender);
-                }
+                let message = Frame::to_message(&bytes, opened.sender, opened.session);
+                let message = message.map_err(|_| Cause::Content)?;
                 let groups = self.groups.iter_mut().map(|held| &mut held.group);
-                let mut all = groups.chain(&mut self.leaving);
+                let leaving = self.leaving.iter_mut().map(|(_, group)| group);
+                let mut all = groups.chain(leaving);
                 if let Some(group) = all.find(|group| group.number() == message.group) {
                     group.on_message(now, &message);
                 }
@@ -461,7 +466,8 @@ impl<G: Gates, S: Storage> Node<G, S> {
     /// When [`Node::on_timer`] is to be called.
     #[must_use]
     pub fn next_deadline(&self, now: Nanos) -> Nanos {
-        let groups = self.groups.iter().map(|held| &held.group).chain(&self.leaving);
+        let leaving = self.leaving.iter().map(|(_, group)| group);
+        let groups = self.groups.iter().map(|held| &held.group).chain(leaving);
         let groups = groups.map(|group| group.next_deadline(now)).min();
         let own = self.greet_due.min(self.report_due).min(self.swim.next_deadline());
         own.min(groups.unwrap_or(Nanos(u64::MAX)))
@@ -476,16 +482,19 @@ impl<G: Gates, S: Storage> Node<G, S> {
                 self.gossip(i);
             }
         }
-        for group in &mut self.leaving {
+        for (_, group) in &mut self.leaving {
             group.on_timer(now, &mut self.gates);
         }
-        self.leaving.retain(|group| !group.has_left());
+        self.leaving.retain(|(since, group)| {
+            !group.has_left() && now.0 < since.0.saturating_add(LEAVING_LASTS.0)
+        });
         if now >= self.greet_due {
             self.greet_due = Nanos(now.0.saturating_add(GREET.0));
             self.greet(now);
         }
         if now >= self.report_due {
-            self.report_due = Nanos(now.0.saturating_add(REPORT.0));
+            let slower = (self.up.len() as u64 / REPORT_PEERS).max(1);
+            self.report_due = Nanos(now.0.saturating_add(REPORT.0 * slower));
             self.reports.retain(|_, r| now.0.saturating_sub(r.at.0) < REPORT_LASTS.0);
             if let Some(peer) = self.peers_of(None, 1).first() {
                 self.queue_report(*peer);
@@ -577,9 +586,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
     }
 
     fn queue_message(&mut self, to: MemberId, message: &Message) {
-        let mut bytes = Vec::new();
-        message.encode(&mut bytes);
-        self.frames.entry(to).or_default().push(Frame::Message(bytes));
+        self.frames.entry(to).or_default().push(Frame::of_message(message));
     }
 
     /// Carries out what the calls before have led to.
@@ -610,7 +617,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
                 held.errors = errors;
             }
         }
-        for group in &mut self.leaving {
+        for (_, group) in &mut self.leaving {
             let (out, why) = group.outbox(now, &mut self.gates, &mut self.storage);
             messages.extend(out);
             failed = failed.or(why);
@@ -728,26 +735,22 @@ impl<G: Gates, S: Storage> Node<G, S> {
 
     /// Gives back what its groups hold, and goes. [`Node::has_left`] says when that is done.
     pub fn leave(&mut self, now: Nanos) {
-        for mut held in self.groups.drain(..) {
-            held.group.leave(now);
-            self.leaving.push(held.group);
-        }
+        self.groups.iter_mut().for_each(|held| held.group.leave(now));
         self.on_timer(now);
     }
 
     /// Whether nothing is left to give back.
     #[must_use]
     pub fn has_left(&self) -> bool {
-        self.leaving.iter().all(Group::has_left)
+        self.groups.iter().all(|held| held.group.has_left())
     }
 
     /// The last call: limits keep what is the host's own in any case, and others hear that it goes. False if
     /// a limit could not be set.
     pub fn end(&mut self, now: Nanos) -> bool {
-        let groups = self.groups.iter_mut().map(|held| &mut held.group).chain(&mut self.leaving);
         let mut good = true;
-        for group in groups {
-            good &= group.settle_alone(now, &mut self.gates);
+        for held in &mut self.groups {
+            good &= held.group.settle_alone(now, &mut self.gates);
         }
         self.swim.leave(now);
         while let Some((contact, bytes)) = self.swim.poll_transmit() {

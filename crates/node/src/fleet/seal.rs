@@ -3,15 +3,15 @@
 //! ```text
 //!   0  version u8, 1; with bit 7 for whoever receives it, else for one node
 //!   1  number of the key u8
-//!   2  cluster u32         6  sender u32       10  session u64      18  number u64
-//!   26 sealed payload      then the tag, 16 bytes             all little-endian
-//!   nonce = sender, session, number, "tg01"
-//!   also authenticated: the header, the receiver u32
+//!   2  cluster, low 16 bits   4  sender u32   8  session u64   16  number, 48 bits
+//!   22 sealed payload      then the tag, 16 bytes             all little-endian
+//!   nonce = sender, session, number, 0, "tg01"
+//!   also authenticated: the header, the receiver u32, the cluster u32
 //! ```
 //!
-//! A session is one life of a sender, greater after each restart, and numbers its datagrams from 1, so no nonce
-//! comes twice under a key. Whose datagrams are taken is [`super::session`]'s affair; here is only what one
-//! datagram says for itself.
+//! A session is one life of a sender, greater after each restart, and numbers its datagrams from 1, so no
+//! nonce comes twice under a key. Whose datagrams are taken is [`super::session`]'s affair; here is only what
+//! one datagram says for itself.
 
 use chacha20poly1305::{AeadInPlace, Tag, XNonce};
 use tidegate_core::fleet::MemberId;
@@ -23,7 +23,9 @@ pub const VERSION: u8 = 1;
 /// For whoever receives it.
 const ANYONE: u8 = 0x80;
 /// Length of the header.
-pub const HEADER_BYTES: usize = 26;
+pub const HEADER_BYTES: usize = 22;
+/// A session has no more datagrams: at a million a second, nine years.
+const NUMBER_MAX: u64 = (1 << 48) - 1;
 /// Length of the tag.
 pub const TAG_BYTES: usize = 16;
 /// No payload is longer: with the headers of UDP and IPv6 a datagram fits 1400 bytes.
@@ -132,7 +134,7 @@ impl Sealer {
         to: Option<MemberId>,
         payload: &[u8],
     ) -> Option<Vec<u8>> {
-        if payload.len() > PAYLOAD_MAX {
+        if payload.len() > PAYLOAD_MAX || self.number == NUMBER_MAX {
             return None;
         }
         self.number += 1;
@@ -140,12 +142,12 @@ impl Sealer {
         let mut out = Vec::with_capacity(HEADER_BYTES + payload.len() + TAG_BYTES);
         out.push(VERSION | if to.is_none() { ANYONE } else { 0 });
         out.push(key);
-        out.extend(self.cluster.to_le_bytes());
+        out.extend(&self.cluster.to_le_bytes()[..2]);
         out.extend(self.sender.0.to_le_bytes());
         out.extend(self.session.to_le_bytes());
-        out.extend(self.number.to_le_bytes());
+        out.extend(&self.number.to_le_bytes()[..6]);
         let nonce = nonce(&out);
-        let aad = authenticated(&out, to.unwrap_or_default());
+        let aad = authenticated(&out, to.unwrap_or_default(), self.cluster);
         out.extend(payload);
         let sealed = &mut out[HEADER_BYTES..];
         let tag = cipher.encrypt_in_place_detached(&nonce, &aad, sealed).ok()?;
@@ -157,15 +159,16 @@ impl Sealer {
 /// The sender, session and number of a header, and what tells it from nonces of other forms.
 fn nonce(header: &[u8]) -> XNonce {
     let mut nonce = [0u8; 24];
-    nonce[..20].copy_from_slice(&header[6..HEADER_BYTES]);
+    nonce[..18].copy_from_slice(&header[4..HEADER_BYTES]);
     nonce[20..].copy_from_slice(b"tg01");
     XNonce::from(nonce)
 }
 
-fn authenticated(header: &[u8], to: MemberId) -> [u8; HEADER_BYTES + 4] {
-    let mut aad = [0u8; HEADER_BYTES + 4];
+fn authenticated(header: &[u8], to: MemberId, cluster: u32) -> [u8; HEADER_BYTES + 8] {
+    let mut aad = [0u8; HEADER_BYTES + 8];
     aad[..HEADER_BYTES].copy_from_slice(&header[..HEADER_BYTES]);
-    aad[HEADER_BYTES..].copy_from_slice(&to.0.to_le_bytes());
+    aad[HEADER_BYTES..HEADER_BYTES + 4].copy_from_slice(&to.0.to_le_bytes());
+    aad[HEADER_BYTES + 4..].copy_from_slice(&cluster.to_le_bytes());
     aad
 }
 
@@ -181,9 +184,10 @@ pub fn open(keys: &KeyRing, cluster: u32, own: MemberId, bytes: &[u8]) -> Result
     if header[0] & !ANYONE != VERSION {
         return Err(Cause::Version);
     }
-    let u32_at = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| header[at + i]));
-    let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
-    if u32_at(2) != cluster {
+    let number_at = |at: usize, bytes: usize| {
+        header[at..at + bytes].iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte))
+    };
+    if number_at(2, 2) != u64::from(cluster & 0xffff) {
         return Err(Cause::Cluster);
     }
     let cipher = keys.opening(header[1]).ok_or(Cause::Key)?;
@@ -194,12 +198,13 @@ pub fn open(keys: &KeyRing, cluster: u32, own: MemberId, bytes: &[u8]) -> Result
     cipher
         .decrypt_in_place_detached(
             &nonce(header),
-            &authenticated(header, to),
+            &authenticated(header, to, cluster),
             &mut payload,
             Tag::from_slice(tag),
         )
         .map_err(|_| Cause::Seal)?;
-    let (sender, session, number) = (MemberId(u32_at(6)), u64_at(10), u64_at(18));
+    let sender = MemberId(number_at(4, 4) as u32);
+    let (session, number) = (number_at(8, 8), number_at(16, 6));
     Ok(Opened { sender, session, number, for_anyone, payload })
 }
 

@@ -5,8 +5,8 @@
 //! session's seal lives now. From then on the session is *proven*: its datagrams are taken, each number
 //! once, as a window of [`WINDOW`] tells, and earlier sessions of the sender are not heard any more.
 //!
-//! So what was recorded can be played back neither to a node that has heard it nor to one that has restarted and
-//! knows nothing, and no clocks are compared. It costs two datagrams for each pair of nodes and start.
+//! So what was recorded can be played back neither to a node that has heard it nor to one that has restarted
+//! and knows nothing, and no clocks are compared. It costs two datagrams for each pair of nodes and start.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -85,8 +85,8 @@ pub struct Peer {
 pub enum Accept {
     /// Its frames are taken.
     Proven,
-    /// Only its handshake is: a challenge is answered, an echo is looked at. The number, if any, is to be sent
-    /// as a challenge.
+    /// Only its handshake is: a challenge is answered, an echo is looked at. The number, if any, is to be
+    /// sent as a challenge.
     Unproven(Option<u64>),
     /// It is of an earlier life. Its sender is to be told, if it was not just now.
     Stale {

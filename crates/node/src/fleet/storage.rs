@@ -90,7 +90,8 @@ impl Files {
         Ok(Files { dir })
     }
 
-    /// A session that is greater than any before, also after the clock was set back. `unix_ns` is the time, and
+    /// A session that is greater than any before, also after the clock was set back. `unix_ns` is the time,
+    /// and
     /// `random` makes it another one where all storage was lost and the clock was, too.
     ///
     /// # Errors

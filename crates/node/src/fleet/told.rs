@@ -127,24 +127,24 @@ impl fmt::Display for Told {
             Told::Down(node, addr) => write!(f, "node `{node}` at {addr} does not answer any more"),
             Told::StoodBack(name, addr) => write!(
                 f,
-                "the node at {addr} is also called `{name}` and started later; this one stands back, its groups \
-                 have what is their own in any case. Give each node a name of its own ([fleet] node) and \
-                 restart this one"
+                "the node at {addr} is also called `{name}` and started later; this one stands back, its \
+                 groups have what is their own in any case. Give each node a name of its own ([fleet] node) \
+                 and restart this one"
             ),
             Told::SameName(name, addr) => write!(
                 f,
-                "the node at {addr} is also called `{name}` and started earlier; it stands back for this one. \
-                 Give each node a name of its own ([fleet] node)"
+                "the node at {addr} is also called `{name}` and started earlier; it stands back for this \
+                 one. Give each node a name of its own ([fleet] node)"
             ),
             Told::SameNumber(own, other, addr) => write!(
                 f,
-                "nodes `{own}` (this one) and `{other}` at {addr} have the same number by their names; rename \
-                 one ([fleet] node)"
+                "nodes `{own}` (this one) and `{other}` at {addr} have the same number by their names; \
+                 rename one ([fleet] node)"
             ),
             Told::Differs { group, node, theirs, ours } => write!(
                 f,
-                "node `{node}` has other settings for group `{group}`: {} by {}, here {} by {}{}; what differs \
-                 is another group, and each side has its own part only: apply one file on all hosts",
+                "node `{node}` has other settings for group `{group}`: {} by {}, here {} by {}{}; what \
+                 differs is another group, and each side has its own part only: apply one file on all hosts",
                 rate(theirs.0),
                 theirs.1,
                 rate(ours.0),

@@ -5,10 +5,11 @@
 //!  comes in by the device    htb_in ──► ifb device ──► HTB at its root ──► on as if it had just come
 //! ```
 //!
-//! The limit on a device or port is the root of a tree ([`Root`]); those inside it are on cgroups of this host
-//! or on ports, and only have a slot in it: two classes, a queue, a place in the map that says whose packets
-//! are whose. What HTB is told is worked out in [`tidegate_core::htb`]; [`tree`] makes it so. Everything in
-//! the kernel is found again by its name: the handle `7467:`, the device `tgifbN` of device N, pins.
+//! The limit on a device or port is the root of a tree (`Root`); those inside it are on cgroups of this
+//! host or on ports, and only have a slot in it: two classes, a queue, a place in the map that says whose
+//! packets are whose. What HTB is told is worked out in [`tidegate_core::htb`]; `tree` makes it so.
+//! Everything in the kernel is found again by its name: the handle `7467:`, the device `tgifbN` of device
+//! N, pins.
 
 mod seat;
 mod tree;
@@ -244,6 +245,7 @@ fn own_maps(htb: &skel::HtbSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps, L
         queues: handle(&htb.maps.queues_of_limit)?,
         counters: handle(&htb.maps.counters)?,
         sockets: None,
+        exempt: None,
         parent: None,
         group: None,
         seat: None,

@@ -28,7 +28,8 @@ fn the_constants_are_the_headers() {
 proptest! {
     #[test]
     fn the_header_is_the_model(
-        waiting in prop_oneof![any::<u32>(), 0u32..200], mark in prop_oneof![Just(0u32), any::<u32>(), 0u32..200],
+        waiting in prop_oneof![any::<u32>(), 0u32..200],
+        mark in prop_oneof![Just(0u32), any::<u32>(), 0u32..200],
         slot in 1u16..SLOTS,
     ) {
         // SAFETY: pure functions over numbers.

@@ -396,7 +396,7 @@ fn root_the_loaded_program_follows_the_table() {
         return;
     }
     let mut storage = MaybeUninit::uninit();
-    let nrm = load_nrm(&mut storage, None).unwrap();
+    let nrm = load_nrm(&mut storage, None, false).unwrap();
     for row in table() {
         let key = (intf::index(row.direction) as u32).to_ne_bytes();
         let limit = intf::Limit { queue: [CONF; 2], flags: row.flags, ..Default::default() };
@@ -459,7 +459,7 @@ fn root_early_drops_happen_in_the_loaded_program() {
         return;
     }
     let mut storage = MaybeUninit::uninit();
-    let nrm = load_nrm(&mut storage, None).unwrap();
+    let nrm = load_nrm(&mut storage, None, false).unwrap();
     // A byte costs nothing here, so the backlog stays in the middle: half of the packets are dropped.
     let conf = intf::QueueConf { cost: 1, ..CONF };
     let limit = intf::Limit { queue: [conf; 2], flags: intf::FLAG_LOOPBACK, ..Default::default() };

@@ -6,9 +6,9 @@ use super::{LimitError, LimitMaps, LimitOptions};
 use crate::intf;
 
 impl LimitMaps {
-    /// Changes the rate of a direction that is limited, and the thresholds that follow from it; nothing else. It
-    /// is one write to a map: sockets that exist learn of it with their next ACK, where [`LimitMaps::set`] goes
-    /// to each of them. False if the direction is free.
+    /// Changes the rate of a direction that is limited, and the thresholds that follow from it; nothing else.
+    /// It is one write to a map: sockets that exist learn of it with their next ACK, where [`LimitMaps::set`]
+    /// goes to each of them. False if the direction is free.
     ///
     /// # Errors
     /// [`LimitError`]; the earlier rate is in force.
@@ -29,6 +29,7 @@ impl LimitMaps {
         limit.queue[i] = new.queue[i];
         limit.rate_bit_s[i] = new.rate_bit_s[i];
         limit.class[i] = new.class[i];
+        limit.police[i] = new.police[i];
         self.write(&limit)?;
         if limit.flags & intf::FLAG_POLICE != 0 {
             self.forgive(&limit)?;

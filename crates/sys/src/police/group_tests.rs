@@ -103,7 +103,7 @@ fn root_group_packets_of_a_flow_are_counted_together() {
     ];
     for place in [Place::Device, Place::Cgroup] {
         let mut storage = MaybeUninit::uninit();
-        let police = load(&mut storage, place).unwrap();
+        let police = load(&mut storage, place, false).unwrap();
         let maps = maps(&police, &roomy()).unwrap();
         let program = match place {
             Place::Cgroup => &police.progs.police_egress,
@@ -138,7 +138,7 @@ fn root_group_drops_at_the_probability_that_is_set() {
     }
     const RUNS: u32 = 40_000;
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Device).unwrap();
+    let police = load(&mut storage, Place::Device, false).unwrap();
     let maps = maps(&police, &roomy()).unwrap();
     let (frame, mut before) = (v4(1, UDP, 0, [1, 2]), maps.measure(Direction::Egress).unwrap());
     for probability in [0.0, 0.001, 0.25, 0.9, 1.0] {
@@ -179,7 +179,7 @@ fn root_group_finds_the_largest_of_thousands_of_flows() {
     const FLOWS: u64 = 20_000;
     const LARGE: u64 = 5;
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Port).unwrap();
+    let police = load(&mut storage, Place::Port, false).unwrap();
     let maps = maps(&police, &roomy()).unwrap();
     maps.measure(Direction::Ingress).unwrap();
     let program = &police.progs.police_out;
@@ -203,4 +203,22 @@ fn root_group_finds_the_largest_of_thousands_of_flows() {
     let each = FLOWS / 4 / LARGE * 1000;
     assert!(large.values().all(|bytes| (each * 9 / 10..=each).contains(bytes)), "{large:?}");
     assert_eq!(measured.arrived.packets, FLOWS + FLOWS / 4 + LARGE);
+}
+
+/// The bucket follows the rate that a group sets, and nothing else changes.
+#[test]
+fn root_group_a_rate_is_the_buckets() {
+    if !is_root("root_group_a_rate_is_the_buckets") {
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let police = load(&mut storage, Place::Device, false).unwrap();
+    let maps = maps(&police, &roomy()).unwrap();
+    maps.set_drop(Direction::Egress, 0.5).unwrap();
+    assert!(maps.set_rate(Direction::Egress, "5mbit".parse().unwrap()).unwrap());
+    let limit = maps.limit().unwrap();
+    let rates = limit.police.map(|policy| policy.committed.rate);
+    assert_eq!((rates, limit.rate_bit_s), ([5_000_000, 100_000_000_000], rates));
+    assert_eq!(limit.police[0].committed.burst, roomy().police[0].committed.burst);
+    assert_eq!(maps.drop_probability(Direction::Egress).unwrap(), 0.5);
 }

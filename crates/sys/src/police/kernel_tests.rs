@@ -4,6 +4,7 @@ use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 use proptest::prelude::*;
 use tidegate_core::{
     Bytes, Colour, Meter, Nanos, Rate, TokenBucket,
+    exempt::Exempt,
     meter::{ColourMode, MeterConfig, MeterKind},
     police::{Action, ColourMap, Dscp, MeterOptions, MeterType, Policy},
     token_bucket::BucketConfig,
@@ -285,7 +286,7 @@ fn root_police_the_loaded_program_follows_the_table() {
             Hook::Out | Hook::In => Place::Device,
         };
         let mut storage = MaybeUninit::uninit();
-        let police = load(&mut storage, place).unwrap();
+        let police = load(&mut storage, place, false).unwrap();
         let direction = direction_of(&row);
         let mut limit = intf::Limit {
             flags: intf::FLAG_POLICE | if row.loopback { intf::FLAG_LOOPBACK } else { 0 },
@@ -380,7 +381,7 @@ fn root_police_actions_follow_the_table() {
             _ => Place::Cgroup,
         };
         let mut storage = MaybeUninit::uninit();
-        let police = load(&mut storage, place).unwrap();
+        let police = load(&mut storage, place, false).unwrap();
         let action = action.parse::<Action>().unwrap();
         let policy = Policy { actions: [Action::Pass, Action::Pass, action], meter: None };
         let queue = VirtualQueueOptions::new("8kbit".parse().unwrap());
@@ -448,19 +449,19 @@ fn root_police_the_loaded_meter_colours() {
         return;
     }
     let meter = MeterOptions {
-        burst: Some(tidegate_core::Span::Size(Bytes(3 * FRAME_BYTES))),
+        burst: Some(Span::Size(Bytes(3 * FRAME_BYTES))),
         colours: Some(ColourMap::default()),
         ..MeterOptions::new(MeterType::SrTcm)
     };
     let actions = [Action::Pass, Action::Dscp(Dscp::new(12).unwrap()), Action::Drop];
     let policy = Policy { meter: Some(meter), actions };
     let queue = VirtualQueueOptions {
-        burst: Some(tidegate_core::Span::Size(Bytes(2 * FRAME_BYTES))),
+        burst: Some(Span::Size(Bytes(2 * FRAME_BYTES))),
         ..VirtualQueueOptions::new("8kbit".parse().unwrap())
     };
     let policy = intf::Policy::new(&policy, &queue).unwrap();
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Device).unwrap();
+    let police = load(&mut storage, Place::Device, false).unwrap();
     let limit = intf::Limit { police: [policy; 2], flags: intf::FLAG_POLICE, ..Default::default() };
     let maps = maps(&police, &limit).unwrap();
     // af12 first: it is yellow and pays from the second bucket; then three of af11, and af13.
@@ -480,4 +481,76 @@ fn root_police_the_loaded_meter_colours() {
     let reading = maps.read(Direction::Egress).unwrap();
     assert_eq!(reading.colours.unwrap().packets, [2, 3, 2]);
     assert_eq!(reading.colours.unwrap().bytes, [2, 3, 2].map(|n| n * FRAME_BYTES));
+}
+
+/// Who is exempt by prefix or code point passes an empty bucket uncharged; others do not.
+#[test]
+fn root_police_exempt_packets_follow_the_table() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_police_exempt_packets_follow_the_table: needs root");
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let police = load(&mut storage, Place::Device, true).unwrap();
+    let exempt: Exempt = "10.0.0.0/8,192.0.2.1,2001:db8::/32,dscp:ef".parse().unwrap();
+    let policy = intf::Policy { committed: BUCKET, action: [0, 0, 1], ..intf::Policy::default() };
+    let limit = intf::Limit {
+        police: [policy; 2],
+        flags: intf::FLAG_POLICE,
+        exempt: (&exempt).into(),
+        ..Default::default()
+    };
+    let maps = maps(&police, &limit).unwrap();
+    let full = intf::Queue { finish_ns: monotonic_ns() + 20 * S, ..Default::default() };
+    for key in 0..2u32 {
+        let bytes = bytemuck::bytes_of(&full);
+        maps.queues.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
+    }
+    let v4 = |source: [u8; 4], destination: [u8; 4], dscp: u8| {
+        let mut frame = frame_v4(dscp << 2);
+        frame[26..30].copy_from_slice(&source);
+        frame[30..34].copy_from_slice(&destination);
+        frame
+    };
+    let v6 = |source: &str, destination: &str, dscp: u8| {
+        let mut frame = frame_v6(dscp << 2);
+        let octets = |text: &str| text.parse::<std::net::Ipv6Addr>().unwrap().octets();
+        frame[22..38].copy_from_slice(&octets(source));
+        frame[38..54].copy_from_slice(&octets(destination));
+        frame
+    };
+    let (near, far) = ([10, 1, 2, 3], [198, 51, 100, 7]);
+    let table = [
+        ("egress: to the prefix", Hook::Out, v4(far, near, 0), true),
+        ("egress: from the prefix", Hook::Out, v4(near, far, 0), false),
+        ("ingress: from the prefix", Hook::In, v4(near, far, 0), true),
+        ("ingress: to the prefix", Hook::In, v4(far, near, 0), false),
+        ("one address", Hook::Out, v4(far, [192, 0, 2, 1], 0), true),
+        ("the address after it", Hook::Out, v4(far, [192, 0, 2, 2], 0), false),
+        ("by code point", Hook::In, v4(far, far, 46), true),
+        ("another code point", Hook::In, v4(far, far, 45), false),
+        ("IPv6, egress", Hook::Out, v6("::1", "2001:db8::7", 0), true),
+        ("IPv6, ingress", Hook::In, v6("::1", "2001:db8::7", 0), false),
+        ("IPv6, by code point", Hook::In, v6("::1", "::2", 46), true),
+        ("IPv6, another", Hook::Out, v6("2001:db8::7", "2001:db9::7", 1), false),
+    ];
+    let passes = |hook, frame: &[u8]| {
+        let program =
+            if hook == Hook::Out { &police.progs.police_out } else { &police.progs.police_in };
+        let run = program.test_run(ProgramInput { data_in: Some(frame), ..Default::default() });
+        run.unwrap().return_value != 2
+    };
+    for (what, hook, frame, exempt) in &table {
+        assert_eq!(passes(*hook, frame), *exempt, "{what}");
+    }
+    let exempt_packets = |direction| maps.read(direction).unwrap().counters.packets[6];
+    let by_hook = |hook| table.iter().filter(|row| row.1 == hook && row.3).count() as u64;
+    assert_eq!(exempt_packets(Direction::Egress), by_hook(Hook::Out));
+    assert_eq!(exempt_packets(Direction::Ingress), by_hook(Hook::In));
+
+    // Others in their place, while the programs run.
+    let exempt: Exempt = "198.51.100.0/24".parse().unwrap();
+    maps.write(&intf::Limit { exempt: (&exempt).into(), ..limit }).unwrap();
+    assert!(passes(Hook::Out, &v4(near, far, 0)));
+    assert!(!passes(Hook::Out, &v4(far, near, 0)) && !passes(Hook::In, &v4(near, near, 46)));
 }

@@ -5,7 +5,8 @@ use std::{fs, path::Path};
 use libbpf_rs::Link;
 
 use super::{
-    GROUP, LINKS, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError, bpf_error, io_error, symlink,
+    EXEMPT, GROUP, LINKS, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError, bpf_error, io_error,
+    symlink,
 };
 use crate::{
     device::{CLSACT_MARK, Filters},
@@ -20,6 +21,7 @@ pub(super) fn pin_maps(maps: &mut LimitMaps, dir: &Path) -> Result<(), StoreErro
         [("limit", &mut maps.limit), ("queues", &mut maps.queues), ("counters", &mut maps.counters)]
             .into_iter()
             .chain(maps.sockets.as_mut().map(|sockets| ("sockets", sockets)))
+            .chain(maps.exempt.as_mut().map(|exempt| (EXEMPT, exempt)))
             .chain(maps.parent.iter_mut().flat_map(|parent| {
                 [(PARENT_QUEUES, &mut parent.queues), (PARENT_SOCKETS, &mut parent.sockets)]
             }))

@@ -44,7 +44,7 @@ pub fn flow_hash(seed: u64, words: &[u64]) -> u64 {
     hash.max(1)
 }
 
-/// Counters of up to [`SETS`] times [`WAYS`] flows. See the [module](self).
+/// Counters of up to [`SETS`] times [`WAYS`] flows: sample and hold in each set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowCounts {
     sets: [[FlowBytes; WAYS]; SETS],

@@ -62,6 +62,8 @@ const RTTS_MIXED: &[u64] = &[10_000, 100_000];
 
 const POLICE: &[Policer] = &[Policer::Police];
 const PEERS: &[Policer] = &[Policer::Police, Policer::Nft, Policer::Tbf];
+/// nft's packets are no measure of segments.
+const PEERS_OF_SEGMENTS: &[Policer] = &[Policer::Police, Policer::Tbf];
 const SHARING: &[Policer] = &[Policer::Police, Policer::Fair];
 const SHARING_PEERS: &[Policer] = &[Policer::Police, Policer::Fair, Policer::Nft, Policer::Tbf];
 
@@ -83,11 +85,17 @@ pub(super) fn plan(tiny: bool, quick: bool) -> Vec<Cell> {
     for rtts_us in RTTS_US {
         let at = |rtt: &[u64]| rtts_us == rtt;
         // Carousel's figure, and what is between its two buckets.
-        let peers = if quick && !at(RTT_10_MS) { POLICE } else { PEERS };
+        let peers = if quick && !at(RTT_10_MS) { POLICE } else { PEERS_OF_SEGMENTS };
         plan.push(cell(GBIT, rtts_us, ONE_CUBIC, MS_1, peers));
         let deep = [&[1_000][..], RTT_10_MS, &[50_000]];
         if !quick || deep.contains(&rtts_us) {
-            plan.push(cell(GBIT, rtts_us, ONE_CUBIC, S_1, if quick { POLICE } else { PEERS }));
+            plan.push(cell(
+                GBIT,
+                rtts_us,
+                ONE_CUBIC,
+                S_1,
+                if quick { POLICE } else { PEERS_OF_SEGMENTS },
+            ));
         }
         if !quick {
             for depth in [MS_10, MS_100] {
@@ -99,7 +107,7 @@ pub(super) fn plan(tiny: bool, quick: bool) -> Vec<Cell> {
                 }
             }
         } else if at(RTT_10_MS) {
-            plan.push(cell(100 * MBIT, rtts_us, ONE_CUBIC, Depth::Unsaid, POLICE));
+            plan.push(cell(100 * MBIT, rtts_us, ONE_CUBIC, Depth::Unsaid, PEERS));
         }
         if !quick || at(RTT_10_MS) {
             plan.push(cell(GBIT, rtts_us, ONE_CUBIC, Depth::Unsaid, POLICE));
@@ -109,7 +117,7 @@ pub(super) fn plan(tiny: bool, quick: bool) -> Vec<Cell> {
             plan.push(cell(100 * MBIT, rtts_us, BBR_AND_CUBIC, Depth::Unsaid, systems));
             if !quick {
                 plan.push(cell(100 * MBIT, rtts_us, CUBIC_AND_RENO, Depth::Unsaid, systems));
-                plan.push(cell(GBIT, rtts_us, BBR_AND_CUBIC, Depth::Unsaid, systems));
+                plan.push(cell(GBIT, rtts_us, BBR_AND_CUBIC, Depth::Unsaid, SHARING));
             }
         }
     }

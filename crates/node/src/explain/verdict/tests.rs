@@ -43,6 +43,7 @@ fn limit(name: &str, scheme: &'static str, used_mbit: u64) -> Applied {
             rto_min_ns: 0,
             delack_max_ns: 0,
             police: None,
+            exempt: Default::default(),
         },
         egress: Some(AppliedDirection { used_bit_s: used_mbit * 1_000_000, now, sample }),
         ingress: None,

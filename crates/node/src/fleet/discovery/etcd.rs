@@ -1,5 +1,5 @@
-//! Peers from an etcd: each node has a key `/tidegate/CLUSTER/NODE` with its address, under a lease that ends by
-//! itself. Spoken is the JSON gateway of version 3 (etcd 3.4 and newer), without TLS.
+//! Peers from an etcd: each node has a key `/tidegate/CLUSTER/NODE` with its address, under a lease that ends
+//! by itself. Spoken is the JSON gateway of version 3 (etcd 3.4 and newer), without TLS.
 
 use std::net::SocketAddr;
 

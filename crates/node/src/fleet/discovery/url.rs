@@ -51,8 +51,8 @@ impl Url {
         };
         let (found, rest) = text.split_once("://").unwrap_or(("", text));
         if found == *over_tls {
-            let hint = "; TLS is not spoken here: reach it over loopback and a tunnel. What a registry says is \
-                        only where to knock: nodes trust each other by their keys";
+            let hint = "; TLS is not spoken here: reach it over loopback and a tunnel. What a registry says \
+                        is only where to knock: nodes trust each other by their keys";
             return Err(UrlError::Scheme(scheme, hint));
         }
         if found != *scheme {

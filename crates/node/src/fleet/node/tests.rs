@@ -1,5 +1,5 @@
-//! Whole nodes in virtual time: gates and storage are fakes, the network loses, delays and is cut, and each node
-//! has a clock of its own.
+//! Whole nodes in virtual time: gates and storage are fakes, the network loses, delays and is cut, and each
+//! node has a clock of its own.
 
 use std::{cell::RefCell, collections::BTreeMap, path::Path, rc::Rc};
 
@@ -425,6 +425,12 @@ fn grd_drops_alike_where_gates_can_and_says_so_where_they_cannot() {
     // Two that arrive at 10 each: half must go.
     assert!((drop(&fleet, 0) - 0.5).abs() < 0.05, "{}", drop(&fleet, 0));
     assert!((drop(&fleet, 1) - drop(&fleet, 0)).abs() < 0.05);
+    // A group that is left leaves no drops behind.
+    let (spec, _) = groups(&fleet.text);
+    let now = Nanos(fleet.now + fleet.hosts[1].skew);
+    let node = fleet.hosts[1].node.as_mut().unwrap();
+    node.reconfigure(now, spec, &[], ring(1)).unwrap();
+    assert_eq!(drop(&fleet, 1), 0.0);
     fleet.start(0, "n0", ring(1), false);
     fleet.run(5.0);
     assert_eq!(fleet.standing(0), "cannot_drop");
@@ -586,6 +592,20 @@ fn who_leaves_gives_back_at_once_and_keeps_its_own_part() {
     assert!((fleet.rate(3) - 0.1).abs() < 1e-6);
     fleet.run(1.0);
     assert!(fleet.sum() > 9.7, "{}", fleet.sum());
+    // The auditor does not wait for anybody; what it held is found by the next one.
+    let auditor = {
+        let now = Nanos(fleet.now + fleet.hosts[0].skew);
+        let status = fleet.hosts[0].node.as_ref().unwrap().status(now);
+        let name = status.groups[0].auditor.clone().unwrap();
+        (0..3).find(|i| format!("n{i}") == name).unwrap()
+    };
+    let now = Nanos(fleet.now + fleet.hosts[auditor].skew);
+    let mut node = fleet.hosts[auditor].node.take().unwrap();
+    node.leave(now);
+    assert!(node.has_left() && node.end(now));
+    assert!((fleet.rate(auditor) - 0.1).abs() < 1e-6, "{}", fleet.rate(auditor));
+    fleet.run(6.0);
+    assert!(fleet.sum() > 9.7 && fleet.sum() <= 10.0 + 1e-6, "{}", fleet.sum());
 }
 
 #[test]
@@ -643,8 +663,8 @@ fn a_limiter_of_ctb_is_on_one_node() {
     let refused = Node::new(Nanos(0), options, Fake { loads, can_drop: true }, Memory::default());
     assert_eq!(
         refused.err().unwrap().to_string(),
-        "group `up` is ctb, and its one limiter is on node `n0`: this is `n1`; name no members of it here, or \
-         make this node its center"
+        "group `up` is ctb, and its one limiter is on node `n0`: this is `n1`; name no members of it here, \
+         or make this node its center"
     );
 }
 

@@ -1,0 +1,60 @@
+//! The trie of those who are exempt from a limit.
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use tidegate_core::exempt::Prefix;
+
+use crate::{
+    intf::ExemptConf,
+    limit::{LimitError, map_error},
+};
+
+/// Key of the trie, `struct tg_prefix`: the length in bits, the version of IP, the address.
+const KEY_BYTES: usize = 24;
+/// The bits of the version.
+const VERSION_BITS: u32 = 32;
+
+/// Gives an object that is open its trie, or leaves it out; the skeletons have no common type. With no map to
+/// share, one is made.
+macro_rules! set_exempt {
+    ($open:expr, $exempts:expr, $shared:expr, $program:literal) => {
+        let shared: Option<&libbpf_rs::MapHandle> = $shared;
+        if let Some(rodata) = $open.maps.rodata_data.as_deref_mut() {
+            rodata.has_exempt = u8::from($exempts);
+        }
+        match shared {
+            _ if !$exempts => $open
+                .maps
+                .exempt_prefixes
+                .set_autocreate(false)
+                .map_err($crate::limit::load_error($program))?,
+            Some(with) => $crate::limit::reuse(&mut $open.maps.exempt_prefixes, with)?,
+            None => {}
+        }
+    };
+}
+pub(crate) use set_exempt;
+
+fn key(address: [u8; 16], bits: u8) -> Vec<u8> {
+    let mut key = Vec::with_capacity(KEY_BYTES);
+    let version: u32 = if (Prefix { address, bits }).is_v4() { 4 } else { 6 };
+    key.extend((VERSION_BITS + u32::from(bits)).to_ne_bytes());
+    key.extend(version.to_be_bytes());
+    key.extend(address);
+    key
+}
+
+/// Makes the trie what the limit says.
+pub(crate) fn fill(trie: &MapHandle, exempt: &ExemptConf) -> Result<(), LimitError> {
+    let refused = || map_error("exempt");
+    let count = exempt.count as usize;
+    let wanted: Vec<_> =
+        exempt.address.iter().zip(exempt.bits).take(count).map(|(a, bits)| key(*a, bits)).collect();
+    let present: Vec<_> = trie.keys().collect();
+    for key in &wanted {
+        trie.update(key, &[1], MapFlags::ANY).map_err(refused())?;
+    }
+    for key in present.iter().filter(|key| !wanted.contains(key)) {
+        trie.delete(key).map_err(refused())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! Why a limit cannot be put on, read or changed.
+
+use tidegate_core::{Scope, htb::SLOTS, virtual_queue::ConfigError};
+
+use crate::{cgroup::CgroupError, fq::FqError, net::NetError};
+
+/// Why a limit could not be put on, read or changed. Unless said otherwise the host is as before.
+#[derive(Debug, thiserror::Error)]
+pub enum LimitError {
+    /// The kernel refused a program.
+    #[error(
+        "the kernel refused the eBPF program `{program}`: {source}; `uname -r` must be 6.1 or newer"
+    )]
+    Load {
+        /// Which program.
+        program: &'static str,
+        /// What libbpf says.
+        source: libbpf_rs::Error,
+    },
+    /// Another program holds the cgroup (or one above it) for itself alone.
+    #[error(
+        "cgroup `{cgroup}` does not take another eBPF program: {holder}; detach that one first \
+         (`bpftool cgroup show` lists it) or have its tool attach it with BPF_F_ALLOW_MULTI"
+    )]
+    Occupied {
+        /// The limit's cgroup.
+        cgroup: String,
+        /// Who holds it.
+        holder: String,
+    },
+    /// Attaching failed for another reason.
+    #[error("could not attach `{program}` to cgroup `{cgroup}`: {source}")]
+    Attach {
+        /// Which program.
+        program: &'static str,
+        /// The limit's cgroup.
+        cgroup: String,
+        /// What the kernel says.
+        source: libbpf_rs::Error,
+    },
+    /// Nobody would keep packets until their departure.
+    #[error(transparent)]
+    Fq(#[from] FqError),
+    /// The kernel refused the program on a device.
+    #[error("could not attach the eBPF program to device `{device}`: {source}")]
+    AttachDevice {
+        /// The device.
+        device: String,
+        /// What the kernel says.
+        source: libbpf_rs::Error,
+    },
+    /// A qdisc that somebody has put on the device.
+    #[error(
+        "device `{device}` has a qdisc that somebody put there: `{kind} {handle}`; take it off with `tc \
+         qdisc del dev {device} root`, or say --force to replace it (it will not be put back)"
+    )]
+    ForeignQdisc {
+        /// The device.
+        device: String,
+        /// The kind of the qdisc.
+        kind: String,
+        /// Its handle.
+        handle: String,
+    },
+    /// The kernel has no HTB.
+    #[error(
+        "the kernel has no HTB (CONFIG_NET_SCH_HTB); use scheme `edt` on devices, `pace` on cgroups"
+    )]
+    NoHtb,
+    /// The kernel has no ifb devices.
+    #[error(
+        "the kernel has no ifb devices (CONFIG_IFB), through which scheme `htb` sends what comes in; limit \
+         what leaves alone"
+    )]
+    NoIfb,
+    /// A tree is full.
+    #[error("the tree of limits holds its {} limits already; take some off first", SLOTS - 1)]
+    NoSlot,
+    /// A member of a tree that a packet could not name.
+    #[error("{what} cannot be inside a limit on a device: {why}")]
+    NoMember {
+        /// A port or cgroup.
+        what: Scope,
+        /// Why not.
+        why: &'static str,
+    },
+    /// The kernel's network stack refused.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// The qdisc in which packets should wait is not there.
+    #[error(
+        "device {ifindex} has lost the queue of the limit; put it on again with `tidegate apply`"
+    )]
+    NoQueue {
+        /// The device.
+        ifindex: u32,
+    },
+    /// A map could not be read or written.
+    #[error("map `{map}` of the limit: {source}")]
+    Map {
+        /// Which map.
+        map: &'static str,
+        /// What the kernel says.
+        source: libbpf_rs::Error,
+    },
+    /// A map does not hold what this version writes.
+    #[error(
+        "map `{0}` of the limit has another layout: it was made by another version; take it off \
+         with `tidegate detach` and apply again"
+    )]
+    Layout(&'static str),
+    /// The thresholds or rates are out of range.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The cgroup.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+}
