@@ -160,9 +160,9 @@ pub enum SettingsProblem {
     OwnThreshold(Scheme),
     /// The kernel's classes take what their filters give them.
     #[error(
-        "scheme `htb` holds all that passes its device; leave this out, or write scheme = \"police\""
+        "scheme `{0}` holds all that passes its device; leave this out, or write scheme = \"police\""
     )]
-    HtbExemptsNobody,
+    HtbExemptsNobody(Scheme),
     /// A threshold of a queue that there is not.
     #[error(
         "scheme `police` has no queue, and drops when `burst` is used up; leave this out, or write scheme = \
@@ -171,8 +171,8 @@ pub enum SettingsProblem {
     NoQueue,
     /// A scheme that works on cgroups alone.
     #[error(
-        "scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", \"police\" or \"htb\", or \
-         \"carousel\" if it is one of a `[[nic]]`"
+        "scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", \"police\", \"htb\", \"dem\" or \
+         \"spring\", or \"carousel\" if it is one of a `[[nic]]`"
     )]
     NotOnDevices(Scheme, &'static str),
     /// The loopback device has no queue to speak of.
@@ -414,6 +414,7 @@ impl Patch {
             QueueKind::Bucket => VirtualQueueOptions { mark: None, drop: None, ..base },
             _ => VirtualQueueOptions {
                 mark: match self.ecn {
+                    _ if matches!(scheme, Scheme::Dem | Scheme::Spring) => None,
                     Some(EcnSetting::Above(span)) => Some(span),
                     Some(EcnSetting::Off) => None,
                     None => self.mark.or(base.mark),
@@ -459,17 +460,17 @@ pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, Settings
     let refuse = |field, problem| Err(SettingsError { field, problem });
     police::fits(&limit.police, scope)?;
     match limit.scheme {
-        Scheme::Htb if !limit.exempt.is_empty() => {
-            refuse("exempt", SettingsProblem::HtbExemptsNobody)
+        Scheme::Dem | Scheme::Spring if !scope.is_device() => {
+            refuse("scheme", SettingsProblem::NeedsADevice(limit.scheme))
+        }
+        scheme if scheme.has_htb() && !limit.exempt.is_empty() => {
+            refuse("exempt", SettingsProblem::HtbExemptsNobody(scheme))
         }
         Scheme::Htb if limit.class.is_some() && !matches!(scope, Scope::Dev(_)) => {
             no_loopback(limit)
         }
         Scheme::Htb if limit.class.is_none() && scope.is_device() => no_loopback(limit),
         Scheme::Htb if !scope.is_device() => refuse("scheme", SettingsProblem::HtbNeedsADevice),
-        Scheme::Dem | Scheme::Spring if !scope.is_device() => {
-            refuse("scheme", SettingsProblem::NeedsADevice(limit.scheme))
-        }
         _ if scope.is_device() && limit.class.is_some() => {
             refuse("parent", SettingsProblem::NoParentOnDevices)
         }

@@ -100,8 +100,8 @@ fn names_and_scopes_that_are_none() {
     assert_snapshot!(with("scope = { cgroup = \"../a\" }"), @"limits.toml:4: limit `backup`: scope: `../a` is no cgroup path; write it relative to the cgroup mount, without `.` and `..`");
     assert_snapshot!(with("scope = { port = \"tap0\", dev = \"eth0\" }"), @"limits.toml:4: limit `backup`: scope: more than one scope; write one of cgroup, dev and port");
     assert_snapshot!(with("scope = { dev = \"a b\" }"), @"limits.toml:4: limit `backup`: scope: `a b` is no device name; write it as `ip link` shows it, for example `eth0`");
-    assert_snapshot!(with("scope = { port = \"tap0\" }"), @r#"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a port write scheme = "edt", "police" or "htb", or "carousel" if it is one of a `[[nic]]`"#);
-    assert_snapshot!(with("scope = { dev = \"eth0\" }"), @r#"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a device write scheme = "edt", "police" or "htb", or "carousel" if it is one of a `[[nic]]`"#);
+    assert_snapshot!(with("scope = { port = \"tap0\" }"), @r#"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a port write scheme = "edt", "police", "htb", "dem" or "spring", or "carousel" if it is one of a `[[nic]]`"#);
+    assert_snapshot!(with("scope = { dev = \"eth0\" }"), @r#"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a device write scheme = "edt", "police", "htb", "dem" or "spring", or "carousel" if it is one of a `[[nic]]`"#);
     assert_snapshot!(with("scope = { unit = \"a\" }"), @"limits.toml:4: limit `backup`: scope: unknown field `unit`; write `scope = { cgroup = \"...\" }`, `{ dev = \"...\" }` or `{ port = \"...\" }`");
 }
 

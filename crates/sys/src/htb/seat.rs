@@ -105,13 +105,16 @@ impl Seat {
         counters.packets[DROP_FULL] = figures.dropped_packets;
         let acks = acks::dir_of(&self.dir, direction);
         if self.slot == ROOT_SLOT && acks.exists() {
-            // What the queue never saw is the senders' who ignore their windows.
+            // Programs that somebody took off are told by `unhooked`.
             let told = AcksMaps::open(&acks).ok().map(|maps| maps.counters()).transpose()?;
-            for outcome in [MARK, SLOW, DROP_FULL] {
-                let told = told.as_ref().map_or((0, 0), |c| (c.packets[outcome], c.bytes[outcome]));
-                counters.packets[outcome] += told.0;
-                counters.bytes[outcome] += told.1;
-            }
+            let told = told.unwrap_or_default();
+            // ACKs go the other way: none of their bytes are this direction's.
+            counters.packets[MARK] += told.packets[MARK];
+            counters.packets[SLOW] += told.packets[SLOW];
+            // The queue has never seen these: of senders that ignore their windows.
+            counters.packets[DROP_FULL] += told.packets[DROP_FULL];
+            counters.bytes[DROP_FULL] += told.bytes[DROP_FULL];
+            counters.last_ns = told.last_ns;
         }
         Ok(reading)
     }
