@@ -125,7 +125,8 @@ impl Held<'_> {
         self.now.used_bit_s as f64 / self.now.now.may_use_bit_s().max(1) as f64
     }
 
-    /// Packets that were marked, slowed or dropped, of all. With `spring` every ACK has a window, full or not.
+    /// Packets that were marked, slowed or dropped, of all. With `spring` nearly every ACK is given a window,
+    /// full or not.
     fn told(&self) -> f64 {
         let windows = self.limit.settings.scheme == Scheme::Spring.name();
         let tells = |name| !(windows && name == "slow");
