@@ -162,7 +162,7 @@ pub fn attach(
     maps.set_backlog(backlog)?;
     let programs = [(direction, &acks.progs.acks_data), (back, &acks.progs.acks_back)];
     // What sends packets elsewhere must not come before.
-    let hooked = device::attach_before(target, &programs)?;
+    let hooked = device::attach_before(target, direction, &programs)?;
     Ok(AttachedAcks { maps, hooked })
 }
 

@@ -155,7 +155,8 @@ pub(crate) fn change(
 
 /// Takes all of a limit's off again, as far as that can be done.
 pub(crate) fn take_off(dir: &Path, limit: &intf::Limit) {
-    for (direction, _) in DIRS {
+    // A clsact that came with the first goes when all others are off.
+    for (direction, _) in DIRS.into_iter().rev() {
         let dir = dir_of(dir, direction);
         if dir.exists() {
             let _ = remove(&dir, limit);
