@@ -103,7 +103,9 @@ fn root_acks_the_device_is_explained() {
     ok(&place, &bed, "limit add up --dev eth0 --scheme spring --egress 20mbit");
     let _server = bed.serve();
     let mut command = into(&bed.sender, env::current_exe().unwrap().to_str().unwrap());
-    command.args(["helper", "--exact", "--nocapture"]).env("TIDEGATE_TEST_EDT", "60 2 0 10.97.0.2");
+    command
+        .args(["helper", "--exact", "--nocapture"])
+        .env("TIDEGATE_TEST_EDT", "600 2 0 10.97.0.2");
     let sender = Guard(command.stdout(Stdio::null()).spawn().unwrap());
     wait_for("its ACKs to be changed", || {
         let status = json(&place, &bed, "status --json");
