@@ -24,12 +24,12 @@ use crate::{
 
 const LIMIT_BIT_S: f64 = 20e6;
 
-fn json(place: &Place, bed: &Bed, words: &str) -> Value {
+pub fn json(place: &Place, bed: &Bed, words: &str) -> Value {
     serde_json::from_str(&ok(place, bed, words)).unwrap()
 }
 
 /// What `ip -br link` shows of the sender's namespace.
-fn links(bed: &Bed) -> String {
+pub fn links(bed: &Bed) -> String {
     let output = into(&bed.sender, "ip").args(["-br", "link"]).output().unwrap();
     String::from_utf8(output.stdout).unwrap()
 }
@@ -192,7 +192,7 @@ fn root_htb_limits_a_port_both_ways() {
 }
 
 /// A guest whose default route leads through the sender to the receiver.
-fn guest(bed: &Bed) -> NetNs {
+pub fn guest(bed: &Bed) -> NetNs {
     let guest = NetNs::create(&format!("{}-g", bed.sender.name())).unwrap();
     cable(&guest, "eth0", "10.96.0.2", &bed.sender, "tap0", "10.96.0.1");
     let via = |netns: &NetNs, gateway: &str| {

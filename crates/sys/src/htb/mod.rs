@@ -365,6 +365,13 @@ fn device_of(
     netlink.index_of(&ifb_name(root.ifindex)).map(Some)
 }
 
+/// Where the packets of a limit on a device wait.
+pub(crate) fn backlog_of(slots: &MapHandle, direction: Direction) -> Result<Backlog, LimitError> {
+    let place = intf::index(direction) as u32 * u32::from(SLOTS) + u32::from(ROOT_SLOT);
+    let slot: Slot = lookup(slots, SLOTS_PIN, place)?;
+    Ok(slot.backlog)
+}
+
 /// Takes the qdiscs of a limit off, and its ifb device; what cannot be found is off already.
 pub(crate) fn uproot(limit: &intf::Limit) {
     let Ok(mut netlink) = Netlink::open() else { return };
