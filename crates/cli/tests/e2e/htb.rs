@@ -181,7 +181,7 @@ fn root_htb_limits_a_port_both_ways() {
     let started = std::time::Instant::now();
     read(1_500_000);
     let bit_s = 8.0 * 1_500_000.0 / started.elapsed().as_secs_f64();
-    assert!((0.7..1.1).contains(&(bit_s / 5e6)), "{bit_s}");
+    assert!((0.4..1.1).contains(&(bit_s / 5e6)), "{bit_s}");
     drop(sink);
     sending.join().unwrap();
     let status = json(&place, &bed, "status --json");
