@@ -26,6 +26,7 @@ use crate::{
 };
 
 mod policy;
+pub(crate) mod room;
 
 mod skel {
     #![allow(
@@ -90,6 +91,8 @@ fn maps(police: &skel::PoliceSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps,
         },
         parent: None,
         seat: None,
+        at: 0,
+        place: None,
         group: Some(GroupMaps {
             group: handle(&police.maps.group_of_limit)?,
             samples: handle(&police.maps.samples_of_limit)?,
@@ -184,3 +187,6 @@ mod kernel_tests;
 
 #[cfg(test)]
 mod group_tests;
+
+#[cfg(test)]
+mod room_tests;
