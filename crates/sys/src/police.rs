@@ -41,7 +41,7 @@ mod skel {
 
 mod cost;
 
-pub use cost::{Ask, cost};
+pub use cost::{Ask, Policers, cost, cost_on_device};
 
 const HOUR_NS: u64 = 3_600_000_000_000;
 
