@@ -219,8 +219,8 @@ pub enum PlanError {
     },
     /// A limit of the host that the spec does not have has one of the prefixes.
     #[error(
-        "limit `{name}`: {scope} already has limit `{other}` for {prefix}, which is not in the file; take that \
-         one off with `tidegate limit del {other}`, or apply with --prune"
+        "limit `{name}`: {scope} already has limit `{other}` for {prefix}, which is not in the file; take \
+         that one off with `tidegate limit del {other}`, or apply with --prune"
     )]
     PrefixTaken {
         /// The limit of the spec.

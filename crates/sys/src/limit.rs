@@ -88,7 +88,7 @@ pub struct LimitOptions {
     pub police: Policy,
     /// Who is not limited.
     pub exempt: Exempt,
-    /// With [`Scheme::Police`] on a device: the addresses behind it whose packets it polices; none: everybody's.
+    /// With [`Scheme::Police`] on a device: the hosts behind it whose packets it polices; none: everybody's.
     pub matched: Prefixes,
 }
 

@@ -20,7 +20,8 @@ pub struct PoliceArgs {
     #[arg(long, value_name = "COLOUR=ACTION", value_parser = action, value_delimiter = ',')]
     pub actions: Vec<(usize, Action)>,
     /// With police on a device or port: the hosts behind it whose packets are meant, such as
-    /// 10.0.0.0/24,2001:db8:1::/48, of many limits the one with the longest prefix; `none` for all [default: none]
+    /// 10.0.0.0/24,2001:db8:1::/48; of many limits the one with the longest prefix has a packet. `none` for
+    /// all [default: none]
     #[arg(long = "match", value_name = "PREFIXES")]
     pub matched: Option<Prefixes>,
 }

@@ -18,7 +18,7 @@ use crate::{
 /// Beside the receiver's own.
 const SECOND: &str = "10.97.0.3";
 const THIRD: &str = "10.97.0.4";
-/// How long a thousand limits may take to be put on, by a build for tests on a machine that does other things.
+/// How long a thousand limits may take, of a build for tests on a machine that does other things.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A bed whose receiver has three addresses.

@@ -30,8 +30,8 @@ pub enum PoliceProblem {
     MatchesNothing(Scheme),
     /// Prefixes of a cgroup's limit.
     #[error(
-        "a limit for prefixes is on the device or port behind which they are; write scope = {{ dev = \"...\" }}, \
-         or leave this out"
+        "a limit for prefixes is on the device or port behind which they are; write scope = {{ dev = \"...\" \
+         }}, or leave this out"
     )]
     MatchNeedsADevice,
     /// The committed burst said twice.

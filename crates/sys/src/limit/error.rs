@@ -105,14 +105,15 @@ pub enum LimitError {
     },
     /// A device knows no more prefixes.
     #[error(
-        "the limits of this device have their {} prefixes already; write shorter ones that contain several",
+        "the limits of this device have their {} prefixes already; write shorter ones that contain \
+         several",
         intf::PREFIXES_MAX
     )]
     NoPrefixes,
     /// A packet would be looked for too often.
     #[error(
-        "the limits of this device have prefixes of {} different lengths already, in one direction and version \
-         of IP; use lengths that are there",
+        "the limits of this device have prefixes of {} different lengths already, in one direction and \
+         version of IP; use lengths that are there",
         intf::LENGTHS_MAX
     )]
     NoLengths,

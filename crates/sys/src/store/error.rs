@@ -31,8 +31,8 @@ pub enum StoreError {
     },
     /// Another limit has the prefix.
     #[error(
-        "{scope} already has limit `{name}` for {prefix}; put both directions in that one, or take the prefix \
-         out with `tidegate limit set {name} --match ...`"
+        "{scope} already has limit `{name}` for {prefix}; put both directions in that one, or take the \
+         prefix out with `tidegate limit set {name} --match ...`"
     )]
     PrefixTaken {
         /// The device.
