@@ -56,6 +56,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(carousel::granularity::Granularity::default()),
         Box::new(carousel_cpu::CarouselCpu::default()),
         Box::new(demo::Demo::default()),
+        Box::new(drl::cost::DrlCost::default()),
         Box::new(drl::dynamic::DrlDynamic::default()),
         Box::new(drl::failures::DrlFailures::default()),
         Box::new(drl::fairness::DrlFairness::default()),

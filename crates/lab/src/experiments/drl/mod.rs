@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 mod baseline;
+pub mod cost;
 mod daemons;
 pub mod dynamic;
 pub mod failures;
