@@ -19,7 +19,7 @@ use tidegate_lab::{
         demo::Demo,
         drl::{
             cost::DrlCost, dynamic::DrlDynamic, failures::DrlFailures, fairness::DrlFairness,
-            fig3::DrlFig3, scale::DrlScale,
+            fig3::DrlFig3, rtt::DrlRtt, scale::DrlScale, web::DrlWeb,
         },
         hierarchy::Hierarchy,
         htb_latency::HtbLatency,
@@ -488,8 +488,27 @@ fn root_a_fleet_reports_its_cost() {
     let passed = report.values("police", "passed_percent", None);
     assert!(passed.iter().all(|percent| *percent > 50.0), "{passed:?}");
     for system in ["fps", "share"] {
-        assert!(report.values(system, "gossip_byte_s_per_host", None)[0] > 0.0, "{system}");
+        assert!(report.values(system, "gossip_per_host_bit_s", None)[0] > 0.0, "{system}");
     }
+}
+
+#[test]
+fn root_a_fleet_reports_round_trips_and_the_web() {
+    let test = "root_a_fleet_reports_round_trips_and_the_web";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let systems = ["ctb", "grd", "fps", "share"];
+    let Some(rtt) = report(test, &DrlRtt::tiny(lab_binary()), out.path()) else { return };
+    check(&rtt, out.path(), &systems, &["total_bit_s", "short_flow_bit_s", "long_flow_bit_s"]);
+    for system in systems {
+        assert_eq!(rtt.values(system, "total_bit_s", None).len(), 2, "{system}: simulated and not");
+    }
+    let Some(web) = report(test, &DrlWeb::tiny(lab_binary()), out.path()) else { return };
+    check(&web, out.path(), &systems, &["bulk_bit_s", "web_bit_s", "jain", "harmonic_mean_bit_s"]);
+    let answered = web.values("share", "response_p50_ms", None);
+    assert!(answered[0] > 0.0, "{answered:?}");
 }
 
 #[test]

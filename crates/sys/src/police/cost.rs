@@ -23,7 +23,8 @@ const HOUR_NS: u64 = 3_600_000_000_000;
 /// A probability that is drawn for each packet and hits none: dropped packets are marked, and cost less.
 const SELDOM: f64 = 1e-9;
 
-/// Loads the programs of a cgroup with a bucket that stays as `standing` says, and what `program` has besides.
+/// Loads the programs of a cgroup with a bucket that stays as `standing` says, and what `program` has
+/// besides.
 pub(crate) fn prepare(
     storage: &mut MaybeUninit<OpenObject>,
     program: Program,

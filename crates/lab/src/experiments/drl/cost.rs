@@ -56,13 +56,13 @@ const TIMES: f64 = 20.0;
 /// What may be told, of the limit.
 const TOLD_PERCENT: f64 = 3.0;
 /// The paper's messages: 48 bytes, 20 times a second, to three peers at most.
-const PUBLISHED_BYTE_S: f64 = 48.0 * 20.0;
+const PUBLISHED_BIT_S: f64 = 48.0 * 8.0 * 20.0;
 const PUBLISHED_PEERS: usize = 3;
 
 const PROGRAM: &str = "program_ns";
 const CPU: &str = "cpu_ns_per_packet";
 const PASSED: &str = "passed_percent";
-const GOSSIP: &str = "gossip_byte_s_per_host";
+const GOSSIP: &str = "gossip_per_host_bit_s";
 /// Which of our programs a packet costs what.
 const PROGRAMS: [(&str, Program); 2] =
     [("police", Program::Police), ("police, flow counted", Program::Grouped(Asked::KnownFlow))];
@@ -127,13 +127,14 @@ impl Experiment for DrlCost {
         };
         ctx.note(
             "`program` is the run time of the policer's program for a full frame, by the kernel's \
-             statistics, less that of the empty program; the bucket is neither full nor empty. `relay` takes each \
-             packet from an NFQUEUE, its headers alone, decides by the same bucket and counters of flows, and \
-             returns a verdict. CPU time of a packet is that of the whole path, source and softirqs and relay; what \
-             a limiter costs is the difference to the path that forwards alone. The clock of processes counts in \
-             10 ms: of a run of 5 s at 20 000 packets a second that is 0.1 us a packet. Gossip is all that routers \
-             send besides flows, a greedy flow at each: frames with all headers, membership and reports included. \
-             The published figure is 48 bytes 20 times a second to each of three peers at most.",
+             statistics, less that of the empty program; the bucket is neither full nor empty. `relay` \
+             takes each packet from an NFQUEUE, its headers alone, decides by the same bucket and \
+             counters of flows, and returns a verdict. CPU time of a packet is that of the whole path, \
+             source and softirqs and relay; what a limiter costs is the difference to the path that \
+             forwards alone. The clock of processes counts in 10 ms: of a run of 5 s at 20 000 packets a \
+             second that is 0.1 us a packet. Gossip is all that routers send besides flows, a greedy flow \
+             at each: frames with all headers, membership and reports included. The published figure is \
+             48 bytes 20 times a second to each of three peers at most.",
         );
         let program = Case::new().with("in", "program");
         ctx.alternate(&PROGRAMS.map(|(name, _)| name), ctx.repeats, |ctx, name, run| {
@@ -159,7 +160,7 @@ impl Experiment for DrlCost {
 }
 
 fn path_case(packets_s: u64) -> Case {
-    Case::new().with("in", "path").with("packets_s", packets_s)
+    Case::new().with("in", "path").with("packets_per_ms", packets_s as f64 / 1e3)
 }
 
 fn hosts_case(hosts: u8) -> Case {
@@ -194,11 +195,11 @@ impl DrlCost {
             let flow = |site| Flow { site, limiter: site, from: Duration::ZERO, to: lasts };
             let plan: Vec<Flow> = (0..count).map(flow).collect();
             let ran = fleet::run(&sites, &mut daemons, &plan, LIMIT_BIT_S, |_| Ok(()))?;
-            let bytes = ran.overhead_percent / 100.0 * LIMIT_BIT_S as f64 / 8.0 / count as f64;
+            let bit_s = ran.overhead_percent / 100.0 * LIMIT_BIT_S as f64 / count as f64;
             let peers = PUBLISHED_PEERS.min(count - 1) as f64;
-            let published = (setup.name == "fps").then_some(PUBLISHED_BYTE_S * peers);
+            let published = (setup.name == "fps").then_some(PUBLISHED_BIT_S * peers);
             let record = ctx.record(setup, &hosts_case(hosts), run);
-            let record = record.beside(GOSSIP, bytes, published);
+            let record = record.beside(GOSSIP, bit_s, published);
             let _ = record.value(OVERHEAD, ran.overhead_percent);
             Ok(())
         })

@@ -3,7 +3,8 @@
 //! ```text
 //! scale -----------------------> simulation (hosts with limiters and flows, in virtual time)
 //! fig3, fairness, dynamic -----> baseline (who limits what) -> simulation, fleet
-//! failures ------------------------------------------------> fleet (flows through sites) -> daemons
+//! rtt ---------------------------------------------------> simulation, fleet
+//! failures, web, cost --------------------------------------> fleet (flows through sites) -> daemons
 //! all -> forwarded (what passed, flow by flow), published
 //! ```
 
@@ -19,8 +20,10 @@ pub mod fig3;
 mod fleet;
 mod forwarded;
 mod published;
+pub mod rtt;
 pub mod scale;
 mod simulation;
+pub mod web;
 
 /// Between routers, and between senders and the receiver, as published.
 const RTT: Duration = Duration::from_millis(40);
