@@ -22,6 +22,7 @@ mod nic;
 mod police;
 mod refusals;
 mod run;
+mod ssh;
 mod top;
 mod traffic;
 mod tree;
