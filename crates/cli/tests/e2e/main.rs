@@ -23,6 +23,7 @@ mod police;
 mod police_match;
 mod refusals;
 mod run;
+mod ssh;
 mod top;
 mod traffic;
 mod tree;

@@ -3,11 +3,15 @@
 use std::{mem::MaybeUninit, net::Ipv6Addr};
 
 use libbpf_rs::ProgramInput;
-use tidegate_core::{Scheme, prefixes::Prefixes, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{
+    Bytes, Direction, Scheme, Span, exempt::Exempt, prefixes::Prefixes,
+    virtual_queue::VirtualQueueOptions,
+};
 
-use super::{
-    room::{PLACES, load, maps_of},
-    *,
+use super::room::{PLACES, load, maps_of};
+use crate::{
+    intf,
+    limit::{LimitMaps, LimitOptions},
 };
 
 const FRAME_BYTES: usize = 1000;
@@ -164,7 +168,7 @@ fn root_police_match_buckets_are_apart() {
     assert_eq!((sent(3, 9), sent(2, 9)), (2, 0), "a new bucket; the longer prefix stays apart");
     // Exempt of this limit alone.
     let exempt = |maps: &LimitMaps, exempt: &str| {
-        let exempt: tidegate_core::exempt::Exempt = exempt.parse().unwrap();
+        let exempt: Exempt = exempt.parse().unwrap();
         let limit = maps.limit().unwrap();
         maps.write(&intf::Limit { exempt: (&exempt).into(), ..limit }).unwrap();
     };
