@@ -131,4 +131,10 @@ pub(crate) fn attach_device(
 }
 
 #[cfg(test)]
+mod kernel_tests;
+
+#[cfg(test)]
+mod group_tests;
+
+#[cfg(test)]
 mod room_tests;
