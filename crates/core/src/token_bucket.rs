@@ -158,6 +158,15 @@ impl TokenBucket {
         self.standing(now).0
     }
 
+    /// When it will be full, if nothing is taken after `now`; not before `now`.
+    #[must_use]
+    pub fn full_at(&self, now: Nanos) -> Nanos {
+        let (tokens, owed) = self.standing(now);
+        let missing = u128::from(self.config.burst - tokens) + u128::from(owed);
+        // A full bucket and the longest packet, at the lowest rate: less than a year.
+        Nanos(now.0.saturating_add(missing.div_ceil(u128::from(self.config.rate)) as u64))
+    }
+
     /// What is in it at `now`, in whole bytes.
     #[must_use]
     pub fn tokens(&self, now: Nanos) -> Bytes {

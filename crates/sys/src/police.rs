@@ -184,3 +184,6 @@ mod kernel_tests;
 
 #[cfg(test)]
 mod group_tests;
+
+#[cfg(test)]
+mod fair_tests;
