@@ -32,23 +32,28 @@ struct fp_phantom {
 	__u64 finish_ns;
 };
 
+/*
+ * What is summed up over all phantom queues in a turn. In the table, where the verifier knows
+ * nothing of it: on the stack it would follow each sum that there can be.
+ */
+struct fp_sum {
+	__u64 level_ns;
+	__u64 ahead_ns;
+	__u64 busy;
+	__u64 longest_ns;
+};
+
 struct fp_table {
 	/* The level, when it was found, and how many were busy; 0 is none yet. */
 	__u64 level_ns;
 	__u64 turned_ns;
 	__u64 busy;
 	__u64 pad;
+	/* Of the CPU whose turn it is. */
+	struct fp_sum sum;
 	/* Of all that have no cell. */
 	struct fp_phantom others;
 	struct fp_phantom set[FP_SETS][FP_WAYS];
-};
-
-/* What is summed up over all phantom queues in a turn. */
-struct fp_sum {
-	__u64 level_ns;
-	__u64 ahead_ns;
-	__u64 busy;
-	__u64 longest_ns;
 };
 
 /* What a flow's phantom queue says of a packet. */
@@ -92,18 +97,19 @@ fp_level(const struct pl_bucket *bucket, const struct fp_table *table, __u64 now
 
 /* Whether it is time for a turn, which is then the caller's. */
 static inline __attribute__((always_inline)) int fp_begin_turn(const struct pl_bucket *bucket,
-							       struct fp_table *table, __u64 now_ns,
-							       struct fp_sum *sum)
+							       struct fp_table *table, __u64 now_ns)
 {
 	__u64 turned = *(volatile __u64 *)&table->turned_ns;
+	__u64 level = fp_level(bucket, table, now_ns);
 
-	if (fp_less(now_ns, turned) < fp_turn_ns(bucket))
+	if (fp_less(now_ns, turned) < fp_turn_ns(bucket) ||
+	    __sync_val_compare_and_swap(&table->turned_ns, turned, now_ns) != turned)
 		return 0;
-	sum->level_ns = fp_level(bucket, table, now_ns);
-	sum->ahead_ns = 0;
-	sum->busy = 0;
-	sum->longest_ns = 0;
-	return __sync_val_compare_and_swap(&table->turned_ns, turned, now_ns) == turned;
+	table->sum.level_ns = level;
+	table->sum.ahead_ns = 0;
+	table->sum.busy = 0;
+	table->sum.longest_ns = 0;
+	return 1;
 }
 
 static inline __attribute__((always_inline)) void fp_add(struct fp_sum *sum,
@@ -111,15 +117,19 @@ static inline __attribute__((always_inline)) void fp_add(struct fp_sum *sum,
 {
 	__u64 ahead = fp_less(*(volatile __u64 *)&phantom->finish_ns, sum->level_ns);
 
+	if (!ahead)
+		return;
 	sum->ahead_ns += ahead;
-	sum->busy += ahead > 0;
-	sum->longest_ns = ahead > sum->longest_ns ? ahead : sum->longest_ns;
+	sum->busy++;
+	if (ahead > sum->longest_ns)
+		sum->longest_ns = ahead;
 }
 
 /* The level at which the phantom queues hold the deficit: a step of Newton's method. */
-static inline __attribute__((always_inline)) void
-fp_end_turn(struct fp_table *table, const struct fp_sum *sum, __u64 deficit_ns)
+static inline __attribute__((always_inline)) void fp_end_turn(struct fp_table *table,
+							      __u64 deficit_ns)
 {
+	const struct fp_sum *sum = &table->sum;
 	__u64 busy = sum->busy ? sum->busy : 1, level;
 
 	if (!deficit_ns) {

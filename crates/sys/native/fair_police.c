@@ -7,14 +7,13 @@ __u32 native_fp_packet(const struct pl_bucket *bucket, struct fp_table *table, c
 {
 	__u64 now_ns = times[0], deficit_ns = times[1];
 	struct fp_fit fit;
-	struct fp_sum sum;
 	int fits;
 
-	if (fp_begin_turn(bucket, table, now_ns, &sum)) {
+	if (fp_begin_turn(bucket, table, now_ns)) {
 		for (__u32 i = 0; i < FP_SETS * FP_WAYS; i++)
-			fp_add(&sum, &table->set[i / FP_WAYS][i % FP_WAYS]);
-		fp_add(&sum, &table->others);
-		fp_end_turn(table, &sum, deficit_ns);
+			fp_add(&table->sum, &table->set[i / FP_WAYS][i % FP_WAYS]);
+		fp_add(&table->sum, &table->others);
+		fp_end_turn(table, deficit_ns);
 	}
 	fits = fp_fits(bucket, table, now_ns, deficit_ns, flow, wire_bytes, &fit);
 	if (fits && taken)

@@ -18,6 +18,11 @@ pub struct PoliceArgs {
     /// drop what is not ECN-capable) or `dscp:NAME`, such as yellow=dscp:af12,red=drop [default: red=drop]
     #[arg(long, value_name = "COLOUR=ACTION", value_parser = action, value_delimiter = ',')]
     pub actions: Vec<(usize, Action)>,
+    /// With police: give the flows equal parts of the rate, whatever their round trips and congestion control
+    /// [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "true")]
+    pub fair: Option<bool>,
 }
 
 impl PoliceArgs {
@@ -26,6 +31,7 @@ impl PoliceArgs {
         PolicePatch {
             meter: self.meter.map(|MeterArg(meter, _)| meter),
             actions: std::array::from_fn(|i| action(i).map(|(_, action)| *action)),
+            fair: self.fair,
         }
     }
 

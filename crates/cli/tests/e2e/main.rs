@@ -19,6 +19,7 @@ mod ingress;
 mod limit;
 mod nic;
 mod police;
+mod police_fair;
 mod refusals;
 mod run;
 mod top;

@@ -29,6 +29,12 @@ pub enum PoliceProblem {
     /// Yellow without a meter that makes it.
     #[error("without a meter no packet is yellow; write `meter`, or leave this out")]
     NoYellow,
+    /// Asked of a scheme that knows no flows' parts.
+    #[error("only scheme `police` has `fair`; `pace` and `edt` are fair unasked; leave this out")]
+    NoParts,
+    /// Two buckets have no one deficit that flows could share.
+    #[error("a limit with a meter has no equal parts; leave out `fair` or `meter`")]
+    FairMeter,
     /// A value that is none.
     #[error(transparent)]
     Policy(#[from] PolicyError),
@@ -53,6 +59,8 @@ pub struct PolicePatch {
     pub meter: Option<MeterSetting>,
     /// By colour.
     pub actions: [Option<Action>; 3],
+    /// Whether flows have equal parts.
+    pub fair: Option<bool>,
 }
 
 impl PolicePatch {
@@ -69,6 +77,9 @@ impl PolicePatch {
             if self.actions.iter().any(Option::is_some) {
                 return refuse("actions", problem);
             }
+            if self.fair == Some(true) {
+                return refuse("fair", PoliceProblem::NoParts);
+            }
             return Ok(Policy::default());
         }
         let meter = match self.meter {
@@ -80,7 +91,12 @@ impl PolicePatch {
             return refuse("actions", PoliceProblem::NoYellow);
         }
         let actions = std::array::from_fn(|i| self.actions[i].unwrap_or(base.actions[i]));
-        Ok(Policy { meter, actions })
+        let fair = self.fair.unwrap_or(base.fair);
+        if fair && meter.is_some() {
+            let field = if self.fair.is_some() { "fair" } else { "meter" };
+            return refuse(field, PoliceProblem::FairMeter);
+        }
+        Ok(Policy { meter, actions, fair })
     }
 }
 

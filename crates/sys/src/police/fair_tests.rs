@@ -2,15 +2,20 @@
 
 use proptest::prelude::*;
 use tidegate_core::{
-    Bytes, Nanos, Rate,
+    Bytes, Nanos, Rate, Scheme, Span,
     fair_police::{FairConfig, FairPolice, SETS, WAYS},
+    police::Policy,
     token_bucket::BucketConfig,
+    virtual_queue::VirtualQueueOptions,
 };
 
-use crate::intf;
+use super::{
+    group_tests::{is_root, run, v4},
+    *,
+};
 
-/// `struct fp_table`, in words: level, time of it, busy, padding, the others' cell, the sets.
-const TABLE_WORDS: usize = 4 + 2 + 2 * SETS * WAYS;
+/// `struct fp_table`, in words: level, time of it, busy, padding, sums of a turn, the others' cell, the sets.
+const TABLE_WORDS: usize = 4 + 4 + 2 + 2 * SETS * WAYS;
 const LEVEL: usize = 0;
 const BUSY: usize = 2;
 
@@ -70,6 +75,67 @@ proptest! {
             }
             prop_assert_eq!(table[LEVEL], model.level().0);
             prop_assert_eq!(table[BUSY], u64::from(model.busy()));
+        }
+    }
+}
+
+/// A flow that fills the bucket leaves others their part; on every place, and by default it does not.
+#[test]
+fn root_police_fair_leaves_room_for_who_comes() {
+    if !is_root("root_police_fair_leaves_room_for_who_comes") {
+        return;
+    }
+    const UDP: u8 = 17;
+    for (place, fair) in [
+        (Place::Device, true),
+        (Place::Port, true),
+        (Place::Cgroup, true),
+        (Place::Device, false),
+        (Place::Cgroup, false),
+    ] {
+        // A frame is nearly a second's worth: the time that a test takes adds nothing.
+        let queue = VirtualQueueOptions {
+            burst: Some(Span::Size(Bytes(90_000))),
+            ..VirtualQueueOptions::new("10kbit".parse().unwrap())
+        };
+        let options = LimitOptions {
+            egress: Some(queue),
+            ingress: Some(queue),
+            loopback: true,
+            scheme: Scheme::Police,
+            police: Policy { fair, ..Policy::default() },
+            ..LimitOptions::default()
+        };
+        let mut storage = MaybeUninit::uninit();
+        let police = load(&mut storage, place, false).unwrap();
+        let maps = maps(&police, &options.encode(0).unwrap()).unwrap();
+        assert_eq!(LimitOptions::from(&maps.limit().unwrap()).police.fair, fair);
+        let programs = [
+            match place {
+                Place::Cgroup => (&police.progs.police_egress, Direction::Egress),
+                Place::Device => (&police.progs.police_out, Direction::Egress),
+                Place::Port => (&police.progs.police_in, Direction::Egress),
+            },
+            match place {
+                Place::Cgroup => (&police.progs.police_ingress, Direction::Ingress),
+                Place::Device => (&police.progs.police_in, Direction::Ingress),
+                Place::Port => (&police.progs.police_out, Direction::Ingress),
+            },
+        ];
+        for (program, direction) in programs {
+            let passed = || maps.read(direction).unwrap().counters.packets[0];
+            let sent = |flow: u8, frames| {
+                let before = passed();
+                (0..frames).for_each(|_| _ = run(program, &v4(flow, UDP, 0, [1, 2]), 1));
+                passed() - before
+            };
+            let (first, second) = (sent(1, 120), sent(2, 4));
+            let what = format!("{place:?} {direction:?}, fair {fair}: {first}, {second}");
+            match fair {
+                // Eight ninths of it, and one more.
+                true => assert!((70..=88).contains(&first) && second == 4, "{what}"),
+                false => assert!(first >= 78 && second == 0, "{what}"),
+            }
         }
     }
 }

@@ -383,7 +383,7 @@ fn root_police_actions_follow_the_table() {
         let mut storage = MaybeUninit::uninit();
         let police = load(&mut storage, place, false).unwrap();
         let action = action.parse::<Action>().unwrap();
-        let policy = Policy { actions: [Action::Pass, Action::Pass, action], meter: None };
+        let policy = Policy { actions: [Action::Pass, Action::Pass, action], ..Policy::default() };
         let queue = VirtualQueueOptions::new("8kbit".parse().unwrap());
         let policy = intf::Policy::new(&policy, &queue).unwrap();
         let policy = intf::Policy { committed: BUCKET, ..policy };
@@ -454,7 +454,7 @@ fn root_police_the_loaded_meter_colours() {
         ..MeterOptions::new(MeterType::SrTcm)
     };
     let actions = [Action::Pass, Action::Dscp(Dscp::new(12).unwrap()), Action::Drop];
-    let policy = Policy { meter: Some(meter), actions };
+    let policy = Policy { meter: Some(meter), actions, fair: false };
     let queue = VirtualQueueOptions {
         burst: Some(Span::Size(Bytes(2 * FRAME_BYTES))),
         ..VirtualQueueOptions::new("8kbit".parse().unwrap())
