@@ -19,10 +19,10 @@
 //! right again a turn later: each turn takes one step of Newton's method from the level that was, which is
 //! nearly there, and between turns the level rises by time over the number of busy flows.
 //!
-//! Phantom queues are those of BC-PQP (SIGCOMM 2024), a limit that shrinks with the room that all leave is that
-//! of FairPolicer (INFOCOM 2021). Times the number of busy flows it leaves a ninth of the bucket for those that
-//! come anew, however many there are, and eight ninths to a flow that is alone. A flow that takes less than
-//! its part has a phantom queue that is empty most of the time and loses nothing.
+//! Phantom queues are those of BC-PQP (SIGCOMM 2024), a limit that shrinks with the room that all leave is
+//! that of FairPolicer (INFOCOM 2021). Times the number of busy flows it leaves a ninth of the bucket for
+//! those that come anew, however many there are, and eight ninths to a flow that is alone. A flow that takes
+//! less than its part has a phantom queue that is empty most of the time and loses nothing.
 //!
 //! [`SETS`] sets of [`WAYS`] cells, a flow's set chosen by its hash ([`flow_hash`]). A phantom queue that is
 //! empty says nothing, so its cell is anyone's. Flows that find all cells of their set busy share one, the
