@@ -68,6 +68,9 @@ enum tg_flags {
 	TG_FLAG_POLICE = 1 << 5,
 	/* Packets wait in the kernel's HTB; drop_ns is what its queue holds. */
 	TG_FLAG_HTB = 1 << 8,
+	/* Senders are told in the ACKs that come back to them: ECE, windows. */
+	TG_FLAG_DEM = 1 << 9,
+	TG_FLAG_SPRING = 1 << 10,
 };
 
 /* Prefixes that a limit exempts at most. */

@@ -266,8 +266,9 @@ pub struct LimitArgs {
     /// How the limit acts: `pace` (each TCP flow sends at its fair share, a virtual queue behind it), `nrm`
     /// (the virtual queue alone: ECN, window reduction, drop), `edt` (each packet waits for its time of
     /// departure; needs the qdisc `fq`; egress only), `police` (a token bucket: what finds no tokens is
-    /// dropped) or `htb` (packets wait in the kernel's HTB; on devices, ports, and inside their limits)
-    /// [default: pace]
+    /// dropped), `htb` (packets wait in the kernel's HTB; on devices, ports, and inside their limits), or
+    /// that with a short queue: `dem` (ECE in the ACKs that come back to senders) and `spring` (their
+    /// windows), on ports and devices [default: pace]
     #[arg(long)]
     pub scheme: Option<Scheme>,
     /// Credit that an idle limit saves up, as time or bytes; with police the depth of the bucket [default:
@@ -281,8 +282,8 @@ pub struct LimitArgs {
     /// [default: none]
     #[arg(long, value_name = "TIME|SIZE")]
     pub ecn: Option<EcnSetting>,
-    /// Backlog above which packets are dropped; with edt the horizon of departures, with htb what its queue
-    /// holds [default: 4ms; edt: 10ms; htb: 20ms]
+    /// Backlog above which packets are dropped; with edt the horizon of departures, with htb, dem and spring
+    /// what their queue holds [default: 4ms; edt: 10ms; htb, dem, spring: 20ms]
     #[arg(long, value_name = "TIME|SIZE")]
     pub drop: Option<Span>,
     /// Limit traffic on the loopback interface too [default: false]
@@ -362,7 +363,7 @@ pub struct AddArgs {
     /// one's rate
     #[arg(long, value_name = "NAME")]
     pub parent: Option<String>,
-    /// With htb: replace a qdisc that somebody has put on the device; it will not be put back
+    /// With htb, dem and spring: replace a qdisc that somebody has put on the device; it will not be put back
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]
@@ -376,12 +377,12 @@ pub struct ScopeArgs {
     /// The cgroup, relative to the cgroup mount
     #[arg(long, value_name = "PATH")]
     pub cgroup: Option<String>,
-    /// A device of this host, such as eth0: what leaves by it, and with schemes police and htb what comes
-    /// in, too (with scheme edt, police or htb)
+    /// A device of this host, such as eth0: what leaves by it, and but for scheme edt what comes in, too
+    /// (with scheme edt, police, htb, dem or spring)
     #[arg(long, value_name = "NAME")]
     pub dev: Option<String>,
     /// The host's side of a virtual machine's or container's interface, such as tap0: what the machine sends,
-    /// and with schemes police and htb what it receives, too (with scheme edt, police or htb)
+    /// and but for scheme edt what it receives, too (with scheme edt, police, htb, dem or spring)
     #[arg(long, value_name = "NAME")]
     pub port: Option<String>,
 }
@@ -426,7 +427,8 @@ pub struct PlanArgs {
 pub struct ApplyArgs {
     #[command(flatten)]
     pub plan: PlanArgs,
-    /// Replace qdiscs that somebody has put on devices which scheme htb needs; they will not be put back
+    /// Replace qdiscs that somebody has put on devices which schemes htb, dem and spring need; they will not
+    /// be put back
     #[arg(long)]
     pub force: bool,
 }

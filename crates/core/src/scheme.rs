@@ -21,19 +21,37 @@ pub enum Scheme {
     Police,
     /// The kernel's Hierarchical Token Bucket ([`crate::htb`]), in which packets wait.
     Htb,
+    /// HTB, and ECE in the ACKs that come back to its senders ([`crate::dem`]).
+    Dem,
+    /// HTB, and the windows in those ACKs ([`crate::spring`]).
+    Spring,
     /// The shaper of Carousel ([`crate::shaper`]), in a software NIC between two ports.
     Carousel,
 }
 
 impl Scheme {
     /// Every scheme of this version.
-    pub const ALL: [Scheme; 6] =
-        [Scheme::Pace, Scheme::Nrm, Scheme::Edt, Scheme::Police, Scheme::Htb, Scheme::Carousel];
+    pub const ALL: [Scheme; 8] = [
+        Scheme::Pace,
+        Scheme::Nrm,
+        Scheme::Edt,
+        Scheme::Police,
+        Scheme::Htb,
+        Scheme::Dem,
+        Scheme::Spring,
+        Scheme::Carousel,
+    ];
 
     /// Whether its programs sit on devices and ports, too.
     #[must_use]
     pub fn is_for_devices(self) -> bool {
-        matches!(self, Scheme::Edt | Scheme::Police | Scheme::Htb)
+        matches!(self, Scheme::Edt | Scheme::Police) || self.has_htb()
+    }
+
+    /// Whether its packets wait in the kernel's HTB.
+    #[must_use]
+    pub fn has_htb(self) -> bool {
+        matches!(self, Scheme::Htb | Scheme::Dem | Scheme::Spring)
     }
 
     /// Whether it sets nothing on sockets.
@@ -48,7 +66,7 @@ impl Scheme {
         match self {
             Scheme::Edt => QueueKind::Departures,
             Scheme::Police => QueueKind::Bucket,
-            Scheme::Htb => QueueKind::Qdisc,
+            Scheme::Htb | Scheme::Dem | Scheme::Spring => QueueKind::Qdisc,
             Scheme::Pace if direction == Direction::Egress => QueueKind::Paced,
             Scheme::Pace => QueueKind::Windows,
             _ => QueueKind::Alone,
@@ -64,6 +82,8 @@ impl Scheme {
             Scheme::Edt => "edt",
             Scheme::Police => "police",
             Scheme::Htb => "htb",
+            Scheme::Dem => "dem",
+            Scheme::Spring => "spring",
             Scheme::Carousel => "carousel",
         }
     }
@@ -72,15 +92,10 @@ impl Scheme {
 /// Why a text is no scheme.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchemeError {
-    /// One that a later version will have.
-    #[error(
-        "scheme `{0}` is not yet supported by this version; use `pace`, `nrm`, `edt`, `police`, `htb` or \
-         `carousel`, or leave it out"
-    )]
-    Unsupported(String),
     /// No scheme at all.
     #[error(
-        "unknown scheme `{0}`; use `pace`, `nrm`, `edt`, `police`, `htb` or `carousel`, or leave it out"
+        "unknown scheme `{0}`; use `pace`, `nrm`, `edt`, `police`, `htb`, `dem`, `spring` or \
+         `carousel`, or leave it out"
     )]
     Unknown(String),
 }
@@ -92,10 +107,7 @@ impl FromStr for Scheme {
         if let Some(scheme) = Scheme::ALL.into_iter().find(|scheme| scheme.name() == text) {
             return Ok(scheme);
         }
-        Err(match text {
-            "dem" | "spring" => SchemeError::Unsupported(text.to_owned()),
-            _ => SchemeError::Unknown(text.to_owned()),
-        })
+        Err(SchemeError::Unknown(text.to_owned()))
     }
 }
 

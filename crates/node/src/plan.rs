@@ -389,7 +389,7 @@ pub fn other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
     let directions = |o: &LimitOptions| (o.egress.is_some(), o.ingress.is_some());
     let own = |o: &LimitOptions| match o.scheme {
         Scheme::Edt | Scheme::Police => Some((o.scheme, (true, true))),
-        Scheme::Htb => Some((o.scheme, directions(o))),
+        Scheme::Htb | Scheme::Dem | Scheme::Spring => Some((o.scheme, directions(o))),
         _ => None,
     };
     own(from) != own(to) || from.exempt.is_empty() != to.exempt.is_empty()

@@ -149,11 +149,20 @@ pub enum SettingsProblem {
          the parent, or write scheme = \"pace\""
     )]
     HtbNeedsADevice,
+    /// A scheme that acts on ACKs, on a cgroup.
+    #[error(
+        "scheme `{0}` works on a port or device, for senders whose TCP is not this host's; on a cgroup write \
+         scheme = \"pace\""
+    )]
+    NeedsADevice(Scheme),
+    /// A threshold that the scheme sets.
+    #[error("scheme `{0}` knows how much may wait; leave this out")]
+    OwnThreshold(Scheme),
     /// The kernel's classes take what their filters give them.
     #[error(
-        "scheme `htb` holds all that passes its device; leave this out, or write scheme = \"police\""
+        "scheme `{0}` holds all that passes its device; leave this out, or write scheme = \"police\""
     )]
-    HtbExemptsNobody,
+    HtbExemptsNobody(Scheme),
     /// A threshold of a queue that there is not.
     #[error(
         "scheme `police` has no queue, and drops when `burst` is used up; leave this out, or write scheme = \
@@ -162,8 +171,8 @@ pub enum SettingsProblem {
     NoQueue,
     /// A scheme that works on cgroups alone.
     #[error(
-        "scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", \"police\" or \"htb\", or \
-         \"carousel\" if it is one of a `[[nic]]`"
+        "scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", \"police\", \"htb\", \"dem\" or \
+         \"spring\", or \"carousel\" if it is one of a `[[nic]]`"
     )]
     NotOnDevices(Scheme, &'static str),
     /// The loopback device has no queue to speak of.
@@ -254,8 +263,14 @@ impl Patch {
             return Err(SettingsError { field, problem });
         }
         let refuse = |field, problem| Err(SettingsError { field, problem });
+        if self.mark.is_some() && matches!(scheme, Scheme::Dem | Scheme::Spring) {
+            return refuse("mark", SettingsProblem::OwnThreshold(scheme));
+        }
         if self.mark.is_some() && scheme == Scheme::Htb {
             return refuse("mark", SettingsProblem::WriteEcn);
+        }
+        if self.ecn.is_some() && matches!(scheme, Scheme::Dem | Scheme::Spring) {
+            return refuse("ecn", SettingsProblem::OwnThreshold(scheme));
         }
         if self.ecn.is_some() && scheme != Scheme::Htb {
             return refuse("ecn", SettingsProblem::WriteMark(scheme));
@@ -399,6 +414,7 @@ impl Patch {
             QueueKind::Bucket => VirtualQueueOptions { mark: None, drop: None, ..base },
             _ => VirtualQueueOptions {
                 mark: match self.ecn {
+                    _ if matches!(scheme, Scheme::Dem | Scheme::Spring) => None,
                     Some(EcnSetting::Above(span)) => Some(span),
                     Some(EcnSetting::Off) => None,
                     None => self.mark.or(base.mark),
@@ -444,8 +460,11 @@ pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, Settings
     let refuse = |field, problem| Err(SettingsError { field, problem });
     police::fits(&limit.police, scope)?;
     match limit.scheme {
-        Scheme::Htb if !limit.exempt.is_empty() => {
-            refuse("exempt", SettingsProblem::HtbExemptsNobody)
+        Scheme::Dem | Scheme::Spring if !scope.is_device() => {
+            refuse("scheme", SettingsProblem::NeedsADevice(limit.scheme))
+        }
+        scheme if scheme.has_htb() && !limit.exempt.is_empty() => {
+            refuse("exempt", SettingsProblem::HtbExemptsNobody(scheme))
         }
         Scheme::Htb if limit.class.is_some() && !matches!(scope, Scope::Dev(_)) => {
             no_loopback(limit)

@@ -284,10 +284,15 @@ impl Counts {
         chosen.fold((0, 0), |(p, b), (i, _)| (p + self.packets[i], b + self.bytes[i]))
     }
 
-    /// What passed and was charged to the limit.
+    /// What passed and was charged to the limit. The ACKs that `dem` and `spring` change go the other way:
+    /// they are counted among `mark` and `slow` without their bytes, and are not charged.
     #[must_use]
     pub fn charged(&self) -> (u64, u64) {
-        self.of(|outcome| outcome.passed && outcome.name != "exempt")
+        let outcomes = OUTCOME_TABLE.iter().zip(self.packets.iter().zip(&self.bytes));
+        let charged = outcomes
+            .filter(|(outcome, _)| outcome.passed && outcome.name != "exempt")
+            .filter(|(_, (_, bytes))| **bytes > 0);
+        charged.fold((0, 0), |(p, b), (_, (packets, bytes))| (p + packets, b + bytes))
     }
 
     /// What was dropped, for whatever reason.

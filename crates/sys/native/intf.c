@@ -52,6 +52,8 @@ const __u64 native_intf_layout[] = {
     TG_FLAG_PORT,
     TG_FLAG_POLICE,
     TG_FLAG_HTB,
+    TG_FLAG_DEM,
+    TG_FLAG_SPRING,
     TG_EGRESS,
     TG_INGRESS,
 };

@@ -22,6 +22,7 @@ use crate::{
     limit::{LimitError, load_error, quiet_libbpf},
 };
 
+pub(crate) use pins::{change, dir_of, gone, put, take_off};
 pub use pins::{remove, unhooked};
 
 mod skel {
@@ -60,6 +61,19 @@ pub struct AcksOptions {
 }
 
 impl AcksOptions {
+    /// Those of a direction of a limit as it lies in the map.
+    pub(crate) fn of(
+        limit: &crate::intf::Limit,
+        direction: Direction,
+    ) -> Result<AcksOptions, LimitError> {
+        let law = match limit.flags & crate::intf::FLAG_SPRING {
+            0 => Law::Dem(dem::Law::default()),
+            _ => Law::Spring,
+        };
+        let rate = Rate::from_bit_s(limit.rate_bit_s[crate::intf::index(direction)]);
+        Ok(AcksOptions { law, rate: rate.ok_or(LimitError::Layout("limit"))?, mark: None })
+    }
+
     /// As it lies in the map.
     #[must_use]
     pub fn encode(&self) -> intf::Limit {
@@ -148,7 +162,7 @@ pub fn attach(
     maps.set_backlog(backlog)?;
     let programs = [(direction, &acks.progs.acks_data), (back, &acks.progs.acks_back)];
     // What sends packets elsewhere must not come before.
-    let hooked = device::attach_before(target, &programs)?;
+    let hooked = device::attach_before(target, direction, &programs)?;
     Ok(AttachedAcks { maps, hooked })
 }
 

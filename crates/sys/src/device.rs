@@ -22,7 +22,7 @@ use tidegate_core::{Direction, Scope};
 
 use crate::{
     fq::FqError,
-    intf,
+    intf::{self, DIRECTIONS},
     limit::{LimitError, LimitOptions},
     net::{
         NetError, Netlink,
@@ -32,8 +32,8 @@ use crate::{
 
 /// After what others filter with low numbers; one limit a device and side, so one handle.
 const PRIORITY: u32 = 32_000;
-/// Of what must see packets before those do.
-const PRIORITY_BEFORE: u32 = 31_999;
+/// Of what must see packets before those do: programs on both sides of the device, for each direction.
+const PRIORITIES_BEFORE: [u32; DIRECTIONS] = [31_999, 31_998];
 const HANDLE: u32 = 1;
 
 /// A device in this network namespace, and from which side it is limited.
@@ -167,12 +167,13 @@ pub(crate) fn attach(
     attach_at(target, programs, PRIORITY)
 }
 
-/// The same, where they see packets before the programs of a limit do.
+/// The same, where they see packets before the programs of a limit do. Both act on one `direction`.
 pub(crate) fn attach_before(
     target: &Target,
+    direction: Direction,
     programs: &[(Direction, &ProgramMut<'_>)],
 ) -> Result<Hooked, LimitError> {
-    attach_at(target, programs, PRIORITY_BEFORE)
+    attach_at(target, programs, PRIORITIES_BEFORE[intf::index(direction)])
 }
 
 fn attach_at(
@@ -264,7 +265,8 @@ fn filter_is(ifindex: u32, side: Side, priority: u32, program: BorrowedFd<'_>) -
 
 /// The priority of a filter that is known by its program alone.
 fn priority_of(ifindex: u32, side: Side, program: BorrowedFd<'_>) -> Option<u32> {
-    [PRIORITY, PRIORITY_BEFORE].into_iter().find(|p| filter_is(ifindex, side, *p, program))
+    let mut all = [PRIORITY].into_iter().chain(PRIORITIES_BEFORE);
+    all.find(|p| filter_is(ifindex, side, *p, program))
 }
 
 /// Takes filters off where they are these programs', and clsact if it came with them and nobody else uses it.

@@ -35,6 +35,10 @@ pub const FLAG_PORT: u32 = 1 << 4;
 pub const FLAG_POLICE: u32 = 1 << 5;
 /// `TG_FLAG_HTB`.
 pub const FLAG_HTB: u32 = 1 << 8;
+/// `TG_FLAG_DEM`.
+pub const FLAG_DEM: u32 = 1 << 9;
+/// `TG_FLAG_SPRING`.
+pub const FLAG_SPRING: u32 = 1 << 10;
 
 /// The place of a direction in a per-direction array.
 #[must_use]
@@ -442,7 +446,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 48];
+        static native_intf_layout: [u64; 50];
         static native_intf_layout_len: u32;
     }
 
@@ -497,6 +501,8 @@ mod tests {
             FLAG_PORT as usize,
             FLAG_POLICE as usize,
             FLAG_HTB as usize,
+            FLAG_DEM as usize,
+            FLAG_SPRING as usize,
             index(Direction::Egress),
             index(Direction::Ingress),
         ];

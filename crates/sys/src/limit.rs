@@ -131,6 +131,8 @@ impl LimitOptions {
             Scheme::Edt => intf::FLAG_EDT,
             Scheme::Police => intf::FLAG_POLICE,
             Scheme::Htb => intf::FLAG_HTB,
+            Scheme::Dem => intf::FLAG_HTB | intf::FLAG_DEM,
+            Scheme::Spring => intf::FLAG_HTB | intf::FLAG_SPRING,
             Scheme::Carousel => return Err(ConfigError::Scheme(self.scheme)),
         };
         for (direction, queue) in
@@ -172,6 +174,8 @@ impl From<&intf::Limit> for LimitOptions {
         let scheme = match limit.flags {
             flags if flags & intf::FLAG_EDT != 0 => Scheme::Edt,
             flags if flags & intf::FLAG_POLICE != 0 => Scheme::Police,
+            flags if flags & intf::FLAG_DEM != 0 => Scheme::Dem,
+            flags if flags & intf::FLAG_SPRING != 0 => Scheme::Spring,
             flags if flags & intf::FLAG_HTB != 0 => Scheme::Htb,
             _ if fair => Scheme::Pace,
             _ => Scheme::Nrm,
@@ -567,7 +571,9 @@ impl AttachedLimit {
             Scheme::Edt => return edt::attach_cgroup(hierarchy, cgroup, options),
             Scheme::Police => return police::attach_cgroup(cgroup, options),
             // Only inside a limit on a device, which the store alone knows.
-            Scheme::Htb => return Err(ConfigError::Scheme(options.scheme).into()),
+            Scheme::Htb | Scheme::Dem | Scheme::Spring => {
+                return Err(ConfigError::Scheme(options.scheme).into());
+            }
             Scheme::Pace | Scheme::Nrm | Scheme::Carousel => {}
         }
         let limit = options.encode(cgroup.id())?;

@@ -59,9 +59,8 @@ fn check(needed: &[u32]) -> Result<Hierarchy, PreflightError> {
     if !missing.is_empty() {
         return Err(PreflightError::Privileges(missing.join(", ")));
     }
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    if kernel_version(&release).is_some_and(|version| version < OLDEST_KERNEL) {
-        return Err(PreflightError::OldKernel(release));
+    if is_older_than(OLDEST_KERNEL) {
+        return Err(PreflightError::OldKernel(release()));
     }
     if !Path::new("/sys/kernel/btf/vmlinux").exists() {
         return Err(PreflightError::NoBtf);
@@ -79,6 +78,15 @@ fn missing_capabilities(status: &str, needed: &[u32]) -> Vec<&'static str> {
         .filter(|(_, bit)| needed.contains(bit) && !has(*bit))
         .map(|(name, _)| name)
         .collect()
+}
+
+fn release() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+/// Whether the running kernel is older than a version, major and minor; one that does not say is not.
+pub(crate) fn is_older_than(version: (u32, u32)) -> bool {
+    kernel_version(&release()).is_some_and(|running| running < version)
 }
 
 /// Major and minor of a release such as `6.1.0-18-amd64`.

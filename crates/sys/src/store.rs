@@ -59,7 +59,8 @@ pub const MAX_LIMITS: usize = 4096;
 /// The pins of a limit's links; `edt` has the first alone, `police` the first two.
 const LINKS: [&str; 3] = ["egress", "ingress", "sockops"];
 /// Of a limit's flags those whose scheme has programs of its own.
-const OF_PROGRAMS: u32 = intf::FLAG_EDT | intf::FLAG_POLICE | intf::FLAG_HTB;
+const OF_PROGRAMS: u32 =
+    intf::FLAG_EDT | intf::FLAG_POLICE | intf::FLAG_HTB | intf::FLAG_DEM | intf::FLAG_SPRING;
 /// The pin of the trie of those who are exempt.
 const EXEMPT: &str = "exempt";
 /// The symbolic links that remember where a limit was, for when that is gone.
@@ -248,7 +249,7 @@ pub(crate) fn bpf_error(
     move |source| report(io::Error::other(source.to_string()))
 }
 
-fn limit_error(name: &str) -> impl FnOnce(LimitError) -> StoreError {
+pub(crate) fn limit_error(name: &str) -> impl FnOnce(LimitError) -> StoreError {
     let name = name.to_owned();
     move |source| StoreError::Limit { name, source }
 }
@@ -535,7 +536,7 @@ impl Store {
         let scheme = options.scheme;
         let parent = parent.map(|parent| Self::find_parent(&present, name, parent, scope, scheme));
         let parent = parent.transpose()?;
-        if options.scheme == Scheme::Htb {
+        if options.scheme.has_htb() {
             let cgroup = cgroup.as_ref();
             let asked = htb::Asked { name, scope, cgroup, options, parent };
             return self.install_htb(hierarchy, &present, &asked);
@@ -702,7 +703,7 @@ fn hooks(limit: &intf::Limit) -> &'static [&'static str] {
         intf::FLAG_EDT => &LINKS[..1],
         intf::FLAG_POLICE => &LINKS[..2],
         // Known by its classes, too (see htb).
-        intf::FLAG_HTB => &LINKS[..0],
+        flags if flags & intf::FLAG_HTB != 0 => &LINKS[..0],
         _ => &LINKS,
     }
 }

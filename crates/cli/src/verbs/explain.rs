@@ -173,7 +173,14 @@ fn slowed(direction: &AppliedDirection, sample: &str) -> String {
                 output::time(i64::try_from(age).unwrap_or(i64::MAX)),
                 direction.sample.packets[i]
             )),
-            None => never.push(name),
+            // The kernel's queue says how many, and not when.
+            None => match direction.now.counters.packets[i] {
+                0 => never.push(name),
+                all => words.push(format!(
+                    "{name} {all} times, {} in the last {sample}",
+                    direction.sample.packets[i]
+                )),
+            },
         }
     }
     if words.is_empty() {

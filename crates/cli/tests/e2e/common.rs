@@ -21,7 +21,8 @@ use tidegate_sys::{
     libbpf_rs::query::{LinkInfoIter, LinkTypeInfo, ProgInfoIter, ProgInfoQueryOptions},
 };
 
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Long, for emulated machines that others leave little.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Says SKIP, past the test harness that would keep it to itself.
 pub fn skip(why: &str) {

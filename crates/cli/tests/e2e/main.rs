@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests, helpers included")]
 
+mod acks;
 mod apply;
 mod burst;
 #[path = "../../../capture/tests/captures/mod.rs"]

@@ -125,9 +125,12 @@ impl Held<'_> {
         self.now.used_bit_s as f64 / self.now.now.may_use_bit_s().max(1) as f64
     }
 
-    /// Packets that were marked, slowed or dropped, of all.
+    /// Packets that were marked, slowed or dropped, of all. With `spring` nearly every ACK is given a window,
+    /// full or not.
     fn told(&self) -> f64 {
-        let (slowed, _) = self.now.sample.of(|outcome| outcome.slows());
+        let windows = self.limit.settings.scheme == Scheme::Spring.name();
+        let tells = |name| !(windows && name == "slow");
+        let (slowed, _) = self.now.sample.of(|outcome| outcome.slows() && tells(outcome.name));
         let (all, _) = self.now.sample.of(|outcome| outcome.name != "exempt");
         slowed as f64 / all.max(1) as f64
     }

@@ -76,7 +76,7 @@ fn thresholds_and_flags_that_are_none() {
     assert_snapshot!(with("rto_min = \"5s\""), @"limits.toml:5: limit `backup`: rto_min: 5s is out of range; write 1ms to 200ms, or 0ms for the kernel's own");
     assert_snapshot!(with("loopback = \"yes\""), @"limits.toml:5: limit `backup`: loopback: expected `true` or `false` without quotes, found the text \"yes\"; write for example `loopback = true`");
     assert_snapshot!(with("scheme = \"htb\""), @r#"limits.toml:5: limit `backup`: scheme: scheme `htb` works on a device or port, and on a cgroup inside a device's limit; name that one as the parent, or write scheme = "pace""#);
-    assert_snapshot!(with("scheme = \"fast\""), @"limits.toml:5: limit `backup`: scheme: unknown scheme `fast`; use `pace`, `nrm`, `edt`, `police`, `htb` or `carousel`, or leave it out");
+    assert_snapshot!(with("scheme = \"fast\""), @"limits.toml:5: limit `backup`: scheme: unknown scheme `fast`; use `pace`, `nrm`, `edt`, `police`, `htb`, `dem`, `spring` or `carousel`, or leave it out");
 }
 
 #[test]
@@ -100,8 +100,8 @@ fn names_and_scopes_that_are_none() {
     assert_snapshot!(with("scope = { cgroup = \"../a\" }"), @"limits.toml:4: limit `backup`: scope: `../a` is no cgroup path; write it relative to the cgroup mount, without `.` and `..`");
     assert_snapshot!(with("scope = { port = \"tap0\", dev = \"eth0\" }"), @"limits.toml:4: limit `backup`: scope: more than one scope; write one of cgroup, dev and port");
     assert_snapshot!(with("scope = { dev = \"a b\" }"), @"limits.toml:4: limit `backup`: scope: `a b` is no device name; write it as `ip link` shows it, for example `eth0`");
-    assert_snapshot!(with("scope = { port = \"tap0\" }"), @r#"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a port write scheme = "edt", "police" or "htb", or "carousel" if it is one of a `[[nic]]`"#);
-    assert_snapshot!(with("scope = { dev = \"eth0\" }"), @r#"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a device write scheme = "edt", "police" or "htb", or "carousel" if it is one of a `[[nic]]`"#);
+    assert_snapshot!(with("scope = { port = \"tap0\" }"), @r#"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a port write scheme = "edt", "police", "htb", "dem" or "spring", or "carousel" if it is one of a `[[nic]]`"#);
+    assert_snapshot!(with("scope = { dev = \"eth0\" }"), @r#"limits.toml:1: limit `backup`: scheme: scheme `pace` works on a cgroup; on a device write scheme = "edt", "police", "htb", "dem" or "spring", or "carousel" if it is one of a `[[nic]]`"#);
     assert_snapshot!(with("scope = { unit = \"a\" }"), @"limits.toml:4: limit `backup`: scope: unknown field `unit`; write `scope = { cgroup = \"...\" }`, `{ dev = \"...\" }` or `{ port = \"...\" }`");
 }
 

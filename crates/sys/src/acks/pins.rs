@@ -6,16 +6,22 @@
 //!     {program_egress,program_ingress,clsact}      where there are no tcx links
 //! ```
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use libbpf_rs::{Link, MapHandle};
+use tidegate_core::Direction;
 
-use super::{AcksMaps, AttachedAcks};
+use super::{AcksMaps, AcksOptions, AttachedAcks};
 use crate::{
-    device::{self, Filters},
+    backlog::Backlog,
+    device::{self, Filters, Target},
     intf,
+    limit::LimitError,
     store::{
-        StoreError, bpf_error, io_error,
+        StoreError, bpf_error, io_error, limit_error,
         pins::{pin_hooks, remove_pins},
     },
 };
@@ -93,4 +99,72 @@ pub fn remove(dir: &Path, limit: &intf::Limit) -> Result<(), StoreError> {
         }
     }
     remove_pins(dir)
+}
+
+/// The directories of a limit's programs, in that of the limit.
+const DIRS: [(Direction, &str); 2] =
+    [(Direction::Egress, "acks_egress"), (Direction::Ingress, "acks_ingress")];
+
+/// The directory of the programs of a direction of the limit in `dir`.
+pub(crate) fn dir_of(dir: &Path, direction: Direction) -> PathBuf {
+    let name = DIRS.iter().find(|(of, _)| *of == direction).map_or("", |(_, name)| *name);
+    dir.join(name)
+}
+
+/// The directions of a limit in which ACKs are acted on.
+fn directions(limit: &intf::Limit) -> impl Iterator<Item = Direction> {
+    let acts = limit.flags & (intf::FLAG_DEM | intf::FLAG_SPRING) != 0;
+    DIRS.into_iter()
+        .map(|(direction, _)| direction)
+        .filter(move |direction| acts && limit.rate_bit_s[intf::index(*direction)] != 0)
+}
+
+/// Puts the programs of a limit that has none on its device, pinned in its directory.
+pub(crate) fn put(
+    target: &Target,
+    limit: &intf::Limit,
+    dir: &Path,
+    name: &str,
+    backlog: impl Fn(Direction) -> Result<Backlog, LimitError>,
+) -> Result<(), StoreError> {
+    for direction in directions(limit) {
+        let options = AcksOptions::of(limit, direction);
+        let attached = options
+            .and_then(|options| super::attach(target, direction, &options, &backlog(direction)?));
+        attached.map_err(limit_error(name))?.pin(&dir_of(dir, direction))?;
+    }
+    Ok(())
+}
+
+/// Tells them what has changed.
+pub(crate) fn change(
+    dir: &Path,
+    limit: &intf::Limit,
+    name: &str,
+    backlog: impl Fn(Direction) -> Result<Backlog, LimitError>,
+) -> Result<(), StoreError> {
+    for direction in directions(limit) {
+        let maps = AcksMaps::open(&dir_of(dir, direction))?;
+        let done = AcksOptions::of(limit, direction)
+            .and_then(|options| maps.set(&options))
+            .and_then(|()| maps.set_backlog(&backlog(direction)?));
+        done.map_err(limit_error(name))?;
+    }
+    Ok(())
+}
+
+/// Takes all of a limit's off again, as far as that can be done.
+pub(crate) fn take_off(dir: &Path, limit: &intf::Limit) {
+    // A clsact that came with the first goes when all others are off.
+    for (direction, _) in DIRS.into_iter().rev() {
+        let dir = dir_of(dir, direction);
+        if dir.exists() {
+            let _ = remove(&dir, limit);
+        }
+    }
+}
+
+/// The hooks at which those of a limit are no more.
+pub(crate) fn gone(dir: &Path, limit: &intf::Limit) -> Vec<&'static str> {
+    directions(limit).flat_map(|direction| unhooked(&dir_of(dir, direction), limit)).collect()
 }

@@ -34,6 +34,7 @@ use crate::{
     intf,
     limit::{LimitError, LimitMaps, load_error, lookup, map_error, quiet_libbpf},
     net::{NetError, Netlink},
+    preflight::is_older_than,
 };
 
 mod skel {
@@ -103,6 +104,10 @@ fn other(direction: Direction) -> Direction {
     }
 }
 
+/// The kernel from which on a packet that a program redirects arrives at an ifb device: there it was seen
+/// to, on 6.1 all were lost.
+pub(crate) const REDIRECTS: (u32, u32) = (6, 18);
+
 /// The ifb device of a device.
 fn ifb_name(ifindex: u32) -> String {
     format!("tgifb{ifindex}")
@@ -148,6 +153,9 @@ impl Root {
         }
         let mut ifb_ifindex = 0;
         if limit.rate(other(out)).is_some() {
+            if is_older_than(REDIRECTS) {
+                return Err(LimitError::LosesRedirected);
+            }
             let name = ifb_name(ifindex);
             // One that a process which died has left.
             remove_ifb(&mut netlink, ifindex);
@@ -355,6 +363,13 @@ fn device_of(
         return Ok(Some(root.ifindex));
     }
     netlink.index_of(&ifb_name(root.ifindex)).map(Some)
+}
+
+/// Where the packets of a limit on a device wait.
+pub(crate) fn backlog_of(slots: &MapHandle, direction: Direction) -> Result<Backlog, LimitError> {
+    let place = intf::index(direction) as u32 * u32::from(SLOTS) + u32::from(ROOT_SLOT);
+    let slot: Slot = lookup(slots, SLOTS_PIN, place)?;
+    Ok(slot.backlog)
 }
 
 /// Takes the qdiscs of a limit off, and its ifb device; what cannot be found is off already.

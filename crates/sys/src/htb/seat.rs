@@ -5,10 +5,14 @@ use std::path::{Path, PathBuf};
 use bytemuck::{Pod, Zeroable};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use rustix::time::{ClockId, clock_gettime};
-use tidegate_core::{Bytes, Direction, Rate, htb::SLOTS};
+use tidegate_core::{
+    Bytes, Direction, Rate,
+    htb::{ROOT_SLOT, SLOTS},
+};
 
 use super::{MARKED_PIN, SLOTS_PIN, Slot, device_of, tree};
 use crate::{
+    acks::{self, AcksMaps},
     intf,
     limit::{LimitError, Reading, lookup, map_error},
     net::Netlink,
@@ -17,6 +21,7 @@ use crate::{
 /// Places of [`intf::Counters`], by the table of outcomes.
 const PASS: usize = 0;
 const MARK: usize = 1;
+const SLOW: usize = 2;
 const DROP_FULL: usize = 3;
 
 /// `struct htb_marked`.
@@ -98,6 +103,19 @@ impl Seat {
         counters.packets[MARK] = marked.packets;
         counters.bytes[MARK] = marked.bytes;
         counters.packets[DROP_FULL] = figures.dropped_packets;
+        let acks = acks::dir_of(&self.dir, direction);
+        if self.slot == ROOT_SLOT && acks.exists() {
+            // Programs that somebody took off are told by `unhooked`.
+            let told = AcksMaps::open(&acks).ok().map(|maps| maps.counters()).transpose()?;
+            let told = told.unwrap_or_default();
+            // ACKs go the other way: none of their bytes are this direction's.
+            counters.packets[MARK] += told.packets[MARK];
+            counters.packets[SLOW] += told.packets[SLOW];
+            // The queue has never seen these: of senders that ignore their windows.
+            counters.packets[DROP_FULL] += told.packets[DROP_FULL];
+            counters.bytes[DROP_FULL] += told.bytes[DROP_FULL];
+            counters.last_ns = told.last_ns;
+        }
         Ok(reading)
     }
 

@@ -1,14 +1,15 @@
 //! One rate that changes again and again, as a group's does.
 
-use tidegate_core::{Direction, Rate};
+use tidegate_core::{Direction, Rate, Span, virtual_queue::MAX_SPAN};
 
 use super::{LimitError, LimitMaps, LimitOptions};
 use crate::intf;
 
 impl LimitMaps {
-    /// Changes the rate of a direction that is limited, and the thresholds that follow from it; nothing else.
-    /// It is one write to a map: sockets that exist learn of it with their next ACK, where [`LimitMaps::set`]
-    /// goes to each of them. False if the direction is free.
+    /// Changes the rate of a direction that is limited, and the thresholds that follow from it; nothing
+    /// else. A size that would last longer than [`MAX_SPAN`] at a rate so low is cut to that, and stays so
+    /// until the limit is set anew. It is one write to a map: sockets that exist learn of it with their next
+    /// ACK, where [`LimitMaps::set`] goes to each of them. False if the direction is free.
     ///
     /// # Errors
     /// [`LimitError`]; the earlier rate is in force.
@@ -24,6 +25,10 @@ impl LimitMaps {
             return Ok(true);
         }
         queue.rate = rate;
+        for span in [&mut queue.burst, &mut queue.mark, &mut queue.drop] {
+            *span =
+                span.map(|span| if span.at(rate) > MAX_SPAN { Span::Time(MAX_SPAN) } else { span });
+        }
         let new = options.encode(limit.cgroup_id)?;
         let i = intf::index(direction);
         limit.queue[i] = new.queue[i];

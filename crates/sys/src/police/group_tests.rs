@@ -4,7 +4,10 @@
 use std::collections::BTreeMap;
 
 use libbpf_rs::ProgramInput;
-use tidegate_core::{Bytes, Scheme, Span, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{
+    Bytes, Scheme, Span,
+    virtual_queue::{MAX_SPAN, VirtualQueueOptions},
+};
 
 use super::*;
 use crate::group::FLOWS_PER_CPU;
@@ -215,10 +218,14 @@ fn root_group_a_rate_is_the_buckets() {
     let police = load(&mut storage, Place::Device, false).unwrap();
     let maps = maps(&police, &roomy()).unwrap();
     maps.set_drop(Direction::Egress, 0.5).unwrap();
-    assert!(maps.set_rate(Direction::Egress, "5mbit".parse().unwrap()).unwrap());
+    assert!(maps.set_rate(Direction::Egress, "50mbit".parse().unwrap()).unwrap());
     let limit = maps.limit().unwrap();
     let rates = limit.police.map(|policy| policy.committed.rate);
-    assert_eq!((rates, limit.rate_bit_s), ([5_000_000, 100_000_000_000], rates));
+    assert_eq!((rates, limit.rate_bit_s), ([50_000_000, 100_000_000_000], rates));
     assert_eq!(limit.police[0].committed.burst, roomy().police[0].committed.burst);
+    // So slow that what the bucket held lasts longer than a limit can say.
+    assert!(maps.set_rate(Direction::Egress, "8kbit".parse().unwrap()).unwrap());
+    let bucket = maps.limit().unwrap().police[0].committed;
+    assert_eq!((bucket.rate, bucket.fill_ns), (8_000, MAX_SPAN.0));
     assert_eq!(maps.drop_probability(Direction::Egress).unwrap(), 0.5);
 }

@@ -18,6 +18,7 @@ use super::{
     symlink,
 };
 use crate::{
+    acks,
     cgroup::{Cgroup, Hierarchy},
     device::{self, Target},
     htb::{self, Leaf, MARKED_PIN, MEMBERS_PIN, Member, Root, SLOTS_PIN, Seat, check_member},
@@ -80,11 +81,14 @@ impl Store {
         htb::settle(&limit, &root.slots, &root.members, &[leaf]).map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{}", asked.name));
         let done = pin_root(&mut root, &building).and_then(|()| {
+            let backlog = |direction| htb::backlog_of(&root.slots, direction);
+            acks::put(&target, &limit, &building, asked.name, backlog)?;
             let mark = if matches!(asked.scope, Scope::Port(_)) { PORT } else { DEV };
             symlink(Path::new(asked.scope.name()), &building.join(mark))?;
             rename(&building, &self.root.join(asked.name))
         });
         if done.is_err() {
+            acks::take_off(&building, &limit);
             let _ = remove_pins(&building);
             return done;
         }
@@ -156,7 +160,11 @@ impl Store {
     ) -> Result<(), StoreError> {
         let refused = || limit_error(&pinned.name);
         pinned.maps.write(limit).map_err(refused())?;
-        let done = self.tree_of(hierarchy, &pinned.name).and_then(|tree| tree.settle(&tree.leaves));
+        let done = self.tree_of(hierarchy, &pinned.name).and_then(|tree| {
+            tree.settle(&tree.leaves)?;
+            let backlog = |direction| htb::backlog_of(&tree.slots, direction);
+            acks::change(&self.root.join(&pinned.name), limit, &pinned.name, backlog)
+        });
         if done.is_err() {
             pinned.maps.write(&pinned.limit).map_err(refused())?;
             let _ =
@@ -170,6 +178,7 @@ impl Store {
         let dir = self.root.join(&pinned.name);
         let is_here = pinned.scope.is_some();
         if is_here && pinned.limit.ifindex != 0 {
+            acks::take_off(&dir, &pinned.limit);
             device::remove_pinned_filters(&dir, &pinned.limit);
         }
         match &pinned.maps.seat {
@@ -218,6 +227,9 @@ impl Store {
         if !seat.is_taken() {
             gone.push("qdisc");
         }
+        gone.extend(acks::gone(&dir, limit));
+        gone.sort_unstable();
+        gone.dedup();
         gone
     }
 

@@ -81,6 +81,10 @@ pub(super) fn detach_links(dir: &Path) -> Result<(), StoreError> {
 pub(crate) fn remove_pins(dir: &Path) -> Result<(), StoreError> {
     for entry in fs::read_dir(dir).map_err(io_error(dir, "list"))?.flatten() {
         let path = entry.path();
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_pins(&path)?;
+            continue;
+        }
         fs::remove_file(&path).map_err(io_error(&path, "remove"))?;
     }
     fs::remove_dir(dir).map_err(io_error(dir, "remove"))

@@ -86,6 +86,27 @@ fn no_limit_is_no_limit() {
     assert!(say(&[gone], &[socket(100, None)]).contains("`backup` is NOT ENFORCED"));
 }
 
+/// With `spring` nearly every ACK is given a window; with `dem` ECE says that packets wait.
+#[test]
+fn windows_do_not_say_that_a_limit_is_full() {
+    for (scheme, outcome, full) in [("spring", 2, false), ("dem", 1, true)] {
+        let mut limit = limit("guest", scheme, 100);
+        let egress = limit.egress.as_mut().unwrap();
+        egress.now.fair = None;
+        egress.sample.packets[outcome] = 4000;
+        let verdict = judge(&[limit], &[], &[socket(100, None)], false);
+        assert_eq!(matches!(verdict, Verdict::Full { .. }), full, "{scheme}: {verdict}");
+    }
+}
+
+/// They go the other way: what is charged is what has bytes.
+#[test]
+fn acks_are_not_charged() {
+    let mut counts = Counts::default();
+    (counts.packets[0], counts.bytes[0], counts.packets[2]) = (3, 4500, 2);
+    assert_eq!(counts.charged(), (3, 4500));
+}
+
 #[test]
 fn a_flow_that_uses_its_share_is_paced() {
     let said = say(&[limit("backup", "pace", 987)], &[socket(105, Some(106))]);
