@@ -59,7 +59,7 @@ static __always_inline enum pl_colour meter(struct __sk_buff *skb, const struct 
 {
 	struct pl_packet packet = {
 	    .wire_bytes = bytes < PL_MAX_PACKET_BYTES ? bytes : PL_MAX_PACKET_BYTES,
-	    .may_owe = skb->gso_size != 0,
+	    .may_owe = skb->gso_size ? PL_OWE_HALF : PL_OWE_NOTHING,
 	};
 	struct pl_state state = {
 	    .full_ns = &queue->finish_ns,
@@ -106,7 +106,7 @@ __noinline int fair(struct __sk_buff *skb, __u32 direction, __u64 now, __u32 byt
 		return PL_GREEN;
 	bucket = &l->police[direction].committed;
 	packet.wire_bytes = bytes < PL_MAX_PACKET_BYTES ? bytes : PL_MAX_PACKET_BYTES;
-	packet.may_owe = skb->gso_size != 0;
+	packet.may_owe = PL_OWE_ALL;
 	deficit = fp_less(*(volatile __u64 *)&queue->finish_ns, now);
 	if (fp_begin_turn(bucket, table, now)) {
 		bpf_loop(FP_SETS * FP_WAYS, add_phantom, &table, 0);
@@ -224,10 +224,29 @@ static __always_inline int of_device(struct __sk_buff *skb, enum tg_direction di
 	return is_drop(gate(skb, direction, 0)) ? TC_ACT_SHOT : TC_ACT_UNSPEC;
 }
 
+/*
+ * The verdict on a packet that leaves, where flows have equal parts. A sender on this host would be
+ * told of a drop, as by a full queue, and TCP that has nothing on the way then waits 200 ms for a
+ * timer instead of finding the loss as behind a router. So the packet gets lost: sent to a device
+ * that cannot be, which the kernel drops and says nothing of.
+ */
+static __always_inline int quietly(int verdict, enum tg_direction direction)
+{
+	const struct tg_limit *l;
+	__u32 key = 0;
+
+	if (verdict != TC_ACT_SHOT)
+		return verdict;
+	l = bpf_map_lookup_elem(&limit, &key);
+	return l && l->police[direction].fair ? bpf_redirect(0, 0) : verdict;
+}
+
 SEC("tcx/egress")
 int police_out(struct __sk_buff *skb)
 {
-	return of_device(skb, is_port ? TG_INGRESS : TG_EGRESS);
+	const enum tg_direction direction = is_port ? TG_INGRESS : TG_EGRESS;
+
+	return quietly(of_device(skb, direction), direction);
 }
 
 SEC("tcx/ingress")

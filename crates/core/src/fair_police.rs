@@ -9,7 +9,7 @@
 //!   ahead   = finish - level                   a flow's phantom queue, none if the level is higher
 //!   level:    sum of ahead over all flows = deficit
 //!   fits if   ahead x busy <= 8 (fill - deficit)
-//!   passes if the bucket has tokens too:       finish = max(finish, level) + length / rate
+//!   passes if the bucket owes nothing yet:     finish = max(finish, level) + length / rate
 //! ```
 //!
 //! The level is the virtual time of generalized processor sharing (Demers, Keshav and Shenker, 1989): the
@@ -24,6 +24,10 @@
 //! those that come anew, however many there are, and eight ninths to a flow that is alone. A flow that takes
 //! less than its part has a phantom queue that is empty most of the time and loses nothing.
 //!
+//! A packet that fits passes even if what is left in the bucket is less than the packet: a segment of
+//! 64 KB may be longer than a ninth of a bucket, and a ninth of a small bucket less than a frame. What is
+//! missing is owed, by one packet at a time ([`TokenBucket::on_part`]).
+//!
 //! [`SETS`] sets of [`WAYS`] cells, a flow's set chosen by its hash ([`flow_hash`]). A phantom queue that is
 //! empty says nothing, so its cell is anyone's. Flows that find all cells of their set busy share one, the
 //! others', as one flow. Memory is fixed; a packet looks at four cells, and the first after each
@@ -31,6 +35,7 @@
 //!
 //! The eBPF side is `bpf/fair_police.h`; a property test holds the two together, bit by bit.
 //!
+//! [`TokenBucket::on_part`]: crate::TokenBucket::on_part
 //! [`flow_hash`]: crate::fleet::flows::flow_hash
 
 use crate::{
@@ -231,7 +236,7 @@ mod tests {
             next[flow] += packet_ns / demands[flow];
             let now = Nanos(at as u64);
             let fit = police.fit(now, bucket.full_at(now), flow_hash(3, &[flow as u64]), BYTES);
-            if fit.fits && bucket.on_packet(now, BYTES) {
+            if fit.fits && bucket.on_part(now, BYTES) {
                 police.charge(fit);
                 passed[flow] += u32::from(at > end_ns / 2.0);
             }
@@ -247,7 +252,7 @@ mod tests {
 
     #[test]
     fn parts_are_max_min() {
-        for burst_bytes in [60_000, 250_000] {
+        for burst_bytes in [15_000, 60_000, 250_000] {
             are(&parts(&[0.7], burst_bytes), &[0.7]);
             are(&parts(&[1.9], burst_bytes), &[1.0]);
             are(&parts(&[0.3, 5.0], burst_bytes), &[0.3, 0.7]);

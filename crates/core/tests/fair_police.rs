@@ -61,7 +61,7 @@ fn outcome(kinds: &[Kind], rate: Rate, bucket: Bytes, fair: bool) -> Outcome {
             return common.on_packet(now, MTU);
         }
         let fit = police.fit(now, common.full_at(now), flow_hash(1, &[flow as u64]), MTU);
-        let passes = fit.fits && common.on_packet(now, MTU);
+        let passes = fit.fits && common.on_part(now, MTU);
         if passes {
             police.charge(fit);
         }
