@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use policed::{Scene, run_each};
 use tidegate_core::{
-    Bytes, Nanos, Rate, TokenBucket,
+    Nanos, Rate, TokenBucket,
     burst::{CongestionControl, policer_burst},
     fair_police::{FairConfig, FairPolice},
     fleet::flows::flow_hash,
@@ -30,14 +30,27 @@ fn flow(cc: CongestionControl, rtt_ms: u64) -> Kind {
     Kind { cc, rtt_ms, paced: true }
 }
 
+/// What is looked at, in seconds.
+#[derive(Debug, Clone, Copy)]
+struct Window {
+    from: u64,
+    to: u64,
+    slow_start: bool,
+}
+
+const LONG_RUN: Window = Window { from: 15, to: 45, slow_start: false };
+const FROM_THE_START: Window = Window { from: 1, to: 5, slow_start: true };
+
 struct Outcome {
     shares: Vec<f64>,
     used: f64,
     jain: f64,
+    /// Packets that were dropped before the window and in it.
+    lost: [u32; 2],
 }
 
-fn outcome(kinds: &[Kind], rate: Rate, bucket: Bytes, fair: bool) -> Outcome {
-    let seconds = 45;
+fn outcome(kinds: &[Kind], rate: Rate, fair: bool, window: Window) -> Outcome {
+    let bucket = policer_burst(rate);
     let scenes: Vec<Scene> = kinds
         .iter()
         .map(|kind| Scene {
@@ -49,8 +62,9 @@ fn outcome(kinds: &[Kind], rate: Rate, bucket: Bytes, fair: bool) -> Outcome {
             paced: kind.paced,
             line: Rate::from_bit_s(rate.bit_s() * 20).expect("a rate"),
             mtu: MTU,
-            duration: Nanos(seconds * 1_000_000_000),
+            duration: Nanos(window.to * 1_000_000_000),
             seed: 7,
+            slow_start: window.slow_start,
         })
         .collect();
     let config = BucketConfig::new(rate, bucket).expect("a bucket");
@@ -67,16 +81,18 @@ fn outcome(kinds: &[Kind], rate: Rate, bucket: Bytes, fair: bool) -> Outcome {
         }
         passes
     };
-    let from = Nanos(seconds * 1_000_000_000 / 3);
-    let mut passed = vec![0u64; kinds.len()];
+    let from = Nanos(window.from * 1_000_000_000);
+    let (mut passed, mut lost) = (vec![0u64; kinds.len()], [0; 2]);
     run_each(&scenes, gate, |sent| {
-        passed[sent.flow] += u64::from(sent.passed && sent.at >= from);
+        let counts = sent.at >= from;
+        passed[sent.flow] += u64::from(sent.passed && counts);
+        lost[usize::from(counts)] += u32::from(!sent.passed);
     });
-    let whole = rate.bit_s() as f64 * (seconds - seconds / 3) as f64 / 8.0 / f64::from(MTU);
+    let whole = rate.bit_s() as f64 * (window.to - window.from) as f64 / 8.0 / f64::from(MTU);
     let shares: Vec<f64> = passed.iter().map(|packets| *packets as f64 / whole).collect();
     let used: f64 = shares.iter().sum();
     let jain = used * used / shares.iter().map(|x| x * x).sum::<f64>() / shares.len() as f64;
-    Outcome { shares, used, jain }
+    Outcome { shares, used, jain, lost }
 }
 
 #[test]
@@ -108,7 +124,7 @@ fn unequal_flows_have_equal_parts() {
     for (what, mbit, kinds) in cases {
         let rate = Rate::from_bit_s(mbit * 1_000_000).expect("a rate");
         for fair in [false, true] {
-            let got = outcome(&kinds, rate, policer_burst(rate), fair);
+            let got = outcome(&kinds, rate, fair, LONG_RUN);
             // What the policer is for: equal parts where the plain bucket has none, and all of the rate.
             assert!(!fair || got.jain > 0.95 && got.used > 0.94, "{what}: {:?}", got.shares);
             let shares: Vec<String> =
@@ -120,6 +136,38 @@ fn unequal_flows_have_equal_parts() {
                 got.used * 100.0,
                 got.jain,
                 shares.join(" "),
+            )
+            .unwrap();
+        }
+    }
+    insta::assert_snapshot!(table);
+}
+
+/// What slow start loses when it finds the bucket empty does not cost the rate afterwards, over the round trip
+/// that the bucket is meant for and below.
+#[test]
+fn one_flow_uses_the_rate_from_the_first_second_on() {
+    let mut table = String::new();
+    for (cc, rtt_ms, mbit) in
+        [(Cubic, 10, 100), (Reno, 10, 100), (Cubic, 20, 100), (Cubic, 50, 100), (Cubic, 10, 1000)]
+    {
+        let rate = Rate::from_bit_s(mbit * 1_000_000).expect("a rate");
+        for (paced, fair) in [(true, false), (true, true), (false, false), (false, true)] {
+            let got = outcome(&[Kind { cc, rtt_ms, paced }], rate, fair, FROM_THE_START);
+            assert!(
+                got.used > 0.97 || rtt_ms > 20 || mbit > 100,
+                "{cc:?}, {rtt_ms} ms: {}",
+                got.used
+            );
+            writeln!(
+                table,
+                "{:5} {rtt_ms} ms, {mbit:4} Mbit/s, {:7} {:5} used {:5.1} %  lost {:5} before, {:3}",
+                format!("{cc:?}"),
+                if paced { "paced" } else { "unpaced" },
+                if fair { "fair" } else { "plain" },
+                got.used * 100.0,
+                got.lost[0],
+                got.lost[1],
             )
             .unwrap();
         }

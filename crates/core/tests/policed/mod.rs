@@ -31,6 +31,8 @@ pub struct Scene {
     pub mtu: u32,
     pub duration: Nanos,
     pub seed: u64,
+    /// Slow start goes on to the first loss; else it ends below the fair share, since the long run counts.
+    pub slow_start: bool,
 }
 
 /// A packet that a sender sent.
@@ -128,8 +130,8 @@ pub fn run_each(
             let start = random.next() % scene.rtt.0.max(1) * 5;
             events.push(Reverse((start, at, Event::Wake)));
             events.push(Reverse((start + RTO_MIN_NS, at, Event::Timeout)));
-            // Slow start ends somewhere below the fair share: the long run counts.
-            Flow::new(fair * (0.5 + (random.next() % 100) as f64 / 250.0), start)
+            let below = fair * (0.5 + (random.next() % 100) as f64 / 250.0);
+            Flow::new(if scene.slow_start { f64::INFINITY } else { below }, start)
         })
         .collect();
     while let Some(Reverse((now, at, event))) = events.pop() {
