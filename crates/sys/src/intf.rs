@@ -272,8 +272,8 @@ pub struct Policy {
     pub dscp: [u8; COLOURS],
     /// How the depth of the second bucket was given: not, as time, or as bytes.
     pub second_given: u32,
-    /// Zero.
-    pub pad: u32,
+    /// Whether the flows have equal parts of the committed bucket.
+    pub fair: u32,
 }
 
 /// `struct tg_queue`.

@@ -20,7 +20,7 @@ const PASSED: u32 = u32::MAX; // TC_ACT_UNSPEC
 const DROPPED: u32 = 2; // TC_ACT_SHOT
 
 /// A frame of 1000 bytes with an IPv4 packet.
-fn v4(from: u8, protocol: u8, fragment: u16, ports: [u16; 2]) -> Vec<u8> {
+pub(super) fn v4(from: u8, protocol: u8, fragment: u16, ports: [u16; 2]) -> Vec<u8> {
     let mut frame = vec![0; 1000];
     frame[12..15].copy_from_slice(&[0x08, 0x00, 0x45]);
     frame[16..18].copy_from_slice(&986u16.to_be_bytes());
@@ -71,12 +71,12 @@ fn roomy() -> intf::Limit {
     limit.encode(0).unwrap()
 }
 
-fn run(program: &libbpf_rs::ProgramMut<'_>, frame: &[u8], times: u32) -> u32 {
+pub(super) fn run(program: &libbpf_rs::ProgramMut<'_>, frame: &[u8], times: u32) -> u32 {
     let input = ProgramInput { data_in: Some(frame), repeat: times, ..ProgramInput::default() };
     program.test_run(input).unwrap().return_value
 }
 
-fn is_root(test: &str) -> bool {
+pub(super) fn is_root(test: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
         eprintln!("SKIP {test}: needs root");
