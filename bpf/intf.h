@@ -105,7 +105,13 @@ struct tg_limit {
 	/* By direction: of scheme `police`. */
 	struct pl_policy police[TG_DIRECTIONS];
 	struct tg_exempt exempt;
+	/* By direction: from when on what stands at its place after this is in force (maps.h), in
+	 * ns since boot with the time asleep; 0: never. */
+	__u64 until_ns[TG_DIRECTIONS];
 };
+
+/* A limit, and after it by direction what it is once its time has come. */
+#define TG_LIMITS (1 + TG_DIRECTIONS)
 
 /*
  * A virtual queue and the fair share of those that use it: flows, or the children of a limit. The

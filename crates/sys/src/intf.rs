@@ -15,6 +15,8 @@ use tidegate_core::{
 
 /// Number of directions, and the length of every per-direction array.
 pub const DIRECTIONS: usize = 2;
+/// A limit, and after it by direction what it is once its time has come.
+pub const LIMITS: usize = 1 + DIRECTIONS;
 /// Number of queues of a limit: those of its directions, and those of what belongs to none of its children.
 pub const QUEUES: usize = 2 * DIRECTIONS;
 /// Number of outcomes that a packet may have.
@@ -162,6 +164,8 @@ pub struct Limit {
     pub police: [Policy; DIRECTIONS],
     /// Who is exempt.
     pub exempt: ExemptConf,
+    /// By direction: from when on what stands at its place after this is in force; 0: never.
+    pub until_ns: [u64; DIRECTIONS],
 }
 
 /// `struct tg_exempt`.
@@ -446,7 +450,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 50];
+        static native_intf_layout: [u64; 52];
         static native_intf_layout_len: u32;
     }
 
@@ -467,6 +471,7 @@ mod tests {
             offset_of!(Limit, ifindex),
             offset_of!(Limit, police),
             offset_of!(Limit, exempt),
+            offset_of!(Limit, until_ns),
             size_of::<ExemptConf>(),
             offset_of!(ExemptConf, count),
             MAX_PREFIXES,
@@ -491,6 +496,7 @@ mod tests {
             offset_of!(Group, sample),
             size_of::<FlowCells>(),
             BUFFERS as usize,
+            LIMITS,
             DIRECTIONS,
             QUEUES,
             OUTCOMES,

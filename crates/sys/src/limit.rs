@@ -41,6 +41,7 @@ mod error;
 mod rate;
 
 pub use error::LimitError;
+pub use rate::Lease;
 
 /// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
 pub(crate) mod skel {
@@ -342,7 +343,7 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
     pub fn limit(&self) -> Result<intf::Limit, LimitError> {
-        lookup(&self.limit, "limit", 0)
+        self.limit_at(rate::now())
     }
 
     /// Puts another limit in force, for packets from now on and for the sockets that exist. The backlog

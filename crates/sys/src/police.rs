@@ -124,3 +124,9 @@ pub(crate) fn attach_device(
     let device::Hooked { links, filters } = device::attach(target, &programs)?;
     Ok(AttachedLimit { maps, links, filters })
 }
+
+#[cfg(test)]
+mod kernel_tests;
+
+#[cfg(test)]
+mod group_tests;
