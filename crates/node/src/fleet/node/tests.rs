@@ -430,7 +430,11 @@ fn senders_that_hear_late_of_a_rate_do_not_stay_at_the_floor() {
     assert!((fleet.rate(0) - 0.05).abs() < 0.01, "{}", fleet.rate(0));
     // 3 flows that have paced at a part of 50 kbit/s.
     fleet.load(0, |load| (load.flows, load.paces_bit_s) = (3, Some(50e3 / 3.0)));
-    fleet.run(10.0);
+    fleet.run(0.5);
+    for _ in 0..40 {
+        fleet.run(0.25);
+        assert!(fleet.rate(0) > 1.0, "back at the floor: {}", fleet.rate(0));
+    }
     for _ in 0..20 {
         fleet.run(0.5);
         assert_rates(&fleet, &[3.0, 7.0]);
