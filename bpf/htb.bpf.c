@@ -4,9 +4,9 @@
  * that it joins is longer than a threshold. HTB itself is the kernel's; user space builds its
  * classes (sys::htb).
  *
- * What leaves by a device meets `htb_out` before its qdisc. What comes in meets `htb_in`, which
- * sends it through an ifb device that has a qdisc; from there the kernel takes it on as if it had
- * just come. The class is said by the packet's priority.
+ * What leaves by a device meets `htb_out` before its qdisc. What comes in meets `htb_in`, whose
+ * filter sends it through an ifb device that has a qdisc; from there the kernel takes it on as if
+ * it had just come. The class is said by the packet's priority.
  *
  * In a tree, whose packet it is tells the cgroup of its sender, or the port by which it came:
  * `htb_stamp` writes that on it, as no other field outlives a bridge and routing.
@@ -75,8 +75,6 @@ struct {
 /* The directions of what leaves by the device and of what comes in, for the workload. */
 const volatile __u32 direction_out = TG_EGRESS;
 const volatile __u32 direction_in = TG_INGRESS;
-/* The ifb of what comes in. */
-const volatile __u32 ifb_ifindex = 0;
 
 /* Whose packet it is: the limit on the nearest cgroup of its sender, or on the port it came by. */
 static __always_inline __u32 slot_of(struct __sk_buff *skb, __u32 flags)
@@ -142,7 +140,8 @@ SEC("tcx/ingress")
 int htb_in(struct __sk_buff *skb)
 {
 	join(skb, direction_in);
-	return bpf_redirect(ifb_ifindex, 0);
+	/* The filter's action sends it to the ifb device. */
+	return TC_ACT_UNSPEC;
 }
 
 /* At a port that is inside a device's limit. */

@@ -26,7 +26,7 @@ memory=3G
 form=${1:-}
 cpus=2
 # Emulation is slow: a machine that has not ended by then hangs.
-limit_all=40m
+limit_all=75m
 limit_quick=8m
 # The tests of the quick form, as the harness matches them.
 quick=(

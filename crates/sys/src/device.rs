@@ -26,7 +26,7 @@ use crate::{
     limit::{LimitError, LimitOptions},
     net::{
         NetError, Netlink,
-        qdisc::{Handle, Place, Qdisc, Verb},
+        qdisc::{Handle, Place, Qdisc, Redirect, Verb},
     },
 };
 
@@ -34,6 +34,8 @@ use crate::{
 const PRIORITY: u32 = 32_000;
 /// Of what must see packets before those do: programs on both sides of the device, for each direction.
 const PRIORITIES_BEFORE: [u32; DIRECTIONS] = [31_999, 31_998];
+/// Of the programs of limits with prefixes: of a device, of a port.
+const PRIORITIES_MATCHED: [u32; 2] = [31_997, 31_996];
 const HANDLE: u32 = 1;
 
 /// A device in this network namespace, and from which side it is limited.
@@ -112,9 +114,11 @@ impl Side {
 /// The hooks of a limit on a device: their direction, and the names under which their links, or the programs
 /// of their filters, are pinned.
 const HOOKS: [(Direction, &str, &str); 2] = [
-    (Direction::Egress, "egress", "program_egress"),
-    (Direction::Ingress, "ingress", "program_ingress"),
+    (Direction::Egress, "egress", PROGRAM_PINS[0]),
+    (Direction::Ingress, "ingress", PROGRAM_PINS[1]),
 ];
+/// Those of the programs.
+pub(crate) const PROGRAM_PINS: [&str; 2] = ["program_egress", "program_ingress"];
 /// The mark, in a pinned limit's directory, that clsact came with it.
 pub(crate) const CLSACT_MARK: &str = "clsact";
 
@@ -176,6 +180,27 @@ pub(crate) fn attach_before(
     attach_at(target, programs, PRIORITIES_BEFORE[intf::index(direction)])
 }
 
+/// The same of the programs that all limits with prefixes share.
+pub(crate) fn attach_matched(
+    target: &Target,
+    programs: &[(Direction, &ProgramMut<'_>)],
+) -> Result<Hooked, LimitError> {
+    attach_at(target, programs, PRIORITIES_MATCHED[usize::from(target.is_port())])
+}
+
+/// Puts a program on a device that says which packets go to another device's egress (-1), and which go on (0).
+/// Always a filter of clsact: a packet that a program redirects by itself is lost by an ifb device before Linux 6.18
+/// (seen on 6.1), as it does not have the mark of one that came from elsewhere.
+pub(crate) fn attach_redirecting(
+    target: &Target,
+    direction: Direction,
+    program: &ProgramMut<'_>,
+    to: u32,
+    hooked: &mut Hooked,
+) -> Result<(), LimitError> {
+    add_filter(program, target, direction, PRIORITY, Some(to), &mut hooked.filters)
+}
+
 fn attach_at(
     target: &Target,
     programs: &[(Direction, &ProgramMut<'_>)],
@@ -186,7 +211,7 @@ fn attach_at(
         let name = if *direction == Direction::Egress { "egress" } else { "ingress" };
         match tcx(program, target.ifindex, priority != PRIORITY) {
             Some(link) => hooked.links.push((name, link)),
-            None => add_filter(program, target, *direction, priority, &mut hooked.filters)?,
+            None => add_filter(program, target, *direction, priority, None, &mut hooked.filters)?,
         }
     }
     Ok(hooked)
@@ -217,6 +242,7 @@ fn add_filter(
     target: &Target,
     direction: Direction,
     priority: u32,
+    redirected_to: Option<u32>,
     filters: &mut Option<Filters>,
 ) -> Result<(), LimitError> {
     let refused =
@@ -234,7 +260,12 @@ fn add_filter(
         }),
     };
     let side = target.side(direction);
-    hook(fd.as_fd(), target.ifindex, side, priority).attach().map_err(refused)?;
+    match redirected_to {
+        None => {
+            hook(fd.as_fd(), target.ifindex, side, priority).attach().map(drop).map_err(refused)?
+        }
+        Some(to) => add_redirect(fd.as_fd(), target.ifindex, side, priority, to)?,
+    }
     filters.programs.push((direction, side, fd));
     Ok(())
 }
@@ -248,6 +279,22 @@ fn add_clsact(ifindex: u32) -> Result<bool, LimitError> {
         Err(e) if e.is_exists() => Ok(false),
         Err(e) => Err(FqError::from(e).into()),
     }
+}
+
+fn add_redirect(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    side: Side,
+    priority: u32,
+    to: u32,
+) -> Result<(), LimitError> {
+    let parent = if side == Side::In { Handle::CLSACT_INGRESS } else { Handle::CLSACT_EGRESS };
+    let redirect =
+        Redirect { ifindex, parent, priority: priority as u16, handle: HANDLE as u16, program, to };
+    Netlink::open()?.add_redirect(&redirect).map_err(|e| match e.is_absent() {
+        true => LimitError::NoMirred,
+        false => e.into(),
+    })
 }
 
 fn hook(program: BorrowedFd<'_>, ifindex: u32, side: Side, priority: u32) -> TcHook {
@@ -265,7 +312,7 @@ fn filter_is(ifindex: u32, side: Side, priority: u32, program: BorrowedFd<'_>) -
 
 /// The priority of a filter that is known by its program alone.
 fn priority_of(ifindex: u32, side: Side, program: BorrowedFd<'_>) -> Option<u32> {
-    let mut all = [PRIORITY].into_iter().chain(PRIORITIES_BEFORE);
+    let mut all = [PRIORITY].into_iter().chain(PRIORITIES_BEFORE).chain(PRIORITIES_MATCHED);
     all.find(|p| filter_is(ifindex, side, *p, program))
 }
 

@@ -20,9 +20,12 @@ use crate::{
 };
 
 mod cost;
+mod cost_on_device;
 mod policy;
+pub(crate) mod room;
 
 pub(crate) use cost::prepare;
+pub use cost_on_device::{Policers, cost_on_device};
 
 mod skel {
     #![allow(
@@ -81,6 +84,8 @@ fn maps(police: &skel::PoliceSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps,
         },
         parent: None,
         seat: None,
+        at: 0,
+        place: None,
         group: Some(GroupMaps {
             group: handle(&police.maps.group_of_limit)?,
             samples: handle(&police.maps.samples_of_limit)?,
@@ -130,3 +135,6 @@ mod kernel_tests;
 
 #[cfg(test)]
 mod group_tests;
+
+#[cfg(test)]
+mod room_tests;

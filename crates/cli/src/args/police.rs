@@ -4,6 +4,7 @@ use clap::Args;
 use tidegate_core::{
     Span,
     police::{Action, MeterText, PolicyError, colour_index},
+    prefixes::Prefixes,
 };
 use tidegate_node::settings::{MeterSetting, PolicePatch};
 
@@ -18,6 +19,11 @@ pub struct PoliceArgs {
     /// drop what is not ECN-capable) or `dscp:NAME`, such as yellow=dscp:af12,red=drop [default: red=drop]
     #[arg(long, value_name = "COLOUR=ACTION", value_parser = action, value_delimiter = ',')]
     pub actions: Vec<(usize, Action)>,
+    /// With police on a device or port: the hosts behind it whose packets are meant, such as
+    /// 10.0.0.0/24,2001:db8:1::/48; of many limits the one with the longest prefix has a packet. `none` for
+    /// all [default: none]
+    #[arg(long = "match", value_name = "PREFIXES")]
+    pub matched: Option<Prefixes>,
 }
 
 impl PoliceArgs {

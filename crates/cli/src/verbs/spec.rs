@@ -283,6 +283,8 @@ struct LimitJson {
     actions: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     exempt: Option<String>,
+    #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
+    matched: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -321,6 +323,7 @@ impl From<&LimitOptions> for LimitJson {
             actions: (options.scheme == Scheme::Police)
                 .then(|| show_actions(&options.police.actions)),
             exempt: (!options.exempt.is_empty()).then(|| options.exempt.to_string()),
+            matched: (!options.matched.is_empty()).then(|| options.matched.to_string()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a limit does for a group of hosts, on traffic that a router forwards: the machine behind a port
 //! sends, the limits are asked and told as the daemon does it.
 
-use std::net::UdpSocket;
+use std::{net::UdpSocket, time::Duration};
 
 use tidegate_core::Direction::Egress;
 use tidegate_sys::{
@@ -18,6 +18,7 @@ use crate::{
 };
 
 const HOST: &str = "10.97.0.2";
+const SINK_PORT: u16 = 8;
 const DATAGRAM_BYTES: usize = 200;
 /// On the wire, with Ethernet, IP and UDP.
 const FRAME_BYTES: u64 = DATAGRAM_BYTES as u64 + 42;
@@ -41,7 +42,15 @@ impl Routed {
             netlink.add_route(&Route { network, prefix_len: 0, gateway }).unwrap();
         }
         bed.sender.run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap()).unwrap();
-        Routed { bed, guest }
+        let sink = bed.receiver.run(|| UdpSocket::bind((HOST, SINK_PORT)).unwrap()).unwrap();
+        sink.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let routed = Routed { bed, guest };
+        // A neighbour that is not yet known loses what is sent to it.
+        wait_for("the way to be known", || {
+            routed.send(std::iter::once(SINK_PORT));
+            sink.recv(&mut [0; DATAGRAM_BYTES]).ok()
+        });
+        routed
     }
 
     /// The guest sends a datagram to each of these ports; from one socket, so a port is a flow.

@@ -10,6 +10,7 @@ use tidegate_core::{Direction, Rate};
 use tidegate_sys::cgroup::Hierarchy;
 use tidegate_sys::cost::{Asked, Program, Standing, mean_run_time, measure, tcp_frame};
 use tidegate_sys::paper::{NrmPaper, PaperOptions};
+use tidegate_sys::police::{Policers, cost_on_device};
 
 use crate::chart::BarsOf;
 use crate::context::Context;
@@ -24,6 +25,12 @@ use std::os::fd::AsFd;
 pub struct ProgramCost;
 
 const METRIC: &str = "cost_ns";
+/// What leaves by a device with so many policers.
+const ON_DEVICE: &str = "on_device_ns";
+const BY_PREFIX: &str = "one program, by prefix";
+const PROGRAMS: &str = "a program each";
+/// A thousand cost at most so much of what ten cost: noise.
+const AS_TEN: f64 = 1.1;
 /// The published one is none of the loaded programs.
 const SYSTEMS: [(&str, Option<Program>); 8] = [
     ("nrm", Some(Program::Nrm)),
@@ -79,6 +86,7 @@ impl Experiment for ProgramCost {
                 })?;
             }
         }
+        on_devices(ctx, runs)?;
         ctx.note(
             "The kernel's test packet belongs to a socket that is told no share, so `pace` shows what a \
              packet of such a sender costs. In a full queue each run is a call of its own, with a new \
@@ -90,6 +98,7 @@ impl Experiment for ProgramCost {
         );
         claims(ctx);
         police_claims(ctx);
+        device_claims(ctx);
         Ok(())
     }
 }
@@ -103,6 +112,48 @@ pub(super) fn net_cost(
 ) -> anyhow::Result<f64> {
     let cost = measure(program, standing, &tcp_frame(FRAME_BYTES), cpus, runs)?;
     net(cost, standing, cpus, runs)
+}
+
+/// Policers of one device: each for a host, and as many programs.
+fn on_devices(ctx: &mut Context, runs: u32) -> anyhow::Result<()> {
+    for count in [1, 10, 1000] {
+        let case = Case::new().with("policers", count);
+        ctx.step(format!("{count} policers on a device"));
+        ctx.alternate(&[BY_PREFIX, PROGRAMS], ctx.repeats, |ctx, system, run| {
+            let (policers, programs) = match *system {
+                BY_PREFIX => (Policers::Hosts(count), 1),
+                // They add up; a thousand are not worth the wait.
+                _ if count > 10 => return Ok(()),
+                _ => (Policers::Programs(count), count),
+            };
+            let (frame, cpus) = (tcp_frame(FRAME_BYTES), [0]);
+            let nothing = measure(Program::Nothing, Standing::Idle, &frame, &cpus, runs)?;
+            let cost = cost_on_device(policers, &frame, &cpus, runs)?;
+            let cost = cost.as_secs_f64() - f64::from(programs) * nothing.as_secs_f64();
+            ctx.record(system, &case, run).value(ON_DEVICE, cost * 1e9);
+            Ok(())
+        })?;
+    }
+    ctx.note(
+        "On a device: the buckets are full, one CPU, the mean over up to ten hosts. One program finds the \
+         policer of a host; of a program each a packet meets all.",
+    );
+    Ok(())
+}
+
+/// A thousand beside ten.
+fn device_claims(ctx: &mut Context) {
+    let cost = |system, count: u32| {
+        ctx.median(system, ON_DEVICE, Some(&Case::new().with("policers", count)))
+    };
+    if let (Some(ten), Some(thousand)) = (cost(BY_PREFIX, 10), cost(BY_PREFIX, 1000)) {
+        let programs = cost(PROGRAMS, 10).unwrap_or_default();
+        ctx.claim(
+            "1000 policers on a device cost a packet at most what 10 cost, by 10 %",
+            thousand <= AS_TEN * ten,
+            format!("{thousand:.0} ns against {ten:.0} ns; ten programs {programs:.0} ns"),
+        );
+    }
 }
 
 /// A run time less that of the empty program, in nanoseconds.

@@ -34,7 +34,6 @@ use crate::{
     intf,
     limit::{LimitError, LimitMaps, load_error, lookup, map_error, quiet_libbpf},
     net::{NetError, Netlink},
-    preflight::is_older_than,
 };
 
 mod skel {
@@ -104,10 +103,6 @@ fn other(direction: Direction) -> Direction {
     }
 }
 
-/// The kernel from which on a packet that a program redirects arrives at an ifb device: there it was seen
-/// to, on 6.1 all were lost.
-pub(crate) const REDIRECTS: (u32, u32) = (6, 18);
-
 /// The ifb device of a device.
 fn ifb_name(ifindex: u32) -> String {
     format!("tgifb{ifindex}")
@@ -153,9 +148,6 @@ impl Root {
         }
         let mut ifb_ifindex = 0;
         if limit.rate(other(out)).is_some() {
-            if is_older_than(REDIRECTS) {
-                return Err(LimitError::LosesRedirected);
-            }
             let name = ifb_name(ifindex);
             // One that a process which died has left.
             remove_ifb(&mut netlink, ifindex);
@@ -185,7 +177,6 @@ impl Root {
         if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
             rodata.direction_out = intf::index(out) as u32;
             rodata.direction_in = intf::index(other(out)) as u32;
-            rodata.ifb_ifindex = ifb_ifindex;
         }
         let htb = open.load().map_err(load_error("htb"))?;
         let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("htb"));
@@ -194,15 +185,17 @@ impl Root {
         if limit.rate(out).is_some() {
             programs.push((out, &htb.progs.htb_out));
         }
+        let mut hooked = device::attach(target, &programs)?;
         if ifb_ifindex != 0 {
-            programs.push((other(out), &htb.progs.htb_in));
+            let program = &htb.progs.htb_in;
+            device::attach_redirecting(target, other(out), program, ifb_ifindex, &mut hooked)?;
         }
         Ok(Root {
             maps,
             slots: handle(&htb.maps.slots)?,
             marked: handle(&htb.maps.marked)?,
             members: handle(&htb.maps.members)?,
-            hooked: device::attach(target, &programs)?,
+            hooked,
             limit: *limit,
             kept: false,
         })
@@ -257,6 +250,8 @@ fn own_maps(htb: &skel::HtbSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps, L
         parent: None,
         group: None,
         seat: None,
+        at: 0,
+        place: None,
     };
     maps.write(limit)?;
     Ok(maps)

@@ -2,7 +2,7 @@
 
 use tidegate_core::{Scope, htb::SLOTS, virtual_queue::ConfigError};
 
-use crate::{cgroup::CgroupError, fq::FqError, htb, net::NetError};
+use crate::{cgroup::CgroupError, fq::FqError, intf, net::NetError, police::room::PLACES};
 
 /// Why a limit could not be put on, read or changed. Unless said otherwise the host is as before.
 #[derive(Debug, thiserror::Error)]
@@ -73,14 +73,12 @@ pub enum LimitError {
          what leaves alone"
     )]
     NoIfb,
-    /// What a program sends to an ifb device is lost in this kernel.
+    /// The kernel cannot send a packet from one device to another.
     #[error(
-        "scheme `htb` sends what comes in through an ifb device, where Linux before {a}.{b} may lose it; \
-         limit what leaves alone, or use scheme `police`",
-        a = htb::REDIRECTS.0,
-        b = htb::REDIRECTS.1
+        "the kernel has no tc action mirred (CONFIG_NET_ACT_MIRRED, CONFIG_NET_CLS_BPF), by which scheme `htb` \
+         sends what comes in to an ifb device; limit what leaves alone"
     )]
-    LosesRedirected,
+    NoMirred,
     /// A tree is full.
     #[error("the tree of limits holds its {} limits already; take some off first", SLOTS - 1)]
     NoSlot,
@@ -103,6 +101,23 @@ pub enum LimitError {
         /// The device.
         ifindex: u32,
     },
+    /// A device knows no more prefixes.
+    #[error(
+        "the limits of this device have their {} prefixes already; write shorter ones that contain \
+         several",
+        intf::PREFIXES_MAX
+    )]
+    NoPrefixes,
+    /// A packet would be looked for too often.
+    #[error(
+        "the limits of this device have prefixes of {} different lengths already, in one direction and \
+         version of IP; use lengths that are there",
+        intf::LENGTHS_MAX
+    )]
+    NoLengths,
+    /// A device has no place for another limit with prefixes.
+    #[error("this device holds its {} limits with prefixes already; take some off first", PLACES)]
+    NoPlace,
     /// A map could not be read or written.
     #[error("map `{map}` of the limit: {source}")]
     Map {

@@ -9,7 +9,11 @@ mod options;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, net::IpAddr};
+use std::{
+    fmt,
+    net::IpAddr,
+    os::fd::{AsRawFd, BorrowedFd},
+};
 
 use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::{
@@ -23,6 +27,7 @@ pub use options::{FqCodel, Htb, HtbClass, Tbf, TbfQueue, tc_default_burst_bytes}
 use super::{NetError, Netlink};
 
 const TCA_OPTIONS: u16 = 2;
+const ETH_P_ALL: u16 = 0x0003;
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_IPV6: u16 = 0x86dd;
 /// Filters of one priority match one protocol, so the two address families need two.
@@ -173,6 +178,23 @@ impl Qdisc {
     }
 }
 
+/// Sends packets to another device.
+#[derive(Debug, Clone, Copy)]
+pub struct Redirect<'a> {
+    /// The device whose packets are looked at.
+    pub ifindex: u32,
+    /// A side of its clsact.
+    pub parent: Handle,
+    /// Among the filters there; the lowest is first.
+    pub priority: u16,
+    /// Among those of the priority.
+    pub handle: u16,
+    /// What looks at the packets.
+    pub program: BorrowedFd<'a>,
+    /// The device that they are sent by.
+    pub to: u32,
+}
+
 /// Sends packets with a destination in a network to a class.
 #[derive(Debug, Clone, Copy)]
 pub struct DestinationFilter {
@@ -260,6 +282,20 @@ impl Netlink {
         message.header.info = u32::from(priority) << 16 | u32::from(protocol.to_be());
         let action =
             format!("add a filter for {network}/{prefix_len} to {parent} of device {ifindex}");
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        self.request(&action, Message::NewTrafficFilter(message), flags)
+    }
+
+    /// Adds a filter for every packet that a program (`SCHED_CLS`) looks at: where the program returns -1, the
+    /// packet goes to another device's egress (action `mirred`), with 0 to the next filter.
+    pub fn add_redirect(&mut self, redirect: &Redirect<'_>) -> Result<(), NetError> {
+        let Redirect { ifindex, parent, priority, handle, program, to } = *redirect;
+        let options = options::bpf_redirect(program.as_raw_fd(), to);
+        let place = Place { ifindex, parent, handle: Handle::new(0, handle) };
+        let mut message = tc_message(place, "bpf", Some(options));
+        message.header.info = u32::from(priority) << 16 | u32::from(ETH_P_ALL.to_be());
+        let action =
+            format!("add a filter that redirects to device {to} at {parent} of device {ifindex}");
         let flags = NLM_F_CREATE | NLM_F_EXCL;
         self.request(&action, Message::NewTrafficFilter(message), flags)
     }

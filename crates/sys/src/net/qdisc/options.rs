@@ -5,7 +5,7 @@
 //! they take at the rate, in ticks of 64 ns, rounded down to whole microseconds before. And rates are
 //! bytes per second in 32 bits, followed by a 64-bit attribute only where those do not suffice.
 
-use std::{fs, net::IpAddr, time::Duration};
+use std::{fs, net::IpAddr, os::fd::RawFd, time::Duration};
 
 use super::{super::netlink::Attributes, Handle, NetError};
 
@@ -36,6 +36,17 @@ const TCA_TBF_BURST: u16 = 6;
 const TCA_FQ_CODEL_TARGET: u16 = 1;
 const TCA_FQ_CODEL_LIMIT: u16 = 2;
 const TCA_FQ_CODEL_MEMORY_LIMIT: u16 = 9;
+
+const TCA_BPF_ACT: u16 = 1;
+const TCA_BPF_FD: u16 = 6;
+const TCA_ACT_KIND: u16 = 1;
+const TCA_ACT_OPTIONS: u16 = 2;
+const TCA_MIRRED_PARMS: u16 = 2;
+/// Actions are numbered from one.
+const FIRST_ACTION: u16 = 1;
+const TCA_EGRESS_REDIR: u32 = 1;
+const TC_ACT_STOLEN: u32 = 4;
+const NLA_F_NESTED: u16 = 1 << 15;
 
 const TCA_U32_CLASSID: u16 = 1;
 const TCA_U32_SEL: u16 = 5;
@@ -261,6 +272,26 @@ pub(super) fn u32_destination(
     let mut options = Attributes::default();
     options.push(TCA_U32_CLASSID, &class_id.to_ne_bytes()).push(TCA_U32_SEL, &selector);
     Ok(options.into_bytes())
+}
+
+/// A program, and after it the action `mirred egress redirect`.
+pub(super) fn bpf_redirect(program: RawFd, to: u32) -> Vec<u8> {
+    // struct tc_mirred: index, capabilities, what becomes of the packet, two counts, what is done, the device.
+    let words = [0, 0, TC_ACT_STOLEN, 0, 0, TCA_EGRESS_REDIR, to];
+    let mirred: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
+    let mut parameters = Attributes::default();
+    parameters.push(TCA_MIRRED_PARMS, &mirred);
+    let mut action = Attributes::default();
+    action
+        .push(TCA_ACT_KIND, b"mirred\0")
+        .push(TCA_ACT_OPTIONS | NLA_F_NESTED, &parameters.into_bytes());
+    let mut actions = Attributes::default();
+    actions.push(FIRST_ACTION | NLA_F_NESTED, &action.into_bytes());
+    let mut options = Attributes::default();
+    options
+        .push(TCA_BPF_FD, &(program as u32).to_ne_bytes())
+        .push(TCA_BPF_ACT | NLA_F_NESTED, &actions.into_bytes());
+    options.into_bytes()
 }
 
 fn byte_rate(field: &'static str, bit_s: u64) -> Result<u64, NetError> {
