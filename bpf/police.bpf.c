@@ -100,11 +100,10 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 	struct tg_queue *queue;
 	enum pl_colour colour;
 	struct tg_limit *l;
-	__u32 key = 0, bytes;
+	__u32 key = direction, bytes;
 	__u64 now;
 
-	l = bpf_map_lookup_elem(&limit, &key);
-	key = direction;
+	l = tg_limit_of(direction);
 	queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	c = bpf_map_lookup_elem(&counters, &key);
 	if (!l || !queue || !c)
