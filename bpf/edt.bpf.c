@@ -166,7 +166,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 	__u32 key = 0, bytes, place_of_flow, carry;
 	int held;
 
-	l = bpf_map_lookup_elem(&limit, &key);
+	l = tg_limit_of(TG_EGRESS);
 	queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	c = bpf_map_lookup_elem(&counters, &key);
 	if (!l || !queue || !c)

@@ -47,9 +47,10 @@ static __always_inline int gr_has_ports(__u8 protocol)
 
 /*
  * The hash of a packet's flow: addresses, transport, and ports or the SPI of ESP. The ports of a
- * fragment are in the first alone, so all fragments between two hosts are one flow.
+ * fragment are in the first alone, so all fragments between two hosts are one flow. A function of
+ * its own: see tg_parse.
  */
-static __always_inline __u64 gr_flow(struct __sk_buff *skb)
+__noinline __u64 gr_flow(struct __sk_buff *skb)
 {
 	__u64 hash = sm_mix(flow_seed, skb->protocol);
 	__u32 offset, ports = 0;

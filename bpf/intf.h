@@ -108,6 +108,9 @@ struct tg_limit {
 	/* Whose packets it polices; none: everybody's. For user space, and as above without code
 	 * points; the programs of match.h find a packet's limit the other way round. */
 	struct tg_exempt match;
+	/* By direction: from when on what stands at its place after this is in force (maps.h), in
+	 * ns since boot with the time asleep; 0: never. */
+	__u64 until_ns[TG_DIRECTIONS];
 };
 
 /*
@@ -140,6 +143,9 @@ struct tg_place {
 	/* Direction, family and length: 8 bits each, from the left of 24. */
 	__u32 what;
 };
+
+/* A limit, and after it by direction what it is once its time has come. */
+#define TG_LIMITS (1 + TG_DIRECTIONS)
 
 /*
  * A virtual queue and the fair share of those that use it: flows, or the children of a limit. The

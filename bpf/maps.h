@@ -15,7 +15,7 @@
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, TG_LIMITS);
 	__type(key, __u32);
 	__type(value, struct tg_limit);
 } limit SEC(".maps");
@@ -26,5 +26,20 @@ struct {
 	__type(key, __u32);
 	__type(value, struct tg_queue);
 } queues_of_limit SEC(".maps");
+
+/*
+ * The limit, as it is in force for a direction. What a group lets a host have may have an end: who
+ * lets it have that gives it to others then, whether a daemon is there to lower the limit or not.
+ */
+static __always_inline struct tg_limit *tg_limit_of(enum tg_direction direction)
+{
+	__u32 key = 0;
+	struct tg_limit *l = bpf_map_lookup_elem(&limit, &key);
+
+	if (!l || !l->until_ns[direction] || bpf_ktime_get_boot_ns() < l->until_ns[direction])
+		return l;
+	key = 1 + direction;
+	return bpf_map_lookup_elem(&limit, &key);
+}
 
 #endif

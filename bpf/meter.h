@@ -58,7 +58,8 @@ struct pl_policy {
 	__u8 dscp[PL_COLOURS];
 	/* How the depth of the second bucket was given: for user space. */
 	__u32 second_given;
-	__u32 pad;
+	/* Whether the flows have equal parts of the committed bucket (fair_police.h). */
+	__u32 fair;
 };
 
 /* The state of a meter. */

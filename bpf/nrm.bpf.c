@@ -396,13 +396,12 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	enum vq_verdict verdict, other;
 	__u64 now, cost, own_cost = 0, most, own_most = 0;
 	struct tg_counters *c;
-	__u32 key = 0, bytes, carry;
+	__u32 key = direction, bytes, carry;
 	int counts;
 
 	if (skb->mark == TG_DEAD_MARK)
 		return drop;
-	g.limit = bpf_map_lookup_elem(&limit, &key);
-	key = direction;
+	g.limit = tg_limit_of(direction);
 	g.queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	c = bpf_map_lookup_elem(&counters, &key);
 	if (!g.limit || !g.queue || !c)

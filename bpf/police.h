@@ -32,12 +32,20 @@ struct pl_bucket {
 	__u64 fill_ns;
 };
 
+enum pl_owed {
+	PL_OWE_NOTHING,
+	/* It will be cut into segments: longer than half the bucket, it passes one that is half
+	 * full. */
+	PL_OWE_HALF,
+	/* It is within its flow's part: it passes one that owes nothing yet. */
+	PL_OWE_ALL,
+};
+
 /* What a packet is for a bucket. */
 struct pl_packet {
 	/* At most PL_MAX_PACKET_BYTES. */
 	__u32 wire_bytes;
-	/* It will be cut into segments: longer than half the bucket, it passes one that is half
-	 * full, which then may owe a part. */
+	/* How much of it a bucket that then owes the rest need not hold. */
 	__u32 may_owe;
 };
 
@@ -64,6 +72,8 @@ pl_fits(const struct pl_bucket *bucket, __u64 deficit, const struct pl_packet *p
 {
 	__u64 units = pl_units(packet->wire_bytes);
 
+	if (packet->may_owe == PL_OWE_ALL)
+		units = 0;
 	if (packet->may_owe && units > bucket->burst / 2)
 		units = bucket->burst / 2;
 	return units <= bucket->burst && deficit <= bucket->burst - units;

@@ -15,7 +15,7 @@ static __always_inline enum pl_colour meter(struct __sk_buff *skb, const struct 
 {
 	struct pl_packet packet = {
 	    .wire_bytes = bytes < PL_MAX_PACKET_BYTES ? bytes : PL_MAX_PACKET_BYTES,
-	    .may_owe = skb->gso_size != 0,
+	    .may_owe = skb->gso_size ? PL_OWE_HALF : PL_OWE_NOTHING,
 	};
 	struct pl_state state = {
 	    .full_ns = &queue->finish_ns,

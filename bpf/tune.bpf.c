@@ -160,15 +160,15 @@ static __always_inline struct tg_queue *inward_queue(struct tg_socket *ours)
 }
 
 /* Before each packet that the socket builds, so that this very packet says the window. */
-static __always_inline void set_window_clamp(struct bpf_sock_ops *ops, const struct tg_limit *l,
-					     int newcomer)
+static __always_inline void set_window_clamp(struct bpf_sock_ops *ops, int newcomer)
 {
+	const struct tg_limit *l = tg_limit_of(TG_INGRESS);
 	struct bpf_sock *sk = ops->sk;
 	struct tg_queue *queue;
 	struct tg_socket *ours;
 	struct tcp_sock *tp;
 
-	if (!sk)
+	if (!sk || !l)
 		return;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	tp = bpf_skc_to_tcp_sock(sk);
@@ -182,13 +182,14 @@ static __always_inline void set_window_clamp(struct bpf_sock_ops *ops, const str
 }
 
 /* The window that the handshake offers, in segments; none: the kernel's. */
-static __always_inline void set_first_window(struct bpf_sock_ops *ops, const struct tg_limit *l)
+static __always_inline void set_first_window(struct bpf_sock_ops *ops)
 {
+	const struct tg_limit *l = tg_limit_of(TG_INGRESS);
 	struct tg_queue *queue;
 	__u32 segments;
 	__u64 byte_s;
 
-	if (!tg_has_windows(l) || is_exempt(ops, l))
+	if (!l || !tg_has_windows(l) || is_exempt(ops, l))
 		return;
 	/* Whose the socket will be is not yet known. */
 	queue = inward_queue(0);
@@ -205,14 +206,14 @@ SEC("sockops")
 int tune(struct bpf_sock_ops *ops)
 {
 	__u32 key = 0;
-	struct tg_limit *l = bpf_map_lookup_elem(&limit, &key);
+	struct tg_limit *l = tg_limit_of(TG_EGRESS);
 	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	__u64 now;
 
 	if (!l || !queue)
 		return 1;
 	if (ops->op == BPF_SOCK_OPS_RWND_INIT) {
-		set_first_window(ops, l);
+		set_first_window(ops);
 		return 1;
 	}
 	/* Asked for the length of the options alone there is no packet. */
@@ -220,7 +221,7 @@ int tune(struct bpf_sock_ops *ops)
 	    ops->args[0] != BPF_WRITE_HDR_TCP_CURRENT_MSS) {
 		claim(ops);
 		if (!is_exempt_remote(ops))
-			set_window_clamp(ops, l, 0);
+			set_window_clamp(ops, 0);
 		return 1;
 	}
 	if ((ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
@@ -228,7 +229,7 @@ int tune(struct bpf_sock_ops *ops)
 		return 1;
 	claim(ops);
 	if (ops->op != BPF_SOCK_OPS_RTT_CB && tg_has_windows(l) && !is_exempt(ops, l)) {
-		set_window_clamp(ops, l, 1);
+		set_window_clamp(ops, 1);
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
 						   BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 	}

@@ -145,6 +145,7 @@ fn scene(mbit_s: u64, depth: u64, rtt_ms: u64, flows: usize, cc: CongestionContr
         mtu: 1_500,
         duration: Nanos(10_000_000_000),
         seed: 11,
+        slow_start: false,
     }
 }
 

@@ -140,6 +140,9 @@ pub fn describe(options: &LimitOptions, parent: Option<&str>) -> String {
         if options.police.actions != Policy::default().actions {
             words.push(show_actions(&options.police.actions));
         }
+        if options.police.fair {
+            words.push("fair".to_owned());
+        }
     }
     if !options.matched.is_empty() {
         words.push(format!("match {}", options.matched));

@@ -13,7 +13,7 @@
 //! - [`htb`]: what the kernel's HTB is told, so that its classes mean the same (the `htb` scheme).
 //! - [`class`]: limits inside a limit: guarantees, weights, borrowing.
 //! - [`token_bucket`], [`meter`]: policing: pass or drop, green, yellow or red (RFC 2697, 2698, 4115).
-//! - [`police`]: what is done with each colour.
+//! - [`police`]: what is done with each colour; [`fair_police`]: equal parts for a policer's flows.
 //! - [`exempt`]: who is left alone.
 //! - [`burst`]: how deep a policer's bucket should be, and what it lets through.
 //! - [`receive_window`]: that rate as a window, for senders elsewhere (`pace` on ingress).
@@ -48,6 +48,7 @@ pub mod completion;
 pub mod dem;
 pub mod edt;
 pub mod exempt;
+pub mod fair_police;
 pub mod fair_share;
 pub mod fleet;
 pub mod htb;

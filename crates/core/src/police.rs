@@ -218,12 +218,14 @@ pub struct Policy {
     pub meter: Option<MeterOptions>,
     /// By [`Colour`].
     pub actions: [Action; 3],
+    /// Whether the flows have equal parts of the bucket ([`crate::fair_police`]); not with a meter.
+    pub fair: bool,
 }
 
 impl Default for Policy {
     /// A bucket whose red packets are dropped.
     fn default() -> Self {
-        Policy { meter: None, actions: [Action::Pass, Action::Pass, Action::Drop] }
+        Policy { meter: None, actions: [Action::Pass, Action::Pass, Action::Drop], fair: false }
     }
 }
 

@@ -18,7 +18,8 @@
 //! Packets that are still to be cut into segments ([`TokenBucket::on_segments`]) are up to a megabyte long,
 //! and a policer in the network would have met their segments one by one. Here one that is longer than half
 //! the bucket passes a bucket that is half full, and what was not there is owed: the rate stays exact, and
-//! the bound grows by one such packet.
+//! the bound grows by one such packet. So it does where flows have parts ([`TokenBucket::on_part`]): others
+//! may have left less than a packet in the bucket, which is no fault of a flow that has its part still.
 
 use crate::{
     units::{Bytes, Nanos, Rate},
@@ -127,6 +128,12 @@ impl TokenBucket {
         self.take(now, cost, cost.min(self.config.burst / 2))
     }
 
+    /// The same for a packet that is within its flow's part (see [`crate::fair_police`]), of at most a
+    /// megabyte: it passes unless the bucket owes for another.
+    pub fn on_part(&mut self, now: Nanos, bytes: u32) -> bool {
+        self.take(now, u64::from(bytes) * UNITS_PER_BYTE, 0)
+    }
+
     /// Takes `cost` if there is as much as `needed`.
     fn take(&mut self, now: Nanos, cost: u64, needed: u64) -> bool {
         (self.tokens, self.owed) = self.standing(now);
@@ -158,6 +165,15 @@ impl TokenBucket {
         self.standing(now).0
     }
 
+    /// When it will be full, if nothing is taken after `now`; not before `now`.
+    #[must_use]
+    pub fn full_at(&self, now: Nanos) -> Nanos {
+        let (tokens, owed) = self.standing(now);
+        let missing = u128::from(self.config.burst - tokens) + u128::from(owed);
+        // A full bucket and the longest packet, at the lowest rate: less than a year.
+        Nanos(now.0.saturating_add(missing.div_ceil(u128::from(self.config.rate)) as u64))
+    }
+
     /// What is in it at `now`, in whole bytes.
     #[must_use]
     pub fn tokens(&self, now: Nanos) -> Bytes {
@@ -186,12 +202,14 @@ mod tests {
     }
 
     impl Naive {
-        fn on_packet(&mut self, now: u64, bytes: u32, segments: bool) -> bool {
+        /// `owes`: nothing, half a bucket, all.
+        fn on_packet(&mut self, now: u64, bytes: u32, owes: u8) -> bool {
             let time = i128::from(now.saturating_sub(self.last));
             self.last = self.last.max(now);
             self.tokens = self.burst.min(self.tokens + self.rate * time);
             let cost = i128::from(bytes) * i128::from(UNITS_PER_BYTE);
-            let passes = self.tokens >= if segments { cost.min(self.burst / 2) } else { cost };
+            let needed = [cost, cost.min(self.burst / 2), 0][usize::from(owes)];
+            let passes = self.tokens >= needed;
             self.tokens -= if passes { cost } else { 0 };
             passes
         }
@@ -247,7 +265,7 @@ mod tests {
                 (
                     prop_oneof![0u64..3_000_000, 0..1u64 << 52, any::<u64>()],
                     any::<u16>(),
-                    any::<bool>(),
+                    0u8..3,
                 ),
                 1..300,
             ),
@@ -256,13 +274,14 @@ mod tests {
             let units = i128::from(burst) * i128::from(UNITS_PER_BYTE);
             let mut naive = Naive { rate: bit_s.into(), burst: units, tokens: units, last: 0 };
             let mut now = 0_u64;
-            for (gap, bytes, segments) in packets {
+            for (gap, bytes, owes) in packets {
                 // Now and then the clock steps back.
                 now = if gap % 7 == 3 { now.saturating_sub(gap) } else { now.saturating_add(gap) };
-                let passes = naive.on_packet(now, bytes.into(), segments);
-                let got = match segments {
-                    true => exact.on_segments(Nanos(now), bytes.into()),
-                    false => exact.on_packet(Nanos(now), bytes.into()),
+                let passes = naive.on_packet(now, bytes.into(), owes);
+                let got = match owes {
+                    0 => exact.on_packet(Nanos(now), bytes.into()),
+                    1 => exact.on_segments(Nanos(now), bytes.into()),
+                    _ => exact.on_part(Nanos(now), bytes.into()),
                 };
                 prop_assert_eq!(got, passes);
                 prop_assert_eq!(i128::from(exact.tokens) - i128::from(exact.owed), naive.tokens);

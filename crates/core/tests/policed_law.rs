@@ -34,6 +34,7 @@ fn scene(
         // Fifteen of the longest cycles, and more.
         duration: Nanos((bdp * rtt_ms * 15).max(8_000) * 1_000_000).min(Nanos(40_000_000_000)),
         seed: 7,
+        slow_start: false,
     }
 }
 

@@ -242,7 +242,7 @@ pub enum Problem {
 }
 
 /// The fields of a limit, each with a line that would be read.
-const FIELDS: [(&str, &str); 21] = [
+const FIELDS: [(&str, &str); 22] = [
     ("name", "name = \"backup\""),
     ("scope", "scope = { cgroup = \"system.slice/backup.service\" }"),
     ("egress", "egress = \"50mbit\""),
@@ -255,6 +255,7 @@ const FIELDS: [(&str, &str); 21] = [
     ("burst", "burst = \"1ms\""),
     ("meter", "meter = { type = \"srtcm\", ebs = \"200kb\", colour_aware = true }"),
     ("actions", "actions = { yellow = \"dscp af12\", red = \"drop\" }"),
+    ("fair", "fair = true"),
     ("mark", "mark = \"0.5ms\""),
     ("ecn", "ecn = \"60kb\""),
     ("drop", "drop = \"4ms\""),
@@ -579,6 +580,7 @@ impl Reader<'_> {
                 "exempt" => patch.exempt = Some(self.exempt(value)?),
                 "match" => patch.matched = Some(self.prefixes(value)?),
                 "actions" => patch.police.actions = self.actions(value)?,
+                "fair" => patch.police.fair = Some(self.flag(value, "fair")?),
                 "rto_min" => patch.rto_min = Some(self.parse(value, "rto_min")?),
                 "delack_max" => patch.delack_max = Some(self.parse(value, "delack_max")?),
                 "loopback" => patch.loopback = Some(self.flag(value, "loopback")?),

@@ -266,7 +266,7 @@ fn exempt<S: Serializer>(exempt: &Exempt, serializer: S) -> Result<S::Ok, S::Err
     serializer.collect_seq(prefixes.chain(exempt.dscps().map(|dscp| format!("dscp:{dscp}"))))
 }
 
-/// `{"meter": ..., "green": "pass", ...}`.
+/// `{"meter": ..., "green": "pass", ..., "fair": false}`.
 fn policy<S: Serializer>(policy: &Option<Policy>, serializer: S) -> Result<S::Ok, S::Error> {
     let Some(policy) = policy else { return serializer.serialize_none() };
     let mut map = serializer.serialize_map(None)?;
@@ -274,6 +274,7 @@ fn policy<S: Serializer>(policy: &Option<Policy>, serializer: S) -> Result<S::Ok
     for (name, action) in COLOUR_NAMES.iter().zip(policy.actions) {
         map.serialize_entry(name, &action.to_string())?;
     }
+    map.serialize_entry("fair", &policy.fair)?;
     map.end()
 }
 

@@ -16,6 +16,8 @@ use tidegate_core::{
 
 /// Number of directions, and the length of every per-direction array.
 pub const DIRECTIONS: usize = 2;
+/// A limit, and after it by direction what it is once its time has come.
+pub const LIMITS: usize = 1 + DIRECTIONS;
 /// Number of queues of a limit: those of its directions, and those of what belongs to none of its children.
 pub const QUEUES: usize = 2 * DIRECTIONS;
 /// Number of outcomes that a packet may have.
@@ -165,6 +167,8 @@ pub struct Limit {
     pub exempt: ExemptConf,
     /// Whose packets it polices; none: everybody's.
     pub matched: ExemptConf,
+    /// By direction: from when on what stands at its place after this is in force; 0: never.
+    pub until_ns: [u64; DIRECTIONS],
 }
 
 /// `struct tg_exempt`.
@@ -272,8 +276,8 @@ pub struct Policy {
     pub dscp: [u8; COLOURS],
     /// How the depth of the second bucket was given: not, as time, or as bytes.
     pub second_given: u32,
-    /// Zero.
-    pub pad: u32,
+    /// Whether the flows have equal parts of the committed bucket.
+    pub fair: u32,
 }
 
 /// `struct tg_queue`.
@@ -500,7 +504,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 61];
+        static native_intf_layout: [u64; 63];
         static native_intf_layout_len: u32;
     }
 
@@ -522,6 +526,7 @@ mod tests {
             offset_of!(Limit, police),
             offset_of!(Limit, exempt),
             offset_of!(Limit, matched),
+            offset_of!(Limit, until_ns),
             size_of::<ExemptConf>(),
             offset_of!(ExemptConf, count),
             MAX_PREFIXES,
@@ -556,6 +561,7 @@ mod tests {
             size_of::<Lengths>(),
             size_of::<PlaceKey>(),
             offset_of!(PlaceKey, what),
+            LIMITS,
             DIRECTIONS,
             QUEUES,
             OUTCOMES,

@@ -44,6 +44,7 @@ mod error;
 mod rate;
 
 pub use error::LimitError;
+pub use rate::Lease;
 
 /// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
 pub(crate) mod skel {
@@ -353,7 +354,7 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
     pub fn limit(&self) -> Result<intf::Limit, LimitError> {
-        lookup(&self.limit, "limit", self.at)
+        self.limit_at(rate::now())
     }
 
     /// Puts another limit in force, for packets from now on and for the sockets that exist. The backlog

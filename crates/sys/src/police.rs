@@ -137,4 +137,7 @@ mod kernel_tests;
 mod group_tests;
 
 #[cfg(test)]
+mod fair_tests;
+
+#[cfg(test)]
 mod room_tests;

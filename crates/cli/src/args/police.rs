@@ -24,6 +24,11 @@ pub struct PoliceArgs {
     /// all [default: none]
     #[arg(long = "match", value_name = "PREFIXES")]
     pub matched: Option<Prefixes>,
+    /// With police: give the flows equal parts of the rate, whatever their round trips and congestion control
+    /// [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "true")]
+    pub fair: Option<bool>,
 }
 
 impl PoliceArgs {
@@ -32,6 +37,7 @@ impl PoliceArgs {
         PolicePatch {
             meter: self.meter.map(|MeterArg(meter, _)| meter),
             actions: std::array::from_fn(|i| action(i).map(|(_, action)| *action)),
+            fair: self.fair,
         }
     }
 

@@ -282,6 +282,8 @@ struct LimitJson {
     #[serde(skip_serializing_if = "Option::is_none")]
     actions: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    fair: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     exempt: Option<String>,
     #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
     matched: Option<String>,
@@ -322,6 +324,7 @@ impl From<&LimitOptions> for LimitJson {
             meter: options.police.meter.map(|meter| meter.to_string()),
             actions: (options.scheme == Scheme::Police)
                 .then(|| show_actions(&options.police.actions)),
+            fair: (options.scheme == Scheme::Police).then_some(options.police.fair),
             exempt: (!options.exempt.is_empty()).then(|| options.exempt.to_string()),
             matched: (!options.matched.is_empty()).then(|| options.matched.to_string()),
         }

@@ -142,7 +142,9 @@ fn read(host: &Host, pinned: &[PinnedLimit]) -> Result<Vec<LimitStatus>> {
 /// Below the table, what the meters of policers have said.
 fn tell_colours(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     for limit in limits {
-        let Some(Policy { meter: Some(meter), actions }) = limit.settings.police else { continue };
+        let Some(Policy { meter: Some(meter), actions, .. }) = limit.settings.police else {
+            continue;
+        };
         for (direction, d) in limit.directions() {
             let Some(Colours { packets, bytes }) = d.colours else { continue };
             let counts = COLOUR_NAMES.iter().zip(actions).enumerate().map(|(i, (name, action))| {

@@ -20,6 +20,7 @@ mod ingress;
 mod limit;
 mod nic;
 mod police;
+mod police_fair;
 mod police_match;
 mod refusals;
 mod run;

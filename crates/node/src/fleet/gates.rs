@@ -51,6 +51,17 @@ pub struct Sample {
     pub flow_bit_s: Option<u64>,
     /// What it is set to, in bit/s.
     pub rate_bit_s: u64,
+    /// Until when that is good; none: for ever.
+    pub until: Option<Nanos>,
+}
+
+/// Until when a rate is good. The gate itself falls back when the time comes, whether anybody is there or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// The end, by the clock that a node is driven by.
+    pub until: Nanos,
+    /// The rate from then on.
+    pub then: Rate,
 }
 
 /// What became of a setting.
@@ -75,15 +86,26 @@ pub trait Gates {
     /// As the gates have it.
     fn measure(&mut self, now: Nanos, place: &Place) -> Result<Option<Sample>, Self::Error>;
 
-    /// Sets the rate, for packets from now on.
+    /// Sets the rate, for packets from now on, until the end of the lease if there is one.
     ///
     /// # Errors
     /// As the gates have it.
-    fn set_rate(&mut self, place: &Place, rate: Rate) -> Result<Done, Self::Error>;
+    fn set_rate(
+        &mut self,
+        place: &Place,
+        rate: Rate,
+        lease: Option<Lease>,
+    ) -> Result<Done, Self::Error>;
 
     /// Has each packet dropped with this probability, 0 to 1, besides what the rate does.
     ///
     /// # Errors
     /// As the gates have it.
     fn set_drop(&mut self, place: &Place, probability: f64) -> Result<Done, Self::Error>;
+
+    /// Nothing is dropped at random any more, and flows are not counted.
+    ///
+    /// # Errors
+    /// As the gates have it.
+    fn leave(&mut self, place: &Place) -> Result<(), Self::Error>;
 }

@@ -33,7 +33,7 @@ use tidegate_core::{
 
 use super::{
     config::{Algorithm, FleetSpec, GroupSpec, LEAST_BIT_S, member_id},
-    gates::{Done, Gates, Place},
+    gates::{Done, Gates, Lease, Place},
     storage::Storage,
 };
 
@@ -45,6 +45,14 @@ const FLOW_TAU: Nanos = Nanos(700_000_000);
 const LIMITED_FROM: f64 = 0.95;
 /// Who was limited so lately takes all it gets: averages need as long to see what a new rate lets through.
 const LIMITED_LATELY: Nanos = Nanos(NANOS_PER_SEC);
+/// Who has left a group says so in so many of its intervals.
+const QUIT_ROUNDS: u32 = 4;
+/// The end of a lease is set anew when that moves it by such a part of what is left.
+const LEASE_PARTS: u64 = 8;
+/// Who is told its rate hears of another with its own packets, and at most doubles each time: from a low rate
+/// that takes so many packets' time, and is counted for no longer than this.
+const HEARD_BITS: u64 = 4 * 1_514 * 8;
+const HEARD_MOST: Nanos = Nanos(5 * NANOS_PER_SEC);
 /// What others told counts for so many intervals at least.
 const FRESH_INTERVALS: u64 = 10;
 /// ... and for so long.
@@ -54,7 +62,8 @@ const FRESH_LEAST: Nanos = Nanos(3 * NANOS_PER_SEC);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
-    /// It has not heard anybody yet, and keeps what it has.
+    /// It has not heard anybody yet, and keeps what it has; with `share` what is its own in any case, also
+    /// while it hears others, until the first epoch has begun.
     Starting,
     /// It has its part by what all want.
     Sharing,
@@ -78,7 +87,12 @@ struct Gauge {
     flow_bit_s: f64,
     /// When it last had all that its rate let through, or was slowed down.
     limited: Option<Nanos>,
+    /// How long its flows needed then to hear of another rate.
+    hears: Nanos,
     applied: Option<Rate>,
+    /// Until when the gate has it, as set here; and whether it has an end at all, whoever set that.
+    lease: Option<Lease>,
+    lent: bool,
     /// The least rate since the last sample.
     least: Option<Rate>,
     gone: bool,
@@ -133,6 +147,8 @@ pub struct Group {
     found_bit_s: u64,
     unsaved: Option<Saved>,
     left: bool,
+    /// Rounds in which others are still to be told that it has left.
+    quits: Option<u32>,
     drop_probability: f64,
 }
 
@@ -174,7 +190,10 @@ impl Group {
             flows: FlowRates::new(now, FLOW_TAU),
             flow_bit_s: 0.0,
             limited: None,
+            hears: Nanos(0),
             applied: None,
+            lease: None,
+            lent: false,
             least: None,
             gone: false,
             drops_none: false,
@@ -211,6 +230,7 @@ impl Group {
             found_bit_s: 0,
             unsaved: None,
             left: false,
+            quits: None,
             drop_probability: 0.0,
             spec: (*spec).clone(),
         })
@@ -285,7 +305,10 @@ impl Group {
             }
         };
         let starting = !self.heard_any && now.0 < self.started.0.saturating_add(FRESH_LEAST.0);
+        // Keepers may have answered, but nothing is divided before an epoch has begun.
+        let divides = !matches!(&self.control, Control::Share(s) if s.epoch().number == 0);
         match alone {
+            false if !divides => Standing::Starting,
             false => Standing::Sharing,
             true if starting => Standing::Starting,
             true => Standing::Alone,
@@ -312,6 +335,20 @@ impl Group {
             }
             Control::Fps(fps) => (fps.rate_bit_s() as u64).max(LEAST_BIT_S),
             Control::Share(share) => share.grant().at(now),
+        }
+    }
+
+    /// Until when others keep free what the host has, if they count on it that it falls back then: a gate
+    /// does, also when nobody is there any more to have it do so.
+    fn until(&self, now: Nanos, standing: Standing) -> Option<Nanos> {
+        if standing != Standing::Sharing {
+            return None;
+        }
+        match &self.control {
+            Control::Ctb => None,
+            Control::Share(share) => Some(share.grant().until),
+            // From then on it is silent for the others, who keep its part of the limit free and no more.
+            _ => Some(Nanos(now.0.saturating_add(self.fresh().0))),
         }
     }
 
@@ -363,6 +400,11 @@ impl Group {
     }
 
     fn control(&mut self, now: Nanos) {
+        if let Some(rounds) = &mut self.quits {
+            *rounds = rounds.saturating_sub(1);
+            self.left = *rounds == 0;
+            return self.vector.leave(now);
+        }
         let demand = self.demand_bit_s();
         let wants: Vec<_> = self.gauges.iter().map(|gauge| gauge.want(now)).collect();
         let flow = self.typical_bit_s(&wants);
@@ -451,8 +493,14 @@ impl Group {
         // What is lowered first, so that the sum is never above the part.
         rates.sort_by_key(|(i, rate)| Some(*rate) > self.gauges[*i].applied);
         let mut good = true;
+        let until = self.until(now, standing);
+        let alone = self.spec.alone_bit_s() / self.gauges.len().max(1) as u64;
         for (i, rate) in rates {
-            good &= self.gauges[i].apply(gates, rate);
+            let then = Rate::from_bit_s(alone.max(LEAST_BIT_S))
+                .unwrap_or(LEAST_RATE)
+                .min(self.gauges[i].ceiling);
+            let lease = until.map(|until| Lease { until, then });
+            good &= self.gauges[i].apply(now, gates, rate, lease);
         }
         let is_grd = matches!(self.control, Control::Grd);
         let drops = is_grd && standing == Standing::Sharing;
@@ -542,7 +590,8 @@ impl Group {
         self.stood_back = true;
     }
 
-    /// Gives back what it holds; [`Group::has_left`] says when.
+    /// Gives back what it holds; [`Group::has_left`] says when. Its limits keep what is the host's own in any
+    /// case.
     pub fn leave(&mut self, now: Nanos) {
         match &mut self.control {
             Control::Share(share) if !self.stood_back => share.leave(now),
@@ -550,12 +599,27 @@ impl Group {
         }
     }
 
-    /// From now on its limits are another's: this group does not set them any more.
-    pub fn release<G: Gates>(&mut self, gates: &mut G) {
-        let is_grd = matches!(self.control, Control::Grd);
-        for gauge in self.gauges.drain(..).filter(|_| is_grd) {
+    /// As [`Group::leave`], of a host that is in the group no more: its limits are another's from now on, and
+    /// nobody need keep anything for it. A limit that `keeps` names no other group for, and that still has
+    /// what this one gave it, falls to what is the host's own in any case.
+    pub fn quit<G: Gates>(&mut self, now: Nanos, gates: &mut G, keeps: impl Fn(&Place) -> bool) {
+        let alone = self.spec.alone_bit_s() / self.gauges.len().max(1) as u64;
+        for gauge in std::mem::take(&mut self.gauges) {
             // What fails here the next group, or who takes the limit off, does again.
-            let _ = gates.set_drop(&gauge.place, 0.0);
+            let _ = gates.leave(&gauge.place);
+            let is = gates.measure(now, &gauge.place).ok().flatten();
+            let ours = is.is_some_and(|is| Rate::from_bit_s(is.rate_bit_s) == gauge.applied);
+            if ours && !keeps(&gauge.place) {
+                let rate = Rate::from_bit_s(alone.max(LEAST_BIT_S)).unwrap_or(LEAST_RATE);
+                let rate = rate.min(gauge.ceiling);
+                let _ = gates.set_rate(&gauge.place, rate, None);
+                let _ = gates.leave(&gauge.place);
+            }
+        }
+        self.leave(now);
+        if self.gossips() {
+            (self.quits, self.left) = (Some(QUIT_ROUNDS), false);
+            self.due = now;
         }
     }
 
@@ -623,7 +687,7 @@ impl Gauge {
         let sample = match gates.measure(now, &self.place) {
             Ok(Some(sample)) => sample,
             Ok(None) => {
-                (self.gone, self.applied, self.error) = (true, None, None);
+                (self.gone, self.applied, self.lease, self.error) = (true, None, None, None);
                 self.drops_none = false;
                 self.demand.clear();
                 return 0;
@@ -640,6 +704,8 @@ impl Gauge {
         // Somebody else may have set it meanwhile, or have put the limit on anew.
         self.dropping = None;
         self.applied = Rate::from_bit_s(sample.rate_bit_s);
+        self.lease = self.lease.filter(|lease| sample.until == Some(lease.until));
+        self.lent = sample.until.is_some();
         let least = std::mem::replace(&mut self.least, self.applied).min(self.applied);
         let elapsed = self.measured.map(|at| Nanos(now.0.saturating_sub(at.0)));
         self.measured = Some(now);
@@ -652,6 +718,9 @@ impl Gauge {
         let full = least.is_some_and(|rate| bit_s >= rate.bit_s() as f64 * LIMITED_FROM);
         if full || sample.slowed_bytes > 0 {
             self.limited = Some(now);
+            let hears =
+                |bit_s: u64| Nanos(HEARD_BITS * NANOS_PER_SEC / bit_s.max(1)).min(HEARD_MOST);
+            self.hears = sample.flow_bit_s.map_or(Nanos(0), hears);
         }
         self.flows.on_interval(now, sample.flows);
         self.flow_bit_s = match sample.flow_bit_s {
@@ -668,7 +737,7 @@ impl Gauge {
             return Want::default();
         }
         let rate = self.applied.map_or(f64::MAX, |rate| rate.bit_s() as f64);
-        let lately = |at: Nanos| now.0.saturating_sub(at.0) < LIMITED_LATELY.0;
+        let lately = |at: Nanos| now.0.saturating_sub(at.0) < LIMITED_LATELY.0 + self.hears.0;
         let greedy =
             self.limited.is_some_and(lately) || demand * 100.0 >= rate * GREEDY_PERCENT as f64;
         // A flow that has just come has no rate from which more could be told.
@@ -682,19 +751,40 @@ impl Gauge {
         Want { flows: flows as f32, demand_bit_s }
     }
 
+    /// Whether the gate has this rate for about so long: an end that is a little early does no harm.
+    fn has(&self, now: Nanos, rate: Rate, lease: Option<Lease>) -> bool {
+        let lent = match (self.lease, lease) {
+            (None, None) => !self.lent,
+            (Some(is), Some(to)) => {
+                let (early, left) =
+                    (to.until.0.checked_sub(is.until.0), to.until.0.saturating_sub(now.0));
+                is.then == to.then && early.is_some_and(|early| early <= left / LEASE_PARTS)
+            }
+            _ => false,
+        };
+        lent && self.applied == Some(rate)
+    }
+
     /// Sets the rate; false if that failed.
-    fn apply<G: Gates>(&mut self, gates: &mut G, rate: Rate) -> bool {
-        if self.applied == Some(rate) {
+    fn apply<G: Gates>(
+        &mut self,
+        now: Nanos,
+        gates: &mut G,
+        rate: Rate,
+        lease: Option<Lease>,
+    ) -> bool {
+        if self.has(now, rate, lease) {
             return true;
         }
-        match gates.set_rate(&self.place, rate) {
+        match gates.set_rate(&self.place, rate, lease) {
             Ok(Done::Set) => {
                 (self.applied, self.gone, self.error) = (Some(rate), false, None);
+                (self.lease, self.lent) = (lease, lease.is_some());
                 self.least = self.least.min(self.applied);
                 true
             }
             Ok(Done::Gone) => {
-                (self.applied, self.gone) = (None, true);
+                (self.applied, self.lease, self.gone) = (None, None, true);
                 true
             }
             Ok(Done::Cannot) => true,

@@ -11,7 +11,7 @@ use tidegate_sys::{
 
 use super::{
     config::GroupSpec,
-    gates::{Done, Gates, Place, Sample},
+    gates::{Done, Gates, Lease, Place, Sample},
 };
 use crate::{host::Host, status::LimitStatus};
 
@@ -53,20 +53,12 @@ impl LocalGates {
             for (limit, ceiling) in group.members.iter().zip(ceilings) {
                 let place = Place { limit: limit.clone(), direction: group.direction.into() };
                 let rate = Rate::from_bit_s(alone).unwrap_or(*ceiling).min(*ceiling);
-                if let Err(e) = self.set_rate(&place, rate).and_then(|_| self.leave(&place)) {
+                if let Err(e) = self.set_rate(&place, rate, None).and_then(|_| self.leave(&place)) {
                     failed.push((limit.clone(), e));
                 }
             }
         }
         failed
-    }
-
-    /// Packets are no longer dropped at random, and flows no longer counted.
-    fn leave(&self, place: &Place) -> Result<(), LocalError> {
-        match self.host.find(&place.limit)? {
-            Some(pinned) => Ok(pinned.maps().leave_group(place.direction.into())?),
-            None => Ok(()),
-        }
     }
 }
 
@@ -80,6 +72,7 @@ impl Gates for LocalGates {
             return Ok(None);
         };
         let status = LimitStatus::read(&pinned)?;
+        let until = pinned.limit.until(place.direction.into());
         let direction = match Direction::from(place.direction) {
             Direction::Egress => status.egress,
             Direction::Ingress => status.ingress,
@@ -100,12 +93,21 @@ impl Gates for LocalGates {
             flows: measured.flows,
             flow_bit_s: fair.map(|fair| fair.share_bit_s),
             rate_bit_s: direction.rate_bit_s,
+            until: Some(until).filter(|until| until.0 > 0),
         }))
     }
 
-    fn set_rate(&mut self, place: &Place, rate: Rate) -> Result<Done, LocalError> {
+    /// Leases are by `CLOCK_BOOTTIME`, which the daemon's clock is.
+    fn set_rate(
+        &mut self,
+        place: &Place,
+        rate: Rate,
+        lease: Option<Lease>,
+    ) -> Result<Done, LocalError> {
         let (hierarchy, store) = (self.host.hierarchy(), self.host.store());
-        match store.set_rate(hierarchy, &place.limit, place.direction.into(), rate, PATIENCE) {
+        let (limit, direction) = (&place.limit, place.direction.into());
+        let lease = lease.map(|Lease { until, then }| tidegate_sys::limit::Lease { until, then });
+        match store.set_rate(hierarchy, limit, direction, rate, lease, PATIENCE) {
             Ok(RateSet::Set) => Ok(Done::Set),
             Ok(RateSet::Nothing) | Err(StoreError::Missing(_)) => Ok(Done::Gone),
             Err(e) => Err(e.into()),
@@ -119,5 +121,12 @@ impl Gates for LocalGates {
         };
         let set = pinned.maps().set_drop(place.direction.into(), probability)?;
         Ok(if set { Done::Set } else { Done::Cannot })
+    }
+
+    fn leave(&mut self, place: &Place) -> Result<(), LocalError> {
+        match self.host.find(&place.limit)? {
+            Some(pinned) => Ok(pinned.maps().leave_group(place.direction.into())?),
+            None => Ok(()),
+        }
     }
 }

@@ -18,7 +18,7 @@ use tidegate_core::{
 use super::{
     config::{FleetError, FleetSpec, GroupSpec, member_id, number},
     frame::{Frame, GroupReport, REPORTS_MAX},
-    gates::Gates,
+    gates::{Gates, Place, Way},
     group::{Group, GroupOptions, Standing},
     keys::KeyRing,
     membership::{Change, Contact, Membership, MembershipError, Swim},
@@ -275,11 +275,16 @@ impl<G: Gates, S: Storage> Node<G, S> {
         }
         for mut held in old.into_iter().flatten() {
             let name = held.group.spec().name.clone();
-            held.group.leave(now);
-            held.group.release(&mut self.gates);
+            let members = |spec: &GroupSpec, place: &Place| {
+                Way::from(spec.direction) == place.direction && spec.members.contains(&place.limit)
+            };
+            let keeps = |place: &Place| groups.iter().any(|(spec, _)| members(spec, place));
+            held.group.quit(now, &mut self.gates, keeps);
+            held.group.on_timer(now, &mut self.gates);
             if !self.groups.iter().any(|other| other.group.spec().name == name) {
                 changes.push(format!("group `{name}` ends"));
             }
+            self.gossip(&mut held.group);
             self.leaving.push((now, held.group));
         }
         self.fleet = fleet;
@@ -476,15 +481,20 @@ impl<G: Gates, S: Storage> Node<G, S> {
     /// To be called at [`Node::next_deadline`], or at any time.
     pub fn on_timer(&mut self, now: Nanos) {
         self.swim.on_timer(now);
-        for i in 0..self.groups.len() {
-            let group = &mut self.groups[i].group;
+        let mut groups = std::mem::take(&mut self.groups);
+        for Held { group, .. } in &mut groups {
             if group.on_timer(now, &mut self.gates) {
-                self.gossip(i);
+                self.gossip(group);
             }
         }
-        for (_, group) in &mut self.leaving {
-            group.on_timer(now, &mut self.gates);
+        self.groups = groups;
+        let mut leaving = std::mem::take(&mut self.leaving);
+        for (_, group) in &mut leaving {
+            if group.on_timer(now, &mut self.gates) {
+                self.gossip(group);
+            }
         }
+        self.leaving = leaving;
         self.leaving.retain(|(since, group)| {
             !group.has_left() && now.0 < since.0.saturating_add(LEAVING_LASTS.0)
         });
@@ -522,15 +532,13 @@ impl<G: Gates, S: Storage> Node<G, S> {
         peers.partial_shuffle(&mut self.random, count).0.to_vec()
     }
 
-    fn gossip(&mut self, i: usize) {
-        let group = &self.groups[i].group;
+    fn gossip(&mut self, group: &mut Group) {
         if !group.gossips() {
             return;
         }
         let (name, number) = (group.spec().name.clone(), group.number());
-        let count = group.spec().branching;
-        for peer in self.peers_of(Some((&name, number)), count) {
-            if let Some(message) = self.groups[i].group.news() {
+        for peer in self.peers_of(Some((&name, number)), group.spec().branching) {
+            if let Some(message) = group.news() {
                 self.queue_message(peer, &message);
             }
         }

@@ -40,6 +40,15 @@ pub enum PoliceProblem {
     /// Yellow without a meter that makes it.
     #[error("without a meter no packet is yellow; write `meter`, or leave this out")]
     NoYellow,
+    /// Asked of a scheme that knows no flows' parts.
+    #[error("only scheme `police` has `fair`; `pace` and `edt` are fair unasked; leave this out")]
+    NoParts,
+    /// Two buckets have no one deficit that flows could share.
+    #[error("a limit with a meter has no equal parts; leave out `fair` or `meter`")]
+    FairMeter,
+    /// Limits for prefixes share a program, which keeps no table of flows for each.
+    #[error("a limit for prefixes has no equal parts of its flows; leave out `fair` or `match`")]
+    FairMatch,
     /// A value that is none.
     #[error(transparent)]
     Policy(#[from] PolicyError),
@@ -64,6 +73,8 @@ pub struct PolicePatch {
     pub meter: Option<MeterSetting>,
     /// By colour.
     pub actions: [Option<Action>; 3],
+    /// Whether flows have equal parts.
+    pub fair: Option<bool>,
 }
 
 impl PolicePatch {
@@ -80,6 +91,9 @@ impl PolicePatch {
             if self.actions.iter().any(Option::is_some) {
                 return refuse("actions", problem);
             }
+            if self.fair == Some(true) {
+                return refuse("fair", PoliceProblem::NoParts);
+            }
             return Ok(Policy::default());
         }
         let meter = match self.meter {
@@ -91,7 +105,12 @@ impl PolicePatch {
             return refuse("actions", PoliceProblem::NoYellow);
         }
         let actions = std::array::from_fn(|i| self.actions[i].unwrap_or(base.actions[i]));
-        Ok(Policy { meter, actions })
+        let fair = self.fair.unwrap_or(base.fair);
+        if fair && meter.is_some() {
+            let field = if self.fair.is_some() { "fair" } else { "meter" };
+            return refuse(field, PoliceProblem::FairMeter);
+        }
+        Ok(Policy { meter, actions, fair })
     }
 }
 
@@ -121,6 +140,9 @@ pub(super) fn fits(limit: &LimitOptions, scope: &Scope) -> Result<(), SettingsEr
     }
     if !limit.matched.is_empty() && !scope.is_device() {
         return refuse("match", PoliceProblem::MatchNeedsADevice);
+    }
+    if !limit.matched.is_empty() && limit.police.fair {
+        return refuse("match", PoliceProblem::FairMatch);
     }
     Ok(())
 }

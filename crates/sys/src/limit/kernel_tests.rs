@@ -478,3 +478,41 @@ fn root_early_drops_happen_in_the_loaded_program() {
     assert!(returned[1] > 100 && returned[2] > 100, "{returned:?}");
     assert_eq!(returned[0] + returned[3], 0, "{returned:?}");
 }
+
+/// What a group lends has an end that the program itself sees.
+#[test]
+fn root_a_rate_that_is_lent_ends_in_the_loaded_program() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_a_rate_that_is_lent_ends_in_the_loaded_program: needs root");
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let nrm = load_nrm(&mut storage, None, false).unwrap();
+    // A backlog that the one has room for and the other drops.
+    let tight = intf::QueueConf { drop_ns: 1, large_drop_ns: 1, mark_ns: 1, ..CONF };
+    let flags = intf::FLAG_LOOPBACK;
+    let then = intf::Limit { queue: [tight; 2], flags, ..Default::default() };
+    let roomy =
+        intf::QueueConf { drop_ns: 900 * S, large_drop_ns: 900 * S, mark_ns: 800 * S, ..CONF };
+    let returned = |until_ns: u64| {
+        let limit =
+            intf::Limit { queue: [roomy; 2], flags, until_ns: [until_ns, 0], ..Default::default() };
+        for (key, limit) in [(0u32, limit), (1, then)] {
+            let bytes = bytemuck::bytes_of(&limit);
+            nrm.maps.limit.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
+        }
+        [&nrm.progs.nrm_egress, &nrm.progs.nrm_ingress].map(|program| {
+            let queue = intf::Queue { finish_ns: monotonic_ns() + 150 * S, ..Default::default() };
+            for key in [0u32, 1] {
+                let bytes = bytemuck::bytes_of(&queue);
+                nrm.maps.queues_of_limit.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
+            }
+            let packet = frame(false, UDP, NOT_ECT, 1500);
+            let input = ProgramInput { data_in: Some(&packet), ..Default::default() };
+            program.test_run(input).unwrap().return_value
+        })
+    };
+    assert_eq!(returned(0), [1, 1], "for ever");
+    assert_eq!(returned(u64::MAX), [1, 1]);
+    assert_eq!(returned(1), [2, 1], "the end has come, of one direction");
+}

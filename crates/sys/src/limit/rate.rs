@@ -1,42 +1,120 @@
-//! One rate that changes again and again, as a group's does.
+//! One rate that changes again and again, as a group's does, and that may be lent for a time.
 
-use tidegate_core::{Direction, Rate, Span, virtual_queue::MAX_SPAN};
+use libbpf_rs::{MapCore, MapFlags};
+use rustix::time::{ClockId, clock_gettime};
+use tidegate_core::{Direction, Nanos, Rate, Span, virtual_queue::MAX_SPAN};
 
-use super::{LimitError, LimitMaps, LimitOptions};
+use super::{LimitError, LimitMaps, LimitOptions, lookup, map_error};
 use crate::intf;
 
-impl LimitMaps {
-    /// Changes the rate of a direction that is limited, and the thresholds that follow from it; nothing
-    /// else. A size that would last longer than [`MAX_SPAN`] at a rate so low is cut to that, and stays so
-    /// until the limit is set anew. It is one write to a map: sockets that exist learn of it with their next
-    /// ACK, where [`LimitMaps::set`] goes to each of them. False if the direction is free.
-    ///
-    /// # Errors
-    /// [`LimitError`]; the earlier rate is in force.
-    pub fn set_rate(&self, direction: Direction, rate: Rate) -> Result<bool, LimitError> {
-        let mut limit = self.limit()?;
-        let mut options = LimitOptions::from(&limit);
+/// Until when a rate is good. The programs themselves look at the time: nobody needs to be there when it
+/// comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// The end, by `CLOCK_BOOTTIME`.
+    pub until: Nanos,
+    /// The rate from then on.
+    pub then: Rate,
+}
+
+/// `CLOCK_BOOTTIME`.
+pub(super) fn now() -> Nanos {
+    let now = clock_gettime(ClockId::Boottime);
+    Nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+impl intf::Limit {
+    /// Until when the rate of a direction is good; zero: for ever.
+    #[must_use]
+    pub fn until(&self, direction: Direction) -> Nanos {
+        Nanos(self.until_ns[intf::index(direction)])
+    }
+
+    /// Takes all that follows from the rate of a direction from another limit.
+    fn take_rate(&mut self, direction: Direction, from: &intf::Limit) {
+        let i = intf::index(direction);
+        self.queue[i] = from.queue[i];
+        self.rate_bit_s[i] = from.rate_bit_s[i];
+        self.class[i] = from.class[i];
+        self.police[i] = from.police[i];
+    }
+
+    /// The same with another rate; `None` if the direction is free.
+    fn at_rate(&self, direction: Direction, rate: Rate) -> Result<Option<intf::Limit>, LimitError> {
+        let mut options = LimitOptions::from(self);
         let queue = match direction {
             Direction::Egress => &mut options.egress,
             Direction::Ingress => &mut options.ingress,
         };
-        let Some(queue) = queue else { return Ok(false) };
+        let Some(queue) = queue else { return Ok(None) };
+        let mut limit = *self;
         if queue.rate == rate {
-            return Ok(true);
+            return Ok(Some(limit));
         }
         queue.rate = rate;
         for span in [&mut queue.burst, &mut queue.mark, &mut queue.drop] {
             *span =
                 span.map(|span| if span.at(rate) > MAX_SPAN { Span::Time(MAX_SPAN) } else { span });
         }
-        let new = options.encode(limit.cgroup_id)?;
+        limit.take_rate(direction, &options.encode(limit.cgroup_id)?);
+        Ok(Some(limit))
+    }
+}
+
+impl LimitMaps {
+    /// As it is in force at a time of `CLOCK_BOOTTIME`.
+    pub(super) fn limit_at(&self, now: Nanos) -> Result<intf::Limit, LimitError> {
+        let mut limit: intf::Limit = lookup(&self.limit, "limit", self.at)?;
+        if self.place.is_some() {
+            return Ok(limit);
+        }
+        for direction in [Direction::Egress, Direction::Ingress] {
+            let i = intf::index(direction);
+            if limit.until_ns[i] != 0 && limit.until(direction) <= now {
+                let then: intf::Limit = lookup(&self.limit, "limit", 1 + i as u32)?;
+                limit.take_rate(direction, &then);
+                limit.until_ns[i] = 0;
+            }
+        }
+        Ok(limit)
+    }
+
+    /// Changes the rate of a direction that is limited, and the thresholds that follow from it; nothing
+    /// else. A size that would last longer than [`MAX_SPAN`] at a rate so low is cut to that, and stays so
+    /// until the limit is set anew. It is one write to a map: sockets that exist learn of it with their next
+    /// ACK, where [`LimitMaps::set`] goes to each of them. With a lease the rate ends by itself; without,
+    /// an earlier lease ends. A limit of some prefixes of a device keeps its rate, lease or not. False if the
+    /// direction is free.
+    ///
+    /// # Errors
+    /// [`LimitError`]; the earlier rate is in force.
+    pub fn set_rate(
+        &self,
+        direction: Direction,
+        rate: Rate,
+        lease: Option<Lease>,
+    ) -> Result<bool, LimitError> {
+        // What the rate was before, whose sizes an end that has come may have cut.
+        let was: intf::Limit = lookup(&self.limit, "limit", self.at)?;
+        let Some(mut limit) = was.at_rate(direction, rate)? else { return Ok(false) };
         let i = intf::index(direction);
-        limit.queue[i] = new.queue[i];
-        limit.rate_bit_s[i] = new.rate_bit_s[i];
-        limit.class[i] = new.class[i];
-        limit.police[i] = new.police[i];
+        limit.until_ns[i] = 0;
+        if let Some(Lease { until, then }) = lease.filter(|_| self.place.is_none()) {
+            let Some(then) = limit.at_rate(direction, then)? else { return Ok(false) };
+            let key = (1 + i as u32).to_ne_bytes();
+            self.limit
+                .update(&key, bytemuck::bytes_of(&then), MapFlags::ANY)
+                .map_err(map_error("limit"))?;
+            // Zero is for ever.
+            limit.until_ns[i] = until.0.max(1);
+        }
+        if limit == was {
+            return Ok(true);
+        }
+        let in_force = self.limit()?;
         self.write(&limit)?;
-        if limit.flags & intf::FLAG_POLICE != 0 {
+        // What a slow bucket owes is much time.
+        if limit.flags & intf::FLAG_POLICE != 0 && limit.rate_bit_s != in_force.rate_bit_s {
             self.forgive(&limit)?;
         }
         Ok(true)

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 
 use libbpf_rs::ProgramInput;
 use tidegate_core::{
-    Bytes, Scheme, Span,
+    Bytes, Nanos, Scheme, Span,
     virtual_queue::{MAX_SPAN, VirtualQueueOptions},
 };
 
 use super::*;
-use crate::group::FLOWS_PER_CPU;
+use crate::{group::FLOWS_PER_CPU, limit::Lease};
 
 const UDP: u8 = 17;
 const TCP: u8 = 6;
@@ -20,7 +20,7 @@ const PASSED: u32 = u32::MAX; // TC_ACT_UNSPEC
 const DROPPED: u32 = 2; // TC_ACT_SHOT
 
 /// A frame of 1000 bytes with an IPv4 packet.
-fn v4(from: u8, protocol: u8, fragment: u16, ports: [u16; 2]) -> Vec<u8> {
+pub(super) fn v4(from: u8, protocol: u8, fragment: u16, ports: [u16; 2]) -> Vec<u8> {
     let mut frame = vec![0; 1000];
     frame[12..15].copy_from_slice(&[0x08, 0x00, 0x45]);
     frame[16..18].copy_from_slice(&986u16.to_be_bytes());
@@ -71,12 +71,12 @@ fn roomy() -> intf::Limit {
     limit.encode(0).unwrap()
 }
 
-fn run(program: &libbpf_rs::ProgramMut<'_>, frame: &[u8], times: u32) -> u32 {
+pub(super) fn run(program: &libbpf_rs::ProgramMut<'_>, frame: &[u8], times: u32) -> u32 {
     let input = ProgramInput { data_in: Some(frame), repeat: times, ..ProgramInput::default() };
     program.test_run(input).unwrap().return_value
 }
 
-fn is_root(test: &str) -> bool {
+pub(super) fn is_root(test: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
         eprintln!("SKIP {test}: needs root");
@@ -218,14 +218,64 @@ fn root_group_a_rate_is_the_buckets() {
     let police = load(&mut storage, Place::Device, false).unwrap();
     let maps = maps(&police, &roomy()).unwrap();
     maps.set_drop(Direction::Egress, 0.5).unwrap();
-    assert!(maps.set_rate(Direction::Egress, "50mbit".parse().unwrap()).unwrap());
+    assert!(maps.set_rate(Direction::Egress, "50mbit".parse().unwrap(), None).unwrap());
     let limit = maps.limit().unwrap();
     let rates = limit.police.map(|policy| policy.committed.rate);
     assert_eq!((rates, limit.rate_bit_s), ([50_000_000, 100_000_000_000], rates));
     assert_eq!(limit.police[0].committed.burst, roomy().police[0].committed.burst);
     // So slow that what the bucket held lasts longer than a limit can say.
-    assert!(maps.set_rate(Direction::Egress, "8kbit".parse().unwrap()).unwrap());
+    assert!(maps.set_rate(Direction::Egress, "8kbit".parse().unwrap(), None).unwrap());
     let bucket = maps.limit().unwrap().police[0].committed;
     assert_eq!((bucket.rate, bucket.fill_ns), (8_000, MAX_SPAN.0));
     assert_eq!(maps.drop_probability(Direction::Egress).unwrap(), 0.5);
+}
+
+/// Nobody needs to be there when the time comes that a rate was lent for.
+#[test]
+fn root_group_a_rate_that_is_lent_ends_in_the_program() {
+    if !is_root("root_group_a_rate_that_is_lent_ends_in_the_program") {
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let police = load(&mut storage, Place::Device, false).unwrap();
+    // Two packets, which are there again at once at a high rate, and in seconds at a low one.
+    let options = VirtualQueueOptions {
+        burst: Some(Span::Size(Bytes(2_500))),
+        ..VirtualQueueOptions::new("10gbit".parse().unwrap())
+    };
+    let (egress, ingress, scheme) = (Some(options), Some(options), Scheme::Police);
+    let limit = LimitOptions { egress, ingress, loopback: true, scheme, ..LimitOptions::default() };
+    let maps = maps(&police, &limit.encode(0).unwrap()).unwrap();
+    let rate = |text: &str| text.parse::<tidegate_core::Rate>().unwrap();
+    let (out, inward) = (&police.progs.police_out, &police.progs.police_in);
+    let last_of = |program: &libbpf_rs::ProgramMut<'_>| {
+        (0..5).fold(0, |_, _| run(program, &v4(1, UDP, 0, [1, 2]), 1))
+    };
+    let lend = |until| {
+        let lease = Lease { until: Nanos(until), then: rate("8kbit") };
+        assert!(maps.set_rate(Direction::Egress, rate("10gbit"), Some(lease)).unwrap());
+    };
+    let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let now = boot.tv_sec as u64 * 1_000_000_000;
+    lend(now + 3_600_000_000_000);
+    let lent = maps.limit().unwrap();
+    assert_eq!(lent.rate(Direction::Egress), Some(rate("10gbit")));
+    assert_eq!(last_of(out), PASSED);
+    // It has ended.
+    lend(now - 1);
+    assert_eq!(last_of(out), DROPPED);
+    assert_eq!(last_of(inward), PASSED, "the other direction goes on");
+    let ended = maps.limit().unwrap();
+    assert_eq!(ended.rate(Direction::Egress), Some(rate("8kbit")));
+    assert_eq!(ended.rate(Direction::Ingress), Some(rate("10gbit")));
+    // Lent again it has the bucket that it had, and for ever is for ever.
+    lend(now + 3_600_000_000_000);
+    assert_eq!(
+        maps.limit().unwrap(),
+        intf::Limit { until_ns: maps.limit().unwrap().until_ns, ..lent }
+    );
+    assert_eq!(last_of(out), PASSED);
+    assert!(maps.set_rate(Direction::Egress, rate("10gbit"), None).unwrap());
+    assert_eq!(maps.limit().unwrap().until_ns, [0, 0]);
+    assert_eq!(last_of(out), PASSED);
 }

@@ -105,8 +105,9 @@ struct Native {
 }
 
 impl Native {
-    fn take(&mut self, now_ns: u64, wire_bytes: u32, segments: bool) -> bool {
-        let packet = NativePacket { wire_bytes, may_owe: segments.into() };
+    /// `may_owe`: `enum pl_owed`.
+    fn take(&mut self, now_ns: u64, wire_bytes: u32, may_owe: u32) -> bool {
+        let packet = NativePacket { wire_bytes, may_owe };
         // SAFETY: every pointer is to a live value of the layout that the header declares.
         let got = unsafe {
             native_pl_take(&self.conf, &mut self.full_ns, now_ns, &packet, &mut self.carry)
@@ -138,7 +139,7 @@ proptest! {
         start in 1u64..1 << 61,
         steps in prop::collection::vec(
             (prop_oneof![0u64..3_000, 0u64..20_000_000, 0..1u64 << 54],
-             prop_oneof![1u32..200, 1000u32..70_000, 0u32..1 << 20], any::<bool>()),
+             prop_oneof![1u32..200, 1000u32..70_000, 0u32..1 << 20], 0u32..3),
             1..200,
         ),
     ) {
@@ -146,13 +147,14 @@ proptest! {
         let mut now = start;
         let mut model = TokenBucket::new(config, Nanos(now));
         let mut native = Native { conf: config.into(), full_ns: 0, carry: 0 };
-        for (gap, wire_bytes, segments) in steps {
+        for (gap, wire_bytes, may_owe) in steps {
             now += gap;
-            let expected = match segments {
-                true => model.on_segments(Nanos(now), wire_bytes),
-                false => model.on_packet(Nanos(now), wire_bytes),
+            let expected = match may_owe {
+                0 => model.on_packet(Nanos(now), wire_bytes),
+                1 => model.on_segments(Nanos(now), wire_bytes),
+                _ => model.on_part(Nanos(now), wire_bytes),
             };
-            prop_assert_eq!(native.take(now, wire_bytes, segments), expected);
+            prop_assert_eq!(native.take(now, wire_bytes, may_owe), expected);
             prop_assert!(native.carry < bit_s);
             prop_assert_eq!(native.units(now), model.units(Nanos(now)));
         }
@@ -171,7 +173,7 @@ proptest! {
         for (gap, back, bytes) in steps {
             now = (now + gap).saturating_sub(back);
             latest = latest.max(now);
-            passed += if native.take(now, bytes, false) { u64::from(bytes) } else { 0 };
+            passed += if native.take(now, bytes, 0) { u64::from(bytes) } else { 0 };
             let rate = Rate::from_bit_s(bit_s).unwrap();
             prop_assert!(passed <= burst + rate.bytes_in(Nanos(latest - start)).0);
         }
@@ -383,7 +385,7 @@ fn root_police_actions_follow_the_table() {
         let mut storage = MaybeUninit::uninit();
         let police = load(&mut storage, place, false).unwrap();
         let action = action.parse::<Action>().unwrap();
-        let policy = Policy { actions: [Action::Pass, Action::Pass, action], meter: None };
+        let policy = Policy { actions: [Action::Pass, Action::Pass, action], ..Policy::default() };
         let queue = VirtualQueueOptions::new("8kbit".parse().unwrap());
         let policy = intf::Policy::new(&policy, &queue).unwrap();
         let policy = intf::Policy { committed: BUCKET, ..policy };
@@ -454,7 +456,7 @@ fn root_police_the_loaded_meter_colours() {
         ..MeterOptions::new(MeterType::SrTcm)
     };
     let actions = [Action::Pass, Action::Dscp(Dscp::new(12).unwrap()), Action::Drop];
-    let policy = Policy { meter: Some(meter), actions };
+    let policy = Policy { meter: Some(meter), actions, fair: false };
     let queue = VirtualQueueOptions {
         burst: Some(Span::Size(Bytes(2 * FRAME_BYTES))),
         ..VirtualQueueOptions::new("8kbit".parse().unwrap())

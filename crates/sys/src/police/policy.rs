@@ -32,8 +32,11 @@ impl intf::Policy {
     /// # Errors
     /// [`ConfigError`] for a bucket or meter that cannot be.
     pub fn new(policy: &Policy, queue: &VirtualQueueOptions) -> Result<intf::Policy, ConfigError> {
-        let mut encoded =
-            intf::Policy { committed: queue.bucket()?.into(), ..intf::Policy::default() };
+        let mut encoded = intf::Policy {
+            committed: queue.bucket()?.into(),
+            fair: policy.fair.into(),
+            ..intf::Policy::default()
+        };
         for (i, action) in policy.actions.into_iter().enumerate() {
             (encoded.action[i], encoded.dscp[i]) = match action {
                 Action::Pass => (PASS, 0),
@@ -101,6 +104,6 @@ impl intf::Policy {
             colours: (self.aware != 0)
                 .then_some(ColourMap { yellow: self.yellow_dscps, red: self.red_dscps }),
         });
-        Some(Policy { meter, actions: [action(0), action(1), action(2)] })
+        Some(Policy { meter, actions: [action(0), action(1), action(2)], fair: self.fair != 0 })
     }
 }

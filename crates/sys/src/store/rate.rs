@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tidegate_core::{Direction, Rate};
 
 use super::{LOCK_POLL, Store, StoreError, StoreLock, limit_error};
-use crate::cgroup::Hierarchy;
+use crate::{cgroup::Hierarchy, limit::Lease};
 
 /// What became of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,8 +17,8 @@ pub enum RateSet {
 }
 
 impl Store {
-    /// Changes the rate of one direction of a limit; other writers are kept out meanwhile, and waited for no
-    /// longer than `patience`.
+    /// Changes the rate of one direction of a limit, for ever or until the end of a lease; other writers are
+    /// kept out meanwhile, and waited for no longer than `patience`.
     ///
     /// # Errors
     /// [`StoreError::Missing`], [`StoreError::Busy`], or what its maps say; the earlier rate is in force.
@@ -28,6 +28,7 @@ impl Store {
         name: &str,
         direction: Direction,
         rate: Rate,
+        lease: Option<Lease>,
         patience: Duration,
     ) -> Result<RateSet, StoreError> {
         if !self.root.join(name).is_dir() {
@@ -47,7 +48,7 @@ impl Store {
         if pinned.scope.is_none() {
             return Ok(RateSet::Nothing);
         }
-        let set = pinned.maps.set_rate(direction, rate).map_err(limit_error(name))?;
+        let set = pinned.maps.set_rate(direction, rate, lease).map_err(limit_error(name))?;
         Ok(if set { RateSet::Set } else { RateSet::Nothing })
     }
 }

@@ -23,12 +23,21 @@ pub const TELL_EXTRA: u32 = 2;
 /// How many entries that are no news go with each message.
 pub const REPEAT: usize = 2;
 
+/// The value of who has left: rates and weights are never below zero.
+const LEFT: f32 = -1.0;
+
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Known {
     version: u64,
     value: f32,
     heard: Nanos,
     told: u32,
+}
+
+impl Known {
+    fn has_left(&self) -> bool {
+        self.value < 0.0
+    }
 }
 
 /// A member's view of the vector. See the [module](self).
@@ -51,6 +60,11 @@ impl Vector {
         let entry = self.entries.entry(self.own);
         let known = entry.or_insert(Known { version: 0, value, heard: now, told: 0 });
         *known = Known { version: known.version.saturating_add(1), value, heard: now, told: 0 };
+    }
+
+    /// Says that it has left: nobody keeps anything for it any more. [`Vector::set_own`] takes it back.
+    pub fn leave(&mut self, now: Nanos) {
+        self.set_own(now, LEFT);
     }
 
     /// Takes entries that a peer sent; those that are no news are ignored.
@@ -94,7 +108,8 @@ impl Vector {
     pub fn others(&self, now: Nanos, fresh: Nanos) -> f64 {
         let since = now.0.saturating_sub(fresh.0);
         let of = |(member, known): (&MemberId, &Known)| {
-            if *member != self.own && known.heard.0 >= since { f64::from(known.value) } else { 0.0 }
+            let counts = *member != self.own && known.heard.0 >= since && !known.has_left();
+            if counts { f64::from(known.value) } else { 0.0 }
         };
         self.entries.iter().map(of).sum()
     }
@@ -104,15 +119,10 @@ impl Vector {
     #[must_use]
     pub fn silent(&self, now: Nanos, fresh: Nanos) -> (usize, usize) {
         let since = now.0.saturating_sub(fresh.0);
-        let others = || self.entries.iter().filter(|(member, _)| **member != self.own);
+        let is_there =
+            |(member, known): &(&MemberId, &Known)| **member != self.own && !known.has_left();
+        let others = || self.entries.iter().filter(is_there);
         (others().count(), others().filter(|(_, known)| known.heard.0 < since).count())
-    }
-
-    /// Forgets a member that has left.
-    pub fn remove(&mut self, member: MemberId) {
-        if member != self.own {
-            self.entries.remove(&member);
-        }
     }
 }
 
@@ -141,6 +151,23 @@ mod tests {
             prop_assert_eq!(vector.others(Nanos(10), Nanos(5)), 0.0);
             prop_assert_eq!(vector.silent(Nanos(10), Nanos(5)), (last.len(), last.len()));
         }
+    }
+
+    #[test]
+    fn who_has_left_is_nobody_s_and_may_come_back() {
+        let (one, fresh) = (MemberId(1), Nanos(5));
+        let mut vector = Vector::new(MemberId(0), 1, Nanos(0));
+        let mut other = Vector::new(one, 1, Nanos(0));
+        other.set_own(Nanos(1), 7.0);
+        vector.on_values(Nanos(1), &other.news());
+        assert_eq!((vector.others(Nanos(1), fresh), vector.silent(Nanos(1), fresh)), (7.0, (1, 0)));
+        other.leave(Nanos(2));
+        vector.on_values(Nanos(2), &other.news());
+        assert_eq!((vector.others(Nanos(2), fresh), vector.silent(Nanos(9), fresh)), (0.0, (0, 0)));
+        assert!(vector.news().iter().any(|entry| entry.member == one), "and is told on");
+        other.set_own(Nanos(3), 2.0);
+        vector.on_values(Nanos(3), &other.news());
+        assert_eq!((vector.others(Nanos(3), fresh), vector.silent(Nanos(3), fresh)), (2.0, (1, 0)));
     }
 
     #[test]

@@ -121,11 +121,9 @@ impl<'a> Daemons<'a> {
         Ok(())
     }
 
-    /// Ends the daemon of a site at once (SIGKILL), and then does what the unit does when a daemon has ended.
+    /// Ends the daemon of a site at once (SIGKILL). Nobody does what its unit would do then.
     pub(super) fn kill(&mut self, site: usize) -> anyhow::Result<()> {
-        self.members[site].daemon.take().map_or(Ok(()), Child::kill)?;
-        self.verb(site, &["daemon", "--stand-down", &self.file(site).to_string_lossy()])?;
-        Ok(())
+        self.members[site].daemon.take().map_or(Ok(()), Child::kill)
     }
 
     fn wait_to_share(&mut self, site: usize) -> anyhow::Result<()> {

@@ -94,21 +94,14 @@ impl Experiment for DrlFailures {
         };
         ctx.note(
             "Each site sends two greedy Reno flows through a router with a limit and a daemon; one daemon \
-             joins at \
-             the end. `kill` is SIGKILL, followed by `tidegate daemon --stand-down` as the service's \
-             unit has it; \
+             joins at the end. `kill` is SIGKILL, and nobody has the limit fall: the gate does so itself; \
              the site's flows go on. `cut` takes the router's link down, and its flows end; with `heal` \
-             new \
-             ones begin 0.3 s later. `used again` is from the event to the end of the first second over \
-             which 95 % \
-             passed of what did in a second of the latter half of the first step (`used before`, of the \
-             limit); what is never used again within the step counts as the step. What \
-             passes is \
-             looked at over every second from 2 s on. Local limits are those of all gates, those that \
-             are cut off \
-             or have no daemon among them: each is read twice, and the lesser is added. Buckets are of \
-             75 kB, and with `share` of that \
-             together.",
+             new ones begin 0.3 s later. `used again` is from the event to the end of the first second \
+             over which 95 % passed of what did in a second of the latter half of the first step (`used \
+             before`, of the limit); what is never used again within the step counts as the step. What \
+             passes is looked at over every second from 2 s on. Local limits are those of all gates, \
+             those that are cut off or have no daemon among them: each is read twice, and the lesser is \
+             added. Buckets are of 75 kB, and with `share` of that together.",
         );
         let sites = fleet::sites(ctx, count, RTT, self.tiny.clone())?;
         let setups: Vec<Setup> = SETUPS.into_iter().filter(|setup| setup.is_ours()).collect();

@@ -9,7 +9,7 @@ use tidegate_core::fleet::share::Saved;
 
 use super::*;
 use crate::{
-    fleet::gates::{Done, Place, Sample},
+    fleet::gates::{Done, Lease, Place, Sample},
     spec::Spec,
 };
 
@@ -22,10 +22,30 @@ struct Load {
     flows: u32,
     bound_bit_s: Option<u64>,
     rate_bit_s: u64,
+    lease: Option<Lease>,
+    /// Senders that are told their rate: what each has heard of by now.
+    paces_bit_s: Option<f64>,
     measured: Option<Nanos>,
     drop: f64,
     broken: bool,
     gone: bool,
+}
+
+impl Load {
+    /// What paced senders send in all. Each doubles when it has sent two packets, up to its part.
+    fn hear(&mut self, elapsed_ns: u64) -> u64 {
+        let (flows, rate) = (f64::from(self.flows), self.rate_bit_s as f64);
+        let Some(paces) = &mut self.paces_bit_s else { return u64::MAX };
+        let doublings = elapsed_ns as f64 / 1e9 * *paces / (2.0 * 12_112.0);
+        *paces = (*paces * doublings.min(1.0).exp2()).min(rate / flows);
+        (*paces * flows) as u64
+    }
+
+    /// What is in force, as a gate has it that looks at the time.
+    fn rate_bit_s(&self, now: Nanos) -> u64 {
+        let ended = self.lease.filter(|lease| lease.until <= now);
+        ended.map_or(self.rate_bit_s, |lease| lease.then.bit_s())
+    }
 }
 
 type Loads = Rc<RefCell<BTreeMap<String, Load>>>;
@@ -53,9 +73,10 @@ impl Gates for Fake {
             return Ok(None);
         }
         let elapsed = load.measured.replace(now).map_or(0, |at| now.0 - at.0);
-        let rate = load.rate_bit_s;
+        let rate = load.rate_bit_s(now);
         let demand = load.bound_bit_s.unwrap_or(u64::MAX).min(rate);
         let demand = if load.flows == 0 { 0 } else { demand };
+        let demand = demand.min(load.hear(elapsed));
         let arrived_bytes = (u128::from(demand) * u128::from(elapsed) / 8 / 1_000_000_000) as u64;
         Ok(Some(Sample {
             arrived_bytes,
@@ -63,10 +84,11 @@ impl Gates for Fake {
             flows: vec![],
             flow_bit_s: (load.flows > 0).then(|| demand / u64::from(load.flows)),
             rate_bit_s: rate,
+            until: load.lease.map(|lease| lease.until).filter(|until| *until > now),
         }))
     }
 
-    fn set_rate(&mut self, place: &Place, rate: Rate) -> Result<Done, Fault> {
+    fn set_rate(&mut self, place: &Place, rate: Rate, lease: Option<Lease>) -> Result<Done, Fault> {
         let mut loads = self.loads.borrow_mut();
         let load = loads.get_mut(&place.limit).unwrap();
         if load.broken {
@@ -75,7 +97,7 @@ impl Gates for Fake {
         if load.gone {
             return Ok(Done::Gone);
         }
-        load.rate_bit_s = rate.bit_s();
+        (load.rate_bit_s, load.lease) = (rate.bit_s(), lease);
         Ok(Done::Set)
     }
 
@@ -85,6 +107,11 @@ impl Gates for Fake {
         }
         self.loads.borrow_mut().get_mut(&place.limit).unwrap().drop = probability;
         Ok(Done::Set)
+    }
+
+    fn leave(&mut self, place: &Place) -> Result<(), Fault> {
+        self.loads.borrow_mut().get_mut(&place.limit).unwrap().drop = 0.0;
+        Ok(())
     }
 }
 
@@ -176,6 +203,8 @@ impl Fleet {
                 flows: 1,
                 bound_bit_s: None,
                 rate_bit_s: 1_000_000,
+                lease: None,
+                paces_bit_s: None,
                 measured: None,
                 drop: 0.0,
                 broken: false,
@@ -269,7 +298,8 @@ impl Fleet {
     }
 
     fn rate(&self, i: usize) -> f64 {
-        self.hosts[i].loads.borrow()["a"].rate_bit_s as f64 / 1e6
+        let host = &self.hosts[i];
+        host.loads.borrow()["a"].rate_bit_s(Nanos(self.now + host.skew)) as f64 / 1e6
     }
 
     fn sum(&self) -> f64 {
@@ -327,13 +357,8 @@ fn share_never_adds_up_to_more_whatever_is_cut_lost_killed_and_started_again() {
         match round % 12 {
             3 => fleet.hosts[round % 3].side = 1,
             5 => fleet.hosts.iter_mut().for_each(|host| host.side = 0),
-            // The gate of a dead one keeps its rate until somebody has it fall: that is its unit's.
-            7 => {
-                let now = Nanos(fleet.now + fleet.hosts[round % 4].skew);
-                if let Some(mut node) = fleet.hosts[round % 4].node.take() {
-                    assert!(node.end(now));
-                }
-            }
+            // Nobody has the gate of a dead one fall: it does so itself.
+            7 => fleet.hosts[round % 4].node = None,
             9 => {
                 for i in 0..4 {
                     if fleet.hosts[i].node.is_none() {
@@ -372,6 +397,85 @@ fn a_member_of_share_that_is_cut_off_falls_to_its_part_and_says_so() {
     fleet.hosts[2].side = 0;
     fleet.run(6.0);
     assert_rates(&fleet, &[3.33, 3.33, 3.33]);
+}
+
+#[test]
+fn a_gate_whose_node_is_dead_falls_to_its_part_when_others_may_use_the_rest() {
+    for (algorithm, left) in [(SHARE, 0.1), ("algorithm = \"fps\"\nhosts = 5", 2.0)] {
+        let mut fleet = Fleet::new(3, algorithm);
+        fleet.run(10.0);
+        assert_rates(&fleet, &[3.33, 3.33, 3.33]);
+        fleet.hosts[2].node = None;
+        let mut most: f64 = 0.0;
+        for _ in 0..150 {
+            fleet.run(0.1);
+            most = most.max(fleet.sum());
+        }
+        // `fps` has it from its weights, which are late.
+        let room = if algorithm == SHARE { 1e-6 } else { 1.0 };
+        assert!(most <= 10.0 + room, "{algorithm}: {most}");
+        assert!((fleet.rate(2) - left).abs() < 1e-6, "{algorithm}: {}", fleet.rate(2));
+    }
+}
+
+/// A paced sender hears of another rate with its own packets, and at most doubles: what its site shows as
+/// demand is late, and is not to cost it its part.
+#[test]
+fn senders_that_hear_late_of_a_rate_do_not_stay_at_the_floor() {
+    let group = SHARE.replace("reserve = \"4%\"", "reserve = \"2%\"");
+    let mut fleet = Fleet::new(2, &group);
+    fleet.load(0, |load| load.flows = 0);
+    fleet.load(1, |load| load.flows = 7);
+    fleet.run(6.0);
+    assert!((fleet.rate(0) - 0.05).abs() < 0.01, "{}", fleet.rate(0));
+    // 3 flows that have paced at a part of 50 kbit/s.
+    fleet.load(0, |load| (load.flows, load.paces_bit_s) = (3, Some(50e3 / 3.0)));
+    fleet.run(0.5);
+    for _ in 0..40 {
+        fleet.run(0.25);
+        assert!(fleet.rate(0) > 1.0, "back at the floor: {}", fleet.rate(0));
+    }
+    for _ in 0..20 {
+        fleet.run(0.5);
+        assert_rates(&fleet, &[3.0, 7.0]);
+    }
+}
+
+#[test]
+fn a_group_of_share_says_that_it_starts_until_it_divides() {
+    let mut fleet = Fleet::new(3, SHARE);
+    // Two keepers of three are needed for an epoch, and half of the votes for a lease.
+    (1..3).for_each(|i| fleet.hosts[i].side = 1);
+    fleet.run(1.0);
+    assert_eq!((fleet.standing(0), fleet.rate(0)), ("starting".to_owned(), 0.1));
+    fleet.run(5.0);
+    assert_eq!(fleet.standing(0), "alone");
+    fleet.hosts.iter_mut().for_each(|host| host.side = 0);
+    fleet.run(6.0);
+    assert_eq!(fleet.standing(0), "sharing");
+}
+
+#[test]
+fn who_is_taken_out_of_a_group_leaves_it_at_once() {
+    for (algorithm, rates) in [
+        (SHARE, [5.0, 5.0, 0.1]),
+        // Nothing is kept free for the third.
+        ("algorithm = \"fps\"\nhosts = 5", [5.0, 5.0, 2.0]),
+    ] {
+        let mut fleet = Fleet::new(3, algorithm);
+        fleet.run(10.0);
+        assert_rates(&fleet, &[3.33, 3.33, 3.33]);
+        let (spec, _) = groups(&fleet.text);
+        let now = Nanos(fleet.now + fleet.hosts[2].skew);
+        let node = fleet.hosts[2].node.as_mut().unwrap();
+        assert_eq!(node.reconfigure(now, spec, &[], ring(1)).unwrap(), ["group `up` ends"]);
+        // Its limit does not keep what others have from now on.
+        assert!((fleet.rate(2) - rates[2]).abs() < 1e-6, "{algorithm}: {}", fleet.rate(2));
+        fleet.run(4.0);
+        assert_rates(&fleet, &rates);
+        fleet.run(8.0);
+        assert_rates(&fleet, &rates);
+    }
 }
 
 #[test]
@@ -631,6 +735,8 @@ fn a_limiter_of_ctb_is_on_one_node() {
         flows: 1,
         bound_bit_s: None,
         rate_bit_s: 1,
+        lease: None,
+        paces_bit_s: None,
         measured: None,
         drop: 0.0,
         broken: false,

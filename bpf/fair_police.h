@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Equal parts for the flows of a policer: a pure header over (phantom queues, bucket, now, length).
+ * Its model, with the reasons, is crates/core/src/fair_police.rs; a property test holds the two
+ * together, bit by bit.
+ *
+ * A flow's phantom queue is how far its finish is above a level that is the same for all: where
+ * they hold together what the bucket lacks. A flow is written by compare-and-swap. One CPU finds
+ * the level of a turn; who reads it meanwhile has it off by less than a turn's rise, which the next
+ * turn mends.
+ */
+#ifndef TG_FAIR_POLICE_H
+#define TG_FAIR_POLICE_H
+
+#include "police.h"
+
+/* The set is in the upper bits of the hash. */
+#define FP_SETS	     128
+#define FP_SET_SHIFT 57
+#define FP_WAYS	     4
+/* The phantom queues may be so many times (a shift) as long as what the bucket has left. */
+#define FP_ROOM_SHIFT 3
+/* So often, in the time that the bucket takes to fill (a shift), the level is found anew. */
+#define FP_TURN_SHIFT  5
+#define FP_TURN_MIN_NS 250000ULL
+#define FP_TURN_MAX_NS 4000000ULL
+
+struct fp_phantom {
+	/* Whose it is; 0 is nobody's. */
+	__u64 flow;
+	/* The level at which it is empty. */
+	__u64 finish_ns;
+};
+
+/*
+ * What is summed up over all phantom queues in a turn. In the table, where the verifier knows
+ * nothing of it: on the stack it would follow each sum that there can be.
+ */
+struct fp_sum {
+	__u64 level_ns;
+	__u64 ahead_ns;
+	__u64 busy;
+	__u64 longest_ns;
+};
+
+struct fp_table {
+	/* The level, when it was found, and how many were busy; 0 is none yet. */
+	__u64 level_ns;
+	__u64 turned_ns;
+	__u64 busy;
+	__u64 pad;
+	/* Of the CPU whose turn it is. */
+	struct fp_sum sum;
+	/* Of all that have no cell. */
+	struct fp_phantom others;
+	struct fp_phantom set[FP_SETS][FP_WAYS];
+};
+
+/* What a flow's phantom queue says of a packet. */
+struct fp_fit {
+	struct fp_phantom *phantom;
+	__u64 seen_ns;
+	__u64 finish_ns;
+	__u64 cost_ns;
+};
+
+static inline __attribute__((always_inline)) __u64 fp_turn_ns(const struct pl_bucket *bucket)
+{
+	__u64 turn = bucket->fill_ns >> FP_TURN_SHIFT;
+
+	if (turn < FP_TURN_MIN_NS)
+		return FP_TURN_MIN_NS;
+	return turn < FP_TURN_MAX_NS ? turn : FP_TURN_MAX_NS;
+}
+
+static inline __attribute__((always_inline)) __u64 fp_busy(const struct fp_table *table)
+{
+	__u64 busy = *(volatile __u64 *)&table->busy;
+
+	return busy ? busy : 1;
+}
+
+static inline __attribute__((always_inline)) __u64 fp_less(__u64 a, __u64 b)
+{
+	return a > b ? a - b : 0;
+}
+
+/* As if none became busy since the last turn, or ceased to be. */
+static inline __attribute__((always_inline)) __u64
+fp_level(const struct pl_bucket *bucket, const struct fp_table *table, __u64 now_ns)
+{
+	__u64 since = fp_less(now_ns, *(volatile __u64 *)&table->turned_ns);
+	__u64 turn = fp_turn_ns(bucket);
+
+	return *(volatile __u64 *)&table->level_ns + (since < turn ? since : turn) / fp_busy(table);
+}
+
+/* Whether it is time for a turn, which is then the caller's. */
+static inline __attribute__((always_inline)) int fp_begin_turn(const struct pl_bucket *bucket,
+							       struct fp_table *table, __u64 now_ns)
+{
+	__u64 turned = *(volatile __u64 *)&table->turned_ns;
+	__u64 level = fp_level(bucket, table, now_ns);
+
+	if (fp_less(now_ns, turned) < fp_turn_ns(bucket) ||
+	    __sync_val_compare_and_swap(&table->turned_ns, turned, now_ns) != turned)
+		return 0;
+	table->sum.level_ns = level;
+	table->sum.ahead_ns = 0;
+	table->sum.busy = 0;
+	table->sum.longest_ns = 0;
+	return 1;
+}
+
+static inline __attribute__((always_inline)) void fp_add(struct fp_sum *sum,
+							 const struct fp_phantom *phantom)
+{
+	__u64 ahead = fp_less(*(volatile __u64 *)&phantom->finish_ns, sum->level_ns);
+
+	if (!ahead)
+		return;
+	sum->ahead_ns += ahead;
+	sum->busy++;
+	if (ahead > sum->longest_ns)
+		sum->longest_ns = ahead;
+}
+
+/* The level at which the phantom queues hold the deficit: a step of Newton's method. */
+static inline __attribute__((always_inline)) void fp_end_turn(struct fp_table *table,
+							      __u64 deficit_ns)
+{
+	const struct fp_sum *sum = &table->sum;
+	__u64 busy = sum->busy ? sum->busy : 1, level;
+
+	if (!deficit_ns) {
+		level = sum->level_ns + sum->longest_ns;
+	} else if (sum->ahead_ns > deficit_ns) {
+		level = sum->level_ns + (sum->ahead_ns - deficit_ns) / busy;
+	} else {
+		/* It rose too much since the last turn: more had become busy. */
+		level = fp_less(sum->level_ns, (deficit_ns - sum->ahead_ns) / busy);
+		if (level < table->level_ns)
+			level = table->level_ns;
+	}
+	table->level_ns = level;
+	table->busy = busy;
+}
+
+/* The cell of a flow, which may have been another's: a phantom queue that is empty says nothing. */
+static inline __attribute__((always_inline)) struct fp_phantom *fp_find(struct fp_table *table,
+									__u64 level_ns, __u64 flow)
+{
+	struct fp_phantom *set = table->set[flow >> FP_SET_SHIFT];
+
+	for (__u32 i = 0; i < FP_WAYS; i++) {
+		if (set[i].flow == flow)
+			return &set[i];
+	}
+	for (__u32 i = 0; i < FP_WAYS; i++) {
+		__u64 owner = set[i].flow;
+
+		if (set[i].finish_ns > level_ns)
+			continue;
+		if (__sync_val_compare_and_swap(&set[i].flow, owner, flow) == owner)
+			return &set[i];
+	}
+	return &table->others;
+}
+
+/* Whether a packet of a flow fits its part; if the bucket takes it, it is to be charged. */
+static inline __attribute__((always_inline)) int fp_fits(const struct pl_bucket *bucket,
+							 struct fp_table *table, __u64 now_ns,
+							 __u64 deficit_ns, __u64 flow,
+							 __u32 wire_bytes, struct fp_fit *fit)
+{
+	__u64 level = fp_level(bucket, table, now_ns);
+	__u64 room = fp_less(bucket->fill_ns, deficit_ns) << FP_ROOM_SHIFT;
+	__u64 ahead;
+
+	fit->phantom = fp_find(table, level, flow);
+	fit->seen_ns = *(volatile __u64 *)&fit->phantom->finish_ns;
+	ahead = fp_less(fit->seen_ns, level);
+	if (ahead > deficit_ns)
+		ahead = deficit_ns;
+	fit->cost_ns = wire_bytes * bucket->cost >> PL_COST_SHIFT;
+	fit->finish_ns = level + ahead + fit->cost_ns;
+	return ahead * fp_busy(table) <= room;
+}
+
+/* The bucket has taken the packet. */
+static inline __attribute__((always_inline)) void fp_charge(const struct fp_fit *fit)
+{
+	__u64 *finish = &fit->phantom->finish_ns;
+
+	/* Another CPU has charged the flow meanwhile. */
+	if (__sync_val_compare_and_swap(finish, fit->seen_ns, fit->finish_ns) != fit->seen_ns)
+		__sync_fetch_and_add(finish, fit->cost_ns);
+}
+
+#endif

@@ -1,0 +1,94 @@
+//! `fair` of scheme `police`: as it is written, changed and shown, and a TCP flow beside a flood of
+//! datagrams, which minds no losses.
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::net::sockopt::set_tcp_congestion;
+
+use crate::{
+    common::Place,
+    edt::{Bed, PORT, RECEIVER, blast, ok, refused},
+    need_root,
+};
+
+const LIMIT_BIT_S: f64 = 20e6;
+const FLOOD_BIT_S: f64 = 60e6;
+const SETTLE: Duration = Duration::from_secs(1);
+const MEASURE: Duration = Duration::from_secs(4);
+const TRIES: u32 = 3;
+/// Reads end so often, that a starved flow is seen.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What one TCP flow gets beside the flood, in bit/s. It is one of CUBIC: over a path of microseconds BBR
+/// takes the time-outs between its losses for the rate, and keeps to that.
+fn tcp_beside_a_flood(bed: &Bed) -> f64 {
+    let listener = bed.receiver.run(|| TcpListener::bind((RECEIVER, PORT)).unwrap()).unwrap();
+    let stream = bed.sender.run(|| TcpStream::connect((RECEIVER, PORT)).unwrap()).unwrap();
+    set_tcp_congestion(&stream, "cubic").unwrap();
+    let (mut sink, _) = listener.accept().unwrap();
+    sink.set_read_timeout(Some(LOOK)).unwrap();
+    let mut writer = stream.try_clone().unwrap();
+    let start = Instant::now();
+    let end = start + SETTLE + MEASURE;
+    thread::scope(|scope| {
+        scope.spawn(|| bed.sender.run(|| blast(RECEIVER, PORT + 1, FLOOD_BIT_S, end)).unwrap());
+        // Ends when the connection is shut down.
+        scope.spawn(move || while writer.write_all(&[7; 1 << 14]).is_ok() {});
+        let (mut buffer, mut bytes) = (vec![0; 1 << 16], 0);
+        while Instant::now() < end {
+            let read = sink.read(&mut buffer).unwrap_or(0);
+            bytes += if start.elapsed() > SETTLE { read } else { 0 };
+        }
+        let _ = stream.shutdown(Shutdown::Both);
+        let _ = sink.shutdown(Shutdown::Both);
+        bytes as f64 * 8.0 / MEASURE.as_secs_f64()
+    })
+}
+
+/// The senders are on the host that polices: TCP finds its losses as behind a router, and waits for no timer.
+#[test]
+fn root_police_fair_saves_tcp_from_a_flood() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    // Two packets each 50 us are more than the limit, so only time-outs slow TCP down here: the bucket is
+    // deeper than the least of them.
+    ok(&place, &bed, "limit add up --dev eth0 --scheme police --egress 20mbit --burst 250ms");
+    let plain = tcp_beside_a_flood(&bed);
+    let changed = ok(&place, &bed, "limit set up --fair");
+    assert!(changed.contains("fair false -> true"), "{changed}");
+    // A third of its part; where others keep the machine busy it is tried again.
+    let fair = (0..TRIES).map(|_| tcp_beside_a_flood(&bed)).find(|bit_s| {
+        eprintln!("TCP beside a flood: {plain:.0} bit/s plain, {bit_s:.0} fair");
+        *bit_s > LIMIT_BIT_S / 6.0
+    });
+    assert!(fair.is_some(), "TCP is starved beside a flood");
+    ok(&place, &bed, "detach");
+}
+
+#[test]
+fn root_police_fair_is_written_in_a_file() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    let text = "[[limit]]\nname = \"up\"\nscope = { dev = \"eth0\" }\nscheme = \"police\"\n\
+                egress = \"20mbit\"\nfair = true\n";
+    let file = place.file("limits.toml", text);
+    let done = ok(&place, &bed, &format!("apply {}", file.display()));
+    assert!(done.contains("scheme police, fair"), "{done}");
+    let again = ok(&place, &bed, &format!("apply {}", file.display()));
+    assert!(again.contains("Nothing to do"), "{again}");
+    let status: serde_json::Value =
+        serde_json::from_str(&ok(&place, &bed, "status --json")).unwrap();
+    assert_eq!(status["limits"][0]["police"]["fair"], true, "{status}");
+    let message = refused(&place, &bed, "limit set up --meter srtcm");
+    assert!(message.contains("--meter: a limit with a meter has no equal parts"), "{message}");
+    let changed = ok(&place, &bed, "limit set up --fair=false");
+    assert!(changed.contains("fair true -> false"), "{changed}");
+    ok(&place, &bed, "detach");
+    let message = refused(&place, &bed, "run --egress 20mbit --fair -- true");
+    assert!(message.contains("--fair: only scheme `police` has `fair`"), "{message}");
+}

@@ -1,0 +1,278 @@
+//! Equal parts for the flows of a policer, without a queue (`fair` of the `police` scheme).
+//!
+//! A token bucket serves whoever comes first, so a flow that comes back sooner after a loss, or does not
+//! mind losses, has nearly all of the rate. Here each flow has a phantom queue beside the bucket: a number
+//! that says how much of what the bucket lacks is this flow's doing. Nothing waits in it.
+//!
+//! ```text
+//!   deficit = full - now                       what the bucket lacks, in time at its rate
+//!   ahead   = finish - level                   a flow's phantom queue, none if the level is higher
+//!   level:    sum of ahead over all flows = deficit
+//!   fits if   ahead x busy <= 8 (fill - deficit)
+//!   passes if the bucket owes nothing yet:     finish = max(finish, level) + length / rate
+//! ```
+//!
+//! The level is the virtual time of generalized processor sharing (Demers, Keshav and Shenker, 1989): the
+//! phantom queues that are busy drain at equal parts of the rate, and what a flow leaves goes to the others,
+//! as max-min has it. There it is computed from who comes and goes; here from the bucket, which knows
+//! exactly how much they hold together. So it cannot drift, needs no lock, and what was lost to a race is
+//! right again a turn later: each turn takes one step of Newton's method from the level that was, which is
+//! nearly there, and between turns the level rises by time over the number of busy flows.
+//!
+//! Phantom queues are those of BC-PQP (SIGCOMM 2024), a limit that shrinks with the room that all leave is
+//! that of FairPolicer (INFOCOM 2021). Times the number of busy flows it leaves a ninth of the bucket for
+//! those that come anew, however many there are, and eight ninths to a flow that is alone. A flow that takes
+//! less than its part has a phantom queue that is empty most of the time and loses nothing.
+//!
+//! A packet that fits passes even if what is left in the bucket is less than the packet: a segment of
+//! 64 KB may be longer than a ninth of a bucket, and a ninth of a small bucket less than a frame. What is
+//! missing is owed, by one packet at a time ([`TokenBucket::on_part`]).
+//!
+//! [`SETS`] sets of [`WAYS`] cells, a flow's set chosen by its hash ([`flow_hash`]). A phantom queue that is
+//! empty says nothing, so its cell is anyone's. Flows that find all cells of their set busy share one, the
+//! others', as one flow. Memory is fixed; a packet looks at four cells, and the first after each
+//! [`FairConfig::turn`] at all.
+//!
+//! The eBPF side is `bpf/fair_police.h`; a property test holds the two together, bit by bit.
+//!
+//! [`TokenBucket::on_part`]: crate::TokenBucket::on_part
+//! [`flow_hash`]: crate::fleet::flows::flow_hash
+
+use crate::{
+    token_bucket::BucketConfig,
+    units::{Nanos, Rate},
+    virtual_queue::{COST_SHIFT, cost_of_byte},
+};
+
+/// Sets of cells; a power of two.
+pub const SETS: usize = 128;
+/// Cells of a set.
+pub const WAYS: usize = 4;
+/// The set is in the upper bits, which the hash mixes best.
+const SET_SHIFT: u32 = u64::BITS - SETS.trailing_zeros();
+/// The phantom queues together may be so many times (a shift) as long as what the bucket has left.
+const ROOM_SHIFT: u32 = 3;
+/// So often, in the time that the bucket takes to fill (a shift), the level is found anew.
+const TURN_SHIFT: u32 = 5;
+/// The least and the most time between: it takes about a microsecond.
+pub const TURN: (Nanos, Nanos) = (Nanos(250_000), Nanos(4_000_000));
+/// The longest packet.
+pub const MAX_PACKET_BYTES: u32 = (1 << 20) - 1;
+
+/// The bucket, in the form that phantom queues work with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FairConfig {
+    /// Cost of a byte at the whole rate, in 2^-24 ns.
+    cost: u64,
+    /// How long an empty bucket takes to fill.
+    fill: u64,
+}
+
+impl FairConfig {
+    /// Of the bucket that the flows share.
+    #[must_use]
+    pub fn new(bucket: &BucketConfig) -> FairConfig {
+        let cost = Rate::from_bit_s(bucket.rate).map_or(0, cost_of_byte);
+        FairConfig { cost, fill: bucket.fill }
+    }
+
+    /// How long a level is good for.
+    #[must_use]
+    pub fn turn(&self) -> Nanos {
+        Nanos((self.fill >> TURN_SHIFT).clamp(TURN.0.0, TURN.1.0))
+    }
+}
+
+/// A phantom queue.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Phantom {
+    /// Whose it is; 0 is nobody's.
+    flow: u64,
+    /// The level at which it is empty.
+    finish: u64,
+}
+
+/// A flow's place: a cell of a set, or the others'.
+type Place = Option<(usize, usize)>;
+
+/// What a flow's phantom queue says of a packet; to be [charged](FairPolice::charge) if the bucket takes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub struct Fit {
+    place: Place,
+    finish: u64,
+    /// Whether the flow may send it, if there are tokens.
+    pub fits: bool,
+}
+
+/// The phantom queues of the flows of a bucket. See the [module](self).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FairPolice {
+    config: FairConfig,
+    /// The level, when it was found, and how many were busy.
+    level: u64,
+    turned: u64,
+    busy: u32,
+    others: Phantom,
+    sets: [[Phantom; WAYS]; SETS],
+}
+
+impl FairPolice {
+    /// No flows yet.
+    #[must_use]
+    pub fn new(config: FairConfig) -> FairPolice {
+        let none = Phantom { flow: 0, finish: 0 };
+        let sets = [[none; WAYS]; SETS];
+        FairPolice { config, level: 0, turned: 0, busy: 1, others: none, sets }
+    }
+
+    /// Flows that were busy at the last turn, at least one.
+    #[must_use]
+    pub fn busy(&self) -> u32 {
+        self.busy
+    }
+
+    /// The level that the last turn found.
+    #[must_use]
+    pub fn level(&self) -> Nanos {
+        Nanos(self.level)
+    }
+
+    /// Whether a packet of `flow`, a hash, fits its part, while the bucket will be full again at `full`.
+    pub fn fit(&mut self, now: Nanos, full: Nanos, flow: u64, bytes: u32) -> Fit {
+        let deficit = full.0.saturating_sub(now.0);
+        if now.0.saturating_sub(self.turned) >= self.config.turn().0 {
+            self.turn(now.0, deficit);
+        }
+        let level = self.level_at(now.0);
+        let place = self.place(level, flow);
+        let ahead = self.at(place).finish.saturating_sub(level).min(deficit);
+        let room = self.config.fill.saturating_sub(deficit) << ROOM_SHIFT;
+        let cost = (u64::from(bytes.min(MAX_PACKET_BYTES)) * self.config.cost) >> COST_SHIFT;
+        let fits = ahead * u64::from(self.busy) <= room;
+        Fit { place, finish: level + ahead + cost, fits }
+    }
+
+    /// The bucket has taken the packet.
+    pub fn charge(&mut self, fit: Fit) {
+        self.at(fit.place).finish = fit.finish;
+    }
+
+    /// The cell of a flow, which may have been another's.
+    fn place(&mut self, level: u64, flow: u64) -> Place {
+        let at = (flow >> SET_SHIFT) as usize;
+        let set = &mut self.sets[at];
+        if let Some(way) = set.iter().position(|cell| cell.flow == flow) {
+            return Some((at, way));
+        }
+        let way = set.iter().position(|cell| cell.finish <= level)?;
+        set[way].flow = flow;
+        Some((at, way))
+    }
+
+    fn at(&mut self, place: Place) -> &mut Phantom {
+        match place {
+            Some((set, way)) => &mut self.sets[set][way],
+            None => &mut self.others,
+        }
+    }
+
+    /// The level at `now`, as if none became busy since the last turn, or ceased to be.
+    fn level_at(&self, now: u64) -> u64 {
+        let since = now.saturating_sub(self.turned).min(self.config.turn().0);
+        self.level + since / u64::from(self.busy)
+    }
+
+    /// Finds the level at which the phantom queues hold the deficit: a step of Newton's method.
+    fn turn(&mut self, now: u64, deficit: u64) {
+        let level = self.level_at(now);
+        let (mut sum, mut busy, mut longest) = (0u64, 0u32, 0u64);
+        for cell in self.sets.iter().flatten().chain([&self.others]) {
+            let ahead = cell.finish.saturating_sub(level);
+            sum += ahead;
+            busy += u32::from(ahead > 0);
+            longest = longest.max(ahead);
+        }
+        self.busy = busy.max(1);
+        self.turned = now;
+        self.level = if deficit == 0 {
+            level + longest
+        } else if sum > deficit {
+            level + (sum - deficit) / u64::from(self.busy)
+        } else {
+            // It rose too much since the last turn: more had become busy.
+            level.saturating_sub((deficit - sum) / u64::from(self.busy)).max(self.level)
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{TokenBucket, fleet::flows::flow_hash, units::Bytes};
+    use std::{vec, vec::Vec};
+
+    const RATE_BIT_S: u64 = 100_000_000;
+    const BYTES: u32 = 1_000;
+
+    /// Flows that each send evenly so much of the rate; what of the rate each got after the first half.
+    fn parts(demands: &[f64], burst_bytes: u64) -> Vec<f64> {
+        let rate = Rate::from_bit_s(RATE_BIT_S).unwrap();
+        let config = BucketConfig::new(rate, Bytes(burst_bytes)).unwrap();
+        let mut bucket = TokenBucket::new(config, Nanos(0));
+        let mut police = FairPolice::new(FairConfig::new(&config));
+        let packet_ns = rate.time_for(Bytes(BYTES.into())).0 as f64;
+        let end_ns = 8e8;
+        // Evenly out of step.
+        let start = |(i, want): (usize, &f64)| (i as f64 * 0.618).fract() * packet_ns / want;
+        let mut next: Vec<f64> = demands.iter().enumerate().map(start).collect();
+        let mut passed = vec![0u32; demands.len()];
+        loop {
+            let (flow, at) =
+                next.iter().copied().enumerate().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+            if at > end_ns {
+                break;
+            }
+            next[flow] += packet_ns / demands[flow];
+            let now = Nanos(at as u64);
+            let fit = police.fit(now, bucket.full_at(now), flow_hash(3, &[flow as u64]), BYTES);
+            if fit.fits && bucket.on_part(now, BYTES) {
+                police.charge(fit);
+                passed[flow] += u32::from(at > end_ns / 2.0);
+            }
+        }
+        let whole = end_ns / 2.0 / packet_ns;
+        passed.iter().map(|packets| f64::from(*packets) / whole).collect()
+    }
+
+    fn are(got: &[f64], expected: &[f64]) {
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() < 0.012;
+        assert!(got.iter().zip(expected).all(near), "{got:?}, not {expected:?}");
+    }
+
+    #[test]
+    fn parts_are_max_min() {
+        for burst_bytes in [15_000, 60_000, 250_000] {
+            are(&parts(&[0.7], burst_bytes), &[0.7]);
+            are(&parts(&[1.9], burst_bytes), &[1.0]);
+            are(&parts(&[0.3, 5.0], burst_bytes), &[0.3, 0.7]);
+            are(&parts(&[1.0, 2.0, 8.0], burst_bytes), &[1.0 / 3.0; 3]);
+            are(&parts(&[0.05, 0.11, 1.0, 2.0], burst_bytes), &[0.05, 0.11, 0.42, 0.42]);
+            are(&parts(&[0.2, 0.3, 0.4], burst_bytes), &[0.2, 0.3, 0.4]);
+        }
+    }
+
+    #[test]
+    fn many_small_flows_lose_nothing_to_a_large_one() {
+        let demands = [vec![2.0], vec![0.005; 100]].concat();
+        let got = parts(&demands, 250_000);
+        are(&got[..1], &[0.5]);
+        assert!(got[1..].iter().all(|part| *part > 0.0048), "{got:?}");
+    }
+
+    #[test]
+    fn more_flows_than_cells_use_the_whole_rate() {
+        let got = parts(&vec![0.003; 800], 250_000);
+        assert!((got.iter().sum::<f64>() - 1.0).abs() < 0.01, "{}", got.iter().sum::<f64>());
+    }
+}
