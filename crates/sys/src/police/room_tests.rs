@@ -14,7 +14,8 @@ use crate::{
     limit::{LimitMaps, LimitOptions},
 };
 
-const FRAME_BYTES: usize = 1000;
+/// Three seconds at the rate of the limits: the time that a test takes adds no packet.
+const FRAME_BYTES: usize = 3000;
 const PASSED: u32 = u32::MAX; // TC_ACT_UNSPEC
 const DROPPED: u32 = 2; // TC_ACT_SHOT
 
