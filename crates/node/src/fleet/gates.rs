@@ -55,7 +55,8 @@ pub struct Sample {
     pub until: Option<Nanos>,
 }
 
-/// Until when a rate is good. The gate itself falls back when the time comes, whether anybody is there or not.
+/// Until when a rate is good. The gate itself falls back when the time comes, whether anybody is there or
+/// not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease {
     /// The end, by the clock that a node is driven by.
