@@ -188,9 +188,9 @@ pub(crate) fn attach_matched(
     attach_at(target, programs, PRIORITIES_MATCHED[usize::from(target.is_port())])
 }
 
-/// Puts a program on a device that says which packets go to another device's egress (-1), and which go on (0).
-/// Always a filter of clsact: a packet that a program redirects by itself is lost by an ifb device before Linux 6.18
-/// (seen on 6.1), as it does not have the mark of one that came from elsewhere.
+/// Puts a program on a device that says which packets go to another device's egress (-1), and which go on
+/// (0). Always a filter of clsact: what a program redirects by itself is lost in the ifb device of Linux
+/// 6.1.
 pub(crate) fn attach_redirecting(
     target: &Target,
     direction: Direction,

@@ -122,8 +122,8 @@ impl Scene {
         (["pass", "mark", "slow"].map(packets).iter().sum(), dropped)
     }
 
-    /// Waits until each limit uses what it should, in Mbit/s, within a fifth and half a Mbit/s; on an emulated
-    /// machine its part of what they use together.
+    /// Waits until each limit uses what it should, in Mbit/s, within a fifth and half a Mbit/s; on an
+    /// emulated machine its part of what they use together.
     fn settles(&self, should: &[(&str, f64)]) {
         let deadline = Instant::now() + SETTLES;
         let mut seen = Vec::new();

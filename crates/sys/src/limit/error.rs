@@ -75,8 +75,8 @@ pub enum LimitError {
     NoIfb,
     /// The kernel cannot send a packet from one device to another.
     #[error(
-        "the kernel has no tc action mirred (CONFIG_NET_ACT_MIRRED, CONFIG_NET_CLS_BPF), by which scheme `htb` \
-         sends what comes in to an ifb device; limit what leaves alone"
+        "the kernel has no tc action mirred (CONFIG_NET_ACT_MIRRED, CONFIG_NET_CLS_BPF), by which scheme \
+         `htb` sends what comes in to an ifb device; limit what leaves alone"
     )]
     NoMirred,
     /// A tree is full.

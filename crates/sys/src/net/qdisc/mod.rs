@@ -286,8 +286,8 @@ impl Netlink {
         self.request(&action, Message::NewTrafficFilter(message), flags)
     }
 
-    /// Adds a filter for every packet that a program (`SCHED_CLS`) looks at: where the program returns -1, the
-    /// packet goes to another device's egress (action `mirred`), with 0 to the next filter.
+    /// Adds a filter for every packet that a program (`SCHED_CLS`) looks at: where the program returns -1,
+    /// the packet goes to another device's egress (action `mirred`), with 0 to the next filter.
     pub fn add_redirect(&mut self, redirect: &Redirect<'_>) -> Result<(), NetError> {
         let Redirect { ifindex, parent, priority, handle, program, to } = *redirect;
         let options = options::bpf_redirect(program.as_raw_fd(), to);

@@ -276,7 +276,7 @@ pub(super) fn u32_destination(
 
 /// A program, and after it the action `mirred egress redirect`.
 pub(super) fn bpf_redirect(program: RawFd, to: u32) -> Vec<u8> {
-    // struct tc_mirred: index, capabilities, what becomes of the packet, two counts, what is done, the device.
+    // struct tc_mirred: index, capabilities, what becomes of the packet, two counts, what is done, where.
     let words = [0, 0, TC_ACT_STOLEN, 0, 0, TCA_EGRESS_REDIR, to];
     let mirred: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
     let mut parameters = Attributes::default();
