@@ -105,6 +105,40 @@ struct tg_limit {
 	/* By direction: of scheme `police`. */
 	struct pl_policy police[TG_DIRECTIONS];
 	struct tg_exempt exempt;
+	/* Whose packets it polices; none: everybody's. For user space, and as above without code
+	 * points; the programs of match.h find a packet's limit the other way round. */
+	struct tg_exempt match;
+};
+
+/*
+ * Limits of one device that each police some prefixes (match.h): at most TG_CHUNKS x TG_CHUNK of
+ * them, whose settings, queues and counters lie in maps of TG_CHUNK each.
+ */
+#define TG_CHUNK	32
+#define TG_CHUNKS	128
+#define TG_PREFIXES_MAX 65536
+/* Different lengths of prefixes of one version of IP, in one direction. */
+#define TG_LENGTHS_MAX 16
+#define TG_FAMILIES    2
+
+/* A length of prefixes. */
+struct tg_length {
+	/* Of an address that begins with one: the bits that count. */
+	__u32 mask[4];
+	__u32 bits;
+};
+
+/* Those that there are, the longest first. */
+struct tg_lengths {
+	__u32 count;
+	struct tg_length length[TG_LENGTHS_MAX];
+};
+
+/* The key of a prefix; its value is the index of its limit. */
+struct tg_place {
+	__u32 address[4];
+	/* Direction, family and length: 8 bits each, from the left of 24. */
+	__u32 what;
 };
 
 /*

@@ -11,13 +11,13 @@
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
-#include "dscp.h"
 #include "exempt_packet.h"
 #include "fair_police.h"
 #include "group.h"
 #include "intf.h"
 #include "maps.h"
 #include "packet.h"
+#include "police_packet.h"
 
 /* In every network namespace the loopback device is the first. */
 #define LOOPBACK_IFINDEX 1
@@ -44,36 +44,6 @@ struct {
 
 /* The device is a port. */
 const volatile __u8 is_port = 0;
-
-static __always_inline void count(struct tg_police_counters *c, enum tg_outcome outcome,
-				  __u32 bytes)
-{
-	c->common.packets[outcome]++;
-	c->common.bytes[outcome] += bytes;
-}
-
-/* The colour of a packet, which is charged for it. */
-static __always_inline enum pl_colour meter(struct __sk_buff *skb, const struct pl_policy *policy,
-					    struct tg_queue *queue, struct tg_police_counters *c,
-					    __u64 now, __u32 bytes)
-{
-	struct pl_packet packet = {
-	    .wire_bytes = bytes < PL_MAX_PACKET_BYTES ? bytes : PL_MAX_PACKET_BYTES,
-	    .may_owe = skb->gso_size ? PL_OWE_HALF : PL_OWE_NOTHING,
-	};
-	struct pl_state state = {
-	    .full_ns = &queue->finish_ns,
-	    .skipped_ns = &queue->skipped_ns,
-	    .second_full_ns = &queue->second_full_ns,
-	    .carry = &c->carry,
-	    .second_carry = &c->second_carry,
-	};
-	enum pl_colour incoming = PL_GREEN;
-
-	if (policy->aware)
-		incoming = pl_incoming(policy, tg_dscp(skb));
-	return pl_colour(policy, &state, now, &packet, incoming);
-}
 
 static long add_phantom(__u32 i, void *ctx)
 {
@@ -120,26 +90,6 @@ __noinline int fair(struct __sk_buff *skb, __u32 direction, __u64 now, __u32 byt
 	return PL_GREEN;
 }
 
-/* Does with a packet what is said for its colour. Only a program of tc may write to it. */
-static __always_inline enum tg_outcome act(struct __sk_buff *skb, const struct pl_policy *policy,
-					   enum pl_colour colour, int may_write)
-{
-	__u8 action = policy->action[colour];
-
-	if (action == PL_DROP)
-		return TG_DROP_FULL;
-	if (action == PL_CE)
-		return bpf_skb_ecn_set_ce(skb) ? TG_MARK : TG_DROP_FULL;
-	if (action == PL_DSCP && may_write)
-		tg_set_dscp(skb, policy->dscp[colour]);
-	return TG_PASS;
-}
-
-static __always_inline int is_drop(enum tg_outcome outcome)
-{
-	return outcome == TG_DROP_FULL || outcome == TG_DROP_EARLY;
-}
-
 /* Of a packet whose first header is that of IP, or of the link. */
 static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direction direction,
 					    int from_ip)
@@ -183,13 +133,9 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 		barrier_var(colour);
 		if (colour > PL_RED)
 			colour = PL_RED;
-		c->packets[colour]++;
-		c->bytes[colour] += bytes;
-		outcome = act(skb, policy, colour, !from_ip);
+		outcome = act_on(skb, policy, c, colour, bytes, !from_ip);
 	}
-	if (outcome != TG_PASS)
-		c->common.last_ns[outcome] = now;
-	count(c, outcome, bytes);
+	count_at(c, outcome, now, bytes);
 	return outcome;
 }
 

@@ -25,6 +25,8 @@ needs() {
 	lab   | nginx           | serves the file that is downloaded           | command -v nginx
 	lab   | curl            | downloads it                                 | command -v curl
 	lab   | nftables        | polices, as a peer of scheme police          | command -v nft
+	lab   | iptables        | gives packets to the relay that drl-cost has  | command -v iptables
+	lab   | dropbear-bin    | is an SSH session through a limited port     | command -v dropbear
 	lab   | tcpdump         | captures what a policer lets through         | command -v tcpdump
 	fleet | redis-server    | a registry that a daemon finds its peers in   | command -v redis-server
 	fleet | etcd-server     | another one                                  | command -v etcd

@@ -327,6 +327,7 @@ impl LimitArgs {
             delack_max: self.delack_max,
             police: self.police.patch(),
             exempt: self.exempt,
+            matched: self.police.matched,
         }
     }
 }

@@ -5,7 +5,9 @@ use std::{
     io::{self, IsTerminal, Write},
 };
 
-use tidegate_core::{Class, Scheme, Scope, police::Policy, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{
+    Class, Scheme, Scope, police::Policy, prefixes::Prefixes, virtual_queue::VirtualQueueOptions,
+};
 pub use tidegate_node::figures::{rate, size, time};
 use tidegate_node::{
     plan::Standing,
@@ -100,6 +102,16 @@ pub fn scope(scope: &Scope) -> String {
     }
 }
 
+/// The same of a limit that is for some prefixes.
+pub fn part(scope: &Scope, prefixes: &Prefixes) -> String {
+    let on = self::scope(scope);
+    match prefixes.as_slice() {
+        [] => on,
+        [one] => format!("{on} {one}"),
+        [first, more @ ..] => format!("{on} {first} +{}", more.len()),
+    }
+}
+
 /// A limit in one line, in words of the command line.
 pub fn describe(options: &LimitOptions, parent: Option<&str>) -> String {
     let options = canonical(options);
@@ -131,6 +143,9 @@ pub fn describe(options: &LimitOptions, parent: Option<&str>) -> String {
         if options.police.fair {
             words.push("fair".to_owned());
         }
+    }
+    if !options.matched.is_empty() {
+        words.push(format!("match {}", options.matched));
     }
     if !options.exempt.is_empty() {
         words.push(format!("exempt {}", options.exempt));

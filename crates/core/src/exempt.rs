@@ -3,7 +3,7 @@
 use alloc::{borrow::ToOwned, string::String};
 use core::{fmt, net::IpAddr, str::FromStr};
 
-use crate::police::Dscp;
+use crate::{police::Dscp, prefixes::Prefixes};
 
 /// Prefixes that one limit exempts at most.
 pub const MAX_PREFIXES: usize = 32;
@@ -82,8 +82,8 @@ impl fmt::Display for Prefix {
 /// What a limit leaves alone; in order and without doubles, so that equal ones act alike.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Exempt {
-    prefixes: [Prefix; MAX_PREFIXES],
-    count: usize,
+    /// Addresses at the other end.
+    pub prefixes: Prefixes,
     /// Bit d: code point d is exempt.
     pub dscps: u64,
 }
@@ -110,26 +110,13 @@ impl Exempt {
     /// # Errors
     /// [`ExemptError::TooMany`].
     pub fn add_prefix(&mut self, prefix: Prefix) -> Result<(), ExemptError> {
-        let Err(place) = self.prefixes().binary_search(&prefix) else { return Ok(()) };
-        if self.count == MAX_PREFIXES {
-            return Err(ExemptError::TooMany);
-        }
-        self.prefixes[place..=self.count].rotate_right(1);
-        self.prefixes[place] = prefix;
-        self.count += 1;
-        Ok(())
-    }
-
-    /// The prefixes, sorted.
-    #[must_use]
-    pub fn prefixes(&self) -> &[Prefix] {
-        &self.prefixes[..self.count]
+        if self.prefixes.insert(prefix) { Ok(()) } else { Err(ExemptError::TooMany) }
     }
 
     /// Nobody is exempt.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.count == 0 && self.dscps == 0
+        self.prefixes.is_empty() && self.dscps == 0
     }
 
     /// The code points.
@@ -159,7 +146,7 @@ impl fmt::Display for Exempt {
             return f.write_str("none");
         }
         let mut comma = "";
-        for prefix in self.prefixes() {
+        for prefix in self.prefixes.as_slice() {
             write!(f, "{comma}{prefix}")?;
             comma = ",";
         }
@@ -212,7 +199,7 @@ mod tests {
         assert!(refusal("dscp ef cs1").contains("neither a prefix"));
         assert!(refusal("eth0").contains("neither a prefix"));
         let many: std::vec::Vec<_> = (0..33).map(|i| std::format!("10.{i}.0.0/16")).collect();
-        assert_eq!(many[..32].join(",").parse::<Exempt>().unwrap().prefixes().len(), 32);
+        assert_eq!(many[..32].join(",").parse::<Exempt>().unwrap().prefixes.as_slice().len(), 32);
         assert!(refusal(&many.join(",")).contains("more than 32 prefixes"));
     }
 

@@ -55,6 +55,7 @@ pub mod htb;
 pub mod link;
 pub mod meter;
 pub mod police;
+pub mod prefixes;
 pub mod receive_window;
 pub mod scheme;
 pub mod scope;

@@ -18,8 +18,8 @@ use tidegate_lab::{
         carousel_cpu::CarouselCpu,
         demo::Demo,
         drl::{
-            dynamic::DrlDynamic, failures::DrlFailures, fairness::DrlFairness, fig3::DrlFig3,
-            scale::DrlScale,
+            cost::DrlCost, dynamic::DrlDynamic, failures::DrlFailures, fairness::DrlFairness,
+            fig3::DrlFig3, rtt::DrlRtt, scale::DrlScale, web::DrlWeb,
         },
         hierarchy::Hierarchy,
         htb_latency::HtbLatency,
@@ -469,6 +469,46 @@ fn root_a_fleet_of_two_routers_reports_every_system() {
     check(&report, out.path(), &systems, &["jain", "total_bit_s", "gossip_percent"]);
     let daemons = |row: &&Row| row.case.0["in"] == "namespaces" && row.metric == "total_bit_s";
     assert!(report.rows.iter().filter(daemons).count() >= 5, "{:?}", report.notes);
+}
+
+#[test]
+fn root_a_fleet_reports_its_cost() {
+    let test = "root_a_fleet_reports_its_cost";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &DrlCost::tiny(lab_binary()), out.path()) else { return };
+    let mut systems = vec!["police", "police, flow counted", "forwarding alone"];
+    // Where there are no queues for user space, or no iptables to fill them.
+    systems.extend(report.systems().contains(&"relay").then_some("relay"));
+    systems.extend(["fps", "share"]);
+    check(&report, out.path(), &systems, &[]);
+    assert_eq!(report.values("police, flow counted", "program_ns", None).len(), 1);
+    let passed = report.values("police", "passed_percent", None);
+    assert!(passed.iter().all(|percent| *percent > 50.0), "{passed:?}");
+    for system in ["fps", "share"] {
+        assert!(report.values(system, "gossip_per_host_bit_s", None)[0] > 0.0, "{system}");
+    }
+}
+
+#[test]
+fn root_a_fleet_reports_round_trips_and_the_web() {
+    let test = "root_a_fleet_reports_round_trips_and_the_web";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let systems = ["ctb", "grd", "fps", "share"];
+    let Some(rtt) = report(test, &DrlRtt::tiny(lab_binary()), out.path()) else { return };
+    check(&rtt, out.path(), &systems, &["total_bit_s", "short_flow_bit_s", "long_flow_bit_s"]);
+    for system in systems {
+        assert_eq!(rtt.values(system, "total_bit_s", None).len(), 2, "{system}: simulated and not");
+    }
+    let Some(web) = report(test, &DrlWeb::tiny(lab_binary()), out.path()) else { return };
+    check(&web, out.path(), &systems, &["bulk_bit_s", "web_bit_s", "jain", "harmonic_mean_bit_s"]);
+    let answered = web.values("share", "response_p50_ms", None);
+    assert!(answered[0] > 0.0, "{answered:?}");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use std::{
     fmt,
 };
 
-use tidegate_core::{Scheme, Scope, class::MAX_DEPTH};
+use tidegate_core::{Scheme, Scope, class::MAX_DEPTH, exempt::Prefix};
 use tidegate_sys::limit::LimitOptions;
 
 use crate::{
@@ -190,6 +190,20 @@ pub enum PlanError {
         /// Their cgroup or device.
         scope: Scope,
     },
+    /// Two limits of the spec have one prefix of a device.
+    #[error(
+        "limits `{first}` and `{second}` both have {prefix} of {scope}; give it to one of them"
+    )]
+    SamePrefix {
+        /// One limit.
+        first: String,
+        /// The other.
+        second: String,
+        /// What both would have.
+        prefix: Prefix,
+        /// Their device.
+        scope: Scope,
+    },
     /// A limit of the host that the spec does not have is on the cgroup or device.
     #[error(
         "limit `{name}`: {scope} already has limit `{other}`, which is not in the file; \
@@ -201,6 +215,21 @@ pub enum PlanError {
         /// The cgroup or device.
         scope: Scope,
         /// The limit on it.
+        other: String,
+    },
+    /// A limit of the host that the spec does not have has one of the prefixes.
+    #[error(
+        "limit `{name}`: {scope} already has limit `{other}` for {prefix}, which is not in the file; take \
+         that one off with `tidegate limit del {other}`, or apply with --prune"
+    )]
+    PrefixTaken {
+        /// The limit of the spec.
+        name: String,
+        /// The device.
+        scope: Scope,
+        /// What both would have.
+        prefix: Prefix,
+        /// Whose it is.
         other: String,
     },
     /// A limit of the spec is inside one that the plan takes off.
@@ -237,12 +266,16 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
             removals.push((limit, Reason::Pruned));
             continue;
         }
-        let user = taken.get(&limit.scope);
-        if let Some(name) = user.filter(|_| limit.standing != Standing::ScopeGone) {
-            return Err(PlanError::ScopeTaken {
-                name: (*name).to_owned(),
-                scope: limit.scope.clone(),
-                other: limit.name.clone(),
+        let places = places_of(&limit.options).into_iter();
+        let mut users =
+            places.filter_map(|prefix| Some((taken.get(&(&limit.scope, prefix))?, prefix)));
+        if let Some((name, prefix)) = users.next().filter(|_| limit.standing != Standing::ScopeGone)
+        {
+            let (name, scope) = ((*name).to_owned(), limit.scope.clone());
+            let other = limit.name.clone();
+            return Err(match prefix {
+                None => PlanError::ScopeTaken { name, scope, other },
+                Some(prefix) => PlanError::PrefixTaken { name, scope, prefix, other },
             });
         }
         plan.unmanaged.push(limit.name.clone());
@@ -254,13 +287,23 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
     }
     family::settle(&mut members, true)?;
 
+    let holders: BTreeMap<Part<'_>, &str> = present
+        .iter()
+        .flat_map(|is| places_of(&is.options).into_iter().map(|p| ((&is.scope, p), &*is.name)))
+        .collect();
     let (mut changes, mut additions) = (Vec::new(), Vec::new());
     let mut put_on: BTreeSet<&str> = BTreeSet::new();
     for i in downwards(&members) {
         let limit = &members[i];
         let with_parent = limit.parent.as_deref().is_some_and(|parent| put_on.contains(parent));
         let is = by_name.get(limit.name.as_str()).copied();
-        let reason = is.and_then(|is| reason(is, limit, with_parent));
+        let reason = is.and_then(|is| {
+            // Another limit has the prefix now, and may have to lose it first.
+            let others = |prefix| holders.get(&(&is.scope, prefix)).is_some_and(|h| *h != is.name);
+            let swaps =
+                !is.options.matched.is_empty() && places_of(&limit.options).into_iter().any(others);
+            reason(is, limit, with_parent).or(swaps.then_some(Reason::Moved))
+        });
         if let Some((is, reason)) = is.zip(reason) {
             removals.push((is, reason));
         }
@@ -295,15 +338,29 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
     Ok(plan)
 }
 
-/// Who takes which scope.
-fn places(wanted: &[Wanted]) -> Result<BTreeMap<&Scope, &str>, PlanError> {
-    let mut taken: BTreeMap<&Scope, &str> = BTreeMap::new();
+/// A device as a whole, or a prefix of it.
+type Part<'a> = (&'a Scope, Option<Prefix>);
+
+/// What of its scope a limit takes: each of its prefixes, or all as one.
+#[must_use]
+pub fn places_of(options: &LimitOptions) -> Vec<Option<Prefix>> {
+    match options.matched.as_slice() {
+        [] => vec![None],
+        prefixes => prefixes.iter().copied().map(Some).collect(),
+    }
+}
+
+/// Who takes which scope, or prefix of one.
+fn places(wanted: &[Wanted]) -> Result<BTreeMap<Part<'_>, &str>, PlanError> {
+    let mut taken: BTreeMap<Part<'_>, &str> = BTreeMap::new();
     for limit in wanted {
-        if let Some(first) = taken.insert(&limit.scope, &limit.name) {
-            return Err(PlanError::SameScope {
-                first: first.to_owned(),
-                second: limit.name.clone(),
-                scope: limit.scope.clone(),
+        for prefix in places_of(&limit.options) {
+            let first = taken.insert((&limit.scope, prefix), &limit.name);
+            let Some(first) = first.map(str::to_owned) else { continue };
+            let (second, scope) = (limit.name.clone(), limit.scope.clone());
+            return Err(match prefix {
+                None => PlanError::SameScope { first, second, scope },
+                Some(prefix) => PlanError::SamePrefix { first, second, prefix, scope },
             });
         }
     }
@@ -392,7 +449,9 @@ pub fn other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
         Scheme::Htb | Scheme::Dem | Scheme::Spring => Some((o.scheme, directions(o))),
         _ => None,
     };
-    own(from) != own(to) || from.exempt.is_empty() != to.exempt.is_empty()
+    own(from) != own(to)
+        || from.exempt.is_empty() != to.exempt.is_empty()
+        || from.matched.is_empty() != to.matched.is_empty()
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use tidegate_core::{
     class::{MAX_WEIGHT, MIN_WEIGHT, NO_CEILING_BIT_S},
     exempt::Exempt,
     fair_share::WEIGHT,
+    prefixes::Prefixes,
     units::ParseError,
     virtual_queue::{ConfigError, MAX_RATE_BIT_S, MIN_RATE_BIT_S, QueueKind, VirtualQueueOptions},
 };
@@ -93,6 +94,8 @@ pub struct Patch {
     pub police: PolicePatch,
     /// Who is not limited; empty: nobody.
     pub exempt: Option<Exempt>,
+    /// With `police` on a device: whose packets are policed; empty: everybody's.
+    pub matched: Option<Prefixes>,
 }
 
 /// The directions for which a user wrote a rate of their own; a limit with a parent has the parent's.
@@ -218,7 +221,7 @@ pub enum SettingsProblem {
     },
     /// Of a policer.
     #[error(transparent)]
-    Police(PoliceProblem),
+    Police(#[from] PoliceProblem),
     /// The virtual queue cannot be built.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -322,6 +325,13 @@ impl Patch {
             class,
             police: self.police.on(&base.police, scheme)?,
             exempt: self.exempt.unwrap_or(base.exempt),
+            matched: match scheme {
+                Scheme::Police => self.matched.unwrap_or(base.matched),
+                _ if self.matched.is_some_and(|matched| !matched.is_empty()) => {
+                    return refuse("match", PoliceProblem::MatchesNothing(scheme).into());
+                }
+                _ => Prefixes::default(),
+            },
         };
         police::check(&limit.police, limit.egress.as_ref())?;
         police::check(&limit.police, limit.ingress.as_ref())?;
@@ -458,7 +468,7 @@ impl Patch {
 /// [`SettingsError`] names the field.
 pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, SettingsError> {
     let refuse = |field, problem| Err(SettingsError { field, problem });
-    police::fits(&limit.police, scope)?;
+    police::fits(&limit, scope)?;
     match limit.scheme {
         Scheme::Dem | Scheme::Spring if !scope.is_device() => {
             refuse("scheme", SettingsProblem::NeedsADevice(limit.scheme))
@@ -534,7 +544,7 @@ pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
     fn span(span: Option<Option<Span>>) -> String {
         span.flatten().map_or_else(|| "default".to_owned(), |span| span.to_string())
     }
-    const FIELDS: [(&str, Show); 19] = [
+    const FIELDS: [(&str, Show); 20] = [
         ("egress", |o| rate(o, o.egress)),
         ("egress burst", |o| span(o.egress.map(|q| q.burst))),
         ("egress mark", |o| span(o.egress.map(|q| q.mark))),
@@ -550,6 +560,7 @@ pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
         ("actions", |o| show_actions(&o.police.actions)),
         ("fair", |o| o.police.fair.to_string()),
         ("exempt", |o| o.exempt.to_string()),
+        ("match", |o| o.matched.to_string()),
         ("loopback", |o| o.loopback.to_string()),
         ("pace_ceiling", |o| o.pace_ceiling.to_string()),
         ("rto_min", |o| o.rto_min.to_string()),

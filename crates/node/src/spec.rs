@@ -16,7 +16,8 @@ use std::{
 
 use tidegate_core::{
     Scheme, Scope,
-    exempt::{Exempt, ExemptError},
+    exempt::{Exempt, ExemptError, Prefix},
+    prefixes::{MatchError, Prefixes},
     units::ParseError,
 };
 use tidegate_sys::{
@@ -34,6 +35,7 @@ use crate::family::{self, FamilyError, FamilyProblem, Member};
 use crate::fleet::config::{FleetError, FleetSpec, GroupSpec};
 use crate::host::ScopeError;
 use crate::nic::{NicError, NicSpec};
+use crate::plan;
 use crate::settings::{self, Asked, Patch, PoliceProblem, SettingsError, SettingsProblem};
 
 /// The largest file that is read: far above [`MAX_LIMITS`] limits.
@@ -208,6 +210,23 @@ pub enum Problem {
     /// A fleet, or a group of it.
     #[error(transparent)]
     Fleet(#[from] FleetError),
+    /// No prefix.
+    #[error(transparent)]
+    Match(#[from] MatchError),
+    /// The prefix is taken.
+    #[error(
+        "limit `{name}` on line {line} has {prefix} of this {kind} already; give it to one of them"
+    )]
+    SamePrefix {
+        /// `dev` or `port`.
+        kind: &'static str,
+        /// What both would have.
+        prefix: Prefix,
+        /// Who has it.
+        name: String,
+        /// Where.
+        line: usize,
+    },
     /// Nobody is exempt by this.
     #[error(transparent)]
     Exempt(#[from] ExemptError),
@@ -223,7 +242,7 @@ pub enum Problem {
 }
 
 /// The fields of a limit, each with a line that would be read.
-const FIELDS: [(&str, &str); 21] = [
+const FIELDS: [(&str, &str); 22] = [
     ("name", "name = \"backup\""),
     ("scope", "scope = { cgroup = \"system.slice/backup.service\" }"),
     ("egress", "egress = \"50mbit\""),
@@ -241,6 +260,7 @@ const FIELDS: [(&str, &str); 21] = [
     ("ecn", "ecn = \"60kb\""),
     ("drop", "drop = \"4ms\""),
     ("exempt", "exempt = [\"10.0.0.0/8\", \"2001:db8::/32\", \"dscp ef\"]"),
+    ("match", "match = [\"10.0.0.0/24\", \"2001:db8:1::/48\"]"),
     ("loopback", "loopback = true"),
     ("pace_ceiling", "pace_ceiling = false"),
     ("rto_min", "rto_min = \"20ms\""),
@@ -451,7 +471,7 @@ impl Reader<'_> {
         let (mut limits, mut of_nics) = (Vec::new(), Vec::new());
         // Name and line of each.
         let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
-        let mut by_scope: BTreeMap<Scope, (String, usize)> = BTreeMap::new();
+        let mut by_scope: BTreeMap<(Scope, Option<Prefix>), (String, usize)> = BTreeMap::new();
         for table in tables.iter() {
             let Some(fields) = table.get_ref().as_table() else {
                 return Err(self.wrong_type(table, "limit", "a table"));
@@ -468,10 +488,21 @@ impl Reader<'_> {
                 let problem = Problem::SameName(line);
                 return Err(reader.at(&field_span("name"), Some("name"), problem));
             }
-            if let Some((name, line)) = by_scope.insert(normal(&scope), (name.clone(), line)) {
+            let prefixes = match &kind {
+                Kind::Stays(options, _) => plan::places_of(options),
+                Kind::OfNic(_) => vec![None],
+            };
+            for prefix in prefixes {
+                let place = (normal(&scope), prefix);
+                let Some((name, line)) = by_scope.insert(place, (name.clone(), line)) else {
+                    continue;
+                };
                 let kind = scope.kind();
-                let problem = Problem::SameScope { kind, name, line };
-                return Err(reader.at(&field_span("scope"), Some("scope"), problem));
+                let (field, problem) = match prefix {
+                    None => ("scope", Problem::SameScope { kind, name, line }),
+                    Some(prefix) => ("match", Problem::SamePrefix { kind, prefix, name, line }),
+                };
+                return Err(reader.at(&field_span(field), Some(field), problem));
             }
             match kind {
                 Kind::Stays(options, asked) => {
@@ -547,6 +578,7 @@ impl Reader<'_> {
                     cbs = of_meter.map(|cbs| (cbs, value.span()));
                 }
                 "exempt" => patch.exempt = Some(self.exempt(value)?),
+                "match" => patch.matched = Some(self.prefixes(value)?),
                 "actions" => patch.police.actions = self.actions(value)?,
                 "fair" => patch.police.fair = Some(self.flag(value, "fair")?),
                 "rto_min" => patch.rto_min = Some(self.parse(value, "rto_min")?),
@@ -653,6 +685,20 @@ impl Reader<'_> {
             added.map_err(|e| self.at(&item.span(), Some(EXEMPT), e.into()))?;
         }
         Ok(exempt)
+    }
+
+    /// One, or a list.
+    fn prefixes(&self, value: &Value<'_>) -> Result<Prefixes, SpecError> {
+        const MATCH: &str = "match";
+        let Some(list) = value.get_ref().as_array() else {
+            return self.parse(value, MATCH);
+        };
+        let mut prefixes = Prefixes::default();
+        for item in list.iter() {
+            let added = prefixes.add(self.text(item, MATCH)?);
+            added.map_err(|e| self.at(&item.span(), Some(MATCH), e.into()))?;
+        }
+        Ok(prefixes)
     }
 
     fn whole(&self, value: &Value<'_>, field: &'static str) -> Result<i64, SpecError> {

@@ -12,6 +12,7 @@ use tidegate_core::{
     exempt::Exempt,
     fair_share::{ONE, TARGET},
     police::{COLOUR_NAMES, Policy},
+    prefixes::Prefixes,
     virtual_queue::MAX_SPAN,
 };
 use tidegate_sys::{
@@ -69,6 +70,13 @@ pub struct Settings {
     /// Who is not limited, as a user writes it.
     #[serde(serialize_with = "exempt", skip_serializing_if = "Exempt::is_empty")]
     pub exempt: Exempt,
+    /// Whose packets are policed, as a user writes it.
+    #[serde(
+        rename = "match",
+        serialize_with = "prefixes",
+        skip_serializing_if = "Prefixes::is_empty"
+    )]
+    pub matched: Prefixes,
 }
 
 /// One direction of a limit.
@@ -247,9 +255,14 @@ fn colours<S: Serializer>(colours: &Option<Colours>, serializer: S) -> Result<S:
     map.end()
 }
 
+/// `["10.0.0.0/24"]`.
+fn prefixes<S: Serializer>(prefixes: &Prefixes, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(prefixes.as_slice().iter().map(ToString::to_string))
+}
+
 /// `["10.0.0.0/8", "dscp:ef"]`.
 fn exempt<S: Serializer>(exempt: &Exempt, serializer: S) -> Result<S::Ok, S::Error> {
-    let prefixes = exempt.prefixes().iter().map(ToString::to_string);
+    let prefixes = exempt.prefixes.as_slice().iter().map(ToString::to_string);
     serializer.collect_seq(prefixes.chain(exempt.dscps().map(|dscp| format!("dscp:{dscp}"))))
 }
 
@@ -386,6 +399,7 @@ impl From<&intf::Limit> for Settings {
             delack_max_ns: u64::from(limit.delack_max_us) * 1000,
             police: (options.scheme == Scheme::Police).then_some(options.police),
             exempt: options.exempt,
+            matched: options.matched,
         }
     }
 }

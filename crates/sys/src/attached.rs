@@ -94,6 +94,8 @@ fn maps_of(program: u32) -> Option<LimitMaps> {
         exempt: None,
         parent: None,
         seat: None,
+        at: 0,
+        place: None,
         group: None,
     })
 }

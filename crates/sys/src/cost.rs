@@ -55,6 +55,20 @@ pub enum Program {
     Police,
     /// Its meter: srTCM, colour-aware.
     Meter,
+    /// The bucket of a policer that is in a group.
+    Grouped(Asked),
+}
+
+/// What a group asks of a policer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// Packets are dropped at random.
+    Drop,
+    /// Its flows are counted, and the packet's has a counter.
+    KnownFlow,
+    /// Its flows are counted, and the packet's finds all counters of its set with flows that are larger by
+    /// far.
+    NewFlow,
 }
 
 /// How the virtual queue stands when packets come.
@@ -113,9 +127,9 @@ pub fn measure(
         let object = open.and_then(|open| open.load()).map_err(of_libbpf("load nothing"))?;
         return mean_run_time(object.progs.nothing.as_fd(), frame, cpus, runs);
     }
-    if matches!(program, Program::Police | Program::Meter) {
+    if matches!(program, Program::Police | Program::Meter | Program::Grouped(_)) {
         let mut storage = MaybeUninit::uninit();
-        let police = police::prepare(&mut storage, program == Program::Meter, standing)?;
+        let police = police::prepare(&mut storage, program, standing)?;
         let program = police.progs.police_egress.as_fd();
         return match standing {
             Standing::Full => mean_of(program, frame, cpus, runs / SINGLE_RUNS_SHARE, 1),
@@ -272,8 +286,10 @@ mod tests {
             return;
         }
         let frame = tcp_frame(60);
-        let all = [Program::Nothing, Program::Nrm, Program::Pace, Program::Police, Program::Meter];
-        for program in all {
+        let plain =
+            [Program::Nothing, Program::Nrm, Program::Pace, Program::Police, Program::Meter];
+        let grouped = [Asked::Drop, Asked::KnownFlow, Asked::NewFlow].map(Program::Grouped);
+        for program in plain.into_iter().chain(grouped) {
             for standing in [Standing::Idle, Standing::Busy, Standing::Full] {
                 let cost = measure(program, standing, &frame, &[0], 20_000).unwrap();
                 assert!(cost > Duration::ZERO, "{program:?} {standing:?}");

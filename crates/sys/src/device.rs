@@ -34,6 +34,8 @@ use crate::{
 const PRIORITY: u32 = 32_000;
 /// Of what must see packets before those do: programs on both sides of the device, for each direction.
 const PRIORITIES_BEFORE: [u32; DIRECTIONS] = [31_999, 31_998];
+/// Of the programs of limits with prefixes: of a device, of a port.
+const PRIORITIES_MATCHED: [u32; 2] = [31_997, 31_996];
 const HANDLE: u32 = 1;
 
 /// A device in this network namespace, and from which side it is limited.
@@ -112,9 +114,11 @@ impl Side {
 /// The hooks of a limit on a device: their direction, and the names under which their links, or the programs
 /// of their filters, are pinned.
 const HOOKS: [(Direction, &str, &str); 2] = [
-    (Direction::Egress, "egress", "program_egress"),
-    (Direction::Ingress, "ingress", "program_ingress"),
+    (Direction::Egress, "egress", PROGRAM_PINS[0]),
+    (Direction::Ingress, "ingress", PROGRAM_PINS[1]),
 ];
+/// Those of the programs.
+pub(crate) const PROGRAM_PINS: [&str; 2] = ["program_egress", "program_ingress"];
 /// The mark, in a pinned limit's directory, that clsact came with it.
 pub(crate) const CLSACT_MARK: &str = "clsact";
 
@@ -174,6 +178,14 @@ pub(crate) fn attach_before(
     programs: &[(Direction, &ProgramMut<'_>)],
 ) -> Result<Hooked, LimitError> {
     attach_at(target, programs, PRIORITIES_BEFORE[intf::index(direction)])
+}
+
+/// The same of the programs that all limits with prefixes share.
+pub(crate) fn attach_matched(
+    target: &Target,
+    programs: &[(Direction, &ProgramMut<'_>)],
+) -> Result<Hooked, LimitError> {
+    attach_at(target, programs, PRIORITIES_MATCHED[usize::from(target.is_port())])
 }
 
 /// Puts a program on a device that says which packets go to another device's egress (-1), and which go on (0).
@@ -300,7 +312,7 @@ fn filter_is(ifindex: u32, side: Side, priority: u32, program: BorrowedFd<'_>) -
 
 /// The priority of a filter that is known by its program alone.
 fn priority_of(ifindex: u32, side: Side, program: BorrowedFd<'_>) -> Option<u32> {
-    let mut all = [PRIORITY].into_iter().chain(PRIORITIES_BEFORE);
+    let mut all = [PRIORITY].into_iter().chain(PRIORITIES_BEFORE).chain(PRIORITIES_MATCHED);
     all.find(|p| filter_is(ifindex, side, *p, program))
 }
 

@@ -60,6 +60,8 @@ fn load<T>(
         exempt: exempts.then(|| handle(&edt.maps.exempt_prefixes)).transpose()?,
         parent: None,
         seat: None,
+        at: 0,
+        place: None,
         group: None,
     };
     maps.write(limit)?;

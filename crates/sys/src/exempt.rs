@@ -12,6 +12,8 @@ use crate::{
 const KEY_BYTES: usize = 24;
 /// The bits of the version.
 const VERSION_BITS: u32 = 32;
+/// Where in the version's word the index of a limit is.
+const INDEX_SHIFT: u32 = 8;
 
 /// Gives an object that is open its trie, or leaves it out; the skeletons have no common type. With no map to
 /// share, one is made.
@@ -34,22 +36,37 @@ macro_rules! set_exempt {
 }
 pub(crate) use set_exempt;
 
-fn key(address: [u8; 16], bits: u8) -> Vec<u8> {
+/// The word before the address: the version of IP, and in a trie that limits share, whose it is.
+fn key(address: [u8; 16], bits: u8, index: u32) -> Vec<u8> {
     let mut key = Vec::with_capacity(KEY_BYTES);
     let version: u32 = if (Prefix { address, bits }).is_v4() { 4 } else { 6 };
     key.extend((VERSION_BITS + u32::from(bits)).to_ne_bytes());
-    key.extend(version.to_be_bytes());
+    key.extend((index << INDEX_SHIFT | version).to_be_bytes());
     key.extend(address);
     key
 }
 
 /// Makes the trie what the limit says.
 pub(crate) fn fill(trie: &MapHandle, exempt: &ExemptConf) -> Result<(), LimitError> {
+    fill_of(trie, exempt, 0)
+}
+
+/// The same in a trie that limits share, of the one of this index.
+pub(crate) fn fill_of(trie: &MapHandle, exempt: &ExemptConf, index: u32) -> Result<(), LimitError> {
     let refused = || map_error("exempt");
     let count = exempt.count as usize;
-    let wanted: Vec<_> =
-        exempt.address.iter().zip(exempt.bits).take(count).map(|(a, bits)| key(*a, bits)).collect();
-    let present: Vec<_> = trie.keys().collect();
+    let wanted: Vec<_> = exempt
+        .address
+        .iter()
+        .zip(exempt.bits)
+        .take(count)
+        .map(|(a, bits)| key(*a, bits, index))
+        .collect();
+    let is_ours = |key: &Vec<u8>| {
+        let word = key.get(4..8).and_then(|word| Some(u32::from_be_bytes(word.try_into().ok()?)));
+        word.is_some_and(|word| word >> INDEX_SHIFT == index)
+    };
+    let present: Vec<_> = trie.keys().filter(is_ours).collect();
     for key in &wanted {
         trie.update(key, &[1], MapFlags::ANY).map_err(refused())?;
     }

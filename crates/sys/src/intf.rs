@@ -9,6 +9,7 @@ use tidegate_core::{
     class::Floors,
     exempt::{Exempt, MAX_PREFIXES, Prefix},
     fleet::flows::{SETS, WAYS},
+    prefixes::Prefixes,
     token_bucket::BucketConfig,
     virtual_queue::cost_of_byte,
 };
@@ -162,6 +163,8 @@ pub struct Limit {
     pub police: [Policy; DIRECTIONS],
     /// Who is exempt.
     pub exempt: ExemptConf,
+    /// Whose packets it polices; none: everybody's.
+    pub matched: ExemptConf,
 }
 
 /// `struct tg_exempt`.
@@ -182,8 +185,14 @@ pub struct ExemptConf {
 
 impl From<&Exempt> for ExemptConf {
     fn from(exempt: &Exempt) -> Self {
-        let mut conf = ExemptConf { dscps: exempt.dscps, ..ExemptConf::default() };
-        for (i, prefix) in exempt.prefixes().iter().enumerate() {
+        ExemptConf { dscps: exempt.dscps, ..(&exempt.prefixes).into() }
+    }
+}
+
+impl From<&Prefixes> for ExemptConf {
+    fn from(prefixes: &Prefixes) -> Self {
+        let mut conf = ExemptConf::default();
+        for (i, prefix) in prefixes.as_slice().iter().enumerate() {
             (conf.address[i], conf.bits[i]) = (prefix.address, prefix.bits);
             conf.count += 1;
         }
@@ -191,16 +200,20 @@ impl From<&Exempt> for ExemptConf {
     }
 }
 
+impl From<&ExemptConf> for Prefixes {
+    fn from(conf: &ExemptConf) -> Self {
+        let mut prefixes = Prefixes::default();
+        for (address, bits) in conf.address.iter().zip(conf.bits).take(conf.count as usize) {
+            // There are no more than fit.
+            let _ = prefixes.insert(Prefix { address: *address, bits });
+        }
+        prefixes
+    }
+}
+
 impl From<&ExemptConf> for Exempt {
     fn from(conf: &ExemptConf) -> Self {
-        let mut exempt = Exempt::default();
-        exempt.dscps = conf.dscps;
-        let prefixes = conf.address.iter().zip(conf.bits).take(conf.count as usize);
-        for (address, bits) in prefixes {
-            // There are no more than fit.
-            let _ = exempt.add_prefix(Prefix { address: *address, bits });
-        }
-        exempt
+        Exempt { prefixes: conf.into(), dscps: conf.dscps }
     }
 }
 
@@ -352,6 +365,47 @@ pub struct PoliceCounters {
     pub bytes: [u64; COLOURS],
 }
 
+/// Limits of a device that share maps: `TG_CHUNK`.
+pub const CHUNK: u32 = 32;
+/// ... and how many times: `TG_CHUNKS`.
+pub const CHUNKS: u32 = 128;
+/// Prefixes of a device at most.
+pub const PREFIXES_MAX: u32 = 65_536;
+/// Different lengths of prefixes of one version of IP in one direction.
+pub const LENGTHS_MAX: usize = 16;
+/// Versions of IP.
+pub const FAMILIES: usize = 2;
+
+/// `struct tg_length`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Length {
+    /// Of an address that begins with a prefix of this length: the bits that count.
+    pub mask: [[u8; 4]; 4],
+    /// The length, as of an IPv6 address.
+    pub bits: u32,
+}
+
+/// `struct tg_lengths`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Lengths {
+    /// How many there are.
+    pub count: u32,
+    /// They, the longest first.
+    pub length: [Length; LENGTHS_MAX],
+}
+
+/// `struct tg_place`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Pod, Zeroable)]
+pub struct PlaceKey {
+    /// The prefix.
+    pub address: [u8; 16],
+    /// Direction, family and length.
+    pub what: u32,
+}
+
 /// Buffers of each sample of flows.
 pub const BUFFERS: u32 = 2;
 
@@ -446,7 +500,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 50];
+        static native_intf_layout: [u64; 61];
         static native_intf_layout_len: u32;
     }
 
@@ -467,6 +521,7 @@ mod tests {
             offset_of!(Limit, ifindex),
             offset_of!(Limit, police),
             offset_of!(Limit, exempt),
+            offset_of!(Limit, matched),
             size_of::<ExemptConf>(),
             offset_of!(ExemptConf, count),
             MAX_PREFIXES,
@@ -491,6 +546,16 @@ mod tests {
             offset_of!(Group, sample),
             size_of::<FlowCells>(),
             BUFFERS as usize,
+            CHUNK as usize,
+            CHUNKS as usize,
+            PREFIXES_MAX as usize,
+            LENGTHS_MAX,
+            FAMILIES,
+            size_of::<Length>(),
+            offset_of!(Length, bits),
+            size_of::<Lengths>(),
+            size_of::<PlaceKey>(),
+            offset_of!(PlaceKey, what),
             DIRECTIONS,
             QUEUES,
             OUTCOMES,

@@ -25,6 +25,7 @@ use tidegate_core::{
     exempt::Exempt,
     fair_share::TARGET,
     police::Policy,
+    prefixes::Prefixes,
     virtual_queue::{ConfigError, Direction, VirtualQueueOptions},
 };
 
@@ -34,7 +35,9 @@ use crate::{
     edt,
     exempt::{self, set_exempt},
     group::GroupMaps,
-    htb, intf, police, query,
+    htb, intf,
+    police::{self, room::Place},
+    query,
 };
 
 mod error;
@@ -85,6 +88,8 @@ pub struct LimitOptions {
     pub police: Policy,
     /// Who is not limited.
     pub exempt: Exempt,
+    /// With [`Scheme::Police`] on a device: the hosts behind it whose packets it polices; none: everybody's.
+    pub matched: Prefixes,
 }
 
 impl Default for LimitOptions {
@@ -100,6 +105,7 @@ impl Default for LimitOptions {
             class: None,
             police: Policy::default(),
             exempt: Exempt::default(),
+            matched: Prefixes::default(),
         }
     }
 }
@@ -114,6 +120,7 @@ impl LimitOptions {
         let mut limit = intf::Limit {
             cgroup_id,
             exempt: (&self.exempt).into(),
+            matched: (&self.matched).into(),
             rto_min_us: microseconds(self.rto_min),
             delack_max_us: microseconds(self.delack_max),
             ..intf::Limit::default()
@@ -219,6 +226,7 @@ impl From<&intf::Limit> for LimitOptions {
             class: limit.class.iter().find_map(intf::ClassConf::class),
             police: limit.police.iter().find_map(intf::Policy::policy).unwrap_or_default(),
             exempt: Exempt::from(&limit.exempt),
+            matched: Prefixes::from(&limit.matched),
         }
         .of_sockets()
     }
@@ -248,6 +256,9 @@ pub struct LimitMaps {
     pub(crate) group: Option<GroupMaps>,
     /// With scheme `htb`: where its packets wait, who counts them.
     pub(crate) seat: Option<htb::Seat>,
+    /// Of a limit with prefixes, which shares maps with others: its number in them, and its place.
+    pub(crate) at: u32,
+    pub(crate) place: Option<Place>,
 }
 
 /// What a child works with of its parent.
@@ -342,7 +353,7 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
     pub fn limit(&self) -> Result<intf::Limit, LimitError> {
-        lookup(&self.limit, "limit", 0)
+        lookup(&self.limit, "limit", self.at)
     }
 
     /// Puts another limit in force, for packets from now on and for the sockets that exist. The backlog
@@ -400,6 +411,15 @@ impl LimitMaps {
         Ok(())
     }
 
+    /// The keys of what a direction has in its queues and counters.
+    fn queue_key(&self, index: usize) -> u32 {
+        self.at * intf::QUEUES as u32 + index as u32
+    }
+
+    fn counters_key(&self, index: usize) -> u32 {
+        self.at * intf::DIRECTIONS as u32 + index as u32
+    }
+
     /// A bucket that has become shallower must not pay for what the deeper one has let pass.
     fn forgive(&self, limit: &intf::Limit) -> Result<(), LimitError> {
         for direction in [Direction::Egress, Direction::Ingress] {
@@ -407,7 +427,7 @@ impl LimitMaps {
             let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
             let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
             let policy = &limit.police[index];
-            let was: intf::Queue = lookup(&self.queues, "queues", index as u32)?;
+            let was: intf::Queue = lookup(&self.queues, "queues", self.queue_key(index))?;
             let second_now_ns = if policy.is_single_rate() { was.skipped_ns } else { now_ns };
             let queue = intf::Queue {
                 finish_ns: was.finish_ns.min(now_ns + policy.committed.fill_ns),
@@ -418,7 +438,7 @@ impl LimitMaps {
                 // What passes meanwhile on other CPUs, some microseconds' worth, is forgiven too.
                 self.queues
                     .update(
-                        &(index as u32).to_ne_bytes(),
+                        &self.queue_key(index).to_ne_bytes(),
                         bytemuck::bytes_of(&queue),
                         MapFlags::ANY,
                     )
@@ -429,8 +449,11 @@ impl LimitMaps {
     }
 
     pub(crate) fn write(&self, limit: &intf::Limit) -> Result<(), LimitError> {
+        if let Some(place) = &self.place {
+            return place.write(&self.limit, limit);
+        }
         self.limit
-            .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)
+            .update(&self.at.to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)
             .map_err(map_error("limit"))?;
         self.exempt.as_ref().map_or(Ok(()), |trie| exempt::fill(trie, &limit.exempt))
     }
@@ -443,11 +466,11 @@ impl LimitMaps {
         if let Some(seat) = &self.seat {
             return seat.read(direction);
         }
-        let index = intf::index(direction) as u32;
-        let queue: intf::Queue = lookup(&self.queues, "queues", index)?;
+        let index = intf::index(direction);
+        let queue: intf::Queue = lookup(&self.queues, "queues", self.queue_key(index))?;
         let per_cpu = self
             .counters
-            .lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY)
+            .lookup_percpu(&self.counters_key(index).to_ne_bytes(), MapFlags::ANY)
             .map_err(map_error("counters"))?
             .unwrap_or_default();
         let mut counters = intf::Counters::default();
@@ -591,6 +614,8 @@ impl AttachedLimit {
             exempt: exempts.then(|| handle(&nrm.maps.exempt_prefixes)).transpose()?,
             parent: parent.map(ParentMaps::of).transpose()?.flatten(),
             seat: None,
+            at: 0,
+            place: None,
             group: None,
         };
 

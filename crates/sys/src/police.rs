@@ -4,19 +4,13 @@
 use std::mem::MaybeUninit;
 
 use libbpf_rs::{
-    MapCore, MapFlags, MapHandle, OpenObject,
+    MapHandle, OpenObject,
     skel::{OpenSkel, SkelBuilder},
 };
-use tidegate_core::{
-    Bytes, Direction, Rate, Span,
-    police::{ColourMap, MeterOptions, MeterType, Policy},
-    token_bucket::{MAX_BURST, UNITS_PER_BYTE},
-    virtual_queue::{MAX_RATE_BIT_S, VirtualQueueOptions},
-};
+use tidegate_core::Direction;
 
 use crate::{
     cgroup::Cgroup,
-    cost::Standing,
     device::{self, Side, Target},
     edt::random_seed,
     exempt::set_exempt,
@@ -25,7 +19,13 @@ use crate::{
     limit::{self, AttachedLimit, LimitError, LimitMaps, LimitOptions},
 };
 
+mod cost;
+mod cost_on_device;
 mod policy;
+pub(crate) mod room;
+
+pub(crate) use cost::prepare;
+pub use cost_on_device::{Policers, cost_on_device};
 
 mod skel {
     #![allow(
@@ -37,12 +37,6 @@ mod skel {
     )]
     include!(concat!(env!("OUT_DIR"), "/police.skel.rs"));
 }
-
-mod cost;
-
-pub use cost::{Ask, cost};
-
-const HOUR_NS: u64 = 3_600_000_000_000;
 
 /// Where the programs sit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,6 +84,8 @@ fn maps(police: &skel::PoliceSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps,
         },
         parent: None,
         seat: None,
+        at: 0,
+        place: None,
         group: Some(GroupMaps {
             group: handle(&police.maps.group_of_limit)?,
             samples: handle(&police.maps.samples_of_limit)?,
@@ -134,51 +130,6 @@ pub(crate) fn attach_device(
     Ok(AttachedLimit { maps, links, filters })
 }
 
-/// Loads the programs of a cgroup with a bucket that stays as `standing` says, to have their cost measured.
-pub(crate) fn prepare(
-    storage: &mut MaybeUninit<OpenObject>,
-    meter: bool,
-    standing: Standing,
-) -> Result<skel::PoliceSkel<'_>, LimitError> {
-    let police = load(storage, Place::Cgroup, false)?;
-    let Some(rate) = Rate::from_bit_s(MAX_RATE_BIT_S) else { return Ok(police) };
-    let queue = VirtualQueueOptions {
-        burst: Some(Span::Size(Bytes(MAX_BURST.0 / 2))),
-        ..VirtualQueueOptions::new(rate)
-    };
-    let meter = meter.then(|| MeterOptions {
-        colours: Some(ColourMap::default()),
-        ..MeterOptions::new(MeterType::SrTcm)
-    });
-    let policy = Policy { meter, ..Policy::default() };
-    let mut policy = intf::Policy::new(&policy, &queue).map_err(LimitError::Config)?;
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-    let half_ns = policy.committed.fill_ns / 2;
-    let full_ns = match standing {
-        Standing::Idle => {
-            // So fast that a packet costs nothing.
-            for bucket in [&mut policy.committed, &mut policy.second] {
-                (bucket.cost, bucket.rate) = (1, MAX_BURST.0 * UNITS_PER_BYTE / 2);
-            }
-            0
-        }
-        Standing::Busy => now_ns + half_ns,
-        Standing::Full => now_ns + HOUR_NS,
-    };
-    let limit = intf::Limit {
-        police: [policy; 2],
-        flags: intf::FLAG_POLICE | intf::FLAG_LOOPBACK,
-        ..Default::default()
-    };
-    let maps = maps(&police, &limit)?;
-    let queue = intf::Queue { finish_ns: full_ns, rtt_ns: full_ns, ..Default::default() };
-    maps.queues
-        .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(&queue), MapFlags::ANY)
-        .map_err(limit::map_error("queues"))?;
-    Ok(police)
-}
-
 #[cfg(test)]
 mod kernel_tests;
 
@@ -187,3 +138,6 @@ mod group_tests;
 
 #[cfg(test)]
 mod fair_tests;
+
+#[cfg(test)]
+mod room_tests;

@@ -10,14 +10,17 @@
 //!                           dev, port                         ... or to the device's name
 //!                           program_{egress,ingress}, clsact  a device's without links (see device)
 //!                           slots, slot, root, ...            of scheme htb (see store/htb.rs)
+//!                           room, place                       of one with prefixes (see store/rooms.rs)
 //! ```
 //!
 //! The directory appears under its name only when it is whole (built aside, then renamed), so a process
 //! that dies half way leaves no half limit in the listing, and its links vanish with it. Writers exclude
 //! each other by a lock on the directory; readers take none.
 
+mod error;
 mod htb;
 pub(crate) mod pins;
+mod rooms;
 
 use std::{
     fs, io,
@@ -42,7 +45,9 @@ use pins::{detach_links, pin, remove_pins};
 
 mod rate;
 
+pub use error::StoreError;
 pub use rate::RateSet;
+use rooms::ROOM_PREFIX;
 
 /// Where the BPF file system is mounted by convention.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -83,115 +88,6 @@ const LOCK_POLL: Duration = Duration::from_millis(20);
 const KERNEL_FILES: [&str; 2] = ["maps.debug", "progs.debug"];
 
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
-
-/// Why the store refused. Unless said otherwise the host is as before.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// A name that cannot be a directory of the BPF file system.
-    #[error(
-        "limit name `{0}` must be 1 to 63 letters, digits, `-` or `_`, and start with a letter or digit"
-    )]
-    BadName(String),
-    /// There is no such limit.
-    #[error("there is no limit `{0}`; `tidegate status` lists those there are")]
-    Missing(String),
-    /// There is one already.
-    #[error("limit `{0}` exists already; change it with `tidegate limit set {0} ...`")]
-    Exists(String),
-    /// Another limit has the cgroup or device.
-    #[error("{scope} already has limit `{name}`; change it with `tidegate limit set {name} ...`")]
-    ScopeTaken {
-        /// The cgroup or device.
-        scope: Scope,
-        /// Its limit.
-        name: String,
-    },
-    /// The cgroup or device of a limit has been removed.
-    #[error(
-        "the {scope} of limit `{name}` is gone, so nothing is limited; when it is there again, put the limit \
-         back with `tidegate apply` or `tidegate limit add`"
-    )]
-    ScopeGone {
-        /// The limit.
-        name: String,
-        /// Where it was.
-        scope: Scope,
-    },
-    /// The programs of the other scheme are others.
-    #[error(
-        "limit `{0}` cannot change to other programs where it is: take it off and put it on again"
-    )]
-    OtherPrograms(String),
-    /// There is no such parent.
-    #[error("limit `{name}`: there is no limit `{parent}` that could be its parent")]
-    NoParent {
-        /// The limit.
-        name: String,
-        /// Its parent.
-        parent: String,
-    },
-    /// The parent's programs do not see the child's packets.
-    #[error(
-        "limit `{name}`: its parent `{parent}` must be on a cgroup above {scope}, with scheme `pace` or \
-         `nrm`, or both have scheme `htb` in a tree on a device; {parent} is on {parent_scope} with \
-         `{parent_scheme}`"
-    )]
-    NotAbove {
-        /// The limit.
-        name: String,
-        /// Its cgroup or device.
-        scope: Scope,
-        /// Its parent.
-        parent: String,
-        /// What that is on.
-        parent_scope: Scope,
-        /// How that acts.
-        parent_scheme: Scheme,
-    },
-    /// Too many limits above each other.
-    #[error("limit `{0}`: more than {MAX_DEPTH} limits above each other; take some out")]
-    TooDeep(String),
-    /// A limit with children.
-    #[error("limit `{name}` is the parent of {}; take those off first", .children.join(", "))]
-    HasChildren {
-        /// The limit.
-        name: String,
-        /// Its children.
-        children: Vec<String>,
-    },
-    /// A limit with a parent that shall have none, or the other way round.
-    #[error(
-        "limit `{0}` cannot get or lose its parent where it is: take it off and put it on again"
-    )]
-    OtherParent(String),
-    /// Another writer does not finish.
-    #[error("another tidegate is changing the limits in {0} and does not finish; try again later")]
-    Busy(String),
-    /// Too many limits.
-    #[error("this host holds its {MAX_LIMITS} limits already; take some off first")]
-    Full,
-    /// The place for pins is no BPF file system.
-    #[error("{0} is not in a BPF file system; mount one with: mount -t bpf bpf {BPFFS}")]
-    NotBpffs(String),
-    /// The limit itself.
-    #[error("limit `{name}`: {source}")]
-    Limit {
-        /// Its name.
-        name: String,
-        /// What went wrong.
-        source: LimitError,
-    },
-    /// A pin could not be made, read or removed.
-    #[error("{path}: {action}: {source}")]
-    Io {
-        /// The pin.
-        path: String,
-        /// What was tried.
-        action: &'static str,
-        /// Why it failed.
-        source: io::Error,
-    },
-}
 
 /// The directory of pinned limits.
 #[derive(Debug, Clone)]
@@ -345,6 +241,7 @@ impl Store {
                 let _ = remove_pins(&self.root.join(name));
             }
         }
+        self.sweep_rooms();
     }
 
     fn entries(&self) -> Result<Vec<String>, StoreError> {
@@ -366,7 +263,7 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn names(&self) -> Result<Vec<String>, StoreError> {
         let mut names = self.entries()?;
-        names.retain(|name| !name.starts_with(BUILDING));
+        names.retain(|name| !name.starts_with(BUILDING) && !name.starts_with(ROOM_PREFIX));
         Ok(names)
     }
 
@@ -398,6 +295,8 @@ impl Store {
                 false => None,
             },
             seat: None,
+            at: self.place_of(name).map_or(0, |(_, index)| index % intf::CHUNK),
+            place: self.open_place(name),
             group: match dir.join(GROUP).exists() {
                 true => Some(GroupMaps { group: open(GROUP)?, samples: open(SAMPLES)? }),
                 false => None,
@@ -411,6 +310,11 @@ impl Store {
         } else {
             whereabouts_of_device(&dir, &limit)
         };
+        if limit.matched.count != 0 {
+            let here = scope.is_some();
+            let place = maps.place.as_ref();
+            unhooked = if here { self.unhooked_matched(name, &limit, place) } else { Vec::new() };
+        }
         if limit.flags & intf::FLAG_HTB != 0 {
             maps.seat = self.seat_of(name, &limit);
             let seat = maps.seat.as_ref().filter(|_| scope.is_some());
@@ -514,6 +418,9 @@ impl Store {
         parent: Option<&str>,
     ) -> Result<(), StoreError> {
         check_name(name)?;
+        if !options.matched.is_empty() {
+            return self.install_matched(name, scope, options);
+        }
         let refused = || limit_error(name);
         let cgroup = match scope {
             Scope::Cgroup(path) => Some(hierarchy.open(path).map_err(|e| refused()(e.into()))?),
@@ -525,7 +432,7 @@ impl Store {
         }
         let taken = |other: &&PinnedLimit| match &cgroup {
             Some(cgroup) => other.limit.ifindex == 0 && other.limit.cgroup_id == cgroup.id(),
-            None => other.scope.as_ref() == Some(scope),
+            None => other.scope.as_ref() == Some(scope) && other.limit.matched.count == 0,
         };
         if let Some(other) = present.iter().find(taken) {
             return Err(StoreError::ScopeTaken { scope: scope.clone(), name: other.name.clone() });
@@ -593,7 +500,8 @@ impl Store {
         limit.ifindex = pinned.limit.ifindex;
         limit.flags |= pinned.limit.flags & intf::FLAG_PORT;
         let exempts = limit.exempt.is_empty() == pinned.limit.exempt.is_empty();
-        if (limit.flags ^ pinned.limit.flags) & OF_PROGRAMS != 0 || !exempts {
+        let matches = (limit.matched.count == 0) == self.place_of(name).is_none();
+        if (limit.flags ^ pinned.limit.flags) & OF_PROGRAMS != 0 || !exempts || !matches {
             return Err(StoreError::OtherPrograms(name.to_owned()));
         }
         if options.class.is_some() != pinned.parent.is_some() {
@@ -606,6 +514,7 @@ impl Store {
         if limit.flags & intf::FLAG_HTB != 0 {
             return self.change_htb(hierarchy, &pinned, &limit);
         }
+        self.check_change(name, scope, &limit)?;
         let cgroup = cgroup_of(hierarchy, scope);
         pinned.maps.set(hierarchy, cgroup.as_ref(), &limit).map_err(limit_error(name))
     }
@@ -626,11 +535,14 @@ impl Store {
         if !dir.is_dir() {
             return Err(StoreError::Missing(name.to_owned()));
         }
+        let place = self.place_of(name);
         let is_child = |child: &String| {
             let parent = fs::read_link(self.root.join(child).join(PARENT));
             parent.is_ok_and(|parent| parent == Path::new(name))
         };
-        let children: Vec<_> = self.names()?.into_iter().filter(is_child).collect();
+        // One with prefixes has none; it may be one of a thousand.
+        let names = if place.is_none() { self.names()? } else { Vec::new() };
+        let children: Vec<_> = names.into_iter().filter(is_child).collect();
         if !children.is_empty() {
             return Err(StoreError::HasChildren { name: name.to_owned(), children });
         }
@@ -640,6 +552,7 @@ impl Store {
             if pinned.limit.flags & intf::FLAG_HTB != 0 {
                 self.remove_htb(hierarchy, &pinned);
             }
+            self.vacate(&pinned.maps).map_err(limit_error(name))?;
             device::remove_pinned_filters(&dir, &pinned.limit);
             // Links first: a connection that opens meanwhile must not be set again.
             detach_links(&dir)?;
@@ -647,7 +560,11 @@ impl Store {
                 let _ = pinned.maps.adopt(hierarchy, &cgroup, Adopt::Release);
             }
         }
-        remove_pins(&dir)
+        remove_pins(&dir)?;
+        if let Some((room, index)) = place {
+            self.free_place(&room, index);
+        }
+        Ok(())
     }
 
     /// Removes the empty directory, and the BPF file system if Tidegate mounted it and nobody else uses
@@ -700,6 +617,8 @@ fn whereabouts_of_cgroup(
 /// The names of a limit's links.
 fn hooks(limit: &intf::Limit) -> &'static [&'static str] {
     match limit.flags & OF_PROGRAMS {
+        // Those of its room (see rooms).
+        _ if limit.matched.count != 0 => &LINKS[..0],
         intf::FLAG_EDT => &LINKS[..1],
         intf::FLAG_POLICE => &LINKS[..2],
         // Known by its classes, too (see htb).

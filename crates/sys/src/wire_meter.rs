@@ -428,12 +428,12 @@ mod tests {
         let mut netlink = Netlink::open_in(&cable.right).unwrap();
         let index = netlink.index_of("eth0").unwrap();
         let before = netlink.qdisc_stats(index).unwrap().len();
-        let bin = Duration::from_millis(20);
+        let bin = Duration::from_millis(100);
         let mut meter = WireMeter::attach(&cable.right, "eth0", 2, bin).unwrap();
         assert_eq!(netlink.qdisc_stats(index).unwrap().len(), before + 1);
         assert!(WireMeter::attach(&cable.right, "eth0", 2, bin).is_err(), "one meter a device");
-        meter.start().unwrap();
         let sender = cable.left.run(|| UdpSocket::bind("10.98.0.1:0").unwrap()).unwrap();
+        meter.start().unwrap();
         let started = std::time::Instant::now();
         // Past the last bin, everything is late.
         while meter.late().unwrap().packets < 5 {

@@ -4,6 +4,7 @@ use clap::Args;
 use tidegate_core::{
     Span,
     police::{Action, MeterText, PolicyError, colour_index},
+    prefixes::Prefixes,
 };
 use tidegate_node::settings::{MeterSetting, PolicePatch};
 
@@ -23,6 +24,11 @@ pub struct PoliceArgs {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "true")]
     pub fair: Option<bool>,
+    /// With police on a device or port: the hosts behind it whose packets are meant, such as
+    /// 10.0.0.0/24,2001:db8:1::/48; of many limits the one with the longest prefix has a packet. `none` for
+    /// all [default: none]
+    #[arg(long = "match", value_name = "PREFIXES")]
+    pub matched: Option<Prefixes>,
 }
 
 impl PoliceArgs {

@@ -285,6 +285,8 @@ struct LimitJson {
     fair: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     exempt: Option<String>,
+    #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
+    matched: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -324,6 +326,7 @@ impl From<&LimitOptions> for LimitJson {
                 .then(|| show_actions(&options.police.actions)),
             fair: (options.scheme == Scheme::Police).then_some(options.police.fair),
             exempt: (!options.exempt.is_empty()).then(|| options.exempt.to_string()),
+            matched: (!options.matched.is_empty()).then(|| options.matched.to_string()),
         }
     }
 }

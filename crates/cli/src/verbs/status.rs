@@ -246,7 +246,7 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
         let time = |ns: u64| output::time(i64::try_from(ns).unwrap_or(i64::MAX));
         vec![
             output::indented(depth, &limit.name),
-            output::scope(&limit.scope),
+            output::part(&limit.scope, &limit.settings.matched),
             state.to_owned(),
             direction.to_owned(),
             Rate::from_bit_s(d.rate_bit_s).map_or_else(String::new, |rate| rate.to_string()),

@@ -31,7 +31,7 @@ fn is_below(traffic: &Traffic, bit_s: f64) {
 }
 
 /// RFC 3168, which `dem` needs.
-fn use_ecn(netns: &tidegate_sys::net::NetNs) {
+pub fn use_ecn(netns: &tidegate_sys::net::NetNs) {
     netns.run(|| fs::write("/proc/sys/net/ipv4/tcp_ecn", "1").unwrap()).unwrap();
 }
 

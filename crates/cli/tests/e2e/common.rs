@@ -31,6 +31,12 @@ pub fn skip(why: &str) {
     let _ = writeln!(io::stdout(), "SKIP {test}: {why}");
 }
 
+/// Whether this machine has no time of its own, as `make test-vm` says of its machines: less of a rate is
+/// then used than there is.
+pub fn is_emulated() -> bool {
+    std::env::var_os("TIDEGATE_TEST_SLOW").is_some()
+}
+
 pub fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {

@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tidegate_core::{Direction, Rate};
 use tidegate_sys::cgroup::Hierarchy;
-use tidegate_sys::cost::{Program, Standing, mean_run_time, measure, tcp_frame};
+use tidegate_sys::cost::{Asked, Program, Standing, mean_run_time, measure, tcp_frame};
 use tidegate_sys::paper::{NrmPaper, PaperOptions};
-use tidegate_sys::police::{self, Ask};
+use tidegate_sys::police::{Policers, cost_on_device};
 
 use crate::chart::BarsOf;
 use crate::context::Context;
@@ -25,15 +25,22 @@ use std::os::fd::AsFd;
 pub struct ProgramCost;
 
 const METRIC: &str = "cost_ns";
-const SYSTEMS: [&str; 8] = [
-    "nrm",
-    "pace",
-    "nrm-paper",
-    "police",
-    "police-meter",
-    "police, random drop",
-    "police, flow counted",
-    "police, flow not held",
+/// What leaves by a device with so many policers.
+const ON_DEVICE: &str = "on_device_ns";
+const BY_PREFIX: &str = "one program, by prefix";
+const PROGRAMS: &str = "a program each";
+/// A thousand cost at most so much of what ten cost: noise.
+const AS_TEN: f64 = 1.1;
+/// The published one is none of the loaded programs.
+const SYSTEMS: [(&str, Option<Program>); 8] = [
+    ("nrm", Some(Program::Nrm)),
+    ("pace", Some(Program::Pace)),
+    ("nrm-paper", None),
+    ("police", Some(Program::Police)),
+    ("police-meter", Some(Program::Meter)),
+    ("police, random drop", Some(Program::Grouped(Asked::Drop))),
+    ("police, flow counted", Some(Program::Grouped(Asked::KnownFlow))),
+    ("police, flow not held", Some(Program::Grouped(Asked::NewFlow))),
 ];
 /// An idle queue and a full frame; the paper's limit is so fast that its queue is idle too.
 const FRAME_BYTES: u16 = 1500;
@@ -65,42 +72,21 @@ impl Experiment for ProgramCost {
                 [("idle", Standing::Idle), ("busy", Standing::Busy), ("full", Standing::Full)]
             {
                 let case = Case::new().with("cpus", cpus.len()).with("queue", name);
-                ctx.alternate(&SYSTEMS, repeats, |ctx, system, run| {
-                    let program = match *system {
-                        "nrm" => Program::Nrm,
-                        "pace" => Program::Pace,
-                        "police" => Program::Police,
-                        "police-meter" => Program::Meter,
-                        _ if system.starts_with("police,") => {
-                            // The bucket is full whatever comes.
-                            if standing != Standing::Idle {
-                                return Ok(());
-                            }
-                            let ask = match *system {
-                                "police, random drop" => Ask::Drop,
-                                "police, flow counted" => Ask::KnownFlow,
-                                _ => Ask::NewFlow,
-                            };
-                            let cost = police::cost(ask, &tcp_frame(FRAME_BYTES), &cpus, runs)?;
-                            let cost = net(cost, standing, &cpus, runs)?;
-                            ctx.record(system, &case, run).value(METRIC, cost);
-                            return Ok(());
-                        }
+                let names = SYSTEMS.map(|(name, _)| name);
+                ctx.alternate(&names, repeats, |ctx, system, run| {
+                    let program = SYSTEMS.iter().find(|(name, _)| name == system);
+                    let cost = match program.and_then(|(_, program)| *program) {
+                        Some(program) => net_cost(program, standing, &cpus, runs)?,
                         // Its credit cannot be held below zero: it is measured idle alone.
-                        _ if standing != Standing::Idle => return Ok(()),
-                        _ => {
-                            let cost = paper(&cpus, runs)?;
-                            let cost = net(cost, Standing::Idle, &cpus, runs)?;
-                            ctx.record(system, &case, run).value(METRIC, cost);
-                            return Ok(());
-                        }
+                        None if standing != Standing::Idle => return Ok(()),
+                        None => net(paper(&cpus, runs)?, standing, &cpus, runs)?,
                     };
-                    let cost = measure(program, standing, &tcp_frame(FRAME_BYTES), &cpus, runs)?;
-                    ctx.record(system, &case, run).value(METRIC, net(cost, standing, &cpus, runs)?);
+                    ctx.record(system, &case, run).value(METRIC, cost);
                     Ok(())
                 })?;
             }
         }
+        on_devices(ctx, runs)?;
         ctx.note(
             "The kernel's test packet belongs to a socket that is told no share, so `pace` shows what a \
              packet of such a sender costs. In a full queue each run is a call of its own, with a new \
@@ -112,7 +98,61 @@ impl Experiment for ProgramCost {
         );
         claims(ctx);
         police_claims(ctx);
+        device_claims(ctx);
         Ok(())
+    }
+}
+
+/// What a full frame costs in a program, without the clock that is part of every figure, in nanoseconds.
+pub(super) fn net_cost(
+    program: Program,
+    standing: Standing,
+    cpus: &[usize],
+    runs: u32,
+) -> anyhow::Result<f64> {
+    let cost = measure(program, standing, &tcp_frame(FRAME_BYTES), cpus, runs)?;
+    net(cost, standing, cpus, runs)
+}
+
+/// Policers of one device: each for a host, and as many programs.
+fn on_devices(ctx: &mut Context, runs: u32) -> anyhow::Result<()> {
+    for count in [1, 10, 1000] {
+        let case = Case::new().with("policers", count);
+        ctx.step(format!("{count} policers on a device"));
+        ctx.alternate(&[BY_PREFIX, PROGRAMS], ctx.repeats, |ctx, system, run| {
+            let (policers, programs) = match *system {
+                BY_PREFIX => (Policers::Hosts(count), 1),
+                // They add up; a thousand are not worth the wait.
+                _ if count > 10 => return Ok(()),
+                _ => (Policers::Programs(count), count),
+            };
+            let (frame, cpus) = (tcp_frame(FRAME_BYTES), [0]);
+            let nothing = measure(Program::Nothing, Standing::Idle, &frame, &cpus, runs)?;
+            let cost = cost_on_device(policers, &frame, &cpus, runs)?;
+            let cost = cost.as_secs_f64() - f64::from(programs) * nothing.as_secs_f64();
+            ctx.record(system, &case, run).value(ON_DEVICE, cost * 1e9);
+            Ok(())
+        })?;
+    }
+    ctx.note(
+        "On a device: the buckets are full, one CPU, the mean over up to ten hosts. One program finds the \
+         policer of a host; of a program each a packet meets all.",
+    );
+    Ok(())
+}
+
+/// A thousand beside ten.
+fn device_claims(ctx: &mut Context) {
+    let cost = |system, count: u32| {
+        ctx.median(system, ON_DEVICE, Some(&Case::new().with("policers", count)))
+    };
+    if let (Some(ten), Some(thousand)) = (cost(BY_PREFIX, 10), cost(BY_PREFIX, 1000)) {
+        let programs = cost(PROGRAMS, 10).unwrap_or_default();
+        ctx.claim(
+            "1000 policers on a device cost a packet at most what 10 cost, by 10 %",
+            thousand <= AS_TEN * ten,
+            format!("{thousand:.0} ns against {ten:.0} ns; ten programs {programs:.0} ns"),
+        );
     }
 }
 

@@ -45,7 +45,7 @@ use tidegate_sys::net::{NetNs, Netlink, Route, VethPair};
 pub use cgroup::Cgroup;
 pub use link::{Joint, LinkSpec, Means};
 pub use process::{Child, Finished, Site, command};
-pub use sites::{SITES_MAX, Sites};
+pub use sites::{SITES_MAX, SiteLinks, Sites};
 pub use store::Store;
 
 use wait::wait_until;

@@ -7,6 +7,7 @@
 //! ```
 //!
 //! With links of half a round trip each, routers are a round trip apart, and so are senders and the receiver.
+//! Where these are to differ each site has links of its own, also to its sender ([`SiteLinks`]).
 //! Senders send frame by frame: what is between sees packets as a network has them, not segments of 64 KB.
 //! All is IPv4, and goes with the value as a [`Testbed`](super::Testbed) does.
 
@@ -35,6 +36,15 @@ const WANS: u8 = 101;
 const RECEIVER: u8 = 200;
 const GATEWAY: u8 = 254;
 
+/// The links of a site.
+#[derive(Debug, Clone, Copy)]
+pub struct SiteLinks {
+    /// From its sender to its router; none: a plain cable.
+    pub lan: Option<LinkSpec>,
+    /// From its router to the hub.
+    pub wan: LinkSpec,
+}
+
 /// Sites, a hub and a receiver.
 #[derive(Debug)]
 pub struct Sites {
@@ -49,10 +59,20 @@ pub struct Sites {
 
 impl Sites {
     /// Builds so many sites with these links, of which there are two on each way. Needs root. On error
-    /// nothing
-    /// is left behind.
+    /// nothing is left behind.
     pub fn new(count: u8, link: LinkSpec, lab_binary: Option<PathBuf>) -> anyhow::Result<Sites> {
-        ensure!((1..=SITES_MAX).contains(&count), "{count} sites: use 1 to {SITES_MAX}");
+        let site = SiteLinks { lan: None, wan: link };
+        Sites::with(&vec![site; count.into()], link, lab_binary)
+    }
+
+    /// As [`new`](Self::new), with the links of each site, and that between hub and receiver.
+    pub fn with(
+        links: &[SiteLinks],
+        down: LinkSpec,
+        lab_binary: Option<PathBuf>,
+    ) -> anyhow::Result<Sites> {
+        let count = links.len();
+        ensure!((1..=SITES_MAX.into()).contains(&count), "{count} sites: use 1 to {SITES_MAX}");
         // From here on signals end waits instead of the process.
         wait::interrupted();
         let lab_binary = match lab_binary {
@@ -71,30 +91,34 @@ impl Sites {
             Ok(netns)
         };
         let plain = Plan { mtu_bytes: None, link: None };
-        let linked =
-            |way: &str| Plan { link: Some((link, format!("{name}{way}"))), ..plain.clone() };
+        let linked = |link: LinkSpec, way: &str| Plan {
+            link: Some((link, format!("{name}{way}"))),
+            ..plain.clone()
+        };
         let (hub, receiver) = (host("hub", true)?, host("receiver", false)?);
         let mut joints = Vec::new();
         let ends = ((&hub, DOWN, GATEWAY), (&receiver, DEV, 1));
-        joints.extend(join(ends.0, ends.1, RECEIVER, &linked("between"))?);
+        joints.extend(join(ends.0, ends.1, RECEIVER, &linked(down, "between"))?);
         default_routes(&receiver, RECEIVER)?;
         let (mut senders, mut routers) = (Vec::new(), Vec::new());
-        for site in 0..count {
+        for (site, of_site) in (0..).zip(links) {
             let (sender, router) =
                 (host(&format!("sender{site}"), false)?, host(&format!("router{site}"), true)?);
-            join((&sender, DEV, 1), (&router, LAN, GATEWAY), LANS + site, &plain)?;
+            let lan = of_site.lan.map(|link| linked(link, &format!("lan{site}")));
+            let lan = lan.as_ref().unwrap_or(&plain);
+            joints.extend(join((&sender, DEV, 1), (&router, LAN, GATEWAY), LANS + site, lan)?);
             let mut netlink = Netlink::open_in(&sender)?;
             let index = netlink.index_of(DEV)?;
             netlink.set_gso_max_segs(index, 1)?;
             default_routes(&sender, LANS + site)?;
-            let (far, way) = (hub_dev(site), linked(&format!("between{site}")));
+            let (far, way) = (hub_dev(site), linked(of_site.wan, &format!("between{site}")));
             joints.extend(join((&router, WAN, 1), (&hub, &far, GATEWAY), WANS + site, &way)?);
             default_routes(&router, WANS + site)?;
             senders.push(sender);
             routers.push(router);
         }
         let sites = Sites { _joints: joints, senders, routers, hub, receiver, lab_binary };
-        for site in 0..count.into() {
+        for site in 0..count {
             sites.route(site)?;
             let (to, from) = (sites.addr(), sites.sender(site));
             wait_until(&format!("an answer from {to}"), READY, || {
@@ -139,6 +163,11 @@ impl Sites {
         hub_dev(site as u8)
     }
 
+    /// Its device towards the receiver.
+    pub fn hub_dev_down(&self) -> &'static str {
+        DOWN
+    }
+
     /// The host that all send to.
     pub fn receiver(&self) -> &NetNs {
         &self.receiver
@@ -147,6 +176,11 @@ impl Sites {
     /// Its address.
     pub fn addr(&self) -> IpAddr {
         address(RECEIVER, 1, Family::V4)
+    }
+
+    /// Its device.
+    pub fn receiver_dev(&self) -> &'static str {
+        DEV
     }
 
     /// The `tidegate-lab` binary, whose tools run as processes.

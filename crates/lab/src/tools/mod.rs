@@ -8,6 +8,8 @@ pub mod flows;
 pub mod hold;
 pub mod iperf;
 pub mod probe;
+pub mod relay;
+pub mod requests;
 pub mod rpc;
 pub mod stay;
 pub mod udp;
@@ -41,6 +43,10 @@ pub enum Tool {
     ProbeClient(probe::ClientArgs),
     /// Send datagrams on a schedule, smoothly or in bursts
     UdpSource(udp::SourceArgs),
+    /// Push things that come at random times, each on a connection of its own
+    Requests(requests::RequestsArgs),
+    /// Take packets from a queue of netfilter, and pass or drop each, until killed
+    Relay(relay::RelayArgs),
     /// Build a testbed and keep it until interrupted, to look around in it
     Hold(hold::HoldArgs),
     /// Fill a queue and keep it in its steady state, to count its instructions
@@ -59,6 +65,8 @@ impl Tool {
             Self::ProbeServer(args) => probe::serve(&args),
             Self::ProbeClient(args) => print(&probe::probe(&args)?),
             Self::UdpSource(args) => print(&udp::send(&args)?),
+            Self::Requests(args) => print(&requests::run(&args)?),
+            Self::Relay(args) => relay::relay(&args),
             Self::Hold(args) => hold::hold(&args),
             Self::Queue(args) => wheel::hold(&args),
             Self::Stay => stay::stay(),

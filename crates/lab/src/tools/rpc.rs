@@ -32,6 +32,8 @@ use serde::{Deserialize, Serialize};
 use tidegate_sys::net::sock::{TcpInfo, tcp_info};
 
 pub(super) use server::Hello;
+#[cfg(test)]
+pub(super) use server::answer;
 use server::{CHUNK_BYTES, receive_bytes, send_bytes, set_cc};
 pub use server::{ServerArgs, serve};
 
@@ -399,7 +401,7 @@ mod tests {
         let server = listener.local_addr().unwrap();
         thread::spawn(move || {
             for stream in listener.incoming() {
-                thread::spawn(|| server::answer(stream.unwrap()));
+                thread::spawn(|| answer(stream.unwrap()));
             }
         });
         for direction in [Direction::Send, Direction::Receive] {

@@ -383,3 +383,46 @@ fn other_programs_are_put_in_place_of_the_first() {
         second.actions.iter().map(|action| (action.verb(), action.name())).collect();
     assert_eq!(reasons, [("remove", "a"), ("add", "a")]);
 }
+
+/// A limit of scheme `police` for some prefixes of one device.
+fn matched(name: &str, prefixes: &str) -> Wanted {
+    let matched = prefixes.parse().unwrap();
+    let options = LimitOptions { scheme: Scheme::Police, matched, ..egress(5) };
+    Wanted { scope: Scope::Dev("eth0".to_owned()), options, ..limit(name, "", 5) }
+}
+
+#[test]
+fn prefixes_of_a_device_are_apart() {
+    let held = |limit: &Wanted| {
+        let Wanted { name, scope, options, parent, .. } = limit.clone();
+        Present { name, scope, options, parent, standing: Standing::InForce }
+    };
+    let of = |is: &[Wanted], shall: &[Wanted], prune| {
+        let is: Vec<_> = is.iter().map(held).collect();
+        plan(&is, shall, prune).map(|plan| {
+            verbs(&plan).iter().map(|(verb, name)| format!("{verb} {name}")).collect::<Vec<_>>()
+        })
+    };
+    let (a, b) = (matched("a", "10.0.0.1,10.0.0.2"), matched("b", "10.0.0.3"));
+    let is = [a.clone(), b.clone()];
+    assert_eq!(of(&[], &is, false).unwrap(), ["add a", "add b"]);
+    assert_eq!(of(&is[..1], &is[1..], false).unwrap(), ["add b"], "another prefix");
+    // In place, but for one that another limit has, or none at all.
+    let more = matched("b", "10.0.0.3,10.0.0.4");
+    assert_eq!(of(&is, &[a.clone(), more], false).unwrap(), ["change b"]);
+    let swapped = [matched("a", "10.0.0.3"), matched("b", "10.0.0.1")];
+    let steps = of(&is, &swapped, false).unwrap();
+    assert_eq!(steps, ["remove a", "remove b", "add a", "add b"]);
+    assert_eq!(of(&is, &[a.clone(), matched("b", "none")], false).unwrap(), ["remove b", "add b"]);
+    let refusal = |is: &[Wanted], shall: &[Wanted]| of(is, shall, false).unwrap_err().to_string();
+    let taken = matched("c", "10.0.0.0/24,10.0.0.2");
+    assert!(
+        refusal(&is, std::slice::from_ref(&taken))
+            .contains("already has limit `a` for 10.0.0.2/32")
+    );
+    assert_eq!(
+        of(&is, std::slice::from_ref(&taken), true).unwrap(),
+        ["remove a", "remove b", "add c"]
+    );
+    assert!(refusal(&[], &[a, taken]).contains("both have 10.0.0.2/32 of device `eth0`"));
+}

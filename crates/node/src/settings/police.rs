@@ -7,6 +7,8 @@ use tidegate_core::{
     virtual_queue::{ConfigError, VirtualQueueOptions},
 };
 
+use tidegate_sys::limit::LimitOptions;
+
 use super::{SettingsError, SettingsProblem};
 
 /// What is wrong with the meter or the actions of a policer.
@@ -23,6 +25,15 @@ pub enum PoliceProblem {
          the limit on the device or port by which the packets leave"
     )]
     NotOnCgroups,
+    /// Prefixes asked of a scheme that has one limit a device.
+    #[error("only scheme `police` has limits for prefixes, not `{0}`; leave this out")]
+    MatchesNothing(Scheme),
+    /// Prefixes of a cgroup's limit.
+    #[error(
+        "a limit for prefixes is on the device or port behind which they are; write scope = {{ dev = \"...\" \
+         }}, or leave this out"
+    )]
+    MatchNeedsADevice,
     /// The committed burst said twice.
     #[error("`cbs` is the limit's `burst`; write one of them")]
     BurstTwice,
@@ -35,6 +46,9 @@ pub enum PoliceProblem {
     /// Two buckets have no one deficit that flows could share.
     #[error("a limit with a meter has no equal parts; leave out `fair` or `meter`")]
     FairMeter,
+    /// The program that limits for prefixes share has no flows.
+    #[error("a limit for prefixes has no equal parts yet; leave out `fair` or `match`")]
+    FairMatch,
     /// A value that is none.
     #[error(transparent)]
     Policy(#[from] PolicyError),
@@ -117,11 +131,18 @@ pub(super) fn check(
     policy.meter(queue).map(drop).map_err(refused)
 }
 
-/// Checks that a policy can be carried out where it is put.
-pub(super) fn fits(policy: &Policy, scope: &Scope) -> Result<(), SettingsError> {
-    if policy.rewrites() && !scope.is_device() {
-        let problem = SettingsProblem::Police(PoliceProblem::NotOnCgroups);
-        return Err(SettingsError { field: "actions", problem });
+/// Checks that a limit can be carried out where it is put.
+pub(super) fn fits(limit: &LimitOptions, scope: &Scope) -> Result<(), SettingsError> {
+    let refuse =
+        |field, problem: PoliceProblem| Err(SettingsError { field, problem: problem.into() });
+    if limit.police.rewrites() && !scope.is_device() {
+        return refuse("actions", PoliceProblem::NotOnCgroups);
+    }
+    if !limit.matched.is_empty() && !scope.is_device() {
+        return refuse("match", PoliceProblem::MatchNeedsADevice);
+    }
+    if limit.police.fair && !limit.matched.is_empty() {
+        return refuse("match", PoliceProblem::FairMatch);
     }
     Ok(())
 }

@@ -250,6 +250,8 @@ fn own_maps(htb: &skel::HtbSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps, L
         parent: None,
         group: None,
         seat: None,
+        at: 0,
+        place: None,
     };
     maps.write(limit)?;
     Ok(maps)

@@ -2,7 +2,7 @@
 
 use tidegate_core::{Scope, htb::SLOTS, virtual_queue::ConfigError};
 
-use crate::{cgroup::CgroupError, fq::FqError, net::NetError};
+use crate::{cgroup::CgroupError, fq::FqError, intf, net::NetError, police::room::PLACES};
 
 /// Why a limit could not be put on, read or changed. Unless said otherwise the host is as before.
 #[derive(Debug, thiserror::Error)]
@@ -101,6 +101,23 @@ pub enum LimitError {
         /// The device.
         ifindex: u32,
     },
+    /// A device knows no more prefixes.
+    #[error(
+        "the limits of this device have their {} prefixes already; write shorter ones that contain \
+         several",
+        intf::PREFIXES_MAX
+    )]
+    NoPrefixes,
+    /// A packet would be looked for too often.
+    #[error(
+        "the limits of this device have prefixes of {} different lengths already, in one direction and \
+         version of IP; use lengths that are there",
+        intf::LENGTHS_MAX
+    )]
+    NoLengths,
+    /// A device has no place for another limit with prefixes.
+    #[error("this device holds its {} limits with prefixes already; take some off first", PLACES)]
+    NoPlace,
     /// A map could not be read or written.
     #[error("map `{map}` of the limit: {source}")]
     Map {

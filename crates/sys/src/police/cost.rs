@@ -1,93 +1,99 @@
-//! What a packet costs in the policer, and what its group adds.
+//! A policer that stays as it is while its cost is measured ([`crate::cost`]).
 
-use std::{mem::MaybeUninit, os::fd::AsFd, time::Duration};
+use std::mem::MaybeUninit;
 
-use libbpf_rs::{MapCore, MapFlags};
-use tidegate_core::{Direction, fleet::flows::WAYS};
+use libbpf_rs::{MapCore, MapFlags, OpenObject};
+use tidegate_core::{
+    Bytes, Direction, Rate, Span,
+    fleet::flows::WAYS,
+    police::{ColourMap, MeterOptions, MeterType, Policy},
+    token_bucket::{MAX_BURST, UNITS_PER_BYTE},
+    virtual_queue::{MAX_RATE_BIT_S, VirtualQueueOptions},
+};
 
-use super::{Place, load, maps};
+use super::{Place, load, maps, skel};
 use crate::{
-    cost::{CostError, mean_run_time},
+    cost::{Asked, Program, Standing},
     intf,
-    limit::map_error,
+    limit::{LimitError, LimitMaps, map_error},
 };
 
-/// What a group asks of the policer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ask {
-    /// Packets are dropped at random.
-    Drop,
-    /// It is in none.
-    Nothing,
-    /// Its flows are counted, and the packet's has a counter.
-    KnownFlow,
-    /// Its flows are counted, and the packet's finds all counters of its set with flows that are larger by
-    /// far.
-    NewFlow,
-}
-
-/// A bucket so fast that it is full whenever a packet comes.
-const FULL: intf::Bucket = intf::Bucket {
-    cost: (8_000_000_000 << 24) >> 43,
-    rate: 1 << 43,
-    burst: 1 << 62,
-    fill_ns: 1 << 19,
-};
+const HOUR_NS: u64 = 3_600_000_000_000;
 
 /// A probability that is drawn for each packet and hits none: dropped packets are marked, and cost less.
 const SELDOM: f64 = 1e-9;
 
-/// Mean run time of the program of a cgroup's egress on a frame; as [`crate::cost::measure`].
-///
-/// # Errors
-/// [`CostError`].
-pub fn cost(ask: Ask, frame: &[u8], cpus: &[usize], runs: u32) -> Result<Duration, CostError> {
-    let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Cgroup, false)?;
-    let mut limit =
-        intf::Limit { flags: intf::FLAG_POLICE | intf::FLAG_LOOPBACK, ..intf::Limit::default() };
-    let action = [0, 1, 1];
-    limit.police[0] = intf::Policy { committed: FULL, action, ..intf::Policy::default() };
-    let maps = maps(&police, &limit)?;
-    match ask {
-        Ask::Nothing => {}
-        Ask::KnownFlow => _ = maps.measure(Direction::Egress)?,
-        Ask::NewFlow => {
-            maps.measure(Direction::Egress)?;
-            let large = intf::FlowCell { flow: 0, bytes: 1 << 40 };
-            let mut cells: intf::FlowCells = bytemuck::Zeroable::zeroed();
-            for (i, cell) in cells.sets.iter_mut().flatten().enumerate() {
-                // In its own set, and no hash that a packet may have.
-                *cell = intf::FlowCell { flow: 1 + (i % WAYS) as u64, ..large };
+/// Loads the programs of a cgroup with a bucket that stays as `standing` says, and what `program` has
+/// besides.
+pub(crate) fn prepare(
+    storage: &mut MaybeUninit<OpenObject>,
+    program: Program,
+    standing: Standing,
+) -> Result<skel::PoliceSkel<'_>, LimitError> {
+    let police = load(storage, Place::Cgroup, false)?;
+    let Some(rate) = Rate::from_bit_s(MAX_RATE_BIT_S) else { return Ok(police) };
+    let queue = VirtualQueueOptions {
+        burst: Some(Span::Size(Bytes(MAX_BURST.0 / 2))),
+        ..VirtualQueueOptions::new(rate)
+    };
+    let meter = (program == Program::Meter).then(|| MeterOptions {
+        colours: Some(ColourMap::default()),
+        ..MeterOptions::new(MeterType::SrTcm)
+    });
+    let policy = Policy { meter, ..Policy::default() };
+    let mut policy = intf::Policy::new(&policy, &queue).map_err(LimitError::Config)?;
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+    let half_ns = policy.committed.fill_ns / 2;
+    let full_ns = match standing {
+        Standing::Idle => {
+            // So fast that a packet costs nothing.
+            for bucket in [&mut policy.committed, &mut policy.second] {
+                (bucket.cost, bucket.rate) = (1, MAX_BURST.0 * UNITS_PER_BYTE / 2);
             }
-            let sample = maps.group.as_ref().map(|group| group.sample(Direction::Egress));
-            if let Some(sample) = sample.transpose()?.flatten() {
-                let count = libbpf_rs::num_possible_cpus().map_err(map_error("flows"))?;
-                let all = vec![bytemuck::bytes_of(&cells).to_vec(); count];
-                sample
-                    .update_percpu(&0u32.to_ne_bytes(), &all, MapFlags::ANY)
-                    .map_err(map_error("flows"))?;
-            }
+            0
         }
-        Ask::Drop => _ = maps.set_drop(Direction::Egress, SELDOM)?,
+        Standing::Busy => now_ns + half_ns,
+        Standing::Full => now_ns + HOUR_NS,
+    };
+    let limit = intf::Limit {
+        police: [policy; 2],
+        flags: intf::FLAG_POLICE | intf::FLAG_LOOPBACK,
+        ..Default::default()
+    };
+    let maps = maps(&police, &limit)?;
+    let queue = intf::Queue { finish_ns: full_ns, rtt_ns: full_ns, ..Default::default() };
+    maps.queues
+        .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(&queue), MapFlags::ANY)
+        .map_err(map_error("queues"))?;
+    if let Program::Grouped(asked) = program {
+        join(&maps, asked)?;
     }
-    mean_run_time(police.progs.police_egress.as_fd(), frame, cpus, runs)
+    Ok(police)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cost::tcp_frame;
-
-    #[test]
-    fn root_group_every_cost_can_be_measured() {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("SKIP root_group_every_cost_can_be_measured: needs root");
-            return;
-        }
-        for ask in [Ask::Nothing, Ask::Drop, Ask::KnownFlow, Ask::NewFlow] {
-            let cost = cost(ask, &tcp_frame(60), &[0], 20_000).unwrap();
-            assert!(cost > Duration::ZERO, "{ask:?}");
-        }
+/// Has egress do for a group what is asked.
+fn join(maps: &LimitMaps, asked: Asked) -> Result<(), LimitError> {
+    if asked == Asked::Drop {
+        maps.set_drop(Direction::Egress, SELDOM)?;
+        return Ok(());
     }
+    maps.measure(Direction::Egress)?;
+    if asked == Asked::KnownFlow {
+        return Ok(());
+    }
+    let mut cells: intf::FlowCells = bytemuck::Zeroable::zeroed();
+    for (i, cell) in cells.sets.iter_mut().flatten().enumerate() {
+        // In its own set, and no hash that a packet may have.
+        *cell = intf::FlowCell { flow: 1 + (i % WAYS) as u64, bytes: 1 << 40 };
+    }
+    let sample = maps.group.as_ref().map(|group| group.sample(Direction::Egress));
+    if let Some(sample) = sample.transpose()?.flatten() {
+        let count = libbpf_rs::num_possible_cpus().map_err(map_error("flows"))?;
+        let all = vec![bytemuck::bytes_of(&cells).to_vec(); count];
+        sample
+            .update_percpu(&0u32.to_ne_bytes(), &all, MapFlags::ANY)
+            .map_err(map_error("flows"))?;
+    }
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 use proptest::prelude::*;
 use tidegate_core::{
-    Bytes, Colour, Meter, Nanos, Rate, TokenBucket,
+    Bytes, Colour, Meter, Nanos, Rate, Span, TokenBucket,
     exempt::Exempt,
     meter::{ColourMode, MeterConfig, MeterKind},
     police::{Action, ColourMap, Dscp, MeterOptions, MeterType, Policy},

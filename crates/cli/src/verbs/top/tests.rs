@@ -87,6 +87,7 @@ fn limit(path: &str, egress: Option<(u64, u64)>, ingress: Option<(u64, u64)>) ->
         delack_max_ns: 5_000_000,
         police: None,
         exempt: Default::default(),
+        matched: Default::default(),
     };
     let state = Standing::InForce;
     Watched {

@@ -32,6 +32,8 @@ pub(super) enum At {
     Router,
     /// The sender's sockets, which `pace` gives their rates.
     Sockets,
+    /// What leaves the hub for the receiver, all sites' together: for one plain limit.
+    Hub,
 }
 
 /// What a fleet is to do.
@@ -91,7 +93,7 @@ impl<'a> Daemons<'a> {
         for site in 0..count {
             let store = PathBuf::from("/sys/fs/bpf").join(unique_name(&format!("site{site}")));
             let cgroup = match plan.at {
-                At::Router => None,
+                At::Router | At::Hub => None,
                 At::Sockets => Some(Cgroup::create()?),
             };
             daemons.members.push(Member { store, cgroup, daemon: None });
@@ -175,16 +177,22 @@ impl<'a> Daemons<'a> {
     /// Where to start what is to be limited at a site.
     pub(super) fn site(&self, site: usize) -> Site<'_> {
         let at = Site::from(self.sites.sender(site));
-        match &self.members[site].cgroup {
+        // One limiter for all has one member.
+        match self.members.get(site).and_then(|member| member.cgroup.as_ref()) {
             Some(cgroup) => at.in_cgroup(cgroup),
             None => at,
         }
     }
 
+    /// Whether what limits all is behind the sites.
+    pub(super) fn is_at_hub(&self) -> bool {
+        self.plan.at == At::Hub
+    }
+
     fn direction(&self) -> &'static str {
         match self.plan.at {
             At::Router => "ingress",
-            At::Sockets => "egress",
+            At::Sockets | At::Hub => "egress",
         }
     }
 
@@ -198,7 +206,8 @@ impl<'a> Daemons<'a> {
 
     /// The binary at the router of a site, with its own store and socket.
     fn command(&self, site: usize) -> anyhow::Result<std::process::Command> {
-        let mut command = command(self.sites.router(site), &self.tidegate)?;
+        let host = if self.is_at_hub() { self.sites.hub() } else { self.sites.router(site) };
+        let mut command = command(host, &self.tidegate)?;
         command.env("TIDEGATE_BPFFS", &self.members[site].store);
         command.env("TIDEGATE_SOCKET", self.api(site));
         Ok(command)
@@ -217,10 +226,11 @@ impl<'a> Daemons<'a> {
         let direction = self.direction();
         let scope = match &self.members[site].cgroup {
             Some(cgroup) => format!("cgroup = \"{}\"", cgroup.name()),
+            None if at == At::Hub => format!("dev = \"{}\"", self.sites.hub_dev_down()),
             None => format!("dev = \"{}\"", self.sites.router_dev()),
         };
         let scheme = match at {
-            At::Router => format!("scheme = \"police\"\nburst = \"{burst_bytes}b\""),
+            At::Router | At::Hub => format!("scheme = \"police\"\nburst = \"{burst_bytes}b\""),
             At::Sockets => "scheme = \"pace\"".to_owned(),
         };
         let mut text = format!(

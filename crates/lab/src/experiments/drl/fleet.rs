@@ -24,7 +24,7 @@ const PORTS: u16 = 100;
 /// Beyond the last flow's end.
 const MARGIN: Duration = Duration::from_secs(3);
 /// TCP that the published figures are of.
-const CC: &str = "reno";
+pub(super) const CC: &str = "reno";
 
 /// A flow that takes all it gets.
 #[derive(Debug, Clone, Copy)]
@@ -70,21 +70,14 @@ pub(super) fn run(
 ) -> anyhow::Result<Ran> {
     let lasts = plan.iter().map(|flow| flow.to).max().unwrap_or_default();
     let bins = bins_in(lasts + MARGIN) as u32;
-    let server = SocketAddr::new(sites.addr(), PORT);
+    let server = server(sites);
     let server: (SocketAddr, Child) =
         (server, rpc::start_server_with(sites.lab_binary(), sites.receiver(), server)?);
-    let mut used = Vec::new();
+    let mut meters = attach(sites, daemons.is_at_hub(), plan, bins)?;
+    meters.iter_mut().try_for_each(|metered| metered.meter.start())?;
+    let mut clients = Vec::new();
     for site in 0..sites.count() {
         let flows: Vec<usize> = (0..plan.len()).filter(|at| plan[*at].site == site).collect();
-        let first = FIRST_PORT + PORTS * site as u16;
-        let ports = FlowPorts { first, count: u16::try_from(flows.len())? };
-        let dev = sites.hub_dev(site);
-        let mut meter = WireMeter::attach_flows(sites.hub(), &dev, bins, BIN, ports)?;
-        meter.start()?;
-        used.push((site, flows, meter, first));
-    }
-    let mut clients = Vec::new();
-    for (site, flows, _, first_port) in &used {
         if flows.is_empty() {
             continue;
         }
@@ -94,12 +87,12 @@ pub(super) fn run(
         };
         let args = FlowsArgs {
             servers: vec![server.0],
-            first_port: *first_port,
+            first_port: first_port(site),
             cc: CC.to_owned(),
             seed: 1,
             flows: flows.iter().map(of).collect(),
         };
-        let client = flows::start_with(sites.lab_binary(), daemons.site(*site), &args)?;
+        let client = flows::start_with(sites.lab_binary(), daemons.site(site), &args)?;
         clients.push((flows, client, args));
     }
     meanwhile(daemons)?;
@@ -114,11 +107,13 @@ pub(super) fn run(
     let begun_ns = times.iter().flatten().map(|times| times.began_ns).min().unwrap_or(0);
     let mut bytes = vec![Vec::new(); plan.len()];
     let mut besides = 0.0;
-    for (_, flows, meter, _) in &used {
+    for Metered { meter, first_port, flows } in &meters {
         let skip = bins_at(begun_ns.saturating_sub(meter.started_ns()));
         let wanted = skip..(skip + bins_in(lasts)).min(bins as usize);
         let mut of_flows = 0;
-        for (at, all) in flows.iter().zip(meter.flow_bins()?) {
+        let all = meter.flow_bins()?;
+        for (at, port) in flows {
+            let Some(all) = all.get(usize::from(port - first_port)) else { continue };
             bytes[*at] = all[wanted.clone()].to_vec();
             of_flows += bytes[*at].iter().sum::<u64>();
         }
@@ -139,6 +134,51 @@ pub(super) fn run(
             limit_bit_s,
         },
     })
+}
+
+/// Where what takes all listens, while flows run.
+pub(super) fn server(sites: &Sites) -> SocketAddr {
+    SocketAddr::new(sites.addr(), PORT)
+}
+
+fn first_port(site: usize) -> u16 {
+    FIRST_PORT + PORTS * site as u16
+}
+
+/// A meter, and which flows it counts at which ports.
+struct Metered {
+    meter: WireMeter,
+    first_port: u16,
+    flows: Vec<(usize, u16)>,
+}
+
+/// Behind what limits: at the hub's end of each site's link, or at the receiver.
+fn attach(
+    sites: &Sites,
+    at_receiver: bool,
+    plan: &[Flow],
+    bins: u32,
+) -> anyhow::Result<Vec<Metered>> {
+    let mut ports: Vec<Vec<(usize, u16)>> = vec![Vec::new(); sites.count()];
+    for (at, flow) in plan.iter().enumerate() {
+        let nth = ports[flow.site].len() as u16;
+        ports[flow.site].push((at, first_port(flow.site) + nth));
+    }
+    if at_receiver {
+        ports = vec![ports.concat()];
+    }
+    let metered = |(site, flows): (usize, Vec<(usize, u16)>)| {
+        let first = first_port(site);
+        let last = flows.iter().map(|(_, port)| *port).max();
+        let of = FlowPorts { first, count: last.map_or(0, |last| last + 1 - first) };
+        let (host, dev) = match at_receiver {
+            true => (sites.receiver(), sites.receiver_dev().to_owned()),
+            false => (sites.hub(), sites.hub_dev(site)),
+        };
+        let meter = WireMeter::attach_flows(host, &dev, bins, BIN, of)?;
+        Ok(Metered { meter, first_port: first, flows })
+    };
+    ports.into_iter().enumerate().map(metered).collect()
 }
 
 fn bins_at(ns: u64) -> usize {

@@ -3,13 +3,15 @@
 //! ```text
 //! scale -----------------------> simulation (hosts with limiters and flows, in virtual time)
 //! fig3, fairness, dynamic -----> baseline (who limits what) -> simulation, fleet
-//! failures ------------------------------------------------> fleet (flows through sites) -> daemons
+//! rtt ---------------------------------------------------> simulation, fleet
+//! failures, web, cost --------------------------------------> fleet (flows through sites) -> daemons
 //! all -> forwarded (what passed, flow by flow), published
 //! ```
 
 use std::time::Duration;
 
 mod baseline;
+pub mod cost;
 mod daemons;
 pub mod dynamic;
 pub mod failures;
@@ -18,8 +20,10 @@ pub mod fig3;
 mod fleet;
 mod forwarded;
 mod published;
+pub mod rtt;
 pub mod scale;
 mod simulation;
+pub mod web;
 
 /// Between routers, and between senders and the receiver, as published.
 const RTT: Duration = Duration::from_millis(40);

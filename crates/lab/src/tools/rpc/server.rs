@@ -38,7 +38,7 @@ pub fn serve(args: &ServerArgs) -> anyhow::Result<()> {
     }
 }
 
-pub(super) fn answer(mut stream: TcpStream) -> anyhow::Result<()> {
+pub(in crate::tools) fn answer(mut stream: TcpStream) -> anyhow::Result<()> {
     let mut hello = [0; HELLO_BYTES];
     stream.read_exact(&mut hello)?;
     let hello = Hello::decode(&hello)?;

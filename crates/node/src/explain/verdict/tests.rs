@@ -44,6 +44,7 @@ fn limit(name: &str, scheme: &'static str, used_mbit: u64) -> Applied {
             delack_max_ns: 0,
             police: None,
             exempt: Default::default(),
+            matched: Default::default(),
         },
         egress: Some(AppliedDirection { used_bit_s: used_mbit * 1_000_000, now, sample }),
         ingress: None,

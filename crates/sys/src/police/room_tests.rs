@@ -1,0 +1,206 @@
+//! Whose limit a packet meets in a room: the loaded programs on a table of packets.
+
+use std::{mem::MaybeUninit, net::Ipv6Addr};
+
+use libbpf_rs::ProgramInput;
+use tidegate_core::{
+    Bytes, Direction, Scheme, Span, exempt::Exempt, prefixes::Prefixes,
+    virtual_queue::VirtualQueueOptions,
+};
+
+use super::room::{PLACES, load, maps_of};
+use crate::{
+    intf,
+    limit::{LimitMaps, LimitOptions},
+};
+
+const FRAME_BYTES: usize = 1000;
+const PASSED: u32 = u32::MAX; // TC_ACT_UNSPEC
+const DROPPED: u32 = 2; // TC_ACT_SHOT
+
+fn v4(source: [u8; 4], destination: [u8; 4]) -> Vec<u8> {
+    let mut frame = vec![0; FRAME_BYTES];
+    frame[12..15].copy_from_slice(&[0x08, 0x00, 0x45]);
+    frame[16..18].copy_from_slice(&986u16.to_be_bytes());
+    frame[23] = 17;
+    frame[26..30].copy_from_slice(&source);
+    frame[30..34].copy_from_slice(&destination);
+    frame
+}
+
+fn v6(source: &str, destination: &str) -> Vec<u8> {
+    let mut frame = vec![0; FRAME_BYTES];
+    frame[12..15].copy_from_slice(&[0x86, 0xdd, 0x60]);
+    frame[20] = 17;
+    let octets = |text: &str| text.parse::<Ipv6Addr>().unwrap().octets();
+    frame[22..38].copy_from_slice(&octets(source));
+    frame[38..54].copy_from_slice(&octets(destination));
+    frame
+}
+
+fn is_root(test: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("SKIP {test}: needs root");
+    }
+    root
+}
+
+/// A limit of both directions for some prefixes.
+fn limit(matched: &str, burst: u64) -> intf::Limit {
+    let queue = VirtualQueueOptions {
+        burst: Some(Span::Size(Bytes(burst))),
+        ..VirtualQueueOptions::new("8kbit".parse().unwrap())
+    };
+    let options = LimitOptions {
+        egress: Some(queue),
+        ingress: Some(queue),
+        scheme: Scheme::Police,
+        matched: matched.parse().unwrap(),
+        ..LimitOptions::default()
+    };
+    options.encode(0).unwrap()
+}
+
+const FAR: [u8; 4] = [198, 51, 100, 7];
+
+#[test]
+fn root_police_match_the_longest_prefix_has_the_packet() {
+    if !is_root("root_police_match_the_longest_prefix_has_the_packet") {
+        return;
+    }
+    for is_port in [false, true] {
+        let mut storage = MaybeUninit::uninit();
+        let programs = load(&mut storage, is_port, None).unwrap();
+        let room = maps_of(&programs).unwrap();
+        let put = |index, matched| {
+            let maps = room.take(index).unwrap();
+            let place = room.place(index).unwrap();
+            place.write(&maps.limit, &limit(matched, 1 << 18)).unwrap();
+            maps
+        };
+        let prefixes = ["10.0.0.0/8", "10.1.0.0/16,2001:db8:1::/48", "10.1.2.3", "2001:db8::/32"];
+        let mut limits: Vec<_> = (0..).zip(prefixes).map(|(i, p)| put(i, p)).collect();
+        // In the last chunk; all of IPv4 is none of IPv6.
+        limits.push(put(PLACES - 1, "0.0.0.0/0"));
+        let run = |is_out: bool, frame: &[u8]| {
+            let program = if is_out { &programs.progs.match_out } else { &programs.progs.match_in };
+            let run = program.test_run(ProgramInput { data_in: Some(frame), ..Default::default() });
+            run.unwrap().return_value
+        };
+        let seen = |is_out: bool| {
+            let direction = if is_out == is_port { Direction::Ingress } else { Direction::Egress };
+            let packets = |maps: &LimitMaps| maps.read(direction).unwrap().counters.packets[0];
+            limits.iter().map(packets).collect::<Vec<_>>()
+        };
+        let table = [
+            ([10, 9, 9, 9], Some(0)),
+            ([10, 1, 9, 9], Some(1)),
+            ([10, 1, 2, 3], Some(2)),
+            ([10, 1, 2, 4], Some(1)),
+            ([11, 1, 2, 3], Some(4)),
+        ];
+        for (host, whose) in table {
+            for is_out in [true, false] {
+                let before = seen(is_out);
+                let frame = if is_out { v4(FAR, host) } else { v4(host, FAR) };
+                assert_eq!(run(is_out, &frame), PASSED);
+                let expected: Vec<_> =
+                    (0..limits.len()).map(|i| before[i] + u64::from(whose == Some(i))).collect();
+                assert_eq!(seen(is_out), expected, "{host:?} out {is_out} port {is_port}");
+            }
+        }
+        for (host, whose) in [("2001:db8:1::9", 1), ("2001:db8:2::9", 3), ("2001:db9::1", 9)] {
+            for is_out in [true, false] {
+                let before = seen(is_out);
+                let frame = if is_out { v6("::1", host) } else { v6(host, "::1") };
+                assert_eq!(run(is_out, &frame), PASSED);
+                let expected: Vec<_> =
+                    (0..limits.len()).map(|i| before[i] + u64::from(whose == i)).collect();
+                assert_eq!(seen(is_out), expected, "{host} out {is_out} port {is_port}");
+            }
+        }
+        let arp = {
+            let mut f = v4(FAR, FAR);
+            f[12..14].copy_from_slice(&[8, 6]);
+            f
+        };
+        let before = seen(true);
+        assert_eq!((run(true, &arp), seen(true)), (PASSED, before));
+    }
+}
+
+/// Each limit has its own bucket; others in its place find a new one; prefixes move while packets pass.
+#[test]
+fn root_police_match_buckets_are_apart() {
+    if !is_root("root_police_match_buckets_are_apart") {
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let programs = load(&mut storage, false, None).unwrap();
+    let room = maps_of(&programs).unwrap();
+    let send = |host: u8| {
+        let frame = v4(FAR, [10, 0, 0, host]);
+        let input = ProgramInput { data_in: Some(&frame), ..Default::default() };
+        programs.progs.match_out.test_run(input).unwrap().return_value
+    };
+    let sent = |host, frames| (0..frames).filter(|_| send(host) == PASSED).count();
+    let (one, other) = (room.take(0).unwrap(), room.take(1).unwrap());
+    let write = |maps: &LimitMaps, matched: &str, frames| {
+        maps.write(&limit(matched, frames * FRAME_BYTES as u64)).unwrap();
+    };
+    write(&one, "10.0.0.1", 3);
+    write(&other, "10.0.0.2", 5);
+    assert_eq!((sent(1, 9), sent(2, 9), sent(3, 9)), (3, 5, 9));
+    assert_eq!(one.read(Direction::Egress).unwrap().counters.packets[3], 6);
+    assert_eq!(one.read(Direction::Egress).unwrap().colours.unwrap().packets, [3, 0, 6]);
+    assert_eq!(send(1), DROPPED);
+    assert!(room.taken(&limit("10.0.0.2", 1000), Some(0)).unwrap().is_some_and(|(i, _)| i == 1));
+    assert!(room.taken(&limit("10.0.0.2", 1000), Some(1)).unwrap().is_none());
+    // The host that it leaves is free, the one that it gets is held by what is left of its bucket.
+    write(&one, "10.0.0.3,2001:db8::/32", 3);
+    assert_eq!((sent(1, 9), sent(3, 9)), (9, 0));
+    assert!(one.place.as_ref().unwrap().is_entered(&one.limit().unwrap()));
+    one.place.as_ref().unwrap().vacate(&one).unwrap();
+    assert_eq!(sent(3, 9), 9);
+    let new = room.take(0).unwrap();
+    write(&new, "10.0.0.0/24", 2);
+    assert_eq!((sent(3, 9), sent(2, 9)), (2, 0), "a new bucket; the longer prefix stays apart");
+    // Exempt of this limit alone.
+    let exempt = |maps: &LimitMaps, exempt: &str| {
+        let exempt: Exempt = exempt.parse().unwrap();
+        let limit = maps.limit().unwrap();
+        maps.write(&intf::Limit { exempt: (&exempt).into(), ..limit }).unwrap();
+    };
+    exempt(&new, "10.0.0.7,10.0.0.2");
+    assert_eq!((sent(7, 4), sent(3, 4), sent(2, 4)), (4, 0, 0));
+    assert_eq!(new.read(Direction::Egress).unwrap().counters.packets[6], 4);
+    exempt(&other, "10.0.0.0/8");
+    exempt(&new, "none");
+    assert_eq!((sent(7, 4), sent(2, 4)), (0, 4));
+}
+
+/// The lists of lengths are bounded, kept in order, and forget what nobody has.
+#[test]
+fn root_police_match_lengths_are_bounded() {
+    if !is_root("root_police_match_lengths_are_bounded") {
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let programs = load(&mut storage, false, None).unwrap();
+    let room = maps_of(&programs).unwrap();
+    let maps = room.take(0).unwrap();
+    let all: Vec<_> = (1..=17).map(|bits| format!("128.0.0.0/{bits}")).collect();
+    let write = |list: &[String]| maps.write(&limit(&list.join(","), 10_000));
+    let before = limit(&all[..16].join(","), 10_000);
+    write(&all[..16]).unwrap();
+    let error = write(&all).unwrap_err().to_string();
+    assert!(error.contains("16 different lengths already"), "{error}");
+    assert_eq!(maps.limit().unwrap(), before, "nothing has changed");
+    // IPv6 has its own.
+    maps.write(&limit("2001:db8::/32", 10_000)).unwrap();
+    write(&all[1..]).unwrap();
+    assert!(maps.place.as_ref().unwrap().is_entered(&maps.limit().unwrap()));
+    let prefixes = Prefixes::from(&maps.limit().unwrap().matched);
+    assert_eq!(prefixes.to_string(), all[1..].join(","));
+}

@@ -1,0 +1,130 @@
+//! Why the store refused.
+
+use std::io;
+
+use tidegate_core::{Scheme, Scope, class::MAX_DEPTH, exempt::Prefix};
+
+use super::{BPFFS, MAX_LIMITS};
+use crate::limit::LimitError;
+
+/// Why the store refused. Unless said otherwise the host is as before.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A name that cannot be a directory of the BPF file system.
+    #[error(
+        "limit name `{0}` must be 1 to 63 letters, digits, `-` or `_`, and start with a letter or digit"
+    )]
+    BadName(String),
+    /// There is no such limit.
+    #[error("there is no limit `{0}`; `tidegate status` lists those there are")]
+    Missing(String),
+    /// There is one already.
+    #[error("limit `{0}` exists already; change it with `tidegate limit set {0} ...`")]
+    Exists(String),
+    /// Another limit has the cgroup or device.
+    #[error("{scope} already has limit `{name}`; change it with `tidegate limit set {name} ...`")]
+    ScopeTaken {
+        /// The cgroup or device.
+        scope: Scope,
+        /// Its limit.
+        name: String,
+    },
+    /// Another limit has the prefix.
+    #[error(
+        "{scope} already has limit `{name}` for {prefix}; put both directions in that one, or take the \
+         prefix out with `tidegate limit set {name} --match ...`"
+    )]
+    PrefixTaken {
+        /// The device.
+        scope: Scope,
+        /// What both would have.
+        prefix: Prefix,
+        /// Whose it is.
+        name: String,
+    },
+    /// The cgroup or device of a limit has been removed.
+    #[error(
+        "the {scope} of limit `{name}` is gone, so nothing is limited; when it is there again, put the limit \
+         back with `tidegate apply` or `tidegate limit add`"
+    )]
+    ScopeGone {
+        /// The limit.
+        name: String,
+        /// Where it was.
+        scope: Scope,
+    },
+    /// The programs of the other scheme are others.
+    #[error(
+        "limit `{0}` cannot change to other programs where it is: take it off and put it on again"
+    )]
+    OtherPrograms(String),
+    /// There is no such parent.
+    #[error("limit `{name}`: there is no limit `{parent}` that could be its parent")]
+    NoParent {
+        /// The limit.
+        name: String,
+        /// Its parent.
+        parent: String,
+    },
+    /// The parent's programs do not see the child's packets.
+    #[error(
+        "limit `{name}`: its parent `{parent}` must be on a cgroup above {scope}, with scheme `pace` or \
+         `nrm`, or both have scheme `htb` in a tree on a device; {parent} is on {parent_scope} with \
+         `{parent_scheme}`"
+    )]
+    NotAbove {
+        /// The limit.
+        name: String,
+        /// Its cgroup or device.
+        scope: Scope,
+        /// Its parent.
+        parent: String,
+        /// What that is on.
+        parent_scope: Scope,
+        /// How that acts.
+        parent_scheme: Scheme,
+    },
+    /// Too many limits above each other.
+    #[error("limit `{0}`: more than {MAX_DEPTH} limits above each other; take some out")]
+    TooDeep(String),
+    /// A limit with children.
+    #[error("limit `{name}` is the parent of {}; take those off first", .children.join(", "))]
+    HasChildren {
+        /// The limit.
+        name: String,
+        /// Its children.
+        children: Vec<String>,
+    },
+    /// A limit with a parent that shall have none, or the other way round.
+    #[error(
+        "limit `{0}` cannot get or lose its parent where it is: take it off and put it on again"
+    )]
+    OtherParent(String),
+    /// Another writer does not finish.
+    #[error("another tidegate is changing the limits in {0} and does not finish; try again later")]
+    Busy(String),
+    /// Too many limits.
+    #[error("this host holds its {MAX_LIMITS} limits already; take some off first")]
+    Full,
+    /// The place for pins is no BPF file system.
+    #[error("{0} is not in a BPF file system; mount one with: mount -t bpf bpf {BPFFS}")]
+    NotBpffs(String),
+    /// The limit itself.
+    #[error("limit `{name}`: {source}")]
+    Limit {
+        /// Its name.
+        name: String,
+        /// What went wrong.
+        source: LimitError,
+    },
+    /// A pin could not be made, read or removed.
+    #[error("{path}: {action}: {source}")]
+    Io {
+        /// The pin.
+        path: String,
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,304 @@
+//! Limits with prefixes in the store: those of a device share its room ([`Room`]), and have a place in it.
+//!
+//! ```text
+//! NAME/{limit,queues,counters}     maps that it shares with others of its device
+//!      room, place                 symbolic links to the name of the room, and to its number there
+//! +KIND-INDEX-NAMESPACE/           the room of a device
+//!     {places,lengths,limits,queues,counters,exempts}   its maps
+//!     {egress,ingress}, program_{egress,ingress}, clsact   its programs, as a limit's
+//!     N                            symbolic link to the name of the limit in place N
+//! ```
+//!
+//! A room comes with its first limit and goes with its last. A limit is listed before packets find it, and is
+//! found no more before it goes; a place whose limit is not there is free (see [`Store::sweep_rooms`]).
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use tidegate_core::{Scope, exempt::Prefix};
+
+use super::{
+    BUILDING, DEV, MAX_LIMITS, PORT, Store, StoreError, bpf_error, io_error, limit_error,
+    pins::{detach_links, pin_hooks, pin_maps, remove_pins},
+    symlink,
+};
+use crate::{
+    device::{self, Filters, Hooked, Target},
+    intf,
+    limit::{LimitError, LimitMaps, LimitOptions},
+    police::room::{PLACES, Place, Room},
+};
+
+/// Prefix of the directory of a room; no limit's name starts with it.
+pub(super) const ROOM_PREFIX: &str = "+";
+/// The symbolic links of a limit in a room.
+const ROOM: &str = "room";
+const PLACE: &str = "place";
+/// The links of a room's programs.
+const HOOKS: [&str; 2] = ["egress", "ingress"];
+
+/// What a limit with prefixes is not in when its packets do not find it.
+pub(super) const MATCH: &str = "match";
+
+impl Store {
+    /// Puts a limit with prefixes on a device.
+    pub(super) fn install_matched(
+        &self,
+        name: &str,
+        scope: &Scope,
+        options: &LimitOptions,
+    ) -> Result<(), StoreError> {
+        let refused = || limit_error(name);
+        if self.root.join(name).is_dir() {
+            return Err(StoreError::Exists(name.to_owned()));
+        }
+        if self.names()?.len() >= MAX_LIMITS {
+            return Err(StoreError::Full);
+        }
+        let target = Target::find(scope).map_err(|e| refused()(e.into()))?;
+        let limit = target.encode(options).map_err(refused())?;
+        let dir = self.root.join(room_name(&limit, scope));
+        let is_new = !dir.is_dir();
+        let room = self.enter_room(&dir, name, &target, &limit)?;
+        let done = self.take_place(&dir, &room, name, scope, &limit);
+        if done.is_err() && is_new {
+            self.leave_room(&dir);
+        }
+        done
+    }
+
+    fn take_place(
+        &self,
+        dir: &Path,
+        room: &Room,
+        name: &str,
+        scope: &Scope,
+        limit: &intf::Limit,
+    ) -> Result<(), StoreError> {
+        let refused = || limit_error(name);
+        let taken = room.taken(limit, None).map_err(refused())?;
+        check_prefixes(dir, scope, taken)?;
+        let taken = places_in(dir)?;
+        // The first number that is not the one of its turn.
+        let mut free = (0..PLACES).zip(taken.into_iter().map(Some).chain([None]));
+        let free = free.find(|(index, taken)| Some(*index) != *taken).map(|(index, _)| index);
+        let index = free.ok_or_else(|| refused()(LimitError::NoPlace))?;
+        let link = dir.join(index.to_string());
+        symlink(Path::new(name), &link)?;
+        let building = self.root.join(format!("{BUILDING}{name}"));
+        let target = self.root.join(name);
+        let put = || {
+            let mut maps = room.take(index).map_err(refused())?;
+            let place = room.place(index).map_err(refused())?;
+            place.write_settings(&maps.limit, limit).map_err(refused())?;
+            pin_maps(&mut maps, &building)?;
+            let mark = if matches!(scope, Scope::Port(_)) { PORT } else { DEV };
+            symlink(Path::new(scope.name()), &building.join(mark))?;
+            symlink(Path::new(dir.file_name().unwrap_or_default()), &building.join(ROOM))?;
+            symlink(Path::new(&index.to_string()), &building.join(PLACE))?;
+            fs::rename(&building, &target).map_err(io_error(&target, "rename to"))?;
+            place.enter(limit).map_err(|e| {
+                let _ = place.vacate(&maps);
+                refused()(e)
+            })
+        };
+        let done = put();
+        if done.is_err() {
+            let _ = remove_pins(&building);
+            let _ = remove_pins(&target);
+            let _ = fs::remove_file(&link);
+        }
+        done
+    }
+
+    /// Checks that a limit that is there can get other prefixes.
+    pub(super) fn check_change(
+        &self,
+        name: &str,
+        scope: &Scope,
+        limit: &intf::Limit,
+    ) -> Result<(), StoreError> {
+        let Some((dir, index)) = self.place_of(name) else { return Ok(()) };
+        let room = Room::open(&dir).map_err(limit_error(name))?;
+        let taken = room.taken(limit, Some(index)).map_err(limit_error(name))?;
+        check_prefixes(&dir, scope, taken)
+    }
+
+    /// The room of a device, made if there is none, its programs put back if somebody took them off.
+    fn enter_room(
+        &self,
+        dir: &Path,
+        name: &str,
+        target: &Target,
+        limit: &intf::Limit,
+    ) -> Result<Room, StoreError> {
+        let refused = || limit_error(name);
+        if !dir.is_dir() {
+            let (mut room, mut hooked) = Room::attach(target, None).map_err(refused())?;
+            let building = self.root.join(format!("{BUILDING}{}", file_name(dir)));
+            fs::create_dir(&building).map_err(io_error(&building, "create"))?;
+            let pin = || {
+                for (name, map) in room.pins() {
+                    let path = building.join(name);
+                    map.pin(&path).map_err(bpf_error(&path, "pin"))?;
+                }
+                pin_hooks(hooked.filters.as_ref(), &mut hooked.links, &building)?;
+                fs::rename(&building, dir).map_err(io_error(dir, "rename to"))
+            };
+            return match { pin }() {
+                Err(e) => {
+                    let _ = remove_pins(&building);
+                    Err(e)
+                }
+                Ok(()) => {
+                    hooked.filters.iter_mut().for_each(Filters::keep);
+                    Ok(room)
+                }
+            };
+        }
+        let room = Room::open(dir).map_err(refused())?;
+        if device::unhooked(dir, limit, &HOOKS).is_empty() {
+            return Ok(room);
+        }
+        let (_, hooked) = Room::attach(target, Some(&room)).map_err(refused())?;
+        self.replace_hooks(dir, limit, hooked)?;
+        Ok(room)
+    }
+
+    fn replace_hooks(
+        &self,
+        dir: &Path,
+        limit: &intf::Limit,
+        mut hooked: Hooked,
+    ) -> Result<(), StoreError> {
+        take_hooks_off(dir, limit);
+        pin_hooks(hooked.filters.as_ref(), &mut hooked.links, dir)?;
+        hooked.filters.iter_mut().for_each(Filters::keep);
+        Ok(())
+    }
+
+    /// Takes a room away.
+    fn leave_room(&self, dir: &Path) {
+        take_hooks_off(dir, &limit_of_room(&file_name(dir)).unwrap_or_default());
+        let _ = remove_pins(dir);
+    }
+
+    /// The place of a pinned limit, for its maps; `None` if it has no prefixes, or no place any more.
+    pub(super) fn open_place(&self, name: &str) -> Option<Place> {
+        let (dir, index) = self.place_of(name)?;
+        Room::open(&dir).and_then(|room| room.place(index)).ok()
+    }
+
+    /// Where the room of a limit is, and its place: to be asked before its directory goes.
+    pub(super) fn place_of(&self, name: &str) -> Option<(PathBuf, u32)> {
+        let read = |link: &str| fs::read_link(self.root.join(name).join(link)).ok();
+        let room = self.root.join(read(ROOM)?);
+        Some((room, read(PLACE)?.to_str()?.parse().ok()?))
+    }
+
+    /// The hooks at which a limit with prefixes no longer is.
+    pub(super) fn unhooked_matched(
+        &self,
+        name: &str,
+        limit: &intf::Limit,
+        place: Option<&Place>,
+    ) -> Vec<&'static str> {
+        let Some((dir, _)) = self.place_of(name) else { return vec![MATCH] };
+        let mut gone = device::unhooked(&dir, limit, &HOOKS);
+        if !place.is_some_and(|place| place.is_entered(limit)) {
+            gone.push(MATCH);
+        }
+        gone
+    }
+
+    /// Takes the limit out of its room, before its directory goes.
+    pub(super) fn vacate(&self, maps: &LimitMaps) -> Result<(), LimitError> {
+        maps.place.as_ref().map_or(Ok(()), |place| place.vacate(maps))
+    }
+
+    /// Frees the place of a limit that is gone, and takes the room away if it was the last.
+    pub(super) fn free_place(&self, dir: &Path, index: u32) {
+        let _ = fs::remove_file(dir.join(index.to_string()));
+        if places_in(dir).is_ok_and(|places| places.is_empty()) {
+            self.leave_room(dir);
+        }
+    }
+
+    /// Frees the places of limits that a writer which died has left, and takes empty rooms away.
+    pub(super) fn sweep_rooms(&self) {
+        let rooms = self.entries().unwrap_or_default();
+        for name in rooms.iter().filter(|name| name.starts_with(ROOM_PREFIX)) {
+            let dir = self.root.join(name);
+            let places = places_in(&dir).unwrap_or_default();
+            let is_there = |index: &u32| {
+                let place = limit_in(&dir, *index).and_then(|limit| self.place_of(&limit));
+                place.is_some_and(|place| place == (dir.clone(), *index))
+            };
+            let (there, gone): (Vec<_>, Vec<_>) = places.into_iter().partition(is_there);
+            for index in gone {
+                let _ = fs::remove_file(dir.join(index.to_string()));
+            }
+            if there.is_empty() {
+                self.leave_room(&dir);
+            }
+        }
+    }
+}
+
+/// Refuses prefixes of which another limit of the device has one.
+fn check_prefixes(
+    dir: &Path,
+    scope: &Scope,
+    taken: Option<(u32, Prefix)>,
+) -> Result<(), StoreError> {
+    let Some((index, prefix)) = taken else { return Ok(()) };
+    // Of a limit that a process which died has left: the new one takes it over.
+    let Some(name) = limit_in(dir, index) else { return Ok(()) };
+    Err(StoreError::PrefixTaken { scope: scope.clone(), prefix, name })
+}
+
+fn file_name(dir: &Path) -> String {
+    dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The name of the directory of a room.
+fn room_name(limit: &intf::Limit, scope: &Scope) -> String {
+    format!("{ROOM_PREFIX}{}-{}-{}", scope.kind(), limit.ifindex, limit.cgroup_id)
+}
+
+/// What the name of a room says of its limits.
+fn limit_of_room(name: &str) -> Option<intf::Limit> {
+    let mut words = name.strip_prefix(ROOM_PREFIX)?.split('-');
+    let flags = if words.next()? == PORT { intf::FLAG_PORT } else { 0 };
+    let ifindex = words.next()?.parse().ok()?;
+    let cgroup_id = words.next()?.parse().ok()?;
+    Some(intf::Limit { flags, ifindex, cgroup_id, ..intf::Limit::default() })
+}
+
+/// The places of a room that are taken, in order.
+fn places_in(dir: &Path) -> Result<Vec<u32>, StoreError> {
+    let entries = fs::read_dir(dir).map_err(io_error(dir, "list"))?.flatten();
+    let places = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut places: Vec<_> = places.collect();
+    places.sort_unstable();
+    Ok(places)
+}
+
+/// The name of the limit in a place.
+fn limit_in(dir: &Path, index: u32) -> Option<String> {
+    let name = fs::read_link(dir.join(index.to_string())).ok()?;
+    name.to_str().map(str::to_owned)
+}
+
+/// Takes the programs of a room off, with their pins.
+fn take_hooks_off(dir: &Path, limit: &intf::Limit) {
+    if device::is_in_this_namespace(limit) {
+        device::remove_pinned_filters(dir, limit);
+    }
+    let _ = detach_links(dir);
+    for pin in HOOKS.into_iter().chain(device::PROGRAM_PINS).chain([device::CLSACT_MARK]) {
+        let _ = fs::remove_file(dir.join(pin));
+    }
+}
