@@ -84,7 +84,7 @@ fn fields_that_are_none() {
     assert_snapshot!(with("egres = \"50mbit\""), @"limits.toml:5: limit `backup`: unknown field `egres`; did you mean `egress`?");
     assert_snapshot!(with("rto-min = \"5ms\""), @"limits.toml:5: limit `backup`: unknown field `rto-min`; did you mean `rto_min`?");
     assert_snapshot!(with("rate = \"50mbit\""), @"limits.toml:5: limit `backup`: unknown field `rate`; write `egress`, `ingress` or both");
-    assert_snapshot!(with("priority = 3"), @"limits.toml:5: limit `backup`: unknown field `priority`; a limit has name, scope, egress, ingress, parent, guarantee, ceiling, weight, scheme, burst, meter, actions, mark, ecn, drop, exempt, match, loopback, pace_ceiling, rto_min, delack_max");
+    assert_snapshot!(with("priority = 3"), @"limits.toml:5: limit `backup`: unknown field `priority`; a limit has name, scope, egress, ingress, parent, guarantee, ceiling, weight, scheme, burst, meter, actions, fair, mark, ecn, drop, exempt, match, loopback, pace_ceiling, rto_min, delack_max");
     assert_snapshot!(refusal("[[limit]]\nscope = { cgroup = \"a\" }\negress = \"1mbit\""), @"limits.toml:1: name: missing; write for example `name = \"backup\"`");
     assert_snapshot!(refusal("[[limit]]\nname = \"a\"\negress = \"1mbit\""), @"limits.toml:1: limit `a`: scope: missing; write for example `scope = { cgroup = \"system.slice/backup.service\" }`");
     assert_snapshot!(refusal("[[limit]]\nname = \"a\"\nscope = { cgroup = \"a\" }\n"), @"limits.toml:1: limit `a`: egress: neither egress nor ingress has a rate; give one of them, for example 50mbit");

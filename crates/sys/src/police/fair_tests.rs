@@ -86,6 +86,9 @@ fn root_police_fair_leaves_room_for_who_comes() {
         return;
     }
     const UDP: u8 = 17;
+    /// `TC_ACT_SHOT`, and `TC_ACT_REDIRECT`: what leaves gets lost without a word.
+    const SHOT: u32 = 2;
+    const REDIRECT: u32 = 7;
     for (place, fair) in [
         (Place::Device, true),
         (Place::Port, true),
@@ -130,6 +133,14 @@ fn root_police_fair_leaves_room_for_who_comes() {
                 passed() - before
             };
             let (first, second) = (sent(1, 120), sent(2, 4));
+            let leaves = matches!(
+                (place, direction),
+                (Place::Device, Direction::Egress) | (Place::Port, Direction::Ingress)
+            );
+            if place != Place::Cgroup {
+                let verdict = run(program, &v4(1, UDP, 0, [1, 2]), 1);
+                assert_eq!(verdict, if fair && leaves { REDIRECT } else { SHOT });
+            }
             let what = format!("{place:?} {direction:?}, fair {fair}: {first}, {second}");
             match fair {
                 // Eight ninths of it, and one more.
