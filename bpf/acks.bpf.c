@@ -80,13 +80,23 @@ static __always_inline void count(enum tg_outcome outcome, __u32 bytes, __u64 no
 		c->last_ns[outcome] = now;
 }
 
-/* What waits in the shaper's queue, in bytes. */
-static __always_inline __u32 waiting(void)
+/* What is before one that comes now. */
+struct ahead {
+	__u64 ns;
+	__u64 bytes;
+};
+
+static __always_inline struct ahead waiting(const struct ac_limit *l, struct ac_state *s, __u64 now)
 {
 	__u32 key = 0;
 	struct tg_backlog *at = bpf_map_lookup_elem(&backlogs, &key);
+	__u64 queued = at ? tg_backlog_bytes(at) : 0;
+	struct ahead ahead;
 
-	return at ? tg_backlog_bytes(at) : 0;
+	ahead.ns = wt_look(&l->wait, &s->account, now, sp_time(&l->spring, queued));
+	/* Times have a bound. */
+	ahead.bytes = fs_max(sp_bytes(&l->spring, ahead.ns), queued);
+	return ahead;
 }
 
 static __always_inline int is_syn(const struct tcp_packet *packet)
@@ -191,11 +201,11 @@ static __always_inline void on_syn_ack(struct __sk_buff *skb, const struct tcp_p
 }
 
 /* Data of a known connection; 1 if it is beyond its window. */
-static __always_inline int on_data(const struct ac_limit *l, struct ac_flow *flow,
-				   const struct tcp_packet *packet, __u32 gso_size)
+static __always_inline int on_data(const struct ac_limit *l, struct ac_state *s,
+				   struct ac_flow *flow, const struct tcp_packet *packet,
+				   __u32 gso_size, __u64 now)
 {
 	__u32 end = packet->seq + packet->payload;
-	__u64 wait;
 
 	if (l->scheme == AC_SPRING && sp_is_beyond(&flow->edge, end, flow->mss))
 		return 1;
@@ -208,16 +218,15 @@ static __always_inline int on_data(const struct ac_limit *l, struct ac_flow *flo
 	/* What the sender makes of the other's segment size, less the options that it uses. */
 	if (gso_size && gso_size < flow->mss)
 		flow->mss = gso_size;
-	if (l->scheme == AC_SPRING && !flow->rtt.sent_ns) {
-		/* HTB lets a packet go as a whole when those before it are paid. */
-		wait = sp_time(&l->spring, waiting());
-		sp_rtt_data(&flow->rtt, end, bpf_ktime_get_ns(), wait);
-	}
+	/* HTB lets a packet go as a whole when those before it are paid. */
+	if (l->scheme == AC_SPRING && !flow->rtt.sent_ns)
+		sp_rtt_data(&flow->rtt, end, now, waiting(l, s, now).ns);
 	return 0;
 }
 
 /* What the sender of a packet of the data's way says of its connection; 1: drop it. */
-static __always_inline int data(struct __sk_buff *skb, const struct ac_limit *l)
+static __always_inline int data(struct __sk_buff *skb, const struct ac_limit *l, struct ac_state *s,
+				__u64 now)
 {
 	struct tcp_packet packet;
 	struct ac_flow *flow;
@@ -242,7 +251,7 @@ static __always_inline int data(struct __sk_buff *skb, const struct ac_limit *l)
 	if (!(flow->flags & AC_KNOWN) || packet.flags & TCP_SYN)
 		return 0;
 	flow->own_ack = packet.ack;
-	if (packet.payload && on_data(l, flow, &packet, skb->gso_size))
+	if (packet.payload && on_data(l, s, flow, &packet, skb->gso_size, now))
 		return 1;
 	if (packet.flags & TCP_FIN) {
 		flow->own_fin = 1;
@@ -261,22 +270,24 @@ int acks_data(struct __sk_buff *skb)
 	__u32 key = 0, bytes = tg_frame_bytes(skb, skb->len + ETH_HLEN - link_bytes);
 	struct ac_limit *l = bpf_map_lookup_elem(&limits, &key);
 	struct ac_state *s = bpf_map_lookup_elem(&states, &key);
+	__u64 now = bpf_ktime_get_ns();
 
 	/* Whoever comes next decides. */
 	if (!l || !s)
 		return TC_ACT_UNSPEC;
-	if (data(skb, l)) {
-		count(TG_DROP_FULL, bytes, bpf_ktime_get_ns());
+	if (data(skb, l, s, now)) {
+		count(TG_DROP_FULL, bytes, now);
 		return TC_ACT_SHOT;
 	}
 	__sync_fetch_and_add(&s->in_bytes, bytes);
+	wt_charge(&l->wait, &s->account, now, bytes);
 	count(TG_PASS, bytes, 0);
 	return TC_ACT_UNSPEC;
 }
 
 /* Ends the epoch when it has lasted long enough; one CPU does. */
 static __always_inline void turn(const struct ac_limit *l, struct ac_state *s, __u64 now,
-				 __u32 backlog, __u16 mss)
+				 __u64 backlog, __u16 mss)
 {
 	__u64 start = *(volatile __u64 *)&s->epoch_start_ns;
 	__u64 in, came, rtt = fs_max(s->longest_ns, s->longest_before_ns);
@@ -309,10 +320,11 @@ static __always_inline __u16 spring(const struct ac_limit *l, struct ac_state *s
 				    __u64 now)
 {
 	struct sp_ack ack = {.ack = packet->ack, .raw = packet->window};
-	__u32 epoch = s->epoch + 1, backlog = waiting(), before = flow->epoch, count;
-	__u64 wait = sp_time(&l->spring, backlog), smooth = s->backlog_ns;
+	__u32 epoch = s->epoch + 1, before = flow->epoch, count;
+	struct ahead ahead = waiting(l, s, now);
+	__u64 smooth = s->backlog_ns;
 
-	s->backlog_ns = smooth - (smooth >> BACKLOG_SHIFT) + (wait >> BACKLOG_SHIFT);
+	s->backlog_ns = smooth - (smooth >> BACKLOG_SHIFT) + (ahead.ns >> BACKLOG_SHIFT);
 	sp_rtt_ack(&flow->rtt, packet->ack, now);
 	if (flow->rtt.least_ns > s->longest_ns)
 		s->longest_ns = flow->rtt.least_ns;
@@ -323,7 +335,7 @@ static __always_inline __u16 spring(const struct ac_limit *l, struct ac_state *s
 		if (!(before && epoch - before <= SP_KNOWN_EPOCHS) && count > s->flows_before)
 			s->share = sp_join(s->share, count);
 	}
-	turn(l, s, now, backlog, flow->mss);
+	turn(l, s, now, ahead.bytes, flow->mss);
 	ack.scale = packet->flags & TCP_SYN ? 0 : flow->scale;
 	ack.bare = !packet->payload && !(packet->flags & (TCP_SYN | TCP_FIN));
 	return sp_say(&flow->edge, &ack,
@@ -339,7 +351,7 @@ static __always_inline int dem(const struct ac_limit *l, struct ac_state *s, str
 	__u32 segments = (__s32)acked > 0 ? (acked + mss - 1) / (mss ? mss : 1) : 0;
 
 	return flow->flags & AC_ECN && !(packet->flags & TCP_SYN) &&
-	       dem_on_ack(&l->dem, &s->marker, &flow->due, now, waiting(), segments,
+	       dem_on_ack(&l->dem, &s->marker, &flow->due, now, waiting(l, s, now).bytes, segments,
 			  !!(flow->flags & AC_SCALABLE));
 }
 

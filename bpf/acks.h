@@ -8,6 +8,7 @@
 
 #include "dem.h"
 #include "spring.h"
+#include "wait.h"
 
 /* Connections that are known at once; the longest silent gives way to a new one. */
 #define AC_FLOWS 16384
@@ -22,6 +23,7 @@ struct ac_limit {
 	/* Also of DEM: what waits is looked at as a time. */
 	struct sp_conf spring;
 	struct dem_conf dem;
+	struct wt_conf wait;
 	/* enum ac_scheme */
 	__u32 scheme;
 	__u32 pad;
@@ -31,7 +33,8 @@ struct ac_limit {
 struct ac_state {
 	/* Every byte that came to the queue. */
 	__u64 in_bytes;
-	__u64 unused[7];
+	struct wt_account account;
+	__u64 unused[5];
 	/* spring: smoothed, in time at the limit's rate. */
 	__u64 backlog_ns;
 	__u64 share;

@@ -14,6 +14,10 @@
 #define DEM_PERIOD_NS	 500000ULL
 #define DEM_INTEGRAL	 (DEM_ONE / 256)
 #define DEM_PROPORTIONAL (DEM_ONE / 32)
+/* The PI law marks every ACK while the queue is longer than so many thresholds. */
+#define DEM_CERTAIN_THRESHOLDS 4
+/* And none while it is shorter than this part of one. */
+#define DEM_NEVER_PART 4
 /* No distance from the threshold counts as more thresholds, no ACK as more segments. */
 #define DEM_MAX_THRESHOLDS 8
 #define DEM_MAX_SEGMENTS   64
@@ -83,6 +87,10 @@ static inline __attribute__((always_inline)) int dem_on_ack(const struct dem_con
 	if (conf->law == DEM_STEP)
 		return backlog > conf->threshold_bytes;
 	dem_update(conf, marker, now_ns, backlog);
+	if (backlog > fs_min(conf->threshold_bytes, DEM_MAX_BYTES) * DEM_CERTAIN_THRESHOLDS)
+		return 1;
+	if (backlog < conf->threshold_bytes / DEM_NEVER_PART)
+		return 0;
 	p = fs_min(marker->probability, DEM_ONE);
 	part = scalable ? fs_min(2 * p, DEM_ONE) : p * p / DEM_ONE;
 	owed = *due + part * fs_min(segments, DEM_MAX_SEGMENTS);

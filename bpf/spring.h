@@ -88,6 +88,12 @@ static inline __attribute__((always_inline)) __u64 sp_time(const struct sp_conf 
 		      SP_MAX_NS);
 }
 
+/* What is sent meanwhile. */
+static inline __attribute__((always_inline)) __u64 sp_bytes(const struct sp_conf *conf, __u64 ns)
+{
+	return fs_min(conf->byte_s, SP_MAX_BYTE_S) * fs_min(ns, SP_MAX_NS) / SP_SECOND_NS;
+}
+
 static inline __attribute__((always_inline)) __u64 sp_flows(__u32 flows)
 {
 	return flows < 1 ? 1 : flows < SP_MAX_FLOWS ? flows : SP_MAX_FLOWS;

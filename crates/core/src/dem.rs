@@ -12,7 +12,8 @@
 //!   step:  ECE while q > K
 //!   PI:    every T:  p += A (q - K) / K + B (q - q before) / K        in [0, 1]
 //!          of the segments that an ACK acknowledges the part 2p is marked where the sender is DCTCP or the
-//!          like, p^2 where it halves its window (as DualPI2, RFC 9332)
+//!          like, p^2 where it halves its window (as DualPI2, RFC 9332); all of them while q > 4 K,
+//!          none while q < K / 4
 //! ```
 //!
 //! The PI law spreads its marks evenly: what of a segment's share has not yet made a mark is kept by the
@@ -25,8 +26,9 @@ use crate::units::Nanos;
 
 /// Probabilities in 2^-24.
 pub const ONE: u64 = 1 << 24;
-/// The least threshold, in full frames: what the paper's figures imply is 10 to 13 KB.
-pub const LEAST_FRAMES: u64 = 8;
+/// The least threshold, in full frames. What the paper's figures imply is 10 to 13 KB, of a queue whose last
+/// packet is not in it; here it is ([`crate::wait`]).
+pub const LEAST_FRAMES: u64 = 6;
 /// The threshold in time at the limit's rate, where that is more.
 pub const THRESHOLD: Nanos = Nanos(50_000);
 /// The PI law looks at the queue this often.
@@ -35,6 +37,12 @@ pub const PERIOD: Nanos = Nanos(500_000);
 pub const INTEGRAL: u64 = ONE / 256;
 /// Its proportional gain, B.
 pub const PROPORTIONAL: u64 = ONE / 32;
+/// The PI law marks every ACK while the queue is longer than so many thresholds: a slow start fills 20 ms
+/// before p has grown.
+pub const CERTAIN_THRESHOLDS: u64 = 4;
+/// It marks none while the queue is shorter than this part of a threshold: where a host stalls, p stands for
+/// a queue that is gone.
+pub const NEVER_PART: u64 = 4;
 /// No distance from the threshold counts as more than so many thresholds.
 pub const MAX_THRESHOLDS: u64 = 8;
 /// No ACK counts as more segments.
@@ -118,6 +126,12 @@ impl Marker {
             return backlog > config.threshold_bytes;
         }
         self.update(config, now, backlog);
+        if backlog > config.threshold_bytes.min(MAX_BYTES) * CERTAIN_THRESHOLDS {
+            return true;
+        }
+        if backlog < config.threshold_bytes / NEVER_PART {
+            return false;
+        }
         let p = self.probability;
         let part = if ack.scalable { (2 * p).min(ONE) } else { p * p / ONE };
         let owed = u64::from(due.0) + part * u64::from(ack.segments.min(MAX_SEGMENTS));
@@ -158,8 +172,8 @@ mod tests {
     const ACK: Ack = Ack { segments: 2, scalable: true };
 
     #[test]
-    fn the_threshold_is_eight_frames_or_fifty_microseconds() {
-        assert_eq!(Config::new(125_000_000, 1514).threshold_bytes, 8 * 1514);
+    fn the_threshold_is_six_frames_or_fifty_microseconds() {
+        assert_eq!(Config::new(125_000_000, 1514).threshold_bytes, 6 * 1514);
         assert_eq!(Config::new(1_250_000_000, 1514).threshold_bytes, 62_500);
         assert_eq!(Config::new(u64::MAX, 1514).threshold_bytes, MAX_BYTES);
     }

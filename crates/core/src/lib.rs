@@ -67,6 +67,7 @@ pub mod token_bucket;
 pub mod units;
 pub mod verdict;
 pub mod virtual_queue;
+pub mod wait;
 pub mod water_fill;
 pub mod wheel;
 

@@ -66,7 +66,8 @@ impl Scheme {
         match self {
             Scheme::Edt => QueueKind::Departures,
             Scheme::Police => QueueKind::Bucket,
-            Scheme::Htb | Scheme::Dem | Scheme::Spring => QueueKind::Qdisc,
+            Scheme::Htb => QueueKind::Qdisc,
+            Scheme::Dem | Scheme::Spring => QueueKind::ShortQdisc,
             Scheme::Pace if direction == Direction::Egress => QueueKind::Paced,
             Scheme::Pace => QueueKind::Windows,
             _ => QueueKind::Alone,

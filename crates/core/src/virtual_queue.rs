@@ -135,6 +135,9 @@ pub enum QueueKind {
     /// Packets wait in a qdisc ([`crate::htb`]), which holds as much as `drop` says; they are marked only if
     /// a threshold is given.
     Qdisc,
+    /// The same, kept short by what its senders are told ([`crate::dem`], [`crate::spring`]): a host that
+    /// stalls finds it empty, and what it could not send meanwhile it may send after.
+    ShortQdisc,
 }
 
 /// Why a virtual queue cannot be built as asked.
@@ -195,7 +198,7 @@ impl VirtualQueueOptions {
     /// eighth below `drop` is kept for small packets. Behind windows: mark 16 ms but at least 32 frames, drop
     /// 40 ms but at least 96. Of departures: mark 2 ms but at least 8 frames, horizon
     /// 10 ms but at least 32 frames. Of a qdisc: no mark, room for 20 ms but for two segments of 64 KB at
-    /// least.
+    /// least; of a short one burst 10 ms.
     ///
     /// # Errors
     /// [`ConfigError`] for a rate, span or order of thresholds that cannot be kept.
@@ -221,15 +224,17 @@ impl VirtualQueueOptions {
             QueueKind::Windows => (16_000_000, 40_000_000),
             QueueKind::Departures => (2_000_000, 10_000_000),
             QueueKind::Bucket => (0, 0),
-            QueueKind::Qdisc => (MAX_SPAN.0, 20_000_000),
+            QueueKind::Qdisc | QueueKind::ShortQdisc => (MAX_SPAN.0, 20_000_000),
         };
-        let burst = span("burst", self.burst, 1_000_000, floors.burst)?;
+        let burst_ns = if self.kind == QueueKind::ShortQdisc { 10_000_000 } else { 1_000_000 };
+        let burst = span("burst", self.burst, burst_ns, floors.burst)?;
         let mark = span("mark threshold", self.mark, mark_ns, floors.mark)?;
         let drop = span("drop threshold", self.drop, drop_ns, floors.drop)?;
         // A qdisc keeps no room for small packets.
-        let reserve = if self.kind == QueueKind::Qdisc { 0 } else { drop.0 / 8 };
+        let is_qdisc = matches!(self.kind, QueueKind::Qdisc | QueueKind::ShortQdisc);
+        let reserve = if is_qdisc { 0 } else { drop.0 / 8 };
         let large_drop = Nanos(drop.0 - reserve);
-        let is_marked = self.kind != QueueKind::Qdisc || self.mark.is_some();
+        let is_marked = !is_qdisc || self.mark.is_some();
         if is_marked && mark >= large_drop {
             return Err(ConfigError::Order { mark, drop });
         }
@@ -302,7 +307,7 @@ impl QueueKind {
             QueueKind::Windows => (32, 96),
             QueueKind::Departures => (8, 32),
             QueueKind::Bucket => (0, 0),
-            QueueKind::Qdisc => (0, 88),
+            QueueKind::Qdisc | QueueKind::ShortQdisc => (0, 88),
         };
         Floors { burst: frames(1), mark: frames(mark), drop: frames(drop) }
     }

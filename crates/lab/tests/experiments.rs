@@ -16,6 +16,7 @@ use tidegate_lab::{
             granularity::Granularity,
         },
         carousel_cpu::CarouselCpu,
+        dctcp_threshold::DctcpThreshold,
         demo::Demo,
         drl::{
             cost::DrlCost, dynamic::DrlDynamic, failures::DrlFailures, fairness::DrlFairness,
@@ -25,6 +26,8 @@ use tidegate_lab::{
         htb_latency::HtbLatency,
         limits::Limits,
         link_accuracy::LinkAccuracy,
+        low_latency::LowLatency,
+        mixed_tenants::MixedTenants,
         nrm_egress::NrmEgress,
         nrm_ingress::NrmIngress,
         pace_dynamics::PaceDynamics,
@@ -138,6 +141,46 @@ fn root_htb_latency_reports_every_system() {
     assert!(report.rows.iter().any(|row| row.published.is_some()));
     let each = report.values("htb", "class_goodput_bit_s", None);
     assert_eq!(each.len(), 2, "a class for each receiver");
+}
+
+#[test]
+fn root_dctcp_threshold_reports_every_threshold() {
+    let test = "root_dctcp_threshold_reports_every_threshold";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let experiment = DctcpThreshold::tiny(lab_binary());
+    let Some(report) = report(test, &experiment, out.path()) else { return };
+    let metrics = ["wire_bit_s", "variation_percent", "rtt_p50_us"];
+    check(&report, out.path(), &["htb-ecn", "dem", "spring"], &metrics);
+    assert_eq!(report.values("htb-ecn", "rtt_p50_us", None).len(), 2);
+}
+
+#[test]
+fn root_low_latency_reports_every_system() {
+    let test = "root_low_latency_reports_every_system";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &LowLatency::tiny(lab_binary()), out.path()) else { return };
+    let mut systems = vec!["idle", "htb", "htb-ecn", "dem", "spring"];
+    systems.extend(report.systems().contains(&"edt").then_some("edt"));
+    check(&report, out.path(), &systems, &["wire_bit_s", "variation_percent", "rtt_p50_us"]);
+    assert!(report.rows.iter().any(|row| row.published.is_some()));
+}
+
+#[test]
+fn root_mixed_tenants_reports_every_uplink() {
+    let test = "root_mixed_tenants_reports_every_uplink";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &MixedTenants::tiny(lab_binary()), out.path()) else { return };
+    let systems = ["htb", "htb-ecn", "dem", "spring"];
+    check(&report, out.path(), &systems, &["guest_bit_s", "used_percent", "back_ms", "rtt_p50_us"]);
 }
 
 #[test]

@@ -51,6 +51,18 @@ int native_sp_is_beyond(const struct sp_edge *edge, __u32 end, __u16 mss)
 	return sp_is_beyond(edge, end, mss);
 }
 
+void native_wt_charge(const struct wt_conf *conf, struct wt_account *account, __u64 now_ns,
+		      __u32 wire_bytes)
+{
+	wt_charge(conf, account, now_ns, wire_bytes);
+}
+
+__u64 native_wt_look(const struct wt_conf *conf, struct wt_account *account, __u64 now_ns,
+		     __u64 queued_ns)
+{
+	return wt_look(conf, account, now_ns, queued_ns);
+}
+
 const __u32 native_ac_bytes[] = {sizeof(struct ac_limit), sizeof(struct ac_state),
 				 sizeof(struct ac_flow), sizeof(struct tcp_key)};
 

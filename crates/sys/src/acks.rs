@@ -14,7 +14,7 @@ use libbpf_rs::{
     MapCore, MapFlags, MapHandle, OpenObject, ProgramAttachType,
     skel::{OpenSkel, SkelBuilder},
 };
-use tidegate_core::{Direction, Nanos, Rate, dem, spring};
+use tidegate_core::{Direction, Nanos, Rate, dem, spring, wait};
 
 use crate::{
     backlog::Backlog,
@@ -58,6 +58,8 @@ pub struct AcksOptions {
     /// How long packets shall wait in it: DEM's threshold, SPRING's target. `None`: what
     /// [`dem::Config::new`] and [`spring::Config::new`] say.
     pub mark: Option<Nanos>,
+    /// What the queue saves up when it is empty.
+    pub burst: Nanos,
 }
 
 impl AcksOptions {
@@ -71,7 +73,8 @@ impl AcksOptions {
             _ => Law::Spring,
         };
         let rate = Rate::from_bit_s(limit.rate_bit_s[crate::intf::index(direction)]);
-        Ok(AcksOptions { law, rate: rate.ok_or(LimitError::Layout("limit"))?, mark: None })
+        let burst = Nanos(limit.queue[crate::intf::index(direction)].burst_ns);
+        Ok(AcksOptions { law, rate: rate.ok_or(LimitError::Layout("limit"))?, mark: None, burst })
     }
 
     /// As it lies in the map.
@@ -91,6 +94,7 @@ impl AcksOptions {
         intf::Limit {
             spring: windows.into(),
             dem: marks.into(),
+            wait: wait::Config::new(self.rate, self.burst).into(),
             scheme: if self.law == Law::Spring { intf::SPRING } else { intf::DEM },
             pad: 0,
         }

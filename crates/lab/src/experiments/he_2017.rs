@@ -1,4 +1,4 @@
-//! The figures of He et al. (APNet 2017), tables 1 and 2, by case.
+//! The figures of He et al. (APNet 2017), tables 1 and 2, figure 4 and section 4, by case.
 //!
 //! A cell is: throughput in Mbit/s (table 2: percent of 10 Gbit/s), median and 99.9th percentile of the round
 //! trip in µs. The paper's text has a median of 62 µs for the idle path, its tables 116.
@@ -79,6 +79,45 @@ pub(super) fn one_receiver(
     }
 }
 
+/// Section 4, one flow: limit in Gbit/s, goodput of DEM and SPRING in Mbit/s, median round trip in µs.
+const SECTION_4: [(u64, &str, f64, f64); 4] = [
+    (1, "dem", 950.0, 166.0),
+    (2, "dem", 1880.0, 102.0),
+    (1, "spring", 956.0, 161.0),
+    (2, "spring", 1900.0, 115.0),
+];
+
+/// Section 3.2, one flow of DCTCP at 1 Gbit/s: the threshold in KB, and the median round trip in µs.
+const SECTION_3_2: [(u64, f64); 3] = [(20, 93.0), (60, 224.0), (100, 375.0)];
+
+/// A figure of sections 3 and 4 or table 1, whatever the congestion control, as the paper does not say it.
+pub(super) fn low_latency(system: &str, flows: u32, limit_bit_s: u64, metric: &str) -> Option<f64> {
+    if system == "idle" {
+        return baseline_us(match metric {
+            "rtt_p50_us" => "p50",
+            "rtt_p99_9_us" => "p99.9",
+            _ => return None,
+        });
+    }
+    if system == "htb-ecn" && flows == 1 {
+        return dctcp_rtt_us(limit_bit_s, 60_000).filter(|_| metric == "rtt_p50_us");
+    }
+    let here = |row: &&(u64, &str, f64, f64)| {
+        row.0 * 1_000_000_000 == limit_bit_s && row.1 == system && flows == 1
+    };
+    match (SECTION_4.iter().find(here), metric) {
+        (Some((.., mbit_s, _)), "goodput_bit_s") => Some(mbit_s * 1e6),
+        (Some((.., us)), "rtt_p50_us") => Some(*us),
+        _ => one_receiver(system, flows, limit_bit_s, metric),
+    }
+}
+
+/// The median round trip of one flow of DCTCP where HTB marks from a threshold on.
+pub(super) fn dctcp_rtt_us(limit_bit_s: u64, mark_bytes: u64) -> Option<f64> {
+    let of = SECTION_3_2.iter().find(|(kb, _)| kb * 1000 == mark_bytes);
+    of.filter(|_| limit_bit_s == 1_000_000_000).map(|(_, us)| *us)
+}
+
 /// A figure of table 2, for a minimum in tenths of the total.
 pub(super) fn two_receivers(flows: u32, tenths: u64, metric: &str) -> Option<f64> {
     let column = [2, 3, 4, 5].iter().position(|known| *known == tenths)?;
@@ -112,6 +151,15 @@ mod tests {
         assert_eq!(one("htb", 16, "goodput_bit_s"), Some(960e6));
         assert_eq!((one("pace", 1, "rtt_p50_us"), one("htb", 3, "rtt_p50_us")), (None, None));
         assert_eq!(two_receivers(16, 5, "rtt_p99_9_us"), Some(2100.0));
+        let of = |system, flows, gbit: u64, metric| {
+            low_latency(system, flows, gbit * 1_000_000_000, metric)
+        };
+        assert_eq!(of("spring", 1, 2, "goodput_bit_s"), Some(1900e6));
+        assert_eq!(of("dem", 1, 1, "rtt_p50_us"), Some(166.0));
+        assert_eq!((of("dem", 8, 1, "rtt_p50_us"), of("dem", 1, 1, "rtt_p99_us")), (None, None));
+        assert_eq!(of("htb", 8, 1, "rtt_p50_us"), Some(2316.0));
+        assert_eq!(of("htb-ecn", 1, 1, "rtt_p50_us"), Some(224.0));
+        assert_eq!(of("htb-ecn", 1, 2, "rtt_p50_us"), None);
         assert_eq!(two_receivers(8, 2, "saturation_percent"), Some(92.2));
     }
 }

@@ -26,14 +26,18 @@ mod bulk;
 pub mod carousel;
 pub mod carousel_cpu;
 mod cpu;
+pub mod dctcp_threshold;
 pub mod demo;
 pub mod drl;
+mod guest;
 mod he_2017;
 pub mod hierarchy;
 pub mod htb_latency;
 pub mod limits;
 pub mod link_accuracy;
+pub mod low_latency;
 mod mix;
+pub mod mixed_tenants;
 pub mod nrm_egress;
 pub mod nrm_ingress;
 pub mod pace_dynamics;
@@ -44,6 +48,7 @@ pub mod policer_tcp;
 mod policers;
 pub mod program_cost;
 mod published;
+mod shapers;
 pub mod wheel;
 mod wire;
 
@@ -55,6 +60,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(carousel::flows::Flows::default()),
         Box::new(carousel::granularity::Granularity::default()),
         Box::new(carousel_cpu::CarouselCpu::default()),
+        Box::new(dctcp_threshold::DctcpThreshold::default()),
         Box::new(demo::Demo::default()),
         Box::new(drl::cost::DrlCost::default()),
         Box::new(drl::dynamic::DrlDynamic::default()),
@@ -68,6 +74,8 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(htb_latency::HtbLatency::default()),
         Box::new(limits::Limits::default()),
         Box::new(link_accuracy::LinkAccuracy::default()),
+        Box::new(low_latency::LowLatency::default()),
+        Box::new(mixed_tenants::MixedTenants::default()),
         Box::new(nrm_egress::NrmEgress::default()),
         Box::new(nrm_ingress::NrmIngress::default()),
         Box::new(pace_ingress::PaceIngress::default()),

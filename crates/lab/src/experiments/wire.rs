@@ -48,6 +48,13 @@ impl Wire {
         peaks.reduce(|most, peak| if peak.bit_s > most.bit_s { peak } else { most })
     }
 
+    /// The same between two times since the start.
+    pub(super) fn between(&self, from: Duration, to: Duration) -> Wire {
+        let to = self.bins_in(to).min(self.bytes.len());
+        let from = self.bins_in(from).min(to);
+        Wire { bytes: self.bytes[from..to].to_vec(), bin: self.bin }
+    }
+
     /// The rate in each stretch of `every`, one after the other.
     pub(super) fn rates_bit_s(&self, every: Duration) -> Vec<f64> {
         let chunks = self.bytes.chunks_exact(self.bins_in(every).max(1));
@@ -89,5 +96,7 @@ mod tests {
         assert_eq!(wire.rates_bit_s(ms(20)), [15e6, 15e6]);
         assert_eq!(wire.mean_bit_s(ms(30), ms(1000)), Some(10e6));
         assert_eq!(wire.mean_bit_s(ms(50), ms(1000)), None);
+        assert_eq!(wire.between(ms(10), ms(30)).rates_bit_s(ms(10)), [20e6, 20e6]);
+        assert!(wire.between(ms(60), ms(100)).bytes.is_empty());
     }
 }

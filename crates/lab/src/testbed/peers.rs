@@ -12,6 +12,7 @@ use tidegate_sys::net::{
 };
 
 use super::{Family, Testbed};
+use crate::experiment::Skip;
 
 const ROOT: Handle = Handle::new(1, 0);
 /// The class that the others borrow from.
@@ -71,10 +72,29 @@ impl Peer {
     /// As `tc qdisc add dev DEV root handle 1: htb default 1` and
     /// `tc class add dev DEV parent 1: classid 1:1 htb rate RATE`.
     pub fn htb(testbed: &Testbed, rate_bit_s: u64) -> anyhow::Result<Self> {
-        let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(SHARED.minor)))?;
+        Self::htb_on(testbed.sender(), testbed.sender_dev(), rate_bit_s)
+    }
+
+    /// The same on any device of any host.
+    pub fn htb_on(host: &NetNs, dev: &str, rate_bit_s: u64) -> anyhow::Result<Self> {
+        let mut peer = Self::on(host, dev, &Qdisc::Htb(Htb::new(SHARED.minor)))?;
         peer.class(ROOT, SHARED, &HtbClass::new(rate_bit_s))?;
         peer.queue(SHARED)?;
         Ok(peer)
+    }
+
+    /// As `tc qdisc add dev DEV root fq`; [`Skip`] where the kernel has none.
+    pub fn fq_on(host: &NetNs, dev: &str) -> anyhow::Result<Self> {
+        let mut netlink = Netlink::open_in(host)?;
+        let ifindex = netlink.index_of(dev)?;
+        let place = Place { ifindex, parent: Handle::ROOT, handle: ROOT };
+        netlink.set_qdisc(Verb::Add, place, &Qdisc::Fq).map_err(|error| {
+            match error.is_absent() {
+                true => Skip("this kernel has no fq (the module sch_fq)".to_owned()).into(),
+                false => anyhow::Error::from(error),
+            }
+        })?;
+        Ok(Self { netlink, ifindex })
     }
 
     /// As `tc qdisc add dev DEV root handle 1: tbf rate RATE burst B latency L`.

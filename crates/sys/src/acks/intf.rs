@@ -1,7 +1,7 @@
 //! What lies in the maps of the programs that act on ACKs: `bpf/acks.h`.
 
 use bytemuck::{Pod, Zeroable};
-use tidegate_core::{dem, spring};
+use tidegate_core::{dem, spring, wait};
 
 /// Connections that are known at once.
 pub const FLOWS_MAX: usize = 16_384;
@@ -48,6 +48,36 @@ impl From<dem::Config> for DemConf {
     }
 }
 
+/// `struct wt_conf`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct WaitConf {
+    /// Cost of a byte in 2^-24 ns.
+    pub cost: u64,
+    /// What the queue saves up.
+    pub burst_ns: u64,
+    /// The time of the longest packet.
+    pub longest_ns: u64,
+}
+
+impl From<wait::Config> for WaitConf {
+    fn from(config: wait::Config) -> Self {
+        WaitConf { cost: config.cost, burst_ns: config.burst.0, longest_ns: config.longest.0 }
+    }
+}
+
+/// `struct wt_account`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Account {
+    /// When all that came will be paid.
+    pub finish_ns: u64,
+    /// The part of a nanosecond that is still to be charged.
+    pub carry: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
 /// `struct ac_limit`.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -56,6 +86,8 @@ pub struct Limit {
     pub spring: SpringConf,
     /// The marks.
     pub dem: DemConf,
+    /// How long packets wait.
+    pub wait: WaitConf,
     /// [`DEM`] or [`SPRING`].
     pub scheme: u32,
     /// Zero.
@@ -80,8 +112,10 @@ pub struct Marker {
 pub struct State {
     /// Every byte that came to the queue.
     pub in_bytes: u64,
+    /// What waits.
+    pub account: Account,
     /// Zero.
-    pub unused: [u64; 7],
+    pub unused: [u64; 5],
     /// Smoothed, as a time at the limit's rate.
     pub backlog_ns: u64,
     /// Of each flow, of the limit in 2^-24.

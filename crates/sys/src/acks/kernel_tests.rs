@@ -245,6 +245,7 @@ const SPRING: AcksOptions = AcksOptions {
     // So that every window is the least, however long the test takes between two packets.
     rate: Rate::from_bit_s(8000).unwrap(),
     mark: Some(Nanos(1)),
+    burst: Nanos(1_000_000),
 };
 /// Two segments of 1460 bytes.
 const LEAST: u32 = 2920;
@@ -461,6 +462,7 @@ fn root_acks_dem_follows_the_table() {
             law: Law::Dem(dem::Law::Step),
             rate: Rate::from_bit_s(8000).unwrap(),
             mark: Some(Nanos(mark_ns)),
+            burst: Nanos(1_000_000),
         };
         loaded.reset(&options, &backlog);
         let ece = |what: &'static str, segment: Segment, marked: bool| {

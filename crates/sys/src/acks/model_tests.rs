@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use tidegate_core::{
     dem::{Ack as DemAck, Config as DemConfig, Due, Law as DemLaw, Marker},
     spring::{self, Ack, Config, Epoch},
+    wait::{Account, Config as WaitConfig},
 };
 
 use super::{intf, *};
@@ -83,6 +84,18 @@ unsafe extern "C" {
     fn native_sp_rtt_ack(rtt: *mut intf::RoundTrip, ack: u32, now_ns: u64) -> i32;
     fn native_sp_say(edge: *mut intf::Edge, ack: *const NativeAck, window: u32) -> u16;
     fn native_sp_is_beyond(edge: *const intf::Edge, end: u32, mss: u16) -> i32;
+    fn native_wt_charge(
+        conf: *const intf::WaitConf,
+        account: *mut intf::Account,
+        now_ns: u64,
+        wire_bytes: u32,
+    );
+    fn native_wt_look(
+        conf: *const intf::WaitConf,
+        account: *mut intf::Account,
+        now_ns: u64,
+        queued_ns: u64,
+    ) -> u64;
     fn native_opt_read(walk: *mut NativeWalk);
     static native_ac_bytes: [u32; 4];
 }
@@ -133,6 +146,33 @@ proptest! {
                 (native.updated_ns, native.probability, native.before_bytes),
                 (marker.updated.0, marker.probability, marker.before_bytes)
             );
+        }
+    }
+
+    #[test]
+    fn waits_are_the_models(
+        bit_s in 8_000u64..100_000_000_000,
+        burst in 0u64..100_000_000,
+        steps in prop::collection::vec(
+            (0u64..5_000_000, any::<bool>(), prop_oneof![0u32..100_000, any::<u32>()], any_u64()), 1..200),
+    ) {
+        let rate = Rate::from_bit_s(bit_s).expect("more than zero");
+        let config = WaitConfig::new(rate, Nanos(burst));
+        let conf = intf::WaitConf::from(config);
+        let (mut account, mut native, mut now) = (Account::default(), intf::Account::default(), 1);
+        for (gap, comes, bytes, queued) in steps {
+            now += gap;
+            // SAFETY: every pointer is to a live value of the layout that the header declares.
+            unsafe {
+                if comes {
+                    account.charge(&config, Nanos(now), bytes);
+                    native_wt_charge(&conf, &mut native, now, bytes);
+                } else {
+                    let expected = account.look(&config, Nanos(now), Nanos(queued));
+                    prop_assert_eq!(native_wt_look(&conf, &mut native, now, queued), expected.0);
+                }
+            }
+            prop_assert_eq!((native.finish_ns, native.carry), (account.finish.0, account.carry));
         }
     }
 

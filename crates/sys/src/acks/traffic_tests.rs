@@ -124,6 +124,9 @@ fn ecn(bed: &Bed, tcp_ecn: u8) {
     }
 }
 
+/// That of the bed's HTB.
+const BURST: Nanos = Nanos(1_000_000);
+
 fn mbit(n: u64) -> Rate {
     Rate::from_bit_s(n * 1_000_000).unwrap()
 }
@@ -137,7 +140,7 @@ fn root_acks_spring_shortens_the_queue() {
     // Neighbours are found before anything is measured.
     transfer(&bed, SERVER_V6, 1, 100_000, "cubic");
     let without = transfer(&bed, SERVER, 4, 4_000_000, "cubic");
-    let options = AcksOptions { law: Law::Spring, rate, mark: None };
+    let options = AcksOptions { law: Law::Spring, rate, mark: None, burst: BURST };
     let attached = bed.attach(&options);
     for (server, cc) in [(SERVER, "cubic"), (SERVER_V6, "cubic"), (SERVER, "reno")] {
         let with = transfer(&bed, server, 4, 4_000_000, cc);
@@ -161,7 +164,7 @@ fn root_acks_stay_when_pinned() {
     let rate = mbit(200);
     let Some(bed) = Bed::new(test, rate) else { return };
     let dir = PathBuf::from(format!("/sys/fs/bpf/tidegate-{}-{test}", std::process::id()));
-    let attached = bed.attach(&AcksOptions { law: Law::Spring, rate, mark: None });
+    let attached = bed.attach(&AcksOptions { law: Law::Spring, rate, mark: None, burst: BURST });
     if let Err(e) = bed.host.run(|| attached.pin(&dir).map(drop)).unwrap() {
         eprintln!("SKIP {test}: {e}");
         return;
@@ -199,7 +202,8 @@ fn root_acks_dem_shortens_the_queue() {
     ecn(&bed, 1);
     let without = transfer(&bed, SERVER, 2, 3_000_000, "cubic");
     for law in [dem::Law::Step, dem::Law::Pi] {
-        let attached = bed.attach(&AcksOptions { law: Law::Dem(law), rate, mark: None });
+        let attached =
+            bed.attach(&AcksOptions { law: Law::Dem(law), rate, mark: None, burst: BURST });
         ecn(&bed, 1);
         let with = transfer(&bed, SERVER, 2, 3_000_000, "cubic");
         let marks = attached.maps.counters().unwrap().packets[1];
@@ -218,7 +222,7 @@ fn root_acks_dem_shortens_the_queue() {
 fn root_acks_short_connections_leave_nothing() {
     let rate = mbit(1000);
     let Some(bed) = Bed::new("root_acks_short_connections_leave_nothing", rate) else { return };
-    let attached = bed.attach(&AcksOptions { law: Law::Spring, rate, mark: None });
+    let attached = bed.attach(&AcksOptions { law: Law::Spring, rate, mark: None, burst: BURST });
     let wanted = std::env::var("ACKS_CONNECTIONS").ok().and_then(|n| n.parse().ok());
     let wanted: usize = wanted.unwrap_or(2000);
     for netns in [&bed.guest, &bed.server] {
@@ -281,14 +285,14 @@ fn root_acks_nginx_serves_through_windows() {
     fs::write(dir.path().join("www/large"), vec![7; 3_000_000]).unwrap();
     fs::write(dir.path().join("www/small"), vec![8; 1000]).unwrap();
     let conf = format!(
-        "daemon off; pid {at}/pid; error_log {at}/error; user root; events {{}}
+        "daemon off; master_process off; pid {at}/pid; error_log {at}/error; user root; events {{}}
          http {{ access_log off; client_body_temp_path {at}; proxy_temp_path {at}; fastcgi_temp_path {at};
                  uwsgi_temp_path {at}; scgi_temp_path {at}; root {at}/www;
                  server {{ listen 80; }} server {{ listen 81 http2; }} }}"
     );
     let path = dir.path().join("nginx.conf");
     fs::write(&path, conf).unwrap();
-    let attached = bed.attach(&AcksOptions { law: Law::Spring, rate, mark: None });
+    let attached = bed.attach(&AcksOptions { law: Law::Spring, rate, mark: None, burst: BURST });
     let nginx = bed.guest.run(|| {
         let null = Stdio::null;
         let mut command = Command::new("nginx");
@@ -337,7 +341,8 @@ fn root_acks_table() {
         {
             let laws = [Law::Dem(dem::Law::Step), Law::Dem(dem::Law::Pi), Law::Spring];
             for law in [None].into_iter().chain(laws.map(Some)) {
-                let attached = law.map(|law| bed.attach(&AcksOptions { law, rate, mark: None }));
+                let attached =
+                    law.map(|law| bed.attach(&AcksOptions { law, rate, mark: None, burst: BURST }));
                 let ping = bed.guest.run(|| {
                     let words = ["-n", "-i", "0.005", "-w", "3", SERVER];
                     Command::new("ping").args(words).stdout(Stdio::piped()).spawn().unwrap()

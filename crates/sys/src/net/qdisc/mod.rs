@@ -146,6 +146,8 @@ pub enum Qdisc {
     },
     /// A queue for each of many flows, each kept short by CoDel.
     FqCodel(FqCodel),
+    /// A queue for each flow, whose packets leave at the times that they carry.
+    Fq,
     /// No queue; the hook for filters on both directions. Its place is [`Handle::CLSACT`].
     Clsact,
 }
@@ -160,6 +162,7 @@ impl Qdisc {
             Self::Pfifo { .. } => "pfifo",
             Self::Bfifo { .. } => "bfifo",
             Self::FqCodel(_) => "fq_codel",
+            Self::Fq => "fq",
             Self::Clsact => "clsact",
         }
     }
@@ -173,7 +176,7 @@ impl Qdisc {
             Self::Pfifo { limit_packets: limit } | Self::Bfifo { limit_bytes: limit } => {
                 Some(limit.to_ne_bytes().to_vec())
             }
-            Self::Clsact => None,
+            Self::Fq | Self::Clsact => None,
         })
     }
 }

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * How long a packet waits that comes to a shaper now: what lies in its queue, and what is still to
+ * be paid for the packet that left it last. A pure header over (state, now, length); its model,
+ * with the reasons, is crates/core/src/wait.rs, and a property test holds the two together.
+ */
+#ifndef TG_WAIT_H
+#define TG_WAIT_H
+
+#include "fair_share.h"
+#include "vqueue.h"
+
+/* No wait is longer. */
+#define WT_MAX_NS 1000000000ULL
+
+struct wt_conf {
+	/* Cost of a byte in 2^-24 ns. */
+	__u64 cost;
+	__u64 burst_ns;
+	/* The time of the longest packet. */
+	__u64 longest_ns;
+};
+
+struct wt_account {
+	/* When all that came will be paid. */
+	__u64 finish_ns;
+	/* The part of a nanosecond that is still to be charged. */
+	__u32 carry;
+	__u32 pad;
+};
+
+/* A packet comes. */
+static inline __attribute__((always_inline)) void
+wt_charge(const struct wt_conf *conf, struct wt_account *account, __u64 now_ns, __u32 wire_bytes)
+{
+	const struct vq_conf queue = {.cost = conf->cost, .burst_ns = conf->burst_ns};
+	__u64 seen = *(volatile __u64 *)&account->finish_ns;
+	/* That of another CPU may be lost: less than a nanosecond. */
+	__u32 carry = account->carry;
+	__u64 cost = vq_cost_ns(&queue, wire_bytes, &carry);
+
+	account->carry = carry;
+	vq_charge(&queue, &account->finish_ns, 0, seen, now_ns, cost);
+}
+
+/* What one waits that comes now, where the queue holds `queued_ns` as a time at the rate. */
+static inline __attribute__((always_inline)) __u64
+wt_look(const struct wt_conf *conf, struct wt_account *account, __u64 now_ns, __u64 queued_ns)
+{
+	__u64 queued = fs_min(queued_ns, WT_MAX_NS);
+	__u64 most = queued + fs_min(conf->longest_ns, WT_MAX_NS);
+	__u64 finish = *(volatile __u64 *)&account->finish_ns;
+	__u64 owed = finish > now_ns ? finish - now_ns : 0;
+
+	if (owed > most)
+		account->finish_ns = now_ns + most;
+	return fs_min(fs_min(fs_max(owed, queued), most), WT_MAX_NS);
+}
+
+#endif
