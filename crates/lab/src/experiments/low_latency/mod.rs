@@ -1,7 +1,7 @@
 //! `low-latency`: how long a guest's packets wait in a limiter, and how much of the rate its TCP gets. He et
 //! al. (APNet 2017), sections 3 and 4: HTB, HTB that marks under DCTCP, DEM, SPRING.
 //!
-//! Limits of 1 and 2 Gbit/s on a guest's port ([`shapers`](super::shapers)), 1 to 16 flows, on the path of
+//! Limits of 1 and 2 Gbit/s on a guest's port (`shapers`), 1 to 16 flows, on the path of
 //! the
 //! machine and on links of 0.1 to 10 ms. The systems run in turn, after each round's look at the path without
 //! limit and load, so that they are compared in the same mood of the machine. The probe is open loop and
