@@ -87,7 +87,7 @@ fn root_police_fair_is_written_in_a_file() {
     let message = refused(&place, &bed, "limit set up --meter srtcm");
     assert!(message.contains("--meter: a limit with a meter has no equal parts"), "{message}");
     let message = refused(&place, &bed, "limit set up --match 10.0.0.0/24");
-    assert!(message.contains("--match: a limit for prefixes has no equal parts yet"), "{message}");
+    assert!(message.contains("--match: a limit for prefixes has no equal parts"), "{message}");
     let changed = ok(&place, &bed, "limit set up --fair=false");
     assert!(changed.contains("fair true -> false"), "{changed}");
     ok(&place, &bed, "detach");
