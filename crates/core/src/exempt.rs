@@ -146,8 +146,8 @@ impl fmt::Display for Exempt {
             return f.write_str("none");
         }
         let mut comma = "";
-        for prefix in self.prefixes.as_slice() {
-            write!(f, "{comma}{prefix}")?;
+        if !self.prefixes.is_empty() {
+            write!(f, "{}", self.prefixes)?;
             comma = ",";
         }
         for dscp in self.dscps() {
