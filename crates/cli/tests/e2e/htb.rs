@@ -11,10 +11,15 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use serde_json::Value;
-use tidegate_sys::net::{NetNs, Netlink, Route, sock::tcp_info};
+use tidegate_core::Direction;
+use tidegate_sys::{
+    net::{NetNs, Netlink, Route, sock::tcp_info},
+    store::{RateSet, Store},
+};
 
 use crate::{
     common::{Guard, Place, is_emulated, wait_for},
@@ -289,6 +294,23 @@ fn root_htb_shares_a_device() {
     assert!(code != 0 && error.contains("is the parent of two, vm"), "{error}");
     ok(&place, &bed, "detach");
     assert!(!place.store().exists());
+}
+
+/// As a group sets it, again and again: the kernel's class has the rate, not the map alone.
+#[test]
+fn root_htb_has_the_rate_that_a_group_sets() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    ok(&place, &bed, "limit add up --dev eth0 --scheme htb --egress 20mbit");
+    let set = || {
+        let (rate, patience) = ("7mbit".parse().unwrap(), Duration::from_secs(20));
+        let store = Store::at(place.store());
+        store.set_rate(&place.hierarchy, "up", Direction::Egress, rate, None, patience).unwrap()
+    };
+    assert_eq!(bed.sender.run(set).unwrap(), RateSet::Set);
+    let classes = String::from_utf8(bed.tc("class show dev eth0").stdout).unwrap();
+    assert!(classes.contains("rate 7Mbit") && !classes.contains("20Mbit"), "{classes}");
+    ok(&place, &bed, "detach");
 }
 
 /// TCP that speaks ECN is marked at the queue, and the queue stays short.

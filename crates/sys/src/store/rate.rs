@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tidegate_core::{Direction, Rate};
 
 use super::{LOCK_POLL, Store, StoreError, StoreLock, limit_error};
-use crate::{cgroup::Hierarchy, limit::Lease};
+use crate::{cgroup::Hierarchy, intf, limit::Lease};
 
 /// What became of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,14 @@ impl Store {
         if pinned.scope.is_none() {
             return Ok(RateSet::Nothing);
         }
+        let is_htb = pinned.limit.flags & intf::FLAG_HTB != 0;
+        // The kernel's HTB knows no end of a rate.
+        let lease = lease.filter(|_| !is_htb);
         let set = pinned.maps.set_rate(direction, rate, lease).map_err(limit_error(name))?;
+        let limit = pinned.maps.limit().map_err(limit_error(name))?;
+        if is_htb && limit != pinned.limit {
+            self.change_htb(hierarchy, &pinned, &limit)?;
+        }
         Ok(if set { RateSet::Set } else { RateSet::Nothing })
     }
 }
