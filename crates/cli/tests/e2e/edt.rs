@@ -258,7 +258,8 @@ impl fmt::Debug for Traffic {
 }
 
 impl Traffic {
-    fn rtt_us(&self, percent: usize) -> u64 {
+    /// A percentile of the probe's round trips.
+    pub fn rtt_us(&self, percent: usize) -> u64 {
         self.rtt_us.get(self.rtt_us.len() * percent / 100).copied().unwrap_or(u64::MAX)
     }
 }
