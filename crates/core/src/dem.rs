@@ -28,9 +28,9 @@ use crate::units::Nanos;
 pub const ONE: u64 = 1 << 24;
 /// The least threshold, in full frames. What the paper's figures imply is 10 to 13 KB, of a queue whose last
 /// packet is not in it; here it is ([`crate::wait`]).
-pub const LEAST_FRAMES: u64 = 4;
+pub const LEAST_FRAMES: u64 = 6;
 /// The threshold in time at the limit's rate, where that is more.
-pub const THRESHOLD: Nanos = Nanos(30_000);
+pub const THRESHOLD: Nanos = Nanos(50_000);
 /// The PI law looks at the queue this often.
 pub const PERIOD: Nanos = Nanos(500_000);
 /// Its integral gain, A.
