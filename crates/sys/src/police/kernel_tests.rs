@@ -456,7 +456,7 @@ fn root_police_the_loaded_meter_colours() {
         ..MeterOptions::new(MeterType::SrTcm)
     };
     let actions = [Action::Pass, Action::Dscp(Dscp::new(12).unwrap()), Action::Drop];
-    let policy = Policy { meter: Some(meter), actions, fair: false };
+    let policy = Policy { meter: Some(meter), actions, ..Policy::default() };
     let queue = VirtualQueueOptions {
         burst: Some(Span::Size(Bytes(2 * FRAME_BYTES))),
         ..VirtualQueueOptions::new("8kbit".parse().unwrap())
