@@ -59,12 +59,21 @@ static __always_inline int tg_backlog_read(const struct tg_backlog *at, struct t
 	return 0;
 }
 
-/* The bytes alone. */
+/*
+ * The bytes alone; on the way of every packet. From Linux 6.2 an address can be made one that may
+ * be read, and that reads as zero where nothing is.
+ */
 static __always_inline __u32 tg_backlog_bytes(const struct tg_backlog *at)
 {
 	const struct Qdisc *qdisc = (const struct Qdisc *)at->qdisc;
 
-	if (!qdisc || BPF_CORE_READ(qdisc, handle) != at->handle)
+	if (!qdisc)
+		return 0;
+	if (bpf_rdonly_cast) {
+		qdisc = bpf_core_cast(qdisc, struct Qdisc);
+		return qdisc->handle == at->handle ? qdisc->qstats.backlog : 0;
+	}
+	if (BPF_CORE_READ(qdisc, handle) != at->handle)
 		return 0;
 	return BPF_CORE_READ(qdisc, qstats.backlog);
 }

@@ -43,7 +43,7 @@ struct {
 
 struct mt_limits {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TG_CHUNK);
+	__uint(max_entries, TG_CHUNK *TG_LIMITS);
 	__type(key, __u32);
 	__uint(value_size, sizeof(struct tg_limit));
 };
@@ -138,16 +138,21 @@ static __always_inline int mt_index(const struct tg_prefix *behind, __u32 direct
 	return -1;
 }
 
-/* The parts of the limit of this index; 0 if one is missing. */
+/* The parts of the limit of this index, as it is in force (maps.h); 0 if one is missing. */
 static __always_inline int mt_open(__u32 index, __u32 direction, struct mt_limit *found)
 {
-	__u32 chunk = index / TG_CHUNK, place = index % TG_CHUNK, key = place;
+	__u32 chunk = index / TG_CHUNK, place = index % TG_CHUNK, key = place * TG_LIMITS;
 	void *map;
 
 	map = bpf_map_lookup_elem(&limits_of_device, &chunk);
 	if (!map)
 		return 0;
 	found->limit = bpf_map_lookup_elem(map, &key);
+	if (found->limit && found->limit->until_ns[direction] &&
+	    bpf_ktime_get_boot_ns() >= found->limit->until_ns[direction]) {
+		key += 1 + direction;
+		found->limit = bpf_map_lookup_elem(map, &key);
+	}
 	map = bpf_map_lookup_elem(&queues_of_device, &chunk);
 	if (!map)
 		return 0;

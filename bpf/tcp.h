@@ -54,6 +54,20 @@ struct tcp_packet {
 };
 
 /*
+ * Copies bytes of the packet: from where they lie if the packet's head holds them, which headers
+ * nearly always do, else with the kernel's help at twice the price.
+ */
+static __always_inline long tcp_load(struct __sk_buff *skb, __u32 offset, void *to, __u32 bytes)
+{
+	const __u8 *from = (const __u8 *)(long)skb->data + offset;
+
+	if ((const void *)(from + bytes) > (const void *)(long)skb->data_end)
+		return bpf_skb_load_bytes(skb, offset, to, bytes);
+	__builtin_memcpy(to, from, bytes);
+	return 0;
+}
+
+/*
  * Reads a packet whose IP header is at `link_bytes`; 0 if it is TCP and whole. The sender is
  * `own`, or with `back` the receiver.
  */
@@ -68,7 +82,7 @@ static __always_inline int tcp_read(struct __sk_buff *skb, __u32 link_bytes, int
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr ip;
 
-		if (bpf_skb_load_bytes(skb, offset, &ip, sizeof(ip)))
+		if (tcp_load(skb, offset, &ip, sizeof(ip)))
 			return -1;
 		header = ip.ihl * 4;
 		if (ip.version != 4 || header < sizeof(ip) || ip.protocol != IPPROTO_TCP ||
@@ -83,7 +97,7 @@ static __always_inline int tcp_read(struct __sk_buff *skb, __u32 link_bytes, int
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr ip;
 
-		if (bpf_skb_load_bytes(skb, offset, &ip, sizeof(ip)))
+		if (tcp_load(skb, offset, &ip, sizeof(ip)))
 			return -1;
 		if (ip.version != 6 || ip.nexthdr != IPPROTO_TCP)
 			return -1;
@@ -104,7 +118,7 @@ static __always_inline int tcp_read(struct __sk_buff *skb, __u32 link_bytes, int
 		return -1;
 	offset += header;
 	/* ports, sequence number, acknowledgement number, flags and window */
-	if (bpf_skb_load_bytes(skb, offset, words, sizeof(words)))
+	if (tcp_load(skb, offset, words, sizeof(words)))
 		return -1;
 	packet->offset = offset;
 	packet->seq = bpf_ntohl(words[1]);

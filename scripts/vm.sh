@@ -28,6 +28,8 @@ cpus=2
 # Emulation is slow: a machine that has not ended by then hangs.
 limit_all=75m
 limit_quick=8m
+# More failures than this are no noise of the machine.
+again_max=5
 # The tests of the quick form, as the harness matches them.
 quick=(
 	the_loaded_program_follows_the_table
@@ -136,7 +138,22 @@ guest() {
 			(cd "$dir" && TIDEGATE_TEST_SLOW=1 "$binary" "${filters[@]}" --show-output --test-threads "$cpus") || code=1
 		done <"$out/tests.list"
 	} >"$out/log" 2>&1 </dev/null
+	[ "$code" = 0 ] || ! again || code=0
 	echo "$code" >"$out/code"
+}
+
+# Runs a few tests that failed once more, alone, as scripts/test.sh has it.
+again() {
+	local out=$vm/out code=0 dir binary failed
+	mapfile -t failed < <(scripts/test-report.sh failed "$out/log")
+	((${#failed[@]} > 0 && ${#failed[@]} <= again_max)) || return 1
+	while read -r dir binary; do
+		echo "     Running again: $binary"
+		(cd "$dir" && TIDEGATE_TEST_SLOW=1 "$binary" --exact "${failed[@]}" --show-output --test-threads 1) || code=1
+	done <"$out/tests.list" >"$out/again.log" 2>&1 </dev/null
+	sed 's/^test result/again result/' "$out/again.log" >>"$out/log"
+	[ "$code" = 0 ] || return 1
+	printf 'AGAIN %s: failed beside another test, passed alone\n' "${failed[@]}" >>"$out/log"
 }
 
 list_tests() {

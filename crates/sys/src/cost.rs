@@ -125,7 +125,11 @@ pub fn measure(
         let mut storage = MaybeUninit::uninit();
         let open = skel::NothingSkelBuilder::default().open(&mut storage);
         let object = open.and_then(|open| open.load()).map_err(of_libbpf("load nothing"))?;
-        return mean_run_time(object.progs.nothing.as_fd(), frame, cpus, runs);
+        let nothing = object.progs.nothing.as_fd();
+        return match standing {
+            Standing::Full => mean_of(nothing, frame, cpus, runs / SINGLE_RUNS_SHARE, 1),
+            Standing::Idle | Standing::Busy => mean_run_time(nothing, frame, cpus, runs),
+        };
     }
     if matches!(program, Program::Police | Program::Meter | Program::Grouped(_)) {
         let mut storage = MaybeUninit::uninit();

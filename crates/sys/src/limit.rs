@@ -418,6 +418,11 @@ impl LimitMaps {
         Ok(())
     }
 
+    /// The key of the limit, or of what is in force of a direction once its lease has ended.
+    fn limit_key(&self, ended: Option<usize>) -> u32 {
+        (self.at as usize * intf::LIMITS + ended.map_or(0, |index| 1 + index)) as u32
+    }
+
     /// The keys of what a direction has in its queues and counters.
     fn queue_key(&self, index: usize) -> u32 {
         self.at * intf::QUEUES as u32 + index as u32
@@ -460,7 +465,7 @@ impl LimitMaps {
             return place.write(&self.limit, limit);
         }
         self.limit
-            .update(&self.at.to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)
+            .update(&self.limit_key(None).to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)
             .map_err(map_error("limit"))?;
         self.exempt.as_ref().map_or(Ok(()), |trie| exempt::fill(trie, &limit.exempt))
     }

@@ -64,14 +64,11 @@ impl intf::Limit {
 impl LimitMaps {
     /// As it is in force at a time of `CLOCK_BOOTTIME`.
     pub(super) fn limit_at(&self, now: Nanos) -> Result<intf::Limit, LimitError> {
-        let mut limit: intf::Limit = lookup(&self.limit, "limit", self.at)?;
-        if self.place.is_some() {
-            return Ok(limit);
-        }
+        let mut limit: intf::Limit = lookup(&self.limit, "limit", self.limit_key(None))?;
         for direction in [Direction::Egress, Direction::Ingress] {
             let i = intf::index(direction);
             if limit.until_ns[i] != 0 && limit.until(direction) <= now {
-                let then: intf::Limit = lookup(&self.limit, "limit", 1 + i as u32)?;
+                let then: intf::Limit = lookup(&self.limit, "limit", self.limit_key(Some(i)))?;
                 limit.take_rate(direction, &then);
                 limit.until_ns[i] = 0;
             }
@@ -83,8 +80,7 @@ impl LimitMaps {
     /// else. A size that would last longer than [`MAX_SPAN`] at a rate so low is cut to that, and stays so
     /// until the limit is set anew. It is one write to a map: sockets that exist learn of it with their next
     /// ACK, where [`LimitMaps::set`] goes to each of them. With a lease the rate ends by itself; without,
-    /// an earlier lease ends. A limit of some prefixes of a device keeps its rate, lease or not. False if the
-    /// direction is free.
+    /// an earlier lease ends. False if the direction is free.
     ///
     /// # Errors
     /// [`LimitError`]; the earlier rate is in force.
@@ -95,13 +91,13 @@ impl LimitMaps {
         lease: Option<Lease>,
     ) -> Result<bool, LimitError> {
         // What the rate was before, whose sizes an end that has come may have cut.
-        let was: intf::Limit = lookup(&self.limit, "limit", self.at)?;
+        let was: intf::Limit = lookup(&self.limit, "limit", self.limit_key(None))?;
         let Some(mut limit) = was.at_rate(direction, rate)? else { return Ok(false) };
         let i = intf::index(direction);
         limit.until_ns[i] = 0;
-        if let Some(Lease { until, then }) = lease.filter(|_| self.place.is_none()) {
+        if let Some(Lease { until, then }) = lease {
             let Some(then) = limit.at_rate(direction, then)? else { return Ok(false) };
-            let key = (1 + i as u32).to_ne_bytes();
+            let key = self.limit_key(Some(i)).to_ne_bytes();
             self.limit
                 .update(&key, bytemuck::bytes_of(&then), MapFlags::ANY)
                 .map_err(map_error("limit"))?;

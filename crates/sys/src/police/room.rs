@@ -114,7 +114,7 @@ impl Room {
         };
         let counters = size_of::<intf::PoliceCounters>();
         let maps = LimitMaps {
-            limit: chunk("limits", MapType::Array, size_of::<intf::Limit>(), 1)?,
+            limit: chunk("limits", MapType::Array, size_of::<intf::Limit>(), intf::LIMITS)?,
             queues: chunk("queues", MapType::Array, size_of::<intf::Queue>(), intf::QUEUES)?,
             counters: chunk("counters", MapType::PercpuArray, counters, intf::DIRECTIONS)?,
             sockets: None,
@@ -190,9 +190,9 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Its number in the maps that it shares with others.
+    /// Where it is in the map of limits that it shares with others.
     fn in_chunk(&self) -> u32 {
-        self.index % CHUNK
+        self.index % CHUNK * intf::LIMITS as u32
     }
 
     /// Puts another limit in force: its prefixes, its settings.
@@ -391,10 +391,13 @@ fn holder(places: &MapHandle, key: &PlaceKey) -> Result<Option<u32>, LimitError>
 /// A place as new.
 fn clear(maps: &LimitMaps) -> Result<(), LimitError> {
     let place = maps.at;
-    let limit = intf::Limit::default();
-    maps.limit
-        .update(&place.to_ne_bytes(), bytemuck::bytes_of(&limit), MapFlags::ANY)
-        .map_err(map_error("limit"))?;
+    for i in 0..intf::LIMITS as u32 {
+        let key = (place * intf::LIMITS as u32 + i).to_ne_bytes();
+        let limit = intf::Limit::default();
+        maps.limit
+            .update(&key, bytemuck::bytes_of(&limit), MapFlags::ANY)
+            .map_err(map_error("limit"))?;
+    }
     for i in 0..intf::QUEUES as u32 {
         let key = (place * intf::QUEUES as u32 + i).to_ne_bytes();
         let queue = intf::Queue::default();

@@ -4,14 +4,14 @@ use std::{mem::MaybeUninit, net::Ipv6Addr};
 
 use libbpf_rs::ProgramInput;
 use tidegate_core::{
-    Bytes, Direction, Scheme, Span, exempt::Exempt, prefixes::Prefixes,
+    Bytes, Direction, Nanos, Rate, Scheme, Span, exempt::Exempt, prefixes::Prefixes,
     virtual_queue::VirtualQueueOptions,
 };
 
 use super::room::{PLACES, load, maps_of};
 use crate::{
-    intf,
-    limit::{LimitMaps, LimitOptions},
+    intf::{self, CHUNK},
+    limit::{Lease, LimitMaps, LimitOptions},
 };
 
 /// Three seconds at the rate of the limits: the time that a test takes adds no packet.
@@ -179,6 +179,57 @@ fn root_police_match_buckets_are_apart() {
     exempt(&other, "10.0.0.0/8");
     exempt(&new, "none");
     assert_eq!((sent(7, 4), sent(2, 4)), (0, 4));
+}
+
+/// What a group lends a limit of a room ends in the program, for that limit and direction alone.
+#[test]
+fn root_police_match_a_rate_that_is_lent_ends() {
+    if !is_root("root_police_match_a_rate_that_is_lent_ends") {
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let programs = load(&mut storage, false, None).unwrap();
+    let room = maps_of(&programs).unwrap();
+    let (fast, slow): (Rate, Rate) = ("10gbit".parse().unwrap(), "8kbit".parse().unwrap());
+    let put = |index, matched: &str| {
+        let maps = room.take(index).unwrap();
+        // Two frames, which are there again at once at a high rate, and in seconds at a low one.
+        maps.write(&limit(matched, 2 * FRAME_BYTES as u64)).unwrap();
+        for direction in [Direction::Egress, Direction::Ingress] {
+            assert!(maps.set_rate(direction, fast, None).unwrap());
+        }
+        maps
+    };
+    let (one, other) = (put(0, "10.0.0.1"), put(CHUNK + 1, "10.0.0.2"));
+    let last = |is_out: bool, host: u8| {
+        let host = [10, 0, 0, host];
+        let frame = if is_out { v4(FAR, host) } else { v4(host, FAR) };
+        let program = if is_out { &programs.progs.match_out } else { &programs.progs.match_in };
+        let input = || ProgramInput { data_in: Some(&frame), ..Default::default() };
+        (0..5).fold(0, |_, _| program.test_run(input()).unwrap().return_value)
+    };
+    let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let now = boot.tv_sec as u64 * 1_000_000_000;
+    for (maps, ended) in [(&one, [DROPPED, PASSED]), (&other, [PASSED, DROPPED])] {
+        let lend = |until| {
+            let lease = Lease { until: Nanos(until), then: slow };
+            assert!(maps.set_rate(Direction::Egress, fast, Some(lease)).unwrap());
+        };
+        assert_eq!([last(true, 1), last(true, 2)], [PASSED; 2]);
+        lend(now + 3_600_000_000_000);
+        assert_eq!([last(true, 1), last(true, 2)], [PASSED; 2]);
+        lend(now - 1);
+        assert_eq!([last(true, 1), last(true, 2)], ended);
+        assert_eq!([last(false, 1), last(false, 2)], [PASSED; 2], "the other direction goes on");
+        assert_eq!(maps.limit().unwrap().rate(Direction::Egress), Some(slow));
+        assert!(maps.set_rate(Direction::Egress, fast, None).unwrap());
+    }
+    // Who comes after it in its place finds nothing of it.
+    let lease = Lease { until: Nanos(now - 1), then: slow };
+    assert!(one.set_rate(Direction::Egress, fast, Some(lease)).unwrap());
+    one.place.as_ref().unwrap().vacate(&one).unwrap();
+    put(0, "10.0.0.1");
+    assert_eq!([last(true, 1), last(true, 2)], [PASSED; 2]);
 }
 
 /// The lists of lengths are bounded, kept in order, and forget what nobody has.
