@@ -18,7 +18,7 @@ use crate::{
     query, xdp,
 };
 
-pub(super) mod skel {
+pub(crate) mod skel {
     #![allow(
         missing_docs,
         unused_qualifications,
@@ -30,7 +30,7 @@ pub(super) mod skel {
 }
 
 /// Loads the program with the maps of a limit.
-pub(super) fn load<'a>(
+pub(crate) fn load<'a>(
     storage: &'a mut MaybeUninit<OpenObject>,
     maps: &LimitMaps,
 ) -> Result<skel::PoliceXdpSkel<'a>, LimitError> {

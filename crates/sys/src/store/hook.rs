@@ -102,3 +102,89 @@ impl Store {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+    use tidegate_core::{
+        Scheme,
+        police::{Hook, Policy},
+        virtual_queue::VirtualQueueOptions,
+    };
+
+    use super::*;
+    use crate::{
+        limit::LimitOptions,
+        net::NetNs,
+        xdp::{XdpMode, on_device},
+    };
+
+    /// A BPF file system of its own.
+    struct Mount(tempfile::TempDir);
+
+    impl Drop for Mount {
+        fn drop(&mut self) {
+            let _ = unmount(self.0.path(), UnmountFlags::DETACH);
+        }
+    }
+
+    /// Wherever a writer dies that moves a limit, the next one leaves one program, and that the settings name.
+    #[test]
+    fn root_police_xdp_what_a_dead_writer_leaves_is_put_right() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIP root_police_xdp_what_a_dead_writer_leaves_is_put_right: needs root");
+            return;
+        }
+        let netns = NetNs::create(&format!("tidegate-hook-{}", std::process::id())).unwrap();
+        let place = Mount(tempfile::tempdir().unwrap());
+        mount("bpf", place.0.path(), "bpf", MountFlags::empty(), None).unwrap();
+        let check = || {
+            let (store, hierarchy) =
+                (Store::at(place.0.path().join("t")), Hierarchy::find().unwrap());
+            let scope = Scope::Dev("lo".to_owned());
+            let target = Target::find(&scope).unwrap();
+            let options = |hook| LimitOptions {
+                ingress: Some(VirtualQueueOptions::new("1gbit".parse().unwrap())),
+                scheme: Scheme::Police,
+                police: Policy { hook, ..Policy::default() },
+                ..LimitOptions::default()
+            };
+            let dir = store.root.join("a");
+            let is_at = |at: At| {
+                let there = [At::Tc, At::Xdp].map(|at| at.is_pinned(&dir));
+                assert_eq!(there, [at == At::Tc, at == At::Xdp]);
+                assert_eq!(on_device(target.ifindex).is_some(), at == At::Xdp);
+                let pinned = store.open(&hierarchy, "a").unwrap();
+                assert!(pinned.unhooked.is_empty(), "{:?}", pinned.unhooked);
+                // The loopback device has no driver that could.
+                assert_eq!(pinned.xdp_mode, (at == At::Xdp).then_some(XdpMode::Generic));
+            };
+            let lock = store.lock().unwrap();
+            store.install(&lock, &hierarchy, "a", &scope, &options(Hook::Auto), None).unwrap();
+            is_at(At::Tc);
+            let come = || {
+                let pinned = store.open(&hierarchy, "a").unwrap();
+                pin_xdp(&police::xdp::attach(&target, &pinned.maps).unwrap(), &dir).unwrap();
+                assert!(on_device(target.ifindex).is_some());
+                pinned
+            };
+            come();
+            drop(lock);
+            let lock = store.lock().unwrap();
+            is_at(At::Tc);
+            let pinned = come();
+            let limit = target.encode(&options(Hook::Xdp)).unwrap();
+            pinned.maps.set(&hierarchy, None, &limit).unwrap();
+            drop(lock);
+            let lock = store.lock().unwrap();
+            is_at(At::Xdp);
+            store.change(&lock, &hierarchy, "a", &options(Hook::Auto)).unwrap();
+            is_at(At::Tc);
+            store.change(&lock, &hierarchy, "a", &options(Hook::Xdp)).unwrap();
+            is_at(At::Xdp);
+            store.remove(&lock, &hierarchy, "a").unwrap();
+            assert!(on_device(target.ifindex).is_none());
+        };
+        netns.run(check).unwrap();
+    }
+}
