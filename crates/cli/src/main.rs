@@ -17,6 +17,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refusal::usage(&error),
     };
+    // Its command would inherit that.
+    if !matches!(cli.verb, Verb::Run(_)) {
+        tidegate_sys::descriptors::allow_many();
+    }
     let (store, run_dir) = (&cli.bpffs, &cli.run_dir);
     let done = match cli.verb {
         Verb::Run(args) => verbs::run::run(store, &args),

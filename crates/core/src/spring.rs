@@ -49,7 +49,7 @@ pub const STALLS: Nanos = Nanos(1_000_000);
 /// How much shall wait, in time at the limit's rate.
 pub const TARGET: Nanos = Nanos(50_000);
 /// But no less than so many full frames.
-pub const LEAST_FRAMES: u64 = 5;
+pub const LEAST_FRAMES: u64 = 4;
 /// The least window, in segments: with less TCP delays its ACK.
 pub const LEAST_SEGMENTS: u64 = 2;
 /// What a sender may go beyond its window, in segments: it may probe.

@@ -31,6 +31,7 @@ pub mod backlog;
 pub mod cgroup;
 pub mod congestion;
 pub mod cost;
+pub mod descriptors;
 pub mod device;
 pub mod edt;
 mod exempt;

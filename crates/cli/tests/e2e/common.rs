@@ -23,6 +23,8 @@ use tidegate_sys::{
 
 /// Long, for emulated machines that others leave little.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// An emulated machine takes so many times as long.
+const EMULATED: u32 = 4;
 
 /// Says SKIP, past the test harness that would keep it to itself.
 pub fn skip(why: &str) {
@@ -56,7 +58,7 @@ macro_rules! need_root {
 }
 
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + PATIENCE * if is_emulated() { EMULATED } else { 1 };
     loop {
         if let Some(found) = look() {
             return found;

@@ -10,8 +10,8 @@ use serde_json::Value;
 use tidegate_sys::net::Netlink;
 
 use crate::{
-    common::Place,
-    edt::{Bed, RECEIVER, is_held, ok, refused},
+    common::{Place, text},
+    edt::{Bed, RECEIVER, into, is_held, ok, refused},
     need_root,
 };
 
@@ -182,7 +182,15 @@ fn root_police_match_a_thousand_from_one_file() {
         }
         place.file("thousand.toml", &text)
     };
-    let apply = |rate: &str| ok(&place, &bed, &format!("apply {}", spec(rate).display()));
+    // What a shell usually gives.
+    let apply = |rate: &str| {
+        let mut command = into(&bed.sender, "prlimit");
+        command.env("TIDEGATE_BPFFS", place.store()).args(["--nofile=1024:1024", "--"]);
+        command.arg(env!("CARGO_BIN_EXE_tidegate")).arg("apply").arg(spec(rate));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        text(&output)
+    };
     let started = Instant::now();
     assert!(apply("20mbit").contains("Done: 1000 added"));
     assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());

@@ -12,7 +12,7 @@ fn ack(ack: u32, raw: u16, scale: u8) -> Ack {
 
 #[test]
 fn the_target_is_frames_or_a_time() {
-    assert_eq!(Config::new(125_000_000, 1514).target, Nanos(60_560));
+    assert_eq!(Config::new(62_500_000, 1514).target, Nanos(96_896));
     assert_eq!(Config::new(1_250_000_000, 1514).target, TARGET);
 }
 
