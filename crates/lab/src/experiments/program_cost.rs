@@ -98,9 +98,9 @@ impl Experiment for ProgramCost {
              socket: there `pace` includes the making of that socket's record.",
         );
         ctx.note(
-            "What comes in by a device is policed at tc or in XDP. The figures are those of the programs; that \
-             XDP comes before the kernel has made a packet, which then need not be made and thrown away, is \
-             in none of them.",
+            "What comes in by a device is policed at tc or in XDP. The figures are those of the programs; \
+             that XDP comes before the kernel has made a packet, which then need not be made and thrown \
+             away, is in none of them.",
         );
         ctx.bars(
             "cost",

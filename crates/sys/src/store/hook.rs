@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// Wherever a writer dies that moves a limit, the next one leaves one program, and that the settings name.
+    /// Wherever a writer dies that moves a limit, the next one leaves the program that the settings name.
     #[test]
     fn root_police_xdp_what_a_dead_writer_leaves_is_put_right() {
         if !rustix::process::geteuid().is_root() {
