@@ -27,7 +27,7 @@ use crate::units::Nanos;
 /// Probabilities in 2^-24.
 pub const ONE: u64 = 1 << 24;
 /// The least threshold, in full frames. What the paper's figures imply is 10 to 13 KB. Here what a guest
-/// sends at once, three or four frames, comes on top of it; with six frames the median was 20 to 40 us longer.
+/// sends at once, three or four frames, comes on top of it; with six the median was 20 to 40 us longer.
 pub const LEAST_FRAMES: u64 = 4;
 /// The threshold in time at the limit's rate, where that is more.
 pub const THRESHOLD: Nanos = Nanos(30_000);
