@@ -5,7 +5,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Enough for some ten thousand limits, each of which is some maps and programs.
 const OPEN_FILES: u64 = 1 << 17;
 
-/// Lets this process have [`OPEN_FILES`] files open, or as many as the host allows it: the usual 1024 is for
+/// Lets this process have `OPEN_FILES` files open, or as many as the host allows it: the usual 1024 is for
 /// programs that call select(2), and a limit is several files while it is looked at. Children inherit it, so
 /// who starts programs of others does not call this.
 pub fn allow_many() {
