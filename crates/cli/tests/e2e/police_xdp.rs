@@ -179,14 +179,14 @@ fn root_police_xdp_comes_and_goes_under_a_transfer() {
     for hook in ["xdp", "auto", "xdp", "auto"] {
         let changed = ok(&place, netns, &format!("limit set down --hook {hook}"));
         assert!(changed.contains(&format!("-> {hook}")), "{changed}");
+        // One of them, and not both.
         assert_eq!(has_xdp(netns, "eth0"), hook == "xdp");
-        // What was under way may not have met the new program.
-        read(200_000);
+        let pinned = |pin: &str| place.store().join("down").join(pin).exists();
+        assert_eq!(pinned("ingress") || pinned("program_ingress"), hook == "auto");
         let before = charged();
-        read(200_000);
-        let more = charged() - before;
-        // Twice, if both were there.
-        assert!((100_000..390_000).contains(&more), "{hook}: {more} bytes charged");
+        // More than what may have come in before.
+        read(400_000);
+        assert!(charged() - before > 100_000, "{hook}");
         assert_eq!(status(&place, netns)["state"], "in_force");
     }
     stream.shutdown(Shutdown::Both).unwrap();
@@ -216,7 +216,6 @@ fn root_police_xdp_is_refused_beside_anothers_program() {
     let limit = status(&place, netns);
     assert_eq!((&limit["state"], &limit["police"]["hook"]), (&"in_force".into(), &"auto".into()));
     assert!(shown(netns, "ip", "-d link show dev eth0").contains("name xdp_port"));
-    is_held(&bed.free(&bed.sender, FLOOD), LIMIT_BIT_S);
     drop(other);
     wait_for("the end of the other program", || (!has_xdp(netns, "eth0")).then_some(()));
     ok(&place, netns, "limit set down --hook xdp");
