@@ -100,15 +100,50 @@ struct gnet_stats_queue {
 	__u32 backlog;
 };
 
+struct sk_buff {
+	struct sk_buff *next;
+	char cb[48];
+	unsigned int len;
+	unsigned int data_len;
+	__u16 network_header;
+	unsigned char *head;
+	unsigned char *data;
+};
+
+/* What a qdisc keeps in a packet's cb. */
+struct qdisc_skb_cb {
+	unsigned int pkt_len;
+};
+
 struct qdisc_skb_head {
+	struct sk_buff *head;
+	struct sk_buff *tail;
 	__u32 qlen;
 };
 
+struct Qdisc_ops {
+	char id[16];
+};
+
 struct Qdisc {
+	const struct Qdisc_ops *ops;
 	__u32 handle;
 	struct hlist_node hash;
 	struct qdisc_skb_head q;
 	struct gnet_stats_queue qstats;
+	long privdata[0];
+};
+
+/* Of a module, which not every kernel has. */
+struct fq_codel_flow {
+	struct sk_buff *head;
+	struct sk_buff *tail;
+};
+
+struct fq_codel_sched_data {
+	struct fq_codel_flow *flows;
+	__u32 *backlogs;
+	__u32 flows_cnt;
 };
 
 struct net_device {

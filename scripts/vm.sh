@@ -4,6 +4,7 @@
 #   scripts/vm.sh all       every privileged test but those of the laboratory, on both kernels
 #   scripts/vm.sh quick     the tests that tell most, on both kernels
 #   scripts/vm.sh some TEXT...  those whose names hold one of these
+#   scripts/vm.sh port      a machine behind a limited port of this one; a part of `all`
 #   scripts/vm.sh shell V   a shell on kernel V (6.1 or 6.12)
 #
 # KERNELS="6.12" takes that kernel alone.
@@ -15,6 +16,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin"
+root=$PWD
 self=scripts/vm.sh
 
 read -r -a kernels <<<"${KERNELS:-6.1 6.12}"
@@ -28,6 +30,10 @@ cpus=2
 # Emulation is slow: a machine that has not ended by then hangs.
 limit_all=75m
 limit_quick=8m
+limit_port=15m
+# The test of a machine behind a port, which has the name of its TAP device.
+port_test=root_vm_behind_a_port_is_held
+port_tap=tap0
 # More failures than this are no noise of the machine.
 again_max=5
 # The tests of the quick form, as the harness matches them.
@@ -156,8 +162,10 @@ again() {
 	printf 'AGAIN %s: failed beside another test, passed alone\n' "${failed[@]}" >>"$out/log"
 }
 
+# The test binaries, or those that cargo is told.
 list_tests() {
-	cargo test --workspace --locked --lib --bins --tests --no-run --message-format=json 2>/dev/null |
+	(($# > 0)) || set -- --workspace --lib --bins --tests
+	cargo test "$@" --locked --no-run --message-format=json 2>/dev/null |
 		python3 -c '
 import json, os, sys
 for line in sys.stdin:
@@ -165,6 +173,46 @@ for line in sys.stdin:
     if message.get("executable") and message.get("profile", {}).get("test"):
         print(os.path.dirname(message["manifest_path"]), message["executable"])
 '
+}
+
+# Boots the last kernel behind the TAP device in this network namespace, to run a test binary that takes orders.
+port_machine() {
+	export PATH="$vm/venv/bin:$PATH"
+	cpus=1 memory=1G
+	# Whoever ends this ends the machine.
+	exec timeout --kill-after=10 "$limit_port" "$self" boot "${kernels[-1]}" --qemu-opts="$(
+		printf -- '-netdev tap,id=port,ifname=%s,script=no,downscript=no ' "$port_tap"
+		printf -- '-device virtio-net-pci,netdev=port'
+	)" "$self" port_guest "$1" >"$vm/boot-port.log" 2>&1 </dev/null
+}
+
+# Inside that machine.
+port_guest() {
+	local device
+	{
+		modprobe virtio_net
+		device=$(ls /sys/class/net | grep -v -x lo | head -n 1)
+		ip address add 10.96.0.2/24 dev "$device"
+		ip link set "$device" up
+		ip route add default via 10.96.0.1
+		TIDEGATE_TEST_EDT=orders "$1" helper --exact --nocapture
+	} >"$vm/out/port.log" 2>&1 </dev/null
+}
+
+# A machine behind a port of this host, which is limited: this host's kernel, and the last of those above.
+port() {
+	local dir binary code=0
+	read -r dir binary < <(list_tests --package tidegate --test e2e)
+	echo "A machine of $(basename "$vm/${kernels[-1]}"/boot/vmlinuz-* | cut -d - -f 2-) behind a port of this one:"
+	{
+		echo "     Running $binary"
+		# sudo passes no environment on.
+		(cd "$dir" && timeout --foreground --kill-after=10 "$limit_port" \
+			"$root/scripts/as-root.sh" env TIDEGATE_TEST_GUEST="$root/$self port_machine" \
+			"$binary" "$port_test" --show-output)
+	} >"$vm/port.log" 2>&1 </dev/null || code=1
+	scripts/test-report.sh brief <"$vm/port.log"
+	return "$code"
 }
 
 run() {
@@ -188,6 +236,10 @@ run() {
 		[ "$code" = 0 ] || sum=1
 		logs+=("$vm/$kernel.log")
 	done
+	if [ "$form" = all ]; then
+		port || sum=1
+		logs+=("$vm/port.log")
+	fi
 	# The quick form is a part of `make test`, which has the sum.
 	if [ "$form" = quick ]; then
 		cat "${logs[@]}" >"$vm/quick.log"
@@ -204,12 +256,20 @@ some)
 	shift
 	run "$limit_all" "$@"
 	;;
+port)
+	prepare
+	mkdir -p "$vm/out"
+	code=0
+	port || code=$?
+	scripts/test-report.sh sum "$code" "$vm/port.log"
+	exit "$code"
+	;;
 shell)
 	prepare
 	mkdir -p "$vm/out"
 	boot "${2:-6.1}"
 	;;
-boot | guest)
+boot | guest | port_machine | port_guest)
 	[ "$1" = boot ] && export PATH="$vm/venv/bin:$PATH"
 	"$@"
 	;;

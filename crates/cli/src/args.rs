@@ -161,7 +161,7 @@ A spec file:
 Example:
   tidegate status
   tidegate status --json | jq '.limits[] | select(.state != \"in_force\") | .name'")]
-    Status(LookArgs),
+    Status(StatusArgs),
     /// Show what every limit does, again and again
     #[command(after_help = "\
 Examples:
@@ -239,7 +239,7 @@ Examples:
         /// Name of the limit
         name: Option<String>,
         #[command(flatten)]
-        look: LookArgs,
+        how: StatusArgs,
     },
 }
 
@@ -439,6 +439,15 @@ pub struct LookArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Clone, Copy, Args)]
+pub struct StatusArgs {
+    /// Also say whose packets wait at this moment in the queues of schemes htb, dem and spring
+    #[arg(long)]
+    pub flows: bool,
+    #[command(flatten)]
+    pub look: LookArgs,
 }
 
 #[derive(Debug, Args)]

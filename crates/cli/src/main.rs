@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         Verb::Check(args) => verbs::spec::check(&args),
         Verb::Plan(args) => verbs::spec::plan(store, run_dir, &args),
         Verb::Apply(args) => verbs::spec::apply(store, run_dir, &args),
-        Verb::Status(args) => verbs::status::all(store, run_dir, &cli.socket, args.json),
+        Verb::Status(args) => verbs::status::all(store, run_dir, &cli.socket, args),
         Verb::Monitor(args) => verbs::monitor::run(store, &args),
         Verb::Explain(args) => verbs::explain::run(store, &args),
         Verb::Top(args) => verbs::top::run(store, &args),

@@ -18,6 +18,7 @@
 //! - [`burst`]: how deep a policer's bucket should be, and what it lets through.
 //! - [`receive_window`]: that rate as a window, for senders elsewhere (`pace` on ingress).
 //! - [`dem`], [`spring`]: what a shaper's queue tells senders in the ACKs that come back to them.
+//! - [`wait`]: how long a packet waits in a shaper; [`waiting`]: whose packet it is.
 //! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
 //! - [`shaper`]: Carousel (the `carousel` scheme): timestampers ([`stamp`]) in front of a timing [`wheel`]
 //!   over a [`slot_set`], backpressure by deferred [`completion`], aggregates divided by [`water_fill`].
@@ -68,6 +69,7 @@ pub mod units;
 pub mod verdict;
 pub mod virtual_queue;
 pub mod wait;
+pub mod waiting;
 pub mod water_fill;
 pub mod wheel;
 

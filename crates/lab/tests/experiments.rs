@@ -136,11 +136,19 @@ fn root_htb_latency_reports_every_system() {
     }
     let out = tempfile::tempdir().unwrap();
     let Some(report) = report(test, &HtbLatency::tiny(lab_binary()), out.path()) else { return };
-    let systems = ["baseline", "htb", "tbf", "nrm", "pace"];
+    let guests = ["idle", "unlimited", "tidegate-htb", "dem", "spring", "police"];
+    let systems = [&["baseline", "htb", "tbf", "nrm", "pace"], &guests[..]].concat();
     check(&report, out.path(), &systems, &["rtt_p50_us", "rtt_p99_9_us"]);
     assert!(report.rows.iter().any(|row| row.published.is_some()));
     let each = report.values("htb", "class_goodput_bit_s", None);
     assert_eq!(each.len(), 2, "a class for each receiver");
+    for way in ["routed", "bridged"] {
+        let here =
+            report.rows.iter().filter(|row| row.case.0.get("guest").is_some_and(|g| g == way));
+        let wire: Vec<&Row> = here.filter(|row| row.metric == "wire_bit_s").collect();
+        assert_eq!(wire.len(), 6, "every limit on a guest that is {way}, and none");
+        assert!(wire.iter().all(|row| row.value > 0.0), "{wire:?}");
+    }
 }
 
 #[test]

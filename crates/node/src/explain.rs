@@ -18,7 +18,9 @@ use serde::{Serialize, Serializer};
 use tidegate_core::Scope;
 use tidegate_sys::{
     cgroup::{Cgroup, CgroupError},
+    limit::LimitError,
     net::{NetError, diag, holders},
+    store::StoreError,
 };
 
 pub use self::{flow::Flow, verdict::Verdict};
@@ -29,6 +31,7 @@ use crate::{
     sockets::{Sampler, SocketSample, Sockets},
     status::{Counts, DirectionStatus, LimitSample, LimitStatus, Settings, monotonic_ns},
     tree::ancestors,
+    waiting::{self, Passing},
 };
 
 /// Cgroups that one explanation looks at, at most.
@@ -111,6 +114,9 @@ pub struct Explanation {
     pub places: Vec<Place>,
     /// Cgroups left out beyond [`MAX_PLACES`].
     pub more_places: usize,
+    /// Of a flow: the limits with a queue that it passes, and what waits of it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub passing: Vec<Passing>,
 }
 
 /// One cgroup with what applies to it.
@@ -188,8 +194,8 @@ pub enum ExplainError {
     NoProcess(u32),
     /// No such connection.
     #[error(
-        "no TCP connection has {0}; `ss -tn` shows those there are (in each network namespace its own); of \
-         UDP ask for the process or the cgroup"
+        "no TCP connection has {0}, and nothing of it waits in a queue; `ss -tn` shows those there are (in \
+         each network namespace its own); of UDP ask for the process or the cgroup"
     )]
     NoFlow(Flow),
     /// The connection's cgroup has gone, and with it its name.
@@ -206,6 +212,12 @@ pub enum ExplainError {
     /// The sockets.
     #[error(transparent)]
     Sockets(#[from] NetError),
+    /// The limits that stay.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// What waits in their queues.
+    #[error("cannot look at what waits: {0}")]
+    Waiting(#[from] LimitError),
 }
 
 /// Which sockets were asked about.
@@ -234,7 +246,21 @@ pub fn explain(
     subject: &Subject,
     options: &ExplainOptions,
 ) -> Result<Explanation, ExplainError> {
-    let (asked, wanted, mut groups) = find(host, subject)?;
+    let passing = passing(host, subject)?;
+    let (asked, wanted, mut groups) = match find(host, subject) {
+        // The sockets of what is behind a port are another kernel's.
+        Err(ExplainError::NoFlow(flow)) if !passing.is_empty() => {
+            let (places, more_places, sample_ns) = (Vec::new(), 0, 0);
+            return Ok(Explanation {
+                asked: Asked::Flow { flow },
+                sample_ns,
+                places,
+                more_places,
+                passing,
+            });
+        }
+        found => found?,
+    };
     let more_places = groups.len().saturating_sub(MAX_PLACES);
     groups.truncate(MAX_PLACES);
     let around = |group: &Cgroup| Around::of(host, group, matches!(wanted, Wanted::All));
@@ -286,7 +312,13 @@ pub fn explain(
         // Of the two ends of a connection the one that is limited matters more.
         places.sort_by_key(|place| std::cmp::Reverse(place.limits.len()));
     }
-    Ok(Explanation { asked, sample_ns, places, more_places })
+    Ok(Explanation { asked, sample_ns, places, more_places, passing })
+}
+
+/// Where a flow passes limits with a queue.
+fn passing(host: &Host, subject: &Subject) -> Result<Vec<Passing>, ExplainError> {
+    let Subject::Flow(flow) = subject else { return Ok(Vec::new()) };
+    Ok(waiting::passing(&host.store().list(host.hierarchy())?, flow)?)
 }
 
 /// What is asked about, its sockets, and its cgroups.
@@ -405,6 +437,7 @@ fn applied(limit: &Live, earlier: &[Live], sample_ns: u64) -> Applied {
         settings,
         egress,
         ingress,
+        waiting: _,
     } = limit.status.clone();
     let sample = LimitSample::between(then, &limit.status, sample_ns, 0);
     let direction = |now: Option<DirectionStatus>,

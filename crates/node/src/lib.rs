@@ -19,6 +19,7 @@
 //! - [`sockets`]: the TCP sockets of a cgroup and what each moves.
 //! - [`explain`]: what holds a process, a cgroup or a flow back, from all of these.
 //! - [`figures`]: measured figures in units.
+//! - [`waiting`]: whose packets wait in queues.
 //! - [`status`]: what is in force and what it does, as data that serializes.
 //!
 //! No kernel interface is spoken to but through `tidegate-sys`, and nothing is printed: that is the
@@ -41,4 +42,5 @@ pub mod sockets;
 pub mod spec;
 pub mod status;
 pub mod tree;
+pub mod waiting;
 pub mod watch;

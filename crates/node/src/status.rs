@@ -25,6 +25,7 @@ use tidegate_sys::{
 use crate::{
     host,
     plan::{Present, Standing},
+    waiting::Queues,
 };
 
 /// One limit.
@@ -50,6 +51,9 @@ pub struct LimitStatus {
     pub egress: Option<DirectionStatus>,
     /// To the workload.
     pub ingress: Option<DirectionStatus>,
+    /// Whose packets wait in its queues, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Queues>,
 }
 
 /// What a limit sets for both directions.
@@ -384,6 +388,7 @@ impl LimitStatus {
             settings: Settings::from(&limit),
             egress: direction(Direction::Egress)?,
             ingress: direction(Direction::Ingress)?,
+            waiting: None,
         })
     }
 
@@ -584,6 +589,7 @@ mod tests {
             settings,
             egress: Some(egress),
             ingress: None,
+            waiting: None,
         }
     }
 

@@ -7,7 +7,7 @@
 pub mod intf;
 mod pins;
 
-use std::mem::MaybeUninit;
+use std::{mem::MaybeUninit, net::SocketAddr};
 
 use bytemuck::{bytes_of, pod_read_unaligned};
 use libbpf_rs::{
@@ -212,6 +212,16 @@ impl AcksMaps {
             sum.add(&pod_read_unaligned(bytes.ok_or(LimitError::Layout("counters"))?));
         }
         Ok(sum)
+    }
+
+    /// The connections that are known and wanted, who sends first. Asks the kernel once for each.
+    pub fn known(
+        &self,
+        wanted: impl Fn(SocketAddr, SocketAddr) -> bool,
+    ) -> Vec<(SocketAddr, SocketAddr)> {
+        let keys = self.flows.keys().take(intf::FLOWS_MAX);
+        let keys = keys.filter_map(|key| bytemuck::try_pod_read_unaligned::<intf::Key>(&key).ok());
+        keys.map(intf::Key::ends).filter(|(own, other)| wanted(*own, *other)).collect()
     }
 
     /// How many connections are known. Asks the kernel once for each.

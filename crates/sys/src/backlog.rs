@@ -68,29 +68,42 @@ pub fn locate(ifindex: u32, handle: Handle, rate: Rate) -> Result<Backlog, Limit
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
     let open = skel::BacklogSkelBuilder::default().open(&mut storage);
     let object = open.and_then(|open| open.load()).map_err(load_error("backlog"))?;
-    let program = object.progs.find_qdisc.as_fd().as_raw_fd();
     let handle = u32::from(handle.major) << 16 | u32::from(handle.minor);
     for _ in 0..SEARCHES_MAX {
         let mut query = Query { ifindex, handle, qdisc: 0 };
-        // SAFETY: a C struct of integers and pointers, for which zero is "not given".
-        let mut opts: libbpf_sys::bpf_test_run_opts = unsafe { std::mem::zeroed() };
-        opts.sz = size_of_val(&opts) as _;
-        // The answer comes back in the same place.
-        opts.ctx_in = (&raw mut query).cast();
-        opts.ctx_size_in = size_of::<Query>() as u32;
-        // SAFETY: the descriptor is open, and the query, which the kernel reads and writes, lives through the
-        // call with the size given.
-        let ret = unsafe { libbpf_sys::bpf_prog_test_run_opts(program, &raw mut opts) };
-        if ret < 0 {
-            let source = libbpf_rs::Error::from_raw_os_error(-ret);
-            return Err(LimitError::Load { program: "backlog", source });
-        }
+        ask(&object.progs.find_qdisc, "backlog", &mut query)?;
         if query.qdisc != 0 {
             let qdisc = query.qdisc;
             return Ok(Backlog { qdisc, handle, ifindex, rate_bit_s: rate.bit_s() });
         }
     }
     Err(LimitError::NoQueue { ifindex })
+}
+
+/// Runs a program of type syscall once, which answers in the query itself.
+///
+/// # Errors
+/// [`LimitError::Load`] with the program's name.
+pub(crate) fn ask<Q: Pod>(
+    program: impl AsFd,
+    name: &'static str,
+    query: &mut Q,
+) -> Result<(), LimitError> {
+    // SAFETY: a C struct of integers and pointers, for which zero is "not given".
+    let mut opts: libbpf_sys::bpf_test_run_opts = unsafe { std::mem::zeroed() };
+    opts.sz = size_of_val(&opts) as _;
+    // The answer comes back in the same place.
+    opts.ctx_in = (&raw mut *query).cast();
+    opts.ctx_size_in = size_of::<Q>() as u32;
+    let program = program.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is open, and the query, which the kernel reads and writes, lives through the
+    // call with the size given; it is plain old data, so any answer is one.
+    let ret = unsafe { libbpf_sys::bpf_prog_test_run_opts(program, &raw mut opts) };
+    if ret < 0 {
+        let source = libbpf_rs::Error::from_raw_os_error(-ret);
+        return Err(LimitError::Load { program: name, source });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

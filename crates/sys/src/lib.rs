@@ -21,6 +21,7 @@
 //! - [`paper`]: NRM as published, for the lab to compare with.
 //! - [`net`]: network namespaces, links, qdiscs; [`wire_meter`]: exact rates on a wire; [`sched`].
 //! - [`softirq_meter`]: CPU time of the network that no process has in its bill.
+//! - [`backlog`]: where the packets of a limiter wait; [`waiting`]: whose they are.
 //! - [`xdp`]: a device's frames for AF_XDP sockets.
 //! - [`cost`]: what a packet costs in a loaded program.
 //! - [`intf`]: what the programs and this crate share.
@@ -49,6 +50,7 @@ mod query;
 pub mod sched;
 pub mod softirq_meter;
 pub mod store;
+pub mod waiting;
 pub mod wire_meter;
 pub mod xdp;
 

@@ -10,6 +10,7 @@ use std::{
     collections::BTreeSet,
     fs, io,
     mem::MaybeUninit,
+    net::SocketAddr,
     os::{
         fd::{AsFd, AsRawFd, OwnedFd},
         unix::fs::MetadataExt,
@@ -38,6 +39,7 @@ use crate::{
     htb, intf,
     police::{self, room::Place},
     query,
+    waiting::Waiting,
 };
 
 mod error;
@@ -468,6 +470,24 @@ impl LimitMaps {
             .update(&self.limit_key(None).to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)
             .map_err(map_error("limit"))?;
         self.exempt.as_ref().map_or(Ok(()), |trie| exempt::fill(trie, &limit.exempt))
+    }
+
+    /// Whose packets wait in the queue of a direction at this moment; `None` where there is none, or nobody
+    /// can tell.
+    ///
+    /// # Errors
+    /// [`LimitError`] when the kernel refuses to look.
+    pub fn waiting(&self, direction: Direction) -> Result<Option<Waiting>, LimitError> {
+        self.seat.as_ref().map_or(Ok(None), |seat| seat.waiting(direction))
+    }
+
+    /// With `dem` and `spring` the connections of a direction that are wanted, who sends first.
+    pub fn connections(
+        &self,
+        direction: Direction,
+        wanted: impl Fn(SocketAddr, SocketAddr) -> bool,
+    ) -> Vec<(SocketAddr, SocketAddr)> {
+        self.seat.as_ref().map_or_else(Vec::new, |seat| seat.connections(direction, wanted))
     }
 
     /// Queue and counters of a direction.

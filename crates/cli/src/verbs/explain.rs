@@ -15,6 +15,7 @@ use tidegate_node::{
     host::Host,
     live::Origin,
     sockets::SocketSample,
+    waiting::{FlowQueue, Passing},
 };
 use tidegate_sys::{intf::OUTCOME_TABLE, net::diag::MAX_SOCKETS};
 
@@ -61,6 +62,12 @@ fn show(
     explanation: &Explanation,
     sample: &str,
 ) -> io::Result<()> {
+    for Passing { limit, scope, scheme, direction, queue } in &explanation.passing {
+        let FlowQueue { protocol, from, to, packets, bytes } = queue;
+        let head = format!("Limit {} on {scope}: {scheme}", paint.bold(&format!("`{limit}`")));
+        let waits = output::packets((*packets, *bytes));
+        writeln!(out, "{head}, {direction} {protocol} {from} > {to}: waiting now {waits}\n")?;
+    }
     for (i, place) in explanation.places.iter().enumerate() {
         let path = if place.cgroup.is_empty() { "/" } else { &place.cgroup };
         let asked = match &explanation.asked {

@@ -33,7 +33,7 @@ pub fn run(store: &Path, verb: LimitVerb) -> Result<ExitCode> {
         LimitVerb::Add(args) => add(store, &args),
         LimitVerb::Set(args) => set(store, &args),
         LimitVerb::Del { name } => del(store, &name),
-        LimitVerb::Show { name, look } => verbs::status::status(store, name.as_deref(), look.json),
+        LimitVerb::Show { name, how } => verbs::status::status(store, name.as_deref(), how),
     }
 }
 

@@ -20,6 +20,7 @@ use tidegate_node::{
     nic::state::RunDir,
     plan::Standing,
     status::{LimitStatus, hold_ceilings},
+    waiting::Queues,
 };
 use tidegate_sys::{
     limit::Colours,
@@ -27,6 +28,7 @@ use tidegate_sys::{
 };
 
 use crate::{
+    args::StatusArgs,
     output::{self, Align, Column, Paint},
     refusal::say,
     verbs::{daemon, limit::missing},
@@ -36,6 +38,8 @@ use crate::{
 const INSIDE: [Column; 3] =
     [("NOW", Align::Right), ("GUARANTEE", Align::Right), ("WEIGHT", Align::Right)];
 const AFTER_RATE: usize = 5;
+/// Flows of a queue, below the table.
+const FLOWS_SHOWN: usize = 10;
 
 const COLUMNS: [Column; 13] = [
     ("NAME", Align::Left),
@@ -63,14 +67,14 @@ struct Status<'a> {
 }
 
 /// Every limit, with those of the software NICs that run.
-pub fn all(store: &Path, run_dir: &Path, socket: &Path, json: bool) -> Result<ExitCode> {
+pub fn all(store: &Path, run_dir: &Path, socket: &Path, how: StatusArgs) -> Result<ExitCode> {
     let fleet = daemon::running(socket);
-    show(store, None, &RunDir::at(run_dir).running(), fleet.as_ref(), json)
+    show(store, None, &RunDir::at(run_dir).running(), fleet.as_ref(), how)
 }
 
 /// Every limit that is on this host, or the one of this name.
-pub fn status(store: &Path, name: Option<&str>, json: bool) -> Result<ExitCode> {
-    show(store, name, &[], None, json)
+pub fn status(store: &Path, name: Option<&str>, how: StatusArgs) -> Result<ExitCode> {
+    show(store, name, &[], None, how)
 }
 
 fn show(
@@ -78,8 +82,9 @@ fn show(
     name: Option<&str>,
     nics: &[Value],
     fleet: Option<&NodeStatus>,
-    json: bool,
+    how: StatusArgs,
 ) -> Result<ExitCode> {
+    let json = how.look.json;
     let host = Host::open(store)?;
     let pinned = match name {
         None => host.store().list(host.hierarchy())?,
@@ -88,7 +93,10 @@ fn show(
             vec![host.find(name)?.ok_or_else(|| missing(&host, name))?]
         }
     };
-    let limits = read(&host, &pinned)?;
+    let mut limits = read(&host, &pinned)?;
+    for (limit, pinned) in limits.iter_mut().zip(&pinned).filter(|_| how.flows) {
+        limit.waiting = Queues::read(pinned)?;
+    }
     let mut out = stdout().lock();
     if json {
         let text = match (name, limits.first()) {
@@ -114,6 +122,7 @@ fn show(
     if !json {
         tell_colours(&mut out, &limits)?;
         tell_hooks(&mut out, &limits)?;
+        tell_waiting(&mut out, &limits)?;
     }
     cry(&mut out, &limits, nics, json)?;
     if let Some(fleet) = fleet.filter(|_| !json) {
@@ -163,6 +172,30 @@ fn tell_hooks(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     for limit in limits {
         if let Some(mode) = limit.settings.xdp_mode {
             writeln!(out, "{} ingress, hook xdp: {}", limit.name, output::xdp_mode(mode))?;
+        }
+    }
+    Ok(())
+}
+
+/// Below the table, whose packets wait.
+fn tell_waiting(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
+    for limit in limits {
+        for (direction, queue) in limit.waiting.iter().flat_map(Queues::directions) {
+            let all = output::packets((queue.packets, queue.bytes));
+            let torn = if queue.whole { "" } else { ", some missed" };
+            writeln!(out, "{} {direction}, what waits: {all}{torn}", limit.name)?;
+            for flow in queue.flows.iter().take(FLOWS_SHOWN) {
+                let count = output::packets((flow.packets, flow.bytes));
+                writeln!(out, "  {} {} > {}: {count}", flow.protocol, flow.from, flow.to)?;
+            }
+            let more = queue.flows.len().saturating_sub(FLOWS_SHOWN);
+            if more > 0 {
+                writeln!(out, "  and {more} flows more (--json)")?;
+            }
+            if queue.other_packets > 0 {
+                let count = output::packets((queue.other_packets, queue.other_bytes));
+                writeln!(out, "  of no flow: {count}")?;
+            }
         }
     }
     Ok(())

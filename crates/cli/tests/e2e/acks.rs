@@ -4,10 +4,13 @@
 use std::{env, fs, process::Stdio};
 
 use serde_json::Value;
-use tidegate_sys::libbpf_rs::{MapCore, MapHandle, query::MapInfoIter};
+use tidegate_sys::{
+    libbpf_rs::{MapCore, MapHandle, query::MapInfoIter},
+    net::{NetNs, Netlink, VethPair},
+};
 
 use crate::{
-    common::{Guard, Place, wait_for},
+    common::{Guard, Place, is_emulated, wait_for},
     edt::{Bed, Traffic, into, ok, refused, tidegate},
     htb::{guest, json, links},
     need_root,
@@ -31,7 +34,7 @@ fn is_below(traffic: &Traffic, bit_s: f64) {
 }
 
 /// RFC 3168, which `dem` needs.
-pub fn use_ecn(netns: &tidegate_sys::net::NetNs) {
+pub fn use_ecn(netns: &NetNs) {
     netns.run(|| fs::write("/proc/sys/net/ipv4/tcp_ecn", "1").unwrap()).unwrap();
 }
 
@@ -93,6 +96,71 @@ fn root_acks_the_queue_of_a_port_tells_its_guest() {
         let free = bed.free(&guest, "3 1 0 10.97.0.2");
         assert!(free.bit_s > 1.5 * LIMIT_BIT_S, "{scheme}: {free:?}");
     }
+}
+
+/// A guest on the receiver's network: the sender is a bridge of its port and the way out.
+fn bridged_guest(bed: &Bed) -> NetNs {
+    let guest = NetNs::create(&format!("{}-g", bed.sender.name())).unwrap();
+    let mut host = Netlink::open_in(&bed.sender).unwrap();
+    host.add_veth(&VethPair { name: "tap0", peer: "eth0", peer_netns: Some(&guest) }).unwrap();
+    host.add_bridge("br0").unwrap();
+    let bridge = host.index_of("br0").unwrap();
+    for port in ["tap0", "eth0"] {
+        let index = host.index_of(port).unwrap();
+        host.set_master(index, bridge).unwrap();
+        host.set_up(index, true).unwrap();
+    }
+    host.set_up(bridge, true).unwrap();
+    let mut netlink = Netlink::open_in(&guest).unwrap();
+    let index = netlink.index_of("eth0").unwrap();
+    netlink.add_address(index, "10.97.0.3".parse().unwrap(), 24).unwrap();
+    netlink.set_up(index, true).unwrap();
+    guest
+}
+
+/// The rate is held, and what waits is less than in an HTB as people set it up, in the same run.
+fn holds(bed: &Bed, guest: &NetNs) {
+    let place = Place::new();
+    [guest, &bed.receiver].into_iter().for_each(use_ecn);
+    // The machine's may be BBR, which heeds no ECE.
+    let reno = || fs::write("/proc/sys/net/ipv4/tcp_congestion_control", "reno").unwrap();
+    guest.run(reno).unwrap();
+    // A segment of 64 KB takes 26 ms at 20 Mbit/s, which is all that an emulated machine carries.
+    let mbit = if is_emulated() { 20 } else { 200 };
+    let class = format!("class add dev eth0 parent 1: classid 1:1 htb rate {mbit}mbit");
+    for words in ["qdisc add dev eth0 root handle 1: htb default 1", &class] {
+        assert!(bed.tc(words).status.success(), "{words}");
+    }
+    let peer = bed.free(guest, TRAFFIC);
+    assert!(bed.tc("qdisc del dev eth0 root").status.success());
+    for scheme in ["dem", "spring"] {
+        let add = format!("limit add guest --port tap0 --scheme {scheme} --egress {mbit}mbit");
+        ok(&place, bed, &add);
+        let traffic = bed.free(guest, TRAFFIC);
+        is_below(&traffic, f64::from(mbit) * 1e6);
+        // An emulated machine has no time of its own: of its rate and its delays nothing is asked.
+        if !is_emulated() {
+            assert!(traffic.bit_s > peer.bit_s / 4.0, "{scheme}: {traffic:?}, htb {peer:?}");
+            // Seen: a five-hundredth.
+            let waits = [&traffic, &peer].map(|traffic| traffic.rtt_us(50));
+            assert!(waits[0] < waits[1] / 4, "{scheme}: {traffic:?}, htb {peer:?}");
+        }
+        ok(&place, bed, "detach");
+    }
+}
+
+#[test]
+fn root_acks_hold_a_routed_guest() {
+    need_root!();
+    let bed = Bed::new();
+    holds(&bed, &guest(&bed));
+}
+
+#[test]
+fn root_acks_hold_a_bridged_guest() {
+    need_root!();
+    let bed = Bed::new();
+    holds(&bed, &bridged_guest(&bed));
 }
 
 /// This host's own sockets, by a device: what `explain` and `monitor` say.

@@ -26,7 +26,7 @@ use crate::{
     need_root,
 };
 
-const HELPER: &str = "TIDEGATE_TEST_EDT";
+pub const HELPER: &str = "TIDEGATE_TEST_EDT";
 const DATAGRAM_BYTES: usize = 1200;
 const SECOND: Duration = Duration::from_secs(1);
 /// What a virtual machine without KVM carries with ease.
@@ -48,8 +48,16 @@ static TURN: Mutex<()> = Mutex::new(());
 /// microseconds.
 pub fn help() {
     let Ok(order) = env::var(HELPER) else { return };
+    match &order[..] {
+        "orders" => crate::vm::take_orders(),
+        order => drop(traffic(order).map(|times| println!("\n{times}"))),
+    }
+}
+
+/// Does what is ordered; the line that tells the probe's times.
+pub fn traffic(order: &str) -> Option<String> {
     let [seconds, flows, udp_bit_s, address] = order.split(' ').collect::<Vec<_>>()[..] else {
-        return;
+        return None;
     };
     let end = Instant::now() + Duration::from_secs(seconds.parse().unwrap());
     let udp_bit_s: f64 = udp_bit_s.parse().unwrap();
@@ -72,7 +80,7 @@ pub fn help() {
         scope.spawn(|| probe(address, end)).join().unwrap()
     });
     let times: Vec<_> = times.iter().map(|us| us.to_string()).collect();
-    println!("\nRTT {}", times.join(" "));
+    Some(format!("RTT {}", times.join(" ")))
 }
 
 /// Datagrams at a rate, whatever becomes of them.
@@ -224,10 +232,17 @@ impl Bed {
     }
 
     fn drive(&self, mut command: Command, order: &str) -> Traffic {
+        self.watch(|| {
+            let output = command.env(HELPER, order).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8(output.stdout).unwrap()
+        })
+    }
+
+    /// What arrives while somebody does what is ordered, and tells the probe's times.
+    pub fn watch(&self, ordered: impl FnOnce() -> String) -> Traffic {
         let meter = self.meter();
-        let output = command.env(HELPER, order).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let text = String::from_utf8(output.stdout).unwrap();
+        let text = ordered();
         let times = text.lines().find_map(|line| line.strip_prefix("RTT ")).unwrap();
         let rtt_us = times.split_whitespace().map(|us| us.parse().unwrap()).collect();
         let bins: Vec<_> = meter.bins().unwrap().iter().map(|bin| bin.bytes).collect();
@@ -258,7 +273,8 @@ impl fmt::Debug for Traffic {
 }
 
 impl Traffic {
-    fn rtt_us(&self, percent: usize) -> u64 {
+    /// A percentile of the probe's round trips.
+    pub fn rtt_us(&self, percent: usize) -> u64 {
         self.rtt_us.get(self.rtt_us.len() * percent / 100).copied().unwrap_or(u64::MAX)
     }
 }

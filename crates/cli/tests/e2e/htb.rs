@@ -184,17 +184,24 @@ fn root_htb_limits_a_port_both_ways() {
 pub fn guest(bed: &Bed) -> NetNs {
     let guest = NetNs::create(&format!("{}-g", bed.sender.name())).unwrap();
     cable(&guest, "eth0", "10.96.0.2", &bed.sender, "tap0", "10.96.0.1");
-    let via = |netns: &NetNs, gateway: &str| {
-        let mut netlink = Netlink::open_in(netns).unwrap();
-        let (network, gateway) = ("0.0.0.0".parse().unwrap(), gateway.parse().unwrap());
-        netlink.add_route(&Route { network, prefix_len: 0, gateway }).unwrap();
-    };
-    via(&guest, "10.96.0.1");
-    via(&bed.sender, RECEIVER);
-    via(&bed.receiver, "10.97.0.1");
+    route(&guest, "10.96.0.1");
+    forward(bed);
+    guest
+}
+
+/// The sender forwards between the guests of its ports and the receiver.
+pub fn forward(bed: &Bed) {
+    route(&bed.sender, RECEIVER);
+    route(&bed.receiver, "10.97.0.1");
     let forward = || fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
     bed.sender.run(forward).unwrap();
-    guest
+}
+
+/// Sends all else by a gateway.
+fn route(netns: &NetNs, gateway: &str) {
+    let mut netlink = Netlink::open_in(netns).unwrap();
+    let (network, gateway) = ("0.0.0.0".parse().unwrap(), gateway.parse().unwrap());
+    netlink.add_route(&Route { network, prefix_len: 0, gateway }).unwrap();
 }
 
 /// Sends until it is dropped.

@@ -29,6 +29,8 @@ mod ssh;
 mod top;
 mod traffic;
 mod tree;
+mod vm;
+mod waiting;
 
 /// Not a test: what the tests run under a limit. It does what `TIDEGATE_TEST_HELPER` says.
 #[test]

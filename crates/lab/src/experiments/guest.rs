@@ -1,7 +1,6 @@
 //! Greedy transfers of a guest under a limit ([`Shaper`]): iperf3 sends as much as it can, a meter on the
 //! peer's device counts whole frames as the limiters do (Ethernet header, no checksum), and a probe passes
-//! the
-//! same limit, open loop.
+//! the same limit, open loop.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -33,6 +32,8 @@ pub(super) const WIRE: &str = "wire_bit_s";
 pub(super) const VARIATION: &str = "variation_percent";
 pub(super) const JAIN: &str = "jain_index";
 pub(super) const P50: &str = "rtt_p50_us";
+/// By how much the median is above that of the path without limit and load, looked at in the same round.
+pub(super) const ABOVE: &str = "above_idle_p50_us";
 
 /// One run.
 pub(super) struct Transfer<'a> {

@@ -7,6 +7,10 @@
 //!
 //! The paper measured HTB alone, with a closed loop of sockperf over TCP. Here TBF, `nrm` and `pace` run in
 //! turn with it, and the probe is open loop: it also sees the queue that a closed loop waits out.
+//!
+//! The same limits on guests behind a port, whose packets the host routes or bridges: `guests`.
+
+mod guests;
 
 use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -106,7 +110,8 @@ impl Experiment for HtbLatency {
     }
 
     fn summary(&self) -> &'static str {
-        "What the queue of a rate limiter costs in latency: HTB, TBF, nrm and pace at 1 to 8 Gbit/s"
+        "What the queue of a rate limiter costs in latency: HTB, TBF, nrm and pace at 1 to 8 Gbit/s; HTB, \
+         dem, spring and police on the port of a guest whose packets are routed or bridged"
     }
 
     fn needs(&self) -> Vec<Need> {
@@ -125,7 +130,7 @@ impl Experiment for HtbLatency {
             let mut bed = Bed::new(self.tiny.clone(), ctx.usual_link())?;
             let idle = baseline(ctx, &bed.testbed)?;
             curves.add(&ctx.case(), BASELINE, idle.rtt_cdf_us);
-            let limits = carried(ctx, &bed.testbed, &control)?;
+            let limits = carried(ctx, &bed.testbed, &control, ("", &LIMITS))?;
             let plan = self.plan(ctx, &limits);
             for (flows, limit_bit_s) in plan.one {
                 let case = ctx.case().with("flows", flows).with("limit_bit_s", limit_bit_s);
@@ -145,7 +150,7 @@ impl Experiment for HtbLatency {
         let metric = "goodput_bit_s";
         ctx.bars("goodput-and-rtt", BarsOf { title, metric, points: Some("rtt_p50_us") });
         claims(ctx);
-        Ok(())
+        guests::run(ctx, self.tiny.clone(), &control)
     }
 }
 
@@ -178,20 +183,25 @@ fn baseline(ctx: &mut Context, testbed: &Testbed) -> anyhow::Result<ProbeReport>
     Ok(report)
 }
 
-/// The limits that this machine carries with room to spare.
-fn carried(ctx: &mut Context, testbed: &Testbed, control: &Control) -> anyhow::Result<Vec<u64>> {
+/// The limits that this machine carries with room to spare, `way` what its notes say of the path.
+fn carried(
+    ctx: &mut Context,
+    testbed: &Testbed,
+    control: &Control,
+    (way, limits): (&str, &[u64]),
+) -> anyhow::Result<Vec<u64>> {
     let ceiling = ceiling_bit_s(ctx, testbed, control)?;
     let most = ceiling / 100 * CEILING_PERCENT;
     let (carried, left_out): (Vec<u64>, Vec<u64>) =
-        LIMITS.iter().partition(|limit| **limit <= most);
+        limits.iter().partition(|limit| **limit <= most);
     if carried.is_empty() {
         return Err(Skip(format!("this machine carries only {}", rate(ceiling))).into());
     }
     let words: Vec<String> = left_out.into_iter().map(rate).collect();
     ctx.note(match words.is_empty() {
-        true => format!("without a limit this machine carries {}", rate(ceiling)),
+        true => format!("without a limit this machine carries {}{way}", rate(ceiling)),
         false => format!(
-            "without a limit this machine carries {}: {} left out, above {CEILING_PERCENT} % of it",
+            "without a limit this machine carries {}{way}: {} left out, above {CEILING_PERCENT} % of it",
             rate(ceiling),
             words.join(", ")
         ),

@@ -4,6 +4,7 @@
 //! nrm_egress, nrm_ingress, pace_egress -> mix (calls of two sizes) -> bed (namespaces) -> wire (rates)
 //! limits, pace_egress -----------------> bulk (greedy flows) ---------^
 //! htb_latency, demo --------------------------------------------------^
+//! htb_latency, low_latency, dctcp_threshold -> guest (transfers through a port) -> shapers (limits on it)
 //! hierarchy -> tree (classes, steps, the rule), force (HTB's classes, limits on cgroups)
 //! carousel_cpu, bulk -> cpu (CPU time of a path)
 //! policer_burst, policer_tcp -> policers (a router that polices, and its peers) -> wire
@@ -49,6 +50,7 @@ mod policers;
 pub mod program_cost;
 mod published;
 mod shapers;
+mod tally;
 pub mod wheel;
 mod wire;
 

@@ -59,13 +59,24 @@ impl Road {
     /// A receiver behind each link; behind a plain cable, one, without. The tools of the lab are run from
     /// `lab_binary`, or from the running program.
     pub(super) fn new(lab_binary: Option<PathBuf>, links: Vec<LinkSpec>) -> anyhow::Result<Road> {
-        let receivers = links.len().max(1) as u8;
-        let topology = Topology::Spread(receivers);
-        let testbed =
-            Testbed::new(TestbedOptions { lab_binary, links, ..TestbedOptions::new(topology) })?;
+        let topology = Topology::Spread(links.len().max(1) as u8);
+        Road::on(TestbedOptions { lab_binary, links, ..TestbedOptions::new(topology) })
+    }
+
+    /// The same with one receiver, the router a bridge between both.
+    pub(super) fn bridged(
+        lab_binary: Option<PathBuf>,
+        link: Option<LinkSpec>,
+    ) -> anyhow::Result<Road> {
+        let topology = Topology::Bridged;
+        Road::on(TestbedOptions { lab_binary, link, ..TestbedOptions::new(topology) })
+    }
+
+    fn on(options: TestbedOptions) -> anyhow::Result<Road> {
+        let testbed = Testbed::new(options)?;
         let meter =
             |at| WireMeter::attach(testbed.receiver(at), testbed.receiver_dev(at), BINS, BIN);
-        let meters = (0..receivers.into()).map(meter).collect::<Result<_, _>>()?;
+        let meters = (0..testbed.receiver_count()).map(meter).collect::<Result<_, _>>()?;
         let road = Road { meters, testbed };
         road.cut(true)?;
         Ok(road)

@@ -1,13 +1,16 @@
-//! Limits on what a guest sends, each where a host would put it: a guest whose only device leads to a router,
-//! the host, and the guest's peer behind that ([`Road`](super::policers::Road)).
+//! Limits on what a guest sends, each where a host would put it: a guest whose only device leads to a router
+//! or bridge, the host, and the guest's peer behind that ([`Road`](super::policers::Road)).
 //!
 //! | name | what it is | where on the host |
 //! |---|---|---|
 //! | `idle` | nothing, and no load | |
+//! | `unlimited` | nothing | |
 //! | `htb` | the kernel's HTB with a queue of 1000 packets, as `tc` sets it up | the peer's side |
+//! | `tidegate-htb` | `tidegate limit add --scheme htb` | the guest's port |
 //! | `htb-ecn` | `tidegate limit add --scheme htb --ecn K`: HTB that marks from K on | the guest's port |
 //! | `dem`, `spring` | `tidegate limit add --scheme dem`, `--scheme spring` | the guest's port |
 //! | `edt` | `tidegate limit add --scheme edt`, which needs `fq` | the guest's port |
+//! | `police` | `tidegate limit add --scheme police` | the guest's port |
 
 use std::fmt;
 
@@ -28,23 +31,29 @@ pub(super) const MARK_BYTES: u64 = 60_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shaper {
     Idle,
+    Unlimited,
     Htb,
+    TidegateHtb,
     /// The queue from which on it marks, in bytes.
     HtbEcn(u64),
     Dem,
     Spring,
     Edt,
+    Police,
 }
 
 impl Shaper {
     pub(super) fn name(self) -> &'static str {
         match self {
             Shaper::Idle => "idle",
+            Shaper::Unlimited => "unlimited",
             Shaper::Htb => "htb",
+            Shaper::TidegateHtb => "tidegate-htb",
             Shaper::HtbEcn(_) => "htb-ecn",
             Shaper::Dem => "dem",
             Shaper::Spring => "spring",
             Shaper::Edt => "edt",
+            Shaper::Police => "police",
         }
     }
 
@@ -62,7 +71,7 @@ impl Shaper {
         let host = testbed.router().context("there is no host to limit on")?;
         let towards_peer = testbed.router_dev_to(0);
         let peer = match self {
-            Shaper::Idle => return Ok(Shaped { store: None, peer: None }),
+            Shaper::Idle | Shaper::Unlimited => return Ok(Shaped { store: None, peer: None }),
             Shaper::Htb => Some(Peer::htb_on(host, &towards_peer, rate.bit_s())?),
             Shaper::Edt => Some(Peer::fq_on(host, &towards_peer)?),
             _ => None,
@@ -79,8 +88,8 @@ impl Shaper {
     /// The arguments of `tidegate`; none for what is not its own.
     fn words(self, port: &str, rate: Rate) -> Option<Vec<String>> {
         let scheme = match self {
-            Shaper::Idle | Shaper::Htb => return None,
-            Shaper::HtbEcn(_) => "htb",
+            Shaper::Idle | Shaper::Unlimited | Shaper::Htb => return None,
+            Shaper::TidegateHtb | Shaper::HtbEcn(_) => "htb",
             other => other.name(),
         };
         let words = ["limit", "add", LIMIT, "--port", port, "--scheme", scheme, "--egress"];
@@ -133,6 +142,10 @@ mod tests {
             words(Shaper::Spring).unwrap(),
             "limit add guest --port up --scheme spring --egress 2gbit"
         );
-        assert_eq!(words(Shaper::Htb), None);
+        assert_eq!(
+            words(Shaper::TidegateHtb).unwrap(),
+            "limit add guest --port up --scheme htb --egress 2gbit"
+        );
+        assert_eq!((words(Shaper::Htb), words(Shaper::Unlimited)), (None, None));
     }
 }

@@ -8,6 +8,8 @@
 //!                                     └─── eth0 receiver 1
 //!
 //! Spread(n):     the same, with n receivers
+//!
+//! Bridged:       sender eth0 ── bridge ── eth0 receiver 0
 //! ```
 //!
 //! [`Sites`] are several senders behind routers of their own.
@@ -54,6 +56,8 @@ use wait::wait_until;
 pub const RECEIVERS_MAX: u8 = 16;
 /// The device of every host but the router.
 const DEV: &str = "eth0";
+/// The bridge of a router that is one.
+const BRIDGE: &str = "bridge";
 /// The router's device towards the sender, and the beginning of the names of those towards receivers.
 const ROUTER_DEV: &str = "up";
 const ROUTER_DOWN: &str = "down";
@@ -84,6 +88,9 @@ pub enum Topology {
     TwoReceivers,
     /// The same with so many receivers, up to [`RECEIVERS_MAX`].
     Spread(u8),
+    /// One sender and one receiver on one network: the router between them is a bridge, whose ports have the
+    /// names of its devices.
+    Bridged,
 }
 
 /// IPv4 or IPv6.
@@ -125,6 +132,8 @@ pub struct Testbed {
     sender: NetNs,
     receivers: Vec<NetNs>,
     router: Option<NetNs>,
+    /// Each receiver is on a network of its own.
+    routed: bool,
     lab_binary: PathBuf,
 }
 
@@ -150,13 +159,16 @@ impl Testbed {
         let sender = host("sender")?;
         let mut joints = Vec::new();
         let plain = Plan { mtu_bytes: options.mtu_bytes, link: None };
+        // What is between router and receiver, or the two hosts of a pair.
+        let plan_of = |link: u8| {
+            let own = usize::from(link).checked_sub(1).and_then(|at| options.links.get(at));
+            let spec = own.copied().or(options.link);
+            let link = spec.map(|spec| (spec, format!("{name}between{link}")));
+            Plan { link, ..plain.clone() }
+        };
         let mut linked =
             |near: (&NetNs, &str, u8), far: (&NetNs, &str, u8), link: u8| -> anyhow::Result<()> {
-                let own = usize::from(link).checked_sub(1).and_then(|at| options.links.get(at));
-                let spec = own.copied().or(options.link);
-                let spec = spec.map(|spec| (spec, format!("{name}between{link}")));
-                let plan = Plan { link: spec, ..plain.clone() };
-                joints.extend(join(near, far, link, &plan)?);
+                joints.extend(join(near, far, link, &plan_of(link))?);
                 Ok(())
             };
         let (receivers, router) = match options.topology {
@@ -187,8 +199,19 @@ impl Testbed {
                 }
                 (receivers, Some(router))
             }
+            Topology::Bridged => {
+                let (router, receiver) = (host("router")?, host("receiver0")?);
+                let down = format!("{ROUTER_DOWN}0");
+                cable((&sender, DEV), (&router, ROUTER_DEV), &plain)?;
+                joints.extend(cable((&router, &down), (&receiver, DEV), &plan_of(1))?);
+                bridge(&router, &[ROUTER_DEV, &down])?;
+                settle((&sender, DEV, 1), 0)?;
+                settle((&receiver, DEV, 2), 0)?;
+                (vec![receiver], Some(router))
+            }
         };
-        let testbed = Self { joints, sender, receivers, router, lab_binary };
+        let routed = matches!(options.topology, Topology::TwoReceivers | Topology::Spread(_));
+        let testbed = Self { joints, sender, receivers, router, routed, lab_binary };
         testbed.wait_for_paths()?;
         Ok(testbed)
     }
@@ -215,9 +238,9 @@ impl Testbed {
 
     /// The address of a receiver.
     pub fn addr(&self, index: usize, family: Family) -> IpAddr {
-        match self.router {
-            None => address(0, 2, family),
-            Some(_) => address(index as u8 + 1, 1, family),
+        match self.routed {
+            false => address(0, 2, family),
+            true => address(index as u8 + 1, 1, family),
         }
     }
 
@@ -366,25 +389,52 @@ fn join(
     link: u8,
     plan: &Plan,
 ) -> anyhow::Result<Option<Joint>> {
+    let joint = cable((near.0, near.1), (far.0, far.1), plan)?;
+    for end in [near, far] {
+        settle(end, link)?;
+    }
+    Ok(joint)
+}
+
+/// Makes the devices of both ends and what is between them. They are down, and have no addresses.
+fn cable(near: (&NetNs, &str), far: (&NetNs, &str), plan: &Plan) -> anyhow::Result<Option<Joint>> {
     let joint = match &plan.link {
-        Some((spec, between)) => Some(Joint::new((near.0, near.1), (far.0, far.1), spec, between)?),
+        Some((spec, between)) => Some(Joint::new(near, far, spec, between)?),
         None => {
             let pair = VethPair { name: near.1, peer: far.1, peer_netns: Some(far.0) };
             Netlink::open_in(near.0)?.add_veth(&pair)?;
             None
         }
     };
-    for (netns, dev, host) in [near, far] {
+    for (netns, dev) in [near, far] {
+        let Some(mtu_bytes) = plan.mtu_bytes else { continue };
         let mut netlink = Netlink::open_in(netns)?;
         let index = netlink.index_of(dev)?;
-        if let Some(mtu_bytes) = plan.mtu_bytes {
-            netlink.set_mtu(index, mtu_bytes)?;
-        }
-        netlink.add_address(index, address(link, host, Family::V4), V4_BITS)?;
-        netlink.add_address(index, address(link, host, Family::V6), V6_BITS)?;
-        netlink.set_up(index, true)?;
+        netlink.set_mtu(index, mtu_bytes)?;
     }
     Ok(joint)
+}
+
+/// Gives an end of a link its addresses, and sets it up.
+fn settle((netns, dev, host): (&NetNs, &str, u8), link: u8) -> anyhow::Result<()> {
+    let mut netlink = Netlink::open_in(netns)?;
+    let index = netlink.index_of(dev)?;
+    netlink.add_address(index, address(link, host, Family::V4), V4_BITS)?;
+    netlink.add_address(index, address(link, host, Family::V6), V6_BITS)?;
+    Ok(netlink.set_up(index, true)?)
+}
+
+/// Makes devices of a host the ports of a bridge.
+fn bridge(netns: &NetNs, ports: &[&str]) -> anyhow::Result<()> {
+    let mut netlink = Netlink::open_in(netns)?;
+    netlink.add_bridge(BRIDGE)?;
+    let bridge = netlink.index_of(BRIDGE)?;
+    for port in ports {
+        let index = netlink.index_of(port)?;
+        netlink.set_master(index, bridge)?;
+        netlink.set_up(index, true)?;
+    }
+    Ok(netlink.set_up(bridge, true)?)
 }
 
 /// Sends everything else through the router of a link.

@@ -1,5 +1,7 @@
 //! What lies in the maps of the programs that act on ACKs: `bpf/acks.h`.
 
+use std::net::{Ipv6Addr, SocketAddr};
+
 use bytemuck::{Pod, Zeroable};
 use tidegate_core::{dem, spring, wait};
 
@@ -230,4 +232,15 @@ pub struct Key {
     pub own_port: [u8; 2],
     /// The other side's.
     pub other_port: [u8; 2],
+}
+
+impl Key {
+    /// The workload's address and port, and the other side's.
+    #[must_use]
+    pub fn ends(self) -> (SocketAddr, SocketAddr) {
+        let end = |ip: [u8; 16], port| {
+            SocketAddr::new(Ipv6Addr::from(ip).to_canonical(), u16::from_be_bytes(port))
+        };
+        (end(self.own, self.own_port), end(self.other, self.other_port))
+    }
 }

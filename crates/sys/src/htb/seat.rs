@@ -1,6 +1,9 @@
 //! What the kernel and the programs say of one limit of a tree.
 
-use std::path::{Path, PathBuf};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use bytemuck::{Pod, Zeroable};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
@@ -16,6 +19,7 @@ use crate::{
     intf,
     limit::{LimitError, Reading, lookup, map_error},
     net::Netlink,
+    waiting::{self, Waiting},
 };
 
 /// Places of [`intf::Counters`], by the table of outcomes.
@@ -117,6 +121,31 @@ impl Seat {
             counters.last_ns = told.last_ns;
         }
         Ok(reading)
+    }
+
+    /// Whose packets wait in its queue at this moment; `None` where nobody can tell.
+    ///
+    /// # Errors
+    /// [`LimitError`] when the kernel refuses to look.
+    pub(crate) fn waiting(&self, direction: Direction) -> Result<Option<Waiting>, LimitError> {
+        let backlog = self.slot_of(direction).map(|slot| slot.backlog);
+        match backlog.filter(|backlog| backlog.qdisc != 0) {
+            Some(backlog) => waiting::look(&backlog),
+            None => Ok(None),
+        }
+    }
+
+    /// With `dem` and `spring` the connections of a direction that are wanted, who sends first.
+    pub(crate) fn connections(
+        &self,
+        direction: Direction,
+        wanted: impl Fn(SocketAddr, SocketAddr) -> bool,
+    ) -> Vec<(SocketAddr, SocketAddr)> {
+        let dir = acks::dir_of(&self.dir, direction);
+        if self.slot != ROOT_SLOT || !dir.exists() {
+            return Vec::new();
+        }
+        AcksMaps::open(&dir).map_or_else(|_| Vec::new(), |maps| maps.known(wanted))
     }
 
     fn marked(&self, direction: Direction) -> Result<Marked, LimitError> {

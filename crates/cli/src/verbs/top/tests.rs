@@ -102,6 +102,7 @@ fn limit(path: &str, egress: Option<(u64, u64)>, ingress: Option<(u64, u64)>) ->
             settings,
             egress: egress.map(|(status, _)| status),
             ingress: ingress.map(|(status, _)| status),
+            waiting: None,
         },
         origin: match path.contains("run") {
             true => Origin::Run { runner_pid: 4711 },

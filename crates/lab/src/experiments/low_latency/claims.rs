@@ -2,12 +2,13 @@
 
 use serde_json::Value;
 
-use super::{ABOVE, plan::GBIT};
+use super::plan::GBIT;
 use crate::{
     context::Context,
     experiments::{
         case_in_words,
-        guest::{JAIN, P50, VARIATION, WIRE},
+        guest::{ABOVE, JAIN, P50, VARIATION, WIRE},
+        tally::Tally,
     },
     report::{Case, distinct},
 };
@@ -20,35 +21,6 @@ const JAIN_LEAST: f64 = 0.95;
 /// By how much SPRING without ECN may be worse than DEM with it: of the limit, and in the median.
 const WORSE_PERCENT: f64 = 1.0;
 const WORSE_US: f64 = 20.0;
-
-/// One condition over many cases.
-#[derive(Default)]
-struct Tally {
-    all: usize,
-    failed: Vec<String>,
-}
-
-impl Tally {
-    fn add(&mut self, holds: bool, words: String) {
-        self.all += 1;
-        if !holds {
-            self.failed.push(words);
-        }
-    }
-
-    /// Nothing where no case was run.
-    fn claim(self, ctx: &mut Context, claim: String) {
-        if self.all == 0 {
-            return;
-        }
-        let held = self.all - self.failed.len();
-        let mut measured = format!("in {held} of {} cases", self.all);
-        if !self.failed.is_empty() {
-            measured += &format!("; not: {}", self.failed.join("; "));
-        }
-        ctx.claim(claim, self.failed.is_empty(), measured);
-    }
-}
 
 /// A system in a case.
 struct Seen {

@@ -16,7 +16,7 @@ use std::{path::PathBuf, time::Duration};
 use super::{
     bed::Control,
     case_in_words,
-    guest::{P50, TENTH, Transfer, VARIATION, WIRE},
+    guest::{ABOVE, P50, TENTH, Transfer, VARIATION, WIRE},
     he_2017,
     policers::Road,
     shapers::Shaper,
@@ -29,9 +29,6 @@ use crate::{
     report::Case,
 };
 use plan::{Cell, Turn, plan};
-
-/// By how much the median is above that of the path without limit and load, looked at in the same round.
-const ABOVE: &str = "above_idle_p50_us";
 
 /// See the [module](self).
 #[derive(Debug, Default)]

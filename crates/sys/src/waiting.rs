@@ -1,0 +1,141 @@
+//! Whose packets wait in the queue of a limiter, flow by flow, at one moment.
+//!
+//! `bpf/waiting.bpf.c` looks at the packets themselves, when somebody asks: it costs no packet anything, and
+//! cannot drift. Queues are a FIFO, or an `fq_codel` of a kernel that says how it keeps its own (BTF of the
+//! module).
+
+use std::{
+    mem::MaybeUninit,
+    net::{Ipv6Addr, SocketAddr},
+};
+
+use bytemuck::{Pod, Zeroable, bytes_of, pod_read_unaligned};
+use libbpf_rs::{
+    MapCore, MapFlags, OpenObject,
+    skel::{OpenSkel, SkelBuilder},
+};
+use tidegate_core::waiting::Flow;
+
+use crate::{
+    backlog::{Backlog, ask},
+    limit::{LimitError, load_error, map_error, quiet_libbpf},
+};
+
+mod skel {
+    #![allow(
+        missing_docs,
+        unused_qualifications,
+        clippy::all,
+        clippy::undocumented_unsafe_blocks,
+        clippy::unwrap_used
+    )]
+    include!(concat!(env!("OUT_DIR"), "/waiting.skel.rs"));
+}
+
+/// How often a queue is looked at that changes under the look.
+const LOOKS_MAX: usize = 8;
+const MAP: &str = "waiting";
+
+/// Packets, and their bytes on the wire.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Count {
+    /// As the stack sees them: one that is yet to be segmented counts once.
+    pub packets: u64,
+    /// With the headers of every segment.
+    pub bytes: u64,
+}
+
+/// What waits in a queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// All of it.
+    pub all: Count,
+    /// By flow, who has most bytes first; 1024 flows at most.
+    pub flows: Vec<(Flow, Count)>,
+    /// Of no flow: what is no IP, and of flows beyond those.
+    pub other: Count,
+    /// Nothing that waited was missed; a queue may change faster than it can be looked at.
+    pub whole: bool,
+}
+
+/// `struct wf_flow`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+struct Key {
+    from: [u8; 16],
+    to: [u8; 16],
+    from_port: [u8; 2],
+    to_port: [u8; 2],
+    protocol: u8,
+    pad: [u8; 3],
+}
+
+impl From<Key> for Flow {
+    fn from(key: Key) -> Flow {
+        let end = |ip: [u8; 16], port| {
+            SocketAddr::new(Ipv6Addr::from(ip).to_canonical(), u16::from_be_bytes(port))
+        };
+        Flow {
+            protocol: key.protocol,
+            from: end(key.from, key.from_port),
+            to: end(key.to, key.to_port),
+        }
+    }
+}
+
+/// `struct wf_query`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct Query {
+    qdisc: u64,
+    handle: u32,
+    known: u32,
+    torn: u32,
+    pad: u32,
+    all: Count,
+    other: Count,
+}
+
+/// Looks at what waits; `None` if the queue is gone, or of a kind that the kernel does not explain.
+///
+/// # Errors
+/// [`LimitError`] when the kernel refuses the program.
+pub fn look(backlog: &Backlog) -> Result<Option<Waiting>, LimitError> {
+    quiet_libbpf();
+    let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+    let open = skel::WaitingSkelBuilder::default().open(&mut storage);
+    let object = open.and_then(|open| open.load()).map_err(load_error(MAP))?;
+    let flows = &object.maps.waiting;
+    let mut query = Query::zeroed();
+    for _ in 0..LOOKS_MAX {
+        for key in flows.keys().collect::<Vec<_>>() {
+            flows.delete(&key).map_err(map_error(MAP))?;
+        }
+        query = Query { qdisc: backlog.qdisc, handle: backlog.handle, ..Query::zeroed() };
+        ask(&object.progs.look, MAP, &mut query)?;
+        if query.torn == 0 {
+            break;
+        }
+    }
+    if query.known == 0 {
+        return Ok(None);
+    }
+    let mut list = Vec::new();
+    for key in flows.keys() {
+        let key: Key = read(&key)?;
+        let count = flows.lookup(bytes_of(&key), MapFlags::ANY).map_err(map_error(MAP))?;
+        list.push((Flow::from(key), read(&count.unwrap_or_default())?));
+    }
+    list.sort_by_key(|(flow, count): &(Flow, Count)| (std::cmp::Reverse(count.bytes), *flow));
+    let Query { all, other, torn, .. } = query;
+    Ok(Some(Waiting { all, flows: list, other, whole: torn == 0 }))
+}
+
+fn read<T: Pod>(bytes: &[u8]) -> Result<T, LimitError> {
+    let right = bytes.len() == size_of::<T>();
+    right.then(|| pod_read_unaligned(bytes)).ok_or(LimitError::Layout(MAP))
+}
+
+#[cfg(test)]
+mod tests;
