@@ -4,33 +4,14 @@
 #define TG_DSCP_H
 
 #include "packet.h"
+#include "tos.h"
 
 /* Below IP: Ethernet, nothing, Ethernet with one VLAN tag and with two in the packet. */
 #define TG_LINK_HEADERS                                                                            \
 	{                                                                                          \
 		TG_LINK_HEADER_BYTES, 0, 18, 22                                                    \
 	}
-#define TG_LINK_HEADERS_MAX   4
-#define TG_IP_CHECKSUM_OFFSET 10
-
-/* The first bytes of an IP header, by which it is known. */
-union tg_ip_head {
-	__u8 byte[8];
-	__u16 half[4];
-	__u64 all;
-};
-
-/* The old type of service or traffic class with another DSCP; the ECN bits stay. */
-static __always_inline __u8 tg_with_dscp(__u8 tos, __u8 dscp)
-{
-	return dscp << 2 | (tos & 3);
-}
-
-/* Of an IPv6 header: in the lower half of the first byte, and the upper one of the second. */
-static __always_inline __u8 tg_traffic_class(const union tg_ip_head *head)
-{
-	return head->byte[0] << 4 | head->byte[1] >> 4;
-}
+#define TG_LINK_HEADERS_MAX 4
 
 /* 0 for what is not IP. */
 static __always_inline __u8 tg_dscp(struct __sk_buff *skb)
@@ -85,8 +66,7 @@ static __always_inline void tg_set_dscp(struct __sk_buff *skb, __u8 dscp)
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		__u8 tos = tg_with_dscp(tg_traffic_class(&head), dscp);
 
-		new.byte[0] = (head.byte[0] & 0xf0) | tos >> 4;
-		new.byte[1] = (head.byte[1] & 0x0f) | tos << 4;
+		tg_set_traffic_class(&new, tos);
 		if (new.half[0] == head.half[0])
 			return;
 		bpf_skb_store_bytes(skb, offset, &new, sizeof(new.half[0]), BPF_F_RECOMPUTE_CSUM);

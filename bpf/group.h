@@ -10,8 +10,8 @@
 #ifndef TG_GROUP_H
 #define TG_GROUP_H
 
+#include "headers.h"
 #include "intf.h"
-#include "packet.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -47,29 +47,28 @@ static __always_inline int gr_has_ports(__u8 protocol)
 
 /*
  * The hash of a packet's flow: addresses, transport, and ports or the SPI of ESP. The ports of a
- * fragment are in the first alone, so all fragments between two hosts are one flow. A function of
- * its own: see tg_parse.
+ * fragment are in the first alone, so all fragments between two hosts are one flow.
  */
-__noinline __u64 gr_flow(struct __sk_buff *skb)
+static __always_inline __u64 gr_hash(void *ctx, tg_loader load, __u32 start, __be16 type)
 {
-	__u64 hash = sm_mix(flow_seed, skb->protocol);
+	__u64 hash = sm_mix(flow_seed, type);
 	__u32 offset, ports = 0;
 	__u8 protocol = 0;
 	int fragment = 0;
 
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+	if (type == bpf_htons(ETH_P_IP)) {
 		struct iphdr ip;
 
-		if (tg_load(skb, 0, &ip, sizeof(ip)))
+		if (load(ctx, start, 0, &ip, sizeof(ip)))
 			return sm_flow(hash);
 		hash = sm_mix(hash, (__u64)ip.saddr << 32 | ip.daddr);
 		fragment = (ip.frag_off & bpf_htons(TG_FRAGMENT)) != 0;
 		protocol = ip.protocol;
 		offset = ip.ihl * 4;
-	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+	} else if (type == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr ip;
 
-		if (tg_load(skb, 0, &ip, sizeof(ip)))
+		if (load(ctx, start, 0, &ip, sizeof(ip)))
 			return sm_flow(hash);
 		for (int i = 0; i < 4; i += 2)
 			hash = sm_mix(hash, (__u64)ip.saddr.in6_u.u6_addr32[i] << 32 |
@@ -86,7 +85,7 @@ __noinline __u64 gr_flow(struct __sk_buff *skb)
 			if (protocol != IPPROTO_HOPOPTS && protocol != IPPROTO_ROUTING &&
 			    protocol != IPPROTO_DSTOPTS && protocol != IPPROTO_FRAGMENT)
 				break;
-			if (tg_load(skb, offset, ext, sizeof(ext)))
+			if (load(ctx, start, offset, ext, sizeof(ext)))
 				break;
 			fragment |= protocol == IPPROTO_FRAGMENT;
 			offset += protocol == IPPROTO_FRAGMENT ? 8 : (ext[1] + 1) * 8;
@@ -99,17 +98,16 @@ __noinline __u64 gr_flow(struct __sk_buff *skb)
 	if (fragment)
 		return sm_flow(hash);
 	if (gr_has_ports(protocol))
-		tg_load(skb, offset, &ports, sizeof(ports));
+		load(ctx, start, offset, &ports, sizeof(ports));
 	return sm_flow(sm_mix(hash, (__u64)protocol << 32 | ports));
 }
 
 /* Counts the bytes of a packet with its flow. A function of its own: see tg_parse. */
-__noinline int gr_count(struct __sk_buff *skb, __u32 direction, __u32 buffer, __u32 bytes)
+__noinline int gr_count(__u32 direction, __u32 buffer, __u64 flow, __u32 bytes)
 {
 	struct sm_counts *counts;
 	struct sm_cell *set;
 	void *buffers;
-	__u64 flow;
 	__u32 way;
 
 	buffers = bpf_map_lookup_elem(&samples_of_limit, &direction);
@@ -118,7 +116,6 @@ __noinline int gr_count(struct __sk_buff *skb, __u32 direction, __u32 buffer, __
 	counts = bpf_map_lookup_elem(buffers, &buffer);
 	if (!counts)
 		return 0;
-	flow = gr_flow(skb);
 	set = counts->set[flow >> SM_SET_SHIFT];
 	way = sm_add(set, flow, bytes);
 	if (way < SM_WAYS)
@@ -126,15 +123,9 @@ __noinline int gr_count(struct __sk_buff *skb, __u32 direction, __u32 buffer, __
 	return 0;
 }
 
-/* Counts a packet for the group, if there is one, and says whether it is dropped at random. */
-static __always_inline int gr_drops(struct __sk_buff *skb, __u32 direction, __u32 bytes)
+/* Whether a packet is dropped at random. */
+static __always_inline int gr_drops(const struct tg_group *group)
 {
-	const struct tg_group *group = bpf_map_lookup_elem(&group_of_limit, &direction);
-
-	if (!group)
-		return 0;
-	if (group->sample)
-		gr_count(skb, direction, group->sample - 1, bytes);
 	return group->drop && sm_drops(group->drop, bpf_get_prandom_u32());
 }
 

@@ -71,6 +71,8 @@ enum tg_flags {
 	/* Senders are told in the ACKs that come back to them: ECE, windows. */
 	TG_FLAG_DEM = 1 << 9,
 	TG_FLAG_SPRING = 1 << 10,
+	/* With TG_FLAG_POLICE: what comes in by the device is policed in XDP. For user space. */
+	TG_FLAG_XDP = 1 << 11,
 };
 
 /* Prefixes that a limit exempts at most. */

@@ -12,11 +12,10 @@
 #include <bpf/bpf_helpers.h>
 
 #include "exempt_packet.h"
-#include "fair_police.h"
 #include "group.h"
 #include "intf.h"
-#include "maps.h"
 #include "packet.h"
+#include "police_limit.h"
 #include "police_packet.h"
 
 /* In every network namespace the loopback device is the first. */
@@ -28,66 +27,25 @@ enum {
 	RET_DROP_SLOW,
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, TG_DIRECTIONS);
-	__type(key, __u32);
-	__type(value, struct tg_police_counters);
-} counters SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TG_DIRECTIONS);
-	__type(key, __u32);
-	__type(value, struct fp_table);
-} flows_of_police SEC(".maps");
-
 /* The device is a port. */
 const volatile __u8 is_port = 0;
 
-static long add_phantom(__u32 i, void *ctx)
+/* The hash of a packet's flow. A function of its own: see tg_parse. */
+__noinline __u64 flow_of(struct __sk_buff *skb)
 {
-	struct fp_table *table = *(struct fp_table **)ctx;
-
-	if (i >= FP_SETS * FP_WAYS)
-		return 1;
-	fp_add(&table->sum, &table->set[i / FP_WAYS][i % FP_WAYS]);
-	return 0;
+	return gr_hash(skb, tg_load_from, 0, skb->protocol);
 }
 
-/*
- * The colour of a packet where flows have equal parts of the bucket: one that does not fit its
- * flow's part is red, and charged to nobody. A function of its own: see tg_parse.
- */
-__noinline int fair(struct __sk_buff *skb, __u32 direction, __u64 now, __u32 bytes)
+/* Counts a packet for the group, if there is one, and says whether it is dropped at random. */
+static __always_inline int group_drops(struct __sk_buff *skb, __u32 direction, __u32 bytes)
 {
-	struct fp_table *table = bpf_map_lookup_elem(&flows_of_police, &direction);
-	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &direction);
-	struct tg_police_counters *c = bpf_map_lookup_elem(&counters, &direction);
-	const struct pl_bucket *bucket;
-	struct pl_packet packet;
-	struct fp_fit fit;
-	struct tg_limit *l;
-	__u64 deficit;
-	__u32 key = 0;
+	const struct tg_group *group = bpf_map_lookup_elem(&group_of_limit, &direction);
 
-	l = bpf_map_lookup_elem(&limit, &key);
-	if (!l || !table || !queue || !c || direction >= TG_DIRECTIONS)
-		return PL_GREEN;
-	bucket = &l->police[direction].committed;
-	packet.wire_bytes = bytes < PL_MAX_PACKET_BYTES ? bytes : PL_MAX_PACKET_BYTES;
-	packet.may_owe = PL_OWE_ALL;
-	deficit = fp_less(*(volatile __u64 *)&queue->finish_ns, now);
-	if (fp_begin_turn(bucket, table, now)) {
-		bpf_loop(FP_SETS * FP_WAYS, add_phantom, &table, 0);
-		fp_add(&table->sum, &table->others);
-		fp_end_turn(table, deficit);
-	}
-	if (!fp_fits(bucket, table, now, deficit, gr_flow(skb), packet.wire_bytes, &fit) ||
-	    !pl_take(bucket, &queue->finish_ns, now, &packet, &c->carry))
-		return PL_RED;
-	fp_charge(&fit);
-	return PL_GREEN;
+	if (!group)
+		return 0;
+	if (group->sample)
+		gr_count(direction, group->sample - 1, flow_of(skb), bytes);
+	return gr_drops(group);
 }
 
 /* Of a packet whose first header is that of IP, or of the link. */
@@ -121,13 +79,13 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 		return TG_PASS;
 	}
 	now = bpf_ktime_get_ns();
-	if (gr_drops(skb, direction, bytes)) {
+	if (group_drops(skb, direction, bytes)) {
 		outcome = TG_DROP_EARLY;
 	} else {
 		if (policy->fair)
-			colour = fair(skb, direction, now, bytes);
+			colour = fair(direction, now, bytes, flow_of(skb));
 		else
-			colour = meter(skb, policy, queue, c, now, bytes);
+			colour = meter_skb(skb, policy, queue, c, now, bytes);
 		/* The compiler knows what fair() returns; the verifier must be told. */
 		barrier_var(colour);
 		outcome = act_on(skb, policy, c, colour, bytes, !from_ip);

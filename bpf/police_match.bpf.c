@@ -71,7 +71,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 		return TG_PASS;
 	}
 	now = bpf_ktime_get_ns();
-	colour = meter(skb, policy, at.queue, at.counters, now, bytes);
+	colour = meter_skb(skb, policy, at.queue, at.counters, now, bytes);
 	outcome = act_on(skb, policy, at.counters, colour, bytes, 1);
 	count_at(at.counters, outcome, now, bytes);
 	return outcome;

@@ -1,34 +1,24 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What a policer does with a packet: the colour that a meter gives, what is done for it, counters.
- */
+/* What a policer on a cgroup or at tc does with a packet: reads it, and acts by its colour. */
 #ifndef TG_POLICE_PACKET_H
 #define TG_POLICE_PACKET_H
 
 #include "dscp.h"
 #include "intf.h"
 #include "packet.h"
+#include "police_counters.h"
 
 /* The colour of a packet, which is charged for it. */
-static __always_inline enum pl_colour meter(struct __sk_buff *skb, const struct pl_policy *policy,
-					    struct tg_queue *queue, struct tg_police_counters *c,
-					    __u64 now, __u32 bytes)
+static __always_inline enum pl_colour
+meter_skb(struct __sk_buff *skb, const struct pl_policy *policy, struct tg_queue *queue,
+	  struct tg_police_counters *c, __u64 now, __u32 bytes)
 {
 	struct pl_packet packet = {
-	    .wire_bytes = bytes < PL_MAX_PACKET_BYTES ? bytes : PL_MAX_PACKET_BYTES,
+	    .wire_bytes = metered_bytes(bytes),
 	    .may_owe = skb->gso_size ? PL_OWE_HALF : PL_OWE_NOTHING,
 	};
-	struct pl_state state = {
-	    .full_ns = &queue->finish_ns,
-	    .skipped_ns = &queue->skipped_ns,
-	    .second_full_ns = &queue->second_full_ns,
-	    .carry = &c->carry,
-	    .second_carry = &c->second_carry,
-	};
-	enum pl_colour incoming = PL_GREEN;
 
-	if (policy->aware)
-		incoming = pl_incoming(policy, tg_dscp(skb));
-	return pl_colour(policy, &state, now, &packet, incoming);
+	return meter(policy, queue, c, now, &packet, policy->aware ? tg_dscp(skb) : 0);
 }
 
 /* Does with a packet what is said for its colour. Only a program of tc may write to it. */
@@ -46,37 +36,12 @@ static __always_inline enum tg_outcome act(struct __sk_buff *skb, const struct p
 	return TG_PASS;
 }
 
-static __always_inline int is_drop(enum tg_outcome outcome)
-{
-	return outcome == TG_DROP_FULL || outcome == TG_DROP_EARLY;
-}
-
 /* The same, counted by colour. */
 static __always_inline enum tg_outcome act_on(struct __sk_buff *skb, const struct pl_policy *policy,
 					      struct tg_police_counters *c, enum pl_colour colour,
 					      __u32 bytes, int may_write)
 {
-	if (colour > PL_RED)
-		colour = PL_RED;
-	c->packets[colour]++;
-	c->bytes[colour] += bytes;
-	return act(skb, policy, colour, may_write);
-}
-
-static __always_inline void count(struct tg_police_counters *c, enum tg_outcome outcome,
-				  __u32 bytes)
-{
-	c->common.packets[outcome]++;
-	c->common.bytes[outcome] += bytes;
-}
-
-/* The same of a packet that was not exempt. */
-static __always_inline void count_at(struct tg_police_counters *c, enum tg_outcome outcome,
-				     __u64 now, __u32 bytes)
-{
-	if (outcome != TG_PASS)
-		c->common.last_ns[outcome] = now;
-	count(c, outcome, bytes);
+	return act(skb, policy, count_colour(c, colour, bytes), may_write);
 }
 
 #endif

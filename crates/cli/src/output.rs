@@ -6,7 +6,10 @@ use std::{
 };
 
 use tidegate_core::{
-    Class, Scheme, Scope, police::Policy, prefixes::Prefixes, virtual_queue::VirtualQueueOptions,
+    Class, Scheme, Scope,
+    police::{Hook, Policy},
+    prefixes::Prefixes,
+    virtual_queue::VirtualQueueOptions,
 };
 pub use tidegate_node::figures::{rate, size, time};
 use tidegate_node::{
@@ -14,7 +17,7 @@ use tidegate_node::{
     settings::{canonical, is_parents, show_actions},
     tree::tree,
 };
-use tidegate_sys::limit::LimitOptions;
+use tidegate_sys::{limit::LimitOptions, xdp::XdpMode};
 
 /// Colours of standard output; none unless it is a terminal that wants them.
 #[derive(Debug, Clone, Copy)]
@@ -143,6 +146,9 @@ pub fn describe(options: &LimitOptions, parent: Option<&str>) -> String {
         if options.police.fair {
             words.push("fair".to_owned());
         }
+        if options.police.hook != Hook::Auto {
+            words.push(format!("hook {}", options.police.hook));
+        }
     }
     if !options.matched.is_empty() {
         words.push(format!("match {}", options.matched));
@@ -163,6 +169,12 @@ pub fn describe(options: &LimitOptions, parent: Option<&str>) -> String {
         words.push(format!("delack_max {}", options.delack_max));
     }
     words.join(", ")
+}
+
+/// Where a program of XDP runs.
+pub fn xdp_mode(mode: &str) -> String {
+    let place = if mode == XdpMode::Native.name() { "in the driver" } else { "in the stack" };
+    format!("{mode}, {place}")
 }
 
 /// Limits in the order of their trees, with how many they are inside of; siblings by name.

@@ -107,6 +107,42 @@ impl fmt::Display for Action {
     }
 }
 
+/// Where in the kernel what comes in by a device is policed.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Hook {
+    /// Where packets are: a tcx link, or a filter of clsact.
+    #[default]
+    Auto,
+    /// XDP: before there are packets.
+    Xdp,
+}
+
+impl Hook {
+    /// As a user writes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Hook::Auto => "auto",
+            Hook::Xdp => "xdp",
+        }
+    }
+}
+
+impl FromStr for Hook {
+    type Err = PolicyError;
+
+    fn from_str(text: &str) -> Result<Self, PolicyError> {
+        let found = [Hook::Auto, Hook::Xdp].into_iter().find(|hook| hook.name() == text);
+        found.ok_or_else(|| PolicyError::Hook(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// Which meter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MeterType {
@@ -220,12 +256,15 @@ pub struct Policy {
     pub actions: [Action; 3],
     /// Whether the flows have equal parts of the bucket ([`crate::fair_police`]); not with a meter.
     pub fair: bool,
+    /// Where it meets what comes in by its device.
+    pub hook: Hook,
 }
 
 impl Default for Policy {
     /// A bucket whose red packets are dropped.
     fn default() -> Self {
-        Policy { meter: None, actions: [Action::Pass, Action::Pass, Action::Drop], fair: false }
+        let actions = [Action::Pass, Action::Pass, Action::Drop];
+        Policy { meter: None, actions, fair: false, hook: Hook::Auto }
     }
 }
 
@@ -274,6 +313,9 @@ pub enum PolicyError {
     /// No action.
     #[error("`{0}` is no action; write pass, drop, ce, or for example `dscp af12`")]
     Action(String),
+    /// No hook.
+    #[error("`{0}` is no hook; write auto or xdp")]
+    Hook(String),
     /// No colour.
     #[error("`{0}` is no colour; write green, yellow or red")]
     Colour(String),

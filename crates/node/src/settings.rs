@@ -544,7 +544,7 @@ pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
     fn span(span: Option<Option<Span>>) -> String {
         span.flatten().map_or_else(|| "default".to_owned(), |span| span.to_string())
     }
-    const FIELDS: [(&str, Show); 20] = [
+    const FIELDS: [(&str, Show); 21] = [
         ("egress", |o| rate(o, o.egress)),
         ("egress burst", |o| span(o.egress.map(|q| q.burst))),
         ("egress mark", |o| span(o.egress.map(|q| q.mark))),
@@ -559,6 +559,7 @@ pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
         ("meter", |o| o.police.meter.map_or_else(|| "none".to_owned(), |m| m.to_string())),
         ("actions", |o| show_actions(&o.police.actions)),
         ("fair", |o| o.police.fair.to_string()),
+        ("hook", |o| o.police.hook.to_string()),
         ("exempt", |o| o.exempt.to_string()),
         ("match", |o| o.matched.to_string()),
         ("loopback", |o| o.loopback.to_string()),

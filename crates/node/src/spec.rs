@@ -242,7 +242,7 @@ pub enum Problem {
 }
 
 /// The fields of a limit, each with a line that would be read.
-const FIELDS: [(&str, &str); 22] = [
+const FIELDS: [(&str, &str); 23] = [
     ("name", "name = \"backup\""),
     ("scope", "scope = { cgroup = \"system.slice/backup.service\" }"),
     ("egress", "egress = \"50mbit\""),
@@ -256,6 +256,7 @@ const FIELDS: [(&str, &str); 22] = [
     ("meter", "meter = { type = \"srtcm\", ebs = \"200kb\", colour_aware = true }"),
     ("actions", "actions = { yellow = \"dscp af12\", red = \"drop\" }"),
     ("fair", "fair = true"),
+    ("hook", "hook = \"xdp\""),
     ("mark", "mark = \"0.5ms\""),
     ("ecn", "ecn = \"60kb\""),
     ("drop", "drop = \"4ms\""),
@@ -581,6 +582,7 @@ impl Reader<'_> {
                 "match" => patch.matched = Some(self.prefixes(value)?),
                 "actions" => patch.police.actions = self.actions(value)?,
                 "fair" => patch.police.fair = Some(self.flag(value, "fair")?),
+                "hook" => patch.police.hook = Some(self.parse(value, "hook")?),
                 "rto_min" => patch.rto_min = Some(self.parse(value, "rto_min")?),
                 "delack_max" => patch.delack_max = Some(self.parse(value, "delack_max")?),
                 "loopback" => patch.loopback = Some(self.flag(value, "loopback")?),

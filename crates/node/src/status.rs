@@ -19,6 +19,7 @@ use tidegate_sys::{
     intf::{self, OUTCOME_TABLE},
     limit::{Colours, LimitError, LimitMaps, LimitOptions},
     store::PinnedLimit,
+    xdp::XdpMode,
 };
 
 use crate::{
@@ -71,6 +72,9 @@ pub struct Settings {
     /// With `police`: meter and actions, as a user writes them.
     #[serde(serialize_with = "policy", skip_serializing_if = "Option::is_none")]
     pub police: Option<Policy>,
+    /// With `police` in XDP: `native` (in the driver) or `generic` (in the stack), if it is on its device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub xdp_mode: Option<&'static str>,
     /// Who is not limited, as a user writes it.
     #[serde(serialize_with = "exempt", skip_serializing_if = "Exempt::is_empty")]
     pub exempt: Exempt,
@@ -270,7 +274,7 @@ fn exempt<S: Serializer>(exempt: &Exempt, serializer: S) -> Result<S::Ok, S::Err
     serializer.collect_seq(prefixes.chain(exempt.dscps().map(|dscp| format!("dscp:{dscp}"))))
 }
 
-/// `{"meter": ..., "green": "pass", ..., "fair": false}`.
+/// `{"meter": ..., "green": "pass", ..., "fair": false, "hook": "auto"}`.
 fn policy<S: Serializer>(policy: &Option<Policy>, serializer: S) -> Result<S::Ok, S::Error> {
     let Some(policy) = policy else { return serializer.serialize_none() };
     let mut map = serializer.serialize_map(None)?;
@@ -279,6 +283,7 @@ fn policy<S: Serializer>(policy: &Option<Policy>, serializer: S) -> Result<S::Ok
         map.serialize_entry(name, &action.to_string())?;
     }
     map.serialize_entry("fair", &policy.fair)?;
+    map.serialize_entry("hook", policy.hook.name())?;
     map.end()
 }
 
@@ -351,7 +356,8 @@ impl LimitStatus {
     /// [`LimitError`] when its maps cannot be read.
     pub fn read(pinned: &PinnedLimit) -> Result<LimitStatus, LimitError> {
         let Present { name, scope, standing, parent, .. } = host::present(pinned);
-        let status = Self::of_maps(name, scope, standing, pinned.maps())?;
+        let mut status = Self::of_maps(name, scope, standing, pinned.maps())?;
+        status.settings.xdp_mode = pinned.xdp_mode.map(XdpMode::name);
         Ok(LimitStatus { parent, ..status })
     }
 
@@ -403,6 +409,7 @@ impl From<&intf::Limit> for Settings {
             rto_min_ns: u64::from(limit.rto_min_us) * 1000,
             delack_max_ns: u64::from(limit.delack_max_us) * 1000,
             police: (options.scheme == Scheme::Police).then_some(options.police),
+            xdp_mode: None,
             exempt: options.exempt,
             matched: options.matched,
         }

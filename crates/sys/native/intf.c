@@ -67,6 +67,7 @@ const __u64 native_intf_layout[] = {
     TG_FLAG_HTB,
     TG_FLAG_DEM,
     TG_FLAG_SPRING,
+    TG_FLAG_XDP,
     TG_EGRESS,
     TG_INGRESS,
 };

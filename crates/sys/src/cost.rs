@@ -15,7 +15,7 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 use rustix::thread::CpuSet;
-use tidegate_core::{Rate, Scheme, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{Rate, Scheme, police::Hook, virtual_queue::VirtualQueueOptions};
 
 use crate::{
     intf,
@@ -53,6 +53,8 @@ pub enum Program {
     Pace,
     /// The bucket of a policer.
     Police,
+    /// The same for what comes in by a device, at a hook.
+    Incoming(Hook),
     /// Its meter: srTCM, colour-aware.
     Meter,
     /// The bucket of a policer that is in a group.
@@ -131,9 +133,22 @@ pub fn measure(
             Standing::Idle | Standing::Busy => mean_run_time(nothing, frame, cpus, runs),
         };
     }
+    if let Program::Incoming(hook) = program {
+        let (mut storage, mut of_xdp) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        let (police, maps) = police::prepare(&mut storage, program, standing)?;
+        let runs = if standing == Standing::Busy { runs.min(BUSY_BUCKET_RUNS) } else { runs };
+        // A packet that is dropped here is not marked dead.
+        return match hook {
+            Hook::Auto => mean_run_time(police.progs.police_in.as_fd(), frame, cpus, runs),
+            Hook::Xdp => {
+                let xdp = police::xdp::load(&mut of_xdp, &maps)?;
+                mean_run_time(xdp.progs.police_xdp.as_fd(), frame, cpus, runs)
+            }
+        };
+    }
     if matches!(program, Program::Police | Program::Meter | Program::Grouped(_)) {
         let mut storage = MaybeUninit::uninit();
-        let police = police::prepare(&mut storage, program, standing)?;
+        let (police, _maps) = police::prepare(&mut storage, program, standing)?;
         let program = police.progs.police_egress.as_fd();
         return match standing {
             Standing::Full => mean_of(program, frame, cpus, runs / SINGLE_RUNS_SHARE, 1),
@@ -293,7 +308,8 @@ mod tests {
         let plain =
             [Program::Nothing, Program::Nrm, Program::Pace, Program::Police, Program::Meter];
         let grouped = [Asked::Drop, Asked::KnownFlow, Asked::NewFlow].map(Program::Grouped);
-        for program in plain.into_iter().chain(grouped) {
+        let incoming = [Hook::Auto, Hook::Xdp].map(Program::Incoming);
+        for program in plain.into_iter().chain(grouped).chain(incoming) {
             for standing in [Standing::Idle, Standing::Busy, Standing::Full] {
                 let cost = measure(program, standing, &frame, &[0], 20_000).unwrap();
                 assert!(cost > Duration::ZERO, "{program:?} {standing:?}");

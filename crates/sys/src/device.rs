@@ -119,6 +119,8 @@ const HOOKS: [(Direction, &str, &str); 2] = [
 ];
 /// Those of the programs.
 pub(crate) const PROGRAM_PINS: [&str; 2] = ["program_egress", "program_ingress"];
+/// That of the link of a program in XDP.
+pub(crate) const XDP_PIN: &str = "xdp";
 /// The mark, in a pinned limit's directory, that clsact came with it.
 pub(crate) const CLSACT_MARK: &str = "clsact";
 
@@ -343,6 +345,10 @@ pub(crate) fn unhooked(
     names: &[&'static str],
 ) -> Vec<&'static str> {
     let is_hooked = |name: &&str| {
+        if *name == XDP_PIN {
+            let info = Link::open(dir.join(name)).and_then(|link| link.info());
+            return matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Xdp(x)) if x.ifindex == limit.ifindex);
+        }
         let Some((direction, _, pin)) = HOOKS.iter().find(|(_, link, _)| link == name) else {
             return true;
         };
@@ -358,9 +364,15 @@ pub(crate) fn unhooked(
 
 /// Takes the filters off that are known by the programs pinned in `dir`.
 pub(crate) fn remove_pinned_filters(dir: &Path, limit: &intf::Limit) {
+    remove_pinned_filters_of(dir, limit, &PROGRAM_PINS);
+}
+
+/// The same of some of the [`PROGRAM_PINS`].
+pub(crate) fn remove_pinned_filters_of(dir: &Path, limit: &intf::Limit, pins: &[&str]) {
     let is_port = limit.flags & intf::FLAG_PORT != 0;
     let programs: Vec<_> = HOOKS
         .iter()
+        .filter(|(_, _, pin)| pins.contains(pin))
         .filter_map(|(direction, _, pin)| {
             let program = Program::fd_from_pinned_path(dir.join(pin)).ok()?;
             Some((Side::of(*direction, is_port), program))

@@ -98,7 +98,7 @@ pub(crate) fn attach_cgroup(
     let limit = options.encode(cgroup.id())?;
     let attach = |program: &ProgramMut<'_>| limit::attach(program, "edt_cgroup", cgroup);
     let (maps, link) = load(Hook::Cgroup, &limit, attach)?;
-    Ok(AttachedLimit { maps, links: vec![("egress", link)], filters: None })
+    Ok(AttachedLimit { maps, links: vec![("egress", link)], filters: None, xdp: None })
 }
 
 /// Puts a limit on a device.
@@ -112,7 +112,7 @@ pub(crate) fn attach_device(
     let hook = if target.is_port() { Hook::Port } else { Hook::Device };
     let attach = |program: &ProgramMut<'_>| device::attach(target, &[(Direction::Egress, program)]);
     let (maps, Hooked { links, filters }) = load(hook, &limit, attach)?;
-    Ok(AttachedLimit { maps, links, filters })
+    Ok(AttachedLimit { maps, links, filters, xdp: None })
 }
 
 #[cfg(test)]

@@ -42,6 +42,8 @@ pub const FLAG_HTB: u32 = 1 << 8;
 pub const FLAG_DEM: u32 = 1 << 9;
 /// `TG_FLAG_SPRING`.
 pub const FLAG_SPRING: u32 = 1 << 10;
+/// `TG_FLAG_XDP`.
+pub const FLAG_XDP: u32 = 1 << 11;
 
 /// The place of a direction in a per-direction array.
 #[must_use]
@@ -504,7 +506,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 63];
+        static native_intf_layout: [u64; 64];
         static native_intf_layout_len: u32;
     }
 
@@ -574,6 +576,7 @@ mod tests {
             FLAG_HTB as usize,
             FLAG_DEM as usize,
             FLAG_SPRING as usize,
+            FLAG_XDP as usize,
             index(Direction::Egress),
             index(Direction::Ingress),
         ];

@@ -25,7 +25,7 @@ use tidegate_core::{
     Bytes, Class, Nanos, Rate, Scheme, Span, class,
     exempt::Exempt,
     fair_share::TARGET,
-    police::Policy,
+    police::{Hook, Policy},
     prefixes::Prefixes,
     virtual_queue::{ConfigError, Direction, VirtualQueueOptions},
 };
@@ -139,6 +139,7 @@ impl LimitOptions {
             Scheme::Nrm if self.pace_ceiling => intf::FLAG_PACE_CEILING,
             Scheme::Nrm => 0,
             Scheme::Edt => intf::FLAG_EDT,
+            Scheme::Police if self.police.hook == Hook::Xdp => intf::FLAG_POLICE | intf::FLAG_XDP,
             Scheme::Police => intf::FLAG_POLICE,
             Scheme::Htb => intf::FLAG_HTB,
             Scheme::Dem => intf::FLAG_HTB | intf::FLAG_DEM,
@@ -227,7 +228,10 @@ impl From<&intf::Limit> for LimitOptions {
             rto_min: Nanos(u64::from(limit.rto_min_us) * 1000),
             delack_max: Nanos(u64::from(limit.delack_max_us) * 1000),
             class: limit.class.iter().find_map(intf::ClassConf::class),
-            police: limit.police.iter().find_map(intf::Policy::policy).unwrap_or_default(),
+            police: Policy {
+                hook: if limit.flags & intf::FLAG_XDP != 0 { Hook::Xdp } else { Hook::Auto },
+                ..limit.police.iter().find_map(intf::Policy::policy).unwrap_or_default()
+            },
             exempt: Exempt::from(&limit.exempt),
             matched: Prefixes::from(&limit.matched),
         }
@@ -310,6 +314,8 @@ pub struct AttachedLimit {
     pub(crate) links: Links,
     /// On a device of a kernel without tcx links.
     pub(crate) filters: Option<Filters>,
+    /// Of a policer in XDP.
+    pub(crate) xdp: Option<OwnedFd>,
 }
 
 /// What a limit's queue and counters say at one moment.
@@ -668,7 +674,7 @@ impl AttachedLimit {
             ("sockops", attach(&tune.progs.tune, "tune", cgroup)?),
         ];
         maps.adopt(hierarchy, cgroup, Adopt::Take)?;
-        Ok(AttachedLimit { maps, links, filters: None })
+        Ok(AttachedLimit { maps, links, filters: None, xdp: None })
     }
 
     /// The same on a device, with a scheme that is for devices.
@@ -700,6 +706,7 @@ impl AttachedLimit {
     pub fn detach(self, hierarchy: &Hierarchy, cgroup: &Cgroup) -> Result<(), LimitError> {
         // Programs first: a connection that opens meanwhile must not be set again.
         drop(self.links);
+        drop(self.xdp);
         self.maps.adopt(hierarchy, cgroup, Adopt::Release)
     }
 }

@@ -1,5 +1,5 @@
 //! The programs of scheme `police`: on both directions of a cgroup, or of a device from either side (see
-//! [`crate::device`]).
+//! [`crate::device`]), or in XDP.
 
 use std::mem::MaybeUninit;
 
@@ -7,7 +7,7 @@ use libbpf_rs::{
     MapHandle, OpenObject,
     skel::{OpenSkel, SkelBuilder},
 };
-use tidegate_core::Direction;
+use tidegate_core::{Direction, police::Hook};
 
 use crate::{
     cgroup::Cgroup,
@@ -19,10 +19,24 @@ use crate::{
     limit::{self, AttachedLimit, LimitError, LimitMaps, LimitOptions},
 };
 
+/// Has an object that is open use the maps of a limit; the skeletons have no common type.
+macro_rules! share {
+    ($open:expr, $limit:expr) => {
+        let limit: &LimitMaps = $limit;
+        limit::reuse(&mut $open.maps.limit, &limit.limit)?;
+        limit::reuse(&mut $open.maps.queues_of_limit, &limit.queues)?;
+        limit::reuse(&mut $open.maps.counters, &limit.counters)?;
+        if let Some(group) = &limit.group {
+            limit::reuse(&mut $open.maps.group_of_limit, &group.group)?;
+            limit::reuse(&mut $open.maps.samples_of_limit, &group.samples)?;
+        }
+    };
+}
 mod cost;
 mod cost_on_device;
 mod policy;
 pub(crate) mod room;
+pub(crate) mod xdp;
 
 pub(crate) use cost::prepare;
 pub use cost_on_device::{Policers, cost_on_device};
@@ -52,6 +66,16 @@ fn load(
     place: Place,
     exempts: bool,
 ) -> Result<skel::PoliceSkel<'_>, LimitError> {
+    load_with(storage, place, exempts, None)
+}
+
+/// The same with the maps of a limit that is there.
+fn load_with<'a>(
+    storage: &'a mut MaybeUninit<OpenObject>,
+    place: Place,
+    exempts: bool,
+    earlier: Option<&LimitMaps>,
+) -> Result<skel::PoliceSkel<'a>, LimitError> {
     limit::quiet_libbpf();
     let mut open =
         skel::PoliceSkelBuilder::default().open(storage).map_err(limit::load_error("police"))?;
@@ -65,7 +89,10 @@ fn load(
         rodata.is_port = u8::from(place == Place::Port);
         rodata.flow_seed = u64::from(random_seed()) << 32 | u64::from(random_seed());
     }
-    set_exempt!(open, exempts, None, "police");
+    set_exempt!(open, exempts, earlier.and_then(|limit| limit.exempt.as_ref()), "police");
+    if let Some(earlier) = earlier {
+        share!(open, earlier);
+    }
     open.load().map_err(limit::load_error("police"))
 }
 
@@ -108,7 +135,7 @@ pub(crate) fn attach_cgroup(
         ("egress", limit::attach(&police.progs.police_egress, "police_egress", cgroup)?),
         ("ingress", limit::attach(&police.progs.police_ingress, "police_ingress", cgroup)?),
     ];
-    Ok(AttachedLimit { maps, links, filters: None })
+    Ok(AttachedLimit { maps, links, filters: None, xdp: None })
 }
 
 /// Puts a limit on a device.
@@ -121,13 +148,36 @@ pub(crate) fn attach_device(
     let place = if target.is_port() { Place::Port } else { Place::Device };
     let police = load(&mut storage, place, !options.exempt.is_empty())?;
     let maps = maps(&police, &limit)?;
+    // First: it may be refused.
+    let in_xdp = options.police.hook == Hook::Xdp;
+    let xdp = in_xdp.then(|| xdp::attach(target, &maps)).transpose()?;
+    let directions = [Direction::Egress, Direction::Ingress].into_iter();
+    let directions = directions.filter(|direction| !in_xdp || *direction == Direction::Egress);
+    let device::Hooked { links, filters } = attach(target, &police, directions)?;
+    Ok(AttachedLimit { maps, links, filters, xdp })
+}
+
+/// Puts the programs of directions on a device.
+fn attach(
+    target: &Target,
+    police: &skel::PoliceSkel<'_>,
+    directions: impl Iterator<Item = Direction>,
+) -> Result<device::Hooked, LimitError> {
     let program = |direction| match target.side(direction) {
         Side::Out => (direction, &police.progs.police_out),
         Side::In => (direction, &police.progs.police_in),
     };
-    let programs = [Direction::Egress, Direction::Ingress].map(program);
-    let device::Hooked { links, filters } = device::attach(target, &programs)?;
-    Ok(AttachedLimit { maps, links, filters })
+    device::attach(target, &directions.map(program).collect::<Vec<_>>())
+}
+
+/// Puts the ingress program of a limit that is there on its device, with its maps.
+pub(crate) fn attach_ingress(
+    target: &Target,
+    limit: &LimitMaps,
+) -> Result<device::Hooked, LimitError> {
+    let mut storage = MaybeUninit::uninit();
+    let police = load_with(&mut storage, Place::Device, limit.exempt.is_some(), Some(limit))?;
+    attach(target, &police, [Direction::Ingress].into_iter())
 }
 
 #[cfg(test)]
@@ -141,3 +191,6 @@ mod fair_tests;
 
 #[cfg(test)]
 mod room_tests;
+
+#[cfg(test)]
+mod xdp_tests;

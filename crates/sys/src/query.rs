@@ -46,7 +46,7 @@ pub(crate) fn exclusive_holder(cgroup: &Cgroup) -> Option<String> {
 }
 
 /// What the program calls itself, cut to 15 bytes by the kernel.
-fn program_name(id: u32) -> Option<String> {
+pub(crate) fn program_name(id: u32) -> Option<String> {
     let info = libbpf_rs::query::ProgInfoIter::default().find(|info| info.id == id)?;
     info.name.to_str().filter(|name| !name.is_empty()).map(str::to_owned)
 }
@@ -75,11 +75,11 @@ fn exclusive_program(
     (ret == 0 && count > 0 && !multi).then_some(ids[0])
 }
 
-/// Pins a program of which only the descriptor is left.
-pub(crate) fn pin(program: impl AsFd, path: &Path) -> io::Result<()> {
+/// Pins a program, or a link, of which only the descriptor is left.
+pub(crate) fn pin(held: impl AsFd, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the descriptor is open and the path ends with a zero; both outlive the call.
     let ret =
-        unsafe { libbpf_rs::libbpf_sys::bpf_obj_pin(program.as_fd().as_raw_fd(), path.as_ptr()) };
+        unsafe { libbpf_rs::libbpf_sys::bpf_obj_pin(held.as_fd().as_raw_fd(), path.as_ptr()) };
     if ret == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(-ret)) }
 }

@@ -8,6 +8,7 @@
 //!                           parent                            symbolic link to the parent's name
 //!                           cgroup                            symbolic link to the cgroup's directory
 //!                           dev, port                         ... or to the device's name
+//!                           xdp                               link of a policer's ingress in XDP
 //!                           program_{egress,ingress}, clsact  a device's without links (see device)
 //!                           slots, slot, root, ...            of scheme htb (see store/htb.rs)
 //!                           room, place                       of one with prefixes (see store/rooms.rs)
@@ -18,6 +19,7 @@
 //! each other by a lock on the directory; readers take none.
 
 mod error;
+mod hook;
 mod htb;
 pub(crate) mod pins;
 mod rooms;
@@ -35,11 +37,12 @@ use tidegate_core::{Scheme, Scope, class::MAX_DEPTH};
 
 use crate::{
     cgroup::{Cgroup, Hierarchy},
-    device::{self, Target},
+    device::{self, Target, XDP_PIN},
     fq::{self, FqError},
     group::GroupMaps,
     intf,
     limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps},
+    xdp::{self, XdpMode},
 };
 use pins::{detach_links, pin, remove_pins};
 
@@ -61,8 +64,10 @@ const BUILDING: &str = "_";
 pub const MAX_NAME_BYTES: usize = 63;
 /// Limits that a host holds at most.
 pub const MAX_LIMITS: usize = 4096;
-/// The pins of a limit's links; `edt` has the first alone, `police` the first two.
+/// The pins of a limit's links; `edt` has the first alone, `police` the first two ...
 const LINKS: [&str; 3] = ["egress", "ingress", "sockops"];
+/// ... and these with its ingress in XDP.
+const LINKS_WITH_XDP: [&str; 2] = ["egress", XDP_PIN];
 /// Of a limit's flags those whose scheme has programs of its own.
 const OF_PROGRAMS: u32 =
     intf::FLAG_EDT | intf::FLAG_POLICE | intf::FLAG_HTB | intf::FLAG_DEM | intf::FLAG_SPRING;
@@ -121,6 +126,8 @@ pub struct PinnedLimit {
     pub parent: Option<String>,
     /// With scheme `edt`: why packets are not kept until their departure.
     pub unkept: Option<FqError>,
+    /// Of a policer in XDP: where its program runs; `None` if it is not on its device.
+    pub xdp_mode: Option<XdpMode>,
     maps: LimitMaps,
 }
 
@@ -239,6 +246,8 @@ impl Store {
         for name in self.entries().unwrap_or_default() {
             if name.starts_with(BUILDING) {
                 let _ = remove_pins(&self.root.join(name));
+            } else {
+                self.sweep_hook(&self.root.join(name));
             }
         }
         self.sweep_rooms();
@@ -335,8 +344,11 @@ impl Store {
             }
             _ => None,
         };
+        let in_xdp = scope.is_some() && limit.flags & intf::FLAG_XDP != 0;
+        let there = in_xdp && !unhooked.contains(&XDP_PIN);
         Ok(PinnedLimit {
             name: name.to_owned(),
+            xdp_mode: there.then(|| xdp::on_device(limit.ifindex)?.mode).flatten(),
             limit,
             scope,
             installed_on,
@@ -514,6 +526,9 @@ impl Store {
         if limit.flags & intf::FLAG_HTB != 0 {
             return self.change_htb(hierarchy, &pinned, &limit);
         }
+        if (limit.flags ^ pinned.limit.flags) & intf::FLAG_XDP != 0 {
+            return self.change_hook(hierarchy, &pinned, scope, &limit);
+        }
         self.check_change(name, scope, &limit)?;
         let cgroup = cgroup_of(hierarchy, scope);
         pinned.maps.set(hierarchy, cgroup.as_ref(), &limit).map_err(limit_error(name))
@@ -620,6 +635,7 @@ fn hooks(limit: &intf::Limit) -> &'static [&'static str] {
         // Those of its room (see rooms).
         _ if limit.matched.count != 0 => &LINKS[..0],
         intf::FLAG_EDT => &LINKS[..1],
+        intf::FLAG_POLICE if limit.flags & intf::FLAG_XDP != 0 => &LINKS_WITH_XDP,
         intf::FLAG_POLICE => &LINKS[..2],
         // Known by its classes, too (see htb).
         flags if flags & intf::FLAG_HTB != 0 => &LINKS[..0],

@@ -1,6 +1,7 @@
-//! Takes a device's frames from the host's stack and gives them to AF_XDP sockets.
+//! XDP on a device: which programs are there, and one that takes its frames from the host's stack and gives
+//! them to AF_XDP sockets.
 //!
-//! The program on the device sends **every** frame, of whatever EtherType, to the socket of the queue on
+//! The program of [`XdpRedirect`] sends **every** frame, of whatever EtherType, to the socket of the queue on
 //! which it arrived: ARP, neighbour discovery, spanning tree and all. The host's stack no longer hears the
 //! device: its addresses there stop answering. It sits on the device through a link that the kernel removes
 //! with the last descriptor, so nothing is left behind, also when the process is killed.
@@ -39,6 +40,17 @@ pub enum XdpMode {
     Native,
     /// In the stack: works with every device, and costs a copy.
     Generic,
+}
+
+impl XdpMode {
+    /// As it is shown.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            XdpMode::Native => "native",
+            XdpMode::Generic => "generic",
+        }
+    }
 }
 
 /// Why a device's frames cannot be taken. Nothing is attached.
@@ -94,22 +106,14 @@ impl XdpRedirect {
             .map_err(refused("keep the XDP program's map"))?;
         let program = loaded.progs.xdp_port.as_fd();
 
-        let modes: &[XdpMode] = match mode {
-            None => &[XdpMode::Native, XdpMode::Generic],
-            Some(XdpMode::Native) => &[XdpMode::Native],
-            Some(XdpMode::Generic) => &[XdpMode::Generic],
+        let linked = netns.run(|| match mode {
+            None => link_in_any(program, ifindex),
+            Some(mode) => link(program, ifindex, mode).map(|link| (link, mode)),
+        })?;
+        let refusal = match linked {
+            Ok((link, mode)) => return Ok(Self { _link: link, sockets, ifindex, mode }),
+            Err(e) => e,
         };
-        let mut refusal = io::ErrorKind::Unsupported.into();
-        for &mode in modes {
-            match netns.run(|| link(program, ifindex, mode))? {
-                Ok(link) => return Ok(Self { _link: link, sockets, ifindex, mode }),
-                Err(e) => refusal = e,
-            }
-            // Another mode would meet the same.
-            if matches!(refusal.raw_os_error(), Some(libc::EBUSY | libc::EEXIST | libc::EPERM)) {
-                break;
-            }
-        }
         let hint = match refusal.raw_os_error() {
             Some(libc::EBUSY | libc::EEXIST) => {
                 " (it has an XDP program: `ip link set dev DEVICE xdp off` removes one without owner)"
@@ -140,6 +144,47 @@ impl XdpRedirect {
     /// Where the program runs.
     pub fn mode(&self) -> XdpMode {
         self.mode
+    }
+}
+
+/// A program that is on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OnDevice {
+    /// The kernel's id of it.
+    pub(crate) program: u32,
+    /// `None`: in the hardware.
+    pub(crate) mode: Option<XdpMode>,
+}
+
+/// The program on a device of the calling thread's namespace; `None` if there is none, or nobody can say.
+pub(crate) fn on_device(ifindex: u32) -> Option<OnDevice> {
+    let mut found = libbpf_sys::bpf_xdp_query_opts {
+        sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as _,
+        ..Default::default()
+    };
+    // SAFETY: the struct lives through the call and says its own size.
+    let ret = unsafe { libbpf_sys::bpf_xdp_query(ifindex as i32, 0, &raw mut found) };
+    let places = [
+        (found.drv_prog_id, Some(XdpMode::Native)),
+        (found.skb_prog_id, Some(XdpMode::Generic)),
+        (found.hw_prog_id, None),
+    ];
+    let (program, mode) = places.into_iter().find(|(id, _)| ret == 0 && *id != 0)?;
+    Some(OnDevice { program, mode })
+}
+
+/// Whether a device was refused because another program is there.
+pub(crate) fn is_taken(refusal: &io::Error) -> bool {
+    matches!(refusal.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
+}
+
+/// The same as [`link`] in the driver if it can, else in the stack.
+pub(crate) fn link_in_any(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<(OwnedFd, XdpMode)> {
+    match link(program, ifindex, XdpMode::Native) {
+        // Another mode would meet the same.
+        Err(e) if is_taken(&e) || e.raw_os_error() == Some(libc::EPERM) => Err(e),
+        Err(_) => link(program, ifindex, XdpMode::Generic).map(|link| (link, XdpMode::Generic)),
+        Ok(link) => Ok((link, XdpMode::Native)),
     }
 }
 

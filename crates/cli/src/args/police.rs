@@ -3,7 +3,7 @@
 use clap::Args;
 use tidegate_core::{
     Span,
-    police::{Action, MeterText, PolicyError, colour_index},
+    police::{Action, Hook, MeterText, PolicyError, colour_index},
     prefixes::Prefixes,
 };
 use tidegate_node::settings::{MeterSetting, PolicePatch};
@@ -29,6 +29,10 @@ pub struct PoliceArgs {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "true")]
     pub fair: Option<bool>,
+    /// With police: where the ingress of a device is limited, `auto` (where packets are: tcx or clsact) or
+    /// `xdp` (before there are packets, in the driver if it can: cheaper for what is dropped) [default: auto]
+    #[arg(long, value_name = "HOOK")]
+    pub hook: Option<Hook>,
 }
 
 impl PoliceArgs {
@@ -38,6 +42,7 @@ impl PoliceArgs {
             meter: self.meter.map(|MeterArg(meter, _)| meter),
             actions: std::array::from_fn(|i| action(i).map(|(_, action)| *action)),
             fair: self.fair,
+            hook: self.hook,
         }
     }
 

@@ -102,6 +102,9 @@ fn show_limit(out: &mut impl Write, paint: Paint, limit: &Applied, sample: &str)
         Origin::Elsewhere => ", held by another store or program".to_owned(),
     };
     let settings = &limit.settings;
+    let xdp = settings
+        .xdp_mode
+        .map_or_else(String::new, |mode| format!(", ingress in XDP ({})", output::xdp_mode(mode)));
     let loopback = if settings.loopback { ", loopback too" } else { "" };
     let inside = limit.parent.as_ref().map_or_else(String::new, |parent| {
         let guarantee = limit.guarantee_bit_s.map(output::rate);
@@ -110,7 +113,7 @@ fn show_limit(out: &mut impl Write, paint: Paint, limit: &Applied, sample: &str)
     });
     writeln!(
         out,
-        "Limit {} on {}: {}{inside}{loopback}{held}",
+        "Limit {} on {}: {}{xdp}{inside}{loopback}{held}",
         paint.bold(&format!("`{}`", limit.name)),
         limit.scope,
         settings.scheme

@@ -284,6 +284,8 @@ struct LimitJson {
     #[serde(skip_serializing_if = "Option::is_none")]
     fair: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    hook: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     exempt: Option<String>,
     #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
     matched: Option<String>,
@@ -325,6 +327,7 @@ impl From<&LimitOptions> for LimitJson {
             actions: (options.scheme == Scheme::Police)
                 .then(|| show_actions(&options.police.actions)),
             fair: (options.scheme == Scheme::Police).then_some(options.police.fair),
+            hook: (options.scheme == Scheme::Police).then_some(options.police.hook.name()),
             exempt: (!options.exempt.is_empty()).then(|| options.exempt.to_string()),
             matched: (!options.matched.is_empty()).then(|| options.matched.to_string()),
         }

@@ -121,6 +121,7 @@ fn show(
     }
     if !json {
         tell_colours(&mut out, &limits)?;
+        tell_hooks(&mut out, &limits)?;
         tell_waiting(&mut out, &limits)?;
     }
     cry(&mut out, &limits, nics, json)?;
@@ -161,6 +162,16 @@ fn tell_colours(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
             });
             let counts = counts.collect::<Vec<_>>().join(", ");
             writeln!(out, "{} {direction}, {}: {counts}", limit.name, meter.kind.name())?;
+        }
+    }
+    Ok(())
+}
+
+/// ... and which of them are in XDP, and how.
+fn tell_hooks(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
+    for limit in limits {
+        if let Some(mode) = limit.settings.xdp_mode {
+            writeln!(out, "{} ingress, hook xdp: {}", limit.name, output::xdp_mode(mode))?;
         }
     }
     Ok(())

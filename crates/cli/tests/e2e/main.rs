@@ -22,6 +22,7 @@ mod nic;
 mod police;
 mod police_fair;
 mod police_match;
+mod police_xdp;
 mod refusals;
 mod run;
 mod ssh;

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tidegate_core::{Direction, Rate};
+use tidegate_core::{Direction, Rate, police::Hook};
 use tidegate_sys::cgroup::Hierarchy;
 use tidegate_sys::cost::{Asked, Program, Standing, mean_run_time, measure, tcp_frame};
 use tidegate_sys::paper::{NrmPaper, PaperOptions};
@@ -29,14 +29,19 @@ const METRIC: &str = "cost_ns";
 const ON_DEVICE: &str = "on_device_ns";
 const BY_PREFIX: &str = "one program, by prefix";
 const PROGRAMS: &str = "a program each";
-/// A thousand cost at most so much of what ten cost: noise.
+/// A thousand cost at most so much of what ten cost, and XDP of what tc does: noise.
 const AS_TEN: f64 = 1.1;
+/// What comes in by a device, by the hook that meets it.
+const AT_TC: &str = "police, in by tc";
+const IN_XDP: &str = "police, in by XDP";
 /// The published one is none of the loaded programs.
-const SYSTEMS: [(&str, Option<Program>); 8] = [
+const SYSTEMS: [(&str, Option<Program>); 10] = [
     ("nrm", Some(Program::Nrm)),
     ("pace", Some(Program::Pace)),
     ("nrm-paper", None),
     ("police", Some(Program::Police)),
+    (AT_TC, Some(Program::Incoming(Hook::Auto))),
+    (IN_XDP, Some(Program::Incoming(Hook::Xdp))),
     ("police-meter", Some(Program::Meter)),
     ("police, random drop", Some(Program::Grouped(Asked::Drop))),
     ("police, flow counted", Some(Program::Grouped(Asked::KnownFlow))),
@@ -92,12 +97,18 @@ impl Experiment for ProgramCost {
              packet of such a sender costs. In a full queue each run is a call of its own, with a new \
              socket: there `pace` includes the making of that socket's record.",
         );
+        ctx.note(
+            "What comes in by a device is policed at tc or in XDP. The figures are those of the programs; \
+             that XDP comes before the kernel has made a packet, which then need not be made and thrown \
+             away, is in none of them.",
+        );
         ctx.bars(
             "cost",
             BarsOf { title: "Cost of a packet in the program", metric: METRIC, points: None },
         );
         claims(ctx);
         police_claims(ctx);
+        hook_claims(ctx);
         device_claims(ctx);
         Ok(())
     }
@@ -183,6 +194,21 @@ fn police_claims(ctx: &mut Context) {
                 format!("police, {queue}, {cpus} CPUs: no more ns a packet than the virtual queue"),
                 ours <= theirs,
                 format!("{ours:.0} ns against {theirs:.0} ns"),
+            );
+        }
+    }
+}
+
+/// The two hooks of a device.
+fn hook_claims(ctx: &mut Context) {
+    for queue in ["idle", "busy", "full"] {
+        let case = Case::new().with("cpus", 1usize).with("queue", queue);
+        let [tc, xdp] = [AT_TC, IN_XDP].map(|system| ctx.median(system, METRIC, Some(&case)));
+        if let Some((tc, xdp)) = tc.zip(xdp) {
+            ctx.claim(
+                format!("police in XDP, {queue}: at most a tenth more ns a frame than at tc"),
+                xdp <= AS_TEN * tc,
+                format!("{xdp:.0} ns against {tc:.0} ns"),
             );
         }
     }

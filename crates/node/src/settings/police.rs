@@ -3,7 +3,7 @@
 use tidegate_core::{
     Scheme, Scope,
     meter::MeterError,
-    police::{Action, MeterOptions, Policy, PolicyError},
+    police::{Action, Hook, MeterOptions, Policy, PolicyError},
     virtual_queue::{ConfigError, VirtualQueueOptions},
 };
 
@@ -49,6 +49,12 @@ pub enum PoliceProblem {
     /// Limits for prefixes share a program, which keeps no table of flows for each.
     #[error("a limit for prefixes has no equal parts of its flows; leave out `fair` or `match`")]
     FairMatch,
+    /// XDP asked for where there is none.
+    #[error(
+        "XDP polices what comes in by a device: write scheme = \"police\", scope = {{ dev = \"...\" }} and \
+         `ingress` with it, and no `match`; or leave it out"
+    )]
+    NotInXdp,
     /// A value that is none.
     #[error(transparent)]
     Policy(#[from] PolicyError),
@@ -75,6 +81,8 @@ pub struct PolicePatch {
     pub actions: [Option<Action>; 3],
     /// Whether flows have equal parts.
     pub fair: Option<bool>,
+    /// Where what comes in by a device is policed.
+    pub hook: Option<Hook>,
 }
 
 impl PolicePatch {
@@ -94,6 +102,9 @@ impl PolicePatch {
             if self.fair == Some(true) {
                 return refuse("fair", PoliceProblem::NoParts);
             }
+            if self.hook == Some(Hook::Xdp) {
+                return refuse("hook", PoliceProblem::NotInXdp);
+            }
             return Ok(Policy::default());
         }
         let meter = match self.meter {
@@ -110,7 +121,7 @@ impl PolicePatch {
             let field = if self.fair.is_some() { "fair" } else { "meter" };
             return refuse(field, PoliceProblem::FairMeter);
         }
-        Ok(Policy { meter, actions, fair })
+        Ok(Policy { meter, actions, fair, hook: self.hook.unwrap_or(base.hook) })
     }
 }
 
@@ -143,6 +154,11 @@ pub(super) fn fits(limit: &LimitOptions, scope: &Scope) -> Result<(), SettingsEr
     }
     if !limit.matched.is_empty() && limit.police.fair {
         return refuse("match", PoliceProblem::FairMatch);
+    }
+    let in_xdp = limit.police.hook == Hook::Xdp;
+    let has_ingress = limit.ingress.is_some() && matches!(scope, Scope::Dev(_));
+    if in_xdp && !(has_ingress && limit.matched.is_empty()) {
+        return refuse("hook", PoliceProblem::NotInXdp);
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Reads what only policers have: `meter` and `actions`.
 
 use tidegate_core::{
-    police::{Action, COLOUR_NAMES, ColourMap, Dscp, MeterText, colour_index},
+    police::{Action, COLOUR_NAMES, ColourMap, Dscp, MeterText, PolicyError, colour_index},
     units::Span,
 };
 use toml::de::DeValue;
@@ -12,6 +12,12 @@ use crate::settings::{MeterSetting, PoliceProblem, SettingsProblem};
 impl From<PoliceProblem> for Problem {
     fn from(problem: PoliceProblem) -> Problem {
         Problem::Settings(SettingsProblem::Police(problem))
+    }
+}
+
+impl From<PolicyError> for Problem {
+    fn from(problem: PolicyError) -> Problem {
+        PoliceProblem::from(problem).into()
     }
 }
 

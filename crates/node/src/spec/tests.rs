@@ -1,5 +1,6 @@
 use insta::assert_snapshot;
 use proptest::prelude::*;
+use tidegate_core::police::Hook;
 
 use super::*;
 
@@ -84,7 +85,7 @@ fn fields_that_are_none() {
     assert_snapshot!(with("egres = \"50mbit\""), @"limits.toml:5: limit `backup`: unknown field `egres`; did you mean `egress`?");
     assert_snapshot!(with("rto-min = \"5ms\""), @"limits.toml:5: limit `backup`: unknown field `rto-min`; did you mean `rto_min`?");
     assert_snapshot!(with("rate = \"50mbit\""), @"limits.toml:5: limit `backup`: unknown field `rate`; write `egress`, `ingress` or both");
-    assert_snapshot!(with("priority = 3"), @"limits.toml:5: limit `backup`: unknown field `priority`; a limit has name, scope, egress, ingress, parent, guarantee, ceiling, weight, scheme, burst, meter, actions, fair, mark, ecn, drop, exempt, match, loopback, pace_ceiling, rto_min, delack_max");
+    assert_snapshot!(with("priority = 3"), @"limits.toml:5: limit `backup`: unknown field `priority`; a limit has name, scope, egress, ingress, parent, guarantee, ceiling, weight, scheme, burst, meter, actions, fair, hook, mark, ecn, drop, exempt, match, loopback, pace_ceiling, rto_min, delack_max");
     assert_snapshot!(refusal("[[limit]]\nscope = { cgroup = \"a\" }\negress = \"1mbit\""), @"limits.toml:1: name: missing; write for example `name = \"backup\"`");
     assert_snapshot!(refusal("[[limit]]\nname = \"a\"\negress = \"1mbit\""), @"limits.toml:1: limit `a`: scope: missing; write for example `scope = { cgroup = \"system.slice/backup.service\" }`");
     assert_snapshot!(refusal("[[limit]]\nname = \"a\"\nscope = { cgroup = \"a\" }\n"), @"limits.toml:1: limit `a`: egress: neither egress nor ingress has a rate; give one of them, for example 50mbit");
@@ -232,6 +233,7 @@ fn policers_read() {
         ingress = "50mbit"
         meter   = { type = "srtcm", cbs = "100kb", ebs = "200kb", colour_aware = true }
         actions = { yellow = "dscp af12", red = "drop" }
+        hook    = "xdp"
 
         [[limit]]
         name    = "guest"
@@ -248,6 +250,8 @@ fn policers_read() {
     assert_eq!(policy.meter.unwrap().to_string(), "srtcm,ebs=200kb,colour_aware");
     assert_eq!(settings::show_actions(&policy.actions), "green pass, yellow dscp af12, red drop");
     assert_eq!(uplink.options.ingress.unwrap().burst, "100kb".parse().ok());
+    assert_eq!((policy.hook, guest.options.police.hook), (Hook::Xdp, Hook::Auto));
+    assert_eq!(settings::canonical(&uplink.options).police.hook, Hook::Xdp);
     let colours = guest.options.police.meter.unwrap().colours.unwrap();
     assert_eq!((colours.yellow, colours.red), (1 << 8, 1 << 1));
 }
@@ -272,6 +276,10 @@ fn policers_that_are_none() {
     assert_snapshot!(police("actions = { red = \"dscp 99\" }"), @"limits.toml:6: limit `a`: actions: `99` is no DSCP; write ef, af11 to af43, cs0 to cs7, va, le, or a number from 0 to 63");
     assert_snapshot!(police("actions = { red = \"mark\" }"), @"limits.toml:6: limit `a`: actions: `mark` is no action; write pass, drop, ce, or for example `dscp af12`");
     assert_snapshot!(police("mark = \"1ms\""), @"limits.toml:6: limit `a`: mark: scheme `police` has no queue, and drops when `burst` is used up; leave this out, or write scheme = \"nrm\"");
+    assert_snapshot!(police("hook = \"xdp\""), @"limits.toml:6: limit `a`: hook: XDP polices what comes in by a device: write scheme = \"police\", scope = { dev = \"...\" } and `ingress` with it, and no `match`; or leave it out");
+    assert_snapshot!(police("hook = \"tc\""), @"limits.toml:6: limit `a`: hook: `tc` is no hook; write auto or xdp");
+    assert_snapshot!(police("ingress = \"1mbit\"\nhook = \"xdp\"\nmatch = \"10.0.0.0/8\""), @"limits.toml:7: limit `a`: hook: XDP polices what comes in by a device: write scheme = \"police\", scope = { dev = \"...\" } and `ingress` with it, and no `match`; or leave it out");
+    assert_snapshot!(with("hook = \"xdp\""), @"limits.toml:5: limit `backup`: hook: XDP polices what comes in by a device: write scheme = \"police\", scope = { dev = \"...\" } and `ingress` with it, and no `match`; or leave it out");
     let scope = "scope = { cgroup = \"a\" }\nscheme = \"police\"\nactions = { red = \"dscp cs1\" }";
     assert_snapshot!(with(scope), @"limits.toml:6: limit `backup`: actions: the kernel lets no program on a cgroup change a packet's DSCP; write `pass`, `drop` or `ce`, or put the limit on the device or port by which the packets leave");
 }

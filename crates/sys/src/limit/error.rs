@@ -49,6 +49,17 @@ pub enum LimitError {
         /// What the kernel says.
         source: libbpf_rs::Error,
     },
+    /// Another XDP program is on the device, which can have one.
+    #[error(
+        "device `{device}` has an XDP program already: {holder}; have who put it there take it off (`ip link \
+         set dev {device} xdp off` does if it has no owner), or write hook = \"auto\""
+    )]
+    XdpTaken {
+        /// The device.
+        device: String,
+        /// Which program.
+        holder: String,
+    },
     /// A qdisc that somebody has put on the device.
     #[error(
         "device `{device}` has a qdisc that somebody put there: `{kind} {handle}`; take it off with `tc \

@@ -18,23 +18,29 @@ use crate::{
     limit::{LimitError, LimitMaps, map_error},
 };
 
+/// The largest that there is.
+const RATE: Rate = match Rate::from_bit_s(MAX_RATE_BIT_S) {
+    Some(rate) => rate,
+    None => unreachable!(),
+};
+
 const HOUR_NS: u64 = 3_600_000_000_000;
 
 /// A probability that is drawn for each packet and hits none: dropped packets are marked, and cost less.
 const SELDOM: f64 = 1e-9;
 
-/// Loads the programs of a cgroup with a bucket that stays as `standing` says, and what `program` has
-/// besides.
+/// Loads the programs of a cgroup, or those of a device that an incoming packet meets, with buckets that stay
+/// as `standing` says, and what `program` has besides.
 pub(crate) fn prepare(
     storage: &mut MaybeUninit<OpenObject>,
     program: Program,
     standing: Standing,
-) -> Result<skel::PoliceSkel<'_>, LimitError> {
-    let police = load(storage, Place::Cgroup, false)?;
-    let Some(rate) = Rate::from_bit_s(MAX_RATE_BIT_S) else { return Ok(police) };
+) -> Result<(skel::PoliceSkel<'_>, LimitMaps), LimitError> {
+    let is_incoming = matches!(program, Program::Incoming(_));
+    let police = load(storage, if is_incoming { Place::Device } else { Place::Cgroup }, false)?;
     let queue = VirtualQueueOptions {
         burst: Some(Span::Size(Bytes(MAX_BURST.0 / 2))),
-        ..VirtualQueueOptions::new(rate)
+        ..VirtualQueueOptions::new(RATE)
     };
     let meter = (program == Program::Meter).then(|| MeterOptions {
         colours: Some(ColourMap::default()),
@@ -63,13 +69,15 @@ pub(crate) fn prepare(
     };
     let maps = maps(&police, &limit)?;
     let queue = intf::Queue { finish_ns: full_ns, rtt_ns: full_ns, ..Default::default() };
-    maps.queues
-        .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(&queue), MapFlags::ANY)
-        .map_err(map_error("queues"))?;
+    for key in 0..intf::DIRECTIONS as u32 {
+        maps.queues
+            .update(&key.to_ne_bytes(), bytemuck::bytes_of(&queue), MapFlags::ANY)
+            .map_err(map_error("queues"))?;
+    }
     if let Program::Grouped(asked) = program {
         join(&maps, asked)?;
     }
-    Ok(police)
+    Ok((police, maps))
 }
 
 /// Has egress do for a group what is asked.

@@ -181,12 +181,12 @@ proptest! {
 }
 
 /// One second in nanoseconds: the tables' times are so far apart that the time a test takes does not matter.
-const S: u64 = 1_000_000_000;
-const UDP: u8 = 17;
-const FRAME_BYTES: u64 = 1000;
+pub(super) const S: u64 = 1_000_000_000;
+pub(super) const UDP: u8 = 17;
+pub(super) const FRAME_BYTES: u64 = 1000;
 /// A byte takes 10 ms: a bucket of ten seconds holds one frame.
 const BIT_S: u64 = 800;
-const BUCKET: intf::Bucket = intf::Bucket {
+pub(super) const BUCKET: intf::Bucket = intf::Bucket {
     cost: (10_000_000 << 24),
     rate: BIT_S,
     burst: 2 * FRAME_BYTES * 8_000_000_000,
@@ -258,7 +258,7 @@ fn frame() -> Vec<u8> {
     frame
 }
 
-fn monotonic_ns() -> u64 {
+pub(super) fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * S + now.tv_nsec as u64
 }
@@ -421,7 +421,7 @@ fn root_police_actions_follow_the_table() {
 }
 
 /// An Ethernet frame of IPv4 with a right checksum.
-fn frame_v4(tos: u8) -> Vec<u8> {
+pub(super) fn frame_v4(tos: u8) -> Vec<u8> {
     let mut frame = frame();
     frame[15] = tos;
     frame[22] = 64;
@@ -433,7 +433,7 @@ fn frame_v4(tos: u8) -> Vec<u8> {
     frame
 }
 
-fn frame_v6(traffic_class: u8) -> Vec<u8> {
+pub(super) fn frame_v6(traffic_class: u8) -> Vec<u8> {
     let mut frame = vec![0; FRAME_BYTES as usize];
     frame[12..14].copy_from_slice(&[0x86, 0xdd]);
     frame[14] = 0x60 | traffic_class >> 4;
@@ -456,7 +456,7 @@ fn root_police_the_loaded_meter_colours() {
         ..MeterOptions::new(MeterType::SrTcm)
     };
     let actions = [Action::Pass, Action::Dscp(Dscp::new(12).unwrap()), Action::Drop];
-    let policy = Policy { meter: Some(meter), actions, fair: false };
+    let policy = Policy { meter: Some(meter), actions, ..Policy::default() };
     let queue = VirtualQueueOptions {
         burst: Some(Span::Size(Bytes(2 * FRAME_BYTES))),
         ..VirtualQueueOptions::new("8kbit".parse().unwrap())

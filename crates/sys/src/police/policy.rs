@@ -3,7 +3,7 @@
 use tidegate_core::{
     Bytes, Nanos, Rate, Span,
     meter::{Coupling, MeterConfig},
-    police::{Action, ColourMap, Dscp, MeterOptions, MeterType, Policy},
+    police::{Action, ColourMap, Dscp, Hook, MeterOptions, MeterType, Policy},
     token_bucket::UNITS_PER_BYTE,
     virtual_queue::{ConfigError, VirtualQueueOptions},
 };
@@ -104,6 +104,8 @@ impl intf::Policy {
             colours: (self.aware != 0)
                 .then_some(ColourMap { yellow: self.yellow_dscps, red: self.red_dscps }),
         });
-        Some(Policy { meter, actions: [action(0), action(1), action(2)], fair: self.fair != 0 })
+        let actions = [action(0), action(1), action(2)];
+        // The hook is the limit's.
+        Some(Policy { meter, actions, fair: self.fair != 0, hook: Hook::Auto })
     }
 }

@@ -1,6 +1,6 @@
 //! Pins: what keeps a limit when the process that put it on has ended.
 
-use std::{fs, path::Path};
+use std::{fs, os::fd::OwnedFd, path::Path};
 
 use libbpf_rs::Link;
 
@@ -9,7 +9,7 @@ use super::{
     symlink,
 };
 use crate::{
-    device::{CLSACT_MARK, Filters},
+    device::{CLSACT_MARK, Filters, XDP_PIN},
     limit::{AttachedLimit, LimitMaps, Links},
     query,
 };
@@ -40,7 +40,14 @@ pub(super) fn pin_maps(maps: &mut LimitMaps, dir: &Path) -> Result<(), StoreErro
 /// Pins the maps and links of a limit in a new directory.
 pub(super) fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
     pin_maps(&mut attached.maps, dir)?;
-    pin_hooks(attached.filters.as_ref(), &mut attached.links, dir)
+    pin_hooks(attached.filters.as_ref(), &mut attached.links, dir)?;
+    attached.xdp.as_ref().map_or(Ok(()), |link| pin_xdp(link, dir))
+}
+
+/// Pins the link of a program in XDP.
+pub(super) fn pin_xdp(link: &OwnedFd, dir: &Path) -> Result<(), StoreError> {
+    let path = dir.join(XDP_PIN);
+    query::pin(link, &path).map_err(io_error(&path, "pin"))
 }
 
 /// Pins what holds the programs of a limit.
@@ -67,13 +74,16 @@ pub(crate) fn pin_hooks(
 
 /// Detaches the links pinned in `dir` at once, whoever else may hold them open.
 pub(super) fn detach_links(dir: &Path) -> Result<(), StoreError> {
-    for name in LINKS {
-        let path = dir.join(name);
-        if path.exists() {
-            let link = Link::open(&path).map_err(bpf_error(&path, "open"))?;
-            // A link whose cgroup is gone is detached already.
-            let _ = link.detach();
-        }
+    LINKS.into_iter().chain([XDP_PIN]).try_for_each(|name| detach_link(dir, name))
+}
+
+/// The same of one link, if there is one.
+pub(super) fn detach_link(dir: &Path, name: &str) -> Result<(), StoreError> {
+    let path = dir.join(name);
+    if path.exists() {
+        let link = Link::open(&path).map_err(bpf_error(&path, "open"))?;
+        // A link whose cgroup or device is gone is detached already.
+        let _ = link.detach();
     }
     Ok(())
 }

@@ -86,6 +86,7 @@ fn limit(path: &str, egress: Option<(u64, u64)>, ingress: Option<(u64, u64)>) ->
         rto_min_ns: 20_000_000,
         delack_max_ns: 5_000_000,
         police: None,
+        xdp_mode: None,
         exempt: Default::default(),
         matched: Default::default(),
     };

@@ -43,6 +43,7 @@ fn limit(name: &str, scheme: &'static str, used_mbit: u64) -> Applied {
             rto_min_ns: 0,
             delack_max_ns: 0,
             police: None,
+            xdp_mode: None,
             exempt: Default::default(),
             matched: Default::default(),
         },

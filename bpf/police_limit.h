@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The maps of a policer that is alone in its programs, beside those of every limit, and the colour
+ * of a packet where flows have equal parts.
+ */
+#ifndef TG_POLICE_LIMIT_H
+#define TG_POLICE_LIMIT_H
+
+#include "fair_police.h"
+#include "intf.h"
+#include "maps.h"
+#include "police_counters.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, TG_DIRECTIONS);
+	__type(key, __u32);
+	__type(value, struct tg_police_counters);
+} counters SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TG_DIRECTIONS);
+	__type(key, __u32);
+	__type(value, struct fp_table);
+} flows_of_police SEC(".maps");
+
+static long add_phantom(__u32 i, void *ctx)
+{
+	struct fp_table *table = *(struct fp_table **)ctx;
+
+	if (i >= FP_SETS * FP_WAYS)
+		return 1;
+	fp_add(&table->sum, &table->set[i / FP_WAYS][i % FP_WAYS]);
+	return 0;
+}
+
+/*
+ * The colour of a packet where flows have equal parts of the bucket: one that does not fit its
+ * flow's part is red, and charged to nobody. A function of its own: see tg_parse.
+ */
+__noinline int fair(__u32 direction, __u64 now, __u32 bytes, __u64 flow)
+{
+	struct fp_table *table = bpf_map_lookup_elem(&flows_of_police, &direction);
+	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &direction);
+	struct tg_police_counters *c = bpf_map_lookup_elem(&counters, &direction);
+	const struct pl_bucket *bucket;
+	struct pl_packet packet;
+	struct fp_fit fit;
+	struct tg_limit *l;
+	__u64 deficit;
+	__u32 key = 0, index = direction;
+
+	l = bpf_map_lookup_elem(&limit, &key);
+	if (!l || !table || !queue || !c)
+		return PL_GREEN;
+	/* The verifier of Linux 6.1 forgets a comparison; the compiler would leave this out. */
+	barrier_var(index);
+	bucket = &l->police[index & (TG_DIRECTIONS - 1)].committed;
+	packet.wire_bytes = metered_bytes(bytes);
+	packet.may_owe = PL_OWE_ALL;
+	deficit = fp_less(*(volatile __u64 *)&queue->finish_ns, now);
+	if (fp_begin_turn(bucket, table, now)) {
+		bpf_loop(FP_SETS * FP_WAYS, add_phantom, &table, 0);
+		fp_add(&table->sum, &table->others);
+		fp_end_turn(table, deficit);
+	}
+	if (!fp_fits(bucket, table, now, deficit, flow, packet.wire_bytes, &fit) ||
+	    !pl_take(bucket, &queue->finish_ns, now, &packet, &c->carry))
+		return PL_RED;
+	fp_charge(&fit);
+	return PL_GREEN;
+}
+
+#endif
