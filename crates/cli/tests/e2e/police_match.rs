@@ -185,7 +185,7 @@ fn root_police_match_a_thousand_from_one_file() {
     // What a shell usually gives.
     let apply = |rate: &str| {
         let mut command = into(&bed.sender, "prlimit");
-        command.env("TIDEGATE_BPFFS", place.store()).args(["--nofile=1024:1024", "--"]);
+        command.env("TIDEGATE_BPFFS", place.store()).args(["--nofile=1024:", "--"]);
         command.arg(env!("CARGO_BIN_EXE_tidegate")).arg("apply").arg(spec(rate));
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
