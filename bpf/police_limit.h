@@ -49,14 +49,15 @@ __noinline int fair(__u32 direction, __u64 now, __u32 bytes, __u64 flow)
 	struct fp_fit fit;
 	struct tg_limit *l;
 	__u64 deficit;
-	__u32 key = 0, index = direction;
+	__u32 index = direction;
 
-	l = bpf_map_lookup_elem(&limit, &key);
-	if (!l || !table || !queue || !c)
-		return PL_GREEN;
 	/* The verifier of Linux 6.1 forgets a comparison; the compiler would leave this out. */
 	barrier_var(index);
-	bucket = &l->police[index & (TG_DIRECTIONS - 1)].committed;
+	index &= TG_DIRECTIONS - 1;
+	l = tg_limit_of(index);
+	if (!l || !table || !queue || !c)
+		return PL_GREEN;
+	bucket = &l->police[index].committed;
 	packet.wire_bytes = metered_bytes(bytes);
 	packet.may_owe = PL_OWE_ALL;
 	deficit = fp_less(*(volatile __u64 *)&queue->finish_ns, now);

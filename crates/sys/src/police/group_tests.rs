@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use libbpf_rs::ProgramInput;
 use tidegate_core::{
     Bytes, Nanos, Scheme, Span,
+    police::Policy,
     virtual_queue::{MAX_SPAN, VirtualQueueOptions},
 };
 
@@ -18,6 +19,7 @@ const FRAGMENT: u8 = 44;
 const DESTINATION_OPTIONS: u8 = 60;
 const PASSED: u32 = u32::MAX; // TC_ACT_UNSPEC
 const DROPPED: u32 = 2; // TC_ACT_SHOT
+const REDIRECTED: u32 = 7; // TC_ACT_REDIRECT
 
 /// A frame of 1000 bytes with an IPv4 packet.
 pub(super) fn v4(from: u8, protocol: u8, fragment: u16, ports: [u16; 2]) -> Vec<u8> {
@@ -236,6 +238,11 @@ fn root_group_a_rate_that_is_lent_ends_in_the_program() {
     if !is_root("root_group_a_rate_that_is_lent_ends_in_the_program") {
         return;
     }
+    lent_ends(false);
+    lent_ends(true);
+}
+
+fn lent_ends(fair: bool) {
     let mut storage = MaybeUninit::uninit();
     let police = load(&mut storage, Place::Device, false).unwrap();
     // Two packets, which are there again at once at a high rate, and in seconds at a low one.
@@ -244,7 +251,14 @@ fn root_group_a_rate_that_is_lent_ends_in_the_program() {
         ..VirtualQueueOptions::new("10gbit".parse().unwrap())
     };
     let (egress, ingress, scheme) = (Some(options), Some(options), Scheme::Police);
-    let limit = LimitOptions { egress, ingress, loopback: true, scheme, ..LimitOptions::default() };
+    let limit = LimitOptions {
+        egress,
+        ingress,
+        loopback: true,
+        scheme,
+        police: Policy { fair, ..Policy::default() },
+        ..LimitOptions::default()
+    };
     let maps = maps(&police, &limit.encode(0).unwrap()).unwrap();
     let rate = |text: &str| text.parse::<tidegate_core::Rate>().unwrap();
     let (out, inward) = (&police.progs.police_out, &police.progs.police_in);
@@ -263,7 +277,8 @@ fn root_group_a_rate_that_is_lent_ends_in_the_program() {
     assert_eq!(last_of(out), PASSED);
     // It has ended.
     lend(now - 1);
-    assert_eq!(last_of(out), DROPPED);
+    // What flows have parts of is dropped in silence.
+    assert_eq!(last_of(out), if fair { REDIRECTED } else { DROPPED });
     assert_eq!(last_of(inward), PASSED, "the other direction goes on");
     let ended = maps.limit().unwrap();
     assert_eq!(ended.rate(Direction::Egress), Some(rate("8kbit")));
