@@ -12,6 +12,10 @@
 
 /* Connections that are known at once; the longest silent gives way to a new one. */
 #define AC_FLOWS 16384
+/* The limit, and the one that is in force when its time is over. */
+#define AC_NOW	  0
+#define AC_THEN	  1
+#define AC_LIMITS 2
 
 enum ac_scheme {
 	AC_DEM,
@@ -24,6 +28,11 @@ struct ac_limit {
 	struct sp_conf spring;
 	struct dem_conf dem;
 	struct wt_conf wait;
+	/* Until when it is good, in ns since boot with the time asleep; 0: for ever. */
+	__u64 until_ns;
+	/* Of AC_THEN: HTB knows nothing of this rate. What comes when more than this is owed is
+	 * dropped, and never 0. */
+	__u64 most_ns;
 	/* enum ac_scheme */
 	__u32 scheme;
 	__u32 pad;

@@ -29,6 +29,15 @@ struct wt_account {
 	__u32 pad;
 };
 
+/* What was let go and is still to be paid. */
+static inline __attribute__((always_inline)) __u64 wt_owed(const struct wt_account *account,
+							   __u64 now_ns)
+{
+	__u64 finish = *(const volatile __u64 *)&account->finish_ns;
+
+	return finish > now_ns ? finish - now_ns : 0;
+}
+
 /* A packet comes. */
 static inline __attribute__((always_inline)) void
 wt_charge(const struct wt_conf *conf, struct wt_account *account, __u64 now_ns, __u32 wire_bytes)
@@ -49,8 +58,7 @@ wt_look(const struct wt_conf *conf, struct wt_account *account, __u64 now_ns, __
 {
 	__u64 queued = fs_min(queued_ns, WT_MAX_NS);
 	__u64 most = queued + fs_min(conf->longest_ns, WT_MAX_NS);
-	__u64 finish = *(volatile __u64 *)&account->finish_ns;
-	__u64 owed = finish > now_ns ? finish - now_ns : 0;
+	__u64 owed = wt_owed(account, now_ns);
 
 	if (owed > most)
 		account->finish_ns = now_ns + most;

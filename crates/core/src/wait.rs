@@ -14,6 +14,10 @@
 //! packet that has left last, at most `longest`. Where it says more, packets were dropped that it has
 //! counted, and it is set right.
 //!
+//! A rate that has an end, as what a group lends to a host, is the shaper's no more when that has come; its qdisc
+//! goes on as before. Then the account alone holds the lower rate: what comes when more than
+//! [`Config::most`] is [owed](Account::owed) is dropped.
+//!
 //! O(1) a packet; 16 bytes a limit. The kernel's copy is `bpf/wait.h`.
 
 use crate::{
@@ -23,6 +27,8 @@ use crate::{
 
 /// The longest packet that a stack builds unless told otherwise, with the headers of its segments.
 pub const LONGEST_BYTES: u64 = 65_536 + 45 * 66;
+/// Four full frames.
+const FIRST_BYTES: u64 = 4 * 1514;
 /// No wait is longer.
 pub const MAX_WAIT: Nanos = Nanos(1_000_000_000);
 
@@ -45,6 +51,14 @@ impl Config {
         let longest = Nanos(((u128::from(LONGEST_BYTES) * u128::from(cost)) >> COST_SHIFT) as u64);
         Config { cost, burst, longest: longest.min(MAX_WAIT) }
     }
+
+    /// What may be owed where nothing but the account holds the rate: what is saved up, or a connection's
+    /// first segments.
+    #[must_use]
+    pub fn most(&self) -> Nanos {
+        let first = (u128::from(FIRST_BYTES) * u128::from(self.cost)) >> COST_SHIFT;
+        self.burst.max(Nanos(u64::try_from(first).unwrap_or(u64::MAX))).clamp(Nanos(1), MAX_WAIT)
+    }
 }
 
 /// The account.
@@ -66,11 +80,17 @@ impl Account {
         self.finish = Nanos(self.finish.0.max(idle_since) + (cost >> COST_SHIFT));
     }
 
+    /// What was let go and is still to be paid.
+    #[must_use]
+    pub fn owed(&self, now: Nanos) -> Nanos {
+        Nanos(self.finish.0.saturating_sub(now.0))
+    }
+
     /// What one waits that comes now, where the queue holds `queued` as a time at the rate.
     pub fn look(&mut self, config: &Config, now: Nanos, queued: Nanos) -> Nanos {
         let queued = queued.min(MAX_WAIT).0;
         let most = queued + config.longest.min(MAX_WAIT).0;
-        let owed = self.finish.0.saturating_sub(now.0);
+        let owed = self.owed(now).0;
         if owed > most {
             self.finish = Nanos(now.0 + most);
         }
@@ -96,6 +116,16 @@ mod tests {
         assert_eq!(account.look(&config, now, Nanos(0)), Nanos(500_000));
         assert_eq!(account.look(&config, Nanos(now.0 + 400_000), Nanos(0)), Nanos(100_000));
         assert_eq!(account.look(&config, Nanos(now.0 + 700_000), Nanos(0)), Nanos(0));
+    }
+
+    #[test]
+    fn what_may_be_owed_has_bounds() {
+        let most =
+            |bit_s, burst| Config::new(Rate::from_bit_s(bit_s).unwrap(), Nanos(burst)).most();
+        assert_eq!(most(1_000_000_000, 10_000_000), Nanos(10_000_000));
+        assert!(most(1_000_000, 10_000_000).0.abs_diff(48_448_000) < 10);
+        assert_eq!(most(1, 0), MAX_WAIT);
+        assert_eq!(most(u64::MAX, 0), Nanos(1));
     }
 
     #[test]

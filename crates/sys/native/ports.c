@@ -63,6 +63,11 @@ __u64 native_wt_look(const struct wt_conf *conf, struct wt_account *account, __u
 	return wt_look(conf, account, now_ns, queued_ns);
 }
 
+__u64 native_wt_owed(const struct wt_account *account, __u64 now_ns)
+{
+	return wt_owed(account, now_ns);
+}
+
 const __u32 native_ac_bytes[] = {sizeof(struct ac_limit), sizeof(struct ac_state),
 				 sizeof(struct ac_flow), sizeof(struct tcp_key)};
 

@@ -7,6 +7,10 @@ use tidegate_core::{dem, spring, wait};
 
 /// Connections that are known at once.
 pub const FLOWS_MAX: usize = 16_384;
+/// `AC_NOW`.
+pub const NOW: u32 = 0;
+/// `AC_THEN`.
+pub const THEN: u32 = 1;
 /// `AC_DEM`.
 pub const DEM: u32 = 0;
 /// `AC_SPRING`.
@@ -90,6 +94,10 @@ pub struct Limit {
     pub dem: DemConf,
     /// How long packets wait.
     pub wait: WaitConf,
+    /// Until when it is good, by `CLOCK_BOOTTIME`; 0: for ever.
+    pub until_ns: u64,
+    /// Of [`THEN`]: what may be owed; 0: HTB has the rate.
+    pub most_ns: u64,
     /// [`DEM`] or [`SPRING`].
     pub scheme: u32,
     /// Zero.

@@ -90,6 +90,7 @@ unsafe extern "C" {
         now_ns: u64,
         wire_bytes: u32,
     );
+    fn native_wt_owed(account: *const intf::Account, now_ns: u64) -> u64;
     fn native_wt_look(
         conf: *const intf::WaitConf,
         account: *mut intf::Account,
@@ -173,6 +174,9 @@ proptest! {
                 }
             }
             prop_assert_eq!((native.finish_ns, native.carry), (account.finish.0, account.carry));
+            // SAFETY: the pointer is to a live value of the layout that the header declares.
+            let owed = unsafe { native_wt_owed(&native, now) };
+            prop_assert_eq!(owed, account.owed(Nanos(now)).0);
         }
     }
 

@@ -11,6 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tidegate_core::{
     Bytes, Direction, Rate,
     htb::{ROOT_SLOT, SLOTS},
+    spring,
 };
 
 use super::{MARKED_PIN, SLOTS_PIN, Slot, device_of, tree};
@@ -34,6 +35,19 @@ const DROP_FULL: usize = 3;
 struct Marked {
     packets: u64,
     bytes: u64,
+}
+
+/// A queue with what the flows in it are told by their windows.
+fn with_windows(queue: intf::Queue, state: &acks::intf::State) -> intf::Queue {
+    intf::Queue {
+        // More than all is time, and no rate.
+        share: state.share.min(spring::ONE) as u32,
+        epoch: state.epoch,
+        epoch_start_ns: state.epoch_start_ns,
+        flows: state.flows,
+        flows_before: state.flows_before,
+        ..queue
+    }
 }
 
 /// Where a limit is in its tree.
@@ -110,8 +124,8 @@ impl Seat {
         let acks = acks::dir_of(&self.dir, direction);
         if self.slot == ROOT_SLOT && acks.exists() {
             // Programs that somebody took off are told by `unhooked`.
-            let told = AcksMaps::open(&acks).ok().map(|maps| maps.counters()).transpose()?;
-            let told = told.unwrap_or_default();
+            let Ok(maps) = AcksMaps::open(&acks) else { return Ok(reading) };
+            let told = maps.counters()?;
             // ACKs go the other way: none of their bytes are this direction's.
             counters.packets[MARK] += told.packets[MARK];
             counters.packets[SLOW] += told.packets[SLOW];
@@ -119,6 +133,9 @@ impl Seat {
             counters.packets[DROP_FULL] += told.packets[DROP_FULL];
             counters.bytes[DROP_FULL] += told.bytes[DROP_FULL];
             counters.last_ns = told.last_ns;
+            if self.root.flags & intf::FLAG_SPRING != 0 {
+                reading.queue = with_windows(reading.queue, &maps.state()?);
+            }
         }
         Ok(reading)
     }
