@@ -211,6 +211,7 @@ static __always_inline void on_syn_ack(struct __sk_buff *skb, const struct tcp_p
 	flow->rtt.least_ns = 0;
 	flow->rtt.recent_ns = 0;
 	flow->edge.known = 0;
+	flow->mark.number = 0;
 	flow->acked = flow->sent;
 	flow->other_sent = own ? packet->ack : packet->seq + 1;
 	flow->due = 0;
@@ -413,6 +414,7 @@ int acks_back(struct __sk_buff *skb)
 	flags = packet.flags;
 	window = packet.window;
 	now = bpf_ktime_get_ns();
+	cs_count(&l->spring, &s->census, &flow->mark, packet.ack, now);
 	if (l->scheme == AC_SPRING)
 		window = spring(l, s, flow, &packet, now);
 	else if (dem(l, s, flow, &packet, now))

@@ -6,6 +6,7 @@
 #ifndef TG_ACKS_H
 #define TG_ACKS_H
 
+#include "census.h"
 #include "dem.h"
 #include "spring.h"
 #include "wait.h"
@@ -63,6 +64,7 @@ struct ac_state {
 	__u32 pad;
 	/* dem */
 	struct dem_marker marker;
+	struct cs_census census;
 };
 
 /* Both ends of a connection, IPv4 as mapped into IPv6. */
@@ -93,6 +95,7 @@ enum ac_flow_flags {
 struct ac_flow {
 	struct sp_rtt rtt;
 	struct sp_edge edge;
+	struct cs_mark mark;
 	/* enum ac_flow_flags; those of the handshake that is under way below AC_KNOWN. */
 	__u32 flags;
 	/* How far the workload has sent, and what it last acknowledged. */

@@ -98,6 +98,12 @@ impl Config {
         Config { byte_s, target: Nanos(frames.clamp(TARGET.0, MAX_TIME.0)) }
     }
 
+    /// What is sent in a time, in bytes.
+    #[must_use]
+    pub fn bytes(&self, time: Nanos) -> u64 {
+        self.byte_s.min(MAX_BYTE_S) * time.min(MAX_TIME).0 / NANOS_PER_SEC
+    }
+
     /// How long `bytes` take to be sent.
     #[must_use]
     pub fn time(&self, bytes: u64) -> Nanos {
@@ -170,8 +176,7 @@ pub fn phase(hash: u32, epoch: u32) -> u16 {
 pub fn window(config: &Config, share: u64, rtt: Nanos, mss: u16, phase: u16) -> u32 {
     let mss = u64::from(mss.max(1));
     let time = Nanos(rtt.min(MAX_TIME).0 + config.target.min(MAX_TIME).0).min(MAX_TIME);
-    let bytes = config.byte_s.min(MAX_BYTE_S) * time.0 / NANOS_PER_SEC;
-    let stalls = config.byte_s.min(MAX_BYTE_S) * STALLS.0 / NANOS_PER_SEC;
+    let (bytes, stalls) = (config.bytes(time), config.bytes(STALLS));
     let bytes = (bytes * share.min(ONE) + stalls * (share.clamp(ONE, MOST) - ONE)) >> 24;
     let segments = (bytes.min(MAX_BYTES) + ((mss * u64::from(phase)) >> 16)) / (mss + HEADER_BYTES);
     (segments.max(LEAST_SEGMENTS) * mss).min(MAX_BYTES) as u32

@@ -68,6 +68,12 @@ __u64 native_wt_owed(const struct wt_account *account, __u64 now_ns)
 	return wt_owed(account, now_ns);
 }
 
+void native_cs_count(const struct sp_conf *conf, struct cs_census *census, struct cs_mark *mark,
+		     __u32 ack, __u64 now_ns)
+{
+	cs_count(conf, census, mark, ack, now_ns);
+}
+
 const __u32 native_ac_bytes[] = {sizeof(struct ac_limit), sizeof(struct ac_state),
 				 sizeof(struct ac_flow), sizeof(struct tcp_key)};
 

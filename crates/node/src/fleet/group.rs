@@ -4,8 +4,8 @@
 //!   samples ─► gauges ─► want, demand, weight ─► controller ─► the host's part ─► level ─► rates
 //! ```
 //!
-//! Rates of flows: a gate that paces knows what a flow gets; one that counts flows gives a sample
-//! ([`tidegate_core::fleet::flows`]); where neither is known a limit counts as one flow.
+//! Rates of flows: a gate that paces knows what a flow gets; one that sees acknowledgements counts those that
+//! take all they get ([`tidegate_core::census`]); a policer gives a sample ([`tidegate_core::fleet::flows`]); where neither is known a limit counts as one flow.
 //!
 //! **Hearing nobody.** A host of `share` falls to its fixed part by itself when its lease ends. One of the
 //! others keeps `1/N` of the limit free for each of the `N` hosts that it does not hear, as Cloud Control has
@@ -84,6 +84,8 @@ struct Gauge {
     measured: Option<Nanos>,
     demand: Average,
     flows: FlowRates,
+    /// How many take all they get, where the gate counts them.
+    count: Average,
     flow_bit_s: f64,
     /// When it last had all that its rate let through, or was slowed down.
     limited: Option<Nanos>,
@@ -188,6 +190,7 @@ impl Group {
             measured: None,
             demand: Average::new(TAU),
             flows: FlowRates::new(now, FLOW_TAU),
+            count: Average::new(TAU),
             flow_bit_s: 0.0,
             limited: None,
             hears: Nanos(0),
@@ -723,9 +726,15 @@ impl Gauge {
             self.hears = sample.flow_bit_s.map_or(Nanos(0), hears);
         }
         self.flows.on_interval(now, sample.flows);
-        self.flow_bit_s = match sample.flow_bit_s {
-            Some(bit_s) => bit_s as f64,
-            None => self.flows.typical_bit_s(),
+        match sample.census.and_then(|sums| sums.flows()) {
+            Some(flows) => drop(self.count.add(flows, elapsed)),
+            None => self.count.clear(),
+        }
+        let used = self.demand.value().min(sample.rate_bit_s as f64);
+        self.flow_bit_s = match (self.count.value(), sample.flow_bit_s) {
+            (count, _) if count > 0.0 => used / count,
+            (_, Some(bit_s)) => bit_s as f64,
+            (_, None) => self.flows.typical_bit_s(),
         };
         sample.rate_bit_s
     }

@@ -3,7 +3,7 @@
 use std::net::{Ipv6Addr, SocketAddr};
 
 use bytemuck::{Pod, Zeroable};
-use tidegate_core::{dem, spring, wait};
+use tidegate_core::{census, dem, spring, wait};
 
 /// Connections that are known at once.
 pub const FLOWS_MAX: usize = 16_384;
@@ -152,6 +152,58 @@ pub struct State {
     pub pad: u32,
     /// Of `dem`.
     pub marker: Marker,
+    /// How many flows take all they get.
+    pub census: Census,
+}
+
+/// `struct cs_census`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Census {
+    /// When this period began.
+    pub start_ns: u64,
+    /// How long it lasts.
+    pub period_ns: u64,
+    /// Of this period.
+    pub sums: Sums,
+    /// Of the one before.
+    pub before: Sums,
+    /// Of this period.
+    pub number: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// `struct cs_sums`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Sums {
+    /// Of the flows' parts.
+    pub parts: u64,
+    /// Of their squares.
+    pub squares: u64,
+    /// Of their cubes.
+    pub cubes: u64,
+    /// How many were counted.
+    pub flows: u64,
+}
+
+impl From<Sums> for census::Sums {
+    fn from(Sums { parts, squares, cubes, flows }: Sums) -> census::Sums {
+        census::Sums { parts, squares, cubes, flows }
+    }
+}
+
+/// `struct cs_mark`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Mark {
+    /// When the flow was last counted.
+    pub at_ns: u64,
+    /// What was acknowledged to it then.
+    pub acked: u32,
+    /// One more than the number of the period; 0: never.
+    pub number: u32,
 }
 
 /// `struct ac_flow`.
@@ -162,6 +214,8 @@ pub struct Flow {
     pub rtt: RoundTrip,
     /// Its windows.
     pub edge: Edge,
+    /// When it was counted.
+    pub mark: Mark,
     /// `enum ac_flow_flags`.
     pub flags: u32,
     /// How far the workload has sent.

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use tidegate_core::{
+    census::{Census, Mark},
     dem::{Ack as DemAck, Config as DemConfig, Due, Law as DemLaw, Marker},
     spring::{self, Ack, Config, Epoch},
     wait::{Account, Config as WaitConfig},
@@ -97,6 +98,13 @@ unsafe extern "C" {
         now_ns: u64,
         queued_ns: u64,
     ) -> u64;
+    fn native_cs_count(
+        conf: *const intf::SpringConf,
+        census: *mut intf::Census,
+        mark: *mut intf::Mark,
+        ack: u32,
+        now_ns: u64,
+    );
     fn native_opt_read(walk: *mut NativeWalk);
     static native_ac_bytes: [u32; 4];
 }
@@ -177,6 +185,33 @@ proptest! {
             // SAFETY: the pointer is to a live value of the layout that the header declares.
             let owed = unsafe { native_wt_owed(&native, now) };
             prop_assert_eq!(owed, account.owed(Nanos(now)).0);
+        }
+    }
+
+    #[test]
+    fn counts_are_the_models(
+        byte_s in any_u64(),
+        steps in prop::collection::vec((0usize..3, 0u64..2_000_000_000, any_u64()), 1..200),
+    ) {
+        let config = Config { byte_s, target: Nanos(0) };
+        let conf = intf::SpringConf::from(config);
+        let (mut census, mut native) = (Census::default(), intf::Census::default());
+        let (mut marks, mut natives) = ([Mark::default(); 3], [intf::Mark::default(); 3]);
+        let (mut now, mut acked) = (0, [0u32; 3]);
+        for (flow, gap, bytes) in steps {
+            now += gap;
+            acked[flow] = acked[flow].wrapping_add(bytes as u32);
+            census.count(&config, &mut marks[flow], acked[flow], Nanos(now));
+            // SAFETY: every pointer is to a live value of the layout that the header declares.
+            unsafe { native_cs_count(&conf, &mut native, &mut natives[flow], acked[flow], now) };
+            prop_assert_eq!(
+                (native.start_ns, native.period_ns, native.number),
+                (census.start.0, census.period.0, census.number)
+            );
+            prop_assert_eq!((native.sums.into(), native.before.into()), (census.sums, census.before));
+            let (mark, native) = (marks[flow], natives[flow]);
+            let mark = (mark.at.0, mark.acked, mark.number);
+            prop_assert_eq!((native.at_ns, native.acked, native.number), mark);
         }
     }
 

@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use rustix::time::{ClockId, clock_gettime};
 use tidegate_core::{
-    Bytes, Direction, Rate,
+    Bytes, Direction, Nanos, Rate, census,
     htb::{ROOT_SLOT, SLOTS},
     spring,
 };
@@ -28,6 +28,9 @@ const PASS: usize = 0;
 const MARK: usize = 1;
 const SLOW: usize = 2;
 const DROP_FULL: usize = 3;
+
+/// After so long without an ACK nobody counts as sending.
+const SILENT: Nanos = Nanos(2 * census::MAX_PERIOD.0);
 
 /// `struct htb_marked`.
 #[repr(C)]
@@ -110,9 +113,9 @@ impl Seat {
         };
         let marked = self.marked(direction)?;
         let rate = self.slot_of(direction).map(|slot| slot.backlog.rate_bit_s);
+        let now = clock_gettime(ClockId::Monotonic);
+        let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
         if let Some(rate) = rate.and_then(Rate::from_bit_s) {
-            let now = clock_gettime(ClockId::Monotonic);
-            let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
             reading.queue.finish_ns = now_ns + rate.time_for(Bytes(figures.waiting_bytes)).0;
         }
         let counters = &mut reading.counters;
@@ -133,9 +136,12 @@ impl Seat {
             counters.packets[DROP_FULL] += told.packets[DROP_FULL];
             counters.bytes[DROP_FULL] += told.bytes[DROP_FULL];
             counters.last_ns = told.last_ns;
+            let state = maps.state()?;
             if self.root.flags & intf::FLAG_SPRING != 0 {
-                reading.queue = with_windows(reading.queue, &maps.state()?);
+                reading.queue = with_windows(reading.queue, &state);
             }
+            let silent = now_ns.saturating_sub(state.census.start_ns) > SILENT.0;
+            reading.census = (!silent).then(|| state.census.before.into());
         }
         Ok(reading)
     }
