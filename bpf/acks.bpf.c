@@ -152,7 +152,7 @@ static __always_inline void on_syn(struct __sk_buff *skb, const struct tcp_packe
 		fresh.hash = bpf_get_prandom_u32();
 		if (own) {
 			fresh.sent = packet->seq + 1;
-			sp_rtt_data(&fresh.rtt, packet->seq + 1, bpf_ktime_get_ns(), 0);
+			sp_rtt_data(&fresh.rtt, packet->seq + 1, bpf_ktime_get_ns(), 0, 0);
 		}
 		bpf_map_update_elem(&flows, &packet->key, &fresh, BPF_ANY);
 		return;
@@ -193,7 +193,7 @@ static __always_inline void on_syn_ack(struct __sk_buff *skb, const struct tcp_p
 			flow->scale = flow->syn_scale;
 		flow->rtt.sent_ns = 0;
 		flow->sent = packet->seq + 1;
-		sp_rtt_data(&flow->rtt, flow->sent, bpf_ktime_get_ns(), 0);
+		sp_rtt_data(&flow->rtt, flow->sent, bpf_ktime_get_ns(), 0, 0);
 	} else {
 		flow->mss = syn.mss;
 		if (asked & AC_OWN_SCALES && syn.has_scale)
@@ -241,7 +241,7 @@ static __always_inline int on_data(const struct ac_limit *l, struct ac_state *s,
 		flow->mss = gso_size;
 	/* HTB lets a packet go as a whole when those before it are paid. */
 	if (l->scheme == AC_SPRING && !flow->rtt.sent_ns)
-		sp_rtt_data(&flow->rtt, end, now, waiting(l, s, now).ns);
+		sp_rtt_data(&flow->rtt, end, now, waiting(l, s, now).ns, l->wait.rate);
 	return 0;
 }
 
@@ -346,7 +346,7 @@ static __always_inline __u16 spring(const struct ac_limit *l, struct ac_state *s
 	__u64 smooth = s->backlog_ns;
 
 	s->backlog_ns = smooth - (smooth >> BACKLOG_SHIFT) + (ahead.ns >> BACKLOG_SHIFT);
-	sp_rtt_ack(&flow->rtt, packet->ack, now);
+	sp_rtt_ack(&flow->rtt, packet->ack, now, l->wait.rate);
 	if (flow->rtt.least_ns > s->longest_ns)
 		s->longest_ns = flow->rtt.least_ns;
 	/* With its handshake a flow takes its place. */

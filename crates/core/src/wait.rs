@@ -29,6 +29,8 @@ use crate::{
 pub const LONGEST_BYTES: u64 = 65_536 + 45 * 66;
 /// Four full frames.
 const FIRST_BYTES: u64 = 4 * 1514;
+/// In which rates are compared, in bytes a second.
+pub const RATE_UNIT: u64 = 16;
 /// No wait is longer.
 pub const MAX_WAIT: Nanos = Nanos(1_000_000_000);
 
@@ -41,6 +43,8 @@ pub struct Config {
     pub burst: Nanos,
     /// The time of the longest packet.
     pub longest: Nanos,
+    /// In [`RATE_UNIT`].
+    pub rate: u32,
 }
 
 impl Config {
@@ -49,7 +53,7 @@ impl Config {
     pub fn new(rate: Rate, burst: Nanos) -> Self {
         let cost = cost_of_byte(rate);
         let longest = Nanos(((u128::from(LONGEST_BYTES) * u128::from(cost)) >> COST_SHIFT) as u64);
-        Config { cost, burst, longest: longest.min(MAX_WAIT) }
+        Config { cost, burst, longest: longest.min(MAX_WAIT), rate: rate_units(rate.bit_s() / 8) }
     }
 
     /// What may be owed where nothing but the account holds the rate: what is saved up, or a connection's
@@ -68,6 +72,14 @@ pub struct Account {
     pub finish: Nanos,
     /// The part of a nanosecond that is still to be charged, in 2^-24 ns.
     pub carry: u32,
+    /// At which it is paid, as in [`Config`].
+    pub rate: u32,
+}
+
+/// A rate of so many bytes a second in [`RATE_UNIT`].
+#[must_use]
+pub fn rate_units(byte_s: u64) -> u32 {
+    u32::try_from(byte_s / RATE_UNIT).unwrap_or(u32::MAX)
 }
 
 impl Account {
@@ -76,8 +88,19 @@ impl Account {
         let bytes = u64::from(wire_bytes.min(MAX_PACKET_BYTES));
         let cost = bytes * config.cost + u64::from(self.carry);
         self.carry = (cost & ((1 << COST_SHIFT) - 1)) as u32;
+        self.turn(config, now);
         let idle_since = now.0.saturating_sub(config.burst.0);
         self.finish = Nanos(self.finish.0.max(idle_since) + (cost >> COST_SHIFT));
+    }
+
+    /// What is owed is bytes: at another rate that is another time.
+    fn turn(&mut self, config: &Config, now: Nanos) {
+        let was = core::mem::replace(&mut self.rate, config.rate);
+        let owed = self.owed(now).min(MAX_WAIT).0;
+        if was != config.rate && owed > 0 {
+            let owed = owed * u64::from(was) / u64::from(config.rate.max(1));
+            self.finish = Nanos(now.0 + owed.min(MAX_WAIT.0));
+        }
     }
 
     /// What was let go and is still to be paid.
@@ -88,6 +111,7 @@ impl Account {
 
     /// What one waits that comes now, where the queue holds `queued` as a time at the rate.
     pub fn look(&mut self, config: &Config, now: Nanos, queued: Nanos) -> Nanos {
+        self.turn(config, now);
         let queued = queued.min(MAX_WAIT).0;
         let most = queued + config.longest.min(MAX_WAIT).0;
         let owed = self.owed(now).0;
@@ -126,6 +150,19 @@ mod tests {
         assert!(most(1_000_000, 10_000_000).0.abs_diff(48_448_000) < 10);
         assert_eq!(most(1, 0), MAX_WAIT);
         assert_eq!(most(u64::MAX, 0), Nanos(1));
+    }
+
+    #[test]
+    fn what_is_owed_is_bytes() {
+        let (fast, mut account) = (config(), Account::default());
+        let slow = Config::new(Rate::from_bit_s(100_000_000).unwrap(), fast.burst);
+        let now = Nanos(10_000_000);
+        account.look(&slow, now, Nanos(0));
+        account.finish = now;
+        account.charge(&slow, now, 62_500);
+        assert_eq!(account.look(&slow, now, Nanos(0)), Nanos(5_000_000));
+        assert_eq!(account.look(&fast, now, Nanos(0)), Nanos(500_000));
+        assert_eq!(account.look(&slow, now, Nanos(0)), Nanos(5_000_000));
     }
 
     #[test]

@@ -409,6 +409,10 @@ impl Group {
             return self.vector.leave(now);
         }
         let demand = self.demand_bit_s();
+        // Of a gate that holds senders back no more arrives than its rate, and averages are behind that.
+        let limited =
+            self.gauges.iter().map(|gauge| gauge.demand.value().max(gauge.held_bit_s(now)));
+        let limited: f64 = limited.sum();
         let wants: Vec<_> = self.gauges.iter().map(|gauge| gauge.want(now)).collect();
         let flow = self.typical_bit_s(&wants);
         let mut limit = self.limit_bit_s(now);
@@ -434,7 +438,7 @@ impl Group {
                     fps.set_limit(limit);
                 }
                 let input =
-                    FpsInput { demand_bit_s: demand, flow_bit_s: flow, remote_weight: others };
+                    FpsInput { demand_bit_s: limited, flow_bit_s: flow, remote_weight: others };
                 fps.on_interval(now, &input);
                 fps.weight()
             }
@@ -730,13 +734,26 @@ impl Gauge {
             Some(flows) => drop(self.count.add(flows, elapsed)),
             None => self.count.clear(),
         }
-        let used = self.demand.value().min(sample.rate_bit_s as f64);
+        let rate = sample.rate_bit_s as f64;
+        let used = if self.is_limited(now) { rate } else { self.demand.value().min(rate) };
         self.flow_bit_s = match (self.count.value(), sample.flow_bit_s) {
             (count, _) if count > 0.0 => used / count,
             (_, Some(bit_s)) => bit_s as f64,
             (_, None) => self.flows.typical_bit_s(),
         };
         sample.rate_bit_s
+    }
+
+    /// The rate of a gate that counts flows by what is acknowledged to them, if they took all of it lately.
+    fn held_bit_s(&self, now: Nanos) -> f64 {
+        let held = self.count.value() > 0.0 && self.is_limited(now);
+        self.applied.filter(|_| held).map_or(0.0, |rate| rate.bit_s() as f64)
+    }
+
+    /// Whether it had all that its rate let through, so lately that its averages still rise.
+    fn is_limited(&self, now: Nanos) -> bool {
+        let lately = |at: Nanos| now.0.saturating_sub(at.0) < LIMITED_LATELY.0 + self.hears.0;
+        self.limited.is_some_and(lately)
     }
 
     /// What its flows want.
@@ -746,12 +763,14 @@ impl Gauge {
             return Want::default();
         }
         let rate = self.applied.map_or(f64::MAX, |rate| rate.bit_s() as f64);
-        let lately = |at: Nanos| now.0.saturating_sub(at.0) < LIMITED_LATELY.0 + self.hears.0;
-        let greedy =
-            self.limited.is_some_and(lately) || demand * 100.0 >= rate * GREEDY_PERCENT as f64;
+        let greedy = self.is_limited(now) || demand * 100.0 >= rate * GREEDY_PERCENT as f64;
         // A flow that has just come has no rate from which more could be told.
         let flow = self.flow_bit_s;
-        let flows = if flow > 0.0 { (demand.min(rate) / flow).max(1.0) } else { 1.0 };
+        let flows = match self.count.value() {
+            count if count > 0.0 => count.max(1.0),
+            _ if flow > 0.0 => (demand.min(rate) / flow).max(1.0),
+            _ => 1.0,
+        };
         let demand_bit_s = if greedy {
             u64::MAX
         } else {

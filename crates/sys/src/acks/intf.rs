@@ -64,11 +64,16 @@ pub struct WaitConf {
     pub burst_ns: u64,
     /// The time of the longest packet.
     pub longest_ns: u64,
+    /// In 16 bytes a second.
+    pub rate: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
 impl From<wait::Config> for WaitConf {
     fn from(config: wait::Config) -> Self {
-        WaitConf { cost: config.cost, burst_ns: config.burst.0, longest_ns: config.longest.0 }
+        let wait::Config { cost, burst, longest, rate } = config;
+        WaitConf { cost, burst_ns: burst.0, longest_ns: longest.0, rate, pad: 0 }
     }
 }
 
@@ -80,8 +85,8 @@ pub struct Account {
     pub finish_ns: u64,
     /// The part of a nanosecond that is still to be charged.
     pub carry: u32,
-    /// Zero.
-    pub pad: u32,
+    /// At which it is paid, as in [`WaitConf`].
+    pub rate: u32,
 }
 
 /// `struct ac_limit`.
@@ -262,8 +267,8 @@ pub struct RoundTrip {
     pub since_ns: u64,
     /// What is waited for.
     pub probe: u32,
-    /// Zero.
-    pub pad: u32,
+    /// The limit's rate then, as in [`WaitConf`].
+    pub rate: u32,
 }
 
 /// `struct sp_edge`.
