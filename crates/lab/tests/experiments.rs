@@ -551,7 +551,7 @@ fn root_a_fleet_reports_round_trips_and_the_web() {
         return;
     }
     let out = tempfile::tempdir().unwrap();
-    let systems = ["ctb", "grd", "fps", "share"];
+    let systems = ["ctb", "grd", "fps", "share", "share, spring"];
     let Some(rtt) = report(test, &DrlRtt::tiny(lab_binary()), out.path()) else { return };
     check(&rtt, out.path(), &systems, &["total_bit_s", "short_flow_bit_s", "long_flow_bit_s"]);
     for system in systems {

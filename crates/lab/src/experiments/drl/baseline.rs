@@ -53,6 +53,12 @@ pub(super) const SETUPS: [Setup; 8] = [
     Setup { name: "share, pace", at: At::Sockets, ..SHARE },
 ];
 
+/// Those of the published tables, and ours.
+pub(super) fn of_tables() -> Vec<Setup> {
+    let wanted = ["ctb", "grd", "fps", "share", "share, spring"];
+    SETUPS.into_iter().filter(|setup| wanted.contains(&setup.name)).collect()
+}
+
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name)

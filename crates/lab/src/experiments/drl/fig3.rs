@@ -68,16 +68,14 @@ impl Experiment for DrlFig3 {
             _ => SECOND * 60,
         };
         ctx.note(
-            "Flows are Reno with SACK; routers are 40 ms apart, senders 40 ms from the receiver. Limits \
-            are \
-             policers with a bucket of 75 kB on what comes to a router from its sender, each set by a \
-             `tidegate \
-             daemon`, and with `share` all buckets together are as deep; `ctb` is one router with all \
-             flows and a plain limit; `share, pace` limits the sender's \
-             sockets instead. In simulation `share` has a queue that drops at random before its bucket, as \
-             docs/fleet.md says; in namespaces it has none yet. What passes is counted behind the \
-             routers, whole \
-             frames, from 2 s to the end; gossip there is all that is no flow's.",
+            "Flows are Reno with SACK; routers are 40 ms apart, senders 40 ms from the receiver. Limits act \
+             on what comes to a router from its sender, and are set by a `tidegate daemon` each. They are \
+             policers with a bucket of 75 kB, as published, and with `share` all buckets together are as \
+             deep; with `spring` a shaper that gives flows their windows; `share, pace` limits the sender's \
+             sockets instead. `ctb` is one router with all flows and a plain limit. In simulation `share`, \
+             and `fps, spring`, have a queue that drops at random, as docs/fleet.md says. What passes is \
+             counted behind the routers, whole frames, from 2 s to the end; gossip there is all that is no \
+             flow's.",
         );
         // `share, pace` is simulated as `share` is.
         ctx.alternate(&SETUPS, ctx.repeats, |ctx, &setup, run| {

@@ -13,7 +13,7 @@ use tidegate_sim::world::WorldOptions;
 
 use super::{
     JAIN, LEAST, MOST, TOTAL,
-    baseline::{KERNEL, SETUPS, Setup, VIRTUAL, case},
+    baseline::{KERNEL, Setup, VIRTUAL, case, of_tables},
     daemons::{At, Daemons},
     fleet::{self, Flow},
     forwarded::Forwarded,
@@ -93,7 +93,7 @@ impl Experiment for DrlRtt {
              kB; with `share` all buckets together are as deep, and in simulation it has a queue that \
              drops at random instead.",
         );
-        let setups = setups();
+        let setups = of_tables();
         ctx.alternate(&setups, ctx.repeats, |ctx, &setup, run| {
             record(ctx, setup, VIRTUAL, run, &simulation::run(world(setup, lasts, run)).forwarded);
             Ok(())
@@ -124,12 +124,6 @@ impl Experiment for DrlRtt {
         claims(ctx);
         Ok(())
     }
-}
-
-/// Those of the table, and ours.
-fn setups() -> Vec<Setup> {
-    let wanted = ["ctb", "grd", "fps", "share"];
-    SETUPS.into_iter().filter(|setup| wanted.contains(&setup.name)).collect()
 }
 
 fn world(setup: Setup, lasts: Duration, run: u32) -> WorldOptions {
@@ -165,7 +159,7 @@ fn record(ctx: &mut Context, setup: Setup, world: &str, run: u32, passed: &Forwa
 
 fn claims(ctx: &mut Context) {
     for world in [KERNEL, VIRTUAL] {
-        for setup in setups() {
+        for setup in of_tables() {
             let median = |metric: &str| ctx.median(setup.name, metric, Some(&case(world)));
             let all = (median(SHORT), median(LONG), median(TOTAL));
             let (Some(short), Some(long), Some(total)) = all else { continue };

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use super::{
     JAIN, RTT, TOTAL,
-    baseline::{FLOWS, KERNEL, LIMIT_BIT_S, SETUPS, Setup, case},
+    baseline::{FLOWS, KERNEL, LIMIT_BIT_S, Setup, case, of_tables},
     daemons::Daemons,
     fleet::{self, Flow},
     published::{self, SIZES},
@@ -85,7 +85,7 @@ impl Experiment for DrlWeb {
             requests::mean_bytes() / 1e3
         ));
         let sites = fleet::sites(ctx, 2, RTT, self.tiny.clone())?;
-        ctx.alternate(&setups(), ctx.repeats, |ctx, &setup, run| {
+        ctx.alternate(&of_tables(), ctx.repeats, |ctx, &setup, run| {
             measure(ctx, &sites, setup, lasts, run)
         })?;
         for (name, title, metric) in [
@@ -97,12 +97,6 @@ impl Experiment for DrlWeb {
         claims(ctx);
         Ok(())
     }
-}
-
-/// Those of the table, and ours.
-fn setups() -> Vec<Setup> {
-    let wanted = ["ctb", "grd", "fps", "share"];
-    SETUPS.into_iter().filter(|setup| wanted.contains(&setup.name)).collect()
 }
 
 fn measure(
@@ -178,7 +172,7 @@ fn measure(
 }
 
 fn claims(ctx: &mut Context) {
-    for setup in setups().into_iter().filter(|setup| setup.is_ours()) {
+    for setup in of_tables().into_iter().filter(|setup| setup.is_ours()) {
         let median = |system: &str, metric: &str| ctx.median(system, metric, Some(&case(KERNEL)));
         let all = (median(setup.name, JAIN), median(setup.name, BULK), median(setup.name, WEB));
         let (Some(jain), Some(bulk), Some(web)) = all else { continue };
