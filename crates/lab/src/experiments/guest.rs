@@ -7,9 +7,10 @@ use std::{net::SocketAddr, time::Duration};
 use anyhow::Context as _;
 use tidegate_core::Rate;
 
-use super::{bed::Control, policers::Road, shapers::Shaper, wire::Wire};
+use super::{bed::Control, he_2017, policers::Road, shapers::Shaper, wire::Wire};
 use crate::{
     context::Context,
+    report::Case,
     stats,
     testbed::{Family, set_sysctl, wait::pass_time},
     tools::{
@@ -92,6 +93,50 @@ impl Transfer<'_> {
         let drops = shaped.finish()?;
         let wire = road.wires()?.swap_remove(0).between(SETTLED, self.duration);
         Ok(Transferred { iperf: Some(iperf), probe, wire, drops })
+    }
+}
+
+/// Where the transfers of a case go, one after the other, the idle path first in each round.
+pub(super) struct Rounds {
+    /// The published figures are of a path that is near.
+    pub(super) far: bool,
+    idle_us: Option<f64>,
+}
+
+impl Rounds {
+    pub(super) fn new(far: bool) -> Rounds {
+        Rounds { far, idle_us: None }
+    }
+
+    /// Runs a transfer, and records it beside what was published, and by how much it is above the idle path
+    /// of its round.
+    pub(super) fn run(
+        &mut self,
+        ctx: &mut Context,
+        road: &mut Road,
+        transfer: &Transfer<'_>,
+        case: &Case,
+        run: u32,
+    ) -> anyhow::Result<Transferred> {
+        let &Transfer { shaper, limit_bit_s, flows, .. } = transfer;
+        if shaper == Shaper::Idle {
+            self.idle_us = None;
+        }
+        let seen = transfer.run(ctx, road)?;
+        let name = shaper.name();
+        let published =
+            |metric| he_2017::low_latency(name, flows, limit_bit_s, metric).filter(|_| !self.far);
+        let mut record = ctx.record(name, case, run);
+        for (metric, value) in seen.values() {
+            record = record.beside(metric, value, published(metric));
+        }
+        let p50_us = seen.probe.rtt.p50_us;
+        if shaper == Shaper::Idle {
+            self.idle_us = Some(p50_us);
+        } else if let Some(idle_us) = self.idle_us.filter(|_| seen.probe.received > 0) {
+            record.value(ABOVE, p50_us - idle_us);
+        }
+        Ok(seen)
     }
 }
 

@@ -15,8 +15,7 @@ use crate::{
     experiments::{
         bed::Control,
         case_in_words,
-        guest::{ABOVE, P50, Transfer, WIRE},
-        he_2017,
+        guest::{ABOVE, P50, Rounds, Transfer, WIRE},
         policers::Road,
         shapers::Shaper,
         tally::Tally,
@@ -169,30 +168,14 @@ impl Cell {
             .with_link(ctx.usual_link());
         let at = words(&case);
         let turns = SHAPERS.map(|(shaper, cc)| Turn { at: at.clone(), shaper, cc });
-        let far = ctx.links.way.is_some();
-        let (mut idle_us, mut curves) = (None, Vec::new());
+        let (mut rounds, mut curves) = (Rounds::new(ctx.links.way.is_some()), Vec::new());
         ctx.alternate(&turns, ctx.repeats, |ctx, &Turn { shaper, cc, .. }, run| {
             let control = Control::get(cc)?;
             let transfer = Transfer { shaper, limit_bit_s, flows, control: &control, duration };
-            if shaper == Shaper::Idle {
-                idle_us = None;
-            }
-            let seen = transfer.run(ctx, road)?;
-            let system = shaper.name();
-            let published =
-                |metric| he_2017::low_latency(system, flows, limit_bit_s, metric).filter(|_| !far);
-            let mut record = ctx.record(system, &case, run);
-            for (metric, value) in seen.values() {
-                record = record.beside(metric, value, published(metric));
-            }
-            let p50_us = seen.probe.rtt.p50_us;
-            if shaper == Shaper::Idle {
-                idle_us = Some(p50_us);
-            } else if let Some(idle_us) = idle_us.filter(|_| seen.probe.received > 0) {
-                record.value(ABOVE, p50_us - idle_us);
-            }
+            let seen = rounds.run(ctx, road, &transfer, &case, run)?;
             if run == 1 {
-                curves.push(Curve { case: case.clone(), system, cdf: seen.probe.rtt_cdf_us });
+                let (system, cdf) = (shaper.name(), seen.probe.rtt_cdf_us);
+                curves.push(Curve { case: case.clone(), system, cdf });
             }
             Ok(())
         })?;

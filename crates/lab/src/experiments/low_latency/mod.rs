@@ -16,8 +16,7 @@ use std::{path::PathBuf, time::Duration};
 use super::{
     bed::Control,
     case_in_words,
-    guest::{ABOVE, P50, TENTH, Transfer, VARIATION, WIRE},
-    he_2017,
+    guest::{P50, Rounds, TENTH, Transfer, VARIATION, WIRE},
     policers::Road,
     shapers::Shaper,
 };
@@ -134,32 +133,15 @@ impl Cell {
         }
         let turns: Vec<Turn> =
             self.turns.iter().copied().filter(|turn| !absent.contains(&turn.shaper)).collect();
-        let far = self.rtt.is_some() || ctx.usual_link().is_some();
-        let mut idle_us = None;
+        let mut rounds = Rounds::new(self.rtt.is_some() || ctx.usual_link().is_some());
         ctx.alternate(&turns, ctx.repeats, |ctx, turn, run| {
-            if turn.shaper == Shaper::Idle {
-                idle_us = None;
-            }
             let control = Control::get(turn.cc)?;
             let (shaper, limit_bit_s, flows) = (turn.shaper, self.limit_bit_s, self.flows);
             let transfer = Transfer { shaper, limit_bit_s, flows, control: &control, duration };
-            let seen = transfer.run(ctx, road).inspect_err(|error| {
+            let case = self.case(ctx, turn);
+            let seen = rounds.run(ctx, road, &transfer, &case, run).inspect_err(|error| {
                 absent.extend(error.is::<Skip>().then_some(shaper));
             })?;
-            let case = self.case(ctx, turn);
-            let name = shaper.name();
-            let published =
-                |metric| he_2017::low_latency(name, flows, limit_bit_s, metric).filter(|_| !far);
-            let mut record = ctx.record(name, &case, run);
-            for (metric, value) in seen.values() {
-                record = record.beside(metric, value, published(metric));
-            }
-            let p50_us = seen.probe.rtt.p50_us;
-            if shaper == Shaper::Idle {
-                idle_us = Some(p50_us);
-            } else if let Some(idle_us) = idle_us.filter(|_| seen.probe.received > 0) {
-                record.value(ABOVE, p50_us - idle_us);
-            }
             if run == 1 && self.rtt.is_none() {
                 let tenths = seen.wire.rates_bit_s(TENTH);
                 curves.add(&case, turn, seen.probe.rtt_cdf_us, &tenths);
