@@ -78,19 +78,7 @@ static __always_inline __u64 gr_hash(void *ctx, tg_loader load, __u32 start, __b
 						ip.daddr.in6_u.u6_addr32[i + 1]);
 		protocol = ip.nexthdr;
 		offset = sizeof(ip);
-		for (int i = 0; i < TG_MAX_EXTENSION_HEADERS; i++) {
-			/* next header, length in units of 8 bytes beyond the first */
-			__u8 ext[2];
-
-			if (protocol != IPPROTO_HOPOPTS && protocol != IPPROTO_ROUTING &&
-			    protocol != IPPROTO_DSTOPTS && protocol != IPPROTO_FRAGMENT)
-				break;
-			if (load(ctx, start, offset, ext, sizeof(ext)))
-				break;
-			fragment |= protocol == IPPROTO_FRAGMENT;
-			offset += protocol == IPPROTO_FRAGMENT ? 8 : (ext[1] + 1) * 8;
-			protocol = ext[0];
-		}
+		fragment = tg_walk_extensions(ctx, load, start, &offset, &protocol);
 	} else {
 		return sm_flow(hash);
 	}

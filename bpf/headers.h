@@ -29,6 +29,30 @@ struct tg_headers {
  */
 typedef long (*tg_loader)(void *ctx, __u32 start, __u32 offset, void *to, __u32 bytes);
 
+/* Goes over the extension headers of IPv6 that `offset` and `protocol` are before; 1 if the packet
+ * is a fragment.
+ */
+static __always_inline int tg_walk_extensions(void *ctx, tg_loader load, __u32 start, __u32 *offset,
+					      __u8 *protocol)
+{
+	int fragment = 0;
+
+	for (int i = 0; i < TG_MAX_EXTENSION_HEADERS; i++) {
+		/* next header, length in units of 8 bytes beyond the first */
+		__u8 ext[2];
+
+		if (*protocol != IPPROTO_HOPOPTS && *protocol != IPPROTO_ROUTING &&
+		    *protocol != IPPROTO_DSTOPTS && *protocol != IPPROTO_FRAGMENT)
+			break;
+		if (load(ctx, start, *offset, ext, sizeof(ext)))
+			break;
+		fragment |= *protocol == IPPROTO_FRAGMENT;
+		*offset += *protocol == IPPROTO_FRAGMENT ? 8 : (ext[1] + 1) * 8;
+		*protocol = ext[0];
+	}
+	return fragment;
+}
+
 /* Reads the headers. Unknown transports count as header-less. */
 static __always_inline void tg_read_headers(void *ctx, tg_loader load, __u32 start, __be16 type,
 					    struct tg_headers *headers)
@@ -50,18 +74,7 @@ static __always_inline void tg_read_headers(void *ctx, tg_loader load, __u32 sta
 			offset = sizeof(ip);
 			protocol = ip.nexthdr;
 		}
-		for (int i = 0; i < TG_MAX_EXTENSION_HEADERS; i++) {
-			/* next header, length in units of 8 bytes beyond the first */
-			__u8 ext[2];
-
-			if (protocol != IPPROTO_HOPOPTS && protocol != IPPROTO_ROUTING &&
-			    protocol != IPPROTO_DSTOPTS && protocol != IPPROTO_FRAGMENT)
-				break;
-			if (load(ctx, start, offset, ext, sizeof(ext)))
-				break;
-			offset += protocol == IPPROTO_FRAGMENT ? 8 : (ext[1] + 1) * 8;
-			protocol = ext[0];
-		}
+		tg_walk_extensions(ctx, load, start, &offset, &protocol);
 	}
 	if (protocol == IPPROTO_TCP) {
 		__u8 doff = 0;
