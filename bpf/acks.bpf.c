@@ -31,7 +31,7 @@
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, AC_LIMITS);
 	__type(key, __u32);
 	__type(value, struct ac_limit);
 } limits SEC(".maps");
@@ -80,6 +80,21 @@ static __always_inline void count(enum tg_outcome outcome, __u32 bytes, __u64 no
 		c->last_ns[outcome] = now;
 }
 
+/*
+ * The limit, as it is in force. What a group lets a host have may have an end, and nobody need be
+ * there then: the kernel's HTB keeps its rate, so these programs hold the lower one.
+ */
+static __always_inline const struct ac_limit *limit_now(void)
+{
+	__u32 key = AC_NOW;
+	const struct ac_limit *l = bpf_map_lookup_elem(&limits, &key);
+
+	if (!l || !l->until_ns || bpf_ktime_get_boot_ns() < l->until_ns)
+		return l;
+	key = AC_THEN;
+	return bpf_map_lookup_elem(&limits, &key);
+}
+
 /* What is before one that comes now. */
 struct ahead {
 	__u64 ns;
@@ -93,6 +108,11 @@ static __always_inline struct ahead waiting(const struct ac_limit *l, struct ac_
 	__u64 queued = at ? tg_backlog_bytes(at) : 0;
 	struct ahead ahead;
 
+	if (l->most_ns) {
+		ahead.ns = fs_min(wt_owed(&s->account, now), WT_MAX_NS);
+		ahead.bytes = sp_bytes(&l->spring, ahead.ns);
+		return ahead;
+	}
 	ahead.ns = wt_look(&l->wait, &s->account, now, sp_time(&l->spring, queued));
 	/* Times have a bound. */
 	ahead.bytes = fs_max(sp_bytes(&l->spring, ahead.ns), queued);
@@ -132,7 +152,7 @@ static __always_inline void on_syn(struct __sk_buff *skb, const struct tcp_packe
 		fresh.hash = bpf_get_prandom_u32();
 		if (own) {
 			fresh.sent = packet->seq + 1;
-			sp_rtt_data(&fresh.rtt, packet->seq + 1, bpf_ktime_get_ns(), 0);
+			sp_rtt_data(&fresh.rtt, packet->seq + 1, bpf_ktime_get_ns(), 0, 0);
 		}
 		bpf_map_update_elem(&flows, &packet->key, &fresh, BPF_ANY);
 		return;
@@ -173,7 +193,7 @@ static __always_inline void on_syn_ack(struct __sk_buff *skb, const struct tcp_p
 			flow->scale = flow->syn_scale;
 		flow->rtt.sent_ns = 0;
 		flow->sent = packet->seq + 1;
-		sp_rtt_data(&flow->rtt, flow->sent, bpf_ktime_get_ns(), 0);
+		sp_rtt_data(&flow->rtt, flow->sent, bpf_ktime_get_ns(), 0, 0);
 	} else {
 		flow->mss = syn.mss;
 		if (asked & AC_OWN_SCALES && syn.has_scale)
@@ -191,6 +211,7 @@ static __always_inline void on_syn_ack(struct __sk_buff *skb, const struct tcp_p
 	flow->rtt.least_ns = 0;
 	flow->rtt.recent_ns = 0;
 	flow->edge.known = 0;
+	flow->mark.number = 0;
 	flow->acked = flow->sent;
 	flow->other_sent = own ? packet->ack : packet->seq + 1;
 	flow->due = 0;
@@ -220,7 +241,7 @@ static __always_inline int on_data(const struct ac_limit *l, struct ac_state *s,
 		flow->mss = gso_size;
 	/* HTB lets a packet go as a whole when those before it are paid. */
 	if (l->scheme == AC_SPRING && !flow->rtt.sent_ns)
-		sp_rtt_data(&flow->rtt, end, now, waiting(l, s, now).ns);
+		sp_rtt_data(&flow->rtt, end, now, waiting(l, s, now).ns, l->wait.rate);
 	return 0;
 }
 
@@ -268,14 +289,14 @@ SEC("tcx/ingress")
 int acks_data(struct __sk_buff *skb)
 {
 	__u32 key = 0, bytes = tg_frame_bytes(skb, skb->len + ETH_HLEN - link_bytes);
-	struct ac_limit *l = bpf_map_lookup_elem(&limits, &key);
+	const struct ac_limit *l = limit_now();
 	struct ac_state *s = bpf_map_lookup_elem(&states, &key);
 	__u64 now = bpf_ktime_get_ns();
 
 	/* Whoever comes next decides. */
 	if (!l || !s)
 		return TC_ACT_UNSPEC;
-	if (data(skb, l, s, now)) {
+	if ((l->most_ns && wt_owed(&s->account, now) > l->most_ns) || data(skb, l, s, now)) {
 		count(TG_DROP_FULL, bytes, now);
 		return TC_ACT_SHOT;
 	}
@@ -325,7 +346,7 @@ static __always_inline __u16 spring(const struct ac_limit *l, struct ac_state *s
 	__u64 smooth = s->backlog_ns;
 
 	s->backlog_ns = smooth - (smooth >> BACKLOG_SHIFT) + (ahead.ns >> BACKLOG_SHIFT);
-	sp_rtt_ack(&flow->rtt, packet->ack, now);
+	sp_rtt_ack(&flow->rtt, packet->ack, now, l->wait.rate);
 	if (flow->rtt.least_ns > s->longest_ns)
 		s->longest_ns = flow->rtt.least_ns;
 	/* With its handshake a flow takes its place. */
@@ -360,8 +381,8 @@ int acks_back(struct __sk_buff *skb)
 {
 	struct tcp_packet packet;
 	__u16 flags, window;
+	const struct ac_limit *l;
 	struct ac_flow *flow;
-	struct ac_limit *l;
 	struct ac_state *s;
 	__u32 key = 0;
 	__u64 now;
@@ -372,7 +393,7 @@ int acks_back(struct __sk_buff *skb)
 		on_syn(skb, &packet, 0);
 		return TC_ACT_UNSPEC;
 	}
-	l = bpf_map_lookup_elem(&limits, &key);
+	l = limit_now();
 	s = bpf_map_lookup_elem(&states, &key);
 	flow = bpf_map_lookup_elem(&flows, &packet.key);
 	if (!l || !s || !flow || !(packet.flags & (TCP_ACK_FLAG | TCP_RST)))
@@ -393,6 +414,7 @@ int acks_back(struct __sk_buff *skb)
 	flags = packet.flags;
 	window = packet.window;
 	now = bpf_ktime_get_ns();
+	cs_count(&l->spring, &s->census, &flow->mark, packet.ack, now);
 	if (l->scheme == AC_SPRING)
 		window = spring(l, s, flow, &packet, now);
 	else if (dem(l, s, flow, &packet, now))

@@ -6,12 +6,17 @@
 #ifndef TG_ACKS_H
 #define TG_ACKS_H
 
+#include "census.h"
 #include "dem.h"
 #include "spring.h"
 #include "wait.h"
 
 /* Connections that are known at once; the longest silent gives way to a new one. */
 #define AC_FLOWS 16384
+/* The limit, and the one that is in force when its time is over. */
+#define AC_NOW	  0
+#define AC_THEN	  1
+#define AC_LIMITS 2
 
 enum ac_scheme {
 	AC_DEM,
@@ -24,6 +29,11 @@ struct ac_limit {
 	struct sp_conf spring;
 	struct dem_conf dem;
 	struct wt_conf wait;
+	/* Until when it is good, in ns since boot with the time asleep; 0: for ever. */
+	__u64 until_ns;
+	/* Of AC_THEN: HTB knows nothing of this rate. What comes when more than this is owed is
+	 * dropped, and never 0. */
+	__u64 most_ns;
 	/* enum ac_scheme */
 	__u32 scheme;
 	__u32 pad;
@@ -54,6 +64,7 @@ struct ac_state {
 	__u32 pad;
 	/* dem */
 	struct dem_marker marker;
+	struct cs_census census;
 };
 
 /* Both ends of a connection, IPv4 as mapped into IPv6. */
@@ -84,6 +95,7 @@ enum ac_flow_flags {
 struct ac_flow {
 	struct sp_rtt rtt;
 	struct sp_edge edge;
+	struct cs_mark mark;
 	/* enum ac_flow_flags; those of the handshake that is under way below AC_KNOWN. */
 	__u32 flags;
 	/* How far the workload has sent, and what it last acknowledged. */

@@ -24,10 +24,12 @@
 #define SP_MIN_RTT_NS 1000ULL
 /* The least round trip is that of two such times. */
 #define SP_RTT_WINDOW_NS 500000000ULL
-#define SP_MIN_EPOCH_NS	 2000000ULL
-#define SP_MAX_EPOCH_NS	 100000000ULL
-#define SP_KNOWN_EPOCHS	 8
-#define SP_MAX_FLOWS	 (1U << 16)
+/* A rate that has changed by less than this part of it is the same. */
+#define SP_RATE_PART	8
+#define SP_MIN_EPOCH_NS 2000000ULL
+#define SP_MAX_EPOCH_NS 100000000ULL
+#define SP_KNOWN_EPOCHS 8
+#define SP_MAX_FLOWS	(1U << 16)
 /* Headers of a full frame beyond its segment: Ethernet, IPv4, TCP. */
 #define SP_HEADER_BYTES 54
 
@@ -56,9 +58,9 @@ struct sp_rtt {
 	__u64 least_ns;
 	__u64 recent_ns;
 	__u64 since_ns;
-	/* The end of that segment. */
+	/* The end of that segment, and the limit's rate when it came, in 16 bytes a second. */
 	__u32 probe;
-	__u32 pad;
+	__u32 rate;
 };
 
 /* What is known of the windows of a flow. */
@@ -167,25 +169,31 @@ sp_window(const struct sp_conf *conf, __u64 share, __u64 rtt_ns, __u16 mss, __u1
 	return fs_min(fs_max(segments, SP_LEAST_SEGMENTS) * segment, SP_MAX_BYTES);
 }
 
-/* Data that ends at `end` comes, and will wait for `wait_ns`. */
-static inline __attribute__((always_inline)) void sp_rtt_data(struct sp_rtt *rtt, __u32 end,
-							      __u64 now_ns, __u64 wait_ns)
+/* Data that ends at `end` comes, and will wait for `wait_ns` at this rate. */
+static inline __attribute__((always_inline)) void
+sp_rtt_data(struct sp_rtt *rtt, __u32 end, __u64 now_ns, __u64 wait_ns, __u32 rate)
 {
 	if (rtt->sent_ns)
 		return;
 	rtt->probe = end;
+	rtt->rate = rate;
 	rtt->wait_ns = wait_ns;
 	rtt->sent_ns = now_ns;
 }
 
 /* Everything before `ack` has arrived; 1 if there is a sample. */
 static inline __attribute__((always_inline)) int sp_rtt_ack(struct sp_rtt *rtt, __u32 ack,
-							    __u64 now_ns)
+							    __u64 now_ns, __u32 rate)
 {
-	__u64 sent = rtt->sent_ns, took, since;
+	__u64 sent = rtt->sent_ns, took, since, most = fs_max(rate, rtt->rate);
 
 	if (!sent || (__s32)(ack - rtt->probe) < 0)
 		return 0;
+	/* At another rate it has waited for another time. */
+	if (rtt->wait_ns && SP_RATE_PART * (most - fs_min(rate, rtt->rate)) > most) {
+		rtt->sent_ns = 0;
+		return 0;
+	}
 	took = now_ns > sent ? now_ns - sent : 0;
 	took = took > rtt->wait_ns ? took - rtt->wait_ns : 0;
 	took = fs_min(fs_max(took, SP_MIN_RTT_NS), SP_MAX_NS);

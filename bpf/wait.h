@@ -19,6 +19,9 @@ struct wt_conf {
 	__u64 burst_ns;
 	/* The time of the longest packet. */
 	__u64 longest_ns;
+	/* In 16 bytes a second. */
+	__u32 rate;
+	__u32 pad;
 };
 
 struct wt_account {
@@ -26,19 +29,45 @@ struct wt_account {
 	__u64 finish_ns;
 	/* The part of a nanosecond that is still to be charged. */
 	__u32 carry;
-	__u32 pad;
+	/* At which it is paid, as in wt_conf. */
+	__u32 rate;
 };
+
+/* What was let go and is still to be paid. */
+static inline __attribute__((always_inline)) __u64 wt_owed(const struct wt_account *account,
+							   __u64 now_ns)
+{
+	__u64 finish = *(const volatile __u64 *)&account->finish_ns;
+
+	return finish > now_ns ? finish - now_ns : 0;
+}
+
+/* What is owed is bytes: at another rate that is another time. */
+static inline __attribute__((always_inline)) void wt_turn(const struct wt_conf *conf,
+							  struct wt_account *account, __u64 now_ns)
+{
+	__u32 was = *(volatile __u32 *)&account->rate;
+	__u64 owed;
+
+	if (was == conf->rate ||
+	    __sync_val_compare_and_swap(&account->rate, was, conf->rate) != was)
+		return;
+	owed = fs_min(wt_owed(account, now_ns), WT_MAX_NS);
+	if (owed)
+		account->finish_ns = now_ns + fs_min(owed * was / fs_max(conf->rate, 1), WT_MAX_NS);
+}
 
 /* A packet comes. */
 static inline __attribute__((always_inline)) void
 wt_charge(const struct wt_conf *conf, struct wt_account *account, __u64 now_ns, __u32 wire_bytes)
 {
 	const struct vq_conf queue = {.cost = conf->cost, .burst_ns = conf->burst_ns};
-	__u64 seen = *(volatile __u64 *)&account->finish_ns;
 	/* That of another CPU may be lost: less than a nanosecond. */
 	__u32 carry = account->carry;
-	__u64 cost = vq_cost_ns(&queue, wire_bytes, &carry);
+	__u64 cost = vq_cost_ns(&queue, wire_bytes, &carry), seen;
 
+	wt_turn(conf, account, now_ns);
+	seen = *(volatile __u64 *)&account->finish_ns;
 	account->carry = carry;
 	vq_charge(&queue, &account->finish_ns, 0, seen, now_ns, cost);
 }
@@ -49,9 +78,10 @@ wt_look(const struct wt_conf *conf, struct wt_account *account, __u64 now_ns, __
 {
 	__u64 queued = fs_min(queued_ns, WT_MAX_NS);
 	__u64 most = queued + fs_min(conf->longest_ns, WT_MAX_NS);
-	__u64 finish = *(volatile __u64 *)&account->finish_ns;
-	__u64 owed = finish > now_ns ? finish - now_ns : 0;
+	__u64 owed;
 
+	wt_turn(conf, account, now_ns);
+	owed = wt_owed(account, now_ns);
 	if (owed > most)
 		account->finish_ns = now_ns + most;
 	return fs_min(fs_min(fs_max(owed, queued), most), WT_MAX_NS);

@@ -43,6 +43,7 @@ extern crate std;
 extern crate self as tidegate_core;
 
 pub mod burst;
+pub mod census;
 pub mod class;
 pub mod codel;
 pub mod completion;

@@ -68,6 +68,8 @@ pub const DEFAULT_MSS: u16 = 536;
 pub const MIN_RTT: Nanos = Nanos(1_000);
 /// The least of a round trip is that of two such times.
 pub const RTT_WINDOW: Nanos = Nanos(500_000_000);
+/// A rate that has changed by less than this part of it is the same.
+pub const RATE_PART: u64 = 8;
 /// The shortest epoch.
 pub const MIN_EPOCH: Nanos = Nanos(2_000_000);
 /// The longest: a flow of a longer path may be missed in one.
@@ -96,6 +98,12 @@ impl Config {
         let byte_s = byte_s.clamp(1, MAX_BYTE_S);
         let frames = LEAST_FRAMES * u64::from(frame_bytes) * NANOS_PER_SEC / byte_s;
         Config { byte_s, target: Nanos(frames.clamp(TARGET.0, MAX_TIME.0)) }
+    }
+
+    /// What is sent in a time, in bytes.
+    #[must_use]
+    pub fn bytes(&self, time: Nanos) -> u64 {
+        self.byte_s.min(MAX_BYTE_S) * time.min(MAX_TIME).0 / NANOS_PER_SEC
     }
 
     /// How long `bytes` take to be sent.
@@ -170,8 +178,7 @@ pub fn phase(hash: u32, epoch: u32) -> u16 {
 pub fn window(config: &Config, share: u64, rtt: Nanos, mss: u16, phase: u16) -> u32 {
     let mss = u64::from(mss.max(1));
     let time = Nanos(rtt.min(MAX_TIME).0 + config.target.min(MAX_TIME).0).min(MAX_TIME);
-    let bytes = config.byte_s.min(MAX_BYTE_S) * time.0 / NANOS_PER_SEC;
-    let stalls = config.byte_s.min(MAX_BYTE_S) * STALLS.0 / NANOS_PER_SEC;
+    let (bytes, stalls) = (config.bytes(time), config.bytes(STALLS));
     let bytes = (bytes * share.min(ONE) + stalls * (share.clamp(ONE, MOST) - ONE)) >> 24;
     let segments = (bytes.min(MAX_BYTES) + ((mss * u64::from(phase)) >> 16)) / (mss + HEADER_BYTES);
     (segments.max(LEAST_SEGMENTS) * mss).min(MAX_BYTES) as u32
@@ -192,13 +199,15 @@ pub struct RoundTrip {
     pub recent: Nanos,
     /// When this window began.
     pub since: Nanos,
+    /// The limit's rate when that segment came, in [`wait::RATE_UNIT`](crate::wait::RATE_UNIT).
+    pub rate: u32,
 }
 
 impl RoundTrip {
-    /// Data that ends at `end` comes at `now`, and will wait for `wait`.
-    pub fn on_data(&mut self, end: u32, now: Nanos, wait: Nanos) {
+    /// Data that ends at `end` comes at `now`, and will wait for `wait` at this rate.
+    pub fn on_data(&mut self, end: u32, now: Nanos, wait: Nanos, rate: u32) {
         if self.sent.0 == 0 {
-            (self.probe, self.sent, self.wait) = (end, now, wait);
+            (self.probe, self.sent, self.wait, self.rate) = (end, now, wait, rate);
         }
     }
 
@@ -207,9 +216,15 @@ impl RoundTrip {
         self.sent = Nanos(0);
     }
 
-    /// Everything before `ack` has arrived. True if there is a sample.
-    pub fn on_ack(&mut self, ack: u32, now: Nanos) -> bool {
+    /// Everything before `ack` has arrived, at this rate of the limit. True if there is a sample: what has
+    /// waited while the rate changed by more than 1 / [`RATE_PART`] is none, as nobody knows for how long.
+    pub fn on_ack(&mut self, ack: u32, now: Nanos, rate: u32) -> bool {
         if self.sent.0 == 0 || (ack.wrapping_sub(self.probe) as i32) < 0 {
+            return false;
+        }
+        let most = u64::from(rate.max(self.rate));
+        if self.wait.0 > 0 && RATE_PART * u64::from(rate.abs_diff(self.rate)) > most {
+            self.sent = Nanos(0);
             return false;
         }
         let took = now.0.saturating_sub(self.sent.0).saturating_sub(self.wait.0);

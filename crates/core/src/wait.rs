@@ -14,6 +14,10 @@
 //! packet that has left last, at most `longest`. Where it says more, packets were dropped that it has
 //! counted, and it is set right.
 //!
+//! A rate that has an end, as what a group lends to a host, is the shaper's no more when that has come; its qdisc
+//! goes on as before. Then the account alone holds the lower rate: what comes when more than
+//! [`Config::most`] is [owed](Account::owed) is dropped.
+//!
 //! O(1) a packet; 16 bytes a limit. The kernel's copy is `bpf/wait.h`.
 
 use crate::{
@@ -23,6 +27,10 @@ use crate::{
 
 /// The longest packet that a stack builds unless told otherwise, with the headers of its segments.
 pub const LONGEST_BYTES: u64 = 65_536 + 45 * 66;
+/// Four full frames.
+const FIRST_BYTES: u64 = 4 * 1514;
+/// In which rates are compared, in bytes a second.
+pub const RATE_UNIT: u64 = 16;
 /// No wait is longer.
 pub const MAX_WAIT: Nanos = Nanos(1_000_000_000);
 
@@ -35,6 +43,8 @@ pub struct Config {
     pub burst: Nanos,
     /// The time of the longest packet.
     pub longest: Nanos,
+    /// In [`RATE_UNIT`].
+    pub rate: u32,
 }
 
 impl Config {
@@ -43,7 +53,15 @@ impl Config {
     pub fn new(rate: Rate, burst: Nanos) -> Self {
         let cost = cost_of_byte(rate);
         let longest = Nanos(((u128::from(LONGEST_BYTES) * u128::from(cost)) >> COST_SHIFT) as u64);
-        Config { cost, burst, longest: longest.min(MAX_WAIT) }
+        Config { cost, burst, longest: longest.min(MAX_WAIT), rate: rate_units(rate.bit_s() / 8) }
+    }
+
+    /// What may be owed where nothing but the account holds the rate: what is saved up, or a connection's
+    /// first segments.
+    #[must_use]
+    pub fn most(&self) -> Nanos {
+        let first = (u128::from(FIRST_BYTES) * u128::from(self.cost)) >> COST_SHIFT;
+        self.burst.max(Nanos(u64::try_from(first).unwrap_or(u64::MAX))).clamp(Nanos(1), MAX_WAIT)
     }
 }
 
@@ -54,6 +72,14 @@ pub struct Account {
     pub finish: Nanos,
     /// The part of a nanosecond that is still to be charged, in 2^-24 ns.
     pub carry: u32,
+    /// At which it is paid, as in [`Config`].
+    pub rate: u32,
+}
+
+/// A rate of so many bytes a second in [`RATE_UNIT`].
+#[must_use]
+pub fn rate_units(byte_s: u64) -> u32 {
+    u32::try_from(byte_s / RATE_UNIT).unwrap_or(u32::MAX)
 }
 
 impl Account {
@@ -62,15 +88,33 @@ impl Account {
         let bytes = u64::from(wire_bytes.min(MAX_PACKET_BYTES));
         let cost = bytes * config.cost + u64::from(self.carry);
         self.carry = (cost & ((1 << COST_SHIFT) - 1)) as u32;
+        self.turn(config, now);
         let idle_since = now.0.saturating_sub(config.burst.0);
         self.finish = Nanos(self.finish.0.max(idle_since) + (cost >> COST_SHIFT));
     }
 
+    /// What is owed is bytes: at another rate that is another time.
+    fn turn(&mut self, config: &Config, now: Nanos) {
+        let was = core::mem::replace(&mut self.rate, config.rate);
+        let owed = self.owed(now).min(MAX_WAIT).0;
+        if was != config.rate && owed > 0 {
+            let owed = owed * u64::from(was) / u64::from(config.rate.max(1));
+            self.finish = Nanos(now.0 + owed.min(MAX_WAIT.0));
+        }
+    }
+
+    /// What was let go and is still to be paid.
+    #[must_use]
+    pub fn owed(&self, now: Nanos) -> Nanos {
+        Nanos(self.finish.0.saturating_sub(now.0))
+    }
+
     /// What one waits that comes now, where the queue holds `queued` as a time at the rate.
     pub fn look(&mut self, config: &Config, now: Nanos, queued: Nanos) -> Nanos {
+        self.turn(config, now);
         let queued = queued.min(MAX_WAIT).0;
         let most = queued + config.longest.min(MAX_WAIT).0;
-        let owed = self.finish.0.saturating_sub(now.0);
+        let owed = self.owed(now).0;
         if owed > most {
             self.finish = Nanos(now.0 + most);
         }
@@ -96,6 +140,29 @@ mod tests {
         assert_eq!(account.look(&config, now, Nanos(0)), Nanos(500_000));
         assert_eq!(account.look(&config, Nanos(now.0 + 400_000), Nanos(0)), Nanos(100_000));
         assert_eq!(account.look(&config, Nanos(now.0 + 700_000), Nanos(0)), Nanos(0));
+    }
+
+    #[test]
+    fn what_may_be_owed_has_bounds() {
+        let most =
+            |bit_s, burst| Config::new(Rate::from_bit_s(bit_s).unwrap(), Nanos(burst)).most();
+        assert_eq!(most(1_000_000_000, 10_000_000), Nanos(10_000_000));
+        assert!(most(1_000_000, 10_000_000).0.abs_diff(48_448_000) < 10);
+        assert_eq!(most(1, 0), MAX_WAIT);
+        assert_eq!(most(u64::MAX, 0), Nanos(1));
+    }
+
+    #[test]
+    fn what_is_owed_is_bytes() {
+        let (fast, mut account) = (config(), Account::default());
+        let slow = Config::new(Rate::from_bit_s(100_000_000).unwrap(), fast.burst);
+        let now = Nanos(10_000_000);
+        account.look(&slow, now, Nanos(0));
+        account.finish = now;
+        account.charge(&slow, now, 62_500);
+        assert_eq!(account.look(&slow, now, Nanos(0)), Nanos(5_000_000));
+        assert_eq!(account.look(&fast, now, Nanos(0)), Nanos(500_000));
+        assert_eq!(account.look(&slow, now, Nanos(0)), Nanos(5_000_000));
     }
 
     #[test]

@@ -516,7 +516,8 @@ fn root_a_fleet_of_two_routers_reports_every_system() {
     }
     let out = tempfile::tempdir().unwrap();
     let Some(report) = report(test, &DrlFig3::tiny(lab_binary()), out.path()) else { return };
-    let systems = ["ctb", "gtb", "grd", "fps", "share", "share, pace"];
+    let systems =
+        ["ctb", "gtb", "grd", "fps", "fps, spring", "share", "share, spring", "share, pace"];
     check(&report, out.path(), &systems, &["jain", "total_bit_s", "gossip_percent"]);
     let daemons = |row: &&Row| row.case.0["in"] == "namespaces" && row.metric == "total_bit_s";
     assert!(report.rows.iter().filter(daemons).count() >= 5, "{:?}", report.notes);

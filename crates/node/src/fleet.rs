@@ -36,6 +36,7 @@ pub mod daemon;
 pub mod discovery;
 pub mod frame;
 pub mod gates;
+mod gauge;
 pub mod group;
 pub mod keys;
 pub mod local;

@@ -105,7 +105,8 @@ pub struct DirectionStatus {
     pub drop_ns: u64,
     /// How far the virtual queue is behind; negative for the credit left.
     pub backlog_ns: i64,
-    /// What each of its flows is told; `None` where nobody is: on ingress, and with scheme `nrm`.
+    /// What each of its flows is told, with `pace` and `edt` of egress, with `spring` of both directions; else
+    /// `None`.
     pub fair: Option<Fair>,
     /// Since the limit was put on.
     #[serde(flatten)]
@@ -125,7 +126,7 @@ pub struct Fair {
     pub flows: u32,
     /// What each of them may send, on the wire.
     pub share_bit_s: u64,
-    /// Smoothed round-trip time of the flows; `None` before the first, and with scheme `edt`.
+    /// Smoothed round-trip time of the flows; `None` before the first, and with schemes `edt` and `spring`.
     pub rtt_ns: Option<u64>,
 }
 
@@ -212,9 +213,11 @@ impl Fair {
     ) -> Option<Fair> {
         let paced = limit.flags & intf::FLAG_PACE_FAIR != 0;
         let departs = limit.flags & intf::FLAG_EDT != 0;
+        let windows = limit.flags & intf::FLAG_SPRING != 0;
         // The share of a limit with children is theirs, not its flows'.
         let is_parent = queue.children_until_ns > now_ns;
-        if direction != Direction::Egress || !(paced || departs) || is_parent {
+        let told = windows || direction == Direction::Egress && (paced || departs);
+        if !told || is_parent {
             return None;
         }
         let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;

@@ -31,14 +31,14 @@ __u32 native_sp_window(const struct sp_conf *conf, __u64 share, __u64 rtt_ns, __
 	return sp_window(conf, share, rtt_ns, mss, sp_phase(hash, epoch));
 }
 
-void native_sp_rtt_data(struct sp_rtt *rtt, __u32 end, __u64 now_ns, __u64 wait_ns)
+void native_sp_rtt_data(struct sp_rtt *rtt, __u32 end, __u64 now_ns, __u64 wait_ns, __u32 rate)
 {
-	sp_rtt_data(rtt, end, now_ns, wait_ns);
+	sp_rtt_data(rtt, end, now_ns, wait_ns, rate);
 }
 
-int native_sp_rtt_ack(struct sp_rtt *rtt, __u32 ack, __u64 now_ns)
+int native_sp_rtt_ack(struct sp_rtt *rtt, __u32 ack, __u64 now_ns, __u32 rate)
 {
-	return sp_rtt_ack(rtt, ack, now_ns);
+	return sp_rtt_ack(rtt, ack, now_ns, rate);
 }
 
 __u16 native_sp_say(struct sp_edge *edge, const struct sp_ack *ack, __u32 window)
@@ -61,6 +61,17 @@ __u64 native_wt_look(const struct wt_conf *conf, struct wt_account *account, __u
 		     __u64 queued_ns)
 {
 	return wt_look(conf, account, now_ns, queued_ns);
+}
+
+__u64 native_wt_owed(const struct wt_account *account, __u64 now_ns)
+{
+	return wt_owed(account, now_ns);
+}
+
+void native_cs_count(const struct sp_conf *conf, struct cs_census *census, struct cs_mark *mark,
+		     __u32 ack, __u64 now_ns)
+{
+	cs_count(conf, census, mark, ack, now_ns);
 }
 
 const __u32 native_ac_bytes[] = {sizeof(struct ac_limit), sizeof(struct ac_state),

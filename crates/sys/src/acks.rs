@@ -19,7 +19,7 @@ use tidegate_core::{Direction, Nanos, Rate, dem, spring, wait};
 use crate::{
     backlog::Backlog,
     device::{self, Hooked, Side, Target},
-    limit::{LimitError, load_error, quiet_libbpf},
+    limit::{Lease, LimitError, load_error, quiet_libbpf},
 };
 
 pub(crate) use pins::{change, dir_of, gone, put, take_off};
@@ -60,6 +60,9 @@ pub struct AcksOptions {
     pub mark: Option<Nanos>,
     /// What the queue saves up when it is empty.
     pub burst: Nanos,
+    /// The end of the rate, if it has one. The programs themselves hold the other one then, whatever the
+    /// queue does.
+    pub lease: Option<Lease>,
 }
 
 impl AcksOptions {
@@ -73,13 +76,24 @@ impl AcksOptions {
             _ => Law::Spring,
         };
         let rate = Rate::from_bit_s(limit.rate_bit_s[crate::intf::index(direction)]);
+        let rate = rate.ok_or(LimitError::Layout("limit"))?;
         let burst = Nanos(limit.queue[crate::intf::index(direction)].burst_ns);
-        Ok(AcksOptions { law, rate: rate.ok_or(LimitError::Layout("limit"))?, mark: None, burst })
+        Ok(AcksOptions { law, rate, mark: None, burst, lease: None })
     }
 
-    /// As it lies in the map.
+    /// As it lies in the map, and what is in force when its time is over.
     #[must_use]
-    pub fn encode(&self) -> intf::Limit {
+    pub fn encode(&self) -> [intf::Limit; 2] {
+        let now = self.encode_one();
+        let Some(Lease { until, then }) = self.lease else { return [now, intf::Limit::default()] };
+        let then = AcksOptions { rate: then, lease: None, ..*self };
+        let most_ns = wait::Config::new(then.rate, then.burst).most().0;
+        // Zero is for ever.
+        let now = intf::Limit { until_ns: until.0.max(1), ..now };
+        [now, intf::Limit { most_ns, ..then.encode_one() }]
+    }
+
+    fn encode_one(&self) -> intf::Limit {
         let byte_s = self.rate.bit_s() / 8;
         let mut marks = dem::Config::new(byte_s, FRAME_BYTES);
         let mut windows = spring::Config::new(byte_s, FRAME_BYTES);
@@ -95,6 +109,8 @@ impl AcksOptions {
             spring: windows.into(),
             dem: marks.into(),
             wait: wait::Config::new(self.rate, self.burst).into(),
+            until_ns: 0,
+            most_ns: 0,
             scheme: if self.law == Law::Spring { intf::SPRING } else { intf::DEM },
             pad: 0,
         }
@@ -176,9 +192,13 @@ impl AcksMaps {
     /// # Errors
     /// [`LimitError::Map`].
     pub fn set(&self, options: &AcksOptions) -> Result<(), LimitError> {
-        self.limits
-            .update(&KEY, bytes_of(&options.encode()), MapFlags::ANY)
-            .map_err(of_map("limits"))
+        let [now, then] = options.encode();
+        // What comes after is there before.
+        for (key, limit) in [(intf::THEN, then), (intf::NOW, now)] {
+            let done = self.limits.update(&key.to_ne_bytes(), bytes_of(&limit), MapFlags::ANY);
+            done.map_err(of_map("limits"))?;
+        }
+        Ok(())
     }
 
     /// Tells them where packets wait.

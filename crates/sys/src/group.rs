@@ -1,7 +1,8 @@
 //! What a limit does for a group of hosts: its arrivals and the bytes of its flows are measured, and packets
 //! dropped at random. The rate is the limit's own.
 //!
-//! Scheme `police` does all of it, on cgroups, devices and ports; of others arrivals are known. A limit needs
+//! Scheme `police` does all of it, on cgroups, devices and ports; of others arrivals are known, of `dem` and
+//! `spring` also how many flows take all they get. A limit needs
 //! no preparation: the first [`LimitMaps::measure`] of a direction has its flows counted from then on, and
 //! [`LimitMaps::leave_group`] ends that. All state is in pinned maps, so a daemon that comes back goes on
 //! where it was, and while it is away packets are dropped at the last probability.
@@ -14,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
 use tidegate_core::{
-    Direction,
+    Direction, census,
     fleet::{
         flows::{FlowBytes, SETS, WAYS, merge},
         grd,
@@ -23,7 +24,7 @@ use tidegate_core::{
 
 use crate::{
     intf,
-    limit::{LimitError, LimitMaps, lookup, map_error},
+    limit::{LimitError, LimitMaps, Reading, lookup, map_error},
 };
 
 /// Most flows that a measurement has: so many on each CPU.
@@ -57,6 +58,8 @@ pub struct Measured {
     /// The bytes of flows since the last measurement, before any was dropped, by flow, each once. The first
     /// time, and where flows are not counted, there are none.
     pub flows: Vec<FlowBytes>,
+    /// With schemes `dem` and `spring`: the flows of the last period, if there was one lately.
+    pub census: Option<census::Sums>,
 }
 
 impl intf::Counters {
@@ -91,12 +94,13 @@ impl LimitMaps {
             Some(group) => group.take_flows(direction)?,
             None => Vec::new(),
         };
-        let counters = self.read(direction)?.counters;
+        let Reading { counters, census, .. } = self.read(direction)?;
         Ok(Measured {
             arrived: counters.arrived(),
             passed: counters.of(|outcome| outcome.passed && outcome.name != "exempt"),
             slowed: counters.of(intf::Outcome::slows),
             flows,
+            census,
         })
     }
 

@@ -22,7 +22,7 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 use tidegate_core::{
-    Bytes, Class, Nanos, Rate, Scheme, Span, class,
+    Bytes, Class, Nanos, Rate, Scheme, Span, census, class,
     exempt::Exempt,
     fair_share::TARGET,
     police::{Hook, Policy},
@@ -327,6 +327,8 @@ pub struct Reading {
     pub counters: intf::Counters,
     /// With scheme `police`: packets and bytes by colour.
     pub colours: Option<Colours>,
+    /// With schemes `dem` and `spring`: its flows in the last period, if there was one lately.
+    pub census: Option<census::Sums>,
 }
 
 /// Packets and bytes by the colour that a policer gave them: green, yellow, red.
@@ -518,7 +520,7 @@ impl LimitMaps {
                 colours.get_or_insert_default().add(&one);
             }
         }
-        Ok(Reading { queue, counters, colours })
+        Ok(Reading { queue, counters, colours, census: None })
     }
 
     /// Takes the TCP sockets in the cgroup into the limit, or gives them back: in every network

@@ -3,12 +3,13 @@
 
 use std::{net::UdpSocket, time::Duration};
 
-use tidegate_core::Direction::Egress;
+use tidegate_core::{Direction::Egress, Nanos, Rate};
 use tidegate_sys::{
     group::FLOWS_PER_CPU,
     libbpf_rs::num_possible_cpus,
+    limit::Lease,
     net::{NetNs, Netlink, Route},
-    store::{PinnedLimit, Store},
+    store::{PinnedLimit, RateSet, Store},
 };
 
 use crate::{
@@ -147,4 +148,57 @@ fn root_group_finds_the_largest_of_forwarded_flows() {
     // The next interval begins with nothing.
     assert!(limit.maps().measure(Egress).unwrap().flows.len() < 20);
     ok(&place, &routed.bed, "detach");
+}
+
+#[test]
+fn root_group_lends_what_a_shaper_lets_through() {
+    need_root!();
+    const PACKETS: u64 = 500;
+    let (place, routed) = (Place::new(), Routed::new());
+    let rate = |text: &str| text.parse::<Rate>().unwrap();
+    for scheme in ["dem", "spring"] {
+        ok(
+            &place,
+            &routed.bed,
+            &format!("limit add guest --port tap0 --scheme {scheme} --egress 1gbit"),
+        );
+        let lend = |lease| {
+            let set = || {
+                let (store, patience) = (Store::at(place.store()), Duration::from_secs(10));
+                store.set_rate(&place.hierarchy, "guest", Egress, rate("500mbit"), lease, patience)
+            };
+            assert_eq!(routed.bed.sender.run(set).unwrap().unwrap(), RateSet::Set);
+        };
+        let lease = |ms: u64| {
+            let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+            let now = boot.tv_sec as u64 * 1_000_000_000 + boot.tv_nsec as u64;
+            Some(Lease { until: Nanos(now + ms * 1_000_000), then: rate("80kbit") })
+        };
+        let passed = || {
+            let received = routed.received();
+            routed.send((0..PACKETS).map(|_| SINK_PORT));
+            let last = || {
+                let before = routed.received();
+                std::thread::sleep(Duration::from_millis(50));
+                (routed.received() == before).then_some(before)
+            };
+            wait_for("the last packet", last) - received
+        };
+        for (what, ms, all) in [
+            ("lent for an hour", Some(3_600_000), true),
+            ("its end has come", Some(100), false),
+            ("lent again", Some(3_600_000), true),
+            ("its end has come again", Some(100), false),
+            ("for ever", None, true),
+        ] {
+            lend(ms.and_then(lease));
+            let shown = Some(rate(if all { "500mbit" } else { "80kbit" }));
+            wait_for(what, || (routed.limit(&place).limit.rate(Egress) == shown).then_some(()));
+            let passed = passed();
+            // A fifth is what 80 kbit/s let through in more than two seconds.
+            let is_right = if all { passed >= PACKETS } else { passed < PACKETS / 5 };
+            assert!(is_right, "{scheme}: {what}: {passed} of {PACKETS}");
+        }
+        ok(&place, &routed.bed, "detach");
+    }
 }

@@ -76,22 +76,27 @@ fn who_goes_beyond_is_known() {
 #[test]
 fn the_queue_is_not_part_of_the_path() {
     let mut rtt = RoundTrip::default();
-    rtt.on_data(100, Nanos(1_000_000), Nanos(200_000));
-    rtt.on_data(200, Nanos(1_000_001), Nanos(0));
-    assert!(!rtt.on_ack(99, Nanos(1_100_000)));
-    assert!(rtt.on_ack(200, Nanos(1_300_000)));
+    rtt.on_data(100, Nanos(1_000_000), Nanos(200_000), 1000);
+    rtt.on_data(200, Nanos(1_000_001), Nanos(0), 1000);
+    assert!(!rtt.on_ack(99, Nanos(1_100_000), 1000));
+    assert!(rtt.on_ack(200, Nanos(1_300_000), 1000));
     assert_eq!(rtt.least, Nanos(100_000));
     // An ACK that was delayed does not count.
-    rtt.on_data(300, Nanos(2_000_000), Nanos(0));
-    assert!(rtt.on_ack(300, Nanos(42_000_000)));
+    rtt.on_data(300, Nanos(2_000_000), Nanos(0), 1000);
+    assert!(rtt.on_ack(300, Nanos(42_000_000), 1000));
     assert_eq!(rtt.least, Nanos(100_000));
     // A path that has become longer does, in a second.
     for second in 1..4 {
         let at = second * NANOS_PER_SEC;
-        rtt.on_data(400, Nanos(at), Nanos(0));
-        assert!(rtt.on_ack(400, Nanos(at + 5_000_000)));
+        rtt.on_data(400, Nanos(at), Nanos(0), 1000);
+        assert!(rtt.on_ack(400, Nanos(at + 5_000_000), 1000));
     }
     assert_eq!(rtt.least, Nanos(5_000_000));
+    // What waited at another rate says nothing; a little other is the same, and what did not wait always counts.
+    for (wait, rate, counts) in [(1_000, 1200, false), (1_000, 1100, true), (0, 9, true)] {
+        rtt.on_data(500, Nanos(10 * NANOS_PER_SEC), Nanos(wait), 1000);
+        assert_eq!(rtt.on_ack(500, Nanos(10 * NANOS_PER_SEC + 100_000), rate), counts, "{rate}");
+    }
 }
 
 #[test]

@@ -172,7 +172,7 @@ impl World {
             }
             flow.sent += MSS;
             let wait = self.config.time(self.queue.len() as u64 * FRAME);
-            flow.rtt.on_data(flow.sent as u32, Nanos(self.now), wait);
+            flow.rtt.on_data(flow.sent as u32, Nanos(self.now), wait, 0);
             self.queue.push_back(index);
             if self.queue.len() == 1 {
                 self.at(self.now + self.cost(), Event::Departure);
@@ -186,7 +186,7 @@ impl World {
                 // The handshake gave the round trip.
                 let rtt = self.flows[i].plan.rtt.max(1);
                 let flow = &mut self.flows[i];
-                flow.rtt.on_data(0, Nanos(self.now.saturating_sub(rtt).max(1)), Nanos(0));
+                flow.rtt.on_data(0, Nanos(self.now.saturating_sub(rtt).max(1)), Nanos(0), 0);
                 self.on_ack(i, 0);
                 if let Some(byte_s) = self.flows[i].plan.wants {
                     self.at(self.now + MSS * 1_000_000_000 / byte_s + 1, Event::Wants(i));
@@ -260,7 +260,7 @@ impl World {
         let wait = self.config.time(self.backlog_bytes()).0;
         self.backlog = self.backlog - self.backlog / 16 + wait / 16;
         let flow = &mut self.flows[i];
-        flow.rtt.on_ack(number as u32, Nanos(self.now));
+        flow.rtt.on_ack(number as u32, Nanos(self.now), 0);
         self.longest = self.longest.max(flow.rtt.least.0);
         if (newly > 0 || number == 0) && flow.epoch != Some(self.epoch) {
             let known = flow.epoch.is_some_and(|e| self.epoch - e <= spring::KNOWN_EPOCHS.into());

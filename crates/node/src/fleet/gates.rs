@@ -1,6 +1,6 @@
 //! What a limit of this host can be asked and told by its group.
 
-use tidegate_core::{Direction, Nanos, Rate, fleet::flows::FlowBytes};
+use tidegate_core::{Direction, Nanos, Rate, census::Sums, fleet::flows::FlowBytes};
 
 /// One direction of a limit.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,6 +47,8 @@ pub struct Sample {
     pub slowed_bytes: u64,
     /// Some of the flows, the largest rather than others; none where the gate does not tell them apart.
     pub flows: Vec<FlowBytes>,
+    /// The flows of the gate's last period, where it counts them itself.
+    pub census: Option<Sums>,
     /// What a flow has that takes all it gets, in bit/s, where the gate itself says so.
     pub flow_bit_s: Option<u64>,
     /// What it is set to, in bit/s.

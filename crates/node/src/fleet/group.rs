@@ -4,8 +4,8 @@
 //!   samples ─► gauges ─► want, demand, weight ─► controller ─► the host's part ─► level ─► rates
 //! ```
 //!
-//! Rates of flows: a gate that paces knows what a flow gets; one that counts flows gives a sample
-//! ([`tidegate_core::fleet::flows`]); where neither is known a limit counts as one flow.
+//! Rates of flows: a gate that paces knows what a flow gets; one that sees acknowledgements counts those that
+//! take all they get ([`tidegate_core::census`]); a policer gives a sample ([`tidegate_core::fleet::flows`]); where neither is known a limit counts as one flow.
 //!
 //! **Hearing nobody.** A host of `share` falls to its fixed part by itself when its lease ends. One of the
 //! others keeps `1/N` of the limit free for each of the `N` hosts that it does not hear, as Cloud Control has
@@ -19,8 +19,7 @@ use tidegate_core::{
     fleet::{
         MemberId,
         aggregate::Vector,
-        average::{Average, TAU},
-        flows::FlowRates,
+        average::TAU,
         fps::{Fps, FpsInput, FpsOptions},
         grd::Grd,
         level::{self, Want},
@@ -28,31 +27,17 @@ use tidegate_core::{
         share::{Event, Saved, Share},
     },
     units::NANOS_PER_SEC,
-    water_fill::{GREEDY_PERCENT, HEADROOM_PERCENT},
 };
 
 use super::{
     config::{Algorithm, FleetSpec, GroupSpec, LEAST_BIT_S, member_id},
     gates::{Done, Gates, Lease, Place},
+    gauge::{Gauge, LEAST_RATE, LIMITED_FROM},
     storage::Storage,
 };
 
-/// Over which time the rates of flows are averaged: what a window of TCP does in a few round trips should not
-/// move capacity.
-const FLOW_TAU: Nanos = Nanos(700_000_000);
-/// A gate that holds senders back sees arrivals at its rate and no more: from this part of it demand counts
-/// as limited.
-const LIMITED_FROM: f64 = 0.95;
-/// Who was limited so lately takes all it gets: averages need as long to see what a new rate lets through.
-const LIMITED_LATELY: Nanos = Nanos(NANOS_PER_SEC);
 /// Who has left a group says so in so many of its intervals.
 const QUIT_ROUNDS: u32 = 4;
-/// The end of a lease is set anew when that moves it by such a part of what is left.
-const LEASE_PARTS: u64 = 8;
-/// Who is told its rate hears of another with its own packets, and at most doubles each time: from a low rate
-/// that takes so many packets' time, and is counted for no longer than this.
-const HEARD_BITS: u64 = 4 * 1_514 * 8;
-const HEARD_MOST: Nanos = Nanos(5 * NANOS_PER_SEC);
 /// What others told counts for so many intervals at least.
 const FRESH_INTERVALS: u64 = 10;
 /// ... and for so long.
@@ -73,34 +58,6 @@ pub enum Standing {
     StoodBack,
     /// Its limits cannot do what the algorithm asks for; they have what is the host's own in any case.
     CannotDrop,
-}
-
-/// One limit of the group.
-#[derive(Debug)]
-struct Gauge {
-    place: Place,
-    /// The most it may have, as the file says.
-    ceiling: Rate,
-    measured: Option<Nanos>,
-    demand: Average,
-    flows: FlowRates,
-    flow_bit_s: f64,
-    /// When it last had all that its rate let through, or was slowed down.
-    limited: Option<Nanos>,
-    /// How long its flows needed then to hear of another rate.
-    hears: Nanos,
-    applied: Option<Rate>,
-    /// Until when the gate has it, as set here; and whether it has an end at all, whoever set that.
-    lease: Option<Lease>,
-    lent: bool,
-    /// The least rate since the last sample.
-    least: Option<Rate>,
-    gone: bool,
-    /// Nothing is dropped at random any more.
-    drops_none: bool,
-    /// The probability of drops that was set since the last sample.
-    dropping: Option<f64>,
-    error: Option<String>,
 }
 
 #[derive(Debug)]
@@ -182,23 +139,9 @@ impl Group {
         saved: Option<Saved>,
     ) -> Result<Group, super::config::FleetError> {
         let GroupOptions { spec, ceilings, fleet, node, session } = options;
-        let gauge = |(limit, ceiling): (&String, &Rate)| Gauge {
-            place: Place { limit: limit.clone(), direction: spec.direction.into() },
-            ceiling: *ceiling,
-            measured: None,
-            demand: Average::new(TAU),
-            flows: FlowRates::new(now, FLOW_TAU),
-            flow_bit_s: 0.0,
-            limited: None,
-            hears: Nanos(0),
-            applied: None,
-            lease: None,
-            lent: false,
-            least: None,
-            gone: false,
-            drops_none: false,
-            dropping: None,
-            error: None,
+        let gauge = |(limit, ceiling): (&String, &Rate)| {
+            let place = Place { limit: limit.clone(), direction: spec.direction.into() };
+            Gauge::new(now, place, *ceiling)
         };
         let control = match spec.algorithm {
             Algorithm::Ctb => Control::Ctb,
@@ -406,6 +349,10 @@ impl Group {
             return self.vector.leave(now);
         }
         let demand = self.demand_bit_s();
+        // Of a gate that holds senders back no more arrives than its rate, and averages are behind that.
+        let limited =
+            self.gauges.iter().map(|gauge| gauge.demand.value().max(gauge.held_bit_s(now)));
+        let limited: f64 = limited.sum();
         let wants: Vec<_> = self.gauges.iter().map(|gauge| gauge.want(now)).collect();
         let flow = self.typical_bit_s(&wants);
         let mut limit = self.limit_bit_s(now);
@@ -431,7 +378,7 @@ impl Group {
                     fps.set_limit(limit);
                 }
                 let input =
-                    FpsInput { demand_bit_s: demand, flow_bit_s: flow, remote_weight: others };
+                    FpsInput { demand_bit_s: limited, flow_bit_s: flow, remote_weight: others };
                 fps.on_interval(now, &input);
                 fps.weight()
             }
@@ -672,126 +619,5 @@ impl Group {
             gauge.error.as_ref().map(|e| format!("limit `{}`: {e}", gauge.place.limit))
         };
         self.gauges.iter().filter_map(of).collect()
-    }
-}
-
-/// Where there is no rate at all, a bit a second: a limit cannot be set to none.
-const LEAST_RATE: Rate = match Rate::from_bit_s(1) {
-    Some(rate) => rate,
-    None => unreachable!(),
-};
-
-impl Gauge {
-    /// Takes a sample; the rate that was found, in bit/s.
-    fn measure<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> u64 {
-        let sample = match gates.measure(now, &self.place) {
-            Ok(Some(sample)) => sample,
-            Ok(None) => {
-                (self.gone, self.applied, self.lease, self.error) = (true, None, None, None);
-                self.drops_none = false;
-                self.demand.clear();
-                return 0;
-            }
-            Err(e) => {
-                self.error = Some(e.to_string());
-                return self.applied.map_or(0, Rate::bit_s);
-            }
-        };
-        if self.gone {
-            (self.gone, self.measured) = (false, None);
-        }
-        self.error = None;
-        // Somebody else may have set it meanwhile, or have put the limit on anew.
-        self.dropping = None;
-        self.applied = Rate::from_bit_s(sample.rate_bit_s);
-        self.lease = self.lease.filter(|lease| sample.until == Some(lease.until));
-        self.lent = sample.until.is_some();
-        let least = std::mem::replace(&mut self.least, self.applied).min(self.applied);
-        let elapsed = self.measured.map(|at| Nanos(now.0.saturating_sub(at.0)));
-        self.measured = Some(now);
-        let Some(elapsed) = elapsed.filter(|elapsed| elapsed.0 > 0) else {
-            return sample.rate_bit_s;
-        };
-        let bits = sample.arrived_bytes as f64 * 8.0;
-        let bit_s = bits * NANOS_PER_SEC as f64 / elapsed.0 as f64;
-        self.demand.add(bit_s, elapsed);
-        let full = least.is_some_and(|rate| bit_s >= rate.bit_s() as f64 * LIMITED_FROM);
-        if full || sample.slowed_bytes > 0 {
-            self.limited = Some(now);
-            let hears =
-                |bit_s: u64| Nanos(HEARD_BITS * NANOS_PER_SEC / bit_s.max(1)).min(HEARD_MOST);
-            self.hears = sample.flow_bit_s.map_or(Nanos(0), hears);
-        }
-        self.flows.on_interval(now, sample.flows);
-        self.flow_bit_s = match sample.flow_bit_s {
-            Some(bit_s) => bit_s as f64,
-            None => self.flows.typical_bit_s(),
-        };
-        sample.rate_bit_s
-    }
-
-    /// What its flows want.
-    fn want(&self, now: Nanos) -> Want {
-        let demand = self.demand.value();
-        if demand < 1.0 {
-            return Want::default();
-        }
-        let rate = self.applied.map_or(f64::MAX, |rate| rate.bit_s() as f64);
-        let lately = |at: Nanos| now.0.saturating_sub(at.0) < LIMITED_LATELY.0 + self.hears.0;
-        let greedy =
-            self.limited.is_some_and(lately) || demand * 100.0 >= rate * GREEDY_PERCENT as f64;
-        // A flow that has just come has no rate from which more could be told.
-        let flow = self.flow_bit_s;
-        let flows = if flow > 0.0 { (demand.min(rate) / flow).max(1.0) } else { 1.0 };
-        let demand_bit_s = if greedy {
-            u64::MAX
-        } else {
-            (demand * (100 + HEADROOM_PERCENT) as f64 / 100.0) as u64
-        };
-        Want { flows: flows as f32, demand_bit_s }
-    }
-
-    /// Whether the gate has this rate for about so long: an end that is a little early does no harm.
-    fn has(&self, now: Nanos, rate: Rate, lease: Option<Lease>) -> bool {
-        let lent = match (self.lease, lease) {
-            (None, None) => !self.lent,
-            (Some(is), Some(to)) => {
-                let (early, left) =
-                    (to.until.0.checked_sub(is.until.0), to.until.0.saturating_sub(now.0));
-                is.then == to.then && early.is_some_and(|early| early <= left / LEASE_PARTS)
-            }
-            _ => false,
-        };
-        lent && self.applied == Some(rate)
-    }
-
-    /// Sets the rate; false if that failed.
-    fn apply<G: Gates>(
-        &mut self,
-        now: Nanos,
-        gates: &mut G,
-        rate: Rate,
-        lease: Option<Lease>,
-    ) -> bool {
-        if self.has(now, rate, lease) {
-            return true;
-        }
-        match gates.set_rate(&self.place, rate, lease) {
-            Ok(Done::Set) => {
-                (self.applied, self.gone, self.error) = (Some(rate), false, None);
-                (self.lease, self.lent) = (lease, lease.is_some());
-                self.least = self.least.min(self.applied);
-                true
-            }
-            Ok(Done::Gone) => {
-                (self.applied, self.lease, self.gone) = (None, None, true);
-                true
-            }
-            Ok(Done::Cannot) => true,
-            Err(e) => {
-                self.error = Some(e.to_string());
-                false
-            }
-        }
     }
 }

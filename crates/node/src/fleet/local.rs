@@ -91,6 +91,7 @@ impl Gates for LocalGates {
             arrived_bytes: arrived.saturating_sub(arrived_before),
             slowed_bytes: slowed.saturating_sub(slowed_before),
             flows: measured.flows,
+            census: measured.census,
             flow_bit_s: fair.map(|fair| fair.share_bit_s),
             rate_bit_s: direction.rate_bit_s,
             until: Some(until).filter(|until| until.0 > 0),

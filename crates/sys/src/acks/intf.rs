@@ -3,10 +3,14 @@
 use std::net::{Ipv6Addr, SocketAddr};
 
 use bytemuck::{Pod, Zeroable};
-use tidegate_core::{dem, spring, wait};
+use tidegate_core::{census, dem, spring, wait};
 
 /// Connections that are known at once.
 pub const FLOWS_MAX: usize = 16_384;
+/// `AC_NOW`.
+pub const NOW: u32 = 0;
+/// `AC_THEN`.
+pub const THEN: u32 = 1;
 /// `AC_DEM`.
 pub const DEM: u32 = 0;
 /// `AC_SPRING`.
@@ -60,11 +64,16 @@ pub struct WaitConf {
     pub burst_ns: u64,
     /// The time of the longest packet.
     pub longest_ns: u64,
+    /// In 16 bytes a second.
+    pub rate: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
 impl From<wait::Config> for WaitConf {
     fn from(config: wait::Config) -> Self {
-        WaitConf { cost: config.cost, burst_ns: config.burst.0, longest_ns: config.longest.0 }
+        let wait::Config { cost, burst, longest, rate } = config;
+        WaitConf { cost, burst_ns: burst.0, longest_ns: longest.0, rate, pad: 0 }
     }
 }
 
@@ -76,8 +85,8 @@ pub struct Account {
     pub finish_ns: u64,
     /// The part of a nanosecond that is still to be charged.
     pub carry: u32,
-    /// Zero.
-    pub pad: u32,
+    /// At which it is paid, as in [`WaitConf`].
+    pub rate: u32,
 }
 
 /// `struct ac_limit`.
@@ -90,6 +99,10 @@ pub struct Limit {
     pub dem: DemConf,
     /// How long packets wait.
     pub wait: WaitConf,
+    /// Until when it is good, by `CLOCK_BOOTTIME`; 0: for ever.
+    pub until_ns: u64,
+    /// Of [`THEN`]: what may be owed; 0: HTB has the rate.
+    pub most_ns: u64,
     /// [`DEM`] or [`SPRING`].
     pub scheme: u32,
     /// Zero.
@@ -144,6 +157,58 @@ pub struct State {
     pub pad: u32,
     /// Of `dem`.
     pub marker: Marker,
+    /// How many flows take all they get.
+    pub census: Census,
+}
+
+/// `struct cs_census`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Census {
+    /// When this period began.
+    pub start_ns: u64,
+    /// How long it lasts.
+    pub period_ns: u64,
+    /// Of this period.
+    pub sums: Sums,
+    /// Of the one before.
+    pub before: Sums,
+    /// Of this period.
+    pub number: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// `struct cs_sums`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Sums {
+    /// Of the flows' parts.
+    pub parts: u64,
+    /// Of their squares.
+    pub squares: u64,
+    /// Of their cubes.
+    pub cubes: u64,
+    /// How many were counted.
+    pub flows: u64,
+}
+
+impl From<Sums> for census::Sums {
+    fn from(Sums { parts, squares, cubes, flows }: Sums) -> census::Sums {
+        census::Sums { parts, squares, cubes, flows }
+    }
+}
+
+/// `struct cs_mark`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Mark {
+    /// When the flow was last counted.
+    pub at_ns: u64,
+    /// What was acknowledged to it then.
+    pub acked: u32,
+    /// One more than the number of the period; 0: never.
+    pub number: u32,
 }
 
 /// `struct ac_flow`.
@@ -154,6 +219,8 @@ pub struct Flow {
     pub rtt: RoundTrip,
     /// Its windows.
     pub edge: Edge,
+    /// When it was counted.
+    pub mark: Mark,
     /// `enum ac_flow_flags`.
     pub flags: u32,
     /// How far the workload has sent.
@@ -200,8 +267,8 @@ pub struct RoundTrip {
     pub since_ns: u64,
     /// What is waited for.
     pub probe: u32,
-    /// Zero.
-    pub pad: u32,
+    /// The limit's rate then, as in [`WaitConf`].
+    pub rate: u32,
 }
 
 /// `struct sp_edge`.

@@ -150,7 +150,9 @@ impl<'a> Loaded<'a> {
         let state = intf::State { share: spring::ONE, ..intf::State::default() };
         let cpus = libbpf_rs::num_possible_cpus().unwrap();
         let counters = vec![vec![0; size_of::<crate::intf::Counters>()]; cpus];
-        maps.limits.update(&KEY, bytes_of(&options.encode()), MapFlags::ANY).unwrap();
+        for (key, limit) in (0u32..).zip(options.encode()) {
+            maps.limits.update(&key.to_ne_bytes(), bytes_of(&limit), MapFlags::ANY).unwrap();
+        }
         maps.states.update(&KEY, bytes_of(&state), MapFlags::ANY).unwrap();
         maps.backlogs.update(&KEY, bytes_of(backlog), MapFlags::ANY).unwrap();
         maps.counters.update_percpu(&KEY, &counters, MapFlags::ANY).unwrap();
@@ -246,6 +248,7 @@ const SPRING: AcksOptions = AcksOptions {
     rate: Rate::from_bit_s(8000).unwrap(),
     mark: Some(Nanos(1)),
     burst: Nanos(1_000_000),
+    lease: None,
 };
 /// Two segments of 1460 bytes.
 const LEAST: u32 = 2920;
@@ -448,6 +451,51 @@ fn root_acks_spring_follows_the_table() {
     );
 }
 
+/// What was lent ends by itself: what HTB knows nothing of is held by what is owed.
+#[test]
+fn root_acks_hold_the_rate_after_a_lease() {
+    if !is_root("root_acks_hold_the_rate_after_a_lease") {
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let loaded = Loaded::new(&mut storage);
+    let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let now = boot.tv_sec as u64 * 1_000_000_000;
+    let rate = |bit_s| Rate::from_bit_s(bit_s).unwrap();
+    let hour = 3_600_000_000_000;
+    for law in [Law::Spring, Law::Dem(dem::Law::Pi)] {
+        let lent = |until, then| {
+            let lease = Some(Lease { until: Nanos(until), then: rate(then) });
+            AcksOptions { law, rate: rate(10_000_000_000), mark: None, lease, ..SPRING }
+        };
+        for (what, options, passes) in [
+            ("for ever", AcksOptions { lease: None, ..lent(0, 1) }, 20),
+            ("lent", lent(now + hour, 8_000), 20),
+            // A second is the most that may be owed; a frame is 1.5.
+            ("slow from now on", lent(now - 1, 8_000), 1),
+            // Of 4 x 1514 bytes; the next comes when they are owed.
+            ("less slow", lent(now - 1, 1_000_000), 5),
+        ] {
+            loaded.reset(&options, &Backlog::default());
+            let frame = out(ACK, 1, 1).payload(1460).frame();
+            let passed = (0..20).filter(|_| loaded.run(true, &frame).0 == PASS).count();
+            assert!(
+                passed.abs_diff(passes) <= usize::from(passes == 5),
+                "{law:?}, {what}: {passed}"
+            );
+            let counters: Vec<crate::intf::Counters> = (loaded.acks.maps.counters)
+                .lookup_percpu(&KEY, MapFlags::ANY)
+                .unwrap()
+                .unwrap()
+                .iter()
+                .map(|cpu| pod_read_unaligned(&cpu[..size_of::<crate::intf::Counters>()]))
+                .collect();
+            let dropped: u64 = counters.iter().map(|cpu| cpu.packets[3]).sum();
+            assert_eq!(dropped as usize, 20 - passed, "{law:?}, {what}: counted");
+        }
+    }
+}
+
 #[test]
 fn root_acks_dem_follows_the_table() {
     if !is_root("root_acks_dem_follows_the_table") {
@@ -462,7 +510,7 @@ fn root_acks_dem_follows_the_table() {
             law: Law::Dem(dem::Law::Step),
             rate: Rate::from_bit_s(8000).unwrap(),
             mark: Some(Nanos(mark_ns)),
-            burst: Nanos(1_000_000),
+            ..SPRING
         };
         loaded.reset(&options, &backlog);
         let ece = |what: &'static str, segment: Segment, marked: bool| {

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use tidegate_core::{
+    census::{Census, Mark},
     dem::{Ack as DemAck, Config as DemConfig, Due, Law as DemLaw, Marker},
     spring::{self, Ack, Config, Epoch},
     wait::{Account, Config as WaitConfig},
@@ -80,8 +81,14 @@ unsafe extern "C" {
         hash: u32,
         epoch: u32,
     ) -> u32;
-    fn native_sp_rtt_data(rtt: *mut intf::RoundTrip, end: u32, now_ns: u64, wait_ns: u64);
-    fn native_sp_rtt_ack(rtt: *mut intf::RoundTrip, ack: u32, now_ns: u64) -> i32;
+    fn native_sp_rtt_data(
+        rtt: *mut intf::RoundTrip,
+        end: u32,
+        now_ns: u64,
+        wait_ns: u64,
+        rate: u32,
+    );
+    fn native_sp_rtt_ack(rtt: *mut intf::RoundTrip, ack: u32, now_ns: u64, rate: u32) -> i32;
     fn native_sp_say(edge: *mut intf::Edge, ack: *const NativeAck, window: u32) -> u16;
     fn native_sp_is_beyond(edge: *const intf::Edge, end: u32, mss: u16) -> i32;
     fn native_wt_charge(
@@ -90,12 +97,20 @@ unsafe extern "C" {
         now_ns: u64,
         wire_bytes: u32,
     );
+    fn native_wt_owed(account: *const intf::Account, now_ns: u64) -> u64;
     fn native_wt_look(
         conf: *const intf::WaitConf,
         account: *mut intf::Account,
         now_ns: u64,
         queued_ns: u64,
     ) -> u64;
+    fn native_cs_count(
+        conf: *const intf::SpringConf,
+        census: *mut intf::Census,
+        mark: *mut intf::Mark,
+        ack: u32,
+        now_ns: u64,
+    );
     fn native_opt_read(walk: *mut NativeWalk);
     static native_ac_bytes: [u32; 4];
 }
@@ -151,17 +166,20 @@ proptest! {
 
     #[test]
     fn waits_are_the_models(
-        bit_s in 8_000u64..100_000_000_000,
+        rates in (8_000u64..100_000_000_000, 100u64..100_000_000_000),
         burst in 0u64..100_000_000,
         steps in prop::collection::vec(
-            (0u64..5_000_000, any::<bool>(), prop_oneof![0u32..100_000, any::<u32>()], any_u64()), 1..200),
+            (0u64..5_000_000, 0u8..20, prop_oneof![0u32..100_000, any::<u32>()], any_u64()), 1..200),
     ) {
-        let rate = Rate::from_bit_s(bit_s).expect("more than zero");
-        let config = WaitConfig::new(rate, Nanos(burst));
-        let conf = intf::WaitConf::from(config);
+        let configs = [rates.0, rates.1].map(|bit_s| {
+            WaitConfig::new(Rate::from_bit_s(bit_s).expect("more than zero"), Nanos(burst))
+        });
         let (mut account, mut native, mut now) = (Account::default(), intf::Account::default(), 1);
-        for (gap, comes, bytes, queued) in steps {
+        for (gap, what, bytes, queued) in steps {
             now += gap;
+            // Now and then the limit changes.
+            let (comes, config) = (what % 2 == 0, configs[usize::from(what >= 18)]);
+            let conf = intf::WaitConf::from(config);
             // SAFETY: every pointer is to a live value of the layout that the header declares.
             unsafe {
                 if comes {
@@ -172,7 +190,40 @@ proptest! {
                     prop_assert_eq!(native_wt_look(&conf, &mut native, now, queued), expected.0);
                 }
             }
-            prop_assert_eq!((native.finish_ns, native.carry), (account.finish.0, account.carry));
+            prop_assert_eq!(
+                (native.finish_ns, native.carry, native.rate),
+                (account.finish.0, account.carry, account.rate)
+            );
+            // SAFETY: the pointer is to a live value of the layout that the header declares.
+            let owed = unsafe { native_wt_owed(&native, now) };
+            prop_assert_eq!(owed, account.owed(Nanos(now)).0);
+        }
+    }
+
+    #[test]
+    fn counts_are_the_models(
+        byte_s in any_u64(),
+        steps in prop::collection::vec((0usize..3, 0u64..2_000_000_000, any_u64()), 1..200),
+    ) {
+        let config = Config { byte_s, target: Nanos(0) };
+        let conf = intf::SpringConf::from(config);
+        let (mut census, mut native) = (Census::default(), intf::Census::default());
+        let (mut marks, mut natives) = ([Mark::default(); 3], [intf::Mark::default(); 3]);
+        let (mut now, mut acked) = (0, [0u32; 3]);
+        for (flow, gap, bytes) in steps {
+            now += gap;
+            acked[flow] = acked[flow].wrapping_add(bytes as u32);
+            census.count(&config, &mut marks[flow], acked[flow], Nanos(now));
+            // SAFETY: every pointer is to a live value of the layout that the header declares.
+            unsafe { native_cs_count(&conf, &mut native, &mut natives[flow], acked[flow], now) };
+            prop_assert_eq!(
+                (native.start_ns, native.period_ns, native.number),
+                (census.start.0, census.period.0, census.number)
+            );
+            prop_assert_eq!((native.sums.into(), native.before.into()), (census.sums, census.before));
+            let (mark, native) = (marks[flow], natives[flow]);
+            let mark = (mark.at.0, mark.acked, mark.number);
+            prop_assert_eq!((native.at_ns, native.acked, native.number), mark);
         }
     }
 
@@ -207,20 +258,23 @@ proptest! {
 
     #[test]
     fn round_trips_are_the_models(
-        steps in prop::collection::vec((any::<bool>(), any_u64(), any::<u32>(), any_u64()), 1..200),
+        steps in prop::collection::vec(
+            (any::<bool>(), any_u64(), any::<u32>(), any_u64(), prop_oneof![90u32..110, any::<u32>()]),
+            1..200,
+        ),
     ) {
         let (mut model, mut native) = (spring::RoundTrip::default(), intf::RoundTrip::default());
         let mut now = 1u64;
-        for (data, gap, number, wait) in steps {
+        for (data, gap, number, wait, rate) in steps {
             now = now.wrapping_add(gap);
             // SAFETY: every pointer is to a live value of the layout that the header declares.
             unsafe {
                 if data {
-                    model.on_data(number, Nanos(now), Nanos(wait));
-                    native_sp_rtt_data(&mut native, number, now, wait);
+                    model.on_data(number, Nanos(now), Nanos(wait), rate);
+                    native_sp_rtt_data(&mut native, number, now, wait, rate);
                 } else {
-                    let got = native_sp_rtt_ack(&mut native, number, now);
-                    prop_assert_eq!(got != 0, model.on_ack(number, Nanos(now)));
+                    let got = native_sp_rtt_ack(&mut native, number, now, rate);
+                    prop_assert_eq!(got != 0, model.on_ack(number, Nanos(now), rate));
                 }
             }
             prop_assert_eq!(

@@ -19,7 +19,7 @@ use crate::{
     backlog::Backlog,
     device::{self, Filters, Target},
     intf,
-    limit::LimitError,
+    limit::{Lease, LimitError},
     store::{
         StoreError, bpf_error, io_error, limit_error,
         pins::{pin_hooks, remove_pins},
@@ -136,17 +136,18 @@ pub(crate) fn put(
     Ok(())
 }
 
-/// Tells them what has changed.
+/// Tells them what has changed: a limit, and what is lent of it.
 pub(crate) fn change(
     dir: &Path,
     limit: &intf::Limit,
+    lease: impl Fn(Direction) -> Result<Option<Lease>, LimitError>,
     name: &str,
     backlog: impl Fn(Direction) -> Result<Backlog, LimitError>,
 ) -> Result<(), StoreError> {
     for direction in directions(limit) {
         let maps = AcksMaps::open(&dir_of(dir, direction))?;
         let done = AcksOptions::of(limit, direction)
-            .and_then(|options| maps.set(&options))
+            .and_then(|options| maps.set(&AcksOptions { lease: lease(direction)?, ..options }))
             .and_then(|()| maps.set_backlog(&backlog(direction)?));
         done.map_err(limit_error(name))?;
     }

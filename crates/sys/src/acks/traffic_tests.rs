@@ -140,7 +140,7 @@ fn root_acks_spring_shortens_the_queue() {
     // Neighbours are found before anything is measured.
     transfer(&bed, SERVER_V6, 1, 100_000, "cubic");
     let without = transfer(&bed, SERVER, 4, 4_000_000, "cubic");
-    let options = AcksOptions { law: Law::Spring, rate, mark: None, burst: BURST };
+    let options = AcksOptions { law: Law::Spring, rate, mark: None, burst: BURST, lease: None };
     let attached = bed.attach(&options);
     for (server, cc) in [(SERVER, "cubic"), (SERVER_V6, "cubic"), (SERVER, "reno")] {
         let with = transfer(&bed, server, 4, 4_000_000, cc);
@@ -164,7 +164,8 @@ fn root_acks_stay_when_pinned() {
     let rate = mbit(200);
     let Some(bed) = Bed::new(test, rate) else { return };
     let dir = PathBuf::from(format!("/sys/fs/bpf/tidegate-{}-{test}", std::process::id()));
-    let attached = bed.attach(&AcksOptions { law: Law::Spring, rate, mark: None, burst: BURST });
+    let attached =
+        bed.attach(&AcksOptions { law: Law::Spring, rate, mark: None, burst: BURST, lease: None });
     if let Err(e) = bed.host.run(|| attached.pin(&dir).map(drop)).unwrap() {
         eprintln!("SKIP {test}: {e}");
         return;
@@ -202,8 +203,13 @@ fn root_acks_dem_shortens_the_queue() {
     ecn(&bed, 1);
     let without = transfer(&bed, SERVER, 2, 3_000_000, "cubic");
     for law in [dem::Law::Step, dem::Law::Pi] {
-        let attached =
-            bed.attach(&AcksOptions { law: Law::Dem(law), rate, mark: None, burst: BURST });
+        let attached = bed.attach(&AcksOptions {
+            law: Law::Dem(law),
+            rate,
+            mark: None,
+            burst: BURST,
+            lease: None,
+        });
         ecn(&bed, 1);
         let with = transfer(&bed, SERVER, 2, 3_000_000, "cubic");
         let marks = attached.maps.counters().unwrap().packets[1];
@@ -222,7 +228,8 @@ fn root_acks_dem_shortens_the_queue() {
 fn root_acks_short_connections_leave_nothing() {
     let rate = mbit(1000);
     let Some(bed) = Bed::new("root_acks_short_connections_leave_nothing", rate) else { return };
-    let attached = bed.attach(&AcksOptions { law: Law::Spring, rate, mark: None, burst: BURST });
+    let attached =
+        bed.attach(&AcksOptions { law: Law::Spring, rate, mark: None, burst: BURST, lease: None });
     let wanted = std::env::var("ACKS_CONNECTIONS").ok().and_then(|n| n.parse().ok());
     let wanted: usize = wanted.unwrap_or(2000);
     for netns in [&bed.guest, &bed.server] {
@@ -292,7 +299,8 @@ fn root_acks_nginx_serves_through_windows() {
     );
     let path = dir.path().join("nginx.conf");
     fs::write(&path, conf).unwrap();
-    let attached = bed.attach(&AcksOptions { law: Law::Spring, rate, mark: None, burst: BURST });
+    let attached =
+        bed.attach(&AcksOptions { law: Law::Spring, rate, mark: None, burst: BURST, lease: None });
     let nginx = bed.guest.run(|| {
         let null = Stdio::null;
         let mut command = Command::new("nginx");
@@ -341,8 +349,9 @@ fn root_acks_table() {
         {
             let laws = [Law::Dem(dem::Law::Step), Law::Dem(dem::Law::Pi), Law::Spring];
             for law in [None].into_iter().chain(laws.map(Some)) {
-                let attached =
-                    law.map(|law| bed.attach(&AcksOptions { law, rate, mark: None, burst: BURST }));
+                let attached = law.map(|law| {
+                    bed.attach(&AcksOptions { law, rate, mark: None, burst: BURST, lease: None })
+                });
                 let ping = bed.guest.run(|| {
                     let words = ["-n", "-i", "0.005", "-w", "3", SERVER];
                     Command::new("ping").args(words).stdout(Stdio::piped()).spawn().unwrap()

@@ -9,8 +9,9 @@ use bytemuck::{Pod, Zeroable};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use rustix::time::{ClockId, clock_gettime};
 use tidegate_core::{
-    Bytes, Direction, Rate,
+    Bytes, Direction, Nanos, Rate, census,
     htb::{ROOT_SLOT, SLOTS},
+    spring,
 };
 
 use super::{MARKED_PIN, SLOTS_PIN, Slot, device_of, tree};
@@ -28,12 +29,28 @@ const MARK: usize = 1;
 const SLOW: usize = 2;
 const DROP_FULL: usize = 3;
 
+/// After so long without an ACK nobody counts as sending.
+const SILENT: Nanos = Nanos(2 * census::MAX_PERIOD.0);
+
 /// `struct htb_marked`.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, Pod, Zeroable)]
 struct Marked {
     packets: u64,
     bytes: u64,
+}
+
+/// A queue with what the flows in it are told by their windows.
+fn with_windows(queue: intf::Queue, state: &acks::intf::State) -> intf::Queue {
+    intf::Queue {
+        // More than all is time, and no rate.
+        share: state.share.min(spring::ONE) as u32,
+        epoch: state.epoch,
+        epoch_start_ns: state.epoch_start_ns,
+        flows: state.flows,
+        flows_before: state.flows_before,
+        ..queue
+    }
 }
 
 /// Where a limit is in its tree.
@@ -96,9 +113,9 @@ impl Seat {
         };
         let marked = self.marked(direction)?;
         let rate = self.slot_of(direction).map(|slot| slot.backlog.rate_bit_s);
+        let now = clock_gettime(ClockId::Monotonic);
+        let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
         if let Some(rate) = rate.and_then(Rate::from_bit_s) {
-            let now = clock_gettime(ClockId::Monotonic);
-            let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
             reading.queue.finish_ns = now_ns + rate.time_for(Bytes(figures.waiting_bytes)).0;
         }
         let counters = &mut reading.counters;
@@ -110,8 +127,8 @@ impl Seat {
         let acks = acks::dir_of(&self.dir, direction);
         if self.slot == ROOT_SLOT && acks.exists() {
             // Programs that somebody took off are told by `unhooked`.
-            let told = AcksMaps::open(&acks).ok().map(|maps| maps.counters()).transpose()?;
-            let told = told.unwrap_or_default();
+            let Ok(maps) = AcksMaps::open(&acks) else { return Ok(reading) };
+            let told = maps.counters()?;
             // ACKs go the other way: none of their bytes are this direction's.
             counters.packets[MARK] += told.packets[MARK];
             counters.packets[SLOW] += told.packets[SLOW];
@@ -119,6 +136,12 @@ impl Seat {
             counters.packets[DROP_FULL] += told.packets[DROP_FULL];
             counters.bytes[DROP_FULL] += told.bytes[DROP_FULL];
             counters.last_ns = told.last_ns;
+            let state = maps.state()?;
+            if self.root.flags & intf::FLAG_SPRING != 0 {
+                reading.queue = with_windows(reading.queue, &state);
+            }
+            let silent = now_ns.saturating_sub(state.census.start_ns) > SILENT.0;
+            reading.census = (!silent).then(|| state.census.before.into());
         }
         Ok(reading)
     }

@@ -76,6 +76,17 @@ impl LimitMaps {
         Ok(limit)
     }
 
+    /// The lease that a direction's rate was set with, if it lasts.
+    pub(crate) fn lease(&self, direction: Direction) -> Result<Option<Lease>, LimitError> {
+        let until = self.limit_at(now())?.until(direction);
+        if until.0 == 0 {
+            return Ok(None);
+        }
+        let i = intf::index(direction);
+        let then: intf::Limit = lookup(&self.limit, "limit", self.limit_key(Some(i)))?;
+        Ok(Rate::from_bit_s(then.rate_bit_s[i]).map(|then| Lease { until, then }))
+    }
+
     /// Changes the rate of a direction that is limited, and the thresholds that follow from it; nothing
     /// else. A size that would last longer than [`MAX_SPAN`] at a rate so low is cut to that, and stays so
     /// until the limit is set anew. It is one write to a map: sockets that exist learn of it with their next

@@ -163,7 +163,8 @@ impl Store {
         let done = self.tree_of(hierarchy, &pinned.name).and_then(|tree| {
             tree.settle(&tree.leaves)?;
             let backlog = |direction| htb::backlog_of(&tree.slots, direction);
-            acks::change(&self.root.join(&pinned.name), limit, &pinned.name, backlog)
+            let lease = |direction| pinned.maps.lease(direction);
+            acks::change(&self.root.join(&pinned.name), limit, lease, &pinned.name, backlog)
         });
         if done.is_err() {
             pinned.maps.write(&pinned.limit).map_err(refused())?;

@@ -49,8 +49,9 @@ impl Store {
             return Ok(RateSet::Nothing);
         }
         let is_htb = pinned.limit.flags & intf::FLAG_HTB != 0;
-        // The kernel's HTB knows no end of a rate.
-        let lease = lease.filter(|_| !is_htb);
+        // The kernel's HTB knows no end of a rate, the programs of `dem` and `spring` do.
+        let ends = pinned.limit.flags & (intf::FLAG_DEM | intf::FLAG_SPRING) != 0;
+        let lease = lease.filter(|_| !is_htb || ends);
         let set = pinned.maps.set_rate(direction, rate, lease).map_err(limit_error(name))?;
         let limit = pinned.maps.limit().map_err(limit_error(name))?;
         if is_htb && limit != pinned.limit {

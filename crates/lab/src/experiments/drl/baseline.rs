@@ -39,19 +39,18 @@ const fn published(name: &'static str, scheme: Scheme) -> Setup {
 /// How often `share` asks.
 const ASKS: Duration = Duration::from_millis(100);
 
-pub(super) const SETUPS: [Setup; 6] = [
+const FPS_SHAPED: Setup = published("fps", Scheme::FpsShaped);
+const SHARE: Setup = Setup { interval: ASKS, ..published("share", Scheme::Share) };
+
+pub(super) const SETUPS: [Setup; 8] = [
     Setup { algorithm: None, ..published("ctb", Scheme::Ctb) },
     published("gtb", Scheme::Gtb),
     published("grd", Scheme::Grd),
     published("fps", Scheme::Fps),
-    Setup { interval: ASKS, ..published("share", Scheme::Share) },
-    Setup {
-        name: "share, pace",
-        algorithm: Some("share"),
-        at: At::Sockets,
-        interval: ASKS,
-        scheme: Scheme::Share,
-    },
+    Setup { name: "fps, spring", at: At::Windows, ..FPS_SHAPED },
+    SHARE,
+    Setup { name: "share, spring", at: At::Windows, ..SHARE },
+    Setup { name: "share, pace", at: At::Sockets, ..SHARE },
 ];
 
 impl fmt::Display for Setup {
@@ -63,7 +62,7 @@ impl fmt::Display for Setup {
 impl Setup {
     /// Whether more is asked of it than what was published.
     pub(super) fn is_ours(self) -> bool {
-        ["fps", "share", "share, pace"].contains(&self.name)
+        matches!(self.algorithm, Some("fps" | "share"))
     }
 
     pub(super) fn plan(self, hosts: usize) -> Plan {

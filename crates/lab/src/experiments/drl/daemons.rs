@@ -30,6 +30,8 @@ const KEEPERS: usize = 3;
 pub(super) enum At {
     /// What comes from the sender, at its router: a policer with the published bucket.
     Router,
+    /// The same by a shaper that gives flows their windows.
+    Windows,
     /// The sender's sockets, which `pace` gives their rates.
     Sockets,
     /// What leaves the hub for the receiver, all sites' together: for one plain limit.
@@ -93,7 +95,7 @@ impl<'a> Daemons<'a> {
         for site in 0..count {
             let store = PathBuf::from("/sys/fs/bpf").join(unique_name(&format!("site{site}")));
             let cgroup = match plan.at {
-                At::Router | At::Hub => None,
+                At::Router | At::Windows | At::Hub => None,
                 At::Sockets => Some(Cgroup::create()?),
             };
             daemons.members.push(Member { store, cgroup, daemon: None });
@@ -189,7 +191,7 @@ impl<'a> Daemons<'a> {
 
     fn direction(&self) -> &'static str {
         match self.plan.at {
-            At::Router => "ingress",
+            At::Router | At::Windows => "ingress",
             At::Sockets | At::Hub => "egress",
         }
     }
@@ -229,6 +231,7 @@ impl<'a> Daemons<'a> {
         };
         let scheme = match at {
             At::Router | At::Hub => format!("scheme = \"police\"\nburst = \"{burst_bytes}b\""),
+            At::Windows => "scheme = \"spring\"".to_owned(),
             At::Sockets => "scheme = \"pace\"".to_owned(),
         };
         let mut text = format!(

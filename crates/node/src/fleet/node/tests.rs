@@ -81,6 +81,7 @@ impl Gates for Fake {
         let demand = demand.min(load.hear(elapsed));
         let arrived_bytes = (u128::from(demand) * u128::from(elapsed) / 8 / 1_000_000_000) as u64;
         Ok(Some(Sample {
+            census: None,
             arrived_bytes,
             slowed_bytes: 0,
             flows: vec![],

@@ -1,0 +1,305 @@
+//! One limit of a group: from samples of its gate to what its flows want, and its rate back to the gate.
+
+use tidegate_core::{
+    Nanos, Rate,
+    fleet::{
+        average::{Average, TAU},
+        flows::FlowRates,
+        level::Want,
+    },
+    units::NANOS_PER_SEC,
+    water_fill::{GREEDY_PERCENT, HEADROOM_PERCENT},
+};
+
+use super::gates::{Done, Gates, Lease, Place};
+
+/// Over which time the rates of flows are averaged: what a window of TCP does in a few round trips should not
+/// move capacity.
+const FLOW_TAU: Nanos = Nanos(700_000_000);
+/// The same of how many they are, where a gate counts them: of few periods of a tenth of a second, as these are
+/// exact.
+const COUNT_TAU: Nanos = Nanos(200_000_000);
+/// A gate that holds senders back sees arrivals at its rate and no more: from this part of it demand counts
+/// as limited.
+pub(super) const LIMITED_FROM: f64 = 0.95;
+/// Who was limited so lately takes all it gets: averages need as long to see what a new rate lets through.
+const LIMITED_LATELY: Nanos = Nanos(NANOS_PER_SEC);
+/// The end of a lease is set anew when that moves it by such a part of what is left.
+const LEASE_PARTS: u64 = 8;
+/// Who is told its rate hears of another with its own packets, and at most doubles each time: from a low rate
+/// that takes so many packets' time, and is counted for no longer than this.
+const HEARD_BITS: u64 = 4 * 1_514 * 8;
+const HEARD_MOST: Nanos = Nanos(5 * NANOS_PER_SEC);
+/// Where there is no rate at all, a bit a second: a limit cannot be set to none.
+pub(super) const LEAST_RATE: Rate = match Rate::from_bit_s(1) {
+    Some(rate) => rate,
+    None => unreachable!(),
+};
+
+/// One limit of the group.
+#[derive(Debug)]
+pub(super) struct Gauge {
+    pub(super) place: Place,
+    /// The most it may have, as the file says.
+    pub(super) ceiling: Rate,
+    pub(super) measured: Option<Nanos>,
+    pub(super) demand: Average,
+    flows: FlowRates,
+    /// How many take all they get, where the gate counts them.
+    count: Average,
+    pub(super) flow_bit_s: f64,
+    /// When it last had all that its rate let through, or was slowed down.
+    limited: Option<Nanos>,
+    /// How long its flows needed then to hear of another rate.
+    hears: Nanos,
+    pub(super) applied: Option<Rate>,
+    /// Until when the gate has it, as set here; and whether it has an end at all, whoever set that.
+    lease: Option<Lease>,
+    lent: bool,
+    /// The least rate since the last sample.
+    least: Option<Rate>,
+    pub(super) gone: bool,
+    /// Nothing is dropped at random any more.
+    pub(super) drops_none: bool,
+    /// The probability of drops that was set since the last sample.
+    pub(super) dropping: Option<f64>,
+    pub(super) error: Option<String>,
+}
+
+impl Gauge {
+    /// One that nothing is known of yet.
+    pub(super) fn new(now: Nanos, place: Place, ceiling: Rate) -> Gauge {
+        Gauge {
+            place,
+            ceiling,
+            measured: None,
+            demand: Average::new(TAU),
+            flows: FlowRates::new(now, FLOW_TAU),
+            count: Average::new(COUNT_TAU),
+            flow_bit_s: 0.0,
+            limited: None,
+            hears: Nanos(0),
+            applied: None,
+            lease: None,
+            lent: false,
+            least: None,
+            gone: false,
+            drops_none: false,
+            dropping: None,
+            error: None,
+        }
+    }
+
+    /// Takes a sample; the rate that was found, in bit/s.
+    pub(super) fn measure<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> u64 {
+        let sample = match gates.measure(now, &self.place) {
+            Ok(Some(sample)) => sample,
+            Ok(None) => {
+                (self.gone, self.applied, self.lease, self.error) = (true, None, None, None);
+                self.drops_none = false;
+                self.demand.clear();
+                return 0;
+            }
+            Err(e) => {
+                self.error = Some(e.to_string());
+                return self.applied.map_or(0, Rate::bit_s);
+            }
+        };
+        if self.gone {
+            (self.gone, self.measured) = (false, None);
+        }
+        self.error = None;
+        // Somebody else may have set it meanwhile, or have put the limit on anew.
+        self.dropping = None;
+        self.applied = Rate::from_bit_s(sample.rate_bit_s);
+        self.lease = self.lease.filter(|lease| sample.until == Some(lease.until));
+        self.lent = sample.until.is_some();
+        let least = std::mem::replace(&mut self.least, self.applied).min(self.applied);
+        let elapsed = self.measured.map(|at| Nanos(now.0.saturating_sub(at.0)));
+        self.measured = Some(now);
+        let Some(elapsed) = elapsed.filter(|elapsed| elapsed.0 > 0) else {
+            return sample.rate_bit_s;
+        };
+        let bits = sample.arrived_bytes as f64 * 8.0;
+        let bit_s = bits * NANOS_PER_SEC as f64 / elapsed.0 as f64;
+        self.demand.add(bit_s, elapsed);
+        let full = least.is_some_and(|rate| bit_s >= rate.bit_s() as f64 * LIMITED_FROM);
+        if full || sample.slowed_bytes > 0 {
+            self.limited = Some(now);
+            let hears =
+                |bit_s: u64| Nanos(HEARD_BITS * NANOS_PER_SEC / bit_s.max(1)).min(HEARD_MOST);
+            self.hears = sample.flow_bit_s.map_or(Nanos(0), hears);
+        }
+        self.flows.on_interval(now, sample.flows);
+        match sample.census.and_then(|sums| sums.flows()) {
+            Some(flows) => drop(self.count.add(flows, elapsed)),
+            None => self.count.clear(),
+        }
+        let rate = sample.rate_bit_s as f64;
+        let used = if self.is_limited(now) { rate } else { self.demand.value().min(rate) };
+        self.flow_bit_s = match (self.count.value(), sample.flow_bit_s) {
+            (count, _) if count > 0.0 => used / count,
+            (_, Some(bit_s)) => bit_s as f64,
+            (_, None) => self.flows.typical_bit_s(),
+        };
+        sample.rate_bit_s
+    }
+
+    /// The rate of a gate that counts flows by what is acknowledged to them, if they took all of it lately.
+    pub(super) fn held_bit_s(&self, now: Nanos) -> f64 {
+        let held = self.count.value() > 0.0 && self.is_limited(now);
+        self.applied.filter(|_| held).map_or(0.0, |rate| rate.bit_s() as f64)
+    }
+
+    /// Whether it had all that its rate let through, so lately that its averages still rise.
+    fn is_limited(&self, now: Nanos) -> bool {
+        let lately = |at: Nanos| now.0.saturating_sub(at.0) < LIMITED_LATELY.0 + self.hears.0;
+        self.limited.is_some_and(lately)
+    }
+
+    /// What its flows want.
+    pub(super) fn want(&self, now: Nanos) -> Want {
+        let demand = self.demand.value();
+        if demand < 1.0 {
+            return Want::default();
+        }
+        let rate = self.applied.map_or(f64::MAX, |rate| rate.bit_s() as f64);
+        let greedy = self.is_limited(now) || demand * 100.0 >= rate * GREEDY_PERCENT as f64;
+        // A flow that has just come has no rate from which more could be told.
+        let flow = self.flow_bit_s;
+        let flows = match self.count.value() {
+            count if count > 0.0 => count.max(1.0),
+            _ if flow > 0.0 => (demand.min(rate) / flow).max(1.0),
+            _ => 1.0,
+        };
+        let demand_bit_s = if greedy {
+            u64::MAX
+        } else {
+            (demand * (100 + HEADROOM_PERCENT) as f64 / 100.0) as u64
+        };
+        Want { flows: flows as f32, demand_bit_s }
+    }
+
+    /// Whether the gate has this rate for about so long: an end that is a little early does no harm.
+    fn has(&self, now: Nanos, rate: Rate, lease: Option<Lease>) -> bool {
+        let lent = match (self.lease, lease) {
+            (None, None) => !self.lent,
+            (Some(is), Some(to)) => {
+                let (early, left) =
+                    (to.until.0.checked_sub(is.until.0), to.until.0.saturating_sub(now.0));
+                is.then == to.then && early.is_some_and(|early| early <= left / LEASE_PARTS)
+            }
+            _ => false,
+        };
+        lent && self.applied == Some(rate)
+    }
+
+    /// Sets the rate; false if that failed.
+    pub(super) fn apply<G: Gates>(
+        &mut self,
+        now: Nanos,
+        gates: &mut G,
+        rate: Rate,
+        lease: Option<Lease>,
+    ) -> bool {
+        if self.has(now, rate, lease) {
+            return true;
+        }
+        match gates.set_rate(&self.place, rate, lease) {
+            Ok(Done::Set) => {
+                (self.applied, self.gone, self.error) = (Some(rate), false, None);
+                (self.lease, self.lent) = (lease, lease.is_some());
+                self.least = self.least.min(self.applied);
+                true
+            }
+            Ok(Done::Gone) => {
+                (self.applied, self.lease, self.gone) = (None, None, true);
+                true
+            }
+            Ok(Done::Cannot) => true,
+            Err(e) => {
+                self.error = Some(e.to_string());
+                false
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::{Direction, census::Sums};
+
+    use super::*;
+    use crate::fleet::gates::Sample;
+
+    /// A gate whose next samples are given.
+    struct Given(Sample);
+
+    impl Gates for Given {
+        type Error = std::convert::Infallible;
+
+        fn measure(&mut self, _: Nanos, _: &Place) -> Result<Option<Sample>, Self::Error> {
+            Ok(Some(self.0.clone()))
+        }
+
+        fn set_rate(&mut self, _: &Place, _: Rate, _: Option<Lease>) -> Result<Done, Self::Error> {
+            Ok(Done::Set)
+        }
+
+        fn set_drop(&mut self, _: &Place, _: f64) -> Result<Done, Self::Error> {
+            Ok(Done::Cannot)
+        }
+
+        fn leave(&mut self, _: &Place) -> Result<(), Self::Error> {
+            Ok(())
+        }
+    }
+
+    const RATE: u64 = 10_000_000;
+    const INTERVAL: u64 = 100_000_000;
+
+    fn gauge() -> Gauge {
+        let place = Place { limit: "a".to_owned(), direction: Direction::Egress.into() };
+        Gauge::new(Nanos(0), place, Rate::from_bit_s(RATE).unwrap())
+    }
+
+    /// Of so many flows that use a part of the rate, in per cent.
+    fn sample(flows: u64, percent: u64) -> Sample {
+        let part = 65_536 * percent / 100 / flows;
+        let sums = |power| flows * part.pow(power);
+        Sample {
+            arrived_bytes: RATE / 8 / 10 * percent / 100,
+            census: Some(Sums { parts: sums(1), squares: sums(2), cubes: sums(3), flows }),
+            rate_bit_s: RATE,
+            ..Sample::default()
+        }
+    }
+
+    #[test]
+    fn flows_that_a_gate_counts_are_as_many_as_it_counts() {
+        let mut gauge = gauge();
+        let mut now = Nanos(0);
+        let mut after = |gauge: &mut Gauge, given: Sample, intervals: u64| {
+            for _ in 0..intervals {
+                now.0 += INTERVAL;
+                gauge.measure(now, &mut Given(given.clone()));
+            }
+            (gauge.want(now), gauge.held_bit_s(now))
+        };
+        after(&mut gauge, sample(3, 100), 1);
+        let (want, held) = after(&mut gauge, sample(3, 100), 1);
+        assert!((want.flows - 3.0).abs() < 0.01, "the first count is right: {want:?}");
+        assert_eq!((want.demand_bit_s, held), (u64::MAX, RATE as f64));
+        let (want, _) = after(&mut gauge, sample(7, 100), 10);
+        assert!((want.flows - 7.0).abs() < 0.1, "soon: {want:?}");
+        assert!((gauge.flow_bit_s / (RATE as f64 / 7.0) - 1.0).abs() < 0.02);
+        // They leave half of it, and it is some time until that is believed.
+        let (want, held) = after(&mut gauge, sample(7, 50), 30);
+        assert!((RATE / 2..RATE * 6 / 10).contains(&want.demand_bit_s), "{want:?}");
+        assert_eq!(held, 0.0);
+        assert!((want.flows - 7.0).abs() < 0.1, "{want:?}");
+        // One that tells no more counts by what arrives.
+        let (want, _) = after(&mut gauge, Sample { census: None, ..sample(7, 50) }, 10);
+        assert_eq!(want.flows, 1.0);
+    }
+}
