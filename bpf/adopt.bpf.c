@@ -147,10 +147,10 @@ int adopt(struct bpf_iter__tcp *ctx)
 		tg_set_timers(sk, l);
 		hears = hear(sk, tg_has_windows(l));
 		/* Who cannot hear of a new share, or rate, has at least the ceiling. */
+		ours->share = hears ? tg_share(l, queue, 0) : FS_ONE;
 		wanted = tg_pacing_rate(
-		    l, hears ? tg_rate(l, queue, TG_EGRESS) : l->rate_bit_s[TG_EGRESS],
-		    hears ? tg_share(l, queue, 0) : FS_ONE, tp->mss_cache,
-		    common->skc_family == TG_AF_INET6);
+		    l, hears ? tg_rate(l, queue, TG_EGRESS) : l->rate_bit_s[TG_EGRESS], ours->share,
+		    tp->mss_cache, common->skc_family == TG_AF_INET6);
 	}
 	bpf_getsockopt(sk, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
 	if (has_parent && !release)

@@ -189,10 +189,8 @@ struct tg_queue {
 	__u64 rate_bit_s;
 	/* Of a parent: until when traffic of no child is a class of its own. */
 	__u64 children_until_ns;
-	/* Of a child: the last epoch of its parent in which it was counted. */
-	__u32 counted_epoch;
-	/* Of flows: whether one that is told no share wanted more than one in this epoch. */
-	__u32 flooded;
+	/* What a byte cost when the last packet came; 0: none has. */
+	__u64 cost;
 
 	/* Of a parent: what its active children weigh, what is guaranteed to them, in this epoch
 	 * and the one before. */
@@ -206,7 +204,11 @@ struct tg_queue {
 	 * the one before. */
 	__u64 untold_ns;
 	__u64 untold_before_ns;
-	__u64 unused[2];
+	/* Of a child: the last epoch of its parent in which it was counted. */
+	__u32 counted_epoch;
+	/* Of flows: whether one that is told no share wanted more than one in this epoch. */
+	__u32 flooded;
+	__u64 unused;
 };
 
 /* One direction, one CPU. */
@@ -251,7 +253,8 @@ struct tg_socket {
 	/* The clamp of the receive window that was set here, and the last that was not. */
 	__u32 clamp_bytes;
 	__u32 theirs_bytes;
-	__u32 pad;
+	/* The share that it was paced at. */
+	__u32 share;
 	struct rw_flow rwnd;
 	/* When a child of the limit last had a packet of it. */
 	__u64 claimed_ns;

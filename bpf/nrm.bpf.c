@@ -222,6 +222,36 @@ __noinline int turn(const struct vq_conf *conf, struct tg_queue *queue, const st
 	return 1;
 }
 
+/*
+ * The rate has changed since the last packet: what the queue is behind stays as many bytes, and its
+ * epoch as many bursts. What is little at one rate would keep all out for seconds at another.
+ */
+__noinline int follow_rate(const struct vq_conf *conf, struct tg_queue *queue, __u64 now)
+{
+	__u64 from, to, epoch_ns, moved;
+	__s64 backlog;
+
+	if (!conf || !queue)
+		return 0;
+	from = queue->cost;
+	to = *(volatile __u64 *)&conf->cost;
+	/* One CPU does it. */
+	if (from == to || __sync_val_compare_and_swap(&queue->cost, from, to) != from || !from)
+		return 0;
+	epoch_ns = vq_scaled_ns(queue->epoch_us * 1000ULL, from, to);
+	epoch_ns = fs_min(fs_max(epoch_ns, FS_MIN_EPOCH_NS), FS_MAX_EPOCH_NS);
+	if (queue->epoch_us)
+		queue->epoch_us = epoch_ns / 1000;
+	backlog = *(volatile __u64 *)&queue->finish_ns - now;
+	if (backlog <= 0)
+		return 0;
+	moved = vq_rescaled_ns(backlog, from, to, conf->drop_ns) - backlog;
+	/* It is no charge of this epoch. */
+	__sync_fetch_and_add(&queue->epoch_base_ns, moved);
+	__sync_fetch_and_add(&queue->finish_ns, moved);
+	return 0;
+}
+
 /* The queues that a packet meets in a limit. */
 struct gates {
 	struct tg_limit *limit;
@@ -423,6 +453,10 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	g.paced = !!(g.limit->flags & TG_FLAG_PACE_FAIR);
 	g.windows = g.paced && direction == TG_INGRESS;
 	counts = g.paced || g.parent || g.is_parent;
+	if (g.queue->cost != g.conf->cost)
+		follow_rate(g.conf, g.queue, now);
+	if (g.own && g.own->cost != g.own_conf->cost)
+		follow_rate(g.own_conf, g.own, now);
 	if (g.paced && bytes > VQ_SMALL_BYTES) {
 		if (g.own)
 			g.reserved = reserve(skb, g.own_conf, g.own, bytes, direction);

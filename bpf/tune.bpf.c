@@ -74,6 +74,7 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 {
 	__u32 wanted, current = TG_PACING_UNLIMITED;
 	struct tg_socket *ours;
+	__u64 share;
 	int stays;
 
 	if (!ops->sk)
@@ -81,10 +82,17 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 	ours = bpf_sk_storage_get(&sockets_of_limit, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return;
-	wanted = tg_pacing_rate(l, tg_rate(l, queue, TG_EGRESS), tg_share(l, queue, newcomer),
-				ops->mss_cache, ops->family == TG_AF_INET6);
-	/* A flow grows into its share as in slow start: the others need time to make room. */
-	if (!newcomer && ours->pacing_byte_s && wanted / 2 > ours->pacing_byte_s)
+	share = tg_share(l, queue, newcomer);
+	/*
+	 * A flow grows into its share as in slow start: the others need time to make room. A rate
+	 * that is raised has room for all at once, if it is no parent's to give.
+	 */
+	if (!has_parent && !newcomer && ours->share && share / 2 > ours->share)
+		share = 2ULL * ours->share;
+	ours->share = share;
+	wanted = tg_pacing_rate(l, tg_rate(l, queue, TG_EGRESS), share, ops->mss_cache,
+				ops->family == TG_AF_INET6);
+	if (has_parent && !newcomer && ours->pacing_byte_s && wanted / 2 > ours->pacing_byte_s)
 		wanted = 2 * ours->pacing_byte_s;
 	/* Every round trip asks: what is within 2 % can stay. */
 	stays = !newcomer && wanted - wanted / 64 <= ours->pacing_byte_s &&
@@ -140,6 +148,7 @@ static __always_inline int leave_to_child(struct bpf_sock_ops *ops, __u64 now)
 			bpf_setsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &none,
 				       sizeof(none));
 		ours->pacing_byte_s = 0;
+		ours->share = 0;
 	}
 	return 1;
 }

@@ -109,6 +109,41 @@ static inline __attribute__((always_inline)) __u64 vq_cost_ns(const struct vq_co
 	return cost >> VQ_COST_SHIFT;
 }
 
+/* No time is longer here, and no cost of a byte higher. */
+#define VQ_MAX_SCALED_NS (1ULL << 44)
+#define VQ_MAX_COST	 (1ULL << 46)
+
+/* The time of as many bytes when one costs `to` and no longer `from`; to 2^-16 of the ratio. */
+static inline __attribute__((always_inline)) __u64 vq_scaled_ns(__u64 ns, __u64 from, __u64 to)
+{
+	__u64 ratio;
+
+	ns = ns < VQ_MAX_SCALED_NS ? ns : VQ_MAX_SCALED_NS;
+	from = from < VQ_MAX_COST ? from : VQ_MAX_COST;
+	to = to < VQ_MAX_COST ? to : VQ_MAX_COST;
+	if (!from || !to)
+		return ns;
+	if (to <= from)
+		return ns * ((to << 16) / from) >> 16;
+	ratio = (from << 16) / to;
+	return (ns << 16) / (ratio ? ratio : 1);
+}
+
+/*
+ * A backlog at another rate: as many bytes. At a slower one it grows, but not beyond the drop
+ * threshold: what was right when it passed keeps nobody out for long.
+ */
+static inline __attribute__((always_inline)) __u64 vq_rescaled_ns(__u64 backlog_ns, __u64 from,
+								  __u64 to, __u64 drop_ns)
+{
+	__u64 scaled = vq_scaled_ns(backlog_ns, from, to);
+
+	if (scaled <= backlog_ns)
+		return scaled;
+	scaled = scaled < drop_ns ? scaled : drop_ns;
+	return scaled > backlog_ns ? scaled : backlog_ns;
+}
+
 /*
  * Charges a packet; returns the finish time that it found. Where an idle queue is moved on to the
  * present, *skipped_ns, if given, grows by the time that it had been idle: what was charged over a

@@ -321,6 +321,32 @@ pub fn cost_of_byte(rate: Rate) -> u64 {
     u64::try_from((one_second + bit_s / 2) / bit_s).unwrap_or(u64::MAX)
 }
 
+/// No time is longer to [`scaled`], and no cost of a byte higher.
+const MAX_SCALED: Nanos = Nanos(1 << 44);
+const MAX_COST: u64 = 1 << 46;
+
+/// The time of as many bytes when one costs `to` and no longer `from`, to 2^-16 of the ratio.
+#[must_use]
+pub fn scaled(time: Nanos, from: u64, to: u64) -> Nanos {
+    let ns = time.min(MAX_SCALED).0;
+    let (from, to) = (from.min(MAX_COST), to.min(MAX_COST));
+    if from == 0 || to == 0 {
+        Nanos(ns)
+    } else if to <= from {
+        Nanos((ns * ((to << 16) / from)) >> 16)
+    } else {
+        Nanos((ns << 16) / ((from << 16) / to).max(1))
+    }
+}
+
+/// A backlog at another rate: as many bytes. At a slower one it grows, but not beyond the `drop` threshold:
+/// what was right when it passed keeps nobody out for long.
+#[must_use]
+pub fn rescaled(backlog: Nanos, from: u64, to: u64, drop: Nanos) -> Nanos {
+    let scaled = scaled(backlog, from, to);
+    if scaled <= backlog { scaled } else { scaled.min(drop).max(backlog) }
+}
+
 /// A limiter that holds no packet.
 #[derive(Debug, Clone)]
 pub struct VirtualQueue {
@@ -350,8 +376,13 @@ impl VirtualQueue {
         VirtualQueue { config, direction, finish, carry }
     }
 
-    /// Changes rate and thresholds; the backlog stays what it is in time, so nothing is lost.
-    pub fn set_config(&mut self, config: VirtualQueueConfig) {
+    /// Changes rate and thresholds. The backlog stays what it is in bytes ([`rescaled`]): as time, what is
+    /// little at a slow rate would keep all out for seconds at a fast one.
+    pub fn set_config(&mut self, now: Nanos, config: VirtualQueueConfig) {
+        if let Ok(backlog @ 1..) = u64::try_from(backlog_ns(self.finish, now)) {
+            let (from, to) = (self.config.cost, config.cost);
+            self.finish = Nanos(now.0 + rescaled(Nanos(backlog), from, to, config.drop).0);
+        }
         self.config = config;
     }
 

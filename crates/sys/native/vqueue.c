@@ -15,3 +15,8 @@ __u32 native_vq_packet(const struct vq_conf *conf, __u64 *finish_ns, __u64 *skip
 			  vq_cost_ns(conf, packet->wire_bytes, carry));
 	return verdict;
 }
+
+__u64 native_vq_rescaled_ns(__u64 backlog_ns, __u64 from, __u64 to, __u64 drop_ns)
+{
+	return vq_rescaled_ns(backlog_ns, from, to, drop_ns);
+}

@@ -315,10 +315,8 @@ pub struct Queue {
     pub rate_bit_s: u64,
     /// Of a parent: until when traffic of no child is a class of its own, CLOCK_MONOTONIC.
     pub children_until_ns: u64,
-    /// Of a child: the last epoch of its parent in which it was counted.
-    pub counted_epoch: u32,
-    /// Whether a sender that is told no share wanted more than one in this epoch.
-    pub flooded: u32,
+    /// What a byte cost when the last packet came, in 2^-24 ns; 0: none has.
+    pub cost: u64,
     /// Of a parent: what is guaranteed to its children that sent data in this epoch.
     pub reserved_bit_s: u64,
     /// ... and in the epoch before.
@@ -335,8 +333,12 @@ pub struct Queue {
     pub untold_ns: u64,
     /// ... and in the epoch before.
     pub untold_before_ns: u64,
+    /// Of a child: the last epoch of its parent in which it was counted.
+    pub counted_epoch: u32,
+    /// Whether a sender that is told no share wanted more than one in this epoch.
+    pub flooded: u32,
     /// Zero.
-    pub unused: [u64; 2],
+    pub unused: u64,
 }
 
 /// `struct tg_counters`.

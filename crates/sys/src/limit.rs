@@ -368,7 +368,7 @@ impl LimitMaps {
     }
 
     /// Puts another limit in force, for packets from now on and for the sockets that exist. The backlog
-    /// stays what it is in time; no packet is lost.
+    /// stays what it is in bytes, as far as the new thresholds go.
     ///
     /// # Errors
     /// [`LimitError`]; the earlier limit is in force.

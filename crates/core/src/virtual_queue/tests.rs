@@ -144,13 +144,54 @@ fn a_century_of_uptime_does_not_overflow() {
 }
 
 #[test]
-fn a_new_rate_keeps_the_backlog_in_time() {
-    let mut queue = queue_at(Nanos(2_000_000), Direction::Egress);
-    queue.set_config(config("10mbit"));
-    assert_eq!(queue.backlog_ns(NOW), 2_000_000);
+fn a_new_rate_keeps_the_backlog_in_bytes() {
+    let mut queue = VirtualQueue::new(config("50kbit"), Direction::Egress);
+    for _ in 0..3 {
+        assert_eq!(queue.on_packet(NOW, &packet(1514, false, TCP), u32::MAX), Verdict::Pass);
+    }
+    // Three packets, less the one that was free: half a second, above any threshold at 10 Mbit/s.
+    let slow_ns = queue.backlog_ns(NOW);
+    assert!(slow_ns > 480_000_000, "{slow_ns}");
+    queue.set_config(NOW, config("10mbit"));
+    let ns = queue.backlog_ns(NOW);
+    assert!((ns - slow_ns / 200).abs() < slow_ns / 10_000, "{ns}");
+    assert_eq!(queue.on_packet(NOW, &packet(1514, false, TCP), u32::MAX), Verdict::Pass);
+    queue.set_config(NOW, config("50kbit"));
+    assert!(queue.backlog_ns(NOW) > slow_ns);
+
+    // Credit is none of its bytes.
+    let idle = VirtualQueue::new(config("50kbit"), Direction::Egress);
+    let mut fast = idle.clone();
+    fast.set_config(NOW, config("10mbit"));
+    assert_eq!(fast.finish(), idle.finish());
+}
+
+#[test]
+fn a_slower_rate_drops_nothing_that_would_have_passed() {
+    let (fast, slow) = (config("1gbit"), config("1mbit"));
+    let scaled = |ns| rescaled(Nanos(ns), fast.cost, slow.cost, slow.drop).0;
+    assert_eq!(scaled(3_000_000), slow.drop.0, "as much as may stand");
+    assert_eq!(scaled(slow.drop.0 + 7), slow.drop.0 + 7, "never less than it was");
 }
 
 proptest! {
+    /// On any input; back and forth a backlog is about what it was, unless a threshold cut it.
+    #[test]
+    fn a_backlog_changes_with_the_rate(
+        backlog: u64, a in MIN_RATE_BIT_S..=MAX_RATE_BIT_S, factor in 1u64..1000, cost: u64, drop: u64,
+    ) {
+        let _ = rescaled(Nanos(backlog), cost, backlog, Nanos(drop));
+        let backlog = Nanos(backlog % MAX_SPAN.0);
+        let b = (a * factor).min(MAX_RATE_BIT_S);
+        let cost = |bit_s| cost_of_byte(Rate::from_bit_s(bit_s).unwrap());
+        let fast = rescaled(backlog, cost(a), cost(b), MAX_SPAN);
+        prop_assert!(fast <= backlog);
+        let back = rescaled(fast, cost(b), cost(a), MAX_SPAN);
+        let error = (backlog.0 as f64 / 65_536.0 + 2.0) * (b as f64 / a as f64 + 1.0);
+        let off = (back.0 as f64 - backlog.0 as f64).abs();
+        prop_assert!(off <= 4.0 * error, "{backlog:?} {fast:?} {back:?}");
+    }
+
     /// Over any number of packets the time charged is exact to 1e-6 and one nanosecond.
     #[test]
     fn the_rate_error_is_below_1e_6(

@@ -9,7 +9,7 @@ use tidegate_core::{
     Bytes, Direction, DropReason, Nanos, Packet, Rate, Transport, Verdict, VirtualQueue,
     class::{self, Floors},
     fair_share::{self, Sharers},
-    virtual_queue::VirtualQueueOptions,
+    virtual_queue::{self, VirtualQueueOptions},
 };
 
 use super::*;
@@ -61,6 +61,7 @@ unsafe extern "C" {
         packet: *const NativePacket,
         random: u32,
     ) -> u32;
+    fn native_vq_rescaled_ns(backlog_ns: u64, from: u64, to: u64, drop_ns: u64) -> u64;
     fn native_fs_next(share: u64, epoch: *const NativeEpoch) -> u64;
     fn native_fs_make_room(share: u64, sharers: *const NativeSharers) -> u64;
     fn native_fs_flows(sharers: *mut NativeSharers, count: u32);
@@ -141,11 +142,25 @@ proptest! {
             prop_assert_eq!(verdict(got), model.on_packet(Nanos(now), &packet, random));
             prop_assert_eq!((finish_ns, carry), (model.finish().0, model.carry()));
             if verdict(got).passes() {
-                let bytes = packet.wire_bytes.min(tidegate_core::virtual_queue::MAX_PACKET_BYTES);
+                let bytes = packet.wire_bytes.min(virtual_queue::MAX_PACKET_BYTES);
                 costs_ns += u128::from(bytes) * u128::from(config.cost);
             }
             prop_assert_eq!(u128::from(finish_ns.wrapping_sub(skipped_ns)), costs_ns >> 24);
         }
+    }
+
+    /// A backlog at another rate, on any input at all.
+    #[test]
+    fn a_backlog_at_another_rate_is_the_model_s(
+        backlog in prop_oneof![0u64..1 << 39, any::<u64>()],
+        from in prop_oneof![0u64..1 << 45, any::<u64>()],
+        to in prop_oneof![0u64..1 << 45, any::<u64>()],
+        drop in prop_oneof![0u64..1 << 39, any::<u64>()],
+    ) {
+        // SAFETY: plain numbers.
+        let got = unsafe { native_vq_rescaled_ns(backlog, from, to, drop) };
+        let model = virtual_queue::rescaled(Nanos(backlog), from, to, Nanos(drop));
+        prop_assert_eq!(got, model.0);
     }
 
     /// The law of the fair share, on any input at all.
@@ -477,6 +492,63 @@ fn root_early_drops_happen_in_the_loaded_program() {
     // 400 fair coins: fewer than 100 or more than 300 of a kind is 1 in 10^24.
     assert!(returned[1] > 100 && returned[2] > 100, "{returned:?}");
     assert_eq!(returned[0] + returned[3], 0, "{returned:?}");
+}
+
+/// What a queue is behind stays as many bytes when the rate changes, and is no charge of the epoch; an epoch
+/// stays as many bursts.
+#[test]
+fn root_a_new_rate_rescales_the_backlog_in_the_loaded_program() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_a_new_rate_rescales_the_backlog_in_the_loaded_program: needs root");
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let nrm = load_nrm(&mut storage, None, false).unwrap();
+    let (packet, flags) = (frame(false, TCP, NOT_ECT, 1500), intf::FLAG_LOOPBACK);
+    let limit = intf::Limit { queue: [CONF; 2], flags, ..Default::default() };
+    let zero = 0u32.to_ne_bytes();
+    nrm.maps.limit.update(&zero, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
+    // What a byte cost before, the backlog then and as it is to be now.
+    let rows = [
+        ("as before", CONF.cost, 90, 90),
+        ("never met a packet", 0, 90, 90),
+        ("faster by far", 100 * CONF.cost, 2000, 20),
+        ("slower", CONF.cost / 2, 30, 60),
+        ("slower by far: up to the drop threshold", CONF.cost / 1000, 50, 300),
+    ];
+    for program in [&nrm.progs.nrm_egress, &nrm.progs.nrm_ingress] {
+        let direction = u32::from(std::ptr::eq(program, &nrm.progs.nrm_ingress)).to_ne_bytes();
+        for (what, cost, backlog_s, expected_s) in rows {
+            let now_ns = monotonic_ns();
+            let was = intf::Queue {
+                finish_ns: now_ns + backlog_s * S,
+                epoch_base_ns: now_ns,
+                epoch_start_ns: now_ns,
+                epoch_us: 600_000_000,
+                cost,
+                ..Default::default()
+            };
+            let bytes = bytemuck::bytes_of(&was);
+            nrm.maps.queues_of_limit.update(&direction, bytes, MapFlags::ANY).unwrap();
+            let input = ProgramInput { data_in: Some(&packet), ..Default::default() };
+            let returned = program.test_run(input).unwrap().return_value;
+            let value = nrm.maps.queues_of_limit.lookup(&direction, MapFlags::ANY).unwrap();
+            let is: intf::Queue = bytemuck::pod_read_unaligned(&value.unwrap());
+            assert_eq!(is.cost, CONF.cost, "{what}");
+            let charged_ns = if expected_s < 100 { 1514 * 1000 } else { 0 };
+            assert_eq!(returned == 1, charged_ns > 0, "{what}: {returned}");
+            let moved = |is: u64, was: u64| is.wrapping_sub(was) as i64;
+            let base = moved(is.epoch_base_ns, was.epoch_base_ns);
+            assert_eq!(moved(is.finish_ns, was.finish_ns), base + charged_ns, "{what}");
+            // A ratio is exact to 2^-16, and the packet came a little later.
+            let (backlog, expected) = (base + (backlog_s * S) as i64, (expected_s * S) as i64);
+            let error = (backlog - expected).abs();
+            assert!(error < expected / 20 + S as i64 / 2, "{what}: {backlog} for {expected}");
+            if cost == 100 * CONF.cost {
+                assert!((5_900_000..=6_000_000).contains(&is.epoch_us), "{what}: {}", is.epoch_us);
+            }
+        }
+    }
 }
 
 /// What a group lends has an end that the program itself sees.
