@@ -14,8 +14,8 @@
 //! packet that has left last, at most `longest`. Where it says more, packets were dropped that it has
 //! counted, and it is set right.
 //!
-//! A rate that has an end, as what a group lends to a host, is the shaper's no more when that has come; its qdisc
-//! goes on as before. Then the account alone holds the lower rate: what comes when more than
+//! A rate that has an end, as what a group lends to a host, is the shaper's no more when that has come; its
+//! qdisc goes on as before. Then the account alone holds the lower rate: what comes when more than
 //! [`Config::most`] is [owed](Account::owed) is dropped.
 //!
 //! O(1) a packet; 16 bytes a limit. The kernel's copy is `bpf/wait.h`.

@@ -16,8 +16,8 @@ use super::gates::{Done, Gates, Lease, Place};
 /// Over which time the rates of flows are averaged: what a window of TCP does in a few round trips should not
 /// move capacity.
 const FLOW_TAU: Nanos = Nanos(700_000_000);
-/// The same of how many they are, where a gate counts them: of few periods of a tenth of a second, as these are
-/// exact.
+/// The same of how many they are, where a gate counts them: of few periods of a tenth of a second, as these
+/// are exact.
 const COUNT_TAU: Nanos = Nanos(200_000_000);
 /// A gate that holds senders back sees arrivals at its rate and no more: from this part of it demand counts
 /// as limited.

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Rates of flows: a gate that paces knows what a flow gets; one that sees acknowledgements counts those that
-//! take all they get ([`tidegate_core::census`]); a policer gives a sample ([`tidegate_core::fleet::flows`]); where neither is known a limit counts as one flow.
+//! take all they get ([`tidegate_core::census`]); a policer gives a sample ([`tidegate_core::fleet::flows`]);
+//! where none of these is known a limit counts as one flow.
 //!
 //! **Hearing nobody.** A host of `share` falls to its fixed part by itself when its lease ends. One of the
 //! others keeps `1/N` of the limit free for each of the `N` hosts that it does not hear, as Cloud Control has
