@@ -241,7 +241,7 @@ static __always_inline int on_data(const struct ac_limit *l, struct ac_state *s,
 		flow->mss = gso_size;
 	/* HTB lets a packet go as a whole when those before it are paid. */
 	if (l->scheme == AC_SPRING && !flow->rtt.sent_ns)
-		sp_rtt_data(&flow->rtt, end, now, waiting(l, s, now).ns, l->wait.rate);
+		sp_rtt_data(&flow->rtt, end, now, waiting(l, s, now).ns, l->wait.cost);
 	return 0;
 }
 
@@ -346,7 +346,7 @@ static __always_inline __u16 spring(const struct ac_limit *l, struct ac_state *s
 	__u64 smooth = s->backlog_ns;
 
 	s->backlog_ns = smooth - (smooth >> BACKLOG_SHIFT) + (ahead.ns >> BACKLOG_SHIFT);
-	sp_rtt_ack(&flow->rtt, packet->ack, now, l->wait.rate);
+	sp_rtt_ack(&flow->rtt, packet->ack, now, l->wait.cost);
 	if (flow->rtt.least_ns > s->longest_ns)
 		s->longest_ns = flow->rtt.least_ns;
 	/* With its handshake a flow takes its place. */

@@ -44,7 +44,7 @@ struct ac_state {
 	/* Every byte that came to the queue. */
 	__u64 in_bytes;
 	struct wt_account account;
-	__u64 unused[5];
+	__u64 unused[4];
 	/* spring: smoothed, in time at the limit's rate. */
 	__u64 backlog_ns;
 	__u64 share;

@@ -58,9 +58,11 @@ struct sp_rtt {
 	__u64 least_ns;
 	__u64 recent_ns;
 	__u64 since_ns;
-	/* The end of that segment, and the limit's rate when it came, in 16 bytes a second. */
+	/* What a byte cost then. */
+	__u64 cost;
+	/* The end of that segment. */
 	__u32 probe;
-	__u32 rate;
+	__u32 pad;
 };
 
 /* What is known of the windows of a flow. */
@@ -169,28 +171,28 @@ sp_window(const struct sp_conf *conf, __u64 share, __u64 rtt_ns, __u16 mss, __u1
 	return fs_min(fs_max(segments, SP_LEAST_SEGMENTS) * segment, SP_MAX_BYTES);
 }
 
-/* Data that ends at `end` comes, and will wait for `wait_ns` at this rate. */
+/* Data that ends at `end` comes, and will wait for `wait_ns` where a byte has this cost. */
 static inline __attribute__((always_inline)) void
-sp_rtt_data(struct sp_rtt *rtt, __u32 end, __u64 now_ns, __u64 wait_ns, __u32 rate)
+sp_rtt_data(struct sp_rtt *rtt, __u32 end, __u64 now_ns, __u64 wait_ns, __u64 cost)
 {
 	if (rtt->sent_ns)
 		return;
 	rtt->probe = end;
-	rtt->rate = rate;
+	rtt->cost = cost;
 	rtt->wait_ns = wait_ns;
 	rtt->sent_ns = now_ns;
 }
 
 /* Everything before `ack` has arrived; 1 if there is a sample. */
 static inline __attribute__((always_inline)) int sp_rtt_ack(struct sp_rtt *rtt, __u32 ack,
-							    __u64 now_ns, __u32 rate)
+							    __u64 now_ns, __u64 cost)
 {
-	__u64 sent = rtt->sent_ns, took, since, most = fs_max(rate, rtt->rate);
+	__u64 sent = rtt->sent_ns, took, since, most = fs_max(cost, rtt->cost);
 
 	if (!sent || (__s32)(ack - rtt->probe) < 0)
 		return 0;
 	/* At another rate it has waited for another time. */
-	if (rtt->wait_ns && SP_RATE_PART * (most - fs_min(rate, rtt->rate)) > most) {
+	if (rtt->wait_ns && most - fs_min(cost, rtt->cost) > most / SP_RATE_PART) {
 		rtt->sent_ns = 0;
 		return 0;
 	}

@@ -19,9 +19,6 @@ struct wt_conf {
 	__u64 burst_ns;
 	/* The time of the longest packet. */
 	__u64 longest_ns;
-	/* In 16 bytes a second. */
-	__u32 rate;
-	__u32 pad;
 };
 
 struct wt_account {
@@ -29,8 +26,9 @@ struct wt_account {
 	__u64 finish_ns;
 	/* The part of a nanosecond that is still to be charged. */
 	__u32 carry;
-	/* At which it is paid, as in wt_conf. */
-	__u32 rate;
+	__u32 pad;
+	/* What a byte costs of what is owed; 0: nothing is known. */
+	__u64 cost;
 };
 
 /* What was let go and is still to be paid. */
@@ -46,15 +44,16 @@ static inline __attribute__((always_inline)) __u64 wt_owed(const struct wt_accou
 static inline __attribute__((always_inline)) void wt_turn(const struct wt_conf *conf,
 							  struct wt_account *account, __u64 now_ns)
 {
-	__u32 was = *(volatile __u32 *)&account->rate;
-	__u64 owed;
+	__u64 was = *(volatile __u64 *)&account->cost, owed;
 
-	if (was == conf->rate ||
-	    __sync_val_compare_and_swap(&account->rate, was, conf->rate) != was)
+	/* One CPU does it. */
+	if (was == conf->cost ||
+	    __sync_val_compare_and_swap(&account->cost, was, conf->cost) != was || !was)
 		return;
 	owed = fs_min(wt_owed(account, now_ns), WT_MAX_NS);
 	if (owed)
-		account->finish_ns = now_ns + fs_min(owed * was / fs_max(conf->rate, 1), WT_MAX_NS);
+		account->finish_ns =
+		    now_ns + fs_min(vq_scaled_ns(owed, was, conf->cost), WT_MAX_NS);
 }
 
 /* A packet comes. */

@@ -199,15 +199,15 @@ pub struct RoundTrip {
     pub recent: Nanos,
     /// When this window began.
     pub since: Nanos,
-    /// The limit's rate when that segment came, in [`wait::RATE_UNIT`](crate::wait::RATE_UNIT).
-    pub rate: u32,
+    /// What a byte cost when that segment came, in 2^-24 ns.
+    pub cost: u64,
 }
 
 impl RoundTrip {
-    /// Data that ends at `end` comes at `now`, and will wait for `wait` at this rate.
-    pub fn on_data(&mut self, end: u32, now: Nanos, wait: Nanos, rate: u32) {
+    /// Data that ends at `end` comes at `now`, and will wait for `wait` where a byte has this cost.
+    pub fn on_data(&mut self, end: u32, now: Nanos, wait: Nanos, cost: u64) {
         if self.sent.0 == 0 {
-            (self.probe, self.sent, self.wait, self.rate) = (end, now, wait, rate);
+            (self.probe, self.sent, self.wait, self.cost) = (end, now, wait, cost);
         }
     }
 
@@ -216,14 +216,13 @@ impl RoundTrip {
         self.sent = Nanos(0);
     }
 
-    /// Everything before `ack` has arrived, at this rate of the limit. True if there is a sample: what has
-    /// waited while the rate changed by more than 1 / [`RATE_PART`] is none, as nobody knows for how long.
-    pub fn on_ack(&mut self, ack: u32, now: Nanos, rate: u32) -> bool {
+    /// Everything before `ack` has arrived, and a byte has this cost. True if there is a sample: what has
+    /// waited while that changed by more than 1 / [`RATE_PART`] is none, as nobody knows for how long.
+    pub fn on_ack(&mut self, ack: u32, now: Nanos, cost: u64) -> bool {
         if self.sent.0 == 0 || (ack.wrapping_sub(self.probe) as i32) < 0 {
             return false;
         }
-        let most = u64::from(rate.max(self.rate));
-        if self.wait.0 > 0 && RATE_PART * u64::from(rate.abs_diff(self.rate)) > most {
+        if self.wait.0 > 0 && cost.abs_diff(self.cost) > cost.max(self.cost) / RATE_PART {
             self.sent = Nanos(0);
             return false;
         }

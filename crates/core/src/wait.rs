@@ -22,15 +22,13 @@
 
 use crate::{
     units::{Nanos, Rate},
-    virtual_queue::{COST_SHIFT, MAX_PACKET_BYTES, cost_of_byte},
+    virtual_queue::{COST_SHIFT, MAX_PACKET_BYTES, cost_of_byte, scaled},
 };
 
 /// The longest packet that a stack builds unless told otherwise, with the headers of its segments.
 pub const LONGEST_BYTES: u64 = 65_536 + 45 * 66;
 /// Four full frames.
 const FIRST_BYTES: u64 = 4 * 1514;
-/// In which rates are compared, in bytes a second.
-pub const RATE_UNIT: u64 = 16;
 /// No wait is longer.
 pub const MAX_WAIT: Nanos = Nanos(1_000_000_000);
 
@@ -43,8 +41,6 @@ pub struct Config {
     pub burst: Nanos,
     /// The time of the longest packet.
     pub longest: Nanos,
-    /// In [`RATE_UNIT`].
-    pub rate: u32,
 }
 
 impl Config {
@@ -53,7 +49,7 @@ impl Config {
     pub fn new(rate: Rate, burst: Nanos) -> Self {
         let cost = cost_of_byte(rate);
         let longest = Nanos(((u128::from(LONGEST_BYTES) * u128::from(cost)) >> COST_SHIFT) as u64);
-        Config { cost, burst, longest: longest.min(MAX_WAIT), rate: rate_units(rate.bit_s() / 8) }
+        Config { cost, burst, longest: longest.min(MAX_WAIT) }
     }
 
     /// What may be owed where nothing but the account holds the rate: what is saved up, or a connection's
@@ -72,14 +68,8 @@ pub struct Account {
     pub finish: Nanos,
     /// The part of a nanosecond that is still to be charged, in 2^-24 ns.
     pub carry: u32,
-    /// At which it is paid, as in [`Config`].
-    pub rate: u32,
-}
-
-/// A rate of so many bytes a second in [`RATE_UNIT`].
-#[must_use]
-pub fn rate_units(byte_s: u64) -> u32 {
-    u32::try_from(byte_s / RATE_UNIT).unwrap_or(u32::MAX)
+    /// What a byte costs of what is owed; 0: nothing is known.
+    pub cost: u64,
 }
 
 impl Account {
@@ -95,11 +85,10 @@ impl Account {
 
     /// What is owed is bytes: at another rate that is another time.
     fn turn(&mut self, config: &Config, now: Nanos) {
-        let was = core::mem::replace(&mut self.rate, config.rate);
-        let owed = self.owed(now).min(MAX_WAIT).0;
-        if was != config.rate && owed > 0 {
-            let owed = owed * u64::from(was) / u64::from(config.rate.max(1));
-            self.finish = Nanos(now.0 + owed.min(MAX_WAIT.0));
+        let was = core::mem::replace(&mut self.cost, config.cost);
+        let owed = self.owed(now).min(MAX_WAIT);
+        if was != config.cost && was > 0 && owed.0 > 0 {
+            self.finish = Nanos(now.0 + scaled(owed, was, config.cost).min(MAX_WAIT).0);
         }
     }
 
@@ -161,8 +150,9 @@ mod tests {
         account.finish = now;
         account.charge(&slow, now, 62_500);
         assert_eq!(account.look(&slow, now, Nanos(0)), Nanos(5_000_000));
-        assert_eq!(account.look(&fast, now, Nanos(0)), Nanos(500_000));
-        assert_eq!(account.look(&slow, now, Nanos(0)), Nanos(5_000_000));
+        // To 2^-16 of the ratio.
+        assert!(account.look(&fast, now, Nanos(0)).0.abs_diff(500_000) < 100);
+        assert!(account.look(&slow, now, Nanos(0)).0.abs_diff(5_000_000) < 2_000);
     }
 
     #[test]

@@ -31,14 +31,14 @@ __u32 native_sp_window(const struct sp_conf *conf, __u64 share, __u64 rtt_ns, __
 	return sp_window(conf, share, rtt_ns, mss, sp_phase(hash, epoch));
 }
 
-void native_sp_rtt_data(struct sp_rtt *rtt, __u32 end, __u64 now_ns, __u64 wait_ns, __u32 rate)
+void native_sp_rtt_data(struct sp_rtt *rtt, __u32 end, __u64 now_ns, __u64 wait_ns, __u64 cost)
 {
-	sp_rtt_data(rtt, end, now_ns, wait_ns, rate);
+	sp_rtt_data(rtt, end, now_ns, wait_ns, cost);
 }
 
-int native_sp_rtt_ack(struct sp_rtt *rtt, __u32 ack, __u64 now_ns, __u32 rate)
+int native_sp_rtt_ack(struct sp_rtt *rtt, __u32 ack, __u64 now_ns, __u64 cost)
 {
-	return sp_rtt_ack(rtt, ack, now_ns, rate);
+	return sp_rtt_ack(rtt, ack, now_ns, cost);
 }
 
 __u16 native_sp_say(struct sp_edge *edge, const struct sp_ack *ack, __u32 window)

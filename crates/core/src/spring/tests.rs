@@ -93,9 +93,9 @@ fn the_queue_is_not_part_of_the_path() {
     }
     assert_eq!(rtt.least, Nanos(5_000_000));
     // What waited at another rate says nothing; a little other is the same, and what did not wait counts.
-    for (wait, rate, counts) in [(1_000, 1200, false), (1_000, 1100, true), (0, 9, true)] {
+    for (wait, cost, counts) in [(1_000, 1200, false), (1_000, 1100, true), (0, 9, true)] {
         rtt.on_data(500, Nanos(10 * NANOS_PER_SEC), Nanos(wait), 1000);
-        assert_eq!(rtt.on_ack(500, Nanos(10 * NANOS_PER_SEC + 100_000), rate), counts, "{rate}");
+        assert_eq!(rtt.on_ack(500, Nanos(10 * NANOS_PER_SEC + 100_000), cost), counts, "{cost}");
     }
 }
 

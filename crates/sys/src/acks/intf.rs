@@ -64,16 +64,11 @@ pub struct WaitConf {
     pub burst_ns: u64,
     /// The time of the longest packet.
     pub longest_ns: u64,
-    /// In 16 bytes a second.
-    pub rate: u32,
-    /// Zero.
-    pub pad: u32,
 }
 
 impl From<wait::Config> for WaitConf {
     fn from(config: wait::Config) -> Self {
-        let wait::Config { cost, burst, longest, rate } = config;
-        WaitConf { cost, burst_ns: burst.0, longest_ns: longest.0, rate, pad: 0 }
+        WaitConf { cost: config.cost, burst_ns: config.burst.0, longest_ns: config.longest.0 }
     }
 }
 
@@ -85,8 +80,10 @@ pub struct Account {
     pub finish_ns: u64,
     /// The part of a nanosecond that is still to be charged.
     pub carry: u32,
-    /// At which it is paid, as in [`WaitConf`].
-    pub rate: u32,
+    /// Zero.
+    pub pad: u32,
+    /// What a byte costs of what is owed; 0: nothing is known.
+    pub cost: u64,
 }
 
 /// `struct ac_limit`.
@@ -130,7 +127,7 @@ pub struct State {
     /// What waits.
     pub account: Account,
     /// Zero.
-    pub unused: [u64; 5],
+    pub unused: [u64; 4],
     /// Smoothed, as a time at the limit's rate.
     pub backlog_ns: u64,
     /// Of each flow, of the limit in 2^-24.
@@ -265,10 +262,12 @@ pub struct RoundTrip {
     pub recent_ns: u64,
     /// When this window began.
     pub since_ns: u64,
+    /// What a byte cost then.
+    pub cost: u64,
     /// What is waited for.
     pub probe: u32,
-    /// The limit's rate then, as in [`WaitConf`].
-    pub rate: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
 /// `struct sp_edge`.

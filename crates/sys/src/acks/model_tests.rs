@@ -86,9 +86,9 @@ unsafe extern "C" {
         end: u32,
         now_ns: u64,
         wait_ns: u64,
-        rate: u32,
+        cost: u64,
     );
-    fn native_sp_rtt_ack(rtt: *mut intf::RoundTrip, ack: u32, now_ns: u64, rate: u32) -> i32;
+    fn native_sp_rtt_ack(rtt: *mut intf::RoundTrip, ack: u32, now_ns: u64, cost: u64) -> i32;
     fn native_sp_say(edge: *mut intf::Edge, ack: *const NativeAck, window: u32) -> u16;
     fn native_sp_is_beyond(edge: *const intf::Edge, end: u32, mss: u16) -> i32;
     fn native_wt_charge(
@@ -191,8 +191,8 @@ proptest! {
                 }
             }
             prop_assert_eq!(
-                (native.finish_ns, native.carry, native.rate),
-                (account.finish.0, account.carry, account.rate)
+                (native.finish_ns, native.carry, native.cost),
+                (account.finish.0, account.carry, account.cost)
             );
             // SAFETY: the pointer is to a live value of the layout that the header declares.
             let owed = unsafe { native_wt_owed(&native, now) };
@@ -259,22 +259,22 @@ proptest! {
     #[test]
     fn round_trips_are_the_models(
         steps in prop::collection::vec(
-            (any::<bool>(), any_u64(), any::<u32>(), any_u64(), prop_oneof![90u32..110, any::<u32>()]),
+            (any::<bool>(), any_u64(), any::<u32>(), any_u64(), prop_oneof![90u64..110, any::<u64>()]),
             1..200,
         ),
     ) {
         let (mut model, mut native) = (spring::RoundTrip::default(), intf::RoundTrip::default());
         let mut now = 1u64;
-        for (data, gap, number, wait, rate) in steps {
+        for (data, gap, number, wait, cost) in steps {
             now = now.wrapping_add(gap);
             // SAFETY: every pointer is to a live value of the layout that the header declares.
             unsafe {
                 if data {
-                    model.on_data(number, Nanos(now), Nanos(wait), rate);
-                    native_sp_rtt_data(&mut native, number, now, wait, rate);
+                    model.on_data(number, Nanos(now), Nanos(wait), cost);
+                    native_sp_rtt_data(&mut native, number, now, wait, cost);
                 } else {
-                    let got = native_sp_rtt_ack(&mut native, number, now, rate);
-                    prop_assert_eq!(got != 0, model.on_ack(number, Nanos(now), rate));
+                    let got = native_sp_rtt_ack(&mut native, number, now, cost);
+                    prop_assert_eq!(got != 0, model.on_ack(number, Nanos(now), cost));
                 }
             }
             prop_assert_eq!(
