@@ -174,15 +174,19 @@ fn root_group_lends_what_a_shaper_lets_through() {
             let now = boot.tv_sec as u64 * 1_000_000_000 + boot.tv_nsec as u64;
             Some(Lease { until: Nanos(now + ms * 1_000_000), then: rate("80kbit") })
         };
+        let measure = || {
+            let limit = routed.limit(&place);
+            routed.bed.sender.run(|| limit.maps().measure(Egress).unwrap()).unwrap()
+        };
         let passed = || {
-            let received = routed.received();
+            let before = measure();
             routed.send((0..PACKETS).map(|_| SINK_PORT));
             let last = || {
-                let before = routed.received();
-                std::thread::sleep(Duration::from_millis(50));
-                (routed.received() == before).then_some(before)
+                let now = measure();
+                let is_last = now.arrived.packets - before.arrived.packets >= PACKETS;
+                is_last.then_some(now.passed.packets - before.passed.packets)
             };
-            wait_for("the last packet", last) - received
+            wait_for("the last packet to go on or be dropped", last)
         };
         for (what, ms, all) in [
             ("lent for an hour", Some(3_600_000), true),
