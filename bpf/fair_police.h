@@ -8,16 +8,25 @@
  * they hold together what the bucket lacks. A flow is written by compare-and-swap. One CPU finds
  * the level of a turn; who reads it meanwhile has it off by less than a turn's rise, which the next
  * turn mends.
+ *
+ * A phantom queue is bytes, kept as a time; at another rate the next turn makes it another time.
+ * The bucket, which alone says how much passes, is turned over at once (meter.h).
+ *
+ * The packet that comes first after the end of a turn looks at all FP_CELLS cells. That is one
+ * packet in FP_TURN_MIN_NS at the most, whatever the packets do, and not one in so many packets.
  */
 #ifndef TG_FAIR_POLICE_H
 #define TG_FAIR_POLICE_H
 
 #include "police.h"
+#include "vqueue.h"
 
 /* The set is in the upper bits of the hash. */
 #define FP_SETS	     128
 #define FP_SET_SHIFT 57
 #define FP_WAYS	     4
+/* What a turn looks at, and the cell of the others. */
+#define FP_CELLS (FP_SETS * FP_WAYS)
 /* The phantom queues may be so many times (a shift) as long as what the bucket has left. */
 #define FP_ROOM_SHIFT 3
 /* So often, in the time that the bucket takes to fill (a shift), the level is found anew. */
@@ -41,6 +50,9 @@ struct fp_sum {
 	__u64 ahead_ns;
 	__u64 busy;
 	__u64 longest_ns;
+	/* What a byte costs of the times there, and of those that they shall be. */
+	__u64 from;
+	__u64 to;
 };
 
 struct fp_table {
@@ -48,7 +60,8 @@ struct fp_table {
 	__u64 level_ns;
 	__u64 turned_ns;
 	__u64 busy;
-	__u64 pad;
+	/* What a byte costs of all times here; 0: there are none. */
+	__u64 cost;
 	/* Of the CPU whose turn it is. */
 	struct fp_sum sum;
 	/* Of all that have no cell. */
@@ -109,16 +122,25 @@ static inline __attribute__((always_inline)) int fp_begin_turn(const struct pl_b
 	table->sum.ahead_ns = 0;
 	table->sum.busy = 0;
 	table->sum.longest_ns = 0;
+	table->sum.from = table->cost;
+	table->sum.to = bucket->cost;
 	return 1;
 }
 
 static inline __attribute__((always_inline)) void fp_add(struct fp_sum *sum,
-							 const struct fp_phantom *phantom)
+							 struct fp_phantom *phantom)
 {
-	__u64 ahead = fp_less(*(volatile __u64 *)&phantom->finish_ns, sum->level_ns);
+	__u64 ahead = fp_less(*(volatile __u64 *)&phantom->finish_ns, sum->level_ns), scaled;
 
 	if (!ahead)
 		return;
+	if (sum->from != sum->to) {
+		scaled = vq_scaled_ns(ahead, sum->from, sum->to);
+		__sync_fetch_and_add(&phantom->finish_ns, scaled - ahead);
+		ahead = scaled;
+		if (!ahead)
+			return;
+	}
 	sum->ahead_ns += ahead;
 	sum->busy++;
 	if (ahead > sum->longest_ns)
@@ -144,6 +166,7 @@ static inline __attribute__((always_inline)) void fp_end_turn(struct fp_table *t
 	}
 	table->level_ns = level;
 	table->busy = busy;
+	table->cost = sum->to;
 }
 
 /* The cell of a flow, which may have been another's: a phantom queue that is empty says nothing. */

@@ -41,7 +41,7 @@
 use crate::{
     token_bucket::BucketConfig,
     units::{Nanos, Rate},
-    virtual_queue::{COST_SHIFT, cost_of_byte},
+    virtual_queue::{COST_SHIFT, cost_of_byte, scaled},
 };
 
 /// Sets of cells; a power of two.
@@ -113,6 +113,8 @@ pub struct FairPolice {
     level: u64,
     turned: u64,
     busy: u32,
+    /// The cost of a byte that the times here are kept at; 0: there are none.
+    cost: u64,
     others: Phantom,
     sets: [[Phantom; WAYS]; SETS],
 }
@@ -123,7 +125,12 @@ impl FairPolice {
     pub fn new(config: FairConfig) -> FairPolice {
         let none = Phantom { flow: 0, finish: 0 };
         let sets = [[none; WAYS]; SETS];
-        FairPolice { config, level: 0, turned: 0, busy: 1, others: none, sets }
+        FairPolice { config, level: 0, turned: 0, busy: 1, cost: 0, others: none, sets }
+    }
+
+    /// The bucket is another from now on. Phantom queues stay as many bytes, from the next turn on.
+    pub fn set_config(&mut self, config: FairConfig) {
+        self.config = config;
     }
 
     /// Flows that were busy at the last turn, at least one.
@@ -187,8 +194,14 @@ impl FairPolice {
     fn turn(&mut self, now: u64, deficit: u64) {
         let level = self.level_at(now);
         let (mut sum, mut busy, mut longest) = (0u64, 0u32, 0u64);
-        for cell in self.sets.iter().flatten().chain([&self.others]) {
-            let ahead = cell.finish.saturating_sub(level);
+        let (from, to) = (self.cost, self.config.cost);
+        self.cost = to;
+        for cell in self.sets.iter_mut().flatten().chain([&mut self.others]) {
+            let mut ahead = cell.finish.saturating_sub(level);
+            if ahead > 0 && from != to {
+                ahead = scaled(Nanos(ahead), from, to).0;
+                cell.finish = level + ahead;
+            }
             sum += ahead;
             busy += u32::from(ahead > 0);
             longest = longest.max(ahead);
