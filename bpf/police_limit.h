@@ -25,13 +25,9 @@ struct {
 	__type(value, struct fp_table);
 } flows_of_police SEC(".maps");
 
-static long add_phantom(__u32 i, void *ctx)
+static long look_at_cell(__u32 i, void *ctx)
 {
-	struct fp_table *table = *(struct fp_table **)ctx;
-
-	if (i >= FP_CELLS)
-		return 1;
-	fp_add(&table->sum, &table->set[i / FP_WAYS][i % FP_WAYS]);
+	fp_look(*(struct fp_table **)ctx, i);
 	return 0;
 }
 
@@ -52,7 +48,7 @@ __noinline int fair(__u32 direction, __u64 now, __u32 bytes, __u64 flow)
 	struct tg_limit *l;
 	__u64 deficit, turn;
 	__u64 *full_ns;
-	__u32 index = direction;
+	__u32 index = direction, cells;
 
 	/* The verifier of Linux 6.1 forgets a comparison; the compiler would leave this out. */
 	barrier_var(index);
@@ -70,10 +66,10 @@ __noinline int fair(__u32 direction, __u64 now, __u32 bytes, __u64 flow)
 	packet.wire_bytes = metered_bytes(bytes);
 	packet.may_owe = PL_OWE_ALL;
 	deficit = fp_less(*(volatile __u64 *)full_ns, now);
-	if (fp_begin_turn(bucket, table, now)) {
-		bpf_loop(FP_CELLS, add_phantom, &table, 0);
-		fp_add(&table->sum, &table->others);
-		fp_end_turn(table, deficit);
+	cells = fp_begin_steps(bucket, table, now, deficit);
+	if (cells) {
+		bpf_loop(cells, look_at_cell, &table, 0);
+		fp_end_steps(bucket, table, now, deficit, cells);
 	}
 	if (!fp_fits(bucket, table, now, deficit, flow, packet.wire_bytes, &fit) ||
 	    !pl_take(bucket, full_ns, now, &packet, &c->carry) || !pl_counts(meter, turn))
