@@ -43,7 +43,7 @@ test: ## Run all tests, the privileged ones as root
 	@scripts/test.sh
 
 test-fresh: ## Run `make demo` and `make test` in a fresh root file system, as a newcomer would
-	@scripts/fresh.sh run "make demo" "make test"
+	@scripts/fresh.sh run --user "make demo" "make install" "tidegate --version" "make test"
 
 test-vm: ## Run the privileged tests on Debian's kernels 6.1 and 6.12, in virtual machines
 	@scripts/deps.sh build lab

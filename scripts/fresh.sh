@@ -2,12 +2,14 @@
 # Runs commands in a clone of this repository, in a fresh root file system: what a newcomer has, and nothing
 # that an earlier run has installed, mounted or built.
 #
-#   scripts/fresh.sh possible     end with 0 if a fresh root can be made here; otherwise say why not
-#   scripts/fresh.sh run CMD...   run each CMD with `bash -c` in the clone, until one fails
+#   scripts/fresh.sh possible             end with 0 if a fresh root can be made here; otherwise say why not
+#   scripts/fresh.sh run [--user] CMD...  run each CMD with `bash -c` in the clone, until one fails: as root, or
+#                                         with --user as an ordinary user who may use sudo
 #
-# The root holds the distribution's smallest system, with what README asks for: git, make and certificates.
-# The Rust toolchain and cargo's download cache are mounted into it. Settings of package registries come from
-# this machine. Mounts and processes are private, and end with the script. Nothing is mounted at /sys/fs/bpf.
+# The root holds the distribution's smallest system, with what README asks for (git, make, certificates) and
+# sudo. The Rust toolchain is mounted into it, cargo's downloads are copied, and settings of package registries
+# come from this machine. Mounts and processes are private, and end with the script. Nothing is mounted at
+# /sys/fs/bpf.
 #
 # The clone holds what is committed. Its logs are copied to target/fresh. After a failure the root stays in
 # target/fresh/root until the next run.
@@ -22,7 +24,8 @@ root=$work/root
 clone=/home/tidegate
 # A root that is older than this is made anew: it misses too many of the distribution's updates.
 base_days=7
-packages=git,make,ca-certificates
+packages=git,make,ca-certificates,sudo
+user=newcomer
 # Settings of registries and proxies that a command inside needs as well.
 settings='^(https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY|CARGO_(NET|HTTP|REGISTRIES|REGISTRY)_.*|PIP_(INDEX_URL|EXTRA_INDEX_URL|DEFAULT_TIMEOUT)|CI|TERM|TIDEGATE_.*)$'
 
@@ -67,9 +70,10 @@ make_base() {
 	fi
 }
 
-# As root: mounts and enters the root, and runs the commands there as the first process.
+# As root: mounts and enters the root, and runs the commands there, as the user named first.
 inside() {
-	local name value paths=() variables=()
+	local who=$1 home name value variables=()
+	shift
 	mount --make-rprivate /
 	mount --bind "$root" "$root"
 	mount -t proc proc "$root/proc"
@@ -77,17 +81,18 @@ inside() {
 	mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
 	mount --rbind /dev "$root/dev"
 	mount -t tmpfs -o mode=755 tmpfs "$root/run"
-	mkdir -p "$root/opt/rust" "$root/root/.cargo/registry"
+	mkdir -p "$root/opt/rust"
 	mount --bind -o ro "$FRESH_SYSROOT" "$root/opt/rust"
-	mkdir -p "$FRESH_CARGO_HOME/registry"
-	mount --bind "$FRESH_CARGO_HOME/registry" "$root/root/.cargo/registry"
-	# Cargo's locks, so that a cargo outside and one inside wait for each other.
-	for name in .package-cache .package-cache-mutate; do
-		touch "$FRESH_CARGO_HOME/$name" "$root/root/.cargo/$name"
-		mount --bind "$FRESH_CARGO_HOME/$name" "$root/root/.cargo/$name"
+
+	home=/root
+	[ "$who" = root ] || home=/home/$who
+	mkdir -p "$root$home/.cargo/registry" "$FRESH_CARGO_HOME/registry"
+	for name in cache index; do
+		[ ! -e "$FRESH_CARGO_HOME/registry/$name" ] || flock "$FRESH_CARGO_HOME/.package-cache" \
+			cp -a "$FRESH_CARGO_HOME/registry/$name" "$root$home/.cargo/registry/"
 	done
-	for name in "$FRESH_CARGO_HOME"/config "$FRESH_CARGO_HOME"/config.toml "$FRESH_CARGO_HOME"/credentials.toml; do
-		[ ! -e "$name" ] || cp "$name" "$root/root/.cargo/"
+	for name in config config.toml credentials.toml; do
+		[ ! -e "$FRESH_CARGO_HOME/$name" ] || cp "$FRESH_CARGO_HOME/$name" "$root$home/.cargo/"
 	done
 	for name in /etc/resolv.conf /etc/hosts /etc/pip.conf; do
 		[ ! -e "$name" ] || cp --dereference "$name" "$root$name"
@@ -103,7 +108,14 @@ inside() {
 	while IFS='=' read -r -d '' name value; do
 		[[ ! $name =~ $settings || $name = CARGO_HTTP_CAINFO ]] || variables+=("$name=$value")
 	done </proc/self/environ
-	paths=(/opt/rust/bin /root/.cargo/bin /usr/local/sbin /usr/local/bin /usr/sbin /usr/bin /sbin /bin)
+	variables+=("HOME=$home" "USER=$who" LANG=C.UTF-8 "PATH=/opt/rust/bin:$home/.cargo/bin:/usr/local/bin:/usr/bin:/bin")
+	if [ "$who" = root ]; then
+		variables+=("PATH=/opt/rust/bin:$home/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+	else
+		chroot "$root" useradd --no-create-home --home-dir "$home" --shell /bin/bash "$who"
+		echo "$who ALL=(ALL) NOPASSWD: ALL" >"$root/etc/sudoers.d/$who"
+		chroot "$root" chown -R "$who:" "$home" "$clone"
+	fi
 
 	cd "$root"
 	mkdir -p .outside
@@ -112,12 +124,11 @@ inside() {
 	rmdir /.outside
 	cd "$clone"
 	for name in "$@"; do
-		env -i HOME=/root LANG=C.UTF-8 "PATH=$(IFS=:; echo "${paths[*]}")" "${variables[@]}" \
-			bash -c "$name" </dev/null
+		setpriv --reuid "$who" --regid "$who" --init-groups env -i "${variables[@]}" bash -c "$name" </dev/null
 	done
 }
 
-# As root: builds the root, runs the commands, keeps the logs.
+# As root: builds the root, runs the commands as the user named first, keeps the logs.
 run_as_root() {
 	local base code=0
 	mkdir -p "$work"
@@ -140,7 +151,11 @@ run_as_root() {
 }
 
 run() {
-	local why name value variables=()
+	local why name value variables=() who=root
+	if [ "${1:-}" = --user ]; then
+		who=$user
+		shift
+	fi
 	why=$(obstacle)
 	if [ -n "$why" ]; then
 		echo "SKIP test-fresh: $why" >&2
@@ -158,7 +173,7 @@ run() {
 	# sudo passes no environment on.
 	scripts/as-root.sh env "${variables[@]}" "FRESH_SYSROOT=$(rustc --print sysroot)" \
 		"FRESH_CARGO_HOME=${CARGO_HOME:-$HOME/.cargo}" "SSL_CERT_FILE=${SSL_CERT_FILE:-}" \
-		"$self" run_as_root "$@"
+		"$self" run_as_root "$who" "$@"
 }
 
 case "${1:-}" in
