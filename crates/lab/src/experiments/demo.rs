@@ -52,7 +52,7 @@ const FILE_BYTES: u64 = LIMIT_BIT_S / 8 * DURATION.as_secs();
 /// TCP's start is over; the probe begins.
 const SETTLED: Duration = Duration::from_millis(500);
 const PROBED: Duration = Duration::from_secs(3);
-const START: Duration = Duration::from_secs(10);
+const START: Duration = Duration::from_secs(60);
 const FETCH: Duration = Duration::from_secs(60);
 const TENTH: Duration = Duration::from_millis(100);
 
