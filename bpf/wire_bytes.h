@@ -38,11 +38,16 @@ static __always_inline __u32 tg_route_mtu(__be16 type, unsigned long dst)
 {
 	unsigned long metrics = TG_READ(dst, struct dst_entry, _metrics) & ~TG_METRICS_FLAGS;
 	const struct rtable *route = (const void *)dst;
-	__u32 mtu;
+	__u32 mtu = 0;
 
 	/* For IPv6 what was learned is a route of its own. */
 	if (type == bpf_htons(ETH_P_IP)) {
-		mtu = BPF_CORE_READ_BITFIELD_PROBED(route, rt_pmtu);
+		if (bpf_rdonly_cast) {
+			route = bpf_core_cast(route, struct rtable);
+			mtu = BPF_CORE_READ_BITFIELD(route, rt_pmtu);
+		} else {
+			mtu = BPF_CORE_READ_BITFIELD_PROBED(route, rt_pmtu);
+		}
 		if (mtu && (long)(bpf_jiffies64() - TG_READ(dst, struct dst_entry, expires)) < 0)
 			return mtu;
 	}
@@ -86,24 +91,21 @@ static __always_inline __u32 tg_longest_fragment(struct __sk_buff *skb)
 }
 
 /*
- * The same of a packet that starts at its IP header and that the stack cuts into fragments, or has
- * put together. A function of its own: see tg_parse.
+ * Bytes on the wire of a packet that is cut into fragments of at most `mtu`, or has come in such. A
+ * function of its own: see tg_parse.
  */
-__noinline __u32 tg_fragments(struct __sk_buff *skb, __u32 direction)
+__noinline __u32 tg_fragments(struct __sk_buff *skb, __u32 mtu)
 {
-	__u32 bytes = skb->len, header = sizeof(struct ipv6hdr), extra = TG_FRAGMENT_HEADER_BYTES;
-	__u32 mtu = direction == TG_EGRESS ? tg_path_mtu(skb) : tg_longest_fragment(skb);
+	__u32 header = sizeof(struct ipv6hdr), extra = TG_FRAGMENT_HEADER_BYTES;
 	__u8 first;
 
-	if (!mtu)
-		return bytes + TG_LINK_HEADER_BYTES;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		if (tg_load(skb, 0, &first, sizeof(first)))
-			return bytes + TG_LINK_HEADER_BYTES;
+			return skb->len + TG_LINK_HEADER_BYTES;
 		header = (first & 0xf) * 4;
 		extra = 0;
 	}
-	return tg_fragmented_bytes(bytes, mtu, header, extra, TG_LINK_HEADER_BYTES);
+	return tg_fragmented_bytes(skb->len, mtu, header, extra, TG_LINK_HEADER_BYTES);
 }
 
 /*
@@ -112,11 +114,12 @@ __noinline __u32 tg_fragments(struct __sk_buff *skb, __u32 direction)
  */
 static __always_inline __u32 tg_wire_bytes(struct __sk_buff *skb, __u32 direction)
 {
-	__u32 bytes = skb->len;
+	__u32 bytes = skb->len, mtu;
 
 	if (skb->gso_size || bytes <= TG_MIN_MTU)
 		return tg_frame_bytes(skb, bytes + TG_LINK_HEADER_BYTES);
-	return tg_fragments(skb, direction);
+	mtu = direction == TG_EGRESS ? tg_path_mtu(skb) : tg_longest_fragment(skb);
+	return mtu && mtu < bytes ? tg_fragments(skb, mtu) : bytes + TG_LINK_HEADER_BYTES;
 }
 
 #endif

@@ -32,8 +32,8 @@
 //! empty says nothing, so its cell is anyone's. Flows that find all cells of their set busy share one, the
 //! others', as one flow. Memory is fixed, and a packet looks at four cells.
 //!
-//! Once in each [`FairConfig::turn`] all cells are looked at, in eight steps over that time, each by the packet
-//! that comes when it is due. After a turn without a packet one packet takes them all.
+//! Once in each [`FairConfig::turn`] all cells are looked at, in eight steps over that time, each by the
+//! packet that comes when it is due. After a turn without a packet one packet takes them all.
 //!
 //! The eBPF side is `bpf/fair_police.h`; a property test holds the two together, bit by bit.
 //!

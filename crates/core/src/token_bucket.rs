@@ -90,7 +90,7 @@ impl BucketConfig {
 #[must_use]
 pub fn earned(bit_s: u64, time: Nanos) -> Bytes {
     let (seconds, rest) = (time.0 / NANOS_PER_SEC, time.0 % NANOS_PER_SEC);
-    let whole = seconds * (bit_s >> 3) + (seconds * (bit_s & 7) >> 3);
+    let whole = seconds * (bit_s >> 3) + ((seconds * (bit_s & 7)) >> 3);
     Bytes(whole + rest * (bit_s >> 3) / NANOS_PER_SEC)
 }
 

@@ -1,5 +1,5 @@
-//! A packet that the stack cuts into fragments is charged for all of them: on the way out before it is cut, on
-//! the way in after it was put together. What is charged is compared with what the devices counted.
+//! A packet that the stack cuts into fragments is charged for all of them: on the way out before it is cut,
+//! on the way in after it was put together. What is charged is compared with what the devices counted.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 

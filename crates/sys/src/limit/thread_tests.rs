@@ -1,5 +1,5 @@
-//! The headers that take no lock, with several threads at work on one state. The time is an argument that they
-//! move on together, so nothing depends on how fast they are, or on who is interrupted where.
+//! The headers that take no lock, with several threads at work on one state. The time is an argument that
+//! they move on together, so nothing depends on how fast they are, or on who is interrupted where.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::SeqCst},
@@ -76,7 +76,7 @@ fn threads_pass_no_more_than_a_virtual_queue_has_room_for() {
     let [finish, skipped, end] = [finish, skipped, now].map(AtomicU64::into_inner);
     let [passed, charged, refused] = [passed, charged, refused].map(AtomicU64::into_inner);
     assert!(refused > 0 && passed > 0);
-    // What was charged is how far the finish time moved less the idle time that it skipped: epochs go by that.
+    // What was charged is how far the finish time moved less the idle time that it skipped.
     assert_eq!(charged, finish - START_NS - skipped);
     let time_ns = end - START_NS + conf.burst_ns + conf.drop_ns;
     let most = rate.bytes_in(tidegate_core::Nanos(time_ns)).0 + (1 + THREADS) * PACKET_BYTES;
