@@ -153,13 +153,13 @@ fn threads_owe_what_they_were_charged() {
             scope.spawn(move || {
                 let account = shared.0.get();
                 for i in 0..PACKETS {
-                    if thread == 0 && i % 5_000 == 0 {
+                    if thread == 0 && i.is_multiple_of(5_000) {
                         in_force.store((i / 5_000) as usize % 2, order);
                     }
                     let conf = &confs[in_force.load(order)];
                     // SAFETY: the account lives as long as `shared`.
                     unsafe {
-                        if thread == 0 && i % 4 == 0 {
+                        if thread == 0 && i.is_multiple_of(4) {
                             native_wt_look(conf, account, NOW_NS, u64::MAX);
                         }
                         native_wt_charge(conf, account, NOW_NS, BYTES);

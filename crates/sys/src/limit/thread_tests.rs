@@ -41,10 +41,10 @@ fn threads_pass_no_more_than_a_virtual_queue_has_room_for() {
             let (passed, charged, refused) = (&passed, &charged, &refused);
             scope.spawn(move || {
                 for i in 0..PACKETS {
-                    let idle = (i * THREADS + thread) % 4_096 == 0;
+                    let idle = (i * THREADS + thread).is_multiple_of(4_096);
                     let now_ns = now.fetch_add(if idle { 20_000_000 } else { 1_009 }, SeqCst);
                     let bytes = 60 + (i * 7_919 + thread * 104_729) % (PACKET_BYTES - 60);
-                    let cost_ns = bytes * conf.cost >> 24;
+                    let cost_ns = (bytes * conf.cost) >> 24;
                     let seen_ns = finish.load(SeqCst);
                     let most_ns = i64::try_from(conf.drop_ns).unwrap();
                     if (seen_ns.wrapping_sub(now_ns) as i64) > most_ns {

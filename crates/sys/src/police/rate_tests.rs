@@ -247,7 +247,7 @@ fn an_empty_bucket_stays_empty_when_the_rate_falls() {
     // Twenty alternations in 2 ms earn 250 bytes.
     for change in 1..=20u64 {
         let now = start + change * 100_000;
-        native.change(now, if change % 2 == 0 { fast } else { slow });
+        native.change(now, if change.is_multiple_of(2) { fast } else { slow });
         assert_eq!(pass(&mut native, now), 0, "change {change}");
     }
 }
@@ -320,7 +320,7 @@ fn hammer(policies: &[intf::Policy], how: How) -> (intf::Policy, [u64; 2], u64) 
             scope.spawn(move || {
                 let mut carry = [0u64; 2];
                 for i in 0..PACKETS {
-                    if thread == 0 && i % (PACKETS / CHANGES) == 0 {
+                    if thread == 0 && i.is_multiple_of(PACKETS / CHANGES) {
                         shared.set(&policies[(i / (PACKETS / CHANGES)) as usize % policies.len()]);
                     }
                     // The time first: a policy that came later has not earned anything by then.
@@ -428,8 +428,8 @@ fn alternate(maps: &LimitMaps, mut passes: impl FnMut() -> bool) {
     let mut passed = (0..200).filter(|_| passes()).count() as u64;
     let mut earned_ns = 0;
     let mut since = start;
-    for change in 0..20 {
-        let rate = if change % 2 == 0 { slow } else { fast };
+    for change in 0..20u64 {
+        let rate = if change.is_multiple_of(2) { slow } else { fast };
         assert!(maps.set_rate(Direction::Egress, rate, None).unwrap());
         let now = monotonic_ns();
         // Until now it was the other.
