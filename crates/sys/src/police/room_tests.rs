@@ -214,7 +214,7 @@ fn root_police_match_a_rate_that_is_lent_ends() {
             wait_to_earn(FRAME_BYTES as u64, fast);
             program.test_run(input()).unwrap().return_value
         });
-        verdicts.filter(|verdict| *verdict != PASSED).last().unwrap_or(PASSED)
+        verdicts.fold(PASSED, |seen, verdict| if verdict == PASSED { seen } else { verdict })
     };
     let now = boottime_ns();
     for (maps, ended) in [(&one, [DROPPED, PASSED]), (&other, [PASSED, DROPPED])] {
