@@ -26,7 +26,7 @@ use crate::{
     limit::{LimitError, LimitOptions},
     net::{
         NetError, Netlink,
-        qdisc::{Handle, Place, Qdisc, Redirect, Verb},
+        qdisc::{Filter, Handle, Place, Qdisc, Redirect, Verb},
     },
 };
 
@@ -310,6 +310,13 @@ fn hook(program: BorrowedFd<'_>, ifindex: u32, side: Side, priority: u32) -> TcH
 fn filter_is(ifindex: u32, side: Side, priority: u32, program: BorrowedFd<'_>) -> bool {
     let wanted = Program::id_from_fd(program).ok();
     wanted.is_some() && hook(program, ifindex, side, priority).query().ok() == wanted
+}
+
+/// Whether a filter has a priority and the handle that those of limits have.
+pub(crate) fn is_our_place(filter: &Filter) -> bool {
+    let mut all = [PRIORITY].into_iter().chain(PRIORITIES_BEFORE).chain(PRIORITIES_MATCHED);
+    let is_ours = all.any(|priority| priority == u32::from(filter.priority));
+    is_ours && filter.handle == Handle::new(0, HANDLE as u16)
 }
 
 /// The priority of a filter that is known by its program alone.

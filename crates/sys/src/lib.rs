@@ -16,6 +16,7 @@
 //! - [`group`]: what a limit does for a group of hosts.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
 //! - [`store`]: limits that stay, pinned in the BPF file system.
+//! - `remains`: what is ours in the kernel, found without a limit's maps.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
 //! - [`congestion`]: congestion controls for a cgroup, DCTCP among them.
 //! - [`paper`]: NRM as published, for the lab to compare with.
@@ -47,6 +48,7 @@ pub mod police;
 pub mod preflight;
 pub mod process;
 mod query;
+mod remains;
 pub mod sched;
 pub mod softirq_meter;
 pub mod store;

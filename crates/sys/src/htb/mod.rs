@@ -27,6 +27,7 @@ use tidegate_core::{
 };
 
 pub use seat::Seat;
+pub(crate) use tree::is_ours;
 
 use crate::{
     backlog::Backlog,
@@ -106,6 +107,12 @@ fn other(direction: Direction) -> Direction {
 /// The ifb device of a device.
 fn ifb_name(ifindex: u32) -> String {
     format!("tgifb{ifindex}")
+}
+
+/// The index of the device that an ifb device of this name serves.
+pub(crate) fn served_by(ifb: &str) -> Option<u32> {
+    let ifindex = ifb.strip_prefix("tgifb")?.parse().ok()?;
+    (ifb == ifb_name(ifindex)).then_some(ifindex)
 }
 
 /// The limit on a device itself, as long as this value lives unless it is [kept](Root::keep).
