@@ -15,6 +15,7 @@
 //! - [`police`]: those of scheme `police`.
 //! - [`group`]: what a limit does for a group of hosts.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
+//! - [`mounts`]: the host's mounts, as a process that has some of its own reaches them.
 //! - [`store`]: limits that stay, pinned in the BPF file system.
 //! - `remains`: what is ours in the kernel, found without a limit's maps.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
@@ -42,6 +43,7 @@ pub mod group;
 pub mod htb;
 pub mod intf;
 pub mod limit;
+pub mod mounts;
 pub mod net;
 pub mod paper;
 pub mod police;

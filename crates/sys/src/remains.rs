@@ -1,4 +1,4 @@
-//! What Tidegate has put on devices and cgroups, found in the kernel itself: no map is read and no pin is
+//! What Tidegate has put on devices, found in the kernel itself: no map is read and no pin is
 //! needed. The store uses it for limits that another version has pinned, and for what a process that died has
 //! left.
 //!
@@ -9,16 +9,13 @@
 //! | HTB | the handle `7467:` at the root of a device |
 //! | ifb device | its kind, and the name `tgifbN`; N is the index of the device that it serves |
 //! | filter of clsact | its priority and handle, and the name of its program |
-//! | link (tcx, XDP, cgroup) | the name of its program |
+//! | link (tcx, XDP) | the name of its program |
 //!
 //! Devices are those of the network namespace of the calling thread. Looking takes O(devices) requests.
 
-use std::io;
+use std::fmt;
 
-use libbpf_rs::{
-    ProgramAttachType,
-    query::{LinkInfo, LinkInfoIter, LinkTypeInfo},
-};
+use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
 
 use crate::{
     device::{self, Side},
@@ -46,9 +43,6 @@ const ON_DEVICES: [&str; 12] = [
     "police_out",
     "police_xdp",
 ];
-/// Those of limits on cgroups.
-const ON_CGROUPS: [&str; 6] =
-    ["edt_cgroup", "nrm_egress", "nrm_ingress", "police_egress", "police_ingress", "tune"];
 /// Those of the limit whose HTB a device has.
 const OF_HTB: [&str; 2] = ["htb_in", "htb_out"];
 
@@ -68,6 +62,13 @@ enum At {
     /// A link (tcx, XDP), by the kernel's id.
     Link(u32),
     Filter(Side, Filter),
+}
+
+impl Hooked {
+    /// A link holds it, not a filter.
+    pub(crate) fn is_link(&self) -> bool {
+        matches!(self.at, At::Link(_))
+    }
 }
 
 /// What is ours on one device.
@@ -132,6 +133,18 @@ impl OnDevice {
     }
 }
 
+impl fmt::Display for OnDevice {
+    /// `device eth0: qdisc htb 7467:, ifb device, filter of htb_in`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = if self.device.is_empty() { "that is gone" } else { &self.device };
+        let mut what = Vec::new();
+        what.extend(self.has_htb.then(|| "qdisc htb 7467:".to_owned()));
+        what.extend(self.ifb.map(|_| "ifb device".to_owned()));
+        what.extend(self.hooked.iter().map(|hooked| format!("program {}", hooked.name)));
+        write!(f, "device {device}: {}", what.join(", "))
+    }
+}
+
 /// Somebody else was faster.
 fn is_gone(error: &NetError) -> bool {
     matches!(error.errno(), Some(libc::ENOENT | libc::ENODEV | libc::EINVAL))
@@ -180,13 +193,9 @@ pub(crate) fn on_devices() -> Result<Vec<OnDevice>, NetError> {
     Ok(found)
 }
 
-/// What is ours on one device; nothing if there is no such device.
-///
-/// # Errors
-/// [`NetError`] when the kernel does not list its devices.
-pub(crate) fn on_device(ifindex: u32) -> Result<OnDevice, NetError> {
-    let found = on_devices()?.into_iter().find(|all| all.ifindex == ifindex);
-    Ok(found.unwrap_or(OnDevice { ifindex, ..OnDevice::default() }))
+/// Whether a program is one of a limit's on a device.
+pub(crate) fn is_of_ours(program: u32) -> bool {
+    query::program_name(program).is_some_and(|name| ON_DEVICES.contains(&name.as_str()))
 }
 
 fn hooked(netlink: &mut Netlink, ifindex: u32) -> Vec<Hooked> {
@@ -213,45 +222,4 @@ fn hooked(netlink: &mut Netlink, ifindex: u32) -> Vec<Hooked> {
         found.extend(link.and_then(|link| ours(link.prog_id, At::Link(link.id))));
     }
     found
-}
-
-/// A link of ours on a cgroup.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct OnCgroup {
-    /// The cgroup's id.
-    pub(crate) cgroup_id: u64,
-    /// The kernel's id of the link.
-    pub(crate) link: u32,
-    /// The name of its program.
-    pub(crate) name: String,
-}
-
-/// The links of ours on cgroups whose id passes; those of a `tidegate run` are among them.
-pub(crate) fn on_cgroups(wanted: impl Fn(u64) -> bool) -> Vec<OnCgroup> {
-    let links = LinkInfoIter::default().filter_map(|link| {
-        let LinkTypeInfo::Cgroup(cgroup) = &link.info else { return None };
-        use ProgramAttachType::{CgroupInetEgress, CgroupInetIngress, CgroupSockOps};
-        let is_hook =
-            matches!(cgroup.attach_type, CgroupInetEgress | CgroupInetIngress | CgroupSockOps);
-        if !is_hook || !wanted(cgroup.cgroup_id) {
-            return None;
-        }
-        let name = query::program_name(link.prog_id)?;
-        let is_ours = ON_CGROUPS.contains(&name.as_str());
-        is_ours.then_some(OnCgroup { cgroup_id: cgroup.cgroup_id, link: link.id, name })
-    });
-    links.collect()
-}
-
-impl OnCgroup {
-    /// Takes it off, whoever holds it.
-    ///
-    /// # Errors
-    /// The kernel's; none if it is off already.
-    pub(crate) fn remove(&self) -> io::Result<()> {
-        match query::detach_link(self.link) {
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-            done => done,
-        }
-    }
 }

@@ -385,6 +385,12 @@ pub(crate) fn uproot(limit: &intf::Limit) {
     }
 }
 
+/// Takes the classes of a limit inside that of a device off, with what waits in them.
+pub(crate) fn leave(ifindex: u32, slot: u16) {
+    let Ok(mut netlink) = Netlink::open() else { return };
+    let _ = tree::remove_classes(&mut netlink, ifindex, slot);
+}
+
 fn remove_ifb(netlink: &mut Netlink, ifindex: u32) {
     let name = ifb_name(ifindex);
     let ifb = netlink.devices().unwrap_or_default().into_iter();
