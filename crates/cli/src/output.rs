@@ -212,8 +212,7 @@ pub fn alarm(name: &str, scope: &Scope, state: Standing) -> Option<String> {
             "limit `{name}` is NOT ENFORCED: something took its programs off {scope}; {back}"
         )),
         Standing::Broken => Some(format!(
-            "limit `{name}` on {scope} is BROKEN: it cannot be read, as one that another version of tidegate \
-             has put on (`tidegate status` says why); {back}"
+            "limit `{name}` on {scope} is BROKEN: it cannot be read, so nobody knows what it does; {back}"
         )),
         Standing::Unkept => Some(format!(
             "limit `{name}` on {scope} is NOT ENFORCED as written: a device by which its packets leave has \

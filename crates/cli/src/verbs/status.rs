@@ -194,7 +194,7 @@ fn tell_waiting(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
 fn cry(out: &mut impl Write, limits: &[LimitStatus], nics: &[Value], json: bool) -> Result<()> {
     let alarms = limits.iter().filter_map(|l| {
         let alarm = output::alarm(&l.name, &l.scope, l.state)?;
-        Some(l.why.as_ref().map_or(alarm.clone(), |why| format!("{alarm}; the reason: {why}")))
+        Some(l.why.as_ref().map_or(alarm.clone(), |why| format!("{alarm} ({why})")))
     });
     let before = limits.iter().flat_map(|l| {
         l.programs_before.iter().map(move |p| {
