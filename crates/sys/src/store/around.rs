@@ -105,20 +105,12 @@ mod tests {
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
     use libbpf_rs::libbpf_sys;
-    use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
     use tidegate_core::{Scheme, Scope, virtual_queue::VirtualQueueOptions};
 
     use super::*;
-    use crate::{cgroup::Hierarchy, device::Target, limit::LimitOptions, net::NetNs};
-
-    /// A BPF file system of its own.
-    struct Mount(tempfile::TempDir);
-
-    impl Drop for Mount {
-        fn drop(&mut self) {
-            let _ = unmount(self.0.path(), UnmountFlags::DETACH);
-        }
-    }
+    use crate::{
+        bpffs::PrivateBpffs, cgroup::Hierarchy, device::Target, limit::LimitOptions, net::NetNs,
+    };
 
     /// Somebody's program, which has every packet accepted and ends the chain.
     fn foreign_program() -> OwnedFd {
@@ -169,11 +161,11 @@ mod tests {
             return;
         }
         let netns = NetNs::create(&format!("tidegate-around-{}", std::process::id())).unwrap();
-        let place = Mount(tempfile::tempdir().unwrap());
-        mount("bpf", place.0.path(), "bpf", MountFlags::empty(), None).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let bpffs = PrivateBpffs::mount(dir.path()).unwrap();
         let check = || {
             let (store, hierarchy) =
-                (Store::at(place.0.path().join("t")), Hierarchy::find().unwrap());
+                (Store::at(bpffs.path().join("t")), Hierarchy::find().unwrap());
             let scope = Scope::Dev("lo".to_owned());
             let target = Target::find(&scope).unwrap();
             let rate = VirtualQueueOptions::new("1gbit".parse().unwrap());
