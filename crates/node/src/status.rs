@@ -658,6 +658,8 @@ mod tests {
             egress: Some(egress),
             ingress: None,
             waiting: None,
+            why: None,
+            programs_before: Vec::new(),
         }
     }
 
