@@ -245,7 +245,11 @@ struct tg_group {
 	__u32 sample;
 };
 
-/* What a limit has set on a socket, kept with the socket so that it can be taken back. */
+/*
+ * What a limit has set on a socket, kept with the socket so that it can be taken back. The members
+ * up to `theirs_bytes` keep their places, so that any version can give the sockets of another one
+ * back (release.bpf.c, struct tg_socket_kept).
+ */
 struct tg_socket {
 	__u32 pacing_byte_s;
 	/* By direction, the last epoch in which it had data. */
@@ -260,6 +264,14 @@ struct tg_socket {
 	__u64 claimed_ns;
 	/* Of one that is told no share, by direction: its bytes in that epoch. */
 	__u32 untold_bytes[TG_DIRECTIONS];
+};
+
+/* The first members of struct tg_socket; the oldest version had `pacing_byte_s` alone. */
+struct tg_socket_kept {
+	__u32 pacing_byte_s;
+	__u32 epoch[TG_DIRECTIONS];
+	__u32 clamp_bytes;
+	__u32 theirs_bytes;
 };
 
 #endif
