@@ -22,6 +22,7 @@
 #include "sockets.h"
 #include "tree.h"
 #include "unpaced.h"
+#include "vmlinux.h"
 
 /* In every network namespace the loopback device is the first. */
 #define LOOPBACK_IFINDEX 1
@@ -102,12 +103,23 @@ __noinline int tell(struct __sk_buff *skb, const struct vq_conf *conf, const str
  */
 #define PACED_DEPTH_NS 16000000
 
-/* Whether the packet is of a socket that is paced by this limit. */
+/*
+ * Whether the packet is of a socket that is paced by this limit: one whose program has set a higher
+ * rate since is not, until it is told again.
+ */
 static __always_inline int is_paced(struct __sk_buff *skb)
 {
-	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
+	struct bpf_sock *sk = skb->sk;
+	struct tg_socket *ours = sk ? bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0) : 0;
+	struct tcp_sock *tp;
 
-	return ours && ours->pacing_byte_s;
+	if (!ours || !ours->pacing_byte_s)
+		return 0;
+	/* A share that is faster than the option can say. */
+	if (ours->pacing_byte_s == TG_PACING_UNLIMITED)
+		return 1;
+	tp = bpf_skc_to_tcp_sock(sk);
+	return tp && tp->inet_conn.icsk_inet.sk.sk_max_pacing_rate <= ours->pacing_byte_s;
 }
 
 /* Two full segments: the least that TCP sends at once when it is paced. */

@@ -757,6 +757,9 @@ mod tests;
 mod kernel_tests;
 
 #[cfg(test)]
+mod pacing_tests;
+
+#[cfg(test)]
 mod race_tests;
 
 #[cfg(test)]
