@@ -167,13 +167,13 @@ fn classes_of_many_cpus_are_conserved() {
         ..intf::ClassConf::default()
     };
     let one = |number: usize| {
-        let (class, mut seen, mut counted) = (class(number), [0u32; 5], 0u64);
+        let (mine, mut seen, mut counted) = (class(number), [0u32; 5], 0u64);
         let _ends = Ends(&epochs);
         barrier.wait();
         while epochs.load(SeqCst) < EPOCHS {
             for seen in &mut seen {
                 // SAFETY: all are live, of the layouts that the header declares.
-                counted += unsafe { native_ep_count_class(queue.at(), seen, &class) } as u64;
+                counted += unsafe { native_ep_count_class(queue.at(), seen, &mine) } as u64;
             }
             // SAFETY: as above.
             let ended =
