@@ -16,12 +16,14 @@
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
+#include "counters.h"
 #include "edt.h"
 #include "epoch.h"
 #include "exempt_packet.h"
 #include "intf.h"
 #include "maps.h"
 #include "packet.h"
+#include "wire_bytes.h"
 
 /* In every network namespace the loopback device is the first. */
 #define LOOPBACK_IFINDEX 1
@@ -158,6 +160,13 @@ static __always_inline void stamp(struct __sk_buff *skb, __u64 departure, __u64 
 		skb->tstamp = departure;
 }
 
+static __always_inline void count(struct tg_counters *c, enum place place, enum tg_outcome outcome,
+				  __u32 bytes)
+{
+	tg_add(&c->packets[outcome], 1, place != CGROUP);
+	tg_add(&c->bytes[outcome], bytes, place != CGROUP);
+}
+
 static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place place)
 {
 	struct tg_headers headers;
@@ -181,15 +190,13 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 	conf = &l->queue[TG_EGRESS];
 	if (!conf->cost)
 		return TG_PASS;
-	bytes = place == CGROUP ? tg_wire_bytes(skb) : tg_frame_bytes(skb, skb->len);
+	bytes = place == CGROUP ? tg_wire_bytes(skb, TG_EGRESS) : tg_frame_bytes(skb, skb->len);
 	if (place == CGROUP && skb->ifindex == LOOPBACK_IFINDEX && !(l->flags & TG_FLAG_LOOPBACK)) {
-		c->packets[TG_EXEMPT]++;
-		c->bytes[TG_EXEMPT] += bytes;
+		count(c, place, TG_EXEMPT, bytes);
 		return TG_PASS;
 	}
 	if (has_exempt && tg_is_exempt(skb, l->exempt.dscps, TG_EGRESS)) {
-		c->packets[TG_EXEMPT]++;
-		c->bytes[TG_EXEMPT] += bytes;
+		count(c, place, TG_EXEMPT, bytes);
 		return TG_PASS;
 	}
 	tg_parse(skb, &headers);
@@ -218,8 +225,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 		share(conf, queue, flow, &look, now, bytes);
 	}
 	/* The verdicts are the first outcomes, in the same order. */
-	c->packets[verdict]++;
-	c->bytes[verdict] += bytes;
+	count(c, place, (enum tg_outcome)verdict, bytes);
 	return (enum tg_outcome)verdict;
 }
 

@@ -152,7 +152,7 @@ struct tg_place {
 /*
  * A virtual queue and the fair share of those that use it: flows, or the children of a limit. The
  * first cache line is written by packets, the second once an epoch, the third once an epoch and
- * child.
+ * child. A policer has a pl_meter in its place.
  */
 struct tg_queue {
 	__u64 finish_ns;
@@ -166,8 +166,6 @@ struct tg_queue {
 		__u64 rtt_ns;
 		/* edt: the latest departure that a flow's own schedule has given. */
 		__u64 latest_ns;
-		/* police: when the second bucket is full. */
-		__u64 second_full_ns;
 	};
 	/* Share of each flow, of the limit in 2^-24. */
 	__u32 share;

@@ -15,6 +15,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "counters.h"
 #include "epoch.h"
 #include "exempt_packet.h"
 #include "intf.h"
@@ -23,6 +24,7 @@
 #include "tree.h"
 #include "unpaced.h"
 #include "vmlinux.h"
+#include "wire_bytes.h"
 
 /* In every network namespace the loopback device is the first. */
 #define LOOPBACK_IFINDEX 1
@@ -50,12 +52,13 @@ static __always_inline __u64 outcome_index(__u64 outcome)
 	return outcome < TG_OUTCOMES ? outcome : TG_OUTCOMES - 1;
 }
 
-static __always_inline void count(struct tg_counters *c, enum tg_outcome outcome, __u32 bytes)
+static __always_inline void count(struct tg_counters *c, enum tg_direction direction,
+				  enum tg_outcome outcome, __u32 bytes)
 {
 	__u64 index = outcome_index(outcome);
 
-	c->packets[index]++;
-	c->bytes[index] += bytes;
+	tg_add(&c->packets[index], 1, direction == TG_INGRESS);
+	tg_add(&c->bytes[index], bytes, direction == TG_INGRESS);
 }
 
 /* A packet that is to be told of a backlog. */
@@ -516,14 +519,14 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		return RET_PASS;
 	if (!g.limit->queue[direction].cost)
 		return RET_PASS;
-	bytes = tg_wire_bytes(skb);
+	bytes = tg_wire_bytes(skb, direction);
 	if (skb->ifindex == LOOPBACK_IFINDEX && !(g.limit->flags & TG_FLAG_LOOPBACK)) {
-		count(c, TG_EXEMPT, bytes);
+		count(c, direction, TG_EXEMPT, bytes);
 		return RET_PASS;
 	}
 
 	if (has_exempt && tg_is_exempt(skb, g.limit->exempt.dscps, direction)) {
-		count(c, TG_EXEMPT, bytes);
+		count(c, direction, TG_EXEMPT, bytes);
 		return RET_PASS;
 	}
 	now = bpf_ktime_get_ns();
@@ -570,7 +573,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		}
 	}
 	/* The verdicts are the first outcomes, in the same order. */
-	count(c, (enum tg_outcome)verdict, bytes);
+	count(c, direction, (enum tg_outcome)verdict, bytes);
 	if (verdict >= VQ_DROP_FULL) {
 		skb->mark = TG_DEAD_MARK;
 		return drop;

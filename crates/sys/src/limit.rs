@@ -390,10 +390,7 @@ impl LimitMaps {
         limit: &intf::Limit,
     ) -> Result<(), LimitError> {
         let earlier = self.limit()?;
-        self.write(limit)?;
-        if limit.flags & intf::FLAG_POLICE != 0 {
-            self.forgive(limit)?;
-        }
+        self.write(&limit.carried_on(&earlier, rate::monotonic()))?;
         let adopted = cgroup.map_or(Ok(()), |cgroup| self.adopt(hierarchy, cgroup, Adopt::Take));
         if adopted.is_err() {
             self.write(&earlier)?;
@@ -441,34 +438,6 @@ impl LimitMaps {
         self.at * intf::DIRECTIONS as u32 + index as u32
     }
 
-    /// A bucket that has become shallower must not pay for what the deeper one has let pass.
-    fn forgive(&self, limit: &intf::Limit) -> Result<(), LimitError> {
-        for direction in [Direction::Egress, Direction::Ingress] {
-            let index = intf::index(direction);
-            let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-            let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-            let policy = &limit.police[index];
-            let was: intf::Queue = lookup(&self.queues, "queues", self.queue_key(index))?;
-            let second_now_ns = if policy.is_single_rate() { was.skipped_ns } else { now_ns };
-            let queue = intf::Queue {
-                finish_ns: was.finish_ns.min(now_ns + policy.committed.fill_ns),
-                rtt_ns: was.rtt_ns.min(second_now_ns + policy.second.fill_ns),
-                ..was
-            };
-            if policy.committed.cost != 0 && queue != was {
-                // What passes meanwhile on other CPUs, some microseconds' worth, is forgiven too.
-                self.queues
-                    .update(
-                        &self.queue_key(index).to_ne_bytes(),
-                        bytemuck::bytes_of(&queue),
-                        MapFlags::ANY,
-                    )
-                    .map_err(map_error("queues"))?;
-            }
-        }
-        Ok(())
-    }
-
     pub(crate) fn write(&self, limit: &intf::Limit) -> Result<(), LimitError> {
         if let Some(place) = &self.place {
             return place.write(&self.limit, limit);
@@ -506,7 +475,7 @@ impl LimitMaps {
             return seat.read(direction);
         }
         let index = intf::index(direction);
-        let queue: intf::Queue = lookup(&self.queues, "queues", self.queue_key(index))?;
+        let mut queue: intf::Queue = lookup(&self.queues, "queues", self.queue_key(index))?;
         let per_cpu = self
             .counters
             .lookup_percpu(&self.counters_key(index).to_ne_bytes(), MapFlags::ANY)
@@ -524,6 +493,10 @@ impl LimitMaps {
             if let Some(one) = one {
                 colours.get_or_insert_default().add(&one);
             }
+        }
+        if colours.is_some() {
+            let intf::Side { full_ns, skipped_ns, .. } = *intf::Meter::from(queue).side();
+            queue = intf::Queue { finish_ns: full_ns, skipped_ns, ..intf::Queue::default() };
         }
         Ok(Reading { queue, counters, colours, census: None })
     }
@@ -761,6 +734,9 @@ mod pacing_tests;
 
 #[cfg(test)]
 mod race_tests;
+
+#[cfg(test)]
+mod thread_tests;
 
 #[cfg(test)]
 mod tree_tests;
