@@ -114,21 +114,28 @@ static __always_inline void share(const struct vq_conf *conf, struct tg_queue *q
 	__u64 ahead = now + edt_lead_ns(queue->latest_ns, now);
 	__u64 finish = queue->finish_ns;
 	struct fs_sharers sharers;
+	int wants, counts;
 	__u64 largest;
 
 	if (bytes > queue->largest_bytes)
 		queue->largest_bytes = bytes;
-	if ((look->busy || bytes > VQ_SMALL_BYTES) && flow->epoch != epoch) {
-		flow->epoch = epoch;
-		__sync_fetch_and_add(&queue->flows, 1);
-	}
-	/* Room is made for who wants it, not for a packet now and then. */
-	if (look->busy && flow->room_epoch != epoch) {
-		flow->room_epoch = epoch;
-		if (queue->flows > queue->flows_before) {
-			fs_flows(&sharers, queue->flows);
-			queue->share = fs_make_room(queue->share, &sharers);
+	wants = look->busy && flow->room_epoch != epoch;
+	counts = (look->busy || bytes > VQ_SMALL_BYTES) && flow->epoch != epoch;
+	if ((wants || counts) && ep_enter(queue)) {
+		epoch = queue->epoch + 1;
+		if (counts && flow->epoch != epoch) {
+			flow->epoch = epoch;
+			queue->flows++;
 		}
+		/* Room is made for who wants it, not for a packet now and then. */
+		if (wants && flow->room_epoch != epoch) {
+			flow->room_epoch = epoch;
+			if (queue->flows > queue->flows_before) {
+				fs_flows(&sharers, queue->flows);
+				queue->share = fs_make_room(queue->share, &sharers);
+			}
+		}
+		ep_leave(queue);
 	}
 	/* Two rounds of the largest packet show every flow. */
 	largest = fs_max(fs_min(queue->largest_bytes, VQ_MAX_PACKET_BYTES), 2 * EDT_FRAME_BYTES);

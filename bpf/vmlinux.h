@@ -43,6 +43,7 @@ struct sock_common {
 struct sock {
 	struct sock_common __sk_common;
 	struct sock_cgroup_data sk_cgrp_data;
+	unsigned long sk_max_pacing_rate;
 };
 
 struct inet_sock {

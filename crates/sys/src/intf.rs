@@ -312,14 +312,18 @@ pub struct Queue {
     pub newcomers: u32,
     /// How long this epoch must last.
     pub epoch_us: u32,
-    /// Of a child: its rate and thresholds now; a cost of 0 is not yet.
-    pub now: QueueConf,
+    /// Of a child: what a byte costs at its present rate, from which its thresholds follow; 0: not yet.
+    pub cost_now: u64,
     /// Of a child: its rate now; of a parent: what its children take parts of.
     pub rate_bit_s: u64,
     /// Of a parent: until when traffic of no child is a class of its own, CLOCK_MONOTONIC.
     pub children_until_ns: u64,
     /// What a byte cost when the last packet came, in 2^-24 ns; 0: none has.
     pub cost: u64,
+    /// 1 while a CPU changes what is kept of the epoch.
+    pub entered: u32,
+    /// Zero.
+    pub unused: [u32; 7],
     /// Of a parent: what is guaranteed to its children that sent data in this epoch.
     pub reserved_bit_s: u64,
     /// ... and in the epoch before.
@@ -332,16 +336,16 @@ pub struct Queue {
     pub lightest: u32,
     /// ... and in the epoch before.
     pub lightest_before: u32,
-    /// What senders that are told no share have used in this epoch, each up to one.
-    pub untold_ns: u64,
+    /// What senders that cannot be paced have used in this epoch, each up to one share.
+    pub unpaced_ns: u64,
     /// ... and in the epoch before.
-    pub untold_before_ns: u64,
+    pub unpaced_before_ns: u64,
     /// Of a child: the last epoch of its parent in which it was counted.
     pub counted_epoch: u32,
-    /// Whether a sender that is told no share wanted more than one in this epoch.
+    /// Whether a sender that cannot be paced wanted more than one share in this epoch.
     pub flooded: u32,
-    /// Zero.
-    pub unused: u64,
+    /// Behind windows: the finish time of what unpaced senders alone have sent.
+    pub unpaced_finish_ns: u64,
 }
 
 /// `struct pl_kept`: a bucket whose times a side keeps.
@@ -577,7 +581,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 75];
+        static native_intf_layout: [u64; 77];
         static native_intf_layout_len: u32;
     }
 
@@ -622,8 +626,10 @@ mod tests {
             offset_of!(Queue, epoch_base_ns),
             offset_of!(Queue, share),
             offset_of!(Queue, newcomers),
-            offset_of!(Queue, now),
+            offset_of!(Queue, cost_now),
+            offset_of!(Queue, entered),
             offset_of!(Queue, lightest_before),
+            offset_of!(Queue, unpaced_finish_ns),
             size_of::<Counters>(),
             offset_of!(Counters, bytes),
             offset_of!(Counters, carry),

@@ -27,7 +27,7 @@ use tidegate_core::{
     fair_share::TARGET,
     police::{Hook, Policy},
     prefixes::Prefixes,
-    virtual_queue::{ConfigError, Direction, VirtualQueueOptions},
+    virtual_queue::{self, ConfigError, Direction, VirtualQueueOptions},
 };
 
 use crate::{
@@ -240,6 +240,17 @@ impl From<&intf::Limit> for LimitOptions {
 }
 
 impl intf::Limit {
+    /// The virtual queue of a direction at its present rate, with `queue` as it is now.
+    #[must_use]
+    pub fn queue_now(&self, queue: &intf::Queue, direction: Direction) -> intf::QueueConf {
+        let (ceiling, class) =
+            (self.queue[intf::index(direction)], self.class[intf::index(direction)]);
+        if class.weight == 0 || queue.cost_now == 0 {
+            return ceiling;
+        }
+        class::config_at(&ceiling.into(), &class.floors(), queue.cost_now).into()
+    }
+
     /// The rate of a direction, if it is limited.
     #[must_use]
     pub fn rate(&self, direction: Direction) -> Option<Rate> {
@@ -389,12 +400,7 @@ impl LimitMaps {
 
     /// Gives the queues of a limit that is not attached yet what it may use of `parent` now, so that its
     /// first epoch is not at its ceiling, which may be none.
-    fn start_in(
-        &self,
-        parent: &LimitMaps,
-        options: &LimitOptions,
-        limit: &intf::Limit,
-    ) -> Result<(), LimitError> {
+    fn start_in(&self, parent: &LimitMaps, options: &LimitOptions) -> Result<(), LimitError> {
         let (Some(class), theirs) = (options.class, parent.limit()?) else { return Ok(()) };
         for (direction, queue) in
             [(Direction::Egress, options.egress), (Direction::Ingress, options.ingress)]
@@ -403,12 +409,11 @@ impl LimitMaps {
             let index = intf::index(direction);
             let above: intf::Queue = lookup(&parent.queues, "queues", index as u32)?;
             let rate =
-                Rate::from_bit_s(above.rate_bit_s).filter(|_| above.now.cost != 0).unwrap_or(rate);
+                Rate::from_bit_s(above.rate_bit_s).filter(|_| above.cost_now != 0).unwrap_or(rate);
             let share = if above.share == 0 { TARGET } else { above.share.into() };
             let rate = class.rate(queue.rate, rate, share);
-            let (at_ceiling, floors) = (limit.queue[index].into(), limit.class[index].floors());
             let ours = intf::Queue {
-                now: class::config_at(&at_ceiling, &floors, rate).into(),
+                cost_now: virtual_queue::cost_of_byte(rate),
                 rate_bit_s: rate.bit_s(),
                 ..intf::Queue::default()
             };
@@ -641,7 +646,7 @@ impl AttachedLimit {
 
         maps.write(&limit)?;
         if let Some(parent) = parent {
-            maps.start_in(parent, options, &limit)?;
+            maps.start_in(parent, options)?;
         }
         let links = vec![
             ("egress", attach(&nrm.progs.nrm_egress, "nrm_egress", cgroup)?),
@@ -725,10 +730,19 @@ mod tests;
 mod kernel_tests;
 
 #[cfg(test)]
+mod pacing_tests;
+
+#[cfg(test)]
+mod race_tests;
+
+#[cfg(test)]
 mod thread_tests;
 
 #[cfg(test)]
 mod tree_tests;
+
+#[cfg(test)]
+mod unpaced_tests;
 
 #[cfg(test)]
 mod window_tests;

@@ -185,6 +185,19 @@ proptest! {
 
 /// One second in nanoseconds: the tables' times are so far apart that the time a test takes does not matter.
 pub(super) const S: u64 = 1_000_000_000;
+
+/// The clock by which a rate is lent.
+pub(super) fn boottime_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec as u64 * S + now.tv_nsec as u64
+}
+
+/// Waits until so many bytes are earned at this rate, however fast the machine is.
+pub(super) fn wait_to_earn(bytes: u64, rate: Rate) {
+    let earned_at = boottime_ns() + bytes * 8 * S / rate.bit_s();
+    while boottime_ns() <= earned_at {}
+}
+
 pub(super) const UDP: u8 = 17;
 pub(super) const FRAME_BYTES: u64 = 1000;
 /// A byte takes 10 ms: a bucket of ten seconds holds one frame.
