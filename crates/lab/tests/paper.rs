@@ -25,7 +25,7 @@ const LIMIT: &str = "20mbit";
 const ROUND_TRIP: Duration = Duration::from_millis(4);
 const TRANSFER_BYTES: u64 = 4_000_000;
 /// A socket's buffers. The kernel doubles it; what is under way at once is then too little to run from the
-/// threshold of marks to that of drops before the sender has heard of the marks, even on a machine that stalls.
+/// threshold of marks to that of drops before the sender has heard of the marks, even if the machine stalls.
 const BUFFER_BYTES: u64 = 64 << 10;
 /// How long the transfer may take; undisturbed it is 1.6 s.
 const PATIENCE: Duration = Duration::from_secs(240);

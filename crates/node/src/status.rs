@@ -240,7 +240,7 @@ impl Fair {
         let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;
         let share = if queue.share == 0 { TARGET } else { queue.share.into() };
         let i = intf::index(direction);
-        let is_child = limit.class[i].weight != 0 && queue.now.cost != 0;
+        let is_child = limit.class[i].weight != 0 && queue.cost_now != 0;
         let rate = if is_child { queue.rate_bit_s } else { limit.rate_bit_s[i] };
         let rate = u128::from(rate);
         Some(Fair {
@@ -500,7 +500,7 @@ impl DirectionStatus {
         let i = intf::index(direction);
         let queue = &reading.queue;
         let is_child = limit.class[i].weight != 0;
-        let conf = if is_child && queue.now.cost != 0 { queue.now } else { limit.queue[i] };
+        let conf = limit.queue_now(queue, direction);
         let now_ns = monotonic_ns();
         let ago = |at: u64| (at > 0).then(|| now_ns.saturating_sub(at));
         let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;

@@ -1,7 +1,7 @@
 //! A BPF file system of one's own: where tests and the laboratory pin what nobody else shall see.
 //!
-//! `/sys/fs/bpf` is the host's. Nothing may be mounted there, and what is pinned there outlives a test that is
-//! killed for as long as the host runs.
+//! `/sys/fs/bpf` is the host's. Often nothing is mounted there, and what is pinned there stays when a test is
+//! killed.
 
 use std::{
     io,

@@ -9,7 +9,7 @@ use std::{
     path::PathBuf,
     process::{Command, Output, Stdio},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     thread,
@@ -41,9 +41,6 @@ pub const PORT: u16 = 5300;
 pub const RECEIVER: &str = "10.97.0.2";
 /// Its sender.
 pub const SENDER: &str = "10.97.0.1";
-
-/// One at a time: each wants the machine for itself.
-static TURN: Mutex<()> = Mutex::new(());
 
 /// In the process under test: `SECONDS TCP-FLOWS UDP-BIT/S ADDRESS` sends so much for so long, and asks an
 /// echo server for the time of day, so to speak, every 20 ms; prints how long it took, sorted, in
@@ -129,19 +126,17 @@ fn probe(address: &str, end: Instant) -> Vec<u128> {
 pub struct Bed {
     pub sender: NetNs,
     pub receiver: NetNs,
-    _turn: MutexGuard<'static, ()>,
 }
 
 impl Bed {
     pub fn new() -> Bed {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = |side| format!("tidegate-edt-{}-{number}-{side}", std::process::id());
         let sender = NetNs::create(&name("s")).unwrap();
         let receiver = NetNs::create(&name("r")).unwrap();
         cable(&sender, "eth0", SENDER, &receiver, "eth0", RECEIVER);
-        Bed { sender, receiver, _turn: turn }
+        Bed { sender, receiver }
     }
 
     /// A bed whose sender has `fq`; says SKIP where there is none.
@@ -558,8 +553,7 @@ fn root_edt_a_rate_changes_under_a_transfer() {
 fn root_edt_limits_a_port() {
     need_root!();
     let Some(bed) = Bed::with_fq() else { return };
-    let name = format!("tidegate-edt-{}-guest", std::process::id());
-    let guest = NetNs::create(&name).unwrap();
+    let guest = NetNs::create(&format!("{}-g", bed.sender.name())).unwrap();
     cable(&guest, "eth0", "10.96.0.2", &bed.sender, "tap0", "10.96.0.1");
     let via = |netns: &NetNs, gateway: &str| {
         let mut netlink = Netlink::open_in(netns).unwrap();

@@ -36,7 +36,7 @@ struct Routed {
 impl Routed {
     fn new() -> Routed {
         let bed = Bed::new();
-        let guest = NetNs::create(&format!("tidegate-group-{}-guest", std::process::id())).unwrap();
+        let guest = NetNs::create(&format!("{}-g", bed.sender.name())).unwrap();
         cable(&guest, "eth0", "10.96.0.2", &bed.sender, "tap0", "10.96.0.1");
         for (netns, gateway) in
             [(&guest, "10.96.0.1"), (&bed.sender, HOST), (&bed.receiver, "10.97.0.1")]

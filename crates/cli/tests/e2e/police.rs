@@ -77,7 +77,7 @@ fn root_police_limits_a_device_and_leaves_no_trace() {
 fn root_police_limits_a_port_in_both_directions() {
     need_root!();
     let bed = Bed::new();
-    let guest = NetNs::create(&format!("tidegate-police-{}-guest", std::process::id())).unwrap();
+    let guest = NetNs::create(&format!("{}-g", bed.sender.name())).unwrap();
     edt::cable(&guest, "eth0", "10.96.0.2", &bed.sender, "tap0", "10.96.0.1");
     let via = |netns: &NetNs, gateway: &str| {
         let mut netlink = Netlink::open_in(netns).unwrap();

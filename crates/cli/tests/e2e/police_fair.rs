@@ -24,8 +24,8 @@ const LOOK: Duration = Duration::from_secs(2);
 /// Reads end so often, that a starved flow is seen.
 const READ: Duration = Duration::from_millis(100);
 
-/// Whether one TCP flow comes to so much beside the flood before patience ends. It is one of CUBIC: over a path
-/// of microseconds BBR takes the time-outs between its losses for the rate, and keeps to that.
+/// Whether one TCP flow comes to so much beside the flood before patience ends. It is one of CUBIC: over a
+/// path of microseconds BBR takes the time-outs between its losses for the rate, and keeps to that.
 fn tcp_gets_beside_a_flood(bed: &Bed, bit_s: f64) -> bool {
     let listener = bed.receiver.run(|| TcpListener::bind((RECEIVER, PORT)).unwrap()).unwrap();
     let stream = bed.sender.run(|| TcpStream::connect((RECEIVER, PORT)).unwrap()).unwrap();

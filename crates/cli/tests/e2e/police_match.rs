@@ -1,10 +1,6 @@
-//! Policers for prefixes of one device: whose rate a packet is held to, and that a thousand are no trouble.
+//! Policers for prefixes of one device: whose rate a packet is held to, and that hundreds are no trouble.
 
-use std::{
-    fmt::Write as _,
-    fs,
-    time::{Duration, Instant},
-};
+use std::{fmt::Write as _, fs};
 
 use serde_json::Value;
 use tidegate_sys::net::Netlink;
@@ -18,8 +14,6 @@ use crate::{
 /// Beside the receiver's own.
 const SECOND: &str = "10.97.0.3";
 const THIRD: &str = "10.97.0.4";
-/// How long a thousand limits may take, of a build for tests on a machine that does other things.
-const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A bed whose receiver has three addresses.
 fn bed() -> Bed {
@@ -162,10 +156,13 @@ fn root_police_match_prefixes_change_hands() {
     ok(&place, &bed, "detach");
 }
 
+/// So many that a file for each, or a second for each, would be too much. What a process may open is scaled with
+/// them: a shell gives 1024 to a thousand limits.
 #[test]
-fn root_police_match_a_thousand_from_one_file() {
+fn root_police_match_hundreds_from_one_file() {
     need_root!();
-    const LIMITS: usize = 1000;
+    const LIMITS: usize = 300;
+    const FILES: &str = "--nofile=256:";
     let (place, bed) = (Place::new(), bed());
     let spec = |rate: &str| {
         let mut text = String::new();
@@ -180,22 +177,19 @@ fn root_police_match_a_thousand_from_one_file() {
             )
             .unwrap();
         }
-        place.file("thousand.toml", &text)
+        place.file("hundreds.toml", &text)
     };
-    // What a shell usually gives.
     let apply = |rate: &str| {
         let mut command = into(&bed.sender, "prlimit");
-        command.env("TIDEGATE_BPFFS", place.store()).args(["--nofile=1024:", "--"]);
+        command.env("TIDEGATE_BPFFS", place.store()).args([FILES, "--"]);
         command.arg(env!("CARGO_BIN_EXE_tidegate")).arg("apply").arg(spec(rate));
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         text(&output)
     };
-    let started = Instant::now();
-    assert!(apply("20mbit").contains("Done: 1000 added"));
-    assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
+    assert!(apply("20mbit").contains(&format!("Done: {LIMITS} added")));
     is_held(&bed.free(&bed.sender, "2 0 60e6 10.97.0.2"), 20e6, BURST_BYTES);
-    assert!(apply("10mbit").contains("1000 changed"));
+    assert!(apply("10mbit").contains(&format!("{LIMITS} changed")));
     is_held(&bed.free(&bed.sender, "2 0 60e6 10.97.0.3"), 10e6, BURST_BYTES);
     assert!(apply("10mbit").contains("Nothing to do"));
     let shown = status(&place, &bed);

@@ -358,7 +358,7 @@ fn root_police_xdp_falls_back_to_the_stack() {
     need_root!();
     let place = Place::new();
     let bed = Bed::new();
-    let guest = NetNs::create(&format!("tidegate-xdp-{}-guest", std::process::id())).unwrap();
+    let guest = NetNs::create(&format!("{}-g", bed.sender.name())).unwrap();
     edt::cable(&guest, "eth1", "10.95.0.2", &bed.receiver, "port", "10.94.0.1");
     let netns = &bed.receiver;
     let mut netlink = Netlink::open_in(netns).unwrap();
