@@ -73,8 +73,8 @@ pub struct Floors {
     pub drop: Bytes,
 }
 
-/// The virtual queue of a class whose bytes cost `cost` now ([`virtual_queue::cost_of_byte`]): `config` is the
-/// one at its ceiling. All follows from this one number, which the kernel's programs change in one step.
+/// The virtual queue of a class whose bytes cost `cost` now ([`virtual_queue::cost_of_byte`]); `config` is
+/// the one at its ceiling. All follows from this one number, which the kernel's programs change in one step.
 #[must_use]
 pub fn config_at(config: &VirtualQueueConfig, floors: &Floors, cost: u64) -> VirtualQueueConfig {
     let threshold = |at_ceiling: Nanos, floor: Bytes| {

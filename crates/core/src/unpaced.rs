@@ -2,8 +2,8 @@
 //! epoch, and how far they may be behind.
 //!
 //! Each has a share as a TCP flow has. What it sends within one share of an epoch is set aside: the flows
-//! make room for it ([`crate::fair_share::Sharers::reserved`]). What it sends beyond earns it nothing, however
-//! much that is: the time of any number of bytes at any rate is computed without a wrap ([`time_of`]).
+//! make room for it ([`crate::fair_share::Sharers::reserved`]). What it sends beyond earns it nothing,
+//! however much that is: the time of any number of bytes at any rate is computed without a wrap ([`time_of`]).
 //!
 //! On ingress the virtual queue has room for TCP's windows, which may all be sent at once
 //! ([`crate::receive_window`]). A sender without a window has no use for that room and would only fill it:
@@ -168,7 +168,8 @@ mod tests {
         #[test]
         fn unpaced_senders_pass_no_more_than_alone(
             bit_s in prop_oneof![8_000u64..1_000_000, 1_000_000u64..10_000_000_000],
-            steps in prop::collection::vec((0u64..3_000, 100u32..9_000, any::<bool>(), any::<bool>()), 1..400),
+            steps in prop::collection::vec(
+                (0u64..3_000, 100u32..9_000, any::<bool>(), any::<bool>()), 1..400),
         ) {
             let config = windows(bit_s);
             let strict = thresholds(&config);

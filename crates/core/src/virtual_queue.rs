@@ -326,7 +326,7 @@ const MAX_SCALED: Nanos = Nanos(1 << 44);
 const MAX_COST: u64 = 1 << 46;
 const MAX_BYTES: u64 = 1 << 40;
 
-/// How long `bytes` take when each costs `cost` 2^-24 ns, rounded down. More than 2^40 bytes count as so many,
+/// How long `bytes` take when each costs `cost` 2^-24 ns, rounded down. More than 2^40 bytes count as 2^40,
 /// and a cost above 2^46 as that: nothing wraps.
 #[must_use]
 pub fn time_of(bytes: u64, cost: u64) -> Nanos {

@@ -390,7 +390,7 @@ fn is_far(testbed: &Testbed) {
         let report = iperf::run(testbed.sender(), testbed.receiver(index), &options).unwrap();
         assert!(report.received_bytes > 0, "{report:?}");
     }
-    // Probes may be lost while devices come up, and where a link's thread stalls; the link itself loses nothing.
+    // Probes may be lost while devices come up, and where a link's thread stalls; else the link loses none.
     for counters in testbed.joints().iter().filter_map(Joint::counters) {
         for lane in [counters.rightward, counters.leftward] {
             assert_eq!((lane.drop_queue, lane.drop_lost), (0, 0), "{counters:?}");

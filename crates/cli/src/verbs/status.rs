@@ -86,9 +86,9 @@ fn show(
         None => host.store().list(host.hierarchy()),
         Some(name) => host.store().list_above(host.hierarchy(), name),
     };
-    let mut listing = listing.or_else(|e| match (e, name) {
-        (StoreError::Missing(_), Some(name)) => Err(missing(&host, name)),
-        (e, _) => Err(e.into()),
+    let mut listing = listing.map_err(|e| match (e, name) {
+        (StoreError::Missing(_), Some(name)) => missing(&host, name),
+        (e, _) => e.into(),
     })?;
     let mut limits = LimitStatus::all(&listing);
     // The ceiling of one that was asked for may be that of one above it.

@@ -156,8 +156,8 @@ fn root_police_match_prefixes_change_hands() {
     ok(&place, &bed, "detach");
 }
 
-/// So many that a file for each, or a second for each, would be too much. What a process may open is scaled with
-/// them: a shell gives 1024 to a thousand limits.
+/// So many that a descriptor for each would be too much. What a process may open is scaled with them: a shell
+/// gives 1024, for a thousand limits.
 #[test]
 fn root_police_match_hundreds_from_one_file() {
     need_root!();

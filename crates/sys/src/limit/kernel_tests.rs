@@ -224,7 +224,8 @@ proptest! {
         let mut now = intf::QueueConf::default();
         // SAFETY: every pointer is to a live value of the layout that the header declares.
         unsafe { native_cl_config_at(&at_ceiling.into(), &conf, got, &mut now) };
-        prop_assert_eq!(now, class::config_at(&at_ceiling, &floors, virtual_queue::cost_of_byte(model)).into());
+        let cost = virtual_queue::cost_of_byte(model);
+        prop_assert_eq!(now, class::config_at(&at_ceiling, &floors, cost).into());
     }
 }
 
