@@ -209,6 +209,14 @@ impl Gates for LockedHost {
         self.host.store.leaving(names);
     }
 
+    fn make_way(&mut self, name: &str) -> Result<(), StoreError> {
+        self.host.store.set_aside(&self.lock, name)
+    }
+
+    fn settled(&mut self) {
+        self.host.store.forget_all(&self.lock);
+    }
+
     fn stopped(&mut self) -> Option<StoreError> {
         // A child that ends is none of these.
         let received = self.signals.wait(Duration::ZERO).ok()??.signal;

@@ -209,6 +209,9 @@ impl Case {
                 return Err(format!("{} is {}", limit["name"], limit["state"]));
             }
         }
+        if self.name.ends_with("rename") && limits.is_empty() {
+            return Err("neither the one that was on nor the one that comes is on".to_owned());
+        }
         for name in &self.stay {
             if !limits.iter().any(|limit| limit["name"] == *name) {
                 return Err(format!("{name} was on and is not"));
@@ -292,6 +295,19 @@ fn cases() -> Vec<Case> {
     case("htb child set", &[root, inside], "limit set b --egress 4mbit", &["a", "b"]);
     case("htb child del", &[root, inside], "limit del b", &["a"]);
     case("htb tree detach", &[root, inside], "detach", &[]);
+    // Of two that cannot be beside each other the new one has another name.
+    let renamed = |more: &str| {
+        format!(
+            "apply [[limit]]\nname = \"b\"\nscope = {{ dev = \"eth0\" }}\negress = \"20mbit\"\n\
+             ingress = \"20mbit\"\n{more}"
+        )
+    };
+    case("htb rename", &[root], &renamed("scheme = \"dem\""), &[]);
+    let xdp = "limit add a --dev eth0 --scheme police --hook xdp --ingress 20mbit";
+    case("xdp rename", &[xdp], &renamed("scheme = \"police\"\nhook = \"xdp\""), &[]);
+    let matched = "limit add a --dev eth0 --scheme police --match 10.98.0.2 --egress 20mbit";
+    let other = renamed("scheme = \"police\"\nmatch = \"10.98.0.2\"");
+    case("match rename", &[matched], &other, &[]);
     cases
 }
 

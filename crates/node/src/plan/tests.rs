@@ -61,18 +61,7 @@ impl Model {
         limits
     }
 
-    fn count(&mut self) -> Result<(), Fault> {
-        let at = self.verbs;
-        self.verbs += 1;
-        let fault = self.fails_at.is_some_and(|n| at == n || (self.fails_after && at > n));
-        if fault { Err(Fault("injected fault")) } else { Ok(()) }
-    }
-}
-
-impl Gates for Model {
-    type Error = Fault;
-
-    fn add(
+    fn put(
         &mut self,
         name: &str,
         scope: &Scope,
@@ -99,15 +88,38 @@ impl Gates for Model {
             if !is_above(above.scope.name(), scope.name()) {
                 return Err(Fault("the parent is not above"));
             }
-            let directions = |o: &LimitOptions| (o.egress.is_some(), o.ingress.is_some());
-            if directions(&above.options) != directions(options) {
-                return Err(Fault("other directions than the parent"));
-            }
         }
         let (scope, options, parent) = (scope.clone(), *options, parent.map(str::to_owned));
         let standing = Standing::InForce;
         self.limits.insert(name.to_owned(), Held { scope, standing, options, parent });
         Ok(())
+    }
+
+    fn count(&mut self) -> Result<(), Fault> {
+        let at = self.verbs;
+        self.verbs += 1;
+        let fault = self.fails_at.is_some_and(|n| at == n || (self.fails_after && at > n));
+        if fault { Err(Fault("injected fault")) } else { Ok(()) }
+    }
+}
+
+impl Gates for Model {
+    type Error = Fault;
+
+    fn add(
+        &mut self,
+        name: &str,
+        scope: &Scope,
+        options: &LimitOptions,
+        parent: Option<&str>,
+    ) -> Result<(), Fault> {
+        if let Some(above) = parent.and_then(|parent| self.limits.get(parent)) {
+            let directions = |o: &LimitOptions| (o.egress.is_some(), o.ingress.is_some());
+            if directions(&above.options) != directions(options) {
+                return Err(Fault("other directions than the parent"));
+            }
+        }
+        self.put(name, scope, options, parent)
     }
 
     fn replace(
@@ -117,8 +129,9 @@ impl Gates for Model {
         options: &LimitOptions,
         parent: Option<&str>,
     ) -> Result<(), Fault> {
+        // Until its parent, or those inside it, are as they shall be, it may have other directions.
         let earlier = self.limits.remove(name).ok_or(Fault("nothing to replace"))?;
-        let done = self.add(name, scope, options, parent);
+        let done = self.put(name, scope, options, parent);
         if done.is_err() {
             self.limits.insert(name.to_owned(), earlier);
         }

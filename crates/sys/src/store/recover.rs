@@ -229,8 +229,11 @@ impl Store {
     }
 
     /// Takes a limit off for another one that cannot be beside it. Its settings stay until that is there
-    /// ([`Store::forget`]) or it is put back.
-    pub(super) fn set_aside(&self, lock: &StoreLock, name: &str) -> Result<(), StoreError> {
+    /// ([`Store::forget_all`]); else it is put back by whoever opens the store next.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the limit is partly off, and is put back as well.
+    pub fn set_aside(&self, lock: &StoreLock, name: &str) -> Result<(), StoreError> {
         lock.journal.begin(self.removal(Deed::SetAside, name))?;
         let (dir, aside) = (self.root.join(name), format!("{ASIDE}{name}"));
         let place = self.place_of(name);
@@ -241,6 +244,13 @@ impl Store {
         }
         lock.journal.end();
         done
+    }
+
+    /// Other limits are in the places of all that were set aside.
+    pub fn forget_all(&self, _lock: &StoreLock) {
+        for entry in self.entries().unwrap_or_default().iter().filter(|e| e.starts_with(ASIDE)) {
+            let _ = remove_pins(&self.root.join(entry));
+        }
     }
 
     /// Another limit is in the place of one that was set aside.
@@ -269,6 +279,12 @@ impl Store {
         };
         match put() {
             Ok(()) => self.forget(name),
+            // Others have its place by now.
+            Err(
+                StoreError::ScopeTaken { .. }
+                | StoreError::PrefixTaken { .. }
+                | StoreError::NoParent { .. },
+            ) => self.forget(name),
             Err(e) => {
                 // So that it is seen that it should be on.
                 let _ = fs::rename(self.root.join(&aside), self.root.join(name));
