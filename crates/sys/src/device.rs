@@ -23,7 +23,7 @@ use tidegate_core::{Direction, Scope};
 use crate::{
     fq::FqError,
     intf::{self, DIRECTIONS},
-    limit::{LimitError, LimitOptions},
+    limit::{LimitError, LimitOptions, quiet_libbpf},
     net::{
         NetError, Netlink,
         qdisc::{Handle, Place, Qdisc, Redirect, Verb},
@@ -378,6 +378,7 @@ pub(crate) fn filters(ifindex: u32) -> Vec<u32> {
     if !has_clsact(ifindex) {
         return Vec::new();
     }
+    quiet_libbpf();
     places().filter_map(|place| ask_filter(ifindex, place, false)).collect()
 }
 
@@ -386,6 +387,7 @@ pub(crate) fn remove_filters_but(ifindex: u32, stays: impl Fn(u32) -> bool) {
     if !has_clsact(ifindex) {
         return;
     }
+    quiet_libbpf();
     for place in places() {
         if ask_filter(ifindex, place, false).is_some_and(|id| !stays(id)) {
             let _ = ask_filter(ifindex, place, true);

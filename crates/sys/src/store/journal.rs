@@ -215,7 +215,8 @@ fn journals() -> impl Iterator<Item = PathBuf> {
 
 fn read(dir: &Path) -> Option<Contents> {
     let file = dir.join(FILE);
-    if fs::metadata(&file).ok()?.len() > BYTES_MAX {
+    let is = fs::symlink_metadata(&file).ok()?;
+    if is.len() > BYTES_MAX || !is.is_file() || is.uid() != rustix::process::geteuid().as_raw() {
         return None;
     }
     let contents: Contents = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
@@ -230,7 +231,7 @@ fn absolute(root: &Path) -> PathBuf {
 
 /// The locked directory; `None` if somebody else has it, or has just removed it.
 fn lock_dir(dir: &Path, how: FlockOperation) -> io::Result<Option<OwnedFd>> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let held = match rustix::fs::open(dir, flags, Mode::empty()) {
         Err(rustix::io::Errno::NOENT) => return Ok(None),
         held => held?,
@@ -240,6 +241,9 @@ fn lock_dir(dir: &Path, how: FlockOperation) -> io::Result<Option<OwnedFd>> {
         done => done?,
     }
     let is = rustix::fs::fstat(&held)?;
+    if is.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::other("it belongs to another user; remove it"));
+    }
     let named = fs::metadata(dir).is_ok_and(|m| (m.dev(), m.ino()) == (is.st_dev, is.st_ino));
     Ok(named.then_some(held))
 }
