@@ -1,8 +1,8 @@
 //! Carrying out a plan, all or nothing.
 //!
-//! Actions are done in order; when one fails, those already done are undone, and the host is as it was. What is
-//! acted upon is a trait, so that every place of failure is tested without a kernel; [`crate::host`] has the
-//! real one.
+//! Actions are done in order; when one fails, those already done are undone, and the host is as it was.
+//! What is acted upon is a trait, so that every place of failure is tested without a kernel;
+//! [`crate::host`] has the real one.
 
 use std::collections::BTreeSet;
 
@@ -44,8 +44,8 @@ pub trait Gates {
     /// Names limits that will be taken off: others may be put on what these are on.
     fn leaving(&mut self, _names: BTreeSet<String>) {}
 
-    /// Takes a limit off that another one cannot be beside. Should this process die it is put back, unless the
-    /// other one is there.
+    /// Takes a limit off that another one cannot be beside. Should this process die it is put back,
+    /// unless the other one is there.
     ///
     /// # Errors
     /// As the gates have it.

@@ -1,18 +1,17 @@
 //! What must be done so that the limits of a host are as a spec says. Pure: no kernel is asked.
 //!
 //! - A limit of the spec that the host does not have is added; one with other settings is changed in place.
-//! - One on another cgroup or device than the spec says, or whose programs somebody took off, or that gets other
-//!   programs, is replaced: the new one comes first, then the old one goes.
-//! - A limit that gets, loses or changes its parent is replaced, and so are all that are inside one that is: a
-//!   child works with the maps of its parent.
+//! - One on another cgroup or device than the spec says, or whose programs somebody took off, or that
+//!   gets other programs, is replaced: the new one comes first, then the old one goes.
+//! - A limit that gets, loses or changes its parent is replaced, and so are all that are inside one that
+//!   is: a child works with the maps of its parent.
 //! - A limit that only the host has is left alone, unless the plan prunes. One inside a limit of the spec
 //!   stays as it is, taken off and put on again with that, and limited in the directions in which that is.
 //!
 //! Order: changes; then additions and replacements, parents before children; then whatever is taken off,
-//! children before parents. So nothing is unlimited meanwhile. A limit goes first only where nothing is limited
-//! by it any more, or where another one needs what only one can have: the HTB or the program in XDP of a device,
-//! or a prefix.
-//! Planning n limits takes O(n log n).
+//! children before parents. So nothing is unlimited meanwhile. A limit goes first only where nothing is
+//! limited by it any more, or where another one needs what only one can have: the HTB or the program in
+//! XDP of a device, or a prefix. Planning n limits takes O(n log n).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -361,8 +360,8 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
     Ok(plan)
 }
 
-/// The names of the limits that are taken off before others are put on: nothing is limited by them any more, or
-/// another one cannot be beside them. So are those inside them.
+/// The names of the limits that are taken off before others are put on: nothing is limited by them any
+/// more, or another one cannot be beside them. So are those inside them.
 fn who_goes_first<'a>(
     removals: &[(&'a Present, Reason)],
     additions: &[Wanted],

@@ -16,10 +16,10 @@
 //! ```
 //!
 //! The directory appears under its name only when it is whole (built aside, then renamed), so a process
-//! that dies half way leaves no half limit in the listing, and its links vanish with it. What has a life of its
-//! own is written to a journal before it is made (see store/journal.rs), and the next who opens the store
-//! finishes or undoes it (see store/recover.rs). Writers exclude each other by a lock on the directory; readers
-//! take none.
+//! that dies half way leaves no half limit in the listing, and its links vanish with it. What has a life
+//! of its own is written to a journal before it is made (see store/journal.rs), and the next who opens
+//! the store finishes or undoes it (see store/recover.rs). Writers exclude each other by a lock on the
+//! directory; readers take none.
 
 mod error;
 mod hook;
@@ -27,6 +27,7 @@ mod htb;
 mod journal;
 pub(crate) mod pins;
 mod recover;
+mod replace;
 mod rooms;
 
 use std::{
@@ -39,7 +40,7 @@ use std::{
 
 use libbpf_rs::{Link, MapCore, MapHandle, query::LinkTypeInfo};
 use rustix::fs::{FlockOperation, Mode, OFlags};
-use tidegate_core::{Scheme, Scope, class::MAX_DEPTH, police::Hook};
+use tidegate_core::{Scheme, Scope, class::MAX_DEPTH};
 
 use crate::{
     cgroup::{Cgroup, Hierarchy},
@@ -446,58 +447,6 @@ impl Store {
             return Err(StoreError::Exists(name.to_owned()));
         }
         self.install_with(&lock.journal, hierarchy, name, scope, options, parent)
-    }
-
-    /// Puts a limit in the place of another one of its name. Where the kernel lets both be, the new one comes
-    /// first; else the other one is off for the moment between the two: a device has one HTB, one program in
-    /// XDP, one holder of a prefix, and on kernels without tcx one filter of ours.
-    ///
-    /// # Errors
-    /// [`StoreError`]; the earlier limit is in force.
-    pub fn replace(
-        &self,
-        lock: &StoreLock,
-        hierarchy: &Hierarchy,
-        name: &str,
-        scope: &Scope,
-        options: &LimitOptions,
-        parent: Option<&str>,
-    ) -> Result<(), StoreError> {
-        let earlier = self.open(hierarchy, name)?;
-        if self.fits_beside(&earlier, scope, options) {
-            self.install_with(&lock.journal, hierarchy, name, scope, options, parent)?;
-            self.take_off(&format!("{BUILDING}{name}"))?;
-            // What the earlier one has given back is the new one's.
-            let Scope::Cgroup(path) = scope else { return Ok(()) };
-            let cgroup = hierarchy.open(path).map_err(|e| limit_error(name)(e.into()))?;
-            let maps = self.open(hierarchy, name)?.maps;
-            return maps.adopt(hierarchy, &cgroup, Adopt::Take).map_err(limit_error(name));
-        }
-        self.set_aside(lock, name)?;
-        let done = self.install_with(&lock.journal, hierarchy, name, scope, options, parent);
-        match done {
-            Ok(()) => self.forget(name),
-            Err(e) => {
-                let _ = self.put_back(lock, name);
-                Err(e)
-            }
-        }
-    }
-
-    /// Whether a limit can be put on while an earlier one of its name still is.
-    fn fits_beside(&self, earlier: &PinnedLimit, scope: &Scope, options: &LimitOptions) -> bool {
-        let Some(Scope::Dev(there) | Scope::Port(there)) = &earlier.scope else { return true };
-        if scope.name() != there || !scope.is_device() {
-            return true;
-        }
-        let is = LimitOptions::from(&earlier.limit);
-        let both = |has: fn(&LimitOptions) -> bool| has(&is) && has(options);
-        let dir = self.root.join(&earlier.name);
-        let has_filters = device::PROGRAM_PINS.iter().any(|pin| dir.join(pin).exists());
-        !(has_filters
-            || both(|o| o.scheme.has_htb())
-            || both(|o| o.police.hook == Hook::Xdp)
-            || both(|o| !o.matched.is_empty()))
     }
 
     fn install_with(

@@ -1,8 +1,9 @@
-//! A writer that is killed before any of its changes: the next command finds the host in order. It finishes or
-//! undoes what was begun, limits that were on are on, and traffic flows.
+//! A writer that is killed before any of its changes: the next command finds the host in order. It
+//! finishes or undoes what was begun, limits that were on are on, and traffic flows.
 //!
-//! `make test` kills at a sample of all places, by a seed that it prints (`TIDEGATE_KILL_SEED` gives another).
-//! `make test-kill` (`TIDEGATE_KILL=all`) kills at every place and 1000 times at random moments.
+//! `make test` kills at a sample of all places, by a seed that it prints (`TIDEGATE_KILL_SEED` gives
+//! another). `make test-kill` (`TIDEGATE_KILL=all`) kills at every place and 1000 times at random
+//! moments.
 
 use std::{
     collections::BTreeMap,

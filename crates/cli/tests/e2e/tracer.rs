@@ -1,12 +1,7 @@
 //! A process that is stopped at each system call by which it changes something that outlives it: files, pins,
 //! programs, maps, devices, qdiscs.
 
-use std::{
-    io,
-    os::unix::process::CommandExt,
-    process::{Child, Command},
-    ptr,
-};
+use std::{io, os::unix::process::CommandExt, process::Command, ptr};
 
 /// The children and traced threads of the calling thread alone, not those of other tests.
 const OWN: i32 = libc::__WALL | libc::__WNOTHREAD;
@@ -55,8 +50,8 @@ pub fn watch(mut command: Command, mut before: impl FnMut(usize) -> Option<i32>)
             _ => Err(io::Error::last_os_error()),
         });
     }
-    let child: Child = command.spawn().unwrap();
-    let main = child.id() as i32;
+    #[allow(clippy::zombie_processes, reason = "waitpid below waits for it")]
+    let main = command.spawn().unwrap().id() as i32;
     let mut ended = Ended { changes: Vec::new(), code: None };
     let mut is_new = true;
     loop {

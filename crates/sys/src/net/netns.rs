@@ -86,8 +86,8 @@ impl NetNs {
         Ok(Self { name: name.into(), fd: file.into(), owned_mount: None })
     }
 
-    /// Finds a namespace by the inode of its file, among those that have a name and those of processes; `None`
-    /// if nothing that can be seen here is in it.
+    /// Finds a namespace by the inode of its file, among those that have a name and those of processes;
+    /// `None` if nothing that can be seen here is in it.
     pub fn find(inode: u64) -> Option<Self> {
         let list = |dir: &str| fs::read_dir(dir).into_iter().flatten().flatten();
         let named = list(NETNS_DIR).map(|entry| entry.path());

@@ -323,7 +323,7 @@ impl Tree {
     }
 }
 
-fn name_in(dir: &Path, link: &str) -> Option<String> {
+pub(super) fn name_in(dir: &Path, link: &str) -> Option<String> {
     fs::read_link(dir.join(link)).ok()?.to_str().map(str::to_owned)
 }
 

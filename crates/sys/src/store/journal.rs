@@ -1,16 +1,16 @@
-//! The journal of a store: what a writer is about to do, so that the next one can finish or undo it should the
-//! writer die.
+//! The journal of a store: what a writer is about to do, so that the next one can finish or undo it
+//! should the writer die.
 //!
 //! ```text
 //! /run/tidegate/ID/journal.json    mode 0700; there only while a writer changes something
 //! ```
 //!
-//! It is written to a temporary file and renamed before the kernel is changed, and removed when all is done. ID
-//! tells stores apart: the name of the store's directory, the number of its BPF file system and of the
-//! directory above. The writer holds a lock on the directory as long as it lives.
+//! It is written to a temporary file and renamed before the kernel is changed, and removed when all is
+//! done. ID tells stores apart: the name of the store's directory, the number of its BPF file system and
+//! of the directory above. The writer holds a lock on the directory as long as it lives.
 //!
-//! A step names the limit, the network namespace and the kernel objects that the step makes or removes. What it
-//! does not name (links, maps) has no life beyond its pins, and those are in the store.
+//! A step names the limit, the network namespace and the kernel objects that the step makes or removes.
+//! What it does not name (links, maps) has no life beyond its pins, and those are in the store.
 
 use std::{
     fs, io,

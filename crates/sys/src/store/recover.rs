@@ -1,17 +1,16 @@
 //! What a writer that died has left is finished or undone, by whoever opens the store next.
 //!
-//! A directory `_NAME` is to be taken off: it is half built, or was the limit NAME and is being removed, or was
-//! replaced. `=NAME` was set aside for another limit: it comes back unless that is there. The kernel objects
-//! that have no pins yet, or whose pins are lost, are named by the [journal](super::journal). All steps may be
-//! done again.
+//! A directory `_NAME` is to be taken off: it is half built, or was the limit NAME and is being removed,
+//! or was replaced. `=NAME` was set aside for another limit: it comes back unless that is there. The
+//! kernel objects that have no pins yet, or whose pins are lost, are named by the
+//! [journal](super::journal). All steps may be done again.
 
 use std::{collections::BTreeSet, fs, os::fd::AsFd, path::Path};
 
 use libbpf_rs::{MapHandle, Program};
-use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::{
-    ASIDE, BUILDING, PARENT, PinnedLimit, Store, StoreError, StoreLock, cgroup_of, io_error,
+    ASIDE, BUILDING, PARENT, PinnedLimit, Store, StoreError, cgroup_of,
     journal::{self, Deed, Journal, Object, Step},
     limit_error,
     pins::{detach_links, remove_pins},
@@ -22,7 +21,7 @@ use crate::{
     cgroup::Hierarchy,
     device::{self, PROGRAM_PINS, Target},
     htb, intf,
-    limit::{Adopt, LimitOptions, lookup},
+    limit::{Adopt, lookup},
     net::NetNs,
 };
 
@@ -97,7 +96,7 @@ impl Store {
     }
 
     /// The same, but its pins stay.
-    fn take_hooks_off(&self, entry: &str) -> Result<(), StoreError> {
+    pub(super) fn take_hooks_off(&self, entry: &str) -> Result<(), StoreError> {
         let namespace = self.settings_of(entry).filter(|l| l.ifindex != 0).map(|l| l.cgroup_id);
         let elsewhere = namespace.filter(|inode| !device::is_current_namespace(*inode));
         match elsewhere.and_then(NetNs::find) {
@@ -226,82 +225,6 @@ impl Store {
         }
         let cgroup = cgroup_of(&hierarchy, scope);
         pinned.maps.set(&hierarchy, cgroup.as_ref(), &pinned.limit).map_err(limit_error(name))
-    }
-
-    /// Takes a limit off for another one that cannot be beside it. Its settings stay until that is there
-    /// ([`Store::forget_all`]); else it is put back by whoever opens the store next.
-    ///
-    /// # Errors
-    /// [`StoreError`]; the limit is partly off, and is put back as well.
-    pub fn set_aside(&self, lock: &StoreLock, name: &str) -> Result<(), StoreError> {
-        lock.journal.begin(self.removal(Deed::SetAside, name))?;
-        let (dir, aside) = (self.root.join(name), format!("{ASIDE}{name}"));
-        let place = self.place_of(name);
-        fs::rename(&dir, self.root.join(&aside)).map_err(io_error(&dir, "rename"))?;
-        let done = self.take_hooks_off(&aside);
-        if let Some((room, index)) = place.filter(|_| done.is_ok()) {
-            self.free_place(&room, index);
-        }
-        lock.journal.end();
-        done
-    }
-
-    /// Other limits are in the places of all that were set aside.
-    pub fn forget_all(&self, _lock: &StoreLock) {
-        for entry in self.entries().unwrap_or_default().iter().filter(|e| e.starts_with(ASIDE)) {
-            let _ = remove_pins(&self.root.join(entry));
-        }
-    }
-
-    /// Another limit is in the place of one that was set aside.
-    pub(super) fn forget(&self, name: &str) -> Result<(), StoreError> {
-        remove_pins(&self.root.join(format!("{ASIDE}{name}")))
-    }
-
-    /// Puts a limit back that was set aside.
-    pub(super) fn put_back(&self, lock: &StoreLock, name: &str) -> Result<(), StoreError> {
-        self.put_back_with(&lock.journal, name)
-    }
-
-    fn put_back_with(&self, journal: &Journal, name: &str) -> Result<(), StoreError> {
-        let aside = format!("{ASIDE}{name}");
-        if self.root.join(name).is_dir() {
-            return self.forget(name);
-        }
-        let put = || {
-            let hierarchy = Hierarchy::find().map_err(|e| limit_error(name)(e.into()))?;
-            let pinned = self.open_at(&hierarchy, &aside)?;
-            let scope = pinned.scope.clone().or_else(|| pinned.installed_on.clone());
-            let scope = scope.ok_or_else(|| StoreError::Missing(name.to_owned()))?;
-            let options = LimitOptions::from(&pinned.limit);
-            let parent = pinned.parent.as_deref();
-            self.install_with(journal, &hierarchy, name, &scope, &options, parent)
-        };
-        match put() {
-            Ok(()) => self.forget(name),
-            // Others have its place by now.
-            Err(
-                StoreError::ScopeTaken { .. }
-                | StoreError::PrefixTaken { .. }
-                | StoreError::NoParent { .. },
-            ) => self.forget(name),
-            Err(e) => {
-                // So that it is seen that it should be on.
-                let _ = fs::rename(self.root.join(&aside), self.root.join(name));
-                Err(e)
-            }
-        }
-    }
-
-    /// Lists a limit that has been built, in the place of another one of its name if there is one: that is
-    /// to be taken off then.
-    pub(super) fn publish(&self, building: &Path, name: &str) -> Result<(), StoreError> {
-        let target = self.root.join(name);
-        let done = match target.is_dir() {
-            true => renameat_with(CWD, building, CWD, &target, RenameFlags::EXCHANGE),
-            false => rustix::fs::rename(building, &target),
-        };
-        done.map_err(|e| io_error(&target, "rename to")(e.into()))
     }
 
     /// What putting a limit on a device makes there.

@@ -9,8 +9,8 @@
 //!     N                            symbolic link to the name of the limit in place N
 //! ```
 //!
-//! A room comes with its first limit and goes with its last. Packets find a limit before it is listed, and none
-//! that is taken off; a place whose limit is not there is free (see [`Store::sweep_rooms`]).
+//! A room comes with its first limit and goes with its last. Packets find a limit before it is listed,
+//! and none that is taken off; a place whose limit is not there is free (see [`Store::sweep_rooms`]).
 
 use std::{
     fs,
@@ -34,8 +34,8 @@ use crate::{
 /// Prefix of the directory of a room; no limit's name starts with it.
 pub(super) const ROOM_PREFIX: char = '+';
 /// The symbolic links of a limit in a room.
-const ROOM: &str = "room";
-const PLACE: &str = "place";
+pub(super) const ROOM: &str = "room";
+pub(super) const PLACE: &str = "place";
 /// The links of a room's programs.
 const HOOKS: [&str; 2] = ["egress", "ingress"];
 
