@@ -289,9 +289,9 @@ mod tests {
         assert_eq!(
             text,
             "{\"version\":1,\"store\":\"/sys/fs/bpf/tidegate\",\"device\":28,\"pid\":9,\"step\":{\"deed\":\
-             \"install\",\"limit\":\"up\",\"network_namespace\":4026531840,\"objects\":[{\"kind\":\"filters\",\
-             \"ifindex\":2,\"stay\":[7]},{\"kind\":\"ifb\",\"ifindex\":2},{\"kind\":\"htb\",\"ifindex\":2},\
-             {\"kind\":\"clsact\",\"ifindex\":2,\"stays\":false}]}}"
+             \"install\",\"limit\":\"up\",\"network_namespace\":4026531840,\"objects\":[{\"kind\":\
+             \"filters\",\"ifindex\":2,\"stay\":[7]},{\"kind\":\"ifb\",\"ifindex\":2},{\"kind\":\"htb\",\
+             \"ifindex\":2},{\"kind\":\"clsact\",\"ifindex\":2,\"stays\":false}]}}"
         );
         assert_eq!(serde_json::from_str::<Contents>(&text).unwrap().step, step());
     }
