@@ -1,10 +1,12 @@
 //! Carrying out a plan, all or nothing.
 //!
-//! Actions are done in order; when one fails, those already done are undone in reverse, and the host is as it
-//! was. What is acted upon is a trait of three verbs, so that every place of failure is tested without a
-//! kernel; [`crate::host`] has the real one.
+//! Actions are done in order; when one fails, those already done are undone, and the host is as it was.
+//! What is acted upon is a trait, so that every place of failure is tested without a kernel;
+//! [`crate::host`] has the real one.
 
-use tidegate_core::Scope;
+use std::collections::BTreeSet;
+
+use tidegate_core::{Scope, class::MAX_DEPTH};
 use tidegate_sys::limit::LimitOptions;
 
 use crate::plan::{Action, Present, Standing};
@@ -25,6 +27,39 @@ pub trait Gates {
         options: &LimitOptions,
         parent: Option<&str>,
     ) -> Result<(), Self::Error>;
+
+    /// Puts a limit in the place of another one of its name, the new one first where both can be. What is
+    /// inside the earlier one is inside the new one.
+    ///
+    /// # Errors
+    /// As the gates have it.
+    fn replace(
+        &mut self,
+        name: &str,
+        scope: &Scope,
+        options: &LimitOptions,
+        parent: Option<&str>,
+    ) -> Result<(), Self::Error>;
+
+    /// Names limits that will be taken off: others may be put on what these are on.
+    fn leaving(&mut self, _names: BTreeSet<String>) {}
+
+    /// Takes a limit off that another one cannot be beside. Should this process die it is put back,
+    /// unless the other one is there.
+    ///
+    /// # Errors
+    /// As the gates have it.
+    fn make_way(&mut self, name: &str) -> Result<(), Self::Error> {
+        self.remove(name)
+    }
+
+    /// All is done: none of those that made way is put back any more.
+    fn settled(&mut self) {}
+
+    /// Why no more steps are to be done, if that is so.
+    fn stopped(&mut self) -> Option<Self::Error> {
+        None
+    }
 
     /// Changes a limit in place.
     ///
@@ -63,9 +98,34 @@ pub enum ApplyError<E: std::error::Error + 'static> {
 /// # Errors
 /// [`ApplyError`].
 pub fn apply<G: Gates>(gates: &mut G, actions: &[Action]) -> Result<(), ApplyError<G::Error>> {
+    let leaves =
+        |action: &&Action| matches!(action, Action::Remove { .. } | Action::Replace { .. });
+    gates.leaving(actions.iter().filter(leaves).map(|action| action.name().to_owned()).collect());
+    let done = perform_all(gates, actions);
+    if done.is_ok() {
+        gates.settled();
+    }
+    gates.leaving(BTreeSet::new());
+    done
+}
+
+fn perform_all<G: Gates>(gates: &mut G, actions: &[Action]) -> Result<(), ApplyError<G::Error>> {
+    let first = first_removals(actions);
     for (done, action) in actions.iter().enumerate() {
-        let Err(source) = perform(gates, action) else { continue };
-        let undone = actions[..done].iter().rev().filter_map(|action| {
+        let makes_way = done < first && first < actions.len();
+        let failed = gates.stopped().or_else(|| match action {
+            Action::Remove { limit, .. }
+                if makes_way
+                    && !matches!(limit.standing, Standing::ScopeGone | Standing::Broken) =>
+            {
+                gates.make_way(&limit.name).err()
+            }
+            action => perform(gates, action).err(),
+        });
+        let Some(source) = failed else { continue };
+        // What was put on goes, too.
+        gates.leaving(actions.iter().map(|action| action.name().to_owned()).collect());
+        let undone = backwards(&actions[..done]).into_iter().filter_map(|action| {
             if let Action::Remove {
                 limit: Present { standing: Standing::Broken, name, .. }, ..
             } = action
@@ -85,10 +145,43 @@ pub fn apply<G: Gates>(gates: &mut G, actions: &[Action]) -> Result<(), ApplyErr
     Ok(())
 }
 
+/// The order in which steps are undone. What was changed or replaced is as it was, parents first, before what
+/// was put on goes; what went first, to make way for that, comes last.
+fn backwards(done: &[Action]) -> Vec<&Action> {
+    let (first, rest) = done.split_at(first_removals(done));
+    let (added, mut others): (Vec<_>, Vec<_>) =
+        rest.iter().partition(|action| matches!(action, Action::Add { .. }));
+    let parent_of = |name: &str| {
+        others.iter().chain(&added).find_map(|action| match action {
+            Action::Remove { limit, .. } | Action::Replace { from: limit, .. } => {
+                limit.parent.as_deref().filter(|_| limit.name == name)
+            }
+            _ => None,
+        })
+    };
+    let depth = |action: &&Action| {
+        std::iter::successors(parent_of(action.name()), |name| parent_of(name))
+            .take(MAX_DEPTH)
+            .count()
+    };
+    let mut depths: Vec<_> = others.iter().map(|action| (depth(action), *action)).collect();
+    depths.sort_by_key(|(depth, _)| *depth);
+    others = depths.into_iter().map(|(_, action)| action).collect();
+    others.into_iter().chain(added.into_iter().rev()).chain(first.iter().rev()).collect()
+}
+
+/// How many steps at the beginning take limits off.
+fn first_removals(actions: &[Action]) -> usize {
+    actions.iter().take_while(|action| matches!(action, Action::Remove { .. })).count()
+}
+
 fn perform<G: Gates>(gates: &mut G, action: &Action) -> Result<(), G::Error> {
     match action {
         Action::Remove { limit, .. } => gates.remove(&limit.name),
         Action::Change { name, to, .. } => gates.change(name, to),
+        Action::Replace { to: limit, .. } => {
+            gates.replace(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
+        }
         Action::Add { limit } => {
             gates.add(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
         }
@@ -103,6 +196,9 @@ fn undo<G: Gates>(gates: &mut G, action: &Action) -> Result<(), G::Error> {
             gates.add(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
         }
         Action::Change { name, from, .. } => gates.change(name, from),
+        Action::Replace { from: limit, .. } => {
+            gates.replace(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
+        }
         Action::Add { limit } => gates.remove(&limit.name),
     }
 }

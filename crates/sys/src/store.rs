@@ -12,22 +12,29 @@
 //!                           program_{egress,ingress}, clsact  a device's without links (see device)
 //!                           slots, slot, root, ...            of scheme htb (see store/htb.rs)
 //!                           room, place                       of one with prefixes (see store/rooms.rs)
+//! /sys/fs/bpf/tidegate/{_NAME,=NAME}/                         on its way (see store/recover.rs)
 //! ```
 //!
 //! The directory appears under its name only when it is whole (built aside, then renamed), so a process
-//! that dies half way leaves no half limit in the listing, and its links vanish with it. Writers exclude
-//! each other by a lock on the directory; readers take none.
+//! that dies half way leaves no half limit in the listing, and its links vanish with it. What has a life
+//! of its own is written to a journal before it is made (see store/journal.rs), and the next who opens
+//! the store finishes or undoes it (see store/recover.rs). Writers exclude each other by a lock on the
+//! directory; readers take none.
 
 mod around;
 mod error;
 mod hook;
 mod htb;
+mod journal;
 pub(crate) mod pins;
 mod place;
+mod recover;
+mod replace;
 mod rooms;
 mod unreadable;
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
@@ -47,7 +54,8 @@ use crate::{
     limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps},
     xdp::{self, XdpMode},
 };
-use pins::{detach_links, pin, remove_pins};
+use journal::{Deed, Journal};
+use pins::{pin, remove_pins};
 
 mod rate;
 
@@ -61,8 +69,10 @@ pub use unreadable::{Listing, Unreadable};
 const BPFFS: &str = "/sys/fs/bpf";
 /// Where limits are pinned unless told otherwise.
 pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/tidegate";
-/// Prefix of a directory that is being built; no limit's name starts with it.
-const BUILDING: &str = "_";
+/// Prefix of a directory that is being built or is to be taken off; no limit's name starts with it.
+const BUILDING: char = '_';
+/// Prefix of the directory of a limit that was set aside.
+const ASIDE: char = '=';
 /// Longest name of a limit, in bytes.
 pub const MAX_NAME_BYTES: usize = 63;
 /// Limits that a host holds at most.
@@ -98,11 +108,14 @@ pub struct Store {
     root: PathBuf,
     /// Replace qdiscs of others.
     force: bool,
+    /// Limits that will be taken off, beside which others may be put on.
+    leaving: BTreeSet<String>,
 }
 
 /// Keeps other writers out while it lives.
 #[derive(Debug)]
 pub struct StoreLock {
+    journal: Journal,
     _dir: OwnedFd,
 }
 
@@ -176,13 +189,19 @@ impl Store {
     /// whatever this process has mounted; any other path is taken as it is.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Store {
-        Store { root: place::resolve(root.into()), force: false }
+        Store { root: place::resolve(root.into()), force: false, leaving: BTreeSet::new() }
     }
 
     /// Whether a limit that needs a qdisc replaces one that somebody has put on its device; it is not put
     /// back.
     pub fn force(&mut self, force: bool) {
         self.force = force;
+    }
+
+    /// Names limits that will be taken off: another one may be put on what they are on, so that it is always
+    /// limited. No more than one HTB, or program in XDP, fits on a device all the same.
+    pub fn leaving(&mut self, names: BTreeSet<String>) {
+        self.leaving = names;
     }
 
     /// Makes the directory, and mounts the BPF file system where none is, then keeps other writers out.
@@ -195,8 +214,9 @@ impl Store {
         loop {
             self.create_root()?;
             if let Some(dir) = self.try_lock()? {
-                self.sweep();
-                return Ok(StoreLock { _dir: dir });
+                let journal = Journal::open(&self.root)?;
+                self.recover(&journal);
+                return Ok(StoreLock { journal, _dir: dir });
             }
             if Instant::now() > deadline {
                 return Err(StoreError::Busy(self.root.display().to_string()));
@@ -225,18 +245,6 @@ impl Store {
         Ok((named.is_some() && locked == named).then_some(dir))
     }
 
-    /// Removes what a writer that died has left half built.
-    fn sweep(&self) {
-        for name in self.entries().unwrap_or_default() {
-            if name.starts_with(BUILDING) {
-                let _ = remove_pins(&self.root.join(name));
-            } else {
-                self.sweep_hook(&self.root.join(name));
-            }
-        }
-        self.sweep_rooms();
-    }
-
     fn entries(&self) -> Result<Vec<String>, StoreError> {
         self.check_root()?;
         let entries = match fs::read_dir(&self.root) {
@@ -257,7 +265,7 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn names(&self) -> Result<Vec<String>, StoreError> {
         let mut names = self.entries()?;
-        names.retain(|name| !name.starts_with(BUILDING) && !name.starts_with(ROOM_PREFIX));
+        names.retain(|name| !name.starts_with([BUILDING, ASIDE, ROOM_PREFIX]));
         Ok(names)
     }
 
@@ -267,13 +275,14 @@ impl Store {
     /// [`StoreError::Missing`], or [`StoreError::Unreadable`] for one of another version.
     pub fn open(&self, hierarchy: &Hierarchy, name: &str) -> Result<PinnedLimit, StoreError> {
         check_name(name)?;
-        self.open_pins(hierarchy, name).map_err(|e| match e {
+        self.open_at(hierarchy, name).map_err(|e| match e {
             StoreError::Missing(_) => e,
             e => self.unreadable(hierarchy, name, &e).error(),
         })
     }
 
-    fn open_pins(&self, hierarchy: &Hierarchy, name: &str) -> Result<PinnedLimit, StoreError> {
+    /// The same of any directory that holds a limit.
+    fn open_at(&self, hierarchy: &Hierarchy, name: &str) -> Result<PinnedLimit, StoreError> {
         let dir = self.root.join(name);
         if !dir.is_dir() {
             return Err(StoreError::Missing(name.to_owned()));
@@ -404,7 +413,7 @@ impl Store {
     pub fn list(&self, hierarchy: &Hierarchy) -> Result<Listing, StoreError> {
         let mut listing = Listing::default();
         for name in self.names()? {
-            match self.open_pins(hierarchy, &name) {
+            match self.open_at(hierarchy, &name) {
                 Ok(limit) => listing.limits.push(limit),
                 Err(_) if !self.root.join(&name).exists() => {}
                 Err(e) => listing.unreadable.push(self.unreadable(hierarchy, &name, &e)),
@@ -419,7 +428,7 @@ impl Store {
     /// [`StoreError`].
     pub fn install(
         &self,
-        _lock: &StoreLock,
+        lock: &StoreLock,
         hierarchy: &Hierarchy,
         name: &str,
         scope: &Scope,
@@ -427,6 +436,38 @@ impl Store {
         parent: Option<&str>,
     ) -> Result<(), StoreError> {
         check_name(name)?;
+        if self.root.join(name).is_dir() {
+            self.open(hierarchy, name)?;
+            return Err(StoreError::Exists(name.to_owned()));
+        }
+        self.install_with(&lock.journal, hierarchy, name, scope, options, parent)
+    }
+
+    fn install_with(
+        &self,
+        journal: &Journal,
+        hierarchy: &Hierarchy,
+        name: &str,
+        scope: &Scope,
+        options: &LimitOptions,
+        parent: Option<&str>,
+    ) -> Result<(), StoreError> {
+        let target = Some(scope).filter(|s| s.is_device()).and_then(|s| Target::find(s).ok());
+        let has_htb = options.scheme.has_htb() && parent.is_none();
+        journal.begin(self.installation(name, target.as_ref(), has_htb))?;
+        let done = self.put_on(hierarchy, name, scope, options, parent);
+        journal.end();
+        done
+    }
+
+    fn put_on(
+        &self,
+        hierarchy: &Hierarchy,
+        name: &str,
+        scope: &Scope,
+        options: &LimitOptions,
+        parent: Option<&str>,
+    ) -> Result<(), StoreError> {
         if !options.matched.is_empty() {
             return self.install_matched(name, scope, options);
         }
@@ -435,15 +476,10 @@ impl Store {
             Scope::Cgroup(path) => Some(hierarchy.open(path).map_err(|e| refused()(e.into()))?),
             _ => None,
         };
-        let Listing { limits: present, unreadable } = self.list(hierarchy)?;
-        if present.iter().any(|limit| limit.name == name) {
-            return Err(StoreError::Exists(name.to_owned()));
-        }
-        let is_there = |other: &&Unreadable| other.name == name;
-        if let Some(other) = unreadable.iter().find(is_there) {
-            return Err(other.error());
-        }
-        if let Some(other) = unreadable.iter().find(|other| other.scope.as_ref() == Some(scope)) {
+        let Listing { limits: mut present, unreadable } = self.list(hierarchy)?;
+        let goes = |other: &str| other == name || self.leaving.contains(other);
+        let has_scope = |other: &&Unreadable| other.scope.as_ref() == Some(scope);
+        if let Some(other) = unreadable.iter().filter(|o| !goes(&o.name)).find(has_scope) {
             let (scope, name) = (scope.clone(), other.name.clone());
             return Err(StoreError::ScopeUnreadable { scope, name });
         }
@@ -451,12 +487,13 @@ impl Store {
             Some(cgroup) => other.limit.ifindex == 0 && other.limit.cgroup_id == cgroup.id(),
             None => other.scope.as_ref() == Some(scope) && other.limit.matched.count == 0,
         };
-        if let Some(other) = present.iter().find(taken) {
+        if let Some(other) = present.iter().filter(|l| !goes(&l.name)).find(taken) {
             return Err(StoreError::ScopeTaken { scope: scope.clone(), name: other.name.clone() });
         }
         if present.len() + unreadable.len() >= MAX_LIMITS {
             return Err(StoreError::Full);
         }
+        present.retain(|other| other.name != name);
         let scheme = options.scheme;
         let broken = parent.and_then(|parent| unreadable.iter().find(|o| o.name == parent));
         if let Some(parent) = broken {
@@ -471,7 +508,7 @@ impl Store {
         }
         let attached = match &cgroup {
             Some(cgroup) => {
-                AttachedLimit::attach(hierarchy, cgroup, options, parent.map(|p| &p.maps))
+                AttachedLimit::load(hierarchy, cgroup, options, parent.map(|p| &p.maps))
             }
             None => Target::find(scope)
                 .map_err(LimitError::from)
@@ -489,8 +526,11 @@ impl Store {
             if let Some(parent) = parent {
                 symlink(Path::new(&parent.name), &building.join(PARENT))?;
             }
-            let target = self.root.join(name);
-            fs::rename(&building, &target).map_err(io_error(&target, "rename to"))
+            // Once its maps are pinned: whoever finds them can give the sockets back.
+            if let Some(cgroup) = &cgroup {
+                attached.maps.adopt(hierarchy, cgroup, Adopt::Take).map_err(refused())?;
+            }
+            self.publish(&building, name)
         });
         if done.is_err() {
             let _ = remove_pins(&building);
@@ -509,7 +549,7 @@ impl Store {
     /// [`StoreError`]; the earlier limit is in force.
     pub fn change(
         &self,
-        _lock: &StoreLock,
+        lock: &StoreLock,
         hierarchy: &Hierarchy,
         name: &str,
         options: &LimitOptions,
@@ -532,28 +572,37 @@ impl Store {
             let scope = pinned.installed_on.unwrap_or_else(|| Scope::Cgroup("?".to_owned()));
             return Err(StoreError::ScopeGone { name: name.to_owned(), scope });
         };
+        lock.journal.begin(self.removal(Deed::Change, name))?;
+        let done = self.change_to(hierarchy, &pinned, scope, &limit);
+        lock.journal.end();
+        done
+    }
+
+    fn change_to(
+        &self,
+        hierarchy: &Hierarchy,
+        pinned: &PinnedLimit,
+        scope: &Scope,
+        limit: &intf::Limit,
+    ) -> Result<(), StoreError> {
+        let name = &pinned.name;
         if limit.flags & intf::FLAG_HTB != 0 {
-            return self.change_htb(hierarchy, &pinned, &limit);
+            return self.change_htb(hierarchy, pinned, limit);
         }
         if (limit.flags ^ pinned.limit.flags) & intf::FLAG_XDP != 0 {
-            return self.change_hook(hierarchy, &pinned, scope, &limit);
+            return self.change_hook(hierarchy, pinned, scope, limit);
         }
-        self.check_change(name, scope, &limit)?;
+        self.check_change(name, scope, limit)?;
         let cgroup = cgroup_of(hierarchy, scope);
-        pinned.maps.set(hierarchy, cgroup.as_ref(), &limit).map_err(limit_error(name))
+        pinned.maps.set(hierarchy, cgroup.as_ref(), limit).map_err(limit_error(name))
     }
 
     /// Takes a limit off and gives its sockets back. Works for one whose cgroup is gone, too.
     ///
     /// # Errors
-    /// [`StoreError::Missing`], or [`StoreError::Io`] with the limit partly removed; calling again
+    /// [`StoreError::Missing`], or [`StoreError::Io`] with the limit partly removed; who opens the store next
     /// removes the rest.
-    pub fn remove(
-        &self,
-        _lock: &StoreLock,
-        hierarchy: &Hierarchy,
-        name: &str,
-    ) -> Result<(), StoreError> {
+    pub fn remove(&self, lock: &StoreLock, name: &str) -> Result<(), StoreError> {
         check_name(name)?;
         let dir = self.root.join(name);
         if !dir.is_dir() {
@@ -570,27 +619,18 @@ impl Store {
         if !children.is_empty() {
             return Err(StoreError::HasChildren { name: name.to_owned(), children });
         }
-        if let Ok(pinned) = self.open(hierarchy, name) {
-            let cgroup = pinned.scope.as_ref().and_then(|scope| cgroup_of(hierarchy, scope));
-            if pinned.limit.flags & intf::FLAG_HTB != 0 {
-                self.remove_htb(hierarchy, &pinned);
-            }
-            self.vacate(&pinned.maps).map_err(limit_error(name))?;
-            device::remove_pinned_filters(&dir, &pinned.limit);
-            // Links first: a connection that opens meanwhile must not be set again.
-            detach_links(&dir)?;
-            if let Some(cgroup) = cgroup {
-                let _ = pinned.maps.adopt(hierarchy, &cgroup, Adopt::Release);
-            }
-        } else {
-            // Another version's must still come off.
-            self.release_unread(hierarchy, name);
+        if let Ok(hierarchy) = Hierarchy::find()
+            && matches!(self.open(&hierarchy, name), Err(StoreError::Unreadable { .. }))
+        {
+            // Another version's must still come off, found in the kernel.
+            self.release_unread(&hierarchy, name);
         }
-        remove_pins(&dir)?;
-        if let Some((room, index)) = place {
-            self.free_place(&room, index);
-        }
-        Ok(())
+        lock.journal.begin(self.removal(Deed::Remove, name))?;
+        let gone = format!("{BUILDING}{name}");
+        fs::rename(&dir, self.root.join(&gone)).map_err(io_error(&dir, "rename"))?;
+        let done = self.take_off(&gone);
+        lock.journal.end();
+        done
     }
 }
 

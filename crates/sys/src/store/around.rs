@@ -191,14 +191,14 @@ mod tests {
             let found: Vec<_> = before().into_iter().map(|b| (b.name, b.direction)).collect();
             assert_eq!(found, [("accept_all".to_owned(), "ingress")]);
             // What comes in by a device with HTB passes a filter, after all of tcx.
-            store.remove(&lock, &hierarchy, "b").unwrap();
-            store.remove(&lock, &hierarchy, "a").unwrap();
+            store.remove(&lock, "b").unwrap();
+            store.remove(&lock, "a").unwrap();
             store.install(&lock, &hierarchy, "a", &scope, &options(Scheme::Htb), None).unwrap();
             let found: Vec<_> = before().into_iter().map(|b| b.direction).collect();
             assert_eq!(found, ["ingress"]);
             assert!(put_first(&too, target.ifindex, libbpf_sys::BPF_TCX_EGRESS));
             assert_eq!(before().len(), 2);
-            store.remove(&lock, &hierarchy, "a").unwrap();
+            store.remove(&lock, "a").unwrap();
             store.close(lock);
         };
         netns.run(check).unwrap();

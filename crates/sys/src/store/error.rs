@@ -154,6 +154,17 @@ pub enum StoreError {
         /// Its limit.
         name: String,
     },
+    /// A signal has come, between two steps.
+    #[error("stopped by {name}")]
+    Stopped {
+        /// Its number.
+        signal: i32,
+        /// Its name.
+        name: &'static str,
+    },
+    /// Signals cannot be kept waiting.
+    #[error("cannot block signals: {0}")]
+    Signals(io::Error),
     /// The limit itself.
     #[error("limit `{name}`: {source}")]
     Limit {

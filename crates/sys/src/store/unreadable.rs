@@ -120,7 +120,7 @@ impl Store {
         let mut next = Some(name.to_owned());
         for depth in 0..=MAX_DEPTH {
             let Some(name) = next.take() else { break };
-            match self.open_pins(hierarchy, &name) {
+            match self.open_at(hierarchy, &name) {
                 Ok(limit) => {
                     next.clone_from(&limit.parent);
                     listing.limits.push(limit);

@@ -1,0 +1,215 @@
+//! A limit in the place of another one.
+//!
+//! Where the kernel lets both be, the new one is built beside the earlier one, their directories are
+//! exchanged, and the earlier one is taken off. Else the earlier one is set aside, so that it can be put
+//! back.
+
+use std::{fs, path::Path};
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use tidegate_core::{Scope, police::Hook};
+
+use super::{
+    ASIDE, BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, StoreLock,
+    bpf_error,
+    htb::name_in,
+    io_error,
+    journal::{Deed, Journal},
+    limit_error,
+    pins::remove_pins,
+    rooms::{PLACE, ROOM},
+};
+use crate::{
+    cgroup::Hierarchy,
+    device, intf,
+    limit::{Adopt, LimitOptions, lookup},
+};
+
+/// The pin of the settings of a limit that was set aside.
+const SETTINGS: &str = "settings";
+
+impl Store {
+    /// Puts a limit in the place of another one of its name. Where the kernel lets both be, the new one comes
+    /// first; else the other one is off for the moment between the two: a device has one HTB, one program in
+    /// XDP, one holder of a prefix, and on kernels without tcx one filter of ours.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the earlier limit is in force.
+    pub fn replace(
+        &self,
+        lock: &StoreLock,
+        hierarchy: &Hierarchy,
+        name: &str,
+        scope: &Scope,
+        options: &LimitOptions,
+        parent: Option<&str>,
+    ) -> Result<(), StoreError> {
+        let earlier = self.open(hierarchy, name)?;
+        if self.fits_beside(&earlier, scope, options) {
+            self.install_with(&lock.journal, hierarchy, name, scope, options, parent)?;
+            self.take_off(&format!("{BUILDING}{name}"))?;
+            // What the earlier one has given back is the new one's.
+            let Scope::Cgroup(path) = scope else { return Ok(()) };
+            let cgroup = hierarchy.open(path).map_err(|e| limit_error(name)(e.into()))?;
+            let maps = self.open(hierarchy, name)?.maps;
+            return maps.adopt(hierarchy, &cgroup, Adopt::Take).map_err(limit_error(name));
+        }
+        self.set_aside(lock, name)?;
+        let done = self.install_with(&lock.journal, hierarchy, name, scope, options, parent);
+        match done {
+            Ok(()) => self.forget(name),
+            Err(e) => {
+                let _ = self.put_back(lock, name);
+                Err(e)
+            }
+        }
+    }
+
+    /// Whether a limit can be put on while an earlier one of its name still is.
+    fn fits_beside(&self, earlier: &PinnedLimit, scope: &Scope, options: &LimitOptions) -> bool {
+        let Some(Scope::Dev(there) | Scope::Port(there)) = &earlier.scope else { return true };
+        if scope.name() != there || !scope.is_device() {
+            return true;
+        }
+        let is = LimitOptions::from(&earlier.limit);
+        let both = |has: fn(&LimitOptions) -> bool| has(&is) && has(options);
+        let dir = self.root.join(&earlier.name);
+        let has_filters = device::PROGRAM_PINS.iter().any(|pin| dir.join(pin).exists());
+        !(has_filters
+            || both(|o| o.scheme.has_htb())
+            || both(|o| o.police.hook == Hook::Xdp)
+            || both(|o| !o.matched.is_empty()))
+    }
+
+    /// Takes a limit off for another one that cannot be beside it. Its settings stay until that is there
+    /// ([`Store::forget_all`]); else it is put back by whoever opens the store next.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the limit is partly off, and is put back as well.
+    pub fn set_aside(&self, lock: &StoreLock, name: &str) -> Result<(), StoreError> {
+        let (dir, aside) = (self.root.join(name), self.root.join(format!("{ASIDE}{name}")));
+        let hierarchy = Hierarchy::find().map_err(|e| limit_error(name)(e.into()))?;
+        // What it shares with others is cleared.
+        keep_settings(&self.open(&hierarchy, name)?.limit, &dir)?;
+        lock.journal.begin(self.removal(Deed::SetAside, name))?;
+        fs::rename(&dir, &aside).map_err(io_error(&dir, "rename"))?;
+        let done = self.clear_aside(name);
+        lock.journal.end();
+        done
+    }
+
+    /// Takes all of a limit off that was set aside, but its settings.
+    fn clear_aside(&self, name: &str) -> Result<(), StoreError> {
+        let aside = format!("{ASIDE}{name}");
+        let place = self.place_of(&aside);
+        self.take_hooks_off(&aside)?;
+        if let Some((room, index)) = place {
+            // Others may have the place from now on.
+            for link in [ROOM, PLACE] {
+                let _ = fs::remove_file(self.root.join(&aside).join(link));
+            }
+            self.free_place(&room, index);
+        }
+        Ok(())
+    }
+
+    /// Other limits are in the places of all that were set aside.
+    pub fn forget_all(&self, _lock: &StoreLock) {
+        for entry in self.entries().unwrap_or_default().iter().filter(|e| e.starts_with(ASIDE)) {
+            let _ = self.forget(entry.trim_start_matches(ASIDE));
+        }
+    }
+
+    /// Another limit is in the place of one that was set aside.
+    pub(super) fn forget(&self, name: &str) -> Result<(), StoreError> {
+        let (aside, gone) = (format!("{ASIDE}{name}"), format!("{BUILDING}{name}"));
+        let gone = self.root.join(gone);
+        // In one step, or what is left of it might be put back.
+        fs::rename(self.root.join(aside), &gone).map_err(io_error(&gone, "rename to"))?;
+        remove_pins(&gone)
+    }
+
+    /// Puts a limit back that was set aside.
+    pub(super) fn put_back(&self, lock: &StoreLock, name: &str) -> Result<(), StoreError> {
+        self.put_back_with(&lock.journal, name)
+    }
+
+    pub(super) fn put_back_with(&self, journal: &Journal, name: &str) -> Result<(), StoreError> {
+        let aside = format!("{ASIDE}{name}");
+        if self.root.join(name).is_dir() {
+            return self.forget(name);
+        }
+        let put = || {
+            // Whoever set it aside may have died meanwhile.
+            self.clear_aside(name)?;
+            let hierarchy = Hierarchy::find().map_err(|e| limit_error(name)(e.into()))?;
+            let dir = self.root.join(&aside);
+            let limit =
+                lookup(&open_pin(&dir, SETTINGS)?, SETTINGS, 0).map_err(limit_error(name))?;
+            let scope = scope_in(&hierarchy, &dir);
+            let scope = scope.ok_or_else(|| StoreError::Missing(name.to_owned()))?;
+            let options = LimitOptions::from(&limit);
+            let parent = name_in(&dir, PARENT);
+            let parent = parent.as_deref();
+            self.install_with(journal, &hierarchy, name, &scope, &options, parent)
+        };
+        match put() {
+            Ok(()) => self.forget(name),
+            // Others have its place by now.
+            Err(
+                StoreError::ScopeTaken { .. }
+                | StoreError::PrefixTaken { .. }
+                | StoreError::NoParent { .. },
+            ) => self.forget(name),
+            Err(e) => {
+                // So that it is seen that it should be on.
+                let _ = fs::rename(self.root.join(&aside), self.root.join(name));
+                Err(e)
+            }
+        }
+    }
+
+    /// Lists a limit that has been built, in the place of another one of its name if there is one: that is
+    /// to be taken off then.
+    pub(super) fn publish(&self, building: &Path, name: &str) -> Result<(), StoreError> {
+        let target = self.root.join(name);
+        let done = match target.is_dir() {
+            true => renameat_with(CWD, building, CWD, &target, RenameFlags::EXCHANGE),
+            false => rustix::fs::rename(building, &target),
+        };
+        done.map_err(|e| io_error(&target, "rename to")(e.into()))
+    }
+}
+
+/// Pins a copy of the settings of a limit in its directory.
+fn keep_settings(limit: &intf::Limit, dir: &Path) -> Result<(), StoreError> {
+    let path = dir.join(SETTINGS);
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
+        ..Default::default()
+    };
+    let _ = fs::remove_file(&path);
+    let (key_bytes, value_bytes) = (size_of::<u32>() as u32, size_of::<intf::Limit>() as u32);
+    MapHandle::create(MapType::Array, Some(SETTINGS), key_bytes, value_bytes, 1, &options)
+        .and_then(|mut map| {
+            map.update(&0u32.to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)?;
+            map.pin(&path)
+        })
+        .map_err(bpf_error(&path, "pin"))
+}
+
+fn open_pin(dir: &Path, name: &str) -> Result<MapHandle, StoreError> {
+    let path = dir.join(name);
+    MapHandle::from_pinned_path(&path).map_err(bpf_error(&path, "open"))
+}
+
+/// Where the limit of a directory was.
+fn scope_in(hierarchy: &Hierarchy, dir: &Path) -> Option<Scope> {
+    let cgroup = || {
+        let at = fs::read_link(dir.join(CGROUP)).ok()?;
+        Some(Scope::Cgroup(at.strip_prefix(hierarchy.mount()).ok()?.to_str()?.to_owned()))
+    };
+    let dev = name_in(dir, DEV).map(Scope::Dev);
+    dev.or_else(|| name_in(dir, PORT).map(Scope::Port)).or_else(cgroup)
+}
