@@ -3,7 +3,8 @@
 //!
 //! Each has a share as a TCP flow has. What it sends within one share of an epoch is set aside: the flows
 //! make room for it ([`crate::fair_share::Sharers::reserved`]). What it sends beyond earns it nothing,
-//! however much that is: the time of any number of bytes at any rate is computed without a wrap ([`time_of`]).
+//! however much that is: the time of any number of bytes at any rate is computed without a wrap
+//! ([`time_of`]).
 //!
 //! On ingress the virtual queue has room for TCP's windows, which may all be sent at once
 //! ([`crate::receive_window`]). A sender without a window has no use for that room and would only fill it:

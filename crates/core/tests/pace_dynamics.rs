@@ -29,8 +29,8 @@ const BIN: u64 = 10 * MS;
 /// Work for the test, at most.
 const EVENTS_MAX: usize = 3_000_000;
 
-/// A flow, times in ms; it wants `want` of the limit. One that is `unpaced` lifts the rate that it is told each
-/// time: it sends what it wants of [`PAUSE`] at once, has its next packet dropped, and waits for TCP's timer.
+/// A flow, times in ms; it wants `want` of the limit. One that is `unpaced` lifts the rate that it is told
+/// each time: it sends what it wants of [`PAUSE`] at once, has its next packet dropped, and waits for TCP's timer.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     from: u64,

@@ -1,8 +1,8 @@
 //! The headers that keep no CPU waiting, with real threads: a flow counts once and in one epoch,
 //! what is charged is conserved, and what is read belongs together.
 //!
-//! Time is an argument. The thread that ends an epoch notes what was in it and only then lets time go on, so a
-//! thread that does not run for a while changes nothing in what must hold.
+//! Time is an argument. The thread that ends an epoch notes what was in it and only then lets time go on, so
+//! a thread that does not run for a while changes nothing in what must hold.
 
 use std::{
     cell::UnsafeCell,
