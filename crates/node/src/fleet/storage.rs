@@ -27,7 +27,16 @@ pub struct StorageError {
     pub source: io::Error,
 }
 
-/// Storage of a node. What it has taken survives the process and the host.
+/// What became of a promise that is to be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    /// It survives the process and the host.
+    Durably,
+    /// It is being written. Nothing that relies on it may be sent; ask again later.
+    Pending,
+}
+
+/// Storage of a node.
 pub trait Storage {
     /// What a keeper promised in a group; `None` if it never ran.
     ///
@@ -35,11 +44,12 @@ pub trait Storage {
     /// [`StorageError`].
     fn load(&mut self, group: &str) -> Result<Option<Saved>, StorageError>;
 
-    /// Stores it, durably, before it returns.
+    /// Stores a promise, which replaces earlier ones of the group. Returns at once. To be called again with
+    /// the same promise until it is stored.
     ///
     /// # Errors
-    /// [`StorageError`].
-    fn save(&mut self, group: &str, saved: Saved) -> Result<(), StorageError>;
+    /// [`StorageError`] of the last try; the next call tries again.
+    fn save(&mut self, group: &str, saved: Saved) -> Result<Stored, StorageError>;
 }
 
 /// Files in a directory.
@@ -154,10 +164,10 @@ impl Storage for Files {
         Ok(Some(promises.into()))
     }
 
-    fn save(&mut self, group: &str, saved: Saved) -> Result<(), StorageError> {
+    fn save(&mut self, group: &str, saved: Saved) -> Result<Stored, StorageError> {
         let path = self.group(group);
         let text = serde_json::to_vec(&Promises::from(saved)).map_err(|_| corrupt(&path))?;
-        self.write(&path, &text)
+        self.write(&path, &text).map(|()| Stored::Durably)
     }
 }
 
