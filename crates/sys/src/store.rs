@@ -4,6 +4,7 @@
 //! /sys/fs/bpf/tidegate/NAME/{limit,queues,counters,sockets,exempt}  maps
 //!                           {egress,ingress,sockops}          links
 //!                           {group,samples}                   of scheme police: maps for a group
+//!                           sample_{egress,ingress}           ... and the buffers in the second
 //!                           parent_{queues,sockets}           of a child: the maps of its parent
 //!                           parent                            symbolic link to the parent's name
 //!                           cgroup                            symbolic link to the cgroup's directory
@@ -12,6 +13,7 @@
 //!                           program_{egress,ingress}, clsact  a device's without links (see device)
 //!                           slots, slot, root, ...            of scheme htb (see store/htb.rs)
 //!                           room, place                       of one with prefixes (see store/rooms.rs)
+//! /sys/fs/bpf/tidegate/~NAME                                  of one that waits (see store/waiting.rs)
 //! ```
 //!
 //! The directory appears under its name only when it is whole (built aside, then renamed), so a process
@@ -47,10 +49,12 @@ use crate::{
 use pins::{detach_links, pin, remove_pins};
 
 mod rate;
+mod waiting;
 
 pub use error::StoreError;
 pub use rate::RateSet;
 use rooms::ROOM_PREFIX;
+pub use waiting::Waiting;
 
 /// Where the BPF file system is mounted by convention.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -307,7 +311,11 @@ impl Store {
             at: self.place_of(name).map_or(0, |(_, index)| index % intf::CHUNK),
             place: self.open_place(name),
             group: match dir.join(GROUP).exists() {
-                true => Some(GroupMaps { group: open(GROUP)?, samples: open(SAMPLES)? }),
+                true => Some(GroupMaps {
+                    group: open(GROUP)?,
+                    samples: open(SAMPLES)?,
+                    dir: Some(dir.clone()),
+                }),
                 false => None,
             },
         };
@@ -511,6 +519,7 @@ impl Store {
             .map_err(|e| limit_error(name)(LimitError::Config(e)))?;
         limit.ifindex = pinned.limit.ifindex;
         limit.flags |= pinned.limit.flags & intf::FLAG_PORT;
+        pinned.maps.keep_leases(&mut limit).map_err(limit_error(name))?;
         let exempts = limit.exempt.is_empty() == pinned.limit.exempt.is_empty();
         let matches = (limit.matched.count == 0) == self.place_of(name).is_none();
         if (limit.flags ^ pinned.limit.flags) & OF_PROGRAMS != 0 || !exempts || !matches {
@@ -541,7 +550,7 @@ impl Store {
     /// removes the rest.
     pub fn remove(
         &self,
-        _lock: &StoreLock,
+        lock: &StoreLock,
         hierarchy: &Hierarchy,
         name: &str,
     ) -> Result<(), StoreError> {
@@ -576,6 +585,8 @@ impl Store {
             }
         }
         remove_pins(&dir)?;
+        // One that waited before it was put on does not wait again.
+        let _ = self.forget(lock, name);
         if let Some((room, index)) = place {
             self.free_place(&room, index);
         }
@@ -610,13 +621,13 @@ fn whereabouts_of_cgroup(
     let link = fs::read_link(dir.join(CGROUP)).ok();
     let installed_on =
         link.and_then(|at| Some(at.strip_prefix(hierarchy.mount()).ok()?.to_str()?.to_owned()));
-    // Where it was is where it is, unless it has been renamed.
-    let unmoved = |path: &&String| hierarchy.open(path).is_ok_and(|c| c.id() == limit.cgroup_id);
-    let cgroup = installed_on
-        .as_ref()
-        .filter(unmoved)
-        .cloned()
-        .or_else(|| hierarchy.path_of(limit.cgroup_id));
+    let is_it = |path: &String| hierarchy.open(path).is_ok_and(|c| c.id() == limit.cgroup_id);
+    let cgroup = match &installed_on {
+        // Where it was is where it is: a cgroup of version 2 cannot be renamed.
+        Some(path) => Some(path.clone()).filter(is_it),
+        // It was put on where the hierarchy is mounted elsewhere.
+        None => hierarchy.path_of(limit.cgroup_id),
+    };
     let hooked = |name: &&str| {
         let info = Link::open(dir.join(name)).and_then(|link| link.info());
         matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id == limit.cgroup_id)

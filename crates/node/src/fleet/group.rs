@@ -470,7 +470,7 @@ impl Group {
                 Ok(Done::Set) => {
                     (gauge.drops_none, gauge.dropping) = (!drops, Some(probability));
                 }
-                Ok(Done::Gone) => {}
+                Ok(Done::Gone | Done::Busy) => {}
                 Err(e) => gauge.error = Some(e.to_string()),
             }
         }
