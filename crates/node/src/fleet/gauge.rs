@@ -320,7 +320,7 @@ mod tests {
     fn a_gate_that_is_busy_keeps_its_rate_and_is_told_of_when_that_lasts() {
         let mut gauge = gauge();
         let rate = Rate::from_bit_s(RATE / 2).unwrap();
-        let mut try_at = |gauge: &mut Gauge, now: u64| {
+        let try_at = |gauge: &mut Gauge, now: u64| {
             let now = Nanos(now);
             gauge.measure(now, &mut Locked);
             assert!(!gauge.apply(now, &mut Locked, rate, None), "nothing may rely on it");

@@ -464,6 +464,7 @@ mod tests {
         let fill = disk.0.path().join("fill");
         let mut file = File::create(&fill).unwrap();
         while file.write_all(&[0; 1024]).is_ok() {}
+        drop(file);
         let why = files.save("a", saved(8)).unwrap_err().to_string();
         assert!(why.contains("group-a.json: No space left on device"), "{why}");
         assert_eq!(files.load("a").unwrap(), Some(saved(7)));
