@@ -15,7 +15,7 @@
 //! - [`police`]: those of scheme `police`.
 //! - [`group`]: what a limit does for a group of hosts.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
-//! - [`store`]: limits that stay, pinned in the BPF file system.
+//! - [`store`]: limits that stay, pinned in the BPF file system; [`bpffs`]: one for tests and the laboratory.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
 //! - [`congestion`]: congestion controls for a cgroup, DCTCP among them.
 //! - [`paper`]: NRM as published, for the lab to compare with.
@@ -29,6 +29,7 @@
 pub mod acks;
 pub mod attached;
 pub mod backlog;
+pub mod bpffs;
 pub mod cgroup;
 pub mod congestion;
 pub mod cost;

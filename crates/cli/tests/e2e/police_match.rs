@@ -11,7 +11,7 @@ use tidegate_sys::net::Netlink;
 
 use crate::{
     common::{Place, text},
-    edt::{Bed, RECEIVER, into, is_held, ok, refused},
+    edt::{BURST_BYTES, Bed, RECEIVER, into, is_held, ok, refused},
     need_root,
 };
 
@@ -92,9 +92,9 @@ fn root_police_match_gives_each_prefix_its_rate() {
     ok(&place, &bed, &add("one", &format!("--egress 20mbit --ingress 50mbit --match {RECEIVER}")));
     ok(&place, &bed, &add("net", &format!("--egress 10mbit --match {SECOND}")));
     let rate = |order: &str| bed.free(&bed.sender, order);
-    is_held(&rate("4 0 60e6 10.97.0.2"), 20e6);
-    is_held(&rate("4 0 60e6 10.97.0.3"), 10e6);
-    assert!(rate("3 0 60e6 10.97.0.4").bit_s > 40e6, "nobody's");
+    is_held(&rate("2 0 60e6 10.97.0.2"), 20e6, BURST_BYTES);
+    is_held(&rate("2 0 60e6 10.97.0.3"), 10e6, BURST_BYTES);
+    assert!(rate("2 0 60e6 10.97.0.4").best_bit_s() > 40e6, "nobody's");
     let shown = status(&place, &bed);
     let passed = |name: &str, shown: &Value| {
         let limits = shown["limits"].as_array().unwrap();
@@ -111,10 +111,10 @@ fn root_police_match_gives_each_prefix_its_rate() {
 
     // A shorter prefix takes what has none of its own; then the longer one goes.
     ok(&place, &bed, "limit set net --match 10.97.0.0/24 --egress 30mbit");
-    is_held(&rate("4 0 60e6 10.97.0.4"), 30e6);
-    is_held(&rate("4 0 60e6 10.97.0.2"), 20e6);
+    is_held(&rate("2 0 60e6 10.97.0.4"), 30e6, BURST_BYTES);
+    is_held(&rate("2 0 60e6 10.97.0.2"), 20e6, BURST_BYTES);
     ok(&place, &bed, "limit del one");
-    is_held(&rate("4 0 60e6 10.97.0.2"), 30e6);
+    is_held(&rate("2 0 60e6 10.97.0.2"), 30e6, BURST_BYTES);
 
     // Somebody takes the programs off.
     let rooms = fs::read_dir(place.store()).unwrap().flatten();
@@ -125,9 +125,9 @@ fn root_police_match_gives_each_prefix_its_rate() {
     bed.tc("qdisc del dev eth0 clsact");
     assert_eq!(status(&place, &bed)["limits"][0]["state"], "unhooked");
     ok(&place, &bed, &add("net", "--egress 30mbit --match 10.97.0.0/24"));
-    is_held(&rate("4 0 60e6 10.97.0.2"), 30e6);
+    is_held(&rate("2 0 60e6 10.97.0.2"), 30e6, BURST_BYTES);
     ok(&place, &bed, "limit del net");
-    assert!(rate("3 0 60e6 10.97.0.2").bit_s > 40e6, "free again");
+    assert!(rate("2 0 60e6 10.97.0.2").best_bit_s() > 40e6, "free again");
     assert!(!place.store().exists());
 }
 
@@ -154,11 +154,11 @@ fn root_police_match_prefixes_change_hands() {
     assert!(spec(RECEIVER, SECOND).contains("Nothing to do"));
     assert!(spec(RECEIVER, THIRD).contains("match 10.97.0.3/32 -> 10.97.0.4/32"));
     spec(THIRD, RECEIVER);
-    is_held(&bed.free(&bed.sender, "4 0 60e6 10.97.0.2"), 5e6);
+    is_held(&bed.free(&bed.sender, "2 0 60e6 10.97.0.2"), 5e6, BURST_BYTES);
     ok(&place, &bed, &add("all", "--egress 10mbit"));
-    is_held(&bed.free(&bed.sender, "4 0 60e6 10.97.0.4"), 10e6);
+    is_held(&bed.free(&bed.sender, "2 0 60e6 10.97.0.4"), 10e6, BURST_BYTES);
     ok(&place, &bed, "limit del all");
-    is_held(&bed.free(&bed.sender, "4 0 60e6 10.97.0.4"), 20e6);
+    is_held(&bed.free(&bed.sender, "2 0 60e6 10.97.0.4"), 20e6, BURST_BYTES);
     ok(&place, &bed, "detach");
 }
 
@@ -194,9 +194,9 @@ fn root_police_match_a_thousand_from_one_file() {
     let started = Instant::now();
     assert!(apply("20mbit").contains("Done: 1000 added"));
     assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
-    is_held(&bed.free(&bed.sender, "4 0 60e6 10.97.0.2"), 20e6);
+    is_held(&bed.free(&bed.sender, "2 0 60e6 10.97.0.2"), 20e6, BURST_BYTES);
     assert!(apply("10mbit").contains("1000 changed"));
-    is_held(&bed.free(&bed.sender, "4 0 60e6 10.97.0.3"), 10e6);
+    is_held(&bed.free(&bed.sender, "2 0 60e6 10.97.0.3"), 10e6, BURST_BYTES);
     assert!(apply("10mbit").contains("Nothing to do"));
     let shown = status(&place, &bed);
     let limits = shown["limits"].as_array().unwrap();
