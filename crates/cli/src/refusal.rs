@@ -89,6 +89,14 @@ fn exit_code(error: &Error) -> u8 {
     let applied = error.downcast_ref::<ApplyError<StoreError>>();
     let users = users
         || matches!(applied, Some(ApplyError::RolledBack { source }) if store_is_users(source));
+    if let Some(signal) = error.downcast_ref().and_then(stopping) {
+        return signal;
+    }
+    if let Some(ApplyError::RolledBack { source }) = applied
+        && let Some(signal) = stopping(source)
+    {
+        return signal;
+    }
     match error.downcast_ref::<RunError>() {
         Some(RunError::Spawn(SpawnError::NotFound(_))) => NOT_FOUND,
         Some(RunError::Spawn(SpawnError::NotExecutable { .. })) => NOT_EXECUTABLE,
@@ -96,6 +104,14 @@ fn exit_code(error: &Error) -> u8 {
         Some(RunError::Store(e)) if store_is_users(e) => USAGE,
         _ if users => USAGE,
         _ => REFUSED,
+    }
+}
+
+/// As shells have it: 128 and the number of the signal.
+fn stopping(error: &StoreError) -> Option<u8> {
+    match error {
+        StoreError::Stopped { signal, .. } => u8::try_from(128 + signal).ok(),
+        _ => None,
     }
 }
 

@@ -4,6 +4,8 @@
 //! was. What is acted upon is a trait of three verbs, so that every place of failure is tested without a
 //! kernel; [`crate::host`] has the real one.
 
+use std::collections::BTreeSet;
+
 use tidegate_core::Scope;
 use tidegate_sys::limit::LimitOptions;
 
@@ -25,6 +27,27 @@ pub trait Gates {
         options: &LimitOptions,
         parent: Option<&str>,
     ) -> Result<(), Self::Error>;
+
+    /// Puts a limit in the place of another one of its name, the new one first where both can be. What is
+    /// inside the earlier one is inside the new one.
+    ///
+    /// # Errors
+    /// As the gates have it.
+    fn replace(
+        &mut self,
+        name: &str,
+        scope: &Scope,
+        options: &LimitOptions,
+        parent: Option<&str>,
+    ) -> Result<(), Self::Error>;
+
+    /// Names limits that will be taken off: others may be put on what these are on.
+    fn leaving(&mut self, _names: BTreeSet<String>) {}
+
+    /// Why no more steps are to be done, if that is so.
+    fn stopped(&mut self) -> Option<Self::Error> {
+        None
+    }
 
     /// Changes a limit in place.
     ///
@@ -63,8 +86,18 @@ pub enum ApplyError<E: std::error::Error + 'static> {
 /// # Errors
 /// [`ApplyError`].
 pub fn apply<G: Gates>(gates: &mut G, actions: &[Action]) -> Result<(), ApplyError<G::Error>> {
+    let leaves =
+        |action: &&Action| matches!(action, Action::Remove { .. } | Action::Replace { .. });
+    gates.leaving(actions.iter().filter(leaves).map(|action| action.name().to_owned()).collect());
+    let done = perform_all(gates, actions);
+    gates.leaving(BTreeSet::new());
+    done
+}
+
+fn perform_all<G: Gates>(gates: &mut G, actions: &[Action]) -> Result<(), ApplyError<G::Error>> {
     for (done, action) in actions.iter().enumerate() {
-        let Err(source) = perform(gates, action) else { continue };
+        let failed = gates.stopped().or_else(|| perform(gates, action).err());
+        let Some(source) = failed else { continue };
         let undone = actions[..done].iter().rev().filter_map(|action| {
             let error = undo(gates, action).err()?;
             Some(format!("{} `{}`: {error}", action.verb(), action.name()))
@@ -83,6 +116,9 @@ fn perform<G: Gates>(gates: &mut G, action: &Action) -> Result<(), G::Error> {
     match action {
         Action::Remove { limit, .. } => gates.remove(&limit.name),
         Action::Change { name, to, .. } => gates.change(name, to),
+        Action::Replace { to: limit, .. } => {
+            gates.replace(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
+        }
         Action::Add { limit } => {
             gates.add(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
         }
@@ -97,6 +133,9 @@ fn undo<G: Gates>(gates: &mut G, action: &Action) -> Result<(), G::Error> {
             gates.add(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
         }
         Action::Change { name, from, .. } => gates.change(name, from),
+        Action::Replace { from: limit, .. } => {
+            gates.replace(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
+        }
         Action::Add { limit } => gates.remove(&limit.name),
     }
 }

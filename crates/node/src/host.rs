@@ -1,7 +1,8 @@
 //! The limits pinned on this host, as a plan sees them and acts on them.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path, time::Duration};
 
+use rustix::process::Signal;
 use tidegate_core::Scope;
 use tidegate_sys::{
     cgroup::{CgroupError, Hierarchy},
@@ -9,6 +10,7 @@ use tidegate_sys::{
     fq::FqError,
     limit::LimitOptions,
     preflight::{PreflightError, preflight, preflight_for_rates},
+    process::SignalQueue,
     store::{PinnedLimit, Store, StoreError, StoreLock, Waiting},
 };
 
@@ -26,20 +28,29 @@ pub struct Host {
     store: Store,
 }
 
-/// This host with other writers kept out.
+/// This host with other writers kept out. Signals that would end the process wait until a step is done.
 #[derive(Debug)]
 pub struct LockedHost {
     host: Host,
     lock: StoreLock,
+    signals: SignalQueue,
 }
 
+/// The signals that stop a writer between two steps, with their names.
+const STOPPING: [(Signal, &str); 3] =
+    [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM"), (Signal::HUP, "SIGHUP")];
+
 impl Host {
-    /// Checks that the host can hold limits at all. Nothing is touched.
+    /// Checks that the host can hold limits at all. Nothing is touched, but what a writer that was killed has
+    /// left half done is finished or undone.
     ///
     /// # Errors
     /// [`PreflightError`] names what it lacks.
     pub fn open(store: &Path) -> Result<Host, PreflightError> {
-        Ok(Host { hierarchy: preflight()?, store: Store::at(store) })
+        let host = Host { hierarchy: preflight()?, store: Store::at(store) };
+        // Limits can be looked at all the same; who changes some is told.
+        let _ = host.store.repair();
+        Ok(host)
     }
 
     /// The same for who only reads limits and changes their rates, which asks for fewer privileges; for a few
@@ -126,7 +137,8 @@ impl Host {
     /// [`StoreError`].
     pub fn lock(&self) -> Result<LockedHost, StoreError> {
         let lock = self.store.lock()?;
-        Ok(LockedHost { host: self.clone(), lock })
+        let signals = SignalQueue::block(&STOPPING.map(|(signal, _)| signal.as_raw()));
+        Ok(LockedHost { host: self.clone(), lock, signals: signals.map_err(StoreError::Signals)? })
     }
 }
 
@@ -236,11 +248,33 @@ impl Gates for LockedHost {
         store.install(&self.lock, hierarchy, name, scope, options, parent)
     }
 
+    fn replace(
+        &mut self,
+        name: &str,
+        scope: &Scope,
+        options: &LimitOptions,
+        parent: Option<&str>,
+    ) -> Result<(), StoreError> {
+        let Host { hierarchy, store } = &self.host;
+        store.replace(&self.lock, hierarchy, name, scope, options, parent)
+    }
+
+    fn leaving(&mut self, names: BTreeSet<String>) {
+        self.host.store.leaving(names);
+    }
+
+    fn stopped(&mut self) -> Option<StoreError> {
+        // A child that ends is none of these.
+        let received = self.signals.wait(Duration::ZERO).ok()??.signal;
+        let stopping = STOPPING.into_iter().find(|(signal, _)| signal.as_raw() == received);
+        stopping.map(|(_, name)| StoreError::Stopped { signal: received, name })
+    }
+
     fn change(&mut self, name: &str, options: &LimitOptions) -> Result<(), StoreError> {
         self.host.store.change(&self.lock, &self.host.hierarchy, name, options)
     }
 
     fn remove(&mut self, name: &str) -> Result<(), StoreError> {
-        self.host.store.remove(&self.lock, &self.host.hierarchy, name)
+        self.host.store.remove(&self.lock, name)
     }
 }

@@ -1,15 +1,17 @@
 //! What must be done so that the limits of a host are as a spec says. Pure: no kernel is asked.
 //!
 //! - A limit of the spec that the host does not have is added; one with other settings is changed in place.
-//! - One on another cgroup or device than the spec says, or whose cgroup or device is gone, or whose programs
-//!   somebody took off, or that gets other programs, is taken off and put on again.
-//! - A limit that gets, loses or changes its parent is taken off and put on again, and so are all that are
-//!   inside one that is: a child works with the maps of its parent.
+//! - One on another cgroup or device than the spec says, or whose programs somebody took off, or that gets other
+//!   programs, is replaced: the new one comes first, then the old one goes.
+//! - A limit that gets, loses or changes its parent is replaced, and so are all that are inside one that is: a
+//!   child works with the maps of its parent.
 //! - A limit that only the host has is left alone, unless the plan prunes. One inside a limit of the spec
 //!   stays as it is, taken off and put on again with that, and limited in the directions in which that is.
 //!
-//! Order: whatever is taken off first, children before parents, so that names and cgroups are free; then
-//! changes; then additions, parents before children.
+//! Order: changes; then additions and replacements, parents before children; then whatever is taken off,
+//! children before parents. So nothing is unlimited meanwhile. A limit goes first only where nothing is limited
+//! by it any more, or where another one needs what only one can have: the HTB or the program in XDP of a device,
+//! or a prefix.
 //! Planning n limits takes O(n log n).
 
 use std::{
@@ -17,7 +19,7 @@ use std::{
     fmt,
 };
 
-use tidegate_core::{Scheme, Scope, class::MAX_DEPTH, exempt::Prefix};
+use tidegate_core::{Scheme, Scope, class::MAX_DEPTH, exempt::Prefix, police::Hook};
 use tidegate_sys::limit::LimitOptions;
 
 use crate::{
@@ -69,7 +71,7 @@ pub enum Standing {
     Unkept,
 }
 
-/// One step. Each can be undone, save the taking off of a limit that was not enforced any more.
+/// One step. Each can be undone, save the taking off of a limit whose cgroup or device is gone.
 #[allow(
     clippy::large_enum_variant,
     reason = "a plan is made once, and its steps are not moved about"
@@ -93,6 +95,15 @@ pub enum Action {
         from: LimitOptions,
         /// As it shall be.
         to: LimitOptions,
+    },
+    /// Put another limit in the place of one of its name.
+    Replace {
+        /// The limit as it is.
+        from: Present,
+        /// Why it cannot be changed in place.
+        reason: Reason,
+        /// As it shall be.
+        to: Wanted,
     },
     /// Put a limit on.
     Add {
@@ -141,16 +152,17 @@ impl Action {
         match self {
             Action::Remove { limit, .. } => &limit.name,
             Action::Change { name, .. } => name,
-            Action::Add { limit } => &limit.name,
+            Action::Replace { to: limit, .. } | Action::Add { limit } => &limit.name,
         }
     }
 
-    /// `add`, `change` or `remove`.
+    /// `add`, `change`, `replace` or `remove`.
     #[must_use]
     pub fn verb(&self) -> &'static str {
         match self {
             Action::Remove { .. } => "remove",
             Action::Change { .. } => "change",
+            Action::Replace { .. } => "replace",
             Action::Add { .. } => "add",
         }
     }
@@ -314,7 +326,7 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
             }
             (None, _) | (_, Some(_)) => {
                 put_on.insert(&limit.name);
-                additions.push(Action::Add { limit: limit.wanted() });
+                additions.push(limit.wanted());
             }
             (Some(_), None) if limit.fallen => {}
             (Some(is), None) if canonical(&is.options) != canonical(&limit.options) => {
@@ -331,11 +343,55 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
     plan.unmanaged.retain(|name| !removals.iter().any(|(limit, _)| limit.name == *name));
     // Children before their parents, else in the order given.
     removals.sort_by_key(|(limit, _)| std::cmp::Reverse(depth(limit, &by_name)));
-    let removals = removals.into_iter().map(|(limit, reason)| (limit.clone(), reason));
-    plan.actions.extend(removals.map(|(limit, reason)| Action::Remove { limit, reason }));
+    let first = who_goes_first(&removals, &additions);
+    let (first, mut last): (Vec<_>, Vec<_>) =
+        removals.into_iter().partition(|(limit, _)| first.contains(limit.name.as_str()));
+    let remove =
+        |(limit, reason): (&Present, Reason)| Action::Remove { limit: limit.clone(), reason };
+    plan.actions.extend(first.into_iter().map(remove));
     plan.actions.extend(changes);
-    plan.actions.extend(additions);
+    for to in additions {
+        let earlier = last.iter().position(|(limit, _)| limit.name == to.name);
+        plan.actions.push(match earlier.map(|at| last.remove(at)) {
+            Some((from, reason)) => Action::Replace { from: from.clone(), reason, to },
+            None => Action::Add { limit: to },
+        });
+    }
+    plan.actions.extend(last.into_iter().map(remove));
     Ok(plan)
+}
+
+/// The names of the limits that are taken off before others are put on: nothing is limited by them any more, or
+/// another one cannot be beside them. So are those inside them.
+fn who_goes_first<'a>(
+    removals: &[(&'a Present, Reason)],
+    additions: &[Wanted],
+) -> BTreeSet<&'a str> {
+    let in_the_way =
+        |is: &Present| additions.iter().any(|shall| shall.name != is.name && excludes(is, shall));
+    let goes = |is: &Present| is.standing == Standing::ScopeGone || in_the_way(is);
+    let limits = removals.iter().map(|(limit, _)| *limit);
+    let mut first: BTreeSet<_> =
+        limits.clone().filter(|is| goes(is)).map(|is| is.name.as_str()).collect();
+    for _ in 0..MAX_DEPTH {
+        let inside = |is: &&Present| is.parent.as_deref().is_some_and(|name| first.contains(name));
+        let more: Vec<_> = limits.clone().filter(inside).map(|is| is.name.as_str()).collect();
+        first.extend(more);
+    }
+    first
+}
+
+/// Whether two limits need what only one can have.
+fn excludes(is: &Present, shall: &Wanted) -> bool {
+    if !is.scope.is_device() || is.scope.name() != shall.scope.name() {
+        return false;
+    }
+    let both = |has: fn(&LimitOptions) -> bool| has(&is.options) && has(&shall.options);
+    let roots = is.parent.is_none() && shall.parent.is_none();
+    let prefixes = is.options.matched.as_slice();
+    roots && both(|o| o.scheme.has_htb())
+        || both(|o| o.scheme == Scheme::Police && o.police.hook == Hook::Xdp)
+        || shall.options.matched.as_slice().iter().any(|prefix| prefixes.contains(prefix))
 }
 
 /// A device as a whole, or a prefix of it.

@@ -91,9 +91,14 @@ fn current_namespace() -> Result<u64, NetError> {
     file.map(|m| m.ino()).map_err(|e| NetError::refused("ask for the network namespace", e))
 }
 
+/// Whether it is the network namespace of the calling thread.
+pub(crate) fn is_current_namespace(inode: u64) -> bool {
+    current_namespace().is_ok_and(|namespace| namespace == inode)
+}
+
 /// Whether the device of a limit is, or was, in the network namespace of the calling thread.
 pub(crate) fn is_in_this_namespace(limit: &intf::Limit) -> bool {
-    current_namespace().is_ok_and(|namespace| namespace == limit.cgroup_id)
+    is_current_namespace(limit.cgroup_id)
 }
 
 /// Of the traffic of a device, as the host sees it.
@@ -335,6 +340,69 @@ fn remove_filters<'a>(
         |parent| netlink.count_filters(ifindex, parent).map_or(true, |filters| filters > 0);
     if owns_clsact && !in_use(Handle::CLSACT_INGRESS) && !in_use(Handle::CLSACT_EGRESS) {
         let _ = netlink.delete_qdisc(ifindex, Handle::CLSACT);
+    }
+}
+
+/// Where a filter of ours may be.
+fn places() -> impl Iterator<Item = (Side, u32)> {
+    let priorities = [PRIORITY].into_iter().chain(PRIORITIES_BEFORE).chain(PRIORITIES_MATCHED);
+    priorities.flat_map(|priority| [(Side::In, priority), (Side::Out, priority)])
+}
+
+/// The id of the program of the filter in one place of ours; with `detach` takes it off.
+fn ask_filter(ifindex: u32, (side, priority): (Side, u32), detach: bool) -> Option<u32> {
+    let hook = libbpf_sys::bpf_tc_hook {
+        sz: size_of::<libbpf_sys::bpf_tc_hook>() as _,
+        ifindex: ifindex as i32,
+        attach_point: if side == Side::In { TC_INGRESS } else { TC_EGRESS },
+        ..Default::default()
+    };
+    let mut options = libbpf_sys::bpf_tc_opts {
+        sz: size_of::<libbpf_sys::bpf_tc_opts>() as _,
+        handle: HANDLE,
+        priority,
+        ..Default::default()
+    };
+    // SAFETY: both structs say their size and outlive the call.
+    let done = unsafe {
+        match detach {
+            true => libbpf_sys::bpf_tc_detach(&raw const hook, &raw const options),
+            false => libbpf_sys::bpf_tc_query(&raw const hook, &raw mut options),
+        }
+    };
+    (done == 0).then_some(options.prog_id)
+}
+
+/// The ids of the programs of our filters on a device of this namespace.
+pub(crate) fn filters(ifindex: u32) -> Vec<u32> {
+    if !has_clsact(ifindex) {
+        return Vec::new();
+    }
+    places().filter_map(|place| ask_filter(ifindex, place, false)).collect()
+}
+
+/// Removes our filters from a device, but for those whose program's id stays.
+pub(crate) fn remove_filters_but(ifindex: u32, stays: impl Fn(u32) -> bool) {
+    if !has_clsact(ifindex) {
+        return;
+    }
+    for place in places() {
+        if ask_filter(ifindex, place, false).is_some_and(|id| !stays(id)) {
+            let _ = ask_filter(ifindex, place, true);
+        }
+    }
+}
+
+/// Whether a device has the qdisc clsact.
+pub(crate) fn has_clsact(ifindex: u32) -> bool {
+    let qdiscs = Netlink::open().and_then(|mut netlink| netlink.qdisc_stats(ifindex));
+    qdiscs.is_ok_and(|qdiscs| qdiscs.iter().any(|qdisc| qdisc.kind == "clsact"))
+}
+
+/// Removes clsact from a device if no filter is there.
+pub(crate) fn remove_unused_clsact(ifindex: u32) {
+    if has_clsact(ifindex) {
+        remove_filters(ifindex, PRIORITY, true, std::iter::empty());
     }
 }
 

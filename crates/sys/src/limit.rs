@@ -624,6 +624,18 @@ impl AttachedLimit {
         options: &LimitOptions,
         parent: Option<&LimitMaps>,
     ) -> Result<AttachedLimit, LimitError> {
+        let attached = Self::load(hierarchy, cgroup, options, parent)?;
+        attached.maps.adopt(hierarchy, cgroup, Adopt::Take)?;
+        Ok(attached)
+    }
+
+    /// The same, but for the sockets that exist.
+    pub(crate) fn load(
+        hierarchy: &Hierarchy,
+        cgroup: &Cgroup,
+        options: &LimitOptions,
+        parent: Option<&LimitMaps>,
+    ) -> Result<AttachedLimit, LimitError> {
         match options.scheme {
             Scheme::Edt => return edt::attach_cgroup(hierarchy, cgroup, options),
             Scheme::Police => return police::attach_cgroup(cgroup, options),
@@ -675,7 +687,6 @@ impl AttachedLimit {
             ("ingress", attach(&nrm.progs.nrm_ingress, "nrm_ingress", cgroup)?),
             ("sockops", attach(&tune.progs.tune, "tune", cgroup)?),
         ];
-        maps.adopt(hierarchy, cgroup, Adopt::Take)?;
         Ok(AttachedLimit { maps, links, filters: None, xdp: None })
     }
 

@@ -14,19 +14,25 @@
 //!                           slots, slot, root, ...            of scheme htb (see store/htb.rs)
 //!                           room, place                       of one with prefixes (see store/rooms.rs)
 //! /sys/fs/bpf/tidegate/~NAME                                  of one that waits (see store/waiting.rs)
+//! /sys/fs/bpf/tidegate/{_NAME,=NAME}/                         on its way (see store/recover.rs)
 //! ```
 //!
 //! The directory appears under its name only when it is whole (built aside, then renamed), so a process
-//! that dies half way leaves no half limit in the listing, and its links vanish with it. Writers exclude
-//! each other by a lock on the directory; readers take none.
+//! that dies half way leaves no half limit in the listing, and its links vanish with it. What has a life of its
+//! own is written to a journal before it is made (see store/journal.rs), and the next who opens the store
+//! finishes or undoes it (see store/recover.rs). Writers exclude each other by a lock on the directory; readers
+//! take none.
 
 mod error;
 mod hook;
 mod htb;
+mod journal;
 pub(crate) mod pins;
+mod recover;
 mod rooms;
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
@@ -35,7 +41,7 @@ use std::{
 
 use libbpf_rs::{Link, MapCore, MapHandle, query::LinkTypeInfo};
 use rustix::fs::{FlockOperation, Mode, OFlags};
-use tidegate_core::{Scheme, Scope, class::MAX_DEPTH};
+use tidegate_core::{Scheme, Scope, class::MAX_DEPTH, police::Hook};
 
 use crate::{
     cgroup::{Cgroup, Hierarchy},
@@ -46,7 +52,8 @@ use crate::{
     limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps},
     xdp::{self, XdpMode},
 };
-use pins::{detach_links, pin, remove_pins};
+use journal::{Deed, Journal};
+use pins::{pin, remove_pins};
 
 mod rate;
 mod waiting;
@@ -62,8 +69,10 @@ const BPFFS: &str = "/sys/fs/bpf";
 pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/tidegate";
 /// The source under which Tidegate mounts the BPF file system where none is: by it the mount is known.
 const MOUNT_SOURCE: &str = "tidegate";
-/// Prefix of a directory that is being built; no limit's name starts with it.
-const BUILDING: &str = "_";
+/// Prefix of a directory that is being built or is to be taken off; no limit's name starts with it.
+const BUILDING: char = '_';
+/// Prefix of the directory of a limit that was set aside.
+const ASIDE: char = '=';
 /// Longest name of a limit, in bytes.
 pub const MAX_NAME_BYTES: usize = 63;
 /// Limits that a host holds at most.
@@ -104,11 +113,14 @@ pub struct Store {
     root: PathBuf,
     /// Replace qdiscs of others.
     force: bool,
+    /// Limits that will be taken off, beside which others may be put on.
+    leaving: BTreeSet<String>,
 }
 
 /// Keeps other writers out while it lives.
 #[derive(Debug)]
 pub struct StoreLock {
+    journal: Journal,
     _dir: OwnedFd,
 }
 
@@ -179,13 +191,19 @@ impl Store {
     /// The store at `root`, which need not exist yet. Nothing is touched.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Store {
-        Store { root: root.into(), force: false }
+        Store { root: root.into(), force: false, leaving: BTreeSet::new() }
     }
 
     /// Whether a limit that needs a qdisc replaces one that somebody has put on its device; it is not put
     /// back.
     pub fn force(&mut self, force: bool) {
         self.force = force;
+    }
+
+    /// Names limits that will be taken off: another one may be put on what they are on, so that it is always
+    /// limited. No more than one HTB, or program in XDP, fits on a device all the same.
+    pub fn leaving(&mut self, names: BTreeSet<String>) {
+        self.leaving = names;
     }
 
     /// Makes the directory, and mounts the BPF file system where none is, then keeps other writers out.
@@ -216,8 +234,9 @@ impl Store {
                 return Err(StoreError::NotBpffs(self.root.display().to_string()));
             }
             if let Some(dir) = self.try_lock()? {
-                self.sweep();
-                return Ok(StoreLock { _dir: dir });
+                let journal = Journal::open(&self.root)?;
+                self.recover(&journal);
+                return Ok(StoreLock { journal, _dir: dir });
             }
             if Instant::now() > deadline {
                 return Err(StoreError::Busy(self.root.display().to_string()));
@@ -245,18 +264,6 @@ impl Store {
         Ok((named.is_some() && locked == named).then_some(dir))
     }
 
-    /// Removes what a writer that died has left half built.
-    fn sweep(&self) {
-        for name in self.entries().unwrap_or_default() {
-            if name.starts_with(BUILDING) {
-                let _ = remove_pins(&self.root.join(name));
-            } else {
-                self.sweep_hook(&self.root.join(name));
-            }
-        }
-        self.sweep_rooms();
-    }
-
     fn entries(&self) -> Result<Vec<String>, StoreError> {
         let entries = match fs::read_dir(&self.root) {
             Ok(entries) => entries,
@@ -276,7 +283,7 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn names(&self) -> Result<Vec<String>, StoreError> {
         let mut names = self.entries()?;
-        names.retain(|name| !name.starts_with(BUILDING) && !name.starts_with(ROOM_PREFIX));
+        names.retain(|name| !name.starts_with([BUILDING, ASIDE, ROOM_PREFIX]));
         Ok(names)
     }
 
@@ -286,6 +293,11 @@ impl Store {
     /// [`StoreError::Missing`], or what its maps say.
     pub fn open(&self, hierarchy: &Hierarchy, name: &str) -> Result<PinnedLimit, StoreError> {
         check_name(name)?;
+        self.open_at(hierarchy, name)
+    }
+
+    /// The same of any directory that holds a limit.
+    fn open_at(&self, hierarchy: &Hierarchy, name: &str) -> Result<PinnedLimit, StoreError> {
         let dir = self.root.join(name);
         if !dir.is_dir() {
             return Err(StoreError::Missing(name.to_owned()));
@@ -430,7 +442,7 @@ impl Store {
     /// [`StoreError`].
     pub fn install(
         &self,
-        _lock: &StoreLock,
+        lock: &StoreLock,
         hierarchy: &Hierarchy,
         name: &str,
         scope: &Scope,
@@ -438,6 +450,89 @@ impl Store {
         parent: Option<&str>,
     ) -> Result<(), StoreError> {
         check_name(name)?;
+        if self.root.join(name).is_dir() {
+            return Err(StoreError::Exists(name.to_owned()));
+        }
+        self.install_with(&lock.journal, hierarchy, name, scope, options, parent)
+    }
+
+    /// Puts a limit in the place of another one of its name. Where the kernel lets both be, the new one comes
+    /// first; else the other one is off for the moment between the two: a device has one HTB, one program in
+    /// XDP, one holder of a prefix, and on kernels without tcx one filter of ours.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the earlier limit is in force.
+    pub fn replace(
+        &self,
+        lock: &StoreLock,
+        hierarchy: &Hierarchy,
+        name: &str,
+        scope: &Scope,
+        options: &LimitOptions,
+        parent: Option<&str>,
+    ) -> Result<(), StoreError> {
+        let earlier = self.open(hierarchy, name)?;
+        if self.fits_beside(&earlier, scope, options) {
+            self.install_with(&lock.journal, hierarchy, name, scope, options, parent)?;
+            self.take_off(&format!("{BUILDING}{name}"))?;
+            // What the earlier one has given back is the new one's.
+            let Scope::Cgroup(path) = scope else { return Ok(()) };
+            let cgroup = hierarchy.open(path).map_err(|e| limit_error(name)(e.into()))?;
+            let maps = self.open(hierarchy, name)?.maps;
+            return maps.adopt(hierarchy, &cgroup, Adopt::Take).map_err(limit_error(name));
+        }
+        self.set_aside(lock, name)?;
+        let done = self.install_with(&lock.journal, hierarchy, name, scope, options, parent);
+        match done {
+            Ok(()) => self.forget(name),
+            Err(e) => {
+                let _ = self.put_back(lock, name);
+                Err(e)
+            }
+        }
+    }
+
+    /// Whether a limit can be put on while an earlier one of its name still is.
+    fn fits_beside(&self, earlier: &PinnedLimit, scope: &Scope, options: &LimitOptions) -> bool {
+        let Some(Scope::Dev(there) | Scope::Port(there)) = &earlier.scope else { return true };
+        if scope.name() != there || !scope.is_device() {
+            return true;
+        }
+        let is = LimitOptions::from(&earlier.limit);
+        let both = |has: fn(&LimitOptions) -> bool| has(&is) && has(options);
+        let dir = self.root.join(&earlier.name);
+        let has_filters = device::PROGRAM_PINS.iter().any(|pin| dir.join(pin).exists());
+        !(has_filters
+            || both(|o| o.scheme.has_htb())
+            || both(|o| o.police.hook == Hook::Xdp)
+            || both(|o| !o.matched.is_empty()))
+    }
+
+    fn install_with(
+        &self,
+        journal: &Journal,
+        hierarchy: &Hierarchy,
+        name: &str,
+        scope: &Scope,
+        options: &LimitOptions,
+        parent: Option<&str>,
+    ) -> Result<(), StoreError> {
+        let target = Some(scope).filter(|s| s.is_device()).and_then(|s| Target::find(s).ok());
+        let has_htb = options.scheme.has_htb() && parent.is_none();
+        journal.begin(self.installation(name, target.as_ref(), has_htb))?;
+        let done = self.put_on(hierarchy, name, scope, options, parent);
+        journal.end();
+        done
+    }
+
+    fn put_on(
+        &self,
+        hierarchy: &Hierarchy,
+        name: &str,
+        scope: &Scope,
+        options: &LimitOptions,
+        parent: Option<&str>,
+    ) -> Result<(), StoreError> {
         if !options.matched.is_empty() {
             return self.install_matched(name, scope, options);
         }
@@ -446,20 +541,19 @@ impl Store {
             Scope::Cgroup(path) => Some(hierarchy.open(path).map_err(|e| refused()(e.into()))?),
             _ => None,
         };
-        let present = self.list(hierarchy)?;
-        if present.iter().any(|limit| limit.name == name) {
-            return Err(StoreError::Exists(name.to_owned()));
-        }
+        let mut present = self.list(hierarchy)?;
+        let goes = |other: &PinnedLimit| other.name == name || self.leaving.contains(&other.name);
         let taken = |other: &&PinnedLimit| match &cgroup {
             Some(cgroup) => other.limit.ifindex == 0 && other.limit.cgroup_id == cgroup.id(),
             None => other.scope.as_ref() == Some(scope) && other.limit.matched.count == 0,
         };
-        if let Some(other) = present.iter().find(taken) {
+        if let Some(other) = present.iter().filter(|l| !goes(l)).find(taken) {
             return Err(StoreError::ScopeTaken { scope: scope.clone(), name: other.name.clone() });
         }
         if present.len() >= MAX_LIMITS {
             return Err(StoreError::Full);
         }
+        present.retain(|other| other.name != name);
         let scheme = options.scheme;
         let parent = parent.map(|parent| Self::find_parent(&present, name, parent, scope, scheme));
         let parent = parent.transpose()?;
@@ -470,7 +564,7 @@ impl Store {
         }
         let attached = match &cgroup {
             Some(cgroup) => {
-                AttachedLimit::attach(hierarchy, cgroup, options, parent.map(|p| &p.maps))
+                AttachedLimit::load(hierarchy, cgroup, options, parent.map(|p| &p.maps))
             }
             None => Target::find(scope)
                 .map_err(LimitError::from)
@@ -488,8 +582,11 @@ impl Store {
             if let Some(parent) = parent {
                 symlink(Path::new(&parent.name), &building.join(PARENT))?;
             }
-            let target = self.root.join(name);
-            fs::rename(&building, &target).map_err(io_error(&target, "rename to"))
+            // Once its maps are pinned: whoever finds them can give the sockets back.
+            if let Some(cgroup) = &cgroup {
+                attached.maps.adopt(hierarchy, cgroup, Adopt::Take).map_err(refused())?;
+            }
+            self.publish(&building, name)
         });
         if done.is_err() {
             let _ = remove_pins(&building);
@@ -508,7 +605,7 @@ impl Store {
     /// [`StoreError`]; the earlier limit is in force.
     pub fn change(
         &self,
-        _lock: &StoreLock,
+        lock: &StoreLock,
         hierarchy: &Hierarchy,
         name: &str,
         options: &LimitOptions,
@@ -532,28 +629,37 @@ impl Store {
             let scope = pinned.installed_on.unwrap_or_else(|| Scope::Cgroup("?".to_owned()));
             return Err(StoreError::ScopeGone { name: name.to_owned(), scope });
         };
+        lock.journal.begin(self.removal(Deed::Change, name))?;
+        let done = self.change_to(hierarchy, &pinned, scope, &limit);
+        lock.journal.end();
+        done
+    }
+
+    fn change_to(
+        &self,
+        hierarchy: &Hierarchy,
+        pinned: &PinnedLimit,
+        scope: &Scope,
+        limit: &intf::Limit,
+    ) -> Result<(), StoreError> {
+        let name = &pinned.name;
         if limit.flags & intf::FLAG_HTB != 0 {
-            return self.change_htb(hierarchy, &pinned, &limit);
+            return self.change_htb(hierarchy, pinned, limit);
         }
         if (limit.flags ^ pinned.limit.flags) & intf::FLAG_XDP != 0 {
-            return self.change_hook(hierarchy, &pinned, scope, &limit);
+            return self.change_hook(hierarchy, pinned, scope, limit);
         }
-        self.check_change(name, scope, &limit)?;
+        self.check_change(name, scope, limit)?;
         let cgroup = cgroup_of(hierarchy, scope);
-        pinned.maps.set(hierarchy, cgroup.as_ref(), &limit).map_err(limit_error(name))
+        pinned.maps.set(hierarchy, cgroup.as_ref(), limit).map_err(limit_error(name))
     }
 
     /// Takes a limit off and gives its sockets back. Works for one whose cgroup is gone, too.
     ///
     /// # Errors
-    /// [`StoreError::Missing`], or [`StoreError::Io`] with the limit partly removed; calling again
+    /// [`StoreError::Missing`], or [`StoreError::Io`] with the limit partly removed; who opens the store next
     /// removes the rest.
-    pub fn remove(
-        &self,
-        lock: &StoreLock,
-        hierarchy: &Hierarchy,
-        name: &str,
-    ) -> Result<(), StoreError> {
+    pub fn remove(&self, lock: &StoreLock, name: &str) -> Result<(), StoreError> {
         check_name(name)?;
         let dir = self.root.join(name);
         if !dir.is_dir() {
@@ -570,27 +676,15 @@ impl Store {
         if !children.is_empty() {
             return Err(StoreError::HasChildren { name: name.to_owned(), children });
         }
+        lock.journal.begin(self.removal(Deed::Remove, name))?;
+        let gone = format!("{BUILDING}{name}");
+        fs::rename(&dir, self.root.join(&gone)).map_err(io_error(&dir, "rename"))?;
         // A limit that cannot be read (another version's) must still come off.
-        if let Ok(pinned) = self.open(hierarchy, name) {
-            let cgroup = pinned.scope.as_ref().and_then(|scope| cgroup_of(hierarchy, scope));
-            if pinned.limit.flags & intf::FLAG_HTB != 0 {
-                self.remove_htb(hierarchy, &pinned);
-            }
-            self.vacate(&pinned.maps).map_err(limit_error(name))?;
-            device::remove_pinned_filters(&dir, &pinned.limit);
-            // Links first: a connection that opens meanwhile must not be set again.
-            detach_links(&dir)?;
-            if let Some(cgroup) = cgroup {
-                let _ = pinned.maps.adopt(hierarchy, &cgroup, Adopt::Release);
-            }
-        }
-        remove_pins(&dir)?;
+        let done = self.take_off(&gone);
+        lock.journal.end();
         // One that waited before it was put on does not wait again.
         let _ = self.forget(lock, name);
-        if let Some((room, index)) = place {
-            self.free_place(&room, index);
-        }
-        Ok(())
+        done
     }
 
     /// Removes the empty directory, and the BPF file system if Tidegate mounted it and nobody else uses

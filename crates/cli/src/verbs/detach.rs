@@ -46,6 +46,12 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
     for _ in 0..MAX_DEPTH {
         let mut parents = Vec::new();
         for name in names {
+            if let Some(stopped) = host.stopped() {
+                let left = host.host().store().names()?.len();
+                host.close();
+                writeln!(out, "{left} limits are still on")?;
+                return Err(stopped.into());
+            }
             match host.remove(&name) {
                 Ok(()) => writeln!(out, "limit `{name}` is off")?,
                 Err(StoreError::HasChildren { .. }) => parents.push(name),

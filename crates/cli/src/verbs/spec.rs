@@ -127,7 +127,8 @@ fn print(
     let run_dir = RunDir::at(run_dir);
     let nics: Vec<_> = spec.nics.iter().map(|nic| (nic, run_dir.find(&nic.name))).collect();
     if args.look.json {
-        let actions = plan.actions.iter().map(ActionJson::from).collect();
+        let actions: Vec<_> = plan.actions.iter().flat_map(parts).collect();
+        let actions = actions.iter().map(ActionJson::from).collect();
         let nics = nics.iter().map(|(nic, runs)| NicPlanJson {
             name: &nic.name,
             pid: runs.as_ref().and_then(|runs| runs["pid"].as_u64()),
@@ -162,8 +163,8 @@ fn print_text(
     applied: bool,
 ) -> io::Result<()> {
     let paint = Paint::stdout();
-    for action in &plan.actions {
-        match action {
+    for action in plan.actions.iter().flat_map(parts) {
+        match &action {
             Action::Add { limit } => {
                 let (name, on) = (&limit.name, output::scope(&limit.scope));
                 let what = output::describe(&limit.options, limit.parent.as_deref());
@@ -183,6 +184,8 @@ fn print_text(
                 };
                 writeln!(out, "{}", paint.red(&format!("- {name} on {on} ({why})")))?;
             }
+            // In two lines, as `parts` has it.
+            Action::Replace { .. } => {}
         }
     }
     for waits in waiting {
@@ -209,7 +212,8 @@ fn print_text(
     if plan.actions.is_empty() {
         return writeln!(out, "Nothing to do: the limits are as {} says.", spec.file);
     }
-    let count = |verb| plan.actions.iter().filter(|action| action.verb() == verb).count();
+    let parts = || plan.actions.iter().flat_map(parts);
+    let count = |verb| parts().filter(|action| action.verb() == verb).count();
     let (add, change, remove) = (count("add"), count("change"), count("remove"));
     if applied {
         writeln!(out, "Done: {add} added, {change} changed, {remove} removed.")
@@ -218,10 +222,22 @@ fn print_text(
     }
 }
 
+/// A limit that is replaced is shown as the one that goes and the one that comes.
+fn parts(action: &Action) -> Vec<Action> {
+    match action.clone() {
+        Action::Replace { from, reason, to } => {
+            vec![Action::Remove { limit: from, reason }, Action::Add { limit: to }]
+        }
+        action => vec![action],
+    }
+}
+
 /// From which parent to which.
 fn other_parent(limit: &Present, plan: &Plan) -> String {
     let to = plan.actions.iter().find_map(|action| match action {
-        Action::Add { limit: to } if to.name == limit.name => to.parent.as_deref(),
+        Action::Add { limit: to } | Action::Replace { to, .. } if to.name == limit.name => {
+            to.parent.as_deref()
+        }
         _ => None,
     });
     let from = limit.parent.as_deref();
@@ -441,12 +457,14 @@ impl<'a> From<&'a Action> for ActionJson<'a> {
         let (scope, reason, limit) = match action {
             Action::Remove { limit, reason } => (&limit.scope, Some(reason.to_string()), None),
             Action::Change { scope, to, .. } => (scope, None, Some(to)),
-            Action::Add { limit } => (&limit.scope, None, Some(&limit.options)),
+            Action::Replace { to: limit, .. } | Action::Add { limit } => {
+                (&limit.scope, None, Some(&limit.options))
+            }
         };
         let parent = match action {
             Action::Remove { limit, .. } => limit.parent.as_deref(),
             Action::Change { .. } => None,
-            Action::Add { limit } => limit.parent.as_deref(),
+            Action::Replace { to: limit, .. } | Action::Add { limit } => limit.parent.as_deref(),
         };
         ActionJson {
             parent,

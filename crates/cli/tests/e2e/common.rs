@@ -220,6 +220,11 @@ impl Objects {
         objects
     }
 
+    /// How many links there are.
+    pub fn links(&self) -> usize {
+        self.links.len()
+    }
+
     /// Three links: both directions and the sockets.
     pub fn is_whole(&self) -> bool {
         self.links.len() == 3 && !self.maps.is_empty()

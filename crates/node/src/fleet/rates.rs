@@ -51,16 +51,22 @@ pub fn begin_alone(spec: &Spec, plan: &mut Plan) {
         let alone = group.alone_bit_s() / group.members.len().max(1) as u64;
         let Some(alone) = Rate::from_bit_s(alone) else { continue };
         for action in &mut plan.actions {
+            // What is taken off comes back so if the plan cannot be carried out.
             let (name, options) = match action {
-                Action::Add { limit } => (&limit.name, &mut limit.options),
-                // As it comes back if the plan cannot be carried out.
-                Action::Remove { limit, .. } => (&limit.name, &mut limit.options),
+                Action::Add { limit } => (&limit.name, vec![&mut limit.options]),
+                Action::Remove { limit, .. } => (&limit.name, vec![&mut limit.options]),
+                Action::Replace { from, to, .. } => {
+                    (&to.name, vec![&mut from.options, &mut to.options])
+                }
                 Action::Change { .. } => continue,
             };
-            if group.members.contains(name)
-                && let Some(queue) = queue_mut(options, group.direction)
-            {
-                queue.rate = queue.rate.min(alone);
+            if !group.members.contains(name) {
+                continue;
+            }
+            for options in options {
+                if let Some(queue) = queue_mut(options, group.direction) {
+                    queue.rate = queue.rate.min(alone);
+                }
             }
         }
     }
@@ -151,11 +157,7 @@ mod tests {
         let present = [Present { standing: Standing::Unhooked, ..is(options) }];
         let mut plan = plan(&present, &kept(&spec, &present, &wanted), false).unwrap();
         begin_alone(&spec, &mut plan);
-        let rates = plan.actions.iter().map(|action| match action {
-            Action::Remove { limit, .. } => rate(&limit.options),
-            Action::Add { limit } => rate(&limit.options),
-            Action::Change { .. } => unreachable!(),
-        });
-        assert_eq!(rates.collect::<Vec<_>>(), ["1gbit", "1gbit"]);
+        let [Action::Replace { from, to, .. }] = &plan.actions[..] else { unreachable!() };
+        assert_eq!([rate(&from.options), rate(&to.options)], ["1gbit", "1gbit"]);
     }
 }

@@ -28,6 +28,7 @@ pub(crate) struct Model {
     pub(crate) fails_at: Option<usize>,
     /// Every verb after that one fails too.
     pub(crate) fails_after: bool,
+    leaving: BTreeSet<String>,
     verbs: usize,
 }
 
@@ -42,7 +43,7 @@ impl Model {
             (name, Held { scope, standing, options, parent })
         };
         let limits = present.iter().map(held).collect();
-        Model { limits, fails_at: None, fails_after: false, verbs: 0 }
+        Model { limits, fails_at: None, fails_after: false, leaving: BTreeSet::new(), verbs: 0 }
     }
 
     pub(crate) fn present(&self) -> Vec<Present> {
@@ -82,8 +83,12 @@ impl Gates for Model {
         if self.limits.contains_key(name) {
             return Err(Fault("name taken"));
         }
-        let on = |held: &Held| held.scope == *scope && held.standing != Standing::ScopeGone;
-        if self.limits.values().any(on) {
+        let on = |(other, held): (&String, &Held)| {
+            held.scope == *scope
+                && held.standing != Standing::ScopeGone
+                && !self.leaving.contains(other)
+        };
+        if self.limits.iter().any(on) {
             return Err(Fault("scope taken"));
         }
         if parent.is_some() != options.class.is_some() {
@@ -103,6 +108,25 @@ impl Gates for Model {
         let standing = Standing::InForce;
         self.limits.insert(name.to_owned(), Held { scope, standing, options, parent });
         Ok(())
+    }
+
+    fn replace(
+        &mut self,
+        name: &str,
+        scope: &Scope,
+        options: &LimitOptions,
+        parent: Option<&str>,
+    ) -> Result<(), Fault> {
+        let earlier = self.limits.remove(name).ok_or(Fault("nothing to replace"))?;
+        let done = self.add(name, scope, options, parent);
+        if done.is_err() {
+            self.limits.insert(name.to_owned(), earlier);
+        }
+        done
+    }
+
+    fn leaving(&mut self, names: BTreeSet<String>) {
+        self.leaving = names;
     }
 
     fn change(&mut self, name: &str, options: &LimitOptions) -> Result<(), Fault> {
@@ -239,7 +263,12 @@ proptest! {
             // Taken off or changed only with its parent, and lost only if there is nothing to lose.
             let touched = plan.actions.iter().any(|action| action.name() == limit.name);
             let off = plan.actions.iter().any(|action| {
-                matches!(action, Action::Remove { limit: off, .. } if off.name == limit.name)
+                match action {
+                    Action::Remove { limit: off, .. } | Action::Replace { from: off, .. } => {
+                        off.name == limit.name
+                    }
+                    _ => false,
+                }
             });
             prop_assert_eq!(plan.unmanaged.contains(&limit.name), !off);
             prop_assert!(!touched || limit.parent.is_some());
@@ -286,17 +315,7 @@ fn what_is_inside_goes_with_its_parent() {
     // Nobody asks for the others, and they stay.
     host.limits.get_mut("a").unwrap().standing = Standing::Unhooked;
     let again = plan(&host.present(), &[limit("a", "x", 9)], false).unwrap();
-    assert_eq!(
-        verbs(&again),
-        [
-            ("remove", "c"),
-            ("remove", "b"),
-            ("remove", "a"),
-            ("add", "a"),
-            ("add", "b"),
-            ("add", "c")
-        ]
-    );
+    assert_eq!(verbs(&again), [("replace", "a"), ("replace", "b"), ("replace", "c")]);
     assert_eq!(again.unmanaged, [""; 0]);
     // Their programs are where they were.
     host.limits.get_mut("a").unwrap().standing = Standing::InForce;
@@ -317,9 +336,9 @@ fn another_parent_is_another_limit() {
     insta::assert_snapshot!(refusal, @"limit `c`: parent: `b` is on a cgroup between the two; write `b` as the parent");
     wanted[1] = limit("b", "x/b", 5);
     let second = plan(&host.present(), &wanted, false).unwrap();
-    assert_eq!(verbs(&second), [("remove", "c"), ("remove", "b"), ("add", "b"), ("add", "c")]);
+    assert_eq!(verbs(&second), [("replace", "b"), ("replace", "c")]);
     assert!(second.actions.iter().any(|action| {
-        matches!(action, Action::Remove { reason: Reason::OtherParent, limit } if limit.name == "c")
+        matches!(action, Action::Replace { reason: Reason::OtherParent, to, .. } if to.name == "c")
     }));
 }
 
@@ -341,9 +360,31 @@ fn two_limits_may_change_places() {
     let swapped = [limit("a", "y", 1), limit("b", "x", 2)];
     let second = plan(&host.present(), &swapped, false).unwrap();
     let verbs: Vec<_> = second.actions.iter().map(Action::verb).collect();
-    assert_eq!(verbs, ["remove", "remove", "add", "add"]);
+    assert_eq!(verbs, ["replace", "replace"]);
     apply(&mut host, &second.actions).unwrap();
     assert_eq!(host.limits["a"].scope, Scope::Cgroup("y".into()));
+}
+
+#[test]
+fn what_comes_comes_before_what_goes() {
+    let mut host = Model::new(&[]);
+    apply(&mut host, &plan(&[], &two_limits(), false).unwrap().actions).unwrap();
+    // Another name for the limit of `x`, and one that nobody asks for any more.
+    let renamed = plan(&host.present(), &[limit("c", "x", 1)], true).unwrap();
+    assert_eq!(verbs(&renamed), [("add", "c"), ("remove", "a"), ("remove", "b")]);
+    apply(&mut host, &renamed.actions).unwrap();
+    // A device has one HTB.
+    let of = |name: &str, device: &str| {
+        let options = LimitOptions { scheme: Scheme::Htb, ..egress(5) };
+        Wanted { scope: Scope::Dev(device.to_owned()), options, ..limit(name, "", 5) }
+    };
+    let first = plan(&[], &[of("h", "eth0")], false).unwrap();
+    let mut host = Model::new(&[]);
+    apply(&mut host, &first.actions).unwrap();
+    let renamed = plan(&host.present(), &[of("i", "eth0")], true).unwrap();
+    assert_eq!(verbs(&renamed), [("remove", "h"), ("add", "i")]);
+    let moved = plan(&host.present(), &[of("h", "eth1")], true).unwrap();
+    assert_eq!(verbs(&moved), [("replace", "h")]);
 }
 
 #[test]
@@ -381,7 +422,7 @@ fn other_programs_are_put_in_place_of_the_first() {
     let second = plan(&host.present(), &wanted, false).unwrap();
     let reasons: Vec<_> =
         second.actions.iter().map(|action| (action.verb(), action.name())).collect();
-    assert_eq!(reasons, [("remove", "a"), ("add", "a")]);
+    assert_eq!(reasons, [("replace", "a")]);
 }
 
 /// A limit of scheme `police` for some prefixes of one device.
@@ -413,7 +454,7 @@ fn prefixes_of_a_device_are_apart() {
     let swapped = [matched("a", "10.0.0.3"), matched("b", "10.0.0.1")];
     let steps = of(&is, &swapped, false).unwrap();
     assert_eq!(steps, ["remove a", "remove b", "add a", "add b"]);
-    assert_eq!(of(&is, &[a.clone(), matched("b", "none")], false).unwrap(), ["remove b", "add b"]);
+    assert_eq!(of(&is, &[a.clone(), matched("b", "none")], false).unwrap(), ["replace b"]);
     let refusal = |is: &[Wanted], shall: &[Wanted]| of(is, shall, false).unwrap_err().to_string();
     let taken = matched("c", "10.0.0.0/24,10.0.0.2");
     assert!(
@@ -422,7 +463,7 @@ fn prefixes_of_a_device_are_apart() {
     );
     assert_eq!(
         of(&is, std::slice::from_ref(&taken), true).unwrap(),
-        ["remove a", "remove b", "add c"]
+        ["remove a", "add c", "remove b"]
     );
     assert!(refusal(&[], &[a, taken]).contains("both have 10.0.0.2/32 of device `eth0`"));
 }

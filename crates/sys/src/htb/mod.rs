@@ -378,6 +378,24 @@ pub(crate) fn uproot(limit: &intf::Limit) {
     }
 }
 
+/// Whether a limit on a device has an HTB on that, or on the ifb device for it.
+pub(crate) fn has(limit: &intf::Limit, on_ifb: bool) -> bool {
+    let out = direction_out(limit);
+    limit.rate(if on_ifb { other(out) } else { out }).is_some()
+}
+
+/// Takes our HTB off a device; nothing if there is none.
+pub(crate) fn clear(ifindex: u32) {
+    let _ = Netlink::open().and_then(|mut netlink| tree::uproot(&mut netlink, ifindex));
+}
+
+/// Removes the ifb device of a device; nothing if there is none.
+pub(crate) fn clear_ifb(ifindex: u32) {
+    if let Ok(mut netlink) = Netlink::open() {
+        remove_ifb(&mut netlink, ifindex);
+    }
+}
+
 fn remove_ifb(netlink: &mut Netlink, ifindex: u32) {
     let name = ifb_name(ifindex);
     let ifb = netlink.devices().unwrap_or_default().into_iter();

@@ -7,7 +7,10 @@
 use std::{
     fs::{self, File},
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
     panic,
     path::{Path, PathBuf},
     thread,
@@ -81,6 +84,18 @@ impl NetNs {
             NetError::refused(format!("open the network namespace {name:?} (see `ip netns`)"), e)
         })?;
         Ok(Self { name: name.into(), fd: file.into(), owned_mount: None })
+    }
+
+    /// Finds a namespace by the inode of its file, among those that have a name and those of processes; `None`
+    /// if nothing that can be seen here is in it.
+    pub fn find(inode: u64) -> Option<Self> {
+        let list = |dir: &str| fs::read_dir(dir).into_iter().flatten().flatten();
+        let named = list(NETNS_DIR).map(|entry| entry.path());
+        let processes = list("/proc").map(|entry| entry.path().join("ns/net"));
+        let is_it = |path: &PathBuf| fs::metadata(path).is_ok_and(|m| m.ino() == inode);
+        let path = named.chain(processes).find(is_it)?;
+        let file = File::open(path).ok()?;
+        Some(Self { name: String::new(), fd: file.into(), owned_mount: None })
     }
 
     /// Opens the namespace that the calling thread is in.

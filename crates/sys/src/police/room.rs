@@ -281,6 +281,14 @@ impl Place {
         self.swap_lists(&lists)
     }
 
+    /// Forgets prefixes that the settings of the limit do not name.
+    pub(crate) fn forget_others(&self, limit: &intf::Limit) -> Result<(), LimitError> {
+        let own = keys(limit);
+        let all = self.places.keys().map(|key| key_of(&key));
+        let others: Vec<_> = all.filter(|key| !own.contains(key)).collect();
+        self.leave(others.iter())
+    }
+
     /// Takes the limit off: packets find it no more, and its place is as new.
     pub(crate) fn vacate(&self, maps: &LimitMaps) -> Result<(), LimitError> {
         let limit: intf::Limit = lookup(&maps.limit, "limit", self.in_chunk())?;

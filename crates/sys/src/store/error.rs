@@ -109,6 +109,17 @@ pub enum StoreError {
     /// The place for pins is no BPF file system.
     #[error("{0} is not in a BPF file system; mount one with: mount -t bpf bpf {BPFFS}")]
     NotBpffs(String),
+    /// A signal has come, between two steps.
+    #[error("stopped by {name}")]
+    Stopped {
+        /// Its number.
+        signal: i32,
+        /// Its name.
+        name: &'static str,
+    },
+    /// Signals cannot be kept waiting.
+    #[error("cannot block signals: {0}")]
+    Signals(io::Error),
     /// The limit itself.
     #[error("limit `{name}`: {source}")]
     Limit {

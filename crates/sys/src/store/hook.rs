@@ -173,7 +173,7 @@ mod tests {
             is_at(At::Tc);
             store.change(&lock, &hierarchy, "a", &options(Hook::Xdp)).unwrap();
             is_at(At::Xdp);
-            store.remove(&lock, &hierarchy, "a").unwrap();
+            store.remove(&lock, "a").unwrap();
             assert!(on_device(target.ifindex).is_none());
         };
         netns.run(check).unwrap();

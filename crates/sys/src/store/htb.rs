@@ -12,8 +12,7 @@ use libbpf_rs::MapHandle;
 use tidegate_core::{Scope, htb::ROOT_SLOT};
 
 use super::{
-    BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, bpf_error, io_error,
-    limit_error,
+    BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, bpf_error, limit_error,
     pins::{detach_links, pin_hooks, pin_maps, remove_pins},
     symlink,
 };
@@ -50,7 +49,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         match (asked.parent, asked.cgroup) {
             (Some(parent), _) => self.graft(hierarchy, parent, asked),
-            (None, None) => self.plant(present, asked),
+            (None, None) => self.plant(hierarchy, present, asked),
             (None, Some(cgroup)) => {
                 let what = Scope::Cgroup(cgroup.path().to_owned());
                 let why =
@@ -60,7 +59,12 @@ impl Store {
         }
     }
 
-    fn plant(&self, present: &[PinnedLimit], asked: &Asked<'_>) -> Result<(), StoreError> {
+    fn plant(
+        &self,
+        hierarchy: &Hierarchy,
+        present: &[PinnedLimit],
+        asked: &Asked<'_>,
+    ) -> Result<(), StoreError> {
         let refused = || limit_error(asked.name);
         let target = Target::find(asked.scope).map_err(|e| refused()(e.into()))?;
         let limit = target.encode(asked.options).map_err(refused())?;
@@ -78,14 +82,17 @@ impl Store {
         }
         let mut root = Root::put(&target, &limit, self.force).map_err(refused())?;
         let leaf = Leaf { slot: ROOT_SLOT, parent: None, limit, member: None };
-        htb::settle(&limit, &root.slots, &root.members, &[leaf]).map_err(refused())?;
+        // Those inside the one in whose place this one comes are inside this one.
+        let (mut leaves, _) = self.leaves_of(hierarchy, asked.name)?;
+        leaves.insert(0, leaf);
+        htb::settle(&limit, &root.slots, &root.members, &leaves).map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{}", asked.name));
         let done = pin_root(&mut root, &building).and_then(|()| {
             let backlog = |direction| htb::backlog_of(&root.slots, direction);
             acks::put(&target, &limit, &building, asked.name, backlog)?;
             let mark = if matches!(asked.scope, Scope::Port(_)) { PORT } else { DEV };
             symlink(Path::new(asked.scope.name()), &building.join(mark))?;
-            rename(&building, &self.root.join(asked.name))
+            self.publish(&building, asked.name)
         });
         if done.is_err() {
             acks::take_off(&building, &limit);
@@ -136,9 +143,11 @@ impl Store {
             symlink(Path::new(&parent.name), &building.join(PARENT))?;
             symlink(Path::new(&tree.root), &building.join(ROOT))?;
             symlink(Path::new(&slot.to_string()), &building.join(SLOT))?;
-            let leaves: Vec<_> = tree.leaves.iter().copied().chain([leaf]).collect();
-            let settled =
-                tree.settle(&leaves).and_then(|()| rename(&building, &self.root.join(asked.name)));
+            // But for the one in whose place it comes.
+            let others = tree.leaves.iter().zip(&tree.names);
+            let others = others.filter(|(_, name)| **name != asked.name).map(|(leaf, _)| *leaf);
+            let leaves: Vec<_> = others.chain([leaf]).collect();
+            let settled = tree.settle(&leaves).and_then(|()| self.publish(&building, asked.name));
             if settled.is_err() {
                 let _ = tree.settle(&tree.leaves);
             }
@@ -193,7 +202,7 @@ impl Store {
             // An ifb device outlives the device that it is for.
             _ if is_here || device::is_in_this_namespace(&pinned.limit) => {
                 let _ = detach_links(&dir);
-                htb::uproot(&pinned.limit);
+                self.uproot(&pinned.limit);
             }
             _ => {}
         }
@@ -251,8 +260,26 @@ impl Store {
             leaves: Vec::new(),
         };
         tree.leaves.push(Leaf { slot: ROOT_SLOT, parent: None, limit: tree.limit, member: None });
+        let (leaves, names) = self.leaves_of(hierarchy, &root)?;
+        tree.leaves.extend(leaves);
+        tree.names.extend(names);
+        Ok(tree)
+    }
+
+    /// Whether a limit is inside another one's HTB.
+    pub(super) fn is_in_tree(&self, name: &str) -> bool {
+        name_in(&self.root.join(name), ROOT).is_some()
+    }
+
+    /// The limits inside the one on a device, with their names.
+    fn leaves_of(
+        &self,
+        hierarchy: &Hierarchy,
+        root: &str,
+    ) -> Result<(Vec<Leaf>, Vec<String>), StoreError> {
+        let (mut leaves, mut names) = (Vec::new(), Vec::new());
         let is_inside =
-            |name: &String| name_in(&self.root.join(name), ROOT).as_ref() == Some(&root);
+            |name: &String| name_in(&self.root.join(name), ROOT).as_deref() == Some(root);
         let inside: Vec<_> = self.names()?.into_iter().filter(is_inside).collect();
         let slot_of = |name: &str| match name == root {
             true => Some(ROOT_SLOT),
@@ -265,15 +292,15 @@ impl Store {
                 0 => Member::Cgroup(pinned.limit.cgroup_id),
                 ifindex => Member::Port(ifindex),
             };
-            tree.leaves.push(Leaf {
+            leaves.push(Leaf {
                 slot,
                 parent: pinned.parent.as_deref().and_then(slot_of),
                 limit: pinned.limit,
                 member: Some(member),
             });
-            tree.names.push(name);
+            names.push(name);
         }
-        Ok(tree)
+        Ok((leaves, names))
     }
 }
 
@@ -298,10 +325,6 @@ impl Tree {
 
 fn name_in(dir: &Path, link: &str) -> Option<String> {
     fs::read_link(dir.join(link)).ok()?.to_str().map(str::to_owned)
-}
-
-fn rename(building: &Path, target: &Path) -> Result<(), StoreError> {
-    fs::rename(building, target).map_err(io_error(target, "rename to"))
 }
 
 fn pin_root(root: &mut Root, dir: &Path) -> Result<(), StoreError> {

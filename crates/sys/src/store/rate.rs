@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_core::{Direction, Rate};
 
-use super::{LOCK_POLL, Store, StoreError, StoreLock, limit_error};
+use super::{LOCK_POLL, Store, StoreError, limit_error};
 use crate::{cgroup::Hierarchy, intf, limit::Lease};
 
 /// What became of it.
@@ -37,7 +37,7 @@ impl Store {
         let deadline = Instant::now() + patience;
         let _lock = loop {
             match self.try_lock()? {
-                Some(dir) => break StoreLock { _dir: dir },
+                Some(dir) => break dir,
                 None if Instant::now() >= deadline => {
                     return Err(StoreError::Busy(self.root.display().to_string()));
                 }

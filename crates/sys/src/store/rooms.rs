@@ -9,8 +9,8 @@
 //!     N                            symbolic link to the name of the limit in place N
 //! ```
 //!
-//! A room comes with its first limit and goes with its last. A limit is listed before packets find it, and is
-//! found no more before it goes; a place whose limit is not there is free (see [`Store::sweep_rooms`]).
+//! A room comes with its first limit and goes with its last. Packets find a limit before it is listed, and none
+//! that is taken off; a place whose limit is not there is free (see [`Store::sweep_rooms`]).
 
 use std::{
     fs,
@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// Prefix of the directory of a room; no limit's name starts with it.
-pub(super) const ROOM_PREFIX: &str = "+";
+pub(super) const ROOM_PREFIX: char = '+';
 /// The symbolic links of a limit in a room.
 const ROOM: &str = "room";
 const PLACE: &str = "place";
@@ -51,9 +51,6 @@ impl Store {
         options: &LimitOptions,
     ) -> Result<(), StoreError> {
         let refused = || limit_error(name);
-        if self.root.join(name).is_dir() {
-            return Err(StoreError::Exists(name.to_owned()));
-        }
         if self.names()?.len() >= MAX_LIMITS {
             return Err(StoreError::Full);
         }
@@ -88,7 +85,6 @@ impl Store {
         let link = dir.join(index.to_string());
         symlink(Path::new(name), &link)?;
         let building = self.root.join(format!("{BUILDING}{name}"));
-        let target = self.root.join(name);
         let put = || {
             let mut maps = room.take(index).map_err(refused())?;
             let place = room.place(index).map_err(refused())?;
@@ -98,16 +94,13 @@ impl Store {
             symlink(Path::new(scope.name()), &building.join(mark))?;
             symlink(Path::new(dir.file_name().unwrap_or_default()), &building.join(ROOM))?;
             symlink(Path::new(&index.to_string()), &building.join(PLACE))?;
-            fs::rename(&building, &target).map_err(io_error(&target, "rename to"))?;
-            place.enter(limit).map_err(|e| {
-                let _ = place.vacate(&maps);
-                refused()(e)
-            })
+            let done = place.enter(limit).map_err(refused());
+            let done = done.and_then(|()| self.publish(&building, name));
+            done.inspect_err(|_| drop(place.vacate(&maps)))
         };
         let done = put();
         if done.is_err() {
             let _ = remove_pins(&building);
-            let _ = remove_pins(&target);
             let _ = fs::remove_file(&link);
         }
         done
@@ -259,7 +252,7 @@ fn check_prefixes(
     Err(StoreError::PrefixTaken { scope: scope.clone(), prefix, name })
 }
 
-fn file_name(dir: &Path) -> String {
+pub(super) fn file_name(dir: &Path) -> String {
     dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
@@ -269,7 +262,7 @@ fn room_name(limit: &intf::Limit, scope: &Scope) -> String {
 }
 
 /// What the name of a room says of its limits.
-fn limit_of_room(name: &str) -> Option<intf::Limit> {
+pub(super) fn limit_of_room(name: &str) -> Option<intf::Limit> {
     let mut words = name.strip_prefix(ROOM_PREFIX)?.split('-');
     let flags = if words.next()? == PORT { intf::FLAG_PORT } else { 0 };
     let ifindex = words.next()?.parse().ok()?;
@@ -278,7 +271,7 @@ fn limit_of_room(name: &str) -> Option<intf::Limit> {
 }
 
 /// The places of a room that are taken, in order.
-fn places_in(dir: &Path) -> Result<Vec<u32>, StoreError> {
+pub(super) fn places_in(dir: &Path) -> Result<Vec<u32>, StoreError> {
     let entries = fs::read_dir(dir).map_err(io_error(dir, "list"))?.flatten();
     let places = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let mut places: Vec<_> = places.collect();

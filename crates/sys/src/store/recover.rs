@@ -1,0 +1,365 @@
+//! What a writer that died has left is finished or undone, by whoever opens the store next.
+//!
+//! A directory `_NAME` is to be taken off: it is half built, or was the limit NAME and is being removed, or was
+//! replaced. `=NAME` was set aside for another limit: it comes back unless that is there. The kernel objects
+//! that have no pins yet, or whose pins are lost, are named by the [journal](super::journal). All steps may be
+//! done again.
+
+use std::{collections::BTreeSet, fs, os::fd::AsFd, path::Path};
+
+use libbpf_rs::{MapHandle, Program};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use super::{
+    ASIDE, BUILDING, PARENT, PinnedLimit, Store, StoreError, StoreLock, cgroup_of, io_error,
+    journal::{self, Deed, Journal, Object, Step},
+    limit_error,
+    pins::{detach_links, remove_pins},
+    rooms::{ROOM_PREFIX, file_name, limit_of_room, places_in},
+};
+use crate::{
+    acks,
+    cgroup::Hierarchy,
+    device::{self, PROGRAM_PINS, Target},
+    htb, intf,
+    limit::{Adopt, LimitOptions, lookup},
+    net::NetNs,
+};
+
+impl Store {
+    /// Finishes or undoes what a writer that died has left, if it left anything; one that lives is not waited
+    /// for. For who only reads.
+    ///
+    /// # Errors
+    /// [`StoreError`]: it could not be looked at, and is as it was.
+    pub fn repair(&self) -> Result<(), StoreError> {
+        let is_left = |name: &String| name.starts_with(BUILDING) || name.starts_with(ASIDE);
+        if !journal::has_step(&self.root) && !self.entries()?.iter().any(is_left) {
+            return Ok(());
+        }
+        if self.root.is_dir() && self.try_lock()?.is_none() {
+            return Ok(());
+        }
+        let lock = self.lock()?;
+        self.close(lock);
+        Ok(())
+    }
+
+    /// The same by a writer, who has the lock.
+    pub(super) fn recover(&self, journal: &Journal) {
+        let step = journal.step();
+        let entries = self.entries().unwrap_or_default();
+        let with = |prefix: char| entries.iter().filter(move |name| name.starts_with(prefix));
+        for name in with(BUILDING) {
+            let _ = self.take_off(name);
+        }
+        for (step, gone) in journal.steps_of_gone_stores() {
+            self.clear(&step);
+            gone.remove();
+        }
+        if let Some(step) = &step {
+            self.clear(step);
+        }
+        for name in entries.iter().filter(|name| !name.starts_with([BUILDING, ASIDE, ROOM_PREFIX]))
+        {
+            self.sweep_hook(&self.root.join(name));
+        }
+        self.sweep_rooms();
+        // Parents come before the limits inside them.
+        let depth = |name: &&String| {
+            let above = |entry: &String| {
+                let parent = fs::read_link(self.root.join(entry).join(PARENT)).ok()?;
+                Some(format!("{ASIDE}{}", parent.display()))
+            };
+            std::iter::successors(above(name), above).take(tidegate_core::class::MAX_DEPTH).count()
+        };
+        let mut aside: Vec<_> = with(ASIDE).collect();
+        aside.sort_by_key(depth);
+        for name in aside {
+            let _ = self.put_back_with(journal, name.trim_start_matches(ASIDE));
+        }
+        if let Some(Step { deed: Deed::Install | Deed::Change, limit, .. }) = &step {
+            let _ = self.settle_again(limit);
+        }
+        journal.end();
+    }
+
+    /// Takes all off that a directory holds, and removes it.
+    pub(super) fn take_off(&self, entry: &str) -> Result<(), StoreError> {
+        let dir = self.root.join(entry);
+        let place = self.place_of(entry);
+        self.take_hooks_off(entry)?;
+        remove_pins(&dir)?;
+        if let Some((room, index)) = place {
+            self.free_place(&room, index);
+        }
+        Ok(())
+    }
+
+    /// The same, but its pins stay.
+    fn take_hooks_off(&self, entry: &str) -> Result<(), StoreError> {
+        let namespace = self.settings_of(entry).filter(|l| l.ifindex != 0).map(|l| l.cgroup_id);
+        let elsewhere = namespace.filter(|inode| !device::is_current_namespace(*inode));
+        match elsewhere.and_then(NetNs::find) {
+            Some(there) => there.run(|| self.take_hooks_off_here(entry)).unwrap_or(Ok(())),
+            None => self.take_hooks_off_here(entry),
+        }
+    }
+
+    fn take_hooks_off_here(&self, entry: &str) -> Result<(), StoreError> {
+        let dir = self.root.join(entry);
+        let hierarchy = Hierarchy::find().ok();
+        let opened = hierarchy.as_ref().and_then(|hierarchy| self.open_at(hierarchy, entry).ok());
+        let (Some(pinned), Some(hierarchy)) = (opened, hierarchy) else {
+            self.take_half_off(entry);
+            return Ok(());
+        };
+        let PinnedLimit { limit, scope, maps, .. } = &pinned;
+        let cgroup = scope.as_ref().and_then(|scope| cgroup_of(&hierarchy, scope));
+        if limit.flags & intf::FLAG_HTB != 0 {
+            self.remove_htb(&hierarchy, &pinned);
+        }
+        self.vacate(maps).map_err(limit_error(entry))?;
+        device::remove_pinned_filters(&dir, limit);
+        // Links first: a connection that opens meanwhile must not be set again.
+        detach_links(&dir)?;
+        if let Some(cgroup) = cgroup {
+            let _ = maps.adopt(&hierarchy, &cgroup, Adopt::Release);
+        }
+        Ok(())
+    }
+
+    /// The same of what cannot be opened: a limit or room that was being built, or that another version has
+    /// put on.
+    fn take_half_off(&self, entry: &str) {
+        let dir = self.root.join(entry);
+        let limit = self.settings_of(entry).filter(|limit| limit.ifindex != 0);
+        if let Some(limit) = limit.filter(device::is_in_this_namespace) {
+            acks::take_off(&dir, &limit);
+            device::remove_pinned_filters(&dir, &limit);
+        }
+        let _ = detach_links(&dir);
+        if let Some(limit) = limit.filter(|limit| limit.flags & intf::FLAG_HTB != 0) {
+            self.uproot(&limit);
+        }
+    }
+
+    /// Takes the qdiscs of a limit on a device off, but for those that another one has by now.
+    pub(super) fn uproot(&self, limit: &intf::Limit) {
+        let mut limit = *limit;
+        for other in self.roots() {
+            if (other.ifindex, other.cgroup_id) == (limit.ifindex, limit.cgroup_id) {
+                for i in 0..intf::DIRECTIONS {
+                    if other.rate_bit_s[i] != 0 {
+                        limit.rate_bit_s[i] = 0;
+                    }
+                }
+            }
+        }
+        in_namespace(limit.cgroup_id, || htb::uproot(&limit));
+    }
+
+    /// What a directory says of its limit, or of all in a room.
+    fn settings_of(&self, entry: &str) -> Option<intf::Limit> {
+        if let Some((room, _)) = self.place_of(entry) {
+            return limit_of_room(&file_name(&room));
+        }
+        let room = || limit_of_room(entry.trim_start_matches(BUILDING));
+        settings_in(&self.root.join(entry)).or_else(room)
+    }
+
+    /// The settings of the limits that have an HTB of their own.
+    fn roots(&self) -> Vec<intf::Limit> {
+        let names = self.names().unwrap_or_default().into_iter();
+        let limits = names.filter(|name| !self.is_in_tree(name));
+        let limits = limits.filter_map(|name| settings_in(&self.root.join(name)));
+        limits.filter(|limit| limit.flags & intf::FLAG_HTB != 0 && limit.ifindex != 0).collect()
+    }
+
+    /// Removes what a step has made and nobody has, or has not removed.
+    fn clear(&self, step: &Step) {
+        let roots = self.roots();
+        let has_htb = |ifindex: u32, is_ifb: bool| {
+            roots.iter().any(|limit| {
+                (limit.ifindex, limit.cgroup_id) == (ifindex, step.network_namespace)
+                    && htb::has(limit, is_ifb)
+            })
+        };
+        let mut held = BTreeSet::new();
+        for entry in self.entries().unwrap_or_default() {
+            if !entry.starts_with([BUILDING, ASIDE]) {
+                programs_in(&self.root.join(entry), &mut held);
+            }
+        }
+        in_namespace(step.network_namespace, || {
+            for object in &step.objects {
+                match object {
+                    Object::Filters { ifindex, stay } => {
+                        device::remove_filters_but(*ifindex, |id| {
+                            stay.contains(&id) || held.contains(&id)
+                        })
+                    }
+                    Object::Ifb { ifindex } if !has_htb(*ifindex, true) => htb::clear_ifb(*ifindex),
+                    Object::Htb { ifindex } if !has_htb(*ifindex, false) => htb::clear(*ifindex),
+                    Object::Clsact { ifindex, stays: false } => {
+                        device::remove_unused_clsact(*ifindex)
+                    }
+                    _ => {}
+                }
+            }
+        });
+    }
+
+    /// Puts a limit in force as its settings say, of which a writer that died may have done a part.
+    fn settle_again(&self, name: &str) -> Result<(), StoreError> {
+        let hierarchy = Hierarchy::find().map_err(|e| limit_error(name)(e.into()))?;
+        let pinned = match self.open(&hierarchy, name) {
+            Err(StoreError::Missing(_)) => return Ok(()),
+            pinned => pinned?,
+        };
+        let Some(scope) = &pinned.scope else { return Ok(()) };
+        if pinned.limit.flags & intf::FLAG_HTB != 0 {
+            return self.change_htb(&hierarchy, &pinned, &pinned.limit);
+        }
+        if let Some(place) = &pinned.maps.place {
+            place.forget_others(&pinned.limit).map_err(limit_error(name))?;
+        }
+        let cgroup = cgroup_of(&hierarchy, scope);
+        pinned.maps.set(&hierarchy, cgroup.as_ref(), &pinned.limit).map_err(limit_error(name))
+    }
+
+    /// Takes a limit off for another one that cannot be beside it. Its settings stay until that is there
+    /// ([`Store::forget`]) or it is put back.
+    pub(super) fn set_aside(&self, lock: &StoreLock, name: &str) -> Result<(), StoreError> {
+        lock.journal.begin(self.removal(Deed::SetAside, name))?;
+        let (dir, aside) = (self.root.join(name), format!("{ASIDE}{name}"));
+        let place = self.place_of(name);
+        fs::rename(&dir, self.root.join(&aside)).map_err(io_error(&dir, "rename"))?;
+        let done = self.take_hooks_off(&aside);
+        if let Some((room, index)) = place.filter(|_| done.is_ok()) {
+            self.free_place(&room, index);
+        }
+        lock.journal.end();
+        done
+    }
+
+    /// Another limit is in the place of one that was set aside.
+    pub(super) fn forget(&self, name: &str) -> Result<(), StoreError> {
+        remove_pins(&self.root.join(format!("{ASIDE}{name}")))
+    }
+
+    /// Puts a limit back that was set aside.
+    pub(super) fn put_back(&self, lock: &StoreLock, name: &str) -> Result<(), StoreError> {
+        self.put_back_with(&lock.journal, name)
+    }
+
+    fn put_back_with(&self, journal: &Journal, name: &str) -> Result<(), StoreError> {
+        let aside = format!("{ASIDE}{name}");
+        if self.root.join(name).is_dir() {
+            return self.forget(name);
+        }
+        let put = || {
+            let hierarchy = Hierarchy::find().map_err(|e| limit_error(name)(e.into()))?;
+            let pinned = self.open_at(&hierarchy, &aside)?;
+            let scope = pinned.scope.clone().or_else(|| pinned.installed_on.clone());
+            let scope = scope.ok_or_else(|| StoreError::Missing(name.to_owned()))?;
+            let options = LimitOptions::from(&pinned.limit);
+            let parent = pinned.parent.as_deref();
+            self.install_with(journal, &hierarchy, name, &scope, &options, parent)
+        };
+        match put() {
+            Ok(()) => self.forget(name),
+            Err(e) => {
+                // So that it is seen that it should be on.
+                let _ = fs::rename(self.root.join(&aside), self.root.join(name));
+                Err(e)
+            }
+        }
+    }
+
+    /// Lists a limit that has been built, in the place of another one of its name if there is one: that is
+    /// to be taken off then.
+    pub(super) fn publish(&self, building: &Path, name: &str) -> Result<(), StoreError> {
+        let target = self.root.join(name);
+        let done = match target.is_dir() {
+            true => renameat_with(CWD, building, CWD, &target, RenameFlags::EXCHANGE),
+            false => rustix::fs::rename(building, &target),
+        };
+        done.map_err(|e| io_error(&target, "rename to")(e.into()))
+    }
+
+    /// What putting a limit on a device makes there.
+    pub(super) fn installation(&self, name: &str, target: Option<&Target>, has_htb: bool) -> Step {
+        let mut step = Step {
+            deed: Deed::Install,
+            limit: name.to_owned(),
+            network_namespace: target.map_or(0, |target| target.namespace),
+            objects: Vec::new(),
+        };
+        let Some(ifindex) = target.map(|target| target.ifindex) else { return step };
+        step.objects.push(Object::Filters { ifindex, stay: device::filters(ifindex) });
+        if has_htb {
+            step.objects.extend([Object::Ifb { ifindex }, Object::Htb { ifindex }]);
+        }
+        step.objects.push(Object::Clsact { ifindex, stays: device::has_clsact(ifindex) });
+        step
+    }
+
+    /// What taking a limit off removes.
+    pub(super) fn removal(&self, deed: Deed, name: &str) -> Step {
+        let dir = self.root.join(name);
+        let limit = self.settings_of(name).filter(|limit| limit.ifindex != 0);
+        let mut step = Step {
+            deed,
+            limit: name.to_owned(),
+            network_namespace: limit.map_or(0, |limit| limit.cgroup_id),
+            objects: Vec::new(),
+        };
+        let Some(limit) = limit.filter(device::is_in_this_namespace) else { return step };
+        let ifindex = limit.ifindex;
+        let mut own = BTreeSet::new();
+        programs_in(&dir, &mut own);
+        if let Some((room, _)) = self.place_of(name)
+            && places_in(&room).is_ok_and(|places| places.len() <= 1)
+        {
+            programs_in(&room, &mut own);
+        }
+        let mut stay = device::filters(ifindex);
+        stay.retain(|id| !own.contains(id));
+        step.objects.push(Object::Filters { ifindex, stay });
+        if limit.flags & intf::FLAG_HTB != 0 && !self.is_in_tree(name) {
+            step.objects.extend([Object::Ifb { ifindex }, Object::Htb { ifindex }]);
+        }
+        let came = fs::symlink_metadata(dir.join(device::CLSACT_MARK)).is_ok();
+        step.objects.push(Object::Clsact { ifindex, stays: !came });
+        step
+    }
+}
+
+/// The settings pinned in a directory.
+pub(super) fn settings_in(dir: &Path) -> Option<intf::Limit> {
+    let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
+    lookup(&map, "limit", 0).ok()
+}
+
+/// The ids of the programs of filters pinned in a directory and below.
+fn programs_in(dir: &Path, found: &mut BTreeSet<u32>) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            programs_in(&entry.path(), found);
+        } else if PROGRAM_PINS.iter().any(|pin| entry.file_name() == *pin) {
+            let program = Program::fd_from_pinned_path(entry.path()).ok();
+            found.extend(program.and_then(|program| Program::id_from_fd(program.as_fd()).ok()));
+        }
+    }
+}
+
+/// Does the work in the network namespace of this inode; not at all if that is no more, for then its devices
+/// are no more either.
+fn in_namespace(inode: u64, work: impl FnOnce() + Send) {
+    if device::is_current_namespace(inode) {
+        work();
+    } else if let Some(namespace) = NetNs::find(inode) {
+        let _ = namespace.run(work);
+    }
+}
