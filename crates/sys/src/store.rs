@@ -55,10 +55,12 @@ use crate::{
 use journal::{Deed, Journal};
 use pins::{pin, remove_pins};
 
+mod inside;
 mod rate;
 mod waiting;
 
 pub use error::StoreError;
+pub use inside::{can_contain, is_above};
 pub use rate::RateSet;
 use rooms::ROOM_PREFIX;
 pub use waiting::Waiting;
@@ -770,25 +772,6 @@ fn cgroup_of(hierarchy: &Hierarchy, scope: &Scope) -> Option<Cgroup> {
         Scope::Cgroup(path) => hierarchy.open(path).ok(),
         _ => None,
     }
-}
-
-/// Whether a limit on `above` sees all packets of one on `below`. Only with scheme `htb` does a device
-/// contain cgroups and ports: what they send by it.
-#[must_use]
-pub fn can_contain(above: &Scope, below: &Scope, scheme: Scheme) -> bool {
-    match (above, below) {
-        (Scope::Cgroup(above), Scope::Cgroup(below)) => is_above(above, below),
-        (Scope::Dev(_), Scope::Cgroup(_) | Scope::Port(_)) => scheme == Scheme::Htb,
-        _ => false,
-    }
-}
-
-/// Whether a cgroup contains another one, by their paths below the mount.
-#[must_use]
-pub fn is_above(above: &str, below: &str) -> bool {
-    let (above, below) = (above.trim_matches('/'), below.trim_matches('/'));
-    let rest = below.strip_prefix(above);
-    above != below && (above.is_empty() || rest.is_some_and(|rest| rest.starts_with('/')))
 }
 
 pub(crate) fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {

@@ -53,7 +53,7 @@ fn start(host: &Host) -> Daemon {
     command.stdout(Stdio::null()).stderr(fs::File::create(&said).unwrap());
     let filter = filter();
     let confine = move || apply_filter(&filter).map_err(io::Error::other);
-    // SAFETY: between fork and exec it makes two system calls, of which nothing is allocated unless they fail.
+    // SAFETY: between fork and exec it makes two system calls, and allocates nothing unless they fail.
     unsafe { command.pre_exec(confine) };
     let mut spawn = || command.spawn().unwrap();
     let process = match &host.netns {
