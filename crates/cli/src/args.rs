@@ -144,7 +144,8 @@ A spec file:
     /// Make the limits of this host as a spec file says, all or nothing
     ///
     /// Limits that are not in the file are left alone unless --prune is given. A changed rate is changed in
-    /// place: no packet and no connection is lost. Applying a file twice changes nothing.
+    /// place: no packet and no connection is lost. Applying a file twice changes nothing. A limit whose
+    /// cgroup or device does not exist waits; apply the file again when there is one.
     #[command(after_help = "\
 Example:
   tidegate apply limits.toml
@@ -446,6 +447,9 @@ pub struct StatusArgs {
     /// Also say whose packets wait at this moment in the queues of schemes htb, dem and spring
     #[arg(long)]
     pub flows: bool,
+    /// End with 3 if a limit is not in force
+    #[arg(long)]
+    pub check: bool,
     #[command(flatten)]
     pub look: LookArgs,
 }

@@ -73,8 +73,8 @@ fn exit_code(error: &Error) -> u8 {
         matches!(e, NoNic(_) | NoSuchNic { .. } | Spec(_) | WhichNic { .. })
     };
     let daemon_is_users = |e: &DaemonError| {
-        use DaemonError::{Address, HostName, Keys, NoFleet, Node, Spec};
-        matches!(e, Address(_) | HostName(..) | Keys(_) | NoFleet(_) | Node(_) | Spec(_))
+        use DaemonError::{HostName, Keys, NoFleet, Node, Spec};
+        matches!(e, HostName(..) | Keys(_) | NoFleet(_) | Node(_) | Spec(_))
     };
     let users = error.is::<UsageError>()
         || error.downcast_ref().is_some_and(daemon_is_users)

@@ -11,10 +11,11 @@ use tidegate_sys::{
     limit::LimitOptions,
     preflight::{PreflightError, preflight, preflight_for_rates},
     process::SignalQueue,
-    store::{PinnedLimit, Store, StoreError, StoreLock, Unreadable},
+    store::{PinnedLimit, Store, StoreError, StoreLock, Unreadable, Waiting},
 };
 
 use crate::{
+    absent::{self, Waits},
     apply::Gates,
     plan::{Present, Standing, Wanted},
     spec::{LimitSpec, Problem, Spec, SpecError},
@@ -52,12 +53,13 @@ impl Host {
         Ok(host)
     }
 
-    /// The same for who only reads limits and changes their rates, which asks for fewer privileges.
+    /// The same for who only reads limits and changes their rates, which asks for fewer privileges; for a few
+    /// more if rates `of_qdiscs` are among them, those of schemes `htb`, `dem` and `spring`.
     ///
     /// # Errors
     /// [`PreflightError`] names what the host lacks.
-    pub fn open_for_rates(store: &Path) -> Result<Host, PreflightError> {
-        Ok(Host { hierarchy: preflight_for_rates()?, store: Store::at(store) })
+    pub fn open_for_rates(store: &Path, of_qdiscs: bool) -> Result<Host, PreflightError> {
+        Ok(Host { hierarchy: preflight_for_rates(of_qdiscs)?, store: Store::at(store) })
     }
 
     /// Its cgroups.
@@ -95,23 +97,31 @@ impl Host {
         }
     }
 
-    /// The limits of a spec with their cgroups as this host writes them: all cgroups and devices exist.
+    /// The limits of a spec with their cgroups as this host writes them: those whose cgroup or device exists,
+    /// and those that wait.
     ///
     /// # Errors
-    /// [`SpecError`] for the first one whose cgroup or device does not.
-    pub fn wanted(&self, spec: &Spec) -> Result<Vec<Wanted>, SpecError> {
-        let resolve = |limit: &LimitSpec| {
-            let scope = self.resolve(&limit.scope).map_err(|e| SpecError {
-                file: spec.file.clone(),
-                line: Some(limit.line),
-                limit: Some(limit.name.clone()),
-                field: Some("scope"),
-                problem: Problem::Scope(e),
-            })?;
-            let LimitSpec { name, options, parent, asked, .. } = limit.clone();
-            Ok(Wanted { name, scope, options, parent, asked })
-        };
-        spec.limits.iter().map(resolve).collect()
+    /// [`SpecError`] for the first one whose cgroup or device cannot be.
+    pub fn wanted(&self, spec: &Spec) -> Result<(Vec<Wanted>, Vec<Waits>), SpecError> {
+        let (mut wanted, mut waiting) = (Vec::new(), Vec::new());
+        for limit in &spec.limits {
+            let LimitSpec { name, scope, options, parent, asked, line } = limit.clone();
+            match self.resolve(&scope) {
+                Ok(scope) => wanted.push(Wanted { name, scope, options, parent, asked }),
+                Err(e) if e.is_missing() => waiting.push(Waits { name, scope, parent: None }),
+                Err(e) => {
+                    return Err(SpecError {
+                        file: spec.file.clone(),
+                        line: Some(line),
+                        limit: Some(name),
+                        field: Some("scope"),
+                        problem: Problem::Scope(e),
+                    });
+                }
+            }
+        }
+        absent::with_parents(&mut wanted, &mut waiting);
+        Ok((wanted, waiting))
     }
 
     /// A cgroup or device that exists, a cgroup's path as this host writes it.
@@ -145,6 +155,18 @@ pub enum ScopeError {
     /// The device.
     #[error(transparent)]
     Device(#[from] FqError),
+}
+
+impl ScopeError {
+    /// Whether it does not exist now, and may exist later.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        matches!(
+            self,
+            ScopeError::Cgroup(CgroupError::Missing { .. })
+                | ScopeError::Device(FqError::Missing(_))
+        )
+    }
 }
 
 /// A pinned limit as a plan sees it.
@@ -197,6 +219,38 @@ impl LockedHost {
     /// Lets other writers in. If no limit is left, nothing of Tidegate is left on the host.
     pub fn close(self) {
         self.host.store.close(self.lock);
+    }
+}
+
+impl LockedHost {
+    /// Remembers which limits of a spec wait, and that its others do not. With `prune` those of other specs
+    /// are forgotten.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn note_waiting(
+        &mut self,
+        spec: &Spec,
+        waiting: &[Waits],
+        prune: bool,
+    ) -> Result<(), StoreError> {
+        let store = &self.host.store;
+        for Waiting { name, .. } in store.waiting() {
+            if prune || spec.limits.iter().any(|limit| limit.name == name) {
+                store.wait_no_more(&self.lock, &name)?;
+            }
+        }
+        waiting.iter().try_for_each(|Waits { name, scope, .. }| {
+            store.wait(&self.lock, &Waiting { name: name.clone(), scope: scope.clone() })
+        })
+    }
+
+    /// A limit is not waited for any more. True if it was.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn forget_waiting(&mut self, name: &str) -> Result<bool, StoreError> {
+        self.host.store.wait_no_more(&self.lock, name)
     }
 }
 

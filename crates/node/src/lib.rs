@@ -27,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod absent;
 pub mod apply;
 pub mod explain;
 pub mod family;

@@ -33,6 +33,7 @@ use tidegate_core::scheme::SchemeError;
 
 use crate::family::{self, FamilyError, FamilyProblem, Member};
 use crate::fleet::config::{FleetError, FleetSpec, GroupSpec};
+use crate::fleet::discovery::url;
 use crate::host::ScopeError;
 use crate::nic::{NicError, NicSpec};
 use crate::plan;
@@ -345,7 +346,8 @@ impl Spec {
             let span = e.span().unwrap_or(0..0);
             let message = e.message().lines().collect::<Vec<_>>().join(", ");
             let line = text.lines().nth(reader.line(&span) - 1).unwrap_or_default().trim();
-            let problem = Problem::Syntax { message, line: line.chars().take(60).collect() };
+            let line = url::shown(line).chars().take(60).collect();
+            let problem = Problem::Syntax { message, line };
             reader.at(&span, None, problem)
         })?;
         let (mut limits, mut nics) = (None, Vec::new());
@@ -446,7 +448,7 @@ impl Reader<'_> {
         expected: &'static str,
     ) -> SpecError {
         let found = match value.get_ref() {
-            DeValue::String(text) => format!("the text \"{text}\""),
+            DeValue::String(text) => format!("the text \"{}\"", url::shown(text)),
             DeValue::Integer(number) => format!("the bare number {number}"),
             DeValue::Float(number) => format!("the bare number {number}"),
             DeValue::Boolean(value) => format!("`{value}`"),

@@ -311,7 +311,7 @@ impl Serialize for Standing {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(match self {
             Standing::InForce => "in_force",
-            Standing::ScopeGone => "scope_gone",
+            Standing::ScopeGone => "waiting",
             Standing::Unhooked => "unhooked",
             Standing::Unkept => "unkept",
             Standing::Broken => "broken",
@@ -684,6 +684,6 @@ mod tests {
     #[test]
     fn keys_carry_their_unit_and_counters_come_from_the_table() {
         let json = serde_json::to_string(&reading(1000)).unwrap();
-        insta::assert_snapshot!(json, @r#"{"name":"a","cgroup":"x","state":"scope_gone","parent":null,"guarantee_bit_s":null,"weight":null,"scheme":"nrm","loopback":false,"pace_ceiling":false,"rto_min_ns":0,"delack_max_ns":0,"egress":{"rate_bit_s":8000000,"now_bit_s":null,"share":null,"burst_ns":1,"mark_ns":2,"drop_ns":3,"backlog_ns":-1,"fair":null,"pass_packets":1,"pass_bytes":1000,"mark_packets":0,"mark_bytes":0,"slow_packets":0,"slow_bytes":0,"drop_full_packets":0,"drop_full_bytes":0,"drop_reserve_packets":0,"drop_reserve_bytes":0,"drop_early_packets":0,"drop_early_bytes":0,"exempt_packets":0,"exempt_bytes":0,"mark_ago_ns":null,"slow_ago_ns":null,"drop_full_ago_ns":null,"drop_reserve_ago_ns":null,"drop_early_ago_ns":null},"ingress":null}"#);
+        insta::assert_snapshot!(json, @r#"{"name":"a","cgroup":"x","state":"waiting","parent":null,"guarantee_bit_s":null,"weight":null,"scheme":"nrm","loopback":false,"pace_ceiling":false,"rto_min_ns":0,"delack_max_ns":0,"egress":{"rate_bit_s":8000000,"now_bit_s":null,"share":null,"burst_ns":1,"mark_ns":2,"drop_ns":3,"backlog_ns":-1,"fair":null,"pass_packets":1,"pass_bytes":1000,"mark_packets":0,"mark_bytes":0,"slow_packets":0,"slow_bytes":0,"drop_full_packets":0,"drop_full_bytes":0,"drop_reserve_packets":0,"drop_reserve_bytes":0,"drop_early_packets":0,"drop_early_bytes":0,"exempt_packets":0,"exempt_bytes":0,"mark_ago_ns":null,"slow_ago_ns":null,"drop_full_ago_ns":null,"drop_reserve_ago_ns":null,"drop_early_ago_ns":null},"ingress":null}"#);
     }
 }

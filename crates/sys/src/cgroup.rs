@@ -201,7 +201,9 @@ impl Hierarchy {
         self.open(&path)
     }
 
-    /// The path of the group with this id, if it still exists.
+    /// The path of the group with this id, if it still exists. Only for who has `CAP_DAC_READ_SEARCH`, as the
+    /// kernel wants it: others are told `None`, and do not make the system call, which may be fatal for them
+    /// (`SystemCallFilter` of the daemon's unit).
     #[must_use]
     pub fn path_of(&self, id: u64) -> Option<String> {
         // A kernfs file handle is the 64-bit id alone, of this type.
@@ -211,6 +213,10 @@ impl Hierarchy {
             bytes: libc::c_uint,
             kind: libc::c_int,
             id: u64,
+        }
+        let has = rustix::thread::capabilities(None).ok()?.effective;
+        if !has.contains(rustix::thread::CapabilitySet::DAC_READ_SEARCH) {
+            return None;
         }
         let mut handle = Handle { bytes: 8, kind: FILEID_KERNFS, id };
         let mount = fs::File::open(&self.mount).ok()?;

@@ -11,9 +11,13 @@
 //! [`WAYS`] cells of 16 bytes, twice, so that packets fill one buffer while the other is read and cleared. A
 //! packet that is on its way through the program while the buffers change may count an interval later.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::{
+    fs,
+    os::fd::{AsFd, AsRawFd},
+    path::PathBuf,
+};
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
 use tidegate_core::{
     Direction, census,
     fleet::{
@@ -27,6 +31,8 @@ use crate::{
     limit::{LimitError, LimitMaps, Reading, lookup, map_error},
 };
 
+/// The pins of the buffers in `samples`, by direction.
+const SAMPLE_PINS: [&str; intf::DIRECTIONS] = ["sample_egress", "sample_ingress"];
 /// Most flows that a measurement has: so many on each CPU.
 pub const FLOWS_PER_CPU: usize = SETS * WAYS;
 
@@ -35,6 +41,8 @@ pub const FLOWS_PER_CPU: usize = SETS * WAYS;
 pub(crate) struct GroupMaps {
     pub(crate) group: MapHandle,
     pub(crate) samples: MapHandle,
+    /// Where the limit is pinned, if it is.
+    pub(crate) dir: Option<PathBuf>,
 }
 
 /// Packets and their bytes on the wire.
@@ -136,6 +144,7 @@ impl LimitMaps {
         if group.sample(direction)?.is_some() {
             group.samples.delete(&key(direction)).map_err(map_error("samples"))?;
         }
+        group.unpin_sample(direction);
         Ok(())
     }
 }
@@ -155,13 +164,34 @@ impl GroupMaps {
             .map_err(map_error("group"))
     }
 
-    /// The buffers of a direction; `None` as long as none are made.
+    /// The buffers of a direction; `None` as long as none are made, or if they cannot be opened.
     pub(crate) fn sample(&self, direction: Direction) -> Result<Option<MapHandle>, LimitError> {
         let id = self.samples.lookup(&key(direction), MapFlags::ANY);
-        // What user space sees of a map in a map is its number.
+        // What user space sees of a map in a map is its number, by which only `CAP_SYS_ADMIN` opens it. So
+        // the buffers of a pinned limit are pinned, too.
         let id = id.map_err(map_error("samples"))?;
         let id = id.and_then(|id| Some(u32::from_ne_bytes(id.as_slice().try_into().ok()?)));
-        id.map(MapHandle::from_map_id).transpose().map_err(map_error("samples"))
+        let Some(id) = id else { return Ok(None) };
+        let pinned = self.pin_of(direction).and_then(|pin| MapHandle::from_pinned_path(pin).ok());
+        let is_it = |map: &MapHandle| map.info().is_ok_and(|info| info.info.id == id);
+        if let Some(pinned) = pinned.filter(is_it) {
+            return Ok(Some(pinned));
+        }
+        match MapHandle::from_map_id(id) {
+            Err(e) if e.kind() == ErrorKind::PermissionDenied => Ok(None),
+            opened => opened.map(Some).map_err(map_error("samples")),
+        }
+    }
+
+    fn pin_of(&self, direction: Direction) -> Option<PathBuf> {
+        let name = SAMPLE_PINS[intf::index(direction)];
+        self.dir.as_ref().map(|dir| dir.join(name))
+    }
+
+    fn unpin_sample(&self, direction: Direction) {
+        if let Some(pin) = self.pin_of(direction) {
+            let _ = fs::remove_file(pin);
+        }
     }
 
     fn make_sample(&self, direction: Direction) -> Result<(), LimitError> {
@@ -171,8 +201,12 @@ impl GroupMaps {
         };
         let (key_bytes, cells) = (size_of::<u32>() as u32, size_of::<intf::FlowCells>() as u32);
         let (kind, name) = (MapType::PercpuArray, Some("flows"));
-        let sample = MapHandle::create(kind, name, key_bytes, cells, intf::BUFFERS, &options)
+        let mut sample = MapHandle::create(kind, name, key_bytes, cells, intf::BUFFERS, &options)
             .map_err(map_error("samples"))?;
+        if let Some(pin) = self.pin_of(direction) {
+            self.unpin_sample(direction);
+            sample.pin(pin).map_err(map_error("samples"))?;
+        }
         let fd = sample.as_fd().as_raw_fd().to_ne_bytes();
         self.samples.update(&key(direction), &fd, MapFlags::ANY).map_err(map_error("samples"))
     }

@@ -116,6 +116,7 @@ fn maps(police: &skel::PoliceSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps,
         group: Some(GroupMaps {
             group: handle(&police.maps.group_of_limit)?,
             samples: handle(&police.maps.samples_of_limit)?,
+            dir: None,
         }),
     };
     maps.write(limit)?;

@@ -15,9 +15,7 @@ const CAP_BPF: u32 = 39;
 #[derive(Debug, thiserror::Error)]
 pub enum PreflightError {
     /// The process may not load eBPF.
-    #[error(
-        "limits need the privileges of root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN; missing: {0}); {1}"
-    )]
+    #[error("limits need the privileges of root (missing: {0}); {1}")]
     Privileges(String, &'static str),
     /// Nothing can be asked.
     #[error("/proc is not mounted here; type: mount -t proc proc /proc")]
@@ -50,12 +48,13 @@ pub fn preflight() -> Result<Hierarchy, PreflightError> {
     check(&[CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN])
 }
 
-/// The same for who only reads limits that are pinned and changes their rates: `CAP_BPF` is enough.
+/// The same for who only reads limits that are pinned and changes their rates: `CAP_BPF` is enough, and
+/// `CAP_NET_ADMIN` where the kernel's HTB keeps a rate (schemes `htb`, `dem`, `spring`).
 ///
 /// # Errors
 /// [`PreflightError`] names the first thing that is missing.
-pub fn preflight_for_rates() -> Result<Hierarchy, PreflightError> {
-    check(&[CAP_BPF])
+pub fn preflight_for_rates(of_qdiscs: bool) -> Result<Hierarchy, PreflightError> {
+    check(if of_qdiscs { &[CAP_BPF, CAP_NET_ADMIN] } else { &[CAP_BPF] })
 }
 
 fn check(needed: &[u32]) -> Result<Hierarchy, PreflightError> {

@@ -4,6 +4,7 @@
 //! /sys/fs/bpf/tidegate/NAME/{limit,queues,counters,sockets,exempt}  maps
 //!                           {egress,ingress,sockops}          links
 //!                           {group,samples}                   of scheme police: maps for a group
+//!                           sample_{egress,ingress}           ... and the buffers in the second
 //!                           parent_{queues,sockets}           of a child: the maps of its parent
 //!                           parent                            symbolic link to the parent's name
 //!                           cgroup                            symbolic link to the cgroup's directory
@@ -12,6 +13,7 @@
 //!                           program_{egress,ingress}, clsact  a device's without links (see device)
 //!                           slots, slot, root, ...            of scheme htb (see store/htb.rs)
 //!                           room, place                       of one with prefixes (see store/rooms.rs)
+//! /sys/fs/bpf/tidegate/~NAME                                  of one that waits (see store/waiting.rs)
 //! /sys/fs/bpf/tidegate/{_NAME,=NAME}/                         on its way (see store/recover.rs)
 //! ```
 //!
@@ -57,13 +59,17 @@ use crate::{
 use journal::{Deed, Journal};
 use pins::{pin, remove_pins};
 
+mod inside;
 mod rate;
+mod waiting;
 
 pub use around::Before;
 pub use error::StoreError;
+pub use inside::{can_contain, is_above};
 pub use rate::RateSet;
 use rooms::ROOM_PREFIX;
 pub use unreadable::{Listing, Unreadable};
+pub use waiting::Waiting;
 
 /// Where the BPF file system is mounted by convention.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -308,7 +314,11 @@ impl Store {
             at: self.place_of(name).map_or(0, |(_, index)| index % intf::CHUNK),
             place: self.open_place(name),
             group: match dir.join(GROUP).exists() {
-                true => Some(GroupMaps { group: open(GROUP)?, samples: open(SAMPLES)? }),
+                true => Some(GroupMaps {
+                    group: open(GROUP)?,
+                    samples: open(SAMPLES)?,
+                    dir: Some(dir.clone()),
+                }),
                 false => None,
             },
         };
@@ -560,6 +570,7 @@ impl Store {
             .map_err(|e| limit_error(name)(LimitError::Config(e)))?;
         limit.ifindex = pinned.limit.ifindex;
         limit.flags |= pinned.limit.flags & intf::FLAG_PORT;
+        pinned.maps.keep_leases(&mut limit).map_err(limit_error(name))?;
         let exempts = limit.exempt.is_empty() == pinned.limit.exempt.is_empty();
         let matches = (limit.matched.count == 0) == self.place_of(name).is_none();
         if (limit.flags ^ pinned.limit.flags) & OF_PROGRAMS != 0 || !exempts || !matches {
@@ -630,6 +641,8 @@ impl Store {
         fs::rename(&dir, self.root.join(&gone)).map_err(io_error(&dir, "rename"))?;
         let done = self.take_off(&gone);
         lock.journal.end();
+        // One that waited before it was put on does not wait again.
+        let _ = self.wait_no_more(lock, name);
         done
     }
 }
@@ -641,13 +654,13 @@ fn whereabouts_of_cgroup(
     limit: &intf::Limit,
 ) -> (Option<Scope>, Option<Scope>, Vec<&'static str>) {
     let installed_on = fs::read_link(dir.join(CGROUP)).ok().map(|at| hierarchy.relative(&at));
-    // Where it was is where it is, unless it has been renamed.
-    let unmoved = |path: &&String| hierarchy.open(path).is_ok_and(|c| c.id() == limit.cgroup_id);
-    let cgroup = installed_on
-        .as_ref()
-        .filter(unmoved)
-        .cloned()
-        .or_else(|| hierarchy.path_of(limit.cgroup_id));
+    let is_it = |path: &String| hierarchy.open(path).is_ok_and(|c| c.id() == limit.cgroup_id);
+    let cgroup = match &installed_on {
+        // Where it was is where it is: a cgroup of version 2 cannot be renamed.
+        Some(path) => Some(path.clone()).filter(is_it),
+        // Nothing says where it was put on.
+        None => hierarchy.path_of(limit.cgroup_id),
+    };
     let hooked = |name: &&str| {
         let info = Link::open(dir.join(name)).and_then(|link| link.info());
         matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id == limit.cgroup_id)
@@ -696,25 +709,6 @@ fn cgroup_of(hierarchy: &Hierarchy, scope: &Scope) -> Option<Cgroup> {
         Scope::Cgroup(path) => hierarchy.open(path).ok(),
         _ => None,
     }
-}
-
-/// Whether a limit on `above` sees all packets of one on `below`. Only with scheme `htb` does a device
-/// contain cgroups and ports: what they send by it.
-#[must_use]
-pub fn can_contain(above: &Scope, below: &Scope, scheme: Scheme) -> bool {
-    match (above, below) {
-        (Scope::Cgroup(above), Scope::Cgroup(below)) => is_above(above, below),
-        (Scope::Dev(_), Scope::Cgroup(_) | Scope::Port(_)) => scheme == Scheme::Htb,
-        _ => false,
-    }
-}
-
-/// Whether a cgroup contains another one, by their paths below the mount.
-#[must_use]
-pub fn is_above(above: &str, below: &str) -> bool {
-    let (above, below) = (above.trim_matches('/'), below.trim_matches('/'));
-    let rest = below.strip_prefix(above);
-    above != below && (above.is_empty() || rest.is_some_and(|rest| rest.starts_with('/')))
 }
 
 pub(crate) fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {

@@ -16,24 +16,28 @@ use crate::args::DetachArgs;
 pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> {
     let host = Host::open(store)?;
     let (names, orphans) = (host.store().names()?, host.store().orphans());
+    let waiting = host.store().waiting();
     let mut out = stdout().lock();
     for nic in RunDir::at(run_dir).running() {
         let name = nic["name"].as_str().unwrap_or_default();
         writeln!(out, "nic `{name}` runs (process {0}); `kill {0}` ends it", nic["pid"])?;
     }
-    if names.is_empty() {
+    if names.is_empty() && waiting.is_empty() {
         writeln!(out, "No limits in {}; nothing to take off.", store.display())?;
     }
     if args.dry_run {
         names.iter().try_for_each(|name| writeln!(out, "would take off limit `{name}`"))?;
         orphans.iter().try_for_each(|orphan| writeln!(out, "would remove from {orphan}"))?;
+        waiting.iter().try_for_each(|waits| {
+            writeln!(out, "would forget that limit `{}` waits", waits.name)
+        })?;
         return Ok(ExitCode::SUCCESS);
     }
     let _ = sweep(host.hierarchy());
     if congestion::remove_leftover()? {
         writeln!(out, "congestion control `tg_dctcp`, which a killed `run` had left, is removed")?;
     }
-    if names.is_empty() && orphans.is_empty() {
+    if names.is_empty() && orphans.is_empty() && waiting.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
     let mut host = host.lock()?;
@@ -60,6 +64,11 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
     }
     for orphan in host.remove_orphans() {
         writeln!(out, "removed what a process that died had left on {orphan}")?;
+    }
+    for waits in waiting {
+        if host.forget_waiting(&waits.name)? {
+            writeln!(out, "limit `{}` does not wait any more", waits.name)?;
+        }
     }
     host.close();
     first_error.map_or(Ok(ExitCode::SUCCESS), |e| Err(e.into()))

@@ -163,11 +163,15 @@ fn del(store: &Path, name: &str) -> Result<ExitCode> {
     store::check_name(name)?;
     let host = Host::open(store)?;
     // Nothing to take off is what was asked for; but a slip of the pen shall be seen.
-    if host.find(name).is_ok_and(|found| found.is_none()) {
+    let waits = host.store().waiting().iter().any(|waits| waits.name == name);
+    if host.find(name).is_ok_and(|found| found.is_none()) && !waits {
         say(&format!("tidegate: note: nothing to take off: {}", missing(&host, name)));
         return Ok(ExitCode::SUCCESS);
     }
     locked(store, |host| {
+        if host.forget_waiting(name)? && waits {
+            return Ok(format!("limit `{name}` does not wait any more"));
+        }
         host.remove(name)?;
         Ok(format!("limit `{name}` is off"))
     })

@@ -11,6 +11,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use tidegate_core::{Rate, Scheme, Scope};
 use tidegate_node::{
+    absent::{self, Waits},
     apply, fleet,
     host::Host,
     nic::{
@@ -70,8 +71,9 @@ pub fn check(args: &CheckArgs) -> Result<ExitCode> {
 pub fn plan(store: &Path, run_dir: &Path, args: &PlanArgs) -> Result<ExitCode> {
     let spec = Spec::read(&args.file)?;
     let host = Host::open(store)?;
-    let plan = planned(&spec, &host.present()?, &host.wanted(&spec)?, args.prune)?;
-    print(&spec, run_dir, &plan, args.look.json, false)?;
+    let (wanted, waiting) = host.wanted(&spec)?;
+    let plan = planned(&spec, &host.present()?, &wanted, &waiting, args.prune)?;
+    print(&spec, run_dir, &plan, &waiting, args, false)?;
     Ok(if plan.actions.is_empty() { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
 }
 
@@ -79,35 +81,52 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
     let ApplyArgs { plan: args, force } = args;
     let spec = Spec::read(&args.file)?;
     let host = Host::open(store)?;
-    let wanted = host.wanted(&spec)?;
+    let (wanted, waiting) = host.wanted(&spec)?;
     let mut host = host.lock()?;
     host.force(*force);
     let present = host.host().present().map_err(anyhow::Error::from);
-    let plan = present.and_then(|present| planned(&spec, &present, &wanted, args.prune));
+    let plan = present.and_then(|present| planned(&spec, &present, &wanted, &waiting, args.prune));
     let done = plan.and_then(|plan| {
         apply::apply(&mut host, &plan.actions)?;
+        host.note_waiting(&spec, &waiting, args.prune)?;
         Ok(plan)
     });
     host.close();
-    print(&spec, run_dir, &done?, args.look.json, true)?;
+    print(&spec, run_dir, &done?, &waiting, args, true)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The plan, or where in the file the reason is that there is none.
-fn planned(spec: &Spec, present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan> {
+fn planned(
+    spec: &Spec,
+    present: &[Present],
+    wanted: &[Wanted],
+    waiting: &[Waits],
+    prune: bool,
+) -> Result<Plan> {
     let wanted = fleet::rates::kept(spec, present, wanted);
-    plan::plan(present, &wanted, prune).map_err(|e| match e {
-        PlanError::Family(e) => spec.locate(e).map_or_else(Into::into, Into::into),
+    let present = absent::set_aside(present, &wanted, waiting);
+    let mut plan = plan::plan(&present, &wanted, prune).map_err(|e| match e {
+        PlanError::Family(e) => spec.locate(e).map_or_else(anyhow::Error::from, Into::into),
         e => e.into(),
-    })
+    })?;
+    fleet::rates::begin_alone(spec, &mut plan);
+    Ok(plan)
 }
 
-fn print(spec: &Spec, run_dir: &Path, plan: &Plan, json: bool, applied: bool) -> Result<()> {
+fn print(
+    spec: &Spec,
+    run_dir: &Path,
+    plan: &Plan,
+    waiting: &[Waits],
+    args: &PlanArgs,
+    applied: bool,
+) -> Result<()> {
     let mut out = stdout().lock();
     let groups = Groups::look(spec, applied);
     let run_dir = RunDir::at(run_dir);
     let nics: Vec<_> = spec.nics.iter().map(|nic| (nic, run_dir.find(&nic.name))).collect();
-    if json {
+    if args.look.json {
         let actions: Vec<_> = plan.actions.iter().flat_map(parts).collect();
         let actions = actions.iter().map(ActionJson::from).collect();
         let nics = nics.iter().map(|(nic, runs)| NicPlanJson {
@@ -117,10 +136,17 @@ fn print(spec: &Spec, run_dir: &Path, plan: &Plan, json: bool, applied: bool) ->
         });
         let nics = nics.collect();
         let groups = groups.json();
-        let plan = PlanJson { file: &spec.file, actions, unmanaged: &plan.unmanaged, nics, groups };
+        let waiting = waiting.iter().map(|w| WaitsJson {
+            name: &w.name,
+            scope: ScopeJson(&w.scope),
+            parent: w.parent.as_deref(),
+        });
+        let waiting = waiting.collect();
+        let (file, unmanaged) = (spec.file.as_str(), plan.unmanaged.as_slice());
+        let plan = PlanJson { file, actions, waiting, unmanaged, nics, groups };
         writeln!(out, "{}", serde_json::to_string_pretty(&plan)?)?;
     } else {
-        print_text(&mut out, spec, plan, applied)?;
+        print_text(&mut out, spec, plan, waiting, applied)?;
         for (nic, runs) in &nics {
             writeln!(out, "{}", of_nic(spec, nic, runs.as_ref()))?;
         }
@@ -129,7 +155,13 @@ fn print(spec: &Spec, run_dir: &Path, plan: &Plan, json: bool, applied: bool) ->
     Ok(())
 }
 
-fn print_text(out: &mut impl Write, spec: &Spec, plan: &Plan, applied: bool) -> io::Result<()> {
+fn print_text(
+    out: &mut impl Write,
+    spec: &Spec,
+    plan: &Plan,
+    waiting: &[Waits],
+    applied: bool,
+) -> io::Result<()> {
     let paint = Paint::stdout();
     for action in plan.actions.iter().flat_map(parts) {
         match &action {
@@ -156,8 +188,26 @@ fn print_text(out: &mut impl Write, spec: &Spec, plan: &Plan, applied: bool) -> 
             Action::Replace { .. } => {}
         }
     }
+    for waits in waiting {
+        let why = match &waits.parent {
+            None => format!("there is no {}", waits.scope),
+            Some(parent) => format!("its parent `{parent}` waits"),
+        };
+        let line = format!(
+            "! {} waits: {why}; `tidegate apply {}` puts it on when there is",
+            waits.name, spec.file
+        );
+        writeln!(out, "{}", paint.yellow(&line))?;
+    }
     for name in &plan.unmanaged {
         writeln!(out, "  {name}: not in the file, left alone (--prune takes it off)")?;
+    }
+    if plan.actions.is_empty() && !waiting.is_empty() {
+        return writeln!(
+            out,
+            "Nothing to do until then: the other limits are as {} says.",
+            spec.file
+        );
     }
     if plan.actions.is_empty() {
         return writeln!(out, "Nothing to do: the limits are as {} says.", spec.file);
@@ -354,11 +404,23 @@ impl From<&LimitOptions> for LimitJson {
 struct PlanJson<'a> {
     file: &'a str,
     actions: Vec<ActionJson<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    waiting: Vec<WaitsJson<'a>>,
     unmanaged: &'a [String],
     #[serde(skip_serializing_if = "Vec::is_empty")]
     nics: Vec<NicPlanJson<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     groups: Vec<GroupPlanJson<'a>>,
+}
+
+/// A limit of the file that waits for its cgroup or device, or with its parent.
+#[derive(Serialize)]
+struct WaitsJson<'a> {
+    name: &'a str,
+    #[serde(flatten)]
+    scope: ScopeJson<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<&'a str>,
 }
 
 #[derive(Serialize)]

@@ -10,7 +10,7 @@ use anyhow::Result;
 use serde::Serialize;
 use serde_json::Value;
 use tidegate_core::{
-    Bytes, Rate,
+    Bytes, Rate, Scope,
     police::{COLOUR_NAMES, Policy},
 };
 use tidegate_node::{
@@ -21,12 +21,15 @@ use tidegate_node::{
     status::{LimitStatus, hold_ceilings},
     waiting::Queues,
 };
-use tidegate_sys::{limit::Colours, store::StoreError};
+use tidegate_sys::{
+    limit::Colours,
+    store::{StoreError, Waiting},
+};
 
 use crate::{
     args::StatusArgs,
     output::{self, Align, Column, Paint},
-    refusal::say,
+    refusal::{CHANGES, say},
     verbs::{daemon, limit::missing},
 };
 
@@ -34,6 +37,8 @@ use crate::{
 const INSIDE: [Column; 3] =
     [("NOW", Align::Right), ("GUARANTEE", Align::Right), ("WEIGHT", Align::Right)];
 const AFTER_RATE: usize = 5;
+/// The state of a limit whose cgroup or device does not exist.
+const WAITING: &str = "waiting";
 /// Flows of a queue, below the table.
 const FLOWS_SHOWN: usize = 10;
 
@@ -55,11 +60,27 @@ const COLUMNS: [Column; 13] = [
 
 #[derive(Serialize)]
 struct Status<'a> {
-    limits: &'a [LimitStatus],
+    limits: Vec<Row<'a>>,
     #[serde(skip_serializing_if = "<[Value]>::is_empty")]
     nics: &'a [Value],
     #[serde(skip_serializing_if = "Option::is_none")]
     fleet: Option<&'a NodeStatus>,
+}
+
+/// A limit that is on the host, or one of a file that waits.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Row<'a> {
+    Pinned(&'a LimitStatus),
+    Waiting(WaitingJson<'a>),
+}
+
+#[derive(Serialize)]
+struct WaitingJson<'a> {
+    name: &'a str,
+    #[serde(flatten, serialize_with = "tidegate_node::status::scope")]
+    scope: &'a Scope,
+    state: &'static str,
 }
 
 /// Every limit, with those of the software NICs that run.
@@ -103,20 +124,31 @@ fn show(
             limit.waiting = Queues::read(pinned)?;
         }
     }
+    let waiting = match name {
+        None => host.store().waiting(),
+        Some(_) => Vec::new(),
+    };
     let mut out = stdout().lock();
     if json {
         let text = match (name, limits.first()) {
             (Some(_), Some(limit)) => serde_json::to_string_pretty(limit)?,
-            _ => serde_json::to_string_pretty(&Status { limits: &limits, nics, fleet })?,
+            _ => {
+                let waits = waiting.iter().map(|w| {
+                    Row::Waiting(WaitingJson { name: &w.name, scope: &w.scope, state: WAITING })
+                });
+                let limits = limits.iter().map(Row::Pinned).chain(waits).collect();
+                serde_json::to_string_pretty(&Status { limits, nics, fleet })?
+            }
         };
         writeln!(out, "{text}")?;
-    } else if limits.is_empty() && nics.is_empty() {
+    } else if limits.is_empty() && nics.is_empty() && waiting.is_empty() {
         writeln!(out, "No limits in {}.", store.display())?;
     } else {
         let mut table: Vec<_> = output::as_tree(&limits, |limit| (&limit.name, &limit.parent))
             .flat_map(|(depth, limit)| rows(depth, limit))
             .collect();
         table.extend(nics.iter().flat_map(nic_rows));
+        table.extend(waiting.iter().map(waiting_row));
         let mut columns = COLUMNS.to_vec();
         if limits.iter().any(|limit| limit.parent.is_some()) {
             columns.splice(AFTER_RATE..AFTER_RATE, INSIDE);
@@ -130,11 +162,11 @@ fn show(
         tell_hooks(&mut out, &limits)?;
         tell_waiting(&mut out, &limits)?;
     }
-    cry(&mut out, &limits, nics, json)?;
+    let cries = cry(&mut out, &limits, &waiting, nics, json)?;
     if let Some(fleet) = fleet.filter(|_| !json) {
         daemon::print(&mut out, fleet)?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if how.check && cries > 0 { CHANGES.into() } else { ExitCode::SUCCESS })
 }
 
 /// Below the table, what the meters of policers have said.
@@ -190,8 +222,21 @@ fn tell_waiting(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
 }
 
 /// Says aloud which limits are not enforced and which ports are gone: on the terminal below the table, else
-/// on standard error, too.
-fn cry(out: &mut impl Write, limits: &[LimitStatus], nics: &[Value], json: bool) -> Result<()> {
+/// on standard error, too. How many there are.
+fn cry(
+    out: &mut impl Write,
+    limits: &[LimitStatus],
+    waiting: &[Waiting],
+    nics: &[Value],
+    json: bool,
+) -> Result<usize> {
+    let waits = waiting.iter().map(|waits| {
+        format!(
+            "limit `{}` waits: there is no {}; `tidegate apply FILE` puts it on when there is",
+            waits.name, waits.scope
+        )
+    });
+    let mut cries = 0;
     let alarms = limits.iter().filter_map(|l| {
         let alarm = output::alarm(&l.name, &l.scope, l.state)?;
         Some(l.why.as_ref().map_or(alarm.clone(), |why| format!("{alarm} ({why})")))
@@ -215,14 +260,22 @@ fn cry(out: &mut impl Write, limits: &[LimitStatus], nics: &[Value], json: bool)
             )
         })
     });
-    for alarm in alarms.chain(ports) {
+    for alarm in alarms.chain(waits).chain(ports) {
+        cries += 1;
         if json {
             say(&format!("tidegate: warning: {alarm}"));
         } else {
             writeln!(out, "{}", Paint::stdout().red(&format!("WARNING: {alarm}")))?;
         }
     }
-    Ok(())
+    Ok(cries)
+}
+
+/// A limit that waits has a name, a scope and a state.
+fn waiting_row(waits: &Waiting) -> Vec<String> {
+    let known = [waits.name.clone(), output::scope(&waits.scope), WAITING.to_owned()];
+    let columns = COLUMNS.len() + INSIDE.len();
+    known.into_iter().chain(std::iter::repeat_n("-".to_owned(), columns)).take(columns).collect()
 }
 
 /// The ports of a software NIC that are not open.
@@ -282,7 +335,7 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
 
     let state = match limit.state {
         Standing::InForce => "in force",
-        Standing::ScopeGone => "GONE",
+        Standing::ScopeGone => WAITING,
         Standing::Unhooked => "TAKEN OFF",
         Standing::Unkept => "NO FQ",
         Standing::Broken => "BROKEN",

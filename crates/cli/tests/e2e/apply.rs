@@ -71,22 +71,84 @@ fn root_apply_changes_moves_keeps_and_prunes() {
 }
 
 #[test]
-fn root_a_cgroup_that_is_missing_stops_everything() {
+fn root_a_limit_without_a_cgroup_waits_and_the_others_are_put_on() {
     need_root!();
     let place = Place::new();
-    let text = spec(&[("a", place.group.path(), "50mbit"), ("b", "no/such.service", "1mbit")]);
+    let service = format!("{}/service", place.group.path());
+    let text = spec(&[("a", place.group.path(), "50mbit"), ("b", &service, "1mbit")]);
     let file = place.file("limits.toml", &text);
-    for verb in ["plan", "apply"] {
-        let (code, message) = place.refused(&[verb, file.to_str().unwrap()]);
-        assert_eq!(code, 1);
-        assert!(
-            message.contains(
-                "limits.toml:6: limit `b`: scope: cgroup `no/such.service` does not exist"
-            ),
-            "{message}"
-        );
-    }
+    let file = file.to_str().unwrap();
+    let code = |args: &[&str]| place.tidegate().args(args).output().unwrap().status.code();
+    let states = || {
+        let status = place.json(&["status", "--json"]);
+        let limits = status["limits"].as_array().unwrap().clone();
+        limits
+            .iter()
+            .map(|limit| format!("{} {}", limit["name"], limit["state"]).replace('"', ""))
+            .collect::<Vec<_>>()
+    };
+    let line =
+        format!("! b waits: there is no cgroup `{service}`; `tidegate apply {file}` puts it on");
+    let plan = place.tidegate().args(["plan", file]).output().unwrap();
+    assert_eq!(plan.status.code(), Some(3), "`a` is to be put on");
+    assert!(String::from_utf8_lossy(&plan.stdout).contains(&line));
+    let said = place.ok(&["apply", file]);
+    assert!(said.contains(&line) && said.contains("Done: 1 added"), "{said}");
+    assert!(Objects::on(&place.group).is_whole());
+    assert_eq!(states(), ["a in_force", "b waiting"]);
+    let table = place.ok(&["status"]);
+    let row = format!("{service}  waiting");
+    assert!(table.contains(&row) && table.contains("limit `b` waits: there is no"), "{table}");
+    assert_eq!(code(&["status", "--check"]), Some(3));
+    assert_eq!(code(&["plan", file]), Some(0), "nothing can be done");
+    assert!(place.ok(&["apply", file]).contains("Nothing to do until then"));
+    let json = place.json(&["plan", file, "--json"]);
+    assert_eq!(json["waiting"][0]["name"], "b");
+    assert_eq!(json["waiting"][0]["cgroup"], service.as_str());
+
+    // It is there: put on. It goes: waits again, with whatever else the file says.
+    let child = place.child("service");
+    assert!(place.ok(&["apply", file]).contains("+ b on"));
+    assert!(Objects::on(&child).is_whole());
+    assert_eq!(states(), ["a in_force", "b in_force"]);
+    assert_eq!(code(&["status", "--check"]), Some(0));
+    std::fs::remove_dir(child.absolute()).unwrap();
+    assert_eq!(states(), ["a in_force", "b waiting"]);
+    std::fs::write(file, text.replace("50mbit", "60mbit")).unwrap();
+    let said = place.ok(&["apply", file]);
+    assert!(said.contains(&line) && said.contains("~ a: egress 50mbit -> 60mbit"), "{said}");
+    let child = place.child("service");
+    assert!(place.ok(&["apply", file]).contains("+ b on"));
+    assert!(Objects::on(&child).is_whole());
+
+    // One that never was can be forgotten, and `detach` forgets all.
+    place.ok(&["limit", "del", "b"]);
+    std::fs::remove_dir(child.absolute()).unwrap();
+    place.ok(&["apply", file]);
+    assert_eq!(states(), ["a in_force", "b waiting"]);
+    assert!(place.ok(&["limit", "del", "b"]).contains("does not wait any more"));
+    assert_eq!(states(), ["a in_force"]);
+    place.ok(&["apply", file]);
+    assert!(place.ok(&["detach"]).contains("limit `b` does not wait any more"));
     assert!(!place.store().exists());
+}
+
+#[test]
+fn root_a_limit_on_a_device_and_those_inside_it_wait_for_the_device() {
+    need_root!();
+    let place = Place::new();
+    let child = place.child("inside");
+    let text = format!(
+        "[[limit]]\nname = \"up\"\nscope = {{ dev = \"tg-none\" }}\negress = \"9mbit\"\n\
+         scheme = \"htb\"\n[[limit]]\nname = \"inside\"\nparent = \"up\"\nscheme = \"htb\"\n\
+         scope = {{ cgroup = \"{}\" }}\n",
+        child.path()
+    );
+    let file = place.file("limits.toml", &text);
+    let said = place.ok(&["apply", file.to_str().unwrap()]);
+    assert!(said.contains("! up waits: there is no device `tg-none`"), "{said}");
+    assert!(said.contains("! inside waits: its parent `up` waits"), "{said}");
+    assert_eq!(place.json(&["status", "--json"])["limits"].as_array().unwrap().len(), 2);
 }
 
 #[test]

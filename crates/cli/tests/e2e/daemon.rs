@@ -21,6 +21,9 @@ use crate::{
     need_root, traffic,
 };
 
+mod names;
+mod unit;
+
 const KEYS: &str = "1 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f\n";
 /// What each host has in any case: 10 % of 30 Mbit/s for four hosts.
 const ALONE: u64 = 750_000;

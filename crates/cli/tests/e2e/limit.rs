@@ -67,7 +67,7 @@ fn root_a_limit_whose_cgroup_is_gone_is_cried_out_and_can_be_put_back() {
     std::fs::remove_dir(child.absolute()).unwrap();
     let status = place.ok(&["status"]);
     assert!(status.contains("NOT ENFORCED") && status.contains(child.path()), "{status}");
-    assert_eq!(place.json(&["status", "--json"])["limits"][0]["state"], "scope_gone");
+    assert_eq!(place.json(&["status", "--json"])["limits"][0]["state"], "waiting");
     assert!(place.ok(&["monitor", "--count", "1", "--interval", "10ms"]).contains("NOT ENFORCED"));
     let (code, message) = place.refused(&["limit", "set", "a", "--egress", "1mbit"]);
     assert_eq!(code, 2);

@@ -17,6 +17,8 @@ use tidegate_core::{
     },
 };
 
+use super::discovery::url::{Url, UrlError};
+
 /// The port of the gossip, and the one that an address without a port means.
 pub const PORT: u16 = 7946;
 /// Where Prometheus finds the metrics, unless told otherwise.
@@ -52,9 +54,9 @@ pub struct FleetSpec {
     /// A name whose addresses are nodes.
     pub dns: Option<String>,
     /// A Redis that nodes enter themselves in.
-    pub redis: Option<String>,
+    pub redis: Option<Url>,
     /// An etcd that nodes enter themselves in.
-    pub etcd: Option<String>,
+    pub etcd: Option<Url>,
     /// The file of keys.
     pub keys: PathBuf,
     /// The nodes that keep the epochs of `share`.
@@ -172,9 +174,10 @@ pub enum FleetError {
     /// Too many.
     #[error("{0} {1}; there may be {2} at most")]
     TooMany(usize, &'static str, usize),
-    /// A registry's address that is none, or asks for what is not spoken.
-    #[error("`{0}`: {1}")]
-    Url(String, String),
+    /// A registry's address that is none, or asks for what is not spoken. It may hold a password, and is not
+    /// shown.
+    #[error(transparent)]
+    Url(#[from] UrlError),
     /// Metrics for everybody.
     #[error(
         "`{0}` is not on loopback, and metrics have no password; write for example `127.0.0.1:9464`"

@@ -5,10 +5,11 @@
 //! go out.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket as StdUdpSocket},
+    net::SocketAddr,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -19,7 +20,7 @@ use tokio::{
     net::{TcpListener, UdpSocket, UnixListener},
     runtime, select,
     signal::unix::{Signal, SignalKind, signal},
-    sync::mpsc,
+    sync::{Notify, mpsc},
     task::{JoinHandle, LocalSet, spawn_local},
     time,
 };
@@ -27,20 +28,24 @@ use tokio::{
 use super::{
     api::{self, ApiError, Ask, Door, REQUESTS_MAX},
     config::{FleetError, FleetSpec, GroupSpec, check_name},
-    discovery::{Entry, News, Source, resolve},
+    discovery::{Entry, Found, News, Source},
     keys::{KeyError, KeyRing},
     local::{LocalError, LocalGates},
     node::{Node, NodeError, NodeOptions},
     rates::with_ceilings,
     seal::DATAGRAM_MAX,
     status::NodeStatus,
-    storage::{Files, StorageError},
+    storage::{Background, Files, StorageError},
     told::Told,
 };
 use crate::{
     host::Host,
     spec::{Spec, SpecError},
 };
+
+mod address;
+
+use address::OwnAddress;
 
 /// Datagrams that are read before anything else is looked at again.
 const BATCH_MAX: usize = 64;
@@ -50,6 +55,8 @@ const NEWS_MAX: usize = 16;
 const TURN_MAX: Duration = Duration::from_millis(500);
 /// Who ends gives back what it holds within this, or goes without.
 const LEAVE_PATIENCE: Nanos = Nanos(2 * NANOS_PER_SEC);
+/// ... and sets its limits to what is the host's own, which it tries so often within the same time.
+const END_POLL: Duration = Duration::from_millis(20);
 /// That datagrams cannot be sent is said no more often.
 const TELL_SENDING: Nanos = Nanos(60 * NANOS_PER_SEC);
 
@@ -74,12 +81,6 @@ pub enum DaemonError {
     /// The host's name is no node's.
     #[error("the host is called `{0}`, and a node's name {1}; write node = \"...\" in [fleet]")]
     HostName(String, FleetError),
-    /// Nobody knows where others reach this node.
-    #[error(
-        "cannot tell where others reach this node: {0}; write for example advertise = \"10.0.0.1:7946\" in \
-         [fleet]"
-    )]
-    Address(String),
     /// A port is taken, or may not be had.
     #[error("[fleet] {field} {addr}: {source}{}", in_use(.source))]
     Bind {
@@ -144,14 +145,38 @@ struct Configured {
     fleet: FleetSpec,
     groups: Vec<(GroupSpec, Vec<Rate>)>,
     keys: KeyRing,
+    /// A limit of a group has a rate that the kernel's HTB keeps.
+    sets_qdiscs: bool,
 }
 
 fn configured(file: &Path) -> Result<Configured, DaemonError> {
     let spec = Spec::read(file)?;
     let groups = with_ceilings(&spec);
+    let sets_qdiscs = sets_qdiscs(&spec);
     let fleet = spec.fleet.ok_or(DaemonError::NoFleet(spec.file))?;
     let keys = KeyRing::read(&fleet.keys)?;
-    Ok(Configured { fleet, groups, keys })
+    Ok(Configured { fleet, groups, keys, sets_qdiscs })
+}
+
+/// Whether a limit of a group has a scheme whose rate is that of a qdisc: setting it asks for
+/// `CAP_NET_ADMIN`, where others are set by a write to a map.
+fn sets_qdiscs(spec: &Spec) -> bool {
+    let members: BTreeSet<_> = spec.groups.iter().flat_map(|group| &group.members).collect();
+    let mut limits = spec.limits.iter().filter(|limit| members.contains(&limit.name));
+    limits.any(|limit| limit.options.scheme.has_htb())
+}
+
+/// Of the calling thread, and of those that it starts.
+fn give_up_net_admin() -> io::Result<()> {
+    let mut sets = rustix::thread::capabilities(None)?;
+    for set in [&mut sets.effective, &mut sets.permitted, &mut sets.inheritable] {
+        set.remove(rustix::thread::CapabilitySet::NET_ADMIN);
+    }
+    Ok(rustix::thread::set_capabilities(None, sets)?)
+}
+
+fn real_path(file: &Path) -> String {
+    file.canonicalize().unwrap_or_else(|_| file.to_owned()).display().to_string()
 }
 
 fn node_name(fleet: &FleetSpec) -> Result<String, DaemonError> {
@@ -162,42 +187,6 @@ fn node_name(fleet: &FleetSpec) -> Result<String, DaemonError> {
     let name = uname.nodename().to_string_lossy().into_owned();
     check_name(&name).map_err(|e| DaemonError::HostName(name.clone(), e))?;
     Ok(name)
-}
-
-/// Where others reach this node: what is written, else what its route to one of them says.
-async fn own_address(fleet: &FleetSpec) -> Result<SocketAddr, DaemonError> {
-    if let Some(addr) = fleet.advertise {
-        return Ok(addr);
-    }
-    if !fleet.listen.ip().is_unspecified() {
-        return Ok(fleet.listen);
-    }
-    let mut targets: Vec<String> = fleet.peers.clone();
-    targets.extend(fleet.dns.clone());
-    targets.extend(Source::of(fleet).into_iter().filter_map(|source| match source {
-        Source::Redis(url) | Source::Etcd(url) => Some(url.to_string()),
-        _ => None,
-    }));
-    let mut why = "nobody to look for a route to".to_owned();
-    for target in targets {
-        let found = resolve(&target).await.unwrap_or_default();
-        for addr in found {
-            let any: IpAddr = match addr {
-                SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-                SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
-            };
-            // A datagram socket that is connected sends nothing, but knows its route.
-            let local = StdUdpSocket::bind((any, 0)).and_then(|socket| {
-                socket.connect(addr)?;
-                socket.local_addr()
-            });
-            match local {
-                Ok(local) => return Ok(SocketAddr::new(local.ip(), fleet.listen.port())),
-                Err(e) => why = format!("{addr}: {e}"),
-            }
-        }
-    }
-    Err(DaemonError::Address(why))
 }
 
 /// Runs until a signal ends it. `say` gets what an operator wants to know, `ready` is called once everything
@@ -214,7 +203,7 @@ pub fn run(
     let runtime = runtime.map_err(system("cannot start"))?;
     let local = LocalSet::new();
     local.block_on(&runtime, async {
-        let mut daemon = Daemon::start(options, say).await?;
+        let Some(mut daemon) = Daemon::start(options, say).await? else { return Ok(()) };
         ready(&daemon.entry.node, daemon.entry.addr);
         daemon.run().await
     })
@@ -228,8 +217,12 @@ struct Signals {
 
 struct Daemon<F> {
     file: PathBuf,
-    node: Node<LocalGates, Files>,
+    node: Node<LocalGates, Background<Files>>,
     entry: Entry,
+    /// Where others reach it is that of the default route.
+    guessed: bool,
+    /// It may change qdiscs, as limits of groups need that.
+    sets_qdiscs: bool,
     socket: UdpSocket,
     api: PathBuf,
     asks: mpsc::Receiver<Ask>,
@@ -239,6 +232,8 @@ struct Daemon<F> {
     tasks: Vec<JoinHandle<()>>,
     /// Sources that cannot be asked: their name and why.
     failing: BTreeMap<&'static str, (String, String)>,
+    /// A promise has been written, or could not be.
+    stored: Arc<Notify>,
     signals: Signals,
     watchdog: Option<Duration>,
     send_failed: Option<Nanos>,
@@ -247,11 +242,15 @@ struct Daemon<F> {
 }
 
 impl<F: FnMut(&Told)> Daemon<F> {
-    async fn start(options: &DaemonOptions, say: F) -> Result<Daemon<F>, DaemonError> {
-        let Configured { fleet, groups, keys } = configured(&options.file)?;
+    /// `None` if a signal ends it before it has begun.
+    async fn start(options: &DaemonOptions, mut say: F) -> Result<Option<Daemon<F>>, DaemonError> {
+        let Configured { fleet, groups, keys, sets_qdiscs } = configured(&options.file)?;
         let name = node_name(&fleet)?;
-        let host = Host::open_for_rates(&options.store)?;
-        let addr = own_address(&fleet).await?;
+        let host = Host::open_for_rates(&options.store, sets_qdiscs)?;
+        if !sets_qdiscs {
+            // Datagrams and files are read without it.
+            give_up_net_admin().map_err(system("cannot give up CAP_NET_ADMIN"))?;
+        }
         // All that may be refused comes before anything is touched.
         let bind = |field, addr| move |source| DaemonError::Bind { field, addr, source };
         let socket = UdpSocket::bind(fleet.listen).await;
@@ -270,28 +269,42 @@ impl<F: FnMut(&Told)> Daemon<F> {
         fill(&mut seed)?;
         let mut random = [0u8; 8];
         fill(&mut random)?;
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let unix_ns = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
-        let session = files.next_session(unix_ns, u64::from_le_bytes(random))?;
-        let entry = Entry { cluster: fleet.name.clone(), node: name.clone(), addr };
-        let (sources, path) = (Source::of(&fleet), fleet.api.clone());
-        let of_node = NodeOptions { fleet, name, groups, keys, addr, session, seed };
-        let node = Node::new(now(), of_node, LocalGates::new(host), files)?;
         let on = |kind| signal(kind).map_err(system("cannot wait for signals"));
-        let signals = Signals {
+        let mut signals = Signals {
             term: on(SignalKind::terminate())?,
             int: on(SignalKind::interrupt())?,
             hup: on(SignalKind::hangup())?,
         };
-        let (tell_asks, asks) = mpsc::channel(REQUESTS_MAX);
-        let (tell_news, news) = mpsc::channel(NEWS_MAX);
-        open_doors(listener, metrics, &tell_asks);
         let mut usec = 0;
         let watched = sd_notify::watchdog_enabled(false, &mut usec);
+        let watchdog = watched.then(|| Duration::from_micros(usec / 3));
+        let (tell_asks, mut asks) = mpsc::channel(REQUESTS_MAX);
+        let (tell_news, news) = mpsc::channel(NEWS_MAX);
+        open_doors(listener, metrics, &tell_asks);
+        let file = options.file.clone();
+        let waits = |why: &str| NodeStatus::waits(&name, &fleet, &real_path(&file), why);
+        let found = address::find(&fleet, &mut asks, &mut signals, watchdog, &mut say, waits).await;
+        let Some(OwnAddress { addr, guessed }) = found else {
+            let _ = std::fs::remove_file(&fleet.api);
+            return Ok(None);
+        };
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let unix_ns = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
+        let session = files.next_session(unix_ns, u64::from_le_bytes(random))?;
+        let stored = Arc::new(Notify::new());
+        let tell_stored = Arc::clone(&stored);
+        let storage = Background::start(files, move || tell_stored.notify_one());
+        let storage = storage.map_err(system("cannot start a thread"))?;
+        let entry = Entry { cluster: fleet.name.clone(), node: name.clone(), addr };
+        let (sources, path) = (Source::of(&fleet), fleet.api.clone());
+        let of_node = NodeOptions { fleet, name, groups, keys, addr, session, seed };
+        let node = Node::new(now(), of_node, LocalGates::new(host), storage)?;
         let mut daemon = Daemon {
-            file: options.file.clone(),
+            file,
             node,
             entry,
+            guessed,
+            sets_qdiscs,
             socket,
             api: path,
             asks,
@@ -300,14 +313,15 @@ impl<F: FnMut(&Told)> Daemon<F> {
             sources: Vec::new(),
             tasks: Vec::new(),
             failing: BTreeMap::new(),
+            stored,
             signals,
-            watchdog: watched.then(|| Duration::from_micros(usec / 3)),
+            watchdog,
             send_failed: None,
             leaving: None,
             say,
         };
         daemon.ask_sources(sources);
-        Ok(daemon)
+        Ok(Some(daemon))
     }
 
     /// Has these sources asked from now on, and no others.
@@ -345,6 +359,8 @@ impl<F: FnMut(&Told)> Daemon<F> {
                     }
                 }
                 () = time::sleep(pause) => {}
+                // What waits for it is sent.
+                () = self.stored.notified() => self.node.on_timer(now()),
                 Some(news) = self.news.recv() => self.on_news(news),
                 Some(ask) = self.asks.recv() => self.on_ask(ask),
                 _ = self.signals.hup.recv() => drop(self.reload()),
@@ -391,23 +407,42 @@ impl<F: FnMut(&Told)> Daemon<F> {
     }
 
     fn on_news(&mut self, news: News) {
-        let News { source, which, found } = news;
-        match found {
-            Ok(addresses) => {
+        let News { source, which, found, again } = news;
+        let failed = match found {
+            Ok(Found { addresses, failed }) => {
+                self.check_guess(&addresses);
                 self.node.discovered(now(), source, &addresses);
-                if self.failing.remove(source).is_some() {
-                    self.node.tell(Told::RegistryGood(which));
-                }
+                failed
             }
-            Err((e, again)) => {
-                let why = e.to_string();
-                // Once, and again when it fails otherwise.
-                if self.failing.get(source).is_none_or(|(_, last)| *last != why) {
-                    let (which, why) = (which.clone(), why.clone());
-                    self.node.tell(Told::Registry { which, why, again_s: again.as_secs() });
-                }
-                self.failing.insert(source, (which, why));
+            Err(e) => Some(e),
+        };
+        let Some(why) = failed.map(|e| e.to_string()) else {
+            if self.failing.remove(source).is_some() {
+                self.node.tell(Told::RegistryGood(which));
             }
+            return;
+        };
+        // Once, and again when it fails otherwise.
+        if self.failing.get(source).is_none_or(|(_, last)| *last != why) {
+            let (which, why) = (which.clone(), why.clone());
+            self.node.tell(Told::Registry { which, why, again_s: again.as_secs() });
+        }
+        self.failing.insert(source, (which, why));
+    }
+
+    /// Says so when a node that was told the address of its default route is elsewhere for the others.
+    fn check_guess(&mut self, addresses: &[SocketAddr]) {
+        let Some(to) = addresses.first().filter(|_| self.guessed) else { return };
+        let Ok(ip) = address::source_to(*to) else { return };
+        self.guessed = false;
+        let is = self.entry.addr;
+        if ip != is.ip() && !ip.is_loopback() {
+            let text = format!(
+                "others are told that this node is at {is}, and its route to {to} leaves from {ip}: restart \
+                 the daemon, or write advertise = \"{}\" in [fleet]",
+                SocketAddr::new(ip, is.port())
+            );
+            self.node.tell(Told::Warning(text));
         }
     }
 
@@ -421,8 +456,7 @@ impl<F: FnMut(&Told)> Daemon<F> {
 
     fn status(&self) -> NodeStatus {
         let mut status = self.node.status(now());
-        let file = self.file.canonicalize().unwrap_or_else(|_| self.file.clone());
-        status.file = file.display().to_string();
+        status.file = real_path(&self.file);
         for (source, (which, why)) in &self.failing {
             status.alerts.push(format!("{which}: {why}; nodes that are known stay known"));
             match status.sources.iter_mut().find(|known| known.source == *source) {
@@ -453,8 +487,13 @@ impl<F: FnMut(&Told)> Daemon<F> {
     }
 
     fn take_spec(&mut self) -> Result<Vec<String>, String> {
-        let Configured { fleet, groups, keys } =
+        let Configured { fleet, groups, keys, sets_qdiscs } =
             configured(&self.file).map_err(|e| e.to_string())?;
+        if sets_qdiscs && !self.sets_qdiscs {
+            return Err("a limit of a group has scheme htb, dem or spring now, and the daemon has given up \
+                        the privilege to change qdiscs (CAP_NET_ADMIN): restart the daemon for that"
+                .to_owned());
+        }
         let name = node_name(&fleet).map_err(|e| e.to_string())?;
         let is = self.node.fleet();
         let fixed = [
@@ -494,7 +533,17 @@ impl<F: FnMut(&Told)> Daemon<F> {
     }
 
     async fn end(&mut self) -> Result<(), DaemonError> {
-        if !self.node.end(now()) {
+        let deadline = now().0.saturating_add(LEAVE_PATIENCE.0);
+        let mut done = self.node.end(now());
+        // Another writer such as `tidegate apply` may be at work.
+        while !done && now().0 < deadline {
+            time::sleep(END_POLL).await;
+            if self.watchdog.is_some() {
+                notify(&[NotifyState::Watchdog]);
+            }
+            done = self.node.end(now());
+        }
+        if !done {
             let what = "a limit of a group could not be set to what is this host's in any case";
             self.node.tell(Told::Warning(what.to_owned()));
         }
@@ -529,7 +578,8 @@ fn notify(states: &[NotifyState<'_>]) {
 pub fn stand_down(options: &DaemonOptions) -> Result<usize, DaemonError> {
     let spec = Spec::read(&options.file)?;
     let groups = with_ceilings(&spec);
-    let mut gates = LocalGates::new(Host::open_for_rates(&options.store)?);
+    let host = Host::open_for_rates(&options.store, sets_qdiscs(&spec))?;
+    let mut gates = LocalGates::new(host);
     match gates.stand_down(&groups).into_iter().next() {
         Some((limit, e)) => Err(DaemonError::StandDown(limit, e)),
         None => Ok(groups.iter().map(|(group, _)| group.members.len()).sum()),

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{net::lookup_host, sync::mpsc, time};
+use tokio::{net::lookup_host, sync::mpsc, task::JoinSet, time};
 
 use super::config::{FleetSpec, PORT};
 
@@ -29,8 +29,10 @@ pub const LOOK: Duration = Duration::from_secs(10);
 pub const ENTRY_LASTS: Duration = Duration::from_secs(40);
 /// A source must have answered within.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// A name must have been resolved within, so that others of the source count all the same.
+const RESOLVE_PATIENCE: Duration = Duration::from_secs(4);
 /// The first wait after a failure, and the longest.
-const WAIT: Duration = Duration::from_secs(1);
+pub const WAIT: Duration = Duration::from_secs(1);
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// The most entries that are read of a source.
 pub const ENTRIES_MAX: usize = 1_024;
@@ -44,6 +46,9 @@ pub enum SourceError {
     /// It cannot be reached.
     #[error("cannot be reached: {0}")]
     Io(#[from] io::Error),
+    /// Names that have no addresses now.
+    #[error("does not resolve: {0}")]
+    Names(String),
     /// It answers, and refuses.
     #[error("refuses: {0}")]
     Refused(String),
@@ -83,8 +88,25 @@ pub struct News {
     pub source: &'static str,
     /// Its name or address, for people.
     pub which: String,
-    /// Addresses, or why there are none, and after which wait it is asked again.
-    pub found: Result<Vec<SocketAddr>, (SourceError, Duration)>,
+    /// What it found, or why nothing; and after which wait it is asked again.
+    pub found: Result<Found, SourceError>,
+    /// ... in so long.
+    pub again: Duration,
+}
+
+/// Addresses of a source.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The addresses.
+    pub addresses: Vec<SocketAddr>,
+    /// Names that could not be resolved, and why: the others are good all the same.
+    pub failed: Option<SourceError>,
+}
+
+impl From<Vec<SocketAddr>> for Found {
+    fn from(addresses: Vec<SocketAddr>) -> Found {
+        Found { addresses, failed: None }
+    }
 }
 
 impl Source {
@@ -96,9 +118,8 @@ impl Source {
             sources.push(Source::Peers(fleet.peers.clone()));
         }
         sources.extend(fleet.dns.clone().map(Source::Dns));
-        let url = |text: &Option<String>, scheme| Url::parse(text.as_ref()?, scheme).ok();
-        sources.extend(url(&fleet.redis, "redis").map(Source::Redis));
-        sources.extend(url(&fleet.etcd, "http").map(Source::Etcd));
+        sources.extend(fleet.redis.clone().map(Source::Redis));
+        sources.extend(fleet.etcd.clone().map(Source::Etcd));
         sources
     }
 
@@ -127,24 +148,20 @@ impl Source {
     /// Enters the node, where there are entries, and lists all.
     ///
     /// # Errors
-    /// [`SourceError`].
-    pub async fn look(&self, own: &Entry) -> Result<Vec<SocketAddr>, SourceError> {
+    /// [`SourceError`] if it has found nothing at all.
+    pub async fn look(&self, own: &Entry) -> Result<Found, SourceError> {
         let look = async {
             match self {
                 Source::Peers(names) => {
-                    let (mut found, mut failed) = (Vec::new(), None);
-                    for name in names {
-                        match resolve(name).await {
-                            Ok(addresses) => found.extend(addresses),
-                            Err(e) => failed = Some(SourceError::Refused(format!("`{name}`: {e}"))),
-                        }
+                    let found = resolve_all(names).await;
+                    match found.failed {
+                        Some(failed) if found.addresses.is_empty() => Err(failed),
+                        failed => Ok(Found { failed, ..found }),
                     }
-                    // Some are better than none.
-                    failed.filter(|_| found.is_empty()).map_or(Ok(found), Err)
                 }
-                Source::Dns(name) => Ok(resolve(name).await?),
-                Source::Redis(url) => redis::look(url, own).await,
-                Source::Etcd(url) => etcd::look(url, own).await,
+                Source::Dns(name) => Ok(resolve(name).await?.into()),
+                Source::Redis(url) => redis::look(url, own).await.map(Found::from),
+                Source::Etcd(url) => etcd::look(url, own).await.map(Found::from),
             }
         };
         time::timeout(PATIENCE, look).await.unwrap_or(Err(SourceError::Late))
@@ -169,24 +186,46 @@ impl Source {
     pub async fn run(self, own: Entry, tell: mpsc::Sender<News>) {
         let mut wait = WAIT;
         loop {
-            let (found, pause) = match self.look(&own).await {
-                Ok(found) => {
-                    wait = WAIT;
-                    (Ok(found), LOOK)
-                }
-                Err(e) => {
-                    let pause = wait;
-                    wait = (wait * 2).min(WAIT_MAX);
-                    (Err((e, pause)), pause)
-                }
-            };
-            let news = News { source: self.kind(), which: self.which(), found };
+            let found = self.look(&own).await;
+            let again = if found.is_ok() { LOOK } else { wait };
+            wait = if found.is_ok() { WAIT } else { longer(wait) };
+            let news = News { source: self.kind(), which: self.which(), found, again };
             if tell.send(news).await.is_err() {
                 return;
             }
-            time::sleep(pause).await;
+            time::sleep(again).await;
         }
     }
+}
+
+/// The wait after the next failure.
+#[must_use]
+pub fn longer(wait: Duration) -> Duration {
+    (wait * 2).min(WAIT_MAX)
+}
+
+/// The addresses of all names, each looked up beside the others and within a time of its own: one whose
+/// server does not answer keeps nobody waiting.
+pub async fn resolve_all(names: &[String]) -> Found {
+    let mut lookups = JoinSet::new();
+    for (i, name) in names.iter().cloned().enumerate() {
+        lookups.spawn(async move {
+            let found = time::timeout(RESOLVE_PATIENCE, resolve(&name)).await;
+            let found = found.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+            (i, found.map_err(|e| format!("`{name}`: {e}")))
+        });
+    }
+    let mut done: Vec<_> = lookups.join_all().await;
+    done.sort_by_key(|(i, _)| *i);
+    let (mut addresses, mut failed) = (Vec::new(), Vec::new());
+    for (_, found) in done {
+        match found {
+            Ok(found) => addresses.extend(found),
+            Err(why) => failed.push(why),
+        }
+    }
+    let failed = (!failed.is_empty()).then(|| SourceError::Names(failed.join(", ")));
+    Found { addresses, failed }
 }
 
 /// The addresses of a name or address, with a port or [`PORT`].

@@ -76,6 +76,8 @@ pub enum Done {
     Gone,
     /// The gate cannot do that.
     Cannot,
+    /// Somebody else is changing limits; what is set is as before, and it can be tried again later.
+    Busy,
 }
 
 /// The limits of a host, as far as groups act on them.

@@ -30,6 +30,8 @@ const LEASE_PARTS: u64 = 8;
 /// that takes so many packets' time, and is counted for no longer than this.
 const HEARD_BITS: u64 = 4 * 1_514 * 8;
 const HEARD_MOST: Nanos = Nanos(5 * NANOS_PER_SEC);
+/// Others may change limits for so long before that is said: an `apply` of many takes its time.
+const BUSY_TOLD: Nanos = Nanos(10 * NANOS_PER_SEC);
 /// Where there is no rate at all, a bit a second: a limit cannot be set to none.
 pub(super) const LEAST_RATE: Rate = match Rate::from_bit_s(1) {
     Some(rate) => rate,
@@ -64,6 +66,8 @@ pub(super) struct Gauge {
     /// The probability of drops that was set since the last sample.
     pub(super) dropping: Option<f64>,
     pub(super) error: Option<String>,
+    /// Since when its rate could not be set as others change limits.
+    busy: Option<Nanos>,
 }
 
 impl Gauge {
@@ -87,6 +91,7 @@ impl Gauge {
             drops_none: false,
             dropping: None,
             error: None,
+            busy: None,
         }
     }
 
@@ -205,7 +210,11 @@ impl Gauge {
         if self.has(now, rate, lease) {
             return true;
         }
-        match gates.set_rate(&self.place, rate, lease) {
+        let done = gates.set_rate(&self.place, rate, lease);
+        if !matches!(done, Ok(Done::Busy)) {
+            self.busy = None;
+        }
+        match done {
             Ok(Done::Set) => {
                 (self.applied, self.gone, self.error) = (Some(rate), false, None);
                 (self.lease, self.lent) = (lease, lease.is_some());
@@ -217,6 +226,15 @@ impl Gauge {
                 true
             }
             Ok(Done::Cannot) => true,
+            Ok(Done::Busy) => {
+                let since = *self.busy.get_or_insert(now);
+                if now.0.saturating_sub(since.0) >= BUSY_TOLD.0 {
+                    let s = BUSY_TOLD.0 / NANOS_PER_SEC;
+                    self.error =
+                        Some(format!("another tidegate has been changing limits for {s} s"));
+                }
+                false
+            }
             Err(e) => {
                 self.error = Some(e.to_string());
                 false
@@ -234,6 +252,29 @@ mod tests {
 
     /// A gate whose next samples are given.
     struct Given(Sample);
+
+    /// A gate of which another process keeps everybody out.
+    struct Locked;
+
+    impl Gates for Locked {
+        type Error = std::convert::Infallible;
+
+        fn measure(&mut self, _: Nanos, _: &Place) -> Result<Option<Sample>, Self::Error> {
+            Ok(Some(Sample { rate_bit_s: RATE, ..Sample::default() }))
+        }
+
+        fn set_rate(&mut self, _: &Place, _: Rate, _: Option<Lease>) -> Result<Done, Self::Error> {
+            Ok(Done::Busy)
+        }
+
+        fn set_drop(&mut self, _: &Place, _: f64) -> Result<Done, Self::Error> {
+            Ok(Done::Cannot)
+        }
+
+        fn leave(&mut self, _: &Place) -> Result<(), Self::Error> {
+            Ok(())
+        }
+    }
 
     impl Gates for Given {
         type Error = std::convert::Infallible;
@@ -273,6 +314,28 @@ mod tests {
             rate_bit_s: RATE,
             ..Sample::default()
         }
+    }
+
+    #[test]
+    fn a_gate_that_is_busy_keeps_its_rate_and_is_told_of_when_that_lasts() {
+        let mut gauge = gauge();
+        let rate = Rate::from_bit_s(RATE / 2).unwrap();
+        let try_at = |gauge: &mut Gauge, now: u64| {
+            let now = Nanos(now);
+            gauge.measure(now, &mut Locked);
+            assert!(!gauge.apply(now, &mut Locked, rate, None), "nothing may rely on it");
+            assert_eq!(gauge.applied, Rate::from_bit_s(RATE));
+            gauge.error.clone()
+        };
+        for at in (INTERVAL..BUSY_TOLD.0).step_by(INTERVAL as usize) {
+            assert_eq!(try_at(&mut gauge, at), None);
+        }
+        let told = try_at(&mut gauge, INTERVAL + BUSY_TOLD.0).unwrap();
+        assert!(told.contains("has been changing limits for 10 s"), "{told}");
+        // Once it could be set, it counts anew.
+        let mut given = Given(sample(1, 100));
+        assert!(gauge.apply(Nanos(2 * BUSY_TOLD.0), &mut given, rate, None));
+        assert_eq!(try_at(&mut gauge, 3 * BUSY_TOLD.0), None);
     }
 
     #[test]

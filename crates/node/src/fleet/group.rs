@@ -13,7 +13,7 @@
 //! it, and when it hears none has an equal part of as many hosts as there may be. Either way the parts of all
 //! never add up to more than the limit.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use tidegate_core::{
     Nanos, Rate,
@@ -34,7 +34,7 @@ use super::{
     config::{Algorithm, FleetSpec, GroupSpec, LEAST_BIT_S, member_id},
     gates::{Done, Gates, Lease, Place},
     gauge::{Gauge, LEAST_RATE, LIMITED_FROM},
-    storage::Storage,
+    storage::{Storage, Stored},
 };
 
 /// Who has left a group says so in so many of its intervals.
@@ -43,6 +43,9 @@ const QUIT_ROUNDS: u32 = 4;
 const FRESH_INTERVALS: u64 = 10;
 /// ... and for so long.
 const FRESH_LEAST: Nanos = Nanos(3 * NANOS_PER_SEC);
+
+/// Messages that wait for a promise to be stored; beyond, the oldest are dropped.
+const HELD_MAX: usize = 64;
 
 /// How a group stands at this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -104,6 +107,8 @@ pub struct Group {
     /// What the limits had at the start, in all.
     found_bit_s: u64,
     unsaved: Option<Saved>,
+    /// Messages that may only be sent once `unsaved` is stored.
+    held: VecDeque<(MemberId, Message)>,
     left: bool,
     /// Rounds in which others are still to be told that it has left.
     quits: Option<u32>,
@@ -173,6 +178,7 @@ impl Group {
             cannot_drop: false,
             found_bit_s: 0,
             unsaved: None,
+            held: VecDeque::new(),
             left: false,
             quits: None,
             drop_probability: 0.0,
@@ -464,7 +470,7 @@ impl Group {
                 Ok(Done::Set) => {
                     (gauge.drops_none, gauge.dropping) = (!drops, Some(probability));
                 }
-                Ok(Done::Gone) => {}
+                Ok(Done::Gone | Done::Busy) => {}
                 Err(e) => gauge.error = Some(e.to_string()),
             }
         }
@@ -497,8 +503,9 @@ impl Group {
         }
     }
 
-    /// What `share` has to say, after what it promised is stored and its grant is in force; nothing if one of
-    /// these failed, for a message that is lost does no harm. The second is why storing failed.
+    /// What `share` has to say, after what it promised is stored and its grant is in force. Messages wait
+    /// while a promise is being stored. If storing or a gate failed they are dropped: a message that is lost
+    /// does no harm. The second is why storing failed.
     pub fn outbox<G: Gates, S: Storage>(
         &mut self,
         now: Nanos,
@@ -516,21 +523,31 @@ impl Group {
             }
             if let Some(saved) = self.unsaved {
                 match storage.save(&self.spec.name, saved) {
-                    Ok(()) => self.unsaved = None,
+                    Ok(Stored::Durably) => self.unsaved = None,
+                    Ok(Stored::Pending) => {}
                     Err(e) => failed = Some(e.to_string()),
                 }
             }
         }
-        let good = self.apply(now, gates) && self.unsaved.is_none();
+        let good = self.apply(now, gates) && failed.is_none();
         let Control::Share(share) = &mut self.control else { return (Vec::new(), failed) };
-        let mut out = Vec::new();
         while let Some(transmit) = share.poll_transmit() {
-            out.push((transmit.to, transmit.message));
+            self.held.push_back((transmit.to, transmit.message));
         }
         if !good || self.stood_back {
-            out.clear();
+            self.held.clear();
         }
-        (out, failed)
+        if self.unsaved.is_some() {
+            self.held.drain(..self.held.len().saturating_sub(HELD_MAX));
+            return (Vec::new(), failed);
+        }
+        (self.held.drain(..).collect(), failed)
+    }
+
+    /// Messages that wait until a promise is stored.
+    #[cfg(test)]
+    pub(super) fn waiting_messages(&self) -> usize {
+        self.held.len()
     }
 
     /// Another node has this one's name.

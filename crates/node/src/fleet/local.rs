@@ -1,7 +1,10 @@
 //! The gates of this host: limits that are pinned, opened anew for each look, so that one that was taken off
 //! and put on again is followed.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use tidegate_core::{Direction, Nanos, Rate};
 use tidegate_sys::{
@@ -15,13 +18,16 @@ use super::{
 };
 use crate::{host::Host, status::LimitStatus};
 
-/// How long a writer such as `tidegate apply` is waited for; the next interval tries again.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// How long who stands down waits for another writer, in all; less than the `TimeoutStopSec` of the unit.
+const STAND_DOWN_PATIENCE: Duration = Duration::from_secs(8);
 
 /// Limits of a host.
 #[derive(Debug)]
 pub struct LocalGates {
     host: Host,
+    /// How long another writer such as `tidegate apply` is waited for. A daemon does not wait: its loop
+    /// serves all groups, and a watchdog looks at it.
+    patience: Duration,
     /// What had arrived and what was slowed down at the last look, in bytes.
     counted: BTreeMap<Place, (u64, u64)>,
 }
@@ -41,24 +47,42 @@ impl LocalGates {
     /// Those of a host.
     #[must_use]
     pub fn new(host: Host) -> LocalGates {
-        LocalGates { host, counted: BTreeMap::new() }
+        LocalGates { host, patience: Duration::ZERO, counted: BTreeMap::new() }
     }
 
     /// Has the limits of groups keep what is the host's own in any case, for when no daemon runs that would
-    /// take the rest back. What could not be set.
+    /// take the rest back. Other writers are waited for. What could not be set.
     pub fn stand_down(&mut self, groups: &[(GroupSpec, Vec<Rate>)]) -> Vec<(String, LocalError)> {
         let mut failed = Vec::new();
+        let deadline = Instant::now() + STAND_DOWN_PATIENCE;
         for (group, ceilings) in groups {
             let alone = group.alone_bit_s() / group.members.len().max(1) as u64;
             for (limit, ceiling) in group.members.iter().zip(ceilings) {
                 let place = Place { limit: limit.clone(), direction: group.direction.into() };
                 let rate = Rate::from_bit_s(alone).unwrap_or(*ceiling).min(*ceiling);
-                if let Err(e) = self.set_rate(&place, rate, None).and_then(|_| self.leave(&place)) {
+                self.patience = deadline.saturating_duration_since(Instant::now());
+                let set = self.put(&place, rate, None).and_then(|_| self.leave(&place));
+                if let Err(e) = set {
                     failed.push((limit.clone(), e));
                 }
             }
         }
+        self.patience = Duration::ZERO;
         failed
+    }
+}
+
+impl LocalGates {
+    /// Leases are by `CLOCK_BOOTTIME`, which the daemon's clock is.
+    fn put(&self, place: &Place, rate: Rate, lease: Option<Lease>) -> Result<Done, LocalError> {
+        let (hierarchy, store) = (self.host.hierarchy(), self.host.store());
+        let (limit, direction) = (&place.limit, place.direction.into());
+        let lease = lease.map(|Lease { until, then }| tidegate_sys::limit::Lease { until, then });
+        match store.set_rate(hierarchy, limit, direction, rate, lease, self.patience) {
+            Ok(RateSet::Set) => Ok(Done::Set),
+            Ok(RateSet::Nothing) | Err(StoreError::Missing(_)) => Ok(Done::Gone),
+            Err(e) => Err(e.into()),
+        }
     }
 }
 
@@ -98,20 +122,15 @@ impl Gates for LocalGates {
         }))
     }
 
-    /// Leases are by `CLOCK_BOOTTIME`, which the daemon's clock is.
     fn set_rate(
         &mut self,
         place: &Place,
         rate: Rate,
         lease: Option<Lease>,
     ) -> Result<Done, LocalError> {
-        let (hierarchy, store) = (self.host.hierarchy(), self.host.store());
-        let (limit, direction) = (&place.limit, place.direction.into());
-        let lease = lease.map(|Lease { until, then }| tidegate_sys::limit::Lease { until, then });
-        match store.set_rate(hierarchy, limit, direction, rate, lease, PATIENCE) {
-            Ok(RateSet::Set) => Ok(Done::Set),
-            Ok(RateSet::Nothing) | Err(StoreError::Missing(_)) => Ok(Done::Gone),
-            Err(e) => Err(e.into()),
+        match self.put(place, rate, lease) {
+            Err(LocalError::Store(StoreError::Busy(_))) => Ok(Done::Busy),
+            done => done,
         }
     }
 

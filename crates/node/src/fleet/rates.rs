@@ -6,7 +6,7 @@ use tidegate_sys::limit::LimitOptions;
 
 use super::config::GroupSpec;
 use crate::{
-    plan::{Present, Wanted},
+    plan::{Action, Plan, Present, Wanted},
     spec::Spec,
 };
 
@@ -44,6 +44,34 @@ pub fn kept(spec: &Spec, present: &[Present], wanted: &[Wanted]) -> Vec<Wanted> 
     wanted
 }
 
+/// Has limits of groups that a plan takes off and puts on again start with their part of what a host may use
+/// that hears of nobody: what a group had lent them had an end, and is not a new limit's for ever.
+pub fn begin_alone(spec: &Spec, plan: &mut Plan) {
+    for group in &spec.groups {
+        let alone = group.alone_bit_s() / group.members.len().max(1) as u64;
+        let Some(alone) = Rate::from_bit_s(alone) else { continue };
+        for action in &mut plan.actions {
+            // What is taken off comes back so if the plan cannot be carried out.
+            let (name, options) = match action {
+                Action::Add { limit } => (&limit.name, vec![&mut limit.options]),
+                Action::Remove { limit, .. } => (&limit.name, vec![&mut limit.options]),
+                Action::Replace { from, to, .. } => {
+                    (&to.name, vec![&mut from.options, &mut to.options])
+                }
+                Action::Change { .. } => continue,
+            };
+            if !group.members.contains(name) {
+                continue;
+            }
+            for options in options {
+                if let Some(queue) = queue_mut(options, group.direction) {
+                    queue.rate = queue.rate.min(alone);
+                }
+            }
+        }
+    }
+}
+
 /// The groups of a spec, each with the rates that its members have in the file.
 #[must_use]
 pub fn with_ceilings(spec: &Spec) -> Vec<(GroupSpec, Vec<Rate>)> {
@@ -64,7 +92,7 @@ mod tests {
     use tidegate_core::Scope;
 
     use super::*;
-    use crate::plan::{Action, Standing, plan};
+    use crate::plan::{Standing, plan};
 
     const SPEC: &str = r#"
         [fleet]
@@ -124,5 +152,12 @@ mod tests {
         let actions = plan_of(is(options));
         let [Action::Change { to, .. }] = &actions[..] else { unreachable!() };
         assert_eq!(rate(to), "5gbit", "never above what the file says");
+
+        // One whose programs were taken off is put on again: what it was lent is not its own.
+        let present = [Present { standing: Standing::Unhooked, ..is(options) }];
+        let mut plan = plan(&present, &kept(&spec, &present, &wanted), false).unwrap();
+        begin_alone(&spec, &mut plan);
+        let [Action::Replace { from, to, .. }] = &plan.actions[..] else { unreachable!() };
+        assert_eq!([rate(&from.options), rate(&to.options)], ["1gbit", "1gbit"]);
     }
 }

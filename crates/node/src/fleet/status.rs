@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::config::{FleetSpec, member_id};
+
 /// A node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NodeStatus {
@@ -35,6 +37,29 @@ pub struct NodeStatus {
     pub dropped: Vec<DropStatus>,
     /// Where peers are found.
     pub sources: Vec<SourceStatus>,
+}
+
+impl NodeStatus {
+    /// That of a daemon that waits for something before it can begin, and `why`.
+    #[must_use]
+    pub fn waits(node: &str, fleet: &FleetSpec, file: &str, why: &str) -> NodeStatus {
+        NodeStatus {
+            node: node.to_owned(),
+            id: member_id(node).0,
+            cluster: fleet.name.clone(),
+            pid: std::process::id(),
+            file: file.to_owned(),
+            addr: fleet.listen,
+            up_ns: 0,
+            stood_back: false,
+            alerts: vec![why.to_owned()],
+            peers: Vec::new(),
+            groups: Vec::new(),
+            traffic: Traffic::default(),
+            dropped: Vec::new(),
+            sources: Vec::new(),
+        }
+    }
 }
 
 /// What was sent and heard, in datagrams and in bytes with the headers of UDP and IP.

@@ -10,7 +10,7 @@ use crate::fleet::{
         self, API_SOCKET, Algorithm, FleetError, FleetSpec, GROUPS_MAX, GroupSpec, METRICS,
         PEERS_MAX, PORT, STATE_DIR,
     },
-    discovery::url::Url,
+    discovery::url::{Url, shown},
 };
 
 /// The fields of `[fleet]`, each with a line that would be read.
@@ -100,7 +100,7 @@ impl Reader<'_> {
 
     fn address(&self, value: &Value<'_>, field: &'static str) -> Result<SocketAddr, SpecError> {
         let text = self.text(value, field)?;
-        let refuse = |_| self.fleet_error(value, field)(FleetError::Address(text.to_owned()));
+        let refuse = |_| self.fleet_error(value, field)(FleetError::Address(shown(text)));
         text.parse().map_err(refuse)
     }
 
@@ -119,13 +119,10 @@ impl Reader<'_> {
         &self,
         value: &Value<'_>,
         field: &'static str,
-        scheme: &str,
-    ) -> Result<String, SpecError> {
+        scheme: &'static str,
+    ) -> Result<Url, SpecError> {
         let text = self.text(value, field)?;
-        let refuse =
-            |why: String| self.fleet_error(value, field)(FleetError::Url(text.to_owned(), why));
-        Url::parse(text, scheme).map_err(|e| refuse(e.to_string()))?;
-        Ok(text.to_owned())
+        Url::parse(text, scheme).map_err(|e| self.fleet_error(value, field)(e.into()))
     }
 
     pub(super) fn fleet(&self, value: &Value<'_>) -> Result<FleetSpec, SpecError> {
@@ -161,7 +158,7 @@ impl Reader<'_> {
                         return Err(refuse(FleetError::TooMany(list.len(), "peers", PEERS_MAX)));
                     }
                     if let Some((bad, _)) = list.iter().find(|(peer, _)| !is_peer(peer)) {
-                        return Err(refuse(FleetError::Peer((*bad).to_owned())));
+                        return Err(refuse(FleetError::Peer(shown(bad))));
                     }
                     fleet.peers = list.into_iter().map(|(peer, _)| peer.to_owned()).collect();
                 }
@@ -169,7 +166,7 @@ impl Reader<'_> {
                     let text = self.text(value, "dns")?;
                     if !is_peer(text) {
                         let refuse = self.fleet_error(value, "dns");
-                        return Err(refuse(FleetError::Peer(text.to_owned())));
+                        return Err(refuse(FleetError::Peer(shown(text))));
                     }
                     fleet.dns = Some(text.to_owned());
                 }

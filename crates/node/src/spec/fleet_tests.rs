@@ -93,8 +93,8 @@ fn fleets_that_are_none() {
     assert_snapshot!(fleet("listen = \"7946\""), @"f.toml:4: listen: `7946` is no address with a port; write for example `10.0.0.1:7946`");
     assert_snapshot!(fleet("peers = [\"a b\"]"), @"f.toml:4: peers: `a b` is no peer; write an address or a name, for example `10.0.0.1` or `web-1:7946`");
     assert_snapshot!(fleet("peers = \"a\""), @r#"f.toml:4: peers: expected a list, found the text "a"; write for example `peers = ["10.0.0.2:7946"]`"#);
-    assert_snapshot!(fleet("redis = \"rediss://10.0.0.1\""), @"f.toml:4: redis: `rediss://10.0.0.1`: expected an address that starts with `redis://`; TLS is not spoken here: reach it over loopback and a tunnel. What a registry says is only where to knock: nodes trust each other by their keys");
-    assert_snapshot!(fleet("etcd = \"10.0.0.1:2379\""), @"f.toml:4: etcd: `10.0.0.1:2379`: expected an address that starts with `http://`");
+    assert_snapshot!(fleet("redis = \"rediss://10.0.0.1\""), @"f.toml:4: redis: expected an address that starts with `redis://`; TLS is not spoken here: reach it over loopback and a tunnel. What a registry says is only where to knock: nodes trust each other by their keys");
+    assert_snapshot!(fleet("etcd = \"10.0.0.1:2379\""), @"f.toml:4: etcd: expected an address that starts with `http://`");
     assert_snapshot!(fleet("keepers = [\"a\", \"a\"]"), @"f.toml:4: keepers: name 1 to 9 different keepers");
     assert_snapshot!(fleet("metrics = \"0.0.0.0:9464\""), @"f.toml:4: metrics: `0.0.0.0:9464` is not on loopback, and metrics have no password; write for example `127.0.0.1:9464`");
     assert_snapshot!(fleet("seeds = []"), @"f.toml:4: unknown field `seeds`; did you mean `peers`?");
@@ -103,4 +103,57 @@ fn fleets_that_are_none() {
     assert_snapshot!(missing.to_string(), @r#"f.toml:1: keys: missing; write for example `keys = "/etc/tidegate/fleet.keys"`"#);
     let list = Spec::parse("f.toml", "[[fleet]]\nname = \"prod\"").unwrap_err();
     assert_snapshot!(list.to_string(), @"f.toml:1: fleet: expected a table, found a list; write for example `[fleet]`");
+}
+
+/// What a file says of a registry may hold a password, however malformed it is.
+#[test]
+fn no_refusal_shows_a_password() {
+    let values = [
+        "\"redis://:hunter2@10.0.0.9:99999\"",
+        "\"redis://:hunter2@\"",
+        "\"redis://:hunter2@10.0.0.9/x\"",
+        "\"redis://:hunter2%zz@10.0.0.9\"",
+        "\"redis://u:hunter2/@10.0.0.9\"",
+        "\"rediss://:hunter2@10.0.0.9\"",
+        "\"redis:/:hunter2@10.0.0.9\"",
+        "\":hunter2@10.0.0.9\"",
+        "\"redis//:hunter2\"",
+        "\"hunter2\"",
+        "\"http://root:hunter2@10.0.0.9:x\"",
+        "\"https://root:hunter2@10.0.0.9\"",
+        "\"http://root:hunter2@[::1\"",
+        // No TOML.
+        "\"redis://:hunter2@10.0.0.9",
+        "redis://:hunter2@10.0.0.9",
+        ":hunter2",
+        "\"hunter2\" x",
+        "[\"redis://:hunter2@10.0.0.9\"]",
+        "{ url = \"redis://:hunter2@10.0.0.9\" }",
+    ];
+    let mut refused = 0;
+    for field in ["redis", "etcd", "peers", "dns", "listen", "rediss"] {
+        for value in values {
+            for line in [format!("{field} = {value}"), format!("{field}={value}")] {
+                // A name that cannot be asked is not refused here; it has no password in it.
+                let text = format!("[fleet]\nname = \"prod\"\nkeys = \"k\"\n{line}\n");
+                let Err(e) = Spec::parse("f.toml", &text) else { continue };
+                refused += 1;
+                let whole = format!("{e} {e:?}");
+                let bare = value.trim_matches('"');
+                let is_a_name = !["redis", "etcd"].contains(&field)
+                    && !bare.contains("://")
+                    && !bare.contains('@');
+                assert!(is_a_name || !whole.contains("hunter2"), "{line}: {whole}");
+            }
+        }
+    }
+    assert!(refused > 150, "{refused}");
+    let list = "[fleet]\nredis =\n \"redis://:hunter2@10.0.0.9\nname = \"prod\"";
+    let refused = Spec::parse("f.toml", list).unwrap_err().to_string();
+    assert!(!refused.contains("hunter2"), "{refused}");
+    let good = "[fleet]\nname = \"prod\"\nkeys = \"k\"\nredis = \"redis://:hunter2@10.0.0.9\"\n\
+                etcd = \"http://root:hunter2@10.0.0.9\"\n[[limit]]\nname = \"a\"\n\
+                scope = { cgroup = \"a\" }\negress = \"1mbit\"";
+    let spec = Spec::parse("f.toml", good).unwrap();
+    assert!(!format!("{spec:?}").contains("hunter2"), "{spec:?}");
 }

@@ -106,6 +106,42 @@ impl LimitMaps {
         Ok(Rate::from_bit_s(then.rate_bit_s[i]).map(|then| Lease { until, then }))
     }
 
+    /// Has a limit that is to take this one's place end its rates when this one's do, with the rate that
+    /// comes then or its own, if that is lower. Nothing is in force before it is [written](Self::write).
+    pub(crate) fn keep_leases(&self, limit: &mut intf::Limit) -> Result<(), LimitError> {
+        for direction in [Direction::Egress, Direction::Ingress] {
+            let (Some(lease), Some(rate)) = (self.lease(direction)?, limit.rate(direction)) else {
+                continue;
+            };
+            self.lend(limit, direction, Lease { then: lease.then.min(rate), ..lease })?;
+        }
+        Ok(())
+    }
+
+    /// Has the rate of a direction end, in `limit` and in what comes then.
+    fn lend(
+        &self,
+        limit: &mut intf::Limit,
+        direction: Direction,
+        Lease { until, then }: Lease,
+    ) -> Result<bool, LimitError> {
+        let i = intf::index(direction);
+        let Some(then) = limit.at_rate(direction, then)? else { return Ok(false) };
+        // By the clock of the programs.
+        let ends = Nanos(monotonic().0 + until.0.saturating_sub(now().0));
+        let then = then.carried_on(limit, ends);
+        self.limit
+            .update(
+                &self.limit_key(Some(i)).to_ne_bytes(),
+                bytemuck::bytes_of(&then),
+                MapFlags::ANY,
+            )
+            .map_err(map_error("limit"))?;
+        // Zero is for ever.
+        limit.until_ns[i] = until.0.max(1);
+        Ok(true)
+    }
+
     /// Changes the rate of a direction that is limited, and the thresholds that follow from it; nothing
     /// else. A size that would last longer than [`MAX_SPAN`] at a rate so low is cut to that, and stays so
     /// until the limit is set anew. It is one write to a map: sockets that exist learn of it with their next
@@ -123,19 +159,13 @@ impl LimitMaps {
         // What the rate was before, whose sizes an end that has come may have cut.
         let was: intf::Limit = lookup(&self.limit, "limit", self.limit_key(None))?;
         let Some(limit) = was.at_rate(direction, rate)? else { return Ok(false) };
-        let (boot, at) = (now(), monotonic());
-        let mut limit = limit.carried_on(&self.limit_at(boot)?, at);
+        let mut limit = limit.carried_on(&self.limit_at(now())?, monotonic());
         let i = intf::index(direction);
         limit.until_ns[i] = 0;
-        if let Some(Lease { until, then }) = lease {
-            let Some(then) = limit.at_rate(direction, then)? else { return Ok(false) };
-            let then = then.carried_on(&limit, Nanos(at.0 + until.0.saturating_sub(boot.0)));
-            let key = self.limit_key(Some(i)).to_ne_bytes();
-            self.limit
-                .update(&key, bytemuck::bytes_of(&then), MapFlags::ANY)
-                .map_err(map_error("limit"))?;
-            // Zero is for ever.
-            limit.until_ns[i] = until.0.max(1);
+        if let Some(lease) = lease
+            && !self.lend(&mut limit, direction, lease)?
+        {
+            return Ok(false);
         }
         if limit == was {
             return Ok(true);

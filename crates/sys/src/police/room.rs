@@ -210,6 +210,11 @@ impl Place {
     /// Puts another limit in force: its prefixes, its settings.
     pub(crate) fn write(&self, map: &MapHandle, limit: &intf::Limit) -> Result<(), LimitError> {
         let earlier: intf::Limit = lookup(map, "limit", self.in_chunk())?;
+        // Packets find it as before. Who sets rates many times a second need not, and with CAP_BPF alone may
+        // not, look at the lengths.
+        if earlier.matched == limit.matched {
+            return self.write_settings(map, limit);
+        }
         self.enter(limit)?;
         self.write_settings(map, limit)?;
         let (old, new) = (keys(&earlier), keys(limit));

@@ -60,3 +60,6 @@ impl Store {
         Ok(if set { RateSet::Set } else { RateSet::Nothing })
     }
 }
+
+#[cfg(test)]
+mod tests;

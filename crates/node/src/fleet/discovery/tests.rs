@@ -108,12 +108,12 @@ async fn finds(source: Source) {
         assert!(Instant::now() < deadline, "{e}");
         time::sleep(Duration::from_millis(100)).await;
     }
-    assert_eq!(source.look(&other).await.unwrap(), [other.addr]);
-    let mut found = source.look(&two).await.unwrap();
+    assert_eq!(source.look(&other).await.unwrap().addresses, [other.addr]);
+    let mut found = source.look(&two).await.unwrap().addresses;
     found.sort();
     assert_eq!(found, [one.addr, two.addr]);
     source.withdraw(&one).await.unwrap();
-    assert_eq!(source.look(&two).await.unwrap(), [two.addr]);
+    assert_eq!(source.look(&two).await.unwrap().addresses, [two.addr]);
 }
 
 /// Away: said at once, with the wait; back: found, without anybody doing anything.
@@ -124,20 +124,22 @@ async fn comes_back(source: Source, restart: impl Fn() -> Option<Server>) {
     let (tell, mut news) = mpsc::channel(4);
     let task = tokio::spawn(source.run(entry("one", 1), tell));
     let mut next = async || time::timeout(PATIENT, news.recv()).await.unwrap().unwrap();
-    let (e, wait) = next().await.found.unwrap_err();
+    let News { found, again, .. } = next().await;
+    let e = found.unwrap_err();
     assert!(e.to_string().contains("cannot be reached"), "{e}");
-    assert_eq!(wait, WAIT);
-    let (_, wait) = next().await.found.unwrap_err();
-    assert_eq!(wait, 2 * WAIT);
+    assert_eq!(again, WAIT);
+    let News { found, again, .. } = next().await;
+    assert!(found.is_err());
+    assert_eq!(again, 2 * WAIT);
     let server = restart();
     let deadline = Instant::now() + PATIENT;
     loop {
         match next().await.found {
             Ok(found) => {
-                assert_eq!(found, [entry("one", 1).addr]);
+                assert_eq!(found.addresses, [entry("one", 1).addr]);
                 break;
             }
-            Err((e, _)) => assert!(Instant::now() < deadline, "{e}"),
+            Err(e) => assert!(Instant::now() < deadline, "{e}"),
         }
     }
     task.abort();
@@ -208,12 +210,15 @@ async fn what_is_no_registry_is_said_to_be_none() {
 #[tokio::test]
 async fn names_and_addresses_resolve() {
     let peers = ["127.0.0.9", "localhost:7000", "[::1]:5"].map(str::to_owned).to_vec();
-    let found = Source::Peers(peers).look(&entry("one", 1)).await.unwrap();
+    let found = Source::Peers(peers).look(&entry("one", 1)).await.unwrap().addresses;
     assert!(found.contains(&"127.0.0.9:7946".parse().unwrap()), "{found:?}");
     assert!(found.contains(&"127.0.0.1:7000".parse().unwrap()), "{found:?}");
     assert!(found.contains(&"[::1]:5".parse().unwrap()), "{found:?}");
     let some = ["127.0.0.9", "no-such-name.invalid"].map(str::to_owned).to_vec();
-    assert_eq!(Source::Peers(some).look(&entry("one", 1)).await.unwrap().len(), 1);
+    let found = Source::Peers(some).look(&entry("one", 1)).await.unwrap();
+    assert_eq!(found.addresses, ["127.0.0.9:7946".parse().unwrap()]);
+    let why = found.failed.unwrap().to_string();
+    assert!(why.starts_with("does not resolve: `no-such-name.invalid`: "), "{why}");
     let e = Source::Dns("no-such-name.invalid".into()).look(&entry("one", 1)).await.unwrap_err();
     assert!(e.to_string().starts_with("cannot be reached: "), "{e}");
 }

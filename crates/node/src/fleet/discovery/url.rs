@@ -1,4 +1,7 @@
 //! Addresses of registries: `scheme://[user[:password]@]host[:port][/rest]`.
+//!
+//! They may hold passwords, which are never shown: neither by an error nor by a log, also where an address is
+//! malformed.
 
 use std::fmt;
 
@@ -24,11 +27,15 @@ pub enum UrlError {
     #[error("expected an address that starts with `{0}://`{1}")]
     Scheme(&'static str, &'static str),
     /// No host.
-    #[error("no host in it")]
-    Host,
+    #[error(
+        "expected a host between `{0}://` or `@` and the port; write for example {0}://10.0.0.9:{1}"
+    )]
+    Host(&'static str, u16),
     /// A port that is none.
-    #[error("its port is none")]
-    Port,
+    #[error(
+        "invalid port; write 1 to 65535 after the host's colon, for example {0}://10.0.0.9:{1}"
+    )]
+    Port(&'static str, u16),
     /// Bytes that must be escaped, or escapes that are none.
     #[error("write special characters of user and password as % and two digits")]
     Escape,
@@ -72,10 +79,10 @@ impl Url {
         };
         let is_host = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
         if host.is_empty() || !host.chars().all(is_host) {
-            return Err(UrlError::Host);
+            return Err(UrlError::Host(scheme, *default_port));
         }
-        let port =
-            port.map_or(Ok(*default_port), |port| port.parse().map_err(|_| UrlError::Port))?;
+        let refuse = |_| UrlError::Port(scheme, *default_port);
+        let port = port.map_or(Ok(*default_port), |port| port.parse().map_err(refuse))?;
         if *scheme == "redis" && !rest.is_empty() && rest.parse::<u16>().is_err() {
             return Err(UrlError::Database);
         }
@@ -91,6 +98,23 @@ impl Url {
         };
         Ok(Url { user, password, host: host.to_owned(), port, rest: rest.to_owned() })
     }
+}
+
+/// A text of a spec as it may be shown: what may be a password in the address of a registry is left out.
+#[must_use]
+pub fn shown(text: &str) -> String {
+    let key = ["redis", "etcd"].iter().filter_map(|key| {
+        let at = text.find(key)? + key.len();
+        let value = text[at..].trim_start_matches(['"', '\'', ' ', '\t']);
+        value.starts_with('=').then_some(at)
+    });
+    if let Some(at) = key.min() {
+        return format!("{} = ...", &text[..at]);
+    }
+    if let Some(at) = text.find("://") {
+        return format!("{}...", &text[..at + 3]);
+    }
+    text.rfind('@').map_or_else(|| text.to_owned(), |at| format!("...{}", &text[at..]))
 }
 
 fn unescaped(text: &str) -> Result<String, UrlError> {
@@ -148,8 +172,8 @@ mod tests {
         let why = |text: &str| Url::parse(text, "redis").unwrap_err().to_string();
         assert_eq!(why("10.0.0.9:6379"), "expected an address that starts with `redis://`");
         assert!(why("rediss://a").contains("TLS is not spoken here"));
-        assert_eq!(why("redis://"), "no host in it");
-        assert_eq!(why("redis://a:99999"), "its port is none");
+        assert_eq!(why("redis://"), UrlError::Host("redis", 6379).to_string());
+        assert_eq!(why("redis://a:99999"), UrlError::Port("redis", 6379).to_string());
         assert_eq!(why("redis://a/x"), UrlError::Database.to_string());
         assert_eq!(why("redis://:%x@a"), UrlError::Escape.to_string());
     }

@@ -9,11 +9,15 @@ use tidegate_core::fleet::share::Saved;
 
 use super::*;
 use crate::{
-    fleet::gates::{Done, Lease, Place, Sample},
+    fleet::{
+        gates::{Done, Lease, Place, Sample},
+        storage::Stored,
+    },
     spec::Spec,
 };
 
 mod lent;
+mod storage;
 
 const SECOND: u64 = 1_000_000_000;
 const STEP: u64 = 5_000_000;
@@ -122,6 +126,15 @@ impl Gates for Fake {
 struct Memory {
     saved: Rc<RefCell<BTreeMap<String, Saved>>>,
     full: Rc<RefCell<bool>>,
+    /// Writes are not finished before [`Memory::finish`].
+    slow: Rc<RefCell<bool>>,
+    writing: Rc<RefCell<BTreeMap<String, Saved>>>,
+}
+
+impl Memory {
+    fn finish(&self) {
+        self.saved.borrow_mut().append(&mut self.writing.borrow_mut());
+    }
 }
 
 impl Storage for Memory {
@@ -129,13 +142,17 @@ impl Storage for Memory {
         Ok(self.saved.borrow().get(group).copied())
     }
 
-    fn save(&mut self, group: &str, saved: Saved) -> Result<(), StorageError> {
+    fn save(&mut self, group: &str, saved: Saved) -> Result<Stored, StorageError> {
         if *self.full.borrow() {
             let source = std::io::Error::from(std::io::ErrorKind::StorageFull);
             return Err(StorageError { path: "state".into(), source });
         }
+        if *self.slow.borrow() && self.saved.borrow().get(group) != Some(&saved) {
+            self.writing.borrow_mut().insert(group.to_owned(), saved);
+            return Ok(Stored::Pending);
+        }
         self.saved.borrow_mut().insert(group.to_owned(), saved);
-        Ok(())
+        Ok(Stored::Durably)
     }
 }
 

@@ -1,0 +1,131 @@
+//! Limits of a spec that wait: their cgroup or device does not exist yet, or that of their parent.
+//!
+//! They are no reason to refuse the rest of the file. A plan leaves what the host has of them as it is, and
+//! `tidegate apply` puts them on once there is something to put them on. Pure.
+
+use std::collections::BTreeSet;
+
+use tidegate_core::Scope;
+
+use crate::plan::{Present, Standing, Wanted, places_of};
+
+/// A limit of a spec that cannot be yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waits {
+    /// Its name.
+    pub name: String,
+    /// What it is to be on.
+    pub scope: Scope,
+    /// Its parent, where it waits for that although its own cgroup or device exists.
+    pub parent: Option<String>,
+}
+
+/// Has limits wait whose parent does.
+pub fn with_parents(wanted: &mut Vec<Wanted>, waiting: &mut Vec<Waits>) {
+    loop {
+        let waits = |limit: &Wanted| {
+            limit.parent.as_ref().is_some_and(|p| waiting.iter().any(|waits| waits.name == *p))
+        };
+        let Some(at) = wanted.iter().position(waits) else { return };
+        let Wanted { name, scope, parent, .. } = wanted.remove(at);
+        waiting.push(Waits { name, scope, parent });
+    }
+}
+
+/// The limits of a host that a plan has to do with: without those that wait, and those inside them, which
+/// stay as they are. One that holds what another limit of the spec is to have is not set aside.
+#[must_use]
+pub fn set_aside(present: &[Present], wanted: &[Wanted], waiting: &[Waits]) -> Vec<Present> {
+    let wanted_names: BTreeSet<_> = wanted.iter().map(|limit| limit.name.as_str()).collect();
+    let is_asked_for = |is: &Present| {
+        let places = places_of(&is.options);
+        is.standing != Standing::ScopeGone
+            && wanted.iter().any(|limit| {
+                limit.scope == is.scope
+                    && places_of(&limit.options).iter().any(|place| places.contains(place))
+            })
+    };
+    let mut aside: BTreeSet<&str> = present
+        .iter()
+        .filter(|is| waiting.iter().any(|waits| waits.name == is.name) && !is_asked_for(is))
+        .map(|is| is.name.as_str())
+        .collect();
+    loop {
+        let inside = present.iter().find(|is| {
+            let parent = is.parent.as_deref().is_some_and(|parent| aside.contains(parent));
+            parent && !aside.contains(is.name.as_str()) && !wanted_names.contains(is.name.as_str())
+        });
+        let Some(inside) = inside else { break };
+        aside.insert(&inside.name);
+    }
+    present.iter().filter(|is| !aside.contains(is.name.as_str())).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::virtual_queue::VirtualQueueOptions;
+    use tidegate_sys::limit::LimitOptions;
+
+    use super::*;
+    use crate::{
+        plan::{Action, plan},
+        settings::Asked,
+    };
+
+    fn options() -> LimitOptions {
+        let queue = VirtualQueueOptions::new("1mbit".parse().unwrap());
+        LimitOptions { egress: Some(queue), ..LimitOptions::default() }
+    }
+
+    fn wanted(name: &str, scope: &str, parent: Option<&str>) -> Wanted {
+        Wanted {
+            name: name.to_owned(),
+            scope: Scope::Cgroup(scope.to_owned()),
+            options: options(),
+            parent: parent.map(str::to_owned),
+            asked: Asked::default(),
+        }
+    }
+
+    fn present(name: &str, scope: &str, standing: Standing) -> Present {
+        let scope = Scope::Cgroup(scope.to_owned());
+        Present { name: name.to_owned(), scope, standing, options: options(), parent: None }
+    }
+
+    fn waits(name: &str) -> Waits {
+        Waits { name: name.to_owned(), scope: Scope::Cgroup("none".to_owned()), parent: None }
+    }
+
+    #[test]
+    fn a_limit_waits_with_its_parent_wherever_that_is_in_the_file() {
+        let mut all =
+            vec![wanted("c", "z", Some("b")), wanted("b", "y", Some("a")), wanted("d", "d", None)];
+        let mut waiting = vec![waits("a")];
+        with_parents(&mut all, &mut waiting);
+        assert_eq!(all.iter().map(|limit| limit.name.as_str()).collect::<Vec<_>>(), ["d"]);
+        let who: Vec<_> = waiting.iter().map(|w| (w.name.as_str(), w.parent.as_deref())).collect();
+        assert_eq!(who, [("a", None), ("b", Some("a")), ("c", Some("b"))]);
+    }
+
+    #[test]
+    fn what_waits_is_left_as_it_is_and_the_rest_is_planned() {
+        let is = [
+            present("a", "a", Standing::ScopeGone),
+            Present { parent: Some("a".into()), ..present("inside", "a/b", Standing::ScopeGone) },
+            present("b", "b", Standing::InForce),
+        ];
+        for prune in [false, true] {
+            let wanted = [wanted("b", "b", None), wanted("c", "c", None)];
+            let plan = plan(&set_aside(&is, &wanted, &[waits("a")]), &wanted, prune).unwrap();
+            let [Action::Add { limit }] = &plan.actions[..] else { panic!("{plan:?}") };
+            assert_eq!((limit.name.as_str(), plan.unmanaged.len()), ("c", 0));
+        }
+    }
+
+    #[test]
+    fn one_in_force_elsewhere_stays_until_it_can_move_unless_another_is_to_have_its_place() {
+        let is = [present("a", "x", Standing::InForce)];
+        assert_eq!(set_aside(&is, &[wanted("b", "y", None)], &[waits("a")]), []);
+        assert_eq!(set_aside(&is, &[wanted("b", "x", None)], &[waits("a")]), is);
+    }
+}

@@ -1,0 +1,54 @@
+//! Storage that is slow: promises wait for it, and the rest of a node does not.
+
+use super::*;
+
+#[test]
+fn what_rests_on_a_promise_waits_until_it_is_stored() {
+    let mut fleet = Fleet::new(3, SHARE);
+    for host in &fleet.hosts {
+        *host.memory.slow.borrow_mut() = true;
+    }
+    fleet.run(5.0);
+    assert!((0..3).all(|i| (fleet.rate(i) - 0.1).abs() < 1e-6), "an epoch began by mere words");
+    assert!((0..3).all(|i| !fleet.said(i, "promises nothing")), "slow is not broken");
+    // Each write takes up to 300 ms, three intervals: the fleet shares all the same, and goes on sharing.
+    let mut most: f64 = 0.0;
+    for round in 0..100 {
+        fleet.run(0.1);
+        fleet.hosts[round % 3].memory.finish();
+        most = most.max(fleet.sum());
+    }
+    assert_rates(&fleet, &[3.33, 3.33, 3.33]);
+    // The auditor goes; the next epoch is promised as slowly.
+    fleet.hosts[0].node = None;
+    for round in 0..100 {
+        fleet.run(0.1);
+        fleet.hosts[round % 3].memory.finish();
+        most = most.max(fleet.sum());
+    }
+    assert!(fleet.rate(1) + fleet.rate(2) > 9.6, "{} {}", fleet.rate(1), fleet.rate(2));
+    assert!(most <= 10.0 + 1e-6, "{most}");
+}
+
+#[test]
+fn messages_that_wait_for_storage_are_bounded_and_dropped_if_it_fails() {
+    let mut fleet = Fleet::new(3, SHARE);
+    fleet.run(5.0);
+    *fleet.hosts[1].memory.slow.borrow_mut() = true;
+    // Another epoch, which it is to promise.
+    fleet.hosts[0].node = None;
+    fleet.hosts[2].node = None;
+    fleet.start(0, "n0", ring(1), true);
+    fleet.start(2, "n2", ring(1), true);
+    fleet.run(30.0);
+    let waiting = fleet.hosts[1].node.as_ref().unwrap().groups[0].group.waiting_messages();
+    assert!((1..=64).contains(&waiting), "{waiting}");
+    *fleet.hosts[1].memory.full.borrow_mut() = true;
+    fleet.run(1.0);
+    let waiting = fleet.hosts[1].node.as_ref().unwrap().groups[0].group.waiting_messages();
+    assert_eq!(waiting, 0);
+    *fleet.hosts[1].memory.full.borrow_mut() = false;
+    *fleet.hosts[1].memory.slow.borrow_mut() = false;
+    fleet.run(6.0);
+    assert_rates(&fleet, &[3.33, 3.33, 3.33]);
+}
