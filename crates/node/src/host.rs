@@ -217,7 +217,7 @@ impl LockedHost {
         let store = &self.host.store;
         for Waiting { name, .. } in store.waiting() {
             if prune || spec.limits.iter().any(|limit| limit.name == name) {
-                store.forget(&self.lock, &name)?;
+                store.wait_no_more(&self.lock, &name)?;
             }
         }
         waiting.iter().try_for_each(|Waits { name, scope, .. }| {
@@ -230,7 +230,7 @@ impl LockedHost {
     /// # Errors
     /// [`StoreError`].
     pub fn forget_waiting(&mut self, name: &str) -> Result<bool, StoreError> {
-        self.host.store.forget(&self.lock, name)
+        self.host.store.wait_no_more(&self.lock, name)
     }
 }
 
