@@ -683,7 +683,7 @@ impl Store {
         let done = self.take_off(&gone);
         lock.journal.end();
         // One that waited before it was put on does not wait again.
-        let _ = self.forget(lock, name);
+        let _ = self.wait_no_more(lock, name);
         done
     }
 

@@ -60,7 +60,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Io`].
     pub fn wait(&self, lock: &StoreLock, waiting: &Waiting) -> Result<(), StoreError> {
-        self.forget(lock, &waiting.name)?;
+        self.wait_no_more(lock, &waiting.name)?;
         let Waiting { name, scope } = waiting;
         symlink(format!("{}:{}", scope.kind(), scope.name()).as_ref(), &self.mark_of(name))
     }
@@ -69,7 +69,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn forget(&self, _lock: &StoreLock, name: &str) -> Result<bool, StoreError> {
+    pub fn wait_no_more(&self, _lock: &StoreLock, name: &str) -> Result<bool, StoreError> {
         let mark = self.mark_of(name);
         match fs::remove_file(&mark) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),

@@ -106,7 +106,7 @@ fn root_a_change_leaves_a_lent_rate_its_end() {
                         "{scheme}"
                     );
                 }
-                store.remove(&lock, hierarchy, "a").unwrap();
+                store.remove(&lock, "a").unwrap();
             }
         })
         .unwrap();
