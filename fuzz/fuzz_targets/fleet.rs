@@ -11,7 +11,7 @@ use tidegate_core::{
         MemberId,
         level::Want,
         message::{Account, Answer, Ask, Body, Epoch, MESSAGE_MAX, Message, Promise, Propose},
-        share::{Keeper, Share, ShareOptions},
+        share::{Keeper, Kept, Share, ShareOptions},
     },
 };
 
@@ -135,7 +135,7 @@ fuzz_target!(|case: Case| {
         }
         assert!(share.grant().at(now) <= LIMIT);
         while share.poll_event().is_some() {}
-        while let Some(transmit) = share.poll_transmit() {
+        while let Some(transmit) = share.poll_transmit(Kept::ALL) {
             let mut bytes = Vec::new();
             transmit.message.encode(&mut bytes);
             assert!(bytes.len() <= MESSAGE_MAX);

@@ -13,7 +13,7 @@ use tidegate_core::{
         MemberId,
         level::Want,
         message::Message,
-        share::{Event, Grant, Saved, Share, ShareOptions},
+        share::{Event, Grant, Kept, Saved, Share, ShareOptions},
     },
 };
 
@@ -24,10 +24,10 @@ use crate::{
     random::Random,
 };
 
-/// What a datagram of the daemon adds to a message: IPv4 and UDP headers, 28 bytes, its own header, 22, a
-/// tag, 16, and the head of a frame, 2; less the sender, 10, which the header says; and 6 since members'
+/// What a datagram of the daemon adds to a message: IPv4 and UDP headers, 28 bytes, its own header, 26, a
+/// tag, 16, and the head of a frame, 3; less the sender, 10, which the header says; and 6 since members'
 /// numbers there are not small.
-pub const DATAGRAM_BYTES: u64 = 64;
+pub const DATAGRAM_BYTES: u64 = 69;
 
 /// A fleet.
 #[derive(Debug, Clone)]
@@ -312,7 +312,7 @@ impl Fleet {
         self.add_up(host);
         let Some(share) = &mut self.hosts[host].share else { return };
         let mut out = Vec::new();
-        while let Some(transmit) = share.poll_transmit() {
+        while let Some(transmit) = share.poll_transmit(Kept::ALL) {
             out.push(transmit);
         }
         let deadline = share.next_deadline();

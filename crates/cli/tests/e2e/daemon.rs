@@ -305,6 +305,40 @@ fn root_daemons_share_a_limit_and_outlive_what_happens() {
     assert!(bed.sum() <= LIMIT);
 }
 
+/// The idle limit was told a rate that its gate refuses, and the daemon then said nothing any more.
+#[test]
+fn root_a_host_with_a_busy_and_an_idle_limit_has_its_part() {
+    need_root!();
+    let bed = Bed::new();
+    let [h0, h1, _] = &bed.hosts[..] else { unreachable!() };
+    let idle = h1.place.child("idle");
+    h1.change("members = [\"work\"]", "members = [\"work\", \"idle\"]");
+    let scope = format!("scope = {{ cgroup = \"{}\" }}", idle.path());
+    let limit = format!("[[limit]]\nname = \"idle\"\n{scope}\negress = \"100mbit\"\n\n[[group]]");
+    h1.change("[[group]]", &limit);
+    bed.hosts.iter().for_each(|host| drop(host.apply()));
+    let daemons: Vec<_> = bed.hosts.iter().map(Host::start).collect();
+    bed.wait_for_all("sharing");
+    let drain = sink(h0.netns.as_ref().unwrap(), "10.97.0.1:5402");
+    let mut sender = h1.place.inside(&h1.place.group, "nsenter");
+    sender.arg(format!("--net=/run/netns/{}", h1.netns.as_ref().unwrap().name()));
+    traffic::sender(&mut sender, "stream 10.97.0.1:5402 20000");
+    let sender = Guard(sender.spawn().unwrap());
+    let rate = |limit: &str| {
+        let status = h1.status();
+        let limits = status["limits"].as_array().unwrap();
+        let is = limits.iter().find(|is| is["name"] == limit).unwrap();
+        is["egress"]["rate_bit_s"].as_u64().unwrap()
+    };
+    wait_for("most of the limit where the traffic is", || {
+        (rate("work") > LIMIT * 8 / 10).then_some(())
+    });
+    assert!(rate("idle") >= 8_000 && rate("idle") < LIMIT / 10, "{}", rate("idle"));
+    assert!(!daemons[1].said().contains("limit `idle`"), "{}", daemons[1].said());
+    drop(sender);
+    drain.join().unwrap();
+}
+
 #[test]
 fn root_a_daemon_reads_its_file_again() {
     need_root!();

@@ -6,7 +6,8 @@
 //!
 //! A level is the rate of one flow that takes all it gets, the same at every member: the fixed point of
 //! FPS in one step. What nobody wants is spread as the flows are, for who wants it next. Each member has
-//! [`LEAST_PER_MILLE`] of an equal part whatever it wants, so that a first packet passes.
+//! [`LEAST_PER_MILLE`] of an equal part whatever it wants, so that a first packet passes, and the caller's
+//! least if that is more: where a target becomes the rate of a gate, the least that every gate takes.
 //!
 //! O(n log n); the targets never add up to more than the capacity.
 
@@ -27,14 +28,25 @@ pub struct Want {
 /// No member counts as having fewer flows.
 const FLOWS_LEAST: f64 = 1e-3;
 
-/// Writes what each of `wants` should have of `capacity_bit_s` to `targets`.
-pub fn fill(capacity_bit_s: u64, wants: &[Want], targets: &mut Vec<u64>) {
+/// What there is to divide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// All of it, in bit/s.
+    pub bit_s: u64,
+    /// No target is below this, in bit/s, unless an equal part is.
+    pub least_bit_s: u64,
+}
+
+/// Writes what each of `wants` should have of `capacity` to `targets`.
+pub fn fill(capacity: Capacity, wants: &[Want], targets: &mut Vec<u64>) {
     targets.clear();
     let members = wants.len() as u64;
     if members == 0 {
         return;
     }
-    let least = capacity_bit_s / members * LEAST_PER_MILLE / 1_000;
+    let Capacity { bit_s: capacity_bit_s, least_bit_s } = capacity;
+    let equal = capacity_bit_s / members;
+    let least = (equal * LEAST_PER_MILLE / 1_000).max(least_bit_s).min(equal);
     let flows = |want: &Want| f64::from(want.flows.max(0.0)).max(FLOWS_LEAST);
     let demand = |want: &Want| want.demand_bit_s.saturating_sub(least);
     // Who needs the lowest level to have all it wants comes first.
@@ -70,8 +82,22 @@ mod tests {
         let wants: Vec<_> =
             wants.iter().map(|&(flows, demand_bit_s)| Want { flows, demand_bit_s }).collect();
         let mut targets = vec![];
-        fill(capacity, &wants, &mut targets);
+        fill(Capacity { bit_s: capacity, least_bit_s: 0 }, &wants, &mut targets);
         targets
+    }
+
+    #[test]
+    fn nobody_has_less_than_the_least() {
+        let wants = [Want::default(), Want { flows: 9.0, demand_bit_s: u64::MAX }];
+        let targets = |bit_s| {
+            let mut targets = vec![];
+            fill(Capacity { bit_s, least_bit_s: 8_000 }, &wants, &mut targets);
+            targets
+        };
+        let [idle, busy] = targets(625_000)[..] else { unreachable!() };
+        assert!((8_000..8_100).contains(&idle) && busy > 616_000, "{idle} {busy}");
+        // Below twice the least there is an equal part for each.
+        assert_eq!(targets(10_000), [5_000, 5_000]);
     }
 
     #[test]

@@ -32,9 +32,10 @@
 //! auditor, O(members log members) for it in each interval.
 //!
 //! After every call a caller must (1) store what [`Event::Store`] says, (2) apply [`Share::grant`], with its
-//! end, and only then (3) send all that [`Share::poll_transmit`] gives. The gate itself must fall to the
-//! floor at the grant's end, so that a process that stands still does not exceed it. The clock must also
-//! count while the host sleeps.
+//! end, and only then (3) send all that [`Share::poll_transmit`] gives. If (1) or (2) failed it says so
+//! ([`Kept`]), and the messages promise and give nothing that relies on it: the member goes on as one that
+//! has promised or given nothing since. The gate itself must fall to the floor at the grant's end, so that a
+//! process that stands still does not exceed it. The clock must also count while the host sleeps.
 
 use alloc::{
     collections::{BTreeMap, VecDeque},
@@ -62,6 +63,8 @@ pub use keeper::{Keeper, Saved};
 pub const MEMBERS_MAX: u32 = 65_536;
 /// No lease is longer, and nobody is waited for longer.
 pub const TIME_MAX: Nanos = Nanos(3_600_000_000_000);
+/// So many messages wait for a promise to be stored; beyond, the oldest are dropped.
+const WAITING_MAX: usize = 64;
 /// So many asks are remembered; an answer to an older one renews nothing.
 const ASKS_MAX: usize = 32;
 /// The clocks' error that is taken where a greater one is given: 10 %.
@@ -198,6 +201,20 @@ pub struct Transmit {
     pub message: Message,
 }
 
+/// What became of what a member asked its caller to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kept {
+    /// No gate passes more than [`Share::grant`] says.
+    pub grant: bool,
+    /// What the last [`Event::Store`] said is stored.
+    pub promise: bool,
+}
+
+impl Kept {
+    /// All was done.
+    pub const ALL: Kept = Kept { grant: true, promise: true };
+}
+
 /// What a member holds in an epoch.
 #[derive(Debug, Clone, Copy)]
 struct Holding {
@@ -205,6 +222,8 @@ struct Holding {
     held: u64,
     /// Totals with the auditor; both zero at the auditor itself.
     given: u64,
+    /// As much of `given` as a message has said.
+    told: u64,
     taken: u64,
 }
 
@@ -236,6 +255,8 @@ pub struct Share {
     seen: BTreeMap<MemberId, Nanos>,
     now: Nanos,
     outbox: VecDeque<Transmit>,
+    /// What relies on a promise that is not stored yet.
+    waiting: VecDeque<Transmit>,
     events: VecDeque<Event>,
 }
 
@@ -257,7 +278,7 @@ impl Share {
         let fresh = Freshness::new(options.keepers.len());
         Ok(Share {
             quorum,
-            holding: Holding { epoch: Epoch::NONE, held: 0, given: 0, taken: 0 },
+            holding: Holding { epoch: Epoch::NONE, held: 0, given: 0, told: 0, taken: 0 },
             fresh,
             until: Nanos(0),
             called: Epoch::NONE,
@@ -275,6 +296,7 @@ impl Share {
             seen: BTreeMap::new(),
             now,
             outbox: VecDeque::new(),
+            waiting: VecDeque::new(),
             events: VecDeque::new(),
             options,
         })
@@ -303,6 +325,12 @@ impl Share {
         self.audit.is_some()
     }
 
+    /// Asks as often as this from now on, but for less than half of a lease.
+    pub fn set_interval(&mut self, interval: Nanos) {
+        let most = self.options.lease.min(self.options.suspect).0 / 2;
+        self.options.interval = Nanos(interval.0.clamp(1, most.max(1)));
+    }
+
     /// Says what the flows here want. A demand that appears, or that is no longer met, is told at once.
     pub fn set_want(&mut self, now: Nanos, want: Want) {
         let woke = self.want.demand_bit_s == 0 && want.demand_bit_s > 0;
@@ -326,6 +354,13 @@ impl Share {
         self.due = self.due.min(now);
     }
 
+    /// As [`Share::leave`], of a member that another takes the place of on the same host: from now on that
+    /// one keeps what this one promised.
+    pub fn retire(&mut self, now: Nanos) {
+        self.leave(now);
+        (self.register, self.proposal, self.audit) = (None, None, None);
+    }
+
     /// When [`Share::on_timer`] is to be called.
     #[must_use]
     pub fn next_deadline(&self) -> Nanos {
@@ -334,9 +369,61 @@ impl Share {
         self.due.min(audit).min(proposal)
     }
 
-    /// A message to be sent, if there is one.
-    pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        self.outbox.pop_front()
+    /// A message to be sent, if there is one. What relies on a promise waits until that is stored. Of what
+    /// was given while a gate could not be lowered messages say nothing.
+    pub fn poll_transmit(&mut self, kept: Kept) -> Option<Transmit> {
+        loop {
+            let first = if kept.promise { self.waiting.pop_front() } else { None };
+            let mut transmit = first.or_else(|| self.outbox.pop_front())?;
+            let audits = self.audit.is_some();
+            let body = &mut transmit.message.body;
+            let promises = match body {
+                Body::Promise(promise) => !promise.poll,
+                Body::Propose(propose) => !propose.poll,
+                Body::Call(_) => true,
+                _ => false,
+            };
+            if promises && !kept.promise {
+                if self.waiting.len() >= WAITING_MAX {
+                    self.waiting.pop_front();
+                }
+                self.waiting.push_back(transmit);
+                continue;
+            }
+            match body {
+                Body::Ask(ask) => {
+                    if kept.grant {
+                        self.holding.told = self.holding.told.max(ask.given_bit_s);
+                    }
+                    let more = ask.given_bit_s.saturating_sub(self.holding.told);
+                    ask.given_bit_s -= more;
+                    if self.now < self.until {
+                        ask.held_bit_s = ask.held_bit_s.saturating_add(more);
+                    }
+                }
+                // Who audits does so by a promise of its own.
+                Body::Answer(answer) if audits && !kept.promise => answer.account = None,
+                Body::Answer(answer) => {
+                    if let Some(account) = &mut answer.account {
+                        account.given_bit_s =
+                            self.may_tell(transmit.to, account.given_bit_s, kept.grant);
+                    }
+                }
+                _ => {}
+            }
+            return Some(transmit);
+        }
+    }
+
+    /// How many messages wait for a promise to be stored.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Forgets them: the promise could not be stored. They are asked for again.
+    pub fn drop_waiting(&mut self) {
+        self.waiting.clear();
     }
 
     /// Something that happened, if anything did.
@@ -504,7 +591,7 @@ impl Share {
             // Called: what was held is held there from now on. A lease of an older epoch is one of a newer.
             let taken = account.given_bit_s;
             let held = taken.min(self.options.divided_bit_s());
-            self.holding = Holding { epoch, held, given: 0, taken };
+            self.holding = Holding { epoch, held, given: 0, told: 0, taken };
             self.events.push_back(Event::Entered(epoch));
             return;
         }

@@ -31,8 +31,9 @@ pub const API_SOCKET: &str = "/run/tidegate/daemon.sock";
 pub const GROUPS_MAX: usize = 64;
 /// The most static peers.
 pub const PEERS_MAX: usize = 256;
-/// No host's fixed part of a limit is smaller: below, not even handshakes pass.
-pub const LEAST_BIT_S: u64 = 8_000;
+/// No limit's fixed part of a group's rate is smaller, and no limit is ever given less: the least rate that
+/// every scheme takes.
+pub const LEAST_BIT_S: u64 = tidegate_core::virtual_queue::MIN_RATE_BIT_S;
 /// No interval is shorter.
 pub const INTERVAL_LEAST: Nanos = Nanos(20_000_000);
 /// How wrong the rate of a host's clock may be. NTP corrects by 500 millionths at most.
@@ -250,14 +251,18 @@ pub enum FleetError {
     Reserve(String),
     /// Nothing would be left for a host.
     #[error(
-        "each of {hosts} hosts would have {bit_s} bit/s for itself when it hears nobody, and below \
-         {LEAST_BIT_S} nothing can start: raise the rate{}, or lower hosts",
-        if *reserve { " or the reserve" } else { "" }
+        "each of {hosts} hosts would have {bit_s} bit/s for {} when it hears nobody, and below \
+         {LEAST_BIT_S} nothing can start: raise the rate{}, or lower hosts{}",
+        if *limits > 1 { "each of its limits" } else { "itself" },
+        if *reserve { " or the reserve" } else { "" },
+        if *limits > 1 { ", or name fewer members" } else { "" }
     )]
     Least {
         /// How many.
         hosts: u32,
-        /// What each would have.
+        /// Limits of this host in the group, at least 1.
+        limits: u64,
+        /// What each limit of a host would have.
         bit_s: u64,
         /// Whether that is a part of the reserve.
         reserve: bool,
@@ -415,10 +420,11 @@ impl GroupSpec {
         if !(INTERVAL_LEAST.0..=60_000_000_000).contains(&self.interval.0) {
             return Err(("interval", FleetError::Interval(self.interval)));
         }
-        if self.alone_bit_s() < LEAST_BIT_S {
+        let limits = self.members.len().max(1) as u64;
+        if self.alone_bit_s() / limits < LEAST_BIT_S {
             let reserve = self.algorithm == Algorithm::Share;
-            let (hosts, bit_s) = (self.hosts, self.alone_bit_s());
-            return Err(("rate", FleetError::Least { hosts, bit_s, reserve }));
+            let (hosts, bit_s) = (self.hosts, self.alone_bit_s() / limits);
+            return Err(("rate", FleetError::Least { hosts, limits, bit_s, reserve }));
         }
         match self.algorithm {
             Algorithm::Ctb if self.center.is_none() => Err(("center", FleetError::NoCenter)),

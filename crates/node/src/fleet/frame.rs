@@ -15,7 +15,10 @@ use tidegate_core::fleet::{
     message::{DecodeError, Message},
 };
 
-use super::config::{Algorithm, check_name};
+use super::{
+    config::{Algorithm, check_name},
+    seal::Life,
+};
 
 /// Length of a frame without its body.
 pub const HEAD_BYTES: usize = 3;
@@ -43,12 +46,14 @@ pub enum Frame {
     },
     /// Somebody of your name has a later life.
     Superseded {
-        /// Its session.
-        session: u64,
+        /// That life.
+        life: Life,
         /// Its address.
         addr: SocketAddr,
     },
-    /// A message of an algorithm, as it encodes itself, but for what the datagram says: whose it is.
+    /// A message of an algorithm, as it encodes itself, but for what the datagram says: whose it is. Before
+    /// it the number of the group among those that this life of the sender began: an incarnation is the
+    /// session and that.
     Message(Vec<u8>),
     /// Of the membership, as it encodes itself.
     Swim(Vec<u8>),
@@ -100,8 +105,26 @@ impl<'a> Reader<'a> {
         (1..0x80).contains(&high).then(|| usize::from(high) << 7 | usize::from(low & 0x7f))
     }
 
+    /// LEB128, in its shortest form.
+    fn number(&mut self) -> Option<u32> {
+        let mut number = 0u64;
+        for shift in [0, 7, 14, 21, 28] {
+            let byte = self.u8()?;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                let shortest = shift == 0 || byte > 0;
+                return u32::try_from(number).ok().filter(|_| shortest);
+            }
+        }
+        None
+    }
+
     fn u64(&mut self) -> Option<u64> {
         Some(u64::from_le_bytes(self.array()?))
+    }
+
+    fn life(&mut self) -> Option<Life> {
+        Some(Life { session: self.u64()?, salt: u32::from_le_bytes(self.array()?) })
     }
 
     fn name(&mut self) -> Option<String> {
@@ -119,6 +142,15 @@ impl<'a> Reader<'a> {
         };
         Some(SocketAddr::new(ip, u16::from_le_bytes(self.array()?)))
     }
+}
+
+/// LEB128.
+fn put_number(out: &mut Vec<u8>, mut number: u32) {
+    while number > 0x7f {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
 }
 
 fn put_name(out: &mut Vec<u8>, name: &str) {
@@ -146,14 +178,17 @@ pub(super) fn put_addr(out: &mut Vec<u8>, addr: SocketAddr) {
 const SENDER_AT: usize = 6;
 
 impl Frame {
-    /// A message of this sender's.
+    /// A message of this sender's, in this session of it.
     #[must_use]
-    pub fn of_message(message: &Message) -> Frame {
+    pub fn of_message(message: &Message, session: u64) -> Frame {
         let mut bytes = Vec::new();
         message.encode(&mut bytes);
         let number = bytes[SENDER_AT..].iter().take_while(|byte| *byte & 0x80 != 0).count() + 1;
         bytes.drain(SENDER_AT..SENDER_AT + number + 8);
-        Frame::Message(bytes)
+        let mut whole = Vec::with_capacity(bytes.len() + 1);
+        put_number(&mut whole, message.incarnation.saturating_sub(session) as u32);
+        whole.extend(bytes);
+        Frame::Message(whole)
     }
 
     /// A message, of whom the datagram is.
@@ -161,15 +196,12 @@ impl Frame {
     /// # Errors
     /// As [`Message::decode`] has it.
     pub fn to_message(bytes: &[u8], from: MemberId, session: u64) -> Result<Message, DecodeError> {
-        let (head, body) = bytes.split_at_checked(SENDER_AT).ok_or(DecodeError::Short)?;
+        let mut r = Reader(bytes);
+        let began = r.number().ok_or(DecodeError::Short)?;
+        let (head, body) = r.0.split_at_checked(SENDER_AT).ok_or(DecodeError::Short)?;
         let mut whole = head.to_vec();
-        let mut number = from.0;
-        while number > 0x7f {
-            whole.push(number as u8 | 0x80);
-            number >>= 7;
-        }
-        whole.push(number as u8);
-        whole.extend(session.to_le_bytes());
+        put_number(&mut whole, from.0);
+        whole.extend(session.saturating_add(began.into()).to_le_bytes());
         whole.extend(body);
         Message::decode(&whole)
     }
@@ -197,8 +229,9 @@ impl Frame {
                 out.extend(cookie.to_le_bytes());
                 put_name(out, name);
             }
-            Frame::Superseded { session, addr } => {
-                out.extend(session.to_le_bytes());
+            Frame::Superseded { life, addr } => {
+                out.extend(life.session.to_le_bytes());
+                out.extend(life.salt.to_le_bytes());
                 put_addr(out, *addr);
             }
             Frame::Message(bytes) | Frame::Swim(bytes) => out.extend(bytes),
@@ -234,7 +267,7 @@ impl Frame {
                 1 => Frame::Hello { name: body.name()? },
                 2 => Frame::Challenge(body.u64()?),
                 3 => Frame::Echo { cookie: body.u64()?, name: body.name()? },
-                4 => Frame::Superseded { session: body.u64()?, addr: body.addr()? },
+                4 => Frame::Superseded { life: body.life()?, addr: body.addr()? },
                 5 => Frame::Message(body.take(length)?.to_vec()),
                 6 => Frame::Swim(body.take(length)?.to_vec()),
                 7 => Frame::Report(reports(&mut body)?),
@@ -293,7 +326,10 @@ pub(super) mod tests {
             name.prop_map(|name| Frame::Hello { name }),
             any::<u64>().prop_map(Frame::Challenge),
             (any::<u64>(), name).prop_map(|(cookie, name)| Frame::Echo { cookie, name }),
-            (any::<u64>(), addr).prop_map(|(session, addr)| Frame::Superseded { session, addr }),
+            (any::<(u64, u32)>(), addr).prop_map(|((session, salt), addr)| Frame::Superseded {
+                life: Life { session, salt },
+                addr,
+            }),
             bytes().prop_map(Frame::Message),
             bytes().prop_map(Frame::Swim),
             prop::collection::vec(report, 0..=REPORTS_MAX).prop_map(Frame::Report),
@@ -332,13 +368,20 @@ pub(super) mod tests {
     #[test]
     fn a_message_comes_back_with_its_sender() {
         use tidegate_core::fleet::message::{Ask, Body};
-        for (id, incarnation) in [(0, 1), (127, 2), (128, 3), (u32::MAX, u64::MAX)] {
-            let (from, body) = (MemberId(id), Body::Ask(Ask::default()));
-            let message = Message { group: 7, from, incarnation, body };
-            let Frame::Message(bytes) = Frame::of_message(&message) else { unreachable!() };
-            assert_eq!(Frame::to_message(&bytes, from, incarnation), Ok(message));
+        let max = u64::from(u32::MAX);
+        for (id, began) in [(0, 0), (127, 1), (128, 127), (1 << 20, 128), (u32::MAX, max)] {
+            for session in [1, 1 << 60, u64::MAX - max] {
+                let (from, body) = (MemberId(id), Body::Ask(Ask::default()));
+                let message = Message { group: 7, from, incarnation: session + began, body };
+                let Frame::Message(bytes) = Frame::of_message(&message, session) else {
+                    unreachable!()
+                };
+                assert_eq!(Frame::to_message(&bytes, from, session), Ok(message));
+            }
         }
-        assert_eq!(Frame::to_message(&[1, 2], MemberId(1), 1), Err(DecodeError::Short));
+        for short in [&[1, 2][..], &[], &[0x80], &[0x80, 0], &[0xff; 9]] {
+            assert_eq!(Frame::to_message(short, MemberId(1), 1), Err(DecodeError::Short));
+        }
     }
 
     #[test]

@@ -11,7 +11,10 @@ use tidegate_core::{
     water_fill::{GREEDY_PERCENT, HEADROOM_PERCENT},
 };
 
-use super::gates::{Done, Gates, Lease, Place};
+use super::{
+    config::LEAST_BIT_S,
+    gates::{Done, Gates, Lease, Place},
+};
 
 /// Over which time the rates of flows are averaged: what a window of TCP does in a few round trips should not
 /// move capacity.
@@ -32,11 +35,15 @@ const HEARD_BITS: u64 = 4 * 1_514 * 8;
 const HEARD_MOST: Nanos = Nanos(5 * NANOS_PER_SEC);
 /// Others may change limits for so long before that is said: an `apply` of many takes its time.
 const BUSY_TOLD: Nanos = Nanos(10 * NANOS_PER_SEC);
-/// Where there is no rate at all, a bit a second: a limit cannot be set to none.
-pub(super) const LEAST_RATE: Rate = match Rate::from_bit_s(1) {
+/// The least rate that every scheme takes; a limit cannot be set to none.
+pub(super) const LEAST_RATE: Rate = match Rate::from_bit_s(LEAST_BIT_S) {
     Some(rate) => rate,
     None => unreachable!(),
 };
+/// A gate that refused a rate is asked again after this: each try may wait for a lock.
+const RETRY: Nanos = Nanos(500_000_000);
+/// ... and one that somebody else was changing after this.
+const RETRY_BUSY: Nanos = Nanos(50_000_000);
 
 /// One limit of the group.
 #[derive(Debug)]
@@ -49,7 +56,12 @@ pub(super) struct Gauge {
     flows: FlowRates,
     /// How many take all they get, where the gate counts them.
     count: Average,
+    /// The same where the gate says what a flow has. Both are of one sample: with a rate that was set since,
+    /// the count would follow the rate, and the rate the count.
+    told: Average,
     pub(super) flow_bit_s: f64,
+    /// The rate that was found.
+    found: Option<Rate>,
     /// When it last had all that its rate let through, or was slowed down.
     limited: Option<Nanos>,
     /// How long its flows needed then to hear of another rate.
@@ -60,6 +72,10 @@ pub(super) struct Gauge {
     lent: bool,
     /// The least rate since the last sample.
     least: Option<Rate>,
+    /// A rate that could not be set, and that may be in force all the same.
+    doubt: Option<Rate>,
+    /// When a gate that refused is asked again.
+    retry: Option<Nanos>,
     pub(super) gone: bool,
     /// Nothing is dropped at random any more.
     pub(super) drops_none: bool,
@@ -80,13 +96,17 @@ impl Gauge {
             demand: Average::new(TAU),
             flows: FlowRates::new(now, FLOW_TAU),
             count: Average::new(COUNT_TAU),
+            told: Average::new(COUNT_TAU),
             flow_bit_s: 0.0,
+            found: None,
             limited: None,
             hears: Nanos(0),
             applied: None,
             lease: None,
             lent: false,
             least: None,
+            doubt: None,
+            retry: None,
             gone: false,
             drops_none: false,
             dropping: None,
@@ -101,6 +121,7 @@ impl Gauge {
             Ok(Some(sample)) => sample,
             Ok(None) => {
                 (self.gone, self.applied, self.lease, self.error) = (true, None, None, None);
+                (self.doubt, self.retry) = (None, None);
                 self.drops_none = false;
                 self.demand.clear();
                 return 0;
@@ -113,10 +134,14 @@ impl Gauge {
         if self.gone {
             (self.gone, self.measured) = (false, None);
         }
-        self.error = None;
+        if self.retry.is_none() {
+            self.error = None;
+        }
+        self.doubt = None;
         // Somebody else may have set it meanwhile, or have put the limit on anew.
         self.dropping = None;
         self.applied = Rate::from_bit_s(sample.rate_bit_s);
+        self.found = self.applied;
         self.lease = self.lease.filter(|lease| sample.until == Some(lease.until));
         self.lent = sample.until.is_some();
         let least = std::mem::replace(&mut self.least, self.applied).min(self.applied);
@@ -139,6 +164,10 @@ impl Gauge {
         match sample.census.and_then(|sums| sums.flows()) {
             Some(flows) => drop(self.count.add(flows, elapsed)),
             None => self.count.clear(),
+        }
+        match sample.flow_bit_s.filter(|bit_s| *bit_s > 0) {
+            Some(flow) => drop(self.told.add((bit_s / flow as f64).max(1.0), elapsed)),
+            None => self.told.clear(),
         }
         let rate = sample.rate_bit_s as f64;
         let used = if self.is_limited(now) { rate } else { self.demand.value().min(rate) };
@@ -170,11 +199,13 @@ impl Gauge {
         }
         let rate = self.applied.map_or(f64::MAX, |rate| rate.bit_s() as f64);
         let greedy = self.is_limited(now) || demand * 100.0 >= rate * GREEDY_PERCENT as f64;
+        let found = self.found.map_or(f64::MAX, |rate| rate.bit_s() as f64);
         // A flow that has just come has no rate from which more could be told.
         let flow = self.flow_bit_s;
         let flows = match self.count.value() {
             count if count > 0.0 => count.max(1.0),
-            _ if flow > 0.0 => (demand.min(rate) / flow).max(1.0),
+            _ if self.told.value() > 0.0 => self.told.value(),
+            _ if flow > 0.0 => (demand.min(found) / flow).max(1.0),
             _ => 1.0,
         };
         let demand_bit_s = if greedy {
@@ -185,10 +216,35 @@ impl Gauge {
         Want { flows: flows as f32, demand_bit_s }
     }
 
-    /// Whether the gate has this rate for about so long: an end that is a little early does no harm.
+    /// Whether the gate can be asked to change its rate now.
+    pub(super) fn is_open(&self, now: Nanos) -> bool {
+        !self.gone && self.retry.is_none_or(|at| now >= at)
+    }
+
+    /// What the gate passes at most before `until`, in bit/s: what was set, what it falls back to if that
+    /// may be sooner, and what may be in force though it could not be set. A gate that is gone comes back
+    /// with `then`; one that was never read has as much as the file lets it have.
+    pub(super) fn claim_bit_s(&self, now: Nanos, until: Option<Nanos>, then: Rate) -> u64 {
+        if self.gone {
+            return then.bit_s();
+        }
+        let rate = self.applied.unwrap_or(self.ceiling);
+        let rate = match self.lease {
+            Some(lease) if lease.until <= now => lease.then,
+            Some(lease) if until.is_none_or(|until| lease.until < until) => rate.max(lease.then),
+            Some(_) => rate,
+            None if self.lent => rate.max(then),
+            None => rate,
+        };
+        self.doubt.map_or(rate, |doubt| rate.max(doubt)).bit_s()
+    }
+
+    /// Whether the gate has this rate for about so long: an end that is a little early does no harm. Where
+    /// it rises at the end, as an idle limit does, one that is late does none.
     fn has(&self, now: Nanos, rate: Rate, lease: Option<Lease>) -> bool {
         let lent = match (self.lease, lease) {
             (None, None) => !self.lent,
+            (Some(is), Some(to)) if rate < to.then => is.then == to.then && is.until >= to.until,
             (Some(is), Some(to)) => {
                 let (early, left) =
                     (to.until.0.checked_sub(is.until.0), to.until.0.saturating_sub(now.0));
@@ -196,10 +252,10 @@ impl Gauge {
             }
             _ => false,
         };
-        lent && self.applied == Some(rate)
+        lent && self.applied == Some(rate) && self.doubt.is_none()
     }
 
-    /// Sets the rate; false if that failed.
+    /// Sets the rate. False if the gate has another: it refused, or is gone.
     pub(super) fn apply<G: Gates>(
         &mut self,
         now: Nanos,
@@ -210,22 +266,31 @@ impl Gauge {
         if self.has(now, rate, lease) {
             return true;
         }
+        // A limit that rises when its lease ends does so after those that fall.
+        let lease = lease.map(|lease| match rate < lease.then {
+            true => {
+                let later = lease.until.0.saturating_sub(now.0) / LEASE_PARTS;
+                Lease { until: Nanos(lease.until.0.saturating_add(later)), ..lease }
+            }
+            false => lease,
+        });
         let done = gates.set_rate(&self.place, rate, lease);
         if !matches!(done, Ok(Done::Busy)) {
             self.busy = None;
         }
-        match done {
+        let refused = match done {
             Ok(Done::Set) => {
                 (self.applied, self.gone, self.error) = (Some(rate), false, None);
                 (self.lease, self.lent) = (lease, lease.is_some());
+                (self.doubt, self.retry) = (None, None);
                 self.least = self.least.min(self.applied);
-                true
+                return true;
             }
             Ok(Done::Gone) => {
                 (self.applied, self.lease, self.gone) = (None, None, true);
-                true
+                (self.doubt, self.retry) = (None, None);
+                return false;
             }
-            Ok(Done::Cannot) => true,
             Ok(Done::Busy) => {
                 let since = *self.busy.get_or_insert(now);
                 if now.0.saturating_sub(since.0) >= BUSY_TOLD.0 {
@@ -233,13 +298,17 @@ impl Gauge {
                     self.error =
                         Some(format!("another tidegate has been changing limits for {s} s"));
                 }
-                false
+                self.retry = Some(Nanos(now.0.saturating_add(RETRY_BUSY.0)));
+                return false;
             }
-            Err(e) => {
-                self.error = Some(e.to_string());
-                false
-            }
-        }
+            Ok(Done::Cannot) => "its rate cannot be set".to_owned(),
+            Err(e) => e.to_string(),
+        };
+        let most = lease.map_or(rate, |lease| rate.max(lease.then));
+        self.doubt = self.doubt.max(Some(most));
+        self.retry = Some(Nanos(now.0.saturating_add(RETRY.0)));
+        self.error = Some(refused);
+        false
     }
 }
 

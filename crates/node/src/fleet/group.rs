@@ -13,7 +13,7 @@
 //! it, and when it hears none has an equal part of as many hosts as there may be. Either way the parts of all
 //! never add up to more than the limit.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 
 use tidegate_core::{
     Nanos, Rate,
@@ -23,29 +23,30 @@ use tidegate_core::{
         average::TAU,
         fps::{Fps, FpsInput, FpsOptions},
         grd::Grd,
-        level::{self, Want},
+        level::Want,
         message::{Body, Message},
-        share::{Event, Saved, Share},
+        share::{Event, Kept, Saved, Share},
     },
     units::NANOS_PER_SEC,
 };
 
 use super::{
     config::{Algorithm, FleetSpec, GroupSpec, LEAST_BIT_S, member_id},
-    gates::{Done, Gates, Lease, Place},
-    gauge::{Gauge, LEAST_RATE, LIMITED_FROM},
+    gates::{Gates, Place},
+    gauge::{Gauge, LIMITED_FROM},
     storage::{Storage, Stored},
 };
 
+mod apply;
+
 /// Who has left a group says so in so many of its intervals.
 const QUIT_ROUNDS: u32 = 4;
+/// What could not be stored is tried again after this: a full disk may be slow to say so.
+const SAVE_AGAIN: Nanos = Nanos(NANOS_PER_SEC / 2);
 /// What others told counts for so many intervals at least.
 const FRESH_INTERVALS: u64 = 10;
 /// ... and for so long.
 const FRESH_LEAST: Nanos = Nanos(3 * NANOS_PER_SEC);
-
-/// Messages that wait for a promise to be stored; beyond, the oldest are dropped.
-const HELD_MAX: usize = 64;
 
 /// How a group stands at this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -84,8 +85,8 @@ pub struct GroupOptions<'a> {
     pub fleet: &'a FleetSpec,
     /// This node's name.
     pub node: &'a str,
-    /// Which life of it.
-    pub session: u64,
+    /// Which life of the group there: greater than any before.
+    pub incarnation: u64,
 }
 
 /// A group at one host. See the [module](self).
@@ -95,7 +96,7 @@ pub struct Group {
     ceilings: Vec<Rate>,
     number: u32,
     own: MemberId,
-    session: u64,
+    incarnation: u64,
     gauges: Vec<Gauge>,
     control: Control,
     vector: Vector,
@@ -107,8 +108,8 @@ pub struct Group {
     /// What the limits had at the start, in all.
     found_bit_s: u64,
     unsaved: Option<Saved>,
-    /// Messages that may only be sent once `unsaved` is stored.
-    held: VecDeque<(MemberId, Message)>,
+    unsaved_why: Option<String>,
+    save_due: Nanos,
     left: bool,
     /// Rounds in which others are still to be told that it has left.
     quits: Option<u32>,
@@ -144,7 +145,7 @@ impl Group {
         options: &GroupOptions<'_>,
         saved: Option<Saved>,
     ) -> Result<Group, super::config::FleetError> {
-        let GroupOptions { spec, ceilings, fleet, node, session } = options;
+        let GroupOptions { spec, ceilings, fleet, node, incarnation } = options;
         let gauge = |(limit, ceiling): (&String, &Rate)| {
             let place = Place { limit: limit.clone(), direction: spec.direction.into() };
             Gauge::new(now, place, *ceiling)
@@ -158,7 +159,7 @@ impl Group {
                 Control::Fps(Fps::new(now, options, spec.alone_bit_s() as f64))
             }
             Algorithm::Share => {
-                let options = spec.share_options(fleet, node, *session);
+                let options = spec.share_options(fleet, node, *incarnation);
                 Control::Share(Box::new(Share::new(now, options, saved)?))
             }
         };
@@ -166,11 +167,11 @@ impl Group {
         Ok(Group {
             number: spec.number(fleet),
             own,
-            session: *session,
+            incarnation: *incarnation,
             gauges: spec.members.iter().zip(*ceilings).map(gauge).collect(),
             ceilings: ceilings.to_vec(),
             control,
-            vector: Vector::new(own, *session, now),
+            vector: Vector::new(own, *incarnation, now),
             due: now,
             started: now,
             heard_any: false,
@@ -178,7 +179,8 @@ impl Group {
             cannot_drop: false,
             found_bit_s: 0,
             unsaved: None,
-            held: VecDeque::new(),
+            unsaved_why: None,
+            save_due: now,
             left: false,
             quits: None,
             drop_probability: 0.0,
@@ -190,14 +192,6 @@ impl Group {
     #[must_use]
     pub fn spec(&self) -> &GroupSpec {
         &self.spec
-    }
-
-    /// Whether it is what these options would make.
-    #[must_use]
-    pub fn is_as(&self, options: &GroupOptions<'_>) -> bool {
-        let spec = GroupSpec { line: self.spec.line, ..options.spec.clone() };
-        let number = options.spec.number(options.fleet);
-        self.spec == spec && self.ceilings == options.ceilings && self.number == number
     }
 
     /// Its number on the wire.
@@ -281,11 +275,16 @@ impl Group {
             Control::Ctb | Control::Grd => self.limit_or_rate(now),
             Control::Gtb => {
                 let others = self.vector.others(now, self.fresh());
-                (self.limit_bit_s(now)).saturating_sub(others as u64).max(LEAST_BIT_S)
+                (self.limit_bit_s(now)).saturating_sub(others as u64).max(self.least_bit_s())
             }
-            Control::Fps(fps) => (fps.rate_bit_s() as u64).max(LEAST_BIT_S),
+            Control::Fps(fps) => (fps.rate_bit_s() as u64).max(self.least_bit_s()),
             Control::Share(share) => share.grant().at(now),
         }
+    }
+
+    /// What its limits cannot do without, in bit/s.
+    fn least_bit_s(&self) -> u64 {
+        LEAST_BIT_S * self.gauges.len().max(1) as u64
     }
 
     /// Until when others keep free what the host has, if they count on it that it falls back then: a gate
@@ -414,76 +413,10 @@ impl Group {
         if squares > 0.0 { cubes / squares } else { 0.0 }
     }
 
-    /// Puts the rates in force that follow from what is known now. False if a limit could not be set: nothing
-    /// may be told then that relies on it.
-    pub fn apply<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> bool {
-        let looked = self.gauges.iter().any(|gauge| gauge.measured.is_some() || gauge.gone);
-        if !looked && !self.stood_back && !matches!(self.control, Control::Share(_)) {
-            // What is pinned is not known yet, and stays.
-            return true;
-        }
-        let part = self.part_bit_s(now);
-        let standing = self.standing(now);
-        let wants: Vec<_> = self
-            .gauges
-            .iter()
-            .map(|gauge| {
-                let want = gauge.want(now);
-                let demand_bit_s = want.demand_bit_s.min(gauge.ceiling.bit_s());
-                Want { demand_bit_s, ..want }
-            })
-            .collect();
-        let mut targets = Vec::new();
-        level::fill(part, &wants, &mut targets);
-        let mut rates: Vec<_> = targets
-            .iter()
-            .zip(&self.gauges)
-            .enumerate()
-            .map(|(i, (target, gauge))| {
-                let rate = Rate::from_bit_s(*target).unwrap_or(LEAST_RATE);
-                (i, rate.min(gauge.ceiling))
-            })
-            .collect();
-        // What is lowered first, so that the sum is never above the part.
-        rates.sort_by_key(|(i, rate)| Some(*rate) > self.gauges[*i].applied);
-        let mut good = true;
-        let until = self.until(now, standing);
-        let alone = self.spec.alone_bit_s() / self.gauges.len().max(1) as u64;
-        for (i, rate) in rates {
-            let then = Rate::from_bit_s(alone.max(LEAST_BIT_S))
-                .unwrap_or(LEAST_RATE)
-                .min(self.gauges[i].ceiling);
-            let lease = until.map(|until| Lease { until, then });
-            good &= self.gauges[i].apply(now, gates, rate, lease);
-        }
-        let is_grd = matches!(self.control, Control::Grd);
-        let drops = is_grd && standing == Standing::Sharing;
-        let probability = if drops { self.drop_probability } else { 0.0 };
-        self.cannot_drop = false;
-        // Of another algorithm once: what an earlier one has left must not stay.
-        for gauge in self.gauges.iter_mut().filter(|gauge| is_grd || !gauge.drops_none) {
-            if gauge.dropping == Some(probability) {
-                continue;
-            }
-            match gates.set_drop(&gauge.place, probability) {
-                Ok(Done::Cannot) => (self.cannot_drop, gauge.drops_none) = (is_grd, true),
-                Ok(Done::Set) => {
-                    (gauge.drops_none, gauge.dropping) = (!drops, Some(probability));
-                }
-                Ok(Done::Gone | Done::Busy) => {}
-                Err(e) => gauge.error = Some(e.to_string()),
-            }
-        }
-        if self.cannot_drop && standing != Standing::CannotDrop {
-            return self.apply(now, gates) && good;
-        }
-        good
-    }
-
     /// A message for a peer, if this group gossips.
     pub fn news(&mut self) -> Option<Message> {
         let body = Body::Values(self.vector.news());
-        let (group, from, incarnation) = (self.number, self.own, self.session);
+        let (group, from, incarnation) = (self.number, self.own, self.incarnation);
         self.gossips().then_some(Message { group, from, incarnation, body })
     }
 
@@ -503,9 +436,9 @@ impl Group {
         }
     }
 
-    /// What `share` has to say, after what it promised is stored and its grant is in force. Messages wait
-    /// while a promise is being stored. If storing or a gate failed they are dropped: a message that is lost
-    /// does no harm. The second is why storing failed.
+    /// What `share` has to say, after what it promised is stored and its grant is in force. What relies on a
+    /// promise waits while that is being stored, and is dropped if storing failed; of what was given while a
+    /// gate refuses nothing is said. The rest goes out. The second is why storing failed.
     pub fn outbox<G: Gates, S: Storage>(
         &mut self,
         now: Nanos,
@@ -514,40 +447,48 @@ impl Group {
     ) -> (Vec<(MemberId, Message)>, Option<String>) {
         let mut failed = None;
         if let Control::Share(share) = &mut self.control {
+            let mut news = false;
             while let Some(event) = share.poll_event() {
                 match event {
-                    Event::Store(saved) => self.unsaved = Some(saved),
+                    Event::Store(saved) => (self.unsaved, news) = (Some(saved), true),
                     Event::Entered(_) => self.heard_any = true,
                     Event::Left => self.left = true,
                 }
             }
-            if let Some(saved) = self.unsaved {
+            if let Some(saved) = self.unsaved.filter(|_| news || now >= self.save_due) {
                 match storage.save(&self.spec.name, saved) {
-                    Ok(Stored::Durably) => self.unsaved = None,
-                    Ok(Stored::Pending) => {}
-                    Err(e) => failed = Some(e.to_string()),
+                    Ok(Stored::Durably) => (self.unsaved, self.unsaved_why) = (None, None),
+                    Ok(Stored::Pending) => self.unsaved_why = None,
+                    Err(e) => {
+                        self.save_due = Nanos(now.0.saturating_add(SAVE_AGAIN.0));
+                        self.unsaved_why = Some(e.to_string());
+                    }
                 }
             }
+            failed.clone_from(&self.unsaved_why);
         }
-        let good = self.apply(now, gates) && failed.is_none();
+        let kept = Kept { grant: self.apply(now, gates), promise: self.unsaved.is_none() };
         let Control::Share(share) = &mut self.control else { return (Vec::new(), failed) };
-        while let Some(transmit) = share.poll_transmit() {
-            self.held.push_back((transmit.to, transmit.message));
+        let mut out = Vec::new();
+        while let Some(transmit) = share.poll_transmit(kept) {
+            out.push((transmit.to, transmit.message));
         }
-        if !good || self.stood_back {
-            self.held.clear();
+        if failed.is_some() {
+            share.drop_waiting();
         }
-        if self.unsaved.is_some() {
-            self.held.drain(..self.held.len().saturating_sub(HELD_MAX));
-            return (Vec::new(), failed);
+        if self.stood_back {
+            out.clear();
         }
-        (self.held.drain(..).collect(), failed)
+        (out, failed)
     }
 
     /// Messages that wait until a promise is stored.
     #[cfg(test)]
     pub(super) fn waiting_messages(&self) -> usize {
-        self.held.len()
+        match &self.control {
+            Control::Share(share) => share.waiting(),
+            _ => 0,
+        }
     }
 
     /// Another node has this one's name.
@@ -564,24 +505,54 @@ impl Group {
         }
     }
 
+    /// Takes a spec of the same number: other limits of this host, or other times. What is held stays. True
+    /// if something changed. A limit that is taken out is treated as by [`Group::quit`].
+    pub fn change<G: Gates>(
+        &mut self,
+        now: Nanos,
+        gates: &mut G,
+        spec: &GroupSpec,
+        ceilings: &[Rate],
+        keeps: impl Fn(&Place) -> bool,
+    ) -> bool {
+        let same = GroupSpec { line: self.spec.line, ..spec.clone() } == self.spec;
+        if same && self.ceilings == ceilings {
+            self.spec.line = spec.line;
+            return false;
+        }
+        let mut old = std::mem::take(&mut self.gauges);
+        let count = old.len();
+        for (limit, ceiling) in spec.members.iter().zip(ceilings) {
+            let place = Place { limit: limit.clone(), direction: spec.direction.into() };
+            let known = old.iter().position(|gauge| gauge.place == place);
+            let mut gauge = match known {
+                Some(at) => old.swap_remove(at),
+                None => Gauge::new(now, place, *ceiling),
+            };
+            gauge.ceiling = *ceiling;
+            self.gauges.push(gauge);
+        }
+        old.iter().for_each(|gauge| apply::release(now, gates, &self.spec, count, gauge, &keeps));
+        if let Control::Share(share) = &mut self.control {
+            share.set_interval(spec.interval);
+        }
+        (self.spec, self.ceilings) = (spec.clone(), ceilings.to_vec());
+        self.due = now;
+        true
+    }
+
     /// As [`Group::leave`], of a host that is in the group no more: its limits are another's from now on, and
     /// nobody need keep anything for it. A limit that `keeps` names no other group for, and that still has
     /// what this one gave it, falls to what is the host's own in any case.
     pub fn quit<G: Gates>(&mut self, now: Nanos, gates: &mut G, keeps: impl Fn(&Place) -> bool) {
-        let alone = self.spec.alone_bit_s() / self.gauges.len().max(1) as u64;
-        for gauge in std::mem::take(&mut self.gauges) {
-            // What fails here the next group, or who takes the limit off, does again.
-            let _ = gates.leave(&gauge.place);
-            let is = gates.measure(now, &gauge.place).ok().flatten();
-            let ours = is.is_some_and(|is| Rate::from_bit_s(is.rate_bit_s) == gauge.applied);
-            if ours && !keeps(&gauge.place) {
-                let rate = Rate::from_bit_s(alone.max(LEAST_BIT_S)).unwrap_or(LEAST_RATE);
-                let rate = rate.min(gauge.ceiling);
-                let _ = gates.set_rate(&gauge.place, rate, None);
-                let _ = gates.leave(&gauge.place);
-            }
+        let gauges = std::mem::take(&mut self.gauges);
+        for gauge in &gauges {
+            apply::release(now, gates, &self.spec, gauges.len(), gauge, &keeps);
         }
-        self.leave(now);
+        match &mut self.control {
+            Control::Share(share) if !self.stood_back => share.retire(now),
+            _ => self.left = true,
+        }
         if self.gossips() {
             (self.quits, self.left) = (Some(QUIT_ROUNDS), false);
             self.due = now;

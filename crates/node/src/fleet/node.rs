@@ -21,15 +21,18 @@ use super::{
     gates::{Gates, Place, Way},
     group::{Group, GroupOptions, Standing},
     keys::KeyRing,
-    membership::{Change, Contact, Membership, MembershipError, Swim},
-    seal::{CAUSES, Cause, DATAGRAM_MAX, Drops, Opened, PAYLOAD_MAX, Sealer, open},
-    session::{Accept, PEERS_MAX, Sessions},
+    membership::{Change, Contact, Membership, Swim},
+    seal::{CAUSES, DATAGRAM_MAX, Drops, Life, PAYLOAD_MAX, Sealer},
+    session::Sessions,
     status::Traffic,
     storage::{Storage, StorageError},
     told::Told,
 };
 
+mod receive;
 mod show;
+
+use receive::{Foreign, Rival};
 
 /// A seed that is not heard is greeted so often.
 const GREET: Nanos = Nanos(2_000_000_000);
@@ -41,8 +44,6 @@ const REPORT: Nanos = Nanos(2_500_000_000);
 const REPORT_PEERS: u64 = 16;
 /// What others reported counts for so long.
 pub const REPORT_LASTS: Nanos = Nanos(60_000_000_000);
-/// Dropped datagrams are told of no more often, for each cause.
-const TELL_DROPS: Nanos = Nanos(60_000_000_000);
 /// The most addresses of one source.
 pub const SEEDS_MAX: usize = 1_024;
 /// The most events that wait to be told; the oldest go.
@@ -67,7 +68,8 @@ pub struct NodeOptions {
     pub addr: SocketAddr,
     /// Which life of it: greater than any before.
     pub session: u64,
-    /// For everything that is drawn; cookies need it to be unknown to others.
+    /// For everything that is drawn, from the kernel's randomness at each start: cookies need it to be
+    /// unknown to others, and nonces need it to be another one in each life.
     pub seed: [u8; 32],
 }
 
@@ -124,7 +126,10 @@ pub struct Node<G, S> {
     name: String,
     id: MemberId,
     addr: SocketAddr,
-    session: u64,
+    life: Life,
+    /// How many groups it began: each is an incarnation of its own for the others, or what they know of one
+    /// that ended would count for the next.
+    began: u32,
     cluster: u32,
     keys: KeyRing,
     random: SmallRng,
@@ -145,7 +150,9 @@ pub struct Node<G, S> {
     seeds: BTreeMap<String, BTreeMap<SocketAddr, Seed>>,
     greet_due: Nanos,
     stood_back: Option<SocketAddr>,
-    told_same_name: bool,
+    /// Nodes of which two lives run, and addresses at which another version of the protocol is spoken.
+    rivals: BTreeMap<MemberId, Rival>,
+    foreign: BTreeMap<SocketAddr, Foreign>,
     started: Nanos,
     drops: Drops,
     drops_told: [(u64, Option<Nanos>); CAUSES.len()],
@@ -171,19 +178,21 @@ impl<G: Gates, S: Storage> Node<G, S> {
         let id = member_id(&name);
         let cluster = number(&[&fleet.name]);
         let mut random = SmallRng::from_seed(seed);
+        let life = Life { session, salt: random.random() };
         let own = Contact { id, session, addr, name: name.clone() };
         let swim = Swim::new(own, random.random());
         let mut node = Node {
             id,
             addr,
-            session,
+            life,
+            began: 0,
             cluster,
             keys,
             random,
             gates,
             storage,
             storage_bad: false,
-            sealer: Sealer::new(cluster, id, session),
+            sealer: Sealer::new(cluster, id, life),
             sessions: Sessions::default(),
             swim,
             contacts: BTreeMap::new(),
@@ -196,7 +205,8 @@ impl<G: Gates, S: Storage> Node<G, S> {
             seeds: BTreeMap::new(),
             greet_due: now,
             stood_back: None,
-            told_same_name: false,
+            rivals: BTreeMap::new(),
+            foreign: BTreeMap::new(),
             started: now,
             drops: Drops::default(),
             drops_told: Default::default(),
@@ -230,15 +240,17 @@ impl<G: Gates, S: Storage> Node<G, S> {
         // Under another number too: who promised something newer there promises nothing older here, and the
         // first epoch of a changed limit waits for the leases of the last.
         let saved = self.storage.load(&spec.name)?;
-        let options =
-            GroupOptions { spec, ceilings, fleet, node: &self.name, session: self.session };
+        let incarnation = self.life.session.saturating_add(self.began.into());
+        self.began = self.began.saturating_add(1);
+        let options = GroupOptions { spec, ceilings, fleet, node: &self.name, incarnation };
         let group =
             Group::new(now, &options, saved).map_err(|e| NodeError::Group(spec.name.clone(), e))?;
         Ok(Held { group, standing: None, errors: BTreeSet::new() })
     }
 
-    /// Takes another spec. Groups that are as they were go on; others begin anew with what is pinned, and
-    /// those that are no more give back what they hold. What changed, in words.
+    /// Takes another spec. Groups whose number is as it was go on, also with other limits of this host.
+    /// Others begin anew with what is pinned, and those that are no more give back what they hold. What
+    /// changed, in words.
     ///
     /// # Errors
     /// [`NodeError`]; all is as before.
@@ -251,19 +263,30 @@ impl<G: Gates, S: Storage> Node<G, S> {
     ) -> Result<Vec<String>, NodeError> {
         let mut fresh = Vec::new();
         for (spec, ceilings) in groups {
-            let (node, session) = (self.name.as_str(), self.session);
-            let options = GroupOptions { spec, ceilings, fleet: &fleet, node, session };
-            let kept = self.groups.iter().position(|held| held.group.is_as(&options));
+            let number = spec.number(&fleet);
+            let kept = self.groups.iter().position(|held| held.group.number() == number);
             fresh.push(match kept {
-                Some(place) => Ok(place),
+                Some(place) => Ok((place, spec, ceilings)),
                 None => Err(self.make(now, &fleet, spec, ceilings)?),
             });
         }
         let mut changes = Vec::new();
         let mut old: Vec<_> = self.groups.drain(..).map(Some).collect();
+        let members = |spec: &GroupSpec, place: &Place| {
+            Way::from(spec.direction) == place.direction && spec.members.contains(&place.limit)
+        };
+        let keeps = |place: &Place| groups.iter().any(|(spec, _)| members(spec, place));
         for one in fresh {
             match one {
-                Ok(place) => self.groups.extend(old.get_mut(place).and_then(Option::take)),
+                Ok((place, spec, ceilings)) => {
+                    let Some(mut held) = old.get_mut(place).and_then(Option::take) else {
+                        continue;
+                    };
+                    if held.group.change(now, &mut self.gates, spec, ceilings, keeps) {
+                        changes.push(format!("group `{}` changes", spec.name));
+                    }
+                    self.groups.push(held);
+                }
                 Err(mut held) => {
                     changes.push(format!("group `{}` begins", held.group.spec().name));
                     if self.stood_back.is_some() {
@@ -275,10 +298,6 @@ impl<G: Gates, S: Storage> Node<G, S> {
         }
         for mut held in old.into_iter().flatten() {
             let name = held.group.spec().name.clone();
-            let members = |spec: &GroupSpec, place: &Place| {
-                Way::from(spec.direction) == place.direction && spec.members.contains(&place.limit)
-            };
-            let keeps = |place: &Place| groups.iter().any(|(spec, _)| members(spec, place));
             held.group.quit(now, &mut self.gates, keeps);
             held.group.on_timer(now, &mut self.gates);
             if !self.groups.iter().any(|other| other.group.spec().name == name) {
@@ -303,159 +322,6 @@ impl<G: Gates, S: Storage> Node<G, S> {
         }
         self.greet_due = now;
         self.settle(now);
-    }
-
-    /// Takes a datagram.
-    pub fn on_datagram(&mut self, now: Nanos, from: SocketAddr, bytes: &[u8]) {
-        self.traffic.heard_datagrams += 1;
-        self.traffic.heard_bytes += bytes.len() as u64 + HEADERS_BYTES;
-        if let Err(cause) = self.take(now, from, bytes) {
-            self.drops.count(cause);
-            self.tell_drop(now, from, cause);
-        }
-        self.settle(now);
-    }
-
-    fn take(&mut self, now: Nanos, from: SocketAddr, bytes: &[u8]) -> Result<(), Cause> {
-        let opened = open(&self.keys, self.cluster, self.id, bytes)?;
-        if opened.sender == self.id && opened.session == self.session {
-            // It has greeted itself.
-            let own = self.seeds.values_mut().filter_map(|seeds| seeds.get_mut(&from));
-            own.for_each(|seed| seed.is_own = true);
-            return Ok(());
-        }
-        let random = self.random.random();
-        let accept = self.sessions.accept(now, from, &opened, random);
-        let (mut proven, challenge) = match accept {
-            Accept::Proven => (true, None),
-            Accept::Unproven(cookie) => (false, cookie),
-            Accept::Stale { tell } => {
-                if tell && let Some(peer) = self.sessions.get(opened.sender) {
-                    let (session, addr) = (peer.session, peer.addr);
-                    self.reply(from, opened.sender, &[Frame::Superseded { session, addr }]);
-                }
-                return Err(Cause::Stale);
-            }
-            Accept::Dropped(cause) => return Err(cause),
-        };
-        let frames = Frame::decode(&opened.payload).ok_or(Cause::Content)?;
-        let (mut replies, mut unproven) = (Vec::new(), false);
-        for frame in frames {
-            match frame {
-                Frame::Challenge(cookie) => {
-                    replies.push(Frame::Echo { cookie, name: self.name.clone() });
-                }
-                Frame::Echo { cookie, name } => {
-                    if member_id(&name) != opened.sender {
-                        return Err(Cause::Sender);
-                    }
-                    if !proven && self.sessions.on_echo(now, from, &opened, cookie, &name) {
-                        proven = true;
-                        self.on_proven(now, from, &opened, name);
-                    }
-                }
-                Frame::Hello { name } if member_id(&name) != opened.sender => {
-                    return Err(Cause::Sender);
-                }
-                Frame::Hello { .. } => {}
-                // Its own name at another node: that was told when it was proven.
-                _ if proven && opened.sender == self.id => {}
-                frame if proven && !opened.for_anyone => self.on_frame(now, &opened, frame)?,
-                _ => unproven = true,
-            }
-        }
-        if !proven {
-            replies.extend(challenge.map(Frame::Challenge));
-        }
-        if !replies.is_empty() {
-            self.reply(from, opened.sender, &replies);
-        }
-        if unproven { Err(Cause::Unproven) } else { Ok(()) }
-    }
-
-    /// A node has shown that it lives.
-    fn on_proven(&mut self, now: Nanos, from: SocketAddr, opened: &Opened, name: String) {
-        if opened.sender != self.id {
-            let (id, session) = (opened.sender, opened.session);
-            let contact = Contact { id, session, addr: from, name };
-            self.swim.join(now, &contact);
-            self.know(contact);
-            self.queue_report(id);
-            return;
-        }
-        if name != self.name {
-            self.tell(Told::SameNumber(self.name.clone(), name, from));
-        }
-        if opened.session > self.session {
-            self.stand_back(from);
-        } else {
-            if !self.told_same_name {
-                self.told_same_name = true;
-                self.tell(Told::SameName(self.name.clone(), from));
-            }
-            let (session, addr) = (self.session, self.addr);
-            self.reply(from, opened.sender, &[Frame::Superseded { session, addr }]);
-        }
-    }
-
-    fn stand_back(&mut self, by: SocketAddr) {
-        if self.stood_back.is_none() {
-            self.stood_back = Some(by);
-            self.tell(Told::StoodBack(self.name.clone(), by));
-            self.groups.iter_mut().for_each(|held| held.group.stand_back());
-        }
-    }
-
-    fn know(&mut self, contact: Contact) {
-        if self.contacts.len() < PEERS_MAX || self.contacts.contains_key(&contact.id) {
-            self.contacts.insert(contact.id, contact);
-        }
-    }
-
-    fn on_frame(&mut self, now: Nanos, opened: &Opened, frame: Frame) -> Result<(), Cause> {
-        match frame {
-            Frame::Message(bytes) => {
-                let message = Frame::to_message(&bytes, opened.sender, opened.session);
-                let message = message.map_err(|_| Cause::Content)?;
-                let groups = self.groups.iter_mut().map(|held| &mut held.group);
-                let leaving = self.leaving.iter_mut().map(|(_, group)| group);
-                let mut all = groups.chain(leaving);
-                if let Some(group) = all.find(|group| group.number() == message.group) {
-                    group.on_message(now, &message);
-                }
-            }
-            Frame::Swim(bytes) => {
-                let taken = self.swim.on_bytes(now, opened.sender, &bytes);
-                taken.map_err(|e| match e {
-                    MembershipError::Content => Cause::Content,
-                    MembershipError::Sender => Cause::Sender,
-                })?;
-            }
-            Frame::Report(reports) => self.on_report(now, opened.sender, reports),
-            Frame::Superseded { session, addr } if session > self.session => self.stand_back(addr),
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn on_report(&mut self, now: Nanos, from: MemberId, reports: Vec<GroupReport>) {
-        for report in reports {
-            let ours = self.groups.iter().find(|held| held.group.spec().name == report.name);
-            let Some(ours) = ours.map(|held| &held.group) else { continue };
-            let differs = ours.number() != report.number;
-            let (rate, algorithm) = (ours.spec().rate.bit_s(), ours.spec().algorithm);
-            let node = self.name_of(from);
-            let group = report.name.clone();
-            let theirs = (report.rate_bit_s, report.algorithm);
-            let reported = Reported { report, at: now, differs };
-            let earlier = self.reports.insert((from, group.clone()), reported);
-            let differed = earlier.is_some_and(|earlier| earlier.differs);
-            if differs && !differed {
-                self.tell(Told::Differs { group, node, theirs, ours: (rate, algorithm) });
-            } else if differed && !differs {
-                self.tell(Told::Agrees { group, node });
-            }
-        }
     }
 
     /// A node's name, or its number where that is not known.
@@ -594,7 +460,8 @@ impl<G: Gates, S: Storage> Node<G, S> {
     }
 
     fn queue_message(&mut self, to: MemberId, message: &Message) {
-        self.frames.entry(to).or_default().push(Frame::of_message(message));
+        let frame = Frame::of_message(message, self.life.session);
+        self.frames.entry(to).or_default().push(frame);
     }
 
     /// Carries out what the calls before have led to.
@@ -674,7 +541,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
     fn flush(&mut self) {
         for (to, frames) in std::mem::take(&mut self.frames) {
             // Where it was heard, else where it is said to be.
-            let heard = self.sessions.get(to).filter(|peer| peer.session > 0);
+            let heard = self.sessions.get(to).filter(|peer| peer.is_proven());
             let addr = heard.map(|peer| peer.addr);
             let Some(addr) = addr.or_else(|| Some(self.contacts.get(&to)?.addr)) else {
                 self.traffic.nowhere_messages += frames.len() as u64;
@@ -725,20 +592,6 @@ impl<G: Gates, S: Storage> Node<G, S> {
             self.told.pop_front();
         }
         self.told.push_back(told);
-    }
-
-    fn tell_drop(&mut self, now: Nanos, from: SocketAddr, cause: Cause) {
-        // A few of these come with every start.
-        if matches!(cause, Cause::Unproven | Cause::Replay | Cause::Stale) {
-            return;
-        }
-        let count = self.drops.of(cause);
-        let (before, at) = &mut self.drops_told[cause as usize];
-        if at.is_none_or(|at| now.0 >= at.0.saturating_add(TELL_DROPS.0)) {
-            let told = Told::Dropping { cause, from, count: count - *before };
-            (*before, *at) = (count, Some(now));
-            self.tell(told);
-        }
     }
 
     /// Gives back what its groups hold, and goes. [`Node::has_left`] says when that is done.

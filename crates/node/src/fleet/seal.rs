@@ -1,17 +1,22 @@
 //! A datagram: a header in the clear, and what is sealed with XChaCha20-Poly1305.
 //!
 //! ```text
-//!   0  version u8, 1; with bit 7 for whoever receives it, else for one node
+//!   0  version u8, 2; with bit 7 for whoever receives it, else for one node
 //!   1  number of the key u8
-//!   2  cluster, low 16 bits   4  sender u32   8  session u64   16  number, 48 bits
-//!   22 sealed payload      then the tag, 16 bytes             all little-endian
-//!   nonce = sender, session, number, 0, "tg01"
+//!   2  cluster, low 16 bits   4  sender u32
+//!   8  session u64   16  salt u32   20  number, 48 bits
+//!   26 sealed payload      then the tag, 16 bytes             all little-endian
+//!   nonce = sender, session, salt, number, "t2"
 //!   also authenticated: the header, the receiver u32, the cluster u32
 //! ```
 //!
-//! A session is one life of a sender, greater after each restart, and numbers its datagrams from 1, so no
-//! nonce comes twice under a key. Whose datagrams are taken is [`super::session`]'s affair; here is only what
-//! one datagram says for itself.
+//! A session is one life of a sender, greater after each restart, and numbers its datagrams from 1. The salt
+//! is drawn afresh in each life, so two machines that were copied from one, with its name, keys and state,
+//! never use one nonce twice either. Whose datagrams are taken is [`super::session`]'s affair; here is only
+//! what one datagram says for itself.
+//!
+//! The first eight bytes are the same in every version, so that nodes of two releases can say of each other
+//! that they do not understand each other ([`claim`]).
 
 use chacha20poly1305::{AeadInPlace, Tag, XNonce};
 use tidegate_core::fleet::MemberId;
@@ -19,11 +24,13 @@ use tidegate_core::fleet::MemberId;
 use super::keys::KeyRing;
 
 /// The version of the form; others are dropped.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// For whoever receives it.
 const ANYONE: u8 = 0x80;
 /// Length of the header.
-pub const HEADER_BYTES: usize = 22;
+pub const HEADER_BYTES: usize = 26;
+/// Length of what is the same in every version.
+const CLAIM_BYTES: usize = 8;
 /// A session has no more datagrams: at a million a second, nine years.
 const NUMBER_MAX: u64 = (1 << 48) - 1;
 /// Length of the tag.
@@ -38,7 +45,7 @@ pub const DATAGRAM_MAX: usize = HEADER_BYTES + PAYLOAD_MAX + TAG_BYTES;
 pub enum Cause {
     /// Too short or too long for one of ours.
     Length,
-    /// Another version.
+    /// Of another version of the protocol.
     Version,
     /// Of another cluster.
     Cluster,
@@ -63,7 +70,7 @@ pub enum Cause {
 /// Every cause, with its name in metrics and what to think of it.
 pub const CAUSES: [(Cause, &str, &str); 11] = [
     (Cause::Length, "length", "too short or long: not from a tidegate"),
-    (Cause::Version, "version", "another version of the form: run one release on all nodes"),
+    (Cause::Version, "version", "another version of the protocol: run one release on all nodes"),
     (Cause::Cluster, "cluster", "of another cluster: their [fleet] name differs"),
     (Cause::Key, "key", "under a key whose number is not in the key file"),
     (Cause::Seal, "seal", "not as sealed: another key of the same number, or altered on the way"),
@@ -96,13 +103,22 @@ impl Drops {
     }
 }
 
+/// One life of a node. Of two the greater is the later.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Life {
+    /// Greater than any before.
+    pub session: u64,
+    /// Drawn at the start: what tells copies of one machine apart.
+    pub salt: u32,
+}
+
 /// A datagram that was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Opened {
     /// Its sender.
     pub sender: MemberId,
     /// Which life of it.
-    pub session: u64,
+    pub life: Life,
     /// Its number in that life.
     pub number: u64,
     /// Whether it was for whoever receives it.
@@ -116,15 +132,15 @@ pub struct Opened {
 pub struct Sealer {
     cluster: u32,
     sender: MemberId,
-    session: u64,
+    life: Life,
     number: u64,
 }
 
 impl Sealer {
     /// A new life.
     #[must_use]
-    pub fn new(cluster: u32, sender: MemberId, session: u64) -> Sealer {
-        Sealer { cluster, sender, session, number: 0 }
+    pub fn new(cluster: u32, sender: MemberId, life: Life) -> Sealer {
+        Sealer { cluster, sender, life, number: 0 }
     }
 
     /// Seals a payload for `to`, or for whoever receives it. One that is too long gives nothing.
@@ -144,7 +160,8 @@ impl Sealer {
         out.push(key);
         out.extend(&self.cluster.to_le_bytes()[..2]);
         out.extend(self.sender.0.to_le_bytes());
-        out.extend(self.session.to_le_bytes());
+        out.extend(self.life.session.to_le_bytes());
+        out.extend(self.life.salt.to_le_bytes());
         out.extend(&self.number.to_le_bytes()[..6]);
         let nonce = nonce(&out);
         let aad = authenticated(&out, to.unwrap_or_default(), self.cluster);
@@ -156,12 +173,29 @@ impl Sealer {
     }
 }
 
-/// The sender, session and number of a header, and what tells it from nonces of other forms.
+/// The sender, life and number of a header, and what tells it from nonces of other versions.
 fn nonce(header: &[u8]) -> XNonce {
     let mut nonce = [0u8; 24];
-    nonce[..18].copy_from_slice(&header[4..HEADER_BYTES]);
-    nonce[20..].copy_from_slice(b"tg01");
+    nonce[..22].copy_from_slice(&header[4..HEADER_BYTES]);
+    nonce[22..].copy_from_slice(b"t2");
     XNonce::from(nonce)
+}
+
+fn number_at(header: &[u8], at: usize, bytes: usize) -> u64 {
+    header[at..at + bytes].iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte))
+}
+
+/// The version and the sender that a datagram of this cluster claims to have, if the version is another.
+/// Nothing of that is authenticated.
+#[must_use]
+pub fn claim(cluster: u32, bytes: &[u8]) -> Option<(u8, MemberId)> {
+    if !(CLAIM_BYTES + TAG_BYTES..=DATAGRAM_MAX).contains(&bytes.len()) {
+        return None;
+    }
+    let version = bytes[0] & !ANYONE;
+    let ours = number_at(bytes, 2, 2) == u64::from(cluster & 0xffff);
+    let sender = MemberId(number_at(bytes, 4, 4) as u32);
+    (ours && version != VERSION && version > 0).then_some((version, sender))
 }
 
 fn authenticated(header: &[u8], to: MemberId, cluster: u32) -> [u8; HEADER_BYTES + 8] {
@@ -184,10 +218,7 @@ pub fn open(keys: &KeyRing, cluster: u32, own: MemberId, bytes: &[u8]) -> Result
     if header[0] & !ANYONE != VERSION {
         return Err(Cause::Version);
     }
-    let number_at = |at: usize, bytes: usize| {
-        header[at..at + bytes].iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte))
-    };
-    if number_at(2, 2) != u64::from(cluster & 0xffff) {
+    if number_at(header, 2, 2) != u64::from(cluster & 0xffff) {
         return Err(Cause::Cluster);
     }
     let cipher = keys.opening(header[1]).ok_or(Cause::Key)?;
@@ -203,9 +234,9 @@ pub fn open(keys: &KeyRing, cluster: u32, own: MemberId, bytes: &[u8]) -> Result
             Tag::from_slice(tag),
         )
         .map_err(|_| Cause::Seal)?;
-    let sender = MemberId(number_at(4, 4) as u32);
-    let (session, number) = (number_at(8, 8), number_at(16, 6));
-    Ok(Opened { sender, session, number, for_anyone, payload })
+    let sender = MemberId(number_at(header, 4, 4) as u32);
+    let life = Life { session: number_at(header, 8, 8), salt: number_at(header, 16, 4) as u32 };
+    Ok(Opened { sender, life, number: number_at(header, 20, 6), for_anyone, payload })
 }
 
 #[cfg(test)]
@@ -222,6 +253,43 @@ mod tests {
         KeyRing::parse(Path::new("k"), &text).unwrap()
     }
 
+    fn life(session: u64) -> Life {
+        Life { session, salt: 77 }
+    }
+
+    /// Two copies of one machine: name, keys, session and numbers are the same.
+    #[test]
+    fn copies_of_a_machine_share_no_nonce() {
+        let keys = ring(&[(1, 1)]);
+        let sealed = |salt| {
+            let mut sealer = Sealer::new(7, MemberId(1), Life { session: 5, salt });
+            sealer.seal(&keys, Some(MemberId(2)), &[0; 32]).unwrap()
+        };
+        let (one, other) = (sealed(1), sealed(2));
+        assert_ne!(nonce(&one), nonce(&other));
+        // What is sealed is zeros, so these are the key streams.
+        assert_ne!(one[HEADER_BYTES..][..32], other[HEADER_BYTES..][..32]);
+    }
+
+    #[test]
+    fn other_versions_are_told_apart_from_other_clusters_and_junk() {
+        let keys = ring(&[(1, 1)]);
+        let mut bytes = Sealer::new(7, MemberId(9), life(5)).seal(&keys, None, b"hello").unwrap();
+        assert_eq!(claim(7, &bytes), None, "of this version");
+        for version in [VERSION - 1, VERSION + 1, 0x7f] {
+            bytes[0] = version | ANYONE;
+            assert_eq!(open(&keys, 7, MemberId(2), &bytes), Err(Cause::Version));
+            assert_eq!(claim(7, &bytes), Some((version, MemberId(9))));
+            assert_eq!(claim(8, &bytes), None, "of another cluster");
+            assert_eq!(claim(7, &bytes[..CLAIM_BYTES]), None, "too short");
+        }
+        // As the first release wrote it: a header of 22 bytes.
+        let mut old = vec![1, 1, 7, 0];
+        old.extend(9u32.to_le_bytes());
+        old.extend([0; 14 + TAG_BYTES]);
+        assert_eq!(claim(7, &old), Some((1, MemberId(9))));
+    }
+
     #[test]
     fn causes_are_in_the_order_of_their_table() {
         for (i, (cause, name, _)) in CAUSES.iter().enumerate() {
@@ -233,7 +301,7 @@ mod tests {
     fn keys_are_changed_without_a_gap() {
         let (old, both) = (ring(&[(1, 1)]), ring(&[(1, 1), (2, 2)]));
         let (turned, new) = (ring(&[(2, 2), (1, 1)]), ring(&[(2, 2)]));
-        let mut sealer = Sealer::new(1, MemberId(1), 1);
+        let mut sealer = Sealer::new(1, MemberId(1), life(1));
         let mut seal = |keys| sealer.seal(keys, Some(MemberId(2)), b"x").unwrap();
         let opens = |keys, bytes: &[u8]| open(keys, 1, MemberId(2), bytes).map(drop);
         for (sends, hears) in
@@ -252,12 +320,12 @@ mod tests {
     #[test]
     fn datagrams_for_others_and_other_clusters_are_dropped() {
         let keys = ring(&[(1, 1)]);
-        let mut sealer = Sealer::new(7, MemberId(1), 5);
+        let mut sealer = Sealer::new(7, MemberId(1), life(5));
         let one = sealer.seal(&keys, Some(MemberId(2)), b"hello").unwrap();
         assert_eq!(open(&keys, 7, MemberId(3), &one), Err(Cause::Seal));
         assert_eq!(open(&keys, 8, MemberId(2), &one), Err(Cause::Cluster));
         let opened = open(&keys, 7, MemberId(2), &one).unwrap();
-        assert_eq!((opened.sender, opened.session, opened.number), (MemberId(1), 5, 1));
+        assert_eq!((opened.sender, opened.life, opened.number), (MemberId(1), life(5), 1));
         assert!(!opened.for_anyone && opened.payload == b"hello");
         let any = sealer.seal(&keys, None, b"hello").unwrap();
         assert!(open(&keys, 7, MemberId(3), &any).unwrap().for_anyone);
@@ -274,7 +342,7 @@ mod tests {
             bit in 0u8..8,
         ) {
             let keys = ring(&[(1, 1)]);
-            let bytes = Sealer::new(7, MemberId(1), 5).seal(&keys, to, &payload).unwrap();
+            let bytes = Sealer::new(7, MemberId(1), life(5)).seal(&keys, to, &payload).unwrap();
             prop_assert_eq!(open(&keys, 7, MemberId(2), &bytes).unwrap().payload, payload);
             let mut bad = bytes.clone();
             let at = flip.index(bad.len());

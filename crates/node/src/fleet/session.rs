@@ -1,29 +1,45 @@
 //! Whose datagrams are taken, and that none is taken twice. No clock of another host is asked.
 //!
-//! A *session* is one life of a node. A datagram of a session that is new here says nothing yet: it may have
-//! been recorded. The node that hears it sends a *challenge*, a random number; who sends that back under the
-//! session's seal lives now. From then on the session is *proven*: its datagrams are taken, each number
-//! once, as a window of [`WINDOW`] tells, and earlier sessions of the sender are not heard any more.
+//! A *life* of a node ([`Life`]) that is new here says nothing yet: its datagram may have been recorded. The
+//! node that hears it sends a *challenge*, a random number; who sends that back under the life's seal lives
+//! now. From then on that life is *proven*: its datagrams are taken, each number once, as a window of
+//! [`WINDOW`] tells, and earlier lives of the sender are not heard any more.
 //!
 //! So what was recorded can be played back neither to a node that has heard it nor to one that has restarted
 //! and knows nothing, and no clocks are compared. It costs two datagrams for each pair of nodes and start.
+//!
+//! **Copies.** An earlier life that answers a challenge though a later one is proven runs beside it: a
+//! machine was copied, or two have one name ([`Echoed::Rival`]).
+//!
+//! **Bounds.** At most [`PEERS_MAX`] nodes are proven and [`STRANGERS_MAX`] are not. Who is new takes the
+//! place of the one that was silent for longest: of a stranger at once, of a proven node once it has been
+//! silent for [`SILENT`]. A node that was forgotten is challenged again, so nothing recorded is taken.
+//!
+//! Work for a datagram: O(log nodes).
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
 
 use tidegate_core::{Nanos, fleet::MemberId};
 
-use super::seal::{Cause, Opened};
+use super::seal::{Cause, Life, Opened};
 
 /// How far a datagram may be overtaken and still be told from one that came before.
 pub const WINDOW: u64 = 128;
-/// The most nodes that are known.
+/// The most nodes that are proven.
 pub const PEERS_MAX: usize = 16_384;
+/// The most nodes that have yet to answer a challenge.
+pub const STRANGERS_MAX: usize = 1_024;
+/// A proven node is not forgotten before it has been silent for so long.
+pub const SILENT: Nanos = Nanos(60_000_000_000);
 /// A challenge counts for so long.
 const CHALLENGE_LASTS: Nanos = Nanos(5_000_000_000);
 /// A challenge is told again, and an old life told off, no more often.
 const AGAIN: Nanos = Nanos(200_000_000);
 
-/// Which numbers of a session were taken.
+/// Which numbers of a life were taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Window {
     highest: u64,
@@ -55,13 +71,27 @@ impl Window {
     }
 }
 
-/// A session that has been challenged.
+/// A life that has been challenged.
 #[derive(Debug, Clone, Copy)]
 struct Challenge {
-    session: u64,
+    life: Life,
     cookie: u64,
     since: Nanos,
     told: Nanos,
+}
+
+impl Challenge {
+    fn new(now: Nanos, life: Life, cookie: u64) -> Challenge {
+        Challenge { life, cookie, since: now, told: now }
+    }
+
+    fn is_answered(&self, now: Nanos, life: Life, cookie: u64) -> bool {
+        self.life == life && self.cookie == cookie && self.is_good(now)
+    }
+
+    fn is_good(&self, now: Nanos) -> bool {
+        now.0 < self.since.0.saturating_add(CHALLENGE_LASTS.0)
+    }
 }
 
 /// A node that was heard.
@@ -71,13 +101,22 @@ pub struct Peer {
     pub name: Option<String>,
     /// Where its last datagram came from.
     pub addr: SocketAddr,
-    /// Its proven session; 0: none yet.
-    pub session: u64,
+    /// Its proven life; none yet: session 0.
+    pub life: Life,
     /// When its last datagram was taken.
     pub heard: Nanos,
     window: Window,
     challenge: Option<Challenge>,
-    told_off: Option<Nanos>,
+    /// An earlier life that is asked whether it runs beside this one.
+    rival: Option<Challenge>,
+}
+
+impl Peer {
+    /// Whether it has answered a challenge.
+    #[must_use]
+    pub fn is_proven(&self) -> bool {
+        self.life.session > 0
+    }
 }
 
 /// What becomes of a datagram that was opened.
@@ -88,59 +127,71 @@ pub enum Accept {
     /// Only its handshake is: a challenge is answered, an echo is looked at. The number, if any, is to be
     /// sent as a challenge.
     Unproven(Option<u64>),
-    /// It is of an earlier life. Its sender is to be told, if it was not just now.
-    Stale {
-        /// Whether to say so.
-        tell: bool,
-    },
+    /// It is of an earlier life; an echo is looked at. If there is a number its sender is to be told, and
+    /// challenged with it; else that was done just now.
+    Stale(Option<u64>),
     /// Nothing.
     Dropped(Cause),
+}
+
+/// What an echo shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Echoed {
+    /// Nothing: it answers no challenge that counts.
+    Nothing,
+    /// That this life lives. Comes once for each.
+    Proves,
+    /// That an earlier life runs beside the one that is proven.
+    Rival,
 }
 
 /// The nodes that were heard.
 #[derive(Debug, Default)]
 pub struct Sessions {
     peers: BTreeMap<MemberId, Peer>,
+    /// Those that are not proven, and those that are, by when they were heard.
+    strangers: BTreeSet<(Nanos, MemberId)>,
+    proven: BTreeSet<(Nanos, MemberId)>,
 }
 
 impl Sessions {
     /// Judges a datagram that came from `from`. `random` is 64 uniform bits, fresh for each.
     pub fn accept(&mut self, now: Nanos, from: SocketAddr, opened: &Opened, random: u64) -> Accept {
-        let room = self.peers.len() < PEERS_MAX;
-        let peer = match self.peers.entry(opened.sender) {
-            std::collections::btree_map::Entry::Occupied(peer) => peer.into_mut(),
-            std::collections::btree_map::Entry::Vacant(_) if !room => {
-                return Accept::Dropped(Cause::Crowd);
-            }
-            std::collections::btree_map::Entry::Vacant(place) => place.insert(Peer {
-                name: None,
-                addr: from,
-                session: 0,
-                heard: now,
-                window: Window::after(0),
-                challenge: None,
-                told_off: None,
-            }),
-        };
-        if opened.session < peer.session {
-            let tell = peer.told_off.is_none_or(|at| now.0 >= at.0.saturating_add(AGAIN.0));
-            if tell {
-                peer.told_off = Some(now);
-            }
-            return Accept::Stale { tell };
+        let (id, life) = (opened.sender, opened.life);
+        if !self.peers.contains_key(&id) {
+            self.meet(now, from, id);
         }
-        if opened.session == peer.session && peer.session > 0 {
+        let Some(peer) = self.peers.get_mut(&id) else { return Accept::Dropped(Cause::Crowd) };
+        if peer.is_proven() && life < peer.life {
+            let again = |c: &Challenge| now.0 >= c.told.0.saturating_add(AGAIN.0);
+            return Accept::Stale(match &mut peer.rival {
+                Some(rival) if !again(rival) => None,
+                Some(rival) if rival.life == life && rival.is_good(now) => {
+                    rival.told = now;
+                    Some(rival.cookie)
+                }
+                rival => Some(rival.insert(Challenge::new(now, life, random)).cookie),
+            });
+        }
+        if peer.is_proven() && life == peer.life {
             if !peer.window.take(opened.number) {
                 return Accept::Dropped(Cause::Replay);
             }
-            (peer.addr, peer.heard) = (from, now);
+            let before = std::mem::replace(&mut peer.heard, now);
+            peer.addr = from;
+            self.proven.remove(&(before, id));
+            self.proven.insert((now, id));
             return Accept::Proven;
         }
-        let good = |c: &Challenge| now.0 < c.since.0.saturating_add(CHALLENGE_LASTS.0);
-        match peer.challenge.filter(good) {
+        if !peer.is_proven() {
+            let before = std::mem::replace(&mut peer.heard, now);
+            self.strangers.remove(&(before, id));
+            self.strangers.insert((now, id));
+        }
+        match peer.challenge.filter(|challenge| challenge.is_good(now)) {
             // A later life than the one that was asked last goes first.
-            Some(challenge) if challenge.session > opened.session => Accept::Unproven(None),
-            Some(challenge) if challenge.session == opened.session => {
+            Some(challenge) if challenge.life > life => Accept::Unproven(None),
+            Some(challenge) if challenge.life == life => {
                 let again = now.0 >= challenge.told.0.saturating_add(AGAIN.0);
                 if again {
                     peer.challenge = Some(Challenge { told: now, ..challenge });
@@ -148,14 +199,51 @@ impl Sessions {
                 Accept::Unproven(again.then_some(challenge.cookie))
             }
             _ => {
-                let (session, cookie) = (opened.session, random);
-                peer.challenge = Some(Challenge { session, cookie, since: now, told: now });
-                Accept::Unproven(Some(cookie))
+                peer.challenge = Some(Challenge::new(now, life, random));
+                Accept::Unproven(Some(random))
             }
         }
     }
 
-    /// Takes an echo. True if it proves the session, which it does once.
+    /// Makes room for a stranger.
+    fn meet(&mut self, now: Nanos, from: SocketAddr, id: MemberId) {
+        if self.strangers.len() >= STRANGERS_MAX
+            && let Some((_, longest)) = self.strangers.pop_first()
+        {
+            self.peers.remove(&longest);
+        }
+        let peer = Peer {
+            name: None,
+            addr: from,
+            life: Life::default(),
+            heard: now,
+            window: Window::after(0),
+            challenge: None,
+            rival: None,
+        };
+        self.peers.insert(id, peer);
+        self.strangers.insert((now, id));
+    }
+
+    /// Whether one more may be proven; forgets the one that was silent for longest if that was long.
+    fn has_room(&mut self, now: Nanos) -> bool {
+        if self.proven.len() < PEERS_MAX {
+            return true;
+        }
+        let longest = self.proven.first().copied();
+        match longest.filter(|(heard, _)| now.0 >= heard.0.saturating_add(SILENT.0)) {
+            Some(longest) => {
+                self.proven.remove(&longest);
+                self.peers.remove(&longest.1).is_some()
+            }
+            None => false,
+        }
+    }
+
+    /// Takes an echo.
+    ///
+    /// # Errors
+    /// [`Cause::Crowd`]: it lives, and there are as many nodes as can be known.
     pub fn on_echo(
         &mut self,
         now: Nanos,
@@ -163,21 +251,29 @@ impl Sessions {
         opened: &Opened,
         cookie: u64,
         name: &str,
-    ) -> bool {
-        let Some(peer) = self.peers.get_mut(&opened.sender) else { return false };
-        let proves = peer.challenge.is_some_and(|c| {
-            c.session == opened.session
-                && c.cookie == cookie
-                && now.0 < c.since.0.saturating_add(CHALLENGE_LASTS.0)
-        });
-        if proves {
-            peer.challenge = None;
-            peer.session = opened.session;
-            peer.window = Window::after(opened.number);
-            (peer.addr, peer.heard) = (from, now);
-            peer.name = Some(name.to_owned());
+    ) -> Result<Echoed, Cause> {
+        let (id, life) = (opened.sender, opened.life);
+        let Some(peer) = self.peers.get_mut(&id) else { return Ok(Echoed::Nothing) };
+        if peer.rival.is_some_and(|rival| rival.is_answered(now, life, cookie)) {
+            peer.rival = None;
+            return Ok(Echoed::Rival);
         }
-        proves
+        if !peer.challenge.is_some_and(|challenge| challenge.is_answered(now, life, cookie)) {
+            return Ok(Echoed::Nothing);
+        }
+        if !peer.is_proven() && !self.has_room(now) {
+            return Err(Cause::Crowd);
+        }
+        let Some(peer) = self.peers.get_mut(&id) else { return Ok(Echoed::Nothing) };
+        self.strangers.remove(&(peer.heard, id));
+        self.proven.remove(&(peer.heard, id));
+        self.proven.insert((now, id));
+        peer.challenge = None;
+        peer.life = life;
+        peer.window = Window::after(opened.number);
+        (peer.addr, peer.heard) = (from, now);
+        peer.name = Some(name.to_owned());
+        Ok(Echoed::Proves)
     }
 
     /// A node that was heard.
@@ -188,7 +284,13 @@ impl Sessions {
 
     /// All that are proven.
     pub fn proven(&self) -> impl Iterator<Item = (MemberId, &Peer)> {
-        self.peers.iter().filter(|(_, peer)| peer.session > 0).map(|(id, peer)| (*id, peer))
+        self.proven.iter().filter_map(|(_, id)| Some((*id, self.peers.get(id)?)))
+    }
+
+    /// How many nodes are proven, and how many are not.
+    #[must_use]
+    pub fn count(&self) -> (usize, usize) {
+        (self.proven.len(), self.strangers.len())
     }
 }
 
@@ -203,7 +305,11 @@ mod tests {
     }
 
     fn datagram(session: u64, number: u64) -> Opened {
-        Opened { sender: MemberId(1), session, number, for_anyone: false, payload: vec![] }
+        of(1, Life { session, salt: 0 }, number)
+    }
+
+    fn of(sender: u32, life: Life, number: u64) -> Opened {
+        Opened { sender: MemberId(sender), life, number, for_anyone: false, payload: vec![] }
     }
 
     fn proven(session: u64) -> Sessions {
@@ -215,7 +321,8 @@ mod tests {
     fn prove(sessions: &mut Sessions, now: Nanos, session: u64) {
         let judged = sessions.accept(now, from(), &datagram(session, 1), session);
         assert_eq!(judged, Accept::Unproven(Some(session)));
-        assert!(sessions.on_echo(now, from(), &datagram(session, 2), session, "a"));
+        let echoed = sessions.on_echo(now, from(), &datagram(session, 2), session, "a");
+        assert_eq!(echoed, Ok(Echoed::Proves));
     }
 
     #[test]
@@ -227,20 +334,103 @@ mod tests {
         assert_eq!(accept(0, 7, 3), Accept::Proven);
         assert_eq!(accept(0, 7, 3), Accept::Dropped(Cause::Replay));
         assert_eq!(accept(0, 7, 2), Accept::Dropped(Cause::Replay), "from before it was proven");
-        assert_eq!(accept(0, 6, 50), Accept::Stale { tell: true });
-        assert_eq!(accept(1, 6, 51), Accept::Stale { tell: false });
+        assert_eq!(accept(0, 6, 50), Accept::Stale(Some(99)));
+        assert_eq!(accept(1, 6, 51), Accept::Stale(None));
         // A later life must show that it lives; the one that is proven is heard meanwhile.
         assert_eq!(accept(0, 8, 1), Accept::Unproven(Some(99)));
         assert_eq!(accept(1, 8, 2), Accept::Unproven(None), "just asked");
         assert_eq!(accept(300_000_000, 8, 3), Accept::Unproven(Some(99)), "asked again");
         assert_eq!(accept(0, 7, 4), Accept::Proven);
-        assert!(!sessions.on_echo(Nanos(2), from(), &datagram(8, 4), 98, "a"), "wrong number");
-        assert!(!sessions.on_echo(Nanos(2), from(), &datagram(7, 4), 99, "a"), "wrong session");
-        assert!(!sessions.on_echo(Nanos(6_000_000_000), from(), &datagram(8, 4), 99, "a"), "late");
-        assert!(sessions.on_echo(Nanos(3), from(), &datagram(8, 4), 99, "a"));
-        assert!(!sessions.on_echo(Nanos(3), from(), &datagram(8, 4), 99, "a"), "once");
+        let mut echo = |at: u64, session, cookie| {
+            let echo = datagram(session, 4);
+            sessions.on_echo(Nanos(at), from(), &echo, cookie, "a").unwrap()
+        };
+        assert_eq!(echo(2, 8, 98), Echoed::Nothing, "wrong number");
+        assert_eq!(echo(2, 7, 99), Echoed::Nothing, "wrong session");
+        assert_eq!(echo(6_000_000_000, 8, 99), Echoed::Nothing, "late");
+        assert_eq!(echo(3, 8, 99), Echoed::Proves);
+        assert_eq!(echo(3, 8, 99), Echoed::Nothing, "once");
         let stale = sessions.accept(Nanos(4_000_000_000), from(), &datagram(7, 5), 1);
-        assert_eq!(stale, Accept::Stale { tell: true });
+        assert_eq!(stale, Accept::Stale(Some(1)));
+    }
+
+    /// A copy has the session of its original, and the salt of its own life.
+    #[test]
+    fn a_copy_is_another_life_and_the_one_that_is_not_heard_is_found() {
+        let (low, high) = (Life { session: 7, salt: 1 }, Life { session: 7, salt: 2 });
+        let mut sessions = Sessions::default();
+        let now = Nanos(0);
+        let first = sessions.accept(now, from(), &of(1, low, 1), 5);
+        assert_eq!(first, Accept::Unproven(Some(5)));
+        let echoed = sessions.on_echo(now, from(), &of(1, low, 2), 5, "a");
+        assert_eq!(echoed, Ok(Echoed::Proves));
+        // The other counts from 1 as well, and is no replay of this one.
+        let second = sessions.accept(now, from(), &of(1, high, 1), 6);
+        assert_eq!(second, Accept::Unproven(Some(6)));
+        let echoed = sessions.on_echo(now, from(), &of(1, high, 2), 6, "a");
+        assert_eq!(echoed, Ok(Echoed::Proves));
+        let stale = sessions.accept(now, from(), &of(1, low, 3), 8);
+        assert_eq!(stale, Accept::Stale(Some(8)));
+        let echoed = sessions.on_echo(now, from(), &of(1, low, 4), 7, "a");
+        assert_eq!(echoed, Ok(Echoed::Nothing), "recorded");
+        let echoed = sessions.on_echo(now, from(), &of(1, low, 4), 8, "a");
+        assert_eq!(echoed, Ok(Echoed::Rival));
+        assert_eq!(sessions.get(MemberId(1)).unwrap().life, high);
+    }
+
+    #[test]
+    fn who_only_knocks_takes_no_room_from_those_that_are_proven() {
+        let mut sessions = proven(7);
+        for i in 2..100_000u32 {
+            let now = Nanos(u64::from(i) * 1_000);
+            let life = Life { session: 1, salt: i };
+            let judged = sessions.accept(now, from(), &of(i, life, 1), 3);
+            assert!(matches!(judged, Accept::Unproven(Some(3))), "{judged:?}");
+            assert!(sessions.count().1 <= STRANGERS_MAX);
+        }
+        assert_eq!(sessions.count(), (1, STRANGERS_MAX));
+        assert_eq!(sessions.peers.len(), 1 + STRANGERS_MAX);
+        // The node that was known is heard, and a new one gets in among them.
+        assert_eq!(sessions.accept(Nanos(0), from(), &datagram(7, 3), 0), Accept::Proven);
+        let (id, life, now) = (200_000, Life { session: 9, salt: 9 }, Nanos(200_000_000));
+        assert_eq!(sessions.accept(now, from(), &of(id, life, 1), 4), Accept::Unproven(Some(4)));
+        let echoed = sessions.on_echo(now, from(), &of(id, life, 2), 4, "b");
+        assert_eq!((echoed, sessions.count()), (Ok(Echoed::Proves), (2, STRANGERS_MAX - 1)));
+    }
+
+    #[test]
+    fn the_dead_make_room_for_the_living_and_the_living_for_nobody() {
+        let mut sessions = Sessions::default();
+        let life = Life { session: 1, salt: 1 };
+        let prove = |sessions: &mut Sessions, id: u32, now: u64| {
+            let now = Nanos(now);
+            let Accept::Unproven(Some(cookie)) = sessions.accept(now, from(), &of(id, life, 1), 1)
+            else {
+                unreachable!()
+            };
+            sessions.on_echo(now, from(), &of(id, life, 2), cookie, "a")
+        };
+        let count = PEERS_MAX as u32;
+        for id in 0..count {
+            assert_eq!(prove(&mut sessions, id, id.into()), Ok(Echoed::Proves));
+        }
+        assert_eq!(prove(&mut sessions, count, 1_000_000), Err(Cause::Crowd));
+        // All but two are heard again.
+        for id in 2..count {
+            assert_eq!(
+                sessions.accept(Nanos(1_000_000), from(), &of(id, life, 3), 1),
+                Accept::Proven
+            );
+        }
+        for id in [count + 1, count + 2] {
+            assert_eq!(prove(&mut sessions, id, SILENT.0 + 10), Ok(Echoed::Proves));
+        }
+        assert_eq!(prove(&mut sessions, count + 3, SILENT.0 + 10), Err(Cause::Crowd));
+        assert_eq!(sessions.count().0, PEERS_MAX);
+        assert!(sessions.get(MemberId(0)).is_none() && sessions.get(MemberId(1)).is_none());
+        // What was recorded of one that was forgotten is not taken.
+        let recorded = sessions.accept(Nanos(SILENT.0 + 20), from(), &of(0, life, 2), 1);
+        assert!(matches!(recorded, Accept::Unproven(_)), "{recorded:?}");
     }
 
     #[test]
@@ -251,7 +441,9 @@ mod tests {
             let judged = sessions.accept(now, from(), &datagram(7, number), number);
             assert!(matches!(judged, Accept::Unproven(_)));
             // Recorded echoes have the numbers of other challenges.
-            assert!(!sessions.on_echo(now, from(), &datagram(7, number), number + 1_000_000, "a"));
+            let echo = datagram(7, number);
+            let echoed = sessions.on_echo(now, from(), &echo, number + 1_000_000, "a");
+            assert_eq!(echoed, Ok(Echoed::Nothing));
         }
     }
 
@@ -260,7 +452,7 @@ mod tests {
         #[test]
         fn the_window_takes_each_number_once(numbers in prop::collection::vec(3u64..400, 1..500)) {
             let mut sessions = proven(7);
-            let (mut taken, mut highest) = (std::collections::BTreeSet::new(), 2);
+            let (mut taken, mut highest) = (BTreeSet::new(), 2);
             for number in numbers {
                 let judged = sessions.accept(Nanos(0), from(), &datagram(7, number), 0);
                 let is_new = taken.insert(number);

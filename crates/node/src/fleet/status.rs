@@ -27,8 +27,14 @@ pub struct NodeStatus {
     pub stood_back: bool,
     /// What is not as it should be, a sentence each.
     pub alerts: Vec<String>,
+    /// The version of the protocol that it speaks.
+    #[serde(default)]
+    pub protocol: u8,
     /// The other nodes.
     pub peers: Vec<PeerStatus>,
+    /// Nodes that speak another version of the protocol, as they say; heard in the last minute.
+    #[serde(default)]
+    pub other_versions: Vec<VersionStatus>,
     /// The groups.
     pub groups: Vec<GroupStatus>,
     /// What was sent and heard.
@@ -53,7 +59,9 @@ impl NodeStatus {
             up_ns: 0,
             stood_back: false,
             alerts: vec![why.to_owned()],
+            protocol: super::seal::VERSION,
             peers: Vec::new(),
+            other_versions: Vec::new(),
             groups: Vec::new(),
             traffic: Traffic::default(),
             dropped: Vec::new(),
@@ -99,6 +107,21 @@ pub struct PeerStatus {
     pub up: bool,
     /// How long ago it was heard; none: never directly.
     pub heard_ago_ns: Option<u64>,
+}
+
+/// A node that speaks another version of the protocol.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct VersionStatus {
+    /// Its name, or its number where that is not known.
+    pub node: String,
+    /// Where it is.
+    pub addr: SocketAddr,
+    /// Its version.
+    pub protocol: u8,
+    /// What was heard of it.
+    pub datagrams: u64,
+    /// How long ago that was.
+    pub heard_ago_ns: u64,
 }
 
 /// A group.

@@ -117,21 +117,22 @@ impl Files {
     }
 
     /// A session that is greater than any before, also after the clock was set back. `unix_ns` is the time,
-    /// and
-    /// `random` makes it another one where all storage was lost and the clock was, too.
+    /// and `random` makes it another one where all storage was lost and the clock was, too, or where another
+    /// machine has a copy of it.
     ///
     /// # Errors
     /// [`StorageError`].
     pub fn next_session(&self, unix_ns: u64, random: u64) -> Result<u64, StorageError> {
-        /// About a millisecond.
-        const RANDOM_BITS: u32 = 20;
+        /// Sessions are a second apart, 2^30 ns; half of that is left for what one life begins.
+        const STEP_BITS: u32 = 30;
+        const RANDOM_BITS: u32 = STEP_BITS - 1;
         let path = self.dir.join("session");
-        let last = match self.read(&path)? {
+        let last: u64 = match self.read(&path)? {
             None => 0,
             Some(text) => text.trim().parse().map_err(|_| corrupt(&path))?,
         };
-        let mask = (1u64 << RANDOM_BITS) - 1;
-        let session = ((unix_ns & !mask) | (random & mask)).max(last + 1);
+        let next = unix_ns.max(last.saturating_add(1 << STEP_BITS)) >> STEP_BITS << STEP_BITS;
+        let session = next | (random & ((1 << RANDOM_BITS) - 1));
         self.write(&path, format!("{session}\n").as_bytes())?;
         Ok(session)
     }
@@ -336,6 +337,15 @@ mod tests {
         let second = files.next_session(1 << 50, 5).unwrap();
         assert!(second > first);
         assert!(files.next_session((1 << 60) + (1 << 30), 5).unwrap() > second);
+        // Of two copies with a clock that lags both begin in the same step, and not alike.
+        let copy = tempfile::tempdir().unwrap();
+        fs::create_dir(copy.path().join("fleet")).unwrap();
+        let name = "fleet/session";
+        fs::copy(dir.path().join(name), copy.path().join(name)).unwrap();
+        let one = files.next_session(1, 0x1234_5678_9abc_def0).unwrap();
+        let other =
+            Files::open(copy.path()).unwrap().next_session(1, 0x0fed_cba9_8765_4321).unwrap();
+        assert!(one != other && one.min(other) > second);
     }
 
     #[test]

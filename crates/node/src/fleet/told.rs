@@ -21,6 +21,26 @@ pub enum Told {
     StoodBack(String, SocketAddr),
     /// Another node has this one's name, and started earlier.
     SameName(String, SocketAddr),
+    /// Two lives of another node run.
+    TwoLives {
+        /// The node.
+        node: String,
+        /// Where the one is that is heard.
+        later: SocketAddr,
+        /// Where the other is.
+        earlier: SocketAddr,
+    },
+    /// A node speaks another version of the protocol.
+    Version {
+        /// The node, as far as it is known.
+        node: String,
+        /// Where it is.
+        from: SocketAddr,
+        /// Its version.
+        theirs: u8,
+        /// The one here.
+        ours: u8,
+    },
     /// Another node has another name of the same number.
     SameNumber(String, String, SocketAddr),
     /// A node has other settings for a group.
@@ -135,6 +155,18 @@ impl fmt::Display for Told {
                 f,
                 "the node at {addr} is also called `{name}` and started earlier; it stands back for this \
                  one. Give each node a name of its own ([fleet] node)"
+            ),
+            Told::TwoLives { node, later, earlier } => write!(
+                f,
+                "two machines run node `{node}`, at {later} and at {earlier}: one is a copy of the other, or \
+                 both have one name; the second stands back. Give each node a name of its own ([fleet] node) \
+                 and remove the copied state directory"
+            ),
+            Told::Version { node, from, theirs, ours } => write!(
+                f,
+                "node `{node}` at {from} speaks version {theirs} of the fleet's protocol and this one \
+                 version {ours}: they do not understand each other, \
+                 and neither has what the other does not use. Run one release of tidegate on all nodes"
             ),
             Told::SameNumber(own, other, addr) => write!(
                 f,

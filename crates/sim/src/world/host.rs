@@ -4,7 +4,7 @@ use tidegate_core::fleet::{
     aggregate::{Kind, PushSum, Vector},
     flows::flow_hash,
     message::{Body, Mass, Message},
-    share::Share,
+    share::{Kept, Share},
 };
 
 use super::control::Measured;
@@ -228,7 +228,7 @@ impl Host {
             shaper.set_grant(self.clock.reads(now), share.grant());
         }
         let mut out = Vec::new();
-        while let Some(transmit) = share.poll_transmit() {
+        while let Some(transmit) = share.poll_transmit(Kept::ALL) {
             let mut bytes = Vec::new();
             transmit.message.encode(&mut bytes);
             out.push((transmit.to.0 as usize, bytes));

@@ -5,7 +5,7 @@ use alloc::{collections::BTreeMap, vec::Vec};
 use super::{
     super::{
         MemberId,
-        level::{self, Want},
+        level::{self, Capacity, Want},
         message::{Account as Told, Answer, Ask, Body, Epoch},
     },
     Freshness, MEMBERS_MAX, Share,
@@ -20,6 +20,8 @@ struct Account {
     /// The newest ask that was read for what follows.
     number: u64,
     given: u64,
+    /// As much of `given` as a message has said; see [`Share::poll_transmit`].
+    told: u64,
     taken: u64,
     /// What the member holds, or will when it has taken all that was given.
     held: u64,
@@ -177,6 +179,18 @@ impl Share {
         Some(Told { given_bit_s, taken_bit_s, target_bit_s: account.target })
     }
 
+    /// What an answer to `to` may say that was given in all. The grant that is in force covers what was told
+    /// before; what was given since is said once the grant is in force that is without it.
+    pub(super) fn may_tell(&mut self, to: MemberId, given_bit_s: u64, in_force: bool) -> u64 {
+        let Some(account) = self.audit.as_mut().and_then(|a| a.accounts.get_mut(&to)) else {
+            return 0;
+        };
+        if in_force {
+            account.told = account.told.max(given_bit_s);
+        }
+        given_bit_s.min(account.told)
+    }
+
     /// Divides anew, and looks for members that are missing.
     fn divide(&mut self) {
         let (now, own) = (self.now, self.options.id);
@@ -191,7 +205,9 @@ impl Share {
         let here = |account: &&mut Account| !account.left;
         let wants: Vec<Want> =
             audit.accounts.values().filter(|account| !account.left).map(|a| a.want).collect();
-        level::fill(divided, &wants, &mut audit.targets);
+        // Each member has its floor besides, so no target is too little for a gate.
+        let capacity = Capacity { bit_s: divided, least_bit_s: 0 };
+        level::fill(capacity, &wants, &mut audit.targets);
         for (account, target) in audit.accounts.values_mut().filter(here).zip(&audit.targets) {
             account.target = *target;
             audit.stale |= now.0.saturating_sub(account.heard.0) > suspect;
@@ -213,6 +229,7 @@ impl Account {
             incarnation,
             number: 0,
             given: held,
+            told: held,
             taken: 0,
             held,
             want: Want::default(),

@@ -46,7 +46,7 @@ impl Net {
         while let Some(event) = self.members[member].poll_event() {
             self.left[member] |= event == Event::Left;
         }
-        while let Some(transmit) = self.members[member].poll_transmit() {
+        while let Some(transmit) = self.members[member].poll_transmit(Kept::ALL) {
             self.way.push(transmit);
         }
         assert!(self.sum() <= LIMIT, "{} at {:?}", self.sum(), self.now);

@@ -5,9 +5,10 @@ use tidegate_core::{Direction, Nanos};
 use super::{Gates, Node, Standing, Storage};
 use crate::fleet::{
     group::Group,
-    seal::CAUSES,
+    seal::{CAUSES, VERSION},
     status::{
         DropStatus, GroupStatus, LimitStatus, MemberStatus, NodeStatus, PeerStatus, SourceStatus,
+        VersionStatus,
     },
     told::Told,
 };
@@ -29,7 +30,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
     pub fn status(&self, now: Nanos) -> NodeStatus {
         let ago = |at: Nanos| now.0.saturating_sub(at.0);
         let peers = self.contacts.values().map(|contact| {
-            let heard = self.sessions.get(contact.id).filter(|peer| peer.session > 0);
+            let heard = self.sessions.get(contact.id).filter(|peer| peer.is_proven());
             PeerStatus {
                 node: contact.name.clone(),
                 id: contact.id.0,
@@ -51,6 +52,13 @@ impl<G: Gates, S: Storage> Node<G, S> {
             addresses: seeds.len(),
             error: None,
         });
+        let other_versions = self.foreign(now).map(|(addr, one)| VersionStatus {
+            node: self.name_of(one.id),
+            addr: *addr,
+            protocol: one.version,
+            datagrams: one.datagrams,
+            heard_ago_ns: ago(one.heard),
+        });
         NodeStatus {
             node: self.name.clone(),
             id: self.id.0,
@@ -61,7 +69,9 @@ impl<G: Gates, S: Storage> Node<G, S> {
             up_ns: ago(self.started),
             stood_back: self.stood_back.is_some(),
             alerts: self.alerts(now),
+            protocol: VERSION,
             peers,
+            other_versions: other_versions.collect(),
             groups,
             traffic: self.traffic,
             dropped: dropped.collect(),
@@ -116,6 +126,11 @@ impl<G: Gates, S: Storage> Node<G, S> {
         let mut alerts = Vec::new();
         if let Some(by) = self.stood_back {
             alerts.push(Told::StoodBack(self.name.clone(), by).to_string());
+        }
+        alerts.extend(self.rivals(now).map(|told| told.to_string()));
+        for (from, one) in self.foreign(now) {
+            let (node, theirs, ours) = (self.name_of(one.id), one.version, VERSION);
+            alerts.push(Told::Version { node, from: *from, theirs, ours }.to_string());
         }
         for held in &self.groups {
             let group = held.group.spec().name.clone();

@@ -5,17 +5,24 @@ use std::{cell::RefCell, collections::BTreeMap, path::Path, rc::Rc};
 
 use proptest::prelude::{ProptestConfig, prop, prop_assert, proptest};
 use rand::Rng as _;
-use tidegate_core::fleet::share::Saved;
+use tidegate_core::{
+    fleet::share::Saved,
+    virtual_queue::{MAX_RATE_BIT_S, MIN_RATE_BIT_S},
+};
 
 use super::*;
 use crate::{
     fleet::{
         gates::{Done, Lease, Place, Sample},
+        seal::{Cause, VERSION, open},
+        status::NodeStatus,
         storage::Stored,
     },
     spec::Spec,
 };
 
+mod gates;
+mod identity;
 mod lent;
 mod storage;
 
@@ -35,6 +42,10 @@ struct Load {
     drop: f64,
     broken: bool,
     gone: bool,
+    /// Its rate can be read and not be set.
+    stuck: bool,
+    /// How often it was to be set.
+    asked: u64,
 }
 
 impl Load {
@@ -103,6 +114,12 @@ impl Gates for Fake {
         }
         if load.gone {
             return Ok(Done::Gone);
+        }
+        load.asked += 1;
+        let takes = MIN_RATE_BIT_S..=MAX_RATE_BIT_S;
+        let then = lease.map_or(rate, |lease| lease.then);
+        if load.stuck || !takes.contains(&rate.bit_s()) || !takes.contains(&then.bit_s()) {
+            return Err(Fault);
         }
         (load.rate_bit_s, load.lease) = (rate.bit_s(), lease);
         Ok(Done::Set)
@@ -229,6 +246,8 @@ impl Fleet {
                 drop: 0.0,
                 broken: false,
                 gone: false,
+                stuck: false,
+                asked: 0,
             };
             fleet.hosts.push(Host {
                 node: None,
@@ -331,8 +350,12 @@ impl Fleet {
     }
 
     fn standing(&self, i: usize) -> String {
+        self.status(i).groups[0].standing.clone()
+    }
+
+    fn status(&self, i: usize) -> NodeStatus {
         let now = Nanos(self.now + self.hosts[i].skew);
-        self.hosts[i].node.as_ref().unwrap().status(now).groups[0].standing.clone()
+        self.hosts[i].node.as_ref().unwrap().status(now)
     }
 
     fn said(&self, i: usize, what: &str) -> bool {
@@ -682,6 +705,8 @@ fn a_limiter_of_ctb_is_on_one_node() {
         drop: 0.0,
         broken: false,
         gone: false,
+        stuck: false,
+        asked: 0,
     };
     let loads = Rc::new(RefCell::new(BTreeMap::from([("a".to_owned(), load)])));
     let host = Host {
@@ -744,7 +769,7 @@ proptest! {
         frames in prop::collection::vec(super::super::frame::tests::frames(), 0..20),
     ) {
         let mut fleet = Fleet::new(1, SHARE);
-        let mut sealer = Sealer::new(number(&["prod"]), member_id("n7"), 9);
+        let mut sealer = Sealer::new(number(&["prod"]), member_id("n7"), Life { session: 9, salt: 1 });
         let now = Nanos(fleet.now + fleet.hosts[0].skew);
         let node = fleet.hosts[0].node.as_mut().unwrap();
         let keys = ring(1);

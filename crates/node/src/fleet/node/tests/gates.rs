@@ -1,0 +1,118 @@
+//! Gates that refuse: the least rate, a rate that cannot be changed, a limit that is not there.
+
+use super::*;
+
+/// Two hosts with limits `a` and `b` each; of the second `b` is idle.
+fn two_limits(reserve: &str, hosts: usize) -> Fleet {
+    let group = SHARE
+        .replace("reserve = \"4%\"", &format!("reserve = \"{reserve}\""))
+        .replace("hosts = 4", &format!("hosts = {hosts}"));
+    let mut fleet = Fleet::new(2, &group);
+    let more = fleet.text.replace("members = [\"a\"]", "members = [\"a\", \"b\"]");
+    let more = more.replace("10mbit", "100mbit");
+    fleet.text = format!(
+        "{more}\n[[limit]]\nname = \"b\"\nscope = {{ cgroup = \"b\" }}\negress = \"100mbit\"\n"
+    );
+    for i in 0..2 {
+        fleet.load(i, |load| load.rate_bit_s = 100_000);
+        let copy = fleet.hosts[i].loads.borrow()["a"].clone();
+        let idle = Load { flows: u32::from(i == 0), ..copy };
+        fleet.hosts[i].loads.borrow_mut().insert("b".into(), idle);
+        fleet.start(i, &format!("n{i}"), ring(1), true);
+    }
+    fleet
+}
+
+fn rate_of(fleet: &Fleet, i: usize, limit: &str) -> f64 {
+    let host = &fleet.hosts[i];
+    host.loads.borrow()[limit].rate_bit_s(Nanos(fleet.now + host.skew)) as f64 / 1e6
+}
+
+/// The idle limit was told 625 bit/s, which no gate takes, and its host then said nothing any more.
+#[test]
+fn a_host_with_a_busy_and_an_idle_limit_has_its_part() {
+    let mut fleet = two_limits("10%", 16);
+    let mut most: f64 = 0.0;
+    for _ in 0..100 {
+        fleet.run(0.1);
+        let sum: f64 = (0..2).map(|i| rate_of(&fleet, i, "a") + rate_of(&fleet, i, "b")).sum();
+        most = most.max(sum);
+    }
+    assert!(most <= 100.0 + 1e-6, "{most}");
+    assert!(
+        rate_of(&fleet, 1, "a") > 29.0,
+        "{} {:?}",
+        rate_of(&fleet, 1, "a"),
+        fleet.hosts[1].said
+    );
+    assert!(rate_of(&fleet, 1, "b") >= 0.008);
+    assert_eq!(fleet.standing(1), "sharing");
+    assert!(!fleet.said(1, "injected fault"), "{:?}", fleet.hosts[1].said);
+}
+
+#[test]
+fn a_gate_that_cannot_be_lowered_does_not_stop_its_node_and_nothing_is_raised_by_it() {
+    let mut fleet = two_limits("1%", 4);
+    fleet.load(1, |load| load.flows = 1);
+    fleet.run(6.0);
+    let before = rate_of(&fleet, 1, "a");
+    assert!(before > 30.0, "{before}");
+    // `a` of host 1 has 33 and cannot be set any more; others want it, and so does `b` of the same host.
+    fleet.load(1, |load| load.stuck = true);
+    fleet.load(0, |load| load.flows = 10);
+    fleet.hosts[1].loads.borrow_mut().get_mut("b").unwrap().flows = 10;
+    let mut most: f64 = 0.0;
+    for _ in 0..80 {
+        fleet.run(0.05);
+        let sum: f64 = (0..2).map(|i| rate_of(&fleet, i, "a") + rate_of(&fleet, i, "b")).sum();
+        most = most.max(sum);
+    }
+    assert!(most <= 100.0 + 1e-6, "{most}");
+    assert!(fleet.said(1, "limit `a`: injected fault"), "{:?}", fleet.hosts[1].said);
+    assert_eq!(fleet.standing(1), "sharing", "it is heard: {:?}", fleet.hosts[1].said);
+    // Its lease ended in the gate; all the rest is in use.
+    assert!((rate_of(&fleet, 1, "a") - 0.125).abs() < 1e-6, "{}", rate_of(&fleet, 1, "a"));
+    let used = rate_of(&fleet, 1, "b") + rate_of(&fleet, 0, "a") + rate_of(&fleet, 0, "b");
+    assert!(used > 97.0, "{used}");
+    // It is not asked with each datagram.
+    let asked = fleet.hosts[1].loads.borrow()["a"].asked;
+    fleet.run(3.0);
+    let again = fleet.hosts[1].loads.borrow()["a"].asked - asked;
+    assert!((4..=8).contains(&again), "{again}");
+}
+
+#[test]
+fn datagrams_that_are_not_of_the_fleet_cost_a_look_and_no_more() {
+    let mut fleet = Fleet::new(3, SHARE);
+    fleet.run(5.0);
+    let asked = fleet.hosts[1].loads.borrow()["a"].asked;
+    let keys = ring(9);
+    let mut sealer =
+        Sealer::new(number(&["prod"]), member_id("n0"), Life { session: 1 << 40, salt: 7 });
+    // The lease is over, so whatever looks at the groups sets the gate and says so.
+    let now = Nanos(fleet.now + fleet.hosts[1].skew + 3 * SECOND);
+    let said = fleet.hosts[1].said.len();
+    let other = sealer.seal(&keys, Some(member_id("n1")), b"hello").unwrap();
+    let is_taken = |bytes: &Vec<u8>| fleet.wire.iter().all(|(.., waits)| waits != bytes);
+    let recorded = fleet.recorded.iter().filter(|(_, to, bytes)| *to == addr(1) && is_taken(bytes));
+    let recorded: Vec<_> = recorded.cloned().collect();
+    let node = fleet.hosts[1].node.as_mut().unwrap();
+    for i in 0..2_000usize {
+        let junk = vec![i as u8; i % 1_500];
+        node.on_datagram(now, addr(7), &junk);
+        node.on_datagram(now, addr(7), &other);
+    }
+    // Sealed well, and taken before.
+    for (from, _, bytes) in &recorded {
+        node.on_datagram(now, *from, bytes);
+    }
+    assert!(node.drops.of(Cause::Seal) >= 2_000 && node.drops.of(Cause::Replay) > 20);
+    assert_eq!(fleet.hosts[1].loads.borrow()["a"].asked, asked);
+    assert_eq!(fleet.hosts[1].said.len(), said);
+    fleet.collect(1);
+    assert!(!fleet.said(1, "hears nobody"), "{:?}", fleet.hosts[1].said);
+    // The next look at the time does all that.
+    fleet.hosts[1].node.as_mut().unwrap().on_timer(now);
+    fleet.collect(1);
+    assert!(fleet.said(1, "hears nobody"), "{:?}", fleet.hosts[1].said);
+}
