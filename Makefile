@@ -39,7 +39,7 @@ test: ## Run all tests, the privileged ones as root
 	@scripts/deps.sh build fleet lab
 	@scripts/test.sh
 
-test-vm: ## Run the privileged tests on Debian's kernels 6.1 and 6.12, in virtual machines
+test-vm: ## Run the privileged tests on Debian's kernels 6.1 to 7.3, and the unit under systemd, in VMs
 	@scripts/deps.sh build lab
 	$(CARGO) build --locked --bins
 	@scripts/vm.sh all

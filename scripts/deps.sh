@@ -34,6 +34,8 @@ needs() {
 	vm    | busybox-static  | is the first thing that runs in them         | command -v busybox
 	vm    | kmod            | loads the modules of their kernels           | command -v depmod
 	vm    | python3-venv    | holds virtme-ng, which starts them           | python3 -c 'import ensurepip'
+	vm    | mmdebstrap      | makes the root file system with systemd      | command -v mmdebstrap
+	vm    | e2fsprogs       | makes a disk of it                           | command -v mke2fs
 	vm    | debian-archive-keyring | says that their kernels are Debian's  | test -e /usr/share/keyrings/debian-archive-keyring.gpg
 	bench | valgrind        | counts the instructions of a timing wheel    | command -v valgrind
 	lint  | clang-format    | checks how the eBPF programs are set         | command -v clang-format

@@ -51,6 +51,15 @@ impl Daemon {
     }
 }
 
+impl Drop for Daemon {
+    /// A test that fails shows what its daemons reported.
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("--- {}\n{}", self.said.display(), self.said());
+        }
+    }
+}
+
 fn spec(host: &str, cgroup: &str, fleet: &str) -> String {
     format!(
         r#"
