@@ -1,8 +1,8 @@
 # Tidegate: what a newcomer types. `make` alone lists the targets.
 #
-# A fresh Debian 12 or newer, or Ubuntu 22.04 or newer, needs a Rust toolchain and nothing else: `make
-# demo` and `make test` install what is missing, and say what and why. They build as the user who calls
-# them, and ask for root (through sudo) only for the parts that cannot do without.
+# A fresh Debian 12 or newer, or Ubuntu 24.04 or newer, needs git, make and a Rust toolchain: `make demo` and
+# `make test` install what else is missing, and say what and why. They build as the user who calls them, and
+# ask for root (through sudo) only for the parts that need it.
 
 CARGO   ?= cargo
 PREFIX  ?= /usr/local
@@ -12,21 +12,24 @@ QUICK   ?=
 SECONDS ?= 60
 TARGET  ?=
 
+# Where cargo puts what it builds: CARGO_TARGET_DIR, cargo's settings, or target.
+target_dir = $(shell CARGO=$(CARGO) scripts/target-dir.sh)
+
 C_SOURCES := bpf/*.c bpf/*.h crates/sys/native/*.c
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test test-vm lint bench fuzz lab install clean
+.PHONY: help deps build demo test test-fresh test-vm lint bench fuzz lab install uninstall clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[-a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[-a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo "  make lab EXP=\"NAME...\" [QUICK=1] [OUT=DIR]   names: target/release/tidegate-lab list"
+	@echo "  make lab EXP=\"NAME...\" [QUICK=1] [OUT=DIR]   names: $(target_dir)/release/tidegate-lab list"
 	@echo "  make install [PREFIX=/usr/local] [DESTDIR=]"
 
 deps: ## Install what build, lab and lint need, as far as it is missing
 	@scripts/deps.sh build lab lint
 
-build: ## Build the release binaries into target/release
+build: ## Build the release binaries
 	@scripts/deps.sh build
 	$(CARGO) build --release --locked --bins
 
@@ -38,6 +41,9 @@ demo: ## Show in three minutes what Tidegate does, in throwaway network namespac
 test: ## Run all tests, the privileged ones as root
 	@scripts/deps.sh build fleet lab
 	@scripts/test.sh
+
+test-fresh: ## Run `make demo` and `make test` in a fresh root file system, as a newcomer would
+	@scripts/fresh.sh run --user "make demo" "make install" "tidegate --version" "make test"
 
 test-vm: ## Run the privileged tests on Debian's kernels 6.1 to 7.3, and the unit under systemd, in VMs
 	@scripts/deps.sh build lab
@@ -69,14 +75,11 @@ lab: ## Run experiments: make lab EXP="htb-latency" [QUICK=1]
 	$(CARGO) build --release --locked --bins
 	@scripts/lab.sh run $(EXP) $(if $(QUICK),--quick) --out "$(OUT)"
 
-install: build ## Install `tidegate`, its man pages, completions and unit below PREFIX
-	install -D -m 755 target/release/tidegate "$(DESTDIR)$(PREFIX)/bin/tidegate"
-	install -d "$(DESTDIR)$(PREFIX)/share/man/man1" "$(DESTDIR)$(PREFIX)/share/bash-completion/completions"
-	install -d "$(DESTDIR)$(PREFIX)/lib/systemd/system"
-	sed 's|/usr/local/bin|$(PREFIX)/bin|' packaging/systemd/tidegate-daemon.service \
-		> "$(DESTDIR)$(PREFIX)/lib/systemd/system/tidegate-daemon.service"
-	target/release/tidegate man "$(DESTDIR)$(PREFIX)/share/man/man1"
-	target/release/tidegate completions bash > "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/tidegate"
+install: ## Build and install `tidegate`, its man pages, completions and unit below PREFIX
+	@scripts/install.sh install "$(PREFIX)" "$(DESTDIR)"
+
+uninstall: ## Remove what `make install` put below PREFIX
+	@scripts/install.sh uninstall "$(PREFIX)" "$(DESTDIR)"
 
 clean: ## Remove what was built
 	$(CARGO) clean

@@ -1,45 +1,66 @@
 #!/usr/bin/env bash
 # Installs what is missing, after it said what and why. Silent, and off the network, if nothing is.
 #
-#   scripts/deps.sh GROUP...      groups: bench, build, fleet, lab, lint, vm
+#   scripts/deps.sh GROUP...      groups: bench, build, fleet, fresh, lab, lint, vm
 #
-# Packages come from apt. Where there is none, it says what to install and ends with 1.
+# Debian and Ubuntu: it installs with apt. Fedora and Arch: it prints the command with their names for the
+# packages, and ends with 1. Elsewhere it prints Debian's names, and ends with 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Where Debian keeps nginx and tc, and where users do not look.
 export PATH="$PATH:/usr/sbin:/sbin"
 
-# group | package | why | how to see that it is there
+# group | Debian | Fedora | Arch | why | how to see that it is there
 needs() {
 	cat <<-'END'
-	build | clang           | compiles the eBPF programs                   | command -v clang
-	build | gcc             | compiles libbpf                              | command -v gcc
-	build | make            | builds libbpf                                | command -v make
-	build | pkg-config      | finds the libraries that libbpf links to     | command -v pkg-config
-	build | libc6-dev       | headers of the C library                     | test -e /usr/include/stdio.h
-	build | linux-libc-dev  | headers of the kernel                        | test -e /usr/include/linux/bpf.h
-	build | libelf-dev      | libbpf reads eBPF objects with it            | pkg-config --exists libelf
-	build | zlib1g-dev      | libelf unpacks sections with it              | pkg-config --exists zlib
-	lab   | iproute2        | sets up tc and namespaces as users do        | command -v tc
-	lab   | iperf3          | the transfer that is limited and measured    | command -v iperf3
-	lab   | nginx           | serves the file that is downloaded           | command -v nginx
-	lab   | curl            | downloads it                                 | command -v curl
-	lab   | nftables        | polices, as a peer of scheme police          | command -v nft
-	lab   | iptables        | gives packets to the relay that drl-cost has  | command -v iptables
-	lab   | dropbear-bin    | is an SSH session through a limited port     | command -v dropbear
-	lab   | tcpdump         | captures what a policer lets through         | command -v tcpdump
-	fleet | redis-server    | a registry that a daemon finds its peers in   | command -v redis-server
-	fleet | etcd-server     | another one                                  | command -v etcd
-	vm    | qemu-system-x86 | emulates the machines of make test-vm        | command -v qemu-system-x86_64
-	vm    | busybox-static  | is the first thing that runs in them         | command -v busybox
-	vm    | kmod            | loads the modules of their kernels           | command -v depmod
-	vm    | python3-venv    | holds virtme-ng, which starts them           | python3 -c 'import ensurepip'
-	vm    | mmdebstrap      | makes the root file system with systemd      | command -v mmdebstrap
-	vm    | e2fsprogs       | makes a disk of it                           | command -v mke2fs
-	vm    | debian-archive-keyring | says that their kernels are Debian's  | test -e /usr/share/keyrings/debian-archive-keyring.gpg
-	bench | valgrind        | counts the instructions of a timing wheel    | command -v valgrind
-	lint  | clang-format    | checks how the eBPF programs are set         | command -v clang-format
+	build | clang | clang | clang | compiles the eBPF programs | command -v clang
+	build | gcc | gcc | gcc | compiles libbpf | command -v gcc
+	build | make | make | make | builds libbpf | command -v make
+	build | pkg-config | pkgconf-pkg-config | pkgconf | finds the libraries that libbpf links to | command -v pkg-config
+	build | libc6-dev | glibc-devel | glibc | headers of the C library | test -e /usr/include/stdio.h
+	build | linux-libc-dev | kernel-headers | linux-api-headers | headers of the kernel | test -e /usr/include/linux/bpf.h
+	build | libelf-dev | elfutils-libelf-devel | libelf | libbpf reads eBPF objects with it | pkg-config --exists libelf
+	build | zlib1g-dev | zlib-devel | zlib | libelf unpacks sections with it | pkg-config --exists zlib
+	lab | iproute2 | iproute-tc | iproute2 | sets up tc and namespaces as users do | command -v tc
+	lab | iperf3 | iperf3 | iperf3 | sends the transfer that is limited and measured | command -v iperf3
+	lab | nginx | nginx | nginx | serves the file that is downloaded | command -v nginx
+	lab | curl | curl | curl | downloads it | command -v curl
+	lab | nftables | nftables | nftables | polices, as a peer of scheme police | command -v nft
+	lab | iptables | iptables-nft | iptables | hands packets to the relay of drl-cost | command -v iptables
+	lab | dropbear-bin | dropbear | dropbear | runs an SSH session through a limited port | command -v dropbear
+	lab | tcpdump | tcpdump | tcpdump | captures what a policer lets through | command -v tcpdump
+	fleet | redis-server | valkey-compat-redis | valkey | is a registry in which a daemon finds its peers | command -v redis-server
+	fleet | etcd-server | etcd | etcd | is another such registry | command -v etcd
+	fresh | mmdebstrap | mmdebstrap | mmdebstrap | makes the fresh root file system of make test-fresh | command -v mmdebstrap
+	vm | qemu-system-x86 | qemu-system-x86-core | qemu-system-x86 | emulates the machines of make test-vm | command -v qemu-system-x86_64
+	vm | busybox-static | busybox | busybox | is the first process in them | command -v busybox
+	vm | kmod | kmod | kmod | loads the modules of their kernels | command -v depmod
+	vm | python3-venv | python3 | python | holds virtme-ng, which starts them | python3 -c 'import ensurepip'
+	vm | mmdebstrap | mmdebstrap | mmdebstrap | makes the root file system that has systemd | command -v mmdebstrap
+	vm | e2fsprogs | e2fsprogs | e2fsprogs | makes a disk of it | command -v mke2fs
+	vm | debian-archive-keyring | debian-keyring | debian-archive-keyring | proves that their kernels are Debian's | test -e /usr/share/keyrings/debian-archive-keyring.gpg
+	bench | valgrind | valgrind | valgrind | counts the instructions of a timing wheel | command -v valgrind
+	lint | clang-format | clang-tools-extra | clang | checks the format of the eBPF programs | command -v clang-format
 	END
+}
+
+# The oldest kernel whose BPF has what the programs use.
+oldest_kernel=6.1
+
+# Building needs no particular kernel. Running does: say so before anybody waits for a build.
+check_kernel() {
+	local found
+	found=$(uname -r)
+	if [ "$(printf '%s\n' "$oldest_kernel" "$found" | sort -V | head -n 1)" != "$oldest_kernel" ]; then
+		echo "This machine runs Linux $found, and Tidegate needs $oldest_kernel or newer." \
+			"Boot a newer kernel (Debian 12, Ubuntu 24.04 and Fedora 38 have one)." >&2
+		return 1
+	fi
+	if [ ! -e /sys/kernel/btf/vmlinux ]; then
+		echo "This kernel ($found) carries no BTF: /sys/kernel/btf/vmlinux is missing, and eBPF programs need it." \
+			"Boot a kernel that is built with CONFIG_DEBUG_INFO_BTF=y, as the distributions' are." >&2
+		return 1
+	fi
 }
 
 # The Rust toolchain is the user's own affair; an old one fails late and at length, so look first.
@@ -99,16 +120,29 @@ trimmed() {
 	echo "${text%"${text##*[![:space:]]}"}"
 }
 
+# Who installs here, and which column of the table has its names.
+if command -v apt-get >/dev/null; then
+	installer="apt-get install --no-install-recommends" column=debian
+elif command -v dnf >/dev/null; then
+	installer="dnf install" column=fedora
+elif command -v pacman >/dev/null; then
+	installer="pacman -S --needed" column=arch
+else
+	installer="" column=debian
+fi
+
 check_rust
+[[ " $* " != *" lab "* ]] || check_kernel
 
 missing=()
 reasons=()
-while IFS='|' read -r group package why check; do
-	group=$(trimmed "$group") package=$(trimmed "$package")
+while IFS='|' read -r group debian fedora arch why check; do
+	group=$(trimmed "$group")
 	[[ " $* " = *" $group "* ]] || continue
 	if ! eval "$check" >/dev/null 2>&1; then
+		package=$(trimmed "${!column}")
 		missing+=("$package")
-		reasons+=("$(printf '  %-15s %s' "$package" "$(trimmed "$why")")")
+		reasons+=("$(printf '  %-22s %s' "$package" "$(trimmed "$why")")")
 	fi
 done < <(needs)
 
@@ -119,13 +153,18 @@ fi
 {
 	echo "Missing on this machine:"
 	printf '%s\n' "${reasons[@]}"
-	if ! command -v apt-get >/dev/null; then
-		echo "There is no apt-get here. Install these (the names are Debian's), then try again."
+	if [ -z "$installer" ]; then
+		echo "Install these (the names are Debian's), then try again."
+		exit 1
+	fi
+	if [ "$column" != debian ]; then
+		echo "Install them, then try again:"
+		echo "  sudo $installer ${missing[*]}"
 		exit 1
 	fi
 	if [ "$(id -u)" != 0 ] && ! command -v sudo >/dev/null; then
 		echo "Installing needs root, and there is no sudo. As root:"
-		echo "  apt-get install --no-install-recommends ${missing[*]}"
+		echo "  $installer ${missing[*]}"
 		exit 1
 	fi
 	echo "Installing them with apt-get. No server is left running."

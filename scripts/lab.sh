@@ -16,7 +16,7 @@ if [ "$(id -u)" != 0 ]; then
 	echo "The lab builds network namespaces, which needs root; nothing of them stays." >&2
 fi
 code=0
-scripts/as-root.sh target/release/tidegate-lab "$@" || code=$?
+scripts/as-root.sh "$(scripts/target-dir.sh)/release/tidegate-lab" "$@" || code=$?
 if [ "$(id -u)" != 0 ]; then
 	scripts/as-root.sh chown -R "$(id -u):$(id -g)" "$out"
 fi

@@ -12,7 +12,7 @@
 //!
 //! Imports point to the right only. What touches a network lives apart, and only experiments call it:
 //! [`testbed`] builds namespaces, links and peers, [`tools`] drives traffic between them, [`systems`]
-//! puts the limits that are compared on them. The library
+//! puts the limits that are compared on them, [`stalls`] notices when the machine stands still. The library
 //! exists for this crate's binary and its tests; no other crate imports it.
 
 pub mod chart;
@@ -24,6 +24,7 @@ pub mod host;
 pub mod progress;
 pub mod report;
 pub mod run;
+pub mod stalls;
 pub mod stats;
 pub mod systems;
 pub mod table;

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::host::Host;
+use crate::stalls::Stalls;
 use crate::table;
 use crate::testbed::LinkSpec;
 
@@ -118,6 +119,9 @@ pub struct Report {
     pub started: String,
     /// How long it took.
     pub elapsed_s: f64,
+    /// How the machine stood still meanwhile; none if that could not be watched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stalls: Option<Stalls>,
     /// The measured values.
     pub rows: Vec<Row>,
     /// The claims.
@@ -199,8 +203,22 @@ impl Report {
         for (tool, version) in &self.host.tools {
             lines += &format!("| {tool} | {} |\n", table::escaped(version));
         }
+        if let Some(text) = self.stalls_text() {
+            lines += &format!("| stalls | {text} |\n");
+        }
         lines.push('\n');
         lines
+    }
+
+    /// How the machine stood still meanwhile, for people; none if it did not, or was not watched.
+    pub fn stalls_text(&self) -> Option<String> {
+        let Stalls { count, total_ms, longest_ms } =
+            self.stalls.filter(|stalls| stalls.count > 0)?;
+        let times = if count == 1 { "once".to_owned() } else { format!("{count} times") };
+        Some(format!(
+            "the whole machine stood still {times}, {total_ms:.0} ms in all, {longest_ms:.0} ms at most; \
+             probes that overlap this are left out, of every system alike"
+        ))
     }
 
     /// Writes the report and its figures (file name, SVG) into `dir`, which is made if need be.

@@ -14,6 +14,7 @@ use crate::experiment::{Experiment, Interrupted, Skip};
 use crate::host::{self, Host};
 use crate::progress::Progress;
 use crate::report::{Report, percent};
+use crate::stalls::{StallWatch, Stalls};
 use crate::table;
 use crate::terminal::Terminal;
 use crate::testbed::Means;
@@ -79,10 +80,12 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
         );
     }
     let began = Instant::now();
+    let watch = StallWatch::start();
     let ended = catch_unwind(AssertUnwindSafe(|| experiment.run(&mut context)))
         .unwrap_or_else(|panic| Err(anyhow!("panicked: {}", panic_text(panic.as_ref()))));
     let Context { mut report, drawn, out_dir, .. } = context;
     report.elapsed_s = began.elapsed().as_secs_f64();
+    report.stalls = watch.ok().and_then(StallWatch::stop).map(|stalls| Stalls::of(&stalls));
 
     if let Err(error) = &ended {
         if let Some(Skip(reason)) = error.downcast_ref() {
@@ -177,6 +180,9 @@ fn print<W: Write>(
         Outcome::Failed(error) => writeln!(out, "{} {name}: {error:#}", paint.bad("failed")),
         Outcome::Done(report) => {
             results(out, report)?;
+            if let Some(text) = report.stalls_text() {
+                writeln!(out, "{} {text}", paint.warn("note:"))?;
+            }
             let page = options.out.join(name).join("report.md");
             writeln!(out, "{}", paint.dim(&format!("report: {}", page.display())))?;
             let Some(first) = report.figures.first() else { return Ok(()) };

@@ -52,6 +52,8 @@ const FILE_BYTES: u64 = LIMIT_BIT_S / 8 * DURATION.as_secs();
 /// TCP's start is over; the probe begins.
 const SETTLED: Duration = Duration::from_millis(500);
 const PROBED: Duration = Duration::from_secs(3);
+/// So that the 99th percentile of a run rests on thirty probes. They take 0.8 % of the limit.
+const PROBES_HZ: u64 = 1000;
 const START: Duration = Duration::from_secs(10);
 const FETCH: Duration = Duration::from_secs(60);
 const TENTH: Duration = Duration::from_millis(100);
@@ -310,7 +312,8 @@ fn probe(bed: &Bed, inside: Option<&Cgroup>) -> anyhow::Result<ProbeReport> {
     if let Some(cgroup) = inside {
         site = site.in_cgroup(cgroup);
     }
-    let args = probe::ClientArgs::new(bed.at(PROBE_PORT), PROBED);
+    let mut args = probe::ClientArgs::new(bed.at(PROBE_PORT), PROBED);
+    args.rate_hz = PROBES_HZ;
     probe::finish_client(probe::start_client(testbed, site, args)?, args)
 }
 

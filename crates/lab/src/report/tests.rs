@@ -40,6 +40,7 @@ pub(crate) fn sample() -> Report {
         command: "tidegate-lab run nrm-egress --quick".into(),
         started: "2025-06-01T12:00:00Z".into(),
         elapsed_s: 12.4,
+        stalls: Some(Stalls { count: 2, total_ms: 31.0, longest_ms: 18.0 }),
         rows,
         claims: vec![
             Claim { claim: "NRM queues nothing".into(), holds: true, measured: "31.5 µs".into() },
@@ -65,7 +66,7 @@ fn json_has_the_documented_shape() {
     insta::assert_snapshot!(value["claims"][1].to_string(), @r#"{"claim":"NRM fills the link","holds":false,"measured":"95 %"}"#);
     insta::assert_snapshot!(value["host"].to_string(), @r#"{"cores":2,"tools":{"tc":"iproute2-6.1.0 | libbpf"}}"#);
     let keys: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
-    insta::assert_snapshot!(keys.join(" "), @"experiment summary version kernel cpu host quick command started elapsed_s rows claims figures notes");
+    insta::assert_snapshot!(keys.join(" "), @"experiment summary version kernel cpu host quick command started elapsed_s stalls rows claims figures notes");
 }
 
 #[test]
@@ -92,6 +93,7 @@ fn markdown_page() {
     | kernel | 6.18.0 |
     | processor | Some CPU, 2 cores |
     | tc | iproute2-6.1.0 \| libbpf |
+    | stalls | the whole machine stood still 2 times, 31 ms in all, 18 ms at most; probes that overlap this are left out, of every system alike |
 
     ## Claims
 

@@ -37,6 +37,7 @@ use tidegate_sys::{
 
 use super::{GRACE, NS_PER_US, Quantiles, histogram_ns, parse_seconds};
 use crate::{
+    stalls::{self, Stall, StallWatch},
     stats,
     testbed::{Child, Site, Testbed, wait},
 };
@@ -126,6 +127,9 @@ pub struct ProbeReport {
     pub lost: u64,
     /// Probes that the client's own stack did not take; not part of `sent`.
     pub refused: u64,
+    /// Probes that are left out of the distributions: the whole machine stood still on their way.
+    #[serde(default)]
+    pub stalled: u64,
     /// From actual departure to reply.
     pub rtt: Quantiles,
     /// From scheduled departure to reply.
@@ -216,6 +220,7 @@ pub fn probe(args: &ClientArgs) -> anyhow::Result<ProbeReport> {
     stamp_received(&socket)?;
 
     let book: Vec<Probe> = (0..count).map(|_| Probe::default()).collect();
+    let watch = StallWatch::start();
     let sent_all = AtomicBool::new(false);
     thread::scope(|scope| {
         let sender = scope.spawn(|| {
@@ -227,7 +232,8 @@ pub fn probe(args: &ClientArgs) -> anyhow::Result<ProbeReport> {
         let (refused, realtime) =
             sender.join().map_err(|_| anyhow::anyhow!("the sending thread panicked"))??;
         receiver.join().map_err(|_| anyhow::anyhow!("the receiving thread panicked"))??;
-        let report = summarize(&book, refused, realtime)?;
+        let stalls = watch.ok().and_then(StallWatch::stop).unwrap_or_default();
+        let report = summarize(&book, &stalls, refused, realtime)?;
         if report.received == 0 && !args.may_lose_all {
             bail!("no reply to {} probes: is a probe-server there?", report.sent);
         }
@@ -235,9 +241,11 @@ pub fn probe(args: &ClientArgs) -> anyhow::Result<ProbeReport> {
     })
 }
 
-/// When a probe left (real time, 0: not yet), by how much late, and when its reply came (0: not yet).
+/// When a probe was due (monotonic), when it left (real time, 0: not yet), by how much late, and when its
+/// reply came (0: not yet).
 #[derive(Debug, Default)]
 struct Probe {
+    due_ns: AtomicU64,
     sent_ns: AtomicU64,
     lateness_ns: AtomicU64,
     received_ns: AtomicU64,
@@ -260,6 +268,7 @@ fn send_all(socket: &UdpSocket, args: &ClientArgs, book: &[Probe]) -> anyhow::Re
             Timespec { tv_sec: (due_ns / NS_PER_S) as i64, tv_nsec: (due_ns % NS_PER_S) as _ };
         while clock_nanosleep_absolute(ClockId::Monotonic, &due).is_err() {}
         let late_ns = now_ns(ClockId::Monotonic).saturating_sub(due_ns);
+        probe.due_ns.store(due_ns, Ordering::Relaxed);
         probe.lateness_ns.store(late_ns, Ordering::Relaxed);
         probe.sent_ns.store(now_ns(ClockId::Realtime), Ordering::Release);
         if rustix::net::send(socket, &packet, rustix::net::SendFlags::DONTWAIT).is_err() {
@@ -315,25 +324,31 @@ fn receive_all(
     Ok(())
 }
 
-fn summarize(book: &[Probe], refused: u64, realtime: bool) -> anyhow::Result<ProbeReport> {
+fn summarize(
+    book: &[Probe],
+    stalls: &[Stall],
+    refused: u64,
+    realtime: bool,
+) -> anyhow::Result<ProbeReport> {
     let (mut rtt, mut from_schedule, mut lateness) =
         (histogram_ns()?, histogram_ns()?, histogram_ns()?);
-    let (mut sent, mut received) = (0, 0);
+    let (mut sent, mut received, mut stalled) = (0, 0, 0);
     for probe in book {
-        let [sent_ns, lateness_ns, received_ns] =
-            [&probe.sent_ns, &probe.lateness_ns, &probe.received_ns]
+        let [due_ns, sent_ns, lateness_ns, received_ns] =
+            [&probe.due_ns, &probe.sent_ns, &probe.lateness_ns, &probe.received_ns]
                 .map(|t| t.load(Ordering::Relaxed));
-        lateness.record(lateness_ns)?;
-        if sent_ns == 0 {
-            continue;
-        }
-        sent += 1;
-        if received_ns == 0 {
-            continue;
-        }
-        received += 1;
         // Both from the clock of the day; should it be set back meanwhile, the probe took no time.
         let rtt_ns = received_ns.saturating_sub(sent_ns);
+        sent += u64::from(sent_ns != 0);
+        received += u64::from(received_ns != 0);
+        if stalls::overlaps(stalls, due_ns, due_ns + lateness_ns + rtt_ns) {
+            stalled += 1;
+            continue;
+        }
+        lateness.record(lateness_ns)?;
+        if sent_ns == 0 || received_ns == 0 {
+            continue;
+        }
         rtt.record(rtt_ns)?;
         from_schedule.record(rtt_ns + lateness_ns)?;
     }
@@ -342,6 +357,7 @@ fn summarize(book: &[Probe], refused: u64, realtime: bool) -> anyhow::Result<Pro
         received,
         lost: sent - received,
         refused,
+        stalled,
         rtt: Quantiles::of_ns(&rtt),
         rtt_cdf_us: stats::histogram_cdf(&rtt)
             .into_iter()
@@ -387,9 +403,32 @@ mod tests {
         assert_eq!(report.sent + report.refused, 100);
         assert_eq!(report.received + report.lost, report.sent);
         assert!(report.received > 0);
-        assert!(report.rtt.min_us > 0.0, "{report:?}");
+        assert!(report.rtt.count == 0 || report.rtt.min_us > 0.0, "{report:?}");
         assert!(report.from_schedule.mean_us >= report.rtt.mean_us, "{report:?}");
-        assert_eq!(report.lateness.count, 100);
+        assert_eq!(report.lateness.count + report.stalled, 100);
+    }
+
+    #[test]
+    fn probes_that_a_stall_held_up_are_left_out_of_the_distributions() {
+        const MS: u64 = 1_000_000;
+        // Due every 10 ms, back after 1 ms; the second and the third meet the stall.
+        let book: Vec<Probe> = [1, 25, 15, 1]
+            .iter()
+            .enumerate()
+            .map(|(n, rtt_ms)| Probe {
+                due_ns: (n as u64 * 10 * MS).into(),
+                sent_ns: (1000 * MS).into(),
+                lateness_ns: 0.into(),
+                received_ns: ((1000 + rtt_ms) * MS).into(),
+            })
+            .collect();
+        let stall = Stall { start_ns: 12 * MS, end_ns: 28 * MS };
+        let report = summarize(&book, &[stall], 0, true).unwrap();
+        assert_eq!((report.sent, report.received, report.stalled), (4, 4, 2));
+        assert_eq!(report.rtt.count, 2);
+        assert!(report.rtt.max_us < 1100.0, "{report:?}");
+        let all = summarize(&book, &[], 0, true).unwrap();
+        assert_eq!((all.stalled, all.rtt.count), (0, 4));
     }
 
     #[test]

@@ -1,0 +1,240 @@
+//! Notices when the whole machine stands still, so that the lab does not report it as latency.
+//!
+//! A virtual machine that shares its processors stops now and then: all of its CPUs at once, for milliseconds.
+//! A probe that is on its way then comes late whatever limit it passes. The watch has one real-time thread on
+//! each CPU, above the probes' priority, that sleeps for [`PERIOD`] at a time. A wake-up that comes late by
+//! [`LATE`] or more is a gap of that CPU. The times that are gaps of every CPU are stalls: no program, limit or
+//! queue of the machine can cause them, because interrupts and other threads hold up one CPU at a time, and not
+//! for so long.
+//!
+//! The probe client leaves out the probes that overlap a stall, for every system alike, and the report says how
+//! often and for how long the machine stood still.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use rustix::{
+    thread::{CpuSet, clock_nanosleep_absolute, sched_getaffinity, sched_setaffinity},
+    time::{ClockId, Timespec, clock_gettime},
+};
+use serde::{Deserialize, Serialize};
+use tidegate_sys::sched::make_realtime_above;
+
+/// How long each thread of the watch sleeps.
+const PERIOD: Duration = Duration::from_millis(1);
+/// A wake-up that comes late by this much is a gap.
+const LATE: Duration = Duration::from_millis(3);
+/// A watch that sees more gaps than this on one CPU keeps the first ones.
+const GAPS_MAX: usize = 100_000;
+const NS_PER_S: u64 = 1_000_000_000;
+
+/// A time during which no CPU ran anything, on the monotonic clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stall {
+    /// The first moment at which the machine may have stood still, in nanoseconds.
+    pub start_ns: u64,
+    /// The moment from which it ran again, in nanoseconds.
+    pub end_ns: u64,
+}
+
+/// The stalls of an experiment, as its report has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Stalls {
+    /// How often all CPUs stood still at once.
+    pub count: u64,
+    /// How long in all, in milliseconds.
+    pub total_ms: f64,
+    /// The longest, in milliseconds.
+    pub longest_ms: f64,
+}
+
+impl Stalls {
+    /// The sum of what a watch has seen.
+    pub fn of(stalls: &[Stall]) -> Stalls {
+        let ms = |stall: &Stall| (stall.end_ns - stall.start_ns) as f64 / 1e6;
+        Stalls {
+            count: stalls.len() as u64,
+            total_ms: stalls.iter().map(ms).sum(),
+            longest_ms: stalls.iter().map(ms).fold(0.0, f64::max),
+        }
+    }
+}
+
+/// Threads that notice stalls until they are stopped.
+#[derive(Debug)]
+pub struct StallWatch {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<io::Result<Vec<Stall>>>>,
+}
+
+impl StallWatch {
+    /// Starts a thread on every CPU that this thread may use.
+    ///
+    /// # Errors
+    ///
+    /// Those of making threads and of asking for the CPUs.
+    pub fn start() -> io::Result<StallWatch> {
+        let cpus = sched_getaffinity(None)?;
+        let mut watch = StallWatch { stop: Arc::default(), threads: Vec::new() };
+        for cpu in (0..CpuSet::MAX_CPU).filter(|&cpu| cpus.is_set(cpu)) {
+            let stop = Arc::clone(&watch.stop);
+            let builder = thread::Builder::new().name(format!("stalls {cpu}"));
+            watch.threads.push(builder.spawn(move || gaps_of(cpu, &stop))?);
+        }
+        Ok(watch)
+    }
+
+    /// Ends the threads and returns the stalls that they saw, in order; none if they could not watch, because
+    /// this process may not use the real-time class or a CPU was taken from it.
+    pub fn stop(mut self) -> Option<Vec<Stall>> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut gaps = Vec::new();
+        for thread in self.threads.drain(..) {
+            gaps.push(thread.join().ok()?.ok()?);
+        }
+        Some(together(gaps))
+    }
+}
+
+impl Drop for StallWatch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Watches one CPU until told to stop.
+fn gaps_of(cpu: usize, stop: &AtomicBool) -> io::Result<Vec<Stall>> {
+    let mut only = CpuSet::new();
+    only.set(cpu);
+    sched_setaffinity(None, &only)?;
+    make_realtime_above()?;
+    let mut gaps = Vec::new();
+    let mut due_ns = monotonic_ns();
+    while !stop.load(Ordering::Relaxed) {
+        due_ns += PERIOD.as_nanos() as u64;
+        let due =
+            Timespec { tv_sec: (due_ns / NS_PER_S) as i64, tv_nsec: (due_ns % NS_PER_S) as _ };
+        while clock_nanosleep_absolute(ClockId::Monotonic, &due).is_err() {}
+        let woke_ns = monotonic_ns();
+        if let Some(gap) = gap(due_ns, woke_ns) {
+            if gaps.len() < GAPS_MAX {
+                gaps.push(gap);
+            }
+            // The wake-ups that were missed are not made up for.
+            due_ns = woke_ns;
+        }
+    }
+    Ok(gaps)
+}
+
+/// The gap that a wake-up shows. The CPU ran at the wake-up before, one period earlier than this was due.
+fn gap(due_ns: u64, woke_ns: u64) -> Option<Stall> {
+    let late = woke_ns.saturating_sub(due_ns) >= LATE.as_nanos() as u64;
+    late.then(|| Stall {
+        start_ns: due_ns.saturating_sub(PERIOD.as_nanos() as u64),
+        end_ns: woke_ns,
+    })
+}
+
+/// The times that are gaps of every CPU. Each CPU's gaps are in order and apart from each other.
+fn together(gaps: Vec<Vec<Stall>>) -> Vec<Stall> {
+    let both = |a: Vec<Stall>, b: Vec<Stall>| {
+        let (mut at_a, mut at_b, mut stalls) = (0, 0, Vec::new());
+        while let (Some(a), Some(b)) = (a.get(at_a), b.get(at_b)) {
+            let (start_ns, end_ns) = (a.start_ns.max(b.start_ns), a.end_ns.min(b.end_ns));
+            if start_ns + (LATE.as_nanos() as u64) <= end_ns {
+                stalls.push(Stall { start_ns, end_ns });
+            }
+            if a.end_ns <= b.end_ns { at_a += 1 } else { at_b += 1 }
+        }
+        stalls
+    };
+    gaps.into_iter().reduce(both).unwrap_or_default()
+}
+
+/// Whether a time overlaps a stall. A stall counts one period longer, in which what it held up is worked off.
+pub fn overlaps(stalls: &[Stall], start_ns: u64, end_ns: u64) -> bool {
+    let after_ns = PERIOD.as_nanos() as u64;
+    let first = stalls.partition_point(|stall| stall.end_ns + after_ns < start_ns);
+    stalls.get(first).is_some_and(|stall| stall.start_ns <= end_ns)
+}
+
+/// Now, on the clock of the stalls.
+pub fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * NS_PER_S + now.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn stall(start_ms: u64, end_ms: u64) -> Stall {
+        Stall { start_ns: start_ms * MS, end_ns: end_ms * MS }
+    }
+
+    #[test]
+    fn a_late_wake_up_is_a_gap() {
+        assert_eq!(gap(10 * MS, 10 * MS), None);
+        assert_eq!(gap(10 * MS, 13 * MS - 1), None);
+        assert_eq!(gap(10 * MS, 13 * MS), Some(stall(9, 13)));
+        // The clock of a thread that is early by rounding.
+        assert_eq!(gap(10 * MS, 10 * MS - 1), None);
+    }
+
+    #[test]
+    fn only_what_stops_every_cpu_is_a_stall() {
+        let one = vec![stall(10, 30), stall(50, 60), stall(80, 90)];
+        let other = vec![stall(12, 20), stall(25, 35), stall(55, 57), stall(85, 99)];
+        // 55 to 57 is shorter than a gap, 25 to 30 and 85 to 90 are what both have.
+        let expected = vec![stall(12, 20), stall(25, 30), stall(85, 90)];
+        assert_eq!(together(vec![one.clone(), other.clone()]), expected);
+        assert_eq!(together(vec![other, one]), expected);
+        assert_eq!(together(vec![vec![stall(1, 9)], vec![]]), []);
+        assert_eq!(together(vec![vec![stall(1, 9)]]), [stall(1, 9)]);
+        assert_eq!(together(vec![]), []);
+    }
+
+    #[test]
+    fn a_time_overlaps_a_stall_or_not() {
+        let stalls = [stall(10, 20), stall(40, 50)];
+        for (start_ms, end_ms, expected) in [
+            (0, 9, false),
+            (0, 10, true),
+            (12, 13, true),
+            (21, 22, true),
+            (22, 39, false),
+            (22, 40, true),
+            (0, 100, true),
+            (52, 60, false),
+        ] {
+            let seen = overlaps(&stalls, start_ms * MS, end_ms * MS);
+            assert_eq!(seen, expected, "{start_ms} to {end_ms} ms");
+        }
+        assert!(!overlaps(&[], 0, u64::MAX));
+    }
+
+    #[test]
+    fn stalls_add_up() {
+        let sum = Stalls::of(&[stall(10, 20), stall(40, 45)]);
+        assert_eq!(sum, Stalls { count: 2, total_ms: 15.0, longest_ms: 10.0 });
+        assert_eq!(Stalls::of(&[]), Stalls::default());
+    }
+
+    #[test]
+    fn a_watch_ends_and_its_stalls_are_in_order() {
+        let watch = StallWatch::start().unwrap();
+        // Without the right to the real-time class it says that it saw nothing, which is none of zero stalls.
+        let Some(stalls) = watch.stop() else { return };
+        assert!(stalls.windows(2).all(|pair| pair[0].end_ns <= pair[1].start_ns), "{stalls:?}");
+    }
+}
