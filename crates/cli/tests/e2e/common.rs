@@ -25,6 +25,10 @@ use tidegate_sys::{
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// An emulated machine takes so many times as long.
 const EMULATED: u32 = 4;
+/// How long [`wait_for`] waits between two looks. A look may start a process, and on an emulated machine
+/// looks in close succession leave no CPU time to what they wait for.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+const LOOK_EVERY_EMULATED: Duration = Duration::from_millis(250);
 
 /// Says SKIP, past the test harness that would keep it to itself.
 pub fn skip(why: &str) {
@@ -58,13 +62,15 @@ macro_rules! need_root {
 }
 
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE * if is_emulated() { EMULATED } else { 1 };
+    let (factor, every) =
+        if is_emulated() { (EMULATED, LOOK_EVERY_EMULATED) } else { (1, LOOK_EVERY) };
+    let deadline = Instant::now() + PATIENCE * factor;
     loop {
         if let Some(found) = look() {
             return found;
         }
         assert!(Instant::now() < deadline, "waited in vain for: {what}");
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(every);
     }
 }
 
