@@ -206,6 +206,7 @@ port)
 	;;
 systemd)
 	shift
+	kernels=("$systemd_kernel")
 	prepare
 	code=0
 	check_unit "$@" || code=$?
