@@ -22,6 +22,7 @@ struct tg_qdisc_query {
 	__u32 handle;
 	/* The answer; 0: there is none. */
 	__u64 qdisc;
+	__u64 dev_queue;
 };
 
 struct search {
@@ -69,6 +70,7 @@ int find_qdisc(struct tg_qdisc_query *query)
 	struct search search = {.wanted = query->ifindex};
 	const struct hlist_head *table, *bucket;
 	const struct net_device *device;
+	const struct Qdisc *found;
 	__u32 buckets;
 
 	query->qdisc = 0;
@@ -87,6 +89,9 @@ int find_qdisc(struct tg_qdisc_query *query)
 		search.at = BPF_CORE_READ(&bucket[i], first);
 		bpf_loop(CHAIN_MAX, next_qdisc, &search, 0);
 	}
+	found = (void *)search.found;
+	/* Zero where there is none. */
+	query->dev_queue = (__u64)BPF_CORE_READ(found, dev_queue);
 	query->qdisc = search.found;
 	return 0;
 }

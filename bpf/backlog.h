@@ -9,8 +9,19 @@
  * drop that has no tracepoint. So a program is told where the qdisc is, and reads what `tc -s`
  * shows, at the moment it looks.
  *
- * The address is found by backlog.bpf.c when the limit is put on (sys::backlog). A qdisc that
- * somebody else has deleted meanwhile is told by its handle, which no longer is at that address.
+ * The address is found by backlog.bpf.c when the limit is put on (sys::backlog). Somebody else may
+ * delete the qdisc later, and the address is then free memory, or another qdisc, of another limit
+ * perhaps: all limits call theirs alike. So four things must be as they were:
+ *
+ *   refcnt     not 0: a qdisc that is deleted has none, and keeps the 0 when its memory is free
+ *   handle     it is a limit's leaf
+ *   dev_queue  of the same device, as long as there is that device
+ *   ifindex    of another device, at the same address, that came after: it has another index
+ *
+ * While these programs stand on the device that has the qdisc, the third proves it. What comes in
+ * waits at an ifb, which may go before they do; then it takes a device of another network
+ * namespace, with the same index, its queues where the ifb's were and its leaf where the leaf was,
+ * to be taken for it. A read of such an address never faults: it gives zero where nothing is.
  *
  *	struct tg_backlog *at = bpf_map_lookup_elem(&backlogs, &direction);
  *	struct tg_waiting now;
@@ -35,6 +46,8 @@ struct tg_backlog {
 	__u32 ifindex;
 	/* What it is emptied at, at most. */
 	__u64 rate_bit_s;
+	/* Its struct netdev_queue, which is the device's. */
+	__u64 dev_queue;
 };
 
 /* What waits at one moment. */
@@ -45,6 +58,17 @@ struct tg_waiting {
 	__u32 packets;
 };
 
+/* Whether the qdisc is still the limiter's. */
+static __always_inline int tg_backlog_is_there(const struct tg_backlog *at)
+{
+	const struct Qdisc *qdisc = (const struct Qdisc *)at->qdisc;
+
+	return qdisc && BPF_CORE_READ(qdisc, handle) == at->handle &&
+	       BPF_CORE_READ(qdisc, refcnt.refs.counter) &&
+	       (__u64)BPF_CORE_READ(qdisc, dev_queue) == at->dev_queue &&
+	       BPF_CORE_READ(qdisc, dev_queue, dev, ifindex) == at->ifindex;
+}
+
 /* Reads what waits; other than 0, and nothing waits, if the qdisc is not there. */
 static __always_inline int tg_backlog_read(const struct tg_backlog *at, struct tg_waiting *now)
 {
@@ -52,7 +76,7 @@ static __always_inline int tg_backlog_read(const struct tg_backlog *at, struct t
 
 	now->bytes = 0;
 	now->packets = 0;
-	if (!qdisc || BPF_CORE_READ(qdisc, handle) != at->handle)
+	if (!tg_backlog_is_there(at))
 		return -1;
 	now->bytes = BPF_CORE_READ(qdisc, qstats.backlog);
 	now->packets = BPF_CORE_READ(qdisc, q.qlen);
@@ -66,16 +90,19 @@ static __always_inline int tg_backlog_read(const struct tg_backlog *at, struct t
 static __always_inline __u32 tg_backlog_bytes(const struct tg_backlog *at)
 {
 	const struct Qdisc *qdisc = (const struct Qdisc *)at->qdisc;
+	const struct netdev_queue *queue;
 
 	if (!qdisc)
 		return 0;
 	if (bpf_rdonly_cast) {
 		qdisc = bpf_core_cast(qdisc, struct Qdisc);
-		return qdisc->handle == at->handle ? qdisc->qstats.backlog : 0;
+		queue = qdisc->dev_queue;
+		if (qdisc->handle != at->handle || !qdisc->refcnt.refs.counter ||
+		    (__u64)queue != at->dev_queue || queue->dev->ifindex != at->ifindex)
+			return 0;
+		return qdisc->qstats.backlog;
 	}
-	if (BPF_CORE_READ(qdisc, handle) != at->handle)
-		return 0;
-	return BPF_CORE_READ(qdisc, qstats.backlog);
+	return tg_backlog_is_there(at) ? BPF_CORE_READ(qdisc, qstats.backlog) : 0;
 }
 
 #endif

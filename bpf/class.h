@@ -35,22 +35,24 @@ cl_rate(const struct cl_class *class, __u64 ceiling_bit_s, __u64 parent_bit_s, _
 	return fs_max(fs_min(rate, fs_min(ceiling_bit_s, parent_bit_s)), CL_MIN_RATE_BIT_S);
 }
 
+/* What a byte costs at a rate, rounded to the nearest. */
+static inline __attribute__((always_inline)) __u64 cl_cost(__u64 bit_s)
+{
+	bit_s = fs_max(bit_s, CL_MIN_RATE_BIT_S);
+	return (CL_ONE_BIT_S_COST + bit_s / 2) / bit_s;
+}
+
 static inline __attribute__((always_inline)) __u64 cl_threshold(__u64 at_ceiling_ns, __u64 bytes,
 								__u64 cost)
 {
-	__u64 floor = bytes < (CL_MAX_SPAN_NS << VQ_COST_SHIFT) / cost
-			  ? bytes * cost >> VQ_COST_SHIFT
-			  : CL_MAX_SPAN_NS;
-
-	return fs_max(at_ceiling_ns, floor);
+	return fs_max(at_ceiling_ns, fs_min(vq_time_ns(bytes, cost), CL_MAX_SPAN_NS));
 }
 
-/* The virtual queue of a class at its present rate, from the one at its ceiling. */
+/* The virtual queue of a class whose bytes cost so much now, from the one at its ceiling. */
 static inline __attribute__((always_inline)) void cl_config_at(const struct vq_conf *ceiling,
 							       const struct cl_class *class,
-							       __u64 bit_s, struct vq_conf *now)
+							       __u64 cost, struct vq_conf *now)
 {
-	__u64 cost = (CL_ONE_BIT_S_COST + bit_s / 2) / bit_s;
 	__u64 drop = cl_threshold(ceiling->drop_ns, class->drop_bytes, cost);
 	__u64 mark = cl_threshold(ceiling->mark_ns, class->mark_bytes, cost);
 	__u64 large_drop = drop - drop / 8;

@@ -16,12 +16,14 @@
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
+#include "counters.h"
 #include "edt.h"
 #include "epoch.h"
 #include "exempt_packet.h"
 #include "intf.h"
 #include "maps.h"
 #include "packet.h"
+#include "wire_bytes.h"
 
 /* In every network namespace the loopback device is the first. */
 #define LOOPBACK_IFINDEX 1
@@ -112,21 +114,28 @@ static __always_inline void share(const struct vq_conf *conf, struct tg_queue *q
 	__u64 ahead = now + edt_lead_ns(queue->latest_ns, now);
 	__u64 finish = queue->finish_ns;
 	struct fs_sharers sharers;
+	int wants, counts;
 	__u64 largest;
 
 	if (bytes > queue->largest_bytes)
 		queue->largest_bytes = bytes;
-	if ((look->busy || bytes > VQ_SMALL_BYTES) && flow->epoch != epoch) {
-		flow->epoch = epoch;
-		__sync_fetch_and_add(&queue->flows, 1);
-	}
-	/* Room is made for who wants it, not for a packet now and then. */
-	if (look->busy && flow->room_epoch != epoch) {
-		flow->room_epoch = epoch;
-		if (queue->flows > queue->flows_before) {
-			fs_flows(&sharers, queue->flows);
-			queue->share = fs_make_room(queue->share, &sharers);
+	wants = look->busy && flow->room_epoch != epoch;
+	counts = (look->busy || bytes > VQ_SMALL_BYTES) && flow->epoch != epoch;
+	if ((wants || counts) && ep_enter(queue)) {
+		epoch = queue->epoch + 1;
+		if (counts && flow->epoch != epoch) {
+			flow->epoch = epoch;
+			queue->flows++;
 		}
+		/* Room is made for who wants it, not for a packet now and then. */
+		if (wants && flow->room_epoch != epoch) {
+			flow->room_epoch = epoch;
+			if (queue->flows > queue->flows_before) {
+				fs_flows(&sharers, queue->flows);
+				queue->share = fs_make_room(queue->share, &sharers);
+			}
+		}
+		ep_leave(queue);
 	}
 	/* Two rounds of the largest packet show every flow. */
 	largest = fs_max(fs_min(queue->largest_bytes, VQ_MAX_PACKET_BYTES), 2 * EDT_FRAME_BYTES);
@@ -149,6 +158,13 @@ static __always_inline void stamp(struct __sk_buff *skb, __u64 departure, __u64 
 	own = skb->tstamp;
 	if (own < departure || own > now + MAX_OWN_NS)
 		skb->tstamp = departure;
+}
+
+static __always_inline void count(struct tg_counters *c, enum place place, enum tg_outcome outcome,
+				  __u32 bytes)
+{
+	tg_add(&c->packets[outcome], 1, place != CGROUP);
+	tg_add(&c->bytes[outcome], bytes, place != CGROUP);
 }
 
 static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place place)
@@ -174,15 +190,13 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 	conf = &l->queue[TG_EGRESS];
 	if (!conf->cost)
 		return TG_PASS;
-	bytes = place == CGROUP ? tg_wire_bytes(skb) : tg_frame_bytes(skb, skb->len);
+	bytes = place == CGROUP ? tg_wire_bytes(skb, TG_EGRESS) : tg_frame_bytes(skb, skb->len);
 	if (place == CGROUP && skb->ifindex == LOOPBACK_IFINDEX && !(l->flags & TG_FLAG_LOOPBACK)) {
-		c->packets[TG_EXEMPT]++;
-		c->bytes[TG_EXEMPT] += bytes;
+		count(c, place, TG_EXEMPT, bytes);
 		return TG_PASS;
 	}
 	if (has_exempt && tg_is_exempt(skb, l->exempt.dscps, TG_EGRESS)) {
-		c->packets[TG_EXEMPT]++;
-		c->bytes[TG_EXEMPT] += bytes;
+		count(c, place, TG_EXEMPT, bytes);
 		return TG_PASS;
 	}
 	tg_parse(skb, &headers);
@@ -211,8 +225,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 		share(conf, queue, flow, &look, now, bytes);
 	}
 	/* The verdicts are the first outcomes, in the same order. */
-	c->packets[verdict]++;
-	c->bytes[verdict] += bytes;
+	count(c, place, (enum tg_outcome)verdict, bytes);
 	return (enum tg_outcome)verdict;
 }
 

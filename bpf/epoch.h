@@ -1,52 +1,138 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The end of an epoch, in which the next share of each flow is computed. */
+/*
+ * What a queue keeps of an epoch: who sent data in it, and at its end the next share.
+ *
+ * One CPU at a time changes it (ep_enter). Nobody waits: who finds another one there leaves the
+ * epoch as it is, and the next packet asks again. So whoever is counted is counted in one epoch and
+ * once, a share is computed from one epoch's numbers, and no stale share is written over a new one.
+ * A program always runs to its end, so nobody stays inside.
+ *
+ * Outside of it packets add to `unpaced_ns`, which the end of an epoch exchanges: what comes later
+ * counts for the next, and nothing is lost. `flooded` and `newcomers` are hints for one epoch; one
+ * that is lost at its end is one packet, or connection, that counts a little earlier. `rtt_ns` is
+ * smoothed, so a lost sample is one of many.
+ */
 #ifndef TG_EPOCH_H
 #define TG_EPOCH_H
 
 #include "fair_share.h"
 #include "intf.h"
 
+/* Whether this CPU may change what is kept of the epoch; then it must call ep_leave. */
+static inline __attribute__((always_inline)) int ep_enter(struct tg_queue *queue)
+{
+	return !__sync_val_compare_and_swap(&queue->entered, 0, 1);
+}
+
+static inline __attribute__((always_inline)) void ep_leave(struct tg_queue *queue)
+{
+	/* An exchange: all that was written before it is seen by who enters next. */
+	__sync_lock_test_and_set(&queue->entered, 0);
+}
+
 /*
- * Who sent data in the epoch that ends: children if there were any, or flows. What senders without
- * a share have used counts as reserved.
+ * Counts a flow in this epoch, if it is not yet, and makes room for it if it is new: *seen is the
+ * last epoch in which it was counted. A new flow has zero there, so epochs are numbered from one.
+ * Returns whether it was counted now.
  */
-static inline __attribute__((always_inline)) void tg_take_sharers(struct tg_queue *queue,
+static inline __attribute__((always_inline)) int ep_count_flow(struct tg_queue *queue, __u32 *seen)
+{
+	__u32 epoch, before = *(volatile __u32 *)seen;
+
+	if (before == *(volatile __u32 *)&queue->epoch + 1 || !ep_enter(queue))
+		return 0;
+	epoch = queue->epoch + 1;
+	before = *(volatile __u32 *)seen;
+	if (before != epoch) {
+		*seen = epoch;
+		queue->flows++;
+		/* Who has only been silent for a while is no newcomer. */
+		if (queue->flows > queue->flows_before &&
+		    !(before && epoch - before <= FS_KNOWN_EPOCHS))
+			queue->share = fs_join(queue->share, queue->flows);
+	}
+	ep_leave(queue);
+	return before != epoch;
+}
+
+/*
+ * Counts a class among those that are active in this epoch of its parent: what it weighs and what
+ * is guaranteed to it. *seen is the last epoch in which it was, numbered from one. Returns whether
+ * it was counted now.
+ */
+static inline __attribute__((always_inline)) int
+ep_count_class(struct tg_queue *parent, __u32 *seen, const struct cl_class *class)
+{
+	struct fs_sharers sharers;
+	int counts;
+
+	if (*(volatile __u32 *)seen == *(volatile __u32 *)&parent->epoch + 1 || !ep_enter(parent))
+		return 0;
+	counts = *(volatile __u32 *)seen != parent->epoch + 1;
+	if (counts) {
+		*seen = parent->epoch + 1;
+		parent->flows++;
+		parent->weight += class->weight;
+		parent->reserved_bit_s += class->guarantee_bit_s;
+		if (!parent->lightest || class->weight < parent->lightest)
+			parent->lightest = class->weight;
+		if ((parent->weight > parent->weight_before ||
+		     parent->reserved_bit_s > parent->reserved_before_bit_s) &&
+		    parent->rate_bit_s) {
+			sharers.count = parent->flows;
+			sharers.weight = fs_max(parent->weight, parent->weight_before);
+			sharers.lightest = class->weight;
+			sharers.reserved =
+			    fs_part(fs_max(parent->reserved_bit_s, parent->reserved_before_bit_s),
+				    parent->rate_bit_s);
+			parent->share = fs_make_room(parent->share, &sharers);
+		}
+	}
+	ep_leave(parent);
+	return counts;
+}
+
+/*
+ * Who sent data in the epoch that ends: children if there were any, or flows. What senders that
+ * cannot be paced have used counts as reserved.
+ */
+static inline __attribute__((always_inline)) void ep_take_sharers(struct tg_queue *queue,
 								  __u64 rate_bit_s,
 								  __u64 elapsed_ns,
 								  struct fs_sharers *sharers)
 {
-	__u64 untold = __sync_lock_test_and_set(&queue->untold_ns, 0);
-	__u32 count = __sync_lock_test_and_set(&queue->flows, 0);
-	__u32 weight = queue->weight;
-	__u64 seen_reserved = queue->reserved_bit_s, reserved;
-	__u32 lightest = queue->lightest;
+	__u64 unpaced = __sync_lock_test_and_set(&queue->unpaced_ns, 0);
+	__u32 weight = fs_max(queue->weight, queue->weight_before);
 
 	/* One that was silent for one epoch may only have been unlucky. */
-	fs_flows(sharers, count > queue->flows_before ? count : queue->flows_before);
-	queue->flows_before = count;
-	sharers->reserved = fs_min(fs_max(untold, queue->untold_before_ns), FS_MAX_CHARGED_NS) *
+	fs_flows(sharers, fs_max(queue->flows, queue->flows_before));
+	queue->flows_before = queue->flows;
+	queue->flows = 0;
+	sharers->reserved = fs_min(fs_max(unpaced, queue->unpaced_before_ns), FS_MAX_CHARGED_NS) *
 			    FS_ONE / fs_max(elapsed_ns, 1);
-	queue->untold_before_ns = untold;
-	if (!weight && !queue->weight_before)
+	queue->unpaced_before_ns = unpaced;
+	if (!weight)
 		return;
+	sharers->weight = weight;
+	sharers->reserved =
+	    fs_part(fs_max(queue->reserved_bit_s, queue->reserved_before_bit_s), rate_bit_s);
+	sharers->lightest =
+	    queue->lightest_before && (!queue->lightest || queue->lightest_before < queue->lightest)
+		? queue->lightest_before
+		: queue->lightest;
+	queue->weight_before = queue->weight;
+	queue->reserved_before_bit_s = queue->reserved_bit_s;
+	queue->lightest_before = queue->lightest;
 	queue->weight = 0;
 	queue->reserved_bit_s = 0;
 	queue->lightest = 0;
-	sharers->weight = fs_max(weight, queue->weight_before);
-	reserved = fs_max(seen_reserved, queue->reserved_before_bit_s);
-	sharers->reserved = fs_min(reserved, 1ULL << 37) * FS_ONE / fs_max(rate_bit_s, 1);
-	sharers->lightest =
-	    queue->lightest_before && (!lightest || queue->lightest_before < lightest)
-		? queue->lightest_before
-		: lightest;
-	queue->weight_before = weight;
-	queue->reserved_before_bit_s = seen_reserved;
-	queue->lightest_before = lightest;
 }
 
 /*
  * Closes the epoch when it has lasted long enough; one CPU does, and hears 1. `burst_bytes` is what
- * a flow sends at once.
+ * a flow sends at once. What was charged is how far the finish time moved less what it skipped: two
+ * words, of which a packet may have changed one so far (vq_charge). It then counts in the next
+ * epoch, or is taken back there.
  */
 static inline __attribute__((always_inline)) int tg_turn_epoch(const struct vq_conf *conf,
 							       struct tg_queue *queue, __u64 now,
@@ -58,22 +144,65 @@ static inline __attribute__((always_inline)) int tg_turn_epoch(const struct vq_c
 	__s64 charged;
 	__u64 base;
 
-	if ((__s64)(now - start) < (__s64)queue->epoch_us * 1000 ||
-	    __sync_val_compare_and_swap(&queue->epoch_start_ns, start, now) != start)
+	if ((__s64)(now - start) < (__s64)queue->epoch_us * 1000 || !ep_enter(queue))
 		return 0;
+	/* Another CPU may have ended it since. */
+	if (*(volatile __u64 *)&queue->epoch_start_ns != start) {
+		ep_leave(queue);
+		return 0;
+	}
+	queue->epoch_start_ns = now;
 	epoch.backlog_ns = backlog_ns;
 	epoch.elapsed_ns = now - start;
 	epoch.rtt_ns = rtt_ns;
-	epoch.burst_ns = burst_bytes * conf->cost >> VQ_COST_SHIFT;
-	base = queue->finish_ns - queue->skipped_ns;
+	epoch.burst_ns = vq_time_ns(burst_bytes, conf->cost);
+	base = *(volatile __u64 *)&queue->finish_ns - *(volatile __u64 *)&queue->skipped_ns;
 	charged = base - queue->epoch_base_ns;
 	epoch.charged_ns = charged > 0 ? charged : 0;
 	queue->epoch_base_ns = base;
-	tg_take_sharers(queue, rate_bit_s, epoch.elapsed_ns, &epoch.sharers);
+	ep_take_sharers(queue, rate_bit_s, epoch.elapsed_ns, &epoch.sharers);
 	queue->share = fs_next(queue->share, &epoch);
 	queue->epoch_us = fs_epoch_ns(queue->flows_before, epoch.burst_ns) / 1000;
 	queue->epoch++;
+	ep_leave(queue);
 	return 1;
+}
+
+/*
+ * The rate has changed since the last packet: what the queue is behind stays as many bytes, and its
+ * epoch as many bursts. What is little at one rate would keep all out for seconds at another. While
+ * another CPU is at the epoch it is left to the next packet.
+ */
+static inline __attribute__((always_inline)) void ep_follow_rate(const struct vq_conf *conf,
+								 struct tg_queue *queue, __u64 now)
+{
+	__u64 from, to, epoch_ns, moved;
+	__s64 backlog;
+
+	if (!ep_enter(queue))
+		return;
+	from = queue->cost;
+	to = *(volatile __u64 *)&conf->cost;
+	queue->cost = to;
+	if (from && from != to) {
+		epoch_ns = vq_scaled_ns(queue->epoch_us * 1000ULL, from, to);
+		epoch_ns = fs_min(fs_max(epoch_ns, FS_MIN_EPOCH_NS), FS_MAX_EPOCH_NS);
+		if (queue->epoch_us)
+			queue->epoch_us = epoch_ns / 1000;
+		backlog = *(volatile __u64 *)&queue->finish_ns - now;
+		if (backlog > 0) {
+			moved = vq_rescaled_ns(backlog, from, to, conf->drop_ns) - backlog;
+			/* It is no charge of this epoch. */
+			queue->epoch_base_ns += moved;
+			__sync_fetch_and_add(&queue->finish_ns, moved);
+		}
+		backlog = *(volatile __u64 *)&queue->unpaced_finish_ns - now;
+		if (backlog > 0) {
+			moved = vq_rescaled_ns(backlog, from, to, conf->drop_ns) - backlog;
+			__sync_fetch_and_add(&queue->unpaced_finish_ns, moved);
+		}
+	}
+	ep_leave(queue);
 }
 
 #endif

@@ -8,22 +8,38 @@
  * they hold together what the bucket lacks. A flow is written by compare-and-swap. One CPU finds
  * the level of a turn; who reads it meanwhile has it off by less than a turn's rise, which the next
  * turn mends.
+ *
+ * A phantom queue is bytes, kept as a time; at another rate the next turn makes it another time.
+ * The bucket, which alone says how much passes, is turned over at once (meter.h).
+ *
+ * A turn looks at all FP_CELLS cells in FP_STEPS steps. A packet takes one of them, or two, and
+ * more only after as much time without a step: never more than FP_STEP_CELLS cells in an
+ * FP_STEPS-th of a turn, whatever the packets do. So what is summed up is of different moments.
+ * Both sides of the sum are, the phantom queues and what the bucket lacks, each against the level
+ * of its moment.
  */
 #ifndef TG_FAIR_POLICE_H
 #define TG_FAIR_POLICE_H
 
 #include "police.h"
+#include "vqueue.h"
 
 /* The set is in the upper bits of the hash. */
 #define FP_SETS	     128
 #define FP_SET_SHIFT 57
 #define FP_WAYS	     4
+/* What a turn looks at, and the cell of the others. */
+#define FP_CELLS (FP_SETS * FP_WAYS)
 /* The phantom queues may be so many times (a shift) as long as what the bucket has left. */
 #define FP_ROOM_SHIFT 3
 /* So often, in the time that the bucket takes to fill (a shift), the level is found anew. */
 #define FP_TURN_SHIFT  5
 #define FP_TURN_MIN_NS 250000ULL
 #define FP_TURN_MAX_NS 4000000ULL
+/* A turn has so many steps (a shift). */
+#define FP_STEPS_SHIFT 3
+#define FP_STEPS       (1 << FP_STEPS_SHIFT)
+#define FP_STEP_CELLS  (FP_CELLS / FP_STEPS)
 
 struct fp_phantom {
 	/* Whose it is; 0 is nobody's. */
@@ -37,10 +53,17 @@ struct fp_phantom {
  * nothing of it: on the stack it would follow each sum that there can be.
  */
 struct fp_sum {
+	/* Of this step. */
 	__u64 level_ns;
 	__u64 ahead_ns;
 	__u64 busy;
-	__u64 longest_ns;
+	/* When the last phantom queue is empty. */
+	__u64 latest_ns;
+	/* What the bucket lacked, added up over the steps. */
+	__u64 deficit_ns;
+	/* What a byte costs of the times there, and of those that they shall be. */
+	__u64 from;
+	__u64 to;
 };
 
 struct fp_table {
@@ -48,8 +71,12 @@ struct fp_table {
 	__u64 level_ns;
 	__u64 turned_ns;
 	__u64 busy;
-	__u64 pad;
-	/* Of the CPU whose turn it is. */
+	/* What a byte costs of all times here; 0: there are none. */
+	__u64 cost;
+	/* When a step was taken last, and which is next. */
+	__u64 stepped_ns;
+	__u64 step;
+	/* Of the CPU whose step it is. */
 	struct fp_sum sum;
 	/* Of all that have no cell. */
 	struct fp_phantom others;
@@ -95,55 +122,107 @@ fp_level(const struct pl_bucket *bucket, const struct fp_table *table, __u64 now
 	return *(volatile __u64 *)&table->level_ns + (since < turn ? since : turn) / fp_busy(table);
 }
 
-/* Whether it is time for a turn, which is then the caller's. */
-static inline __attribute__((always_inline)) int fp_begin_turn(const struct pl_bucket *bucket,
-							       struct fp_table *table, __u64 now_ns)
+/*
+ * How many cells the caller is to look at, from those of the table's step on; mostly none. After a
+ * turn without a step a turn begins anew, and is taken at once.
+ */
+static inline __attribute__((always_inline)) __u32 fp_begin_steps(const struct pl_bucket *bucket,
+								  struct fp_table *table,
+								  __u64 now_ns, __u64 deficit_ns)
 {
-	__u64 turned = *(volatile __u64 *)&table->turned_ns;
-	__u64 level = fp_level(bucket, table, now_ns);
+	__u64 stepped = *(volatile __u64 *)&table->stepped_ns, turn = fp_turn_ns(bucket);
+	__u64 step = table->step, since = fp_less(now_ns, stepped), due;
+	__u64 each = turn >> FP_STEPS_SHIFT;
+	int anew = since >= turn || step >= FP_STEPS;
 
-	if (fp_less(now_ns, turned) < fp_turn_ns(bucket) ||
-	    __sync_val_compare_and_swap(&table->turned_ns, turned, now_ns) != turned)
+	if (since < each)
 		return 0;
-	table->sum.level_ns = level;
-	table->sum.ahead_ns = 0;
-	table->sum.busy = 0;
-	table->sum.longest_ns = 0;
-	return 1;
+	if (anew)
+		step = 0;
+	due = anew ? FP_STEPS : since / each;
+	if (due > FP_STEPS - step)
+		due = FP_STEPS - step;
+	if (__sync_val_compare_and_swap(&table->stepped_ns, stepped,
+					anew ? now_ns : stepped + due * each) != stepped)
+		return 0;
+	if (!step) {
+		table->sum.ahead_ns = 0;
+		table->sum.busy = 0;
+		table->sum.latest_ns = 0;
+		table->sum.deficit_ns = 0;
+		table->sum.from = table->cost;
+		table->sum.to = bucket->cost;
+	}
+	table->sum.level_ns = fp_level(bucket, table, now_ns);
+	table->sum.deficit_ns += due * deficit_ns;
+	table->step = step;
+	return due * FP_STEP_CELLS;
 }
 
 static inline __attribute__((always_inline)) void fp_add(struct fp_sum *sum,
-							 const struct fp_phantom *phantom)
+							 struct fp_phantom *phantom)
 {
-	__u64 ahead = fp_less(*(volatile __u64 *)&phantom->finish_ns, sum->level_ns);
+	__u64 finish = *(volatile __u64 *)&phantom->finish_ns;
+	__u64 ahead = fp_less(finish, sum->level_ns), scaled;
 
 	if (!ahead)
 		return;
+	if (sum->from != sum->to) {
+		scaled = vq_scaled_ns(ahead, sum->from, sum->to);
+		__sync_fetch_and_add(&phantom->finish_ns, scaled - ahead);
+		finish += scaled - ahead;
+		ahead = scaled;
+		if (!ahead)
+			return;
+	}
 	sum->ahead_ns += ahead;
 	sum->busy++;
-	if (ahead > sum->longest_ns)
-		sum->longest_ns = ahead;
+	if (finish > sum->latest_ns)
+		sum->latest_ns = finish;
 }
 
-/* The level at which the phantom queues hold the deficit: a step of Newton's method. */
-static inline __attribute__((always_inline)) void fp_end_turn(struct fp_table *table,
-							      __u64 deficit_ns)
+/* A cell of the steps that the caller has begun. */
+static inline __attribute__((always_inline)) void fp_look(struct fp_table *table, __u32 i)
 {
-	const struct fp_sum *sum = &table->sum;
-	__u64 busy = sum->busy ? sum->busy : 1, level;
+	__u64 cell = table->step * FP_STEP_CELLS + i;
 
+	if (cell < FP_CELLS)
+		fp_add(&table->sum, &table->set[cell / FP_WAYS][cell % FP_WAYS]);
+}
+
+/*
+ * The caller has looked at so many cells. If they were the last of the turn: the level at which the
+ * phantom queues hold the deficit, by a step of Newton's method.
+ */
+static inline __attribute__((always_inline)) void fp_end_steps(const struct pl_bucket *bucket,
+							       struct fp_table *table, __u64 now_ns,
+							       __u64 deficit_ns, __u32 cells)
+{
+	__u64 level = fp_level(bucket, table, now_ns), busy, lacks;
+	struct fp_sum *sum = &table->sum;
+
+	table->step += cells / FP_STEP_CELLS;
+	if (table->step < FP_STEPS)
+		return;
+	table->step = 0;
+	fp_add(sum, &table->others);
+	busy = sum->busy ? sum->busy : 1;
+	lacks = sum->deficit_ns >> FP_STEPS_SHIFT;
 	if (!deficit_ns) {
-		level = sum->level_ns + sum->longest_ns;
-	} else if (sum->ahead_ns > deficit_ns) {
-		level = sum->level_ns + (sum->ahead_ns - deficit_ns) / busy;
+		if (sum->latest_ns > level)
+			level = sum->latest_ns;
+	} else if (sum->ahead_ns > lacks) {
+		level += (sum->ahead_ns - lacks) / busy;
 	} else {
 		/* It rose too much since the last turn: more had become busy. */
-		level = fp_less(sum->level_ns, (deficit_ns - sum->ahead_ns) / busy);
+		level = fp_less(level, (lacks - sum->ahead_ns) / busy);
 		if (level < table->level_ns)
 			level = table->level_ns;
 	}
 	table->level_ns = level;
 	table->busy = busy;
+	table->cost = sum->to;
+	table->turned_ns = now_ns;
 }
 
 /* The cell of a flow, which may have been another's: a phantom queue that is empty says nothing. */

@@ -39,7 +39,7 @@ struct fs_sharers {
 	/* Of all together, and of the lightest. */
 	__u32 weight;
 	__u32 lightest;
-	/* What is guaranteed to them, or set aside for who is told no share, of the limit. */
+	/* What is guaranteed to them, or set aside for who cannot be paced, of the limit. */
 	__u64 reserved;
 };
 
@@ -74,6 +74,12 @@ static inline __attribute__((always_inline)) __u64 fs_epoch_ns(__u32 flows, __u6
 	__u64 round = 2 * fs_min(flows, FS_MAX_FLOWS) * fs_min(burst_ns, FS_MAX_EPOCH_NS);
 
 	return fs_min(fs_max(round, FS_MIN_EPOCH_NS), FS_MAX_EPOCH_NS);
+}
+
+/* A rate as a part of the limit's; none is higher than 2^37 bit/s. */
+static inline __attribute__((always_inline)) __u64 fs_part(__u64 bit_s, __u64 rate_bit_s)
+{
+	return fs_min(bit_s, 1ULL << 37) * FS_ONE / fs_max(rate_bit_s, 1);
 }
 
 /* The part of the limit that may be handed out while a backlog drains. */

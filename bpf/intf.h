@@ -152,7 +152,7 @@ struct tg_place {
 /*
  * A virtual queue and the fair share of those that use it: flows, or the children of a limit. The
  * first cache line is written by packets, the second once an epoch, the third once an epoch and
- * child.
+ * child. A policer has a pl_meter in its place.
  */
 struct tg_queue {
 	__u64 finish_ns;
@@ -166,8 +166,6 @@ struct tg_queue {
 		__u64 rtt_ns;
 		/* edt: the latest departure that a flow's own schedule has given. */
 		__u64 latest_ns;
-		/* police: when the second bucket is full. */
-		__u64 second_full_ns;
 	};
 	/* Share of each flow, of the limit in 2^-24. */
 	__u32 share;
@@ -184,13 +182,19 @@ struct tg_queue {
 	/* How long this epoch must last. */
 	__u32 epoch_us;
 
-	/* Of a child: its rate and thresholds now; a cost of 0 is not yet. */
-	struct vq_conf now;
+	/*
+	 * Of a child: what a byte costs at its present rate, 0: not yet. Its thresholds follow from
+	 * this one word (cl_config_at), so no packet sees a part of the old and a part of the new.
+	 */
+	__u64 cost_now;
 	__u64 rate_bit_s;
 	/* Of a parent: until when traffic of no child is a class of its own. */
 	__u64 children_until_ns;
 	/* What a byte cost when the last packet came; 0: none has. */
 	__u64 cost;
+	/* 1 while a CPU changes what is kept of the epoch (epoch.h). */
+	__u32 entered;
+	__u32 unused[7];
 
 	/* Of a parent: what its active children weigh, what is guaranteed to them, in this epoch
 	 * and the one before. */
@@ -200,15 +204,17 @@ struct tg_queue {
 	__u32 weight_before;
 	__u32 lightest;
 	__u32 lightest_before;
-	/* Of flows: what those that are told no share have used, each up to one, in this epoch and
-	 * the one before. */
-	__u64 untold_ns;
-	__u64 untold_before_ns;
+	/* Of flows: what senders that cannot be paced have used, each up to one share, in this
+	 * epoch and the one before. */
+	__u64 unpaced_ns;
+	__u64 unpaced_before_ns;
 	/* Of a child: the last epoch of its parent in which it was counted. */
 	__u32 counted_epoch;
-	/* Of flows: whether one that is told no share wanted more than one in this epoch. */
+	/* Of flows: whether a sender that cannot be paced wanted more than one share in this
+	 * epoch. */
 	__u32 flooded;
-	__u64 unused;
+	/* Behind windows: the finish time of what unpaced senders alone have sent. */
+	__u64 unpaced_finish_ns;
 };
 
 /* One direction, one CPU. */
@@ -245,7 +251,11 @@ struct tg_group {
 	__u32 sample;
 };
 
-/* What a limit has set on a socket, kept with the socket so that it can be taken back. */
+/*
+ * What a limit has set on a socket, kept with the socket so that it can be taken back. The members
+ * up to `theirs_bytes` keep their places, so that any version can give the sockets of another one
+ * back (release.bpf.c, struct tg_socket_kept).
+ */
 struct tg_socket {
 	__u32 pacing_byte_s;
 	/* By direction, the last epoch in which it had data. */
@@ -258,8 +268,16 @@ struct tg_socket {
 	struct rw_flow rwnd;
 	/* When a child of the limit last had a packet of it. */
 	__u64 claimed_ns;
-	/* Of one that is told no share, by direction: its bytes in that epoch. */
-	__u32 untold_bytes[TG_DIRECTIONS];
+	/* Of one that cannot be paced, by direction: an epoch and its bytes in it (unpaced.h). */
+	__u64 unpaced[TG_DIRECTIONS];
+};
+
+/* The first members of struct tg_socket; the oldest version had `pacing_byte_s` alone. */
+struct tg_socket_kept {
+	__u32 pacing_byte_s;
+	__u32 epoch[TG_DIRECTIONS];
+	__u32 clamp_bytes;
+	__u32 theirs_bytes;
 };
 
 #endif

@@ -15,12 +15,16 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "counters.h"
 #include "epoch.h"
 #include "exempt_packet.h"
 #include "intf.h"
 #include "packet.h"
 #include "sockets.h"
 #include "tree.h"
+#include "unpaced.h"
+#include "vmlinux.h"
+#include "wire_bytes.h"
 
 /* In every network namespace the loopback device is the first. */
 #define LOOPBACK_IFINDEX 1
@@ -48,12 +52,13 @@ static __always_inline __u64 outcome_index(__u64 outcome)
 	return outcome < TG_OUTCOMES ? outcome : TG_OUTCOMES - 1;
 }
 
-static __always_inline void count(struct tg_counters *c, enum tg_outcome outcome, __u32 bytes)
+static __always_inline void count(struct tg_counters *c, enum tg_direction direction,
+				  enum tg_outcome outcome, __u32 bytes)
 {
 	__u64 index = outcome_index(outcome);
 
-	c->packets[index]++;
-	c->bytes[index] += bytes;
+	tg_add(&c->packets[index], 1, direction == TG_INGRESS);
+	tg_add(&c->bytes[index], bytes, direction == TG_INGRESS);
 }
 
 /* A packet that is to be told of a backlog. */
@@ -101,12 +106,23 @@ __noinline int tell(struct __sk_buff *skb, const struct vq_conf *conf, const str
  */
 #define PACED_DEPTH_NS 16000000
 
-/* Whether the packet is of a socket that is paced by this limit. */
+/*
+ * Whether the packet is of a socket that is paced by this limit: one whose program has set a higher
+ * rate since is not, until it is told again.
+ */
 static __always_inline int is_paced(struct __sk_buff *skb)
 {
-	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
+	struct bpf_sock *sk = skb->sk;
+	struct tg_socket *ours = sk ? bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0) : 0;
+	struct tcp_sock *tp;
 
-	return ours && ours->pacing_byte_s;
+	if (!ours || !ours->pacing_byte_s)
+		return 0;
+	/* A share that is faster than the option can say. */
+	if (ours->pacing_byte_s == TG_PACING_UNLIMITED)
+		return 1;
+	tp = bpf_skc_to_tcp_sock(sk);
+	return tp && tp->inet_conn.icsk_inet.sk.sk_max_pacing_rate <= ours->pacing_byte_s;
 }
 
 /* Two full segments: the least that TCP sends at once when it is paced. */
@@ -122,9 +138,17 @@ static __always_inline __u64 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
 	return fs_min(fs_max(bytes, PACED_BURST_BYTES), PACED_BURST_MOST_BYTES);
 }
 
+/* Whether the packet is of a TCP socket of this host, which can be paced or told by its window. */
+static __always_inline int is_of_tcp(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+
+	return sk && sk->protocol == IPPROTO_TCP;
+}
+
 /*
- * Reserves what a sender wants that is told no share, up to one: the flows then make room for it,
- * and for no more. Returns whether the packet is within that.
+ * Sets aside what a sender wants that cannot be paced, up to one share: the flows then make room
+ * for it, and for no more. Returns whether the packet is within that.
  */
 __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_queue *queue,
 		       __u32 bytes, __u32 direction)
@@ -132,30 +156,23 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
 	struct tg_socket *ours;
 	__u64 share, fair_ns;
-	__u32 epoch;
-	int within;
 
 	if (!conf || !queue || direction >= TG_DIRECTIONS)
 		return 0;
-	share = queue->share ? queue->share : FS_TARGET;
-	fair_ns = (queue->epoch_us * 1000ULL) * (share >> 8) >> 16;
-	epoch = queue->epoch + 1;
 	if (!sk || sk->protocol == IPPROTO_TCP)
 		return 0;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return 0;
-	if (ours->epoch[direction] != epoch) {
-		ours->epoch[direction] = epoch;
-		ours->untold_bytes[direction] = 0;
+	share = queue->share ? queue->share : FS_TARGET;
+	fair_ns = up_fair_ns(share, queue->epoch_us * 1000ULL);
+	if (!up_within(&ours->unpaced[direction], queue->epoch + 1, bytes, conf->cost, fair_ns)) {
+		if (!queue->flooded)
+			queue->flooded = 1;
+		return 0;
 	}
-	within = ours->untold_bytes[direction] * conf->cost >> VQ_COST_SHIFT < fair_ns;
-	if (within)
-		__sync_fetch_and_add(&queue->untold_ns, bytes * conf->cost >> VQ_COST_SHIFT);
-	else if (!queue->flooded)
-		queue->flooded = 1;
-	ours->untold_bytes[direction] += bytes;
-	return within;
+	__sync_fetch_and_add(&queue->unpaced_ns, vq_time_ns(bytes, conf->cost));
+	return 1;
 }
 
 /* Counts the flow in this epoch, if it is told its share: then its socket has a storage. */
@@ -163,22 +180,13 @@ static __always_inline void see_flow(struct __sk_buff *skb, struct tg_queue *que
 				     enum tg_direction direction)
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
-	__u32 epoch = queue->epoch + 1, before;
-	struct fs_sharers sharers;
 	struct tg_socket *ours;
 
 	if (!sk || sk->protocol != IPPROTO_TCP)
 		return;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
-	/* A new socket's storage is zero: number epochs from one. */
-	if (!ours || ours->epoch[direction] == epoch)
-		return;
-	before = ours->epoch[direction];
-	ours->epoch[direction] = epoch;
-	fs_flows(&sharers, __sync_fetch_and_add(&queue->flows, 1) + 1);
-	/* Who has only been silent for a while is no newcomer. */
-	if (sharers.count > queue->flows_before && !(before && epoch - before <= FS_KNOWN_EPOCHS))
-		queue->share = fs_join(queue->share, sharers.count);
+	if (ours)
+		ep_count_flow(queue, &ours->epoch[direction]);
 }
 
 /* What a flow sends at once, that is paced or told by its window. */
@@ -222,33 +230,11 @@ __noinline int turn(const struct vq_conf *conf, struct tg_queue *queue, const st
 	return 1;
 }
 
-/*
- * The rate has changed since the last packet: what the queue is behind stays as many bytes, and its
- * epoch as many bursts. What is little at one rate would keep all out for seconds at another.
- */
+/* The rate has changed since the last packet. */
 __noinline int follow_rate(const struct vq_conf *conf, struct tg_queue *queue, __u64 now)
 {
-	__u64 from, to, epoch_ns, moved;
-	__s64 backlog;
-
-	if (!conf || !queue)
-		return 0;
-	from = queue->cost;
-	to = *(volatile __u64 *)&conf->cost;
-	/* One CPU does it. */
-	if (from == to || __sync_val_compare_and_swap(&queue->cost, from, to) != from || !from)
-		return 0;
-	epoch_ns = vq_scaled_ns(queue->epoch_us * 1000ULL, from, to);
-	epoch_ns = fs_min(fs_max(epoch_ns, FS_MIN_EPOCH_NS), FS_MAX_EPOCH_NS);
-	if (queue->epoch_us)
-		queue->epoch_us = epoch_ns / 1000;
-	backlog = *(volatile __u64 *)&queue->finish_ns - now;
-	if (backlog <= 0)
-		return 0;
-	moved = vq_rescaled_ns(backlog, from, to, conf->drop_ns) - backlog;
-	/* It is no charge of this epoch. */
-	__sync_fetch_and_add(&queue->epoch_base_ns, moved);
-	__sync_fetch_and_add(&queue->finish_ns, moved);
+	if (conf && queue)
+		ep_follow_rate(conf, queue, now);
 	return 0;
 }
 
@@ -270,23 +256,33 @@ struct gates {
 	/* Its flows are told their share, here by their receive windows. */
 	int paced;
 	int windows;
-	/* Who sends the packet is told no share, and is within one. */
+	/* Who sends the packet cannot be paced, and is within one share. */
 	int reserved;
+	/* Who sends it cannot be told by a window, while others can. */
+	int unpaced;
 };
 
-static __always_inline const struct vq_conf *conf_now(const struct tg_queue *queue,
-						      const struct vq_conf *at_ceiling)
-{
-	return queue->now.cost ? &queue->now : at_ceiling;
-}
+/* The queues of classes at their present rate. */
+struct classes {
+	struct vq_conf queue;
+	struct vq_conf own;
+};
 
 /* Finds out where in the tree the packet is, and claims its socket from the parent. */
-static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g, __u64 now)
+static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g,
+				       struct classes *classes, __u64 now)
 {
 	struct tg_socket *socket;
 	__u32 key = g->direction;
 
-	g->conf = conf_now(g->queue, &g->limit->queue[g->direction]);
+	const struct cl_class *class = &g->limit->class[g->direction];
+
+	g->conf = &g->limit->queue[g->direction];
+	if (g->queue->cost_now) {
+		__builtin_memset(&classes->queue, 0, sizeof(classes->queue));
+		tg_config_now(g->queue, g->conf, class, &classes->queue);
+		g->conf = &classes->queue;
+	}
 	g->parent = 0;
 	g->own = 0;
 	g->own_conf = 0;
@@ -307,8 +303,12 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g, _
 		return;
 	key = g->direction + TG_OWN;
 	g->own = bpf_map_lookup_elem(&queues_of_limit, &key);
-	if (g->own)
-		g->own_conf = conf_now(g->own, g->conf);
+	g->own_conf = g->conf;
+	if (g->own && g->own->cost_now) {
+		__builtin_memset(&classes->own, 0, sizeof(classes->own));
+		tg_config_now(g->own, g->conf, class, &classes->own);
+		g->own_conf = &classes->own;
+	}
 }
 
 /* How far a queue may be behind before it turns to the packet; 0: as for all. */
@@ -323,14 +323,65 @@ static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct gates 
 		return 0;
 	if (bytes > VQ_SMALL_BYTES && !g->reserved && !is_paced(skb))
 		return 0;
-	/* Beside senders that are told nothing it would only make room for them. */
-	return queue->untold_before_ns ? fs_max(PACED_DEPTH_NS, conf->drop_ns) : PACED_DEPTH_NS;
+	/* Beside senders that cannot be paced it would only make room for them. */
+	return queue->unpaced_before_ns ? fs_max(PACED_DEPTH_NS, conf->drop_ns) : PACED_DEPTH_NS;
+}
+
+/* How far a queue may be behind with a packet that passes, and with those of unpaced senders alone.
+ */
+struct bounds {
+	__u64 all_ns;
+	__u64 unpaced_ns;
+};
+
+/* An unpaced packet where there is room for windows. */
+struct unpaced_packet {
+	__u64 now;
+	__u32 bytes;
+	/* It is small, or its sender within one share. */
+	int within;
+	enum tg_direction direction;
+	struct bounds most;
+};
+
+/*
+ * The room above the thresholds of scheme `nrm` is for windows that are sent at once. Senders
+ * without a window are behind by no more than with `nrm`: all of them together, if they keep within
+ * their shares, so that they do not pay for windows, and else with all traffic.
+ */
+__noinline int judge_unpaced(struct __sk_buff *skb, const struct vq_conf *conf,
+			     const struct tg_queue *queue, struct unpaced_packet *packet)
+{
+	struct told told = {};
+	struct vq_conf alone;
+	__s64 backlog;
+
+	if (!conf || !queue || !packet)
+		return VQ_PASS;
+	up_config(conf, &alone);
+	packet->most.all_ns = packet->most.unpaced_ns = alone.drop_ns;
+	backlog = *(volatile __u64 *)&queue->finish_ns - packet->now;
+	if (packet->within) {
+		packet->most.all_ns = conf->drop_ns + fs_min(queue->rtt_ns, RW_MAX_ROOM_NS);
+		if (backlog > (__s64)packet->most.all_ns)
+			return VQ_DROP_FULL;
+		backlog = *(volatile __u64 *)&queue->unpaced_finish_ns - packet->now;
+	}
+	told.zone = vq_zone(&alone, backlog);
+	if (told.zone == VQ_FREE)
+		return VQ_PASS;
+	if (told.zone == VQ_FULL)
+		return VQ_DROP_FULL;
+	told.direction = packet->direction;
+	told.backlog_ns = backlog;
+	told.bytes = packet->bytes;
+	return tell(skb, &alone, &told);
 }
 
 static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct gates *g,
 					     const struct vq_conf *conf,
 					     const struct tg_queue *queue, __u64 now, __u32 bytes,
-					     __u64 *most_ns)
+					     struct bounds *most)
 {
 	__s64 backlog = *(volatile __u64 *)&queue->finish_ns - now;
 	struct told told = {};
@@ -338,9 +389,18 @@ static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct
 	__u32 verdict;
 	__u64 depth;
 
-	*most_ns = conf->drop_ns;
+	if (g->unpaced) {
+		struct unpaced_packet packet = {.now = now, .bytes = bytes};
+
+		packet.within = g->reserved || bytes <= VQ_SMALL_BYTES;
+		packet.direction = g->direction;
+		verdict = judge_unpaced(skb, conf, queue, &packet);
+		*most = packet.most;
+		return verdict < VQ_DROP_EARLY ? verdict : VQ_DROP_EARLY;
+	}
+	most->all_ns = conf->drop_ns;
 	if (g->windows) {
-		*most_ns += fs_min(queue->rtt_ns, RW_MAX_ROOM_NS);
+		most->all_ns += fs_min(queue->rtt_ns, RW_MAX_ROOM_NS);
 		backlog = rw_judged_ns(backlog, conf->mark_ns, queue->rtt_ns);
 	}
 	zone = vq_zone(conf, backlog);
@@ -348,7 +408,7 @@ static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct
 		return VQ_PASS;
 	depth = depth_ns(skb, g, conf, queue, bytes);
 	if (backlog <= (__s64)depth) {
-		*most_ns = fs_max(*most_ns, depth);
+		most->all_ns = fs_max(most->all_ns, depth);
 		return VQ_PASS;
 	}
 	if (zone == VQ_FULL)
@@ -361,17 +421,37 @@ static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct
 	return verdict < VQ_DROP_EARLY ? verdict : VQ_DROP_EARLY;
 }
 
-/* Charges a queue; 0 if other CPUs have filled it since it was judged: then it is given back. */
-static __always_inline int charge(const struct vq_conf *conf, struct tg_queue *queue, __u64 now,
-				  __u64 cost, int counts, __u64 most_ns)
+/* Charges a finish time; 0 if other CPUs have moved it since it was judged: then it is given back.
+ */
+static __always_inline int charge_one(const struct vq_conf *conf, __u64 *finish_ns,
+				      __u64 *skipped_ns, __u64 now, __u64 cost, __u64 most_ns)
 {
-	__u64 seen = *(volatile __u64 *)&queue->finish_ns;
-	__u64 found =
-	    vq_charge(conf, &queue->finish_ns, counts ? &queue->skipped_ns : 0, seen, now, cost);
+	__u64 seen = *(volatile __u64 *)finish_ns;
+	__u64 found = vq_charge(conf, finish_ns, skipped_ns, seen, now, cost);
 
 	if ((__s64)(found - now) <= (__s64)most_ns)
 		return 1;
+	__sync_fetch_and_sub(finish_ns, cost);
+	return 0;
+}
+
+static __always_inline void refund(struct tg_queue *queue, int unpaced, __u64 cost)
+{
 	__sync_fetch_and_sub(&queue->finish_ns, cost);
+	if (unpaced)
+		__sync_fetch_and_sub(&queue->unpaced_finish_ns, cost);
+}
+
+static __always_inline int charge(const struct vq_conf *conf, struct tg_queue *queue, int unpaced,
+				  __u64 now, __u64 cost, int counts, const struct bounds *most)
+{
+	if (unpaced && !charge_one(conf, &queue->unpaced_finish_ns, 0, now, cost, most->unpaced_ns))
+		return 0;
+	if (charge_one(conf, &queue->finish_ns, counts ? &queue->skipped_ns : 0, now, cost,
+		       most->all_ns))
+		return 1;
+	if (unpaced)
+		__sync_fetch_and_sub(&queue->unpaced_finish_ns, cost);
 	return 0;
 }
 
@@ -400,10 +480,10 @@ static __always_inline void account(struct __sk_buff *skb, const struct gates *g
 	at.windows = g->windows;
 	if (g->own) {
 		at.cost_ns = own_cost;
-		at.rate_bit_s = g->own->now.cost ? g->own->rate_bit_s : rate;
+		at.rate_bit_s = g->own->cost_now ? g->own->rate_bit_s : rate;
 		if (turn(g->own_conf, g->own, &at)) {
 			tg_report(g->queue, g->own, now);
-			tg_follow(g->queue, g->own, g->conf, &own_class, rate);
+			tg_follow(g->queue, g->own, &own_class, rate);
 		}
 	}
 	at.cost_ns = cost;
@@ -414,8 +494,7 @@ static __always_inline void account(struct __sk_buff *skb, const struct gates *g
 	g->queue->rate_bit_s = rate;
 	if (g->parent) {
 		tg_report(g->parent, g->queue, now);
-		tg_follow(g->parent, g->queue, &g->limit->queue[g->direction], class,
-			  g->limit->rate_bit_s[g->direction]);
+		tg_follow(g->parent, g->queue, class, g->limit->rate_bit_s[g->direction]);
 	}
 }
 
@@ -424,7 +503,9 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	const int drop = direction == TG_EGRESS ? RET_DROP_SLOW : RET_DROP;
 	struct gates g = {.direction = direction};
 	enum vq_verdict verdict, other;
-	__u64 now, cost, own_cost = 0, most, own_most = 0;
+	struct classes classes;
+	struct bounds most = {}, own_most = {};
+	__u64 now, cost, own_cost = 0;
 	struct tg_counters *c;
 	__u32 key = direction, bytes, carry;
 	int counts;
@@ -438,18 +519,18 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		return RET_PASS;
 	if (!g.limit->queue[direction].cost)
 		return RET_PASS;
-	bytes = tg_wire_bytes(skb);
+	bytes = tg_wire_bytes(skb, direction);
 	if (skb->ifindex == LOOPBACK_IFINDEX && !(g.limit->flags & TG_FLAG_LOOPBACK)) {
-		count(c, TG_EXEMPT, bytes);
+		count(c, direction, TG_EXEMPT, bytes);
 		return RET_PASS;
 	}
 
 	if (has_exempt && tg_is_exempt(skb, g.limit->exempt.dscps, direction)) {
-		count(c, TG_EXEMPT, bytes);
+		count(c, direction, TG_EXEMPT, bytes);
 		return RET_PASS;
 	}
 	now = bpf_ktime_get_ns();
-	find_gates(skb, &g, now);
+	find_gates(skb, &g, &classes, now);
 	g.paced = !!(g.limit->flags & TG_FLAG_PACE_FAIR);
 	g.windows = g.paced && direction == TG_INGRESS;
 	counts = g.paced || g.parent || g.is_parent;
@@ -457,6 +538,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		follow_rate(g.conf, g.queue, now);
 	if (g.own && g.own->cost != g.own_conf->cost)
 		follow_rate(g.own_conf, g.own, now);
+	g.unpaced = g.windows && !g.claimed && !is_of_tcp(skb);
 	if (g.paced && bytes > VQ_SMALL_BYTES) {
 		if (g.own)
 			g.reserved = reserve(skb, g.own_conf, g.own, bytes, direction);
@@ -474,12 +556,14 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	if (verdict < VQ_DROP_FULL) {
 		carry = c->carry;
 		cost = vq_cost_ns(g.conf, bytes, &carry);
-		if (!charge(g.conf, g.queue, now, cost, counts, most)) {
+		if (g.own)
+			own_cost = vq_time_ns(bytes, g.own_conf->cost);
+		if (!charge(g.conf, g.queue, g.unpaced, now, cost, counts, &most)) {
 			verdict = VQ_DROP_FULL;
 			c->last_ns[TG_DROP_FULL] = now;
-		} else if (g.own && (own_cost = bytes * g.own_conf->cost >> VQ_COST_SHIFT,
-				     !charge(g.own_conf, g.own, now, own_cost, 1, own_most))) {
-			__sync_fetch_and_sub(&g.queue->finish_ns, cost);
+		} else if (g.own &&
+			   !charge(g.own_conf, g.own, g.unpaced, now, own_cost, 1, &own_most)) {
+			refund(g.queue, g.unpaced, cost);
 			verdict = VQ_DROP_FULL;
 			c->last_ns[TG_DROP_FULL] = now;
 		} else {
@@ -489,7 +573,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		}
 	}
 	/* The verdicts are the first outcomes, in the same order. */
-	count(c, (enum tg_outcome)verdict, bytes);
+	count(c, direction, (enum tg_outcome)verdict, bytes);
 	if (verdict >= VQ_DROP_FULL) {
 		skb->mark = TG_DEAD_MARK;
 		return drop;

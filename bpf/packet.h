@@ -45,10 +45,4 @@ static __always_inline __u32 tg_frame_bytes(struct __sk_buff *skb, __u32 bytes)
 				  headers.bytes + TG_LINK_HEADER_BYTES);
 }
 
-/* The same where the packet starts at its IP header. */
-static __always_inline __u32 tg_wire_bytes(struct __sk_buff *skb)
-{
-	return tg_frame_bytes(skb, skb->len + TG_LINK_HEADER_BYTES);
-}
-
 #endif

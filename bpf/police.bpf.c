@@ -17,6 +17,7 @@
 #include "packet.h"
 #include "police_limit.h"
 #include "police_packet.h"
+#include "wire_bytes.h"
 
 /* In every network namespace the loopback device is the first. */
 #define LOOPBACK_IFINDEX 1
@@ -58,6 +59,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 	struct tg_queue *queue;
 	enum pl_colour colour;
 	struct tg_limit *l;
+	const int is_alone = !from_ip || direction == TG_INGRESS;
 	__u32 key = direction, bytes;
 	__u64 now;
 
@@ -69,13 +71,13 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 	policy = &l->police[direction];
 	if (!policy->committed.cost)
 		return TG_PASS;
-	bytes = from_ip ? tg_wire_bytes(skb) : tg_frame_bytes(skb, skb->len);
+	bytes = from_ip ? tg_wire_bytes(skb, direction) : tg_frame_bytes(skb, skb->len);
 	if (from_ip && skb->ifindex == LOOPBACK_IFINDEX && !(l->flags & TG_FLAG_LOOPBACK)) {
-		count(c, TG_EXEMPT, bytes);
+		count(c, TG_EXEMPT, bytes, is_alone);
 		return TG_PASS;
 	}
 	if (has_exempt && tg_is_exempt(skb, l->exempt.dscps, direction)) {
-		count(c, TG_EXEMPT, bytes);
+		count(c, TG_EXEMPT, bytes, is_alone);
 		return TG_PASS;
 	}
 	now = bpf_ktime_get_ns();
@@ -88,9 +90,9 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 			colour = meter_skb(skb, policy, queue, c, now, bytes);
 		/* The compiler knows what fair() returns; the verifier must be told. */
 		barrier_var(colour);
-		outcome = act_on(skb, policy, c, colour, bytes, !from_ip);
+		outcome = act_on(skb, policy, c, colour, bytes, !from_ip, is_alone);
 	}
-	count_at(c, outcome, now, bytes);
+	count_at(c, outcome, now, bytes, is_alone);
 	return outcome;
 }
 

@@ -30,6 +30,8 @@ struct pl_bucket {
 	__u64 burst;
 	/* How long an empty one takes to fill. */
 	__u64 fill_ns;
+	/* Bytes that it had been given, ever, when the policy came into force. */
+	__u64 earned_bytes;
 };
 
 enum pl_owed {
@@ -48,6 +50,18 @@ struct pl_packet {
 	/* How much of it a bucket that then owes the rest need not hold. */
 	__u32 may_owe;
 };
+
+#define PL_SECOND_NS 1000000000ULL
+
+/* Bytes that a rate adds in a time, rounded down by less than this. */
+#define PL_EARNED_ERROR_BYTES 3
+static inline __attribute__((always_inline)) __u64 pl_earned_bytes(__u64 rate, __u64 ns)
+{
+	__u64 seconds = ns / PL_SECOND_NS, rest_ns = ns % PL_SECOND_NS;
+
+	return seconds * (rate >> 3) + (seconds * (rate & 7) >> 3) +
+	       rest_ns * (rate >> 3) / PL_SECOND_NS;
+}
 
 static inline __attribute__((always_inline)) __u64 pl_units(__u32 wire_bytes)
 {

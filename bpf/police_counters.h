@@ -5,25 +5,57 @@
 
 #include <bpf/bpf_helpers.h>
 
+#include "counters.h"
 #include "intf.h"
+
+_Static_assert(sizeof(struct pl_meter) <= sizeof(struct tg_queue), "a meter is kept as a queue");
+
+/* What a policer keeps in the place of a queue. */
+static __always_inline struct pl_meter *meter_of(struct tg_queue *queue)
+{
+	return (struct pl_meter *)queue;
+}
+
+/* Another policy than that of the packet before. A function of its own: see tg_parse. */
+__noinline __u64 turn_meter(const struct pl_policy *policy, struct pl_meter *meter, __u64 *carry,
+			    __u64 *second_carry)
+{
+	if (!policy || !meter || !carry || !second_carry)
+		return 1;
+	return pl_turn(policy, meter, carry, second_carry);
+}
+
+/* The turn of a meter, whose side is kept under the policy; odd: none is yet. */
+static __always_inline __u64 turn_of(const struct pl_policy *policy, struct pl_meter *meter,
+				     struct tg_police_counters *c)
+{
+	__u64 turn = *(volatile __u64 *)&meter->turn;
+
+	if (turn & 1 || pl_is_kept(policy, pl_side(meter, turn)))
+		return turn;
+	return turn_meter(policy, meter, &c->carry, &c->second_carry);
+}
 
 /* The colour of a packet that comes with a code point; it is charged for it. */
 static __always_inline enum pl_colour meter(const struct pl_policy *policy, struct tg_queue *queue,
 					    struct tg_police_counters *c, __u64 now,
 					    const struct pl_packet *packet, __u8 dscp)
 {
+	struct pl_meter *meter = meter_of(queue);
+	__u64 turn = turn_of(policy, meter, c);
 	struct pl_state state = {
-	    .full_ns = &queue->finish_ns,
-	    .skipped_ns = &queue->skipped_ns,
-	    .second_full_ns = &queue->second_full_ns,
+	    .side = pl_side(meter, turn),
 	    .carry = &c->carry,
 	    .second_carry = &c->second_carry,
 	};
-	enum pl_colour incoming = PL_GREEN;
+	enum pl_colour incoming = PL_GREEN, colour;
 
+	if (turn & 1)
+		return PL_RED;
 	if (policy->aware)
 		incoming = pl_incoming(policy, dscp);
-	return pl_colour(policy, &state, now, packet, incoming);
+	colour = pl_colour(policy, &state, now, packet, incoming);
+	return pl_counts(meter, turn) ? colour : PL_RED;
 }
 
 /* The bytes of a packet as a bucket counts them. */
@@ -37,31 +69,31 @@ static __always_inline int is_drop(enum tg_outcome outcome)
 	return outcome == TG_DROP_FULL || outcome == TG_DROP_EARLY;
 }
 
-/* Counts a packet by its colour. */
+/* Counts a packet by its colour. `is_alone`: see tg_add, here and below. */
 static __always_inline enum pl_colour count_colour(struct tg_police_counters *c,
-						   enum pl_colour colour, __u32 bytes)
+						   enum pl_colour colour, __u32 bytes, int is_alone)
 {
 	if (colour > PL_RED)
 		colour = PL_RED;
-	c->packets[colour]++;
-	c->bytes[colour] += bytes;
+	tg_add(&c->packets[colour], 1, is_alone);
+	tg_add(&c->bytes[colour], bytes, is_alone);
 	return colour;
 }
 
 static __always_inline void count(struct tg_police_counters *c, enum tg_outcome outcome,
-				  __u32 bytes)
+				  __u32 bytes, int is_alone)
 {
-	c->common.packets[outcome]++;
-	c->common.bytes[outcome] += bytes;
+	tg_add(&c->common.packets[outcome], 1, is_alone);
+	tg_add(&c->common.bytes[outcome], bytes, is_alone);
 }
 
 /* The same of a packet that was not exempt. */
 static __always_inline void count_at(struct tg_police_counters *c, enum tg_outcome outcome,
-				     __u64 now, __u32 bytes)
+				     __u64 now, __u32 bytes, int is_alone)
 {
 	if (outcome != TG_PASS)
 		c->common.last_ns[outcome] = now;
-	count(c, outcome, bytes);
+	count(c, outcome, bytes, is_alone);
 }
 
 #endif

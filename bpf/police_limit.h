@@ -25,13 +25,9 @@ struct {
 	__type(value, struct fp_table);
 } flows_of_police SEC(".maps");
 
-static long add_phantom(__u32 i, void *ctx)
+static long look_at_cell(__u32 i, void *ctx)
 {
-	struct fp_table *table = *(struct fp_table **)ctx;
-
-	if (i >= FP_SETS * FP_WAYS)
-		return 1;
-	fp_add(&table->sum, &table->set[i / FP_WAYS][i % FP_WAYS]);
+	fp_look(*(struct fp_table **)ctx, i);
 	return 0;
 }
 
@@ -44,12 +40,15 @@ __noinline int fair(__u32 direction, __u64 now, __u32 bytes, __u64 flow)
 	struct fp_table *table = bpf_map_lookup_elem(&flows_of_police, &direction);
 	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &direction);
 	struct tg_police_counters *c = bpf_map_lookup_elem(&counters, &direction);
+	const struct pl_policy *policy;
 	const struct pl_bucket *bucket;
 	struct pl_packet packet;
+	struct pl_meter *meter;
 	struct fp_fit fit;
 	struct tg_limit *l;
-	__u64 deficit;
-	__u32 index = direction;
+	__u64 deficit, turn;
+	__u64 *full_ns;
+	__u32 index = direction, cells;
 
 	/* The verifier of Linux 6.1 forgets a comparison; the compiler would leave this out. */
 	barrier_var(index);
@@ -57,17 +56,23 @@ __noinline int fair(__u32 direction, __u64 now, __u32 bytes, __u64 flow)
 	l = tg_limit_of(index);
 	if (!l || !table || !queue || !c)
 		return PL_GREEN;
-	bucket = &l->police[index].committed;
+	policy = &l->police[index];
+	bucket = &policy->committed;
+	meter = meter_of(queue);
+	turn = turn_of(policy, meter, c);
+	if (turn & 1)
+		return PL_RED;
+	full_ns = &pl_side(meter, turn)->full_ns;
 	packet.wire_bytes = metered_bytes(bytes);
 	packet.may_owe = PL_OWE_ALL;
-	deficit = fp_less(*(volatile __u64 *)&queue->finish_ns, now);
-	if (fp_begin_turn(bucket, table, now)) {
-		bpf_loop(FP_SETS * FP_WAYS, add_phantom, &table, 0);
-		fp_add(&table->sum, &table->others);
-		fp_end_turn(table, deficit);
+	deficit = fp_less(*(volatile __u64 *)full_ns, now);
+	cells = fp_begin_steps(bucket, table, now, deficit);
+	if (cells) {
+		bpf_loop(cells, look_at_cell, &table, 0);
+		fp_end_steps(bucket, table, now, deficit, cells);
 	}
 	if (!fp_fits(bucket, table, now, deficit, flow, packet.wire_bytes, &fit) ||
-	    !pl_take(bucket, &queue->finish_ns, now, &packet, &c->carry))
+	    !pl_take(bucket, full_ns, now, &packet, &c->carry) || !pl_counts(meter, turn))
 		return PL_RED;
 	fp_charge(&fit);
 	return PL_GREEN;

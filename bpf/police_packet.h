@@ -39,9 +39,9 @@ static __always_inline enum tg_outcome act(struct __sk_buff *skb, const struct p
 /* The same, counted by colour. */
 static __always_inline enum tg_outcome act_on(struct __sk_buff *skb, const struct pl_policy *policy,
 					      struct tg_police_counters *c, enum pl_colour colour,
-					      __u32 bytes, int may_write)
+					      __u32 bytes, int may_write, int is_alone)
 {
-	return act(skb, policy, count_colour(c, colour, bytes), may_write);
+	return act(skb, policy, count_colour(c, colour, bytes, is_alone), may_write);
 }
 
 #endif

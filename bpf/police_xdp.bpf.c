@@ -94,7 +94,7 @@ static __always_inline enum tg_outcome gate(struct xdp_md *ctx)
 	if (!policy->committed.cost || !fr_read(ctx, &frame))
 		return TG_PASS;
 	if (has_exempt && is_exempt(ctx, &frame, l->exempt.dscps)) {
-		count(c, TG_EXEMPT, frame.bytes);
+		count(c, TG_EXEMPT, frame.bytes, 1);
 		return TG_PASS;
 	}
 	now = bpf_ktime_get_ns();
@@ -108,10 +108,10 @@ static __always_inline enum tg_outcome gate(struct xdp_md *ctx)
 		colour = colour_of(&frame, policy, queue, c, now, flow);
 		/* The compiler knows what fair() returns; the verifier must be told. */
 		barrier_var(colour);
-		colour = count_colour(c, colour, frame.bytes);
+		colour = count_colour(c, colour, frame.bytes, 1);
 		outcome = act(ctx, &frame, policy, colour);
 	}
-	count_at(c, outcome, now, frame.bytes);
+	count_at(c, outcome, now, frame.bytes, 1);
 	return outcome;
 }
 

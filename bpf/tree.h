@@ -12,6 +12,7 @@
 
 #include <bpf/bpf_helpers.h>
 
+#include "epoch.h"
 #include "fair_share.h"
 #include "intf.h"
 #include "maps.h"
@@ -56,58 +57,43 @@ static __always_inline int tg_is_claimed(const struct tg_socket *ours, __u64 now
 static __always_inline __u64 tg_rate(const struct tg_limit *l, const struct tg_queue *queue,
 				     enum tg_direction direction)
 {
-	return queue->now.cost ? queue->rate_bit_s : l->rate_bit_s[direction];
+	return queue->cost_now ? queue->rate_bit_s : l->rate_bit_s[direction];
 }
 
 /* Counts a class among those that are active in this epoch of its parent. */
 __noinline int tg_count_class(struct tg_queue *parent, struct tg_queue *queue,
 			      const struct cl_class *class)
 {
-	__u64 guarantee, reserved;
-	__u32 counted, epoch, weight;
-	struct fs_sharers sharers;
-
-	if (!parent || !queue || !class)
-		return 0;
-	guarantee = class->guarantee_bit_s;
-	reserved = parent->reserved_bit_s;
-	counted = queue->counted_epoch;
-	epoch = parent->epoch + 1;
-
-	/* A new queue has been counted in none: epochs are numbered from one here. */
-	if (counted == epoch ||
-	    __sync_val_compare_and_swap(&queue->counted_epoch, counted, epoch) != counted)
-		return 0;
-	sharers.count = __sync_fetch_and_add(&parent->flows, 1) + 1;
-	weight = __sync_fetch_and_add(&parent->weight, class->weight) + class->weight;
-	if (guarantee)
-		reserved = __sync_fetch_and_add(&parent->reserved_bit_s, guarantee) + guarantee;
-	if (!parent->lightest || class->weight < parent->lightest)
-		parent->lightest = class->weight;
-	if ((weight <= parent->weight_before && reserved <= parent->reserved_before_bit_s) ||
-	    !parent->rate_bit_s)
-		return 0;
-	sharers.weight = fs_max(weight, parent->weight_before);
-	sharers.lightest = class->weight;
-	sharers.reserved = fs_max(reserved, parent->reserved_before_bit_s);
-	sharers.reserved = fs_min(sharers.reserved, 1ULL << 37) * FS_ONE / parent->rate_bit_s;
-	parent->share = fs_make_room(parent->share, &sharers);
+	if (parent && queue && class)
+		ep_count_class(parent, &queue->counted_epoch, class);
 	return 0;
 }
 
-/* Takes from the parent's share what the class may use until its next epoch ends. */
-__noinline int tg_follow(struct tg_queue *parent, struct tg_queue *queue,
-			 const struct vq_conf *ceiling, const struct cl_class *class,
-			 __u64 ceiling_bit_s)
+/*
+ * Takes from the parent's share what the class may use until its next epoch ends. Other CPUs may
+ * see the new rate a moment before the new cost: bursts and pacing rates that follow from the one
+ * need not fit to thresholds that follow from the other.
+ */
+__noinline int tg_follow(const struct tg_queue *parent, struct tg_queue *queue,
+			 const struct cl_class *class, __u64 ceiling_bit_s)
 {
 	__u64 rate, share;
 
-	if (!parent || !queue || !ceiling || !class || !parent->rate_bit_s)
+	if (!parent || !queue || !class || !parent->rate_bit_s)
 		return 0;
 	share = parent->share ? parent->share : FS_TARGET;
 	rate = cl_rate(class, ceiling_bit_s, parent->rate_bit_s, share);
-	cl_config_at(ceiling, class, rate, &queue->now);
 	queue->rate_bit_s = rate;
+	queue->cost_now = cl_cost(rate);
+	return 0;
+}
+
+/* The virtual queue of a class at its present rate. */
+__noinline int tg_config_now(const struct tg_queue *queue, const struct vq_conf *ceiling,
+			     const struct cl_class *class, struct vq_conf *now)
+{
+	if (queue && ceiling && class && now)
+		cl_config_at(ceiling, class, *(volatile __u64 *)&queue->cost_now, now);
 	return 0;
 }
 

@@ -75,7 +75,6 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 	__u32 wanted, current = TG_PACING_UNLIMITED;
 	struct tg_socket *ours;
 	__u64 share;
-	int stays;
 
 	if (!ops->sk)
 		return;
@@ -94,14 +93,13 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 				ops->family == TG_AF_INET6);
 	if (has_parent && !newcomer && ours->pacing_byte_s && wanted / 2 > ours->pacing_byte_s)
 		wanted = 2 * ours->pacing_byte_s;
-	/* Every round trip asks: what is within 2 % can stay. */
-	stays = !newcomer && wanted - wanted / 64 <= ours->pacing_byte_s &&
-		ours->pacing_byte_s <= wanted + wanted / 64;
-	if (stays && !has_parent)
-		return;
 	bpf_getsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
-	/* A parent that did not know yet of its child has set its own, and lifted it since. */
-	if (stays && current == ours->pacing_byte_s)
+	/*
+	 * Every round trip asks: what is within 2 % can stay, if it stands. The program may have
+	 * set another rate, and a parent that did not know yet of its child may have lifted it.
+	 */
+	if (!newcomer && current == ours->pacing_byte_s && wanted - wanted / 64 <= current &&
+	    current <= wanted + wanted / 64)
 		return;
 	if (!tg_may_set(current, wanted, ours))
 		return;

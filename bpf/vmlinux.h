@@ -43,6 +43,7 @@ struct sock_common {
 struct sock {
 	struct sock_common __sk_common;
 	struct sock_cgroup_data sk_cgrp_data;
+	unsigned long sk_max_pacing_rate;
 };
 
 struct inet_sock {
@@ -108,6 +109,41 @@ struct sk_buff {
 	__u16 network_header;
 	unsigned char *head;
 	unsigned char *data;
+	/* A struct dst_entry; the lowest bit is a flag. */
+	unsigned long _skb_refdst;
+};
+
+/* What IP keeps in a packet's cb. */
+struct inet_skb_parm {
+	__u16 frag_max_size;
+};
+
+struct inet6_skb_parm {
+	__u16 frag_max_size;
+};
+
+struct dst_metrics {
+	__u32 metrics[2];
+};
+
+struct dst_entry {
+	struct net_device *dev;
+	/* A struct dst_metrics; the lowest two bits are flags. */
+	unsigned long _metrics;
+	unsigned long expires;
+};
+
+struct rtable {
+	struct dst_entry dst;
+	__u32 rt_pmtu : 31;
+};
+
+struct ipv6_devconf {
+	__s32 mtu6;
+};
+
+struct inet6_dev {
+	struct ipv6_devconf cnf;
 };
 
 /* What a qdisc keeps in a packet's cb. */
@@ -125,9 +161,23 @@ struct Qdisc_ops {
 	char id[16];
 };
 
+typedef struct {
+	int counter;
+} atomic_t;
+
+struct refcount_struct {
+	atomic_t refs;
+};
+
+struct netdev_queue {
+	struct net_device *dev;
+};
+
 struct Qdisc {
 	const struct Qdisc_ops *ops;
 	__u32 handle;
+	struct netdev_queue *dev_queue;
+	struct refcount_struct refcnt;
 	struct hlist_node hash;
 	struct qdisc_skb_head q;
 	struct gnet_stats_queue qstats;
@@ -148,6 +198,8 @@ struct fq_codel_sched_data {
 
 struct net_device {
 	int ifindex;
+	unsigned int mtu;
+	struct inet6_dev *ip6_ptr;
 	struct hlist_node index_hlist;
 	struct hlist_head qdisc_hash[16];
 };

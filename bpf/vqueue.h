@@ -98,6 +98,20 @@ vq_decide(const struct vq_conf *conf, enum vq_zone zone, __s64 backlog_ns,
 	return large ? VQ_DROP_EARLY : VQ_PASS;
 }
 
+/* No time is longer here, no cost of a byte higher, and no count of bytes. */
+#define VQ_MAX_SCALED_NS (1ULL << 44)
+#define VQ_MAX_COST	 (1ULL << 46)
+#define VQ_MAX_BYTES	 (1ULL << 40)
+
+/* How long so many bytes take, in nanoseconds, rounded down. The products stay below 2^63. */
+static inline __attribute__((always_inline)) __u64 vq_time_ns(__u64 bytes, __u64 cost)
+{
+	bytes = bytes < VQ_MAX_BYTES ? bytes : VQ_MAX_BYTES;
+	cost = cost < VQ_MAX_COST ? cost : VQ_MAX_COST;
+	return bytes * (cost >> VQ_COST_SHIFT) +
+	       (bytes * (cost & ((1 << VQ_COST_SHIFT) - 1)) >> VQ_COST_SHIFT);
+}
+
 /* What a packet costs in nanoseconds; the remainder goes to *carry. */
 static inline __attribute__((always_inline)) __u64 vq_cost_ns(const struct vq_conf *conf,
 							      __u32 wire_bytes, __u32 *carry)
@@ -108,10 +122,6 @@ static inline __attribute__((always_inline)) __u64 vq_cost_ns(const struct vq_co
 	*carry = cost & ((1 << VQ_COST_SHIFT) - 1);
 	return cost >> VQ_COST_SHIFT;
 }
-
-/* No time is longer here, and no cost of a byte higher. */
-#define VQ_MAX_SCALED_NS (1ULL << 44)
-#define VQ_MAX_COST	 (1ULL << 46)
 
 /* The time of as many bytes when one costs `to` and no longer `from`; to 2^-16 of the ratio. */
 static inline __attribute__((always_inline)) __u64 vq_scaled_ns(__u64 ns, __u64 from, __u64 to)

@@ -44,16 +44,18 @@ static inline __attribute__((always_inline)) __u64 wt_owed(const struct wt_accou
 static inline __attribute__((always_inline)) void wt_turn(const struct wt_conf *conf,
 							  struct wt_account *account, __u64 now_ns)
 {
-	__u64 was = *(volatile __u64 *)&account->cost, owed;
+	__u64 was = *(volatile __u64 *)&account->cost, owed, moved;
 
 	/* One CPU does it. */
 	if (was == conf->cost ||
 	    __sync_val_compare_and_swap(&account->cost, was, conf->cost) != was || !was)
 		return;
-	owed = fs_min(wt_owed(account, now_ns), WT_MAX_NS);
-	if (owed)
-		account->finish_ns =
-		    now_ns + fs_min(vq_scaled_ns(owed, was, conf->cost), WT_MAX_NS);
+	owed = wt_owed(account, now_ns);
+	if (!owed)
+		return;
+	moved = fs_min(vq_scaled_ns(fs_min(owed, WT_MAX_NS), was, conf->cost), WT_MAX_NS);
+	/* What other CPUs charge meanwhile stays charged. */
+	__sync_fetch_and_add(&account->finish_ns, moved - owed);
 }
 
 /* A packet comes. */
@@ -77,12 +79,14 @@ wt_look(const struct wt_conf *conf, struct wt_account *account, __u64 now_ns, __
 {
 	__u64 queued = fs_min(queued_ns, WT_MAX_NS);
 	__u64 most = queued + fs_min(conf->longest_ns, WT_MAX_NS);
-	__u64 owed;
+	__u64 owed, seen;
 
 	wt_turn(conf, account, now_ns);
-	owed = wt_owed(account, now_ns);
+	seen = *(volatile __u64 *)&account->finish_ns;
+	owed = seen > now_ns ? seen - now_ns : 0;
+	/* A packet that came meanwhile stays charged: who looks next does this. */
 	if (owed > most)
-		account->finish_ns = now_ns + most;
+		__sync_val_compare_and_swap(&account->finish_ns, seen, now_ns + most);
 	return fs_min(fs_min(fs_max(owed, queued), most), WT_MAX_NS);
 }
 

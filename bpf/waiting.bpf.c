@@ -14,6 +14,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "backlog.h"
 #include "waiting.h"
 
 /* Flows that one look tells, and packets of one list that it looks at. */
@@ -29,13 +30,11 @@ struct wf_count {
 };
 
 struct wf_query {
-	__u64 qdisc;
-	__u32 handle;
+	struct tg_backlog at;
 	/* The answer: it was there and of a kind that is known. */
 	__u32 known;
 	/* Lists whose end was not found. */
 	__u32 torn;
-	__u32 pad;
 	struct wf_count all;
 	/* Of no flow that could be told. */
 	struct wf_count other;
@@ -164,14 +163,14 @@ static __always_inline int walk_queues(struct walk *walk, const struct Qdisc *qd
 SEC("syscall")
 int look(struct wf_query *query)
 {
-	const struct Qdisc *qdisc = (void *)query->qdisc;
+	const struct Qdisc *qdisc = (void *)query->at.qdisc;
 	const struct Qdisc_ops *ops;
 	const struct sk_buff *last;
 	struct walk walk = {};
 	char id[16] = {};
 	__u32 known = 0;
 
-	if (BPF_CORE_READ(qdisc, handle) == query->handle) {
+	if (tg_backlog_is_there(&query->at)) {
 		ops = BPF_CORE_READ(qdisc, ops);
 		BPF_CORE_READ_INTO(&id, ops, id);
 		if (!bpf_strncmp(id, sizeof("bfifo"), "bfifo")) {

@@ -130,8 +130,10 @@ inside() {
 
 # As root: builds the root, runs the commands as the user named first, keeps the logs.
 run_as_root() {
-	local base code=0
+	local base lock code=0
 	mkdir -p "$work"
+	exec {lock}>"$work/lock"
+	flock --nonblock "$lock" || { echo "Another fresh root of this checkout is in use: wait for its end." >&2; return 1; }
 	make_base
 	rm -rf --one-file-system "$root"
 	mkdir -p "$root"

@@ -211,6 +211,9 @@ pub fn alarm(name: &str, scope: &Scope, state: Standing) -> Option<String> {
         Standing::Unhooked => Some(format!(
             "limit `{name}` is NOT ENFORCED: something took its programs off {scope}; {back}"
         )),
+        Standing::Broken => Some(format!(
+            "limit `{name}` on {scope} is BROKEN: it cannot be read, so nobody knows what it does; {back}"
+        )),
         Standing::Unkept => Some(format!(
             "limit `{name}` on {scope} is NOT ENFORCED as written: a device by which its packets leave has \
              no `fq` any more, so they are not delayed, only dropped beyond the horizon; `tidegate plan` and \

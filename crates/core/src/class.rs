@@ -20,7 +20,7 @@
 use crate::{
     fair_share::WEIGHT,
     units::{Bytes, Nanos, Rate},
-    virtual_queue::{self, COST_SHIFT, MAX_SPAN, MIN_RATE_BIT_S, VirtualQueueConfig},
+    virtual_queue::{self, MAX_SPAN, MIN_RATE_BIT_S, VirtualQueueConfig},
 };
 
 /// Limits above each other in a tree, the root included.
@@ -73,14 +73,12 @@ pub struct Floors {
     pub drop: Bytes,
 }
 
-/// The virtual queue of a class at its present rate: `config` is the one at its ceiling.
+/// The virtual queue of a class whose bytes cost `cost` now ([`virtual_queue::cost_of_byte`]): `config` is the
+/// one at its ceiling. All follows from this one number, which the kernel's programs change in one step.
 #[must_use]
-pub fn config_at(config: &VirtualQueueConfig, floors: &Floors, rate: Rate) -> VirtualQueueConfig {
-    let cost = virtual_queue::cost_of_byte(rate);
+pub fn config_at(config: &VirtualQueueConfig, floors: &Floors, cost: u64) -> VirtualQueueConfig {
     let threshold = |at_ceiling: Nanos, floor: Bytes| {
-        let most = (MAX_SPAN.0 << COST_SHIFT) / cost;
-        let floor = if floor.0 < most { Nanos((floor.0 * cost) >> COST_SHIFT) } else { MAX_SPAN };
-        at_ceiling.max(floor)
+        at_ceiling.max(virtual_queue::time_of(floor.0, cost).min(MAX_SPAN))
     };
     let drop = threshold(config.drop, floors.drop);
     let large_drop = Nanos(drop.0 - drop.0 / 8);

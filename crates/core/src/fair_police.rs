@@ -30,8 +30,10 @@
 //!
 //! [`SETS`] sets of [`WAYS`] cells, a flow's set chosen by its hash ([`flow_hash`]). A phantom queue that is
 //! empty says nothing, so its cell is anyone's. Flows that find all cells of their set busy share one, the
-//! others', as one flow. Memory is fixed; a packet looks at four cells, and the first after each
-//! [`FairConfig::turn`] at all.
+//! others', as one flow. Memory is fixed, and a packet looks at four cells.
+//!
+//! Once in each [`FairConfig::turn`] all cells are looked at, in eight steps over that time, each by the
+//! packet that comes when it is due. After a turn without a packet one packet takes them all.
 //!
 //! The eBPF side is `bpf/fair_police.h`; a property test holds the two together, bit by bit.
 //!
@@ -41,7 +43,7 @@
 use crate::{
     token_bucket::BucketConfig,
     units::{Nanos, Rate},
-    virtual_queue::{COST_SHIFT, cost_of_byte},
+    virtual_queue::{COST_SHIFT, cost_of_byte, scaled},
 };
 
 /// Sets of cells; a power of two.
@@ -54,8 +56,12 @@ const SET_SHIFT: u32 = u64::BITS - SETS.trailing_zeros();
 const ROOM_SHIFT: u32 = 3;
 /// So often, in the time that the bucket takes to fill (a shift), the level is found anew.
 const TURN_SHIFT: u32 = 5;
-/// The least and the most time between: it takes about a microsecond.
+/// The least and the most time between.
 pub const TURN: (Nanos, Nanos) = (Nanos(250_000), Nanos(4_000_000));
+/// A turn has so many steps.
+const STEPS: u64 = 8;
+/// Cells that a step looks at.
+const STEP_CELLS: usize = SETS * WAYS / STEPS as usize;
 /// The longest packet.
 pub const MAX_PACKET_BYTES: u32 = (1 << 20) - 1;
 
@@ -105,14 +111,50 @@ pub struct Fit {
     pub fits: bool,
 }
 
+/// What the steps of a turn have seen.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Sum {
+    /// Of all phantom queues, each against the level of its step.
+    ahead: u64,
+    busy: u32,
+    /// When the last is empty.
+    latest: u64,
+    /// What the bucket lacked, added up over the steps.
+    deficit: u64,
+    /// What a byte costs of the times there, and of those that they shall be.
+    costs: (u64, u64),
+}
+
+impl Sum {
+    fn add(&mut self, level: u64, cell: &mut Phantom) {
+        let mut ahead = cell.finish.saturating_sub(level);
+        let (from, to) = self.costs;
+        if ahead > 0 && from != to {
+            ahead = scaled(Nanos(ahead), from, to).0;
+            cell.finish = level + ahead;
+        }
+        if ahead > 0 {
+            self.ahead += ahead;
+            self.busy += 1;
+            self.latest = self.latest.max(cell.finish);
+        }
+    }
+}
+
 /// The phantom queues of the flows of a bucket. See the [module](self).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FairPolice {
     config: FairConfig,
+    /// When a step was taken last, which is next, and what this turn's have summed up.
+    stepped: u64,
+    step: u64,
+    sum: Sum,
     /// The level, when it was found, and how many were busy.
     level: u64,
     turned: u64,
     busy: u32,
+    /// The cost of a byte that the times here are kept at; 0: there are none.
+    cost: u64,
     others: Phantom,
     sets: [[Phantom; WAYS]; SETS],
 }
@@ -123,7 +165,14 @@ impl FairPolice {
     pub fn new(config: FairConfig) -> FairPolice {
         let none = Phantom { flow: 0, finish: 0 };
         let sets = [[none; WAYS]; SETS];
-        FairPolice { config, level: 0, turned: 0, busy: 1, others: none, sets }
+        let (sum, level, turned) = (Sum::default(), 0, 0);
+        let (stepped, step, busy, cost) = (0, 0, 1, 0);
+        FairPolice { config, stepped, step, sum, level, turned, busy, cost, others: none, sets }
+    }
+
+    /// The bucket is another from now on. Phantom queues stay as many bytes, from the next turn on.
+    pub fn set_config(&mut self, config: FairConfig) {
+        self.config = config;
     }
 
     /// Flows that were busy at the last turn, at least one.
@@ -141,9 +190,7 @@ impl FairPolice {
     /// Whether a packet of `flow`, a hash, fits its part, while the bucket will be full again at `full`.
     pub fn fit(&mut self, now: Nanos, full: Nanos, flow: u64, bytes: u32) -> Fit {
         let deficit = full.0.saturating_sub(now.0);
-        if now.0.saturating_sub(self.turned) >= self.config.turn().0 {
-            self.turn(now.0, deficit);
-        }
+        self.look(now.0, deficit);
         let level = self.level_at(now.0);
         let place = self.place(level, flow);
         let ahead = self.at(place).finish.saturating_sub(level).min(deficit);
@@ -183,25 +230,51 @@ impl FairPolice {
         self.level + since / u64::from(self.busy)
     }
 
-    /// Finds the level at which the phantom queues hold the deficit: a step of Newton's method.
-    fn turn(&mut self, now: u64, deficit: u64) {
-        let level = self.level_at(now);
-        let (mut sum, mut busy, mut longest) = (0u64, 0u32, 0u64);
-        for cell in self.sets.iter().flatten().chain([&self.others]) {
-            let ahead = cell.finish.saturating_sub(level);
-            sum += ahead;
-            busy += u32::from(ahead > 0);
-            longest = longest.max(ahead);
+    /// Takes the steps that are due.
+    fn look(&mut self, now: u64, deficit: u64) {
+        let turn = self.config.turn().0;
+        let (each, since) = (turn / STEPS, now.saturating_sub(self.stepped));
+        if since < each {
+            return;
         }
+        let anew = since >= turn;
+        if anew {
+            self.step = 0;
+        }
+        let due = if anew { STEPS } else { (since / each).min(STEPS - self.step) };
+        self.stepped = if anew { now } else { self.stepped + due * each };
+        if self.step == 0 {
+            self.sum = Sum { costs: (self.cost, self.config.cost), ..Sum::default() };
+        }
+        let level = self.level_at(now);
+        self.sum.deficit += due * deficit;
+        let cells = self.sets.as_flattened_mut().iter_mut();
+        let from = self.step as usize * STEP_CELLS;
+        for cell in cells.skip(from).take(due as usize * STEP_CELLS) {
+            self.sum.add(level, cell);
+        }
+        self.step += due;
+        if self.step == STEPS {
+            self.step = 0;
+            self.sum.add(level, &mut self.others);
+            self.turn(now, level, deficit);
+        }
+    }
+
+    /// Finds the level at which the phantom queues hold the deficit: a step of Newton's method.
+    fn turn(&mut self, now: u64, level: u64, deficit: u64) {
+        let Sum { ahead, busy, latest, deficit: lacks, costs } = self.sum;
+        let lacks = lacks / STEPS;
         self.busy = busy.max(1);
         self.turned = now;
+        self.cost = costs.1;
         self.level = if deficit == 0 {
-            level + longest
-        } else if sum > deficit {
-            level + (sum - deficit) / u64::from(self.busy)
+            level.max(latest)
+        } else if ahead > lacks {
+            level + (ahead - lacks) / u64::from(self.busy)
         } else {
             // It rose too much since the last turn: more had become busy.
-            level.saturating_sub((deficit - sum) / u64::from(self.busy)).max(self.level)
+            level.saturating_sub((lacks - ahead) / u64::from(self.busy)).max(self.level)
         };
     }
 }

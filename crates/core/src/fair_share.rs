@@ -67,7 +67,7 @@ pub struct Sharers {
     pub weight: u32,
     /// What the lightest of them weighs.
     pub lightest: u32,
-    /// What is guaranteed to them, or among flows set aside for senders that are told no share; as a
+    /// What is guaranteed to them, or among flows set aside for senders that cannot be paced; as a
     /// fraction of the limit.
     pub reserved: u64,
 }

@@ -67,6 +67,7 @@ pub mod spring;
 pub mod stamp;
 pub mod token_bucket;
 pub mod units;
+pub mod unpaced;
 pub mod verdict;
 pub mod virtual_queue;
 pub mod wait;

@@ -200,6 +200,14 @@ impl Meter {
         (self.committed, self.second, self.last)
     }
 
+    /// Another meter from `now` on. What is in the buckets stays in them as far as it fits.
+    pub fn set_config(&mut self, now: Nanos, config: MeterConfig) {
+        self.fill(now);
+        self.committed = self.committed.min(config.committed.burst);
+        self.second = self.second.min(config.second.burst);
+        self.config = config;
+    }
+
     /// Colours a packet of `bytes`, and charges it. A colour-blind meter does not look at `incoming`.
     pub fn on_packet(&mut self, now: Nanos, bytes: u32, incoming: Colour) -> Colour {
         self.fill(now);

@@ -22,7 +22,7 @@
 //! may have left less than a packet in the bucket, which is no fault of a flow that has its part still.
 
 use crate::{
-    units::{Bytes, Nanos, Rate},
+    units::{Bytes, NANOS_PER_SEC, Nanos, Rate},
     virtual_queue::{MAX_RATE_BIT_S, MIN_RATE_BIT_S},
 };
 
@@ -86,6 +86,14 @@ impl BucketConfig {
     }
 }
 
+/// What a rate in bit/s adds in a time, rounded down by less than three bytes.
+#[must_use]
+pub fn earned(bit_s: u64, time: Nanos) -> Bytes {
+    let (seconds, rest) = (time.0 / NANOS_PER_SEC, time.0 % NANOS_PER_SEC);
+    let whole = seconds * (bit_s >> 3) + ((seconds * (bit_s & 7)) >> 3);
+    Bytes(whole + rest * (bit_s >> 3) / NANOS_PER_SEC)
+}
+
 /// A rate that a bucket can keep.
 pub(crate) fn check_rate(rate: Rate) -> Result<(), BucketError> {
     let supported = (MIN_RATE_BIT_S..=MAX_RATE_BIT_S).contains(&rate.bit_s());
@@ -114,6 +122,15 @@ impl TokenBucket {
     #[must_use]
     pub fn with_tokens(config: BucketConfig, now: Nanos, units: u64) -> Self {
         TokenBucket { config, tokens: units.min(config.burst), owed: 0, last: now }
+    }
+
+    /// Another rate or depth from `now` on. What is in it stays in it as far as it fits, and what it owes is
+    /// owed: no change adds a byte.
+    pub fn set_config(&mut self, now: Nanos, config: BucketConfig) {
+        (self.tokens, self.owed) = self.standing(now);
+        self.last = self.last.max(now);
+        self.tokens = self.tokens.min(config.burst);
+        self.config = config;
     }
 
     /// Takes the tokens of a packet of `bytes`, or says `false` and takes nothing.
@@ -256,7 +273,73 @@ mod tests {
         assert!(new(100_000_000_000, MAX_BURST.0).is_ok());
     }
 
+    #[test]
+    fn a_slower_rate_gives_nothing_away() {
+        let config =
+            |bit_s| BucketConfig::new(Rate::from_bit_s(bit_s).unwrap(), Bytes(75_000)).unwrap();
+        let (fast, slow) = (config(2_000_000), config(8_000));
+        let mut bucket = TokenBucket::new(fast, Nanos(0));
+        let mut passed = 0;
+        // 20 alternations in 2 ms.
+        for change in 0..20u64 {
+            let now = Nanos(change * 100_000);
+            bucket.set_config(now, if change % 2 == 0 { fast } else { slow });
+            passed += (0..200).filter(|_| bucket.on_packet(now, 1_000)).count();
+        }
+        assert_eq!(passed, 75);
+        // 1.0 ms of the fast rate and 0.9 of the slow one, and then the slow one.
+        assert_eq!(bucket.tokens(Nanos(1_900_000)), Bytes(250));
+        assert!(!bucket.on_packet(Nanos(750_900_000), 1_000));
+        assert!(bucket.on_packet(Nanos(751_100_000), 1_000));
+    }
+
+    /// A packet, or another rate and depth, after some time.
+    type Step = (u64, u32, u8, Option<(u64, u64)>);
+
+    fn any_steps() -> impl Strategy<Value = std::vec::Vec<Step>> {
+        let rate = prop_oneof![MIN_RATE_BIT_S..10_000_000, MIN_RATE_BIT_S..=MAX_RATE_BIT_S];
+        let change = prop::option::of((rate, 1_500u64..200_000));
+        let gap = prop_oneof![0u64..3_000, 0u64..3_000_000, 0u64..1_000_000_000];
+        prop::collection::vec((gap, 60u32..70_000, 0u8..3, change), 1..300)
+    }
+
     proptest! {
+        /// Whatever the rates and depths were: no more than the deepest bucket, what each rate earned in its
+        /// time, and the longest packet.
+        #[test]
+        fn no_change_adds_a_byte(steps in any_steps()) {
+            let mut bucket = bucket(1_000_000, 50_000);
+            let (mut now, mut rate, mut deepest) = (0u64, 1_000_000u64, 50_000u64);
+            let (mut earned_units, mut passed) = (0u128, 0u128);
+            for (gap, bytes, owes, change) in steps {
+                now += gap;
+                earned_units += u128::from(gap) * u128::from(rate);
+                if let Some((bit_s, burst)) = change {
+                    let config = BucketConfig::new(Rate::from_bit_s(bit_s).unwrap(), Bytes(burst));
+                    bucket.set_config(Nanos(now), config.unwrap());
+                    (rate, deepest) = (bit_s, deepest.max(burst));
+                }
+                let passes = match owes {
+                    0 => bucket.on_packet(Nanos(now), bytes),
+                    1 => bucket.on_segments(Nanos(now), bytes),
+                    _ => bucket.on_part(Nanos(now), bytes),
+                };
+                passed += if passes { u128::from(bytes) } else { 0 };
+                let most = u128::from(deepest + 70_000) + earned_units / u128::from(UNITS_PER_BYTE);
+                prop_assert!(passed <= most, "{passed} of {most}");
+            }
+        }
+
+        #[test]
+        fn what_a_rate_earns_is_a_little_less_than_exact(
+            bit_s in MIN_RATE_BIT_S..=MAX_RATE_BIT_S,
+            ns in prop_oneof![0u64..10_000_000_000, 0u64..1 << 56],
+        ) {
+            let exact = u128::from(bit_s) * u128::from(ns) / u128::from(UNITS_PER_BYTE);
+            let earned = u128::from(earned(bit_s, Nanos(ns)).0);
+            prop_assert!(earned <= exact && exact - earned < 3, "{earned} of {exact}");
+        }
+
         #[test]
         fn is_the_naive_model(
             bit_s in prop_oneof![MIN_RATE_BIT_S..=MAX_RATE_BIT_S, MIN_RATE_BIT_S..100_000],

@@ -321,9 +321,18 @@ pub fn cost_of_byte(rate: Rate) -> u64 {
     u64::try_from((one_second + bit_s / 2) / bit_s).unwrap_or(u64::MAX)
 }
 
-/// No time is longer to [`scaled`], and no cost of a byte higher.
+/// No time is longer to [`scaled`], no cost of a byte higher, and no count of bytes to [`time_of`].
 const MAX_SCALED: Nanos = Nanos(1 << 44);
 const MAX_COST: u64 = 1 << 46;
+const MAX_BYTES: u64 = 1 << 40;
+
+/// How long `bytes` take when each costs `cost` 2^-24 ns, rounded down. More than 2^40 bytes count as so many,
+/// and a cost above 2^46 as that: nothing wraps.
+#[must_use]
+pub fn time_of(bytes: u64, cost: u64) -> Nanos {
+    let product = u128::from(bytes.min(MAX_BYTES)) * u128::from(cost.min(MAX_COST));
+    Nanos((product >> COST_SHIFT) as u64)
+}
 
 /// The time of as many bytes when one costs `to` and no longer `from`, to 2^-16 of the ratio.
 #[must_use]

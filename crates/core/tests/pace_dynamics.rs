@@ -29,14 +29,19 @@ const BIN: u64 = 10 * MS;
 /// Work for the test, at most.
 const EVENTS_MAX: usize = 3_000_000;
 
-/// A flow, times in ms; it wants `want` of the limit.
+/// A flow, times in ms; it wants `want` of the limit. One that is `unpaced` lifts the rate that it is told each
+/// time: it sends what it wants of [`PAUSE`] at once, has its next packet dropped, and waits for TCP's timer.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     from: u64,
     to: u64,
     want: f64,
     rtt_us: u64,
+    unpaced: bool,
 }
+
+/// TCP's probe timer.
+const PAUSE: u64 = 200 * MS;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
@@ -160,6 +165,9 @@ fn run(plans: &[Plan], end_ms: u64) -> (Vec<Flow>, Limiter) {
         let bytes = match event {
             Event::Joins(_) => INITIAL_BYTES,
             Event::Hears(_) => 0,
+            Event::Sends(_) if flow.plan.unpaced => {
+                (flow.plan.want * PAUSE as f64) as u64 * RATE_BIT_S / 8_000_000_000
+            }
             Event::Sends(_) => burst_bytes(flow.heard),
         };
         if bytes > 0 {
@@ -182,7 +190,8 @@ fn run(plans: &[Plan], end_ms: u64) -> (Vec<Flow>, Limiter) {
             }
             Event::Sends(_) => {
                 let want = (flow.plan.want * ONE as f64) as u64;
-                let pause = cost(bytes) * ONE / flow.heard.min(want).max(1);
+                let paced = cost(bytes) * ONE / flow.heard.min(want).max(1);
+                let pause = if flow.plan.unpaced { PAUSE } else { paced };
                 events.push(Reverse((now + pause, Event::Sends(index))));
             }
         }
@@ -272,7 +281,7 @@ fn outcome(name: &str, plans: &[Plan], changed: u64, end: u64) -> Outcome {
 }
 
 fn greedy(from: u64, to: u64, rtt_us: u64) -> Plan {
-    Plan { from, to, want: 1.0, rtt_us }
+    Plan { from, to, want: 1.0, rtt_us, unpaced: false }
 }
 
 #[test]
@@ -306,6 +315,13 @@ fn flows_that_come_and_go_have_their_max_min_shares() {
     let short = |at: u64| Plan { want: 0.3, ..greedy(at * 70, at * 70 + 30, 50) };
     comes_and_goes.extend((0..40).map(short));
     outcomes.push(outcome("one beside, 30 of every 70 ms", &comes_and_goes, 0, 3500));
+    // As far as the queue lets a sender be behind that is not paced.
+    for beside in [1, 4] {
+        let mut lifts = vec![greedy(0, 99_999, 50); beside];
+        lifts.push(Plan { want: 4.0 / 200.0, unpaced: true, ..greedy(500, 99_999, 50) });
+        let name = format!("4 ms at once, unpaced, beside {beside}");
+        outcomes.push(outcome(&name, &lifts, 500, 3000));
+    }
 
     let mut table = format!(
         "{:34} {:>4} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6}\n",

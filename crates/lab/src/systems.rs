@@ -36,7 +36,7 @@ use crate::{
 
 /// How long `tidegate run` may take to start its command, and to end after it.
 const START: Duration = Duration::from_secs(60);
-const END: Duration = Duration::from_secs(10);
+const END: Duration = Duration::from_secs(60);
 
 /// A way to limit a rate, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -27,7 +27,7 @@ use tidegate_sys::{
 };
 
 /// Time enough for anything that is waited for.
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 const TRANSFER_BYTES: usize = 20_000_000;
 const RING_FRAMES: u32 = 256;
 

@@ -66,6 +66,12 @@ pub fn apply<G: Gates>(gates: &mut G, actions: &[Action]) -> Result<(), ApplyErr
     for (done, action) in actions.iter().enumerate() {
         let Err(source) = perform(gates, action) else { continue };
         let undone = actions[..done].iter().rev().filter_map(|action| {
+            if let Action::Remove {
+                limit: Present { standing: Standing::Broken, name, .. }, ..
+            } = action
+            {
+                return Some(format!("remove `{name}`: it could not be read"));
+            }
             let error = undo(gates, action).err()?;
             Some(format!("{} `{}`: {error}", action.verb(), action.name()))
         });

@@ -318,7 +318,7 @@ pub fn explain(
 /// Where a flow passes limits with a queue.
 fn passing(host: &Host, subject: &Subject) -> Result<Vec<Passing>, ExplainError> {
     let Subject::Flow(flow) = subject else { return Ok(Vec::new()) };
-    Ok(waiting::passing(&host.store().list(host.hierarchy())?, flow)?)
+    Ok(waiting::passing(&host.store().list(host.hierarchy())?.limits, flow)?)
 }
 
 /// What is asked about, its sockets, and its cgroups.
@@ -438,6 +438,8 @@ fn applied(limit: &Live, earlier: &[Live], sample_ns: u64) -> Applied {
         egress,
         ingress,
         waiting: _,
+        why: _,
+        programs_before: _,
     } = limit.status.clone();
     let sample = LimitSample::between(then, &limit.status, sample_ns, 0);
     let direction = |now: Option<DirectionStatus>,

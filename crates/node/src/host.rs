@@ -9,7 +9,7 @@ use tidegate_sys::{
     fq::FqError,
     limit::LimitOptions,
     preflight::{PreflightError, preflight, preflight_for_rates},
-    store::{PinnedLimit, Store, StoreError, StoreLock},
+    store::{PinnedLimit, Store, StoreError, StoreLock, Unreadable},
 };
 
 use crate::{
@@ -61,12 +61,16 @@ impl Host {
         &self.store
     }
 
-    /// Every limit, sorted by name.
+    /// Every limit, sorted by name, those that cannot be read among them.
     ///
     /// # Errors
-    /// [`StoreError`] when one cannot be read.
+    /// [`StoreError`] when the store cannot be read.
     pub fn present(&self) -> Result<Vec<Present>, StoreError> {
-        Ok(self.store.list(&self.hierarchy)?.iter().map(present).collect())
+        let listing = self.store.list(&self.hierarchy)?;
+        let broken = listing.unreadable.iter().map(present_unreadable);
+        let mut all: Vec<_> = listing.limits.iter().map(present).chain(broken).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
     }
 
     /// One limit; `None` if there is none of this name.
@@ -150,6 +154,17 @@ pub fn present(pinned: &PinnedLimit) -> Present {
     }
 }
 
+/// A limit that cannot be read, of which a plan knows its place at most.
+fn present_unreadable(limit: &Unreadable) -> Present {
+    Present {
+        name: limit.name.clone(),
+        scope: limit.scope.clone().unwrap_or_else(|| Scope::Cgroup("?".to_owned())),
+        standing: Standing::Broken,
+        options: LimitOptions::default(),
+        parent: limit.parent.clone(),
+    }
+}
+
 impl LockedHost {
     /// The host.
     #[must_use]
@@ -160,6 +175,11 @@ impl LockedHost {
     /// Whether a qdisc that somebody has put on a device is replaced by a limit that needs one.
     pub fn force(&mut self, force: bool) {
         self.host.store.force(force);
+    }
+
+    /// Takes off what processes that died have left on devices of this network namespace; says what.
+    pub fn remove_orphans(&self) -> Vec<String> {
+        self.host.store.remove_orphans(&self.lock)
     }
 
     /// Lets other writers in. If no limit is left, nothing of Tidegate is left on the host.

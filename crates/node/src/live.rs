@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 use tidegate_core::Scope;
-use tidegate_sys::{attached, limit::LimitError, store::StoreError};
+use tidegate_sys::{attached, cgroup::Cgroup, limit::LimitError, store::StoreError};
 
 use crate::{
     host::Host,
@@ -48,14 +48,6 @@ pub enum LiveError {
     /// Of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Of a limit.
-    #[error("limit `{name}`: {source}")]
-    Limit {
-        /// Its name.
-        name: String,
-        /// What went wrong.
-        source: LimitError,
-    },
     /// Of a limit that is in no store of ours.
     #[error("a limit on cgroup `{cgroup}` that something else holds: {source}")]
     Elsewhere {
@@ -83,11 +75,22 @@ pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Limits, LiveErr
     let mut limits = Limits::default();
     let (mut known, mut pinned_limits) = (BTreeSet::new(), Vec::new());
     // Also those that are not asked for: the ceiling of one inside them may be theirs.
-    for pinned in host.store().list(host.hierarchy())? {
+    let listing = host.store().list(host.hierarchy())?;
+    for broken in &listing.unreadable {
+        known.extend(broken.map_id);
+        let group = match &broken.scope {
+            Some(Scope::Cgroup(path)) => host.hierarchy().open(path).ok(),
+            _ => None,
+        };
+        let place_id = group.as_ref().map_or(0, Cgroup::id);
+        let (status, map_id) = (LimitStatus::broken(broken), broken.map_id);
+        let live = Live { status, origin: Origin::Pinned, place_id, map_id };
+        pinned_limits.push((live, group.is_none() || wanted(place_id)));
+    }
+    for pinned in listing.limits {
         let map_id = pinned.maps().id();
         known.extend(map_id);
-        let status = LimitStatus::read(&pinned)
-            .map_err(|source| LiveError::Limit { name: pinned.name.clone(), source })?;
+        let status = LimitStatus::read_or_broken(&pinned);
         let (place_id, is_device) = (pinned.limit.cgroup_id, pinned.limit.ifindex != 0);
         let live = Live { status, origin: Origin::Pinned, place_id, map_id };
         pinned_limits.push((live, is_device || wanted(place_id)));

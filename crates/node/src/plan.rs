@@ -67,6 +67,8 @@ pub enum Standing {
     Unhooked,
     /// With scheme `edt`: a device keeps no departure times, so that the limit only polices.
     Unkept,
+    /// It cannot be read: another version has put it on, or a pin is lost. Nobody knows what it does.
+    Broken,
 }
 
 /// One step. Each can be undone, save the taking off of a limit that was not enforced any more.
@@ -114,6 +116,8 @@ pub enum Reason {
     ScopeGone,
     /// Somebody took its programs off; it is put on again.
     Unhooked,
+    /// It cannot be read; it is put on anew.
+    Broken,
     /// The spec has it inside another limit, or inside none.
     OtherParent,
     /// Its parent is taken off and put on again, and it with that.
@@ -128,6 +132,7 @@ impl fmt::Display for Reason {
             Reason::OtherPrograms => "what it shall do needs other programs",
             Reason::ScopeGone => "what it was on was removed",
             Reason::Unhooked => "its programs were taken off",
+            Reason::Broken => "it cannot be read",
             Reason::OtherParent => "inside another limit, or none, in the file",
             Reason::WithParent => "to be put on again with its parent",
         })
@@ -279,7 +284,10 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
             });
         }
         plan.unmanaged.push(limit.name.clone());
-        members.push(Member::from(limit));
+        // What cannot be read binds nobody.
+        if limit.standing != Standing::Broken {
+            members.push(Member::from(limit));
+        }
     }
     if let Some(limit) = wanted.iter().find(|limit| is_pruned(limit, &removals)) {
         let parent = limit.parent.clone().unwrap_or_default();
@@ -376,6 +384,7 @@ fn reason(is: &Present, shall: &Member, with_parent: bool) -> Option<Reason> {
         Standing::ScopeGone => Some(Reason::ScopeGone),
         _ if shall.stays => Some(Reason::WithParent),
         Standing::Unhooked => Some(Reason::Unhooked),
+        Standing::Broken => Some(Reason::Broken),
         _ if moved => Some(Reason::Moved),
         _ if other_programs(&is.options, &shall.options) => Some(Reason::OtherPrograms),
         _ if is.parent != shall.parent => Some(Reason::OtherParent),
@@ -408,7 +417,8 @@ fn depth(limit: &Present, by_name: &BTreeMap<&str, &Present>) -> usize {
 /// # Errors
 /// [`FamilyError`] when it, or one inside it, cannot be so.
 pub fn join(present: &[Present], limit: &Wanted) -> Result<Wanted, FamilyError> {
-    let others = present.iter().filter(|other| other.name != limit.name).map(Member::from);
+    let others = present.iter().filter(|other| other.name != limit.name);
+    let others = others.filter(|other| other.standing != Standing::Broken).map(Member::from);
     let mut members: Vec<_> = std::iter::once(Member::from(limit)).chain(others).collect();
     family::settle(&mut members, true)?;
     Ok(members[0].wanted())
@@ -424,7 +434,8 @@ impl From<&Wanted> for Member {
 impl From<&Present> for Member {
     fn from(limit: &Present) -> Member {
         let Present { name, scope, standing, options, parent } = limit.clone();
-        let fallen = matches!(standing, Standing::ScopeGone | Standing::Unhooked);
+        let fallen =
+            matches!(standing, Standing::ScopeGone | Standing::Unhooked | Standing::Broken);
         let asked = Asked::default();
         Member { name, scope: Some(scope), parent, options, asked, fallen, stays: true }
     }

@@ -220,7 +220,11 @@ struct Above {
 impl Above {
     fn find(hierarchy: &Hierarchy, parent: &ParentOf) -> Result<Above, RunError> {
         let ParentOf { store, name, asked } = parent;
-        let pinned = Store::at(store).list(hierarchy)?;
+        let listing = Store::at(store).list(hierarchy)?;
+        if let Some(broken) = listing.unreadable(name) {
+            return Err(broken.error().into());
+        }
+        let pinned = listing.limits;
         let present = pinned.iter().map(host::present).collect();
         let limit = pinned.into_iter().find(|limit| limit.name == *name);
         let limit = limit.ok_or_else(|| StoreError::Missing(name.clone()))?;
@@ -266,6 +270,8 @@ impl Group {
         let pid = std::process::id();
         let name = format!("{CGROUP_PREFIX}{pid}-{:x}", start_ticks(pid).unwrap_or(0));
         let cgroup = hierarchy.create(&parent, &name)?;
+        // A number of another PID namespace says nothing to who sweeps; the lock does.
+        cgroup.try_lock();
         Ok(Group { hierarchy: hierarchy.clone(), parent, cgroup, removed: false })
     }
 
@@ -353,6 +359,9 @@ pub fn sweep(hierarchy: &Hierarchy) -> usize {
     let mut removed = 0;
     for path in left_over {
         let Ok(group) = hierarchy.open(&path) else { continue };
+        if !group.try_lock() {
+            continue;
+        }
         let events = fs::read_to_string(group.absolute().join("cgroup.events"));
         if !events.is_ok_and(|text| text.lines().any(|line| line == "populated 0")) {
             continue;

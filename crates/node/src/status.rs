@@ -18,7 +18,7 @@ use tidegate_core::{
 use tidegate_sys::{
     intf::{self, OUTCOME_TABLE},
     limit::{Colours, LimitError, LimitMaps, LimitOptions},
-    store::PinnedLimit,
+    store::{Before, Listing, PinnedLimit, Unreadable},
     xdp::XdpMode,
 };
 
@@ -54,6 +54,23 @@ pub struct LimitStatus {
     /// Whose packets wait in its queues, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting: Option<Queues>,
+    /// Why it cannot be read; nothing of its settings and counters is known then.
+    #[serde(rename = "reason", skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// On a device: programs of others that meet packets before the limit does, and may keep them from it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub programs_before: Vec<ProgramBefore>,
+}
+
+/// A program of somebody else that runs before a limit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ProgramBefore {
+    /// The kernel's id of it.
+    pub id: u32,
+    /// Its name; empty if it has none.
+    pub name: String,
+    /// The direction of the limit: `egress` or `ingress`.
+    pub direction: &'static str,
 }
 
 /// What a limit sets for both directions.
@@ -223,7 +240,7 @@ impl Fair {
         let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;
         let share = if queue.share == 0 { TARGET } else { queue.share.into() };
         let i = intf::index(direction);
-        let is_child = limit.class[i].weight != 0 && queue.now.cost != 0;
+        let is_child = limit.class[i].weight != 0 && queue.cost_now != 0;
         let rate = if is_child { queue.rate_bit_s } else { limit.rate_bit_s[i] };
         let rate = u128::from(rate);
         Some(Fair {
@@ -297,6 +314,7 @@ impl Serialize for Standing {
             Standing::ScopeGone => "scope_gone",
             Standing::Unhooked => "unhooked",
             Standing::Unkept => "unkept",
+            Standing::Broken => "broken",
         })
     }
 }
@@ -361,7 +379,52 @@ impl LimitStatus {
         let Present { name, scope, standing, parent, .. } = host::present(pinned);
         let mut status = Self::of_maps(name, scope, standing, pinned.maps())?;
         status.settings.xdp_mode = pinned.xdp_mode.map(XdpMode::name);
-        Ok(LimitStatus { parent, ..status })
+        let before = pinned.programs_before().into_iter();
+        let programs_before =
+            before.map(|Before { id, name, direction }| ProgramBefore { id, name, direction });
+        Ok(LimitStatus { parent, programs_before: programs_before.collect(), ..status })
+    }
+
+    /// The same; one whose maps cannot be read is broken.
+    #[must_use]
+    pub fn read_or_broken(pinned: &PinnedLimit) -> LimitStatus {
+        Self::read(pinned).unwrap_or_else(|e| {
+            let Present { name, scope, parent, .. } = host::present(pinned);
+            Self::unknown(name, scope, parent, e.to_string())
+        })
+    }
+
+    /// What is known of a limit that cannot be read.
+    #[must_use]
+    pub fn broken(limit: &Unreadable) -> LimitStatus {
+        let scope = limit.scope.clone().unwrap_or_else(|| Scope::Cgroup("?".to_owned()));
+        Self::unknown(limit.name.clone(), scope, limit.parent.clone(), limit.why.clone())
+    }
+
+    /// Every limit of a store, sorted by name.
+    #[must_use]
+    pub fn all(listing: &Listing) -> Vec<LimitStatus> {
+        let readable = listing.limits.iter().map(Self::read_or_broken);
+        let mut all: Vec<_> = readable.chain(listing.unreadable.iter().map(Self::broken)).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    fn unknown(name: String, scope: Scope, parent: Option<String>, why: String) -> LimitStatus {
+        LimitStatus {
+            name,
+            scope,
+            state: Standing::Broken,
+            parent,
+            guarantee_bit_s: None,
+            weight: None,
+            settings: Settings { scheme: "unknown", ..Settings::from(&intf::Limit::default()) },
+            egress: None,
+            ingress: None,
+            waiting: None,
+            why: Some(why),
+            programs_before: Vec::new(),
+        }
     }
 
     /// Reads a limit by its maps.
@@ -392,6 +455,8 @@ impl LimitStatus {
             egress: direction(Direction::Egress)?,
             ingress: direction(Direction::Ingress)?,
             waiting: None,
+            why: None,
+            programs_before: Vec::new(),
         })
     }
 
@@ -435,7 +500,7 @@ impl DirectionStatus {
         let i = intf::index(direction);
         let queue = &reading.queue;
         let is_child = limit.class[i].weight != 0;
-        let conf = if is_child && queue.now.cost != 0 { queue.now } else { limit.queue[i] };
+        let conf = limit.queue_now(queue, direction);
         let now_ns = monotonic_ns();
         let ago = |at: u64| (at > 0).then(|| now_ns.saturating_sub(at));
         let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;
@@ -593,6 +658,8 @@ mod tests {
             egress: Some(egress),
             ingress: None,
             waiting: None,
+            why: None,
+            programs_before: Vec::new(),
         }
     }
 

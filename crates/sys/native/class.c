@@ -10,5 +10,5 @@ __u64 native_cl_rate(const struct cl_class *class, __u64 ceiling_bit_s, __u64 pa
 void native_cl_config_at(const struct vq_conf *ceiling, const struct cl_class *class, __u64 bit_s,
 			 struct vq_conf *now)
 {
-	cl_config_at(ceiling, class, bit_s, now);
+	cl_config_at(ceiling, class, cl_cost(bit_s), now);
 }

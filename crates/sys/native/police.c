@@ -7,19 +7,21 @@ __u32 native_pl_take(const struct pl_bucket *bucket, __u64 *full_ns, __u64 now_n
 	return pl_take(bucket, full_ns, now_ns, packet, carry);
 }
 
-/* State: both buckets, the time skipped, and what is carried of both. */
-__u32 native_pl_colour(const struct pl_policy *policy, __u64 *state, __u64 now_ns,
-		       const struct pl_packet *packet, __u32 incoming)
+/* A packet through a meter, as the programs do it. `carry`: of both buckets. */
+__u32 native_pl_colour(const struct pl_policy *policy, struct pl_meter *meter, __u64 *carry,
+		       __u64 now_ns, const struct pl_packet *packet, __u32 incoming)
 {
-	struct pl_state all = {
-	    .full_ns = &state[0],
-	    .second_full_ns = &state[1],
-	    .skipped_ns = &state[2],
-	    .carry = &state[3],
-	    .second_carry = &state[4],
-	};
+	__u64 turn = *(volatile __u64 *)&meter->turn;
+	struct pl_state state = {.carry = &carry[0], .second_carry = &carry[1]};
+	enum pl_colour colour;
 
-	return pl_colour(policy, &all, now_ns, packet, incoming);
+	if (!(turn & 1) && !pl_is_kept(policy, pl_side(meter, turn)))
+		turn = pl_turn(policy, meter, &carry[0], &carry[1]);
+	if (turn & 1)
+		return PL_RED;
+	state.side = pl_side(meter, turn);
+	colour = pl_colour(policy, &state, now_ns, packet, incoming);
+	return pl_counts(meter, turn) ? colour : PL_RED;
 }
 
 __u32 native_pl_incoming(const struct pl_policy *policy, __u8 dscp)

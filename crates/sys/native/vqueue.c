@@ -16,6 +16,12 @@ __u32 native_vq_packet(const struct vq_conf *conf, __u64 *finish_ns, __u64 *skip
 	return verdict;
 }
 
+__u64 native_vq_charge(const struct vq_conf *conf, __u64 *finish_ns, __u64 *skipped_ns,
+		       __u64 seen_ns, __u64 now_ns, __u64 cost_ns)
+{
+	return vq_charge(conf, finish_ns, skipped_ns, seen_ns, now_ns, cost_ns);
+}
+
 __u64 native_vq_rescaled_ns(__u64 backlog_ns, __u64 from, __u64 to, __u64 drop_ns)
 {
 	return vq_rescaled_ns(backlog_ns, from, to, drop_ns);

@@ -46,6 +46,8 @@ pub struct Backlog {
     pub ifindex: u32,
     /// What it is emptied at, at most.
     pub rate_bit_s: u64,
+    /// The kernel's address of the device's queue that it feeds.
+    pub dev_queue: u64,
 }
 
 /// `struct tg_qdisc_query`.
@@ -55,6 +57,7 @@ struct Query {
     ifindex: u32,
     handle: u32,
     qdisc: u64,
+    dev_queue: u64,
 }
 
 /// Finds a qdisc with a parent other than the root, by its handle, on a device of the network namespace of
@@ -70,11 +73,12 @@ pub fn locate(ifindex: u32, handle: Handle, rate: Rate) -> Result<Backlog, Limit
     let object = open.and_then(|open| open.load()).map_err(load_error("backlog"))?;
     let handle = u32::from(handle.major) << 16 | u32::from(handle.minor);
     for _ in 0..SEARCHES_MAX {
-        let mut query = Query { ifindex, handle, qdisc: 0 };
+        let mut query = Query { ifindex, handle, qdisc: 0, dev_queue: 0 };
         ask(&object.progs.find_qdisc, "backlog", &mut query)?;
         if query.qdisc != 0 {
-            let qdisc = query.qdisc;
-            return Ok(Backlog { qdisc, handle, ifindex, rate_bit_s: rate.bit_s() });
+            let Query { qdisc, dev_queue, .. } = query;
+            let rate_bit_s = rate.bit_s();
+            return Ok(Backlog { qdisc, handle, ifindex, rate_bit_s, dev_queue });
         }
     }
     Err(LimitError::NoQueue { ifindex })
@@ -113,6 +117,26 @@ mod tests {
         NetNs, Netlink, VethPair,
         qdisc::{Htb, HtbClass, Place, Qdisc, Verb},
     };
+    use crate::waiting::look;
+
+    const LEAF: Handle = Handle::new(0x7500, 0);
+    const RATE: Rate = match Rate::from_bit_s(8_000) {
+        Some(rate) => rate,
+        None => unreachable!(),
+    };
+
+    /// A veth with an HTB and a leaf in it.
+    fn shaped(netlink: &mut Netlink, name: &str, peer: &str) -> u32 {
+        netlink.add_veth(&VethPair { name, peer, peer_netns: None }).unwrap();
+        let ifindex = netlink.index_of(name).unwrap();
+        let at = |parent, handle| Place { ifindex, parent, handle };
+        let (root, class) = (Handle::new(1, 0), Handle::new(1, 1));
+        netlink.set_qdisc(Verb::Add, at(Handle::ROOT, root), &Qdisc::Htb(Htb::new(1))).unwrap();
+        netlink.set_class(Verb::Add, at(root, class), &HtbClass::new(RATE.bit_s())).unwrap();
+        let leaf = Qdisc::Bfifo { limit_bytes: 10_000 };
+        netlink.set_qdisc(Verb::Add, at(class, LEAF), &leaf).unwrap();
+        ifindex
+    }
 
     #[test]
     fn root_a_leaf_is_found_by_its_handle() {
@@ -123,27 +147,44 @@ mod tests {
         let netns = NetNs::create(&format!("tidegate-{}-leaf", std::process::id())).unwrap();
         let found = netns.run(|| {
             let mut netlink = Netlink::open().unwrap();
-            netlink.add_veth(&VethPair { name: "a", peer: "b", peer_netns: None }).unwrap();
-            let ifindex = netlink.index_of("a").unwrap();
-            let root = Place { ifindex, parent: Handle::ROOT, handle: Handle::new(1, 0) };
-            netlink.set_qdisc(Verb::Add, root, &Qdisc::Htb(Htb::new(1))).unwrap();
-            let class = Handle::new(1, 1);
-            let place = Place { ifindex, parent: Handle::new(1, 0), handle: class };
-            netlink.set_class(Verb::Add, place, &HtbClass::new(8_000_000)).unwrap();
-            let place = Place { ifindex, parent: class, handle: Handle::new(0x7500, 0) };
-            let leaf = Qdisc::Bfifo { limit_bytes: 10_000 };
-            netlink.set_qdisc(Verb::Add, place, &leaf).unwrap();
-            let rate = Rate::from_bit_s(8_000_000).unwrap();
-            let found = locate(ifindex, Handle::new(0x7500, 0), rate);
-            let other = locate(ifindex, Handle::new(0x7501, 0), rate);
-            let elsewhere = locate(ifindex + 9999, Handle::new(0x7500, 0), rate);
+            let ifindex = shaped(&mut netlink, "a", "b");
+            let found = locate(ifindex, LEAF, RATE);
+            let other = locate(ifindex, Handle::new(0x7501, 0), RATE);
+            let elsewhere = locate(ifindex + 9999, LEAF, RATE);
             (found, other, elsewhere)
         });
         let (found, other, elsewhere) = found.unwrap();
         let found = found.unwrap();
-        assert!(found.qdisc > 1 << 47, "{found:?}");
+        assert!(found.qdisc > 1 << 47 && found.dev_queue > 1 << 47, "{found:?}");
         assert_eq!(found.handle, 0x7500_0000);
         assert!(matches!(other, Err(LimitError::NoQueue { .. })), "{other:?}");
         assert!(matches!(elsewhere, Err(LimitError::NoQueue { .. })), "{elsewhere:?}");
+    }
+
+    /// The address of a qdisc may come to be another limit's, which has the same handle.
+    #[test]
+    fn root_a_leaf_of_another_device_is_none_of_ours() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIP root_a_leaf_of_another_device_is_none_of_ours: needs root");
+            return;
+        }
+        let netns = NetNs::create(&format!("tidegate-{}-leaves", std::process::id())).unwrap();
+        let seen = netns.run(|| {
+            let mut netlink = Netlink::open().unwrap();
+            let [ours, other] = [("a", "b"), ("c", "d")].map(|(name, peer)| {
+                let ifindex = shaped(&mut netlink, name, peer);
+                locate(ifindex, LEAF, RATE).unwrap()
+            });
+            let is_there = |backlog: Backlog| look(&backlog).unwrap().is_some();
+            let moved = Backlog { qdisc: other.qdisc, ..ours };
+            let renumbered = Backlog { ifindex: other.ifindex, ..ours };
+            let seen = [ours, other, moved, renumbered].map(is_there);
+            // Free memory, or whatever took it.
+            netlink.delete_qdisc(ours.ifindex, Handle::ROOT).unwrap();
+            (seen, is_there(ours))
+        });
+        let (seen, deleted) = seen.unwrap();
+        assert_eq!(seen, [true, true, false, false]);
+        assert!(!deleted);
     }
 }

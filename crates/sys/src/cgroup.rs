@@ -10,10 +10,18 @@ use std::{
         unix::fs::MetadataExt,
     },
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use rustix::fs::{Mode, OFlags};
+use rustix::{
+    fs::{FlockOperation, Mode, OFlags},
+    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
+};
+
+use crate::mounts;
+
+const CGROUP2_MAGIC: u64 = 0x6367_7270;
 
 /// Cgroups that one walk of the hierarchy visits at most.
 pub const MAX_CGROUPS: usize = 100_000;
@@ -23,13 +31,15 @@ pub const MAX_CGROUPS: usize = 100_000;
 pub enum CgroupError {
     /// No cgroup2 file system is mounted.
     #[error(
-        "no cgroup v2 hierarchy is mounted{}; boot with systemd.unified_cgroup_hierarchy=1, or run: \
-         mount -t cgroup2 none /sys/fs/cgroup/unified",
+        "no cgroup v2 hierarchy is mounted{}, and this process may not mount one ({source}); as root, mount \
+         it at any empty directory: mkdir -p /run/cgroup2 && mount -t cgroup2 none /run/cgroup2",
         if *.v1 { " (only v1)" } else { "" }
     )]
     NoHierarchy {
         /// A version 1 hierarchy is there.
         v1: bool,
+        /// Why it could not be mounted.
+        source: io::Error,
     },
     /// The group does not exist.
     #[error(
@@ -69,10 +79,14 @@ pub enum CgroupError {
     },
 }
 
-/// The mounted cgroup2 hierarchy.
+/// The cgroup2 hierarchy. There is one on a host, whoever mounts it where.
 #[derive(Debug, Clone)]
 pub struct Hierarchy {
     mount: PathBuf,
+    /// Where the host has it, for people and for what is remembered.
+    shown: PathBuf,
+    /// A mount of this process, which is nowhere to be seen, while it is used.
+    own: Option<Arc<OwnedFd>>,
 }
 
 /// An open control group.
@@ -85,30 +99,41 @@ pub struct Cgroup {
 }
 
 impl Hierarchy {
-    /// Finds the hierarchy in `/proc/self/mountinfo`.
+    /// Finds the hierarchy in `/proc/self/mountinfo`. Where it is not mounted, or hidden as by `ip netns exec`,
+    /// this process mounts it for itself, where nobody sees it.
     ///
     /// # Errors
     /// [`CgroupError::NoHierarchy`].
     pub fn find() -> Result<Hierarchy, CgroupError> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        Self::parse(&mounts)
-    }
-
-    fn parse(mountinfo: &str) -> Result<Hierarchy, CgroupError> {
-        // "ID PARENT DEV ROOT MOUNTPOINT OPTIONS ... - FSTYPE SOURCE OPTIONS"
-        let of_type = |fs_type: &str| {
-            mountinfo.lines().find_map(|line| {
-                let (left, right) = line.split_once(" - ")?;
-                (right.split(' ').next() == Some(fs_type)).then(|| left.split(' ').nth(4)).flatten()
-            })
-        };
-        match of_type("cgroup2") {
-            Some(mount) => Ok(Hierarchy { mount: PathBuf::from(mount) }),
-            None => Err(CgroupError::NoHierarchy { v1: of_type("cgroup").is_some() }),
+        // Another mount may lie above it.
+        let mut visible = mounts_of(&mounts, "cgroup2").filter(|mount| is_cgroup2(mount));
+        if let Some(mount) = visible.next() {
+            return Ok(Hierarchy { shown: mount.clone(), mount, own: None });
         }
+        let own = mount_detached().map_err(|e| CgroupError::NoHierarchy {
+            v1: mounts_of(&mounts, "cgroup").next().is_some(),
+            source: e.into(),
+        })?;
+        let mount = PathBuf::from(format!("/proc/self/fd/{}", own.as_raw_fd()));
+        let hosts = fs::read_to_string(mounts::of_host_process("mountinfo")).unwrap_or_default();
+        let shown = mounts_of(&hosts, "cgroup2").next().unwrap_or_else(|| mount.clone());
+        Ok(Hierarchy { mount, shown, own: Some(Arc::new(own)) })
     }
 
-    /// Where it is mounted.
+    /// The path of a group from an absolute one, as the host or this process has it.
+    pub(crate) fn relative(&self, absolute: &Path) -> String {
+        let inside =
+            absolute.strip_prefix(&self.mount).or_else(|_| absolute.strip_prefix(&self.shown));
+        inside.unwrap_or(absolute).to_string_lossy().trim_matches('/').to_owned()
+    }
+
+    /// Where the host has a group, to be remembered.
+    pub(crate) fn remembered(&self, group: &Cgroup) -> PathBuf {
+        self.shown.join(group.path())
+    }
+
+    /// Where this process finds it; a path of no other one.
     #[must_use]
     pub fn mount(&self) -> &Path {
         &self.mount
@@ -119,9 +144,8 @@ impl Hierarchy {
     /// # Errors
     /// [`CgroupError`]: it does not exist, is a file, or lies outside.
     pub fn open(&self, path: &str) -> Result<Cgroup, CgroupError> {
-        let inside = Path::new(path).strip_prefix(&self.mount).unwrap_or(Path::new(path));
-        let relative = inside.to_string_lossy();
-        let relative = relative.trim_matches('/');
+        let relative = self.relative(Path::new(path));
+        let relative = relative.as_str();
         if relative.split('/').any(|part| part == ".." || part == ".") {
             return Err(CgroupError::BadPath(path.to_owned()));
         }
@@ -130,7 +154,7 @@ impl Hierarchy {
         let dir = rustix::fs::open(&absolute, flags, Mode::empty()).map_err(|e| match e {
             rustix::io::Errno::NOENT => CgroupError::Missing {
                 path: path.to_owned(),
-                mount: self.mount.display().to_string(),
+                mount: self.shown.display().to_string(),
             },
             rustix::io::Errno::NOTDIR => CgroupError::NotADirectory(path.to_owned()),
             other => io_error(path, "open")(other.into()),
@@ -170,7 +194,7 @@ impl Hierarchy {
         };
         fs::create_dir(self.mount.join(&path)).map_err(|e| match e.kind() {
             io::ErrorKind::ReadOnlyFilesystem => {
-                CgroupError::ReadOnly { mount: self.mount.display().to_string() }
+                CgroupError::ReadOnly { mount: self.shown.display().to_string() }
             }
             _ => io_error(&path, "create")(e),
         })?;
@@ -204,7 +228,9 @@ impl Hierarchy {
         // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let path = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
-        let path = path.strip_prefix(&self.mount).ok()?;
+        // A mount that is nowhere to be seen has no path before it.
+        let root = if self.own.is_some() { Path::new("/") } else { &self.mount };
+        let path = path.strip_prefix(root).ok()?;
         // A removed group keeps its inode while something holds it; its name is gone.
         let live = fs::metadata(self.mount.join(path)).is_ok_and(|m| m.ino() == id);
         live.then(|| path.to_string_lossy().into_owned())
@@ -289,6 +315,12 @@ impl Cgroup {
         self.id
     }
 
+    /// Locks the group, for as long as this value lives: by that others know that somebody is at work on it,
+    /// in whatever PID namespace. False if it is locked already.
+    pub fn try_lock(&self) -> bool {
+        rustix::fs::flock(&self.dir, FlockOperation::NonBlockingLockExclusive).is_ok()
+    }
+
     /// How deep it lies; the root is at 0.
     #[must_use]
     pub fn level(&self) -> u32 {
@@ -349,6 +381,32 @@ impl AsFd for Cgroup {
     }
 }
 
+/// The mount points of a type of file system; what is mounted of a whole hierarchy comes first.
+fn mounts_of<'a>(mountinfo: &'a str, fs_type: &'a str) -> impl Iterator<Item = PathBuf> + 'a {
+    // "ID PARENT DEV ROOT MOUNTPOINT OPTIONS ... - FSTYPE SOURCE OPTIONS"
+    let all = mountinfo.lines().filter_map(move |line| {
+        let (left, right) = line.split_once(" - ")?;
+        let mut words = left.split(' ').skip(3);
+        let is_whole = words.next()? == "/";
+        let mount = words.next().filter(|_| right.split(' ').next() == Some(fs_type))?;
+        Some((is_whole, PathBuf::from(mount)))
+    });
+    let mut all: Vec<_> = all.collect();
+    all.sort_by_key(|(is_whole, _)| !is_whole);
+    all.into_iter().map(|(_, mount)| mount)
+}
+
+fn is_cgroup2(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type as u64 == CGROUP2_MAGIC)
+}
+
+/// Mounts the hierarchy where nobody sees it; it goes with the descriptor.
+fn mount_detached() -> rustix::io::Result<OwnedFd> {
+    let context = fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&context)?;
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+}
+
 fn io_error(path: &str, action: &'static str) -> impl FnOnce(io::Error) -> CgroupError {
     let path = path.to_owned();
     move |source| CgroupError::Io { path, action, source }
@@ -362,15 +420,18 @@ mod tests {
     fn the_hierarchy_is_found_wherever_it_is_mounted() {
         let hybrid = "30 20 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
                       31 20 0:27 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw\n";
-        let found = Hierarchy::parse(hybrid).unwrap();
-        assert_eq!(found.mount(), Path::new("/sys/fs/cgroup/unified"));
+        let found: Vec<_> = mounts_of(hybrid, "cgroup2").collect();
+        assert_eq!(found, [Path::new("/sys/fs/cgroup/unified")]);
+        let part = "32 20 0:27 /a /mnt/part rw - cgroup2 cgroup2 rw\n";
+        let found: Vec<_> = mounts_of(&format!("{part}{hybrid}"), "cgroup2").collect();
+        assert_eq!(found, [Path::new("/sys/fs/cgroup/unified"), Path::new("/mnt/part")]);
     }
 
     #[test]
     fn version_one_alone_is_said_so() {
-        let only_v1 = "30 20 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
-        let message = Hierarchy::parse(only_v1).unwrap_err().to_string();
-        assert!(message.contains("(only v1)"), "{message}");
-        assert!(!Hierarchy::parse("").unwrap_err().to_string().contains("only v1"));
+        let source = || io::Error::from_raw_os_error(libc::EPERM);
+        let message = |v1| CgroupError::NoHierarchy { v1, source: source() }.to_string();
+        assert!(message(true).contains("(only v1)") && message(true).contains("mount -t cgroup2"));
+        assert!(!message(false).contains("only v1"));
     }
 }

@@ -5,6 +5,7 @@
 //! that the filter is known by it, and a mark says whether clsact came with it.
 
 use std::{
+    collections::BTreeSet,
     fs,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -26,8 +27,9 @@ use crate::{
     limit::{LimitError, LimitOptions},
     net::{
         NetError, Netlink,
-        qdisc::{Handle, Place, Qdisc, Redirect, Verb},
+        qdisc::{Filter, Handle, Place, Qdisc, Redirect, Verb},
     },
+    query, remains,
 };
 
 /// After what others filter with low numbers; one limit a device and side, so one handle.
@@ -106,7 +108,7 @@ pub(crate) enum Side {
 }
 
 impl Side {
-    fn of(direction: Direction, is_port: bool) -> Side {
+    pub(crate) fn of(direction: Direction, is_port: bool) -> Side {
         if (direction == Direction::Egress) == is_port { Side::In } else { Side::Out }
     }
 }
@@ -310,6 +312,34 @@ fn hook(program: BorrowedFd<'_>, ifindex: u32, side: Side, priority: u32) -> TcH
 fn filter_is(ifindex: u32, side: Side, priority: u32, program: BorrowedFd<'_>) -> bool {
     let wanted = Program::id_from_fd(program).ok();
     wanted.is_some() && hook(program, ifindex, side, priority).query().ok() == wanted
+}
+
+/// The directions with their names.
+pub(crate) const DIRECTION_NAMES: [(Direction, &str); 2] =
+    [(Direction::Egress, "egress"), (Direction::Ingress, "ingress")];
+
+/// The programs of others that meet packets on a side of a device before the first of `ours` there does: tcx
+/// programs before a link, and before a filter of clsact all of tcx and the filters of lower priority.
+pub(crate) fn programs_before(ifindex: u32, side: Side, ours: &BTreeSet<u32>) -> Vec<u32> {
+    let is_theirs = |id: &u32| !ours.contains(id) && !remains::is_of_ours(*id);
+    let tcx: Vec<_> = query::tcx_programs(ifindex, side).into_iter().map(|on| on.program).collect();
+    if let Some(at) = tcx.iter().position(|id| ours.contains(id)) {
+        return tcx[..at].iter().copied().filter(is_theirs).collect();
+    }
+    let parent = if side == Side::In { Handle::CLSACT_INGRESS } else { Handle::CLSACT_EGRESS };
+    let filters = Netlink::open().and_then(|mut netlink| netlink.filters(ifindex, parent));
+    let filters: Vec<_> = filters.unwrap_or_default().into_iter().map(|f| f.program).collect();
+    let is_ours = |program: &Option<u32>| program.is_some_and(|id| ours.contains(&id));
+    let Some(at) = filters.iter().position(is_ours) else { return Vec::new() };
+    let before = filters[..at].iter().copied().flatten();
+    tcx.iter().copied().chain(before).filter(is_theirs).collect()
+}
+
+/// Whether a filter has a priority and the handle that those of limits have.
+pub(crate) fn is_our_place(filter: &Filter) -> bool {
+    let mut all = [PRIORITY].into_iter().chain(PRIORITIES_BEFORE).chain(PRIORITIES_MATCHED);
+    let is_ours = all.any(|priority| priority == u32::from(filter.priority));
+    is_ours && filter.handle == Handle::new(0, HANDLE as u16)
 }
 
 /// The priority of a filter that is known by its program alone.

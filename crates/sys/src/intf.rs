@@ -243,13 +243,15 @@ pub struct Bucket {
     pub burst: u64,
     /// How long an empty one takes to fill.
     pub fill_ns: u64,
+    /// Bytes that it had been given, ever, when the policy came into force.
+    pub earned_bytes: u64,
 }
 
 impl From<BucketConfig> for Bucket {
     fn from(config: BucketConfig) -> Self {
         let BucketConfig { rate, burst, fill } = config;
         let cost = Rate::from_bit_s(rate).map_or(0, cost_of_byte);
-        Bucket { cost, rate, burst, fill_ns: fill }
+        Bucket { cost, rate, burst, fill_ns: fill, earned_bytes: 0 }
     }
 }
 
@@ -280,6 +282,8 @@ pub struct Policy {
     pub second_given: u32,
     /// Whether the flows have equal parts of the committed bucket.
     pub fair: u32,
+    /// When it came into force, CLOCK_MONOTONIC; tells it from the one before.
+    pub since_ns: u64,
 }
 
 /// `struct tg_queue`.
@@ -294,8 +298,7 @@ pub struct Queue {
     pub epoch_start_ns: u64,
     /// Finish less skipped time when this epoch began.
     pub epoch_base_ns: u64,
-    /// Smoothed round-trip time of the paced flows; with `edt` the latest departure of a flow's own schedule;
-    /// with `police` when the second bucket is full.
+    /// Smoothed round-trip time of the paced flows; with `edt` the latest departure of a flow's own schedule.
     pub rtt_ns: u64,
     /// Share of each flow, of the limit in 2^-24.
     pub share: u32,
@@ -309,14 +312,18 @@ pub struct Queue {
     pub newcomers: u32,
     /// How long this epoch must last.
     pub epoch_us: u32,
-    /// Of a child: its rate and thresholds now; a cost of 0 is not yet.
-    pub now: QueueConf,
+    /// Of a child: what a byte costs at its present rate, from which its thresholds follow; 0: not yet.
+    pub cost_now: u64,
     /// Of a child: its rate now; of a parent: what its children take parts of.
     pub rate_bit_s: u64,
     /// Of a parent: until when traffic of no child is a class of its own, CLOCK_MONOTONIC.
     pub children_until_ns: u64,
     /// What a byte cost when the last packet came, in 2^-24 ns; 0: none has.
     pub cost: u64,
+    /// 1 while a CPU changes what is kept of the epoch.
+    pub entered: u32,
+    /// Zero.
+    pub unused: [u32; 7],
     /// Of a parent: what is guaranteed to its children that sent data in this epoch.
     pub reserved_bit_s: u64,
     /// ... and in the epoch before.
@@ -329,16 +336,82 @@ pub struct Queue {
     pub lightest: u32,
     /// ... and in the epoch before.
     pub lightest_before: u32,
-    /// What senders that are told no share have used in this epoch, each up to one.
-    pub untold_ns: u64,
+    /// What senders that cannot be paced have used in this epoch, each up to one share.
+    pub unpaced_ns: u64,
     /// ... and in the epoch before.
-    pub untold_before_ns: u64,
+    pub unpaced_before_ns: u64,
     /// Of a child: the last epoch of its parent in which it was counted.
     pub counted_epoch: u32,
-    /// Whether a sender that is told no share wanted more than one in this epoch.
+    /// Whether a sender that cannot be paced wanted more than one share in this epoch.
     pub flooded: u32,
-    /// Zero.
-    pub unused: u64,
+    /// Behind windows: the finish time of what unpaced senders alone have sent.
+    pub unpaced_finish_ns: u64,
+}
+
+/// `struct pl_kept`: a bucket whose times a side keeps.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Kept {
+    /// Bit/s; 0: no bucket yet.
+    pub rate: u64,
+    /// Units that fit.
+    pub burst: u64,
+    /// As of [`Bucket`].
+    pub earned_bytes: u64,
+}
+
+/// `struct pl_side`: the times of a meter, and the policy under which they were kept.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Side {
+    /// When the committed bucket is full, CLOCK_MONOTONIC.
+    pub full_ns: u64,
+    /// For how long the committed bucket has been full, ever.
+    pub skipped_ns: u64,
+    /// When the second bucket is full; with srTCM by the clock of `skipped_ns`.
+    pub second_full_ns: u64,
+    /// Of the policy.
+    pub since_ns: u64,
+    /// The buckets.
+    pub committed: Kept,
+    /// ... of a meter.
+    pub second: Kept,
+    /// `enum pl_kind`.
+    pub kind: u64,
+}
+
+/// `struct pl_meter`: what a policer has in the place of a [`Queue`].
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Meter {
+    /// Twice the number of policies that it has met; odd while it is turned over to another.
+    pub turn: u64,
+    /// Every other turn has the first.
+    pub side: [Side; 2],
+}
+
+impl Meter {
+    /// The side that packets use.
+    #[must_use]
+    pub fn side(&self) -> &Side {
+        &self.side[(self.turn >> 1 & 1) as usize]
+    }
+}
+
+impl From<Queue> for Meter {
+    fn from(queue: Queue) -> Meter {
+        bytemuck::pod_read_unaligned(&bytemuck::bytes_of(&queue)[..size_of::<Meter>()])
+    }
+}
+
+impl From<Meter> for Queue {
+    /// As it lies in the map.
+    fn from(meter: Meter) -> Queue {
+        let mut queue = Queue::default();
+        bytemuck::bytes_of_mut(&mut queue)[..size_of::<Meter>()]
+            .copy_from_slice(bytemuck::bytes_of(&meter));
+        queue
+    }
 }
 
 /// `struct tg_counters`.
@@ -508,7 +581,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 64];
+        static native_intf_layout: [u64; 77];
         static native_intf_layout_len: u32;
     }
 
@@ -538,12 +611,25 @@ mod tests {
             offset_of!(Policy, yellow_dscps),
             offset_of!(Policy, kind),
             offset_of!(Policy, second_given),
+            offset_of!(Policy, since_ns),
+            size_of::<Bucket>(),
+            offset_of!(Bucket, earned_bytes),
+            size_of::<Meter>(),
+            offset_of!(Meter, side),
+            size_of::<Side>(),
+            offset_of!(Side, since_ns),
+            offset_of!(Side, second),
+            offset_of!(Side, kind),
+            size_of::<Kept>(),
+            offset_of!(Kept, earned_bytes),
             size_of::<Queue>(),
             offset_of!(Queue, epoch_base_ns),
             offset_of!(Queue, share),
             offset_of!(Queue, newcomers),
-            offset_of!(Queue, now),
+            offset_of!(Queue, cost_now),
+            offset_of!(Queue, entered),
             offset_of!(Queue, lightest_before),
+            offset_of!(Queue, unpaced_finish_ns),
             size_of::<Counters>(),
             offset_of!(Counters, bytes),
             offset_of!(Counters, carry),

@@ -15,7 +15,9 @@
 //! - [`police`]: those of scheme `police`.
 //! - [`group`]: what a limit does for a group of hosts.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
-//! - [`store`]: limits that stay, pinned in the BPF file system.
+//! - [`mounts`]: the host's mounts, as a process that has some of its own reaches them.
+//! - `remains`: what is ours in the kernel, found without a limit's maps.
+//! - [`store`]: limits that stay, pinned in the BPF file system; [`bpffs`]: one for tests and the laboratory.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
 //! - [`congestion`]: congestion controls for a cgroup, DCTCP among them.
 //! - [`paper`]: NRM as published, for the lab to compare with.
@@ -29,6 +31,7 @@
 pub mod acks;
 pub mod attached;
 pub mod backlog;
+pub mod bpffs;
 pub mod cgroup;
 pub mod congestion;
 pub mod cost;
@@ -41,12 +44,14 @@ pub mod group;
 pub mod htb;
 pub mod intf;
 pub mod limit;
+pub mod mounts;
 pub mod net;
 pub mod paper;
 pub mod police;
 pub mod preflight;
 pub mod process;
 mod query;
+mod remains;
 pub mod sched;
 pub mod softirq_meter;
 pub mod store;

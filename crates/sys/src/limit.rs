@@ -27,7 +27,7 @@ use tidegate_core::{
     fair_share::TARGET,
     police::{Hook, Policy},
     prefixes::Prefixes,
-    virtual_queue::{ConfigError, Direction, VirtualQueueOptions},
+    virtual_queue::{self, ConfigError, Direction, VirtualQueueOptions},
 };
 
 use crate::{
@@ -240,6 +240,17 @@ impl From<&intf::Limit> for LimitOptions {
 }
 
 impl intf::Limit {
+    /// The virtual queue of a direction at its present rate, with `queue` as it is now.
+    #[must_use]
+    pub fn queue_now(&self, queue: &intf::Queue, direction: Direction) -> intf::QueueConf {
+        let (ceiling, class) =
+            (self.queue[intf::index(direction)], self.class[intf::index(direction)]);
+        if class.weight == 0 || queue.cost_now == 0 {
+            return ceiling;
+        }
+        class::config_at(&ceiling.into(), &class.floors(), queue.cost_now).into()
+    }
+
     /// The rate of a direction, if it is limited.
     #[must_use]
     pub fn rate(&self, direction: Direction) -> Option<Rate> {
@@ -379,10 +390,7 @@ impl LimitMaps {
         limit: &intf::Limit,
     ) -> Result<(), LimitError> {
         let earlier = self.limit()?;
-        self.write(limit)?;
-        if limit.flags & intf::FLAG_POLICE != 0 {
-            self.forgive(limit)?;
-        }
+        self.write(&limit.carried_on(&earlier, rate::monotonic()))?;
         let adopted = cgroup.map_or(Ok(()), |cgroup| self.adopt(hierarchy, cgroup, Adopt::Take));
         if adopted.is_err() {
             self.write(&earlier)?;
@@ -392,12 +400,7 @@ impl LimitMaps {
 
     /// Gives the queues of a limit that is not attached yet what it may use of `parent` now, so that its
     /// first epoch is not at its ceiling, which may be none.
-    fn start_in(
-        &self,
-        parent: &LimitMaps,
-        options: &LimitOptions,
-        limit: &intf::Limit,
-    ) -> Result<(), LimitError> {
+    fn start_in(&self, parent: &LimitMaps, options: &LimitOptions) -> Result<(), LimitError> {
         let (Some(class), theirs) = (options.class, parent.limit()?) else { return Ok(()) };
         for (direction, queue) in
             [(Direction::Egress, options.egress), (Direction::Ingress, options.ingress)]
@@ -406,12 +409,11 @@ impl LimitMaps {
             let index = intf::index(direction);
             let above: intf::Queue = lookup(&parent.queues, "queues", index as u32)?;
             let rate =
-                Rate::from_bit_s(above.rate_bit_s).filter(|_| above.now.cost != 0).unwrap_or(rate);
+                Rate::from_bit_s(above.rate_bit_s).filter(|_| above.cost_now != 0).unwrap_or(rate);
             let share = if above.share == 0 { TARGET } else { above.share.into() };
             let rate = class.rate(queue.rate, rate, share);
-            let (at_ceiling, floors) = (limit.queue[index].into(), limit.class[index].floors());
             let ours = intf::Queue {
-                now: class::config_at(&at_ceiling, &floors, rate).into(),
+                cost_now: virtual_queue::cost_of_byte(rate),
                 rate_bit_s: rate.bit_s(),
                 ..intf::Queue::default()
             };
@@ -434,34 +436,6 @@ impl LimitMaps {
 
     fn counters_key(&self, index: usize) -> u32 {
         self.at * intf::DIRECTIONS as u32 + index as u32
-    }
-
-    /// A bucket that has become shallower must not pay for what the deeper one has let pass.
-    fn forgive(&self, limit: &intf::Limit) -> Result<(), LimitError> {
-        for direction in [Direction::Egress, Direction::Ingress] {
-            let index = intf::index(direction);
-            let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-            let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-            let policy = &limit.police[index];
-            let was: intf::Queue = lookup(&self.queues, "queues", self.queue_key(index))?;
-            let second_now_ns = if policy.is_single_rate() { was.skipped_ns } else { now_ns };
-            let queue = intf::Queue {
-                finish_ns: was.finish_ns.min(now_ns + policy.committed.fill_ns),
-                rtt_ns: was.rtt_ns.min(second_now_ns + policy.second.fill_ns),
-                ..was
-            };
-            if policy.committed.cost != 0 && queue != was {
-                // What passes meanwhile on other CPUs, some microseconds' worth, is forgiven too.
-                self.queues
-                    .update(
-                        &self.queue_key(index).to_ne_bytes(),
-                        bytemuck::bytes_of(&queue),
-                        MapFlags::ANY,
-                    )
-                    .map_err(map_error("queues"))?;
-            }
-        }
-        Ok(())
     }
 
     pub(crate) fn write(&self, limit: &intf::Limit) -> Result<(), LimitError> {
@@ -501,7 +475,7 @@ impl LimitMaps {
             return seat.read(direction);
         }
         let index = intf::index(direction);
-        let queue: intf::Queue = lookup(&self.queues, "queues", self.queue_key(index))?;
+        let mut queue: intf::Queue = lookup(&self.queues, "queues", self.queue_key(index))?;
         let per_cpu = self
             .counters
             .lookup_percpu(&self.counters_key(index).to_ne_bytes(), MapFlags::ANY)
@@ -519,6 +493,10 @@ impl LimitMaps {
             if let Some(one) = one {
                 colours.get_or_insert_default().add(&one);
             }
+        }
+        if colours.is_some() {
+            let intf::Side { full_ns, skipped_ns, .. } = *intf::Meter::from(queue).side();
+            queue = intf::Queue { finish_ns: full_ns, skipped_ns, ..intf::Queue::default() };
         }
         Ok(Reading { queue, counters, colours, census: None })
     }
@@ -668,7 +646,7 @@ impl AttachedLimit {
 
         maps.write(&limit)?;
         if let Some(parent) = parent {
-            maps.start_in(parent, options, &limit)?;
+            maps.start_in(parent, options)?;
         }
         let links = vec![
             ("egress", attach(&nrm.progs.nrm_egress, "nrm_egress", cgroup)?),
@@ -752,7 +730,19 @@ mod tests;
 mod kernel_tests;
 
 #[cfg(test)]
+mod pacing_tests;
+
+#[cfg(test)]
+mod race_tests;
+
+#[cfg(test)]
+mod thread_tests;
+
+#[cfg(test)]
 mod tree_tests;
+
+#[cfg(test)]
+mod unpaced_tests;
 
 #[cfg(test)]
 mod window_tests;

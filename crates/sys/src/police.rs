@@ -190,6 +190,9 @@ mod group_tests;
 mod fair_tests;
 
 #[cfg(test)]
+mod rate_tests;
+
+#[cfg(test)]
 mod room_tests;
 
 #[cfg(test)]

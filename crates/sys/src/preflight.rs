@@ -16,10 +16,15 @@ const CAP_BPF: u32 = 39;
 pub enum PreflightError {
     /// The process may not load eBPF.
     #[error(
-        "limits need the privileges of root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN; missing: {0}); \
-         run it with sudo"
+        "limits need the privileges of root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN; missing: {0}); {1}"
     )]
-    Privileges(String),
+    Privileges(String, &'static str),
+    /// Nothing can be asked.
+    #[error("/proc is not mounted here; type: mount -t proc proc /proc")]
+    NoProc,
+    /// The kernel's type information cannot be seen.
+    #[error("/sys is not mounted here; type: mount -t sysfs sysfs /sys")]
+    NoSys,
     /// The kernel is too old.
     #[error(
         "kernel {0} is too old; Tidegate needs {a}.{b} or newer",
@@ -54,13 +59,23 @@ pub fn preflight_for_rates() -> Result<Hierarchy, PreflightError> {
 }
 
 fn check(needed: &[u32]) -> Result<Hierarchy, PreflightError> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let Ok(status) = fs::read_to_string("/proc/self/status") else {
+        return Err(PreflightError::NoProc);
+    };
     let missing = missing_capabilities(&status, needed);
     if !missing.is_empty() {
-        return Err(PreflightError::Privileges(missing.join(", ")));
+        // Root without them is root of a container.
+        let advice = match rustix::process::geteuid().is_root() {
+            true => "you are root without them, as in a container: start that with --privileged",
+            false => "run it with sudo",
+        };
+        return Err(PreflightError::Privileges(missing.join(", "), advice));
     }
     if is_older_than(OLDEST_KERNEL) {
         return Err(PreflightError::OldKernel(release()));
+    }
+    if !Path::new("/sys/kernel").exists() {
+        return Err(PreflightError::NoSys);
     }
     if !Path::new("/sys/kernel/btf/vmlinux").exists() {
         return Err(PreflightError::NoBtf);

@@ -2,21 +2,26 @@
 
 use std::{
     ffi::CString,
-    io,
+    io, mem,
     os::{
-        fd::{AsFd, AsRawFd},
+        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
     path::Path,
 };
 
-use crate::cgroup::{Cgroup, Hierarchy};
+use libbpf_rs::{Program, libbpf_sys};
+
+use crate::{
+    cgroup::{Cgroup, Hierarchy},
+    device::Side,
+};
 
 /// The attach types that a limit uses.
-const ATTACH_TYPES: [(libbpf_rs::libbpf_sys::bpf_attach_type, &str); 3] = [
-    (libbpf_rs::libbpf_sys::BPF_CGROUP_INET_EGRESS, "egress"),
-    (libbpf_rs::libbpf_sys::BPF_CGROUP_INET_INGRESS, "ingress"),
-    (libbpf_rs::libbpf_sys::BPF_CGROUP_SOCK_OPS, "sock_ops"),
+const ATTACH_TYPES: [(libbpf_sys::bpf_attach_type, &str); 3] = [
+    (libbpf_sys::BPF_CGROUP_INET_EGRESS, "egress"),
+    (libbpf_sys::BPF_CGROUP_INET_INGRESS, "ingress"),
+    (libbpf_sys::BPF_CGROUP_SOCK_OPS, "sock_ops"),
 ];
 
 /// Programs that one query reads at most.
@@ -45,24 +50,73 @@ pub(crate) fn exclusive_holder(cgroup: &Cgroup) -> Option<String> {
     }
 }
 
-/// What the program calls itself, cut to 15 bytes by the kernel.
+/// What the program calls itself, cut to 15 bytes by the kernel; `None` if it has no name, or has gone.
 pub(crate) fn program_name(id: u32) -> Option<String> {
-    let info = libbpf_rs::query::ProgInfoIter::default().find(|info| info.id == id)?;
-    info.name.to_str().filter(|name| !name.is_empty()).map(str::to_owned)
+    let program = Program::fd_from_id(id).ok()?;
+    // SAFETY: the struct is integers and arrays of them, for which all zeros is a value.
+    let mut info: libbpf_sys::bpf_prog_info = unsafe { mem::zeroed() };
+    let mut len = size_of_val(&info) as u32;
+    // SAFETY: the descriptor is open, and `info` has `len` bytes; both outlive the call.
+    let ret = unsafe {
+        libbpf_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut len)
+    };
+    let name = info.name.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8));
+    Some(name.collect()).filter(|name: &String| ret == 0 && !name.is_empty())
+}
+
+/// A program on a side of a device, where tcx is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OnSide {
+    /// The kernel's id of the program.
+    pub(crate) program: u32,
+    /// That of its link; 0 if it is attached without one.
+    pub(crate) link: u32,
+}
+
+/// The tcx programs on a side of a device of the calling thread's namespace, in the order in which packets
+/// meet them; none where the kernel has no tcx (before 6.6).
+pub(crate) fn tcx_programs(ifindex: u32, side: Side) -> Vec<OnSide> {
+    let hook = match side {
+        Side::In => libbpf_sys::BPF_TCX_INGRESS,
+        Side::Out => libbpf_sys::BPF_TCX_EGRESS,
+    };
+    let (mut programs, mut links) = ([0u32; MAX_PROGRAMS], [0u32; MAX_PROGRAMS]);
+    let mut query = libbpf_sys::bpf_prog_query_opts {
+        sz: size_of::<libbpf_sys::bpf_prog_query_opts>() as _,
+        prog_ids: programs.as_mut_ptr(),
+        link_ids: links.as_mut_ptr(),
+        ..Default::default()
+    };
+    query.__bindgen_anon_1.count = MAX_PROGRAMS as u32;
+    // SAFETY: the struct says its own size, and both arrays have room for as many entries as it says; all
+    // outlive the call.
+    let ret = unsafe { libbpf_sys::bpf_prog_query_opts(ifindex as i32, hook, &raw mut query) };
+    // SAFETY: both members of the union are the same number.
+    let count = unsafe { query.__bindgen_anon_1.count } as usize;
+    let found = programs.into_iter().zip(links).take(if ret == 0 { count } else { 0 });
+    found.map(|(program, link)| OnSide { program, link }).collect()
+}
+
+/// Takes a link off at once, whoever holds it.
+pub(crate) fn detach_link(id: u32) -> io::Result<()> {
+    let of = |ret: i32| if ret < 0 { Err(io::Error::from_raw_os_error(-ret)) } else { Ok(ret) };
+    // SAFETY: a system call with a number, which returns a new descriptor or an error.
+    let fd = of(unsafe { libbpf_sys::bpf_link_get_fd_by_id(id) })?;
+    // SAFETY: a new descriptor that nobody else owns.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: the descriptor is open.
+    of(unsafe { libbpf_sys::bpf_link_detach(fd.as_raw_fd()) }).map(drop)
 }
 
 /// The first program attached here without BPF_F_ALLOW_MULTI.
-fn exclusive_program(
-    cgroup: &Cgroup,
-    attach_type: libbpf_rs::libbpf_sys::bpf_attach_type,
-) -> Option<u32> {
+fn exclusive_program(cgroup: &Cgroup, attach_type: libbpf_sys::bpf_attach_type) -> Option<u32> {
     let mut ids = [0u32; MAX_PROGRAMS];
     let mut count = MAX_PROGRAMS as u32;
     let mut flags = 0u32;
     // SAFETY: the descriptor is open; `ids` has room for the `count` entries that the kernel may write, and
     // all pointers outlive the call.
     let ret = unsafe {
-        libbpf_rs::libbpf_sys::bpf_prog_query(
+        libbpf_sys::bpf_prog_query(
             cgroup.as_fd().as_raw_fd(),
             attach_type,
             0,
@@ -71,7 +125,7 @@ fn exclusive_program(
             &raw mut count,
         )
     };
-    let multi = flags & libbpf_rs::libbpf_sys::BPF_F_ALLOW_MULTI != 0;
+    let multi = flags & libbpf_sys::BPF_F_ALLOW_MULTI != 0;
     (ret == 0 && count > 0 && !multi).then_some(ids[0])
 }
 
@@ -79,7 +133,6 @@ fn exclusive_program(
 pub(crate) fn pin(held: impl AsFd, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the descriptor is open and the path ends with a zero; both outlive the call.
-    let ret =
-        unsafe { libbpf_rs::libbpf_sys::bpf_obj_pin(held.as_fd().as_raw_fd(), path.as_ptr()) };
+    let ret = unsafe { libbpf_sys::bpf_obj_pin(held.as_fd().as_raw_fd(), path.as_ptr()) };
     if ret == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(-ret)) }
 }

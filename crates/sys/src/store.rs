@@ -18,11 +18,14 @@
 //! that dies half way leaves no half limit in the listing, and its links vanish with it. Writers exclude
 //! each other by a lock on the directory; readers take none.
 
+mod around;
 mod error;
 mod hook;
 mod htb;
 pub(crate) mod pins;
+mod place;
 mod rooms;
+mod unreadable;
 
 use std::{
     fs, io,
@@ -48,16 +51,16 @@ use pins::{detach_links, pin, remove_pins};
 
 mod rate;
 
+pub use around::Before;
 pub use error::StoreError;
 pub use rate::RateSet;
 use rooms::ROOM_PREFIX;
+pub use unreadable::{Listing, Unreadable};
 
 /// Where the BPF file system is mounted by convention.
 const BPFFS: &str = "/sys/fs/bpf";
 /// Where limits are pinned unless told otherwise.
 pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/tidegate";
-/// The source under which Tidegate mounts the BPF file system where none is: by it the mount is known.
-const MOUNT_SOURCE: &str = "tidegate";
 /// Prefix of a directory that is being built; no limit's name starts with it.
 const BUILDING: &str = "_";
 /// Longest name of a limit, in bytes.
@@ -88,11 +91,6 @@ const SAMPLES: &str = "samples";
 /// How long a writer waits for another one.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const LOCK_POLL: Duration = Duration::from_millis(20);
-
-/// What the kernel itself puts in every BPF file system.
-const KERNEL_FILES: [&str; 2] = ["maps.debug", "progs.debug"];
-
-const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 
 /// The directory of pinned limits.
 #[derive(Debug, Clone)]
@@ -128,6 +126,8 @@ pub struct PinnedLimit {
     pub unkept: Option<FqError>,
     /// Of a policer in XDP: where its program runs; `None` if it is not on its device.
     pub xdp_mode: Option<XdpMode>,
+    /// The directory in which its programs are pinned.
+    hooks: PathBuf,
     maps: LimitMaps,
 }
 
@@ -172,10 +172,11 @@ pub fn check_name(name: &str) -> Result<(), StoreError> {
 }
 
 impl Store {
-    /// The store at `root`, which need not exist yet. Nothing is touched.
+    /// The store at `root`, which need not exist yet. Nothing is touched. [`DEFAULT_ROOT`] is the host's,
+    /// whatever this process has mounted; any other path is taken as it is.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Store {
-        Store { root: root.into(), force: false }
+        Store { root: place::resolve(root.into()), force: false }
     }
 
     /// Whether a limit that needs a qdisc replaces one that somebody has put on its device; it is not put
@@ -187,30 +188,12 @@ impl Store {
     /// Makes the directory, and mounts the BPF file system where none is, then keeps other writers out.
     ///
     /// # Errors
-    /// [`StoreError::NotBpffs`] or [`StoreError::Io`].
+    /// [`StoreError::NotBpffs`], [`StoreError::WouldEnd`], [`StoreError::Open`] or [`StoreError::Io`].
     pub fn lock(&self) -> Result<StoreLock, StoreError> {
-        if !is_bpffs(self.root.parent().unwrap_or(&self.root))
-            && self.root == Path::new(DEFAULT_ROOT)
-        {
-            let flags = rustix::mount::MountFlags::NOSUID
-                | rustix::mount::MountFlags::NODEV
-                | rustix::mount::MountFlags::NOEXEC
-                | rustix::mount::MountFlags::RELATIME;
-            rustix::mount::mount(MOUNT_SOURCE, BPFFS, "bpf", flags, Some(c"mode=0700"))
-                .map_err(|e| io_error(Path::new(BPFFS), "mount bpf")(e.into()))?;
-        }
+        self.ensure_bpffs()?;
         let deadline = Instant::now() + LOCK_PATIENCE;
         loop {
-            match fs::create_dir(&self.root) {
-                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(io_error(&self.root, "create")(e));
-                }
-                _ => {}
-            }
-            if !is_bpffs(&self.root) {
-                let _ = fs::remove_dir(&self.root);
-                return Err(StoreError::NotBpffs(self.root.display().to_string()));
-            }
+            self.create_root()?;
             if let Some(dir) = self.try_lock()? {
                 self.sweep();
                 return Ok(StoreLock { _dir: dir });
@@ -224,7 +207,8 @@ impl Store {
 
     /// The locked directory; `None` if another writer has it, or has just removed it.
     fn try_lock(&self) -> Result<Option<OwnedFd>, StoreError> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        self.check_root()?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let dir = match rustix::fs::open(&self.root, flags, Mode::empty()) {
             Ok(dir) => dir,
             Err(rustix::io::Errno::NOENT) => return Ok(None),
@@ -254,6 +238,7 @@ impl Store {
     }
 
     fn entries(&self) -> Result<Vec<String>, StoreError> {
+        self.check_root()?;
         let entries = match fs::read_dir(&self.root) {
             Ok(entries) => entries,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -279,9 +264,16 @@ impl Store {
     /// Opens a limit.
     ///
     /// # Errors
-    /// [`StoreError::Missing`], or what its maps say.
+    /// [`StoreError::Missing`], or [`StoreError::Unreadable`] for one of another version.
     pub fn open(&self, hierarchy: &Hierarchy, name: &str) -> Result<PinnedLimit, StoreError> {
         check_name(name)?;
+        self.open_pins(hierarchy, name).map_err(|e| match e {
+            StoreError::Missing(_) => e,
+            e => self.unreadable(hierarchy, name, &e).error(),
+        })
+    }
+
+    fn open_pins(&self, hierarchy: &Hierarchy, name: &str) -> Result<PinnedLimit, StoreError> {
         let dir = self.root.join(name);
         if !dir.is_dir() {
             return Err(StoreError::Missing(name.to_owned()));
@@ -311,6 +303,7 @@ impl Store {
                 false => None,
             },
         };
+        unreadable::check_layout(&maps).map_err(limit_error(name))?;
         let parent = fs::read_link(dir.join(PARENT)).ok();
         let parent = parent.and_then(|name| name.to_str().map(str::to_owned));
         let limit = maps.limit().map_err(limit_error(name))?;
@@ -348,6 +341,7 @@ impl Store {
         let there = in_xdp && !unhooked.contains(&XDP_PIN);
         Ok(PinnedLimit {
             name: name.to_owned(),
+            hooks: self.place_of(name).map_or(dir, |(room, _)| room),
             xdp_mode: there.then(|| xdp::on_device(limit.ifindex)?.mode).flatten(),
             limit,
             scope,
@@ -402,18 +396,21 @@ impl Store {
         Ok(found)
     }
 
-    /// Opens every limit, sorted by name. One that goes meanwhile is left out.
+    /// Opens every limit. One that goes meanwhile is left out; one that cannot be read is listed apart, and
+    /// keeps nobody from the others.
     ///
     /// # Errors
-    /// What the first bad one says.
-    pub fn list(&self, hierarchy: &Hierarchy) -> Result<Vec<PinnedLimit>, StoreError> {
-        let opened = self.names()?.into_iter().map(|name| {
-            let limit = self.open(hierarchy, &name);
-            limit
-                .map(Some)
-                .or_else(|e| if self.root.join(&name).exists() { Err(e) } else { Ok(None) })
-        });
-        opened.filter_map(Result::transpose).collect()
+    /// [`StoreError`] when the store itself cannot be read.
+    pub fn list(&self, hierarchy: &Hierarchy) -> Result<Listing, StoreError> {
+        let mut listing = Listing::default();
+        for name in self.names()? {
+            match self.open_pins(hierarchy, &name) {
+                Ok(limit) => listing.limits.push(limit),
+                Err(_) if !self.root.join(&name).exists() => {}
+                Err(e) => listing.unreadable.push(self.unreadable(hierarchy, &name, &e)),
+            }
+        }
+        Ok(listing)
     }
 
     /// Puts a limit on a cgroup or device, to stay; one with a class into its parent.
@@ -438,9 +435,17 @@ impl Store {
             Scope::Cgroup(path) => Some(hierarchy.open(path).map_err(|e| refused()(e.into()))?),
             _ => None,
         };
-        let present = self.list(hierarchy)?;
+        let Listing { limits: present, unreadable } = self.list(hierarchy)?;
         if present.iter().any(|limit| limit.name == name) {
             return Err(StoreError::Exists(name.to_owned()));
+        }
+        let is_there = |other: &&Unreadable| other.name == name;
+        if let Some(other) = unreadable.iter().find(is_there) {
+            return Err(other.error());
+        }
+        if let Some(other) = unreadable.iter().find(|other| other.scope.as_ref() == Some(scope)) {
+            let (scope, name) = (scope.clone(), other.name.clone());
+            return Err(StoreError::ScopeUnreadable { scope, name });
         }
         let taken = |other: &&PinnedLimit| match &cgroup {
             Some(cgroup) => other.limit.ifindex == 0 && other.limit.cgroup_id == cgroup.id(),
@@ -449,10 +454,14 @@ impl Store {
         if let Some(other) = present.iter().find(taken) {
             return Err(StoreError::ScopeTaken { scope: scope.clone(), name: other.name.clone() });
         }
-        if present.len() >= MAX_LIMITS {
+        if present.len() + unreadable.len() >= MAX_LIMITS {
             return Err(StoreError::Full);
         }
         let scheme = options.scheme;
+        let broken = parent.and_then(|parent| unreadable.iter().find(|o| o.name == parent));
+        if let Some(parent) = broken {
+            return Err(parent.error());
+        }
         let parent = parent.map(|parent| Self::find_parent(&present, name, parent, scope, scheme));
         let parent = parent.transpose()?;
         if options.scheme.has_htb() {
@@ -472,7 +481,7 @@ impl Store {
         let building = self.root.join(format!("{BUILDING}{name}"));
         let done = pin(&mut attached, &building).and_then(|()| {
             let (mark, target) = match &cgroup {
-                Some(cgroup) => (CGROUP, cgroup.absolute().to_owned()),
+                Some(cgroup) => (CGROUP, hierarchy.remembered(cgroup)),
                 None if matches!(scope, Scope::Port(_)) => (PORT, scope.name().into()),
                 None => (DEV, scope.name().into()),
             };
@@ -561,7 +570,6 @@ impl Store {
         if !children.is_empty() {
             return Err(StoreError::HasChildren { name: name.to_owned(), children });
         }
-        // A limit that cannot be read (another version's) must still come off.
         if let Ok(pinned) = self.open(hierarchy, name) {
             let cgroup = pinned.scope.as_ref().and_then(|scope| cgroup_of(hierarchy, scope));
             if pinned.limit.flags & intf::FLAG_HTB != 0 {
@@ -574,30 +582,15 @@ impl Store {
             if let Some(cgroup) = cgroup {
                 let _ = pinned.maps.adopt(hierarchy, &cgroup, Adopt::Release);
             }
+        } else {
+            // Another version's must still come off.
+            self.release_unread(hierarchy, name);
         }
         remove_pins(&dir)?;
         if let Some((room, index)) = place {
             self.free_place(&room, index);
         }
         Ok(())
-    }
-
-    /// Removes the empty directory, and the BPF file system if Tidegate mounted it and nobody else uses
-    /// it, so that the host is as it was.
-    pub fn close(&self, lock: StoreLock) {
-        let _ = fs::remove_dir(&self.root);
-        drop(lock);
-        if self.root == Path::new(DEFAULT_ROOT) && mounted_by_us() {
-            let used = |entry: io::Result<fs::DirEntry>| {
-                entry.is_ok_and(|e| {
-                    !KERNEL_FILES.contains(&e.file_name().to_string_lossy().as_ref())
-                })
-            };
-            let empty = fs::read_dir(BPFFS).is_ok_and(|dir| !dir.into_iter().any(used));
-            if empty {
-                let _ = rustix::mount::unmount(BPFFS, rustix::mount::UnmountFlags::empty());
-            }
-        }
     }
 }
 
@@ -607,9 +600,7 @@ fn whereabouts_of_cgroup(
     dir: &Path,
     limit: &intf::Limit,
 ) -> (Option<Scope>, Option<Scope>, Vec<&'static str>) {
-    let link = fs::read_link(dir.join(CGROUP)).ok();
-    let installed_on =
-        link.and_then(|at| Some(at.strip_prefix(hierarchy.mount()).ok()?.to_str()?.to_owned()));
+    let installed_on = fs::read_link(dir.join(CGROUP)).ok().map(|at| hierarchy.relative(&at));
     // Where it was is where it is, unless it has been renamed.
     let unmoved = |path: &&String| hierarchy.open(path).is_ok_and(|c| c.id() == limit.cgroup_id);
     let cgroup = installed_on
@@ -688,20 +679,6 @@ pub fn is_above(above: &str, below: &str) -> bool {
 
 pub(crate) fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {
     rustix::fs::symlink(target, link).map_err(|e| io_error(link, "create")(e.into()))
-}
-
-fn is_bpffs(path: &Path) -> bool {
-    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type as u64 == BPF_FS_MAGIC)
-}
-
-fn mounted_by_us() -> bool {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    mounts.lines().any(|line| {
-        line.split_once(" - ").is_some_and(|(left, right)| {
-            left.split(' ').nth(4) == Some(BPFFS)
-                && right.starts_with(&format!("bpf {MOUNT_SOURCE} "))
-        })
-    })
 }
 
 #[cfg(test)]

@@ -88,11 +88,9 @@ impl From<Key> for Flow {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct Query {
-    qdisc: u64,
-    handle: u32,
+    at: Backlog,
     known: u32,
     torn: u32,
-    pad: u32,
     all: Count,
     other: Count,
 }
@@ -112,7 +110,7 @@ pub fn look(backlog: &Backlog) -> Result<Option<Waiting>, LimitError> {
         for key in flows.keys().collect::<Vec<_>>() {
             flows.delete(&key).map_err(map_error(MAP))?;
         }
-        query = Query { qdisc: backlog.qdisc, handle: backlog.handle, ..Query::zeroed() };
+        query = Query { at: *backlog, ..Query::zeroed() };
         ask(&object.progs.look, MAP, &mut query)?;
         if query.torn == 0 {
             break;

@@ -15,7 +15,7 @@ use crate::args::DetachArgs;
 
 pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> {
     let host = Host::open(store)?;
-    let names = host.store().names()?;
+    let (names, orphans) = (host.store().names()?, host.store().orphans());
     let mut out = stdout().lock();
     for nic in RunDir::at(run_dir).running() {
         let name = nic["name"].as_str().unwrap_or_default();
@@ -26,13 +26,14 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
     }
     if args.dry_run {
         names.iter().try_for_each(|name| writeln!(out, "would take off limit `{name}`"))?;
+        orphans.iter().try_for_each(|orphan| writeln!(out, "would remove from {orphan}"))?;
         return Ok(ExitCode::SUCCESS);
     }
     let _ = sweep(host.hierarchy());
     if congestion::remove_leftover()? {
         writeln!(out, "congestion control `tg_dctcp`, which a killed `run` had left, is removed")?;
     }
-    if names.is_empty() {
+    if names.is_empty() && orphans.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
     let mut host = host.lock()?;
@@ -50,6 +51,9 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
             }
         }
         names = parents;
+    }
+    for orphan in host.remove_orphans() {
+        writeln!(out, "removed what a process that died had left on {orphan}")?;
     }
     host.close();
     first_error.map_or(Ok(ExitCode::SUCCESS), |e| Err(e.into()))

@@ -90,7 +90,7 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
                     return Err(StoreError::Exists(name).into());
                 }
                 // With all that is inside it.
-                Standing::ScopeGone | Standing::Unhooked => {
+                Standing::ScopeGone | Standing::Unhooked | Standing::Broken => {
                     let plan = plan(&present, std::slice::from_ref(&wanted), false)?;
                     apply(host, &plan.actions)?;
                 }

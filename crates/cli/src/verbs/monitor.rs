@@ -78,8 +78,7 @@ pub fn run(store: &Path, args: &MonitorArgs) -> Result<ExitCode> {
 
 fn look(host: &Host) -> Result<Moment> {
     let at_ns = monotonic_ns();
-    let pinned = host.store().list(host.hierarchy())?;
-    let mut limits = pinned.iter().map(LimitStatus::read).collect::<Result<Vec<_>, _>>()?;
+    let mut limits = LimitStatus::all(&host.store().list(host.hierarchy())?);
     hold_ceilings(&mut limits);
     let limits = limits.into_iter().map(|limit| (limit.name.clone(), limit));
     Ok(Moment { at_ns, limits: limits.collect() })

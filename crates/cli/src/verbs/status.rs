@@ -11,7 +11,6 @@ use serde::Serialize;
 use serde_json::Value;
 use tidegate_core::{
     Bytes, Rate,
-    class::MAX_DEPTH,
     police::{COLOUR_NAMES, Policy},
 };
 use tidegate_node::{
@@ -22,10 +21,7 @@ use tidegate_node::{
     status::{LimitStatus, hold_ceilings},
     waiting::Queues,
 };
-use tidegate_sys::{
-    limit::Colours,
-    store::{self, PinnedLimit},
-};
+use tidegate_sys::{limit::Colours, store::StoreError};
 
 use crate::{
     args::StatusArgs,
@@ -86,16 +82,26 @@ fn show(
 ) -> Result<ExitCode> {
     let json = how.look.json;
     let host = Host::open(store)?;
-    let pinned = match name {
-        None => host.store().list(host.hierarchy())?,
-        Some(name) => {
-            store::check_name(name)?;
-            vec![host.find(name)?.ok_or_else(|| missing(&host, name))?]
-        }
+    let listing = match name {
+        None => host.store().list(host.hierarchy()),
+        Some(name) => host.store().list_above(host.hierarchy(), name),
     };
-    let mut limits = read(&host, &pinned)?;
-    for (limit, pinned) in limits.iter_mut().zip(&pinned).filter(|_| how.flows) {
-        limit.waiting = Queues::read(pinned)?;
+    let mut listing = listing.or_else(|e| match (e, name) {
+        (StoreError::Missing(_), Some(name)) => Err(missing(&host, name)),
+        (e, _) => Err(e.into()),
+    })?;
+    let mut limits = LimitStatus::all(&listing);
+    // The ceiling of one that was asked for may be that of one above it.
+    hold_ceilings(&mut limits);
+    if let Some(name) = name {
+        limits.retain(|limit| limit.name == name);
+        listing.limits.retain(|pinned| pinned.name == name);
+    }
+    for pinned in listing.limits.iter().filter(|_| how.flows) {
+        let limit = limits.iter_mut().find(|limit| limit.name == pinned.name);
+        if let Some(limit) = limit.filter(|limit| limit.state != Standing::Broken) {
+            limit.waiting = Queues::read(pinned)?;
+        }
     }
     let mut out = stdout().lock();
     if json {
@@ -129,24 +135,6 @@ fn show(
         daemon::print(&mut out, fleet)?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// What limits do, their ceilings as those above them leave them.
-fn read(host: &Host, pinned: &[PinnedLimit]) -> Result<Vec<LimitStatus>> {
-    let mut limits: Vec<_> = pinned.iter().map(LimitStatus::read).collect::<Result<_, _>>()?;
-    let asked = limits.len();
-    // One alone does not know those above it.
-    for _ in 0..MAX_DEPTH {
-        let Some(LimitStatus { parent: Some(parent), .. }) = limits.last() else { break };
-        if limits.iter().any(|limit| limit.name == *parent) {
-            break;
-        }
-        let Some(above) = host.find(parent)? else { break };
-        limits.push(LimitStatus::read(&above)?);
-    }
-    hold_ceilings(&mut limits);
-    limits.truncate(asked);
-    Ok(limits)
 }
 
 /// Below the table, what the meters of policers have said.
@@ -204,7 +192,20 @@ fn tell_waiting(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
 /// Says aloud which limits are not enforced and which ports are gone: on the terminal below the table, else
 /// on standard error, too.
 fn cry(out: &mut impl Write, limits: &[LimitStatus], nics: &[Value], json: bool) -> Result<()> {
-    let alarms = limits.iter().filter_map(|l| output::alarm(&l.name, &l.scope, l.state));
+    let alarms = limits.iter().filter_map(|l| {
+        let alarm = output::alarm(&l.name, &l.scope, l.state)?;
+        Some(l.why.as_ref().map_or(alarm.clone(), |why| format!("{alarm} ({why})")))
+    });
+    let before = limits.iter().flat_map(|l| {
+        l.programs_before.iter().map(move |p| {
+            format!(
+                "a program `{}` (id {}) runs before the {} limit `{}` on {} and may end the chain: packets \
+                 that it does not pass on are not limited; `bpftool net show` lists the order",
+                p.name, p.id, p.direction, l.name, l.scope
+            )
+        })
+    });
+    let alarms = alarms.chain(before);
     let ports = nics.iter().flat_map(|nic| {
         gone(nic).map(move |port| {
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -284,6 +285,7 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
         Standing::ScopeGone => "GONE",
         Standing::Unhooked => "TAKEN OFF",
         Standing::Unkept => "NO FQ",
+        Standing::Broken => "BROKEN",
     };
     let has_queue = limit.settings.police.is_none();
     let row = |(direction, d): (&str, &tidegate_node::status::DirectionStatus)| {
@@ -308,5 +310,12 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
             output::packets(d.counters.dropped()),
         ]
     };
-    limit.directions().map(row).collect()
+    let mut rows: Vec<_> = limit.directions().map(row).collect();
+    if rows.is_empty() {
+        let known =
+            [output::indented(depth, &limit.name), output::scope(&limit.scope), state.to_owned()];
+        let unknown = COLUMNS.len() + INSIDE.len() - known.len();
+        rows.push(known.into_iter().chain((0..unknown).map(|_| none())).collect());
+    }
+    rows
 }

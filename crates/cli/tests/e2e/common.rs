@@ -10,13 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::{
-    mount::{MountFlags, UnmountFlags, mount, unmount},
-    process::{Pid, Signal, kill_process},
-};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 use tidegate_sys::{
+    bpffs::PrivateBpffs,
     cgroup::{Cgroup, Hierarchy},
     libbpf_rs::query::{LinkInfoIter, LinkTypeInfo, ProgInfoIter, ProgInfoQueryOptions},
 };
@@ -83,6 +81,8 @@ pub fn wait_within<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Opt
 pub struct Place {
     pub group: Cgroup,
     pub hierarchy: Hierarchy,
+    // Unmounted before its directory is removed.
+    bpffs: PrivateBpffs,
     dir: TempDir,
 }
 
@@ -92,16 +92,16 @@ impl Place {
         let dir = tempfile::tempdir().unwrap();
         let bpffs = dir.path().join("bpffs");
         fs::create_dir(&bpffs).unwrap();
-        mount("bpf", &bpffs, "bpf", MountFlags::empty(), None).unwrap();
+        let bpffs = PrivateBpffs::mount(bpffs).unwrap();
         let hierarchy = Hierarchy::find().unwrap();
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("tidegate-test-{}-{number}", std::process::id());
         let group = hierarchy.create(&hierarchy.open("").unwrap(), &name).unwrap();
-        Place { group, hierarchy, dir }
+        Place { group, hierarchy, bpffs, dir }
     }
 
     pub fn store(&self) -> PathBuf {
-        self.dir.path().join("bpffs/tidegate")
+        self.bpffs.path().join("tidegate")
     }
 
     pub fn file(&self, name: &str, text: &str) -> PathBuf {
@@ -171,7 +171,6 @@ impl Drop for Place {
         let root = self.hierarchy.open("").unwrap();
         let deadline = Instant::now() + PATIENCE;
         let _ = self.hierarchy.dissolve(&self.group, &root, deadline);
-        let _ = unmount(self.dir.path().join("bpffs"), UnmountFlags::DETACH);
     }
 }
 

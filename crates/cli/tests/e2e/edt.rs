@@ -9,7 +9,7 @@ use std::{
     path::PathBuf,
     process::{Command, Output, Stdio},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     thread,
@@ -32,16 +32,15 @@ const SECOND: Duration = Duration::from_secs(1);
 /// What a virtual machine without KVM carries with ease.
 const LIMIT: &str = "20mbit";
 const LIMIT_BIT_S: f64 = 20e6;
-/// How long traffic flows before it is looked at.
+/// What a limit here may let through at once at most.
+pub const BURST_BYTES: u32 = 100_000;
+/// How long traffic flows before its round trips are looked at.
 const WARM_UP: Duration = SECOND;
 pub const PORT: u16 = 5300;
 /// The receiver of a bed.
 pub const RECEIVER: &str = "10.97.0.2";
 /// Its sender.
 pub const SENDER: &str = "10.97.0.1";
-
-/// One at a time: each wants the machine for itself.
-static TURN: Mutex<()> = Mutex::new(());
 
 /// In the process under test: `SECONDS TCP-FLOWS UDP-BIT/S ADDRESS` sends so much for so long, and asks an
 /// echo server for the time of day, so to speak, every 20 ms; prints how long it took, sorted, in
@@ -127,19 +126,17 @@ fn probe(address: &str, end: Instant) -> Vec<u128> {
 pub struct Bed {
     pub sender: NetNs,
     pub receiver: NetNs,
-    _turn: MutexGuard<'static, ()>,
 }
 
 impl Bed {
     pub fn new() -> Bed {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = |side| format!("tidegate-edt-{}-{number}-{side}", std::process::id());
         let sender = NetNs::create(&name("s")).unwrap();
         let receiver = NetNs::create(&name("r")).unwrap();
         cable(&sender, "eth0", SENDER, &receiver, "eth0", RECEIVER);
-        Bed { sender, receiver, _turn: turn }
+        Bed { sender, receiver }
     }
 
     /// A bed whose sender has `fq`; says SKIP where there is none.
@@ -249,30 +246,43 @@ impl Bed {
         // Neighbour discovery and what starts up are not yet traffic.
         let first = bins.iter().position(|bytes| *bytes > 10_000).unwrap();
         let last = bins.iter().rposition(|bytes| *bytes > 10_000).unwrap();
-        // From the end of the warm-up to half a second before the end.
-        let looked_at = &bins[first + 10..last - 5];
-        let bit_s = looked_at.iter().sum::<u64>() as f64 * 80.0 / looked_at.len() as f64;
-        Traffic { bit_s, rtt_us, bins: bins[first..=last].to_vec() }
+        Traffic { rtt_us, bins: bins[first..=last].to_vec() }
     }
 }
 
 /// What came of some traffic.
 pub struct Traffic {
-    /// On the wire, at the receiver.
-    pub bit_s: f64,
     rtt_us: Vec<u64>,
-    /// What went into each 100 ms.
+    /// What came over the wire to the receiver in each 100 ms, from the first to the last.
     bins: Vec<u64>,
 }
 
 impl fmt::Debug for Traffic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rtt = [1, 50, 90, 99].map(|percent| self.rtt_us(percent));
-        write!(f, "{:.0} bit/s, rtt {rtt:?} us, in 100 ms {:?} bytes", self.bit_s, self.bins)
+        let (mean, best) = (self.bit_s(), self.best_bit_s());
+        write!(f, "{mean:.0} bit/s, best second {best:.0}, rtt {rtt:?} us, {:?} bytes", self.bins)
     }
 }
 
 impl Traffic {
+    /// On the wire, from the first packet to the last.
+    pub fn bytes(&self) -> u64 {
+        self.bins.iter().sum()
+    }
+
+    /// The mean rate.
+    pub fn bit_s(&self) -> f64 {
+        self.bytes() as f64 * 80.0 / self.bins.len() as f64
+    }
+
+    /// The rate of the busiest second. A machine that stalls for a while does not change it.
+    pub fn best_bit_s(&self) -> f64 {
+        let seconds = self.bins.windows(self.bins.len().min(10));
+        let bit_s = |bins: &[u64]| bins.iter().sum::<u64>() as f64 * 80.0 / bins.len() as f64;
+        seconds.map(bit_s).fold(0.0, f64::max)
+    }
+
     /// A percentile of the probe's round trips.
     pub fn rtt_us(&self, percent: usize) -> u64 {
         self.rtt_us.get(self.rtt_us.len() * percent / 100).copied().unwrap_or(u64::MAX)
@@ -353,10 +363,15 @@ pub fn refused(place: &Place, bed: &Bed, words: &str) -> String {
     error
 }
 
-/// The rate is the limit's, within some per cent; a machine that is too slow may stay below it.
-pub fn is_held(traffic: &Traffic, bit_s: f64) {
-    let part = traffic.bit_s / bit_s;
-    assert!((0.5..1.04).contains(&part), "{part} of the limit: {traffic:?}");
+/// All that came is no more than the rate gives in that time, and the bucket at once; one second at least
+/// comes near the rate, however busy the machine is.
+pub fn is_held(traffic: &Traffic, bit_s: f64, burst_bytes: u32) {
+    // A packet may wait for the receiver's CPU, so that what follows seems to come faster.
+    const LATE_BYTES: f64 = 30_000.0;
+    let seconds = traffic.bins.len() as f64 / 10.0;
+    let allowed = bit_s / 8.0 * seconds * 1.02 + f64::from(burst_bytes) + LATE_BYTES;
+    assert!(traffic.bytes() as f64 <= allowed, "more than {allowed} bytes: {traffic:?}");
+    assert!(traffic.best_bit_s() > bit_s / 2.0, "less than half of {bit_s}: {traffic:?}");
 }
 
 #[test]
@@ -398,7 +413,7 @@ fn root_edt_holds_one_flow() {
     let Some(bed) = Bed::with_fq() else { return };
     let traffic =
         bed.run(&Place::new(), &["--scheme", "edt", "--egress", LIMIT], "5 1 0 10.97.0.2");
-    is_held(&traffic, LIMIT_BIT_S);
+    is_held(&traffic, LIMIT_BIT_S, BURST_BYTES);
 }
 
 /// A round trip of 40 ms, by netem on the way back.
@@ -413,7 +428,7 @@ fn root_edt_holds_a_flow_over_a_long_path() {
     let flags = ["--scheme", "edt", "--egress", LIMIT];
     let traffic = bed.run(&Place::new(), &flags, "8 1 0 10.97.0.2");
     assert!(traffic.rtt_us(1) > 40_000, "{traffic:?}");
-    is_held(&traffic, LIMIT_BIT_S);
+    is_held(&traffic, LIMIT_BIT_S, BURST_BYTES);
 }
 
 #[test]
@@ -424,10 +439,10 @@ fn root_edt_holds_udp() {
     let order = "5 0 60e6 10.97.0.2";
     let flags = ["--scheme", "edt", "--egress", LIMIT, "--drop", "100ms"];
     let traffic = bed.run(&Place::new(), &flags, order);
-    is_held(&traffic, LIMIT_BIT_S);
+    is_held(&traffic, LIMIT_BIT_S, BURST_BYTES);
     println!(
         "root_edt_holds_udp: {:.2} Mbit/s, a newcomer's rtt {} us",
-        traffic.bit_s / 1e6,
+        traffic.bit_s() / 1e6,
         traffic.rtt_us(50)
     );
 }
@@ -445,14 +460,14 @@ fn root_edt_a_newcomer_does_not_wait_for_greedy_flows() {
     println!(
         "root_edt_a_newcomer_does_not_wait_for_greedy_flows: edt {:.2} Mbit/s, rtt {} us, 99 % {} us; one \
          queue (tbf) {:.2} Mbit/s, rtt {} us, 99 % {} us",
-        ours.bit_s / 1e6,
+        ours.bit_s() / 1e6,
         ours.rtt_us(50),
         ours.rtt_us(99),
-        theirs.bit_s / 1e6,
+        theirs.bit_s() / 1e6,
         theirs.rtt_us(50),
         theirs.rtt_us(99),
     );
-    is_held(&ours, LIMIT_BIT_S);
+    is_held(&ours, LIMIT_BIT_S, BURST_BYTES);
     assert!(4 * ours.rtt_us(50) < theirs.rtt_us(50), "{ours:?} {theirs:?}");
     assert!(ours.rtt_us(90) < theirs.rtt_us(50), "{ours:?} {theirs:?}");
 }
@@ -467,9 +482,9 @@ fn root_edt_limits_a_device_and_leaves_no_trace() {
     assert!(ok(&place, &bed, "status").contains("in force"));
     let same = ok(&place, &bed, "limit add up --dev eth0 --scheme edt --egress 20mbit");
     assert!(same.contains("nothing changed"), "{same}");
-    is_held(&bed.free(&bed.sender, "5 4 0 10.97.0.2"), LIMIT_BIT_S);
+    is_held(&bed.free(&bed.sender, "5 4 0 10.97.0.2"), LIMIT_BIT_S, BURST_BYTES);
     ok(&place, &bed, "limit set up --egress 10mbit");
-    is_held(&bed.free(&bed.sender, "5 1 0 10.97.0.2"), LIMIT_BIT_S / 2.0);
+    is_held(&bed.free(&bed.sender, "5 1 0 10.97.0.2"), LIMIT_BIT_S / 2.0, BURST_BYTES);
     let status = ok(&place, &bed, "status --json");
     assert!(status.contains("\"dev\": \"eth0\"") && status.contains("in_force"), "{status}");
 
@@ -478,7 +493,7 @@ fn root_edt_limits_a_device_and_leaves_no_trace() {
     let (_, table, _) = tidegate(&place, &bed, "status");
     assert!(table.contains("NO FQ") && table.contains("NOT ENFORCED"), "{table}");
     let policed = bed.free(&bed.sender, "4 0 30e6 10.97.0.2");
-    assert!(policed.bit_s < LIMIT_BIT_S / 2.0 * 1.1, "{policed:?}");
+    assert!(policed.bit_s() < LIMIT_BIT_S / 2.0 * 1.1, "{policed:?}");
     assert!(bed.tc("qdisc replace dev eth0 root fq").status.success());
     assert!(ok(&place, &bed, "status").contains("in force"));
 
@@ -489,7 +504,7 @@ fn root_edt_limits_a_device_and_leaves_no_trace() {
         into(&bed.sender, "tc").args(["filter", "show", "dev", "eth0", "egress"]).output();
     assert!(filters.unwrap().stdout.is_empty());
     let free = bed.free(&bed.sender, "3 1 0 10.97.0.2");
-    assert!(free.bit_s > 1.5 * LIMIT_BIT_S, "{free:?}");
+    assert!(free.best_bit_s() > 1.5 * LIMIT_BIT_S, "{free:?}");
 }
 
 /// A rate that changes under a transfer: the connection goes on, and nothing is sent twice for it.
@@ -538,8 +553,7 @@ fn root_edt_a_rate_changes_under_a_transfer() {
 fn root_edt_limits_a_port() {
     need_root!();
     let Some(bed) = Bed::with_fq() else { return };
-    let name = format!("tidegate-edt-{}-guest", std::process::id());
-    let guest = NetNs::create(&name).unwrap();
+    let guest = NetNs::create(&format!("{}-g", bed.sender.name())).unwrap();
     cable(&guest, "eth0", "10.96.0.2", &bed.sender, "tap0", "10.96.0.1");
     let via = |netns: &NetNs, gateway: &str| {
         let mut netlink = Netlink::open_in(netns).unwrap();
@@ -555,16 +569,16 @@ fn root_edt_limits_a_port() {
     let place = Place::new();
     ok(&place, &bed, "limit add guest --port tap0 --scheme edt --egress 20mbit --drop 100ms");
     let udp = bed.free(&guest, "5 0 60e6 10.97.0.2");
-    is_held(&udp, LIMIT_BIT_S);
+    is_held(&udp, LIMIT_BIT_S, BURST_BYTES);
     let tcp = bed.free(&guest, "5 4 0 10.97.0.2");
-    is_held(&tcp, LIMIT_BIT_S);
+    is_held(&tcp, LIMIT_BIT_S, BURST_BYTES);
     let kept = String::from_utf8(bed.tc("-s qdisc show dev eth0").stdout).unwrap();
     let throttled = kept.split_whitespace().skip_while(|w| *w != "throttled").nth(1);
     assert!(throttled.is_some_and(|n| n != "0"), "fq has kept nothing: {kept}");
     println!(
         "root_edt_limits_a_port: udp {:.2}, tcp {:.2} Mbit/s",
-        udp.bit_s / 1e6,
-        tcp.bit_s / 1e6
+        udp.bit_s() / 1e6,
+        tcp.bit_s() / 1e6
     );
     ok(&place, &bed, "detach");
 }

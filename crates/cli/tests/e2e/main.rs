@@ -19,6 +19,8 @@ mod htb;
 mod ingress;
 mod limit;
 mod nic;
+mod older;
+mod place;
 mod police;
 mod police_fair;
 mod police_match;

@@ -1,25 +1,19 @@
-//! Policers for prefixes of one device: whose rate a packet is held to, and that a thousand are no trouble.
+//! Policers for prefixes of one device: whose rate a packet is held to, and that hundreds are no trouble.
 
-use std::{
-    fmt::Write as _,
-    fs,
-    time::{Duration, Instant},
-};
+use std::{fmt::Write as _, fs};
 
 use serde_json::Value;
 use tidegate_sys::net::Netlink;
 
 use crate::{
     common::{Place, text},
-    edt::{Bed, RECEIVER, into, is_held, ok, refused},
+    edt::{BURST_BYTES, Bed, RECEIVER, into, is_held, ok, refused},
     need_root,
 };
 
 /// Beside the receiver's own.
 const SECOND: &str = "10.97.0.3";
 const THIRD: &str = "10.97.0.4";
-/// How long a thousand limits may take, of a build for tests on a machine that does other things.
-const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A bed whose receiver has three addresses.
 fn bed() -> Bed {
@@ -92,9 +86,9 @@ fn root_police_match_gives_each_prefix_its_rate() {
     ok(&place, &bed, &add("one", &format!("--egress 20mbit --ingress 50mbit --match {RECEIVER}")));
     ok(&place, &bed, &add("net", &format!("--egress 10mbit --match {SECOND}")));
     let rate = |order: &str| bed.free(&bed.sender, order);
-    is_held(&rate("4 0 60e6 10.97.0.2"), 20e6);
-    is_held(&rate("4 0 60e6 10.97.0.3"), 10e6);
-    assert!(rate("3 0 60e6 10.97.0.4").bit_s > 40e6, "nobody's");
+    is_held(&rate("2 0 60e6 10.97.0.2"), 20e6, BURST_BYTES);
+    is_held(&rate("2 0 60e6 10.97.0.3"), 10e6, BURST_BYTES);
+    assert!(rate("2 0 60e6 10.97.0.4").best_bit_s() > 40e6, "nobody's");
     let shown = status(&place, &bed);
     let passed = |name: &str, shown: &Value| {
         let limits = shown["limits"].as_array().unwrap();
@@ -111,10 +105,10 @@ fn root_police_match_gives_each_prefix_its_rate() {
 
     // A shorter prefix takes what has none of its own; then the longer one goes.
     ok(&place, &bed, "limit set net --match 10.97.0.0/24 --egress 30mbit");
-    is_held(&rate("4 0 60e6 10.97.0.4"), 30e6);
-    is_held(&rate("4 0 60e6 10.97.0.2"), 20e6);
+    is_held(&rate("2 0 60e6 10.97.0.4"), 30e6, BURST_BYTES);
+    is_held(&rate("2 0 60e6 10.97.0.2"), 20e6, BURST_BYTES);
     ok(&place, &bed, "limit del one");
-    is_held(&rate("4 0 60e6 10.97.0.2"), 30e6);
+    is_held(&rate("2 0 60e6 10.97.0.2"), 30e6, BURST_BYTES);
 
     // Somebody takes the programs off.
     let rooms = fs::read_dir(place.store()).unwrap().flatten();
@@ -125,9 +119,9 @@ fn root_police_match_gives_each_prefix_its_rate() {
     bed.tc("qdisc del dev eth0 clsact");
     assert_eq!(status(&place, &bed)["limits"][0]["state"], "unhooked");
     ok(&place, &bed, &add("net", "--egress 30mbit --match 10.97.0.0/24"));
-    is_held(&rate("4 0 60e6 10.97.0.2"), 30e6);
+    is_held(&rate("2 0 60e6 10.97.0.2"), 30e6, BURST_BYTES);
     ok(&place, &bed, "limit del net");
-    assert!(rate("3 0 60e6 10.97.0.2").bit_s > 40e6, "free again");
+    assert!(rate("2 0 60e6 10.97.0.2").best_bit_s() > 40e6, "free again");
     assert!(!place.store().exists());
 }
 
@@ -154,18 +148,21 @@ fn root_police_match_prefixes_change_hands() {
     assert!(spec(RECEIVER, SECOND).contains("Nothing to do"));
     assert!(spec(RECEIVER, THIRD).contains("match 10.97.0.3/32 -> 10.97.0.4/32"));
     spec(THIRD, RECEIVER);
-    is_held(&bed.free(&bed.sender, "4 0 60e6 10.97.0.2"), 5e6);
+    is_held(&bed.free(&bed.sender, "2 0 60e6 10.97.0.2"), 5e6, BURST_BYTES);
     ok(&place, &bed, &add("all", "--egress 10mbit"));
-    is_held(&bed.free(&bed.sender, "4 0 60e6 10.97.0.4"), 10e6);
+    is_held(&bed.free(&bed.sender, "2 0 60e6 10.97.0.4"), 10e6, BURST_BYTES);
     ok(&place, &bed, "limit del all");
-    is_held(&bed.free(&bed.sender, "4 0 60e6 10.97.0.4"), 20e6);
+    is_held(&bed.free(&bed.sender, "2 0 60e6 10.97.0.4"), 20e6, BURST_BYTES);
     ok(&place, &bed, "detach");
 }
 
+/// So many that a file for each, or a second for each, would be too much. What a process may open is scaled with
+/// them: a shell gives 1024 to a thousand limits.
 #[test]
-fn root_police_match_a_thousand_from_one_file() {
+fn root_police_match_hundreds_from_one_file() {
     need_root!();
-    const LIMITS: usize = 1000;
+    const LIMITS: usize = 300;
+    const FILES: &str = "--nofile=256:";
     let (place, bed) = (Place::new(), bed());
     let spec = |rate: &str| {
         let mut text = String::new();
@@ -180,23 +177,20 @@ fn root_police_match_a_thousand_from_one_file() {
             )
             .unwrap();
         }
-        place.file("thousand.toml", &text)
+        place.file("hundreds.toml", &text)
     };
-    // What a shell usually gives.
     let apply = |rate: &str| {
         let mut command = into(&bed.sender, "prlimit");
-        command.env("TIDEGATE_BPFFS", place.store()).args(["--nofile=1024:", "--"]);
+        command.env("TIDEGATE_BPFFS", place.store()).args([FILES, "--"]);
         command.arg(env!("CARGO_BIN_EXE_tidegate")).arg("apply").arg(spec(rate));
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         text(&output)
     };
-    let started = Instant::now();
-    assert!(apply("20mbit").contains("Done: 1000 added"));
-    assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
-    is_held(&bed.free(&bed.sender, "4 0 60e6 10.97.0.2"), 20e6);
-    assert!(apply("10mbit").contains("1000 changed"));
-    is_held(&bed.free(&bed.sender, "4 0 60e6 10.97.0.3"), 10e6);
+    assert!(apply("20mbit").contains(&format!("Done: {LIMITS} added")));
+    is_held(&bed.free(&bed.sender, "2 0 60e6 10.97.0.2"), 20e6, BURST_BYTES);
+    assert!(apply("10mbit").contains(&format!("{LIMITS} changed")));
+    is_held(&bed.free(&bed.sender, "2 0 60e6 10.97.0.3"), 10e6, BURST_BYTES);
     assert!(apply("10mbit").contains("Nothing to do"));
     let shown = status(&place, &bed);
     let limits = shown["limits"].as_array().unwrap();

@@ -176,3 +176,18 @@ fn root_run_without_a_cgroup_to_write_says_so() {
     assert!(message.contains("mounted read-only"), "{message}");
     assert!(fs::read_dir(place.group.absolute()).is_ok());
 }
+
+/// A run in another PID namespace has a number that says nothing here; its lock does.
+#[test]
+fn root_run_of_another_pid_namespace_keeps_its_cgroup() {
+    need_root!();
+    let place = Place::new();
+    let group = place.child("tidegate-run-4194305-1");
+    assert!(group.try_lock());
+    place.ok(&["detach"]);
+    assert!(group.absolute().exists());
+    let path = group.absolute().to_owned();
+    drop(group);
+    place.ok(&["detach"]);
+    assert!(!path.exists());
+}

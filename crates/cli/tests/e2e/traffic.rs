@@ -19,6 +19,8 @@ const HELPER: &str = "TIDEGATE_TEST_HELPER";
 const DATAGRAM_BYTES: usize = 1200;
 /// At 50 Mbit/s, 1.28 s.
 const TRANSFER_BYTES: usize = 8_000_000;
+/// A flood from outside lasts at least so long.
+const FLOOD: Duration = Duration::from_secs(1);
 
 /// In the process under test: `tcp ADDR BYTES` or `udp ADDR BYTES` sends so much, `stream ADDR BYTES` sends
 /// pieces of so much until it is killed, `listen ADDR 0` says hello and receives until it is killed,
@@ -81,6 +83,11 @@ fn receive(listener: &TcpListener) -> (usize, Duration) {
 fn counter(direction: &Value, suffix: &str) -> u64 {
     let outcomes = ["pass", "mark", "slow"];
     outcomes.iter().map(|name| direction[format!("{name}_{suffix}")].as_u64().unwrap()).sum()
+}
+
+fn dropped(direction: &Value) -> u64 {
+    let causes = ["full", "reserve", "early"];
+    causes.iter().filter_map(|name| direction[format!("drop_{name}_packets")].as_u64()).sum()
 }
 
 fn tcp_is_limited(place: &Place, host: &str) {
@@ -169,7 +176,7 @@ fn root_loopback_is_free_unless_asked_for() {
 fn root_ingress_is_limited() {
     need_root!();
     let place = Place::new();
-    let flags = ["--cgroup", place.group.path(), "--ingress", "50mbit", "--loopback"];
+    let flags = ["--cgroup", place.group.path(), "--ingress", "5mbit", "--loopback"];
     place.ok(&[&["limit", "add", "a"], &flags[..]].concat());
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -178,15 +185,23 @@ fn root_ingress_is_limited() {
     let _child = Guard(command.spawn().unwrap());
     let (_, listener) = socket.recv_from(&mut [0]).unwrap();
 
+    // Until time has passed and much has been dropped: what the limit lets through at first is then little
+    // beside the whole, however fast or slow the machine is.
     let started = Instant::now();
-    for _ in 0..10 * TRANSFER_BYTES / DATAGRAM_BYTES {
-        socket.send_to(&[7; DATAGRAM_BYTES], listener).unwrap();
-    }
-    let allowed = 50e6 / 8.0 * started.elapsed().as_secs_f64() * 1.1 + 100e3;
-    let status = place.json(&["limit", "show", "a", "--json"]);
-    let passed = counter(&status["ingress"], "bytes");
-    assert!(passed > 0 && (passed as f64) < allowed, "{passed} of {allowed}");
-    assert!(passed < 10 * TRANSFER_BYTES as u64, "some were dropped: {status}");
+    let ingress = wait_for("a flood that is dropped", || {
+        for _ in 0..1000 {
+            socket.send_to(&[7; DATAGRAM_BYTES], listener).unwrap();
+        }
+        let status = place.json(&["limit", "show", "a", "--json"]);
+        let dropped = dropped(&status["ingress"]);
+        (started.elapsed() > FLOOD && dropped > 1000).then(|| status["ingress"].clone())
+    });
+    // What the rate gives, and what a queue holds at most.
+    let ahead_ns = ingress["burst_ns"].as_f64().unwrap() + ingress["drop_ns"].as_f64().unwrap();
+    let seconds = started.elapsed().as_secs_f64() + ahead_ns / 1e9;
+    let allowed = 5e6 / 8.0 * seconds + (DATAGRAM_BYTES + 42) as f64;
+    let passed = counter(&ingress, "bytes");
+    assert!(passed > 0 && passed as f64 <= allowed, "{passed} of {allowed}: {ingress}");
 }
 
 #[test]
@@ -222,7 +237,7 @@ fn root_a_rate_changes_under_a_transfer() {
         "--cgroup",
         place.group.path(),
         "--egress",
-        "4mbit",
+        "1mbit",
         "--loopback",
     ]);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -236,7 +251,7 @@ fn root_a_rate_changes_under_a_transfer() {
     while received < 200_000 {
         received += stream.read(&mut buffer).unwrap();
     }
-    // At 4 Mbit/s the rest would take 15 s.
+    // At 1 Mbit/s the rest would take more than a minute.
     place.ok(&["limit", "set", "a", "--egress", "400mbit"]);
     let changed = Instant::now();
     loop {
@@ -247,7 +262,7 @@ fn root_a_rate_changes_under_a_transfer() {
     }
     assert_eq!(received, TRANSFER_BYTES, "not a byte lost, no reset");
     assert_eq!(child.exit_code(), 0);
-    assert!(changed.elapsed() < Duration::from_secs(12), "the transfer runs at the new rate");
+    assert!(changed.elapsed() < Duration::from_secs(60), "the transfer runs at the new rate");
     wait_for("counters", || {
         let status = place.json(&["limit", "show", "a", "--json"]);
         (counter(&status["egress"], "bytes") > TRANSFER_BYTES as u64).then_some(())

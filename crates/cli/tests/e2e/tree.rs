@@ -227,11 +227,14 @@ fn root_open_connections_go_from_limit_to_limit() {
     };
     let told = |name: &str, should: &[(&str, f64)]| {
         scene.settles(should);
-        let before = scene.passed_and_dropped(name);
-        scene.settles(should);
-        let after = scene.passed_and_dropped(name);
-        let (passed, dropped) = (after.0 - before.0, after.1 - before.1);
-        assert!(dropped * 50 <= passed, "{name}: {dropped} dropped beside {passed}");
+        // A machine that stalls sends what it held back at once, and some of that is dropped.
+        wait_for("a second in which next to nothing is dropped", || {
+            let before = scene.passed_and_dropped(name);
+            scene.settles(should);
+            let after = scene.passed_and_dropped(name);
+            let (passed, dropped) = (after.0 - before.0, after.1 - before.1);
+            (dropped * 50 <= passed).then_some(())
+        });
     };
     scene.apply(&top_spec);
     told("top", &[("top", 19.8)]);

@@ -31,7 +31,7 @@ fn thresholds_in_bytes_are_longer_at_a_lower_rate() {
     let floors = options.floors();
     let slow = Rate::from_bit_s(10_000_000).unwrap();
     let expected = virtual_queue::VirtualQueueOptions::paced(slow).config().unwrap();
-    let got = config_at(&config, &floors, slow);
+    let got = config_at(&config, &floors, virtual_queue::cost_of_byte(slow));
     assert_eq!(got.cost, expected.cost);
     for (got, expected) in [
         (got.burst, expected.burst),
@@ -41,7 +41,7 @@ fn thresholds_in_bytes_are_longer_at_a_lower_rate() {
     ] {
         assert!(got.0.abs_diff(expected.0) <= 2, "{got} for {expected}");
     }
-    assert_eq!(config_at(&config, &floors, ROOT), config);
+    assert_eq!(config_at(&config, &floors, virtual_queue::cost_of_byte(ROOT)), config);
 }
 
 /// A class that wants `demand` of its parent's rate.
@@ -177,7 +177,7 @@ proptest! {
         prop_assert!(rate <= ceiling && rate.bit_s() <= parent && rate.bit_s() >= MIN_RATE_BIT_S);
         let config = virtual_queue::VirtualQueueOptions::new(ceiling).config().unwrap();
         let [burst, mark, drop] = floors.map(|bytes| Bytes(u64::from(bytes)));
-        let now = config_at(&config, &Floors { burst, mark, drop }, rate);
+        let now = config_at(&config, &Floors { burst, mark, drop }, virtual_queue::cost_of_byte(rate));
         prop_assert!(now.mark < now.large_drop && now.large_drop <= now.drop && now.drop <= MAX_SPAN);
         prop_assert!(now.burst >= config.burst);
     }

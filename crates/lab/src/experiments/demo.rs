@@ -54,7 +54,7 @@ const SETTLED: Duration = Duration::from_millis(500);
 const PROBED: Duration = Duration::from_secs(3);
 /// So that the 99th percentile of a run rests on thirty probes. They take 0.8 % of the limit.
 const PROBES_HZ: u64 = 1000;
-const START: Duration = Duration::from_secs(10);
+const START: Duration = Duration::from_secs(60);
 const FETCH: Duration = Duration::from_secs(60);
 const TENTH: Duration = Duration::from_millis(100);
 

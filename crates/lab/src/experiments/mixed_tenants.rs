@@ -233,7 +233,7 @@ fn measure(
     let probed = SocketAddr::new(addr, PROBE_PORT);
     let _echo = probe::start_server(testbed, peer, probed)?;
     let host = testbed.router().unwrap_or(peer);
-    let mut store = Store::new(&ctx.tidegate, host);
+    let mut store = Store::new(&ctx.tidegate, host)?;
     for command in uplink.commands(testbed) {
         store.tidegate(command)?;
     }

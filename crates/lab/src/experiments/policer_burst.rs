@@ -56,7 +56,7 @@ const SMALL: [u64; 2] = [FRAME_BYTES, 2 * FRAME_BYTES];
 /// none lies on an edge.
 const SETTLED: Duration = Duration::from_millis(1250);
 /// How long tcpdump may take to start.
-const READY: Duration = Duration::from_secs(20);
+const READY: Duration = Duration::from_secs(60);
 /// Headers of a datagram.
 const SNAP_BYTES: u32 = 64;
 const ANALYSIS: Duration = Duration::from_secs(120);

@@ -165,7 +165,7 @@ impl Policer {
         let bytes = depth.bytes(rate);
         match self {
             Policer::Police | Policer::Fair => {
-                let mut store = Store::new(&ctx.tidegate, router);
+                let mut store = Store::new(&ctx.tidegate, router)?;
                 let (status, said) = store.try_tidegate(self.words(dev, rate, depth))?;
                 // A word that it does not know.
                 if self == Policer::Fair && status.code() == Some(1) {

@@ -78,7 +78,7 @@ impl Shaper {
         };
         let words = self.words(testbed.router_dev(), rate);
         let store = words.map(|words| -> anyhow::Result<Store<'_>> {
-            let mut store = Store::new(&ctx.tidegate, host);
+            let mut store = Store::new(&ctx.tidegate, host)?;
             store.tidegate(words)?;
             Ok(store)
         });

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::unique_name;
 
 /// How long the kernel and the last process may take to leave a cgroup that is to be removed.
-const EMPTY: Duration = Duration::from_secs(5);
+const EMPTY: Duration = Duration::from_secs(30);
 
 /// A cgroup. One that was made here has a name of its own, directly below the root, and dropping it
 /// removes it; processes still in it after a few seconds keep it, and a line on standard error says

@@ -48,7 +48,7 @@ pub use cgroup::Cgroup;
 pub use link::{Joint, LinkSpec, Means};
 pub use process::{Child, Finished, Site, command};
 pub use sites::{SITES_MAX, SiteLinks, Sites};
-pub use store::Store;
+pub use store::{Place, Store};
 
 use wait::wait_until;
 
@@ -65,7 +65,7 @@ const ROUTER_DOWN: &str = "down";
 const V4_BITS: u8 = 24;
 const V6_BITS: u8 = 64;
 /// How long links and servers may take to come up.
-const READY: Duration = Duration::from_secs(10);
+const READY: Duration = Duration::from_secs(60);
 
 /// Settings that keep one run from changing the next, and the links free of chatter.
 const SYSCTLS: [(&str, &str); 4] = [

@@ -20,9 +20,9 @@ use tidegate_sys::net::{NetNs, SpawnInto, prepare};
 use super::{Cgroup, wait::wait_until};
 
 /// How long a process may take to end after it was asked to.
-const STOP: Duration = Duration::from_secs(5);
+const STOP: Duration = Duration::from_secs(30);
 /// How long one that is dropped may take, before it is killed.
-const HEED: Duration = Duration::from_secs(2);
+const HEED: Duration = Duration::from_secs(20);
 /// How much of a process's output an error quotes.
 const QUOTE_BYTES: usize = 2000;
 

@@ -9,30 +9,58 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
+use tempfile::TempDir;
 use tidegate_core::Direction;
-use tidegate_sys::net::{NetNs, SpawnInto, prepare};
+use tidegate_sys::{
+    bpffs::PrivateBpffs,
+    net::{NetNs, SpawnInto, prepare},
+};
 
-use super::{Child, Finished, command, unique_name};
+use super::{Child, Finished, command};
 
 /// How long `tidegate` may take.
 const VERB: Duration = Duration::from_secs(60);
 /// What says where the limits are kept.
 const STORE: &str = "TIDEGATE_BPFFS";
 
+/// A BPF file system for one store. Dropping it unmounts it, and what is still pinned in it goes.
+#[derive(Debug)]
+pub struct Place {
+    // Unmounted before its directory is removed.
+    bpffs: PrivateBpffs,
+    _dir: TempDir,
+}
+
+impl Place {
+    /// Mounts it below the directory for temporary files. Needs root.
+    pub fn new() -> anyhow::Result<Self> {
+        let dir = TempDir::with_prefix("tidegate-lab-")?;
+        let bpffs = PrivateBpffs::mount(dir.path()).with_context(|| {
+            format!("cannot mount a BPF file system on {}", dir.path().display())
+        })?;
+        Ok(Self { bpffs, _dir: dir })
+    }
+
+    /// What `TIDEGATE_BPFFS` is to name.
+    pub fn store(&self) -> PathBuf {
+        self.bpffs.path().join("store")
+    }
+}
+
 /// A store of limits that no other lab has, for one host. Dropping it takes all its limits off.
 #[derive(Debug)]
 pub struct Store<'a> {
-    path: PathBuf,
     tidegate: PathBuf,
     host: &'a NetNs,
     used: bool,
+    place: Place,
 }
 
 impl<'a> Store<'a> {
-    /// An empty store; `tidegate` is the binary. It comes into being with its first limit.
-    pub fn new(tidegate: &Path, host: &'a NetNs) -> Self {
-        let path = PathBuf::from("/sys/fs/bpf").join(unique_name("store"));
-        Self { path, tidegate: tidegate.to_owned(), host, used: false }
+    /// An empty store; `tidegate` is the binary. It comes into being with its first limit. Needs root.
+    pub fn new(tidegate: &Path, host: &'a NetNs) -> anyhow::Result<Self> {
+        let place = Place::new()?;
+        Ok(Self { tidegate: tidegate.to_owned(), host, used: false, place })
     }
 
     /// Runs `tidegate` with these words on the host. Errors if it does not end well.
@@ -52,7 +80,7 @@ impl<'a> Store<'a> {
     ) -> anyhow::Result<(ExitStatus, Finished)> {
         self.used = true;
         let mut tidegate = command(self.host, &self.tidegate)?;
-        tidegate.args(words).env(STORE, &self.path);
+        tidegate.args(words).env(STORE, self.place.store());
         Child::spawn(tidegate)?.finish_any(VERB)
     }
 
@@ -60,7 +88,7 @@ impl<'a> Store<'a> {
     /// counts once.
     pub fn drops(&self, limit: &str, direction: Direction) -> anyhow::Result<u64> {
         let mut show = command(self.host, &self.tidegate)?;
-        show.args(["limit", "show", limit, "--json"]).env(STORE, &self.path);
+        show.args(["limit", "show", limit, "--json"]).env(STORE, self.place.store());
         let shown: Value = Child::spawn(show)?.finish(VERB)?.json()?;
         let direction = match direction {
             Direction::Egress => "egress",
@@ -79,13 +107,13 @@ impl<'a> Store<'a> {
             return;
         }
         if let Err(error) = self.try_detach() {
-            eprintln!("warning: {} stays: {error:#}", self.path.display());
+            eprintln!("warning: {} stays: {error:#}", self.place.store().display());
         }
     }
 
     fn try_detach(&self) -> anyhow::Result<()> {
         let mut detach = Command::new(&self.tidegate);
-        detach.arg("detach").env(STORE, &self.path);
+        detach.arg("detach").env(STORE, self.place.store());
         // It must not end with this thread: what it does not take off stays.
         let into = SpawnInto { netns: Some(self.host), ..SpawnInto::default() };
         prepare(&mut detach, into)?;

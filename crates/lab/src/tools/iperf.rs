@@ -111,6 +111,8 @@ pub struct IperfReport {
     pub sent_bit_s: f64,
     /// Payload per second at the receiving end: the goodput.
     pub received_bit_s: f64,
+    /// Payload that the sending end has written, whether it arrived or not.
+    pub sent_bytes: u64,
     /// Payload that arrived.
     pub received_bytes: u64,
     /// How long the receiver counted.
@@ -228,6 +230,7 @@ pub fn parse(json: &str) -> anyhow::Result<IperfReport> {
         sent_bit_s: sent.bits_per_second,
         received_bit_s: received.bits_per_second,
         received_bytes: received.bytes as u64,
+        sent_bytes: sent.bytes as u64,
         received_seconds: received.seconds,
         retransmits: sent.retransmits.map(|count| count as u64),
         lost: is_udp.then(|| Lost {

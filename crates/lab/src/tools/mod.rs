@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::experiments::wheel;
 
 /// What a client may take beyond the time it was asked to run: to start, to drain, to report.
-const GRACE: Duration = Duration::from_secs(30);
+const GRACE: Duration = Duration::from_secs(60);
 const NS_PER_US: f64 = 1e3;
 
 /// One of the lab's own traffic tools.

@@ -57,7 +57,7 @@ const RECEIVE_POLL: Duration = Duration::from_millis(50);
 const LEAD: Duration = Duration::from_millis(20);
 /// What the server prints when it listens.
 const READY: &str = "ready";
-const READY_WITHIN: Duration = Duration::from_secs(10);
+const READY_WITHIN: Duration = Duration::from_secs(60);
 
 /// What a server is told.
 #[derive(Debug, Args)]

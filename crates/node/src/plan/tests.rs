@@ -426,3 +426,42 @@ fn prefixes_of_a_device_are_apart() {
     );
     assert!(refusal(&[], &[a, taken]).contains("both have 10.0.0.2/32 of device `eth0`"));
 }
+
+/// What cannot be read is put on anew if somebody asks for it, and else is left alone and binds nobody.
+#[test]
+fn a_limit_that_cannot_be_read_disturbs_no_plan() {
+    let broken = |name: &str, scope: Scope, parent: Option<&str>| Present {
+        name: name.into(),
+        scope,
+        standing: Standing::Broken,
+        options: LimitOptions::default(),
+        parent: parent.map(str::to_owned),
+    };
+    let present = [
+        broken("tree", Scope::Dev("eth0".into()), None),
+        broken("leaf", Scope::Cgroup("x/leaf".into()), Some("tree")),
+    ];
+    let others = plan(&present, &[limit("new", "y", 5)], false).unwrap();
+    assert!(matches!(&others.actions[..], [Action::Add { .. }]), "{:?}", others.actions);
+    assert_eq!(others.unmanaged, ["tree", "leaf"]);
+    // Its place is not free.
+    let taken = plan(&present, &[limit("new", "x/leaf", 5)], false).unwrap_err();
+    assert!(matches!(taken, PlanError::ScopeTaken { other, .. } if other == "leaf"));
+    let again = plan(&present, &[limit("leaf", "x/leaf", 5)], false).unwrap();
+    assert!(
+        matches!(
+            &again.actions[..],
+            [Action::Remove { reason: Reason::Broken, .. }, Action::Add { .. }]
+        ),
+        "{:?}",
+        again.actions
+    );
+    let pruned = plan(&present, &[], true).unwrap();
+    let names: Vec<_> = pruned.actions.iter().map(Action::name).collect();
+    assert_eq!(names, ["leaf", "tree"], "children first");
+    // What was taken off cannot be put back, and that is said.
+    let mut host = Model::new(&present);
+    host.fails_at = Some(1);
+    let error = apply(&mut host, &again.actions).unwrap_err().to_string();
+    assert!(error.contains("remove `leaf`: it could not be read"), "{error}");
+}

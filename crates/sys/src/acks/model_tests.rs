@@ -127,6 +127,56 @@ fn the_structs_are_as_long_as_the_headers() {
     assert_eq!(unsafe { native_ac_bytes }.map(|n| n as usize), ours);
 }
 
+/// Several CPUs charge one account while its rate changes and others look: no charge is lost. The queue that
+/// they see is so long that no look takes anything back.
+#[test]
+fn threads_owe_what_they_were_charged() {
+    const THREADS: usize = 4;
+    const PACKETS: u64 = 50_000;
+    const BYTES: u32 = 1_000;
+    const NOW_NS: u64 = 1 << 40;
+    let confs = [1_000_000_000u64, 500_000_000].map(|byte_s| {
+        let rate = Rate::from_bit_s(byte_s * 8).expect("more than zero");
+        intf::WaitConf::from(WaitConfig::new(rate, Nanos(0)))
+    });
+    struct Shared(std::cell::UnsafeCell<intf::Account>);
+    // SAFETY: only ever touched through a pointer, by the header's atomic operations.
+    unsafe impl Sync for Shared {}
+    // Time stands still, so all stays owed.
+    let first = intf::Account { finish_ns: NOW_NS, cost: confs[0].cost, ..Default::default() };
+    let shared = Shared(first.into());
+    let in_force = std::sync::atomic::AtomicUsize::new(0);
+    let order = std::sync::atomic::Ordering::SeqCst;
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (shared, confs, in_force) = (&shared, &confs, &in_force);
+            scope.spawn(move || {
+                let account = shared.0.get();
+                for i in 0..PACKETS {
+                    if thread == 0 && i % 5_000 == 0 {
+                        in_force.store((i / 5_000) as usize % 2, order);
+                    }
+                    let conf = &confs[in_force.load(order)];
+                    // SAFETY: the account lives as long as `shared`.
+                    unsafe {
+                        if thread == 0 && i % 4 == 0 {
+                            native_wt_look(conf, account, NOW_NS, u64::MAX);
+                        }
+                        native_wt_charge(conf, account, NOW_NS, BYTES);
+                    }
+                }
+            });
+        }
+    });
+    // At the first rate a byte takes 1 ns. The rates are a power of two apart, so no change rounds; what is
+    // charged while the other rate is in force is off by no more than the packets that are under way then.
+    let account = shared.0.into_inner();
+    let owed = if account.cost == confs[0].cost { 1 } else { 2 };
+    let bytes = (account.finish_ns - NOW_NS) / owed;
+    let all = THREADS as u64 * PACKETS * u64::from(BYTES);
+    assert!(bytes.abs_diff(all) <= all / 100, "{bytes} of {all}");
+}
+
 /// Small and large alike.
 fn any_u64() -> impl Strategy<Value = u64> {
     prop_oneof![0u64..2_000_000, 0u64..1 << 34, any::<u64>()]

@@ -27,6 +27,7 @@ use tidegate_core::{
 };
 
 pub use seat::Seat;
+pub(crate) use tree::is_ours;
 
 use crate::{
     backlog::Backlog,
@@ -106,6 +107,12 @@ fn other(direction: Direction) -> Direction {
 /// The ifb device of a device.
 fn ifb_name(ifindex: u32) -> String {
     format!("tgifb{ifindex}")
+}
+
+/// The index of the device that an ifb device of this name serves.
+pub(crate) fn served_by(ifb: &str) -> Option<u32> {
+    let ifindex = ifb.strip_prefix("tgifb")?.parse().ok()?;
+    (ifb == ifb_name(ifindex)).then_some(ifindex)
 }
 
 /// The limit on a device itself, as long as this value lives unless it is [kept](Root::keep).
@@ -376,6 +383,12 @@ pub(crate) fn uproot(limit: &intf::Limit) {
     if limit.rate(other(direction_out(limit))).is_some() {
         remove_ifb(&mut netlink, limit.ifindex);
     }
+}
+
+/// Takes the classes of a limit inside that of a device off, with what waits in them.
+pub(crate) fn leave(ifindex: u32, slot: u16) {
+    let Ok(mut netlink) = Netlink::open() else { return };
+    let _ = tree::remove_classes(&mut netlink, ifindex, slot);
 }
 
 fn remove_ifb(netlink: &mut Netlink, ifindex: u32) {

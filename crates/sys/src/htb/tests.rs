@@ -22,7 +22,7 @@ fn the_constants_are_the_headers() {
     ];
     // SAFETY: a constant of the test's C library, of this type.
     assert_eq!(unsafe { native_htb_constants }, ours);
-    assert_eq!(size_of::<Slot>(), 32);
+    assert_eq!(size_of::<Slot>(), 40);
 }
 
 proptest! {

@@ -81,6 +81,19 @@ pub(crate) fn uproot(netlink: &mut Netlink, ifindex: u32) -> Result<(), NetError
     }
 }
 
+/// Takes the two classes of a limit off a device with our HTB.
+pub(crate) fn remove_classes(
+    netlink: &mut Netlink,
+    ifindex: u32,
+    slot: u16,
+) -> Result<(), NetError> {
+    if !is_ours(&netlink.qdisc_stats(ifindex)?) {
+        return Ok(());
+    }
+    netlink.delete_class(ifindex, class(htb::leaf_minor(slot)))?;
+    netlink.delete_class(ifindex, class(htb::inner_minor(slot)))
+}
+
 /// Makes the classes of a device what they shall be, and says where the packets of each limit wait: in the
 /// order of `branches`. `known` has what was said before.
 pub(crate) fn settle(

@@ -138,10 +138,7 @@ pub enum LimitError {
         source: libbpf_rs::Error,
     },
     /// A map does not hold what this version writes.
-    #[error(
-        "map `{0}` of the limit has another layout: it was made by another version; take it off \
-         with `tidegate detach` and apply again"
-    )]
+    #[error("its map `{0}` has another layout: another version of tidegate has made it")]
     Layout(&'static str),
     /// The thresholds or rates are out of range.
     #[error(transparent)]

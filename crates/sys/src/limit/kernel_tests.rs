@@ -224,7 +224,7 @@ proptest! {
         let mut now = intf::QueueConf::default();
         // SAFETY: every pointer is to a live value of the layout that the header declares.
         unsafe { native_cl_config_at(&at_ceiling.into(), &conf, got, &mut now) };
-        prop_assert_eq!(now, class::config_at(&at_ceiling, &floors, model).into());
+        prop_assert_eq!(now, class::config_at(&at_ceiling, &floors, virtual_queue::cost_of_byte(model)).into());
     }
 }
 

@@ -19,7 +19,16 @@ pub struct Lease {
 
 /// `CLOCK_BOOTTIME`.
 pub(super) fn now() -> Nanos {
-    let now = clock_gettime(ClockId::Boottime);
+    time(ClockId::Boottime)
+}
+
+/// `CLOCK_MONOTONIC`.
+pub(super) fn monotonic() -> Nanos {
+    time(ClockId::Monotonic)
+}
+
+fn time(clock: ClockId) -> Nanos {
+    let now = clock_gettime(clock);
     Nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
@@ -28,6 +37,16 @@ impl intf::Limit {
     #[must_use]
     pub fn until(&self, direction: Direction) -> Nanos {
         Nanos(self.until_ns[intf::index(direction)])
+    }
+
+    /// The limit from `at` on, CLOCK_MONOTONIC, where `earlier` was in force: what its policers' buckets had
+    /// been given until then counts on. A policy that stays stays as it is.
+    pub(super) fn carried_on(&self, earlier: &intf::Limit, at: Nanos) -> intf::Limit {
+        let mut limit = *self;
+        for (policy, earlier) in limit.police.iter_mut().zip(&earlier.police) {
+            *policy = policy.carried_on(earlier, at);
+        }
+        limit
     }
 
     /// Takes all that follows from the rate of a direction from another limit.
@@ -103,11 +122,14 @@ impl LimitMaps {
     ) -> Result<bool, LimitError> {
         // What the rate was before, whose sizes an end that has come may have cut.
         let was: intf::Limit = lookup(&self.limit, "limit", self.limit_key(None))?;
-        let Some(mut limit) = was.at_rate(direction, rate)? else { return Ok(false) };
+        let Some(limit) = was.at_rate(direction, rate)? else { return Ok(false) };
+        let (boot, at) = (now(), monotonic());
+        let mut limit = limit.carried_on(&self.limit_at(boot)?, at);
         let i = intf::index(direction);
         limit.until_ns[i] = 0;
         if let Some(Lease { until, then }) = lease {
             let Some(then) = limit.at_rate(direction, then)? else { return Ok(false) };
+            let then = then.carried_on(&limit, Nanos(at.0 + until.0.saturating_sub(boot.0)));
             let key = self.limit_key(Some(i)).to_ne_bytes();
             self.limit
                 .update(&key, bytemuck::bytes_of(&then), MapFlags::ANY)
@@ -118,12 +140,7 @@ impl LimitMaps {
         if limit == was {
             return Ok(true);
         }
-        let in_force = self.limit()?;
         self.write(&limit)?;
-        // What a slow bucket owes is much time.
-        if limit.flags & intf::FLAG_POLICE != 0 && limit.rate_bit_s != in_force.rate_bit_s {
-            self.forgive(&limit)?;
-        }
         Ok(true)
     }
 }

@@ -14,7 +14,12 @@ use std::{
 };
 
 use rustix::{
-    mount::{UnmountFlags, mount_bind, unmount},
+    fs::{FlockOperation, flock},
+    io::Errno,
+    mount::{
+        MountPropagationFlags, UnmountFlags, mount_bind, mount_bind_recursive, mount_change,
+        unmount,
+    },
     thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
 };
 
@@ -42,7 +47,7 @@ impl NetNs {
     pub fn create(name: &str) -> Result<Self, NetError> {
         let path = path_of(name)?;
         let action = format!("make the network namespace {name:?}");
-        fs::create_dir_all(NETNS_DIR).map_err(|e| NetError::refused(&action, e))?;
+        share_netns_dir().map_err(|e| NetError::refused(&action, e))?;
         // Fails if the name is taken.
         File::create_new(&path).map_err(|e| NetError::refused(&action, e))?;
         let made = thread::scope(|scope| {
@@ -136,6 +141,26 @@ impl Drop for NetNs {
     }
 }
 
+/// Makes the directory of names a mount point whose mounts all mount namespaces share, as the first
+/// `ip netns add` of a host does. If that came later it would cover the names that are there, and they could
+/// not be removed any more.
+fn share_netns_dir() -> io::Result<()> {
+    fs::create_dir_all(NETNS_DIR)?;
+    let directory = File::open(NETNS_DIR)?;
+    // `ip netns` takes the same lock.
+    flock(&directory, FlockOperation::LockExclusive)?;
+    let share =
+        || mount_change(NETNS_DIR, MountPropagationFlags::SHARED | MountPropagationFlags::REC);
+    match share() {
+        // It is no mount point yet.
+        Err(Errno::INVAL) => {
+            mount_bind_recursive(NETNS_DIR, NETNS_DIR)?;
+            Ok(share()?)
+        }
+        shared => Ok(shared?),
+    }
+}
+
 fn path_of(name: &str) -> Result<PathBuf, NetError> {
     let fits = !name.is_empty() && name.len() < 256 && name != "." && name != "..";
     if !fits || name.contains(['/', '\0']) {
@@ -154,6 +179,10 @@ fn join<T>(handle: thread::ScopedJoinHandle<'_, T>) -> T {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use rustix::mount::{MountFlags, mount};
+
     use super::*;
 
     #[test]
@@ -162,5 +191,30 @@ mod tests {
             assert!(matches!(path_of(name), Err(NetError::Invalid { .. })), "{name:?}");
         }
         assert_eq!(path_of("a-b").unwrap(), Path::new("/run/netns/a-b"));
+    }
+
+    /// On a host where nobody has used `ip netns` yet, the first `ip netns add` takes no name from its owner.
+    #[test]
+    fn root_a_name_is_removed_although_ip_netns_came_later() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIP root_a_name_is_removed_although_ip_netns_came_later: needs root");
+            return;
+        }
+        let fresh_host = || {
+            // SAFETY: unsharing mounts touches no memory; only this thread, which ends, changes namespace.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.unwrap();
+            mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+            mount("tmpfs", "/run", "tmpfs", MountFlags::empty(), None).unwrap();
+            let netns = NetNs::create("a").unwrap();
+            let ip = |verb: &str| {
+                let done = Command::new("ip").args(["netns", verb, "b"]).status().unwrap();
+                assert!(done.success(), "ip netns {verb}");
+            };
+            ip("add");
+            drop(netns);
+            assert!(!Path::new(NETNS_DIR).join("a").exists());
+            ip("del");
+        };
+        thread::scope(|scope| join(scope.spawn(fresh_host)));
     }
 }

@@ -68,7 +68,9 @@ pub(crate) fn prepare(
         ..Default::default()
     };
     let maps = maps(&police, &limit)?;
-    let queue = intf::Queue { finish_ns: full_ns, rtt_ns: full_ns, ..Default::default() };
+    let side = intf::Side { full_ns, second_full_ns: full_ns, ..Default::default() };
+    let queue: intf::Queue =
+        intf::Meter { side: [side, intf::Side::default()], ..Default::default() }.into();
     for key in 0..intf::DIRECTIONS as u32 {
         maps.queues
             .update(&key.to_ne_bytes(), bytemuck::bytes_of(&queue), MapFlags::ANY)

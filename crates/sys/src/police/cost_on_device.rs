@@ -16,6 +16,7 @@ const FULL: intf::Bucket = intf::Bucket {
     rate: 1 << 43,
     burst: 1 << 62,
     fill_ns: 1 << 19,
+    earned_bytes: 0,
 };
 
 /// The policers of a device.

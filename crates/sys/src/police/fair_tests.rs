@@ -14,8 +14,9 @@ use super::{
     *,
 };
 
-/// `struct fp_table`, in words: level, time of it, busy, padding, sums of a turn, the others' cell, the sets.
-const TABLE_WORDS: usize = 4 + 4 + 2 + 2 * SETS * WAYS;
+/// `struct fp_table`, in words: level, time of it, busy, cost; steps, sums of a turn; the others' cell, the
+/// sets.
+const TABLE_WORDS: usize = 4 + 2 + 7 + 2 + 2 * SETS * WAYS;
 const LEVEL: usize = 0;
 const BUSY: usize = 2;
 
@@ -38,26 +39,33 @@ fn the_table_has_the_models_cells() {
 }
 
 proptest! {
-    /// Packet by packet what fits, and the level, are the model's; some flows share a set.
+    /// Packet by packet what fits, and the level, are the model's; some flows share a set, and the rate
+    /// changes now and then.
     #[test]
     fn the_header_is_the_model(
         bit_s in prop_oneof![8_000u64..=100_000_000_000, 8_000u64..1_000_000],
         burst in prop_oneof![1u64..200_000, 1..=1u64 << 31],
         start in 1u64..1 << 61,
+        other_bit_s in 8_000u64..=100_000_000_000,
         steps in prop::collection::vec(
             (prop_oneof![0u64..3_000, 0u64..20_000_000, 0..1u64 << 50],
              prop_oneof![1u32..200, 1000u32..70_000, 0u32..1 << 20],
-             0u64..9, 0.0f64..1.2, any::<bool>(), any::<bool>()),
+             0u64..9, 0.0f64..1.2, any::<bool>(), any::<bool>(), prop::bool::weighted(0.05)),
             1..300,
         ),
     ) {
-        let config = BucketConfig::new(Rate::from_bit_s(bit_s).unwrap(), Bytes(burst)).unwrap();
-        let bucket = intf::Bucket::from(config);
-        let mut model = FairPolice::new(FairConfig::new(&config));
+        let configs = [bit_s, other_bit_s]
+            .map(|bit_s| BucketConfig::new(Rate::from_bit_s(bit_s).unwrap(), Bytes(burst)).unwrap());
+        let mut rate = 0;
+        let mut model = FairPolice::new(FairConfig::new(&configs[rate]));
         let mut table = vec![0u64; TABLE_WORDS];
         let mut now = start;
-        for (gap, wire_bytes, flow, lacks, apart, taken) in steps {
+        for (gap, wire_bytes, flow, lacks, apart, taken, changes) in steps {
             now += gap;
+            rate ^= usize::from(changes);
+            let config = configs[rate];
+            let bucket = intf::Bucket::from(config);
+            model.set_config(FairConfig::new(&config));
             let deficit = (config.fill as f64 * lacks) as u64;
             let flow = if apart { flow << 58 | 1 } else { flow + 1 };
             let times = [now, deficit];

@@ -15,9 +15,9 @@ use super::*;
 
 /// `struct pl_packet`.
 #[repr(C)]
-struct NativePacket {
-    wire_bytes: u32,
-    may_owe: u32,
+pub(super) struct NativePacket {
+    pub(super) wire_bytes: u32,
+    pub(super) may_owe: u32,
 }
 
 unsafe extern "C" {
@@ -28,9 +28,10 @@ unsafe extern "C" {
         packet: *const NativePacket,
         carry: *mut u64,
     ) -> u32;
-    fn native_pl_colour(
+    pub(super) fn native_pl_colour(
         policy: *const intf::Policy,
-        state: *mut u64,
+        meter: *mut intf::Meter,
+        carry: *mut u64,
         now_ns: u64,
         packet: *const NativePacket,
         incoming: u32,
@@ -72,7 +73,7 @@ proptest! {
         let policy = intf::Policy::default().metered(&config);
         let mut now = start;
         let mut model = Meter::new(config, Nanos(now));
-        let mut state = [0u64; 5];
+        let (mut state, mut carry) = (intf::Meter::default(), [0u64; 2]);
         for (gap, wire_bytes, incoming) in steps {
             now += gap;
             let expected = model.on_packet(Nanos(now), wire_bytes, COLOURS[incoming]);
@@ -80,7 +81,9 @@ proptest! {
             let incoming = if config.mode == ColourMode::Aware { incoming as u32 } else { 0 };
             // SAFETY: every pointer is to a live value of the layout that the header declares.
             let got = unsafe {
-                native_pl_colour(&policy, state.as_mut_ptr(), now, &packet, incoming)
+                native_pl_colour(
+                    &policy, &mut state, carry.as_mut_ptr(), now, &packet, incoming,
+                )
             };
             prop_assert_eq!(COLOURS[got as usize], expected);
         }
@@ -182,6 +185,19 @@ proptest! {
 
 /// One second in nanoseconds: the tables' times are so far apart that the time a test takes does not matter.
 pub(super) const S: u64 = 1_000_000_000;
+
+/// The clock by which a rate is lent.
+pub(super) fn boottime_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec as u64 * S + now.tv_nsec as u64
+}
+
+/// Waits until so many bytes are earned at this rate, however fast the machine is.
+pub(super) fn wait_to_earn(bytes: u64, rate: Rate) {
+    let earned_at = boottime_ns() + bytes * 8 * S / rate.bit_s();
+    while boottime_ns() <= earned_at {}
+}
+
 pub(super) const UDP: u8 = 17;
 pub(super) const FRAME_BYTES: u64 = 1000;
 /// A byte takes 10 ms: a bucket of ten seconds holds one frame.
@@ -191,6 +207,7 @@ pub(super) const BUCKET: intf::Bucket = intf::Bucket {
     rate: BIT_S,
     burst: 2 * FRAME_BYTES * 8_000_000_000,
     fill_ns: 20 * S,
+    earned_bytes: 0,
 };
 
 /// Where a program is called.
@@ -249,6 +266,12 @@ fn table() -> Vec<Row> {
     ]
 }
 
+/// Buckets that are full at a time, under a policy that they have not met.
+pub(super) fn full_at(full_ns: u64) -> intf::Queue {
+    let side = intf::Side { full_ns, second_full_ns: full_ns, ..Default::default() };
+    intf::Meter { side: [side, intf::Side::default()], ..Default::default() }.into()
+}
+
 /// An Ethernet frame of UDP.
 fn frame() -> Vec<u8> {
     let mut frame = vec![0; FRAME_BYTES as usize];
@@ -300,7 +323,7 @@ fn root_police_the_loaded_program_follows_the_table() {
         let key = (direction as u32).to_ne_bytes();
         let now = monotonic_ns();
         let finish_ns = now + row.missing_s * S;
-        let queue = intf::Queue { finish_ns, ..Default::default() };
+        let queue = full_at(finish_ns);
         maps.queues.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
 
         let mut context = vec![0u8; SKB_BYTES];
@@ -392,7 +415,7 @@ fn root_police_actions_follow_the_table() {
         let flags = intf::FLAG_POLICE | intf::FLAG_LOOPBACK;
         let limit = intf::Limit { police: [policy; 2], flags, ..Default::default() };
         let maps = maps(&police, &limit).unwrap();
-        let full = intf::Queue { finish_ns: monotonic_ns() + 20 * S, ..Default::default() };
+        let full = full_at(monotonic_ns() + 20 * S);
         for key in 0..2u32 {
             let bytes = bytemuck::bytes_of(&full);
             maps.queues.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
@@ -503,7 +526,7 @@ fn root_police_exempt_packets_follow_the_table() {
         ..Default::default()
     };
     let maps = maps(&police, &limit).unwrap();
-    let full = intf::Queue { finish_ns: monotonic_ns() + 20 * S, ..Default::default() };
+    let full = full_at(monotonic_ns() + 20 * S);
     for key in 0..2u32 {
         let bytes = bytemuck::bytes_of(&full);
         maps.queues.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();

@@ -4,7 +4,7 @@ use tidegate_core::{
     Bytes, Nanos, Rate, Span,
     meter::{Coupling, MeterConfig},
     police::{Action, ColourMap, Dscp, Hook, MeterOptions, MeterType, Policy},
-    token_bucket::UNITS_PER_BYTE,
+    token_bucket::{UNITS_PER_BYTE, earned},
     virtual_queue::{ConfigError, VirtualQueueOptions},
 };
 
@@ -70,9 +70,24 @@ impl intf::Policy {
         intf::Policy { kind, committed, second, ..self }
     }
 
-    /// Whether the second bucket is filled by what flows over.
-    pub(crate) fn is_single_rate(&self) -> bool {
-        self.kind == SINGLE_RATE
+    /// The policy from `at` on, CLOCK_MONOTONIC, where `earlier` was in force: what its buckets had been
+    /// given until then counts on (`bpf/meter.h`). The same policy is not another.
+    pub(crate) fn carried_on(&self, earlier: &intf::Policy, at: Nanos) -> intf::Policy {
+        let since = at.0.max(earlier.since_ns);
+        let elapsed = Nanos(since - earlier.since_ns);
+        let carry = |bucket: intf::Bucket, earlier: &intf::Bucket, elapsed| {
+            let earned_bytes = earlier.earned_bytes + earned(earlier.rate, elapsed).0;
+            intf::Bucket { earned_bytes, ..bucket }
+        };
+        let carried = |since_ns, elapsed| intf::Policy {
+            committed: carry(self.committed, &earlier.committed, elapsed),
+            second: carry(self.second, &earlier.second, elapsed),
+            since_ns,
+            ..*self
+        };
+        let same = carried(earlier.since_ns, Nanos(0));
+        // By its start a policy is told from the one before.
+        if same == *earlier { same } else { carried(since.max(earlier.since_ns + 1), elapsed) }
     }
 
     /// What a user would write; `None` for a direction that is not limited.

@@ -129,6 +129,18 @@ impl Room {
         Ok(maps)
     }
 
+    /// Has no packet find the limit in a place, whose maps cannot be read.
+    pub(crate) fn forget(&self, index: u32) -> Result<(), LimitError> {
+        let places = self.map("places")?;
+        for key in places.keys().collect::<Vec<_>>() {
+            let value = places.lookup(&key, MapFlags::ANY).map_err(map_error("places"))?;
+            if value.is_some_and(|value| value == index.to_ne_bytes()) {
+                places.delete(&key).map_err(map_error("places"))?;
+            }
+        }
+        Ok(())
+    }
+
     /// A place that is taken.
     pub(crate) fn place(&self, index: u32) -> Result<Place, LimitError> {
         let again = |name| MapHandle::try_from(self.map(name)?).map_err(map_error(name));

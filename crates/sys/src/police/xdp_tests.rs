@@ -12,7 +12,7 @@ use tidegate_core::{
 
 use super::{
     group_tests::{is_root, v4},
-    kernel_tests::{BUCKET, FRAME_BYTES, S, UDP, frame_v4, frame_v6, monotonic_ns},
+    kernel_tests::{BUCKET, FRAME_BYTES, S, UDP, frame_v4, frame_v6, full_at, monotonic_ns},
     *,
 };
 use crate::net::{NetNs, Netlink};
@@ -105,7 +105,7 @@ fn meet(at: At, limit: &intf::Limit, missing_s: u64, frames: &[Vec<u8>]) -> Vec<
     for sent in frames {
         let now = monotonic_ns();
         let full_ns = now + missing_s * S;
-        let queue = intf::Queue { finish_ns: full_ns, rtt_ns: full_ns, ..Default::default() };
+        let queue = full_at(full_ns);
         maps.queues.update(&1u32.to_ne_bytes(), bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
         let mut frame = sent.clone();
         let run = program.test_run(ProgramInput {
@@ -117,6 +117,8 @@ fn meet(at: At, limit: &intf::Limit, missing_s: u64, frames: &[Vec<u8>]) -> Vec<
         let returned = run.unwrap().return_value;
         assert!(verdicts.contains(&returned), "{at:?} {returned}");
         let after = maps.read(Direction::Ingress).unwrap();
+        let queue: intf::Queue = limit::lookup(&maps.queues, "queues", 1).unwrap();
+        let after_side = *intf::Meter::from(queue).side();
         let outcomes = intf::OUTCOME_TABLE.iter().enumerate();
         let bytes = |i: usize| after.counters.bytes[i] - before.counters.bytes[i];
         let [was, is] = [&before, &after].map(|r| r.colours.unwrap().packets);
@@ -125,7 +127,7 @@ fn meet(at: At, limit: &intf::Limit, missing_s: u64, frames: &[Vec<u8>]) -> Vec<
             frame,
             outcome: outcomes.map(|(i, o)| (o.name, bytes(i))).filter(|(_, b)| *b > 0).collect(),
             colours: std::array::from_fn(|i| is[i] - was[i]),
-            missing_s: [after.queue.finish_ns, after.queue.rtt_ns]
+            missing_s: [after_side.full_ns, after_side.second_full_ns]
                 .map(|full_ns| (full_ns.saturating_sub(now) + S / 2) / S),
         });
         before = after;

@@ -107,8 +107,53 @@ pub enum StoreError {
     #[error("this host holds its {MAX_LIMITS} limits already; take some off first")]
     Full,
     /// The place for pins is no BPF file system.
-    #[error("{0} is not in a BPF file system; mount one with: mount -t bpf bpf {BPFFS}")]
-    NotBpffs(String),
+    #[error(
+        "{0} is not in a BPF file system; leave --bpffs (TIDEGATE_BPFFS) out, or mount one there: mkdir -p \
+         {1} && mount -t bpf -o mode=0700 bpf {1}"
+    )]
+    NotBpffs(String, String),
+    /// What would be pinned would go with this process or its container.
+    #[error(
+        "no BPF file system is mounted at {BPFFS}, and one that this process mounted would end with it \
+         ({why}), and the limit with that; mount it on the host first (mount -t bpf -o mode=0700 bpf {BPFFS}), \
+         and start a container with -v {BPFFS}:{BPFFS}"
+    )]
+    WouldEnd {
+        /// Why it would end.
+        why: String,
+    },
+    /// Others than root may change the directory of the limits.
+    #[error("{path} is open to other users ({why}), who could take limits off; type: {fix}")]
+    Open {
+        /// The directory.
+        path: String,
+        /// Its owner and mode.
+        why: String,
+        /// What to type.
+        fix: String,
+    },
+    /// A limit of another version, or one that has lost a pin.
+    #[error(
+        "limit `{name}` cannot be read ({why}); take it off with `tidegate limit del {name}`, or put it on \
+         anew with `tidegate limit add {name} ...` or `tidegate apply`"
+    )]
+    Unreadable {
+        /// The limit.
+        name: String,
+        /// Why it cannot be read.
+        why: String,
+    },
+    /// A limit that cannot be read has the cgroup or device.
+    #[error(
+        "{scope} already has limit `{name}`, which cannot be read (`tidegate status` says why); take it off \
+         with `tidegate limit del {name}`"
+    )]
+    ScopeUnreadable {
+        /// The cgroup or device.
+        scope: Scope,
+        /// Its limit.
+        name: String,
+    },
     /// The limit itself.
     #[error("limit `{name}`: {source}")]
     Limit {

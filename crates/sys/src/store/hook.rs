@@ -105,7 +105,6 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
     use tidegate_core::{
         Scheme,
         police::{Hook, Policy},
@@ -114,19 +113,11 @@ mod tests {
 
     use super::*;
     use crate::{
+        bpffs::PrivateBpffs,
         limit::LimitOptions,
         net::NetNs,
         xdp::{XdpMode, on_device},
     };
-
-    /// A BPF file system of its own.
-    struct Mount(tempfile::TempDir);
-
-    impl Drop for Mount {
-        fn drop(&mut self) {
-            let _ = unmount(self.0.path(), UnmountFlags::DETACH);
-        }
-    }
 
     /// Wherever a writer dies that moves a limit, the next one leaves the program that the settings name.
     #[test]
@@ -136,11 +127,11 @@ mod tests {
             return;
         }
         let netns = NetNs::create(&format!("tidegate-hook-{}", std::process::id())).unwrap();
-        let place = Mount(tempfile::tempdir().unwrap());
-        mount("bpf", place.0.path(), "bpf", MountFlags::empty(), None).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let bpffs = PrivateBpffs::mount(dir.path()).unwrap();
         let check = || {
             let (store, hierarchy) =
-                (Store::at(place.0.path().join("t")), Hierarchy::find().unwrap());
+                (Store::at(bpffs.path().join("t")), Hierarchy::find().unwrap());
             let scope = Scope::Dev("lo".to_owned());
             let target = Target::find(&scope).unwrap();
             let options = |hook| LimitOptions {

@@ -27,8 +27,8 @@ use crate::{
 };
 
 /// The symbolic links of a limit inside another one.
-const SLOT: &str = "slot";
-const ROOT: &str = "root";
+pub(super) const SLOT: &str = "slot";
+pub(super) const ROOT: &str = "root";
 
 /// What is to be put on.
 pub(super) struct Asked<'a> {
@@ -129,7 +129,7 @@ impl Store {
         let done = pin_maps(&mut maps, &building).and_then(|()| {
             pin_hooks(hooked.filters.as_ref(), &mut hooked.links, &building)?;
             let (mark, at) = match asked.cgroup {
-                Some(cgroup) => (CGROUP, cgroup.absolute().to_owned()),
+                Some(cgroup) => (CGROUP, hierarchy.remembered(cgroup)),
                 None => (PORT, asked.scope.name().into()),
             };
             symlink(&at, &building.join(mark))?;
@@ -296,7 +296,7 @@ impl Tree {
     }
 }
 
-fn name_in(dir: &Path, link: &str) -> Option<String> {
+pub(super) fn name_in(dir: &Path, link: &str) -> Option<String> {
     fs::read_link(dir.join(link)).ok()?.to_str().map(str::to_owned)
 }
 

@@ -283,6 +283,7 @@ fn limit_rows(
         Standing::ScopeGone => Some("NOT ENFORCED: its cgroup or device is gone"),
         Standing::Unhooked => Some("NOT ENFORCED: its programs were taken off"),
         Standing::Unkept => Some("NO FQ: it only drops"),
+        Standing::Broken => Some("BROKEN: it cannot be read"),
     };
     if let Some(alarm) = alarm {
         let width = columns.first().map_or(0, |(.., width)| *width);

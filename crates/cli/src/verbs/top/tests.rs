@@ -103,6 +103,8 @@ fn limit(path: &str, egress: Option<(u64, u64)>, ingress: Option<(u64, u64)>) ->
             egress: egress.map(|(status, _)| status),
             ingress: ingress.map(|(status, _)| status),
             waiting: None,
+            why: None,
+            programs_before: Vec::new(),
         },
         origin: match path.contains("run") {
             true => Origin::Run { runner_pid: 4711 },

@@ -22,7 +22,7 @@ pub(super) const DEVICE: &str = "carousel0";
 pub(super) const RECEIVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 78, 0, 2));
 const SENDER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 78, 0, 1));
 const BITS: u8 = 24;
-const START: Duration = Duration::from_secs(20);
+const START: Duration = Duration::from_secs(60);
 
 /// What its thread does while it waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

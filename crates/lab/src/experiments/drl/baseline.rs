@@ -59,6 +59,13 @@ pub(super) fn of_tables() -> Vec<Setup> {
     SETUPS.into_iter().filter(|setup| wanted.contains(&setup.name)).collect()
 }
 
+/// Those of `setups` that are run with daemons, in namespaces. The tiny form of an experiment only shows that
+/// it runs. It has a plain limit, one published algorithm and ours; that of `drl-fig3` has all.
+pub(super) fn with_daemons(setups: &[Setup], tiny: bool) -> Vec<Setup> {
+    let few = |setup: &&Setup| !tiny || ["ctb", "fps", "share"].contains(&setup.name);
+    setups.iter().filter(few).copied().collect()
+}
+
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name)

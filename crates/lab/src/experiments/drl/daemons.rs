@@ -11,11 +11,11 @@ use tidegate_core::Rate;
 use crate::{
     context::Context,
     experiment::Skip,
-    testbed::{Cgroup, Child, Site, Sites, command, unique_name, wait::wait_until},
+    testbed::{Cgroup, Child, Place, Site, Sites, command, wait::wait_until},
 };
 
 /// How long a verb may take, and a fleet to be one.
-const VERB: Duration = Duration::from_secs(30);
+const VERB: Duration = Duration::from_secs(60);
 const TOGETHER: Duration = Duration::from_secs(60);
 /// The parts of those that run add up to so much once they divide; hosts that do not run have theirs.
 const DIVIDED_PERCENT: u64 = 98;
@@ -64,7 +64,7 @@ pub(super) struct Daemons<'a> {
 #[derive(Debug)]
 struct Member {
     /// Where its limit is pinned.
-    store: PathBuf,
+    place: Place,
     cgroup: Option<Cgroup>,
     daemon: Option<Child>,
 }
@@ -93,12 +93,12 @@ impl<'a> Daemons<'a> {
         fs::set_permissions(&keys, fs::Permissions::from_mode(0o600))?;
         let count = if plan.algorithm.is_some() { sites.count() } else { 1 };
         for site in 0..count {
-            let store = PathBuf::from("/sys/fs/bpf").join(unique_name(&format!("site{site}")));
+            let place = Place::new()?;
             let cgroup = match plan.at {
                 At::Router | At::Windows | At::Hub => None,
                 At::Sockets => Some(Cgroup::create()?),
             };
-            daemons.members.push(Member { store, cgroup, daemon: None });
+            daemons.members.push(Member { place, cgroup, daemon: None });
             fs::write(daemons.file(site), daemons.spec(site)?)?;
             daemons.verb(site, &["apply", &daemons.file(site).to_string_lossy()])?;
         }
@@ -208,7 +208,7 @@ impl<'a> Daemons<'a> {
     fn command(&self, site: usize) -> anyhow::Result<std::process::Command> {
         let host = if self.is_at_hub() { self.sites.hub() } else { self.sites.router(site) };
         let mut command = command(host, &self.tidegate)?;
-        command.env("TIDEGATE_BPFFS", &self.members[site].store);
+        command.env("TIDEGATE_BPFFS", self.members[site].place.store());
         command.env("TIDEGATE_SOCKET", self.api(site));
         Ok(command)
     }
@@ -266,7 +266,7 @@ impl Drop for Daemons<'_> {
         self.members.iter_mut().for_each(|member| drop(member.daemon.take()));
         for site in 0..self.members.len() {
             if let Err(error) = self.verb(site, &["detach"]) {
-                eprintln!("warning: {} stays: {error:#}", self.members[site].store.display());
+                eprintln!("warning: the limits of site {site} stay: {error:#}");
             }
         }
     }

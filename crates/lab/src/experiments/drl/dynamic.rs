@@ -9,7 +9,7 @@ use tidegate_sim::world::{FlowOptions, WorldOptions};
 
 use super::{
     RTT,
-    baseline::{KERNEL, LIMIT_BIT_S, SETUPS, Setup, VIRTUAL, case, world},
+    baseline::{KERNEL, LIMIT_BIT_S, SETUPS, Setup, VIRTUAL, case, with_daemons, world},
     daemons::Daemons,
     fleet::{self, Flow},
     forwarded::{BIN, Forwarded, bins_in},
@@ -111,7 +111,8 @@ impl Experiment for DrlDynamic {
             Ok(())
         })?;
         let sites = fleet::sites(ctx, 2, RTT, self.tiny.clone())?;
-        ctx.alternate(&setups, ctx.repeats, |ctx, &setup, run| {
+        let with_daemons = with_daemons(&setups, self.tiny.is_some());
+        ctx.alternate(&with_daemons, ctx.repeats, |ctx, &setup, run| {
             let ran = measure(ctx, &sites, setup, steps)?;
             record(ctx, setup, KERNEL, run, steps, &ran.forwarded, &ran.began);
             Ok(())

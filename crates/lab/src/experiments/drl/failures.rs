@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     MOST, RTT,
-    baseline::{KERNEL, LIMIT_BIT_S, SETUPS, Setup, case},
+    baseline::{KERNEL, LIMIT_BIT_S, SETUPS, Setup, case, with_daemons},
     daemons::Daemons,
     fleet::{self, Flow},
     forwarded::{BIN, bins_in},
@@ -105,7 +105,8 @@ impl Experiment for DrlFailures {
         );
         let sites = fleet::sites(ctx, count, RTT, self.tiny.clone())?;
         let setups: Vec<Setup> = SETUPS.into_iter().filter(|setup| setup.is_ours()).collect();
-        ctx.alternate(&setups, ctx.repeats, |ctx, &setup, run| {
+        let with_daemons = with_daemons(&setups, self.tiny.is_some());
+        ctx.alternate(&with_daemons, ctx.repeats, |ctx, &setup, run| {
             measure(ctx, &sites, setup, step, run)
         })?;
         claims(ctx);

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use super::{
     JAIN, RTT, TOTAL,
-    baseline::{KERNEL, SETUPS, Setup, VIRTUAL, case, measure, world},
+    baseline::{KERNEL, SETUPS, Setup, VIRTUAL, case, measure, with_daemons, world},
     fleet,
     forwarded::Forwarded,
     published, simulation,
@@ -71,7 +71,8 @@ impl Experiment for DrlFairness {
             Ok(())
         })?;
         let sites = fleet::sites(ctx, 2, RTT, self.tiny.clone())?;
-        ctx.alternate(&SETUPS, ctx.repeats, |ctx, &setup, run| {
+        let with_daemons = with_daemons(&SETUPS, self.tiny.is_some());
+        ctx.alternate(&with_daemons, ctx.repeats, |ctx, &setup, run| {
             let ran = measure(ctx, &sites, setup, lasts)?;
             record(ctx, setup, KERNEL, run, &ran.forwarded);
             Ok(())

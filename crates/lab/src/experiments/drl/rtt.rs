@@ -13,7 +13,7 @@ use tidegate_sim::world::WorldOptions;
 
 use super::{
     JAIN, LEAST, MOST, TOTAL,
-    baseline::{KERNEL, Setup, VIRTUAL, case, of_tables},
+    baseline::{KERNEL, Setup, VIRTUAL, case, of_tables, with_daemons},
     daemons::{At, Daemons},
     fleet::{self, Flow},
     forwarded::Forwarded,
@@ -101,7 +101,8 @@ impl Experiment for DrlRtt {
         let link = |rtt: Duration| ctx.link(rtt);
         let site = |at: usize| SiteLinks { lan: LAN[at].map(link), wan: link(WAN[at]) };
         let sites = Sites::with(&[site(0), site(1)], link(DOWN), self.tiny.clone())?;
-        ctx.alternate(&setups, ctx.repeats, |ctx, &setup, run| {
+        let with_daemons = with_daemons(&setups, self.tiny.is_some());
+        ctx.alternate(&with_daemons, ctx.repeats, |ctx, &setup, run| {
             let mut plan = setup.plan(sites.count());
             if plan.algorithm.is_none() {
                 plan.at = At::Hub;

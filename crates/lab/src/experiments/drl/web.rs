@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use super::{
     JAIN, RTT, TOTAL,
-    baseline::{FLOWS, KERNEL, LIMIT_BIT_S, Setup, case, of_tables},
+    baseline::{FLOWS, KERNEL, LIMIT_BIT_S, Setup, case, of_tables, with_daemons},
     daemons::Daemons,
     fleet::{self, Flow},
     published::{self, SIZES},
@@ -85,7 +85,8 @@ impl Experiment for DrlWeb {
             requests::mean_bytes() / 1e3
         ));
         let sites = fleet::sites(ctx, 2, RTT, self.tiny.clone())?;
-        ctx.alternate(&of_tables(), ctx.repeats, |ctx, &setup, run| {
+        let with_daemons = with_daemons(&of_tables(), self.tiny.is_some());
+        ctx.alternate(&with_daemons, ctx.repeats, |ctx, &setup, run| {
             measure(ctx, &sites, setup, lasts, run)
         })?;
         for (name, title, metric) in [

@@ -129,7 +129,7 @@ impl<'a> Limits<'a> {
             cgroups.push(cgroup);
         }
         let spec = spec(tree, system, &root, &cgroups)?;
-        let store = Store::new(&ctx.tidegate, testbed.sender());
+        let store = Store::new(&ctx.tidegate, testbed.sender())?;
         let mut limits = Limits { store, cgroups, _root: root };
         let file = ctx.out_dir.join(format!("{}.toml", unique_name("limits")));
         fs::create_dir_all(&ctx.out_dir)?;

@@ -18,7 +18,7 @@ use std::{
 use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::{
     RouteNetlinkMessage as Message,
-    tc::{TcAttribute, TcHandle, TcMessage, TcStats2},
+    tc::{TcAttribute, TcFilterBpfOption, TcHandle, TcMessage, TcOption, TcStats2},
 };
 
 pub use netem::Netem;
@@ -213,6 +213,19 @@ pub struct DestinationFilter {
     pub class: Handle,
 }
 
+/// A filter of a qdisc.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter {
+    /// Packets meet low ones first.
+    pub priority: u16,
+    /// Its name among those of its priority.
+    pub handle: Handle,
+    /// `bpf`, `u32` ...
+    pub kind: String,
+    /// The kernel's id of its program.
+    pub program: Option<u32>,
+}
+
 /// The counters of a qdisc or class.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueStats {
@@ -305,15 +318,34 @@ impl Netlink {
 
     /// Counts the filters below `parent`; 0 if there is no such parent.
     pub fn count_filters(&mut self, ifindex: u32, parent: Handle) -> Result<usize, NetError> {
+        Ok(self.filters(ifindex, parent)?.len())
+    }
+
+    /// The filters below `parent`, in the order in which packets meet them; none if there is no such parent.
+    pub fn filters(&mut self, ifindex: u32, parent: Handle) -> Result<Vec<Filter>, NetError> {
         let place = Place { ifindex, parent, handle: Handle::UNSPEC };
         let action = format!("list the filters at {parent} of device {ifindex}");
         let answers = self.dump(&action, Message::GetTrafficFilter(header_only(place)))?;
         // A filter comes as two messages; only the one with a handle is the filter itself.
-        let is_filter = |m: &&Message| match m {
-            Message::NewTrafficFilter(f) => f.header.handle != TcHandle::UNSPEC,
-            _ => false,
-        };
-        Ok(answers.iter().filter(is_filter).count())
+        let filters = answers.into_iter().filter_map(|answer| match answer {
+            Message::NewTrafficFilter(m) if m.header.handle != TcHandle::UNSPEC => Some(filter(m)),
+            _ => None,
+        });
+        Ok(filters.collect())
+    }
+
+    /// Deletes one filter.
+    pub fn delete_filter(
+        &mut self,
+        ifindex: u32,
+        parent: Handle,
+        filter: &Filter,
+    ) -> Result<(), NetError> {
+        let place = Place { ifindex, parent, handle: filter.handle };
+        let mut message = tc_message(place, &filter.kind, None);
+        message.header.info = u32::from(filter.priority) << 16 | u32::from(ETH_P_ALL.to_be());
+        let action = format!("delete the filter {} of device {ifindex}", filter.priority);
+        self.request(&action, Message::DelTrafficFilter(message), 0)
     }
 
     /// The counters of every qdisc of a device.
@@ -362,6 +394,28 @@ fn tc_message(place: Place, kind: &str, options: Option<Vec<u8>>) -> TcMessage {
         message.attributes.push(TcAttribute::Other(DefaultNla::new(TCA_OPTIONS, options)));
     }
     message
+}
+
+fn filter(message: TcMessage) -> Filter {
+    let mut filter = Filter {
+        priority: (message.header.info >> 16) as u16,
+        handle: message.header.handle.into(),
+        kind: String::new(),
+        program: None,
+    };
+    for attribute in message.attributes {
+        match attribute {
+            TcAttribute::Kind(kind) => filter.kind = kind,
+            TcAttribute::Options(options) => {
+                filter.program = options.into_iter().find_map(|option| match option {
+                    TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => Some(id),
+                    _ => None,
+                });
+            }
+            _ => {}
+        }
+    }
+    filter
 }
 
 fn stats(message: TcMessage) -> QueueStats {

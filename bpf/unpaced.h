@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Senders that cannot be paced (UDP, QUIC, raw sockets): how much of an epoch is set aside for
+ * each, and how far they may be behind where the virtual queue has room for TCP's windows. A pure
+ * header; its model, with the reasons, is crates/core/src/unpaced.rs, and a property test holds the
+ * two together.
+ */
+#ifndef TG_UNPACED_H
+#define TG_UNPACED_H
+
+#include "fair_share.h"
+#include "vqueue.h"
+
+/* The thresholds of a queue that works alone (scheme `nrm`): as a time, but at least so long. */
+#define UP_MARK_NS    500000ULL
+#define UP_DROP_NS    4000000ULL
+#define UP_MARK_BYTES (2 * 1514)
+#define UP_DROP_BYTES (4 * 1514)
+/* More than this in an epoch is beyond every share. */
+#define UP_MAX_BYTES (1U << 31)
+/* A CPU may be so many epochs behind the others, and no more. */
+#define UP_LATE_EPOCHS (1U << 16)
+
+/* What one share is of an epoch, in time at the limit's rate. */
+static inline __attribute__((always_inline)) __u64 up_fair_ns(__u64 share, __u64 epoch_ns)
+{
+	return fs_min(epoch_ns, FS_MAX_EPOCH_NS) * (fs_min(share, FS_MAX_SHARE) >> 8) >> 16;
+}
+
+/*
+ * Whether a sender is still within one share of the epoch; then the packet counts. `*sent` holds
+ * the epoch in its upper half and the sender's bytes in the lower: one word, so that bytes never
+ * count for another epoch than theirs, however many CPUs send. Who is beyond writes nothing.
+ */
+static inline __attribute__((always_inline)) int up_within(__u64 *sent, __u32 epoch, __u32 bytes,
+							   __u64 cost, __u64 fair_ns)
+{
+	__u64 seen = *(volatile __u64 *)sent;
+	/* Of this epoch, or of one that other CPUs have begun meanwhile. */
+	int counts = (__u32)((seen >> 32) - epoch) < UP_LATE_EPOCHS;
+	__u64 counted = counts ? seen & 0xffffffff : 0;
+
+	if (counted >= UP_MAX_BYTES || vq_time_ns(counted, cost) >= fair_ns)
+		return 0;
+	bytes = bytes < VQ_MAX_PACKET_BYTES ? bytes : VQ_MAX_PACKET_BYTES;
+	if (!counts && __sync_val_compare_and_swap(sent, seen, (__u64)epoch << 32 | bytes) == seen)
+		return 1;
+	__sync_fetch_and_add(sent, bytes);
+	return 1;
+}
+
+/* The thresholds for them of a queue that has room for windows: those of a queue without. */
+static inline __attribute__((always_inline)) void up_config(const struct vq_conf *conf,
+							    struct vq_conf *out)
+{
+	__u64 cost = conf->cost;
+	__u64 mark = fs_max(UP_MARK_NS, vq_time_ns(UP_MARK_BYTES, cost));
+	__u64 drop = fs_max(UP_DROP_NS, vq_time_ns(UP_DROP_BYTES, cost));
+
+	drop = fs_min(drop, conf->drop_ns);
+	out->cost = cost;
+	out->burst_ns = conf->burst_ns;
+	out->mark_ns = fs_min(mark, conf->mark_ns);
+	out->large_drop_ns = drop - drop / 8;
+	out->drop_ns = drop;
+}
+
+#endif

@@ -1,0 +1,212 @@
+//! Senders that cannot be paced in a limit of scheme `pace`: UDP, QUIC, raw sockets. What each may have of an
+//! epoch, and how far they may be behind.
+//!
+//! Each has a share as a TCP flow has. What it sends within one share of an epoch is set aside: the flows
+//! make room for it ([`crate::fair_share::Sharers::reserved`]). What it sends beyond earns it nothing, however
+//! much that is: the time of any number of bytes at any rate is computed without a wrap ([`time_of`]).
+//!
+//! On ingress the virtual queue has room for TCP's windows, which may all be sent at once
+//! ([`crate::receive_window`]). A sender without a window has no use for that room and would only fill it:
+//! with 4.2 MB above the rate at 1 Gbit/s. So such senders meet the thresholds of a queue that works alone
+//! ([`thresholds`]). Within their shares they are judged by what they alone have sent, so that they do not
+//! pay for a window that is on its way; beyond them by all traffic. In any time `t` no more of them passes
+//! than `rate x (t + burst + drop)` and one packet, with `drop` of these thresholds.
+//!
+//! O(1) time; 8 bytes a sender, and one finish time. The kernel's copy is `bpf/unpaced.h`.
+
+use crate::{
+    fair_share::{MAX_EPOCH, MAX_SHARE},
+    units::Nanos,
+    virtual_queue::{MAX_PACKET_BYTES, VirtualQueueConfig, time_of},
+};
+
+/// The thresholds of a queue that works alone, in time ...
+const MARK: Nanos = Nanos(500_000);
+const DROP: Nanos = Nanos(4_000_000);
+/// ... and the bytes below which they do not fall: two frames, and four.
+const MARK_BYTES: u64 = 2 * 1514;
+const DROP_BYTES: u64 = 4 * 1514;
+/// More bytes than this in an epoch are beyond every share.
+pub const MAX_BYTES: u32 = 1 << 31;
+
+/// What one share is of an epoch, in time at the limit's rate.
+#[must_use]
+pub fn fair(share: u64, epoch: Nanos) -> Nanos {
+    Nanos((epoch.min(MAX_EPOCH).0 * (share.min(MAX_SHARE) >> 8)) >> 16)
+}
+
+/// What a sender has sent in an epoch within its share.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Sent {
+    /// Which epoch, numbered from one.
+    pub epoch: u32,
+    /// Bytes on the wire.
+    pub bytes: u32,
+}
+
+impl Sent {
+    /// Whether the sender is still within `fair` of the epoch, at `cost` 2^-24 ns a byte; then the packet
+    /// counts. The last packet may reach beyond.
+    pub fn is_within(&mut self, epoch: u32, bytes: u32, cost: u64, fair: Nanos) -> bool {
+        let counted = if self.epoch == epoch { self.bytes } else { 0 };
+        if counted >= MAX_BYTES || time_of(u64::from(counted), cost) >= fair {
+            return false;
+        }
+        *self = Sent { epoch, bytes: counted + bytes.min(MAX_PACKET_BYTES) };
+        true
+    }
+}
+
+/// The thresholds for unpaced senders of a queue that has room for windows. One that was given shorter
+/// thresholds keeps those.
+#[must_use]
+pub fn thresholds(config: &VirtualQueueConfig) -> VirtualQueueConfig {
+    let least = |time: Nanos, bytes| time.max(time_of(bytes, config.cost));
+    let drop = least(DROP, DROP_BYTES).min(config.drop);
+    VirtualQueueConfig {
+        mark: least(MARK, MARK_BYTES).min(config.mark),
+        large_drop: Nanos(drop.0 - drop.0 / 8),
+        drop,
+        ..*config
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        fair_share::ONE,
+        units::Rate,
+        virtual_queue::{COST_SHIFT, QueueKind, VirtualQueueOptions},
+    };
+
+    fn windows(bit_s: u64) -> VirtualQueueConfig {
+        let rate = Rate::from_bit_s(bit_s).unwrap();
+        let options =
+            VirtualQueueOptions { kind: QueueKind::Windows, ..VirtualQueueOptions::new(rate) };
+        options.config().unwrap()
+    }
+
+    /// A share of an epoch is 40 ms of 8 kbit/s, 40 bytes. Whatever is offered beyond one packet is not
+    /// within: the product of bytes and cost once wrapped at 1.1 MB, and a flood earned new shares.
+    #[test]
+    fn a_flood_earns_one_share_an_epoch() {
+        let (cost, fair) = (windows(8_000).cost, fair(ONE / 5, Nanos(200_000_000)));
+        let mut sent = Sent::default();
+        let within = (0..3_000_000).filter(|_| sent.is_within(1, 1514, cost, fair)).count();
+        assert_eq!(within, 1);
+        assert!(sent.is_within(2, 1514, cost, fair), "the next epoch");
+        // A rate that falls within an epoch makes much of what was sent.
+        let mut sent = Sent { epoch: 1, bytes: 50_000_000 };
+        assert!(!sent.is_within(1, 1514, cost, fair));
+    }
+
+    #[test]
+    fn thresholds_are_those_of_a_queue_that_works_alone() {
+        for bit_s in [8_000, 1_000_000, 50_000_000, 1_000_000_000, 100_000_000_000] {
+            let alone =
+                VirtualQueueOptions::new(Rate::from_bit_s(bit_s).unwrap()).config().unwrap();
+            let got = thresholds(&windows(bit_s));
+            for (got, alone) in
+                [(got.mark, alone.mark), (got.large_drop, alone.large_drop), (got.drop, alone.drop)]
+            {
+                assert!(
+                    got.0.abs_diff(alone.0) <= alone.0 / 1_000_000 + 1,
+                    "{bit_s}: {got} {alone}"
+                );
+            }
+        }
+        let short = VirtualQueueConfig {
+            mark: Nanos(1),
+            large_drop: Nanos(7),
+            drop: Nanos(8),
+            ..windows(8_000)
+        };
+        assert_eq!(thresholds(&short), short, "what was given shorter");
+    }
+
+    /// A queue behind windows, as the kernel's program keeps it.
+    struct Queue {
+        config: VirtualQueueConfig,
+        all: u64,
+        unpaced: u64,
+    }
+
+    impl Queue {
+        /// What becomes of a packet that nobody marks; with TCP's own window-sized room.
+        fn on_packet(&mut self, now: u64, cost: u64, unpaced: bool, within: bool) -> bool {
+            let strict = thresholds(&self.config);
+            let behind = |finish: u64| finish as i64 - now as i64;
+            let passes = match (unpaced, within) {
+                (false, _) => behind(self.all) <= self.config.drop.0 as i64,
+                (true, true) => {
+                    behind(self.all) <= self.config.drop.0 as i64
+                        && behind(self.unpaced) <= strict.large_drop.0 as i64
+                }
+                (true, false) => behind(self.all) <= strict.large_drop.0 as i64,
+            };
+            let charge = |finish: &mut u64| {
+                *finish = (*finish).max(now.saturating_sub(strict.burst.0)) + cost;
+            };
+            if passes {
+                charge(&mut self.all);
+                if unpaced {
+                    charge(&mut self.unpaced);
+                }
+            }
+            passes
+        }
+    }
+
+    proptest! {
+        /// Beside any TCP, and whatever is within a share, unpaced senders pass no more than a queue that
+        /// works alone lets pass, in any time.
+        #[test]
+        fn unpaced_senders_pass_no_more_than_alone(
+            bit_s in prop_oneof![8_000u64..1_000_000, 1_000_000u64..10_000_000_000],
+            steps in prop::collection::vec((0u64..3_000, 100u32..9_000, any::<bool>(), any::<bool>()), 1..400),
+        ) {
+            let config = windows(bit_s);
+            let strict = thresholds(&config);
+            let mut queue = Queue { config, all: 0, unpaced: 0 };
+            let mut now = 1 << 40;
+            let mut passed: Vec<(u64, u64)> = Vec::new();
+            for (gap, bytes, unpaced, within) in steps {
+                let cost = time_of(u64::from(bytes), config.cost).0;
+                now += gap * time_of(1, config.cost).0;
+                if queue.on_packet(now, cost, unpaced, within) && unpaced {
+                    passed.push((now, cost));
+                }
+            }
+            for (index, (from, _)) in passed.iter().enumerate() {
+                let mut sum = 0;
+                for (to, cost) in &passed[index..] {
+                    let bound = to - from + strict.burst.0 + strict.drop.0 + cost;
+                    sum += cost;
+                    prop_assert!(sum <= bound, "{sum} ns in {} ns, {bound}", to - from);
+                }
+            }
+        }
+
+        /// Whatever is sent, no more than a share and a packet counts in an epoch.
+        #[test]
+        fn no_more_than_a_share_and_a_packet_counts(
+            bit_s in 8_000u64..=100_000_000_000, share in 0..=ONE, epoch in 0u64..1 << 34,
+            packets in prop::collection::vec(any::<u32>(), 1..200),
+        ) {
+            let (cost, fair) = (windows(bit_s).cost, fair(share, Nanos(epoch)));
+            let (mut sent, mut counted, mut last) = (Sent::default(), 0u128, 0);
+            for bytes in packets {
+                if sent.is_within(1, bytes, cost, fair) {
+                    last = u128::from(bytes.min(MAX_PACKET_BYTES));
+                    counted += last;
+                }
+            }
+            prop_assert!(((counted - last) * u128::from(cost)) >> COST_SHIFT <= u128::from(fair.0));
+        }
+    }
+}

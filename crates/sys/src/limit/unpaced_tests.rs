@@ -1,0 +1,207 @@
+//! Senders that cannot be paced: the header against its model, and the loaded program at ingress.
+
+use std::mem::MaybeUninit;
+
+use libbpf_rs::{MapCore, MapFlags, ProgramInput};
+use proptest::prelude::*;
+use tidegate_core::{
+    Nanos, Rate,
+    unpaced::{self, Sent},
+    virtual_queue::{self, QueueKind, VirtualQueueOptions},
+};
+
+use super::*;
+
+unsafe extern "C" {
+    fn native_vq_time_ns(bytes: u64, cost: u64) -> u64;
+    fn native_up_fair_ns(share: u64, epoch_ns: u64) -> u64;
+    fn native_up_within(sent: *mut u64, epoch: u32, bytes: u32, cost: u64, fair_ns: u64) -> u32;
+    fn native_up_config(conf: *const intf::QueueConf, out: *mut intf::QueueConf);
+}
+
+fn any_cost() -> impl Strategy<Value = u64> {
+    (8_000u64..=100_000_000_000)
+        .prop_map(|bit_s| virtual_queue::cost_of_byte(Rate::from_bit_s(bit_s).unwrap()))
+}
+
+proptest! {
+    /// The time of bytes at any rate, exact up to 2^40 of them, and never wrapped.
+    #[test]
+    fn the_time_of_bytes_is_the_model_s(
+        bytes in prop_oneof![0u64..=1 << 40, any::<u64>()], cost in prop_oneof![any_cost(), any::<u64>()],
+    ) {
+        // SAFETY: plain numbers.
+        let got = unsafe { native_vq_time_ns(bytes, cost) };
+        prop_assert_eq!(got, virtual_queue::time_of(bytes, cost).0);
+        if bytes <= 1 << 40 && cost <= 1 << 46 {
+            prop_assert_eq!(u128::from(got), (u128::from(bytes) * u128::from(cost)) >> 24);
+        }
+    }
+
+    /// Packet by packet, over epochs and rates that change.
+    #[test]
+    fn a_share_s_use_is_the_model_s(
+        share: u64, epoch_ns: u64,
+        steps in prop::collection::vec(
+            (0u32..2, prop_oneof![1u32..2000, any::<u32>()], any_cost()), 1..200),
+    ) {
+        let fair = unpaced::fair(share, Nanos(epoch_ns));
+        // SAFETY: plain numbers.
+        prop_assert_eq!(unsafe { native_up_fair_ns(share, epoch_ns) }, fair.0);
+        let (mut model, mut sent, mut epoch) = (Sent::default(), 0u64, 1);
+        for (turns, bytes, cost) in steps {
+            epoch += turns;
+            // SAFETY: `sent` is a live word.
+            let got = unsafe { native_up_within(&mut sent, epoch, bytes, cost, fair.0) };
+            prop_assert_eq!(got == 1, model.is_within(epoch, bytes, cost, fair));
+            prop_assert_eq!(sent, (u64::from(model.epoch) << 32) | u64::from(model.bytes));
+        }
+    }
+
+    #[test]
+    fn thresholds_of_unpaced_senders_are_the_model_s(bit_s in 8_000u64..=100_000_000_000) {
+        let conf = windows(bit_s);
+        let mut got = intf::QueueConf::default();
+        // SAFETY: both are live values of the layout that the header declares.
+        unsafe { native_up_config(&conf, &mut got) };
+        prop_assert_eq!(got, unpaced::thresholds(&conf.into()).into());
+    }
+}
+
+fn windows(bit_s: u64) -> intf::QueueConf {
+    let rate = Rate::from_bit_s(bit_s).unwrap();
+    let options =
+        VirtualQueueOptions { kind: QueueKind::Windows, ..VirtualQueueOptions::new(rate) };
+    options.config().unwrap().into()
+}
+
+/// A second in nanoseconds: thresholds are so far apart that the time a test takes does not matter.
+const S: u64 = 1_000_000_000;
+const KEY: [u8; 4] = 1u32.to_ne_bytes();
+const FRAME_BYTES: u64 = 1514;
+
+/// A UDP datagram of 1500 bytes that may be marked.
+fn datagram() -> Vec<u8> {
+    let mut frame = vec![0; FRAME_BYTES as usize];
+    frame[12..16].copy_from_slice(&[0x08, 0x00, 0x45, 0x02]);
+    frame[16..18].copy_from_slice(&1500u16.to_be_bytes());
+    frame[23] = 17;
+    frame
+}
+
+fn put(nrm: &skel::nrm::NrmSkel<'_>, conf: intf::QueueConf, bit_s: u64, queue: &intf::Queue) {
+    let flags = intf::FLAG_LOOPBACK | intf::FLAG_PACE_FAIR;
+    let rate_bit_s = [bit_s; 2];
+    let limit = intf::Limit { queue: [conf; 2], rate_bit_s, flags, ..Default::default() };
+    let bytes = bytemuck::bytes_of(&limit);
+    nrm.maps.limit.update(&0u32.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
+    nrm.maps.queues_of_limit.update(&KEY, bytemuck::bytes_of(queue), MapFlags::ANY).unwrap();
+}
+
+fn queue_of(nrm: &skel::nrm::NrmSkel<'_>) -> intf::Queue {
+    let value = nrm.maps.queues_of_limit.lookup(&KEY, MapFlags::ANY).unwrap().unwrap();
+    bytemuck::pod_read_unaligned(&value)
+}
+
+fn passed_bytes(nrm: &skel::nrm::NrmSkel<'_>) -> u64 {
+    let cpus = nrm.maps.counters.lookup_percpu(&KEY, MapFlags::ANY).unwrap().unwrap();
+    let one = |cpu: &Vec<u8>| -> intf::Counters {
+        bytemuck::pod_read_unaligned(&cpu[..size_of::<intf::Counters>()])
+    };
+    cpus.iter().map(one).map(|c| c.bytes[0] + c.bytes[1] + c.bytes[2]).sum()
+}
+
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * S + now.tv_nsec as u64
+}
+
+/// A flood at ingress passes no more above the rate than with scheme `nrm`, though the queue has room for
+/// windows; judged by the clock that the program reads, so that a machine that stalls is no error.
+#[test]
+fn root_a_flood_at_ingress_gets_no_room_for_windows() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_a_flood_at_ingress_gets_no_room_for_windows: needs root");
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let nrm = load_nrm(&mut storage, None, false).unwrap();
+    for bit_s in [8_000, 1_000_000, 50_000_000, 1_000_000_000] {
+        let conf = windows(bit_s);
+        let strict = unpaced::thresholds(&conf.into());
+        // With a round trip of 50 ms, for which a window has room as well.
+        put(&nrm, conf, bit_s, &intf::Queue { rtt_ns: 50_000_000, ..Default::default() });
+        let before = passed_bytes(&nrm);
+        let started = now_ns();
+        // The kernel's packet comes with a socket of its own in each run: none has used its share.
+        for _ in 0..300 {
+            let packet = datagram();
+            let input = ProgramInput { data_in: Some(&packet), repeat: 100, ..Default::default() };
+            nrm.progs.nrm_ingress.test_run(input).unwrap();
+        }
+        let elapsed = now_ns() - started;
+        let passed = passed_bytes(&nrm) - before;
+        let time = virtual_queue::time_of(passed, conf.cost).0;
+        let packet = virtual_queue::time_of(FRAME_BYTES, conf.cost).0;
+        let bound = elapsed + strict.burst.0 + strict.drop.0 + packet;
+        assert!(time <= bound, "{bit_s} bit/s: {passed} bytes take {time} ns, bound {bound}");
+        assert!(time >= strict.large_drop.0.min(30_000 * packet), "{bit_s} bit/s: {passed} bytes");
+    }
+}
+
+/// What is within a share does not pay for windows on their way, and what is beyond does; small packets pass.
+#[test]
+fn root_unpaced_senders_within_a_share_do_not_pay_for_windows() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_unpaced_senders_within_a_share_do_not_pay_for_windows: needs root");
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let nrm = load_nrm(&mut storage, None, false).unwrap();
+    // A frame takes 1.5 s; the drop threshold is 145 s, and 6 s without windows.
+    let conf = windows(8_000);
+    let large = datagram();
+    let small = {
+        let mut frame = large[..74].to_vec();
+        frame[17] = 60;
+        frame[16] = 0;
+        frame
+    };
+    // The share of an epoch of 600 s, what all and what unpaced senders are behind, in seconds; and whether a
+    // large and a small packet pass.
+    let rows = [
+        ("idle, within", 1, 0, 0, [true, true]),
+        ("idle, beyond", 0, 0, 0, [true, true]),
+        ("windows are on their way, within", 1, 100, 0, [true, true]),
+        ("windows are on their way, beyond", 0, 100, 0, [false, true]),
+        ("beyond even their room", 1, 200, 0, [false, false]),
+        ("unpaced senders are behind", 1, 100, 60, [false, false]),
+    ];
+    for (what, part, all_s, unpaced_s, expected) in rows {
+        for (frame, passes) in [&large, &small].into_iter().zip(expected) {
+            let now = now_ns();
+            let was = intf::Queue {
+                finish_ns: now + all_s * S,
+                unpaced_finish_ns: now + unpaced_s * S,
+                epoch_start_ns: now,
+                epoch_us: 600_000_000,
+                share: part << 22,
+                cost: conf.cost,
+                ..Default::default()
+            };
+            // Zero stands for a share that is not known yet: the least there is.
+            let was = intf::Queue { share: was.share.max(1), ..was };
+            put(&nrm, conf, 8_000, &was);
+            let input = ProgramInput { data_in: Some(frame), ..Default::default() };
+            let returned = nrm.progs.nrm_ingress.test_run(input).unwrap().return_value;
+            assert_eq!(returned == 1, passes, "{what}, {} bytes", frame.len());
+            let is = queue_of(&nrm);
+            let cost =
+                if passes { virtual_queue::time_of(frame.len() as u64, conf.cost).0 } else { 0 };
+            // An idle queue has moved on to the present, less its burst.
+            let charged = |is: u64, was: u64| was < now + S || is.abs_diff(was + cost) <= 1;
+            assert!(charged(is.finish_ns, was.finish_ns), "{what}: {is:?}");
+            assert!(charged(is.unpaced_finish_ns, was.unpaced_finish_ns), "{what}: {is:?}");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! What Tidegate has put on devices, found in the kernel itself: no map is read and no pin is
+//! needed. The store uses it for limits that another version has pinned, and for what a process that died has
+//! left.
+//!
+//! A thing is ours by a name that nobody else gives:
+//!
+//! | thing | known by |
+//! |:--|:--|
+//! | HTB | the handle `7467:` at the root of a device |
+//! | ifb device | its kind, and the name `tgifbN`; N is the index of the device that it serves |
+//! | filter of clsact | its priority and handle, and the name of its program |
+//! | link (tcx, XDP) | the name of its program |
+//!
+//! Devices are those of the network namespace of the calling thread. Looking takes O(devices) requests.
+
+use std::fmt;
+
+use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
+
+use crate::{
+    device::{self, Side},
+    htb,
+    net::{
+        NetError, Netlink,
+        qdisc::{Filter, Handle},
+    },
+    query::{self, OnSide},
+    xdp,
+};
+
+/// The programs of limits on devices.
+const ON_DEVICES: [&str; 12] = [
+    "acks_back",
+    "acks_data",
+    "edt_device",
+    "edt_port",
+    "htb_in",
+    "htb_out",
+    "htb_stamp",
+    "match_in",
+    "match_out",
+    "police_in",
+    "police_out",
+    "police_xdp",
+];
+/// Those of the limit whose HTB a device has.
+const OF_HTB: [&str; 2] = ["htb_in", "htb_out"];
+
+/// A program of ours on a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Hooked {
+    /// The kernel's id of the program.
+    pub(crate) program: u32,
+    /// Its name.
+    pub(crate) name: String,
+    at: At,
+}
+
+/// What holds it there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum At {
+    /// A link (tcx, XDP), by the kernel's id.
+    Link(u32),
+    Filter(Side, Filter),
+}
+
+impl Hooked {
+    /// A link holds it, not a filter.
+    pub(crate) fn is_link(&self) -> bool {
+        matches!(self.at, At::Link(_))
+    }
+}
+
+/// What is ours on one device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct OnDevice {
+    /// The device; of an ifb device the one that it serves, which may be gone.
+    pub(crate) ifindex: u32,
+    /// Its name; empty if it is gone.
+    pub(crate) device: String,
+    /// HTB `7467:` is at its root.
+    pub(crate) has_htb: bool,
+    /// The index of its ifb device.
+    pub(crate) ifb: Option<u32>,
+    /// Its programs.
+    pub(crate) hooked: Vec<Hooked>,
+}
+
+impl OnDevice {
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.has_htb && self.ifb.is_none() && self.hooked.is_empty()
+    }
+
+    /// Leaves out the programs that do not pass; HTB and the ifb device stay in if a program of theirs does.
+    pub(crate) fn retain(&mut self, wanted: impl Fn(&Hooked) -> bool) {
+        self.hooked.retain(wanted);
+        if !self.hooked.iter().any(|hooked| OF_HTB.contains(&hooked.name.as_str())) {
+            (self.has_htb, self.ifb) = (false, None);
+        }
+    }
+
+    /// Takes all of it off: programs first, or packets would be sent to an ifb device that is no more; a
+    /// clsact without filters goes if it `owns_clsact`. What is off already is no error.
+    ///
+    /// # Errors
+    /// [`NetError`] of the first thing that would not go; the rest is off.
+    pub(crate) fn remove(&self, owns_clsact: bool) -> Result<(), NetError> {
+        let mut netlink = Netlink::open()?;
+        let mut refused = None;
+        let mut keep = |done: Result<(), NetError>| match done {
+            Err(e) if !is_gone(&e) => refused = refused.take().or(Some(e)),
+            _ => {}
+        };
+        for hooked in &self.hooked {
+            keep(match &hooked.at {
+                At::Link(id) => query::detach_link(*id)
+                    .map_err(|e| NetError::refused(format!("detach `{}`", hooked.name), e)),
+                At::Filter(side, filter) => {
+                    netlink.delete_filter(self.ifindex, parent_of(*side), filter)
+                }
+            });
+        }
+        if owns_clsact && is_unused_clsact(&mut netlink, self.ifindex) {
+            keep(netlink.delete_qdisc(self.ifindex, Handle::CLSACT));
+        }
+        if self.has_htb {
+            keep(netlink.delete_qdisc(self.ifindex, Handle::ROOT));
+        }
+        if let Some(ifb) = self.ifb {
+            keep(netlink.delete_link(ifb));
+        }
+        refused.map_or(Ok(()), Err)
+    }
+}
+
+impl fmt::Display for OnDevice {
+    /// `device eth0: qdisc htb 7467:, ifb device, filter of htb_in`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = if self.device.is_empty() { "that is gone" } else { &self.device };
+        let mut what = Vec::new();
+        what.extend(self.has_htb.then(|| "qdisc htb 7467:".to_owned()));
+        what.extend(self.ifb.map(|_| "ifb device".to_owned()));
+        what.extend(self.hooked.iter().map(|hooked| format!("program {}", hooked.name)));
+        write!(f, "device {device}: {}", what.join(", "))
+    }
+}
+
+/// Somebody else was faster.
+fn is_gone(error: &NetError) -> bool {
+    matches!(error.errno(), Some(libc::ENOENT | libc::ENODEV | libc::EINVAL))
+}
+
+fn parent_of(side: Side) -> Handle {
+    if side == Side::In { Handle::CLSACT_INGRESS } else { Handle::CLSACT_EGRESS }
+}
+
+fn is_unused_clsact(netlink: &mut Netlink, ifindex: u32) -> bool {
+    let mut used = |parent| netlink.count_filters(ifindex, parent).map_or(true, |n| n > 0);
+    !used(Handle::CLSACT_INGRESS) && !used(Handle::CLSACT_EGRESS)
+}
+
+/// What is ours on every device that has something, in the order of their indices.
+///
+/// # Errors
+/// [`NetError`] when the kernel does not list its devices.
+pub(crate) fn on_devices() -> Result<Vec<OnDevice>, NetError> {
+    let mut netlink = Netlink::open()?;
+    let devices = netlink.devices()?;
+    let ifbs = devices.iter().filter(|device| device.kind == "ifb");
+    let ifbs: Vec<_> =
+        ifbs.filter_map(|ifb| Some((htb::served_by(&ifb.name)?, ifb.index))).collect();
+    let mut found = Vec::new();
+    // Our HTB on an ifb device of ours goes with that.
+    for device in devices.iter().filter(|d| !ifbs.iter().any(|(_, ifb)| *ifb == d.index)) {
+        let ifb = ifbs.iter().find(|(of, _)| *of == device.index).map(|(_, ifb)| *ifb);
+        let all = OnDevice {
+            ifindex: device.index,
+            device: device.name.clone(),
+            has_htb: netlink.qdisc_stats(device.index).is_ok_and(|qdiscs| htb::is_ours(&qdiscs)),
+            ifb,
+            hooked: hooked(&mut netlink, device.index),
+        };
+        found.extend(Some(all).filter(|all| !all.is_empty()));
+    }
+    let is_gone = |of: u32| !devices.iter().any(|device| device.index == of);
+    let alone = ifbs.iter().filter(|(of, _)| is_gone(*of));
+    found.extend(alone.map(|(of, ifb)| OnDevice {
+        ifindex: *of,
+        ifb: Some(*ifb),
+        ..OnDevice::default()
+    }));
+    found.sort_by_key(|all| all.ifindex);
+    Ok(found)
+}
+
+/// Whether a program is one of a limit's on a device.
+pub(crate) fn is_of_ours(program: u32) -> bool {
+    query::program_name(program).is_some_and(|name| ON_DEVICES.contains(&name.as_str()))
+}
+
+fn hooked(netlink: &mut Netlink, ifindex: u32) -> Vec<Hooked> {
+    let ours = |program: u32, at: At| {
+        let name = query::program_name(program)?;
+        ON_DEVICES.contains(&name.as_str()).then_some(Hooked { program, name, at })
+    };
+    let mut found = Vec::new();
+    for side in [Side::Out, Side::In] {
+        for OnSide { program, link } in query::tcx_programs(ifindex, side) {
+            found.extend(
+                Some(()).filter(|()| link != 0).and_then(|()| ours(program, At::Link(link))),
+            );
+        }
+        for filter in netlink.filters(ifindex, parent_of(side)).unwrap_or_default() {
+            let program = filter.program.filter(|_| device::is_our_place(&filter));
+            found.extend(program.and_then(|program| ours(program, At::Filter(side, filter))));
+        }
+    }
+    if let Some(on_device) = xdp::on_device(ifindex) {
+        let is_xdp = |link: &LinkInfo| matches!(&link.info, LinkTypeInfo::Xdp(_));
+        let mut links = LinkInfoIter::default().filter(is_xdp);
+        let link = links.find(|link| link.prog_id == on_device.program);
+        found.extend(link.and_then(|link| ours(link.prog_id, At::Link(link.id))));
+    }
+    found
+}

@@ -1,0 +1,299 @@
+//! Limits whose pins are there and whose maps cannot be read: another version of Tidegate has put them on, or
+//! somebody has taken a pin away. Such a limit is listed with the reason, it disturbs no other one, and it comes
+//! off whole: what it has put on devices is found in the kernel ([`crate::remains`]) by the programs that
+//! are pinned, and its sockets by its map of them, of which only the first members are read.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::Path,
+};
+
+use libbpf_rs::{
+    Iter, Link, MapCore, MapHandle, Program,
+    skel::{OpenSkel, SkelBuilder},
+};
+use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
+
+use super::{
+    CGROUP, DEV, LINKS, PARENT, PORT, PinnedLimit, Store, StoreError, check_name,
+    htb::{ROOT, SLOT, name_in},
+    pins::detach_links,
+};
+use crate::{
+    cgroup::Hierarchy,
+    device::{CLSACT_MARK, PROGRAM_PINS, Target, XDP_PIN},
+    htb, intf,
+    limit::{
+        LimitError, LimitMaps, in_network_namespace, load_error, network_namespaces, quiet_libbpf,
+        reuse,
+    },
+    police::room::Room,
+    remains::{self, OnDevice},
+};
+
+mod skel {
+    #![allow(
+        missing_docs,
+        unused_qualifications,
+        clippy::all,
+        clippy::undocumented_unsafe_blocks,
+        clippy::unwrap_used
+    )]
+    include!(concat!(env!("OUT_DIR"), "/release.skel.rs"));
+}
+
+/// Sockets of versions that set receive windows have at least so many bytes in the map; of others at most 24.
+const WITH_WINDOW_BYTES: u32 = 48;
+/// Directories of a limit's pins are no deeper.
+const DEPTH_MAX: usize = 3;
+
+/// The limits of a store.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// Those that can be read, sorted by name.
+    pub limits: Vec<PinnedLimit>,
+    /// The others.
+    pub unreadable: Vec<Unreadable>,
+}
+
+/// A limit that is pinned and cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unreadable {
+    /// Its name.
+    pub name: String,
+    /// Where it was put on, as far as its pins tell.
+    pub scope: Option<Scope>,
+    /// The name of its parent.
+    pub parent: Option<String>,
+    /// Why it cannot be read.
+    pub why: String,
+    /// The kernel's id of the map of its settings.
+    pub map_id: Option<u32>,
+}
+
+impl Listing {
+    /// The limit of a name that cannot be read.
+    #[must_use]
+    pub fn unreadable(&self, name: &str) -> Option<&Unreadable> {
+        self.unreadable.iter().find(|limit| limit.name == name)
+    }
+}
+
+impl Unreadable {
+    /// What to say to who wants to work with it.
+    #[must_use]
+    pub fn error(&self) -> StoreError {
+        StoreError::Unreadable { name: self.name.clone(), why: self.why.clone() }
+    }
+}
+
+/// Checks that the maps of a limit are what this version makes.
+pub(super) fn check_layout(maps: &LimitMaps) -> Result<(), LimitError> {
+    let is = |map: &MapHandle, sizes: &[usize]| sizes.contains(&(map.value_size() as usize));
+    let counters = [size_of::<intf::Counters>(), size_of::<intf::PoliceCounters>()];
+    for (name, is_so) in [
+        ("limit", is(&maps.limit, &[size_of::<intf::Limit>()])),
+        ("queues", is(&maps.queues, &[size_of::<intf::Queue>()])),
+        ("counters", is(&maps.counters, &counters)),
+    ] {
+        if !is_so {
+            return Err(LimitError::Layout(name));
+        }
+    }
+    Ok(())
+}
+
+impl Store {
+    /// A limit and those that it is inside of, as far as they are there.
+    ///
+    /// # Errors
+    /// [`StoreError::Missing`] if there is no limit of this name.
+    pub fn list_above(&self, hierarchy: &Hierarchy, name: &str) -> Result<Listing, StoreError> {
+        check_name(name)?;
+        let mut listing = Listing::default();
+        let mut next = Some(name.to_owned());
+        for depth in 0..=MAX_DEPTH {
+            let Some(name) = next.take() else { break };
+            match self.open_pins(hierarchy, &name) {
+                Ok(limit) => {
+                    next.clone_from(&limit.parent);
+                    listing.limits.push(limit);
+                }
+                Err(StoreError::Missing(name)) if depth == 0 => {
+                    return Err(StoreError::Missing(name));
+                }
+                Err(StoreError::Missing(_)) => {}
+                Err(e) => listing.unreadable.push(self.unreadable(hierarchy, &name, &e)),
+            }
+        }
+        Ok(listing)
+    }
+
+    /// What can be said of a limit that could not be opened, for a reason.
+    pub(super) fn unreadable(
+        &self,
+        hierarchy: &Hierarchy,
+        name: &str,
+        why: &StoreError,
+    ) -> Unreadable {
+        let dir = self.root.join(name);
+        let cgroup = fs::read_link(dir.join(CGROUP)).ok();
+        let cgroup = cgroup.map(|at| Scope::Cgroup(hierarchy.relative(&at)));
+        let device = |link: &str, kind: fn(String) -> Scope| name_in(&dir, link).map(kind);
+        let why = match why {
+            StoreError::Limit { source, .. } => source.to_string(),
+            other => other.to_string(),
+        };
+        let map = MapHandle::from_pinned_path(dir.join("limit"));
+        Unreadable {
+            name: name.to_owned(),
+            scope: cgroup.or_else(|| device(DEV, Scope::Dev)).or_else(|| device(PORT, Scope::Port)),
+            parent: name_in(&dir, PARENT),
+            why,
+            map_id: map.and_then(|map| map.info()).map(|info| info.info.id).ok(),
+        }
+    }
+
+    /// Takes off what a limit has put on devices and sockets, without reading its maps; its pins stay.
+    pub(super) fn release_unread(&self, hierarchy: &Hierarchy, name: &str) {
+        let dir = self.root.join(name);
+        take_off_devices(&dir);
+        self.leave_tree(&dir);
+        if let Some((room, index)) = self.place_of(name) {
+            let _ = Room::open(&room).and_then(|room| room.forget(index));
+        }
+        // Links first: a connection that opens meanwhile must not be set again.
+        let _ = detach_links(&dir);
+        if let Ok(sockets) = MapHandle::from_pinned_path(dir.join("sockets")) {
+            let at = fs::read_link(dir.join(CGROUP)).map(|at| hierarchy.relative(&at));
+            // One that is removed, or of which nothing is known, may have left sockets anywhere.
+            let cgroup = at.ok().and_then(|path| hierarchy.open(&path).ok());
+            let Some(cgroup) = cgroup.or_else(|| hierarchy.open("").ok()) else { return };
+            let _ = release_sockets(&sockets, &network_namespaces(hierarchy, &cgroup));
+        }
+    }
+
+    /// Takes the classes of a limit inside another one off the device of that.
+    fn leave_tree(&self, dir: &Path) {
+        let slot = name_in(dir, SLOT).and_then(|slot| slot.parse().ok());
+        let Some((slot, root)) = slot.zip(name_in(dir, ROOT)) else { return };
+        let root = self.root.join(root);
+        let device = name_in(&root, DEV).map(Scope::Dev).or(name_in(&root, PORT).map(Scope::Port));
+        let target = device.and_then(|scope| Target::find(&scope).ok());
+        if let Some(target) = target.filter(|_| slot != ROOT_SLOT) {
+            htb::leave(target.ifindex, slot);
+        }
+    }
+}
+
+/// Takes the programs that are pinned in `dir` off their devices, with HTB and the ifb device that belong to
+/// them: in this network namespace, else in whichever they are.
+pub(super) fn take_off_devices(dir: &Path) {
+    let programs = programs_in(dir, 0);
+    let owns_clsact = owns_clsact(dir, 0);
+    let is_on_device = fs::symlink_metadata(dir.join(CGROUP)).is_err();
+    let take_off = |knows_name: bool| {
+        let mut found = false;
+        for mut device in remains::on_devices().unwrap_or_default() {
+            if knows_name && is_bare(&device) && is_root_of(dir, &device) {
+                found = device.remove(false).is_ok() || found;
+                continue;
+            }
+            device.retain(|hooked| programs.contains(&hooked.program));
+            if !device.is_empty() {
+                let _ = device.remove(owns_clsact);
+                found = true;
+            }
+        }
+        found
+    };
+    if take_off(true) || !is_on_device {
+        return;
+    }
+    for namespace in all_network_namespaces() {
+        let mut found = false;
+        // A name means another device there.
+        in_network_namespace(&namespace, || found = take_off(false));
+        if found {
+            return;
+        }
+    }
+}
+
+/// Somebody has taken the programs off, and left HTB.
+fn is_bare(device: &OnDevice) -> bool {
+    device.hooked.is_empty()
+}
+
+/// Whether a limit of scheme `htb` is on a device, by its name.
+fn is_root_of(dir: &Path, device: &OnDevice) -> bool {
+    let name = name_in(dir, DEV).or_else(|| name_in(dir, PORT));
+    dir.join(htb::SLOTS_PIN).exists() && name.is_some_and(|name| name == device.device)
+}
+
+/// The kernel's ids of the programs that are pinned in a directory, or whose links are.
+pub(crate) fn programs_in(dir: &Path, depth: usize) -> BTreeSet<u32> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        let name = name.as_str();
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            if depth < DEPTH_MAX {
+                found.extend(programs_in(&path, depth + 1));
+            }
+        } else if PROGRAM_PINS.contains(&name) {
+            let program = Program::fd_from_pinned_path(&path);
+            found.extend(program.and_then(|program| Program::id_from_fd(program.as_fd())).ok());
+        } else if LINKS.contains(&name) || name == XDP_PIN {
+            let info = Link::open(&path).and_then(|link| link.info());
+            found.extend(info.map(|info| info.prog_id).ok());
+        }
+    }
+    found
+}
+
+fn owns_clsact(dir: &Path, depth: usize) -> bool {
+    fs::symlink_metadata(dir.join(CLSACT_MARK)).is_ok()
+        || fs::read_dir(dir).into_iter().flatten().flatten().any(|entry| {
+            let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            is_dir && depth < DEPTH_MAX && owns_clsact(&entry.path(), depth + 1)
+        })
+}
+
+/// The network namespaces that have a name or a process.
+fn all_network_namespaces() -> Vec<OwnedFd> {
+    let named = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let paths = named.map(|e| e.path()).chain(processes.map(|e| e.path().join("ns/net")));
+    let mut seen = BTreeSet::new();
+    let files = paths.filter_map(|path| fs::File::open(path).ok());
+    let new = files.filter(|file| file.metadata().is_ok_and(|m| seen.insert(m.ino())));
+    new.map(OwnedFd::from).collect()
+}
+
+/// Gives all sockets back that have something in a map of any version.
+fn release_sockets(sockets: &MapHandle, namespaces: &[OwnedFd]) -> Result<(), LimitError> {
+    quiet_libbpf();
+    let mut storage = MaybeUninit::uninit();
+    let mut open =
+        skel::ReleaseSkelBuilder::default().open(&mut storage).map_err(load_error("release"))?;
+    if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
+        rodata.has_window = u8::from(sockets.value_size() >= WITH_WINDOW_BYTES);
+    }
+    reuse(&mut open.maps.sockets_of_limit, sockets)?;
+    let object = open.load().map_err(load_error("release"))?;
+    let link = object.progs.release.attach().map_err(load_error("release"))?;
+    for namespace in namespaces {
+        in_network_namespace(namespace, || {
+            // A socket that ends meanwhile is no loss; neither is a namespace.
+            let _ = Iter::new(&link).map(|mut iter| io::copy(&mut iter, &mut io::sink()));
+        });
+    }
+    Ok(())
+}
