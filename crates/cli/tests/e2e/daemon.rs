@@ -71,9 +71,9 @@ impl Drop for Daemon {
     }
 }
 
-/// The lease of a group, and how long a host may be silent. A lease lives as long as its daemon gets the CPU time
-/// to renew it: on a machine that is emulated, or busy with other things, three daemons cannot keep one of
-/// 1.5 s, and share nothing. So it is as long as the machine needs to start some tens of processes now.
+/// The lease of a group, and how long a host may be silent. A lease lasts as long as its daemon gets the CPU
+/// time to renew it: on a machine that is emulated, or busy with other things, three daemons cannot keep one
+/// of 1.5 s, and share nothing. So it is as long as the machine needs to start some tens of processes now.
 fn lease() -> Duration {
     static LEASE: OnceLock<Duration> = OnceLock::new();
     *LEASE.get_or_init(|| {
