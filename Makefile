@@ -45,7 +45,7 @@ test: ## Run all tests, the privileged ones as root
 test-fresh: ## Run `make demo` and `make test` in a fresh root file system, as a newcomer would
 	@scripts/fresh.sh run --user "make demo" "make install" "tidegate --version" "make test"
 
-test-vm: ## Run the privileged tests on Debian's kernels 6.1 and 6.12, in virtual machines
+test-vm: ## Run the privileged tests on Debian's kernels 6.1 to 7.3, and the unit under systemd, in VMs
 	@scripts/deps.sh build lab
 	$(CARGO) build --locked --bins
 	@scripts/vm.sh all

@@ -36,6 +36,8 @@ needs() {
 	vm | busybox-static | busybox | busybox | is the first process in them | command -v busybox
 	vm | kmod | kmod | kmod | loads the modules of their kernels | command -v depmod
 	vm | python3-venv | python3 | python | holds virtme-ng, which starts them | python3 -c 'import ensurepip'
+	vm | mmdebstrap | mmdebstrap | mmdebstrap | makes the root file system that has systemd | command -v mmdebstrap
+	vm | e2fsprogs | e2fsprogs | e2fsprogs | makes a disk of it | command -v mke2fs
 	vm | debian-archive-keyring | debian-keyring | debian-archive-keyring | proves that their kernels are Debian's | test -e /usr/share/keyrings/debian-archive-keyring.gpg
 	bench | valgrind | valgrind | valgrind | counts the instructions of a timing wheel | command -v valgrind
 	lint | clang-format | clang-tools-extra | clang | checks the format of the eBPF programs | command -v clang-format

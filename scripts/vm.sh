@@ -1,31 +1,35 @@
 #!/usr/bin/env bash
-# The privileged tests on Debian's kernels 6.1 and 6.12, in virtual machines without KVM.
+# Virtual machines: the privileged tests on Debian's kernels 6.1, 6.12, 6.18 and 7.3, and the unit under systemd.
 #
-#   scripts/vm.sh all       every privileged test but those of the laboratory, on both kernels
-#   scripts/vm.sh quick     the tests that tell most, on both kernels
-#   scripts/vm.sh some TEXT...  those whose names hold one of these
-#   scripts/vm.sh port      a machine behind a limited port of this one; a part of `all`
-#   scripts/vm.sh shell V   a shell on kernel V (6.1 or 6.12)
+#   scripts/vm.sh all              every privileged test but those of the laboratory, on all four; then `port`
+#                                  and `systemd`
+#   scripts/vm.sh quick            the tests that tell most, on the oldest and the newest
+#   scripts/vm.sh some TEXT...     those whose names hold one of these
+#   scripts/vm.sh port             a machine behind a limited port of this one
+#   scripts/vm.sh systemd NAME...  the unit as shipped, with systemd as PID 1; scripts/vm/systemd.sh has more
+#   scripts/vm.sh shell V          a shell on kernel V
 #
-# KERNELS="6.12" takes that kernel alone.
+# KERNELS="6.12 7.3" takes these kernels alone. The newest Debian package of a series is taken.
 #
 # A machine boots on this root file system, read-only, with virtme-ng. What it needs is installed by
-# scripts/deps.sh (group vm) and kept below target/vm; the machine's own apt is only asked where its
-# mirror is. Where that cannot be had it says SKIP and why, and ends with 0. A test that cannot run says
-# SKIP itself. The whole output is in target/vm/KERNEL.log.
+# scripts/deps.sh (group vm) and kept below target/vm; this host's own apt is only asked where its mirror is.
+# KVM is used where the kernel boots with it within a minute. Elsewhere the machine is emulated, and its tests
+# know that it is slow (TIDEGATE_TEST_SLOW). A test that fails is not run again.
+#
+# Where no machine can be had, this prints SKIP and why, and ends with 0. A test that cannot run prints SKIP
+# itself. The whole output is in target/vm/KERNEL.log.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin"
 root=$PWD
 self=scripts/vm.sh
 
-read -r -a kernels <<<"${KERNELS:-6.1 6.12}"
+read -r -a kernels <<<"${KERNELS:-6.1 6.12 6.18 7.3}"
 vm=$PWD/target/vm
 virtme=1.42
-# The suite whose packages hold both kernels: Debian 12 is the oldest that is supported.
-suite=bookworm
 memory=3G
 form=${1:-}
+[ "$form" != quick ] || [ -n "${KERNELS:-}" ] || kernels=("${kernels[0]}" "${kernels[-1]}")
 cpus=2
 # Emulation is slow: a machine that has not ended by then hangs.
 limit_all=75m
@@ -34,8 +38,6 @@ limit_port=15m
 # The test of a machine behind a port, which has the name of its TAP device.
 port_test=root_vm_behind_a_port_is_held
 port_tap=tap0
-# More failures than this are no noise of the machine.
-again_max=5
 # The tests of the quick form, as the harness matches them.
 quick=(
 	the_loaded_program_follows_the_table
@@ -45,6 +47,9 @@ quick=(
 	root_run_brings_dctcp
 )
 
+source scripts/vm/kernels.sh
+source scripts/vm/systemd.sh
+
 # The laboratory measures, and an emulated machine has no time of its own: of its tests these alone.
 laboratory='root_netem_'
 
@@ -53,52 +58,6 @@ skip() {
 	echo "SKIP test-vm: $1" | tee "$vm/quick.log"
 	[ "$form" = quick ] || echo "0 passed, 0 failed, 1 skipped"
 	exit 0
-}
-
-# apt with a configuration, lists and a cache of its own; mirror and proxy are the machine's.
-private_apt() {
-	local apt=$vm/apt mirror
-	mirror=$(apt-get indextargets --format '$(REPO_URI) $(ORIGIN) $(RELEASE)' 'Created-By: Packages' |
-		awk '$2 == "Debian" && $3 !~ /-/ { print $1; exit }')
-	[ -n "$mirror" ] || return 1
-	mkdir -p "$apt/lists/partial" "$apt/archives/partial"
-	local signed='[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]'
-	printf 'deb %s %s %s main\n' "$signed" "$mirror" "$suite" "$signed" "$mirror" "$suite-backports" \
-		>"$apt/sources.list"
-	{
-		apt-config dump | grep -E '^Acquire::[a-z]+::(Proxy|Timeout)' || true
-		cat <<-END
-			Dir::State "$apt";
-			Dir::State::lists "$apt/lists";
-			Dir::State::status "/var/lib/dpkg/status";
-			Dir::Cache "$apt";
-			Dir::Etc::sourcelist "$apt/sources.list";
-			Dir::Etc::sourceparts "/dev/null";
-			Dir::Etc::parts "/dev/null";
-			APT::Sandbox::User "root";
-			Acquire::Languages "none";
-		END
-	} >"$apt/apt.conf"
-	export APT_CONFIG=$apt/apt.conf
-}
-
-# The newest kernel package of a series, unpacked in target/vm/SERIES.
-fetch_kernel() {
-	local series=$1 package dir=$vm/$1
-	[ ! -e "$dir/ready" ] || return 0
-	[ -n "${APT_CONFIG:-}" ] || { private_apt && apt-get --quiet=2 update; } || return 1
-	package=$(apt-cache pkgnames "linux-image-$series." |
-		grep -E "^linux-image-$series\.[0-9][-+.0-9a-z]*-amd64$" | grep -v -E -- '-(rt|cloud)-' |
-		sort --version-sort | tail -n 1)
-	[ -n "$package" ] || return 1
-	echo "Fetching $package"
-	rm -rf "$dir"
-	mkdir -p "$dir"
-	(cd "$dir" && apt-get --quiet=2 download "$package") || return 1
-	dpkg-deb --extract "$dir"/*.deb "$dir"
-	rm "$dir"/*.deb
-	depmod --basedir "$dir" "$(ls "$dir/lib/modules")"
-	touch "$dir/ready"
 }
 
 prepare() {
@@ -121,14 +80,6 @@ prepare() {
 	done
 }
 
-# Boots a kernel and runs a command in it as root; what the guest writes below target/vm/out stays.
-boot() {
-	local kernel=$1
-	shift
-	vng --run "$(ls "$vm/$kernel"/boot/vmlinuz-*)" --disable-kvm --force-9p --user root \
-		--cpus "$cpus" --memory "$memory" --cwd "$PWD" --rwdir="$vm/out" "$@"
-}
-
 # Inside the machine: the test binaries of tests.list, with the filters that follow. A line of the list
 # is a directory and a binary, as cargo has them.
 guest() {
@@ -141,25 +92,10 @@ guest() {
 			echo "     Running $binary"
 			filters=("$@")
 			[[ $dir != */lab || $* != root_ ]] || filters=("$laboratory")
-			(cd "$dir" && TIDEGATE_TEST_SLOW=1 "$binary" "${filters[@]}" --show-output --test-threads "$cpus") || code=1
+			(cd "$dir" && "$binary" "${filters[@]}" --show-output --test-threads "$cpus") || code=1
 		done <"$out/tests.list"
 	} >"$out/log" 2>&1 </dev/null
-	[ "$code" = 0 ] || ! again || code=0
 	echo "$code" >"$out/code"
-}
-
-# Runs a few tests that failed once more, alone, as scripts/test.sh has it.
-again() {
-	local out=$vm/out code=0 dir binary failed
-	mapfile -t failed < <(scripts/test-report.sh failed "$out/log")
-	((${#failed[@]} > 0 && ${#failed[@]} <= again_max)) || return 1
-	while read -r dir binary; do
-		echo "     Running again: $binary"
-		(cd "$dir" && TIDEGATE_TEST_SLOW=1 "$binary" --exact "${failed[@]}" --show-output --test-threads 1) || code=1
-	done <"$out/tests.list" >"$out/again.log" 2>&1 </dev/null
-	sed 's/^test result/again result/' "$out/again.log" >>"$out/log"
-	[ "$code" = 0 ] || return 1
-	printf 'AGAIN %s: failed beside another test, passed alone\n' "${failed[@]}" >>"$out/log"
 }
 
 # The test binaries, or those that cargo is told.
@@ -203,7 +139,7 @@ port_guest() {
 port() {
 	local dir binary code=0
 	read -r dir binary < <(list_tests --package tidegate --test e2e)
-	echo "A machine of $(basename "$vm/${kernels[-1]}"/boot/vmlinuz-* | cut -d - -f 2-) behind a port of this one:"
+	echo "A machine of $(describe "${kernels[-1]}") behind a port of this one:"
 	{
 		echo "     Running $binary"
 		# sudo passes no environment on.
@@ -216,7 +152,7 @@ port() {
 }
 
 run() {
-	local limit=$1 kernel code sum=0 logs=()
+	local limit=$1 kernel command code sum=0 logs=()
 	shift
 	prepare
 	rm -rf "$vm/out"
@@ -224,8 +160,11 @@ run() {
 	list_tests >"$vm/out/tests.list"
 	for kernel in "${kernels[@]}"; do
 		rm -f "$vm/out/log" "$vm/out/code"
-		echo "Privileged tests on $(basename "$vm/$kernel"/boot/vmlinuz-* | cut -d - -f 2-):"
-		timeout --foreground --kill-after=10 "$limit" "$self" boot "$kernel" "$self" guest "$@" \
+		echo "Privileged tests on $(describe "$kernel"):"
+		command=("$self" guest "$@")
+		# The machine gets the environment on its command line.
+		runs_on_kvm "$kernel" || command=(env TIDEGATE_TEST_SLOW=1 "${command[@]}")
+		timeout --foreground --kill-after=10 "$limit" "$self" boot "$kernel" "${command[@]}" \
 			>"$vm/boot-$kernel.log" 2>&1 </dev/null || true
 		mv "$vm/out/log" "$vm/$kernel.log" 2>/dev/null || cp "$vm/boot-$kernel.log" "$vm/$kernel.log"
 		code=$(cat "$vm/out/code" 2>/dev/null || echo 1)
@@ -238,7 +177,8 @@ run() {
 	done
 	if [ "$form" = all ]; then
 		port || sum=1
-		logs+=("$vm/port.log")
+		check_unit || sum=1
+		logs+=("$vm/port.log" "$vm/systemd.log")
 	fi
 	# The quick form is a part of `make test`, which has the sum.
 	if [ "$form" = quick ]; then
@@ -264,13 +204,22 @@ port)
 	scripts/test-report.sh sum "$code" "$vm/port.log"
 	exit "$code"
 	;;
+systemd)
+	shift
+	kernels=("$systemd_kernel")
+	prepare
+	code=0
+	check_unit "$@" || code=$?
+	scripts/test-report.sh sum "$code" "$vm/systemd.log"
+	exit "$code"
+	;;
 shell)
 	prepare
 	mkdir -p "$vm/out"
 	boot "${2:-6.1}"
 	;;
-boot | guest | port_machine | port_guest)
-	[ "$1" = boot ] && export PATH="$vm/venv/bin:$PATH"
+boot | boot_image | make_disk | guest | port_machine | port_guest)
+	[[ $1 != boot* ]] || export PATH="$vm/venv/bin:$PATH"
 	"$@"
 	;;
 *)

@@ -23,6 +23,11 @@ use tidegate_sys::{
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// An emulated machine takes so many times as long.
 const EMULATED: u32 = 4;
+/// The pause between two looks of [`wait_for`], at least.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// A look may start a process. So the pause is also so many times as long as the look took: on a slow machine
+/// looking must not take the CPU time of what is waited for.
+const LOOK_PAUSE: u32 = 4;
 
 /// Says SKIP, past the test harness that would keep it to itself.
 pub fn skip(why: &str) {
@@ -55,14 +60,20 @@ macro_rules! need_root {
     };
 }
 
-pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE * if is_emulated() { EMULATED } else { 1 };
+pub fn wait_for<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    wait_within(PATIENCE * if is_emulated() { EMULATED } else { 1 }, what, look)
+}
+
+/// As [`wait_for`], for what takes its own time.
+pub fn wait_within<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + limit;
     loop {
+        let start = Instant::now();
         if let Some(found) = look() {
             return found;
         }
         assert!(Instant::now() < deadline, "waited in vain for: {what}");
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(LOOK_EVERY.max(start.elapsed() * LOOK_PAUSE));
     }
 }
 

@@ -1,0 +1,119 @@
+# Debian's kernels, and machines that boot them. Read by scripts/vm.sh, whose variables these functions use.
+
+# The suites that hold the kernels.
+suites=(bookworm bookworm-backports trixie-backports)
+# A kernel that is not up on KVM by then hangs. Where KVM works it takes some seconds.
+limit_probe=60
+
+# Lines of sources.list for suites of Debian, from the mirror that this machine's own apt has.
+debian_sources() {
+	local mirror suite
+	mirror=$(apt-get indextargets --format '$(REPO_URI) $(ORIGIN) $(RELEASE)' 'Created-By: Packages' |
+		awk '$2 == "Debian" && $3 !~ /-/ { print $1; exit }')
+	[ -n "$mirror" ] || return 1
+	for suite in "$@"; do
+		echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main"
+	done
+}
+
+# The machine's proxies and time limits, as lines of apt.conf.
+apt_settings() {
+	apt-config dump | grep -E '^Acquire::[a-z]+::(Proxy|Timeout)' || true
+}
+
+# apt with a configuration, lists and a cache of its own.
+private_apt() {
+	[ -z "${APT_CONFIG:-}" ] || return 0
+	local apt=$vm/apt
+	mkdir -p "$apt/lists/partial" "$apt/archives/partial"
+	debian_sources "${suites[@]}" >"$apt/sources.list" || return 1
+	# Nothing is installed here, so nothing counts as installed.
+	: >"$apt/status"
+	{
+		apt_settings
+		cat <<-END
+			Dir::State "$apt";
+			Dir::State::lists "$apt/lists";
+			Dir::State::status "$apt/status";
+			Dir::Cache "$apt";
+			Dir::Etc::sourcelist "$apt/sources.list";
+			Dir::Etc::sourceparts "/dev/null";
+			Dir::Etc::parts "/dev/null";
+			APT::Sandbox::User "root";
+			Acquire::Languages "none";
+		END
+	} >"$apt/apt.conf"
+	APT_CONFIG=$apt/apt.conf apt-get --quiet=2 update || return 1
+	export APT_CONFIG=$apt/apt.conf
+}
+
+# The newest kernel of a series, unpacked in target/vm/SERIES. Since 7.x the image is a metapackage, and
+# its files are in packages of the same version.
+fetch_kernel() {
+	local series=$1 dir=$vm/$1 version packages part
+	[ ! -e "$dir/ready" ] || return 0
+	private_apt || return 1
+	version=$(apt-cache pkgnames "linux-image-$series." |
+		sed -n -E "s/^linux-image-($series\.[0-9][-+.0-9a-z]*-amd64)\$/\1/p" |
+		grep -v -E -- '-(rt|cloud)-' | sort --version-sort | tail -n 1)
+	[ -n "$version" ] || return 1
+	packages=("linux-image-$version")
+	for part in binary modules base; do
+		part=$(apt-cache pkgnames "linux-$part-$version" | grep -F -x "linux-$part-$version") && packages+=("$part")
+	done
+	echo "Fetching ${packages[*]}"
+	rm -rf "$dir"
+	mkdir -p "$dir"
+	(cd "$dir" && apt-get --quiet=2 download "${packages[@]}") || return 1
+	for part in "$dir"/*.deb; do
+		dpkg-deb --fsys-tarfile "$part" | tar --extract --directory "$dir" --keep-directory-symlink
+	done
+	rm "$dir"/*.deb
+	[ -e "$dir/lib" ] || ln -s usr/lib "$dir/lib"
+	if [ ! -e "$dir/boot/vmlinuz-$version" ]; then
+		mkdir -p "$dir/boot"
+		ln -s "../usr/lib/modules/$version/vmlinuz" "$dir/boot/vmlinuz-$version"
+	fi
+	depmod --basedir "$dir" "$version"
+	touch "$dir/ready"
+}
+
+# Its version, for people.
+describe() {
+	basename "$vm/$1"/boot/vmlinuz-* | cut -d - -f 2-
+}
+
+# How a kernel is booted on this root file system.
+vng_command() {
+	local kernel=$1
+	vng=(vng --run "$(ls "$vm/$kernel"/boot/vmlinuz-*)" --force-9p --user root --cpus "$cpus" --memory "$memory")
+}
+
+# Whether a kernel boots on KVM here. Tried once for each kernel and host: one that hangs costs a minute.
+runs_on_kvm() {
+	local kernel=$1 host answer=no vng
+	local file=$vm/$kernel/kvm probe=$vm/$kernel/probe
+	[ -r /dev/kvm ] && [ -w /dev/kvm ] || return 1
+	host=$(uname -nr)
+	if [ "$(sed -n 1p "$file" 2>/dev/null)" != "$host" ]; then
+		vng_command "$kernel"
+		rm -rf "$probe"
+		mkdir "$probe"
+		timeout --foreground --kill-after=5 "$limit_probe" "${vng[@]}" --rwdir="$probe" -- touch "$probe/up" \
+			>"$vm/probe-$kernel.log" 2>&1 </dev/null || true
+		[ ! -e "$probe/up" ] || answer=yes
+		[ "$answer" = yes ] ||
+			echo "Kernel $kernel does not come up on this machine's KVM within $limit_probe s, so it is emulated" >&2
+		printf '%s\n' "$host" "$answer" >"$file"
+	fi
+	[ "$(sed -n 2p "$file")" = yes ]
+}
+
+# Boots a kernel and runs a command in it as root; what the guest writes below target/vm/out stays.
+boot() {
+	local kernel=$1 vng
+	shift
+	vng_command "$kernel"
+	runs_on_kvm "$kernel" || vng+=(--disable-kvm)
+	"${vng[@]}" --cwd "$PWD" --rwdir="$vm/out" "$@"
+}
