@@ -18,7 +18,7 @@ target_dir = $(shell CARGO=$(CARGO) scripts/target-dir.sh)
 C_SOURCES := bpf/*.c bpf/*.h crates/sys/native/*.c
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test test-fresh test-vm lint bench fuzz lab install uninstall clean
+.PHONY: help deps build demo test test-fresh test-kill test-vm lint bench fuzz lab install uninstall clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[-a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,10 @@ test: ## Run all tests, the privileged ones as root
 
 test-fresh: ## Run `make demo` and `make test` in a fresh root file system, as a newcomer would
 	@scripts/fresh.sh run --user "make demo" "make install" "tidegate --version" "make test"
+
+test-kill: ## Kill writers at each of their system calls, and look at what is left (an hour or more)
+	@scripts/deps.sh build fleet lab
+	@scripts/test-kill.sh
 
 test-vm: ## Run the privileged tests on Debian's kernels 6.1 to 7.3, and the unit under systemd, in VMs
 	@scripts/deps.sh build lab

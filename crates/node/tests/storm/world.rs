@@ -102,7 +102,7 @@ fn addr(host: usize) -> SocketAddr {
 }
 
 fn keys() -> KeyRing {
-    KeyRing::parse(Path::new("k"), &format!("1 {}", "5a".repeat(32))).unwrap()
+    KeyRing::parse(Path::new("k"), &format!("1 {}", "5a".repeat(32))).expect("a key")
 }
 
 impl World {
