@@ -111,6 +111,9 @@ struct pl_meter {
 /* The state of a meter, as a packet finds it. */
 struct pl_state {
 	struct pl_side *side;
+	/* The meter's, and the one in which it had that side. */
+	const __u64 *turn_now;
+	__u64 turn;
 	/* This CPU's. */
 	__u64 *carry;
 	__u64 *second_carry;
@@ -267,7 +270,9 @@ static inline __attribute__((always_inline)) int pl_committed(const struct pl_po
 							      __u64 now_ns,
 							      const struct pl_packet *packet)
 {
-	return pl_take(&policy->committed, &state->side->full_ns, now_ns, packet, state->carry);
+	const struct pl_at at = {&state->side->full_ns, state->turn_now, state->turn};
+
+	return pl_take(&policy->committed, &at, now_ns, packet, state->carry);
 }
 
 static inline __attribute__((always_inline)) int pl_second(const struct pl_policy *policy,
@@ -275,8 +280,9 @@ static inline __attribute__((always_inline)) int pl_second(const struct pl_polic
 							   __u64 now_ns,
 							   const struct pl_packet *packet)
 {
-	return pl_take(&policy->second, &state->side->second_full_ns, now_ns, packet,
-		       state->second_carry);
+	const struct pl_at at = {&state->side->second_full_ns, state->turn_now, state->turn};
+
+	return pl_take(&policy->second, &at, now_ns, packet, state->second_carry);
 }
 
 /* Colours a packet that comes with a colour, and charges it. */

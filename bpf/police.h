@@ -51,6 +51,16 @@ struct pl_packet {
 	__u32 may_owe;
 };
 
+/* Where the time of a bucket is, and the turn of its meter (meter.h) in which it is there. */
+struct pl_at {
+	__u64 *full_ns;
+	const __u64 *turn_now;
+	__u64 turn;
+};
+
+/* So often a packet is given back while other CPUs charge theirs; then its charge stays. */
+#define PL_GIVE_BACK_TRIES 8
+
 #define PL_SECOND_NS 1000000000ULL
 
 /* Bytes that a rate adds in a time, rounded down by less than this. */
@@ -125,14 +135,34 @@ static inline __attribute__((always_inline)) __u64 pl_cost_ns(const struct pl_bu
 }
 
 /*
+ * Gives a charge back after which the time was `held_ns`. After a turn the charge is lost or
+ * already a part of the debt, and the time may be that of another rate: then nothing is given back.
+ */
+static inline __attribute__((always_inline)) void pl_give_back(const struct pl_at *at,
+							       __u64 held_ns, __u64 cost)
+{
+	__u64 found;
+
+	for (int i = 0; i < PL_GIVE_BACK_TRIES; i++) {
+		if (*(const volatile __u64 *)at->turn_now != at->turn)
+			return;
+		found = __sync_val_compare_and_swap(at->full_ns, held_ns, held_ns - cost);
+		if (found == held_ns)
+			return;
+		held_ns = found;
+	}
+}
+
+/*
  * Takes the tokens of a packet and returns 1, or returns 0 and takes nothing. A packet that
  * another CPU has overtaken is given back.
  */
 static inline __attribute__((always_inline)) int pl_take(const struct pl_bucket *bucket,
-							 __u64 *full_ns, __u64 now_ns,
+							 const struct pl_at *at, __u64 now_ns,
 							 const struct pl_packet *packet,
 							 __u64 *carry)
 {
+	__u64 *full_ns = at->full_ns;
 	__u64 seen = *(volatile __u64 *)full_ns, found;
 	__u64 left = seen < now_ns ? 0 : *carry;
 	__u64 cost;
@@ -149,7 +179,7 @@ static inline __attribute__((always_inline)) int pl_take(const struct pl_bucket 
 	}
 	found = __sync_fetch_and_add(full_ns, cost);
 	if (found != seen && !pl_fits(bucket, pl_deficit(bucket, found, now_ns, *carry), packet)) {
-		__sync_fetch_and_sub(full_ns, cost);
+		pl_give_back(at, found + cost, cost);
 		return 0;
 	}
 	*carry = left;

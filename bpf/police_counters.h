@@ -45,6 +45,8 @@ static __always_inline enum pl_colour meter(const struct pl_policy *policy, stru
 	__u64 turn = turn_of(policy, meter, c);
 	struct pl_state state = {
 	    .side = pl_side(meter, turn),
+	    .turn_now = &meter->turn,
+	    .turn = turn,
 	    .carry = &c->carry,
 	    .second_carry = &c->second_carry,
 	};

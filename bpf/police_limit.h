@@ -45,6 +45,7 @@ __noinline int fair(__u32 direction, __u64 now, __u32 bytes, __u64 flow)
 	struct pl_packet packet;
 	struct pl_meter *meter;
 	struct fp_fit fit;
+	struct pl_at at;
 	struct tg_limit *l;
 	__u64 deficit, turn;
 	__u64 *full_ns;
@@ -63,6 +64,9 @@ __noinline int fair(__u32 direction, __u64 now, __u32 bytes, __u64 flow)
 	if (turn & 1)
 		return PL_RED;
 	full_ns = &pl_side(meter, turn)->full_ns;
+	at.full_ns = full_ns;
+	at.turn_now = &meter->turn;
+	at.turn = turn;
 	packet.wire_bytes = metered_bytes(bytes);
 	packet.may_owe = PL_OWE_ALL;
 	deficit = fp_less(*(volatile __u64 *)full_ns, now);
@@ -72,7 +76,7 @@ __noinline int fair(__u32 direction, __u64 now, __u32 bytes, __u64 flow)
 		fp_end_steps(bucket, table, now, deficit, cells);
 	}
 	if (!fp_fits(bucket, table, now, deficit, flow, packet.wire_bytes, &fit) ||
-	    !pl_take(bucket, full_ns, now, &packet, &c->carry) || !pl_counts(meter, turn))
+	    !pl_take(bucket, &at, now, &packet, &c->carry) || !pl_counts(meter, turn))
 		return PL_RED;
 	fp_charge(&fit);
 	return PL_GREEN;

@@ -1,14 +1,14 @@
 //! Notices when the whole machine stands still, so that the lab does not report it as latency.
 //!
-//! A virtual machine that shares its processors stops now and then: all of its CPUs at once, for milliseconds. A
-//! probe that is on its way then comes late whatever limit it passes. The watch has one real-time thread on each
-//! CPU, above the probes' priority, that sleeps for [`PERIOD`] at a time. A wake-up that comes late by [`LATE`]
-//! or more is a gap of that CPU. The times that are gaps of every CPU are stalls: no program, limit or queue of
-//! the machine can cause them, because interrupts and other threads hold up one CPU at a time, and not for so
-//! long.
+//! A virtual machine that shares its processors stops now and then: all of its CPUs at once, for
+//! milliseconds. A probe that is on its way then comes late whatever limit it passes. The watch has one
+//! real-time thread on each CPU, above the probes' priority, that sleeps for `PERIOD` at a time. A wake-up
+//! that comes late by `LATE` or more is a gap of that CPU. The times that are gaps of every CPU are stalls:
+//! no program, limit or queue of the machine can cause them, because interrupts and other threads hold up one
+//! CPU at a time, and not for so long.
 //!
-//! The probe client leaves out the probes that overlap a stall, for every system alike, and the report says how
-//! often and for how long the machine stood still.
+//! The probe client leaves out the probes that overlap a stall, for every system alike, and the report says
+//! how often and for how long the machine stood still.
 
 use std::{
     io,

@@ -39,16 +39,18 @@ __u32 native_fp_colour(const struct pl_policy *policy, struct pl_meter *meter, _
 	__u64 turn = *(volatile __u64 *)&meter->turn;
 	__u64 *full_ns, deficit_ns;
 	struct fp_fit fit;
+	struct pl_at at;
 
 	if (!(turn & 1) && !pl_is_kept(policy, pl_side(meter, turn)))
 		turn = pl_turn(policy, meter, &carry[0], &carry[1]);
 	if (turn & 1)
 		return PL_RED;
 	full_ns = &pl_side(meter, turn)->full_ns;
+	at = (struct pl_at){full_ns, &meter->turn, turn};
 	deficit_ns = fp_less(*(volatile __u64 *)full_ns, now_ns);
 	look(bucket, table, now_ns, deficit_ns);
 	if (!fp_fits(bucket, table, now_ns, deficit_ns, flow, wire_bytes, &fit) ||
-	    !pl_take(bucket, full_ns, now_ns, &packet, carry) || !pl_counts(meter, turn))
+	    !pl_take(bucket, &at, now_ns, &packet, carry) || !pl_counts(meter, turn))
 		return PL_RED;
 	fp_charge(&fit);
 	return PL_GREEN;

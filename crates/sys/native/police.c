@@ -4,7 +4,10 @@
 __u32 native_pl_take(const struct pl_bucket *bucket, __u64 *full_ns, __u64 now_ns,
 		     const struct pl_packet *packet, __u64 *carry)
 {
-	return pl_take(bucket, full_ns, now_ns, packet, carry);
+	const __u64 turn = 0;
+	const struct pl_at at = {full_ns, &turn, turn};
+
+	return pl_take(bucket, &at, now_ns, packet, carry);
 }
 
 /* A packet through a meter, as the programs do it. `carry`: of both buckets. */
@@ -12,7 +15,11 @@ __u32 native_pl_colour(const struct pl_policy *policy, struct pl_meter *meter, _
 		       __u64 now_ns, const struct pl_packet *packet, __u32 incoming)
 {
 	__u64 turn = *(volatile __u64 *)&meter->turn;
-	struct pl_state state = {.carry = &carry[0], .second_carry = &carry[1]};
+	struct pl_state state = {
+	    .turn_now = &meter->turn,
+	    .carry = &carry[0],
+	    .second_carry = &carry[1],
+	};
 	enum pl_colour colour;
 
 	if (!(turn & 1) && !pl_is_kept(policy, pl_side(meter, turn)))
@@ -20,6 +27,7 @@ __u32 native_pl_colour(const struct pl_policy *policy, struct pl_meter *meter, _
 	if (turn & 1)
 		return PL_RED;
 	state.side = pl_side(meter, turn);
+	state.turn = turn;
 	colour = pl_colour(policy, &state, now_ns, packet, incoming);
 	return pl_counts(meter, turn) ? colour : PL_RED;
 }

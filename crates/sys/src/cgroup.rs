@@ -99,8 +99,8 @@ pub struct Cgroup {
 }
 
 impl Hierarchy {
-    /// Finds the hierarchy in `/proc/self/mountinfo`. Where it is not mounted, or hidden as by `ip netns exec`,
-    /// this process mounts it for itself, where nobody sees it.
+    /// Finds the hierarchy in `/proc/self/mountinfo`. Where it is not mounted, or hidden as by `ip netns
+    /// exec`, this process mounts it for itself, where nobody sees it.
     ///
     /// # Errors
     /// [`CgroupError::NoHierarchy`].

@@ -1,11 +1,11 @@
 //! Whose mounts this process sees: the host's, or some of its own.
 //!
-//! `ip netns exec` gives a command a new `/sys`, `unshare -m` and services with `PrivateMounts=` a copy of all
-//! mounts, `chroot` another root. What a process mounts there ends with it, and what the host has mounted may
-//! be hidden. Limits are the host's, so their pins are too: in the BPF file system that process 1 sees. A
-//! BPF file system is another one with each mount, so no mount of our own could stand for that; it is
-//! reached through `/proc/1/root`, and mounted, where there is none, in the mount namespace of process 1.
-//! Where process 1 may not be asked, the outermost ancestor that may stands for it.
+//! `ip netns exec` gives a command a new `/sys`, `unshare -m` and services with `PrivateMounts=` a copy of
+//! all mounts, `chroot` another root. What a process mounts there ends with it, and what the host has mounted
+//! may be hidden. Limits are the host's, so their pins are too: in the BPF file system that process 1 sees. A
+//! BPF file system is another one with each mount, so no mount of our own could stand for that; it is reached
+//! through `/proc/1/root`, and mounted, where there is none, in the mount namespace of process 1. Where
+//! process 1 may not be asked, the outermost ancestor that may stands for it.
 //!
 //! In a container with processes of its own, process 1 is the container's first.
 

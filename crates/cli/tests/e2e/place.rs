@@ -1,6 +1,6 @@
-//! Where it runs: with mounts of its own, in another root, in a container, beside a BPF file system that is open
-//! to others. A host is played by a process that is the first of its PID namespace, with mounts of its own
-//! and no BPF file system at `/sys/fs/bpf`.
+//! Where it runs: with mounts of its own, in another root, in a container, beside a BPF file system that is
+//! open to others. A host is played by a process that is the first of its PID namespace, with mounts of its
+//! own and no BPF file system at `/sys/fs/bpf`.
 
 use std::{
     fs,

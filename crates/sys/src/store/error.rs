@@ -115,8 +115,8 @@ pub enum StoreError {
     /// What would be pinned would go with this process or its container.
     #[error(
         "no BPF file system is mounted at {BPFFS}, and one that this process mounted would end with it \
-         ({why}), and the limit with that; mount it on the host first (mount -t bpf -o mode=0700 bpf {BPFFS}), \
-         and start a container with -v {BPFFS}:{BPFFS}"
+         ({why}), and the limit with that; mount it on the host first (mount -t bpf -o mode=0700 bpf \
+         {BPFFS}), and start a container with -v {BPFFS}:{BPFFS}"
     )]
     WouldEnd {
         /// Why it would end.

@@ -91,8 +91,8 @@ impl Store {
         }
     }
 
-    /// Checks that nobody but root, or the user whom we run as, can change the store. One that is not there is
-    /// safe.
+    /// Checks that nobody but root, or the user whom we run as, can change the store. One that is not there
+    /// is safe.
     pub(super) fn check_root(&self) -> Result<(), StoreError> {
         let us = rustix::process::geteuid().as_raw();
         let is_ours = |m: &fs::Metadata| [0, us].contains(&m.uid());
