@@ -125,7 +125,17 @@ fn perform_all<G: Gates>(gates: &mut G, actions: &[Action]) -> Result<(), ApplyE
         let Some(source) = failed else { continue };
         // What was put on goes, too.
         gates.leaving(actions.iter().map(|action| action.name().to_owned()).collect());
+        // What could not be read cannot come back: what has taken its place stays.
+        let is_lost = |name: &str| {
+            actions[..done].iter().any(|action| {
+                matches!(action, Action::Remove { limit, .. }
+                    if limit.name == name && limit.standing == Standing::Broken)
+            })
+        };
         let undone = backwards(&actions[..done]).into_iter().filter_map(|action| {
+            if matches!(action, Action::Add { limit } if is_lost(&limit.name)) {
+                return None;
+            }
             if let Action::Remove {
                 limit: Present { standing: Standing::Broken, name, .. }, ..
             } = action
@@ -209,7 +219,7 @@ mod tests {
 
     use super::*;
     use crate::plan::{
-        plan,
+        Wanted, plan,
         tests::{Model, present, wanted},
     };
 
@@ -239,6 +249,26 @@ mod tests {
                 Err(e) => prop_assert!(false, "{}", e),
             }
         }
+    }
+
+    #[test]
+    fn what_took_the_place_of_a_limit_that_could_not_be_read_stays() {
+        let wanted = crate::plan::tests::two_limits();
+        let broken = |limit: &Wanted| Present {
+            name: limit.name.clone(),
+            scope: limit.scope.clone(),
+            standing: Standing::Broken,
+            options: LimitOptions::default(),
+            parent: None,
+        };
+        let present: Vec<_> = wanted.iter().map(broken).collect();
+        let mut host = Model::new(&present);
+        let plan = plan(&host.present(), &wanted, false).unwrap();
+        assert_eq!(plan.actions.len(), 4);
+        host.fails_at = Some(3);
+        let refused = apply(&mut host, &plan.actions);
+        assert!(matches!(refused, Err(ApplyError::HalfApplied { .. })), "{refused:?}");
+        assert_eq!(host.enforced().len(), 1, "the first stays");
     }
 
     #[test]

@@ -379,7 +379,8 @@ impl LimitMaps {
     }
 
     /// Puts another limit in force, for packets from now on and for the sockets that exist. The backlog
-    /// stays what it is in bytes, as far as the new thresholds go.
+    /// stays what it is in bytes, as far as the new thresholds go. A rate that a group has lent still ends when
+    /// it did.
     ///
     /// # Errors
     /// [`LimitError`]; the earlier limit is in force.
@@ -390,7 +391,9 @@ impl LimitMaps {
         limit: &intf::Limit,
     ) -> Result<(), LimitError> {
         let earlier = self.limit()?;
-        self.write(&limit.carried_on(&earlier, rate::monotonic()))?;
+        let mut limit = limit.carried_on(&earlier, rate::monotonic());
+        self.keep_leases(&mut limit)?;
+        self.write(&limit)?;
         let adopted = cgroup.map_or(Ok(()), |cgroup| self.adopt(hierarchy, cgroup, Adopt::Take));
         if adopted.is_err() {
             self.write(&earlier)?;

@@ -450,6 +450,17 @@ impl Store {
             self.open(hierarchy, name)?;
             return Err(StoreError::Exists(name.to_owned()));
         }
+        if options.scheme.has_htb() && scope.is_device() {
+            // Before anything is begun: what has begun and is undone would take its HTB along.
+            let on_device = |other: &Unreadable| {
+                let there = other.scope.as_ref().filter(|there| there.is_device());
+                there.is_some_and(|there| there.name() == scope.name())
+            };
+            let unreadable = self.list(hierarchy)?.unreadable;
+            if let Some(other) = unreadable.into_iter().find(on_device) {
+                return Err(StoreError::ScopeUnreadable { scope: scope.clone(), name: other.name });
+            }
+        }
         self.install_with(&lock.journal, hierarchy, name, scope, options, parent)
     }
 
@@ -570,7 +581,6 @@ impl Store {
             .map_err(|e| limit_error(name)(LimitError::Config(e)))?;
         limit.ifindex = pinned.limit.ifindex;
         limit.flags |= pinned.limit.flags & intf::FLAG_PORT;
-        pinned.maps.keep_leases(&mut limit).map_err(limit_error(name))?;
         let exempts = limit.exempt.is_empty() == pinned.limit.exempt.is_empty();
         let matches = (limit.matched.count == 0) == self.place_of(name).is_none();
         if (limit.flags ^ pinned.limit.flags) & OF_PROGRAMS != 0 || !exempts || !matches {

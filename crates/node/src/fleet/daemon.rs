@@ -202,11 +202,14 @@ pub fn run(
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(system("cannot start"))?;
     let local = LocalSet::new();
-    local.block_on(&runtime, async {
+    let ended = local.block_on(&runtime, async {
         let Some(mut daemon) = Daemon::start(options, say).await? else { return Ok(()) };
         ready(&daemon.entry.node, daemon.entry.addr);
         daemon.run().await
-    })
+    });
+    // Not waiting for a name server that does not answer.
+    runtime.shutdown_background();
+    ended
 }
 
 struct Signals {

@@ -224,6 +224,17 @@ impl<G: Gates, S: Storage> Node<G, S> {
         Ok(node)
     }
 
+    /// Only the center of a group with one has limits in it.
+    fn check_center(&self, spec: &GroupSpec) -> Result<(), NodeError> {
+        match spec.center.as_ref().filter(|center| **center != self.name) {
+            Some(center) if !spec.members.is_empty() => {
+                let (group, node) = (spec.name.clone(), self.name.clone());
+                Err(NodeError::NotCenter { group, center: center.clone(), node })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn make(
         &mut self,
         now: Nanos,
@@ -231,12 +242,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
         spec: &GroupSpec,
         ceilings: &[Rate],
     ) -> Result<Held, NodeError> {
-        if let Some(center) = spec.center.as_ref().filter(|center| **center != self.name)
-            && !spec.members.is_empty()
-        {
-            let (group, node) = (spec.name.clone(), self.name.clone());
-            return Err(NodeError::NotCenter { group, center: center.clone(), node });
-        }
+        self.check_center(spec)?;
         // Under another number too: who promised something newer there promises nothing older here, and the
         // first epoch of a changed limit waits for the leases of the last.
         let saved = self.storage.load(&spec.name)?;
@@ -263,6 +269,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
     ) -> Result<Vec<String>, NodeError> {
         let mut fresh = Vec::new();
         for (spec, ceilings) in groups {
+            self.check_center(spec)?;
             let number = spec.number(&fleet);
             let kept = self.groups.iter().position(|held| held.group.number() == number);
             fresh.push(match kept {

@@ -306,6 +306,11 @@ impl<S: Storage> Storage for Background<S> {
             stored: None,
             failed: None,
         });
+        // A group that is being left must not put back an older promise than another one of its name has made.
+        if saved.promised < job.newest.promised {
+            let covered = job.stored.is_some_and(|stored| stored.promised >= saved.promised);
+            return Ok(if covered { Stored::Durably } else { Stored::Pending });
+        }
         job.newest = saved;
         if job.stored == Some(saved) {
             return Ok(Stored::Durably);
@@ -415,6 +420,25 @@ mod tests {
         told.recv().unwrap();
         assert_eq!(storage.save("a", saved(9)).unwrap(), Stored::Durably);
         assert_eq!(*written.lock().unwrap(), [saved(1), saved(9)]);
+    }
+
+    #[test]
+    fn an_older_promise_is_not_put_back() {
+        let (end, ends) = std::sync::mpsc::channel();
+        let disk = Slow { ends: Arc::new(Mutex::new(ends)), written: Arc::default() };
+        let written = Arc::clone(&disk.written);
+        let mut storage = Background::start(disk, || {}).unwrap();
+        assert_eq!(storage.save("a", saved(7)).unwrap(), Stored::Pending);
+        // By a group of the same name that is being left.
+        assert_eq!(storage.save("a", saved(3)).unwrap(), Stored::Pending);
+        end.send(Ok(())).unwrap();
+        let stored = |storage: &mut Background<Slow>, number| {
+            storage.save("a", saved(number)).is_ok_and(|stored| stored == Stored::Durably)
+        };
+        wait_for("the newer one", || stored(&mut storage, 7));
+        assert!(stored(&mut storage, 3), "the newer one stands for it");
+        assert_eq!(storage.load("a").unwrap(), Some(saved(7)));
+        assert_eq!(*written.lock().unwrap(), [saved(7)]);
     }
 
     #[test]

@@ -82,7 +82,7 @@ impl intf::Limit {
 
 impl LimitMaps {
     /// As it is in force at a time of `CLOCK_BOOTTIME`.
-    pub(super) fn limit_at(&self, now: Nanos) -> Result<intf::Limit, LimitError> {
+    pub(crate) fn limit_at(&self, now: Nanos) -> Result<intf::Limit, LimitError> {
         let mut limit: intf::Limit = lookup(&self.limit, "limit", self.limit_key(None))?;
         for direction in [Direction::Egress, Direction::Ingress] {
             let i = intf::index(direction);

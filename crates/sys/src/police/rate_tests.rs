@@ -408,7 +408,8 @@ fn threads_pass_no_more_than_was_earned() {
             let most = 20_000 + earned + packets;
             let count = policies.len();
             assert!(passed[0] <= most, "{how:?}, {count} policies: {} of {most}", passed[0]);
-            // Packets want more all the time, and where nothing changes get all of it; then there is no slack.
+            // Packets want more all the time, and where nothing changes get all of it; then there is no
+            // slack.
             let least = if policies.len() == 1 { earned - earned / 8 } else { 1 };
             assert!(passed[0] >= least, "{how:?}: {} of {least}", passed[0]);
         }

@@ -168,12 +168,14 @@ impl Store {
         limit: &intf::Limit,
     ) -> Result<(), StoreError> {
         let refused = || limit_error(&pinned.name);
-        pinned.maps.write(limit).map_err(refused())?;
+        let mut limit = *limit;
+        pinned.maps.keep_leases(&mut limit).map_err(refused())?;
+        pinned.maps.write(&limit).map_err(refused())?;
         let done = self.tree_of(hierarchy, &pinned.name).and_then(|tree| {
             tree.settle(&tree.leaves)?;
             let backlog = |direction| htb::backlog_of(&tree.slots, direction);
             let lease = |direction| pinned.maps.lease(direction);
-            acks::change(&self.root.join(&pinned.name), limit, lease, &pinned.name, backlog)
+            acks::change(&self.root.join(&pinned.name), &limit, lease, &pinned.name, backlog)
         });
         if done.is_err() {
             pinned.maps.write(&pinned.limit).map_err(refused())?;

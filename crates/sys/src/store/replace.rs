@@ -24,6 +24,7 @@ use crate::{
     cgroup::Hierarchy,
     device, intf,
     limit::{Adopt, LimitOptions, lookup},
+    net::NetNs,
 };
 
 /// The pin of the settings of a limit that was set aside.
@@ -135,7 +136,22 @@ impl Store {
         self.put_back_with(&lock.journal, name)
     }
 
+    /// The same in the network namespace of its device; where that cannot be found it stays aside.
     pub(super) fn put_back_with(&self, journal: &Journal, name: &str) -> Result<(), StoreError> {
+        let dir = self.root.join(format!("{ASIDE}{name}"));
+        let limit: Option<intf::Limit> =
+            open_pin(&dir, SETTINGS).ok().and_then(|map| lookup(&map, SETTINGS, 0).ok());
+        let inode = limit.filter(|limit| limit.ifindex != 0).map(|limit| limit.cgroup_id);
+        let Some(inode) = inode.filter(|inode| !device::is_current_namespace(*inode)) else {
+            return self.put_back_here(journal, name);
+        };
+        match NetNs::find(inode) {
+            Some(there) => there.run(|| self.put_back_here(journal, name)).unwrap_or(Ok(())),
+            None => Ok(()),
+        }
+    }
+
+    fn put_back_here(&self, journal: &Journal, name: &str) -> Result<(), StoreError> {
         let aside = format!("{ASIDE}{name}");
         if self.root.join(name).is_dir() {
             return self.forget(name);
@@ -208,7 +224,7 @@ fn open_pin(dir: &Path, name: &str) -> Result<MapHandle, StoreError> {
 fn scope_in(hierarchy: &Hierarchy, dir: &Path) -> Option<Scope> {
     let cgroup = || {
         let at = fs::read_link(dir.join(CGROUP)).ok()?;
-        Some(Scope::Cgroup(at.strip_prefix(hierarchy.mount()).ok()?.to_str()?.to_owned()))
+        Some(Scope::Cgroup(hierarchy.relative(&at)))
     };
     let dev = name_in(dir, DEV).map(Scope::Dev);
     dev.or_else(|| name_in(dir, PORT).map(Scope::Port)).or_else(cgroup)

@@ -78,8 +78,8 @@ impl<G: Gates, S: Storage> Node<G, S> {
         if !has_room(&mut self.foreign, from, |one| is_over(now, one.heard)) {
             return;
         }
+        // Nobody has proven what it is, so an address is told of once, whatever versions come from it.
         let known = self.foreign.get(&from).filter(|one| !is_over(now, one.heard));
-        let known = known.filter(|one| one.version == version);
         let (is_new, datagrams) = (known.is_none(), known.map_or(1, |one| one.datagrams + 1));
         self.foreign.insert(from, Foreign { version, id, datagrams, heard: now });
         if is_new {

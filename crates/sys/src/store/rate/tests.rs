@@ -105,6 +105,14 @@ fn root_a_change_leaves_a_lent_rate_its_end() {
                         Some(Lease { until, then }),
                         "{scheme}"
                     );
+                    let now = maps.limit().unwrap().police[0];
+                    let ended = maps.limit_at(Nanos(until.0 + 1)).unwrap().police[0];
+                    // A policer's books go on: what has been earned until then is in both.
+                    if scheme == Scheme::Police {
+                        assert!(now.since_ns > 0 && now.committed.earned_bytes > 0, "{now:?}");
+                        assert!(ended.since_ns >= now.since_ns, "{ended:?} after {now:?}");
+                        assert!(ended.committed.earned_bytes >= now.committed.earned_bytes);
+                    }
                 }
                 store.remove(&lock, "a").unwrap();
             }

@@ -88,7 +88,16 @@ fn two_releases_say_that_they_do_not_understand_each_other() {
     assert_eq!(rows, [("n1".into(), addr(1), 1, 10), (unknown, addr(5), 3, 10)]);
     assert_eq!(status.alerts.iter().filter(|a| a.contains("do not understand")).count(), 2);
     assert_eq!(fleet.drops(0, Cause::Version), 20);
-    // Claims cost nothing, so they are forged: few are remembered.
+    // Claims cost nothing, so they are forged: an address is told of once, whatever it claims.
+    let mut bytes = sealer.seal(&keys, None, b"x").unwrap();
+    for claimed in [3, 4, 3, 4, 5] {
+        bytes[0] = bytes[0] & 0x80 | claimed;
+        fleet.hosts[0].node.as_mut().unwrap().on_datagram(now, addr(1), &bytes);
+    }
+    fleet.collect(0);
+    let of_it = |line: &&String| line.contains("at 10.0.0.2:7946 speaks version");
+    assert_eq!(fleet.hosts[0].said.iter().filter(of_it).count(), 1);
+    // Few are remembered.
     let mut bytes = sealer.seal(&keys, None, b"x").unwrap();
     bytes[0] = VERSION + 7;
     let node = fleet.hosts[0].node.as_mut().unwrap();
