@@ -378,9 +378,9 @@ impl LimitMaps {
         self.limit_at(rate::now())
     }
 
-    /// Puts another limit in force, for packets from now on and for the sockets that exist. The backlog
-    /// stays what it is in bytes, as far as the new thresholds go. A rate that a group has lent still ends when
-    /// it did.
+    /// Puts another limit in force, for packets from now on and for the sockets that exist. The backlog stays
+    /// what it is in bytes, as far as the new thresholds go. A rate that a group has lent still ends when it
+    /// did.
     ///
     /// # Errors
     /// [`LimitError`]; the earlier limit is in force.

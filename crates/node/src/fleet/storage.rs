@@ -306,7 +306,8 @@ impl<S: Storage> Storage for Background<S> {
             stored: None,
             failed: None,
         });
-        // A group that is being left must not put back an older promise than another one of its name has made.
+        // A group that is being left must not put back an older promise than another one of its name has
+        // made.
         if saved.promised < job.newest.promised {
             let covered = job.stored.is_some_and(|stored| stored.promised >= saved.promised);
             return Ok(if covered { Stored::Durably } else { Stored::Pending });
