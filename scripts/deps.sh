@@ -34,6 +34,7 @@ needs() {
 	fresh | mmdebstrap | mmdebstrap | mmdebstrap | makes the fresh root file system of make test-fresh | command -v mmdebstrap
 	vm | qemu-system-x86 | qemu-system-x86-core | qemu-system-x86 | emulates the machines of make test-vm | command -v qemu-system-x86_64
 	vm | busybox-static | busybox | busybox | is the first process in them | command -v busybox
+	vm | file | file | file | tells virtme-ng what a kernel's file is | command -v file
 	vm | kmod | kmod | kmod | loads the modules of their kernels | command -v depmod
 	vm | python3-venv | python3 | python | holds virtme-ng, which starts them | python3 -c 'import ensurepip'
 	vm | mmdebstrap | mmdebstrap | mmdebstrap | makes the root file system that has systemd | command -v mmdebstrap

@@ -30,9 +30,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, getpgid, getpid, kill_process, waitpid,
-};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, waitpid};
 use serde::Serialize;
 use tidegate_core::Scope;
 use tidegate_sys::{
@@ -40,7 +38,7 @@ use tidegate_sys::{
     congestion::{self, CongestionError},
     limit::{AttachedLimit, LimitError, LimitOptions},
     preflight::{PreflightError, preflight},
-    process::{Received, SignalQueue, SpawnError},
+    process::{Received, SignalQueue, SpawnError, process_group},
     store::{PinnedLimit, Store, StoreError, is_above},
 };
 
@@ -338,8 +336,8 @@ fn forward(received: Received, pid: Pid) {
     let Some(signal) = FORWARDED.into_iter().find(|s| s.as_raw() == received.signal) else {
         return;
     };
-    let ours = getpgid(None).ok();
-    if !(received.from_kernel && getpgid(Some(pid)).ok() == ours) {
+    let group = |pid: Pid| process_group(pid.as_raw_nonzero().get().unsigned_abs());
+    if !(received.from_kernel && group(pid) == group(getpid())) {
         let _ = kill_process(pid, signal);
     }
 }

@@ -40,6 +40,12 @@ pub(crate) fn run(words: &str) -> Output {
     output
 }
 
+/// Sets a value below `/proc/sys/net` of a network namespace.
+pub(crate) fn set(netns: &NetNs, name: &str, value: u32) {
+    let write = || std::fs::write(format!("/proc/sys/net/{name}"), value.to_string());
+    netns.run(write).unwrap().unwrap();
+}
+
 pub(crate) fn sh(netns: &NetNs, words: &str) -> Output {
     netns.run(|| run(words)).unwrap()
 }
@@ -75,7 +81,8 @@ impl Bed {
             sh(netns, &format!("ip route add default via 10.93.{net}.1"));
             sh(netns, &format!("ip -6 route add default via fd93:{net}::1"));
         }
-        sh(&host, "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
+        set(&host, "ipv4/ip_forward", 1);
+        set(&host, "ipv6/conf/all/forwarding", 1);
         let ifindex = netlink.index_of("up0").unwrap();
         let at = |parent, handle| Place { ifindex, parent, handle };
         let root = at(Handle::ROOT, Handle::new(1, 0));

@@ -120,7 +120,7 @@ fn transfer(bed: &Bed, server: &str, flows: usize, bytes: usize, cc: &'static st
 
 fn ecn(bed: &Bed, tcp_ecn: u8) {
     for netns in [&bed.guest, &bed.server] {
-        bed::sh(netns, &format!("sysctl -qw net.ipv4.tcp_ecn={tcp_ecn}"));
+        bed::set(netns, "ipv4/tcp_ecn", tcp_ecn.into());
     }
 }
 
@@ -232,7 +232,7 @@ fn root_acks_short_connections_leave_nothing() {
     let wanted = std::env::var("ACKS_CONNECTIONS").ok().and_then(|n| n.parse().ok());
     let wanted: usize = wanted.unwrap_or(2000);
     for netns in [&bed.guest, &bed.server] {
-        bed::sh(netns, "sysctl -qw net.ipv4.tcp_tw_reuse=1");
+        bed::set(netns, "ipv4/tcp_tw_reuse", 1);
     }
     let listener = bed.server.run(|| TcpListener::bind((SERVER, 0)).unwrap()).unwrap();
     let port = listener.local_addr().unwrap().port();
