@@ -67,6 +67,11 @@ pub fn say(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
+/// Something went wrong that keeps nobody from going on.
+pub fn warn(text: &str) {
+    say(&format!("tidegate: warning: {text}"));
+}
+
 fn exit_code(error: &Error) -> u8 {
     let nic_is_users = |e: &NicRunError| {
         use NicRunError::{NoNic, NoSuchNic, Spec, WhichNic};

@@ -26,6 +26,7 @@ use crate::{
 pub struct Host {
     hierarchy: Hierarchy,
     store: Store,
+    problems: Vec<String>,
 }
 
 /// This host with other writers kept out. Signals that would end the process wait until a step is done.
@@ -47,10 +48,10 @@ impl Host {
     /// # Errors
     /// [`PreflightError`] names what it lacks.
     pub fn open(store: &Path) -> Result<Host, PreflightError> {
-        let host = Host { hierarchy: preflight()?, store: Store::at(store) };
+        let (hierarchy, store) = (preflight()?, Store::at(store));
         // Limits can be looked at all the same; who changes some is told.
-        let _ = host.store.repair();
-        Ok(host)
+        let problems = store.repair().unwrap_or_default();
+        Ok(Host { hierarchy, store, problems })
     }
 
     /// The same for who only reads limits and changes their rates, which asks for fewer privileges; for a few
@@ -59,7 +60,14 @@ impl Host {
     /// # Errors
     /// [`PreflightError`] names what the host lacks.
     pub fn open_for_rates(store: &Path, of_qdiscs: bool) -> Result<Host, PreflightError> {
-        Ok(Host { hierarchy: preflight_for_rates(of_qdiscs)?, store: Store::at(store) })
+        let hierarchy = preflight_for_rates(of_qdiscs)?;
+        Ok(Host { hierarchy, store: Store::at(store), problems: Vec::new() })
+    }
+
+    /// What a writer that was killed has left, and could not be put right; a sentence each.
+    #[must_use]
+    pub fn problems(&self) -> &[String] {
+        &self.problems
     }
 
     /// Its cgroups.
@@ -216,6 +224,21 @@ impl LockedHost {
         self.host.store.remove_orphans(&self.lock)
     }
 
+    /// Checks that what this process leaves, should it be killed, could be found again. Who only takes limits
+    /// off needs no such thing.
+    ///
+    /// # Errors
+    /// [`StoreError::NoJournal`].
+    pub fn check_journal(&self) -> Result<(), StoreError> {
+        self.lock.check_journal()
+    }
+
+    /// What went wrong and kept nobody from going on, a sentence each.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        self.lock.problems()
+    }
+
     /// Lets other writers in. If no limit is left, nothing of Tidegate is left on the host.
     pub fn close(self) {
         self.host.store.close(self.lock);
@@ -264,7 +287,7 @@ impl Gates for LockedHost {
         options: &LimitOptions,
         parent: Option<&str>,
     ) -> Result<(), StoreError> {
-        let Host { hierarchy, store } = &self.host;
+        let Host { hierarchy, store, .. } = &self.host;
         store.install(&self.lock, hierarchy, name, scope, options, parent)
     }
 
@@ -275,8 +298,10 @@ impl Gates for LockedHost {
         options: &LimitOptions,
         parent: Option<&str>,
     ) -> Result<(), StoreError> {
-        let Host { hierarchy, store } = &self.host;
-        store.replace(&self.lock, hierarchy, name, scope, options, parent)
+        let Host { hierarchy, store, .. } = &mut self.host;
+        store.replace(&self.lock, hierarchy, name, scope, options, parent)?;
+        store.stays(name);
+        Ok(())
     }
 
     fn leaving(&mut self, names: BTreeSet<String>) {

@@ -369,16 +369,14 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
 }
 
 /// The names of the limits that are taken off before others are put on: nothing is limited by them any
-/// more, they cannot be read, or another one cannot be beside them. So are those inside them.
+/// more, or another one cannot be beside them. So are those inside them.
 fn who_goes_first<'a>(
     removals: &[(&'a Present, Reason)],
     additions: &[Wanted],
 ) -> BTreeSet<&'a str> {
     let in_the_way =
         |is: &Present| additions.iter().any(|shall| shall.name != is.name && excludes(is, shall));
-    let goes = |is: &Present| {
-        matches!(is.standing, Standing::ScopeGone | Standing::Broken) || in_the_way(is)
-    };
+    let goes = |is: &Present| is.standing == Standing::ScopeGone || in_the_way(is);
     let limits = removals.iter().map(|(limit, _)| *limit);
     let mut first: BTreeSet<_> =
         limits.clone().filter(|is| goes(is)).map(|is| is.name.as_str()).collect();
@@ -390,10 +388,13 @@ fn who_goes_first<'a>(
     first
 }
 
-/// Whether two limits need what only one can have.
+/// Whether two limits need what only one can have. One that cannot be read may have anything of its device.
 fn excludes(is: &Present, shall: &Wanted) -> bool {
     if !is.scope.is_device() || is.scope.name() != shall.scope.name() {
         return false;
+    }
+    if is.standing == Standing::Broken {
+        return shall.scope.is_device();
     }
     let both = |has: fn(&LimitOptions) -> bool| has(&is.options) && has(&shall.options);
     let roots = is.parent.is_none() && shall.parent.is_none();

@@ -26,7 +26,7 @@ use crate::{
     intf::{self, DIRECTIONS},
     limit::{LimitError, LimitOptions, quiet_libbpf},
     net::{
-        NetError, Netlink,
+        NetError, NetNs, Netlink,
         qdisc::{Filter, Handle, Place, Qdisc, Redirect, Verb},
     },
     query, remains,
@@ -96,6 +96,21 @@ fn current_namespace() -> Result<u64, NetError> {
 /// Whether it is the network namespace of the calling thread.
 pub(crate) fn is_current_namespace(inode: u64) -> bool {
     current_namespace().is_ok_and(|namespace| namespace == inode)
+}
+
+/// Does the work in the network namespace of this inode; `None`, and nothing is done, if it is no more, or
+/// nothing that can be seen here is in it.
+pub(crate) fn in_namespace<T: Send>(inode: u64, work: impl FnOnce() -> T + Send) -> Option<T> {
+    if is_current_namespace(inode) {
+        return Some(work());
+    }
+    NetNs::find(inode)?.run(work).ok()
+}
+
+/// The name of a device of this network namespace; `None` if there is none of this index.
+pub(crate) fn name_of(ifindex: u32) -> Option<String> {
+    let devices = Netlink::open().and_then(|mut netlink| netlink.devices()).ok()?;
+    devices.into_iter().find(|device| device.index == ifindex).map(|device| device.name)
 }
 
 /// Whether the device of a limit is, or was, in the network namespace of the calling thread.

@@ -122,7 +122,27 @@ pub struct Store {
 #[derive(Debug)]
 pub struct StoreLock {
     journal: Journal,
+    /// What a writer that was killed has left, and could not be put right.
+    problems: Vec<String>,
     _dir: OwnedFd,
+}
+
+impl StoreLock {
+    /// Checks that what a killed writer leaves could be found again: wanted for all but taking limits off.
+    ///
+    /// # Errors
+    /// [`StoreError::NoJournal`].
+    pub fn check_journal(&self) -> Result<(), StoreError> {
+        self.journal.check()
+    }
+
+    /// What went wrong and kept nobody from going on, a sentence each: what a killed writer has left, and
+    /// that limits came off without a journal.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        let refused = self.journal.refused().map(ToString::to_string);
+        self.problems.iter().cloned().chain(refused).collect()
+    }
 }
 
 /// A limit that is pinned.
@@ -215,14 +235,17 @@ impl Store {
     /// # Errors
     /// [`StoreError::NotBpffs`], [`StoreError::WouldEnd`], [`StoreError::Open`] or [`StoreError::Io`].
     pub fn lock(&self) -> Result<StoreLock, StoreError> {
-        self.ensure_bpffs()?;
         let deadline = Instant::now() + LOCK_PATIENCE;
         loop {
-            self.create_root()?;
+            self.ensure_bpffs()?;
+            match self.create_root() {
+                Err(_) if self.has_lost_bpffs() && Instant::now() <= deadline => continue,
+                created => created?,
+            }
             if let Some(dir) = self.try_lock()? {
                 let journal = Journal::open(&self.root)?;
-                self.recover(&journal);
-                return Ok(StoreLock { journal, _dir: dir });
+                let problems = self.recover(&journal);
+                return Ok(StoreLock { journal, problems, _dir: dir });
             }
             if Instant::now() > deadline {
                 return Err(StoreError::Busy(self.root.display().to_string()));
@@ -461,7 +484,10 @@ impl Store {
                 return Err(StoreError::ScopeUnreadable { scope: scope.clone(), name: other.name });
             }
         }
-        self.install_with(&lock.journal, hierarchy, name, scope, options, parent)
+        self.install_with(&lock.journal, hierarchy, name, scope, options, parent)?;
+        // One that waited has what it waited for.
+        let _ = self.wait_no_more(lock, name);
+        Ok(())
     }
 
     fn install_with(
@@ -640,20 +666,26 @@ impl Store {
         if !children.is_empty() {
             return Err(StoreError::HasChildren { name: name.to_owned(), children });
         }
-        if let Ok(hierarchy) = Hierarchy::find()
-            && matches!(self.open(&hierarchy, name), Err(StoreError::Unreadable { .. }))
-        {
-            // Another version's must still come off, found in the kernel.
-            self.release_unread(&hierarchy, name);
-        }
+        let done = self.take_away(lock, name);
+        // One that waited before it was put on does not wait again.
+        let _ = self.wait_no_more(lock, name);
+        done
+    }
+
+    /// The same of one that others may be inside of.
+    fn take_away(&self, lock: &StoreLock, name: &str) -> Result<(), StoreError> {
+        let dir = self.root.join(name);
         lock.journal.begin(self.removal(Deed::Remove, name))?;
         let gone = format!("{BUILDING}{name}");
         fs::rename(&dir, self.root.join(&gone)).map_err(io_error(&dir, "rename"))?;
         let done = self.take_off(&gone);
         lock.journal.end();
-        // One that waited before it was put on does not wait again.
-        let _ = self.wait_no_more(lock, name);
         done
+    }
+
+    /// A limit that was named as [leaving](Store::leaving) has been replaced, and stays.
+    pub fn stays(&mut self, name: &str) {
+        self.leaving.remove(name);
     }
 }
 

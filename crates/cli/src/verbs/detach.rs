@@ -8,13 +8,13 @@ use std::{
 
 use anyhow::Result;
 use tidegate_core::class::MAX_DEPTH;
-use tidegate_node::{apply::Gates, host::Host, nic::state::RunDir, run::sweep};
+use tidegate_node::{apply::Gates, nic::state::RunDir, run::sweep};
 use tidegate_sys::{congestion, store::StoreError};
 
-use crate::args::DetachArgs;
+use crate::{args::DetachArgs, refusal::say, verbs};
 
 pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> {
-    let host = Host::open(store)?;
+    let host = verbs::open(store)?;
     let (names, orphans) = (host.store().names()?, host.store().orphans());
     let waiting = host.store().waiting();
     let mut out = stdout().lock();
@@ -24,6 +24,12 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
     }
     if names.is_empty() && waiting.is_empty() {
         writeln!(out, "No limits in {}; nothing to take off.", store.display())?;
+    }
+    for device in host.store().perhaps_orphans() {
+        say(&format!(
+            "tidegate: note: {device} is no limit's of this store, and may be another store's that this \
+             container does not see; if it is left over, `tidegate detach` on the host removes it"
+        ));
     }
     if args.dry_run {
         names.iter().try_for_each(|name| writeln!(out, "would take off limit `{name}`"))?;
@@ -43,13 +49,14 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
     let mut host = host.lock()?;
     let mut first_error = None;
     let mut names = host.host().store().names()?;
+    host.leaving(names.iter().cloned().collect());
     // Children come before their parents: in each round one more level of every tree is the lowest.
     for _ in 0..MAX_DEPTH {
         let mut parents = Vec::new();
         for name in names {
             if let Some(stopped) = host.stopped() {
                 let left = host.host().store().names()?.len();
-                host.close();
+                verbs::close(host);
                 writeln!(out, "{left} limits are still on")?;
                 return Err(stopped.into());
             }
@@ -70,6 +77,6 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
             writeln!(out, "limit `{}` does not wait any more", waits.name)?;
         }
     }
-    host.close();
+    verbs::close(host);
     first_error.map_or(Ok(ExitCode::SUCCESS), |e| Err(e.into()))
 }

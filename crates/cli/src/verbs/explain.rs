@@ -12,7 +12,6 @@ use tidegate_node::{
     explain::{
         self, Applied, AppliedDirection, Asked, ExplainOptions, Explanation, Place, Subject,
     },
-    host::Host,
     live::Origin,
     sockets::SocketSample,
     waiting::{FlowQueue, Passing},
@@ -40,7 +39,7 @@ const COLUMNS: [Column; 9] = [
 ];
 
 pub fn run(store: &Path, args: &ExplainArgs) -> Result<ExitCode> {
-    let host = Host::open(store)?;
+    let host = super::open(store)?;
     let subject = Subject::parse(&args.subject.join(" "));
     let sockets = if args.all { MAX_SOCKETS } else { SHOWN };
     let options = ExplainOptions { sample: args.sample, sockets };

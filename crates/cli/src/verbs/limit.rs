@@ -38,10 +38,10 @@ pub fn run(store: &Path, verb: LimitVerb) -> Result<ExitCode> {
 }
 
 /// Does the work with other writers kept out, and lets them in again whatever came of it.
-fn locked(store: &Path, work: impl FnOnce(&mut LockedHost) -> Result<String>) -> Result<ExitCode> {
-    let mut host = Host::open(store)?.lock()?;
+fn locked(host: &Host, work: impl FnOnce(&mut LockedHost) -> Result<String>) -> Result<ExitCode> {
+    let mut host = host.lock()?;
     let done = work(&mut host);
-    host.close();
+    verbs::close(host);
     writeln!(stdout(), "{}", done?)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -65,13 +65,15 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
     let patch = args.limit.patch();
     let options = patch.on(&base).map_err(flag_error)?;
     let options = fits(&scope, options).map_err(flag_error)?;
-    locked(store, |host| {
+    locked(&verbs::open(store)?, |host| {
+        host.check_journal()?;
         host.force(args.force);
         let name = args.name.clone();
         let scope = host.host().resolve(&scope)?;
         let shown = output::scope(&scope);
         let (parent, asked) = (args.parent.clone(), patch.asked());
         let wanted = Wanted { name: name.clone(), scope: scope.clone(), options, parent, asked };
+        is_readable(host.host(), args.parent.as_deref())?;
         let present = host.host().present()?;
         let is = present.iter().find(|limit| limit.name == name);
         let wanted = join(&present, &wanted).map_err(|e| match e.name == name {
@@ -112,9 +114,11 @@ fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
         return Err(UsageError(message.to_owned()).into());
     }
     let name = &args.name;
-    locked(store, |host| {
+    locked(&verbs::open(store)?, |host| {
+        host.check_journal()?;
         let Some(pinned) = host.host().find(name)? else { return Err(missing(host.host(), name)) };
         let limit = present(&pinned);
+        is_readable(host.host(), limit.parent.as_deref())?;
         let options = patch.on(&limit.options).map_err(|e| match e.problem {
             SettingsProblem::NoDirection => UsageError(format!(
                 "neither direction would be limited; take the limit off with `tidegate limit del {name}`"
@@ -149,6 +153,11 @@ fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
     })
 }
 
+/// A limit inside one that cannot be read is not changed, and says which one that is.
+fn is_readable(host: &Host, parent: Option<&str>) -> Result<(), StoreError> {
+    parent.map_or(Ok(()), |parent| host.find(parent).map(drop))
+}
+
 /// In a tree it cannot be so; the flag that says it.
 fn flag_error_of(FamilyError { field, problem, .. }: FamilyError) -> anyhow::Error {
     UsageError(format!("--{field}: {problem}")).into()
@@ -161,14 +170,14 @@ struct Unenforced(String);
 
 fn del(store: &Path, name: &str) -> Result<ExitCode> {
     store::check_name(name)?;
-    let host = Host::open(store)?;
+    let host = verbs::open(store)?;
     // Nothing to take off is what was asked for; but a slip of the pen shall be seen.
     let waits = host.store().waiting().iter().any(|waits| waits.name == name);
     if host.find(name).is_ok_and(|found| found.is_none()) && !waits {
         say(&format!("tidegate: note: nothing to take off: {}", missing(&host, name)));
         return Ok(ExitCode::SUCCESS);
     }
-    locked(store, |host| {
+    locked(&host, |host| {
         if host.forget_waiting(name)? && waits {
             return Ok(format!("limit `{name}` does not wait any more"));
         }

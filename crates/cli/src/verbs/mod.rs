@@ -1,5 +1,12 @@
 //! The verbs, one a file.
 
+use std::path::Path;
+
+use tidegate_node::host::{Host, LockedHost};
+use tidegate_sys::preflight::PreflightError;
+
+use crate::refusal::warn;
+
 pub mod burst;
 pub mod daemon;
 pub mod detach;
@@ -12,3 +19,16 @@ pub mod run;
 pub mod spec;
 pub mod status;
 pub mod top;
+
+/// The host; what a killed command has left broken is said.
+fn open(store: &Path) -> Result<Host, PreflightError> {
+    let host = Host::open(store)?;
+    host.problems().iter().for_each(|problem| warn(problem));
+    Ok(host)
+}
+
+/// Lets other writers in, and says what went wrong meanwhile.
+fn close(host: LockedHost) {
+    host.problems().iter().for_each(|problem| warn(problem));
+    host.close();
+}

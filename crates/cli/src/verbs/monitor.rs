@@ -45,7 +45,7 @@ struct Moment {
 }
 
 pub fn run(store: &Path, args: &MonitorArgs) -> Result<ExitCode> {
-    let host = Host::open(store)?;
+    let host = super::open(store)?;
     let mut earlier = look(&host)?;
     let mut screen = Screen { lines: 0, quiet: false };
     let mut next = Instant::now();

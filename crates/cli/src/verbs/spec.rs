@@ -13,7 +13,6 @@ use tidegate_core::{Rate, Scheme, Scope};
 use tidegate_node::{
     absent::{self, Waits},
     apply, fleet,
-    host::Host,
     nic::{
         NicSpec,
         state::{LimitState, RunDir},
@@ -29,7 +28,10 @@ use crate::{
     args::{ApplyArgs, CheckArgs, PlanArgs},
     output::{self, Paint},
     refusal,
-    verbs::daemon::{GroupJson, GroupPlanJson, Groups},
+    verbs::{
+        self,
+        daemon::{GroupJson, GroupPlanJson, Groups},
+    },
 };
 
 pub fn check(args: &CheckArgs) -> Result<ExitCode> {
@@ -70,7 +72,7 @@ pub fn check(args: &CheckArgs) -> Result<ExitCode> {
 
 pub fn plan(store: &Path, run_dir: &Path, args: &PlanArgs) -> Result<ExitCode> {
     let spec = Spec::read(&args.file)?;
-    let host = Host::open(store)?;
+    let host = verbs::open(store)?;
     let (wanted, waiting) = host.wanted(&spec)?;
     let plan = planned(&spec, &host.present()?, &wanted, &waiting, args.prune)?;
     print(&spec, run_dir, &plan, &waiting, args, false)?;
@@ -80,18 +82,21 @@ pub fn plan(store: &Path, run_dir: &Path, args: &PlanArgs) -> Result<ExitCode> {
 pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode> {
     let ApplyArgs { plan: args, force } = args;
     let spec = Spec::read(&args.file)?;
-    let host = Host::open(store)?;
+    let host = verbs::open(store)?;
     let (wanted, waiting) = host.wanted(&spec)?;
     let mut host = host.lock()?;
     host.force(*force);
     let present = host.host().present().map_err(anyhow::Error::from);
     let plan = present.and_then(|present| planned(&spec, &present, &wanted, &waiting, args.prune));
     let done = plan.and_then(|plan| {
+        if !plan.actions.is_empty() {
+            host.check_journal()?;
+        }
         apply::apply(&mut host, &plan.actions)?;
         host.note_waiting(&spec, &waiting, args.prune)?;
         Ok(plan)
     });
-    host.close();
+    verbs::close(host);
     print(&spec, run_dir, &done?, &waiting, args, true)?;
     Ok(ExitCode::SUCCESS)
 }

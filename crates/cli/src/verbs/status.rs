@@ -15,7 +15,6 @@ use tidegate_core::{
 };
 use tidegate_node::{
     fleet::status::NodeStatus,
-    host::Host,
     nic::state::RunDir,
     plan::Standing,
     status::{LimitStatus, hold_ceilings},
@@ -102,7 +101,7 @@ fn show(
     how: StatusArgs,
 ) -> Result<ExitCode> {
     let json = how.look.json;
-    let host = Host::open(store)?;
+    let host = super::open(store)?;
     let listing = match name {
         None => host.store().list(host.hierarchy()),
         Some(name) => host.store().list_above(host.hierarchy(), name),

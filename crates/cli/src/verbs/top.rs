@@ -26,7 +26,7 @@ use ratatui::{
     crossterm::event::{self, Event, KeyEventKind},
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use tidegate_node::{host::Host, sockets::Sampler, status::monotonic_ns, watch::Watch};
+use tidegate_node::{sockets::Sampler, status::monotonic_ns, watch::Watch};
 
 use self::model::{Model, TopSockets};
 use crate::{args::TopArgs, refusal::UsageError};
@@ -43,7 +43,7 @@ pub fn run(store: &Path, args: &TopArgs) -> Result<ExitCode> {
         let message = "`top` needs a terminal to draw on; `tidegate monitor` writes lines";
         return Err(UsageError(message.to_owned()).into());
     }
-    let watch = Watch::start(Host::open(store)?)?;
+    let watch = Watch::start(super::open(store)?)?;
     let signal = Arc::new(AtomicUsize::new(0));
     for number in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
         let value = usize::try_from(number).unwrap_or(0);

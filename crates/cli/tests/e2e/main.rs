@@ -29,6 +29,7 @@ mod police_xdp;
 mod refusals;
 mod run;
 mod ssh;
+mod store;
 mod top;
 mod tracer;
 mod traffic;

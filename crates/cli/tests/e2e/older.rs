@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Puts a map of another size in the place of a pinned one, as another version would have it.
-fn spoil(pin: &Path) {
+pub fn spoil(pin: &Path) {
     let was = MapHandle::from_pinned_path(pin).unwrap();
     let options = libbpf_sys::bpf_map_create_opts {
         sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
@@ -104,7 +104,7 @@ fn root_a_limit_that_cannot_be_read_disturbs_no_other() {
 }
 
 /// The rate in bytes a second at which the one connection of a cgroup may be paced.
-fn pacing(place: &Place, group: &Cgroup) -> Option<u64> {
+pub fn pacing(place: &Place, group: &Cgroup) -> Option<u64> {
     let mine = |socket: &diag::TcpSocket| socket.cgroup_id == group.id();
     let found = diag::tcp_sockets(&place.hierarchy, group, mine).unwrap();
     Some(found.sockets.first()?.info.max_pacing_bytes_s)

@@ -13,13 +13,14 @@ use tidegate_sys::net::NetNs;
 
 use crate::{
     common::{Guard, Place, skip},
+    edt::into,
     need_root,
 };
 
 const TIDEGATE: &str = env!("CARGO_BIN_EXE_tidegate");
 
 /// A shell that is the first process of a host.
-struct Host {
+pub struct Host {
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     _shell: Guard,
@@ -27,8 +28,16 @@ struct Host {
 
 impl Host {
     /// `None`, and SKIP, where namespaces cannot be had.
-    fn new() -> Option<Host> {
-        let mut command = Command::new("unshare");
+    pub fn new() -> Option<Host> {
+        Host::start(Command::new("unshare"))
+    }
+
+    /// One whose network is this namespace.
+    pub fn with_network(netns: &NetNs) -> Option<Host> {
+        Host::start(into(netns, "unshare"))
+    }
+
+    fn start(mut command: Command) -> Option<Host> {
         command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh"]);
         command.env_remove("TIDEGATE_BPFFS").env("T", TIDEGATE);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -44,7 +53,7 @@ impl Host {
     }
 
     /// Exit code, and what was said on both outputs.
-    fn sh(&mut self, script: &str) -> (i32, String) {
+    pub fn sh(&mut self, script: &str) -> (i32, String) {
         writeln!(self.input, "{{ {script}\n}} 2>&1 < /dev/null; printf '\\nEND %d\\n' $?").unwrap();
         let mut said = String::new();
         loop {
@@ -59,7 +68,7 @@ impl Host {
         }
     }
 
-    fn ok(&mut self, script: &str) -> String {
+    pub fn ok(&mut self, script: &str) -> String {
         let (code, said) = self.sh(script);
         assert_eq!(code, 0, "{script}: {said}");
         said

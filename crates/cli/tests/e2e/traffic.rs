@@ -23,7 +23,8 @@ const TRANSFER_BYTES: usize = 8_000_000;
 const FLOOD: Duration = Duration::from_secs(1);
 
 /// In the process under test: `tcp ADDR BYTES` or `udp ADDR BYTES` sends so much, `stream ADDR BYTES` sends
-/// pieces of so much until it is killed, `listen ADDR 0` says hello and receives until it is killed,
+/// pieces of so much until it is killed, `idle ADDR 0` connects and sends nothing until it is killed,
+/// `listen ADDR 0` says hello and receives until it is killed,
 /// `cc ADDR NAME` asks a socket for its congestion control.
 pub fn help() {
     let Ok(order) = env::var(HELPER) else { return };
@@ -37,6 +38,9 @@ pub fn help() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.send_to(&[7], address).unwrap();
         while socket.recv(&mut [0]).is_ok() {}
+    } else if kind == "idle" {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let _ = stream.read(&mut [0]);
     } else if kind == "stream" {
         let mut stream = TcpStream::connect(address).unwrap();
         while stream.write_all(&vec![7; bytes]).is_ok() {}

@@ -501,21 +501,34 @@ fn a_limit_that_cannot_be_read_disturbs_no_plan() {
     // Its place is not free.
     let taken = plan(&present, &[limit("new", "x/leaf", 5)], false).unwrap_err();
     assert!(matches!(taken, PlanError::ScopeTaken { other, .. } if other == "leaf"));
-    let again = plan(&present, &[limit("leaf", "x/leaf", 5)], false).unwrap();
+    // It still limits, as far as anybody knows: it goes when its successor comes.
+    let again = [limit("new", "y", 5), limit("leaf", "x/leaf", 5), limit("more", "z", 5)];
+    let again = plan(&present, &again, false).unwrap();
     assert!(
         matches!(
             &again.actions[..],
-            [Action::Remove { reason: Reason::Broken, .. }, Action::Add { .. }]
+            [
+                Action::Add { .. },
+                Action::Replace { reason: Reason::Broken, .. },
+                Action::Add { .. }
+            ]
         ),
         "{:?}",
         again.actions
     );
+    // On a device it may hold what another limit needs.
+    let mut up = limit("up", "eth0", 5);
+    (up.scope, up.options.scheme) = (Scope::Dev("eth0".into()), Scheme::Htb);
+    let renamed = plan(&present, &[up], true).unwrap();
+    let words: Vec<_> = renamed.actions.iter().map(|a| (a.verb(), a.name())).collect();
+    assert_eq!(words, [("remove", "leaf"), ("remove", "tree"), ("add", "up")]);
     let pruned = plan(&present, &[], true).unwrap();
     let names: Vec<_> = pruned.actions.iter().map(Action::name).collect();
     assert_eq!(names, ["leaf", "tree"], "children first");
     // What was taken off cannot be put back, and that is said.
     let mut host = Model::new(&present);
-    host.fails_at = Some(1);
+    host.fails_at = Some(2);
     let error = apply(&mut host, &again.actions).unwrap_err().to_string();
-    assert!(error.contains("remove `leaf`: it could not be read"), "{error}");
+    assert!(error.contains("replace `leaf`: it could not be read"), "{error}");
+    assert_eq!(host.enforced().into_keys().collect::<Vec<_>>(), ["leaf"], "its successor stays");
 }

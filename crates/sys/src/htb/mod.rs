@@ -285,6 +285,7 @@ pub(crate) struct Leaf {
 }
 
 /// Makes the tree of the limit `root` what `leaves` say, its own among them: classes, queues, who is who.
+/// What the slots `kept` have stays: of limits that cannot be read.
 ///
 /// # Errors
 /// [`LimitError`]; settling what was before puts it back.
@@ -293,6 +294,7 @@ pub(crate) fn settle(
     slots: &MapHandle,
     members: &MapHandle,
     leaves: &[Leaf],
+    kept: &[u16],
 ) -> Result<(), LimitError> {
     let mut netlink = Netlink::open()?;
     let has =
@@ -309,7 +311,7 @@ pub(crate) fn settle(
             let known: Slot = lookup(slots, SLOTS_PIN, place(slot)).ok()?;
             (known.backlog.ifindex == ifindex).then_some(known.backlog)
         };
-        let backlogs = tree::settle(&mut netlink, ifindex, &branches, known)?;
+        let backlogs = tree::settle(&mut netlink, ifindex, &branches, kept, known)?;
         for (branch, backlog) in branches.iter().zip(backlogs) {
             let mark =
                 branch.mark.map_or(0, |mark| u32::try_from(mark.0).unwrap_or(u32::MAX).max(1));
@@ -322,9 +324,11 @@ pub(crate) fn settle(
     }
     let wanted = leaves.iter().filter_map(|leaf| Some((leaf.member?.key(), u32::from(leaf.slot))));
     let wanted: Vec<_> = wanted.collect();
-    let gone =
-        members.keys().filter(|key| !wanted.iter().any(|(k, _)| k.to_ne_bytes()[..] == key[..]));
-    for key in gone.collect::<Vec<_>>() {
+    let stays = |key: &[u8]| {
+        wanted.iter().any(|(k, _)| k.to_ne_bytes()[..] == *key)
+            || slot_of_member(members, key).is_some_and(|slot| kept.contains(&slot))
+    };
+    for key in members.keys().filter(|key| !stays(key)).collect::<Vec<_>>() {
         members.delete(&key).map_err(map_error(MEMBERS_PIN))?;
     }
     for (key, slot) in wanted {
@@ -333,6 +337,19 @@ pub(crate) fn settle(
             .map_err(map_error(MEMBERS_PIN))?;
     }
     Ok(())
+}
+
+fn slot_of_member(members: &MapHandle, key: &[u8]) -> Option<u16> {
+    let slot = members.lookup(key, MapFlags::ANY).ok()??;
+    u16::try_from(u32::from_ne_bytes(slot.try_into().ok()?)).ok()
+}
+
+/// Nobody is in a slot of a tree any more.
+pub(crate) fn empty_slot(members: &MapHandle, slot: u16) {
+    let is_inside = |key: &Vec<u8>| slot_of_member(members, key) == Some(slot);
+    for key in members.keys().filter(is_inside).collect::<Vec<_>>() {
+        let _ = members.delete(&key);
+    }
 }
 
 /// What HTB is told in a direction.

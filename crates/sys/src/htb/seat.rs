@@ -17,7 +17,7 @@ use tidegate_core::{
 use super::{MARKED_PIN, SLOTS_PIN, Slot, device_of, tree};
 use crate::{
     acks::{self, AcksMaps},
-    intf,
+    device, intf,
     limit::{LimitError, Reading, lookup, map_error},
     net::Netlink,
     waiting::{self, Waiting},
@@ -80,6 +80,10 @@ impl Seat {
 
     /// Whether the classes of all limited directions are there.
     pub(crate) fn is_taken(&self) -> bool {
+        device::in_namespace(self.root.cgroup_id, || self.is_taken_here()).unwrap_or(false)
+    }
+
+    fn is_taken_here(&self) -> bool {
         let Ok(mut netlink) = Netlink::open() else { return false };
         [Direction::Egress, Direction::Ingress].into_iter().all(|direction| {
             match device_of(&mut netlink, &self.root, direction) {
@@ -102,6 +106,11 @@ impl Seat {
     /// The backlog as a queue that would be behind by so much, and the counters: what HTB has sent, what was
     /// marked, what the queue has dropped. Bytes that were dropped are not known.
     pub(crate) fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
+        device::in_namespace(self.root.cgroup_id, || self.read_here(direction))
+            .unwrap_or_else(|| Ok(Reading::default()))
+    }
+
+    fn read_here(&self, direction: Direction) -> Result<Reading, LimitError> {
         let mut reading = Reading::default();
         let mut netlink = Netlink::open()?;
         // On a device that is gone there is nothing to be read.

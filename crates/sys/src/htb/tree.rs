@@ -95,11 +95,12 @@ pub(crate) fn remove_classes(
 }
 
 /// Makes the classes of a device what they shall be, and says where the packets of each limit wait: in the
-/// order of `branches`. `known` has what was said before.
+/// order of `branches`. `known` has what was said before. The classes of the slots `kept` stay as they are.
 pub(crate) fn settle(
     netlink: &mut Netlink,
     ifindex: u32,
     branches: &[Branch],
+    kept: &[u16],
     known: impl Fn(u16) -> Option<Backlog>,
 ) -> Result<Vec<Backlog>, LimitError> {
     let classes = netlink.class_stats(ifindex)?;
@@ -129,7 +130,8 @@ pub(crate) fn settle(
         });
     }
     // What no limit has any more: first leaves, then whatever has become empty.
-    let is_wanted = |slot: u16| branches.iter().any(|branch| branch.slot == slot);
+    let is_wanted =
+        |slot: u16| kept.contains(&slot) || branches.iter().any(|branch| branch.slot == slot);
     let mut leftover: Vec<_> = classes
         .iter()
         .filter(|c| c.handle.major == MAJOR && !is_wanted(c.handle.minor >> 4))

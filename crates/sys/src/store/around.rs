@@ -4,17 +4,19 @@
 use std::{
     collections::BTreeSet,
     fs,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
 use super::{PinnedLimit, Store, StoreLock, unreadable::programs_in};
 use crate::{
     device::{self, Side},
-    intf,
-    mounts::{host_path, of_host_process},
-    query,
+    intf, query,
     remains::{self, Hooked, OnDevice},
 };
+
+/// The inode of the PID namespace of a host (`PROC_PID_INIT_INO`): whoever is in it sees all processes.
+const FIRST_PID_NAMESPACE: u64 = 0xefff_fffc;
 
 /// A program of somebody else that meets the packets of a limit on a device before that does. One that does
 /// not pass them on keeps them from the limit.
@@ -59,42 +61,93 @@ impl Store {
     /// What processes that died have left on devices of this network namespace, a phrase for each device.
     #[must_use]
     pub fn orphans(&self) -> Vec<String> {
-        orphans().iter().map(ToString::to_string).collect()
+        left().orphans.iter().map(ToString::to_string).collect()
+    }
+
+    /// The same of what may just as well be a limit of a store that is not to be seen from this container.
+    #[must_use]
+    pub fn perhaps_orphans(&self) -> Vec<String> {
+        left().perhaps.iter().map(ToString::to_string).collect()
     }
 
     /// Takes it off; says what. A clsact stays: it does nothing, and may be somebody else's.
     #[must_use]
     pub fn remove_orphans(&self, _lock: &StoreLock) -> Vec<String> {
-        let removed = orphans().into_iter().filter(|device| device.remove(false).is_ok());
+        let removed = left().orphans.into_iter().filter(|device| device.remove(false).is_ok());
         removed.map(|device| device.to_string()).collect()
+    }
+
+    /// Whether a device of this network namespace has an HTB or ifb device that is neither this store's nor
+    /// left by a process that died.
+    pub(super) fn has_htb_of_others(&self, ifindex: u32) -> bool {
+        let own = programs_in(&self.root, 0);
+        let is_it = |device: &OnDevice| {
+            let has_htb = device.has_htb || device.ifb.is_some();
+            let is_own = device.hooked.iter().any(|hooked| own.contains(&hooked.program));
+            device.ifindex == ifindex && has_htb && !is_own
+        };
+        let there = remains::on_devices().unwrap_or_default().iter().any(is_it);
+        there && !left().orphans.iter().any(|device| device.ifindex == ifindex)
     }
 }
 
 /// Qdiscs, filters and ifb devices of ours of which no store that is to be seen knows.
-fn orphans() -> Vec<OnDevice> {
-    let mut devices = remains::on_devices().unwrap_or_default();
-    if !devices.is_empty() {
-        let known: BTreeSet<u32> =
-            bpf_mounts().iter().flat_map(|mount| programs_in(mount, 0)).collect();
-        // What a process that lives holds has a link.
-        let is_held = |h: &Hooked| h.is_link() || known.contains(&h.program);
-        devices.retain(|device| !device.hooked.iter().any(is_held));
-    }
-    devices
+#[derive(Default)]
+struct Left {
+    /// No living store has them.
+    orphans: Vec<OnDevice>,
+    /// One that cannot be seen from here may have them.
+    perhaps: Vec<OnDevice>,
 }
 
-/// The BPF file systems that this process or the host's first one sees.
+fn left() -> Left {
+    let mut devices = remains::on_devices().unwrap_or_default();
+    if devices.is_empty() {
+        return Left::default();
+    }
+    let known: BTreeSet<u32> =
+        bpf_mounts().iter().flat_map(|mount| programs_in(mount, 0)).collect();
+    // What a process that lives holds has a link.
+    let is_held = |h: &Hooked| h.is_link() || known.contains(&h.program);
+    devices.retain(|device| !device.hooked.iter().any(is_held));
+    match shares_network() {
+        true => Left { perhaps: devices, ..Left::default() },
+        false => Left { orphans: devices, ..Left::default() },
+    }
+}
+
+/// Whether processes that cannot be seen here may be in this network namespace: it is the one in which a
+/// container began, which may be its host's or that of other containers.
+fn shares_network() -> bool {
+    let is_host = fs::metadata("/proc/self/ns/pid").is_ok_and(|m| m.ino() == FIRST_PID_NAMESPACE);
+    let network = |path| fs::metadata(path).map(|m| m.ino()).ok();
+    let first = network(PathBuf::from("/proc/1/ns/net"));
+    !is_host && (first.is_none() || network("/proc/thread-self/ns/net".into()) == first)
+}
+
+/// The BPF file systems that any process here sees.
 fn bpf_mounts() -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
-    let hosts = of_host_process("mountinfo");
-    for (file, is_hosts) in [(Path::new("/proc/self/mountinfo"), false), (&hosts, true)] {
-        for line in fs::read_to_string(file).unwrap_or_default().lines() {
+    let mut seen = BTreeSet::new();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = processes.map(|entry| entry.path());
+    for process in [PathBuf::from("/proc/self")].into_iter().chain(processes) {
+        // Those of one mount namespace see the same, but for another root.
+        let of = |link: &str| fs::read_link(process.join(link)).ok();
+        let Some(mounts) = of("ns/mnt") else { continue };
+        if !seen.insert((mounts, of("root"))) {
+            continue;
+        }
+        let is_self = process == Path::new("/proc/self");
+        let mountinfo = fs::read_to_string(process.join("mountinfo")).unwrap_or_default();
+        for line in mountinfo.lines() {
             let Some((left, right)) = line.split_once(" - ") else { continue };
-            let Some(mount) = left.split(' ').nth(4).filter(|_| right.starts_with("bpf ")) else {
-                continue;
-            };
-            let mount = Path::new(mount);
-            found.insert(if is_hosts { host_path(mount) } else { mount.to_owned() });
+            let mount = left.split(' ').nth(4).filter(|_| right.starts_with("bpf "));
+            let Some(mount) = mount.map(Path::new) else { continue };
+            found.insert(match is_self {
+                true => mount.to_owned(),
+                false => process.join("root").join(mount.strip_prefix("/").unwrap_or(mount)),
+            });
         }
     }
     found

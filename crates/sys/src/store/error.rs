@@ -154,6 +154,40 @@ pub enum StoreError {
         /// Its limit.
         name: String,
     },
+    /// Nothing says what is to be done again should this process die.
+    #[error(
+        "the journal {path} cannot be written ({source}), and without it a command that is killed could \
+         leave a host half limited; make it writable, or make room there (`tidegate limit del` and \
+         `tidegate detach` work without it)"
+    )]
+    NoJournal {
+        /// Where it would be.
+        path: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A limit was taken off for another one, which could not be put on; nor could the earlier one.
+    #[error(
+        "{source}; and limit `{name}`, which was taken off for it, could not be put back: {back}; put it on \
+         with `tidegate apply` or `tidegate limit add` once that is mended"
+    )]
+    NotPutBack {
+        /// The earlier limit.
+        name: String,
+        /// Why the other one is not on.
+        source: Box<StoreError>,
+        /// Why the earlier one is not on.
+        back: Box<StoreError>,
+    },
+    /// A device has an HTB of ours that is no limit's of this store.
+    #[error(
+        "{scope} has an HTB of Tidegate that may be another store's or another container's; take it off \
+         there with `tidegate detach`, or say --force to replace it"
+    )]
+    OtherStore {
+        /// The device.
+        scope: Scope,
+    },
     /// A signal has come, between two steps.
     #[error("stopped by {name}")]
     Stopped {

@@ -9,7 +9,7 @@
 use std::{fs, path::Path};
 
 use libbpf_rs::MapHandle;
-use tidegate_core::{Scope, htb::ROOT_SLOT};
+use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
 
 use super::{
     BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, bpf_error, limit_error,
@@ -20,6 +20,7 @@ use crate::{
     acks,
     cgroup::{Cgroup, Hierarchy},
     device::{self, Target},
+    fq::FqError,
     htb::{self, Leaf, MARKED_PIN, MEMBERS_PIN, Member, Root, SLOTS_PIN, Seat, check_member},
     intf,
     limit::{LimitError, LimitOptions, lookup},
@@ -80,12 +81,15 @@ impl Store {
             let (scope, name) = (asked.scope.clone(), other.name.clone());
             return Err(StoreError::ScopeTaken { scope, name });
         }
+        if !self.force && self.has_htb_of_others(target.ifindex) {
+            return Err(StoreError::OtherStore { scope: asked.scope.clone() });
+        }
         let mut root = Root::put(&target, &limit, self.force).map_err(refused())?;
         let leaf = Leaf { slot: ROOT_SLOT, parent: None, limit, member: None };
         // Those inside the one in whose place this one comes are inside this one.
-        let (mut leaves, _) = self.leaves_of(hierarchy, asked.name)?;
-        leaves.insert(0, leaf);
-        htb::settle(&limit, &root.slots, &root.members, &leaves).map_err(refused())?;
+        let mut inside = self.inside(hierarchy, asked.name)?;
+        inside.leaves.insert(0, leaf);
+        htb::settle(&limit, &root.slots, &root.members, &inside.leaves, &[]).map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{}", asked.name));
         let done = pin_root(&mut root, &building).and_then(|()| {
             let backlog = |direction| htb::backlog_of(&root.slots, direction);
@@ -125,7 +129,8 @@ impl Store {
                 (limit, Member::Port(target.ifindex), Some(target))
             }
         };
-        let taken: Vec<_> = tree.leaves.iter().map(|leaf| leaf.slot).collect();
+        let taken: Vec<_> =
+            tree.leaves.iter().map(|leaf| leaf.slot).chain(tree.kept.clone()).collect();
         let free = (ROOT_SLOT + 1..tidegate_core::htb::SLOTS).find(|slot| !taken.contains(slot));
         let slot = free.ok_or_else(|| refused()(LimitError::NoSlot))?;
         let above = tree.leaves.iter().zip(&tree.names).find(|(_, name)| **name == parent.name);
@@ -168,6 +173,7 @@ impl Store {
         limit: &intf::Limit,
     ) -> Result<(), StoreError> {
         let refused = || limit_error(&pinned.name);
+        self.check_above(hierarchy, &pinned.name)?;
         let mut limit = *limit;
         pinned.maps.keep_leases(&mut limit).map_err(refused())?;
         pinned.maps.write(&limit).map_err(refused())?;
@@ -202,7 +208,7 @@ impl Store {
             }
             // The links before the qdiscs, or packets would be sent to a device that is no more.
             // An ifb device outlives the device that it is for.
-            _ if is_here || device::is_in_this_namespace(&pinned.limit) => {
+            Some(_) if is_here || device::is_in_this_namespace(&pinned.limit) => {
                 let _ = detach_links(&dir);
                 self.uproot(&pinned.limit);
             }
@@ -214,7 +220,9 @@ impl Store {
     pub(super) fn seat_of(&self, name: &str, limit: &intf::Limit) -> Option<Seat> {
         let dir = self.root.join(name);
         let Some(root) = name_in(&dir, ROOT) else {
-            return Some(Seat::new(&dir, limit, ROOT_SLOT));
+            // One that was set aside has left its tree.
+            let is_root = name_in(&dir, PARENT).is_none();
+            return is_root.then(|| Seat::new(&dir, limit, ROOT_SLOT));
         };
         let slot = name_in(&dir, SLOT)?.parse().ok()?;
         let dir = self.root.join(root);
@@ -258,14 +266,27 @@ impl Store {
             limit: lookup(&open("limit")?, "limit", 0).map_err(limit_error(&root))?,
             slots: open(SLOTS_PIN)?,
             members: open(MEMBERS_PIN)?,
+            device: device_in(&dir).unwrap_or_default(),
             names: vec![root.clone()],
             leaves: Vec::new(),
+            kept: Vec::new(),
         };
         tree.leaves.push(Leaf { slot: ROOT_SLOT, parent: None, limit: tree.limit, member: None });
-        let (leaves, names) = self.leaves_of(hierarchy, &root)?;
+        let Inside { leaves, names, kept } = self.inside(hierarchy, &root)?;
         tree.leaves.extend(leaves);
         tree.names.extend(names);
+        tree.kept = kept;
         Ok(tree)
+    }
+
+    /// Checks that all limits that one is inside of can be read: its classes are below theirs.
+    fn check_above(&self, hierarchy: &Hierarchy, name: &str) -> Result<(), StoreError> {
+        let above = |name: &String| name_in(&self.root.join(name), PARENT);
+        let above = std::iter::successors(above(&name.to_owned()), above).take(MAX_DEPTH);
+        for name in above {
+            self.open(hierarchy, &name)?;
+        }
+        Ok(())
     }
 
     /// Whether a limit is inside another one's HTB.
@@ -273,37 +294,53 @@ impl Store {
         name_in(&self.root.join(name), ROOT).is_some()
     }
 
-    /// The limits inside the one on a device, with their names.
-    fn leaves_of(
-        &self,
-        hierarchy: &Hierarchy,
-        root: &str,
-    ) -> Result<(Vec<Leaf>, Vec<String>), StoreError> {
-        let (mut leaves, mut names) = (Vec::new(), Vec::new());
+    /// The limits inside the one on a device.
+    fn inside(&self, hierarchy: &Hierarchy, root: &str) -> Result<Inside, StoreError> {
+        let mut inside = Inside::default();
         let is_inside =
             |name: &String| name_in(&self.root.join(name), ROOT).as_deref() == Some(root);
-        let inside: Vec<_> = self.names()?.into_iter().filter(is_inside).collect();
         let slot_of = |name: &str| match name == root {
             true => Some(ROOT_SLOT),
             false => name_in(&self.root.join(name), SLOT)?.parse().ok(),
         };
-        for name in inside {
-            let Ok(pinned) = self.open(hierarchy, &name) else { continue };
+        for name in self.names()?.into_iter().filter(is_inside) {
             let Some(slot) = slot_of(&name) else { continue };
+            let Ok(pinned) = self.open(hierarchy, &name) else {
+                inside.kept.push(slot);
+                continue;
+            };
             let member = match pinned.limit.ifindex {
                 0 => Member::Cgroup(pinned.limit.cgroup_id),
                 ifindex => Member::Port(ifindex),
             };
-            leaves.push(Leaf {
+            inside.leaves.push(Leaf {
                 slot,
                 parent: pinned.parent.as_deref().and_then(slot_of),
                 limit: pinned.limit,
                 member: Some(member),
             });
-            names.push(name);
+            inside.names.push(name);
         }
-        Ok((leaves, names))
+        // With all that is inside those.
+        let Inside { leaves, names, kept } = &mut inside;
+        while let Some(at) =
+            leaves.iter().position(|leaf| leaf.parent.is_some_and(|slot| kept.contains(&slot)))
+        {
+            kept.push(leaves.remove(at).slot);
+            names.remove(at);
+        }
+        Ok(inside)
     }
+}
+
+/// The limits inside the one on a device.
+#[derive(Default)]
+struct Inside {
+    leaves: Vec<Leaf>,
+    /// Of the leaves.
+    names: Vec<String>,
+    /// The slots of limits that cannot be read, and of those inside them: they stay as they are.
+    kept: Vec<u16>,
 }
 
 /// The limits on a device and inside that.
@@ -311,18 +348,32 @@ struct Tree {
     /// The name of the one on the device.
     root: String,
     limit: intf::Limit,
+    /// The name of the device.
+    device: String,
     slots: MapHandle,
     members: MapHandle,
     /// Of the leaves.
     names: Vec<String>,
     leaves: Vec<Leaf>,
+    /// As of [`Inside`].
+    kept: Vec<u16>,
 }
 
 impl Tree {
+    /// In the network namespace of the device, wherever the limits inside it are changed.
     fn settle(&self, leaves: &[Leaf]) -> Result<(), StoreError> {
-        htb::settle(&self.limit, &self.slots, &self.members, leaves)
+        let Tree { limit, slots, members, kept, .. } = self;
+        let settle = || htb::settle(limit, slots, members, leaves, kept);
+        let gone = || Err(FqError::Missing(self.device.clone()).into());
+        device::in_namespace(limit.cgroup_id, settle)
+            .unwrap_or_else(gone)
             .map_err(limit_error(&self.root))
     }
+}
+
+/// The name of the device that the limit of a directory is on.
+pub(super) fn device_in(dir: &Path) -> Option<String> {
+    name_in(dir, DEV).or_else(|| name_in(dir, PORT))
 }
 
 pub(super) fn name_in(dir: &Path, link: &str) -> Option<String> {

@@ -19,6 +19,7 @@ use std::{
         unix::fs::{DirBuilderExt, MetadataExt},
     },
     path::{Path, PathBuf},
+    sync::OnceLock,
 };
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
@@ -35,6 +36,8 @@ const TEMPORARY: &str = "journal.json.tmp";
 const VERSION: u32 = 1;
 /// The largest journal that is read.
 const BYTES_MAX: u64 = 1 << 16;
+/// More than a step takes.
+const PROBE_BYTES: usize = 1 << 14;
 /// Where the mounts of this process and of the host are listed.
 const MOUNTS: [&str; 2] = ["/proc/self/mountinfo", "/proc/1/mountinfo"];
 
@@ -83,6 +86,18 @@ pub(crate) enum Object {
     },
 }
 
+impl Object {
+    /// The number of the device.
+    pub(crate) fn ifindex(&self) -> u32 {
+        match self {
+            Object::Filters { ifindex, .. }
+            | Object::Ifb { ifindex }
+            | Object::Htb { ifindex }
+            | Object::Clsact { ifindex, .. } => *ifindex,
+        }
+    }
+}
+
 /// What a writer is about to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Step {
@@ -91,6 +106,9 @@ pub(super) struct Step {
     pub limit: String,
     /// The inode of the network namespace of the objects.
     pub network_namespace: u64,
+    /// The name of their device; empty: not known.
+    #[serde(default)]
+    pub device: String,
     /// In the order in which they go.
     pub objects: Vec<Object>,
 }
@@ -108,14 +126,17 @@ struct Contents {
     step: Step,
 }
 
-/// The journal of a store, held by its writer.
+/// The journal of a store, held by its writer. Where it cannot be written limits still come off: then it is
+/// remembered why, and nothing else is begun.
 #[derive(Debug)]
 pub(super) struct Journal {
     dir: PathBuf,
     /// Keeps others from taking the writer for dead.
-    _lock: OwnedFd,
+    lock: io::Result<OwnedFd>,
     store: PathBuf,
     device: u64,
+    /// Why it could not be written when a limit came off.
+    refused: OnceLock<StoreError>,
 }
 
 impl Journal {
@@ -127,33 +148,51 @@ impl Journal {
         let device = above.dev();
         let run = mounts::host_path(Path::new(RUN));
         let dir = run.join(format!("{name}-{device:x}-{:x}", above.ino()));
-        fs::create_dir_all(&run).map_err(io_error(&run, "create"))?;
-        loop {
-            match fs::DirBuilder::new().mode(0o700).create(&dir) {
-                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(io_error(&dir, "create")(e));
-                }
-                _ => {}
+        let lock = create_locked(&run, &dir);
+        Ok(Journal { dir, lock, store: absolute(root), device, refused: OnceLock::new() })
+    }
+
+    /// Checks that it can be written, before anything is begun for which it is needed.
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        let temporary = self.dir.join(TEMPORARY);
+        let done = self.is_open().and_then(|()| fs::write(&temporary, [b' '; PROBE_BYTES]));
+        let _ = fs::remove_file(&temporary);
+        done.map_err(no_journal(&self.dir))
+    }
+
+    fn is_open(&self) -> io::Result<()> {
+        let Err(e) = &self.lock else { return Ok(()) };
+        Err(e.raw_os_error().map_or_else(|| e.kind().into(), io::Error::from_raw_os_error))
+    }
+
+    /// Why it could not be written when a limit came off without it.
+    pub(super) fn refused(&self) -> Option<&StoreError> {
+        self.refused.get()
+    }
+
+    /// Says what is about to be done, before it is. Only what takes a limit off is done all the same where
+    /// nothing can be written.
+    pub(super) fn begin(&self, step: Step) -> Result<(), StoreError> {
+        let is_removal = step.deed == Deed::Remove;
+        match self.write(step) {
+            Err(e) if is_removal => {
+                let _ = self.refused.set(e);
+                Ok(())
             }
-            match lock_dir(&dir, FlockOperation::LockExclusive) {
-                Ok(Some(lock)) => {
-                    return Ok(Journal { dir, _lock: lock, store: absolute(root), device });
-                }
-                Ok(None) => {}
-                Err(e) => return Err(io_error(&dir, "lock")(e)),
-            }
+            done => done,
         }
     }
 
-    /// Says what is about to be done, before it is.
-    pub(super) fn begin(&self, step: Step) -> Result<(), StoreError> {
+    fn write(&self, step: Step) -> Result<(), StoreError> {
         let (store, pid) = (self.store.clone(), std::process::id());
         let contents = Contents { version: VERSION, store, device: self.device, pid, step };
         let (temporary, file) = (self.dir.join(TEMPORARY), self.dir.join(FILE));
         let text = serde_json::to_vec_pretty(&contents).map_err(io::Error::other);
-        text.and_then(|text| fs::write(&temporary, text))
+        self.is_open()
+            .and(text)
+            .and_then(|text| fs::write(&temporary, text))
             .and_then(|()| fs::rename(&temporary, &file))
-            .map_err(io_error(&file, "write"))
+            .map_err(no_journal(&self.dir))
     }
 
     /// All of it is done, or undone.
@@ -185,6 +224,25 @@ impl Drop for Journal {
         let _ = fs::remove_file(self.dir.join(TEMPORARY));
         // Not if a step is in it.
         let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+fn no_journal(dir: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    let path = dir.display().to_string();
+    move |source| StoreError::NoJournal { path, source }
+}
+
+/// Makes the directory of a journal and waits until it is ours.
+fn create_locked(run: &Path, dir: &Path) -> io::Result<OwnedFd> {
+    fs::create_dir_all(run)?;
+    loop {
+        match fs::DirBuilder::new().mode(0o700).create(dir) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+            _ => {}
+        }
+        if let Some(lock) = lock_dir(dir, FlockOperation::LockExclusive)? {
+            return Ok(lock);
+        }
     }
 }
 
@@ -270,6 +328,7 @@ mod tests {
             deed: Deed::Install,
             limit: "up".to_owned(),
             network_namespace: 4_026_531_840,
+            device: "eth0".to_owned(),
             objects: vec![
                 Object::Filters { ifindex: 2, stay: vec![7] },
                 Object::Ifb { ifindex: 2 },
@@ -292,11 +351,15 @@ mod tests {
         assert_eq!(
             text,
             "{\"version\":1,\"store\":\"/sys/fs/bpf/tidegate\",\"device\":28,\"pid\":9,\"step\":{\"deed\":\
-             \"install\",\"limit\":\"up\",\"network_namespace\":4026531840,\"objects\":[{\"kind\":\
-             \"filters\",\"ifindex\":2,\"stay\":[7]},{\"kind\":\"ifb\",\"ifindex\":2},{\"kind\":\"htb\",\
-             \"ifindex\":2},{\"kind\":\"clsact\",\"ifindex\":2,\"stays\":false}]}}"
+             \"install\",\"limit\":\"up\",\"network_namespace\":4026531840,\"device\":\"eth0\",\"objects\":[\
+             {\"kind\":\"filters\",\"ifindex\":2,\"stay\":[7]},{\"kind\":\"ifb\",\"ifindex\":2},{\"kind\":\
+             \"htb\",\"ifindex\":2},{\"kind\":\"clsact\",\"ifindex\":2,\"stays\":false}]}}"
         );
         assert_eq!(serde_json::from_str::<Contents>(&text).unwrap().step, step());
+        // The first writers did not name the device.
+        let earlier = text.replace("\"device\":\"eth0\",", "");
+        let expected = Step { device: String::new(), ..step() };
+        assert_eq!(serde_json::from_str::<Contents>(&earlier).unwrap().step, expected);
     }
 
     #[test]

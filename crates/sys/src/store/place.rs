@@ -6,11 +6,17 @@
 
 use std::{
     fs, io,
-    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt, MetadataExt},
+    },
     path::{Path, PathBuf},
 };
 
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::{
+    fs::{FlockOperation, Mode, OFlags},
+    mount::{MountFlags, UnmountFlags, mount, unmount},
+};
 
 use super::{BPFFS, DEFAULT_ROOT, Store, StoreError, StoreLock, io_error};
 use crate::mounts::{end_with_us, host_path, on_host};
@@ -61,14 +67,16 @@ impl Store {
             let why = "it is the first process of a container".to_owned();
             return Err(StoreError::WouldEnd { why });
         }
-        let flags =
-            MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RELATIME;
-        let mounted = on_host(|| mount(MOUNT_SOURCE, BPFFS, "bpf", flags, Some(c"mode=0700")))
-            .map_err(|e| {
-                let why = format!("it may not enter the host's mount namespace: {e}");
-                StoreError::WouldEnd { why }
-            })?;
-        mounted.map_err(|e| io_error(Path::new(BPFFS), "mount bpf")(e.into()))
+        let mounted = on_host(|| mount_where_none(Path::new(BPFFS))).map_err(|e| {
+            let why = format!("it may not enter the host's mount namespace: {e}");
+            StoreError::WouldEnd { why }
+        })?;
+        mounted.map_err(io_error(Path::new(BPFFS), "mount bpf"))
+    }
+
+    /// Whether the last writer has unmounted the BPF file system of the host since it was looked for.
+    pub(super) fn has_lost_bpffs(&self) -> bool {
+        self.is_default() && !is_bpffs(self.bpffs())
     }
 
     /// Makes the directory if it is not there.
@@ -83,10 +91,7 @@ impl Store {
                 Err(io_error(&self.root, "create")(e))
             }
             // An earlier version has let everybody look in, and thereby lock it.
-            Err(_) => {
-                let _ = fs::set_permissions(&self.root, fs::Permissions::from_mode(MODE));
-                Ok(())
-            }
+            Err(_) => make_private(&self.root).map_err(io_error(&self.root, "open")),
             Ok(()) => Ok(()),
         }
     }
@@ -131,7 +136,36 @@ impl Store {
     }
 }
 
+/// Lets nobody else look into a directory, which is not followed to another one.
+fn make_private(path: &Path) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let dir = rustix::fs::open(path, flags, Mode::empty())?;
+    let _ = rustix::fs::fchmod(&dir, Mode::from_raw_mode(MODE));
+    Ok(())
+}
+
+/// Keeps others from mounting or unmounting the BPF file system at `path` meanwhile. What lies above is the
+/// same directory before and after.
+fn lock_mount(path: &Path) -> io::Result<OwnedFd> {
+    let above = path.parent().unwrap_or(path);
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let above = rustix::fs::open(above, flags, Mode::empty())?;
+    rustix::fs::flock(&above, FlockOperation::LockExclusive)?;
+    Ok(above)
+}
+
+/// Mounts a BPF file system unless another writer has just done so.
+fn mount_where_none(path: &Path) -> io::Result<()> {
+    let _lock = lock_mount(path)?;
+    if is_bpffs(path) {
+        return Ok(());
+    }
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RELATIME;
+    Ok(mount(MOUNT_SOURCE, path, "bpf", flags, Some(c"mode=0700"))?)
+}
+
 fn unmount_if_unused() {
+    let Ok(_lock) = lock_mount(Path::new(BPFFS)) else { return };
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
     let is_ours = mounts.lines().any(|line| {
         line.split_once(" - ").is_some_and(|(left, right)| {
@@ -146,3 +180,6 @@ fn unmount_if_unused() {
         let _ = unmount(BPFFS, UnmountFlags::empty());
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,9 @@ use std::{collections::BTreeSet, fs, os::fd::AsFd, path::Path};
 use libbpf_rs::{MapHandle, Program};
 
 use super::{
-    ASIDE, BUILDING, PARENT, PinnedLimit, Store, StoreError, cgroup_of,
+    ASIDE, BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, cgroup_of,
+    htb::{ROOT, device_in, name_in},
+    is_above,
     journal::{self, Deed, Journal, Object, Step},
     limit_error,
     pins::{detach_links, remove_pins},
@@ -19,38 +21,42 @@ use super::{
 use crate::{
     acks,
     cgroup::Hierarchy,
-    device::{self, PROGRAM_PINS, Target},
+    device::{self, PROGRAM_PINS, Target, in_namespace},
     htb, intf,
     limit::{Adopt, lookup},
-    net::NetNs,
 };
 
 impl Store {
     /// Finishes or undoes what a writer that died has left, if it left anything; one that lives is not waited
-    /// for. For who only reads.
+    /// for. For who only reads. Says what could not be put right.
     ///
     /// # Errors
     /// [`StoreError`]: it could not be looked at, and is as it was.
-    pub fn repair(&self) -> Result<(), StoreError> {
+    pub fn repair(&self) -> Result<Vec<String>, StoreError> {
         let is_left = |name: &String| name.starts_with(BUILDING) || name.starts_with(ASIDE);
         if !journal::has_step(&self.root) && !self.entries()?.iter().any(is_left) {
-            return Ok(());
+            return Ok(Vec::new());
         }
         if self.root.is_dir() && self.try_lock()?.is_none() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let lock = self.lock()?;
+        let problems = lock.problems.clone();
         self.close(lock);
-        Ok(())
+        Ok(problems)
     }
 
     /// The same by a writer, who has the lock.
-    pub(super) fn recover(&self, journal: &Journal) {
+    pub(super) fn recover(&self, journal: &Journal) -> Vec<String> {
+        let mut problems = Vec::new();
         let step = journal.step();
         let entries = self.entries().unwrap_or_default();
         let with = |prefix: char| entries.iter().filter(move |name| name.starts_with(prefix));
         for name in with(BUILDING) {
-            let _ = self.take_off(name);
+            if let Err(e) = self.take_off(name) {
+                let name = name.trim_start_matches(BUILDING);
+                problems.push(format!("what a killed command left of `{name}` is not off: {e}"));
+            }
         }
         for (step, gone) in journal.steps_of_gone_stores() {
             self.clear(&step);
@@ -63,6 +69,13 @@ impl Store {
         {
             self.sweep_hook(&self.root.join(name));
         }
+        // All of them are off before the first comes back: what they leave, such as a place among limits with
+        // prefixes, is another's from then on.
+        for name in with(ASIDE).map(|name| name.trim_start_matches(ASIDE)) {
+            if !self.root.join(name).is_dir() {
+                let _ = self.clear_aside(name);
+            }
+        }
         self.sweep_rooms();
         // Parents come before the limits inside them.
         let depth = |name: &&String| {
@@ -74,13 +87,20 @@ impl Store {
         };
         let mut aside: Vec<_> = with(ASIDE).collect();
         aside.sort_by_key(depth);
-        for name in aside {
-            let _ = self.put_back_with(journal, name.trim_start_matches(ASIDE));
+        for name in aside.into_iter().map(|name| name.trim_start_matches(ASIDE)) {
+            if let Err(e) = self.put_back_with(journal, name) {
+                let why = "was taken off by a command that was killed, and could not be put back";
+                problems.push(format!("limit `{name}` {why}: {e}"));
+            }
         }
-        if let Some(Step { deed: Deed::Install | Deed::Change, limit, .. }) = &step {
-            let _ = self.settle_again(limit);
+        if let Some(Step { deed: Deed::Install | Deed::Change, limit, .. }) = &step
+            && let Err(e) = self.settle_again(limit)
+        {
+            let why = "was being changed by a command that was killed, and is not as it should be";
+            problems.push(format!("limit `{limit}` {why}: {e}"));
         }
         journal.end();
+        problems
     }
 
     /// Takes all off that a directory holds, and removes it.
@@ -97,21 +117,28 @@ impl Store {
 
     /// The same, but its pins stay.
     pub(super) fn take_hooks_off(&self, entry: &str) -> Result<(), StoreError> {
-        let namespace = self.settings_of(entry).filter(|l| l.ifindex != 0).map(|l| l.cgroup_id);
-        let elsewhere = namespace.filter(|inode| !device::is_current_namespace(*inode));
-        match elsewhere.and_then(NetNs::find) {
-            Some(there) => there.run(|| self.take_hooks_off_here(entry)).unwrap_or(Ok(())),
-            None => self.take_hooks_off_here(entry),
-        }
+        let there = self.namespace_of(entry);
+        let there = there.and_then(|inode| in_namespace(inode, || self.take_hooks_off_here(entry)));
+        there.unwrap_or_else(|| self.take_hooks_off_here(entry))
+    }
+
+    /// The network namespace of the device that a limit is on, or in whose tree it is.
+    fn namespace_of(&self, entry: &str) -> Option<u64> {
+        let root = name_in(&self.root.join(entry), ROOT);
+        let limit = self.settings_of(root.as_deref().unwrap_or(entry))?;
+        (limit.ifindex != 0).then_some(limit.cgroup_id)
     }
 
     fn take_hooks_off_here(&self, entry: &str) -> Result<(), StoreError> {
         let dir = self.root.join(entry);
         let hierarchy = Hierarchy::find().ok();
         let opened = hierarchy.as_ref().and_then(|hierarchy| self.open_at(hierarchy, entry).ok());
-        let (Some(pinned), Some(hierarchy)) = (opened, hierarchy) else {
-            self.take_half_off(entry);
-            return Ok(());
+        let (pinned, hierarchy) = match (opened, hierarchy) {
+            (Some(pinned), Some(hierarchy)) => (pinned, hierarchy),
+            (_, hierarchy) => {
+                self.take_half_off(hierarchy.as_ref(), entry);
+                return Ok(());
+            }
         };
         let PinnedLimit { limit, scope, maps, .. } = &pinned;
         let cgroup = scope.as_ref().and_then(|scope| cgroup_of(&hierarchy, scope));
@@ -122,16 +149,46 @@ impl Store {
         device::remove_pinned_filters(&dir, limit);
         // Links first: a connection that opens meanwhile must not be set again.
         detach_links(&dir)?;
-        if let Some(cgroup) = cgroup {
+        if let Some(cgroup) = cgroup.filter(|_| maps.sockets.is_some()) {
             let _ = maps.adopt(&hierarchy, &cgroup, Adopt::Release);
+            self.take_again(&hierarchy, entry, cgroup.path());
         }
         Ok(())
     }
 
-    /// The same of what cannot be opened: a limit or room that was being built, or that another version has
-    /// put on.
-    fn take_half_off(&self, entry: &str) {
+    /// What a limit on a cgroup has given back is another one's that meets the same sockets: on that cgroup,
+    /// above or below it. A socket that sends nothing, or that was there before its limit on a kernel before
+    /// 6.12, would not hear of it.
+    fn take_again(&self, hierarchy: &Hierarchy, entry: &str, path: &str) {
+        let own = entry.trim_start_matches([BUILDING, ASIDE]);
+        for name in self.names().unwrap_or_default() {
+            let Ok(at) = fs::read_link(self.root.join(&name).join(CGROUP)) else { continue };
+            let at = hierarchy.relative(&at);
+            let meets = at == path || is_above(&at, path) || is_above(path, &at);
+            if !meets || name == entry || (name != own && self.leaving.contains(&name)) {
+                continue;
+            }
+            let (Ok(limit), Ok(cgroup)) = (self.open(hierarchy, &name), hierarchy.open(&at)) else {
+                continue;
+            };
+            let _ = limit.maps.adopt(hierarchy, &cgroup, Adopt::Take);
+        }
+    }
+
+    /// The same of what cannot be opened: a limit or room that was being built, or a limit that another
+    /// version has put on, or that has lost a pin.
+    fn take_half_off(&self, hierarchy: Option<&Hierarchy>, entry: &str) {
         let dir = self.root.join(entry);
+        // A limit that was once whole says where it is.
+        let is_at = |mark: &&str| fs::symlink_metadata(dir.join(mark)).is_ok();
+        if let Some(hierarchy) = hierarchy
+            && [CGROUP, DEV, PORT].iter().any(is_at)
+        {
+            self.release_unread(hierarchy, entry);
+            if let Ok(at) = fs::read_link(dir.join(CGROUP)) {
+                self.take_again(hierarchy, entry, &hierarchy.relative(&at));
+            }
+        }
         let limit = self.settings_of(entry).filter(|limit| limit.ifindex != 0);
         if let Some(limit) = limit.filter(device::is_in_this_namespace) {
             acks::take_off(&dir, &limit);
@@ -155,7 +212,7 @@ impl Store {
                 }
             }
         }
-        in_namespace(limit.cgroup_id, || htb::uproot(&limit));
+        let _ = in_namespace(limit.cgroup_id, || htb::uproot(&limit));
     }
 
     /// What a directory says of its limit, or of all in a room.
@@ -190,8 +247,13 @@ impl Store {
                 programs_in(&self.root.join(entry), &mut held);
             }
         }
-        in_namespace(step.network_namespace, || {
+        let _ = in_namespace(step.network_namespace, || {
             for object in &step.objects {
+                // Another device may have got the number since.
+                let now = device::name_of(object.ifindex());
+                if !step.device.is_empty() && now.is_some_and(|now| now != step.device) {
+                    continue;
+                }
                 match object {
                     Object::Filters { ifindex, stay } => {
                         device::remove_filters_but(*ifindex, |id| {
@@ -209,8 +271,16 @@ impl Store {
         });
     }
 
-    /// Puts a limit in force as its settings say, of which a writer that died may have done a part.
+    /// Puts a limit in force as its settings say, of which a writer that died may have done a part: where its
+    /// device is. One that is no more needs none of it.
     fn settle_again(&self, name: &str) -> Result<(), StoreError> {
+        match self.namespace_of(name) {
+            Some(inode) => in_namespace(inode, || self.settle_here(name)).unwrap_or(Ok(())),
+            None => self.settle_here(name),
+        }
+    }
+
+    fn settle_here(&self, name: &str) -> Result<(), StoreError> {
         let hierarchy = Hierarchy::find().map_err(|e| limit_error(name)(e.into()))?;
         let pinned = match self.open(&hierarchy, name) {
             Err(StoreError::Missing(_)) => return Ok(()),
@@ -233,6 +303,7 @@ impl Store {
             deed: Deed::Install,
             limit: name.to_owned(),
             network_namespace: target.map_or(0, |target| target.namespace),
+            device: target.map_or_else(String::new, |target| target.scope.name().to_owned()),
             objects: Vec::new(),
         };
         let Some(ifindex) = target.map(|target| target.ifindex) else { return step };
@@ -252,6 +323,7 @@ impl Store {
             deed,
             limit: name.to_owned(),
             network_namespace: limit.map_or(0, |limit| limit.cgroup_id),
+            device: device_in(&dir).unwrap_or_default(),
             objects: Vec::new(),
         };
         let Some(limit) = limit.filter(device::is_in_this_namespace) else { return step };
@@ -293,12 +365,5 @@ fn programs_in(dir: &Path, found: &mut BTreeSet<u32>) {
     }
 }
 
-/// Does the work in the network namespace of this inode; not at all if that is no more, for then its devices
-/// are no more either.
-fn in_namespace(inode: u64, work: impl FnOnce() + Send) {
-    if device::is_current_namespace(inode) {
-        work();
-    } else if let Some(namespace) = NetNs::find(inode) {
-        let _ = namespace.run(work);
-    }
-}
+#[cfg(test)]
+mod tests;

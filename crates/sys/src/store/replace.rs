@@ -13,7 +13,7 @@ use tidegate_core::{Scope, police::Hook};
 use super::{
     ASIDE, BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, StoreLock,
     bpf_error,
-    htb::name_in,
+    htb::{ROOT, SLOT, device_in, name_in},
     io_error,
     journal::{Deed, Journal},
     limit_error,
@@ -23,8 +23,7 @@ use super::{
 use crate::{
     cgroup::Hierarchy,
     device, intf,
-    limit::{Adopt, LimitOptions, lookup},
-    net::NetNs,
+    limit::{LimitOptions, lookup},
 };
 
 /// The pin of the settings of a limit that was set aside.
@@ -46,25 +45,41 @@ impl Store {
         options: &LimitOptions,
         parent: Option<&str>,
     ) -> Result<(), StoreError> {
-        let earlier = self.open(hierarchy, name)?;
-        if self.fits_beside(&earlier, scope, options) {
-            self.install_with(&lock.journal, hierarchy, name, scope, options, parent)?;
-            self.take_off(&format!("{BUILDING}{name}"))?;
-            // What the earlier one has given back is the new one's.
-            let Scope::Cgroup(path) = scope else { return Ok(()) };
-            let cgroup = hierarchy.open(path).map_err(|e| limit_error(name)(e.into()))?;
-            let maps = self.open(hierarchy, name)?.maps;
-            return maps.adopt(hierarchy, &cgroup, Adopt::Take).map_err(limit_error(name));
+        let install = || self.install_with(&lock.journal, hierarchy, name, scope, options, parent);
+        let fits = match self.open(hierarchy, name) {
+            Err(StoreError::Unreadable { .. }) if self.is_on_device(name) => {
+                // Nobody can say whether both can be, nor put it back.
+                self.take_away(lock, name)?;
+                return install();
+            }
+            Err(StoreError::Unreadable { .. }) => true,
+            earlier => self.fits_beside(&earlier?, scope, options),
+        };
+        if fits {
+            install()?;
+            return self.take_off(&format!("{BUILDING}{name}"));
         }
         self.set_aside(lock, name)?;
-        let done = self.install_with(&lock.journal, hierarchy, name, scope, options, parent);
-        match done {
+        match install() {
             Ok(()) => self.forget(name),
-            Err(e) => {
-                let _ = self.put_back(lock, name);
-                Err(e)
+            Err(e) => Err(self.put_back_after(lock, name, e)),
+        }
+    }
+
+    /// Puts a limit back that made way for another one; why that is not on, and this one perhaps neither.
+    fn put_back_after(&self, lock: &StoreLock, name: &str, source: StoreError) -> StoreError {
+        match self.put_back_with(&lock.journal, name) {
+            Ok(()) => source,
+            Err(back) => {
+                let (source, back) = (Box::new(source), Box::new(back));
+                StoreError::NotPutBack { name: name.to_owned(), source, back }
             }
         }
+    }
+
+    /// Whether a limit is on a device or port, by its marks.
+    fn is_on_device(&self, name: &str) -> bool {
+        device_in(&self.root.join(name)).is_some()
     }
 
     /// Whether a limit can be put on while an earlier one of its name still is.
@@ -87,7 +102,7 @@ impl Store {
     /// ([`Store::forget_all`]); else it is put back by whoever opens the store next.
     ///
     /// # Errors
-    /// [`StoreError`]; the limit is partly off, and is put back as well.
+    /// [`StoreError`]; the limit is as before, unless the error is [`StoreError::NotPutBack`].
     pub fn set_aside(&self, lock: &StoreLock, name: &str) -> Result<(), StoreError> {
         let (dir, aside) = (self.root.join(name), self.root.join(format!("{ASIDE}{name}")));
         let hierarchy = Hierarchy::find().map_err(|e| limit_error(name)(e.into()))?;
@@ -97,19 +112,19 @@ impl Store {
         fs::rename(&dir, &aside).map_err(io_error(&dir, "rename"))?;
         let done = self.clear_aside(name);
         lock.journal.end();
-        done
+        done.map_err(|e| self.put_back_after(lock, name, e))
     }
 
     /// Takes all of a limit off that was set aside, but its settings.
-    fn clear_aside(&self, name: &str) -> Result<(), StoreError> {
+    pub(super) fn clear_aside(&self, name: &str) -> Result<(), StoreError> {
         let aside = format!("{ASIDE}{name}");
         let place = self.place_of(&aside);
         self.take_hooks_off(&aside)?;
+        // Others may have its place among prefixes, or in a tree, from now on.
+        for link in [ROOM, PLACE, ROOT, SLOT] {
+            let _ = fs::remove_file(self.root.join(&aside).join(link));
+        }
         if let Some((room, index)) = place {
-            // Others may have the place from now on.
-            for link in [ROOM, PLACE] {
-                let _ = fs::remove_file(self.root.join(&aside).join(link));
-            }
             self.free_place(&room, index);
         }
         Ok(())
@@ -131,24 +146,15 @@ impl Store {
         remove_pins(&gone)
     }
 
-    /// Puts a limit back that was set aside.
-    pub(super) fn put_back(&self, lock: &StoreLock, name: &str) -> Result<(), StoreError> {
-        self.put_back_with(&lock.journal, name)
-    }
-
-    /// The same in the network namespace of its device; where that cannot be found it stays aside.
+    /// Puts a limit back that was set aside, in the network namespace of its device; where that cannot be
+    /// found it stays aside.
     pub(super) fn put_back_with(&self, journal: &Journal, name: &str) -> Result<(), StoreError> {
         let dir = self.root.join(format!("{ASIDE}{name}"));
         let limit: Option<intf::Limit> =
             open_pin(&dir, SETTINGS).ok().and_then(|map| lookup(&map, SETTINGS, 0).ok());
         let inode = limit.filter(|limit| limit.ifindex != 0).map(|limit| limit.cgroup_id);
-        let Some(inode) = inode.filter(|inode| !device::is_current_namespace(*inode)) else {
-            return self.put_back_here(journal, name);
-        };
-        match NetNs::find(inode) {
-            Some(there) => there.run(|| self.put_back_here(journal, name)).unwrap_or(Ok(())),
-            None => Ok(()),
-        }
+        let put = || self.put_back_here(journal, name);
+        inode.map_or_else(put, |inode| device::in_namespace(inode, put).unwrap_or(Ok(())))
     }
 
     fn put_back_here(&self, journal: &Journal, name: &str) -> Result<(), StoreError> {
@@ -199,7 +205,7 @@ impl Store {
 }
 
 /// Pins a copy of the settings of a limit in its directory.
-fn keep_settings(limit: &intf::Limit, dir: &Path) -> Result<(), StoreError> {
+pub(super) fn keep_settings(limit: &intf::Limit, dir: &Path) -> Result<(), StoreError> {
     let path = dir.join(SETTINGS);
     let options = libbpf_sys::bpf_map_create_opts {
         sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,

@@ -22,12 +22,12 @@ use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
 
 use super::{
     CGROUP, DEV, LINKS, PARENT, PORT, PinnedLimit, Store, StoreError, check_name,
-    htb::{ROOT, SLOT, name_in},
+    htb::{ROOT, SLOT, device_in, name_in},
     pins::detach_links,
 };
 use crate::{
     cgroup::Hierarchy,
-    device::{CLSACT_MARK, PROGRAM_PINS, Target, XDP_PIN},
+    device::{CLSACT_MARK, PROGRAM_PINS, XDP_PIN},
     htb, intf,
     limit::{
         LimitError, LimitMaps, in_network_namespace, load_error, network_namespaces, quiet_libbpf,
@@ -179,32 +179,42 @@ impl Store {
         }
     }
 
-    /// Takes the classes of a limit inside another one off the device of that.
+    /// Takes the classes of a limit inside another one off the device of that: the one that has its programs,
+    /// in whichever network namespace.
     fn leave_tree(&self, dir: &Path) {
         let slot = name_in(dir, SLOT).and_then(|slot| slot.parse().ok());
         let Some((slot, root)) = slot.zip(name_in(dir, ROOT)) else { return };
+        if slot == ROOT_SLOT {
+            return;
+        }
         let root = self.root.join(root);
-        let device = name_in(&root, DEV).map(Scope::Dev).or(name_in(&root, PORT).map(Scope::Port));
-        let target = device.and_then(|scope| Target::find(&scope).ok());
-        if let Some(target) = target.filter(|_| slot != ROOT_SLOT) {
-            htb::leave(target.ifindex, slot);
+        let programs = programs_in(&root, 0);
+        in_each_namespace(|| {
+            let mut devices = remains::on_devices().unwrap_or_default();
+            devices.retain(|device| device.hooked.iter().any(|h| programs.contains(&h.program)));
+            for device in &devices {
+                htb::leave(device.ifindex, slot);
+                device.ifb.iter().for_each(|ifb| htb::leave(*ifb, slot));
+            }
+            !devices.is_empty()
+        });
+        if let Ok(members) = MapHandle::from_pinned_path(root.join(htb::MEMBERS_PIN)) {
+            htb::empty_slot(&members, slot);
         }
     }
 }
 
 /// Takes the programs that are pinned in `dir` off their devices, with HTB and the ifb device that belong to
 /// them: in this network namespace, else in whichever they are.
-pub(super) fn take_off_devices(dir: &Path) {
+fn take_off_devices(dir: &Path) {
+    if fs::symlink_metadata(dir.join(CGROUP)).is_ok() {
+        return;
+    }
     let programs = programs_in(dir, 0);
     let owns_clsact = owns_clsact(dir, 0);
-    let is_on_device = fs::symlink_metadata(dir.join(CGROUP)).is_err();
-    let take_off = |knows_name: bool| {
+    let found = in_each_namespace(|| {
         let mut found = false;
         for mut device in remains::on_devices().unwrap_or_default() {
-            if knows_name && is_bare(&device) && is_root_of(dir, &device) {
-                found = device.remove(false).is_ok() || found;
-                continue;
-            }
             device.retain(|hooked| programs.contains(&hooked.program));
             if !device.is_empty() {
                 let _ = device.remove(owns_clsact);
@@ -212,18 +222,24 @@ pub(super) fn take_off_devices(dir: &Path) {
             }
         }
         found
-    };
-    if take_off(true) || !is_on_device {
-        return;
-    }
-    for namespace in all_network_namespaces() {
-        let mut found = false;
-        // A name means another device there.
-        in_network_namespace(&namespace, || found = take_off(false));
-        if found {
-            return;
+    });
+    if !found {
+        // A name means another device elsewhere.
+        let here = remains::on_devices().unwrap_or_default();
+        for device in here.iter().filter(|device| is_bare(device) && is_root_of(dir, device)) {
+            let _ = device.remove(false);
         }
     }
+}
+
+/// Does something in this network namespace and then in all others, until it has found what it looks for.
+fn in_each_namespace(work: impl Fn() -> bool + Sync) -> bool {
+    work()
+        || all_network_namespaces().iter().any(|namespace| {
+            let mut found = false;
+            in_network_namespace(namespace, || found = work());
+            found
+        })
 }
 
 /// Somebody has taken the programs off, and left HTB.
@@ -233,8 +249,7 @@ fn is_bare(device: &OnDevice) -> bool {
 
 /// Whether a limit of scheme `htb` is on a device, by its name.
 fn is_root_of(dir: &Path, device: &OnDevice) -> bool {
-    let name = name_in(dir, DEV).or_else(|| name_in(dir, PORT));
-    dir.join(htb::SLOTS_PIN).exists() && name.is_some_and(|name| name == device.device)
+    dir.join(htb::SLOTS_PIN).exists() && device_in(dir).is_some_and(|name| name == device.device)
 }
 
 /// The kernel's ids of the programs that are pinned in a directory, or whose links are.

@@ -1,0 +1,167 @@
+use std::process::Command;
+
+use tidegate_core::{Scheme, Scope, virtual_queue::VirtualQueueOptions};
+
+use super::*;
+use crate::{
+    bpffs::PrivateBpffs,
+    limit::LimitOptions,
+    net::{NetNs, Netlink, VethPair},
+    store::{StoreLock, replace::keep_settings},
+};
+
+/// A store and a network namespace of its own, with the device `v0`.
+fn in_scene(test: &str, check: impl FnOnce(&Store, &Hierarchy) + Send) {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP {test}: needs root");
+        return;
+    }
+    let netns = NetNs::create(&format!("tg-{}-{}", &test[5..20], std::process::id())).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let bpffs = PrivateBpffs::mount(dir.path()).unwrap();
+    netns
+        .run(|| {
+            let pair = VethPair { name: "v0", peer: "v1", peer_netns: None };
+            Netlink::open().unwrap().add_veth(&pair).unwrap();
+            check(&Store::at(bpffs.path().join("t")), &Hierarchy::find().unwrap());
+        })
+        .unwrap();
+}
+
+fn options(scheme: Scheme) -> LimitOptions {
+    let egress = Some(VirtualQueueOptions::new("9mbit".parse().unwrap()));
+    LimitOptions { egress, scheme, ..LimitOptions::default() }
+}
+
+fn device() -> Scope {
+    Scope::Dev("v0".to_owned())
+}
+
+/// As a writer does it that dies when it has renamed the limit.
+fn set_half_aside(store: &Store, hierarchy: &Hierarchy, name: &str) {
+    let dir = store.root.join(name);
+    keep_settings(&store.open(hierarchy, name).unwrap().limit, &dir).unwrap();
+    fs::rename(&dir, store.root.join(format!("{ASIDE}{name}"))).unwrap();
+}
+
+fn again(store: &Store, lock: StoreLock) -> StoreLock {
+    drop(lock);
+    store.lock().unwrap()
+}
+
+#[test]
+fn root_police_match_limits_that_were_set_aside_come_back_each_to_its_place() {
+    const TEST: &str = "root_police_match_limits_that_were_set_aside_come_back_each_to_its_place";
+    in_scene(TEST, |store, hierarchy| {
+        let mut lock = store.lock().unwrap();
+        for (name, prefix) in [("first", "10.0.0.1"), ("second", "10.0.0.2")] {
+            let matched = prefix.parse().unwrap();
+            let options = LimitOptions { matched, ..options(Scheme::Police) };
+            store.install(&lock, hierarchy, name, &device(), &options, None).unwrap();
+        }
+        // The one of the second place comes back first, to the first place.
+        store.set_aside(&lock, "second").unwrap();
+        set_half_aside(store, hierarchy, "first");
+        fs::rename(store.root.join("=second"), store.root.join("=a-second")).unwrap();
+        lock = again(store, lock);
+        assert_eq!(lock.problems(), [""; 0]);
+        assert_eq!(store.names().unwrap(), ["a-second", "first"]);
+        let places = ["a-second", "first"].map(|name| store.place_of(name).unwrap());
+        assert_ne!(places[0], places[1]);
+        for name in ["a-second", "first"] {
+            let limit = store.open(hierarchy, name).unwrap();
+            assert!(limit.unhooked.is_empty(), "{name}: {:?}", limit.unhooked);
+        }
+        store.remove(&lock, "first").unwrap();
+        assert!(store.open(hierarchy, "a-second").unwrap().unhooked.is_empty());
+        store.remove(&lock, "a-second").unwrap();
+    });
+}
+
+/// Which limit is not on, and why, is told by whoever took it off, and by whoever finds it off.
+#[test]
+fn root_htb_a_limit_that_cannot_be_put_back_is_told() {
+    const TEST: &str = "root_htb_a_limit_that_cannot_be_put_back_is_told";
+    in_scene(TEST, |store, hierarchy| {
+        let tc = |words: &str| {
+            let done = Command::new("tc").args(words.split(' ')).status().unwrap();
+            assert!(done.success(), "tc {words}");
+        };
+        let mut lock = store.lock().unwrap();
+        for scheme in [Scheme::Dem, Scheme::Htb] {
+            store.install(&lock, hierarchy, "a", &device(), &options(Scheme::Htb), None).unwrap();
+            // Somebody takes the place.
+            if scheme == Scheme::Dem {
+                tc("qdisc replace dev v0 root handle 9: pfifo");
+                let done = store.replace(&lock, hierarchy, "a", &device(), &options(scheme), None);
+                let said = done.unwrap_err().to_string();
+                assert!(said.contains("`a`") && said.contains("could not be put back"), "{said}");
+                assert_eq!(said.matches("pfifo 9:").count(), 2, "{said}");
+            } else {
+                set_half_aside(store, hierarchy, "a");
+                tc("qdisc replace dev v0 root handle 9: pfifo");
+                lock = again(store, lock);
+                let told = lock.problems();
+                assert!(told.len() == 1 && told[0].contains("`a`"), "{told:?}");
+                assert!(told[0].contains("pfifo 9:"), "{told:?}");
+            }
+            // It is seen that it should be on.
+            let limit = store.open(hierarchy, "a").unwrap();
+            assert!(!limit.unhooked.is_empty());
+            tc("qdisc del dev v0 root");
+            store.replace(&lock, hierarchy, "a", &device(), &options(Scheme::Htb), None).unwrap();
+            assert!(store.open(hierarchy, "a").unwrap().unhooked.is_empty());
+            store.remove(&lock, "a").unwrap();
+        }
+    });
+}
+
+/// The number of a device that is gone may be another one's by now.
+#[test]
+fn root_htb_a_journal_is_not_believed_of_another_device() {
+    const TEST: &str = "root_htb_a_journal_is_not_believed_of_another_device";
+    in_scene(TEST, |store, _| {
+        let target = Target::find(&device()).unwrap();
+        let add = ["qdisc", "add", "dev", "v0", "root", "handle", "7467:", "htb"];
+        let put = || assert!(Command::new("tc").args(add).status().unwrap().success());
+        let has_htb = || {
+            let qdiscs = Netlink::open().unwrap().qdisc_stats(target.ifindex).unwrap();
+            htb::is_ours(&qdiscs)
+        };
+        put();
+        let mut lock = store.lock().unwrap();
+        for (name, stays) in [("eth7", true), ("v0", false)] {
+            let of = Target { scope: Scope::Dev(name.to_owned()), ..target.clone() };
+            lock.journal.begin(store.installation("a", Some(&of), true)).unwrap();
+            lock = again(store, lock);
+            assert_eq!(has_htb(), stays, "{name}");
+        }
+        drop(lock);
+    });
+}
+
+/// One that was set aside has nothing of the tree any more, in which its successor may have its slot.
+#[test]
+fn root_htb_what_is_forgotten_leaves_its_successor_alone() {
+    const TEST: &str = "root_htb_what_is_forgotten_leaves_its_successor_alone";
+    in_scene(TEST, |store, hierarchy| {
+        let mut lock = store.lock().unwrap();
+        let class = Some(tidegate_core::Class::default());
+        let inside = LimitOptions { class, ..options(Scheme::Htb) };
+        let port = Scope::Port("v1".to_owned());
+        store.install(&lock, hierarchy, "a", &device(), &options(Scheme::Htb), None).unwrap();
+        store.install(&lock, hierarchy, "in", &port, &inside, Some("a")).unwrap();
+        let slot = || name_in(&store.root.join("in"), "slot");
+        let was = slot();
+        store.set_aside(&lock, "in").unwrap();
+        store.install(&lock, hierarchy, "in", &port, &inside, Some("a")).unwrap();
+        assert_eq!(slot(), was);
+        // The writer dies when it has begun to forget it.
+        fs::rename(store.root.join("=in"), store.root.join("_in")).unwrap();
+        lock = again(store, lock);
+        let limit = store.open(hierarchy, "in").unwrap();
+        assert!(limit.unhooked.is_empty(), "{:?}", limit.unhooked);
+        store.remove(&lock, "in").unwrap();
+        store.remove(&lock, "a").unwrap();
+    });
+}
