@@ -3,7 +3,7 @@
 //!
 //! `make test` kills at a sample of all places, by a seed that it prints (`TIDEGATE_KILL_SEED` gives
 //! another). `make test-kill` (`TIDEGATE_KILL=all`) kills at every place and 1000 times at random
-//! moments.
+//! moments. Scheme `edt` has a test of its own, for kernels that have `fq`.
 
 use std::{
     collections::BTreeMap,
@@ -30,20 +30,24 @@ use crate::{
     need_root, tracer,
 };
 
-/// What the sample may take.
+/// What the sample may take ...
 const SAMPLE_TIME: Duration = Duration::from_secs(45);
+/// ... and that of scheme `edt`.
+const EDT_SAMPLE_TIME: Duration = Duration::from_secs(10);
 /// Kills at random moments in the long form.
 const MOMENTS: u32 = 1000;
 const PORT: u16 = 9797;
 const NEAR: &str = "10.98.0.1";
 const FAR: &str = "10.98.0.2";
+/// The devices that limits are on: towards the other host, and a port.
+const DEVICES: [&str; 2] = ["eth0", "tap0"];
 
-/// A host with a device and two cgroups, behind it another one that answers.
+/// A host with a device, a port and cgroups, one inside another, behind it another one that answers.
 struct Scene {
     place: Place,
     near: NetNs,
     far: NetNs,
-    groups: [String; 2],
+    groups: [String; 3],
 }
 
 /// Something that changes limits.
@@ -69,14 +73,15 @@ impl Scene {
         let near = NetNs::create(&name("n")).unwrap();
         let far = NetNs::create(&name("f")).unwrap();
         cable(&near, "eth0", NEAR, &far, "eth0", FAR);
-        let groups = ["x", "y"].map(|name| place.child(name).path().to_owned());
+        cable(&near, "tap0", "10.99.0.1", &far, "tap0", "10.99.0.2");
+        let groups = ["x", "y", "x/in"].map(|name| place.child(name).path().to_owned());
         Scene { place, near, far, groups }
     }
 
     /// Words with the names of this scene.
     fn fill(&self, words: &str) -> String {
-        let [x, y] = &self.groups;
-        words.replace("{x}", x).replace("{y}", y)
+        let [x, y, inside] = &self.groups;
+        words.replace("{x}", x).replace("{y}", y).replace("{in}", inside)
     }
 
     fn command(&self, words: &str) -> Command {
@@ -124,14 +129,19 @@ impl Scene {
         classes.sort();
         found.insert("classes", classes);
         for (side, words) in [("filters in", "ingress"), ("filters out", "egress")] {
-            let filters = self.tc(&format!("filter show dev eth0 {words}"));
-            let filters = filters.lines().filter(|line| line.contains("handle"));
-            let filters = filters.map(|line| line.split(" id ").next().unwrap_or("").to_owned());
-            found.insert(side, filters.collect());
+            let filters = DEVICES.map(|device| {
+                let filters = self.tc(&format!("filter show dev {device} {words}"));
+                let filters = filters.lines().filter(|line| line.contains("handle"));
+                let line = |line: &str| line.split(" id ").next().unwrap_or("").to_owned();
+                filters.map(line).collect::<Vec<_>>()
+            });
+            found.insert(side, filters.concat());
         }
-        let index = devices.iter().find(|device| device.name == "eth0").unwrap().index;
-        let programs = self.near.run(|| programs_of(index)).unwrap();
-        found.insert("programs", programs.to_vec());
+        let programs = DEVICES.map(|name| {
+            let index = devices.iter().find(|device| device.name == name).unwrap().index;
+            self.near.run(|| programs_of(index)).unwrap()
+        });
+        found.insert("programs", programs.concat());
         let xdp = into(&self.near, "ip").args(["link", "show", "eth0"]).output().unwrap();
         let xdp = String::from_utf8(xdp.stdout).unwrap().contains("prog/xdp");
         found.insert("xdp", vec![xdp.to_string()]);
@@ -247,7 +257,7 @@ fn without_store(snapshot: &Snapshot) -> Snapshot {
 }
 
 /// A scheme, and the flags that put it on, change it, and put it on anew.
-const SCHEMES: [(&str, &str, &str, &str); 9] = [
+const SCHEMES: [(&str, &str, &str, &str); 14] = [
     ("nrm", "--cgroup {x} --scheme nrm", "--egress 9mbit", "exempt = [\"10.1.0.0/16\"]"),
     ("pace", "--cgroup {x} --scheme pace", "--egress 9mbit", "exempt = [\"10.1.0.0/16\"]"),
     ("police", "--cgroup {x} --scheme police", "--egress 9mbit", "exempt = [\"10.1.0.0/16\"]"),
@@ -262,15 +272,35 @@ const SCHEMES: [(&str, &str, &str, &str); 9] = [
     ("htb", "--dev eth0 --scheme htb", "--egress 9mbit", "scheme = \"spring\""),
     ("dem", "--dev eth0 --scheme dem", "--egress 9mbit", "scheme = \"htb\""),
     ("spring", "--dev eth0 --scheme spring", "--egress 9mbit", "scheme = \"police\""),
+    ("police-port", "--port tap0 --scheme police", "--egress 9mbit", "exempt = [\"10.1.0.0/16\"]"),
+    (
+        "match-port",
+        "--port tap0 --scheme police --match 10.99.0.2",
+        "--match 10.99.0.2,10.99.0.3",
+        "exempt = [\"10.1.0.0/16\"]",
+    ),
+    ("htb-port", "--port tap0 --scheme htb", "--ingress 9mbit", "scheme = \"dem\""),
+    ("dem-port", "--port tap0 --scheme dem", "--ingress 9mbit", "scheme = \"spring\""),
+    ("spring-port", "--port tap0 --scheme spring", "--ingress 9mbit", "scheme = \"htb\""),
+];
+/// The same of `edt`, which holds what leaves alone.
+const EDT: [(&str, &str, &str, &str); 3] = [
+    ("edt", "--cgroup {x} --scheme edt", "--egress 9mbit", "exempt = [\"10.1.0.0/16\"]"),
+    ("edt-dev", "--dev eth0 --scheme edt", "--egress 9mbit", "exempt = [\"10.1.0.0/16\"]"),
+    ("edt-port", "--port tap0 --scheme edt", "--egress 9mbit", "exempt = [\"10.1.0.0/16\"]"),
 ];
 
-/// Every verb with every scheme.
-fn cases() -> Vec<Case> {
+/// Every verb with each of some schemes.
+fn cases_of(schemes: &[(&str, &str, &str, &str)]) -> Vec<Case> {
     let mut cases = Vec::new();
     let other = "limit add z --cgroup {y} --scheme police --egress 5mbit";
-    for (scheme, flags, set, anew) in SCHEMES {
-        let add = format!("limit add a {flags} --egress 20mbit --ingress 20mbit");
-        let spec = spec_of(flags, anew);
+    for (scheme, flags, set, anew) in schemes {
+        let rates = match scheme.starts_with("edt") {
+            true => "--egress 20mbit",
+            false => "--egress 20mbit --ingress 20mbit",
+        };
+        let add = format!("limit add a {flags} {rates}");
+        let spec = spec_of(&format!("{flags} {rates}"), anew);
         let mut case = |verb: &str, setup: &[&str], words: &str, stay: &[&'static str]| {
             cases.push(Case {
                 name: format!("{scheme} {verb}"),
@@ -285,6 +315,12 @@ fn cases() -> Vec<Case> {
         case("apply", &[&add, other], &spec, &["a"]);
         case("detach", &[&add, other], "detach", &[]);
     }
+    cases
+}
+
+/// Every verb with every scheme that each kernel has, and limits inside limits.
+fn cases() -> Vec<Case> {
+    let mut cases = cases_of(&SCHEMES);
     let root = "limit add a --dev eth0 --scheme htb --egress 20mbit --ingress 20mbit";
     let inside = "limit add b --cgroup {x} --parent a --scheme htb --egress 5mbit";
     let mut case = |name: &str, setup: &[&str], words: &str, stay: &[&'static str]| {
@@ -296,6 +332,26 @@ fn cases() -> Vec<Case> {
     case("htb child set", &[root, inside], "limit set b --egress 4mbit", &["a", "b"]);
     case("htb child del", &[root, inside], "limit del b", &["a"]);
     case("htb tree detach", &[root, inside], "detach", &[]);
+    let port = "limit add c --port tap0 --parent a --scheme htb --egress 5mbit";
+    case("htb port child add", &[root, inside], port, &["a", "b"]);
+    case("htb port child set", &[root, port], "limit set c --egress 4mbit", &["a", "c"]);
+    case("htb port child del", &[root, port, inside], "limit del c", &["a", "b"]);
+    let tree = "apply [[limit]]\nname = \"a\"\nscope = { dev = \"eth0\" }\nscheme = \"htb\"\n\
+                egress = \"20mbit\"\ningress = \"20mbit\"\n[[limit]]\nname = \"d\"\n\
+                scope = { port = \"tap0\" }\nparent = \"a\"\nscheme = \"htb\"\negress = \"5mbit\"\n";
+    case("htb port child rename", &[root, port], tree, &["a"]);
+    let outer = "limit add a --cgroup {x} --scheme pace --egress 20mbit --ingress 20mbit";
+    let inner = "limit add b --cgroup {in} --parent a --scheme pace --weight 200";
+    case("pace child add", &[outer], inner, &["a"]);
+    case("pace child set", &[outer, inner], "limit set b --weight 300", &["a", "b"]);
+    case("pace child del", &[outer, inner], "limit del b", &["a"]);
+    case("pace parent set", &[outer, inner], "limit set a --egress 9mbit", &["a", "b"]);
+    case("pace tree detach", &[outer, inner], "detach", &[]);
+    // The parent gets other programs, and its child with it.
+    let tree = "apply [[limit]]\nname = \"a\"\nscope = { cgroup = \"{x}\" }\negress = \"20mbit\"\n\
+                ingress = \"20mbit\"\nexempt = [\"10.1.0.0/16\"]\n[[limit]]\nname = \"b\"\n\
+                scope = { cgroup = \"{in}\" }\nparent = \"a\"\nweight = 200\n";
+    case("pace tree apply", &[outer, inner], tree, &["a", "b"]);
     // Of two that cannot be beside each other the new one has another name.
     let renamed = |more: &str| {
         format!(
@@ -314,15 +370,12 @@ fn cases() -> Vec<Case> {
 
 /// A file that has limit `a` with other programs, a limit `n` more, and no `z`.
 fn spec_of(flags: &str, anew: &str) -> String {
-    let mut fields = BTreeMap::from([
-        ("egress".to_owned(), "\"20mbit\"".to_owned()),
-        ("ingress".to_owned(), "\"20mbit\"".to_owned()),
-    ]);
+    let mut fields = BTreeMap::new();
     let words: Vec<_> = flags.split_whitespace().collect();
     for pair in words.chunks(2) {
         let (flag, value) = (pair[0].trim_start_matches("--"), pair[1]);
         let (key, value) = match flag {
-            "cgroup" | "dev" => ("scope", format!("{{ {flag} = \"{value}\" }}")),
+            "cgroup" | "dev" | "port" => ("scope", format!("{{ {flag} = \"{value}\" }}")),
             flag => (flag, format!("\"{value}\"")),
         };
         fields.insert(key.to_owned(), value);
@@ -374,6 +427,29 @@ fn root_a_killed_writer_leaves_nothing_broken() {
     if !cfg!(target_arch = "x86_64") {
         return skip("knows the system calls of x86-64 alone");
     }
+    kill_writers(&Scene::new(), cases(), SAMPLE_TIME);
+}
+
+#[test]
+fn root_edt_a_killed_writer_leaves_nothing_broken() {
+    need_root!();
+    if !cfg!(target_arch = "x86_64") {
+        return skip("knows the system calls of x86-64 alone");
+    }
+    let scene = Scene::new();
+    for device in DEVICES {
+        let fq = format!("qdisc replace dev {device} root fq");
+        let done = into(&scene.near, "tc").args(fq.split(' ')).output().unwrap();
+        if !done.status.success() {
+            return skip("this kernel has no fq; `make test-vm` has some that do");
+        }
+    }
+    kill_writers(&scene, cases_of(&EDT), EDT_SAMPLE_TIME);
+}
+
+/// Kills the writers of some cases: at a sample of all places, or in the long form at each of them and at
+/// random moments.
+fn kill_writers(scene: &Scene, mut cases: Vec<Case>, sample: Duration) {
     let all = env::var("TIDEGATE_KILL").is_ok_and(|form| form == "all");
     let only = env::var("TIDEGATE_KILL_CASE").ok();
     let seed = env::var("TIDEGATE_KILL_SEED").ok().and_then(|seed| seed.parse().ok());
@@ -382,29 +458,27 @@ fn root_a_killed_writer_leaves_nothing_broken() {
     });
     println!("TIDEGATE_KILL_SEED={seed}");
     let mut random = Random(seed);
-    let scene = Scene::new();
     let pristine = scene.snapshot();
-    let mut cases = cases();
     cases.retain(|case| only.as_ref().is_none_or(|only| case.name.contains(only)));
     let started = Instant::now();
     let mut failures = Vec::new();
     let mut kills = 0;
     let mut attempt = |case: &Case, what: String, kill: &dyn Fn(), after: &Snapshot| {
-        let done = case.prepare(&scene).and_then(|()| {
+        let done = case.prepare(scene).and_then(|()| {
             kill();
-            case.check(&scene, &pristine, after)
+            case.check(scene, &pristine, after)
         });
         kills += 1;
         if let Err(e) = done {
             let message = format!("{}, killed {what}: {e}", case.name);
             tell(&message);
             failures.push(message);
-            repair(&scene);
+            repair(scene);
         }
     };
     if all {
         for case in &cases {
-            let (changes, after) = rehearse(case, &scene, &pristine);
+            let (changes, after) = rehearse(case, scene, &pristine);
             tell(&format!("{}: {} changes", case.name, changes.len()));
             for (at, change) in changes.iter().enumerate() {
                 let kill = || drop(tracer::run(scene.command(&case.words), at, libc::SIGKILL));
@@ -412,9 +486,9 @@ fn root_a_killed_writer_leaves_nothing_broken() {
             }
         }
     } else {
-        while !cases.is_empty() && started.elapsed() < SAMPLE_TIME {
+        while !cases.is_empty() && started.elapsed() < sample {
             let case = cases.swap_remove(random.below(cases.len() as u64) as usize);
-            let (changes, after) = rehearse(&case, &scene, &pristine);
+            let (changes, after) = rehearse(&case, scene, &pristine);
             for _ in 0..2 {
                 let at = random.below(changes.len() as u64) as usize;
                 let kill = || drop(tracer::run(scene.command(&case.words), at, libc::SIGKILL));
@@ -425,7 +499,7 @@ fn root_a_killed_writer_leaves_nothing_broken() {
     let mut moments = if all && only.is_none() { MOMENTS } else { 0 };
     while moments > 0 {
         let case = &cases[random.below(cases.len() as u64) as usize];
-        case.prepare(&scene).unwrap();
+        case.prepare(scene).unwrap();
         let begun = Instant::now();
         scene.try_to(&case.words).unwrap();
         let takes_us = begun.elapsed().as_micros() as u64;
