@@ -27,7 +27,7 @@ base_days=7
 packages=git,make,ca-certificates,sudo
 user=newcomer
 # Settings of registries and proxies that a command inside needs as well.
-settings='^(https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY|CARGO_(NET|HTTP|REGISTRIES|REGISTRY)_.*|PIP_(INDEX_URL|EXTRA_INDEX_URL|DEFAULT_TIMEOUT)|CI|TERM|TIDEGATE_.*)$'
+settings='^(https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY|CARGO_(NET|HTTP|REGISTRIES|REGISTRY)_.*|PIP_(INDEX_URL|EXTRA_INDEX_URL|DEFAULT_TIMEOUT)|CI|TERM|PROPTEST_.*|TIDEGATE_.*)$'
 
 # The reason why a fresh root cannot be made here, or nothing.
 obstacle() {
