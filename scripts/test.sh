@@ -19,7 +19,7 @@ mkdir -p target
 phase() {
 	echo "$1:"
 	shift
-	timeout --foreground --kill-after=10 "$limit" "$@" -- "${filter[@]}" --show-output 2>&1 </dev/null |
+	scripts/bounded.sh "$limit" "$@" -- "${filter[@]}" --show-output 2>&1 </dev/null |
 		tee -a "$log" | scripts/test-report.sh brief
 }
 

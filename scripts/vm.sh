@@ -143,7 +143,7 @@ port() {
 	{
 		echo "     Running $binary"
 		# sudo passes no environment on.
-		(cd "$dir" && timeout --foreground --kill-after=10 "$limit_port" \
+		(cd "$dir" && "$root/scripts/bounded.sh" "$limit_port" \
 			"$root/scripts/as-root.sh" env TIDEGATE_TEST_GUEST="$root/$self port_machine" \
 			"$binary" "$port_test" --show-output)
 	} >"$vm/port.log" 2>&1 </dev/null || code=1
@@ -164,7 +164,7 @@ run() {
 		command=("$self" guest "$@")
 		# The machine gets the environment on its command line.
 		runs_on_kvm "$kernel" || command=(env TIDEGATE_TEST_SLOW=1 "${command[@]}")
-		timeout --foreground --kill-after=10 "$limit" "$self" boot "$kernel" "${command[@]}" \
+		scripts/bounded.sh "$limit" "$self" boot "$kernel" "${command[@]}" \
 			>"$vm/boot-$kernel.log" 2>&1 </dev/null || true
 		mv "$vm/out/log" "$vm/$kernel.log" 2>/dev/null || cp "$vm/boot-$kernel.log" "$vm/$kernel.log"
 		code=$(cat "$vm/out/code" 2>/dev/null || echo 1)

@@ -99,7 +99,7 @@ runs_on_kvm() {
 		vng_command "$kernel"
 		rm -rf "$probe"
 		mkdir "$probe"
-		timeout --foreground --kill-after=5 "$limit_probe" "${vng[@]}" --rwdir="$probe" -- touch "$probe/up" \
+		scripts/bounded.sh "$limit_probe" "${vng[@]}" --rwdir="$probe" -- touch "$probe/up" \
 			>"$vm/probe-$kernel.log" 2>&1 </dev/null || true
 		[ ! -e "$probe/up" ] || answer=yes
 		[ "$answer" = yes ] ||
