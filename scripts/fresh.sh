@@ -108,7 +108,7 @@ inside() {
 	while IFS='=' read -r -d '' name value; do
 		[[ ! $name =~ $settings || $name = CARGO_HTTP_CAINFO ]] || variables+=("$name=$value")
 	done </proc/self/environ
-	variables+=(TIDEGATE_FRESH_ROOT=yes "HOME=$home" "USER=$who" LANG=C.UTF-8 "PATH=/opt/rust/bin:$home/.cargo/bin:/usr/local/bin:/usr/bin:/bin")
+	variables+=("HOME=$home" "USER=$who" LANG=C.UTF-8 "PATH=/opt/rust/bin:$home/.cargo/bin:/usr/local/bin:/usr/bin:/bin")
 	if [ "$who" = root ]; then
 		variables+=("PATH=/opt/rust/bin:$home/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 	else

@@ -13,7 +13,7 @@
 #
 # A machine boots on this root file system, read-only, with virtme-ng. What it needs is installed by
 # scripts/deps.sh (group vm) and kept below target/vm; this host's own apt is only asked where its mirror is.
-# KVM is used where the kernel boots with it within a minute. Elsewhere the machine is emulated, and its tests
+# KVM is used where the kernel boots with it within half a minute. Elsewhere the machine is emulated, and its tests
 # know that it is slow (TIDEGATE_TEST_SLOW). A test that fails is not run again.
 #
 # Where no machine can be had, this prints SKIP and why, and ends with 0. A test that cannot run prints SKIP
