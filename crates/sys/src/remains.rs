@@ -193,6 +193,12 @@ pub(crate) fn on_devices() -> Result<Vec<OnDevice>, NetError> {
     Ok(found)
 }
 
+/// Whether a device has programs of the limit whose HTB it has.
+pub(crate) fn has_htb_programs(ifindex: u32) -> bool {
+    let hooked = Netlink::open().map(|mut netlink| hooked(&mut netlink, ifindex));
+    hooked.is_ok_and(|hooked| hooked.iter().any(|h| OF_HTB.contains(&h.name.as_str())))
+}
+
 /// Whether a program is one of a limit's on a device.
 pub(crate) fn is_of_ours(program: u32) -> bool {
     query::program_name(program).is_some_and(|name| ON_DEVICES.contains(&name.as_str()))

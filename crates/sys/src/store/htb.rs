@@ -210,7 +210,7 @@ impl Store {
             // An ifb device outlives the device that it is for.
             Some(_) if is_here || device::is_in_this_namespace(&pinned.limit) => {
                 let _ = detach_links(&dir);
-                self.uproot(&pinned.limit);
+                self.uproot(&dir, &pinned.limit);
             }
             _ => {}
         }

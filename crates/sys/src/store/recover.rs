@@ -24,6 +24,7 @@ use crate::{
     device::{self, PROGRAM_PINS, Target, in_namespace},
     htb, intf,
     limit::{Adopt, lookup},
+    remains,
 };
 
 impl Store {
@@ -196,12 +197,12 @@ impl Store {
         }
         let _ = detach_links(&dir);
         if let Some(limit) = limit.filter(|limit| limit.flags & intf::FLAG_HTB != 0) {
-            self.uproot(&limit);
+            self.uproot(&dir, &limit);
         }
     }
 
     /// Takes the qdiscs of a limit on a device off, but for those that another one has by now.
-    pub(super) fn uproot(&self, limit: &intf::Limit) {
+    pub(super) fn uproot(&self, dir: &Path, limit: &intf::Limit) {
         let mut limit = *limit;
         for other in self.roots() {
             if (other.ifindex, other.cgroup_id) == (limit.ifindex, limit.cgroup_id) {
@@ -212,7 +213,19 @@ impl Store {
                 }
             }
         }
-        let _ = in_namespace(limit.cgroup_id, || htb::uproot(&limit));
+        // The device may be gone and its number another one's, with a limit of another store. One that was
+        // renamed has no programs of an HTB any more: they went before.
+        let name = device_in(dir);
+        let is_others = || {
+            let now = device::name_of(limit.ifindex);
+            let is_other = name.is_some() && now.is_some() && now != name;
+            is_other && remains::has_htb_programs(limit.ifindex)
+        };
+        let _ = in_namespace(limit.cgroup_id, || {
+            if !is_others() {
+                htb::uproot(&limit);
+            }
+        });
     }
 
     /// What a directory says of its limit, or of all in a room.

@@ -165,3 +165,33 @@ fn root_htb_what_is_forgotten_leaves_its_successor_alone() {
         store.remove(&lock, "a").unwrap();
     });
 }
+
+/// A limit whose device is gone leaves the one alone that has got its number.
+#[test]
+fn root_htb_the_number_of_a_device_may_be_another_ones() {
+    const TEST: &str = "root_htb_the_number_of_a_device_may_be_another_ones";
+    in_scene(TEST, |store, hierarchy| {
+        let ip = |words: &str| {
+            let done = Command::new("ip").args(words.split(' ')).status().unwrap();
+            assert!(done.success(), "ip {words}");
+        };
+        let other = Store::at(store.root.with_file_name("other"));
+        let target = Target::find(&device()).unwrap();
+        let lock = store.lock().unwrap();
+        store.install(&lock, hierarchy, "a", &device(), &options(Scheme::Htb), None).unwrap();
+        ip("link del v0");
+        ip(&format!("link add w0 index {} type veth peer name w1", target.ifindex));
+        let theirs = other.lock().unwrap();
+        let scope = Scope::Dev("w0".to_owned());
+        other.install(&theirs, hierarchy, "b", &scope, &options(Scheme::Htb), None).unwrap();
+        assert_eq!(Target::find(&scope).unwrap().ifindex, target.ifindex);
+        store.remove(&lock, "a").unwrap();
+        let limit = other.open(hierarchy, "b").unwrap();
+        assert!(limit.unhooked.is_empty(), "{:?}", limit.unhooked);
+        // One that was renamed is still the same.
+        ip("link set w0 name w2");
+        other.remove(&theirs, "b").unwrap();
+        let qdiscs = Netlink::open().unwrap().qdisc_stats(target.ifindex).unwrap();
+        assert!(!htb::is_ours(&qdiscs));
+    });
+}
