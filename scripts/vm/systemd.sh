@@ -1,7 +1,8 @@
 # The unit as shipped, in a machine of its own with systemd as PID 1. Read by scripts/vm.sh.
 #
-#   scripts/vm.sh systemd                    all checks of all schemes
+#   scripts/vm.sh systemd                    all checks of all schemes, and those in containers
 #   scripts/vm.sh systemd police             those of one scheme
+#   scripts/vm.sh systemd podman             what tidegate does in containers of podman
 #   scripts/vm.sh systemd pace:stops,kill    some of them; scripts/vm/unit-checks.sh has their names
 #
 # TIDEGATE_BINARY and TIDEGATE_UNIT name another binary or unit than those of this tree.
@@ -16,7 +17,7 @@ systemd_kernel=6.12
 # A machine that has not ended by then hangs.
 limit_systemd=20m
 unit_schemes=(pace police spring htb)
-image_packages=(systemd systemd-sysv dbus iproute2 kmod procps jq libelf1)
+image_packages=(systemd systemd-sysv dbus iproute2 kmod procps jq libelf1 podman crun)
 
 # A release whose C library is not older than that which the binary was linked with.
 image_suite() {
@@ -83,7 +84,7 @@ check_unit() {
 	local base share=$vm/systemd/share words=("$@") word boot_log code=0
 	local binary=${TIDEGATE_BINARY:-$root/target/debug/tidegate}
 	local unit=${TIDEGATE_UNIT:-$root/packaging/systemd/tidegate-daemon.service}
-	((${#words[@]} > 0)) || words=("${unit_schemes[@]}")
+	((${#words[@]} > 0)) || words=("${unit_schemes[@]}" podman)
 	mkdir -p "$vm/systemd"
 	: >"$vm/systemd.log"
 	if ! fetch_kernel "$systemd_kernel" || ! make_base; then
@@ -97,7 +98,7 @@ check_unit() {
 	for word in "${words[@]}"; do
 		rm -rf "$share"
 		mkdir -p "$share"
-		cp scripts/vm/unit-checks.sh "$share/"
+		cp scripts/vm/unit-checks.sh scripts/podman.sh "$share/"
 		boot_log=$vm/boot-systemd-${word%%:*}.log
 		scripts/bounded.sh "$limit_systemd" \
 			"$self" boot_image "$systemd_kernel" "$word" >"$boot_log" 2>&1 </dev/null || true

@@ -12,6 +12,8 @@
 #   kill      the daemon is killed; the limit holds, and the unit shares again
 #   full      the disk is full while the file is read again, and while the daemon starts
 #
+# SCHEME may be `podman`: then scripts/podman.sh runs instead, without the unit.
+#
 # The limited service is backup.service, which sends UDP by the device tg0. With `pace` and `police` the limit is
 # on its cgroup. With `htb` it is a class for that cgroup inside the limit of the device. With `spring` it is on
 # the device, which comes and goes with the service, as a guest's port does. All traffic ends at the other end of
@@ -40,6 +42,7 @@ fi
 
 words=$(sed -n 's/.*tidegate\.checks=\([^ ]*\).*/\1/p' /proc/cmdline)
 scheme=${words%%:*}
+[ "$scheme" != podman ] || checks=(containers)
 if [[ $words = *:* ]]; then
 	IFS=, read -r -a checks <<<"${words#*:}"
 fi
@@ -130,6 +133,7 @@ flood() {
 
 setup() {
 	local port=()
+	[ "$scheme" != podman ] || return 0
 	install -D -m 600 <(tidegate daemon --new-key 1) /etc/tidegate/fleet.keys
 	write_file
 	if [ "$scheme" = spring ]; then
@@ -308,6 +312,10 @@ check_full() {
 	stays in_force && stays in_force || return 1
 	rm /var/lib/tidegate/fill
 	works
+}
+
+check_containers() {
+	"$share/podman.sh" "$(command -v tidegate)"
 }
 
 # Not a byte is left.

@@ -206,7 +206,7 @@ pub fn alarm(name: &str, scope: &Scope, state: Standing) -> Option<String> {
     match state {
         Standing::InForce => None,
         Standing::ScopeGone => {
-            Some(format!("limit `{name}` is NOT ENFORCED: its {scope} was {gone}; {back}"))
+            Some(format!("limit `{name}` is NOT ENFORCED: {scope} was {gone}; {back}"))
         }
         Standing::Unhooked => Some(format!(
             "limit `{name}` is NOT ENFORCED: something took its programs off {scope}; {back}"

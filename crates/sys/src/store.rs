@@ -697,12 +697,9 @@ fn whereabouts_of_cgroup(
 ) -> (Option<Scope>, Option<Scope>, Vec<&'static str>) {
     let installed_on = fs::read_link(dir.join(CGROUP)).ok().map(|at| hierarchy.relative(&at));
     let is_it = |path: &String| hierarchy.open(path).is_ok_and(|c| c.id() == limit.cgroup_id);
-    let cgroup = match &installed_on {
-        // Where it was is where it is: a cgroup of version 2 cannot be renamed.
-        Some(path) => Some(path.clone()).filter(is_it),
-        // Nothing says where it was put on.
-        None => hierarchy.path_of(limit.cgroup_id),
-    };
+    // A cgroup of version 2 cannot be renamed, but has another path in another cgroup namespace.
+    let remembered = installed_on.clone().filter(is_it);
+    let cgroup = remembered.or_else(|| hierarchy.path_of(limit.cgroup_id));
     let hooked = |name: &&str| {
         let info = Link::open(dir.join(name)).and_then(|link| link.info());
         matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id == limit.cgroup_id)

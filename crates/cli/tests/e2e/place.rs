@@ -186,6 +186,36 @@ fn root_a_limit_that_would_end_with_its_container_is_refused() {
     assert!(said.contains("--privileged"), "{said}");
 }
 
+/// A container has a cgroup namespace of its own, in which its cgroup is the root.
+#[test]
+fn root_a_limit_is_the_same_in_another_cgroup_namespace() {
+    need_root!();
+    let place = Place::new();
+    let contained = |args: &[&str]| {
+        let script = "exec 2>&1; umount -l \"$0\" && mount -t cgroup2 none \"$0\" && exec \"$@\"";
+        let mut command = place.inside(&place.group, "unshare");
+        command.args(["--cgroup", "--mount", "sh", "-c", script]).arg(place.hierarchy.mount());
+        let output = command.arg(TIDEGATE).args(args).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{args:?}: {said}");
+        said
+    };
+    let cgroup = place.group.path();
+    contained(&["limit", "add", "inside", "--cgroup", "/", "--egress", "50mbit"]);
+    let seen = place.ok(&["status"]);
+    assert!(seen.contains("in force") && seen.contains(cgroup), "{seen}");
+    place.ok(&["limit", "set", "inside", "--egress", "20mbit"]);
+    let seen = contained(&["status"]);
+    assert!(seen.contains("in force") && seen.contains("20mbit"), "{seen}");
+    place.ok(&["limit", "del", "inside"]);
+
+    place.ok(&["limit", "add", "outside", "--cgroup", cgroup, "--egress", "50mbit"]);
+    let seen = contained(&["status"]);
+    assert!(seen.contains("in force"), "{seen}");
+    contained(&["limit", "del", "outside"]);
+    assert!(place.ok(&["status"]).contains("No limits"));
+}
+
 #[test]
 fn root_a_store_that_others_can_change_is_refused() {
     need_root!();
