@@ -33,10 +33,12 @@ pub fn json(place: &Place, bed: &Bed, words: &str) -> Value {
     serde_json::from_str(&ok(place, bed, words)).unwrap()
 }
 
-/// What `ip -br link` shows of the sender's namespace.
+/// The devices of the sender's namespace. Whether they are up changes by itself while a bed is new.
 pub fn links(bed: &Bed) -> String {
     let output = into(&bed.sender, "ip").args(["-br", "link"]).output().unwrap();
-    String::from_utf8(output.stdout).unwrap()
+    let shown = String::from_utf8(output.stdout).unwrap();
+    let names = shown.lines().filter_map(|line| line.split_whitespace().next());
+    names.collect::<Vec<_>>().join("\n")
 }
 
 fn apply(place: &Place, bed: &Bed, spec: &str) -> String {
