@@ -273,8 +273,8 @@ struct tg_socket {
 	struct rw_flow rwnd;
 	/* When a child of the limit last had a packet of it. */
 	__u64 claimed_ns;
-	/* Of one that cannot be paced, by direction: an epoch and its bytes in it (unpaced.h). */
-	__u64 unpaced[TG_DIRECTIONS];
+	/* Of one that cannot be paced, by queue: an epoch of it and bytes in it (unpaced.h). */
+	__u64 unpaced[TG_QUEUES];
 };
 
 /* The first members of struct tg_socket; the oldest version had `pacing_byte_s` alone. */
