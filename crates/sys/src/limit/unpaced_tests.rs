@@ -82,7 +82,7 @@ proptest! {
     fn bytes_of_other_epochs_do_not_count(
         epoch in 1u32..1 << 20, other in prop_oneof![16u32..100_000, any::<u32>()], bytes in 1u32..1_000_000,
     ) {
-        prop_assume!(other >= 16 && other < u32::MAX - (1 << 20));
+        prop_assume!((16..u32::MAX - (1 << 20)).contains(&other));
         let mut sent = u64::from(epoch.wrapping_add(other)) << 32 | u64::from(bytes);
         // SAFETY: `sent` is a live word.
         let got = unsafe { native_up_within(&mut sent, epoch, 100, 1 << 24, 1) };
