@@ -134,20 +134,6 @@ static __always_inline __u64 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
 	return fs_min(fs_max(bytes, PACED_BURST_BYTES), PACED_BURST_MOST_BYTES);
 }
 
-/* Whether the packet is of a TCP socket of this host, which can be paced or told by its window. */
-static __always_inline int is_of_tcp(struct __sk_buff *skb)
-{
-	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
-
-	return sk && sk->protocol == IPPROTO_TCP;
-}
-
-/* Whether the packet is of a program's socket, and not of the kernel's answers for one. */
-static __always_inline int has_socket(struct __sk_buff *skb)
-{
-	return skb->sk && bpf_sk_fullsock(skb->sk);
-}
-
 /*
  * Sets aside what a sender wants that cannot be paced, up to one share: the flows then make room
  * for it, and for no more. Returns whether the packet is within that.
@@ -509,6 +495,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	struct bounds most = {}, own_most = {};
 	__u64 now, cost, own_cost = 0;
 	struct tg_counters *c;
+	struct bpf_sock *sk;
 	__u32 key = direction, bytes, carry;
 	int counts;
 
@@ -540,9 +527,12 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		follow_rate(g.conf, g.queue, now);
 	if (g.own && g.own->cost != g.own_conf->cost)
 		follow_rate(g.own_conf, g.own, now);
-	if (g.paced && !is_of_tcp(skb)) {
+	sk = g.paced && skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+	/* TCP of this host can be paced, or told by its window. */
+	if (g.paced && !(sk && sk->protocol == IPPROTO_TCP)) {
 		g.unpaced = g.windows && !g.claimed;
-		g.needs_share = has_socket(skb);
+		/* Not what the kernel answers without a socket. */
+		g.needs_share = !!sk;
 		if (g.needs_share && g.own)
 			g.reserved = reserve(skb, g.own_conf, g.own, bytes, direction + TG_OWN);
 		else if (g.needs_share && !g.is_parent)
