@@ -58,6 +58,7 @@ lint: ## Check format, lints, docs, licences and the rules of the house
 	@scripts/deps.sh build lint
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
+	$(CARGO) check --locked --manifest-path fuzz/Cargo.toml
 	clang-format --dry-run -Werror $(C_SOURCES)
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked

@@ -306,43 +306,14 @@ int acks_data(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* Ends the epoch when it has lasted long enough; one CPU does. */
-static __always_inline void turn(const struct ac_limit *l, struct ac_state *s, __u64 now,
-				 __u64 backlog, __u16 mss)
-{
-	__u64 start = *(volatile __u64 *)&s->epoch_start_ns;
-	__u64 in, came, rtt = fs_max(s->longest_ns, s->longest_before_ns);
-	struct sp_epoch epoch = {.rtt_ns = rtt};
-	__u32 flows;
-
-	if (now < start || now - start < s->epoch_ns ||
-	    __sync_val_compare_and_swap(&s->epoch_start_ns, start, now) != start)
-		return;
-	in = s->in_bytes;
-	came = in - s->epoch_in_bytes + s->epoch_backlog_bytes;
-	flows = __sync_lock_test_and_set(&s->flows, 0);
-	epoch.elapsed_ns = now - start;
-	epoch.left_bytes = came > backlog ? came - backlog : 0;
-	epoch.backlog_ns = s->backlog_ns;
-	epoch.flows = flows > s->flows_before ? flows : s->flows_before;
-	s->share = sp_next(s->share, &l->spring, &epoch);
-	s->epoch_in_bytes = in;
-	s->epoch_backlog_bytes = backlog;
-	s->flows_before = flows;
-	s->longest_before_ns = s->longest_ns;
-	s->longest_ns = 0;
-	s->epoch_ns = sp_epoch_ns(&l->spring, rtt, flows, mss);
-	s->epoch++;
-}
-
 /* The window that an ACK goes on with. */
 static __always_inline __u16 spring(const struct ac_limit *l, struct ac_state *s,
 				    struct ac_flow *flow, const struct tcp_packet *packet,
 				    __u64 now)
 {
 	struct sp_ack ack = {.ack = packet->ack, .raw = packet->window};
-	__u32 epoch = s->epoch + 1, before = flow->epoch, count;
 	struct ahead ahead = waiting(l, s, now);
+	__u32 epoch = s->epoch + 1;
 	__u64 smooth = s->backlog_ns;
 
 	s->backlog_ns = smooth - (smooth >> BACKLOG_SHIFT) + (ahead.ns >> BACKLOG_SHIFT);
@@ -350,13 +321,9 @@ static __always_inline __u16 spring(const struct ac_limit *l, struct ac_state *s
 	if (flow->rtt.least_ns > s->longest_ns)
 		s->longest_ns = flow->rtt.least_ns;
 	/* With its handshake a flow takes its place. */
-	if (before != epoch && (!before || packet->ack != flow->acked)) {
-		flow->epoch = epoch;
-		count = __sync_fetch_and_add(&s->flows, 1) + 1;
-		if (!(before && epoch - before <= SP_KNOWN_EPOCHS) && count > s->flows_before)
-			s->share = sp_join(s->share, count);
-	}
-	turn(l, s, now, ahead.bytes, flow->mss);
+	if (!flow->epoch || packet->ack != flow->acked)
+		ac_count_flow(s, &flow->epoch);
+	ac_turn_epoch(l, s, now, ahead.bytes, flow->mss);
 	ack.scale = packet->flags & TCP_SYN ? 0 : flow->scale;
 	ack.bare = !packet->payload && !(packet->flags & (TCP_SYN | TCP_FIN));
 	return sp_say(&flow->edge, &ack,

@@ -61,11 +61,89 @@ struct ac_state {
 	__u32 epoch;
 	__u32 flows;
 	__u32 flows_before;
-	__u32 pad;
+	/* 1 while a CPU changes what is kept of the epoch. */
+	__u32 entered;
 	/* dem */
 	struct dem_marker marker;
 	struct cs_census census;
 };
+
+/*
+ * Whether this CPU may change what is kept of the epoch; then it must call ac_leave. Nobody waits:
+ * a flow is counted, and an epoch ended, by the next ACK.
+ */
+static inline __attribute__((always_inline)) int ac_enter(struct ac_state *s)
+{
+	return !__sync_val_compare_and_swap(&s->entered, 0, 1);
+}
+
+static inline __attribute__((always_inline)) void ac_leave(struct ac_state *s)
+{
+	/* An exchange: all that was written before it is seen by who enters next. */
+	__sync_lock_test_and_set(&s->entered, 0);
+}
+
+/*
+ * Counts a flow in this epoch, if it is not yet, and makes room for it if it is new. *seen is the
+ * last epoch in which it was counted. Returns whether it was counted now.
+ */
+static inline __attribute__((always_inline)) int ac_count_flow(struct ac_state *s, __u32 *seen)
+{
+	__u32 epoch, before = *(volatile __u32 *)seen;
+
+	if (before == *(volatile __u32 *)&s->epoch + 1 || !ac_enter(s))
+		return 0;
+	epoch = s->epoch + 1;
+	before = *(volatile __u32 *)seen;
+	if (before != epoch) {
+		*seen = epoch;
+		s->flows++;
+		if (!(before && epoch - before <= SP_KNOWN_EPOCHS) && s->flows > s->flows_before)
+			s->share = sp_join(s->share, s->flows);
+	}
+	ac_leave(s);
+	return before != epoch;
+}
+
+/*
+ * Ends the epoch when it has lasted long enough; one CPU does, and hears how many flows were in it,
+ * and one more.
+ */
+static inline __attribute__((always_inline)) int
+ac_turn_epoch(const struct ac_limit *l, struct ac_state *s, __u64 now, __u64 backlog, __u16 mss)
+{
+	__u64 start = *(volatile __u64 *)&s->epoch_start_ns;
+	__u64 in, came, rtt = fs_max(s->longest_ns, s->longest_before_ns);
+	struct sp_epoch epoch = {.rtt_ns = rtt};
+	__u32 flows;
+
+	if (now < start || now - start < s->epoch_ns || !ac_enter(s))
+		return 0;
+	/* Another CPU may have ended it since. */
+	if (*(volatile __u64 *)&s->epoch_start_ns != start) {
+		ac_leave(s);
+		return 0;
+	}
+	s->epoch_start_ns = now;
+	in = s->in_bytes;
+	came = in - s->epoch_in_bytes + s->epoch_backlog_bytes;
+	flows = s->flows;
+	s->flows = 0;
+	epoch.elapsed_ns = now - start;
+	epoch.left_bytes = came > backlog ? came - backlog : 0;
+	epoch.backlog_ns = s->backlog_ns;
+	epoch.flows = flows > s->flows_before ? flows : s->flows_before;
+	s->share = sp_next(s->share, &l->spring, &epoch);
+	s->epoch_in_bytes = in;
+	s->epoch_backlog_bytes = backlog;
+	s->flows_before = flows;
+	s->longest_before_ns = s->longest_ns;
+	s->longest_ns = 0;
+	s->epoch_ns = sp_epoch_ns(&l->spring, rtt, flows, mss);
+	s->epoch++;
+	ac_leave(s);
+	return 1 + flows;
+}
 
 /* Both ends of a connection, IPv4 as mapped into IPv6. */
 struct tcp_key {

@@ -167,6 +167,14 @@ static __always_inline void count(struct tg_counters *c, enum place place, enum 
 	tg_add(&c->bytes[outcome], bytes, place != CGROUP);
 }
 
+/* The rate has changed since the last packet. A function of its own: see tg_parse. */
+__noinline int follow_rate(const struct vq_conf *conf, struct tg_queue *queue, __u64 now)
+{
+	if (conf && queue)
+		ep_follow_rate(conf, queue, now);
+	return 0;
+}
+
 static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place place)
 {
 	struct tg_headers headers;
@@ -207,6 +215,8 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 	held = is_held(skb, headers.protocol, place);
 
 	now = bpf_ktime_get_ns();
+	if (queue->cost != conf->cost)
+		follow_rate(conf, queue, now);
 	class.finish_ns = *(volatile __u64 *)&queue->finish_ns;
 	class.latest_ns = *(volatile __u64 *)&queue->latest_ns;
 	class.share = queue->share ? queue->share : FS_TARGET;

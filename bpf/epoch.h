@@ -162,7 +162,7 @@ static inline __attribute__((always_inline)) int tg_turn_epoch(const struct vq_c
 	queue->epoch_base_ns = base;
 	ep_take_sharers(queue, rate_bit_s, epoch.elapsed_ns, &epoch.sharers);
 	queue->share = fs_next(queue->share, &epoch);
-	queue->epoch_us = fs_epoch_ns(queue->flows_before, epoch.burst_ns) / 1000;
+	queue->epoch_us = fs_epoch_ns(fs_max(queue->flows_before, 1), epoch.burst_ns) / 1000;
 	queue->epoch++;
 	ep_leave(queue);
 	return 1;

@@ -9,14 +9,17 @@
  * the level of a turn; who reads it meanwhile has it off by less than a turn's rise, which the next
  * turn mends.
  *
- * A phantom queue is bytes, kept as a time; at another rate the next turn makes it another time.
- * The bucket, which alone says how much passes, is turned over at once (meter.h).
+ * A phantom queue is bytes, kept as a time at the rate that its cell names. The first packet at
+ * another rate takes a whole turn, which makes them all other times; each once, for who does so
+ * changes the name before. The bucket, which alone says how much passes, is turned over at once
+ * (meter.h).
  *
  * A turn looks at all FP_CELLS cells in FP_STEPS steps. A packet takes one of them, or two, and
  * more only after as much time without a step: never more than FP_STEP_CELLS cells in an
  * FP_STEPS-th of a turn, whatever the packets do. So what is summed up is of different moments.
  * Both sides of the sum are, the phantom queues and what the bucket lacks, each against the level
- * of its moment.
+ * of its moment. A CPU that stands still within a step may have it taken by another one as well;
+ * then the level of that turn is off, and the next one mends it.
  */
 #ifndef TG_FAIR_POLICE_H
 #define TG_FAIR_POLICE_H
@@ -46,6 +49,8 @@ struct fp_phantom {
 	__u64 flow;
 	/* The level at which it is empty. */
 	__u64 finish_ns;
+	/* What a byte costs at the rate of this time; 0: there is none. */
+	__u64 cost;
 };
 
 /*
@@ -61,9 +66,6 @@ struct fp_sum {
 	__u64 latest_ns;
 	/* What the bucket lacked, added up over the steps. */
 	__u64 deficit_ns;
-	/* What a byte costs of the times there, and of those that they shall be. */
-	__u64 from;
-	__u64 to;
 };
 
 struct fp_table {
@@ -71,9 +73,9 @@ struct fp_table {
 	__u64 level_ns;
 	__u64 turned_ns;
 	__u64 busy;
-	/* What a byte costs of all times here; 0: there are none. */
+	/* What a byte cost when a step was taken last. */
 	__u64 cost;
-	/* When a step was taken last, and which is next. */
+	/* When that was, and which is next. */
 	__u64 stepped_ns;
 	__u64 step;
 	/* Of the CPU whose step it is. */
@@ -133,9 +135,10 @@ static inline __attribute__((always_inline)) __u32 fp_begin_steps(const struct p
 	__u64 stepped = *(volatile __u64 *)&table->stepped_ns, turn = fp_turn_ns(bucket);
 	__u64 step = table->step, since = fp_less(now_ns, stepped), due;
 	__u64 each = turn >> FP_STEPS_SHIFT;
-	int anew = since >= turn || step >= FP_STEPS;
+	int changed = *(volatile __u64 *)&table->cost != bucket->cost;
+	int anew = changed || since >= turn || step >= FP_STEPS;
 
-	if (since < each)
+	if (since < each && !changed)
 		return 0;
 	if (anew)
 		step = 0;
@@ -150,31 +153,37 @@ static inline __attribute__((always_inline)) __u32 fp_begin_steps(const struct p
 		table->sum.busy = 0;
 		table->sum.latest_ns = 0;
 		table->sum.deficit_ns = 0;
-		table->sum.from = table->cost;
-		table->sum.to = bucket->cost;
 	}
+	table->cost = bucket->cost;
 	table->sum.level_ns = fp_level(bucket, table, now_ns);
 	table->sum.deficit_ns += due * deficit_ns;
 	table->step = step;
 	return due * FP_STEP_CELLS;
 }
 
-static inline __attribute__((always_inline)) void fp_add(struct fp_sum *sum,
-							 struct fp_phantom *phantom)
+/* Makes a phantom queue one at the rate at which a byte costs `cost`, if it is not. */
+static inline __attribute__((always_inline)) void fp_follow(struct fp_phantom *phantom,
+							    __u64 level_ns, __u64 cost)
 {
-	__u64 finish = *(volatile __u64 *)&phantom->finish_ns;
-	__u64 ahead = fp_less(finish, sum->level_ns), scaled;
+	__u64 from = *(volatile __u64 *)&phantom->cost, ahead;
 
+	if (from == cost || __sync_val_compare_and_swap(&phantom->cost, from, cost) != from)
+		return;
+	ahead = fp_less(*(volatile __u64 *)&phantom->finish_ns, level_ns);
+	if (ahead)
+		__sync_fetch_and_add(&phantom->finish_ns, vq_scaled_ns(ahead, from, cost) - ahead);
+}
+
+static inline __attribute__((always_inline)) void fp_add(struct fp_sum *sum,
+							 struct fp_phantom *phantom, __u64 cost)
+{
+	__u64 finish, ahead;
+
+	fp_follow(phantom, sum->level_ns, cost);
+	finish = *(volatile __u64 *)&phantom->finish_ns;
+	ahead = fp_less(finish, sum->level_ns);
 	if (!ahead)
 		return;
-	if (sum->from != sum->to) {
-		scaled = vq_scaled_ns(ahead, sum->from, sum->to);
-		__sync_fetch_and_add(&phantom->finish_ns, scaled - ahead);
-		finish += scaled - ahead;
-		ahead = scaled;
-		if (!ahead)
-			return;
-	}
 	sum->ahead_ns += ahead;
 	sum->busy++;
 	if (finish > sum->latest_ns)
@@ -187,7 +196,7 @@ static inline __attribute__((always_inline)) void fp_look(struct fp_table *table
 	__u64 cell = table->step * FP_STEP_CELLS + i;
 
 	if (cell < FP_CELLS)
-		fp_add(&table->sum, &table->set[cell / FP_WAYS][cell % FP_WAYS]);
+		fp_add(&table->sum, &table->set[cell / FP_WAYS][cell % FP_WAYS], table->cost);
 }
 
 /*
@@ -205,7 +214,7 @@ static inline __attribute__((always_inline)) void fp_end_steps(const struct pl_b
 	if (table->step < FP_STEPS)
 		return;
 	table->step = 0;
-	fp_add(sum, &table->others);
+	fp_add(sum, &table->others, table->cost);
 	busy = sum->busy ? sum->busy : 1;
 	lacks = sum->deficit_ns >> FP_STEPS_SHIFT;
 	if (!deficit_ns) {
@@ -221,7 +230,6 @@ static inline __attribute__((always_inline)) void fp_end_steps(const struct pl_b
 	}
 	table->level_ns = level;
 	table->busy = busy;
-	table->cost = sum->to;
 	table->turned_ns = now_ns;
 }
 
@@ -257,6 +265,7 @@ static inline __attribute__((always_inline)) int fp_fits(const struct pl_bucket 
 	__u64 ahead;
 
 	fit->phantom = fp_find(table, level, flow);
+	fp_follow(fit->phantom, level, bucket->cost);
 	fit->seen_ns = *(volatile __u64 *)&fit->phantom->finish_ns;
 	ahead = fp_less(fit->seen_ns, level);
 	if (ahead > deficit_ns)

@@ -2,7 +2,8 @@
 /*
  * The contract between the eBPF programs and Rust: what lies in the maps.
  * Mirrored by crates/sys/src/intf.rs; a test compares sizes and offsets. Times are nanoseconds of
- * CLOCK_MONOTONIC, rates bit/s unless the name says otherwise.
+ * CLOCK_MONOTONIC, those of a policer of CLOCK_BOOTTIME; rates are bit/s unless the name says
+ * otherwise.
  */
 #ifndef TG_INTF_H
 #define TG_INTF_H
@@ -113,6 +114,8 @@ struct tg_limit {
 	/* By direction: from when on what stands at its place after this is in force (maps.h), in
 	 * ns since boot with the time asleep; 0: never. */
 	__u64 until_ns[TG_DIRECTIONS];
+	/* Of the first entry: which copy is in force, 0 or 1 (maps.h). */
+	__u64 copy;
 };
 
 /*
@@ -146,8 +149,10 @@ struct tg_place {
 	__u32 what;
 };
 
-/* A limit, and after it by direction what it is once its time has come. */
-#define TG_LIMITS (1 + TG_DIRECTIONS)
+/* A limit, and after it by direction what it is once its time has come. All that is there twice
+ * (maps.h). */
+#define TG_COPY	  (1 + TG_DIRECTIONS)
+#define TG_LIMITS (2 * TG_COPY)
 
 /*
  * A virtual queue and the fair share of those that use it: flows, or the children of a limit. The
@@ -268,8 +273,8 @@ struct tg_socket {
 	struct rw_flow rwnd;
 	/* When a child of the limit last had a packet of it. */
 	__u64 claimed_ns;
-	/* Of one that cannot be paced, by direction: an epoch and its bytes in it (unpaced.h). */
-	__u64 unpaced[TG_DIRECTIONS];
+	/* Of one that cannot be paced, by queue: an epoch of it and bytes in it (unpaced.h). */
+	__u64 unpaced[TG_QUEUES];
 };
 
 /* The first members of struct tg_socket; the oldest version had `pacing_byte_s` alone. */

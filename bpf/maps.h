@@ -28,17 +28,34 @@ struct {
 } queues_of_limit SEC(".maps");
 
 /*
+ * The limit that is in force, whatever its leases. An update of a map is no atomic step, so user
+ * space writes the copy that is not in force, and then the one word that names it. A packet
+ * sees the old settings or the new, never half of both; so it does where the writer dies.
+ */
+static __always_inline struct tg_limit *tg_limit_now(__u32 *key)
+{
+	struct tg_limit *l;
+
+	*key = 0;
+	l = bpf_map_lookup_elem(&limit, key);
+	if (!l || !l->copy)
+		return l;
+	*key = TG_COPY;
+	return bpf_map_lookup_elem(&limit, key);
+}
+
+/*
  * The limit, as it is in force for a direction. What a group lets a host have may have an end: who
  * lets it have that gives it to others then, whether a daemon is there to lower the limit or not.
  */
 static __always_inline struct tg_limit *tg_limit_of(enum tg_direction direction)
 {
-	__u32 key = 0;
-	struct tg_limit *l = bpf_map_lookup_elem(&limit, &key);
+	__u32 key;
+	struct tg_limit *l = tg_limit_now(&key);
 
 	if (!l || !l->until_ns[direction] || bpf_ktime_get_boot_ns() < l->until_ns[direction])
 		return l;
-	key = 1 + direction;
+	key += 1 + direction;
 	return bpf_map_lookup_elem(&limit, &key);
 }
 

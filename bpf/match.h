@@ -148,6 +148,10 @@ static __always_inline int mt_open(__u32 index, __u32 direction, struct mt_limit
 	if (!map)
 		return 0;
 	found->limit = bpf_map_lookup_elem(map, &key);
+	if (found->limit && found->limit->copy) {
+		key += TG_COPY;
+		found->limit = bpf_map_lookup_elem(map, &key);
+	}
 	if (found->limit && found->limit->until_ns[direction] &&
 	    bpf_ktime_get_boot_ns() >= found->limit->until_ns[direction]) {
 		key += 1 + direction;

@@ -33,6 +33,12 @@
  * the old side, and the packet is refused: it is one of those that happen to be under way on other
  * CPUs while a rate changes. Who turns may be interrupted, and packets are refused for as long.
  * Nobody waits, and nothing is given twice.
+ *
+ * A meter turns forward only. A packet whose CPU stood still while the policy changed has an older
+ * one than the meter: by its books the debt of the new one would be none. It is refused, too.
+ *
+ * The clock is CLOCK_BOOTTIME, by which a lent rate ends: a policy begins when the one before ends,
+ * also while the host sleeps, and no time is ever converted.
  */
 #ifndef TG_METER_H
 #define TG_METER_H
@@ -79,7 +85,7 @@ struct pl_policy {
 	__u32 second_given;
 	/* Whether the flows have equal parts of the committed bucket (fair_police.h). */
 	__u32 fair;
-	/* When it came into force, CLOCK_MONOTONIC; tells it from the one before. */
+	/* When it came into force, CLOCK_BOOTTIME; always later than the one before. */
 	__u64 since_ns;
 };
 
@@ -216,13 +222,24 @@ static inline __attribute__((always_inline)) void pl_turn_over(const struct pl_p
 	side->since_ns = policy->since_ns;
 }
 
-/* Turns a meter over to a policy. Returns its turn; odd: another CPU is at it. */
+/* Whether a side is kept under a policy that came after this one. */
+static inline __attribute__((always_inline)) int pl_is_late(const struct pl_policy *policy,
+							    const struct pl_side *side)
+{
+	return policy->since_ns < *(const volatile __u64 *)&side->since_ns;
+}
+
+/*
+ * Turns a meter over to a policy. Returns its turn; odd: another CPU is at it, or it has been
+ * turned to a later policy.
+ */
 static inline __attribute__((always_inline)) __u64
 pl_turn(const struct pl_policy *policy, struct pl_meter *meter, __u64 *carry, __u64 *second_carry)
 {
 	__u64 turn = *(volatile __u64 *)&meter->turn;
 
-	if (turn & 1 || __sync_val_compare_and_swap(&meter->turn, turn, turn + 1) != turn)
+	if (turn & 1 || pl_is_late(policy, pl_side(meter, turn)) ||
+	    __sync_val_compare_and_swap(&meter->turn, turn, turn + 1) != turn)
 		return 1;
 	pl_turn_over(policy, pl_side(meter, turn), pl_side(meter, turn + 2), carry, second_carry);
 	__sync_fetch_and_add(&meter->turn, 1);

@@ -103,15 +103,6 @@ __noinline int tell(struct __sk_buff *skb, const struct vq_conf *conf, const str
 }
 
 /*
- * How far the queue may be behind before it turns to a paced socket, which can do nothing about it:
- * its bursts may meet those of others, and its first ten segments are not paced. A cut window would
- * not grow again, as pacing keeps it from being full; a dropped packet with nothing in flight waits
- * for TCP's probe timer. The share drains the backlog instead. Small packets of others pass, too,
- * and large ones within a share.
- */
-#define PACED_DEPTH_NS 16000000
-
-/*
  * Whether the packet is of a socket that is paced by this limit: one whose program has set a higher
  * rate since is not, until it is told again.
  */
@@ -143,35 +134,25 @@ static __always_inline __u64 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
 	return fs_min(fs_max(bytes, PACED_BURST_BYTES), PACED_BURST_MOST_BYTES);
 }
 
-/* Whether the packet is of a TCP socket of this host, which can be paced or told by its window. */
-static __always_inline int is_of_tcp(struct __sk_buff *skb)
-{
-	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
-
-	return sk && sk->protocol == IPPROTO_TCP;
-}
-
 /*
  * Sets aside what a sender wants that cannot be paced, up to one share: the flows then make room
  * for it, and for no more. Returns whether the packet is within that.
  */
 __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_queue *queue,
-		       __u32 bytes, __u32 direction)
+		       __u32 bytes, __u32 index)
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
 	struct tg_socket *ours;
 	__u64 share, fair_ns;
 
-	if (!conf || !queue || direction >= TG_DIRECTIONS)
-		return 0;
-	if (!sk || sk->protocol == IPPROTO_TCP)
+	if (!conf || !queue || !sk || index >= TG_QUEUES)
 		return 0;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return 0;
 	share = queue->share ? queue->share : FS_TARGET;
 	fair_ns = up_fair_ns(share, queue->epoch_us * 1000ULL);
-	if (!up_within(&ours->unpaced[direction], queue->epoch + 1, bytes, conf->cost, fair_ns)) {
+	if (!up_within(&ours->unpaced[index], queue->epoch + 1, bytes, conf->cost, fair_ns)) {
 		if (!queue->flooded)
 			queue->flooded = 1;
 		return 0;
@@ -261,7 +242,9 @@ struct gates {
 	/* Its flows are told their share, here by their receive windows. */
 	int paced;
 	int windows;
-	/* Who sends the packet cannot be paced, and is within one share. */
+	/* Who sends it cannot be paced, so it must be within one share, however small it is; and
+	 * is. */
+	int needs_share;
 	int reserved;
 	/* Who sends it cannot be told by a window, while others can. */
 	int unpaced;
@@ -323,13 +306,12 @@ static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct gates 
 {
 	/* A class within its own rate is not to suffer for those that still are to make room. */
 	if (g->claimed)
-		return fs_max(PACED_DEPTH_NS, conf->drop_ns);
+		return fs_max(UP_DEPTH_NS, conf->drop_ns);
 	if (!g->paced || g->windows)
 		return 0;
-	if (bytes > VQ_SMALL_BYTES && !g->reserved && !is_paced(skb))
+	if (!g->reserved && (g->needs_share || (bytes > VQ_SMALL_BYTES && !is_paced(skb))))
 		return 0;
-	/* Beside senders that cannot be paced it would only make room for them. */
-	return queue->unpaced_before_ns ? fs_max(PACED_DEPTH_NS, conf->drop_ns) : PACED_DEPTH_NS;
+	return up_depth_ns(conf, queue->unpaced_before_ns);
 }
 
 /* How far a queue may be behind with a packet that passes, and with those of unpaced senders alone.
@@ -343,7 +325,7 @@ struct bounds {
 struct unpaced_packet {
 	__u64 now;
 	__u32 bytes;
-	/* It is small, or its sender within one share. */
+	/* Its sender is within one share, or it is small and needs none. */
 	int within;
 	enum tg_direction direction;
 	struct bounds most;
@@ -395,9 +377,10 @@ static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct
 	__u64 depth;
 
 	if (g->unpaced) {
-		struct unpaced_packet packet = {.now = now, .bytes = bytes};
+		struct unpaced_packet packet = {.now = now};
 
-		packet.within = g->reserved || bytes <= VQ_SMALL_BYTES;
+		packet.bytes = up_judged_bytes(bytes, g->needs_share && !g->reserved);
+		packet.within = g->reserved || (bytes <= VQ_SMALL_BYTES && !g->needs_share);
 		packet.direction = g->direction;
 		verdict = judge_unpaced(skb, conf, queue, &packet);
 		*most = packet.most;
@@ -421,7 +404,7 @@ static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct
 	told.zone = zone;
 	told.direction = g->direction;
 	told.backlog_ns = backlog;
-	told.bytes = bytes;
+	told.bytes = up_judged_bytes(bytes, g->needs_share && !g->reserved);
 	verdict = tell(skb, conf, &told);
 	return verdict < VQ_DROP_EARLY ? verdict : VQ_DROP_EARLY;
 }
@@ -512,6 +495,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	struct bounds most = {}, own_most = {};
 	__u64 now, cost, own_cost = 0;
 	struct tg_counters *c;
+	struct bpf_sock *sk;
 	__u32 key = direction, bytes, carry;
 	int counts;
 
@@ -543,11 +527,15 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		follow_rate(g.conf, g.queue, now);
 	if (g.own && g.own->cost != g.own_conf->cost)
 		follow_rate(g.own_conf, g.own, now);
-	g.unpaced = g.windows && !g.claimed && !is_of_tcp(skb);
-	if (g.paced && bytes > VQ_SMALL_BYTES) {
-		if (g.own)
-			g.reserved = reserve(skb, g.own_conf, g.own, bytes, direction);
-		else if (!g.is_parent)
+	sk = g.paced && skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+	/* TCP of this host can be paced, or told by its window. */
+	if (g.paced && !(sk && sk->protocol == IPPROTO_TCP)) {
+		g.unpaced = g.windows && !g.claimed;
+		/* Not what the kernel answers without a socket. */
+		g.needs_share = !!sk;
+		if (g.needs_share && g.own)
+			g.reserved = reserve(skb, g.own_conf, g.own, bytes, direction + TG_OWN);
+		else if (g.needs_share && !g.is_parent)
 			g.reserved = reserve(skb, g.conf, g.queue, bytes, direction);
 	}
 

@@ -80,7 +80,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 		count(c, TG_EXEMPT, bytes, is_alone);
 		return TG_PASS;
 	}
-	now = bpf_ktime_get_ns();
+	now = bpf_ktime_get_boot_ns();
 	if (group_drops(skb, direction, bytes)) {
 		outcome = TG_DROP_EARLY;
 	} else {
@@ -136,11 +136,10 @@ static __always_inline int of_device(struct __sk_buff *skb, enum tg_direction di
 static __always_inline int quietly(int verdict, enum tg_direction direction)
 {
 	const struct tg_limit *l;
-	__u32 key = 0;
 
 	if (verdict != TC_ACT_SHOT)
 		return verdict;
-	l = bpf_map_lookup_elem(&limit, &key);
+	l = tg_limit_of(direction);
 	return l && l->police[direction].fair ? bpf_redirect(0, 0) : verdict;
 }
 

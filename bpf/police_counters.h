@@ -25,7 +25,7 @@ __noinline __u64 turn_meter(const struct pl_policy *policy, struct pl_meter *met
 	return pl_turn(policy, meter, carry, second_carry);
 }
 
-/* The turn of a meter, whose side is kept under the policy; odd: none is yet. */
+/* The turn of a meter, whose side is kept under the policy; odd: none is yet, or no more. */
 static __always_inline __u64 turn_of(const struct pl_policy *policy, struct pl_meter *meter,
 				     struct tg_police_counters *c)
 {

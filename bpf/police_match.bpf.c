@@ -70,7 +70,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 		count(at.counters, TG_EXEMPT, bytes, 1);
 		return TG_PASS;
 	}
-	now = bpf_ktime_get_ns();
+	now = bpf_ktime_get_boot_ns();
 	colour = meter_skb(skb, policy, at.queue, at.counters, now, bytes);
 	outcome = act_on(skb, policy, at.counters, colour, bytes, 1, 1);
 	count_at(at.counters, outcome, now, bytes, 1);

@@ -97,7 +97,7 @@ static __always_inline enum tg_outcome gate(struct xdp_md *ctx)
 		count(c, TG_EXEMPT, frame.bytes, 1);
 		return TG_PASS;
 	}
-	now = bpf_ktime_get_ns();
+	now = bpf_ktime_get_boot_ns();
 	if (group->sample || policy->fair)
 		flow = gr_hash(ctx, fr_load, frame.start, frame.type);
 	if (group->sample)

@@ -18,8 +18,10 @@
 #define UP_DROP_BYTES (4 * 1514)
 /* More than this in an epoch is beyond every share. */
 #define UP_MAX_BYTES (1U << 31)
-/* A CPU may be so many epochs behind the others, and no more. */
-#define UP_LATE_EPOCHS (1U << 16)
+/* A CPU may be so many epochs behind the others, and no more: 64 ms at least. */
+#define UP_LATE_EPOCHS 16
+/* How far the queue may be behind before it turns to a packet that passes: see up_depth_ns. */
+#define UP_DEPTH_NS 16000000ULL
 
 /* What one share is of an epoch, in time at the limit's rate. */
 static inline __attribute__((always_inline)) __u64 up_fair_ns(__u64 share, __u64 epoch_ns)
@@ -47,6 +49,29 @@ static inline __attribute__((always_inline)) int up_within(__u64 *sent, __u32 ep
 		return 1;
 	__sync_fetch_and_add(sent, bytes);
 	return 1;
+}
+
+/*
+ * The length by which a packet is judged: the queue's reserve for small ones is not for who is
+ * beyond its share.
+ */
+static inline __attribute__((always_inline)) __u32 up_judged_bytes(__u32 wire_bytes, int beyond)
+{
+	return beyond ? fs_max(wire_bytes, VQ_SMALL_BYTES + 1) : wire_bytes;
+}
+
+/*
+ * How far the queue may be behind before it turns to a packet of a paced socket, one within its
+ * share, or a small one of nobody who must have one. A paced socket can do nothing about a backlog:
+ * its bursts may meet those of others, and its first ten segments are not paced. A cut window would
+ * not grow again, as pacing keeps it from being full; a dropped packet with nothing in flight waits
+ * for TCP's probe timer. The share drains the backlog instead. Beside senders that cannot be paced
+ * it would only make room for them: then it is the drop threshold, if that is further.
+ */
+static inline __attribute__((always_inline)) __u64 up_depth_ns(const struct vq_conf *conf,
+							       __u64 unpaced_ns)
+{
+	return unpaced_ns ? fs_max(UP_DEPTH_NS, conf->drop_ns) : UP_DEPTH_NS;
 }
 
 /* The thresholds for them of a queue that has room for windows: those of a queue without. */

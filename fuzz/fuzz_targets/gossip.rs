@@ -11,7 +11,7 @@ use tidegate_node::fleet::{
     frame::Frame,
     keys::KeyRing,
     membership::{Contact, Membership, Swim},
-    seal::{PAYLOAD_MAX, Sealer, open},
+    seal::{Life, PAYLOAD_MAX, Sealer, open},
     session::Sessions,
 };
 
@@ -21,8 +21,9 @@ fuzz_target!(|bytes: &[u8]| {
     let from = SocketAddr::from(([10, 0, 0, 1], 7946));
     assert!(open(&keys, 7, own, bytes).is_err(), "nobody has sealed it");
     let payload = &bytes[..bytes.len().min(PAYLOAD_MAX)];
+    let life = Life { session: 1, salt: 2 };
     let mut sealed =
-        Sealer::new(7, other, 1).seal(&keys, Some(own), payload).expect("not too long");
+        Sealer::new(7, other, life).seal(&keys, Some(own), payload).expect("not too long");
     let opened = open(&keys, 7, own, &sealed).expect("sealed well");
     assert_eq!(opened.payload, payload);
     let mut sessions = Sessions::default();

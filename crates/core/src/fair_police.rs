@@ -33,7 +33,8 @@
 //! others', as one flow. Memory is fixed, and a packet looks at four cells.
 //!
 //! Once in each [`FairConfig::turn`] all cells are looked at, in eight steps over that time, each by the
-//! packet that comes when it is due. After a turn without a packet one packet takes them all.
+//! packet that comes when it is due. After a turn without a packet, and when the rate has changed, one packet
+//! takes them all.
 //!
 //! The eBPF side is `bpf/fair_police.h`; a property test holds the two together, bit by bit.
 //!
@@ -96,6 +97,19 @@ struct Phantom {
     flow: u64,
     /// The level at which it is empty.
     finish: u64,
+    /// What a byte costs at the rate of this time; 0: there is none.
+    cost: u64,
+}
+
+impl Phantom {
+    /// Makes it one at the rate at which a byte costs `cost`: as many bytes.
+    fn follow(&mut self, level: u64, cost: u64) {
+        let ahead = self.finish.saturating_sub(level);
+        if ahead > 0 && self.cost != cost {
+            self.finish = level + scaled(Nanos(ahead), self.cost, cost).0;
+        }
+        self.cost = cost;
+    }
 }
 
 /// A flow's place: a cell of a set, or the others'.
@@ -121,18 +135,12 @@ struct Sum {
     latest: u64,
     /// What the bucket lacked, added up over the steps.
     deficit: u64,
-    /// What a byte costs of the times there, and of those that they shall be.
-    costs: (u64, u64),
 }
 
 impl Sum {
-    fn add(&mut self, level: u64, cell: &mut Phantom) {
-        let mut ahead = cell.finish.saturating_sub(level);
-        let (from, to) = self.costs;
-        if ahead > 0 && from != to {
-            ahead = scaled(Nanos(ahead), from, to).0;
-            cell.finish = level + ahead;
-        }
+    fn add(&mut self, level: u64, cost: u64, cell: &mut Phantom) {
+        cell.follow(level, cost);
+        let ahead = cell.finish.saturating_sub(level);
         if ahead > 0 {
             self.ahead += ahead;
             self.busy += 1;
@@ -153,7 +161,7 @@ pub struct FairPolice {
     level: u64,
     turned: u64,
     busy: u32,
-    /// The cost of a byte that the times here are kept at; 0: there are none.
+    /// The cost of a byte when a step was taken last; 0: none was.
     cost: u64,
     others: Phantom,
     sets: [[Phantom; WAYS]; SETS],
@@ -163,14 +171,14 @@ impl FairPolice {
     /// No flows yet.
     #[must_use]
     pub fn new(config: FairConfig) -> FairPolice {
-        let none = Phantom { flow: 0, finish: 0 };
+        let none = Phantom { flow: 0, finish: 0, cost: 0 };
         let sets = [[none; WAYS]; SETS];
         let (sum, level, turned) = (Sum::default(), 0, 0);
         let (stepped, step, busy, cost) = (0, 0, 1, 0);
         FairPolice { config, stepped, step, sum, level, turned, busy, cost, others: none, sets }
     }
 
-    /// The bucket is another from now on. Phantom queues stay as many bytes, from the next turn on.
+    /// The bucket is another from now on. Phantom queues stay as many bytes.
     pub fn set_config(&mut self, config: FairConfig) {
         self.config = config;
     }
@@ -193,9 +201,11 @@ impl FairPolice {
         self.look(now.0, deficit);
         let level = self.level_at(now.0);
         let place = self.place(level, flow);
+        let byte = self.config.cost;
+        self.at(place).follow(level, byte);
         let ahead = self.at(place).finish.saturating_sub(level).min(deficit);
         let room = self.config.fill.saturating_sub(deficit) << ROOM_SHIFT;
-        let cost = (u64::from(bytes.min(MAX_PACKET_BYTES)) * self.config.cost) >> COST_SHIFT;
+        let cost = (u64::from(bytes.min(MAX_PACKET_BYTES)) * byte) >> COST_SHIFT;
         let fits = ahead * u64::from(self.busy) <= room;
         Fit { place, finish: level + ahead + cost, fits }
     }
@@ -234,40 +244,42 @@ impl FairPolice {
     fn look(&mut self, now: u64, deficit: u64) {
         let turn = self.config.turn().0;
         let (each, since) = (turn / STEPS, now.saturating_sub(self.stepped));
-        if since < each {
+        let changed = self.cost != self.config.cost;
+        if since < each && !changed {
             return;
         }
-        let anew = since >= turn;
+        let anew = changed || since >= turn;
         if anew {
             self.step = 0;
         }
         let due = if anew { STEPS } else { (since / each).min(STEPS - self.step) };
         self.stepped = if anew { now } else { self.stepped + due * each };
         if self.step == 0 {
-            self.sum = Sum { costs: (self.cost, self.config.cost), ..Sum::default() };
+            self.sum = Sum::default();
         }
+        let cost = self.config.cost;
+        self.cost = cost;
         let level = self.level_at(now);
         self.sum.deficit += due * deficit;
         let cells = self.sets.as_flattened_mut().iter_mut();
         let from = self.step as usize * STEP_CELLS;
         for cell in cells.skip(from).take(due as usize * STEP_CELLS) {
-            self.sum.add(level, cell);
+            self.sum.add(level, cost, cell);
         }
         self.step += due;
         if self.step == STEPS {
             self.step = 0;
-            self.sum.add(level, &mut self.others);
+            self.sum.add(level, cost, &mut self.others);
             self.turn(now, level, deficit);
         }
     }
 
     /// Finds the level at which the phantom queues hold the deficit: a step of Newton's method.
     fn turn(&mut self, now: u64, level: u64, deficit: u64) {
-        let Sum { ahead, busy, latest, deficit: lacks, costs } = self.sum;
+        let Sum { ahead, busy, latest, deficit: lacks } = self.sum;
         let lacks = lacks / STEPS;
         self.busy = busy.max(1);
         self.turned = now;
-        self.cost = costs.1;
         self.level = if deficit == 0 {
             level.max(latest)
         } else if ahead > lacks {
@@ -283,7 +295,7 @@ impl FairPolice {
 mod tests {
     use super::*;
     use crate::{TokenBucket, fleet::flows::flow_hash, units::Bytes};
-    use std::{vec, vec::Vec};
+    use std::{format, vec, vec::Vec};
 
     const RATE_BIT_S: u64 = 100_000_000;
     const BYTES: u32 = 1_000;
@@ -341,6 +353,44 @@ mod tests {
         let got = parts(&demands, 250_000);
         are(&got[..1], &[0.5]);
         assert!(got[1..].iter().all(|part| *part > 0.0048), "{got:?}");
+    }
+
+    /// The rate changes, the first steps of a turn are taken, and then none for so long that the next turn begins
+    /// anew: the phantom queues of two flows, which hold the same bytes in the first cell and the last, still do.
+    #[test]
+    fn phantom_queues_follow_a_rate_once() {
+        let config = |bit_s| {
+            let rate = Rate::from_bit_s(bit_s).unwrap();
+            FairConfig::new(&BucketConfig::new(rate, Bytes(250_000)).unwrap())
+        };
+        for (from, to) in [(80_000_000, 8_000_000), (8_000_000, 80_000_000)] {
+            let mut police = FairPolice::new(config(from));
+            let flows = [1, 127 << SET_SHIFT | 1];
+            let ns = |bytes: u64, bit_s: u64| bytes * 8_000_000_000 / bit_s;
+            let mut now = 1_000_000_000;
+            for packet in 0..20u64 {
+                for flow in flows {
+                    let lacks = ns(packet * 2 * u64::from(BYTES), from);
+                    let fit = police.fit(Nanos(now), Nanos(now + lacks), flow, BYTES);
+                    police.charge(fit);
+                }
+            }
+            police.set_config(config(to));
+            let (step, full) = (police.config.turn().0 / STEPS, now + ns(40_000, to));
+            for gap in [step, step, 16 * step, step, 16 * step] {
+                now += gap;
+                let _ = police.fit(Nanos(now), Nanos(full), 77 << SET_SHIFT | 1, 0);
+            }
+            let level = police.level_at(now);
+            let ahead = flows.map(|flow| {
+                let place = police.place(level, flow);
+                police.at(place).finish.saturating_sub(level)
+            });
+            let all = full - now;
+            let what = format!("{from} to {to}: {ahead:?} of {all}");
+            assert!(ahead[0].abs_diff(ahead[1]) <= all / 50, "{what}");
+            assert!((ahead[0] + ahead[1]).abs_diff(all) <= all / 10, "{what}");
+        }
     }
 
     #[test]

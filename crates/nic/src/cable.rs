@@ -24,7 +24,8 @@
 //! when that does not matter; otherwise open the ports without offloads.
 //!
 //! All memory is taken at the start: for as many packets as the delay and the queue hold at the rate, at most
-//! [`FRAMES_MAX`] and [`SEGMENTS_MAX`] a direction. What comes beyond is dropped, and counted as such.
+//! [`FRAMES_MAX`] and [`SEGMENTS_MAX`] a direction. What comes beyond is dropped, and counted as such. A stall of the
+//! thread delays packets and drops none, up to [`STALL_MAX`].
 
 mod lane;
 
@@ -58,6 +59,9 @@ pub const FRAMES_MAX: u32 = 1 << 16;
 pub const SEGMENTS_MAX: u32 = 1 << 12;
 /// Longest time on the way, queue included: what a queue without bound is cut to.
 pub const HORIZON_MAX: Nanos = Nanos(4_000_000_000);
+/// A thread that is away for so long after a packet was due drops none when it comes back: what it finds then is late.
+/// Whole machines have been seen to stand still for 20 ms.
+pub const STALL_MAX: Nanos = Nanos(60_000_000);
 /// A link that sends a segment in less than this may have it whole.
 pub const SEGMENT_TIME_MAX: Nanos = Nanos(250_000);
 
@@ -322,11 +326,13 @@ impl Size {
         Ok(Self { horizon, frames, segments })
     }
 
+    /// The wheel's first packet may be due since a stall of the thread while new ones are put in.
     fn wheel(&self, now: Nanos) -> Result<Wheel<u32>, CableError> {
-        let finest = (self.horizon.0 / SLOTS).next_power_of_two();
+        let horizon = Nanos(self.horizon.0 + STALL_MAX.0);
+        let finest = (horizon.0 / SLOTS).next_power_of_two();
         let options = WheelOptions {
             granularity: Nanos(finest.max(GRANULARITY_MIN_NS)),
-            horizon: self.horizon,
+            horizon,
             capacity: self.frames as usize,
             beyond: Beyond::Refuse,
         };

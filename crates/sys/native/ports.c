@@ -74,6 +74,16 @@ void native_cs_count(const struct sp_conf *conf, struct cs_census *census, struc
 	cs_count(conf, census, mark, ack, now_ns);
 }
 
+int native_ac_count_flow(struct ac_state *state, __u32 *seen)
+{
+	return ac_count_flow(state, seen);
+}
+
+int native_ac_turn_epoch(const struct ac_limit *limit, struct ac_state *state, __u64 now_ns)
+{
+	return ac_turn_epoch(limit, state, now_ns, 0, 1448);
+}
+
 const __u32 native_ac_bytes[] = {sizeof(struct ac_limit), sizeof(struct ac_state),
 				 sizeof(struct ac_flow), sizeof(struct tcp_key)};
 

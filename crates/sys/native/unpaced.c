@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#include "epoch.h"
 #include "unpaced.h"
 
 __u64 native_vq_time_ns(__u64 bytes, __u64 cost)
@@ -19,4 +20,61 @@ __u32 native_up_within(__u64 *sent, __u32 epoch, __u32 bytes, __u64 cost, __u64 
 void native_up_config(const struct vq_conf *conf, struct vq_conf *out)
 {
 	up_config(conf, out);
+}
+
+struct native_pace_packet {
+	__u64 now_ns;
+	__u64 rate_bit_s;
+	__u32 wire_bytes;
+	/* Of a socket that cannot be paced; else of one that is paced. */
+	__u32 unpaced;
+	__u32 random;
+	/* What a paced flow sends at once. */
+	__u32 burst_bytes;
+};
+
+/*
+ * A packet at the egress of a limit that paces, as gate() of nrm.bpf.c judges and charges it; 1: it
+ * passes. `sent` and `seen` are its socket's.
+ */
+int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, __u64 *sent, __u32 *seen,
+		     const struct native_pace_packet *p)
+{
+	struct vq_packet packet = {
+	    .tcp = !p->unpaced,
+	    .in_flight = 1,
+	    .local = 1,
+	};
+	__s64 backlog = queue->finish_ns - p->now_ns;
+	int reserved = 0;
+	int small = p->wire_bytes <= VQ_SMALL_BYTES;
+	enum vq_zone zone = vq_zone(conf, backlog);
+	__u64 cost_ns = vq_time_ns(p->wire_bytes, conf->cost), fair_ns, depth_ns = 0;
+
+	if (p->unpaced) {
+		fair_ns =
+		    up_fair_ns(queue->share ? queue->share : FS_TARGET, queue->epoch_us * 1000ULL);
+		reserved = up_within(sent, queue->epoch + 1, p->wire_bytes, conf->cost, fair_ns);
+		if (reserved)
+			queue->unpaced_ns += cost_ns;
+		else
+			queue->flooded = 1;
+	}
+	packet.wire_bytes = up_judged_bytes(p->wire_bytes, p->unpaced && !reserved);
+	if (reserved || !p->unpaced)
+		depth_ns = up_depth_ns(conf, queue->unpaced_before_ns);
+	if (zone != VQ_FREE && backlog > (__s64)depth_ns &&
+	    (zone == VQ_FULL || vq_decide(conf, zone, backlog, &packet, p->random) >= VQ_DROP_FULL))
+		return 0;
+	vq_charge(conf, &queue->finish_ns, &queue->skipped_ns, queue->finish_ns, p->now_ns,
+		  cost_ns);
+	if (!small && !p->unpaced)
+		ep_count_flow(queue, seen);
+	backlog = queue->finish_ns - p->now_ns - cost_ns - fs_max(conf->mark_ns, 3000000);
+	if (queue->flooded)
+		backlog = 0;
+	if (tg_turn_epoch(conf, queue, p->now_ns, backlog > 0 ? backlog : 0, 1000000,
+			  p->burst_bytes, p->rate_bit_s))
+		queue->flooded = 0;
+	return 1;
 }

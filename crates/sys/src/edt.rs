@@ -64,7 +64,7 @@ fn load<T>(
         place: None,
         group: None,
     };
-    maps.write(limit)?;
+    maps.write(*limit)?;
     let program = match place {
         Hook::Cgroup => &edt.progs.edt_cgroup,
         Hook::Device => &edt.progs.edt_device,

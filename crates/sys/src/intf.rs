@@ -16,8 +16,10 @@ use tidegate_core::{
 
 /// Number of directions, and the length of every per-direction array.
 pub const DIRECTIONS: usize = 2;
-/// A limit, and after it by direction what it is once its time has come.
-pub const LIMITS: usize = 1 + DIRECTIONS;
+/// A limit, and after it by direction what it is once its time has come: `TG_COPY`.
+pub const COPY: usize = 1 + DIRECTIONS;
+/// All of it twice: `TG_LIMITS`.
+pub const LIMITS: usize = 2 * COPY;
 /// Number of queues of a limit: those of its directions, and those of what belongs to none of its children.
 pub const QUEUES: usize = 2 * DIRECTIONS;
 /// Number of outcomes that a packet may have.
@@ -171,6 +173,9 @@ pub struct Limit {
     pub matched: ExemptConf,
     /// By direction: from when on what stands at its place after this is in force; 0: never.
     pub until_ns: [u64; DIRECTIONS],
+    /// Of the first entry of a map: the copy in force. Zero in what is read and written by
+    /// [`Settings`](crate::limit::settings::Settings).
+    pub copy: u64,
 }
 
 /// `struct tg_exempt`.
@@ -282,7 +287,7 @@ pub struct Policy {
     pub second_given: u32,
     /// Whether the flows have equal parts of the committed bucket.
     pub fair: u32,
-    /// When it came into force, CLOCK_MONOTONIC; tells it from the one before.
+    /// When it came into force, CLOCK_BOOTTIME; always later than the one before.
     pub since_ns: u64,
 }
 
@@ -364,7 +369,7 @@ pub struct Kept {
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct Side {
-    /// When the committed bucket is full, CLOCK_MONOTONIC.
+    /// When the committed bucket is full, CLOCK_BOOTTIME.
     pub full_ns: u64,
     /// For how long the committed bucket has been full, ever.
     pub skipped_ns: u64,
@@ -581,7 +586,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 77];
+        static native_intf_layout: [u64; 79];
         static native_intf_layout_len: u32;
     }
 
@@ -604,6 +609,7 @@ mod tests {
             offset_of!(Limit, exempt),
             offset_of!(Limit, matched),
             offset_of!(Limit, until_ns),
+            offset_of!(Limit, copy),
             size_of::<ExemptConf>(),
             offset_of!(ExemptConf, count),
             MAX_PREFIXES,
@@ -651,6 +657,7 @@ mod tests {
             size_of::<Lengths>(),
             size_of::<PlaceKey>(),
             offset_of!(PlaceKey, what),
+            COPY,
             LIMITS,
             DIRECTIONS,
             QUEUES,

@@ -44,6 +44,7 @@ use crate::{
 
 mod error;
 mod rate;
+pub(crate) mod settings;
 
 pub use error::LimitError;
 pub use rate::Lease;
@@ -390,13 +391,11 @@ impl LimitMaps {
         cgroup: Option<&Cgroup>,
         limit: &intf::Limit,
     ) -> Result<(), LimitError> {
-        let earlier = self.limit()?;
-        let mut limit = limit.carried_on(&earlier, rate::monotonic());
-        self.keep_leases(&mut limit)?;
-        self.write(&limit)?;
+        let (earlier, now) = (self.settings()?, rate::now());
+        self.write(self.keep_leases(limit.carried_on(&self.limit_at(now)?, now))?)?;
         let adopted = cgroup.map_or(Ok(()), |cgroup| self.adopt(hierarchy, cgroup, Adopt::Take));
         if adopted.is_err() {
-            self.write(&earlier)?;
+            self.write(earlier)?;
         }
         adopted
     }
@@ -427,11 +426,6 @@ impl LimitMaps {
         Ok(())
     }
 
-    /// The key of the limit, or of what is in force of a direction once its lease has ended.
-    fn limit_key(&self, ended: Option<usize>) -> u32 {
-        (self.at as usize * intf::LIMITS + ended.map_or(0, |index| 1 + index)) as u32
-    }
-
     /// The keys of what a direction has in its queues and counters.
     fn queue_key(&self, index: usize) -> u32 {
         self.at * intf::QUEUES as u32 + index as u32
@@ -441,14 +435,15 @@ impl LimitMaps {
         self.at * intf::DIRECTIONS as u32 + index as u32
     }
 
-    pub(crate) fn write(&self, limit: &intf::Limit) -> Result<(), LimitError> {
+    /// Puts settings in force. Those of a policer must not be older than those that are
+    /// ([`intf::Limit::carried_on`]): packets would take them for what a late one has, and be dropped.
+    pub(crate) fn write(&self, settings: impl Into<settings::Settings>) -> Result<(), LimitError> {
+        let settings = settings.into();
         if let Some(place) = &self.place {
-            return place.write(&self.limit, limit);
+            return place.write(&self.limit, &settings);
         }
-        self.limit
-            .update(&self.limit_key(None).to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)
-            .map_err(map_error("limit"))?;
-        self.exempt.as_ref().map_or(Ok(()), |trie| exempt::fill(trie, &limit.exempt))
+        settings.write(&self.limit, self.at)?;
+        self.exempt.as_ref().map_or(Ok(()), |trie| exempt::fill(trie, &settings.limit.exempt))
     }
 
     /// Whose packets wait in the queue of a direction at this moment; `None` where there is none, or nobody
@@ -499,7 +494,11 @@ impl LimitMaps {
         }
         if colours.is_some() {
             let intf::Side { full_ns, skipped_ns, .. } = *intf::Meter::from(queue).side();
-            queue = intf::Queue { finish_ns: full_ns, skipped_ns, ..intf::Queue::default() };
+            // A policer's clock runs on while the host sleeps.
+            let asleep_ns = rate::asleep_ns();
+            let finish_ns = full_ns.saturating_sub(asleep_ns);
+            queue = intf::Queue { finish_ns, skipped_ns, ..intf::Queue::default() };
+            counters.last_ns = counters.last_ns.map(|at| at.saturating_sub(asleep_ns));
         }
         Ok(Reading { queue, counters, colours, census: None })
     }
@@ -659,7 +658,7 @@ impl AttachedLimit {
         set_exempt!(tune, exempts, maps.exempt.as_ref(), "tune");
         let tune = tune.load().map_err(load_error("tune"))?;
 
-        maps.write(&limit)?;
+        maps.write(limit)?;
         if let Some(parent) = parent {
             maps.start_in(parent, options)?;
         }

@@ -119,7 +119,7 @@ fn maps(police: &skel::PoliceSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps,
             dir: None,
         }),
     };
-    maps.write(limit)?;
+    maps.write(*limit)?;
     Ok(maps)
 }
 

@@ -150,8 +150,8 @@ pub struct State {
     pub flows: u32,
     /// Flows in the one before.
     pub flows_before: u32,
-    /// Zero.
-    pub pad: u32,
+    /// 1 while a CPU changes what is kept of the epoch.
+    pub entered: u32,
     /// Of `dem`.
     pub marker: Marker,
     /// How many flows take all they get.

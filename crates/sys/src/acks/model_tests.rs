@@ -373,3 +373,83 @@ proptest! {
         prop_assert_eq!((walk.mss, scale), options(&bytes));
     }
 }
+
+mod threads {
+    use std::{
+        cell::UnsafeCell,
+        sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst},
+        thread,
+    };
+
+    use tidegate_core::{Nanos, Rate};
+
+    use super::{AcksOptions, Law, intf};
+
+    unsafe extern "C" {
+        fn native_ac_count_flow(state: *mut intf::State, seen: *mut u32) -> i32;
+        fn native_ac_turn_epoch(
+            limit: *const intf::Limit,
+            state: *mut intf::State,
+            now_ns: u64,
+        ) -> i32;
+    }
+
+    struct Shared(UnsafeCell<intf::State>);
+
+    // SAFETY: only C touches it, by atomic operations or while it alone may.
+    unsafe impl Sync for Shared {}
+
+    /// Several CPUs count flows and end epochs: each flow counts at most once in an epoch, and all that were
+    /// counted are in one.
+    #[test]
+    fn a_flow_counts_once_an_epoch() {
+        const THREADS: u64 = 4;
+        const ROUNDS: u64 = 100_000;
+        const FLOWS: usize = 5;
+        let limit = AcksOptions {
+            law: Law::Spring,
+            rate: Rate::from_bit_s(1_000_000_000).unwrap(),
+            mark: None,
+            burst: Nanos(1_000_000),
+            lease: None,
+        }
+        .encode()[0];
+        let state = Shared(UnsafeCell::default());
+        let seen: [AtomicU32; FLOWS] = Default::default();
+        let (now, counted, in_epochs) =
+            (AtomicU64::new(1 << 40), AtomicU64::new(0), AtomicU64::new(0));
+        let most = AtomicU32::new(0);
+        thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (state, seen, now, limit) = (&state, &seen, &now, &limit);
+                let (counted, in_epochs, most) = (&counted, &in_epochs, &most);
+                scope.spawn(move || {
+                    for i in 0..ROUNDS {
+                        let counts = |flow: &AtomicU32| {
+                            // SAFETY: both live through the call; C changes them as several CPUs may.
+                            unsafe { native_ac_count_flow(state.0.get(), flow.as_ptr()) }
+                        };
+                        let count = || seen.iter().map(counts).sum::<i32>();
+                        counted.fetch_add(count().unsigned_abs().into(), SeqCst);
+                        // Two end epochs, at any moment of what the others do.
+                        if thread % 2 == 1 {
+                            continue;
+                        }
+                        (0..i * 7_919 % 61).for_each(|_| std::hint::spin_loop());
+                        let now_ns = now.fetch_add(400_000_000, SeqCst);
+                        // SAFETY: as above.
+                        let flows = unsafe { native_ac_turn_epoch(limit, state.0.get(), now_ns) };
+                        // One more than there were; none if it has not ended.
+                        let flows = flows.unsigned_abs().saturating_sub(1);
+                        in_epochs.fetch_add(flows.into(), SeqCst);
+                        most.fetch_max(flows, SeqCst);
+                    }
+                });
+            }
+        });
+        let left = u64::from(state.0.into_inner().flows);
+        assert!(in_epochs.load(SeqCst) > FLOWS as u64, "{in_epochs:?}");
+        assert_eq!(counted.load(SeqCst), in_epochs.load(SeqCst) + left);
+        assert!(most.load(SeqCst) <= FLOWS as u32, "{most:?} of {FLOWS} flows in an epoch");
+    }
+}

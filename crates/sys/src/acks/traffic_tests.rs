@@ -18,11 +18,7 @@ use super::{
     bed::{self, Bed, SERVER},
     *,
 };
-use crate::{
-    bpffs::PrivateBpffs,
-    device::Target,
-    net::{Netlink, sock},
-};
+use crate::{bpffs::PrivateBpffs, device::Target, net::Netlink};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const SERVER_V6: &str = "fd93:2::2";
@@ -37,16 +33,6 @@ impl Drop for Running {
     }
 }
 
-/// What some flows have seen.
-#[derive(Debug)]
-struct Seen {
-    /// The median of what waited in HTB's queue, in bytes.
-    waiting: u32,
-    took: Duration,
-    segments: u32,
-    again: u32,
-}
-
 fn use_congestion_control(stream: &TcpStream, cc: &str) {
     let (name, len) = (cc.as_ptr().cast(), cc.len() as libc::socklen_t);
     let fd = stream.as_raw_fd();
@@ -55,17 +41,16 @@ fn use_congestion_control(stream: &TcpStream, cc: &str) {
     assert_eq!(ret, 0, "{cc}: {}", std::io::Error::last_os_error());
 }
 
-/// Sends `bytes` in each of `flows` to the server, and checks that they arrive as they were.
-fn transfer(bed: &Bed, server: &str, flows: usize, bytes: usize, cc: &'static str) -> Seen {
+/// Sends `bytes` in each of `flows` to the server, and checks that they arrive as they were. The median of what waited
+/// in HTB's queue, in bytes.
+fn transfer(bed: &Bed, server: &str, flows: usize, bytes: usize, cc: &'static str) -> u32 {
     let listener = bed.server.run(|| TcpListener::bind((server, 0)).unwrap()).unwrap();
     let port = listener.local_addr().unwrap().port();
     let chunk: Vec<u8> = (0..100_000u32).map(|i| (i * 7 + i / 251) as u8).collect();
     let mut expected = DefaultHasher::new();
     (0..bytes / chunk.len()).for_each(|_| expected.write(&chunk));
     let expected = expected.finish();
-    let started = Instant::now();
     let mut waiting = Vec::new();
-    let (mut segments, mut again) = (0, 0);
     thread::scope(|scope| {
         let receivers: Vec<_> = (0..flows)
             .map(|_| {
@@ -93,8 +78,6 @@ fn transfer(bed: &Bed, server: &str, flows: usize, bytes: usize, cc: &'static st
                     stream.shutdown(Shutdown::Write).unwrap();
                     // Until the other side has closed, too.
                     let _ = stream.read(&mut [0]);
-                    let info = sock::tcp_info(&stream).unwrap();
-                    (info.data_segments_sent, info.retransmitted_segments)
                 })
             })
             .collect();
@@ -105,17 +88,13 @@ fn transfer(bed: &Bed, server: &str, flows: usize, bytes: usize, cc: &'static st
             waiting.extend(stats.iter().filter(|q| q.kind == "pfifo").map(|q| q.backlog_bytes));
             thread::sleep(Duration::from_millis(2));
         }
-        for sender in senders {
-            let (sent, retransmitted) = sender.join().unwrap();
-            (segments, again) = (segments + sent, again + retransmitted);
-        }
+        senders.into_iter().for_each(|sender| sender.join().unwrap());
         for receiver in receivers {
             assert_eq!(receiver.join().unwrap(), expected, "what arrived is not what was sent");
         }
     });
     waiting.sort_unstable();
-    let waiting = waiting.get(waiting.len() / 2).copied().unwrap_or(0);
-    Seen { waiting, took: started.elapsed(), segments, again }
+    waiting.get(waiting.len() / 2).copied().unwrap_or(0)
 }
 
 fn ecn(bed: &Bed, tcp_ecn: u8) {
@@ -145,8 +124,8 @@ fn root_acks_spring_shortens_the_queue() {
     for (server, cc) in [(SERVER, "cubic"), (SERVER_V6, "cubic"), (SERVER, "reno")] {
         let with = transfer(&bed, server, 4, 4_000_000, cc);
         let counters = attached.maps.counters().unwrap();
-        println!("{cc}: {with:?}, without {without:?}, {:?}", counters.packets);
-        assert!(with.waiting * 2 < without.waiting, "{cc}: {with:?}, without {without:?}");
+        println!("{cc}: {with}, without {without}, {:?}", counters.packets);
+        assert!(with * 2 < without, "{cc}: {with}, without {without}");
         assert!(counters.packets[2] > 0 && counters.packets[1] == 0, "{counters:?}");
         assert_eq!(counters.packets[3], 0, "a sender was thought to ignore its window");
     }
@@ -212,8 +191,8 @@ fn root_acks_dem_shortens_the_queue() {
         ecn(&bed, 1);
         let with = transfer(&bed, SERVER, 2, 3_000_000, "cubic");
         let marks = attached.maps.counters().unwrap().packets[1];
-        println!("{law:?}: {with:?}, without {without:?}, {marks} marks");
-        assert!(with.waiting * 2 < without.waiting, "{law:?}: {with:?}, without {without:?}");
+        println!("{law:?}: {with}, without {without}, {marks} marks");
+        assert!(with * 2 < without, "{law:?}: {with}, without {without}");
         assert!(marks > 0);
         ecn(&bed, 0);
         transfer(&bed, SERVER, 2, 1_000_000, "cubic");
@@ -330,66 +309,4 @@ fn root_acks_nginx_serves_through_windows() {
     let counters = attached.maps.counters().unwrap();
     assert!(counters.packets[2] > 0, "{counters:?}");
     assert_eq!(counters.packets[3], 0, "{counters:?}");
-}
-
-/// A table of what the laws hold, for who asks: `ACKS_TABLE=1`.
-#[test]
-fn root_acks_table() {
-    if std::env::var_os("ACKS_TABLE").is_none() {
-        eprintln!("SKIP root_acks_table: set ACKS_TABLE to measure");
-        return;
-    }
-    for gbit in [1, 2] {
-        let rate = mbit(gbit * 1000);
-        let Some(bed) = Bed::new(&format!("table{gbit}"), rate) else { return };
-        ecn(&bed, 1);
-        for (cc, flows) in
-            ["cubic", "reno", "bbr"].into_iter().flat_map(|cc| [1, 4, 16].map(|f| (cc, f)))
-        {
-            let laws = [Law::Dem(dem::Law::Step), Law::Dem(dem::Law::Pi), Law::Spring];
-            for law in [None].into_iter().chain(laws.map(Some)) {
-                let attached = law.map(|law| {
-                    bed.attach(&AcksOptions { law, rate, mark: None, burst: BURST, lease: None })
-                });
-                let ping = bed.guest.run(|| {
-                    let words = ["-n", "-i", "0.005", "-w", "3", SERVER];
-                    Command::new("ping").args(words).stdout(Stdio::piped()).spawn().unwrap()
-                });
-                let bytes = gbit as usize * 350_000_000 / flows / 100_000 * 100_000;
-                let seen = transfer(&bed, SERVER, flows, bytes, cc);
-                let ping = ping.unwrap().wait_with_output().unwrap();
-                let text = String::from_utf8_lossy(&ping.stdout);
-                let time = |line: &str| line.split("time=").nth(1)?.split(' ').next()?.parse().ok();
-                let mut times: Vec<f64> = text.lines().filter_map(time).collect();
-                times.sort_by(f64::total_cmp);
-                let at = |part: f64| {
-                    times.get((times.len() as f64 * part) as usize).unwrap_or(&0.0) * 1e3
-                };
-                let goodput = (bytes * flows * 8) as f64 / seen.took.as_secs_f64() / 1e6;
-                println!(
-                    "{gbit} {cc:5} {flows:2} {:10} {goodput:7.1} Mbit/s  ping {:6.0} {:6.0} us  \
-                     queue {:6} B  again {} of {}",
-                    law.map_or("htb".to_owned(), |law| format!("{law:?}")),
-                    at(0.5),
-                    at(0.99),
-                    seen.waiting,
-                    seen.again,
-                    seen.segments,
-                );
-                if let Some(attached) = attached {
-                    let s = attached.maps.state().unwrap();
-                    let one = f64::from(1 << 24);
-                    println!(
-                        "      share {:.3} rtt {} us flows {} p {:.4} {:?}",
-                        s.share as f64 / one,
-                        s.longest_before_ns / 1000,
-                        s.flows_before,
-                        s.marker.probability as f64 / one,
-                        &attached.maps.counters().unwrap().packets[..4],
-                    );
-                    bed.detach(attached);
-                }
-            }
-        }
-    }
 }

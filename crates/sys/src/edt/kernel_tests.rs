@@ -277,3 +277,44 @@ fn root_edt_the_loaded_program_follows_the_table() {
         }
     }
 }
+
+/// What the class is behind is bytes: at another rate they take another time.
+#[test]
+fn root_edt_a_class_follows_its_rate() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_edt_a_class_follows_its_rate: needs root");
+        return;
+    }
+    limit::quiet_libbpf();
+    let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+    let edt = skel::EdtSkelBuilder::default().open(&mut storage).unwrap().load().unwrap();
+    let zero = 0u32.to_ne_bytes();
+    // As much faster, the backlog before, and after.
+    for (faster, before_s, after_s) in [(1, 100, 100), (10, 100, 10), (1000, 100, 0)] {
+        let cost = CONF.cost / faster;
+        let limit = intf::Limit {
+            queue: [intf::QueueConf { cost, ..CONF }; 2],
+            flags: intf::FLAG_LOOPBACK | intf::FLAG_EDT,
+            ..Default::default()
+        };
+        edt.maps.limit.update(&zero, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
+        let now = monotonic_ns();
+        let queue = intf::Queue {
+            finish_ns: now + before_s * S,
+            cost: CONF.cost,
+            epoch_start_ns: now,
+            epoch_us: 1_000_000_000,
+            share: fair_share::ONE as u32,
+            ..Default::default()
+        };
+        edt.maps.queues_of_limit.update(&zero, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
+        let input = ProgramInput { data_in: Some(&frame(0)), ..Default::default() };
+        edt.progs.edt_cgroup.test_run(input).unwrap();
+        let value = edt.maps.queues_of_limit.lookup(&zero, MapFlags::ANY).unwrap().unwrap();
+        let is: intf::Queue = bytemuck::pod_read_unaligned(&value);
+        // What the packet itself may have added, and the time that this took, is far less than a second.
+        let behind_ns = is.finish_ns.saturating_sub(now);
+        assert!(behind_ns.abs_diff(after_s * S) < S, "{faster} times: {behind_ns} ns");
+        assert_eq!(is.cost, cost);
+    }
+}

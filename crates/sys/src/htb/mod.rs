@@ -260,7 +260,7 @@ fn own_maps(htb: &skel::HtbSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps, L
         at: 0,
         place: None,
     };
-    maps.write(limit)?;
+    maps.write(*limit)?;
     Ok(maps)
 }
 

@@ -1,10 +1,9 @@
 //! One rate that changes again and again, as a group's does, and that may be lent for a time.
 
-use libbpf_rs::{MapCore, MapFlags};
 use rustix::time::{ClockId, clock_gettime};
 use tidegate_core::{Direction, Nanos, Rate, Span, virtual_queue::MAX_SPAN};
 
-use super::{LimitError, LimitMaps, LimitOptions, lookup, map_error};
+use super::{LimitError, LimitMaps, LimitOptions, settings::Settings};
 use crate::intf;
 
 /// Until when a rate is good. The programs themselves look at the time: nobody needs to be there when it
@@ -17,19 +16,20 @@ pub struct Lease {
     pub then: Rate,
 }
 
-/// `CLOCK_BOOTTIME`.
+/// `CLOCK_BOOTTIME`, by which leases end and policers meter. It goes on while the host sleeps, as the others of
+/// a group do, to whom a lent rate then goes back.
 pub(super) fn now() -> Nanos {
-    time(ClockId::Boottime)
-}
-
-/// `CLOCK_MONOTONIC`.
-pub(super) fn monotonic() -> Nanos {
-    time(ClockId::Monotonic)
-}
-
-fn time(clock: ClockId) -> Nanos {
-    let now = clock_gettime(clock);
+    let now = clock_gettime(ClockId::Boottime);
     Nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+/// How far `CLOCK_BOOTTIME` is ahead of `CLOCK_MONOTONIC`: how long the host has slept since it booted.
+pub(super) fn asleep_ns() -> u64 {
+    // First the one that may be ahead: where nobody has slept the difference is none.
+    let boottime = now();
+    let monotonic = clock_gettime(ClockId::Monotonic);
+    let monotonic_ns = monotonic.tv_sec as u64 * 1_000_000_000 + monotonic.tv_nsec as u64;
+    boottime.0.saturating_sub(monotonic_ns)
 }
 
 impl intf::Limit {
@@ -39,7 +39,7 @@ impl intf::Limit {
         Nanos(self.until_ns[intf::index(direction)])
     }
 
-    /// The limit from `at` on, CLOCK_MONOTONIC, where `earlier` was in force: what its policers' buckets had
+    /// The limit from `at` on, CLOCK_BOOTTIME, where `earlier` was in force: what its policers' buckets had
     /// been given until then counts on. A policy that stays stays as it is.
     pub(super) fn carried_on(&self, earlier: &intf::Limit, at: Nanos) -> intf::Limit {
         let mut limit = *self;
@@ -80,73 +80,74 @@ impl intf::Limit {
     }
 }
 
-impl LimitMaps {
-    /// As it is in force at a time of `CLOCK_BOOTTIME`.
-    pub(crate) fn limit_at(&self, now: Nanos) -> Result<intf::Limit, LimitError> {
-        let mut limit: intf::Limit = lookup(&self.limit, "limit", self.limit_key(None))?;
+impl Settings {
+    /// As they are at a time of `CLOCK_BOOTTIME`: what has ended is over.
+    fn at(&self, now: Nanos) -> intf::Limit {
+        let mut limit = self.limit;
         for direction in [Direction::Egress, Direction::Ingress] {
             let i = intf::index(direction);
             if limit.until_ns[i] != 0 && limit.until(direction) <= now {
-                let then: intf::Limit = lookup(&self.limit, "limit", self.limit_key(Some(i)))?;
-                limit.take_rate(direction, &then);
+                limit.take_rate(direction, &self.then[i]);
                 limit.until_ns[i] = 0;
             }
         }
-        Ok(limit)
+        limit
     }
 
-    /// The lease that a direction's rate was set with, if it lasts.
-    pub(crate) fn lease(&self, direction: Direction) -> Result<Option<Lease>, LimitError> {
-        let until = self.limit_at(now())?.until(direction);
-        if until.0 == 0 {
-            return Ok(None);
-        }
-        let i = intf::index(direction);
-        let then: intf::Limit = lookup(&self.limit, "limit", self.limit_key(Some(i)))?;
-        Ok(Rate::from_bit_s(then.rate_bit_s[i]).map(|then| Lease { until, then }))
-    }
-
-    /// Has a limit that is to take this one's place end its rates when this one's do, with the rate that
-    /// comes then or its own, if that is lower. Nothing is in force before it is [written](Self::write).
-    pub(crate) fn keep_leases(&self, limit: &mut intf::Limit) -> Result<(), LimitError> {
-        for direction in [Direction::Egress, Direction::Ingress] {
-            let (Some(lease), Some(rate)) = (self.lease(direction)?, limit.rate(direction)) else {
-                continue;
-            };
-            self.lend(limit, direction, Lease { then: lease.then.min(rate), ..lease })?;
-        }
-        Ok(())
-    }
-
-    /// Has the rate of a direction end, in `limit` and in what comes then.
+    /// Has the rate of a direction end, at once if its time is over at `now`. False if the direction is free.
     fn lend(
-        &self,
-        limit: &mut intf::Limit,
+        &mut self,
+        now: Nanos,
         direction: Direction,
         Lease { until, then }: Lease,
     ) -> Result<bool, LimitError> {
         let i = intf::index(direction);
-        let Some(then) = limit.at_rate(direction, then)? else { return Ok(false) };
-        // By the clock of the programs.
-        let ends = Nanos(monotonic().0 + until.0.saturating_sub(now().0));
-        let then = then.carried_on(limit, ends);
-        self.limit
-            .update(
-                &self.limit_key(Some(i)).to_ne_bytes(),
-                bytemuck::bytes_of(&then),
-                MapFlags::ANY,
-            )
-            .map_err(map_error("limit"))?;
+        let Some(then) = self.limit.at_rate(direction, then)? else { return Ok(false) };
+        self.then[i] = then.carried_on(&self.limit, until.max(now));
         // Zero is for ever.
-        limit.until_ns[i] = until.0.max(1);
+        self.limit.until_ns[i] = until.0.max(1);
         Ok(true)
+    }
+}
+
+impl LimitMaps {
+    /// What lies in its map, whatever has ended.
+    pub(crate) fn settings(&self) -> Result<Settings, LimitError> {
+        Settings::read(&self.limit, self.at)
+    }
+
+    /// As it is in force at a time of `CLOCK_BOOTTIME`.
+    pub(crate) fn limit_at(&self, now: Nanos) -> Result<intf::Limit, LimitError> {
+        Ok(self.settings()?.at(now))
+    }
+
+    /// The lease that a direction's rate was set with, if it lasts.
+    pub(crate) fn lease(&self, direction: Direction) -> Result<Option<Lease>, LimitError> {
+        let settings = self.settings()?;
+        let until = settings.at(now()).until(direction);
+        let then = settings.then[intf::index(direction)].rate(direction);
+        Ok(then.filter(|_| until.0 != 0).map(|then| Lease { until, then }))
+    }
+
+    /// A limit that is to take this one's place, with rates that end when this one's do, with the rate that
+    /// comes then or its own, if that is lower.
+    pub(crate) fn keep_leases(&self, limit: intf::Limit) -> Result<Settings, LimitError> {
+        let mut settings = Settings::from(intf::Limit { until_ns: [0; 2], ..limit });
+        for direction in [Direction::Egress, Direction::Ingress] {
+            let (Some(lease), Some(rate)) = (self.lease(direction)?, limit.rate(direction)) else {
+                continue;
+            };
+            settings.lend(now(), direction, Lease { then: lease.then.min(rate), ..lease })?;
+        }
+        Ok(settings)
     }
 
     /// Changes the rate of a direction that is limited, and the thresholds that follow from it; nothing
     /// else. A size that would last longer than [`MAX_SPAN`] at a rate so low is cut to that, and stays so
-    /// until the limit is set anew. It is one write to a map: sockets that exist learn of it with their next
+    /// until the limit is set anew. It is a few writes to a map: sockets that exist learn of it with their next
     /// ACK, where [`LimitMaps::set`] goes to each of them. With a lease the rate ends by itself; without,
-    /// an earlier lease ends. False if the direction is free.
+    /// an earlier lease ends. Packets meet the earlier rate with its lease until they meet this one with its
+    /// own. False if the direction is free.
     ///
     /// # Errors
     /// [`LimitError`]; the earlier rate is in force.
@@ -156,21 +157,20 @@ impl LimitMaps {
         rate: Rate,
         lease: Option<Lease>,
     ) -> Result<bool, LimitError> {
+        let was = self.settings()?;
         // What the rate was before, whose sizes an end that has come may have cut.
-        let was: intf::Limit = lookup(&self.limit, "limit", self.limit_key(None))?;
-        let Some(limit) = was.at_rate(direction, rate)? else { return Ok(false) };
-        let mut limit = limit.carried_on(&self.limit_at(now())?, monotonic());
-        let i = intf::index(direction);
-        limit.until_ns[i] = 0;
+        let Some(limit) = was.limit.at_rate(direction, rate)? else { return Ok(false) };
+        let now = now();
+        let mut settings = Settings { limit: limit.carried_on(&was.at(now), now), ..was };
+        settings.limit.until_ns[intf::index(direction)] = 0;
         if let Some(lease) = lease
-            && !self.lend(&mut limit, direction, lease)?
+            && !settings.lend(now, direction, lease)?
         {
             return Ok(false);
         }
-        if limit == was {
-            return Ok(true);
+        if settings != was {
+            self.write(settings)?;
         }
-        self.write(&limit)?;
         Ok(true)
     }
 }

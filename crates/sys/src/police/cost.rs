@@ -48,7 +48,7 @@ pub(crate) fn prepare(
     });
     let policy = Policy { meter, ..Policy::default() };
     let mut policy = intf::Policy::new(&policy, &queue).map_err(LimitError::Config)?;
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
     let half_ns = policy.committed.fill_ns / 2;
     let full_ns = match standing {

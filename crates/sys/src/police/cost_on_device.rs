@@ -57,7 +57,7 @@ pub fn cost_on_device(
             for i in 0..count {
                 let mut prefixes = Prefixes::default();
                 prefixes.insert(Prefix { address: host(i).to_ipv6_mapped().octets(), bits: 128 });
-                room.take(i)?.write(&intf::Limit { matched: (&prefixes).into(), ..limit })?;
+                room.take(i)?.write(intf::Limit { matched: (&prefixes).into(), ..limit })?;
             }
             let measured = count.min(HOSTS_MEASURED);
             let costs = (0..measured).map(|i| {

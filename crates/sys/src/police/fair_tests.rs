@@ -16,7 +16,7 @@ use super::{
 
 /// `struct fp_table`, in words: level, time of it, busy, cost; steps, sums of a turn; the others' cell, the
 /// sets.
-const TABLE_WORDS: usize = 4 + 2 + 7 + 2 + 2 * SETS * WAYS;
+const TABLE_WORDS: usize = 4 + 2 + 5 + 3 + 3 * SETS * WAYS;
 const LEVEL: usize = 0;
 const BUSY: usize = 2;
 

@@ -281,11 +281,6 @@ fn frame() -> Vec<u8> {
     frame
 }
 
-pub(super) fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * S + now.tv_nsec as u64
-}
-
 /// Offset of the mark in struct __sk_buff, which is UAPI.
 const SKB_MARK: usize = 8;
 const SKB_BYTES: usize = 192;
@@ -321,7 +316,7 @@ fn root_police_the_loaded_program_follows_the_table() {
             intf::Policy { committed: BUCKET, action: [0, 0, 1], ..intf::Policy::default() };
         let maps = maps(&police, &limit).unwrap();
         let key = (direction as u32).to_ne_bytes();
-        let now = monotonic_ns();
+        let now = boottime_ns();
         let finish_ns = now + row.missing_s * S;
         let queue = full_at(finish_ns);
         maps.queues.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
@@ -415,7 +410,7 @@ fn root_police_actions_follow_the_table() {
         let flags = intf::FLAG_POLICE | intf::FLAG_LOOPBACK;
         let limit = intf::Limit { police: [policy; 2], flags, ..Default::default() };
         let maps = maps(&police, &limit).unwrap();
-        let full = full_at(monotonic_ns() + 20 * S);
+        let full = full_at(boottime_ns() + 20 * S);
         for key in 0..2u32 {
             let bytes = bytemuck::bytes_of(&full);
             maps.queues.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
@@ -526,7 +521,7 @@ fn root_police_exempt_packets_follow_the_table() {
         ..Default::default()
     };
     let maps = maps(&police, &limit).unwrap();
-    let full = full_at(monotonic_ns() + 20 * S);
+    let full = full_at(boottime_ns() + 20 * S);
     for key in 0..2u32 {
         let bytes = bytemuck::bytes_of(&full);
         maps.queues.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
@@ -575,7 +570,7 @@ fn root_police_exempt_packets_follow_the_table() {
 
     // Others in their place, while the programs run.
     let exempt: Exempt = "198.51.100.0/24".parse().unwrap();
-    maps.write(&intf::Limit { exempt: (&exempt).into(), ..limit }).unwrap();
+    maps.write(intf::Limit { exempt: (&exempt).into(), ..limit }).unwrap();
     assert!(passes(Hook::Out, &v4(near, far, 0)));
     assert!(!passes(Hook::Out, &v4(far, near, 0)) && !passes(Hook::In, &v4(near, near, 46)));
 }

@@ -70,7 +70,7 @@ impl intf::Policy {
         intf::Policy { kind, committed, second, ..self }
     }
 
-    /// The policy from `at` on, CLOCK_MONOTONIC, where `earlier` was in force: what its buckets had been
+    /// The policy from `at` on, CLOCK_BOOTTIME, where `earlier` was in force: what its buckets had been
     /// given until then counts on (`bpf/meter.h`). The same policy is not another.
     pub(crate) fn carried_on(&self, earlier: &intf::Policy, at: Nanos) -> intf::Policy {
         let since = at.0.max(earlier.since_ns);

@@ -22,7 +22,7 @@ use tidegate_core::{
 
 use super::{
     group_tests::{is_root, run, v4},
-    kernel_tests::{NativePacket, UDP, monotonic_ns, native_pl_colour},
+    kernel_tests::{NativePacket, UDP, boottime_ns, native_pl_colour},
     *,
 };
 
@@ -253,6 +253,54 @@ fn an_empty_bucket_stays_empty_when_the_rate_falls() {
     }
 }
 
+/// A packet whose CPU stood still has the policy of before a change: it turns nothing back, and charges nothing.
+#[test]
+fn a_late_packet_turns_no_meter_back() {
+    for kind in 0..4 {
+        let of = |rates| {
+            if kind < 3 {
+                metered(kind, rates, [75_000; 2])
+            } else {
+                one_bucket(rates[0], 75_000).1
+            }
+        };
+        let mut native = Native::default();
+        let start = 1 << 40;
+        native.change(start, of([8_000; 2]));
+        while native.colour(start, 1_000, 0) <= YELLOW {}
+        let old = native.policy;
+        // A day later by the books, and at once by the clock of the late packet.
+        native.change(start + 1_000_000, of([10_000_000_000; 2]));
+        let now = start + 2_000_000;
+        while native.colour(now, 1_000, 0) <= YELLOW {}
+        let (meter, new) = (native.meter, native.policy);
+        for late_ns in [0, 1_000_000, 1_000_000_000] {
+            native.policy = old;
+            assert!(native.colour(now + late_ns, 1_000, 0) > YELLOW, "{kind}");
+            assert_eq!(native.meter, meter, "{kind}");
+        }
+        native.policy = new;
+        assert!(native.colour(now, 1_000, 0) > YELLOW, "{kind}: the bucket is as empty as it was");
+    }
+}
+
+/// A lease's rate ends by the clock that packets are metered by, so a host that has slept through its end finds
+/// the bucket that it would have had awake.
+#[test]
+fn a_lease_that_ends_asleep_shuts_nothing() {
+    const HOUR_NS: u64 = 3_600_000_000_000;
+    let [lent, own] = [2_000_000, 8_000].map(|bit_s| one_bucket(bit_s, 75_000).1);
+    let mut native = Native::default();
+    let start = 1 << 40;
+    native.change(start, lent);
+    while native.colour(start, 1_000, 0) == GREEN {}
+    let ends = start + HOUR_NS;
+    native.change(ends, own);
+    // Asleep for two hours; by the clock of the lease and of the packets it is now two hours later.
+    let now = start + 2 * HOUR_NS;
+    assert_eq!((0..200).filter(|_| native.colour(now, 1_000, 0) == GREEN).count(), 75);
+}
+
 /// How a packet meets the bucket.
 #[derive(Debug, Clone, Copy)]
 enum How {
@@ -292,24 +340,6 @@ impl Shared {
         let late = Nanos(if changed { self.now_ns.load(SeqCst) - at_ns } else { 0 });
         for (slack, bucket) in self.slack_bytes.iter().zip([earlier.committed, earlier.second]) {
             slack.fetch_add(earned(bucket.rate, late).0, SeqCst);
-        }
-    }
-
-    /// A packet was coloured by a policy. If that was so old by then that the meter may have been turned back
-    /// further than a debt is kept (`pl_turned_ns`), a bucket may have been filled.
-    fn note_age(&self, policy: &intf::Policy) {
-        const KEPT_BYTES: u64 = 1 << 19;
-        // SAFETY: policies live for ever.
-        let newest = unsafe { &*self.policy.load(SeqCst) };
-        if newest.since_ns == policy.since_ns {
-            return;
-        }
-        let age = Nanos(self.now_ns.load(SeqCst).saturating_sub(newest.since_ns));
-        let of = |policy: &intf::Policy| [policy.committed, policy.second];
-        for (slack, (is, was)) in self.slack_bytes.iter().zip(of(newest).iter().zip(of(policy))) {
-            if is.earned_bytes + earned(is.rate, age).0 > was.earned_bytes + KEPT_BYTES {
-                slack.fetch_add(was.burst.max(is.burst) / UNITS_PER_BYTE, SeqCst);
-            }
         }
     }
 }
@@ -374,8 +404,6 @@ fn hammer(policies: &[intf::Policy], how: How) -> (intf::Policy, [u64; 2], u64) 
                             }
                         }
                     };
-                    // SAFETY: as above.
-                    shared.note_age(unsafe { &*policy });
                     match shared.passed.get(colour as usize) {
                         Some(passed) => passed.fetch_add(wire_bytes.into(), SeqCst),
                         None => shared.refused.fetch_add(1, SeqCst),
@@ -458,20 +486,20 @@ fn alternate(maps: &LimitMaps, mut passes: impl FnMut() -> bool) {
     const BURST: u64 = 75_000;
     const BYTES: u64 = 1_000;
     let (fast, slow) = ("2mbit".parse::<Rate>().unwrap(), "8kbit".parse::<Rate>().unwrap());
-    let start = monotonic_ns();
+    let start = boottime_ns();
     let mut passed = (0..200).filter(|_| passes()).count() as u64;
     let mut earned_ns = 0;
     let mut since = start;
     for change in 0..20u64 {
         let rate = if change.is_multiple_of(2) { slow } else { fast };
         assert!(maps.set_rate(Direction::Egress, rate, None).unwrap());
-        let now = monotonic_ns();
+        let now = boottime_ns();
         // Until now it was the other.
         earned_ns += if rate == slow { now - since } else { 0 };
         since = now;
         passed += (0..100).filter(|_| passes()).count() as u64;
     }
-    let end = monotonic_ns();
+    let end = boottime_ns();
     earned_ns += end - since;
     let all = earned(fast.bit_s(), Nanos(earned_ns)).0 + earned(slow.bit_s(), Nanos(end - start)).0;
     let most = BURST + all + 2 * BYTES;
@@ -502,6 +530,51 @@ fn root_police_a_rate_that_changes_gives_nothing_away() {
     }
 }
 
+/// Whatever is changed, and whether a lease is on or over, what was in force until then stays as it is: a packet
+/// that has it already sees no half of another, and a writer that dies has changed nothing.
+#[test]
+fn root_police_a_change_touches_nothing_in_force() {
+    if !is_root("root_police_a_change_touches_nothing_in_force") {
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let police = load(&mut storage, Place::Device, false).unwrap();
+    let maps = maps(&police, &limited(75_000, false)).unwrap();
+    let entries = || -> Vec<intf::Limit> {
+        let at = |key| limit::lookup(&maps.limit, "limit", key).unwrap();
+        (0..intf::LIMITS as u32).map(at).collect()
+    };
+    let in_force = || {
+        let all = entries();
+        let copy = (all[0].copy != 0) as usize;
+        let mut whole = all[copy * intf::COPY..][..intf::COPY].to_vec();
+        whole[0].copy = 0;
+        (copy, whole)
+    };
+    let rates: [Rate; 2] = ["3mbit", "8kbit"].map(|rate| rate.parse().unwrap());
+    // Leases that are on, over already, and none.
+    for (i, ends) in [3_600 * 1_000_000_000, 0, i64::MIN, 0, 0].into_iter().enumerate() {
+        let until = Nanos(boottime_ns().saturating_add_signed(ends));
+        let lease = (ends != i64::MIN).then_some(limit::Lease { until, then: rates[1] });
+        let (copy, before) = in_force();
+        let frame = v4(1, UDP, 0, [1, 2]);
+        run(&police.progs.police_out, &frame, 1);
+        assert!(maps.set_rate(Direction::Egress, rates[i % 2], lease).unwrap());
+        let (other, after) = in_force();
+        assert_ne!(copy, other, "change {i}");
+        let mut untouched = entries()[copy * intf::COPY..][..intf::COPY].to_vec();
+        untouched[0].copy = 0;
+        assert_eq!(untouched, before, "change {i}");
+        // By the clock of its packets: nothing begins later than it is in force.
+        let [is, then] = [0, 1].map(|i| after[i].police[0].since_ns);
+        assert!(is <= boottime_ns() && is > before[0].police[0].since_ns, "change {i}");
+        if lease.is_some() {
+            let ends = until.0.max(is);
+            assert!((ends..=ends + 1).contains(&then), "change {i}: {then}, not {ends}");
+        }
+    }
+}
+
 /// What is lent ends in the program, and the bucket has what it had.
 #[test]
 fn root_police_a_lease_that_ends_gives_nothing_away() {
@@ -515,7 +588,7 @@ fn root_police_a_lease_that_ends_gives_nothing_away() {
     let (fast, slow) = ("2mbit".parse::<Rate>().unwrap(), "8kbit".parse::<Rate>().unwrap());
     let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let boot = boot.tv_sec as u64 * 1_000_000_000 + boot.tv_nsec as u64;
-    let start = monotonic_ns();
+    let start = boottime_ns();
     let until = Nanos(boot + 50_000_000);
     let lease = limit::Lease { until, then: slow };
     assert!(maps.set_rate(Direction::Egress, fast, Some(lease)).unwrap());
@@ -530,7 +603,7 @@ fn root_police_a_lease_that_ends_gives_nothing_away() {
         assert!(Instant::now() < deadline);
     }
     let lent = earned(fast.bit_s(), Nanos(50_000_000)).0;
-    let most = 75_000 + lent + earned(slow.bit_s(), Nanos(monotonic_ns() - start)).0 + 2_000;
+    let most = 75_000 + lent + earned(slow.bit_s(), Nanos(boottime_ns() - start)).0 + 2_000;
     let bytes = passed() * 1_000;
     assert!(bytes <= most, "{bytes} bytes of {most}");
     assert!(bytes >= 75_000 + lent - 2_000, "{bytes} bytes, {lent} lent");

@@ -18,7 +18,9 @@ use crate::{
     device::{self, Hooked, Side, Target},
     exempt, intf,
     intf::{CHUNK, CHUNKS, FAMILIES, LENGTHS_MAX, Length, Lengths, PlaceKey},
-    limit::{self, LimitError, LimitMaps, load_error, lookup, map_error, reuse},
+    limit::{
+        self, LimitError, LimitMaps, load_error, lookup, map_error, reuse, settings::Settings,
+    },
 };
 
 mod skel {
@@ -202,21 +204,22 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Where it is in the map of limits that it shares with others.
+    /// Where it is in the maps that it shares with others.
     fn in_chunk(&self) -> u32 {
-        self.index % CHUNK * intf::LIMITS as u32
+        self.index % CHUNK
     }
 
     /// Puts another limit in force: its prefixes, its settings.
-    pub(crate) fn write(&self, map: &MapHandle, limit: &intf::Limit) -> Result<(), LimitError> {
-        let earlier: intf::Limit = lookup(map, "limit", self.in_chunk())?;
+    pub(crate) fn write(&self, map: &MapHandle, settings: &Settings) -> Result<(), LimitError> {
+        let limit = &settings.limit;
+        let earlier = Settings::read(map, self.in_chunk())?.limit;
         // Packets find it as before. Who sets rates many times a second need not, and with CAP_BPF alone may
         // not, look at the lengths.
         if earlier.matched == limit.matched {
-            return self.write_settings(map, limit);
+            return self.write_settings(map, settings);
         }
         self.enter(limit)?;
-        self.write_settings(map, limit)?;
+        self.write_settings(map, settings)?;
         let (old, new) = (keys(&earlier), keys(limit));
         self.leave(old.difference(&new))
     }
@@ -225,11 +228,11 @@ impl Place {
     pub(crate) fn write_settings(
         &self,
         map: &MapHandle,
-        limit: &intf::Limit,
+        settings: &Settings,
     ) -> Result<(), LimitError> {
-        let earlier: intf::Limit = lookup(map, "limit", self.in_chunk())?;
-        map.update(&self.in_chunk().to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)
-            .map_err(map_error("limit"))?;
+        let limit = &settings.limit;
+        let earlier = Settings::read(map, self.in_chunk())?.limit;
+        settings.write(map, self.in_chunk())?;
         // The trie is gone through from end to end, with what is other limits'.
         if earlier.exempt.count == 0 && limit.exempt.count == 0 {
             return Ok(());
@@ -303,9 +306,9 @@ impl Place {
 
     /// Takes the limit off: packets find it no more, and its place is as new.
     pub(crate) fn vacate(&self, maps: &LimitMaps) -> Result<(), LimitError> {
-        let limit: intf::Limit = lookup(&maps.limit, "limit", self.in_chunk())?;
+        let limit = Settings::read(&maps.limit, self.in_chunk())?.limit;
         self.leave(keys(&limit).iter())?;
-        self.write_settings(&maps.limit, &intf::Limit::default())?;
+        self.write_settings(&maps.limit, &intf::Limit::default().into())?;
         clear(maps)
     }
 

@@ -80,7 +80,7 @@ fn root_police_match_the_longest_prefix_has_the_packet() {
         let put = |index, matched| {
             let maps = room.take(index).unwrap();
             let place = room.place(index).unwrap();
-            place.write(&maps.limit, &limit(matched, 1 << 18)).unwrap();
+            place.write(&maps.limit, &limit(matched, 1 << 18).into()).unwrap();
             maps
         };
         let prefixes = ["10.0.0.0/8", "10.1.0.0/16,2001:db8:1::/48", "10.1.2.3", "2001:db8::/32"];
@@ -151,7 +151,7 @@ fn root_police_match_buckets_are_apart() {
     let sent = |host, frames| (0..frames).filter(|_| send(host) == PASSED).count();
     let (one, other) = (room.take(0).unwrap(), room.take(1).unwrap());
     let write = |maps: &LimitMaps, matched: &str, frames| {
-        maps.write(&limit(matched, frames * FRAME_BYTES as u64)).unwrap();
+        maps.write(limit(matched, frames * FRAME_BYTES as u64)).unwrap();
     };
     write(&one, "10.0.0.1", 3);
     write(&other, "10.0.0.2", 5);
@@ -174,7 +174,7 @@ fn root_police_match_buckets_are_apart() {
     let exempt = |maps: &LimitMaps, exempt: &str| {
         let exempt: Exempt = exempt.parse().unwrap();
         let limit = maps.limit().unwrap();
-        maps.write(&intf::Limit { exempt: (&exempt).into(), ..limit }).unwrap();
+        maps.write(intf::Limit { exempt: (&exempt).into(), ..limit }).unwrap();
     };
     exempt(&new, "10.0.0.7,10.0.0.2");
     assert_eq!((sent(7, 4), sent(3, 4), sent(2, 4)), (4, 0, 0));
@@ -197,7 +197,7 @@ fn root_police_match_a_rate_that_is_lent_ends() {
     let put = |index, matched: &str| {
         let maps = room.take(index).unwrap();
         // Two frames, which are there again at once at a high rate, and in seconds at a low one.
-        maps.write(&limit(matched, 2 * FRAME_BYTES as u64)).unwrap();
+        maps.write(limit(matched, 2 * FRAME_BYTES as u64)).unwrap();
         for direction in [Direction::Egress, Direction::Ingress] {
             assert!(maps.set_rate(direction, fast, None).unwrap());
         }
@@ -250,14 +250,14 @@ fn root_police_match_lengths_are_bounded() {
     let room = maps_of(&programs).unwrap();
     let maps = room.take(0).unwrap();
     let all: Vec<_> = (1..=17).map(|bits| format!("128.0.0.0/{bits}")).collect();
-    let write = |list: &[String]| maps.write(&limit(&list.join(","), 10_000));
+    let write = |list: &[String]| maps.write(limit(&list.join(","), 10_000));
     let before = limit(&all[..16].join(","), 10_000);
     write(&all[..16]).unwrap();
     let error = write(&all).unwrap_err().to_string();
     assert!(error.contains("16 different lengths already"), "{error}");
     assert_eq!(maps.limit().unwrap(), before, "nothing has changed");
     // IPv6 has its own.
-    maps.write(&limit("2001:db8::/32", 10_000)).unwrap();
+    maps.write(limit("2001:db8::/32", 10_000)).unwrap();
     write(&all[1..]).unwrap();
     assert!(maps.place.as_ref().unwrap().is_entered(&maps.limit().unwrap()));
     let prefixes = Prefixes::from(&maps.limit().unwrap().matched);

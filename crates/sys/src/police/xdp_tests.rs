@@ -12,7 +12,7 @@ use tidegate_core::{
 
 use super::{
     group_tests::{is_root, v4},
-    kernel_tests::{BUCKET, FRAME_BYTES, S, UDP, frame_v4, frame_v6, full_at, monotonic_ns},
+    kernel_tests::{BUCKET, FRAME_BYTES, S, UDP, boottime_ns, frame_v4, frame_v6, full_at},
     *,
 };
 use crate::net::{NetNs, Netlink};
@@ -103,7 +103,7 @@ fn meet(at: At, limit: &intf::Limit, missing_s: u64, frames: &[Vec<u8>]) -> Vec<
     let mut before = maps.read(Direction::Ingress).unwrap();
     let mut all = Vec::new();
     for sent in frames {
-        let now = monotonic_ns();
+        let now = boottime_ns();
         let full_ns = now + missing_s * S;
         let queue = full_at(full_ns);
         maps.queues.update(&1u32.to_ne_bytes(), bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();

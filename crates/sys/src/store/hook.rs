@@ -17,7 +17,7 @@ use crate::{
     cgroup::Hierarchy,
     device::{self, Filters, Hooked, PROGRAM_PINS, Target, XDP_PIN},
     intf,
-    limit::{LimitError, lookup},
+    limit::{LimitError, settings::Settings},
     police,
 };
 
@@ -96,8 +96,8 @@ impl Store {
             return;
         }
         let map = MapHandle::from_pinned_path(dir.join("limit")).ok();
-        let limit = map.and_then(|map| lookup::<intf::Limit>(&map, "limit", 0).ok());
-        if let Some(limit) = limit {
+        let settings = map.and_then(|map| Settings::read(&map, 0).ok());
+        if let Some(Settings { limit, .. }) = settings {
             let _ = At::of(&limit).other().take_off(dir, &limit);
         }
     }

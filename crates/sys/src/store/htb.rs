@@ -23,7 +23,7 @@ use crate::{
     fq::FqError,
     htb::{self, Leaf, MARKED_PIN, MEMBERS_PIN, Member, Root, SLOTS_PIN, Seat, check_member},
     intf,
-    limit::{LimitError, LimitOptions, lookup},
+    limit::{LimitError, LimitOptions, settings::Settings},
 };
 
 /// The symbolic links of a limit inside another one.
@@ -174,9 +174,10 @@ impl Store {
     ) -> Result<(), StoreError> {
         let refused = || limit_error(&pinned.name);
         self.check_above(hierarchy, &pinned.name)?;
-        let mut limit = *limit;
-        pinned.maps.keep_leases(&mut limit).map_err(refused())?;
-        pinned.maps.write(&limit).map_err(refused())?;
+        let earlier = pinned.maps.settings().map_err(refused())?;
+        let settings = pinned.maps.keep_leases(*limit).map_err(refused())?;
+        let limit = settings.limit;
+        pinned.maps.write(settings).map_err(refused())?;
         let done = self.tree_of(hierarchy, &pinned.name).and_then(|tree| {
             tree.settle(&tree.leaves)?;
             let backlog = |direction| htb::backlog_of(&tree.slots, direction);
@@ -184,7 +185,7 @@ impl Store {
             acks::change(&self.root.join(&pinned.name), &limit, lease, &pinned.name, backlog)
         });
         if done.is_err() {
-            pinned.maps.write(&pinned.limit).map_err(refused())?;
+            pinned.maps.write(earlier).map_err(refused())?;
             let _ =
                 self.tree_of(hierarchy, &pinned.name).and_then(|tree| tree.settle(&tree.leaves));
         }
@@ -227,7 +228,7 @@ impl Store {
         let slot = name_in(&dir, SLOT)?.parse().ok()?;
         let dir = self.root.join(root);
         let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
-        Some(Seat::new(&dir, &lookup(&map, "limit", 0).ok()?, slot))
+        Some(Seat::new(&dir, &Settings::read(&map, 0).ok()?.limit, slot))
     }
 
     /// The hooks at which a limit no longer is, where it should be.
@@ -263,7 +264,7 @@ impl Store {
         };
         let mut tree = Tree {
             root: root.clone(),
-            limit: lookup(&open("limit")?, "limit", 0).map_err(limit_error(&root))?,
+            limit: Settings::read(&open("limit")?, 0).map_err(limit_error(&root))?.limit,
             slots: open(SLOTS_PIN)?,
             members: open(MEMBERS_PIN)?,
             device: device_in(&dir).unwrap_or_default(),

@@ -23,7 +23,7 @@ use crate::{
     cgroup::Hierarchy,
     device::{self, PROGRAM_PINS, Target, in_namespace},
     htb, intf,
-    limit::{Adopt, lookup},
+    limit::{Adopt, settings::Settings},
     remains,
 };
 
@@ -363,7 +363,7 @@ impl Store {
 /// The settings pinned in a directory.
 pub(super) fn settings_in(dir: &Path) -> Option<intf::Limit> {
     let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
-    lookup(&map, "limit", 0).ok()
+    Settings::read(&map, 0).ok().map(|settings| settings.limit)
 }
 
 /// The ids of the programs of filters pinned in a directory and below.

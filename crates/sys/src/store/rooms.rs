@@ -88,7 +88,7 @@ impl Store {
         let put = || {
             let mut maps = room.take(index).map_err(refused())?;
             let place = room.place(index).map_err(refused())?;
-            place.write_settings(&maps.limit, limit).map_err(refused())?;
+            place.write_settings(&maps.limit, &(*limit).into()).map_err(refused())?;
             pin_maps(&mut maps, &building)?;
             let mark = if matches!(scope, Scope::Port(_)) { PORT } else { DEV };
             symlink(Path::new(scope.name()), &building.join(mark))?;

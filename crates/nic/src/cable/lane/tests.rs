@@ -2,7 +2,7 @@ use rand_xoshiro::rand_core::SeedableRng as _;
 use tidegate_core::{Bytes, Rate};
 
 use super::*;
-use crate::{pool::PoolSize, port::memory::MemoryPort};
+use crate::{cable::STALL_MAX, pool::PoolSize, port::memory::MemoryPort};
 
 const MS: u64 = 1_000_000;
 
@@ -118,6 +118,28 @@ fn a_stall_of_the_thread_idles_no_link() {
     bench.send(30);
     bench.look(100 * MS, None);
     assert_eq!(bench.through(60 * MS + 1_000), 60);
+}
+
+/// A thread that is away for up to [`STALL_MAX`] finds packets that are due long since, and takes in new ones before it
+/// has handed those over: they come late, and none is dropped.
+#[test]
+fn a_stall_of_the_thread_delays_and_drops_nothing() {
+    for (link, there, more) in [(rate(), 49, 0), (delay(30), 30, 30)] {
+        for stall_ns in [MS, 2 * MS, 20 * MS, 50 * MS, STALL_MAX.0] {
+            let mut bench = Bench::new(link);
+            bench.send(there);
+            bench.look(0, None);
+            // The first is due, and the thread is away.
+            let first = bench.lane.next_deadline().unwrap().0;
+            let back = first + stall_ns;
+            bench.send(more + (stall_ns / MS) as usize);
+            bench.look(back, Some(0));
+            let counters = bench.lane.counters();
+            assert_eq!(counters.drop_no_room, 0, "{link:?}, away for {stall_ns} ns");
+            let all = bench.through(back + 200 * MS) as u64;
+            assert_eq!(all + counters.drop_queue, counters.packets_in, "{link:?}, {stall_ns} ns");
+        }
+    }
 }
 
 #[test]
