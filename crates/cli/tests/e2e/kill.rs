@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// What the sample may take ...
-const SAMPLE_TIME: Duration = Duration::from_secs(45);
+const SAMPLE_TIME: Duration = Duration::from_secs(40);
 /// ... and that of scheme `edt`.
 const EDT_SAMPLE_TIME: Duration = Duration::from_secs(10);
 /// Kills at random moments in the long form.
