@@ -11,7 +11,8 @@ use std::{
 /// What a process is given to end in.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// `scripts/bounded.sh` with this limit, around a shell that starts a process, prints its id and waits for it.
+/// `scripts/bounded.sh` with this limit, around a shell that starts a process, prints its id and waits for
+/// it.
 fn bounded(limit: &str) -> (Child, BufReader<ChildStdout>, u32) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/bounded.sh");
     let mut child = Command::new(script)

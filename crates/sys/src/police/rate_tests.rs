@@ -43,9 +43,9 @@ const GREEN: u32 = 0;
 const YELLOW: u32 = 1;
 /// The longest packet of these tests.
 const PACKET_BYTES: u32 = 70_000;
-/// A change rounds away three bytes of what was used, three of what was earned, and at most two nanoseconds at
-/// 100 Gbit/s: the time until the bucket is full is rounded up, and a change in the same nanosecond as the one
-/// before begins a nanosecond later.
+/// A change rounds away three bytes of what was used, three of what was earned, and at most two nanoseconds
+/// at 100 Gbit/s: the time until the bucket is full is rounded up, and a change in the same nanosecond as the
+/// one before begins a nanosecond later.
 const ROUNDED_BYTES: u64 = 32;
 
 /// A meter of the header with its state.
