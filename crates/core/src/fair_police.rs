@@ -355,8 +355,9 @@ mod tests {
         assert!(got[1..].iter().all(|part| *part > 0.0048), "{got:?}");
     }
 
-    /// The rate changes, the first steps of a turn are taken, and then none for so long that the next turn begins
-    /// anew: the phantom queues of two flows, which hold the same bytes in the first cell and the last, still do.
+    /// The rate changes, the first steps of a turn are taken, and then none for so long that the next turn
+    /// begins anew: the phantom queues of two flows, which hold the same bytes in the first cell and the
+    /// last, still do.
     #[test]
     fn phantom_queues_follow_a_rate_once() {
         let config = |bit_s| {

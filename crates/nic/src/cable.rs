@@ -24,8 +24,8 @@
 //! when that does not matter; otherwise open the ports without offloads.
 //!
 //! All memory is taken at the start: for as many packets as the delay and the queue hold at the rate, at most
-//! [`FRAMES_MAX`] and [`SEGMENTS_MAX`] a direction. What comes beyond is dropped, and counted as such. A stall of the
-//! thread delays packets and drops none, up to [`STALL_MAX`].
+//! [`FRAMES_MAX`] and [`SEGMENTS_MAX`] a direction. What comes beyond is dropped, and counted as such. A
+//! stall of the thread delays packets and drops none, up to [`STALL_MAX`].
 
 mod lane;
 
@@ -59,8 +59,8 @@ pub const FRAMES_MAX: u32 = 1 << 16;
 pub const SEGMENTS_MAX: u32 = 1 << 12;
 /// Longest time on the way, queue included: what a queue without bound is cut to.
 pub const HORIZON_MAX: Nanos = Nanos(4_000_000_000);
-/// A thread that is away for so long after a packet was due drops none when it comes back: what it finds then is late.
-/// Whole machines have been seen to stand still for 20 ms.
+/// A thread that is away for so long after a packet was due drops none when it comes back: what it finds then
+/// is late. Whole machines have been seen to stand still for 20 ms.
 pub const STALL_MAX: Nanos = Nanos(60_000_000);
 /// A link that sends a segment in less than this may have it whole.
 pub const SEGMENT_TIME_MAX: Nanos = Nanos(250_000);

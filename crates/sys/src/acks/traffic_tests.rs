@@ -41,8 +41,8 @@ fn use_congestion_control(stream: &TcpStream, cc: &str) {
     assert_eq!(ret, 0, "{cc}: {}", std::io::Error::last_os_error());
 }
 
-/// Sends `bytes` in each of `flows` to the server, and checks that they arrive as they were. The median of what waited
-/// in HTB's queue, in bytes.
+/// Sends `bytes` in each of `flows` to the server, and checks that they arrive as they were. The median of
+/// what waited in HTB's queue, in bytes.
 fn transfer(bed: &Bed, server: &str, flows: usize, bytes: usize, cc: &'static str) -> u32 {
     let listener = bed.server.run(|| TcpListener::bind((server, 0)).unwrap()).unwrap();
     let port = listener.local_addr().unwrap().port();

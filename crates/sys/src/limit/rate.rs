@@ -16,8 +16,8 @@ pub struct Lease {
     pub then: Rate,
 }
 
-/// `CLOCK_BOOTTIME`, by which leases end and policers meter. It goes on while the host sleeps, as the others of
-/// a group do, to whom a lent rate then goes back.
+/// `CLOCK_BOOTTIME`, by which leases end and policers meter. It goes on while the host sleeps, as the others
+/// of a group do, to whom a lent rate then goes back.
 pub(super) fn now() -> Nanos {
     let now = clock_gettime(ClockId::Boottime);
     Nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
@@ -144,10 +144,10 @@ impl LimitMaps {
 
     /// Changes the rate of a direction that is limited, and the thresholds that follow from it; nothing
     /// else. A size that would last longer than [`MAX_SPAN`] at a rate so low is cut to that, and stays so
-    /// until the limit is set anew. It is a few writes to a map: sockets that exist learn of it with their next
-    /// ACK, where [`LimitMaps::set`] goes to each of them. With a lease the rate ends by itself; without,
-    /// an earlier lease ends. Packets meet the earlier rate with its lease until they meet this one with its
-    /// own. False if the direction is free.
+    /// until the limit is set anew. It is a few writes to a map: sockets that exist learn of it with their
+    /// next ACK, where [`LimitMaps::set`] goes to each of them. With a lease the rate ends by itself;
+    /// without, an earlier lease ends. Packets meet the earlier rate with its lease until they meet this one
+    /// with its own. False if the direction is free.
     ///
     /// # Errors
     /// [`LimitError`]; the earlier rate is in force.

@@ -76,8 +76,8 @@ proptest! {
         }
     }
 
-    /// A word that other epochs have left, be they ahead of these or behind, counts for none of them, but for the few
-    /// epochs that a CPU may be late.
+    /// A word that other epochs have left, be they ahead of these or behind, counts for none of them, but for
+    /// the few epochs that a CPU may be late.
     #[test]
     fn bytes_of_other_epochs_do_not_count(
         epoch in 1u32..1 << 20, other in prop_oneof![16u32..100_000, any::<u32>()], bytes in 1u32..1_000_000,
@@ -106,8 +106,8 @@ fn windows(bit_s: u64) -> intf::QueueConf {
     options.config().unwrap().into()
 }
 
-/// What of a limit each of `paced` greedy flows and a flood of packets of `bytes` bytes get that offers `offered` times
-/// the limit: in virtual time, over two seconds after one.
+/// What of a limit each of `paced` greedy flows and a flood of packets of `bytes` bytes get that offers
+/// `offered` times the limit: in virtual time, over two seconds after one.
 fn parts_beside_a_flood(bit_s: u64, paced: u64, bytes: u32, offered: f64) -> (f64, f64) {
     let rate = Rate::from_bit_s(bit_s).unwrap();
     let conf: intf::QueueConf = VirtualQueueOptions::new(rate).config().unwrap().into();
@@ -162,7 +162,7 @@ fn a_flood_of_small_packets_gets_one_share() {
                 let fair = 1.0 / (paced + 1) as f64;
                 let (least, flood) = parts_beside_a_flood(bit_s, paced, bytes, offered);
                 let what = format!(
-                    "{bit_s} bit/s, {paced} flows, {bytes} bytes, {offered}: each {least:.3}, flood {flood:.3}"
+                    "{bit_s} bit/s, {paced} flows, {bytes} B, {offered}: each {least:.3}, flood {flood:.3}"
                 );
                 assert!(least >= at_least * fair, "{what}");
                 assert!(flood <= at_most * fair, "{what}");

@@ -253,7 +253,8 @@ fn an_empty_bucket_stays_empty_when_the_rate_falls() {
     }
 }
 
-/// A packet whose CPU stood still has the policy of before a change: it turns nothing back, and charges nothing.
+/// A packet whose CPU stood still has the policy of before a change: it turns nothing back, and charges
+/// nothing.
 #[test]
 fn a_late_packet_turns_no_meter_back() {
     for kind in 0..4 {
@@ -284,8 +285,8 @@ fn a_late_packet_turns_no_meter_back() {
     }
 }
 
-/// A lease's rate ends by the clock that packets are metered by, so a host that has slept through its end finds
-/// the bucket that it would have had awake.
+/// A lease's rate ends by the clock that packets are metered by, so a host that has slept through its end
+/// finds the bucket that it would have had awake.
 #[test]
 fn a_lease_that_ends_asleep_shuts_nothing() {
     const HOUR_NS: u64 = 3_600_000_000_000;
@@ -530,8 +531,8 @@ fn root_police_a_rate_that_changes_gives_nothing_away() {
     }
 }
 
-/// Whatever is changed, and whether a lease is on or over, what was in force until then stays as it is: a packet
-/// that has it already sees no half of another, and a writer that dies has changed nothing.
+/// Whatever is changed, and whether a lease is on or over, what was in force until then stays as it is: a
+/// packet that has it already sees no half of another, and a writer that dies has changed nothing.
 #[test]
 fn root_police_a_change_touches_nothing_in_force() {
     if !is_root("root_police_a_change_touches_nothing_in_force") {

@@ -120,8 +120,8 @@ fn a_stall_of_the_thread_idles_no_link() {
     assert_eq!(bench.through(60 * MS + 1_000), 60);
 }
 
-/// A thread that is away for up to [`STALL_MAX`] finds packets that are due long since, and takes in new ones before it
-/// has handed those over: they come late, and none is dropped.
+/// A thread that is away for up to [`STALL_MAX`] finds packets that are due long since, and takes in new ones
+/// before it has handed those over: they come late, and none is dropped.
 #[test]
 fn a_stall_of_the_thread_delays_and_drops_nothing() {
     for (link, there, more) in [(rate(), 49, 0), (delay(30), 30, 30)] {
