@@ -27,7 +27,7 @@ base_days=7
 packages=git,make,ca-certificates,sudo
 user=newcomer
 # Settings of registries and proxies that a command inside needs as well.
-settings='^(https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY|CARGO_(NET|HTTP|REGISTRIES|REGISTRY)_.*|PIP_(INDEX_URL|EXTRA_INDEX_URL|DEFAULT_TIMEOUT)|CI|TERM|TIDEGATE_.*)$'
+settings='^(https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY|CARGO_(NET|HTTP|REGISTRIES|REGISTRY)_.*|PIP_(INDEX_URL|EXTRA_INDEX_URL|DEFAULT_TIMEOUT)|CI|TERM|PROPTEST_.*|TIDEGATE_.*)$'
 
 # The reason why a fresh root cannot be made here, or nothing.
 obstacle() {
@@ -108,7 +108,7 @@ inside() {
 	while IFS='=' read -r -d '' name value; do
 		[[ ! $name =~ $settings || $name = CARGO_HTTP_CAINFO ]] || variables+=("$name=$value")
 	done </proc/self/environ
-	variables+=(TIDEGATE_FRESH_ROOT=yes "HOME=$home" "USER=$who" LANG=C.UTF-8 "PATH=/opt/rust/bin:$home/.cargo/bin:/usr/local/bin:/usr/bin:/bin")
+	variables+=("HOME=$home" "USER=$who" LANG=C.UTF-8 "PATH=/opt/rust/bin:$home/.cargo/bin:/usr/local/bin:/usr/bin:/bin")
 	if [ "$who" = root ]; then
 		variables+=("PATH=/opt/rust/bin:$home/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 	else

@@ -13,7 +13,7 @@
 #
 # A machine boots on this root file system, read-only, with virtme-ng. What it needs is installed by
 # scripts/deps.sh (group vm) and kept below target/vm; this host's own apt is only asked where its mirror is.
-# KVM is used where the kernel boots with it within a minute. Elsewhere the machine is emulated, and its tests
+# KVM is used where the kernel boots with it within half a minute. Elsewhere the machine is emulated, and its tests
 # know that it is slow (TIDEGATE_TEST_SLOW). A test that fails is not run again.
 #
 # Where no machine can be had, this prints SKIP and why, and ends with 0. A test that cannot run prints SKIP
@@ -143,7 +143,7 @@ port() {
 	{
 		echo "     Running $binary"
 		# sudo passes no environment on.
-		(cd "$dir" && timeout --foreground --kill-after=10 "$limit_port" \
+		(cd "$dir" && "$root/scripts/bounded.sh" "$limit_port" \
 			"$root/scripts/as-root.sh" env TIDEGATE_TEST_GUEST="$root/$self port_machine" \
 			"$binary" "$port_test" --show-output)
 	} >"$vm/port.log" 2>&1 </dev/null || code=1
@@ -164,7 +164,7 @@ run() {
 		command=("$self" guest "$@")
 		# The machine gets the environment on its command line.
 		runs_on_kvm "$kernel" || command=(env TIDEGATE_TEST_SLOW=1 "${command[@]}")
-		timeout --foreground --kill-after=10 "$limit" "$self" boot "$kernel" "${command[@]}" \
+		scripts/bounded.sh "$limit" "$self" boot "$kernel" "${command[@]}" \
 			>"$vm/boot-$kernel.log" 2>&1 </dev/null || true
 		mv "$vm/out/log" "$vm/$kernel.log" 2>/dev/null || cp "$vm/boot-$kernel.log" "$vm/$kernel.log"
 		code=$(cat "$vm/out/code" 2>/dev/null || echo 1)

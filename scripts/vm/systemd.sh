@@ -99,7 +99,7 @@ check_unit() {
 		mkdir -p "$share"
 		cp scripts/vm/unit-checks.sh "$share/"
 		boot_log=$vm/boot-systemd-${word%%:*}.log
-		timeout --foreground --kill-after=10 "$limit_systemd" \
+		scripts/bounded.sh "$limit_systemd" \
 			"$self" boot_image "$systemd_kernel" "$word" >"$boot_log" 2>&1 </dev/null || true
 		{
 			echo "     Running unit-${word%%:*}-0"
