@@ -13,7 +13,7 @@ use tidegate_core::{
         MemberId,
         level::Want,
         message::Message,
-        share::{Event, Grant, Kept, Saved, Share, ShareOptions},
+        share::{Event, Grant, Saved, Share, ShareOptions},
     },
 };
 
@@ -298,12 +298,16 @@ impl Fleet {
 
     /// What a caller of `share` must do after every call, in this order.
     fn step(&mut self, host: usize) {
-        let Host { share, saved, gate, .. } = &mut self.hosts[host];
+        let Host { share, saved, gate, clock, .. } = &mut self.hosts[host];
         let Some(share) = share else { return };
+        let now = clock.reads(self.now);
         let mut left = false;
         while let Some(event) = share.poll_event() {
             match event {
-                Event::Store(promises) => *saved = Some(promises),
+                Event::Store(promises) => {
+                    *saved = Some(promises);
+                    share.on_stored(now, promises);
+                }
                 Event::Entered(_) => *self.entered.entry(host).or_insert(0) += 1,
                 Event::Left => left = true,
             }
@@ -312,7 +316,7 @@ impl Fleet {
         self.add_up(host);
         let Some(share) = &mut self.hosts[host].share else { return };
         let mut out = Vec::new();
-        while let Some(transmit) = share.poll_transmit(Kept::ALL) {
+        while let Some(transmit) = share.poll_transmit(true) {
             out.push(transmit);
         }
         let deadline = share.next_deadline();

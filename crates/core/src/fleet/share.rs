@@ -31,11 +31,12 @@
 //! Why it is safe is written down in `docs/fleet.md`. Work and memory: O(1) for a member, O(members) for an
 //! auditor, O(members log members) for it in each interval.
 //!
-//! After every call a caller must (1) store what [`Event::Store`] says, (2) apply [`Share::grant`], with its
-//! end, and only then (3) send all that [`Share::poll_transmit`] gives. If (1) or (2) failed it says so
-//! ([`Kept`]), and the messages promise and give nothing that relies on it: the member goes on as one that
-//! has promised or given nothing since. The gate itself must fall to the floor at the grant's end, so that a
-//! process that stands still does not exceed it. The clock must also count while the host sleeps.
+//! After every call a caller must (1) store what [`Event::Store`] says and call [`Share::on_stored`] once
+//! that is done, (2) apply [`Share::grant`], with its end, and only then (3) send all that
+//! [`Share::poll_transmit`] gives. Until (1) is done nothing relies on the promise: no message says it, and
+//! this member begins no epoch by it. If (2) failed messages give nothing that relies on it: the member goes
+//! on as one that has given nothing since. The gate itself must fall to the floor at the grant's end, so that
+//! a process that stands still does not exceed it. The clock must also count while the host sleeps.
 
 use alloc::{
     collections::{BTreeMap, VecDeque},
@@ -184,7 +185,8 @@ impl Grant {
 /// What a caller should know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// To be stored, and given to [`Share::new`] after a restart. Comes only at keepers.
+    /// To be stored, then told to [`Share::on_stored`], and given to [`Share::new`] after a restart. Comes
+    /// only at keepers.
     Store(Saved),
     /// The member takes part in this epoch from now on.
     Entered(Epoch),
@@ -201,18 +203,14 @@ pub struct Transmit {
     pub message: Message,
 }
 
-/// What became of what a member asked its caller to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Kept {
-    /// No gate passes more than [`Share::grant`] says.
-    pub grant: bool,
-    /// What the last [`Event::Store`] said is stored.
-    pub promise: bool,
-}
-
-impl Kept {
-    /// All was done.
-    pub const ALL: Kept = Kept { grant: true, promise: true };
+/// Whether a message may be sent only once what was promised last is stored.
+fn relies_on_promise(body: &Body) -> bool {
+    match body {
+        Body::Promise(promise) => !promise.poll,
+        Body::Propose(propose) => !propose.poll,
+        Body::Call(_) => true,
+        _ => false,
+    }
 }
 
 /// What a member holds in an epoch.
@@ -359,6 +357,8 @@ impl Share {
     pub fn retire(&mut self, now: Nanos) {
         self.leave(now);
         (self.register, self.proposal, self.audit) = (None, None, None);
+        self.waiting.clear();
+        self.outbox.retain(|transmit| !relies_on_promise(&transmit.message.body));
     }
 
     /// When [`Share::on_timer`] is to be called.
@@ -369,21 +369,31 @@ impl Share {
         self.due.min(audit).min(proposal)
     }
 
-    /// A message to be sent, if there is one. What relies on a promise waits until that is stored. Of what
-    /// was given while a gate could not be lowered messages say nothing.
-    pub fn poll_transmit(&mut self, kept: Kept) -> Option<Transmit> {
+    /// What [`Event::Store`] said is stored. An earlier promise than the last changes nothing.
+    pub fn on_stored(&mut self, now: Nanos, saved: Saved) {
+        let Some(register) = &mut self.register else { return };
+        register.on_stored(saved);
+        self.advance(now);
+        self.run_proposal();
+        self.run_audit();
+    }
+
+    /// Whether what it promised last is stored.
+    fn is_stored(&self) -> bool {
+        self.register.as_ref().is_none_or(Register::is_stored)
+    }
+
+    /// A message to be sent, if there is one. What relies on a promise waits until that is stored.
+    /// `in_force`: no gate passes more than [`Share::grant`] says. Where one does, messages say nothing of
+    /// what was given meanwhile.
+    pub fn poll_transmit(&mut self, in_force: bool) -> Option<Transmit> {
+        let is_stored = self.is_stored();
         loop {
-            let first = if kept.promise { self.waiting.pop_front() } else { None };
+            let first = if is_stored { self.waiting.pop_front() } else { None };
             let mut transmit = first.or_else(|| self.outbox.pop_front())?;
             let audits = self.audit.is_some();
             let body = &mut transmit.message.body;
-            let promises = match body {
-                Body::Promise(promise) => !promise.poll,
-                Body::Propose(propose) => !propose.poll,
-                Body::Call(_) => true,
-                _ => false,
-            };
-            if promises && !kept.promise {
+            if relies_on_promise(body) && !is_stored {
                 if self.waiting.len() >= WAITING_MAX {
                     self.waiting.pop_front();
                 }
@@ -392,7 +402,7 @@ impl Share {
             }
             match body {
                 Body::Ask(ask) => {
-                    if kept.grant {
+                    if in_force {
                         self.holding.told = self.holding.told.max(ask.given_bit_s);
                     }
                     let more = ask.given_bit_s.saturating_sub(self.holding.told);
@@ -402,11 +412,11 @@ impl Share {
                     }
                 }
                 // Who audits does so by a promise of its own.
-                Body::Answer(answer) if audits && !kept.promise => answer.account = None,
+                Body::Answer(answer) if audits && !is_stored => answer.account = None,
                 Body::Answer(answer) => {
                     if let Some(account) = &mut answer.account {
                         account.given_bit_s =
-                            self.may_tell(transmit.to, account.given_bit_s, kept.grant);
+                            self.may_tell(transmit.to, account.given_bit_s, in_force);
                     }
                 }
                 _ => {}

@@ -29,10 +29,11 @@ use super::{
     api::{self, ApiError, Ask, Door, REQUESTS_MAX},
     config::{FleetError, FleetSpec, GroupSpec, check_name},
     discovery::{Entry, Found, News, Source},
+    gates::Place,
     keys::{KeyError, KeyRing},
     local::{LocalError, LocalGates},
     node::{Node, NodeError, NodeOptions},
-    rates::with_ceilings,
+    rates::{of_no_group, with_ceilings},
     seal::DATAGRAM_MAX,
     status::NodeStatus,
     storage::{Background, Files, StorageError},
@@ -144,6 +145,8 @@ pub fn now() -> Nanos {
 struct Configured {
     fleet: FleetSpec,
     groups: Vec<(GroupSpec, Vec<Rate>)>,
+    /// The rates of the limits that are in no group.
+    own: BTreeMap<Place, Rate>,
     keys: KeyRing,
     /// A limit of a group has a rate that the kernel's HTB keeps.
     sets_qdiscs: bool,
@@ -151,11 +154,11 @@ struct Configured {
 
 fn configured(file: &Path) -> Result<Configured, DaemonError> {
     let spec = Spec::read(file)?;
-    let groups = with_ceilings(&spec);
+    let (groups, own) = (with_ceilings(&spec), of_no_group(&spec));
     let sets_qdiscs = sets_qdiscs(&spec);
     let fleet = spec.fleet.ok_or(DaemonError::NoFleet(spec.file))?;
     let keys = KeyRing::read(&fleet.keys)?;
-    Ok(Configured { fleet, groups, keys, sets_qdiscs })
+    Ok(Configured { fleet, groups, own, keys, sets_qdiscs })
 }
 
 /// Whether a limit of a group has a scheme whose rate is that of a qdisc: setting it asks for
@@ -247,7 +250,7 @@ struct Daemon<F> {
 impl<F: FnMut(&Told)> Daemon<F> {
     /// `None` if a signal ends it before it has begun.
     async fn start(options: &DaemonOptions, mut say: F) -> Result<Option<Daemon<F>>, DaemonError> {
-        let Configured { fleet, groups, keys, sets_qdiscs } = configured(&options.file)?;
+        let Configured { fleet, groups, keys, sets_qdiscs, .. } = configured(&options.file)?;
         let name = node_name(&fleet)?;
         let host = Host::open_for_rates(&options.store, sets_qdiscs)?;
         if !sets_qdiscs {
@@ -272,6 +275,10 @@ impl<F: FnMut(&Told)> Daemon<F> {
         fill(&mut seed)?;
         let mut random = [0u8; 8];
         fill(&mut random)?;
+        // The disk may take long. From READY on, which may come before a network does, the loop is watched.
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let unix_ns = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
+        let session = files.next_session(unix_ns, u64::from_le_bytes(random))?;
         let on = |kind| signal(kind).map_err(system("cannot wait for signals"));
         let mut signals = Signals {
             term: on(SignalKind::terminate())?,
@@ -291,9 +298,6 @@ impl<F: FnMut(&Told)> Daemon<F> {
             let _ = std::fs::remove_file(&fleet.api);
             return Ok(None);
         };
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let unix_ns = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
-        let session = files.next_session(unix_ns, u64::from_le_bytes(random))?;
         let stored = Arc::new(Notify::new());
         let tell_stored = Arc::clone(&stored);
         let storage = Background::start(files, move || tell_stored.notify_one());
@@ -490,7 +494,7 @@ impl<F: FnMut(&Told)> Daemon<F> {
     }
 
     fn take_spec(&mut self) -> Result<Vec<String>, String> {
-        let Configured { fleet, groups, keys, sets_qdiscs } =
+        let Configured { fleet, groups, own, keys, sets_qdiscs } =
             configured(&self.file).map_err(|e| e.to_string())?;
         if sets_qdiscs && !self.sets_qdiscs {
             return Err("a limit of a group has scheme htb, dem or spring now, and the daemon has given up \
@@ -514,7 +518,7 @@ impl<F: FnMut(&Told)> Daemon<F> {
         let same = (&is.peers, &is.dns, &is.redis, &is.etcd)
             == (&fleet.peers, &fleet.dns, &fleet.redis, &fleet.etcd);
         let sources = (!same).then(|| Source::of(&fleet));
-        let changed = self.node.reconfigure(now(), fleet, &groups, keys);
+        let changed = self.node.reconfigure(now(), fleet, &groups, &own, keys);
         let mut changes = changed.map_err(|e| e.to_string())?;
         if let Some(sources) = sources {
             changes.push("peers are looked for elsewhere".to_owned());

@@ -221,6 +221,23 @@ impl Gauge {
         !self.gone && self.retry.is_none_or(|at| now >= at)
     }
 
+    /// The rate that is known to be in force; none if that was never read, is in doubt, or may have ended.
+    pub(super) fn in_force(&self, now: Nanos) -> Option<Rate> {
+        let is_known = self.doubt.is_none() && self.lent == self.lease.is_some();
+        let ended = self.lease.filter(|lease| lease.until <= now).map(|lease| lease.then);
+        ended.or(self.applied).filter(|_| is_known)
+    }
+
+    /// The rates that a group may have given to the gate.
+    pub(super) fn lent_rates(&self) -> [Option<Rate>; 3] {
+        [self.applied, self.doubt, self.lease.map(|lease| lease.then)]
+    }
+
+    /// Whether the gate, as it was read last, has one of these rates, or one that ends: nobody else lends.
+    pub(super) fn is_of(&self, lent: &[Option<Rate>]) -> bool {
+        self.lent || self.applied.is_none() || lent.contains(&self.applied)
+    }
+
     /// What the gate passes at most before `until`, in bit/s: what was set, what it falls back to if that
     /// may be sooner, and what may be in force though it could not be set. A gate that is gone comes back
     /// with `then`; one that was never read has as much as the file lets it have.

@@ -25,7 +25,7 @@ use tidegate_core::{
         grd::Grd,
         level::Want,
         message::{Body, Message},
-        share::{Event, Kept, Saved, Share},
+        share::{Event, Saved, Share},
     },
     units::NANOS_PER_SEC,
 };
@@ -38,6 +38,10 @@ use super::{
 };
 
 mod apply;
+mod release;
+
+pub use release::Elsewhere;
+use release::Outgoing;
 
 /// Who has left a group says so in so many of its intervals.
 const QUIT_ROUNDS: u32 = 4;
@@ -98,6 +102,7 @@ pub struct Group {
     own: MemberId,
     incarnation: u64,
     gauges: Vec<Gauge>,
+    outgoing: Vec<Outgoing>,
     control: Control,
     vector: Vector,
     due: Nanos,
@@ -169,6 +174,7 @@ impl Group {
             own,
             incarnation: *incarnation,
             gauges: spec.members.iter().zip(*ceilings).map(gauge).collect(),
+            outgoing: Vec::new(),
             ceilings: ceilings.to_vec(),
             control,
             vector: Vector::new(own, *incarnation, now),
@@ -438,39 +444,21 @@ impl Group {
 
     /// What `share` has to say, after what it promised is stored and its grant is in force. What relies on a
     /// promise waits while that is being stored, and is dropped if storing failed; of what was given while a
-    /// gate refuses nothing is said. The rest goes out. The second is why storing failed.
+    /// gate refuses nothing is said. The rest goes out. The second is why storing failed. Limits that are
+    /// `held` by a group that they have left are not touched.
     pub fn outbox<G: Gates, S: Storage>(
         &mut self,
         now: Nanos,
         gates: &mut G,
         storage: &mut S,
+        held: &BTreeSet<Place>,
     ) -> (Vec<(MemberId, Message)>, Option<String>) {
-        let mut failed = None;
-        if let Control::Share(share) = &mut self.control {
-            let mut news = false;
-            while let Some(event) = share.poll_event() {
-                match event {
-                    Event::Store(saved) => (self.unsaved, news) = (Some(saved), true),
-                    Event::Entered(_) => self.heard_any = true,
-                    Event::Left => self.left = true,
-                }
-            }
-            if let Some(saved) = self.unsaved.filter(|_| news || now >= self.save_due) {
-                match storage.save(&self.spec.name, saved) {
-                    Ok(Stored::Durably) => (self.unsaved, self.unsaved_why) = (None, None),
-                    Ok(Stored::Pending) => self.unsaved_why = None,
-                    Err(e) => {
-                        self.save_due = Nanos(now.0.saturating_add(SAVE_AGAIN.0));
-                        self.unsaved_why = Some(e.to_string());
-                    }
-                }
-            }
-            failed.clone_from(&self.unsaved_why);
-        }
-        let kept = Kept { grant: self.apply(now, gates), promise: self.unsaved.is_none() };
+        self.store(now, storage);
+        let failed = self.unsaved_why.clone();
+        let in_force = self.apply(now, gates, held);
         let Control::Share(share) = &mut self.control else { return (Vec::new(), failed) };
         let mut out = Vec::new();
-        while let Some(transmit) = share.poll_transmit(kept) {
+        while let Some(transmit) = share.poll_transmit(in_force) {
             out.push((transmit.to, transmit.message));
         }
         if failed.is_some() {
@@ -480,6 +468,36 @@ impl Group {
             out.clear();
         }
         (out, failed)
+    }
+
+    /// Takes what happened in `share`, and stores what it promised.
+    fn store<S: Storage>(&mut self, now: Nanos, storage: &mut S) {
+        let Control::Share(share) = &mut self.control else { return };
+        // A promise that is stored may lead to the next one.
+        for _ in 0..2 {
+            let mut news = false;
+            while let Some(event) = share.poll_event() {
+                match event {
+                    Event::Store(saved) => (self.unsaved, news) = (Some(saved), true),
+                    Event::Entered(_) => self.heard_any = true,
+                    Event::Left => self.left = true,
+                }
+            }
+            let Some(saved) = self.unsaved.filter(|_| news || now >= self.save_due) else { return };
+            match storage.save(&self.spec.name, saved) {
+                Ok(Stored::Durably) => {
+                    (self.unsaved, self.unsaved_why) = (None, None);
+                    share.on_stored(now, saved);
+                }
+                // What failed has failed until it is stored.
+                Ok(Stored::Pending) => return,
+                Err(e) => {
+                    self.save_due = Nanos(now.0.saturating_add(SAVE_AGAIN.0));
+                    self.unsaved_why = Some(e.to_string());
+                    return;
+                }
+            }
+        }
     }
 
     /// Messages that wait until a promise is stored.
@@ -513,7 +531,7 @@ impl Group {
         gates: &mut G,
         spec: &GroupSpec,
         ceilings: &[Rate],
-        keeps: impl Fn(&Place) -> bool,
+        elsewhere: &Elsewhere,
     ) -> bool {
         let same = GroupSpec { line: self.spec.line, ..spec.clone() } == self.spec;
         if same && self.ceilings == ceilings {
@@ -525,14 +543,19 @@ impl Group {
         for (limit, ceiling) in spec.members.iter().zip(ceilings) {
             let place = Place { limit: limit.clone(), direction: spec.direction.into() };
             let known = old.iter().position(|gauge| gauge.place == place);
-            let mut gauge = match known {
-                Some(at) => old.swap_remove(at),
-                None => Gauge::new(now, place, *ceiling),
+            let back = self.outgoing.iter().position(|one| one.gauge.place == place);
+            let mut gauge = match (known, back) {
+                (Some(at), _) => old.swap_remove(at),
+                (None, Some(at)) => self.outgoing.swap_remove(at).gauge,
+                (None, None) => Gauge::new(now, place, *ceiling),
             };
             gauge.ceiling = *ceiling;
+            if gauge.measured.is_none() || gauge.gone {
+                gauge.measure(now, gates);
+            }
             self.gauges.push(gauge);
         }
-        old.iter().for_each(|gauge| apply::release(now, gates, &self.spec, count, gauge, &keeps));
+        self.send_away(old, count, elsewhere);
         if let Control::Share(share) = &mut self.control {
             share.set_interval(spec.interval);
         }
@@ -542,13 +565,12 @@ impl Group {
     }
 
     /// As [`Group::leave`], of a host that is in the group no more: its limits are another's from now on, and
-    /// nobody need keep anything for it. A limit that `keeps` names no other group for, and that still has
-    /// what this one gave it, falls to what is the host's own in any case.
-    pub fn quit<G: Gates>(&mut self, now: Nanos, gates: &mut G, keeps: impl Fn(&Place) -> bool) {
+    /// nobody need keep anything for it. A limit that still has what this group gave it gets the rate of the
+    /// file if no group has it, and else falls to what is the host's own in any case.
+    pub fn quit(&mut self, now: Nanos, elsewhere: &Elsewhere) {
         let gauges = std::mem::take(&mut self.gauges);
-        for gauge in &gauges {
-            apply::release(now, gates, &self.spec, gauges.len(), gauge, &keeps);
-        }
+        let count = gauges.len();
+        self.send_away(gauges, count, elsewhere);
         match &mut self.control {
             Control::Share(share) if !self.stood_back => share.retire(now),
             _ => self.left = true,
@@ -566,9 +588,14 @@ impl Group {
     }
 
     /// Has its limits keep what is the host's own in any case, for when nobody sets them any more.
-    pub fn settle_alone<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> bool {
+    pub fn settle_alone<G: Gates>(
+        &mut self,
+        now: Nanos,
+        gates: &mut G,
+        held: &BTreeSet<Place>,
+    ) -> bool {
         self.stood_back = true;
-        self.apply(now, gates)
+        self.apply(now, gates, held)
     }
 
     /// The epoch and its auditor, and how long the lease lasts, with `share`.
@@ -607,6 +634,7 @@ impl Group {
         let of = |gauge: &Gauge| {
             gauge.error.as_ref().map(|e| format!("limit `{}`: {e}", gauge.place.limit))
         };
-        self.gauges.iter().filter_map(of).collect()
+        let outgoing = self.outgoing.iter().map(|one| &one.gauge);
+        self.gauges.iter().chain(outgoing).filter_map(of).collect()
     }
 }

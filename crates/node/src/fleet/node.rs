@@ -19,7 +19,7 @@ use super::{
     config::{FleetError, FleetSpec, GroupSpec, member_id, number},
     frame::{Frame, GroupReport, REPORTS_MAX},
     gates::{Gates, Place, Way},
-    group::{Group, GroupOptions, Standing},
+    group::{Elsewhere, Group, GroupOptions, Standing},
     keys::KeyRing,
     membership::{Change, Contact, Membership, Swim},
     seal::{CAUSES, DATAGRAM_MAX, Drops, Life, PAYLOAD_MAX, Sealer},
@@ -255,8 +255,8 @@ impl<G: Gates, S: Storage> Node<G, S> {
     }
 
     /// Takes another spec. Groups whose number is as it was go on, also with other limits of this host.
-    /// Others begin anew with what is pinned, and those that are no more give back what they hold. What
-    /// changed, in words.
+    /// Others begin anew with what is pinned, and those that are no more give back what they hold. `own` has
+    /// the rates of the limits that are in no group: those that leave one get them. What changed, in words.
     ///
     /// # Errors
     /// [`NodeError`]; all is as before.
@@ -265,6 +265,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
         now: Nanos,
         fleet: FleetSpec,
         groups: &[(GroupSpec, Vec<Rate>)],
+        own: &BTreeMap<Place, Rate>,
         keys: KeyRing,
     ) -> Result<Vec<String>, NodeError> {
         let mut fresh = Vec::new();
@@ -279,17 +280,20 @@ impl<G: Gates, S: Storage> Node<G, S> {
         }
         let mut changes = Vec::new();
         let mut old: Vec<_> = self.groups.drain(..).map(Some).collect();
-        let members = |spec: &GroupSpec, place: &Place| {
-            Way::from(spec.direction) == place.direction && spec.members.contains(&place.limit)
+        let places = |(spec, _): &(GroupSpec, Vec<Rate>)| {
+            let direction = Way::from(spec.direction);
+            let place = |limit: &String| Place { limit: limit.clone(), direction };
+            spec.members.iter().map(place).collect::<Vec<_>>()
         };
-        let keeps = |place: &Place| groups.iter().any(|(spec, _)| members(spec, place));
+        let elsewhere =
+            Elsewhere { grouped: groups.iter().flat_map(places).collect(), own: own.clone() };
         for one in fresh {
             match one {
                 Ok((place, spec, ceilings)) => {
                     let Some(mut held) = old.get_mut(place).and_then(Option::take) else {
                         continue;
                     };
-                    if held.group.change(now, &mut self.gates, spec, ceilings, keeps) {
+                    if held.group.change(now, &mut self.gates, spec, ceilings, &elsewhere) {
                         changes.push(format!("group `{}` changes", spec.name));
                     }
                     self.groups.push(held);
@@ -305,7 +309,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
         }
         for mut held in old.into_iter().flatten() {
             let name = held.group.spec().name.clone();
-            held.group.quit(now, &mut self.gates, keeps);
+            held.group.quit(now, &elsewhere);
             held.group.on_timer(now, &mut self.gates);
             if !self.groups.iter().any(|other| other.group.spec().name == name) {
                 changes.push(format!("group `{name}` ends"));
@@ -369,7 +373,8 @@ impl<G: Gates, S: Storage> Node<G, S> {
         }
         self.leaving = leaving;
         self.leaving.retain(|(since, group)| {
-            !group.has_left() && now.0 < since.0.saturating_add(LEAVING_LASTS.0)
+            let waits = now.0 < since.0.saturating_add(LEAVING_LASTS.0);
+            !group.has_released(now) || waits && (!group.has_left() || group.outgoing().count() > 0)
         });
         if now >= self.greet_due {
             self.greet_due = Nanos(now.0.saturating_add(GREET.0));
@@ -471,13 +476,26 @@ impl<G: Gates, S: Storage> Node<G, S> {
         self.frames.entry(to).or_default().push(frame);
     }
 
+    /// Tries to set the gates of limits that have left a group: those that are not set yet.
+    fn release(&mut self, now: Nanos) -> BTreeSet<Place> {
+        let groups = self.groups.iter_mut().map(|held| &mut held.group);
+        let leaving = self.leaving.iter_mut().map(|(_, group)| group);
+        let mut held = BTreeSet::new();
+        for group in groups.chain(leaving) {
+            group.release(now, &mut self.gates);
+            held.extend(group.outgoing().cloned());
+        }
+        held
+    }
+
     /// Carries out what the calls before have led to.
     fn settle(&mut self, now: Nanos) {
+        let busy = self.release(now);
         let mut failed = None;
         let (mut messages, mut told) = (Vec::new(), Vec::new());
         for held in &mut self.groups {
             let group = &mut held.group;
-            let (out, why) = group.outbox(now, &mut self.gates, &mut self.storage);
+            let (out, why) = group.outbox(now, &mut self.gates, &mut self.storage, &busy);
             messages.extend(out);
             failed = failed.or(why);
             let name = || group.spec().name.clone();
@@ -500,7 +518,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
             }
         }
         for (_, group) in &mut self.leaving {
-            let (out, why) = group.outbox(now, &mut self.gates, &mut self.storage);
+            let (out, why) = group.outbox(now, &mut self.gates, &mut self.storage, &busy);
             messages.extend(out);
             failed = failed.or(why);
         }
@@ -616,9 +634,10 @@ impl<G: Gates, S: Storage> Node<G, S> {
     /// The last call: limits keep what is the host's own in any case, and others hear that it goes. False if
     /// a limit could not be set.
     pub fn end(&mut self, now: Nanos) -> bool {
-        let mut good = true;
+        let busy = self.release(now);
+        let mut good = busy.is_empty();
         for held in &mut self.groups {
-            good &= held.group.settle_alone(now, &mut self.gates);
+            good &= held.group.settle_alone(now, &mut self.gates, &busy);
         }
         self.swim.leave(now);
         while let Some((contact, bytes)) = self.swim.poll_transmit() {

@@ -1,10 +1,12 @@
 //! The rates of limits whose group decides them. A file says the most that such a limit may use; what it has
 //! now is the daemon's affair, and applying the file again leaves it alone.
 
+use std::collections::BTreeMap;
+
 use tidegate_core::{Direction, Rate, virtual_queue::VirtualQueueOptions};
 use tidegate_sys::limit::LimitOptions;
 
-use super::config::GroupSpec;
+use super::{config::GroupSpec, gates::Place};
 use crate::{
     plan::{Action, Plan, Present, Wanted},
     spec::Spec,
@@ -85,6 +87,26 @@ pub fn with_ceilings(spec: &Spec) -> Vec<(GroupSpec, Vec<Rate>)> {
         (group.clone(), ceilings.collect())
     };
     spec.groups.iter().map(of).collect()
+}
+
+/// The rates of the limits that are in no group.
+#[must_use]
+pub fn of_no_group(spec: &Spec) -> BTreeMap<Place, Rate> {
+    let mut own = BTreeMap::new();
+    for limit in &spec.limits {
+        for direction in [Direction::Egress, Direction::Ingress] {
+            let is_in = |group: &GroupSpec| {
+                group.direction == direction && group.members.contains(&limit.name)
+            };
+            if let Some(queue) = queue(&limit.options, direction)
+                && !spec.groups.iter().any(is_in)
+            {
+                let place = Place { limit: limit.name.clone(), direction: direction.into() };
+                own.insert(place, queue.rate);
+            }
+        }
+    }
+    own
 }
 
 #[cfg(test)]

@@ -44,12 +44,14 @@ pub enum Fault {
     Members,
     /// A host's group has another rate.
     Rate,
+    /// Somebody else changes limits for so long while a host's group gets other limits, or another rate.
+    BusyReload(Nanos),
 }
 
 impl Fault {
     fn draw(draw: &mut Random) -> Fault {
         let long = Nanos(draw.below(2_500 * MS));
-        match draw.below(34) {
+        match draw.below(36) {
             0..=2 => Fault::Kill,
             3..=5 => Fault::StartAll,
             6 => Fault::Leave,
@@ -72,7 +74,8 @@ impl Fault {
             30 => Fault::Members,
             31 => Fault::Blackout,
             32 => Fault::Gate(GateFault::Refuses),
-            _ => Fault::Rate,
+            33 => Fault::Rate,
+            _ => Fault::BusyReload(long),
         }
     }
 
@@ -80,6 +83,11 @@ impl Fault {
     fn strike(self, world: &mut World, draw: &mut Random) {
         let hosts = world.hosts.len();
         let host = draw.below(hosts as u64) as usize;
+        self.strike_at(world, draw, host);
+    }
+
+    fn strike_at(self, world: &mut World, draw: &mut Random, host: usize) {
+        let hosts = world.hosts.len();
         // One limit, or all of the host.
         let limits = match draw.below(6) as usize {
             limit @ 0..3 => limit..limit + 1,
@@ -115,6 +123,11 @@ impl Fault {
                 if plan.limits > 0 {
                     world.reload(host, Plan { limits, ..plan });
                 }
+            }
+            Fault::BusyReload(lasts) => {
+                world.lock(host, lasts);
+                let fault = if draw.chance(0.5) { Fault::Members } else { Fault::Rate };
+                fault.strike_at(world, draw, host);
             }
             Fault::Rate => {
                 let plan = world.hosts[host].plan;
@@ -206,9 +219,14 @@ impl Storm {
         world.net.heal();
         world.net.set_options(NetOptions { loss: 0.02, ..NetOptions::default() });
         mend_disks(&mut world);
+        (0..world.hosts.len()).for_each(|host| mend_gates(&mut world, host));
+        // Those that stand still, or are about something, do so to the end.
+        while let Some(busy) = world.hosts.iter().map(|host| host.busy).max()
+            && busy > world.now
+        {
+            world.run_until(busy);
+        }
         for host in 0..world.hosts.len() {
-            mend_gates(&mut world, host);
-            world.hosts[host].busy = world.now;
             let limits = if world.hosts[host].plan.limits > 0 { 3 } else { 0 };
             world.reload(host, Plan { rate: 0, limits });
             world.start(host);

@@ -39,6 +39,20 @@ pub enum GateFault {
     FailsLate,
     /// The limit, or what it was on, is gone.
     Gone,
+    /// Somebody else changes limits until then, by the host's clock.
+    Busy(Nanos),
+}
+
+/// What a limit had before a change that takes its time.
+#[derive(Debug, Clone, Copy)]
+struct Before {
+    rate_bit_s: u64,
+    lease: Option<Lease>,
+    /// The greatest rate that was set meanwhile.
+    most_bit_s: u64,
+    /// Somewhere between these times the change is made.
+    from: Nanos,
+    to: Nanos,
 }
 
 /// A limit as the kernel has it.
@@ -46,14 +60,18 @@ pub enum GateFault {
 pub struct Limit {
     pub rate_bit_s: u64,
     pub lease: Option<Lease>,
-    /// What it passed before a change that takes its time: somewhere between these times it is made.
-    before: (u64, Nanos, Nanos),
+    before: Option<Before>,
     pub load: Load,
     pub fault: GateFault,
     /// The part of packets that is dropped at random.
     pub drop: f64,
-    /// Since when a node has it in its group.
+    /// Since when it counts: the node has it in its group, and has set it.
     pub member: Option<Nanos>,
+    /// It has entered the group, with a rate of its own that the node has yet to set.
+    pub enters: bool,
+    /// It has left the group, with this for its own, in bit/s. It counts until it passes no more than that,
+    /// or the node has set it for good.
+    pub leaves: Option<u64>,
     measured: Option<Nanos>,
     /// With 1, the gate says that senders were slowed down when they were.
     tells_slowed: bool,
@@ -64,11 +82,13 @@ impl Limit {
         Limit {
             rate_bit_s,
             lease: None,
-            before: (0, Nanos(0), Nanos(0)),
+            before: None,
             load: Load::Idle,
             fault: GateFault::None,
             drop: 0.0,
             member: Some(Nanos(0)),
+            enters: false,
+            leaves: None,
             measured: None,
             tells_slowed,
         }
@@ -76,20 +96,39 @@ impl Limit {
 
     /// What is in force, as the programs have it that look at the time.
     fn in_force(&self, now: Nanos) -> u64 {
-        let ended = self.lease.filter(|lease| lease.until <= now);
-        ended.map_or(self.rate_bit_s, |lease| lease.then.bit_s())
+        in_force(now, self.rate_bit_s, self.lease)
     }
 
     /// The most that it may pass, in bit/s.
     pub fn passes(&self, now: Nanos) -> u64 {
-        let (before, from, to) = self.before;
-        match self.fault {
-            GateFault::Gone => 0,
-            _ if now < from => before,
-            _ if now < to => self.in_force(now).max(before),
-            _ => self.in_force(now),
+        let is = self.in_force(now);
+        let was = |before: Before| in_force(now, before.rate_bit_s, before.lease);
+        match self.before {
+            _ if self.fault == GateFault::Gone => 0,
+            Some(before) if now < before.from => was(before),
+            Some(before) if now < before.to => is.max(was(before)).max(before.most_bit_s),
+            _ => is,
         }
     }
+
+    fn set(&mut self, called: Nanos, done: Nanos, rate: Rate, lease: Option<Lease>) {
+        let (rate_bit_s, lease_before) = (self.rate_bit_s, self.lease);
+        self.before = Some(match self.before.filter(|before| called <= before.to) {
+            Some(before) => {
+                let most_bit_s = before.most_bit_s.max(rate_bit_s);
+                Before { most_bit_s, to: done, ..before }
+            }
+            None => {
+                Before { rate_bit_s, lease: lease_before, most_bit_s: 0, from: called, to: done }
+            }
+        });
+        (self.rate_bit_s, self.lease) = (rate.bit_s(), lease);
+    }
+}
+
+fn in_force(now: Nanos, rate_bit_s: u64, lease: Option<Lease>) -> u64 {
+    let ended = lease.filter(|lease| lease.until <= now);
+    ended.map_or(rate_bit_s, |lease| lease.then.bit_s())
 }
 
 /// What the host has besides its process.
@@ -202,15 +241,21 @@ impl Gates for Local {
         match limit.fault {
             GateFault::Gone => return Ok(Done::Gone),
             GateFault::Refuses | GateFault::Unreadable => return Err(GateError::Refused),
-            GateFault::Slow(_) | GateFault::None | GateFault::FailsLate => {}
+            GateFault::Busy(until) if *now < until => return Ok(Done::Busy),
+            GateFault::Slow(_) | GateFault::None | GateFault::FailsLate | GateFault::Busy(_) => {}
+        }
+        if limit.leaves.is_some() && lease.is_none() {
+            (limit.member, limit.leaves) = (None, None);
         }
         let called = Nanos(now.0 + took.0);
         if let GateFault::Slow(time) = limit.fault {
             took.0 += time.0;
         }
-        let passes = limit.passes(called).max(limit.passes(*now));
-        limit.before = (passes, called, Nanos(now.0 + took.0));
-        (limit.rate_bit_s, limit.lease) = (rate.bit_s(), lease);
+        let done = Nanos(now.0 + took.0);
+        if std::mem::take(&mut limit.enters) {
+            limit.member = Some(done);
+        }
+        limit.set(called, done, rate, lease);
         if limit.fault == GateFault::FailsLate {
             return Err(GateError::Refused);
         }

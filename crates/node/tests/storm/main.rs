@@ -69,7 +69,7 @@ fn count(few: u64) -> u64 {
 
 #[test]
 fn share_keeps_its_rules_in_every_storm() {
-    storms(Algorithm::Share, 0..count(12), Nanos(10_000 * MS));
+    storms(Algorithm::Share, 0..count(24), Nanos(10_000 * MS));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Whole nodes in seeded virtual time. After each event all that gates may pass is added up.
 
-use std::{cell::RefCell, net::SocketAddr, path::Path, rc::Rc};
+use std::{cell::RefCell, collections::BTreeMap, net::SocketAddr, path::Path, rc::Rc};
 
 use tidegate_core::Nanos;
 use tidegate_node::{
@@ -229,8 +229,8 @@ impl World {
         let node = Node::new(now, options, local.clone(), local).expect("a good spec");
         one.node = Some(node);
         (one.timer, one.leaving, one.sound) = (Nanos(u64::MAX), None, self.now);
-        self.call(host, |node, now| node.discovered(now, "peers", &all));
         self.enter(host);
+        self.call(host, |node, now| node.discovered(now, "peers", &all));
     }
 
     /// SIGKILL.
@@ -242,38 +242,52 @@ impl World {
 
     /// SIGTERM.
     pub fn leave(&mut self, host: usize) {
+        if self.hosts[host].busy > self.now {
+            return;
+        }
         self.hosts[host].leaving = Some(Nanos(self.now.0 + LEAVE_PATIENCE.0));
         self.call(host, |node, now| node.leave(now));
     }
 
-    /// Has a host take another spec, now or at its next start.
+    /// Has a host take another spec, now or at its next start. One that stands still takes none.
     pub fn reload(&mut self, host: usize, plan: Plan) {
+        if self.hosts[host].node.is_some() && self.hosts[host].busy > self.now {
+            return;
+        }
         let plan =
             Plan { limits: plan.limits.min(self.hosts[host].kernel.borrow().limits.len()), ..plan };
+        let own = RATES_MBIT[0] * 10_000 / self.hosts.len() as u64;
         self.hosts[host].plan = plan;
         self.hosts[host].sound = self.now;
         self.bound = self.bound.max(RATES_MBIT[plan.rate] * 1_000_000);
         let left = |kernel: &mut Kernel| {
-            kernel.limits.values_mut().skip(plan.limits).for_each(|limit| limit.member = None);
+            for limit in kernel.limits.values_mut().skip(plan.limits) {
+                limit.enters = false;
+                if limit.member.is_some() && limit.leaves.is_none() {
+                    limit.leaves = Some(own);
+                }
+            }
         };
         left(&mut self.hosts[host].kernel.borrow_mut());
         let (fleet, groups) = self.spec(host);
+        if self.hosts[host].node.is_some() {
+            self.enter(host);
+        }
         self.call(host, |node, now| {
-            node.reconfigure(now, fleet, &groups, keys()).expect("a good spec");
+            node.reconfigure(now, fleet, &groups, &BTreeMap::new(), keys()).expect("a good spec");
         });
-        self.enter(host);
     }
 
-    /// Limits are in a group from when its node has taken them in: that call is over.
+    /// The node of a host is about to take limits into its group.
     fn enter(&mut self, host: usize) {
         let one = &self.hosts[host];
-        if one.node.is_none() {
-            return;
-        }
+        let now = one.clock.reads(self.now);
         let kernel = &mut *one.kernel.borrow_mut();
-        let since = Nanos(kernel.now.0 + kernel.took.0);
-        for (i, limit) in kernel.limits.values_mut().enumerate() {
-            limit.member = (i < one.plan.limits).then(|| limit.member.unwrap_or(since));
+        for limit in kernel.limits.values_mut().take(one.plan.limits) {
+            if limit.leaves.is_some_and(|own| limit.passes(now) <= own) {
+                limit.member = None;
+            }
+            (limit.enters, limit.leaves) = (limit.member.is_none(), None);
         }
     }
 
@@ -286,8 +300,18 @@ impl World {
         let Some(limit) = kernel.limits.values_mut().nth(limit) else { return };
         if limit.fault == GateFault::Gone && fault != GateFault::Gone {
             (limit.rate_bit_s, limit.lease) = (alone, None);
+            // One that a node has in its group counts again once that has set it.
+            let is_in = limit.leaves.take().is_none() && limit.member.is_some();
+            (limit.member, limit.enters) = (None, is_in || limit.enters);
         }
         limit.fault = fault;
+    }
+
+    /// Somebody else changes limits of a host for so long.
+    pub fn lock(&mut self, host: usize, lasts: Nanos) {
+        let now = self.hosts[host].clock.reads(self.now);
+        let until = Nanos(now.0 + lasts.0);
+        (0..3).for_each(|limit| self.break_gate(host, limit, GateFault::Busy(until)));
     }
 
     pub fn load(&mut self, host: usize, limit: usize, load: Load) {
@@ -324,7 +348,12 @@ impl World {
         while node.poll_told().is_some() {}
         let deadline = node.next_deadline(now);
         let took = one.kernel.borrow().took;
-        one.busy = one.busy.max(Nanos(self.now.0 + took.0));
+        // By the host's clock, as what its gates do meanwhile.
+        let over = match took.0 {
+            0 => self.now,
+            took => Nanos(one.clock.shows(Nanos(now.0 + took)).0 + 1),
+        };
+        one.busy = one.busy.max(over);
         if let Some(rate) = one.kernel.borrow_mut().illegal.pop() {
             self.breach.get_or_insert((self.now, Breach::Rate(rate)));
         }
@@ -340,10 +369,7 @@ impl World {
         }
         match took.0 {
             0 => self.send(host, datagrams),
-            _ => {
-                let at = Nanos(self.now.0 + took.0);
-                self.queue.push(at, Happens::Leaves { host, life, datagrams });
-            }
+            _ => self.queue.push(over, Happens::Leaves { host, life, datagrams }),
         }
         self.look();
     }
@@ -362,7 +388,10 @@ impl World {
         let one = &self.hosts[host];
         let now = one.clock.reads(self.now);
         let kernel = one.kernel.borrow();
-        let is_in = |limit: &Limit| limit.member.is_some_and(|since| now >= since);
+        let is_in = |limit: &Limit| {
+            let leaves = limit.leaves.is_none_or(|own| limit.passes(now) > own);
+            leaves && limit.member.is_some_and(|since| now >= since)
+        };
         let limits = kernel.limits.values().filter(|limit| is_in(limit) && of(limit));
         limits.map(|limit| (limit.passes(now) as f64 * (1.0 - limit.drop)) as u64).sum()
     }
@@ -404,13 +433,14 @@ impl World {
         for host in 0..self.hosts.len() {
             let one = &self.hosts[host];
             let kernel = one.kernel.borrow();
-            let good = kernel.limits.values().all(|limit| limit.fault == GateFault::None);
+            let good =
+                kernel.limits.values().all(|limit| limit.fault == GateFault::None && !limit.enters);
             // What a gate that failed has, and what a change of the spec brings, takes a lease to end.
             let sound = good && self.now.0 >= one.sound.0 + 2 * LEASE.0 && one.busy <= self.now;
             let count = one.plan.limits as u64;
             drop(kernel);
-            let floor =
-                if count > 0 && sound { self.alone_bit_s_of(host) / count * count } else { 0 };
+            // A division of the part may lose a bit/s for each limit.
+            let floor = if count > 0 && sound { self.alone_bit_s_of(host) - 2 * count } else { 0 };
             let passes = self.passes(host, |_| true);
             if passes >= floor {
                 self.hosts[host].short = None;

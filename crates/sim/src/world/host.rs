@@ -4,7 +4,7 @@ use tidegate_core::fleet::{
     aggregate::{Kind, PushSum, Vector},
     flows::flow_hash,
     message::{Body, Mass, Message},
-    share::{Kept, Share},
+    share::{Event, Share},
 };
 
 use super::control::Measured;
@@ -223,12 +223,16 @@ impl Host {
     /// What `share` has to say, after the gate does as it says.
     pub fn outbox(&mut self, now: Nanos) -> Vec<(usize, Vec<u8>)> {
         let Control::Share(share) = &mut self.control else { return Vec::new() };
-        while share.poll_event().is_some() {}
+        while let Some(event) = share.poll_event() {
+            if let Event::Store(saved) = event {
+                share.on_stored(self.clock.reads(now), saved);
+            }
+        }
         if let Gate::Shaper(shaper) = &mut self.gate {
             shaper.set_grant(self.clock.reads(now), share.grant());
         }
         let mut out = Vec::new();
-        while let Some(transmit) = share.poll_transmit(Kept::ALL) {
+        while let Some(transmit) = share.poll_transmit(true) {
             let mut bytes = Vec::new();
             transmit.message.encode(&mut bytes);
             out.push((transmit.to.0 as usize, bytes));

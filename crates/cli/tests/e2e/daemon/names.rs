@@ -27,9 +27,10 @@ fn root_a_daemon_waits_for_names_and_routes_and_says_so() {
     host.apply();
     let waits = "cannot tell yet where others reach this node: does not resolve: `tg-peer.test`: ";
 
-    // One that is to end while it waits does.
+    // One that is to end while it waits does. It is ready then, and watched: it has written its session.
     let mut daemon = start(&host, hosts);
     daemon.wait_to_say(waits);
+    assert!(host.dir().join("state/fleet/session").exists());
     signal(daemon.process.0.id(), Signal::TERM);
     assert_eq!(daemon.process.exit_code(), 0, "{}", daemon.said());
     assert!(!host.dir().join("api").exists());

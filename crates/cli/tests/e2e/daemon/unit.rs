@@ -1,8 +1,12 @@
 //! A daemon that may do what its unit lets it do and no more: capabilities and system calls are read from the
 //! unit itself, so that what is missing there is found without systemd.
 
-use std::{io, os::unix::process::CommandExt};
+use std::{ffi::CString, io, os::unix::process::CommandExt};
 
+use rustix::{
+    mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount},
+    thread::UnshareFlags,
+};
 use seccompiler::{BpfProgram, TargetArch, apply_filter, compile_from_json};
 
 use super::*;
@@ -42,6 +46,13 @@ fn filter() -> BpfProgram {
 
 /// Starts the daemon of a host within its unit's bounds.
 fn start(host: &Host) -> Daemon {
+    let daemon = spawn(host, &[]);
+    daemon.wait_to_say(&format!("node `{}` runs", host.name));
+    daemon
+}
+
+/// As [`start`], where these mount points are unmounted, without waiting for anything.
+fn spawn(host: &Host, unmounted: &[CString]) -> Daemon {
     let said = host.dir().join("said");
     let caps = setting("CapabilityBoundingSet");
     let caps = caps.iter().map(|cap| cap.strip_prefix("CAP_").unwrap().to_lowercase());
@@ -52,17 +63,26 @@ fn start(host: &Host) -> Daemon {
     command.env("TIDEGATE_BPFFS", host.place.store()).stdin(Stdio::null());
     command.stdout(Stdio::null()).stderr(fs::File::create(&said).unwrap());
     let filter = filter();
-    let confine = move || apply_filter(&filter).map_err(io::Error::other);
-    // SAFETY: between fork and exec it makes two system calls, and allocates nothing unless they fail.
+    let unmounted = unmounted.to_vec();
+    let confine = move || {
+        if !unmounted.is_empty() {
+            // SAFETY: this process has one thread, and no descriptor of it stands for a mount.
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS)? };
+            mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+        }
+        for mount in &unmounted {
+            unmount(mount.as_c_str(), UnmountFlags::DETACH)?;
+        }
+        apply_filter(&filter).map_err(io::Error::other)
+    };
+    // SAFETY: between fork and exec it makes system calls alone, and allocates nothing unless they fail.
     unsafe { command.pre_exec(confine) };
     let mut spawn = || command.spawn().unwrap();
     let process = match &host.netns {
         None => spawn(),
         Some(netns) => netns.run(spawn).unwrap(),
     };
-    let daemon = Daemon { process: Guard(process), said };
-    daemon.wait_to_say(&format!("node `{}` runs", host.name));
-    daemon
+    Daemon { process: Guard(process), said }
 }
 
 fn host(name: &str, netns: Option<NetNs>) -> Host {
@@ -171,4 +191,26 @@ fn root_a_daemon_within_its_unit_outlives_the_service_that_it_limits() {
     wait_for_its_part(&host, &daemon);
     ends(daemon);
     drop(service);
+}
+
+/// A process that finds no hierarchy mounts one for itself, which the unit does not let it: the daemon says
+/// so, and is not killed for the try.
+#[test]
+fn root_a_daemon_within_its_unit_says_that_there_is_no_cgroup2() {
+    need_root!();
+    let host = host("h0", None);
+    host.apply();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let cgroup2 = mounts.lines().filter(|line| line.contains(" - cgroup2 "));
+    let points = cgroup2.map(|line| CString::new(line.split(' ').nth(4).unwrap()).unwrap());
+    // What is mounted last lies above the others.
+    let mut points: Vec<_> = points.collect();
+    points.reverse();
+    if points.is_empty() {
+        return skip("needs a cgroup2 that is mounted");
+    }
+    let mut daemon = spawn(&host, &points);
+    let ended = wait_for("its end", || daemon.process.0.try_wait().unwrap());
+    assert_eq!(ended.code(), Some(2), "{ended}: {}", daemon.said());
+    assert!(daemon.said().contains("cgroup v2"), "{}", daemon.said());
 }

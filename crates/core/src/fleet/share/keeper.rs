@@ -36,11 +36,13 @@ pub(super) struct Register {
     /// Its place among the keepers.
     pub place: usize,
     saved: Saved,
+    /// What is stored of that.
+    stored: Saved,
 }
 
 impl Register {
     pub fn new(place: usize, saved: Saved) -> Self {
-        Self { place, saved }
+        Self { place, saved, stored: saved }
     }
 
     #[cfg(test)]
@@ -50,6 +52,14 @@ impl Register {
 
     pub fn promised(&self) -> Epoch {
         self.saved.promised
+    }
+
+    pub fn on_stored(&mut self, saved: Saved) {
+        self.stored = saved;
+    }
+
+    pub fn is_stored(&self) -> bool {
+        self.stored == self.saved
     }
 
     /// Promises `epoch` unless a newer one is: what was promised before it.

@@ -103,12 +103,14 @@ impl Share {
                 return;
             };
             let never = Places::from(before == Epoch::NONE) << place;
-            let phase = Phase::Collect(1 << place, never);
+            // Its own promise counts once it is stored.
+            let phase = Phase::Collect(0, never);
             self.proposal = Some(Proposal { epoch, phase, due: self.now });
         }
         let Some(Proposal { phase: Phase::Collect(places, never), .. }) = self.proposal else {
             return;
         };
+        let places = places | Places::from(self.is_stored()) << place;
         if self.quorum.begins(places) && self.newest <= epoch {
             // Where more than half had never promised anything, there are no older leases.
             let first = self.quorum.begins(never);

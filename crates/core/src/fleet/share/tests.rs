@@ -42,11 +42,14 @@ impl Net {
     }
 
     fn drain(&mut self, member: usize) {
-        self.gates[member] = self.members[member].grant();
         while let Some(event) = self.members[member].poll_event() {
             self.left[member] |= event == Event::Left;
+            if let Event::Store(saved) = event {
+                self.members[member].on_stored(self.now, saved);
+            }
         }
-        while let Some(transmit) = self.members[member].poll_transmit(Kept::ALL) {
+        self.gates[member] = self.members[member].grant();
+        while let Some(transmit) = self.members[member].poll_transmit(true) {
             self.way.push(transmit);
         }
         assert!(self.sum() <= LIMIT, "{} at {:?}", self.sum(), self.now);
@@ -100,6 +103,34 @@ fn one_alone_has_all_at_once() {
     let mut net = Net::new(1, 1);
     net.run(10, |_, _| true);
     assert_eq!(net.sum(), LIMIT);
+}
+
+/// A crash before that would forget the promise, and the next life would divide the limit once more.
+#[test]
+fn a_keeper_with_the_majority_begins_nothing_before_its_own_promise_is_stored() {
+    let mut options = options(0, 2, 2);
+    options.keepers[0].votes = 3;
+    let floor = options.floor_bit_s();
+    let mut one = Share::new(Nanos(0), options, None).unwrap();
+    let mut promised = None;
+    for at in (0..2_000).step_by(10) {
+        one.on_timer(Nanos(at * MS));
+        while let Some(event) = one.poll_event() {
+            assert!(!matches!(event, Event::Entered(_)), "at {at} ms");
+            if let Event::Store(saved) = event {
+                promised = Some(saved);
+            }
+        }
+        assert!(!one.is_auditor() && one.grant().at(Nanos(at * MS)) == floor, "at {at} ms");
+    }
+    let saved = promised.expect("a promise");
+    // An earlier one is not enough.
+    one.on_stored(Nanos(2_000 * MS), Saved::default());
+    assert!(!one.is_auditor());
+    one.on_stored(Nanos(2_000 * MS), saved);
+    assert!(one.is_auditor());
+    one.on_timer(Nanos(2_001 * MS));
+    assert_eq!(one.grant().at(Nanos(2_001 * MS)), LIMIT - floor);
 }
 
 #[test]

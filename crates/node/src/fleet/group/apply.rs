@@ -3,14 +3,16 @@
 //! ```text
 //!   room    = the host's part - what gates have that cannot be changed now
 //!   targets = room by weighted max-min, none below what every scheme takes
-//!   lower first; then raise, as far as the sum of all that is in force stays within the part
+//!   lower the rates in force; once all are lower, raise the others, as far as the sum stays within the part
 //! ```
 //!
-//! A gate that refuses keeps what it has, and the others share the rest; it is asked again later. What is in
-//! force is what gates have confirmed ([`Gauge::claim_bit_s`]), so nothing is raised by what could not be
-//! lowered, and `share` tells nobody of it.
+//! A gate that refuses ends the round. It keeps what it has, and the next round divides the rest among the
+//! others; it is asked again later. What a gate may have is what it has confirmed ([`Gauge::claim_bit_s`]),
+//! so nothing is raised by what could not be lowered, and `share` tells nobody of it.
 //!
 //! Work: O(n log n) for n limits of the group on this host, times the gates that refuse.
+
+use std::collections::BTreeSet;
 
 use tidegate_core::{
     Nanos, Rate,
@@ -33,30 +35,11 @@ pub(super) fn then(spec: &GroupSpec, count: usize, ceiling: Rate) -> Rate {
     Rate::from_bit_s(alone.max(LEAST_BIT_S)).unwrap_or(LEAST_RATE).min(ceiling)
 }
 
-/// A limit leaves its group, of `count`. Unless it `keeps` another, and if it still has what this one gave
-/// it, it falls to what is the host's in any case.
-pub(super) fn release<G: Gates>(
-    now: Nanos,
-    gates: &mut G,
-    spec: &GroupSpec,
-    count: usize,
-    gauge: &Gauge,
-    keeps: impl Fn(&Place) -> bool,
-) {
-    // What fails here the next group, or who takes the limit off, does again.
-    let _ = gates.leave(&gauge.place);
-    let is = gates.measure(now, &gauge.place).ok().flatten();
-    let ours = is.is_some_and(|is| Rate::from_bit_s(is.rate_bit_s) == gauge.applied);
-    if ours && !keeps(&gauge.place) {
-        let _ = gates.set_rate(&gauge.place, then(spec, count, gauge.ceiling), None);
-        let _ = gates.leave(&gauge.place);
-    }
-}
-
 impl Group {
     /// Puts the rates in force that follow from what is known now. False if more than the host's part may be
     /// in force: nothing may be told then that relies on less.
-    pub fn apply<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> bool {
+    /// Limits that are `held` by a group that they have left are not touched.
+    pub fn apply<G: Gates>(&mut self, now: Nanos, gates: &mut G, held: &BTreeSet<Place>) -> bool {
         let looked = self.gauges.iter().any(|gauge| gauge.measured.is_some() || gauge.gone);
         if !looked && !self.stood_back && !matches!(self.control, Control::Share(_)) {
             // What is pinned is not known yet, and stays.
@@ -67,16 +50,21 @@ impl Group {
         let until = self.until(now, standing);
         // Each round but the last finds a gate that refuses or is gone.
         for _ in 0..=self.gauges.len() {
-            let targets = self.targets(now, part, until);
+            let targets = self.targets(now, part, until, held);
             if self.lower(now, gates, &targets, until) && self.raise(now, gates, &targets, until) {
                 break;
             }
         }
-        self.apply_drops(gates, standing);
+        self.apply_drops(gates, standing, held);
         if self.cannot_drop && standing != Standing::CannotDrop {
-            return self.apply(now, gates);
+            return self.apply(now, gates, held);
         }
-        self.claims(now, until).iter().sum::<u64>() <= part
+        self.claims(now, until).iter().sum::<u64>() + self.outgoing_bit_s(now) <= part
+    }
+
+    /// What limits that have left still pass at most, in bit/s.
+    fn outgoing_bit_s(&self, now: Nanos) -> u64 {
+        self.outgoing.iter().map(|one| one.claim_bit_s(now)).sum()
     }
 
     fn then(&self, gauge: &Gauge) -> Rate {
@@ -89,11 +77,18 @@ impl Group {
     }
 
     /// The rates of gates that can be changed now, by their places.
-    fn targets(&self, now: Nanos, part: u64, until: Option<Nanos>) -> Vec<(usize, Rate)> {
+    fn targets(
+        &self,
+        now: Nanos,
+        part: u64,
+        until: Option<Nanos>,
+        held: &BTreeSet<Place>,
+    ) -> Vec<(usize, Rate)> {
         let claims = self.claims(now, until);
-        let (mut room, mut open, mut wants) = (part, Vec::new(), Vec::new());
+        let mut room = part.saturating_sub(self.outgoing_bit_s(now));
+        let (mut open, mut wants) = (Vec::new(), Vec::new());
         for (i, gauge) in self.gauges.iter().enumerate() {
-            if gauge.is_open(now) {
+            if gauge.is_open(now) && !held.contains(&gauge.place) {
                 let want = gauge.want(now);
                 let demand_bit_s = want.demand_bit_s.min(gauge.ceiling.bit_s());
                 open.push(i);
@@ -116,7 +111,7 @@ impl Group {
         until.map(|until| Lease { until, then })
     }
 
-    /// Lowers what is above its target. False if a gate could not be lowered.
+    /// Sets the rates that are in force and not below their targets. False at the first gate that refuses.
     fn lower<G: Gates>(
         &mut self,
         now: Nanos,
@@ -124,17 +119,18 @@ impl Group {
         targets: &[(usize, Rate)],
         until: Option<Nanos>,
     ) -> bool {
-        let claims = self.claims(now, until);
-        let mut good = true;
-        for (i, rate) in targets.iter().filter(|(i, rate)| rate.bit_s() <= claims[*i]) {
-            let lease = self.lease(*i, until);
-            good &= self.gauges[*i].apply(now, gates, *rate, lease);
-        }
-        good
+        // What falls at the end of its lease gets a later end after what rises then has got its own.
+        let rises = |(i, rate): &(usize, Rate)| *rate < self.then(&self.gauges[*i]);
+        let (rising, falling): (Vec<_>, Vec<_>) = targets.iter().copied().partition(rises);
+        rising.into_iter().chain(falling).all(|(i, rate)| {
+            let lease = self.lease(i, until);
+            let gauge = &mut self.gauges[i];
+            gauge.in_force(now).is_none_or(|is| is < rate) || gauge.apply(now, gates, rate, lease)
+        })
     }
 
-    /// Raises what is below its target, as far as all that is in force stays within the part. False if a gate
-    /// could not be raised.
+    /// Raises what is below its target, as far as all that may be in force stays within the part. False at
+    /// the first gate that refuses.
     fn raise<G: Gates>(
         &mut self,
         now: Nanos,
@@ -142,31 +138,34 @@ impl Group {
         targets: &[(usize, Rate)],
         until: Option<Nanos>,
     ) -> bool {
-        let part = self.part_bit_s(now);
-        let mut good = true;
-        for (i, rate) in targets {
-            let claims = self.claims(now, until);
-            if rate.bit_s() <= claims[*i] {
+        let part = self.part_bit_s(now).saturating_sub(self.outgoing_bit_s(now));
+        // Gates of which nothing is known may have more than their targets: each leaves room for the others
+        // once it is set, which the second time gives them.
+        let twice = targets.iter().chain(targets);
+        for (i, rate) in twice {
+            if self.gauges[*i].in_force(now).is_some_and(|is| is >= *rate) {
                 continue;
             }
-            let others = claims.iter().sum::<u64>() - claims[*i];
-            let most = part.saturating_sub(others).max(claims[*i]);
-            let rate = Rate::from_bit_s(most).map_or(LEAST_RATE, |most| most.min(*rate));
+            let claims = self.claims(now, until);
+            let room = part.saturating_sub(claims.iter().sum::<u64>() - claims[*i]);
+            let rate = Rate::from_bit_s(room).map_or(LEAST_RATE, |room| room.min(*rate));
             let lease = self.lease(*i, until);
-            good &= self.gauges[*i].apply(now, gates, rate.max(LEAST_RATE), lease);
+            if !self.gauges[*i].apply(now, gates, rate.max(LEAST_RATE), lease) {
+                return false;
+            }
         }
-        good
+        true
     }
 
     /// Sets or ends drops at random, which `grd` asks for.
-    fn apply_drops<G: Gates>(&mut self, gates: &mut G, standing: Standing) {
+    fn apply_drops<G: Gates>(&mut self, gates: &mut G, standing: Standing, held: &BTreeSet<Place>) {
         let is_grd = matches!(self.control, Control::Grd);
         let drops = is_grd && standing == Standing::Sharing;
         let probability = if drops { self.drop_probability } else { 0.0 };
         self.cannot_drop = false;
         // Of another algorithm once: what an earlier one has left must not stay.
         for gauge in self.gauges.iter_mut().filter(|gauge| is_grd || !gauge.drops_none) {
-            if gauge.dropping == Some(probability) {
+            if gauge.dropping == Some(probability) || held.contains(&gauge.place) {
                 continue;
             }
             match gates.set_drop(&gauge.place, probability) {

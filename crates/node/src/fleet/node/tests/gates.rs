@@ -116,3 +116,102 @@ fn datagrams_that_are_not_of_the_fleet_cost_a_look_and_no_more() {
     fleet.collect(1);
     assert!(fleet.said(1, "hears nobody"), "{:?}", fleet.hosts[1].said);
 }
+
+/// The share was given away with the call, and the gate kept its rate until its lease ended.
+#[test]
+fn a_limit_that_leaves_counts_until_its_gate_takes_another_rate() {
+    let place = |limit: &str| Place { limit: limit.into(), direction: Way::Egress };
+    for (own, expected) in [(None, 0.25), (Some(70), 70.0)] {
+        let mut fleet = two_limits("1%", 4);
+        fleet.load(1, |load| load.flows = 1);
+        fleet.run(6.0);
+        assert!(rate_of(&fleet, 1, "a") > 30.0, "{}", rate_of(&fleet, 1, "a"));
+        fleet.load(1, |load| load.stuck = true);
+        let text = fleet.text.replace("members = [\"a\", \"b\"]", "members = [\"b\"]");
+        let rate = own.and_then(|mbit: u64| Rate::from_bit_s(mbit * 1_000_000));
+        let own = rate.map(|rate| (place("a"), rate)).into_iter().collect();
+        let (spec, groups) = groups(&text);
+        let now = Nanos(fleet.now + fleet.hosts[1].skew);
+        let node = fleet.hosts[1].node.as_mut().unwrap();
+        node.reconfigure(now, spec, &groups, &own, ring(1)).unwrap();
+        // Its lease ends after 1.5 s and an eighth of that.
+        for _ in 0..40 {
+            fleet.run(0.05);
+            let sum: f64 = (0..2).map(|i| rate_of(&fleet, i, "a") + rate_of(&fleet, i, "b")).sum();
+            assert!(sum <= 100.0 + 1e-6, "{sum}");
+        }
+        assert!(fleet.said(1, "limit `a`: injected fault"), "{:?}", fleet.hosts[1].said);
+        fleet.load(1, |load| load.stuck = false);
+        fleet.run(1.0);
+        assert!((rate_of(&fleet, 1, "a") - expected).abs() < 0.13, "{}", rate_of(&fleet, 1, "a"));
+        let ends = fleet.hosts[1].loads.borrow()["a"].lease.map(|lease| lease.until);
+        let now = Nanos(fleet.now + fleet.hosts[1].skew);
+        assert!(ends.is_none_or(|ends| ends <= now), "it is its own for good");
+        // What somebody sets from now on stays.
+        fleet.load(1, |load| (load.rate_bit_s, load.lease) = (12_000_000, None));
+        fleet.run(6.0);
+        assert_eq!(rate_of(&fleet, 1, "a"), 12.0);
+        let used: f64 = rate_of(&fleet, 1, "b") + rate_of(&fleet, 0, "a") + rate_of(&fleet, 0, "b");
+        assert!(used > 97.0 && used <= 100.0 + 1e-6, "{used}");
+    }
+}
+
+/// With another rate the group is another one: it sets the limit once the first has let go of it.
+#[test]
+fn a_limit_that_changes_its_group_counts_in_the_first_until_its_gate_is_lowered() {
+    let mut fleet = two_limits("1%", 4);
+    fleet.load(1, |load| load.flows = 1);
+    fleet.run(6.0);
+    fleet.load(1, |load| load.stuck = true);
+    let text = fleet.text.replacen("rate = \"100mbit\"", "rate = \"60mbit\"", 1);
+    assert_ne!(text, fleet.text);
+    let (spec, groups) = groups(&text);
+    let now = Nanos(fleet.now + fleet.hosts[1].skew);
+    let node = fleet.hosts[1].node.as_mut().unwrap();
+    node.reconfigure(now, spec, &groups, &BTreeMap::new(), ring(1)).unwrap();
+    for round in 0..80 {
+        fleet.run(0.05);
+        let sum: f64 = (0..2).map(|i| rate_of(&fleet, i, "a") + rate_of(&fleet, i, "b")).sum();
+        assert!(sum <= 100.0 + 1e-6, "{sum} after round {round}");
+        if round == 20 {
+            fleet.load(1, |load| load.stuck = false);
+        }
+    }
+    assert!(rate_of(&fleet, 1, "a") <= 0.15, "{}", rate_of(&fleet, 1, "a"));
+}
+
+/// Nothing is known of a gate that cannot be read: its claim is the rate of the file, and a lower one may be
+/// a higher rate all the same.
+#[test]
+fn a_rate_that_may_rise_is_set_after_those_that_fall() {
+    let mut fleet = Fleet::new(1, &SHARE.replace("hosts = 4", "hosts = 1"));
+    fleet.text = fleet.text.replace("\"n0\", \"n1\", \"n2\"", "\"n0\"");
+    fleet.start(0, "n0", ring(1), true);
+    fleet.load(0, |load| load.flows = 0);
+    // Until nothing is left of what it wanted at the start.
+    fleet.run(15.0);
+    assert!(rate_of(&fleet, 0, "a") > 9.9, "{}", rate_of(&fleet, 0, "a"));
+    // `b` comes first in the group, and has 50 kbit/s that nobody can read; `a` cannot be set.
+    fleet.load(0, |load| load.stuck = true);
+    let b = Load {
+        rate_bit_s: 50_000,
+        lease: None,
+        blind: true,
+        stuck: false,
+        most_bit_s: 0,
+        ..fleet.hosts[0].loads.borrow()["a"].clone()
+    };
+    fleet.hosts[0].loads.borrow_mut().insert("b".into(), b);
+    let text = fleet.text.replace("members = [\"a\"]", "members = [\"b\", \"a\"]");
+    let text = format!(
+        "{text}\n[[limit]]\nname = \"b\"\nscope = {{ cgroup = \"b\" }}\negress = \"10mbit\"\n"
+    );
+    let (spec, groups) = groups(&text);
+    let now = Nanos(fleet.now + fleet.hosts[0].skew);
+    let node = fleet.hosts[0].node.as_mut().unwrap();
+    node.reconfigure(now, spec, &groups, &BTreeMap::new(), ring(1)).unwrap();
+    // Not even for the time that it takes to find that `a` refuses.
+    assert_eq!(fleet.hosts[0].loads.borrow()["b"].most_bit_s, 8_000);
+    fleet.run(1.0);
+    assert_eq!(fleet.hosts[0].loads.borrow()["b"].most_bit_s, 8_000);
+}

@@ -40,6 +40,10 @@ fn a_copied_machine_is_found_shares_no_nonce_and_takes_nothing_twice() {
         assert!(fleet.said(i, "is also called `n2`"), "{i}: {:?}", fleet.hosts[i].said);
         let status = fleet.status(i);
         assert!(status.alerts.iter().any(|alert| alert.contains("is also called `n2`")));
+        let names = status.peers.iter().map(|peer| &peer.node);
+        assert!(
+            names.chain(status.groups[0].members.iter().map(|one| &one.node)).all(|n| n != "n2")
+        );
     }
     // So does who hears both.
     let tells = |i: usize| {
@@ -157,7 +161,7 @@ fn a_group_that_is_left_and_entered_again_brings_nothing_with_it() {
         let (spec, groups) = groups(text);
         let now = Nanos(fleet.now + fleet.hosts[2].skew);
         let node = fleet.hosts[2].node.as_mut().unwrap();
-        node.reconfigure(now, spec, &groups, ring(1)).unwrap();
+        node.reconfigure(now, spec, &groups, &BTreeMap::new(), ring(1)).unwrap();
         for _ in 0..(if round % 3 == 0 { 15 } else { 60 }) {
             // What it wants moves, so capacity does.
             fleet.load(2, |load| load.flows = 1 + round % 3 * 4);
@@ -181,7 +185,7 @@ fn a_group_that_is_left_and_entered_again_brings_nothing_with_it() {
         let (spec, groups) = groups(text);
         let now = Nanos(fleet.now + fleet.hosts[2].skew);
         let node = fleet.hosts[2].node.as_mut().unwrap();
-        let changes = node.reconfigure(now, spec, &groups, ring(1)).unwrap();
+        let changes = node.reconfigure(now, spec, &groups, &BTreeMap::new(), ring(1)).unwrap();
         assert_eq!(changes == ["group `up` changes"], changed, "{changes:?}");
         for _ in 0..10 {
             fleet.run(0.1);

@@ -71,7 +71,10 @@ fn who_is_taken_out_of_a_group_leaves_it_at_once() {
         let (spec, _) = groups(&fleet.text);
         let now = Nanos(fleet.now + fleet.hosts[2].skew);
         let node = fleet.hosts[2].node.as_mut().unwrap();
-        assert_eq!(node.reconfigure(now, spec, &[], ring(1)).unwrap(), ["group `up` ends"]);
+        assert_eq!(
+            node.reconfigure(now, spec, &[], &BTreeMap::new(), ring(1)).unwrap(),
+            ["group `up` ends"]
+        );
         // Its limit does not keep what others have from now on.
         assert!((fleet.rate(2) - rates[2]).abs() < 1e-6, "{algorithm}: {}", fleet.rate(2));
         fleet.run(4.0);

@@ -52,3 +52,22 @@ fn messages_that_wait_for_storage_are_bounded_and_dropped_if_it_fails() {
     fleet.run(6.0);
     assert_rates(&fleet, &[3.33, 3.33, 3.33]);
 }
+
+/// Each try was news that the state could be written again, and each failure that it could not.
+#[test]
+fn a_disk_that_stays_full_is_told_of_once() {
+    let mut fleet = Fleet::new(3, SHARE);
+    *fleet.hosts[0].memory.full.borrow_mut() = true;
+    *fleet.hosts[0].memory.slow.borrow_mut() = true;
+    fleet.run(10.0);
+    assert!(*fleet.hosts[0].memory.tries.borrow() > 6);
+    let count = |fleet: &Fleet, what: &str| {
+        fleet.hosts[0].said.iter().filter(|line| line.contains(what)).count()
+    };
+    let (fails, again) = ("promises nothing", "the state can be written again");
+    assert_eq!((count(&fleet, fails), count(&fleet, again)), (1, 0), "{:?}", fleet.hosts[0].said);
+    *fleet.hosts[0].memory.full.borrow_mut() = false;
+    *fleet.hosts[0].memory.slow.borrow_mut() = false;
+    fleet.run(5.0);
+    assert_eq!((count(&fleet, fails), count(&fleet, again)), (1, 1), "{:?}", fleet.hosts[0].said);
+}
