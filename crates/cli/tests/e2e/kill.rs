@@ -132,7 +132,12 @@ impl Scene {
             let filters = DEVICES.map(|device| {
                 let filters = self.tc(&format!("filter show dev {device} {words}"));
                 let filters = filters.lines().filter(|line| line.contains("handle"));
-                let line = |line: &str| line.split(" id ").next().unwrap_or("").to_owned();
+                // libbpf names a filter of clsact after the program and its id: `name:[id]`.
+                let line = |line: &str| {
+                    let line = line.split(" id ").next().unwrap_or("");
+                    let (name, rest) = line.split_once(":[").unwrap_or((line, ""));
+                    format!("{name}{}", rest.split_once(']').map_or("", |(_, rest)| rest))
+                };
                 filters.map(line).collect::<Vec<_>>()
             });
             found.insert(side, filters.concat());
