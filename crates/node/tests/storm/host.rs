@@ -69,8 +69,7 @@ pub struct Limit {
     pub member: Option<Nanos>,
     /// It has entered the group, with a rate of its own that the node has yet to set.
     pub enters: bool,
-    /// It has left the group, with this for its own, in bit/s. It counts until it passes no more than that,
-    /// or the node has set it for good.
+    /// It has left the group, with this for its own, in bit/s. It counts while it passes more than that.
     pub leaves: Option<u64>,
     measured: Option<Nanos>,
     /// With 1, the gate says that senders were slowed down when they were.
@@ -243,9 +242,6 @@ impl Gates for Local {
             GateFault::Refuses | GateFault::Unreadable => return Err(GateError::Refused),
             GateFault::Busy(until) if *now < until => return Ok(Done::Busy),
             GateFault::Slow(_) | GateFault::None | GateFault::FailsLate | GateFault::Busy(_) => {}
-        }
-        if limit.leaves.is_some() && lease.is_none() {
-            (limit.member, limit.leaves) = (None, None);
         }
         let called = Nanos(now.0 + took.0);
         if let GateFault::Slow(time) = limit.fault {

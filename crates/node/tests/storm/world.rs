@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, collections::BTreeMap, net::SocketAddr, path::Path, rc::Rc};
 
-use tidegate_core::Nanos;
+use tidegate_core::{Nanos, virtual_queue::MIN_RATE_BIT_S};
 use tidegate_node::{
     fleet::{
         config::{Algorithm, CLOCK_ERROR_PPM, FleetSpec, GroupSpec},
@@ -37,6 +37,15 @@ pub struct Plan {
     pub limits: usize,
 }
 
+/// How large a world is. The first hosts are keepers.
+#[derive(Debug, Clone, Copy)]
+pub struct Size {
+    pub keepers: usize,
+    pub hosts: usize,
+    /// Of each host.
+    pub limits: usize,
+}
+
 pub struct Host {
     clock: Clock,
     pub node: Option<Node<Local, Local>>,
@@ -48,6 +57,8 @@ pub struct Host {
     pub busy: Nanos,
     pub plan: Plan,
     leaving: Option<Nanos>,
+    /// What the process that runs, or ran last, was told.
+    told: Plan,
     /// Since when nothing has been wrong that may keep its gates from their rates.
     sound: Nanos,
     /// Since when its gates pass less than its own part.
@@ -106,11 +117,9 @@ fn keys() -> KeyRing {
 }
 
 impl World {
-    pub fn new(seed: u64, algorithm: Algorithm, net: NetOptions) -> World {
-        let mut random = Random::new(seed);
-        let keepers = 1 + random.below(4) as usize;
-        let hosts = keepers.max(2) + random.below(3) as usize;
-        let limits = 1 + random.below(3) as usize;
+    pub fn new(seed: u64, algorithm: Algorithm, net: NetOptions, size: Size) -> World {
+        let random = Random::new(seed);
+        let Size { keepers, hosts, limits } = size;
         let mut world = World {
             algorithm,
             keepers,
@@ -134,6 +143,7 @@ impl World {
                 timer: Nanos(u64::MAX),
                 busy: Nanos(0),
                 plan,
+                told: plan,
                 leaving: None,
                 sound: Nanos(0),
                 short: None,
@@ -229,6 +239,7 @@ impl World {
         let node = Node::new(now, options, local.clone(), local).expect("a good spec");
         one.node = Some(node);
         (one.timer, one.leaving, one.sound) = (Nanos(u64::MAX), None, self.now);
+        one.told = one.plan;
         self.enter(host);
         self.call(host, |node, now| node.discovered(now, "peers", &all));
     }
@@ -271,6 +282,7 @@ impl World {
         left(&mut self.hosts[host].kernel.borrow_mut());
         let (fleet, groups) = self.spec(host);
         if self.hosts[host].node.is_some() {
+            self.hosts[host].told = plan;
             self.enter(host);
         }
         self.call(host, |node, now| {
@@ -396,6 +408,15 @@ impl World {
         limits.map(|limit| (limit.passes(now) as f64 * (1.0 - limit.drop)) as u64).sum()
     }
 
+    /// How many limits of a host have entered their group within a lease.
+    fn entered(&self, host: usize) -> u64 {
+        let one = &self.hosts[host];
+        let now = one.clock.reads(self.now);
+        let lately = |since: Nanos| now >= since && now.0 - since.0 <= LEASE.0;
+        let kernel = one.kernel.borrow();
+        kernel.limits.values().filter(|limit| limit.member.is_some_and(lately)).count() as u64
+    }
+
     /// What limits may pass that want all they get, in bit/s.
     pub fn greedy_bit_s(&self) -> u64 {
         let is_greedy = |limit: &Limit| matches!(limit.load, Load::Greedy(_));
@@ -426,22 +447,27 @@ impl World {
             return;
         }
         let sum = (0..self.hosts.len()).map(|host| self.passes(host, |_| true)).sum();
-        if sum > self.bound {
-            self.breach = Some((self.now, Breach::Sum(sum, self.bound)));
+        // No scheme takes less than the least rate, so a limit may enter with that when a gate of its host
+        // that has all of the host's part cannot be lowered. That one's lease ends.
+        let entered: u64 = (0..self.hosts.len()).map(|host| self.entered(host)).sum();
+        let bound = self.bound + MIN_RATE_BIT_S * entered;
+        if sum > bound {
+            self.breach = Some((self.now, Breach::Sum(sum, bound)));
             self.note(format!("the sum is {sum}:{}", self.describe()));
         }
         for host in 0..self.hosts.len() {
             let one = &self.hosts[host];
             let kernel = one.kernel.borrow();
-            let good =
-                kernel.limits.values().all(|limit| limit.fault == GateFault::None && !limit.enters);
+            let good = kernel.limits.values().all(|limit| limit.fault == GateFault::None);
             // What a gate that failed has, and what a change of the spec brings, takes a lease to end.
             let sound = good && self.now.0 >= one.sound.0 + 2 * LEASE.0 && one.busy <= self.now;
-            let count = one.plan.limits as u64;
+            // A division of the part among n limits may lose n - 1 bit/s, and the rates' fractions one each.
+            let (count, own) = (one.told.limits, self.alone_bit_s_of(host));
+            let floor = if count > 0 && sound { own - 2 * count as u64 } else { 0 };
+            // Also of those that are about to enter.
+            let now = one.clock.reads(self.now);
+            let passes = kernel.limits.values().take(count).map(|limit| limit.passes(now)).sum();
             drop(kernel);
-            // A division of the part may lose a bit/s for each limit.
-            let floor = if count > 0 && sound { self.alone_bit_s_of(host) - 2 * count } else { 0 };
-            let passes = self.passes(host, |_| true);
             if passes >= floor {
                 self.hosts[host].short = None;
                 continue;
@@ -456,7 +482,7 @@ impl World {
 
     /// As [`World::alone_bit_s`] with `share`, without reading a spec.
     fn alone_bit_s_of(&self, host: usize) -> u64 {
-        RATES_MBIT[self.hosts[host].plan.rate] * 10_000 / self.hosts.len() as u64
+        RATES_MBIT[self.hosts[host].told.rate] * 10_000 / self.hosts.len() as u64
     }
 
     pub fn run_until(&mut self, end: Nanos) {
