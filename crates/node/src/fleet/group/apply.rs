@@ -10,7 +10,7 @@
 //! others; it is asked again later. What a gate may have is what it has confirmed ([`Gauge::claim_bit_s`]),
 //! so nothing is raised by what could not be lowered, and `share` tells nobody of it.
 //!
-//! Work: O(n log n) for n limits of the group on this host, times the gates that refuse.
+//! Work: O(n²) for n limits of the group on this host, times the gates that refuse.
 
 use std::collections::BTreeSet;
 
