@@ -174,7 +174,7 @@ pub struct Limit {
     /// By direction: from when on what stands at its place after this is in force; 0: never.
     pub until_ns: [u64; DIRECTIONS],
     /// Of the first entry of a map: the copy in force. Zero in what is read and written by
-    /// [`Settings`](crate::limit::settings::Settings).
+    /// the settings that are written and read whole.
     pub copy: u64,
 }
 
