@@ -11,7 +11,7 @@ use tidegate_core::{
         MemberId,
         level::Want,
         message::{Account, Answer, Ask, Body, Epoch, MESSAGE_MAX, Message, Promise, Propose},
-        share::{Keeper, Kept, Share, ShareOptions},
+        share::{Event, Keeper, Share, ShareOptions},
     },
 };
 
@@ -134,8 +134,12 @@ fuzz_target!(|case: Case| {
             }
         }
         assert!(share.grant().at(now) <= LIMIT);
-        while share.poll_event().is_some() {}
-        while let Some(transmit) = share.poll_transmit(Kept::ALL) {
+        while let Some(event) = share.poll_event() {
+            if let Event::Store(saved) = event {
+                share.on_stored(now, saved);
+            }
+        }
+        while let Some(transmit) = share.poll_transmit(true) {
             let mut bytes = Vec::new();
             transmit.message.encode(&mut bytes);
             assert!(bytes.len() <= MESSAGE_MAX);

@@ -364,6 +364,7 @@ pub(crate) fn is_our_place(filter: &Filter) -> bool {
 
 /// The priority of a filter that is known by its program alone.
 fn priority_of(ifindex: u32, side: Side, program: BorrowedFd<'_>) -> Option<u32> {
+    quiet_libbpf();
     let mut all = [PRIORITY].into_iter().chain(PRIORITIES_BEFORE).chain(PRIORITIES_MATCHED);
     all.find(|p| filter_is(ifindex, side, *p, program))
 }
@@ -477,7 +478,7 @@ pub(crate) fn unhooked(
     names.iter().copied().filter(|name| !is_hooked(name)).collect()
 }
 
-/// Takes the filters off that are known by the programs pinned in `dir`.
+/// Takes the filters off that are known by the programs pinned in `dir`, in the network namespace of the device.
 pub(crate) fn remove_pinned_filters(dir: &Path, limit: &intf::Limit) {
     remove_pinned_filters_of(dir, limit, &PROGRAM_PINS);
 }
@@ -493,15 +494,18 @@ pub(crate) fn remove_pinned_filters_of(dir: &Path, limit: &intf::Limit, pins: &[
             Some((Side::of(*direction, is_port), program))
         })
         .collect();
-    if !programs.is_empty() {
-        let owns_clsact = fs::symlink_metadata(dir.join(CLSACT_MARK)).is_ok();
-        // All of a directory have one.
+    if programs.is_empty() {
+        return;
+    }
+    let owns_clsact = fs::symlink_metadata(dir.join(CLSACT_MARK)).is_ok();
+    let _ = in_namespace(limit.cgroup_id, || {
+        // All of a directory have one priority.
         let priority = programs
             .iter()
             .find_map(|(side, program)| priority_of(limit.ifindex, *side, program.as_fd()));
         let programs = programs.iter().map(|(side, program)| (*side, program.as_fd()));
         remove_filters(limit.ifindex, priority.unwrap_or(PRIORITY), owns_clsact, programs);
-    }
+    });
 }
 
 /// Whether the device of a limit is there: in this network namespace, of this name and index.

@@ -173,8 +173,7 @@ pub struct Limit {
     pub matched: ExemptConf,
     /// By direction: from when on what stands at its place after this is in force; 0: never.
     pub until_ns: [u64; DIRECTIONS],
-    /// Of the first entry of a map: the copy in force. Zero in what is read and written by
-    /// [`Settings`](crate::limit::settings::Settings).
+    /// Of the first entry of a map: the copy in force. Elsewhere it is zero.
     pub copy: u64,
 }
 

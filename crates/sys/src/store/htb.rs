@@ -196,7 +196,8 @@ impl Store {
     pub(super) fn remove_htb(&self, hierarchy: &Hierarchy, pinned: &PinnedLimit) {
         let dir = self.root.join(&pinned.name);
         let is_here = pinned.scope.is_some();
-        if is_here && pinned.limit.ifindex != 0 {
+        // Also where the device has another name by now.
+        if pinned.limit.ifindex != 0 {
             acks::take_off(&dir, &pinned.limit);
             device::remove_pinned_filters(&dir, &pinned.limit);
         }

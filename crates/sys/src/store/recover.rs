@@ -191,7 +191,7 @@ impl Store {
             }
         }
         let limit = self.settings_of(entry).filter(|limit| limit.ifindex != 0);
-        if let Some(limit) = limit.filter(device::is_in_this_namespace) {
+        if let Some(limit) = limit {
             acks::take_off(&dir, &limit);
             device::remove_pinned_filters(&dir, &limit);
         }

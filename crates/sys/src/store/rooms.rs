@@ -287,9 +287,7 @@ fn limit_in(dir: &Path, index: u32) -> Option<String> {
 
 /// Takes the programs of a room off, with their pins.
 fn take_hooks_off(dir: &Path, limit: &intf::Limit) {
-    if device::is_in_this_namespace(limit) {
-        device::remove_pinned_filters(dir, limit);
-    }
+    device::remove_pinned_filters(dir, limit);
     let _ = detach_links(dir);
     for pin in HOOKS.into_iter().chain(device::PROGRAM_PINS).chain([device::CLSACT_MARK]) {
         let _ = fs::remove_file(dir.join(pin));
