@@ -478,7 +478,8 @@ pub(crate) fn unhooked(
     names.iter().copied().filter(|name| !is_hooked(name)).collect()
 }
 
-/// Takes the filters off that are known by the programs pinned in `dir`, in the network namespace of the device.
+/// Takes the filters off that are known by the programs pinned in `dir`, in the network namespace of the
+/// device.
 pub(crate) fn remove_pinned_filters(dir: &Path, limit: &intf::Limit) {
     remove_pinned_filters_of(dir, limit, &PROGRAM_PINS);
 }
