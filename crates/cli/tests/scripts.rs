@@ -8,6 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// What a process is given to end in.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -50,7 +52,8 @@ fn a_command_that_takes_too_long_ends_with_all_that_it_started() {
 #[test]
 fn a_command_ends_with_the_script_that_runs_it() {
     let (mut script, _lines, inner) = bounded("600");
-    Command::new("kill").arg(script.id().to_string()).status().expect("kill runs");
+    let id = Pid::from_child(&script);
+    kill_process(id, Signal::TERM).expect("the script still runs");
     assert!(!script.wait().expect("it ends").success());
     wait_until_gone(inner);
 }
