@@ -49,7 +49,7 @@ struct fp_phantom {
 	__u64 flow;
 	/* The level at which it is empty. */
 	__u64 finish_ns;
-	/* What a byte costs at the rate of this time; 0: there is none. */
+	/* The cost of a byte at the rate by which finish_ns is kept; 0: the cell is unused. */
 	__u64 cost;
 };
 

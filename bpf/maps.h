@@ -30,7 +30,8 @@ struct {
 /*
  * The limit that is in force, whatever its leases. An update of a map is no atomic step, so user
  * space writes the copy that is not in force, and then the one word that names it. A packet
- * sees the old settings or the new, never half of both; so it does where the writer dies.
+ * sees the old settings or the new, never half of both; so it does where the writer dies. Only a
+ * packet that is under way while two updates follow each other may see half of the second.
  */
 static __always_inline struct tg_limit *tg_limit_now(__u32 *key)
 {

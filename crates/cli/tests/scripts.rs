@@ -10,7 +10,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What a process is given to end in.
+/// A process that takes longer to end is one that does not end.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// `scripts/bounded.sh` with this limit, around a shell that starts a process, prints its id and waits for

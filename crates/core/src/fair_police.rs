@@ -97,7 +97,7 @@ struct Phantom {
     flow: u64,
     /// The level at which it is empty.
     finish: u64,
-    /// What a byte costs at the rate of this time; 0: there is none.
+    /// The cost of a byte at the rate by which `finish` is kept; 0: the cell is unused.
     cost: u64,
 }
 

@@ -64,7 +64,7 @@ impl Host {
         Ok(Host { hierarchy, store: Store::at(store), problems: Vec::new() })
     }
 
-    /// What a writer that was killed has left, and could not be put right; a sentence each.
+    /// Remains of a killed writer that could not be put right, a sentence each.
     #[must_use]
     pub fn problems(&self) -> &[String] {
         &self.problems
@@ -233,7 +233,7 @@ impl LockedHost {
         self.lock.check_journal()
     }
 
-    /// What went wrong and kept nobody from going on, a sentence each.
+    /// Problems that did not stop the command, a sentence each.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         self.lock.problems()

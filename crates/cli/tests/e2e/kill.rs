@@ -30,9 +30,9 @@ use crate::{
     need_root, tracer,
 };
 
-/// What the sample may take ...
+/// The sample ends after this time ...
 const SAMPLE_TIME: Duration = Duration::from_secs(40);
-/// ... and that of scheme `edt`.
+/// ... and the sample of scheme `edt` after this one.
 const EDT_SAMPLE_TIME: Duration = Duration::from_secs(10);
 /// Kills at random moments in the long form.
 const MOMENTS: u32 = 1000;

@@ -1,4 +1,4 @@
-//! What the store promises when something is wrong: limits that cannot be read, a journal that cannot be
+//! The store keeps its promises when something is wrong: limits that cannot be read, a journal that cannot be
 //! written, devices of other network namespaces, limits of other stores.
 
 use std::{fs, net::TcpListener, path::Path};
@@ -29,7 +29,7 @@ fn classes(bed: &Bed) -> Vec<String> {
     classes
 }
 
-/// Those of one slot: the class of a limit and its leaf.
+/// The classes of one slot: that of a limit and its leaf.
 fn classes_of(bed: &Bed, slot: u16) -> Vec<String> {
     let names = [slot << 4 | 1, slot << 4].map(|minor| format!("class htb 7467:{minor:x} "));
     let mut classes = classes(bed);
@@ -275,7 +275,7 @@ fn root_htb_a_tree_is_changed_where_its_device_is() {
     assert!(elsewhere.tc("qdisc del dev eth0 root").status.success());
 }
 
-/// What a killed writer began is finished in the namespace of the device.
+/// The next command finishes the work of a killed writer in the network namespace of the device.
 #[test]
 fn root_htb_what_was_begun_is_finished_where_its_device_is() {
     need_root!();
@@ -302,7 +302,7 @@ fn root_htb_what_was_begun_is_finished_where_its_device_is() {
     assert!(now.iter().all(|class| class.contains("ceil 9Mbit")), "{now:?}");
 }
 
-/// Whoever cannot write a journal can still take limits off; nothing else is begun.
+/// Limits can be removed without a journal; nothing else is begun.
 #[test]
 fn root_limits_come_off_without_a_journal() {
     need_root!();

@@ -185,7 +185,7 @@ impl Grant {
 /// What a caller should know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// To be stored, then told to [`Share::on_stored`], and given to [`Share::new`] after a restart. Comes
+    /// To be stored, then passed to [`Share::on_stored`], and given to [`Share::new`] after a restart. Comes
     /// only at keepers.
     Store(Saved),
     /// The member takes part in this epoch from now on.
@@ -369,7 +369,7 @@ impl Share {
         self.due.min(audit).min(proposal)
     }
 
-    /// What [`Event::Store`] said is stored. An earlier promise than the last changes nothing.
+    /// The promise of [`Event::Store`] is stored. An earlier promise than the last changes nothing.
     pub fn on_stored(&mut self, now: Nanos, saved: Saved) {
         let Some(register) = &mut self.register else { return };
         register.on_stored(saved);

@@ -163,7 +163,7 @@ fn loads(world: &mut World, draw: &mut Random, bounded: f64) {
     world.load(0, 0, Load::Greedy(3));
 }
 
-/// What goes wrong in a storm. Each theme but the first concentrates what shows one kind of broken rule, so
+/// The faults of a storm. Each theme but the first concentrates what shows one kind of broken rule, so
 /// that few storms see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Theme {

@@ -43,7 +43,7 @@ pub enum GateFault {
     Busy(Nanos),
 }
 
-/// What a limit had before a change that takes its time.
+/// The rate of a limit before a change that is not instant.
 #[derive(Debug, Clone, Copy)]
 struct Before {
     rate_bit_s: u64,

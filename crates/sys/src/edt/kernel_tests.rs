@@ -278,7 +278,7 @@ fn root_edt_the_loaded_program_follows_the_table() {
     }
 }
 
-/// What the class is behind is bytes: at another rate they take another time.
+/// The debt of a class is kept in bytes: at another rate they take another time.
 #[test]
 fn root_edt_a_class_follows_its_rate() {
     if !rustix::process::geteuid().is_root() {

@@ -111,7 +111,7 @@ impl Settings {
 }
 
 impl LimitMaps {
-    /// What lies in its map, whatever has ended.
+    /// The settings in its map, whether or not their leases have ended.
     pub(crate) fn settings(&self) -> Result<Settings, LimitError> {
         Settings::read(&self.limit, self.at)
     }

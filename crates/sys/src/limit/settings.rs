@@ -1,4 +1,4 @@
-//! What a map holds of a limit: its settings twice, of which one copy is in force (`tg_limit_now` of
+//! A map holds the settings of a limit twice, and names the copy that is in force (`tg_limit_now` of
 //! `bpf/maps.h`). A packet finds the old settings or the new ones, and so it does where a writer dies.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
@@ -23,7 +23,7 @@ impl From<intf::Limit> for Settings {
 }
 
 impl Settings {
-    /// Those in force, of the limit at a place in a map.
+    /// Reads the settings in force of the limit at a place in a map.
     ///
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
@@ -42,7 +42,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Puts them in force, all at once.
+    /// Puts all settings in force at once.
     ///
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`]; the earlier ones are in force.

@@ -245,7 +245,7 @@ fn root_a_flood_at_ingress_gets_no_room_for_windows() {
     }
 }
 
-/// What is within a share does not pay for windows on their way, and what is beyond does, however small.
+/// Packets within a share do not pay for windows on their way; packets beyond it do, however small.
 #[test]
 fn root_unpaced_senders_within_a_share_do_not_pay_for_windows() {
     if !rustix::process::geteuid().is_root() {

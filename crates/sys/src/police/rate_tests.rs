@@ -533,8 +533,8 @@ fn root_police_a_rate_that_changes_gives_nothing_away() {
     }
 }
 
-/// Whatever is changed, and whether a lease is on or over, what was in force until then stays as it is: a
-/// packet that has it already sees no half of another, and a writer that dies has changed nothing.
+/// A change leaves the settings in force as they are, whether a lease is on or over: a packet that has them
+/// already sees no half of others, and a writer that dies has changed nothing.
 #[test]
 fn root_police_a_change_touches_nothing_in_force() {
     if !is_root("root_police_a_change_touches_nothing_in_force") {

@@ -62,7 +62,7 @@ impl Group {
         self.claims(now, until).iter().sum::<u64>() + self.outgoing_bit_s(now) <= part
     }
 
-    /// What limits that have left still pass at most, in bit/s.
+    /// The most that limits which have left still pass, in bit/s.
     fn outgoing_bit_s(&self, now: Nanos) -> u64 {
         self.outgoing.iter().map(|one| one.claim_bit_s(now)).sum()
     }

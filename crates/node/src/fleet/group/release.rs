@@ -15,10 +15,10 @@ use super::{
     Control, Group, apply,
 };
 
-/// What becomes of limits that leave a group.
+/// The limits that leave a group, by where they go.
 #[derive(Debug, Clone, Default)]
 pub struct Elsewhere {
-    /// Those that another group has.
+    /// Limits that another group has now.
     pub grouped: BTreeSet<Place>,
     /// The rates of the file for those that no group has.
     pub own: BTreeMap<Place, Rate>,
@@ -28,9 +28,9 @@ pub struct Elsewhere {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) gauge: Gauge,
-    /// What it falls to when its lease ends.
+    /// The rate to which it falls when its lease ends.
     then: Rate,
-    /// What is the host's in any case, in bit/s.
+    /// The host's own part, which it has in any case, in bit/s.
     alone_bit_s: u64,
     /// The rate that it gets.
     to: Rate,
@@ -39,7 +39,7 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// What the gate passes at most, in bit/s.
+    /// The most that the gate passes, in bit/s.
     pub(super) fn claim_bit_s(&self, now: Nanos) -> u64 {
         self.gauge.claim_bit_s(now, None, self.then)
     }

@@ -78,7 +78,7 @@ fn root_police_match_limits_that_were_set_aside_come_back_each_to_its_place() {
     });
 }
 
-/// Which limit is not on, and why, is told by whoever took it off, and by whoever finds it off.
+/// The command that took a limit off, and the next one, report which limit is not on and why.
 #[test]
 fn root_htb_a_limit_that_cannot_be_put_back_is_told() {
     const TEST: &str = "root_htb_a_limit_that_cannot_be_put_back_is_told";
