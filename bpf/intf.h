@@ -209,10 +209,10 @@ struct tg_queue {
 	__u32 weight_before;
 	__u32 lightest;
 	__u32 lightest_before;
-	/* Of flows: what senders that cannot be paced have used, each up to one share, in this
-	 * epoch and the one before. */
-	__u64 unpaced_ns;
-	__u64 unpaced_before_ns;
+	/* Of flows: what is set aside (unpaced.h) in this epoch, may be negative for a moment, and
+	 * what was in the one before, of the limit in 2^-24. */
+	__u64 aside_ns;
+	__u64 aside_before;
 	/* Of a child: the last epoch of its parent in which it was counted. */
 	__u32 counted_epoch;
 	/* Of flows: whether a sender that cannot be paced wanted more than one share in this
@@ -273,8 +273,13 @@ struct tg_socket {
 	struct rw_flow rwnd;
 	/* When a child of the limit last had a packet of it. */
 	__u64 claimed_ns;
-	/* Of one that cannot be paced, by queue: an epoch of it and bytes in it (unpaced.h). */
-	__u64 unpaced[TG_QUEUES];
+	/* By queue: an epoch of it, and bytes in it (unpaced.h). */
+	__u64 sent[TG_QUEUES];
+	/* What it had sent when the payload of its segments was last worked out, and that payload;
+	 * 0: it has not been. */
+	__u64 bytes_sent;
+	__u32 segments_sent;
+	__u32 payload;
 };
 
 /* The first members of struct tg_socket; the oldest version had `pacing_byte_s` alone. */

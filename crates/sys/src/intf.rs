@@ -340,10 +340,11 @@ pub struct Queue {
     pub lightest: u32,
     /// ... and in the epoch before.
     pub lightest_before: u32,
-    /// What senders that cannot be paced have used in this epoch, each up to one share.
-    pub unpaced_ns: u64,
-    /// ... and in the epoch before.
-    pub unpaced_before_ns: u64,
+    /// What is set aside in this epoch: for senders that cannot be paced up to one share each, and what flows
+    /// take that take less than half of theirs.
+    pub aside_ns: u64,
+    /// ... and what was in the epoch before, of the limit in 2^-24.
+    pub aside_before: u64,
     /// Of a child: the last epoch of its parent in which it was counted.
     pub counted_epoch: u32,
     /// Whether a sender that cannot be paced wanted more than one share in this epoch.
