@@ -1,5 +1,5 @@
-//! Limits on devices where the kernel has no tcx, as before Linux 6.6: their programs are filters of clsact. A
-//! seccomp filter refuses the links, as such a kernel does.
+//! Limits on devices where the kernel has no tcx, as before Linux 6.6: their programs are filters of clsact.
+//! A seccomp filter refuses the links, as such a kernel does.
 
 use std::{io, os::unix::process::CommandExt};
 

@@ -7,8 +7,9 @@
 //!
 //! It is written to a temporary file and renamed before the kernel is changed, and renamed back when all is
 //! done. A writer of several steps makes the temporary file as long as any step before it begins, and writes
-//! over it from then on: `/run` may become full meanwhile, and each step can still be written. ID tells stores apart: the name of the store's directory, the number of its BPF file system and
-//! of the directory above. The writer holds a lock on the directory as long as it lives.
+//! over it from then on: `/run` may become full meanwhile, and each step can still be written. ID tells
+//! stores apart: the name of the store's directory, the number of its BPF file system and of the directory
+//! above. The writer holds a lock on the directory as long as it lives.
 //!
 //! A step names the limit, the network namespace and the kernel objects that the step makes or removes.
 //! What it does not name (links, maps) has no life beyond its pins, and those are in the store.
