@@ -24,6 +24,7 @@ needs() {
 	lab | iproute2 | iproute-tc | iproute2 | sets up tc and namespaces as users do | command -v tc
 	lab | iperf3 | iperf3 | iperf3 | sends the transfer that is limited and measured | command -v iperf3
 	lab | nginx | nginx | nginx | serves the file that is downloaded | command -v nginx
+	lab | redis-server | valkey-compat-redis | valkey | answers the requests of applications | command -v redis-server
 	lab | curl | curl | curl | downloads it | command -v curl
 	lab | nftables | nftables | nftables | polices, as a peer of scheme police | command -v nft
 	lab | iptables | iptables-nft | iptables | hands packets to the relay of drl-cost | command -v iptables

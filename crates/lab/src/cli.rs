@@ -57,6 +57,12 @@ enum Verb {
         /// Runs of each system in each case [default: as the experiment thinks fit]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
         repeats: Option<u32>,
+        /// Only these rows, as the report names them, such as `redis-1b-50m`
+        #[arg(long, value_name = "ROW", value_delimiter = ',')]
+        only: Vec<String>,
+        /// Only these systems, such as `pace,htb`
+        #[arg(long, value_name = "NAME", value_delimiter = ',')]
+        systems: Vec<String>,
         #[command(flatten)]
         links: LinkArgs,
         #[command(flatten)]
@@ -188,7 +194,7 @@ fn perform<W: Write>(
             list(known, json, out)?;
             Ok(0)
         }
-        Verb::Run { names, quick, repeats, links, places } => {
+        Verb::Run { names, quick, repeats, only, systems, links, places } => {
             let chosen = choose(&names, known)?;
             let links = links.links()?;
             let fixed = chosen.iter().find(|experiment| !experiment.takes_links());
@@ -197,7 +203,12 @@ fn perform<W: Write>(
                            options for links";
                 return Err(Refusal(USAGE, format!("{} {why}", fixed.name())));
             }
-            let options = Options { links, ..options(places, quick, repeats)? };
+            let whole = chosen.iter().find(|experiment| !experiment.takes_choice());
+            if let (Some(whole), false) = (whole, only.is_empty() && systems.is_empty()) {
+                let why = "is run as a whole: leave out --only and --systems";
+                return Err(Refusal(USAGE, format!("{} {why}", whole.name())));
+            }
+            let options = Options { links, only, systems, ..options(places, quick, repeats)? };
             let outcomes = run::all(&chosen, &options, out)?;
             Ok(exit_code(&outcomes))
         }
@@ -300,7 +311,8 @@ fn options(places: Places, quick: bool, repeats: Option<u32>) -> Result<Options,
             .map_err(|error| Refusal(FAILED, format!("cannot catch signals: {error}")))?;
     }
     let links = Links::default();
-    Ok(Options { quick, repeats, out: places.out, tidegate, links, interrupted })
+    let (only, systems) = (Vec::new(), Vec::new());
+    Ok(Options { quick, repeats, out: places.out, tidegate, links, only, systems, interrupted })
 }
 
 /// The `tidegate` beside this program, else the one in PATH, else the bare name.
@@ -352,6 +364,23 @@ mod tests {
         assert_eq!(code(&["no-such"]), USAGE);
         assert_eq!(code(&["example", "--tidegate", "/nowhere/tidegate"]), USAGE);
         assert_eq!(run(&["tidegate-lab", "demo", "--out", out]).0, FAILED);
+    }
+
+    #[test]
+    fn rows_are_chosen_where_an_experiment_has_rows() {
+        for words in [["--only", "redis-50m"], ["--systems", "pace,htb"]] {
+            let (code, why) = run(&[&["tidegate-lab", "run", "example"], &words[..]].concat());
+            assert_eq!(code, USAGE);
+            assert_eq!(why, "example is run as a whole: leave out --only and --systems");
+        }
+        let words = ["tidegate-lab", "run", "x", "--only", "redis-50m,dns-1g", "--systems=pace"];
+        let Verb::Run { only, systems, .. } = Cli::try_parse_from(words).unwrap().command else {
+            panic!()
+        };
+        assert_eq!(
+            (only, systems),
+            (vec!["redis-50m".into(), "dns-1g".into()], vec!["pace".to_owned()])
+        );
     }
 
     #[test]

@@ -28,6 +28,10 @@ pub struct Options {
     pub tidegate: PathBuf,
     /// What is between the hosts.
     pub links: Links,
+    /// The rows that are wanted, as the experiment names them; none: all.
+    pub only: Vec<String>,
+    /// The systems that are wanted; none: all.
+    pub systems: Vec<String>,
     /// Set when the user wants it to end.
     pub interrupted: Arc<AtomicBool>,
 }
@@ -73,6 +77,10 @@ pub struct Context {
     pub tidegate: PathBuf,
     /// What is between the hosts.
     pub links: Links,
+    /// The rows that are wanted, as the experiment names them; none: all.
+    pub only: Vec<String>,
+    /// The systems that are wanted; none: all.
+    pub systems: Vec<String>,
     pub(crate) report: Report,
     pub(crate) drawn: Vec<(String, String)>,
     progress: Progress,
@@ -88,6 +96,8 @@ impl Context {
             out_dir: options.out.join(&report.experiment),
             tidegate: options.tidegate.clone(),
             links: options.links,
+            only: options.only.clone(),
+            systems: options.systems.clone(),
             report,
             drawn: Vec::new(),
             progress,
@@ -264,6 +274,8 @@ mod tests {
             out: "out".into(),
             tidegate: "tidegate".into(),
             links: Links::default(),
+            only: Vec::new(),
+            systems: Vec::new(),
             interrupted: Arc::default(),
         };
         let report = Report { experiment: "trial".into(), ..Report::default() };

@@ -33,6 +33,11 @@ pub trait Experiment {
         true
     }
 
+    /// Whether the user may choose rows and systems.
+    fn takes_choice(&self) -> bool {
+        false
+    }
+
     /// How often each system is run in each case, unless the user says.
     fn repeats(&self, quick: bool) -> u32 {
         if quick { 3 } else { 5 }

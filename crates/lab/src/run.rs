@@ -128,7 +128,13 @@ fn head(experiment: &dyn Experiment, options: &Options, repeats: u32) -> Report 
 /// reader's own affair.
 fn command(name: &str, options: &Options, repeats: u32) -> String {
     let quick = if options.quick { " --quick" } else { "" };
-    format!("tidegate-lab run {name}{quick} --repeats {repeats}{}", links(&options.links))
+    let listed = |flag: &str, names: &[String]| match names {
+        [] => String::new(),
+        names => format!(" --{flag} {}", names.join(",")),
+    };
+    let (only, systems) = (listed("only", &options.only), listed("systems", &options.systems));
+    let links = links(&options.links);
+    format!("tidegate-lab run {name}{quick} --repeats {repeats}{only}{systems}{links}")
 }
 
 /// The options that make links again.
@@ -255,6 +261,8 @@ mod tests {
             out: out.to_owned(),
             tidegate: "tidegate".into(),
             links: Links::default(),
+            only: Vec::new(),
+            systems: Vec::new(),
             interrupted: Arc::default(),
         }
     }

@@ -166,6 +166,15 @@ pub fn overlaps(stalls: &[Stall], start_ns: u64, end_ns: u64) -> bool {
     stalls.get(first).is_some_and(|stall| stall.start_ns <= end_ns)
 }
 
+/// How much of a time, in nanoseconds, the machine stood still. O(log stalls) where few overlap it.
+pub fn within_ns(stalls: &[Stall], start_ns: u64, end_ns: u64) -> u64 {
+    let first = stalls.partition_point(|stall| stall.end_ns < start_ns);
+    let overlapping = stalls[first..].iter().take_while(|stall| stall.start_ns < end_ns);
+    overlapping
+        .map(|stall| stall.end_ns.min(end_ns).saturating_sub(stall.start_ns.max(start_ns)))
+        .sum()
+}
+
 /// Now, on the clock of the stalls.
 pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `unlimited` | nothing | |
 //! | `htb`, `tbf` | the kernel's, as `tc` sets them up | the sender's device |
+//! | `htb-20ms` | HTB whose class has a queue of 20 ms | the sender's device |
 //! | `nrm`, `pace` | `tidegate run --scheme`, as a user starts it | a cgroup |
 //! | `nrm-paper` | NRM as published ([`tidegate_sys::paper`]) | a cgroup |
 //!
@@ -37,6 +38,8 @@ use crate::{
 /// How long `tidegate run` may take to start its command, and to end after it.
 const START: Duration = Duration::from_secs(60);
 const END: Duration = Duration::from_secs(60);
+/// The queue of `htb-20ms`.
+const SHORT_QUEUE: Duration = Duration::from_millis(20);
 
 /// A way to limit a rate, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -45,6 +48,8 @@ pub enum System {
     Unlimited,
     /// The kernel's hierarchical token bucket, one class.
     Htb,
+    /// The same with a queue of 20 ms.
+    HtbShort,
     /// The kernel's token bucket filter.
     Tbf,
     /// Tidegate's virtual queue.
@@ -61,6 +66,7 @@ impl System {
         match self {
             System::Unlimited => "unlimited",
             System::Htb => "htb",
+            System::HtbShort => "htb-20ms",
             System::Tbf => "tbf",
             System::Nrm => "nrm",
             System::Pace => "pace",
@@ -84,6 +90,12 @@ impl System {
             System::Htb => match (case.egress_bit_s, case.ingress_bit_s) {
                 (Some(rate_bit_s), None) | (None, Some(rate_bit_s)) => {
                     Force::Peer(Peer::htb(testbed, rate_bit_s)?)
+                }
+                _ => return Err(Skip("htb limits what leaves a device".to_owned()).into()),
+            },
+            System::HtbShort => match (case.egress_bit_s, case.ingress_bit_s) {
+                (Some(rate_bit_s), None) | (None, Some(rate_bit_s)) => {
+                    Force::Peer(Peer::htb_short(testbed, rate_bit_s, SHORT_QUEUE)?)
                 }
                 _ => return Err(Skip("htb limits what leaves a device".to_owned()).into()),
             },

@@ -11,6 +11,7 @@ use tidegate_lab::{
     context::{Links, Options},
     experiment::Experiment,
     experiments::{
+        applications::Applications,
         carousel::{
             backpressure::Backpressure, conformance::Conformance, flows::Flows,
             granularity::Granularity,
@@ -85,6 +86,8 @@ fn outcome(experiment: &dyn Experiment, out: &Path, links: Links) -> Outcome {
         out: out.to_owned(),
         tidegate: tidegate(),
         links,
+        only: Vec::new(),
+        systems: Vec::new(),
         interrupted: Arc::default(),
     };
     let running = || RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -288,6 +291,42 @@ fn root_pace_ingress_reports_every_system() {
     let Some(report) = report(test, &PaceIngress::tiny(lab_binary()), out.path()) else { return };
     let metrics = ["used_percent", "max_100ms_percent", "goodput_bit_s", "lost_percent"];
     check(&report, out.path(), &["htb", "tbf", "nrm-paper", "nrm", "pace"], &metrics);
+}
+
+/// A row from end to end: counts and their order, no times.
+#[test]
+fn root_applications_accounts_for_every_request() {
+    let test = "root_applications_accounts_for_every_request";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &Applications::tiny(lab_binary()), out.path()) else { return };
+    let skipped = |note: &&String| note.contains("skipped: needs");
+    if let Some(why) = report.notes.iter().find(skipped) {
+        eprintln!("SKIP {test}: {why}");
+        return;
+    }
+    let systems = ["pace", "htb", "htb-20ms", "tbf"];
+    let ascending = [
+        "latency_p50_us",
+        "latency_p90_us",
+        "latency_p99_us",
+        "latency_p99_9_us",
+        "latency_max_us",
+    ];
+    let counts = ["late_150ms_requests", "late_10ms_requests", "requests"];
+    let others = ["timeouts", "retransmits", "drops", "bulk_goodput_bit_s", "fair_us"];
+    check(&report, out.path(), &systems, &[&ascending[..], &counts, &others].concat());
+    for system in systems {
+        let value = |metric: &&str| report.values(system, metric, None)[0];
+        for metrics in [&ascending[..], &counts] {
+            let values: Vec<f64> = metrics.iter().map(value).collect();
+            assert!(values.is_sorted(), "{system}: {metrics:?} are {values:?}");
+        }
+        assert!(value(&"requests") >= 3.0, "{system}: each client has sent one");
+    }
+    assert!(report.claims.len() >= 2, "{:?}", report.claims);
 }
 
 #[test]

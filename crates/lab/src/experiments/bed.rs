@@ -11,7 +11,7 @@ use tidegate_sys::{
 use super::wire::Wire;
 use crate::{
     context::Context,
-    testbed::{Family, LinkSpec, Testbed, TestbedOptions, Topology, set_sysctl},
+    testbed::{Child, Family, LinkSpec, Testbed, TestbedOptions, Topology, command, set_sysctl},
     tools::probe,
 };
 
@@ -21,6 +21,8 @@ const PROBE_PORT: u16 = 7001;
 /// Fine enough for any window of 100 ms to be near one that is measured.
 const BIN: Duration = Duration::from_millis(10);
 const BINS: u32 = 6000;
+/// How long a command may take.
+const COMMAND: Duration = Duration::from_secs(60);
 
 /// One sender, one receiver, a meter on the receiver's device.
 pub(super) struct Bed {
@@ -49,6 +51,19 @@ impl Bed {
         for host in [self.testbed.sender(), self.testbed.receiver(0)] {
             set_sysctl(host, "net.ipv4.tcp_ecn", if ecn { "1" } else { "0" })?;
         }
+        Ok(())
+    }
+
+    /// The congestion control of programs on the sender that choose none. The route names it, because the
+    /// setting of a namespace takes only those that its host allows to all users.
+    pub(super) fn set_control(&self, control: &Control) -> anyhow::Result<()> {
+        let (host, dev) = (self.testbed.sender(), self.testbed.sender_dev());
+        let from = self.testbed.sender_addr(Family::V4).to_string();
+        let to = self.at(0).ip().to_string();
+        let mut ip = command(host, "ip")?;
+        ip.args(["-4", "route", "replace", &to, "dev", dev, "src", &from]);
+        ip.args(["congctl", control.name()]);
+        Child::spawn(ip)?.finish(COMMAND)?;
         Ok(())
     }
 

@@ -14,7 +14,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-use tidegate_sys::net::NetNs;
 
 use super::bed::Bed;
 use crate::{
@@ -28,6 +27,7 @@ use crate::{
         Cgroup, Site,
         peers::Peer,
         set_sysctl,
+        stack::StackCounters,
         wait::{pass_time, wait_until},
     },
     tools::{
@@ -238,13 +238,13 @@ fn measure(
         System::Htb => Some(Peer::htb(&bed.testbed, LIMIT_BIT_S)?),
         System::Unlimited | System::Tidegate => None,
     };
-    let resent_before = resent(bed.testbed.sender())?;
+    let resent_before = StackCounters::read(bed.testbed.sender())?.retransmits;
     bed.start_meter()?;
     let outcome = match job {
         Job::Transfer => transfer(bed, &runner)?,
         Job::Download => download(bed, &runner)?,
     };
-    let resent = resent(bed.testbed.sender())? - resent_before;
+    let resent = StackCounters::read(bed.testbed.sender())?.retransmits - resent_before;
     let wire = bed.wire()?;
     let drops = match peer {
         Some(mut peer) => peer.qdisc_stats()?.iter().map(|stats| u64::from(stats.drops)).max(),
@@ -338,19 +338,6 @@ fn is_cgroup(path: &Path) -> bool {
     path.join("cgroup.procs").exists()
 }
 
-/// TCP segments that a host has sent again, since it is there.
-fn resent(netns: &NetNs) -> anyhow::Result<u64> {
-    let snmp = netns.run(|| fs::read_to_string("/proc/thread-self/net/snmp"))??;
-    snmp_counter(&snmp, "Tcp:", "RetransSegs").context("the kernel does not count retransmissions")
-}
-
-/// Reads `/proc/net/snmp`: a line of names, then a line of values.
-fn snmp_counter(snmp: &str, protocol: &str, name: &str) -> Option<u64> {
-    let mut lines = snmp.lines().filter(|line| line.starts_with(protocol));
-    let at = lines.next()?.split_ascii_whitespace().position(|word| word == name)?;
-    lines.next()?.split_ascii_whitespace().nth(at)?.parse().ok()
-}
-
 fn figures(ctx: &mut Context, job: Job, rates: Vec<Series>, latencies: Vec<Series>) {
     let file = if job == Job::Transfer { "iperf3" } else { "nginx" };
     ctx.figure(
@@ -404,14 +391,6 @@ fn claims(ctx: &mut Context) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn counters_of_the_kernel_are_read() {
-        let snmp = "Ip: Forwarding\nIp: 1\nTcp: RtoMin RetransSegs InErrs\nTcp: 200 17 0\n";
-        assert_eq!(snmp_counter(snmp, "Tcp:", "RetransSegs"), Some(17));
-        assert_eq!(snmp_counter(snmp, "Tcp:", "OutRsts"), None);
-        assert_eq!(snmp_counter("", "Tcp:", "RetransSegs"), None);
-    }
 
     #[test]
     fn a_file_lasts_as_long_as_a_transfer() {

@@ -5,6 +5,7 @@
 //! limits, pace_egress -----------------> bulk (greedy flows) ---------^
 //! htb_latency, demo --------------------------------------------------^
 //! htb_latency, low_latency, dctcp_threshold -> guest (transfers through a port) -> shapers (limits on it)
+//! applications -> rows (what is measured), claims -> bed
 //! hierarchy -> tree (classes, steps, the rule), force (HTB's classes, limits on cgroups)
 //! carousel_cpu, bulk -> cpu (CPU time of a path)
 //! policer_burst, policer_tcp -> policers (a router that polices, and its peers) -> wire
@@ -22,6 +23,7 @@
 
 use crate::{experiment::Experiment, report::Case, table::circumstance};
 
+pub mod applications;
 mod bed;
 mod bulk;
 pub mod carousel;
@@ -57,6 +59,7 @@ mod wire;
 /// All experiments, in the order in which `tidegate-lab list` shows them.
 pub fn all() -> Vec<Box<dyn Experiment>> {
     vec![
+        Box::new(applications::Applications::default()),
         Box::new(carousel::backpressure::Backpressure::default()),
         Box::new(carousel::conformance::Conformance::default()),
         Box::new(carousel::flows::Flows::default()),

@@ -28,6 +28,7 @@ pub mod link;
 pub mod peers;
 mod process;
 mod sites;
+pub mod stack;
 mod store;
 pub mod wait;
 

@@ -20,6 +20,8 @@ const SHARED: Handle = Handle::new(1, 1);
 
 /// Packets that a class of HTB queues by default: the `txqueuelen` of an Ethernet device.
 const QUEUE_PACKETS: u32 = 1000;
+/// What [`Peer::htb_short`] queues at least.
+const SHORT_LEAST_BYTES: u32 = 2 * 65_536;
 /// The queue of class 1:N is named N plus this.
 const QUEUES: u16 = 0x100;
 /// A class that holds nothing back.
@@ -80,6 +82,17 @@ impl Peer {
         let mut peer = Self::on(host, dev, &Qdisc::Htb(Htb::new(SHARED.minor)))?;
         peer.class(ROOT, SHARED, &HtbClass::new(rate_bit_s))?;
         peer.queue(SHARED)?;
+        Ok(peer)
+    }
+
+    /// [`Peer::htb`] whose class queues no longer than a time, as by
+    /// `tc qdisc add dev DEV parent 1:1 bfifo limit BYTES`. Two segments of 64 KB fit in any case, as the
+    /// stack sends them.
+    pub fn htb_short(testbed: &Testbed, rate_bit_s: u64, queue: Duration) -> anyhow::Result<Self> {
+        let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(SHARED.minor)))?;
+        peer.class(ROOT, SHARED, &HtbClass::new(rate_bit_s))?;
+        let bytes = (rate_bit_s as f64 / 8.0 * queue.as_secs_f64()) as u32;
+        peer.queue_of(SHARED, &Qdisc::Bfifo { limit_bytes: bytes.max(SHORT_LEAST_BYTES) })?;
         Ok(peer)
     }
 
@@ -245,10 +258,13 @@ impl Peer {
     /// The queue that a class of HTB has by itself on a device with the usual `txqueuelen`: that of a link's
     /// device is longer.
     fn queue(&mut self, class: Handle) -> anyhow::Result<()> {
+        self.queue_of(class, &Qdisc::Pfifo { limit_packets: QUEUE_PACKETS })
+    }
+
+    fn queue_of(&mut self, class: Handle, queue: &Qdisc) -> anyhow::Result<()> {
         let handle = Handle::new(class.minor + QUEUES, 0);
         let place = Place { ifindex: self.ifindex, parent: class, handle };
-        let queue = Qdisc::Pfifo { limit_packets: QUEUE_PACKETS };
-        Ok(self.netlink.set_qdisc(Verb::Add, place, &queue)?)
+        Ok(self.netlink.set_qdisc(Verb::Add, place, queue)?)
     }
 }
 

@@ -7,7 +7,9 @@
 pub mod flows;
 pub mod hold;
 pub mod iperf;
+pub mod load;
 pub mod probe;
+pub mod redis;
 pub mod relay;
 pub mod requests;
 pub mod rpc;
@@ -45,6 +47,8 @@ pub enum Tool {
     UdpSource(udp::SourceArgs),
     /// Push things that come at random times, each on a connection of its own
     Requests(requests::RequestsArgs),
+    /// Send requests to a server over HTTP, Redis' protocol or datagrams
+    Load(load::LoadArgs),
     /// Take packets from a queue of netfilter, and pass or drop each, until killed
     Relay(relay::RelayArgs),
     /// Build a testbed and keep it until interrupted, to look around in it
@@ -66,6 +70,7 @@ impl Tool {
             Self::ProbeClient(args) => print(&probe::probe(&args)?),
             Self::UdpSource(args) => print(&udp::send(&args)?),
             Self::Requests(args) => print(&requests::run(&args)?),
+            Self::Load(args) => print(&load::run(&args)?),
             Self::Relay(args) => relay::relay(&args),
             Self::Hold(args) => hold::hold(&args),
             Self::Queue(args) => wheel::hold(&args),

@@ -14,6 +14,8 @@ use crate::testbed::{self, Child, Finished, Site, wait_for_listener};
 
 /// The name of the file that is served.
 const FILE: &str = "file";
+/// The path of the file in a request.
+pub const PATH: &str = "/file";
 /// How long the first byte may take.
 const CONNECT_S: u64 = 10;
 
@@ -50,7 +52,7 @@ struct CurlReport {
 }
 
 impl WebServer {
-    /// Starts nginx at `site`, serving a file of `file_bytes` zeros.
+    /// Starts nginx at `site`, serving a file of `file_bytes` zeros at [`PATH`].
     pub fn start<'a>(
         site: impl Into<Site<'a>>,
         address: SocketAddr,
@@ -120,16 +122,20 @@ fn parse(json: &str) -> anyhow::Result<Fetched> {
     })
 }
 
-/// One process in the foreground, everything below the prefix.
+/// One process in the foreground, everything below the prefix. Files are sent as Debian's configuration has
+/// it; a connection that is kept is kept for any number of requests.
 fn config(address: SocketAddr) -> String {
     format!(
         "daemon off;\n\
          master_process off;\n\
          pid nginx.pid;\n\
-         events {{ worker_connections 64; }}\n\
+         worker_rlimit_nofile 8192;\n\
+         events {{ worker_connections 4096; }}\n\
          http {{\n\
          \x20   access_log off;\n\
          \x20   sendfile on;\n\
+         \x20   tcp_nopush on;\n\
+         \x20   keepalive_requests 1000000000;\n\
          \x20   client_body_temp_path body;\n\
          \x20   proxy_temp_path proxy;\n\
          \x20   fastcgi_temp_path fastcgi;\n\

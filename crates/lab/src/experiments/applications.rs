@@ -1,0 +1,387 @@
+//! `applications`: requests of real servers beside bulk transfers, inside one limit.
+//!
+//! ```text
+//! rows (what is measured) -> applications (servers, load, transfers) -> claims
+//! ```
+//!
+//! nginx, redis-server and an echo of datagrams answer [`load`]; iperf3 sends beside them. On egress the
+//! servers and the senders of the transfers are limited; on ingress the clients and the receivers are, while
+//! HTB and TBF stand on the sender's device, where a receiver could not put them. Everything of the limited
+//! side is in one cgroup, and all of it is on the sender's device.
+//!
+//! The wire is read on the receiver's device: behind an egress limit, before an ingress limit.
+
+mod claims;
+mod rows;
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use anyhow::{anyhow, bail};
+use tidegate_core::Direction;
+
+use self::rows::{App, Row};
+use super::bed::{Bed, Control};
+use crate::{
+    chart::{Bars, BarsOf, Cdf, Series},
+    context::Context,
+    experiment::{Experiment, Skip},
+    host::{self, Need},
+    report,
+    systems::{LimitCase, System},
+    testbed::{Child, Site, set_sysctl, stack::StackCounters, wait::pass_time},
+    tools::{
+        iperf::{IperfOptions, IperfRun, Load},
+        load::{self, LoadArgs, LoadReport},
+        probe,
+        redis::RedisServer,
+        web::{self, WebServer},
+    },
+};
+
+/// In a round of a row. The peers are the kernel's, as users and as experts set them up.
+const SYSTEMS: [System; 6] =
+    [System::Unlimited, System::Pace, System::Nrm, System::Htb, System::HtbShort, System::Tbf];
+const QUICK: [System; 4] = [System::Pace, System::Htb, System::HtbShort, System::Tbf];
+const PEERS: [System; 3] = [System::Htb, System::HtbShort, System::Tbf];
+/// Transfers run before the requests come.
+const SETTLED: Duration = Duration::from_secs(1);
+/// A request is late that takes longer than its fair time and this.
+const LATE: Duration = Duration::from_millis(10);
+/// Where no queue is long, a request has waited for a timer of TCP if it took longer than its fair time and
+/// this: the shortest timer is 200 ms.
+const TIMER: Duration = Duration::from_millis(150);
+const SECOND: Duration = Duration::from_secs(1);
+const TENTH: Duration = Duration::from_millis(100);
+const HTTP_PORT: u16 = 8080;
+const REDIS_PORT: u16 = 6379;
+const DNS_PORT: u16 = 7001;
+/// A client's ports: each connection of its own needs one until the server has forgotten the last.
+const CLIENT_PORTS: &str = "10000 65535";
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub struct Applications {
+    /// For tests: one short row, and where the lab's tools are.
+    tiny: Option<PathBuf>,
+}
+
+impl Applications {
+    /// One row of every system, a second long; the lab's tools run from `lab_binary`.
+    pub fn tiny(lab_binary: PathBuf) -> Applications {
+        Applications { tiny: Some(lab_binary) }
+    }
+
+    fn rows(&self, ctx: &Context) -> anyhow::Result<Vec<Row>> {
+        let parse = |name: &str| name.trim().parse::<Row>().map_err(|why| anyhow!(why));
+        if self.tiny.is_some() {
+            return Ok(vec![parse("nginx-close-1k-3c-1b-50m")?]);
+        }
+        if ctx.only.is_empty() {
+            return Ok(rows::plan(ctx.quick));
+        }
+        let mut rows: Vec<Row> =
+            ctx.only.iter().map(|name| parse(name)).collect::<Result<_, _>>()?;
+        rows.sort_by_key(|row| row.rtt);
+        Ok(rows)
+    }
+
+    fn systems(&self, ctx: &Context) -> anyhow::Result<Vec<System>> {
+        let systems = if ctx.quick { QUICK.to_vec() } else { SYSTEMS.to_vec() };
+        if ctx.systems.is_empty() {
+            return Ok(systems);
+        }
+        let named = |name: &String| {
+            let known = SYSTEMS.iter().find(|system| system.name() == name.trim());
+            let known = known.copied();
+            known.ok_or_else(|| {
+                anyhow!("`{name}` is none of {}", SYSTEMS.map(System::name).join(", "))
+            })
+        };
+        ctx.systems.iter().map(named).collect()
+    }
+}
+
+impl Experiment for Applications {
+    fn name(&self) -> &'static str {
+        "applications"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Requests of nginx, Redis and a DNS-like server beside bulk transfers in one limit: requests a \
+         second, latency to the slowest, waits for TCP's timers, drops, use of the limit"
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        let iperf3 = Need::Command { name: "iperf3", version_flag: "--version" };
+        vec![Need::Root, Need::Tidegate, iperf3]
+    }
+
+    fn repeats(&self, _quick: bool) -> u32 {
+        1
+    }
+
+    fn takes_choice(&self) -> bool {
+        true
+    }
+
+    fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
+        let (rows, systems) = (self.rows(ctx)?, self.systems(ctx)?);
+        let seconds = match (self.tiny.is_some(), ctx.quick) {
+            (true, _) => 2,
+            (_, true) => 5,
+            _ => 11,
+        };
+        ctx.note(
+            "A request's latency is from when it was due to the last byte of its reply; a connection of its \
+             own is made within. `fair` is how long it takes at its part of the limit if all connections \
+             always want theirs: serialization and round trips. `late` counts the requests that take 10 or \
+             150 ms longer.",
+        );
+        ctx.note(
+            "TCP's counters are those of both ends, transfers included. `used` is the mean rate on the wire \
+             while requests come, of the limit; `max` the highest over any such time, start included. On \
+             ingress the wire is read before the limit.",
+        );
+        for rows in rows.chunk_by(|row, next| row.rtt == next.rtt) {
+            let own = rows.first().and_then(|row| row.rtt).map(|rtt| ctx.link(rtt));
+            let mut bed = Bed::new(self.tiny.clone(), own.or(ctx.usual_link()))?;
+            set_sysctl(bed.testbed.receiver(0), "net.ipv4.ip_local_port_range", CLIENT_PORTS)?;
+            for row in rows {
+                let curves = row.measure(ctx, &mut bed, &systems, Duration::from_secs(seconds))?;
+                let case = row.case(ctx);
+                claims::record(ctx, row, &case);
+                let title = format!("Latency of requests, {row}");
+                if curves.iter().any(|curve| !curve.points.is_empty()) {
+                    let metric = "latency_us".to_owned();
+                    ctx.figure(&format!("latency-{row}"), Cdf { title, metric, series: curves });
+                }
+            }
+        }
+        figures(ctx);
+        Ok(())
+    }
+}
+
+impl Row {
+    /// Measures the systems in turn; the distribution of each, from its first run.
+    fn measure(
+        &self,
+        ctx: &mut Context,
+        bed: &mut Bed,
+        systems: &[System],
+        duration: Duration,
+    ) -> anyhow::Result<Vec<Series>> {
+        let control = Control::get(self.cc)?;
+        let case = self.case(ctx);
+        let mut curves = Vec::new();
+        ctx.step(self.to_string());
+        ctx.alternate(systems, ctx.repeats, |ctx, &system, run| {
+            let trial = self.trial(ctx, bed, system, &control, duration)?;
+            let mut record = ctx.record(system, &case, run);
+            for (metric, value) in trial.values(self, system) {
+                record = record.value(metric, value);
+            }
+            if run == 1 {
+                curves.push(Series::new(system.name(), trial.load.cdf_us()));
+            }
+            Ok(())
+        })?;
+        Ok(curves)
+    }
+
+    fn trial(
+        &self,
+        ctx: &Context,
+        bed: &mut Bed,
+        system: System,
+        control: &Control,
+        duration: Duration,
+    ) -> anyhow::Result<Trial> {
+        bed.set_ecn(control.ecn)?;
+        bed.set_control(control)?;
+        let limit = match self.direction {
+            Direction::Egress => LimitCase::egress(self.limit_bit_s),
+            Direction::Ingress => LimitCase::ingress(self.limit_bit_s),
+        };
+        let applied = system.apply(ctx, &bed.testbed, &limit)?;
+        bed.start_meter()?;
+        let testbed = &bed.testbed;
+        let (sender, receiver) = (Site::from(testbed.sender()), Site::from(testbed.receiver(0)));
+        let (from, to) = match self.direction {
+            Direction::Egress => (applied.site(testbed.sender()), receiver),
+            Direction::Ingress => (sender, applied.site(testbed.receiver(0))),
+        };
+        let stack = || -> anyhow::Result<StackCounters> {
+            let at = |host| StackCounters::read(host);
+            Ok(at(testbed.sender())? + at(testbed.receiver(0))?)
+        };
+        let server = Server::start(self.app, bed, from)?;
+        let before = stack()?;
+        let transfers = match self.bulk {
+            0 => None,
+            parallel => {
+                let mut options = IperfOptions::tcp(bed.at(0).ip(), duration);
+                options.parallel = parallel;
+                options.load = Load::Tcp { cc: Some(control.name().to_owned()) };
+                let transfers = IperfRun::start(from, to, &options)?;
+                pass_time(SETTLED)?;
+                Some(transfers)
+            }
+        };
+        let args = LoadArgs {
+            server: server.address,
+            protocol: self.app.protocol(),
+            path: web::PATH.to_owned(),
+            clients: self.clients,
+            rate_hz: self.rate_hz(),
+            duration: duration - SETTLED,
+            drain: Duration::from_secs(3),
+        };
+        let load = load::finish(load::start(testbed, to, &args)?, &args)?;
+        let bulk_bit_s = transfers.map(|run| run.finish()).transpose()?;
+        let stack = stack()? - before;
+        let wire = bed.wire()?;
+        // It is in the limit's cgroup, which goes next.
+        drop(server);
+        let drops = applied.finish()?.map(|counters| counters.dropped);
+        if load.requests() == 0 {
+            bail!("no request was sent");
+        }
+        let from = if self.bulk == 0 { Duration::ZERO } else { SETTLED };
+        Ok(Trial {
+            bulk_bit_s: bulk_bit_s.map(|report| report.received_bit_s),
+            used_bit_s: wire.mean_bit_s(from, from + args.duration),
+            second_bit_s: wire.peak(SECOND).map(|peak| peak.bit_s),
+            tenth_bit_s: wire.peak(TENTH).map(|peak| peak.bit_s),
+            rtt: self.rtt.or(ctx.usual_link().map(|link| rtt(&link))).unwrap_or_default(),
+            load,
+            stack,
+            drops,
+        })
+    }
+}
+
+/// The round trip of an empty link.
+fn rtt(link: &crate::testbed::LinkSpec) -> Duration {
+    Duration::from_nanos(link.there.delay.0 + link.back.delay.0)
+}
+
+/// The server of a row. Dropping it ends it.
+struct Server {
+    address: SocketAddr,
+    _running: Running,
+}
+
+/// Held for its drop.
+#[expect(dead_code, reason = "it lives as long as the row's requests")]
+enum Running {
+    Nginx(WebServer),
+    Redis(RedisServer),
+    Echo(Child),
+}
+
+impl Server {
+    /// # Errors
+    ///
+    /// [`Skip`] where the server is not installed.
+    fn start(app: App, bed: &Bed, site: Site<'_>) -> anyhow::Result<Server> {
+        let needs = |name: &str| match host::which(name.as_ref()) {
+            Some(_) => Ok(()),
+            None => Err(Skip(format!("needs `{name}`, which is not in PATH: install it"))),
+        };
+        let at = |port| SocketAddr::new(bed.testbed.sender_addr(crate::testbed::Family::V4), port);
+        let (address, running) = match app {
+            App::NginxClose(_) | App::NginxKeep(_) => {
+                needs("nginx")?;
+                let bytes = app.file_bytes().unwrap_or_default();
+                (at(HTTP_PORT), Running::Nginx(WebServer::start(site, at(HTTP_PORT), bytes)?))
+            }
+            App::Redis | App::Trickle => {
+                needs("redis-server")?;
+                (at(REDIS_PORT), Running::Redis(RedisServer::start(site, at(REDIS_PORT))?))
+            }
+            App::Dns => {
+                let echo = probe::start_server(&bed.testbed, site, at(DNS_PORT))?;
+                (at(DNS_PORT), Running::Echo(echo))
+            }
+        };
+        Ok(Server { address, _running: running })
+    }
+}
+
+/// What one run came to.
+struct Trial {
+    load: LoadReport,
+    stack: StackCounters,
+    drops: Option<u64>,
+    bulk_bit_s: Option<f64>,
+    used_bit_s: Option<f64>,
+    second_bit_s: Option<f64>,
+    tenth_bit_s: Option<f64>,
+    /// Of the empty path.
+    rtt: Duration,
+}
+
+impl Trial {
+    fn values(&self, row: &Row, system: System) -> Vec<(&'static str, f64)> {
+        let Trial { load, stack, .. } = self;
+        let fair_us = row.fair_us(load.reply_bytes, self.rtt);
+        let slower = |by: Duration| load.slower_than(fair_us + by.as_secs_f64() * 1e6) as f64;
+        let mut values = vec![
+            ("requests_per_s", load.requests_per_s),
+            ("requests", load.requests() as f64),
+            ("latency_p50_us", load.latency.p50_us),
+            ("latency_p90_us", load.latency.p90_us),
+            ("latency_p99_us", load.latency.p99_us),
+            ("latency_p99_9_us", load.latency.p99_9_us),
+            ("latency_max_us", load.latency.max_us),
+            ("fair_us", fair_us),
+            ("late_10ms_requests", slower(LATE)),
+            ("late_150ms_requests", slower(TIMER)),
+            ("unanswered", load.unanswered as f64),
+            ("broken_connections", load.errors as f64),
+            ("datagrams_again", load.retries as f64),
+            ("timeouts", stack.timeouts as f64),
+            ("lost_retransmits", stack.lost_retransmits as f64),
+            ("retransmits", stack.retransmits as f64),
+            ("loss_probes", stack.loss_probes as f64),
+        ];
+        values.retain(|(metric, value)| {
+            *value > 0.0 || !["broken_connections", "datagrams_again"].contains(metric)
+        });
+        values.extend(self.drops.map(|drops| ("drops", drops as f64)));
+        values.extend(self.bulk_bit_s.map(|bit_s| ("bulk_goodput_bit_s", bit_s)));
+        let rates = [
+            ("used_percent", self.used_bit_s),
+            ("max_1s_percent", self.second_bit_s),
+            ("max_100ms_percent", self.tenth_bit_s),
+        ];
+        if system != System::Unlimited {
+            let percent = |bit_s: f64| bit_s / row.limit_bit_s as f64 * 100.0;
+            values.extend(rates.iter().filter_map(|(name, rate)| Some((*name, percent((*rate)?)))));
+        }
+        values
+    }
+}
+
+/// Bars of all rows of a direction.
+fn figures(ctx: &mut Context) {
+    for direction in ["egress", "ingress"] {
+        let here = |row: &&report::Row| {
+            row.case.0.get("direction").is_some_and(|found| *found == direction)
+                && row.system != System::Unlimited.name()
+        };
+        let rows: Vec<report::Row> = ctx.rows().iter().filter(here).cloned().collect();
+        for (file, what, metric) in [
+            ("p50", "median", "latency_p50_us"),
+            ("p99", "99th percentile", "latency_p99_us"),
+            ("p99-9", "99.9th percentile", "latency_p99_9_us"),
+        ] {
+            let title = format!("Latency of requests inside a limit on {direction}, {what}");
+            let what = BarsOf { title: &title, metric, points: None };
+            if rows.iter().any(|row| row.metric == metric) {
+                ctx.figure(&format!("{file}-{direction}"), Bars::from_rows(&rows, what));
+            }
+        }
+    }
+}
