@@ -114,13 +114,8 @@ struct tg_limit {
 	/* By direction: from when on what stands at its place after this is in force (maps.h), in
 	 * ns since boot with the time asleep; 0: never. */
 	__u64 until_ns[TG_DIRECTIONS];
-};
-
-/* The value of a map of limits: user space writes the copy that packets do not read (maps.h). */
-struct tg_copies {
-	/* The copy in force, 0 or 1, of all entries of a limit: only that of the first counts. */
-	__u64 in_force;
-	struct tg_limit copy[2];
+	/* Of the first entry: which copy is in force, 0 or 1 (maps.h). */
+	__u64 copy;
 };
 
 /*
@@ -154,8 +149,10 @@ struct tg_place {
 	__u32 what;
 };
 
-/* A limit, and after it by direction what it is once its time has come. */
-#define TG_LIMITS (1 + TG_DIRECTIONS)
+/* A limit, and after it by direction what it is once its time has come. All that is there twice
+ * (maps.h). */
+#define TG_COPY	  (1 + TG_DIRECTIONS)
+#define TG_LIMITS (2 * TG_COPY)
 
 /*
  * A virtual queue and the fair share of those that use it: flows, or the children of a limit. The

@@ -16,8 +16,10 @@ use tidegate_core::{
 
 /// Number of directions, and the length of every per-direction array.
 pub const DIRECTIONS: usize = 2;
-/// A limit, and after it by direction what it is once its time has come: `TG_LIMITS`.
-pub const LIMITS: usize = 1 + DIRECTIONS;
+/// A limit, and after it by direction what it is once its time has come: `TG_COPY`.
+pub const COPY: usize = 1 + DIRECTIONS;
+/// All of it twice: `TG_LIMITS`.
+pub const LIMITS: usize = 2 * COPY;
 /// Number of queues of a limit: those of its directions, and those of what belongs to none of its children.
 pub const QUEUES: usize = 2 * DIRECTIONS;
 /// Number of outcomes that a packet may have.
@@ -171,31 +173,8 @@ pub struct Limit {
     pub matched: ExemptConf,
     /// By direction: from when on what stands at its place after this is in force; 0: never.
     pub until_ns: [u64; DIRECTIONS],
-}
-
-/// `struct tg_copies`: the value of a map of limits.
-#[repr(C)]
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-pub struct Copies {
-    /// The copy in force, 0 or 1, of all entries of a limit: only that of the first counts.
-    pub in_force: u64,
-    /// Packets read one, and user space writes the other.
-    pub copy: [Limit; 2],
-}
-
-impl Copies {
-    /// The place of the copy in force.
-    #[must_use]
-    pub fn current(&self) -> usize {
-        (self.in_force & 1) as usize
-    }
-}
-
-impl From<Limit> for Copies {
-    /// A limit as it is in a new map.
-    fn from(limit: Limit) -> Self {
-        Copies { in_force: 0, copy: [limit, Limit::default()] }
-    }
+    /// Of the first entry of a map: the copy in force. Elsewhere it is zero.
+    pub copy: u64,
 }
 
 /// `struct tg_exempt`.
@@ -630,8 +609,7 @@ mod tests {
             offset_of!(Limit, exempt),
             offset_of!(Limit, matched),
             offset_of!(Limit, until_ns),
-            size_of::<Copies>(),
-            offset_of!(Copies, copy),
+            offset_of!(Limit, copy),
             size_of::<ExemptConf>(),
             offset_of!(ExemptConf, count),
             MAX_PREFIXES,
@@ -679,6 +657,7 @@ mod tests {
             size_of::<Lengths>(),
             size_of::<PlaceKey>(),
             offset_of!(PlaceKey, what),
+            COPY,
             LIMITS,
             DIRECTIONS,
             QUEUES,

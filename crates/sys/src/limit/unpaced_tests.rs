@@ -273,8 +273,7 @@ fn put(nrm: &skel::nrm::NrmSkel<'_>, conf: intf::QueueConf, bit_s: u64, queue: &
     let flags = intf::FLAG_LOOPBACK | intf::FLAG_PACE_FAIR;
     let rate_bit_s = [bit_s; 2];
     let limit = intf::Limit { queue: [conf; 2], rate_bit_s, flags, ..Default::default() };
-    let copies = intf::Copies::from(limit);
-    let bytes = bytemuck::bytes_of(&copies);
+    let bytes = bytemuck::bytes_of(&limit);
     nrm.maps.limit.update(&0u32.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
     nrm.maps.queues_of_limit.update(&KEY, bytemuck::bytes_of(queue), MapFlags::ANY).unwrap();
 }
