@@ -4,7 +4,7 @@
 //! rows (what is measured) -> applications (servers, load, transfers) -> claims
 //! ```
 //!
-//! nginx, redis-server and an echo of datagrams answer [`load`]; iperf3 sends beside them. On egress the
+//! nginx, redis-server, PostgreSQL and an echo of datagrams answer [`load`]; iperf3 sends beside them. On egress the
 //! servers and the senders of the transfers are limited; on ingress the clients and the receivers are, while
 //! HTB and TBF stand on the sender's device, where a receiver could not put them. Everything of the limited
 //! side is in one cgroup, and all of it is on the sender's device.
@@ -14,9 +14,9 @@
 mod claims;
 mod rows;
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{cell::OnceCell, net::SocketAddr, path::PathBuf, time::Duration};
 
-use anyhow::{anyhow, bail};
+use anyhow::{Context as _, anyhow, bail};
 use tidegate_core::Direction;
 
 use self::rows::{App, Row};
@@ -32,6 +32,7 @@ use crate::{
     tools::{
         iperf::{IperfOptions, IperfRun, Load},
         load::{self, LoadArgs, LoadReport},
+        postgres::{Cluster, PostgresServer},
         probe,
         redis::RedisServer,
         web::{self, WebServer},
@@ -54,6 +55,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const TENTH: Duration = Duration::from_millis(100);
 const HTTP_PORT: u16 = 8080;
 const REDIS_PORT: u16 = 6379;
+const POSTGRES_PORT: u16 = 5432;
 const DNS_PORT: u16 = 7001;
 /// A client's ports: each connection of its own needs one until the server has forgotten the last.
 const CLIENT_PORTS: &str = "10000 65535";
@@ -107,7 +109,7 @@ impl Experiment for Applications {
     }
 
     fn summary(&self) -> &'static str {
-        "Requests of nginx, Redis and a DNS-like server beside bulk transfers in one limit: requests a \
+        "Requests of nginx, Redis, PostgreSQL and a DNS-like server beside bulk transfers in one limit: requests a \
          second, latency to the slowest, waits for TCP's timers, drops, use of the limit"
     }
 
@@ -142,12 +144,14 @@ impl Experiment for Applications {
              while requests come, of the limit; `max` the highest over any such time, start included. On \
              ingress the wire is read before the limit.",
         );
+        let clusters = Clusters::default();
         for rows in rows.chunk_by(|row, next| row.rtt == next.rtt) {
             let own = rows.first().and_then(|row| row.rtt).map(|rtt| ctx.link(rtt));
             let mut bed = Bed::new(self.tiny.clone(), own.or(ctx.usual_link()))?;
             set_sysctl(bed.testbed.receiver(0), "net.ipv4.ip_local_port_range", CLIENT_PORTS)?;
             for row in rows {
-                let curves = row.measure(ctx, &mut bed, &systems, Duration::from_secs(seconds))?;
+                let duration = Duration::from_secs(seconds);
+                let curves = row.measure(ctx, (&mut bed, &clusters), &systems, duration)?;
                 let case = row.case(ctx);
                 claims::record(ctx, row, &case);
                 let title = format!("Latency of requests, {row}");
@@ -167,7 +171,7 @@ impl Row {
     fn measure(
         &self,
         ctx: &mut Context,
-        bed: &mut Bed,
+        (bed, clusters): (&mut Bed, &Clusters),
         systems: &[System],
         duration: Duration,
     ) -> anyhow::Result<Vec<Series>> {
@@ -176,7 +180,7 @@ impl Row {
         let mut curves = Vec::new();
         ctx.step(self.to_string());
         ctx.alternate(systems, ctx.repeats, |ctx, &system, run| {
-            let trial = self.trial(ctx, bed, system, &control, duration)?;
+            let trial = self.trial(ctx, (bed, clusters), system, &control, duration)?;
             let mut record = ctx.record(system, &case, run);
             for (metric, value) in trial.values(self, system) {
                 record = record.value(metric, value);
@@ -192,7 +196,7 @@ impl Row {
     fn trial(
         &self,
         ctx: &Context,
-        bed: &mut Bed,
+        (bed, clusters): (&mut Bed, &Clusters),
         system: System,
         control: &Control,
         duration: Duration,
@@ -215,7 +219,7 @@ impl Row {
             let at = |host| StackCounters::read(host);
             Ok(at(testbed.sender())? + at(testbed.receiver(0))?)
         };
-        let server = Server::start(self.app, bed, from)?;
+        let server = Server::start(self.app, bed, clusters, from)?;
         let before = stack()?;
         let transfers = match self.bulk {
             0 => None,
@@ -266,6 +270,20 @@ fn rtt(link: &crate::testbed::LinkSpec) -> Duration {
     Duration::from_nanos(link.there.delay.0 + link.back.delay.0)
 }
 
+/// The database of pgbench, which takes long to make: once for all rows that need it.
+#[derive(Default)]
+struct Clusters(OnceCell<Cluster>);
+
+impl Clusters {
+    fn get(&self, bed: &Bed) -> anyhow::Result<&Cluster> {
+        if self.0.get().is_none() {
+            let cluster = Cluster::make(bed.testbed.sender())?;
+            return Ok(self.0.get_or_init(|| cluster));
+        }
+        self.0.get().context("it is there")
+    }
+}
+
 /// The server of a row. Dropping it ends it.
 struct Server {
     address: SocketAddr,
@@ -277,6 +295,7 @@ struct Server {
 enum Running {
     Nginx(WebServer),
     Redis(RedisServer),
+    Postgres(PostgresServer),
     Echo(Child),
 }
 
@@ -284,7 +303,7 @@ impl Server {
     /// # Errors
     ///
     /// [`Skip`] where the server is not installed.
-    fn start(app: App, bed: &Bed, site: Site<'_>) -> anyhow::Result<Server> {
+    fn start(app: App, bed: &Bed, clusters: &Clusters, site: Site<'_>) -> anyhow::Result<Server> {
         let needs = |name: &str| match host::which(name.as_ref()) {
             Some(_) => Ok(()),
             None => Err(Skip(format!("needs `{name}`, which is not in PATH: install it"))),
@@ -299,6 +318,10 @@ impl Server {
             App::Redis | App::Trickle => {
                 needs("redis-server")?;
                 (at(REDIS_PORT), Running::Redis(RedisServer::start(site, at(REDIS_PORT))?))
+            }
+            App::Pgbench => {
+                let postgres = clusters.get(bed)?.start(site, at(POSTGRES_PORT))?;
+                (at(POSTGRES_PORT), Running::Postgres(postgres))
             }
             App::Dns => {
                 let echo = probe::start_server(&bed.testbed, site, at(DNS_PORT))?;

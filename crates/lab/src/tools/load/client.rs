@@ -103,6 +103,8 @@ struct Connection {
     /// None: it waits for the server to close.
     client: Option<usize>,
     state: State,
+    /// What it is to say first, or has said and has no answer to yet.
+    greets: bool,
 }
 
 #[derive(Debug)]
@@ -136,7 +138,7 @@ impl Load<'_> {
         let deadline_ns = monotonic_ns() + CONNECT.as_nanos() as u64;
         let connecting = |load: &Self| {
             let all = load.connections.iter().flatten();
-            all.filter(|one| matches!(one.state, State::Connecting)).count()
+            all.filter(|one| one.greets || matches!(one.state, State::Connecting)).count()
         };
         while connecting(self) > 0 {
             ensure!(monotonic_ns() < deadline_ns, "cannot connect to {}", self.args.server);
@@ -182,7 +184,7 @@ impl Load<'_> {
             None => self.open(handed.client)?,
         };
         if let Some(connection) = &mut self.connections[at] {
-            if matches!(connection.state, State::Connecting) {
+            if connection.greets || matches!(connection.state, State::Connecting) {
                 // It is sent when the connection is there.
                 return Ok(());
             }
@@ -281,7 +283,8 @@ impl Load<'_> {
         let all = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP;
         let data = epoll::EventData::new_u64(at as u64);
         epoll::add(&self.poller, &socket, data, all | epoll::EventFlags::ET)?;
-        self.connections[at] = Some(Connection { socket, client: Some(client), state });
+        let greets = self.args.protocol.greeting().is_some();
+        self.connections[at] = Some(Connection { socket, client: Some(client), state, greets });
         self.clients[client].connection = Some(at);
         Ok(at)
     }
@@ -305,13 +308,9 @@ impl Load<'_> {
                 }
                 Ok(()) => connection.state = State::Idle,
             }
-            let client = connection.client;
-            let Some(handed) = client.and_then(|client| self.clients[client].request) else {
-                return Ok(Looked::Connected);
-            };
-            let request = self.args.protocol.request(&self.args.path, handed.number);
-            connection.state = State::Writing(request, 0);
+            self.begin(at);
         }
+        let Some(connection) = &mut self.connections[at] else { return Ok(Looked::Gone) };
         if matches!(connection.state, State::Writing(..)) {
             match self.write(at) {
                 Looked::Connected => {}
@@ -324,9 +323,15 @@ impl Load<'_> {
             match recv(&connection.socket, self.chunk.as_mut_slice(), RecvFlags::empty()) {
                 Ok((_, 0)) if self.args.protocol != Protocol::Datagram => return Ok(Looked::Gone),
                 Ok((_, bytes)) => {
-                    self.seen.reply_bytes += bytes as u64;
+                    self.seen.reply_bytes += if connection.greets { 0 } else { bytes as u64 };
                     match reader.feed(&self.chunk[..bytes]) {
                         Ok(false) => {}
+                        Ok(true) if connection.greets => {
+                            connection.greets = false;
+                            connection.state = State::Idle;
+                            self.begin(at);
+                            return Ok(self.write(at));
+                        }
                         Ok(true) => {
                             connection.state = State::Idle;
                             return Ok(Looked::Replied);
@@ -339,6 +344,20 @@ impl Load<'_> {
                 Err(Errno::CONNREFUSED) if self.args.protocol == Protocol::Datagram => {}
                 Err(_) => return Ok(Looked::Gone),
             }
+        }
+    }
+
+    /// What a connection that is ready says next: its greeting, or the request that waits for it.
+    fn begin(&mut self, at: usize) {
+        let Some(connection) = &mut self.connections[at] else { return };
+        let protocol = self.args.protocol;
+        let request = connection.client.and_then(|client| self.clients[client].request);
+        let words = match protocol.greeting().filter(|_| connection.greets) {
+            Some(greeting) => Some(greeting),
+            None => request.map(|handed| protocol.request(&self.args.path, handed.number)),
+        };
+        if let Some(words) = words {
+            connection.state = State::Writing(words, 0);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Requests to a server: HTTP/1.1, Redis, datagrams. Every request's latency is kept.
+//! Requests to a server: HTTP/1.1, Redis, PostgreSQL, datagrams. Every request's latency is kept.
 //!
 //! ```text
 //! client (sockets, one thread) -> schedule (when requests are due, what they took)
@@ -22,7 +22,7 @@ use anyhow::{Context as _, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-pub use protocol::{Protocol, set_request};
+pub use protocol::{DATABASE, Protocol, set_request};
 
 use super::{GRACE, NS_PER_US, Quantiles, histogram_ns, parse_seconds};
 use crate::{
