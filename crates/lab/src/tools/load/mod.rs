@@ -8,9 +8,9 @@
 //! Why our own: `wrk` and `ab` drop or average what stalls, and their output ends at p99. Here a request
 //! whose reply does not come in time is counted with its age, and the report has the whole distribution.
 //!
-//! The latency of a request is from when it was due to the last byte of its reply, with making the connection
-//! where each request has its own. Times in which all CPUs of the machine stood still at once are taken off
-//! (see [`crate::stalls`]).
+//! The latency of a request is from when it was due until the kernel had the last byte of its reply, with
+//! making the connection where each request has its own. Times in which all CPUs of the machine stood still
+//! at once are taken off (see [`crate::stalls`]).
 
 mod client;
 mod protocol;
