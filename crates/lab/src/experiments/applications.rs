@@ -4,10 +4,10 @@
 //! rows (what is measured) -> applications (servers, load, transfers) -> claims
 //! ```
 //!
-//! nginx, redis-server, PostgreSQL and an echo of datagrams answer [`load`]; iperf3 sends beside them. On egress the
-//! servers and the senders of the transfers are limited; on ingress the clients and the receivers are, while
-//! HTB and TBF stand on the sender's device, where a receiver could not put them. Everything of the limited
-//! side is in one cgroup, and all of it is on the sender's device.
+//! nginx, redis-server, PostgreSQL and an echo of datagrams answer [`load`]; iperf3 sends beside them. On
+//! egress the servers and the senders of the transfers are limited; on ingress the clients and the receivers
+//! are. Tidegate limits the cgroup of the limited side. HTB and TBF stand on the sender's device, also where
+//! ingress is limited and a receiver could not put them.
 //!
 //! The wire is read on the receiver's device: behind an egress limit, before an ingress limit.
 
@@ -44,6 +44,8 @@ const SYSTEMS: [System; 6] =
     [System::Unlimited, System::Pace, System::Nrm, System::Htb, System::HtbShort, System::Tbf];
 const QUICK: [System; 4] = [System::Pace, System::Htb, System::HtbShort, System::Tbf];
 const PEERS: [System; 3] = [System::Htb, System::HtbShort, System::Tbf];
+/// The row of a test.
+const TINY: &str = "nginx-close-1k-3c-1b-50m";
 /// Transfers run before the requests come.
 const SETTLED: Duration = Duration::from_secs(1);
 /// A request is late that takes longer than its fair time and this.
@@ -74,33 +76,32 @@ impl Applications {
     }
 
     fn rows(&self, ctx: &Context) -> anyhow::Result<Vec<Row>> {
-        let parse = |name: &str| name.trim().parse::<Row>().map_err(|why| anyhow!(why));
-        if self.tiny.is_some() {
-            return Ok(vec![parse("nginx-close-1k-3c-1b-50m")?]);
-        }
-        if ctx.only.is_empty() {
-            return Ok(rows::plan(ctx.quick));
-        }
-        let mut rows: Vec<Row> =
-            ctx.only.iter().map(|name| parse(name)).collect::<Result<_, _>>()?;
+        let names = match &self.tiny {
+            Some(_) => &[TINY.to_owned()][..],
+            None if ctx.only.is_empty() => return Ok(rows::plan(ctx.quick)),
+            None => &ctx.only,
+        };
+        let mut rows = named_rows(names).map_err(|why| anyhow!(why))?;
         rows.sort_by_key(|row| row.rtt);
         Ok(rows)
     }
+}
 
-    fn systems(&self, ctx: &Context) -> anyhow::Result<Vec<System>> {
-        let systems = if ctx.quick { QUICK.to_vec() } else { SYSTEMS.to_vec() };
-        if ctx.systems.is_empty() {
-            return Ok(systems);
-        }
-        let named = |name: &String| {
-            let known = SYSTEMS.iter().find(|system| system.name() == name.trim());
-            let known = known.copied();
-            known.ok_or_else(|| {
-                anyhow!("`{name}` is none of {}", SYSTEMS.map(System::name).join(", "))
-            })
-        };
-        ctx.systems.iter().map(named).collect()
+fn named_rows(names: &[String]) -> Result<Vec<Row>, String> {
+    names.iter().map(|name| name.trim().parse()).collect()
+}
+
+/// The systems of these names; none: those of the short or the whole form.
+fn systems(names: &[String], quick: bool) -> Result<Vec<System>, String> {
+    if names.is_empty() {
+        return Ok(if quick { QUICK.to_vec() } else { SYSTEMS.to_vec() });
     }
+    let named = |name: &String| {
+        let found = SYSTEMS.iter().find(|system| system.name() == name.trim()).copied();
+        let known = || SYSTEMS.map(System::name).join(", ");
+        found.ok_or_else(|| format!("no system is named `{name}`: use some of {}", known()))
+    };
+    names.iter().map(named).collect()
 }
 
 impl Experiment for Applications {
@@ -109,8 +110,8 @@ impl Experiment for Applications {
     }
 
     fn summary(&self) -> &'static str {
-        "Requests of nginx, Redis, PostgreSQL and a DNS-like server beside bulk transfers in one limit: requests a \
-         second, latency to the slowest, waits for TCP's timers, drops, use of the limit"
+        "Requests of nginx, Redis, PostgreSQL and a DNS-like server beside bulk transfers in one limit: \
+         requests a second, latency to the slowest, waits for TCP's timers, drops, use of the limit"
     }
 
     fn needs(&self) -> Vec<Need> {
@@ -122,12 +123,14 @@ impl Experiment for Applications {
         1
     }
 
-    fn takes_choice(&self) -> bool {
-        true
+    fn check_choice(&self, only: &[String], chosen: &[String]) -> Result<(), String> {
+        named_rows(only)?;
+        systems(chosen, true).map(|_| ())
     }
 
     fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
-        let (rows, systems) = (self.rows(ctx)?, self.systems(ctx)?);
+        let rows = self.rows(ctx)?;
+        let systems = systems(&ctx.systems, ctx.quick).map_err(|why| anyhow!(why))?;
         let seconds = match (self.tiny.is_some(), ctx.quick) {
             (true, _) => 2,
             (_, true) => 5,
@@ -406,5 +409,24 @@ fn figures(ctx: &mut Context) {
                 ctx.figure(&format!("{file}-{direction}"), Bars::from_rows(&rows, what));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_read_or_says_what_to_type() {
+        let check = |only: &str, systems: &str| {
+            let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            Applications::default().check_choice(&words(only), &words(systems))
+        };
+        assert_eq!(check("", ""), Ok(()));
+        assert_eq!(check("redis-1b-50m nginx-keep-10k-1g", "pace htb-20ms"), Ok(()));
+        assert!(check("redis", "").unwrap_err().contains("no limit is said"));
+        let refused = check("", "fq").unwrap_err();
+        let known = "unlimited, pace, nrm, htb, htb-20ms, tbf";
+        assert_eq!(refused, format!("no system is named `fq`: use some of {known}"));
     }
 }

@@ -1,5 +1,5 @@
-//! A real PostgreSQL with the tables of pgbench at scale 1. It runs as the user `postgres`, because it refuses
-//! to run as root.
+//! A real PostgreSQL with the tables of pgbench at scale 1. It runs as the user `postgres`, because it
+//! refuses to run as root.
 
 use std::{
     fs,
