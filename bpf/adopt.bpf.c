@@ -96,8 +96,8 @@ static __always_inline void take_over(struct sock *sk, struct tg_socket *ours, _
 SEC("iter/tcp")
 int adopt(struct bpf_iter__tcp *ctx)
 {
-	__u32 key = 0, copy, current = TG_PACING_UNLIMITED, wanted = TG_PACING_UNLIMITED;
-	struct tg_limit *l = tg_limit_now(&copy);
+	__u32 key = 0, current = TG_PACING_UNLIMITED, wanted = TG_PACING_UNLIMITED;
+	struct tg_limit *l = tg_limit_now();
 	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	__u32 timer = TG_DEFAULT_TIMER_US, window = TG_NO_WINDOW;
 	struct sock_common *common = ctx->sk_common;

@@ -7,7 +7,7 @@
  * once, a share is computed from one epoch's numbers, and no stale share is written over a new one.
  * A program always runs to its end, so nobody stays inside.
  *
- * Outside of it packets add to `unpaced_ns`, which the end of an epoch exchanges: what comes later
+ * Outside of it packets add to `aside_ns`, which the end of an epoch exchanges: what comes later
  * counts for the next, and nothing is lost. `flooded` and `newcomers` are hints for one epoch; one
  * that is lost at its end is one packet, or connection, that counts a little earlier. `rtt_ns` is
  * smoothed, so a lost sample is one of many.
@@ -17,6 +17,7 @@
 
 #include "fair_share.h"
 #include "intf.h"
+#include "unpaced.h"
 
 /* Whether this CPU may change what is kept of the epoch; then it must call ep_leave. */
 static inline __attribute__((always_inline)) int ep_enter(struct tg_queue *queue)
@@ -53,6 +54,28 @@ static inline __attribute__((always_inline)) int ep_count_flow(struct tg_queue *
 	}
 	ep_leave(queue);
 	return before != epoch;
+}
+
+/*
+ * Counts a packet of a flow that is told its share: what it takes is set aside until that is half
+ * of a share, and then it is counted. `*sent` and `*seen` are its socket's. So many flows that want
+ * little leave no more than that to the others, and a flow that comes and goes counts by what it
+ * takes and not by being seen.
+ */
+static inline __attribute__((always_inline)) void ep_use(struct tg_queue *queue, __u64 *sent,
+							 __u32 *seen, __u32 bytes, __u64 cost)
+{
+	__u32 epoch = *(volatile __u32 *)&queue->epoch + 1;
+	__u64 share = *(volatile __u32 *)&queue->share, fair_ns;
+	__s64 aside_ns;
+
+	if (*(volatile __u32 *)seen == epoch)
+		return;
+	fair_ns = up_fair_ns(share ? share : FS_TARGET, queue->epoch_us * 1000ULL);
+	if (up_takes(sent, epoch, bytes, cost, fair_ns, &aside_ns))
+		ep_count_flow(queue, seen);
+	if (aside_ns)
+		__sync_fetch_and_add(&queue->aside_ns, aside_ns);
 }
 
 /*
@@ -93,24 +116,26 @@ ep_count_class(struct tg_queue *parent, __u32 *seen, const struct cl_class *clas
 }
 
 /*
- * Who sent data in the epoch that ends: children if there were any, or flows. What senders that
- * cannot be paced have used counts as reserved.
+ * Who took a share of the epoch that ends: children if there were any, or flows. What was set
+ * aside counts as reserved. A flow gives back what was set aside for it in the same epoch; should
+ * the two fall into different ones, less than nothing is set aside in the second.
  */
 static inline __attribute__((always_inline)) void ep_take_sharers(struct tg_queue *queue,
 								  __u64 rate_bit_s,
 								  __u64 elapsed_ns,
 								  struct fs_sharers *sharers)
 {
-	__u64 unpaced = __sync_lock_test_and_set(&queue->unpaced_ns, 0);
+	__s64 set_aside = __sync_lock_test_and_set(&queue->aside_ns, 0);
+	__u64 aside = fs_min(set_aside > 0 ? set_aside : 0, FS_MAX_CHARGED_NS) * FS_ONE /
+		      fs_max(elapsed_ns, 1);
 	__u32 weight = fs_max(queue->weight, queue->weight_before);
 
 	/* One that was silent for one epoch may only have been unlucky. */
 	fs_flows(sharers, fs_max(queue->flows, queue->flows_before));
 	queue->flows_before = queue->flows;
 	queue->flows = 0;
-	sharers->reserved = fs_min(fs_max(unpaced, queue->unpaced_before_ns), FS_MAX_CHARGED_NS) *
-			    FS_ONE / fs_max(elapsed_ns, 1);
-	queue->unpaced_before_ns = unpaced;
+	sharers->reserved = fs_max(aside, queue->aside_before);
+	queue->aside_before = aside;
 	if (!weight)
 		return;
 	sharers->weight = weight;

@@ -114,8 +114,13 @@ struct tg_limit {
 	/* By direction: from when on what stands at its place after this is in force (maps.h), in
 	 * ns since boot with the time asleep; 0: never. */
 	__u64 until_ns[TG_DIRECTIONS];
-	/* Of the first entry: which copy is in force, 0 or 1 (maps.h). */
-	__u64 copy;
+};
+
+/* The value of a map of limits: user space writes the copy that packets do not read (maps.h). */
+struct tg_copies {
+	/* The copy in force, 0 or 1, of all entries of a limit: only that of the first counts. */
+	__u64 in_force;
+	struct tg_limit copy[2];
 };
 
 /*
@@ -149,10 +154,8 @@ struct tg_place {
 	__u32 what;
 };
 
-/* A limit, and after it by direction what it is once its time has come. All that is there twice
- * (maps.h). */
-#define TG_COPY	  (1 + TG_DIRECTIONS)
-#define TG_LIMITS (2 * TG_COPY)
+/* A limit, and after it by direction what it is once its time has come. */
+#define TG_LIMITS (1 + TG_DIRECTIONS)
 
 /*
  * A virtual queue and the fair share of those that use it: flows, or the children of a limit. The
@@ -209,10 +212,10 @@ struct tg_queue {
 	__u32 weight_before;
 	__u32 lightest;
 	__u32 lightest_before;
-	/* Of flows: what senders that cannot be paced have used, each up to one share, in this
-	 * epoch and the one before. */
-	__u64 unpaced_ns;
-	__u64 unpaced_before_ns;
+	/* Of flows: what is set aside (unpaced.h) in this epoch, may be negative for a moment, and
+	 * what was in the one before, of the limit in 2^-24. */
+	__u64 aside_ns;
+	__u64 aside_before;
 	/* Of a child: the last epoch of its parent in which it was counted. */
 	__u32 counted_epoch;
 	/* Of flows: whether a sender that cannot be paced wanted more than one share in this
@@ -273,8 +276,13 @@ struct tg_socket {
 	struct rw_flow rwnd;
 	/* When a child of the limit last had a packet of it. */
 	__u64 claimed_ns;
-	/* Of one that cannot be paced, by queue: an epoch of it and bytes in it (unpaced.h). */
-	__u64 unpaced[TG_QUEUES];
+	/* By queue: an epoch of it, and bytes in it (unpaced.h). */
+	__u64 sent[TG_QUEUES];
+	/* What it had sent when the payload of its segments was last worked out, and that payload;
+	 * 0: it has not been. */
+	__u64 bytes_sent;
+	__u32 segments_sent;
+	__u32 payload;
 };
 
 /* The first members of struct tg_socket; the oldest version had `pacing_byte_s` alone. */

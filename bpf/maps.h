@@ -17,7 +17,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, TG_LIMITS);
 	__type(key, __u32);
-	__type(value, struct tg_limit);
+	__type(value, struct tg_copies);
 } limit SEC(".maps");
 
 struct {
@@ -28,21 +28,19 @@ struct {
 } queues_of_limit SEC(".maps");
 
 /*
- * The limit that is in force, whatever its leases. An update of a map is no atomic step, so user
- * space writes the copy that is not in force, and then the one word that names it. A packet
+ * A limit is in its map twice, and a word in the same value names the copy in force: one look-up
+ * finds all three. An update of a map is no atomic step, so user space changes the copy that is not
+ * in force, and then the word. It writes the bytes of the other copy, too, as they are. A packet
  * sees the old settings or the new, never half of both; so it does where the writer dies. Only a
- * packet that is under way while two updates follow each other may see half of the second.
+ * packet that is under way while two updates follow each other may see half of the second. To wait
+ * for such packets between the two takes an RCU grace period, some 15 ms, for each rate of a group.
  */
-static __always_inline struct tg_limit *tg_limit_now(__u32 *key)
+static __always_inline struct tg_limit *tg_limit_now(void)
 {
-	struct tg_limit *l;
+	__u32 key = 0;
+	struct tg_copies *copies = bpf_map_lookup_elem(&limit, &key);
 
-	*key = 0;
-	l = bpf_map_lookup_elem(&limit, key);
-	if (!l || !l->copy)
-		return l;
-	*key = TG_COPY;
-	return bpf_map_lookup_elem(&limit, key);
+	return copies ? &copies->copy[copies->in_force & 1] : 0;
 }
 
 /*
@@ -51,13 +49,21 @@ static __always_inline struct tg_limit *tg_limit_now(__u32 *key)
  */
 static __always_inline struct tg_limit *tg_limit_of(enum tg_direction direction)
 {
-	__u32 key;
-	struct tg_limit *l = tg_limit_now(&key);
+	struct tg_copies *copies;
+	struct tg_limit *l;
+	__u32 key = 0;
+	__u64 copy;
 
-	if (!l || !l->until_ns[direction] || bpf_ktime_get_boot_ns() < l->until_ns[direction])
+	copies = bpf_map_lookup_elem(&limit, &key);
+	if (!copies)
+		return 0;
+	copy = copies->in_force & 1;
+	l = &copies->copy[copy];
+	if (!l->until_ns[direction] || bpf_ktime_get_boot_ns() < l->until_ns[direction])
 		return l;
-	key += 1 + direction;
-	return bpf_map_lookup_elem(&limit, &key);
+	key = 1 + direction;
+	copies = bpf_map_lookup_elem(&limit, &key);
+	return copies ? &copies->copy[copy] : 0;
 }
 
 #endif

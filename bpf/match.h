@@ -45,7 +45,7 @@ struct mt_limits {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, TG_CHUNK *TG_LIMITS);
 	__type(key, __u32);
-	__uint(value_size, sizeof(struct tg_limit));
+	__uint(value_size, sizeof(struct tg_copies));
 };
 
 struct {
@@ -142,20 +142,25 @@ static __always_inline int mt_index(const struct tg_prefix *behind, __u32 direct
 static __always_inline int mt_open(__u32 index, __u32 direction, struct mt_limit *found)
 {
 	__u32 chunk = index / TG_CHUNK, place = index % TG_CHUNK, key = place * TG_LIMITS;
+	struct tg_copies *copies;
+	__u64 copy;
 	void *map;
 
 	map = bpf_map_lookup_elem(&limits_of_device, &chunk);
 	if (!map)
 		return 0;
-	found->limit = bpf_map_lookup_elem(map, &key);
-	if (found->limit && found->limit->copy) {
-		key += TG_COPY;
-		found->limit = bpf_map_lookup_elem(map, &key);
-	}
-	if (found->limit && found->limit->until_ns[direction] &&
+	copies = bpf_map_lookup_elem(map, &key);
+	if (!copies)
+		return 0;
+	copy = copies->in_force & 1;
+	found->limit = &copies->copy[copy];
+	if (found->limit->until_ns[direction] &&
 	    bpf_ktime_get_boot_ns() >= found->limit->until_ns[direction]) {
 		key += 1 + direction;
-		found->limit = bpf_map_lookup_elem(map, &key);
+		copies = bpf_map_lookup_elem(map, &key);
+		if (!copies)
+			return 0;
+		found->limit = &copies->copy[copy];
 	}
 	map = bpf_map_lookup_elem(&queues_of_device, &chunk);
 	if (!map)
@@ -167,7 +172,7 @@ static __always_inline int mt_open(__u32 index, __u32 direction, struct mt_limit
 		return 0;
 	key = place * TG_DIRECTIONS + direction;
 	found->counters = bpf_map_lookup_elem(map, &key);
-	return found->limit && found->queue && found->counters;
+	return found->queue && found->counters;
 }
 
 /* Whether a limit exempts a packet. */

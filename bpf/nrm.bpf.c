@@ -152,27 +152,28 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct
 		return 0;
 	share = queue->share ? queue->share : FS_TARGET;
 	fair_ns = up_fair_ns(share, queue->epoch_us * 1000ULL);
-	if (!up_within(&ours->unpaced[index], queue->epoch + 1, bytes, conf->cost, fair_ns)) {
+	if (!up_within(&ours->sent[index], queue->epoch + 1, bytes, conf->cost, fair_ns)) {
 		if (!queue->flooded)
 			queue->flooded = 1;
 		return 0;
 	}
-	__sync_fetch_and_add(&queue->unpaced_ns, vq_time_ns(bytes, conf->cost));
+	__sync_fetch_and_add(&queue->aside_ns, vq_time_ns(bytes, conf->cost));
 	return 1;
 }
 
-/* Counts the flow in this epoch, if it is told its share: then its socket has a storage. */
-static __always_inline void see_flow(struct __sk_buff *skb, struct tg_queue *queue,
-				     enum tg_direction direction)
+/* Counts what a flow takes that is told its share: then its socket has a storage. */
+__noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_queue *queue,
+		   __u32 bytes, __u32 index)
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
 	struct tg_socket *ours;
 
-	if (!sk || sk->protocol != IPPROTO_TCP)
-		return;
+	if (!conf || !queue || !sk || index >= TG_QUEUES || sk->protocol != IPPROTO_TCP)
+		return 0;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
 	if (ours)
-		ep_count_flow(queue, &ours->epoch[direction]);
+		ep_use(queue, &ours->sent[index], &ours->epoch[index & 1], bytes, conf->cost);
+	return 0;
 }
 
 /* What a flow sends at once, that is paced or told by its window. */
@@ -236,18 +237,18 @@ struct gates {
 	const struct vq_conf *own_conf;
 	/* The parent's; 0 without one. */
 	struct tg_queue *parent;
-	int is_parent;
+	__u8 is_parent;
 	/* A child has the packet's socket, and has judged it. */
-	int claimed;
+	__u8 claimed;
 	/* Its flows are told their share, here by their receive windows. */
-	int paced;
-	int windows;
+	__u8 paced;
+	__u8 windows;
 	/* Who sends it cannot be paced, so it must be within one share, however small it is; and
 	 * is. */
-	int needs_share;
-	int reserved;
+	__u8 needs_share;
+	__u8 reserved;
 	/* Who sends it cannot be told by a window, while others can. */
-	int unpaced;
+	__u8 unpaced;
 };
 
 /* The queues of classes at their present rate. */
@@ -299,7 +300,23 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g,
 	}
 }
 
-/* How far a queue may be behind before it turns to the packet; 0: as for all. */
+/* Whether the packet is of a TCP flow that has not taken half of its share in this epoch. */
+__noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue, __u32 direction)
+{
+	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+	struct tg_socket *ours;
+
+	if (!queue || !sk || direction >= TG_DIRECTIONS || sk->protocol != IPPROTO_TCP)
+		return 0;
+	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
+	return ours && ours->epoch[direction] != queue->epoch + 1;
+}
+
+/*
+ * How far a queue may be behind before it turns to the packet; 0: as for all. Who takes little of
+ * its share has more room than the others, which is theirs to pay for: a connection that waits for
+ * a reply of some packets would wait for TCP's timer if it lost them.
+ */
 static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct gates *g,
 				      const struct vq_conf *conf, const struct tg_queue *queue,
 				      __u32 bytes)
@@ -307,11 +324,15 @@ static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct gates 
 	/* A class within its own rate is not to suffer for those that still are to make room. */
 	if (g->claimed)
 		return fs_max(UP_DEPTH_NS, conf->drop_ns);
-	if (!g->paced || g->windows)
+	if (!g->paced)
+		return 0;
+	if (takes_little(skb, queue, g->direction))
+		return fs_max(up_depth_ns(conf, queue->aside_before), conf->drop_ns) + UP_CREDIT_NS;
+	if (g->windows)
 		return 0;
 	if (!g->reserved && (g->needs_share || (bytes > VQ_SMALL_BYTES && !is_paced(skb))))
 		return 0;
-	return up_depth_ns(conf, queue->unpaced_before_ns);
+	return up_depth_ns(conf, queue->aside_before);
 }
 
 /* How far a queue may be behind with a packet that passes, and with those of unpaced senders alone.
@@ -396,7 +417,9 @@ static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct
 		return VQ_PASS;
 	depth = depth_ns(skb, g, conf, queue, bytes);
 	if (backlog <= (__s64)depth) {
-		most->all_ns = fs_max(most->all_ns, depth);
+		/* What it has beyond that is a round trip, which the backlog was judged without. */
+		if (depth > conf->drop_ns)
+			most->all_ns += depth - conf->drop_ns;
 		return VQ_PASS;
 	}
 	if (zone == VQ_FULL)
@@ -454,11 +477,11 @@ static __always_inline void account(struct __sk_buff *skb, const struct gates *g
 
 	own_class.guarantee_bit_s = 0;
 	own_class.weight = FS_WEIGHT;
+	if (g->paced && g->own)
+		use(skb, g->own_conf, g->own, bytes, g->direction + TG_OWN);
+	else if (g->paced && !g->is_parent)
+		use(skb, g->conf, g->queue, bytes, g->direction);
 	if (bytes > VQ_SMALL_BYTES) {
-		if (g->paced && g->own)
-			see_flow(skb, g->own, g->direction);
-		else if (g->paced && !g->is_parent)
-			see_flow(skb, g->queue, g->direction);
 		if (g->own)
 			tg_count_class(g->queue, g->own, &own_class);
 		if (g->parent)

@@ -13,6 +13,7 @@
 #include "intf.h"
 #include "maps.h"
 #include "tree.h"
+#include "vmlinux.h"
 
 #define TG_SOL_SOCKET	      1
 #define TG_SO_MAX_PACING_RATE 47
@@ -44,12 +45,32 @@
 /* TCP_BPF_SOCK_OPS_CB_FLAGS, since Linux 6.12. */
 #define TG_TCP_CB_FLAGS 1008
 
+/* Fewer segments say nothing of those that follow. */
+#define TG_PAYLOAD_SEGMENTS 8
+
+/*
+ * The payload of a segment of a socket, at most `mss`. Who answers requests sends segments of some
+ * bytes, of which the headers are the larger part.
+ */
+static __always_inline __u32 tg_payload(const struct tcp_sock *tp, struct tg_socket *ours,
+					__u32 mss)
+{
+	__u32 segments = tp->data_segs_out - ours->segments_sent;
+
+	if (segments >= TG_PAYLOAD_SEGMENTS) {
+		ours->payload = fs_max((tp->bytes_sent - ours->bytes_sent) / segments, 1);
+		ours->bytes_sent = tp->bytes_sent;
+		ours->segments_sent = tp->data_segs_out;
+	}
+	return ours->payload ? fs_min(ours->payload, mss) : mss;
+}
+
 /*
  * The pacing rate of a socket that may use `share` of what the limit may use: the kernel paces
- * payload, the limit counts whole frames.
+ * payload, the limit counts whole frames. `payload` is that of a segment.
  */
 static __always_inline __u32 tg_pacing_rate(const struct tg_limit *limit, __u64 rate_bit_s,
-					    __u64 share, __u32 mss, int ipv6)
+					    __u64 share, __u32 payload, int ipv6)
 {
 	__u64 headers = TG_HEADER_BYTES + (ipv6 ? TG_IPV6_EXTRA_BYTES : 0);
 	__u64 byte_s = (rate_bit_s / 8) * (share >> 8) >> 16;
@@ -57,9 +78,9 @@ static __always_inline __u32 tg_pacing_rate(const struct tg_limit *limit, __u64 
 	if (!(limit->flags & (TG_FLAG_PACE_CEILING | TG_FLAG_PACE_FAIR)) ||
 	    !limit->queue[TG_EGRESS].cost)
 		return TG_PACING_UNLIMITED;
-	if (!mss)
-		mss = TG_DEFAULT_MSS_BYTES;
-	byte_s = byte_s * mss / (mss + headers);
+	if (!payload)
+		payload = TG_DEFAULT_MSS_BYTES;
+	byte_s = byte_s * payload / (payload + headers);
 	return byte_s < TG_PACING_UNLIMITED ? byte_s : TG_PACING_UNLIMITED;
 }
 

@@ -73,13 +73,17 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 				       struct tg_queue *queue, int newcomer)
 {
 	__u32 wanted, current = TG_PACING_UNLIMITED;
+	int ipv6 = ops->family == TG_AF_INET6;
+	struct bpf_sock *sk = ops->sk;
 	struct tg_socket *ours;
-	__u64 share;
+	struct tcp_sock *tp;
+	__u64 share, rate;
 
-	if (!ops->sk)
+	if (!sk)
 		return;
-	ours = bpf_sk_storage_get(&sockets_of_limit, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!ours)
+	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!ours || !tp)
 		return;
 	share = tg_share(l, queue, newcomer);
 	/*
@@ -89,8 +93,8 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 	if (!has_parent && !newcomer && ours->share && share / 2 > ours->share)
 		share = 2ULL * ours->share;
 	ours->share = share;
-	wanted = tg_pacing_rate(l, tg_rate(l, queue, TG_EGRESS), share, ops->mss_cache,
-				ops->family == TG_AF_INET6);
+	rate = tg_rate(l, queue, TG_EGRESS);
+	wanted = tg_pacing_rate(l, rate, share, tg_payload(tp, ours, ops->mss_cache), ipv6);
 	if (has_parent && !newcomer && ours->pacing_byte_s && wanted / 2 > ours->pacing_byte_s)
 		wanted = 2 * ours->pacing_byte_s;
 	bpf_getsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
@@ -107,7 +111,7 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 		return;
 	ours->pacing_byte_s = wanted;
 	if (l->flags & TG_FLAG_PACE_FAIR)
-		set_window(ops, wanted, newcomer);
+		set_window(ops, tg_pacing_rate(l, rate, share, ops->mss_cache, ipv6), newcomer);
 }
 
 /* Folds a round-trip time into the limit's; a lost update of a smoothed value is no loss. */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Senders that cannot be paced (UDP, QUIC, raw sockets): how much of an epoch is set aside for
- * each, and how far they may be behind where the virtual queue has room for TCP's windows. A pure
- * header; its model, with the reasons, is crates/core/src/unpaced.rs, and a property test holds the
- * two together.
+ * What is set aside of an epoch: for senders that cannot be paced (UDP, QUIC, raw sockets) up to
+ * one share each, and for flows that take less than half of theirs what they take. And how far who
+ * cannot be paced may be behind where the virtual queue has room for TCP's windows. A pure header;
+ * its model, with the reasons, is crates/core/src/unpaced.rs, and a property test holds the two
+ * together.
  */
 #ifndef TG_UNPACED_H
 #define TG_UNPACED_H
@@ -18,10 +19,14 @@
 #define UP_DROP_BYTES (4 * 1514)
 /* More than this in an epoch is beyond every share. */
 #define UP_MAX_BYTES (1U << 31)
+/* Ethernet's largest frame; a paced flow sends two at once at least. */
+#define UP_FRAME_BYTES 1514
 /* A CPU may be so many epochs behind the others, and no more: 64 ms at least. */
 #define UP_LATE_EPOCHS 16
 /* How far the queue may be behind before it turns to a packet that passes: see up_depth_ns. */
 #define UP_DEPTH_NS 16000000ULL
+/* What a flow that takes little may be behind beyond that. */
+#define UP_CREDIT_NS 16000000ULL
 
 /* What one share is of an epoch, in time at the limit's rate. */
 static inline __attribute__((always_inline)) __u64 up_fair_ns(__u64 share, __u64 epoch_ns)
@@ -29,26 +34,74 @@ static inline __attribute__((always_inline)) __u64 up_fair_ns(__u64 share, __u64
 	return fs_min(epoch_ns, FS_MAX_EPOCH_NS) * (fs_min(share, FS_MAX_SHARE) >> 8) >> 16;
 }
 
+/* Whether what a socket's word (up_add) counts is of this epoch, or of one that other CPUs have
+ * begun meanwhile. */
+static inline __attribute__((always_inline)) int up_is_of(__u64 seen, __u32 epoch)
+{
+	return (__u32)((seen >> 32) - epoch) < UP_LATE_EPOCHS;
+}
+
 /*
- * Whether a sender is still within one share of the epoch; then the packet counts. `*sent` holds
- * the epoch in its upper half and the sender's bytes in the lower: one word, so that bytes never
- * count for another epoch than theirs, however many CPUs send. Who is beyond writes nothing.
+ * Counts a packet. `*sent`, as it was `seen`, holds the epoch in its upper half and the bytes of
+ * the socket in the lower: one word, so that bytes never count for another epoch than theirs,
+ * however many CPUs send.
+ */
+static inline __attribute__((always_inline)) void up_add(__u64 *sent, __u64 seen, __u32 epoch,
+							 __u32 bytes)
+{
+	if (!up_is_of(seen, epoch) &&
+	    __sync_val_compare_and_swap(sent, seen, (__u64)epoch << 32 | bytes) == seen)
+		return;
+	__sync_fetch_and_add(sent, bytes);
+}
+
+/*
+ * Whether a sender that cannot be paced is still within one share of the epoch; then the packet
+ * counts. Who is beyond writes nothing.
  */
 static inline __attribute__((always_inline)) int up_within(__u64 *sent, __u32 epoch, __u32 bytes,
 							   __u64 cost, __u64 fair_ns)
 {
 	__u64 seen = *(volatile __u64 *)sent;
-	/* Of this epoch, or of one that other CPUs have begun meanwhile. */
-	int counts = (__u32)((seen >> 32) - epoch) < UP_LATE_EPOCHS;
-	__u64 counted = counts ? seen & 0xffffffff : 0;
+	__u64 counted = up_is_of(seen, epoch) ? seen & 0xffffffff : 0;
 
 	if (counted >= UP_MAX_BYTES || vq_time_ns(counted, cost) >= fair_ns)
 		return 0;
-	bytes = bytes < VQ_MAX_PACKET_BYTES ? bytes : VQ_MAX_PACKET_BYTES;
-	if (!counts && __sync_val_compare_and_swap(sent, seen, (__u64)epoch << 32 | bytes) == seen)
-		return 1;
-	__sync_fetch_and_add(sent, bytes);
+	up_add(sent, seen, epoch, bytes < VQ_MAX_PACKET_BYTES ? bytes : VQ_MAX_PACKET_BYTES);
 	return 1;
+}
+
+/* Half of a share: who takes less in an epoch, or no more than a frame, is not counted. */
+static inline __attribute__((always_inline)) int up_is_much(__u64 bytes, __u64 cost, __u64 fair_ns)
+{
+	return bytes >= UP_MAX_BYTES ||
+	       (bytes > UP_FRAME_BYTES && vq_time_ns(bytes, cost) >= fair_ns / 2);
+}
+
+/*
+ * Counts a packet of a flow that is told its share. Returns whether it takes at least half of that
+ * in this epoch, and more than a frame: then it is one of those that share the limit. Until then
+ * *aside_ns is what is to be set aside for it; with the packet that makes it one of them, what is
+ * to be given back (negative).
+ */
+static inline __attribute__((always_inline)) int
+up_takes(__u64 *sent, __u32 epoch, __u32 bytes, __u64 cost, __u64 fair_ns, __s64 *aside_ns)
+{
+	__u64 seen = *(volatile __u64 *)sent;
+	__u64 counted = up_is_of(seen, epoch) ? seen & 0xffffffff : 0;
+	__u64 before_ns = vq_time_ns(counted, cost);
+
+	*aside_ns = 0;
+	if (up_is_much(counted, cost, fair_ns))
+		return 1;
+	bytes = bytes < VQ_MAX_PACKET_BYTES ? bytes : VQ_MAX_PACKET_BYTES;
+	up_add(sent, seen, epoch, bytes);
+	if (up_is_much(counted + bytes, cost, fair_ns)) {
+		*aside_ns = -(__s64)before_ns;
+		return 1;
+	}
+	*aside_ns = vq_time_ns(counted + bytes, cost) - before_ns;
+	return 0;
 }
 
 /*
@@ -69,9 +122,9 @@ static inline __attribute__((always_inline)) __u32 up_judged_bytes(__u32 wire_by
  * it would only make room for them: then it is the drop threshold, if that is further.
  */
 static inline __attribute__((always_inline)) __u64 up_depth_ns(const struct vq_conf *conf,
-							       __u64 unpaced_ns)
+							       __u64 aside)
 {
-	return unpaced_ns ? fs_max(UP_DEPTH_NS, conf->drop_ns) : UP_DEPTH_NS;
+	return aside ? fs_max(UP_DEPTH_NS, conf->drop_ns) : UP_DEPTH_NS;
 }
 
 /* The thresholds for them of a queue that has room for windows: those of a queue without. */

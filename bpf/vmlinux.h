@@ -72,6 +72,8 @@ struct tcp_sock {
 	__u32 snd_ssthresh;
 	__u32 delivered;
 	__u32 delivered_ce;
+	__u32 data_segs_out;
+	__u64 bytes_sent;
 	__u8 ecn_flags;
 	__u32 srtt_us;
 	__u32 window_clamp;

@@ -1,7 +1,12 @@
-//! Senders that cannot be paced in a limit of scheme `pace`: UDP, QUIC, raw sockets. What each may have of an
-//! epoch, and how far they may be behind.
+//! What is set aside of an epoch in a limit of scheme `pace`: for senders that cannot be paced (UDP, QUIC, raw
+//! sockets), and for flows that want little.
 //!
-//! Each has a share as a TCP flow has. What it sends within one share of an epoch is set aside: the flows
+//! A flow that takes at least half of its share in an epoch is one of those that share the limit. One that takes
+//! less is not counted; what it takes is set aside ([`Sent::takes`]). This is one step of max-min fairness: who
+//! wants less than a share gets that, and the others divide the rest. So twenty connections with a small request
+//! each leave to a bulk transfer all that they do not use, and it leaves to them what they do.
+//!
+//! A sender that cannot be paced has a share as a TCP flow has. What it sends within one share of an epoch is set aside: the flows
 //! make room for it ([`crate::fair_share::Sharers::reserved`]). What it sends beyond earns it nothing,
 //! however much that is: the time of any number of bytes at any rate is computed without a wrap
 //! ([`time_of`]).
@@ -29,6 +34,9 @@ const MARK_BYTES: u64 = 2 * 1514;
 const DROP_BYTES: u64 = 4 * 1514;
 /// More bytes than this in an epoch are beyond every share.
 pub const MAX_BYTES: u32 = 1 << 31;
+/// Ethernet's largest frame. A flow that is paced sends two at once at least, so who sends no more than one in an
+/// epoch wants little, however small its share has become.
+pub const FRAME_BYTES: u32 = 1514;
 
 /// What one share is of an epoch, in time at the limit's rate.
 #[must_use]
@@ -55,6 +63,22 @@ impl Sent {
         }
         *self = Sent { epoch, bytes: counted + bytes.min(MAX_PACKET_BYTES) };
         true
+    }
+
+    /// Counts a packet of a flow that is told its share, which is `fair` of the epoch. Returns whether the flow
+    /// takes at least half of it, and more than a frame, and what is to be set aside for it in nanoseconds: negative with the packet
+    /// that reaches the half, as what was set aside before is given back.
+    pub fn takes(&mut self, epoch: u32, bytes: u32, cost: u64, fair: Nanos) -> (bool, i64) {
+        let before = if self.epoch == epoch { self.bytes } else { 0 };
+        let time = |bytes: u32| time_of(u64::from(bytes), cost).0 as i64;
+        let is_much =
+            |bytes| bytes >= MAX_BYTES || (bytes > FRAME_BYTES && time(bytes) >= fair.0 as i64 / 2);
+        if is_much(before) {
+            return (true, 0);
+        }
+        let after = before + bytes.min(MAX_PACKET_BYTES);
+        *self = Sent { epoch, bytes: after };
+        if is_much(after) { (true, -time(before)) } else { (false, time(after) - time(before)) }
     }
 }
 
@@ -191,6 +215,24 @@ mod tests {
                     sum += cost;
                     prop_assert!(sum <= bound, "{sum} ns in {} ns, {bound}", to - from);
                 }
+            }
+        }
+
+        /// What is set aside for a flow is what it has sent while that is below half of its share, and nothing
+        /// from then on.
+        #[test]
+        fn what_a_small_flow_takes_is_set_aside(
+            bit_s in 8_000u64..=100_000_000_000, share in 0..=ONE, epoch in 0u64..1 << 34,
+            packets in prop::collection::vec(1u32..100_000, 1..200),
+        ) {
+            let (cost, fair) = (windows(bit_s).cost, fair(share, Nanos(epoch)));
+            let (mut sent, mut bytes, mut aside) = (Sent::default(), 0u64, 0);
+            for packet in packets {
+                let (takes, change) = sent.takes(1, packet, cost, fair);
+                (bytes, aside) = (bytes + u64::from(packet), aside + change);
+                let time = time_of(bytes, cost);
+                prop_assert_eq!(takes, time.0 >= fair.0 / 2 && bytes > u64::from(FRAME_BYTES));
+                prop_assert_eq!(aside, if takes { 0 } else { time.0 as i64 });
             }
         }
 

@@ -224,13 +224,13 @@ impl LockedHost {
         self.host.store.remove_orphans(&self.lock)
     }
 
-    /// Checks that what this process leaves, should it be killed, could be found again. Who only takes limits
-    /// off needs no such thing.
+    /// Makes sure, before anything changes, that what this process leaves, should it be killed, can be found
+    /// again: room in the journal for each of its steps is reserved. Who only takes limits off needs none.
     ///
     /// # Errors
     /// [`StoreError::NoJournal`].
-    pub fn check_journal(&self) -> Result<(), StoreError> {
-        self.lock.check_journal()
+    pub fn reserve_journal(&self) -> Result<(), StoreError> {
+        self.lock.reserve_journal()
     }
 
     /// Problems that did not stop the command, a sentence each.

@@ -12,12 +12,12 @@ int native_ep_count_class(struct tg_queue *parent, __u32 *seen, const struct cl_
 }
 
 void native_ep_charge(const struct vq_conf *conf, struct tg_queue *queue, __u64 now_ns,
-		      __u64 cost_ns, __u64 unpaced_ns)
+		      __u64 cost_ns, __u64 aside_ns)
 {
 	__u64 seen_ns = *(volatile __u64 *)&queue->finish_ns;
 
 	vq_charge(conf, &queue->finish_ns, &queue->skipped_ns, seen_ns, now_ns, cost_ns);
-	__sync_fetch_and_add(&queue->unpaced_ns, unpaced_ns);
+	__sync_fetch_and_add(&queue->aside_ns, aside_ns);
 }
 
 int native_ep_turn(const struct vq_conf *conf, struct tg_queue *queue, __u64 now_ns,

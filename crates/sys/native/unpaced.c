@@ -17,6 +17,12 @@ __u32 native_up_within(__u64 *sent, __u32 epoch, __u32 bytes, __u64 cost, __u64 
 	return up_within(sent, epoch, bytes, cost, fair_ns);
 }
 
+__u32 native_up_takes(__u64 *sent, __u32 epoch, __u32 bytes, __u64 cost, __u64 fair_ns,
+		      __s64 *aside_ns)
+{
+	return up_takes(sent, epoch, bytes, cost, fair_ns, aside_ns);
+}
+
 void native_up_config(const struct vq_conf *conf, struct vq_conf *out)
 {
 	up_config(conf, out);
@@ -47,7 +53,6 @@ int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, __u64 *
 	};
 	__s64 backlog = queue->finish_ns - p->now_ns;
 	int reserved = 0;
-	int small = p->wire_bytes <= VQ_SMALL_BYTES;
 	enum vq_zone zone = vq_zone(conf, backlog);
 	__u64 cost_ns = vq_time_ns(p->wire_bytes, conf->cost), fair_ns, depth_ns = 0;
 
@@ -56,20 +61,20 @@ int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, __u64 *
 		    up_fair_ns(queue->share ? queue->share : FS_TARGET, queue->epoch_us * 1000ULL);
 		reserved = up_within(sent, queue->epoch + 1, p->wire_bytes, conf->cost, fair_ns);
 		if (reserved)
-			queue->unpaced_ns += cost_ns;
+			queue->aside_ns += cost_ns;
 		else
 			queue->flooded = 1;
 	}
 	packet.wire_bytes = up_judged_bytes(p->wire_bytes, p->unpaced && !reserved);
 	if (reserved || !p->unpaced)
-		depth_ns = up_depth_ns(conf, queue->unpaced_before_ns);
+		depth_ns = up_depth_ns(conf, queue->aside_before);
 	if (zone != VQ_FREE && backlog > (__s64)depth_ns &&
 	    (zone == VQ_FULL || vq_decide(conf, zone, backlog, &packet, p->random) >= VQ_DROP_FULL))
 		return 0;
 	vq_charge(conf, &queue->finish_ns, &queue->skipped_ns, queue->finish_ns, p->now_ns,
 		  cost_ns);
-	if (!small && !p->unpaced)
-		ep_count_flow(queue, seen);
+	if (!p->unpaced)
+		ep_use(queue, sent, seen, p->wire_bytes, conf->cost);
 	backlog = queue->finish_ns - p->now_ns - cost_ns - fs_max(conf->mark_ns, 3000000);
 	if (queue->flooded)
 		backlog = 0;

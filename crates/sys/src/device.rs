@@ -32,12 +32,15 @@ use crate::{
     query, remains,
 };
 
-/// After what others filter with low numbers; one limit a device and side, so one handle.
-const PRIORITY: u32 = 32_000;
+/// After what others filter with low numbers: of a device, of a port. One limit of a kind a device and side,
+/// so one handle.
+const PRIORITIES: [u32; 2] = [32_000, 32_001];
 /// Of what must see packets before those do: programs on both sides of the device, for each direction.
 const PRIORITIES_BEFORE: [u32; DIRECTIONS] = [31_999, 31_998];
 /// Of the programs of limits with prefixes: of a device, of a port.
 const PRIORITIES_MATCHED: [u32; 2] = [31_997, 31_996];
+/// Of what goes to an ifb device, and is met by no filter after that.
+const PRIORITY_REDIRECTED: u32 = 32_002;
 const HANDLE: u32 = 1;
 
 /// A device in this network namespace, and from which side it is limited.
@@ -153,7 +156,6 @@ pub(crate) struct Filters {
     /// clsact was not there before.
     pub(crate) owns_clsact: bool,
     programs: Vec<(Direction, Side, OwnedFd)>,
-    priority: u32,
     kept: bool,
 }
 
@@ -175,7 +177,7 @@ impl Drop for Filters {
     fn drop(&mut self) {
         if !self.kept {
             let programs = self.programs.iter().map(|(_, side, program)| (*side, program.as_fd()));
-            remove_filters(self.ifindex, self.priority, self.owns_clsact, programs);
+            remove_filters(self.ifindex, self.owns_clsact, programs);
         }
     }
 }
@@ -192,7 +194,7 @@ pub(crate) fn attach(
     target: &Target,
     programs: &[(Direction, &ProgramMut<'_>)],
 ) -> Result<Hooked, LimitError> {
-    attach_at(target, programs, PRIORITY)
+    attach_at(target, programs, PRIORITIES[usize::from(target.is_port())], false)
 }
 
 /// The same, where they see packets before the programs of a limit do. Both act on one `direction`.
@@ -201,7 +203,7 @@ pub(crate) fn attach_before(
     direction: Direction,
     programs: &[(Direction, &ProgramMut<'_>)],
 ) -> Result<Hooked, LimitError> {
-    attach_at(target, programs, PRIORITIES_BEFORE[intf::index(direction)])
+    attach_at(target, programs, PRIORITIES_BEFORE[intf::index(direction)], true)
 }
 
 /// The same of the programs that all limits with prefixes share.
@@ -209,7 +211,7 @@ pub(crate) fn attach_matched(
     target: &Target,
     programs: &[(Direction, &ProgramMut<'_>)],
 ) -> Result<Hooked, LimitError> {
-    attach_at(target, programs, PRIORITIES_MATCHED[usize::from(target.is_port())])
+    attach_at(target, programs, PRIORITIES_MATCHED[usize::from(target.is_port())], true)
 }
 
 /// Puts a program on a device that says which packets go to another device's egress (-1), and which go on
@@ -222,18 +224,19 @@ pub(crate) fn attach_redirecting(
     to: u32,
     hooked: &mut Hooked,
 ) -> Result<(), LimitError> {
-    add_filter(program, target, direction, PRIORITY, Some(to), &mut hooked.filters)
+    add_filter(program, target, direction, PRIORITY_REDIRECTED, Some(to), &mut hooked.filters)
 }
 
 fn attach_at(
     target: &Target,
     programs: &[(Direction, &ProgramMut<'_>)],
     priority: u32,
+    before: bool,
 ) -> Result<Hooked, LimitError> {
     let mut hooked = Hooked::default();
     for (direction, program) in programs {
         let name = if *direction == Direction::Egress { "egress" } else { "ingress" };
-        match tcx(program, target.ifindex, priority != PRIORITY) {
+        match tcx(program, target.ifindex, before) {
             Some(link) => hooked.links.push((name, link)),
             None => add_filter(program, target, *direction, priority, None, &mut hooked.filters)?,
         }
@@ -279,7 +282,6 @@ fn add_filter(
             ifindex: target.ifindex,
             owns_clsact: add_clsact(target.ifindex)?,
             programs: Vec::new(),
-            priority,
             kept: false,
         }),
     };
@@ -355,29 +357,32 @@ pub(crate) fn programs_before(ifindex: u32, side: Side, ours: &BTreeSet<u32>) ->
     tcx.iter().copied().chain(before).filter(is_theirs).collect()
 }
 
+/// All priorities that filters of ours have.
+fn priorities() -> impl Iterator<Item = u32> {
+    let all = PRIORITIES.into_iter().chain(PRIORITIES_BEFORE).chain(PRIORITIES_MATCHED);
+    all.chain([PRIORITY_REDIRECTED])
+}
+
 /// Whether a filter has a priority and the handle that those of limits have.
 pub(crate) fn is_our_place(filter: &Filter) -> bool {
-    let mut all = [PRIORITY].into_iter().chain(PRIORITIES_BEFORE).chain(PRIORITIES_MATCHED);
-    let is_ours = all.any(|priority| priority == u32::from(filter.priority));
+    let is_ours = priorities().any(|priority| priority == u32::from(filter.priority));
     is_ours && filter.handle == Handle::new(0, HANDLE as u16)
 }
 
 /// The priority of a filter that is known by its program alone.
 fn priority_of(ifindex: u32, side: Side, program: BorrowedFd<'_>) -> Option<u32> {
     quiet_libbpf();
-    let mut all = [PRIORITY].into_iter().chain(PRIORITIES_BEFORE).chain(PRIORITIES_MATCHED);
-    all.find(|p| filter_is(ifindex, side, *p, program))
+    priorities().find(|p| filter_is(ifindex, side, *p, program))
 }
 
 /// Takes filters off where they are these programs', and clsact if it came with them and nobody else uses it.
 fn remove_filters<'a>(
     ifindex: u32,
-    priority: u32,
     owns_clsact: bool,
     programs: impl Iterator<Item = (Side, BorrowedFd<'a>)>,
 ) {
     for (side, program) in programs {
-        if filter_is(ifindex, side, priority, program) {
+        if let Some(priority) = priority_of(ifindex, side, program) {
             let _ = hook(program, ifindex, side, priority).detach();
         }
     }
@@ -391,8 +396,7 @@ fn remove_filters<'a>(
 
 /// Where a filter of ours may be.
 fn places() -> impl Iterator<Item = (Side, u32)> {
-    let priorities = [PRIORITY].into_iter().chain(PRIORITIES_BEFORE).chain(PRIORITIES_MATCHED);
-    priorities.flat_map(|priority| [(Side::In, priority), (Side::Out, priority)])
+    priorities().flat_map(|priority| [(Side::In, priority), (Side::Out, priority)])
 }
 
 /// The id of the program of the filter in one place of ours; with `detach` takes it off.
@@ -450,7 +454,7 @@ pub(crate) fn has_clsact(ifindex: u32) -> bool {
 /// Removes clsact from a device if no filter is there.
 pub(crate) fn remove_unused_clsact(ifindex: u32) {
     if has_clsact(ifindex) {
-        remove_filters(ifindex, PRIORITY, true, std::iter::empty());
+        remove_filters(ifindex, true, std::iter::empty());
     }
 }
 
@@ -500,12 +504,8 @@ pub(crate) fn remove_pinned_filters_of(dir: &Path, limit: &intf::Limit, pins: &[
     }
     let owns_clsact = fs::symlink_metadata(dir.join(CLSACT_MARK)).is_ok();
     let _ = in_namespace(limit.cgroup_id, || {
-        // All of a directory have one priority.
-        let priority = programs
-            .iter()
-            .find_map(|(side, program)| priority_of(limit.ifindex, *side, program.as_fd()));
         let programs = programs.iter().map(|(side, program)| (*side, program.as_fd()));
-        remove_filters(limit.ifindex, priority.unwrap_or(PRIORITY), owns_clsact, programs);
+        remove_filters(limit.ifindex, owns_clsact, programs);
     });
 }
 

@@ -16,10 +16,8 @@ use tidegate_core::{
 
 /// Number of directions, and the length of every per-direction array.
 pub const DIRECTIONS: usize = 2;
-/// A limit, and after it by direction what it is once its time has come: `TG_COPY`.
-pub const COPY: usize = 1 + DIRECTIONS;
-/// All of it twice: `TG_LIMITS`.
-pub const LIMITS: usize = 2 * COPY;
+/// A limit, and after it by direction what it is once its time has come: `TG_LIMITS`.
+pub const LIMITS: usize = 1 + DIRECTIONS;
 /// Number of queues of a limit: those of its directions, and those of what belongs to none of its children.
 pub const QUEUES: usize = 2 * DIRECTIONS;
 /// Number of outcomes that a packet may have.
@@ -173,8 +171,31 @@ pub struct Limit {
     pub matched: ExemptConf,
     /// By direction: from when on what stands at its place after this is in force; 0: never.
     pub until_ns: [u64; DIRECTIONS],
-    /// Of the first entry of a map: the copy in force. Elsewhere it is zero.
-    pub copy: u64,
+}
+
+/// `struct tg_copies`: the value of a map of limits.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Copies {
+    /// The copy in force, 0 or 1, of all entries of a limit: only that of the first counts.
+    pub in_force: u64,
+    /// Packets read one, and user space writes the other.
+    pub copy: [Limit; 2],
+}
+
+impl Copies {
+    /// The place of the copy in force.
+    #[must_use]
+    pub fn current(&self) -> usize {
+        (self.in_force & 1) as usize
+    }
+}
+
+impl From<Limit> for Copies {
+    /// A limit as it is in a new map.
+    fn from(limit: Limit) -> Self {
+        Copies { in_force: 0, copy: [limit, Limit::default()] }
+    }
 }
 
 /// `struct tg_exempt`.
@@ -340,10 +361,11 @@ pub struct Queue {
     pub lightest: u32,
     /// ... and in the epoch before.
     pub lightest_before: u32,
-    /// What senders that cannot be paced have used in this epoch, each up to one share.
-    pub unpaced_ns: u64,
-    /// ... and in the epoch before.
-    pub unpaced_before_ns: u64,
+    /// What is set aside in this epoch: for senders that cannot be paced up to one share each, and what flows
+    /// take that take less than half of theirs.
+    pub aside_ns: u64,
+    /// ... and what was in the epoch before, of the limit in 2^-24.
+    pub aside_before: u64,
     /// Of a child: the last epoch of its parent in which it was counted.
     pub counted_epoch: u32,
     /// Whether a sender that cannot be paced wanted more than one share in this epoch.
@@ -608,7 +630,8 @@ mod tests {
             offset_of!(Limit, exempt),
             offset_of!(Limit, matched),
             offset_of!(Limit, until_ns),
-            offset_of!(Limit, copy),
+            size_of::<Copies>(),
+            offset_of!(Copies, copy),
             size_of::<ExemptConf>(),
             offset_of!(ExemptConf, count),
             MAX_PREFIXES,
@@ -656,7 +679,6 @@ mod tests {
             size_of::<Lengths>(),
             size_of::<PlaceKey>(),
             offset_of!(PlaceKey, what),
-            COPY,
             LIMITS,
             DIRECTIONS,
             QUEUES,

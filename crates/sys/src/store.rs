@@ -128,12 +128,13 @@ pub struct StoreLock {
 }
 
 impl StoreLock {
-    /// Checks that what a killed writer leaves could be found again: wanted for all but taking limits off.
+    /// Reserves room in the journal for all that this writer does, so that what it leaves should it be killed
+    /// can be found again: wanted for all but taking limits off.
     ///
     /// # Errors
     /// [`StoreError::NoJournal`].
-    pub fn check_journal(&self) -> Result<(), StoreError> {
-        self.journal.check()
+    pub fn reserve_journal(&self) -> Result<(), StoreError> {
+        self.journal.reserve()
     }
 
     /// What went wrong and kept nobody from going on, a sentence each: what a killed writer has left, and

@@ -66,7 +66,7 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
     let options = patch.on(&base).map_err(flag_error)?;
     let options = fits(&scope, options).map_err(flag_error)?;
     locked(&verbs::open(store)?, |host| {
-        host.check_journal()?;
+        host.reserve_journal()?;
         host.force(args.force);
         let name = args.name.clone();
         let scope = host.host().resolve(&scope)?;
@@ -115,7 +115,7 @@ fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
     }
     let name = &args.name;
     locked(&verbs::open(store)?, |host| {
-        host.check_journal()?;
+        host.reserve_journal()?;
         let Some(pinned) = host.host().find(name)? else { return Err(missing(host.host(), name)) };
         let limit = present(&pinned);
         is_readable(host.host(), limit.parent.as_deref())?;

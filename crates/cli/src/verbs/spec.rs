@@ -90,7 +90,7 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
     let plan = present.and_then(|present| planned(&spec, &present, &wanted, &waiting, args.prune));
     let done = plan.and_then(|plan| {
         if !plan.actions.is_empty() {
-            host.check_journal()?;
+            host.reserve_journal()?;
         }
         apply::apply(&mut host, &plan.actions)?;
         host.note_waiting(&spec, &waiting, args.prune)?;

@@ -188,7 +188,7 @@ impl Scene {
 }
 
 /// How many programs are on a device of the calling thread's namespace: in, out.
-fn programs_of(index: u32) -> [String; 2] {
+pub fn programs_of(index: u32) -> [String; 2] {
     [libbpf_sys::BPF_TCX_INGRESS, libbpf_sys::BPF_TCX_EGRESS].map(|side| {
         let mut options = libbpf_sys::bpf_prog_query_opts {
             sz: size_of::<libbpf_sys::bpf_prog_query_opts>() as _,

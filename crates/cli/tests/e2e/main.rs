@@ -10,6 +10,7 @@ mod apply;
 mod burst;
 #[path = "../../../capture/tests/captures/mod.rs"]
 mod captures;
+mod clsact;
 mod common;
 mod daemon;
 mod edt;

@@ -6,12 +6,14 @@ use std::{fs, net::TcpListener, path::Path};
 use tidegate_sys::{
     cgroup::Cgroup,
     libbpf_rs::{MapCore, MapFlags, MapHandle},
+    net::Netlink,
 };
 
 use crate::{
     common::{Guard, Objects, Place, skip, wait_for},
     edt::{Bed, into, ok, refused},
     htb::{json, links},
+    kill::programs_of,
     need_root,
     older::{pacing, spoil},
     place::Host,
@@ -188,6 +190,36 @@ fn root_a_limit_that_cannot_be_read_holds_until_another_does() {
             assert_eq!(Objects::on(group).links(), 3);
         }
     }
+}
+
+/// The same on a device, where both can be: the old one has a link of its own, and so has the new one.
+#[test]
+fn root_a_policer_that_cannot_be_read_holds_until_another_does() {
+    need_root!();
+    if !cfg!(target_arch = "x86_64") {
+        return skip("knows the system calls of x86-64 alone");
+    }
+    let (place, bed) = (Place::new(), Bed::new());
+    let index = bed.sender.run(|| Netlink::open().unwrap().index_of("eth0").unwrap()).unwrap();
+    let programs = || bed.sender.run(|| programs_of(index)).unwrap();
+    let add = "limit add a --dev eth0 --scheme police --egress 20mbit";
+    ok(&place, &bed, add);
+    let before = programs();
+    if before[1] == "0" {
+        return skip("this kernel has no tcx: a filter has one place");
+    }
+    spoil(&place.store().join("a/limit"));
+    let mut command = into(&bed.sender, env!("CARGO_BIN_EXE_tidegate"));
+    command.env("TIDEGATE_BPFFS", place.store()).args(add.split(' '));
+    command.stdout(std::process::Stdio::null());
+    let ended = tracer::watch(command, |change| {
+        assert_ne!(programs()[1], "0", "before change {change}");
+        None
+    });
+    assert_eq!((ended.code, programs()), (Some(0), before));
+    assert_eq!(states(&place, &bed), [("a".to_owned(), "in_force".to_owned())]);
+    ok(&place, &bed, "detach");
+    assert_eq!(programs(), ["0", "0"].map(str::to_owned));
 }
 
 /// A connection that sends nothing hears of nothing: what a limit sets on it stays until it is set anew.

@@ -372,6 +372,22 @@ impl GroupSpec {
         number(&texts.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
+    /// The number of all that must be the same at all members: the one on the wire, and with `fps`, `gtb` and
+    /// `grd` also how many hosts there may be and the interval. Members that differ in these two hear each
+    /// other all the same, or each side would take the whole rate.
+    #[must_use]
+    pub fn settings_number(&self, fleet: &FleetSpec) -> u32 {
+        let wire = self.number(fleet);
+        match self.algorithm {
+            Algorithm::Share | Algorithm::Ctb => wire,
+            Algorithm::Fps | Algorithm::Gtb | Algorithm::Grd => {
+                let texts = [u64::from(wire), u64::from(self.hosts), self.interval.0];
+                let texts = texts.map(|number| number.to_string());
+                number(&texts.each_ref().map(String::as_str))
+            }
+        }
+    }
+
     /// What a host may use that hears of nobody, in bit/s: parts that never add up to more than the rate.
     #[must_use]
     pub fn alone_bit_s(&self) -> u64 {

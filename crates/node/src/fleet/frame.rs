@@ -16,7 +16,7 @@ use tidegate_core::fleet::{
 };
 
 use super::{
-    config::{Algorithm, check_name},
+    config::{Algorithm, GroupSpec, check_name},
     seal::Life,
 };
 
@@ -66,7 +66,8 @@ pub enum Frame {
 pub struct GroupReport {
     /// The group's name.
     pub name: String,
-    /// Its number: who has another has another limit or other options.
+    /// Of its settings ([`GroupSpec::settings_number`](super::config::GroupSpec::settings_number)): who has
+    /// another has another limit or other options.
     pub number: u32,
     /// The limit of all.
     pub rate_bit_s: u64,
@@ -76,6 +77,15 @@ pub struct GroupReport {
     pub share_bit_s: u64,
     /// What arrives there.
     pub demand_bit_s: u64,
+}
+
+impl GroupReport {
+    /// Whether the node has the same rate and algorithm: with all algorithms but `share` it hears the others
+    /// of the group then.
+    #[must_use]
+    pub fn hears(&self, spec: &GroupSpec) -> bool {
+        self.rate_bit_s == spec.rate.bit_s() && self.algorithm == spec.algorithm
+    }
 }
 
 struct Reader<'a>(&'a [u8]);

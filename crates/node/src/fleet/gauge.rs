@@ -27,6 +27,8 @@ const COUNT_TAU: Nanos = Nanos(200_000_000);
 pub(super) const LIMITED_FROM: f64 = 0.95;
 /// Who was limited so lately takes all it gets: averages need as long to see what a new rate lets through.
 const LIMITED_LATELY: Nanos = Nanos(NANOS_PER_SEC);
+/// What arrived at a gate that cannot be read any more counts for so long.
+const WANTED_LATELY: Nanos = Nanos(3 * NANOS_PER_SEC);
 /// The end of a lease is set anew when that moves it by such a part of what is left.
 const LEASE_PARTS: u64 = 8;
 /// Who is told its rate hears of another with its own packets, and at most doubles each time: from a low rate
@@ -44,6 +46,56 @@ pub(super) const LEAST_RATE: Rate = match Rate::from_bit_s(LEAST_BIT_S) {
 const RETRY: Nanos = Nanos(500_000_000);
 /// ... and one that somebody else was changing after this.
 const RETRY_BUSY: Nanos = Nanos(50_000_000);
+
+/// The most that may be in force of rates that could not be set. An attempt counts for two leases at most:
+/// those that come while a greater rate lasts are taken together, and follow when that has ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Doubt {
+    most: Attempt,
+    later: Option<Attempt>,
+    /// The greatest rate without an end, or to which one falls.
+    then: Rate,
+}
+
+/// A rate that may be in force until then.
+#[derive(Debug, Clone, Copy)]
+struct Attempt {
+    rate: Rate,
+    until: Nanos,
+}
+
+impl Attempt {
+    fn with(self, other: Attempt) -> Attempt {
+        Attempt { rate: self.rate.max(other.rate), until: self.until.max(other.until) }
+    }
+}
+
+impl Doubt {
+    /// After an attempt to set this rate.
+    fn after(earlier: Option<Doubt>, now: Nanos, rate: Rate, lease: Option<Lease>) -> Doubt {
+        let until = lease.map_or(Nanos(u64::MAX), |lease| lease.until);
+        let (new, then) = (Attempt { rate, until }, lease.map_or(rate, |lease| lease.then));
+        let Some(Doubt { most, later, then: before }) = earlier else {
+            return Doubt { most: new, later: None, then };
+        };
+        let then = then.max(before);
+        let later = later.map_or(new, |later| later.with(new));
+        if most.until <= now {
+            return Doubt { most: later, later: None, then };
+        }
+        match rate >= most.rate {
+            true => Doubt { most: most.with(later), later: None, then },
+            false => Doubt { most, later: Some(later), then },
+        }
+    }
+
+    /// What may be in force now or later, in bit/s.
+    fn bit_s(self, now: Nanos) -> u64 {
+        let lasts = [Some(self.most), self.later].into_iter().flatten();
+        let lasts = lasts.filter(|one| now < one.until).map(|one| one.rate);
+        lasts.fold(self.then, Rate::max).bit_s()
+    }
+}
 
 /// One limit of the group.
 #[derive(Debug)]
@@ -70,10 +122,12 @@ pub(super) struct Gauge {
     /// Until when the gate has it, as set here; and whether it has an end at all, whoever set that.
     lease: Option<Lease>,
     lent: bool,
+    /// From then on nothing is in force any more that an earlier life of the node lent.
+    lent_until: Nanos,
     /// The least rate since the last sample.
     least: Option<Rate>,
-    /// A rate that could not be set, and that may be in force all the same.
-    doubt: Option<Rate>,
+    /// What could not be set, and may be in force all the same.
+    pub(super) doubt: Option<Doubt>,
     /// When a gate that refused is asked again.
     retry: Option<Nanos>,
     pub(super) gone: bool,
@@ -87,8 +141,8 @@ pub(super) struct Gauge {
 }
 
 impl Gauge {
-    /// One that nothing is known of yet.
-    pub(super) fn new(now: Nanos, place: Place, ceiling: Rate) -> Gauge {
+    /// One that nothing is known of yet. What an earlier life of the node lent the gate ends by `lent_until`.
+    pub(super) fn new(now: Nanos, place: Place, ceiling: Rate, lent_until: Nanos) -> Gauge {
         Gauge {
             place,
             ceiling,
@@ -104,6 +158,7 @@ impl Gauge {
             applied: None,
             lease: None,
             lent: false,
+            lent_until,
             least: None,
             doubt: None,
             retry: None,
@@ -128,6 +183,9 @@ impl Gauge {
             }
             Err(e) => {
                 self.error = Some(e.to_string());
+                if self.measured.is_some_and(|at| now.0.saturating_sub(at.0) >= WANTED_LATELY.0) {
+                    self.demand.clear();
+                }
                 return self.applied.map_or(0, Rate::bit_s);
             }
         };
@@ -144,6 +202,7 @@ impl Gauge {
         self.found = self.applied;
         self.lease = self.lease.filter(|lease| sample.until == Some(lease.until));
         self.lent = sample.until.is_some();
+        self.lent_until = sample.until.unwrap_or(self.lent_until);
         let least = std::mem::replace(&mut self.least, self.applied).min(self.applied);
         let elapsed = self.measured.map(|at| Nanos(now.0.saturating_sub(at.0)));
         self.measured = Some(now);
@@ -230,7 +289,8 @@ impl Gauge {
 
     /// The rates that a group may have given to the gate.
     pub(super) fn lent_rates(&self) -> [Option<Rate>; 3] {
-        [self.applied, self.doubt, self.lease.map(|lease| lease.then)]
+        let doubt = self.doubt.map(|doubt| doubt.most.rate);
+        [self.applied, doubt, self.lease.map(|lease| lease.then)]
     }
 
     /// Whether the gate, as it was read last, has one of these rates, or one that ends: nobody else lends.
@@ -238,22 +298,56 @@ impl Gauge {
         self.lent || self.applied.is_none() || lent.contains(&self.applied)
     }
 
+    /// What is in force was never read, or is what an earlier life lent.
+    fn is_unknown(&self) -> bool {
+        !self.gone && self.lease.is_none() && (self.applied.is_none() || self.lent)
+    }
+
+    /// Whether nothing is known of the gate but that what an earlier life lent it has ended: it passes what
+    /// is the host's in any case, or a part of that.
+    pub(super) fn has_ended(&self, now: Nanos) -> bool {
+        self.is_unknown() && now >= self.lent_until
+    }
+
     /// What the gate passes at most before `until`, in bit/s: what was set, what it falls back to if that
     /// may be sooner, and what may be in force though it could not be set. A gate that is gone comes back
-    /// with `then`; one that was never read has as much as the file lets it have.
-    pub(super) fn claim_bit_s(&self, now: Nanos, until: Option<Nanos>, then: Rate) -> u64 {
+    /// with `then`. One that was never read has what the file lets it have, as long as that may be lent, and
+    /// at most `own` from then on.
+    pub(super) fn claim_bit_s(
+        &self,
+        now: Nanos,
+        until: Option<Nanos>,
+        then: Rate,
+        own: u64,
+    ) -> u64 {
         if self.gone {
             return then.bit_s();
         }
-        let rate = self.applied.unwrap_or(self.ceiling);
+        let rate = self.applied.unwrap_or(self.ceiling).bit_s();
         let rate = match self.lease {
-            Some(lease) if lease.until <= now => lease.then,
-            Some(lease) if until.is_none_or(|until| lease.until < until) => rate.max(lease.then),
-            Some(_) => rate,
-            None if self.lent => rate.max(then),
-            None => rate,
+            Some(lease) if lease.until <= now => lease.then.bit_s(),
+            Some(lease) if until.is_none_or(|until| lease.until < until) => {
+                rate.max(lease.then.bit_s())
+            }
+            None if self.has_ended(now) => own,
+            None if self.lent => rate.max(own),
+            _ => rate,
         };
-        self.doubt.map_or(rate, |doubt| rate.max(doubt)).bit_s()
+        self.doubt.map_or(rate, |doubt| rate.max(doubt.bit_s(now)))
+    }
+
+    /// What a gate that cannot be set now passes once its lease has ended, in bit/s; none if it can be set.
+    /// One that is gone comes back with `then`, and one of which nothing is known has `own` at most.
+    pub(super) fn keeps_bit_s(&self, then: Rate, own: u64) -> Option<u64> {
+        let keeps = match self.lease {
+            _ if self.gone => then.bit_s(),
+            Some(lease) => lease.then.bit_s(),
+            None if self.is_unknown() => own,
+            None => self.applied.map_or(own, Rate::bit_s),
+        };
+        let end = Nanos(u64::MAX);
+        let keeps = self.doubt.map_or(keeps, |doubt| keeps.max(doubt.bit_s(end)));
+        (self.gone || self.retry.is_some()).then_some(keeps)
     }
 
     /// Whether the gate has this rate for about so long: an end that is a little early does no harm. Where
@@ -321,8 +415,7 @@ impl Gauge {
             Ok(Done::Cannot) => "its rate cannot be set".to_owned(),
             Err(e) => e.to_string(),
         };
-        let most = lease.map_or(rate, |lease| rate.max(lease.then));
-        self.doubt = self.doubt.max(Some(most));
+        self.doubt = Some(Doubt::after(self.doubt, now, rate, lease));
         self.retry = Some(Nanos(now.0.saturating_add(RETRY.0)));
         self.error = Some(refused);
         false
@@ -387,7 +480,7 @@ mod tests {
 
     fn gauge() -> Gauge {
         let place = Place { limit: "a".to_owned(), direction: Direction::Egress.into() };
-        Gauge::new(Nanos(0), place, Rate::from_bit_s(RATE).unwrap())
+        Gauge::new(Nanos(0), place, Rate::from_bit_s(RATE).unwrap(), Nanos(0))
     }
 
     /// Of so many flows that use a part of the rate, in per cent.

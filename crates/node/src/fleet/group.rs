@@ -19,7 +19,7 @@ use tidegate_core::{
     Nanos, Rate,
     fleet::{
         MemberId,
-        aggregate::Vector,
+        aggregate::{VECTOR_MAX, Vector},
         average::TAU,
         fps::{Fps, FpsInput, FpsOptions},
         grd::Grd,
@@ -43,6 +43,8 @@ mod release;
 pub use release::Elsewhere;
 use release::Outgoing;
 
+/// What an earlier life of a node lent a gate has ended after so many leases of the present file.
+const LENT_LEASES: u64 = 4;
 /// Who has left a group says so in so many of its intervals.
 const QUIT_ROUNDS: u32 = 4;
 /// What could not be stored is tried again after this: a full disk may be slow to say so.
@@ -121,6 +123,21 @@ pub struct Group {
     drop_probability: f64,
 }
 
+/// When all has ended that was lent before now, whoever lent it.
+fn lent_until(spec: &GroupSpec, now: Nanos) -> Nanos {
+    let lease = match spec.algorithm {
+        Algorithm::Share => spec.lease,
+        _ => fresh(spec, VECTOR_MAX),
+    };
+    Nanos(now.0.saturating_add(lease.0.saturating_mul(LENT_LEASES)))
+}
+
+/// For how long what another told counts, where so many are known.
+fn fresh(spec: &GroupSpec, known: usize) -> Nanos {
+    let intervals = FRESH_INTERVALS.max(known as u64 / 8);
+    Nanos(spec.interval.0.saturating_mul(intervals)).max(FRESH_LEAST)
+}
+
 /// One limit of a group, for whoever shows it.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct GaugeStatus {
@@ -153,7 +170,7 @@ impl Group {
         let GroupOptions { spec, ceilings, fleet, node, incarnation } = options;
         let gauge = |(limit, ceiling): (&String, &Rate)| {
             let place = Place { limit: limit.clone(), direction: spec.direction.into() };
-            Gauge::new(now, place, *ceiling)
+            Gauge::new(now, place, *ceiling, lent_until(spec, now))
         };
         let control = match spec.algorithm {
             Algorithm::Ctb => Control::Ctb,
@@ -222,8 +239,7 @@ impl Group {
 
     fn fresh(&self) -> Nanos {
         let (known, _) = self.vector.silent(Nanos(0), Nanos(0));
-        let intervals = FRESH_INTERVALS.max(known as u64 / 8);
-        Nanos(self.spec.interval.0.saturating_mul(intervals)).max(FRESH_LEAST)
+        fresh(&self.spec, known)
     }
 
     /// What there is to divide, in bit/s, as far as others are heard.
@@ -547,7 +563,7 @@ impl Group {
             let mut gauge = match (known, back) {
                 (Some(at), _) => old.swap_remove(at),
                 (None, Some(at)) => self.outgoing.swap_remove(at).gauge,
-                (None, None) => Gauge::new(now, place, *ceiling),
+                (None, None) => Gauge::new(now, place, *ceiling, lent_until(spec, now)),
             };
             gauge.ceiling = *ceiling;
             if gauge.measured.is_none() || gauge.gone {

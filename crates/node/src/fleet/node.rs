@@ -392,14 +392,14 @@ impl<G: Gates, S: Storage> Node<G, S> {
     }
 
     /// Others that are up, chosen at random: of those that reported the group, if some did.
-    fn peers_of(&mut self, group: Option<(&str, u32)>, count: usize) -> Vec<MemberId> {
+    fn peers_of(&mut self, group: Option<&GroupSpec>, count: usize) -> Vec<MemberId> {
         let mut peers: Vec<_> = match group {
             None => Vec::new(),
-            Some((name, number)) => self
+            Some(spec) => self
                 .reports
                 .iter()
                 .filter(|((id, of), r)| {
-                    of == name && r.report.number == number && self.up.contains(id)
+                    *of == spec.name && r.report.hears(spec) && self.up.contains(id)
                 })
                 .map(|((id, _), _)| *id)
                 .collect(),
@@ -414,8 +414,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
         if !group.gossips() {
             return;
         }
-        let (name, number) = (group.spec().name.clone(), group.number());
-        for peer in self.peers_of(Some((&name, number)), group.spec().branching) {
+        for peer in self.peers_of(Some(group.spec()), group.spec().branching) {
             if let Some(message) = group.news() {
                 self.queue_message(peer, &message);
             }
@@ -460,7 +459,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
                 let group = &self.groups[(at + i) % count].group;
                 GroupReport {
                     name: group.spec().name.clone(),
-                    number: group.number(),
+                    number: group.spec().settings_number(&self.fleet),
                     rate_bit_s: group.spec().rate.bit_s(),
                     algorithm: group.spec().algorithm,
                     share_bit_s: group.part_bit_s(now),

@@ -173,6 +173,17 @@ impl fmt::Display for Told {
                 "nodes `{own}` (this one) and `{other}` at {addr} have the same number by their names; \
                  rename one ([fleet] node)"
             ),
+            Told::Differs { group, node, theirs, ours }
+                if theirs == ours
+                    && matches!(ours.1, Algorithm::Fps | Algorithm::Gtb | Algorithm::Grd) =>
+            {
+                write!(
+                    f,
+                    "node `{node}` has another `interval` or other `hosts` for group `{group}`: their \
+                     parts may add up to more than its rate when hosts do not hear each other: apply one \
+                     file on all hosts"
+                )
+            }
             Told::Differs { group, node, theirs, ours } => write!(
                 f,
                 "node `{node}` has other settings for group `{group}`: {} by {}, here {} by {}{}; what \

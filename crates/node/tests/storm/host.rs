@@ -2,7 +2,7 @@
 //!
 //! Each outlives the process of its node. Time is that of the host's clock.
 
-use std::{cell::RefCell, collections::BTreeMap, io, rc::Rc};
+use std::{cell::RefCell, collections::BTreeMap, io, ops::Range, rc::Rc};
 
 use tidegate_core::{
     Nanos, Rate,
@@ -14,6 +14,9 @@ use tidegate_node::fleet::{
     gates::{Done, Gates, Lease, Place, Sample},
     storage::{Storage, StorageError, Stored},
 };
+
+/// A gate that refused is tried again within this.
+const TRIED_AGAIN: Nanos = Nanos(NANOS_PER_SEC);
 
 /// What wants to go through a limit.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,14 +46,12 @@ pub enum GateFault {
     Busy(Nanos),
 }
 
-/// The rate of a limit before a change that is not instant.
+/// A rate that a limit had before the one that it has now.
 #[derive(Debug, Clone, Copy)]
-struct Before {
+struct Earlier {
     rate_bit_s: u64,
     lease: Option<Lease>,
-    /// The greatest rate that was set meanwhile.
-    most_bit_s: u64,
-    /// Somewhere between these times the change is made.
+    /// Somewhere between these times it came into force, and the next one by `to`.
     from: Nanos,
     to: Nanos,
 }
@@ -60,7 +61,10 @@ struct Before {
 pub struct Limit {
     pub rate_bit_s: u64,
     pub lease: Option<Lease>,
-    before: Option<Before>,
+    /// Since when that may be in force.
+    from: Nanos,
+    /// Of changes that are not instant.
+    earlier: Vec<Earlier>,
     pub load: Load,
     pub fault: GateFault,
     /// The part of packets that is dropped at random.
@@ -69,6 +73,10 @@ pub struct Limit {
     pub member: Option<Nanos>,
     /// It has entered the group, with a rate of its own that the node has yet to set.
     pub enters: bool,
+    /// Since when it cannot be set; none once it has been set again.
+    unset: Option<Nanos>,
+    /// When its last fault ended.
+    mended: Nanos,
     /// It has left the group, with this for its own, in bit/s. It counts while it passes more than that.
     pub leaves: Option<u64>,
     measured: Option<Nanos>,
@@ -81,12 +89,15 @@ impl Limit {
         Limit {
             rate_bit_s,
             lease: None,
-            before: None,
+            from: Nanos(0),
+            earlier: Vec::new(),
             load: Load::Idle,
             fault: GateFault::None,
             drop: 0.0,
             member: Some(Nanos(0)),
             enters: false,
+            unset: None,
+            mended: Nanos(0),
             leaves: None,
             measured: None,
             tells_slowed,
@@ -100,28 +111,54 @@ impl Limit {
 
     /// The most that it may pass, in bit/s.
     pub fn passes(&self, now: Nanos) -> u64 {
-        let is = self.in_force(now);
-        let was = |before: Before| in_force(now, before.rate_bit_s, before.lease);
-        match self.before {
-            _ if self.fault == GateFault::Gone => 0,
-            Some(before) if now < before.from => was(before),
-            Some(before) if now < before.to => is.max(was(before)).max(before.most_bit_s),
-            _ => is,
+        if self.fault == GateFault::Gone {
+            return 0;
         }
+        let is = (now >= self.from || self.earlier.is_empty()).then(|| self.in_force(now));
+        let was = self.earlier.iter().filter(|one| (one.from..one.to).contains(&now));
+        is.into_iter()
+            .chain(was.map(|one| in_force(now, one.rate_bit_s, one.lease)))
+            .max()
+            .unwrap_or(0)
     }
 
-    fn set(&mut self, called: Nanos, done: Nanos, rate: Rate, lease: Option<Lease>) {
-        let (rate_bit_s, lease_before) = (self.rate_bit_s, self.lease);
-        self.before = Some(match self.before.filter(|before| called <= before.to) {
-            Some(before) => {
-                let most_bit_s = before.most_bit_s.max(rate_bit_s);
-                Before { most_bit_s, to: done, ..before }
-            }
-            None => {
-                Before { rate_bit_s, lease: lease_before, most_bit_s: 0, from: called, to: done }
-            }
-        });
-        (self.rate_bit_s, self.lease) = (rate.bit_s(), lease);
+    fn set(&mut self, now: Nanos, called: Range<Nanos>, rate: Rate, lease: Option<Lease>) {
+        self.earlier.retain(|one| now < one.to);
+        let Limit { rate_bit_s, lease: before, from, .. } = *self;
+        self.earlier.push(Earlier { rate_bit_s, lease: before, from, to: called.end });
+        // Of calls that a killed process was about to make none is made any more.
+        self.earlier.iter_mut().for_each(|one| one.to = one.to.min(called.end));
+        (self.rate_bit_s, self.lease, self.from) = (rate.bit_s(), lease, called.start);
+        self.unset = None;
+    }
+
+    /// It is new.
+    pub fn put_on(&mut self, rate_bit_s: u64) {
+        (self.rate_bit_s, self.lease, self.from, self.unset) = (rate_bit_s, None, Nanos(0), None);
+        self.earlier.clear();
+    }
+
+    pub fn breaks(&mut self, now: Nanos, fault: GateFault) {
+        match fault {
+            GateFault::None => self.mended = now,
+            GateFault::Busy(until) => self.mended = until,
+            GateFault::Slow(_) => {}
+            _ => self.unset = self.unset.or(Some(now)),
+        }
+        self.fault = fault;
+    }
+
+    /// Whether it has had a rate without an end, and has not been set, since before then.
+    fn is_stuck_since(&self, then: Nanos) -> bool {
+        self.member.is_some() && self.lease.is_none() && self.unset.is_some_and(|at| at <= then)
+    }
+
+    /// Something has gone wrong that may have kept it from being set; mended so lately that the node may not
+    /// have tried again.
+    pub fn is_unset(&self, now: Nanos) -> bool {
+        self.unset.is_some()
+            || self.fault != GateFault::None
+            || now.0 < self.mended.0 + TRIED_AGAIN.0
     }
 }
 
@@ -168,6 +205,18 @@ impl Disk {
         if is_there {
             self.saved.extend(writing.into_iter().map(|(group, (saved, _))| (group, saved)));
         }
+    }
+}
+
+impl Kernel {
+    /// How many limits have entered their group beside one that cannot be lowered, or could not within
+    /// `lease`.
+    pub fn entered(&self, now: Nanos, lease: Nanos) -> u64 {
+        let is_beside = |since: Nanos| {
+            let lately = now >= since && now.0 - since.0 <= lease.0;
+            lately || self.limits.values().any(|other| other.is_stuck_since(since))
+        };
+        self.limits.values().filter(|limit| limit.member.is_some_and(is_beside)).count() as u64
     }
 }
 
@@ -251,7 +300,7 @@ impl Gates for Local {
         if std::mem::take(&mut limit.enters) {
             limit.member = Some(done);
         }
-        limit.set(called, done, rate, lease);
+        limit.set(*now, called..done, rate, lease);
         if limit.fault == GateFault::FailsLate {
             return Err(GateError::Refused);
         }

@@ -61,6 +61,9 @@ pub struct Host {
     told: Plan,
     /// Since when nothing has been wrong that may keep its gates from their rates.
     sound: Nanos,
+    /// Nobody runs who would give its gates their own part: its process has ended before it could set them,
+    /// or a limit was put on anew since.
+    is_left: bool,
     /// Since when its gates pass less than its own part.
     short: Option<Nanos>,
 }
@@ -146,6 +149,7 @@ impl World {
                 told: plan,
                 leaving: None,
                 sound: Nanos(0),
+                is_left: false,
                 short: None,
             });
             let alone = world.alone_bit_s(host) / limits as u64;
@@ -239,7 +243,7 @@ impl World {
         let node = Node::new(now, options, local.clone(), local).expect("a good spec");
         one.node = Some(node);
         (one.timer, one.leaving, one.sound) = (Nanos(u64::MAX), None, self.now);
-        one.told = one.plan;
+        (one.told, one.is_left) = (one.plan, false);
         self.enter(host);
         self.call(host, |node, now| node.discovered(now, "peers", &all));
     }
@@ -247,8 +251,19 @@ impl World {
     /// SIGKILL.
     pub fn kill(&mut self, host: usize) {
         let is_there = self.random.chance(0.5);
-        self.hosts[host].node = None;
+        self.end(host);
         self.hosts[host].kernel.borrow_mut().disk.kill(is_there);
+    }
+
+    /// A process is no more. One that was not there changes nothing.
+    fn end(&mut self, host: usize) {
+        let one = &mut self.hosts[host];
+        let now = one.clock.reads(self.now);
+        let kernel = one.kernel.borrow();
+        let is_unset =
+            kernel.limits.values().take(one.told.limits).any(|limit| limit.is_unset(now));
+        drop(kernel);
+        one.is_left |= one.node.take().is_some() && is_unset;
     }
 
     /// SIGTERM.
@@ -308,15 +323,18 @@ impl World {
         let count = self.hosts[host].plan.limits.max(1) as u64;
         let alone = self.alone_bit_s(host) / count;
         self.hosts[host].sound = self.now;
-        let kernel = &mut *self.hosts[host].kernel.borrow_mut();
+        let one = &mut self.hosts[host];
+        let now = one.clock.reads(self.now);
+        let kernel = &mut *one.kernel.borrow_mut();
         let Some(limit) = kernel.limits.values_mut().nth(limit) else { return };
         if limit.fault == GateFault::Gone && fault != GateFault::Gone {
-            (limit.rate_bit_s, limit.lease) = (alone, None);
+            one.is_left |= one.node.is_none();
+            limit.put_on(alone);
             // One that a node has in its group counts again once that has set it.
             let is_in = limit.leaves.take().is_none() && limit.member.is_some();
             (limit.member, limit.enters) = (None, is_in || limit.enters);
         }
-        limit.fault = fault;
+        limit.breaks(now, fault);
     }
 
     /// Somebody else changes limits of a host for so long.
@@ -377,7 +395,7 @@ impl World {
         }
         let life = one.lives;
         if ends {
-            one.node = None;
+            self.end(host);
         }
         match took.0 {
             0 => self.send(host, datagrams),
@@ -408,13 +426,10 @@ impl World {
         limits.map(|limit| (limit.passes(now) as f64 * (1.0 - limit.drop)) as u64).sum()
     }
 
-    /// How many limits of a host have entered their group within a lease.
+    /// How many limits of a host have entered their group beside one that could not be lowered.
     fn entered(&self, host: usize) -> u64 {
         let one = &self.hosts[host];
-        let now = one.clock.reads(self.now);
-        let lately = |since: Nanos| now >= since && now.0 - since.0 <= LEASE.0;
-        let kernel = one.kernel.borrow();
-        kernel.limits.values().filter(|limit| limit.member.is_some_and(lately)).count() as u64
+        one.kernel.borrow().entered(one.clock.reads(self.now), LEASE)
     }
 
     /// What limits may pass that want all they get, in bit/s.
@@ -460,7 +475,10 @@ impl World {
             let kernel = one.kernel.borrow();
             let good = kernel.limits.values().all(|limit| limit.fault == GateFault::None);
             // What a gate that failed has, and what a change of the spec brings, takes a lease to end.
-            let sound = good && self.now.0 >= one.sound.0 + 2 * LEASE.0 && one.busy <= self.now;
+            let sound = good
+                && !one.is_left
+                && self.now.0 >= one.sound.0 + 2 * LEASE.0
+                && one.busy <= self.now;
             // A division of the part among n limits may lose n - 1 bit/s, and the rates' fractions one each.
             let (count, own) = (one.told.limits, self.alone_bit_s_of(host));
             let floor = if count > 0 && sound { own - 2 * count as u64 } else { 0 };

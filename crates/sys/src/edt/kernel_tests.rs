@@ -212,7 +212,8 @@ fn root_edt_the_loaded_program_follows_the_table() {
             flags: intf::FLAG_LOOPBACK | intf::FLAG_EDT,
             ..Default::default()
         };
-        edt.maps.limit.update(&zero, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
+        let copies = intf::Copies::from(limit);
+        edt.maps.limit.update(&zero, bytemuck::bytes_of(&copies), MapFlags::ANY).unwrap();
         let now = monotonic_ns();
         let at = |seconds: u64| if seconds == 0 { 0 } else { now + seconds * S };
         // An epoch that does not end while the test runs.
@@ -297,7 +298,8 @@ fn root_edt_a_class_follows_its_rate() {
             flags: intf::FLAG_LOOPBACK | intf::FLAG_EDT,
             ..Default::default()
         };
-        edt.maps.limit.update(&zero, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
+        let copies = intf::Copies::from(limit);
+        edt.maps.limit.update(&zero, bytemuck::bytes_of(&copies), MapFlags::ANY).unwrap();
         let now = monotonic_ns();
         let queue = intf::Queue {
             finish_ns: now + before_s * S,

@@ -417,7 +417,8 @@ fn root_the_loaded_program_follows_the_table() {
         let key = (intf::index(row.direction) as u32).to_ne_bytes();
         let limit = intf::Limit { queue: [CONF; 2], flags: row.flags, ..Default::default() };
         let zero = 0u32.to_ne_bytes();
-        nrm.maps.limit.update(&zero, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
+        let copies = intf::Copies::from(limit);
+        nrm.maps.limit.update(&zero, bytemuck::bytes_of(&copies), MapFlags::ANY).unwrap();
         let finish_ns = if row.backlog_s == 0 { 0 } else { monotonic_ns() + row.backlog_s * S };
         let queue = intf::Queue { finish_ns, ..Default::default() };
         nrm.maps.queues_of_limit.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
@@ -480,7 +481,8 @@ fn root_early_drops_happen_in_the_loaded_program() {
     let conf = intf::QueueConf { cost: 1, ..CONF };
     let limit = intf::Limit { queue: [conf; 2], flags: intf::FLAG_LOOPBACK, ..Default::default() };
     let key = 0u32.to_ne_bytes();
-    nrm.maps.limit.update(&key, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
+    let copies = intf::Copies::from(limit);
+    nrm.maps.limit.update(&key, bytemuck::bytes_of(&copies), MapFlags::ANY).unwrap();
     let queue = intf::Queue { finish_ns: monotonic_ns() + 150 * S, ..Default::default() };
     nrm.maps.queues_of_limit.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
     let packet = frame(false, UDP, NOT_ECT, 1500);
@@ -508,7 +510,8 @@ fn root_a_new_rate_rescales_the_backlog_in_the_loaded_program() {
     let (packet, flags) = (frame(false, TCP, NOT_ECT, 1500), intf::FLAG_LOOPBACK);
     let limit = intf::Limit { queue: [CONF; 2], flags, ..Default::default() };
     let zero = 0u32.to_ne_bytes();
-    nrm.maps.limit.update(&zero, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
+    let copies = intf::Copies::from(limit);
+    nrm.maps.limit.update(&zero, bytemuck::bytes_of(&copies), MapFlags::ANY).unwrap();
     // What a byte cost before, the backlog then and as it is to be now.
     let rows = [
         ("as before", CONF.cost, 90, 90),
@@ -571,7 +574,8 @@ fn root_a_rate_that_is_lent_ends_in_the_loaded_program() {
         let limit =
             intf::Limit { queue: [roomy; 2], flags, until_ns: [until_ns, 0], ..Default::default() };
         for (key, limit) in [(0u32, limit), (1, then)] {
-            let bytes = bytemuck::bytes_of(&limit);
+            let copies = intf::Copies::from(limit);
+            let bytes = bytemuck::bytes_of(&copies);
             nrm.maps.limit.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
         }
         [&nrm.progs.nrm_egress, &nrm.progs.nrm_ingress].map(|program| {

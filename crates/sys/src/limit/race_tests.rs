@@ -13,7 +13,7 @@ use std::{
     thread,
 };
 
-use tidegate_core::{Rate, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{Rate, fair_share::ONE, virtual_queue::VirtualQueueOptions};
 
 use super::*;
 
@@ -29,7 +29,7 @@ unsafe extern "C" {
         queue: *mut intf::Queue,
         now_ns: u64,
         cost_ns: u64,
-        unpaced_ns: u64,
+        aside_ns: u64,
     );
     fn native_ep_turn(
         conf: *const intf::QueueConf,
@@ -51,6 +51,7 @@ const THREADS: usize = 4;
 const EPOCHS: u64 = 3_000;
 /// The shortest epoch is 4 ms.
 const EPOCH_NS: u64 = 5_000_000;
+const START_NS: u64 = 1 << 40;
 const RATE_BIT_S: u64 = 1_000_000_000;
 
 /// A value that C changes from several threads at once, as the kernel's programs do in a map.
@@ -91,9 +92,10 @@ fn conf() -> intf::QueueConf {
 /// whose packets several CPUs have.
 #[test]
 fn flows_and_charges_of_many_cpus_are_conserved() {
-    let (conf, queue) = (conf(), Shared(UnsafeCell::new(intf::Queue::default())));
+    let begin = intf::Queue { epoch_start_ns: START_NS - EPOCH_NS, ..intf::Queue::default() };
+    let (conf, queue) = (conf(), Shared(UnsafeCell::new(begin)));
     let common = Shared(UnsafeCell::new(0u32));
-    let (clock, barrier) = (AtomicU64::new(1 << 40), Barrier::new(THREADS));
+    let (clock, barrier) = (AtomicU64::new(START_NS), Barrier::new(THREADS));
     // In all epochs that have ended: flows, and time of unpaced senders.
     let (flows, unpaced) = (AtomicU64::new(0), AtomicU64::new(0));
     let epochs = AtomicU64::new(0);
@@ -122,7 +124,8 @@ fn flows_and_charges_of_many_cpus_are_conserved() {
                 assert!(is.flows_before as usize <= 5 * THREADS + 1, "{is:?}");
                 assert!(is.share > 0 && u64::from(is.share) <= TARGET, "{is:?}");
                 flows.fetch_add(u64::from(is.flows_before), SeqCst);
-                unpaced.fetch_add(is.unpaced_before_ns, SeqCst);
+                // A fraction of the epoch, rounded down.
+                unpaced.fetch_add((is.aside_before * EPOCH_NS).div_ceil(ONE), SeqCst);
                 epochs.fetch_add(1, SeqCst);
                 clock.fetch_add(EPOCH_NS, SeqCst);
             }
@@ -148,7 +151,7 @@ fn flows_and_charges_of_many_cpus_are_conserved() {
     assert_eq!(u64::from(is.epoch), ended);
     assert!(of_common <= ended + 1, "once an epoch, whoever sees it: {of_common} of {ended}");
     assert_eq!(counted, flows.load(SeqCst) + u64::from(is.flows), "no flow is lost or doubled");
-    assert_eq!(of_unpaced, unpaced.load(SeqCst) + is.unpaced_ns);
+    assert_eq!(of_unpaced, unpaced.load(SeqCst) + is.aside_ns);
     assert_eq!(cost, is.finish_ns - is.skipped_ns, "what was charged is all there");
     assert_eq!(is.entered, 0, "nobody is left inside");
 }

@@ -1,10 +1,10 @@
-//! A map holds the settings of a limit twice, and names the copy that is in force (`tg_limit_now` of
+//! A map holds the settings of a limit twice, and names the copy that is in force (`tg_limit_of` of
 //! `bpf/maps.h`). A packet finds the old settings or the new ones, and so it does where a writer dies.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 use super::{LimitError, lookup, map_error};
-use crate::intf::{self, COPY, DIRECTIONS, LIMITS};
+use crate::intf::{self, Copies, DIRECTIONS, LIMITS};
 
 const NAME: &str = "limit";
 
@@ -28,15 +28,13 @@ impl Settings {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
     pub(crate) fn read(map: &MapHandle, place: u32) -> Result<Settings, LimitError> {
-        let copy = copy_in_force(map, place)?;
-        let at = |i: usize| -> Result<intf::Limit, LimitError> {
-            Ok(intf::Limit { copy: 0, ..lookup(map, NAME, key(place, copy, i))? })
-        };
-        let limit = at(0)?;
+        let copies: Copies = lookup(map, NAME, key(place, 0))?;
+        let limit = copies.copy[copies.current()];
         let mut settings = Settings::from(limit);
         for (i, then) in settings.then.iter_mut().enumerate() {
             if limit.until_ns[i] != 0 {
-                *then = at(1 + i)?;
+                let thens: Copies = lookup(map, NAME, key(place, 1 + i))?;
+                *then = thens.copy[copies.current()];
             }
         }
         Ok(settings)
@@ -47,30 +45,28 @@ impl Settings {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`]; the earlier ones are in force.
     pub(crate) fn write(&self, map: &MapHandle, place: u32) -> Result<(), LimitError> {
-        let was = copy_in_force(map, place)?;
-        let to = 1 - was;
-        let update = |i: usize, copy: u32, limit: &intf::Limit| {
-            map.update(&key(place, copy, i).to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)
+        let at = |i: usize| -> Result<Copies, LimitError> { lookup(map, NAME, key(place, i)) };
+        let update = |i: usize, copies: &Copies| {
+            map.update(&key(place, i).to_ne_bytes(), bytemuck::bytes_of(copies), MapFlags::ANY)
                 .map_err(map_error(NAME))
         };
+        let mut copies = at(0)?;
+        let to = 1 - copies.current();
         for (i, then) in self.then.iter().enumerate() {
             if self.limit.until_ns[i] != 0 {
-                update(1 + i, to, then)?;
+                let mut thens = at(1 + i)?;
+                thens.copy[to] = *then;
+                update(1 + i, &thens)?;
             }
         }
-        // The first entry names the copy in force, which its own settings must not be while they change.
-        update(0, to, &intf::Limit { copy: was.into(), ..self.limit })?;
-        let first: intf::Limit = lookup(map, NAME, key(place, 0, 0))?;
-        update(0, 0, &intf::Limit { copy: to.into(), ..first })
+        copies.copy[to] = self.limit;
+        update(0, &copies)?;
+        copies.in_force = to as u64;
+        update(0, &copies)
     }
 }
 
-fn copy_in_force(map: &MapHandle, place: u32) -> Result<u32, LimitError> {
-    let first: intf::Limit = lookup(map, NAME, key(place, 0, 0))?;
-    Ok(u32::from(first.copy != 0))
-}
-
-/// Of the limit (0), or of what it is by direction when its time has come, in a copy.
-fn key(place: u32, copy: u32, i: usize) -> u32 {
-    place * LIMITS as u32 + copy * COPY as u32 + i as u32
+/// Of the limit (0), or of what it is by direction when its time has come.
+fn key(place: u32, i: usize) -> u32 {
+    place * LIMITS as u32 + i as u32
 }

@@ -16,6 +16,14 @@ unsafe extern "C" {
     fn native_vq_time_ns(bytes: u64, cost: u64) -> u64;
     fn native_up_fair_ns(share: u64, epoch_ns: u64) -> u64;
     fn native_up_within(sent: *mut u64, epoch: u32, bytes: u32, cost: u64, fair_ns: u64) -> u32;
+    fn native_up_takes(
+        sent: *mut u64,
+        epoch: u32,
+        bytes: u32,
+        cost: u64,
+        fair_ns: u64,
+        aside_ns: *mut i64,
+    ) -> u32;
     fn native_up_packet(
         conf: *const intf::QueueConf,
         queue: *mut intf::Queue,
@@ -76,6 +84,24 @@ proptest! {
         }
     }
 
+    #[test]
+    fn what_is_set_aside_for_a_flow_is_the_model_s(
+        share: u64, epoch_ns: u64,
+        steps in prop::collection::vec(
+            (0u32..2, prop_oneof![1u32..2000, any::<u32>()], any_cost()), 1..200),
+    ) {
+        let fair = unpaced::fair(share, Nanos(epoch_ns));
+        let (mut model, mut sent, mut epoch) = (Sent::default(), 0u64, 1);
+        for (turns, bytes, cost) in steps {
+            epoch += turns;
+            let mut aside = 7;
+            // SAFETY: both are live words.
+            let got = unsafe { native_up_takes(&mut sent, epoch, bytes, cost, fair.0, &mut aside) };
+            prop_assert_eq!((got == 1, aside), model.takes(epoch, bytes, cost, fair));
+            prop_assert_eq!(sent, (u64::from(model.epoch) << 32) | u64::from(model.bytes));
+        }
+    }
+
     /// A word that other epochs have left, be they ahead of these or behind, counts for none of them, but for
     /// the few epochs that a CPU may be late.
     #[test]
@@ -106,15 +132,30 @@ fn windows(bit_s: u64) -> intf::QueueConf {
     options.config().unwrap().into()
 }
 
-/// What of a limit each of `paced` greedy flows and a flood of packets of `bytes` bytes get that offers
-/// `offered` times the limit: in virtual time, over two seconds after one.
-fn parts_beside_a_flood(bit_s: u64, paced: u64, bytes: u32, offered: f64) -> (f64, f64) {
+/// Who sends in a limit that paces, in virtual time.
+#[derive(Clone, Copy)]
+enum Source {
+    /// A TCP flow that always has data, paced at its share; so many bytes at once.
+    Greedy { burst: u32 },
+    /// A socket that cannot be paced: packets of so many bytes, this part of the limit.
+    Unpaced { bytes: u32, offered: f64 },
+    /// A TCP flow that wants no more than this part of the limit, in packets of so many bytes.
+    Requests { bytes: u32, offered: f64 },
+}
+
+/// What a source got in two seconds after two: of the limit, and how many packets were dropped.
+#[derive(Debug, Clone, Copy, Default)]
+struct Got {
+    part: f64,
+    drops: u32,
+}
+
+/// What each gets of a limit.
+fn share_a_limit(bit_s: u64, sources: &[Source]) -> Vec<Got> {
     let rate = Rate::from_bit_s(bit_s).unwrap();
     let conf: intf::QueueConf = VirtualQueueOptions::new(rate).config().unwrap().into();
-    let cost = |bytes: u32| virtual_queue::time_of(bytes.into(), conf.cost).0;
-    let burst_bytes = (bit_s * 3 / 8_000 / paced).clamp(3_028, 65_536) as u32;
     let mut queue = intf::Queue::default();
-    let mut flows = vec![(S, 0u64, 0u32, 0u64); paced as usize + 1];
+    let mut flows = vec![(S, 0u64, 0u32, Got::default()); sources.len()];
     let (begin, end) = (2 * S, 4 * S);
     let mut random = 1u32;
     loop {
@@ -123,33 +164,44 @@ fn parts_beside_a_flood(bit_s: u64, paced: u64, bytes: u32, offered: f64) -> (f6
         if now_ns > end {
             break;
         }
-        let unpaced = index == 0;
-        let wire_bytes = if unpaced { bytes } else { burst_bytes };
+        let share =
+            if queue.share == 0 { 1.0 } else { f64::from(queue.share) / f64::from(1 << 24) };
+        let (wire_bytes, offered) = match sources[index] {
+            Source::Greedy { burst } => (burst, share),
+            Source::Unpaced { bytes, offered } | Source::Requests { bytes, offered } => {
+                (bytes, offered)
+            }
+        };
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let packet = NativePacket {
             now_ns,
             rate_bit_s: bit_s,
             wire_bytes,
-            unpaced: unpaced.into(),
+            unpaced: matches!(sources[index], Source::Unpaced { .. }).into(),
             random,
-            burst_bytes,
+            burst_bytes: match sources[0] {
+                Source::Greedy { burst } => burst,
+                _ => 3_028,
+            },
         };
-        let (next, sent, seen, passed) = &mut flows[index];
+        let (next, sent, seen, got) = &mut flows[index];
+        let cost_ns = virtual_queue::time_of(wire_bytes.into(), conf.cost).0;
         // SAFETY: every pointer is to a live value of the layout that the header declares.
-        if unsafe { native_up_packet(&conf, &mut queue, sent, seen, &packet) } == 1
-            && now_ns > begin
-        {
-            *passed += cost(wire_bytes);
+        let passed = unsafe { native_up_packet(&conf, &mut queue, sent, seen, &packet) } == 1;
+        if now_ns > begin {
+            got.part += if passed { cost_ns as f64 / (end - begin) as f64 } else { 0.0 };
+            got.drops += u32::from(!passed);
         }
-        let share =
-            if queue.share == 0 { 1.0 } else { f64::from(queue.share) / f64::from(1 << 24) };
-        let part = if unpaced { offered } else { share };
         // Not in step with each other.
         let jitter = f64::from(random >> 8) / f64::from(1 << 24) + 0.5;
-        *next += (cost(wire_bytes) as f64 / part * jitter) as u64 + 1;
+        *next += (cost_ns as f64 / offered * jitter) as u64 + 1;
     }
-    let part = |passed: u64| passed as f64 / (end - begin) as f64;
-    (flows[1..].iter().map(|flow| part(flow.3)).fold(1.0, f64::min), part(flows[0].3))
+    flows.into_iter().map(|flow| flow.3).collect()
+}
+
+/// What a paced flow sends at once, one of `flows`.
+fn greedy(bit_s: u64, flows: usize) -> Source {
+    Source::Greedy { burst: (bit_s * 3 / 8_000 / flows as u64).clamp(3_028, 65_536) as u32 }
 }
 
 /// However small the packets of a flood are, it gets one share beside paced flows, and they get theirs.
@@ -160,12 +212,44 @@ fn a_flood_of_small_packets_gets_one_share() {
         for (paced, offered) in [(1, 1.2), (1, 1.5), (1, 5.0), (4, 1.5), (4, 5.0)] {
             for bytes in [60, 120, 121, 1_514] {
                 let fair = 1.0 / (paced + 1) as f64;
-                let (least, flood) = parts_beside_a_flood(bit_s, paced, bytes, offered);
+                let mut sources = vec![greedy(bit_s, paced); paced];
+                sources.push(Source::Unpaced { bytes, offered });
+                let got = share_a_limit(bit_s, &sources);
+                let least = got[..paced].iter().map(|got| got.part).fold(1.0, f64::min);
+                let flood = got[paced].part;
                 let what = format!(
                     "{bit_s} bit/s, {paced} flows, {bytes} B, {offered}: each {least:.3}, flood {flood:.3}"
                 );
                 assert!(least >= at_least * fair, "{what}");
                 assert!(flood <= at_most * fair, "{what}");
+            }
+        }
+    }
+}
+
+/// Connections that want less than their shares get what they want, without a drop, whatever the size of
+/// their packets; and bulk gets the rest.
+#[test]
+fn requests_get_what_they_want_and_bulk_the_rest() {
+    for bit_s in [20_000_000, 200_000_000, 5_000_000_000] {
+        for (bulk, connections, wanted) in
+            [(1, 20, 0.68), (4, 20, 0.2), (4, 20, 0.7), (1, 100, 0.5)]
+        {
+            for bytes in [66, 89, 120, 121, 600, 1_514] {
+                let offered = wanted / f64::from(connections);
+                let mut sources = vec![greedy(bit_s, bulk); bulk];
+                sources.extend((0..connections).map(|_| Source::Requests { bytes, offered }));
+                let got = share_a_limit(bit_s, &sources);
+                let of = |got: &[Got]| got.iter().map(|got| got.part).sum::<f64>();
+                let drops: u32 = got[bulk..].iter().map(|got| got.drops).sum();
+                let (of_bulk, of_requests) = (of(&got[..bulk]), of(&got[bulk..]));
+                let what = format!(
+                    "{bit_s} bit/s, {bulk} bulk, {connections} connections, {bytes} B: bulk {of_bulk:.3}, \
+                     requests {of_requests:.3} of {wanted}, {drops} drops"
+                );
+                assert_eq!(drops, 0, "{what}");
+                assert!((of_requests - wanted).abs() < 0.03, "{what}");
+                assert!((0.95..=1.01).contains(&(of_bulk + of_requests)), "{what}");
             }
         }
     }
@@ -189,7 +273,8 @@ fn put(nrm: &skel::nrm::NrmSkel<'_>, conf: intf::QueueConf, bit_s: u64, queue: &
     let flags = intf::FLAG_LOOPBACK | intf::FLAG_PACE_FAIR;
     let rate_bit_s = [bit_s; 2];
     let limit = intf::Limit { queue: [conf; 2], rate_bit_s, flags, ..Default::default() };
-    let bytes = bytemuck::bytes_of(&limit);
+    let copies = intf::Copies::from(limit);
+    let bytes = bytemuck::bytes_of(&copies);
     nrm.maps.limit.update(&0u32.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
     nrm.maps.queues_of_limit.update(&KEY, bytemuck::bytes_of(queue), MapFlags::ANY).unwrap();
 }

@@ -116,7 +116,7 @@ impl Room {
         };
         let counters = size_of::<intf::PoliceCounters>();
         let maps = LimitMaps {
-            limit: chunk("limits", MapType::Array, size_of::<intf::Limit>(), intf::LIMITS)?,
+            limit: chunk("limits", MapType::Array, size_of::<intf::Copies>(), intf::LIMITS)?,
             queues: chunk("queues", MapType::Array, size_of::<intf::Queue>(), intf::QUEUES)?,
             counters: chunk("counters", MapType::PercpuArray, counters, intf::DIRECTIONS)?,
             sockets: None,
@@ -421,9 +421,9 @@ fn clear(maps: &LimitMaps) -> Result<(), LimitError> {
     let place = maps.at;
     for i in 0..intf::LIMITS as u32 {
         let key = (place * intf::LIMITS as u32 + i).to_ne_bytes();
-        let limit = intf::Limit::default();
+        let copies = intf::Copies::default();
         maps.limit
-            .update(&key, bytemuck::bytes_of(&limit), MapFlags::ANY)
+            .update(&key, bytemuck::bytes_of(&copies), MapFlags::ANY)
             .map_err(map_error("limit"))?;
     }
     for i in 0..intf::QUEUES as u32 {

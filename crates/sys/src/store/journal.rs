@@ -5,15 +5,18 @@
 //! /run/tidegate/ID/journal.json    mode 0700; there only while a writer changes something
 //! ```
 //!
-//! It is written to a temporary file and renamed before the kernel is changed, and removed when all is
-//! done. ID tells stores apart: the name of the store's directory, the number of its BPF file system and
-//! of the directory above. The writer holds a lock on the directory as long as it lives.
+//! It is written to a temporary file and renamed before the kernel is changed, and renamed back when all is
+//! done. A writer of several steps makes the temporary file as long as any step before it begins, and writes
+//! over it from then on: `/run` may become full meanwhile, and each step can still be written. ID tells
+//! stores apart: the name of the store's directory, the number of its BPF file system and of the directory
+//! above. The writer holds a lock on the directory as long as it lives.
 //!
 //! A step names the limit, the network namespace and the kernel objects that the step makes or removes.
 //! What it does not name (links, maps) has no life beyond its pins, and those are in the store.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read, Write},
     os::{
         fd::{AsFd, OwnedFd},
         unix::fs::{DirBuilderExt, MetadataExt},
@@ -36,8 +39,8 @@ const TEMPORARY: &str = "journal.json.tmp";
 const VERSION: u32 = 1;
 /// The largest journal that is read.
 const BYTES_MAX: u64 = 1 << 16;
-/// More than a step takes.
-const PROBE_BYTES: usize = 1 << 14;
+/// More than a step takes: so much is reserved.
+const RESERVED_BYTES: u64 = 1 << 14;
 /// Where the mounts of this process and of the host are listed.
 const MOUNTS: [&str; 2] = ["/proc/self/mountinfo", "/proc/1/mountinfo"];
 
@@ -142,22 +145,29 @@ pub(super) struct Journal {
 impl Journal {
     /// That of the store at `root`, which exists and is locked.
     pub(super) fn open(root: &Path) -> Result<Journal, StoreError> {
+        Self::open_in(&mounts::host_path(Path::new(RUN)), root)
+    }
+
+    fn open_in(run: &Path, root: &Path) -> Result<Journal, StoreError> {
         let above =
             fs::metadata(root.parent().unwrap_or(root)).map_err(io_error(root, "look at"))?;
         let name = root.file_name().unwrap_or_default().to_string_lossy();
         let device = above.dev();
-        let run = mounts::host_path(Path::new(RUN));
         let dir = run.join(format!("{name}-{device:x}-{:x}", above.ino()));
-        let lock = create_locked(&run, &dir);
+        let lock = create_locked(run, &dir);
         Ok(Journal { dir, lock, store: absolute(root), device, refused: OnceLock::new() })
     }
 
-    /// Checks that it can be written, before anything is begun for which it is needed.
-    pub(super) fn check(&self) -> Result<(), StoreError> {
+    /// Reserves room for each step that this writer begins, before it begins the first for which the journal
+    /// is needed.
+    pub(super) fn reserve(&self) -> Result<(), StoreError> {
         let temporary = self.dir.join(TEMPORARY);
-        let done = self.is_open().and_then(|()| fs::write(&temporary, [b' '; PROBE_BYTES]));
-        let _ = fs::remove_file(&temporary);
-        done.map_err(no_journal(&self.dir))
+        let blank = [b' '; RESERVED_BYTES as usize];
+        let done = self.is_open().and_then(|()| fs::write(&temporary, blank));
+        done.map_err(|e| {
+            let _ = fs::remove_file(&temporary);
+            no_journal(&self.dir)(e)
+        })
     }
 
     fn is_open(&self) -> io::Result<()> {
@@ -190,14 +200,14 @@ impl Journal {
         let text = serde_json::to_vec_pretty(&contents).map_err(io::Error::other);
         self.is_open()
             .and(text)
-            .and_then(|text| fs::write(&temporary, text))
+            .and_then(|text| write_over(&temporary, &text))
             .and_then(|()| fs::rename(&temporary, &file))
             .map_err(no_journal(&self.dir))
     }
 
-    /// All of it is done, or undone.
+    /// All of it is done, or undone. Its room is the next step's.
     pub(super) fn end(&self) {
-        let _ = fs::remove_file(self.dir.join(FILE));
+        let _ = fs::rename(self.dir.join(FILE), self.dir.join(TEMPORARY));
     }
 
     /// What a writer that died was about to do.
@@ -225,6 +235,14 @@ impl Drop for Journal {
         // Not if a step is in it.
         let _ = fs::remove_dir(&self.dir);
     }
+}
+
+/// Writes a text and spaces up to the end of the file, if that is longer: what is reserved stays so.
+fn write_over(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = fs::File::options().write(true).create(true).truncate(false).open(path)?;
+    let rest = file.metadata()?.len().saturating_sub(text.len() as u64);
+    file.write_all(text)?;
+    io::copy(&mut io::repeat(b' ').take(rest), &mut file).map(drop)
 }
 
 fn no_journal(dir: &Path) -> impl FnOnce(io::Error) -> StoreError {
@@ -321,6 +339,11 @@ fn is_mounted(device: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rustix::{
+        mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount},
+        thread::{UnshareFlags, unshare_unsafe},
+    };
+
     use super::*;
 
     fn step() -> Step {
@@ -370,6 +393,48 @@ mod tests {
             fs::write(dir.path().join(FILE), text).unwrap();
             assert!(read(dir.path()).is_none(), "{text}");
         }
+    }
+
+    /// `/run` may fill up while a writer is at work: what it has reserved is enough for all its steps.
+    #[test]
+    fn root_a_journal_is_written_where_no_room_is_left() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIP root_a_journal_is_written_where_no_room_is_left: needs root");
+            return;
+        }
+        let in_small_run = || {
+            // SAFETY: unsharing mounts touches no memory; only this thread, which ends, changes namespace.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.unwrap();
+            mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+            let run = tempfile::tempdir().unwrap();
+            mount("tmpfs", run.path(), "tmpfs", MountFlags::empty(), Some(c"size=64k")).unwrap();
+            let journal = Journal::open_in(run.path(), Path::new("/sys/t")).unwrap();
+            journal.reserve().unwrap();
+            let mut other = fs::File::create(run.path().join("other")).unwrap();
+            while other.write_all(&[0; 1024]).is_ok() {}
+            assert!(fs::write(run.path().join("more"), [0; 8192]).is_err(), "it is full");
+            let with = |stay: usize| {
+                let stay = (0..stay as u32).collect();
+                Step { objects: vec![Object::Filters { ifindex: 2, stay }], ..step() }
+            };
+            // Also a short one after a long one.
+            for count in [200, 3, 300, 0] {
+                journal.begin(with(count)).unwrap();
+                assert_eq!(journal.step(), Some(with(count)));
+                journal.end();
+                assert_eq!(journal.step(), None);
+            }
+            // A writer that begins without room says so, and the journal is as it was.
+            drop(journal);
+            while other.write_all(&[0; 1024]).is_ok() {}
+            let journal = Journal::open_in(run.path(), Path::new("/sys/t")).unwrap();
+            assert!(matches!(journal.reserve(), Err(StoreError::NoJournal { .. })));
+            assert!(journal.begin(step()).is_err());
+            assert_eq!(journal.step(), None);
+            drop(journal);
+            unmount(run.path(), UnmountFlags::DETACH).unwrap();
+        };
+        std::thread::scope(|scope| scope.spawn(in_small_run).join().unwrap());
     }
 
     #[test]

@@ -17,6 +17,7 @@ use super::{
     limit_error,
     pins::{detach_links, remove_pins},
     rooms::{ROOM_PREFIX, file_name, limit_of_room, places_in},
+    symlink,
 };
 use crate::{
     acks,
@@ -109,6 +110,7 @@ impl Store {
         let dir = self.root.join(entry);
         let place = self.place_of(entry);
         self.take_hooks_off(entry)?;
+        self.pass_clsact_on(entry);
         remove_pins(&dir)?;
         if let Some((room, index)) = place {
             self.free_place(&room, index);
@@ -121,6 +123,29 @@ impl Store {
         let there = self.namespace_of(entry);
         let there = there.and_then(|inode| in_namespace(inode, || self.take_hooks_off_here(entry)));
         there.unwrap_or_else(|| self.take_hooks_off_here(entry))
+    }
+
+    /// A clsact that came with this limit stays while another one has filters there, and goes with that.
+    pub(super) fn pass_clsact_on(&self, entry: &str) {
+        let is_there =
+            |entry: &str, pin: &str| fs::symlink_metadata(self.root.join(entry).join(pin)).is_ok();
+        if !is_there(entry, device::CLSACT_MARK) {
+            return;
+        }
+        let device = |entry: &str| {
+            let limit = self.settings_of(entry).filter(|limit| limit.ifindex != 0)?;
+            Some((limit.ifindex, limit.cgroup_id))
+        };
+        let is_next = |other: &&String| {
+            !other.starts_with([BUILDING, ASIDE])
+                && *other != entry
+                && PROGRAM_PINS.iter().any(|pin| is_there(other, pin))
+                && device(other) == device(entry)
+        };
+        if let Some(next) = self.entries().unwrap_or_default().iter().find(is_next) {
+            let mark = self.root.join(next).join(device::CLSACT_MARK);
+            let _ = symlink(Path::new(device::CLSACT_MARK), &mark);
+        }
     }
 
     /// The network namespace of the device that a limit is on, or in whose tree it is.

@@ -11,7 +11,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tidegate_core::{Scope, police::Hook};
 
 use super::{
-    ASIDE, BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, StoreLock,
+    ASIDE, BUILDING, CGROUP, DEV, LINKS, PARENT, PORT, PinnedLimit, Store, StoreError, StoreLock,
     bpf_error,
     htb::{ROOT, SLOT, device_in, name_in},
     io_error,
@@ -22,7 +22,9 @@ use super::{
 };
 use crate::{
     cgroup::Hierarchy,
-    device, intf,
+    device::{self, PROGRAM_PINS, XDP_PIN},
+    htb::SLOTS_PIN,
+    intf,
     limit::{LimitOptions, lookup},
 };
 
@@ -47,8 +49,8 @@ impl Store {
     ) -> Result<(), StoreError> {
         let install = || self.install_with(&lock.journal, hierarchy, name, scope, options, parent);
         let fits = match self.open(hierarchy, name) {
-            Err(StoreError::Unreadable { .. }) if self.is_on_device(name) => {
-                // Nobody can say whether both can be, nor put it back.
+            Err(StoreError::Unreadable { .. }) if !self.fits_beside_unread(name, options) => {
+                // It cannot be put back.
                 self.take_away(lock, name)?;
                 return install();
             }
@@ -77,9 +79,18 @@ impl Store {
         }
     }
 
-    /// Whether a limit is on a device or port, by its marks.
-    fn is_on_device(&self, name: &str) -> bool {
-        device_in(&self.root.join(name)).is_some()
+    /// Whether a limit can be put on while an earlier one of its name still is that cannot be read. On a
+    /// device that is so where its pins are links of tcx alone, and the new one changes no qdisc.
+    fn fits_beside_unread(&self, name: &str, options: &LimitOptions) -> bool {
+        let dir = self.root.join(name);
+        if device_in(&dir).is_none() {
+            return true;
+        }
+        let is_pinned = |pin: &&str| fs::symlink_metadata(dir.join(pin)).is_ok();
+        let one_a_device = [XDP_PIN, SLOTS_PIN, SLOT, ROOT, ROOM, PROGRAM_PINS[0], PROGRAM_PINS[1]];
+        LINKS.iter().any(is_pinned)
+            && !one_a_device.iter().any(is_pinned)
+            && !options.scheme.has_htb()
     }
 
     /// Whether a limit can be put on while an earlier one of its name still is.
@@ -91,7 +102,7 @@ impl Store {
         let is = LimitOptions::from(&earlier.limit);
         let both = |has: fn(&LimitOptions) -> bool| has(&is) && has(options);
         let dir = self.root.join(&earlier.name);
-        let has_filters = device::PROGRAM_PINS.iter().any(|pin| dir.join(pin).exists());
+        let has_filters = PROGRAM_PINS.iter().any(|pin| dir.join(pin).exists());
         !(has_filters
             || both(|o| o.scheme.has_htb())
             || both(|o| o.police.hook == Hook::Xdp)
@@ -141,6 +152,7 @@ impl Store {
     pub(super) fn forget(&self, name: &str) -> Result<(), StoreError> {
         let (aside, gone) = (format!("{ASIDE}{name}"), format!("{BUILDING}{name}"));
         let gone = self.root.join(gone);
+        self.pass_clsact_on(&format!("{ASIDE}{name}"));
         // In one step, or what is left of it might be put back.
         fs::rename(self.root.join(aside), &gone).map_err(io_error(&gone, "rename to"))?;
         remove_pins(&gone)

@@ -174,6 +174,7 @@ impl Store {
 
     /// Takes a room away.
     fn leave_room(&self, dir: &Path) {
+        self.pass_clsact_on(&file_name(dir));
         take_hooks_off(dir, &limit_of_room(&file_name(dir)).unwrap_or_default());
         let _ = remove_pins(dir);
     }

@@ -98,7 +98,7 @@ pub(super) fn check_layout(maps: &LimitMaps) -> Result<(), LimitError> {
     let is = |map: &MapHandle, sizes: &[usize]| sizes.contains(&(map.value_size() as usize));
     let counters = [size_of::<intf::Counters>(), size_of::<intf::PoliceCounters>()];
     for (name, is_so) in [
-        ("limit", is(&maps.limit, &[size_of::<intf::Limit>()])),
+        ("limit", is(&maps.limit, &[size_of::<intf::Copies>()])),
         ("queues", is(&maps.queues, &[size_of::<intf::Queue>()])),
         ("counters", is(&maps.counters, &counters)),
     ] {

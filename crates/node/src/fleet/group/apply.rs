@@ -28,9 +28,9 @@ use super::{
     Control, Group, Standing,
 };
 
-/// What a limit falls back to: its equal part of what is the host's in any case, of `count` limits. A spec
+/// A limit's equal part of what is the host's in any case, of `count` limits. A spec
 /// that was checked gives each at least [`LEAST_BIT_S`].
-pub(super) fn then(spec: &GroupSpec, count: usize, ceiling: Rate) -> Rate {
+pub(super) fn equal_part(spec: &GroupSpec, count: usize, ceiling: Rate) -> Rate {
     let alone = spec.alone_bit_s() / count.max(1) as u64;
     Rate::from_bit_s(alone.max(LEAST_BIT_S)).unwrap_or(LEAST_RATE).min(ceiling)
 }
@@ -62,18 +62,31 @@ impl Group {
         self.claims(now, until).iter().sum::<u64>() + self.outgoing_bit_s(now) <= part
     }
 
-    /// The most that limits which have left still pass, in bit/s.
-    fn outgoing_bit_s(&self, now: Nanos) -> u64 {
-        self.outgoing.iter().map(|one| one.claim_bit_s(now)).sum()
+    fn equal_part(&self, gauge: &Gauge) -> Rate {
+        equal_part(&self.spec, self.gauges.len(), gauge.ceiling)
     }
 
-    fn then(&self, gauge: &Gauge) -> Rate {
-        then(&self.spec, self.gauges.len(), gauge.ceiling)
+    /// What a limit falls back to: its equal part, or less beside gates that cannot be set and keep more than
+    /// theirs, so that all together keep what is the host's in any case.
+    fn then(&self, i: usize) -> Rate {
+        let most = self.equal_part(&self.gauges[i]);
+        let alone = self.spec.alone_bit_s();
+        let others = self.gauges.iter().enumerate().filter(|(other, _)| *other != i);
+        let keep: Vec<_> =
+            others.filter_map(|(_, g)| g.keeps_bit_s(self.equal_part(g), alone)).collect();
+        let room =
+            alone.saturating_sub(keep.iter().fold(0, |sum: u64, one| sum.saturating_add(*one)));
+        let part = room / (self.gauges.len() - keep.len()) as u64;
+        Rate::from_bit_s(part.max(LEAST_BIT_S)).unwrap_or(LEAST_RATE).min(most)
     }
 
-    /// What each gate passes at most before `until`, in bit/s.
+    /// What each gate passes at most before `until`, in bit/s. Those of which nothing is known, and for which
+    /// all that was lent has ended, have what is the host's in any case together.
     fn claims(&self, now: Nanos, until: Option<Nanos>) -> Vec<u64> {
-        self.gauges.iter().map(|gauge| gauge.claim_bit_s(now, until, self.then(gauge))).collect()
+        let ended = self.gauges.iter().filter(|gauge| gauge.has_ended(now)).count();
+        let own = self.spec.alone_bit_s() / ended.max(1) as u64;
+        let claim = |gauge: &Gauge| gauge.claim_bit_s(now, until, self.equal_part(gauge), own);
+        self.gauges.iter().map(claim).collect()
     }
 
     /// The rates of gates that can be changed now, by their places.
@@ -107,8 +120,7 @@ impl Group {
     }
 
     fn lease(&self, i: usize, until: Option<Nanos>) -> Option<Lease> {
-        let then = self.then(&self.gauges[i]);
-        until.map(|until| Lease { until, then })
+        until.map(|until| Lease { until, then: self.then(i) })
     }
 
     /// Sets the rates that are in force and not below their targets. False at the first gate that refuses.
@@ -120,7 +132,7 @@ impl Group {
         until: Option<Nanos>,
     ) -> bool {
         // What falls at the end of its lease gets a later end after what rises then has got its own.
-        let rises = |(i, rate): &(usize, Rate)| *rate < self.then(&self.gauges[*i]);
+        let rises = |(i, rate): &(usize, Rate)| *rate < self.then(*i);
         let (rising, falling): (Vec<_>, Vec<_>) = targets.iter().copied().partition(rises);
         rising.into_iter().chain(falling).all(|(i, rate)| {
             let lease = self.lease(i, until);

@@ -30,50 +30,57 @@ pub(super) struct Outgoing {
     pub(super) gauge: Gauge,
     /// The rate to which it falls when its lease ends.
     then: Rate,
-    /// The host's own part, which it has in any case, in bit/s.
-    alone_bit_s: u64,
     /// The rate that it gets.
     to: Rate,
     /// Another group has it, and raises it as far as its own limits leave room.
     is_grouped: bool,
+    /// That group may set it.
+    is_passed: bool,
+}
+
+/// What became of a limit that has left its group.
+enum Release {
+    /// Its gate has to be asked again.
+    Waits,
+    /// Another group may set it. It still has a part of what is the host's.
+    Passed,
+    /// The gate took the rate of the file, is gone, or has one that somebody else has set.
+    Over,
 }
 
 impl Outgoing {
     /// The most that the gate passes, in bit/s.
-    pub(super) fn claim_bit_s(&self, now: Nanos) -> u64 {
-        self.gauge.claim_bit_s(now, None, self.then)
+    fn claim_bit_s(&self, now: Nanos, own: u64) -> u64 {
+        self.gauge.claim_bit_s(now, None, self.then, own)
     }
 
-    /// Whether the gate passes no more than what is the host's in any case.
-    fn has_fallen(&self, now: Nanos) -> bool {
-        self.claim_bit_s(now) <= self.alone_bit_s
-    }
-
-    /// Tries to set the gate. True if the group has nothing more to do with it: the gate took the rate, is
-    /// gone, or has one that somebody else has set.
-    fn release<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> bool {
+    /// Tries to set the gate, and says what became of it.
+    fn release<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> Release {
         if self.gauge.gone {
-            return true;
+            return Release::Over;
         }
         if !self.gauge.is_open(now) {
-            return false;
+            return Release::Waits;
         }
         let lent = self.gauge.lent_rates();
         self.gauge.measure(now, gates);
         if self.gauge.gone || !self.gauge.is_of(&lent) {
             // What fails here the next group, or who takes the limit off, does again.
             let _ = gates.leave(&self.gauge.place);
-            return true;
+            return Release::Over;
         }
         let is_low = self.gauge.in_force(now).is_some_and(|is| is <= self.to);
         if self.is_grouped && is_low {
-            return true;
+            return Release::Passed;
         }
-        let is_set = self.gauge.apply(now, gates, self.to, None) || self.gauge.gone;
-        if is_set {
-            let _ = gates.leave(&self.gauge.place);
+        let doubt = self.gauge.doubt;
+        if !self.gauge.apply(now, gates, self.to, None) && !self.gauge.gone {
+            // What was to be set is the limit's own, and not the group's any more.
+            self.gauge.doubt = doubt;
+            return Release::Waits;
         }
-        is_set
+        let _ = gates.leave(&self.gauge.place);
+        if self.is_grouped { Release::Passed } else { Release::Over }
     }
 }
 
@@ -87,26 +94,41 @@ impl Group {
             if !shares && is_grouped {
                 continue;
             }
-            let then = apply::then(&self.spec, count, gauge.ceiling);
+            let then = apply::equal_part(&self.spec, count, gauge.ceiling);
             let to = elsewhere.own.get(&gauge.place).copied().unwrap_or(then);
-            let alone_bit_s = self.spec.alone_bit_s();
-            self.outgoing.push(Outgoing { gauge, then, alone_bit_s, to, is_grouped });
+            self.outgoing.push(Outgoing { gauge, then, to, is_grouped, is_passed: false });
         }
     }
 
-    /// Tries to set the gates of limits that have left. Those that refuse are asked again later.
+    /// Tries to set the gates of limits that have left. Those that refuse are asked again later. One that has
+    /// passed to another group counts as long as others wait: what the host holds is only given back when
+    /// all of them together have no more than what is the host's in any case.
     pub fn release<G: Gates>(&mut self, now: Nanos, gates: &mut G) {
-        self.outgoing.retain_mut(|one| !one.release(now, gates));
+        self.outgoing.retain_mut(|one| {
+            let released = if one.is_passed { Release::Passed } else { one.release(now, gates) };
+            one.is_passed = matches!(released, Release::Passed);
+            !matches!(released, Release::Over)
+        });
+        if self.outgoing.iter().all(|one| one.is_passed) {
+            self.outgoing.clear();
+        }
     }
 
     /// The limits that have left, and whose gates are not set yet.
     pub fn outgoing(&self) -> impl Iterator<Item = &Place> {
-        self.outgoing.iter().map(|one| &one.gauge.place)
+        self.outgoing.iter().filter(|one| !one.is_passed).map(|one| &one.gauge.place)
     }
 
-    /// Whether each limit that has left passes no more than what is the host's in any case.
+    /// The most that limits which have left still pass, in bit/s.
+    pub(super) fn outgoing_bit_s(&self, now: Nanos) -> u64 {
+        let ended = self.outgoing.iter().filter(|one| one.gauge.has_ended(now)).count();
+        let own = self.spec.alone_bit_s() / ended.max(1) as u64;
+        self.outgoing.iter().map(|one| one.claim_bit_s(now, own)).sum()
+    }
+
+    /// Whether all limits that have left pass no more than what is the host's in any case.
     #[must_use]
     pub fn has_released(&self, now: Nanos) -> bool {
-        self.outgoing.iter().all(|one| one.has_fallen(now))
+        self.outgoing_bit_s(now) <= self.spec.alone_bit_s()
     }
 }

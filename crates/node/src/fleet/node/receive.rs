@@ -265,7 +265,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
         for report in reports {
             let ours = self.groups.iter().find(|held| held.group.spec().name == report.name);
             let Some(ours) = ours.map(|held| &held.group) else { continue };
-            let differs = ours.number() != report.number;
+            let differs = ours.spec().settings_number(&self.fleet) != report.number;
             let (rate, algorithm) = (ours.spec().rate.bit_s(), ours.spec().algorithm);
             let node = self.name_of(from);
             let group = report.name.clone();

@@ -215,3 +215,133 @@ fn a_rate_that_may_rise_is_set_after_those_that_fall() {
     fleet.run(1.0);
     assert_eq!(fleet.hosts[0].loads.borrow()["b"].most_bit_s, 8_000);
 }
+
+/// An idle limit rose to its part when its lease ended, though the other kept more than its own for good.
+#[test]
+fn a_limit_rises_at_the_end_of_its_lease_only_to_what_others_leave() {
+    let mut fleet = two_limits("1%", 4);
+    // Alone, `a` has nearly all of the host's 250 kbit/s, for good, and cannot be set any more.
+    fleet.hosts[0].side = 1;
+    fleet.run(1.0);
+    assert!((rate_of(&fleet, 1, "a") - 0.242).abs() < 1e-3, "{}", rate_of(&fleet, 1, "a"));
+    fleet.load(1, |load| load.stuck = true);
+    fleet.hosts[0].side = 0;
+    fleet.run(6.0);
+    assert_eq!(fleet.standing(1), "sharing");
+    // The node is dead, and its leases end.
+    fleet.hosts[1].node = None;
+    fleet.run(2.0);
+    let sum = rate_of(&fleet, 1, "a") + rate_of(&fleet, 1, "b");
+    assert!(sum <= 0.25 + 1e-6, "{sum}");
+    // With gates that take what they are told both have their part then.
+    fleet.load(1, |load| load.stuck = false);
+    fleet.start(1, "n1", ring(1), true);
+    fleet.run(6.0);
+    fleet.hosts[1].node = None;
+    fleet.run(3.0);
+    assert!([0.125, 0.125] == [rate_of(&fleet, 1, "a"), rate_of(&fleet, 1, "b")]);
+}
+
+/// What is in use of 100 Mbit/s at two hosts of which the second cannot read or set `b`.
+fn used_without_b(fleet: &Fleet) -> f64 {
+    rate_of(fleet, 0, "a") + rate_of(fleet, 0, "b") + rate_of(fleet, 1, "a")
+}
+
+/// It counted as much as the file allows for ever, and the host kept what it could not use.
+#[test]
+fn a_gate_that_was_never_read_keeps_nothing_of_the_fleet_for_long() {
+    let mut fleet = two_limits("1%", 4);
+    let broken = |fleet: &Fleet, broken| {
+        fleet.hosts[1].loads.borrow_mut().get_mut("b").unwrap().broken = broken;
+    };
+    broken(&fleet, true);
+    fleet.load(1, |load| load.flows = 1);
+    fleet.start(1, "n1", ring(1), true);
+    // What an earlier life may have lent it may be in force, and nothing relies on less.
+    fleet.run(2.0);
+    assert!(rate_of(&fleet, 1, "a") < 0.3, "{}", rate_of(&fleet, 1, "a"));
+    // All that was lent has ended.
+    fleet.run(8.0);
+    assert!(used_without_b(&fleet) > 97.0, "{}", used_without_b(&fleet));
+    assert!(rate_of(&fleet, 1, "a") > 30.0, "{}", rate_of(&fleet, 1, "a"));
+    // The host gives back what it does not want.
+    fleet.load(1, |load| load.flows = 0);
+    fleet.run(8.0);
+    let others = rate_of(&fleet, 0, "a") + rate_of(&fleet, 0, "b");
+    assert!(others > 97.0, "{others}");
+    broken(&fleet, false);
+    fleet.run(3.0);
+    assert!(!fleet.status(1).alerts.iter().any(|alert| alert.contains("limit `b`")));
+}
+
+/// So it is with one that was read once, with a rate that an earlier life had lent it.
+#[test]
+fn a_gate_that_an_earlier_life_lent_its_rate_keeps_that_until_its_end() {
+    let mut fleet = two_limits("1%", 4);
+    fleet.run(6.0);
+    assert!(rate_of(&fleet, 0, "a") > 30.0);
+    // Host 0 starts again, may not set `a`, and cannot read it any more soon after.
+    fleet.load(0, |load| load.stuck = true);
+    fleet.start(0, "n0", ring(1), true);
+    fleet.run(0.2);
+    fleet.load(0, |load| load.broken = true);
+    fleet.load(1, |load| load.flows = 5);
+    fleet.run(8.0);
+    assert!(rate_of(&fleet, 0, "a") < 0.2, "its lease has ended");
+    let used = rate_of(&fleet, 0, "b") + rate_of(&fleet, 1, "a") + rate_of(&fleet, 1, "b");
+    assert!(used > 97.0, "{used}");
+}
+
+/// Host 1 takes another spec, in which limits have these rates that no group decides.
+fn reload(fleet: &mut Fleet, text: &str, own: &BTreeMap<Place, Rate>) {
+    let (spec, groups) = groups(text);
+    let now = Nanos(fleet.now + fleet.hosts[1].skew);
+    let node = fleet.hosts[1].node.as_mut().unwrap();
+    node.reconfigure(now, spec, &groups, own, ring(1)).unwrap();
+}
+
+/// Neither of two limits that went to another group could be lowered. The one that had little was forgotten
+/// at once, the other had less than the host's own part, and the host gave back what both had beyond that.
+#[test]
+fn limits_that_leave_a_group_count_together_until_all_are_lowered() {
+    let mut fleet = two_limits("1%", 2);
+    for most in ["480kbit", "240kbit"] {
+        let egress = format!("egress = \"{most}\"");
+        fleet.text = fleet.text.replacen("egress = \"100mbit\"", &egress, 1);
+    }
+    fleet.hosts[1].loads.borrow_mut().values_mut().for_each(|load| load.flows = 1);
+    fleet.start(1, "n1", ring(1), true);
+    fleet.run(6.0);
+    let (a, b) = (rate_of(&fleet, 1, "a"), rate_of(&fleet, 1, "b"));
+    assert!(a < 0.5 && b < 0.25 && a + b > 0.7, "{a} {b}");
+    fleet.hosts[1].loads.borrow_mut().values_mut().for_each(|load| load.stuck = true);
+    let text = fleet.text.replacen("rate = \"100mbit\"", "rate = \"60mbit\"", 1);
+    reload(&mut fleet, &text, &BTreeMap::new());
+    for round in 0..60 {
+        fleet.run(0.05);
+        let sum: f64 = (0..2).map(|i| rate_of(&fleet, i, "a") + rate_of(&fleet, i, "b")).sum();
+        assert!(sum <= 100.0 + 1e-6, "{sum} after round {round}");
+    }
+}
+
+/// A limit that was taken out of its group could never be given the rate of the file, and that counted.
+#[test]
+fn a_limit_that_leaves_and_refuses_for_ever_keeps_nothing_of_the_fleet_for_long() {
+    for stuck in [true, false] {
+        let mut fleet = two_limits("1%", 4);
+        fleet.load(1, |load| load.flows = 1);
+        fleet.run(6.0);
+        // It refuses, or cannot even be read.
+        fleet.load(1, |load| (load.stuck, load.broken) = (stuck, !stuck));
+        let text = fleet.text.replace("members = [\"a\", \"b\"]", "members = [\"b\"]");
+        let place = Place { limit: "a".into(), direction: Way::Egress };
+        let own = BTreeMap::from([(place, Rate::from_bit_s(70_000_000).unwrap())]);
+        reload(&mut fleet, &text, &own);
+        fleet.run(8.0);
+        let used = rate_of(&fleet, 1, "b") + rate_of(&fleet, 0, "a") + rate_of(&fleet, 0, "b");
+        assert!(used > 97.0, "{used}, stuck: {stuck}");
+        fleet.hosts[1].loads.borrow_mut().get_mut("b").unwrap().flows = 20;
+        fleet.run(6.0);
+        assert!(rate_of(&fleet, 1, "b") > 60.0, "{}, stuck: {stuck}", rate_of(&fleet, 1, "b"));
+    }
+}

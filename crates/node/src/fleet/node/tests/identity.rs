@@ -193,3 +193,39 @@ fn a_group_that_is_left_and_entered_again_brings_nothing_with_it() {
         }
     }
 }
+
+/// Another interval, or another number of hosts, was never told.
+#[test]
+fn other_hosts_or_another_interval_are_told_and_the_group_goes_on() {
+    let said = |node: &str| {
+        format!("node `{node}` has another `interval` or other `hosts` for group `up`: ")
+    };
+    for algorithm in ["fps", "gtb", "grd"] {
+        let group = format!("algorithm = \"{algorithm}\"\nhosts = 5");
+        for (from, to) in [("hosts = 5", "hosts = 7"), ("\"100ms\"", "\"150ms\"")] {
+            let mut fleet = Fleet::new(3, &group);
+            fleet.run(4.0);
+            let before = fleet.text.clone();
+            fleet.text = fleet.text.replace(from, to);
+            assert_ne!(fleet.text, before);
+            fleet.start(2, "n2", ring(1), true);
+            fleet.run(10.0);
+            assert!(fleet.said(0, &said("n2")), "{:?}", fleet.hosts[0].said);
+            assert!(fleet.said(2, &said("n0")), "{:?}", fleet.hosts[2].said);
+            let status = fleet.status(0);
+            assert!(status.alerts.iter().any(|alert| alert.starts_with(&said("n2"))));
+            let differs = |name: &str| {
+                status.groups[0].members.iter().any(|one| one.node == name && one.differs)
+            };
+            assert!(differs("n2") && !differs("n1"), "{:?}", status.groups[0].members);
+            // They hear each other all the same.
+            assert!((0..3).all(|i| fleet.standing(i) == "sharing"));
+            // One file again.
+            fleet.text = before;
+            fleet.start(2, "n2", ring(1), true);
+            fleet.run(10.0);
+            assert!(fleet.said(0, "node `n2` has the same settings for group `up` again"));
+            assert!(fleet.status(0).alerts.is_empty(), "{:?}", fleet.status(0).alerts);
+        }
+    }
+}
