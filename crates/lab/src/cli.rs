@@ -203,10 +203,9 @@ fn perform<W: Write>(
                            options for links";
                 return Err(Refusal(USAGE, format!("{} {why}", fixed.name())));
             }
-            let whole = chosen.iter().find(|experiment| !experiment.takes_choice());
-            if let (Some(whole), false) = (whole, only.is_empty() && systems.is_empty()) {
-                let why = "is run as a whole: leave out --only and --systems";
-                return Err(Refusal(USAGE, format!("{} {why}", whole.name())));
+            for experiment in &chosen {
+                let checked = experiment.check_choice(&only, &systems);
+                checked.map_err(|why| Refusal(USAGE, why))?;
             }
             let options = Options { links, only, systems, ..options(places, quick, repeats)? };
             let outcomes = run::all(&chosen, &options, out)?;

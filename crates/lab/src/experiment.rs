@@ -33,9 +33,19 @@ pub trait Experiment {
         true
     }
 
-    /// Whether the user may choose rows and systems.
-    fn takes_choice(&self) -> bool {
-        false
+    /// Whether it can measure only these rows and systems; none of either: all.
+    ///
+    /// # Errors
+    ///
+    /// What to type instead.
+    fn check_choice(&self, only: &[String], systems: &[String]) -> Result<(), String> {
+        match only.is_empty() && systems.is_empty() {
+            true => Ok(()),
+            false => {
+                let why = "is run as a whole: leave out --only and --systems";
+                Err(format!("{} {why}", self.name()))
+            }
+        }
     }
 
     /// How often each system is run in each case, unless the user says.

@@ -89,6 +89,30 @@ impl Need {
     }
 }
 
+/// The state of a work tree of git.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Commit {
+    /// The whole hash of what is checked out.
+    pub hash: String,
+    /// Whether tracked files differ from it.
+    pub dirty: bool,
+}
+
+/// The commit of the work tree in which a binary lies; none if it lies in none, or there is no git.
+pub fn commit(binary: &Path) -> Option<Commit> {
+    let dir = which(binary)?.parent()?.to_owned();
+    // It may belong to the user who called sudo.
+    let git = |arguments: &[&str]| {
+        let mut git = Command::new("git");
+        git.args(["-c", "safe.directory=*", "-c", "core.fsmonitor=false"]).args(arguments);
+        let output = git.current_dir(&dir).stdin(Stdio::null()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let hash = git(&["rev-parse", "HEAD"])?;
+    let dirty = !git(&["status", "--porcelain", "--untracked-files=no"])?.is_empty();
+    Some(Commit { hash, dirty })
+}
+
 /// The kernel's release.
 pub fn kernel() -> String {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -189,6 +213,30 @@ mod tests {
         assert!(missing(absent).contains("`no-such-tool`"));
         let feature = Need::Feature { name: "HTB", present: || false };
         assert!(missing(feature).contains("HTB"));
+    }
+
+    #[test]
+    fn a_binary_in_a_work_tree_has_a_commit() {
+        assert_eq!(commit(Path::new(NOWHERE)), None);
+        let dir = tempfile::tempdir().unwrap();
+        let git = |arguments: &[&str]| {
+            let mut git = Command::new("git");
+            git.args(["-c", "user.name=x", "-c", "user.email=x@x", "-c", "commit.gpgsign=false"]);
+            git.args(arguments).current_dir(dir.path()).stdout(Stdio::null()).status()
+        };
+        let binary = dir.path().join("binary");
+        fs::copy("/bin/true", &binary).unwrap();
+        if git(&["init", "--quiet"]).is_err() {
+            eprintln!("SKIP a_binary_in_a_work_tree_has_a_commit: needs git");
+            return;
+        }
+        assert_eq!(commit(&binary), None, "nothing is committed");
+        git(&["add", "binary"]).unwrap();
+        git(&["commit", "--quiet", "--no-verify", "--message=x"]).unwrap();
+        let clean = commit(&binary).unwrap();
+        assert_eq!((clean.hash.len(), clean.dirty), (40, false));
+        fs::OpenOptions::new().append(true).open(&binary).unwrap().set_len(0).unwrap();
+        assert_eq!(commit(&binary), Some(Commit { dirty: true, ..clean }));
     }
 
     #[test]

@@ -105,6 +105,12 @@ pub struct Report {
     pub summary: String,
     /// The version of Tidegate's lab.
     pub version: String,
+    /// The commit of the work tree in which the `tidegate` binary lies; none if it lies in none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// Whether tracked files of that work tree differed from the commit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty: Option<bool>,
     /// The kernel's release.
     pub kernel: String,
     /// The processor's model.
@@ -157,9 +163,10 @@ impl Report {
     pub fn markdown(&self) -> String {
         let mut page = format!("# {}\n\n{}\n\n", self.experiment, self.summary);
         page += &format!(
-            "Made by `{}` (version {}) on {} in {:.0} s.{}\n\n",
+            "Made by `{}` (version {}{}) on {} in {:.0} s.{}\n\n",
             self.command,
             self.version,
+            self.commit_text(),
             self.started,
             self.elapsed_s,
             if self.quick { " This is the quick form: fewer and shorter runs." } else { "" },
@@ -195,6 +202,13 @@ impl Report {
         page.truncate(page.trim_end().len());
         page.push('\n');
         page
+    }
+
+    /// `, commit 0123456789ab, changed`; empty without a commit.
+    fn commit_text(&self) -> String {
+        let Some(commit) = &self.commit else { return String::new() };
+        let short: String = commit.chars().take(12).collect();
+        format!(", commit {short}{}", if self.dirty == Some(true) { ", changed" } else { "" })
     }
 
     fn machine(&self) -> String {

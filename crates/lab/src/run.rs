@@ -110,10 +110,13 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
 /// The part of a report that is known beforehand.
 fn head(experiment: &dyn Experiment, options: &Options, repeats: u32) -> Report {
     let started = jiff::Timestamp::now();
+    let commit = host::commit(&options.tidegate);
     Report {
         experiment: experiment.name().to_owned(),
         summary: experiment.summary().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        dirty: commit.as_ref().map(|commit| commit.dirty),
+        commit: commit.map(|commit| commit.hash),
         kernel: host::kernel(),
         cpu: host::cpu(),
         host: Host { cores: host::cores(), ..Host::default() },
@@ -301,6 +304,19 @@ mod tests {
         ✔ pace queues less than htb — 61 times
         ✘ pace is free — 0.4 % of a core
         "#);
+    }
+
+    #[test]
+    fn a_command_names_the_rows_and_systems() {
+        let chosen = Options {
+            only: vec!["redis-1b-50m".into(), "dns-1g".into()],
+            systems: vec!["pace".into()],
+            ..options(Path::new("out"))
+        };
+        let again = command("applications", &chosen, 1);
+        let expected = "tidegate-lab run applications --quick --repeats 1 --only \
+                        redis-1b-50m,dns-1g --systems pace";
+        assert_eq!(again, expected);
     }
 
     #[test]

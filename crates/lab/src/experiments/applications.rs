@@ -4,19 +4,19 @@
 //! rows (what is measured) -> applications (servers, load, transfers) -> claims
 //! ```
 //!
-//! nginx, redis-server and an echo of datagrams answer [`load`]; iperf3 sends beside them. On egress the
-//! servers and the senders of the transfers are limited; on ingress the clients and the receivers are, while
-//! HTB and TBF stand on the sender's device, where a receiver could not put them. Everything of the limited
-//! side is in one cgroup, and all of it is on the sender's device.
+//! nginx, redis-server, PostgreSQL and an echo of datagrams answer [`load`]; iperf3 sends beside them. On
+//! egress the servers and the senders of the transfers are limited; on ingress the clients and the receivers
+//! are. Tidegate limits the cgroup of the limited side. HTB and TBF stand on the sender's device, also where
+//! ingress is limited and a receiver could not put them.
 //!
 //! The wire is read on the receiver's device: behind an egress limit, before an ingress limit.
 
 mod claims;
 mod rows;
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{cell::OnceCell, net::SocketAddr, path::PathBuf, time::Duration};
 
-use anyhow::{anyhow, bail};
+use anyhow::{Context as _, anyhow, bail};
 use tidegate_core::Direction;
 
 use self::rows::{App, Row};
@@ -32,6 +32,7 @@ use crate::{
     tools::{
         iperf::{IperfOptions, IperfRun, Load},
         load::{self, LoadArgs, LoadReport},
+        postgres::{Cluster, PostgresServer},
         probe,
         redis::RedisServer,
         web::{self, WebServer},
@@ -43,6 +44,8 @@ const SYSTEMS: [System; 6] =
     [System::Unlimited, System::Pace, System::Nrm, System::Htb, System::HtbShort, System::Tbf];
 const QUICK: [System; 4] = [System::Pace, System::Htb, System::HtbShort, System::Tbf];
 const PEERS: [System; 3] = [System::Htb, System::HtbShort, System::Tbf];
+/// The row of a test.
+const TINY: &str = "nginx-close-1k-3c-1b-50m";
 /// Transfers run before the requests come.
 const SETTLED: Duration = Duration::from_secs(1);
 /// A request is late that takes longer than its fair time and this.
@@ -54,6 +57,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const TENTH: Duration = Duration::from_millis(100);
 const HTTP_PORT: u16 = 8080;
 const REDIS_PORT: u16 = 6379;
+const POSTGRES_PORT: u16 = 5432;
 const DNS_PORT: u16 = 7001;
 /// A client's ports: each connection of its own needs one until the server has forgotten the last.
 const CLIENT_PORTS: &str = "10000 65535";
@@ -72,33 +76,32 @@ impl Applications {
     }
 
     fn rows(&self, ctx: &Context) -> anyhow::Result<Vec<Row>> {
-        let parse = |name: &str| name.trim().parse::<Row>().map_err(|why| anyhow!(why));
-        if self.tiny.is_some() {
-            return Ok(vec![parse("nginx-close-1k-3c-1b-50m")?]);
-        }
-        if ctx.only.is_empty() {
-            return Ok(rows::plan(ctx.quick));
-        }
-        let mut rows: Vec<Row> =
-            ctx.only.iter().map(|name| parse(name)).collect::<Result<_, _>>()?;
+        let names = match &self.tiny {
+            Some(_) => &[TINY.to_owned()][..],
+            None if ctx.only.is_empty() => return Ok(rows::plan(ctx.quick)),
+            None => &ctx.only,
+        };
+        let mut rows = named_rows(names).map_err(|why| anyhow!(why))?;
         rows.sort_by_key(|row| row.rtt);
         Ok(rows)
     }
+}
 
-    fn systems(&self, ctx: &Context) -> anyhow::Result<Vec<System>> {
-        let systems = if ctx.quick { QUICK.to_vec() } else { SYSTEMS.to_vec() };
-        if ctx.systems.is_empty() {
-            return Ok(systems);
-        }
-        let named = |name: &String| {
-            let known = SYSTEMS.iter().find(|system| system.name() == name.trim());
-            let known = known.copied();
-            known.ok_or_else(|| {
-                anyhow!("`{name}` is none of {}", SYSTEMS.map(System::name).join(", "))
-            })
-        };
-        ctx.systems.iter().map(named).collect()
+fn named_rows(names: &[String]) -> Result<Vec<Row>, String> {
+    names.iter().map(|name| name.trim().parse()).collect()
+}
+
+/// The systems of these names; none: those of the short or the whole form.
+fn systems(names: &[String], quick: bool) -> Result<Vec<System>, String> {
+    if names.is_empty() {
+        return Ok(if quick { QUICK.to_vec() } else { SYSTEMS.to_vec() });
     }
+    let named = |name: &String| {
+        let found = SYSTEMS.iter().find(|system| system.name() == name.trim()).copied();
+        let known = || SYSTEMS.map(System::name).join(", ");
+        found.ok_or_else(|| format!("no system is named `{name}`: use some of {}", known()))
+    };
+    names.iter().map(named).collect()
 }
 
 impl Experiment for Applications {
@@ -107,8 +110,8 @@ impl Experiment for Applications {
     }
 
     fn summary(&self) -> &'static str {
-        "Requests of nginx, Redis and a DNS-like server beside bulk transfers in one limit: requests a \
-         second, latency to the slowest, waits for TCP's timers, drops, use of the limit"
+        "Requests of nginx, Redis, PostgreSQL and a DNS-like server beside bulk transfers in one limit: \
+         requests a second, latency to the slowest, waits for TCP's timers, drops, use of the limit"
     }
 
     fn needs(&self) -> Vec<Need> {
@@ -120,12 +123,14 @@ impl Experiment for Applications {
         1
     }
 
-    fn takes_choice(&self) -> bool {
-        true
+    fn check_choice(&self, only: &[String], chosen: &[String]) -> Result<(), String> {
+        named_rows(only)?;
+        systems(chosen, true).map(|_| ())
     }
 
     fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
-        let (rows, systems) = (self.rows(ctx)?, self.systems(ctx)?);
+        let rows = self.rows(ctx)?;
+        let systems = systems(&ctx.systems, ctx.quick).map_err(|why| anyhow!(why))?;
         let seconds = match (self.tiny.is_some(), ctx.quick) {
             (true, _) => 2,
             (_, true) => 5,
@@ -142,12 +147,14 @@ impl Experiment for Applications {
              while requests come, of the limit; `max` the highest over any such time, start included. On \
              ingress the wire is read before the limit.",
         );
+        let clusters = Clusters::default();
         for rows in rows.chunk_by(|row, next| row.rtt == next.rtt) {
             let own = rows.first().and_then(|row| row.rtt).map(|rtt| ctx.link(rtt));
             let mut bed = Bed::new(self.tiny.clone(), own.or(ctx.usual_link()))?;
             set_sysctl(bed.testbed.receiver(0), "net.ipv4.ip_local_port_range", CLIENT_PORTS)?;
             for row in rows {
-                let curves = row.measure(ctx, &mut bed, &systems, Duration::from_secs(seconds))?;
+                let duration = Duration::from_secs(seconds);
+                let curves = row.measure(ctx, (&mut bed, &clusters), &systems, duration)?;
                 let case = row.case(ctx);
                 claims::record(ctx, row, &case);
                 let title = format!("Latency of requests, {row}");
@@ -167,7 +174,7 @@ impl Row {
     fn measure(
         &self,
         ctx: &mut Context,
-        bed: &mut Bed,
+        (bed, clusters): (&mut Bed, &Clusters),
         systems: &[System],
         duration: Duration,
     ) -> anyhow::Result<Vec<Series>> {
@@ -176,7 +183,7 @@ impl Row {
         let mut curves = Vec::new();
         ctx.step(self.to_string());
         ctx.alternate(systems, ctx.repeats, |ctx, &system, run| {
-            let trial = self.trial(ctx, bed, system, &control, duration)?;
+            let trial = self.trial(ctx, (bed, clusters), system, &control, duration)?;
             let mut record = ctx.record(system, &case, run);
             for (metric, value) in trial.values(self, system) {
                 record = record.value(metric, value);
@@ -192,7 +199,7 @@ impl Row {
     fn trial(
         &self,
         ctx: &Context,
-        bed: &mut Bed,
+        (bed, clusters): (&mut Bed, &Clusters),
         system: System,
         control: &Control,
         duration: Duration,
@@ -215,7 +222,7 @@ impl Row {
             let at = |host| StackCounters::read(host);
             Ok(at(testbed.sender())? + at(testbed.receiver(0))?)
         };
-        let server = Server::start(self.app, bed, from)?;
+        let server = Server::start(self.app, bed, clusters, from)?;
         let before = stack()?;
         let transfers = match self.bulk {
             0 => None,
@@ -266,6 +273,20 @@ fn rtt(link: &crate::testbed::LinkSpec) -> Duration {
     Duration::from_nanos(link.there.delay.0 + link.back.delay.0)
 }
 
+/// The database of pgbench, which takes long to make: once for all rows that need it.
+#[derive(Default)]
+struct Clusters(OnceCell<Cluster>);
+
+impl Clusters {
+    fn get(&self, bed: &Bed) -> anyhow::Result<&Cluster> {
+        if self.0.get().is_none() {
+            let cluster = Cluster::make(bed.testbed.sender())?;
+            return Ok(self.0.get_or_init(|| cluster));
+        }
+        self.0.get().context("it is there")
+    }
+}
+
 /// The server of a row. Dropping it ends it.
 struct Server {
     address: SocketAddr,
@@ -277,6 +298,7 @@ struct Server {
 enum Running {
     Nginx(WebServer),
     Redis(RedisServer),
+    Postgres(PostgresServer),
     Echo(Child),
 }
 
@@ -284,7 +306,7 @@ impl Server {
     /// # Errors
     ///
     /// [`Skip`] where the server is not installed.
-    fn start(app: App, bed: &Bed, site: Site<'_>) -> anyhow::Result<Server> {
+    fn start(app: App, bed: &Bed, clusters: &Clusters, site: Site<'_>) -> anyhow::Result<Server> {
         let needs = |name: &str| match host::which(name.as_ref()) {
             Some(_) => Ok(()),
             None => Err(Skip(format!("needs `{name}`, which is not in PATH: install it"))),
@@ -299,6 +321,10 @@ impl Server {
             App::Redis | App::Trickle => {
                 needs("redis-server")?;
                 (at(REDIS_PORT), Running::Redis(RedisServer::start(site, at(REDIS_PORT))?))
+            }
+            App::Pgbench => {
+                let postgres = clusters.get(bed)?.start(site, at(POSTGRES_PORT))?;
+                (at(POSTGRES_PORT), Running::Postgres(postgres))
             }
             App::Dns => {
                 let echo = probe::start_server(&bed.testbed, site, at(DNS_PORT))?;
@@ -383,5 +409,24 @@ fn figures(ctx: &mut Context) {
                 ctx.figure(&format!("{file}-{direction}"), Bars::from_rows(&rows, what));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_read_or_says_what_to_type() {
+        let check = |only: &str, systems: &str| {
+            let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            Applications::default().check_choice(&words(only), &words(systems))
+        };
+        assert_eq!(check("", ""), Ok(()));
+        assert_eq!(check("redis-1b-50m nginx-keep-10k-1g", "pace htb-20ms"), Ok(()));
+        assert!(check("redis", "").unwrap_err().contains("no limit is said"));
+        let refused = check("", "fq").unwrap_err();
+        let known = "unlimited, pace, nrm, htb, htb-20ms, tbf";
+        assert_eq!(refused, format!("no system is named `fq`: use some of {known}"));
     }
 }

@@ -30,6 +30,8 @@ pub(crate) fn sample() -> Report {
         experiment: "nrm-egress".into(),
         summary: "Holds a program at 1 Gbit/s without a queue".into(),
         version: "0.1.0".into(),
+        commit: None,
+        dirty: None,
         kernel: "6.18.0".into(),
         cpu: "Some CPU".into(),
         host: Host {
@@ -164,4 +166,14 @@ fn values_by_case() {
     assert_eq!(report.values("htb", "goodput_bit_s", None).len(), 6);
     assert_eq!(report.systems(), ["htb", "nrm"]);
     assert_eq!(report.metrics(), ["goodput_bit_s", "rtt_p50_us"]);
+}
+
+#[test]
+fn the_page_says_the_commit() {
+    let commit = Some("0123456789abcdef".to_owned());
+    let report = |dirty| Report { commit: commit.clone(), dirty: Some(dirty), ..sample() };
+    assert!(report(false).markdown().contains("(version 0.1.0, commit 0123456789ab)"));
+    assert!(report(true).markdown().contains("(version 0.1.0, commit 0123456789ab, changed)"));
+    let json = serde_json::to_value(report(true)).unwrap();
+    assert_eq!((&json["commit"], &json["dirty"]), (&"0123456789abcdef".into(), &true.into()));
 }

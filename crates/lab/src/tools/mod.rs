@@ -8,6 +8,7 @@ pub mod flows;
 pub mod hold;
 pub mod iperf;
 pub mod load;
+pub mod postgres;
 pub mod probe;
 pub mod redis;
 pub mod relay;
@@ -47,7 +48,7 @@ pub enum Tool {
     UdpSource(udp::SourceArgs),
     /// Push things that come at random times, each on a connection of its own
     Requests(requests::RequestsArgs),
-    /// Send requests to a server over HTTP, Redis' protocol or datagrams
+    /// Send requests to a server: HTTP, Redis, PostgreSQL, datagrams
     Load(load::LoadArgs),
     /// Take packets from a queue of netfilter, and pass or drop each, until killed
     Relay(relay::RelayArgs),

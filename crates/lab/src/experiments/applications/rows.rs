@@ -4,7 +4,7 @@
 //!
 //! | words | what | usual |
 //! |---|---|---|
-//! | `nginx-close-10k`, `nginx-keep-1k`, `redis`, `dns`, `trickle` | the requests | – |
+//! | `nginx-close-10k`, `nginx-keep-1k`, `redis`, `pgbench`, `dns`, `trickle` | the requests | – |
 //! | `20m`, `1g` | the limit, in bit/s | – |
 //! | `5c` | clients | 20; 5 of `trickle` |
 //! | `1b` | bulk flows beside them | 4 |
@@ -53,6 +53,8 @@ pub(super) enum App {
     NginxKeep(u64),
     /// GET from Redis.
     Redis,
+    /// pgbench's SELECT from PostgreSQL.
+    Pgbench,
     /// Datagrams that a server echoes.
     Dns,
     /// Keystrokes that come back, 10 a second on each connection.
@@ -65,6 +67,7 @@ impl App {
             App::NginxClose(_) => Protocol::HttpClose,
             App::NginxKeep(_) => Protocol::HttpKeep,
             App::Redis => Protocol::Redis,
+            App::Pgbench => Protocol::Postgres,
             App::Dns => Protocol::Datagram,
             App::Trickle => Protocol::RedisEcho,
         }
@@ -89,6 +92,7 @@ impl fmt::Display for App {
             App::NginxClose(kb) => write!(f, "nginx-close-{kb}k"),
             App::NginxKeep(kb) => write!(f, "nginx-keep-{kb}k"),
             App::Redis => f.write_str("redis"),
+            App::Pgbench => f.write_str("pgbench"),
             App::Dns => f.write_str("dns"),
             App::Trickle => f.write_str("trickle"),
         }
@@ -221,6 +225,7 @@ impl FromStr for Row {
         let mut words = name.split('-');
         let app = match words.next() {
             Some("redis") => App::Redis,
+            Some("pgbench") => App::Pgbench,
             Some("dns") => App::Dns,
             Some("trickle") => App::Trickle,
             Some("nginx") => {
@@ -232,7 +237,7 @@ impl FromStr for Row {
                     _ => return Err(refuse("nginx is close or keep, and a size in kB")),
                 }
             }
-            _ => return Err(refuse("the first word is nginx, redis, dns or trickle")),
+            _ => return Err(refuse("the first word is nginx, redis, pgbench, dns or trickle")),
         };
         let mut row = Row::new(app, 0);
         for word in words {
@@ -278,7 +283,7 @@ pub(super) fn plan(quick: bool) -> Vec<Row> {
     if quick {
         return QUICK.iter().filter_map(|name| name.parse().ok()).collect();
     }
-    let apps: [App; 9] = [
+    let apps: [App; 10] = [
         App::NginxClose(1),
         App::NginxClose(10),
         App::NginxClose(100),
@@ -286,6 +291,7 @@ pub(super) fn plan(quick: bool) -> Vec<Row> {
         App::NginxKeep(10),
         App::NginxKeep(100),
         App::Redis,
+        App::Pgbench,
         App::Dns,
         App::Trickle,
     ];

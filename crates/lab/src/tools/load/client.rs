@@ -4,7 +4,13 @@
 //! `Connection: close`; its client goes on meanwhile. So the server keeps the state of closed connections,
 //! and the client's ports are free again.
 
-use std::{collections::VecDeque, io, net::SocketAddr, os::fd::OwnedFd, time::Duration};
+use std::{
+    collections::VecDeque,
+    io::{self, ErrorKind},
+    net::SocketAddr,
+    os::fd::OwnedFd,
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail, ensure};
 use rustix::{
@@ -15,7 +21,9 @@ use rustix::{
         AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, recv, send,
         socket_with, sockopt,
     },
+    time::{ClockId, clock_gettime},
 };
+use tidegate_sys::net::sock::{recv_stamped, stamp_received};
 
 use super::{
     LoadArgs,
@@ -63,6 +71,7 @@ pub(super) fn run(args: &LoadArgs) -> anyhow::Result<Seen> {
         clients: (0..args.clients).map(|_| Client::default()).collect(),
         retries: VecDeque::new(),
         chunk: vec![0; CHUNK_BYTES],
+        real_ahead_ns: real_ns().saturating_sub(monotonic_ns()),
         seen: Seen::default(),
     };
     if !args.protocol.closes() {
@@ -88,6 +97,8 @@ struct Load<'a> {
     /// Datagrams and when they are sent again, in order.
     retries: VecDeque<(u64, Handed)>,
     chunk: Vec<u8>,
+    /// The clock of the day, in which the kernel notes when bytes came, less the monotonic one.
+    real_ahead_ns: u64,
     seen: Seen,
 }
 
@@ -103,6 +114,8 @@ struct Connection {
     /// None: it waits for the server to close.
     client: Option<usize>,
     state: State,
+    /// What it is to say first, or has said and has no answer to yet.
+    greets: bool,
 }
 
 #[derive(Debug)]
@@ -121,8 +134,8 @@ enum Looked {
     Waits,
     /// It is connected.
     Connected,
-    /// The reply is complete.
-    Replied,
+    /// The reply is complete, since this time of the monotonic clock.
+    Replied(u64),
     /// The server closed it, or it broke.
     Gone,
 }
@@ -136,7 +149,7 @@ impl Load<'_> {
         let deadline_ns = monotonic_ns() + CONNECT.as_nanos() as u64;
         let connecting = |load: &Self| {
             let all = load.connections.iter().flatten();
-            all.filter(|one| matches!(one.state, State::Connecting)).count()
+            all.filter(|one| one.greets || matches!(one.state, State::Connecting)).count()
         };
         while connecting(self) > 0 {
             ensure!(monotonic_ns() < deadline_ns, "cannot connect to {}", self.args.server);
@@ -182,7 +195,7 @@ impl Load<'_> {
             None => self.open(handed.client)?,
         };
         if let Some(connection) = &mut self.connections[at] {
-            if matches!(connection.state, State::Connecting) {
+            if connection.greets || matches!(connection.state, State::Connecting) {
                 // It is sent when the connection is there.
                 return Ok(());
             }
@@ -229,9 +242,8 @@ impl Load<'_> {
             };
             match (self.look(at)?, client) {
                 (Looked::Waits | Looked::Connected, _) => {}
-                (Looked::Replied, Some(client)) => {
+                (Looked::Replied(ended_ns), Some(client)) => {
                     if let Some(handed) = self.clients[client].request.take() {
-                        let ended_ns = monotonic_ns();
                         self.seen.answered.push(Took { due_ns: handed.due_ns, ended_ns });
                         free.push(client);
                     }
@@ -244,7 +256,7 @@ impl Load<'_> {
                         }
                     }
                 }
-                (Looked::Replied | Looked::Gone, None) => gone.push(at),
+                (Looked::Replied(_) | Looked::Gone, None) => gone.push(at),
                 (Looked::Gone, Some(client)) => {
                     gone.push(at);
                     self.clients[client].connection = None;
@@ -281,7 +293,8 @@ impl Load<'_> {
         let all = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP;
         let data = epoll::EventData::new_u64(at as u64);
         epoll::add(&self.poller, &socket, data, all | epoll::EventFlags::ET)?;
-        self.connections[at] = Some(Connection { socket, client: Some(client), state });
+        let greets = self.args.protocol.greeting().is_some();
+        self.connections[at] = Some(Connection { socket, client: Some(client), state, greets });
         self.clients[client].connection = Some(at);
         Ok(at)
     }
@@ -305,13 +318,9 @@ impl Load<'_> {
                 }
                 Ok(()) => connection.state = State::Idle,
             }
-            let client = connection.client;
-            let Some(handed) = client.and_then(|client| self.clients[client].request) else {
-                return Ok(Looked::Connected);
-            };
-            let request = self.args.protocol.request(&self.args.path, handed.number);
-            connection.state = State::Writing(request, 0);
+            self.begin(at);
         }
+        let Some(connection) = &mut self.connections[at] else { return Ok(Looked::Gone) };
         if matches!(connection.state, State::Writing(..)) {
             match self.write(at) {
                 Looked::Connected => {}
@@ -321,24 +330,51 @@ impl Load<'_> {
         let Some(connection) = &mut self.connections[at] else { return Ok(Looked::Gone) };
         let State::Reading(reader) = &mut connection.state else { return self.look_for_end(at) };
         loop {
-            match recv(&connection.socket, self.chunk.as_mut_slice(), RecvFlags::empty()) {
-                Ok((_, 0)) if self.args.protocol != Protocol::Datagram => return Ok(Looked::Gone),
-                Ok((_, bytes)) => {
-                    self.seen.reply_bytes += bytes as u64;
+            match recv_stamped(&connection.socket, &mut self.chunk) {
+                Ok((0, _)) if self.args.protocol != Protocol::Datagram => return Ok(Looked::Gone),
+                Ok((bytes, stamp_ns)) => {
+                    self.seen.reply_bytes += if connection.greets { 0 } else { bytes as u64 };
                     match reader.feed(&self.chunk[..bytes]) {
                         Ok(false) => {}
+                        Ok(true) if connection.greets => {
+                            connection.greets = false;
+                            connection.state = State::Idle;
+                            self.begin(at);
+                            return Ok(self.write(at));
+                        }
                         Ok(true) => {
                             connection.state = State::Idle;
-                            return Ok(Looked::Replied);
+                            // The client may have waited for a CPU since; the network had no part in that.
+                            let came_ns = stamp_ns.map(|ns| ns.saturating_sub(self.real_ahead_ns));
+                            let now_ns = monotonic_ns();
+                            return Ok(Looked::Replied(
+                                came_ns.map_or(now_ns, |ns| ns.min(now_ns)),
+                            ));
                         }
                         Err(BadReply(why)) => bail!("{}: {why}", self.args.server),
                     }
                 }
-                Err(Errno::AGAIN) => return Ok(Looked::Waits),
-                Err(Errno::INTR) => {}
-                Err(Errno::CONNREFUSED) if self.args.protocol == Protocol::Datagram => {}
-                Err(_) => return Ok(Looked::Gone),
+                Err(error) => match error.kind() {
+                    ErrorKind::WouldBlock => return Ok(Looked::Waits),
+                    ErrorKind::Interrupted => {}
+                    ErrorKind::ConnectionRefused if self.args.protocol == Protocol::Datagram => {}
+                    _ => return Ok(Looked::Gone),
+                },
             }
+        }
+    }
+
+    /// What a connection that is ready says next: its greeting, or the request that waits for it.
+    fn begin(&mut self, at: usize) {
+        let Some(connection) = &mut self.connections[at] else { return };
+        let protocol = self.args.protocol;
+        let request = connection.client.and_then(|client| self.clients[client].request);
+        let words = match protocol.greeting().filter(|_| connection.greets) {
+            Some(greeting) => Some(greeting),
+            None => request.map(|handed| protocol.request(&self.args.path, handed.number)),
+        };
+        if let Some(words) = words {
+            connection.state = State::Writing(words, 0);
         }
     }
 
@@ -382,11 +418,18 @@ impl Load<'_> {
     }
 }
 
+/// Now, on the clock of the day.
+fn real_ns() -> u64 {
+    let now = clock_gettime(ClockId::Realtime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 fn socket(server: SocketAddr, protocol: Protocol) -> io::Result<OwnedFd> {
     let family = if server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let kind = if protocol == Protocol::Datagram { SocketType::DGRAM } else { SocketType::STREAM };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(family, kind, flags, None)?;
+    stamp_received(&socket)?;
     if kind == SocketType::STREAM {
         sockopt::set_tcp_nodelay(&socket, true)?;
     }

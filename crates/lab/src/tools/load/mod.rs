@@ -1,4 +1,4 @@
-//! Requests to a server: HTTP/1.1, Redis, datagrams. Every request's latency is kept.
+//! Requests to a server: HTTP/1.1, Redis, PostgreSQL, datagrams. Every request's latency is kept.
 //!
 //! ```text
 //! client (sockets, one thread) -> schedule (when requests are due, what they took)
@@ -8,9 +8,9 @@
 //! Why our own: `wrk` and `ab` drop or average what stalls, and their output ends at p99. Here a request
 //! whose reply does not come in time is counted with its age, and the report has the whole distribution.
 //!
-//! The latency of a request is from when it was due to the last byte of its reply, with making the connection
-//! where each request has its own. Times in which all CPUs of the machine stood still at once are taken off
-//! (see [`crate::stalls`]).
+//! The latency of a request is from when it was due until the kernel had the last byte of its reply, with
+//! making the connection where each request has its own. Times in which all CPUs of the machine stood still
+//! at once are taken off (see [`crate::stalls`]).
 
 mod client;
 mod protocol;
@@ -22,7 +22,7 @@ use anyhow::{Context as _, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-pub use protocol::{Protocol, set_request};
+pub use protocol::{DATABASE, Protocol, set_request};
 
 use super::{GRACE, NS_PER_US, Quantiles, histogram_ns, parse_seconds};
 use crate::{

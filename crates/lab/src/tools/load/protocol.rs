@@ -14,6 +14,15 @@ const DATAGRAM_BYTES: usize = 120;
 /// The key that a client of Redis gets, and that [`set_request`] sets.
 const KEY: &str = "key";
 const VALUE: &str = "abc";
+/// The version of PostgreSQL's protocol: 3.0.
+const POSTGRES_VERSION: u32 = 3 << 16;
+/// The user and the database that PostgreSQL has from the start.
+pub const DATABASE: &str = "postgres";
+/// The rows of pgbench's table at scale 1, and a prime, so that each request takes another row.
+const ACCOUNTS: u64 = 100_000;
+const ACCOUNTS_STEP: u64 = 7919;
+/// A message of PostgreSQL begins with its kind and its length, which does not count the kind.
+const POSTGRES_HEAD_BYTES: usize = 5;
 
 /// How a client talks to its server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
@@ -27,6 +36,8 @@ pub enum Protocol {
     Redis,
     /// ECHO of 48 bytes by Redis, as a keystroke over SSH
     RedisEcho,
+    /// SELECT of one row of pgbench's table from PostgreSQL
+    Postgres,
     /// One datagram each way, sent again after a second
     Datagram,
 }
@@ -35,6 +46,13 @@ impl Protocol {
     /// True if each request has a connection of its own.
     pub fn closes(self) -> bool {
         self == Protocol::HttpClose
+    }
+
+    /// What a new connection says before its first request, which is answered as a request is.
+    pub(super) fn greeting(self) -> Option<Vec<u8>> {
+        let words = format!("user\0{DATABASE}\0database\0{DATABASE}\0\0");
+        let startup = [&POSTGRES_VERSION.to_be_bytes()[..], words.as_bytes()].concat();
+        (self == Protocol::Postgres).then(|| with_length(&startup))
     }
 
     /// The bytes of a request. `path` is that of HTTP; `number` tells datagrams apart.
@@ -47,6 +65,11 @@ impl Protocol {
             }
             Protocol::Redis => text = command(&["GET", KEY]),
             Protocol::RedisEcho => text = command(&["ECHO", &"k".repeat(KEYSTROKE_BYTES)]),
+            Protocol::Postgres => {
+                let aid = number * ACCOUNTS_STEP % ACCOUNTS + 1;
+                let query = format!("SELECT abalance FROM pgbench_accounts WHERE aid = {aid};\0");
+                return [&b"Q"[..], &with_length(query.as_bytes())].concat();
+            }
             Protocol::Datagram => {
                 let mut datagram = vec![0; DATAGRAM_BYTES];
                 datagram[..8].copy_from_slice(&number.to_be_bytes());
@@ -61,6 +84,7 @@ impl Protocol {
         let state = match self {
             Protocol::HttpKeep | Protocol::HttpClose => State::HttpHead,
             Protocol::Redis | Protocol::RedisEcho => State::RedisLine,
+            Protocol::Postgres => State::PostgresHead,
             Protocol::Datagram => State::Datagram(number),
         };
         Reader { state, head: Vec::new() }
@@ -81,6 +105,12 @@ fn command(words: &[&str]) -> String {
     text
 }
 
+/// A message of PostgreSQL: its length, which counts itself, and what follows.
+fn with_length(bytes: &[u8]) -> Vec<u8> {
+    let length = bytes.len() as u32 + 4;
+    [&length.to_be_bytes()[..], bytes].concat()
+}
+
 /// Reads one reply, in pieces of any length.
 #[derive(Debug)]
 pub(super) struct Reader {
@@ -93,6 +123,9 @@ pub(super) struct Reader {
 enum State {
     HttpHead,
     RedisLine,
+    PostgresHead,
+    /// So many bytes of a message are missing; with the last one the reply is complete.
+    PostgresBody(u64, bool),
     /// So many bytes are missing.
     Body(u64),
     /// The number that the reply repeats.
@@ -116,6 +149,7 @@ impl Reader {
                 let first = bytes.first_chunk().map(|eight| u64::from_be_bytes(*eight));
                 return Ok(first == Some(number));
             }
+            State::PostgresHead | State::PostgresBody(..) => return self.feed_postgres(bytes),
             State::HttpHead => match self.head_until(&mut bytes, b"\r\n\r\n")? {
                 None => return Ok(false),
                 Some(head) => self.state = State::Body(content_length(&head)?),
@@ -132,6 +166,35 @@ impl Reader {
         }
         *missing -= bytes.len() as u64;
         Ok(*missing == 0)
+    }
+
+    /// Messages follow each other until the one that says that the server is ready.
+    fn feed_postgres(&mut self, mut bytes: &[u8]) -> Result<bool, BadReply> {
+        loop {
+            if let State::PostgresBody(missing, last) = &mut self.state {
+                let take = bytes.len().min(usize::try_from(*missing).unwrap_or(usize::MAX));
+                *missing -= take as u64;
+                bytes = &bytes[take..];
+                match (*missing, *last, bytes.len()) {
+                    (0, true, 0) => return Ok(true),
+                    (0, true, more) => return Err(BadReply(format!("{more} bytes too many"))),
+                    (0, false, _) => self.state = State::PostgresHead,
+                    _ => return Ok(false),
+                }
+            }
+            let take = bytes.len().min(POSTGRES_HEAD_BYTES - self.head.len());
+            self.head.extend_from_slice(&bytes[..take]);
+            bytes = &bytes[take..];
+            let &[kind, ref length @ ..] = self.head.as_slice() else { return Ok(false) };
+            let Ok(length) = <[u8; 4]>::try_from(length) else { return Ok(false) };
+            if kind == b'E' {
+                return Err(BadReply("the server reports an error".to_owned()));
+            }
+            let length = u32::from_be_bytes(length);
+            let missing = length.checked_sub(4).ok_or_else(|| BadReply("a bad length".into()))?;
+            self.head.clear();
+            self.state = State::PostgresBody(missing.into(), kind == b'Z');
+        }
     }
 
     /// Collects a head up to and with its `end`, and leaves what follows in `bytes`.
@@ -214,6 +277,7 @@ mod tests {
             (Protocol::Redis, b"$-1\r\n"),
             (Protocol::Redis, b"$0\r\n\r\n"),
             (Protocol::Redis, b"+OK\r\n"),
+            (Protocol::Postgres, b"T\0\0\0\x06abD\0\0\0\x04Z\0\0\0\x05I"),
         ] {
             for piece in 1..=reply.len() {
                 assert_eq!(fed(protocol, reply, piece), Ok(Some(reply.len())), "pieces of {piece}");
@@ -234,6 +298,9 @@ mod tests {
         assert_eq!(refused(Protocol::HttpKeep, &[HTTP, b"more"].concat()), "4 bytes too many");
         assert_eq!(refused(Protocol::Redis, b"-ERR no\r\n"), "the server answered `-ERR no`");
         assert_eq!(refused(Protocol::Redis, b"$x\r\n"), "the server answered `$x`");
+        assert_eq!(refused(Protocol::Postgres, b"E\0\0\0\x05x"), "the server reports an error");
+        assert_eq!(refused(Protocol::Postgres, b"T\0\0\0\x03"), "a bad length");
+        assert_eq!(refused(Protocol::Postgres, b"Z\0\0\0\x05IT"), "1 bytes too many");
         let long = [b'x'; 2 * HEAD_BYTES_MAX];
         assert_eq!(refused(Protocol::Redis, &long), "a head longer than 8192 bytes");
         assert!(fed(Protocol::HttpKeep, &long, 1000).is_err());
@@ -259,6 +326,12 @@ mod tests {
         );
         assert_eq!(text(Protocol::Redis), "*2\r\n$3\r\nGET\r\n$3\r\nkey\r\n");
         assert!(text(Protocol::RedisEcho).starts_with("*2\r\n$4\r\nECHO\r\n$48\r\nkkk"));
+        assert_eq!(Protocol::Redis.greeting(), None);
+        let startup = Protocol::Postgres.greeting().unwrap();
+        assert_eq!(startup, b"\0\0\0\x29\0\x03\0\0user\0postgres\0database\0postgres\0\0");
+        let query = b"SELECT abalance FROM pgbench_accounts WHERE aid = 7920;\0";
+        let request = Protocol::Postgres.request("", 1);
+        assert_eq!(request, [&b"Q\0\0\0\x3c"[..], query].concat());
         assert_eq!(set_request(), b"*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$3\r\nabc\r\n");
     }
 }
