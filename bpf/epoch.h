@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a queue keeps of an epoch: who sent data in it, and at its end the next share.
+ * What a queue keeps of an epoch: who took a share of it, and at its end the next share.
  *
  * One CPU at a time changes it (ep_enter). Nobody waits: who finds another one there leaves the
  * epoch as it is, and the next packet asks again. So whoever is counted is counted in one epoch and

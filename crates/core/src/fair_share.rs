@@ -3,13 +3,14 @@
 //!
 //! Explicit-rate control as in ERICA (Kalyanaraman et al., 2000) and RCP (Dukkipati, 2007), at the source
 //! itself. At the end of each epoch the limiter knows the load (what was charged, as a fraction of what the
-//! limit allows), the backlog, and how many flows sent data. The next share is
+//! limit allows), the backlog, how many flows took their share, and what is set aside for the others
+//! ([`crate::unpaced`]). The next share is
 //!
 //! ```text
 //!   target = 0.99 - backlog / 20 ms                               of the limit, so that a backlog drains
 //!   share += share * (epoch / delay) * (target - load) / 2        RCP's integral law
 //!   share  = min(share, share * target / load)                    at once, when a backlog stands
-//!   share  = clamp(share, target / flows, target)                 an equal part at least
+//!   share  = clamp(share, (target - aside) / flows, target)       an equal part at least
 //! ```
 //!
 //! The lower bound is what makes it quick and safe: with greedy flows it *is* the max-min share, without

@@ -1,15 +1,16 @@
-//! What is set aside of an epoch in a limit of scheme `pace`: for senders that cannot be paced (UDP, QUIC, raw
-//! sockets), and for flows that want little.
+//! What is set aside of an epoch in a limit of scheme `pace`: for senders that cannot be paced (UDP, QUIC,
+//! raw sockets), and for flows that want little.
 //!
-//! A flow that takes at least half of its share in an epoch is one of those that share the limit. One that takes
-//! less is not counted; what it takes is set aside ([`Sent::takes`]). This is one step of max-min fairness: who
-//! wants less than a share gets that, and the others divide the rest. So twenty connections with a small request
-//! each leave to a bulk transfer all that they do not use, and it leaves to them what they do.
+//! A flow that takes at least half of its share in an epoch is one of those that share the limit. One that
+//! takes less is not counted; what it takes is set aside ([`Sent::takes`]). This is one step of max-min
+//! fairness: who wants less than a share gets that, and the others divide the rest. So twenty connections
+//! with a small request each leave to a bulk transfer all that they do not use, and it leaves to them what
+//! they do.
 //!
-//! A sender that cannot be paced has a share as a TCP flow has. What it sends within one share of an epoch is set aside: the flows
-//! make room for it ([`crate::fair_share::Sharers::reserved`]). What it sends beyond earns it nothing,
-//! however much that is: the time of any number of bytes at any rate is computed without a wrap
-//! ([`time_of`]).
+//! A sender that cannot be paced has a share as a TCP flow has. What it sends within one share of an epoch is
+//! set aside: the flows make room for it ([`crate::fair_share::Sharers::reserved`]). What it sends beyond
+//! earns it nothing, however much that is: the time of any number of bytes at any rate is computed without a
+//! wrap ([`time_of`]).
 //!
 //! On ingress the virtual queue has room for TCP's windows, which may all be sent at once
 //! ([`crate::receive_window`]). A sender without a window has no use for that room and would only fill it:
@@ -34,8 +35,8 @@ const MARK_BYTES: u64 = 2 * 1514;
 const DROP_BYTES: u64 = 4 * 1514;
 /// More bytes than this in an epoch are beyond every share.
 pub const MAX_BYTES: u32 = 1 << 31;
-/// Ethernet's largest frame. A flow that is paced sends two at once at least, so who sends no more than one in an
-/// epoch wants little, however small its share has become.
+/// Ethernet's largest frame. A flow that is paced sends two at once at least, so who sends no more than one
+/// in an epoch wants little, however small its share has become.
 pub const FRAME_BYTES: u32 = 1514;
 
 /// What one share is of an epoch, in time at the limit's rate.
@@ -65,9 +66,10 @@ impl Sent {
         true
     }
 
-    /// Counts a packet of a flow that is told its share, which is `fair` of the epoch. Returns whether the flow
-    /// takes at least half of it, and more than a frame, and what is to be set aside for it in nanoseconds: negative with the packet
-    /// that reaches the half, as what was set aside before is given back.
+    /// Counts a packet of a flow that is told its share, which is `fair` of the epoch. Returns whether the
+    /// flow takes at least half of it, and more than a frame, and what is to be set aside for it in
+    /// nanoseconds: negative with the packet that reaches the half, as what was set aside before is given
+    /// back.
     pub fn takes(&mut self, epoch: u32, bytes: u32, cost: u64, fair: Nanos) -> (bool, i64) {
         let before = if self.epoch == epoch { self.bytes } else { 0 };
         let time = |bytes: u32| time_of(u64::from(bytes), cost).0 as i64;
@@ -218,8 +220,8 @@ mod tests {
             }
         }
 
-        /// What is set aside for a flow is what it has sent while that is below half of its share, and nothing
-        /// from then on.
+        /// What is set aside for a flow is what it has sent while that is below half of its share, and
+        /// nothing from then on.
         #[test]
         fn what_a_small_flow_takes_is_set_aside(
             bit_s in 8_000u64..=100_000_000_000, share in 0..=ONE, epoch in 0u64..1 << 34,
