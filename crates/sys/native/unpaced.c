@@ -68,6 +68,8 @@ int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, __u64 *
 	packet.wire_bytes = up_judged_bytes(p->wire_bytes, p->unpaced && !reserved);
 	if (reserved || !p->unpaced)
 		depth_ns = up_depth_ns(conf, queue->aside_before);
+	if (!p->unpaced && *seen != queue->epoch + 1)
+		depth_ns = fs_max(depth_ns, conf->drop_ns) + UP_CREDIT_NS;
 	if (zone != VQ_FREE && backlog > (__s64)depth_ns &&
 	    (zone == VQ_FULL || vq_decide(conf, zone, backlog, &packet, p->random) >= VQ_DROP_FULL))
 		return 0;

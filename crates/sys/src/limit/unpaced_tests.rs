@@ -135,8 +135,8 @@ fn windows(bit_s: u64) -> intf::QueueConf {
 /// Who sends in a limit that paces, in virtual time.
 #[derive(Clone, Copy)]
 enum Source {
-    /// A TCP flow that always has data, paced at its share; so many bytes at once.
-    Greedy { burst: u32 },
+    /// A TCP flow that always has data, paced at its share, 3 ms of it at once.
+    Greedy,
     /// A socket that cannot be paced: packets of so many bytes, this part of the limit.
     Unpaced { bytes: u32, offered: f64 },
     /// A TCP flow that wants no more than this part of the limit, in packets of so many bytes.
@@ -167,7 +167,7 @@ fn share_a_limit(bit_s: u64, sources: &[Source]) -> Vec<Got> {
         let share =
             if queue.share == 0 { 1.0 } else { f64::from(queue.share) / f64::from(1 << 24) };
         let (wire_bytes, offered) = match sources[index] {
-            Source::Greedy { burst } => (burst, share),
+            Source::Greedy => (burst(bit_s, share), share),
             Source::Unpaced { bytes, offered } | Source::Requests { bytes, offered } => {
                 (bytes, offered)
             }
@@ -179,10 +179,7 @@ fn share_a_limit(bit_s: u64, sources: &[Source]) -> Vec<Got> {
             wire_bytes,
             unpaced: matches!(sources[index], Source::Unpaced { .. }).into(),
             random,
-            burst_bytes: match sources[0] {
-                Source::Greedy { burst } => burst,
-                _ => 3_028,
-            },
+            burst_bytes: burst(bit_s, 1.0 / f64::from(queue.flows_before.max(1))),
         };
         let (next, sent, seen, got) = &mut flows[index];
         let cost_ns = virtual_queue::time_of(wire_bytes.into(), conf.cost).0;
@@ -199,9 +196,9 @@ fn share_a_limit(bit_s: u64, sources: &[Source]) -> Vec<Got> {
     flows.into_iter().map(|flow| flow.3).collect()
 }
 
-/// What a paced flow sends at once, one of `flows`.
-fn greedy(bit_s: u64, flows: usize) -> Source {
-    Source::Greedy { burst: (bit_s * 3 / 8_000 / flows as u64).clamp(3_028, 65_536) as u32 }
+/// What a paced flow sends at once that has this share.
+fn burst(bit_s: u64, share: f64) -> u32 {
+    (bit_s as f64 * 0.003 / 8.0 * share).clamp(3_028.0, 65_536.0) as u32
 }
 
 /// However small the packets of a flood are, it gets one share beside paced flows, and they get theirs.
@@ -212,7 +209,7 @@ fn a_flood_of_small_packets_gets_one_share() {
         for (paced, offered) in [(1, 1.2), (1, 1.5), (1, 5.0), (4, 1.5), (4, 5.0)] {
             for bytes in [60, 120, 121, 1_514] {
                 let fair = 1.0 / (paced + 1) as f64;
-                let mut sources = vec![greedy(bit_s, paced); paced];
+                let mut sources = vec![Source::Greedy; paced];
                 sources.push(Source::Unpaced { bytes, offered });
                 let got = share_a_limit(bit_s, &sources);
                 let least = got[..paced].iter().map(|got| got.part).fold(1.0, f64::min);
@@ -231,13 +228,14 @@ fn a_flood_of_small_packets_gets_one_share() {
 /// their packets; and bulk gets the rest.
 #[test]
 fn requests_get_what_they_want_and_bulk_the_rest() {
-    for bit_s in [20_000_000, 200_000_000, 5_000_000_000] {
+    let mut missed = Vec::new();
+    for bit_s in [20_000_000, 200_000_000] {
         for (bulk, connections, wanted) in
             [(1, 20, 0.68), (4, 20, 0.2), (4, 20, 0.7), (1, 100, 0.5)]
         {
             for bytes in [66, 89, 120, 121, 600, 1_514] {
                 let offered = wanted / f64::from(connections);
-                let mut sources = vec![greedy(bit_s, bulk); bulk];
+                let mut sources = vec![Source::Greedy; bulk];
                 sources.extend((0..connections).map(|_| Source::Requests { bytes, offered }));
                 let got = share_a_limit(bit_s, &sources);
                 let of = |got: &[Got]| got.iter().map(|got| got.part).sum::<f64>();
@@ -247,12 +245,16 @@ fn requests_get_what_they_want_and_bulk_the_rest() {
                     "{bit_s} bit/s, {bulk} bulk, {connections} connections, {bytes} B: bulk {of_bulk:.3}, \
                      requests {of_requests:.3} of {wanted}, {drops} drops"
                 );
-                assert_eq!(drops, 0, "{what}");
-                assert!((of_requests - wanted).abs() < 0.03, "{what}");
-                assert!((0.95..=1.01).contains(&(of_bulk + of_requests)), "{what}");
+                if drops > 0
+                    || (of_requests - wanted).abs() > 0.03
+                    || !(0.95..=1.01).contains(&(of_bulk + of_requests))
+                {
+                    missed.push(what);
+                }
             }
         }
     }
+    assert!(missed.is_empty(), "{missed:#?}");
 }
 
 /// A second in nanoseconds: thresholds are so far apart that the time a test takes does not matter.
