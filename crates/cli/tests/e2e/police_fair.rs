@@ -24,28 +24,29 @@ const LOOK: Duration = Duration::from_secs(2);
 /// Reads end so often, that a starved flow is seen.
 const READ: Duration = Duration::from_millis(100);
 
-/// Whether one TCP flow comes to so much beside the flood before patience ends. It is one of CUBIC: over a
+/// What one TCP flow has beside the flood in the last of so many looks, in bit/s, or in the first that has
+/// `enough`, but for the very first, as the flow begins with a full bucket. It is a flow of CUBIC: over a
 /// path of microseconds BBR takes the time-outs between its losses for the rate, and keeps to that.
-fn tcp_gets_beside_a_flood(bed: &Bed, bit_s: f64) -> bool {
+fn tcp_beside_a_flood(bed: &Bed, looks: usize, enough: f64) -> f64 {
     let listener = bed.receiver.run(|| TcpListener::bind((RECEIVER, PORT)).unwrap()).unwrap();
     let stream = bed.sender.run(|| TcpStream::connect((RECEIVER, PORT)).unwrap()).unwrap();
     set_tcp_congestion(&stream, "cubic").unwrap();
     let (mut sink, _) = listener.accept().unwrap();
     sink.set_read_timeout(Some(READ)).unwrap();
     let mut writer = stream.try_clone().unwrap();
-    let (end, done) = (Instant::now() + PATIENCE, AtomicBool::new(false));
+    let done = AtomicBool::new(false);
     let flood = || {
         while !done.load(Ordering::Relaxed) {
             blast(RECEIVER, PORT + 1, FLOOD_BIT_S, Instant::now() + READ);
         }
     };
-    let mut got = Vec::new();
+    let mut got: Vec<f64> = Vec::new();
     thread::scope(|scope| {
         scope.spawn(|| bed.sender.run(flood).unwrap());
         // Ends when the connection is shut down.
         scope.spawn(move || while writer.write_all(&[7; 1 << 14]).is_ok() {});
         let mut buffer = vec![0; 1 << 16];
-        while got.last().is_none_or(|got| *got < bit_s) && Instant::now() < end {
+        while got.len() < looks && (got.len() < 2 || got.last() < Some(&enough)) {
             let (start, mut bytes) = (Instant::now(), 0);
             while start.elapsed() < LOOK {
                 bytes += sink.read(&mut buffer).unwrap_or(0);
@@ -57,7 +58,7 @@ fn tcp_gets_beside_a_flood(bed: &Bed, bit_s: f64) -> bool {
         let _ = sink.shutdown(Shutdown::Both);
     });
     println!("TCP beside a flood: {got:.0?} bit/s");
-    got.last().is_some_and(|got| *got >= bit_s)
+    got.last().copied().unwrap_or(0.0)
 }
 
 /// The senders are on the host that polices: TCP finds its losses as behind a router, and waits for no timer.
@@ -68,10 +69,15 @@ fn root_police_fair_saves_tcp_from_a_flood() {
     // Two packets each 50 us are more than the limit, so only time-outs slow TCP down here: the bucket is
     // deeper than the least of them.
     ok(&place, &bed, "limit add up --dev eth0 --scheme police --egress 20mbit --burst 250ms");
+    // The flood leaves hardly a packet.
+    let starved = tcp_beside_a_flood(&bed, 2, LIMIT_BIT_S);
     let changed = ok(&place, &bed, "limit set up --fair");
     assert!(changed.contains("fair false -> true"), "{changed}");
-    // A third of its part.
-    assert!(tcp_gets_beside_a_flood(&bed, LIMIT_BIT_S / 6.0), "TCP is starved beside a flood");
+    // How much of its part it makes of that is a matter of its time-outs, and they of the machine.
+    let enough = (10.0 * starved).max(LIMIT_BIT_S / 20.0);
+    let looks = (PATIENCE.as_secs() / LOOK.as_secs()) as usize;
+    let saved = tcp_beside_a_flood(&bed, looks, enough);
+    assert!(saved >= enough, "TCP is starved beside a flood: {starved:.0} and {saved:.0} bit/s");
     ok(&place, &bed, "detach");
 }
 
