@@ -4,7 +4,7 @@
 
 use std::{
     env, fmt,
-    io::{ErrorKind, Read, Write},
+    io::{self, ErrorKind, Read, Write},
     net::{TcpListener, TcpStream, UdpSocket},
     path::PathBuf,
     process::{Command, Output, Stdio},
@@ -122,6 +122,20 @@ fn probe(address: &str, end: Instant) -> Vec<u128> {
     times
 }
 
+/// A socket at an address that another had before. A process which another test starts has a copy of that
+/// for a moment, from its fork until it runs its program.
+pub fn bound<T>(bind: impl Fn() -> io::Result<T>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match bind() {
+            Err(e) if e.kind() == ErrorKind::AddrInUse && Instant::now() < end => {
+                thread::sleep(Duration::from_millis(10));
+            }
+            bound => return bound.unwrap(),
+        }
+    }
+}
+
 /// A sender and a receiver, joined by a cable of `eth0`s; the sender's has `fq` if the kernel knows it.
 pub struct Bed {
     pub sender: NetNs,
@@ -163,8 +177,8 @@ impl Bed {
         let (tcp, sink, echo) = self
             .receiver
             .run(|| {
-                let udp = |port| UdpSocket::bind(("0.0.0.0", port)).unwrap();
-                (TcpListener::bind(("0.0.0.0", PORT)).unwrap(), udp(PORT + 1), udp(PORT + 2))
+                let udp = |port| bound(|| UdpSocket::bind(("0.0.0.0", port)));
+                (bound(|| TcpListener::bind(("0.0.0.0", PORT))), udp(PORT + 1), udp(PORT + 2))
             })
             .unwrap();
         tcp.set_nonblocking(true).unwrap();

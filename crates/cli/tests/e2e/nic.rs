@@ -20,6 +20,7 @@ use tidegate_sys::net::{NetNs, Netlink, VethPair, set_tx_offload};
 
 use crate::{
     common::{Guard, PATIENCE, refused, signal, wait_for},
+    edt::bound,
     need_root,
 };
 
@@ -174,7 +175,7 @@ fn configure(netns: &NetNs, address: &str) {
 
 /// How long `TRANSFER_BYTES` take from one namespace to the other, the connection not counted.
 fn transfer(from: &NetNs, to: &NetNs, address: &str) -> Duration {
-    let listener = to.run(|| TcpListener::bind((address, PORT)).unwrap()).unwrap();
+    let listener = to.run(|| bound(|| TcpListener::bind((address, PORT)))).unwrap();
     let at = listener.local_addr().unwrap();
     // A device that was just made may not carry the first attempts.
     let mut stream = wait_for("a connection", || {

@@ -13,7 +13,7 @@ use rustix::net::sockopt::set_tcp_congestion;
 
 use crate::{
     common::{PATIENCE, Place},
-    edt::{Bed, PORT, RECEIVER, blast, ok, refused},
+    edt::{Bed, PORT, RECEIVER, blast, bound, ok, refused},
     need_root,
 };
 
@@ -28,7 +28,7 @@ const READ: Duration = Duration::from_millis(100);
 /// `enough`, but for the very first, as the flow begins with a full bucket. It is a flow of CUBIC: over a
 /// path of microseconds BBR takes the time-outs between its losses for the rate, and keeps to that.
 fn tcp_beside_a_flood(bed: &Bed, looks: usize, enough: f64) -> f64 {
-    let listener = bed.receiver.run(|| TcpListener::bind((RECEIVER, PORT)).unwrap()).unwrap();
+    let listener = bed.receiver.run(|| bound(|| TcpListener::bind((RECEIVER, PORT)))).unwrap();
     let stream = bed.sender.run(|| TcpStream::connect((RECEIVER, PORT)).unwrap()).unwrap();
     set_tcp_congestion(&stream, "cubic").unwrap();
     let (mut sink, _) = listener.accept().unwrap();

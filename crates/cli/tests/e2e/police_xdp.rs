@@ -162,7 +162,7 @@ fn root_police_xdp_comes_and_goes_under_a_transfer() {
     let netns = &bed.receiver;
     let before = of_tc(&bed);
     ok(&place, netns, ADD);
-    let listener = netns.run(|| TcpListener::bind(("0.0.0.0", PORT)).unwrap()).unwrap();
+    let listener = netns.run(|| edt::bound(|| TcpListener::bind(("0.0.0.0", PORT)))).unwrap();
     let stream = bed.sender.run(|| TcpStream::connect((edt::RECEIVER, PORT)).unwrap()).unwrap();
     let (mut sink, _) = listener.accept().unwrap();
     let mut writer = stream.try_clone().unwrap();
@@ -371,7 +371,7 @@ fn root_police_xdp_falls_back_to_the_stack() {
     let add = "limit add down --dev br0 --scheme police --ingress 20mbit --burst 250kb --hook xdp";
     ok(&place, netns, add);
     assert_eq!(status(&place, netns)["xdp_mode"], "generic");
-    let listener = netns.run(|| TcpListener::bind(("0.0.0.0", PORT)).unwrap()).unwrap();
+    let listener = netns.run(|| edt::bound(|| TcpListener::bind(("0.0.0.0", PORT)))).unwrap();
     let connect = || TcpStream::connect(("10.95.0.1", PORT)).unwrap();
     let mut stream = guest.run(connect).unwrap();
     let (mut sink, _) = listener.accept().unwrap();
