@@ -24,17 +24,18 @@ const LOOK: Duration = Duration::from_secs(2);
 /// Reads end so often, that a starved flow is seen.
 const READ: Duration = Duration::from_millis(100);
 
-/// What one TCP flow has beside the flood in the last of so many looks, in bit/s, or in the first that has
-/// `enough`, but for the very first, as the flow begins with a full bucket. It is a flow of CUBIC: over a
-/// path of microseconds BBR takes the time-outs between its losses for the rate, and keeps to that.
-fn tcp_beside_a_flood(bed: &Bed, looks: usize, enough: f64) -> f64 {
+/// What one TCP flow has beside the flood in the first look that has `enough`, or in the last before patience
+/// ends, in bit/s. The very first does not count, as the flow begins with a full bucket. It is a flow of
+/// CUBIC: over a path of microseconds BBR takes the time-outs between its losses for the rate, and keeps to
+/// that.
+fn tcp_beside_a_flood(bed: &Bed, enough: f64) -> f64 {
     let listener = bed.receiver.run(|| bound(|| TcpListener::bind((RECEIVER, PORT)))).unwrap();
     let stream = bed.sender.run(|| TcpStream::connect((RECEIVER, PORT)).unwrap()).unwrap();
     set_tcp_congestion(&stream, "cubic").unwrap();
     let (mut sink, _) = listener.accept().unwrap();
     sink.set_read_timeout(Some(READ)).unwrap();
     let mut writer = stream.try_clone().unwrap();
-    let done = AtomicBool::new(false);
+    let (end, done) = (Instant::now() + PATIENCE, AtomicBool::new(false));
     let flood = || {
         while !done.load(Ordering::Relaxed) {
             blast(RECEIVER, PORT + 1, FLOOD_BIT_S, Instant::now() + READ);
@@ -46,7 +47,7 @@ fn tcp_beside_a_flood(bed: &Bed, looks: usize, enough: f64) -> f64 {
         // Ends when the connection is shut down.
         scope.spawn(move || while writer.write_all(&[7; 1 << 14]).is_ok() {});
         let mut buffer = vec![0; 1 << 16];
-        while got.len() < looks && (got.len() < 2 || got.last() < Some(&enough)) {
+        while got.len() < 2 || (got.last() < Some(&enough) && Instant::now() < end) {
             let (start, mut bytes) = (Instant::now(), 0);
             while start.elapsed() < LOOK {
                 bytes += sink.read(&mut buffer).unwrap_or(0);
@@ -69,15 +70,13 @@ fn root_police_fair_saves_tcp_from_a_flood() {
     // Two packets each 50 us are more than the limit, so only time-outs slow TCP down here: the bucket is
     // deeper than the least of them.
     ok(&place, &bed, "limit add up --dev eth0 --scheme police --egress 20mbit --burst 250ms");
-    // The flood leaves hardly a packet.
-    let starved = tcp_beside_a_flood(&bed, 2, LIMIT_BIT_S);
     let changed = ok(&place, &bed, "limit set up --fair");
     assert!(changed.contains("fair false -> true"), "{changed}");
-    // How much of its part it makes of that is a matter of its time-outs, and they of the machine.
-    let enough = (10.0 * starved).max(LIMIT_BIT_S / 20.0);
-    let looks = (PATIENCE.as_secs() / LOOK.as_secs()) as usize;
-    let saved = tcp_beside_a_flood(&bed, looks, enough);
-    assert!(saved >= enough, "TCP is starved beside a flood: {starved:.0} and {saved:.0} bit/s");
+    // Without `fair` it has a thousandth of its part. How much of its part TCP can use is a matter of its
+    // time-outs, and they are a matter of the machine: a quarter to a third was seen.
+    let enough = LIMIT_BIT_S / 20.0;
+    let got = tcp_beside_a_flood(&bed, enough);
+    assert!(got >= enough, "TCP is starved beside a flood: {got:.0} bit/s");
     ok(&place, &bed, "detach");
 }
 
