@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * What is set aside of an epoch: for senders that cannot be paced (UDP, QUIC, raw sockets) up to
- * one share each, and for flows that take less than half of theirs what they take. And how far who
- * cannot be paced may be behind where the virtual queue has room for TCP's windows. A pure header;
- * its model, with the reasons, is crates/core/src/unpaced.rs, and a property test holds the two
- * together.
+ * one share each, and for flows that take less than half of theirs what they take. The header also
+ * says how far a sender that cannot be paced may be behind where the virtual queue has room for
+ * TCP's windows. It is pure; its model, with the reasons, is crates/core/src/unpaced.rs, and a
+ * property test holds the two together.
  */
 #ifndef TG_UNPACED_H
 #define TG_UNPACED_H
