@@ -215,10 +215,16 @@ static __always_inline void on_syn_ack(struct __sk_buff *skb, const struct tcp_p
 	flow->acked = flow->sent;
 	flow->other_sent = own ? packet->ack : packet->seq + 1;
 	flow->due = 0;
-	flow->own_fin = 0;
-	flow->other_fin = 0;
 	/* The SYN is answered, and both sides' are remembered: to know this answer again. */
 	flow->flags = known | AC_OWN_SYN | AC_OTHER_SYN;
+}
+
+/* Nobody sends more: the connection is forgotten when the other side has ended, too. */
+static __always_inline void on_fin(struct ac_flow *flow, const struct tcp_packet *packet,
+				   __u32 this, __u32 other)
+{
+	if (__sync_fetch_and_or(&flow->flags, this) & other)
+		bpf_map_delete_elem(&flows, &packet->key);
 }
 
 /* Data of a known connection; 1 if it is beyond its window. */
@@ -275,12 +281,10 @@ static __always_inline int data(struct __sk_buff *skb, const struct ac_limit *l,
 	if (packet.payload && on_data(l, s, flow, &packet, skb->gso_size, now))
 		return 1;
 	if (packet.flags & TCP_FIN) {
-		flow->own_fin = 1;
 		/* What the FIN counts as is acknowledged, too. */
 		if ((__s32)(packet.seq + packet.payload + 1 - flow->sent) > 0)
 			flow->sent = packet.seq + packet.payload + 1;
-		if (flow->other_fin)
-			bpf_map_delete_elem(&flows, &packet.key);
+		on_fin(flow, &packet, AC_OWN_FIN, AC_OTHER_FIN);
 	}
 	return 0;
 }
@@ -390,11 +394,8 @@ int acks_back(struct __sk_buff *skb)
 		flow->acked = packet.ack;
 	if ((__s32)(packet.seq + packet.payload - flow->other_sent) > 0)
 		flow->other_sent = packet.seq + packet.payload;
-	if (packet.flags & TCP_FIN) {
-		flow->other_fin = 1;
-		if (flow->own_fin)
-			bpf_map_delete_elem(&flows, &packet.key);
-	}
+	if (packet.flags & TCP_FIN)
+		on_fin(flow, &packet, AC_OTHER_FIN, AC_OWN_FIN);
 	if (flags == packet.flags && window == packet.window)
 		return TC_ACT_UNSPEC;
 	if (!tcp_write(skb, &packet, flags, window))

@@ -167,6 +167,9 @@ enum ac_flow_flags {
 	/* It has agreed on ECN as in RFC 3168, and its sender is like DCTCP. */
 	AC_ECN = 1 << 7,
 	AC_SCALABLE = 1 << 8,
+	/* FINs that were seen. Both may pass at once, on two CPUs: they are set atomically. */
+	AC_OWN_FIN = 1 << 9,
+	AC_OTHER_FIN = 1 << 10,
 };
 
 /* A connection. */
@@ -189,11 +192,8 @@ struct ac_flow {
 	/* What the other side said: segments and scale, and in the handshake that is under way. */
 	__u16 mss;
 	__u16 syn_mss;
-	__u8 scale;
-	__u8 syn_scale;
-	/* FINs that were seen; each has one writer. */
-	__u8 own_fin;
-	__u8 other_fin;
+	__u16 scale;
+	__u16 syn_scale;
 	/* How far the other side has sent. */
 	__u32 other_sent;
 };

@@ -237,13 +237,9 @@ pub struct Flow {
     /// In the handshake under way.
     pub syn_mss: u16,
     /// Of the other side's windows.
-    pub scale: u8,
+    pub scale: u16,
     /// In the handshake under way.
-    pub syn_scale: u8,
-    /// The workload's FIN was seen.
-    pub own_fin: u8,
-    /// The other's.
-    pub other_fin: u8,
+    pub syn_scale: u16,
     /// How far the other side has sent.
     pub other_sent: u32,
 }

@@ -201,7 +201,8 @@ fn root_acks_dem_shortens_the_queue() {
     }
 }
 
-/// Connections that end leave nothing behind, however they end; `ACKS_CONNECTIONS` says how many.
+/// Connections that end leave nothing behind, however they end, also where both sides end at the same moment,
+/// on two CPUs; `ACKS_CONNECTIONS` says how many.
 #[test]
 fn root_acks_short_connections_leave_nothing() {
     let rate = mbit(1000);
@@ -209,7 +210,7 @@ fn root_acks_short_connections_leave_nothing() {
     let attached =
         bed.attach(&AcksOptions { law: Law::Spring, rate, mark: None, burst: BURST, lease: None });
     let wanted = std::env::var("ACKS_CONNECTIONS").ok().and_then(|n| n.parse().ok());
-    let wanted: usize = wanted.unwrap_or(2000);
+    let wanted: usize = wanted.unwrap_or(20_000);
     for netns in [&bed.guest, &bed.server] {
         bed::set(netns, "ipv4/tcp_tw_reuse", 1);
     }
