@@ -752,7 +752,7 @@ mod race_tests;
 mod thread_tests;
 
 #[cfg(test)]
-mod tree_tests;
+pub(crate) mod tree_tests;
 
 #[cfg(test)]
 mod unpaced_tests;

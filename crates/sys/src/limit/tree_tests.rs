@@ -3,15 +3,15 @@
 use super::*;
 
 /// Cgroups within each other, removed at the end.
-struct Nest {
-    hierarchy: Hierarchy,
-    groups: Vec<Cgroup>,
+pub(crate) struct Nest {
+    pub(crate) hierarchy: Hierarchy,
+    pub(crate) groups: Vec<Cgroup>,
 }
 
 impl Nest {
-    fn new(depth: usize) -> Nest {
+    pub(crate) fn new(name: &str, depth: usize) -> Nest {
         let hierarchy = Hierarchy::find().unwrap();
-        let name = format!("tidegate-sys-tree-{}", std::process::id());
+        let name = format!("tidegate-sys-{name}-{}", std::process::id());
         let mut groups = vec![hierarchy.create(&hierarchy.open("").unwrap(), &name).unwrap()];
         for _ in 1..depth {
             groups.push(hierarchy.create(groups.last().unwrap(), "inside").unwrap());
@@ -37,7 +37,7 @@ fn root_limits_load_inside_each_other() {
         eprintln!("SKIP root_limits_load_inside_each_other: needs root");
         return;
     }
-    let nest = Nest::new(3);
+    let nest = Nest::new("tree", 3);
     let attach = |at: usize, options: &LimitOptions, parent: Option<&AttachedLimit>| {
         let parent = parent.map(AttachedLimit::maps);
         AttachedLimit::attach(&nest.hierarchy, &nest.groups[at], options, parent).unwrap()

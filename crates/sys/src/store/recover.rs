@@ -10,7 +10,8 @@ use std::{collections::BTreeSet, fs, os::fd::AsFd, path::Path};
 use libbpf_rs::{MapHandle, Program};
 
 use super::{
-    ASIDE, BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, cgroup_of,
+    ASIDE, BUILDING, CGROUP, DEV, PARENT, PARENT_QUEUES, PORT, PinnedLimit, Store, StoreError,
+    cgroup_of,
     htb::{ROOT, device_in, name_in},
     is_above,
     journal::{self, Deed, Journal, Object, Step},
@@ -24,7 +25,7 @@ use crate::{
     cgroup::Hierarchy,
     device::{self, PROGRAM_PINS, Target, in_namespace},
     htb, intf,
-    limit::{Adopt, settings::Settings},
+    limit::{Adopt, LimitOptions, settings::Settings},
     remains,
 };
 
@@ -36,7 +37,10 @@ impl Store {
     /// [`StoreError`]: it could not be looked at, and is as it was.
     pub fn repair(&self) -> Result<Vec<String>, StoreError> {
         let is_left = |name: &String| name.starts_with(BUILDING) || name.starts_with(ASIDE);
-        if !journal::has_step(&self.root) && !self.entries()?.iter().any(is_left) {
+        if !journal::has_step(&self.root)
+            && !self.entries()?.iter().any(is_left)
+            && self.names_of_lost_children().is_empty()
+        {
             return Ok(Vec::new());
         }
         if self.root.is_dir() && self.try_lock()?.is_none() {
@@ -80,18 +84,18 @@ impl Store {
         }
         self.sweep_rooms();
         // Parents come before the limits inside them.
-        let depth = |name: &&String| {
-            let above = |entry: &String| {
-                let parent = fs::read_link(self.root.join(entry).join(PARENT)).ok()?;
-                Some(format!("{ASIDE}{}", parent.display()))
-            };
-            std::iter::successors(above(name), above).take(tidegate_core::class::MAX_DEPTH).count()
-        };
         let mut aside: Vec<_> = with(ASIDE).collect();
-        aside.sort_by_key(depth);
+        aside.sort_by_key(|entry| self.depth_of(entry));
         for name in aside.into_iter().map(|name| name.trim_start_matches(ASIDE)) {
             if let Err(e) = self.put_back_with(journal, name) {
                 let why = "was taken off by a command that was killed, and could not be put back";
+                problems.push(format!("limit `{name}` {why}: {e}"));
+            }
+        }
+        for name in self.names_of_lost_children() {
+            if let Err(e) = self.join_parent_again(journal, &name) {
+                let why =
+                    "is not counted in its parent, which a command that was killed has replaced";
                 problems.push(format!("limit `{name}` {why}: {e}"));
             }
         }
@@ -103,6 +107,58 @@ impl Store {
         }
         journal.end();
         problems
+    }
+
+    /// How many limits one that is listed, or set aside, is inside of.
+    fn depth_of(&self, entry: &str) -> usize {
+        let prefix = if entry.starts_with(ASIDE) { "=" } else { "" };
+        let above = |entry: &String| {
+            let parent = fs::read_link(self.root.join(entry).join(PARENT)).ok()?;
+            Some(format!("{prefix}{}", parent.display()))
+        };
+        std::iter::successors(above(&entry.to_owned()), above)
+            .take(tidegate_core::class::MAX_DEPTH)
+            .count()
+    }
+
+    /// The limits that work with the maps of an earlier parent, while their parent is another limit of that
+    /// name, and all that are inside them; parents first. A writer replaces a parent before its children.
+    fn names_of_lost_children(&self) -> Vec<String> {
+        let parent_of = |name: &String| {
+            let parent = fs::read_link(self.root.join(name).join(PARENT)).ok()?;
+            parent.to_str().map(str::to_owned)
+        };
+        let mut names = self.names().unwrap_or_default();
+        names.sort_by_cached_key(|name| self.depth_of(name));
+        let mut lost: Vec<String> = Vec::new();
+        for name in names {
+            let Some(parent) = parent_of(&name) else { continue };
+            let is_lost = || {
+                let theirs = self.root.join(&name).join(PARENT_QUEUES);
+                self.root.join(&parent).join("queues").exists()
+                    && MapHandle::from_pinned_path(theirs)
+                        .is_ok_and(|queues| !self.is_same_map(&queues, &parent))
+            };
+            if lost.contains(&parent) || is_lost() {
+                lost.push(name);
+            }
+        }
+        lost
+    }
+
+    /// Puts a limit on again, with the same settings, in the limit that is its parent now.
+    fn join_parent_again(&self, journal: &Journal, name: &str) -> Result<(), StoreError> {
+        let hierarchy = Hierarchy::find().map_err(|e| limit_error(name)(e.into()))?;
+        let pinned = match self.open(&hierarchy, name) {
+            // It is told as what it is, and put on again by hand.
+            Err(StoreError::Unreadable { .. }) => return Ok(()),
+            pinned => pinned?,
+        };
+        let Some(scope) = &pinned.scope else { return Ok(()) };
+        let options = LimitOptions::from(&pinned.limit);
+        let parent = pinned.parent.as_deref();
+        self.install_with(journal, &hierarchy, name, scope, &options, parent)?;
+        self.take_off(&format!("{BUILDING}{name}"))
     }
 
     /// Takes all off that a directory holds, and removes it.

@@ -5,7 +5,7 @@ use tidegate_core::{Scheme, Scope, virtual_queue::VirtualQueueOptions};
 use super::*;
 use crate::{
     bpffs::PrivateBpffs,
-    limit::LimitOptions,
+    limit::{LimitOptions, tree_tests::Nest},
     net::{NetNs, Netlink, VethPair},
     store::{StoreLock, replace::keep_settings},
 };
@@ -113,6 +113,38 @@ fn root_htb_a_limit_that_cannot_be_put_back_is_told() {
             assert!(store.open(hierarchy, "a").unwrap().unhooked.is_empty());
             store.remove(&lock, "a").unwrap();
         }
+    });
+}
+
+/// A writer that dies when it has replaced a parent leaves children that work with the earlier one's maps.
+#[test]
+fn root_children_of_a_parent_that_was_replaced_join_it() {
+    in_scene("root_children_of_a_parent_that_was_replaced_join_it", |store, hierarchy| {
+        let nest = Nest::new("join", 3);
+        let scopes = [0, 1, 2].map(|at| Scope::Cgroup(nest.groups[at].path().to_owned()));
+        let lock = store.lock().unwrap();
+        let pace = options(Scheme::Pace);
+        let mut parent = None;
+        for (name, scope) in ["a", "b", "c"].into_iter().zip(&scopes) {
+            store.install(&lock, hierarchy, name, scope, &pace, parent).unwrap();
+            parent = Some(name);
+        }
+        let settings = |name| LimitOptions::from(&store.open(hierarchy, name).unwrap().limit);
+        let before = ["a", "b", "c"].map(settings);
+        store.replace(&lock, hierarchy, "a", &scopes[0], &pace, None).unwrap();
+        let unhooked = || ["b", "c"].map(|name| store.open(hierarchy, name).unwrap().unhooked);
+        assert_eq!(unhooked(), [vec![PARENT], vec![]]);
+        // Whoever only looks waits for no writer ...
+        assert_eq!(store.repair().unwrap(), [""; 0]);
+        assert_eq!(unhooked(), [vec![PARENT], vec![]]);
+        // ... and finishes what one has left that died.
+        drop(lock);
+        assert_eq!(store.repair().unwrap(), [""; 0]);
+        assert_eq!(unhooked(), [vec![], Vec::<&str>::new()]);
+        let lock = store.lock().unwrap();
+        assert_eq!(["a", "b", "c"].map(settings), before);
+        ["c", "b", "a"].into_iter().for_each(|name| store.remove(&lock, name).unwrap());
+        store.close(lock);
     });
 }
 
