@@ -84,6 +84,37 @@ pub enum Body {
     },
     /// From the receiver back: acknowledges.
     Ack(u32),
+    /// TCP data with a time stamp.
+    Data {
+        seq: u32,
+        syn: bool,
+        stamp: Option<u32>,
+    },
+    /// From the receiver back, with SACK blocks and a time stamp.
+    Sack {
+        ack: u32,
+        blocks: [(u32, u32); 3],
+        count: usize,
+        stamp: Option<u32>,
+    },
+}
+
+/// TCP's options: a time stamp and SACK blocks.
+fn tcp_options(stamp: Option<u32>, blocks: &[(u32, u32)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let Some(stamp) = stamp {
+        bytes.extend([1, 1, 8, 10]);
+        bytes.extend(stamp.to_be_bytes());
+        bytes.extend([0, 0, 0, 9]);
+    }
+    if !blocks.is_empty() {
+        bytes.extend([1, 1, 5, 2 + 8 * blocks.len() as u8]);
+        for (start, end) in blocks {
+            bytes.extend(start.to_be_bytes());
+            bytes.extend(end.to_be_bytes());
+        }
+    }
+    bytes
 }
 
 /// When all captures begin.
@@ -144,8 +175,8 @@ impl Capture {
     pub fn packet(&mut self, packet: &Packet) {
         let mut frame = self.link.header(self.v6);
         let link = frame.len();
-        let back = matches!(packet.body, Body::Ack(_));
-        let tcp = matches!(packet.body, Body::Tcp { .. } | Body::Ack(_));
+        let back = matches!(packet.body, Body::Ack(_) | Body::Sack { .. });
+        let tcp = !matches!(packet.body, Body::Udp | Body::Rtp(_));
         let protocol = if tcp { 6 } else { 17 };
         let (mut from, mut to) = ([10, 0, 1, 100], [10, 0, 2, 100]);
         let (mut source, mut destination) = (40_000 + packet.flow, 5_201_u16);
@@ -188,6 +219,21 @@ impl Capture {
                 frame.extend([0, 0, 0, 1]);
                 frame.extend(ack.to_be_bytes());
                 frame.extend([0x50, 0x10, 1, 0, 0, 0, 0, 0]);
+            }
+            Body::Data { seq, syn, stamp } => {
+                let options = tcp_options(stamp, &[]);
+                let head = (5 + options.len() as u8 / 4) << 4;
+                frame.extend(seq.to_be_bytes());
+                frame.extend([0, 0, 0, 1, head, if syn { 2 } else { 0x10 }, 1, 0, 0, 0, 0, 0]);
+                frame.extend(options);
+            }
+            Body::Sack { ack, blocks, count, stamp } => {
+                let options = tcp_options(stamp, &blocks[..count]);
+                let head = (5 + options.len() as u8 / 4) << 4;
+                frame.extend([0, 0, 0, 1]);
+                frame.extend(ack.to_be_bytes());
+                frame.extend([head, 0x10, 1, 0, 0, 0, 0, 0]);
+                frame.extend(options);
             }
         }
         let wire = link as u32 + packet.ip_bytes;

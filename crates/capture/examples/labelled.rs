@@ -1,0 +1,132 @@
+//! Judges labelled captures: how many policed flows `tidegate burst analyze` finds, and what it calls the
+//! others.
+//!
+//!     cargo run --release -p tidegate-capture --example labelled -- [training|held-out|all] [CASES] [PART]
+//!
+//! CASES is how many are drawn (2000), PART a part of a case's name: only those run, and are shown.
+
+#[path = "../tests/captures/mod.rs"]
+mod captures;
+#[path = "../tests/labelled/mod.rs"]
+mod labelled;
+
+use std::{collections::BTreeMap, env, thread};
+
+use labelled::{Case, Side, run, write};
+use tidegate_capture::{FlowReport, Options, Report, analyze};
+
+/// A flow that was judged.
+struct Judged {
+    case: Case,
+    side: Side,
+    verdict: &'static str,
+    in_group: bool,
+    text: String,
+}
+
+fn judge(case: Case) -> Vec<Judged> {
+    let (truths, packets) = run(case);
+    let mut judged = Vec::new();
+    for (side, packets) in [Side::Sender, Side::Receiver].into_iter().zip(&packets) {
+        let capture = write(packets);
+        let Ok(report) = analyze(&capture.bytes[..], &Options::default()) else { continue };
+        for (at, truth) in truths.iter().enumerate().filter(|(_, truth)| truth.counts()) {
+            let name = format!(":{} > ", 40_000 + at);
+            let Some(flow) = report.flows.iter().find(|flow| flow.flow.contains(&name)) else {
+                continue;
+            };
+            judged.push(Judged {
+                case,
+                side,
+                verdict: flow.verdict.words(),
+                in_group: flow.group.is_some(),
+                text: text(flow, &report, truth.places),
+            });
+        }
+    }
+    judged
+}
+
+fn text(flow: &FlowReport, report: &Report, places: usize) -> String {
+    let group = flow.group.and_then(|number| report.groups.get(number));
+    let estimate = flow.estimate.as_ref().or(group.map(|group| &group.estimate));
+    let mut text = format!("places {places}, {:?}", flow.vantage);
+    if let Some(estimate) = estimate {
+        text += &format!(", {:.0} bit/s {:.0} B", estimate.rate_bit_s, estimate.depth_bytes);
+    }
+    for line in flow.evidence.iter().chain(group.iter().flat_map(|group| &group.evidence)) {
+        text += &format!("\n      {line}");
+    }
+    text
+}
+
+fn main() {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let half = arguments.first().map_or("training", String::as_str);
+    let count = arguments.get(1).and_then(|text| text.parse().ok()).unwrap_or(2_000);
+    let part = arguments.get(2);
+    let wanted = |case: &Case| {
+        let side = half == "all" || case.is_held_out() == (half == "held-out");
+        side && part.is_none_or(|part| case.to_string().contains(part.as_str()))
+    };
+    let cases: Vec<Case> = (0..count).map(Case::number).filter(wanted).collect();
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let judged: Vec<Judged> = thread::scope(|scope| {
+        let parts = (0..threads).map(|first| {
+            let cases = &cases;
+            scope.spawn(move || {
+                let mine = cases.iter().skip(first).step_by(threads);
+                mine.flat_map(|case| judge(*case)).collect::<Vec<_>>()
+            })
+        });
+        let parts: Vec<_> = parts.collect();
+        parts.into_iter().flat_map(|part| part.join().expect("a part")).collect()
+    });
+    let wrong = |j: &&Judged| (j.verdict == "policed") != j.case.is_policed();
+    for j in judged.iter().filter(|j| part.is_some() || wrong(j)) {
+        println!(
+            "{} {:?}: {}{}: {}",
+            j.case,
+            j.side,
+            j.verdict,
+            if j.in_group { " (group)" } else { "" },
+            j.text
+        );
+    }
+    let mut table: BTreeMap<(String, String), BTreeMap<&str, usize>> = BTreeMap::new();
+    for j in &judged {
+        let flows = if j.case.flows == 1 { "one flow" } else { "several flows" };
+        let kind = format!("{:?}", j.case.kind);
+        let kind = kind.split('(').next().unwrap_or_default().to_owned();
+        for row in [
+            (kind, format!("{:?}, {flows}", j.side)),
+            (
+                if j.case.is_policed() {
+                    "ALL policed".to_owned()
+                } else {
+                    "ALL others".to_owned()
+                },
+                format!("{:?}", j.side),
+            ),
+            (
+                if j.case.is_policed() {
+                    "ALL policed".to_owned()
+                } else {
+                    "ALL others".to_owned()
+                },
+                "both".to_owned(),
+            ),
+        ] {
+            *table.entry(row).or_default().entry(j.verdict).or_default() += 1;
+        }
+    }
+    println!("{} cases, {} flows judged", cases.len(), judged.len());
+    for ((kind, side), verdicts) in &table {
+        let all: usize = verdicts.values().sum();
+        let policed = verdicts.get("policed").copied().unwrap_or(0);
+        println!(
+            "{kind:>12} {side:<24} {all:>5} policed {policed:>5} {:>6.1} %  {verdicts:?}",
+            100.0 * policed as f64 / all as f64
+        );
+    }
+}
