@@ -9,7 +9,7 @@ use crate::{
     headers::{self, FlowKey, Fragment, Packet, Transport},
     reader::{CaptureError, Frame, Reader},
     report::{CaptureReport, Curve, Estimate, FlowReport, GroupReport, Report},
-    verdict::{self, Verdict},
+    verdict::{self, Judgement, Verdict},
 };
 
 /// The most flows that are known at a time; then one that was not seen for long is forgotten.
@@ -248,11 +248,12 @@ impl Analyzer {
             let in_group = |group: &Group| group.flows.iter().any(|at| order[*at].key == flow.key);
             groups.iter().position(in_group)
         };
+        let numbered = groups.iter().enumerate();
+        let group_reports: Vec<GroupReport> =
+            numbered.map(|(number, group)| group_report(number, group, &order, start)).collect();
         let flows = order.iter().filter(wanted).take(options.top);
+        let of_group = |flow: &Flow| of_group(flow).map(|number| &group_reports[number]);
         let flows = flows.map(|flow| flow_report(flow, of_group(flow), start)).collect();
-        let groups = groups.iter().enumerate();
-        let groups =
-            groups.map(|(number, group)| group_report(number, group, &order, start)).collect();
         let capture = CaptureReport {
             packets: self.packets,
             skipped_packets: self.skipped,
@@ -266,21 +267,24 @@ impl Analyzer {
             warning: None,
         };
         let names = order.iter().take(NAMES).map(|flow| flow.key.to_string()).collect();
-        Report { capture, flows, groups, names }
+        Report { capture, flows, groups: group_reports, names }
     }
 }
 
-fn flow_report(flow: &Flow, group: Option<usize>, start: u64) -> FlowReport {
+fn flow_report(flow: &Flow, group: Option<&GroupReport>, start: u64) -> FlowReport {
     let (loss_source, vantage) = flow.source();
     let series = flow.series(start);
     let fit = series.fit_thoroughly();
-    let (mut verdict, mut evidence) = verdict::judge(&[flow], &series, fit.as_ref());
-    if let Some(number) = group {
-        verdict = Verdict::Policed;
+    let Judgement { mut verdict, mut evidence, delay } =
+        verdict::judge(&[flow], &series, fit.as_ref());
+    if let Some(group) = group {
+        verdict = group.verdict;
+        let number = group.group;
         evidence = vec![format!("together with the other flows of group {number}, not alone")];
     }
     let duration_s = (flow.last_ns - flow.first_ns) as f64 / 1e9;
-    let tells = matches!(verdict, Verdict::Policed | Verdict::Shaped) && group.is_none();
+    let tells = matches!(verdict, Verdict::Policed | Verdict::TailDrop | Verdict::Shaped)
+        && group.is_none();
     let fit = fit.filter(|_| tells);
     FlowReport {
         flow: flow.key.to_string(),
@@ -293,19 +297,22 @@ fn flow_report(flow: &Flow, group: Option<usize>, start: u64) -> FlowReport {
         vantage,
         vantage_why: flow.vantage_why(),
         reordered_packets: flow.reordered(),
-        rtt_median_ms: flow.tcp.as_ref().and_then(|tcp| Some(tcp.median_round_trip_ns()? / 1e6)),
+        rtt_median_ms: flow.tcp.as_ref().and_then(|tcp| Some(tcp.trips.quantile_ns(0.5)? / 1e6)),
         runs: flow.all_runs(start).report(start),
         estimate: fit.as_ref().map(|fit| Estimate::new(fit, &flow.fits, frames(&[flow]))),
         verdict,
         evidence,
-        group,
+        delay_before_loss: delay,
+        uncaptured_packets: flow.missed,
+        group: group.map(|group| group.group),
         curve: fit.map(|fit| curve(&series, &fit, start)).unwrap_or_default(),
     }
 }
 
 fn group_report(number: usize, group: &Group, order: &[&Flow], start: u64) -> GroupReport {
     let flows: Vec<&Flow> = group.flows.iter().map(|at| order[*at]).collect();
-    let (verdict, mut evidence) = verdict::judge(&flows, &group.series, Some(&group.fit));
+    let Judgement { verdict, mut evidence, delay } =
+        verdict::judge(&flows, &group.series, Some(&group.fit));
     evidence
         .insert(0, format!("{} flows fit one bucket better together than each alone", flows.len()));
     GroupReport {
@@ -314,6 +321,7 @@ fn group_report(number: usize, group: &Group, order: &[&Flow], start: u64) -> Gr
         estimate: Estimate::new(&group.fit, &[], frames(&flows)),
         verdict,
         evidence,
+        delay_before_loss: delay,
         curve: curve(&group.series, &group.fit, start),
     }
 }

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::{
     counter::{Counter, Step},
+    delay::StampClock,
     fit::{Fit, Mark, Pass, Series},
     headers::{FlowKey, Packet, Tcp, Transport},
     tcp::{Seen, TcpTrack},
@@ -60,6 +61,8 @@ pub struct Flow {
     pub wire_bytes: u64,
     /// Losses as they were counted on the way, from whichever counter; for eviction.
     pub losses: u64,
+    /// Packets that arrived, but are not in the capture.
+    pub missed: u64,
     /// The window over its last packets.
     pub trace: Trace,
     /// Its runs, as far as they have left the window.
@@ -76,6 +79,8 @@ pub struct Flow {
     rtp_source: Option<u32>,
     /// TCP only.
     pub tcp: Option<TcpTrack>,
+    /// The sender's clock, if its packets carry time stamps.
+    pub clock: StampClock,
 }
 
 impl Flow {
@@ -90,6 +95,7 @@ impl Flow {
             bytes: 0,
             wire_bytes: 0,
             losses: 0,
+            missed: 0,
             trace: Trace::default(),
             runs: Runs::default(),
             fits: Vec::new(),
@@ -100,6 +106,7 @@ impl Flow {
             rtp: Counter::default(),
             rtp_source: None,
             tcp: packet.key.is_tcp().then(TcpTrack::default),
+            clock: StampClock::default(),
         }
     }
 
@@ -112,15 +119,7 @@ impl Flow {
         self.packets += 1;
         self.bytes += u64::from(packet.ip_bytes);
         self.wire_bytes += u64::from(packet.wire_bytes);
-        let mut event = Event {
-            time_ns,
-            seq: 0,
-            bytes: packet.ip_bytes,
-            gap_id: 0,
-            gap_seq: 0,
-            fills: false,
-            resent: false,
-        };
+        let mut event = Event { time_ns, bytes: packet.ip_bytes, ..Event::default() };
         match packet.transport {
             Transport::Tcp(tcp) => return self.segment(&tcp, event),
             Transport::Udp { rtp } => {
@@ -168,6 +167,8 @@ impl Flow {
     fn segment(&mut self, tcp: &Tcp, mut event: Event) -> bool {
         let Some(track) = &mut self.tcp else { return false };
         event.seq = tcp.seq;
+        event.stamp = tcp.stamp.unwrap_or(0);
+        self.clock.see(event.time_ns, tcp.stamp);
         // The number that it will have.
         let number = self.trace.next();
         match track.segment(tcp, event.time_ns, number) {
@@ -182,12 +183,12 @@ impl Flow {
                 }
             }
             Seen::Filled => event.fills = true,
-            Seen::Again => {
+            Seen::Again { arrived } => {
                 event.fills = true;
-                self.losses += 1;
+                self.losses += u64::from(!arrived);
                 let mut before = self.trace.events_mut().rev().take(LOOK_BACK);
                 if let Some(lost) = before.find(|e| e.seq == tcp.seq && !e.resent) {
-                    lost.resent = true;
+                    lost.resent = !arrived;
                 }
             }
         }
@@ -198,9 +199,24 @@ impl Flow {
     /// The other side's acknowledgement.
     pub fn acknowledged(&mut self, tcp: &Tcp, time_ns: u64) {
         let (Some(track), Some(ack)) = (&mut self.tcp, tcp.ack) else { return };
-        track.acknowledged(ack, time_ns);
+        let trace = &mut self.trace;
+        track.trips.acknowledged(tcp, time_ns, |event, round_trip_ns| {
+            if let Some(event) = trace.get_mut(event) {
+                event.round_trip_us = (round_trip_ns / 1_000).clamp(1, u32::MAX.into()) as u32;
+            }
+        });
+        let (losses, missed) = (&mut self.losses, &mut self.missed);
+        track.acknowledged(ack, |event, packets| {
+            if let Some(event) = trace.get_mut(event) {
+                let packets = packets.min(event.gap_seq);
+                event.gap_seq -= packets;
+                event.uncaptured = event.uncaptured.saturating_add(packets);
+                *losses = losses.saturating_sub(packets.into());
+                *missed += u64::from(packets);
+            }
+        });
         // It has this twice: sending it again was not needed, and the first was not lost.
-        if let Some(seq) = TcpTrack::duplicate(ack, tcp.sack) {
+        if let Some(seq) = TcpTrack::duplicate(tcp) {
             let mut before = self.trace.events_mut().rev().take(LOOK_BACK);
             if let Some(event) = before.find(|e| e.seq == seq && e.resent) {
                 event.resent = false;
@@ -279,7 +295,7 @@ impl Flow {
     /// Packets lost, by that source.
     #[must_use]
     pub fn lost_by(&self, source: LossSource) -> u64 {
-        let here: u64 = self.trace.events().map(|event| lost_before(event, source)).sum();
+        let here: u64 = self.trace.events().map(|event| event.losses(source)).sum();
         here + match source {
             LossSource::Ipv4Id => self.gone[0],
             LossSource::TcpHoles | LossSource::RtpSequence => self.gone[1],
@@ -324,11 +340,15 @@ impl Flow {
     /// Forgets the oldest packets; what they told of losses and runs is kept.
     pub fn forget(&mut self, packets: usize, origin_ns: u64) {
         let source = self.source().0;
+        self.clock.forget(self.trace.events().take(packets));
         for event in self.trace.drain(packets) {
             self.gone[0] += u64::from(event.gap_id);
             self.gone[1] += u64::from(event.gap_seq);
             self.gone[2] += u64::from(event.resent);
             run(&mut self.runs, &event, source, origin_ns);
+        }
+        if let Some(track) = &mut self.tcp {
+            track.forget(self.trace.first());
         }
     }
 
@@ -349,19 +369,8 @@ fn run(runs: &mut Runs, event: &Event, source: LossSource, origin_ns: u64) {
     if source == LossSource::TcpRetransmissions && event.resent {
         runs.lost(1, origin_ns);
     } else {
-        let lost =
-            if source == LossSource::TcpRetransmissions { 0 } else { lost_before(event, source) };
+        let lost = if source == LossSource::TcpRetransmissions { 0 } else { event.losses(source) };
         runs.passed(event.time_ns, event.bytes, lost, origin_ns);
-    }
-}
-
-/// Packets that were lost right before a packet, or whether it was lost itself.
-fn lost_before(event: &Event, source: LossSource) -> u64 {
-    match source {
-        LossSource::Ipv4Id => event.gap_id.into(),
-        LossSource::TcpHoles | LossSource::RtpSequence => event.gap_seq.into(),
-        LossSource::TcpRetransmissions => event.resent.into(),
-        LossSource::None => 0,
     }
 }
 
@@ -394,7 +403,7 @@ pub fn merge(flows: &[&Flow], capture_start_ns: u64) -> Series {
             }
             continue;
         }
-        let lost = if at_sender { 0 } else { lost_before(event, sources[flow]) };
+        let lost = if at_sender { 0 } else { event.losses(sources[flow]) };
         let here = series.passes.len();
         if let (Some(after), 1..) = (last[flow], lost) {
             let packets = lost.try_into().unwrap_or(u32::MAX);

@@ -13,6 +13,9 @@ pub const TAGS_MAX: usize = 8;
 /// IPv6 extension headers that are skipped.
 pub const EXTENSIONS_MAX: usize = 16;
 
+/// SACK blocks of a packet, at most.
+pub const SACKS_MAX: usize = 4;
+
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const IPV4: u16 = 0x0800;
@@ -125,7 +128,7 @@ pub enum Transport {
 }
 
 /// A TCP segment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tcp {
     /// Sequence number.
     pub seq: u32,
@@ -135,8 +138,17 @@ pub struct Tcp {
     pub length: u32,
     /// SYN is set.
     pub syn: bool,
-    /// The first SACK block, if it was kept.
-    pub sack: Option<(u32, u32)>,
+    /// SACK blocks, as far as they were kept; an empty one ends them.
+    pub sack: [(u32, u32); SACKS_MAX],
+    /// The sender's time stamp (RFC 7323).
+    pub stamp: Option<u32>,
+}
+
+impl Tcp {
+    /// Its SACK blocks.
+    pub fn sacks(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.sack.iter().copied().take_while(|(start, end)| start != end)
+    }
 }
 
 fn u16_at(data: &[u8], at: usize) -> Option<u16> {
@@ -338,26 +350,31 @@ fn tcp(data: &[u8], payload: u32) -> Option<Tcp> {
     let flags = *data.get(13)?;
     let (fin, syn) = (flags & 1 != 0, flags & 2 != 0);
     let length = payload.checked_sub(head as u32)? + u32::from(fin) + u32::from(syn);
-    Some(Tcp {
-        seq,
-        ack: (flags & 0x10 != 0).then_some(ack),
-        length,
-        syn,
-        sack: sack(data.get(20..head.min(data.len())).unwrap_or_default()),
-    })
+    let mut tcp =
+        Tcp { seq, ack: (flags & 0x10 != 0).then_some(ack), length, syn, ..Tcp::default() };
+    options(data.get(20..head.min(data.len())).unwrap_or_default(), &mut tcp);
+    Some(tcp)
 }
 
-/// The first SACK block of the options (RFC 2018).
-fn sack(options: &[u8]) -> Option<(u32, u32)> {
+/// Reads SACK blocks (RFC 2018) and the time stamp (RFC 7323) from the options, as far as they were kept.
+fn options(options: &[u8], tcp: &mut Tcp) -> Option<()> {
     let mut at = 0;
     // Each step is at least a byte.
-    while let Some(kind) = options.get(at) {
-        match kind {
+    loop {
+        let length = match options.get(at)? {
             0 => return None,
-            1 => at += 1,
-            5 => return Some((u32_at(options, at + 2)?, u32_at(options, at + 6)?)),
-            _ => at += usize::from(*options.get(at + 1)?).max(2),
+            1 => 1,
+            _ => usize::from(*options.get(at + 1)?).max(2),
+        };
+        match options[at] {
+            5 => {
+                for (block, from) in tcp.sack.iter_mut().zip((at + 2..at + length).step_by(8)) {
+                    *block = (u32_at(options, from)?, u32_at(options, from + 4)?);
+                }
+            }
+            8 => tcp.stamp = Some(u32_at(options, at + 2)?),
+            _ => {}
         }
+        at += length;
     }
-    None
 }

@@ -14,12 +14,14 @@
 
 pub mod analyzer;
 pub mod counter;
+pub mod delay;
 pub mod fit;
 pub mod flow;
 pub mod group;
 pub mod headers;
 pub mod reader;
 pub mod report;
+pub mod round_trip;
 pub mod tcp;
 pub mod trace;
 pub mod verdict;

@@ -6,7 +6,7 @@ use crate::{
     fit::{DepthBasis, Fit},
     flow::{LossSource, Vantage},
     trace::RunReport,
-    verdict::Verdict,
+    verdict::{DelayReport, Verdict},
 };
 
 /// All of it.
@@ -64,6 +64,8 @@ pub struct FlowReport {
     pub rate_bit_s: f64,
     /// Packets lost.
     pub lost_packets: u64,
+    /// Packets that arrived, for they were acknowledged, but are not in the capture.
+    pub uncaptured_packets: u64,
     /// How losses are seen.
     pub loss_source: LossSource,
     /// On which side of the loss the capture was taken.
@@ -84,6 +86,9 @@ pub struct FlowReport {
     pub verdict: Verdict,
     /// Why.
     pub evidence: Vec<String>,
+    /// The delay right before the losses, of TCP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delay_before_loss: Option<DelayReport>,
     /// The group, by its number, if it shares a policer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<usize>,
@@ -105,6 +110,9 @@ pub struct GroupReport {
     pub verdict: Verdict,
     /// Why.
     pub evidence: Vec<String>,
+    /// The delay right before the losses, of TCP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delay_before_loss: Option<DelayReport>,
     /// The tokens over time.
     #[serde(skip)]
     pub curve: Curve,

@@ -1,21 +1,25 @@
-//! The data of one TCP flow: what was lost of it, and the round trips of its acknowledgements.
+//! The data of one TCP flow: what was lost of it, and what its acknowledgements say.
 //!
 //! Seen at the receiver's side of a loss, sequence numbers jump: a *hole*, which is filled when the data is
 //! sent again. Seen at the sender's side the lost packet is there, and comes *twice*. Which of the two
-//! happens more says where the capture was taken.
+//! happens more says where the capture was taken. A hole that is acknowledged though nothing filled it was
+//! made by the capture, which missed a packet that arrived.
 
-use crate::headers::Tcp;
+use std::collections::VecDeque;
 
-/// The most holes that are open at a time; beyond, the oldest is forgotten.
-pub const HOLES_MAX: usize = 64;
+use crate::{
+    headers::Tcp,
+    round_trip::{RoundTrips, ahead},
+};
+
+/// The most holes that are open at a time; beyond, the oldest is forgotten. Each holds a packet of the trace,
+/// so all flows together have no more than the traces have packets.
+pub const HOLES_MAX: usize = 8_192;
 /// A hole that is filled within so many packets and so long was reordering.
 const REORDER_PACKETS: u64 = 3;
 const REORDER_NS: u64 = 3_000_000;
 /// A jump further than this is another connection, or a capture with a pause.
 const JUMP_MAX: i32 = 1 << 28;
-/// Classes of round trips: an eighth apart, from 1 us.
-const CLASSES: usize = 160;
-
 #[derive(Debug, Clone, Copy)]
 struct Hole {
     start: u32,
@@ -42,7 +46,10 @@ pub enum Seen {
     /// It fills a hole: what was lost is sent again.
     Filled,
     /// It was there before.
-    Again,
+    Again {
+        /// An acknowledgement had said so: the first was not lost.
+        arrived: bool,
+    },
     /// No data.
     Nothing,
 }
@@ -54,7 +61,8 @@ pub struct TcpTrack {
     next: Option<u32>,
     /// The longest payload.
     segment: u32,
-    holes: Vec<Hole>,
+    /// In order of sequence numbers.
+    holes: VecDeque<Hole>,
     packets: u64,
     /// Holes that were filled later.
     filled: u64,
@@ -63,71 +71,8 @@ pub struct TcpTrack {
     /// Segments that were overtaken.
     overtaken: u64,
     syn: bool,
-    /// Data whose acknowledgement is awaited.
-    timed: Option<(u32, u64)>,
-    /// Until this is acknowledged, acknowledgements wait for what was lost, and time nothing.
-    recovering: Option<u32>,
-    round_trips: Histogram,
-    at_loss: Histogram,
-    last_round_trip: Option<u64>,
-}
-
-/// Times by classes.
-#[derive(Debug, Clone)]
-struct Histogram {
-    counts: Box<[u32; CLASSES]>,
-    total: u64,
-}
-
-impl Default for Histogram {
-    fn default() -> Self {
-        Histogram { counts: Box::new([0; CLASSES]), total: 0 }
-    }
-}
-
-fn class(ns: u64) -> usize {
-    let us = (ns / 125).max(8);
-    let exponent = us.ilog2();
-    // Three bits after the first.
-    let part = (us >> (exponent - 3)) & 7;
-    ((exponent as usize - 3) * 8 + part as usize).min(CLASSES - 1)
-}
-
-/// The middle of a class, ns.
-fn middle(class: usize) -> f64 {
-    let (exponent, part) = (class / 8, class % 8);
-    125.0 * 2_f64.powi(exponent as i32) * (8.0 + part as f64 + 0.5)
-}
-
-impl Histogram {
-    fn add(&mut self, ns: u64) {
-        let count = &mut self.counts[class(ns)];
-        *count = count.saturating_add(1);
-        self.total += 1;
-    }
-
-    fn quantile(&self, share: f64) -> Option<f64> {
-        let wanted = (self.total as f64 * share).ceil().max(1.0) as u64;
-        let mut seen = 0;
-        self.counts
-            .iter()
-            .position(|count| {
-                seen += u64::from(*count);
-                seen >= wanted
-            })
-            .filter(|_| self.total > 0)
-            .map(middle)
-    }
-
-    fn share_above(&self, ns: f64) -> f64 {
-        let above = self.counts.iter().enumerate().filter(|(class, _)| middle(*class) > ns);
-        let above: u64 = above.map(|(_, count)| u64::from(*count)).sum();
-        if self.total > 0 { above as f64 / self.total as f64 } else { 0.0 }
-    }
-}
-
-fn ahead(to: u32, from: u32) -> i32 {
-    to.wrapping_sub(from) as i32
+    /// Round trips from here to the receiver and back.
+    pub trips: RoundTrips,
 }
 
 impl Default for TcpTrack {
@@ -135,17 +80,13 @@ impl Default for TcpTrack {
         TcpTrack {
             next: None,
             segment: 1,
-            holes: Vec::new(),
+            holes: VecDeque::new(),
             packets: 0,
             filled: 0,
             again: 0,
             overtaken: 0,
             syn: false,
-            timed: None,
-            recovering: None,
-            round_trips: Histogram::default(),
-            at_loss: Histogram::default(),
-            last_round_trip: None,
+            trips: RoundTrips::default(),
         }
     }
 }
@@ -163,8 +104,8 @@ impl TcpTrack {
             self.syn |= tcp.syn;
             self.next = Some(end);
             self.holes.clear();
-            self.timed = None;
-            self.recovering = None;
+            self.trips.restart();
+            self.trips.sent(start, end, event, time_ns);
             return Seen::New { missing: 0 };
         }
         self.segment = self.segment.max(tcp.length);
@@ -173,35 +114,32 @@ impl TcpTrack {
             return self.old(start, end, time_ns);
         }
         self.next = Some(end);
-        if self.timed.is_none() && self.recovering.is_none() {
-            self.timed = Some((end, time_ns));
-        }
+        self.trips.sent(start, end, event, time_ns);
         let jump = ahead(start, next);
         if jump <= 0 {
             return Seen::New { missing: 0 };
         }
         if self.holes.len() == HOLES_MAX {
-            self.holes.remove(0);
+            self.holes.pop_front();
         }
         let packets = self.packets;
-        self.holes.push(Hole { start: next, end: start, event, time_ns, packets });
-        self.lost();
-        let missing = (jump as u32).div_ceil(self.segment);
-        Seen::New { missing: missing.min(u16::MAX.into()) as u16 }
+        self.holes.push_back(Hole { start: next, end: start, event, time_ns, packets });
+        Seen::New { missing: self.segments(jump as u32) }
+    }
+
+    /// Packets that so many bytes of data come in.
+    fn segments(&self, bytes: u32) -> u16 {
+        bytes.div_ceil(self.segment).min(u16::MAX.into()) as u16
     }
 
     /// Data that ends before what was seen.
     fn old(&mut self, start: u32, end: u32, time_ns: u64) -> Seen {
-        // What is sent again is acknowledged nobody knows when.
-        self.timed = None;
-        let found =
-            self.holes.iter().position(|h| ahead(start, h.end) < 0 && ahead(end, h.start) > 0);
-        let Some(at) = found else {
-            self.again += 1;
-            self.recovering = self.next;
-            self.lost();
-            return Seen::Again;
-        };
+        let arrived = self.trips.sent_again(start, end);
+        let at = self.holes.partition_point(|hole| ahead(hole.end, start) <= 0);
+        if self.holes.get(at).is_none_or(|hole| ahead(end, hole.start) <= 0) {
+            self.again += u64::from(!arrived);
+            return Seen::Again { arrived };
+        }
         let hole = self.holes[at];
         let soon = self.packets - hole.packets <= REORDER_PACKETS
             && time_ns.saturating_sub(hole.time_ns) <= REORDER_NS;
@@ -221,30 +159,35 @@ impl TcpTrack {
         Seen::Filled
     }
 
-    fn lost(&mut self) {
-        if let Some(round_trip) = self.last_round_trip {
-            self.at_loss.add(round_trip);
+    /// The other side acknowledges all before `ack`: `missed` gets each hole that nothing filled, by the
+    /// packet after it and how many packets the capture missed there.
+    pub fn acknowledged(&mut self, ack: u32, mut missed: impl FnMut(u64, u16)) {
+        while let Some(hole) = self.holes.front().copied() {
+            let covered = ahead(ack, hole.start).min(ahead(hole.end, hole.start));
+            if covered <= 0 {
+                break;
+            }
+            missed(hole.event, self.segments(covered as u32));
+            if ahead(hole.end, ack) > 0 {
+                self.holes[0].start = ack;
+                break;
+            }
+            self.holes.pop_front();
         }
     }
 
-    /// The other side acknowledges all before `ack`.
-    pub fn acknowledged(&mut self, ack: u32, time_ns: u64) {
-        if self.recovering.is_some_and(|end| ahead(ack, end) >= 0) {
-            self.recovering = None;
-        }
-        let Some((end, sent)) = self.timed else { return };
-        if ahead(ack, end) >= 0 {
-            let round_trip = time_ns.saturating_sub(sent);
-            self.round_trips.add(round_trip);
-            self.last_round_trip = Some(round_trip);
-            self.timed = None;
-        }
+    /// Forgets what is known of packets before that number of the trace.
+    pub fn forget(&mut self, before: u64) {
+        self.holes.retain(|hole| hole.event >= before);
+        self.holes.shrink_to_fit();
+        self.trips.forget(before);
     }
 
     /// What the first SACK block of an acknowledgement says came twice (RFC 2883): it begins before `ack`.
     #[must_use]
-    pub fn duplicate(ack: u32, sack: Option<(u32, u32)>) -> Option<u32> {
-        sack.filter(|(start, _)| ahead(ack, *start) > 0).map(|(start, _)| start)
+    pub fn duplicate(tcp: &Tcp) -> Option<u32> {
+        let (ack, (start, _)) = (tcp.ack?, tcp.sacks().next()?);
+        (ahead(ack, start) > 0).then_some(start)
     }
 
     /// Whether lost packets are in the capture, because it was taken before they were lost.
@@ -270,24 +213,6 @@ impl TcpTrack {
     pub fn overtaken(&self) -> u64 {
         self.overtaken
     }
-
-    /// The tenth percentile of the round trips from here to the receiver and back, ns.
-    #[must_use]
-    pub fn base_round_trip_ns(&self) -> Option<f64> {
-        self.round_trips.quantile(0.1)
-    }
-
-    /// The median of the round trips, ns.
-    #[must_use]
-    pub fn median_round_trip_ns(&self) -> Option<f64> {
-        self.round_trips.quantile(0.5)
-    }
-
-    /// The share of losses at which the last round trip was longer than `limit_ns`.
-    #[must_use]
-    pub fn losses_after_round_trips_above(&self, limit_ns: f64) -> Option<f64> {
-        (self.at_loss.total > 0).then(|| self.at_loss.share_above(limit_ns))
-    }
 }
 
 #[cfg(test)]
@@ -295,7 +220,7 @@ mod tests {
     use super::*;
 
     fn data(seq: u32, length: u32) -> Tcp {
-        Tcp { seq, ack: Some(1), length, syn: false, sack: None }
+        Tcp { seq, ack: Some(1), length, ..Tcp::default() }
     }
 
     /// Segments of 1000 by their number, a microsecond apart.
@@ -324,7 +249,7 @@ mod tests {
     fn twice_at_the_sender() {
         let mut track = TcpTrack::default();
         let found = seen(&mut track, &[0, 1, 2, 3, 1, 4]);
-        assert_eq!(found[4], Seen::Again);
+        assert_eq!(found[4], Seen::Again { arrived: false });
         assert!(track.at_sender());
     }
 
@@ -338,21 +263,38 @@ mod tests {
     }
 
     #[test]
-    fn round_trips_are_timed() {
+    fn a_hole_that_is_acknowledged_was_made_by_the_capture() {
         let mut track = TcpTrack::default();
-        track.segment(&data(0, 1_000), 0, 0);
-        for at in 1..100_u32 {
-            let time = u64::from(at) * 100_000_000;
-            track.segment(&data(at * 1_000, 1_000), time, 0);
-            track.acknowledged((at + 1) * 1_000, time + 20_000_000);
-        }
-        let base = track.base_round_trip_ns().unwrap();
-        assert!((base / 20e6 - 1.0).abs() < 0.07, "{base}");
+        seen(&mut track, &[0, 1, 4, 5, 8]);
+        let seq = |number: u32| (u32::MAX - 5_000).wrapping_add(number * 1_000);
+        let mut missed = Vec::new();
+        track.acknowledged(seq(2), |event, packets| missed.push((event, packets)));
+        assert_eq!(missed, []);
+        // Half of the first hole, then all of it; the second is still open.
+        track.acknowledged(seq(3), |event, packets| missed.push((event, packets)));
+        track.acknowledged(seq(6), |event, packets| missed.push((event, packets)));
+        assert_eq!(missed, [(2, 1), (2, 1)]);
+        assert_eq!(track.evidence(), (0, 1));
+    }
+
+    #[test]
+    fn a_thousand_holes_are_remembered() {
+        let mut track = TcpTrack::default();
+        let every_other: Vec<u32> = (0..1_000).map(|number| 2 * number).collect();
+        seen(&mut track, &every_other);
+        let filled = seen(&mut track, &[1, 997, 1_997]);
+        assert_eq!(filled, [Seen::Filled; 3]);
+        assert!(!track.at_sender());
     }
 
     #[test]
     fn a_duplicate_is_told_by_sack() {
-        assert_eq!(TcpTrack::duplicate(5_000, Some((3_000, 4_000))), Some(3_000));
-        assert_eq!(TcpTrack::duplicate(5_000, Some((6_000, 7_000))), None);
+        let sack = |start, end| {
+            let mut tcp = Tcp { ack: Some(5_000), ..Tcp::default() };
+            tcp.sack[0] = (start, end);
+            tcp
+        };
+        assert_eq!(TcpTrack::duplicate(&sack(3_000, 4_000)), Some(3_000));
+        assert_eq!(TcpTrack::duplicate(&sack(6_000, 7_000)), None);
     }
 }

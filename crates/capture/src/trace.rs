@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
+use crate::flow::LossSource;
+
 /// The most packets that are remembered of one flow: the window in which rate and depth are estimated.
 pub const TRACE_MAX: usize = 1 << 16;
 /// The most runs of a flow that are kept one by one: the first ones.
@@ -12,7 +14,7 @@ pub const RUNS_KEPT: usize = 256;
 const CLASSES: usize = 24;
 
 /// A packet that is remembered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Event {
     /// When, never before its predecessor.
     pub time_ns: u64,
@@ -24,10 +26,29 @@ pub struct Event {
     pub gap_id: u16,
     /// Packets missing before it, by TCP's or RTP's sequence number.
     pub gap_seq: u16,
+    /// Packets before it that arrived, but are not in the capture.
+    pub uncaptured: u16,
     /// It fills a hole: what it brings was lost before, and it is not what follows its predecessor.
     pub fills: bool,
     /// It was sent again later, so it was lost after it was captured.
     pub resent: bool,
+    /// Its round trip from here to the receiver and back, us; 0 where it is not known.
+    pub round_trip_us: u32,
+    /// Its sender's time stamp; 0 where there is none.
+    pub stamp: u32,
+}
+
+impl Event {
+    /// Packets that were lost right before it, or whether it was lost itself, by how losses are seen.
+    #[must_use]
+    pub fn losses(&self, source: LossSource) -> u64 {
+        match source {
+            LossSource::Ipv4Id => self.gap_id.into(),
+            LossSource::TcpHoles | LossSource::RtpSequence => self.gap_seq.into(),
+            LossSource::TcpRetransmissions => self.resent.into(),
+            LossSource::None => 0,
+        }
+    }
 }
 
 /// A window over the last packets.
@@ -53,6 +74,12 @@ impl Trace {
     /// The packet of that number, if it is still there.
     pub fn get_mut(&mut self, number: u64) -> Option<&mut Event> {
         self.events.get_mut(usize::try_from(number.checked_sub(self.gone)?).ok()?)
+    }
+
+    /// The number of the oldest packet.
+    #[must_use]
+    pub fn first(&self) -> u64 {
+        self.gone
     }
 
     /// The packets, oldest first.

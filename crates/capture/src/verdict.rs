@@ -3,16 +3,17 @@
 //! The thresholds are those of Flach et al., "An Internet-Wide Analysis of Traffic Policing" (SIGCOMM
 //! 2016), as far as they apply: at least 15 losses and 15 passes, losses in at least three slices of time,
 //! fewer tokens at losses than at passes, at least 90 % of the losses at the same level, at least 97 % of
-//! the passes above it, at most 20 % of the losses after a round trip that had grown. Their tokens come
-//! from one rate over all losses and have no bucket that can be full; here they are those of the bucket
-//! that [`fit`](crate::fit) found, and the level is kept more narrowly: within one and a half packets, or 3
-//! % of the depth.
+//! the passes above it. Their tokens come from one rate over all losses and have no bucket that can be full;
+//! here they are those of the bucket that [`fit`](crate::fit) found, and the level is kept more narrowly:
+//! within one and a half packets, or 3 % of the depth. In place of their share of losses after a grown round
+//! trip, the [`delay`](crate::delay) right before the losses tells a queue from a policer.
 
 use serde::Serialize;
 
 use crate::{
+    delay::{self, Delay, DelaySource},
     fit::{Fit, Series},
-    flow::{Flow, LossSource, Vantage},
+    flow::{Flow, LossSource},
 };
 
 /// Losses and passes without which nothing is said.
@@ -23,12 +24,13 @@ const SLICES_MIN: usize = 3;
 pub const EXPLAINED_MIN: f64 = 0.9;
 /// The share of passes that the bucket has no room for.
 pub const VIOLATED_MAX: f64 = 0.03;
-/// The share of losses after a grown round trip, and by how much it had grown.
-const LATE_MAX: f64 = 0.2;
-const LATE_FACTOR: f64 = 1.3;
-/// And by at least so many packets at the rate, or half of the depth: less is not the queue that would lose
-/// these.
-const LATE_PACKETS: f64 = 4.0;
+/// The delay before losses, as a part of the time that the bucket takes to fill, from which on they are a
+/// queue's. A queue as long as its shaper's bucket has a half, a policer nothing.
+const QUEUE_MIN: f64 = 0.25;
+/// Where no bucket explains the losses, a delay of so many packets at the goodput is a queue's.
+const GROWN_PACKETS: f64 = 4.0;
+/// What passed so many packets at the rate before a loss, or as long as the bucket takes to fill, still tells.
+const BACK_PACKETS: f64 = 8.0;
 /// A bucket of so many packets is a shaper's, if packets also leave evenly.
 const SHAPER_PACKETS: f64 = 3.0;
 /// The share of packets that come faster than the rate, below which they leave evenly.
@@ -40,9 +42,11 @@ const FAST_MIN: f64 = 0.05;
 pub enum Verdict {
     /// Dropped by a token bucket.
     Policed,
+    /// Dropped by a queue that was full: it loses as a bucket does, but delays.
+    TailDrop,
     /// Dropped before a queue that is drained evenly at a rate.
     Shaped,
-    /// Dropped by a queue that had grown.
+    /// Dropped when a queue had grown, by no rule of one bucket or one full queue.
     Congested,
     /// None of these.
     Random,
@@ -60,6 +64,7 @@ impl Verdict {
     pub fn words(self) -> &'static str {
         match self {
             Verdict::Policed => "policed",
+            Verdict::TailDrop => "full queue",
             Verdict::Shaped => "shaped",
             Verdict::Congested => "congested",
             Verdict::Random => "random",
@@ -70,29 +75,82 @@ impl Verdict {
     }
 }
 
-/// Judges what a series shows; the evidence in words.
+/// The delay before losses, beside the bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct DelayReport {
+    /// The median over the losses.
+    pub median_ms: f64,
+    /// It is known so well: the tick of the clock that measured it.
+    pub within_ms: f64,
+    /// How long the bucket takes to fill: what a queue that loses the same would delay by.
+    pub bucket_ms: f64,
+    /// The median over that.
+    pub share_of_bucket: f64,
+    /// Losses of which the delay is known.
+    pub losses: usize,
+    /// How it was measured.
+    pub measured_by: DelaySource,
+}
+
+/// What a series shows.
+#[derive(Debug, Clone)]
+pub struct Judgement {
+    /// What its losses look like.
+    pub verdict: Verdict,
+    /// Why, in words.
+    pub evidence: Vec<String>,
+    /// The delay before the losses, if it could be measured.
+    pub delay: Option<DelayReport>,
+}
+
+/// Judges what a series shows, of the flows of which it is made.
 #[must_use]
-pub fn judge(flows: &[&Flow], series: &Series, fit: Option<&Fit>) -> (Verdict, Vec<String>) {
+pub fn judge(flows: &[&Flow], series: &Series, fit: Option<&Fit>) -> Judgement {
+    let plain = |verdict, evidence| Judgement { verdict, evidence, delay: None };
     let sources: Vec<_> = flows.iter().map(|flow| flow.source()).collect();
     if sources.iter().all(|(source, _)| *source == LossSource::None) {
         let why = flows.first().map(|flow| flow.vantage_why()).unwrap_or_default();
-        return (Verdict::Unseen, vec![format!("nothing tells what was lost: {why}")]);
+        return plain(Verdict::Unseen, vec![format!("nothing tells what was lost: {why}")]);
     }
     let losses = series.marks.len();
     if losses == 0 {
-        return (Verdict::NoLoss, Vec::new());
+        return plain(Verdict::NoLoss, Vec::new());
     }
     let Some(fit) = fit.filter(|_| losses >= LOSSES_MIN && series.passes.len() >= LOSSES_MIN)
     else {
         let why = format!("{losses} places with loss, of {LOSSES_MIN} that are needed");
-        return (Verdict::TooFew, vec![why]);
+        return plain(Verdict::TooFew, vec![why]);
     };
+    let packet_ns = series.packet() * 8e9 / fit.rate_bit_s;
+    let bucket_ns = fit.depth_bytes * 8e9 / fit.rate_bit_s;
+    let back_ns = bucket_ns.max(BACK_PACKETS * packet_ns) as u64;
+    let delay = delay::before_losses(flows, back_ns);
+    let (verdict, evidence) = weigh(flows, series, fit, delay.as_ref());
+    let delay = delay.map(|delay| DelayReport {
+        median_ms: delay.median_ns / 1e6,
+        within_ms: delay.within_ns / 1e6,
+        bucket_ms: bucket_ns / 1e6,
+        share_of_bucket: delay.median_ns / bucket_ns,
+        losses: delay.losses,
+        measured_by: delay.source,
+    });
+    Judgement { verdict, evidence, delay }
+}
+
+/// The verdict on losses that are enough, and the evidence in words.
+fn weigh(
+    flows: &[&Flow],
+    series: &Series,
+    fit: &Fit,
+    delay: Option<&Delay>,
+) -> (Verdict, Vec<String>) {
     let mut evidence = Vec::new();
     let percent = |share: f64| 100.0 * share;
     evidence.push(format!(
-        "{:.0} % of {losses} places with loss lie at an empty bucket ({:.0} % are needed), and {:.1} % \
+        "{:.0} % of {} places with loss lie at an empty bucket ({:.0} % are needed), and {:.1} % \
          of the passes had no tokens ({:.0} % may)",
         percent(fit.explained),
+        series.marks.len(),
         percent(EXPLAINED_MIN),
         percent(fit.violated),
         percent(VIOLATED_MAX),
@@ -102,40 +160,47 @@ pub fn judge(flows: &[&Flow], series: &Series, fit: Option<&Fit>) -> (Verdict, V
         "tokens at losses: mean {:.0}, median {:.0} bytes; at passes: mean {:.0}, median {:.0} bytes",
         tokens.loss_mean, tokens.loss_median, tokens.pass_mean, tokens.pass_median,
     ));
-    let base_ns = flows.iter().find_map(|f| f.tcp.as_ref()?.base_round_trip_ns());
-    let slice_ns = base_ns.unwrap_or(fit.depth_bytes * 8e9 / fit.rate_bit_s).max(1e6);
+    let base_ns = flows.iter().find_map(|f| f.tcp.as_ref()?.trips.quantile_ns(0.1));
+    let bucket_ns = fit.depth_bytes * 8e9 / fit.rate_bit_s;
+    let slice_ns = base_ns.unwrap_or(bucket_ns).max(1e6);
     let slices = slices(series, slice_ns);
     evidence.push(format!("losses in {slices} slices of {:.1} ms", slice_ns / 1e6));
-
-    // Behind the loss the round trip to the receiver says nothing of the queue.
-    let at_sender = |flow: &&&Flow| flow.source().1 == Vantage::Sender;
-    // Before the loss a queue that is as long as the bucket is deep loses the same packets; but it makes
-    // them wait.
-    let queue_bytes = (LATE_PACKETS * series.packet()).max(fit.depth_bytes / 2.0);
-    let queue_ns = queue_bytes * 8e9 / fit.rate_bit_s;
-    let late = flows.iter().filter(at_sender).find_map(|flow| {
-        let tcp = flow.tcp.as_ref()?;
-        let base_ns = tcp.base_round_trip_ns()?;
-        let limit_ns = (base_ns * LATE_FACTOR).max(base_ns + queue_ns);
-        Some((tcp.losses_after_round_trips_above(limit_ns)?, limit_ns))
+    let waited = delay.map(|delay| Waited::weigh(delay, series, fit));
+    evidence.push(match (delay, waited) {
+        (Some(delay), Some(waited)) => waited.words(delay, bucket_ns),
+        _ => "the delay before the losses is not known: it needs acknowledgements where the capture was \
+              taken before the loss, and TCP time stamps where it was taken behind it"
+            .to_owned(),
     });
-    if let Some((late, limit_ns)) = late {
+    if slices < SLICES_MIN {
         evidence.push(format!(
-            "{:.0} % of the losses came when the round trip had grown above {:.1} ms, of {:.0} % \
-             that a policer may have",
-            percent(late),
-            limit_ns / 1e6,
-            percent(LATE_MAX),
+            "all losses lie in {slices} slices of {:.1} ms, of {SLICES_MIN} that are needed: one burst of \
+             losses shows no rate",
+            slice_ns / 1e6
         ));
-    }
-    if late.is_some_and(|(late, _)| late > LATE_MAX) {
-        return (Verdict::Congested, evidence);
+        return (Verdict::TooFew, evidence);
     }
     let level = fit.explained >= EXPLAINED_MIN && fit.violated <= VIOLATED_MAX;
     let fewer = tokens.loss_mean <= tokens.pass_mean && tokens.loss_median <= tokens.pass_median;
-    if !(level && fewer && slices >= SLICES_MIN) {
+    if !(level && fewer) {
         evidence.push("no single token bucket explains these losses".to_owned());
-        return (Verdict::Random, evidence);
+        let packet_ns = series.packet() * 8e9 / fit.rate_bit_s;
+        let grown = delay.filter(|delay| delay.median_ns > GROWN_PACKETS * packet_ns);
+        let Some(delay) = grown else { return (Verdict::Random, evidence) };
+        evidence.push(format!(
+            "a queue of {:.1} ms stood when they were lost: {:.0} packets at the rate",
+            delay.median_ns / 1e6,
+            delay.median_ns / packet_ns
+        ));
+        return (Verdict::Congested, evidence);
+    }
+    if waited == Some(Waited::Queue) {
+        evidence.push(
+            "so a queue was full when they were lost: a policer does not delay. Rate and bucket are those of \
+             the queue"
+                .to_owned(),
+        );
+        return (Verdict::TailDrop, evidence);
     }
     let fast = fast(series, fit.rate_bit_s);
     let packets = fit.depth_bytes / series.packet();
@@ -149,6 +214,53 @@ pub fn judge(flows: &[&Flow], series: &Series, fit: Option<&Fit>) -> (Verdict, V
     }
     evidence.push(format!("{:.0} % of the packets come faster than the rate", percent(fast)));
     (Verdict::Policed, evidence)
+}
+
+/// What the delay before losses says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Waited {
+    /// A queue stood.
+    Queue,
+    /// None did.
+    Nothing,
+    /// The clock is too coarse for a bucket that fills so fast.
+    Coarse,
+}
+
+impl Waited {
+    fn weigh(delay: &Delay, series: &Series, fit: &Fit) -> Waited {
+        let packet_ns = series.packet() * 8e9 / fit.rate_bit_s;
+        let limit_ns = (QUEUE_MIN * fit.depth_bytes * 8e9 / fit.rate_bit_s).max(packet_ns);
+        if delay.median_ns - delay.within_ns > limit_ns {
+            Waited::Queue
+        } else if delay.median_ns + delay.within_ns <= limit_ns.max(2.0 * delay.within_ns) {
+            Waited::Nothing
+        } else {
+            Waited::Coarse
+        }
+    }
+
+    fn words(self, delay: &Delay, bucket_ns: f64) -> String {
+        let by = match delay.source {
+            DelaySource::RoundTrips => "round trips",
+            DelaySource::TimeStamps => "the sender's time stamps",
+        };
+        let says = match self {
+            Waited::Queue => "a policer has at most",
+            Waited::Nothing => "a full queue has more than",
+            Waited::Coarse => {
+                "the clock is too coarse for a bucket that fills so fast; the limit is"
+            }
+        };
+        format!(
+            "delay before loss: median {:.2} ms of {} losses, by {by}: {:.2} of the {:.1} ms in which the \
+             bucket fills; {says} {QUEUE_MIN}",
+            delay.median_ns / 1e6,
+            delay.losses,
+            delay.median_ns / bucket_ns,
+            bucket_ns / 1e6,
+        )
+    }
 }
 
 /// In how many slices of time there is a loss.

@@ -1,0 +1,177 @@
+//! How long packets waited right before a loss: what tells a queue from a policer.
+//!
+//! A queue of D bytes that is emptied at R and drops what does not fit loses what a token bucket (R, D)
+//! loses. But what passed right before such a loss waited behind D bytes, so D / R; behind a policer it
+//! waited for nothing. A queue behind a shaper whose own bucket holds B loses as a bucket of B + D does, and
+//! delays by D / R.
+//!
+//! So of each loss the last packet is taken that was sent before it and arrived. Captured before the loss its
+//! delay is its round trip less the least of the flow. Captured behind it a round trip shows nothing of the
+//! queue; there the sender's time stamps (RFC 7323) say when each packet was sent, by a clock with ticks of 1
+//! us to 100 ms, and the delay is how much later it came than the fastest one.
+//!
+//! A receiver may keep its acknowledgement of every other packet back for 40 ms or more (RFC 1122), so of the
+//! last two packets the one with the smaller delay counts.
+
+use serde::Serialize;
+
+use crate::{
+    flow::{Flow, LossSource},
+    trace::Event,
+};
+
+/// Losses of which the delay must be known, and the share of all.
+const TIMED_MIN: usize = 5;
+const TIMED_SHARE_MIN: f64 = 0.1;
+/// Ticks of the clocks that hosts take time stamps from, ns: 1 us, 1 ms, 4 ms, 10 ms, 100 ms.
+const TICKS_NS: [u64; 5] = [1_000, 1_000_000, 4_000_000, 10_000_000, 100_000_000];
+/// By how much a clock may differ from them, to be recognised.
+const TICK_WITHIN: f64 = 0.1;
+/// Ticks that must have passed.
+const TICKS_MIN: u32 = 100;
+/// By how much two good clocks differ.
+const DRIFT: f64 = 20e-6;
+
+/// How a delay was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DelaySource {
+    /// By round trips.
+    RoundTrips,
+    /// By the sender's time stamps.
+    TimeStamps,
+}
+
+/// The delay before losses.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Delay {
+    /// The median over the losses, ns.
+    pub median_ns: f64,
+    /// It is known so well, ns.
+    pub within_ns: f64,
+    /// Losses of which it is known.
+    pub losses: usize,
+    /// How it was measured.
+    pub source: DelaySource,
+}
+
+/// The sender's clock, as its time stamps show it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StampClock {
+    /// The first packet with a stamp: when it came, ns, and the stamp.
+    first: Option<(u64, u32)>,
+    /// The last one.
+    last: Option<(u64, u32)>,
+    /// How early the fastest packet came that is no longer remembered, ns, and the tick assumed then.
+    least: Option<(i64, u64)>,
+}
+
+impl StampClock {
+    /// Takes a packet's stamp.
+    pub fn see(&mut self, time_ns: u64, stamp: Option<u32>) {
+        if let Some(stamp) = stamp {
+            self.first.get_or_insert((time_ns, stamp));
+            self.last = Some((time_ns, stamp));
+        }
+    }
+
+    /// The clock's tick, ns.
+    #[must_use]
+    pub fn tick_ns(&self) -> Option<u64> {
+        let ((from, first), (to, last)) = (self.first?, self.last?);
+        let ticks = last.wrapping_sub(first);
+        if ticks < TICKS_MIN || ticks > u32::MAX / 2 {
+            return None;
+        }
+        let tick = to.saturating_sub(from) as f64 / f64::from(ticks);
+        let near = |known: &u64| (tick / *known as f64 - 1.0).abs() < TICK_WITHIN;
+        TICKS_NS.into_iter().find(|known| near(known))
+    }
+
+    /// How late a packet came, ns, from an origin that is the same for all packets.
+    fn late_ns(&self, event: &Event, tick_ns: u64) -> Option<i64> {
+        let (from, first) = self.first.filter(|_| event.stamp != 0)?;
+        let ticks = i64::from(event.stamp.wrapping_sub(first) as i32);
+        let time = i64::try_from(event.time_ns.saturating_sub(from)).ok()?;
+        Some(time - ticks * tick_ns as i64)
+    }
+
+    /// Packets that will be forgotten.
+    pub fn forget<'a>(&mut self, events: impl Iterator<Item = &'a Event>) {
+        let Some(tick_ns) = self.tick_ns() else { return };
+        let least = events.filter_map(|event| self.late_ns(event, tick_ns)).min();
+        let before = self.least.filter(|(_, tick)| *tick == tick_ns).map(|(least, _)| least);
+        self.least = least.into_iter().chain(before).min().map(|least| (least, tick_ns));
+    }
+}
+
+/// The delays before the losses of a flow, ns.
+struct Delays {
+    all: Vec<f64>,
+    within_ns: f64,
+    source: DelaySource,
+}
+
+/// Of a flow, seen before the loss.
+fn by_round_trips(flow: &Flow, back_ns: u64) -> Option<Delays> {
+    let least_ns = flow.tcp.as_ref()?.trips.least_ns()? as f64;
+    let delay = |event: &Event| (f64::from(event.round_trip_us) * 1e3 - least_ns).max(0.0);
+    let mut all = Vec::new();
+    let mut last: [Option<&Event>; 2] = [None, None];
+    for event in flow.trace.events() {
+        if event.resent {
+            let near = |before: &&Event| event.time_ns - before.time_ns <= back_ns;
+            let before = last.into_iter().flatten().filter(near).map(delay);
+            all.extend(before.reduce(f64::min));
+        } else if event.round_trip_us > 0 {
+            last = [Some(event), last[0]];
+        }
+    }
+    // A host answers when it comes to it.
+    Some(Delays { all, within_ns: 0.0, source: DelaySource::RoundTrips })
+}
+
+/// Of a flow, seen behind the loss.
+fn by_stamps(flow: &Flow) -> Option<Delays> {
+    let tick_ns = flow.clock.tick_ns()?;
+    let late = |event: &Event| flow.clock.late_ns(event, tick_ns);
+    let before = flow.clock.least.filter(|(_, tick)| *tick == tick_ns).map(|(least, _)| least);
+    let least = flow.trace.events().filter_map(late).chain(before).min()?;
+    let mut all = Vec::new();
+    let mut last: [Option<i64>; 2] = [None, None];
+    for event in flow.trace.events() {
+        if event.gap_seq > 0 {
+            all.extend(last.into_iter().flatten().min().map(|late| (late - least) as f64));
+        }
+        last = [late(event).or(last[0]), last[0]];
+    }
+    let drift_ns = DRIFT * (flow.last_ns - flow.first_ns) as f64;
+    Some(Delays { all, within_ns: tick_ns as f64 + drift_ns, source: DelaySource::TimeStamps })
+}
+
+/// The median delay before the losses of some flows, each of which has a least delay of its own; none if too
+/// few could be timed. What passed more than `back_ns` before a loss says nothing of it.
+#[must_use]
+pub fn before_losses(flows: &[&Flow], back_ns: u64) -> Option<Delay> {
+    let (mut all, mut within_ns, mut source, mut losses) = (Vec::new(), 0.0_f64, None, 0);
+    for flow in flows {
+        let (seen, _) = flow.source();
+        let delays = match seen {
+            LossSource::TcpRetransmissions => by_round_trips(flow, back_ns),
+            LossSource::TcpHoles => by_stamps(flow),
+            _ => None,
+        };
+        losses += flow.trace.events().filter(|event| event.losses(seen) > 0).count();
+        if let Some(delays) = delays.filter(|delays| !delays.all.is_empty()) {
+            all.extend(delays.all);
+            within_ns = within_ns.max(delays.within_ns);
+            source = Some(delays.source);
+        }
+    }
+    if all.len() < TIMED_MIN || (all.len() as f64) < TIMED_SHARE_MIN * losses as f64 {
+        return None;
+    }
+    let middle = all.len() / 2;
+    let median_ns = *all.select_nth_unstable_by(middle, f64::total_cmp).1;
+    Some(Delay { median_ns, within_ns, losses: all.len(), source: source? })
+}
