@@ -96,13 +96,47 @@ impl StampClock {
         Some(time - ticks * tick_ns as i64)
     }
 
+    /// How early the fastest packet came.
+    fn least_ns<'a>(
+        &self,
+        events: impl Iterator<Item = &'a Event>,
+        tick_ns: u64,
+    ) -> Option<i64> {
+        let before = self.least.filter(|(_, tick)| *tick == tick_ns).map(|(least, _)| least);
+        events.filter_map(|event| self.late_ns(event, tick_ns)).chain(before).min()
+    }
+
     /// Packets that will be forgotten.
     pub fn forget<'a>(&mut self, events: impl Iterator<Item = &'a Event>) {
         let Some(tick_ns) = self.tick_ns() else { return };
-        let least = events.filter_map(|event| self.late_ns(event, tick_ns)).min();
-        let before = self.least.filter(|(_, tick)| *tick == tick_ns).map(|(least, _)| least);
-        self.least = least.into_iter().chain(before).min().map(|least| (least, tick_ns));
+        self.least = self.least_ns(events, tick_ns).map(|least| (least, tick_ns));
     }
+}
+
+/// When each packet of a flow would have come without the delay that its time stamp shows, and how well that is
+/// known; none if the flow was captured before the loss, or without time stamps.
+///
+/// A bucket was filled and emptied when packets passed it. What delayed them on the way from there to the
+/// capture, and made them come closer together or further apart, is taken out as far as the clock's tick
+/// allows.
+#[must_use]
+pub fn undelayed(flow: &Flow) -> Option<(Vec<u64>, f64)> {
+    let source = flow.source().0;
+    let tick_ns = flow.clock.tick_ns().filter(|_| source == LossSource::TcpHoles)?;
+    let least = flow.clock.least_ns(flow.trace.events(), tick_ns)?;
+    let mut noise: Vec<u64> = Vec::with_capacity(flow.trace.len());
+    let mut last = 0;
+    let times = flow.trace.events().map(|event| {
+        let late = flow.clock.late_ns(event, tick_ns).unwrap_or(least);
+        let late = (late - least).max(0) as u64;
+        noise.push(late.min(tick_ns));
+        last = event.time_ns.saturating_sub(late.saturating_sub(tick_ns)).max(last);
+        last
+    });
+    let times = times.collect();
+    let middle = noise.len() / 2;
+    let within = *noise.select_nth_unstable(middle).1;
+    Some((times, within as f64))
 }
 
 /// The delays before the losses of a flow, ns.
@@ -135,8 +169,7 @@ fn by_round_trips(flow: &Flow, back_ns: u64) -> Option<Delays> {
 fn by_stamps(flow: &Flow) -> Option<Delays> {
     let tick_ns = flow.clock.tick_ns()?;
     let late = |event: &Event| flow.clock.late_ns(event, tick_ns);
-    let before = flow.clock.least.filter(|(_, tick)| *tick == tick_ns).map(|(least, _)| least);
-    let least = flow.trace.events().filter_map(late).chain(before).min()?;
+    let least = flow.clock.least_ns(flow.trace.events(), tick_ns)?;
     let mut all = Vec::new();
     let mut last: [Option<i64>; 2] = [None, None];
     for event in flow.trace.events() {

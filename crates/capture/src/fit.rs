@@ -50,6 +50,8 @@ const PROFILE_BEST: usize = 6;
 const SHALLOW_PACKETS: f64 = 3.0;
 /// Timestamps are off by so much, besides packets.
 const JITTER_NS: f64 = 100_000.0;
+/// What they are off by is no more than this part of the level.
+const NOISE_MAX: f64 = 0.15;
 
 /// A packet that passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +84,8 @@ pub struct Series {
     pub marks: Vec<Mark>,
     /// Whether the traffic began in the capture.
     pub began: bool,
+    /// How late half of the packets came, at most, through what the path did to them after the bucket, ns.
+    pub noise_ns: f64,
 }
 
 /// How the depth is known.
@@ -360,7 +364,8 @@ impl Series {
             deficits = walk.points.iter().map(|p| p.deficit).collect();
         }
         let level = median(&mut deficits)?;
-        let tolerance = (1.5 * packet).max(0.03 * level).max(rate * JITTER_NS);
+        let noise = (rate * self.noise_ns).min(NOISE_MAX * level);
+        let tolerance = (1.5 * packet).max(0.03 * level).max(rate * JITTER_NS).max(noise);
         let inlier = |p: &&Point| {
             (p.deficit - level).abs() <= tolerance || (!known(p) && p.deficit < level && !all)
         };

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{
     counter::{Counter, Step},
-    delay::StampClock,
+    delay::{self, StampClock},
     fit::{Fit, Mark, Pass, Series},
     headers::{FlowKey, Packet, Tcp, Transport},
     tcp::{Seen, TcpTrack},
@@ -382,14 +382,22 @@ pub fn merge(flows: &[&Flow], capture_start_ns: u64) -> Series {
     };
     let from = flows.iter().filter_map(|flow| start(flow)).max().unwrap_or(0);
     let mut events: Vec<(u64, usize, &Event)> = Vec::new();
+    let mut noise_ns = 0.0_f64;
     for (at, flow) in flows.iter().enumerate() {
-        let late = flow.trace.events().filter(|event| event.time_ns >= from);
-        events.extend(late.map(|event| (event.time_ns, at, event)));
+        let undelayed = delay::undelayed(flow);
+        noise_ns = undelayed.as_ref().map_or(noise_ns, |(_, noise)| noise_ns.max(*noise));
+        let time = |number: usize, event: &Event| {
+            undelayed.as_ref().map_or(event.time_ns, |(times, _)| times[number])
+        };
+        let numbered = flow.trace.events().enumerate();
+        let late = numbered.filter(|(_, event)| event.time_ns >= from);
+        events.extend(late.map(|(number, event)| (time(number, event), at, event)));
     }
     // Stable: each flow keeps its order.
     events.sort_by_key(|(time, ..)| *time);
     let sources: Vec<LossSource> = flows.iter().map(|flow| flow.source().0).collect();
     let mut series = Series {
+        noise_ns,
         began: from == 0 && flows.iter().all(|flow| flow.began(capture_start_ns)),
         ..Series::default()
     };

@@ -335,8 +335,16 @@ impl Run {
     fn send(&mut self, now: u64, at: usize) {
         let line = self.case.rate().bit_s() * self.case.line;
         let line = Rate::from_bit_s(line.min(10_000_000_000)).expect("a rate");
+        // A host leaves no more than a few packets to its line, and stamps them then.
+        let ahead = 4 * line.time_for(Bytes(IP_BYTES.into())).0;
         loop {
-            match self.flows[at].sender.poll(now) {
+            let free = self.flows[at].line_free_ns;
+            let next = if free > now + ahead {
+                Err(Some(free - ahead))
+            } else {
+                self.flows[at].sender.poll(now)
+            };
+            match next {
                 Ok(data) => {
                     let flow = &mut self.flows[at];
                     let free = flow.line_free_ns.max(now) + line.time_for(Bytes(1_500)).0;
