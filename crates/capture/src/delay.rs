@@ -97,11 +97,7 @@ impl StampClock {
     }
 
     /// How early the fastest packet came.
-    fn least_ns<'a>(
-        &self,
-        events: impl Iterator<Item = &'a Event>,
-        tick_ns: u64,
-    ) -> Option<i64> {
+    fn least_ns<'a>(&self, events: impl Iterator<Item = &'a Event>, tick_ns: u64) -> Option<i64> {
         let before = self.least.filter(|(_, tick)| *tick == tick_ns).map(|(least, _)| least);
         events.filter_map(|event| self.late_ns(event, tick_ns)).chain(before).min()
     }

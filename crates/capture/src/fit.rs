@@ -35,6 +35,8 @@ const REFILLS_MIN: usize = 3;
 const FIRST_MATTERS: usize = 4;
 /// How often the deficit at the beginning is corrected.
 const FIRST_ROUNDS: usize = 4;
+/// How often the depth is corrected above which packets are lost that nothing counts.
+const DEPTH_ROUNDS: usize = 4;
 /// Between how many losses local rates are taken.
 const NEAR: [usize; 5] = [16, 4, 2, 8, 32];
 /// With how many losses at most, at how many rates, so far apart, deficits are compared.
@@ -60,6 +62,8 @@ pub struct Pass {
     pub time_ns: u64,
     /// Its length.
     pub bytes: u32,
+    /// It was captured before the bucket, and nothing would tell if it was lost there.
+    pub unsure: bool,
 }
 
 /// A loss.
@@ -166,8 +170,9 @@ impl Series {
         self.passes.iter().map(|pass| pass.bytes).max().unwrap_or(1).into()
     }
 
-    /// Deficits at a rate, from a first one on.
-    fn walk(&self, rate: f64, first: f64) -> Walk {
+    /// Deficits at a rate, from a first one on. A pass that may have been lost takes tokens only where the
+    /// deficit stays below `depth`.
+    fn walk(&self, rate: f64, first: f64, depth: f64) -> Walk {
         let origin = self.passes.first().map_or(0, |pass| pass.time_ns);
         let (mut deficit, mut last, mut period) = (first, origin, 0_u32);
         let mut after = Vec::with_capacity(self.passes.len());
@@ -182,7 +187,9 @@ impl Series {
             }
             last = pass.time_ns;
             at_passes.push(deficit);
-            deficit += f64::from(pass.bytes);
+            if !pass.unsure || deficit + f64::from(pass.bytes) <= depth {
+                deficit += f64::from(pass.bytes);
+            }
             after.push(deficit);
             period_of.push(period);
         }
@@ -336,9 +343,16 @@ impl Series {
     /// What a rate explains. A capture that begins amid traffic begins with a deficit, which is what the
     /// first losses lack of the later ones.
     fn judge_at(&self, rate: f64, packet: f64) -> Option<(Walk, Fit)> {
-        let mut first = 0.0;
-        let mut walk = self.walk(rate, first);
+        let (mut first, mut depth) = (0.0, f64::INFINITY);
+        let mut walk = self.walk(rate, first, depth);
         let mut fit = self.judge(rate, &walk, packet)?;
+        if self.passes.iter().any(|pass| pass.unsure) {
+            for _ in 0..DEPTH_ROUNDS {
+                depth = fit.depth_bytes;
+                walk = self.walk(rate, first, depth);
+                fit = self.judge(rate, &walk, packet)?;
+            }
+        }
         for _ in 0..FIRST_ROUNDS {
             let mut begin: Vec<f64> =
                 walk.points.iter().filter(|p| p.period == 0).map(|p| p.deficit).collect();
@@ -348,7 +362,7 @@ impl Series {
                 break;
             }
             first += lack;
-            walk = self.walk(rate, first);
+            walk = self.walk(rate, first, depth);
             fit = self.judge(rate, &walk, packet)?;
         }
         Some((walk, fit))

@@ -32,6 +32,14 @@ pub enum LossSource {
     None,
 }
 
+impl LossSource {
+    /// Whether acknowledgements tell of losses behind the capture.
+    #[must_use]
+    pub fn is_tcp(self) -> bool {
+        matches!(self, LossSource::TcpHoles | LossSource::TcpRetransmissions)
+    }
+}
+
 /// On which side of the loss the capture was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -396,6 +404,7 @@ pub fn merge(flows: &[&Flow], capture_start_ns: u64) -> Series {
     // Stable: each flow keeps its order.
     events.sort_by_key(|(time, ..)| *time);
     let sources: Vec<LossSource> = flows.iter().map(|flow| flow.source().0).collect();
+    let before = sources.contains(&LossSource::TcpRetransmissions);
     let mut series = Series {
         noise_ns,
         began: from == 0 && flows.iter().all(|flow| flow.began(capture_start_ns)),
@@ -421,7 +430,8 @@ pub fn merge(flows: &[&Flow], capture_start_ns: u64) -> Series {
         if !event.fills {
             last[flow] = Some(here);
         }
-        series.passes.push(Pass { time_ns, bytes: event.bytes });
+        let unsure = before && !sources[flow].is_tcp();
+        series.passes.push(Pass { time_ns, bytes: event.bytes, unsure });
     }
     series.marks.sort_by_key(|mark| mark.after);
     series

@@ -19,6 +19,8 @@ use crate::{
 pub const FLOWS_MAX: usize = 12;
 /// A group must explain so much more of the losses than its flows alone.
 const BETTER: f64 = 0.05;
+/// A flow without losses matters if it has more than this part of all bytes.
+const QUIET_PART: u64 = 100;
 /// Packets of a group that are looked at, at most.
 const PASSES_MAX: usize = 1 << 17;
 
@@ -72,6 +74,17 @@ impl Search<'_> {
             };
             candidates.extend(ends.iter().map(same));
         }
+        // Of what was captured before the loss, and is no TCP, nobody sees what was lost of it.
+        let quiet: Vec<usize> = free.iter().copied().filter(|at| self.is_quiet(*at)).collect();
+        if !quiet.is_empty() {
+            let alone = lossy.iter().map(|at| vec![*at]);
+            let sets: Vec<Vec<usize>> = candidates.iter().cloned().chain(alone).collect();
+            candidates.extend(sets.into_iter().map(|mut set| {
+                set.extend(&quiet);
+                set.sort_unstable();
+                set
+            }));
+        }
         candidates.sort();
         candidates.dedup();
         let found = candidates.into_iter().filter_map(|set| self.reduce(set));
@@ -79,6 +92,13 @@ impl Search<'_> {
             a.flows.len().cmp(&b.flows.len()).then(a.fit.score().total_cmp(&b.fit.score()))
         })?;
         Some(self.extend(group, free))
+    }
+
+    /// Whether a flow shows no losses, is no TCP, and is large enough to matter.
+    fn is_quiet(&self, at: usize) -> bool {
+        let all: u64 = self.flows.iter().map(|flow| flow.bytes).sum();
+        let flow = self.flows[at];
+        self.alone[at].is_none() && !flow.source().0.is_tcp() && flow.bytes * QUIET_PART > all
     }
 
     fn fit(&self, set: &[usize]) -> Option<Group> {

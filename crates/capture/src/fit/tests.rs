@@ -13,7 +13,7 @@ fn through(rate_bit_s: u64, depth: u64, burst: u64, gap_ns: u64, period_ns: u64)
             last = now;
             if tokens >= 1_500 * units {
                 tokens -= 1_500 * units;
-                series.passes.push(Pass { time_ns: now, bytes: 1_500 });
+                series.passes.push(Pass { time_ns: now, bytes: 1_500, unsure: false });
             } else {
                 let after = series.passes.len() - 1;
                 match series.marks.last_mut() {
