@@ -268,7 +268,7 @@ impl Series {
         let packet = self.packet();
         let scan = |from: f64, step: f64| {
             let rates = (0..PROFILE_STEPS).map(move |n| from * step.powi(n));
-            let fits = rates.filter_map(|rate| Some(self.judge_at(rate, packet)?.1));
+            let fits = rates.filter_map(|rate| Some(self.judge_at(rate, packet, f64::INFINITY)?.1));
             // One packet at each loss is what a rate above all that was sent gives.
             fits.filter(|fit| fit.level_bytes > SHALLOW_PACKETS * packet).collect::<Vec<Fit>>()
         };
@@ -321,7 +321,8 @@ impl Series {
         let mut best: Option<Fit> = None;
         let mut last: Option<Fit> = None;
         for round in 0..ROUNDS {
-            let (walk, fit) = self.judge_at(rate, packet)?;
+            let depth = last.map_or(f64::INFINITY, |fit| fit.depth_bytes);
+            let (walk, fit) = self.judge_at(rate, packet, depth)?;
             if best.as_ref().is_none_or(|best| fit.score() > best.score()) {
                 best = Some(fit);
             }
@@ -342,8 +343,9 @@ impl Series {
 
     /// What a rate explains. A capture that begins amid traffic begins with a deficit, which is what the
     /// first losses lack of the later ones.
-    fn judge_at(&self, rate: f64, packet: f64) -> Option<(Walk, Fit)> {
-        let (mut first, mut depth) = (0.0, f64::INFINITY);
+    /// `depth` is what the bucket may hold, as far as it is known.
+    fn judge_at(&self, rate: f64, packet: f64, mut depth: f64) -> Option<(Walk, Fit)> {
+        let mut first = 0.0;
         let mut walk = self.walk(rate, first, depth);
         let mut fit = self.judge(rate, &walk, packet)?;
         if self.passes.iter().any(|pass| pass.unsure) {

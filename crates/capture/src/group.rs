@@ -19,6 +19,10 @@ use crate::{
 pub const FLOWS_MAX: usize = 12;
 /// A group must explain so much more of the losses than its flows alone.
 const BETTER: f64 = 0.05;
+/// A group that explains less than its best flow alone by no more than this explains as much.
+const ALIKE: f64 = 0.02;
+/// Losses that such a group may leave unexplained, as a part of those of its least lossy flow.
+const LEFT_OVER: f64 = 0.2;
 /// A flow without losses matters if it has more than this part of all bytes.
 const QUIET_PART: u64 = 100;
 /// Packets of a group that are looked at, at most.
@@ -133,6 +137,17 @@ impl Search<'_> {
             }
             if holds(&group.fit)
                 && set.iter().all(|at| self.alone[*at].as_ref().is_none_or(|f| !holds(f)))
+            {
+                return Some(group);
+            }
+            // Some fit well alone, because each of their bursts finds the bucket full, and others do not.
+            let holds_alone = |at: &usize| self.alone[*at].as_ref().is_none_or(holds);
+            let left_over = (1.0 - group.fit.explained) * group.fit.marks as f64;
+            let fewest = set.iter().filter_map(|at| Some(self.alone[*at].as_ref()?.marks)).min();
+            if holds(&group.fit)
+                && group.fit.score() >= best_alone - ALIKE
+                && !set.iter().all(holds_alone)
+                && left_over <= LEFT_OVER * fewest.unwrap_or(0) as f64
             {
                 return Some(group);
             }
