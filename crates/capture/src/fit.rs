@@ -128,6 +128,8 @@ pub struct Fit {
     pub level_bytes: f64,
     /// Half of the losses have a deficit that is no further from that, bytes.
     pub spread_bytes: f64,
+    /// The same of the deficits after passes, bytes.
+    pub pass_spread_bytes: f64,
     /// Deficits that differ by no more count as equal, bytes.
     pub tolerance_bytes: f64,
 }
@@ -418,6 +420,8 @@ impl Series {
         let mut at_losses: Vec<f64> =
             walk.points.iter().map(|p| (depth - p.deficit).max(0.0)).collect();
         let mut apart: Vec<f64> = walk.points.iter().map(|p| (p.deficit - level).abs()).collect();
+        let mut around: Vec<f64> =
+            walk.at_passes.iter().map(|q| (q + packet - level).abs()).collect();
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
         Some(Fit {
             rate_bit_s: rate * 8e9,
@@ -436,6 +440,7 @@ impl Series {
             marks: walk.points.len(),
             level_bytes: level,
             spread_bytes: median(&mut apart)?,
+            pass_spread_bytes: median(&mut around)?,
             tolerance_bytes: tolerance,
         })
     }

@@ -157,6 +157,13 @@ fn weigh(
     ));
     let tokens = fit.tokens;
     evidence.push(format!(
+        "SPREAD {:.0} {:.0} packet {:.2} ratio {:.3}",
+        fit.spread_bytes,
+        fit.pass_spread_bytes,
+        fit.spread_bytes / series.packet(),
+        fit.spread_bytes / fit.pass_spread_bytes
+    ));
+    evidence.push(format!(
         "tokens at losses: mean {:.0}, median {:.0} bytes; at passes: mean {:.0}, median {:.0} bytes",
         tokens.loss_mean, tokens.loss_median, tokens.pass_mean, tokens.pass_median,
     ));

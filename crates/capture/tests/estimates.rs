@@ -247,7 +247,7 @@ fn a_queue_is_told_from_a_bucket_by_its_delay() {
         packets.sort_by_key(|packet| packet.time_ns);
         packets.iter().for_each(|packet| capture.packet(packet));
         let flow = report(&capture).flows.remove(0);
-        let verdict = if queued { Verdict::Congested } else { Verdict::Policed };
+        let verdict = if queued { Verdict::TailDrop } else { Verdict::Policed };
         assert_eq!(flow.verdict, verdict, "{:?}", flow.evidence);
         assert_eq!(flow.vantage, Vantage::Sender);
     }
