@@ -323,7 +323,7 @@ impl Series {
         let mut best: Option<Fit> = None;
         let mut last: Option<Fit> = None;
         for round in 0..ROUNDS {
-            let depth = last.map_or(f64::INFINITY, |fit| fit.depth_bytes);
+            let depth = last.map_or(f64::INFINITY, |fit| fit.holds_bytes(packet));
             let (walk, fit) = self.judge_at(rate, packet, depth)?;
             if best.as_ref().is_none_or(|best| fit.score() > best.score()) {
                 best = Some(fit);
@@ -352,7 +352,7 @@ impl Series {
         let mut fit = self.judge(rate, &walk, packet)?;
         if self.passes.iter().any(|pass| pass.unsure) {
             for _ in 0..DEPTH_ROUNDS {
-                depth = fit.depth_bytes;
+                depth = fit.holds_bytes(packet);
                 walk = self.walk(rate, first, depth);
                 fit = self.judge(rate, &walk, packet)?;
             }
@@ -447,6 +447,13 @@ impl Series {
 }
 
 impl Fit {
+    /// What the bucket may hold. As long as the deficits at losses differ it is less than their median: what
+    /// was lost and nobody saw is in them.
+    fn holds_bytes(&self, packet: f64) -> f64 {
+        let less = if self.spread_bytes > packet / 2.0 { self.spread_bytes } else { 0.0 };
+        (self.depth_bytes - less).max(packet)
+    }
+
     /// What speaks for it: losses explained, less passes violated, less a little for deficits that differ.
     #[must_use]
     pub fn score(&self) -> f64 {

@@ -128,8 +128,16 @@ impl Search<'_> {
 
     /// Leaves flows out until the rest fits; none if it never does.
     fn reduce(&self, mut set: Vec<usize>) -> Option<Group> {
+        let all = set.len();
         while set.len() >= 2 {
-            let group = self.fit(&set)?;
+            let mut group = self.fit(&set)?;
+            // Shallow buckets of several flows need a finer scan of rates.
+            if set.len() == all
+                && !holds(&group.fit)
+                && let Some(fit) = group.series.fit_thoroughly()
+            {
+                group.fit = fit;
+            }
             let alone = set.iter().filter_map(|at| self.alone[*at].as_ref()).map(Fit::score);
             let best_alone = alone.fold(0.0, f64::max);
             if holds(&group.fit) && group.fit.score() >= best_alone + BETTER {

@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::{
     delay::{self, Delay, DelaySource},
     fit::{Fit, Series},
-    flow::{Flow, LossSource},
+    flow::{Flow, LossSource, Vantage},
 };
 
 /// Losses and passes without which nothing is said.
@@ -29,6 +29,15 @@ pub const VIOLATED_MAX: f64 = 0.03;
 const QUEUE_MIN: f64 = 0.25;
 /// Where no bucket explains the losses, a delay of so many packets at the goodput is a queue's.
 const GROWN_PACKETS: f64 = 4.0;
+/// The share of losses at an empty bucket that is enough where packets were seen not to wait.
+const EXPLAINED_NO_QUEUE_MIN: f64 = 0.75;
+/// No policer has a bucket that takes longer to fill: the deepest rule in use is 3 s (Cisco's CAR, extended).
+const BUCKET_MAX_NS: f64 = 4e9;
+/// What differs from the rate by less came at the rate.
+const PACE_WITHIN: f64 = 0.005;
+/// Over so many packets the pace before a loss is taken, and at so many losses.
+const PACE_PACKETS: usize = 4;
+const PACES_MIN: usize = 5;
 /// What passed so many packets at the rate before a loss, or as long as the bucket takes to fill, still tells.
 const BACK_PACKETS: f64 = 8.0;
 /// A bucket of so many packets is a shaper's, if packets also leave evenly.
@@ -157,13 +166,6 @@ fn weigh(
     ));
     let tokens = fit.tokens;
     evidence.push(format!(
-        "SPREAD {:.0} {:.0} packet {:.2} ratio {:.3}",
-        fit.spread_bytes,
-        fit.pass_spread_bytes,
-        fit.spread_bytes / series.packet(),
-        fit.spread_bytes / fit.pass_spread_bytes
-    ));
-    evidence.push(format!(
         "tokens at losses: mean {:.0}, median {:.0} bytes; at passes: mean {:.0}, median {:.0} bytes",
         tokens.loss_mean, tokens.loss_median, tokens.pass_mean, tokens.pass_median,
     ));
@@ -187,7 +189,11 @@ fn weigh(
         ));
         return (Verdict::TooFew, evidence);
     }
-    let level = fit.explained >= EXPLAINED_MIN && fit.violated <= VIOLATED_MAX;
+    // That nothing waited is evidence of its own, and what the path did to the packets blurs the level.
+    let no_queue =
+        waited == Some(Waited::Nothing) && fit.depth_bytes > SHAPER_PACKETS * series.packet();
+    let enough = if no_queue { EXPLAINED_NO_QUEUE_MIN } else { EXPLAINED_MIN };
+    let level = fit.explained >= enough && fit.violated <= VIOLATED_MAX;
     let fewer = tokens.loss_mean <= tokens.pass_mean && tokens.loss_median <= tokens.pass_median;
     if !(level && fewer) {
         evidence.push("no single token bucket explains these losses".to_owned());
@@ -208,6 +214,26 @@ fn weigh(
                 .to_owned(),
         );
         return (Verdict::TailDrop, evidence);
+    }
+    if bucket_ns > BUCKET_MAX_NS {
+        evidence.push(format!(
+            "a bucket that takes {:.0} s to fill is none that a policer has",
+            bucket_ns / 1e9
+        ));
+        return (Verdict::Random, evidence);
+    }
+    let behind = flows.iter().all(|flow| flow.source().1 == Vantage::Receiver);
+    if waited != Some(Waited::Nothing)
+        && behind
+        && let Some(pace) = pace_before_losses(series, fit.rate_bit_s)
+    {
+        evidence.push(format!(
+            "{PACE_PACKETS} packets right before a loss came at {pace:.3} of the rate; a full queue lets them \
+             out at 1, and a bucket is emptied by faster ones"
+        ));
+        if (pace - 1.0).abs() < PACE_WITHIN {
+            return (Verdict::TailDrop, evidence);
+        }
     }
     let fast = fast(series, fit.rate_bit_s);
     let packets = fit.depth_bytes / series.packet();
@@ -277,6 +303,31 @@ fn slices(series: &Series, slice_ns: f64) -> usize {
     let mut slices: Vec<u64> = series.marks.iter().map(|mark| time(mark.after) / slice).collect();
     slices.dedup();
     slices.len()
+}
+
+/// How fast packets came right before losses, as a part of the rate: the median over the losses that no other
+/// preceded by so many packets; none if those are too few.
+///
+/// A queue that is full lets packets out at its rate. A bucket that gets empty is emptied by packets that come
+/// faster than that.
+fn pace_before_losses(series: &Series, rate_bit_s: f64) -> Option<f64> {
+    let mut paces = Vec::new();
+    let mut last = 0;
+    for mark in &series.marks {
+        let first = mark.after.saturating_sub(PACE_PACKETS);
+        if first >= last && first + PACE_PACKETS == mark.after && mark.after < series.passes.len() {
+            let bytes: u64 =
+                series.passes[first + 1..=mark.after].iter().map(|p| u64::from(p.bytes)).sum();
+            let time = series.passes[mark.after].time_ns - series.passes[first].time_ns;
+            paces.push(bytes as f64 * 8e9 / time.max(1) as f64 / rate_bit_s);
+        }
+        last = mark.after.max(last);
+    }
+    if paces.len() < PACES_MIN {
+        return None;
+    }
+    let middle = paces.len() / 2;
+    Some(*paces.select_nth_unstable_by(middle, f64::total_cmp).1)
 }
 
 /// The share of packets that come sooner after their predecessor than the rate takes for them.
