@@ -12,7 +12,7 @@ mod labelled;
 
 use std::{collections::BTreeMap, env, thread};
 
-use labelled::{Case, Side, run, write};
+use labelled::{Case, Side, Truth, run, write};
 use tidegate_capture::{FlowReport, Options, Report, analyze};
 
 /// A flow that was judged.
@@ -40,17 +40,19 @@ fn judge(case: Case) -> Vec<Judged> {
                 side,
                 verdict: flow.verdict.words(),
                 in_group: flow.group.is_some(),
-                text: text(flow, &report, truth.places),
+                text: text(flow, &report, truth),
             });
         }
     }
     judged
 }
 
-fn text(flow: &FlowReport, report: &Report, places: usize) -> String {
+fn text(flow: &FlowReport, report: &Report, truth: &Truth) -> String {
     let group = flow.group.and_then(|number| report.groups.get(number));
     let estimate = flow.estimate.as_ref().or(group.map(|group| &group.estimate));
-    let mut text = format!("places {places}, {:?}", flow.vantage);
+    let Truth { dropped, places, .. } = truth;
+    let lost = flow.lost_packets;
+    let mut text = format!("lost {lost} of {dropped} in {places} places, {:?}", flow.vantage);
     if let Some(estimate) = estimate {
         text += &format!(", {:.0} bit/s {:.0} B", estimate.rate_bit_s, estimate.depth_bytes);
     }
@@ -84,39 +86,23 @@ fn main() {
     });
     let wrong = |j: &&Judged| (j.verdict == "policed") != j.case.is_policed();
     for j in judged.iter().filter(|j| part.is_some() || wrong(j)) {
-        println!(
-            "{} {:?}: {}{}: {}",
-            j.case,
-            j.side,
-            j.verdict,
-            if j.in_group { " (group)" } else { "" },
-            j.text
-        );
+        let group = if j.in_group { " (group)" } else { "" };
+        println!("{} {:?}: {}{group}: {}", j.case, j.side, j.verdict, j.text);
     }
     let mut table: BTreeMap<(String, String), BTreeMap<&str, usize>> = BTreeMap::new();
     for j in &judged {
         let flows = if j.case.flows == 1 { "one flow" } else { "several flows" };
         let kind = format!("{:?}", j.case.kind);
         let kind = kind.split('(').next().unwrap_or_default().to_owned();
-        for row in [
-            (kind, format!("{:?}, {flows}", j.side)),
-            (
-                if j.case.is_policed() {
-                    "ALL policed".to_owned()
-                } else {
-                    "ALL others".to_owned()
-                },
-                format!("{:?}", j.side),
-            ),
-            (
-                if j.case.is_policed() {
-                    "ALL policed".to_owned()
-                } else {
-                    "ALL others".to_owned()
-                },
-                "both".to_owned(),
-            ),
-        ] {
+        let all = if j.case.is_policed() { "ALL policed" } else { "ALL others" };
+        let side = format!("{:?}", j.side);
+        let rows = [
+            (kind.clone(), format!("{side}, {flows}")),
+            (kind, "both".to_owned()),
+            (all.to_owned(), side),
+            (all.to_owned(), "both".to_owned()),
+        ];
+        for row in rows {
             *table.entry(row).or_default().entry(j.verdict).or_default() += 1;
         }
     }

@@ -6,7 +6,9 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use crate::captures::{Capture, Udp};
+use tidegate_core::Nanos;
+
+use crate::captures::{Body, Capture, Packet, Udp, bucket};
 
 fn tidegate(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
@@ -111,6 +113,72 @@ fn analyze_finds_the_policer() {
         command.args(["burst", "analyze", "-", "--json"]).stdin(fs::File::open(&file).unwrap());
     let piped: serde_json::Value = serde_json::from_slice(&piped.output().unwrap().stdout).unwrap();
     assert_eq!(piped["flows"][0]["estimate"], flow["estimate"]);
+}
+
+/// One flow through a queue of 60 kB at 20 Mbit/s, captured before it: bursts, each packet acknowledged when
+/// it has left the queue.
+fn queued(dir: &Path) -> String {
+    let mut packets = vec![Packet {
+        time_ns: 0,
+        flow: 1,
+        ip_bytes: 60,
+        id: 0,
+        body: Body::Tcp { seq: 0, syn: true },
+    }];
+    let seq = |number: u32| 21 + number * 1_460;
+    let (mut bucket, mut next) = (bucket(20_000_000, 60_000), 0_u32);
+    for burst in 0..60_u64 {
+        let begin = 20_000_000 + burst * 100_000_000;
+        let mut lost = Vec::new();
+        for at in 0..100_u64 {
+            let time_ns = begin + at * 120_000;
+            let body = Body::Tcp { seq: seq(next), syn: false };
+            packets.push(Packet { time_ns, flow: 1, ip_bytes: 1_500, id: 0, body });
+            let backlog = 60_000 - bucket.tokens(Nanos(time_ns)).0;
+            if !bucket.on_packet(Nanos(time_ns), 1_500) {
+                lost.push(next);
+            } else if lost.is_empty() {
+                let time_ns = time_ns + 5_000_000 + backlog * 400;
+                let body = Body::Ack(seq(next + 1));
+                packets.push(Packet { time_ns, flow: 1, ip_bytes: 40, id: 0, body });
+            }
+            next += 1;
+        }
+        for (at, number) in (0_u64..).zip(lost) {
+            let time_ns = begin + 60_000_000 + at * 900_000;
+            let body = Body::Tcp { seq: seq(number), syn: false };
+            packets.push(Packet { time_ns, flow: 1, ip_bytes: 1_500, id: 0, body });
+            bucket.on_packet(Nanos(time_ns), 1_500);
+        }
+        let (time_ns, body) = (begin + 99_500_000, Body::Ack(seq(next)));
+        packets.push(Packet { time_ns, flow: 1, ip_bytes: 40, id: 0, body });
+    }
+    packets.sort_by_key(|packet| packet.time_ns);
+    let mut capture = Capture::plain();
+    packets.iter().for_each(|packet| capture.packet(packet));
+    let path = dir.join("queued.pcap");
+    fs::write(&path, capture.bytes).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn analyze_tells_a_full_queue_by_its_delay() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = queued(dir.path());
+    let svg = dir.path().join("tokens.svg").display().to_string();
+    let report = text(&["burst", "analyze", &file, "--svg", &svg]);
+    for words in ["full queue", "DELAY", "delay before loss: median 2", "a policer does not delay"]
+    {
+        assert!(report.contains(words), "{words}: {report}");
+    }
+    assert!(fs::read_to_string(&svg).unwrap().contains("delay before loss 2"));
+    let report = json(&["burst", "analyze", &file, "--json"]);
+    let flow = &report["flows"][0];
+    assert_eq!(flow["verdict"], "tail_drop");
+    let delay = &flow["delay_before_loss"];
+    assert_eq!(delay["measured_by"], "round_trips");
+    let share = delay["share_of_bucket"].as_f64().unwrap();
+    assert!((0.8..1.1).contains(&share), "{delay}");
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::{
     refusal::{UsageError, say},
 };
 
-const COLUMNS: [Column; 7] = [
+const COLUMNS: [Column; 8] = [
     ("FLOW", Align::Left),
     ("PACKETS", Align::Right),
     ("LOST", Align::Right),
@@ -28,6 +28,7 @@ const COLUMNS: [Column; 7] = [
     ("VERDICT", Align::Left),
     ("POLICER", Align::Right),
     ("BUCKET", Align::Right),
+    ("DELAY", Align::Right),
 ];
 
 /// Packets of a flow below which nothing is said of it unless it lost some.
@@ -79,26 +80,27 @@ fn open(path: &Path) -> Result<File, String> {
 
 fn draw(out: &Path, report: &Report) -> Result<()> {
     let group = report.groups.first().map(|group| {
-        (
-            format!("Tokens of the policer of {} flows", group.flows.len()),
-            &group.estimate,
-            &group.curve,
-        )
+        let of = format!("{} flows, {}", group.flows.len(), group.verdict.words());
+        (of, &group.estimate, &group.curve, &group.delay_before_loss)
     });
     let flow = report.flows.iter().find_map(|flow| {
-        Some((
-            format!("Tokens of the policer of {}", flow.flow),
-            flow.estimate.as_ref()?,
-            &flow.curve,
-        ))
+        let of = format!("{}, {}", flow.flow, flow.verdict.words());
+        Some((of, flow.estimate.as_ref()?, &flow.curve, &flow.delay_before_loss))
     });
-    let Some((title, estimate, curve)) = group.or(flow) else {
-        let text = "--svg: no policer was found, so there is nothing to draw; leave --svg out";
+    let Some((of, estimate, curve, delay)) = group.or(flow) else {
+        let text = "--svg: no bucket was found, so there is nothing to draw; leave --svg out";
         return Err(UsageError(text.to_owned()).into());
     };
     let Curve { tokens, losses, depth_bytes } = curve.clone();
-    let title =
-        format!("{title}: {}, bucket {}", rate(estimate.rate_bit_s), size(estimate.depth_bytes));
+    let mut title = format!(
+        "Tokens of {of}: {}, bucket {}",
+        rate(estimate.rate_bit_s),
+        size(estimate.depth_bytes)
+    );
+    if let Some(delay) = delay {
+        title +=
+            &format!(", delay before loss {:.1} of {:.1} ms", delay.median_ms, delay.bucket_ms);
+    }
     let svg = Tokens { title, tokens, losses, depth_bytes }.svg()?;
     fs::write(out, svg).map_err(|e| UsageError(format!("--svg: {}: {e}", out.display())))?;
     Ok(())
@@ -172,6 +174,13 @@ fn show(out: &mut impl Write, name: &str, report: &Report) -> Result<()> {
             runs.mean_gap_packets,
             runs.longest_gap_packets,
         )?;
+        if flow.uncaptured_packets > 0 {
+            writeln!(
+                out,
+                "  {} arrived, but are not in the capture: it missed them, the network did not lose them",
+                plural(flow.uncaptured_packets, "packet")
+            )?;
+        }
         tell(out, flow.estimate.as_ref(), &flow.evidence)?;
     }
     Ok(())
@@ -180,6 +189,8 @@ fn show(out: &mut impl Write, name: &str, report: &Report) -> Result<()> {
 fn cells(flow: &FlowReport, groups: &[GroupReport]) -> Vec<String> {
     let group = flow.group.and_then(|number| groups.get(number));
     let estimate = flow.estimate.as_ref().or(group.map(|group| &group.estimate));
+    // Right before the losses.
+    let delay = flow.delay_before_loss.or(group.and_then(|group| group.delay_before_loss));
     let shown = |what: fn(&Estimate) -> String| estimate.map_or_else(|| "-".to_owned(), what);
     let verdict = match flow.group {
         Some(number) => format!("{}, group {number}", flow.verdict.words()),
@@ -193,6 +204,7 @@ fn cells(flow: &FlowReport, groups: &[GroupReport]) -> Vec<String> {
         verdict,
         shown(|estimate| rate(estimate.rate_bit_s)),
         shown(|estimate| size(estimate.depth_bytes)),
+        delay.map_or_else(|| "-".to_owned(), |delay| format!("{:.1}ms", delay.median_ms)),
     ]
 }
 
