@@ -222,6 +222,16 @@ fn weigh(
         ));
         return (Verdict::Random, evidence);
     }
+    let fast = fast(series, fit.rate_bit_s);
+    let packets = fit.depth_bytes / series.packet();
+    if packets <= SHAPER_PACKETS && fast < FAST_MIN {
+        evidence.push(format!(
+            "packets leave evenly at the rate ({:.0} % come faster), so a queue is drained; a policer with a \
+             bucket of {packets:.0} packets before an even source would look the same",
+            percent(fast)
+        ));
+        return (Verdict::Shaped, evidence);
+    }
     let behind = flows.iter().all(|flow| flow.source().1 == Vantage::Receiver);
     if waited != Some(Waited::Nothing)
         && behind
@@ -234,16 +244,6 @@ fn weigh(
         if (pace - 1.0).abs() < PACE_WITHIN {
             return (Verdict::TailDrop, evidence);
         }
-    }
-    let fast = fast(series, fit.rate_bit_s);
-    let packets = fit.depth_bytes / series.packet();
-    if packets <= SHAPER_PACKETS && fast < FAST_MIN {
-        evidence.push(format!(
-            "packets leave evenly at the rate ({:.0} % come faster), so a queue is drained; a policer with a \
-             bucket of {packets:.0} packets before an even source would look the same",
-            percent(fast)
-        ));
-        return (Verdict::Shaped, evidence);
     }
     evidence.push(format!("{:.0} % of the packets come faster than the rate", percent(fast)));
     (Verdict::Policed, evidence)
