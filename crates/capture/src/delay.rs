@@ -80,7 +80,7 @@ impl StampClock {
     pub fn tick_ns(&self) -> Option<u64> {
         let ((from, first), (to, last)) = (self.first?, self.last?);
         let ticks = last.wrapping_sub(first);
-        if ticks < TICKS_MIN || ticks > u32::MAX / 2 {
+        if !(TICKS_MIN..=u32::MAX / 2).contains(&ticks) {
             return None;
         }
         let tick = to.saturating_sub(from) as f64 / f64::from(ticks);

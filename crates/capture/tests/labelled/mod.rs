@@ -376,7 +376,7 @@ impl Run {
 
     fn datagram(&mut self, now: u64) {
         let data = Data { id: 0, seq: self.datagrams as u32, sent_ns: now };
-        let on = now / 500_000_000 % 2 == 0;
+        let on = (now / 500_000_000).is_multiple_of(2);
         if on {
             self.datagrams += 1;
             self.capture_data(Side::Sender, now, CROSS, data);
