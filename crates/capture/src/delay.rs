@@ -109,8 +109,8 @@ impl StampClock {
     }
 }
 
-/// When each packet of a flow would have come without the delay that its time stamp shows, and how well that is
-/// known; none if the flow was captured before the loss, or without time stamps.
+/// When each packet of a flow would have come without the delay that its time stamp shows, and how well that
+/// is known; none if the flow was captured before the loss, or without time stamps.
 ///
 /// A bucket was filled and emptied when packets passed it. What delayed them on the way from there to the
 /// capture, and made them come closer together or further apart, is taken out as far as the clock's tick

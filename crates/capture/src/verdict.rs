@@ -38,7 +38,8 @@ const PACE_WITHIN: f64 = 0.005;
 /// Over so many packets the pace before a loss is taken, and at so many losses.
 const PACE_PACKETS: usize = 4;
 const PACES_MIN: usize = 5;
-/// What passed so many packets at the rate before a loss, or as long as the bucket takes to fill, still tells.
+/// What passed so many packets at the rate before a loss, or as long as the bucket takes to fill, still
+/// tells.
 const BACK_PACKETS: f64 = 8.0;
 /// A bucket of so many packets is a shaper's, if packets also leave evenly.
 const SHAPER_PACKETS: f64 = 3.0;
@@ -238,8 +239,8 @@ fn weigh(
         && let Some(pace) = pace_before_losses(series, fit.rate_bit_s)
     {
         evidence.push(format!(
-            "{PACE_PACKETS} packets right before a loss came at {pace:.3} of the rate; a full queue lets them \
-             out at 1, and a bucket is emptied by faster ones"
+            "{PACE_PACKETS} packets right before a loss came at {pace:.3} of the rate; a full queue lets \
+             them out at 1, and a bucket is emptied by faster ones"
         ));
         if (pace - 1.0).abs() < PACE_WITHIN {
             return (Verdict::TailDrop, evidence);
@@ -308,8 +309,8 @@ fn slices(series: &Series, slice_ns: f64) -> usize {
 /// How fast packets came right before losses, as a part of the rate: the median over the losses that no other
 /// preceded by so many packets; none if those are too few.
 ///
-/// A queue that is full lets packets out at its rate. A bucket that gets empty is emptied by packets that come
-/// faster than that.
+/// A queue that is full lets packets out at its rate. A bucket that gets empty is emptied by packets that
+/// come faster than that.
 fn pace_before_losses(series: &Series, rate_bit_s: f64) -> Option<f64> {
     let mut paces = Vec::new();
     let mut last = 0;
