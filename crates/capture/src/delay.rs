@@ -47,6 +47,8 @@ pub enum DelaySource {
 pub struct Delay {
     /// The median over the losses, ns.
     pub median_ns: f64,
+    /// Three quarters of the losses had no more, ns.
+    pub upper_ns: f64,
     /// It is known so well, ns.
     pub within_ns: f64,
     /// Losses of which it is known.
@@ -200,7 +202,7 @@ pub fn before_losses(flows: &[&Flow], back_ns: u64) -> Option<Delay> {
     if all.len() < TIMED_MIN || (all.len() as f64) < TIMED_SHARE_MIN * losses as f64 {
         return None;
     }
-    let middle = all.len() / 2;
-    let median_ns = *all.select_nth_unstable_by(middle, f64::total_cmp).1;
-    Some(Delay { median_ns, within_ns, losses: all.len(), source: source? })
+    all.sort_by(f64::total_cmp);
+    let (median_ns, upper_ns) = (all[all.len() / 2], all[all.len() * 3 / 4]);
+    Some(Delay { median_ns, upper_ns, within_ns, losses: all.len(), source: source? })
 }

@@ -29,6 +29,8 @@ pub const VIOLATED_MAX: f64 = 0.03;
 const QUEUE_MIN: f64 = 0.25;
 /// Where no bucket explains the losses, a delay of so many packets at the goodput is a queue's.
 const GROWN_PACKETS: f64 = 4.0;
+/// A queue, too, if a quarter of the losses had twice that delay, and that of so many packets.
+const SOME_PACKETS: f64 = 8.0;
 /// The share of losses at an empty bucket that is enough where packets were seen not to wait.
 const EXPLAINED_NO_QUEUE_MIN: f64 = 0.75;
 /// No policer has a bucket that takes longer to fill: the deepest rule in use is 3 s (Cisco's CAR, extended).
@@ -90,6 +92,8 @@ impl Verdict {
 pub struct DelayReport {
     /// The median over the losses.
     pub median_ms: f64,
+    /// Three quarters of the losses had no more.
+    pub upper_quartile_ms: f64,
     /// It is known so well: the tick of the clock that measured it.
     pub within_ms: f64,
     /// How long the bucket takes to fill: what a queue that loses the same would delay by.
@@ -138,6 +142,7 @@ pub fn judge(flows: &[&Flow], series: &Series, fit: Option<&Fit>) -> Judgement {
     let (verdict, evidence) = weigh(flows, series, fit, delay.as_ref());
     let delay = delay.map(|delay| DelayReport {
         median_ms: delay.median_ns / 1e6,
+        upper_quartile_ms: delay.upper_ns / 1e6,
         within_ms: delay.within_ns / 1e6,
         bucket_ms: bucket_ns / 1e6,
         share_of_bucket: delay.median_ns / bucket_ns,
@@ -194,7 +199,10 @@ fn weigh(
     let no_queue =
         waited == Some(Waited::Nothing) && fit.depth_bytes > SHAPER_PACKETS * series.packet();
     let enough = if no_queue { EXPLAINED_NO_QUEUE_MIN } else { EXPLAINED_MIN };
-    let level = fit.explained >= enough && fit.violated <= VIOLATED_MAX;
+    // A bucket that holds no packet passes none.
+    let level = fit.explained >= enough
+        && fit.violated <= VIOLATED_MAX
+        && fit.depth_bytes >= series.packet();
     let fewer = tokens.loss_mean <= tokens.pass_mean && tokens.loss_median <= tokens.pass_median;
     if !(level && fewer) {
         evidence.push("no single token bucket explains these losses".to_owned());
@@ -265,9 +273,13 @@ impl Waited {
     fn weigh(delay: &Delay, series: &Series, fit: &Fit) -> Waited {
         let packet_ns = series.packet() * 8e9 / fit.rate_bit_s;
         let limit_ns = (QUEUE_MIN * fit.depth_bytes * 8e9 / fit.rate_bit_s).max(packet_ns);
-        if delay.median_ns - delay.within_ns > limit_ns {
+        // A queue that was full at some of the losses, and others came by chance.
+        let some_ns = (2.0 * limit_ns).max(SOME_PACKETS * packet_ns);
+        if delay.median_ns - delay.within_ns > limit_ns
+            || delay.upper_ns - delay.within_ns > some_ns
+        {
             Waited::Queue
-        } else if delay.median_ns + delay.within_ns <= limit_ns.max(2.0 * delay.within_ns) {
+        } else if delay.median_ns + delay.within_ns <= limit_ns {
             Waited::Nothing
         } else {
             Waited::Coarse
@@ -287,10 +299,11 @@ impl Waited {
             }
         };
         format!(
-            "delay before loss: median {:.2} ms of {} losses, by {by}: {:.2} of the {:.1} ms in which the \
-             bucket fills; {says} {QUEUE_MIN}",
+            "delay before loss: median {:.2} ms of {} losses, a quarter above {:.2} ms, by {by}: {:.2} of the \
+             {:.1} ms in which the bucket fills; {says} {QUEUE_MIN}",
             delay.median_ns / 1e6,
             delay.losses,
+            delay.upper_ns / 1e6,
             delay.median_ns / bucket_ns,
             bucket_ns / 1e6,
         )
