@@ -50,7 +50,6 @@ fn a_policer_is_found_on_both_sides() {
     let cases = [
         policer,
         Case { cc: CongestionControl::Reno, paced: true, ..policer },
-        Case { cc: CongestionControl::Bbr, ..policer },
         Case { stamps: false, ..policer },
         Case { cross: Cross::Elsewhere, ..policer },
         Case { bytes: 8_000, flows: 2, ..policer },
@@ -72,11 +71,9 @@ fn a_queue_is_no_policer_on_either_side() {
     let cases = [
         case(Kind::Fifo),
         Case { cc: CongestionControl::Reno, paced: true, ..case(Kind::Fifo) },
-        Case { cc: CongestionControl::Bbr, bytes: 8_000, ..case(Kind::Fifo) },
         Case { flows: 3, ..case(Kind::Fifo) },
         Case { cross: Cross::Shared, ..case(Kind::Fifo) },
         case(Kind::Shaper),
-        Case { flows: 2, ..case(Kind::Shaper) },
         case(Kind::Codel),
         case(Kind::Red),
         case(Kind::Pie),
