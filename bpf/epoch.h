@@ -153,6 +153,13 @@ static inline __attribute__((always_inline)) void ep_take_sharers(struct tg_queu
 	queue->lightest = 0;
 }
 
+/* Whether the epoch that began at `start_ns` has lasted long enough. */
+static inline __attribute__((always_inline)) int ep_is_over(const struct tg_queue *queue,
+							    __u64 start_ns, __u64 now)
+{
+	return (__s64)(now - start_ns) >= (__s64)queue->epoch_us * 1000;
+}
+
 /*
  * Closes the epoch when it has lasted long enough; one CPU does, and hears 1. `burst_bytes` is what
  * a flow sends at once. What was charged is how far the finish time moved less what it skipped: two
@@ -169,7 +176,7 @@ static inline __attribute__((always_inline)) int tg_turn_epoch(const struct vq_c
 	__s64 charged;
 	__u64 base;
 
-	if ((__s64)(now - start) < (__s64)queue->epoch_us * 1000 || !ep_enter(queue))
+	if (!ep_is_over(queue, start, now) || !ep_enter(queue))
 		return 0;
 	/* Another CPU may have ended it since. */
 	if (*(volatile __u64 *)&queue->epoch_start_ns != start) {
