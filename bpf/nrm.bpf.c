@@ -90,7 +90,8 @@ struct arrival {
 	__u8 reserved;
 	/* The sender has no window, while others in the same queue do. */
 	__u8 unpaced;
-	__u8 pad;
+	/* The packet answers a connection that may begin. */
+	__u8 admitted;
 };
 
 /*
@@ -154,6 +155,18 @@ static __always_inline __u64 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
 	return fs_min(fs_max(bytes, PACED_BURST_BYTES), PACED_BURST_MOST_BYTES);
 }
 
+/* Sets a packet aside that is within one share of the epoch; 0: it is not. */
+static __always_inline int set_aside(struct tg_queue *queue, __u64 *sent, __u32 bytes, __u64 cost)
+{
+	__u64 share = queue->share ? queue->share : FS_TARGET;
+	__u64 fair_ns = up_fair_ns(share, queue->epoch_us * 1000ULL);
+
+	if (!up_within(sent, queue->epoch + 1, bytes, cost, fair_ns))
+		return 0;
+	__sync_fetch_and_add(&queue->aside_ns, vq_time_ns(bytes, cost));
+	return 1;
+}
+
 /*
  * Sets aside what a sender wants that cannot be paced, up to one share: the flows then make room
  * for it, and for no more. Returns whether the packet is within that.
@@ -163,22 +176,26 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
 	struct tg_socket *ours;
-	__u64 share, fair_ns;
 
 	if (!conf || !queue || !sk || index >= TG_QUEUES)
 		return 0;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return 0;
-	share = queue->share ? queue->share : FS_TARGET;
-	fair_ns = up_fair_ns(share, queue->epoch_us * 1000ULL);
-	if (!up_within(&ours->sent[index], queue->epoch + 1, bytes, conf->cost, fair_ns)) {
+	if (!set_aside(queue, &ours->sent[index], bytes, conf->cost)) {
 		if (!queue->flooded)
 			queue->flooded = 1;
 		return 0;
 	}
-	__sync_fetch_and_add(&queue->aside_ns, vq_time_ns(bytes, conf->cost));
 	return 1;
+}
+
+/* Whether TCP has sent no more than what it does not pace: its first ten segments. */
+static __always_inline int is_first_flight(struct bpf_sock *sk)
+{
+	struct bpf_tcp_sock *tp = bpf_tcp_sock(sk);
+
+	return tp && tp->data_segs_out <= TG_INITIAL_WINDOW;
 }
 
 /* Counts what a flow takes that is told its share: then its socket has a storage. */
@@ -191,9 +208,53 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 	if (!conf || !queue || !sk || index >= TG_QUEUES || sk->protocol != IPPROTO_TCP)
 		return 0;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
-	if (ours)
+	if (!ours)
+		return 0;
+	if (!(index & 1) && ours->epoch[0] != queue->epoch + 1 && is_first_flight(sk))
+		/* It comes and goes: the others make room for what it takes, and it joins them
+		 * later. */
+		set_aside(queue, &ours->sent[index], bytes, conf->cost);
+	else
 		ep_use(queue, &ours->sent[index], &ours->epoch[index & 1], bytes, conf->cost);
 	return 0;
+}
+
+/*
+ * Whether the answer to a connection that is asked for is to be held: the kernel sends it again
+ * when the timer ends that was given to it (tune.bpf.c). Also learns what is to be known for the
+ * next one: how often this listener sends an answer again, of which it forgets some when half of
+ * its queue is taken.
+ */
+__noinline int hold(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
+{
+	struct bpf_sock *sk = skb->sk;
+	struct tcp_sock *listener;
+	__u32 retries, most;
+	__be16 port = 0;
+	__u8 first = 0;
+
+	listener = sk ? bpf_skc_to_tcp_sock(sk) : 0;
+	if (!listener || !queue)
+		return 0;
+	retries = listener->inet_conn.icsk_syn_retries;
+	if (!retries)
+		retries = listener->inet_conn.icsk_inet.sk.__sk_common.skc_net.net->ipv4
+			      .sysctl_tcp_synack_retries;
+	if (retries && (!queue->turns.retries || retries < queue->turns.retries))
+		queue->turns.retries = retries;
+	most = listener->inet_conn.icsk_inet.sk.sk_max_ack_backlog;
+	queue->turns.crowded =
+	    4 * (__u32)listener->inet_conn.icsk_accept_queue.qlen.counter >= fs_max(most, 8);
+	if (!queue->turns.asked || tg_load(skb, 0, &first, sizeof(first)))
+		return 0;
+	/* Behind extension headers there is another number, and the answer goes at once. */
+	tg_load(skb, (first >> 4 == 4 ? (first & 15) * 4 : sizeof(struct ipv6hdr)) + 2, &port,
+		sizeof(port));
+	if (!ad_is_asked(queue->turns.asked, now, bpf_ntohs(port)))
+		return 0;
+	queue->turns.asked = 0;
+	__sync_fetch_and_add(&queue->turns.held, 1);
+	return 1;
 }
 
 /* What a flow sends at once, that is paced or told by its window. */
@@ -262,6 +323,9 @@ struct gates {
 	struct arrival packet;
 };
 
+/* One that may begin is not lost: whoever asked for it would wait for a second. */
+#define ADMITTED_DEPTH_NS (1ULL << 40)
+
 /* The queues of classes at their present rate. */
 struct classes {
 	struct vq_conf queue;
@@ -311,7 +375,17 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g,
 	}
 }
 
-/* Whether the packet is of a TCP flow that has not taken half of its share in this epoch. */
+/* What a TCP flow has taken so far: no more than what is never paced, of a connection that could be
+ * held, or less than half of its share in this epoch. */
+enum {
+	TAKES_LITTLE = 1,
+	TAKES_FIRST = 2,
+};
+
+/* A connection that was let begin has this credit: others wait to begin until it is paid. */
+#define FIRST_CREDIT_NS 100000000ULL
+
+/* Whether the packet is of such a flow. */
 __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue, __u32 direction)
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
@@ -320,7 +394,11 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
 	if (!queue || !sk || direction >= TG_DIRECTIONS || sk->protocol != IPPROTO_TCP)
 		return 0;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
-	return ours && ours->epoch[direction] != queue->epoch + 1;
+	if (!ours)
+		return 0;
+	if (direction == TG_EGRESS && queue->turns.retries && is_first_flight(sk))
+		return TAKES_FIRST;
+	return ours->epoch[direction] != queue->epoch + 1 ? TAKES_LITTLE : 0;
 }
 
 /*
@@ -331,13 +409,19 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
 static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct arrival *packet,
 				      const struct vq_conf *conf, const struct tg_queue *queue)
 {
+	int little;
+
 	/* A class within its own rate is not to suffer for those that still are to make room. */
 	if (packet->claimed)
 		return fs_max(UP_DEPTH_NS, conf->drop_ns);
 	if (!packet->paced)
 		return 0;
-	if (takes_little(skb, queue, packet->direction))
-		return fs_max(up_depth_ns(conf, queue->aside_before), conf->drop_ns) + UP_CREDIT_NS;
+	if (packet->admitted)
+		return ADMITTED_DEPTH_NS;
+	little = takes_little(skb, queue, packet->direction);
+	if (little)
+		return fs_max(up_depth_ns(conf, queue->aside_before), conf->drop_ns) +
+		       (little == TAKES_FIRST ? FIRST_CREDIT_NS : UP_CREDIT_NS);
 	if (packet->windows)
 		return 0;
 	if (!packet->reserved &&
@@ -564,6 +648,13 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	if (g.own && g.own->cost != g.own_conf->cost)
 		follow_rate(g.own_conf, g.own, now);
 	sk = g.packet.paced && skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+	if (sk && sk->state == BPF_TCP_LISTEN && direction == TG_EGRESS && !g.is_parent) {
+		if (hold(skb, g.queue, now)) {
+			skb->mark = TG_DEAD_MARK;
+			return RET_DROP;
+		}
+		g.packet.admitted = 1;
+	}
 	/* TCP of this host can be paced, or told by its window. */
 	if (g.packet.paced && !(sk && sk->protocol == IPPROTO_TCP)) {
 		g.packet.unpaced = g.packet.windows && !g.packet.claimed;
