@@ -103,11 +103,11 @@ ep_count_class(struct tg_queue *parent, __u32 *seen, const struct cl_class *clas
 		     parent->reserved_bit_s > parent->reserved_before_bit_s) &&
 		    parent->rate_bit_s) {
 			sharers.count = parent->flows;
-			sharers.weight = fs_max(parent->weight, parent->weight_before);
+			sharers.weight = fs_greater(parent->weight, parent->weight_before);
 			sharers.lightest = class->weight;
-			sharers.reserved =
-			    fs_part(fs_max(parent->reserved_bit_s, parent->reserved_before_bit_s),
-				    parent->rate_bit_s);
+			sharers.reserved = fs_part(
+			    fs_greater(parent->reserved_bit_s, parent->reserved_before_bit_s),
+			    parent->rate_bit_s);
 			parent->share = fs_make_room(parent->share, &sharers);
 		}
 	}
@@ -126,21 +126,21 @@ static inline __attribute__((always_inline)) void ep_take_sharers(struct tg_queu
 								  struct fs_sharers *sharers)
 {
 	__s64 set_aside = __sync_lock_test_and_set(&queue->aside_ns, 0);
-	__u64 aside = fs_min(set_aside > 0 ? set_aside : 0, FS_MAX_CHARGED_NS) * FS_ONE /
-		      fs_max(elapsed_ns, 1);
-	__u32 weight = fs_max(queue->weight, queue->weight_before);
+	__u64 aside = fs_lesser(set_aside > 0 ? set_aside : 0, FS_MAX_CHARGED_NS) * FS_ONE /
+		      fs_greater(elapsed_ns, 1);
+	__u32 weight = fs_greater(queue->weight, queue->weight_before);
 
 	/* One that was silent for one epoch may only have been unlucky. */
-	fs_flows(sharers, fs_max(queue->flows, queue->flows_before));
+	fs_flows(sharers, fs_greater(queue->flows, queue->flows_before));
 	queue->flows_before = queue->flows;
 	queue->flows = 0;
-	sharers->reserved = fs_max(aside, queue->aside_before);
+	sharers->reserved = fs_greater(aside, queue->aside_before);
 	queue->aside_before = aside;
 	if (!weight)
 		return;
 	sharers->weight = weight;
 	sharers->reserved =
-	    fs_part(fs_max(queue->reserved_bit_s, queue->reserved_before_bit_s), rate_bit_s);
+	    fs_part(fs_greater(queue->reserved_bit_s, queue->reserved_before_bit_s), rate_bit_s);
 	sharers->lightest =
 	    queue->lightest_before && (!queue->lightest || queue->lightest_before < queue->lightest)
 		? queue->lightest_before
@@ -151,6 +151,13 @@ static inline __attribute__((always_inline)) void ep_take_sharers(struct tg_queu
 	queue->weight = 0;
 	queue->reserved_bit_s = 0;
 	queue->lightest = 0;
+}
+
+/* Whether the epoch that began at `start_ns` has lasted long enough. */
+static inline __attribute__((always_inline)) int ep_is_over(const struct tg_queue *queue,
+							    __u64 start_ns, __u64 now)
+{
+	return (__s64)(now - start_ns) >= (__s64)queue->epoch_us * 1000;
 }
 
 /*
@@ -169,7 +176,7 @@ static inline __attribute__((always_inline)) int tg_turn_epoch(const struct vq_c
 	__s64 charged;
 	__u64 base;
 
-	if ((__s64)(now - start) < (__s64)queue->epoch_us * 1000 || !ep_enter(queue))
+	if (!ep_is_over(queue, start, now) || !ep_enter(queue))
 		return 0;
 	/* Another CPU may have ended it since. */
 	if (*(volatile __u64 *)&queue->epoch_start_ns != start) {
@@ -187,7 +194,7 @@ static inline __attribute__((always_inline)) int tg_turn_epoch(const struct vq_c
 	queue->epoch_base_ns = base;
 	ep_take_sharers(queue, rate_bit_s, epoch.elapsed_ns, &epoch.sharers);
 	queue->share = fs_next(queue->share, &epoch);
-	queue->epoch_us = fs_epoch_ns(fs_max(queue->flows_before, 1), epoch.burst_ns) / 1000;
+	queue->epoch_us = fs_epoch_ns(fs_greater(queue->flows_before, 1), epoch.burst_ns) / 1000;
 	queue->epoch++;
 	ep_leave(queue);
 	return 1;
@@ -211,7 +218,7 @@ static inline __attribute__((always_inline)) void ep_follow_rate(const struct vq
 	queue->cost = to;
 	if (from && from != to) {
 		epoch_ns = vq_scaled_ns(queue->epoch_us * 1000ULL, from, to);
-		epoch_ns = fs_min(fs_max(epoch_ns, FS_MIN_EPOCH_NS), FS_MAX_EPOCH_NS);
+		epoch_ns = fs_lesser(fs_greater(epoch_ns, FS_MIN_EPOCH_NS), FS_MAX_EPOCH_NS);
 		if (queue->epoch_us)
 			queue->epoch_us = epoch_ns / 1000;
 		backlog = *(volatile __u64 *)&queue->finish_ns - now;

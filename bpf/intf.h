@@ -8,6 +8,7 @@
 #ifndef TG_INTF_H
 #define TG_INTF_H
 
+#include "admission.h"
 #include "class.h"
 #include "meter.h"
 #include "rwnd.h"
@@ -199,7 +200,9 @@ struct tg_queue {
 	__u64 cost;
 	/* 1 while a CPU changes what is kept of the epoch (epoch.h). */
 	__u32 entered;
-	__u32 unused[7];
+	__u32 unused;
+	/* pace, egress: when new connections begin. */
+	struct ad_turns turns;
 
 	/* Of a parent: what its active children weigh, what is guaranteed to them, in this epoch
 	 * and the one before. */

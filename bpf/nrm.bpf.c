@@ -66,26 +66,48 @@ static __always_inline void count(struct tg_counters *c, enum tg_direction direc
 	tg_add(&c->bytes[index], bytes, direction == TG_INGRESS);
 }
 
-/* A packet that is to be told of a backlog. */
-struct told {
-	enum vq_zone zone;
-	enum tg_direction direction;
-	__s64 backlog_ns;
-	__u32 bytes;
+/* The largest backlog at which a packet may be charged: of all traffic, and of unpaced senders. */
+struct bounds {
+	__u64 all_ns;
+	__u64 unpaced_ns;
 };
 
-/* The part of the verdict that needs the packet's headers and its socket; sets CE where it can. */
-__noinline int tell(struct __sk_buff *skb, const struct vq_conf *conf, const struct told *told)
-{
-	struct vq_packet packet = {.in_flight = 1};
-	struct tg_headers headers;
-	enum vq_zone zone;
+/* A packet, as the limit knows it. It has no padding, as Linux 6.1 wants every byte set. */
+struct arrival {
+	__u64 now;
+	/* The verdict on the packet sets them. */
+	struct bounds most;
+	__u32 bytes;
+	__u8 direction;
+	/* A child has the packet's socket, and has judged the packet. */
+	__u8 claimed;
+	/* The limit tells its flows their share; in this direction by their receive windows. */
+	__u8 paced;
+	__u8 windows;
+	/* The sender cannot be paced: it must stay within one share, with small packets, too. */
+	__u8 needs_share;
+	/* The sender is within that share. */
+	__u8 reserved;
+	/* The sender has no window, while others in the same queue do. */
+	__u8 unpaced;
+	/* The packet answers a connection that may begin. */
+	__u8 admitted;
+};
 
-	if (!conf || !told)
-		return VQ_PASS;
-	zone = told->zone;
-	packet.wire_bytes = told->bytes;
-	packet.local = told->direction == TG_EGRESS;
+/*
+ * The part of the verdict that needs the packet's headers and its socket: judges a packet of
+ * `bytes` at a backlog above the mark, and sets CE where it can.
+ */
+static __always_inline enum vq_verdict signal_congestion(struct __sk_buff *skb,
+							 const struct vq_conf *conf,
+							 __s64 backlog_ns, __u32 bytes,
+							 __u32 direction)
+{
+	struct vq_packet packet = {.wire_bytes = bytes, .in_flight = 1};
+	enum vq_zone zone = vq_zone(conf, backlog_ns);
+	struct tg_headers headers;
+
+	packet.local = direction == TG_EGRESS;
 	tg_parse(skb, &headers);
 	packet.tcp = headers.protocol == IPPROTO_TCP;
 	if (zone == VQ_RESERVE && packet.tcp && packet.local && skb->sk) {
@@ -95,11 +117,10 @@ __noinline int tell(struct __sk_buff *skb, const struct vq_conf *conf, const str
 		packet.in_flight = !tp || tp->packets_out;
 	}
 	/* The reserve may turn the packet away: ask before the header is written. */
-	if (zone == VQ_RESERVE &&
-	    vq_decide(conf, zone, told->backlog_ns, &packet, 0) == VQ_DROP_RESERVE)
+	if (zone == VQ_RESERVE && vq_decide(conf, zone, backlog_ns, &packet, 0) == VQ_DROP_RESERVE)
 		return VQ_DROP_RESERVE;
 	packet.ecn_capable = bpf_skb_ecn_set_ce(skb);
-	return vq_decide(conf, zone, told->backlog_ns, &packet, bpf_get_prandom_u32());
+	return vq_decide(conf, zone, backlog_ns, &packet, bpf_get_prandom_u32());
 }
 
 /*
@@ -134,6 +155,18 @@ static __always_inline __u64 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
 	return fs_min(fs_max(bytes, PACED_BURST_BYTES), PACED_BURST_MOST_BYTES);
 }
 
+/* Sets a packet aside that is within one share of the epoch; 0: it is not. */
+static __always_inline int set_aside(struct tg_queue *queue, __u64 *sent, __u32 bytes, __u64 cost)
+{
+	__u64 share = queue->share ? queue->share : FS_TARGET;
+	__u64 fair_ns = up_fair_ns(share, queue->epoch_us * 1000ULL);
+
+	if (!up_within(sent, queue->epoch + 1, bytes, cost, fair_ns))
+		return 0;
+	__sync_fetch_and_add(&queue->aside_ns, vq_time_ns(bytes, cost));
+	return 1;
+}
+
 /*
  * Sets aside what a sender wants that cannot be paced, up to one share: the flows then make room
  * for it, and for no more. Returns whether the packet is within that.
@@ -143,22 +176,26 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
 	struct tg_socket *ours;
-	__u64 share, fair_ns;
 
 	if (!conf || !queue || !sk || index >= TG_QUEUES)
 		return 0;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return 0;
-	share = queue->share ? queue->share : FS_TARGET;
-	fair_ns = up_fair_ns(share, queue->epoch_us * 1000ULL);
-	if (!up_within(&ours->sent[index], queue->epoch + 1, bytes, conf->cost, fair_ns)) {
+	if (!set_aside(queue, &ours->sent[index], bytes, conf->cost)) {
 		if (!queue->flooded)
 			queue->flooded = 1;
 		return 0;
 	}
-	__sync_fetch_and_add(&queue->aside_ns, vq_time_ns(bytes, conf->cost));
 	return 1;
+}
+
+/* Whether TCP has sent no more than what it does not pace: its first ten segments. */
+static __always_inline int is_first_flight(struct bpf_sock *sk)
+{
+	struct bpf_tcp_sock *tp = bpf_tcp_sock(sk);
+
+	return tp && tp->data_segs_out <= TG_INITIAL_WINDOW;
 }
 
 /* Counts what a flow takes that is told its share: then its socket has a storage. */
@@ -171,9 +208,53 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 	if (!conf || !queue || !sk || index >= TG_QUEUES || sk->protocol != IPPROTO_TCP)
 		return 0;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
-	if (ours)
+	if (!ours)
+		return 0;
+	if (!(index & 1) && ours->epoch[0] != queue->epoch + 1 && is_first_flight(sk))
+		/* It comes and goes: the others make room for what it takes, and it joins them
+		 * later. */
+		set_aside(queue, &ours->sent[index], bytes, conf->cost);
+	else
 		ep_use(queue, &ours->sent[index], &ours->epoch[index & 1], bytes, conf->cost);
 	return 0;
+}
+
+/*
+ * Whether the answer to a connection that is asked for is to be held: the kernel sends it again
+ * when the timer ends that was given to it (tune.bpf.c). Also learns what is to be known for the
+ * next one: how often this listener sends an answer again, of which it forgets some when half of
+ * its queue is taken.
+ */
+__noinline int hold(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
+{
+	struct bpf_sock *sk = skb->sk;
+	struct tcp_sock *listener;
+	__u32 retries, most;
+	__be16 port = 0;
+	__u8 first = 0;
+
+	listener = sk ? bpf_skc_to_tcp_sock(sk) : 0;
+	if (!listener || !queue)
+		return 0;
+	retries = listener->inet_conn.icsk_syn_retries;
+	if (!retries)
+		retries = listener->inet_conn.icsk_inet.sk.__sk_common.skc_net.net->ipv4
+			      .sysctl_tcp_synack_retries;
+	if (retries && (!queue->turns.retries || retries < queue->turns.retries))
+		queue->turns.retries = retries;
+	most = listener->inet_conn.icsk_inet.sk.sk_max_ack_backlog;
+	queue->turns.crowded =
+	    4 * (__u32)listener->inet_conn.icsk_accept_queue.qlen.counter >= fs_max(most, 8);
+	if (!queue->turns.asked || tg_load(skb, 0, &first, sizeof(first)))
+		return 0;
+	/* Behind extension headers there is another number, and the answer goes at once. */
+	tg_load(skb, (first >> 4 == 4 ? (first & 15) * 4 : sizeof(struct ipv6hdr)) + 2, &port,
+		sizeof(port));
+	if (!ad_is_asked(queue->turns.asked, now, bpf_ntohs(port)))
+		return 0;
+	queue->turns.asked = 0;
+	__sync_fetch_and_add(&queue->turns.held, 1);
+	return 1;
 }
 
 /* What a flow sends at once, that is paced or told by its window. */
@@ -188,33 +269,34 @@ static __always_inline __u64 burst_bytes(const struct vq_conf *conf, const struc
 	return fs_max((window_ns << VQ_COST_SHIFT) / conf->cost, PACED_BURST_BYTES);
 }
 
-/* A moment at which an epoch may end. */
-struct moment {
-	__u64 now;
-	__u64 cost_ns;
-	__u64 rate_bit_s;
-	int windows;
-};
-
-/* Ends the epoch when its time has come. */
-__noinline int turn(const struct vq_conf *conf, struct tg_queue *queue, const struct moment *at)
+/* Ends the epoch, if no other CPU has. The queue has been charged `cost_ns` for the packet. */
+__noinline int end_epoch(const struct vq_conf *conf, struct tg_queue *queue,
+			 const struct arrival *packet, __u64 cost_ns, __u64 rate_bit_s)
 {
 	__s64 backlog;
 
-	if (!conf || !queue || !at || !conf->cost)
+	if (!conf || !queue || !packet || !conf->cost)
 		return 0;
 	/* Without the packet at hand, and above what bursts that meet explain. */
-	backlog = queue->finish_ns - at->now - at->cost_ns;
-	backlog -= at->windows ? conf->mark_ns : fs_max(conf->mark_ns, TG_BURSTS_US * 1000);
+	backlog = queue->finish_ns - packet->now - cost_ns;
+	backlog -= packet->windows ? conf->mark_ns : fs_max(conf->mark_ns, TG_BURSTS_US * 1000);
 	/* What a flood leaves standing the flows cannot drain. */
 	if (queue->flooded)
 		backlog = 0;
-	if (!tg_turn_epoch(conf, queue, at->now, backlog > 0 ? backlog : 0, queue->rtt_ns,
-			   burst_bytes(conf, queue, at->rate_bit_s, at->windows), at->rate_bit_s))
+	if (!tg_turn_epoch(conf, queue, packet->now, backlog > 0 ? backlog : 0, queue->rtt_ns,
+			   burst_bytes(conf, queue, rate_bit_s, packet->windows), rate_bit_s))
 		return 0;
 	queue->newcomers = 0;
 	queue->flooded = 0;
 	return 1;
+}
+
+/* The same when its time has come: most packets end no epoch, and make no call. */
+static __always_inline int turn(const struct vq_conf *conf, struct tg_queue *queue,
+				const struct arrival *packet, __u64 cost_ns, __u64 rate_bit_s)
+{
+	return ep_is_over(queue, queue->epoch_start_ns, packet->now) &&
+	       end_epoch(conf, queue, packet, cost_ns, rate_bit_s);
 }
 
 /* The rate has changed since the last packet. */
@@ -237,19 +319,12 @@ struct gates {
 	const struct vq_conf *own_conf;
 	/* The parent's; 0 without one. */
 	struct tg_queue *parent;
-	__u8 is_parent;
-	/* A child has the packet's socket, and has judged it. */
-	__u8 claimed;
-	/* Its flows are told their share, here by their receive windows. */
-	__u8 paced;
-	__u8 windows;
-	/* Who sends it cannot be paced, so it must be within one share, however small it is; and
-	 * is. */
-	__u8 needs_share;
-	__u8 reserved;
-	/* Who sends it cannot be told by a window, while others can. */
-	__u8 unpaced;
+	int is_parent;
+	struct arrival packet;
 };
+
+/* One that may begin is not lost: whoever asked for it would wait for a second. */
+#define ADMITTED_DEPTH_NS (1ULL << 40)
 
 /* The queues of classes at their present rate. */
 struct classes {
@@ -287,8 +362,8 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g,
 	if (!g->is_parent)
 		return;
 	socket = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
-	g->claimed = tg_is_claimed(socket, now);
-	if (g->claimed)
+	g->packet.claimed = tg_is_claimed(socket, now);
+	if (g->packet.claimed)
 		return;
 	key = g->direction + TG_OWN;
 	g->own = bpf_map_lookup_elem(&queues_of_limit, &key);
@@ -300,7 +375,17 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g,
 	}
 }
 
-/* Whether the packet is of a TCP flow that has not taken half of its share in this epoch. */
+/* What a TCP flow has taken so far: no more than what is never paced, of a connection that could be
+ * held, or less than half of its share in this epoch. */
+enum {
+	TAKES_LITTLE = 1,
+	TAKES_FIRST = 2,
+};
+
+/* A connection that was let begin has this credit: others wait to begin until it is paid. */
+#define FIRST_CREDIT_NS 100000000ULL
+
+/* Whether the packet is of such a flow. */
 __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue, __u32 direction)
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
@@ -309,7 +394,11 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
 	if (!queue || !sk || direction >= TG_DIRECTIONS || sk->protocol != IPPROTO_TCP)
 		return 0;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
-	return ours && ours->epoch[direction] != queue->epoch + 1;
+	if (!ours)
+		return 0;
+	if (direction == TG_EGRESS && queue->turns.retries && is_first_flight(sk))
+		return TAKES_FIRST;
+	return ours->epoch[direction] != queue->epoch + 1 ? TAKES_LITTLE : 0;
 }
 
 /*
@@ -317,40 +406,35 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
  * its share has more room than the others, which is theirs to pay for: a connection that waits for
  * a reply of some packets would wait for TCP's timer if it lost them.
  */
-static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct gates *g,
-				      const struct vq_conf *conf, const struct tg_queue *queue,
-				      __u32 bytes)
+static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct arrival *packet,
+				      const struct vq_conf *conf, const struct tg_queue *queue)
 {
+	int little;
+
 	/* A class within its own rate is not to suffer for those that still are to make room. */
-	if (g->claimed)
+	if (packet->claimed)
 		return fs_max(UP_DEPTH_NS, conf->drop_ns);
-	if (!g->paced)
+	if (!packet->paced)
 		return 0;
-	if (takes_little(skb, queue, g->direction))
-		return fs_max(up_depth_ns(conf, queue->aside_before), conf->drop_ns) + UP_CREDIT_NS;
-	if (g->windows)
+	if (packet->admitted)
+		return ADMITTED_DEPTH_NS;
+	little = takes_little(skb, queue, packet->direction);
+	if (little)
+		return fs_max(up_depth_ns(conf, queue->aside_before), conf->drop_ns) +
+		       (little == TAKES_FIRST ? FIRST_CREDIT_NS : UP_CREDIT_NS);
+	if (packet->windows)
 		return 0;
-	if (!g->reserved && (g->needs_share || (bytes > VQ_SMALL_BYTES && !is_paced(skb))))
+	if (!packet->reserved &&
+	    (packet->needs_share || (packet->bytes > VQ_SMALL_BYTES && !is_paced(skb))))
 		return 0;
 	return up_depth_ns(conf, queue->aside_before);
 }
 
-/* How far a queue may be behind with a packet that passes, and with those of unpaced senders alone.
- */
-struct bounds {
-	__u64 all_ns;
-	__u64 unpaced_ns;
-};
-
-/* An unpaced packet where there is room for windows. */
-struct unpaced_packet {
-	__u64 now;
-	__u32 bytes;
-	/* Its sender is within one share, or it is small and needs none. */
-	int within;
-	enum tg_direction direction;
-	struct bounds most;
-};
+/* The length by which the packet is judged. */
+static __always_inline __u32 judged_bytes(const struct arrival *packet)
+{
+	return up_judged_bytes(packet->bytes, packet->needs_share && !packet->reserved);
+}
 
 /*
  * The room above the thresholds of scheme `nrm` is for windows that are sent at once. Senders
@@ -358,77 +442,82 @@ struct unpaced_packet {
  * their shares, so that they do not pay for windows, and else with all traffic.
  */
 __noinline int judge_unpaced(struct __sk_buff *skb, const struct vq_conf *conf,
-			     const struct tg_queue *queue, struct unpaced_packet *packet)
+			     const struct tg_queue *queue, struct arrival *packet)
 {
-	struct told told = {};
 	struct vq_conf alone;
+	enum vq_zone zone;
 	__s64 backlog;
+	int within;
 
 	if (!conf || !queue || !packet)
 		return VQ_PASS;
+	/* Its sender is within one share, or it is small and needs none. */
+	within = packet->reserved || (packet->bytes <= VQ_SMALL_BYTES && !packet->needs_share);
 	up_config(conf, &alone);
 	packet->most.all_ns = packet->most.unpaced_ns = alone.drop_ns;
 	backlog = *(volatile __u64 *)&queue->finish_ns - packet->now;
-	if (packet->within) {
+	if (within) {
 		packet->most.all_ns = conf->drop_ns + fs_min(queue->rtt_ns, RW_MAX_ROOM_NS);
 		if (backlog > (__s64)packet->most.all_ns)
 			return VQ_DROP_FULL;
 		backlog = *(volatile __u64 *)&queue->unpaced_finish_ns - packet->now;
 	}
-	told.zone = vq_zone(&alone, backlog);
-	if (told.zone == VQ_FREE)
+	zone = vq_zone(&alone, backlog);
+	if (zone == VQ_FREE)
 		return VQ_PASS;
-	if (told.zone == VQ_FULL)
+	if (zone == VQ_FULL)
 		return VQ_DROP_FULL;
-	told.direction = packet->direction;
-	told.backlog_ns = backlog;
-	told.bytes = packet->bytes;
-	return tell(skb, &alone, &told);
+	return signal_congestion(skb, &alone, backlog, judged_bytes(packet), packet->direction);
 }
 
-static __always_inline enum vq_verdict judge(struct __sk_buff *skb, const struct gates *g,
-					     const struct vq_conf *conf,
-					     const struct tg_queue *queue, __u64 now, __u32 bytes,
-					     struct bounds *most)
+/* Judges a packet that finds a backlog above the mark. */
+__noinline int judge_backlog(struct __sk_buff *skb, const struct vq_conf *conf,
+			     const struct tg_queue *queue, struct arrival *packet)
 {
-	__s64 backlog = *(volatile __u64 *)&queue->finish_ns - now;
-	struct told told = {};
 	enum vq_zone zone;
-	__u32 verdict;
+	__s64 backlog;
 	__u64 depth;
 
-	if (g->unpaced) {
-		struct unpaced_packet packet = {.now = now};
-
-		packet.bytes = up_judged_bytes(bytes, g->needs_share && !g->reserved);
-		packet.within = g->reserved || (bytes <= VQ_SMALL_BYTES && !g->needs_share);
-		packet.direction = g->direction;
-		verdict = judge_unpaced(skb, conf, queue, &packet);
-		*most = packet.most;
-		return verdict < VQ_DROP_EARLY ? verdict : VQ_DROP_EARLY;
-	}
-	most->all_ns = conf->drop_ns;
-	if (g->windows) {
-		most->all_ns += fs_min(queue->rtt_ns, RW_MAX_ROOM_NS);
+	if (!conf || !queue || !packet)
+		return VQ_PASS;
+	backlog = *(volatile __u64 *)&queue->finish_ns - packet->now;
+	if (packet->windows)
 		backlog = rw_judged_ns(backlog, conf->mark_ns, queue->rtt_ns);
-	}
 	zone = vq_zone(conf, backlog);
 	if (zone == VQ_FREE)
 		return VQ_PASS;
-	depth = depth_ns(skb, g, conf, queue, bytes);
+	depth = depth_ns(skb, packet, conf, queue);
 	if (backlog <= (__s64)depth) {
 		/* What it has beyond that is a round trip, which the backlog was judged without. */
 		if (depth > conf->drop_ns)
-			most->all_ns += depth - conf->drop_ns;
+			packet->most.all_ns += depth - conf->drop_ns;
 		return VQ_PASS;
 	}
 	if (zone == VQ_FULL)
 		return VQ_DROP_FULL;
-	told.zone = zone;
-	told.direction = g->direction;
-	told.backlog_ns = backlog;
-	told.bytes = up_judged_bytes(bytes, g->needs_share && !g->reserved);
-	verdict = tell(skb, conf, &told);
+	return signal_congestion(skb, conf, backlog, judged_bytes(packet), packet->direction);
+}
+
+/* The verdict of one queue. Most packets find no backlog above the mark, and make no call. */
+static __always_inline enum vq_verdict judge(struct __sk_buff *skb, struct arrival *packet,
+					     const struct vq_conf *conf,
+					     const struct tg_queue *queue)
+{
+	__u64 room;
+	__s64 backlog;
+	__u32 verdict;
+
+	if (packet->unpaced) {
+		verdict = judge_unpaced(skb, conf, queue, packet);
+	} else {
+		backlog = *(volatile __u64 *)&queue->finish_ns - packet->now;
+		/* What rw_judged_ns leaves out. */
+		room = packet->windows ? fs_min(queue->rtt_ns, RW_MAX_ROOM_NS) : 0;
+		packet->most.all_ns = conf->drop_ns + room;
+		if (backlog <= (__s64)(conf->mark_ns + room))
+			return VQ_PASS;
+		verdict = judge_backlog(skb, conf, queue, packet);
+	}
 	return verdict < VQ_DROP_EARLY ? verdict : VQ_DROP_EARLY;
 }
 
@@ -453,17 +542,33 @@ static __always_inline void refund(struct tg_queue *queue, int unpaced, __u64 co
 		__sync_fetch_and_sub(&queue->unpaced_finish_ns, cost);
 }
 
-static __always_inline int charge(const struct vq_conf *conf, struct tg_queue *queue, int unpaced,
-				  __u64 now, __u64 cost, int counts, const struct bounds *most)
+/* Charges a queue, and for an unpaced sender its second finish time; 0 as above. */
+__noinline int charge_both(const struct vq_conf *conf, struct tg_queue *queue,
+			   const struct arrival *packet, __u64 cost, int counts)
 {
-	if (unpaced && !charge_one(conf, &queue->unpaced_finish_ns, 0, now, cost, most->unpaced_ns))
+	int unpaced = packet ? packet->unpaced : 0;
+
+	if (!conf || !queue || !packet)
 		return 0;
-	if (charge_one(conf, &queue->finish_ns, counts ? &queue->skipped_ns : 0, now, cost,
-		       most->all_ns))
+	if (unpaced && !charge_one(conf, &queue->unpaced_finish_ns, 0, packet->now, cost,
+				   packet->most.unpaced_ns))
+		return 0;
+	if (charge_one(conf, &queue->finish_ns, counts ? &queue->skipped_ns : 0, packet->now, cost,
+		       packet->most.all_ns))
 		return 1;
 	if (unpaced)
 		__sync_fetch_and_sub(&queue->unpaced_finish_ns, cost);
 	return 0;
+}
+
+/* The same. Most packets are from paced senders, and make no call. */
+static __always_inline int charge(const struct vq_conf *conf, struct tg_queue *queue,
+				  const struct arrival *packet, __u64 cost, int counts)
+{
+	if (packet->unpaced)
+		return charge_both(conf, queue, packet, cost, counts);
+	return charge_one(conf, &queue->finish_ns, counts ? &queue->skipped_ns : 0, packet->now,
+			  cost, packet->most.all_ns);
 }
 
 /* Keeps the shares up to date: of the flows, of the children, and of the limit in its parent. */
@@ -472,34 +577,26 @@ static __always_inline void account(struct __sk_buff *skb, const struct gates *g
 {
 	const struct cl_class *class = &g->limit->class[g->direction];
 	__u64 rate = tg_rate(g->limit, g->queue, g->direction);
-	struct cl_class own_class = *class;
-	struct moment at = {};
+	__u64 own_rate;
 
-	own_class.guarantee_bit_s = 0;
-	own_class.weight = FS_WEIGHT;
-	if (g->paced && g->own)
+	if (g->packet.paced && g->own)
 		use(skb, g->own_conf, g->own, bytes, g->direction + TG_OWN);
-	else if (g->paced && !g->is_parent)
+	else if (g->packet.paced && !g->is_parent)
 		use(skb, g->conf, g->queue, bytes, g->direction);
 	if (bytes > VQ_SMALL_BYTES) {
 		if (g->own)
-			tg_count_class(g->queue, g->own, &own_class);
+			tg_count_class(g->queue, g->own, 0);
 		if (g->parent)
 			tg_count_class(g->parent, g->queue, class);
 	}
-	at.now = now;
-	at.windows = g->windows;
 	if (g->own) {
-		at.cost_ns = own_cost;
-		at.rate_bit_s = g->own->cost_now ? g->own->rate_bit_s : rate;
-		if (turn(g->own_conf, g->own, &at)) {
+		own_rate = g->own->cost_now ? g->own->rate_bit_s : rate;
+		if (turn(g->own_conf, g->own, &g->packet, own_cost, own_rate)) {
 			tg_report(g->queue, g->own, now);
-			tg_follow(g->queue, g->own, &own_class, rate);
+			tg_follow(g->queue, g->own, 0, rate);
 		}
 	}
-	at.cost_ns = cost;
-	at.rate_bit_s = rate;
-	if (!turn(g->conf, g->queue, &at))
+	if (!turn(g->conf, g->queue, &g->packet, cost, rate))
 		return;
 	/* What its children take their parts of. */
 	g->queue->rate_bit_s = rate;
@@ -515,7 +612,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	struct gates g = {.direction = direction};
 	enum vq_verdict verdict, other;
 	struct classes classes;
-	struct bounds most = {}, own_most = {};
+	struct bounds most;
 	__u64 now, cost, own_cost = 0;
 	struct tg_counters *c;
 	struct bpf_sock *sk;
@@ -543,28 +640,40 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	}
 	now = bpf_ktime_get_ns();
 	find_gates(skb, &g, &classes, now);
-	g.paced = !!(g.limit->flags & TG_FLAG_PACE_FAIR);
-	g.windows = g.paced && direction == TG_INGRESS;
-	counts = g.paced || g.parent || g.is_parent;
+	g.packet.paced = !!(g.limit->flags & TG_FLAG_PACE_FAIR);
+	g.packet.windows = g.packet.paced && direction == TG_INGRESS;
+	counts = g.packet.paced || g.parent || g.is_parent;
 	if (g.queue->cost != g.conf->cost)
 		follow_rate(g.conf, g.queue, now);
 	if (g.own && g.own->cost != g.own_conf->cost)
 		follow_rate(g.own_conf, g.own, now);
-	sk = g.paced && skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+	sk = g.packet.paced && skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+	if (sk && sk->state == BPF_TCP_LISTEN && direction == TG_EGRESS && !g.is_parent) {
+		if (hold(skb, g.queue, now)) {
+			skb->mark = TG_DEAD_MARK;
+			return RET_DROP;
+		}
+		g.packet.admitted = 1;
+	}
 	/* TCP of this host can be paced, or told by its window. */
-	if (g.paced && !(sk && sk->protocol == IPPROTO_TCP)) {
-		g.unpaced = g.windows && !g.claimed;
+	if (g.packet.paced && !(sk && sk->protocol == IPPROTO_TCP)) {
+		g.packet.unpaced = g.packet.windows && !g.packet.claimed;
 		/* Not what the kernel answers without a socket. */
-		g.needs_share = !!sk;
-		if (g.needs_share && g.own)
-			g.reserved = reserve(skb, g.own_conf, g.own, bytes, direction + TG_OWN);
-		else if (g.needs_share && !g.is_parent)
-			g.reserved = reserve(skb, g.conf, g.queue, bytes, direction);
+		g.packet.needs_share = !!sk;
+		if (g.packet.needs_share && g.own)
+			g.packet.reserved =
+			    reserve(skb, g.own_conf, g.own, bytes, direction + TG_OWN);
+		else if (g.packet.needs_share && !g.is_parent)
+			g.packet.reserved = reserve(skb, g.conf, g.queue, bytes, direction);
 	}
 
-	verdict = judge(skb, &g, g.conf, g.queue, now, bytes, &most);
+	g.packet.now = now;
+	g.packet.bytes = bytes;
+	g.packet.direction = direction;
+	verdict = judge(skb, &g.packet, g.conf, g.queue);
+	most = g.packet.most;
 	if (g.own && verdict < VQ_DROP_FULL) {
-		other = judge(skb, &g, g.own_conf, g.own, now, bytes, &own_most);
+		other = judge(skb, &g.packet, g.own_conf, g.own);
 		verdict = other > verdict ? other : verdict;
 	}
 	if (verdict != VQ_PASS)
@@ -574,13 +683,17 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		cost = vq_cost_ns(g.conf, bytes, &carry);
 		if (g.own)
 			own_cost = vq_time_ns(bytes, g.own_conf->cost);
-		if (!charge(g.conf, g.queue, g.unpaced, now, cost, counts, &most)) {
+		if (g.own && !charge_both(g.own_conf, g.own, &g.packet, own_cost, 1)) {
 			verdict = VQ_DROP_FULL;
-			c->last_ns[TG_DROP_FULL] = now;
-		} else if (g.own &&
-			   !charge(g.own_conf, g.own, g.unpaced, now, own_cost, 1, &own_most)) {
-			refund(g.queue, g.unpaced, cost);
-			verdict = VQ_DROP_FULL;
+		} else {
+			g.packet.most = most;
+			if (!charge(g.conf, g.queue, &g.packet, cost, counts)) {
+				verdict = VQ_DROP_FULL;
+				if (g.own)
+					refund(g.own, g.packet.unpaced, own_cost);
+			}
+		}
+		if (verdict == VQ_DROP_FULL) {
 			c->last_ns[TG_DROP_FULL] = now;
 		} else {
 			c->carry = carry;

@@ -60,12 +60,26 @@ static __always_inline __u64 tg_rate(const struct tg_limit *l, const struct tg_q
 	return queue->cost_now ? queue->rate_bit_s : l->rate_bit_s[direction];
 }
 
+/* The place of a child, or without one that of the traffic which no child has claimed. */
+static __always_inline struct cl_class tg_class(const struct cl_class *child)
+{
+	struct cl_class class = {.weight = FS_WEIGHT};
+
+	if (child) {
+		class.weight = child->weight;
+		class.guarantee_bit_s = child->guarantee_bit_s;
+	}
+	return class;
+}
+
 /* Counts a class among those that are active in this epoch of its parent. */
 __noinline int tg_count_class(struct tg_queue *parent, struct tg_queue *queue,
-			      const struct cl_class *class)
+			      const struct cl_class *child)
 {
-	if (parent && queue && class)
-		ep_count_class(parent, &queue->counted_epoch, class);
+	struct cl_class class = tg_class(child);
+
+	if (parent && queue)
+		ep_count_class(parent, &queue->counted_epoch, &class);
 	return 0;
 }
 
@@ -75,14 +89,15 @@ __noinline int tg_count_class(struct tg_queue *parent, struct tg_queue *queue,
  * need not fit to thresholds that follow from the other.
  */
 __noinline int tg_follow(const struct tg_queue *parent, struct tg_queue *queue,
-			 const struct cl_class *class, __u64 ceiling_bit_s)
+			 const struct cl_class *child, __u64 ceiling_bit_s)
 {
+	struct cl_class class = tg_class(child);
 	__u64 rate, share;
 
-	if (!parent || !queue || !class || !parent->rate_bit_s)
+	if (!parent || !queue || !parent->rate_bit_s)
 		return 0;
 	share = parent->share ? parent->share : FS_TARGET;
-	rate = cl_rate(class, ceiling_bit_s, parent->rate_bit_s, share);
+	rate = cl_rate(&class, ceiling_bit_s, parent->rate_bit_s, share);
 	queue->rate_bit_s = rate;
 	queue->cost_now = cl_cost(rate);
 	return 0;

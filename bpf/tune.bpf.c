@@ -11,10 +11,16 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "admission.h"
 #include "exempt.h"
 #include "intf.h"
 #include "sockets.h"
 #include "windows.h"
+
+/* An answer, the ACK of a request and what ends a connection. */
+#define CONTROL_SEGMENTS 4
+/* The kernel forgets half-open connections after so many retries where half of a queue is taken. */
+#define CROWDED_RETRIES 2
 
 /* Keeps bursts short on a short path; no longer path is touched, nor is its congestion control. */
 static __always_inline void set_window(struct bpf_sock_ops *ops, __u32 byte_s, int newcomer)
@@ -213,6 +219,45 @@ static __always_inline void set_first_window(struct bpf_sock_ops *ops)
 		ops->reply = segments;
 }
 
+/* How long the kernel waits before it sends an answer again (HZ). */
+const volatile __u64 tick_ns = 4000000;
+
+/*
+ * A connection is asked for: its answer may have to wait until the limit has room for what it will
+ * take. The kernel asks for the timer of the answer just before it sends it; the program on egress
+ * drops the one that is to wait (`hold` in nrm.bpf.c), and the timer sends it.
+ */
+static __always_inline void ask(struct bpf_sock_ops *ops, const struct tg_limit *l,
+				struct tg_queue *queue)
+{
+	__u64 now = bpf_ktime_get_ns(), wait;
+	__u32 retries = queue->turns.retries, ticks;
+
+	/* What a parent's own flows take is no child's to wait for. */
+	if (ops->is_fullsock || !(l->flags & TG_FLAG_PACE_FAIR) || !queue->cost || !retries ||
+	    tg_is_parent(queue, now) || is_exempt(ops, l))
+		return;
+	if (queue->turns.crowded)
+		retries = fs_min(retries, CROWDED_RETRIES);
+	wait = ad_ask(&queue->turns, now, queue->finish_ns - now, queue->cost, queue->flows_before);
+	ticks = ad_hold_ticks(wait, retries, queue->rtt_ns, tick_ns);
+	if (!ticks)
+		return;
+	queue->turns.asked = ad_asked(now, bpf_ntohl(ops->remote_port));
+	if (ops->reply < ticks)
+		ops->reply = ticks;
+}
+
+/* A connection has ended: what the next ones take is learnt from it. */
+static __always_inline void learn(struct bpf_sock_ops *ops, struct tg_queue *queue)
+{
+	struct tcp_sock *tp = ops->sk ? bpf_skc_to_tcp_sock(ops->sk) : 0;
+
+	if (tp && ops->args[1] == BPF_TCP_CLOSE)
+		ad_ended(&queue->turns, tp->bytes_sent + (tp->data_segs_out + CONTROL_SEGMENTS) *
+							     (__u64)TG_HEADER_BYTES);
+}
+
 SEC("sockops")
 int tune(struct bpf_sock_ops *ops)
 {
@@ -223,6 +268,14 @@ int tune(struct bpf_sock_ops *ops)
 
 	if (!l || !queue)
 		return 1;
+	if (ops->op == BPF_SOCK_OPS_TIMEOUT_INIT) {
+		ask(ops, l, queue);
+		return 1;
+	}
+	if (ops->op == BPF_SOCK_OPS_STATE_CB) {
+		learn(ops, queue);
+		return 1;
+	}
 	if (ops->op == BPF_SOCK_OPS_RWND_INIT) {
 		set_first_window(ops);
 		return 1;
@@ -260,8 +313,11 @@ int tune(struct bpf_sock_ops *ops)
 			break;
 		tg_set_timers(ops, l);
 		set_pacing(ops, l, queue, 1);
-		bpf_sock_ops_cb_flags_set(ops,
-					  ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_RTT_CB_FLAG);
+		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
+						   BPF_SOCK_OPS_RTT_CB_FLAG |
+						   (ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB
+							? BPF_SOCK_OPS_STATE_CB_FLAG
+							: 0));
 		break;
 	case BPF_SOCK_OPS_RTT_CB:
 		if (is_exempt_remote(ops))

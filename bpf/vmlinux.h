@@ -31,7 +31,17 @@ struct in6_addr___kernel {
 	} in6_u;
 };
 
+struct net {
+	struct hlist_head *dev_index_head;
+	struct {
+		__u8 sysctl_tcp_synack_retries;
+	} ipv4;
+};
+
 struct sock_common {
+	struct {
+		struct net *net;
+	} skc_net;
 	__u32 skc_daddr;
 	__u32 skc_rcv_saddr;
 	unsigned short skc_family;
@@ -44,6 +54,7 @@ struct sock {
 	struct sock_common __sk_common;
 	struct sock_cgroup_data sk_cgrp_data;
 	unsigned long sk_max_pacing_rate;
+	__u32 sk_max_ack_backlog;
 };
 
 struct inet_sock {
@@ -52,6 +63,12 @@ struct inet_sock {
 
 struct inet_connection_sock {
 	struct inet_sock icsk_inet;
+	struct {
+		struct {
+			int counter;
+		} qlen;
+	} icsk_accept_queue;
+	__u8 icsk_syn_retries;
 	__u8 icsk_ca_state : 5;
 	__u8 icsk_ca_initialized : 1;
 	__u8 icsk_ca_setsockopt : 1;
@@ -204,10 +221,6 @@ struct net_device {
 	struct inet6_dev *ip6_ptr;
 	struct hlist_node index_hlist;
 	struct hlist_head qdisc_hash[16];
-};
-
-struct net {
-	struct hlist_head *dev_index_head;
 };
 
 struct nsproxy {

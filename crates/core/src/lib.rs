@@ -10,6 +10,7 @@
 //! - [`units`]: rates, byte counts and times, and the parser that a user's text goes through.
 //! - [`edt`]: departure times, a schedule for each flow (the `edt` scheme).
 //! - [`fair_share`]: one rate for all flows of a limit (the `pace` scheme).
+//! - [`admission`]: when a new connection may begin in a limit that is in use (`pace`).
 //! - [`htb`]: what the kernel's HTB is told, so that its classes mean the same (the `htb` scheme).
 //! - [`class`]: limits inside a limit: guarantees, weights, borrowing.
 //! - [`token_bucket`], [`meter`]: policing: pass or drop, green, yellow or red (RFC 2697, 2698, 4115).
@@ -42,6 +43,7 @@ extern crate std;
 #[cfg(test)]
 extern crate self as tidegate_core;
 
+pub mod admission;
 pub mod burst;
 pub mod census;
 pub mod class;

@@ -145,6 +145,8 @@ pub struct Fair {
     pub share_bit_s: u64,
     /// Smoothed round-trip time of the flows; `None` before the first, and with schemes `edt` and `spring`.
     pub rtt_ns: Option<u64>,
+    /// Connections that were held before they began, ever, modulo 2^32; 0 with schemes `edt` and `spring`.
+    pub held: u32,
 }
 
 /// After so long without a packet nobody counts as sending.
@@ -247,6 +249,7 @@ impl Fair {
             flows: if silent { 0 } else { queue.flows.max(queue.flows_before) },
             share_bit_s: (rate * u128::from(share) / u128::from(ONE)) as u64,
             rtt_ns: (paced && queue.rtt_ns > 0).then_some(queue.rtt_ns),
+            held: if paced { queue.turns.held } else { 0 },
         })
     }
 }

@@ -1,6 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 #include "fair_share.h"
 
+__u64 native_fs_lesser(__u64 a, __u64 b)
+{
+	return fs_lesser(a, b);
+}
+
+__u64 native_fs_greater(__u64 a, __u64 b)
+{
+	return fs_greater(a, b);
+}
+
 __u64 native_fs_next(__u64 share, const struct fs_epoch *epoch)
 {
 	return fs_next(share, epoch);

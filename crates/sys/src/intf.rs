@@ -327,7 +327,9 @@ pub struct Queue {
     /// 1 while a CPU changes what is kept of the epoch.
     pub entered: u32,
     /// Zero.
-    pub unused: [u32; 7],
+    pub unused: u32,
+    /// When new connections begin.
+    pub turns: Turns,
     /// Of a parent: what is guaranteed to its children that sent data in this epoch.
     pub reserved_bit_s: u64,
     /// ... and in the epoch before.
@@ -351,6 +353,26 @@ pub struct Queue {
     pub flooded: u32,
     /// Behind windows: the finish time of what unpaced senders alone have sent.
     pub unpaced_finish_ns: u64,
+}
+
+/// `struct ad_turns`: what new connections of a queue share.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Turns {
+    /// When the turn of the next one comes, CLOCK_MONOTONIC.
+    pub next_ns: u64,
+    /// What a connection that is asked for takes before it is paced, in 2^-6 bytes.
+    pub average: u32,
+    /// The last one whose answer is to be held.
+    pub asked: u32,
+    /// How many were held, ever; it wraps.
+    pub held: u32,
+    /// The least retries of an answer that a listener has; 0: none is known.
+    pub retries: u8,
+    /// 1 while the listener that was seen last has many half-open connections.
+    pub crowded: u8,
+    /// Zero.
+    pub pad: u16,
 }
 
 /// `struct pl_kept`: a bucket whose times a side keeps.
@@ -586,7 +608,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 79];
+        static native_intf_layout: [u64; 82];
         static native_intf_layout_len: u32;
     }
 
@@ -634,6 +656,9 @@ mod tests {
             offset_of!(Queue, newcomers),
             offset_of!(Queue, cost_now),
             offset_of!(Queue, entered),
+            offset_of!(Queue, turns),
+            size_of::<Turns>(),
+            offset_of!(Turns, crowded),
             offset_of!(Queue, lightest_before),
             offset_of!(Queue, unpaced_finish_ns),
             size_of::<Counters>(),

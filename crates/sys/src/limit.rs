@@ -649,6 +649,11 @@ impl AttachedLimit {
         let mut tune = skel::tune::TuneSkelBuilder::default()
             .open(&mut tune_storage)
             .map_err(load_error("tune"))?;
+        if let Some(rodata) = tune.maps.rodata_data.as_deref_mut() {
+            // The kernel's coarse clocks go on with each tick.
+            let tick = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse);
+            rodata.tick_ns = tick.tv_nsec as u64;
+        }
         reuse(&mut tune.maps.limit, &maps.limit)?;
         reuse(&mut tune.maps.queues_of_limit, &maps.queues)?;
         if let Some(sockets) = &maps.sockets {
@@ -738,6 +743,9 @@ pub(crate) fn quiet_libbpf() {
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod admission_tests;
 
 #[cfg(test)]
 mod kernel_tests;

@@ -147,6 +147,9 @@ fn describe(direction: &AppliedDirection) -> String {
             output::rate(fair.share_bit_s)
         ));
         words.extend(fair.rtt_ns.map(|rtt| format!("RTT {}", time(rtt))));
+        if fair.held > 0 {
+            words.push(format!("{} connections held before they began", fair.held));
+        }
     }
     if now.colours.is_some() {
         let left = output::time(now.backlog_ns.saturating_neg());

@@ -359,6 +359,7 @@ impl Share {
         (self.register, self.proposal, self.audit) = (None, None, None);
         self.waiting.clear();
         self.outbox.retain(|transmit| !relies_on_promise(&transmit.message.body));
+        self.events.retain(|event| !matches!(event, Event::Store(_)));
     }
 
     /// When [`Share::on_timer`] is to be called.

@@ -591,6 +591,8 @@ impl Group {
             Control::Share(share) if !self.stood_back => share.retire(now),
             _ => self.left = true,
         }
+        // Its successor promises from now on, and newer epochs: this one's must not come after them.
+        (self.unsaved, self.unsaved_why) = (None, None);
         if self.gossips() {
             (self.quits, self.left) = (Some(QUIT_ROUNDS), false);
             self.due = now;

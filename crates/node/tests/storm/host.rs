@@ -148,9 +148,11 @@ impl Limit {
         self.fault = fault;
     }
 
-    /// Whether it has had a rate without an end, and has not been set, since before then.
-    fn is_stuck_since(&self, then: Nanos) -> bool {
-        self.member.is_some() && self.lease.is_none() && self.unset.is_some_and(|at| at <= then)
+    /// Whether it has had a rate without an end, or one that has ended, and could not be set, since before
+    /// then.
+    fn is_stuck_since(&self, now: Nanos, then: Nanos) -> bool {
+        let has_ended = self.lease.is_none_or(|lease| lease.until <= now);
+        self.member.is_some() && has_ended && self.unset.is_some_and(|at| at <= then)
     }
 
     /// Something has gone wrong that may have kept it from being set; mended so lately that the node may not
@@ -214,7 +216,7 @@ impl Kernel {
     pub fn entered(&self, now: Nanos, lease: Nanos) -> u64 {
         let is_beside = |since: Nanos| {
             let lately = now >= since && now.0 - since.0 <= lease.0;
-            lately || self.limits.values().any(|other| other.is_stuck_since(since))
+            lately || self.limits.values().any(|other| other.is_stuck_since(now, since))
         };
         self.limits.values().filter(|limit| limit.member.is_some_and(is_beside)).count() as u64
     }
@@ -289,7 +291,10 @@ impl Gates for Local {
         match limit.fault {
             GateFault::Gone => return Ok(Done::Gone),
             GateFault::Refuses | GateFault::Unreadable => return Err(GateError::Refused),
-            GateFault::Busy(until) if *now < until => return Ok(Done::Busy),
+            GateFault::Busy(until) if *now < until => {
+                limit.unset = limit.unset.or(Some(*now));
+                return Ok(Done::Busy);
+            }
             GateFault::Slow(_) | GateFault::None | GateFault::FailsLate | GateFault::Busy(_) => {}
         }
         let called = Nanos(now.0 + took.0);

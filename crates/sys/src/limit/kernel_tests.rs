@@ -62,6 +62,8 @@ unsafe extern "C" {
         random: u32,
     ) -> u32;
     fn native_vq_rescaled_ns(backlog_ns: u64, from: u64, to: u64, drop_ns: u64) -> u64;
+    fn native_fs_lesser(a: u64, b: u64) -> u64;
+    fn native_fs_greater(a: u64, b: u64) -> u64;
     fn native_fs_next(share: u64, epoch: *const NativeEpoch) -> u64;
     fn native_fs_make_room(share: u64, sharers: *const NativeSharers) -> u64;
     fn native_fs_flows(sharers: *mut NativeSharers, count: u32);
@@ -163,6 +165,16 @@ proptest! {
         prop_assert_eq!(got, model.0);
     }
 
+    /// The lesser and the greater without a branch, of numbers far apart and of neighbours.
+    #[test]
+    fn the_lesser_and_the_greater_are_right(a in any_number(), other in any_number(), near in 0u64..3) {
+        for b in [other, a.wrapping_add(near), a.wrapping_sub(near)] {
+            // SAFETY: plain numbers.
+            let got = unsafe { (native_fs_lesser(a, b), native_fs_greater(a, b)) };
+            prop_assert_eq!(got, (a.min(b), a.max(b)));
+        }
+    }
+
     /// The law of the fair share, on any input at all.
     #[test]
     fn the_share_law_is_the_model(
@@ -227,6 +239,12 @@ proptest! {
         let cost = virtual_queue::cost_of_byte(model);
         prop_assert_eq!(now, class::config_at(&at_ceiling, &floors, cost).into());
     }
+}
+
+/// Of any length in bits, and at the ends.
+fn any_number() -> impl Strategy<Value = u64> {
+    let ends = prop_oneof![Just(0), Just(u64::MAX), Just(1 << 63), Just((1 << 63) - 1)];
+    prop_oneof![ends, (any::<u64>(), 0u32..64).prop_map(|(number, shift)| number >> shift)]
 }
 
 prop_compose! {

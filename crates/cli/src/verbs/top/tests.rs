@@ -42,7 +42,8 @@ fn direction(rate_mbit: u64, used_mbit: u64, paced: bool) -> (DirectionStatus, D
         ages.0[2] = Some(3_100_000);
         ages.0[3] = Some(812_000_000);
     }
-    let fair = Fair { flows: 9, share_bit_s: rate_mbit * 990_000 / 9, rtt_ns: Some(28_400) };
+    let fair =
+        Fair { flows: 9, share_bit_s: rate_mbit * 990_000 / 9, rtt_ns: Some(28_400), held: 0 };
     let backlog_ns = if full { 1_234_567 } else { -1_000_000 };
     let rate_bit_s = rate_mbit * MBIT;
     let status = DirectionStatus {

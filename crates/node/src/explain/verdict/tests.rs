@@ -14,7 +14,7 @@ const GBIT: u64 = 1_000_000_000;
 fn limit(name: &str, scheme: &'static str, used_mbit: u64) -> Applied {
     let mut sample = Counts::default();
     sample.packets[0] = used_mbit * 80;
-    let fair = Fair { flows: 9, share_bit_s: GBIT / 9, rtt_ns: Some(100_000) };
+    let fair = Fair { flows: 9, share_bit_s: GBIT / 9, rtt_ns: Some(100_000), held: 0 };
     let now = DirectionStatus {
         rate_bit_s: GBIT,
         now_bit_s: None,
@@ -122,7 +122,7 @@ fn a_flow_that_uses_its_share_is_paced() {
 fn of_nested_limits_the_smaller_share_holds() {
     let mut inner = limit("inner", "pace", 500);
     if let Some(egress) = &mut inner.egress {
-        egress.now.fair = Some(Fair { flows: 2, share_bit_s: GBIT / 2, rtt_ns: None });
+        egress.now.fair = Some(Fair { flows: 2, share_bit_s: GBIT / 2, rtt_ns: None, held: 0 });
     }
     let said = say(&[inner, limit("outer", "pace", 987)], &[socket(105, Some(106))]);
     assert!(said.contains("limit `outer`"), "{said}");

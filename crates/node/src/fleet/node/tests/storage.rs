@@ -71,3 +71,37 @@ fn a_disk_that_stays_full_is_told_of_once() {
     fleet.run(5.0);
     assert_eq!((count(&fleet, fails), count(&fleet, again)), (1, 1), "{:?}", fleet.hosts[0].said);
 }
+
+/// A group that was replaced while its promise could not be stored went on trying, and put that in the place
+/// of what its successor had promised meanwhile: that keeper then promised an epoch for the second time.
+#[test]
+fn a_group_that_was_replaced_takes_no_promise_of_its_successor_back() {
+    let mut fleet = Fleet::new(3, SHARE);
+    fleet.run(5.0);
+    // The others begin an epoch, which it promises and cannot store.
+    *fleet.hosts[1].memory.full.borrow_mut() = true;
+    fleet.hosts[0].node = None;
+    fleet.hosts[2].node = None;
+    fleet.start(0, "n0", ring(1), true);
+    fleet.start(2, "n2", ring(1), true);
+    while !fleet.said(1, "promises nothing") {
+        fleet.run(0.02);
+    }
+    // All take another spec, and begin another.
+    *fleet.hosts[1].memory.full.borrow_mut() = false;
+    fleet.text = fleet.text.replace("lease = \"1.5s\"", "lease = \"1.6s\"");
+    let (spec, groups) = groups(&fleet.text);
+    let mut newest = 0;
+    for i in 0..3 {
+        let now = Nanos(fleet.now + fleet.hosts[i].skew);
+        let node = fleet.hosts[i].node.as_mut().unwrap();
+        node.reconfigure(now, spec.clone(), &groups, &BTreeMap::new(), ring(1)).unwrap();
+    }
+    for _ in 0..1000 {
+        fleet.run(0.01);
+        let saved = fleet.hosts[1].memory.saved.borrow().get("up").unwrap().promised.number;
+        assert!(saved >= newest, "{saved} after {newest}");
+        newest = saved;
+    }
+    assert_rates(&fleet, &[3.33, 3.33, 3.33]);
+}

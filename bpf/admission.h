@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * When a new connection may begin in a limit that is in use: a pure header. Its model, with the
+ * reasons, is crates/core/src/admission.rs; a property test holds the two together.
+ */
+#ifndef TG_ADMISSION_H
+#define TG_ADMISSION_H
+
+#include "fair_share.h"
+#include "vqueue.h"
+
+/* What a connection took counts for one in 2^6 of the average. */
+#define AD_AVERAGE_SHIFT 6
+/* TCP's first ten segments; what a connection sends later is paced. */
+#define AD_MOST_BYTES (10 * 1514)
+/* The virtual queue may be behind by so much without a connection having to wait for that. */
+#define AD_SLACK_NS 4000000ULL
+/* Nobody waits longer. */
+#define AD_MOST_NS 1000000000ULL
+/* A client has this time and so many round trips to answer what was held. */
+#define AD_PATIENCE_NS	   992000000ULL
+#define AD_PATIENCE_ROUNDS 16
+/* Nobody is held for more than this, and twice as long as its turn needs, for that alone. */
+#define AD_LEAST_NS 32000000ULL
+/* Beyond so many retries of an answer nothing is gained. */
+#define AD_MAX_RETRIES 15
+
+/* What new connections of a queue share. */
+struct ad_turns {
+	/* When the turn of the next one comes. */
+	__u64 next_ns;
+	/* What a connection that is asked for takes before it is paced, in 2^-6 bytes. */
+	__u32 average;
+	/* The last one whose answer is to be held: a time and a port (ad_asked). */
+	__u32 asked;
+	/* How many were held, ever; it wraps. */
+	__u32 held;
+	/* The least retries of an answer that a listener has; 0: none is known, as no answer was
+	 * seen (programs of cgroups see none before Linux 6.13). */
+	__u8 retries;
+	/* 1 while the listener that was seen last has many half-open connections. */
+	__u8 crowded;
+	__u16 pad;
+};
+
+/* A connection has ended that took so many bytes on the wire; a lost update is one of many. */
+static inline __attribute__((always_inline)) void ad_ended(struct ad_turns *turns, __u64 bytes)
+{
+	__u32 average = *(volatile __u32 *)&turns->average;
+
+	bytes = fs_min(bytes, AD_MOST_BYTES);
+	turns->average = average ? average + bytes : bytes << AD_AVERAGE_SHIFT;
+}
+
+/*
+ * A connection is asked for: how long it has to wait. `others` are the flows that are paced, and
+ * `backlog_ns` is how far the queue is behind, less than nothing if it has credit. Should two CPUs
+ * give the same turn, the backlog makes up for it.
+ */
+static inline __attribute__((always_inline)) __u64
+ad_ask(struct ad_turns *turns, __u64 now, __s64 backlog_ns, __u64 cost, __u32 others)
+{
+	__u32 average = *(volatile __u32 *)&turns->average;
+	__s64 ahead = *(volatile __u64 *)&turns->next_ns - now;
+	__u64 wait = ahead > 0 ? fs_min(ahead, AD_MOST_NS) : 0;
+	__u64 bytes = fs_min(average >> AD_AVERAGE_SHIFT, AD_MOST_BYTES);
+	__u64 own = vq_time_ns(bytes, cost);
+	__u64 turns_ahead = wait / fs_max(own, 1), waiting;
+
+	others = fs_min(others, FS_MAX_FLOWS);
+	/* They have their parts of what is ahead. */
+	waiting = turns_ahead > others ? turns_ahead - others : 1;
+	turns->average = average - (average >> AD_AVERAGE_SHIFT);
+	turns->next_ns = now + wait + own + own * others / waiting;
+	if (backlog_ns > (__s64)(wait + AD_SLACK_NS))
+		wait = fs_min(backlog_ns - AD_SLACK_NS, AD_MOST_NS);
+	return wait;
+}
+
+/*
+ * How long to hold the answer to a connection that has to wait, in ticks of the kernel's timers; 0:
+ * it goes at once. The kernel sends a held answer when its timer ends, and keeps the connection for
+ * `retries` more times of the timer, each twice as long as the one before.
+ */
+static inline __attribute__((always_inline)) __u32 ad_hold_ticks(__u64 wait_ns, __u32 retries,
+								 __u64 rtt_ns, __u64 tick_ns)
+{
+	__u64 patience = AD_PATIENCE_NS + AD_PATIENCE_ROUNDS * fs_min(rtt_ns, AD_MOST_NS);
+	__u64 least;
+
+	tick_ns = fs_max(tick_ns, 1);
+	retries = retries < AD_MAX_RETRIES ? retries : AD_MAX_RETRIES;
+	if (!retries || wait_ns < AD_SLACK_NS)
+		return 0;
+	least = patience / ((2ULL << retries) - 2);
+	if (least > fs_max(AD_LEAST_NS, 2 * wait_ns))
+		return 0;
+	return fs_max(fs_max(wait_ns / tick_ns, (least + tick_ns / 2) / tick_ns), 1);
+}
+
+/* What says which answer is to be held: when it was asked, in 2^16 ns, and the client's port. */
+static inline __attribute__((always_inline)) __u32 ad_asked(__u64 now, __u32 port)
+{
+	return (__u32)(now >> 16) << 16 | (port & 0xffff);
+}
+
+/* Whether an answer to a port is that one. It follows at once: a word that is older was of one that
+ * never came. */
+static inline __attribute__((always_inline)) int ad_is_asked(__u32 asked, __u64 now, __u32 port)
+{
+	return asked && (asked & 0xffff) == (port & 0xffff) &&
+	       (__u16)((__u16)(now >> 16) - (asked >> 16)) <= 16;
+}
+
+#endif

@@ -1,0 +1,193 @@
+//! When a new connection may begin in a limit of scheme `pace` that is in use.
+//!
+//! TCP does not pace the first ten segments of a connection, so a client that opens one for each request is
+//! never slowed by pacing. It would take many times the limit, or meet drops, each of which costs it a timer
+//! of 200 ms. So the connection is *held* before it begins: the answer to it (SYN-ACK) is dropped on its way
+//! out, and the kernel sends it again when the timer ends that it was given for that. Nothing else has to
+//! wake up, no packet is stored, and no client sees a timer of its own.
+//!
+//! **Turns.** Connections begin at the rate at which the limit can carry what they take ([`Turns::ask`]).
+//! What one takes is learnt from those that have ended ([`Turns::ended`]), up to the ten segments. With `w`
+//! connections that wait and `f` flows that are paced a turn takes `(w + f) / w` times as long as the limit
+//! needs for one connection, so each of them has the part of a flow. One that is asked for and never comes
+//! lowers the average, so a flood of SYNs does not keep others waiting.
+//!
+//! **The least time.** The kernel keeps a connection that was not confirmed for as many times of the timer as
+//! it sends answers again, each twice as long as the one before. A client that answers later is refused. So
+//! the timer is so long that it has about a second and [`PATIENCE_ROUNDS`] smoothed round trips of the limit
+//! ([`hold_ticks`]): 16 ms with the kernel's five retries.
+//!
+//! O(1) time and 24 bytes a limit. The kernel's copy is `bpf/admission.h`.
+
+use crate::{fair_share::MAX_FLOWS, units::Nanos, virtual_queue::time_of};
+
+/// What a connection took counts for one in 2^6 of the average.
+const AVERAGE_SHIFT: u32 = 6;
+/// TCP's first ten segments, in bytes on the wire; what a connection sends later is paced.
+pub const MOST_BYTES: u64 = 10 * 1514;
+/// The virtual queue may be behind by so much without a connection having to wait for that.
+pub const SLACK: Nanos = Nanos(4_000_000);
+/// Nobody waits longer.
+pub const MOST: Nanos = Nanos(1_000_000_000);
+/// A client has this time and [`PATIENCE_ROUNDS`] round trips to answer what was held.
+pub const PATIENCE: Nanos = Nanos(992_000_000);
+/// See [`PATIENCE`].
+pub const PATIENCE_ROUNDS: u64 = 16;
+/// Nobody is held for more than this, and twice as long as its turn needs, for the least time alone.
+pub const LEAST: Nanos = Nanos(32_000_000);
+/// Beyond so many retries of an answer nothing is gained.
+const MAX_RETRIES: u32 = 15;
+
+/// What new connections of a limit share.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Turns {
+    /// When the turn of the next one comes.
+    pub next: Nanos,
+    /// What a connection that is asked for takes before it is paced, in 2^-6 bytes.
+    pub average: u32,
+}
+
+impl Turns {
+    /// A connection has ended that took so many bytes on the wire.
+    pub fn ended(&mut self, bytes: u64) {
+        let bytes = bytes.min(MOST_BYTES) as u32;
+        self.average = match self.average {
+            0 => bytes << AVERAGE_SHIFT,
+            average => average.wrapping_add(bytes),
+        };
+    }
+
+    /// A connection is asked for: how long it has to wait. `cost` is that of a byte, in 2^-24 ns; `paced` are
+    /// the flows that are paced; the virtual queue is `backlog` nanoseconds behind, or has credit (negative).
+    pub fn ask(&mut self, now: Nanos, backlog: i64, cost: u64, paced: u32) -> Nanos {
+        let wait = self.next.0.saturating_sub(now.0).min(MOST.0);
+        let bytes = u64::from(self.average >> AVERAGE_SHIFT).min(MOST_BYTES);
+        let own = time_of(bytes, cost).0;
+        let paced = u64::from(paced.min(MAX_FLOWS));
+        // They have their parts of what is ahead.
+        let waiting = (wait / own.max(1)).saturating_sub(paced).max(1);
+        self.average -= self.average >> AVERAGE_SHIFT;
+        self.next = Nanos(now.0 + wait + own + own * paced / waiting);
+        let behind = u64::try_from(backlog).unwrap_or(0).saturating_sub(SLACK.0).min(MOST.0);
+        Nanos(wait.max(behind))
+    }
+}
+
+/// How long to hold the answer to a connection that has to wait, in ticks of the kernel's timers; none: it
+/// goes at once. `retries` is how often the kernel sends an answer again, `rtt` the smoothed round trip of
+/// the limit, `tick` the time of a tick.
+#[must_use]
+pub fn hold_ticks(wait: Nanos, retries: u32, rtt: Nanos, tick: Nanos) -> Option<u32> {
+    let tick = tick.0.max(1);
+    let times = (2u64 << retries.min(MAX_RETRIES)) - 2;
+    if times == 0 || wait < SLACK {
+        return None;
+    }
+    let least = (PATIENCE.0 + PATIENCE_ROUNDS * rtt.min(MOST).0) / times;
+    if least > LEAST.0.max(2 * wait.0) {
+        return None;
+    }
+    Some((wait.0 / tick).max((least + tick / 2) / tick).max(1) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::{format, vec::Vec};
+
+    use super::*;
+    use crate::{Rate, virtual_queue::cost_of_byte};
+
+    const TICK: Nanos = Nanos(4_000_000);
+
+    fn cost(mbit: u64) -> u64 {
+        cost_of_byte(Rate::from_bit_s(mbit * 1_000_000).unwrap())
+    }
+
+    /// Connections that took `bytes` each, so many that the average is that.
+    fn learnt(bytes: u64) -> Turns {
+        let mut turns = Turns::default();
+        turns.ended(bytes);
+        turns
+    }
+
+    #[test]
+    fn nobody_waits_where_connections_take_less_than_the_limit() {
+        let mut turns = learnt(10_000);
+        // 10 kB in 1 ms are 80 of 100 Mbit/s.
+        for i in 1..1000 {
+            turns.ended(10_000);
+            let wait = turns.ask(Nanos(i * 1_000_000), -1000, cost(100), 0);
+            assert_eq!(wait, Nanos(0), "{i}");
+        }
+    }
+
+    #[test]
+    fn connections_and_flows_have_equal_parts() {
+        for (clients, flows) in [(1u64, 1u32), (5, 1), (20, 4), (100, 1)] {
+            // Each client asks again when its connection has ended, at once after its turn.
+            let mut turns = learnt(10_000);
+            let mut asks: Vec<u64> = (0..clients).map(|i| 1000 + i).collect();
+            let end = 60_000_000_000;
+            let mut count = 0u64;
+            loop {
+                asks.sort_unstable();
+                let now = asks[0];
+                if now > end {
+                    break;
+                }
+                count += 1;
+                turns.ended(10_000);
+                asks[0] = now + turns.ask(Nanos(now), 0, cost(20), flows).0 + 1000;
+            }
+            let taken = count as f64 * 80_000.0 / (end as f64 / 1e9) / 20e6;
+            let fair = clients as f64 / (clients + u64::from(flows)) as f64;
+            let what =
+                format!("{clients} clients beside {flows} flows take {taken:.3} of {fair:.3}");
+            assert!((taken / fair - 1.0).abs() < 0.05, "{what}");
+        }
+    }
+
+    #[test]
+    fn what_never_comes_keeps_nobody_waiting() {
+        let mut turns = learnt(15_000);
+        // 10 000 SYNs a second, of which one in a hundred becomes a connection.
+        let mut longest = Nanos(0);
+        for i in 0..100_000u64 {
+            if i % 100 == 0 {
+                turns.ended(15_000);
+            }
+            let wait = turns.ask(Nanos(i * 100_000), 0, cost(100), 0);
+            if i > 1000 {
+                longest = longest.max(wait);
+            }
+        }
+        assert!(longest < Nanos(2_000_000), "{longest:?}");
+    }
+
+    #[test]
+    fn who_is_behind_holds_until_that_is_paid() {
+        let mut turns = Turns::default();
+        assert_eq!(turns.ask(Nanos(1), 30_000_000, cost(100), 4), Nanos(26_000_000));
+        assert_eq!(turns.ask(Nanos(1), 4_000_000, cost(100), 4), Nanos(0));
+        assert_eq!(turns.ask(Nanos(1), i64::MAX, cost(100), 4), MOST);
+        assert_eq!(turns.ask(Nanos(1), i64::MIN, cost(100), 4), Nanos(0));
+    }
+
+    #[test]
+    fn a_client_has_a_second_to_answer_what_was_held() {
+        let hold = |wait_ms: u64, retries, rtt_ms: u64| {
+            let (wait, rtt) = (Nanos(wait_ms * 1_000_000), Nanos(rtt_ms * 1_000_000));
+            hold_ticks(wait, retries, rtt, TICK)
+        };
+        assert_eq!(hold(3, 5, 0), None, "not worth it");
+        assert_eq!(hold(4, 5, 0), Some(4), "16 ms");
+        assert_eq!(hold(40, 5, 0), Some(10));
+        assert_eq!(hold(40, 5, 100), Some(10));
+        assert_eq!(hold(4, 5, 100), None, "42 ms are too long for 4");
+        assert_eq!(hold(30, 5, 100), Some(10), "42 ms");
+        assert_eq!(hold(100, 0, 0), None, "nobody sends it again");
+        assert_eq!(hold(30, 2, 0), None, "two retries would have to begin with 165 ms");
+        assert_eq!(hold(100, 2, 0), Some(41));
+        assert_eq!(hold(4, 200, 0), Some(1));
+    }
+}

@@ -1,0 +1,203 @@
+//! Connections that are held before they begin: the header against its model, and the loaded programs with
+//! connections over loopback.
+
+use std::{
+    env,
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use proptest::prelude::*;
+use tidegate_core::{
+    Nanos, Rate, admission,
+    virtual_queue::{self, VirtualQueueOptions},
+};
+
+use super::{tree_tests::Nest, *};
+
+unsafe extern "C" {
+    fn native_ad_ended(turns: *mut intf::Turns, bytes: u64);
+    fn native_ad_ask(turns: *mut intf::Turns, now: u64, backlog: i64, cost: u64, paced: u32)
+    -> u64;
+    fn native_ad_hold_ticks(wait_ns: u64, retries: u32, rtt_ns: u64, tick_ns: u64) -> u32;
+    fn native_ad_asked(now: u64, port: u32) -> u32;
+    fn native_ad_is_asked(asked: u32, now: u64, port: u32) -> i32;
+}
+
+proptest! {
+    /// Connections of any size that are asked for and end at any times, at any rate.
+    #[test]
+    fn turns_are_the_model_s(
+        bit_s in 8_000u64..=100_000_000_000,
+        steps in proptest::collection::vec(
+            (any::<bool>(), 0u64..3_000_000_000, any::<i64>(), any::<u32>(), 0u64..1 << 40), 1..200,
+        ),
+    ) {
+        let cost = virtual_queue::cost_of_byte(Rate::from_bit_s(bit_s).unwrap());
+        let (mut model, mut c) = (admission::Turns::default(), intf::Turns::default());
+        let mut now = 1;
+        for (asks, later, backlog, paced, bytes) in steps {
+            now += later >> (later % 30);
+            let backlog = backlog >> (later % 60);
+            let paced = paced >> (later % 32);
+            if asks {
+                let wait = model.ask(Nanos(now), backlog, cost, paced);
+                // SAFETY: the turns are live; the rest are numbers.
+                let got = unsafe { native_ad_ask(&raw mut c, now, backlog, cost, paced) };
+                prop_assert_eq!(got, wait.0);
+                prop_assert!(wait <= admission::MOST);
+            } else {
+                model.ended(bytes >> (later % 40));
+                // SAFETY: as above.
+                unsafe { native_ad_ended(&raw mut c, bytes >> (later % 40)) };
+            }
+            prop_assert_eq!((c.next_ns, c.average), (model.next.0, model.average));
+        }
+    }
+
+    /// Any wait, however often and fast the kernel sends an answer again.
+    #[test]
+    fn held_times_are_the_model_s(
+        wait_ns in 0u64..=1_000_000_000, retries in 0u32..300, rtt_ns in 0u64..1 << 40,
+        tick_ns in prop_oneof![Just(1_000_000u64), Just(4_000_000), Just(10_000_000), 0u64..1 << 40],
+    ) {
+        let (wait, rtt, tick) = (Nanos(wait_ns), Nanos(rtt_ns), Nanos(tick_ns));
+        let model = admission::hold_ticks(wait, retries, rtt, tick);
+        // SAFETY: plain numbers.
+        let got = unsafe { native_ad_hold_ticks(wait_ns, retries, rtt_ns, tick_ns) };
+        prop_assert_eq!(got, model.unwrap_or(0));
+    }
+
+    /// An answer that follows at once is known by its port, whatever the time, and no later one is.
+    #[test]
+    fn an_answer_is_known_for_a_millisecond(
+        now in any::<u64>(), port in 1u32..1 << 16, after in 0u64..2_000_000_000,
+    ) {
+        // SAFETY: plain numbers.
+        let is_asked = |after: u64, port| unsafe {
+            native_ad_is_asked(native_ad_asked(now, port), now.wrapping_add(after), port) != 0
+        };
+        prop_assert!(is_asked(after % 1_000_000, port));
+        prop_assert!(!is_asked(1_200_000 + after, port));
+        // SAFETY: plain numbers.
+        let other = unsafe { native_ad_is_asked(native_ad_asked(now, port), now, port ^ 1) };
+        prop_assert_eq!(other, 0);
+    }
+}
+
+/// In the process that the test starts: where it serves, and where it sends all it can.
+const HOST: &str = "TIDEGATE_TEST_SERVES_AT";
+const BULK: &str = "TIDEGATE_TEST_SERVES_BESIDE";
+const PATIENCE: Duration = Duration::from_secs(120);
+const REPLY: usize = 10_000;
+const CLIENTS: usize = 10;
+const CONNECTIONS: usize = 10;
+
+/// The process in the limit, not a test of its own: a server with a connection for each reply, beside a
+/// transfer. It says its port, and ends with its input.
+#[test]
+fn serves() {
+    let Ok(bulk) = env::var(BULK) else { return };
+    let listener = TcpListener::bind((env::var(HOST).unwrap(), 0)).unwrap();
+    println!("port {}", listener.local_addr().unwrap().port());
+    thread::spawn(move || {
+        let mut bulk = TcpStream::connect(bulk).unwrap();
+        while bulk.write_all(&[7; 50_000]).is_ok() {}
+    });
+    thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            thread::spawn(move || {
+                let mut asked = [0];
+                if stream.read_exact(&mut asked).is_ok() {
+                    let _ = stream.write_all(&[7; REPLY]);
+                }
+            });
+        }
+    });
+    let _ = io::stdin().read(&mut [0]);
+    std::process::exit(0);
+}
+
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn root_short_connections_beside_a_transfer_are_held_and_whole() {
+    const TEST: &str = "root_short_connections_beside_a_transfer_are_held_and_whole";
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP {TEST}: needs root");
+        return;
+    }
+    are_held("127.0.0.1");
+    are_held("::1");
+}
+
+fn are_held(host: &'static str) {
+    const TEST: &str = "root_short_connections_beside_a_transfer_are_held_and_whole";
+    let nest = Nest::new("held", 1);
+    let (hierarchy, group) = (&nest.hierarchy, &nest.groups[0]);
+    let rate = Rate::from_bit_s(5_000_000).unwrap();
+    let queue = Some(VirtualQueueOptions::new(rate));
+    let options = LimitOptions { egress: queue, loopback: true, ..LimitOptions::default() };
+    let limit = AttachedLimit::attach(hierarchy, group, &options, None).unwrap();
+    let started = Instant::now();
+
+    let bulk = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]);
+    command.arg(group.absolute()).arg(env::current_exe().unwrap());
+    command.args(["limit::admission_tests::serves", "--exact", "--nocapture"]);
+    command.env(HOST, host).env(BULK, bulk.local_addr().unwrap().to_string());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut server = Server(command.spawn().unwrap());
+    let lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
+    let mut lines = lines.map_while(Result::ok);
+    let port: u16 = lines
+        .find_map(|line| Some(line.split_once("port ")?.1.parse().unwrap()))
+        .expect("the server says its port");
+    thread::spawn(move || {
+        let (mut stream, _) = bulk.accept().unwrap();
+        let _ = io::copy(&mut stream, &mut io::sink());
+    });
+
+    thread::scope(|scope| {
+        for _ in 0..CLIENTS {
+            scope.spawn(|| {
+                for _ in 0..CONNECTIONS {
+                    let mut stream = TcpStream::connect((host, port)).unwrap();
+                    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                    stream.write_all(&[1]).unwrap();
+                    let mut reply = Vec::new();
+                    stream.read_to_end(&mut reply).unwrap();
+                    assert_eq!(reply.len(), REPLY);
+                }
+            });
+        }
+    });
+
+    let reading = limit.maps.read(Direction::Egress).unwrap();
+    let turns = reading.queue.turns;
+    if turns.retries == 0 {
+        eprintln!("SKIP {TEST}: programs of cgroups see no SYN-ACK on this kernel");
+        return;
+    }
+    assert!(turns.held > 0, "nobody was held: {turns:?}");
+    let average = u64::from(turns.average >> 6);
+    assert!((REPLY as u64 / 2..=2 * REPLY as u64).contains(&average), "{turns:?}");
+    // However fast the machine: with the credit of those that begin.
+    // Passed, marked or slowed.
+    let passed: u64 = reading.counters.bytes[..3].iter().sum();
+    let most = rate.bit_s() as f64 / 8.0 * (started.elapsed().as_secs_f64() + 0.3);
+    assert!((passed as f64) < most, "{passed} bytes, at most {most}");
+    drop(server);
+    limit.detach(hierarchy, group).unwrap();
+}
