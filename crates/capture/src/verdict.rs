@@ -299,8 +299,8 @@ impl Waited {
             }
         };
         format!(
-            "delay before loss: median {:.2} ms of {} losses, a quarter above {:.2} ms, by {by}: {:.2} of the \
-             {:.1} ms in which the bucket fills; {says} {QUEUE_MIN}",
+            "delay before loss: median {:.2} ms of {} losses, a quarter above {:.2} ms, by {by}: {:.2} of \
+             the {:.1} ms in which the bucket fills; {says} {QUEUE_MIN}",
             delay.median_ns / 1e6,
             delay.losses,
             delay.upper_ns / 1e6,
