@@ -15,13 +15,14 @@
 #define AD_MOST_BYTES (10 * 1514)
 /* The virtual queue may be behind by so much without a connection having to wait for that. */
 #define AD_SLACK_NS 4000000ULL
-/* Nobody waits longer. */
-#define AD_MOST_NS 1000000000ULL
+/* Nobody waits longer: a client asks again after a second. */
+#define AD_MOST_NS 850000000ULL
 /* A client has this time and so many round trips to answer what was held. */
 #define AD_PATIENCE_NS	   992000000ULL
 #define AD_PATIENCE_ROUNDS 16
 /* Nobody is held for more than this, and twice as long as its turn needs, for that alone. */
 #define AD_LEAST_NS 32000000ULL
+#define AD_NEVER    2
 /* Beyond so many retries of an answer nothing is gained. */
 #define AD_MAX_RETRIES 15
 
@@ -38,7 +39,8 @@ struct ad_turns {
 	/* The least retries of an answer that a listener has; 0: none is known, as no answer was
 	 * seen (programs of cgroups see none before Linux 6.13). */
 	__u8 retries;
-	/* 1 while the listener that was seen last has many half-open connections. */
+	/* 1 while the listener that was seen last has many connections that wait, AD_NEVER from
+	 * when one was seen that sends no answer again. */
 	__u8 crowded;
 	__u16 pad;
 };
@@ -49,7 +51,8 @@ static inline __attribute__((always_inline)) void ad_ended(struct ad_turns *turn
 	__u32 average = *(volatile __u32 *)&turns->average;
 
 	bytes = fs_min(bytes, AD_MOST_BYTES);
-	turns->average = average ? average + bytes : bytes << AD_AVERAGE_SHIFT;
+	bytes = average ? average + bytes : bytes << AD_AVERAGE_SHIFT;
+	turns->average = fs_min(bytes, AD_MOST_BYTES << AD_AVERAGE_SHIFT);
 }
 
 /*

@@ -157,8 +157,8 @@ struct tg_place {
 
 /*
  * A virtual queue and the fair share of those that use it: flows, or the children of a limit. The
- * first cache line is written by packets, the second once an epoch, the third once an epoch and
- * child. A policer has a pl_meter in its place.
+ * first cache line is written by packets, the second once an epoch and with each new connection,
+ * the third once an epoch and child. A policer has a pl_meter in its place.
  */
 struct tg_queue {
 	__u64 finish_ns;

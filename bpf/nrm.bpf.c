@@ -26,6 +26,12 @@
 #include "vmlinux.h"
 #include "wire_bytes.h"
 
+/* In a TCP header: the client's port of an answer, and the byte of the flags. */
+#define TCP_DEST_OFFSET	 2
+#define TCP_FLAGS_OFFSET 13
+#define TCP_SYN_BIT	 0x02
+#define TCP_RST_BIT	 0x04
+
 /* In every network namespace the loopback device is the first. */
 #define LOOPBACK_IFINDEX 1
 
@@ -210,7 +216,8 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
 	if (!ours)
 		return 0;
-	if (!(index & 1) && ours->epoch[0] != queue->epoch + 1 && is_first_flight(sk))
+	if (!(index & 1) && queue->turns.retries && ours->epoch[0] != queue->epoch + 1 &&
+	    is_first_flight(sk))
 		/* It comes and goes: the others make room for what it takes, and it joins them
 		 * later. */
 		set_aside(queue, &ours->sent[index], bytes, conf->cost);
@@ -219,42 +226,63 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 	return 0;
 }
 
+/* What is to become of a packet of a listener. */
+enum {
+	NO_ANSWER,
+	ANSWER_GOES,
+	ANSWER_WAITS,
+};
+
+/* A listener with a smaller queue would forget others for a connection that is held. */
+#define LEAST_BACKLOG 16
+
 /*
- * Whether the answer to a connection that is asked for is to be held: the kernel sends it again
- * when the timer ends that was given to it (tune.bpf.c). Also learns what is to be known for the
- * next one: how often this listener sends an answer again, of which it forgets some when half of
- * its queue is taken.
+ * Whether a packet answers a connection that is asked for (SYN-ACK), and whether that is to be
+ * held: the kernel sends it again when the timer ends that was given to it (tune.bpf.c). Also
+ * learns what is to be known for the next one: how often the listener sends an answer again, and
+ * whether a quarter of its queue is taken, or half of those that wait to be accepted.
  */
-__noinline int hold(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
+__noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
 {
 	struct bpf_sock *sk = skb->sk;
 	struct tcp_sock *listener;
-	__u32 retries, most;
+	__u32 retries, most, start;
+	__u8 first = 0, flags = 0, crowded;
 	__be16 port = 0;
-	__u8 first = 0;
 
 	listener = sk ? bpf_skc_to_tcp_sock(sk) : 0;
-	if (!listener || !queue)
-		return 0;
+	if (!listener || !queue || tg_load(skb, 0, &first, sizeof(first)))
+		return NO_ANSWER;
+	/* Behind extension headers there is something else: then it is a packet as others are. */
+	start = first >> 4 == 4 ? (first & 15) * 4 : sizeof(struct ipv6hdr);
+	tg_load(skb, start + TCP_FLAGS_OFFSET, &flags, sizeof(flags));
+	if ((flags & (TCP_SYN_BIT | TCP_RST_BIT)) != TCP_SYN_BIT)
+		return NO_ANSWER;
 	retries = listener->inet_conn.icsk_syn_retries;
 	if (!retries)
 		retries = listener->inet_conn.icsk_inet.sk.__sk_common.skc_net.net->ipv4
 			      .sysctl_tcp_synack_retries;
-	if (retries && (!queue->turns.retries || retries < queue->turns.retries))
-		queue->turns.retries = retries;
 	most = listener->inet_conn.icsk_inet.sk.sk_max_ack_backlog;
-	queue->turns.crowded =
-	    4 * (__u32)listener->inet_conn.icsk_accept_queue.qlen.counter >= fs_max(most, 8);
-	if (!queue->turns.asked || tg_load(skb, 0, &first, sizeof(first)))
-		return 0;
-	/* Behind extension headers there is another number, and the answer goes at once. */
-	tg_load(skb, (first >> 4 == 4 ? (first & 15) * 4 : sizeof(struct ipv6hdr)) + 2, &port,
-		sizeof(port));
+	crowded = most < LEAST_BACKLOG ||
+		  4 * (__u32)listener->inet_conn.icsk_accept_queue.qlen.counter >= most ||
+		  2 * listener->inet_conn.icsk_inet.sk.sk_ack_backlog >= most;
+	if (!retries)
+		crowded = AD_NEVER;
+	if (queue->turns.crowded != AD_NEVER && queue->turns.crowded != crowded)
+		queue->turns.crowded = crowded;
+	/* What was reckoned with is not so for this one. */
+	if (retries < queue->turns.retries || !queue->turns.retries) {
+		queue->turns.retries = retries;
+		return ANSWER_GOES;
+	}
+	if (!queue->turns.asked || crowded)
+		return ANSWER_GOES;
+	tg_load(skb, start + TCP_DEST_OFFSET, &port, sizeof(port));
 	if (!ad_is_asked(queue->turns.asked, now, bpf_ntohs(port)))
-		return 0;
+		return ANSWER_GOES;
 	queue->turns.asked = 0;
 	__sync_fetch_and_add(&queue->turns.held, 1);
-	return 1;
+	return ANSWER_WAITS;
 }
 
 /* What a flow sends at once, that is paced or told by its window. */
@@ -323,9 +351,6 @@ struct gates {
 	struct arrival packet;
 };
 
-/* One that may begin is not lost: whoever asked for it would wait for a second. */
-#define ADMITTED_DEPTH_NS (1ULL << 40)
-
 /* The queues of classes at their present rate. */
 struct classes {
 	struct vq_conf queue;
@@ -375,14 +400,14 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g,
 	}
 }
 
-/* What a TCP flow has taken so far: no more than what is never paced, of a connection that could be
- * held, or less than half of its share in this epoch. */
+/* What a TCP flow has taken so far: less than half of its share in this epoch, or no more than what
+ * is never paced, where connections are held. */
 enum {
 	TAKES_LITTLE = 1,
 	TAKES_FIRST = 2,
 };
 
-/* A connection that was let begin has this credit: others wait to begin until it is paid. */
+/* A connection that begins has this credit: others wait until it is paid. */
 #define FIRST_CREDIT_NS 100000000ULL
 
 /* Whether the packet is of such a flow. */
@@ -416,9 +441,7 @@ static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct arriva
 		return fs_max(UP_DEPTH_NS, conf->drop_ns);
 	if (!packet->paced)
 		return 0;
-	if (packet->admitted)
-		return ADMITTED_DEPTH_NS;
-	little = takes_little(skb, queue, packet->direction);
+	little = packet->admitted ? TAKES_FIRST : takes_little(skb, queue, packet->direction);
 	if (little)
 		return fs_max(up_depth_ns(conf, queue->aside_before), conf->drop_ns) +
 		       (little == TAKES_FIRST ? FIRST_CREDIT_NS : UP_CREDIT_NS);
@@ -617,7 +640,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	struct tg_counters *c;
 	struct bpf_sock *sk;
 	__u32 key = direction, bytes, carry;
-	int counts;
+	int counts, answers;
 
 	if (skb->mark == TG_DEAD_MARK)
 		return drop;
@@ -648,12 +671,14 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	if (g.own && g.own->cost != g.own_conf->cost)
 		follow_rate(g.own_conf, g.own, now);
 	sk = g.packet.paced && skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
-	if (sk && sk->state == BPF_TCP_LISTEN && direction == TG_EGRESS && !g.is_parent) {
-		if (hold(skb, g.queue, now)) {
+	if (sk && sk->state == BPF_TCP_LISTEN && sk->protocol == IPPROTO_TCP &&
+	    direction == TG_EGRESS) {
+		answers = answer(skb, g.queue, now);
+		if (answers == ANSWER_WAITS) {
 			skb->mark = TG_DEAD_MARK;
 			return RET_DROP;
 		}
-		g.packet.admitted = 1;
+		g.packet.admitted = answers == ANSWER_GOES;
 	}
 	/* TCP of this host can be paced, or told by its window. */
 	if (g.packet.paced && !(sk && sk->protocol == IPPROTO_TCP)) {

@@ -19,8 +19,8 @@
 
 /* An answer, the ACK of a request and what ends a connection. */
 #define CONTROL_SEGMENTS 4
-/* The kernel forgets half-open connections after so many retries where half of a queue is taken. */
-#define CROWDED_RETRIES 2
+/* So long after the end of an epoch its flows say nothing. */
+#define SILENT_NS 200000000ULL
 
 /* Keeps bursts short on a short path; no longer path is touched, nor is its congestion control. */
 static __always_inline void set_window(struct bpf_sock_ops *ops, __u32 byte_s, int newcomer)
@@ -231,21 +231,25 @@ static __always_inline void ask(struct bpf_sock_ops *ops, const struct tg_limit 
 				struct tg_queue *queue)
 {
 	__u64 now = bpf_ktime_get_ns(), wait;
-	__u32 retries = queue->turns.retries, ticks;
+	__u32 ticks, paced;
 
-	/* What a parent's own flows take is no child's to wait for. */
-	if (ops->is_fullsock || !(l->flags & TG_FLAG_PACE_FAIR) || !queue->cost || !retries ||
-	    tg_is_parent(queue, now) || is_exempt(ops, l))
+	if (ops->is_fullsock || !(l->flags & TG_FLAG_PACE_FAIR) || !queue->cost ||
+	    !queue->turns.retries || queue->turns.crowded || tg_is_parent(queue, now) ||
+	    is_exempt(ops, l))
 		return;
-	if (queue->turns.crowded)
-		retries = fs_min(retries, CROWDED_RETRIES);
-	wait = ad_ask(&queue->turns, now, queue->finish_ns - now, queue->cost, queue->flows_before);
-	ticks = ad_hold_ticks(wait, retries, queue->rtt_ns, tick_ns);
+	/* Another program, or the limit inside this one, has set the timer. */
+	if ((__s32)ops->reply > 0)
+		return;
+	/* Who has been silent has gone. */
+	paced = now - queue->epoch_start_ns < 2000ULL * queue->epoch_us + SILENT_NS
+		    ? queue->flows_before
+		    : 0;
+	wait = ad_ask(&queue->turns, now, queue->finish_ns - now, queue->cost, paced);
+	ticks = ad_hold_ticks(wait, queue->turns.retries, queue->rtt_ns, tick_ns);
 	if (!ticks)
 		return;
 	queue->turns.asked = ad_asked(now, bpf_ntohl(ops->remote_port));
-	if (ops->reply < ticks)
-		ops->reply = ticks;
+	ops->reply = ticks;
 }
 
 /* A connection has ended: what the next ones take is learnt from it. */
@@ -253,9 +257,23 @@ static __always_inline void learn(struct bpf_sock_ops *ops, struct tg_queue *que
 {
 	struct tcp_sock *tp = ops->sk ? bpf_skc_to_tcp_sock(ops->sk) : 0;
 
-	if (tp && ops->args[1] == BPF_TCP_CLOSE)
+	if (tp && ops->args[1] == BPF_TCP_CLOSE && !tg_is_parent(queue, bpf_ktime_get_ns()))
 		ad_ended(&queue->turns, tp->bytes_sent + (tp->data_segs_out + CONTROL_SEGMENTS) *
 							     (__u64)TG_HEADER_BYTES);
+}
+
+/*
+ * The kernel takes an answer that was held, and one more that was sent again as the client is far
+ * away, for lost ones, and begins with a window of one segment: it gets what others have.
+ */
+static __always_inline void set_initial_window(struct bpf_sock_ops *ops,
+					       const struct tg_queue *queue)
+{
+	struct tcp_sock *tp = ops->sk ? bpf_skc_to_tcp_sock(ops->sk) : 0;
+	__u32 window = TG_INITIAL_WINDOW;
+
+	if (tp && queue->turns.held && tp->total_retrans > 1)
+		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_IW, &window, sizeof(window));
 }
 
 SEC("sockops")
@@ -312,6 +330,8 @@ int tune(struct bpf_sock_ops *ops)
 		if (is_exempt(ops, l))
 			break;
 		tg_set_timers(ops, l);
+		if (ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB)
+			set_initial_window(ops, queue);
 		set_pacing(ops, l, queue, 1);
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
 						   BPF_SOCK_OPS_RTT_CB_FLAG |

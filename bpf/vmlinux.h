@@ -54,6 +54,7 @@ struct sock {
 	struct sock_common __sk_common;
 	struct sock_cgroup_data sk_cgrp_data;
 	unsigned long sk_max_pacing_rate;
+	__u32 sk_ack_backlog;
 	__u32 sk_max_ack_backlog;
 };
 
@@ -90,6 +91,7 @@ struct tcp_sock {
 	__u32 delivered;
 	__u32 delivered_ce;
 	__u32 data_segs_out;
+	__u32 total_retrans;
 	__u64 bytes_sent;
 	__u8 ecn_flags;
 	__u32 srtt_us;

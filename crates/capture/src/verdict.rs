@@ -6,7 +6,7 @@
 //! the passes above it. Their tokens come from one rate over all losses and have no bucket that can be full;
 //! here they are those of the bucket that [`fit`](crate::fit) found, and the level is kept more narrowly:
 //! within one and a half packets, or 3 % of the depth. In place of their share of losses after a grown round
-//! trip, the [`delay`](crate::delay) right before the losses tells a queue from a policer.
+//! trip, the [`delay`] right before the losses tells a queue from a policer.
 
 use serde::Serialize;
 

@@ -27,8 +27,8 @@ const AVERAGE_SHIFT: u32 = 6;
 pub const MOST_BYTES: u64 = 10 * 1514;
 /// The virtual queue may be behind by so much without a connection having to wait for that.
 pub const SLACK: Nanos = Nanos(4_000_000);
-/// Nobody waits longer.
-pub const MOST: Nanos = Nanos(1_000_000_000);
+/// Nobody waits longer: a client asks again after a second.
+pub const MOST: Nanos = Nanos(850_000_000);
 /// A client has this time and [`PATIENCE_ROUNDS`] round trips to answer what was held.
 pub const PATIENCE: Nanos = Nanos(992_000_000);
 /// See [`PATIENCE`].
@@ -51,10 +51,11 @@ impl Turns {
     /// A connection has ended that took so many bytes on the wire.
     pub fn ended(&mut self, bytes: u64) {
         let bytes = bytes.min(MOST_BYTES) as u32;
-        self.average = match self.average {
+        let average = match self.average {
             0 => bytes << AVERAGE_SHIFT,
-            average => average.wrapping_add(bytes),
+            average => average + bytes,
         };
+        self.average = average.min((MOST_BYTES as u32) << AVERAGE_SHIFT);
     }
 
     /// A connection is asked for: how long it has to wait. `cost` is that of a byte, in 2^-24 ns; `paced` are

@@ -369,7 +369,8 @@ pub struct Turns {
     pub held: u32,
     /// The least retries of an answer that a listener has; 0: none is known.
     pub retries: u8,
-    /// 1 while the listener that was seen last has many half-open connections.
+    /// 1 while the listener that was seen last has many connections that wait, 2 from when one was seen that
+    /// sends no answer again.
     pub crowded: u8,
     /// Zero.
     pub pad: u16,
