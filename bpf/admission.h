@@ -9,7 +9,7 @@
 #include "fair_share.h"
 #include "vqueue.h"
 
-/* What a connection took counts for one in 2^6 of the average. */
+/* Each connection that ends moves the average by one part in 2^6. */
 #define AD_AVERAGE_SHIFT 6
 /* TCP's first ten segments; what a connection sends later is paced. */
 #define AD_MOST_BYTES (10 * 1514)
@@ -22,15 +22,16 @@
 #define AD_PATIENCE_ROUNDS 16
 /* Nobody is held for more than this, and twice as long as its turn needs, for that alone. */
 #define AD_LEAST_NS 32000000ULL
-#define AD_NEVER    2
+/* A value of `crowded`: this limit holds no connection any more. */
+#define AD_NEVER 2
 /* Beyond so many retries of an answer nothing is gained. */
 #define AD_MAX_RETRIES 15
 
-/* What new connections of a queue share. */
+/* The turns that the new connections of a queue take. */
 struct ad_turns {
 	/* When the turn of the next one comes. */
 	__u64 next_ns;
-	/* What a connection that is asked for takes before it is paced, in 2^-6 bytes. */
+	/* The bytes that a connection takes before it is paced, on average, in 2^-6 bytes. */
 	__u32 average;
 	/* The last one whose answer is to be held: a time and a port (ad_asked). */
 	__u32 asked;
@@ -101,7 +102,7 @@ static inline __attribute__((always_inline)) __u32 ad_hold_ticks(__u64 wait_ns, 
 	return fs_max(fs_max(wait_ns / tick_ns, (least + tick_ns / 2) / tick_ns), 1);
 }
 
-/* What says which answer is to be held: when it was asked, in 2^16 ns, and the client's port. */
+/* Names the answer that is to be held: the time in units of 2^16 ns, and the client's port. */
 static inline __attribute__((always_inline)) __u32 ad_asked(__u64 now, __u32 port)
 {
 	return (__u32)(now >> 16) << 16 | (port & 0xffff);

@@ -21,16 +21,11 @@
 #include "intf.h"
 #include "packet.h"
 #include "sockets.h"
+#include "tcp_header.h"
 #include "tree.h"
 #include "unpaced.h"
 #include "vmlinux.h"
 #include "wire_bytes.h"
-
-/* In a TCP header: the client's port of an answer, and the byte of the flags. */
-#define TCP_DEST_OFFSET	 2
-#define TCP_FLAGS_OFFSET 13
-#define TCP_SYN_BIT	 0x02
-#define TCP_RST_BIT	 0x04
 
 /* In every network namespace the loopback device is the first. */
 #define LOOPBACK_IFINDEX 1
@@ -96,7 +91,7 @@ struct arrival {
 	__u8 reserved;
 	/* The sender has no window, while others in the same queue do. */
 	__u8 unpaced;
-	/* The packet answers a connection that may begin. */
+	/* The packet is the SYN-ACK of a connection whose turn has come. */
 	__u8 admitted;
 };
 
@@ -218,15 +213,15 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 		return 0;
 	if (!(index & 1) && queue->turns.retries && ours->epoch[0] != queue->epoch + 1 &&
 	    is_first_flight(sk))
-		/* It comes and goes: the others make room for what it takes, and it joins them
-		 * later. */
+		/* Most connections end before they are paced: this one is no flow that has a share
+		 * yet, and the flows leave it what it takes. */
 		set_aside(queue, &ours->sent[index], bytes, conf->cost);
 	else
 		ep_use(queue, &ours->sent[index], &ours->epoch[index & 1], bytes, conf->cost);
 	return 0;
 }
 
-/* What is to become of a packet of a listener. */
+/* The verdict on a packet that a listening socket sends. */
 enum {
 	NO_ANSWER,
 	ANSWER_GOES,
@@ -253,10 +248,11 @@ __noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
 	listener = sk ? bpf_skc_to_tcp_sock(sk) : 0;
 	if (!listener || !queue || tg_load(skb, 0, &first, sizeof(first)))
 		return NO_ANSWER;
-	/* Behind extension headers there is something else: then it is a packet as others are. */
+	/* An answer behind IPv6 extension headers is not recognised, and is judged as any packet.
+	 */
 	start = first >> 4 == 4 ? (first & 15) * 4 : sizeof(struct ipv6hdr);
 	tg_load(skb, start + TCP_FLAGS_OFFSET, &flags, sizeof(flags));
-	if ((flags & (TCP_SYN_BIT | TCP_RST_BIT)) != TCP_SYN_BIT)
+	if ((flags & (TCP_SYN | TCP_RST)) != TCP_SYN)
 		return NO_ANSWER;
 	retries = listener->inet_conn.icsk_syn_retries;
 	if (!retries)
@@ -270,7 +266,7 @@ __noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
 		crowded = AD_NEVER;
 	if (queue->turns.crowded != AD_NEVER && queue->turns.crowded != crowded)
 		queue->turns.crowded = crowded;
-	/* What was reckoned with is not so for this one. */
+	/* The hold was reckoned with more retries than this listener makes. */
 	if (retries < queue->turns.retries || !queue->turns.retries) {
 		queue->turns.retries = retries;
 		return ANSWER_GOES;
@@ -400,8 +396,8 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g,
 	}
 }
 
-/* What a TCP flow has taken so far: less than half of its share in this epoch, or no more than what
- * is never paced, where connections are held. */
+/* A TCP flow has taken less than half of its share in this epoch; or, where connections are held,
+ * it has sent no more than its first ten segments, which are not paced. */
 enum {
 	TAKES_LITTLE = 1,
 	TAKES_FIRST = 2,
@@ -434,14 +430,18 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
 static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct arrival *packet,
 				      const struct vq_conf *conf, const struct tg_queue *queue)
 {
-	int little;
+	int little = 0;
 
-	/* A class within its own rate is not to suffer for those that still are to make room. */
-	if (packet->claimed)
+	if (packet->admitted)
+		little = TAKES_FIRST;
+	else if (packet->paced)
+		little = takes_little(skb, queue, packet->direction);
+	/* A class within its own rate does not pay for flows that do not yet keep to their shares.
+	 */
+	if (packet->claimed && little != TAKES_FIRST)
 		return fs_max(UP_DEPTH_NS, conf->drop_ns);
 	if (!packet->paced)
 		return 0;
-	little = packet->admitted ? TAKES_FIRST : takes_little(skb, queue, packet->direction);
 	if (little)
 		return fs_max(up_depth_ns(conf, queue->aside_before), conf->drop_ns) +
 		       (little == TAKES_FIRST ? FIRST_CREDIT_NS : UP_CREDIT_NS);
@@ -526,7 +526,7 @@ static __always_inline enum vq_verdict judge(struct __sk_buff *skb, struct arriv
 					     const struct vq_conf *conf,
 					     const struct tg_queue *queue)
 {
-	__u64 room;
+	__u64 window_ns;
 	__s64 backlog;
 	__u32 verdict;
 
@@ -535,9 +535,9 @@ static __always_inline enum vq_verdict judge(struct __sk_buff *skb, struct arriv
 	} else {
 		backlog = *(volatile __u64 *)&queue->finish_ns - packet->now;
 		/* What rw_judged_ns leaves out. */
-		room = packet->windows ? fs_min(queue->rtt_ns, RW_MAX_ROOM_NS) : 0;
-		packet->most.all_ns = conf->drop_ns + room;
-		if (backlog <= (__s64)(conf->mark_ns + room))
+		window_ns = packet->windows ? fs_min(queue->rtt_ns, RW_MAX_ROOM_NS) : 0;
+		packet->most.all_ns = conf->drop_ns + window_ns;
+		if (backlog <= (__s64)(conf->mark_ns + window_ns))
 			return VQ_PASS;
 		verdict = judge_backlog(skb, conf, queue, packet);
 	}

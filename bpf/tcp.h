@@ -19,20 +19,8 @@
 
 #include "acks.h"
 #include "options.h"
+#include "tcp_header.h"
 
-#define TCP_FIN	     0x01
-#define TCP_SYN	     0x02
-#define TCP_RST	     0x04
-#define TCP_ACK_FLAG 0x10
-#define TCP_ECE	     0x40
-#define TCP_CWR	     0x80
-/* Above the flags' byte: Accurate ECN. */
-#define TCP_AE 0x100
-/* The word that holds data offset, flags and window; the checksum behind it. */
-#define TCP_WORD_OFFSET	   12
-#define TCP_CHECK_OFFSET   16
-#define TCP_LEAST_BYTES	   20
-#define TCP_BEFORE_OPTIONS 4
 /* Of an IPv4 fragment field: "not the first" or "more to come". */
 #define IP_IS_FRAGMENT 0x3fff
 

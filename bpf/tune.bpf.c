@@ -225,7 +225,7 @@ const volatile __u64 tick_ns = 4000000;
 /*
  * A connection is asked for: its answer may have to wait until the limit has room for what it will
  * take. The kernel asks for the timer of the answer just before it sends it; the program on egress
- * drops the one that is to wait (`hold` in nrm.bpf.c), and the timer sends it.
+ * drops the one that is to wait (`answer` in nrm.bpf.c), and the timer sends it.
  */
 static __always_inline void ask(struct bpf_sock_ops *ops, const struct tg_limit *l,
 				struct tg_queue *queue)

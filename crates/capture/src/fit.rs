@@ -52,7 +52,7 @@ const PROFILE_BEST: usize = 6;
 const SHALLOW_PACKETS: f64 = 3.0;
 /// Timestamps are off by so much, besides packets.
 const JITTER_NS: f64 = 100_000.0;
-/// What they are off by is no more than this part of the level.
+/// The errors of timestamps are no more than this part of the level.
 const NOISE_MAX: f64 = 0.15;
 
 /// A packet that passed.
@@ -447,8 +447,8 @@ impl Series {
 }
 
 impl Fit {
-    /// What the bucket may hold. As long as the deficits at losses differ it is less than their median: what
-    /// was lost and nobody saw is in them.
+    /// The most that the bucket may hold, in bytes. Where the deficits at losses differ, it is less than their
+    /// median, as packets that were lost unseen are a part of them.
     fn holds_bytes(&self, packet: f64) -> f64 {
         let less = if self.spread_bytes > packet / 2.0 { self.spread_bytes } else { 0.0 };
         (self.depth_bytes - less).max(packet)

@@ -35,20 +35,20 @@ const SOME_PACKETS: f64 = 8.0;
 const EXPLAINED_NO_QUEUE_MIN: f64 = 0.75;
 /// No policer has a bucket that takes longer to fill: the deepest rule in use is 3 s (Cisco's CAR, extended).
 const BUCKET_MAX_NS: f64 = 4e9;
-/// What differs from the rate by less came at the rate.
+/// A pace that differs from the rate by less is the rate.
 const PACE_WITHIN: f64 = 0.005;
 /// Over so many packets the pace before a loss is taken, and at so many losses.
 const PACE_PACKETS: usize = 4;
 const PACES_MIN: usize = 5;
-/// What passed so many packets at the rate before a loss, or as long as the bucket takes to fill, still
-/// tells.
+/// A loss is judged by the packets that passed within this many packet times at the rate before it, or
+/// within the time in which the bucket fills.
 const BACK_PACKETS: f64 = 8.0;
 /// A bucket of so many packets is a shaper's, if packets also leave evenly.
 const SHAPER_PACKETS: f64 = 3.0;
 /// The share of packets that come faster than the rate, below which they leave evenly.
 const FAST_MIN: f64 = 0.05;
 
-/// What the losses of a flow look like.
+/// The cause that the losses of a flow show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -106,10 +106,10 @@ pub struct DelayReport {
     pub measured_by: DelaySource,
 }
 
-/// What a series shows.
+/// The judgement on the losses of a series.
 #[derive(Debug, Clone)]
 pub struct Judgement {
-    /// What its losses look like.
+    /// The cause that its losses show.
     pub verdict: Verdict,
     /// Why, in words.
     pub evidence: Vec<String>,
@@ -258,7 +258,7 @@ fn weigh(
     (Verdict::Policed, evidence)
 }
 
-/// What the delay before losses says.
+/// The answer of the delay before losses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waited {
     /// A queue stood.

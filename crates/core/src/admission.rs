@@ -21,7 +21,7 @@
 
 use crate::{fair_share::MAX_FLOWS, units::Nanos, virtual_queue::time_of};
 
-/// What a connection took counts for one in 2^6 of the average.
+/// Each connection that ends moves the average by one part in 2^6.
 const AVERAGE_SHIFT: u32 = 6;
 /// TCP's first ten segments, in bytes on the wire; what a connection sends later is paced.
 pub const MOST_BYTES: u64 = 10 * 1514;
@@ -38,12 +38,12 @@ pub const LEAST: Nanos = Nanos(32_000_000);
 /// Beyond so many retries of an answer nothing is gained.
 const MAX_RETRIES: u32 = 15;
 
-/// What new connections of a limit share.
+/// The turns that the new connections of a limit take.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Turns {
     /// When the turn of the next one comes.
     pub next: Nanos,
-    /// What a connection that is asked for takes before it is paced, in 2^-6 bytes.
+    /// The bytes that a connection takes before it is paced, on average, in 2^-6 bytes.
     pub average: u32,
 }
 

@@ -4,7 +4,7 @@
 use std::{
     env,
     io::{BufRead, BufReader, Read, Write},
-    net::{TcpListener, TcpStream},
+    net::{Ipv4Addr, TcpListener, TcpStream},
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -16,7 +16,7 @@ use tidegate_core::{
     virtual_queue::{self, VirtualQueueOptions},
 };
 
-use super::{tree_tests::Nest, *};
+use super::{kernel_tests::monotonic_ns, tree_tests::Nest, *};
 
 unsafe extern "C" {
     fn native_ad_ended(turns: *mut intf::Turns, bytes: u64);
@@ -97,16 +97,16 @@ const CLIENTS: usize = 10;
 const CONNECTIONS: usize = 10;
 
 /// The process in the limit, not a test of its own: a server with a connection for each reply, beside a
-/// transfer. It says its port, and ends with its input.
+/// transfer if it is given one. It says its port, and ends with its input.
 #[test]
 fn serves() {
-    let Ok(bulk) = env::var(BULK) else { return };
-    let listener = TcpListener::bind((env::var(HOST).unwrap(), 0)).unwrap();
+    let Ok(host) = env::var(HOST) else { return };
+    let listener = TcpListener::bind((host, 0)).unwrap();
     println!("port {}", listener.local_addr().unwrap().port());
-    thread::spawn(move || {
+    if let Ok(bulk) = env::var(BULK) {
         let mut bulk = TcpStream::connect(bulk).unwrap();
-        while bulk.write_all(&[7; 50_000]).is_ok() {}
-    });
+        thread::spawn(move || while bulk.write_all(&[7; 50_000]).is_ok() {});
+    }
     thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {
             thread::spawn(move || {
@@ -121,7 +121,28 @@ fn serves() {
     std::process::exit(0);
 }
 
-struct Server(Child);
+struct Server(Child, u16);
+
+impl Server {
+    /// Starts it in a cgroup, beside a transfer to `bulk`, and waits until it has a port.
+    fn start(group: &Cgroup, host: &str, bulk: Option<&TcpListener>) -> Server {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]);
+        command.arg(group.absolute()).arg(env::current_exe().unwrap());
+        command.args(["limit::admission_tests::serves", "--exact", "--nocapture"]);
+        command.env(HOST, host).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(bulk) = bulk {
+            command.env(BULK, bulk.local_addr().unwrap().to_string());
+        }
+        let mut server = Server(command.spawn().unwrap(), 0);
+        let lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
+        let mut lines = lines.map_while(Result::ok);
+        server.1 = lines
+            .find_map(|line| Some(line.split_once("port ")?.1.parse().unwrap()))
+            .expect("the server says its port");
+        server
+    }
+}
 
 impl Drop for Server {
     fn drop(&mut self) {
@@ -157,18 +178,8 @@ fn are_held(host: &'static str) {
     let started = Instant::now();
 
     let bulk = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut command = Command::new("sh");
-    command.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]);
-    command.arg(group.absolute()).arg(env::current_exe().unwrap());
-    command.args(["limit::admission_tests::serves", "--exact", "--nocapture"]);
-    command.env(HOST, host).env(BULK, bulk.local_addr().unwrap().to_string());
-    command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut server = Server(command.spawn().unwrap());
-    let lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
-    let mut lines = lines.map_while(Result::ok);
-    let port: u16 = lines
-        .find_map(|line| Some(line.split_once("port ")?.1.parse().unwrap()))
-        .expect("the server says its port");
+    let server = Server::start(group, host, Some(&bulk));
+    let port = server.1;
     thread::spawn(move || {
         let (mut stream, _) = bulk.accept().unwrap();
         let _ = io::copy(&mut stream, &mut io::sink());
@@ -205,4 +216,54 @@ fn are_held(host: &'static str) {
     assert!((passed as f64) < most, "{passed} bytes, at most {most}");
     drop(server);
     limit.detach(hierarchy, group).unwrap();
+}
+
+/// The parent is behind by more than all other packets may find it, and less than new connections may.
+#[test]
+fn root_a_parent_does_not_drop_the_answers_of_its_child() {
+    const TEST: &str = "root_a_parent_does_not_drop_the_answers_of_its_child";
+    const BACKLOG: Duration = Duration::from_millis(80);
+    /// `TG_DROP_FULL`; what is dropped for another reason comes behind it.
+    const DROP_FULL: usize = 3;
+    const NOT_DRAINED: Duration = Duration::from_millis(50);
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP {TEST}: needs root");
+        return;
+    }
+    let nest = Nest::new("answers", 2);
+    let hierarchy = &nest.hierarchy;
+    let rate = Rate::from_bit_s(5_000_000).unwrap();
+    let queue = Some(VirtualQueueOptions::new(rate));
+    let mut options = LimitOptions { egress: queue, loopback: true, ..LimitOptions::default() };
+    let parent = AttachedLimit::attach(hierarchy, &nest.groups[0], &options, None).unwrap();
+    options.class = Some(Class { guarantee: None, weight: 50 });
+    let above = Some(parent.maps());
+    let child = AttachedLimit::attach(hierarchy, &nest.groups[1], &options, above).unwrap();
+    let server = Server::start(&nest.groups[1], "127.0.0.1", None);
+
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let mut queue = parent.maps.read(Direction::Egress).unwrap().queue;
+        let start = monotonic_ns();
+        queue.finish_ns = start + BACKLOG.as_nanos() as u64;
+        let key = 0u32.to_ne_bytes();
+        let bytes = bytemuck::bytes_of(&queue);
+        parent.maps.queues.update(&key, bytes, MapFlags::ANY).unwrap();
+        let stream = TcpStream::connect_timeout(
+            &(Ipv4Addr::LOCALHOST, server.1).into(),
+            Duration::from_millis(500),
+        );
+        let counters = parent.maps.read(Direction::Egress).unwrap().counters;
+        let drained_ns = start + NOT_DRAINED.as_nanos() as u64;
+        let dropped = counters.last_ns.iter().skip(DROP_FULL);
+        let early = dropped.filter(|at| (start..drained_ns).contains(at));
+        assert_eq!(early.count(), 0, "{counters:?}");
+        if stream.is_ok() && monotonic_ns() < drained_ns {
+            break;
+        }
+        assert!(Instant::now() < deadline, "this machine needs 50 ms for a connection");
+    }
+    drop(server);
+    child.detach(hierarchy, &nest.groups[1]).unwrap();
+    parent.detach(hierarchy, &nest.groups[0]).unwrap();
 }

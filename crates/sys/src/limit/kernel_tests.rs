@@ -418,7 +418,7 @@ fn context(row: &Row) -> Vec<u8> {
     skb
 }
 
-fn monotonic_ns() -> u64 {
+pub(super) fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * S + now.tv_nsec as u64
 }

@@ -111,10 +111,10 @@ impl Store {
 
     /// How many limits one that is listed, or set aside, is inside of.
     fn depth_of(&self, entry: &str) -> usize {
-        let prefix = if entry.starts_with(ASIDE) { "=" } else { "" };
+        let aside: String = entry.chars().take_while(|first| *first == ASIDE).collect();
         let above = |entry: &String| {
             let parent = fs::read_link(self.root.join(entry).join(PARENT)).ok()?;
-            Some(format!("{prefix}{}", parent.display()))
+            Some(format!("{aside}{}", parent.display()))
         };
         std::iter::successors(above(&entry.to_owned()), above)
             .take(tidegate_core::class::MAX_DEPTH)

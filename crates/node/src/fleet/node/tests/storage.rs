@@ -2,6 +2,14 @@
 
 use super::*;
 
+/// Hosts 0 and 2 start again, and begin an epoch that host 1 is to promise.
+fn others_begin_an_epoch(fleet: &mut Fleet) {
+    for (i, name) in [(0, "n0"), (2, "n2")] {
+        fleet.hosts[i].node = None;
+        fleet.start(i, name, ring(1), true);
+    }
+}
+
 #[test]
 fn what_rests_on_a_promise_waits_until_it_is_stored() {
     let mut fleet = Fleet::new(3, SHARE);
@@ -35,11 +43,7 @@ fn messages_that_wait_for_storage_are_bounded_and_dropped_if_it_fails() {
     let mut fleet = Fleet::new(3, SHARE);
     fleet.run(5.0);
     *fleet.hosts[1].memory.slow.borrow_mut() = true;
-    // Another epoch, which it is to promise.
-    fleet.hosts[0].node = None;
-    fleet.hosts[2].node = None;
-    fleet.start(0, "n0", ring(1), true);
-    fleet.start(2, "n2", ring(1), true);
+    others_begin_an_epoch(&mut fleet);
     fleet.run(30.0);
     let waiting = fleet.hosts[1].node.as_ref().unwrap().groups[0].group.waiting_messages();
     assert!((1..=64).contains(&waiting), "{waiting}");
@@ -78,12 +82,8 @@ fn a_disk_that_stays_full_is_told_of_once() {
 fn a_group_that_was_replaced_takes_no_promise_of_its_successor_back() {
     let mut fleet = Fleet::new(3, SHARE);
     fleet.run(5.0);
-    // The others begin an epoch, which it promises and cannot store.
     *fleet.hosts[1].memory.full.borrow_mut() = true;
-    fleet.hosts[0].node = None;
-    fleet.hosts[2].node = None;
-    fleet.start(0, "n0", ring(1), true);
-    fleet.start(2, "n2", ring(1), true);
+    others_begin_an_epoch(&mut fleet);
     while !fleet.said(1, "promises nothing") {
         fleet.run(0.02);
     }
