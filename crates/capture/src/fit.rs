@@ -447,8 +447,8 @@ impl Series {
 }
 
 impl Fit {
-    /// The most that the bucket may hold, in bytes. Where the deficits at losses differ, it is less than their
-    /// median, as packets that were lost unseen are a part of them.
+    /// The most that the bucket may hold, in bytes. Where the deficits at losses differ, it is less than
+    /// their median, as packets that were lost unseen are a part of them.
     fn holds_bytes(&self, packet: f64) -> f64 {
         let less = if self.spread_bytes > packet / 2.0 { self.spread_bytes } else { 0.0 };
         (self.depth_bytes - less).max(packet)
