@@ -200,7 +200,8 @@ struct tg_queue {
 	__u64 cost;
 	/* 1 while a CPU changes what is kept of the epoch (epoch.h). */
 	__u32 entered;
-	__u32 unused;
+	/* pace, ingress: how long flows wait before they ask, smoothed. */
+	__u32 wait_ns;
 	/* pace, egress: when new connections begin. */
 	struct ad_turns turns;
 
@@ -283,6 +284,9 @@ struct tg_socket {
 	__u64 bytes_sent;
 	__u32 segments_sent;
 	__u32 payload;
+	/* The pacing rate that its share is; less is set while it waits before it asks. */
+	__u32 share_byte_s;
+	__u32 pad;
 };
 
 /* The first members of struct tg_socket; the oldest version had `pacing_byte_s` alone. */

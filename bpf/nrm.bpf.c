@@ -289,7 +289,7 @@ static __always_inline __u64 burst_bytes(const struct vq_conf *conf, const struc
 
 	if (!windows)
 		return paced_burst_bytes(rate_bit_s, queue->flows_before);
-	window_ns = rw_burst_ns(queue->rtt_ns, queue->flows_before);
+	window_ns = rw_burst_ns(fs_max(queue->rtt_ns, queue->wait_ns), queue->flows_before);
 	return fs_max((window_ns << VQ_COST_SHIFT) / conf->cost, PACED_BURST_BYTES);
 }
 
@@ -403,11 +403,23 @@ enum {
 	TAKES_FIRST = 2,
 };
 
+/*
+ * Whether a program asks again and again on a connection, and waits before it does, so that what it
+ * gets comes to be its share (tune.bpf.c). A transfer asks once.
+ */
+static __always_inline int keeps_share(struct bpf_sock *sk, const struct tg_socket *ours, __u64 now)
+{
+	struct bpf_tcp_sock *tp = bpf_tcp_sock(sk);
+
+	return tp && tp->data_segs_out > 1 && rw_owes(&ours->rwnd, now) < RW_OWED_KEPT_NS;
+}
+
 /* A connection that begins has this credit: others wait until it is paid. */
 #define FIRST_CREDIT_NS 100000000ULL
 
 /* Whether the packet is of such a flow. */
-__noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue, __u32 direction)
+__noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue, __u32 direction,
+			    __u64 now)
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
 	struct tg_socket *ours;
@@ -418,6 +430,8 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
 	if (!ours)
 		return 0;
 	if (direction == TG_EGRESS && queue->turns.retries && is_first_flight(sk))
+		return TAKES_FIRST;
+	if (direction == TG_INGRESS && keeps_share(sk, ours, now))
 		return TAKES_FIRST;
 	return ours->epoch[direction] != queue->epoch + 1 ? TAKES_LITTLE : 0;
 }
@@ -435,7 +449,7 @@ static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct arriva
 	if (packet->admitted)
 		little = TAKES_FIRST;
 	else if (packet->paced)
-		little = takes_little(skb, queue, packet->direction);
+		little = takes_little(skb, queue, packet->direction, packet->now);
 	/* A class within its own rate does not pay for flows that do not yet keep to their shares.
 	 */
 	if (packet->claimed && little != TAKES_FIRST)

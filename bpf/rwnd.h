@@ -28,6 +28,10 @@
 #define RW_FIRST_NS	      2000000ULL
 #define RW_FIRST_SEGMENTS     4
 #define RW_FIRST_SEGMENTS_MAX 45
+/* A flow owes no more time than this: nobody waits longer before it asks. */
+#define RW_OWED_MAX_NS 200000000ULL
+/* A flow that owes less keeps to its share, by waiting before it asks for more. */
+#define RW_OWED_KEPT_NS 150000000ULL
 
 /* What is remembered of a flow. */
 struct rw_flow {
@@ -36,7 +40,8 @@ struct rw_flow {
 	/* How far it lies beyond what was received, in bytes; negative: that was granted early. */
 	__s64 credit;
 	__u32 rcv_nxt;
-	__u32 pad;
+	/* What it owed then (rw_owes). */
+	__u32 owed_ns;
 };
 
 /* What is known when an ACK is built. */
@@ -63,19 +68,31 @@ static inline __attribute__((always_inline)) __u64 rw_most(const struct rw_path 
 	return fs_min(bytes, RW_MAX_BYTES);
 }
 
+/* How long a flow would have to be silent at `now_ns` for what it has received to be its share. */
+static inline __attribute__((always_inline)) __u64 rw_owes(const struct rw_flow *flow, __u64 now_ns)
+{
+	__u64 elapsed = now_ns > flow->last_ns ? now_ns - flow->last_ns : 0;
+
+	return flow->owed_ns > elapsed ? flow->owed_ns - elapsed : 0;
+}
+
 /* The window of the ACK that is being built, in bytes. */
 static inline __attribute__((always_inline)) __u32
 rw_window(struct rw_flow *flow, const struct rw_path *path, __u64 now_ns)
 {
 	__s64 most = rw_most(path), least = fs_min(RW_LEAST_SEGMENTS * (__u64)path->mss, most);
 	__u64 elapsed = now_ns > flow->last_ns ? now_ns - flow->last_ns : 0;
+	__u32 received = path->rcv_nxt - flow->rcv_nxt;
+	__u64 owed = rw_owes(flow, now_ns);
 
 	if (flow->last_ns) {
 		flow->credit += rw_bytes(path->byte_s, elapsed);
-		flow->credit -= path->rcv_nxt - flow->rcv_nxt;
+		flow->credit -= received;
+		owed += received * RW_SECOND_NS / fs_max(path->byte_s, 1);
 	} else {
 		flow->credit = most;
 	}
+	flow->owed_ns = fs_min(owed, RW_OWED_MAX_NS);
 	if (flow->credit > most)
 		flow->credit = most;
 	if (flow->credit < -most)
@@ -83,6 +100,19 @@ rw_window(struct rw_flow *flow, const struct rw_path *path, __u64 now_ns)
 	flow->last_ns = now_ns;
 	flow->rcv_nxt = path->rcv_nxt;
 	return flow->credit > least ? flow->credit : least;
+}
+
+/*
+ * The pacing rate, in bytes a second, with which data of `payload` bytes that are sent at `now_ns`
+ * keep what follows them back until the flow has paid what it owes. The largest value: it owes
+ * nothing.
+ */
+static inline __attribute__((always_inline)) __u64 rw_asking_byte_s(const struct rw_flow *flow,
+								    __u32 payload, __u64 now_ns)
+{
+	__u64 owes_ns = rw_owes(flow, now_ns);
+
+	return owes_ns ? payload * RW_SECOND_NS / owes_ns : ~0ULL;
 }
 
 /* The first window of a connection, in segments. */

@@ -101,8 +101,9 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 	ours->share = share;
 	rate = tg_rate(l, queue, TG_EGRESS);
 	wanted = tg_pacing_rate(l, rate, share, tg_payload(tp, ours, ops->mss_cache), ipv6);
-	if (has_parent && !newcomer && ours->pacing_byte_s && wanted / 2 > ours->pacing_byte_s)
-		wanted = 2 * ours->pacing_byte_s;
+	if (has_parent && !newcomer && ours->share_byte_s && wanted / 2 > ours->share_byte_s)
+		wanted = 2 * ours->share_byte_s;
+	ours->share_byte_s = wanted;
 	bpf_getsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
 	/*
 	 * Every round trip asks: what is within 2 % can stay, if it stands. The program may have
@@ -176,6 +177,28 @@ static __always_inline struct tg_queue *inward_queue(struct tg_socket *ours)
 	return bpf_map_lookup_elem(&queues_of_limit, &key);
 }
 
+/*
+ * A socket sends data while it owes: TCP sends its next data when that is paid. This is for
+ * programs that ask for more when they have a reply. With the round trip that follows set_pacing
+ * gives the rate back, as TCP raises its own rate only when an ACK comes.
+ */
+static __always_inline void wait_before_asking(struct bpf_sock_ops *ops, struct tg_queue *queue,
+					       struct tg_socket *ours)
+{
+	__u32 wanted, current = TG_PACING_UNLIMITED;
+	__u64 now = bpf_ktime_get_ns();
+	__u64 byte_s = rw_asking_byte_s(&ours->rwnd, ops->skb_len, now);
+
+	queue->wait_ns += rw_owes(&ours->rwnd, now) / 16 - queue->wait_ns / 16;
+	if (byte_s >= TG_PACING_UNLIMITED)
+		return;
+	wanted = fs_max(byte_s, 1);
+	bpf_getsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
+	if (wanted < current &&
+	    !bpf_setsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &wanted, sizeof(wanted)))
+		ours->pacing_byte_s = wanted;
+}
+
 /* Before each packet that the socket builds, so that this very packet says the window. */
 static __always_inline void set_window_clamp(struct bpf_sock_ops *ops, int newcomer)
 {
@@ -192,10 +215,13 @@ static __always_inline void set_window_clamp(struct bpf_sock_ops *ops, int newco
 	if (!ours || !tp)
 		return;
 	queue = tg_has_windows(l) ? inward_queue(ours) : 0;
-	if (queue)
-		tg_set_window(ops, tp, ours, l, queue, newcomer, ops->family == TG_AF_INET6);
-	else
+	if (!queue) {
 		tg_free_window(ops, tp, ours);
+		return;
+	}
+	tg_set_window(ops, tp, ours, l, queue, newcomer, ops->family == TG_AF_INET6);
+	if (!newcomer && ops->skb_len)
+		wait_before_asking(ops, queue, ours);
 }
 
 /* The window that the handshake offers, in segments; none: the kernel's. */

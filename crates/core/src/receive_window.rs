@@ -17,6 +17,10 @@
 //! was granted by it beyond the rate is owed, `most` at the longest; a path so short that two segments a
 //! round trip are more than the share cannot be limited this way, and is left to the virtual queue.
 //!
+//! Where a program asks and gets replies, and a round trip is short, no window slows it down. What it sends is
+//! paced instead: TCP keeps its next request back until the replies before are paid, so that it receives its
+//! share, and none of its replies needs to be dropped. TCP paces nothing before its eleventh segment.
+//!
 //! O(1) an ACK; 24 bytes a flow. The kernel's copy is `bpf/rwnd.h`.
 
 use crate::units::{NANOS_PER_SEC, Nanos};
@@ -39,6 +43,10 @@ pub const FIRST: Nanos = Nanos(2_000_000);
 pub const FIRST_SEGMENTS: u64 = 4;
 /// And no more: 64 KB, the kernel's default.
 pub const FIRST_SEGMENTS_MAX: u64 = 45;
+/// A flow owes no more time than this: nobody waits longer before it asks.
+pub const OWED_MAX: Nanos = Nanos(200_000_000);
+/// A flow that owes less keeps to its share, by waiting before it asks for more.
+pub const OWED_KEPT: Nanos = Nanos(150_000_000);
 
 /// What is known when an ACK is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +81,8 @@ pub struct ReceiveWindow {
     pub credit: i64,
     /// What had been received then.
     pub rcv_nxt: u32,
+    /// What it owed then ([`Self::owes`]).
+    pub owed: Nanos,
 }
 
 impl ReceiveWindow {
@@ -80,17 +90,35 @@ impl ReceiveWindow {
     pub fn window(&mut self, path: &Path, now: Nanos) -> u32 {
         let most = path.most() as i64;
         let least = (LEAST_SEGMENTS * u64::from(path.mss)).min(path.most()) as i64;
+        let elapsed = Nanos(now.0.saturating_sub(self.last.0));
+        let mut owed = self.owes(now).0;
         if self.last.0 == 0 {
             self.credit = most;
         } else {
-            let elapsed = Nanos(now.0.saturating_sub(self.last.0));
+            let received = path.rcv_nxt.wrapping_sub(self.rcv_nxt);
             self.credit += bytes(path.byte_s, elapsed) as i64;
-            self.credit -= i64::from(path.rcv_nxt.wrapping_sub(self.rcv_nxt));
+            self.credit -= i64::from(received);
+            owed += u64::from(received) * NANOS_PER_SEC / path.byte_s.max(1);
         }
+        self.owed = Nanos(owed.min(OWED_MAX.0));
         self.credit = self.credit.clamp(-most, most);
         self.last = now;
         self.rcv_nxt = path.rcv_nxt;
         self.credit.max(least) as u32
+    }
+
+    /// The pacing rate, in bytes a second, with which data of `payload` bytes that are sent at `now` keep what
+    /// follows them back until the flow has paid what it owes; `None`: it owes nothing.
+    #[must_use]
+    pub fn asking_byte_s(&self, payload: u32, now: Nanos) -> Option<u64> {
+        let wait = self.owes(now).0;
+        (wait > 0).then(|| u64::from(payload) * NANOS_PER_SEC / wait)
+    }
+
+    /// How long the flow would have to be silent at `now` for what it has received to be its share.
+    #[must_use]
+    pub fn owes(&self, now: Nanos) -> Nanos {
+        Nanos(self.owed.0.saturating_sub(now.0.saturating_sub(self.last.0)))
     }
 }
 
@@ -169,6 +197,47 @@ mod tests {
                     let slack = 0.01 * byte_s as f64 + path.most() as f64 / 3.0;
                     let off = greedy(byte_s, rtt, estimate) - byte_s as f64;
                     assert!(off.abs() < slack, "{path:?} over {rtt}: {off} B/s off");
+                }
+            }
+        }
+    }
+
+    /// A program that asks as soon as it has its reply, whose requests TCP paces: what it receives a second, and
+    /// the longest that it waits.
+    fn asking(byte_s: u64, reply: u32, rtt: Nanos) -> (f64, Nanos) {
+        const REQUEST: u32 = 100;
+        let mut window = ReceiveWindow::default();
+        let (mut now, mut received, mut longest) = (Nanos(1), 0u32, Nanos(0));
+        let mut last = now;
+        let end = Nanos(10 * NANOS_PER_SEC);
+        while now < end {
+            let path = Path { byte_s, rtt, mss: MSS, rcv_nxt: received };
+            window.window(&path, now);
+            let wait = window
+                .asking_byte_s(REQUEST, now)
+                .map_or(0, |rate| u64::from(REQUEST) * NANOS_PER_SEC / rate.max(1));
+            // TCP takes up to half of a wait off for the time since it last let one go.
+            let next = Nanos(now.0 + wait - (wait / 2).min(now.0 - last.0));
+            last = now;
+            received = received.wrapping_add(reply);
+            longest = longest.max(Nanos(next.0 - now.0));
+            now = Nanos(next.0.max(now.0 + rtt.0));
+        }
+        (f64::from(received) / (now.0 as f64 / 1e9), longest)
+    }
+
+    #[test]
+    fn who_asks_receives_its_share() {
+        for byte_s in [100_000, 1_000_000, 100_000_000] {
+            for reply in [100, 1000, 10_000] {
+                for rtt_us in [10, 20, 1000] {
+                    let rtt = Nanos(rtt_us * 1000);
+                    let free = f64::from(reply) / (rtt_us as f64 / 1e6);
+                    let (got, longest) = asking(byte_s, reply, rtt);
+                    let want = free.min(byte_s as f64);
+                    let fair = 0.9 * want..=1.05 * want + f64::from(reply);
+                    assert!(fair.contains(&got), "{byte_s} B/s, {reply} bytes, {rtt}: {got}");
+                    assert!(longest <= OWED_MAX, "{byte_s} B/s, {reply} bytes, {rtt}: {longest}");
                 }
             }
         }

@@ -6,6 +6,11 @@ __u32 native_rw_window(struct rw_flow *flow, const struct rw_path *path, __u64 n
 	return rw_window(flow, path, now_ns);
 }
 
+__u64 native_rw_asking_byte_s(const struct rw_flow *flow, __u32 payload, __u64 now_ns)
+{
+	return rw_asking_byte_s(flow, payload, now_ns);
+}
+
 __u32 native_rw_first_segments(__u64 byte_s, __u32 mss)
 {
 	return rw_first_segments(byte_s, mss);

@@ -327,7 +327,7 @@ pub struct Queue {
     /// 1 while a CPU changes what is kept of the epoch.
     pub entered: u32,
     /// Zero.
-    pub unused: u32,
+    pub wait_ns: u32,
     /// When new connections begin.
     pub turns: Turns,
     /// Of a parent: what is guaranteed to its children that sent data in this epoch.

@@ -748,6 +748,9 @@ mod tests;
 mod admission_tests;
 
 #[cfg(test)]
+mod asking_tests;
+
+#[cfg(test)]
 mod kernel_tests;
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::{
     env,
     io::{BufRead, BufReader, Read, Write},
     net::{Ipv4Addr, TcpListener, TcpStream},
-    process::{Child, Command, Stdio},
+    process::Child,
     thread,
     time::{Duration, Instant},
 };
@@ -16,7 +16,11 @@ use tidegate_core::{
     virtual_queue::{self, VirtualQueueOptions},
 };
 
-use super::{kernel_tests::monotonic_ns, tree_tests::Nest, *};
+use super::{
+    kernel_tests::monotonic_ns,
+    tree_tests::{Nest, process_in},
+    *,
+};
 
 unsafe extern "C" {
     fn native_ad_ended(turns: *mut intf::Turns, bytes: u64);
@@ -126,11 +130,8 @@ struct Server(Child, u16);
 impl Server {
     /// Starts it in a cgroup, beside a transfer to `bulk`, and waits until it has a port.
     fn start(group: &Cgroup, host: &str, bulk: Option<&TcpListener>) -> Server {
-        let mut command = Command::new("sh");
-        command.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]);
-        command.arg(group.absolute()).arg(env::current_exe().unwrap());
-        command.args(["limit::admission_tests::serves", "--exact", "--nocapture"]);
-        command.env(HOST, host).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut command = process_in(group, "limit::admission_tests::serves");
+        command.env(HOST, host);
         if let Some(bulk) = bulk {
             command.env(BULK, bulk.local_addr().unwrap().to_string());
         }

@@ -1,5 +1,7 @@
 //! A limit inside a limit inside a limit, loaded: its programs differ from those of one that stands alone.
 
+use std::process::{Command, Stdio};
+
 use super::*;
 
 /// Cgroups within each other, removed at the end.
@@ -18,6 +20,15 @@ impl Nest {
         }
         Nest { hierarchy, groups }
     }
+}
+
+/// This test binary in a cgroup, as a process that runs the test of that name alone.
+pub(crate) fn process_in(group: &Cgroup, test: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]);
+    command.arg(group.absolute()).arg(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
 }
 
 impl Drop for Nest {

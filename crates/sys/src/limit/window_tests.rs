@@ -13,7 +13,7 @@ struct NativeFlow {
     last_ns: u64,
     credit: i64,
     rcv_nxt: u32,
-    pad: u32,
+    owed_ns: u32,
 }
 
 /// `struct rw_path`.
@@ -27,6 +27,7 @@ struct NativePath {
 
 unsafe extern "C" {
     fn native_rw_window(flow: *mut NativeFlow, path: *const NativePath, now_ns: u64) -> u32;
+    fn native_rw_asking_byte_s(flow: *const NativeFlow, payload: u32, now_ns: u64) -> u64;
     fn native_rw_first_segments(byte_s: u64, mss: u32) -> u32;
     fn native_rw_judged_ns(backlog_ns: i64, mark_ns: u64, rtt_ns: u64) -> i64;
     fn native_rw_burst_ns(rtt_ns: u64, flows: u32) -> u64;
@@ -54,8 +55,12 @@ proptest! {
             let native = unsafe { native_rw_window(&mut flow, &path, now) };
             let path = Path { byte_s, rtt: Nanos(rtt), mss, rcv_nxt };
             prop_assert_eq!(native, model.window(&path, Nanos(now)));
-            let state = (flow.last_ns, flow.credit, flow.rcv_nxt);
-            prop_assert_eq!(state, (model.last.0, model.credit, model.rcv_nxt));
+            let state = (flow.last_ns, flow.credit, flow.rcv_nxt, u64::from(flow.owed_ns));
+            prop_assert_eq!(state, (model.last.0, model.credit, model.rcv_nxt, model.owed.0));
+            let later = now.wrapping_add(u64::from(got) << 8);
+            // SAFETY: a live value; the rest are numbers.
+            let native = unsafe { native_rw_asking_byte_s(&flow, mss, later) };
+            prop_assert_eq!(native, model.asking_byte_s(mss, Nanos(later)).unwrap_or(u64::MAX));
         }
     }
 

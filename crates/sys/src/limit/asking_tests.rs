@@ -1,0 +1,84 @@
+//! Programs that ask and wait for the reply, in an ingress limit: loaded, with connections over loopback.
+
+use std::{
+    env,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    thread,
+    time::Instant,
+};
+
+use super::{
+    tree_tests::{Nest, process_in},
+    *,
+};
+
+/// In the process that the test starts: the server that it asks.
+const SERVER: &str = "TIDEGATE_TEST_ASKS";
+const CONNECTIONS: usize = 4;
+const REQUESTS: usize = 300;
+const REQUEST: [u8; 33] = [7; 33];
+const REPLY: usize = 1000;
+
+/// The process in the limit, not a test of its own: asks as fast as it gets replies.
+#[test]
+fn asks() {
+    let Ok(server) = env::var(SERVER) else { return };
+    thread::scope(|scope| {
+        for _ in 0..CONNECTIONS {
+            scope.spawn(|| {
+                let mut stream = TcpStream::connect(&server).unwrap();
+                for _ in 0..REQUESTS {
+                    stream.write_all(&REQUEST).unwrap();
+                    stream.read_exact(&mut [0; REPLY]).unwrap();
+                }
+            });
+        }
+    });
+}
+
+/// Four connections want hundreds of times their share, and no reply is dropped for that.
+#[test]
+fn root_who_asks_waits_and_no_reply_is_dropped() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_who_asks_waits_and_no_reply_is_dropped: needs root");
+        return;
+    }
+    let nest = Nest::new("asks", 1);
+    let (hierarchy, group) = (&nest.hierarchy, &nest.groups[0]);
+    let rate = Rate::from_bit_s(5_000_000).unwrap();
+    let queue = Some(VirtualQueueOptions::new(rate));
+    let options = LimitOptions { ingress: queue, loopback: true, ..LimitOptions::default() };
+    let limit = AttachedLimit::attach(hierarchy, group, &options, None).unwrap();
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            thread::spawn(move || {
+                while stream.read_exact(&mut [0; REQUEST.len()]).is_ok() {
+                    if stream.write_all(&[7; REPLY]).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    let started = Instant::now();
+    let mut process =
+        process_in(group, "limit::asking_tests::asks").env(SERVER, server).spawn().unwrap();
+    assert!(process.wait().unwrap().success());
+    let elapsed = started.elapsed().as_secs_f64();
+
+    let counters = limit.maps.read(Direction::Ingress).unwrap().counters;
+    let [passed, dropped] = [&counters.packets[..3], &counters.packets[3..6]]
+        .map(|packets| packets.iter().sum::<u64>());
+    assert!(passed >= (CONNECTIONS * REQUESTS) as u64, "{counters:?}");
+    assert_eq!(dropped, 0, "{counters:?}");
+    // However fast the machine: with the credit of those that begin.
+    let bytes: u64 = counters.bytes[..3].iter().sum();
+    let most = rate.bit_s() as f64 / 8.0 * (elapsed + 0.2);
+    assert!((bytes as f64) < most, "{bytes} bytes, at most {most}");
+    limit.detach(hierarchy, group).unwrap();
+}
