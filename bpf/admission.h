@@ -24,6 +24,10 @@
 #define AD_LEAST_NS 32000000ULL
 /* A value of `crowded`: this limit holds no connection any more. */
 #define AD_NEVER 2
+/* The first timer of a SYN that is not held; a hold of a millisecond is ten doublings shorter. */
+#define AD_SECOND_NS	   1000000000ULL
+#define AD_SYN_DOUBLINGS   10
+#define AD_SYN_RETRIES_MAX 127
 /* Beyond so many retries of an answer nothing is gained. */
 #define AD_MAX_RETRIES 15
 
@@ -43,7 +47,9 @@ struct ad_turns {
 	/* 1 while the listener that was seen last has many connections that wait, AD_NEVER from
 	 * when one was seen that sends no answer again. */
 	__u8 crowded;
-	__u16 pad;
+	/* The direction whose turn the last one waits for. */
+	__u8 asked_of;
+	__u8 pad;
 };
 
 /* A connection has ended that took so many bytes on the wire; a lost update is one of many. */
@@ -100,6 +106,37 @@ static inline __attribute__((always_inline)) __u32 ad_hold_ticks(__u64 wait_ns, 
 	if (least > fs_max(AD_LEAST_NS, 2 * wait_ns))
 		return 0;
 	return fs_max(fs_max(wait_ns / tick_ns, (least + tick_ns / 2) / tick_ns), 1);
+}
+
+/*
+ * How long to hold the SYN of a connection that has to wait, in ticks of the kernel's timers; 0: it
+ * goes at once. The kernel sends it when the timer ends, and again after as long a time: a round
+ * trip is shorter.
+ */
+static inline __attribute__((always_inline)) __u32 ad_syn_ticks(__u64 wait_ns, __u64 rtt_ns,
+								__u64 tick_ns)
+{
+	__u64 least = fs_min(rtt_ns, AD_MOST_NS) * 3 / 2;
+
+	if (wait_ns < AD_SLACK_NS || least > AD_MOST_NS)
+		return 0;
+	tick_ns = fs_max(tick_ns, 1);
+	return fs_max((fs_max(wait_ns, least) + tick_ns - 1) / tick_ns, 1);
+}
+
+/*
+ * How often the kernel has to send a SYN again that was held for so many ticks, so that the
+ * connection fails no earlier than with `retries` after a first timer of a second: each time is
+ * twice as long as the one before.
+ */
+static inline __attribute__((always_inline)) __u32 ad_syn_retries(__u32 ticks, __u64 tick_ns,
+								  __u32 retries)
+{
+	__u64 held = (__u64)ticks * fs_max(tick_ns, 1);
+
+	for (int i = 0; i < AD_SYN_DOUBLINGS && held < AD_SECOND_NS; i++, held *= 2)
+		retries++;
+	return fs_min(retries, AD_SYN_RETRIES_MAX);
 }
 
 /* Names the answer that is to be held: the time in units of 2^16 ns, and the client's port. */

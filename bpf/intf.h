@@ -286,7 +286,8 @@ struct tg_socket {
 	__u32 payload;
 	/* The pacing rate that its share is; less is set while it waits before it asks. */
 	__u32 share_byte_s;
-	__u32 pad;
+	/* 1: its SYN is to be held (tune.bpf.c). */
+	__u32 syn_waits;
 };
 
 /* The first members of struct tg_socket; the oldest version had `pacing_byte_s` alone. */

@@ -191,12 +191,23 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct
 	return 1;
 }
 
-/* Whether TCP has sent no more than what it does not pace: its first ten segments. */
-static __always_inline int is_first_flight(struct bpf_sock *sk)
+/* Whether no more was sent, or received, than the ten segments that TCP does not pace, on a
+ * connection that was held if it had to be. */
+static __always_inline int is_first_flight(struct bpf_sock *sk, const struct tg_queue *queue,
+					   __u32 direction)
 {
 	struct bpf_tcp_sock *tp = bpf_tcp_sock(sk);
 
-	return tp && tp->data_segs_out <= TG_INITIAL_WINDOW;
+	__u32 received;
+
+	if (!tp)
+		return 0;
+	/* Both are read, as the verifier lets no pointer to one of two fields be made. */
+	received = tp->data_segs_in;
+	asm volatile("" : "+r"(received));
+	if (direction == TG_INGRESS)
+		return received <= TG_INITIAL_WINDOW;
+	return queue->turns.retries && tp->data_segs_out <= TG_INITIAL_WINDOW;
 }
 
 /* Counts what a flow takes that is told its share: then its socket has a storage. */
@@ -211,8 +222,7 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
 	if (!ours)
 		return 0;
-	if (!(index & 1) && queue->turns.retries && ours->epoch[0] != queue->epoch + 1 &&
-	    is_first_flight(sk))
+	if (ours->epoch[index & 1] != queue->epoch + 1 && is_first_flight(sk, queue, index & 1))
 		/* Most connections end before they are paced: this one is no flow that has a share
 		 * yet, and the flows leave it what it takes. */
 		set_aside(queue, &ours->sent[index], bytes, conf->cost);
@@ -221,7 +231,7 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 	return 0;
 }
 
-/* The verdict on a packet that a listening socket sends. */
+/* The verdict on a packet of a socket that has no connection yet. */
 enum {
 	NO_ANSWER,
 	ANSWER_GOES,
@@ -242,6 +252,7 @@ __noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
 	struct bpf_sock *sk = skb->sk;
 	struct tcp_sock *listener;
 	__u32 retries, most, start;
+	__u32 ingress = TG_INGRESS;
 	__u8 first = 0, flags = 0, crowded;
 	__be16 port = 0;
 
@@ -278,7 +289,36 @@ __noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
 		return ANSWER_GOES;
 	queue->turns.asked = 0;
 	__sync_fetch_and_add(&queue->turns.held, 1);
+	if (queue->turns.asked_of == TG_INGRESS)
+		queue = bpf_map_lookup_elem(&queues_of_limit, &ingress);
+	else
+		queue = 0;
+	if (queue)
+		__sync_fetch_and_add(&queue->turns.held, 1);
 	return ANSWER_WAITS;
+}
+
+/* Whether a SYN goes, or is to be held, as tune.bpf.c has said. */
+__noinline int ask(struct __sk_buff *skb)
+{
+	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
+
+	if (!ours || !ours->syn_waits)
+		return ANSWER_GOES;
+	ours->syn_waits = 0;
+	return ANSWER_WAITS;
+}
+
+/* The verdict on a packet that the limit's own host sends, if it is one that begins a connection.
+ */
+static __always_inline int begin(struct __sk_buff *skb, struct bpf_sock *sk, struct tg_queue *queue,
+				 __u64 now)
+{
+	if (!sk || sk->protocol != IPPROTO_TCP)
+		return NO_ANSWER;
+	if (sk->state == BPF_TCP_SYN_SENT)
+		return ask(skb);
+	return sk->state == BPF_TCP_LISTEN ? answer(skb, queue, now) : NO_ANSWER;
 }
 
 /* What a flow sends at once, that is paced or told by its window. */
@@ -429,9 +469,8 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
 	if (!ours)
 		return 0;
-	if (direction == TG_EGRESS && queue->turns.retries && is_first_flight(sk))
-		return TAKES_FIRST;
-	if (direction == TG_INGRESS && keeps_share(sk, ours, now))
+	if (is_first_flight(sk, queue, direction) ||
+	    (direction == TG_INGRESS && keeps_share(sk, ours, now)))
 		return TAKES_FIRST;
 	return ours->epoch[direction] != queue->epoch + 1 ? TAKES_LITTLE : 0;
 }
@@ -663,8 +702,16 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	c = bpf_map_lookup_elem(&counters, &key);
 	if (!g.limit || !g.queue || !c)
 		return RET_PASS;
-	if (!g.limit->queue[direction].cost)
-		return RET_PASS;
+	g.packet.paced = !!(g.limit->flags & TG_FLAG_PACE_FAIR);
+	sk = g.packet.paced && skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+	if (!g.limit->queue[direction].cost) {
+		/* A connection may have to wait for its turn in the other direction. */
+		if (direction == TG_INGRESS ||
+		    begin(skb, sk, g.queue, bpf_ktime_get_ns()) != ANSWER_WAITS)
+			return RET_PASS;
+		skb->mark = TG_DEAD_MARK;
+		return RET_DROP;
+	}
 	bytes = tg_wire_bytes(skb, direction);
 	if (skb->ifindex == LOOPBACK_IFINDEX && !(g.limit->flags & TG_FLAG_LOOPBACK)) {
 		count(c, direction, TG_EXEMPT, bytes);
@@ -677,17 +724,14 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	}
 	now = bpf_ktime_get_ns();
 	find_gates(skb, &g, &classes, now);
-	g.packet.paced = !!(g.limit->flags & TG_FLAG_PACE_FAIR);
 	g.packet.windows = g.packet.paced && direction == TG_INGRESS;
 	counts = g.packet.paced || g.parent || g.is_parent;
 	if (g.queue->cost != g.conf->cost)
 		follow_rate(g.conf, g.queue, now);
 	if (g.own && g.own->cost != g.own_conf->cost)
 		follow_rate(g.own_conf, g.own, now);
-	sk = g.packet.paced && skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
-	if (sk && sk->state == BPF_TCP_LISTEN && sk->protocol == IPPROTO_TCP &&
-	    direction == TG_EGRESS) {
-		answers = answer(skb, g.queue, now);
+	if (direction == TG_EGRESS) {
+		answers = begin(skb, sk, g.queue, now);
 		if (answers == ANSWER_WAITS) {
 			skb->mark = TG_DEAD_MARK;
 			return RET_DROP;

@@ -23,6 +23,7 @@
 #define TG_HEADER_BYTES	     (TG_LINK_HEADER_BYTES + 20 + 32)
 #define TG_IPV6_EXTRA_BYTES  20
 #define TG_AF_INET6	     10
+#define TG_TCP_SYNCNT	     7
 #define TG_DEFAULT_MSS_BYTES 1448
 /* The kernel takes these only from two timer ticks up, and a tick is 1 to 10 ms. */
 #define TG_TIMER_TRIES 4

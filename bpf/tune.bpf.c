@@ -248,44 +248,102 @@ static __always_inline void set_first_window(struct bpf_sock_ops *ops)
 /* How long the kernel waits before it sends an answer again (HZ). */
 const volatile __u64 tick_ns = 4000000;
 
+/* How long a new connection waits for its turn in a direction of the limit. */
+static __always_inline __u64 turn_ns(const struct tg_limit *l, struct tg_queue *queue,
+				     __u32 direction, __u64 now)
+{
+	__s64 backlog;
+	__u32 paced = 0;
+
+	if (!queue || !queue->cost || tg_is_parent(queue, now))
+		return 0;
+	/* Who has been silent has gone. */
+	if (now - queue->epoch_start_ns < 2000ULL * queue->epoch_us + SILENT_NS)
+		paced = queue->flows_before;
+	backlog = queue->finish_ns - now;
+	/* Windows may always be so far ahead. */
+	if (direction == TG_INGRESS)
+		backlog -= l->queue[TG_INGRESS].drop_ns;
+	return ad_ask(&queue->turns, now, backlog, queue->cost, paced);
+}
+
+/* Holds the SYN of a connection that is opened here; 0: it is not held. */
+static __always_inline __u32 hold_syn(struct bpf_sock_ops *ops, __u64 wait, __u64 rtt_ns)
+{
+	__u32 ticks = ad_syn_ticks(wait, rtt_ns, tick_ns), retries;
+	struct bpf_sock *sk = ops->sk;
+	struct tg_socket *ours;
+	struct tcp_sock *tp;
+
+	tp = ticks && sk ? bpf_skc_to_tcp_sock(sk) : 0;
+	/* The program has chosen how often it is sent. */
+	if (!tp || tp->inet_conn.icsk_syn_retries)
+		return 0;
+	retries = tp->inet_conn.icsk_inet.sk.__sk_common.skc_net.net->ipv4.sysctl_tcp_syn_retries;
+	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!retries || !ours)
+		return 0;
+	retries = ad_syn_retries(ticks, tick_ns, retries);
+	if (bpf_setsockopt(ops, TG_SOL_TCP, TG_TCP_SYNCNT, &retries, sizeof(retries)))
+		return 0;
+	ours->syn_waits = 1;
+	return ticks;
+}
+
 /*
- * A connection is asked for: its answer may have to wait until the limit has room for what it will
- * take. The kernel asks for the timer of the answer just before it sends it; the program on egress
- * drops the one that is to wait (`answer` in nrm.bpf.c), and the timer sends it.
+ * A connection begins: it may have to wait until the limit has room for what it will take, in both
+ * directions. The kernel asks for the timer of a SYN, or of the answer to one, just before it sends
+ * that; the program on egress drops the one that is to wait (`begin` in nrm.bpf.c), and the timer
+ * sends it.
  */
 static __always_inline void ask(struct bpf_sock_ops *ops, const struct tg_limit *l,
-				struct tg_queue *queue)
+				struct tg_queue *egress)
 {
-	__u64 now = bpf_ktime_get_ns(), wait;
-	__u32 ticks, paced;
+	__u64 now = bpf_ktime_get_ns(), wait, other, rtt_ns;
+	__u32 ticks, key = TG_INGRESS;
+	struct tg_queue *ingress = bpf_map_lookup_elem(&queues_of_limit, &key), *queue = egress;
 
-	if (ops->is_fullsock || !(l->flags & TG_FLAG_PACE_FAIR) || !queue->cost ||
-	    !queue->turns.retries || queue->turns.crowded || tg_is_parent(queue, now) ||
-	    is_exempt(ops, l))
-		return;
 	/* Another program, or the limit inside this one, has set the timer. */
-	if ((__s32)ops->reply > 0)
+	if (!ingress || !(l->flags & TG_FLAG_PACE_FAIR) || is_exempt(ops, l) ||
+	    (__s32)ops->reply > 0)
 		return;
-	/* Who has been silent has gone. */
-	paced = now - queue->epoch_start_ns < 2000ULL * queue->epoch_us + SILENT_NS
-		    ? queue->flows_before
-		    : 0;
-	wait = ad_ask(&queue->turns, now, queue->finish_ns - now, queue->cost, paced);
-	ticks = ad_hold_ticks(wait, queue->turns.retries, queue->rtt_ns, tick_ns);
-	if (!ticks)
+	if (!ops->is_fullsock && (!egress->turns.retries || egress->turns.crowded))
 		return;
-	queue->turns.asked = ad_asked(now, bpf_ntohl(ops->remote_port));
+	wait = turn_ns(l, egress, TG_EGRESS, now);
+	other = turn_ns(l, ingress, TG_INGRESS, now);
+	rtt_ns = fs_max(egress->rtt_ns, ingress->rtt_ns);
+	if (other > wait) {
+		queue = ingress;
+		wait = other;
+	}
+	if (ops->is_fullsock) {
+		ticks = hold_syn(ops, wait, rtt_ns);
+		if (!ticks)
+			return;
+		__sync_fetch_and_add(&queue->turns.held, 1);
+	} else {
+		ticks = ad_hold_ticks(wait, egress->turns.retries, rtt_ns, tick_ns);
+		if (!ticks)
+			return;
+		egress->turns.asked_of = queue == ingress ? TG_INGRESS : TG_EGRESS;
+		egress->turns.asked = ad_asked(now, bpf_ntohl(ops->remote_port));
+	}
 	ops->reply = ticks;
 }
 
 /* A connection has ended: what the next ones take is learnt from it. */
-static __always_inline void learn(struct bpf_sock_ops *ops, struct tg_queue *queue)
+static __always_inline void learn(struct bpf_sock_ops *ops, struct tg_queue *egress)
 {
 	struct tcp_sock *tp = ops->sk ? bpf_skc_to_tcp_sock(ops->sk) : 0;
+	__u32 key = TG_INGRESS;
+	struct tg_queue *ingress = bpf_map_lookup_elem(&queues_of_limit, &key);
 
-	if (tp && ops->args[1] == BPF_TCP_CLOSE && !tg_is_parent(queue, bpf_ktime_get_ns()))
-		ad_ended(&queue->turns, tp->bytes_sent + (tp->data_segs_out + CONTROL_SEGMENTS) *
-							     (__u64)TG_HEADER_BYTES);
+	if (!tp || !ingress || ops->args[1] != BPF_TCP_CLOSE ||
+	    tg_is_parent(egress, bpf_ktime_get_ns()))
+		return;
+	ad_ended(&egress->turns,
+		 tp->bytes_sent + (tp->data_segs_out + CONTROL_SEGMENTS) * (__u64)TG_HEADER_BYTES);
+	ad_ended(&ingress->turns, ops->bytes_received + ops->segs_in * (__u64)TG_HEADER_BYTES);
 }
 
 /*
@@ -361,9 +419,7 @@ int tune(struct bpf_sock_ops *ops)
 		set_pacing(ops, l, queue, 1);
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
 						   BPF_SOCK_OPS_RTT_CB_FLAG |
-						   (ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB
-							? BPF_SOCK_OPS_STATE_CB_FLAG
-							: 0));
+						   BPF_SOCK_OPS_STATE_CB_FLAG);
 		break;
 	case BPF_SOCK_OPS_RTT_CB:
 		if (is_exempt_remote(ops))

@@ -34,6 +34,7 @@ struct in6_addr___kernel {
 struct net {
 	struct hlist_head *dev_index_head;
 	struct {
+		__u8 sysctl_tcp_syn_retries;
 		__u8 sysctl_tcp_synack_retries;
 	} ipv4;
 };

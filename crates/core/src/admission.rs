@@ -17,7 +17,11 @@
 //! the timer is so long that it has about a second and [`PATIENCE_ROUNDS`] smoothed round trips of the limit
 //! ([`hold_ticks`]): 16 ms with the kernel's five retries.
 //!
-//! O(1) time and 24 bytes a limit. The kernel's copy is `bpf/admission.h`.
+//! **Who asks.** A connection that a program in the limit opens is held at its SYN, in the same way: the SYN is
+//! dropped, and the kernel sends it when its timer ends ([`syn_ticks`]). As each further try comes after twice
+//! the time, it gets more of them ([`syn_retries`]).
+//!
+//! O(1) time and 24 bytes a limit and direction. The kernel's copy is `bpf/admission.h`.
 
 use crate::{fair_share::MAX_FLOWS, units::Nanos, virtual_queue::time_of};
 
@@ -35,6 +39,11 @@ pub const PATIENCE: Nanos = Nanos(992_000_000);
 pub const PATIENCE_ROUNDS: u64 = 16;
 /// Nobody is held for more than this, and twice as long as its turn needs, for the least time alone.
 pub const LEAST: Nanos = Nanos(32_000_000);
+/// The first timer of a SYN that is not held; a hold of a millisecond is ten doublings shorter.
+const SECOND: Nanos = Nanos(1_000_000_000);
+const SYN_DOUBLINGS: u32 = 10;
+/// `TCP_SYNCNT` takes no more.
+const SYN_RETRIES_MAX: u32 = 127;
 /// Beyond so many retries of an answer nothing is gained.
 const MAX_RETRIES: u32 = 15;
 
@@ -89,6 +98,26 @@ pub fn hold_ticks(wait: Nanos, retries: u32, rtt: Nanos, tick: Nanos) -> Option<
         return None;
     }
     Some((wait.0 / tick).max((least + tick / 2) / tick).max(1) as u32)
+}
+
+/// How long to hold the SYN of a connection that has to wait, in ticks of the kernel's timers; `None`: it goes at
+/// once. The kernel sends it when the timer ends, and again after as long a time: a round trip is shorter.
+#[must_use]
+pub fn syn_ticks(wait: Nanos, rtt: Nanos, tick: Nanos) -> Option<u32> {
+    let least = rtt.min(MOST).0 * 3 / 2;
+    if wait < SLACK || least > MOST.0 {
+        return None;
+    }
+    Some(wait.0.max(least).div_ceil(tick.0.max(1)).max(1) as u32)
+}
+
+/// How often the kernel has to send a SYN again that was held for `ticks`, so that the connection fails no
+/// earlier than with `retries` after a first timer of a second: each time is twice as long as the one before.
+#[must_use]
+pub fn syn_retries(ticks: u32, tick: Nanos, retries: u32) -> u32 {
+    let held = u64::from(ticks) * tick.0.max(1);
+    let doublings = (0..SYN_DOUBLINGS).take_while(|n| held << n < SECOND.0).count();
+    (retries + doublings as u32).min(SYN_RETRIES_MAX)
 }
 
 #[cfg(test)]

@@ -16,6 +16,16 @@ __u32 native_ad_hold_ticks(__u64 wait_ns, __u32 retries, __u64 rtt_ns, __u64 tic
 	return ad_hold_ticks(wait_ns, retries, rtt_ns, tick_ns);
 }
 
+__u32 native_ad_syn_ticks(__u64 wait_ns, __u64 rtt_ns, __u64 tick_ns)
+{
+	return ad_syn_ticks(wait_ns, rtt_ns, tick_ns);
+}
+
+__u32 native_ad_syn_retries(__u32 ticks, __u64 tick_ns, __u32 retries)
+{
+	return ad_syn_retries(ticks, tick_ns, retries);
+}
+
 __u32 native_ad_asked(__u64 now, __u32 port)
 {
 	return ad_asked(now, port);

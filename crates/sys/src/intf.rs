@@ -372,8 +372,10 @@ pub struct Turns {
     /// 1 while the listener that was seen last has many connections that wait, 2 from when one was seen that
     /// sends no answer again.
     pub crowded: u8,
+    /// The direction whose turn the last one waits for.
+    pub asked_of: u8,
     /// Zero.
-    pub pad: u16,
+    pub pad: u8,
 }
 
 /// `struct pl_kept`: a bucket whose times a side keeps.

@@ -27,6 +27,8 @@ unsafe extern "C" {
     fn native_ad_ask(turns: *mut intf::Turns, now: u64, backlog: i64, cost: u64, paced: u32)
     -> u64;
     fn native_ad_hold_ticks(wait_ns: u64, retries: u32, rtt_ns: u64, tick_ns: u64) -> u32;
+    fn native_ad_syn_ticks(wait_ns: u64, rtt_ns: u64, tick_ns: u64) -> u32;
+    fn native_ad_syn_retries(ticks: u32, tick_ns: u64, retries: u32) -> u32;
     fn native_ad_asked(now: u64, port: u32) -> u32;
     fn native_ad_is_asked(asked: u32, now: u64, port: u32) -> i32;
 }
@@ -73,6 +75,21 @@ proptest! {
         // SAFETY: plain numbers.
         let got = unsafe { native_ad_hold_ticks(wait_ns, retries, rtt_ns, tick_ns) };
         prop_assert_eq!(got, model.unwrap_or(0));
+    }
+
+    /// Any wait and round trip: how long a SYN is held, and how often it is sent.
+    #[test]
+    fn held_syns_are_the_model_s(
+        wait_ns in 0u64..=850_000_000, rtt_ns in prop_oneof![0u64..1 << 30, 0u64..1 << 40],
+        tick_ns in prop_oneof![Just(1_000_000u64), Just(4_000_000), Just(10_000_000), 0u64..1 << 40],
+        retries in 0u32..300,
+    ) {
+        let (wait, rtt, tick) = (Nanos(wait_ns), Nanos(rtt_ns), Nanos(tick_ns));
+        // SAFETY: plain numbers, as below.
+        let ticks = unsafe { native_ad_syn_ticks(wait_ns, rtt_ns, tick_ns) };
+        prop_assert_eq!(ticks, admission::syn_ticks(wait, rtt, tick).unwrap_or(0));
+        let got = unsafe { native_ad_syn_retries(ticks, tick_ns, retries) };
+        prop_assert_eq!(got, admission::syn_retries(ticks, tick, retries));
     }
 
     /// An answer that follows at once is known by its port, whatever the time, and no later one is.
