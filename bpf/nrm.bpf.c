@@ -466,11 +466,12 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
 
 	if (!queue || !sk || direction >= TG_DIRECTIONS || sk->protocol != IPPROTO_TCP)
 		return 0;
+	if (is_first_flight(sk, queue, direction))
+		return TAKES_FIRST;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
 	if (!ours)
 		return 0;
-	if (is_first_flight(sk, queue, direction) ||
-	    (direction == TG_INGRESS && keeps_share(sk, ours, now)))
+	if (direction == TG_INGRESS && keeps_share(sk, ours, now))
 		return TAKES_FIRST;
 	return ours->epoch[direction] != queue->epoch + 1 ? TAKES_LITTLE : 0;
 }

@@ -15,7 +15,9 @@ use super::{
 
 /// In the process that the test starts: the server that it asks.
 const SERVER: &str = "TIDEGATE_TEST_ASKS";
-const CONNECTIONS: usize = 4;
+/// There, if each request is to have a connection of its own.
+const CLOSES: &str = "TIDEGATE_TEST_CLOSES";
+const CLIENTS: usize = 4;
 const REQUESTS: usize = 300;
 const REQUEST: [u8; 33] = [7; 33];
 const REPLY: usize = 1000;
@@ -24,11 +26,15 @@ const REPLY: usize = 1000;
 #[test]
 fn asks() {
     let Ok(server) = env::var(SERVER) else { return };
+    let closes = env::var_os(CLOSES).is_some();
     thread::scope(|scope| {
-        for _ in 0..CONNECTIONS {
+        for _ in 0..CLIENTS {
             scope.spawn(|| {
                 let mut stream = TcpStream::connect(&server).unwrap();
-                for _ in 0..REQUESTS {
+                for i in 0..REQUESTS {
+                    if closes && i > 0 {
+                        stream = TcpStream::connect(&server).unwrap();
+                    }
                     stream.write_all(&REQUEST).unwrap();
                     stream.read_exact(&mut [0; REPLY]).unwrap();
                 }
@@ -37,13 +43,23 @@ fn asks() {
     });
 }
 
-/// Four connections want hundreds of times their share, and no reply is dropped for that.
+/// Four clients want hundreds of times their share, and no reply is dropped for that.
 #[test]
 fn root_who_asks_waits_and_no_reply_is_dropped() {
+    const TEST: &str = "root_who_asks_waits_and_no_reply_is_dropped";
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIP root_who_asks_waits_and_no_reply_is_dropped: needs root");
+        eprintln!("SKIP {TEST}: needs root");
         return;
     }
+    ask(false);
+    let turns = ask(true);
+    assert!(turns.held > 0, "no SYN was held: {turns:?}");
+    let average = u64::from(turns.average >> 6);
+    assert!((REPLY as u64..=2 * REPLY as u64).contains(&average), "{turns:?}");
+}
+
+/// Returns what is known of new connections after all requests.
+fn ask(closes: bool) -> intf::Turns {
     let nest = Nest::new("asks", 1);
     let (hierarchy, group) = (&nest.hierarchy, &nest.groups[0]);
     let rate = Rate::from_bit_s(5_000_000).unwrap();
@@ -66,19 +82,24 @@ fn root_who_asks_waits_and_no_reply_is_dropped() {
         }
     });
     let started = Instant::now();
-    let mut process =
-        process_in(group, "limit::asking_tests::asks").env(SERVER, server).spawn().unwrap();
-    assert!(process.wait().unwrap().success());
+    let mut process = process_in(group, "limit::asking_tests::asks");
+    process.env(SERVER, server);
+    if closes {
+        process.env(CLOSES, "");
+    }
+    assert!(process.spawn().unwrap().wait().unwrap().success());
     let elapsed = started.elapsed().as_secs_f64();
 
-    let counters = limit.maps.read(Direction::Ingress).unwrap().counters;
+    let reading = limit.maps.read(Direction::Ingress).unwrap();
+    let counters = reading.counters;
     let [passed, dropped] = [&counters.packets[..3], &counters.packets[3..6]]
         .map(|packets| packets.iter().sum::<u64>());
-    assert!(passed >= (CONNECTIONS * REQUESTS) as u64, "{counters:?}");
+    assert!(passed >= (CLIENTS * REQUESTS) as u64, "{counters:?}");
     assert_eq!(dropped, 0, "{counters:?}");
     // However fast the machine: with the credit of those that begin.
     let bytes: u64 = counters.bytes[..3].iter().sum();
     let most = rate.bit_s() as f64 / 8.0 * (elapsed + 0.2);
     assert!((bytes as f64) < most, "{bytes} bytes, at most {most}");
     limit.detach(hierarchy, group).unwrap();
+    reading.queue.turns
 }
