@@ -17,9 +17,9 @@
 //! the timer is so long that it has about a second and [`PATIENCE_ROUNDS`] smoothed round trips of the limit
 //! ([`hold_ticks`]): 16 ms with the kernel's five retries.
 //!
-//! **Who asks.** A connection that a program in the limit opens is held at its SYN, in the same way: the SYN is
-//! dropped, and the kernel sends it when its timer ends ([`syn_ticks`]). As each further try comes after twice
-//! the time, it gets more of them ([`syn_retries`]).
+//! **Who asks.** A connection that a program in the limit opens is held at its SYN, in the same way: the SYN
+//! is dropped, and the kernel sends it when its timer ends ([`syn_ticks`]). As each further try comes after
+//! twice the time, it gets more of them ([`syn_retries`]).
 //!
 //! O(1) time and 24 bytes a limit and direction. The kernel's copy is `bpf/admission.h`.
 
@@ -100,8 +100,9 @@ pub fn hold_ticks(wait: Nanos, retries: u32, rtt: Nanos, tick: Nanos) -> Option<
     Some((wait.0 / tick).max((least + tick / 2) / tick).max(1) as u32)
 }
 
-/// How long to hold the SYN of a connection that has to wait, in ticks of the kernel's timers; `None`: it goes at
-/// once. The kernel sends it when the timer ends, and again after as long a time: a round trip is shorter.
+/// How long to hold the SYN of a connection that has to wait, in ticks of the kernel's timers; `None`: it
+/// goes at once. The kernel sends it when the timer ends, and again after as long a time: a round trip is
+/// shorter.
 #[must_use]
 pub fn syn_ticks(wait: Nanos, rtt: Nanos, tick: Nanos) -> Option<u32> {
     let least = rtt.min(MOST).0 * 3 / 2;

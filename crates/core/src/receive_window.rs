@@ -17,9 +17,9 @@
 //! was granted by it beyond the rate is owed, `most` at the longest; a path so short that two segments a
 //! round trip are more than the share cannot be limited this way, and is left to the virtual queue.
 //!
-//! Where a program asks and gets replies, and a round trip is short, no window slows it down. What it sends is
-//! paced instead: TCP keeps its next request back until the replies before are paid, so that it receives its
-//! share, and none of its replies needs to be dropped. TCP paces nothing before its eleventh segment.
+//! Where a program asks and gets replies, and a round trip is short, no window slows it down. What it sends
+//! is paced instead: TCP keeps its next request back until the replies before are paid, so that it receives
+//! its share, and none of its replies needs to be dropped. TCP paces nothing before its eleventh segment.
 //!
 //! O(1) an ACK; 24 bytes a flow. The kernel's copy is `bpf/rwnd.h`.
 
@@ -107,8 +107,8 @@ impl ReceiveWindow {
         self.credit.max(least) as u32
     }
 
-    /// The pacing rate, in bytes a second, with which data of `payload` bytes that are sent at `now` keep what
-    /// follows them back until the flow has paid what it owes; `None`: it owes nothing.
+    /// The pacing rate, in bytes a second, with which data of `payload` bytes that are sent at `now` keep
+    /// what follows them back until the flow has paid what it owes; `None`: it owes nothing.
     #[must_use]
     pub fn asking_byte_s(&self, payload: u32, now: Nanos) -> Option<u64> {
         let wait = self.owes(now).0;
@@ -202,8 +202,8 @@ mod tests {
         }
     }
 
-    /// A program that asks as soon as it has its reply, whose requests TCP paces: what it receives a second, and
-    /// the longest that it waits.
+    /// A program that asks as soon as it has its reply, whose requests TCP paces: what it receives a second,
+    /// and the longest that it waits.
     fn asking(byte_s: u64, reply: u32, rtt: Nanos) -> (f64, Nanos) {
         const REQUEST: u32 = 100;
         let mut window = ReceiveWindow::default();

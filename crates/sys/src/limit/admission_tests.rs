@@ -85,9 +85,10 @@ proptest! {
         retries in 0u32..300,
     ) {
         let (wait, rtt, tick) = (Nanos(wait_ns), Nanos(rtt_ns), Nanos(tick_ns));
-        // SAFETY: plain numbers, as below.
+        // SAFETY: plain numbers.
         let ticks = unsafe { native_ad_syn_ticks(wait_ns, rtt_ns, tick_ns) };
         prop_assert_eq!(ticks, admission::syn_ticks(wait, rtt, tick).unwrap_or(0));
+        // SAFETY: plain numbers.
         let got = unsafe { native_ad_syn_retries(ticks, tick_ns, retries) };
         prop_assert_eq!(got, admission::syn_retries(ticks, tick, retries));
     }
