@@ -42,6 +42,13 @@ pub fn is_emulated() -> bool {
     std::env::var_os("TIDEGATE_TEST_SLOW").is_some()
 }
 
+/// Whether the running kernel is older than a version.
+pub fn kernel_before(major: u32, minor: u32) -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
+    (numbers.next(), numbers.next()) < (Some(major), Some(minor))
+}
+
 pub fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {

@@ -13,7 +13,7 @@ use std::{
 use tidegate_sys::net::{NetNs, Netlink, VethPair, sock};
 
 use crate::{
-    common::{Guard, PATIENCE, Place, wait_for},
+    common::{Guard, PATIENCE, Place, kernel_before, wait_for},
     need_root,
 };
 
@@ -123,10 +123,4 @@ fn root_an_ingress_limit_sets_windows_and_gives_them_back() {
     }
     drop(sender);
     drop(receiver.child);
-}
-
-fn kernel_before(major: u32, minor: u32) -> bool {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
-    (numbers.next(), numbers.next()) < (Some(major), Some(minor))
 }
