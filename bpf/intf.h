@@ -288,6 +288,9 @@ struct tg_socket {
 	__u32 share_byte_s;
 	/* 1: its SYN is to be held (tune.bpf.c). */
 	__u32 syn_waits;
+	/* How often it has sent data and received some since, and what it had when it last sent. */
+	__u32 exchanges;
+	__u32 asked_rcv_nxt;
 };
 
 /* The first members of struct tg_socket; the oldest version had `pacing_byte_s` alone. */

@@ -19,6 +19,8 @@
 
 /* An answer, the ACK of a request and what ends a connection. */
 #define CONTROL_SEGMENTS 4
+/* Who has asked so often, and waited for each reply, will wait for the next. */
+#define LEAST_EXCHANGES 4
 /* So long after the end of an epoch its flows say nothing. */
 #define SILENT_NS 200000000ULL
 
@@ -179,21 +181,30 @@ static __always_inline struct tg_queue *inward_queue(struct tg_socket *ours)
 
 /*
  * A socket sends data while it owes: TCP sends its next data when that is paid. This is for
- * programs that ask for more when they have a reply. With the round trip that follows set_pacing
- * gives the rate back, as TCP raises its own rate only when an ACK comes.
+ * programs that ask for more when they have a reply, not for those that send twice without having
+ * received. With the round trip that follows set_pacing gives the rate back, as TCP raises its own
+ * rate only when an ACK comes; what is sent before that goes at this rate, so it is no lower than
+ * the two segments that TCP may send at once take a second for.
  */
 static __always_inline void wait_before_asking(struct bpf_sock_ops *ops, struct tg_queue *queue,
-					       struct tg_socket *ours)
+					       struct tg_socket *ours, const struct tcp_sock *tp)
 {
 	__u32 wanted, current = TG_PACING_UNLIMITED;
-	__u64 now = bpf_ktime_get_ns();
-	__u64 byte_s = rw_asking_byte_s(&ours->rwnd, ops->skb_len, now);
+	__u64 now = bpf_ktime_get_ns(), byte_s;
 
+	ours->exchanges = tp->rcv_nxt != ours->asked_rcv_nxt ? ours->exchanges + 1 : 0;
+	ours->asked_rcv_nxt = tp->rcv_nxt;
+	if (ours->exchanges < LEAST_EXCHANGES)
+		return;
 	queue->wait_ns += rw_owes(&ours->rwnd, now) / 16 - queue->wait_ns / 16;
+	byte_s = rw_asking_byte_s(&ours->rwnd, ops->skb_len, now);
 	if (byte_s >= TG_PACING_UNLIMITED)
 		return;
-	wanted = fs_max(byte_s, 1);
+	wanted = fs_max(byte_s, 2 * ops->mss_cache);
 	bpf_getsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
+	/* It could not be given back what the program has set. */
+	if (current != TG_PACING_UNLIMITED && current != ours->pacing_byte_s)
+		return;
 	if (wanted < current &&
 	    !bpf_setsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &wanted, sizeof(wanted)))
 		ours->pacing_byte_s = wanted;
@@ -221,7 +232,7 @@ static __always_inline void set_window_clamp(struct bpf_sock_ops *ops, int newco
 	}
 	tg_set_window(ops, tp, ours, l, queue, newcomer, ops->family == TG_AF_INET6);
 	if (!newcomer && ops->skb_len)
-		wait_before_asking(ops, queue, ours);
+		wait_before_asking(ops, queue, ours, tp);
 }
 
 /* The window that the handshake offers, in segments; none: the kernel's. */

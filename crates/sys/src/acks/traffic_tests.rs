@@ -159,8 +159,9 @@ fn root_acks_stay_when_pinned() {
         .run(|| {
             let target = Target::find(&Scope::Port("port0".to_owned())).unwrap();
             let flags = crate::intf::FLAG_PORT;
-            let ifindex = target.ifindex;
-            (crate::intf::Limit { ifindex, flags, ..Default::default() }, ifindex)
+            let (ifindex, cgroup_id) = (target.ifindex, target.namespace);
+            let limit = crate::intf::Limit { ifindex, cgroup_id, flags, ..Default::default() };
+            (limit, ifindex)
         })
         .unwrap();
     assert_eq!(bed.host.run(|| unhooked(&dir, &limit)).unwrap(), [""; 0]);

@@ -19,7 +19,8 @@ const SERVER: &str = "TIDEGATE_TEST_ASKS";
 const CLOSES: &str = "TIDEGATE_TEST_CLOSES";
 const CLIENTS: usize = 4;
 const REQUESTS: usize = 300;
-const REQUEST: [u8; 33] = [7; 33];
+/// A segment of the loopback interface has 64 KB, and two take a second at the least rate.
+const REQUEST: [u8; 4000] = [7; 4000];
 const REPLY: usize = 1000;
 
 /// The process in the limit, not a test of its own: asks as fast as it gets replies.
@@ -55,7 +56,7 @@ fn root_who_asks_waits_and_no_reply_is_dropped() {
     let turns = ask(true);
     assert!(turns.held > 0, "no SYN was held: {turns:?}");
     let average = u64::from(turns.average >> 6);
-    assert!((REPLY as u64..=2 * REPLY as u64).contains(&average), "{turns:?}");
+    assert!((REPLY as u64 / 2..=2 * REPLY as u64).contains(&average), "{turns:?}");
 }
 
 /// Returns what is known of new connections after all requests.
