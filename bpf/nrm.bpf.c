@@ -262,6 +262,8 @@ __noinline int end_epoch(const struct vq_conf *conf, struct tg_queue *queue,
 		return 0;
 	queue->newcomers = 0;
 	queue->flooded = 0;
+	/* Who waits says so again. */
+	queue->wait_ns -= queue->wait_ns / 16;
 	return 1;
 }
 

@@ -21,6 +21,7 @@
 #define CONTROL_SEGMENTS 4
 /* Who has asked so often, and waited for each reply, will wait for the next. */
 #define LEAST_EXCHANGES 4
+#define FRAME_BYTES	1514
 /* So long after the end of an epoch its flows say nothing. */
 #define SILENT_NS 200000000ULL
 
@@ -321,6 +322,9 @@ static __always_inline void ask(struct bpf_sock_ops *ops, const struct tg_limit 
 	if (!ops->is_fullsock && (!egress->turns.retries || egress->turns.crowded))
 		return;
 	wait = turn_ns(l, egress, TG_EGRESS, now);
+	/* Who only asks sends next to nothing, and waits for what it will receive. */
+	if (ops->is_fullsock && egress->turns.average >> AD_AVERAGE_SHIFT <= FRAME_BYTES)
+		wait = 0;
 	other = turn_ns(l, ingress, TG_INGRESS, now);
 	rtt_ns = fs_max(egress->rtt_ns, ingress->rtt_ns);
 	if (other > wait) {
