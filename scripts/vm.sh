@@ -14,7 +14,8 @@
 # A machine boots on this root file system, read-only, with virtme-ng. What it needs is installed by
 # scripts/deps.sh (group vm) and kept below target/vm; this host's own apt is only asked where its mirror is.
 # KVM is used where the kernel boots with it within half a minute. Elsewhere the machine is emulated, and its tests
-# know that it is slow (TIDEGATE_TEST_SLOW). A test that fails is not run again.
+# know that it is slow (TIDEGATE_TEST_SLOW). A test that fails is not run again. A machine whose emulator ends by
+# itself is booted once more, and this says so.
 #
 # Where no machine can be had, this prints SKIP and why, and ends with 0. A test that cannot run prints SKIP
 # itself. The whole output is in target/vm/KERNEL.log.
@@ -32,6 +33,8 @@ form=${1:-}
 [ "$form" != quick ] || [ -n "${KERNELS:-}" ] || kernels=("${kernels[0]}" "${kernels[-1]}")
 cpus=2
 in_memory=/run/programs
+# What a kernel says that stops.
+panic='Kernel panic\|Oops\|BUG: '
 # Emulation is slow: a machine that has not ended by then hangs.
 limit_all=75m
 limit_quick=8m
@@ -167,7 +170,7 @@ port() {
 }
 
 run() {
-	local limit=$1 kernel command code sum=0 logs=()
+	local limit=$1 kernel command code ended sum=0 logs=()
 	shift
 	prepare
 	rm -rf "$vm/out"
@@ -179,8 +182,16 @@ run() {
 		command=("$self" guest "$@")
 		# The machine gets the environment on its command line.
 		runs_on_kvm "$kernel" || command=(env TIDEGATE_TEST_SLOW=1 "${command[@]}")
+		ended=0
 		scripts/bounded.sh "$limit" "$self" boot "$kernel" "${command[@]}" \
-			>"$vm/boot-$kernel.log" 2>&1 </dev/null || true
+			>"$vm/boot-$kernel.log" 2>&1 </dev/null || ended=$?
+		# An emulator that ends by itself is no test that fails; a kernel that panics says so.
+		if [ ! -e "$vm/out/code" ] && [ "$ended" != 124 ] && ! grep -q -a "$panic" "$vm/boot-$kernel.log"; then
+			echo "  the machine ended without a word (code $ended), and is booted once more"
+			rm -f "$vm/out/log"
+			scripts/bounded.sh "$limit" "$self" boot "$kernel" "${command[@]}" \
+				>"$vm/boot-$kernel.log" 2>&1 </dev/null || true
+		fi
 		mv "$vm/out/log" "$vm/$kernel.log" 2>/dev/null || cp "$vm/boot-$kernel.log" "$vm/$kernel.log"
 		code=$(cat "$vm/out/code" 2>/dev/null || echo 1)
 		if [ ! -e "$vm/out/code" ]; then

@@ -86,7 +86,7 @@ describe() {
 # How a kernel is booted on this root file system.
 vng_command() {
 	local kernel=$1
-	vng=(vng --run "$(ls "$vm/$kernel"/boot/vmlinuz-*)" --force-9p --user root --cpus "$cpus" --memory "$memory")
+	vng=(vng --run "$(ls "$vm/$kernel"/boot/vmlinuz-*)" --force-9p --verbose --user root --cpus "$cpus" --memory "$memory")
 }
 
 # Whether a kernel boots on KVM here. Tried once for each kernel and host, until one does not: where one hangs, so
