@@ -12,7 +12,8 @@
 /* Each connection that ends moves the average by one part in 2^6. */
 #define AD_AVERAGE_SHIFT 6
 /* TCP's first ten segments; what a connection sends later is paced. */
-#define AD_MOST_BYTES (10 * 1514)
+#define AD_FRAME_BYTES 1514
+#define AD_MOST_BYTES  (10 * AD_FRAME_BYTES)
 /* The virtual queue may be behind by so much without a connection having to wait for that. */
 #define AD_SLACK_NS 4000000ULL
 /* Nobody waits longer: a client asks again after a second. */
@@ -106,6 +107,12 @@ static inline __attribute__((always_inline)) __u32 ad_hold_ticks(__u64 wait_ns, 
 	if (least > fs_max(AD_LEAST_NS, 2 * wait_ns))
 		return 0;
 	return fs_max(fs_max(wait_ns / tick_ns, (least + tick_ns / 2) / tick_ns), 1);
+}
+
+/* Whether connections take no more than a frame: their programs only ask. */
+static inline __attribute__((always_inline)) int ad_only_asks(const struct ad_turns *turns)
+{
+	return turns->average >> AD_AVERAGE_SHIFT <= AD_FRAME_BYTES;
 }
 
 /*

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The packets that begin a connection, on their way out of the limit: SYNs, and the answers of
- * listening sockets. Those that the sock_ops program has told to wait (tune.bpf.c) are dropped
- * once; the kernel's timer sends them. The rule is in admission.h.
+ * listening sockets. The sock_ops program decides which of them wait (tune.bpf.c). Such a packet is
+ * dropped once, and the kernel's timer sends it. The rule is in admission.h.
  */
 #ifndef TG_ADMISSION_PACKET_H
 #define TG_ADMISSION_PACKET_H
@@ -64,7 +64,7 @@ __noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
 		crowded = AD_NEVER;
 	if (queue->turns.crowded != AD_NEVER && queue->turns.crowded != crowded)
 		queue->turns.crowded = crowded;
-	/* The hold was reckoned with more retries than this listener makes. */
+	/* The hold was computed for more retries than this listener makes. */
 	if (retries < queue->turns.retries || !queue->turns.retries) {
 		queue->turns.retries = retries;
 		return ANSWER_GOES;
@@ -76,16 +76,15 @@ __noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
 		return ANSWER_GOES;
 	queue->turns.asked = 0;
 	__sync_fetch_and_add(&queue->turns.held, 1);
-	if (queue->turns.asked_of == TG_INGRESS)
+	if (queue->turns.asked_of == TG_INGRESS) {
 		queue = bpf_map_lookup_elem(&queues_of_limit, &ingress);
-	else
-		queue = 0;
-	if (queue)
-		__sync_fetch_and_add(&queue->turns.held, 1);
+		if (queue)
+			__sync_fetch_and_add(&queue->turns.held, 1);
+	}
 	return ANSWER_WAITS;
 }
 
-/* Whether a SYN goes, or is to be held, as tune.bpf.c has said. */
+/* Whether a SYN goes or waits: tune.bpf.c has decided. */
 __noinline int ask(struct __sk_buff *skb)
 {
 	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;

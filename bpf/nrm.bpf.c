@@ -191,8 +191,8 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct
 	return 1;
 }
 
-/* Whether no more was sent, or received, than the ten segments that TCP does not pace, on a
- * connection that was held if it had to be. */
+/* Whether a connection has sent, or received, no more than the ten segments that TCP does not pace.
+ * On egress only where programs see the answers of listeners, and so can hold connections. */
 static __always_inline int is_first_flight(struct bpf_sock *sk, const struct tg_queue *queue,
 					   __u32 direction)
 {
@@ -262,7 +262,7 @@ __noinline int end_epoch(const struct vq_conf *conf, struct tg_queue *queue,
 		return 0;
 	queue->newcomers = 0;
 	queue->flooded = 0;
-	/* Who waits says so again. */
+	/* Flows that still wait raise it again. */
 	queue->wait_ns -= queue->wait_ns / 16;
 	return 1;
 }
@@ -356,8 +356,8 @@ enum {
 };
 
 /*
- * Whether a program asks again and again on a connection, and waits before it does, so that what it
- * gets comes to be its share (tune.bpf.c). A transfer asks once.
+ * Whether a program asks again and again on a connection, and is kept back so that it receives its
+ * share (tune.bpf.c). A transfer asks once.
  */
 static __always_inline int keeps_share(struct bpf_sock *sk, const struct tg_socket *ours, __u64 now)
 {

@@ -40,7 +40,7 @@ struct rw_flow {
 	/* How far it lies beyond what was received, in bytes; negative: that was granted early. */
 	__s64 credit;
 	__u32 rcv_nxt;
-	/* What it owed then (rw_owes). */
+	/* Its debt when the edge was last moved (rw_owes). */
 	__u32 owed_ns;
 };
 

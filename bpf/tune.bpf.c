@@ -19,9 +19,8 @@
 
 /* An answer, the ACK of a request and what ends a connection. */
 #define CONTROL_SEGMENTS 4
-/* Who has asked so often, and waited for each reply, will wait for the next. */
+/* A program that has waited for so many replies in a row will wait for the next one. */
 #define LEAST_EXCHANGES 4
-#define FRAME_BYTES	1514
 /* So long after the end of an epoch its flows say nothing. */
 #define SILENT_NS 200000000ULL
 
@@ -181,11 +180,11 @@ static __always_inline struct tg_queue *inward_queue(struct tg_socket *ours)
 }
 
 /*
- * A socket sends data while it owes: TCP sends its next data when that is paid. This is for
- * programs that ask for more when they have a reply, not for those that send twice without having
- * received. With the round trip that follows set_pacing gives the rate back, as TCP raises its own
- * rate only when an ACK comes; what is sent before that goes at this rate, so it is no lower than
- * the two segments that TCP may send at once take a second for.
+ * A socket sends data while it owes: TCP sends its next data when that is paid. Only programs that
+ * ask again when they have a reply are kept back, not those that send twice without a reply
+ * between. set_pacing gives the rate back when the next ACK comes, since TCP raises its own rate
+ * only then. Data that is sent earlier goes at this rate. So the rate is at least two segments a
+ * second: TCP may send these at once.
  */
 static __always_inline void wait_before_asking(struct bpf_sock_ops *ops, struct tg_queue *queue,
 					       struct tg_socket *ours, const struct tcp_sock *tp)
@@ -203,7 +202,7 @@ static __always_inline void wait_before_asking(struct bpf_sock_ops *ops, struct 
 		return;
 	wanted = fs_max(byte_s, 2 * ops->mss_cache);
 	bpf_getsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
-	/* It could not be given back what the program has set. */
+	/* A rate that the program has set could not be given back. */
 	if (current != TG_PACING_UNLIMITED && current != ours->pacing_byte_s)
 		return;
 	if (wanted < current &&
@@ -273,7 +272,7 @@ static __always_inline __u64 turn_ns(const struct tg_limit *l, struct tg_queue *
 	if (now - queue->epoch_start_ns < 2000ULL * queue->epoch_us + SILENT_NS)
 		paced = queue->flows_before;
 	backlog = queue->finish_ns - now;
-	/* Windows may always be so far ahead. */
+	/* Windows that are sent at once are a backlog of up to the drop threshold. */
 	if (direction == TG_INGRESS)
 		backlog -= l->queue[TG_INGRESS].drop_ns;
 	return ad_ask(&queue->turns, now, backlog, queue->cost, paced);
@@ -303,10 +302,10 @@ static __always_inline __u32 hold_syn(struct bpf_sock_ops *ops, __u64 wait, __u6
 }
 
 /*
- * A connection begins: it may have to wait until the limit has room for what it will take, in both
+ * A connection begins: it may have to wait until the limit can carry what it will take, in both
  * directions. The kernel asks for the timer of a SYN, or of the answer to one, just before it sends
- * that; the program on egress drops the one that is to wait (`begin` in nrm.bpf.c), and the timer
- * sends it.
+ * that; the program on egress drops the one that is to wait (`begin` in admission_packet.h), and
+ * the timer sends it.
  */
 static __always_inline void ask(struct bpf_sock_ops *ops, const struct tg_limit *l,
 				struct tg_queue *egress)
@@ -322,8 +321,8 @@ static __always_inline void ask(struct bpf_sock_ops *ops, const struct tg_limit 
 	if (!ops->is_fullsock && (!egress->turns.retries || egress->turns.crowded))
 		return;
 	wait = turn_ns(l, egress, TG_EGRESS, now);
-	/* Who only asks sends next to nothing, and waits for what it will receive. */
-	if (ops->is_fullsock && egress->turns.average >> AD_AVERAGE_SHIFT <= FRAME_BYTES)
+	/* A program that only asks waits for the turn of its replies. */
+	if (ops->is_fullsock && ad_only_asks(&egress->turns))
 		wait = 0;
 	other = turn_ns(l, ingress, TG_INGRESS, now);
 	rtt_ns = fs_max(egress->rtt_ns, ingress->rtt_ns);

@@ -28,7 +28,9 @@ use crate::{fair_share::MAX_FLOWS, units::Nanos, virtual_queue::time_of};
 /// Each connection that ends moves the average by one part in 2^6.
 const AVERAGE_SHIFT: u32 = 6;
 /// TCP's first ten segments, in bytes on the wire; what a connection sends later is paced.
-pub const MOST_BYTES: u64 = 10 * 1514;
+pub const MOST_BYTES: u64 = 10 * FRAME_BYTES;
+/// A full frame on the wire.
+const FRAME_BYTES: u64 = 1514;
 /// The virtual queue may be behind by so much without a connection having to wait for that.
 pub const SLACK: Nanos = Nanos(4_000_000);
 /// Nobody waits longer: a client asks again after a second.
@@ -65,6 +67,13 @@ impl Turns {
             average => average + bytes,
         };
         self.average = average.min((MOST_BYTES as u32) << AVERAGE_SHIFT);
+    }
+
+    /// Whether connections take no more than a frame: their programs only ask, and wait for the turn of their
+    /// replies alone.
+    #[must_use]
+    pub fn only_asks(&self) -> bool {
+        u64::from(self.average >> AVERAGE_SHIFT) <= FRAME_BYTES
     }
 
     /// A connection is asked for: how long it has to wait. `cost` is that of a byte, in 2^-24 ns; `paced` are

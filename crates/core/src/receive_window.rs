@@ -81,7 +81,7 @@ pub struct ReceiveWindow {
     pub credit: i64,
     /// What had been received then.
     pub rcv_nxt: u32,
-    /// What it owed then ([`Self::owes`]).
+    /// Its debt when the edge was last moved ([`Self::owes`]).
     pub owed: Nanos,
 }
 

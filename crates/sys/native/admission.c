@@ -11,6 +11,11 @@ __u64 native_ad_ask(struct ad_turns *turns, __u64 now, __s64 backlog_ns, __u64 c
 	return ad_ask(turns, now, backlog_ns, cost, others);
 }
 
+int native_ad_only_asks(const struct ad_turns *turns)
+{
+	return ad_only_asks(turns);
+}
+
 __u32 native_ad_hold_ticks(__u64 wait_ns, __u32 retries, __u64 rtt_ns, __u64 tick_ns)
 {
 	return ad_hold_ticks(wait_ns, retries, rtt_ns, tick_ns);

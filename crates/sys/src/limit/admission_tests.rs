@@ -26,6 +26,7 @@ unsafe extern "C" {
     fn native_ad_ended(turns: *mut intf::Turns, bytes: u64);
     fn native_ad_ask(turns: *mut intf::Turns, now: u64, backlog: i64, cost: u64, paced: u32)
     -> u64;
+    fn native_ad_only_asks(turns: *const intf::Turns) -> i32;
     fn native_ad_hold_ticks(wait_ns: u64, retries: u32, rtt_ns: u64, tick_ns: u64) -> u32;
     fn native_ad_syn_ticks(wait_ns: u64, rtt_ns: u64, tick_ns: u64) -> u32;
     fn native_ad_syn_retries(ticks: u32, tick_ns: u64, retries: u32) -> u32;
@@ -61,6 +62,8 @@ proptest! {
                 unsafe { native_ad_ended(&raw mut c, bytes >> (later % 40)) };
             }
             prop_assert_eq!((c.next_ns, c.average), (model.next.0, model.average));
+            // SAFETY: as above.
+            prop_assert_eq!(unsafe { native_ad_only_asks(&raw const c) } != 0, model.only_asks());
         }
     }
 
@@ -242,8 +245,6 @@ fn are_held(host: &'static str) {
 fn root_a_parent_does_not_drop_the_answers_of_its_child() {
     const TEST: &str = "root_a_parent_does_not_drop_the_answers_of_its_child";
     const BACKLOG: Duration = Duration::from_millis(80);
-    /// `TG_DROP_FULL`; what is dropped for another reason comes behind it.
-    const DROP_FULL: usize = 3;
     const NOT_DRAINED: Duration = Duration::from_millis(50);
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIP {TEST}: needs root");
@@ -274,8 +275,10 @@ fn root_a_parent_does_not_drop_the_answers_of_its_child() {
         );
         let counters = parent.maps.read(Direction::Egress).unwrap().counters;
         let drained_ns = start + NOT_DRAINED.as_nanos() as u64;
-        let dropped = counters.last_ns.iter().skip(DROP_FULL);
-        let early = dropped.filter(|at| (start..drained_ns).contains(at));
+        let early = intf::OUTCOME_TABLE
+            .iter()
+            .zip(counters.last_ns)
+            .filter(|(outcome, at)| !outcome.passed && (start..drained_ns).contains(at));
         assert_eq!(early.count(), 0, "{counters:?}");
         if stream.is_ok() && monotonic_ns() < drained_ns {
             break;
