@@ -14,11 +14,11 @@
 # A machine boots on this root file system, read-only, with virtme-ng. What it needs is installed by
 # scripts/deps.sh (group vm) and kept below target/vm; this host's own apt is only asked where its mirror is.
 # KVM is used where the kernel boots with it within half a minute. Elsewhere the machine is emulated, and its tests
-# know that it is slow (TIDEGATE_TEST_SLOW). A test that fails is not run again. A machine whose emulator ends by
-# itself is booted once more, and this says so.
+# know that it is slow (TIDEGATE_TEST_SLOW). Each emulated machine takes one processor of this one, so as many as
+# it has run at once.
 #
-# Where no machine can be had, this prints SKIP and why, and ends with 0. A test that cannot run prints SKIP
-# itself. The whole output is in target/vm/KERNEL.log.
+# A test that fails is not run again. Where no machine can be had, this prints SKIP and why, and ends with 0. A
+# test that cannot run prints SKIP itself. The whole output is in target/vm/KERNEL.log.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin"
@@ -33,8 +33,6 @@ form=${1:-}
 [ "$form" != quick ] || [ -n "${KERNELS:-}" ] || kernels=("${kernels[0]}" "${kernels[-1]}")
 cpus=2
 in_memory=/run/programs
-# What a kernel says that stops.
-panic='Kernel panic\|Oops\|BUG: '
 # Emulation is slow: a machine that has not ended by then hangs.
 limit_all=75m
 limit_quick=8m
@@ -91,10 +89,11 @@ keep_in_memory() {
 	mount --bind "$in_memory/${1##*/}" "$1"
 }
 
-# Inside the machine: the test binaries of tests.list, with the filters that follow. A line of the list
+# Inside the machine of a kernel: the test binaries of tests.list, with the filters that follow. A line of the list
 # is a directory and a binary, as cargo has them.
 guest() {
-	local out=$vm/out code=0 dir binary filters command
+	local out=$vm/$1/out code=0 dir binary filters command
+	shift
 	{
 		mount -t bpf bpf /sys/fs/bpf
 		ip link set lo up
@@ -111,7 +110,7 @@ guest() {
 			(cd "$dir" && "$binary" "${filters[@]}" --show-output --test-threads "$cpus") || code=1
 			umount "$binary"
 			rm "$in_memory/${binary##*/}"
-		done <"$out/tests.list"
+		done <"$vm/tests.list"
 	} >"$out/log" 2>&1 </dev/null
 	echo "$code" >"$out/code"
 }
@@ -137,20 +136,20 @@ port_machine() {
 	exec timeout --kill-after=10 "$limit_port" "$self" boot "${kernels[-1]}" --qemu-opts="$(
 		printf -- '-netdev tap,id=port,ifname=%s,script=no,downscript=no ' "$port_tap"
 		printf -- '-device virtio-net-pci,netdev=port'
-	)" "$self" port_guest "$1" >"$vm/boot-port.log" 2>&1 </dev/null
+	)" "$self" port_guest "${kernels[-1]}" "$1" >"$vm/boot-port.log" 2>&1 </dev/null
 }
 
 # Inside that machine.
 port_guest() {
-	local device
+	local out=$vm/$1/out device
 	{
 		modprobe virtio_net
 		device=$(ls /sys/class/net | grep -v -x lo | head -n 1)
 		ip address add 10.96.0.2/24 dev "$device"
 		ip link set "$device" up
 		ip route add default via 10.96.0.1
-		TIDEGATE_TEST_EDT=orders "$1" helper --exact --nocapture
-	} >"$vm/out/port.log" 2>&1 </dev/null
+		TIDEGATE_TEST_EDT=orders "$2" helper --exact --nocapture
+	} >"$out/port.log" 2>&1 </dev/null
 }
 
 # A machine behind a port of this host, which is limited: this host's kernel, and the last of those above.
@@ -169,37 +168,53 @@ port() {
 	return "$code"
 }
 
+# Starts the machine of a kernel, with the filters that follow.
+start() {
+	local kernel=$1 out=$vm/$1/out command
+	shift
+	rm -rf "$out"
+	mkdir "$out"
+	command=("$self" guest "$kernel" "$@")
+	# The machine gets the environment on its command line.
+	runs_on_kvm "$kernel" || command=(env TIDEGATE_TEST_SLOW=1 "${command[@]}")
+	scripts/bounded.sh "$limit" "$self" boot "$kernel" "${command[@]}" \
+		>"$vm/boot-$kernel.log" 2>&1 </dev/null &
+	machines[$kernel]=$!
+}
+
+# Waits for the machine of a kernel, and reports its tests. Ends with 1 if one failed.
+finish() {
+	local kernel=$1 out=$vm/$1/out code=1
+	wait "${machines[$kernel]}" || true
+	echo "Privileged tests on $(describe "$kernel"):"
+	mv "$out/log" "$vm/$kernel.log" 2>/dev/null || cp "$vm/boot-$kernel.log" "$vm/$kernel.log"
+	if [ -e "$out/code" ]; then
+		code=$(cat "$out/code")
+	else
+		echo "  the machine stopped, did not end within $limit, or did not boot: target/vm/boot-$kernel.log"
+	fi
+	scripts/test-report.sh brief <"$vm/$kernel.log"
+	return "$code"
+}
+
 run() {
-	local limit=$1 kernel command code ended sum=0 logs=()
+	local limit=$1 kernel at_once finished=0 sum=0 logs=()
+	local -A machines=()
 	shift
 	prepare
-	rm -rf "$vm/out"
-	mkdir -p "$vm/out"
-	list_tests >"$vm/out/tests.list"
+	list_tests >"$vm/tests.list"
+	at_once=$(nproc)
+	! runs_on_kvm "${kernels[0]}" || at_once=1
+	trap 'kill $(jobs -p) 2>/dev/null' EXIT
 	for kernel in "${kernels[@]}"; do
-		rm -f "$vm/out/log" "$vm/out/code"
-		echo "Privileged tests on $(describe "$kernel"):"
-		command=("$self" guest "$@")
-		# The machine gets the environment on its command line.
-		runs_on_kvm "$kernel" || command=(env TIDEGATE_TEST_SLOW=1 "${command[@]}")
-		ended=0
-		scripts/bounded.sh "$limit" "$self" boot "$kernel" "${command[@]}" \
-			>"$vm/boot-$kernel.log" 2>&1 </dev/null || ended=$?
-		# An emulator that ends by itself is no test that fails; a kernel that panics says so.
-		if [ ! -e "$vm/out/code" ] && [ "$ended" != 124 ] && ! grep -q -a "$panic" "$vm/boot-$kernel.log"; then
-			echo "  the machine ended without a word (code $ended), and is booted once more"
-			rm -f "$vm/out/log"
-			scripts/bounded.sh "$limit" "$self" boot "$kernel" "${command[@]}" \
-				>"$vm/boot-$kernel.log" 2>&1 </dev/null || true
+		if ((${#machines[@]} - finished >= at_once)); then
+			finish "${kernels[finished++]}" || sum=1
 		fi
-		mv "$vm/out/log" "$vm/$kernel.log" 2>/dev/null || cp "$vm/boot-$kernel.log" "$vm/$kernel.log"
-		code=$(cat "$vm/out/code" 2>/dev/null || echo 1)
-		if [ ! -e "$vm/out/code" ]; then
-			echo "  the machine did not end within $limit, or did not boot: target/vm/boot-$kernel.log"
-		fi
-		scripts/test-report.sh brief <"$vm/$kernel.log"
-		[ "$code" = 0 ] || sum=1
+		start "$kernel" "$@"
 		logs+=("$vm/$kernel.log")
+	done
+	for kernel in "${kernels[@]:finished}"; do
+		finish "$kernel" || sum=1
 	done
 	if [ "$form" = all ]; then
 		port || sum=1
@@ -224,7 +239,6 @@ some)
 	;;
 port)
 	prepare
-	mkdir -p "$vm/out"
 	code=0
 	port || code=$?
 	scripts/test-report.sh sum "$code" "$vm/port.log"
@@ -241,7 +255,6 @@ systemd)
 	;;
 shell)
 	prepare
-	mkdir -p "$vm/out"
 	boot "${2:-6.1}"
 	;;
 boot | boot_image | make_disk | guest | port_machine | port_guest)

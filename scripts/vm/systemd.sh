@@ -70,7 +70,7 @@ make_disk() {
 # Boots the disk with systemd; the share is mounted by unit-setup.service.
 boot_image() {
 	local kernel=$1 checks=$2 kvm=()
-	runs_on_kvm "$kernel" || kvm=(--disable-kvm --append tidegate.emulated)
+	runs_on_kvm "$kernel" || kvm=("${emulated[@]}" --append tidegate.emulated)
 	# systemd has the console, and a console that ends would end the machine.
 	tail --follow /dev/null --pid $$ |
 		vng --run "$(ls "$vm/$kernel"/boot/vmlinuz-*)" "${kvm[@]}" --force-9p --cpus "$cpus" --memory 1G \
