@@ -116,6 +116,18 @@ static inline __attribute__((always_inline)) int ad_only_asks(const struct ad_tu
 }
 
 /*
+ * Whether a connection that has moved so many segments of data most likely ends before it is paced:
+ * it has moved no more than twice what others took.
+ */
+static inline __attribute__((always_inline)) int ad_ends_soon(const struct ad_turns *turns,
+							      __u32 segments)
+{
+	__u64 bytes = (__u64)segments * AD_FRAME_BYTES;
+
+	return bytes << AD_AVERAGE_SHIFT <= 2 * (__u64)turns->average;
+}
+
+/*
  * How long to hold the SYN of a connection that has to wait, in ticks of the kernel's timers; 0: it
  * goes at once. The kernel sends it when the timer ends, and again after as long a time: a round
  * trip is shorter.

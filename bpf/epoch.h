@@ -60,19 +60,26 @@ static inline __attribute__((always_inline)) int ep_count_flow(struct tg_queue *
  * Counts a packet of a flow that is told its share: what it takes is set aside until that is half
  * of a share, and then it is counted. `*sent` and `*seen` are its socket's. So many flows that want
  * little leave no more than that to the others, and a flow that comes and goes counts by what it
- * takes and not by being seen.
+ * takes and not by being seen. One that is new, or took half of a share when it last sent, is
+ * counted at once: flows that begin together would each take less than half of a share that was
+ * computed without them, and none would be counted.
  */
 static inline __attribute__((always_inline)) void ep_use(struct tg_queue *queue, __u64 *sent,
 							 __u32 *seen, __u32 bytes, __u64 cost)
 {
 	__u32 epoch = *(volatile __u32 *)&queue->epoch + 1;
 	__u64 share = *(volatile __u32 *)&queue->share, fair_ns;
+	__u32 counted = *(volatile __u32 *)seen;
+	int expected =
+	    bytes > VQ_SMALL_BYTES && (!counted || up_took_much(*(volatile __u64 *)sent, epoch));
 	__s64 aside_ns;
+	int takes;
 
-	if (*(volatile __u32 *)seen == epoch)
-		return;
 	fair_ns = up_fair_ns(share ? share : FS_TARGET, queue->epoch_us * 1000ULL);
-	if (up_takes(sent, epoch, bytes, cost, fair_ns, &aside_ns))
+	takes = up_takes(sent, epoch, bytes, cost, fair_ns, &aside_ns);
+	if (counted == epoch || (expected && ep_count_flow(queue, seen)))
+		return;
+	if (takes)
 		ep_count_flow(queue, seen);
 	if (aside_ns)
 		__sync_fetch_and_add(&queue->aside_ns, aside_ns);

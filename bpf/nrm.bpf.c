@@ -191,23 +191,26 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct
 	return 1;
 }
 
-/* Whether a connection has sent, or received, no more than the ten segments that TCP does not pace.
- * On egress only where programs see the answers of listeners, and so can hold connections. */
-static __always_inline int is_first_flight(struct bpf_sock *sk, const struct tg_queue *queue,
-					   __u32 direction)
+/* The segments of data that a connection has sent, or received, on a direction of the limit. */
+static __always_inline __u32 moved_segments(struct bpf_sock *sk, __u32 direction)
 {
 	struct bpf_tcp_sock *tp = bpf_tcp_sock(sk);
-
 	__u32 received;
 
 	if (!tp)
-		return 0;
+		return ~0U;
 	/* Both are read, as the verifier lets no pointer to one of two fields be made. */
 	received = tp->data_segs_in;
 	asm volatile("" : "+r"(received));
-	if (direction == TG_INGRESS)
-		return received <= TG_INITIAL_WINDOW;
-	return queue->turns.retries && tp->data_segs_out <= TG_INITIAL_WINDOW;
+	return direction == TG_INGRESS ? received : tp->data_segs_out;
+}
+
+/* Whether these are no more than the ten that TCP does not pace. On egress only where programs see
+ * the answers of listeners, and so can hold connections. */
+static __always_inline int is_first_flight(const struct tg_queue *queue, __u32 direction,
+					   __u32 segments)
+{
+	return segments <= TG_INITIAL_WINDOW && (direction == TG_INGRESS || queue->turns.retries);
 }
 
 /* Counts what a flow takes that is told its share: then its socket has a storage. */
@@ -216,15 +219,17 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
 	struct tg_socket *ours;
+	__u32 segments;
 
 	if (!conf || !queue || !sk || index >= TG_QUEUES || sk->protocol != IPPROTO_TCP)
 		return 0;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
 	if (!ours)
 		return 0;
-	if (ours->epoch[index & 1] != queue->epoch + 1 && is_first_flight(sk, queue, index & 1))
-		/* Most connections end before they are paced: this one is no flow that has a share
-		 * yet, and the flows leave it what it takes. */
+	segments = moved_segments(sk, index & 1);
+	if (ours->epoch[index & 1] != queue->epoch + 1 &&
+	    is_first_flight(queue, index & 1, segments) && ad_ends_soon(&queue->turns, segments))
+		/* It is no flow that has a share yet, and the flows leave it what it takes. */
 		set_aside(queue, &ours->sent[index], bytes, conf->cost);
 	else
 		ep_use(queue, &ours->sent[index], &ours->epoch[index & 1], bytes, conf->cost);
@@ -378,7 +383,7 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
 
 	if (!queue || !sk || direction >= TG_DIRECTIONS || sk->protocol != IPPROTO_TCP)
 		return 0;
-	if (is_first_flight(sk, queue, direction))
+	if (is_first_flight(queue, direction, moved_segments(sk, direction)))
 		return TAKES_FIRST;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
 	if (!ours)

@@ -17,8 +17,8 @@
 #define UP_DROP_NS    4000000ULL
 #define UP_MARK_BYTES (2 * 1514)
 #define UP_DROP_BYTES (4 * 1514)
-/* More than this in an epoch is beyond every share. */
-#define UP_MAX_BYTES (1U << 31)
+/* More than this in an epoch is beyond every share. The bit says that a flow took half of one. */
+#define UP_MAX_BYTES (1ULL << 31)
 /* Ethernet's largest frame; a paced flow sends two at once at least. */
 #define UP_FRAME_BYTES 1514
 /* A CPU may be so many epochs behind the others, and no more: 64 ms at least. */
@@ -78,6 +78,13 @@ static inline __attribute__((always_inline)) int up_is_much(__u64 bytes, __u64 c
 	       (bytes > UP_FRAME_BYTES && vq_time_ns(bytes, cost) >= fair_ns / 2);
 }
 
+/* Whether a socket's word is of an earlier epoch, in which it took as much: it is expected to take
+ * as much again. */
+static inline __attribute__((always_inline)) int up_took_much(__u64 seen, __u32 epoch)
+{
+	return !up_is_of(seen, epoch) && (seen & UP_MAX_BYTES);
+}
+
 /*
  * Counts a packet of a flow that is told its share. Returns whether it takes at least half of that
  * in this epoch, and more than a frame: then it is one of those that share the limit. Until then
@@ -97,6 +104,7 @@ up_takes(__u64 *sent, __u32 epoch, __u32 bytes, __u64 cost, __u64 fair_ns, __s64
 	bytes = bytes < VQ_MAX_PACKET_BYTES ? bytes : VQ_MAX_PACKET_BYTES;
 	up_add(sent, seen, epoch, bytes);
 	if (up_is_much(counted + bytes, cost, fair_ns)) {
+		__sync_fetch_and_or(sent, UP_MAX_BYTES);
 		*aside_ns = -(__s64)before_ns;
 		return 1;
 	}

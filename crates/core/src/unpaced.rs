@@ -5,7 +5,9 @@
 //! takes less is not counted; what it takes is set aside ([`Sent::takes`]). This is one step of max-min
 //! fairness: who wants less than a share gets that, and the others divide the rest. So twenty connections
 //! with a small request each leave to a bulk transfer all that they do not use, and it leaves to them what
-//! they do.
+//! they do. A flow that is new, or that took so much when it last sent anything, is counted with its first
+//! packet ([`Sent::took_much`]): flows that begin together would each take less than half of a share that was
+//! computed without them, none would count, and the share would stay as it is.
 //!
 //! A sender that cannot be paced has a share as a TCP flow has. What it sends within one share of an epoch is
 //! set aside: the flows make room for it ([`crate::fair_share::Sharers::reserved`]). What it sends beyond
@@ -50,7 +52,7 @@ pub fn fair(share: u64, epoch: Nanos) -> Nanos {
 pub struct Sent {
     /// Which epoch, numbered from one.
     pub epoch: u32,
-    /// Bytes on the wire.
+    /// Bytes on the wire, with [`MAX_BYTES`] set once a flow has taken half of its share.
     pub bytes: u32,
 }
 
@@ -79,8 +81,19 @@ impl Sent {
             return (true, 0);
         }
         let after = before + bytes.min(MAX_PACKET_BYTES);
+        if is_much(after) {
+            *self = Sent { epoch, bytes: after | MAX_BYTES };
+            return (true, -time(before));
+        }
         *self = Sent { epoch, bytes: after };
-        if is_much(after) { (true, -time(before)) } else { (false, time(after) - time(before)) }
+        (false, time(after) - time(before))
+    }
+
+    /// Whether this is what a flow took in an epoch before this one, and was at least half of a share: the
+    /// flow is expected to take as much again.
+    #[must_use]
+    pub fn took_much(&self, epoch: u32) -> bool {
+        self.epoch != epoch && self.bytes & MAX_BYTES != 0
     }
 }
 

@@ -16,6 +16,11 @@ int native_ad_only_asks(const struct ad_turns *turns)
 	return ad_only_asks(turns);
 }
 
+int native_ad_ends_soon(const struct ad_turns *turns, __u32 segments)
+{
+	return ad_ends_soon(turns, segments);
+}
+
 __u32 native_ad_hold_ticks(__u64 wait_ns, __u32 retries, __u64 rtt_ns, __u64 tick_ns)
 {
 	return ad_hold_ticks(wait_ns, retries, rtt_ns, tick_ns);

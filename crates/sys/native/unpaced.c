@@ -17,6 +17,11 @@ __u32 native_up_within(__u64 *sent, __u32 epoch, __u32 bytes, __u64 cost, __u64 
 	return up_within(sent, epoch, bytes, cost, fair_ns);
 }
 
+__u32 native_up_took_much(__u64 sent, __u32 epoch)
+{
+	return up_took_much(sent, epoch);
+}
+
 __u32 native_up_takes(__u64 *sent, __u32 epoch, __u32 bytes, __u64 cost, __u64 fair_ns,
 		      __s64 *aside_ns)
 {

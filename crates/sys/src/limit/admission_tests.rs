@@ -27,6 +27,7 @@ unsafe extern "C" {
     fn native_ad_ask(turns: *mut intf::Turns, now: u64, backlog: i64, cost: u64, paced: u32)
     -> u64;
     fn native_ad_only_asks(turns: *const intf::Turns) -> i32;
+    fn native_ad_ends_soon(turns: *const intf::Turns, segments: u32) -> i32;
     fn native_ad_hold_ticks(wait_ns: u64, retries: u32, rtt_ns: u64, tick_ns: u64) -> u32;
     fn native_ad_syn_ticks(wait_ns: u64, rtt_ns: u64, tick_ns: u64) -> u32;
     fn native_ad_syn_retries(ticks: u32, tick_ns: u64, retries: u32) -> u32;
@@ -64,6 +65,10 @@ proptest! {
             prop_assert_eq!((c.next_ns, c.average), (model.next.0, model.average));
             // SAFETY: as above.
             prop_assert_eq!(unsafe { native_ad_only_asks(&raw const c) } != 0, model.only_asks());
+            let segments = paced % 32;
+            // SAFETY: as above.
+            let ends = unsafe { native_ad_ends_soon(&raw const c, segments) } != 0;
+            prop_assert_eq!(ends, model.ends_soon(segments));
         }
     }
 
