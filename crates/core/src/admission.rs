@@ -76,9 +76,9 @@ impl Turns {
         u64::from(self.average >> AVERAGE_SHIFT) <= FRAME_BYTES
     }
 
-    /// Whether a connection that has moved so many segments of data most likely ends before it is paced: it has
-    /// moved no more than twice what others took. Until it has, it is no flow that gets a share. Where no
-    /// connection has ended yet, none ends soon: transfers that begin together count from their first packet on.
+    /// Whether a connection that has moved so many segments of data most likely ends before it is paced: it
+    /// has moved no more than twice what others took. Until it has, it is no flow that gets a share. Where no
+    /// connection has ended yet, none ends soon: transfers that begin together count at once.
     #[must_use]
     pub fn ends_soon(&self, segments: u32) -> bool {
         (u64::from(segments) * FRAME_BYTES) << AVERAGE_SHIFT <= 2 * u64::from(self.average)

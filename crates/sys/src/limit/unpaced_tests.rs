@@ -261,8 +261,9 @@ fn requests_get_what_they_want_and_bulk_the_rest() {
     assert!(missed.is_empty(), "{missed:#?}");
 }
 
-/// Nine flows that begin together over a path of 10 ms and are told their shares by windows: they never send much
-/// more than the limit carries, though none of them takes half of a share that was computed without the others.
+/// Nine flows that begin together over a path of 10 ms and are told their shares by windows: they never send
+/// much more than the limit carries, though none of them takes half of a share that was computed without the
+/// others.
 #[test]
 fn flows_that_begin_together_make_room_for_each_other() {
     const FLOWS: u32 = 9;
