@@ -353,8 +353,8 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g,
 	}
 }
 
-/* A TCP flow has taken less than half of its share in this epoch; or, where connections are held,
- * it has sent no more than its first ten segments, which are not paced. */
+/* A TCP flow has taken less than half of its share in this epoch so far; or, where connections are
+ * held, it has sent no more than its first ten segments, which are not paced. */
 enum {
 	TAKES_LITTLE = 1,
 	TAKES_FIRST = 2,
@@ -390,7 +390,11 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
 		return 0;
 	if (direction == TG_INGRESS && keeps_share(sk, ours, now))
 		return TAKES_FIRST;
-	return ours->epoch[direction] != queue->epoch + 1 ? TAKES_LITTLE : 0;
+	/* What it took of the queue of its limit, or of those that are in none of its children. */
+	if (up_has_much(ours->sent[direction], queue->epoch + 1) ||
+	    up_has_much(ours->sent[direction + TG_OWN], queue->epoch + 1))
+		return 0;
+	return TAKES_LITTLE;
 }
 
 /*

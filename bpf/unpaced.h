@@ -78,6 +78,12 @@ static inline __attribute__((always_inline)) int up_is_much(__u64 bytes, __u64 c
 	       (bytes > UP_FRAME_BYTES && vq_time_ns(bytes, cost) >= fair_ns / 2);
 }
 
+/* Whether a flow has taken half of its share in this epoch, as its socket's word says. */
+static inline __attribute__((always_inline)) int up_has_much(__u64 seen, __u32 epoch)
+{
+	return up_is_of(seen, epoch) && (seen & UP_MAX_BYTES);
+}
+
 /* Whether a socket's word is of an earlier epoch, in which it took as much: it is expected to take
  * as much again. */
 static inline __attribute__((always_inline)) int up_took_much(__u64 seen, __u32 epoch)

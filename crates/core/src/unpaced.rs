@@ -89,6 +89,13 @@ impl Sent {
         (false, time(after) - time(before))
     }
 
+    /// Whether a flow has taken half of its share in this epoch. Until then its packets may find a longer
+    /// queue, also if the flow was counted with its first one: they may be the reply to a request.
+    #[must_use]
+    pub fn has_much(&self, epoch: u32) -> bool {
+        self.epoch == epoch && self.bytes & MAX_BYTES != 0
+    }
+
     /// Whether this is what a flow took in an epoch before this one, and was at least half of a share: the
     /// flow is expected to take as much again.
     #[must_use]

@@ -17,6 +17,11 @@ __u32 native_up_within(__u64 *sent, __u32 epoch, __u32 bytes, __u64 cost, __u64 
 	return up_within(sent, epoch, bytes, cost, fair_ns);
 }
 
+__u32 native_up_has_much(__u64 sent, __u32 epoch)
+{
+	return up_has_much(sent, epoch);
+}
+
 __u32 native_up_took_much(__u64 sent, __u32 epoch)
 {
 	return up_took_much(sent, epoch);
@@ -73,7 +78,7 @@ int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, __u64 *
 	packet.wire_bytes = up_judged_bytes(p->wire_bytes, p->unpaced && !reserved);
 	if (reserved || !p->unpaced)
 		depth_ns = up_depth_ns(conf, queue->aside_before);
-	if (!p->unpaced && *seen != queue->epoch + 1)
+	if (!p->unpaced && !up_has_much(*sent, queue->epoch + 1))
 		depth_ns = fs_max(depth_ns, conf->drop_ns) + UP_CREDIT_NS;
 	if (zone != VQ_FREE && backlog > (__s64)depth_ns &&
 	    (zone == VQ_FULL || vq_decide(conf, zone, backlog, &packet, p->random) >= VQ_DROP_FULL))

@@ -16,6 +16,7 @@ unsafe extern "C" {
     fn native_vq_time_ns(bytes: u64, cost: u64) -> u64;
     fn native_up_fair_ns(share: u64, epoch_ns: u64) -> u64;
     fn native_up_within(sent: *mut u64, epoch: u32, bytes: u32, cost: u64, fair_ns: u64) -> u32;
+    fn native_up_has_much(sent: u64, epoch: u32) -> u32;
     fn native_up_took_much(sent: u64, epoch: u32) -> u32;
     fn native_up_takes(
         sent: *mut u64,
@@ -102,6 +103,9 @@ proptest! {
             // SAFETY: both are live words.
             let got = unsafe { native_up_takes(&mut sent, epoch, bytes, cost, fair.0, &mut aside) };
             prop_assert_eq!((got == 1, aside), model.takes(epoch, bytes, cost, fair));
+            // SAFETY: plain numbers.
+            let much = unsafe { native_up_has_much(sent, epoch) } == 1;
+            prop_assert_eq!(much, model.has_much(epoch));
             prop_assert_eq!(sent, (u64::from(model.epoch) << 32) | u64::from(model.bytes));
         }
     }
