@@ -15,7 +15,7 @@
 # scripts/deps.sh (group vm) and kept below target/vm; this host's own apt is only asked where its mirror is.
 # KVM is used where the kernel boots with it within half a minute. Elsewhere the machine is emulated, and its tests
 # know that it is slow (TIDEGATE_TEST_SLOW). Each emulated machine takes one processor of this one, so as many as
-# it has run at once.
+# it has run at once, if its memory holds them.
 #
 # A test that fails is not run again. Where no machine can be had, this prints SKIP and why, and ends with 0. A
 # test that cannot run prints SKIP itself. The whole output is in target/vm/KERNEL.log.
@@ -170,6 +170,13 @@ port() {
 	return "$code"
 }
 
+# How many emulated machines this one has processors and memory for.
+machines_at_once() {
+	awk -v cpus="$(nproc)" -v each_kb="$((${memory%G} << 20))" '
+		$1 == "MemAvailable:" { n = int($2 / each_kb); print n < 1 ? 1 : n < cpus ? n : cpus }
+	' /proc/meminfo
+}
+
 # Starts the machine of a kernel, with the filters that follow.
 start() {
 	local kernel=$1 out=$vm/$1/out command
@@ -205,9 +212,10 @@ run() {
 	shift
 	prepare
 	list_tests >"$vm/tests.list"
-	at_once=$(nproc)
+	at_once=$(machines_at_once)
 	! runs_on_kvm "${kernels[0]}" || at_once=1
-	trap 'kill $(jobs -p) 2>/dev/null' EXIT
+	# Not with its status: where nothing is left to end, kill fails.
+	trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 	for kernel in "${kernels[@]}"; do
 		if ((${#machines[@]} - finished >= at_once)); then
 			finish "${kernels[finished++]}" || sum=1
