@@ -295,9 +295,9 @@ impl Traffic {
         self.bytes() as f64 * 80.0 / self.bins.len() as f64
     }
 
-    /// The rate of the busiest 0.3 s. A machine that stalls now and then does not change it.
+    /// The rate of the busiest second. A machine that stalls for a while does not change it.
     pub fn best_bit_s(&self) -> f64 {
-        self.best_of(3)
+        self.best_of(10)
     }
 
     /// The rate of the busiest so many tenths of a second.

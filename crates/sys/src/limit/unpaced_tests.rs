@@ -151,7 +151,7 @@ enum Source {
     Requests { bytes: u32, offered: f64 },
 }
 
-/// What a source got in two seconds after two: of the limit, and how many packets were dropped.
+/// What a source got in four seconds after two: of the limit, and how many packets were dropped.
 #[derive(Debug, Clone, Copy, Default)]
 struct Got {
     part: f64,
@@ -164,7 +164,7 @@ fn share_a_limit(bit_s: u64, sources: &[Source]) -> Vec<Got> {
     let conf: intf::QueueConf = VirtualQueueOptions::new(rate).config().unwrap().into();
     let mut queue = intf::Queue::default();
     let mut flows = vec![(S, 0u64, 0u32, Got::default()); sources.len()];
-    let (begin, end) = (2 * S, 4 * S);
+    let (begin, end) = (2 * S, 6 * S);
     let mut random = 1u32;
     loop {
         let (index, now_ns) =
@@ -255,7 +255,7 @@ fn requests_get_what_they_want_and_bulk_the_rest() {
                 );
                 if drops > 0
                     || (of_requests - wanted).abs() > 0.03
-                    || !(0.94..=1.01).contains(&(of_bulk + of_requests))
+                    || !(0.95..=1.01).contains(&(of_bulk + of_requests))
                 {
                     missed.push(what);
                 }
@@ -265,7 +265,7 @@ fn requests_get_what_they_want_and_bulk_the_rest() {
     assert!(missed.is_empty(), "{missed:#?}");
 }
 
-/// Nine flows that begin together over a path of 10 ms and are told their shares by windows: they never send
+/// Nine flows begin together over a path of 10 ms, and windows hold them to their shares. They never send
 /// much more than the limit carries, though none of them takes half of a share that was computed without the
 /// others.
 #[test]
