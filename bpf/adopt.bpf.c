@@ -15,6 +15,7 @@
 #include "windows.h"
 
 #define TG_TCP_ESTABLISHED 1
+#define TG_TCP_LISTEN	   10
 
 /* Lift what the limit has set instead of setting it. */
 const volatile __u8 release = 0;
@@ -93,13 +94,32 @@ static __always_inline void take_over(struct sock *sk, struct tg_socket *ours, _
 	}
 }
 
+/* The timers of a socket that listens are those of the sockets that it accepts. */
+static __always_inline void adopt_listener(struct sock *sk, const struct tg_limit *l,
+					   const struct tg_queue *queue)
+{
+	struct tg_socket *ours;
+	__u64 now = bpf_ktime_get_ns();
+
+	ours =
+	    bpf_sk_storage_get(&sockets_of_limit, sk, 0, release ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
+	if (!ours)
+		return;
+	if (release)
+		tg_free_timers(sk, l);
+	else if (!tg_is_parent(queue, now) || !tg_is_claimed(ours, now))
+		tg_set_timers(sk, l);
+	if (has_parent && !release)
+		take_over(sk, ours, TG_PACING_UNLIMITED);
+}
+
 SEC("iter/tcp")
 int adopt(struct bpf_iter__tcp *ctx)
 {
 	__u32 key = 0, copy, current = TG_PACING_UNLIMITED, wanted = TG_PACING_UNLIMITED;
 	struct tg_limit *l = tg_limit_now(&copy);
 	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
-	__u32 timer = TG_DEFAULT_TIMER_US, window = TG_NO_WINDOW;
+	__u32 window = TG_NO_WINDOW;
 	struct sock_common *common = ctx->sk_common;
 	struct tg_socket *ours;
 	struct tcp_sock *tp;
@@ -107,13 +127,20 @@ int adopt(struct bpf_iter__tcp *ctx)
 	int hears, lift, exempt;
 	__u64 now;
 
-	if (!l || !queue || !common || common->skc_state != TG_TCP_ESTABLISHED)
+	if (!l || !queue || !common ||
+	    (common->skc_state != TG_TCP_ESTABLISHED && common->skc_state != TG_TCP_LISTEN))
 		return 0;
 	tp = bpf_skc_to_tcp_sock(common);
 	if (!tp)
 		return 0;
 	sk = (struct sock *)tp;
-	if (!is_below(BPF_CORE_READ(sk, sk_cgrp_data.cgroup), l->cgroup_id) || is_exempt(common, l))
+	if (!is_below(BPF_CORE_READ(sk, sk_cgrp_data.cgroup), l->cgroup_id))
+		return 0;
+	if (common->skc_state == TG_TCP_LISTEN) {
+		adopt_listener(sk, l, queue);
+		return 0;
+	}
+	if (is_exempt(common, l))
 		return 0;
 	exempt = is_exempt_remote(common);
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0,
@@ -135,11 +162,7 @@ int adopt(struct bpf_iter__tcp *ctx)
 	if (lift || !tg_has_windows(l))
 		tg_free_window(sk, tp, ours);
 	if (lift) {
-		/* The kernel lets a connection's time-out grow again only with its RTT variance. */
-		if (l->rto_min_us)
-			tg_set_timer(sk, TCP_BPF_RTO_MIN, timer);
-		if (l->delack_max_us)
-			tg_set_timer(sk, TCP_BPF_DELACK_MAX, timer);
+		tg_free_timers(sk, l);
 		if (l->flags & TG_FLAG_PACE_FAIR)
 			bpf_setsockopt(sk, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &window,
 				       sizeof(window));

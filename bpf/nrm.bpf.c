@@ -353,8 +353,9 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g,
 	}
 }
 
-/* A TCP flow has taken less than half of its share in this epoch so far; or, where connections are
- * held, it has sent no more than its first ten segments, which are not paced. */
+/* A TCP flow has taken less than half of its share in this epoch so far; or it has nothing in
+ * flight; or, where connections are held, it has sent no more than its first ten segments, which
+ * are not paced. */
 enum {
 	TAKES_LITTLE = 1,
 	TAKES_FIRST = 2,
@@ -371,7 +372,19 @@ static __always_inline int keeps_share(struct bpf_sock *sk, const struct tg_sock
 	return tp && tp->data_segs_out > 1 && rw_owes(&ours->rwnd, now) < RW_OWED_KEPT_NS;
 }
 
-/* A connection that begins has this credit: others wait until it is paid. */
+/*
+ * Whether a socket has nothing in flight. If its packet is dropped now, the kernel holds that for
+ * one that was never sent, and tries again when the probe timer ends: after 200 ms, however short
+ * the least time-out is (tcp_probe0_base).
+ */
+static __always_inline int is_alone(struct bpf_sock *sk)
+{
+	struct bpf_tcp_sock *tp = bpf_tcp_sock(sk);
+
+	return tp && !tp->packets_out;
+}
+
+/* Such a packet, and a connection that begins, have this credit: others wait until it is paid. */
 #define FIRST_CREDIT_NS 100000000ULL
 
 /* Whether the packet is of such a flow. */
@@ -384,6 +397,8 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
 	if (!queue || !sk || direction >= TG_DIRECTIONS || sk->protocol != IPPROTO_TCP)
 		return 0;
 	if (is_first_flight(queue, direction, moved_segments(sk, direction)))
+		return TAKES_FIRST;
+	if (direction == TG_EGRESS && is_paced(skb) && is_alone(sk))
 		return TAKES_FIRST;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
 	if (!ours)

@@ -16,6 +16,7 @@
 #define TG_SOL_TCP	      6
 #define TG_TCP_WINDOW_CLAMP   10
 #define TG_TCP_ESTABLISHED    1
+#define TG_TCP_LISTEN	      10
 /* What the kernel has when nobody sets anything. */
 #define TG_PACING_UNLIMITED (~0U)
 #define TG_DEFAULT_TIMER_US 200000
@@ -41,7 +42,8 @@ int release(struct bpf_iter__tcp *ctx)
 	struct tcp_sock *tp;
 	struct sock *sk;
 
-	if (!common || common->skc_state != TG_TCP_ESTABLISHED)
+	if (!common ||
+	    (common->skc_state != TG_TCP_ESTABLISHED && common->skc_state != TG_TCP_LISTEN))
 		return 0;
 	tp = bpf_skc_to_tcp_sock(common);
 	if (!tp)

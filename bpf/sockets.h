@@ -125,10 +125,28 @@ static __always_inline void tg_set_timer(void *ctx, int option, __u32 us)
 			return;
 }
 
+/*
+ * The kernel takes the least time-out into account when it has the first round trip of a
+ * connection, and lets the time-out sink only by a quarter of the rest with each further one. So a
+ * socket has its timers before its handshake: a client when it connects, and one that a server
+ * accepts inherits them from the socket that listens.
+ */
 static __always_inline void tg_set_timers(void *ctx, const struct tg_limit *limit)
 {
 	tg_set_timer(ctx, TCP_BPF_RTO_MIN, limit->rto_min_us);
 	tg_set_timer(ctx, TCP_BPF_DELACK_MAX, limit->delack_max_us);
+}
+
+/*
+ * Gives back the timers that the limit has set. The kernel lets the time-out of a connection that
+ * stands grow again only with the variance of its round trips.
+ */
+static __always_inline void tg_free_timers(void *ctx, const struct tg_limit *limit)
+{
+	if (limit->rto_min_us)
+		tg_set_timer(ctx, TCP_BPF_RTO_MIN, TG_DEFAULT_TIMER_US);
+	if (limit->delack_max_us)
+		tg_set_timer(ctx, TCP_BPF_DELACK_MAX, TG_DEFAULT_TIMER_US);
 }
 
 /* Traffic within the host takes the loopback interface: to 127/8 or to the host's own address. */

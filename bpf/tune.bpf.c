@@ -6,7 +6,8 @@
  * - Scheme `pace`, ingress: the receive window of each socket grants the fair share, ACK by ACK.
  * - Scheme `nrm` with a pacing ceiling: no socket is paced faster than the limit, so that one alone
  *   never overruns the virtual queue.
- * - Both: the minimum retransmission time-out and the longest delayed ACK of the limit.
+ * - Both: the minimum retransmission time-out and the longest delayed ACK of the limit, before the
+ *   handshake.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -374,6 +375,20 @@ static __always_inline void set_initial_window(struct bpf_sock_ops *ops,
 		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_IW, &window, sizeof(window));
 }
 
+/* A socket gets its timers before its first handshake. */
+static __always_inline void set_first_timers(struct bpf_sock_ops *ops, const struct tg_limit *l)
+{
+	if (ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB) {
+		if (!is_exempt(ops, l))
+			tg_set_timers(ops, l);
+		return;
+	}
+	/* What the limit's map knows is given back, also by another version of Tidegate. */
+	if (ops->sk &&
+	    bpf_sk_storage_get(&sockets_of_limit, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE))
+		tg_set_timers(ops, l);
+}
+
 SEC("sockops")
 int tune(struct bpf_sock_ops *ops)
 {
@@ -381,6 +396,7 @@ int tune(struct bpf_sock_ops *ops)
 	struct tg_limit *l = tg_limit_of(TG_EGRESS);
 	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
 	__u64 now;
+	int begins;
 
 	if (!l || !queue)
 		return 1;
@@ -404,11 +420,12 @@ int tune(struct bpf_sock_ops *ops)
 			set_window_clamp(ops, 0);
 		return 1;
 	}
-	if ((ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
-	     ops->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && ops->op != BPF_SOCK_OPS_RTT_CB))
+	begins = ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB || ops->op == BPF_SOCK_OPS_TCP_LISTEN_CB;
+	if (!begins && ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
+	    ops->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && ops->op != BPF_SOCK_OPS_RTT_CB)
 		return 1;
 	claim(ops);
-	if (ops->op != BPF_SOCK_OPS_RTT_CB && tg_has_windows(l) && !is_exempt(ops, l)) {
+	if (!begins && ops->op != BPF_SOCK_OPS_RTT_CB && tg_has_windows(l) && !is_exempt(ops, l)) {
 		set_window_clamp(ops, 1);
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
 						   BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
@@ -423,10 +440,19 @@ int tune(struct bpf_sock_ops *ops)
 			return 1;
 	}
 	switch (ops->op) {
+	case BPF_SOCK_OPS_TCP_CONNECT_CB:
+	case BPF_SOCK_OPS_TCP_LISTEN_CB:
+		set_first_timers(ops, l);
+		break;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
-		if (is_exempt(ops, l))
+		if (is_exempt(ops, l)) {
+			/* It has inherited them. */
+			if (ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB)
+				tg_free_timers(ops, l);
 			break;
+		}
+		/* An older listener had none. */
 		tg_set_timers(ops, l);
 		if (ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB)
 			set_initial_window(ops, queue);

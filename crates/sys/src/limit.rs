@@ -763,6 +763,9 @@ mod race_tests;
 mod thread_tests;
 
 #[cfg(test)]
+mod timer_tests;
+
+#[cfg(test)]
 pub(crate) mod tree_tests;
 
 #[cfg(test)]

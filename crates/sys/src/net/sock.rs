@@ -11,6 +11,8 @@ use std::{
 /// What the sender's side of a TCP connection knows (`struct tcp_info`).
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct TcpInfo {
+    /// How long TCP waits for an ACK before it sends again.
+    pub retransmission_timeout: Duration,
     /// Smoothed round-trip time.
     pub rtt: Duration,
     /// The smallest round-trip time seen; zero before the first sample.
@@ -104,6 +106,7 @@ impl TcpInfo {
         };
         let time_at = |at: usize| Duration::from_micros(u64_at(at));
         Self {
+            retransmission_timeout: Duration::from_micros(u32_at(8).into()),
             rtt: Duration::from_micros(u32_at(68).into()),
             // The kernel starts the minimum at its largest value.
             rtt_min: match u32_at(148) {

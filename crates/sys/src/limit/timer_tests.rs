@@ -1,0 +1,188 @@
+//! TCP's timers of sockets in a limit of scheme `pace`, on loopback: the least time-out holds from the first
+//! segment on, and what has nothing in flight does not have to wait for the probe timer.
+
+use std::{
+    env,
+    io::{BufRead, BufReader, Lines, Read, Write},
+    net::{TcpListener, TcpStream},
+    process::{Child, ChildStdout},
+    time::{Duration, Instant},
+};
+
+use super::{
+    kernel_tests::monotonic_ns,
+    tree_tests::{Nest, process_in},
+    *,
+};
+use crate::net::sock::tcp_info;
+
+/// In the process that the test starts: what it does.
+const ROLE: &str = "TIDEGATE_TEST_TIMERS";
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The kernel's least time-out, and one that is clearly below it.
+const KERNELS: Duration = Duration::from_millis(200);
+const SHORT: Duration = Duration::from_millis(100);
+const REPLY: usize = 3000;
+/// The oldest and those that were opened last.
+const MOST_LISTENERS: usize = 4;
+
+/// The process in the limit, not a test of its own. `connects`: for each line that it reads it opens one more
+/// listener and connects to each that it has, and says the time-outs of both ends, in microseconds. `answers`: a server of one connection, which it says the port of; it answers every byte.
+#[test]
+fn takes_part() {
+    let Ok(role) = env::var(ROLE) else { return };
+    let mut listeners = vec![TcpListener::bind("127.0.0.1:0").unwrap()];
+    println!("said {}", listeners[0].local_addr().unwrap().port());
+    if role == "answers" {
+        let (mut stream, _) = listeners[0].accept().unwrap();
+        while stream.read_exact(&mut [0]).is_ok() && stream.write_all(&[7; REPLY]).is_ok() {}
+        return;
+    }
+    for _ in io::stdin().lines() {
+        listeners.push(TcpListener::bind("127.0.0.1:0").unwrap());
+        if listeners.len() > MOST_LISTENERS {
+            listeners.remove(1);
+        }
+        let mut said = "said".to_owned();
+        for listener in &listeners {
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (server, _) = listener.accept().unwrap();
+            for info in [tcp_info(client).unwrap(), tcp_info(server).unwrap()] {
+                said += &format!(" {}", info.retransmission_timeout.as_micros());
+            }
+        }
+        println!("{said}");
+    }
+}
+
+struct Process {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    fn start(group: &Cgroup, role: &str) -> Process {
+        let mut command = process_in(group, "limit::timer_tests::takes_part");
+        let mut child = command.env(ROLE, role).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Process { child, lines }
+    }
+
+    /// The numbers that it says next.
+    fn said(&mut self) -> Vec<u64> {
+        let mut lines = self.lines.by_ref().map_while(Result::ok);
+        let said = lines.find_map(|line| Some(line.split_once("said ")?.1.to_owned()));
+        let said = said.expect("the process says something");
+        said.split(' ').map(|number| number.parse().unwrap()).collect()
+    }
+
+    /// The time-outs of new connections.
+    fn timeouts(&mut self) -> Vec<Duration> {
+        writeln!(self.child.stdin.as_ref().unwrap()).unwrap();
+        self.said().into_iter().map(Duration::from_micros).collect()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn options(bit_s: u64) -> LimitOptions {
+    let queue = Rate::from_bit_s(bit_s).map(VirtualQueueOptions::new);
+    LimitOptions { egress: queue, loopback: true, ..LimitOptions::default() }
+}
+
+#[test]
+fn root_connections_have_the_least_timeout_from_the_first_segment() {
+    const TEST: &str = "root_connections_have_the_least_timeout_from_the_first_segment";
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP {TEST}: needs root");
+        return;
+    }
+    let nest = Nest::new("timers", 1);
+    let (hierarchy, group) = (&nest.hierarchy, &nest.groups[0]);
+    let mut process = Process::start(group, "connects");
+    process.said();
+    let before = process.timeouts();
+    if before.iter().any(|&timeout| timeout < KERNELS) {
+        eprintln!("SKIP {TEST}: this host has another least time-out: {before:?}");
+        return;
+    }
+    let options = options(100_000_000);
+    let limit = AttachedLimit::attach(hierarchy, group, &options, None).unwrap();
+    // The first round trip of a connection counts in its time-out: a busy machine may make it long.
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let timeouts = process.timeouts();
+        if timeouts.iter().all(|&timeout| timeout < SHORT) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{timeouts:?}");
+    }
+    limit.detach(hierarchy, group).unwrap();
+    let after = process.timeouts();
+    assert!(after.iter().all(|&timeout| timeout >= KERNELS), "{after:?}");
+}
+
+/// A reply for which the queue has no room: the kernel takes a packet that was dropped here for one that it
+/// never sent, and with nothing in flight tries again after 200 ms.
+#[test]
+fn root_what_has_nothing_in_flight_passes_on_credit() {
+    const TEST: &str = "root_what_has_nothing_in_flight_passes_on_credit";
+    // Beyond what all others may find, and what the machine may take for a reply until no more is left.
+    const BACKLOG: Duration = Duration::from_millis(100);
+    const NOT_DRAINED: Duration = Duration::from_millis(55);
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP {TEST}: needs root");
+        return;
+    }
+    let nest = Nest::new("alone", 1);
+    let (hierarchy, group) = (&nest.hierarchy, &nest.groups[0]);
+    let limit = AttachedLimit::attach(hierarchy, group, &options(50_000_000), None).unwrap();
+    let mut server = Process::start(group, "answers");
+    let port = u16::try_from(server.said()[0]).unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut ask = || {
+        stream.write_all(&[1]).unwrap();
+        stream.read_exact(&mut [0; REPLY]).unwrap();
+    };
+    // It is beyond its first ten segments.
+    (0..20).for_each(|_| ask());
+    let set_backlog = |backlog: Duration| {
+        let mut queue = limit.maps.read(Direction::Egress).unwrap().queue;
+        let start = monotonic_ns();
+        queue.finish_ns = start + backlog.as_nanos() as u64;
+        let bytes = bytemuck::bytes_of(&queue);
+        limit.maps.queues.update(&0u32.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
+        start
+    };
+    let dropped = || {
+        let counters = limit.maps.read(Direction::Egress).unwrap().counters;
+        let outcomes = intf::OUTCOME_TABLE.iter().zip(counters.packets);
+        outcomes.filter(|(outcome, _)| !outcome.passed).map(|(_, packets)| packets).sum::<u64>()
+    };
+
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let before = dropped();
+        let start = set_backlog(BACKLOG);
+        ask();
+        let in_time = monotonic_ns() < start + NOT_DRAINED.as_nanos() as u64;
+        assert_eq!(dropped(), before);
+        if in_time {
+            break;
+        }
+        assert!(Instant::now() < deadline, "this machine needs 55 ms for a reply");
+    }
+    // The credit has an end.
+    let before = dropped();
+    set_backlog(Duration::from_secs(2));
+    ask();
+    assert!(dropped() > before);
+    drop(server);
+    limit.detach(hierarchy, group).unwrap();
+}
