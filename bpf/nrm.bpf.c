@@ -363,13 +363,16 @@ enum {
 
 /*
  * Whether a program asks again and again on a connection, and is kept back so that it receives its
- * share (tune.bpf.c). A transfer asks once.
+ * share (tune.bpf.c). A transfer asks once. The first ten segments of a connection cannot be kept
+ * back.
  */
 static __always_inline int keeps_share(struct bpf_sock *sk, const struct tg_socket *ours, __u64 now)
 {
 	struct bpf_tcp_sock *tp = bpf_tcp_sock(sk);
 
-	return tp && tp->data_segs_out > 1 && rw_owes(&ours->rwnd, now) < RW_OWED_KEPT_NS;
+	return tp && tp->data_segs_out > 1 &&
+	       (tp->data_segs_out <= TG_INITIAL_WINDOW ||
+		rw_owes(&ours->rwnd, now) < RW_OWED_KEPT_NS);
 }
 
 /*

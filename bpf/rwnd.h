@@ -28,10 +28,16 @@
 #define RW_FIRST_NS	      2000000ULL
 #define RW_FIRST_SEGMENTS     4
 #define RW_FIRST_SEGMENTS_MAX 45
-/* A flow owes no more time than this: nobody waits longer before it asks. */
-#define RW_OWED_MAX_NS 200000000ULL
+/* What a flow owes is paid in so many parts, one before each request: what it received before it
+ * could be kept back would else be one long wait. */
+#define RW_PAYMENTS 4
+/* Nobody waits longer before it asks. */
+#define RW_WAIT_MAX_NS 200000000ULL
+/* A flow owes no more time than this. */
+#define RW_OWED_MAX_S  4
+#define RW_OWED_MAX_NS (RW_OWED_MAX_S * RW_SECOND_NS)
 /* A flow that owes less keeps to its share, by waiting before it asks for more. */
-#define RW_OWED_KEPT_NS 150000000ULL
+#define RW_OWED_KEPT_NS 3000000000ULL
 
 /* What is remembered of a flow. */
 struct rw_flow {
@@ -40,8 +46,11 @@ struct rw_flow {
 	/* How far it lies beyond what was received, in bytes; negative: that was granted early. */
 	__s64 credit;
 	__u32 rcv_nxt;
-	/* Its debt when the edge was last moved (rw_owes). */
-	__u32 owed_ns;
+	/* What it had received beyond its share when the edge was last moved, in bytes (rw_owes).
+	 */
+	__u32 owed_bytes;
+	/* Its share then, in bytes a second. */
+	__u64 byte_s;
 };
 
 /* What is known when an ACK is built. */
@@ -68,12 +77,17 @@ static inline __attribute__((always_inline)) __u64 rw_most(const struct rw_path 
 	return fs_min(bytes, RW_MAX_BYTES);
 }
 
-/* How long a flow would have to be silent at `now_ns` for what it has received to be its share. */
+/*
+ * How long a flow would have to be silent at `now_ns` for what it has received to be its share:
+ * what it owes is bytes, so that it is paid sooner if the share grows.
+ */
 static inline __attribute__((always_inline)) __u64 rw_owes(const struct rw_flow *flow, __u64 now_ns)
 {
 	__u64 elapsed = now_ns > flow->last_ns ? now_ns - flow->last_ns : 0;
+	__u64 owed_ns = flow->owed_bytes * RW_SECOND_NS / fs_max(flow->byte_s, 1);
 
-	return flow->owed_ns > elapsed ? flow->owed_ns - elapsed : 0;
+	owed_ns = fs_min(owed_ns, RW_OWED_MAX_NS);
+	return owed_ns > elapsed ? owed_ns - elapsed : 0;
 }
 
 /* The window of the ACK that is being built, in bytes. */
@@ -83,16 +97,18 @@ rw_window(struct rw_flow *flow, const struct rw_path *path, __u64 now_ns)
 	__s64 most = rw_most(path), least = fs_min(RW_LEAST_SEGMENTS * (__u64)path->mss, most);
 	__u64 elapsed = now_ns > flow->last_ns ? now_ns - flow->last_ns : 0;
 	__u32 received = path->rcv_nxt - flow->rcv_nxt;
-	__u64 owed = rw_owes(flow, now_ns);
+	__u64 paid = rw_bytes(flow->byte_s, elapsed), owed = flow->owed_bytes;
 
+	owed = owed > paid ? owed - paid : 0;
 	if (flow->last_ns) {
 		flow->credit += rw_bytes(path->byte_s, elapsed);
 		flow->credit -= received;
-		owed += received * RW_SECOND_NS / fs_max(path->byte_s, 1);
+		owed += received;
 	} else {
 		flow->credit = most;
 	}
-	flow->owed_ns = fs_min(owed, RW_OWED_MAX_NS);
+	flow->byte_s = fs_min(path->byte_s, RW_MAX_BYTE_S);
+	flow->owed_bytes = fs_min(owed, fs_min(RW_OWED_MAX_S * flow->byte_s, RW_MAX_BYTES));
 	if (flow->credit > most)
 		flow->credit = most;
 	if (flow->credit < -most)
@@ -102,17 +118,23 @@ rw_window(struct rw_flow *flow, const struct rw_path *path, __u64 now_ns)
 	return flow->credit > least ? flow->credit : least;
 }
 
+/* How long a flow waits before it asks again. */
+static inline __attribute__((always_inline)) __u64 rw_waits(const struct rw_flow *flow,
+							    __u64 now_ns)
+{
+	return fs_min(rw_owes(flow, now_ns) / RW_PAYMENTS, RW_WAIT_MAX_NS);
+}
+
 /*
  * The pacing rate, in bytes a second, with which data of `payload` bytes that are sent at `now_ns`
- * keep what follows them back until the flow has paid what it owes. The largest value: it owes
- * nothing.
+ * keep what follows them back for as long as the flow waits. The largest value: it does not wait.
  */
 static inline __attribute__((always_inline)) __u64 rw_asking_byte_s(const struct rw_flow *flow,
 								    __u32 payload, __u64 now_ns)
 {
-	__u64 owes_ns = rw_owes(flow, now_ns);
+	__u64 wait_ns = rw_waits(flow, now_ns);
 
-	return owes_ns ? payload * RW_SECOND_NS / owes_ns : ~0ULL;
+	return wait_ns ? payload * RW_SECOND_NS / wait_ns : ~0ULL;
 }
 
 /* The first window of a connection, in segments. */

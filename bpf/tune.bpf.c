@@ -184,8 +184,9 @@ static __always_inline struct tg_queue *inward_queue(struct tg_socket *ours)
  * A socket sends data while it owes: TCP sends its next data when that is paid. Only programs that
  * ask again when they have a reply are kept back, not those that send twice without a reply
  * between. set_pacing gives the rate back when the next ACK comes, since TCP raises its own rate
- * only then. Data that is sent earlier goes at this rate. So the rate is at least two segments a
- * second: TCP may send these at once.
+ * only then. Data that is sent earlier goes at this rate. So the rate is at least half a segment a
+ * second: a longer wait than 45 ms needs a request of more than 33 bytes, and within that time
+ * receivers acknowledge the first part of a request of two.
  */
 static __always_inline void wait_before_asking(struct bpf_sock_ops *ops, struct tg_queue *queue,
 					       struct tg_socket *ours, const struct tcp_sock *tp)
@@ -197,11 +198,11 @@ static __always_inline void wait_before_asking(struct bpf_sock_ops *ops, struct 
 	ours->asked_rcv_nxt = tp->rcv_nxt;
 	if (ours->exchanges < LEAST_EXCHANGES)
 		return;
-	queue->wait_ns += rw_owes(&ours->rwnd, now) / 16 - queue->wait_ns / 16;
+	queue->wait_ns += rw_waits(&ours->rwnd, now) / 16 - queue->wait_ns / 16;
 	byte_s = rw_asking_byte_s(&ours->rwnd, ops->skb_len, now);
 	if (byte_s >= TG_PACING_UNLIMITED)
 		return;
-	wanted = fs_max(byte_s, 2 * ops->mss_cache);
+	wanted = fs_max(byte_s, ops->mss_cache / 2);
 	bpf_getsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
 	/* A rate that the program has set could not be given back. */
 	if (current != TG_PACING_UNLIMITED && current != ours->pacing_byte_s)

@@ -18,10 +18,11 @@
 //! round trip are more than the share cannot be limited this way, and is left to the virtual queue.
 //!
 //! Where a program asks and gets replies, and a round trip is short, no window slows it down. What it sends
-//! is paced instead: TCP keeps its next request back until the replies before are paid, so that it receives
-//! its share, and none of its replies needs to be dropped. TCP paces nothing before its eleventh segment.
+//! is paced instead: TCP keeps its next request back until a part of what it owes is paid, so that it receives
+//! its share, and none of its replies needs to be dropped. TCP paces nothing before its eleventh segment: what
+//! was received until then is owed, too, and what is owed is bytes, since the share is small while many begin.
 //!
-//! O(1) an ACK; 24 bytes a flow. The kernel's copy is `bpf/rwnd.h`.
+//! O(1) an ACK; 32 bytes a flow. The kernel's copy is `bpf/rwnd.h`.
 
 use crate::units::{NANOS_PER_SEC, Nanos};
 
@@ -43,10 +44,15 @@ pub const FIRST: Nanos = Nanos(2_000_000);
 pub const FIRST_SEGMENTS: u64 = 4;
 /// And no more: 64 KB, the kernel's default.
 pub const FIRST_SEGMENTS_MAX: u64 = 45;
-/// A flow owes no more time than this: nobody waits longer before it asks.
-pub const OWED_MAX: Nanos = Nanos(200_000_000);
+/// What a flow owes is paid in so many parts, one before each request: what it received before it could be
+/// kept back would else be one long wait.
+pub const PAYMENTS: u64 = 4;
+/// Nobody waits longer before it asks.
+pub const WAIT_MAX: Nanos = Nanos(200_000_000);
+/// A flow owes no more time than this.
+pub const OWED_MAX: Nanos = Nanos(4 * NANOS_PER_SEC);
 /// A flow that owes less keeps to its share, by waiting before it asks for more.
-pub const OWED_KEPT: Nanos = Nanos(150_000_000);
+pub const OWED_KEPT: Nanos = Nanos(3 * NANOS_PER_SEC);
 
 /// What is known when an ACK is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,8 +87,10 @@ pub struct ReceiveWindow {
     pub credit: i64,
     /// What had been received then.
     pub rcv_nxt: u32,
-    /// Its debt when the edge was last moved ([`Self::owes`]).
-    pub owed: Nanos,
+    /// What it had received beyond its share when the edge was last moved, in bytes ([`Self::owes`]).
+    pub owed_bytes: u32,
+    /// Its share then, in bytes a second.
+    pub byte_s: u64,
 }
 
 impl ReceiveWindow {
@@ -91,16 +99,19 @@ impl ReceiveWindow {
         let most = path.most() as i64;
         let least = (LEAST_SEGMENTS * u64::from(path.mss)).min(path.most()) as i64;
         let elapsed = Nanos(now.0.saturating_sub(self.last.0));
-        let mut owed = self.owes(now).0;
+        let paid = bytes(self.byte_s, elapsed);
+        let mut owed = u64::from(self.owed_bytes).saturating_sub(paid);
         if self.last.0 == 0 {
             self.credit = most;
         } else {
             let received = path.rcv_nxt.wrapping_sub(self.rcv_nxt);
             self.credit += bytes(path.byte_s, elapsed) as i64;
             self.credit -= i64::from(received);
-            owed += u64::from(received) * NANOS_PER_SEC / path.byte_s.max(1);
+            owed += u64::from(received);
         }
-        self.owed = Nanos(owed.min(OWED_MAX.0));
+        self.byte_s = path.byte_s.min(MAX_BYTE_S);
+        let most_owed = self.byte_s * (OWED_MAX.0 / NANOS_PER_SEC);
+        self.owed_bytes = owed.min(most_owed).min(MAX_BYTES) as u32;
         self.credit = self.credit.clamp(-most, most);
         self.last = now;
         self.rcv_nxt = path.rcv_nxt;
@@ -108,17 +119,25 @@ impl ReceiveWindow {
     }
 
     /// The pacing rate, in bytes a second, with which data of `payload` bytes that are sent at `now` keep
-    /// what follows them back until the flow has paid what it owes; `None`: it owes nothing.
+    /// what follows them back for as long as the flow waits; `None`: it does not wait.
     #[must_use]
     pub fn asking_byte_s(&self, payload: u32, now: Nanos) -> Option<u64> {
-        let wait = self.owes(now).0;
+        let wait = self.waits(now).0;
         (wait > 0).then(|| u64::from(payload) * NANOS_PER_SEC / wait)
     }
 
-    /// How long the flow would have to be silent at `now` for what it has received to be its share.
+    /// How long the flow waits before it asks again.
+    #[must_use]
+    pub fn waits(&self, now: Nanos) -> Nanos {
+        Nanos(self.owes(now).0 / PAYMENTS).min(WAIT_MAX)
+    }
+
+    /// How long the flow would have to be silent at `now` for what it has received to be its share: what it
+    /// owes is bytes, so that it is paid sooner if the share grows.
     #[must_use]
     pub fn owes(&self, now: Nanos) -> Nanos {
-        Nanos(self.owed.0.saturating_sub(now.0.saturating_sub(self.last.0)))
+        let owed = u64::from(self.owed_bytes) * NANOS_PER_SEC / self.byte_s.max(1);
+        Nanos(owed.min(OWED_MAX.0).saturating_sub(now.0.saturating_sub(self.last.0)))
     }
 }
 
@@ -237,7 +256,7 @@ mod tests {
                     let want = free.min(byte_s as f64);
                     let fair = 0.9 * want..=1.05 * want + f64::from(reply);
                     assert!(fair.contains(&got), "{byte_s} B/s, {reply} bytes, {rtt}: {got}");
-                    assert!(longest <= OWED_MAX, "{byte_s} B/s, {reply} bytes, {rtt}: {longest}");
+                    assert!(longest <= WAIT_MAX, "{byte_s} B/s, {reply} bytes, {rtt}: {longest}");
                 }
             }
         }

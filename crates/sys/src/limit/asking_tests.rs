@@ -20,7 +20,7 @@ const CLOSES: &str = "TIDEGATE_TEST_CLOSES";
 /// How many requests each client makes.
 const REQUESTS: &str = "TIDEGATE_TEST_REQUESTS";
 const CLIENTS: usize = 4;
-/// A segment of the loopback interface has 64 KB, and two take a second at the least rate.
+/// A segment of the loopback interface has 64 KB, and half of one takes a second at the least rate.
 const REQUEST: [u8; 4000] = [7; 4000];
 const REPLY: usize = 1000;
 

@@ -13,7 +13,8 @@ struct NativeFlow {
     last_ns: u64,
     credit: i64,
     rcv_nxt: u32,
-    owed_ns: u32,
+    owed_bytes: u32,
+    byte_s: u64,
 }
 
 /// `struct rw_path`.
@@ -55,8 +56,10 @@ proptest! {
             let native = unsafe { native_rw_window(&mut flow, &path, now) };
             let path = Path { byte_s, rtt: Nanos(rtt), mss, rcv_nxt };
             prop_assert_eq!(native, model.window(&path, Nanos(now)));
-            let state = (flow.last_ns, flow.credit, flow.rcv_nxt, u64::from(flow.owed_ns));
-            prop_assert_eq!(state, (model.last.0, model.credit, model.rcv_nxt, model.owed.0));
+            let state = (flow.last_ns, flow.credit, flow.rcv_nxt, flow.owed_bytes, flow.byte_s);
+            let expected =
+                (model.last.0, model.credit, model.rcv_nxt, model.owed_bytes, model.byte_s);
+            prop_assert_eq!(state, expected);
             let later = now.wrapping_add(u64::from(got) << 8);
             // SAFETY: a live value; the rest are numbers.
             let native = unsafe { native_rw_asking_byte_s(&flow, mss, later) };
