@@ -34,8 +34,8 @@ form=${1:-}
 cpus=2
 in_memory=/run/programs
 # Emulation is slow: a machine that has not ended by then hangs.
-limit_all=75m
-limit_quick=8m
+limit_all=150m
+limit_quick=12m
 limit_port=15m
 # The test of a machine behind a port, which has the name of its TAP device.
 port_test=root_vm_behind_a_port_is_held
