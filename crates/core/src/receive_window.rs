@@ -18,9 +18,10 @@
 //! round trip are more than the share cannot be limited this way, and is left to the virtual queue.
 //!
 //! Where a program asks and gets replies, and a round trip is short, no window slows it down. What it sends
-//! is paced instead: TCP keeps its next request back until a part of what it owes is paid, so that it receives
-//! its share, and none of its replies needs to be dropped. TCP paces nothing before its eleventh segment: what
-//! was received until then is owed, too, and what is owed is bytes, since the share is small while many begin.
+//! is paced instead: TCP keeps its next request back until a part of what it owes is paid, so that it
+//! receives its share, and none of its replies needs to be dropped. TCP paces nothing before its eleventh
+//! segment: what was received until then is owed, too. What is owed is bytes, since the share is small while
+//! many connections begin.
 //!
 //! O(1) an ACK; 32 bytes a flow. The kernel's copy is `bpf/rwnd.h`.
 

@@ -27,7 +27,8 @@ const REPLY: usize = 3000;
 const MOST_LISTENERS: usize = 4;
 
 /// The process in the limit, not a test of its own. `connects`: for each line that it reads it opens one more
-/// listener and connects to each that it has, and says the time-outs of both ends, in microseconds. `answers`: a server of one connection, which it says the port of; it answers every byte.
+/// listener and connects to each that it has, and says the time-outs of both ends, in microseconds.
+/// `answers`: a server of one connection, which it says the port of; it answers every byte.
 #[test]
 fn takes_part() {
     let Ok(role) = env::var(ROLE) else { return };
