@@ -376,9 +376,9 @@ static __always_inline int keeps_share(struct bpf_sock *sk, const struct tg_sock
 }
 
 /*
- * Whether a socket has nothing in flight. If its packet is dropped now, the kernel holds that for
- * one that was never sent, and tries again when the probe timer ends: after 200 ms, however short
- * the least time-out is (tcp_probe0_base).
+ * Whether a socket has nothing in flight. If its packet is dropped now, the kernel treats it as
+ * never sent, and tries again when the probe timer ends: after 200 ms, however short the least
+ * time-out is (tcp_probe0_base).
  */
 static __always_inline int is_alone(struct bpf_sock *sk)
 {
