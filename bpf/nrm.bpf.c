@@ -358,7 +358,8 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g,
  * are not paced. */
 enum {
 	TAKES_LITTLE = 1,
-	TAKES_FIRST = 2,
+	TAKES_ALONE = 2,
+	TAKES_FIRST = 3,
 };
 
 /*
@@ -387,8 +388,11 @@ static __always_inline int is_alone(struct bpf_sock *sk)
 	return tp && !tp->packets_out;
 }
 
-/* Such a packet, and a connection that begins, have this credit: others wait until it is paid. */
+/* A connection that begins has this credit: others wait until it is paid. */
 #define FIRST_CREDIT_NS 100000000ULL
+/* What has nothing in flight has this one, and leaves connections that begin the rest: transfers
+ * over a short path have nothing in flight between their bursts. */
+#define ALONE_CREDIT_NS 50000000ULL
 
 /* Whether the packet is of such a flow. */
 __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue, __u32 direction,
@@ -402,7 +406,7 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
 	if (is_first_flight(queue, direction, moved_segments(sk, direction)))
 		return TAKES_FIRST;
 	if (direction == TG_EGRESS && is_paced(skb) && is_alone(sk))
-		return TAKES_FIRST;
+		return TAKES_ALONE;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, 0);
 	if (!ours)
 		return 0;
@@ -437,7 +441,9 @@ static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct arriva
 		return 0;
 	if (little)
 		return fs_max(up_depth_ns(conf, queue->aside_before), conf->drop_ns) +
-		       (little == TAKES_FIRST ? FIRST_CREDIT_NS : UP_CREDIT_NS);
+		       (little == TAKES_FIRST	? FIRST_CREDIT_NS
+			: little == TAKES_ALONE ? ALONE_CREDIT_NS
+						: UP_CREDIT_NS);
 	if (packet->windows)
 		return 0;
 	if (!packet->reserved &&
