@@ -390,8 +390,8 @@ static __always_inline int is_alone(struct bpf_sock *sk)
 
 /* A connection that begins has this credit: others wait until it is paid. */
 #define FIRST_CREDIT_NS 100000000ULL
-/* What has nothing in flight has this one, and leaves connections that begin the rest: transfers
- * over a short path have nothing in flight between their bursts. */
+/* A socket with nothing in flight has this credit, and leaves the rest to connections that begin:
+ * transfers over a short path have nothing in flight between their bursts. */
 #define ALONE_CREDIT_NS 50000000ULL
 
 /* Whether the packet is of such a flow. */

@@ -28,8 +28,8 @@
 #define RW_FIRST_NS	      2000000ULL
 #define RW_FIRST_SEGMENTS     4
 #define RW_FIRST_SEGMENTS_MAX 45
-/* What a flow owes is paid in so many parts, one before each request: what it received before it
- * could be kept back would else be one long wait. */
+/* A flow pays its debt in so many parts, one before each request. Else the debt from before it
+ * could be kept back would be one long wait. */
 #define RW_PAYMENTS 4
 /* Nobody waits longer before it asks. */
 #define RW_WAIT_MAX_NS 200000000ULL
@@ -46,8 +46,7 @@ struct rw_flow {
 	/* How far it lies beyond what was received, in bytes; negative: that was granted early. */
 	__s64 credit;
 	__u32 rcv_nxt;
-	/* What it had received beyond its share when the edge was last moved, in bytes (rw_owes).
-	 */
+	/* Its debt in bytes when the edge was last moved (rw_owes). */
 	__u32 owed_bytes;
 	/* Its share then, in bytes a second. */
 	__u64 byte_s;

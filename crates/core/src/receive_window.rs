@@ -45,8 +45,8 @@ pub const FIRST: Nanos = Nanos(2_000_000);
 pub const FIRST_SEGMENTS: u64 = 4;
 /// And no more: 64 KB, the kernel's default.
 pub const FIRST_SEGMENTS_MAX: u64 = 45;
-/// What a flow owes is paid in so many parts, one before each request: what it received before it could be
-/// kept back would else be one long wait.
+/// A flow pays its debt in so many parts, one before each request. Else the debt from before it could be kept
+/// back would be one long wait.
 pub const PAYMENTS: u64 = 4;
 /// Nobody waits longer before it asks.
 pub const WAIT_MAX: Nanos = Nanos(200_000_000);
@@ -88,7 +88,7 @@ pub struct ReceiveWindow {
     pub credit: i64,
     /// What had been received then.
     pub rcv_nxt: u32,
-    /// What it had received beyond its share when the edge was last moved, in bytes ([`Self::owes`]).
+    /// Its debt in bytes when the edge was last moved ([`Self::owes`]).
     pub owed_bytes: u32,
     /// Its share then, in bytes a second.
     pub byte_s: u64,

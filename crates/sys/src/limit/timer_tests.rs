@@ -128,8 +128,8 @@ fn root_connections_have_the_least_timeout_from_the_first_segment() {
     assert!(after.iter().all(|&timeout| timeout >= KERNELS), "{after:?}");
 }
 
-/// A reply for which the queue has no room: the kernel takes a packet that was dropped here for one that it
-/// never sent, and with nothing in flight tries again after 200 ms.
+/// The queue is too far behind for a usual packet. If the reply were dropped, the kernel would treat it as
+/// never sent, and with nothing in flight it would try again after 200 ms.
 #[test]
 fn root_what_has_nothing_in_flight_passes_on_credit() {
     const TEST: &str = "root_what_has_nothing_in_flight_passes_on_credit";
