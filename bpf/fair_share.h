@@ -168,20 +168,22 @@ static inline __attribute__((always_inline)) __u64 fs_next(__u64 share,
 	__u64 delay = fs_lesser(fs_greater(epoch->rtt_ns, need_ns), FS_MAX_EPOCH_NS);
 	__u64 step = fs_lesser(elapsed, delay) * FS_ONE / delay;
 	__u64 floor = fs_floor(sharers, target);
-	__u64 change;
+	__u64 pull, change;
 
 	if (epoch->elapsed_ns / FS_STALE_EPOCHS > need_ns)
 		return floor;
 	share = fs_lesser(share, FS_MAX_SHARE);
 	load = fs_lesser(load, 16 * FS_ONE);
+	pull = share * step >> 24;
 	if (load < target) {
-		change = (share * step >> 24) * (target - load) >> 25;
+		change = pull * (target - load) >> 25;
 		share += change;
 	} else {
-		change = (share * step >> 24) * fs_lesser(load - target, FS_ONE) >> 25;
+		change = pull * fs_lesser(load - target, FS_ONE) >> 25;
 		share -= change;
+		/* All of the overload, but once a round trip, as that is when sockets hear. */
 		if (epoch->backlog_ns)
-			share = fs_lesser(share, (share + change) * target / load);
+			share = fs_lesser(share, share + change - pull * (load - target) / load);
 	}
 	/* Beyond this the lightest has all. */
 	share = fs_lesser(share, target * FS_WEIGHT / fs_greater(sharers->lightest, 1));

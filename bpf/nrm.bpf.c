@@ -240,11 +240,13 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 static __always_inline __u64 burst_bytes(const struct vq_conf *conf, const struct tg_queue *queue,
 					 __u64 rate_bit_s, int windows)
 {
+	/* The epoch that ends and the one before count alike, as in ep_take_sharers. */
+	__u32 flows = fs_max(queue->flows, queue->flows_before);
 	__u64 window_ns;
 
 	if (!windows)
-		return paced_burst_bytes(rate_bit_s, queue->flows_before);
-	window_ns = rw_burst_ns(fs_max(queue->rtt_ns, queue->wait_ns), queue->flows_before);
+		return paced_burst_bytes(rate_bit_s, flows);
+	window_ns = rw_burst_ns(fs_max(queue->rtt_ns, queue->wait_ns), flows);
 	return fs_max((window_ns << VQ_COST_SHIFT) / conf->cost, PACED_BURST_BYTES);
 }
 
@@ -258,7 +260,8 @@ __noinline int end_epoch(const struct vq_conf *conf, struct tg_queue *queue,
 		return 0;
 	/* Without the packet at hand, and above what bursts that meet explain. */
 	backlog = queue->finish_ns - packet->now - cost_ns;
-	backlog -= packet->windows ? conf->mark_ns : fs_max(conf->mark_ns, TG_BURSTS_US * 1000);
+	backlog -= packet->windows ? conf->mark_ns
+				   : up_standing_ns(conf, TG_BURSTS_US * 1000, queue->rtt_ns);
 	/* What a flood leaves standing the flows cannot drain. */
 	if (queue->flooded)
 		backlog = 0;
@@ -427,6 +430,8 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
 static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct arrival *packet,
 				      const struct vq_conf *conf, const struct tg_queue *queue)
 {
+	/* Behind windows the backlog is judged without it. */
+	__u64 rtt_ns = packet->windows ? 0 : queue->rtt_ns;
 	int little = 0;
 
 	if (packet->admitted)
@@ -436,11 +441,11 @@ static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct arriva
 	/* A class within its own rate does not pay for flows that do not yet keep to their shares.
 	 */
 	if (packet->claimed && little != TAKES_FIRST)
-		return fs_max(UP_DEPTH_NS, conf->drop_ns);
+		return fs_max(UP_DEPTH_NS, conf->drop_ns) + up_room_ns(rtt_ns);
 	if (!packet->paced)
 		return 0;
 	if (little)
-		return fs_max(up_depth_ns(conf, queue->aside_before), conf->drop_ns) +
+		return fs_max(up_depth_ns(conf, queue->aside_before, rtt_ns), conf->drop_ns) +
 		       (little == TAKES_FIRST	? FIRST_CREDIT_NS
 			: little == TAKES_ALONE ? ALONE_CREDIT_NS
 						: UP_CREDIT_NS);
@@ -449,7 +454,7 @@ static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct arriva
 	if (!packet->reserved &&
 	    (packet->needs_share || (packet->bytes > VQ_SMALL_BYTES && !is_paced(skb))))
 		return 0;
-	return up_depth_ns(conf, queue->aside_before);
+	return up_depth_ns(conf, queue->aside_before, rtt_ns);
 }
 
 /* The length by which the packet is judged. */

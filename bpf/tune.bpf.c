@@ -28,15 +28,18 @@
 /* Keeps bursts short on a short path; no longer path is touched, nor is its congestion control. */
 static __always_inline void set_window(struct bpf_sock_ops *ops, __u32 byte_s, int newcomer)
 {
-	/* Delayed ACKs make a short path's smoothed round trip long, its least not. */
-	__u64 srtt_us = fs_min(ops->srtt_us >> 3, TG_SHORT_PATH_US);
-	__u32 window = tg_window(byte_s, srtt_us, ops->mss_cache);
+	__u64 srtt_us = ops->srtt_us >> 3;
+	__u32 window;
 
 	if (byte_s == TG_PACING_UNLIMITED)
 		return;
-	/* The first ten segments of a connection are not paced. */
+	/* The first ten segments of a connection are not paced. On a longer path its share of a
+	 * round trip is more. */
+	window = tg_window(byte_s, srtt_us, ops->mss_cache);
 	if (newcomer && window < TG_INITIAL_WINDOW)
 		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_IW, &window, sizeof(window));
+	/* Delayed ACKs make a short path's smoothed round trip long, its least not. */
+	window = tg_window(byte_s, fs_min(srtt_us, TG_SHORT_PATH_US), ops->mss_cache);
 	if (ops->rtt_min <= TG_SHORT_PATH_US)
 		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &window, sizeof(window));
 }

@@ -25,6 +25,8 @@
 #define UP_LATE_EPOCHS 16
 /* How far the queue may be behind before it turns to a packet that passes: see up_depth_ns. */
 #define UP_DEPTH_NS 16000000ULL
+/* A paced socket hears of its share once a round trip: so much of one it may have sent before. */
+#define UP_ROOM_NS 16000000ULL
 /* What a flow that takes little may be behind beyond that. */
 #define UP_CREDIT_NS 16000000ULL
 
@@ -127,18 +129,36 @@ static inline __attribute__((always_inline)) __u32 up_judged_bytes(__u32 wire_by
 	return beyond ? fs_max(wire_bytes, VQ_SMALL_BYTES + 1) : wire_bytes;
 }
 
+/* What may be on its way from sockets that have not heard yet, on a path of this round trip. */
+static inline __attribute__((always_inline)) __u64 up_room_ns(__u64 rtt_ns)
+{
+	return fs_min(rtt_ns, UP_ROOM_NS);
+}
+
 /*
  * How far the queue may be behind before it turns to a packet of a paced socket, one within its
  * share, or a small one of nobody who must have one. A paced socket can do nothing about a backlog:
  * its bursts may meet those of others, and its first ten segments are not paced. A cut window would
  * not grow again, as pacing keeps it from being full; a dropped packet with nothing in flight waits
  * for TCP's probe timer. The share drains the backlog instead. Beside senders that cannot be paced
- * it would only make room for them: then it is the drop threshold, if that is further.
+ * it would only make room for them: then it is the drop threshold, if that is further. On a longer
+ * path the sockets hear later of flows that have begun, and that is added.
  */
 static inline __attribute__((always_inline)) __u64 up_depth_ns(const struct vq_conf *conf,
-							       __u64 aside)
+							       __u64 aside, __u64 rtt_ns)
 {
-	return aside ? fs_max(UP_DEPTH_NS, conf->drop_ns) : UP_DEPTH_NS;
+	return (aside ? fs_max(UP_DEPTH_NS, conf->drop_ns) : UP_DEPTH_NS) + up_room_ns(rtt_ns);
+}
+
+/*
+ * The backlog from which on the share is lowered for it. Bursts of paced sockets that meet explain
+ * `bursts_ns`. On a longer path many replies may begin in one round trip and end before a socket
+ * hears: half of the room is theirs, and the law makes it up in time.
+ */
+static inline __attribute__((always_inline)) __u64 up_standing_ns(const struct vq_conf *conf,
+								  __u64 bursts_ns, __u64 rtt_ns)
+{
+	return fs_max(fs_max(conf->mark_ns, bursts_ns), up_room_ns(rtt_ns) / 2);
 }
 
 /* The thresholds for them of a queue that has room for windows: those of a queue without. */

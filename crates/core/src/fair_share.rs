@@ -9,7 +9,7 @@
 //! ```text
 //!   target = 0.99 - backlog / 20 ms                               of the limit, so that a backlog drains
 //!   share += share * (epoch / delay) * (target - load) / 2        RCP's integral law
-//!   share  = min(share, share * target / load)                    at once, when a backlog stands
+//!   share -= share * (epoch / delay) * (load - target) / load     or so, when a backlog stands
 //!   share  = clamp(share, (target - aside) / flows, target)       an equal part at least
 //! ```
 //!
@@ -17,7 +17,9 @@
 //! memory, so joins and leaves act within an epoch and no overload can drive the share to a floor from which
 //! paced sockets would hear nothing for long. The integral law hands out what flows below their share leave.
 //! An epoch is long enough for every flow to be seen: two rounds of the smallest paced burst. Its gain knows
-//! the loop's delay, the longer of the round-trip time and that round.
+//! the loop's delay, the longer of the round-trip time and that round. So does the answer to a backlog: all
+//! of an overload within one delay. Where each epoch of a round trip answers all of it, a few replies that
+//! begin together leave a transfer with a small part of what it may use, until long after they have ended.
 //!
 //! Limits inside a limit share it by the same law ([`crate::class`]): each has a weight, of which a flow
 //! has 100, and a guarantee that is set aside first. The share is then what a weight of 100 gets beyond its
@@ -164,7 +166,9 @@ pub fn next_share(share: u64, epoch: &Epoch) -> u64 {
         share + ((pull * (target - load)) >> 25)
     } else {
         let lower = share - ((pull * (load - target).min(ONE)) >> 25);
-        if epoch.backlog.0 > 0 { lower.min(share * target / load) } else { lower }
+        // All of the overload, but once a round trip, as that is when sockets hear.
+        let answered = share - pull * (load - target) / load.max(1);
+        if epoch.backlog.0 > 0 { lower.min(answered) } else { lower }
     };
     next.min(epoch.sharers.ceiling(target)).max(floor)
 }
@@ -249,6 +253,32 @@ mod tests {
         assert_eq!(join(ONE * 8 / 10, 10), ONE * 8 / 10 * 9 / 10);
         assert_eq!(join(1, 10), 1, "a share is not raised");
         assert_eq!(join(u64::MAX, 0), TARGET);
+    }
+
+    /// An overload of two epochs of a round trip of ten: nobody has heard of the first when the second ends.
+    #[test]
+    fn a_backlog_is_answered_once_a_round_trip() {
+        let epoch = |rtt, charged| Epoch {
+            elapsed: MIN_EPOCH,
+            charged: Nanos(charged),
+            backlog: Nanos(1),
+            rtt,
+            burst: BURST,
+            sharers: Sharers::flows(100),
+        };
+        let overloaded = |rtt| epoch(rtt, 3 * MIN_EPOCH.0);
+        let share = ONE / 10;
+        // Where all hear within the epoch, the load is to fall to the target at once.
+        let at_once = next_share(
+            share,
+            &Epoch { elapsed: Nanos(10_000_000), charged: Nanos(30_000_000), ..epoch(Nanos(0), 0) },
+        );
+        assert!(at_once.abs_diff(share / 3) < share / 50, "{at_once}");
+        let far = Nanos(10 * MIN_EPOCH.0);
+        let twice = next_share(next_share(share, &overloaded(far)), &overloaded(far));
+        assert!(twice > share * 80 / 100, "{twice} of {share}");
+        let all = (0..10).fold(share, |share, _| next_share(share, &overloaded(far)));
+        assert!(all < share / 2, "{all} of {share}");
     }
 
     #[test]

@@ -38,6 +38,9 @@ void native_up_config(const struct vq_conf *conf, struct vq_conf *out)
 	up_config(conf, out);
 }
 
+/* The flows' smoothed round trip. */
+#define RTT_NS 1000000ULL
+
 struct native_pace_packet {
 	__u64 now_ns;
 	__u64 rate_bit_s;
@@ -77,7 +80,7 @@ int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, __u64 *
 	}
 	packet.wire_bytes = up_judged_bytes(p->wire_bytes, p->unpaced && !reserved);
 	if (reserved || !p->unpaced)
-		depth_ns = up_depth_ns(conf, queue->aside_before);
+		depth_ns = up_depth_ns(conf, queue->aside_before, RTT_NS);
 	if (!p->unpaced && !up_has_much(*sent, queue->epoch + 1))
 		depth_ns = fs_max(depth_ns, conf->drop_ns) + UP_CREDIT_NS;
 	if (zone != VQ_FREE && backlog > (__s64)depth_ns &&
@@ -87,11 +90,11 @@ int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, __u64 *
 		  cost_ns);
 	if (!p->unpaced)
 		ep_use(queue, sent, seen, p->wire_bytes, conf->cost);
-	backlog = queue->finish_ns - p->now_ns - cost_ns - fs_max(conf->mark_ns, 3000000);
+	backlog = queue->finish_ns - p->now_ns - cost_ns - up_standing_ns(conf, 3000000, RTT_NS);
 	if (queue->flooded)
 		backlog = 0;
-	if (tg_turn_epoch(conf, queue, p->now_ns, backlog > 0 ? backlog : 0, 1000000,
-			  p->burst_bytes, p->rate_bit_s))
+	if (tg_turn_epoch(conf, queue, p->now_ns, backlog > 0 ? backlog : 0, RTT_NS, p->burst_bytes,
+			  p->rate_bit_s))
 		queue->flooded = 0;
 	return 1;
 }

@@ -439,3 +439,41 @@ fn root_unpaced_senders_within_a_share_do_not_pay_for_windows() {
         }
     }
 }
+
+/// Where many join a few, the next epoch is two bursts of each, as the many send them.
+#[test]
+fn root_an_epoch_is_as_long_as_the_bursts_of_those_who_joined() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_an_epoch_is_as_long_as_the_bursts_of_those_who_joined: needs root");
+        return;
+    }
+    const BIT_S: u64 = 100_000_000;
+    let mut storage = MaybeUninit::uninit();
+    let nrm = load_nrm(&mut storage, None, false).unwrap();
+    let conf: intf::QueueConf =
+        VirtualQueueOptions::new(Rate::from_bit_s(BIT_S).unwrap()).config().unwrap().into();
+    let key = 0u32.to_ne_bytes();
+    for (flows, flows_before, expected_us) in [(24, 4, 11_628), (4, 24, 4000), (4, 4, 6000)] {
+        let now = now_ns();
+        let queue = intf::Queue {
+            flows,
+            flows_before,
+            finish_ns: now,
+            epoch_base_ns: now,
+            epoch_start_ns: now - S,
+            epoch_us: 4000,
+            cost: conf.cost,
+            ..Default::default()
+        };
+        put(&nrm, conf, BIT_S, &queue);
+        nrm.maps.queues_of_limit.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
+        let packet = datagram();
+        let input = ProgramInput { data_in: Some(&packet), ..Default::default() };
+        nrm.progs.nrm_egress.test_run(input).unwrap();
+        let value = nrm.maps.queues_of_limit.lookup(&key, MapFlags::ANY).unwrap().unwrap();
+        let is: intf::Queue = bytemuck::pod_read_unaligned(&value);
+        assert_eq!(is.epoch, 1, "the packet ends the epoch");
+        let what = format!("{flows} flows after {flows_before}");
+        assert!(is.epoch_us.abs_diff(expected_us) <= 16, "{what}: {} us", is.epoch_us);
+    }
+}
