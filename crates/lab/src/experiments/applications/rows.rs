@@ -267,15 +267,24 @@ impl FromStr for Row {
 }
 
 /// The rows that the tables of the project are about.
-const QUICK: [&str; 8] = [
+const QUICK: [&str; 17] = [
     "redis-1b-50m",
     "redis-200m",
+    "nginx-keep-1k-200m",
+    "nginx-keep-10k-200m",
     "nginx-close-10k-200m",
     "nginx-close-10k-1g",
     "nginx-close-1k-5c-1b-50m",
     "nginx-keep-1k-ingress-200m",
+    "nginx-keep-10k-ingress-200m",
     "nginx-close-10k-ingress-200m",
     "nginx-close-10k-100m-1ms",
+    "nginx-keep-10k-100m-1ms",
+    "nginx-keep-1k-100m-1ms",
+    "nginx-close-10k-100m-20ms",
+    "nginx-keep-10k-100m-20ms",
+    "nginx-keep-1k-100m-20ms",
+    "nginx-keep-10k-100m-100ms",
 ];
 
 /// The rows of the short or of the whole form, those of one path after each other.
