@@ -1,11 +1,14 @@
 //! What is asked of every row: no request waits for a timer, no peer is faster, the limit is used and
 //! kept.
 
-use super::{LATE, PEERS, TIMER, rows::Row};
-use crate::{context::Context, report::Case, systems::System};
+use super::PEERS;
+use crate::{
+    context::Context,
+    experiments::requests::{LATE, LATE_MOST, Row, TIMER},
+    report::Case,
+    systems::System,
+};
 
-/// Of the requests, the share that may be late.
-const LATE_MOST: f64 = 1.0 / 10_000.0;
 /// Percent of the limit.
 const USED_LEAST: f64 = 97.0;
 const SECOND_MOST: f64 = 101.0;
