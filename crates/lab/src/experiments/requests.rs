@@ -37,8 +37,6 @@ pub(super) const LATE: Duration = Duration::from_millis(10);
 /// Where no queue is long, a request has waited for a timer of TCP if it took longer than its fair time and
 /// this: the shortest timer is 200 ms.
 pub(super) const TIMER: Duration = Duration::from_millis(150);
-/// Of the requests, the share that may be late.
-pub(super) const LATE_MOST: f64 = 1.0 / 10_000.0;
 const SECOND: Duration = Duration::from_secs(1);
 const TENTH: Duration = Duration::from_millis(100);
 const HTTP_PORT: u16 = 8080;
@@ -115,7 +113,7 @@ impl Row {
         let wire = bed.wire()?;
         // It is in the limit's cgroup, which goes next.
         drop(server);
-        let drops = applied.finish()?.map(|counters| counters.dropped);
+        let counters = applied.finish()?;
         if load.requests() == 0 {
             bail!("no request was sent");
         }
@@ -128,7 +126,8 @@ impl Row {
             rtt: self.rtt.or(ctx.usual_link().map(|link| rtt(&link))).unwrap_or_default(),
             load,
             stack,
-            drops,
+            drops: counters.map(|counters| counters.dropped),
+            at_risk: counters.and_then(|counters| counters.at_risk),
         })
     }
 }
@@ -205,6 +204,7 @@ pub(super) struct Trial {
     pub(super) load: LoadReport,
     stack: StackCounters,
     drops: Option<u64>,
+    at_risk: Option<u64>,
     bulk_bit_s: Option<f64>,
     used_bit_s: Option<f64>,
     second_bit_s: Option<f64>,
@@ -242,6 +242,7 @@ impl Trial {
             *value > 0.0 || !["broken_connections", "datagrams_again"].contains(metric)
         });
         values.extend(self.drops.map(|drops| ("drops", drops as f64)));
+        values.extend(self.at_risk.map(|drops| ("drops_at_risk", drops as f64)));
         values.extend(self.bulk_bit_s.map(|bit_s| ("bulk_goodput_bit_s", bit_s)));
         let rates = [
             ("used_percent", self.used_bit_s),

@@ -4,11 +4,13 @@
 use super::PEERS;
 use crate::{
     context::Context,
-    experiments::requests::{LATE, LATE_MOST, Row, TIMER},
+    experiments::requests::{LATE, Row, TIMER},
     report::Case,
     systems::System,
 };
 
+/// Of the requests, the share that may be late.
+const LATE_MOST: f64 = 1.0 / 10_000.0;
 /// Percent of the limit.
 const USED_LEAST: f64 = 97.0;
 const SECOND_MOST: f64 = 101.0;
