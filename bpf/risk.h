@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Which dropped packets leave TCP with nothing in flight. No ACK can tell it of the loss then, so
- * it waits for a timer: a second for the first packet of a connection, 200 ms or more for data.
+ * it waits for a timer: 200 ms or more for data, a second for the first packet of a connection.
  * A packet that passes is not looked at.
  *
  * What a sender elsewhere has in flight is not known here. So on ingress only the packets that

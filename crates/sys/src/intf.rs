@@ -625,7 +625,7 @@ pub struct Risk {
 pub const RISK_TABLE: [Risk; RISKS] = [
     Risk {
         name: "connecting",
-        help: "the first packet of a connection, which TCP sends again after a second",
+        help: "the first packet of a connection (SYN or SYN-ACK), which TCP sends again when its timer ends",
         remedy: "raise the rate, or open fewer connections at once",
         on_ingress: true,
     },

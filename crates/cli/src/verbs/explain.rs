@@ -292,7 +292,7 @@ mod tests {
     fn a_request_at_risk_has_a_cause_and_a_remedy() {
         insta::assert_snapshot!(told(Some(AtRisk([Some(1), Some(11), Some(2)])), 1), @r"
         requests at risk: 14 packets dropped with nothing else in flight (1 connecting, 11 credit_used, 2 not_paced), 1 in the last 1s; they wait for TCP's timer
-          1 connecting: the first packet of a connection, which TCP sends again after a second; raise the rate, or open fewer connections at once
+          1 connecting: the first packet of a connection (SYN or SYN-ACK), which TCP sends again when its timer ends; raise the rate, or open fewer connections at once
           11 credit_used: the limit was behind by more than the credit for a packet with nothing else in flight; raise the rate, or let fewer connections send at once
           2 not_paced: the limit does not pace its connection, and has no credit for it; use scheme pace, and do not set SO_MAX_PACING_RATE above the share
         ");
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(told(None, 0), "", "a scheme that does not count them");
         insta::assert_snapshot!(told(Some(AtRisk([Some(3), None, None])), 0), @r"
         requests at risk: 3 packets dropped with nothing else in flight (3 connecting), 0 in the last 1s; they wait for TCP's timer
-          3 connecting: the first packet of a connection, which TCP sends again after a second; raise the rate, or open fewer connections at once
+          3 connecting: the first packet of a connection (SYN or SYN-ACK), which TCP sends again when its timer ends; raise the rate, or open fewer connections at once
         ");
     }
 }

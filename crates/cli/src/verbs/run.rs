@@ -67,7 +67,8 @@ fn summarize(summary: &Summary) {
             n => format!("; {n} exempt (see --loopback and --exempt)"),
         };
         let at_risk = output::at_risk(direction.at_risk);
-        let at_risk = at_risk.map_or_else(String::new, |words| format!("; at risk {words}"));
+        let at_risk =
+            at_risk.map_or_else(String::new, |words| format!("; requests at risk: {words}"));
         say(&format!(
             "tidegate: {name} {}: {} in {packets} packets over {} = {}; marked {}, slowed {}, \
              dropped {}{at_risk}{exempt}",
