@@ -1,6 +1,6 @@
 //! `demo`: the main job, in throwaway network namespaces. A transfer with iperf3 and a download from nginx
 //! with curl, as they are, under the kernel's HTB, and under `tidegate run`, one after the other. Then
-//! requests of nginx beside transfers in one limit ([`requests`]), under HTB and under Tidegate.
+//! requests of nginx beside transfers in one limit (`requests`), under HTB and under Tidegate.
 //!
 //! The limited program is on the sender: iperf3's client, and nginx. HTB stands where an administrator puts
 //! it, on the sender's device; `tidegate run` starts the program as a user does. Probes leave on a schedule
