@@ -55,6 +55,17 @@ enum tg_outcome {
 	TG_OUTCOMES,
 };
 
+/* Why a packet was dropped that leaves TCP with nothing in flight (risk.h). */
+enum tg_risk {
+	/* It begins a connection: SYN or SYN-ACK. */
+	TG_RISK_CONNECTING,
+	/* Its connection is paced, and the queue was behind by more than the credit for it. */
+	TG_RISK_CREDIT_USED,
+	/* Its connection is not paced by the limit, and has no credit. */
+	TG_RISK_NOT_PACED,
+	TG_RISKS,
+};
+
 enum tg_flags {
 	/* Charge packets on the loopback interface too. */
 	TG_FLAG_LOOPBACK = 1 << 0,
@@ -224,6 +235,9 @@ struct tg_queue {
 	__u32 flooded;
 	/* Behind windows: the finish time of what unpaced senders alone have sent. */
 	__u64 unpaced_finish_ns;
+	/* pace, nrm: packets that were dropped and leave TCP with nothing in flight, ever. At the
+	 * end: a packet that passes has no use for them. */
+	__u64 at_risk[TG_RISKS];
 };
 
 /* One direction, one CPU. */

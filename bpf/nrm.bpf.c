@@ -21,6 +21,7 @@
 #include "exempt_packet.h"
 #include "intf.h"
 #include "packet.h"
+#include "risk.h"
 #include "sockets.h"
 #include "tree.h"
 #include "unpaced.h"
@@ -633,6 +634,17 @@ static __always_inline void account(struct __sk_buff *skb, const struct gates *g
 	}
 }
 
+/* Counts a dropped packet if TCP waits for a timer now. */
+__noinline int count_risk(struct __sk_buff *skb, struct tg_queue *queue,
+			  const struct arrival *packet)
+{
+	enum risk_kind kind = packet ? risk_kind(skb, packet->direction) : RISK_NONE;
+
+	if (packet && queue && kind != RISK_NONE)
+		risk_count(queue, kind, packet->claimed || (packet->paced && is_paced(skb)));
+	return 0;
+}
+
 static __always_inline int gate(struct __sk_buff *skb, enum tg_direction direction)
 {
 	const int drop = direction == TG_EGRESS ? RET_DROP_SLOW : RET_DROP;
@@ -738,6 +750,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	/* The verdicts are the first outcomes, in the same order. */
 	count(c, direction, (enum tg_outcome)verdict, bytes);
 	if (verdict >= VQ_DROP_FULL) {
+		count_risk(skb, g.queue, &g.packet);
 		skb->mark = TG_DEAD_MARK;
 		return drop;
 	}

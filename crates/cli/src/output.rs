@@ -14,6 +14,7 @@ use tidegate_core::{
 pub use tidegate_node::figures::{rate, size, time};
 use tidegate_node::{
     plan::Standing,
+    risk::AtRisk,
     settings::{canonical, is_parents, show_actions},
     tree::tree,
 };
@@ -30,6 +31,12 @@ impl Paint {
         let refused = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = env::var_os("TERM").is_some_and(|term| term == "dumb");
         Paint { on: io::stdout().is_terminal() && !refused && !dumb }
+    }
+
+    /// No colours.
+    #[cfg(test)]
+    pub fn plain() -> Paint {
+        Paint { on: false }
     }
 
     fn code(self, code: &str, text: &str) -> String {
@@ -93,6 +100,18 @@ pub fn line(columns: &[Column], widths: &[usize], cells: &[String]) -> String {
 /// Packets and their size.
 pub fn packets((packets, bytes): (u64, u64)) -> String {
     if packets == 0 { "0".to_owned() } else { format!("{packets} ({})", size(bytes)) }
+}
+
+/// What is at risk, with its causes; `None` where nothing is.
+pub fn at_risk(at_risk: Option<AtRisk>) -> Option<String> {
+    let at_risk = at_risk.filter(|at_risk| at_risk.packets() > 0)?;
+    let causes = at_risk.causes().map(|(risk, packets)| format!("{packets} {}", risk.name));
+    let causes = causes.collect::<Vec<_>>().join(", ");
+    let packets = match at_risk.packets() {
+        1 => "1 packet".to_owned(),
+        n => format!("{n} packets"),
+    };
+    Some(format!("{packets} dropped with nothing else in flight ({causes})"))
 }
 
 /// A cgroup by its path, a device or port by its name and kind.

@@ -179,6 +179,8 @@ pub struct Counters {
     pub slowed: u64,
     /// Dropped.
     pub dropped: u64,
+    /// Of these, packets for which TCP waits for a timer; `None` where nobody counts them.
+    pub at_risk: Option<u64>,
 }
 
 /// A system in force.
@@ -297,10 +299,18 @@ pub(crate) fn counters_in(stderr: &str) -> anyhow::Result<Counters> {
             .flat_map(|direction| names.iter().map(move |name| of(direction, name)))
             .sum()
     };
+    let at_risk = |direction: &Value| -> Option<u64> {
+        let causes = direction["at_risk"].as_object()?.values();
+        Some(causes.filter_map(Value::as_u64).sum())
+    };
     Ok(Counters {
         marked: sum(&["mark"])?,
         slowed: sum(&["slow"])?,
         dropped: sum(&["drop_full", "drop_reserve", "drop_early"])?,
+        at_risk: ["egress", "ingress"]
+            .iter()
+            .filter_map(|name| at_risk(&summary[*name]))
+            .reduce(|a, b| a + b),
     })
 }
 
@@ -327,9 +337,11 @@ mod tests {
     fn the_summary_is_found_among_warnings() {
         let stderr = "tidegate: warning: x\n\
             {\"exit_code\":0,\"egress\":{\"rate_bit_s\":1,\"mark_packets\":3,\"slow_packets\":4,\
-             \"drop_full_packets\":1,\"drop_reserve_packets\":10,\"drop_early_packets\":100},\
+             \"drop_full_packets\":1,\"drop_reserve_packets\":10,\"drop_early_packets\":100,\
+             \"at_risk\":{\"connecting_packets\":3,\"credit_used_packets\":4,\
+             \"not_paced_packets\":null}},\
              \"ingress\":null}\n";
-        let expected = Counters { marked: 3, slowed: 4, dropped: 111 };
+        let expected = Counters { marked: 3, slowed: 4, dropped: 111, at_risk: Some(7) };
         assert_eq!(counters_in(stderr).unwrap(), expected);
         assert!(counters_in("tidegate: no such command").is_err());
         assert!(counters_in("{\"egress\":{}}").is_err());

@@ -17,6 +17,8 @@ use crate::units::{Unit, measured, with_symbol};
 const ABSENT: &str = "–";
 /// With fewer metrics than this, two cases are read more easily side by side.
 const ROWS_LEAST: usize = 5;
+/// So many cases have a table each if there is nothing to read side by side: their metrics differ.
+const APART_MOST: usize = 4;
 
 /// Text in rows and columns. The first `left` columns name things and are set flush left; the others
 /// hold figures and are set flush right.
@@ -119,9 +121,14 @@ type Show = fn(&Cell, &dyn Fn(f64) -> f64) -> String;
 fn tables(report: &Report, show: Show) -> Vec<Table> {
     let cases = distinct(report.rows.iter().map(|row| &row.case));
     let metrics = report.metrics();
+    let of_case = |case: &Case| {
+        distinct(report.rows.iter().filter(|r| r.case == *case).map(|r| r.metric.as_str()))
+    };
+    let differ = cases.windows(2).any(|pair| of_case(pair[0]) != of_case(pair[1]));
+    let apart = cases.len() == 2 || (cases.len() <= APART_MOST && differ);
     match cases[..] {
         [case] if metrics.len() > 1 => vec![one_case(case, report, show)],
-        [_, _] if metrics.len() >= ROWS_LEAST => {
+        [_, _, ..] if apart && metrics.len() >= ROWS_LEAST => {
             let only = |case: &&Case| {
                 let rows = report.rows.iter().filter(|row| row.case == **case).cloned().collect();
                 let table = one_case(case, &Report { rows, ..report.clone() }, show);
@@ -250,6 +257,20 @@ mod tests {
           goodput (Mbit/s)   954   941
           RTT p50 (µs)      1825  31.5
         "#);
+    }
+
+    #[test]
+    fn cases_that_cannot_be_compared_have_a_table_each() {
+        let mut report = sample();
+        let values = (0..ROWS_LEAST).map(|i| format!("figure_{i}"));
+        let case = Case::new().with("job", "another");
+        for metric in values {
+            let row = report.rows[0].clone();
+            report.rows.push(crate::report::Row { metric, case: case.clone(), ..row });
+        }
+        let captions: Vec<_> = medians(&report).into_iter().map(|table| table.caption).collect();
+        assert_eq!(captions.len(), 3, "{captions:?}");
+        assert_eq!(captions.last().map(String::as_str), Some("job another"));
     }
 
     #[test]

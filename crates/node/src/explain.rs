@@ -28,6 +28,7 @@ use crate::{
     host::Host,
     live::{Live, LiveError, Origin, live},
     plan::Standing,
+    risk::AtRisk,
     sockets::{Sampler, SocketSample, Sockets},
     status::{Counts, DirectionStatus, LimitSample, LimitStatus, Settings, monotonic_ns},
     tree::ancestors,
@@ -176,6 +177,8 @@ pub struct AppliedDirection {
     pub now: DirectionStatus,
     /// What it did in the sample.
     pub sample: Counts,
+    /// The same of packets for which TCP waits for a timer.
+    pub sample_at_risk: Option<AtRisk>,
 }
 
 impl Applied {
@@ -445,7 +448,12 @@ fn applied(limit: &Live, earlier: &[Live], sample_ns: u64) -> Applied {
     let direction = |now: Option<DirectionStatus>,
                      sample: Option<crate::status::DirectionSample>| {
         let (now, sample) = (now?, sample?);
-        Some(AppliedDirection { used_bit_s: sample.used_bit_s, now, sample: sample.counters })
+        Some(AppliedDirection {
+            used_bit_s: sample.used_bit_s,
+            now,
+            sample: sample.counters,
+            sample_at_risk: sample.at_risk,
+        })
     };
     Applied {
         name,

@@ -37,6 +37,7 @@ pub mod host;
 pub mod live;
 pub mod nic;
 pub mod plan;
+pub mod risk;
 pub mod run;
 pub mod settings;
 pub mod sockets;

@@ -25,6 +25,7 @@ use tidegate_sys::{
 use crate::{
     host,
     plan::{Present, Standing},
+    risk::AtRisk,
     waiting::Queues,
 };
 
@@ -125,6 +126,8 @@ pub struct DirectionStatus {
     /// What each of its flows is told, with `pace` and `edt` of egress, with `spring` of both directions; else
     /// `None`.
     pub fair: Option<Fair>,
+    /// Dropped packets for which TCP waits for a timer, with `pace` and `nrm`.
+    pub at_risk: Option<AtRisk>,
     /// Since the limit was put on.
     #[serde(flatten)]
     pub counters: Counts,
@@ -524,6 +527,7 @@ impl DirectionStatus {
                 _ => backlog_ns(queue.finish_ns.wrapping_sub(conf.burst_ns), now_ns, conf.burst_ns),
             },
             fair: Fair::of(limit, &reading.queue, direction, now_ns),
+            at_risk: AtRisk::of(LimitOptions::from(limit).scheme, direction, &reading.queue),
             last: Ages(reading.counters.last_ns.map(ago)),
             counters: Counts { packets: reading.counters.packets, bytes: reading.counters.bytes },
             colours: reading.colours,
@@ -573,6 +577,8 @@ pub struct DirectionSample {
     /// At the end of the interval.
     pub backlog_ns: i64,
     /// In the interval.
+    pub at_risk: Option<AtRisk>,
+    /// In the interval.
     #[serde(flatten)]
     pub counters: Counts,
     /// In the interval, by the colour that a policer gave.
@@ -602,6 +608,9 @@ impl LimitSample {
                 share: now.share,
                 used_bit_s: u64::try_from(used).unwrap_or(u64::MAX),
                 backlog_ns: now.backlog_ns,
+                at_risk: now.at_risk.map(|at_risk| {
+                    at_risk.since(&then.and_then(|then| then.at_risk).unwrap_or_default())
+                }),
                 counters,
                 colours: now.colours.map(|colours| {
                     let then = then.and_then(|then| then.colours).unwrap_or_default();
@@ -646,6 +655,7 @@ mod tests {
             drop_ns: 3,
             backlog_ns: -1,
             fair: None,
+            at_risk: None,
             counters,
             colours: None,
             last: Ages::default(),
@@ -687,6 +697,6 @@ mod tests {
     #[test]
     fn keys_carry_their_unit_and_counters_come_from_the_table() {
         let json = serde_json::to_string(&reading(1000)).unwrap();
-        insta::assert_snapshot!(json, @r#"{"name":"a","cgroup":"x","state":"waiting","parent":null,"guarantee_bit_s":null,"weight":null,"scheme":"nrm","loopback":false,"pace_ceiling":false,"rto_min_ns":0,"delack_max_ns":0,"egress":{"rate_bit_s":8000000,"now_bit_s":null,"share":null,"burst_ns":1,"mark_ns":2,"drop_ns":3,"backlog_ns":-1,"fair":null,"pass_packets":1,"pass_bytes":1000,"mark_packets":0,"mark_bytes":0,"slow_packets":0,"slow_bytes":0,"drop_full_packets":0,"drop_full_bytes":0,"drop_reserve_packets":0,"drop_reserve_bytes":0,"drop_early_packets":0,"drop_early_bytes":0,"exempt_packets":0,"exempt_bytes":0,"mark_ago_ns":null,"slow_ago_ns":null,"drop_full_ago_ns":null,"drop_reserve_ago_ns":null,"drop_early_ago_ns":null},"ingress":null}"#);
+        insta::assert_snapshot!(json, @r#"{"name":"a","cgroup":"x","state":"waiting","parent":null,"guarantee_bit_s":null,"weight":null,"scheme":"nrm","loopback":false,"pace_ceiling":false,"rto_min_ns":0,"delack_max_ns":0,"egress":{"rate_bit_s":8000000,"now_bit_s":null,"share":null,"burst_ns":1,"mark_ns":2,"drop_ns":3,"backlog_ns":-1,"fair":null,"at_risk":null,"pass_packets":1,"pass_bytes":1000,"mark_packets":0,"mark_bytes":0,"slow_packets":0,"slow_bytes":0,"drop_full_packets":0,"drop_full_bytes":0,"drop_reserve_packets":0,"drop_reserve_bytes":0,"drop_early_packets":0,"drop_early_bytes":0,"exempt_packets":0,"exempt_bytes":0,"mark_ago_ns":null,"slow_ago_ns":null,"drop_full_ago_ns":null,"drop_reserve_ago_ns":null,"drop_early_ago_ns":null},"ingress":null}"#);
     }
 }

@@ -24,6 +24,8 @@ pub const LIMITS: usize = 2 * COPY;
 pub const QUEUES: usize = 2 * DIRECTIONS;
 /// Number of outcomes that a packet may have.
 pub const OUTCOMES: usize = 7;
+/// Number of causes for which TCP waits for a timer.
+pub const RISKS: usize = 3;
 
 /// `TG_FLAG_LOOPBACK`.
 pub const FLAG_LOOPBACK: u32 = 1 << 0;
@@ -353,6 +355,8 @@ pub struct Queue {
     pub flooded: u32,
     /// Behind windows: the finish time of what unpaced senders alone have sent.
     pub unpaced_finish_ns: u64,
+    /// By [`RISK_TABLE`]: dropped packets that leave TCP with nothing in flight, ever.
+    pub at_risk: [u64; RISKS],
 }
 
 /// `struct ad_turns`: what new connections of a queue share.
@@ -604,6 +608,41 @@ pub const OUTCOME_TABLE: [Outcome; OUTCOMES] = [
     },
 ];
 
+/// Why a packet was dropped that leaves TCP with nothing in flight, so that its request waits for a timer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Risk {
+    /// Name in snake case.
+    pub name: &'static str,
+    /// What was dropped, and why.
+    pub help: &'static str,
+    /// What a user can do.
+    pub remedy: &'static str,
+    /// It can be told on ingress, where nobody knows what the sender has in flight.
+    pub on_ingress: bool,
+}
+
+/// Every cause in the order of `enum tg_risk`: the one table from which status, JSON and docs speak.
+pub const RISK_TABLE: [Risk; RISKS] = [
+    Risk {
+        name: "connecting",
+        help: "the first packet of a connection (SYN or SYN-ACK), which TCP sends again when its timer ends",
+        remedy: "raise the rate, or open fewer connections at once",
+        on_ingress: true,
+    },
+    Risk {
+        name: "credit_used",
+        help: "the limit was behind by more than the credit for a packet with nothing else in flight",
+        remedy: "raise the rate, or let fewer connections send at once",
+        on_ingress: false,
+    },
+    Risk {
+        name: "not_paced",
+        help: "the limit does not pace its connection, and has no credit for it",
+        remedy: "use scheme pace, and do not set SO_MAX_PACING_RATE above the share",
+        on_ingress: false,
+    },
+];
+
 #[cfg(test)]
 mod tests {
     use std::mem::offset_of;
@@ -611,7 +650,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 82];
+        static native_intf_layout: [u64; 84];
         static native_intf_layout_len: u32;
     }
 
@@ -664,6 +703,8 @@ mod tests {
             offset_of!(Turns, crowded),
             offset_of!(Queue, lightest_before),
             offset_of!(Queue, unpaced_finish_ns),
+            offset_of!(Queue, at_risk),
+            RISKS,
             size_of::<Counters>(),
             offset_of!(Counters, bytes),
             offset_of!(Counters, carry),

@@ -123,6 +123,7 @@ fn show_limit(out: &mut impl Write, paint: Paint, limit: &Applied, sample: &str)
     for (name, direction) in limit.directions() {
         writeln!(out, "  {name} {}", describe(direction))?;
         writeln!(out, "    {}", slowed(direction, sample))?;
+        at_risk(out, paint, direction, sample)?;
     }
     writeln!(out)
 }
@@ -204,6 +205,29 @@ fn slowed(direction: &AppliedDirection, sample: &str) -> String {
     words.join("; ")
 }
 
+/// Requests that wait for a timer of TCP: how many, why, and what to do.
+fn at_risk(
+    out: &mut impl Write,
+    paint: Paint,
+    direction: &AppliedDirection,
+    sample: &str,
+) -> io::Result<()> {
+    let Some(all) = direction.now.at_risk else { return Ok(()) };
+    let Some(words) = output::at_risk(Some(all)) else {
+        // What a sender elsewhere has in flight is not known, so no drop on ingress is said to be none.
+        return if all.is_whole() { writeln!(out, "    requests at risk: none") } else { Ok(()) };
+    };
+    let lately = direction.sample_at_risk.map_or(0, |lately| lately.packets());
+    let line = format!(
+        "requests at risk: {words}, {lately} in the last {sample}; they wait for TCP's timer"
+    );
+    writeln!(out, "    {}", if lately > 0 { paint.red(&line) } else { line })?;
+    for (risk, packets) in all.causes() {
+        writeln!(out, "      {packets} {}: {}; {}", risk.name, risk.help, risk.remedy)?;
+    }
+    Ok(())
+}
+
 fn show_sockets(out: &mut impl Write, paint: Paint, place: &Place) -> io::Result<()> {
     if place.sockets.is_empty() {
         return writeln!(out, "No TCP sockets.\n");
@@ -241,4 +265,47 @@ fn row(socket: &SocketSample, several: bool) -> Vec<String> {
         output::time(i64::try_from(socket.rtt_ns).unwrap_or(i64::MAX)),
         format!("{} ({})", socket.retransmitted_segments, socket.retransmitted_segments_ever),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_node::{risk::AtRisk, status::DirectionStatus};
+
+    use super::*;
+    use crate::verbs::top::tests::limit;
+
+    fn told(all: Option<AtRisk>, lately: u64) -> String {
+        let watched = limit("system.slice/web.service", Some((200, 100)), None);
+        let sample = watched.sample.egress.unwrap();
+        let direction = AppliedDirection {
+            used_bit_s: sample.used_bit_s,
+            now: DirectionStatus { at_risk: all, ..watched.status.egress.unwrap() },
+            sample: sample.counters,
+            sample_at_risk: all.map(|_| AtRisk([Some(lately), Some(0), Some(0)])),
+        };
+        let mut out = Vec::new();
+        at_risk(&mut out, Paint::plain(), &direction, "1s").unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_request_at_risk_has_a_cause_and_a_remedy() {
+        insta::assert_snapshot!(told(Some(AtRisk([Some(1), Some(11), Some(2)])), 1), @r"
+        requests at risk: 14 packets dropped with nothing else in flight (1 connecting, 11 credit_used, 2 not_paced), 1 in the last 1s; they wait for TCP's timer
+          1 connecting: the first packet of a connection (SYN or SYN-ACK), which TCP sends again when its timer ends; raise the rate, or open fewer connections at once
+          11 credit_used: the limit was behind by more than the credit for a packet with nothing else in flight; raise the rate, or let fewer connections send at once
+          2 not_paced: the limit does not pace its connection, and has no credit for it; use scheme pace, and do not set SO_MAX_PACING_RATE above the share
+        ");
+    }
+
+    #[test]
+    fn none_is_said_only_where_all_causes_are_known() {
+        assert_eq!(told(Some(AtRisk([Some(0); 3])), 0).trim(), "requests at risk: none");
+        assert_eq!(told(Some(AtRisk([Some(0), None, None])), 0), "");
+        assert_eq!(told(None, 0), "", "a scheme that does not count them");
+        insta::assert_snapshot!(told(Some(AtRisk([Some(3), None, None])), 0), @r"
+        requests at risk: 3 packets dropped with nothing else in flight (3 connecting), 0 in the last 1s; they wait for TCP's timer
+          3 connecting: the first packet of a connection (SYN or SYN-ACK), which TCP sends again when its timer ends; raise the rate, or open fewer connections at once
+        ");
+    }
 }

@@ -66,9 +66,12 @@ fn summarize(summary: &Summary) {
             0 => String::new(),
             n => format!("; {n} exempt (see --loopback and --exempt)"),
         };
+        let at_risk = output::at_risk(direction.at_risk);
+        let at_risk =
+            at_risk.map_or_else(String::new, |words| format!("; requests at risk: {words}"));
         say(&format!(
             "tidegate: {name} {}: {} in {packets} packets over {} = {}; marked {}, slowed {}, \
-             dropped {}{exempt}",
+             dropped {}{at_risk}{exempt}",
             limit.unwrap_or_default(),
             output::size(bytes),
             output::time(elapsed),

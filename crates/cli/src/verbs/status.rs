@@ -159,6 +159,7 @@ fn show(
     if !json {
         tell_colours(&mut out, &limits)?;
         tell_hooks(&mut out, &limits)?;
+        tell_at_risk(&mut out, &limits)?;
         tell_waiting(&mut out, &limits)?;
     }
     let cries = cry(&mut out, &limits, &waiting, nics, json)?;
@@ -191,6 +192,19 @@ fn tell_hooks(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     for limit in limits {
         if let Some(mode) = limit.settings.xdp_mode {
             writeln!(out, "{} ingress, hook xdp: {}", limit.name, output::xdp_mode(mode))?;
+        }
+    }
+    Ok(())
+}
+
+/// ... and which of them make requests wait for a timer of TCP.
+fn tell_at_risk(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
+    for limit in limits {
+        for (direction, d) in limit.directions() {
+            let Some(words) = output::at_risk(d.at_risk) else { continue };
+            let on = output::scope(&limit.scope);
+            let what = format!("{words}; `tidegate explain {on}` says what to do");
+            writeln!(out, "{} {direction}, requests at risk: {what}", limit.name)?;
         }
     }
     Ok(())
@@ -370,4 +384,27 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
         rows.push(known.into_iter().chain((0..unknown).map(|_| none())).collect());
     }
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_node::risk::AtRisk;
+
+    use super::*;
+    use crate::verbs::top::tests::limit;
+
+    fn told(at_risk: Option<AtRisk>) -> String {
+        let mut limit = limit("system.slice/web.service", Some((200, 100)), None).status;
+        limit.egress.as_mut().unwrap().at_risk = at_risk;
+        let mut out = Vec::new();
+        tell_at_risk(&mut out, &[limit]).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn requests_at_risk_are_a_line_where_there_are_some() {
+        assert_eq!(told(None), "");
+        assert_eq!(told(Some(AtRisk([Some(0); 3]))), "");
+        insta::assert_snapshot!(told(Some(AtRisk([Some(1), Some(11), Some(0)]))), @"web.service egress, requests at risk: 12 packets dropped with nothing else in flight (1 connecting, 11 credit_used); `tidegate explain system.slice/web.service` says what to do");
+    }
 }

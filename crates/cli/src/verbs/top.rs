@@ -7,7 +7,7 @@
 mod draw;
 mod model;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::{
     io::{IsTerminal, stdout},

@@ -1,42 +1,28 @@
 //! `applications`: requests of real servers beside bulk transfers, inside one limit.
 //!
 //! ```text
-//! rows (what is measured) -> applications (servers, load, transfers) -> claims
+//! plan (rows) -> requests (servers, load, transfers) -> claims
 //! ```
-//!
-//! nginx, redis-server, PostgreSQL and an echo of datagrams answer [`load`]; iperf3 sends beside them. On
-//! egress the servers and the senders of the transfers are limited; on ingress the clients and the receivers
-//! are. Tidegate limits the cgroup of the limited side. HTB and TBF stand on the sender's device, also where
-//! ingress is limited and a receiver could not put them.
-//!
-//! The wire is read on the receiver's device: behind an egress limit, before an ingress limit.
 
 mod claims;
-mod rows;
+mod plan;
 
-use std::{cell::OnceCell, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
-use anyhow::{Context as _, anyhow, bail};
-use tidegate_core::Direction;
+use anyhow::anyhow;
 
-use self::rows::{App, Row};
-use super::bed::{Bed, Control};
+use super::{
+    bed::{Bed, Control},
+    requests::{Clusters, Row, Times},
+};
 use crate::{
     chart::{Bars, BarsOf, Cdf, Series},
     context::Context,
-    experiment::{Experiment, Skip},
-    host::{self, Need},
+    experiment::Experiment,
+    host::Need,
     report,
-    systems::{LimitCase, System},
-    testbed::{Child, Site, set_sysctl, stack::StackCounters, wait::pass_time},
-    tools::{
-        iperf::{IperfOptions, IperfRun, Load},
-        load::{self, LoadArgs, LoadReport},
-        postgres::{Cluster, PostgresServer},
-        probe,
-        redis::RedisServer,
-        web::{self, WebServer},
-    },
+    systems::System,
+    testbed::set_sysctl,
 };
 
 /// In a round of a row. The peers are the kernel's, as users and as experts set them up.
@@ -48,17 +34,6 @@ const PEERS: [System; 3] = [System::Htb, System::HtbShort, System::Tbf];
 const TINY: &str = "nginx-close-1k-3c-1b-50m";
 /// Transfers run before the requests come.
 const SETTLED: Duration = Duration::from_secs(1);
-/// A request is late that takes longer than its fair time and this.
-const LATE: Duration = Duration::from_millis(10);
-/// Where no queue is long, a request has waited for a timer of TCP if it took longer than its fair time and
-/// this: the shortest timer is 200 ms.
-const TIMER: Duration = Duration::from_millis(150);
-const SECOND: Duration = Duration::from_secs(1);
-const TENTH: Duration = Duration::from_millis(100);
-const HTTP_PORT: u16 = 8080;
-const REDIS_PORT: u16 = 6379;
-const POSTGRES_PORT: u16 = 5432;
-const DNS_PORT: u16 = 7001;
 /// A client's ports: each connection of its own needs one until the server has forgotten the last.
 const CLIENT_PORTS: &str = "10000 65535";
 
@@ -78,7 +53,7 @@ impl Applications {
     fn rows(&self, ctx: &Context) -> anyhow::Result<Vec<Row>> {
         let names = match &self.tiny {
             Some(_) => &[TINY.to_owned()][..],
-            None if ctx.only.is_empty() => return Ok(rows::plan(ctx.quick)),
+            None if ctx.only.is_empty() => return Ok(plan::plan(ctx.quick)),
             None => &ctx.only,
         };
         let mut rows = named_rows(names).map_err(|why| anyhow!(why))?;
@@ -154,7 +129,8 @@ impl Experiment for Applications {
             set_sysctl(bed.testbed.receiver(0), "net.ipv4.ip_local_port_range", CLIENT_PORTS)?;
             for row in rows {
                 let duration = Duration::from_secs(seconds);
-                let curves = row.measure(ctx, (&mut bed, &clusters), &systems, duration)?;
+                let times = Times { settled: SETTLED, requests: duration - SETTLED };
+                let curves = measure(row, ctx, (&mut bed, &clusters), &systems, times)?;
                 let case = row.case(ctx);
                 claims::record(ctx, row, &case);
                 let title = format!("Latency of requests, {row}");
@@ -169,225 +145,30 @@ impl Experiment for Applications {
     }
 }
 
-impl Row {
-    /// Measures the systems in turn; the distribution of each, from its first run.
-    fn measure(
-        &self,
-        ctx: &mut Context,
-        (bed, clusters): (&mut Bed, &Clusters),
-        systems: &[System],
-        duration: Duration,
-    ) -> anyhow::Result<Vec<Series>> {
-        let control = Control::get(self.cc)?;
-        let case = self.case(ctx);
-        let mut curves = Vec::new();
-        ctx.step(self.to_string());
-        ctx.alternate(systems, ctx.repeats, |ctx, &system, run| {
-            let trial = self.trial(ctx, (bed, clusters), system, &control, duration)?;
-            let mut record = ctx.record(system, &case, run);
-            for (metric, value) in trial.values(self, system) {
-                record = record.value(metric, value);
-            }
-            if run == 1 {
-                curves.push(Series::new(system.name(), trial.load.cdf_us()));
-            }
-            Ok(())
-        })?;
-        Ok(curves)
-    }
-
-    fn trial(
-        &self,
-        ctx: &Context,
-        (bed, clusters): (&mut Bed, &Clusters),
-        system: System,
-        control: &Control,
-        duration: Duration,
-    ) -> anyhow::Result<Trial> {
-        bed.set_ecn(control.ecn)?;
-        bed.set_control(control)?;
-        let limit = match self.direction {
-            Direction::Egress => LimitCase::egress(self.limit_bit_s),
-            Direction::Ingress => LimitCase::ingress(self.limit_bit_s),
-        };
-        let applied = system.apply(ctx, &bed.testbed, &limit)?;
-        bed.start_meter()?;
-        let testbed = &bed.testbed;
-        let (sender, receiver) = (Site::from(testbed.sender()), Site::from(testbed.receiver(0)));
-        let (from, to) = match self.direction {
-            Direction::Egress => (applied.site(testbed.sender()), receiver),
-            Direction::Ingress => (sender, applied.site(testbed.receiver(0))),
-        };
-        let stack = || -> anyhow::Result<StackCounters> {
-            let at = |host| StackCounters::read(host);
-            Ok(at(testbed.sender())? + at(testbed.receiver(0))?)
-        };
-        let server = Server::start(self.app, bed, clusters, from)?;
-        let before = stack()?;
-        let transfers = match self.bulk {
-            0 => None,
-            parallel => {
-                let mut options = IperfOptions::tcp(bed.at(0).ip(), duration);
-                options.parallel = parallel;
-                options.load = Load::Tcp { cc: Some(control.name().to_owned()) };
-                let transfers = IperfRun::start(from, to, &options)?;
-                pass_time(SETTLED)?;
-                Some(transfers)
-            }
-        };
-        let args = LoadArgs {
-            server: server.address,
-            protocol: self.app.protocol(),
-            path: web::PATH.to_owned(),
-            clients: self.clients,
-            rate_hz: self.rate_hz(),
-            duration: duration - SETTLED,
-            drain: Duration::from_secs(3),
-        };
-        let load = load::finish(load::start(testbed, to, &args)?, &args)?;
-        let bulk_bit_s = transfers.map(|run| run.finish()).transpose()?;
-        let stack = stack()? - before;
-        let wire = bed.wire()?;
-        // It is in the limit's cgroup, which goes next.
-        drop(server);
-        let drops = applied.finish()?.map(|counters| counters.dropped);
-        if load.requests() == 0 {
-            bail!("no request was sent");
+/// Measures the systems in turn; the distribution of each, from its first run.
+fn measure(
+    row: &Row,
+    ctx: &mut Context,
+    (bed, clusters): (&mut Bed, &Clusters),
+    systems: &[System],
+    times: Times,
+) -> anyhow::Result<Vec<Series>> {
+    let control = Control::get(row.cc)?;
+    let case = row.case(ctx);
+    let mut curves = Vec::new();
+    ctx.step(row.to_string());
+    ctx.alternate(systems, ctx.repeats, |ctx, &system, run| {
+        let trial = row.trial(ctx, (bed, clusters), (system, &control), times)?;
+        let mut record = ctx.record(system, &case, run);
+        for (metric, value) in trial.values(row, system) {
+            record = record.value(metric, value);
         }
-        let from = if self.bulk == 0 { Duration::ZERO } else { SETTLED };
-        Ok(Trial {
-            bulk_bit_s: bulk_bit_s.map(|report| report.received_bit_s),
-            used_bit_s: wire.mean_bit_s(from, from + args.duration),
-            second_bit_s: wire.peak(SECOND).map(|peak| peak.bit_s),
-            tenth_bit_s: wire.peak(TENTH).map(|peak| peak.bit_s),
-            rtt: self.rtt.or(ctx.usual_link().map(|link| rtt(&link))).unwrap_or_default(),
-            load,
-            stack,
-            drops,
-        })
-    }
-}
-
-/// The round trip of an empty link.
-fn rtt(link: &crate::testbed::LinkSpec) -> Duration {
-    Duration::from_nanos(link.there.delay.0 + link.back.delay.0)
-}
-
-/// The database of pgbench, which takes long to make: once for all rows that need it.
-#[derive(Default)]
-struct Clusters(OnceCell<Cluster>);
-
-impl Clusters {
-    fn get(&self, bed: &Bed) -> anyhow::Result<&Cluster> {
-        if self.0.get().is_none() {
-            let cluster = Cluster::make(bed.testbed.sender())?;
-            return Ok(self.0.get_or_init(|| cluster));
+        if run == 1 {
+            curves.push(Series::new(system.name(), trial.load.cdf_us()));
         }
-        self.0.get().context("it is there")
-    }
-}
-
-/// The server of a row. Dropping it ends it.
-struct Server {
-    address: SocketAddr,
-    _running: Running,
-}
-
-/// Held for its drop.
-#[expect(dead_code, reason = "it lives as long as the row's requests")]
-enum Running {
-    Nginx(WebServer),
-    Redis(RedisServer),
-    Postgres(PostgresServer),
-    Echo(Child),
-}
-
-impl Server {
-    /// # Errors
-    ///
-    /// [`Skip`] where the server is not installed.
-    fn start(app: App, bed: &Bed, clusters: &Clusters, site: Site<'_>) -> anyhow::Result<Server> {
-        let needs = |name: &str| match host::which(name.as_ref()) {
-            Some(_) => Ok(()),
-            None => Err(Skip(format!("needs `{name}`, which is not in PATH: install it"))),
-        };
-        let at = |port| SocketAddr::new(bed.testbed.sender_addr(crate::testbed::Family::V4), port);
-        let (address, running) = match app {
-            App::NginxClose(_) | App::NginxKeep(_) => {
-                needs("nginx")?;
-                let bytes = app.file_bytes().unwrap_or_default();
-                (at(HTTP_PORT), Running::Nginx(WebServer::start(site, at(HTTP_PORT), bytes)?))
-            }
-            App::Redis | App::Trickle => {
-                needs("redis-server")?;
-                (at(REDIS_PORT), Running::Redis(RedisServer::start(site, at(REDIS_PORT))?))
-            }
-            App::Pgbench => {
-                let postgres = clusters.get(bed)?.start(site, at(POSTGRES_PORT))?;
-                (at(POSTGRES_PORT), Running::Postgres(postgres))
-            }
-            App::Dns => {
-                let echo = probe::start_server(&bed.testbed, site, at(DNS_PORT))?;
-                (at(DNS_PORT), Running::Echo(echo))
-            }
-        };
-        Ok(Server { address, _running: running })
-    }
-}
-
-/// What one run came to.
-struct Trial {
-    load: LoadReport,
-    stack: StackCounters,
-    drops: Option<u64>,
-    bulk_bit_s: Option<f64>,
-    used_bit_s: Option<f64>,
-    second_bit_s: Option<f64>,
-    tenth_bit_s: Option<f64>,
-    /// Of the empty path.
-    rtt: Duration,
-}
-
-impl Trial {
-    fn values(&self, row: &Row, system: System) -> Vec<(&'static str, f64)> {
-        let Trial { load, stack, .. } = self;
-        let fair_us = row.fair_us(load.reply_bytes, self.rtt);
-        let slower = |by: Duration| load.slower_than(fair_us + by.as_secs_f64() * 1e6) as f64;
-        let mut values = vec![
-            ("requests_per_s", load.requests_per_s),
-            ("requests", load.requests() as f64),
-            ("latency_p50_us", load.latency.p50_us),
-            ("latency_p90_us", load.latency.p90_us),
-            ("latency_p99_us", load.latency.p99_us),
-            ("latency_p99_9_us", load.latency.p99_9_us),
-            ("latency_max_us", load.latency.max_us),
-            ("fair_us", fair_us),
-            ("late_10ms_requests", slower(LATE)),
-            ("late_150ms_requests", slower(TIMER)),
-            ("unanswered", load.unanswered as f64),
-            ("broken_connections", load.errors as f64),
-            ("datagrams_again", load.retries as f64),
-            ("timeouts", stack.timeouts as f64),
-            ("lost_retransmits", stack.lost_retransmits as f64),
-            ("retransmits", stack.retransmits as f64),
-            ("loss_probes", stack.loss_probes as f64),
-        ];
-        values.retain(|(metric, value)| {
-            *value > 0.0 || !["broken_connections", "datagrams_again"].contains(metric)
-        });
-        values.extend(self.drops.map(|drops| ("drops", drops as f64)));
-        values.extend(self.bulk_bit_s.map(|bit_s| ("bulk_goodput_bit_s", bit_s)));
-        let rates = [
-            ("used_percent", self.used_bit_s),
-            ("max_1s_percent", self.second_bit_s),
-            ("max_100ms_percent", self.tenth_bit_s),
-        ];
-        if system != System::Unlimited {
-            let percent = |bit_s: f64| bit_s / row.limit_bit_s as f64 * 100.0;
-            values.extend(rates.iter().filter_map(|(name, rate)| Some((*name, percent((*rate)?)))));
-        }
-        values
-    }
+        Ok(())
+    })?;
+    Ok(curves)
 }
 
 /// Bars of all rows of a direction.

@@ -1,9 +1,12 @@
 //! `demo`: the main job, in throwaway network namespaces. A transfer with iperf3 and a download from nginx
-//! with curl, as they are, under the kernel's HTB, and under `tidegate run`, one after the other.
+//! with curl, as they are, under the kernel's HTB, and under `tidegate run`, one after the other. Then
+//! requests of nginx beside transfers in one limit (`requests`), under HTB and under Tidegate.
 //!
 //! The limited program is on the sender: iperf3's client, and nginx. HTB stands where an administrator puts
 //! it, on the sender's device; `tidegate run` starts the program as a user does. Probes leave on a schedule
 //! from inside the same limit, so their latency is what the program's own packets meet.
+
+mod requests;
 
 use std::{
     ffi::OsString,
@@ -144,7 +147,7 @@ impl Experiment for Demo {
     }
 
     fn summary(&self) -> &'static str {
-        "A transfer and a download at 100 Mbit/s: no limit, tc htb, tidegate run"
+        "A transfer, a download, and requests beside a backup in one limit: no limit, tc htb, tidegate run"
     }
 
     fn needs(&self) -> Vec<Need> {
@@ -196,6 +199,7 @@ impl Experiment for Demo {
             })?;
             curves.push((job, rates, latencies));
         }
+        let answered = requests::measure(ctx, &mut bed)?;
         ctx.bars(
             "rate",
             BarsOf {
@@ -208,6 +212,7 @@ impl Experiment for Demo {
             figures(ctx, job, rates, latencies);
         }
         claims(ctx);
+        requests::conclude(ctx, answered);
         Ok(())
     }
 }

@@ -5,7 +5,7 @@
 //! limits, pace_egress -----------------> bulk (greedy flows) ---------^
 //! htb_latency, demo --------------------------------------------------^
 //! htb_latency, low_latency, dctcp_threshold -> guest (transfers through a port) -> shapers (limits on it)
-//! applications -> rows (what is measured), claims -> bed
+//! applications, demo -> requests (of real servers) -> row (what is measured), bed
 //! hierarchy -> tree (classes, steps, the rule), force (HTB's classes, limits on cgroups)
 //! carousel_cpu, bulk -> cpu (CPU time of a path)
 //! policer_burst, policer_tcp -> policers (a router that polices, and its peers) -> wire
@@ -51,6 +51,7 @@ pub mod policer_tcp;
 mod policers;
 pub mod program_cost;
 mod published;
+mod requests;
 mod shapers;
 mod tally;
 pub mod wheel;

@@ -2,6 +2,7 @@
 //! segment on, and what has nothing in flight does not have to wait for the probe timer.
 
 use std::{
+    collections::BTreeMap,
     env,
     io::{BufRead, BufReader, Lines, Read, Write},
     net::{TcpListener, TcpStream},
@@ -28,7 +29,7 @@ const MOST_LISTENERS: usize = 4;
 
 /// The process in the limit, not a test of its own. `connects`: for each line that it reads it opens one more
 /// listener and connects to each that it has, and says the time-outs of both ends, in microseconds.
-/// `answers`: a server of one connection, which it says the port of; it answers every byte.
+/// `answers`: a server of one connection, which it says the port of; it answers every byte but zeros.
 #[test]
 fn takes_part() {
     let Ok(role) = env::var(ROLE) else { return };
@@ -36,7 +37,13 @@ fn takes_part() {
     println!("said {}", listeners[0].local_addr().unwrap().port());
     if role == "answers" {
         let (mut stream, _) = listeners[0].accept().unwrap();
-        while stream.read_exact(&mut [0]).is_ok() && stream.write_all(&[7; REPLY]).is_ok() {}
+        let mut asked = [0];
+        while stream.read_exact(&mut asked).is_ok() {
+            let reply = [7; REPLY];
+            if asked != [0] && stream.write_all(&reply).is_err() {
+                break;
+            }
+        }
         return;
     }
     for _ in io::stdin().lines() {
@@ -94,6 +101,23 @@ impl Drop for Process {
 fn options(bit_s: u64) -> LimitOptions {
     let queue = Rate::from_bit_s(bit_s).map(VirtualQueueOptions::new);
     LimitOptions { egress: queue, loopback: true, ..LimitOptions::default() }
+}
+
+/// Puts the egress queue so far behind; when that was.
+fn set_backlog(limit: &AttachedLimit, rtt: Duration, backlog: Duration) -> u64 {
+    let mut queue = limit.maps.read(Direction::Egress).unwrap().queue;
+    queue.rtt_ns = rtt.as_nanos() as u64;
+    let start = monotonic_ns();
+    queue.finish_ns = start + backlog.as_nanos() as u64;
+    let bytes = bytemuck::bytes_of(&queue);
+    limit.maps.queues.update(&0u32.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
+    start
+}
+
+fn dropped(limit: &AttachedLimit) -> u64 {
+    let counters = limit.maps.read(Direction::Egress).unwrap().counters;
+    let outcomes = intf::OUTCOME_TABLE.iter().zip(counters.packets);
+    outcomes.filter(|(outcome, _)| !outcome.passed).map(|(_, packets)| packets).sum()
 }
 
 #[test]
@@ -157,29 +181,14 @@ fn root_what_has_nothing_in_flight_passes_on_credit() {
     };
     // It is beyond its first ten segments.
     (0..20).for_each(|_| ask());
-    let set_backlog = |rtt: Duration, backlog: Duration| {
-        let mut queue = limit.maps.read(Direction::Egress).unwrap().queue;
-        queue.rtt_ns = rtt.as_nanos() as u64;
-        let start = monotonic_ns();
-        queue.finish_ns = start + backlog.as_nanos() as u64;
-        let bytes = bytemuck::bytes_of(&queue);
-        limit.maps.queues.update(&0u32.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
-        start
-    };
-    let dropped = || {
-        let counters = limit.maps.read(Direction::Egress).unwrap().counters;
-        let outcomes = intf::OUTCOME_TABLE.iter().zip(counters.packets);
-        outcomes.filter(|(outcome, _)| !outcome.passed).map(|(_, packets)| packets).sum::<u64>()
-    };
-
     for [rtt, backlog, not_drained] in ROWS {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let before = dropped();
-            let start = set_backlog(rtt, backlog);
+            let before = dropped(&limit);
+            let start = set_backlog(&limit, rtt, backlog);
             ask();
             let in_time = monotonic_ns() < start + not_drained.as_nanos() as u64;
-            assert_eq!(dropped(), before, "{rtt:?}");
+            assert_eq!(dropped(&limit), before, "{rtt:?}");
             if in_time {
                 break;
             }
@@ -187,10 +196,65 @@ fn root_what_has_nothing_in_flight_passes_on_credit() {
         }
     }
     // The credit has an end.
-    let before = dropped();
-    set_backlog(Duration::ZERO, Duration::from_secs(2));
+    let before = dropped(&limit);
+    set_backlog(&limit, Duration::ZERO, Duration::from_secs(2));
     ask();
-    assert!(dropped() > before);
+    assert!(dropped(&limit) > before);
     drop(server);
     limit.detach(hierarchy, group).unwrap();
+}
+
+/// The limit is further behind than anything may be: requests wait for TCP's timers, each for a known cause.
+#[test]
+fn root_what_waits_for_a_timer_is_counted_by_cause() {
+    const TEST: &str = "root_what_waits_for_a_timer_is_counted_by_cause";
+    const BACKLOG: Duration = Duration::from_secs(2);
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP {TEST}: needs root");
+        return;
+    }
+    let nest = Nest::new("risk", 1);
+    let (hierarchy, group) = (&nest.hierarchy, &nest.groups[0]);
+    for (scheme, cause) in [(Scheme::Pace, "credit_used"), (Scheme::Nrm, "not_paced")] {
+        let options = LimitOptions { scheme, ..options(50_000_000) };
+        let limit = AttachedLimit::attach(hierarchy, group, &options, None).unwrap();
+        let at_risk = || {
+            let counted = limit.maps.read(Direction::Egress).unwrap().queue.at_risk;
+            intf::RISK_TABLE.iter().map(|risk| risk.name).zip(counted).collect::<BTreeMap<_, _>>()
+        };
+        let mut server = Process::start(group, "answers");
+        let port = u16::try_from(server.said()[0]).unwrap();
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let ask = |mut stream: &TcpStream| {
+            stream.write_all(&[1]).unwrap();
+            stream.read_exact(&mut [0; REPLY]).unwrap();
+        };
+        (0..20).for_each(|_| ask(&stream));
+        // An ACK alone is no request.
+        let (before, deadline) = (dropped(&limit), Instant::now() + PATIENCE);
+        while dropped(&limit) == before {
+            assert!(Instant::now() < deadline, "no ACK was dropped");
+            set_backlog(&limit, Duration::ZERO, BACKLOG);
+            stream.write_all(&[0]).unwrap();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(at_risk().values().sum::<u64>(), 0, "{}: {:?}", scheme.name(), at_risk());
+
+        set_backlog(&limit, Duration::ZERO, BACKLOG);
+        ask(&stream);
+        let counted = at_risk();
+        assert!(counted[cause] > 0, "{}: {counted:?}", scheme.name());
+        let others = counted.values().sum::<u64>() - counted[cause];
+        assert_eq!(others, 0, "{}: {counted:?}", scheme.name());
+        drop(server);
+
+        let mut client = Process::start(group, "connects");
+        client.said();
+        set_backlog(&limit, Duration::ZERO, BACKLOG);
+        client.timeouts();
+        assert!(at_risk()["connecting"] > 0, "{}: {:?}", scheme.name(), at_risk());
+        drop(client);
+        limit.detach(hierarchy, group).unwrap();
+    }
 }

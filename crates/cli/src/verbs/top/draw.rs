@@ -25,7 +25,7 @@ use crate::output;
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 const KEYS: &str = "q quit  ↑↓ select  Enter closely  s sort  p pause  +/- interval  ? help";
-const HELP: [&str; 13] = [
+const HELP: [&str; 15] = [
     "q, Esc, Ctrl-C   end",
     "↑ ↓, j k         select a limit",
     "PgUp PgDn, g G   ten at once; first, last",
@@ -38,6 +38,8 @@ const HELP: [&str; 13] = [
     "or told to slow down. BACKLOG is how far the virtual",
     "queue is behind. FLOWS and SHARE: TCP flows that",
     "sent just now, and what each of them may send.",
+    "RISK/s: drops of TCP with nothing else in flight;",
+    "a request waits 200 ms or more for each.",
     "LAST MINUTE: full height is the limit.",
 ];
 /// The names of limits get at most so much of the width.
@@ -60,11 +62,12 @@ enum Column {
     Share,
     Marked,
     Dropped,
+    AtRisk,
 }
 
 /// From left to right: head, least width, and rank. Where there is too little room the highest rank goes
 /// first.
-const COLUMNS: [(Column, &str, u16, u8); 11] = [
+const COLUMNS: [(Column, &str, u16, u8); 12] = [
     (Column::Name, "NAME", 14, 0),
     (Column::Direction, "DIR", 3, 3),
     (Column::Used, "USED", 5, 1),
@@ -76,6 +79,7 @@ const COLUMNS: [(Column, &str, u16, u8); 11] = [
     (Column::Share, "SHARE", 5, 9),
     (Column::Marked, "MARK/s", 6, 10),
     (Column::Dropped, "DROP/s", 6, 7),
+    (Column::AtRisk, "RISK/s", 6, 11),
 ];
 
 /// Draws everything.
@@ -361,6 +365,14 @@ impl Row<'_> {
             }
             Column::Marked => (short(a_second(told)), plain),
             Column::Dropped => (short(a_second(dropped)), if dropped > 0 { red() } else { plain }),
+            Column::AtRisk => match self.sample.at_risk {
+                // Zero would say that no request waits.
+                Some(at_risk) if at_risk.is_whole() || at_risk.packets() > 0 => {
+                    let style = if at_risk.packets() > 0 { red() } else { plain };
+                    (short(a_second(at_risk.packets())), style)
+                }
+                _ => (dash(), plain),
+            },
         }
     }
 }
@@ -476,6 +488,12 @@ fn direction_lines(
             output::size(now.counters.bytes[i])
         )));
     }
+    if let Some(words) = output::at_risk(now.at_risk) {
+        let packets = sample.at_risk.map_or(0, |at_risk| at_risk.packets());
+        let a_second = packets as f64 * 1e9 / interval_ns.max(1) as f64;
+        let line = format!("  {:<13} {:>5}/s  {words}", "at risk", short(a_second));
+        lines.push(Line::styled(line, if packets > 0 { red() } else { Style::new() }));
+    }
 }
 
 /// The fastest sockets, as many as there is room for.
@@ -556,7 +574,8 @@ mod tests {
     #[test]
     fn columns_go_as_the_screen_narrows() {
         let of = |width| columns(width, 14).into_iter().map(|(c, ..)| c).collect::<Vec<_>>();
-        assert_eq!(of(80).len(), COLUMNS.len());
+        assert_eq!(of(87).len(), COLUMNS.len());
+        assert!(!of(80).contains(&Column::AtRisk) && of(80).len() + 1 == COLUMNS.len());
         let least = [Column::Name, Column::Direction, Column::Used, Column::Limit, Column::Percent];
         assert_eq!(of(35), least);
         assert_eq!(of(1), [Column::Name]);

@@ -12,6 +12,7 @@ use tidegate_core::Scope;
 use tidegate_node::{
     live::Origin,
     plan::Standing,
+    risk::AtRisk,
     sockets::SocketSample,
     status::{
         Ages, Counts, DirectionSample, DirectionStatus, Fair, LimitSample, LimitStatus, Settings,
@@ -44,6 +45,12 @@ fn direction(rate_mbit: u64, used_mbit: u64, paced: bool) -> (DirectionStatus, D
     }
     let fair =
         Fair { flows: 9, share_bit_s: rate_mbit * 990_000 / 9, rtt_ns: Some(28_400), held: 0 };
+    // The others are ingress, where only the first packets of connections are known.
+    let at_risk = match (paced, full) {
+        (true, _) => AtRisk([Some(0); 3]),
+        (false, true) => AtRisk([Some(2), None, None]),
+        (false, false) => AtRisk([Some(0), None, None]),
+    };
     let backlog_ns = if full { 1_234_567 } else { -1_000_000 };
     let rate_bit_s = rate_mbit * MBIT;
     let status = DirectionStatus {
@@ -56,6 +63,7 @@ fn direction(rate_mbit: u64, used_mbit: u64, paced: bool) -> (DirectionStatus, D
         drop_ns: 4_000_000,
         backlog_ns,
         fair: paced.then_some(fair),
+        at_risk: Some(at_risk),
         counters,
         last: ages,
     };
@@ -69,13 +77,18 @@ fn direction(rate_mbit: u64, used_mbit: u64, paced: bool) -> (DirectionStatus, D
             share: None,
             used_bit_s,
             backlog_ns,
+            at_risk: Some(at_risk),
             counters,
         },
     )
 }
 
 /// A limit on a cgroup; of each direction rate and use in Mbit/s.
-fn limit(path: &str, egress: Option<(u64, u64)>, ingress: Option<(u64, u64)>) -> Watched {
+pub(in crate::verbs) fn limit(
+    path: &str,
+    egress: Option<(u64, u64)>,
+    ingress: Option<(u64, u64)>,
+) -> Watched {
     let name = path.rsplit('/').next().unwrap_or_default().to_owned();
     let scope = Scope::Cgroup(path.to_owned());
     let egress = egress.map(|(rate, used)| direction(rate, used, true));

@@ -1,8 +1,13 @@
 //! What is asked of every row: no request waits for a timer, no peer is faster, the limit is used and
 //! kept.
 
-use super::{LATE, PEERS, TIMER, rows::Row};
-use crate::{context::Context, report::Case, systems::System};
+use super::PEERS;
+use crate::{
+    context::Context,
+    experiments::requests::{LATE, Row, TIMER},
+    report::Case,
+    systems::System,
+};
 
 /// Of the requests, the share that may be late.
 const LATE_MOST: f64 = 1.0 / 10_000.0;

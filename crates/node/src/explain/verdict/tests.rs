@@ -24,6 +24,7 @@ fn limit(name: &str, scheme: &'static str, used_mbit: u64) -> Applied {
         drop_ns: 4_000_000,
         backlog_ns: 0,
         fair: (scheme != "nrm").then_some(fair),
+        at_risk: None,
         counters: sample,
         colours: None,
         last: Ages::default(),
@@ -47,7 +48,12 @@ fn limit(name: &str, scheme: &'static str, used_mbit: u64) -> Applied {
             exempt: Default::default(),
             matched: Default::default(),
         },
-        egress: Some(AppliedDirection { used_bit_s: used_mbit * 1_000_000, now, sample }),
+        egress: Some(AppliedDirection {
+            used_bit_s: used_mbit * 1_000_000,
+            now,
+            sample,
+            sample_at_risk: None,
+        }),
         ingress: None,
     }
 }

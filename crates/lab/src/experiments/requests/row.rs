@@ -1,4 +1,4 @@
-//! What is measured: one row a mix of requests, bulk transfers, limit and path.
+//! A row of a table: one mix of requests, bulk transfers, limit and path.
 //!
 //! The name of a row says all of it, in words joined by hyphens; what it leaves out has its usual value:
 //!
@@ -20,8 +20,8 @@ use tidegate_core::Direction;
 use crate::{context::Context, report::Case, tools::load::Protocol};
 
 const KBIT: u64 = 1000;
-const MBIT: u64 = 1000 * KBIT;
-const GBIT: u64 = 1000 * MBIT;
+pub(in crate::experiments) const MBIT: u64 = 1000 * KBIT;
+pub(in crate::experiments) const GBIT: u64 = 1000 * MBIT;
 const CC: &str = "cubic";
 const CLIENTS: usize = 20;
 const BULK: u32 = 4;
@@ -46,7 +46,7 @@ const FIRST_SEGMENTS: f64 = 10.0;
 
 /// What the requests are, and the server that answers them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum App {
+pub(in crate::experiments) enum App {
     /// nginx and its file of so many kB, one connection a request.
     NginxClose(u64),
     /// The same, one connection a client.
@@ -62,7 +62,7 @@ pub(super) enum App {
 }
 
 impl App {
-    pub(super) fn protocol(self) -> Protocol {
+    pub(in crate::experiments) fn protocol(self) -> Protocol {
         match self {
             App::NginxClose(_) => Protocol::HttpClose,
             App::NginxKeep(_) => Protocol::HttpKeep,
@@ -74,7 +74,7 @@ impl App {
     }
 
     /// The file that nginx serves.
-    pub(super) fn file_bytes(self) -> Option<u64> {
+    pub(in crate::experiments) fn file_bytes(self) -> Option<u64> {
         match self {
             App::NginxClose(kb) | App::NginxKeep(kb) => Some(kb * 1000),
             _ => None,
@@ -101,21 +101,21 @@ impl fmt::Display for App {
 
 /// A row. Its name is its [`fmt::Display`], and is read back by [`FromStr`].
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Row {
-    pub(super) app: App,
-    pub(super) limit_bit_s: u64,
-    pub(super) clients: usize,
-    pub(super) bulk: u32,
+pub(in crate::experiments) struct Row {
+    pub(in crate::experiments) app: App,
+    pub(in crate::experiments) limit_bit_s: u64,
+    pub(in crate::experiments) clients: usize,
+    pub(in crate::experiments) bulk: u32,
     /// Requests come on a schedule.
-    pub(super) open: bool,
-    pub(super) direction: Direction,
-    pub(super) cc: &'static str,
+    pub(in crate::experiments) open: bool,
+    pub(in crate::experiments) direction: Direction,
+    pub(in crate::experiments) cc: &'static str,
     /// Of a link of its own; none: the path is what the user wants.
-    pub(super) rtt: Option<Duration>,
+    pub(in crate::experiments) rtt: Option<Duration>,
 }
 
 impl Row {
-    fn new(app: App, limit_bit_s: u64) -> Row {
+    pub(in crate::experiments) fn new(app: App, limit_bit_s: u64) -> Row {
         Row {
             app,
             limit_bit_s,
@@ -128,7 +128,7 @@ impl Row {
         }
     }
 
-    pub(super) fn case(&self, ctx: &Context) -> Case {
+    pub(in crate::experiments) fn case(&self, ctx: &Context) -> Case {
         let direction = if self.direction == Direction::Egress { "egress" } else { "ingress" };
         let case = Case::new()
             .with("app", self.app.to_string())
@@ -142,7 +142,7 @@ impl Row {
     }
 
     /// Requests a second, where they come on a schedule.
-    pub(super) fn rate_hz(&self) -> Option<u64> {
+    pub(in crate::experiments) fn rate_hz(&self) -> Option<u64> {
         match self.app {
             App::Dns => return Some(DNS_HZ * self.clients as u64),
             App::Trickle => return Some(TRICKLE_HZ * self.clients as u64),
@@ -156,7 +156,7 @@ impl Row {
     /// How long a request takes, in microseconds, whose reply passes at the part of the limit that each of
     /// all connections has, if all of them always want it: serialization and round trips, nothing else. `rtt`
     /// is that of the empty path.
-    pub(super) fn fair_us(&self, reply_bytes: f64, rtt: Duration) -> f64 {
+    pub(in crate::experiments) fn fair_us(&self, reply_bytes: f64, rtt: Duration) -> f64 {
         let connections = self.clients as f64 + f64::from(self.bulk);
         let part_bit_s = self.limit_bit_s as f64 / connections;
         let sent_us = self.wire_bytes(reply_bytes) * 8.0 / part_bit_s * 1e6;
@@ -266,104 +266,9 @@ impl FromStr for Row {
     }
 }
 
-/// The rows that the tables of the project are about.
-const QUICK: [&str; 17] = [
-    "redis-1b-50m",
-    "redis-200m",
-    "nginx-keep-1k-200m",
-    "nginx-keep-10k-200m",
-    "nginx-close-10k-200m",
-    "nginx-close-10k-1g",
-    "nginx-close-1k-5c-1b-50m",
-    "nginx-keep-1k-ingress-200m",
-    "nginx-keep-10k-ingress-200m",
-    "nginx-close-10k-ingress-200m",
-    "nginx-close-10k-100m-1ms",
-    "nginx-keep-10k-100m-1ms",
-    "nginx-keep-1k-100m-1ms",
-    "nginx-close-10k-100m-20ms",
-    "nginx-keep-10k-100m-20ms",
-    "nginx-keep-1k-100m-20ms",
-    "nginx-keep-10k-100m-100ms",
-];
-
-/// The rows of the short or of the whole form, those of one path after each other.
-pub(super) fn plan(quick: bool) -> Vec<Row> {
-    if quick {
-        return QUICK.iter().filter_map(|name| name.parse().ok()).collect();
-    }
-    let apps: [App; 10] = [
-        App::NginxClose(1),
-        App::NginxClose(10),
-        App::NginxClose(100),
-        App::NginxKeep(1),
-        App::NginxKeep(10),
-        App::NginxKeep(100),
-        App::Redis,
-        App::Pgbench,
-        App::Dns,
-        App::Trickle,
-    ];
-    let few = [App::NginxClose(10), App::NginxKeep(1), App::NginxKeep(10), App::Redis];
-    let mut rows: Vec<Row> = plan(true);
-    for direction in [Direction::Egress, Direction::Ingress] {
-        let row = |app, limit_bit_s| Row { direction, ..Row::new(app, limit_bit_s) };
-        for limit_bit_s in [20 * MBIT, 50 * MBIT, 200 * MBIT, GBIT, 5 * GBIT] {
-            rows.extend(apps.map(|app| row(app, limit_bit_s)));
-        }
-        let usual = |app| row(app, 200 * MBIT);
-        for bulk in [0, 1, 100] {
-            rows.extend(few.map(|app| Row { bulk, ..usual(app) }));
-        }
-        for clients in [1, 5, 100, 500] {
-            rows.extend(few.map(|app| Row { clients, ..usual(app) }));
-        }
-        rows.extend(few.map(|app| Row { cc: "bbr", ..usual(app) }));
-        rows.extend(few.map(|app| Row { open: true, ..usual(app) }));
-        for ms in [1, 20, 100] {
-            let rtt = Some(Duration::from_millis(ms));
-            rows.extend(few.map(|app| Row { rtt, ..row(app, 100 * MBIT) }));
-        }
-    }
-    let mut kept: Vec<Row> = Vec::new();
-    for row in rows {
-        if !kept.contains(&row) {
-            kept.push(row);
-        }
-    }
-    kept.sort_by_key(|row| row.rtt);
-    kept
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_read_back() {
-        for row in plan(false) {
-            assert_eq!(row.to_string().parse::<Row>(), Ok(row));
-        }
-        assert_eq!(plan(true).len(), QUICK.len());
-        let names: Vec<String> = plan(true).iter().map(Row::to_string).collect();
-        assert_eq!(names, QUICK);
-    }
-
-    #[test]
-    fn the_whole_plan_has_every_axis() {
-        let plan = plan(false);
-        for limit in [20 * MBIT, 50 * MBIT, 200 * MBIT, GBIT, 5 * GBIT] {
-            assert!(plan.iter().any(|row| row.limit_bit_s == limit));
-        }
-        for bulk in [0, 1, 4, 100] {
-            assert!(plan.iter().any(|row| row.bulk == bulk));
-        }
-        for ms in [1, 20, 100] {
-            assert!(plan.iter().any(|row| row.rtt == Some(Duration::from_millis(ms))));
-        }
-        assert!(plan.iter().any(|row| row.clients == 500));
-        assert!(plan.windows(2).all(|pair| pair[0].rtt <= pair[1].rtt), "a path is made once");
-    }
 
     #[test]
     fn bad_names_say_why() {

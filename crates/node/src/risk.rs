@@ -1,0 +1,88 @@
+//! Requests at risk: packets that a limit dropped and that leave TCP with nothing in flight. No ACK tells it
+//! of the loss, so their requests wait for a timer, 200 ms or more. Where requests are fine there are none.
+
+use serde::{Serialize, Serializer, ser::SerializeMap};
+use tidegate_core::{Direction, Scheme};
+use tidegate_sys::intf::{self, RISK_TABLE, Risk};
+
+/// Packets by cause, in the order of [`RISK_TABLE`]; `None` where nobody can tell.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AtRisk(pub [Option<u64>; intf::RISKS]);
+
+impl AtRisk {
+    /// Since the limit was put on; `None` with schemes that do not count them. What a sender elsewhere has in
+    /// flight is not known, so on ingress only connections that begin are counted.
+    #[must_use]
+    pub fn of(scheme: Scheme, direction: Direction, queue: &intf::Queue) -> Option<AtRisk> {
+        let known = |risk: &Risk| direction == Direction::Egress || risk.on_ingress;
+        let counted: [_; intf::RISKS] =
+            std::array::from_fn(|i| known(&RISK_TABLE[i]).then_some(queue.at_risk[i]));
+        matches!(scheme, Scheme::Pace | Scheme::Nrm).then_some(AtRisk(counted))
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn packets(&self) -> u64 {
+        self.0.iter().flatten().sum()
+    }
+
+    /// Whether every cause is known, so that zero means that no request waits.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.0.iter().all(Option::is_some)
+    }
+
+    /// The causes that there are, with their packets.
+    pub fn causes(&self) -> impl Iterator<Item = (&'static Risk, u64)> {
+        let counted = RISK_TABLE.iter().zip(self.0);
+        counted.filter_map(|(risk, packets)| Some((risk, packets.filter(|packets| *packets > 0)?)))
+    }
+
+    /// What was counted since `earlier`; zero where a limit has been put on anew meanwhile.
+    #[must_use]
+    pub fn since(&self, earlier: &AtRisk) -> AtRisk {
+        let minus = |now: u64, then: Option<u64>| now.saturating_sub(then.unwrap_or(0));
+        AtRisk(std::array::from_fn(|i| self.0[i].map(|now| minus(now, earlier.0[i]))))
+    }
+}
+
+impl Serialize for AtRisk {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(intf::RISKS))?;
+        for (risk, packets) in RISK_TABLE.iter().zip(self.0) {
+            map.serialize_entry(&format!("{}_packets", risk.name), &packets)?;
+        }
+        map.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(scheme: Scheme, direction: Direction) -> Option<AtRisk> {
+        let queue = intf::Queue { at_risk: [3, 2, 0], ..intf::Queue::default() };
+        AtRisk::of(scheme, direction, &queue)
+    }
+
+    #[test]
+    fn nobody_knows_what_a_sender_elsewhere_has_in_flight() {
+        let egress = of(Scheme::Pace, Direction::Egress).unwrap();
+        assert_eq!((egress.packets(), egress.is_whole()), (5, true));
+        let ingress = of(Scheme::Nrm, Direction::Ingress).unwrap();
+        assert_eq!((ingress.packets(), ingress.is_whole()), (3, false));
+        assert_eq!(of(Scheme::Edt, Direction::Egress), None);
+        let json = serde_json::to_string(&ingress).unwrap();
+        insta::assert_snapshot!(json, @r#"{"connecting_packets":3,"credit_used_packets":null,"not_paced_packets":null}"#);
+    }
+
+    #[test]
+    fn only_causes_that_there_are_are_named() {
+        let now = of(Scheme::Pace, Direction::Egress).unwrap();
+        let names =
+            |at_risk: &AtRisk| at_risk.causes().map(|(r, n)| (r.name, n)).collect::<Vec<_>>();
+        assert_eq!(names(&now), [("connecting", 3), ("credit_used", 2)]);
+        let earlier = AtRisk([Some(3), Some(1), Some(7)]);
+        assert_eq!(names(&now.since(&earlier)), [("credit_used", 1)], "put on anew");
+    }
+}
