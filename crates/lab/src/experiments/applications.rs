@@ -369,6 +369,7 @@ impl Trial {
             ("datagrams_again", load.retries as f64),
             ("timeouts", stack.timeouts as f64),
             ("lost_retransmits", stack.lost_retransmits as f64),
+            ("syn_retransmits", stack.syn_retransmits as f64),
             ("retransmits", stack.retransmits as f64),
             ("loss_probes", stack.loss_probes as f64),
         ];
