@@ -4,10 +4,10 @@
 //! rows (what is measured) -> applications (servers, load, transfers) -> claims
 //! ```
 //!
-//! nginx, redis-server, PostgreSQL and an echo of datagrams answer [`load`]; iperf3 sends beside them. On
-//! egress the servers and the senders of the transfers are limited; on ingress the clients and the receivers
-//! are. Tidegate limits the cgroup of the limited side. HTB and TBF stand on the sender's device, also where
-//! ingress is limited and a receiver could not put them.
+//! nginx, redis-server, PostgreSQL, a server of HTTP/3 and an echo of datagrams answer [`load`]; iperf3
+//! sends beside them. On egress the servers and the senders of the transfers are limited; on ingress the
+//! clients and the receivers are. Tidegate limits the cgroup of the limited side. HTB and TBF stand on
+//! the sender's device, also where ingress is limited and a receiver could not put them.
 //!
 //! The wire is read on the receiver's device: behind an egress limit, before an ingress limit.
 
@@ -30,6 +30,7 @@ use crate::{
     systems::{LimitCase, System},
     testbed::{Child, Site, set_sysctl, stack::StackCounters, wait::pass_time},
     tools::{
+        http3,
         iperf::{IperfOptions, IperfRun, Load},
         load::{self, LoadArgs, LoadReport},
         postgres::{Cluster, PostgresServer},
@@ -56,6 +57,7 @@ const TIMER: Duration = Duration::from_millis(150);
 const SECOND: Duration = Duration::from_secs(1);
 const TENTH: Duration = Duration::from_millis(100);
 const HTTP_PORT: u16 = 8080;
+const HTTP3_PORT: u16 = 4433;
 const REDIS_PORT: u16 = 6379;
 const POSTGRES_PORT: u16 = 5432;
 const DNS_PORT: u16 = 7001;
@@ -110,8 +112,8 @@ impl Experiment for Applications {
     }
 
     fn summary(&self) -> &'static str {
-        "Requests of nginx, Redis, PostgreSQL and a DNS-like server beside bulk transfers in one limit: \
-         requests a second, latency to the slowest, waits for TCP's timers, drops, use of the limit"
+        "Requests of nginx, HTTP/3, Redis, PostgreSQL and a DNS-like server beside bulk transfers in one \
+         limit: requests a second, latency to the slowest, waits for TCP's timers, drops, use of the limit"
     }
 
     fn needs(&self) -> Vec<Need> {
@@ -299,7 +301,8 @@ enum Running {
     Nginx(WebServer),
     Redis(RedisServer),
     Postgres(PostgresServer),
-    Echo(Child),
+    /// One of the lab's own.
+    Tool(Child),
 }
 
 impl Server {
@@ -318,6 +321,12 @@ impl Server {
                 let bytes = app.file_bytes().unwrap_or_default();
                 (at(HTTP_PORT), Running::Nginx(WebServer::start(site, at(HTTP_PORT), bytes)?))
             }
+            App::Http3(_) => {
+                let reply_bytes = app.file_bytes().unwrap_or_default() as usize;
+                let args = http3::ServerArgs { listen: at(HTTP3_PORT), reply_bytes };
+                let server = http3::start_server(&bed.testbed, site, args)?;
+                (at(HTTP3_PORT), Running::Tool(server))
+            }
             App::Redis | App::Trickle => {
                 needs("redis-server")?;
                 (at(REDIS_PORT), Running::Redis(RedisServer::start(site, at(REDIS_PORT))?))
@@ -328,7 +337,7 @@ impl Server {
             }
             App::Dns => {
                 let echo = probe::start_server(&bed.testbed, site, at(DNS_PORT))?;
-                (at(DNS_PORT), Running::Echo(echo))
+                (at(DNS_PORT), Running::Tool(echo))
             }
         };
         Ok(Server { address, _running: running })

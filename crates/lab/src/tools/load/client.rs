@@ -33,14 +33,14 @@ use super::{
 use crate::stalls::monotonic_ns;
 
 /// Clients that keep their connections have so long to make them before the clock starts.
-const CONNECT: Duration = Duration::from_secs(30);
+pub(super) const CONNECT: Duration = Duration::from_secs(30);
 /// From the end of the preparations to the first request.
-const LEAD: Duration = Duration::from_millis(5);
+pub(super) const LEAD: Duration = Duration::from_millis(5);
 /// A resolver asks again after this.
 const RETRY: Duration = Duration::from_secs(1);
 /// So many more connections may break than requests are answered, before it gives up. A server may close a
 /// connection after some requests.
-const ERRORS_MAX: u64 = 1000;
+pub(super) const ERRORS_MAX: u64 = 1000;
 const EVENTS_MAX: usize = 256;
 const CHUNK_BYTES: usize = 64 * 1024;
 const WAIT_MAX: Duration = Duration::from_millis(100);

@@ -1,8 +1,9 @@
-//! Requests to a server: HTTP/1.1, Redis, PostgreSQL, datagrams. Every request's latency is kept.
+//! Requests to a server: HTTP/1.1, HTTP/3, Redis, PostgreSQL, datagrams. Every request's latency is kept.
 //!
 //! ```text
 //! client (sockets, one thread) -> schedule (when requests are due, what they took)
 //!                              -> protocol (requests and replies as bytes)
+//! http3 (its own client)       -> schedule
 //! ```
 //!
 //! Why our own: `wrk` and `ab` drop or average what stalls, and their output ends at p99. Here a request
@@ -13,6 +14,7 @@
 //! at once are taken off (see [`crate::stalls`]).
 
 mod client;
+mod http3;
 mod protocol;
 mod schedule;
 
@@ -88,7 +90,7 @@ pub struct LoadReport {
     pub retries: u64,
     /// Replies a second, until the last request was sent.
     pub requests_per_s: f64,
-    /// What a reply was made of on average, HTTP's head included; 0 without any.
+    /// What a reply was made of on average, the head of HTTP/1.1 included; 0 without any.
     pub reply_bytes: f64,
     /// The latency of all requests.
     pub latency: Quantiles,
@@ -144,7 +146,10 @@ pub fn run(args: &LoadArgs) -> anyhow::Result<LoadReport> {
     );
     ensure!(args.rate_hz != Some(0), "--rate must be above 0");
     let watch = StallWatch::start();
-    let seen = client::run(args)?;
+    let seen = match args.protocol {
+        Protocol::Http3 => http3::run(args),
+        _ => client::run(args),
+    }?;
     let stalls = watch.ok().and_then(StallWatch::stop).unwrap_or_default();
 
     let mut histogram = histogram_ns()?;
