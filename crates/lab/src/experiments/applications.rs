@@ -6,8 +6,8 @@
 //!
 //! nginx, redis-server, PostgreSQL, a server of HTTP/3 and an echo of datagrams answer [`load`]; iperf3
 //! sends beside them. On egress the servers and the senders of the transfers are limited; on ingress the
-//! clients and the receivers are. Tidegate limits the cgroup of the limited side. HTB and TBF stand on
-//! the sender's device, also where ingress is limited and a receiver could not put them.
+//! clients and the receivers are. Tidegate limits the cgroup of the limited side. The kernel's qdiscs stand
+//! on the sender's device, also where ingress is limited and a receiver could not put them.
 //!
 //! The wire is read on the receiver's device: behind an egress limit, before an ingress limit.
 
@@ -41,10 +41,21 @@ use crate::{
 };
 
 /// In a round of a row. The peers are the kernel's, as users and as experts set them up.
-const SYSTEMS: [System; 6] =
-    [System::Unlimited, System::Pace, System::Nrm, System::Htb, System::HtbShort, System::Tbf];
-const QUICK: [System; 4] = [System::Pace, System::Htb, System::HtbShort, System::Tbf];
-const PEERS: [System; 3] = [System::Htb, System::HtbShort, System::Tbf];
+const SYSTEMS: [System; 9] = [
+    System::Unlimited,
+    System::Pace,
+    System::Nrm,
+    System::Htb,
+    System::HtbShort,
+    System::Tbf,
+    System::Fq,
+    System::FqCodel,
+    System::Cake,
+];
+/// The short form leaves these out.
+const LONG_ONLY: [System; 2] = [System::Unlimited, System::Nrm];
+const PEERS: [System; 6] =
+    [System::Htb, System::HtbShort, System::Tbf, System::Fq, System::FqCodel, System::Cake];
 /// The row of a test.
 const TINY: &str = "nginx-close-1k-3c-1b-50m";
 /// Transfers run before the requests come.
@@ -96,7 +107,8 @@ fn named_rows(names: &[String]) -> Result<Vec<Row>, String> {
 /// The systems of these names; none: those of the short or the whole form.
 fn systems(names: &[String], quick: bool) -> Result<Vec<System>, String> {
     if names.is_empty() {
-        return Ok(if quick { QUICK.to_vec() } else { SYSTEMS.to_vec() });
+        let all = SYSTEMS.into_iter();
+        return Ok(all.filter(|system| !quick || !LONG_ONLY.contains(system)).collect());
     }
     let named = |name: &String| {
         let found = SYSTEMS.iter().find(|system| system.name() == name.trim()).copied();
@@ -104,6 +116,27 @@ fn systems(names: &[String], quick: bool) -> Result<Vec<System>, String> {
         found.ok_or_else(|| format!("no system is named `{name}`: use some of {}", known()))
     };
     names.iter().map(named).collect()
+}
+
+/// Those that this kernel can have; the others cost one note, and not one in every row.
+fn present(ctx: &mut Context, mut systems: Vec<System>) -> anyhow::Result<Vec<System>> {
+    let mut failed = Ok(());
+    systems.retain(|system| match system.check_kernel() {
+        Ok(()) => true,
+        Err(error) if error.is::<Skip>() => {
+            ctx.note(format!("{system} skipped: {error:#}"));
+            false
+        }
+        Err(error) => {
+            failed = Err(error);
+            false
+        }
+    });
+    failed?;
+    if systems.is_empty() {
+        return Err(Skip("this kernel has none of the systems that were chosen".to_owned()).into());
+    }
+    Ok(systems)
 }
 
 impl Experiment for Applications {
@@ -133,6 +166,7 @@ impl Experiment for Applications {
     fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
         let rows = self.rows(ctx)?;
         let systems = systems(&ctx.systems, ctx.quick).map_err(|why| anyhow!(why))?;
+        let systems = present(ctx, systems)?;
         let seconds = match (self.tiny.is_some(), ctx.quick) {
             (true, _) => 2,
             (_, true) => 5,
@@ -435,8 +469,8 @@ mod tests {
         assert_eq!(check("", ""), Ok(()));
         assert_eq!(check("redis-1b-50m nginx-keep-10k-1g", "pace htb-20ms"), Ok(()));
         assert!(check("redis", "").unwrap_err().contains("no limit is said"));
-        let refused = check("", "fq").unwrap_err();
-        let known = "unlimited, pace, nrm, htb, htb-20ms, tbf";
-        assert_eq!(refused, format!("no system is named `fq`: use some of {known}"));
+        let refused = check("", "sfq").unwrap_err();
+        let known = "unlimited, pace, nrm, htb, htb-20ms, tbf, fq, fq_codel, cake";
+        assert_eq!(refused, format!("no system is named `sfq`: use some of {known}"));
     }
 }
