@@ -247,7 +247,6 @@ impl Row {
             Direction::Ingress => LimitCase::ingress(self.limit_bit_s),
         };
         let applied = system.apply(ctx, &bed.testbed, &limit)?;
-        bed.start_meter()?;
         let testbed = &bed.testbed;
         let (sender, receiver) = (Site::from(testbed.sender()), Site::from(testbed.receiver(0)));
         let (from, to) = match self.direction {
@@ -259,7 +258,26 @@ impl Row {
             Ok(at(testbed.sender())? + at(testbed.receiver(0))?)
         };
         let server = Server::start(self.app, bed, clusters, from)?;
+        let mut args = LoadArgs {
+            server: server.address,
+            protocol: self.app.protocol(),
+            path: web::PATH.to_owned(),
+            clients: self.clients,
+            rate_hz: self.rate_hz(),
+            lead: load::LEAD,
+            duration: duration - SETTLED,
+            drain: Duration::from_secs(3),
+        };
         let before = stack()?;
+        // A handshake of QUIC that is dropped is sent again after seconds, when the transfers have ended.
+        let early = match self.app {
+            App::Http3(_) if self.bulk > 0 => {
+                args.lead = SETTLED;
+                Some(load::start_connected(testbed, to, &args)?)
+            }
+            _ => None,
+        };
+        bed.meter.start()?;
         let transfers = match self.bulk {
             0 => None,
             parallel => {
@@ -267,20 +285,14 @@ impl Row {
                 options.parallel = parallel;
                 options.load = Load::Tcp { cc: Some(control.name().to_owned()) };
                 let transfers = IperfRun::start(from, to, &options)?;
-                pass_time(SETTLED)?;
+                if early.is_none() {
+                    pass_time(SETTLED)?;
+                }
                 Some(transfers)
             }
         };
-        let args = LoadArgs {
-            server: server.address,
-            protocol: self.app.protocol(),
-            path: web::PATH.to_owned(),
-            clients: self.clients,
-            rate_hz: self.rate_hz(),
-            duration: duration - SETTLED,
-            drain: Duration::from_secs(3),
-        };
-        let load = load::finish(load::start(testbed, to, &args)?, &args)?;
+        let load = early.map_or_else(|| load::start(testbed, to, &args), Ok)?;
+        let load = load::finish(load, &args)?;
         let bulk_bit_s = transfers.map(|run| run.finish()).transpose()?;
         let stack = stack()? - before;
         let wire = bed.wire()?;

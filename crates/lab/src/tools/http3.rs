@@ -5,7 +5,8 @@
 //!
 //! QUIC as quinn has it by default, which is what programs that use it send: CUBIC, paced by the program; at
 //! most 1452 bytes of payload in a datagram; segmentation offload of UDP (GSO) is on, so that up to ten
-//! datagrams leave in one call and pass the programs of a limit as one packet.
+//! datagrams leave in one call and pass the programs of a limit as one packet. All connections of the server
+//! share its one UDP socket, as those of any server of QUIC do.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 

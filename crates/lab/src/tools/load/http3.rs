@@ -15,8 +15,8 @@ use quinn::Endpoint;
 use tokio::{sync::mpsc, time::timeout};
 
 use super::{
-    LoadArgs,
-    client::{CONNECT, ERRORS_MAX, LEAD, Seen},
+    CONNECTED, LoadArgs,
+    client::{CONNECT, ERRORS_MAX, Seen},
     schedule::{Handed, Schedule, Took},
 };
 use crate::{stalls::monotonic_ns, tools::http3};
@@ -66,7 +66,8 @@ async fn load(args: &LoadArgs) -> anyhow::Result<Seen> {
         .and_then(|inner| inner)
         .with_context(|| format!("cannot connect to {}", args.server))?;
 
-    let start_ns = monotonic_ns() + LEAD.as_nanos() as u64;
+    eprintln!("{CONNECTED}");
+    let start_ns = monotonic_ns() + args.lead.as_nanos() as u64;
     let end_ns = start_ns + args.duration.as_nanos() as u64;
     let last_ns = end_ns + args.drain.as_nanos() as u64;
     let mut schedule = Schedule::new(args.clients, args.rate_hz, (start_ns, end_ns));

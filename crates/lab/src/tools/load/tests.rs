@@ -22,6 +22,7 @@ fn args(server: SocketAddr, protocol: Protocol) -> LoadArgs {
         path: "/5".into(),
         clients: 3,
         rate_hz: None,
+        lead: LEAD,
         duration: Duration::from_millis(200),
         drain: Duration::from_secs(30),
     }
