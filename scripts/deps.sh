@@ -25,6 +25,7 @@ needs() {
 	lab | iperf3 | iperf3 | iperf3 | sends the transfer that is limited and measured | command -v iperf3
 	lab | nginx | nginx | nginx | serves the file that is downloaded | command -v nginx
 	lab | redis-server | valkey-compat-redis | valkey | answers the requests of applications | command -v redis-server
+	lab | postgresql | postgresql-server postgresql-contrib | postgresql | answers pgbench in applications | command -v initdb || ls /usr/lib/postgresql/*/bin/initdb
 	lab | curl | curl | curl | downloads it | command -v curl
 	lab | nftables | nftables | nftables | polices, as a peer of scheme police | command -v nft
 	lab | iptables | iptables-nft | iptables | hands packets to the relay of drl-cost | command -v iptables
@@ -92,12 +93,20 @@ as_root() {
 	fi
 }
 
-# A package that brings a server must not leave it running, now or after the next boot.
+# A package that brings a server must not leave it running, now or after the next boot. That of PostgreSQL must not
+# make a database either: while it is installed, the setting of postgresql-common says so.
 install_packages() {
 	as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 bash -euc '
 		policy=/usr/sbin/policy-rc.d
+		clusters=/etc/postgresql-common/createcluster.conf
+		own_policy=
+		undo() {
+			[ -z "$own_policy" ] || rm -f "$policy"
+			[ ! -e "$clusters.before" ] || mv "$clusters.before" "$clusters"
+		}
+		trap undo EXIT
 		if [ ! -e "$policy" ]; then
-			trap "rm -f $policy" EXIT
+			own_policy=yes
 			printf "#!/bin/sh\nexit 101\n" >"$policy"
 			chmod 755 "$policy"
 		fi
@@ -106,8 +115,14 @@ install_packages() {
 		if [[ " $* " = *" iperf3 "* ]] && command -v debconf-set-selections >/dev/null; then
 			echo "iperf3 iperf3/start_daemon boolean false" | debconf-set-selections
 		fi
-		apt-get $lock --quiet=2 --yes --no-install-recommends install "$@"
-		for service in nginx redis-server etcd; do
+		install="apt-get $lock --quiet=2 --yes --no-install-recommends install"
+		if [[ " $* " = *" postgresql "* ]]; then
+			$install postgresql-common
+			cp --preserve "$clusters" "$clusters.before"
+			echo "create_main_cluster = false" >>"$clusters"
+		fi
+		$install "$@"
+		for service in nginx redis-server etcd postgresql; do
 			if [[ " $* " = *" $service"* ]] && command -v systemctl >/dev/null; then
 				systemctl --quiet disable "$service.service" >/dev/null 2>&1 ||
 					echo "$service stays enabled: \`systemctl disable $service\` keeps it from starting at boot"

@@ -7,9 +7,13 @@
 #   scripts/vm.sh some TEXT...     those whose names hold one of these
 #   scripts/vm.sh port             a machine behind a limited port of this one
 #   scripts/vm.sh systemd NAME...  the unit as shipped, with systemd as PID 1; scripts/vm/systemd.sh has more
+#   scripts/vm.sh applications [ROW...]
+#                                  rows of the experiment `applications` beside fq, fq_codel and CAKE, on 6.18
 #   scripts/vm.sh shell V          a shell on kernel V
 #
-# KERNELS="6.12 7.3" takes these kernels alone. The newest Debian package of a series is taken.
+# KERNELS="6.12 7.3" takes these kernels alone. The newest Debian package of a series is taken. `applications` takes
+# the last of them, and SYSTEMS="pace,fq" limits with these alone. An emulated machine has no usable time, so of its
+# report read the drops, the time-outs and the shares, not the latencies.
 #
 # A machine boots on this root file system, read-only, with virtme-ng. What it needs is installed by
 # scripts/deps.sh (group vm) and kept below target/vm; this host's own apt is only asked where its mirror is.
@@ -37,6 +41,11 @@ in_memory=/run/programs
 limit_all=150m
 limit_quick=12m
 limit_port=15m
+limit_applications=90m
+# The rows of `applications` where none is said. An emulated machine carries 50 Mbit/s.
+rows=(nginx-close-10k-50m nginx-keep-10k-50m redis-50m)
+# The oldest of these series on which `pace` holds the answers of servers.
+applications_kernel=6.18
 # The test of a machine behind a port, which has the name of its TAP device.
 port_test=root_vm_behind_a_port_is_held
 port_tap=tap0
@@ -82,6 +91,15 @@ prepare() {
 	done
 }
 
+# Inside the machine: what programs of ours need.
+guest_ready() {
+	mount -t bpf bpf /sys/fs/bpf
+	ip link set lo up
+	modprobe --all --quiet tun veth || true
+	mkdir "$in_memory"
+	mount -t tmpfs -o mode=755 programs "$in_memory"
+}
+
 # Inside the machine: keeps a file in memory. The root file system has no cache in the guest, so that a large
 # program would take seconds to start.
 keep_in_memory() {
@@ -97,11 +115,7 @@ guest() {
 	# An emulated machine has the time of one processor, and a test that waits for it sees the machine stand still.
 	[ -z "${TIDEGATE_TEST_SLOW:-}" ] || threads=1
 	{
-		mount -t bpf bpf /sys/fs/bpf
-		ip link set lo up
-		modprobe --all --quiet tun veth || true
-		mkdir "$in_memory"
-		mount -t tmpfs -o mode=755 programs "$in_memory"
+		guest_ready
 		while read -r dir binary; do
 			echo "     Running $binary"
 			command=${binary%/deps/*}/tidegate
@@ -168,6 +182,39 @@ port() {
 	} >"$vm/port.log" 2>&1 </dev/null || code=1
 	scripts/test-report.sh brief <"$vm/port.log"
 	return "$code"
+}
+
+# Rows of the experiment `applications`, on the last kernel. The report is moved to target/vm/applications.
+applications() {
+	local kernel=${kernels[-1]} report=$vm/applications
+	local out=$vm/$kernel/out
+	cargo build --locked --bins
+	rm -rf "$out" "$report"
+	mkdir "$out"
+	echo "Rows of \`applications\` on $(describe "$kernel"): $*"
+	scripts/bounded.sh "$limit_applications" "$self" boot "$kernel" env SYSTEMS="${SYSTEMS:-}" \
+		"$self" applications_guest "$kernel" "$(scripts/target-dir.sh)/debug" "$@" \
+		>"$vm/boot-applications.log" 2>&1 </dev/null || true
+	if [ ! -e "$out/applications/report.md" ]; then
+		echo "  there is no report: target/vm/$kernel/out/log and target/vm/boot-applications.log may say why"
+		return 1
+	fi
+	mv "$out/applications" "$report"
+	echo "  target/vm/applications/report.md"
+}
+
+# Inside that machine: the directory of the programs, then the rows.
+applications_guest() {
+	local out=$vm/$1/out programs=$2 rows systems=()
+	shift 2
+	rows=$(IFS=, && echo "$*")
+	[ -z "${SYSTEMS:-}" ] || systems=(--systems "$SYSTEMS")
+	{
+		guest_ready
+		keep_in_memory "$programs/tidegate"
+		keep_in_memory "$programs/tidegate-lab"
+		"$programs/tidegate-lab" run applications --quick --only "$rows" "${systems[@]}" --out "$out"
+	} >"$out/log" 2>&1 </dev/null
 }
 
 # How many emulated machines this one has processors and memory for.
@@ -254,6 +301,15 @@ port)
 	scripts/test-report.sh sum "$code" "$vm/port.log"
 	exit "$code"
 	;;
+applications)
+	shift
+	[ -n "${KERNELS:-}" ] || kernels=("$applications_kernel")
+	kernels=("${kernels[-1]}")
+	(($# == 0)) || rows=("$@")
+	scripts/deps.sh build lab
+	prepare
+	applications "${rows[@]}"
+	;;
 systemd)
 	shift
 	kernels=("$systemd_kernel")
@@ -267,7 +323,7 @@ shell)
 	prepare
 	boot "${2:-6.1}"
 	;;
-boot | boot_image | make_disk | guest | port_machine | port_guest)
+boot | boot_image | make_disk | guest | applications_guest | port_machine | port_guest)
 	[[ $1 != boot* ]] || export PATH="$vm/venv/bin:$PATH"
 	"$@"
 	;;

@@ -5,6 +5,8 @@
 //! | `unlimited` | nothing | |
 //! | `htb`, `tbf` | the kernel's, as `tc` sets them up | the sender's device |
 //! | `htb-20ms` | HTB whose class has a queue of 20 ms | the sender's device |
+//! | `fq`, `fq_codel` | HTB whose class has the queue of that name | the sender's device |
+//! | `cake` | CAKE with a bandwidth | the sender's device |
 //! | `nrm`, `pace` | `tidegate run --scheme`, as a user starts it | a cgroup |
 //! | `nrm-paper` | NRM as published ([`tidegate_sys::paper`]) | a cgroup |
 //!
@@ -52,6 +54,12 @@ pub enum System {
     HtbShort,
     /// The kernel's token bucket filter.
     Tbf,
+    /// HTB, with a queue for each flow that sends it at its pacing rate.
+    Fq,
+    /// HTB, with a queue for each flow that is kept short.
+    FqCodel,
+    /// The kernel's CAKE.
+    Cake,
     /// Tidegate's virtual queue.
     Nrm,
     /// Tidegate's default: every TCP socket paced at its fair share.
@@ -68,6 +76,9 @@ impl System {
             System::Htb => "htb",
             System::HtbShort => "htb-20ms",
             System::Tbf => "tbf",
+            System::Fq => "fq",
+            System::FqCodel => "fq_codel",
+            System::Cake => "cake",
             System::Nrm => "nrm",
             System::Pace => "pace",
             System::NrmPaper => "nrm-paper",
@@ -87,25 +98,17 @@ impl System {
     ) -> anyhow::Result<Applied> {
         let force = match self {
             System::Unlimited => Force::None,
-            System::Htb => match (case.egress_bit_s, case.ingress_bit_s) {
-                (Some(rate_bit_s), None) | (None, Some(rate_bit_s)) => {
-                    Force::Peer(Peer::htb(testbed, rate_bit_s)?)
-                }
-                _ => return Err(Skip("htb limits what leaves a device".to_owned()).into()),
-            },
-            System::HtbShort => match (case.egress_bit_s, case.ingress_bit_s) {
-                (Some(rate_bit_s), None) | (None, Some(rate_bit_s)) => {
-                    Force::Peer(Peer::htb_short(testbed, rate_bit_s, SHORT_QUEUE)?)
-                }
-                _ => return Err(Skip("htb limits what leaves a device".to_owned()).into()),
-            },
-            System::Tbf => match (case.egress_bit_s, case.ingress_bit_s) {
-                (Some(rate_bit_s), None) | (None, Some(rate_bit_s)) => {
-                    let options = TbfOptions::usual(rate_bit_s);
-                    Force::Peer(Peer::tbf(testbed, rate_bit_s, options)?)
-                }
-                _ => return Err(Skip("tbf limits what leaves a device".to_owned()).into()),
-            },
+            System::Htb => Force::Peer(Peer::htb(testbed, self.device_bit_s(case)?)?),
+            System::HtbShort => {
+                Force::Peer(Peer::htb_short(testbed, self.device_bit_s(case)?, SHORT_QUEUE)?)
+            }
+            System::Tbf => {
+                let rate_bit_s = self.device_bit_s(case)?;
+                Force::Peer(Peer::tbf(testbed, rate_bit_s, TbfOptions::usual(rate_bit_s))?)
+            }
+            System::Fq => Force::Peer(Peer::htb_fq(testbed, self.device_bit_s(case)?)?),
+            System::FqCodel => Force::Peer(Peer::htb_fq_codel(testbed, self.device_bit_s(case)?)?),
+            System::Cake => Force::Peer(Peer::cake(testbed, self.device_bit_s(case)?)?),
             System::Nrm | System::Pace => {
                 Force::Run(TidegateRun::start(ctx, testbed, &self.words(case)?)?)
             }
@@ -122,6 +125,26 @@ impl System {
             }
         };
         Ok(Applied { force })
+    }
+
+    /// Whether the kernel has what the system is made of, as far as kernels differ in it.
+    ///
+    /// # Errors
+    ///
+    /// [`Skip`] where it has not.
+    pub fn check_kernel(self) -> anyhow::Result<()> {
+        match self {
+            System::Fq | System::FqCodel | System::Cake => Peer::check_kernel(self.name()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The one rate that a qdisc at the sender can limit.
+    fn device_bit_s(self, case: &LimitCase) -> Result<u64, Skip> {
+        match (case.egress_bit_s, case.ingress_bit_s) {
+            (Some(rate_bit_s), None) | (None, Some(rate_bit_s)) => Ok(rate_bit_s),
+            _ => Err(Skip(format!("{self} limits what leaves a device"))),
+        }
     }
 
     /// The arguments of `tidegate run`, without the command.

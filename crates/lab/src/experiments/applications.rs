@@ -18,7 +18,7 @@ use super::{
 use crate::{
     chart::{Bars, BarsOf, Cdf, Series},
     context::Context,
-    experiment::Experiment,
+    experiment::{Experiment, Skip},
     host::Need,
     report,
     systems::System,
@@ -26,14 +26,27 @@ use crate::{
 };
 
 /// In a round of a row. The peers are the kernel's, as users and as experts set them up.
-const SYSTEMS: [System; 6] =
-    [System::Unlimited, System::Pace, System::Nrm, System::Htb, System::HtbShort, System::Tbf];
-const QUICK: [System; 4] = [System::Pace, System::Htb, System::HtbShort, System::Tbf];
-const PEERS: [System; 3] = [System::Htb, System::HtbShort, System::Tbf];
+const SYSTEMS: [System; 9] = [
+    System::Unlimited,
+    System::Pace,
+    System::Nrm,
+    System::Htb,
+    System::HtbShort,
+    System::Tbf,
+    System::Fq,
+    System::FqCodel,
+    System::Cake,
+];
+/// The short form leaves these out.
+const LONG_ONLY: [System; 2] = [System::Unlimited, System::Nrm];
+const PEERS: [System; 6] =
+    [System::Htb, System::HtbShort, System::Tbf, System::Fq, System::FqCodel, System::Cake];
 /// The row of a test.
 const TINY: &str = "nginx-close-1k-3c-1b-50m";
-/// Transfers run before the requests come.
+/// Transfers run so long before the requests come, and so many round trips more: iperf3 needs nine before it
+/// sends data, and TCP some to find its window.
 const SETTLED: Duration = Duration::from_secs(1);
+const SETTLED_TRIPS: u32 = 20;
 /// A client's ports: each connection of its own needs one until the server has forgotten the last.
 const CLIENT_PORTS: &str = "10000 65535";
 
@@ -69,7 +82,8 @@ fn named_rows(names: &[String]) -> Result<Vec<Row>, String> {
 /// The systems of these names; none: those of the short or the whole form.
 fn systems(names: &[String], quick: bool) -> Result<Vec<System>, String> {
     if names.is_empty() {
-        return Ok(if quick { QUICK.to_vec() } else { SYSTEMS.to_vec() });
+        let all = SYSTEMS.into_iter();
+        return Ok(all.filter(|system| !quick || !LONG_ONLY.contains(system)).collect());
     }
     let named = |name: &String| {
         let found = SYSTEMS.iter().find(|system| system.name() == name.trim()).copied();
@@ -79,14 +93,35 @@ fn systems(names: &[String], quick: bool) -> Result<Vec<System>, String> {
     names.iter().map(named).collect()
 }
 
+/// Those that this kernel can have; the others cost one note, and not one in every row.
+fn present(ctx: &mut Context, mut systems: Vec<System>) -> anyhow::Result<Vec<System>> {
+    let mut failed = Ok(());
+    systems.retain(|system| match system.check_kernel() {
+        Ok(()) => true,
+        Err(error) if error.is::<Skip>() => {
+            ctx.note(format!("{system} skipped: {error:#}"));
+            false
+        }
+        Err(error) => {
+            failed = Err(error);
+            false
+        }
+    });
+    failed?;
+    if systems.is_empty() {
+        return Err(Skip("this kernel has none of the systems that were chosen".to_owned()).into());
+    }
+    Ok(systems)
+}
+
 impl Experiment for Applications {
     fn name(&self) -> &'static str {
         "applications"
     }
 
     fn summary(&self) -> &'static str {
-        "Requests of nginx, Redis, PostgreSQL and a DNS-like server beside bulk transfers in one limit: \
-         requests a second, latency to the slowest, waits for TCP's timers, drops, use of the limit"
+        "Requests of nginx, HTTP/3, Redis, PostgreSQL and a DNS-like server beside bulk transfers in one \
+         limit: requests a second, latency to the slowest, waits for TCP's timers, drops, use of the limit"
     }
 
     fn needs(&self) -> Vec<Need> {
@@ -106,6 +141,7 @@ impl Experiment for Applications {
     fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
         let rows = self.rows(ctx)?;
         let systems = systems(&ctx.systems, ctx.quick).map_err(|why| anyhow!(why))?;
+        let systems = present(ctx, systems)?;
         let seconds = match (self.tiny.is_some(), ctx.quick) {
             (true, _) => 2,
             (_, true) => 5,
@@ -128,8 +164,9 @@ impl Experiment for Applications {
             let mut bed = Bed::new(self.tiny.clone(), own.or(ctx.usual_link()))?;
             set_sysctl(bed.testbed.receiver(0), "net.ipv4.ip_local_port_range", CLIENT_PORTS)?;
             for row in rows {
-                let duration = Duration::from_secs(seconds);
-                let times = Times { settled: SETTLED, requests: duration - SETTLED };
+                let trips = SETTLED_TRIPS * row.rtt.unwrap_or_default();
+                let requests = Duration::from_secs(seconds) - SETTLED;
+                let times = Times { settled: SETTLED + trips, requests };
                 let curves = measure(row, ctx, (&mut bed, &clusters), &systems, times)?;
                 let case = row.case(ctx);
                 claims::record(ctx, row, &case);
@@ -206,8 +243,8 @@ mod tests {
         assert_eq!(check("", ""), Ok(()));
         assert_eq!(check("redis-1b-50m nginx-keep-10k-1g", "pace htb-20ms"), Ok(()));
         assert!(check("redis", "").unwrap_err().contains("no limit is said"));
-        let refused = check("", "fq").unwrap_err();
-        let known = "unlimited, pace, nrm, htb, htb-20ms, tbf";
-        assert_eq!(refused, format!("no system is named `fq`: use some of {known}"));
+        let refused = check("", "sfq").unwrap_err();
+        let known = "unlimited, pace, nrm, htb, htb-20ms, tbf, fq, fq_codel, cake";
+        assert_eq!(refused, format!("no system is named `sfq`: use some of {known}"));
     }
 }

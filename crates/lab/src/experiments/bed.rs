@@ -27,7 +27,7 @@ const COMMAND: Duration = Duration::from_secs(60);
 /// One sender, one receiver, a meter on the receiver's device.
 pub(super) struct Bed {
     // Before the testbed that it is in.
-    meter: WireMeter,
+    pub(super) meter: WireMeter,
     pub(super) testbed: Testbed,
 }
 

@@ -1,9 +1,9 @@
 //! Requests of real servers beside bulk transfers, inside one limit: what is measured, and one run of it.
 //!
-//! nginx, redis-server, PostgreSQL and an echo of datagrams answer [`load`]; iperf3 sends beside them. On
-//! egress the servers and the senders of the transfers are limited; on ingress the clients and the receivers
-//! are. Tidegate limits the cgroup of the limited side. HTB and TBF stand on the sender's device, also where
-//! ingress is limited and a receiver could not put them.
+//! nginx, redis-server, PostgreSQL, a server of HTTP/3 and an echo of datagrams answer [`load`]; iperf3
+//! sends beside them. On egress the servers and the senders of the transfers are limited; on ingress the
+//! clients and the receivers are. Tidegate limits the cgroup of the limited side. The kernel's qdiscs stand
+//! on the sender's device, also where ingress is limited and a receiver could not put them.
 //!
 //! The wire is read on the receiver's device: behind an egress limit, before an ingress limit.
 
@@ -23,6 +23,7 @@ use crate::{
     systems::{LimitCase, System},
     testbed::{Child, Site, stack::StackCounters, wait::pass_time},
     tools::{
+        http3,
         iperf::{IperfOptions, IperfRun, Load},
         load::{self, LoadArgs, LoadReport},
         postgres::{Cluster, PostgresServer},
@@ -40,6 +41,7 @@ pub(super) const TIMER: Duration = Duration::from_millis(150);
 const SECOND: Duration = Duration::from_secs(1);
 const TENTH: Duration = Duration::from_millis(100);
 const HTTP_PORT: u16 = 8080;
+const HTTP3_PORT: u16 = 4433;
 const REDIS_PORT: u16 = 6379;
 const POSTGRES_PORT: u16 = 5432;
 const DNS_PORT: u16 = 7001;
@@ -74,7 +76,6 @@ impl Row {
             Direction::Ingress => LimitCase::ingress(self.limit_bit_s),
         };
         let applied = system.apply(ctx, &bed.testbed, &limit)?;
-        bed.start_meter()?;
         let testbed = &bed.testbed;
         let (sender, receiver) = (Site::from(testbed.sender()), Site::from(testbed.receiver(0)));
         let (from, to) = match self.direction {
@@ -86,7 +87,26 @@ impl Row {
             Ok(at(testbed.sender())? + at(testbed.receiver(0))?)
         };
         let server = Server::start(self.app, bed, clusters, from)?;
+        let mut args = LoadArgs {
+            server: server.address,
+            protocol: self.app.protocol(),
+            path: web::PATH.to_owned(),
+            clients: self.clients,
+            rate_hz: self.rate_hz(),
+            lead: load::LEAD,
+            duration: requests,
+            drain: Duration::from_secs(3),
+        };
         let before = stack()?;
+        // A handshake of QUIC that is dropped is sent again after seconds, when the transfers have ended.
+        let early = match self.app {
+            App::Http3(_) if self.bulk > 0 => {
+                args.lead = settled;
+                Some(load::start_connected(testbed, to, &args)?)
+            }
+            _ => None,
+        };
+        bed.meter.start()?;
         let transfers = match self.bulk {
             0 => None,
             parallel => {
@@ -94,20 +114,14 @@ impl Row {
                 options.parallel = parallel;
                 options.load = Load::Tcp { cc: Some(control.name().to_owned()) };
                 let transfers = IperfRun::start(from, to, &options)?;
-                pass_time(settled)?;
+                if early.is_none() {
+                    pass_time(settled)?;
+                }
                 Some(transfers)
             }
         };
-        let args = LoadArgs {
-            server: server.address,
-            protocol: self.app.protocol(),
-            path: web::PATH.to_owned(),
-            clients: self.clients,
-            rate_hz: self.rate_hz(),
-            duration: requests,
-            drain: Duration::from_secs(3),
-        };
-        let load = load::finish(load::start(testbed, to, &args)?, &args)?;
+        let load = early.map_or_else(|| load::start(testbed, to, &args), Ok)?;
+        let load = load::finish(load, &args)?;
         let bulk_bit_s = transfers.map(|run| run.finish()).transpose()?;
         let stack = stack()? - before;
         let wire = bed.wire()?;
@@ -163,7 +177,8 @@ enum Running {
     Nginx(WebServer),
     Redis(RedisServer),
     Postgres(PostgresServer),
-    Echo(Child),
+    /// One of the lab's own.
+    Tool(Child),
 }
 
 impl Server {
@@ -182,6 +197,12 @@ impl Server {
                 let bytes = app.file_bytes().unwrap_or_default();
                 (at(HTTP_PORT), Running::Nginx(WebServer::start(site, at(HTTP_PORT), bytes)?))
             }
+            App::Http3(_) => {
+                let reply_bytes = app.file_bytes().unwrap_or_default() as usize;
+                let args = http3::ServerArgs { listen: at(HTTP3_PORT), reply_bytes };
+                let server = http3::start_server(&bed.testbed, site, args)?;
+                (at(HTTP3_PORT), Running::Tool(server))
+            }
             App::Redis | App::Trickle => {
                 needs("redis-server")?;
                 (at(REDIS_PORT), Running::Redis(RedisServer::start(site, at(REDIS_PORT))?))
@@ -192,7 +213,7 @@ impl Server {
             }
             App::Dns => {
                 let echo = probe::start_server(&bed.testbed, site, at(DNS_PORT))?;
-                (at(DNS_PORT), Running::Echo(echo))
+                (at(DNS_PORT), Running::Tool(echo))
             }
         };
         Ok(Server { address, _running: running })
@@ -235,6 +256,7 @@ impl Trial {
             ("datagrams_again", load.retries as f64),
             ("timeouts", stack.timeouts as f64),
             ("lost_retransmits", stack.lost_retransmits as f64),
+            ("syn_retransmits", stack.syn_retransmits as f64),
             ("retransmits", stack.retransmits as f64),
             ("loss_probes", stack.loss_probes as f64),
         ];

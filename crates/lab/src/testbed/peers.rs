@@ -2,12 +2,13 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use tidegate_core::Rate;
 use tidegate_sys::net::{
     NetNs, Netlink,
     qdisc::{
-        DestinationFilter, Handle, Htb, HtbClass, Place, Qdisc, QueueStats, Tbf, TbfQueue, Verb,
+        Cake, DestinationFilter, FqCodel, Handle, Htb, HtbClass, Place, Qdisc, QueueStats, Tbf,
+        TbfQueue, Verb,
     },
 };
 
@@ -89,25 +90,54 @@ impl Peer {
     /// `tc qdisc add dev DEV parent 1:1 bfifo limit BYTES`. Two segments of 64 KB fit in any case, as the
     /// stack sends them.
     pub fn htb_short(testbed: &Testbed, rate_bit_s: u64, queue: Duration) -> anyhow::Result<Self> {
+        let bytes = (rate_bit_s as f64 / 8.0 * queue.as_secs_f64()) as u32;
+        let queue = Qdisc::Bfifo { limit_bytes: bytes.max(SHORT_LEAST_BYTES) };
+        Self::htb_with(testbed, rate_bit_s, &queue)
+    }
+
+    /// [`Peer::htb`] whose class has the queue `fq`, as by `tc qdisc add dev DEV parent 1:1 fq`; [`Skip`]
+    /// where the kernel has none.
+    pub fn htb_fq(testbed: &Testbed, rate_bit_s: u64) -> anyhow::Result<Self> {
+        Self::htb_with(testbed, rate_bit_s, &Qdisc::Fq)
+    }
+
+    /// The same with `fq_codel`.
+    pub fn htb_fq_codel(testbed: &Testbed, rate_bit_s: u64) -> anyhow::Result<Self> {
+        Self::htb_with(testbed, rate_bit_s, &Qdisc::FqCodel(FqCodel::usual()))
+    }
+
+    /// As `tc qdisc add dev DEV root cake bandwidth RATE`; [`Skip`] where the kernel has none.
+    pub fn cake(testbed: &Testbed, rate_bit_s: u64) -> anyhow::Result<Self> {
+        Self::at_root(testbed, &Qdisc::Cake(Cake { bandwidth_bit_s: rate_bit_s }))
+    }
+
+    fn htb_with(testbed: &Testbed, rate_bit_s: u64, queue: &Qdisc) -> anyhow::Result<Self> {
         let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(SHARED.minor)))?;
         peer.class(ROOT, SHARED, &HtbClass::new(rate_bit_s))?;
-        let bytes = (rate_bit_s as f64 / 8.0 * queue.as_secs_f64()) as u32;
-        peer.queue_of(SHARED, &Qdisc::Bfifo { limit_bytes: bytes.max(SHORT_LEAST_BYTES) })?;
+        peer.queue_of(SHARED, queue)?;
         Ok(peer)
+    }
+
+    /// Whether the kernel has the queues `fq`, `fq_codel` or `cake`: one is put on the loopback device of a
+    /// namespace that goes again.
+    ///
+    /// # Errors
+    ///
+    /// [`Skip`] where it has not.
+    pub fn check_kernel(kind: &str) -> anyhow::Result<()> {
+        let qdisc = match kind {
+            "fq" => Qdisc::Fq,
+            "fq_codel" => Qdisc::FqCodel(FqCodel::usual()),
+            "cake" => Qdisc::Cake(Cake { bandwidth_bit_s: OPEN_BIT_S }),
+            _ => bail!("{kind} is no queue that is looked for"),
+        };
+        let netns = NetNs::create(&format!("tidegate-{}-{kind}", std::process::id()))?;
+        Self::on(&netns, "lo", &qdisc).map(drop)
     }
 
     /// As `tc qdisc add dev DEV root fq`; [`Skip`] where the kernel has none.
     pub fn fq_on(host: &NetNs, dev: &str) -> anyhow::Result<Self> {
-        let mut netlink = Netlink::open_in(host)?;
-        let ifindex = netlink.index_of(dev)?;
-        let place = Place { ifindex, parent: Handle::ROOT, handle: ROOT };
-        netlink.set_qdisc(Verb::Add, place, &Qdisc::Fq).map_err(|error| {
-            match error.is_absent() {
-                true => Skip("this kernel has no fq (the module sch_fq)".to_owned()).into(),
-                false => anyhow::Error::from(error),
-            }
-        })?;
-        Ok(Self { netlink, ifindex })
+        Self::on(host, dev, &Qdisc::Fq)
     }
 
     /// As `tc qdisc add dev DEV root handle 1: tbf rate RATE burst B latency L`.
@@ -244,7 +274,7 @@ impl Peer {
         let mut netlink = Netlink::open_in(host)?;
         let ifindex = netlink.index_of(dev)?;
         let place = Place { ifindex, parent: Handle::ROOT, handle: ROOT };
-        netlink.set_qdisc(Verb::Add, place, qdisc)?;
+        set_qdisc(&mut netlink, place, qdisc)?;
         Ok(Self { netlink, ifindex })
     }
 
@@ -264,8 +294,16 @@ impl Peer {
     fn queue_of(&mut self, class: Handle, queue: &Qdisc) -> anyhow::Result<()> {
         let handle = Handle::new(class.minor + QUEUES, 0);
         let place = Place { ifindex: self.ifindex, parent: class, handle };
-        Ok(self.netlink.set_qdisc(Verb::Add, place, queue)?)
+        set_qdisc(&mut self.netlink, place, queue)
     }
+}
+
+/// [`Skip`] where the kernel has no such qdisc.
+fn set_qdisc(netlink: &mut Netlink, place: Place, qdisc: &Qdisc) -> anyhow::Result<()> {
+    netlink.set_qdisc(Verb::Add, place, qdisc).map_err(|error| match error.is_absent() {
+        true => Skip(format!("this kernel has no {0} (the module sch_{0})", qdisc.kind())).into(),
+        false => error.into(),
+    })
 }
 
 impl Drop for Peer {

@@ -14,6 +14,9 @@ pub struct StackCounters {
     pub lost_retransmits: u64,
     /// Tail loss probes (`TCPLossProbes`).
     pub loss_probes: u64,
+    /// SYNs and answers to them that were sent again (`TCPSynRetrans`), those included that `pace` holds.
+    /// Each is in `retransmits`, and in `timeouts` too.
+    pub syn_retransmits: u64,
     /// Segments sent again (`RetransSegs`).
     pub retransmits: u64,
 }
@@ -34,6 +37,7 @@ impl StackCounters {
             timeouts: of(netstat, "TcpExt:", "TCPTimeouts")?,
             lost_retransmits: of(netstat, "TcpExt:", "TCPLostRetransmit")?,
             loss_probes: of(netstat, "TcpExt:", "TCPLossProbes")?,
+            syn_retransmits: of(netstat, "TcpExt:", "TCPSynRetrans")?,
             retransmits: of(snmp, "Tcp:", "RetransSegs")?,
         })
     }
@@ -47,6 +51,7 @@ impl ops::Add for StackCounters {
             timeouts: self.timeouts + other.timeouts,
             lost_retransmits: self.lost_retransmits + other.lost_retransmits,
             loss_probes: self.loss_probes + other.loss_probes,
+            syn_retransmits: self.syn_retransmits + other.syn_retransmits,
             retransmits: self.retransmits + other.retransmits,
         }
     }
@@ -60,6 +65,7 @@ impl ops::Sub for StackCounters {
             timeouts: self.timeouts.saturating_sub(before.timeouts),
             lost_retransmits: self.lost_retransmits.saturating_sub(before.lost_retransmits),
             loss_probes: self.loss_probes.saturating_sub(before.loss_probes),
+            syn_retransmits: self.syn_retransmits.saturating_sub(before.syn_retransmits),
             retransmits: self.retransmits.saturating_sub(before.retransmits),
         }
     }
@@ -83,15 +89,20 @@ mod tests {
 
     #[test]
     fn counters_are_found_by_name() {
-        let netstat = "TcpExt: SyncookiesSent TCPTimeouts TCPLossProbes TCPLostRetransmit\n\
-                       TcpExt: 0 3 14 15\n\
+        let netstat = "TcpExt: TCPTimeouts TCPLossProbes TCPLostRetransmit TCPSynRetrans\n\
+                       TcpExt: 3 14 15 2\n\
                        IpExt: InNoRoutes TCPTimeouts\n\
                        IpExt: 9 9\n";
         let snmp = "Ip: Forwarding RetransSegs\nIp: 1 64\n\
                     Tcp: RtoAlgorithm RetransSegs InErrs\nTcp: 1 92 0\n";
         let after = StackCounters::parse(netstat, snmp).unwrap();
-        let expected =
-            StackCounters { timeouts: 3, lost_retransmits: 15, loss_probes: 14, retransmits: 92 };
+        let expected = StackCounters {
+            timeouts: 3,
+            lost_retransmits: 15,
+            loss_probes: 14,
+            syn_retransmits: 2,
+            retransmits: 92,
+        };
         assert_eq!(after, expected);
         assert_eq!((after + after) - after, expected);
         assert!(StackCounters::parse(snmp, netstat).is_err());

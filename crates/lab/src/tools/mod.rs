@@ -6,6 +6,7 @@
 
 pub mod flows;
 pub mod hold;
+pub mod http3;
 pub mod iperf;
 pub mod load;
 pub mod postgres;
@@ -48,6 +49,8 @@ pub enum Tool {
     UdpSource(udp::SourceArgs),
     /// Push things that come at random times, each on a connection of its own
     Requests(requests::RequestsArgs),
+    /// Answer requests over HTTP/3 until killed
+    Http3Server(http3::ServerArgs),
     /// Send requests to a server: HTTP, Redis, PostgreSQL, datagrams
     Load(load::LoadArgs),
     /// Take packets from a queue of netfilter, and pass or drop each, until killed
@@ -71,6 +74,7 @@ impl Tool {
             Self::ProbeClient(args) => print(&probe::probe(&args)?),
             Self::UdpSource(args) => print(&udp::send(&args)?),
             Self::Requests(args) => print(&requests::run(&args)?),
+            Self::Http3Server(args) => http3::serve(args),
             Self::Load(args) => print(&load::run(&args)?),
             Self::Relay(args) => relay::relay(&args),
             Self::Hold(args) => hold::hold(&args),

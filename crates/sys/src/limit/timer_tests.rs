@@ -103,7 +103,7 @@ fn options(bit_s: u64) -> LimitOptions {
     LimitOptions { egress: queue, loopback: true, ..LimitOptions::default() }
 }
 
-/// Puts the egress queue so far behind; when that was.
+/// Puts the egress queue so far behind, over a path of this round trip. Returns when that was, in ns.
 fn set_backlog(limit: &AttachedLimit, rtt: Duration, backlog: Duration) -> u64 {
     let mut queue = limit.maps.read(Direction::Egress).unwrap().queue;
     queue.rtt_ns = rtt.as_nanos() as u64;

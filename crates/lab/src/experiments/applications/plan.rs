@@ -32,13 +32,16 @@ pub(super) fn plan(quick: bool) -> Vec<Row> {
     if quick {
         return QUICK.iter().filter_map(|name| name.parse().ok()).collect();
     }
-    let apps: [App; 10] = [
+    let apps: [App; 13] = [
         App::NginxClose(1),
         App::NginxClose(10),
         App::NginxClose(100),
         App::NginxKeep(1),
         App::NginxKeep(10),
         App::NginxKeep(100),
+        App::Http3(1),
+        App::Http3(10),
+        App::Http3(100),
         App::Redis,
         App::Pgbench,
         App::Dns,

@@ -4,7 +4,7 @@
 //!
 //! | words | what | usual |
 //! |---|---|---|
-//! | `nginx-close-10k`, `nginx-keep-1k`, `redis`, `pgbench`, `dns`, `trickle` | the requests | – |
+//! | `nginx-close-10k`, `nginx-keep-1k`, `h3-10k`, `redis`, `pgbench`, `dns`, `trickle` | the requests | – |
 //! | `20m`, `1g` | the limit, in bit/s | – |
 //! | `5c` | clients | 20; 5 of `trickle` |
 //! | `1b` | bulk flows beside them | 4 |
@@ -41,6 +41,10 @@ const SEGMENT_BYTES: f64 = 1448.0;
 const CONNECTION_BYTES: f64 = 74.0 + 66.0 + 66.0;
 /// Ethernet, IPv4, UDP.
 const UDP_HEADER_BYTES: f64 = 42.0;
+/// Of each datagram of quinn: the short header with 8 bytes of an id, the stream frame's, the seal.
+const QUIC_HEADER_BYTES: f64 = 35.0;
+/// The rest of the 1452 bytes that it sends in one.
+const QUIC_DATA_BYTES: f64 = 1452.0 - QUIC_HEADER_BYTES;
 /// What TCP sends at once on a new connection.
 const FIRST_SEGMENTS: f64 = 10.0;
 
@@ -51,6 +55,8 @@ pub(in crate::experiments) enum App {
     NginxClose(u64),
     /// The same, one connection a client.
     NginxKeep(u64),
+    /// So many kB over HTTP/3, one connection a client.
+    Http3(u64),
     /// GET from Redis.
     Redis,
     /// pgbench's SELECT from PostgreSQL.
@@ -66,6 +72,7 @@ impl App {
         match self {
             App::NginxClose(_) => Protocol::HttpClose,
             App::NginxKeep(_) => Protocol::HttpKeep,
+            App::Http3(_) => Protocol::Http3,
             App::Redis => Protocol::Redis,
             App::Pgbench => Protocol::Postgres,
             App::Dns => Protocol::Datagram,
@@ -73,10 +80,10 @@ impl App {
         }
     }
 
-    /// The file that nginx serves.
+    /// The file that a web server serves.
     pub(in crate::experiments) fn file_bytes(self) -> Option<u64> {
         match self {
-            App::NginxClose(kb) | App::NginxKeep(kb) => Some(kb * 1000),
+            App::NginxClose(kb) | App::NginxKeep(kb) | App::Http3(kb) => Some(kb * 1000),
             _ => None,
         }
     }
@@ -91,6 +98,7 @@ impl fmt::Display for App {
         match self {
             App::NginxClose(kb) => write!(f, "nginx-close-{kb}k"),
             App::NginxKeep(kb) => write!(f, "nginx-keep-{kb}k"),
+            App::Http3(kb) => write!(f, "h3-{kb}k"),
             App::Redis => f.write_str("redis"),
             App::Pgbench => f.write_str("pgbench"),
             App::Dns => f.write_str("dns"),
@@ -170,8 +178,13 @@ impl Row {
 
     /// What a reply of so many bytes takes on the wire, with what the server sends besides.
     fn wire_bytes(&self, reply_bytes: f64) -> f64 {
-        if self.app == App::Dns {
-            return reply_bytes + UDP_HEADER_BYTES;
+        match self.app {
+            App::Dns => return reply_bytes + UDP_HEADER_BYTES,
+            App::Http3(_) => {
+                let datagrams = (reply_bytes / QUIC_DATA_BYTES).ceil().max(1.0);
+                return reply_bytes + datagrams * (QUIC_HEADER_BYTES + UDP_HEADER_BYTES);
+            }
+            _ => {}
         }
         let besides = if self.app.protocol().closes() { CONNECTION_BYTES } else { 0.0 };
         reply_bytes + segments(reply_bytes) * HEADER_BYTES + besides
@@ -228,6 +241,10 @@ impl FromStr for Row {
             Some("pgbench") => App::Pgbench,
             Some("dns") => App::Dns,
             Some("trickle") => App::Trickle,
+            Some("h3") => {
+                let kb = words.next().and_then(|word| word.strip_suffix('k')?.parse().ok());
+                App::Http3(kb.ok_or_else(|| refuse("h3 has a size in kB"))?)
+            }
             Some("nginx") => {
                 let close = words.next();
                 let kb = words.next().and_then(|word| word.strip_suffix('k')?.parse().ok());
@@ -237,7 +254,7 @@ impl FromStr for Row {
                     _ => return Err(refuse("nginx is close or keep, and a size in kB")),
                 }
             }
-            _ => return Err(refuse("the first word is nginx, redis, pgbench, dns or trickle")),
+            _ => return Err(refuse("the first word is nginx, h3, redis, pgbench, dns or trickle")),
         };
         let mut row = Row::new(app, 0);
         for word in words {
@@ -275,6 +292,7 @@ mod tests {
         let refused = |name: &str| name.parse::<Row>().unwrap_err();
         assert!(refused("apache-10k").contains("the first word is nginx"));
         assert!(refused("nginx-10k-200m").contains("close or keep"));
+        assert!(refused("h3-200m").contains("h3 has a size"));
         assert!(refused("redis-1b").contains("no limit"));
         assert!(refused("redis-200m-501c").contains("`501c` is no word"));
         assert!(refused("redis-200m-fast").contains("`fast`"));
@@ -292,6 +310,8 @@ mod tests {
         assert!((got - expected).abs() < 1e-9, "{got}");
         let closes = fair_ms("nginx-close-10k-200m", 10_240.0, 0);
         assert!((closes - expected - 206.0 * 8.0 * 24.0 / 200e6 * 1e3).abs() < 1e-9);
+        let quic = fair_ms("h3-10k-200m", 10_000.0, 0);
+        assert!((quic - (10_000.0 + 8.0 * 77.0) * 8.0 * 24.0 / 200e6 * 1e3).abs() < 1e-9);
         // The handshake, and 70 segments as 10, 20, 40.
         let trips = |name| fair_ms(name, 70.0 * 1448.0, 20) - fair_ms(name, 70.0 * 1448.0, 0);
         assert!((trips("nginx-close-100k-200m") - 80.0).abs() < 1e-9);

@@ -26,21 +26,19 @@ use rustix::{
 use tidegate_sys::net::sock::{recv_stamped, stamp_received};
 
 use super::{
-    LoadArgs,
+    CONNECTED, LoadArgs,
     protocol::{BadReply, Protocol, Reader},
     schedule::{Handed, Schedule, Took},
 };
 use crate::stalls::monotonic_ns;
 
 /// Clients that keep their connections have so long to make them before the clock starts.
-const CONNECT: Duration = Duration::from_secs(30);
-/// From the end of the preparations to the first request.
-const LEAD: Duration = Duration::from_millis(5);
+pub(super) const CONNECT: Duration = Duration::from_secs(30);
 /// A resolver asks again after this.
 const RETRY: Duration = Duration::from_secs(1);
 /// So many more connections may break than requests are answered, before it gives up. A server may close a
 /// connection after some requests.
-const ERRORS_MAX: u64 = 1000;
+pub(super) const ERRORS_MAX: u64 = 1000;
 const EVENTS_MAX: usize = 256;
 const CHUNK_BYTES: usize = 64 * 1024;
 const WAIT_MAX: Duration = Duration::from_millis(100);
@@ -78,7 +76,8 @@ pub(super) fn run(args: &LoadArgs) -> anyhow::Result<Seen> {
     if !args.protocol.closes() {
         load.connect_all()?;
     }
-    let start_ns = monotonic_ns() + LEAD.as_nanos() as u64;
+    eprintln!("{CONNECTED}");
+    let start_ns = monotonic_ns() + args.lead.as_nanos() as u64;
     let end_ns = start_ns + args.duration.as_nanos() as u64;
     let schedule = Schedule::new(args.clients, args.rate_hz, (start_ns, end_ns));
     load.seen.start_ns = start_ns;

@@ -1,8 +1,9 @@
-//! Requests to a server: HTTP/1.1, Redis, PostgreSQL, datagrams. Every request's latency is kept.
+//! Requests to a server: HTTP/1.1, HTTP/3, Redis, PostgreSQL, datagrams. Every request's latency is kept.
 //!
 //! ```text
 //! client (sockets, one thread) -> schedule (when requests are due, what they took)
 //!                              -> protocol (requests and replies as bytes)
+//! http3 (its own client)       -> schedule
 //! ```
 //!
 //! Why our own: `wrk` and `ab` drop or average what stalls, and their output ends at p99. Here a request
@@ -13,6 +14,7 @@
 //! at once are taken off (see [`crate::stalls`]).
 
 mod client;
+mod http3;
 mod protocol;
 mod schedule;
 
@@ -27,11 +29,15 @@ pub use protocol::{DATABASE, Protocol, set_request};
 use super::{GRACE, NS_PER_US, Quantiles, histogram_ns, parse_seconds};
 use crate::{
     stalls::StallWatch,
-    testbed::{Child, Site, Testbed},
+    testbed::{Child, Site, Testbed, wait::wait_until},
 };
 
 /// Each is a socket, or two while a server closes one.
 const CLIENTS_MAX: usize = 500;
+/// What the load says on standard error when all connections that are kept are there.
+const CONNECTED: &str = "connected";
+/// The usual time from then to the first request.
+pub const LEAD: Duration = Duration::from_millis(5);
 
 /// What the load is told.
 #[derive(Debug, Clone, PartialEq, Args)]
@@ -51,6 +57,9 @@ pub struct LoadArgs {
     /// Requests a second, of all clients, whatever the replies do [default: the next with each reply]
     #[arg(long = "rate", value_name = "N")]
     pub rate_hz: Option<u64>,
+    /// How long to wait with the first request once all connections that are kept are there
+    #[arg(long, value_name = "S", value_parser = parse_seconds, default_value = "0.005")]
+    pub lead: Duration,
     /// How long to send requests
     #[arg(long = "seconds", value_name = "S", value_parser = parse_seconds)]
     pub duration: Duration,
@@ -67,6 +76,7 @@ impl LoadArgs {
             format!("--protocol={}", protocol.as_str().context("a protocol has a name")?),
             format!("--path={}", self.path),
             format!("--clients={}", self.clients),
+            format!("--lead={}", self.lead.as_secs_f64()),
             format!("--seconds={}", self.duration.as_secs_f64()),
             format!("--drain={}", self.drain.as_secs_f64()),
         ];
@@ -88,7 +98,7 @@ pub struct LoadReport {
     pub retries: u64,
     /// Replies a second, until the last request was sent.
     pub requests_per_s: f64,
-    /// What a reply was made of on average, HTTP's head included; 0 without any.
+    /// What a reply was made of on average, the head of HTTP/1.1 included; 0 without any.
     pub reply_bytes: f64,
     /// The latency of all requests.
     pub latency: Quantiles,
@@ -130,9 +140,23 @@ pub fn start<'a>(
     Child::spawn(command)
 }
 
+/// Starts the load in the testbed, and waits until it has all connections that are kept.
+pub fn start_connected<'a>(
+    testbed: &Testbed,
+    site: impl Into<Site<'a>>,
+    args: &LoadArgs,
+) -> anyhow::Result<Child> {
+    let mut load = start(testbed, site, args)?;
+    wait_until("the connections of the load", GRACE, || {
+        load.check_running()?;
+        Ok(load.output().stderr.contains(CONNECTED).then_some(()))
+    })?;
+    Ok(load)
+}
+
 /// Waits for the load and reads its report.
 pub fn finish(load: Child, args: &LoadArgs) -> anyhow::Result<LoadReport> {
-    load.finish(args.duration + args.drain + GRACE)?.json()
+    load.finish(args.lead + args.duration + args.drain + GRACE)?.json()
 }
 
 /// The load.
@@ -144,7 +168,10 @@ pub fn run(args: &LoadArgs) -> anyhow::Result<LoadReport> {
     );
     ensure!(args.rate_hz != Some(0), "--rate must be above 0");
     let watch = StallWatch::start();
-    let seen = client::run(args)?;
+    let seen = match args.protocol {
+        Protocol::Http3 => http3::run(args),
+        _ => client::run(args),
+    }?;
     let stalls = watch.ok().and_then(StallWatch::stop).unwrap_or_default();
 
     let mut histogram = histogram_ns()?;

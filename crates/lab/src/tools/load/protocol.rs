@@ -32,6 +32,8 @@ pub enum Protocol {
     HttpKeep,
     /// HTTP/1.1, one connection a request
     HttpClose,
+    /// HTTP/3, one connection a client
+    Http3,
     /// GET of three bytes from Redis
     Redis,
     /// ECHO of 48 bytes by Redis, as a keystroke over SSH
@@ -63,6 +65,8 @@ impl Protocol {
                 let connection = if self.closes() { "Connection: close\r\n" } else { "" };
                 let _ = write!(text, "GET {path} HTTP/1.1\r\nHost: lab\r\n{connection}\r\n");
             }
+            // Its client writes and reads no bytes: see `http3`.
+            Protocol::Http3 => {}
             Protocol::Redis => text = command(&["GET", KEY]),
             Protocol::RedisEcho => text = command(&["ECHO", &"k".repeat(KEYSTROKE_BYTES)]),
             Protocol::Postgres => {
@@ -82,7 +86,7 @@ impl Protocol {
     /// A reader for the reply to request `number`.
     pub(super) fn reader(self, number: u64) -> Reader {
         let state = match self {
-            Protocol::HttpKeep | Protocol::HttpClose => State::HttpHead,
+            Protocol::HttpKeep | Protocol::HttpClose | Protocol::Http3 => State::HttpHead,
             Protocol::Redis | Protocol::RedisEcho => State::RedisLine,
             Protocol::Postgres => State::PostgresHead,
             Protocol::Datagram => State::Datagram(number),

@@ -7,6 +7,7 @@ use std::{
 use clap::Parser;
 
 use super::*;
+use crate::tools::http3;
 
 #[derive(Parser)]
 struct Line {
@@ -21,6 +22,7 @@ fn args(server: SocketAddr, protocol: Protocol) -> LoadArgs {
         path: "/5".into(),
         clients: 3,
         rate_hz: None,
+        lead: LEAD,
         duration: Duration::from_millis(200),
         drain: Duration::from_secs(30),
     }
@@ -84,6 +86,47 @@ fn every_request_is_answered_once() {
         assert_eq!(report.slower_than(0.0), report.requests());
         assert_eq!(report.slower_than(report.latency.max_us), 0);
     }
+}
+
+#[test]
+fn every_request_over_http3_is_answered_once() {
+    let server = http3::serve_here(|endpoint| http3::answer(endpoint, vec![0; 10_000].into()));
+    for rate_hz in [None, Some(100)] {
+        let report = run(&LoadArgs { rate_hz, ..args(server, Protocol::Http3) }).unwrap();
+        assert!(report.answered >= 3, "{report:?}");
+        assert_eq!((report.unanswered, report.errors), (0, 0), "{report:?}");
+        assert_eq!(report.reply_bytes, 10_000.0);
+        assert!(rate_hz.is_none() || report.answered == 20, "{report:?}");
+    }
+}
+
+#[test]
+fn a_quic_connection_that_closes_is_made_again() {
+    let server = http3::serve_here(async |endpoint| {
+        while let Some(incoming) = endpoint.accept().await {
+            let connection = incoming.await.unwrap();
+            tokio::spawn(http3::answer_one(connection.clone(), b"hello".as_slice().into()));
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(60)).await;
+                connection.close(0u8.into(), b"");
+            });
+        }
+    });
+    let args = LoadArgs { rate_hz: Some(100), ..args(server, Protocol::Http3) };
+    let report = run(&args).unwrap();
+    assert_eq!((report.answered, report.unanswered), (20, 0), "{report:?}");
+    assert!(report.errors > 0, "{report:?}");
+}
+
+#[test]
+fn a_quic_server_that_refuses_is_an_error() {
+    let server = http3::serve_here(async |endpoint| {
+        while let Some(incoming) = endpoint.accept().await {
+            incoming.refuse();
+        }
+    });
+    let error = run(&args(server, Protocol::Http3)).unwrap_err();
+    assert_eq!(format!("{error:#}"), format!("cannot connect to {server}: a connection broke"));
 }
 
 #[test]

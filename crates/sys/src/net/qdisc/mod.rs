@@ -1,4 +1,5 @@
-//! Queueing disciplines: HTB, TBF, the FIFOs and clsact; their classes, filters and counters.
+//! Queueing disciplines: HTB, TBF, CAKE, fq, fq_codel, netem, the FIFOs and clsact; their classes, filters
+//! and counters.
 //!
 //! The requests are those that `tc` of iproute2 sends for the same words, down to the rate tables
 //! that the kernel has not read since 3.8 but still wants from an old-style link layer. What the
@@ -22,7 +23,7 @@ use netlink_packet_route::{
 };
 
 pub use netem::Netem;
-pub use options::{FqCodel, Htb, HtbClass, Tbf, TbfQueue, tc_default_burst_bytes};
+pub use options::{Cake, FqCodel, Htb, HtbClass, Tbf, TbfQueue, tc_default_burst_bytes};
 
 use super::{NetError, Netlink};
 
@@ -148,6 +149,8 @@ pub enum Qdisc {
     FqCodel(FqCodel),
     /// A queue for each flow, whose packets leave at the times that they carry.
     Fq,
+    /// A shaper with a queue for each flow and host, each kept short.
+    Cake(Cake),
     /// No queue; the hook for filters on both directions. Its place is [`Handle::CLSACT`].
     Clsact,
 }
@@ -163,6 +166,7 @@ impl Qdisc {
             Self::Bfifo { .. } => "bfifo",
             Self::FqCodel(_) => "fq_codel",
             Self::Fq => "fq",
+            Self::Cake(_) => "cake",
             Self::Clsact => "clsact",
         }
     }
@@ -173,6 +177,7 @@ impl Qdisc {
             Self::Tbf(tbf) => Some(tbf.encode()?),
             Self::Netem(netem) => Some(netem.encode()),
             Self::FqCodel(fq_codel) => Some(fq_codel.encode()),
+            Self::Cake(cake) => Some(cake.encode()),
             Self::Pfifo { limit_packets: limit } | Self::Bfifo { limit_bytes: limit } => {
                 Some(limit.to_ne_bytes().to_vec())
             }

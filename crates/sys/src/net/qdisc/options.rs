@@ -37,6 +37,8 @@ const TCA_FQ_CODEL_TARGET: u16 = 1;
 const TCA_FQ_CODEL_LIMIT: u16 = 2;
 const TCA_FQ_CODEL_MEMORY_LIMIT: u16 = 9;
 
+const TCA_CAKE_BASE_RATE64: u16 = 2;
+
 const TCA_BPF_ACT: u16 = 1;
 const TCA_BPF_FD: u16 = 6;
 const TCA_ACT_KIND: u16 = 1;
@@ -174,6 +176,11 @@ pub struct FqCodel {
 }
 
 impl FqCodel {
+    /// As `tc qdisc add ... fq_codel`: the kernel's own defaults.
+    pub fn usual() -> Self {
+        Self { limit_packets: 10_240, memory_bytes: 32 << 20, target: Duration::from_millis(5) }
+    }
+
     pub(super) fn encode(&self) -> Vec<u8> {
         let target_us = u32::try_from(self.target.as_micros()).unwrap_or(u32::MAX);
         let mut options = Attributes::default();
@@ -181,6 +188,21 @@ impl FqCodel {
             .push(TCA_FQ_CODEL_TARGET, &target_us.to_ne_bytes())
             .push(TCA_FQ_CODEL_LIMIT, &self.limit_packets.to_ne_bytes())
             .push(TCA_FQ_CODEL_MEMORY_LIMIT, &self.memory_bytes.to_ne_bytes());
+        options.into_bytes()
+    }
+}
+
+/// CAKE, as `tc qdisc add ... cake bandwidth RATE`; what else it can is as the kernel has it.
+#[derive(Debug, Clone, Copy)]
+pub struct Cake {
+    /// The rate.
+    pub bandwidth_bit_s: u64,
+}
+
+impl Cake {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut options = Attributes::default();
+        options.push(TCA_CAKE_BASE_RATE64, &(self.bandwidth_bit_s / 8).to_ne_bytes());
         options.into_bytes()
     }
 }

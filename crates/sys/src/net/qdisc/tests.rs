@@ -118,6 +118,33 @@ fn root_netem_equals_tc() {
 }
 
 #[test]
+fn root_fair_queues_equal_tc() {
+    let test = "root_fair_queues_equal_tc";
+    let Some(mut bench) = Bench::new(test) else { return };
+    let cases = [
+        (Qdisc::Fq, "fq"),
+        (Qdisc::FqCodel(FqCodel::usual()), "fq_codel"),
+        (Qdisc::Cake(Cake { bandwidth_bit_s: 50_000_000 }), "cake bandwidth 50mbit"),
+    ];
+    for (qdisc, words) in cases {
+        let place = bench.at(Handle::ROOT, ONE);
+        match bench.netlink.set_qdisc(Verb::Add, place, &qdisc) {
+            Err(error) if error.is_absent() => {
+                eprintln!("SKIP {test}: this kernel has no {}", qdisc.kind());
+                continue;
+            }
+            outcome => outcome.unwrap(),
+        }
+        let options = |bench: &Bench| bench.tc_json("qdisc")[0]["options"].clone();
+        let ours = options(&bench);
+        bench.netlink.delete_qdisc(bench.ifindex, Handle::ROOT).unwrap();
+        bench.tc(&format!("qdisc add dev a root handle 1: {words}"));
+        assert_eq!(ours, options(&bench), "{words}");
+        bench.tc("qdisc del dev a root");
+    }
+}
+
+#[test]
 fn root_tbf_and_fifos_equal_tc() {
     let Some(mut bench) = Bench::new("root_tbf_and_fifos_equal_tc") else { return };
     let latency = TbfQueue::Latency(Duration::from_millis(50));
