@@ -79,6 +79,13 @@ fn named_rows(names: &[String]) -> Result<Vec<Row>, String> {
     names.iter().map(|name| name.trim().parse()).collect()
 }
 
+/// How long transfers run over a path of this round trip before the requests come. iperf3 takes whole
+/// seconds.
+fn settled(rtt: Duration) -> Duration {
+    let exact = SETTLED + SETTLED_TRIPS * rtt;
+    Duration::from_secs(exact.as_millis().div_ceil(1000) as u64)
+}
+
 /// The systems of these names; none: those of the short or the whole form.
 fn systems(names: &[String], quick: bool) -> Result<Vec<System>, String> {
     if names.is_empty() {
@@ -164,9 +171,8 @@ impl Experiment for Applications {
             let mut bed = Bed::new(self.tiny.clone(), own.or(ctx.usual_link()))?;
             set_sysctl(bed.testbed.receiver(0), "net.ipv4.ip_local_port_range", CLIENT_PORTS)?;
             for row in rows {
-                let trips = SETTLED_TRIPS * row.rtt.unwrap_or_default();
                 let requests = Duration::from_secs(seconds) - SETTLED;
-                let times = Times { settled: SETTLED + trips, requests };
+                let times = Times { settled: settled(row.rtt.unwrap_or_default()), requests };
                 let curves = measure(row, ctx, (&mut bed, &clusters), &systems, times)?;
                 let case = row.case(ctx);
                 claims::record(ctx, row, &case);
@@ -233,6 +239,12 @@ fn figures(ctx: &mut Context) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn transfers_settle_for_whole_seconds() {
+        let after = |ms| settled(Duration::from_millis(ms)).as_secs_f64();
+        assert_eq!([0, 1, 20, 100].map(after), [1.0, 2.0, 2.0, 3.0]);
+    }
 
     #[test]
     fn a_choice_is_read_or_says_what_to_type() {
