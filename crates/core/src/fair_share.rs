@@ -264,7 +264,8 @@ mod tests {
             backlog: Nanos(1),
             rtt,
             burst: BURST,
-            sharers: Sharers::flows(100),
+            // They take what they are told.
+            sharers: Sharers::flows(30),
         };
         let overloaded = |rtt| epoch(rtt, 3 * MIN_EPOCH.0);
         let share = ONE / 10;

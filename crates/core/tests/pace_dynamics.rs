@@ -22,6 +22,8 @@ const RATE_BIT_S: u64 = 1_000_000_000;
 const SEGMENT_BYTES: u64 = 1514;
 /// All flows' bursts together, which no backlog is made of, and the shortest and longest of one.
 const BURSTS: Nanos = Nanos(3_000_000);
+/// Nor is one of half of a round trip, if that is up to this.
+const ROOM: Nanos = Nanos(16_000_000);
 const BURST_BYTES: (u64, u64) = (2 * SEGMENT_BYTES, 65_536);
 const INITIAL_BYTES: u64 = 10 * SEGMENT_BYTES;
 const MS: u64 = 1_000_000;
@@ -110,14 +112,16 @@ impl Limiter {
             return;
         }
         let base = self.finish - self.skipped;
-        let burst = Nanos(cost(burst_bytes(ONE / u64::from(self.flows_before.max(1)))));
+        let sharers = self.flows.max(self.flows_before);
+        let burst = Nanos(cost(burst_bytes(ONE / u64::from(sharers.max(1)))));
+        let standing = BURSTS.0.max(self.rtt.min(ROOM.0) / 2);
         let epoch = Epoch {
             elapsed: Nanos(now - self.start),
             charged: Nanos(base.saturating_sub(self.base)),
-            backlog: Nanos((self.finish - now).saturating_sub(cost(bytes) + BURSTS.0)),
+            backlog: Nanos((self.finish - now).saturating_sub(cost(bytes) + standing)),
             rtt: Nanos(self.rtt),
             burst,
-            sharers: Sharers::flows(self.flows.max(self.flows_before)),
+            sharers: Sharers::flows(sharers),
         };
         self.share = fair_share::next_share(self.share, &epoch);
         self.length = fair_share::epoch_length(self.flows, burst).0;
