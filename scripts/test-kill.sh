@@ -5,6 +5,7 @@
 #
 #   scripts/test-kill.sh          all of it
 #   scripts/test-kill.sh sample   the sample
+#   scripts/test-kill.sh moments   the 1000 random moments alone
 #   scripts/test-kill.sh NAME     every place of the cases whose name holds NAME, as "htb add"
 #
 # TIDEGATE_KILL_SEED repeats the random part of a run that printed it.
@@ -13,6 +14,7 @@ cd "$(dirname "$0")/.."
 what=${1:-all}
 case $what in
 sample) ;;
+moments) export TIDEGATE_KILL=moments ;;
 all) export TIDEGATE_KILL=all ;;
 *) export TIDEGATE_KILL=all TIDEGATE_KILL_CASE=$what ;;
 esac

@@ -3,7 +3,8 @@
 //!
 //! `make test` kills at a sample of all places, by a seed that it prints (`TIDEGATE_KILL_SEED` gives
 //! another). `make test-kill` (`TIDEGATE_KILL=all`) kills at every place and 1000 times at random
-//! moments. Scheme `edt` has a test of its own, for kernels that have `fq`.
+//! moments, `TIDEGATE_KILL=moments` at these alone. Scheme `edt` has a test of its own, for kernels that
+//! have `fq`.
 
 use std::{
     collections::BTreeMap,
@@ -453,9 +454,10 @@ fn root_edt_a_killed_writer_leaves_nothing_broken() {
 }
 
 /// Kills the writers of some cases: at a sample of all places, or in the long form at each of them and at
-/// random moments.
+/// random moments, or at these alone.
 fn kill_writers(scene: &Scene, mut cases: Vec<Case>, sample: Duration) {
-    let all = env::var("TIDEGATE_KILL").is_ok_and(|form| form == "all");
+    let form = env::var("TIDEGATE_KILL").unwrap_or_default();
+    let (all, moments) = (form == "all", form == "moments");
     let only = env::var("TIDEGATE_KILL_CASE").ok();
     let seed = env::var("TIDEGATE_KILL_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| {
@@ -490,7 +492,7 @@ fn kill_writers(scene: &Scene, mut cases: Vec<Case>, sample: Duration) {
                 attempt(case, format!("before change {at}, {change}"), &kill, &after);
             }
         }
-    } else {
+    } else if !moments {
         while !cases.is_empty() && started.elapsed() < sample {
             let case = cases.swap_remove(random.below(cases.len() as u64) as usize);
             let (changes, after) = rehearse(&case, scene, &pristine);
@@ -501,7 +503,7 @@ fn kill_writers(scene: &Scene, mut cases: Vec<Case>, sample: Duration) {
             }
         }
     }
-    let mut moments = if all && only.is_none() { MOMENTS } else { 0 };
+    let mut moments = if moments || (all && only.is_none()) { MOMENTS } else { 0 };
     while moments > 0 {
         let case = &cases[random.below(cases.len() as u64) as usize];
         case.prepare(scene).unwrap();
