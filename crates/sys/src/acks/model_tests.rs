@@ -128,9 +128,9 @@ fn the_structs_are_as_long_as_the_headers() {
 }
 
 /// Several CPUs charge one account while its rate changes and others look: no charge is lost. The queue that
-/// they see is so long that no look takes anything back. A busy machine may stop a thread amid a change of the
-/// rate, which no program of the kernel is: what the others charge meanwhile counts at the wrong rate. So there
-/// are many packets for each change.
+/// they see is so long that no look takes anything back. A busy machine may stop a thread amid a change of
+/// the rate, as no program of the kernel is stopped: what the others charge meanwhile counts at the wrong
+/// rate. So there are many packets for each change.
 #[test]
 fn threads_owe_what_they_were_charged() {
     const THREADS: usize = 4;
