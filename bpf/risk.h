@@ -4,8 +4,8 @@
  * it waits for a timer: 200 ms or more for data, a second for the first packet of a connection.
  * A packet that passes is not looked at.
  *
- * What a sender elsewhere has in flight is not known here. So on ingress only the packets that
- * begin a connection are told.
+ * Nobody here knows what a sender elsewhere has in flight. So on ingress only the packets that
+ * begin a connection are counted.
  */
 #ifndef TG_RISK_H
 #define TG_RISK_H
@@ -16,7 +16,7 @@
 #include "packet.h"
 #include "tcp_header.h"
 
-/* What is known of a packet from itself and its socket. */
+/* The kind of a packet, as its headers and its socket tell. */
 enum risk_kind {
 	RISK_NONE,
 	/* SYN or SYN-ACK. */
@@ -26,8 +26,8 @@ enum risk_kind {
 };
 
 /*
- * What a TCP socket has in flight, as tcp_packets_in_flight() has it. A packet that is sent for the
- * first time is not among these yet; one that the timer sends again counts as lost.
+ * The packets that a TCP socket has in flight, as tcp_packets_in_flight() has it. A packet that is
+ * sent for the first time is not among these yet; one that the timer sends again counts as lost.
  */
 static __always_inline __u32 risk_in_flight(const struct bpf_tcp_sock *tp)
 {

@@ -129,7 +129,7 @@ static inline __attribute__((always_inline)) __u32 up_judged_bytes(__u32 wire_by
 	return beyond ? fs_max(wire_bytes, VQ_SMALL_BYTES + 1) : wire_bytes;
 }
 
-/* What may be on its way from sockets that have not heard yet, on a path of this round trip. */
+/* The room for sockets on a path of this round trip that have not yet heard of their new share. */
 static inline __attribute__((always_inline)) __u64 up_room_ns(__u64 rtt_ns)
 {
 	return fs_min(rtt_ns, UP_ROOM_NS);
@@ -153,7 +153,7 @@ static inline __attribute__((always_inline)) __u64 up_depth_ns(const struct vq_c
 /*
  * The backlog from which on the share is lowered for it. Bursts of paced sockets that meet explain
  * `bursts_ns`. On a longer path many replies may begin in one round trip and end before a socket
- * hears: half of the room is theirs, and the law makes it up in time.
+ * hears: half of the room is theirs, and the transfers send that much less afterwards.
  */
 static inline __attribute__((always_inline)) __u64 up_standing_ns(const struct vq_conf *conf,
 								  __u64 bursts_ns, __u64 rtt_ns)

@@ -102,7 +102,7 @@ pub fn packets((packets, bytes): (u64, u64)) -> String {
     if packets == 0 { "0".to_owned() } else { format!("{packets} ({})", size(bytes)) }
 }
 
-/// What is at risk, with its causes; `None` where nothing is.
+/// The drops that put requests at risk, with their causes; `None` where there are none.
 pub fn at_risk(at_risk: Option<AtRisk>) -> Option<String> {
     let at_risk = at_risk.filter(|at_risk| at_risk.packets() > 0)?;
     let causes = at_risk.causes().map(|(risk, packets)| format!("{packets} {}", risk.name));

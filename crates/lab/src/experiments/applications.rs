@@ -100,7 +100,7 @@ fn systems(names: &[String], quick: bool) -> Result<Vec<System>, String> {
     names.iter().map(named).collect()
 }
 
-/// Those that this kernel can have; the others cost one note, and not one in every row.
+/// The systems that this kernel can have. Each of the others has one note, and not one in every row.
 fn present(ctx: &mut Context, mut systems: Vec<System>) -> anyhow::Result<Vec<System>> {
     let mut failed = Ok(());
     systems.retain(|system| match system.check_kernel() {

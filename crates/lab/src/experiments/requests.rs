@@ -220,7 +220,7 @@ impl Server {
     }
 }
 
-/// What one run came to.
+/// The result of one run.
 pub(super) struct Trial {
     pub(super) load: LoadReport,
     stack: StackCounters,
@@ -230,7 +230,7 @@ pub(super) struct Trial {
     used_bit_s: Option<f64>,
     second_bit_s: Option<f64>,
     tenth_bit_s: Option<f64>,
-    /// Of the empty path.
+    /// The round trip of the empty path.
     rtt: Duration,
 }
 

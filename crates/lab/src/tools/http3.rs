@@ -29,15 +29,15 @@ use tokio::runtime;
 
 use crate::testbed::{Child, Site, Testbed, wait};
 
-/// What both ends agree to speak.
+/// The protocol that both ends name in the handshake.
 const ALPN: &[u8] = b"h3";
 /// The name in the certificate.
 pub(super) const NAME: &str = "lab";
-/// What the server prints when it listens.
+/// The server prints it when it listens.
 const READY: &str = "ready";
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
-/// What the server is told.
+/// The arguments of the server.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct ServerArgs {
     /// Address and port

@@ -21,7 +21,7 @@ const LIMIT_BIT_S: u64 = 200 * MBIT;
 const REPLY_KB: u64 = 10;
 /// With the start of the transfers two seconds: iperf3 takes whole ones.
 const REQUESTED: Duration = Duration::from_millis(1500);
-/// What a newcomer wants to know of them.
+/// The metrics that the demo reports.
 const METRICS: [&str; 11] = [
     "requests",
     "latency_p50_us",
