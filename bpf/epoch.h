@@ -57,21 +57,22 @@ static inline __attribute__((always_inline)) int ep_count_flow(struct tg_queue *
 }
 
 /*
- * Counts a packet of a flow that is told its share: what it takes is set aside until that is half
- * of a share, and then it is counted. `*sent` and `*seen` are its socket's. So many flows that want
+ * Counts a packet of a flow: what it takes is set aside until that is half of a share, and then it
+ * is counted. `*sent` and `*seen` are its socket's, or its cell's. So many flows that want
  * little leave no more than that to the others, and a flow that comes and goes counts by what it
- * takes and not by being seen. One that is new, or took half of a share when it last sent, is
- * counted at once: flows that begin together would each take less than half of a share that was
- * computed without them, and none would be counted.
+ * takes and not by being seen. One that took half of a share when it last sent is counted at once,
+ * and so is a new one if `newcomers_count`: flows that begin together would each take less than
+ * half of a share that was computed without them, and none would be counted.
  */
 static inline __attribute__((always_inline)) void ep_use(struct tg_queue *queue, __u64 *sent,
-							 __u32 *seen, __u32 bytes, __u64 cost)
+							 __u32 *seen, __u32 bytes, __u64 cost,
+							 int newcomers_count)
 {
 	__u32 epoch = *(volatile __u32 *)&queue->epoch + 1;
 	__u64 share = *(volatile __u32 *)&queue->share, fair_ns;
 	__u32 counted = *(volatile __u32 *)seen;
-	int expected =
-	    bytes > VQ_SMALL_BYTES && (!counted || up_took_much(*(volatile __u64 *)sent, epoch));
+	int expected = bytes > VQ_SMALL_BYTES && ((!counted && newcomers_count) ||
+						  up_took_much(*(volatile __u64 *)sent, epoch));
 	__s64 aside_ns;
 	int takes;
 
@@ -83,6 +84,35 @@ static inline __attribute__((always_inline)) void ep_use(struct tg_queue *queue,
 		ep_count_flow(queue, seen);
 	if (aside_ns)
 		__sync_fetch_and_add(&queue->aside_ns, aside_ns);
+}
+
+/*
+ * A flow that cannot be paced has taken what it earns in `ahead_ns` from now on: it counts until
+ * then, as a link of the flow's share would still be busy with it. Otherwise flows that send in
+ * bursts, in some epochs much and in the others nothing, would each have a share of those alone
+ * that do so in the same epoch. `*until` is its cell's.
+ */
+static inline __attribute__((always_inline)) void ep_stay(struct tg_queue *queue, __u32 *until,
+							  __u64 ahead_ns)
+{
+	__u64 ahead = ahead_ns / (fs_max(queue->epoch_us, 1) * 1000ULL);
+	__u32 epoch, last, counts;
+
+	if (!ahead || !ep_enter(queue))
+		return;
+	epoch = queue->epoch + 1;
+	last = epoch + fs_min(ahead, TG_STAYS - 1);
+	counts = *until - epoch < TG_STAYS ? *until : epoch;
+	for (__u32 i = 0; i < TG_STAYS && counts != last && last - counts < TG_STAYS; i++)
+		queue->stays[++counts % TG_STAYS]++;
+	*until = counts;
+	ep_leave(queue);
+}
+
+/* Whether a flow counts in this epoch by what it took in an earlier one. */
+static inline __attribute__((always_inline)) int ep_stays(const struct tg_queue *queue, __u32 until)
+{
+	return until - (queue->epoch + 1) < TG_STAYS;
 }
 
 /*
@@ -136,11 +166,19 @@ static inline __attribute__((always_inline)) void ep_take_sharers(struct tg_queu
 	__u64 aside = fs_lesser(set_aside > 0 ? set_aside : 0, FS_MAX_CHARGED_NS) * FS_ONE /
 		      fs_greater(elapsed_ns, 1);
 	__u32 weight = fs_greater(queue->weight, queue->weight_before);
+	__u16 *stays;
 
 	/* One that was silent for one epoch may only have been unlucky. */
 	fs_flows(sharers, fs_greater(queue->flows, queue->flows_before));
 	queue->flows_before = queue->flows;
-	queue->flows = 0;
+	/* Of the next epoch: packets of this one have counted in it. */
+	stays = &queue->stays[(queue->epoch + 2) % TG_STAYS];
+	queue->flows = *stays;
+	*stays = 0;
+	if (elapsed_ns / 1000 > (__u64)TG_STAYS * queue->epoch_us) {
+		queue->flows = 0;
+		__builtin_memset(queue->stays, 0, sizeof(queue->stays));
+	}
 	sharers->reserved = fs_greater(aside, queue->aside_before);
 	queue->aside_before = aside;
 	if (!weight)

@@ -10,7 +10,7 @@
 #ifndef TG_GROUP_H
 #define TG_GROUP_H
 
-#include "headers.h"
+#include "flow.h"
 #include "intf.h"
 
 struct {
@@ -34,61 +34,6 @@ struct {
 	__type(key, __u32);
 	__array(values, struct gr_buffers);
 } samples_of_limit SEC(".maps");
-
-/* Random, so that nobody can tell which flows share a set. */
-const volatile __u64 flow_seed = 0;
-
-/* What tells the flows of two hosts apart: the first four bytes of a transport, if it has ports. */
-static __always_inline int gr_has_ports(__u8 protocol)
-{
-	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP || protocol == IPPROTO_SCTP ||
-	       protocol == IPPROTO_DCCP || protocol == IPPROTO_UDPLITE || protocol == IPPROTO_ESP;
-}
-
-/*
- * The hash of a packet's flow: addresses, transport, and ports or the SPI of ESP. The ports of a
- * fragment are in the first alone, so all fragments between two hosts are one flow.
- */
-static __always_inline __u64 gr_hash(void *ctx, tg_loader load, __u32 start, __be16 type)
-{
-	__u64 hash = sm_mix(flow_seed, type);
-	__u32 offset, ports = 0;
-	__u8 protocol = 0;
-	int fragment = 0;
-
-	if (type == bpf_htons(ETH_P_IP)) {
-		struct iphdr ip;
-
-		if (load(ctx, start, 0, &ip, sizeof(ip)))
-			return sm_flow(hash);
-		hash = sm_mix(hash, (__u64)ip.saddr << 32 | ip.daddr);
-		fragment = (ip.frag_off & bpf_htons(TG_FRAGMENT)) != 0;
-		protocol = ip.protocol;
-		offset = ip.ihl * 4;
-	} else if (type == bpf_htons(ETH_P_IPV6)) {
-		struct ipv6hdr ip;
-
-		if (load(ctx, start, 0, &ip, sizeof(ip)))
-			return sm_flow(hash);
-		for (int i = 0; i < 4; i += 2)
-			hash = sm_mix(hash, (__u64)ip.saddr.in6_u.u6_addr32[i] << 32 |
-						ip.saddr.in6_u.u6_addr32[i + 1]);
-		for (int i = 0; i < 4; i += 2)
-			hash = sm_mix(hash, (__u64)ip.daddr.in6_u.u6_addr32[i] << 32 |
-						ip.daddr.in6_u.u6_addr32[i + 1]);
-		protocol = ip.nexthdr;
-		offset = sizeof(ip);
-		fragment = tg_walk_extensions(ctx, load, start, &offset, &protocol);
-	} else {
-		return sm_flow(hash);
-	}
-	/* Fragments of a flow may differ in what follows their header. */
-	if (fragment)
-		return sm_flow(hash);
-	if (gr_has_ports(protocol))
-		load(ctx, start, offset, &ports, sizeof(ports));
-	return sm_flow(sm_mix(hash, (__u64)protocol << 32 | ports));
-}
 
 /* Counts the bytes of a packet with its flow. A function of its own: see tg_parse. */
 __noinline int gr_count(__u32 direction, __u32 buffer, __u64 flow, __u32 bytes)

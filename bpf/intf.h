@@ -55,6 +55,9 @@ enum tg_outcome {
 	TG_OUTCOMES,
 };
 
+/* A flow counts ahead in so many epochs, less one. A power of two. */
+#define TG_STAYS 16
+
 /* Why a packet was dropped that leaves TCP with nothing in flight (risk.h). */
 enum tg_risk {
 	/* It begins a connection: SYN or SYN-ACK. */
@@ -235,6 +238,9 @@ struct tg_queue {
 	__u32 flooded;
 	/* Behind windows: the finish time of what unpaced senders alone have sent. */
 	__u64 unpaced_finish_ns;
+	/* Flows that cannot be paced and count in an epoch, by its number, though they may be
+	 * silent in it: what they have taken is more than they have earned (epoch.h). */
+	__u16 stays[TG_STAYS];
 	/* pace, nrm: packets that were dropped and leave TCP with nothing in flight, ever. At the
 	 * end: a packet that passes has no use for them. */
 	__u64 at_risk[TG_RISKS];

@@ -19,12 +19,14 @@
 #include "counters.h"
 #include "epoch.h"
 #include "exempt_packet.h"
+#include "flow.h"
 #include "intf.h"
 #include "packet.h"
 #include "risk.h"
 #include "sockets.h"
 #include "tree.h"
 #include "unpaced.h"
+#include "unpaced_flow.h"
 #include "vmlinux.h"
 #include "wire_bytes.h"
 
@@ -45,6 +47,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct tg_counters);
 } counters SEC(".maps");
+
+/* The flows of all queues. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, UF_SETS);
+	__type(key, __u32);
+	__type(value, struct uf_set);
+} unpaced_flows SEC(".maps");
 
 /*
  * An index that old verifiers believe. The compiler must not know that it is one already, nor,
@@ -157,38 +167,44 @@ static __always_inline __u64 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
 	return fs_min(fs_max(bytes, PACED_BURST_BYTES), PACED_BURST_MOST_BYTES);
 }
 
-/* Sets a packet aside that is within one share of the epoch; 0: it is not. */
-static __always_inline int set_aside(struct tg_queue *queue, __u64 *sent, __u32 bytes, __u64 cost)
+/* Sets a packet aside that is within one share of the epoch. */
+static __always_inline void set_aside(struct tg_queue *queue, __u64 *sent, __u32 bytes, __u64 cost)
 {
 	__u64 share = queue->share ? queue->share : FS_TARGET;
 	__u64 fair_ns = up_fair_ns(share, queue->epoch_us * 1000ULL);
 
-	if (!up_within(sent, queue->epoch + 1, bytes, cost, fair_ns))
-		return 0;
-	__sync_fetch_and_add(&queue->aside_ns, vq_time_ns(bytes, cost));
-	return 1;
+	if (up_within(sent, queue->epoch + 1, bytes, cost, fair_ns))
+		__sync_fetch_and_add(&queue->aside_ns, vq_time_ns(bytes, cost));
 }
 
 /*
- * Sets aside what a sender wants that cannot be paced, up to one share: the flows then make room
- * for it, and for no more. Returns whether the packet is within that.
+ * Gives a flow of a sender that cannot be paced its share, as a TCP flow has one. What it takes of
+ * that counts as theirs does; what it sends beyond earns it nothing. Returns whether the packet is
+ * within its share.
  */
 __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_queue *queue,
-		       __u32 bytes, __u32 index)
+		       const struct arrival *packet, __u32 index)
 {
-	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
-	struct tg_socket *ours;
+	struct uf_flow *cell;
+	struct uf_set *set;
+	__u64 flow;
+	__u32 key;
 
-	if (!conf || !queue || !sk || index >= TG_QUEUES)
+	if (!conf || !queue || !packet)
 		return 0;
-	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!ours)
+	flow = sm_flow(sm_mix(fl_hash(skb, tg_load_from, 0, skb->protocol), index));
+	key = flow >> UF_SET_SHIFT;
+	set = bpf_map_lookup_elem(&unpaced_flows, &key);
+	if (!set)
 		return 0;
-	if (!set_aside(queue, &ours->sent[index], bytes, conf->cost)) {
+	cell = uf_find(set, flow, packet->now, queue->epoch + 1);
+	if (!uf_earns(cell, packet->now, packet->bytes, conf->cost,
+		      queue->share ? queue->share : FS_TARGET)) {
 		if (!queue->flooded)
 			queue->flooded = 1;
 		return 0;
 	}
+	uf_use(queue, cell, packet->now, packet->bytes, conf->cost);
 	return 1;
 }
 
@@ -233,7 +249,7 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 		/* It is no flow that has a share yet, and the flows leave it what it takes. */
 		set_aside(queue, &ours->sent[index], bytes, conf->cost);
 	else
-		ep_use(queue, &ours->sent[index], &ours->epoch[index & 1], bytes, conf->cost);
+		ep_use(queue, &ours->sent[index], &ours->epoch[index & 1], bytes, conf->cost, 1);
 	return 0;
 }
 
@@ -255,17 +271,18 @@ static __always_inline __u64 burst_bytes(const struct vq_conf *conf, const struc
 __noinline int end_epoch(const struct vq_conf *conf, struct tg_queue *queue,
 			 const struct arrival *packet, __u64 cost_ns, __u64 rate_bit_s)
 {
+	__u64 standing;
 	__s64 backlog;
 
 	if (!conf || !queue || !packet || !conf->cost)
 		return 0;
-	/* Without the packet at hand, and above what bursts that meet explain. */
-	backlog = queue->finish_ns - packet->now - cost_ns;
-	backlog -= packet->windows ? conf->mark_ns
+	standing = packet->windows ? conf->mark_ns
 				   : up_standing_ns(conf, TG_BURSTS_US * 1000, queue->rtt_ns);
 	/* What a flood leaves standing the flows cannot drain. */
 	if (queue->flooded)
-		backlog = 0;
+		standing = fs_max(standing, conf->drop_ns);
+	/* Without the packet at hand, and above what bursts that meet explain. */
+	backlog = queue->finish_ns - packet->now - cost_ns - standing;
 	if (!tg_turn_epoch(conf, queue, packet->now, backlog > 0 ? backlog : 0, queue->rtt_ns,
 			   burst_bytes(conf, queue, rate_bit_s, packet->windows), rate_bit_s))
 		return 0;
@@ -433,6 +450,7 @@ static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct arriva
 {
 	/* Behind windows the backlog is judged without it. */
 	__u64 rtt_ns = packet->windows ? 0 : queue->rtt_ns;
+	__u64 depth = up_depth_ns(conf, queue->aside_before || queue->flooded, rtt_ns);
 	int little = 0;
 
 	if (packet->admitted)
@@ -446,16 +464,15 @@ static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct arriva
 	if (!packet->paced)
 		return 0;
 	if (little)
-		return fs_max(up_depth_ns(conf, queue->aside_before, rtt_ns), conf->drop_ns) +
-		       (little == TAKES_FIRST	? FIRST_CREDIT_NS
-			: little == TAKES_ALONE ? ALONE_CREDIT_NS
-						: UP_CREDIT_NS);
+		return fs_max(depth, conf->drop_ns) + (little == TAKES_FIRST   ? FIRST_CREDIT_NS
+						       : little == TAKES_ALONE ? ALONE_CREDIT_NS
+									       : UP_CREDIT_NS);
 	if (packet->windows)
 		return 0;
-	if (!packet->reserved &&
-	    (packet->needs_share || (packet->bytes > VQ_SMALL_BYTES && !is_paced(skb))))
-		return 0;
-	return up_depth_ns(conf, queue->aside_before, rtt_ns);
+	if (packet->reserved)
+		return depth + ALONE_CREDIT_NS;
+	return packet->needs_share || (packet->bytes > VQ_SMALL_BYTES && !is_paced(skb)) ? 0
+											 : depth;
 }
 
 /* The length by which the packet is judged. */
@@ -686,6 +703,9 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		return RET_PASS;
 	}
 	now = bpf_ktime_get_ns();
+	g.packet.now = now;
+	g.packet.bytes = bytes;
+	g.packet.direction = direction;
 	find_gates(skb, &g, &classes, now);
 	g.packet.windows = g.packet.paced && direction == TG_INGRESS;
 	counts = g.packet.paced || g.parent || g.is_parent;
@@ -708,14 +728,11 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		g.packet.needs_share = !!sk;
 		if (g.packet.needs_share && g.own)
 			g.packet.reserved =
-			    reserve(skb, g.own_conf, g.own, bytes, direction + TG_OWN);
+			    reserve(skb, g.own_conf, g.own, &g.packet, direction + TG_OWN);
 		else if (g.packet.needs_share && !g.is_parent)
-			g.packet.reserved = reserve(skb, g.conf, g.queue, bytes, direction);
+			g.packet.reserved = reserve(skb, g.conf, g.queue, &g.packet, direction);
 	}
 
-	g.packet.now = now;
-	g.packet.bytes = bytes;
-	g.packet.direction = direction;
 	verdict = judge(skb, &g.packet, g.conf, g.queue);
 	most = g.packet.most;
 	if (g.own && verdict < VQ_DROP_FULL) {

@@ -34,7 +34,7 @@ const volatile __u8 is_port = 0;
 /* The hash of a packet's flow. A function of its own: see tg_parse. */
 __noinline __u64 flow_of(struct __sk_buff *skb)
 {
-	return gr_hash(skb, tg_load_from, 0, skb->protocol);
+	return fl_hash(skb, tg_load_from, 0, skb->protocol);
 }
 
 /* Counts a packet for the group, if there is one, and says whether it is dropped at random. */

@@ -99,7 +99,7 @@ static __always_inline enum tg_outcome gate(struct xdp_md *ctx)
 	}
 	now = bpf_ktime_get_boot_ns();
 	if (group->sample || policy->fair)
-		flow = gr_hash(ctx, fr_load, frame.start, frame.type);
+		flow = fl_hash(ctx, fr_load, frame.start, frame.type);
 	if (group->sample)
 		gr_count(TG_INGRESS, group->sample - 1, flow, frame.bytes);
 	if (gr_drops(group)) {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What is set aside of an epoch: for senders that cannot be paced (UDP, QUIC, raw sockets) up to
- * one share each, and for flows that take less than half of theirs what they take. The header also
- * says how far a sender that cannot be paced may be behind where the virtual queue has room for
- * TCP's windows. It is pure; its model, with the reasons, is crates/core/src/unpaced.rs, and a
- * property test holds the two together.
+ * What is set aside of an epoch: for flows that take less than half of their share what they take,
+ * and for connections that are expected to end soon up to one share. The header also says how far
+ * a sender that cannot be paced (UDP, QUIC, raw sockets) may be behind where the virtual queue has
+ * room for TCP's windows. It is pure; its model, with the reasons, is crates/core/src/unpaced.rs,
+ * and a property test holds the two together.
  */
 #ifndef TG_UNPACED_H
 #define TG_UNPACED_H
@@ -58,8 +58,8 @@ static inline __attribute__((always_inline)) void up_add(__u64 *sent, __u64 seen
 }
 
 /*
- * Whether a sender that cannot be paced is still within one share of the epoch; then the packet
- * counts. Who is beyond writes nothing.
+ * Whether a sender is still within one share of the epoch; then the packet counts. Who is beyond
+ * writes nothing.
  */
 static inline __attribute__((always_inline)) int up_within(__u64 *sent, __u32 epoch, __u32 bytes,
 							   __u64 cost, __u64 fair_ns)
@@ -145,9 +145,10 @@ static inline __attribute__((always_inline)) __u64 up_room_ns(__u64 rtt_ns)
  * path the sockets hear later of flows that have begun, and that is added.
  */
 static inline __attribute__((always_inline)) __u64 up_depth_ns(const struct vq_conf *conf,
-							       __u64 aside, __u64 rtt_ns)
+							       int beside_unpaced, __u64 rtt_ns)
 {
-	return (aside ? fs_max(UP_DEPTH_NS, conf->drop_ns) : UP_DEPTH_NS) + up_room_ns(rtt_ns);
+	return (beside_unpaced ? fs_max(UP_DEPTH_NS, conf->drop_ns) : UP_DEPTH_NS) +
+	       up_room_ns(rtt_ns);
 }
 
 /*

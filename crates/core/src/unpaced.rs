@@ -9,10 +9,12 @@
 //! packet ([`Sent::took_much`]): flows that begin together would each take less than half of a share that was
 //! computed without them, none would count, and the share would stay as it is.
 //!
-//! A sender that cannot be paced has a share as a TCP flow has. What it sends within one share of an epoch is
-//! set aside: the flows make room for it ([`crate::fair_share::Sharers::reserved`]). What it sends beyond
-//! earns it nothing, however much that is: the time of any number of bytes at any rate is computed without a
+//! A flow that cannot be paced has a share as a TCP flow has ([`flows`]). What it sends beyond earns it
+//! nothing, however much that is: the time of any number of bytes at any rate is computed without a
 //! wrap ([`time_of`]).
+//!
+//! A connection that is expected to end soon is no flow that has a share. What its first segments take is set
+//! aside, up to one share of an epoch ([`Sent::is_within`]).
 //!
 //! On ingress the virtual queue has room for TCP's windows, which may all be sent at once
 //! ([`crate::receive_window`]). A sender without a window has no use for that room and would only fill it:
@@ -21,7 +23,9 @@
 //! pay for a window that is on its way; beyond them by all traffic. In any time `t` no more of them passes
 //! than `rate x (t + burst + drop)` and one packet, with `drop` of these thresholds.
 //!
-//! O(1) time; 8 bytes a sender, and one finish time. The kernel's copy is `bpf/unpaced.h`.
+//! O(1) time; 8 bytes a flow, and one finish time. The kernel's copy is `bpf/unpaced.h`.
+
+pub mod flows;
 
 use crate::{
     fair_share::{MAX_EPOCH, MAX_SHARE},

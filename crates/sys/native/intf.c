@@ -50,6 +50,8 @@ const __u64 native_intf_layout[] = {
     offsetof(struct ad_turns, crowded),
     offsetof(struct tg_queue, lightest_before),
     offsetof(struct tg_queue, unpaced_finish_ns),
+    offsetof(struct tg_queue, stays),
+    TG_STAYS,
     offsetof(struct tg_queue, at_risk),
     TG_RISKS,
     sizeof(struct tg_counters),

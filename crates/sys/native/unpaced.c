@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 #include "epoch.h"
 #include "unpaced.h"
+#include "unpaced_flow.h"
 
 __u64 native_vq_time_ns(__u64 bytes, __u64 cost)
 {
@@ -38,6 +39,16 @@ void native_up_config(const struct vq_conf *conf, struct vq_conf *out)
 	up_config(conf, out);
 }
 
+struct uf_flow *native_uf_find(struct uf_set *set, __u64 flow, __u64 now, __u32 epoch)
+{
+	return uf_find(set, flow, now, epoch);
+}
+
+__u32 native_uf_earns(struct uf_flow *cell, __u64 now, __u32 bytes, __u64 cost, __u64 share)
+{
+	return uf_earns(cell, now, bytes, cost, share);
+}
+
 /* The flows' smoothed round trip. */
 #define RTT_NS 1000000ULL
 
@@ -45,7 +56,7 @@ struct native_pace_packet {
 	__u64 now_ns;
 	__u64 rate_bit_s;
 	__u32 wire_bytes;
-	/* Of a socket that cannot be paced; else of one that is paced. */
+	/* Of a flow that cannot be paced; else of one that is paced. */
 	__u32 unpaced;
 	__u32 random;
 	/* What a paced flow sends at once. */
@@ -54,9 +65,9 @@ struct native_pace_packet {
 
 /*
  * A packet at the egress of a limit that paces, as gate() of nrm.bpf.c judges and charges it; 1: it
- * passes. `sent` and `seen` are its socket's.
+ * passes. `flow` has what its socket has of it, or what a flow has that cannot be paced.
  */
-int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, __u64 *sent, __u32 *seen,
+int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, struct uf_flow *flow,
 		     const struct native_pace_packet *p)
 {
 	struct vq_packet packet = {
@@ -67,21 +78,22 @@ int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, __u64 *
 	__s64 backlog = queue->finish_ns - p->now_ns;
 	int reserved = 0;
 	enum vq_zone zone = vq_zone(conf, backlog);
-	__u64 cost_ns = vq_time_ns(p->wire_bytes, conf->cost), fair_ns, depth_ns = 0;
+	__u64 cost_ns = vq_time_ns(p->wire_bytes, conf->cost), standing, depth_ns = 0;
+	int beside_unpaced;
 
 	if (p->unpaced) {
-		fair_ns =
-		    up_fair_ns(queue->share ? queue->share : FS_TARGET, queue->epoch_us * 1000ULL);
-		reserved = up_within(sent, queue->epoch + 1, p->wire_bytes, conf->cost, fair_ns);
+		reserved = uf_earns(flow, p->now_ns, p->wire_bytes, conf->cost,
+				    queue->share ? queue->share : FS_TARGET);
 		if (reserved)
-			queue->aside_ns += cost_ns;
+			uf_use(queue, flow, p->now_ns, p->wire_bytes, conf->cost);
 		else
 			queue->flooded = 1;
 	}
+	beside_unpaced = queue->aside_before || queue->flooded;
 	packet.wire_bytes = up_judged_bytes(p->wire_bytes, p->unpaced && !reserved);
 	if (reserved || !p->unpaced)
-		depth_ns = up_depth_ns(conf, queue->aside_before, RTT_NS);
-	if (!p->unpaced && !up_has_much(*sent, queue->epoch + 1))
+		depth_ns = up_depth_ns(conf, beside_unpaced, RTT_NS);
+	if (!p->unpaced && !up_has_much(flow->sent, queue->epoch + 1))
 		depth_ns = fs_max(depth_ns, conf->drop_ns) + UP_CREDIT_NS;
 	if (zone != VQ_FREE && backlog > (__s64)depth_ns &&
 	    (zone == VQ_FULL || vq_decide(conf, zone, backlog, &packet, p->random) >= VQ_DROP_FULL))
@@ -89,10 +101,11 @@ int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, __u64 *
 	vq_charge(conf, &queue->finish_ns, &queue->skipped_ns, queue->finish_ns, p->now_ns,
 		  cost_ns);
 	if (!p->unpaced)
-		ep_use(queue, sent, seen, p->wire_bytes, conf->cost);
-	backlog = queue->finish_ns - p->now_ns - cost_ns - up_standing_ns(conf, 3000000, RTT_NS);
+		ep_use(queue, &flow->sent, &flow->seen, p->wire_bytes, conf->cost, 1);
+	standing = up_standing_ns(conf, 3000000, RTT_NS);
 	if (queue->flooded)
-		backlog = 0;
+		standing = fs_max(standing, conf->drop_ns);
+	backlog = queue->finish_ns - p->now_ns - cost_ns - standing;
 	if (tg_turn_epoch(conf, queue, p->now_ns, backlog > 0 ? backlog : 0, RTT_NS, p->burst_bytes,
 			  p->rate_bit_s))
 		queue->flooded = 0;

@@ -26,6 +26,8 @@ pub const QUEUES: usize = 2 * DIRECTIONS;
 pub const OUTCOMES: usize = 7;
 /// Number of causes for which TCP waits for a timer.
 pub const RISKS: usize = 3;
+/// `TG_STAYS`: epochs ahead in which a flow that cannot be paced may count.
+pub const STAYS: usize = 16;
 
 /// `TG_FLAG_LOOPBACK`.
 pub const FLAG_LOOPBACK: u32 = 1 << 0;
@@ -355,6 +357,8 @@ pub struct Queue {
     pub flooded: u32,
     /// Behind windows: the finish time of what unpaced senders alone have sent.
     pub unpaced_finish_ns: u64,
+    /// Flows that cannot be paced and count in an epoch, by its number, though they may be silent in it.
+    pub stays: [u16; STAYS],
     /// By [`RISK_TABLE`]: dropped packets that leave TCP with nothing in flight, ever.
     pub at_risk: [u64; RISKS],
 }
@@ -650,7 +654,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 84];
+        static native_intf_layout: [u64; 86];
         static native_intf_layout_len: u32;
     }
 
@@ -703,6 +707,8 @@ mod tests {
             offset_of!(Turns, crowded),
             offset_of!(Queue, lightest_before),
             offset_of!(Queue, unpaced_finish_ns),
+            offset_of!(Queue, stays),
+            STAYS,
             offset_of!(Queue, at_risk),
             RISKS,
             size_of::<Counters>(),

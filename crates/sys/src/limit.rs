@@ -719,6 +719,9 @@ pub(crate) fn load_nrm<'a>(
     let parent = parent.map(ParentMaps::of).transpose()?.flatten();
     set_parent!(open, parent.as_ref(), "nrm");
     set_exempt!(open, exempts, None, "nrm");
+    if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
+        rodata.flow_seed = u64::from(edt::random_seed()) << 32 | u64::from(edt::random_seed());
+    }
     open.load().map_err(load_error("nrm"))
 }
 

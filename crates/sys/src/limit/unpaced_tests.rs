@@ -6,7 +6,10 @@ use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 use proptest::prelude::*;
 use tidegate_core::{
     Nanos, Rate,
-    unpaced::{self, Sent},
+    unpaced::{
+        self, Sent,
+        flows::{self, Flow, WAYS},
+    },
     virtual_queue::{self, QueueKind, VirtualQueueOptions},
 };
 
@@ -29,11 +32,28 @@ unsafe extern "C" {
     fn native_up_packet(
         conf: *const intf::QueueConf,
         queue: *mut intf::Queue,
-        sent: *mut u64,
-        seen: *mut u32,
+        flow: *mut NativeFlow,
         packet: *const NativePacket,
     ) -> i32;
+    fn native_uf_find(
+        set: *mut [NativeFlow; WAYS],
+        flow: u64,
+        now: u64,
+        epoch: u32,
+    ) -> *mut NativeFlow;
+    fn native_uf_earns(cell: *mut NativeFlow, now: u64, bytes: u32, cost: u64, share: u64) -> u32;
     fn native_up_config(conf: *const intf::QueueConf, out: *mut intf::QueueConf);
+}
+
+/// `struct uf_flow`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct NativeFlow {
+    flow: u64,
+    finish_ns: u64,
+    sent: u64,
+    seen: u32,
+    until: u32,
 }
 
 /// `struct native_pace_packet`.
@@ -123,6 +143,36 @@ proptest! {
         prop_assert_eq!((got, sent), (1, u64::from(epoch) << 32 | 100));
     }
 
+    /// Whose cell it is, and what passes of it, packet by packet.
+    #[test]
+    fn flows_of_unpaced_senders_are_the_model_s(
+        steps in prop::collection::vec(
+            (0u64..30_000_000, 0u32..3, 1u64..9, 1u32..100_000, any_cost(), 0u64..=2 << 24), 1..300),
+    ) {
+        let (mut model, mut set) = ([Flow::default(); WAYS], [NativeFlow::default(); WAYS]);
+        let (mut now, mut epoch) = (S, 1);
+        for (gap, turns, flow, bytes, cost, share) in steps {
+            (now, epoch) = (now + gap, epoch + turns);
+            let is = flows::find(&mut model, flow, Nanos(now), epoch);
+            // SAFETY: the set is a live value of the layout that the header declares, and outlives its cell.
+            let cell = unsafe { &mut *native_uf_find(&mut set, flow, now, epoch) };
+            // SAFETY: `cell` is a live value.
+            let passes = unsafe { native_uf_earns(cell, now, bytes, cost, share) } == 1;
+            prop_assert_eq!(passes, is.earns(Nanos(now), bytes, cost, share));
+            if passes {
+                (is.sent, is.seen) = (Sent { epoch, bytes }, epoch);
+                (cell.sent, cell.seen) = (u64::from(epoch) << 32 | u64::from(bytes), epoch);
+            }
+            for (is, cell) in model.iter().zip(set) {
+                let sent = u64::from(is.sent.epoch) << 32 | u64::from(is.sent.bytes);
+                let is = NativeFlow {
+                    flow: is.flow, finish_ns: is.finish.0, sent, seen: is.seen, until: 0,
+                };
+                prop_assert_eq!(is, cell);
+            }
+        }
+    }
+
     #[test]
     fn thresholds_of_unpaced_senders_are_the_model_s(bit_s in 8_000u64..=100_000_000_000) {
         let conf = windows(bit_s);
@@ -163,7 +213,7 @@ fn share_a_limit(bit_s: u64, sources: &[Source]) -> Vec<Got> {
     let rate = Rate::from_bit_s(bit_s).unwrap();
     let conf: intf::QueueConf = VirtualQueueOptions::new(rate).config().unwrap().into();
     let mut queue = intf::Queue::default();
-    let mut flows = vec![(S, 0u64, 0u32, Got::default()); sources.len()];
+    let mut flows = vec![(S, NativeFlow::default(), Got::default()); sources.len()];
     let (begin, end) = (2 * S, 6 * S);
     let mut random = 1u32;
     loop {
@@ -187,12 +237,12 @@ fn share_a_limit(bit_s: u64, sources: &[Source]) -> Vec<Got> {
             wire_bytes,
             unpaced: matches!(sources[index], Source::Unpaced { .. }).into(),
             random,
-            burst_bytes: burst(bit_s, 1.0 / f64::from(queue.flows_before.max(1))),
+            burst_bytes: burst(bit_s, 1.0 / f64::from(queue.flows.max(queue.flows_before).max(1))),
         };
-        let (next, sent, seen, got) = &mut flows[index];
+        let (next, flow, got) = &mut flows[index];
         let cost_ns = virtual_queue::time_of(wire_bytes.into(), conf.cost).0;
         // SAFETY: every pointer is to a live value of the layout that the header declares.
-        let passed = unsafe { native_up_packet(&conf, &mut queue, sent, seen, &packet) } == 1;
+        let passed = unsafe { native_up_packet(&conf, &mut queue, flow, &packet) } == 1;
         if now_ns > begin {
             got.part += if passed { cost_ns as f64 / (end - begin) as f64 } else { 0.0 };
             got.drops += u32::from(!passed);
@@ -201,7 +251,7 @@ fn share_a_limit(bit_s: u64, sources: &[Source]) -> Vec<Got> {
         let jitter = f64::from(random >> 8) / f64::from(1 << 24) + 0.5;
         *next += (cost_ns as f64 / offered * jitter) as u64 + 1;
     }
-    flows.into_iter().map(|flow| flow.3).collect()
+    flows.into_iter().map(|flow| flow.2).collect()
 }
 
 /// What a paced flow sends at once that has this share.
@@ -227,6 +277,31 @@ fn a_flood_of_small_packets_gets_one_share() {
                 );
                 assert!(least >= at_least * fair, "{what}");
                 assert!(flood <= at_most * fair, "{what}");
+            }
+        }
+    }
+}
+
+/// Clients of a server of HTTP/3 have a share each beside transfers, whatever each of them could use. Were
+/// what they take only set aside, the share would swing between all and nothing. Did they count only in the
+/// epochs in which they send, each would have a share of those alone that do so in the same epoch.
+#[test]
+fn flows_that_cannot_be_paced_have_shares_as_transfers_have() {
+    for bit_s in [20_000_000, 200_000_000] {
+        for (paced, unpaced, offered, bytes) in
+            [(4, 20, 0.05, 1_242), (4, 20, 0.5, 1_242), (4, 20, 0.5, 10_800), (4, 1, 1.5, 1_242)]
+        {
+            let mut sources = vec![Source::Greedy; paced];
+            sources.extend(vec![Source::Unpaced { bytes, offered }; unpaced]);
+            let got = share_a_limit(bit_s, &sources);
+            let fair = 1.0 / (paced + unpaced) as f64;
+            let part = |got: &[Got]| got.iter().map(|got| got.part).sum::<f64>() / got.len() as f64;
+            let (transfers, clients) = (part(&got[..paced]) / fair, part(&got[paced..]) / fair);
+            let what = format!("{bit_s} bit/s, {paced} transfers beside {unpaced}, {bytes} bytes");
+            assert!((0.8..1.2).contains(&transfers), "{what}: {transfers:.2}, {clients:.2}");
+            assert!((0.8..1.2).contains(&clients), "{what}: {transfers:.2}, {clients:.2}");
+            for got in got {
+                assert!((0.7 * fair..=1.3 * fair).contains(&got.part), "{what}: {got:?}");
             }
         }
     }
@@ -280,7 +355,7 @@ fn flows_that_begin_together_make_room_for_each_other() {
         let conf: intf::QueueConf = options.config().unwrap().into();
         let frame_ns = virtual_queue::time_of(FRAME.into(), conf.cost).0;
         let mut queue = intf::Queue { share: 99 * (1 << 24) / 100, ..Default::default() };
-        let mut sockets = [(0u64, 0u32); FLOWS as usize];
+        let mut sockets = [NativeFlow::default(); FLOWS as usize];
         let mut window = 4;
         for round in 1..20 {
             let share = f64::from(queue.share) / f64::from(1 << 24);
@@ -289,7 +364,7 @@ fn flows_that_begin_together_make_room_for_each_other() {
             let offered_ns = u64::from(FLOWS) * frames * frame_ns;
             assert!(offered_ns < RTT_NS * 3 / 2, "{bit_s} bit/s: {offered_ns} ns in round {round}");
             // One after the other, each at once.
-            for (flow, (sent, seen)) in sockets.iter_mut().enumerate() {
+            for (flow, socket) in sockets.iter_mut().enumerate() {
                 for frame in 0..frames {
                     let packet = NativePacket {
                         now_ns: S + round * RTT_NS + flow as u64 * RTT_NS / 20 + frame,
@@ -301,7 +376,7 @@ fn flows_that_begin_together_make_room_for_each_other() {
                             / (2 * queue.flows_before.max(1)),
                     };
                     // SAFETY: every pointer is to a live value of the layout that the header declares.
-                    unsafe { native_up_packet(&conf, &mut queue, sent, seen, &packet) };
+                    unsafe { native_up_packet(&conf, &mut queue, socket, &packet) };
                 }
             }
             window *= 2;
@@ -367,7 +442,6 @@ fn root_a_flood_at_ingress_gets_no_room_for_windows() {
         put(&nrm, conf, bit_s, &intf::Queue { rtt_ns: 50_000_000, ..Default::default() });
         let before = passed_bytes(&nrm);
         let started = now_ns();
-        // The kernel's packet comes with a socket of its own in each run: none has used its share.
         for _ in 0..300 {
             let packet = datagram();
             let input = ProgramInput { data_in: Some(&packet), repeat: 100, ..Default::default() };
@@ -401,34 +475,43 @@ fn root_unpaced_senders_within_a_share_do_not_pay_for_windows() {
         frame[16] = 0;
         frame
     };
-    // The share of an epoch of 600 s, what all and what unpaced senders are behind, in seconds; and whether a
-    // large and a small packet pass.
+    // Whether the packet is within the share of its flow, what all and what unpaced senders are behind, in
+    // seconds; and whether a large and a small packet pass.
     let rows = [
-        ("idle, within", 1, 0, 0, [true, true]),
-        ("idle, beyond", 0, 0, 0, [true, true]),
-        ("windows are on their way, within", 1, 100, 0, [true, true]),
-        ("windows are on their way, beyond", 0, 100, 0, [false, false]),
-        ("beyond even their room", 1, 200, 0, [false, false]),
-        ("unpaced senders are behind", 1, 100, 60, [false, false]),
+        ("idle, within", true, 0, 0, [true, true]),
+        ("idle, beyond", false, 0, 0, [true, true]),
+        ("windows are on their way, within", true, 100, 0, [true, true]),
+        ("windows are on their way, beyond", false, 100, 0, [false, false]),
+        ("beyond even their room", true, 200, 0, [false, false]),
+        ("unpaced senders are behind", true, 100, 60, [false, false]),
     ];
-    for (what, part, all_s, unpaced_s, expected) in rows {
+    let mut port = 0u16;
+    for (what, within, all_s, unpaced_s, expected) in rows {
         for (frame, passes) in [&large, &small].into_iter().zip(expected) {
-            let now = now_ns();
-            let was = intf::Queue {
-                finish_ns: now + all_s * S,
-                unpaced_finish_ns: now + unpaced_s * S,
-                epoch_start_ns: now,
-                epoch_us: 600_000_000,
-                share: part << 22,
-                cost: conf.cost,
-                ..Default::default()
+            port += 1;
+            let mut frame = frame.clone();
+            frame[34..36].copy_from_slice(&port.to_be_bytes());
+            let run = |all_s: u64, unpaced_s: u64| {
+                let now = now_ns();
+                let was = intf::Queue {
+                    finish_ns: now + all_s * S,
+                    unpaced_finish_ns: now + unpaced_s * S,
+                    epoch_start_ns: now,
+                    epoch_us: 600_000_000,
+                    // The least there is: zero stands for a share that is not known yet.
+                    share: 1,
+                    cost: conf.cost,
+                    ..Default::default()
+                };
+                put(&nrm, conf, 8_000, &was);
+                let input = ProgramInput { data_in: Some(&frame), ..Default::default() };
+                let returned = nrm.progs.nrm_ingress.test_run(input).unwrap().return_value;
+                (now, was, returned == 1)
             };
-            // Zero stands for a share that is not known yet: the least there is.
-            let was = intf::Queue { share: was.share.max(1), ..was };
-            put(&nrm, conf, 8_000, &was);
-            let input = ProgramInput { data_in: Some(frame), ..Default::default() };
-            let returned = nrm.progs.nrm_ingress.test_run(input).unwrap().return_value;
-            assert_eq!(returned == 1, passes, "{what}, {} bytes", frame.len());
+            // A flow's first packet is within its share, and uses it for seconds.
+            assert!(within || run(0, 0).2, "{what}: the first packet of {} bytes", frame.len());
+            let (now, was, passed) = run(all_s, unpaced_s);
+            assert_eq!(passed, passes, "{what}, {} bytes", frame.len());
             let is = queue_of(&nrm);
             let cost =
                 if passes { virtual_queue::time_of(frame.len() as u64, conf.cost).0 } else { 0 };

@@ -7,7 +7,7 @@ use tidegate_core::Direction;
 use crate::experiments::requests::{App, GBIT, MBIT, Row};
 
 /// The rows that the tables of the project are about.
-const QUICK: [&str; 17] = [
+const QUICK: [&str; 19] = [
     "redis-1b-50m",
     "redis-200m",
     "nginx-keep-1k-200m",
@@ -15,6 +15,8 @@ const QUICK: [&str; 17] = [
     "nginx-close-10k-200m",
     "nginx-close-10k-1g",
     "nginx-close-1k-5c-1b-50m",
+    "h3-10k-50m",
+    "h3-10k-open-50m",
     "nginx-keep-1k-ingress-200m",
     "nginx-keep-10k-ingress-200m",
     "nginx-close-10k-ingress-200m",
