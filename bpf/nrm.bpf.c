@@ -192,7 +192,10 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct
 
 	if (!conf || !queue || !packet)
 		return 0;
-	flow = sm_flow(sm_mix(fl_hash(skb, tg_load_from, 0, skb->protocol), index));
+	flow = fl_hash_at_hand((void *)(long)skb->data, (void *)(long)skb->data_end, skb->protocol);
+	if (!flow)
+		flow = fl_hash(skb, tg_load_from, 0, skb->protocol);
+	flow = sm_flow(sm_mix(flow, index));
 	key = flow >> UF_SET_SHIFT;
 	set = bpf_map_lookup_elem(&unpaced_flows, &key);
 	if (!set)
@@ -624,9 +627,9 @@ static __always_inline void account(struct __sk_buff *skb, const struct gates *g
 	__u64 rate = tg_rate(g->limit, g->queue, g->direction);
 	__u64 own_rate;
 
-	if (g->packet.paced && g->own)
+	if (g->packet.paced && !g->packet.needs_share && g->own)
 		use(skb, g->own_conf, g->own, bytes, g->direction + TG_OWN);
-	else if (g->packet.paced && !g->is_parent)
+	else if (g->packet.paced && !g->packet.needs_share && !g->is_parent)
 		use(skb, g->conf, g->queue, bytes, g->direction);
 	if (bytes > VQ_SMALL_BYTES) {
 		if (g->own)
