@@ -201,13 +201,11 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct
 	if (!set)
 		return 0;
 	cell = uf_find(set, flow, packet->now, queue->epoch + 1);
-	if (!uf_earns(cell, packet->now, packet->bytes, conf->cost,
-		      queue->share ? queue->share : FS_TARGET)) {
+	if (!uf_within(queue, cell, packet->now, packet->bytes, conf->cost)) {
 		if (!queue->flooded)
 			queue->flooded = 1;
 		return 0;
 	}
-	uf_use(queue, cell, packet->now, packet->bytes, conf->cost);
 	return 1;
 }
 
@@ -291,6 +289,7 @@ __noinline int end_epoch(const struct vq_conf *conf, struct tg_queue *queue,
 		return 0;
 	queue->newcomers = 0;
 	queue->flooded = 0;
+	queue->strangers_ns = 0;
 	/* Flows that still wait raise it again. */
 	queue->wait_ns -= queue->wait_ns / 16;
 	return 1;

@@ -35,6 +35,9 @@ struct uf_flow {
 	__u32 seen;
 	/* Until which epoch it counts though it is silent (ep_stay). */
 	__u32 until;
+	/* The epoch in which it took the cell. */
+	__u32 began;
+	__u32 pad;
 };
 
 struct uf_set {
@@ -71,6 +74,7 @@ static inline __attribute__((always_inline)) struct uf_flow *uf_find(struct uf_s
 		cell->sent = (__u64)epoch << 32;
 		cell->seen = 0;
 		cell->until = 0;
+		cell->began = epoch;
 		return cell;
 	}
 	return &set->way[flow % UF_WAYS];
@@ -105,16 +109,36 @@ static inline __attribute__((always_inline)) int uf_earns(struct uf_flow *cell, 
 	return 1;
 }
 
-/* Counts a packet that is within its flow's share, and has been charged. */
-static inline __attribute__((always_inline)) void
-uf_use(struct tg_queue *queue, struct uf_flow *cell, __u64 now, __u32 bytes, __u64 cost)
+/*
+ * Whether a packet is within its flow's share; then it is charged, and counts. A flow that no
+ * earlier epoch has seen is a stranger: it is set aside and is none of those that divide the limit,
+ * and all strangers together have half of it. So who sends to somebody else with each packet does
+ * not earn a share with each.
+ */
+static inline __attribute__((always_inline)) int
+uf_within(struct tg_queue *queue, struct uf_flow *cell, __u64 now, __u32 bytes, __u64 cost)
 {
-	__s64 ahead = *(volatile __u64 *)&cell->finish_ns - now;
+	__u64 time, share = *(volatile __u32 *)&queue->share;
+	int stranger = cell->began == queue->epoch + 1;
+	__s64 ahead;
 
+	if (stranger && *(volatile __u64 *)&queue->strangers_ns >=
+			    fs_max(queue->epoch_us * 1000ULL, FS_MIN_EPOCH_NS) / 2)
+		return 0;
+	if (!uf_earns(cell, now, bytes, cost, share ? share : FS_TARGET))
+		return 0;
+	if (stranger) {
+		time = vq_time_ns(bytes, cost);
+		__sync_fetch_and_add(&queue->strangers_ns, time);
+		__sync_fetch_and_add(&queue->aside_ns, time);
+		return 1;
+	}
+	ahead = *(volatile __u64 *)&cell->finish_ns - now;
 	if (!ep_stays(queue, cell->until))
 		ep_use(queue, &cell->sent, &cell->seen, bytes, cost, 0);
 	if (ahead > 0)
 		ep_stay(queue, &cell->until, ahead);
+	return 1;
 }
 
 #endif

@@ -82,11 +82,8 @@ int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, struct 
 	int beside_unpaced;
 
 	if (p->unpaced) {
-		reserved = uf_earns(flow, p->now_ns, p->wire_bytes, conf->cost,
-				    queue->share ? queue->share : FS_TARGET);
-		if (reserved)
-			uf_use(queue, flow, p->now_ns, p->wire_bytes, conf->cost);
-		else
+		reserved = uf_within(queue, flow, p->now_ns, p->wire_bytes, conf->cost);
+		if (!reserved)
 			queue->flooded = 1;
 	}
 	beside_unpaced = queue->aside_before || queue->flooded;
@@ -108,6 +105,6 @@ int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, struct 
 	backlog = queue->finish_ns - p->now_ns - cost_ns - standing;
 	if (tg_turn_epoch(conf, queue, p->now_ns, backlog > 0 ? backlog : 0, RTT_NS, p->burst_bytes,
 			  p->rate_bit_s))
-		queue->flooded = 0;
+		queue->flooded = queue->strangers_ns = 0;
 	return 1;
 }

@@ -14,7 +14,11 @@
 //! A flow that is ahead of its share counts until it has earned that, in epochs in which it is silent, too:
 //! a link of its share would still be busy. So flows that send in bursts count as flows that send evenly do.
 //!
-//! O(1) time. A flow has a cell of 32 bytes in a set of [`WAYS`]; a limit has [`SETS`] sets. A flow whose set
+//! A flow that no earlier epoch has seen is a stranger: what it takes is set aside, it is none of those that
+//! divide the limit, and all strangers of an epoch together have half of it. So who sends to somebody else
+//! with each packet does not earn a share with each. Beyond that half they meet the virtual queue.
+//!
+//! O(1) time. A flow has a cell of 40 bytes in a set of [`WAYS`]; a limit has [`SETS`] sets. A flow whose set
 //! is full has one cell, and one share, together with another flow. The kernel's copy is
 //! `bpf/unpaced_flow.h`.
 

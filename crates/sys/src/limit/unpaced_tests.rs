@@ -54,6 +54,8 @@ struct NativeFlow {
     sent: u64,
     seen: u32,
     until: u32,
+    began: u32,
+    pad: u32,
 }
 
 /// `struct native_pace_packet`.
@@ -166,6 +168,7 @@ proptest! {
             for (is, cell) in model.iter().zip(set) {
                 let sent = u64::from(is.sent.epoch) << 32 | u64::from(is.sent.bytes);
                 let is = NativeFlow {
+                    began: cell.began, pad: 0,
                     flow: is.flow, finish_ns: is.finish.0, sent, seen: is.seen, until: 0,
                 };
                 prop_assert_eq!(is, cell);
@@ -197,6 +200,8 @@ enum Source {
     Greedy,
     /// A socket that cannot be paced: packets of so many bytes, this part of the limit.
     Unpaced { bytes: u32, offered: f64 },
+    /// The same to somebody else with each packet.
+    Strangers { bytes: u32, offered: f64 },
     /// A TCP flow that wants no more than this part of the limit, in packets of so many bytes.
     Requests { bytes: u32, offered: f64 },
 }
@@ -226,20 +231,24 @@ fn share_a_limit(bit_s: u64, sources: &[Source]) -> Vec<Got> {
             if queue.share == 0 { 1.0 } else { f64::from(queue.share) / f64::from(1 << 24) };
         let (wire_bytes, offered) = match sources[index] {
             Source::Greedy => (burst(bit_s, share), share),
-            Source::Unpaced { bytes, offered } | Source::Requests { bytes, offered } => {
-                (bytes, offered)
-            }
+            Source::Unpaced { bytes, offered }
+            | Source::Strangers { bytes, offered }
+            | Source::Requests { bytes, offered } => (bytes, offered),
         };
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let packet = NativePacket {
             now_ns,
             rate_bit_s: bit_s,
             wire_bytes,
-            unpaced: matches!(sources[index], Source::Unpaced { .. }).into(),
+            unpaced: matches!(sources[index], Source::Unpaced { .. } | Source::Strangers { .. })
+                .into(),
             random,
             burst_bytes: burst(bit_s, 1.0 / f64::from(queue.flows.max(queue.flows_before).max(1))),
         };
         let (next, flow, got) = &mut flows[index];
+        if matches!(sources[index], Source::Strangers { .. }) {
+            *flow = NativeFlow { began: queue.epoch + 1, ..NativeFlow::default() };
+        }
         let cost_ns = virtual_queue::time_of(wire_bytes.into(), conf.cost).0;
         // SAFETY: every pointer is to a live value of the layout that the header declares.
         let passed = unsafe { native_up_packet(&conf, &mut queue, flow, &packet) } == 1;
@@ -302,6 +311,24 @@ fn flows_that_cannot_be_paced_have_shares_as_transfers_have() {
             assert!((0.8..1.2).contains(&clients), "{what}: {transfers:.2}, {clients:.2}");
             for got in got {
                 assert!((0.7 * fair..=1.3 * fair).contains(&got.part), "{what}: {got:?}");
+            }
+        }
+    }
+}
+
+/// Who sends to somebody else with each packet has half of the limit at most, and not a share with each.
+#[test]
+fn a_flood_to_strangers_leaves_half_to_transfers() {
+    for bit_s in [20_000_000, 200_000_000] {
+        for bytes in [60, 121, 1_514, 10_800] {
+            for offered in [0.3, 1.5, 5.0] {
+                let mut sources = vec![Source::Greedy; 4];
+                sources.push(Source::Strangers { bytes, offered });
+                let got = share_a_limit(bit_s, &sources);
+                let transfers = got[..4].iter().map(|got| got.part).sum::<f64>();
+                let what = format!("{bit_s} bit/s, {bytes} bytes, {offered}: {got:?}");
+                assert!(transfers >= 0.35, "{transfers:.2}: {what}");
+                assert!(got[4].part >= 0.28, "{what}");
             }
         }
     }
