@@ -9,11 +9,22 @@
 /* Random, so that nobody can tell which flows share a set. */
 const volatile __u64 flow_seed = 0;
 
-/* What tells the flows of two hosts apart: the first four bytes of a transport, if it has ports. */
+/* Whether the first four bytes of a transport (ports, or an SPI) tell the flows of hosts apart. */
 static __always_inline int fl_has_ports(__u8 protocol)
 {
 	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP || protocol == IPPROTO_SCTP ||
 	       protocol == IPPROTO_DCCP || protocol == IPPROTO_UDPLITE || protocol == IPPROTO_ESP;
+}
+
+static __always_inline __u64 fl_mix_ipv6(__u64 hash, const struct ipv6hdr *ip)
+{
+	const __u32 *from = ip->saddr.in6_u.u6_addr32, *to = ip->daddr.in6_u.u6_addr32;
+
+	for (int i = 0; i < 4; i += 2)
+		hash = sm_mix(hash, (__u64)from[i] << 32 | from[i + 1]);
+	for (int i = 0; i < 4; i += 2)
+		hash = sm_mix(hash, (__u64)to[i] << 32 | to[i + 1]);
+	return hash;
 }
 
 /*
@@ -41,12 +52,7 @@ static __always_inline __u64 fl_hash(void *ctx, tg_loader load, __u32 start, __b
 
 		if (load(ctx, start, 0, &ip, sizeof(ip)))
 			return sm_flow(hash);
-		for (int i = 0; i < 4; i += 2)
-			hash = sm_mix(hash, (__u64)ip.saddr.in6_u.u6_addr32[i] << 32 |
-						ip.saddr.in6_u.u6_addr32[i + 1]);
-		for (int i = 0; i < 4; i += 2)
-			hash = sm_mix(hash, (__u64)ip.daddr.in6_u.u6_addr32[i] << 32 |
-						ip.daddr.in6_u.u6_addr32[i + 1]);
+		hash = fl_mix_ipv6(hash, &ip);
 		protocol = ip.nexthdr;
 		offset = sizeof(ip);
 		fragment = tg_walk_extensions(ctx, load, start, &offset, &protocol);
@@ -82,14 +88,10 @@ static __always_inline __u64 fl_hash_at_hand(void *data, void *end, __be16 type)
 	if (type == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr *ip = data;
 		__u32 *ports = (__u32 *)(ip + 1);
-		__u32 *from = ip->saddr.in6_u.u6_addr32, *to = ip->daddr.in6_u.u6_addr32;
 
 		if ((void *)(ports + 1) > end || !fl_has_ports(ip->nexthdr))
 			return 0;
-		for (int i = 0; i < 4; i += 2)
-			hash = sm_mix(hash, (__u64)from[i] << 32 | from[i + 1]);
-		for (int i = 0; i < 4; i += 2)
-			hash = sm_mix(hash, (__u64)to[i] << 32 | to[i + 1]);
+		hash = fl_mix_ipv6(hash, ip);
 		return sm_flow(sm_mix(hash, (__u64)ip->nexthdr << 32 | *ports));
 	}
 	return 0;

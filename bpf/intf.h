@@ -241,7 +241,7 @@ struct tg_queue {
 	/* Flows that cannot be paced and count in an epoch, by its number, though they may be
 	 * silent in it: what they have taken is more than they have earned (epoch.h). */
 	__u16 stays[TG_STAYS];
-	/* What such flows have taken in this epoch that no earlier one has seen. */
+	/* The time of the packets of such flows that began in this epoch. */
 	__u64 strangers_ns;
 	/* pace, nrm: packets that were dropped and leave TCP with nothing in flight, ever. At the
 	 * end: a packet that passes has no use for them. */

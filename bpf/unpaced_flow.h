@@ -19,7 +19,7 @@
 #define UF_SETS	     512
 #define UF_SET_SHIFT 55
 #define UF_WAYS	     4
-/* What a flow may be ahead of its share. */
+/* The time by which a flow may be ahead of its share. */
 #define UF_DEPTH_NS 50000000ULL
 /* No packet keeps its flow out for longer, however small the share was when it passed: 17 s. */
 #define UF_MOST_NS (1ULL << 34)
@@ -112,8 +112,8 @@ static inline __attribute__((always_inline)) int uf_earns(struct uf_flow *cell, 
 /*
  * Whether a packet is within its flow's share; then it is charged, and counts. A flow that no
  * earlier epoch has seen is a stranger: it is set aside and is none of those that divide the limit,
- * and all strangers together have half of it. So who sends to somebody else with each packet does
- * not earn a share with each.
+ * and all strangers together have half of it. A sender that addresses each packet to another host
+ * therefore does not get a share with each packet.
  */
 static inline __attribute__((always_inline)) int
 uf_within(struct tg_queue *queue, struct uf_flow *cell, __u64 now, __u32 bytes, __u64 cost)

@@ -359,7 +359,7 @@ pub struct Queue {
     pub unpaced_finish_ns: u64,
     /// Flows that cannot be paced and count in an epoch, by its number, though they may be silent in it.
     pub stays: [u16; STAYS],
-    /// What such flows have taken in this epoch that no earlier one has seen.
+    /// The time of the packets of such flows that began in this epoch.
     pub strangers_ns: u64,
     /// By [`RISK_TABLE`]: dropped packets that leave TCP with nothing in flight, ever.
     pub at_risk: [u64; RISKS],

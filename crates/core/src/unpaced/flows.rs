@@ -6,7 +6,7 @@
 //! once, and the flow has earned the next one when its share says so. Nobody can hold the packets of such a
 //! flow back at this place; what is beyond its share meets the virtual queue as senders of scheme `nrm` do.
 //!
-//! What a flow takes of its share counts as what a TCP flow takes ([`super::Sent::takes`]): one that takes
+//! A flow counts as a TCP flow does, by the bytes that it takes ([`super::Sent::takes`]): one that takes
 //! half of a share is one of those that divide the limit, and what a smaller one takes is set aside for it.
 //! If all of them were set aside, the share of the others would be what is left, and what is set aside would
 //! be so many of those shares: with twenty such flows beside four the gain of this loop is five.
@@ -15,8 +15,9 @@
 //! a link of its share would still be busy. So flows that send in bursts count as flows that send evenly do.
 //!
 //! A flow that no earlier epoch has seen is a stranger: what it takes is set aside, it is none of those that
-//! divide the limit, and all strangers of an epoch together have half of it. So who sends to somebody else
-//! with each packet does not earn a share with each. Beyond that half they meet the virtual queue.
+//! divide the limit, and all strangers of an epoch together have half of it. A sender that addresses each
+//! packet to another host therefore does not get a share with each packet. Beyond that half strangers meet
+//! the virtual queue.
 //!
 //! O(1) time. A flow has a cell of 40 bytes in a set of [`WAYS`]; a limit has [`SETS`] sets. A flow whose set
 //! is full has one cell, and one share, together with another flow. The kernel's copy is
@@ -34,7 +35,7 @@ use super::Sent;
 pub const WAYS: usize = 4;
 /// Sets of a limit.
 pub const SETS: usize = 512;
-/// What a flow may be ahead of its share.
+/// The time by which a flow may be ahead of its share.
 pub const DEPTH: Nanos = Nanos(50_000_000);
 /// No packet keeps its flow out for longer, however small the share was when it passed.
 pub const MOST: Nanos = Nanos(1 << 34);
@@ -42,14 +43,16 @@ pub const MOST: Nanos = Nanos(1 << 34);
 /// A flow.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Flow {
-    /// Whose the cell is; 0 is nobody's.
+    /// The hash of the flow that has the cell; 0: the cell is unused.
     pub flow: u64,
     /// When a link of the flow's share would have sent all that passed.
     pub finish: Nanos,
-    /// What it took in its last epoch.
+    /// The bytes that the flow took in its last epoch.
     pub sent: Sent,
     /// The last epoch in which it counted.
     pub seen: u32,
+    /// The epoch in which the flow took the cell: in that epoch it is a stranger.
+    pub began: u32,
 }
 
 /// How long a packet takes at `share` of the limit, in 2^-24, of which a byte costs `cost` 2^-24 ns.
@@ -83,7 +86,7 @@ pub fn find(set: &mut [Flow; WAYS], flow: u64, now: Nanos, epoch: u32) -> &mut F
     let index = own.unwrap_or_else(|| match set.iter().position(|cell| cell.is_free(now, epoch)) {
         Some(free) => {
             let sent = Sent { epoch, bytes: 0 };
-            set[free] = Flow { flow, finish: set[free].finish, sent, seen: 0 };
+            set[free] = Flow { flow, finish: set[free].finish, sent, seen: 0, began: epoch };
             free
         }
         None => flow as usize % WAYS,

@@ -145,7 +145,7 @@ proptest! {
         prop_assert_eq!((got, sent), (1, u64::from(epoch) << 32 | 100));
     }
 
-    /// Whose cell it is, and what passes of it, packet by packet.
+    /// The cell of a flow, and whether each packet passes.
     #[test]
     fn flows_of_unpaced_senders_are_the_model_s(
         steps in prop::collection::vec(
@@ -168,7 +168,7 @@ proptest! {
             for (is, cell) in model.iter().zip(set) {
                 let sent = u64::from(is.sent.epoch) << 32 | u64::from(is.sent.bytes);
                 let is = NativeFlow {
-                    began: cell.began, pad: 0,
+                    began: is.began, pad: 0,
                     flow: is.flow, finish_ns: is.finish.0, sent, seen: is.seen, until: 0,
                 };
                 prop_assert_eq!(is, cell);
@@ -316,7 +316,8 @@ fn flows_that_cannot_be_paced_have_shares_as_transfers_have() {
     }
 }
 
-/// Who sends to somebody else with each packet has half of the limit at most, and not a share with each.
+/// A sender that addresses each packet to another host has half of the limit at most, and not a share with
+/// each packet.
 #[test]
 fn a_flood_to_strangers_leaves_half_to_transfers() {
     for bit_s in [20_000_000, 200_000_000] {
