@@ -107,23 +107,20 @@ keep_in_memory() {
 	mount --bind "$in_memory/${1##*/}" "$1"
 }
 
-# Inside the machine of a kernel: the test binaries of tests.list, with the filters that follow. A line of the list
-# is a directory and a binary, as cargo has them.
+# Inside the machine of a kernel: what tests.list says. A line of it is a directory, a binary and filters.
 guest() {
 	local out=$vm/$1/out code=0 threads=$cpus dir binary filters command
-	shift
 	# An emulated machine has the time of one processor, and a test that waits for it sees the machine stand still.
 	[ -z "${TIDEGATE_TEST_SLOW:-}" ] || threads=1
 	{
 		guest_ready
-		while read -r dir binary; do
+		while read -r dir binary filters; do
 			echo "     Running $binary"
 			command=${binary%/deps/*}/tidegate
 			mountpoint -q "$command" || keep_in_memory "$command"
 			keep_in_memory "$binary"
-			filters=("$@")
-			[[ $dir != */lab || $* != root_ ]] || filters=("$laboratory")
-			(cd "$dir" && "$binary" "${filters[@]}" --show-output --test-threads "$threads") || code=1
+			# shellcheck disable=SC2086
+			(cd "$dir" && "$binary" $filters --show-output --test-threads "$threads") || code=1
 			umount "$binary"
 			rm "$in_memory/${binary##*/}"
 		done <"$vm/tests.list"
@@ -142,6 +139,17 @@ for line in sys.stdin:
     if message.get("executable") and message.get("profile", {}).get("test"):
         print(os.path.dirname(message["manifest_path"]), message["executable"])
 '
+}
+
+# Of the binaries that are listed, those with a test that one of the filters matches, with the filters. Each costs
+# an emulated machine seconds.
+select_tests() {
+	local dir binary filters
+	while read -r dir binary; do
+		filters=("$@")
+		[[ $dir != */lab || $* != root_ ]] || filters=("$laboratory")
+		[ -z "$("$binary" "${filters[@]}" --list --format terse)" ] || echo "$dir $binary ${filters[*]}"
+	done
 }
 
 # Boots the last kernel behind the TAP device in this network namespace, to run a test binary that takes orders.
@@ -224,13 +232,12 @@ machines_at_once() {
 	' /proc/meminfo
 }
 
-# Starts the machine of a kernel, with the filters that follow.
+# Starts the machine of a kernel.
 start() {
 	local kernel=$1 out=$vm/$1/out command
-	shift
 	rm -rf "$out"
 	mkdir "$out"
-	command=("$self" guest "$kernel" "$@")
+	command=("$self" guest "$kernel")
 	# The machine gets the environment on its command line.
 	runs_on_kvm "$kernel" || command=(env TIDEGATE_TEST_SLOW=1 "${command[@]}")
 	scripts/bounded.sh "$limit" "$self" boot "$kernel" "${command[@]}" \
@@ -258,7 +265,11 @@ run() {
 	local -A machines=()
 	shift
 	prepare
-	list_tests >"$vm/tests.list"
+	list_tests | select_tests "$@" >"$vm/tests.list"
+	if [ ! -s "$vm/tests.list" ]; then
+		echo "No test has one of these in its name: $*" >&2
+		return 1
+	fi
 	at_once=$(machines_at_once)
 	! runs_on_kvm "${kernels[0]}" || at_once=1
 	# Not with its status: where nothing is left to end, kill fails.
@@ -267,7 +278,7 @@ run() {
 		if ((${#machines[@]} - finished >= at_once)); then
 			finish "${kernels[finished++]}" || sum=1
 		fi
-		start "$kernel" "$@"
+		start "$kernel"
 		logs+=("$vm/$kernel.log")
 	done
 	for kernel in "${kernels[@]:finished}"; do
