@@ -3,7 +3,8 @@
 //!
 //!     cargo run --release -p tidegate-capture --example labelled -- [training|held-out|all] [CASES] [PART]
 //!
-//! CASES is how many are drawn (2000), PART a part of a case's name: only those run, and are shown.
+//! CASES are those below that number (2000), or `FIRST..END`; PART is a part of a case's name: only those
+//! run, and are shown.
 
 #[path = "../tests/captures/mod.rs"]
 mod captures;
@@ -65,13 +66,15 @@ fn text(flow: &FlowReport, report: &Report, truth: &Truth) -> String {
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let half = arguments.first().map_or("training", String::as_str);
-    let count = arguments.get(1).and_then(|text| text.parse().ok()).unwrap_or(2_000);
+    let numbers = arguments.get(1).map_or("2000", String::as_str);
+    let (first, end) = numbers.split_once("..").unwrap_or(("0", numbers));
+    let (first, end) = (first.parse().expect("FIRST"), end.parse().expect("CASES or END"));
     let part = arguments.get(2);
     let wanted = |case: &Case| {
         let side = half == "all" || case.is_held_out() == (half == "held-out");
         side && part.is_none_or(|part| case.to_string().contains(part.as_str()))
     };
-    let cases: Vec<Case> = (0..count).map(Case::number).filter(wanted).collect();
+    let cases: Vec<Case> = (first..end).map(Case::number).filter(wanted).collect();
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let judged: Vec<Judged> = thread::scope(|scope| {
         let parts = (0..threads).map(|first| {

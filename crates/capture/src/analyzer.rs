@@ -75,11 +75,23 @@ pub fn analyze(source: impl Read, options: &Options) -> Result<Report, CaptureEr
     Ok(report)
 }
 
+/// What was judged of a window.
+#[derive(Debug)]
+struct Window {
+    fit: Option<Fit>,
+    judgement: Judgement,
+    losses: usize,
+    /// When it began and ended, ns since 1970.
+    time_ns: (u64, u64),
+}
+
 /// The flows of a capture.
 #[derive(Debug, Default)]
 pub struct Analyzer {
     slots: Vec<Flow>,
     places: HashMap<FlowKey, usize>,
+    /// Of each flow, of the windows that are over, the one with most losses.
+    busiest: HashMap<FlowKey, Window>,
     /// Remembered packets of all flows.
     events: usize,
     /// Where the next flow to be forgotten is looked for.
@@ -139,7 +151,8 @@ impl Analyzer {
         if flow.trace.is_full() {
             let first = self.first_ns.unwrap_or(0);
             let held = flow.trace.len();
-            flow.end_window(first, first);
+            let fit = keep_busiest(&mut self.busiest, flow, first);
+            flow.end_window(fit, first);
             self.events -= held - flow.trace.len();
         }
         if let Transport::Tcp(tcp) = packet.transport
@@ -204,6 +217,7 @@ impl Analyzer {
             self.evicted += 1;
             self.events -= self.slots[at].trace.len();
             self.places.remove(&self.slots[at].key);
+            self.busiest.remove(&self.slots[at].key);
             self.slots[at] = flow;
             at
         };
@@ -221,8 +235,10 @@ impl Analyzer {
                 break;
             }
             let flow = &mut self.slots[at];
+            let first = self.first_ns.unwrap_or(0);
+            keep_busiest(&mut self.busiest, flow, first);
             self.events -= flow.trace.len();
-            flow.forget(flow.trace.len(), self.first_ns.unwrap_or(0));
+            flow.forget(flow.trace.len(), first);
             flow.trace.shrink();
             self.forgotten += 1;
         }
@@ -253,7 +269,11 @@ impl Analyzer {
             numbered.map(|(number, group)| group_report(number, group, &order, start)).collect();
         let flows = order.iter().filter(wanted).take(options.top);
         let of_group = |flow: &Flow| of_group(flow).map(|number| &group_reports[number]);
-        let flows = flows.map(|flow| flow_report(flow, of_group(flow), start)).collect();
+        let flows = flows.map(|flow| {
+            let busiest = self.busiest.get(&flow.key);
+            flow_report(flow, of_group(flow), busiest, start)
+        });
+        let flows = flows.collect();
         let capture = CaptureReport {
             packets: self.packets,
             skipped_packets: self.skipped,
@@ -271,12 +291,52 @@ impl Analyzer {
     }
 }
 
-fn flow_report(flow: &Flow, group: Option<&GroupReport>, start: u64) -> FlowReport {
+impl Window {
+    fn judge(flow: &Flow, series: &Series, fit: impl FnOnce(&Series) -> Option<Fit>) -> Window {
+        let fit = fit(series);
+        let judgement = verdict::judge(&[flow], series, fit.as_ref());
+        let first_ns = flow.trace.events().next().map_or(flow.first_ns, |event| event.time_ns);
+        Window { fit, judgement, losses: series.marks.len(), time_ns: (first_ns, flow.last_ns) }
+    }
+}
+
+/// Judges the window of a flow, and keeps that if no window before had as many losses. Its fit.
+fn keep_busiest(
+    busiest: &mut HashMap<FlowKey, Window>,
+    flow: &Flow,
+    capture_start_ns: u64,
+) -> Option<Fit> {
+    let window = Window::judge(flow, &flow.series(capture_start_ns), Series::fit);
+    let fit = window.fit;
+    let most = busiest.get(&flow.key).map_or(0, |busiest| busiest.losses);
+    if window.losses > most {
+        busiest.insert(flow.key, window);
+    }
+    fit
+}
+
+/// The report on a flow, by the window with most losses: the last one, or `busiest` of those before.
+fn flow_report(
+    flow: &Flow,
+    group: Option<&GroupReport>,
+    busiest: Option<&Window>,
+    start: u64,
+) -> FlowReport {
     let (loss_source, vantage) = flow.source();
     let series = flow.series(start);
-    let fit = series.fit_thoroughly();
-    let Judgement { mut verdict, mut evidence, delay } =
-        verdict::judge(&[flow], &series, fit.as_ref());
+    let last = Window::judge(flow, &series, Series::fit_thoroughly);
+    let fits: Vec<Fit> = flow.fits.iter().copied().chain(last.fit).collect();
+    let window = busiest.filter(|busiest| busiest.losses > last.losses).unwrap_or(&last);
+    let Judgement { mut verdict, mut evidence, delay } = window.judgement.clone();
+    if !flow.trace.is_whole() && window.losses > 0 {
+        let seconds = |ns: u64| ns.saturating_sub(start) as f64 / 1e9;
+        let (from, to) = window.time_ns;
+        let (from, to) = (seconds(from), seconds(to));
+        evidence.push(format!(
+            "judged by the {} places with loss from {from:.1} to {to:.1} s",
+            window.losses
+        ));
+    }
     if let Some(group) = group {
         verdict = group.verdict;
         let number = group.group;
@@ -285,7 +345,7 @@ fn flow_report(flow: &Flow, group: Option<&GroupReport>, start: u64) -> FlowRepo
     let duration_s = (flow.last_ns - flow.first_ns) as f64 / 1e9;
     let tells = matches!(verdict, Verdict::Policed | Verdict::TailDrop | Verdict::Shaped)
         && group.is_none();
-    let fit = fit.filter(|_| tells);
+    let fit = window.fit.filter(|_| tells);
     FlowReport {
         flow: flow.key.to_string(),
         packets: flow.packets,
@@ -299,7 +359,7 @@ fn flow_report(flow: &Flow, group: Option<&GroupReport>, start: u64) -> FlowRepo
         reordered_packets: flow.reordered(),
         rtt_median_ms: flow.tcp.as_ref().and_then(|tcp| Some(tcp.trips.quantile_ns(0.5)? / 1e6)),
         runs: flow.all_runs(start).report(start),
-        estimate: fit.as_ref().map(|fit| Estimate::new(fit, &flow.fits, frames(&[flow]))),
+        estimate: fit.as_ref().map(|fit| Estimate::new(fit, &fits, frames(&[flow]))),
         verdict,
         evidence,
         delay_before_loss: delay,
@@ -318,7 +378,7 @@ fn group_report(number: usize, group: &Group, order: &[&Flow], start: u64) -> Gr
     GroupReport {
         group: number,
         flows: flows.iter().map(|flow| flow.key.to_string()).collect(),
-        estimate: Estimate::new(&group.fit, &[], frames(&flows)),
+        estimate: Estimate::new(&group.fit, &[group.fit], frames(&flows)),
         verdict,
         evidence,
         delay_before_loss: delay,

@@ -144,9 +144,17 @@ struct Delays {
     source: DelaySource,
 }
 
+/// The least round trip between the hosts of a flow, of all flows. One that begins while a queue stands never
+/// sees it empty.
+fn least_round_trip_ns(flow: &Flow, flows: &[&Flow]) -> Option<u64> {
+    let hosts = |flow: &Flow| (flow.key.source, flow.key.destination);
+    let between = flows.iter().filter(|other| hosts(other) == hosts(flow));
+    between.filter_map(|flow| flow.tcp.as_ref()?.trips.least_ns()).min()
+}
+
 /// Of a flow, seen before the loss.
-fn by_round_trips(flow: &Flow, back_ns: u64) -> Option<Delays> {
-    let least_ns = flow.tcp.as_ref()?.trips.least_ns()? as f64;
+fn by_round_trips(flow: &Flow, flows: &[&Flow], back_ns: u64) -> Option<Delays> {
+    let least_ns = least_round_trip_ns(flow, flows)? as f64;
     let delay = |event: &Event| (f64::from(event.round_trip_us) * 1e3 - least_ns).max(0.0);
     let mut all = Vec::new();
     let mut last: [Option<&Event>; 2] = [None, None];
@@ -180,15 +188,15 @@ fn by_stamps(flow: &Flow) -> Option<Delays> {
     Some(Delays { all, within_ns: tick_ns as f64 + drift_ns, source: DelaySource::TimeStamps })
 }
 
-/// The median delay before the losses of some flows, each of which has a least delay of its own; none if too
-/// few could be timed. What passed more than `back_ns` before a loss says nothing of it.
+/// The median delay before the losses of some flows, over the least between their hosts; none if too few
+/// could be timed. What passed more than `back_ns` before a loss says nothing of it.
 #[must_use]
 pub fn before_losses(flows: &[&Flow], back_ns: u64) -> Option<Delay> {
     let (mut all, mut within_ns, mut source, mut losses) = (Vec::new(), 0.0_f64, None, 0);
     for flow in flows {
         let (seen, _) = flow.source();
         let delays = match seen {
-            LossSource::TcpRetransmissions => by_round_trips(flow, back_ns),
+            LossSource::TcpRetransmissions => by_round_trips(flow, flows, back_ns),
             LossSource::TcpHoles => by_stamps(flow),
             _ => None,
         };

@@ -50,6 +50,10 @@ const PROFILE_STEP: f64 = 1.04;
 const PROFILE_BEST: usize = 6;
 /// Where the deficit at losses is no more packets, how fast packets came is looked at.
 const SHALLOW_PACKETS: f64 = 3.0;
+/// By how much more such a bucket must explain than a deeper one, where more than this share of what seems to
+/// have passed may be lost.
+const SHALLOW_LEAD: f64 = 0.1;
+const UNSURE_MATTERS: f64 = 0.03;
 /// Timestamps are off by so much, besides packets.
 const JITTER_NS: f64 = 100_000.0;
 /// The errors of timestamps are no more than this part of the level.
@@ -257,16 +261,38 @@ impl Series {
     #[must_use]
     pub fn fit_thoroughly(&self) -> Option<Fit> {
         let best = self.fit()?;
-        if self.is_settled(&best) || self.marks.len() > PROFILE_MARKS_MAX {
+        let overrated = self.is_overrated(&best);
+        if self.is_settled(&best) && !overrated {
             return Some(best);
         }
-        let goodput = self.goodput(self.marks.first()?.after, self.marks.last()?.after)?;
-        let profiled = self.profile(goodput);
-        Some(profiled.filter(|fit| fit.score() > best.score()).unwrap_or(best))
+        let profiled = if self.marks.len() > PROFILE_MARKS_MAX {
+            let beginning = self.beginning(PROFILE_MARKS_MAX).profile();
+            beginning.and_then(|fit| self.refine(fit.rate_bit_s / 8e9))
+        } else {
+            self.profile()
+        };
+        let enough = best.score() - if overrated { SHALLOW_LEAD } else { 0.0 };
+        Some(profiled.filter(|fit| fit.score() > enough).unwrap_or(best))
+    }
+
+    /// Whether a rate at which all was let pass may explain the losses as well as the true one: every deficit
+    /// is one packet then, and packets that were lost unseen seem to have passed.
+    #[must_use]
+    pub fn is_overrated(&self, fit: &Fit) -> bool {
+        let unsure = self.passes.iter().filter(|pass| pass.unsure).count();
+        fit.level_bytes <= SHALLOW_PACKETS * self.packet()
+            && unsure as f64 > UNSURE_MATTERS * self.passes.len() as f64
+    }
+
+    /// Its beginning, with so many losses.
+    fn beginning(&self, marks: usize) -> Series {
+        let end = self.marks.get(marks).map_or(self.passes.len(), |mark| mark.after + 1);
+        Series { passes: self.passes[..end].to_vec(), marks: self.marks[..marks].to_vec(), ..*self }
     }
 
     /// The rate of many at which the deficits agree best, and between which rates they do about as well.
-    fn profile(&self, goodput: f64) -> Option<Fit> {
+    fn profile(&self) -> Option<Fit> {
+        let goodput = self.goodput(self.marks.first()?.after, self.marks.last()?.after)?;
         let packet = self.packet();
         let scan = |from: f64, step: f64| {
             let rates = (0..PROFILE_STEPS).map(move |n| from * step.powi(n));
@@ -299,12 +325,12 @@ impl Series {
         fit.explained - fit.violated > SETTLED && fit.spread_bytes <= close
     }
 
-    /// Bytes/ns from one pass to another.
+    /// Bytes/ns from one pass to another, of what surely passed.
     fn goodput(&self, from: usize, to: usize) -> Option<f64> {
         let to = to.min(self.passes.len().checked_sub(1)?);
         let time = self.passes[to].time_ns.checked_sub(self.passes[from.min(to)].time_ns)?;
-        let bytes: u64 =
-            self.passes[from.min(to) + 1..=to].iter().map(|p| u64::from(p.bytes)).sum();
+        let sure = self.passes[from.min(to) + 1..=to].iter().filter(|pass| !pass.unsure);
+        let bytes: u64 = sure.map(|pass| u64::from(pass.bytes)).sum();
         (time > 0 && bytes > 0).then(|| bytes as f64 / time as f64)
     }
 
@@ -352,7 +378,11 @@ impl Series {
         let mut fit = self.judge(rate, &walk, packet)?;
         if self.passes.iter().any(|pass| pass.unsure) {
             for _ in 0..DEPTH_ROUNDS {
+                let before = depth;
                 depth = fit.holds_bytes(packet);
+                if depth == before {
+                    break;
+                }
                 walk = self.walk(rate, first, depth);
                 fit = self.judge(rate, &walk, packet)?;
             }

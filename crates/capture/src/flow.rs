@@ -326,11 +326,11 @@ impl Flow {
         merge(&[self], capture_start_ns)
     }
 
-    /// The window is full: its estimate is kept, its older half goes.
-    pub fn end_window(&mut self, capture_start_ns: u64, origin_ns: u64) {
+    /// The window is full: its estimate is kept, if there is one, and its older half goes.
+    pub fn end_window(&mut self, fit: Option<Fit>, origin_ns: u64) {
         self.windows += 1;
         if self.windows.is_multiple_of(self.every)
-            && let Some(fit) = self.series(capture_start_ns).fit()
+            && let Some(fit) = fit
         {
             self.fits.push(fit);
             if self.fits.len() == WINDOWS_MAX {
@@ -430,7 +430,8 @@ pub fn merge(flows: &[&Flow], capture_start_ns: u64) -> Series {
         if !event.fills {
             last[flow] = Some(here);
         }
-        let unsure = before && !sources[flow].is_tcp();
+        let awaits = |track: &TcpTrack| track.trips.awaits(event.seq);
+        let unsure = before && flows[flow].tcp.as_ref().is_none_or(awaits);
         series.passes.push(Pass { time_ns, bytes: event.bytes, unsure });
     }
     series.marks.sort_by_key(|mark| mark.after);

@@ -133,7 +133,7 @@ impl Search<'_> {
             let mut group = self.fit(&set)?;
             // Shallow buckets of several flows need a finer scan of rates.
             if set.len() == all
-                && !holds(&group.fit)
+                && (!holds(&group.fit) || group.series.is_overrated(&group.fit))
                 && let Some(fit) = group.series.fit_thoroughly()
             {
                 group.fit = fit;

@@ -158,11 +158,11 @@ pub struct Curve {
 }
 
 impl Estimate {
-    /// From the last window's fit and those of earlier windows. `frames` is wire bytes over IP bytes.
+    /// From the fit of the window that was judged, and those of all windows. `frames` is wire bytes over IP
+    /// bytes.
     #[must_use]
-    pub fn new(fit: &Fit, earlier: &[Fit], frames: f64) -> Estimate {
-        let all: Vec<&Fit> = earlier.iter().chain([fit]).collect();
-        let good: Vec<&Fit> = all.iter().copied().filter(|f| f.explained >= 0.8).collect();
+    pub fn new(fit: &Fit, all: &[Fit], frames: f64) -> Estimate {
+        let good: Vec<&Fit> = all.iter().filter(|f| f.explained >= 0.8).collect();
         let used = if good.is_empty() { vec![fit] } else { good };
         let mut rates: Vec<f64> = used.iter().map(|f| f.rate_bit_s).collect();
         rates.sort_by(f64::total_cmp);

@@ -98,6 +98,14 @@ impl RoundTrips {
         }
     }
 
+    /// Whether no acknowledgement has told what became of the data at `seq`, though it has of other data.
+    #[must_use]
+    pub fn awaits(&self, seq: u32) -> bool {
+        let at = self.flying.get(self.place(seq.wrapping_add(1)));
+        self.least_ns.is_some()
+            && at.is_some_and(|flying| ahead(seq, flying.start) >= 0 && !flying.sacked)
+    }
+
     /// Forgets the packets before that number.
     pub fn forget(&mut self, before: u64) {
         self.flying.retain(|flying| flying.event >= before);
@@ -213,6 +221,16 @@ mod tests {
         assert!(!trips.sent_again(seq(2), seq(3)));
         assert_eq!(timed(&mut trips, &ack(seq(6), &[]), 45), []);
         assert_eq!(timed(&mut trips, &ack(seq(8), &[]), 46), [(6, 40), (7, 39)]);
+    }
+
+    #[test]
+    fn what_is_not_acknowledged_is_awaited() {
+        let mut trips = sent(5);
+        // Nothing is acknowledged, as where the capture has one direction alone.
+        assert!(!trips.awaits(seq(0)));
+        timed(&mut trips, &ack(seq(2), &[(seq(3), seq(4))]), 20);
+        let awaited = (0..7).map(|at| trips.awaits(seq(at)));
+        assert_eq!(awaited.collect::<Vec<_>>(), [false, false, true, false, true, false, false]);
     }
 
     #[test]

@@ -37,6 +37,9 @@ const EXPLAINED_NO_QUEUE_MIN: f64 = 0.75;
 const BUCKET_MAX_NS: f64 = 4e9;
 /// A pace that differs from the rate by less is the rate.
 const PACE_WITHIN: f64 = 0.005;
+/// Where a quarter of the losses follow packets that came faster than the rate by more than this part, no
+/// queue let them out. Another queue behind it moves them by less.
+const FASTER_WITHIN: f64 = 0.1;
 /// Over so many packets the pace before a loss is taken, and at so many losses.
 const PACE_PACKETS: usize = 4;
 const PACES_MIN: usize = 5;
@@ -244,13 +247,14 @@ fn weigh(
     let behind = flows.iter().all(|flow| flow.source().1 == Vantage::Receiver);
     if waited != Some(Waited::Nothing)
         && behind
-        && let Some(pace) = pace_before_losses(series, fit.rate_bit_s)
+        && let Some([lower, pace, upper]) = pace_before_losses(series, fit.rate_bit_s)
     {
         evidence.push(format!(
-            "{PACE_PACKETS} packets right before a loss came at {pace:.3} of the rate; a full queue lets \
-             them out at 1, and a bucket is emptied by faster ones"
+            "{PACE_PACKETS} packets right before a loss came at {pace:.3} of the rate, at half of the losses \
+             at {lower:.3} to {upper:.3}; a full queue lets them out at 1, and a bucket is emptied by faster \
+             ones"
         ));
-        if (pace - 1.0).abs() < PACE_WITHIN {
+        if (pace - 1.0).abs() < PACE_WITHIN && upper < 1.0 + FASTER_WITHIN {
             return (Verdict::TailDrop, evidence);
         }
     }
@@ -319,12 +323,12 @@ fn slices(series: &Series, slice_ns: f64) -> usize {
     slices.len()
 }
 
-/// How fast packets came right before losses, as a part of the rate: the median over the losses that no other
-/// preceded by so many packets; none if those are too few.
+/// How fast packets came right before losses, as a part of the rate: the quartiles over the losses that no
+/// other preceded by so many packets; none if those are too few.
 ///
 /// A queue that is full lets packets out at its rate. A bucket that gets empty is emptied by packets that
 /// come faster than that.
-fn pace_before_losses(series: &Series, rate_bit_s: f64) -> Option<f64> {
+fn pace_before_losses(series: &Series, rate_bit_s: f64) -> Option<[f64; 3]> {
     let mut paces = Vec::new();
     let mut last = 0;
     for mark in &series.marks {
@@ -340,8 +344,9 @@ fn pace_before_losses(series: &Series, rate_bit_s: f64) -> Option<f64> {
     if paces.len() < PACES_MIN {
         return None;
     }
-    let middle = paces.len() / 2;
-    Some(*paces.select_nth_unstable_by(middle, f64::total_cmp).1)
+    paces.sort_by(f64::total_cmp);
+    let at = |quarter: usize| paces[paces.len() * quarter / 4];
+    Some([at(1), at(2), at(3)])
 }
 
 /// The share of packets that come sooner after their predecessor than the rate takes for them.

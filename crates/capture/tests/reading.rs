@@ -294,6 +294,10 @@ fn what_is_forgotten_stays_counted() {
     let flows = 80_u32;
     for number in 0..60_000_u32 {
         let (flow, round) = (number % flows, number / flows);
+        // The first flow ends early, so that others push out what is remembered of it.
+        if flow == 0 && round > 100 {
+            continue;
+        }
         if round % 16 == 15 {
             lost += 1;
             continue;
@@ -315,4 +319,7 @@ fn what_is_forgotten_stays_counted() {
     let seen: u64 = report.flows.iter().map(|flow| flow.lost_packets).sum();
     assert_eq!(report.flows.len(), 80);
     assert!(lost - seen <= 80, "{lost} {seen}");
+    for flow in &report.flows {
+        assert_ne!(flow.verdict, Verdict::NoLoss, "{} lost {}", flow.flow, flow.lost_packets);
+    }
 }

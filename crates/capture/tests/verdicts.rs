@@ -66,6 +66,73 @@ fn a_policer_is_found_on_both_sides() {
     }
 }
 
+/// More packets follow its losses than are remembered of a flow.
+#[test]
+fn a_flow_is_judged_by_its_losses_however_long_ago_they_were() {
+    let case = Case {
+        rate_kbit_s: 100_000,
+        bytes: 2_000_000,
+        line: 100,
+        seed: 386,
+        ..case(Kind::Policer)
+    };
+    for (side, report) in reports(case) {
+        let flow = tcp(&report)[0];
+        assert_eq!(flow.verdict, Verdict::Policed, "{side:?}: {:#?}", flow.evidence);
+        let estimate = flow.estimate.as_ref().expect("an estimate");
+        assert!((estimate.rate_bit_s / 100e6 - 1.0).abs() < 0.003, "{estimate:?}");
+        assert!((estimate.depth_bytes / 2e6 - 1.0).abs() < 0.05, "{estimate:?}");
+        let when = flow.evidence.iter().any(|line| line.contains("places with loss from 0.0 to"));
+        assert!(when, "{:?}", flow.evidence);
+    }
+}
+
+/// What was sent last may be lost, and nothing tells. If it counted, two flows that always find the bucket
+/// empty would fit no rate.
+#[test]
+fn what_nobody_acknowledged_may_be_lost() {
+    let case = Case {
+        rate_kbit_s: 2_000,
+        bytes: 100_000,
+        rtt_ms: 10,
+        flows: 2,
+        cc: CongestionControl::Bbr,
+        paced: true,
+        line: 2,
+        seed: 336,
+        ..case(Kind::Policer)
+    };
+    let [(_, sender), _] = reports(case);
+    for flow in tcp(&sender) {
+        assert_eq!(flow.verdict, Verdict::Policed, "{:#?}", flow.evidence);
+    }
+    let estimate = &sender.groups[0].estimate;
+    assert!((estimate.rate_bit_s / 2e6 - 1.0).abs() < 0.003, "{estimate:?}");
+    assert!((estimate.depth_bytes / 1e5 - 1.0).abs() < 0.05, "{estimate:?}");
+}
+
+/// Datagrams share the bucket, and nothing tells which of them are lost: a rate at which all passed, and a
+/// bucket of a packet, explains as much as the true one.
+#[test]
+fn a_bucket_of_one_packet_must_explain_more_than_a_deep_one() {
+    let case = Case {
+        rate_kbit_s: 10_000,
+        rtt_ms: 100,
+        cc: CongestionControl::Bbr,
+        paced: true,
+        cross: Cross::Shared,
+        stamps: false,
+        seed: 188,
+        ..case(Kind::Policer)
+    };
+    let [(_, sender), _] = reports(case);
+    let flow = tcp(&sender)[0];
+    assert_eq!(flow.verdict, Verdict::Policed, "{:#?}", flow.evidence);
+    let estimate = &sender.groups[0].estimate;
+    assert!((estimate.rate_bit_s / 1e7 - 1.0).abs() < 0.01, "{estimate:?}");
+    assert!((estimate.depth_bytes / 32e3 - 1.0).abs() < 0.05, "{estimate:?}");
+}
+
 #[test]
 fn a_queue_is_no_policer_on_either_side() {
     let cases = [
@@ -122,6 +189,41 @@ fn without_time_stamps_a_receiver_does_not_know_the_delay_and_says_so() {
     let says =
         flow.evidence.iter().any(|line| line.contains("delay before the losses is not known"));
     assert!(says, "{:?}", flow.evidence);
+}
+
+/// A queue that always stands: flows that begin later never see it empty.
+#[test]
+fn flows_between_the_same_hosts_have_one_least_round_trip() {
+    let case = Case {
+        rate_kbit_s: 50_000,
+        bytes: 64_000,
+        rtt_ms: 10,
+        flows: 5,
+        cc: CongestionControl::Bbr,
+        line: 2,
+        seed: 675,
+        cross: Cross::Elsewhere,
+        ..case(Kind::Shaper)
+    };
+    let [(_, sender), _] = reports(case);
+    for flow in tcp(&sender) {
+        assert_eq!(flow.verdict, Verdict::TailDrop, "{:#?}", flow.evidence);
+    }
+}
+
+/// A bucket that is empty passes packets at its rate, too, but not all.
+#[test]
+fn a_policer_under_overload_is_no_queue_where_only_the_pace_tells() {
+    let case = Case {
+        rate_kbit_s: 20_000,
+        bytes: 2_000_000,
+        stamps: false,
+        seed: 1090,
+        ..case(Kind::Policer)
+    };
+    let [_, (_, receiver)] = reports(case);
+    let flow = tcp(&receiver)[0];
+    assert_eq!(flow.verdict, Verdict::Policed, "{:#?}", flow.evidence);
 }
 
 #[test]
