@@ -88,7 +88,14 @@ fn root_police_match_gives_each_prefix_its_rate() {
     let rate = |order: &str| bed.free(&bed.sender, order);
     is_held(&rate("2 0 60e6 10.97.0.2"), 20e6, BURST_BYTES);
     is_held(&rate("2 0 60e6 10.97.0.3"), 10e6, BURST_BYTES);
-    assert!(rate("2 0 60e6 10.97.0.4").best_bit_s() > 40e6, "nobody's");
+    let dropped = || {
+        let shown = status(&place, &bed);
+        let of = |limit: &Value| limit["egress"]["drop_full_packets"].as_u64().unwrap();
+        shown["limits"].as_array().unwrap().iter().map(of).sum::<u64>()
+    };
+    let before = dropped();
+    assert!(rate("2 0 60e6 10.97.0.4").best_bit_s() > 0.0);
+    assert_eq!(dropped(), before, "what is sent to others is nobody's");
     let shown = status(&place, &bed);
     let passed = |name: &str, shown: &Value| {
         let limits = shown["limits"].as_array().unwrap();
