@@ -11,7 +11,7 @@ use tidegate_sys::{
 
 use crate::{
     common::{Guard, Place, is_emulated, wait_for},
-    edt::{Bed, Traffic, into, ok, refused, tidegate},
+    edt::{Bed, Traffic, into, is_free, ok, refused, tidegate},
     htb::{guest, json, links},
     need_root,
 };
@@ -93,8 +93,7 @@ fn root_acks_the_queue_of_a_port_tells_its_guest() {
         wait_for("the end of the programs' maps", || {
             (!MapInfoIter::default().any(|map| map.id == id)).then_some(())
         });
-        let free = bed.free(&guest, "2 1 0 10.97.0.2");
-        assert!(free.best_bit_s() > 1.5 * LIMIT_BIT_S, "{scheme}: {free:?}");
+        is_free(&bed.free(&guest, "2 1 0 10.97.0.2"), LIMIT_BIT_S);
     }
 }
 

@@ -23,7 +23,7 @@ use tidegate_sys::{
 
 use crate::{
     common::{Guard, Place, is_emulated, wait_for},
-    edt::{BURST_BYTES, Bed, PORT, RECEIVER, cable, into, is_held, ok, refused, tidegate},
+    edt::{BURST_BYTES, Bed, PORT, RECEIVER, cable, into, is_free, is_held, ok, refused, tidegate},
     need_root,
 };
 
@@ -84,8 +84,7 @@ fn root_htb_limits_a_device_and_leaves_no_trace() {
     ok(&place, &bed, "detach");
     assert_eq!((bed.qdiscs(), links(&bed)), before);
     assert!(!place.store().exists());
-    let free = bed.free(&bed.sender, "2 1 0 10.97.0.2");
-    assert!(free.best_bit_s() > 1.5 * LIMIT_BIT_S, "{free:?}");
+    is_free(&bed.free(&bed.sender, "2 1 0 10.97.0.2"), LIMIT_BIT_S);
 }
 
 #[test]

