@@ -31,6 +31,12 @@
 #define AD_SYN_RETRIES_MAX 127
 /* Beyond so many retries of an answer nothing is gained. */
 #define AD_MAX_RETRIES 15
+/* What a listener of a limit gets, and the kernel's default. */
+#define AD_ANSWER_RETRIES  7
+#define AD_DEFAULT_RETRIES 5
+/* The kernel sends a held answer again after twice its time: a path up to twice as long gets it
+ * once. */
+#define AD_ONCE_NS 16000000ULL
 
 /* The turns that the new connections of a queue take. */
 struct ad_turns {
@@ -103,10 +109,20 @@ static inline __attribute__((always_inline)) __u32 ad_hold_ticks(__u64 wait_ns, 
 	retries = retries < AD_MAX_RETRIES ? retries : AD_MAX_RETRIES;
 	if (!retries || wait_ns < AD_SLACK_NS)
 		return 0;
-	least = patience / ((2ULL << retries) - 2);
+	least = fs_max(patience / ((2ULL << retries) - 2), fs_min(rtt_ns * 3 / 4, AD_ONCE_NS));
 	if (least > fs_max(AD_LEAST_NS, 2 * wait_ns))
 		return 0;
 	return fs_max(fs_max(wait_ns / tick_ns, (least + tick_ns / 2) / tick_ns), 1);
+}
+
+/*
+ * How often a listener is to send an answer again, so that a held one begins after 4 ms; 0: as it
+ * does. What its program has chosen stays, and so does a host's choice of fewer than the default.
+ */
+static inline __attribute__((always_inline)) __u32 ad_answer_retries(__u32 chosen, __u32 host)
+{
+	return !chosen && host >= AD_DEFAULT_RETRIES && host < AD_ANSWER_RETRIES ? AD_ANSWER_RETRIES
+										 : 0;
 }
 
 /* Whether connections take no more than a frame: their programs only ask. */

@@ -11,6 +11,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "admission.h"
+#include "answers.h"
 #include "intf.h"
 #include "maps.h"
 #include "packet.h"
@@ -52,10 +53,7 @@ __noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
 	tg_load(skb, start + TCP_FLAGS_OFFSET, &flags, sizeof(flags));
 	if ((flags & (TCP_SYN | TCP_RST)) != TCP_SYN)
 		return NO_ANSWER;
-	retries = listener->inet_conn.icsk_syn_retries;
-	if (!retries)
-		retries = listener->inet_conn.icsk_inet.sk.__sk_common.skc_net.net->ipv4
-			      .sysctl_tcp_synack_retries;
+	retries = tg_answer_retries(listener);
 	most = listener->inet_conn.icsk_inet.sk.sk_max_ack_backlog;
 	crowded = most < LEAST_BACKLOG ||
 		  4 * (__u32)listener->inet_conn.icsk_accept_queue.qlen.counter >= most ||

@@ -95,8 +95,8 @@ static __always_inline void take_over(struct sock *sk, struct tg_socket *ours, _
 }
 
 /* The timers of a socket that listens are those of the sockets that it accepts. */
-static __always_inline void adopt_listener(struct sock *sk, const struct tg_limit *l,
-					   const struct tg_queue *queue)
+static __always_inline void adopt_listener(struct sock *sk, const struct tcp_sock *tp,
+					   const struct tg_limit *l, const struct tg_queue *queue)
 {
 	struct tg_socket *ours;
 	__u64 now = bpf_ktime_get_ns();
@@ -105,10 +105,14 @@ static __always_inline void adopt_listener(struct sock *sk, const struct tg_limi
 	    bpf_sk_storage_get(&sockets_of_limit, sk, 0, release ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return;
-	if (release)
+	if (release) {
 		tg_free_timers(sk, l);
-	else if (!tg_is_parent(queue, now) || !tg_is_claimed(ours, now))
+		tg_free_answers(sk, tp);
+	} else if (!tg_is_parent(queue, now) || !tg_is_claimed(ours, now)) {
 		tg_set_timers(sk, l);
+		if (l->flags & TG_FLAG_PACE_FAIR)
+			tg_set_answers(sk, tp);
+	}
 	if (has_parent && !release)
 		take_over(sk, ours, TG_PACING_UNLIMITED);
 }
@@ -137,7 +141,7 @@ int adopt(struct bpf_iter__tcp *ctx)
 	if (!is_below(BPF_CORE_READ(sk, sk_cgrp_data.cgroup), l->cgroup_id))
 		return 0;
 	if (common->skc_state == TG_TCP_LISTEN) {
-		adopt_listener(sk, l, queue);
+		adopt_listener(sk, tp, l, queue);
 		return 0;
 	}
 	if (is_exempt(common, l))

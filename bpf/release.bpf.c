@@ -8,12 +8,12 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "answers.h"
 #include "intf.h"
 #include "vmlinux.h"
 
 #define TG_SOL_SOCKET	      1
 #define TG_SO_MAX_PACING_RATE 47
-#define TG_SOL_TCP	      6
 #define TG_TCP_WINDOW_CLAMP   10
 #define TG_TCP_ESTABLISHED    1
 #define TG_TCP_LISTEN	      10
@@ -55,6 +55,8 @@ int release(struct bpf_iter__tcp *ctx)
 	if (has_window && ours->clamp_bytes && ours->clamp_bytes == tp->window_clamp)
 		bpf_setsockopt(sk, TG_SOL_TCP, TG_TCP_WINDOW_CLAMP, &ours->theirs_bytes,
 			       sizeof(ours->theirs_bytes));
+	if (common->skc_state == TG_TCP_LISTEN)
+		tg_free_answers(sk, tp);
 	bpf_setsockopt(sk, TG_SOL_TCP, TCP_BPF_RTO_MIN, &timer, sizeof(timer));
 	bpf_setsockopt(sk, TG_SOL_TCP, TCP_BPF_DELACK_MAX, &timer, sizeof(timer));
 	bpf_setsockopt(sk, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &window, sizeof(window));

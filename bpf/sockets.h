@@ -9,6 +9,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "answers.h"
 #include "fair_share.h"
 #include "intf.h"
 #include "maps.h"
@@ -17,13 +18,11 @@
 
 #define TG_SOL_SOCKET	      1
 #define TG_SO_MAX_PACING_RATE 47
-#define TG_SOL_TCP	      6
 #define TG_PACING_UNLIMITED   (~0U)
 /* IPv4 and TCP headers with timestamps; IPv6 is 20 bytes longer, 2 % at the usual segment size. */
 #define TG_HEADER_BYTES	     (TG_LINK_HEADER_BYTES + 20 + 32)
 #define TG_IPV6_EXTRA_BYTES  20
 #define TG_AF_INET6	     10
-#define TG_TCP_SYNCNT	     7
 #define TG_DEFAULT_MSS_BYTES 1448
 /* The kernel takes these only from two timer ticks up, and a tick is 1 to 10 ms. */
 #define TG_TIMER_TRIES 4

@@ -382,15 +382,21 @@ static __always_inline void set_initial_window(struct bpf_sock_ops *ops,
 /* A socket gets its timers before its first handshake. */
 static __always_inline void set_first_timers(struct bpf_sock_ops *ops, const struct tg_limit *l)
 {
+	struct bpf_sock *sk = ops->sk;
+	struct tcp_sock *tp;
+
 	if (ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB) {
 		if (!is_exempt(ops, l))
 			tg_set_timers(ops, l);
 		return;
 	}
 	/* What the limit's map knows is given back, also by another version of Tidegate. */
-	if (ops->sk &&
-	    bpf_sk_storage_get(&sockets_of_limit, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE))
-		tg_set_timers(ops, l);
+	if (!sk || !bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE))
+		return;
+	tg_set_timers(ops, l);
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (tp && l->flags & TG_FLAG_PACE_FAIR)
+		tg_set_answers(ops, tp);
 }
 
 SEC("sockops")

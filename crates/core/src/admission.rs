@@ -15,7 +15,9 @@
 //! **The least time.** The kernel keeps a connection that was not confirmed for as many times of the timer as
 //! it sends answers again, each twice as long as the one before. A client that answers later is refused. So
 //! the timer is so long that it has about a second and [`PATIENCE_ROUNDS`] smoothed round trips of the limit
-//! ([`hold_ticks`]): 16 ms with the kernel's five retries.
+//! ([`hold_ticks`]): 16 ms with the kernel's five retries. All that are held for so long begin in the same tick of the
+//! kernel's clock, and the limit is idle before. So the listeners of a limit get seven ([`answer_retries`]): 4 ms.
+//! What that costs: the kernel keeps a connection that was not held, and is never confirmed, for 255 s, not 63.
 //!
 //! **Who asks.** A connection that a program in the limit opens is held at its SYN, in the same way: the SYN
 //! is dropped, and the kernel sends it when its timer ends ([`syn_ticks`]). As each further try comes after
@@ -48,6 +50,11 @@ const SYN_DOUBLINGS: u32 = 10;
 const SYN_RETRIES_MAX: u32 = 127;
 /// Beyond so many retries of an answer nothing is gained.
 const MAX_RETRIES: u32 = 15;
+/// What a listener of a limit gets, and the kernel's default.
+pub const ANSWER_RETRIES: u32 = 7;
+const DEFAULT_RETRIES: u32 = 5;
+/// The kernel sends a held answer again after twice its time: a path up to twice as long gets it once.
+const ONCE: Nanos = Nanos(16_000_000);
 
 /// The turns that the new connections of a limit take.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -110,11 +117,20 @@ pub fn hold_ticks(wait: Nanos, retries: u32, rtt: Nanos, tick: Nanos) -> Option<
     if times == 0 || wait < SLACK {
         return None;
     }
-    let least = (PATIENCE.0 + PATIENCE_ROUNDS * rtt.min(MOST).0) / times;
+    let patience = PATIENCE.0 + PATIENCE_ROUNDS * rtt.min(MOST).0;
+    let least = (patience / times).max((rtt.min(MOST).0 * 3 / 4).min(ONCE.0));
     if least > LEAST.0.max(2 * wait.0) {
         return None;
     }
     Some((wait.0 / tick).max((least + tick / 2) / tick).max(1) as u32)
+}
+
+/// How often a listener is to send an answer again, so that one that is held begins after 4 ms; `None`: as it
+/// does. `chosen` is what its program has set (0: nothing), and stays; `host` is that of all others
+/// (`net.ipv4.tcp_synack_retries`): where that is less than the kernel's default, somebody has reasons.
+#[must_use]
+pub fn answer_retries(chosen: u32, host: u32) -> Option<u32> {
+    (chosen == 0 && (DEFAULT_RETRIES..ANSWER_RETRIES).contains(&host)).then_some(ANSWER_RETRIES)
 }
 
 /// How long to hold the SYN of a connection that has to wait, in ticks of the kernel's timers; `None`: it
@@ -222,6 +238,13 @@ mod tests {
     }
 
     #[test]
+    fn listeners_that_nobody_has_set_send_their_answers_more_often() {
+        assert_eq!([5, 6].map(|host| answer_retries(0, host)), [Some(7); 2]);
+        assert_eq!([0, 2, 4, 7, 15].map(|host| answer_retries(0, host)), [None; 5]);
+        assert_eq!(answer_retries(3, 5), None);
+    }
+
+    #[test]
     fn a_client_has_a_second_to_answer_what_was_held() {
         let hold = |wait_ms: u64, retries, rtt_ms: u64| {
             let (wait, rtt) = (Nanos(wait_ms * 1_000_000), Nanos(rtt_ms * 1_000_000));
@@ -229,6 +252,10 @@ mod tests {
         };
         assert_eq!(hold(3, 5, 0), None, "not worth it");
         assert_eq!(hold(4, 5, 0), Some(4), "16 ms");
+        assert_eq!(hold(4, ANSWER_RETRIES, 0), Some(1), "4 ms");
+        assert_eq!(hold(4, ANSWER_RETRIES, 20), Some(4), "the answer is sent again after 32 ms");
+        assert_eq!(hold(8, ANSWER_RETRIES, 20), Some(4));
+        assert_eq!(hold(40, ANSWER_RETRIES, 20), Some(10));
         assert_eq!(hold(40, 5, 0), Some(10));
         assert_eq!(hold(40, 5, 100), Some(10));
         assert_eq!(hold(4, 5, 100), None, "42 ms are too long for 4");

@@ -31,6 +31,11 @@ __u32 native_ad_syn_ticks(__u64 wait_ns, __u64 rtt_ns, __u64 tick_ns)
 	return ad_syn_ticks(wait_ns, rtt_ns, tick_ns);
 }
 
+__u32 native_ad_answer_retries(__u32 chosen, __u32 host)
+{
+	return ad_answer_retries(chosen, host);
+}
+
 __u32 native_ad_syn_retries(__u32 ticks, __u64 tick_ns, __u32 retries)
 {
 	return ad_syn_retries(ticks, tick_ns, retries);

@@ -99,7 +99,7 @@ fn release() -> String {
 }
 
 /// Whether the running kernel is older than a version, major and minor; one that does not say is not.
-fn is_older_than(version: (u32, u32)) -> bool {
+pub(crate) fn is_older_than(version: (u32, u32)) -> bool {
     kernel_version(&release()).is_some_and(|running| running < version)
 }
 

@@ -23,10 +23,12 @@ use crate::{
 
 const ROOT: &str = "limit add root --dev eth0 --scheme htb --egress 20mbit --ingress 20mbit";
 
-/// The classes of the sender's device, without their statistics.
+/// The classes of HTB of the sender's device, without their statistics. A leaf of `fq_codel` has one for each flow
+/// that waits in it at the moment.
 fn classes(bed: &Bed) -> Vec<String> {
     let shown = String::from_utf8(bed.tc("class show dev eth0").stdout).unwrap();
-    let mut classes: Vec<_> = shown.lines().map(|line| line.trim().to_owned()).collect();
+    let classes = shown.lines().filter(|line| !line.starts_with("class fq_codel "));
+    let mut classes: Vec<_> = classes.map(|line| line.trim().to_owned()).collect();
     classes.sort();
     classes
 }

@@ -31,6 +31,7 @@ unsafe extern "C" {
     fn native_ad_hold_ticks(wait_ns: u64, retries: u32, rtt_ns: u64, tick_ns: u64) -> u32;
     fn native_ad_syn_ticks(wait_ns: u64, rtt_ns: u64, tick_ns: u64) -> u32;
     fn native_ad_syn_retries(ticks: u32, tick_ns: u64, retries: u32) -> u32;
+    fn native_ad_answer_retries(chosen: u32, host: u32) -> u32;
     fn native_ad_asked(now: u64, port: u32) -> u32;
     fn native_ad_is_asked(asked: u32, now: u64, port: u32) -> i32;
 }
@@ -83,6 +84,10 @@ proptest! {
         // SAFETY: plain numbers.
         let got = unsafe { native_ad_hold_ticks(wait_ns, retries, rtt_ns, tick_ns) };
         prop_assert_eq!(got, model.unwrap_or(0));
+        let (chosen, host) = (retries % 3, rtt_ns as u32 % 16);
+        // SAFETY: plain numbers.
+        let got = unsafe { native_ad_answer_retries(chosen, host) };
+        prop_assert_eq!(got, admission::answer_retries(chosen, host).unwrap_or(0));
     }
 
     /// Any wait and round trip: how long a SYN is held, and how often it is sent.

@@ -10,12 +10,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tidegate_core::admission;
+
 use super::{
     kernel_tests::monotonic_ns,
     tree_tests::{Nest, process_in},
     *,
 };
-use crate::net::sock::tcp_info;
+use crate::{
+    net::sock::{syn_retries, tcp_info},
+    preflight,
+};
 
 /// In the process that the test starts: what it does.
 const ROLE: &str = "TIDEGATE_TEST_TIMERS";
@@ -29,6 +34,7 @@ const MOST_LISTENERS: usize = 4;
 
 /// The process in the limit, not a test of its own. `connects`: for each line that it reads it opens one more
 /// listener and connects to each that it has, and says the time-outs of both ends, in microseconds.
+/// `listens`: for each line it opens one more listener, and says how often the first and the last send a SYN again.
 /// `answers`: a server of one connection, which it says the port of; it answers every byte but zeros.
 #[test]
 fn takes_part() {
@@ -47,6 +53,12 @@ fn takes_part() {
         return;
     }
     for _ in io::stdin().lines() {
+        if role == "listens" {
+            let last = TcpListener::bind("127.0.0.1:0").unwrap();
+            let [first, last] = [&listeners[0], &last].map(|one| syn_retries(one).unwrap());
+            println!("said {first} {last}");
+            continue;
+        }
         listeners.push(TcpListener::bind("127.0.0.1:0").unwrap());
         if listeners.len() > MOST_LISTENERS {
             listeners.remove(1);
@@ -84,10 +96,14 @@ impl Process {
         said.split(' ').map(|number| number.parse().unwrap()).collect()
     }
 
+    fn ask(&mut self) -> Vec<u64> {
+        writeln!(self.child.stdin.as_ref().unwrap()).unwrap();
+        self.said()
+    }
+
     /// The time-outs of new connections.
     fn timeouts(&mut self) -> Vec<Duration> {
-        writeln!(self.child.stdin.as_ref().unwrap()).unwrap();
-        self.said().into_iter().map(Duration::from_micros).collect()
+        self.ask().into_iter().map(Duration::from_micros).collect()
     }
 }
 
@@ -150,6 +166,37 @@ fn root_connections_have_the_least_timeout_from_the_first_segment() {
     limit.detach(hierarchy, group).unwrap();
     let after = process.timeouts();
     assert!(after.iter().all(|&timeout| timeout >= KERNELS), "{after:?}");
+}
+
+/// Those that exist, and those that come; what the limit has set goes with it.
+#[test]
+fn root_listeners_send_their_answers_more_often() {
+    const TEST: &str = "root_listeners_send_their_answers_more_often";
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP {TEST}: needs root");
+        return;
+    }
+    let host = |name: &str| -> u32 {
+        let path = format!("/proc/sys/net/ipv4/{name}");
+        fs::read_to_string(path).unwrap().trim().parse().unwrap()
+    };
+    let (answers, syns) = (host("tcp_synack_retries"), u64::from(host("tcp_syn_retries")));
+    let Some(more) = admission::answer_retries(0, answers).map(u64::from) else {
+        eprintln!("SKIP {TEST}: tcp_synack_retries is {answers}, not 5");
+        return;
+    };
+    let nest = Nest::new("listeners", 1);
+    let (hierarchy, group) = (&nest.hierarchy, &nest.groups[0]);
+    let mut process = Process::start(group, "listens");
+    process.said();
+    assert_eq!(process.ask(), [syns, syns]);
+    let limit = AttachedLimit::attach(hierarchy, group, &options(100_000_000), None).unwrap();
+    // Older kernels show no answers to programs of cgroups, so that none is held.
+    let expected = if preflight::is_older_than((6, 13)) { syns } else { more };
+    assert_eq!(process.ask(), [expected; 2]);
+    limit.detach(hierarchy, group).unwrap();
+    let given_back = if expected == more { answers.into() } else { syns };
+    assert_eq!(process.ask(), [given_back, syns]);
 }
 
 /// The queue is too far behind for a usual packet. If the reply were dropped, the kernel would treat it as

@@ -79,19 +79,34 @@ pub fn tcp_info(socket: impl AsFd) -> io::Result<TcpInfo> {
 /// # Errors
 /// The kernel's.
 pub fn window_clamp(socket: impl AsFd) -> io::Result<u32> {
-    let mut bytes = 0u32;
+    tcp_option(socket, libc::TCP_WINDOW_CLAMP)
+}
+
+/// Reads `TCP_SYNCNT`: how often the kernel sends a SYN, or of a socket that listens the answer to one, again.
+/// A listener that has none of its own has the host's number for SYNs here, and uses the one for answers.
+///
+/// # Errors
+/// The kernel's.
+#[cfg(test)]
+pub(crate) fn syn_retries(socket: impl AsFd) -> io::Result<u32> {
+    tcp_option(socket, libc::TCP_SYNCNT)
+}
+
+/// Reads an option of TCP that is a number.
+fn tcp_option(socket: impl AsFd, option: libc::c_int) -> io::Result<u32> {
+    let mut value = 0u32;
     let mut len = size_of::<u32>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes into `bytes`.
+    // SAFETY: the kernel writes at most `len` bytes into `value`.
     let done = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
             libc::IPPROTO_TCP,
-            libc::TCP_WINDOW_CLAMP,
-            (&raw mut bytes).cast(),
+            option,
+            (&raw mut value).cast(),
             &mut len,
         )
     };
-    if done == 0 { Ok(bytes) } else { Err(io::Error::last_os_error()) }
+    if done == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
 impl TcpInfo {
