@@ -15,9 +15,10 @@
 //! **The least time.** The kernel keeps a connection that was not confirmed for as many times of the timer as
 //! it sends answers again, each twice as long as the one before. A client that answers later is refused. So
 //! the timer is so long that it has about a second and [`PATIENCE_ROUNDS`] smoothed round trips of the limit
-//! ([`hold_ticks`]): 16 ms with the kernel's five retries. All that are held for so long begin in the same tick of the
-//! kernel's clock, and the limit is idle before. So the listeners of a limit get seven ([`answer_retries`]): 4 ms.
-//! What that costs: the kernel keeps a connection that was not held, and is never confirmed, for 255 s, not 63.
+//! ([`hold_ticks`]): 16 ms with the kernel's five retries. All that are held for so long begin in the same
+//! tick of the kernel's clock, and the limit is idle before. So the listeners of a limit get seven
+//! ([`answer_retries`]): 4 ms. What that costs: the kernel keeps a connection that was not held, and is never
+//! confirmed, for 255 s, not 63.
 //!
 //! **Who asks.** A connection that a program in the limit opens is held at its SYN, in the same way: the SYN
 //! is dropped, and the kernel sends it when its timer ends ([`syn_ticks`]). As each further try comes after

@@ -375,8 +375,8 @@ fn far_testbed(test: &str, topology: Topology, means: Means) -> Option<Testbed> 
     }
 }
 
-/// The least of some round trips to a server of probes. A slow machine makes each of them more, and its links make
-/// them less by no more than their dating.
+/// The least of some round trips to a server of probes. A slow machine makes each of them more, and its links
+/// make them less by no more than their dating.
 fn least_rtt(testbed: &Testbed, server: SocketAddr) -> Duration {
     let trip = |number: u64| {
         // A socket of its own gets no late answer to an earlier one.

@@ -400,8 +400,8 @@ pub fn is_held(traffic: &Traffic, bit_s: f64, burst_bytes: u32) {
     assert!(traffic.best_of(bins) > bit_s / 2.0, "less than half of {bit_s}: {traffic:?}");
 }
 
-/// More came than a limit of that rate passes, with all that [`is_held`] allows. Ask it of the least rate that the
-/// limit had: a slow machine does not send much more.
+/// More came than a limit of that rate passes, with all that [`is_held`] allows. Ask it of the least rate
+/// that the limit had: a slow machine does not send much more.
 pub fn is_free(traffic: &Traffic, bit_s: f64) {
     assert!(traffic.best_bit_s() > 1.2 * bit_s, "{bit_s} bit/s still hold: {traffic:?}");
 }

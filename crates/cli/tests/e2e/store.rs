@@ -23,8 +23,8 @@ use crate::{
 
 const ROOT: &str = "limit add root --dev eth0 --scheme htb --egress 20mbit --ingress 20mbit";
 
-/// The classes of HTB of the sender's device, without their statistics. A leaf of `fq_codel` has one for each flow
-/// that waits in it at the moment.
+/// The classes of HTB of the sender's device, without their statistics. A leaf of `fq_codel` has one for each
+/// flow that waits in it at the moment.
 fn classes(bed: &Bed) -> Vec<String> {
     let shown = String::from_utf8(bed.tc("class show dev eth0").stdout).unwrap();
     let classes = shown.lines().filter(|line| !line.starts_with("class fq_codel "));

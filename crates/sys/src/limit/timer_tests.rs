@@ -34,7 +34,8 @@ const MOST_LISTENERS: usize = 4;
 
 /// The process in the limit, not a test of its own. `connects`: for each line that it reads it opens one more
 /// listener and connects to each that it has, and says the time-outs of both ends, in microseconds.
-/// `listens`: for each line it opens one more listener, and says how often the first and the last send a SYN again.
+/// `listens`: for each line it opens one more listener, and says how often the first and the last send a SYN
+/// again.
 /// `answers`: a server of one connection, which it says the port of; it answers every byte but zeros.
 #[test]
 fn takes_part() {

@@ -82,8 +82,9 @@ pub fn window_clamp(socket: impl AsFd) -> io::Result<u32> {
     tcp_option(socket, libc::TCP_WINDOW_CLAMP)
 }
 
-/// Reads `TCP_SYNCNT`: how often the kernel sends a SYN, or of a socket that listens the answer to one, again.
-/// A listener that has none of its own has the host's number for SYNs here, and uses the one for answers.
+/// Reads `TCP_SYNCNT`: how often the kernel sends a SYN, or of a socket that listens the answer to one,
+/// again. A listener that has none of its own has the host's number for SYNs here, and uses the one for
+/// answers.
 ///
 /// # Errors
 /// The kernel's.
