@@ -31,7 +31,7 @@
 #define AD_SYN_RETRIES_MAX 127
 /* Beyond so many retries of an answer nothing is gained. */
 #define AD_MAX_RETRIES 15
-/* What a listener of a limit gets, and the kernel's default. */
+/* The retries of an answer that a listener in a limit gets, and the kernel's default. */
 #define AD_ANSWER_RETRIES  7
 #define AD_DEFAULT_RETRIES 5
 /* The kernel sends a held answer again after twice its time: a path up to twice as long gets it
@@ -116,8 +116,8 @@ static inline __attribute__((always_inline)) __u32 ad_hold_ticks(__u64 wait_ns, 
 }
 
 /*
- * How often a listener is to send an answer again, so that a held one begins after 4 ms; 0: as it
- * does. What its program has chosen stays, and so does a host's choice of fewer than the default.
+ * How often a listener is to send an answer again, so that a held one begins after 4 ms; 0: no
+ * change. What its program has chosen stays, and so does a host's choice of fewer than the default.
  */
 static inline __attribute__((always_inline)) __u32 ad_answer_retries(__u32 chosen, __u32 host)
 {

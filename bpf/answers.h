@@ -18,7 +18,7 @@
 
 extern int LINUX_KERNEL_VERSION __kconfig;
 
-/* What the host has for listeners that have not chosen. */
+/* The host's number of retries, for listeners that have not chosen. */
 static __always_inline __u32 tg_host_retries(const struct tcp_sock *tp)
 {
 	return tp->inet_conn.icsk_inet.sk.__sk_common.skc_net.net->ipv4.sysctl_tcp_synack_retries;

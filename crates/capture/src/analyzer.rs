@@ -75,7 +75,7 @@ pub fn analyze(source: impl Read, options: &Options) -> Result<Report, CaptureEr
     Ok(report)
 }
 
-/// What was judged of a window.
+/// The judgement of a window.
 #[derive(Debug)]
 struct Window {
     fit: Option<Fit>,

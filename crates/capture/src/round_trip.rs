@@ -98,7 +98,7 @@ impl RoundTrips {
         }
     }
 
-    /// Whether no acknowledgement has told what became of the data at `seq`, though it has of other data.
+    /// Whether no ACK says what became of the data at `seq`, though ACKs tell of other data.
     #[must_use]
     pub fn awaits(&self, seq: u32) -> bool {
         let at = self.flying.get(self.place(seq.wrapping_add(1)));

@@ -87,8 +87,8 @@ fn a_flow_is_judged_by_its_losses_however_long_ago_they_were() {
     }
 }
 
-/// What was sent last may be lost, and nothing tells. If it counted, two flows that always find the bucket
-/// empty would fit no rate.
+/// Packets at the end of a capture may be lost without a sign. If they counted as passed, two flows that
+/// always find the bucket empty would fit no rate.
 #[test]
 fn what_nobody_acknowledged_may_be_lost() {
     let case = Case {

@@ -51,7 +51,7 @@ const SYN_DOUBLINGS: u32 = 10;
 const SYN_RETRIES_MAX: u32 = 127;
 /// Beyond so many retries of an answer nothing is gained.
 const MAX_RETRIES: u32 = 15;
-/// What a listener of a limit gets, and the kernel's default.
+/// The retries of an answer that a listener in a limit gets, and the kernel's default.
 pub const ANSWER_RETRIES: u32 = 7;
 const DEFAULT_RETRIES: u32 = 5;
 /// The kernel sends a held answer again after twice its time: a path up to twice as long gets it once.
@@ -126,8 +126,8 @@ pub fn hold_ticks(wait: Nanos, retries: u32, rtt: Nanos, tick: Nanos) -> Option<
     Some((wait.0 / tick).max((least + tick / 2) / tick).max(1) as u32)
 }
 
-/// How often a listener is to send an answer again, so that one that is held begins after 4 ms; `None`: as it
-/// does. `chosen` is what its program has set (0: nothing), and stays; `host` is that of all others
+/// How often a listener is to send an answer again, so that one that is held begins after 4 ms; `None`: no
+/// change. `chosen` is what its program has set (0: nothing), and stays; `host` is that of all others
 /// (`net.ipv4.tcp_synack_retries`): where that is less than the kernel's default, somebody has reasons.
 #[must_use]
 pub fn answer_retries(chosen: u32, host: u32) -> Option<u32> {
