@@ -33,7 +33,7 @@ mod place;
 mod recover;
 mod replace;
 mod rooms;
-mod unreadable;
+pub(crate) mod unreadable;
 
 use std::{
     collections::BTreeSet,

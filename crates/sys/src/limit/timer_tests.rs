@@ -20,6 +20,7 @@ use super::{
 use crate::{
     net::sock::{syn_retries, tcp_info},
     preflight,
+    store::unreadable::release_sockets,
 };
 
 /// In the process that the test starts: what it does.
@@ -186,19 +187,27 @@ fn root_listeners_send_their_answers_more_often() {
         eprintln!("SKIP {TEST}: tcp_synack_retries is {answers}, not 5");
         return;
     };
-    let nest = Nest::new("listeners", 1);
-    let (hierarchy, group) = (&nest.hierarchy, &nest.groups[0]);
-    let mut process = Process::start(group, "listens");
-    process.said();
-    assert_eq!(process.ask(), [syns, syns]);
-    let limit = AttachedLimit::attach(hierarchy, group, &options(100_000_000), None).unwrap();
     // Older kernels show no answers to programs of cgroups, so that none is held.
     let holds = !preflight::is_older_than((6, 13));
-    let expected = if holds { more } else { syns };
-    assert_eq!(process.ask(), [expected; 2]);
-    limit.detach(hierarchy, group).unwrap();
-    let given_back = if holds { answers.into() } else { syns };
-    assert_eq!(process.ask(), [given_back, syns]);
+    let [in_force, given_back] = if holds { [more, answers.into()] } else { [syns; 2] };
+    // Given back by the limit itself, and as if another version had made it.
+    for is_readable in [true, false] {
+        let nest = Nest::new("listeners", 1);
+        let (hierarchy, group) = (&nest.hierarchy, &nest.groups[0]);
+        let mut process = Process::start(group, "listens");
+        process.said();
+        assert_eq!(process.ask(), [syns, syns]);
+        let limit = AttachedLimit::attach(hierarchy, group, &options(100_000_000), None).unwrap();
+        assert_eq!(process.ask(), [in_force; 2]);
+        if is_readable {
+            limit.detach(hierarchy, group).unwrap();
+        } else {
+            let sockets = MapHandle::try_from(limit.maps.sockets.as_ref().unwrap()).unwrap();
+            drop(limit);
+            release_sockets(&sockets, &network_namespaces(hierarchy, group)).unwrap();
+        }
+        assert_eq!(process.ask(), [given_back, syns]);
+    }
 }
 
 /// The queue is too far behind for a usual packet. If the reply were dropped, the kernel would treat it as

@@ -293,7 +293,10 @@ fn all_network_namespaces() -> Vec<OwnedFd> {
 }
 
 /// Gives all sockets back that have something in a map of any version.
-fn release_sockets(sockets: &MapHandle, namespaces: &[OwnedFd]) -> Result<(), LimitError> {
+pub(crate) fn release_sockets(
+    sockets: &MapHandle,
+    namespaces: &[OwnedFd],
+) -> Result<(), LimitError> {
     quiet_libbpf();
     let mut storage = MaybeUninit::uninit();
     let mut open =
