@@ -234,6 +234,15 @@ Examples:
         /// Name of the limit
         name: String,
     },
+    /// Put a limit back that is not in force, or all of them
+    ///
+    /// After an upgrade: limits of an earlier version are replaced by the same limits of this one, where the
+    /// kernel allows it without a moment between. Also limits whose programs somebody took off.
+    #[command(after_help = "Example:\n  tidegate limit restore")]
+    Restore {
+        /// Name of the limit [default: all]
+        name: Option<String>,
+    },
     /// Show one limit, or all
     #[command(after_help = "Example:\n  tidegate limit show backup --json")]
     Show {

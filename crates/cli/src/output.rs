@@ -218,6 +218,9 @@ pub fn alarm(name: &str, scope: &Scope, state: Standing) -> Option<String> {
         "put it back with `tidegate apply` or `tidegate limit add`, or take it off with `tidegate limit del \
          {name}`"
     );
+    let restore = format!(
+        "put it back with `tidegate limit restore {name}`, or take it off with `tidegate limit del {name}`"
+    );
     let gone = match scope {
         Scope::Cgroup(_) => "removed (a service that restarts gets a new one)",
         _ => "removed, or is in another network namespace",
@@ -228,10 +231,10 @@ pub fn alarm(name: &str, scope: &Scope, state: Standing) -> Option<String> {
             Some(format!("limit `{name}` is NOT ENFORCED: {scope} was {gone}; {back}"))
         }
         Standing::Unhooked => Some(format!(
-            "limit `{name}` is NOT ENFORCED: something took its programs off {scope}; {back}"
+            "limit `{name}` is NOT ENFORCED: something took its programs off {scope}; {restore}"
         )),
         Standing::Broken => Some(format!(
-            "limit `{name}` on {scope} is BROKEN: it cannot be read, so nobody knows what it does; {back}"
+            "limit `{name}` on {scope} is BROKEN: it cannot be read, so nobody knows what it does; {restore}"
         )),
         Standing::Unkept => Some(format!(
             "limit `{name}` on {scope} is NOT ENFORCED as written: a device by which its packets leave has \

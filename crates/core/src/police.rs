@@ -217,6 +217,19 @@ impl ColourMap {
     }
 }
 
+impl FromStr for ColourMap {
+    type Err = PolicyError;
+
+    /// As a meter shows it: the masks of yellow and red, `0x1000/0x4000`.
+    fn from_str(text: &str) -> Result<Self, PolicyError> {
+        let mask = |mask: &str| u64::from_str_radix(mask.strip_prefix("0x")?, 16).ok();
+        let map = text
+            .split_once('/')
+            .and_then(|(yellow, red)| Some(ColourMap { yellow: mask(yellow)?, red: mask(red)? }));
+        map.ok_or_else(|| PolicyError::Colours(text.to_owned()))
+    }
+}
+
 /// The second bucket of a meter; the committed one is the limit's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MeterOptions {
@@ -348,6 +361,12 @@ pub enum PolicyError {
         /// What is wrong.
         problem: ParseError,
     },
+    /// No map of colours.
+    #[error(
+        "`{0}` is no map of colours; write the code points that are yellow and red as bits, for example \
+         0x1000/0x4000"
+    )]
+    Colours(String),
     /// Neither true nor false.
     #[error("{0}: write true or false")]
     Flag(String),
@@ -376,7 +395,7 @@ pub struct MeterText {
 }
 
 impl MeterText {
-    /// Takes one key: `type`, `cbs`, `ebs`, `pbs`, `pir`, `eir` or `colour_aware`.
+    /// Takes one key: `type`, `cbs`, `ebs`, `pbs`, `pir`, `eir`, `colour_aware` or `colours`.
     ///
     /// # Errors
     /// [`PolicyError`].
@@ -394,6 +413,7 @@ impl MeterText {
                     _ => return Err(PolicyError::Flag(key.to_owned())),
                 };
             }
+            "colours" | "colors" => self.colours = Some(value.parse()?),
             "pir" | "eir" => self.second[0] = Some((key.to_owned(), value.to_owned())),
             // What is unknown is refused when the type is known.
             _ => self.second[1] = Some((key.to_owned(), value.to_owned())),
@@ -516,6 +536,7 @@ mod tests {
             "trtcm,pir=100mbit",
             "trtcm,pir=100mbit,pbs=1mb",
             "rfc4115,eir=10mbit,ebs=15kb,colour_aware",
+            "srtcm,colours=0x1000/0x8000000000000000",
         ] {
             let meter = text.parse::<MeterText>().unwrap().meter().unwrap();
             assert_eq!(meter.to_string(), text);

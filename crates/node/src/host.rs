@@ -132,6 +132,27 @@ impl Host {
         Ok((wanted, waiting))
     }
 
+    /// The limits that are not in force although their cgroup or device is there, as they shall be: of
+    /// another version, or taken off by somebody. With a name that one alone.
+    ///
+    /// # Errors
+    /// [`StoreError`]: one of a newer version, or the one that was named cannot be restored.
+    pub fn lost(&self, only: Option<&str>) -> Result<Vec<Wanted>, StoreError> {
+        let listing = self.store.list(&self.hierarchy)?;
+        let is_meant = |name: &str| only.is_none_or(|only| only == name);
+        let mut lost = Vec::new();
+        for limit in listing.unreadable.iter().filter(|limit| is_meant(&limit.name)) {
+            match limit.options() {
+                Some(_) if limit.is_known() => lost.push(present_unreadable(limit)),
+                _ if only.is_some() || limit.is_newer() => return Err(limit.error()),
+                _ => {}
+            }
+        }
+        let limits = listing.limits.iter().filter(|limit| is_meant(&limit.name)).map(present);
+        lost.extend(limits.filter(|limit| limit.standing == Standing::Unhooked));
+        Ok(lost.into_iter().map(Wanted::again).collect())
+    }
+
     /// A cgroup or device that exists, a cgroup's path as this host writes it.
     ///
     /// # Errors
@@ -202,7 +223,7 @@ fn present_unreadable(limit: &Unreadable) -> Present {
         name: limit.name.clone(),
         scope: limit.scope.clone().unwrap_or_else(|| Scope::Cgroup("?".to_owned())),
         standing: Standing::Broken,
-        options: LimitOptions::default(),
+        options: limit.options().unwrap_or_default(),
         parent: limit.parent.clone(),
     }
 }

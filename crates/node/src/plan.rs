@@ -18,12 +18,15 @@ use std::{
     fmt,
 };
 
-use tidegate_core::{Scheme, Scope, class::MAX_DEPTH, exempt::Prefix, police::Hook};
+use tidegate_core::{
+    Scheme, Scope, class::MAX_DEPTH, exempt::Prefix, police::Hook,
+    virtual_queue::VirtualQueueOptions,
+};
 use tidegate_sys::limit::LimitOptions;
 
 use crate::{
     family::{self, FamilyError, Member},
-    settings::{Asked, Difference, canonical, differences},
+    settings::{Asked, Difference, canonical, differences, is_parents},
     tree::tree,
 };
 
@@ -55,6 +58,19 @@ pub struct Present {
     pub options: LimitOptions,
     /// The name of its parent.
     pub parent: Option<String>,
+}
+
+impl Wanted {
+    /// A limit that is, once more.
+    #[must_use]
+    pub fn again(limit: Present) -> Wanted {
+        let Present { name, scope, options, parent, .. } = limit;
+        let is_own = |queue: Option<VirtualQueueOptions>| {
+            parent.is_some() && queue.is_some_and(|queue| !is_parents(&options, queue.rate))
+        };
+        let asked = Asked { egress: is_own(options.egress), ingress: is_own(options.ingress) };
+        Wanted { name, scope, options, parent, asked }
+    }
 }
 
 /// Whether a limit is enforced.

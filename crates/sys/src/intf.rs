@@ -16,6 +16,9 @@ use tidegate_core::{
 
 /// Number of directions, and the length of every per-direction array.
 pub const DIRECTIONS: usize = 2;
+/// The version of all that is below: maps of one are not read by another. Kept with each limit (see
+/// `store/intent.rs`).
+pub const ABI: u32 = 1;
 /// A limit, and after it by direction what it is once its time has come: `TG_COPY`.
 pub const COPY: usize = 1 + DIRECTIONS;
 /// All of it twice: `TG_LIMITS`.
@@ -754,5 +757,14 @@ mod tests {
         ];
         assert_eq!(len as usize, ours.len());
         assert_eq!(layout.map(|value| value as usize), ours);
+        // FNV-1a of the numbers above.
+        let sum = ours.iter().fold(0xcbf2_9ce4_8422_2325u64, |sum, value| {
+            (sum ^ *value as u64).wrapping_mul(0x100_0000_01b3)
+        });
+        assert_eq!(
+            (ABI, sum),
+            (1, 4_993_330_704_946_335_759),
+            "the layout has changed: raise ABI, and note its sum here"
+        );
     }
 }

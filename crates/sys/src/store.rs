@@ -13,6 +13,7 @@
 //!                           program_{egress,ingress}, clsact  a device's without links (see device)
 //!                           slots, slot, root, ...            of scheme htb (see store/htb.rs)
 //!                           room, place                       of one with prefixes (see store/rooms.rs)
+//!                           intent                            symbolic link to what was asked (see intent)
 //! /sys/fs/bpf/tidegate/~NAME                                  of one that waits (see store/waiting.rs)
 //! /sys/fs/bpf/tidegate/{_NAME,=NAME}/                         on its way (see store/recover.rs)
 //! ```
@@ -27,6 +28,7 @@ mod around;
 mod error;
 mod hook;
 mod htb;
+mod intent;
 mod journal;
 pub(crate) mod pins;
 mod place;
@@ -66,6 +68,7 @@ mod waiting;
 pub use around::Before;
 pub use error::StoreError;
 pub use inside::{can_contain, is_above};
+pub use intent::Intent;
 pub use rate::RateSet;
 use rooms::ROOM_PREFIX;
 pub use unreadable::{Listing, Unreadable};
@@ -176,6 +179,14 @@ impl PinnedLimit {
     #[must_use]
     pub fn maps(&self) -> &LimitMaps {
         &self.maps
+    }
+
+    /// Other settings for it, as they lie in its map.
+    fn encode(&self, options: &LimitOptions) -> Result<intf::Limit, StoreError> {
+        let limit = options.encode(self.limit.cgroup_id).map_err(LimitError::Config);
+        let limit = limit.map_err(limit_error(&self.name))?;
+        let flags = limit.flags | self.limit.flags & intf::FLAG_PORT;
+        Ok(intf::Limit { ifindex: self.limit.ifindex, flags, ..limit })
     }
 }
 
@@ -316,6 +327,10 @@ impl Store {
         let dir = self.root.join(name);
         if !dir.is_dir() {
             return Err(StoreError::Missing(name.to_owned()));
+        }
+        if let Some(intent) = Intent::read(&dir).filter(|intent| intent.abi != intf::ABI) {
+            let is_newer = intent.is_newer();
+            return Err(limit_error(name)(LimitError::Version { build: intent.build, is_newer }));
         }
         let open = |map: &str| {
             let path = dir.join(map);
@@ -578,7 +593,7 @@ impl Store {
             if let Some(cgroup) = &cgroup {
                 attached.maps.adopt(hierarchy, cgroup, Adopt::Take).map_err(refused())?;
             }
-            self.publish(&building, name)
+            self.publish(&building, name, options)
         });
         if done.is_err() {
             let _ = remove_pins(&building);
@@ -603,11 +618,7 @@ impl Store {
         options: &LimitOptions,
     ) -> Result<(), StoreError> {
         let pinned = self.open(hierarchy, name)?;
-        let mut limit = options
-            .encode(pinned.limit.cgroup_id)
-            .map_err(|e| limit_error(name)(LimitError::Config(e)))?;
-        limit.ifindex = pinned.limit.ifindex;
-        limit.flags |= pinned.limit.flags & intf::FLAG_PORT;
+        let limit = pinned.encode(options)?;
         let exempts = limit.exempt.is_empty() == pinned.limit.exempt.is_empty();
         let matches = (limit.matched.count == 0) == self.place_of(name).is_none();
         if (limit.flags ^ pinned.limit.flags) & OF_PROGRAMS != 0 || !exempts || !matches {
@@ -621,11 +632,14 @@ impl Store {
             return Err(StoreError::ScopeGone { name: name.to_owned(), scope });
         };
         lock.journal.begin(self.removal(Deed::Change, name))?;
-        let done = self.change_to(hierarchy, &pinned, scope, &limit);
+        // First what shall be: a change that is killed is finished by it.
+        let change = || self.change_to(hierarchy, &pinned, scope, &limit);
+        let done = Intent::change(&self.root.join(name), options, change);
         lock.journal.end();
         done
     }
 
+    /// Carries a change out, whatever the scheme.
     fn change_to(
         &self,
         hierarchy: &Hierarchy,

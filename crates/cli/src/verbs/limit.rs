@@ -33,6 +33,7 @@ pub fn run(store: &Path, verb: LimitVerb) -> Result<ExitCode> {
         LimitVerb::Add(args) => add(store, &args),
         LimitVerb::Set(args) => set(store, &args),
         LimitVerb::Del { name } => del(store, &name),
+        LimitVerb::Restore { name } => restore(store, name.as_deref()),
         LimitVerb::Show { name, how } => verbs::status::status(store, name.as_deref(), how),
     }
 }
@@ -183,6 +184,30 @@ fn del(store: &Path, name: &str) -> Result<ExitCode> {
         }
         host.remove(name)?;
         Ok(format!("limit `{name}` is off"))
+    })
+}
+
+fn restore(store: &Path, name: Option<&str>) -> Result<ExitCode> {
+    name.map_or(Ok(()), store::check_name)?;
+    let host = verbs::open(store)?;
+    if let Some(name) = name
+        && host.store().list_above(host.hierarchy(), name).is_err()
+    {
+        return Err(missing(&host, name));
+    }
+    locked(&host, |host| {
+        host.reserve_journal()?;
+        let lost = host.host().lost(name)?;
+        if lost.is_empty() {
+            return Ok("nothing to restore; nothing changed".to_owned());
+        }
+        let plan = plan(&host.host().present()?, &lost, false)?;
+        apply(host, &plan.actions)?;
+        let lines = lost.iter().map(|limit| {
+            let what = output::describe(&limit.options, limit.parent.as_deref());
+            format!("limit `{}` is on {}: {what}", limit.name, output::scope(&limit.scope))
+        });
+        Ok(lines.collect::<Vec<_>>().join("\n"))
     })
 }
 

@@ -160,6 +160,12 @@ impl Place {
         serde_json::from_str(&self.ok(args)).unwrap()
     }
 
+    /// What a limit was asked to do, as its link says.
+    pub fn intent(&self, name: &str) -> Value {
+        let text = fs::read_link(self.store().join(name).join("intent")).unwrap();
+        serde_json::from_str(text.to_str().unwrap()).unwrap()
+    }
+
     /// The cgroup that a `tidegate run` started in the test's cgroup has made.
     pub fn run_group(&self) -> Option<Cgroup> {
         let is_run = |name: &str| name.starts_with("tidegate-run-");

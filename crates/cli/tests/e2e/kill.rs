@@ -20,6 +20,7 @@ use std::{
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::Value;
+use tidegate_core::Rate;
 use tidegate_sys::{
     libbpf_rs::libbpf_sys,
     net::{NetNs, Netlink},
@@ -224,6 +225,14 @@ impl Case {
         for limit in limits {
             if limit["state"] != "in_force" {
                 return Err(format!("{} is {}", limit["name"], limit["state"]));
+            }
+            let asked = scene.place.intent(limit["name"].as_str().unwrap());
+            let rate =
+                |text: &Value| text.as_str().map(|text| text.parse::<Rate>().unwrap().bit_s());
+            let in_force = limit["egress"]["rate_bit_s"].as_u64();
+            // One inside another shows the rate of that.
+            if limit["parent"].is_null() && rate(&asked["egress"]["rate"]) != in_force {
+                return Err(format!("asked is {asked}, in force is {limit}"));
             }
         }
         if self.name.ends_with("rename") && limits.is_empty() {

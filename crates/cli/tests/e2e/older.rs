@@ -1,7 +1,7 @@
 //! Limits whose maps cannot be read, as those that another version has pinned: one bad row, nobody else is
 //! disturbed, and they come off whole.
 
-use std::{net::TcpListener, path::Path};
+use std::{net::TcpListener, os::unix::fs::symlink, path::Path};
 
 use tidegate_sys::{
     cgroup::Cgroup,
@@ -101,6 +101,126 @@ fn root_a_limit_that_cannot_be_read_disturbs_no_other() {
     spoil(&place.store().join("new/counters"));
     let done = place.ok(&["apply", "--prune", file.to_str().unwrap()]);
     assert!(done.contains("- new on") && done.contains("2 removed"), "{done}");
+}
+
+/// Makes a limit one that an earlier or newer version has put on: with its ABI number, and a map of another
+/// layout.
+fn date(place: &Place, name: &str, abi: u32) {
+    let dir = place.store().join(name);
+    let link = dir.join("intent");
+    let mut intent = place.intent(name);
+    intent["abi"] = abi.into();
+    std::fs::remove_file(&link).unwrap();
+    symlink(intent.to_string(), &link).unwrap();
+    spoil(&dir.join("limit"));
+}
+
+/// What a limit of this version was asked to do is put on again by the next one, under a transfer.
+#[test]
+fn root_limits_of_an_earlier_version_are_restored() {
+    need_root!();
+    let place = Place::new();
+    let (above, inside) = (place.child("above"), place.child("above/inside"));
+    let add = |name: &str, group: &Cgroup, more: &str| {
+        let words = format!("limit add {name} --cgroup {} --loopback {more}", group.path());
+        place.ok(&words.split(' ').collect::<Vec<_>>());
+    };
+    add("above", &above, "--egress 40mbit --burst 3ms --exempt 10.1.0.0/16,dscp:ef");
+    add("inside", &inside, "--parent above --egress 20mbit --weight 300 --guarantee 5mbit");
+    let settings = |name: &str| {
+        let shown = place.json(&["limit", "show", name, "--json"]);
+        ["scope", "cgroup", "parent", "scheme", "weight", "guarantee_bit_s", "exempt", "state"]
+            .map(|key| shown[key].clone())
+    };
+    let rates = |name: &str| {
+        let shown = place.json(&["limit", "show", name, "--json"]);
+        ["rate_bit_s", "burst_ns"].map(|key| shown["egress"][key].clone())
+    };
+    let before = ["above", "inside"].map(|name| (settings(name), rates(name)));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = place.inside(&inside, "env");
+    sender(&mut command, &format!("stream {} 1000", listener.local_addr().unwrap()));
+    let _sender = Guard(command.spawn().unwrap());
+    let mut stream = accept(&listener);
+    std::thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
+    wait_for("a paced connection", || pacing(&place, &inside).filter(|rate| *rate < 2_600_000));
+
+    let objects = [&above, &inside].map(Objects::on);
+    ["above", "inside"].iter().for_each(|name| date(&place, name, 0));
+    let status = place.ok(&["status"]);
+    assert!(status.contains("an earlier version of tidegate, 0."), "{status}");
+    assert!(status.contains("tidegate limit restore above"), "{status}");
+    let (_, said) = place.refused(&["limit", "set", "above", "--egress", "1mbit"]);
+    assert!(said.contains("tidegate limit restore above"), "{said}");
+    let said = place.ok(&["limit", "restore"]);
+    assert!(said.contains("limit `above` is on") && said.contains("limit `inside` is"), "{said}");
+    assert_eq!(["above", "inside"].map(|name| (settings(name), rates(name))), before);
+    objects.iter().for_each(Objects::wait_until_gone);
+    assert!(place.ok(&["limit", "restore"]).contains("nothing changed"));
+    // The connection goes on, in the limit that is there now.
+    let passed = || {
+        let shown = place.json(&["limit", "show", "inside", "--json"]);
+        shown["egress"]["pass_bytes"].as_u64().filter(|bytes| *bytes > 0)
+    };
+    wait_for("the connection in the new limit", passed);
+    wait_for("a paced connection", || pacing(&place, &inside).filter(|rate| *rate < 2_600_000));
+    // A threshold that nobody gave still follows the rate, and one that was given stays.
+    place.ok(&["limit", "set", "above", "--egress", "80mbit"]);
+    assert_eq!(rates("above"), [80_000_000, 3_000_000].map(serde_json::Value::from));
+    assert!(place.refused(&["limit", "restore", "nobody"]).1.contains("no limit `nobody`"));
+}
+
+#[test]
+fn root_limits_of_an_earlier_version_on_devices_are_restored() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    let before = bed.qdiscs();
+    for words in [
+        "--dev eth0 --scheme htb --egress 20mbit --ingress 20mbit --ecn 60kb",
+        "--port eth0 --scheme spring --egress 20mbit --ingress 20mbit",
+        "--dev eth0 --scheme police --egress 20mbit --meter trtcm,pir=30mbit --fair=false",
+        "--dev eth0 --scheme police --egress 20mbit --match 10.97.0.0/24,fd97::/64",
+        "--dev eth0 --scheme police --ingress 20mbit --hook xdp",
+    ] {
+        ok(&place, &bed, &format!("limit add old {words}"));
+        date(&place, "old", 0);
+        assert!(ok(&place, &bed, "limit show old").contains("BROKEN"), "{words}");
+        ok(&place, &bed, "limit restore old");
+        let add = ok(&place, &bed, &format!("limit add old {words}"));
+        assert!(add.contains("nothing changed"), "{words}: {add}");
+        ok(&place, &bed, "limit del old");
+        assert_eq!(bed.qdiscs(), before, "{words}");
+    }
+}
+
+#[test]
+fn root_limits_of_a_newer_version_are_left_alone() {
+    need_root!();
+    let place = Place::new();
+    let group = place.child("new");
+    let add = ["limit", "add", "new", "--cgroup", group.path(), "--egress", "20mbit"];
+    place.ok(&add);
+    date(&place, "new", 2);
+    let objects = Objects::on(&group);
+    let spec = format!(
+        "[[limit]]\nname = \"new\"\nscope = {{ cgroup = \"{}\" }}\negress = \"9mbit\"\n",
+        group.path()
+    );
+    let file = place.file("limits.toml", &spec);
+    for words in [
+        &add[..],
+        &["limit", "set", "new", "--egress", "1mbit"],
+        &["limit", "restore"],
+        &["limit", "restore", "new"],
+        &["apply", file.to_str().unwrap()],
+    ] {
+        let (_, said) = place.refused(words);
+        assert!(said.contains("newer than this one"), "{words:?}: {said}");
+        assert!(objects.is_whole());
+    }
+    assert!(place.ok(&["status"]).contains("a newer version of tidegate, 0."));
+    place.ok(&["limit", "del", "new"]);
+    objects.wait_until_gone();
 }
 
 /// The rate in bytes a second at which the one connection of a cgroup may be paced.

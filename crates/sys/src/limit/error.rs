@@ -140,6 +140,14 @@ pub enum LimitError {
     /// A map does not hold what this version writes.
     #[error("its map `{0}` has another layout: another version of tidegate has made it")]
     Layout(&'static str),
+    /// Its maps are another version's.
+    #[error("{} version of tidegate, {build}, has made it", if *is_newer { "a newer" } else { "an earlier" })]
+    Version {
+        /// That version.
+        build: String,
+        /// Whether it is newer than this one.
+        is_newer: bool,
+    },
     /// The thresholds or rates are out of range.
     #[error(transparent)]
     Config(#[from] ConfigError),

@@ -1,6 +1,6 @@
 //! Why the store refused.
 
-use std::io;
+use std::{fmt, io};
 
 use tidegate_core::{Scheme, Scope, class::MAX_DEPTH, exempt::Prefix};
 
@@ -134,14 +134,28 @@ pub enum StoreError {
     },
     /// A limit of another version, or one that has lost a pin.
     #[error(
-        "limit `{name}` cannot be read ({why}); take it off with `tidegate limit del {name}`, or put it on \
-         anew with `tidegate limit add {name} ...` or `tidegate apply`"
+        "limit `{name}` cannot be read ({why}); {}take it off with `tidegate limit del {name}`, or put it on \
+         anew with `tidegate limit add {name} ...` or `tidegate apply`",
+        AsItWas(*.is_known, .name)
     )]
     Unreadable {
         /// The limit.
         name: String,
         /// Why it cannot be read.
         why: String,
+        /// Whether it can be put on again as it was.
+        is_known: bool,
+    },
+    /// A limit of a newer version.
+    #[error(
+        "limit `{name}` was made by tidegate {build}, which is newer than this one; use that version, or \
+         take the limit off with `tidegate limit del {name}`"
+    )]
+    Newer {
+        /// The limit.
+        name: String,
+        /// The version that made it.
+        build: String,
     },
     /// A limit that cannot be read has the cgroup or device.
     #[error(
@@ -217,4 +231,17 @@ pub enum StoreError {
         /// Why it failed.
         source: io::Error,
     },
+}
+
+struct AsItWas<'a>(bool, &'a String);
+
+impl fmt::Display for AsItWas<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AsItWas(true, name) => {
+                write!(f, "put it on again as it was with `tidegate limit restore {name}`, ")
+            }
+            AsItWas(false, _) => Ok(()),
+        }
+    }
 }

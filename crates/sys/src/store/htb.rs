@@ -96,7 +96,7 @@ impl Store {
             acks::put(&target, &limit, &building, asked.name, backlog)?;
             let mark = if matches!(asked.scope, Scope::Port(_)) { PORT } else { DEV };
             symlink(Path::new(asked.scope.name()), &building.join(mark))?;
-            self.publish(&building, asked.name)
+            self.publish(&building, asked.name, asked.options)
         });
         if done.is_err() {
             acks::take_off(&building, &limit);
@@ -152,7 +152,9 @@ impl Store {
             let others = tree.leaves.iter().zip(&tree.names);
             let others = others.filter(|(_, name)| **name != asked.name).map(|(leaf, _)| *leaf);
             let leaves: Vec<_> = others.chain([leaf]).collect();
-            let settled = tree.settle(&leaves).and_then(|()| self.publish(&building, asked.name));
+            let settled = tree
+                .settle(&leaves)
+                .and_then(|()| self.publish(&building, asked.name, asked.options));
             if settled.is_err() {
                 let _ = tree.settle(&tree.leaves);
             }

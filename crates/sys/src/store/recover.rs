@@ -10,8 +10,8 @@ use std::{collections::BTreeSet, fs, os::fd::AsFd, path::Path};
 use libbpf_rs::{MapHandle, Program};
 
 use super::{
-    ASIDE, BUILDING, CGROUP, DEV, PARENT, PARENT_QUEUES, PORT, PinnedLimit, Store, StoreError,
-    cgroup_of,
+    ASIDE, BUILDING, CGROUP, DEV, Intent, PARENT, PARENT_QUEUES, PORT, PinnedLimit, Store,
+    StoreError, cgroup_of,
     htb::{ROOT, device_in, name_in},
     is_above,
     journal::{self, Deed, Journal, Object, Step},
@@ -381,14 +381,12 @@ impl Store {
             pinned => pinned?,
         };
         let Some(scope) = &pinned.scope else { return Ok(()) };
-        if pinned.limit.flags & intf::FLAG_HTB != 0 {
-            return self.change_htb(&hierarchy, &pinned, &pinned.limit);
-        }
         if let Some(place) = &pinned.maps.place {
             place.forget_others(&pinned.limit).map_err(limit_error(name))?;
         }
-        let cgroup = cgroup_of(&hierarchy, scope);
-        pinned.maps.set(&hierarchy, cgroup.as_ref(), &pinned.limit).map_err(limit_error(name))
+        let asked = Intent::read(&self.root.join(name)).and_then(|intent| intent.options);
+        let limit = asked.map_or(Ok(pinned.limit), |options| pinned.encode(&options))?;
+        self.change_to(&hierarchy, &pinned, scope, &limit)
     }
 
     /// What putting a limit on a device makes there.

@@ -11,8 +11,8 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tidegate_core::{Scope, police::Hook};
 
 use super::{
-    ASIDE, BUILDING, CGROUP, DEV, LINKS, PARENT, PORT, PinnedLimit, Store, StoreError, StoreLock,
-    bpf_error,
+    ASIDE, BUILDING, CGROUP, DEV, Intent, LINKS, PARENT, PORT, PinnedLimit, Store, StoreError,
+    StoreLock, bpf_error,
     htb::{ROOT, SLOT, device_in, name_in},
     io_error,
     journal::{Deed, Journal},
@@ -206,7 +206,13 @@ impl Store {
 
     /// Lists a limit that has been built, in the place of another one of its name if there is one: that is
     /// to be taken off then.
-    pub(super) fn publish(&self, building: &Path, name: &str) -> Result<(), StoreError> {
+    pub(super) fn publish(
+        &self,
+        building: &Path,
+        name: &str,
+        options: &LimitOptions,
+    ) -> Result<(), StoreError> {
+        Intent::write(building, options)?;
         let target = self.root.join(name);
         let done = match target.is_dir() {
             true => renameat_with(CWD, building, CWD, &target, RenameFlags::EXCHANGE),

@@ -59,7 +59,7 @@ impl Store {
         let dir = self.root.join(room_name(&limit, scope));
         let is_new = !dir.is_dir();
         let room = self.enter_room(&dir, name, &target, &limit)?;
-        let done = self.take_place(&dir, &room, name, scope, &limit);
+        let done = self.take_place(&dir, &room, name, scope, options, &limit);
         if done.is_err() && is_new {
             self.leave_room(&dir);
         }
@@ -72,6 +72,7 @@ impl Store {
         room: &Room,
         name: &str,
         scope: &Scope,
+        options: &LimitOptions,
         limit: &intf::Limit,
     ) -> Result<(), StoreError> {
         let refused = || limit_error(name);
@@ -95,7 +96,7 @@ impl Store {
             symlink(Path::new(dir.file_name().unwrap_or_default()), &building.join(ROOM))?;
             symlink(Path::new(&index.to_string()), &building.join(PLACE))?;
             let done = place.enter(limit).map_err(refused());
-            let done = done.and_then(|()| self.publish(&building, name));
+            let done = done.and_then(|()| self.publish(&building, name, options));
             done.inspect_err(|_| drop(place.vacate(&maps)))
         };
         let done = put();

@@ -21,7 +21,7 @@ use libbpf_rs::{
 use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
 
 use super::{
-    CGROUP, DEV, LINKS, PARENT, PORT, PinnedLimit, Store, StoreError, check_name,
+    CGROUP, DEV, Intent, LINKS, PARENT, PORT, PinnedLimit, Store, StoreError, check_name,
     htb::{ROOT, SLOT, device_in, name_in},
     pins::detach_links,
 };
@@ -30,8 +30,8 @@ use crate::{
     device::{CLSACT_MARK, PROGRAM_PINS, XDP_PIN},
     htb, intf,
     limit::{
-        LimitError, LimitMaps, in_network_namespace, load_error, network_namespaces, quiet_libbpf,
-        reuse,
+        LimitError, LimitMaps, LimitOptions, in_network_namespace, load_error, network_namespaces,
+        quiet_libbpf, reuse,
     },
     police::room::Room,
     remains::{self, OnDevice},
@@ -75,6 +75,8 @@ pub struct Unreadable {
     pub why: String,
     /// The kernel's id of the map of its settings.
     pub map_id: Option<u32>,
+    /// What it was asked to do, and by which version.
+    pub intent: Option<Intent>,
 }
 
 impl Listing {
@@ -89,7 +91,31 @@ impl Unreadable {
     /// What to say to who wants to work with it.
     #[must_use]
     pub fn error(&self) -> StoreError {
-        StoreError::Unreadable { name: self.name.clone(), why: self.why.clone() }
+        let name = self.name.clone();
+        match &self.intent {
+            Some(intent) if intent.is_newer() => {
+                StoreError::Newer { name, build: intent.build.clone() }
+            }
+            _ => StoreError::Unreadable { name, why: self.why.clone(), is_known: self.is_known() },
+        }
+    }
+
+    /// Whether a newer version has made it.
+    #[must_use]
+    pub fn is_newer(&self) -> bool {
+        self.intent.as_ref().is_some_and(Intent::is_newer)
+    }
+
+    /// Whether it can be put on again as it was.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.options().is_some() && self.scope.is_some()
+    }
+
+    /// What it does, if this version can do it.
+    #[must_use]
+    pub fn options(&self) -> Option<LimitOptions> {
+        self.intent.as_ref().filter(|intent| !intent.is_newer())?.options
     }
 }
 
@@ -157,6 +183,7 @@ impl Store {
             parent: name_in(&dir, PARENT),
             why,
             map_id: map.and_then(|map| map.info()).map(|info| info.info.id).ok(),
+            intent: Intent::read(&dir),
         }
     }
 
