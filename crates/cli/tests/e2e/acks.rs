@@ -11,13 +11,15 @@ use tidegate_sys::{
 
 use crate::{
     common::{Guard, Place, is_emulated, wait_for},
-    edt::{Bed, Traffic, into, is_free, ok, refused, tidegate},
+    edt::{BURST_BYTES, Bed, Traffic, into, is_at_most, is_free, ok, refused, tidegate},
     htb::{guest, json, links},
     need_root,
 };
 
 const LIMIT_BIT_S: f64 = 20e6;
 const TRAFFIC: &str = "3 2 0 10.97.0.2";
+/// Probes that take longer wait in a queue.
+const STANDING_US: u64 = 5_000;
 
 /// What can be seen of a limit from outside.
 fn traces(bed: &Bed) -> (String, String, Vec<String>) {
@@ -29,8 +31,8 @@ fn traces(bed: &Bed) -> (String, String, Vec<String>) {
 /// Not above the limit, and not nothing. Where the machine is busy a short queue runs empty: how far below is
 /// not asked.
 fn is_below(traffic: &Traffic, bit_s: f64) {
-    let part = traffic.bit_s() / bit_s;
-    assert!((0.02..1.04).contains(&part), "{part} of the limit: {traffic:?}");
+    is_at_most(traffic, 1.02 * bit_s, BURST_BYTES);
+    assert!(traffic.bit_s() > 0.02 * bit_s, "{traffic:?}");
 }
 
 /// RFC 3168, which `dem` needs.
@@ -143,9 +145,10 @@ fn holds(bed: &Bed, guest: &NetNs) {
                 traffic.best_bit_s() > peer.bit_s() / 4.0,
                 "{scheme}: {traffic:?}, htb {peer:?}"
             );
-            // Seen: a five-hundredth.
+            // Seen: a five-hundredth. A machine that is too slow to fill the queue has nothing to compare.
             let waits = [&traffic, &peer].map(|traffic| traffic.rtt_us(50));
-            assert!(waits[0] < waits[1] / 4, "{scheme}: {traffic:?}, htb {peer:?}");
+            let has_queue = waits[1] > STANDING_US;
+            assert!(!has_queue || waits[0] < waits[1] / 4, "{scheme}: {traffic:?}, htb {peer:?}");
         }
         ok(&place, bed, "detach");
     }

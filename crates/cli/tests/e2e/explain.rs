@@ -1,7 +1,7 @@
 //! `tidegate explain`: the limits that apply, who uses them, and what holds the thing back.
 
 use std::{
-    io::Read,
+    io,
     net::{SocketAddr, TcpListener, UdpSocket},
     process::Child,
     thread,
@@ -33,7 +33,7 @@ impl Transfer {
         let mut stream = accept(&listener);
         let local = stream.peer_addr().unwrap();
         // Ends with the sender.
-        thread::spawn(move || while stream.read(&mut [0; 1 << 16]).is_ok_and(|n| n > 0) {});
+        thread::spawn(move || io::copy(&mut stream, &mut io::sink()));
         Transfer { sender, local, remote }
     }
 

@@ -63,12 +63,13 @@ fn root_htb_limits_a_device_and_leaves_no_trace() {
     ok(&place, &bed, "limit set up --egress 10mbit");
     let slow = bed.free(&bed.sender, "3 1 0 10.97.0.2");
     is_held(&slow, LIMIT_BIT_S / 2.0, BURST_BYTES);
-    // A flood: what is sent and dropped is told.
-    let flood = bed.free(&bed.sender, "2 0 40e6 10.97.0.2");
+    // A flood: what is sent and dropped is told. Datagrams wait up to the buffer of their socket, which the
+    // queue may hold; TCP beside them sends on until something is dropped.
+    let flood = bed.free(&bed.sender, "2 2 40e6 10.97.0.2");
     is_held(&flood, LIMIT_BIT_S / 2.0, BURST_BYTES);
     let status = json(&place, &bed, "status --json");
     let egress = &status["limits"][0]["egress"];
-    assert!(egress["drop_full_packets"].as_u64().unwrap() > 100, "{egress}");
+    assert!(egress["drop_full_packets"].as_u64().unwrap() > 0, "{egress}");
     let received: u64 = [&fast, &slow, &flood].map(|traffic| traffic.bytes()).iter().sum();
     assert!(egress["pass_bytes"].as_u64().unwrap() >= received, "{egress} of {received}");
     assert!(egress["mark_ns"].is_null(), "{egress}");
