@@ -1,9 +1,81 @@
-//! Whose packets a limit is for: prefixes of the addresses behind a device.
+//! Prefixes of addresses: those that a limit exempts, and those that it is for.
 
 use alloc::{borrow::ToOwned, string::String};
-use core::{fmt, str::FromStr};
+use core::{fmt, net::IpAddr, str::FromStr};
 
-use crate::exempt::{ExemptError, MAX_PREFIXES, Prefix};
+/// Most prefixes of one list.
+pub const MAX_PREFIXES: usize = 32;
+
+/// Addresses that begin alike; those of IPv4 as IPv6 has them (`::ffff:a.b.c.d`, RFC 4291).
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Prefix {
+    /// The address, all zero beyond the prefix.
+    pub address: [u8; 16],
+    /// How many of its bits are the prefix, 0 to 128.
+    pub bits: u8,
+}
+
+/// The bits before an IPv4 address.
+const MAPPED_BITS: u8 = 96;
+
+impl FromStr for Prefix {
+    type Err = PrefixError;
+
+    fn from_str(text: &str) -> Result<Self, PrefixError> {
+        let none = || PrefixError::None(text.to_owned());
+        let (address, bits) = match text.split_once('/') {
+            Some((address, bits)) => (address, Some(bits.parse::<u8>().map_err(|_| none())?)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| none())?;
+        let (octets, before) = match address {
+            IpAddr::V4(v4) => (v4.to_ipv6_mapped().octets(), MAPPED_BITS),
+            IpAddr::V6(v6) => (v6.octets(), 0),
+        };
+        let bits = match bits {
+            None => 128,
+            Some(bits) if bits <= 128 - before => before + bits,
+            Some(_) => return Err(none()),
+        };
+        let prefix = Prefix { address: octets, bits };
+        match prefix.masked() == prefix {
+            true => Ok(prefix),
+            false => Err(PrefixError::HostBits { text: text.to_owned(), network: prefix.masked() }),
+        }
+    }
+}
+
+impl Prefix {
+    fn masked(self) -> Prefix {
+        let mask = u128::MAX.checked_shl(128 - u32::from(self.bits)).unwrap_or(0);
+        let address = (u128::from_be_bytes(self.address) & mask).to_be_bytes();
+        Prefix { address, ..self }
+    }
+
+    /// Whether it is one of IPv4: `::/0` and its like are not.
+    #[must_use]
+    pub fn is_v4(&self) -> bool {
+        let address = core::net::Ipv6Addr::from(self.address);
+        self.bits >= MAPPED_BITS && address.to_ipv4_mapped().is_some()
+    }
+
+    /// Whether an address begins with it.
+    #[must_use]
+    pub fn contains(&self, address: [u8; 16]) -> bool {
+        let one = Prefix { address, bits: 128 };
+        one.is_v4() == self.is_v4() && Prefix { address, ..*self }.masked().address == self.address
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = core::net::Ipv6Addr::from(self.address);
+        match address.to_ipv4_mapped() {
+            Some(v4) if self.bits >= MAPPED_BITS => write!(f, "{v4}/{}", self.bits - MAPPED_BITS),
+            _ => write!(f, "{address}/{}", self.bits),
+        }
+    }
+}
 
 /// Some prefixes; in order and without doubles, so that equal ones act alike.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -28,13 +100,9 @@ impl Prefixes {
     /// Adds one as a user writes it.
     ///
     /// # Errors
-    /// [`MatchError`]; nothing is added.
-    pub fn add(&mut self, text: &str) -> Result<(), MatchError> {
-        let prefix = text.trim().parse().map_err(|e| match e {
-            ExemptError::HostBits { text, network } => MatchError::HostBits { text, network },
-            _ => MatchError::None(text.trim().to_owned()),
-        })?;
-        if self.insert(prefix) { Ok(()) } else { Err(MatchError::TooMany) }
+    /// [`PrefixError`]; nothing is added.
+    pub fn add(&mut self, text: &str) -> Result<(), PrefixError> {
+        if self.insert(text.trim().parse()?) { Ok(()) } else { Err(PrefixError::TooMany) }
     }
 
     /// They, sorted.
@@ -51,10 +119,10 @@ impl Prefixes {
 }
 
 impl FromStr for Prefixes {
-    type Err = MatchError;
+    type Err = PrefixError;
 
     /// As on a command line: `10.0.0.0/24,2001:db8:1::/48`, or `none`.
-    fn from_str(text: &str) -> Result<Self, MatchError> {
+    fn from_str(text: &str) -> Result<Self, PrefixError> {
         let mut prefixes = Prefixes::default();
         if text.trim() != "none" {
             text.split(',').try_for_each(|part| prefixes.add(part))?;
@@ -80,7 +148,7 @@ impl fmt::Display for Prefixes {
 
 /// Why a text is no list of prefixes. The message says what to type instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum MatchError {
+pub enum PrefixError {
     /// No prefix.
     #[error("`{0}` is no prefix; write for example 10.0.0.0/24, 10.0.0.7 or 2001:db8:1::/48")]
     None(String),
@@ -117,5 +185,16 @@ mod tests {
         let many: std::vec::Vec<_> = (0..33).map(|i| std::format!("10.{i}.0.0/16")).collect();
         assert_eq!(many[..32].join(",").parse::<Prefixes>().unwrap().as_slice().len(), 32);
         assert!(refusal(&many.join(",")).contains("more than 32 prefixes"));
+    }
+
+    #[test]
+    fn a_prefix_contains_what_begins_with_it() {
+        let octets = |text: &str| text.parse::<Prefix>().unwrap().address;
+        let contains = |prefix: &str, address: &str| {
+            prefix.parse::<Prefix>().unwrap().contains(octets(address))
+        };
+        assert!(contains("10.0.0.0/8", "10.255.0.1") && !contains("10.0.0.0/8", "11.0.0.1"));
+        assert!(contains("2001:db8::/32", "2001:db8::1") && !contains("0.0.0.0/0", "::1"));
+        assert!(!contains("::/0", "10.0.0.1") && contains("0.0.0.0/0", "10.0.0.1"));
     }
 }

@@ -19,7 +19,7 @@ use std::{
 };
 
 use tidegate_core::{
-    Scheme, Scope, class::MAX_DEPTH, exempt::Prefix, police::Hook,
+    Scheme, Scope, class::MAX_DEPTH, police::Hook, prefixes::Prefix,
     virtual_queue::VirtualQueueOptions,
 };
 use tidegate_sys::limit::LimitOptions;

@@ -16,8 +16,8 @@ use std::{
 
 use tidegate_core::{
     Scheme, Scope,
-    exempt::{Exempt, ExemptError, Prefix},
-    prefixes::{MatchError, Prefixes},
+    exempt::{Exempt, ExemptError},
+    prefixes::{Prefix, PrefixError, Prefixes},
     units::ParseError,
 };
 use tidegate_sys::{
@@ -213,7 +213,7 @@ pub enum Problem {
     Fleet(#[from] FleetError),
     /// No prefix.
     #[error(transparent)]
-    Match(#[from] MatchError),
+    Match(#[from] PrefixError),
     /// The prefix is taken.
     #[error(
         "limit `{name}` on line {line} has {prefix} of this {kind} already; give it to one of them"

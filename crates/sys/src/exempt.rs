@@ -1,7 +1,7 @@
 //! The trie of those who are exempt from a limit.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
-use tidegate_core::exempt::Prefix;
+use tidegate_core::prefixes::Prefix;
 
 use crate::{
     intf::ExemptConf,

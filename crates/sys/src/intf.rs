@@ -7,9 +7,9 @@ use bytemuck::{Pod, Zeroable};
 use tidegate_core::{
     Bytes, Class, Direction, Nanos, Rate, VirtualQueueConfig,
     class::Floors,
-    exempt::{Exempt, MAX_PREFIXES, Prefix},
+    exempt::Exempt,
     fleet::flows::{SETS, WAYS},
-    prefixes::Prefixes,
+    prefixes::{MAX_PREFIXES, Prefix, Prefixes},
     token_bucket::BucketConfig,
     virtual_queue::cost_of_byte,
 };

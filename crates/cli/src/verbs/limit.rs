@@ -14,7 +14,7 @@ use tidegate_node::{
     host::{Host, LockedHost, present},
     plan::{Action, PlanError, Present, Standing, Wanted, join, plan},
     settings::{SettingsProblem, canonical, differences, fits, inside_another},
-    spec::{Problem, is_device_name, nearest},
+    spec::{Problem, is_device_name},
 };
 use tidegate_sys::{
     limit::LimitOptions,
@@ -117,7 +117,9 @@ fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
     let name = &args.name;
     locked(&verbs::open(store)?, |host| {
         host.reserve_journal()?;
-        let Some(pinned) = host.host().find(name)? else { return Err(missing(host.host(), name)) };
+        let Some(pinned) = host.host().find(name)? else {
+            return Err(verbs::missing(host.host(), name));
+        };
         let limit = present(&pinned);
         is_readable(host.host(), limit.parent.as_deref())?;
         let options = patch.on(&limit.options).map_err(|e| match e.problem {
@@ -175,7 +177,7 @@ fn del(store: &Path, name: &str) -> Result<ExitCode> {
     // Nothing to take off is what was asked for; but a slip of the pen shall be seen.
     let waits = host.store().waiting().iter().any(|waits| waits.name == name);
     if host.find(name).is_ok_and(|found| found.is_none()) && !waits {
-        say(&format!("tidegate: note: nothing to take off: {}", missing(&host, name)));
+        say(&format!("tidegate: note: nothing to take off: {}", verbs::missing(&host, name)));
         return Ok(ExitCode::SUCCESS);
     }
     locked(&host, |host| {
@@ -193,7 +195,7 @@ fn restore(store: &Path, name: Option<&str>) -> Result<ExitCode> {
     if let Some(name) = name
         && host.store().list_above(host.hierarchy(), name).is_err()
     {
-        return Err(missing(&host, name));
+        return Err(verbs::missing(&host, name));
     }
     locked(&host, |host| {
         host.reserve_journal()?;
@@ -209,15 +211,4 @@ fn restore(store: &Path, name: Option<&str>) -> Result<ExitCode> {
         });
         Ok(lines.collect::<Vec<_>>().join("\n"))
     })
-}
-
-/// There is no such limit; the one that may have been meant.
-pub fn missing(host: &Host, name: &str) -> anyhow::Error {
-    let names = host.store().names().unwrap_or_default();
-    match nearest(name, names.iter().map(String::as_str)) {
-        Some(other) => {
-            UsageError(format!("there is no limit `{name}`; did you mean `{other}`?")).into()
-        }
-        None => StoreError::Missing(name.to_owned()).into(),
-    }
 }

@@ -2,10 +2,13 @@
 
 use std::path::Path;
 
-use tidegate_node::host::{Host, LockedHost};
-use tidegate_sys::preflight::PreflightError;
+use tidegate_node::{
+    host::{Host, LockedHost},
+    spec::nearest,
+};
+use tidegate_sys::{preflight::PreflightError, store::StoreError};
 
-use crate::refusal::warn;
+use crate::refusal::{UsageError, warn};
 
 pub mod burst;
 pub mod daemon;
@@ -31,4 +34,15 @@ fn open(store: &Path) -> Result<Host, PreflightError> {
 fn close(host: LockedHost) {
     host.problems().iter().for_each(|problem| warn(problem));
     host.close();
+}
+
+/// There is no limit of this name; the error names the one that was probably meant.
+fn missing(host: &Host, name: &str) -> anyhow::Error {
+    let names = host.store().names().unwrap_or_default();
+    match nearest(name, names.iter().map(String::as_str)) {
+        Some(other) => {
+            UsageError(format!("there is no limit `{name}`; did you mean `{other}`?")).into()
+        }
+        None => StoreError::Missing(name.to_owned()).into(),
+    }
 }

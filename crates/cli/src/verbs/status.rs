@@ -29,7 +29,7 @@ use crate::{
     args::StatusArgs,
     output::{self, Align, Column, Paint},
     refusal::{CHANGES, say},
-    verbs::{daemon, limit::missing},
+    verbs::{daemon, missing},
 };
 
 /// Those of limits inside others, which stand at [`AFTER_RATE`] where there are some.

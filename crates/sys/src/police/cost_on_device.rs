@@ -2,7 +2,7 @@
 
 use std::{mem::MaybeUninit, net::Ipv4Addr, ops::Range, os::fd::AsFd, time::Duration};
 
-use tidegate_core::{exempt::Prefix, prefixes::Prefixes};
+use tidegate_core::prefixes::{Prefix, Prefixes};
 
 use super::{Place, load, maps, room};
 use crate::{

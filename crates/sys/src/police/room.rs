@@ -12,7 +12,7 @@ use libbpf_rs::{
     MapCore, MapFlags, MapHandle, MapType, OpenMapMut, libbpf_sys,
     skel::{OpenSkel, SkelBuilder},
 };
-use tidegate_core::{Direction, exempt::Prefix};
+use tidegate_core::{Direction, prefixes::Prefix};
 
 use crate::{
     device::{self, Hooked, Side, Target},

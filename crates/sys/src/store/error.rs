@@ -2,7 +2,7 @@
 
 use std::{fmt, io};
 
-use tidegate_core::{Scheme, Scope, class::MAX_DEPTH, exempt::Prefix};
+use tidegate_core::{Scheme, Scope, class::MAX_DEPTH, prefixes::Prefix};
 
 use super::{BPFFS, MAX_LIMITS};
 use crate::limit::LimitError;

@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tidegate_core::{Scope, exempt::Prefix};
+use tidegate_core::{Scope, prefixes::Prefix};
 
 use super::{
     BUILDING, DEV, MAX_LIMITS, PORT, Store, StoreError, bpf_error, io_error, limit_error,

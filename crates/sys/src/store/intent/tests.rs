@@ -110,7 +110,7 @@ proptest! {
 fn the_longest_intent_fits_a_link() {
     let all = |first: u16| {
         let mut prefixes = Prefixes::default();
-        for i in 0..tidegate_core::exempt::MAX_PREFIXES as u16 {
+        for i in 0..tidegate_core::prefixes::MAX_PREFIXES as u16 {
             let address = format!("ffff:ffff:ffff:ffff:ffff:ffff:{:x}:ffff/128", first + i);
             prefixes.add(&address).unwrap();
         }
