@@ -71,7 +71,8 @@ fn root_run_passes_signals_on() {
             sent.as_raw()
         );
         let mut command = place.run(RATE);
-        command.args(["sh", "-c", &script]).stdout(Stdio::piped());
+        // A shell cannot trap what it was started to ignore, as `nohup` and `&` have it.
+        command.args(["env", "--default-signal", "sh", "-c", &script]).stdout(Stdio::piped());
         let mut child = Guard(command.spawn().unwrap());
         let mut line = String::new();
         BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
