@@ -57,6 +57,7 @@ install_all() {
 		writing install -D -m "$mode" "$stage/$file" "$to/${file#./}"
 	done
 	echo "tidegate is in $to/bin. The unit tidegate-daemon.service starts when you enable it (man tidegate-daemon)."
+	echo "Limits of an earlier version stay on; \`tidegate limit restore\` replaces those that this one cannot read."
 }
 
 uninstall_all() {
