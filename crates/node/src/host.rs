@@ -133,24 +133,29 @@ impl Host {
     }
 
     /// The limits that are not in force although their cgroup or device is there, as they shall be: of
-    /// another version, or taken off by somebody. With a name that one alone.
+    /// another version, or taken off by somebody. With a name that one alone. Also says why the others that
+    /// are not in force cannot be restored.
     ///
     /// # Errors
-    /// [`StoreError`]: one of a newer version, or the one that was named cannot be restored.
-    pub fn lost(&self, only: Option<&str>) -> Result<Vec<Wanted>, StoreError> {
-        let listing = self.store.list(&self.hierarchy)?;
-        let is_meant = |name: &str| only.is_none_or(|only| only == name);
-        let mut lost = Vec::new();
-        for limit in listing.unreadable.iter().filter(|limit| is_meant(&limit.name)) {
-            match limit.options() {
-                Some(_) if limit.is_known() => lost.push(present_unreadable(limit)),
-                _ if only.is_some() || limit.is_newer() => return Err(limit.error()),
-                _ => {}
+    /// [`StoreError`] when the store cannot be read.
+    pub fn lost(&self, only: Option<&str>) -> Result<(Vec<Wanted>, Vec<StoreError>), StoreError> {
+        let mut listing = self.store.list(&self.hierarchy)?;
+        listing.limits.retain(|limit| only.is_none_or(|only| only == limit.name));
+        listing.unreadable.retain(|limit| only.is_none_or(|only| only == limit.name));
+        let (mut lost, mut refused) = (Vec::new(), Vec::new());
+        for limit in &listing.unreadable {
+            let is = present_unreadable(limit);
+            match self.resolve(&is.scope) {
+                Ok(_) if limit.is_known() => lost.push(is),
+                Err(e) if limit.is_known() && e.is_missing() => {
+                    refused.push(StoreError::ScopeGone { name: is.name, scope: is.scope });
+                }
+                _ => refused.push(limit.error()),
             }
         }
-        let limits = listing.limits.iter().filter(|limit| is_meant(&limit.name)).map(present);
-        lost.extend(limits.filter(|limit| limit.standing == Standing::Unhooked));
-        Ok(lost.into_iter().map(Wanted::again).collect())
+        let taken_off = listing.limits.iter().map(present);
+        lost.extend(taken_off.filter(|limit| limit.standing == Standing::Unhooked));
+        Ok((lost.into_iter().map(Wanted::again).collect(), refused))
     }
 
     /// A cgroup or device that exists, a cgroup's path as this host writes it.

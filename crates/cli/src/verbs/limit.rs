@@ -24,7 +24,7 @@ use tidegate_sys::{
 use crate::{
     args::{AddArgs, LimitVerb, SetArgs},
     output,
-    refusal::{UsageError, flag_error, say},
+    refusal::{REFUSED, UsageError, flag_error, say, warn},
     verbs,
 };
 
@@ -197,9 +197,11 @@ fn restore(store: &Path, name: Option<&str>) -> Result<ExitCode> {
     {
         return Err(verbs::missing(&host, name));
     }
-    locked(&host, |host| {
+    let mut refused = Vec::new();
+    let code = locked(&host, |host| {
         host.reserve_journal()?;
-        let lost = host.host().lost(name)?;
+        let lost;
+        (lost, refused) = host.host().lost(name)?;
         if lost.is_empty() {
             return Ok("nothing to restore; nothing changed".to_owned());
         }
@@ -210,5 +212,7 @@ fn restore(store: &Path, name: Option<&str>) -> Result<ExitCode> {
             format!("limit `{}` is on {}: {what}", limit.name, output::scope(&limit.scope))
         });
         Ok(lines.collect::<Vec<_>>().join("\n"))
-    })
+    })?;
+    refused.iter().for_each(|e| warn(&e.to_string()));
+    Ok(if refused.is_empty() { code } else { ExitCode::from(REFUSED) })
 }

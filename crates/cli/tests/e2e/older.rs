@@ -1,7 +1,7 @@
 //! Limits whose maps cannot be read, as those that another version has pinned: one bad row, nobody else is
 //! disturbed, and they come off whole.
 
-use std::{net::TcpListener, os::unix::fs::symlink, path::Path};
+use std::{net::TcpListener, os::unix::fs::symlink, path::Path, time::Instant};
 
 use tidegate_sys::{
     cgroup::Cgroup,
@@ -10,7 +10,7 @@ use tidegate_sys::{
 };
 
 use crate::{
-    common::{Guard, Objects, Place, wait_for},
+    common::{Guard, Objects, PATIENCE, Place, wait_for},
     edt::{Bed, into, ok},
     htb::links,
     need_root,
@@ -219,6 +219,19 @@ fn root_limits_of_a_newer_version_are_left_alone() {
         assert!(objects.is_whole());
     }
     assert!(place.ok(&["status"]).contains("a newer version of tidegate, 0."));
+    // It keeps no other one from being restored.
+    let other = place.child("old");
+    place.ok(&["limit", "add", "old", "--cgroup", other.path(), "--egress", "20mbit"]);
+    date(&place, "old", 0);
+    let (code, said) = place.refused(&["limit", "restore"]);
+    assert!(code == 2 && said.contains("newer than this one"), "{said}");
+    assert!(objects.is_whole());
+    assert_eq!(place.json(&["limit", "show", "old", "--json"])["state"], "in_force");
+    // What was limited is gone: there is nothing to restore.
+    date(&place, "old", 0);
+    other.remove(Instant::now() + PATIENCE).unwrap();
+    let (_, said) = place.refused(&["limit", "restore", "old"]);
+    assert!(said.contains(other.path()), "{said}");
     place.ok(&["limit", "del", "new"]);
     objects.wait_until_gone();
 }
