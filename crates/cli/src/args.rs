@@ -163,7 +163,7 @@ Example:
   tidegate status
   tidegate status --json | jq '.limits[] | select(.state != \"in_force\") | .name'")]
     Status(StatusArgs),
-    /// Show what every limit does, again and again
+    /// Print usage at an interval
     #[command(after_help = "\
 Examples:
   tidegate monitor --interval 200ms
@@ -388,12 +388,12 @@ pub struct ScopeArgs {
     /// The cgroup, relative to the cgroup mount
     #[arg(long, value_name = "PATH")]
     pub cgroup: Option<String>,
-    /// A device of this host, such as eth0: what leaves by it, and but for scheme edt what comes in, too
-    /// (with scheme edt, police, htb, dem or spring)
+    /// A device of this host, such as eth0: outgoing and, except with edt, incoming traffic (with scheme edt,
+    /// police, htb, dem or spring)
     #[arg(long, value_name = "NAME")]
     pub dev: Option<String>,
-    /// The host's side of a virtual machine's or container's interface, such as tap0: what the machine sends,
-    /// and but for scheme edt what it receives, too (with scheme edt, police, htb, dem or spring)
+    /// The host's side of a virtual machine's or container's interface, such as tap0: what the machine sends
+    /// and, except with edt, what it receives (with scheme edt, police, htb, dem or spring)
     #[arg(long, value_name = "NAME")]
     pub port: Option<String>,
 }
