@@ -9,6 +9,7 @@ use crate::{
     headers::{self, FlowKey, Fragment, Packet, Transport},
     reader::{CaptureError, Frame, Reader},
     report::{CaptureReport, Curve, Estimate, FlowReport, GroupReport, Report},
+    series::merge,
     verdict::{self, Judgement, Verdict},
 };
 
@@ -256,7 +257,7 @@ impl Analyzer {
             options.flow.as_ref().is_none_or(|text| flow.key.to_string().contains(text.as_str()))
         };
         let series: Vec<Series> =
-            order.iter().take(group::FLOWS_MAX).map(|flow| flow.series(start)).collect();
+            order.iter().take(group::FLOWS_MAX).map(|flow| merge(&[flow], start)).collect();
         let alone: Vec<Option<Fit>> = series.iter().map(Series::fit_thoroughly).collect();
         let looked_at = &order[..series.len()];
         let groups = group::find(looked_at, &alone, start);
@@ -306,7 +307,7 @@ fn keep_busiest(
     flow: &Flow,
     capture_start_ns: u64,
 ) -> Option<Fit> {
-    let window = Window::judge(flow, &flow.series(capture_start_ns), Series::fit);
+    let window = Window::judge(flow, &merge(&[flow], capture_start_ns), Series::fit);
     let fit = window.fit;
     let most = busiest.get(&flow.key).map_or(0, |busiest| busiest.losses);
     if window.losses > most {
@@ -323,7 +324,7 @@ fn flow_report(
     start: u64,
 ) -> FlowReport {
     let (loss_source, vantage) = flow.source();
-    let series = flow.series(start);
+    let series = merge(&[flow], start);
     let last = Window::judge(flow, &series, Series::fit_thoroughly);
     let fits: Vec<Fit> = flow.fits.iter().copied().chain(last.fit).collect();
     let window = busiest.filter(|busiest| busiest.losses > last.losses).unwrap_or(&last);

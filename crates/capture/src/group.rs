@@ -11,7 +11,8 @@ use std::net::IpAddr;
 
 use crate::{
     fit::{Fit, Series},
-    flow::{Flow, merge},
+    flow::Flow,
+    series::merge,
     verdict::{EXPLAINED_MIN, LOSSES_MIN, VIOLATED_MAX},
 };
 

@@ -22,6 +22,8 @@ pub mod headers;
 pub mod reader;
 pub mod report;
 pub mod round_trip;
+pub mod series;
+pub mod stamps;
 pub mod tcp;
 pub mod trace;
 pub mod verdict;

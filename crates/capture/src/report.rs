@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use crate::{
     fit::{DepthBasis, Fit},
-    flow::{LossSource, Vantage},
-    trace::RunReport,
+    flow::Vantage,
+    trace::{LossSource, RunReport},
     verdict::{DelayReport, Verdict},
 };
 

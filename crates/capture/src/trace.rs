@@ -4,14 +4,36 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use crate::flow::LossSource;
-
 /// The most packets that are remembered of one flow: the window in which rate and depth are estimated.
 pub const TRACE_MAX: usize = 1 << 16;
 /// The most runs of a flow that are kept one by one: the first ones.
 pub const RUNS_KEPT: usize = 256;
 /// Classes of the length of a run, by powers of two.
 const CLASSES: usize = 24;
+
+/// How the losses of a flow are seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossSource {
+    /// Holes in TCP's sequence numbers.
+    TcpHoles,
+    /// TCP data that is sent again.
+    TcpRetransmissions,
+    /// Gaps in RTP's sequence numbers.
+    RtpSequence,
+    /// Gaps in the identification of IPv4.
+    Ipv4Id,
+    /// Nothing counts its packets.
+    None,
+}
+
+impl LossSource {
+    /// Whether acknowledgements tell of losses behind the capture.
+    #[must_use]
+    pub fn is_tcp(self) -> bool {
+        matches!(self, LossSource::TcpHoles | LossSource::TcpRetransmissions)
+    }
+}
 
 /// A packet that is remembered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

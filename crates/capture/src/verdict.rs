@@ -13,7 +13,8 @@ use serde::Serialize;
 use crate::{
     delay::{self, Delay, DelaySource},
     fit::{Fit, Series},
-    flow::{Flow, LossSource, Vantage},
+    flow::{Flow, Vantage},
+    trace::LossSource,
 };
 
 /// Losses and passes without which nothing is said.

@@ -12,7 +12,7 @@ use labelled::{
     run, write,
 };
 use tidegate_capture::{
-    FlowReport, Options, Report, Verdict, analyze, delay::DelaySource, flow::LossSource,
+    FlowReport, Options, Report, Verdict, analyze, delay::DelaySource, trace::LossSource,
 };
 use tidegate_core::{Bytes, Nanos, burst::CongestionControl};
 

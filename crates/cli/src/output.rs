@@ -9,7 +9,7 @@ use tidegate_core::{
     Class, Scheme, Scope,
     police::{Hook, Policy},
     prefixes::Prefixes,
-    virtual_queue::VirtualQueueOptions,
+    queue_options::VirtualQueueOptions,
 };
 pub use tidegate_node::figures::{rate, size, time};
 use tidegate_node::{

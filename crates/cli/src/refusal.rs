@@ -8,8 +8,8 @@ use std::{
 use anyhow::Error;
 use clap::error::ErrorKind;
 use tidegate_node::{
-    apply::ApplyError, explain::ExplainError, family::FamilyError, fleet::daemon::DaemonError,
-    host::ScopeError, nic::run::NicRunError, plan::PlanError, run::RunError,
+    absent::ScopeError, apply::ApplyError, explain::ExplainError, family::FamilyError,
+    fleet::daemon::DaemonError, nic::run::NicRunError, plan::PlanError, run::RunError,
     settings::SettingsError, spec::SpecError,
 };
 use tidegate_sys::{

@@ -3,7 +3,8 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use tidegate_core::virtual_queue::{Transport, VirtualQueueOptions};
+use tidegate_core::queue_options::VirtualQueueOptions;
+use tidegate_core::virtual_queue::Transport;
 use tidegate_core::{Direction, Nanos, Packet, VirtualQueue};
 
 fn on_packet(c: &mut Criterion) {

@@ -17,8 +17,7 @@ pub use source::{BurstySource, PACKETS_MAX, Passed, bursty_source};
 
 use crate::{
     token_bucket::MAX_BURST,
-    units::{Bytes, Nanos, Rate},
-    virtual_queue::MAX_RATE_BIT_S,
+    units::{Bytes, MAX_RATE_BIT_S, Nanos, Rate},
 };
 
 /// How a sender finds its rate.

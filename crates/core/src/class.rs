@@ -19,8 +19,8 @@
 
 use crate::{
     fair_share::WEIGHT,
-    units::{Bytes, Nanos, Rate},
-    virtual_queue::{self, MAX_SPAN, MIN_RATE_BIT_S, VirtualQueueConfig},
+    units::{Bytes, MAX_RATE_BIT_S, MIN_RATE_BIT_S, Nanos, Rate},
+    virtual_queue::{self, MAX_SPAN, VirtualQueueConfig},
 };
 
 /// Limits above each other in a tree, the root included.
@@ -31,7 +31,7 @@ pub const MIN_WEIGHT: u32 = 1;
 pub const MAX_WEIGHT: u32 = 10_000;
 /// A ceiling that is none: the parent's rate holds, whatever it is at the time. It is the largest rate there
 /// is, so the rule above needs no case for it.
-pub const NO_CEILING_BIT_S: u64 = virtual_queue::MAX_RATE_BIT_S;
+pub const NO_CEILING_BIT_S: u64 = MAX_RATE_BIT_S;
 
 /// The place of a limit among those with the same parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

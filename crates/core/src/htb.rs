@@ -24,8 +24,8 @@ use alloc::{collections::BTreeMap, vec::Vec};
 
 use crate::{
     class::{Class, Floors, MAX_DEPTH},
-    units::{Bytes, Nanos, Rate},
-    virtual_queue::{MAX_SPAN, MIN_RATE_BIT_S, VirtualQueueConfig},
+    units::{Bytes, MIN_RATE_BIT_S, Nanos, Rate},
+    virtual_queue::{MAX_SPAN, VirtualQueueConfig},
 };
 
 /// Limits of one tree; slot 0 is none.
@@ -170,10 +170,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{
-        Span,
-        virtual_queue::{QueueKind, VirtualQueueOptions},
-    };
+    use crate::{Span, queue_options::VirtualQueueOptions, scheme::QueueKind};
 
     const SEGMENT: Bytes = Bytes(65_536);
 

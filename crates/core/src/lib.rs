@@ -60,6 +60,7 @@ pub mod link;
 pub mod meter;
 pub mod police;
 pub mod prefixes;
+pub mod queue_options;
 pub mod receive_window;
 pub mod scheme;
 pub mod scope;

@@ -9,9 +9,9 @@ use core::{fmt, str::FromStr};
 use crate::{
     burst::policer_burst,
     meter::{Colour, ColourMode, Coupling, MeterConfig},
+    queue_options::{ConfigError, VirtualQueueOptions},
     token_bucket::BucketConfig,
     units::{ParseError, Rate, Span},
-    virtual_queue::{ConfigError, VirtualQueueOptions},
 };
 
 /// A differentiated services code point (RFC 2474), 0 to 63.

@@ -3,7 +3,7 @@
 use alloc::{borrow::ToOwned, string::String};
 use core::{fmt, str::FromStr};
 
-use crate::{Direction, virtual_queue::QueueKind};
+use crate::virtual_queue::Direction;
 
 /// How a limit acts on packets.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
@@ -88,6 +88,30 @@ impl Scheme {
             Scheme::Carousel => "carousel",
         }
     }
+}
+
+/// What the thresholds of a limit are for.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum QueueKind {
+    /// A virtual queue that works alone.
+    #[default]
+    Alone,
+    /// The flows are paced at their fair share ([`crate::fair_share`]) and the queue is their safety net: its
+    /// defaults leave room for the bursts of many paced flows that happen to meet.
+    Paced,
+    /// The flows are told their fair share as a receive window ([`crate::receive_window`]): what they send at
+    /// once is a window, not a segment.
+    Windows,
+    /// Packets wait for their departure ([`crate::edt`]); `drop` is the horizon.
+    Departures,
+    /// The bucket of a policer ([`crate::token_bucket`]): it is `burst` deep, and drops when that is gone.
+    Bucket,
+    /// Packets wait in a qdisc ([`crate::htb`]), which holds as much as `drop` says; they are marked only if
+    /// a threshold is given.
+    Qdisc,
+    /// The same, kept short by what its senders are told ([`crate::dem`], [`crate::spring`]): a host that
+    /// stalls finds it empty, and what it could not send meanwhile it may send after.
+    ShortQdisc,
 }
 
 /// Why a text is no scheme.

@@ -21,10 +21,7 @@
 //! the bound grows by one such packet. So it does where flows have parts ([`TokenBucket::on_part`]): others
 //! may have left less than a packet in the bucket, which is no fault of a flow that has its part still.
 
-use crate::{
-    units::{Bytes, NANOS_PER_SEC, Nanos, Rate},
-    virtual_queue::{MAX_RATE_BIT_S, MIN_RATE_BIT_S},
-};
+use crate::units::{Bytes, MAX_RATE_BIT_S, MIN_RATE_BIT_S, NANOS_PER_SEC, Nanos, Rate};
 
 /// Units of tokens in a byte: one bit/s adds one unit each nanosecond.
 pub const UNITS_PER_BYTE: u64 = 8_000_000_000;

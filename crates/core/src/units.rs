@@ -12,6 +12,10 @@ use core::{fmt, str::FromStr};
 
 /// Nanoseconds in a second.
 pub const NANOS_PER_SEC: u64 = 1_000_000_000;
+/// The slowest limit: below it the cost of a large segment leaves 64 bits.
+pub const MIN_RATE_BIT_S: u64 = 8_000;
+/// The fastest limit: above it the fixed-point cost of a byte is off by more than 1e-6.
+pub const MAX_RATE_BIT_S: u64 = 100_000_000_000;
 
 /// A time or a span of time in nanoseconds. As a time: since an origin that the caller chooses.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -130,9 +130,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        fair_share::ONE,
-        units::Rate,
-        virtual_queue::{COST_SHIFT, QueueKind, VirtualQueueOptions},
+        fair_share::ONE, queue_options::VirtualQueueOptions, scheme::QueueKind, units::Rate,
+        virtual_queue::COST_SHIFT,
     };
 
     fn windows(bit_s: u64) -> VirtualQueueConfig {

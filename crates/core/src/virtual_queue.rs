@@ -27,32 +27,26 @@
 //! (`bpf/vqueue.h`) advances with one atomic instruction where NRM took a spin lock; thresholds are times
 //! (600 000 bytes are 0.5 ms at 10 Gbit/s but 480 ms at 10 Mbit/s) with a floor of a few segments; and the
 //! cost of a byte is a fixed-point number with 24 fractional bits whose remainder is carried from packet to
-//! packet, so the rate error stays below 1e-6 from [`MIN_RATE_BIT_S`] to [`MAX_RATE_BIT_S`].
+//! packet, so the rate error stays below 1e-6 from [`MIN_RATE_BIT_S`](crate::units::MIN_RATE_BIT_S) to
+//! [`MAX_RATE_BIT_S`](crate::units::MAX_RATE_BIT_S).
+//!
+//! What a user may set, and the defaults, are in [`crate::queue_options`].
 //!
 //! Each packet costs O(1) time; a queue is 16 bytes of state.
 
-use crate::burst::policer_burst;
-use crate::class::Floors;
-use crate::meter::MeterError;
-use crate::token_bucket::{BucketConfig, BucketError};
-use crate::units::{Bytes, NANOS_PER_SEC, Nanos, Rate, Span};
-use crate::verdict::{DropReason, Verdict};
+use crate::{
+    units::{NANOS_PER_SEC, Nanos, Rate},
+    verdict::{DropReason, Verdict},
+};
 
 /// Fractional bits of the cost of a byte.
 pub const COST_SHIFT: u32 = 24;
-/// The slowest limit: below it the cost of a large segment leaves 64 bits.
-pub const MIN_RATE_BIT_S: u64 = 8_000;
-/// The fastest limit: above it the fixed-point cost of a byte is off by more than 1e-6.
-pub const MAX_RATE_BIT_S: u64 = 100_000_000_000;
 /// A packet counts as no longer than this: 1 MiB, twice the largest segment that Linux builds.
 pub const MAX_PACKET_BYTES: u32 = (1 << 20) - 1;
 /// No burst and no threshold is longer than this: 512 s, a megabyte at the slowest rate.
 pub const MAX_SPAN: Nanos = Nanos(512 * NANOS_PER_SEC);
 /// A packet up to this length on the wire is small: an ACK, a SYN, a DNS question.
 pub const SMALL_BYTES: u32 = 120;
-
-/// A full-sized Ethernet frame without its checksum, the unit of the floors.
-const FRAME: Bytes = Bytes(1514);
 
 /// Which way the limited workload's packets go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -99,218 +93,6 @@ pub struct VirtualQueueConfig {
     pub large_drop: Nanos,
     /// Backlog above which every packet is dropped.
     pub drop: Nanos,
-}
-
-/// What a user may set of a virtual queue; `None` takes the default of [`VirtualQueueOptions::config`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct VirtualQueueOptions {
-    /// The limit.
-    pub rate: Rate,
-    /// Credit that an idle queue may save up.
-    pub burst: Option<Span>,
-    /// Backlog above which senders are told.
-    pub mark: Option<Span>,
-    /// Backlog above which every packet is dropped.
-    pub drop: Option<Span>,
-    /// What the thresholds are for: their defaults.
-    pub kind: QueueKind,
-}
-
-/// What the thresholds of a limit are for.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub enum QueueKind {
-    /// A virtual queue that works alone.
-    #[default]
-    Alone,
-    /// The flows are paced at their fair share ([`crate::fair_share`]) and the queue is their safety net: its
-    /// defaults leave room for the bursts of many paced flows that happen to meet.
-    Paced,
-    /// The flows are told their fair share as a receive window ([`crate::receive_window`]): what they send at
-    /// once is a window, not a segment.
-    Windows,
-    /// Packets wait for their departure ([`crate::edt`]); `drop` is the horizon.
-    Departures,
-    /// The bucket of a policer ([`crate::token_bucket`]): it is `burst` deep, and drops when that is gone.
-    Bucket,
-    /// Packets wait in a qdisc ([`crate::htb`]), which holds as much as `drop` says; they are marked only if
-    /// a threshold is given.
-    Qdisc,
-    /// The same, kept short by what its senders are told ([`crate::dem`], [`crate::spring`]): a host that
-    /// stalls finds it empty, and what it could not send meanwhile it may send after.
-    ShortQdisc,
-}
-
-/// Why a virtual queue cannot be built as asked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    /// The rate is out of bounds.
-    #[error("{0} is out of range; a limit is between 8kbit and 100gbit")]
-    Rate(Rate),
-    /// A burst or threshold is longer than [`MAX_SPAN`].
-    #[error("{name} of {span} is longer than {} at {rate}; make it shorter", MAX_SPAN)]
-    Span {
-        /// Which one.
-        name: &'static str,
-        /// As given.
-        span: Span,
-        /// The limit's rate.
-        rate: Rate,
-    },
-    /// The scheme has no virtual queue.
-    #[error("scheme `{0}` does not work by a virtual queue")]
-    Scheme(crate::Scheme),
-    /// A policer's bucket.
-    #[error(transparent)]
-    Bucket(BucketError),
-    /// A policer's meter.
-    #[error(transparent)]
-    Meter(MeterError),
-    /// A policer has no queue that could have thresholds.
-    #[error(
-        "a policer drops when its bucket is empty and has no mark or drop threshold; leave them out"
-    )]
-    Thresholds,
-    /// The mark threshold does not lie below the drop threshold.
-    #[error("mark threshold {mark} must be below drop threshold {drop}")]
-    Order {
-        /// Mark threshold.
-        mark: Nanos,
-        /// Drop threshold.
-        drop: Nanos,
-    },
-}
-
-impl VirtualQueueOptions {
-    /// A limit of `rate` with every default of a queue that works alone.
-    #[must_use]
-    pub fn new(rate: Rate) -> Self {
-        VirtualQueueOptions { rate, burst: None, mark: None, drop: None, kind: QueueKind::Alone }
-    }
-
-    /// A limit of `rate` with every default of a queue behind paced flows.
-    #[must_use]
-    pub fn paced(rate: Rate) -> Self {
-        VirtualQueueOptions { kind: QueueKind::Paced, ..Self::new(rate) }
-    }
-
-    /// The thresholds at the rate. Defaults: burst 1 ms but at least one frame; mark 0.5 ms but at least
-    /// two frames, paced 2 ms but at least 16 frames; drop 4 ms but at least four frames, paced 32. The last
-    /// eighth below `drop` is kept for small packets. Behind windows: mark 16 ms but at least 32 frames, drop
-    /// 40 ms but at least 96. Of departures: mark 2 ms but at least 8 frames, horizon
-    /// 10 ms but at least 32 frames. Of a qdisc: no mark, room for 20 ms but for two segments of 64 KB at
-    /// least; of a short one burst 10 ms.
-    ///
-    /// # Errors
-    /// [`ConfigError`] for a rate, span or order of thresholds that cannot be kept.
-    pub fn config(&self) -> Result<VirtualQueueConfig, ConfigError> {
-        let rate = self.rate;
-        if !(MIN_RATE_BIT_S..=MAX_RATE_BIT_S).contains(&rate.bit_s()) {
-            return Err(ConfigError::Rate(rate));
-        }
-        let span = |name, given: Option<Span>, default_ns: u64, floor: Bytes| {
-            let Some(span) = given else {
-                return Ok(Nanos(default_ns).max(rate.time_for(floor)));
-            };
-            let time = span.at(rate);
-            if time > MAX_SPAN { Err(ConfigError::Span { name, span, rate }) } else { Ok(time) }
-        };
-        if self.kind == QueueKind::Bucket {
-            return self.bucket_config();
-        }
-        let floors = self.kind.floors();
-        let (mark_ns, drop_ns) = match self.kind {
-            QueueKind::Alone => (500_000, 4_000_000),
-            QueueKind::Paced => (2_000_000, 4_000_000),
-            QueueKind::Windows => (16_000_000, 40_000_000),
-            QueueKind::Departures => (2_000_000, 10_000_000),
-            QueueKind::Bucket => (0, 0),
-            QueueKind::Qdisc | QueueKind::ShortQdisc => (MAX_SPAN.0, 20_000_000),
-        };
-        let burst_ns = if self.kind == QueueKind::ShortQdisc { 10_000_000 } else { 1_000_000 };
-        let burst = span("burst", self.burst, burst_ns, floors.burst)?;
-        let mark = span("mark threshold", self.mark, mark_ns, floors.mark)?;
-        let drop = span("drop threshold", self.drop, drop_ns, floors.drop)?;
-        // A qdisc keeps no room for small packets.
-        let is_qdisc = matches!(self.kind, QueueKind::Qdisc | QueueKind::ShortQdisc);
-        let reserve = if is_qdisc { 0 } else { drop.0 / 8 };
-        let large_drop = Nanos(drop.0 - reserve);
-        let is_marked = !is_qdisc || self.mark.is_some();
-        if is_marked && mark >= large_drop {
-            return Err(ConfigError::Order { mark, drop });
-        }
-        Ok(VirtualQueueConfig { cost: cost_of_byte(rate), burst, mark, large_drop, drop })
-    }
-
-    /// The bucket of a policer: [`policer_burst`] deep if not said.
-    ///
-    /// # Errors
-    /// [`ConfigError::Bucket`] for a rate or depth that no bucket has.
-    pub fn bucket(&self) -> Result<BucketConfig, ConfigError> {
-        let config = match self.burst {
-            None => BucketConfig::new(self.rate, policer_burst(self.rate)),
-            Some(Span::Size(bytes)) => BucketConfig::new(self.rate, bytes),
-            Some(Span::Time(time)) => BucketConfig::lasting(self.rate, time),
-        };
-        config.map_err(ConfigError::Bucket)
-    }
-
-    fn bucket_config(&self) -> Result<VirtualQueueConfig, ConfigError> {
-        let (name, rate) = ("burst", self.rate);
-        let bucket = self.bucket().map_err(|e| match e {
-            ConfigError::Bucket(BucketError::Rate(rate)) => ConfigError::Rate(rate),
-            e => e,
-        })?;
-        if self.mark.is_some() || self.drop.is_some() {
-            return Err(ConfigError::Thresholds);
-        }
-        let burst = match self.burst {
-            Some(Span::Time(time)) => time,
-            _ => Nanos(bucket.fill),
-        };
-        if burst > MAX_SPAN {
-            let span = self.burst.unwrap_or(Span::Time(burst));
-            return Err(ConfigError::Span { name, span, rate });
-        }
-        let none = Nanos(0);
-        let cost = cost_of_byte(rate);
-        Ok(VirtualQueueConfig { cost, burst, mark: none, large_drop: none, drop: none })
-    }
-
-    /// The lengths below which no threshold falls when the rate is lower than here: what was given in bytes
-    /// stays as many, what was given as a time stays a time.
-    #[must_use]
-    pub fn floors(&self) -> Floors {
-        let mut floors = self.kind.floors();
-        if self.kind == QueueKind::Bucket {
-            floors.burst = policer_burst(self.rate);
-        }
-        let floor = |given: Option<Span>, default| match given {
-            None => default,
-            Some(Span::Size(bytes)) => bytes,
-            Some(Span::Time(_)) => Bytes(0),
-        };
-        Floors {
-            burst: floor(self.burst, floors.burst),
-            mark: floor(self.mark, floors.mark),
-            drop: floor(self.drop, floors.drop),
-        }
-    }
-}
-
-impl QueueKind {
-    /// The least lengths of thresholds that are not given.
-    fn floors(self) -> Floors {
-        let frames = |count| Bytes(count * FRAME.0);
-        let (mark, drop) = match self {
-            QueueKind::Alone => (2, 4),
-            QueueKind::Paced => (16, 32),
-            QueueKind::Windows => (32, 96),
-            QueueKind::Departures => (8, 32),
-            QueueKind::Bucket => (0, 0),
-            QueueKind::Qdisc | QueueKind::ShortQdisc => (0, 88),
-        };
-        Floors { burst: frames(1), mark: frames(mark), drop: frames(drop) }
-    }
 }
 
 /// The cost of a byte at `rate` in 2^-24 ns, rounded to the nearest.

@@ -227,7 +227,7 @@ fn perform<W: Write>(
 }
 
 fn exit_code(outcomes: &[(&str, Outcome)]) -> u8 {
-    use crate::experiment::Interrupted;
+    use crate::stop::Interrupted;
     let code = |(_, outcome): &(&str, Outcome)| match outcome {
         Outcome::Done(_) => 0,
         Outcome::Skipped(_) => SKIPPED,

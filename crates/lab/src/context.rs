@@ -9,10 +9,10 @@ use std::time::Duration;
 use tidegate_core::link::LinkOptions;
 
 use crate::chart::{Bars, BarsOf, Figure};
-use crate::experiment::{Interrupted, Skip};
 use crate::progress::Progress;
 use crate::report::{Case, Claim, FigureFile, Report, Row};
 use crate::stats;
+use crate::stop::{Interrupted, Skip};
 use crate::testbed::{LinkSpec, Means};
 
 /// How the user wants the experiments run.

@@ -1,7 +1,5 @@
 //! What an experiment is.
 
-use std::fmt;
-
 use crate::context::Context;
 use crate::host::Need;
 
@@ -9,7 +7,7 @@ use crate::host::Need;
 ///
 /// # Errors
 ///
-/// `run` returns [`Skip`] for what this machine lacks, and any other error when it could not measure.
+/// `run` returns [`Skip`](crate::stop::Skip) for what this machine lacks, and any other error when it could not measure.
 /// What it recorded before stays in the report, with a note.
 pub trait Experiment {
     /// The name to type; lower case, words joined by hyphens.
@@ -56,27 +54,3 @@ pub trait Experiment {
     /// Measures, and records into the context.
     fn run(&self, context: &mut Context) -> anyhow::Result<()>;
 }
-
-/// A needed feature is absent; the text says which. No failure, but no pass either.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Skip(pub String);
-
-impl fmt::Display for Skip {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Skip {}
-
-/// Somebody pressed Ctrl-C.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Interrupted;
-
-impl fmt::Display for Interrupted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("interrupted")
-    }
-}
-
-impl std::error::Error for Interrupted {}

@@ -13,7 +13,6 @@ use serde_json::{Map, Value};
 
 use crate::host::Host;
 use crate::stalls::Stalls;
-use crate::table;
 use crate::testbed::LinkSpec;
 
 /// The circumstances of a measurement: keys that carry their unit (`limit_bit_s`, `flows`, `cc`), in
@@ -157,82 +156,6 @@ impl Report {
                 && case.is_none_or(|case| row.case == *case)
         };
         self.rows.iter().filter(wanted).map(|row| row.value).collect()
-    }
-
-    /// The report as a Markdown page.
-    pub fn markdown(&self) -> String {
-        let mut page = format!("# {}\n\n{}\n\n", self.experiment, self.summary);
-        page += &format!(
-            "Made by `{}` (version {}{}) on {} in {:.0} s.{}\n\n",
-            self.command,
-            self.version,
-            self.commit_text(),
-            self.started,
-            self.elapsed_s,
-            if self.quick { " This is the quick form: fewer and shorter runs." } else { "" },
-        );
-        page += &self.machine();
-        if !self.claims.is_empty() {
-            page += "## Claims\n\n";
-            for Claim { claim, holds, measured } in &self.claims {
-                page += &format!("- {} {claim} — {measured}\n", if *holds { '✔' } else { '✘' });
-            }
-            page.push('\n');
-        }
-        let tables = table::full(self);
-        if !tables.is_empty() {
-            page += "## Results\n\nMedian [min–max] of the runs; in parentheses the published figure.\n\n";
-        }
-        for table in tables {
-            page += &table.markdown();
-            page.push('\n');
-        }
-        if !self.figures.is_empty() {
-            page += "## Figures\n\n";
-        }
-        for FigureFile { file, title } in &self.figures {
-            page += &format!("![{title}]({file})\n\n");
-        }
-        if !self.notes.is_empty() {
-            page += "## Notes\n\n";
-            for note in &self.notes {
-                page += &format!("- {}\n", note.replace('\n', "\n  "));
-            }
-        }
-        page.truncate(page.trim_end().len());
-        page.push('\n');
-        page
-    }
-
-    /// `, commit 0123456789ab, changed`; empty without a commit.
-    fn commit_text(&self) -> String {
-        let Some(commit) = &self.commit else { return String::new() };
-        let short: String = commit.chars().take(12).collect();
-        format!(", commit {short}{}", if self.dirty == Some(true) { ", changed" } else { "" })
-    }
-
-    fn machine(&self) -> String {
-        let mut lines = format!("| machine | |\n|:--|:--|\n| kernel | {} |\n", self.kernel);
-        lines += &format!("| processor | {}, {} cores |\n", self.cpu, self.host.cores);
-        for (tool, version) in &self.host.tools {
-            lines += &format!("| {tool} | {} |\n", table::escaped(version));
-        }
-        if let Some(text) = self.stalls_text() {
-            lines += &format!("| stalls | {text} |\n");
-        }
-        lines.push('\n');
-        lines
-    }
-
-    /// How the machine stood still meanwhile, for people; none if it did not, or was not watched.
-    pub fn stalls_text(&self) -> Option<String> {
-        let Stalls { count, total_ms, longest_ms } =
-            self.stalls.filter(|stalls| stalls.count > 0)?;
-        let times = if count == 1 { "once".to_owned() } else { format!("{count} times") };
-        Some(format!(
-            "the whole machine stood still {times}, {total_ms:.0} ms in all, {longest_ms:.0} ms at most; \
-             probes that overlap this are left out, of every system alike"
-        ))
     }
 
     /// Writes the report and its figures (file name, SVG) into `dir`, which is made if need be.

@@ -10,11 +10,12 @@ use anyhow::{Context as _, anyhow};
 use tidegate_core::Nanos;
 
 use crate::context::{Context, Links, Options};
-use crate::experiment::{Experiment, Interrupted, Skip};
+use crate::experiment::Experiment;
 use crate::host::{self, Host};
 use crate::progress::Progress;
 use crate::report::{Report, percent};
 use crate::stalls::{StallWatch, Stalls};
+use crate::stop::{Interrupted, Skip};
 use crate::table;
 use crate::terminal::Terminal;
 use crate::testbed::Means;

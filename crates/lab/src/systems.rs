@@ -28,7 +28,7 @@ use tidegate_sys::{
 
 use crate::{
     context::Context,
-    experiment::Skip,
+    stop::Skip,
     testbed::{
         Cgroup, Child, Site, Testbed,
         peers::{Peer, TbfOptions},

@@ -13,7 +13,7 @@ use std::{
 
 use tidegate_core::{Bytes, Nanos, Rate, link::LinkOptions};
 use tidegate_lab::{
-    experiment::Skip,
+    stop::Skip,
     testbed::{
         Cgroup, Child, Family, Joint, LinkSpec, Means, Site, Testbed, TestbedOptions, Topology,
         command,

@@ -55,7 +55,7 @@ use lane::Lane;
 
 /// Most packets of one direction on the way at once.
 pub const FRAMES_MAX: u32 = 1 << 16;
-/// Most of these that may be longer than [`SMALL_BUFFER_BYTES`](crate::pool::SMALL_BUFFER_BYTES).
+/// Most of these that may be longer than [`SMALL_BUFFER_BYTES`](crate::buffer::SMALL_BUFFER_BYTES).
 pub const SEGMENTS_MAX: u32 = 1 << 12;
 /// Longest time on the way, queue included: what a queue without bound is cut to.
 pub const HORIZON_MAX: Nanos = Nanos(4_000_000_000);

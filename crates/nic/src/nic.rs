@@ -29,6 +29,7 @@
 
 pub mod counters;
 mod departures;
+mod handles;
 mod message;
 pub mod producer;
 mod shaper_loop;
@@ -56,6 +57,7 @@ use tidegate_core::{
 
 use self::{
     counters::{Block, LatenessCells},
+    handles::ProducerToken,
     message::{Answer, LaneFlow, Message},
     producer::{Link, ProducerParts},
     shaper_loop::{Control, Lane, ShaperLoop, ShaperParts},
@@ -63,6 +65,7 @@ use self::{
 };
 pub use self::{
     counters::{Lateness, NicCounter, NicCounters},
+    handles::{Class, Completions},
     message::Outcome,
     producer::{Event, Flow, FlowError, FlowOptions, Producer, Refusal, SubmitError, WaitError},
     shaper_loop::{BATCH_MAX, INTAKE_MAX},
@@ -87,16 +90,6 @@ const ARRIVALS: usize = 1_024;
 const CONTROLS: usize = 64;
 /// How long a command waits for a shaper that does not listen.
 const CONTROL_PATIENCE: Duration = Duration::from_secs(2);
-
-/// When a packet's completion is given.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Completions {
-    /// When it leaves: backpressure. See the [module](self).
-    #[default]
-    Deferred,
-    /// When the shaper has it: for comparison.
-    Immediate,
-}
 
 /// The size and the ways of a NIC.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,14 +154,6 @@ impl Default for NicOptions {
     }
 }
 
-/// An aggregate of flows, on all shapers of a NIC.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Class {
-    pub(crate) index: u32,
-    /// Whose it is.
-    pub(crate) nic: u64,
-}
-
 /// What a class is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClassOptions {
@@ -221,16 +206,6 @@ pub enum NicError {
     /// The shaper does not take commands: its CPU is taken by others, or its thread has ended.
     #[error("shaper {0} does not answer")]
     Deaf(usize),
-}
-
-/// Counts a producer as there, until the last of its packets has left.
-#[derive(Debug)]
-struct ProducerToken(Arc<AtomicUsize>);
-
-impl Drop for ProducerToken {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// The NIC's end of a shaper.

@@ -3,8 +3,8 @@
 use std::{fmt, mem, ptr::NonNull, slice};
 
 use crate::{
+    buffer::{Head, give_back},
     headers::{Headers, Network, tcp_bytes},
-    pool::{Head, give_back},
     vnet::{Segmentation, VnetHeader},
 };
 

@@ -22,20 +22,14 @@ use std::{
     sync::atomic::{AtomicI64, AtomicPtr, Ordering},
 };
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-
-use crate::{packet::Packet, vnet::VnetHeader};
+use crate::{
+    buffer::{CLOSED, Class, Head, Padded, SMALL_BUFFER_BYTES, Shared, Stock, free_shared},
+    packet::Packet,
+    vnet::VnetHeader,
+};
 
 /// Most buffers of one size in a pool.
 pub const POOL_BUFFERS_MAX: u32 = 1 << 22;
-/// A small buffer in bytes: a chunk of AF_XDP's UMEM, a frame of MTU 1500 with room for tags.
-pub const SMALL_BUFFER_BYTES: usize = 2048;
-/// A large buffer in bytes: 64 KB of IP, Ethernet with its tags, whole pages.
-pub const LARGE_BUFFER_BYTES: usize = 17 * 4096;
-
-/// Marks a list whose pool is gone. Never followed.
-const CLOSED: *mut Head = ptr::without_provenance_mut(1);
-
 /// How many buffers a pool has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PoolSize {
@@ -68,68 +62,6 @@ pub enum PoolError {
     },
 }
 
-/// Which stock a buffer is of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Class {
-    Small,
-    Large,
-}
-
-impl Class {
-    const ALL: [Class; 2] = [Class::Small, Class::Large];
-
-    pub(crate) const fn bytes(self) -> usize {
-        match self {
-            Class::Small => SMALL_BUFFER_BYTES,
-            Class::Large => LARGE_BUFFER_BYTES,
-        }
-    }
-}
-
-/// What is known of a buffer.
-#[repr(align(64))]
-pub(crate) struct Head {
-    home: NonNull<Shared>,
-    /// The next one in whatever list the buffer is in.
-    next: AtomicPtr<Head>,
-    /// The buffer: `class.bytes()` bytes that only the holder of the head may touch.
-    pub(crate) data: NonNull<u8>,
-    pub(crate) class: Class,
-    /// Where the frame begins, in bytes from the begin of the buffer.
-    pub(crate) start: u32,
-    /// The frame's length in bytes; `start + len` is at most the buffer's.
-    pub(crate) len: u32,
-    pub(crate) vnet: VnetHeader,
-}
-
-const _: () = assert!(size_of::<Head>() == 64);
-
-/// What outlives the pool while packets are abroad.
-struct Shared {
-    /// By [`Class`]: buffers that were dropped, in any thread.
-    returned: [Padded<AtomicPtr<Head>>; 2],
-    /// After the pool's end: buffers abroad. Below zero while the pool is still counting.
-    abroad: AtomicI64,
-    stocks: [Stock; 2],
-}
-
-/// A cache line of its own, so that two lists do not slow each other.
-#[repr(align(128))]
-struct Padded<T>(T);
-
-/// Buffers of one size, side by side.
-struct Stock {
-    data: Mapping,
-    heads: Mapping,
-    count: u32,
-}
-
-/// Memory of the system, zeroed.
-struct Mapping {
-    base: NonNull<c_void>,
-    bytes: usize,
-}
-
 /// The owner of all buffers. See the [module](self).
 pub struct PacketPool {
     shared: NonNull<Shared>,
@@ -155,7 +87,11 @@ impl PacketPool {
             let (field, expected) = ("the number of large buffers", "0 to 4194304");
             return Err(PoolError::Invalid { field, read: size.large, expected });
         }
-        let stocks = [Stock::new(Class::Small, size.small)?, Stock::new(Class::Large, size.large)?];
+        let stock = |class, count| {
+            let new = Stock::new(class, count);
+            new.map_err(|(bytes, source)| PoolError::NoMemory { bytes, source })
+        };
+        let stocks = [stock(Class::Small, size.small)?, stock(Class::Large, size.large)?];
         let shared = Box::new(Shared {
             returned: [const { Padded(AtomicPtr::new(ptr::null_mut())) }; 2],
             abroad: AtomicI64::new(0),
@@ -311,91 +247,6 @@ impl Drop for PacketPool {
             // SAFETY: every buffer is home, and each `came_home_late` has ended its use of `Shared`.
             unsafe { free_shared(self.shared) };
         }
-    }
-}
-
-/// Brings a buffer home from any thread.
-///
-/// # Safety
-///
-/// The caller is the only user of the buffer, and is none any more.
-pub(crate) unsafe fn give_back(head: NonNull<Head>) {
-    // SAFETY: `Head`s are written before they are handed out, and live while one is abroad.
-    let buffer = unsafe { head.as_ref() };
-    let home = buffer.home;
-    // SAFETY: `Shared` lives until the last buffer is home, and this one is not.
-    let shared = unsafe { home.as_ref() };
-    let returned = &shared.returned[buffer.class as usize].0;
-    let mut top = returned.load(Ordering::Relaxed);
-    while top != CLOSED {
-        buffer.next.store(top, Ordering::Relaxed);
-        // Release: what was written in the buffer is seen by who takes it.
-        let pushed = returned.compare_exchange_weak(
-            top,
-            head.as_ptr(),
-            Ordering::Release,
-            Ordering::Relaxed,
-        );
-        match pushed {
-            Ok(_) => return,
-            Err(now) => top = now,
-        }
-    }
-    if shared.abroad.fetch_sub(1, Ordering::AcqRel) == 1 {
-        // SAFETY: the pool is gone, and this was the last buffer abroad.
-        unsafe { free_shared(home) };
-    }
-}
-
-/// # Safety
-///
-/// `shared` came from [`PacketPool::new`], and nobody uses it or a buffer of it any more.
-unsafe fn free_shared(shared: NonNull<Shared>) {
-    // SAFETY: made by `Box::leak` there; the caller says that it is the last.
-    drop(unsafe { Box::from_raw(shared.as_ptr()) });
-}
-
-impl Stock {
-    fn new(class: Class, count: u32) -> Result<Self, PoolError> {
-        let count_bytes = |each| Mapping::new(count as usize * each);
-        Ok(Self {
-            data: count_bytes(class.bytes())?,
-            heads: count_bytes(size_of::<Head>())?,
-            count,
-        })
-    }
-
-    fn heads(&self) -> NonNull<Head> {
-        self.heads.base.cast()
-    }
-}
-
-impl Mapping {
-    fn new(bytes: usize) -> Result<Self, PoolError> {
-        // A mapping of nothing is refused.
-        let bytes = bytes.max(1);
-        // SAFETY: a new anonymous mapping aliases nothing.
-        let base = unsafe {
-            mmap_anonymous(
-                ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        };
-        let base = base.map_err(|e| PoolError::NoMemory { bytes, source: e.into() })?;
-        let Some(base) = NonNull::new(base) else {
-            let source = io::ErrorKind::OutOfMemory.into();
-            return Err(PoolError::NoMemory { bytes, source });
-        };
-        Ok(Self { base, bytes })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this length; `Shared` is dropped after the last use.
-        let _ = unsafe { munmap(self.base.as_ptr(), self.bytes) };
     }
 }
 

@@ -4,10 +4,11 @@
 use std::collections::VecDeque;
 
 use crate::{
+    buffer::SMALL_BUFFER_BYTES,
     checksum::{fold, sum},
     headers::{Headers, Network},
     packet::Packet,
-    pool::{PacketPool, SMALL_BUFFER_BYTES},
+    pool::PacketPool,
     vnet::Segmentation,
 };
 

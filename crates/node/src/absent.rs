@@ -6,8 +6,32 @@
 use std::collections::BTreeSet;
 
 use tidegate_core::Scope;
+use tidegate_sys::{cgroup::CgroupError, fq::FqError};
 
 use crate::plan::{Present, Standing, Wanted, places_of};
+
+/// What a limit is to be put on does not exist.
+#[derive(Debug, thiserror::Error)]
+pub enum ScopeError {
+    /// The cgroup.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] FqError),
+}
+
+impl ScopeError {
+    /// Whether it does not exist now, and may exist later.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        matches!(
+            self,
+            ScopeError::Cgroup(CgroupError::Missing { .. })
+                | ScopeError::Device(FqError::Missing(_))
+        )
+    }
+}
 
 /// A limit of a spec that cannot be yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,7 +87,7 @@ pub fn set_aside(present: &[Present], wanted: &[Wanted], waiting: &[Waits]) -> V
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::virtual_queue::VirtualQueueOptions;
+    use tidegate_core::queue_options::VirtualQueueOptions;
     use tidegate_sys::limit::LimitOptions;
 
     use super::*;

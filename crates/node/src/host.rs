@@ -5,9 +5,8 @@ use std::{collections::BTreeSet, path::Path, time::Duration};
 use rustix::process::Signal;
 use tidegate_core::Scope;
 use tidegate_sys::{
-    cgroup::{CgroupError, Hierarchy},
+    cgroup::Hierarchy,
     device::Target,
-    fq::FqError,
     limit::LimitOptions,
     preflight::{PreflightError, preflight, preflight_for_rates},
     process::SignalQueue,
@@ -15,7 +14,7 @@ use tidegate_sys::{
 };
 
 use crate::{
-    absent::{self, Waits},
+    absent::{self, ScopeError, Waits},
     apply::Gates,
     plan::{Present, Standing, Wanted},
     spec::{LimitSpec, Problem, Spec, SpecError},
@@ -177,29 +176,6 @@ impl Host {
         let lock = self.store.lock()?;
         let signals = SignalQueue::block(&STOPPING.map(|(signal, _)| signal.as_raw()));
         Ok(LockedHost { host: self.clone(), lock, signals: signals.map_err(StoreError::Signals)? })
-    }
-}
-
-/// What a limit is to be put on does not exist.
-#[derive(Debug, thiserror::Error)]
-pub enum ScopeError {
-    /// The cgroup.
-    #[error(transparent)]
-    Cgroup(#[from] CgroupError),
-    /// The device.
-    #[error(transparent)]
-    Device(#[from] FqError),
-}
-
-impl ScopeError {
-    /// Whether it does not exist now, and may exist later.
-    #[must_use]
-    pub fn is_missing(&self) -> bool {
-        matches!(
-            self,
-            ScopeError::Cgroup(CgroupError::Missing { .. })
-                | ScopeError::Device(FqError::Missing(_))
-        )
     }
 }
 

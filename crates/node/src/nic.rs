@@ -9,7 +9,10 @@
 
 use std::fmt;
 
-use tidegate_core::{Direction, Nanos, Rate, Scope, Span, virtual_queue};
+use tidegate_core::{
+    Direction, Nanos, Rate, Scope, Span,
+    units::{MAX_RATE_BIT_S, MIN_RATE_BIT_S},
+};
 use tidegate_nic::{
     lane::LaneLimit,
     relay::End,
@@ -122,7 +125,7 @@ pub fn check(patch: &Patch) -> Result<(), FieldError> {
     }
     for (field, rate) in rates {
         let Some(rate) = rate else { continue };
-        let bounds = virtual_queue::MIN_RATE_BIT_S..=virtual_queue::MAX_RATE_BIT_S;
+        let bounds = MIN_RATE_BIT_S..=MAX_RATE_BIT_S;
         if !bounds.contains(&rate.bit_s()) {
             return Err((field, NicError::Rate(rate)));
         }

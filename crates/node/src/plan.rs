@@ -20,7 +20,7 @@ use std::{
 
 use tidegate_core::{
     Scheme, Scope, class::MAX_DEPTH, police::Hook, prefixes::Prefix,
-    virtual_queue::VirtualQueueOptions,
+    queue_options::VirtualQueueOptions,
 };
 use tidegate_sys::limit::LimitOptions;
 

@@ -11,8 +11,9 @@ use tidegate_core::{
     exempt::Exempt,
     fair_share::WEIGHT,
     prefixes::Prefixes,
-    units::ParseError,
-    virtual_queue::{ConfigError, MAX_RATE_BIT_S, MIN_RATE_BIT_S, QueueKind, VirtualQueueOptions},
+    queue_options::{ConfigError, VirtualQueueOptions},
+    scheme::QueueKind,
+    units::{MAX_RATE_BIT_S, MIN_RATE_BIT_S, ParseError},
 };
 use tidegate_sys::limit::LimitOptions;
 

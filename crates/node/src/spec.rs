@@ -31,10 +31,10 @@ use toml::{
 
 use tidegate_core::scheme::SchemeError;
 
+use crate::absent::ScopeError;
 use crate::family::{self, FamilyError, FamilyProblem, Member};
 use crate::fleet::config::{FleetError, FleetSpec, GroupSpec};
 use crate::fleet::discovery::url;
-use crate::host::ScopeError;
 use crate::nic::{NicError, NicSpec};
 use crate::plan;
 use crate::settings::{self, Asked, Patch, PoliceProblem, SettingsError, SettingsProblem};

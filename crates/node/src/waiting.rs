@@ -12,7 +12,7 @@ use tidegate_sys::{
     waiting::{Count, Waiting},
 };
 
-use crate::{explain::Flow, host, plan::Standing};
+use crate::{explain::flow::Flow, host, plan::Standing};
 
 const DIRECTIONS: [(Direction, &str); 2] =
     [(Direction::Egress, "egress"), (Direction::Ingress, "ingress")];

@@ -15,7 +15,7 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 use rustix::thread::CpuSet;
-use tidegate_core::{Rate, Scheme, police::Hook, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{Rate, Scheme, police::Hook, queue_options::VirtualQueueOptions};
 
 use crate::{
     intf,

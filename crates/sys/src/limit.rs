@@ -27,7 +27,8 @@ use tidegate_core::{
     fair_share::TARGET,
     police::{Hook, Policy},
     prefixes::Prefixes,
-    virtual_queue::{self, ConfigError, Direction, VirtualQueueOptions},
+    queue_options::{ConfigError, VirtualQueueOptions},
+    virtual_queue::{self, Direction},
 };
 
 use crate::{

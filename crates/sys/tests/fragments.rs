@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use bed::{DEADLINE, Net, root};
-use tidegate_core::virtual_queue::VirtualQueueOptions;
+use tidegate_core::queue_options::VirtualQueueOptions;
 use tidegate_core::{Direction, Scheme};
 use tidegate_sys::cgroup::{Cgroup, Hierarchy};
 use tidegate_sys::intf::OUTCOME_TABLE;

@@ -373,7 +373,7 @@ struct QueueJson {
 
 impl From<&LimitOptions> for LimitJson {
     fn from(options: &LimitOptions) -> LimitJson {
-        let queue = |queue: Option<tidegate_core::virtual_queue::VirtualQueueOptions>| {
+        let queue = |queue: Option<tidegate_core::queue_options::VirtualQueueOptions>| {
             let queue = queue?;
             let config = queue.config().ok()?;
             Some(QueueJson {

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::fair_share::{self, Epoch, ONE, Sharers, TARGET};
+use crate::queue_options::VirtualQueueOptions;
 
 const ROOT: Rate = Rate::from_bit_s(1_000_000_000).unwrap();
 
@@ -26,11 +27,11 @@ fn a_class_has_its_guarantee_a_part_and_no_more_than_its_ceiling() {
 
 #[test]
 fn thresholds_in_bytes_are_longer_at_a_lower_rate() {
-    let options = virtual_queue::VirtualQueueOptions::paced(ROOT);
+    let options = VirtualQueueOptions::paced(ROOT);
     let config = options.config().unwrap();
     let floors = options.floors();
     let slow = Rate::from_bit_s(10_000_000).unwrap();
-    let expected = virtual_queue::VirtualQueueOptions::paced(slow).config().unwrap();
+    let expected = VirtualQueueOptions::paced(slow).config().unwrap();
     let got = config_at(&config, &floors, virtual_queue::cost_of_byte(slow));
     assert_eq!(got.cost, expected.cost);
     for (got, expected) in [
@@ -175,7 +176,7 @@ proptest! {
         let ceiling = Rate::from_bit_s(ceiling).unwrap();
         let rate = class.rate(ceiling, Rate::from_bit_s(parent).unwrap(), share);
         prop_assert!(rate <= ceiling && rate.bit_s() <= parent && rate.bit_s() >= MIN_RATE_BIT_S);
-        let config = virtual_queue::VirtualQueueOptions::new(ceiling).config().unwrap();
+        let config = VirtualQueueOptions::new(ceiling).config().unwrap();
         let [burst, mark, drop] = floors.map(|bytes| Bytes(u64::from(bytes)));
         let now = config_at(&config, &Floors { burst, mark, drop }, virtual_queue::cost_of_byte(rate));
         prop_assert!(now.mark < now.large_drop && now.large_drop <= now.drop && now.drop <= MAX_SPAN);

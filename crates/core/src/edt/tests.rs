@@ -3,7 +3,7 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::virtual_queue::{QueueKind, VirtualQueueOptions};
+use crate::{queue_options::VirtualQueueOptions, scheme::QueueKind};
 
 const MS: u64 = 1_000_000;
 const START: Nanos = Nanos(1_000_000_000);

@@ -1,4 +1,8 @@
 use super::*;
+use crate::{
+    queue_options::VirtualQueueOptions,
+    units::{Bytes, MAX_RATE_BIT_S, MIN_RATE_BIT_S},
+};
 use proptest::prelude::*;
 use std::vec::Vec;
 

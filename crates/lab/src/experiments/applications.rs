@@ -18,9 +18,10 @@ use super::{
 use crate::{
     chart::{Bars, BarsOf, Cdf, Series},
     context::Context,
-    experiment::{Experiment, Skip},
+    experiment::Experiment,
     host::Need,
     report,
+    stop::Skip,
     systems::System,
     testbed::set_sysctl,
 };

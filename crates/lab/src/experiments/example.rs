@@ -4,10 +4,11 @@ use anyhow::bail;
 
 use crate::chart::{BarsOf, Cdf, Lines, Series};
 use crate::context::Context;
-use crate::experiment::{Experiment, Skip};
+use crate::experiment::Experiment;
 use crate::host::Need;
 use crate::report::Case;
 use crate::stats;
+use crate::stop::Skip;
 
 /// How the example ends.
 #[derive(Clone, Copy, PartialEq, Eq)]

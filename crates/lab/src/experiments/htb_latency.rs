@@ -23,10 +23,11 @@ use super::{
 use crate::{
     chart::{BarsOf, Cdf, Series},
     context::Context,
-    experiment::{Experiment, Skip},
+    experiment::Experiment,
     host::Need,
     report::{Case, distinct},
     stats,
+    stop::Skip,
     systems::{LimitCase, System},
     testbed::{Family, Testbed, TestbedOptions, Topology, peers::Peer, wait::pass_time},
     tools::{

@@ -21,10 +21,11 @@ use tidegate_nic::cable::CableCounters;
 use crate::{
     chart::BarsOf,
     context::Context,
-    experiment::{Experiment, Skip},
+    experiment::Experiment,
     host::Need,
     report::Case,
     stats,
+    stop::Skip,
     testbed::{Joint, LinkSpec, Means, Testbed, TestbedOptions, Topology},
 };
 use stream::{Passage, Stream};

@@ -25,8 +25,8 @@ use tidegate_sys::{
 use super::wire::Wire;
 use crate::{
     context::Context,
-    experiment::Skip,
     host,
+    stop::Skip,
     testbed::{
         Child, LinkSpec, Store, Testbed, TestbedOptions, Topology, command,
         peers::{Peer, TbfOptions},

@@ -18,8 +18,8 @@ pub(super) use self::row::{App, GBIT, MBIT, Row};
 use super::bed::{Bed, Control};
 use crate::{
     context::Context,
-    experiment::Skip,
     host,
+    stop::Skip,
     systems::{LimitCase, System},
     testbed::{Child, Site, stack::StackCounters, wait::pass_time},
     tools::{

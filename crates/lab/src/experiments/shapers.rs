@@ -61,7 +61,7 @@ impl Shaper {
     ///
     /// # Errors
     ///
-    /// [`Skip`](crate::experiment::Skip) where the kernel has no such thing; nothing is left of it.
+    /// [`Skip`](crate::stop::Skip) where the kernel has no such thing; nothing is left of it.
     pub(super) fn apply<'a>(
         self,
         ctx: &Context,

@@ -15,10 +15,11 @@ use tidegate_core::wheel::WheelError;
 
 use crate::chart::{Curves, Series};
 use crate::context::Context;
-use crate::experiment::{Experiment, Skip};
+use crate::experiment::Experiment;
 use crate::host;
 use crate::report::Case;
 use crate::stats;
+use crate::stop::Skip;
 
 use load::{Load, Stamping, Stamps, timed};
 
@@ -201,7 +202,7 @@ fn hold_all(ctx: &mut Context, stamping: Stamping, elements: u32) -> anyhow::Res
     for queue in QUEUES {
         ctx.step(format!("{queue}: filling it with {elements}, {}", stamping.name()));
         standing.push(Standing::new(queue, stamping, elements)?);
-        ensure!(!ctx.is_interrupted(), crate::experiment::Interrupted);
+        ensure!(!ctx.is_interrupted(), crate::stop::Interrupted);
     }
     let repeats = ctx.repeats;
     ctx.alternate(&QUEUES, repeats, |ctx, queue, run| {

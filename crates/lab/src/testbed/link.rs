@@ -16,7 +16,7 @@ use tidegate_sys::net::{
     qdisc::{Handle, Netem, Place, Qdisc, Verb},
 };
 
-use crate::experiment::Skip;
+use crate::stop::Skip;
 
 /// Frames that wait in a TAP device for the cable's thread before the kernel drops: more than the window of
 /// any flow that the lab runs.

@@ -13,7 +13,7 @@ use tidegate_sys::net::{
 };
 
 use super::{Family, Testbed};
-use crate::experiment::Skip;
+use crate::stop::Skip;
 
 const ROOT: Handle = Handle::new(1, 0);
 /// The class that the others borrow from.

@@ -15,8 +15,8 @@ use tidegate_sys::net::NetNs;
 
 use super::load::DATABASE;
 use crate::{
-    experiment::Skip,
     host,
+    stop::Skip,
     testbed::{self, Child, Site, wait_for_listener},
 };
 

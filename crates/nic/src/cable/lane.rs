@@ -11,8 +11,9 @@ use tidegate_core::{
 
 use super::{CableError, LaneCounters, Size};
 use crate::{
+    buffer::SMALL_BUFFER_BYTES,
     packet::Packet,
-    pool::{PacketPool, SMALL_BUFFER_BYTES},
+    pool::PacketPool,
     port::{Port, PortError},
 };
 

@@ -3,7 +3,7 @@
 use tidegate_core::{Nanos, shaper::Departure};
 
 use super::{
-    Completions,
+    handles::Completions,
     message::{Answer, AnswerKind, Outcome},
     shaper_loop::{BATCH_MAX, BATCHES_MAX, Leaving, RECEIVE_MAX, ShaperLoop, charge},
 };

@@ -5,7 +5,7 @@ use tidegate_core::{
     shaper::{FlowId, FlowOptions},
 };
 
-use super::Class;
+use super::handles::Class;
 use crate::packet::Packet;
 
 /// To a shaper. A flow is known by its place in the producer's table.

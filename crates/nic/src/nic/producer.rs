@@ -16,8 +16,8 @@ use tidegate_core::{
 };
 
 use super::{
-    Class, ProducerToken,
     counters::{Block, NicCounters},
+    handles::{Class, ProducerToken},
     message::{Answer, AnswerKind, Message, NewFlow, Outcome},
 };
 use crate::{

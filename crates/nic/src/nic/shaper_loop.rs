@@ -27,8 +27,8 @@ use tidegate_core::{
 };
 
 use super::{
-    Completions, ProducerToken,
     counters::{Block, LatenessCells, NicCounters},
+    handles::{Completions, ProducerToken},
     message::{Answer, AnswerKind, LaneFlow, Message, NewFlow, Outcome},
     store::{Store, Stored},
 };

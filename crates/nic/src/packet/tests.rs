@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::pool::{LARGE_BUFFER_BYTES, PacketPool, PoolSize};
+use crate::buffer::LARGE_BUFFER_BYTES;
+use crate::pool::{PacketPool, PoolSize};
 
 fn packet(frame: &[u8]) -> Packet {
     PacketPool::new(PoolSize { small: 1, large: 1 }).unwrap().packet(frame).unwrap()

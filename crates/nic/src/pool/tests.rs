@@ -3,6 +3,7 @@ use std::{collections::VecDeque, thread};
 use proptest::prelude::*;
 
 use super::*;
+use crate::buffer::LARGE_BUFFER_BYTES;
 
 fn pool(small: u32, large: u32) -> PacketPool {
     PacketPool::new(PoolSize { small, large }).unwrap()

@@ -25,11 +25,7 @@ use rustix::io::{Errno, readv, writev};
 use tidegate_sys::net::NetNs;
 
 use super::{Port, PortCounters, PortError, is_full, is_gone};
-use crate::{
-    packet::Packet,
-    pool::{Class, PacketPool},
-    vnet::VnetHeader,
-};
+use crate::{buffer::Class, packet::Packet, pool::PacketPool, vnet::VnetHeader};
 
 /// Most queues of a device: the kernel's `MAX_TAP_QUEUES`.
 pub const TAP_QUEUES_MAX: usize = 256;

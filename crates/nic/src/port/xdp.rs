@@ -49,9 +49,10 @@ use umem::Umem;
 
 use super::{Port, PortCounters, PortError, is_gone};
 use crate::{
+    buffer::{Class, SMALL_BUFFER_BYTES},
     checksum,
     packet::Packet,
-    pool::{Class, PacketPool, SMALL_BUFFER_BYTES},
+    pool::PacketPool,
     segment::{self, SEGMENTS_MAX},
 };
 

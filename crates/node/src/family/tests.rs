@@ -1,4 +1,4 @@
-use tidegate_core::{Class, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{Class, queue_options::VirtualQueueOptions};
 
 use super::*;
 use crate::settings::inside_another;

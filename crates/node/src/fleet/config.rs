@@ -33,7 +33,7 @@ pub const GROUPS_MAX: usize = 64;
 pub const PEERS_MAX: usize = 256;
 /// No limit's fixed part of a group's rate is smaller, and no limit is ever given less: the least rate that
 /// every scheme takes.
-pub const LEAST_BIT_S: u64 = tidegate_core::virtual_queue::MIN_RATE_BIT_S;
+pub const LEAST_BIT_S: u64 = tidegate_core::units::MIN_RATE_BIT_S;
 /// No interval is shorter.
 pub const INTERVAL_LEAST: Nanos = Nanos(20_000_000);
 /// How wrong the rate of a host's clock may be. NTP corrects by 500 millionths at most.

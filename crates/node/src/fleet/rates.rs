@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use tidegate_core::{Direction, Rate, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{Direction, Rate, queue_options::VirtualQueueOptions};
 use tidegate_sys::limit::LimitOptions;
 
 use super::{config::GroupSpec, gates::Place};

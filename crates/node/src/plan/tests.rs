@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use tidegate_core::{Class, Rate, Scope, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{Class, Rate, Scope, queue_options::VirtualQueueOptions};
 use tidegate_sys::store::is_above;
 
 use super::*;

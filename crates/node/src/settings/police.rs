@@ -4,7 +4,7 @@ use tidegate_core::{
     Scheme, Scope,
     meter::MeterError,
     police::{Action, Hook, MeterOptions, Policy, PolicyError},
-    virtual_queue::{ConfigError, VirtualQueueOptions},
+    queue_options::{ConfigError, VirtualQueueOptions},
 };
 
 use tidegate_sys::limit::LimitOptions;

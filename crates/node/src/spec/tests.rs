@@ -176,7 +176,7 @@ fn inside(more: &str) -> String {
 #[test]
 fn limits_inside_limits_read() {
     let read = |more: &str| Spec::parse("limits.toml", &inside(more)).unwrap().limits[0].clone();
-    let rate = |queue: Option<tidegate_core::virtual_queue::VirtualQueueOptions>| {
+    let rate = |queue: Option<tidegate_core::queue_options::VirtualQueueOptions>| {
         queue.unwrap().rate.to_string()
     };
     let plain = read("");

@@ -7,8 +7,7 @@ use std::{cell::RefCell, collections::BTreeMap, io, ops::Range, rc::Rc};
 use tidegate_core::{
     Nanos, Rate,
     fleet::share::Saved,
-    units::NANOS_PER_SEC,
-    virtual_queue::{MAX_RATE_BIT_S, MIN_RATE_BIT_S},
+    units::{MAX_RATE_BIT_S, MIN_RATE_BIT_S, NANOS_PER_SEC},
 };
 use tidegate_node::fleet::{
     gates::{Done, Gates, Lease, Place, Sample},

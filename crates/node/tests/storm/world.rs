@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, collections::BTreeMap, net::SocketAddr, path::Path, rc::Rc};
 
-use tidegate_core::{Nanos, virtual_queue::MIN_RATE_BIT_S};
+use tidegate_core::{Nanos, units::MIN_RATE_BIT_S};
 use tidegate_node::{
     fleet::{
         config::{Algorithm, CLOCK_ERROR_PPM, FleetSpec, GroupSpec},

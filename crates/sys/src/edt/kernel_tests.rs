@@ -6,7 +6,8 @@ use tidegate_core::{
     DropReason, Nanos, Rate, Verdict,
     edt::{self as model, Class, Flow},
     fair_share,
-    virtual_queue::{QueueKind, VirtualQueueOptions},
+    queue_options::VirtualQueueOptions,
+    scheme::QueueKind,
 };
 
 use super::*;

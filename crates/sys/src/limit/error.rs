@@ -1,6 +1,6 @@
 //! Why a limit cannot be put on, read or changed.
 
-use tidegate_core::{Scope, htb::SLOTS, virtual_queue::ConfigError};
+use tidegate_core::{Scope, htb::SLOTS, queue_options::ConfigError};
 
 use crate::{cgroup::CgroupError, fq::FqError, intf, net::NetError, police::room::PLACES};
 

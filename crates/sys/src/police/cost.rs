@@ -7,8 +7,9 @@ use tidegate_core::{
     Bytes, Direction, Rate, Span,
     fleet::flows::WAYS,
     police::{ColourMap, MeterOptions, MeterType, Policy},
+    queue_options::VirtualQueueOptions,
     token_bucket::{MAX_BURST, UNITS_PER_BYTE},
-    virtual_queue::{MAX_RATE_BIT_S, VirtualQueueOptions},
+    units::MAX_RATE_BIT_S,
 };
 
 use super::{Place, load, maps, skel};

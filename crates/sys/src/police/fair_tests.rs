@@ -5,8 +5,8 @@ use tidegate_core::{
     Bytes, Nanos, Rate, Scheme, Span,
     fair_police::{FairConfig, FairPolice, SETS, WAYS},
     police::Policy,
+    queue_options::VirtualQueueOptions,
     token_bucket::BucketConfig,
-    virtual_queue::VirtualQueueOptions,
 };
 
 use super::{

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 
 use libbpf_rs::ProgramInput;
 use tidegate_core::{
-    Bytes, Nanos, Scheme, Span,
-    police::Policy,
-    virtual_queue::{MAX_SPAN, VirtualQueueOptions},
+    Bytes, Nanos, Scheme, Span, police::Policy, queue_options::VirtualQueueOptions,
+    virtual_queue::MAX_SPAN,
 };
 
 use super::{

@@ -7,8 +7,8 @@ use tidegate_core::{
     exempt::Exempt,
     meter::{ColourMode, MeterConfig, MeterKind},
     police::{Action, ColourMap, Dscp, MeterOptions, MeterType, Policy},
+    queue_options::VirtualQueueOptions,
     token_bucket::BucketConfig,
-    virtual_queue::VirtualQueueOptions,
 };
 
 use super::*;

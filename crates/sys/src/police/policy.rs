@@ -4,8 +4,8 @@ use tidegate_core::{
     Bytes, Nanos, Rate, Span,
     meter::{Coupling, MeterConfig},
     police::{Action, ColourMap, Dscp, Hook, MeterOptions, MeterType, Policy},
+    queue_options::{ConfigError, VirtualQueueOptions},
     token_bucket::{UNITS_PER_BYTE, earned},
-    virtual_queue::{ConfigError, VirtualQueueOptions},
 };
 
 use crate::intf;

@@ -16,8 +16,8 @@ use proptest::prelude::*;
 use tidegate_core::{
     Bytes, Direction, Nanos, Rate, Scheme, Span, TokenBucket,
     meter::{ColourMode, MeterKind},
+    queue_options::VirtualQueueOptions,
     token_bucket::{BucketConfig, UNITS_PER_BYTE, earned},
-    virtual_queue::VirtualQueueOptions,
 };
 
 use super::{

@@ -5,7 +5,7 @@ use std::{mem::MaybeUninit, net::Ipv6Addr};
 use libbpf_rs::ProgramInput;
 use tidegate_core::{
     Bytes, Direction, Nanos, Rate, Scheme, Span, exempt::Exempt, prefixes::Prefixes,
-    virtual_queue::VirtualQueueOptions,
+    queue_options::VirtualQueueOptions,
 };
 
 use super::{

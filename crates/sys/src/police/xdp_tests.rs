@@ -7,7 +7,7 @@ use tidegate_core::{
     Bytes, Scheme, Span,
     exempt::Exempt,
     police::{Action, ColourMap, MeterOptions, MeterType, Policy},
-    virtual_queue::VirtualQueueOptions,
+    queue_options::VirtualQueueOptions,
 };
 
 use super::{

@@ -158,7 +158,7 @@ mod tests {
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
     use libbpf_rs::libbpf_sys;
-    use tidegate_core::{Scheme, Scope, virtual_queue::VirtualQueueOptions};
+    use tidegate_core::{Scheme, Scope, queue_options::VirtualQueueOptions};
 
     use super::*;
     use crate::{

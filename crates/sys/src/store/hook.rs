@@ -108,7 +108,7 @@ mod tests {
     use tidegate_core::{
         Scheme,
         police::{Hook, Policy},
-        virtual_queue::VirtualQueueOptions,
+        queue_options::VirtualQueueOptions,
     };
 
     use super::*;

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tidegate_core::{
     Class, Rate, Span,
     police::{MeterText, Policy},
-    virtual_queue::VirtualQueueOptions,
+    queue_options::VirtualQueueOptions,
 };
 
 use super::{StoreError, io_error, symlink};

@@ -20,7 +20,7 @@ use super::{
     BIN, CATCH_UP, FINE_SLOT_NS, SECOND,
     departures::{CountingPort, Departures, NUMBER_AT},
 };
-use crate::{experiment::Interrupted, testbed::wait};
+use crate::{stop::Interrupted, testbed::wait};
 
 /// Until each flow has its packets in the wheel and all memory was touched.
 const WARM_UP: Duration = Duration::from_millis(800);

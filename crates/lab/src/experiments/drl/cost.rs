@@ -24,7 +24,7 @@ use super::{
 use crate::{
     chart::BarsOf,
     context::Context,
-    experiment::{Experiment, Skip},
+    experiment::Experiment,
     experiments::{
         cpu::PathMeter,
         policers::{Depth, FRAME_BYTES, Policer, Road},
@@ -32,6 +32,7 @@ use crate::{
     },
     host::Need,
     report::Case,
+    stop::Skip,
     testbed::{Child, Family, Testbed, command},
     tools::{
         relay::{self, RelayArgs},

@@ -10,7 +10,7 @@ use tidegate_core::Rate;
 
 use crate::{
     context::Context,
-    experiment::Skip,
+    stop::Skip,
     testbed::{Cgroup, Child, Place, Site, Sites, command, wait::wait_until},
 };
 

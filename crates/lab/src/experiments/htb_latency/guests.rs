@@ -11,7 +11,6 @@ use super::{GBIT, HTB_TIMES_LEAST, carried};
 use crate::{
     chart::{BarsOf, Cdf, Series},
     context::Context,
-    experiment::Skip,
     experiments::{
         bed::Control,
         case_in_words,
@@ -21,6 +20,7 @@ use crate::{
         tally::Tally,
     },
     report::{Case, distinct},
+    stop::Skip,
 };
 
 const LIMITS: [u64; 3] = [GBIT, 2 * GBIT, 4 * GBIT];

@@ -23,9 +23,10 @@ use super::{
 use crate::{
     chart::{BarsOf, Cdf, Lines, Series},
     context::Context,
-    experiment::{Experiment, Skip},
+    experiment::Experiment,
     host::Need,
     report::Case,
+    stop::Skip,
 };
 use plan::{Cell, Turn, plan};
 

@@ -3,8 +3,9 @@
 use std::ptr::NonNull;
 
 use crate::{
+    buffer::{Class, Head, SMALL_BUFFER_BYTES},
     packet::Packet,
-    pool::{Class, Head, PacketPool, SMALL_BUFFER_BYTES},
+    pool::PacketPool,
 };
 
 /// Buffers are named by their distance in bytes from the first one.

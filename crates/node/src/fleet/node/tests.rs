@@ -7,7 +7,7 @@ use proptest::prelude::{ProptestConfig, prop, prop_assert, proptest};
 use rand::Rng as _;
 use tidegate_core::{
     fleet::share::Saved,
-    virtual_queue::{MAX_RATE_BIT_S, MIN_RATE_BIT_S},
+    units::{MAX_RATE_BIT_S, MIN_RATE_BIT_S},
 };
 
 use super::*;

@@ -4,7 +4,7 @@ use rustix::{
     fs::{FlockOperation, Mode, OFlags, flock, open},
     mount::{MountFlags, UnmountFlags, mount, unmount},
 };
-use tidegate_core::{Nanos, Scheme, Scope, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{Nanos, Scheme, Scope, queue_options::VirtualQueueOptions};
 
 use super::*;
 use crate::{

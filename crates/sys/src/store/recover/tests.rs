@@ -1,6 +1,6 @@
 use std::process::Command;
 
-use tidegate_core::{Scheme, Scope, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{Scheme, Scope, queue_options::VirtualQueueOptions};
 
 use super::*;
 use crate::{

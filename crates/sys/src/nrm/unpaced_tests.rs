@@ -6,11 +6,13 @@ use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 use proptest::prelude::*;
 use tidegate_core::{
     Nanos, Rate,
+    queue_options::VirtualQueueOptions,
+    scheme::QueueKind,
     unpaced::{
         self, Sent,
         flows::{self, Flow, WAYS},
     },
-    virtual_queue::{self, QueueKind, VirtualQueueOptions},
+    virtual_queue,
 };
 
 use super::*;

@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use tidegate_core::{Rate, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{Rate, queue_options::VirtualQueueOptions};
 
 use crate::intf;
 

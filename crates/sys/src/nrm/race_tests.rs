@@ -13,7 +13,7 @@ use std::{
     thread,
 };
 
-use tidegate_core::{Rate, fair_share::ONE, virtual_queue::VirtualQueueOptions};
+use tidegate_core::{Rate, fair_share::ONE, queue_options::VirtualQueueOptions};
 
 use super::*;
 

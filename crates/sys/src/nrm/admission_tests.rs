@@ -11,10 +11,7 @@ use std::{
 };
 
 use proptest::prelude::*;
-use tidegate_core::{
-    Nanos, Rate, admission,
-    virtual_queue::{self, VirtualQueueOptions},
-};
+use tidegate_core::{Nanos, Rate, admission, queue_options::VirtualQueueOptions, virtual_queue};
 
 use super::{
     kernel_tests::monotonic_ns,

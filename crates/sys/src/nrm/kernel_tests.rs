@@ -9,7 +9,8 @@ use tidegate_core::{
     Bytes, Direction, DropReason, Nanos, Packet, Rate, Transport, Verdict, VirtualQueue,
     class::{self, Floors},
     fair_share::{self, Sharers},
-    virtual_queue::{self, VirtualQueueOptions},
+    queue_options::VirtualQueueOptions,
+    virtual_queue,
 };
 
 use super::*;
