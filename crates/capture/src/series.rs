@@ -1,5 +1,5 @@
-//! What passed and what was lost, of one flow or of several together, in the order in which a bucket or a queue
-//! met it.
+//! What passed and what was lost, of one flow or of several together, in the order in which a bucket or a
+//! queue met it.
 
 use crate::{
     delay,

@@ -7,7 +7,8 @@ use crate::host::Need;
 ///
 /// # Errors
 ///
-/// `run` returns [`Skip`](crate::stop::Skip) for what this machine lacks, and any other error when it could not measure.
+/// `run` returns [`Skip`](crate::stop::Skip) for what this machine lacks, and any other error when it could
+/// not measure.
 /// What it recorded before stays in the report, with a note.
 pub trait Experiment {
     /// The name to type; lower case, words joined by hyphens.

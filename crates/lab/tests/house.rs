@@ -1,5 +1,7 @@
 //! The rules of the house that no compiler checks: lengths, and what the core may lean on.
 
+mod imports;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -76,4 +78,14 @@ fn the_core_leans_on_nothing_that_needs_a_system() {
     assert!(names.is_empty(), "tidegate-core leans on {names:?}: see the head of its lib.rs");
     let head = fs::read_to_string(root().join("crates/core/src/lib.rs")).unwrap();
     assert!(head.contains("#![no_std]") && head.contains("#![forbid(unsafe_code)]"));
+}
+
+#[test]
+fn no_file_imports_what_imports_it() {
+    let mut circles = Vec::new();
+    for entry in fs::read_dir(root().join("crates")).unwrap() {
+        let source = entry.unwrap().path().join("src");
+        circles.extend(imports::circles(&source));
+    }
+    assert!(circles.is_empty(), "files import each other in a circle:\n{}", circles.join("\n"));
 }

@@ -1,5 +1,5 @@
-//! The buffers of packets, and how they come home: a dropped packet pushes its buffer on a list that any thread
-//! may push on, and that only the owner of the [`PacketPool`](crate::PacketPool) takes, as a whole.
+//! The buffers of packets, and how they come home: a dropped packet pushes its buffer on a list that any
+//! thread may push on, and that only the owner of the [`PacketPool`](crate::PacketPool) takes, as a whole.
 
 use std::{
     ffi::c_void,

@@ -20,7 +20,7 @@
 
 pub mod aggregate;
 pub mod backlog;
-mod buffer;
+pub mod buffer;
 pub mod cable;
 pub mod checksum;
 mod counters;

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use tidegate_sys::net::{NetNs, Netlink, rx_queues};
+use tidegate_sys::net::{NetNs, rx_queues};
 
 use crate::{
     pool::PacketPool,
@@ -221,7 +221,7 @@ impl DeviceSource {
             origin: TapOrigin::Existing,
             ..TapOptions::new(name)
         };
-        let mut netlink = Netlink::open_in(netns)?;
+        let mut netlink = netns.netlink()?;
         if netlink.index_of(name).is_ok() {
             return TapPort::open(netns, &options);
         }
@@ -245,7 +245,7 @@ impl DeviceSource {
         pool: &mut PacketPool,
     ) -> Result<Box<dyn Port>, PortError> {
         let name = &self.name.device;
-        let index = Netlink::open_in(netns)?.index_of(name)?;
+        let index = netns.netlink()?.index_of(name)?;
         let queues = rx_queues(netns, name)?.unwrap_or(1);
         if queues != self.device.threads {
             return Err(PortError::Invalid {

@@ -22,7 +22,7 @@ use tidegate_nic::{
     },
 };
 use tidegate_sys::{
-    net::{NetNs, Netlink, VethPair, set_tx_offload},
+    net::{NetNs, VethPair, set_tx_offload},
     xdp::XdpMode,
 };
 
@@ -51,7 +51,7 @@ fn pool() -> PacketPool {
 
 /// Gives a device its addresses, 10.96.0.LAST and fd96::LAST, and sets it up.
 fn configure(netns: &NetNs, device: &str, last: u8) {
-    let mut netlink = Netlink::open_in(netns).unwrap();
+    let mut netlink = netns.netlink().unwrap();
     let index = netlink.index_of(device).unwrap();
     let addresses: [(IpAddr, u8); 2] =
         [([10, 96, 0, last].into(), 24), ([0xfd96, 0, 0, 0, 0, 0, 0, last.into()].into(), 64)];
@@ -62,7 +62,7 @@ fn configure(netns: &NetNs, device: &str, last: u8) {
 }
 
 fn delete(netns: &NetNs, device: &str) {
-    let mut netlink = Netlink::open_in(netns).unwrap();
+    let mut netlink = netns.netlink().unwrap();
     let index = netlink.index_of(device).unwrap();
     netlink.delete_link(index).unwrap();
 }
@@ -77,8 +77,8 @@ fn tap(netns: &NetNs, last: u8, offloads: bool) -> TapPort {
 /// A veth pair: `eth0`, configured, in `inside`; `device` in `outside`, up and without address.
 fn veth(inside: &NetNs, last: u8, outside: &NetNs, device: &str) {
     let pair = VethPair { name: "eth0", peer: device, peer_netns: Some(outside) };
-    Netlink::open_in(inside).unwrap().add_veth(&pair).unwrap();
-    let mut netlink = Netlink::open_in(outside).unwrap();
+    inside.netlink().unwrap().add_veth(&pair).unwrap();
+    let mut netlink = outside.netlink().unwrap();
     let index = netlink.index_of(device).unwrap();
     netlink.set_up(index, true).unwrap();
     // AF_XDP cannot see that a checksum is unfinished.
@@ -451,7 +451,7 @@ fn root_xdp_refuses_what_it_cannot_do_and_leaves_no_trace() {
     let device = XdpDevice::open(&bed.middle, "a", zero_copy).unwrap();
     assert!(device.port(0, 64, &mut pool).is_err(), "a veth has no zero copy");
 
-    let mut netlink = Netlink::open_in(&bed.middle).unwrap();
+    let mut netlink = bed.middle.netlink().unwrap();
     let index = netlink.index_of("b").unwrap();
     netlink.set_mtu(index, 9000).unwrap();
     let error = XdpDevice::open(&bed.middle, "b", XdpOptions::default()).unwrap_err();

@@ -18,6 +18,7 @@ use serde::{Serialize, Serializer};
 use tidegate_core::Scope;
 use tidegate_sys::{
     cgroup::{Cgroup, CgroupError},
+    clock::monotonic_ns,
     limit::LimitError,
     net::{NetError, diag, holders},
     store::StoreError,
@@ -30,7 +31,7 @@ use crate::{
     plan::Standing,
     risk::AtRisk,
     sockets::{Sampler, SocketSample, Sockets},
-    status::{Counts, DirectionStatus, LimitSample, LimitStatus, Settings, monotonic_ns},
+    status::{Counts, DirectionStatus, LimitSample, LimitStatus, Settings},
     tree::ancestors,
     waiting::{self, Passing},
 };

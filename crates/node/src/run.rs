@@ -35,6 +35,7 @@ use serde::Serialize;
 use tidegate_core::Scope;
 use tidegate_sys::{
     cgroup::{Cgroup, CgroupError, Hierarchy},
+    clock::monotonic_ns,
     congestion::{self, CongestionError},
     limit::{AttachedLimit, LimitError, LimitOptions},
     preflight::{PreflightError, preflight},
@@ -47,7 +48,7 @@ use crate::{
     host,
     plan::{Present, Standing, Wanted, join},
     settings::Asked,
-    status::{LimitStatus, monotonic_ns},
+    status::LimitStatus,
 };
 
 /// What the names of the cgroups made here start with.

@@ -19,7 +19,7 @@ use tidegate_sys::{
     },
 };
 
-use crate::status::monotonic_ns;
+use tidegate_sys::clock::monotonic_ns;
 
 /// What one connection does.
 #[derive(Debug, Clone, PartialEq, Serialize)]

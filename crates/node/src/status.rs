@@ -16,6 +16,7 @@ use tidegate_core::{
     virtual_queue::MAX_SPAN,
 };
 use tidegate_sys::{
+    clock::monotonic_ns,
     intf::{self, OUTCOME_TABLE},
     limit::{Colours, LimitError, LimitMaps, LimitOptions},
     store::{Before, Listing, PinnedLimit, Unreadable},
@@ -367,13 +368,6 @@ impl Counts {
             bytes: minus(&self.bytes, &earlier.bytes),
         }
     }
-}
-
-/// CLOCK_MONOTONIC, the clock of the eBPF programs.
-#[must_use]
-pub fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 impl LimitStatus {

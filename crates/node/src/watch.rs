@@ -2,10 +2,12 @@
 
 use std::{collections::BTreeMap, time::SystemTime};
 
+use tidegate_sys::clock::monotonic_ns;
+
 use crate::{
     host::Host,
     live::{LiveError, Origin, live},
-    status::{LimitSample, LimitStatus, monotonic_ns},
+    status::{LimitSample, LimitStatus},
 };
 
 /// A limit at one look, and what it did since the look before.

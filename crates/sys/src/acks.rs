@@ -18,8 +18,10 @@ use tidegate_core::{Direction, Nanos, Rate, dem, spring, wait};
 
 use crate::{
     backlog::Backlog,
-    device::{self, Hooked, Side, Target},
-    limit::{Lease, LimitError, load_error, quiet_libbpf},
+    bpf::{load_error, quiet_libbpf},
+    device::{self, Hooked, Target},
+    limit::{Lease, LimitError},
+    query::Side,
 };
 
 pub(crate) use pins::{change, dir_of, gone, put, take_off};

@@ -16,7 +16,8 @@ use libbpf_rs::{
 use tidegate_core::Rate;
 
 use crate::{
-    limit::{LimitError, load_error, quiet_libbpf},
+    bpf::{load_error, quiet_libbpf},
+    limit::LimitError,
     net::qdisc::Handle,
 };
 

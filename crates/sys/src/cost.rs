@@ -19,7 +19,8 @@ use tidegate_core::{Rate, Scheme, police::Hook, queue_options::VirtualQueueOptio
 
 use crate::{
     intf,
-    limit::{LimitError, LimitOptions, load_nrm},
+    limit::{LimitError, LimitOptions},
+    nrm::load_nrm,
     police,
 };
 

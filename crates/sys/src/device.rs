@@ -22,14 +22,15 @@ use libbpf_rs::{
 use tidegate_core::{Direction, Scope};
 
 use crate::{
+    bpf::quiet_libbpf,
     fq::FqError,
     intf::{self, DIRECTIONS},
-    limit::{LimitError, LimitOptions, quiet_libbpf},
+    limit::{LimitError, LimitOptions},
     net::{
         NetError, NetNs, Netlink,
         qdisc::{Filter, Handle, Place, Qdisc, Redirect, Verb},
     },
-    query, remains,
+    query::{self, Side},
 };
 
 /// After what others filter with low numbers: of a device, of a port. One limit of a kind a device and side,
@@ -119,21 +120,6 @@ pub(crate) fn name_of(ifindex: u32) -> Option<String> {
 /// Whether the device of a limit is, or was, in the network namespace of the calling thread.
 pub(crate) fn is_in_this_namespace(limit: &intf::Limit) -> bool {
     is_current_namespace(limit.cgroup_id)
-}
-
-/// Of the traffic of a device, as the host sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
-    /// What leaves by it.
-    Out,
-    /// What comes in by it.
-    In,
-}
-
-impl Side {
-    pub(crate) fn of(direction: Direction, is_port: bool) -> Side {
-        if (direction == Direction::Egress) == is_port { Side::In } else { Side::Out }
-    }
 }
 
 /// The hooks of a limit on a device: their direction, and the names under which their links, or the programs
@@ -343,7 +329,7 @@ pub(crate) const DIRECTION_NAMES: [(Direction, &str); 2] =
 /// The programs of others that meet packets on a side of a device before the first of `ours` there does: tcx
 /// programs before a link, and before a filter of clsact all of tcx and the filters of lower priority.
 pub(crate) fn programs_before(ifindex: u32, side: Side, ours: &BTreeSet<u32>) -> Vec<u32> {
-    let is_theirs = |id: &u32| !ours.contains(id) && !remains::is_of_ours(*id);
+    let is_theirs = |id: &u32| !ours.contains(id) && !query::is_of_ours(*id);
     let tcx: Vec<_> = query::tcx_programs(ifindex, side).into_iter().map(|on| on.program).collect();
     if let Some(at) = tcx.iter().position(|id| ours.contains(id)) {
         return tcx[..at].iter().copied().filter(is_theirs).collect();

@@ -1,10 +1,7 @@
 //! The programs of scheme `edt`: on a cgroup, on what leaves by a device, or on what comes in by a port (see
 //! [`crate::device`]).
 
-use std::{
-    hash::{BuildHasher, Hasher, RandomState},
-    mem::MaybeUninit,
-};
+use std::mem::MaybeUninit;
 
 use libbpf_rs::{
     MapHandle, OpenObject, ProgramMut,
@@ -13,11 +10,12 @@ use libbpf_rs::{
 use tidegate_core::{Direction, Scope};
 
 use crate::{
+    bpf::{self, load_error, quiet_libbpf, random_seed},
     cgroup::{Cgroup, Hierarchy},
     device::{self, Hooked, Target},
     exempt::set_exempt,
     fq, intf,
-    limit::{self, AttachedLimit, LimitError, LimitMaps, LimitOptions},
+    limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions},
 };
 
 mod skel {
@@ -37,10 +35,9 @@ fn load<T>(
     limit: &intf::Limit,
     attach: impl FnOnce(&ProgramMut<'_>) -> Result<T, LimitError>,
 ) -> Result<(LimitMaps, T), LimitError> {
-    limit::quiet_libbpf();
+    quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let mut open =
-        skel::EdtSkelBuilder::default().open(&mut storage).map_err(limit::load_error("edt"))?;
+    let mut open = skel::EdtSkelBuilder::default().open(&mut storage).map_err(load_error("edt"))?;
     open.progs.edt_cgroup.set_autoload(place == Hook::Cgroup);
     open.progs.edt_device.set_autoload(place == Hook::Device);
     open.progs.edt_port.set_autoload(place == Hook::Port);
@@ -49,20 +46,15 @@ fn load<T>(
     }
     let exempts = !limit.exempt.is_empty();
     set_exempt!(open, exempts, None, "edt");
-    let edt = open.load().map_err(limit::load_error("edt"))?;
-    let handle =
-        |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(limit::load_error("edt"));
+    let edt = open.load().map_err(load_error("edt"))?;
+    let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("edt"));
     let maps = LimitMaps {
-        limit: handle(&edt.maps.limit)?,
-        queues: handle(&edt.maps.queues_of_limit)?,
-        counters: handle(&edt.maps.counters)?,
-        sockets: None,
         exempt: exempts.then(|| handle(&edt.maps.exempt_prefixes)).transpose()?,
-        parent: None,
-        seat: None,
-        at: 0,
-        place: None,
-        group: None,
+        ..LimitMaps::new(
+            handle(&edt.maps.limit)?,
+            handle(&edt.maps.queues_of_limit)?,
+            handle(&edt.maps.counters)?,
+        )
     };
     maps.write(*limit)?;
     let program = match place {
@@ -82,11 +74,6 @@ enum Hook {
     Port,
 }
 
-/// So that nobody outside can choose flows that meet in one place.
-pub(crate) fn random_seed() -> u32 {
-    RandomState::new().build_hasher().finish() as u32
-}
-
 /// Puts a limit on a cgroup.
 pub(crate) fn attach_cgroup(
     hierarchy: &Hierarchy,
@@ -96,7 +83,7 @@ pub(crate) fn attach_cgroup(
     let scope = Scope::Cgroup(cgroup.path().to_owned());
     fq::check(hierarchy, &scope, Some(cgroup))?;
     let limit = options.encode(cgroup.id())?;
-    let attach = |program: &ProgramMut<'_>| limit::attach(program, "edt_cgroup", cgroup);
+    let attach = |program: &ProgramMut<'_>| bpf::attach(program, "edt_cgroup", cgroup);
     let (maps, link) = load(Hook::Cgroup, &limit, attach)?;
     Ok(AttachedLimit { maps, links: vec![("egress", link)], filters: None, xdp: None })
 }

@@ -3,10 +3,7 @@
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use tidegate_core::prefixes::Prefix;
 
-use crate::{
-    intf::ExemptConf,
-    limit::{LimitError, map_error},
-};
+use crate::{bpf::map_error, intf::ExemptConf, limit::LimitError};
 
 /// Key of the trie, `struct tg_prefix`: the length in bits, the version of IP, the address.
 const KEY_BYTES: usize = 24;
@@ -28,8 +25,8 @@ macro_rules! set_exempt {
                 .maps
                 .exempt_prefixes
                 .set_autocreate(false)
-                .map_err($crate::limit::load_error($program))?,
-            Some(with) => $crate::limit::reuse(&mut $open.maps.exempt_prefixes, with)?,
+                .map_err($crate::bpf::load_error($program))?,
+            Some(with) => $crate::bpf::reuse(&mut $open.maps.exempt_prefixes, with)?,
             None => {}
         }
     };

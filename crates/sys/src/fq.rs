@@ -16,8 +16,8 @@ use tidegate_core::Scope;
 
 use crate::{
     cgroup::{Cgroup, Hierarchy},
-    limit,
     net::{Device, NetError, Netlink, qdisc::QueueStats},
+    process::{in_network_namespace, network_namespaces},
 };
 
 /// Devices that stand for others, one above the other, are followed this deep.
@@ -61,13 +61,13 @@ pub(crate) fn check(
     scope: &Scope,
     cgroup: Option<&Cgroup>,
 ) -> Result<(), FqError> {
-    let namespaces = cgroup.map(|c| limit::network_namespaces(hierarchy, c)).unwrap_or_default();
+    let namespaces = cgroup.map(|c| network_namespaces(hierarchy, c)).unwrap_or_default();
     if namespaces.is_empty() {
         return check_here(scope);
     }
     let mut result = Ok(());
     for namespace in &namespaces {
-        limit::in_network_namespace(namespace, || {
+        in_network_namespace(namespace, || {
             if result.is_ok() {
                 result = check_here(scope);
             }

@@ -493,6 +493,8 @@ pub struct PoliceCounters {
 pub const CHUNK: u32 = 32;
 /// ... and how many times: `TG_CHUNKS`.
 pub const CHUNKS: u32 = 128;
+/// Limits with prefixes that a device holds at most.
+pub const PLACES: u32 = CHUNK * CHUNKS;
 /// Prefixes of a device at most.
 pub const PREFIXES_MAX: u32 = 65_536;
 /// Different lengths of prefixes of one version of IP in one direction.

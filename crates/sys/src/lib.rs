@@ -6,7 +6,8 @@
 //!
 //! - [`preflight`]: what the host must have, asked before anything is changed.
 //! - [`cgroup`]: the hierarchy and its groups.
-//! - [`limit`]: the programs of one limit on a cgroup, attached while a value lives.
+//! - [`limit`]: one limit: what it does, its maps, and its programs, attached while a value lives.
+//! - `nrm`: the programs of schemes `pace` and `nrm`.
 //! - [`device`]: programs on devices.
 //! - [`edt`]: the programs of scheme `edt`, on cgroups and devices; [`fq`]: who keeps its packets.
 //! - [`backlog`]: where the packets of a limiter wait, for programs that read how much that is.
@@ -25,14 +26,17 @@
 //! - [`softirq_meter`]: CPU time of the network that no process has in its bill.
 //! - [`backlog`]: where the packets of a limiter wait; [`waiting`]: whose they are.
 //! - [`xdp`]: a device's frames for AF_XDP sockets.
+//! - [`clock`]: the clocks by which programs work.
 //! - [`cost`]: what a packet costs in a loaded program.
 //! - [`intf`]: what the programs and this crate share.
 
 pub mod acks;
 pub mod attached;
 pub mod backlog;
+mod bpf;
 pub mod bpffs;
 pub mod cgroup;
+pub mod clock;
 pub mod congestion;
 pub mod cost;
 pub mod descriptors;
@@ -46,6 +50,7 @@ pub mod intf;
 pub mod limit;
 pub mod mounts;
 pub mod net;
+mod nrm;
 pub mod paper;
 pub mod police;
 pub mod preflight;

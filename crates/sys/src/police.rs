@@ -10,36 +10,39 @@ use libbpf_rs::{
 use tidegate_core::{Direction, police::Hook};
 
 use crate::{
+    bpf::{self, load_error, quiet_libbpf, random_seed},
     cgroup::Cgroup,
-    device::{self, Side, Target},
-    edt::random_seed,
+    device::{self, Target},
     exempt::set_exempt,
     group::GroupMaps,
     intf,
-    limit::{self, AttachedLimit, LimitError, LimitMaps, LimitOptions},
+    limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions},
+    query::Side,
 };
 
 /// Has an object that is open use the maps of a limit; the skeletons have no common type.
 macro_rules! share {
     ($open:expr, $limit:expr) => {
         let limit: &LimitMaps = $limit;
-        limit::reuse(&mut $open.maps.limit, &limit.limit)?;
-        limit::reuse(&mut $open.maps.queues_of_limit, &limit.queues)?;
-        limit::reuse(&mut $open.maps.counters, &limit.counters)?;
+        $crate::bpf::reuse(&mut $open.maps.limit, &limit.limit)?;
+        $crate::bpf::reuse(&mut $open.maps.queues_of_limit, &limit.queues)?;
+        $crate::bpf::reuse(&mut $open.maps.counters, &limit.counters)?;
         if let Some(group) = &limit.group {
-            limit::reuse(&mut $open.maps.group_of_limit, &group.group)?;
-            limit::reuse(&mut $open.maps.samples_of_limit, &group.samples)?;
+            $crate::bpf::reuse(&mut $open.maps.group_of_limit, &group.group)?;
+            $crate::bpf::reuse(&mut $open.maps.samples_of_limit, &group.samples)?;
         }
     };
 }
 mod cost;
 mod cost_on_device;
+mod place;
 mod policy;
 pub(crate) mod room;
 pub(crate) mod xdp;
 
 pub(crate) use cost::prepare;
 pub use cost_on_device::{Policers, cost_on_device};
+pub(crate) use place::Place;
 
 mod skel {
     #![allow(
@@ -54,7 +57,7 @@ mod skel {
 
 /// Where the programs sit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum AttachPoint {
     Cgroup,
     Device,
     Port,
@@ -63,61 +66,57 @@ enum Place {
 /// Loads the programs of one place.
 fn load(
     storage: &mut MaybeUninit<OpenObject>,
-    place: Place,
+    at: AttachPoint,
     exempts: bool,
 ) -> Result<skel::PoliceSkel<'_>, LimitError> {
-    load_with(storage, place, exempts, None)
+    load_with(storage, at, exempts, None)
 }
 
 /// The same with the maps of a limit that is there.
 fn load_with<'a>(
     storage: &'a mut MaybeUninit<OpenObject>,
-    place: Place,
+    at: AttachPoint,
     exempts: bool,
     earlier: Option<&LimitMaps>,
 ) -> Result<skel::PoliceSkel<'a>, LimitError> {
-    limit::quiet_libbpf();
+    quiet_libbpf();
     let mut open =
-        skel::PoliceSkelBuilder::default().open(storage).map_err(limit::load_error("police"))?;
+        skel::PoliceSkelBuilder::default().open(storage).map_err(load_error("police"))?;
     for program in [&mut open.progs.police_egress, &mut open.progs.police_ingress] {
-        program.set_autoload(place == Place::Cgroup);
+        program.set_autoload(at == AttachPoint::Cgroup);
     }
     for program in [&mut open.progs.police_out, &mut open.progs.police_in] {
-        program.set_autoload(place != Place::Cgroup);
+        program.set_autoload(at != AttachPoint::Cgroup);
     }
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
-        rodata.is_port = u8::from(place == Place::Port);
+        rodata.is_port = u8::from(at == AttachPoint::Port);
         rodata.flow_seed = u64::from(random_seed()) << 32 | u64::from(random_seed());
     }
     set_exempt!(open, exempts, earlier.and_then(|limit| limit.exempt.as_ref()), "police");
     if let Some(earlier) = earlier {
         share!(open, earlier);
     }
-    open.load().map_err(limit::load_error("police"))
+    open.load().map_err(load_error("police"))
 }
 
 /// The maps of loaded programs, with the limit in them.
 fn maps(police: &skel::PoliceSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps, LimitError> {
-    let handle =
-        |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(limit::load_error("police"));
+    let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("police"));
     let maps = LimitMaps {
-        limit: handle(&police.maps.limit)?,
-        queues: handle(&police.maps.queues_of_limit)?,
-        counters: handle(&police.maps.counters)?,
-        sockets: None,
         exempt: match limit.exempt.is_empty() {
             true => None,
             false => Some(handle(&police.maps.exempt_prefixes)?),
         },
-        parent: None,
-        seat: None,
-        at: 0,
-        place: None,
         group: Some(GroupMaps {
             group: handle(&police.maps.group_of_limit)?,
             samples: handle(&police.maps.samples_of_limit)?,
             dir: None,
         }),
+        ..LimitMaps::new(
+            handle(&police.maps.limit)?,
+            handle(&police.maps.queues_of_limit)?,
+            handle(&police.maps.counters)?,
+        )
     };
     maps.write(*limit)?;
     Ok(maps)
@@ -130,11 +129,11 @@ pub(crate) fn attach_cgroup(
 ) -> Result<AttachedLimit, LimitError> {
     let limit = options.encode(cgroup.id())?;
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Cgroup, !options.exempt.is_empty())?;
+    let police = load(&mut storage, AttachPoint::Cgroup, !options.exempt.is_empty())?;
     let maps = maps(&police, &limit)?;
     let links = vec![
-        ("egress", limit::attach(&police.progs.police_egress, "police_egress", cgroup)?),
-        ("ingress", limit::attach(&police.progs.police_ingress, "police_ingress", cgroup)?),
+        ("egress", bpf::attach(&police.progs.police_egress, "police_egress", cgroup)?),
+        ("ingress", bpf::attach(&police.progs.police_ingress, "police_ingress", cgroup)?),
     ];
     Ok(AttachedLimit { maps, links, filters: None, xdp: None })
 }
@@ -146,8 +145,8 @@ pub(crate) fn attach_device(
 ) -> Result<AttachedLimit, LimitError> {
     let limit = target.encode(options)?;
     let mut storage = MaybeUninit::uninit();
-    let place = if target.is_port() { Place::Port } else { Place::Device };
-    let police = load(&mut storage, place, !options.exempt.is_empty())?;
+    let at = if target.is_port() { AttachPoint::Port } else { AttachPoint::Device };
+    let police = load(&mut storage, at, !options.exempt.is_empty())?;
     let maps = maps(&police, &limit)?;
     // First: it may be refused.
     let in_xdp = options.police.hook == Hook::Xdp;
@@ -177,7 +176,7 @@ pub(crate) fn attach_ingress(
     limit: &LimitMaps,
 ) -> Result<device::Hooked, LimitError> {
     let mut storage = MaybeUninit::uninit();
-    let police = load_with(&mut storage, Place::Device, limit.exempt.is_some(), Some(limit))?;
+    let police = load_with(&mut storage, AttachPoint::Device, limit.exempt.is_some(), Some(limit))?;
     attach(target, &police, [Direction::Ingress].into_iter())
 }
 

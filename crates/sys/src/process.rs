@@ -5,18 +5,19 @@
 //! was sent to this process alone. There are no handlers, so nothing runs asynchronously.
 
 use std::{
-    io,
+    collections::BTreeSet,
+    fs, io,
     mem::MaybeUninit,
     os::{
-        fd::{AsRawFd, RawFd},
-        unix::process::CommandExt,
+        fd::{AsFd, AsRawFd, OwnedFd, RawFd},
+        unix::{fs::MetadataExt, process::CommandExt},
     },
     process::{Child, Command},
     ptr,
     time::Duration,
 };
 
-use crate::cgroup::{Cgroup, CgroupError};
+use crate::cgroup::{Cgroup, CgroupError, Hierarchy};
 
 /// Marks an error number of entering the cgroup, as against one of executing the command: both come from the
 /// child by the same way, and no error number is as large.
@@ -31,6 +32,33 @@ pub fn process_group(process: u32) -> Option<i32> {
     // SAFETY: it takes a number and returns one.
     let group = unsafe { libc::getpgid(process) };
     (group >= 0).then_some(group)
+}
+
+/// The network namespaces of the processes at and below a cgroup.
+pub(crate) fn network_namespaces(hierarchy: &Hierarchy, cgroup: &Cgroup) -> Vec<OwnedFd> {
+    let mut seen = BTreeSet::new();
+    let mut namespaces = Vec::new();
+    for path in hierarchy.find_below(cgroup.path(), |_| true) {
+        let processes = hierarchy.open(&path).and_then(|group| group.processes());
+        for pid in processes.unwrap_or_default() {
+            let Ok(file) = fs::File::open(format!("/proc/{pid}/ns/net")) else { continue };
+            if file.metadata().is_ok_and(|m| seen.insert(m.ino())) {
+                namespaces.push(OwnedFd::from(file));
+            }
+        }
+    }
+    namespaces
+}
+
+pub(crate) fn in_network_namespace(namespace: &OwnedFd, work: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let kind = rustix::thread::LinkNameSpaceType::Network;
+            if rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(kind)).is_ok() {
+                work();
+            }
+        });
+    });
 }
 
 /// Why a command did not start. The cgroup is as before.

@@ -1,4 +1,4 @@
-//! What other programs sit on a cgroup, and what libbpf-rs does not say of ours.
+//! What programs sit on a cgroup or device, ours and others', and what libbpf-rs does not say of them.
 
 use std::{
     ffi::CString,
@@ -11,11 +11,9 @@ use std::{
 };
 
 use libbpf_rs::{Program, libbpf_sys};
+use tidegate_core::Direction;
 
-use crate::{
-    cgroup::{Cgroup, Hierarchy},
-    device::Side,
-};
+use crate::cgroup::{Cgroup, Hierarchy};
 
 /// The attach types that a limit uses.
 const ATTACH_TYPES: [(libbpf_sys::bpf_attach_type, &str); 3] = [
@@ -62,6 +60,42 @@ pub(crate) fn program_name(id: u32) -> Option<String> {
     };
     let name = info.name.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8));
     Some(name.collect()).filter(|name: &String| ret == 0 && !name.is_empty())
+}
+
+/// Of the traffic of a device, as the host sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// What leaves by it.
+    Out,
+    /// What comes in by it.
+    In,
+}
+
+impl Side {
+    pub(crate) fn of(direction: Direction, is_port: bool) -> Side {
+        if (direction == Direction::Egress) == is_port { Side::In } else { Side::Out }
+    }
+}
+
+/// The programs of limits on devices.
+pub(crate) const ON_DEVICES: [&str; 12] = [
+    "acks_back",
+    "acks_data",
+    "edt_device",
+    "edt_port",
+    "htb_in",
+    "htb_out",
+    "htb_stamp",
+    "match_in",
+    "match_out",
+    "police_in",
+    "police_out",
+    "police_xdp",
+];
+
+/// Whether a program is one of a limit's on a device.
+pub(crate) fn is_of_ours(program: u32) -> bool {
+    program_name(program).is_some_and(|name| ON_DEVICES.contains(&name.as_str()))
 }
 
 /// A program on a side of a device, where tcx is.

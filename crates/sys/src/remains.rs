@@ -18,31 +18,15 @@ use std::fmt;
 use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
 
 use crate::{
-    device::{self, Side},
-    htb,
+    device, htb,
     net::{
         NetError, Netlink,
         qdisc::{Filter, Handle},
     },
-    query::{self, OnSide},
+    query::{self, ON_DEVICES, OnSide, Side},
     xdp,
 };
 
-/// The programs of limits on devices.
-const ON_DEVICES: [&str; 12] = [
-    "acks_back",
-    "acks_data",
-    "edt_device",
-    "edt_port",
-    "htb_in",
-    "htb_out",
-    "htb_stamp",
-    "match_in",
-    "match_out",
-    "police_in",
-    "police_out",
-    "police_xdp",
-];
 /// Those of the limit whose HTB a device has.
 const OF_HTB: [&str; 2] = ["htb_in", "htb_out"];
 
@@ -197,11 +181,6 @@ pub(crate) fn on_devices() -> Result<Vec<OnDevice>, NetError> {
 pub(crate) fn has_htb_programs(ifindex: u32) -> bool {
     let hooked = Netlink::open().map(|mut netlink| hooked(&mut netlink, ifindex));
     hooked.is_ok_and(|hooked| hooked.iter().any(|h| OF_HTB.contains(&h.name.as_str())))
-}
-
-/// Whether a program is one of a limit's on a device.
-pub(crate) fn is_of_ours(program: u32) -> bool {
-    query::program_name(program).is_some_and(|name| ON_DEVICES.contains(&name.as_str()))
 }
 
 fn hooked(netlink: &mut Netlink, ifindex: u32) -> Vec<Hooked> {

@@ -18,7 +18,8 @@ use tidegate_core::waiting::Flow;
 
 use crate::{
     backlog::{Backlog, ask},
-    limit::{LimitError, load_error, map_error, quiet_libbpf},
+    bpf::{load_error, map_error, quiet_libbpf},
+    limit::LimitError,
 };
 
 mod skel {

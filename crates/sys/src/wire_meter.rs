@@ -154,7 +154,7 @@ impl WireMeter {
         }
         let refused = |action| move |source| WireMeterError::Bpf { action, source };
         let own_netns = netns.try_clone()?;
-        let mut netlink = Netlink::open_in(netns)?;
+        let mut netlink = netns.netlink()?;
         let ifindex = netlink.index_of(ifname)?;
 
         let mut object = MaybeUninit::uninit();
@@ -342,11 +342,11 @@ mod tests {
             let name = |side| format!("tidegate-{}-{test}-{side}", std::process::id());
             let left = NetNs::create(&name("l")).unwrap();
             let right = NetNs::create(&name("r")).unwrap();
-            let mut netlink = Netlink::open_in(&left).unwrap();
+            let mut netlink = left.netlink().unwrap();
             let pair = VethPair { name: "eth0", peer: "eth0", peer_netns: Some(&right) };
             netlink.add_veth(&pair).unwrap();
             for (netns, last) in [(&left, 1), (&right, 2)] {
-                let mut netlink = Netlink::open_in(netns).unwrap();
+                let mut netlink = netns.netlink().unwrap();
                 let index = netlink.index_of("eth0").unwrap();
                 let addresses: [(IpAddr, u8); 2] = [
                     ([10, 98, 0, last].into(), 24),
@@ -425,7 +425,7 @@ mod tests {
         else {
             return;
         };
-        let mut netlink = Netlink::open_in(&cable.right).unwrap();
+        let mut netlink = cable.right.netlink().unwrap();
         let index = netlink.index_of("eth0").unwrap();
         let before = netlink.qdisc_stats(index).unwrap().len();
         let bin = Duration::from_millis(100);

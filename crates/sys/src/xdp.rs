@@ -28,7 +28,7 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 
-use crate::net::{NetError, NetNs, Netlink};
+use crate::net::{NetError, NetNs};
 
 /// Most queues of a device that can have a socket.
 pub const XDP_QUEUES_MAX: u32 = 256;
@@ -96,7 +96,7 @@ impl XdpRedirect {
     /// Errors: among others, if the device has an XDP program already.
     pub fn attach(netns: &NetNs, ifname: &str, mode: Option<XdpMode>) -> Result<Self, XdpError> {
         let refused = |action| move |source| XdpError::Bpf { action, source };
-        let ifindex = Netlink::open_in(netns)?.index_of(ifname)?;
+        let ifindex = netns.netlink()?.index_of(ifname)?;
         let mut object = MaybeUninit::uninit();
         let open = skel::XdpPortSkelBuilder::default()
             .open(&mut object)

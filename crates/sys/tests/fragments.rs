@@ -16,7 +16,7 @@ use tidegate_core::{Direction, Scheme};
 use tidegate_sys::cgroup::{Cgroup, Hierarchy};
 use tidegate_sys::intf::OUTCOME_TABLE;
 use tidegate_sys::limit::{AttachedLimit, LimitOptions};
-use tidegate_sys::net::{NetNs, Netlink};
+use tidegate_sys::net::NetNs;
 
 /// Neighbours may find each other again meanwhile, which adds to what is on the wire: the least of so many.
 const ROUNDS: usize = 5;
@@ -94,7 +94,7 @@ fn compare(scheme: Scheme, v6: bool, device_mtu: u32, route_mtu: Option<u32>, le
     let sender = Limited::new(&format!("{}s", net.client), scheme, &near, client.parse().unwrap());
     let receiver = Limited::new(&format!("{}r", net.client), scheme, &far, server.parse().unwrap());
     let to: SocketAddr = receiver.socket.local_addr().unwrap();
-    let mut netlink = Netlink::open_in(&near).unwrap();
+    let mut netlink = near.netlink().unwrap();
     let device = netlink.index_of("v0").unwrap();
     let mut buffer = vec![0; 1 << 16];
     let mut send = |length: usize| {

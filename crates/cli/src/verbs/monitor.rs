@@ -13,8 +13,10 @@ use anyhow::Result;
 use tidegate_core::Rate;
 use tidegate_node::{
     host::Host,
-    status::{LimitSample, LimitStatus, hold_ceilings, monotonic_ns},
+    status::{LimitSample, LimitStatus, hold_ceilings},
 };
+
+use tidegate_sys::clock::monotonic_ns;
 
 use crate::{
     args::MonitorArgs,

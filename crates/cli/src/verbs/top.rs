@@ -26,9 +26,11 @@ use ratatui::{
     crossterm::event::{self, Event, KeyEventKind},
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use tidegate_node::{sockets::Sampler, status::monotonic_ns, watch::Watch};
+use tidegate_node::{sockets::Sampler, watch::Watch};
 
 use self::model::{Model, TopSockets};
+use tidegate_sys::clock::monotonic_ns;
+
 use crate::{args::TopArgs, refusal::UsageError};
 
 /// The first look comes this soon, so that there is something to see.

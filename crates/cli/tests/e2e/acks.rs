@@ -6,7 +6,7 @@ use std::{env, fs, process::Stdio};
 use serde_json::Value;
 use tidegate_sys::{
     libbpf_rs::{MapCore, MapHandle, query::MapInfoIter},
-    net::{NetNs, Netlink, VethPair},
+    net::{NetNs, VethPair},
 };
 
 use crate::{
@@ -102,7 +102,7 @@ fn root_acks_the_queue_of_a_port_tells_its_guest() {
 /// A guest on the receiver's network: the sender is a bridge of its port and the way out.
 fn bridged_guest(bed: &Bed) -> NetNs {
     let guest = NetNs::create(&format!("{}-g", bed.sender.name())).unwrap();
-    let mut host = Netlink::open_in(&bed.sender).unwrap();
+    let mut host = bed.sender.netlink().unwrap();
     host.add_veth(&VethPair { name: "tap0", peer: "eth0", peer_netns: Some(&guest) }).unwrap();
     host.add_bridge("br0").unwrap();
     let bridge = host.index_of("br0").unwrap();
@@ -112,7 +112,7 @@ fn bridged_guest(bed: &Bed) -> NetNs {
         host.set_up(index, true).unwrap();
     }
     host.set_up(bridge, true).unwrap();
-    let mut netlink = Netlink::open_in(&guest).unwrap();
+    let mut netlink = guest.netlink().unwrap();
     let index = netlink.index_of("eth0").unwrap();
     netlink.add_address(index, "10.97.0.3".parse().unwrap(), 24).unwrap();
     netlink.set_up(index, true).unwrap();

@@ -18,7 +18,7 @@ use std::{
 
 use rustix::process::Signal;
 use serde_json::Value;
-use tidegate_sys::net::{NetNs, Netlink, VethPair};
+use tidegate_sys::net::{NetNs, VethPair};
 
 use crate::{
     common::{Guard, PATIENCE, Place, refused, signal, skip, wait_within},
@@ -207,7 +207,7 @@ impl Bed {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = |side: &str| format!("tidegate-fl-{}-{number}-{side}", std::process::id());
         let hub = NetNs::create(&name("hub")).unwrap();
-        let mut netlink = Netlink::open_in(&hub).unwrap();
+        let mut netlink = hub.netlink().unwrap();
         netlink.add_bridge("br0").unwrap();
         let bridge = netlink.index_of("br0").unwrap();
         netlink.set_up(bridge, true).unwrap();
@@ -219,7 +219,7 @@ impl Bed {
             let index = netlink.index_of(&port).unwrap();
             netlink.set_master(index, bridge).unwrap();
             netlink.set_up(index, true).unwrap();
-            let mut inside = Netlink::open_in(&netns).unwrap();
+            let mut inside = netns.netlink().unwrap();
             let index = inside.index_of("eth0").unwrap();
             inside.add_address(index, format!("10.97.0.{}", i + 1).parse().unwrap(), 24).unwrap();
             inside.set_up(index, true).unwrap();
@@ -233,7 +233,7 @@ impl Bed {
 
     /// Cuts a host off, or joins it again.
     fn plug(&self, i: usize, up: bool) {
-        let mut netlink = Netlink::open_in(&self.hub).unwrap();
+        let mut netlink = self.hub.netlink().unwrap();
         let index = netlink.index_of(&format!("h{i}")).unwrap();
         netlink.set_up(index, up).unwrap();
     }

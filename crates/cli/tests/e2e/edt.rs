@@ -17,7 +17,7 @@ use std::{
 };
 
 use tidegate_sys::{
-    net::{NetNs, Netlink, Route, VethPair},
+    net::{NetNs, Route, VethPair},
     wire_meter::WireMeter,
 };
 
@@ -346,11 +346,11 @@ pub fn cable(
     right_dev: &str,
     right_ip: &str,
 ) {
-    let mut netlink = Netlink::open_in(left).unwrap();
+    let mut netlink = left.netlink().unwrap();
     let pair = VethPair { name: left_dev, peer: right_dev, peer_netns: Some(right) };
     netlink.add_veth(&pair).unwrap();
     for (netns, dev, ip) in [(left, left_dev, left_ip), (right, right_dev, right_ip)] {
-        let mut netlink = Netlink::open_in(netns).unwrap();
+        let mut netlink = netns.netlink().unwrap();
         let index = netlink.index_of(dev).unwrap();
         netlink.add_address(index, ip.parse().unwrap(), 24).unwrap();
         netlink.set_up(index, true).unwrap();
@@ -592,7 +592,7 @@ fn root_edt_limits_a_port() {
     let guest = NetNs::create(&format!("{}-g", bed.sender.name())).unwrap();
     cable(&guest, "eth0", "10.96.0.2", &bed.sender, "tap0", "10.96.0.1");
     let via = |netns: &NetNs, gateway: &str| {
-        let mut netlink = Netlink::open_in(netns).unwrap();
+        let mut netlink = netns.netlink().unwrap();
         let (network, gateway) = ("0.0.0.0".parse().unwrap(), gateway.parse().unwrap());
         netlink.add_route(&Route { network, prefix_len: 0, gateway }).unwrap();
     };

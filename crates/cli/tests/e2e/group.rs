@@ -11,7 +11,7 @@ use tidegate_sys::{
     group::FLOWS_PER_CPU,
     libbpf_rs::num_possible_cpus,
     limit::Lease,
-    net::{NetNs, Netlink, Route},
+    net::{NetNs, Route},
     store::{PinnedLimit, RateSet, Store},
 };
 
@@ -41,7 +41,7 @@ impl Routed {
         for (netns, gateway) in
             [(&guest, "10.96.0.1"), (&bed.sender, HOST), (&bed.receiver, "10.97.0.1")]
         {
-            let mut netlink = Netlink::open_in(netns).unwrap();
+            let mut netlink = netns.netlink().unwrap();
             let (network, gateway) = ("0.0.0.0".parse().unwrap(), gateway.parse().unwrap());
             netlink.add_route(&Route { network, prefix_len: 0, gateway }).unwrap();
         }
@@ -79,7 +79,7 @@ impl Routed {
 
     /// Packets that the receiver's device has taken in.
     fn received(&self) -> u64 {
-        let mut netlink = Netlink::open_in(&self.bed.receiver).unwrap();
+        let mut netlink = self.bed.receiver.netlink().unwrap();
         let index = netlink.index_of("eth0").unwrap();
         netlink.link_stats(index).unwrap().rx_packets
     }

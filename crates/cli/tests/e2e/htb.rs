@@ -17,7 +17,7 @@ use std::{
 use serde_json::Value;
 use tidegate_core::Direction;
 use tidegate_sys::{
-    net::{NetNs, Netlink, Route, sock::tcp_info},
+    net::{NetNs, Route, sock::tcp_info},
     store::{RateSet, Store},
 };
 
@@ -209,7 +209,7 @@ pub fn forward(bed: &Bed) {
 
 /// Sends all else by a gateway.
 fn route(netns: &NetNs, gateway: &str) {
-    let mut netlink = Netlink::open_in(netns).unwrap();
+    let mut netlink = netns.netlink().unwrap();
     let (network, gateway) = ("0.0.0.0".parse().unwrap(), gateway.parse().unwrap());
     netlink.add_route(&Route { network, prefix_len: 0, gateway }).unwrap();
 }

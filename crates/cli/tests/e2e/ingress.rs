@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use tidegate_sys::net::{NetNs, Netlink, VethPair, sock};
+use tidegate_sys::net::{NetNs, VethPair, sock};
 
 use crate::{
     common::{Guard, PATIENCE, Place, kernel_before, wait_for},
@@ -88,9 +88,9 @@ fn root_an_ingress_limit_sets_windows_and_gives_them_back() {
     let near = NetNs::create(&name("r")).unwrap();
     let far = NetNs::create(&name("s")).unwrap();
     let pair = VethPair { name: "eth0", peer: "eth0", peer_netns: Some(&near) };
-    Netlink::open_in(&far).unwrap().add_veth(&pair).unwrap();
+    far.netlink().unwrap().add_veth(&pair).unwrap();
     for (netns, ip) in [(&far, "10.96.0.1"), (&near, ADDRESS)] {
-        let mut netlink = Netlink::open_in(netns).unwrap();
+        let mut netlink = netns.netlink().unwrap();
         let index = netlink.index_of("eth0").unwrap();
         netlink.add_address(index, ip.parse().unwrap(), 24).unwrap();
         netlink.set_up(index, true).unwrap();

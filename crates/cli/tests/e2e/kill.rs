@@ -21,10 +21,7 @@ use std::{
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::Value;
 use tidegate_core::Rate;
-use tidegate_sys::{
-    libbpf_rs::libbpf_sys,
-    net::{NetNs, Netlink},
-};
+use tidegate_sys::{libbpf_rs::libbpf_sys, net::NetNs};
 
 use crate::{
     common::{Objects, PATIENCE, Place, entries, kernel_before, skip},
@@ -114,7 +111,7 @@ impl Scene {
 
     fn snapshot(&self) -> Snapshot {
         let mut found = Snapshot::new();
-        let devices = Netlink::open_in(&self.near).unwrap().devices().unwrap();
+        let devices = self.near.netlink().unwrap().devices().unwrap();
         found.insert("devices", devices.iter().map(|device| device.name.clone()).collect());
         let qdiscs = self.tc("qdisc show");
         let words = |line: &str| line.split(' ').take(5).collect::<Vec<_>>().join(" ");
@@ -543,7 +540,7 @@ fn repair(scene: &Scene) {
     for words in ["qdisc del dev eth0 clsact", "qdisc del dev eth0 root"] {
         scene.tc(words);
     }
-    let mut netlink = Netlink::open_in(&scene.near).unwrap();
+    let mut netlink = scene.near.netlink().unwrap();
     for device in netlink.devices().unwrap().iter().filter(|d| d.name.starts_with("tgifb")) {
         let _ = netlink.delete_link(device.index);
     }

@@ -16,7 +16,7 @@ use std::{
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
-use tidegate_sys::net::{NetNs, Netlink, VethPair, set_tx_offload};
+use tidegate_sys::net::{NetNs, VethPair, set_tx_offload};
 
 use crate::{
     common::{Guard, PATIENCE, refused, signal, wait_for},
@@ -90,23 +90,23 @@ impl Bed {
     /// The cable between host and peer.
     fn lay_wire(&self) {
         let pair = VethPair { name: "eth0", peer: "wire", peer_netns: Some(&self.host) };
-        Netlink::open_in(&self.peer).unwrap().add_veth(&pair).unwrap();
+        self.peer.netlink().unwrap().add_veth(&pair).unwrap();
         // AF_XDP cannot see that a checksum is unfinished.
         set_tx_offload(&self.peer, "eth0", false).unwrap();
-        let mut netlink = Netlink::open_in(&self.host).unwrap();
+        let mut netlink = self.host.netlink().unwrap();
         let index = netlink.index_of("wire").unwrap();
         netlink.set_up(index, true).unwrap();
         configure(&self.peer, PEER);
     }
 
     fn delete(&self, netns: &NetNs, device: &str) {
-        let mut netlink = Netlink::open_in(netns).unwrap();
+        let mut netlink = netns.netlink().unwrap();
         let index = netlink.index_of(device).unwrap();
         netlink.delete_link(index).unwrap();
     }
 
     fn has(&self, netns: &NetNs, device: &str) -> bool {
-        Netlink::open_in(netns).unwrap().index_of(device).is_ok()
+        netns.netlink().unwrap().index_of(device).is_ok()
     }
 
     /// The spec file with a replacement.
@@ -165,7 +165,7 @@ impl Bed {
 
 /// Gives `eth0` of a namespace its address.
 fn configure(netns: &NetNs, address: &str) {
-    let mut netlink = Netlink::open_in(netns).unwrap();
+    let mut netlink = netns.netlink().unwrap();
     let index = netlink.index_of("eth0").unwrap();
     let address: IpAddr = address.parse().unwrap();
     let added = netlink.add_address(index, address, 24);
@@ -333,7 +333,7 @@ fn root_nic_divides_a_limit_among_threads() {
     let mut nic = Guard(command.spawn().unwrap());
     wait_for("the start", || (!bed.status().is_null()).then_some(()));
     for (netns, address) in [(&bed.guest, "10.94.0.1"), (&bed.peer, "10.94.0.2")] {
-        let mut netlink = Netlink::open_in(netns).unwrap();
+        let mut netlink = netns.netlink().unwrap();
         let index = netlink.index_of("eth1").unwrap();
         netlink.add_address(index, address.parse().unwrap(), 24).unwrap();
     }

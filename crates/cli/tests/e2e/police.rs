@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tidegate_sys::net::{NetNs, Netlink, Route};
+use tidegate_sys::net::{NetNs, Route};
 
 use crate::{
     common::{Place, wait_for},
@@ -79,7 +79,7 @@ fn root_police_limits_a_port_in_both_directions() {
     let guest = NetNs::create(&format!("{}-g", bed.sender.name())).unwrap();
     edt::cable(&guest, "eth0", "10.96.0.2", &bed.sender, "tap0", "10.96.0.1");
     let via = |netns: &NetNs, gateway: &str| {
-        let mut netlink = Netlink::open_in(netns).unwrap();
+        let mut netlink = netns.netlink().unwrap();
         let (network, gateway) = ("0.0.0.0".parse().unwrap(), gateway.parse().unwrap());
         netlink.add_route(&Route { network, prefix_len: 0, gateway }).unwrap();
     };

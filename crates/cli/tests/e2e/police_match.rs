@@ -3,7 +3,6 @@
 use std::{fmt::Write as _, fs};
 
 use serde_json::Value;
-use tidegate_sys::net::Netlink;
 
 use crate::{
     common::{Place, text},
@@ -18,7 +17,7 @@ const THIRD: &str = "10.97.0.4";
 /// A bed whose receiver has three addresses.
 fn bed() -> Bed {
     let bed = Bed::new();
-    let mut netlink = Netlink::open_in(&bed.receiver).unwrap();
+    let mut netlink = bed.receiver.netlink().unwrap();
     let index = netlink.index_of("eth0").unwrap();
     for address in [SECOND, THIRD] {
         netlink.add_address(index, address.parse().unwrap(), 24).unwrap();

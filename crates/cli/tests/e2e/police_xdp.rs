@@ -13,10 +13,7 @@ use std::{
 
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketType, recv, socket, sockopt};
 use serde_json::Value;
-use tidegate_sys::{
-    net::{NetNs, Netlink},
-    xdp::XdpRedirect,
-};
+use tidegate_sys::{net::NetNs, xdp::XdpRedirect};
 
 use crate::{
     common::{PATIENCE, Place, wait_for},
@@ -363,7 +360,7 @@ fn root_police_xdp_falls_back_to_the_stack() {
     let guest = NetNs::create(&format!("{}-g", bed.sender.name())).unwrap();
     edt::cable(&guest, "eth1", "10.95.0.2", &bed.receiver, "port", "10.94.0.1");
     let netns = &bed.receiver;
-    let mut netlink = Netlink::open_in(netns).unwrap();
+    let mut netlink = netns.netlink().unwrap();
     netlink.add_bridge("br0").unwrap();
     let bridge = netlink.index_of("br0").unwrap();
     let port = netlink.index_of("port").unwrap();

@@ -17,10 +17,7 @@ use std::{fmt, path::PathBuf, time::Duration};
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use tidegate_core::{Bytes, Direction, Rate, burst::policer_burst};
-use tidegate_sys::{
-    net::{NetNs, Netlink},
-    wire_meter::WireMeter,
-};
+use tidegate_sys::{net::NetNs, wire_meter::WireMeter};
 
 use super::wire::Wire;
 use crate::{
@@ -84,7 +81,7 @@ impl Road {
 
     /// Whether packets are cut to the MTU before they leave the sender, or leave as segments of up to 64 KB.
     pub(super) fn cut(&self, cut: bool) -> anyhow::Result<()> {
-        let mut sender = Netlink::open_in(self.testbed.sender())?;
+        let mut sender = self.testbed.sender().netlink()?;
         let dev = sender.index_of(self.testbed.sender_dev())?;
         Ok(sender.set_gso_max_segs(dev, if cut { 1 } else { SEGMENTS_MOST })?)
     }

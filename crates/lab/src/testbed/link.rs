@@ -12,7 +12,7 @@ use tidegate_nic::{
     port::tap::{TapOptions, TapPort},
 };
 use tidegate_sys::net::{
-    NetNs, Netlink, VethPair,
+    NetNs, VethPair,
     qdisc::{Handle, Netem, Place, Qdisc, Verb},
 };
 
@@ -137,7 +137,7 @@ fn cable(near: (&NetNs, &str), far: (&NetNs, &str), spec: &LinkSpec) -> anyhow::
     let tap = |(netns, dev): (&NetNs, &str)| -> anyhow::Result<TapPort> {
         let port =
             TapPort::open(netns, &TapOptions { offloads: segments, ..TapOptions::new(dev) })?;
-        let mut netlink = Netlink::open_in(netns)?;
+        let mut netlink = netns.netlink()?;
         let index = netlink.index_of(dev)?;
         netlink.set_txqueuelen(index, TAP_QUEUE_FRAMES)?;
         Ok(port)
@@ -156,7 +156,7 @@ fn netem(
         return Err(Skip("netem reorders by other rules than the lab's links".to_owned()).into());
     }
     let between = NetNs::create(name)?;
-    let mut netlink = Netlink::open_in(&between)?;
+    let mut netlink = between.netlink()?;
     netlink.add_bridge("bridge")?;
     let bridge = netlink.index_of("bridge")?;
     netlink.set_up(bridge, true)?;
@@ -167,7 +167,7 @@ fn netem(
         netlink.set_master(index, bridge)?;
         if !spec.takes_segments() {
             // The hosts' own devices: what they send is cut before it gets here.
-            let mut host = Netlink::open_in(netns)?;
+            let mut host = netns.netlink()?;
             let index = host.index_of(dev)?;
             host.set_gso_max_segs(index, 1)?;
         }

@@ -43,7 +43,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use tidegate_sys::net::{NetNs, Netlink, Route, VethPair};
+use tidegate_sys::net::{NetNs, Route, VethPair};
 
 pub use cgroup::Cgroup;
 pub use link::{Joint, LinkSpec, Means};
@@ -403,13 +403,13 @@ fn cable(near: (&NetNs, &str), far: (&NetNs, &str), plan: &Plan) -> anyhow::Resu
         Some((spec, between)) => Some(Joint::new(near, far, spec, between)?),
         None => {
             let pair = VethPair { name: near.1, peer: far.1, peer_netns: Some(far.0) };
-            Netlink::open_in(near.0)?.add_veth(&pair)?;
+            near.0.netlink()?.add_veth(&pair)?;
             None
         }
     };
     for (netns, dev) in [near, far] {
         let Some(mtu_bytes) = plan.mtu_bytes else { continue };
-        let mut netlink = Netlink::open_in(netns)?;
+        let mut netlink = netns.netlink()?;
         let index = netlink.index_of(dev)?;
         netlink.set_mtu(index, mtu_bytes)?;
     }
@@ -418,7 +418,7 @@ fn cable(near: (&NetNs, &str), far: (&NetNs, &str), plan: &Plan) -> anyhow::Resu
 
 /// Gives an end of a link its addresses, and sets it up.
 fn settle((netns, dev, host): (&NetNs, &str, u8), link: u8) -> anyhow::Result<()> {
-    let mut netlink = Netlink::open_in(netns)?;
+    let mut netlink = netns.netlink()?;
     let index = netlink.index_of(dev)?;
     netlink.add_address(index, address(link, host, Family::V4), V4_BITS)?;
     netlink.add_address(index, address(link, host, Family::V6), V6_BITS)?;
@@ -427,7 +427,7 @@ fn settle((netns, dev, host): (&NetNs, &str, u8), link: u8) -> anyhow::Result<()
 
 /// Makes devices of a host the ports of a bridge.
 fn bridge(netns: &NetNs, ports: &[&str]) -> anyhow::Result<()> {
-    let mut netlink = Netlink::open_in(netns)?;
+    let mut netlink = netns.netlink()?;
     netlink.add_bridge(BRIDGE)?;
     let bridge = netlink.index_of(BRIDGE)?;
     for port in ports {
@@ -440,7 +440,7 @@ fn bridge(netns: &NetNs, ports: &[&str]) -> anyhow::Result<()> {
 
 /// Sends everything else through the router of a link.
 fn default_routes(netns: &NetNs, link: u8) -> anyhow::Result<()> {
-    let mut netlink = Netlink::open_in(netns)?;
+    let mut netlink = netns.netlink()?;
     for (network, family) in
         [(Ipv4Addr::UNSPECIFIED.into(), Family::V4), (Ipv6Addr::UNSPECIFIED.into(), Family::V6)]
     {

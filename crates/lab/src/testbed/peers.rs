@@ -271,7 +271,7 @@ impl Peer {
     }
 
     fn on(host: &NetNs, dev: &str, qdisc: &Qdisc) -> anyhow::Result<Self> {
-        let mut netlink = Netlink::open_in(host)?;
+        let mut netlink = host.netlink()?;
         let ifindex = netlink.index_of(dev)?;
         let place = Place { ifindex, parent: Handle::ROOT, handle: ROOT };
         set_qdisc(&mut netlink, place, qdisc)?;

@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::ensure;
-use tidegate_sys::net::{NetNs, Netlink, Route};
+use tidegate_sys::net::{NetNs, Route};
 
 use super::{
     DEV, Family, Joint, LONG_PATH_SYSCTLS, LinkSpec, Plan, READY, SYSCTLS, address, answers,
@@ -107,7 +107,7 @@ impl Sites {
             let lan = of_site.lan.map(|link| linked(link, &format!("lan{site}")));
             let lan = lan.as_ref().unwrap_or(&plain);
             joints.extend(join((&sender, DEV, 1), (&router, LAN, GATEWAY), LANS + site, lan)?);
-            let mut netlink = Netlink::open_in(&sender)?;
+            let mut netlink = sender.netlink()?;
             let index = netlink.index_of(DEV)?;
             netlink.set_gso_max_segs(index, 1)?;
             default_routes(&sender, LANS + site)?;
@@ -190,7 +190,7 @@ impl Sites {
 
     /// Cuts a site off, or joins it again.
     pub fn plug(&self, site: usize, up: bool) -> anyhow::Result<()> {
-        let mut netlink = Netlink::open_in(&self.hub)?;
+        let mut netlink = self.hub.netlink()?;
         let index = netlink.index_of(&self.hub_dev(site))?;
         netlink.set_up(index, up)?;
         // A device that goes down takes its routes with it.
@@ -201,7 +201,7 @@ impl Sites {
     fn route(&self, site: usize) -> anyhow::Result<()> {
         let network = Ipv4Addr::new(10, 77, LANS + site as u8, 0).into();
         let gateway = self.router_addr(site);
-        let mut netlink = Netlink::open_in(&self.hub)?;
+        let mut netlink = self.hub.netlink()?;
         Ok(netlink.add_route(&Route { network, prefix_len: super::V4_BITS, gateway })?)
     }
 }

@@ -4,7 +4,7 @@ use std::{
 };
 
 use tidegate_core::Rate;
-use tidegate_sys::net::{NetNs, Netlink};
+use tidegate_sys::net::NetNs;
 
 use super::*;
 use crate::{
@@ -160,7 +160,7 @@ fn root_a_deleted_device_ends_the_cable() {
     let tap = |netns: &NetNs| TapPort::open(netns, &TapOptions::new("eth0")).unwrap();
     let options = CableOptions::symmetric(LinkOptions::default(), 1);
     let cable = Cable::start(tap(&near), tap(&far), &options).unwrap();
-    let mut netlink = Netlink::open_in(&far).unwrap();
+    let mut netlink = far.netlink().unwrap();
     let index = netlink.index_of("eth0").unwrap();
     netlink.delete_link(index).unwrap();
     let deadline = Instant::now() + PATIENCE;

@@ -93,7 +93,7 @@ impl TapPort {
             }
         };
         if options.origin == TapOrigin::Existing {
-            tidegate_sys::net::Netlink::open_in(netns)?.index_of(&options.name)?;
+            netns.netlink()?.index_of(&options.name)?;
         }
         let mut request = interface_request(options)?;
         // The device's namespace is that of the thread that opens the file.

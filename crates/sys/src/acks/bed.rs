@@ -61,7 +61,7 @@ impl Bed {
             NetNs::create(&format!("tidegate-{}-{test}-{side}", std::process::id())).unwrap()
         };
         let (guest, host, server) = (netns("g"), netns("h"), netns("s"));
-        let mut netlink = Netlink::open_in(&host).unwrap();
+        let mut netlink = host.netlink().unwrap();
         for (name, peer) in [("port0", &guest), ("up0", &server)] {
             let pair = VethPair { name, peer: "eth0", peer_netns: Some(peer) };
             netlink.add_veth(&pair).unwrap();

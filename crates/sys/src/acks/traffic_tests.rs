@@ -18,7 +18,7 @@ use super::{
     bed::{self, Bed, SERVER},
     *,
 };
-use crate::{bpffs::PrivateBpffs, device::Target, net::Netlink};
+use crate::{bpffs::PrivateBpffs, device::Target};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const SERVER_V6: &str = "fd93:2::2";
@@ -81,7 +81,7 @@ fn transfer(bed: &Bed, server: &str, flows: usize, bytes: usize, cc: &'static st
                 })
             })
             .collect();
-        let mut netlink = Netlink::open_in(&bed.host).unwrap();
+        let mut netlink = bed.host.netlink().unwrap();
         let ifindex = netlink.index_of("up0").unwrap();
         while !senders.iter().all(|sender| sender.is_finished()) {
             let stats = netlink.qdisc_stats(ifindex).unwrap();
@@ -169,7 +169,7 @@ fn root_acks_stay_when_pinned() {
     assert!(!dir.exists());
     transfer(&bed, SERVER, 1, 500_000, "cubic");
     assert_eq!(told(), before);
-    let mut netlink = Netlink::open_in(&bed.host).unwrap();
+    let mut netlink = bed.host.netlink().unwrap();
     let kinds: Vec<_> = netlink.qdisc_stats(at).unwrap().into_iter().map(|q| q.kind).collect();
     assert!(!kinds.contains(&"clsact".to_owned()), "{kinds:?}");
 }

@@ -11,6 +11,7 @@ use tidegate_core::{
 };
 
 use super::*;
+use crate::{bpf::quiet_libbpf, clock::monotonic_ns};
 
 /// `struct edt_class`.
 #[repr(C)]
@@ -186,11 +187,6 @@ fn frame(ecn: u8) -> Vec<u8> {
     frame
 }
 
-fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * S + now.tv_nsec as u64
-}
-
 /// Offsets of mark and tstamp in struct __sk_buff, which is UAPI.
 const SKB_MARK: usize = 8;
 const SKB_TSTAMP: usize = 152;
@@ -202,7 +198,7 @@ fn root_edt_the_loaded_program_follows_the_table() {
         eprintln!("SKIP root_edt_the_loaded_program_follows_the_table: needs root");
         return;
     }
-    limit::quiet_libbpf();
+    quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
     let open = skel::EdtSkelBuilder::default().open(&mut storage).unwrap();
     let edt = open.load().unwrap();
@@ -286,7 +282,7 @@ fn root_edt_a_class_follows_its_rate() {
         eprintln!("SKIP root_edt_a_class_follows_its_rate: needs root");
         return;
     }
-    limit::quiet_libbpf();
+    quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
     let edt = skel::EdtSkelBuilder::default().open(&mut storage).unwrap().load().unwrap();
     let zero = 0u32.to_ne_bytes();

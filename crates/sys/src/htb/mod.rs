@@ -12,11 +12,11 @@
 //! N, pins.
 
 mod seat;
+mod slot;
 mod tree;
 
 use std::mem::MaybeUninit;
 
-use bytemuck::{Pod, Zeroable};
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, OpenObject, ProgramMut,
     skel::{OpenSkel, SkelBuilder},
@@ -27,14 +27,17 @@ use tidegate_core::{
 };
 
 pub use seat::Seat;
+pub(crate) use slot::{MARKED_PIN, SLOTS_PIN};
+use slot::{Slot, device_of, direction_out, ifb_name};
 pub(crate) use tree::is_ours;
 
 use crate::{
     backlog::Backlog,
+    bpf::{load_error, lookup, map_error, quiet_libbpf},
     device::{self, Hooked, Target},
     intf,
-    limit::{LimitError, LimitMaps, load_error, lookup, map_error, quiet_libbpf},
-    net::{NetError, Netlink},
+    limit::{LimitError, LimitMaps},
+    net::Netlink,
 };
 
 mod skel {
@@ -60,19 +63,8 @@ const PORT_IFINDEX_MAX: u32 = u16::MAX as u32;
 /// What the stack builds at most, where a device does not say.
 const SEGMENT: Bytes = Bytes(65_536);
 
-/// The pins of the maps of a root, beside those of every limit.
-pub(crate) const SLOTS_PIN: &str = "slots";
-pub(crate) const MARKED_PIN: &str = "marked";
+/// The pin of the map that says who is in which slot.
 pub(crate) const MEMBERS_PIN: &str = "members";
-/// `struct htb_slot`.
-#[repr(C)]
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-struct Slot {
-    /// Packets are marked beyond it; 0: never.
-    mark_bytes: u32,
-    flags: u32,
-    backlog: Backlog,
-}
 
 /// Who is inside a limit on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,21 +84,11 @@ impl Member {
     }
 }
 
-/// The direction, of the workload, of what leaves by the device of a limit.
-fn direction_out(limit: &intf::Limit) -> Direction {
-    if limit.flags & intf::FLAG_PORT != 0 { Direction::Ingress } else { Direction::Egress }
-}
-
 fn other(direction: Direction) -> Direction {
     match direction {
         Direction::Egress => Direction::Ingress,
         Direction::Ingress => Direction::Egress,
     }
-}
-
-/// The ifb device of a device.
-fn ifb_name(ifindex: u32) -> String {
-    format!("tgifb{ifindex}")
 }
 
 /// The index of the device that an ifb device of this name serves.
@@ -248,18 +230,11 @@ pub(crate) fn inside(
 
 fn own_maps(htb: &skel::HtbSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps, LimitError> {
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("htb"));
-    let maps = LimitMaps {
-        limit: handle(&htb.maps.limit)?,
-        queues: handle(&htb.maps.queues_of_limit)?,
-        counters: handle(&htb.maps.counters)?,
-        sockets: None,
-        exempt: None,
-        parent: None,
-        group: None,
-        seat: None,
-        at: 0,
-        place: None,
-    };
+    let maps = LimitMaps::new(
+        handle(&htb.maps.limit)?,
+        handle(&htb.maps.queues_of_limit)?,
+        handle(&htb.maps.counters)?,
+    );
     maps.write(*limit)?;
     Ok(maps)
 }
@@ -367,21 +342,6 @@ fn branches(leaves: &[Leaf], direction: Direction, segment: Bytes) -> Vec<Branch
         })
     });
     htb::branches(&limits.collect::<Vec<_>>(), segment)
-}
-
-/// The device whose qdisc holds a direction of a limit; `None` if that is not limited.
-fn device_of(
-    netlink: &mut Netlink,
-    root: &intf::Limit,
-    direction: Direction,
-) -> Result<Option<u32>, NetError> {
-    if root.rate(direction).is_none() {
-        return Ok(None);
-    }
-    if direction == direction_out(root) {
-        return Ok(Some(root.ifindex));
-    }
-    netlink.index_of(&ifb_name(root.ifindex)).map(Some)
 }
 
 /// Where the packets of a limit on a device wait.

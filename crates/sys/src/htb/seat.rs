@@ -7,18 +7,22 @@ use std::{
 
 use bytemuck::{Pod, Zeroable};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
-use rustix::time::{ClockId, clock_gettime};
 use tidegate_core::{
     Bytes, Direction, Nanos, Rate, census,
     htb::{ROOT_SLOT, SLOTS},
     spring,
 };
 
-use super::{MARKED_PIN, SLOTS_PIN, Slot, device_of, tree};
+use super::{
+    slot::{MARKED_PIN, SLOTS_PIN, Slot, device_of},
+    tree,
+};
 use crate::{
     acks::{self, AcksMaps},
+    bpf::{lookup, map_error},
+    clock::monotonic_ns,
     device, intf,
-    limit::{LimitError, Reading, lookup, map_error},
+    limit::{LimitError, Reading},
     net::Netlink,
     waiting::{self, Waiting},
 };
@@ -122,10 +126,10 @@ impl Seat {
         };
         let marked = self.marked(direction)?;
         let rate = self.slot_of(direction).map(|slot| slot.backlog.rate_bit_s);
-        let now = clock_gettime(ClockId::Monotonic);
-        let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        let now_ns = monotonic_ns();
         if let Some(rate) = rate.and_then(Rate::from_bit_s) {
-            reading.queue.finish_ns = now_ns + rate.time_for(Bytes(figures.waiting_bytes)).0;
+            reading.queue.finish_ns =
+                monotonic_ns() + rate.time_for(Bytes(figures.waiting_bytes)).0;
         }
         let counters = &mut reading.counters;
         counters.packets[PASS] = figures.sent_packets.saturating_sub(marked.packets);

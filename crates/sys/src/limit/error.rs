@@ -2,7 +2,7 @@
 
 use tidegate_core::{Scope, htb::SLOTS, queue_options::ConfigError};
 
-use crate::{cgroup::CgroupError, fq::FqError, intf, net::NetError, police::room::PLACES};
+use crate::{cgroup::CgroupError, fq::FqError, intf, net::NetError};
 
 /// Why a limit could not be put on, read or changed. Unless said otherwise the host is as before.
 #[derive(Debug, thiserror::Error)]
@@ -127,7 +127,10 @@ pub enum LimitError {
     )]
     NoLengths,
     /// A device has no place for another limit with prefixes.
-    #[error("this device holds its {} limits with prefixes already; take some off first", PLACES)]
+    #[error(
+        "this device holds its {} limits with prefixes already; take some off first",
+        intf::PLACES
+    )]
     NoPlace,
     /// A map could not be read or written.
     #[error("map `{map}` of the limit: {source}")]

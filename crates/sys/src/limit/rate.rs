@@ -1,36 +1,12 @@
 //! One rate that changes again and again, as a group's does, and that may be lent for a time.
 
-use rustix::time::{ClockId, clock_gettime};
 use tidegate_core::{Direction, Nanos, Rate, Span, virtual_queue::MAX_SPAN};
 
-use super::{LimitError, LimitMaps, LimitOptions, settings::Settings};
-use crate::intf;
-
-/// Until when a rate is good. The programs themselves look at the time: nobody needs to be there when it
-/// comes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lease {
-    /// The end, by `CLOCK_BOOTTIME`.
-    pub until: Nanos,
-    /// The rate from then on.
-    pub then: Rate,
-}
-
-/// `CLOCK_BOOTTIME`, by which leases end and policers meter. It goes on while the host sleeps, as the others
-/// of a group do, to whom a lent rate then goes back.
-pub(super) fn now() -> Nanos {
-    let now = clock_gettime(ClockId::Boottime);
-    Nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
-}
-
-/// How far `CLOCK_BOOTTIME` is ahead of `CLOCK_MONOTONIC`: how long the host has slept since it booted.
-pub(super) fn asleep_ns() -> u64 {
-    // First the one that may be ahead: where nobody has slept the difference is none.
-    let boottime = now();
-    let monotonic = clock_gettime(ClockId::Monotonic);
-    let monotonic_ns = monotonic.tv_sec as u64 * 1_000_000_000 + monotonic.tv_nsec as u64;
-    boottime.0.saturating_sub(monotonic_ns)
-}
+use super::{
+    LimitError, LimitMaps, LimitOptions,
+    settings::{Lease, Settings},
+};
+use crate::{clock::boottime, intf};
 
 impl intf::Limit {
     /// Until when the rate of a direction is good; zero: for ever.
@@ -124,7 +100,7 @@ impl LimitMaps {
     /// The lease that a direction's rate was set with, if it lasts.
     pub(crate) fn lease(&self, direction: Direction) -> Result<Option<Lease>, LimitError> {
         let settings = self.settings()?;
-        let until = settings.at(now()).until(direction);
+        let until = settings.at(boottime()).until(direction);
         let then = settings.then[intf::index(direction)].rate(direction);
         Ok(then.filter(|_| until.0 != 0).map(|then| Lease { until, then }))
     }
@@ -137,7 +113,7 @@ impl LimitMaps {
             let (Some(lease), Some(rate)) = (self.lease(direction)?, limit.rate(direction)) else {
                 continue;
             };
-            settings.lend(now(), direction, Lease { then: lease.then.min(rate), ..lease })?;
+            settings.lend(boottime(), direction, Lease { then: lease.then.min(rate), ..lease })?;
         }
         Ok(settings)
     }
@@ -160,7 +136,7 @@ impl LimitMaps {
         let was = self.settings()?;
         // What the rate was before, whose sizes an end that has come may have cut.
         let Some(limit) = was.limit.at_rate(direction, rate)? else { return Ok(false) };
-        let now = now();
+        let now = boottime();
         let mut settings = Settings { limit: limit.carried_on(&was.at(now), now), ..was };
         settings.limit.until_ns[intf::index(direction)] = 0;
         if let Some(lease) = lease

@@ -2,11 +2,25 @@
 //! `bpf/maps.h`). A packet finds the old settings or the new ones, and so it does where a writer dies.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use tidegate_core::{Nanos, Rate};
 
-use super::{LimitError, lookup, map_error};
-use crate::intf::{self, COPY, DIRECTIONS, LIMITS};
+use super::LimitError;
+use crate::{
+    bpf::{lookup, map_error},
+    intf::{self, COPY, DIRECTIONS, LIMITS},
+};
 
 const NAME: &str = "limit";
+
+/// Until when a rate is good. The programs themselves look at the time: nobody needs to be there when it
+/// comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// The end, by `CLOCK_BOOTTIME`.
+    pub until: Nanos,
+    /// The rate from then on.
+    pub then: Rate,
+}
 
 /// A limit, and by direction what it is once its lease has ended; that says nothing where there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     cgroup::{Cgroup, Hierarchy},
-    limit,
+    process::{in_network_namespace, network_namespaces},
 };
 
 /// Sockets that one look keeps at most.
@@ -88,13 +88,13 @@ pub fn tcp_sockets(
     keep: impl Fn(&TcpSocket) -> bool + Sync,
 ) -> Result<Found, NetError> {
     let mut look = Look { found: Found { whole: true, ..Found::default() }, visited: 0 };
-    let namespaces = limit::network_namespaces(hierarchy, cgroup);
+    let namespaces = network_namespaces(hierarchy, cgroup);
     look.found.whole = namespaces.len() <= MAX_NAMESPACES;
     for namespace in namespaces.iter().take(MAX_NAMESPACES) {
         let Some(inode) = inode(namespace) else { continue };
         look.found.namespaces.push(inode);
         let mut done = Ok(());
-        limit::in_network_namespace(namespace, || {
+        in_network_namespace(namespace, || {
             done = [libc::AF_INET, libc::AF_INET6]
                 .into_iter()
                 .try_for_each(|family| dump(family as u8, inode, &keep, &mut look));

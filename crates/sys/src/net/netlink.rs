@@ -10,7 +10,7 @@ use netlink_packet_core::{
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
-use super::{NetError, NetNs};
+use super::NetError;
 
 /// `struct nlmsghdr`, which precedes the text of an extended acknowledgement.
 const NLMSGHDR_BYTES: usize = 16;
@@ -38,11 +38,6 @@ impl Netlink {
         // at a known place.
         socket.set_cap_ack(true).map_err(refused)?;
         Ok(Self { socket, sequence: 0 })
-    }
-
-    /// Opens a handle to another namespace.
-    pub fn open_in(netns: &NetNs) -> Result<Self, NetError> {
-        netns.run(Self::open)?
     }
 
     /// Sends a request and waits for its acknowledgement.

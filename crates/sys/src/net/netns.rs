@@ -72,7 +72,7 @@ impl NetNs {
         };
         // From here on, drop cleans up.
         let netns = Self { name: name.into(), fd, owned_mount: Some(path) };
-        let mut netlink = Netlink::open_in(&netns)?;
+        let mut netlink = netns.netlink()?;
         let loopback = netlink.index_of("lo")?;
         netlink.set_up(loopback, true)?;
         Ok(netns)
@@ -121,6 +121,14 @@ impl NetNs {
     /// The file descriptor that `setns` takes.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// A netlink socket in the namespace.
+    ///
+    /// # Errors
+    /// [`NetError`] when the namespace cannot be entered, or refuses the socket.
+    pub fn netlink(&self) -> Result<Netlink, NetError> {
+        self.run(Netlink::open)?
     }
 
     /// Runs `f` in a thread that has entered the namespace, and returns what it returned. The

@@ -2,22 +2,25 @@
 //! connections over loopback.
 
 use std::{
-    env,
-    io::{BufRead, BufReader, Read, Write},
+    env, fs,
+    io::{self, BufRead, BufReader, Read, Write},
     net::{Ipv4Addr, TcpListener, TcpStream},
     process::Child,
     thread,
     time::{Duration, Instant},
 };
 
+use libbpf_rs::{MapCore, MapFlags};
 use proptest::prelude::*;
-use tidegate_core::{Nanos, Rate, admission, queue_options::VirtualQueueOptions, virtual_queue};
+use tidegate_core::{
+    Class, Direction, Nanos, Rate, admission, queue_options::VirtualQueueOptions, virtual_queue,
+};
 
 use super::{
-    kernel_tests::monotonic_ns,
     tree_tests::{Nest, process_in},
     *,
 };
+use crate::{clock::monotonic_ns, intf};
 
 unsafe extern "C" {
     fn native_ad_ended(turns: *mut intf::Turns, bytes: u64);

@@ -8,10 +8,13 @@ use std::{
     time::Instant,
 };
 
+use tidegate_core::{Direction, Rate, queue_options::VirtualQueueOptions};
+
 use super::{
     tree_tests::{Nest, process_in},
     *,
 };
+use crate::intf;
 
 /// In the process that the test starts: the server that it asks.
 const SERVER: &str = "TIDEGATE_TEST_ASKS";

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 use proptest::prelude::*;
 use tidegate_core::{
-    Bytes, Direction, DropReason, Nanos, Packet, Rate, Transport, Verdict, VirtualQueue,
+    Bytes, Direction, DropReason, Nanos, Packet, Rate, Span, Transport, Verdict, VirtualQueue,
     class::{self, Floors},
     fair_share::{self, Sharers},
     queue_options::VirtualQueueOptions,
@@ -14,6 +14,7 @@ use tidegate_core::{
 };
 
 use super::*;
+use crate::{clock::monotonic_ns, intf};
 
 /// `struct vq_packet`.
 #[repr(C)]
@@ -417,11 +418,6 @@ fn context(row: &Row) -> Vec<u8> {
     put(164, row.segments);
     put(176, row.segment_bytes);
     skb
-}
-
-pub(super) fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * S + now.tv_nsec as u64
 }
 
 #[test]

@@ -1,14 +1,18 @@
 //! A program that sets a pacing rate of its own, in a limit of scheme `pace`, on loopback.
 
 use std::{
-    env,
-    io::Write,
+    env, fs,
+    io::{self, Write},
     net::{TcpListener, TcpStream},
+    os::fd::AsRawFd,
     process::{Child, Command},
     time::{Duration, Instant},
 };
 
+use tidegate_core::{Rate, queue_options::VirtualQueueOptions};
+
 use super::*;
+use crate::cgroup::Hierarchy;
 
 /// In the process that the test starts: where to connect to.
 const ADDRESS: &str = "TIDEGATE_TEST_LIFTS_TO";

@@ -13,9 +13,13 @@ use std::{
     thread,
 };
 
-use tidegate_core::{Rate, fair_share::ONE, queue_options::VirtualQueueOptions};
+use tidegate_core::{
+    Rate,
+    fair_share::{ONE, TARGET},
+    queue_options::VirtualQueueOptions,
+};
 
-use super::*;
+use crate::intf;
 
 unsafe extern "C" {
     fn native_ep_count_flow(queue: *mut intf::Queue, seen: *mut u32) -> i32;

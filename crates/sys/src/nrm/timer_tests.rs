@@ -3,23 +3,26 @@
 
 use std::{
     collections::BTreeMap,
-    env,
-    io::{BufRead, BufReader, Lines, Read, Write},
+    env, fs,
+    io::{self, BufRead, BufReader, Lines, Read, Write},
     net::{TcpListener, TcpStream},
     process::{Child, ChildStdout},
     time::{Duration, Instant},
 };
 
-use tidegate_core::admission;
+use libbpf_rs::{MapCore, MapFlags};
+use tidegate_core::{Direction, Rate, Scheme, admission, queue_options::VirtualQueueOptions};
 
 use super::{
-    kernel_tests::monotonic_ns,
     tree_tests::{Nest, process_in},
     *,
 };
 use crate::{
+    clock::monotonic_ns,
+    intf,
     net::sock::{syn_retries, tcp_info},
     preflight,
+    process::network_namespaces,
     store::unreadable::release_sockets,
 };
 

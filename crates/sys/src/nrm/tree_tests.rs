@@ -1,8 +1,14 @@
 //! A limit inside a limit inside a limit, loaded: its programs differ from those of one that stands alone.
 
-use std::process::{Command, Stdio};
+use std::{
+    fs,
+    process::{Command, Stdio},
+};
+
+use tidegate_core::{Class, Direction, Rate, Scheme, queue_options::VirtualQueueOptions};
 
 use super::*;
+use crate::cgroup::Hierarchy;
 
 /// Cgroups within each other, removed at the end.
 pub(crate) struct Nest {

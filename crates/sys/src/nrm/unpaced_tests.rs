@@ -16,6 +16,7 @@ use tidegate_core::{
 };
 
 use super::*;
+use crate::intf;
 
 unsafe extern "C" {
     fn native_vq_time_ns(bytes: u64, cost: u64) -> u64;

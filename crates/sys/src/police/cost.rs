@@ -12,11 +12,12 @@ use tidegate_core::{
     units::MAX_RATE_BIT_S,
 };
 
-use super::{Place, load, maps, skel};
+use super::{AttachPoint, load, maps, skel};
 use crate::{
+    bpf::map_error,
     cost::{Asked, Program, Standing},
     intf,
-    limit::{LimitError, LimitMaps, map_error},
+    limit::{LimitError, LimitMaps},
 };
 
 /// The largest that there is.
@@ -38,7 +39,8 @@ pub(crate) fn prepare(
     standing: Standing,
 ) -> Result<(skel::PoliceSkel<'_>, LimitMaps), LimitError> {
     let is_incoming = matches!(program, Program::Incoming(_));
-    let police = load(storage, if is_incoming { Place::Device } else { Place::Cgroup }, false)?;
+    let police =
+        load(storage, if is_incoming { AttachPoint::Device } else { AttachPoint::Cgroup }, false)?;
     let queue = VirtualQueueOptions {
         burst: Some(Span::Size(Bytes(MAX_BURST.0 / 2))),
         ..VirtualQueueOptions::new(RATE)

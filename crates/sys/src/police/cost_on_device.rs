@@ -4,7 +4,7 @@ use std::{mem::MaybeUninit, net::Ipv4Addr, ops::Range, os::fd::AsFd, time::Durat
 
 use tidegate_core::prefixes::{Prefix, Prefixes};
 
-use super::{Place, load, maps, room};
+use super::{AttachPoint, load, maps, room};
 use crate::{
     cost::{CostError, mean_run_time},
     intf,
@@ -73,7 +73,7 @@ pub fn cost_on_device(
         Policers::Programs(count) => {
             let costs = (0..count).map(|_| {
                 let mut storage = MaybeUninit::uninit();
-                let police = load(&mut storage, Place::Device, false)?;
+                let police = load(&mut storage, AttachPoint::Device, false)?;
                 let _maps = maps(&police, &limit)?;
                 mean_run_time(police.progs.police_out.as_fd(), frame, cpus, runs / count)
             });

@@ -98,11 +98,11 @@ fn root_police_fair_leaves_room_for_who_comes() {
     const SHOT: u32 = 2;
     const REDIRECT: u32 = 7;
     for (place, fair) in [
-        (Place::Device, true),
-        (Place::Port, true),
-        (Place::Cgroup, true),
-        (Place::Device, false),
-        (Place::Cgroup, false),
+        (AttachPoint::Device, true),
+        (AttachPoint::Port, true),
+        (AttachPoint::Cgroup, true),
+        (AttachPoint::Device, false),
+        (AttachPoint::Cgroup, false),
     ] {
         // A frame is nearly a second's worth: the time that a test takes adds nothing.
         let queue = VirtualQueueOptions {
@@ -123,14 +123,14 @@ fn root_police_fair_leaves_room_for_who_comes() {
         assert_eq!(LimitOptions::from(&maps.limit().unwrap()).police.fair, fair);
         let programs = [
             match place {
-                Place::Cgroup => (&police.progs.police_egress, Direction::Egress),
-                Place::Device => (&police.progs.police_out, Direction::Egress),
-                Place::Port => (&police.progs.police_in, Direction::Egress),
+                AttachPoint::Cgroup => (&police.progs.police_egress, Direction::Egress),
+                AttachPoint::Device => (&police.progs.police_out, Direction::Egress),
+                AttachPoint::Port => (&police.progs.police_in, Direction::Egress),
             },
             match place {
-                Place::Cgroup => (&police.progs.police_ingress, Direction::Ingress),
-                Place::Device => (&police.progs.police_in, Direction::Ingress),
-                Place::Port => (&police.progs.police_out, Direction::Ingress),
+                AttachPoint::Cgroup => (&police.progs.police_ingress, Direction::Ingress),
+                AttachPoint::Device => (&police.progs.police_in, Direction::Ingress),
+                AttachPoint::Port => (&police.progs.police_out, Direction::Ingress),
             },
         ];
         for (program, direction) in programs {
@@ -143,9 +143,9 @@ fn root_police_fair_leaves_room_for_who_comes() {
             let (first, second) = (sent(1, 120), sent(2, 4));
             let leaves = matches!(
                 (place, direction),
-                (Place::Device, Direction::Egress) | (Place::Port, Direction::Ingress)
+                (AttachPoint::Device, Direction::Egress) | (AttachPoint::Port, Direction::Ingress)
             );
-            if place != Place::Cgroup {
+            if place != AttachPoint::Cgroup {
                 let verdict = run(program, &v4(1, UDP, 0, [1, 2]), 1);
                 assert_eq!(verdict, if fair && leaves { REDIRECT } else { SHOT });
             }

@@ -108,12 +108,12 @@ fn root_group_packets_of_a_flow_are_counted_together() {
         // No ports: a protocol that is no transport.
         vec![v4(1, 47, 0, [1, 2]), v4(1, 47, 0, [3, 4])],
     ];
-    for place in [Place::Device, Place::Cgroup] {
+    for place in [AttachPoint::Device, AttachPoint::Cgroup] {
         let mut storage = MaybeUninit::uninit();
         let police = load(&mut storage, place, false).unwrap();
         let maps = maps(&police, &roomy()).unwrap();
         let program = match place {
-            Place::Cgroup => &police.progs.police_egress,
+            AttachPoint::Cgroup => &police.progs.police_egress,
             _ => &police.progs.police_out,
         };
         assert!(maps.measure(Direction::Egress).unwrap().flows.is_empty());
@@ -145,7 +145,7 @@ fn root_group_drops_at_the_probability_that_is_set() {
     }
     const RUNS: u32 = 40_000;
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Device, false).unwrap();
+    let police = load(&mut storage, AttachPoint::Device, false).unwrap();
     let maps = maps(&police, &roomy()).unwrap();
     let (frame, mut before) = (v4(1, UDP, 0, [1, 2]), maps.measure(Direction::Egress).unwrap());
     for probability in [0.0, 0.001, 0.25, 0.9, 1.0] {
@@ -186,7 +186,7 @@ fn root_group_finds_the_largest_of_thousands_of_flows() {
     const FLOWS: u64 = 20_000;
     const LARGE: u64 = 5;
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Port, false).unwrap();
+    let police = load(&mut storage, AttachPoint::Port, false).unwrap();
     let maps = maps(&police, &roomy()).unwrap();
     maps.measure(Direction::Ingress).unwrap();
     let program = &police.progs.police_out;
@@ -219,7 +219,7 @@ fn root_group_a_rate_is_the_buckets() {
         return;
     }
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Device, false).unwrap();
+    let police = load(&mut storage, AttachPoint::Device, false).unwrap();
     let maps = maps(&police, &roomy()).unwrap();
     maps.set_drop(Direction::Egress, 0.5).unwrap();
     assert!(maps.set_rate(Direction::Egress, "50mbit".parse().unwrap(), None).unwrap());
@@ -246,7 +246,7 @@ fn root_group_a_rate_that_is_lent_ends_in_the_program() {
 
 fn lent_ends(fair: bool) {
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Device, false).unwrap();
+    let police = load(&mut storage, AttachPoint::Device, false).unwrap();
     // Two packets, which are there again at once at a high rate, and in seconds at a low one.
     let options = VirtualQueueOptions {
         burst: Some(Span::Size(Bytes(2_500))),

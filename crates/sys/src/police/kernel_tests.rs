@@ -301,9 +301,9 @@ fn root_police_the_loaded_program_follows_the_table() {
     }
     for row in table() {
         let place = match row.hook {
-            Hook::CgroupEgress | Hook::CgroupIngress => Place::Cgroup,
-            Hook::Out | Hook::In if row.port => Place::Port,
-            Hook::Out | Hook::In => Place::Device,
+            Hook::CgroupEgress | Hook::CgroupIngress => AttachPoint::Cgroup,
+            Hook::Out | Hook::In if row.port => AttachPoint::Port,
+            Hook::Out | Hook::In => AttachPoint::Device,
         };
         let mut storage = MaybeUninit::uninit();
         let police = load(&mut storage, place, false).unwrap();
@@ -397,8 +397,8 @@ fn root_police_actions_follow_the_table() {
     ];
     for Act { what, hook, action, ipv6, tos, tos_after, outcome } in table {
         let place = match hook {
-            Hook::Out | Hook::In => Place::Device,
-            _ => Place::Cgroup,
+            Hook::Out | Hook::In => AttachPoint::Device,
+            _ => AttachPoint::Cgroup,
         };
         let mut storage = MaybeUninit::uninit();
         let police = load(&mut storage, place, false).unwrap();
@@ -481,7 +481,7 @@ fn root_police_the_loaded_meter_colours() {
     };
     let policy = intf::Policy::new(&policy, &queue).unwrap();
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Device, false).unwrap();
+    let police = load(&mut storage, AttachPoint::Device, false).unwrap();
     let limit = intf::Limit { police: [policy; 2], flags: intf::FLAG_POLICE, ..Default::default() };
     let maps = maps(&police, &limit).unwrap();
     // af12 first: it is yellow and pays from the second bucket; then three of af11, and af13.
@@ -511,7 +511,7 @@ fn root_police_exempt_packets_follow_the_table() {
         return;
     }
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Device, true).unwrap();
+    let police = load(&mut storage, AttachPoint::Device, true).unwrap();
     let exempt: Exempt = "10.0.0.0/8,192.0.2.1,2001:db8::/32,dscp:ef".parse().unwrap();
     let policy = intf::Policy { committed: BUCKET, action: [0, 0, 1], ..intf::Policy::default() };
     let limit = intf::Limit {

@@ -1,6 +1,7 @@
 //! Rates and depths that change while packets pass: whatever is changed when, no byte is given that no rate
 //! has earned.
 
+use crate::limit::Lease;
 use std::{
     cell::UnsafeCell,
     ptr,
@@ -25,6 +26,7 @@ use super::{
     kernel_tests::{NativePacket, UDP, boottime_ns, native_pl_colour},
     *,
 };
+use crate::bpf::lookup;
 
 unsafe extern "C" {
     fn native_fp_colour(
@@ -516,12 +518,14 @@ fn root_police_a_rate_that_changes_gives_nothing_away() {
         return;
     }
     let frame = v4(1, UDP, 0, [1, 2]);
-    for (place, fair) in [(Place::Device, false), (Place::Device, true), (Place::Cgroup, false)] {
+    for (place, fair) in
+        [(AttachPoint::Device, false), (AttachPoint::Device, true), (AttachPoint::Cgroup, false)]
+    {
         let mut storage = MaybeUninit::uninit();
         let police = load(&mut storage, place, false).unwrap();
         let maps = maps(&police, &limited(75_000, fair)).unwrap();
         let program = match place {
-            Place::Cgroup => &police.progs.police_egress,
+            AttachPoint::Cgroup => &police.progs.police_egress,
             _ => &police.progs.police_out,
         };
         let passes = || {
@@ -541,10 +545,10 @@ fn root_police_a_change_touches_nothing_in_force() {
         return;
     }
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Device, false).unwrap();
+    let police = load(&mut storage, AttachPoint::Device, false).unwrap();
     let maps = maps(&police, &limited(75_000, false)).unwrap();
     let entries = || -> Vec<intf::Limit> {
-        let at = |key| limit::lookup(&maps.limit, "limit", key).unwrap();
+        let at = |key| lookup(&maps.limit, "limit", key).unwrap();
         (0..intf::LIMITS as u32).map(at).collect()
     };
     let in_force = || {
@@ -558,7 +562,7 @@ fn root_police_a_change_touches_nothing_in_force() {
     // Leases that are on, over already, and none.
     for (i, ends) in [3_600 * 1_000_000_000, 0, i64::MIN, 0, 0].into_iter().enumerate() {
         let until = Nanos(boottime_ns().saturating_add_signed(ends));
-        let lease = (ends != i64::MIN).then_some(limit::Lease { until, then: rates[1] });
+        let lease = (ends != i64::MIN).then_some(Lease { until, then: rates[1] });
         let (copy, before) = in_force();
         let frame = v4(1, UDP, 0, [1, 2]);
         run(&police.progs.police_out, &frame, 1);
@@ -586,14 +590,14 @@ fn root_police_a_lease_that_ends_gives_nothing_away() {
     }
     let frame = v4(1, UDP, 0, [1, 2]);
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Device, false).unwrap();
+    let police = load(&mut storage, AttachPoint::Device, false).unwrap();
     let maps = maps(&police, &limited(75_000, false)).unwrap();
     let (fast, slow) = ("2mbit".parse::<Rate>().unwrap(), "8kbit".parse::<Rate>().unwrap());
     let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let boot = boot.tv_sec as u64 * 1_000_000_000 + boot.tv_nsec as u64;
     let start = boottime_ns();
     let until = Nanos(boot + 50_000_000);
-    let lease = limit::Lease { until, then: slow };
+    let lease = Lease { until, then: slow };
     assert!(maps.set_rate(Direction::Egress, fast, Some(lease)).unwrap());
     let passed = || maps.read(Direction::Egress).unwrap().counters.packets[0];
     let deadline = Instant::now() + Duration::from_secs(30);

@@ -10,7 +10,7 @@ use tidegate_core::{
 
 use super::{
     kernel_tests::{boottime_ns, wait_to_earn},
-    room::{PLACES, load, maps_of},
+    room::{load, maps_of, vacate},
 };
 use crate::{
     intf::{self, CHUNK},
@@ -86,7 +86,7 @@ fn root_police_match_the_longest_prefix_has_the_packet() {
         let prefixes = ["10.0.0.0/8", "10.1.0.0/16,2001:db8:1::/48", "10.1.2.3", "2001:db8::/32"];
         let mut limits: Vec<_> = (0..).zip(prefixes).map(|(i, p)| put(i, p)).collect();
         // In the last chunk; all of IPv4 is none of IPv6.
-        limits.push(put(PLACES - 1, "0.0.0.0/0"));
+        limits.push(put(intf::PLACES - 1, "0.0.0.0/0"));
         let run = |is_out: bool, frame: &[u8]| {
             let program = if is_out { &programs.progs.match_out } else { &programs.progs.match_in };
             let run = program.test_run(ProgramInput { data_in: Some(frame), ..Default::default() });
@@ -165,7 +165,7 @@ fn root_police_match_buckets_are_apart() {
     write(&one, "10.0.0.3,2001:db8::/32", 3);
     assert_eq!((sent(1, 9), sent(3, 9)), (9, 0));
     assert!(one.place.as_ref().unwrap().is_entered(&one.limit().unwrap()));
-    one.place.as_ref().unwrap().vacate(&one).unwrap();
+    vacate(one.place.as_ref().unwrap(), &one).unwrap();
     assert_eq!(sent(3, 9), 9);
     let new = room.take(0).unwrap();
     write(&new, "10.0.0.0/24", 2);
@@ -234,7 +234,7 @@ fn root_police_match_a_rate_that_is_lent_ends() {
     // Who comes after it in its place finds nothing of it.
     let lease = Lease { until: Nanos(now - 1), then: slow };
     assert!(one.set_rate(Direction::Egress, fast, Some(lease)).unwrap());
-    one.place.as_ref().unwrap().vacate(&one).unwrap();
+    vacate(one.place.as_ref().unwrap(), &one).unwrap();
     put(0, "10.0.0.1");
     assert_eq!([last(true, 1), last(true, 2)], [PASSED; 2]);
 }

@@ -11,10 +11,10 @@ use libbpf_rs::{
 };
 
 use crate::{
+    bpf::{load_error, quiet_libbpf, random_seed},
     device::Target,
-    edt::random_seed,
     exempt::set_exempt,
-    limit::{self, LimitError, LimitMaps},
+    limit::{LimitError, LimitMaps},
     query, xdp,
 };
 
@@ -35,15 +35,15 @@ pub(crate) fn load<'a>(
     maps: &LimitMaps,
 ) -> Result<skel::PoliceXdpSkel<'a>, LimitError> {
     const PROGRAM: &str = "police_xdp";
-    limit::quiet_libbpf();
+    quiet_libbpf();
     let mut open =
-        skel::PoliceXdpSkelBuilder::default().open(storage).map_err(limit::load_error(PROGRAM))?;
+        skel::PoliceXdpSkelBuilder::default().open(storage).map_err(load_error(PROGRAM))?;
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.flow_seed = u64::from(random_seed()) << 32 | u64::from(random_seed());
     }
     set_exempt!(open, maps.exempt.is_some(), maps.exempt.as_ref(), "police_xdp");
     share!(open, maps);
-    open.load().map_err(limit::load_error(PROGRAM))
+    open.load().map_err(load_error(PROGRAM))
 }
 
 /// Puts the program on a device that has no other, in the driver if it can, else in the stack. It stays as

@@ -15,7 +15,7 @@ use super::{
     kernel_tests::{BUCKET, FRAME_BYTES, S, UDP, boottime_ns, frame_v4, frame_v6, full_at},
     *,
 };
-use crate::net::{NetNs, Netlink};
+use crate::{bpf::lookup, net::NetNs};
 
 const XDP_DROP: u32 = 1;
 const XDP_PASS: u32 = 2;
@@ -95,7 +95,7 @@ struct Met {
 fn meet(at: At, limit: &intf::Limit, missing_s: u64, frames: &[Vec<u8>]) -> Vec<Met> {
     let exempts = !limit.exempt.is_empty();
     let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, Place::Device, exempts).unwrap();
+    let police = load(&mut storage, AttachPoint::Device, exempts).unwrap();
     let maps = maps(&police, limit).unwrap();
     let mut storage = MaybeUninit::uninit();
     let xdp = xdp::load(&mut storage, &maps).unwrap();
@@ -117,7 +117,7 @@ fn meet(at: At, limit: &intf::Limit, missing_s: u64, frames: &[Vec<u8>]) -> Vec<
         let returned = run.unwrap().return_value;
         assert!(verdicts.contains(&returned), "{at:?} {returned}");
         let after = maps.read(Direction::Ingress).unwrap();
-        let queue: intf::Queue = limit::lookup(&maps.queues, "queues", 1).unwrap();
+        let queue: intf::Queue = lookup(&maps.queues, "queues", 1).unwrap();
         let after_side = *intf::Meter::from(queue).side();
         let outcomes = intf::OUTCOME_TABLE.iter().enumerate();
         let bytes = |i: usize| after.counters.bytes[i] - before.counters.bytes[i];
@@ -284,7 +284,7 @@ fn root_police_xdp_counts_the_headers_of_aggregates() {
     let netns = NetNs::create(&name).unwrap();
     // The test's frames come in by this namespace's loopback device.
     let mtu = |bytes| {
-        let mut netlink = Netlink::open_in(&netns).unwrap();
+        let mut netlink = netns.netlink().unwrap();
         let index = netlink.index_of("lo").unwrap();
         netlink.set_mtu(index, bytes).unwrap();
     };
@@ -330,7 +330,7 @@ fn root_police_xdp_serves_groups_and_flows() {
     };
     for fair in [true, false] {
         let mut storage = MaybeUninit::uninit();
-        let police = load(&mut storage, Place::Device, false).unwrap();
+        let police = load(&mut storage, AttachPoint::Device, false).unwrap();
         let maps = maps(&police, &options(fair).encode(0).unwrap()).unwrap();
         assert_eq!(LimitOptions::from(&maps.limit().unwrap()).police, options(fair).police);
         let mut storage = MaybeUninit::uninit();

@@ -10,8 +10,8 @@ use std::{
 
 use super::{PinnedLimit, Store, StoreLock, unreadable::programs_in};
 use crate::{
-    device::{self, Side},
-    intf, query,
+    device, intf,
+    query::{self, Side},
     remains::{self, Hooked, OnDevice},
 };
 

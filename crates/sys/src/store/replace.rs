@@ -21,11 +21,12 @@ use super::{
     rooms::{PLACE, ROOM},
 };
 use crate::{
+    bpf::lookup,
     cgroup::Hierarchy,
     device::{self, PROGRAM_PINS, XDP_PIN},
     htb::SLOTS_PIN,
     intf,
-    limit::{LimitOptions, lookup},
+    limit::LimitOptions,
 };
 
 /// The pin of the settings of a limit that was set aside.

@@ -28,7 +28,10 @@ use crate::{
     device::{self, Filters, Hooked, Target},
     intf,
     limit::{LimitError, LimitMaps, LimitOptions},
-    police::room::{PLACES, Place, Room},
+    police::{
+        Place,
+        room::{Room, vacate},
+    },
 };
 
 /// Prefix of the directory of a room; no limit's name starts with it.
@@ -80,7 +83,7 @@ impl Store {
         check_prefixes(dir, scope, taken)?;
         let taken = places_in(dir)?;
         // The first number that is not the one of its turn.
-        let mut free = (0..PLACES).zip(taken.into_iter().map(Some).chain([None]));
+        let mut free = (0..intf::PLACES).zip(taken.into_iter().map(Some).chain([None]));
         let free = free.find(|(index, taken)| Some(*index) != *taken).map(|(index, _)| index);
         let index = free.ok_or_else(|| refused()(LimitError::NoPlace))?;
         let link = dir.join(index.to_string());
@@ -97,7 +100,7 @@ impl Store {
             symlink(Path::new(&index.to_string()), &building.join(PLACE))?;
             let done = place.enter(limit).map_err(refused());
             let done = done.and_then(|()| self.publish(&building, name, options));
-            done.inspect_err(|_| drop(place.vacate(&maps)))
+            done.inspect_err(|_| drop(vacate(&place, &maps)))
         };
         let done = put();
         if done.is_err() {
@@ -210,7 +213,7 @@ impl Store {
 
     /// Takes the limit out of its room, before its directory goes.
     pub(super) fn vacate(&self, maps: &LimitMaps) -> Result<(), LimitError> {
-        maps.place.as_ref().map_or(Ok(()), |place| place.vacate(maps))
+        maps.place.as_ref().map_or(Ok(()), |place| vacate(place, maps))
     }
 
     /// Frees the place of a limit that is gone, and takes the room away if it was the last.

@@ -26,14 +26,13 @@ use super::{
     pins::detach_links,
 };
 use crate::{
+    bpf::{load_error, quiet_libbpf, reuse},
     cgroup::Hierarchy,
     device::{CLSACT_MARK, PROGRAM_PINS, XDP_PIN},
     htb, intf,
-    limit::{
-        LimitError, LimitMaps, LimitOptions, in_network_namespace, load_error, network_namespaces,
-        quiet_libbpf, reuse,
-    },
+    limit::{LimitError, LimitMaps, LimitOptions},
     police::room::Room,
+    process::{in_network_namespace, network_namespaces},
     remains::{self, OnDevice},
 };
 

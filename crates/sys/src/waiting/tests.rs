@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     backlog::locate,
     net::{
-        NetNs, Netlink, VethPair,
+        NetNs, VethPair,
         qdisc::{FqCodel, Handle, Htb, HtbClass, Place, Qdisc, Verb},
     },
 };
@@ -55,11 +55,11 @@ const LEAF: Handle = Handle::new(0x7500, 0);
 fn two_flows(name: &str, leaf: &Qdisc) -> Option<Waiting> {
     let netns = |side| NetNs::create(&format!("tidegate-{}-{name}-{side}", std::process::id()));
     let (near, far) = (netns("a").unwrap(), netns("b").unwrap());
-    let mut netlink = Netlink::open_in(&near).unwrap();
+    let mut netlink = near.netlink().unwrap();
     let pair = VethPair { name: "out", peer: "in", peer_netns: Some(&far) };
     netlink.add_veth(&pair).unwrap();
     for (host, dev, ip) in [(&near, "out", "10.94.0.1"), (&far, "in", "10.94.0.2")] {
-        let mut netlink = Netlink::open_in(host).unwrap();
+        let mut netlink = host.netlink().unwrap();
         let index = netlink.index_of(dev).unwrap();
         netlink.add_address(index, ip.parse().unwrap(), 24).unwrap();
         netlink.set_up(index, true).unwrap();

@@ -42,7 +42,7 @@ fn root_a_daemon_waits_for_names_and_routes_and_says_so() {
     assert_eq!(host.rate(), ALONE);
 
     // The network comes, then the name.
-    let mut netlink = Netlink::open_in(host.netns.as_ref().unwrap()).unwrap();
+    let mut netlink = host.netns.as_ref().unwrap().netlink().unwrap();
     netlink.add_veth(&VethPair { name: "v0", peer: "v1", peer_netns: None }).unwrap();
     let index = netlink.index_of("v0").unwrap();
     netlink.add_address(index, "10.97.0.1".parse().unwrap(), 24).unwrap();

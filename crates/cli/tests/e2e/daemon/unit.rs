@@ -125,7 +125,7 @@ fn root_a_daemon_within_its_unit_sets_the_rates_of_every_scheme() {
         let netns = on_device.then(|| {
             let name = format!("tidegate-unit-{}-{}", std::process::id(), scheme.len());
             let netns = NetNs::create(&name).unwrap();
-            let mut netlink = Netlink::open_in(&netns).unwrap();
+            let mut netlink = netns.netlink().unwrap();
             netlink.add_veth(&VethPair { name: "v0", peer: "v1", peer_netns: None }).unwrap();
             for device in ["lo", "v0", "v1"] {
                 let index = netlink.index_of(device).unwrap();

@@ -13,10 +13,7 @@ use std::{fmt, time::Duration};
 
 use tidegate_core::Rate;
 use tidegate_nic::port::tap::{TapOptions, TapPort};
-use tidegate_sys::{
-    net::{NetNs, Netlink},
-    wire_meter::WireMeter,
-};
+use tidegate_sys::{net::NetNs, wire_meter::WireMeter};
 
 use super::{
     BIN, GBIT, MBIT, MTU_FRAME_BYTES, SECOND,
@@ -256,7 +253,7 @@ fn of_flows(rates: &[Rate], frames_bytes: &[usize], windows: &[(Duration, Vec<u6
 fn tap(rates: &[Rate], time: Duration) -> anyhow::Result<(Outcome, Vec<f64>)> {
     let netns = NetNs::create(&unique_name("tap"))?;
     let port = TapPort::open(&netns, &TapOptions::new(DEVICE))?;
-    let mut netlink = Netlink::open_in(&netns)?;
+    let mut netlink = netns.netlink()?;
     let index = netlink.index_of(DEVICE)?;
     netlink.set_mtu(index, DEVICE_MTU_BYTES)?;
     netlink.set_up(index, true)?;

@@ -9,7 +9,6 @@ use std::{
 use anyhow::ensure;
 use tempfile::TempDir;
 use tidegate_core::Rate;
-use tidegate_sys::net::Netlink;
 
 use crate::{
     context::Context,
@@ -65,7 +64,7 @@ impl Nic {
             Ok(child.output().stderr.contains(" runs: ").then_some(()))
         })?;
         for (netns, address) in hosts {
-            let mut netlink = Netlink::open_in(netns)?;
+            let mut netlink = netns.netlink()?;
             let index = netlink.index_of(DEVICE)?;
             netlink.add_address(index, address, BITS)?;
         }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use tidegate_core::{Direction, Rate};
-use tidegate_sys::net::{Netlink, qdisc::HtbClass};
+use tidegate_sys::net::qdisc::HtbClass;
 
 use super::tree::{Class, Tree};
 use crate::{
@@ -35,7 +35,7 @@ pub(super) fn addr(class: usize) -> IpAddr {
 
 /// Gives the receiver those addresses.
 pub(super) fn add_addresses(testbed: &Testbed, tree: &Tree) -> anyhow::Result<()> {
-    let mut netlink = Netlink::open_in(testbed.receiver(0))?;
+    let mut netlink = testbed.receiver(0).netlink()?;
     let index = netlink.index_of(testbed.receiver_dev(0))?;
     for leaf in tree.leaves() {
         netlink.add_address(index, addr(leaf), V4_BITS)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidegate_sys::{
-    net::{NetNs, Netlink},
+    net::NetNs,
     xdp::{XdpMode, XdpRedirect},
 };
 
@@ -48,7 +48,7 @@ impl XdpDevice {
     ///
     /// Errors: no such device; its MTU is too large; it has an XDP program already.
     pub fn open(netns: &NetNs, name: &str, options: XdpOptions) -> Result<Self, PortError> {
-        let mut netlink = Netlink::open_in(netns)?;
+        let mut netlink = netns.netlink()?;
         let index = netlink.index_of(name)?;
         let mtu = netlink.mtu(index)? as usize;
         if mtu + ETHERNET_BYTES + VLAN_TAG_BYTES > XDP_FRAME_BYTES_MAX {

@@ -22,7 +22,7 @@ impl Bench {
             return None;
         }
         let netns = NetNs::create(&format!("tidegate-{}-{test}", std::process::id())).unwrap();
-        let mut netlink = Netlink::open_in(&netns).unwrap();
+        let mut netlink = netns.netlink().unwrap();
         let pair = VethPair { name: "a", peer: "b", peer_netns: None };
         netlink.add_veth(&pair).unwrap();
         let ifindex = netlink.index_of("a").unwrap();

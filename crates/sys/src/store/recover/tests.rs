@@ -5,8 +5,9 @@ use tidegate_core::{Scheme, Scope, queue_options::VirtualQueueOptions};
 use super::*;
 use crate::{
     bpffs::PrivateBpffs,
-    limit::{LimitOptions, tree_tests::Nest},
+    limit::LimitOptions,
     net::{NetNs, Netlink, VethPair},
+    nrm::tree_tests::Nest,
     store::{StoreLock, replace::keep_settings},
 };
 

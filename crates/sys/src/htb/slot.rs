@@ -1,0 +1,49 @@
+//! What a limit of a tree has in the kernel: its slot, and the device on which it is.
+
+use bytemuck::{Pod, Zeroable};
+use tidegate_core::Direction;
+
+use crate::{
+    backlog::Backlog,
+    intf,
+    net::{NetError, Netlink},
+};
+
+/// The pins of maps of a root that its limits read, beside those of every limit.
+pub(crate) const SLOTS_PIN: &str = "slots";
+pub(crate) const MARKED_PIN: &str = "marked";
+
+/// `struct htb_slot`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub(super) struct Slot {
+    /// Packets are marked beyond it; 0: never.
+    pub(super) mark_bytes: u32,
+    pub(super) flags: u32,
+    pub(super) backlog: Backlog,
+}
+
+/// The direction, of the workload, of what leaves by the device of a limit.
+pub(super) fn direction_out(limit: &intf::Limit) -> Direction {
+    if limit.flags & intf::FLAG_PORT != 0 { Direction::Ingress } else { Direction::Egress }
+}
+
+/// The ifb device of a device.
+pub(super) fn ifb_name(ifindex: u32) -> String {
+    format!("tgifb{ifindex}")
+}
+
+/// The device whose qdisc holds a direction of a limit; `None` if that is not limited.
+pub(super) fn device_of(
+    netlink: &mut Netlink,
+    root: &intf::Limit,
+    direction: Direction,
+) -> Result<Option<u32>, NetError> {
+    if root.rate(direction).is_none() {
+        return Ok(None);
+    }
+    if direction == direction_out(root) {
+        return Ok(Some(root.ifindex));
+    }
+    netlink.index_of(&ifb_name(root.ifindex)).map(Some)
+}

@@ -1,0 +1,44 @@
+//! A limit in force.
+
+use std::os::fd::OwnedFd;
+
+use libbpf_rs::Link;
+
+use super::{LimitError, LimitMaps, maps::Adopt};
+use crate::{
+    cgroup::{Cgroup, Hierarchy},
+    device::Filters,
+};
+
+/// The links of a limit, by the name under which they are pinned.
+pub(crate) type Links = Vec<(&'static str, Link)>;
+
+/// A limit in force as long as this value lives.
+#[derive(Debug)]
+pub struct AttachedLimit {
+    pub(crate) maps: LimitMaps,
+    pub(crate) links: Links,
+    /// On a device of a kernel without tcx links.
+    pub(crate) filters: Option<Filters>,
+    /// Of a policer in XDP.
+    pub(crate) xdp: Option<OwnedFd>,
+}
+
+impl AttachedLimit {
+    /// Its maps.
+    #[must_use]
+    pub fn maps(&self) -> &LimitMaps {
+        &self.maps
+    }
+
+    /// Takes the programs off and gives the sockets of the cgroup back.
+    ///
+    /// # Errors
+    /// [`LimitError`]; the programs are off all the same.
+    pub fn detach(self, hierarchy: &Hierarchy, cgroup: &Cgroup) -> Result<(), LimitError> {
+        // Programs first: a connection that opens meanwhile must not be set again.
+        drop(self.links);
+        drop(self.xdp);
+        self.maps.adopt(hierarchy, cgroup, Adopt::Release)
+    }
+}

@@ -1,0 +1,288 @@
+//! The maps of a limit: reads them, changes them, takes sockets that exist into the limit or out of it.
+
+use std::{io, mem::MaybeUninit, net::SocketAddr};
+
+use libbpf_rs::{
+    Iter, MapCore, MapFlags, MapHandle,
+    skel::{OpenSkel, SkelBuilder},
+};
+use tidegate_core::{Direction, Rate, fair_share::TARGET, virtual_queue};
+
+use super::{Colours, LimitError, LimitOptions, Reading, settings::Settings};
+use crate::{
+    bpf::{load_error, lookup, map_error, reuse},
+    cgroup::{Cgroup, Hierarchy},
+    clock::{asleep_ns, boottime},
+    exempt::{self, set_exempt},
+    group::GroupMaps,
+    htb::Seat,
+    intf,
+    police::Place,
+    process::{in_network_namespace, network_namespaces},
+    waiting::Waiting,
+};
+
+mod skel {
+    #![allow(
+        missing_docs,
+        unused_qualifications,
+        clippy::all,
+        clippy::undocumented_unsafe_blocks,
+        clippy::unwrap_used
+    )]
+    include!(concat!(env!("OUT_DIR"), "/adopt.skel.rs"));
+}
+
+/// The maps of a limit.
+#[derive(Debug)]
+pub struct LimitMaps {
+    pub(crate) limit: MapHandle,
+    pub(crate) queues: MapHandle,
+    pub(crate) counters: MapHandle,
+    /// Of schemes that set something on sockets.
+    pub(crate) sockets: Option<MapHandle>,
+    /// Of limits that exempt somebody.
+    pub(crate) exempt: Option<MapHandle>,
+    /// Those of its parent that a child works with.
+    pub(crate) parent: Option<ParentMaps>,
+    /// By which it acts for a group, where the scheme can.
+    pub(crate) group: Option<GroupMaps>,
+    /// With scheme `htb`: where its packets wait, who counts them.
+    pub(crate) seat: Option<Seat>,
+    /// Of a limit with prefixes, which shares maps with others: its number in them, and its place.
+    pub(crate) at: u32,
+    pub(crate) place: Option<Place>,
+}
+
+/// What a child works with of its parent.
+#[derive(Debug)]
+pub(crate) struct ParentMaps {
+    pub(crate) queues: MapHandle,
+    pub(crate) sockets: MapHandle,
+}
+
+impl ParentMaps {
+    /// `None` for a limit whose scheme leaves sockets alone: it has no children.
+    pub(crate) fn of(maps: &LimitMaps) -> Result<Option<ParentMaps>, LimitError> {
+        let Some(sockets) = &maps.sockets else { return Ok(None) };
+        let again = |map: &MapHandle| MapHandle::try_from(map).map_err(map_error("parent"));
+        Ok(Some(ParentMaps { queues: again(&maps.queues)?, sockets: again(sockets)? }))
+    }
+}
+
+/// Gives an object that is open the maps of its parent, or leaves them out; the skeletons have no common
+/// type.
+macro_rules! set_parent {
+    ($open:expr, $parent:expr, $program:literal) => {
+        let parent: Option<&ParentMaps> = $parent;
+        if let Some(rodata) = $open.maps.rodata_data.as_deref_mut() {
+            rodata.has_parent = u8::from(parent.is_some());
+        }
+        for (map, of_parent) in [
+            (&mut $open.maps.queues_of_limit_above, parent.map(|p| &p.queues)),
+            (&mut $open.maps.sockets_of_limit_above, parent.map(|p| &p.sockets)),
+        ] {
+            match of_parent {
+                Some(with) => reuse(map, with)?,
+                None => map.set_autocreate(false).map_err(load_error($program))?,
+            }
+        }
+    };
+}
+
+pub(crate) use set_parent;
+
+impl LimitMaps {
+    /// The maps that every limit has; whoever loads programs adds what they have besides.
+    pub(crate) fn new(limit: MapHandle, queues: MapHandle, counters: MapHandle) -> LimitMaps {
+        LimitMaps {
+            limit,
+            queues,
+            counters,
+            sockets: None,
+            exempt: None,
+            parent: None,
+            group: None,
+            seat: None,
+            at: 0,
+            place: None,
+        }
+    }
+
+    /// The limit as it is in force.
+    ///
+    /// # Errors
+    /// [`LimitError::Map`], [`LimitError::Layout`].
+    pub fn limit(&self) -> Result<intf::Limit, LimitError> {
+        self.limit_at(boottime())
+    }
+
+    /// Puts another limit in force, for packets from now on and for the sockets that exist. The backlog stays
+    /// what it is in bytes, as far as the new thresholds go. A rate that a group has lent still ends when it
+    /// did.
+    ///
+    /// # Errors
+    /// [`LimitError`]; the earlier limit is in force.
+    pub fn set(
+        &self,
+        hierarchy: &Hierarchy,
+        cgroup: Option<&Cgroup>,
+        limit: &intf::Limit,
+    ) -> Result<(), LimitError> {
+        let (earlier, now) = (self.settings()?, boottime());
+        self.write(self.keep_leases(limit.carried_on(&self.limit_at(now)?, now))?)?;
+        let adopted = cgroup.map_or(Ok(()), |cgroup| self.adopt(hierarchy, cgroup, Adopt::Take));
+        if adopted.is_err() {
+            self.write(earlier)?;
+        }
+        adopted
+    }
+
+    /// Gives the queues of a limit that is not attached yet what it may use of `parent` now, so that its
+    /// first epoch is not at its ceiling, which may be none.
+    pub(crate) fn start_in(
+        &self,
+        parent: &LimitMaps,
+        options: &LimitOptions,
+    ) -> Result<(), LimitError> {
+        let (Some(class), theirs) = (options.class, parent.limit()?) else { return Ok(()) };
+        for (direction, queue) in
+            [(Direction::Egress, options.egress), (Direction::Ingress, options.ingress)]
+        {
+            let (Some(queue), Some(rate)) = (queue, theirs.rate(direction)) else { continue };
+            let index = intf::index(direction);
+            let above: intf::Queue = lookup(&parent.queues, "queues", index as u32)?;
+            let rate =
+                Rate::from_bit_s(above.rate_bit_s).filter(|_| above.cost_now != 0).unwrap_or(rate);
+            let share = if above.share == 0 { TARGET } else { above.share.into() };
+            let rate = class.rate(queue.rate, rate, share);
+            let ours = intf::Queue {
+                cost_now: virtual_queue::cost_of_byte(rate),
+                rate_bit_s: rate.bit_s(),
+                ..intf::Queue::default()
+            };
+            self.queues
+                .update(&(index as u32).to_ne_bytes(), bytemuck::bytes_of(&ours), MapFlags::ANY)
+                .map_err(map_error("queues"))?;
+        }
+        Ok(())
+    }
+
+    /// The keys of what a direction has in its queues and counters.
+    fn queue_key(&self, index: usize) -> u32 {
+        self.at * intf::QUEUES as u32 + index as u32
+    }
+
+    fn counters_key(&self, index: usize) -> u32 {
+        self.at * intf::DIRECTIONS as u32 + index as u32
+    }
+
+    /// Puts settings in force. Those of a policer must not be older than those that are
+    /// ([`intf::Limit::carried_on`]): packets would take them for what a late one has, and be dropped.
+    pub(crate) fn write(&self, settings: impl Into<Settings>) -> Result<(), LimitError> {
+        let settings = settings.into();
+        if let Some(place) = &self.place {
+            return place.write(&self.limit, &settings);
+        }
+        settings.write(&self.limit, self.at)?;
+        self.exempt.as_ref().map_or(Ok(()), |trie| exempt::fill(trie, &settings.limit.exempt))
+    }
+
+    /// Whose packets wait in the queue of a direction at this moment; `None` where there is none, or nobody
+    /// can tell.
+    ///
+    /// # Errors
+    /// [`LimitError`] when the kernel refuses to look.
+    pub fn waiting(&self, direction: Direction) -> Result<Option<Waiting>, LimitError> {
+        self.seat.as_ref().map_or(Ok(None), |seat| seat.waiting(direction))
+    }
+
+    /// With `dem` and `spring` the connections of a direction that are wanted, who sends first.
+    pub fn connections(
+        &self,
+        direction: Direction,
+        wanted: impl Fn(SocketAddr, SocketAddr) -> bool,
+    ) -> Vec<(SocketAddr, SocketAddr)> {
+        self.seat.as_ref().map_or_else(Vec::new, |seat| seat.connections(direction, wanted))
+    }
+
+    /// Queue and counters of a direction.
+    ///
+    /// # Errors
+    /// [`LimitError::Map`], [`LimitError::Layout`].
+    pub fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
+        if let Some(seat) = &self.seat {
+            return seat.read(direction);
+        }
+        let index = intf::index(direction);
+        let mut queue: intf::Queue = lookup(&self.queues, "queues", self.queue_key(index))?;
+        let per_cpu = self
+            .counters
+            .lookup_percpu(&self.counters_key(index).to_ne_bytes(), MapFlags::ANY)
+            .map_err(map_error("counters"))?
+            .unwrap_or_default();
+        let mut counters = intf::Counters::default();
+        let mut colours: Option<Colours> = None;
+        for cpu in &per_cpu {
+            let bytes = cpu.get(..size_of::<intf::Counters>());
+            let one = bytes.and_then(|b| bytemuck::try_pod_read_unaligned(b).ok());
+            counters.add(&one.ok_or(LimitError::Layout("counters"))?);
+            // Those of a policer are longer.
+            let bytes = cpu.get(..size_of::<intf::PoliceCounters>());
+            let one = bytes.and_then(|b| bytemuck::try_pod_read_unaligned(b).ok());
+            if let Some(one) = one {
+                colours.get_or_insert_default().add(&one);
+            }
+        }
+        if colours.is_some() {
+            let intf::Side { full_ns, skipped_ns, .. } = *intf::Meter::from(queue).side();
+            // A policer's clock runs on while the host sleeps.
+            let asleep_ns = asleep_ns();
+            let finish_ns = full_ns.saturating_sub(asleep_ns);
+            queue = intf::Queue { finish_ns, skipped_ns, ..intf::Queue::default() };
+            counters.last_ns = counters.last_ns.map(|at| at.saturating_sub(asleep_ns));
+        }
+        Ok(Reading { queue, counters, colours, census: None })
+    }
+
+    /// Takes the TCP sockets in the cgroup into the limit, or gives them back: in every network
+    /// namespace in which a process of the cgroup lives.
+    pub(crate) fn adopt(
+        &self,
+        hierarchy: &Hierarchy,
+        cgroup: &Cgroup,
+        adopt: Adopt,
+    ) -> Result<(), LimitError> {
+        let Some(sockets) = &self.sockets else { return Ok(()) };
+        let mut storage = MaybeUninit::uninit();
+        let mut open =
+            skel::AdoptSkelBuilder::default().open(&mut storage).map_err(load_error("adopt"))?;
+        if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
+            rodata.release = u8::from(adopt == Adopt::Release);
+            rodata.level = cgroup.level();
+        }
+        reuse(&mut open.maps.limit, &self.limit)?;
+        reuse(&mut open.maps.queues_of_limit, &self.queues)?;
+        reuse(&mut open.maps.sockets_of_limit, sockets)?;
+        set_parent!(open, self.parent.as_ref(), "adopt");
+        set_exempt!(open, self.exempt.is_some(), self.exempt.as_ref(), "adopt");
+        let object = open.load().map_err(load_error("adopt"))?;
+        let link = object.progs.adopt.attach().map_err(load_error("adopt"))?;
+        for namespace in network_namespaces(hierarchy, cgroup) {
+            in_network_namespace(&namespace, || {
+                // A socket that ends meanwhile is no loss; neither is a namespace.
+                let _ = Iter::new(&link).map(|mut iter| io::copy(&mut iter, &mut io::sink()));
+            });
+        }
+        Ok(())
+    }
+}
+
+/// What happens to the sockets that exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Adopt {
+    /// They get what the limit sets on new ones.
+    Take,
+    /// They lose what the limit had set on them.
+    Release,
+}

@@ -1,0 +1,204 @@
+//! What a limit does, as a user says it and as it lies in the map.
+
+use tidegate_core::{
+    Bytes, Class, Direction, Nanos, Rate, Scheme, Span, class,
+    exempt::Exempt,
+    police::{Hook, Policy},
+    prefixes::Prefixes,
+    queue_options::{ConfigError, VirtualQueueOptions},
+};
+
+use crate::intf;
+
+/// What a limit does; [`LimitOptions::encode`] turns it into what lies in the map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LimitOptions {
+    /// From the workload; `None` leaves this direction free.
+    pub egress: Option<VirtualQueueOptions>,
+    /// To the workload; `None` leaves this direction free.
+    pub ingress: Option<VirtualQueueOptions>,
+    /// Charge packets on the loopback interface too.
+    pub loopback: bool,
+    /// How it acts.
+    pub scheme: Scheme,
+    /// With [`Scheme::Nrm`]: no TCP socket paces faster than the egress limit.
+    pub pace_ceiling: bool,
+    /// Minimum retransmission time-out of the workload's TCP sockets; zero leaves the kernel's 200 ms.
+    pub rto_min: Nanos,
+    /// Longest delayed ACK of the workload's TCP sockets; zero leaves the kernel's 200 ms.
+    pub delack_max: Nanos,
+    /// Its place among the children of its parent; `None`: it has no parent. Its rates are its ceilings.
+    pub class: Option<Class>,
+    /// With [`Scheme::Police`]: meter and actions.
+    pub police: Policy,
+    /// Who is not limited.
+    pub exempt: Exempt,
+    /// With [`Scheme::Police`] on a device: the hosts behind it whose packets it polices; none: everybody's.
+    pub matched: Prefixes,
+}
+
+impl Default for LimitOptions {
+    fn default() -> Self {
+        LimitOptions {
+            egress: None,
+            ingress: None,
+            loopback: false,
+            scheme: Scheme::Pace,
+            pace_ceiling: true,
+            rto_min: Nanos(20_000_000),
+            delack_max: Nanos(5_000_000),
+            class: None,
+            police: Policy::default(),
+            exempt: Exempt::default(),
+            matched: Prefixes::default(),
+        }
+    }
+}
+
+impl LimitOptions {
+    /// As it lies in the map.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for a queue that cannot be built.
+    pub fn encode(&self, cgroup_id: u64) -> Result<intf::Limit, ConfigError> {
+        let microseconds = |time: Nanos| u32::try_from(time.0 / 1000).unwrap_or(u32::MAX);
+        let mut limit = intf::Limit {
+            cgroup_id,
+            exempt: (&self.exempt).into(),
+            matched: (&self.matched).into(),
+            rto_min_us: microseconds(self.rto_min),
+            delack_max_us: microseconds(self.delack_max),
+            ..intf::Limit::default()
+        };
+        if self.scheme.leaves_sockets_alone() {
+            (limit.rto_min_us, limit.delack_max_us) = (0, 0);
+        }
+        if self.loopback {
+            limit.flags |= intf::FLAG_LOOPBACK;
+        }
+        limit.flags |= match self.scheme {
+            Scheme::Pace => intf::FLAG_PACE_FAIR,
+            Scheme::Nrm if self.pace_ceiling => intf::FLAG_PACE_CEILING,
+            Scheme::Nrm => 0,
+            Scheme::Edt => intf::FLAG_EDT,
+            Scheme::Police if self.police.hook == Hook::Xdp => intf::FLAG_POLICE | intf::FLAG_XDP,
+            Scheme::Police => intf::FLAG_POLICE,
+            Scheme::Htb => intf::FLAG_HTB,
+            Scheme::Dem => intf::FLAG_HTB | intf::FLAG_DEM,
+            Scheme::Spring => intf::FLAG_HTB | intf::FLAG_SPRING,
+            Scheme::Carousel => return Err(ConfigError::Scheme(self.scheme)),
+        };
+        for (direction, queue) in
+            [(Direction::Egress, self.egress), (Direction::Ingress, self.ingress)]
+        {
+            if let Some(mut options) = queue {
+                options.kind = self.scheme.queue(direction);
+                limit.queue[intf::index(direction)] = options.config()?.into();
+                limit.rate_bit_s[intf::index(direction)] = options.rate.bit_s();
+                limit.class[intf::index(direction)] =
+                    intf::ClassConf::new(self.class, &options.floors());
+                if self.scheme == Scheme::Police {
+                    limit.police[intf::index(direction)] =
+                        intf::Policy::new(&self.police, &options)?;
+                }
+            }
+        }
+        Ok(limit)
+    }
+}
+
+impl LimitOptions {
+    /// With a scheme that leaves sockets alone what concerns them counts as not given.
+    fn of_sockets(self) -> LimitOptions {
+        if !self.scheme.leaves_sockets_alone() {
+            return self;
+        }
+        let LimitOptions { pace_ceiling, rto_min, delack_max, .. } = LimitOptions::default();
+        LimitOptions { pace_ceiling, rto_min, delack_max, ..self }
+    }
+}
+
+impl From<&intf::Limit> for LimitOptions {
+    /// What a user would write for a limit as it lies in the map: a threshold that is the default at its rate
+    /// counts as not given, so that it follows when the rate changes. [`LimitOptions::encode`] gives the same
+    /// limit again.
+    fn from(limit: &intf::Limit) -> LimitOptions {
+        let fair = limit.flags & intf::FLAG_PACE_FAIR != 0;
+        let scheme = match limit.flags {
+            flags if flags & intf::FLAG_EDT != 0 => Scheme::Edt,
+            flags if flags & intf::FLAG_POLICE != 0 => Scheme::Police,
+            flags if flags & intf::FLAG_DEM != 0 => Scheme::Dem,
+            flags if flags & intf::FLAG_SPRING != 0 => Scheme::Spring,
+            flags if flags & intf::FLAG_HTB != 0 => Scheme::Htb,
+            _ if fair => Scheme::Pace,
+            _ => Scheme::Nrm,
+        };
+        let queue = |direction| {
+            let default = VirtualQueueOptions {
+                kind: scheme.queue(direction),
+                ..VirtualQueueOptions::new(limit.rate(direction)?)
+            };
+            let (config, floors) = (default.config().ok(), default.floors());
+            let conf = &limit.queue[intf::index(direction)];
+            let class = &limit.class[intf::index(direction)];
+            let given = |time: u64, bytes: u32, default: Option<Nanos>, floor: Bytes| {
+                let bytes = Bytes(u64::from(bytes));
+                match bytes.0 {
+                    _ if default == Some(Nanos(time)) && bytes == floor => None,
+                    0 => Some(Span::Time(Nanos(time))),
+                    _ => Some(Span::Size(bytes)),
+                }
+            };
+            Some(VirtualQueueOptions {
+                burst: given(
+                    conf.burst_ns,
+                    class.burst_bytes,
+                    config.map(|c| c.burst),
+                    floors.burst,
+                ),
+                mark: given(conf.mark_ns, class.mark_bytes, config.map(|c| c.mark), floors.mark),
+                drop: given(conf.drop_ns, class.drop_bytes, config.map(|c| c.drop), floors.drop),
+                ..default
+            })
+        };
+        LimitOptions {
+            egress: queue(Direction::Egress),
+            ingress: queue(Direction::Ingress),
+            loopback: limit.flags & intf::FLAG_LOOPBACK != 0,
+            scheme,
+            pace_ceiling: fair || limit.flags & intf::FLAG_PACE_CEILING != 0,
+            rto_min: Nanos(u64::from(limit.rto_min_us) * 1000),
+            delack_max: Nanos(u64::from(limit.delack_max_us) * 1000),
+            class: limit.class.iter().find_map(intf::ClassConf::class),
+            police: Policy {
+                hook: if limit.flags & intf::FLAG_XDP != 0 { Hook::Xdp } else { Hook::Auto },
+                ..limit.police.iter().find_map(intf::Policy::policy).unwrap_or_default()
+            },
+            exempt: Exempt::from(&limit.exempt),
+            matched: Prefixes::from(&limit.matched),
+        }
+        .of_sockets()
+    }
+}
+
+impl intf::Limit {
+    /// The virtual queue of a direction at its present rate, with `queue` as it is now.
+    #[must_use]
+    pub fn queue_now(&self, queue: &intf::Queue, direction: Direction) -> intf::QueueConf {
+        let (ceiling, class) =
+            (self.queue[intf::index(direction)], self.class[intf::index(direction)]);
+        if class.weight == 0 || queue.cost_now == 0 {
+            return ceiling;
+        }
+        class::config_at(&ceiling.into(), &class.floors(), queue.cost_now).into()
+    }
+
+    /// The rate of a direction, if it is limited.
+    #[must_use]
+    pub fn rate(&self, direction: Direction) -> Option<Rate> {
+        Rate::from_bit_s(self.rate_bit_s[intf::index(direction)])
+    }
+}
+
+#[cfg(test)]
+mod tests;
