@@ -161,7 +161,7 @@ struct Server(Child, u16);
 impl Server {
     /// Starts it in a cgroup, beside a transfer to `bulk`, and waits until it has a port.
     fn start(group: &Cgroup, host: &str, bulk: Option<&TcpListener>) -> Server {
-        let mut command = process_in(group, "limit::admission_tests::serves");
+        let mut command = process_in(group, concat!(module_path!(), "::serves"));
         command.env(HOST, host);
         if let Some(bulk) = bulk {
             command.env(BULK, bulk.local_addr().unwrap().to_string());

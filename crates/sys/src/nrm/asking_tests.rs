@@ -89,7 +89,7 @@ fn ask(closes: bool, bit_s: u64, requests: usize) -> intf::Turns {
         }
     });
     let started = Instant::now();
-    let mut process = process_in(group, "limit::asking_tests::asks");
+    let mut process = process_in(group, concat!(module_path!(), "::asks"));
     process.env(SERVER, server).env(REQUESTS, requests.to_string());
     if closes {
         process.env(CLOSES, "");

@@ -11,7 +11,7 @@ use std::{
 
 use tidegate_core::{Rate, queue_options::VirtualQueueOptions};
 
-use super::*;
+use super::{tree_tests::test_name, *};
 use crate::cgroup::Hierarchy;
 
 /// In the process that the test starts: where to connect to.
@@ -93,7 +93,7 @@ fn root_a_sender_that_lifts_its_pacing_is_paced_again() {
     let mut command = Command::new("sh");
     command.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]);
     command.arg(sender.group.absolute()).arg(env::current_exe().unwrap());
-    command.args(["limit::pacing_tests::lifts", "--exact"]);
+    command.args([test_name(concat!(module_path!(), "::lifts")), "--exact"]);
     command.env(ADDRESS, listener.local_addr().unwrap().to_string());
     let child = sender.child.insert(command.spawn().unwrap());
 

@@ -87,7 +87,7 @@ struct Process {
 
 impl Process {
     fn start(group: &Cgroup, role: &str) -> Process {
-        let mut command = process_in(group, "limit::timer_tests::takes_part");
+        let mut command = process_in(group, concat!(module_path!(), "::takes_part"));
         let mut child = command.env(ROLE, role).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Process { child, lines }

@@ -28,12 +28,20 @@ impl Nest {
     }
 }
 
+/// The name of a test by its path, which begins with that of the crate.
+pub(super) fn test_name(path: &str) -> &str {
+    path.split_once("::").map_or(path, |(_, name)| name)
+}
+
 /// This test binary in a cgroup, as a process that runs the test of that name alone.
 pub(crate) fn process_in(group: &Cgroup, test: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]);
     command.arg(group.absolute()).arg(std::env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+        .args([test_name(test), "--exact", "--nocapture"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
     command
 }
 
