@@ -2,9 +2,12 @@
 
 use std::{ffi::OsString, path::PathBuf, str::FromStr, time::Duration};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{
+    Args, Parser, Subcommand,
+    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
+};
 use clap_complete::Shell;
-use tidegate_core::{Nanos, Scheme, Scope, Span, exempt::Exempt};
+use tidegate_core::{Nanos, Scheme, Scope, Span, exempt::Exempt, scheme::SCHEMES};
 use tidegate_node::fleet::config::API_SOCKET;
 use tidegate_node::nic::state::DEFAULT_DIR;
 use tidegate_node::settings::{EcnSetting, Patch, RateSetting};
@@ -273,13 +276,8 @@ pub struct LimitArgs {
     /// Inside another limit: its part of what is not guaranteed, 1 to 10000 [default: 100]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub weight: Option<i64>,
-    /// How the limit acts: `pace` (each TCP flow sends at its fair share, a virtual queue behind it), `nrm`
-    /// (the virtual queue alone: ECN, window reduction, drop), `edt` (each packet waits for its time of
-    /// departure; needs the qdisc `fq`; egress only), `police` (a token bucket: what finds no tokens is
-    /// dropped), `htb` (packets wait in the kernel's HTB; on devices, ports, and inside their limits), or
-    /// that with a short queue: `dem` (ECE in the ACKs that come back to senders) and `spring` (their
-    /// windows), on ports and devices [default: pace]
-    #[arg(long)]
+    /// How the limit acts [default: pace]
+    #[arg(long, value_parser = schemes())]
     pub scheme: Option<Scheme>,
     /// Credit that an idle limit saves up, as time or bytes; with police the depth of the bucket [default:
     /// 1ms; police: what a CUBIC flow over 20ms needs, 250ms at most]
@@ -503,6 +501,16 @@ pub struct DetachArgs {
     /// Only say what would be taken off
     #[arg(long)]
     pub dry_run: bool,
+}
+
+/// The schemes of limits, with what help and completions say of them.
+fn schemes() -> impl TypedValueParser<Value = Scheme> {
+    let values = SCHEMES.iter().map(|info| {
+        // Its limits are made by `tidegate nic`, as the error says.
+        let is_elsewhere = info.scheme == Scheme::Carousel;
+        PossibleValue::new(info.name).help(info.about).hide(is_elsewhere)
+    });
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<Scheme>())
 }
 
 fn interval(text: &str) -> Result<Duration, String> {

@@ -29,64 +29,149 @@ pub enum Scheme {
     Carousel,
 }
 
+/// What the rest of Tidegate knows of a scheme: a row of [`SCHEMES`].
+#[derive(Debug)]
+pub struct SchemeInfo {
+    /// Which.
+    pub scheme: Scheme,
+    /// As a user writes it.
+    pub name: &'static str,
+    /// What it does, in a few words: for `--help`, completions and the table of `docs/README.md`.
+    pub about: &'static str,
+    /// What it can be put on, in words.
+    pub scopes: &'static str,
+    /// Its page in `docs`.
+    pub page: &'static str,
+    /// Its programs sit on devices and ports, too.
+    pub on_devices: bool,
+    /// It sets something on TCP sockets.
+    pub sets_sockets: bool,
+    /// Its packets wait in a qdisc, the kernel's HTB.
+    pub has_qdisc: bool,
+    /// Its limits may be the parents and children of others.
+    pub in_trees: bool,
+    /// What its thresholds are for: of egress, of ingress.
+    pub queues: [QueueKind; 2],
+}
+
+/// Every scheme of this version, in the order of [`Scheme`].
+pub static SCHEMES: [SchemeInfo; 8] = [
+    SchemeInfo {
+        scheme: Scheme::Pace,
+        name: "pace",
+        about: "each TCP connection gets its fair rate or window; a virtual queue stands behind it",
+        scopes: "cgroups",
+        page: "pace.md",
+        on_devices: false,
+        sets_sockets: true,
+        has_qdisc: false,
+        in_trees: true,
+        queues: [QueueKind::Paced, QueueKind::Windows],
+    },
+    SchemeInfo {
+        scheme: Scheme::Nrm,
+        name: "nrm",
+        about: "a virtual queue alone marks (ECN), reduces congestion windows and drops",
+        scopes: "cgroups",
+        page: "nrm.md",
+        on_devices: false,
+        sets_sockets: true,
+        has_qdisc: false,
+        in_trees: true,
+        queues: [QueueKind::Alone; 2],
+    },
+    SchemeInfo {
+        scheme: Scheme::Edt,
+        name: "edt",
+        about: "each packet gets a departure time, and the qdisc `fq` keeps it until then; egress only",
+        scopes: "cgroups, devices, ports",
+        page: "edt.md",
+        on_devices: true,
+        sets_sockets: false,
+        has_qdisc: false,
+        in_trees: false,
+        queues: [QueueKind::Departures; 2],
+    },
+    SchemeInfo {
+        scheme: Scheme::Police,
+        name: "police",
+        about: "a token bucket drops, marks or colours what finds no tokens",
+        scopes: "cgroups, devices, ports",
+        page: "police.md",
+        on_devices: true,
+        sets_sockets: false,
+        has_qdisc: false,
+        in_trees: false,
+        queues: [QueueKind::Bucket; 2],
+    },
+    SchemeInfo {
+        scheme: Scheme::Htb,
+        name: "htb",
+        about: "packets wait in the kernel's HTB",
+        scopes: "devices, ports, and cgroups inside their limits",
+        page: "htb.md",
+        on_devices: true,
+        sets_sockets: false,
+        has_qdisc: true,
+        in_trees: true,
+        queues: [QueueKind::Qdisc; 2],
+    },
+    SchemeInfo {
+        scheme: Scheme::Dem,
+        name: "dem",
+        about: "HTB with a short queue; ECE in the ACKs that come back slows the senders down",
+        scopes: "devices, ports",
+        page: "acks.md",
+        on_devices: true,
+        sets_sockets: false,
+        has_qdisc: true,
+        in_trees: false,
+        queues: [QueueKind::ShortQdisc; 2],
+    },
+    SchemeInfo {
+        scheme: Scheme::Spring,
+        name: "spring",
+        about: "HTB with a short queue; the ACKs that come back carry smaller receive windows",
+        scopes: "devices, ports",
+        page: "acks.md",
+        on_devices: true,
+        sets_sockets: false,
+        has_qdisc: true,
+        in_trees: false,
+        queues: [QueueKind::ShortQdisc; 2],
+    },
+    SchemeInfo {
+        scheme: Scheme::Carousel,
+        name: "carousel",
+        about: "a timing wheel in user space, between the two ports of `tidegate nic`",
+        scopes: "ports of `tidegate nic`",
+        page: "carousel.md",
+        on_devices: false,
+        sets_sockets: false,
+        has_qdisc: false,
+        in_trees: false,
+        queues: [QueueKind::Alone; 2],
+    },
+];
+
 impl Scheme {
-    /// Every scheme of this version.
-    pub const ALL: [Scheme; 8] = [
-        Scheme::Pace,
-        Scheme::Nrm,
-        Scheme::Edt,
-        Scheme::Police,
-        Scheme::Htb,
-        Scheme::Dem,
-        Scheme::Spring,
-        Scheme::Carousel,
-    ];
-
-    /// Whether its programs sit on devices and ports, too.
+    /// Its row of [`SCHEMES`].
     #[must_use]
-    pub fn is_for_devices(self) -> bool {
-        matches!(self, Scheme::Edt | Scheme::Police) || self.has_htb()
-    }
-
-    /// Whether its packets wait in the kernel's HTB.
-    #[must_use]
-    pub fn has_htb(self) -> bool {
-        matches!(self, Scheme::Htb | Scheme::Dem | Scheme::Spring)
-    }
-
-    /// Whether it sets nothing on sockets.
-    #[must_use]
-    pub fn leaves_sockets_alone(self) -> bool {
-        !matches!(self, Scheme::Pace | Scheme::Nrm)
+    pub fn info(self) -> &'static SchemeInfo {
+        &SCHEMES[self as usize]
     }
 
     /// What stands behind it in a direction, for the defaults of its thresholds.
     #[must_use]
     pub fn queue(self, direction: Direction) -> QueueKind {
-        match self {
-            Scheme::Edt => QueueKind::Departures,
-            Scheme::Police => QueueKind::Bucket,
-            Scheme::Htb => QueueKind::Qdisc,
-            Scheme::Dem | Scheme::Spring => QueueKind::ShortQdisc,
-            Scheme::Pace if direction == Direction::Egress => QueueKind::Paced,
-            Scheme::Pace => QueueKind::Windows,
-            _ => QueueKind::Alone,
-        }
+        let [egress, ingress] = self.info().queues;
+        if direction == Direction::Egress { egress } else { ingress }
     }
 
     /// As a user writes it.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Scheme::Pace => "pace",
-            Scheme::Nrm => "nrm",
-            Scheme::Edt => "edt",
-            Scheme::Police => "police",
-            Scheme::Htb => "htb",
-            Scheme::Dem => "dem",
-            Scheme::Spring => "spring",
-            Scheme::Carousel => "carousel",
-        }
+        self.info().name
     }
 }
 
@@ -118,26 +203,57 @@ pub enum QueueKind {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchemeError {
     /// No scheme at all.
-    #[error(
-        "unknown scheme `{0}`; use `pace`, `nrm`, `edt`, `police`, `htb`, `dem`, `spring` or \
-         `carousel`, or leave it out"
-    )]
+    #[error("unknown scheme `{0}`; use {names}, or leave it out", names = names())]
     Unknown(String),
+}
+
+/// All names, as in a sentence.
+fn names() -> String {
+    let mut text = String::new();
+    for (at, info) in SCHEMES.iter().enumerate() {
+        text += match at {
+            0 => "`",
+            at if at + 1 == SCHEMES.len() => " or `",
+            _ => ", `",
+        };
+        text += info.name;
+        text += "`";
+    }
+    text
 }
 
 impl FromStr for Scheme {
     type Err = SchemeError;
 
     fn from_str(text: &str) -> Result<Self, SchemeError> {
-        if let Some(scheme) = Scheme::ALL.into_iter().find(|scheme| scheme.name() == text) {
-            return Ok(scheme);
-        }
-        Err(SchemeError::Unknown(text.to_owned()))
+        let found = SCHEMES.iter().find(|info| info.name == text);
+        found.map(|info| info.scheme).ok_or_else(|| SchemeError::Unknown(text.to_owned()))
     }
 }
 
 impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_scheme_has_its_own_row() {
+        for (at, info) in SCHEMES.iter().enumerate() {
+            assert_eq!(info.scheme as usize, at);
+            assert_eq!(info.name.parse(), Ok(info.scheme));
+        }
+    }
+
+    #[test]
+    fn who_mistypes_a_scheme_reads_which_there_are() {
+        let error = "pase".parse::<Scheme>().unwrap_err();
+        let text = std::format!("{error}");
+        assert!(text.starts_with("unknown scheme `pase`; use `pace`, `nrm`, `edt`"), "{text}");
+        assert!(text.ends_with("`dem`, `spring` or `carousel`, or leave it out"), "{text}");
     }
 }

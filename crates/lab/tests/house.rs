@@ -8,6 +8,8 @@ use std::{
     process::Command,
 };
 
+use tidegate_core::scheme::{SCHEMES, SchemeInfo};
+
 const LINES_MOST: usize = 800;
 const COLUMNS_MOST: usize = 110;
 /// What `tidegate-core` is made with. Each of these must do without an operating system.
@@ -88,4 +90,14 @@ fn no_file_imports_what_imports_it() {
         circles.extend(imports::circles(&source));
     }
     assert!(circles.is_empty(), "files import each other in a circle:\n{}", circles.join("\n"));
+}
+
+#[test]
+fn the_index_of_the_docs_has_the_table_of_schemes() {
+    let index = fs::read_to_string(root().join("docs/README.md")).unwrap();
+    for SchemeInfo { name, about, scopes, page, .. } in &SCHEMES {
+        let row = format!("| [{name}]({page}) | {about} | {scopes} |\n");
+        assert!(index.contains(&row), "docs/README.md must have the row\n{row}");
+        assert!(root().join("docs").join(page).is_file(), "there is no docs/{page}");
+    }
 }

@@ -275,7 +275,7 @@ fn stands_below(limit: &Member, above: &Member) -> Result<(), FamilyProblem> {
     if let Some(scope) = above.scope.clone().filter(|s| s.is_device() && !is_tree(s)) {
         return Err(FamilyProblem::ParentScope { parent, scope });
     }
-    if scheme != Scheme::Htb && !matches!(scheme, Scheme::Pace | Scheme::Nrm) {
+    if !scheme.info().in_trees {
         return Err(FamilyProblem::ParentScheme { parent, scheme });
     }
     if above.fallen && !limit.stays {

@@ -415,7 +415,7 @@ fn excludes(is: &Present, shall: &Wanted) -> bool {
     let both = |has: fn(&LimitOptions) -> bool| has(&is.options) && has(&shall.options);
     let roots = is.parent.is_none() && shall.parent.is_none();
     let prefixes = is.options.matched.as_slice();
-    roots && both(|o| o.scheme.has_htb())
+    roots && both(|o| o.scheme.info().has_qdisc)
         || both(|o| o.scheme == Scheme::Police && o.police.hook == Hook::Xdp)
         || shall.options.matched.as_slice().iter().any(|prefix| prefixes.contains(prefix))
 }

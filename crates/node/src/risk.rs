@@ -17,7 +17,7 @@ impl AtRisk {
         let known = |risk: &Risk| direction == Direction::Egress || risk.on_ingress;
         let counted: [_; intf::RISKS] =
             std::array::from_fn(|i| known(&RISK_TABLE[i]).then_some(queue.at_risk[i]));
-        matches!(scheme, Scheme::Pace | Scheme::Nrm).then_some(AtRisk(counted))
+        scheme.info().sets_sockets.then_some(AtRisk(counted))
     }
 
     /// All of them.

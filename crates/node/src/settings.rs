@@ -279,7 +279,7 @@ impl Patch {
         if self.ecn.is_some() && scheme != Scheme::Htb {
             return refuse("ecn", SettingsProblem::WriteMark(scheme));
         }
-        if scheme.leaves_sockets_alone() {
+        if !scheme.info().sets_sockets {
             let alone = SettingsProblem::LeavesSocketsAlone(scheme);
             if self.pace_ceiling == Some(true) {
                 return refuse("pace_ceiling", alone);
@@ -370,7 +370,7 @@ impl Patch {
                 _ => Ok(None),
             };
         };
-        if !matches!(scheme, Scheme::Pace | Scheme::Nrm | Scheme::Htb) {
+        if !scheme.info().in_trees {
             return refuse("scheme", SettingsProblem::NotInATree(scheme));
         }
         for (field, one) in [("egress", self.egress), ("ingress", self.ingress)] {
@@ -474,7 +474,7 @@ pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, Settings
         Scheme::Dem | Scheme::Spring if !scope.is_device() => {
             refuse("scheme", SettingsProblem::NeedsADevice(limit.scheme))
         }
-        scheme if scheme.has_htb() && !limit.exempt.is_empty() => {
+        scheme if scheme.info().has_qdisc && !limit.exempt.is_empty() => {
             refuse("exempt", SettingsProblem::HtbExemptsNobody(scheme))
         }
         Scheme::Htb if limit.class.is_some() && !matches!(scope, Scope::Dev(_)) => {
@@ -485,7 +485,7 @@ pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, Settings
         _ if scope.is_device() && limit.class.is_some() => {
             refuse("parent", SettingsProblem::NoParentOnDevices)
         }
-        scheme if scheme.is_for_devices() && scope.is_device() => no_loopback(limit),
+        scheme if scheme.info().on_devices && scope.is_device() => no_loopback(limit),
         scheme if scope.is_device() => {
             let kind = if matches!(scope, Scope::Dev(_)) { "device" } else { "port" };
             refuse("scheme", SettingsProblem::NotOnDevices(scheme, kind))

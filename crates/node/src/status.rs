@@ -473,7 +473,7 @@ impl From<&intf::Limit> for Settings {
         Settings {
             scheme: options.scheme.name(),
             loopback: options.loopback,
-            pace_ceiling: options.pace_ceiling && !options.scheme.leaves_sockets_alone(),
+            pace_ceiling: options.pace_ceiling && options.scheme.info().sets_sockets,
             rto_min_ns: u64::from(limit.rto_min_us) * 1000,
             delack_max_ns: u64::from(limit.delack_max_us) * 1000,
             police: (options.scheme == Scheme::Police).then_some(options.police),

@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 
 use serde::Serialize;
-use tidegate_core::{Direction, Scheme, Scope};
+use tidegate_core::{Direction, Scope};
 use tidegate_sys::{
     limit::{LimitError, LimitOptions},
     store::PinnedLimit,
@@ -81,7 +81,7 @@ impl Queues {
     /// # Errors
     /// [`LimitError`] when the kernel refuses to look.
     pub fn read(pinned: &PinnedLimit) -> Result<Option<Queues>, LimitError> {
-        if !has_queue(LimitOptions::from(&pinned.limit).scheme) {
+        if !LimitOptions::from(&pinned.limit).scheme.info().has_qdisc {
             return Ok(None);
         }
         let look = |direction| match pinned.limit.rate(direction) {
@@ -96,10 +96,6 @@ impl Queues {
         let egress = self.egress.iter().map(|queue| ("egress", queue));
         egress.chain(self.ingress.iter().map(|queue| ("ingress", queue)))
     }
-}
-
-fn has_queue(scheme: Scheme) -> bool {
-    matches!(scheme, Scheme::Htb | Scheme::Dem | Scheme::Spring)
 }
 
 impl From<Waiting> for Queue {
@@ -133,7 +129,7 @@ pub fn passing(limits: &[PinnedLimit], flow: &Flow) -> Result<Vec<Passing>, Limi
     for pinned in limits {
         let scheme = LimitOptions::from(&pinned.limit).scheme;
         let present = host::present(pinned);
-        if !has_queue(scheme) || present.standing != Standing::InForce {
+        if !scheme.info().has_qdisc || present.standing != Standing::InForce {
             continue;
         }
         for (direction, name) in DIRECTIONS {

@@ -489,7 +489,7 @@ impl Store {
             self.open(hierarchy, name)?;
             return Err(StoreError::Exists(name.to_owned()));
         }
-        if options.scheme.has_htb() && scope.is_device() {
+        if options.scheme.info().has_qdisc && scope.is_device() {
             // Before anything is begun: what has begun and is undone would take its HTB along.
             let on_device = |other: &Unreadable| {
                 let there = other.scope.as_ref().filter(|there| there.is_device());
@@ -516,7 +516,7 @@ impl Store {
         parent: Option<&str>,
     ) -> Result<(), StoreError> {
         let target = Some(scope).filter(|s| s.is_device()).and_then(|s| Target::find(s).ok());
-        let has_htb = options.scheme.has_htb() && parent.is_none();
+        let has_htb = options.scheme.info().has_qdisc && parent.is_none();
         journal.begin(self.installation(name, target.as_ref(), has_htb))?;
         let done = self.put_on(hierarchy, name, scope, options, parent);
         journal.end();
@@ -564,7 +564,7 @@ impl Store {
         }
         let parent = parent.map(|parent| Self::find_parent(&present, name, parent, scope, scheme));
         let parent = parent.transpose()?;
-        if options.scheme.has_htb() {
+        if options.scheme.info().has_qdisc {
             let cgroup = cgroup.as_ref();
             let asked = htb::Asked { name, scope, cgroup, options, parent };
             return self.install_htb(hierarchy, &present, &asked);

@@ -33,7 +33,7 @@ fn usage_errors_exit_1_and_say_what_to_type() {
         (&["run", "--egres", "1mbit", "true"], "--egress"),
         (&["run", "--egress", "1gbit", "--scheme", "htb", "true"], "works on a device or port"),
         (&["run", "--egress", "1gbit", "--scheme", "dem", "true"], "works on a port or device"),
-        (&["run", "--egress", "1gbit", "--scheme", "fast", "true"], "unknown scheme `fast`"),
+        (&["run", "--egress", "1gbit", "--scheme", "fast", "true"], "--scheme"),
         (&["limit", "add", "a b", "--cgroup", "x", "--egress", "1mbit"], "limit name `a b`"),
         (&["limit", "add", "a", "--cgroup", "", "--egress", "1mbit"], "--cgroup: empty path"),
         (&["limit", "add", "a", "--egress", "1mbit"], "--cgroup"),

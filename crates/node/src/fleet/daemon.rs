@@ -166,7 +166,7 @@ fn configured(file: &Path) -> Result<Configured, DaemonError> {
 fn sets_qdiscs(spec: &Spec) -> bool {
     let members: BTreeSet<_> = spec.groups.iter().flat_map(|group| &group.members).collect();
     let mut limits = spec.limits.iter().filter(|limit| members.contains(&limit.name));
-    limits.any(|limit| limit.options.scheme.has_htb())
+    limits.any(|limit| limit.options.scheme.info().has_qdisc)
 }
 
 /// Of the calling thread, and of those that it starts.

@@ -70,7 +70,7 @@ impl LimitOptions {
             delack_max_us: microseconds(self.delack_max),
             ..intf::Limit::default()
         };
-        if self.scheme.leaves_sockets_alone() {
+        if !self.scheme.info().sets_sockets {
             (limit.rto_min_us, limit.delack_max_us) = (0, 0);
         }
         if self.loopback {
@@ -110,7 +110,7 @@ impl LimitOptions {
 impl LimitOptions {
     /// With a scheme that leaves sockets alone what concerns them counts as not given.
     fn of_sockets(self) -> LimitOptions {
-        if !self.scheme.leaves_sockets_alone() {
+        if self.scheme.info().sets_sockets {
             return self;
         }
         let LimitOptions { pace_ceiling, rto_min, delack_max, .. } = LimitOptions::default();

@@ -91,7 +91,7 @@ impl Store {
         let one_a_device = [XDP_PIN, SLOTS_PIN, SLOT, ROOT, ROOM, PROGRAM_PINS[0], PROGRAM_PINS[1]];
         LINKS.iter().any(is_pinned)
             && !one_a_device.iter().any(is_pinned)
-            && !options.scheme.has_htb()
+            && !options.scheme.info().has_qdisc
     }
 
     /// Whether a limit can be put on while an earlier one of its name still is.
@@ -105,7 +105,7 @@ impl Store {
         let dir = self.root.join(&earlier.name);
         let has_filters = PROGRAM_PINS.iter().any(|pin| dir.join(pin).exists());
         !(has_filters
-            || both(|o| o.scheme.has_htb())
+            || both(|o| o.scheme.info().has_qdisc)
             || both(|o| o.police.hook == Hook::Xdp)
             || both(|o| !o.matched.is_empty()))
     }

@@ -7,6 +7,7 @@ use tidegate_core::{
 };
 
 use super::*;
+use tidegate_core::scheme::SCHEMES;
 
 /// The kernel takes no longer target of a link.
 const BYTES_MAX: usize = 4095;
@@ -64,7 +65,7 @@ fn prefixes() -> impl Strategy<Value = Prefixes> {
 }
 
 fn options() -> impl Strategy<Value = LimitOptions> {
-    let scheme = proptest::sample::select(&Scheme::ALL[..]);
+    let scheme = proptest::sample::select(SCHEMES.each_ref().map(|info| info.scheme).to_vec());
     let class = (proptest::option::of(rate()), any::<u32>());
     let class = class.prop_map(|(guarantee, weight)| Class { guarantee, weight });
     let hook = prop_oneof![Just(Hook::Auto), Just(Hook::Xdp)];
