@@ -4,9 +4,17 @@ use std::{
     collections::BTreeSet,
     fs,
     io::{self, Write},
+    net::{TcpListener, UdpSocket},
+    os::{
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixDatagram},
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -82,6 +90,29 @@ pub fn wait_within<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Opt
         assert!(Instant::now() < deadline, "waited in vain for: {what}");
         std::thread::sleep(LOOK_EVERY.max(start.elapsed() * LOOK_PAUSE));
     }
+}
+
+/// A port of loopback that nobody else uses as long as this process lives: below those that the kernel picks
+/// for connections, and reserved by an abstract socket, which other runs of these tests see.
+pub fn port() -> u16 {
+    const PORTS: std::ops::Range<u16> = 10_000..32_000;
+    static NEXT: Mutex<Option<u16>> = Mutex::new(None);
+    let mut next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
+    let count = u32::from(PORTS.end - PORTS.start);
+    let first = PORTS.start + (std::process::id().wrapping_mul(97) % count) as u16;
+    for _ in 0..count {
+        let port = next.unwrap_or(first);
+        *next = Some(if port + 1 < PORTS.end { port + 1 } else { PORTS.start });
+        let name = SocketAddr::from_abstract_name(format!("tidegate-test-port-{port}")).unwrap();
+        let Ok(reserved) = UnixDatagram::bind_addr(&name) else { continue };
+        let address = ("127.0.0.1", port);
+        if TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok() {
+            // Until this process ends.
+            std::mem::forget(reserved);
+            return port;
+        }
+    }
+    panic!("no port of loopback is free");
 }
 
 /// A BPF file system and a cgroup for one test.

@@ -4,7 +4,7 @@
 use std::{
     fs,
     io::{Read, Write},
-    net::{TcpListener, TcpStream, UdpSocket},
+    net::{TcpListener, TcpStream},
     os::unix::fs::PermissionsExt,
     path::PathBuf,
     process::{Command, Stdio},
@@ -21,7 +21,7 @@ use serde_json::Value;
 use tidegate_sys::net::{NetNs, VethPair};
 
 use crate::{
-    common::{Guard, PATIENCE, Place, refused, signal, skip, wait_within},
+    common::{Guard, PATIENCE, Place, port, refused, signal, skip, wait_within},
     need_root, traffic,
 };
 
@@ -469,7 +469,7 @@ fn root_a_daemon_that_cannot_start_says_why_and_touches_nothing() {
 #[test]
 fn root_a_daemon_needs_one_capability() {
     need_root!();
-    let udp = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let udp = port();
     let fleet = format!("keepers = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"");
     let host = Host::new("h0", None, &fleet);
     host.apply();
@@ -497,11 +497,10 @@ fn found_in_a_registry(
     line: &str,
     args: &dyn Fn(u16, &str) -> Vec<String>,
 ) {
-    let port = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let registry_port = port();
     let hosts: Vec<_> = (0..2)
         .map(|i| {
-            let udp = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let udp = port();
             let fleet = format!(
                 "keepers = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"\n{}",
                 line.replace("PORT", &registry_port.to_string())
@@ -544,8 +543,8 @@ fn found_in_a_registry(
 #[test]
 fn root_daemons_find_each_other_in_a_redis_that_comes_late() {
     need_root!();
-    let args = |port: u16, dir: &str| {
-        ["--port", &port.to_string(), "--save", "", "--dir", dir].map(str::to_owned).to_vec()
+    let args = |client: u16, dir: &str| {
+        ["--port", &client.to_string(), "--save", "", "--dir", dir].map(str::to_owned).to_vec()
     };
     let line = "redis = \"redis://127.0.0.1:PORT\"";
     found_in_a_registry("redis", "redis-server", line, &args);
@@ -554,16 +553,16 @@ fn root_daemons_find_each_other_in_a_redis_that_comes_late() {
 #[test]
 fn root_daemons_find_each_other_in_an_etcd_that_comes_late() {
     need_root!();
-    let args = |port: u16, dir: &str| {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let args = |client: u16, dir: &str| {
+        let peers = port();
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         vec![
             format!("--data-dir={dir}"),
-            format!("--listen-client-urls={}", url(port)),
-            format!("--advertise-client-urls={}", url(port)),
-            format!("--listen-peer-urls={}", url(free)),
-            format!("--initial-advertise-peer-urls={}", url(free)),
-            format!("--initial-cluster=default={}", url(free)),
+            format!("--listen-client-urls={}", url(client)),
+            format!("--advertise-client-urls={}", url(client)),
+            format!("--listen-peer-urls={}", url(peers)),
+            format!("--initial-advertise-peer-urls={}", url(peers)),
+            format!("--initial-cluster=default={}", url(peers)),
         ]
     };
     found_in_a_registry("etcd", "etcd", "etcd = \"http://127.0.0.1:PORT\"", &args);

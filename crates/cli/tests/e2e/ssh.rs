@@ -69,14 +69,24 @@ fn root_ssh_works_through_every_queue_of_a_port() {
             "limit add guest --port tap0 --scheme {scheme} --egress 20mbit --ingress 20mbit"
         );
         ok(&place, &bed, &words);
-        let command = format!("head -c {BYTES} /dev/zero; cat");
-        let mut client = into(&bed.receiver, "dbclient");
-        client.args(["-y", "-y", "-i", &user, "root@10.96.0.2", &command]);
+        // One session each way, at the same time; none outlives its deadline.
+        let session = |command: &str, sent: Stdio| {
+            let mut client = into(&bed.receiver, "timeout");
+            client.args(["300", "dbclient", "-y", "-y", "-i", &user, "root@10.96.0.2", command]);
+            client.stdin(sent).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
         let sent = tempfile::tempfile().unwrap();
         sent.set_len(BYTES as u64).unwrap();
-        let got = client.stdin(sent).output().unwrap();
-        assert!(got.status.success(), "{scheme}: {}", String::from_utf8_lossy(&got.stderr));
-        assert_eq!(got.stdout.len(), 2 * BYTES, "{scheme}");
+        let up = session("wc -c", sent.into());
+        let down = session(&format!("head -c {BYTES} /dev/zero"), Stdio::null());
+        let [up, down] = [("up", up), ("down", down)].map(|(direction, session)| {
+            let got = session.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&got.stderr);
+            assert!(got.status.success(), "{scheme}, {direction}: {}; {said}", got.status);
+            got.stdout
+        });
+        assert_eq!(String::from_utf8_lossy(&up).trim(), BYTES.to_string(), "{scheme}");
+        assert_eq!(down.len(), BYTES, "{scheme}");
         ok(&place, &bed, "detach");
     }
 }

@@ -86,7 +86,7 @@ fn spawn(host: &Host, unmounted: &[CString]) -> Daemon {
 }
 
 fn host(name: &str, netns: Option<NetNs>) -> Host {
-    let udp = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let udp = port();
     let fleet = format!("keepers = [\"{name}\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"");
     Host::new(name, netns, &fleet)
 }
