@@ -1,44 +1,8 @@
-//! Compiles every `bpf/*.bpf.c` to an object with a Rust skeleton in `OUT_DIR`, and the pure headers of
-//! `bpf/` a second time, for this machine, into the library `native` that the tests call.
+//! Builds the eBPF programs in `bpf/`, and its pure headers for the tests.
 
-use std::{
-    env,
-    error::Error,
-    path::{Path, PathBuf},
-    process::Command,
-};
+#[path = "../../bpf/build.rs"]
+mod bpf;
 
-use libbpf_cargo::SkeletonBuilder;
-
-fn main() -> Result<(), Box<dyn Error>> {
-    let bpf = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../../bpf").canonicalize()?;
-    let out = PathBuf::from(env::var("OUT_DIR")?);
-    // <asm/types.h> lives under the multiarch triplet on Debian and Ubuntu.
-    let triplet = Command::new("gcc").arg("-dumpmachine").output();
-    let triplet = triplet.map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned())?;
-
-    println!("cargo:rerun-if-changed={}", bpf.display());
-    for entry in std::fs::read_dir(&bpf)? {
-        let path = entry?.path();
-        println!("cargo:rerun-if-changed={}", path.display());
-        let Some(name) = path.file_name().and_then(|n| n.to_str()) else { continue };
-        let Some(stem) = name.strip_suffix(".bpf.c") else { continue };
-        SkeletonBuilder::new()
-            .source(&path)
-            // v3: 32-bit jumps and the atomics that return the old value (kernel 5.12).
-            .clang_args(["-mcpu=v3", "-Wall", "-Werror", &format!("-I/usr/include/{triplet}")])
-            .build_and_generate(out.join(format!("{stem}.skel.rs")))?;
-    }
-    native(&bpf)
-}
-
-/// Builds `native/*.c`, each of which gives a pure header's inline functions symbols to link to.
-fn native(bpf: &Path) -> Result<(), Box<dyn Error>> {
-    println!("cargo:rerun-if-changed=native");
-    let mut sources = Vec::new();
-    for entry in std::fs::read_dir("native")? {
-        sources.push(entry?.path());
-    }
-    cc::Build::new().files(&sources).include(bpf).warnings_into_errors(true).compile("native");
-    Ok(())
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    bpf::build("../../bpf", "native")
 }

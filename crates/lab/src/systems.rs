@@ -8,7 +8,7 @@
 //! | `fq`, `fq_codel` | HTB whose class has the queue of that name | the sender's device |
 //! | `cake` | CAKE with a bandwidth | the sender's device |
 //! | `nrm`, `pace` | `tidegate run --scheme`, as a user starts it | a cgroup |
-//! | `nrm-paper` | NRM as published ([`tidegate_sys::paper`]) | a cgroup |
+//! | `nrm-paper` | NRM as published ([`tidegate_instruments::paper`]) | a cgroup |
 //!
 //! [`System::apply`] gives an [`Applied`]: while it lives the limit is in force, for every program
 //! that is started at [`Applied::site`]. It takes the limit off when it is dropped, also after a failure.
@@ -21,10 +21,8 @@ use std::{fmt, time::Duration};
 use anyhow::{Context as _, anyhow};
 use serde_json::Value;
 use tidegate_core::{Direction, Rate};
-use tidegate_sys::{
-    net::{NetNs, SpawnInto, prepare},
-    paper::{NrmPaper, PaperOptions},
-};
+use tidegate_instruments::paper::{NrmPaper, PaperOptions};
+use tidegate_sys::net::{NetNs, SpawnInto, prepare};
 
 use crate::{
     context::Context,

@@ -11,14 +11,12 @@ use std::{
 };
 
 use tidegate_core::{Direction, Rate};
+use tidegate_instruments::paper::{NrmPaper, PaperOptions};
 use tidegate_lab::testbed::{
     Cgroup, Child, Family, LinkSpec, Site, Testbed, TestbedOptions, Topology, command,
     root_or_skip, wait_for_listener,
 };
-use tidegate_sys::{
-    congestion::{TG_DCTCP, attach_to_cgroup, ensure},
-    paper::{NrmPaper, PaperOptions},
-};
+use tidegate_sys::congestion::{TG_DCTCP, attach_to_cgroup, ensure};
 
 /// So low that every machine can send more.
 const LIMIT: &str = "20mbit";

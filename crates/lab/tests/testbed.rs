@@ -12,6 +12,7 @@ use std::{
 };
 
 use tidegate_core::{Bytes, Nanos, Rate, link::LinkOptions};
+use tidegate_instruments::wire_meter::WireMeter;
 use tidegate_lab::{
     stop::Skip,
     testbed::{
@@ -28,7 +29,6 @@ use tidegate_lab::{
         web::WebServer,
     },
 };
-use tidegate_sys::wire_meter::WireMeter;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MBIT: u64 = 1_000_000;

@@ -2,7 +2,7 @@
 //!
 //! Algorithms do not live here: the kernel's copies are pure C headers in `bpf/`, their models in
 //! `tidegate-core`. This crate loads the programs, speaks to their maps, and knows cgroups, network
-//! namespaces and netlink. It and the software NIC are the only crates with `unsafe`.
+//! namespaces and netlink. It, the software NIC and the instruments are the only crates with `unsafe`.
 //!
 //! - [`preflight`]: what the host must have, asked before anything is changed.
 //! - [`cgroup`]: the hierarchy and its groups.
@@ -21,9 +21,7 @@
 //! - [`store`]: limits that stay, pinned in the BPF file system; [`bpffs`]: one for tests and the laboratory.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
 //! - [`congestion`]: congestion controls for a cgroup, DCTCP among them.
-//! - [`paper`]: NRM as published, for the lab to compare with.
-//! - [`net`]: network namespaces, links, qdiscs; [`wire_meter`]: exact rates on a wire; [`sched`].
-//! - [`softirq_meter`]: CPU time of the network that no process has in its bill.
+//! - [`net`]: network namespaces, links, qdiscs; [`sched`].
 //! - [`backlog`]: where the packets of a limiter wait; [`waiting`]: whose they are.
 //! - [`xdp`]: a device's frames for AF_XDP sockets.
 //! - [`clock`]: the clocks by which programs work.
@@ -51,17 +49,14 @@ pub mod limit;
 pub mod mounts;
 pub mod net;
 mod nrm;
-pub mod paper;
 pub mod police;
 pub mod preflight;
 pub mod process;
 mod query;
 mod remains;
 pub mod sched;
-pub mod softirq_meter;
 pub mod store;
 pub mod waiting;
-pub mod wire_meter;
 pub mod xdp;
 
 pub use libbpf_rs;

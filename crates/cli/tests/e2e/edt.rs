@@ -16,10 +16,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate_sys::{
-    net::{NetNs, Route, VethPair},
-    wire_meter::WireMeter,
-};
+use tidegate_instruments::wire_meter::WireMeter;
+use tidegate_sys::net::{NetNs, Route, VethPair};
 
 use crate::{
     common::{PATIENCE, Place, skip, wait_for},

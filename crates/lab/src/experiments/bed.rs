@@ -3,10 +3,8 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use tidegate_sys::{
-    congestion::{self, CongestionControl},
-    wire_meter::WireMeter,
-};
+use tidegate_instruments::wire_meter::WireMeter;
+use tidegate_sys::congestion::{self, CongestionControl};
 
 use super::wire::Wire;
 use crate::{

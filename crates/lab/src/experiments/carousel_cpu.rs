@@ -33,7 +33,8 @@ use std::{
 
 use anyhow::Context as _;
 use tidegate_core::Rate;
-use tidegate_sys::{net::NetNs, wire_meter::WireMeter};
+use tidegate_instruments::wire_meter::WireMeter;
+use tidegate_sys::net::NetNs;
 
 use super::{
     case_in_words,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use tidegate_sys::softirq_meter::SoftirqMeter;
+use tidegate_instruments::softirq_meter::SoftirqMeter;
 
 /// The unit of `/proc`: `USER_HZ`, which is part of the kernel's interface.
 pub(super) const TICK: Duration = Duration::from_millis(10);

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate_sys::wire_meter::{FlowPorts, WireMeter};
+use tidegate_instruments::wire_meter::{FlowPorts, WireMeter};
 
 use super::wire::Wire;
 use crate::{

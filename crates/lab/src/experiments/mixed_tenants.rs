@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate_sys::wire_meter::{FlowPorts, WireMeter};
+use tidegate_instruments::wire_meter::{FlowPorts, WireMeter};
 
 use super::{bed::Control, shapers::MARK_BYTES};
 use crate::{

@@ -11,7 +11,7 @@ mod settling;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use tidegate_sys::wire_meter::{FlowPorts, WireMeter};
+use tidegate_instruments::wire_meter::{FlowPorts, WireMeter};
 
 use super::wire::Wire;
 use crate::{

@@ -17,7 +17,8 @@ use std::{fmt, path::PathBuf, time::Duration};
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use tidegate_core::{Bytes, Direction, Rate, burst::policer_burst};
-use tidegate_sys::{net::NetNs, wire_meter::WireMeter};
+use tidegate_instruments::wire_meter::WireMeter;
+use tidegate_sys::net::NetNs;
 
 use super::wire::Wire;
 use crate::{

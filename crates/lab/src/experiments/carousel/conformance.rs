@@ -12,8 +12,9 @@
 use std::{fmt, time::Duration};
 
 use tidegate_core::Rate;
+use tidegate_instruments::wire_meter::WireMeter;
 use tidegate_nic::port::tap::{TapOptions, TapPort};
-use tidegate_sys::{net::NetNs, wire_meter::WireMeter};
+use tidegate_sys::net::NetNs;
 
 use super::{
     BIN, GBIT, MBIT, MTU_FRAME_BYTES, SECOND,

@@ -16,10 +16,10 @@ use rustix::{
     net::sockopt::set_socket_send_buffer_size_force,
 };
 use tidegate_core::Rate;
+use tidegate_instruments::wire_meter::WireMeter;
 use tidegate_sys::{
     net::{qdisc::Handle, sock::set_priority},
     sched::make_realtime,
-    wire_meter::WireMeter,
 };
 
 use super::BIN;

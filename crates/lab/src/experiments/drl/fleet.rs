@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use tidegate_sys::wire_meter::{FlowPorts, WireMeter};
+use tidegate_instruments::wire_meter::{FlowPorts, WireMeter};
 
 use super::{
     daemons::Daemons,

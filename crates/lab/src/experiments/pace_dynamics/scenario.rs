@@ -169,7 +169,7 @@ pub(super) fn tiny() -> Vec<Scenario> {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_sys::wire_meter::FLOW_BINS_MAX;
+    use tidegate_instruments::wire_meter::FLOW_BINS_MAX;
 
     use super::*;
 

@@ -24,7 +24,7 @@ enum {
 const volatile __u64 egress_byte_s;
 const volatile __u64 ingress_byte_s;
 
-/* Mirrored by crates/sys/src/paper.rs. */
+/* Mirrored by crates/instruments/src/paper.rs. */
 struct np_state {
 	struct bpf_spin_lock lock;
 	__u32 reserved;

@@ -3,14 +3,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+#[path = "../../sys/tests/bed/mod.rs"]
 mod bed;
 
 use std::os::fd::AsFd;
 
 use bed::{Cgroup, Net, SERVER, iperf3_server, root};
 use tidegate_core::{Direction, Rate};
+use tidegate_instruments::paper::{NrmPaper, PaperCounters, PaperOptions};
 use tidegate_sys::congestion::attach_to_cgroup;
-use tidegate_sys::paper::{NrmPaper, PaperCounters, PaperOptions};
 
 /// What an iperf3 of a few seconds and the limit's counters say.
 #[derive(Debug)]

@@ -30,7 +30,7 @@ use libbpf_rs::{
 };
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::net::{
+use tidegate_sys::net::{
     NetError, NetNs, Netlink,
     qdisc::{Handle, Place, Qdisc, Verb},
 };
@@ -324,7 +324,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::net::{VethPair, sock::tcp_info};
+    use tidegate_sys::net::{VethPair, sock::tcp_info};
 
     const LONG: Duration = Duration::from_secs(60);
 
