@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What lies in the maps of the programs that act on ACKs (acks.bpf.c). Mirrored by
- * crates/sys/src/acks/intf.rs; a test compares sizes.
+ * The maps of the programs that act on ACKs (acks.bpf.c). Mirrored by crates/sys/src/acks/intf.rs;
+ * a test compares sizes.
  */
 #ifndef TG_ACKS_H
 #define TG_ACKS_H
@@ -11,9 +11,9 @@
 #include "spring.h"
 #include "wait.h"
 
-/* Connections that are known at once; the longest silent gives way to a new one. */
+/* Most connections in the table; the one that was silent longest makes room for a new one. */
 #define AC_FLOWS 16384
-/* The limit, and the one that is in force when its time is over. */
+/* Index of the limit, and of the limit that is in force after its time is over. */
 #define AC_NOW	  0
 #define AC_THEN	  1
 #define AC_LIMITS 2
@@ -23,45 +23,49 @@ enum ac_scheme {
 	AC_SPRING,
 };
 
-/* A limit; written by user space alone. */
+/* A limit. Only user space writes it. */
 struct ac_limit {
-	/* Also of DEM: what waits is looked at as a time. */
+	/* Also used by DEM: turns the backlog into a time. */
 	struct sp_conf spring;
 	struct dem_conf dem;
 	struct wt_conf wait;
-	/* Until when it is good, in ns since boot with the time asleep; 0: for ever. */
+	/* Valid until, in ns since boot including suspend; 0: for ever. */
 	__u64 until_ns;
-	/* Of AC_THEN: HTB knows nothing of this rate. What comes when more than this is owed is
-	 * dropped, and never 0. */
+	/*
+	 * Of AC_THEN, whose rate HTB does not know. Packets that find a larger debt are dropped;
+	 * never 0.
+	 */
 	__u64 most_ns;
 	/* enum ac_scheme */
 	__u32 scheme;
 	__u32 pad;
 };
 
-/* What all flows of a limit share. Written by packets: a lost update is no loss. */
+/*
+ * What all flows of a limit share. Written by packets without a lock; a lost update does no harm.
+ */
 struct ac_state {
-	/* Every byte that came to the queue. */
+	/* Every byte that reached the queue. */
 	__u64 in_bytes;
 	struct wt_account account;
 	__u64 unused[4];
 	/* spring: smoothed, in time at the limit's rate. */
 	__u64 backlog_ns;
 	__u64 share;
-	/* When this epoch began, and what had come and what waited then. */
+	/* When this epoch began, and the bytes that had come and the backlog then. */
 	__u64 epoch_start_ns;
-	/* How long it must last. */
+	/* The least length of this epoch. */
 	__u64 epoch_ns;
 	__u64 epoch_in_bytes;
 	__u64 epoch_backlog_bytes;
-	/* The longest round trip of this epoch and the one before. */
+	/* The longest round trip of this epoch and of the one before. */
 	__u64 longest_ns;
 	__u64 longest_before_ns;
-	/* Numbered from one, so that a new flow has been seen in none. */
+	/* Numbered from one, so that a new flow has been counted in none. */
 	__u32 epoch;
 	__u32 flows;
 	__u32 flows_before;
-	/* 1 while a CPU changes what is kept of the epoch. */
+	/* 1 while a CPU changes the epoch. */
 	__u32 entered;
 	/* dem */
 	struct dem_marker marker;
@@ -69,8 +73,8 @@ struct ac_state {
 };
 
 /*
- * Whether this CPU may change what is kept of the epoch; then it must call ac_leave. Nobody waits:
- * a flow is counted, and an epoch ended, by the next ACK.
+ * Whether this CPU may change the epoch; then it must call ac_leave. Nobody waits: the next ACK
+ * counts the flow or ends the epoch.
  */
 static inline __attribute__((always_inline)) int ac_enter(struct ac_state *s)
 {
@@ -79,13 +83,13 @@ static inline __attribute__((always_inline)) int ac_enter(struct ac_state *s)
 
 static inline __attribute__((always_inline)) void ac_leave(struct ac_state *s)
 {
-	/* An exchange: all that was written before it is seen by who enters next. */
+	/* An exchange: the next CPU that enters sees all that was written before. */
 	__sync_lock_test_and_set(&s->entered, 0);
 }
 
 /*
- * Counts a flow in this epoch, if it is not yet, and makes room for it if it is new. *seen is the
- * last epoch in which it was counted. Returns whether it was counted now.
+ * Counts a flow in this epoch, if it is not counted yet, and makes room for it if it is new. *seen
+ * is the last epoch in which it was counted. Returns whether it was counted now.
  */
 static inline __attribute__((always_inline)) int ac_count_flow(struct ac_state *s, __u32 *seen)
 {
@@ -106,8 +110,8 @@ static inline __attribute__((always_inline)) int ac_count_flow(struct ac_state *
 }
 
 /*
- * Ends the epoch when it has lasted long enough; one CPU does, and hears how many flows were in it,
- * and one more.
+ * Ends the epoch when it has lasted long enough. Only one CPU does so; it gets the number of flows
+ * plus one.
  */
 static inline __attribute__((always_inline)) int
 ac_turn_epoch(const struct ac_limit *l, struct ac_state *s, __u64 now, __u64 backlog, __u16 mss)
@@ -154,20 +158,23 @@ struct tcp_key {
 };
 
 enum ac_flow_flags {
-	/* A SYN has been seen from the workload, from the other side; the workload's asked for ECN,
-	 * the other's, and the SYN itself was ECN-capable, as only DCTCP and its like send it. */
+	/*
+	 * A SYN was seen from the workload, or from the other side; the workload's, or the other
+	 * side's, asked for ECN; the SYN itself was ECN-capable, which only DCTCP and the like
+	 * send.
+	 */
 	AC_OWN_SYN = 1 << 0,
 	AC_OTHER_SYN = 1 << 1,
 	AC_ASKED_ECN = 1 << 2,
 	AC_ECT_SYN = 1 << 3,
 	AC_OWN_SCALES = 1 << 4,
 	AC_OTHER_SCALES = 1 << 5,
-	/* The connection stands, both SYNs were seen. */
+	/* The connection is established: both SYNs were seen. */
 	AC_KNOWN = 1 << 6,
-	/* It has agreed on ECN as in RFC 3168, and its sender is like DCTCP. */
+	/* It agreed on ECN as in RFC 3168, and its sender behaves like DCTCP. */
 	AC_ECN = 1 << 7,
 	AC_SCALABLE = 1 << 8,
-	/* FINs that were seen. Both may pass at once, on two CPUs: they are set atomically. */
+	/* FINs that were seen. They are set atomically, as both may pass at once, on two CPUs. */
 	AC_OWN_FIN = 1 << 9,
 	AC_OTHER_FIN = 1 << 10,
 };
@@ -177,19 +184,21 @@ struct ac_flow {
 	struct sp_rtt rtt;
 	struct sp_edge edge;
 	struct cs_mark mark;
-	/* enum ac_flow_flags; those of the handshake that is under way below AC_KNOWN. */
+	/* enum ac_flow_flags; those of a handshake in progress are below AC_KNOWN. */
 	__u32 flags;
-	/* How far the workload has sent, and what it last acknowledged. */
+	/* How far the workload has sent, and its last acknowledgement. */
 	__u32 sent;
 	__u32 own_ack;
-	/* What has been acknowledged to it. */
+	/* How far it has been acknowledged. */
 	__u32 acked;
-	/* The part of a mark that is due. */
+	/* The fraction of a mark that is due. */
 	__u32 due;
-	/* A constant of its own, and the last epoch that it was seen in. */
+	/* A random constant of the flow, and the last epoch in which it was seen. */
 	__u32 hash;
 	__u32 epoch;
-	/* What the other side said: segments and scale, and in the handshake that is under way. */
+	/*
+	 * Options of the other side: segment size and scale; also those of a handshake in progress.
+	 */
 	__u16 mss;
 	__u16 syn_mss;
 	__u16 scale;

@@ -14,52 +14,58 @@
 /* TCP's first ten segments; what a connection sends later is paced. */
 #define AD_FRAME_BYTES 1514
 #define AD_MOST_BYTES  (10 * AD_FRAME_BYTES)
-/* The virtual queue may be behind by so much without a connection having to wait for that. */
+/* A backlog up to this delays no connection. */
 #define AD_SLACK_NS 4000000ULL
-/* Nobody waits longer: a client asks again after a second. */
+/* No connection waits longer: a client retries after a second. */
 #define AD_MOST_NS 850000000ULL
-/* A client has this time and so many round trips to answer what was held. */
+/* A client has this time and this many round trips to answer a held SYN-ACK. */
 #define AD_PATIENCE_NS	   992000000ULL
 #define AD_PATIENCE_ROUNDS 16
-/* Nobody is held for more than this, and twice as long as its turn needs, for that alone. */
+/* The least hold may be at most this, or twice the time until the turn. */
 #define AD_LEAST_NS 32000000ULL
-/* A value of `crowded`: this limit holds no connection any more. */
+/* A value of `crowded`: this limit no longer holds connections. */
 #define AD_NEVER 2
-/* The first timer of a SYN that is not held; a hold of a millisecond is ten doublings shorter. */
+/* The first timer of a SYN that is not held. A hold of a millisecond is ten doublings shorter. */
 #define AD_SECOND_NS	   1000000000ULL
 #define AD_SYN_DOUBLINGS   10
 #define AD_SYN_RETRIES_MAX 127
-/* Beyond so many retries of an answer nothing is gained. */
+/* More retries of a SYN-ACK than this gain nothing. */
 #define AD_MAX_RETRIES 15
-/* The retries of an answer that a listener in a limit gets, and the kernel's default. */
+/* The SYN-ACK retries that a listener in a limit gets, and the kernel's default. */
 #define AD_ANSWER_RETRIES  7
 #define AD_DEFAULT_RETRIES 5
-/* The kernel sends a held answer again after twice its time: a path up to twice as long gets it
- * once. */
+/*
+ * The kernel sends a held SYN-ACK again after twice its time. A path up to twice as long gets it
+ * once.
+ */
 #define AD_ONCE_NS 16000000ULL
 
 /* The turns that the new connections of a queue take. */
 struct ad_turns {
-	/* When the turn of the next one comes. */
+	/* When the next turn comes. */
 	__u64 next_ns;
-	/* The bytes that a connection takes before it is paced, on average, in 2^-6 bytes. */
+	/* Average bytes that a connection takes before it is paced, in 2^-6 bytes. */
 	__u32 average;
-	/* The last one whose answer is to be held: a time and a port (ad_asked). */
+	/* The last SYN-ACK that is to be held: a time and a port (ad_asked). */
 	__u32 asked;
-	/* How many were held, ever; it wraps. */
+	/* How many were held since the limit began; it wraps. */
 	__u32 held;
-	/* The least retries of an answer that a listener has; 0: none is known, as no answer was
-	 * seen (programs of cgroups see none before Linux 6.13). */
+	/*
+	 * The fewest SYN-ACK retries of a listener; 0: not known, as no SYN-ACK was seen (programs
+	 * of cgroups see none before Linux 6.13).
+	 */
 	__u8 retries;
-	/* 1 while the listener that was seen last has many connections that wait, AD_NEVER from
-	 * when one was seen that sends no answer again. */
+	/*
+	 * 1 while the listener that was seen last has many waiting connections. AD_NEVER once a
+	 * listener was seen that sends no SYN-ACK again.
+	 */
 	__u8 crowded;
-	/* The direction whose turn the last one waits for. */
+	/* The direction for whose turn the last one waits. */
 	__u8 asked_of;
 	__u8 pad;
 };
 
-/* A connection has ended that took so many bytes on the wire; a lost update is one of many. */
+/* A connection that took `bytes` on the wire has ended. A lost update does no harm. */
 static inline __attribute__((always_inline)) void ad_ended(struct ad_turns *turns, __u64 bytes)
 {
 	__u32 average = *(volatile __u32 *)&turns->average;
@@ -70,9 +76,9 @@ static inline __attribute__((always_inline)) void ad_ended(struct ad_turns *turn
 }
 
 /*
- * A connection is asked for: how long it has to wait. `others` are the flows that are paced, and
- * `backlog_ns` is how far the queue is behind, less than nothing if it has credit. Should two CPUs
- * give the same turn, the backlog makes up for it.
+ * A connection begins: returns how long it has to wait. `others` is the number of paced flows.
+ * `backlog_ns` is negative if the queue has credit. If two CPUs give the same turn, the backlog
+ * makes up for it.
  */
 static inline __attribute__((always_inline)) __u64
 ad_ask(struct ad_turns *turns, __u64 now, __s64 backlog_ns, __u64 cost, __u32 others)
@@ -85,7 +91,7 @@ ad_ask(struct ad_turns *turns, __u64 now, __s64 backlog_ns, __u64 cost, __u32 ot
 	__u64 turns_ahead = wait / fs_max(own, 1), waiting;
 
 	others = fs_min(others, FS_MAX_FLOWS);
-	/* They have their parts of what is ahead. */
+	/* The paced flows have their parts of the time until the turn. */
 	waiting = turns_ahead > others ? turns_ahead - others : 1;
 	turns->average = average - (average >> AD_AVERAGE_SHIFT);
 	turns->next_ns = now + wait + own + own * others / waiting;
@@ -95,8 +101,8 @@ ad_ask(struct ad_turns *turns, __u64 now, __s64 backlog_ns, __u64 cost, __u32 ot
 }
 
 /*
- * How long to hold the answer to a connection that has to wait, in ticks of the kernel's timers; 0:
- * it goes at once. The kernel sends a held answer when its timer ends, and keeps the connection for
+ * How long to hold the SYN-ACK of a connection that has to wait, in ticks of the kernel's timers;
+ * 0: not at all. The kernel sends a held SYN-ACK when its timer ends, and keeps the connection for
  * `retries` more times of the timer, each twice as long as the one before.
  */
 static inline __attribute__((always_inline)) __u32 ad_hold_ticks(__u64 wait_ns, __u32 retries,
@@ -116,8 +122,8 @@ static inline __attribute__((always_inline)) __u32 ad_hold_ticks(__u64 wait_ns, 
 }
 
 /*
- * How often a listener is to send an answer again, so that a held one begins after 4 ms; 0: no
- * change. What its program has chosen stays, and so does a host's choice of fewer than the default.
+ * How often a listener should send a SYN-ACK again, so that a held one goes after 4 ms; 0: no
+ * change. The program's own choice stays, and so does a host's choice of fewer than the default.
  */
 static inline __attribute__((always_inline)) __u32 ad_answer_retries(__u32 chosen, __u32 host)
 {
@@ -125,15 +131,15 @@ static inline __attribute__((always_inline)) __u32 ad_answer_retries(__u32 chose
 										 : 0;
 }
 
-/* Whether connections take no more than a frame: their programs only ask. */
+/* Whether connections take at most a frame: then their programs only ask. */
 static inline __attribute__((always_inline)) int ad_only_asks(const struct ad_turns *turns)
 {
 	return turns->average >> AD_AVERAGE_SHIFT <= AD_FRAME_BYTES;
 }
 
 /*
- * Whether a connection that has moved so many segments of data most likely ends before it is paced:
- * it has moved no more than twice what others took.
+ * Whether a connection that has moved this many data segments most likely ends before it is paced:
+ * it has moved at most twice what others took.
  */
 static inline __attribute__((always_inline)) int ad_ends_soon(const struct ad_turns *turns,
 							      __u32 segments)
@@ -144,9 +150,9 @@ static inline __attribute__((always_inline)) int ad_ends_soon(const struct ad_tu
 }
 
 /*
- * How long to hold the SYN of a connection that has to wait, in ticks of the kernel's timers; 0: it
- * goes at once. The kernel sends it when the timer ends, and again after as long a time: a round
- * trip is shorter.
+ * How long to hold the SYN of a connection that has to wait, in ticks of the kernel's timers; 0:
+ * not at all. The kernel sends the SYN when the timer ends, and again after the same time, so the
+ * hold is longer than a round trip.
  */
 static inline __attribute__((always_inline)) __u32 ad_syn_ticks(__u64 wait_ns, __u64 rtt_ns,
 								__u64 tick_ns)
@@ -160,9 +166,9 @@ static inline __attribute__((always_inline)) __u32 ad_syn_ticks(__u64 wait_ns, _
 }
 
 /*
- * How often the kernel has to send a SYN again that was held for so many ticks, so that the
- * connection fails no earlier than with `retries` after a first timer of a second: each time is
- * twice as long as the one before.
+ * How many times the kernel must retry a SYN that was held for `ticks`, so that the connection
+ * fails no earlier than with `retries` after a first timer of a second. Each time is twice as long
+ * as the one before.
  */
 static inline __attribute__((always_inline)) __u32 ad_syn_retries(__u32 ticks, __u64 tick_ns,
 								  __u32 retries)
@@ -174,14 +180,16 @@ static inline __attribute__((always_inline)) __u32 ad_syn_retries(__u32 ticks, _
 	return fs_min(retries, AD_SYN_RETRIES_MAX);
 }
 
-/* Names the answer that is to be held: the time in units of 2^16 ns, and the client's port. */
+/* An identifier of the SYN-ACK to hold: the time in units of 2^16 ns, and the client's port. */
 static inline __attribute__((always_inline)) __u32 ad_asked(__u64 now, __u32 port)
 {
 	return (__u32)(now >> 16) << 16 | (port & 0xffff);
 }
 
-/* Whether an answer to a port is that one. It follows at once: a word that is older was of one that
- * never came. */
+/*
+ * Whether a SYN-ACK to `port` is the one to hold. It follows at once, so an older identifier
+ * belongs to one that never came.
+ */
 static inline __attribute__((always_inline)) int ad_is_asked(__u32 asked, __u64 now, __u32 port)
 {
 	return asked && (asked & 0xffff) == (port & 0xffff) &&

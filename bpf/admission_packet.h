@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The packets that begin a connection, on their way out of the limit: SYNs, and the answers of
- * listening sockets. The sock_ops program decides which of them wait (tune.bpf.c). Such a packet is
- * dropped once, and the kernel's timer sends it. The rule is in admission.h.
+ * Egress packets that begin a connection: SYNs, and SYN-ACKs of listeners. The sock_ops program
+ * decides which of them wait (tune.bpf.c). A packet that waits is dropped once, and the kernel's
+ * timer sends it again. The rule is in admission.h.
  */
 #ifndef TG_ADMISSION_PACKET_H
 #define TG_ADMISSION_PACKET_H
@@ -26,14 +26,13 @@ enum {
 	ANSWER_WAITS,
 };
 
-/* A listener with a smaller queue would forget others for a connection that is held. */
+/* With a smaller queue, a listener would forget other connections for one that is held. */
 #define LEAST_BACKLOG 16
 
 /*
- * Whether a packet answers a connection that is asked for (SYN-ACK), and whether that is to be
- * held: the kernel sends it again when the timer ends that was given to it (tune.bpf.c). Also
- * learns what is to be known for the next one: how often the listener sends an answer again, and
- * whether a quarter of its queue is taken, or half of those that wait to be accepted.
+ * Whether a packet is a SYN-ACK, and whether to hold it: the kernel sends it again when the timer
+ * ends that tune.bpf.c set. Also learns for the next one how often the listener sends a SYN-ACK
+ * again, and whether a quarter of its queue is taken, or half of its accept queue.
  */
 __noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
 {
@@ -47,7 +46,8 @@ __noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
 	listener = sk ? bpf_skc_to_tcp_sock(sk) : 0;
 	if (!listener || !queue || tg_load(skb, 0, &first, sizeof(first)))
 		return NO_ANSWER;
-	/* An answer behind IPv6 extension headers is not recognised, and is judged as any packet.
+	/*
+	 * A SYN-ACK behind IPv6 extension headers is not recognised, and is judged as any packet.
 	 */
 	start = first >> 4 == 4 ? (first & 15) * 4 : sizeof(struct ipv6hdr);
 	tg_load(skb, start + TCP_FLAGS_OFFSET, &flags, sizeof(flags));
@@ -82,7 +82,7 @@ __noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
 	return ANSWER_WAITS;
 }
 
-/* Whether a SYN goes or waits: tune.bpf.c has decided. */
+/* Whether a SYN passes or waits, as tune.bpf.c decided. */
 __noinline int ask(struct __sk_buff *skb)
 {
 	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
@@ -93,8 +93,7 @@ __noinline int ask(struct __sk_buff *skb)
 	return ANSWER_WAITS;
 }
 
-/* The verdict on a packet that the limit's own host sends, if it is one that begins a connection.
- */
+/* The verdict on an egress packet, if it begins a connection. */
 static __always_inline int begin(struct __sk_buff *skb, struct bpf_sock *sk, struct tg_queue *queue,
 				 __u64 now)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * How often a listening socket of a limit sends the answer to a connection (SYN-ACK) again. The
- * more often, the sooner one that is held can begin: the rule is in admission.h.
+ * How often a listener in a limit sends a SYN-ACK again. The more retries, the earlier a held
+ * connection can begin: the rule is in admission.h.
  */
 #ifndef TG_ANSWERS_H
 #define TG_ANSWERS_H
@@ -13,18 +13,18 @@
 
 #define TG_SOL_TCP    6
 #define TG_TCP_SYNCNT 7
-/* Since Linux 6.13 programs of cgroups see answers, and can hold them. */
+/* From Linux 6.13 on programs of cgroups see SYN-ACKs, and can hold them. */
 #define TG_HOLDING_VERSION (6 << 16 | 13 << 8)
 
 extern int LINUX_KERNEL_VERSION __kconfig;
 
-/* The host's number of retries, for listeners that have not chosen. */
+/* The host's number of retries, for listeners that have not chosen one. */
 static __always_inline __u32 tg_host_retries(const struct tcp_sock *tp)
 {
 	return tp->inet_conn.icsk_inet.sk.__sk_common.skc_net.net->ipv4.sysctl_tcp_synack_retries;
 }
 
-/* How often a listener sends an answer again. */
+/* How often a listener sends a SYN-ACK again. */
 static __always_inline __u32 tg_answer_retries(const struct tcp_sock *tp)
 {
 	__u32 chosen = tp->inet_conn.icsk_syn_retries;
@@ -44,7 +44,9 @@ static __always_inline void tg_set_answers(void *ctx, const struct tcp_sock *tp)
 		bpf_setsockopt(ctx, TG_SOL_TCP, TG_TCP_SYNCNT, &retries, sizeof(retries));
 }
 
-/* Gives them back: the host's number, as no socket takes the 0 that stands for it. */
+/*
+ * Takes them back: sets the host's number, as setsockopt does not accept the 0 that stands for it.
+ */
 static __always_inline void tg_free_answers(void *ctx, const struct tcp_sock *tp)
 {
 	int retries = tg_host_retries(tp);

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * How many flows of a limit take all they get: a pure header over (state, now, what was
- * acknowledged). Its model, with the reasons, is crates/core/src/census.rs; a property test holds
- * the two together.
+ * Counts the flows of a limit that take all they get: a pure header over (state, now, acknowledged
+ * bytes). Its model, with the reasons, is crates/core/src/census.rs; a property test compares the
+ * two.
  */
 #ifndef TG_CENSUS_H
 #define TG_CENSUS_H
 
 #include "spring.h"
 
-/* What the limit lets through in a time; a flow's part of it is in these. */
+/* A flow's part of what the limit passes in a time is in these units. */
 #define CS_ONE		 (1ULL << 16)
 #define CS_MOST		 (2 * CS_ONE)
 #define CS_MIN_PERIOD_NS 100000000ULL
 #define CS_MAX_PERIOD_NS SP_SECOND_NS
-/* Two full frames: a receiver acknowledges so much at once. */
+/* Two full frames: the most that a receiver acknowledges at once. */
 #define CS_ROUND_BYTES 3028
 
 struct cs_sums {
@@ -28,10 +28,10 @@ struct cs_census {
 	/* When this period began, and how long it lasts. */
 	__u64 start_ns;
 	__u64 period_ns;
-	/* Of this period, and of the one before. */
+	/* Flow counts of this period, and of the one before. */
 	struct cs_sums sums;
 	struct cs_sums before;
-	/* Of this period; those of flows are numbered from one. */
+	/* Number of this period; those of flows begin at one. */
 	__u32 number;
 	__u32 pad;
 };
@@ -43,7 +43,7 @@ struct cs_mark {
 	__u32 number;
 };
 
-/* The part of a flow that so much was acknowledged to in this time. */
+/* The part of a flow to which this many bytes were acknowledged in this time. */
 static inline __attribute__((always_inline)) __u64 cs_part(const struct sp_conf *conf, __u32 bytes,
 							   __u64 elapsed_ns)
 {
@@ -52,7 +52,7 @@ static inline __attribute__((always_inline)) __u64 cs_part(const struct sp_conf 
 	return fs_min((fs_min(bytes, SP_MAX_BYTES) << 16) / all, CS_MOST);
 }
 
-/* How long a period must be for all flows to be seen in it. */
+/* How long a period must be to see all flows in it. */
 static inline __attribute__((always_inline)) __u64 cs_period(const struct sp_conf *conf,
 							     __u64 flows)
 {
@@ -61,7 +61,7 @@ static inline __attribute__((always_inline)) __u64 cs_period(const struct sp_con
 	return fs_min(fs_max(round, CS_MIN_PERIOD_NS), CS_MAX_PERIOD_NS);
 }
 
-/* Everything before `ack` has arrived, of a flow. */
+/* Everything before `ack` of a flow has arrived. */
 static inline __attribute__((always_inline)) void cs_count(const struct sp_conf *conf,
 							   struct cs_census *census,
 							   struct cs_mark *mark, __u32 ack,
@@ -83,7 +83,7 @@ static inline __attribute__((always_inline)) void cs_count(const struct sp_conf 
 	number = census->number + 1;
 	if (mark->number == number)
 		return;
-	/* The first time there is nothing to count from. */
+	/* The first ACK only sets the reference. */
 	if (mark->number && (__s32)(ack - mark->acked) > 0) {
 		since = now_ns > mark->at_ns ? now_ns - mark->at_ns : 0;
 		part = cs_part(conf, ack - mark->acked, since);

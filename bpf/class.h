@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Limits inside a limit: a pure header over what the parent gives now. Its model, with the reasons,
- * is crates/core/src/class.rs; a property test holds the two together.
+ * is crates/core/src/class.rs; a property test compares the two.
  */
 #ifndef TG_CLASS_H
 #define TG_CLASS_H
@@ -14,18 +14,21 @@
 /* What a byte costs at 1 bit/s, in 2^-24 ns. */
 #define CL_ONE_BIT_S_COST (8000000000ULL << VQ_COST_SHIFT)
 
-/* The place of a limit among those with the same parent. */
+/* Guarantee, weight and ceiling of a limit among its siblings. */
 struct cl_class {
 	__u64 guarantee_bit_s;
 	/* 0: it has no parent. */
 	__u32 weight;
-	/* Below these lengths no threshold falls. */
+	/* No threshold is below these lengths. */
 	__u32 burst_bytes;
 	__u32 mark_bytes;
 	__u32 drop_bytes;
 };
 
-/* What a class may use of a parent that has `parent_bit_s` and gives `share` to a weight of 100. */
+/*
+ * The rate that a class may use of a parent that has `parent_bit_s` and gives `share` to a weight
+ * of 100.
+ */
 static inline __attribute__((always_inline)) __u64
 cl_rate(const struct cl_class *class, __u64 ceiling_bit_s, __u64 parent_bit_s, __u64 share)
 {
@@ -48,7 +51,9 @@ static inline __attribute__((always_inline)) __u64 cl_threshold(__u64 at_ceiling
 	return fs_max(at_ceiling_ns, fs_min(vq_time_ns(bytes, cost), CL_MAX_SPAN_NS));
 }
 
-/* The virtual queue of a class whose bytes cost so much now, from the one at its ceiling. */
+/*
+ * Derives the virtual queue of a class whose bytes cost `cost` now from the queue at its ceiling.
+ */
 static inline __attribute__((always_inline)) void cl_config_at(const struct vq_conf *ceiling,
 							       const struct cl_class *class,
 							       __u64 cost, struct vq_conf *now)

@@ -6,8 +6,8 @@
  *   on a mark, a window:  cwnd  -= cwnd * alpha / 2        at least 2 packets
  *   on a loss:            cwnd   = cwnd before this window's reduction / 2
  *
- * alpha is a 10-bit fraction where cwnd is concerned. The state has ten more bits below those: with
- * 10 bits alone an alpha under 16/1024 could neither decay nor grow by a sixteenth.
+ * For cwnd alpha is a 10-bit fraction. The state has ten more bits below those: with 10 bits
+ * alone an alpha under 16/1024 could neither decay nor grow by a sixteenth.
  */
 #ifndef TG_DCTCP_H
 #define TG_DCTCP_H
@@ -23,7 +23,8 @@
 #define DCTCP_GAIN_SHIFT 4
 #define DCTCP_CWND_MIN	 2
 
-/* alpha after a window in which `delivered` packets were acknowledged, `marked` of them with ECE.
+/*
+ * alpha after a window in which `delivered` packets were acknowledged, `marked` of them with ECE.
  */
 DCTCP_INLINE __u32 dctcp_alpha(__u32 alpha, __u32 delivered, __u32 marked)
 {
@@ -48,8 +49,8 @@ DCTCP_INLINE __u32 dctcp_ssthresh(__u32 cwnd, __u32 alpha)
 }
 
 /*
- * The window after a loss, as any TCP's (RFC 8257, 3.5), where `prior_cwnd` is what it was before
- * this window's reduction: mark and loss in one window together halve it, no more.
+ * The window after a loss, as for any TCP (RFC 8257, 3.5). `prior_cwnd` is the window before this
+ * window's reduction: mark and loss in one window together halve it, no more.
  */
 DCTCP_INLINE __u32 dctcp_ssthresh_loss(__u32 prior_cwnd, __u32 ssthresh)
 {
@@ -59,11 +60,11 @@ DCTCP_INLINE __u32 dctcp_ssthresh_loss(__u32 prior_cwnd, __u32 ssthresh)
 }
 
 enum dctcp_ack {
-	/* Nothing changes: ACKs may go on being delayed. */
+	/* No change: ACKs may still be delayed. */
 	DCTCP_ACK_AS_USUAL = 0,
 	/* ACK this packet at once. */
 	DCTCP_ACK_NOW = 1,
-	/* Before that, ACK what the delayed ACK stands for, with the ECE of those packets. */
+	/* First ACK what the delayed ACK stands for, with the ECE of those packets. */
 	DCTCP_ACK_PRIOR_THEN_NOW = 2,
 };
 

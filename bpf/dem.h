@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Marks in ACKs from the length of a queue: a pure header over (state, now, backlog). Its model,
- * with the reasons, is crates/core/src/dem.rs; a property test holds the two together.
+ * ECN marks in ACKs, from the length of a queue: a pure header over (state, now, backlog). Its
+ * model, with the reasons, is crates/core/src/dem.rs; a property test compares the two.
  */
 #ifndef TG_DEM_H
 #define TG_DEM_H
@@ -10,15 +10,15 @@
 
 /* Probabilities in 2^-24. */
 #define DEM_ONE (1ULL << 24)
-/* The PI law looks at the queue this often; its gains. */
+/* The interval at which the PI law reads the queue; its gains. */
 #define DEM_PERIOD_NS	 500000ULL
 #define DEM_INTEGRAL	 (DEM_ONE / 256)
 #define DEM_PROPORTIONAL (DEM_ONE / 32)
-/* The PI law marks every ACK while the queue is longer than so many thresholds. */
+/* The PI law marks every ACK while the queue is longer than this many thresholds. */
 #define DEM_CERTAIN_THRESHOLDS 4
-/* And none while it is shorter than this part of one. */
+/* It marks none while the queue is shorter than this part of a threshold. */
 #define DEM_NEVER_PART 4
-/* No distance from the threshold counts as more thresholds, no ACK as more segments. */
+/* Clamps the distance from the threshold, in thresholds, and the length of an ACK, in segments. */
 #define DEM_MAX_THRESHOLDS 8
 #define DEM_MAX_SEGMENTS   64
 #define DEM_MAX_BYTES	   (1ULL << 34)
@@ -35,7 +35,7 @@ struct dem_conf {
 	__u32 pad;
 };
 
-/* What the PI law remembers of a limit. */
+/* State of the PI law for a limit. */
 struct dem_marker {
 	__u64 updated_ns;
 	__u64 probability;
@@ -72,8 +72,8 @@ dem_update(const struct dem_conf *conf, struct dem_marker *marker, __u64 now_ns,
 }
 
 /*
- * Whether the ACK that passes is to say ECE. `due` is what the flow remembers: the part of its next
- * mark. `scalable`: the sender takes the part of marked segments for its measure.
+ * Whether the passing ACK gets ECE. `due` is the flow's state: the fraction of its next mark.
+ * `scalable`: the sender reacts to the fraction of marked segments, like DCTCP.
  */
 static inline __attribute__((always_inline)) int dem_on_ack(const struct dem_conf *conf,
 							    struct dem_marker *marker, __u32 *due,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The DSCP of a packet: read by any program, written by one of tc. */
+/* The DSCP of a packet: any program reads it, only one at tc writes it. */
 #ifndef TG_DSCP_H
 #define TG_DSCP_H
 
@@ -13,7 +13,7 @@
 	}
 #define TG_LINK_HEADERS_MAX 4
 
-/* 0 for what is not IP. */
+/* 0 if the packet is not IP. */
 static __always_inline __u8 tg_dscp(struct __sk_buff *skb)
 {
 	union tg_ip_head head;
@@ -27,7 +27,7 @@ static __always_inline __u8 tg_dscp(struct __sk_buff *skb)
 	return 0;
 }
 
-/* Where in the packet its IP header starts; negative if that is nowhere known. */
+/* Where in the packet its IP header starts; negative if unknown. */
 static __always_inline int tg_ip_offset(struct __sk_buff *skb, const union tg_ip_head *head)
 {
 	const int headers[TG_LINK_HEADERS_MAX] = TG_LINK_HEADERS;
@@ -41,9 +41,9 @@ static __always_inline int tg_ip_offset(struct __sk_buff *skb, const union tg_ip
 }
 
 /*
- * Gives a packet another DSCP. The sum over an IPv4 header with its checksum does not change, so a
- * checksum over the whole packet that the device has computed stays right; IPv6 has none, and there
- * the kernel is told to follow.
+ * Sets the DSCP of a packet. The sum over an IPv4 header with its checksum does not change, so a
+ * checksum over the whole packet that the device has computed stays right. IPv6 has no header
+ * checksum, so there the kernel must update that sum.
  */
 static __always_inline void tg_set_dscp(struct __sk_buff *skb, __u8 dscp)
 {

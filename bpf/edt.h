@@ -3,9 +3,9 @@
  * Departure times: a pure header over (state, now, length). Its model, with the reasons, is
  * crates/core/src/edt.rs; a property test holds the two together.
  *
- * Every flow has a schedule of its own, at its share of the limit; the class has a finish time at
- * the whole limit. A packet leaves when its flow's schedule says so, and not before the class has
- * paid for all but a horizon of what passed.
+ * Every flow has its own schedule, at its share of the limit. The class has a finish time at the
+ * whole limit. A packet leaves when its flow's schedule says so, and not before the class has paid
+ * for all but a horizon of what passed.
  */
 #ifndef TG_EDT_H
 #define TG_EDT_H
@@ -13,22 +13,25 @@
 #include "fair_share.h"
 #include "vqueue.h"
 
-/* A flow saves up at least one full frame, so that the first packet of a newcomer leaves at once.
+/*
+ * A flow saves up at least one full frame, so that the first packet of a new flow leaves at once.
  */
 #define EDT_FRAME_BYTES 1514
-/* What TCP small queues let a socket have below it: two segments of 64 KB, with their headers. */
+/*
+ * The most that TCP small queues let a socket queue below it: two segments of 64 KB, with headers.
+ */
 #define EDT_HELD_BYTES (2 * 70 * 1024)
-/* fq holds 100 packets of a flow by default, and drops what comes on top. */
+/* By default fq holds 100 packets of a flow, and drops more. */
 #define EDT_FLOW_PACKETS 90
 /* The weight of a new packet in the mean is 2^-3. */
 #define EDT_MEAN_SHIFT 3
-/* No packet is sent off for later than this: beyond 10 s fq drops. */
+/* No departure is later than this: fq drops beyond 10 s. */
 #define EDT_MAX_DELAY_NS 4000000000ULL
-/* The class may be ahead by what its flows have scheduled, but by no more than this. */
+/* The class may be ahead by what its flows have scheduled, but at most by this. */
 #define EDT_MAX_LEAD_NS 200000000ULL
-/* No packet costs its flow more; keeps the products below in 64 bits. */
+/* Upper bound of what a packet costs its flow; keeps the products below in 64 bits. */
 #define EDT_MAX_COST_NS (1ULL << 38)
-/* Places for flows; those that meet in one share it. */
+/* Slots for flows. Flows in the same slot share it. */
 #define EDT_FLOWS 4096
 
 /* The schedule of one flow. */
@@ -39,12 +42,12 @@ struct edt_flow {
 	__u64 last_ns;
 	/* Mean cost of its packets. */
 	__u64 mean_ns;
-	/* The last epoch in which it was counted, and in which room was made for it. */
+	/* The last epoch in which it was counted, and in which it got room. */
 	__u32 epoch;
 	__u32 room_epoch;
 };
 
-/* What all flows of a limit share, as a packet finds it. */
+/* What all flows of a limit share, as a packet reads it. */
 struct edt_class {
 	/* When the limit would have sent all that passed. */
 	__u64 finish_ns;
@@ -54,17 +57,17 @@ struct edt_class {
 	__u64 share;
 };
 
-/* What a packet meets. */
+/* Inputs and results for one packet. */
 struct edt_look {
 	/* What it costs its flow. */
 	__u64 cost_ns;
-	/* The finish time of its flow that was found. */
+	/* The finish time of its flow before the packet. */
 	__u64 seen_ns;
 	/* What an idle flow may have saved up. */
 	__u64 burst_ns;
-	/* Not before this, whatever its flow says. */
+	/* Earliest departure, whatever its flow says. */
 	__u64 turn_ns;
-	/* How long it would wait for those before it; 0 if it would not. */
+	/* How long it would wait for those before it; 0: not at all. */
 	__u64 wait_ns;
 	/* The flow has not yet sent what passed before. */
 	__u32 busy;
@@ -87,8 +90,8 @@ static inline __attribute__((always_inline)) __u64 edt_lead_ns(__u64 latest_ns, 
 }
 
 /*
- * Looks at flow and class; nothing is charged. `held`: the packet is TCP of a socket of this host,
- * which sends no more before this has left.
+ * Judges by flow and class; charges nothing. `held`: the packet is TCP of a socket of this host,
+ * which sends no more before this packet has left.
  */
 static inline __attribute__((always_inline)) void
 edt_look(const struct vq_conf *conf, const struct edt_class *class, const struct edt_flow *flow,
@@ -111,7 +114,9 @@ edt_look(const struct vq_conf *conf, const struct edt_class *class, const struct
 		room = fs_min(room, fs_min(flow->mean_ns, EDT_MAX_COST_NS) * EDT_FLOW_PACKETS);
 	look->wait_ns = fs_max(own, turn);
 	look->busy = own > 0;
-	/* Who is held back waits for the class too: it would only try again, and others be first.
+	/*
+	 * A held sender waits for the class too. Otherwise it would only try again, and others
+	 * would be first.
 	 */
 	look->full = own > room || turn > (held ? room : conf->drop_ns);
 }
@@ -125,8 +130,8 @@ edt_verdict(const struct vq_conf *conf, const struct edt_look *look, int ecn_cap
 }
 
 /*
- * Enters a packet in its flow's schedule; returns when it leaves, which may have passed.
- * *latest_ns is that of the class.
+ * Enters a packet in its flow's schedule. Returns when it leaves, which may be in the past.
+ * *latest_ns belongs to the class.
  */
 static inline __attribute__((always_inline)) __u64
 edt_commit(const struct edt_look *look, struct edt_flow *flow, __u64 *latest_ns, __u64 now_ns)
@@ -148,7 +153,7 @@ edt_commit(const struct edt_look *look, struct edt_flow *flow, __u64 *latest_ns,
 	return departure;
 }
 
-/* Mixes a word of a flow's name into its hash. */
+/* Mixes a word of a flow's identity into its hash. */
 static inline __attribute__((always_inline)) __u32 edt_mix(__u32 hash, __u32 word)
 {
 	hash = (hash ^ word) * 0x9e3779b1U;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a queue keeps of an epoch: who took a share of it, and at its end the next share.
+ * The epochs of a queue: who took a share of one, and at its end the next share.
  *
- * One CPU at a time changes it (ep_enter). Nobody waits: who finds another one there leaves the
- * epoch as it is, and the next packet asks again. So whoever is counted is counted in one epoch and
- * once, a share is computed from one epoch's numbers, and no stale share is written over a new one.
- * A program always runs to its end, so nobody stays inside.
+ * One CPU at a time changes the epoch (ep_enter). Nobody waits: a CPU that finds another one there
+ * leaves the epoch as it is, and the next packet tries again. So each flow is counted once, in one
+ * epoch. A share is computed from the numbers of one epoch, and no stale share overwrites a new
+ * one. A program always runs to its end, so the epoch is always left.
  *
- * Outside of it packets add to `aside_ns`, which the end of an epoch exchanges: what comes later
- * counts for the next, and nothing is lost. `flooded` and `newcomers` are hints for one epoch; one
- * that is lost at its end is one packet, or connection, that counts a little earlier. `rtt_ns` is
- * smoothed, so a lost sample is one of many.
+ * Packets add to `aside_ns` without entering; the end of an epoch exchanges it. What comes later
+ * counts for the next epoch, and nothing is lost. `flooded` and `newcomers` are hints for one
+ * epoch; if one is lost at its end, one packet, or connection, counts a little earlier. `rtt_ns` is
+ * smoothed, so a lost sample does no harm.
  */
 #ifndef TG_EPOCH_H
 #define TG_EPOCH_H
@@ -19,7 +19,7 @@
 #include "intf.h"
 #include "unpaced.h"
 
-/* Whether this CPU may change what is kept of the epoch; then it must call ep_leave. */
+/* Whether this CPU may change the epoch; then it must call ep_leave. */
 static inline __attribute__((always_inline)) int ep_enter(struct tg_queue *queue)
 {
 	return !__sync_val_compare_and_swap(&queue->entered, 0, 1);
@@ -27,14 +27,14 @@ static inline __attribute__((always_inline)) int ep_enter(struct tg_queue *queue
 
 static inline __attribute__((always_inline)) void ep_leave(struct tg_queue *queue)
 {
-	/* An exchange: all that was written before it is seen by who enters next. */
+	/* An exchange: the next CPU that enters sees all that was written before. */
 	__sync_lock_test_and_set(&queue->entered, 0);
 }
 
 /*
- * Counts a flow in this epoch, if it is not yet, and makes room for it if it is new: *seen is the
- * last epoch in which it was counted. A new flow has zero there, so epochs are numbered from one.
- * Returns whether it was counted now.
+ * Counts a flow in this epoch, if it is not counted yet, and makes room for it if it is new. *seen
+ * is the last epoch in which it was counted. It is zero for a new flow, so epochs are numbered from
+ * one. Returns whether it was counted now.
  */
 static inline __attribute__((always_inline)) int ep_count_flow(struct tg_queue *queue, __u32 *seen)
 {
@@ -47,7 +47,7 @@ static inline __attribute__((always_inline)) int ep_count_flow(struct tg_queue *
 	if (before != epoch) {
 		*seen = epoch;
 		queue->flows++;
-		/* Who has only been silent for a while is no newcomer. */
+		/* A flow that was only silent for a while is not new. */
 		if (queue->flows > queue->flows_before &&
 		    !(before && epoch - before <= FS_KNOWN_EPOCHS))
 			queue->share = fs_join(queue->share, queue->flows);
@@ -57,12 +57,12 @@ static inline __attribute__((always_inline)) int ep_count_flow(struct tg_queue *
 }
 
 /*
- * Counts a packet of a flow: what it takes is set aside until that is half of a share, and then it
- * is counted. `*sent` and `*seen` are its socket's, or its cell's. So many flows that want
- * little leave no more than that to the others, and a flow that comes and goes counts by what it
- * takes and not by being seen. One that took half of a share when it last sent is counted at once,
- * and so is a new one if `newcomers_count`: flows that begin together would each take less than
- * half of a share that was computed without them, and none would be counted.
+ * Counts a packet of a flow. What the flow takes is set aside until that is half of a share; then
+ * the flow is counted. `*sent` and `*seen` belong to its socket, or its cell. So many flows that
+ * want little leave the rest to the others, and a flow counts by what it takes, not by being seen.
+ * A flow that took half of a share when it last sent is counted at once. So is a new one if
+ * `newcomers_count`: otherwise flows that begin together would each take less than half of a share
+ * that was computed without them, and none would count.
  */
 static inline __attribute__((always_inline)) void ep_use(struct tg_queue *queue, __u64 *sent,
 							 __u32 *seen, __u32 bytes, __u64 cost,
@@ -87,10 +87,9 @@ static inline __attribute__((always_inline)) void ep_use(struct tg_queue *queue,
 }
 
 /*
- * A flow that cannot be paced has taken what it earns in `ahead_ns` from now on: it counts until
- * then, as a link of the flow's share would still be busy with it. Otherwise flows that send in
- * bursts, in some epochs much and in the others nothing, would each have a share of those alone
- * that do so in the same epoch. `*until` is its cell's.
+ * An unpaced flow has taken what it earns in the next `ahead_ns`. It counts until then, as a link
+ * of the flow's share would still be busy with it. Otherwise flows that send in bursts would share
+ * only with flows that send in the same epoch. `*until` belongs to its cell.
  */
 static inline __attribute__((always_inline)) void ep_stay(struct tg_queue *queue, __u32 *until,
 							  __u64 ahead_ns)
@@ -109,16 +108,16 @@ static inline __attribute__((always_inline)) void ep_stay(struct tg_queue *queue
 	ep_leave(queue);
 }
 
-/* Whether a flow counts in this epoch by what it took in an earlier one. */
+/* Whether a flow counts in this epoch because of what it took in an earlier one. */
 static inline __attribute__((always_inline)) int ep_stays(const struct tg_queue *queue, __u32 until)
 {
 	return until - (queue->epoch + 1) < TG_STAYS;
 }
 
 /*
- * Counts a class among those that are active in this epoch of its parent: what it weighs and what
- * is guaranteed to it. *seen is the last epoch in which it was, numbered from one. Returns whether
- * it was counted now.
+ * Counts a class among the active children in this epoch of its parent, with its weight and
+ * guarantee. *seen is the last epoch in which it was counted, numbered from one. Returns whether it
+ * was counted now.
  */
 static inline __attribute__((always_inline)) int
 ep_count_class(struct tg_queue *parent, __u32 *seen, const struct cl_class *class)
@@ -153,9 +152,9 @@ ep_count_class(struct tg_queue *parent, __u32 *seen, const struct cl_class *clas
 }
 
 /*
- * Who took a share of the epoch that ends: children if there were any, or flows. What was set
- * aside counts as reserved. A flow gives back what was set aside for it in the same epoch; should
- * the two fall into different ones, less than nothing is set aside in the second.
+ * Who took a share of the epoch that ends: children if there were any, else flows. What was set
+ * aside counts as reserved. A flow gives back what was set aside for it in the same epoch. If the
+ * two fall into different epochs, a negative amount is set aside in the second.
  */
 static inline __attribute__((always_inline)) void ep_take_sharers(struct tg_queue *queue,
 								  __u64 rate_bit_s,
@@ -168,10 +167,10 @@ static inline __attribute__((always_inline)) void ep_take_sharers(struct tg_queu
 	__u32 weight = fs_greater(queue->weight, queue->weight_before);
 	__u16 *stays;
 
-	/* One that was silent for one epoch may only have been unlucky. */
+	/* A flow that was silent for one epoch may come back. */
 	fs_flows(sharers, fs_greater(queue->flows, queue->flows_before));
 	queue->flows_before = queue->flows;
-	/* Of the next epoch: packets of this one have counted in it. */
+	/* For the next epoch: packets of this one have added to it. */
 	stays = &queue->stays[(queue->epoch + 2) % TG_STAYS];
 	queue->flows = *stays;
 	*stays = 0;
@@ -206,10 +205,10 @@ static inline __attribute__((always_inline)) int ep_is_over(const struct tg_queu
 }
 
 /*
- * Closes the epoch when it has lasted long enough; one CPU does, and hears 1. `burst_bytes` is what
- * a flow sends at once. What was charged is how far the finish time moved less what it skipped: two
- * words, of which a packet may have changed one so far (vq_charge). It then counts in the next
- * epoch, or is taken back there.
+ * Ends the epoch when it has lasted long enough. Only one CPU does so; it gets 1. `burst_bytes` is
+ * what a flow sends at once. The charge is how far the finish time moved, less the idle time that
+ * it skipped. These are two words, and a packet may have changed only one so far (vq_charge). It
+ * then counts in the next epoch, or is taken back there.
  */
 static inline __attribute__((always_inline)) int tg_turn_epoch(const struct vq_conf *conf,
 							       struct tg_queue *queue, __u64 now,
@@ -246,9 +245,9 @@ static inline __attribute__((always_inline)) int tg_turn_epoch(const struct vq_c
 }
 
 /*
- * The rate has changed since the last packet: what the queue is behind stays as many bytes, and its
- * epoch as many bursts. What is little at one rate would keep all out for seconds at another. While
- * another CPU is at the epoch it is left to the next packet.
+ * The rate has changed since the last packet. The backlog keeps its bytes, and the epoch its number
+ * of bursts: a small backlog at one rate would block everything for seconds at another. While
+ * another CPU changes the epoch, this is left to the next packet.
  */
 static inline __attribute__((always_inline)) void ep_follow_rate(const struct vq_conf *conf,
 								 struct tg_queue *queue, __u64 now)
@@ -269,7 +268,7 @@ static inline __attribute__((always_inline)) void ep_follow_rate(const struct vq
 		backlog = *(volatile __u64 *)&queue->finish_ns - now;
 		if (backlog > 0) {
 			moved = vq_rescaled_ns(backlog, from, to, conf->drop_ns) - backlog;
-			/* It is no charge of this epoch. */
+			/* This is not a charge of this epoch. */
 			queue->epoch_base_ns += moved;
 			__sync_fetch_and_add(&queue->finish_ns, moved);
 		}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Who is exempt from a limit: prefixes of addresses at the other end, and code points. A program
- * whose limit exempts nobody has none of this: the verifier takes it out.
+ * Exemptions of a limit: prefixes of remote addresses, and DSCPs. If a limit exempts nobody the
+ * verifier removes this code from its program.
  */
 #ifndef TG_EXEMPT_H
 #define TG_EXEMPT_H
@@ -13,7 +13,7 @@
 
 const volatile __u8 has_exempt = 0;
 
-/* 15 letters, as all maps that objects share (maps.h). */
+/* 15 letters, as for all maps that objects share (maps.h). */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, TG_EXEMPT_MAX);

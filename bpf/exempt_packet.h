@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Whether a packet is exempt; of sockets exempt.h knows. */
+/* Whether a packet is exempt. exempt.h does the same for sockets. */
 #ifndef TG_EXEMPT_PACKET_H
 #define TG_EXEMPT_PACKET_H
 
 #include "exempt.h"
 #include "packet.h"
 
-/* Whether a packet is exempt by its code point, or by the address at the other end. */
+/* Whether a packet is exempt by its DSCP, or by the remote address. */
 __noinline int tg_is_exempt(struct __sk_buff *skb, __u64 dscps, __u32 direction)
 {
 	struct tg_prefix key;

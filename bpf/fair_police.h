@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Equal parts for the flows of a policer: a pure header over (phantom queues, bucket, now, length).
- * Its model, with the reasons, is crates/core/src/fair_police.rs; a property test holds the two
- * together, bit by bit.
+ * Its model, with the reasons, is crates/core/src/fair_police.rs; a property test compares the two,
+ * bit by bit.
  *
- * A flow's phantom queue is how far its finish is above a level that is the same for all: where
- * they hold together what the bucket lacks. A flow is written by compare-and-swap. One CPU finds
- * the level of a turn; who reads it meanwhile has it off by less than a turn's rise, which the next
- * turn mends.
+ * The length of a flow's phantom queue is how far its finish is above a level that is the same for
+ * all. At that level the phantom queues together hold the deficit of the bucket. A flow is written
+ * by compare-and-swap. One CPU finds the level of a turn. A CPU that reads it meanwhile is off by
+ * less than the rise of a turn, which the next turn corrects.
  *
- * A phantom queue is bytes, kept as a time at the rate that its cell names. The first packet at
- * another rate takes a whole turn, which makes them all other times; each once, for who does so
- * changes the name before. The bucket, which alone says how much passes, is turned over at once
- * (meter.h).
+ * A phantom queue is bytes, stored as a time at the rate that its cell names. The first packet at
+ * another rate takes a whole turn, which converts all of them, each once: the CPU that converts one
+ * changes the rate's name before. The bucket, which alone decides how much passes, is converted at
+ * once (meter.h).
  *
- * A turn looks at all FP_CELLS cells in FP_STEPS steps. A packet takes one of them, or two, and
- * more only after as much time without a step: never more than FP_STEP_CELLS cells in an
- * FP_STEPS-th of a turn, whatever the packets do. So what is summed up is of different moments.
- * Both sides of the sum are, the phantom queues and what the bucket lacks, each against the level
- * of its moment. A CPU that stands still within a step may have it taken by another one as well;
- * then the level of that turn is off, and the next one mends it.
+ * A turn visits all FP_CELLS cells in FP_STEPS steps. A packet takes one or two of them, and more
+ * only after that much time without a step: never more than FP_STEP_CELLS cells in an FP_STEPS-th
+ * of a turn, whatever the packets do. So the sums are of different moments. Both sides of the
+ * balance are, the phantom queues and the deficit of the bucket, each against the level of its
+ * moment. If a CPU stalls within a step, another one may take the step as well; then the level of
+ * that turn is off, and the next turn corrects it.
  */
 #ifndef TG_FAIR_POLICE_H
 #define TG_FAIR_POLICE_H
@@ -31,11 +31,11 @@
 #define FP_SETS	     128
 #define FP_SET_SHIFT 57
 #define FP_WAYS	     4
-/* What a turn looks at, and the cell of the others. */
+/* What a turn visits, and the cell of flows without one. */
 #define FP_CELLS (FP_SETS * FP_WAYS)
-/* The phantom queues may be so many times (a shift) as long as what the bucket has left. */
+/* The phantom queues may be this many times (a shift) as long as what is left in the bucket. */
 #define FP_ROOM_SHIFT 3
-/* So often, in the time that the bucket takes to fill (a shift), the level is found anew. */
+/* How often the level is computed in the time that the bucket takes to fill (a shift). */
 #define FP_TURN_SHIFT  5
 #define FP_TURN_MIN_NS 250000ULL
 #define FP_TURN_MAX_NS 4000000ULL
@@ -45,47 +45,47 @@
 #define FP_STEP_CELLS  (FP_CELLS / FP_STEPS)
 
 struct fp_phantom {
-	/* Whose it is; 0 is nobody's. */
+	/* The flow of the cell; 0: free. */
 	__u64 flow;
 	/* The level at which it is empty. */
 	__u64 finish_ns;
-	/* The cost of a byte at the rate by which finish_ns is kept; 0: the cell is unused. */
+	/* The cost of a byte at the rate at which finish_ns is kept; 0: the cell is unused. */
 	__u64 cost;
 };
 
 /*
- * What is summed up over all phantom queues in a turn. In the table, where the verifier knows
- * nothing of it: on the stack it would follow each sum that there can be.
+ * The sums over all phantom queues in a turn. In the table, where the verifier knows nothing of it:
+ * on the stack it would follow each possible sum.
  */
 struct fp_sum {
 	/* Of this step. */
 	__u64 level_ns;
 	__u64 ahead_ns;
 	__u64 busy;
-	/* When the last phantom queue is empty. */
+	/* When the last phantom queue becomes empty. */
 	__u64 latest_ns;
-	/* What the bucket lacked, added up over the steps. */
+	/* The deficit of the bucket, added up over the steps. */
 	__u64 deficit_ns;
 };
 
 struct fp_table {
-	/* The level, when it was found, and how many were busy; 0 is none yet. */
+	/* The level, when it was computed, and how many flows were busy; 0: none yet. */
 	__u64 level_ns;
 	__u64 turned_ns;
 	__u64 busy;
-	/* What a byte cost when a step was taken last. */
+	/* The cost of a byte at the last step. */
 	__u64 cost;
-	/* When that was, and which is next. */
+	/* When that was, and which step is next. */
 	__u64 stepped_ns;
 	__u64 step;
-	/* Of the CPU whose step it is. */
+	/* Belongs to the CPU that takes the step. */
 	struct fp_sum sum;
-	/* Of all that have no cell. */
+	/* For all flows without a cell. */
 	struct fp_phantom others;
 	struct fp_phantom set[FP_SETS][FP_WAYS];
 };
 
-/* What a flow's phantom queue says of a packet. */
+/* What a flow's phantom queue says about a packet. */
 struct fp_fit {
 	struct fp_phantom *phantom;
 	__u64 seen_ns;
@@ -114,7 +114,7 @@ static inline __attribute__((always_inline)) __u64 fp_less(__u64 a, __u64 b)
 	return a > b ? a - b : 0;
 }
 
-/* As if none became busy since the last turn, or ceased to be. */
+/* As if no flow became busy, or idle, since the last turn. */
 static inline __attribute__((always_inline)) __u64
 fp_level(const struct pl_bucket *bucket, const struct fp_table *table, __u64 now_ns)
 {
@@ -125,8 +125,8 @@ fp_level(const struct pl_bucket *bucket, const struct fp_table *table, __u64 now
 }
 
 /*
- * How many cells the caller is to look at, from those of the table's step on; mostly none. After a
- * turn without a step a turn begins anew, and is taken at once.
+ * How many cells the caller must visit, starting at the table's current step; mostly none. After a
+ * turn without a step a new turn begins, and is done at once.
  */
 static inline __attribute__((always_inline)) __u32 fp_begin_steps(const struct pl_bucket *bucket,
 								  struct fp_table *table,
@@ -161,7 +161,7 @@ static inline __attribute__((always_inline)) __u32 fp_begin_steps(const struct p
 	return due * FP_STEP_CELLS;
 }
 
-/* Makes a phantom queue one at the rate at which a byte costs `cost`, if it is not. */
+/* Converts a phantom queue to the rate at which a byte costs `cost`, if needed. */
 static inline __attribute__((always_inline)) void fp_follow(struct fp_phantom *phantom,
 							    __u64 level_ns, __u64 cost)
 {
@@ -200,8 +200,8 @@ static inline __attribute__((always_inline)) void fp_look(struct fp_table *table
 }
 
 /*
- * The caller has looked at so many cells. If they were the last of the turn: the level at which the
- * phantom queues hold the deficit, by a step of Newton's method.
+ * The caller has visited this many cells. If they were the last of the turn, computes the level at
+ * which the phantom queues hold the deficit, by a step of Newton's method.
  */
 static inline __attribute__((always_inline)) void fp_end_steps(const struct pl_bucket *bucket,
 							       struct fp_table *table, __u64 now_ns,
@@ -223,7 +223,7 @@ static inline __attribute__((always_inline)) void fp_end_steps(const struct pl_b
 	} else if (sum->ahead_ns > lacks) {
 		level += (sum->ahead_ns - lacks) / busy;
 	} else {
-		/* It rose too much since the last turn: more had become busy. */
+		/* It rose too much since the last turn: more flows had become busy. */
 		level = fp_less(level, (lacks - sum->ahead_ns) / busy);
 		if (level < table->level_ns)
 			level = table->level_ns;
@@ -233,7 +233,7 @@ static inline __attribute__((always_inline)) void fp_end_steps(const struct pl_b
 	table->turned_ns = now_ns;
 }
 
-/* The cell of a flow, which may have been another's: a phantom queue that is empty says nothing. */
+/* The cell of a flow. It may have been another flow's, as an empty phantom queue holds no state. */
 static inline __attribute__((always_inline)) struct fp_phantom *fp_find(struct fp_table *table,
 									__u64 level_ns, __u64 flow)
 {
@@ -254,7 +254,7 @@ static inline __attribute__((always_inline)) struct fp_phantom *fp_find(struct f
 	return &table->others;
 }
 
-/* Whether a packet of a flow fits its part; if the bucket takes it, it is to be charged. */
+/* Whether a packet of a flow fits its part. If the bucket takes it too, it must be charged. */
 static inline __attribute__((always_inline)) int fp_fits(const struct pl_bucket *bucket,
 							 struct fp_table *table, __u64 now_ns,
 							 __u64 deficit_ns, __u64 flow,

@@ -17,33 +17,35 @@
 #define FS_MAX_DRAIN (FS_ONE / 4)
 /* The shortest epoch, and the shortest delay of the loop that is assumed. */
 #define FS_MIN_EPOCH_NS 4000000ULL
-/* No epoch counts as longer; keeps the products below in 64 bits. */
+/* Upper bound of an epoch; keeps the products below in 64 bits. */
 #define FS_MAX_EPOCH_NS	  (1ULL << 34)
 #define FS_MAX_CHARGED_NS (1ULL << 38)
-/* After so many epochs without a packet everything that was known is stale. */
+/* After this many epochs without a packet everything known is stale. */
 #define FS_STALE_EPOCHS 16
 #define FS_MAX_FLOWS	(1U << 16)
-/* Who was silent for fewer epochs is no newcomer: room was made, and the load says what it needs.
+/*
+ * A flow that was silent for fewer epochs is not new: it had its room, and the load says what it
+ * needs.
  */
 #define FS_KNOWN_EPOCHS 8
-/* What a flow weighs, and a limit inside a limit unless told otherwise. */
+/* The weight of a flow, and the default weight of a limit inside a limit. */
 #define FS_WEIGHT 100ULL
 /* All of the limit for a weight of one. */
 #define FS_MAX_SHARE (FS_ONE * FS_WEIGHT)
-/* However much is guaranteed, a weight has this part (a shift) of what it would have without. */
+/* However much is guaranteed, a weight keeps this part (a shift) of what it would have without. */
 #define FS_LEAST_SHIFT 8
 
-/* Those that share a limit: what sent data in an epoch. */
+/* Those that share a limit: the flows, or classes, that sent data in an epoch. */
 struct fs_sharers {
 	__u32 count;
-	/* Of all together, and of the lightest. */
+	/* Weight of all together, and of the lightest. */
 	__u32 weight;
 	__u32 lightest;
-	/* What is guaranteed to them, or set aside for who cannot be paced, of the limit. */
+	/* Guaranteed to them, or set aside for unpaced senders, as a part of the limit. */
 	__u64 reserved;
 };
 
-/* What one epoch has seen. */
+/* The observations of one epoch. */
 struct fs_epoch {
 	__u64 elapsed_ns;
 	/* What the virtual queue was charged, in time at the limit's rate. */
@@ -54,7 +56,7 @@ struct fs_epoch {
 	__u64 rtt_ns;
 	/* Time of the smallest paced burst, two segments, at the limit's rate. */
 	__u64 burst_ns;
-	/* Who sent data. */
+	/* The flows or classes that sent data. */
 	struct fs_sharers sharers;
 };
 
@@ -69,13 +71,13 @@ static inline __attribute__((always_inline)) __u64 fs_max(__u64 a, __u64 b)
 }
 
 /*
- * All bits set if a < b, and none otherwise, without a branch. The law below takes dozens of
- * minima and maxima once an epoch, and the verifier follows both sides of each branch: with
- * branches `pace` takes twice as long to load. What each packet meets has branches, which are
+ * All bits set if a < b, and none otherwise, without a branch. The law below takes dozens of minima
+ * and maxima once an epoch, and the verifier follows both sides of each branch: with branches
+ * `pace` takes twice as long to load. Code that runs for each packet has branches, which are
  * cheaper to run.
  *
- * The sign of a - b tells unless exactly one of the two has its highest bit set; then that of b
- * does (as GT in BearSSL's inner.h). The empty asm keeps the compiler from making it a branch.
+ * The sign of a - b is the answer unless exactly one of the two has its highest bit set; then that
+ * of b is (as GT in BearSSL's inner.h). The empty asm keeps the compiler from making it a branch.
  */
 static inline __attribute__((always_inline)) __u64 fs_less_mask(__u64 a, __u64 b)
 {
@@ -96,7 +98,7 @@ static inline __attribute__((always_inline)) __u64 fs_greater(__u64 a, __u64 b)
 	return a - ((a - b) & fs_less_mask(a, b));
 }
 
-/* How long an epoch must be for each of the flows to be seen in it. */
+/* How long an epoch must be for each flow to be seen in it. */
 static inline __attribute__((always_inline)) __u64 fs_epoch_ns(__u32 flows, __u64 burst_ns)
 {
 	__u64 round = 2 * fs_lesser(flows, FS_MAX_FLOWS) * fs_lesser(burst_ns, FS_MAX_EPOCH_NS);
@@ -110,7 +112,7 @@ static inline __attribute__((always_inline)) __u64 fs_part(__u64 bit_s, __u64 ra
 	return fs_lesser(bit_s, 1ULL << 37) * FS_ONE / fs_greater(rate_bit_s, 1);
 }
 
-/* The part of the limit that may be handed out while a backlog drains. */
+/* The part of the limit that may be given out while a backlog drains. */
 static inline __attribute__((always_inline)) __u64 fs_target(__u64 backlog_ns)
 {
 	__u64 backlog = fs_lesser(backlog_ns, FS_DRAIN_NS);
@@ -118,7 +120,7 @@ static inline __attribute__((always_inline)) __u64 fs_target(__u64 backlog_ns)
 	return FS_TARGET - fs_lesser(backlog * FS_ONE / FS_DRAIN_NS, FS_MAX_DRAIN);
 }
 
-/* So many flows, all alike. */
+/* `count` equal flows. */
 static inline __attribute__((always_inline)) void fs_flows(struct fs_sharers *sharers, __u32 count)
 {
 	sharers->count = count;
@@ -146,8 +148,8 @@ static inline __attribute__((always_inline)) __u64 fs_make_room(__u64 share,
 }
 
 /*
- * The same where the flows that were there may leave a part of theirs: all give the newcomer, the
- * flows-th, an equal part of what they may use.
+ * The same where the existing flows may leave a part of theirs: each gives the new one, the
+ * flows-th, an equal part of what it may use.
  */
 static inline __attribute__((always_inline)) __u64 fs_join(__u64 share, __u32 flows)
 {
@@ -181,11 +183,14 @@ static inline __attribute__((always_inline)) __u64 fs_next(__u64 share,
 	} else {
 		change = pull * fs_lesser(load - target, FS_ONE) >> 25;
 		share -= change;
-		/* All of the overload, but once a round trip, as that is when sockets hear. */
+		/*
+		 * Corrects all of the overload, but once a round trip, as sockets learn their share
+		 * only then.
+		 */
 		if (epoch->backlog_ns)
 			share = fs_lesser(share, share + change - pull * (load - target) / load);
 	}
-	/* Beyond this the lightest has all. */
+	/* Beyond this the lightest would have more than all. */
 	share = fs_lesser(share, target * FS_WEIGHT / fs_greater(sharers->lightest, 1));
 	return fs_greater(share, floor);
 }

@@ -6,10 +6,13 @@
 #include "headers.h"
 #include "sample.h"
 
-/* Random, so that nobody can tell which flows share a set. */
+/* Random, so that nobody outside can choose flows that share a set. */
 const volatile __u64 flow_seed = 0;
 
-/* Whether the first four bytes of a transport (ports, or an SPI) tell the flows of hosts apart. */
+/*
+ * Whether the first four bytes of a transport header (ports, or an SPI) identify flows between two
+ * hosts.
+ */
 static __always_inline int fl_has_ports(__u8 protocol)
 {
 	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP || protocol == IPPROTO_SCTP ||
@@ -28,8 +31,8 @@ static __always_inline __u64 fl_mix_ipv6(__u64 hash, const struct ipv6hdr *ip)
 }
 
 /*
- * The hash of a packet's flow: addresses, transport, and ports or the SPI of ESP. The ports of a
- * fragment are in the first alone, so all fragments between two hosts are one flow.
+ * The hash of a packet's flow: addresses, transport, and ports or the SPI of ESP. Only the first
+ * fragment of a packet has ports, so all fragments between two hosts are one flow.
  */
 static __always_inline __u64 fl_hash(void *ctx, tg_loader load, __u32 start, __be16 type)
 {
@@ -59,7 +62,7 @@ static __always_inline __u64 fl_hash(void *ctx, tg_loader load, __u32 start, __b
 	} else {
 		return sm_flow(hash);
 	}
-	/* Fragments of a flow may differ in what follows their header. */
+	/* Fragments of a flow may have different next headers. */
 	if (fragment)
 		return sm_flow(hash);
 	if (fl_has_ports(protocol))
@@ -68,8 +71,8 @@ static __always_inline __u64 fl_hash(void *ctx, tg_loader load, __u32 start, __b
 }
 
 /*
- * The same for a packet whose headers up to the ports are at hand and have no options: most are so.
- * 0: it is another one.
+ * The same for a packet whose headers up to the ports are in linear memory and have no options, as
+ * in most packets. 0: use fl_hash.
  */
 static __always_inline __u64 fl_hash_at_hand(void *data, void *end, __be16 type)
 {

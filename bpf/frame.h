@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * A frame as XDP meets it, before the kernel has made a packet of it: VLAN tags are in the frame
- * unless the device has taken them off, and nobody says where IP starts or how many segments an
+ * A frame as XDP sees it, before the kernel has made a packet of it. VLAN tags are in the frame
+ * unless the device has removed them. Nothing says where IP starts, or how many segments an
  * aggregate has.
  *
- * Bytes are what a program of tc would count. That meets the packet without its outer tag, and
- * knows the segments; here a frame longer than the MTU of its device is taken for one that somebody
- * has put together, of the longest frames that fit: LRO, or a neighbour on this host that leaves
- * the cutting to a device. XDP comes before the kernel's own GRO.
+ * Bytes are what a program at tc would count. That sees the packet without its outer tag, and knows
+ * the segments. Here a frame longer than the MTU of its device is taken for an aggregate of the
+ * longest frames that fit: LRO, or a neighbour on this host that leaves segmentation to a device.
+ * XDP comes before the kernel's own GRO.
  */
 #ifndef TG_FRAME_H
 #define TG_FRAME_H
@@ -25,9 +25,9 @@
 #define FR_TAGS_MAX 2
 /* Where the IP header of a frame starts at most. */
 #define FR_IP_MAX (ETH_HLEN + FR_TAGS_MAX * FR_TAG_BYTES)
-/* Up to here a frame fits every Ethernet: the MTU is not asked for. */
+/* Up to this length a frame fits every Ethernet, and the MTU is not looked up. */
 #define FR_ETHERNET_BYTES (ETH_DATA_LEN + ETH_HLEN)
-/* Of an IPv4 header without options: more than of any IP header is written. */
+/* An IPv4 header without options. No more bytes of any IP header are written. */
 #define FR_WRITTEN_BYTES 20
 
 struct fr_tag {
@@ -36,31 +36,31 @@ struct fr_tag {
 };
 
 struct fr_frame {
-	/* What starts at `start`: ETH_P_IP or ETH_P_IPV6 with a whole header, or 0. */
+	/* Protocol at `start`: ETH_P_IP or ETH_P_IPV6 with a whole header, or 0. */
 	__be16 type;
 	/* Type of service or traffic class. */
 	__u8 tos;
-	/* Where in the frame. */
+	/* Where in the frame the IP header is. */
 	__u32 start;
 	/* On the wire. */
 	__u32 bytes;
-	/* Whether it was put together of segments. */
+	/* Whether the frame is an aggregate of segments. */
 	__u32 is_aggregate;
 };
 
-/* Loads bytes of a frame from its IP header on, wherever they are. */
+/* Loads bytes of a frame from its IP header on, in linear memory or not. */
 static __always_inline long fr_load(void *ctx, __u32 start, __u32 offset, void *to, __u32 bytes)
 {
 	return bpf_xdp_load_bytes(ctx, start + offset, to, bytes);
 }
 
-/* What a frame longer than any Ethernet's is on the wire. Seldom asked, so not inlined. */
+/* Bytes on the wire of a frame that is longer than any Ethernet's. Rare, so not inlined. */
 static __noinline void fr_measure(struct xdp_md *ctx, struct fr_frame *frame)
 {
 	__u32 link = TG_LINK_HEADER_BYTES, mtu = 0, headers;
 	struct tg_headers parsed;
 
-	/* Index 0 is the device of the frame; says the MTU whatever it returns. */
+	/* Index 0 is the device of the frame. The call sets the MTU whatever it returns. */
 	bpf_check_mtu(ctx, 0, &mtu, 0, 0);
 	if (!mtu || frame->bytes <= mtu + link)
 		return;
@@ -71,7 +71,7 @@ static __noinline void fr_measure(struct xdp_md *ctx, struct fr_frame *frame)
 		frame->bytes = tg_segmented_bytes(frame->bytes, 0, mtu + link - headers, headers);
 }
 
-/* Reads a frame. 0: it is none. */
+/* Reads a frame; 0: it is malformed. */
 static __always_inline int fr_read(struct xdp_md *ctx, struct fr_frame *frame)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end, *at;
@@ -115,8 +115,7 @@ static __always_inline int fr_read(struct xdp_md *ctx, struct fr_frame *frame)
 	return 1;
 }
 
-/* The IP header of a frame, of which as many bytes are there as are ever written; 0 if it has none.
- */
+/* The IP header of a frame, with as many bytes as are ever written; 0 if it has none. */
 static __always_inline void *fr_header(struct xdp_md *ctx, const struct fr_frame *frame)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end, *ip;
@@ -128,8 +127,8 @@ static __always_inline void *fr_header(struct xdp_md *ctx, const struct fr_frame
 }
 
 /*
- * Gives a frame with an IP header another type of service. The sum over an IPv4 header does not
- * change with it.
+ * Sets the type of service of a frame with an IP header. The sum over an IPv4 header does not
+ * change.
  */
 static __always_inline void fr_set_tos(struct xdp_md *ctx, const struct fr_frame *frame, __u8 tos)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a group of hosts has one of its limits do besides: drop packets at random, and count the
- * bytes of flows (sample.h). A limit that is in no group pays for one look at `group_of_limit`.
+ * What a group of hosts adds to one of its limits: random drops, and byte counts of flows
+ * (sample.h). A limit in no group pays for one lookup in `group_of_limit`.
  *
- * Counters of flows are two buffers for each direction and CPU: packets fill the one that user
- * space has named, while it reads and clears the other. They are made when a group first asks, so a
- * limit that is in none has no memory for them.
+ * Flow counters have two buffers for each direction and CPU. Packets fill the one that user space
+ * has named; user space reads and clears the other. They are allocated when a group first asks, so
+ * a limit in no group has no memory for them.
  */
 #ifndef TG_GROUP_H
 #define TG_GROUP_H
@@ -24,7 +24,7 @@ struct gr_buffers {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, TG_BUFFERS);
 	__type(key, __u32);
-	/* Of a type that stands nowhere else in a map's description clang writes the name alone. */
+	/* Clang writes only the name of a type that is used nowhere else in a map's description. */
 	__uint(value_size, sizeof(struct sm_counts));
 };
 
@@ -35,7 +35,7 @@ struct {
 	__array(values, struct gr_buffers);
 } samples_of_limit SEC(".maps");
 
-/* Counts the bytes of a packet with its flow. A function of its own: see tg_parse. */
+/* Counts the bytes of a packet for its flow. A separate function: see tg_parse. */
 __noinline int gr_count(__u32 direction, __u32 buffer, __u64 flow, __u32 bytes)
 {
 	struct sm_counts *counts;

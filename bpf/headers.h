@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/*
- * What the headers of a packet say, whatever hook meets it: who reads it gives the function that
- * loads its bytes.
- */
+/* The headers of a packet at any hook. The caller provides the function that loads its bytes. */
 #ifndef TG_HEADERS_H
 #define TG_HEADERS_H
 
@@ -25,13 +22,10 @@ struct tg_headers {
 	__u8 protocol;
 };
 
-/* Loads bytes of a packet whose IP header is at `start` from that header on; 0 if they are there.
- */
+/* Loads bytes of a packet from the IP header at `start` on; 0 on success. */
 typedef long (*tg_loader)(void *ctx, __u32 start, __u32 offset, void *to, __u32 bytes);
 
-/* Goes over the extension headers of IPv6 that `offset` and `protocol` are before; 1 if the packet
- * is a fragment.
- */
+/* Skips IPv6 extension headers from `offset` and `protocol` on; 1 if the packet is a fragment. */
 static __always_inline int tg_walk_extensions(void *ctx, tg_loader load, __u32 start, __u32 *offset,
 					      __u8 *protocol)
 {
@@ -53,7 +47,7 @@ static __always_inline int tg_walk_extensions(void *ctx, tg_loader load, __u32 s
 	return fragment;
 }
 
-/* Reads the headers. Unknown transports count as header-less. */
+/* Reads the headers. Unknown transports count as having no header. */
 static __always_inline void tg_read_headers(void *ctx, tg_loader load, __u32 start, __be16 type,
 					    struct tg_headers *headers)
 {
@@ -89,8 +83,8 @@ static __always_inline void tg_read_headers(void *ctx, tg_loader load, __u32 sta
 }
 
 /*
- * Bytes on the wire of a packet of `bytes` with its link header that will be cut into segments of
- * `size`: the headers that each of them will carry count, too. `segments` may be 0: not known.
+ * Bytes on the wire of a packet of `bytes`, with its link header, that will be cut into segments of
+ * `size`. Counts the headers that each segment will carry. `segments` may be 0: not known.
  */
 static __always_inline __u32 tg_segmented_bytes(__u32 bytes, __u32 segments, __u32 size,
 						__u32 headers)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Scheme `htb`: how classes are called, and when a packet that joins their queue is marked. A pure
- * header; its model is crates/core/src/htb.rs, and a test holds the two together.
+ * Scheme `htb`: the handles of classes, and when a packet that joins their queue is marked. A pure
+ * header; its model is crates/core/src/htb.rs, and a test compares the two.
  */
 #ifndef TG_HTB_H
 #define TG_HTB_H
@@ -13,21 +13,21 @@
 /* Limits of one tree; slot 0 is none, 1 the root. */
 #define HTB_SLOTS     1024U
 #define HTB_ROOT_SLOT 1U
-/* The qdiscs of the leaves are called after their slots, from here on. */
+/* Handles of the leaf qdiscs are this plus the slot. */
 #define HTB_QUEUE_MAJOR 0x7500U
-/* Cgroups above each other in which a limit of a tree is looked for. */
+/* How many levels of cgroups are searched for a limit of a tree. */
 #define HTB_CGROUP_LEVELS 16U
 
 /*
- * The leaf of a slot, in which the packets of no limit below it wait. Its last four bits are 0: a
- * packet that leaves by another device later has a priority there that is no other than none.
+ * The leaf of a slot, for packets that belong to no limit below it. Its last four bits are 0, so
+ * that a packet which leaves by another device later has the priority "none" there.
  */
 static inline __attribute__((always_inline)) __u32 htb_leaf(__u32 slot)
 {
 	return HTB_MAJOR << 16 | slot << 4;
 }
 
-/* A packet joins a queue in which `waiting_bytes` are: is it marked? 0 is no threshold. */
+/* Whether a packet is marked that joins a queue with `waiting_bytes`; 0 is no threshold. */
 static inline __attribute__((always_inline)) int htb_marks(__u32 waiting_bytes, __u32 mark_bytes)
 {
 	return mark_bytes && waiting_bytes > mark_bytes;
