@@ -2,9 +2,9 @@
 /*
  * The maps that every limit has, whatever its scheme: its settings and its queues.
  *
- * A map that libbpf reuses takes on the name that the kernel has of it, and the skeletons then know
- * it no more, unless that name is 15 letters long and ours begins with it. So the maps that a child
- * has in common with its parent (tree.h) share their first 15 letters.
+ * A map that libbpf reuses gets the kernel's name for it. The skeletons then do not find it, unless
+ * that name is 15 letters long and ours begins with it. So the maps that a child shares with its
+ * parent (tree.h) have their first 15 letters in common.
  */
 #ifndef TG_MAPS_H
 #define TG_MAPS_H
@@ -28,10 +28,10 @@ struct {
 } queues_of_limit SEC(".maps");
 
 /*
- * The limit that is in force, whatever its leases. An update of a map is no atomic step, so user
- * space writes the copy that is not in force, and then the one word that names it. A packet
- * sees the old settings or the new, never half of both; so it does where the writer dies. Only a
- * packet that is under way while two updates follow each other may see half of the second.
+ * The limit that is in force, before its leases. An update of a map is not atomic, so user space
+ * writes the copy that is not in force, and then the one word that names it. A packet sees the old
+ * settings or the new, never half of both, also if the writer dies. Only a packet that is processed
+ * while two updates follow each other may see half of the second.
  */
 static __always_inline struct tg_limit *tg_limit_now(__u32 *key)
 {
@@ -46,8 +46,8 @@ static __always_inline struct tg_limit *tg_limit_now(__u32 *key)
 }
 
 /*
- * The limit, as it is in force for a direction. What a group lets a host have may have an end: who
- * lets it have that gives it to others then, whether a daemon is there to lower the limit or not.
+ * The limit that is in force for a direction. A rate that a group lends to a host has an end. The
+ * group gives it to others then, even if no daemon is there to lower the limit.
  */
 static __always_inline struct tg_limit *tg_limit_of(enum tg_direction direction)
 {

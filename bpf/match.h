@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Many policers on one device, each for the addresses behind it that begin with its prefixes: who a
- * packet's is. Going out by the device these are the destination, coming in the source.
+ * Many policers on one device, each for the addresses behind it that begin with its prefixes: finds
+ * the limit of a packet. On egress of the device the destination counts, on ingress the source.
  *
- * Prefixes are in a hash table, one look for each length that there is, the longest first. So a
- * packet pays for lengths, of which there are few, and not for prefixes: a trie gets deeper with
- * them, from ten to a thousand by 30 ns a packet. Lengths are a map in a map, so that packets see
- * the old ones or the new, never half of both.
+ * Prefixes are in a hash table with one lookup for each length in use, the longest first. So a
+ * packet pays for lengths, of which there are few, not for prefixes. A trie gets deeper with
+ * prefixes: from ten to a thousand it costs 30 ns more a packet. Lengths are a map in a map, so
+ * that packets see the old ones or the new, never half of both.
  *
- * The limits lie in chunks, maps of TG_CHUNK each, so that memory comes with the limits, and a
- * device waits for the kernel (a map in a map is changed in some 15 ms) only once a chunk.
+ * The limits lie in chunks, maps of TG_CHUNK each. So memory grows with the limits, and a device
+ * waits for the kernel (which changes a map in a map in some 15 ms) only once a chunk.
  */
 #ifndef TG_MATCH_H
 #define TG_MATCH_H
@@ -18,7 +18,7 @@
 #include "packet.h"
 #include "prefix.h"
 
-/* All of 15 letters that differ (maps.h). */
+/* 15 letters that differ, for all maps (maps.h). */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, TG_PREFIXES_MAX);
@@ -83,7 +83,7 @@ struct {
 	__array(values, struct mt_counters);
 } counters_of_device SEC(".maps");
 
-/* Who is exempt of whose limit: the index of the limit comes before the version of IP. */
+/* Exemptions by limit: the index of the limit comes before the version of IP. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, TG_CHUNKS *TG_CHUNK *TG_EXEMPT_MAX);
@@ -92,11 +92,11 @@ struct {
 	__type(value, __u8);
 } exempts_of_device SEC(".maps");
 
-/* What a packet says of whose it is. */
+/* What identifies the limit of a packet. */
 struct mt_packet {
 	/* The host behind the device. */
 	struct tg_prefix behind;
-	/* The one that may be exempt: at the other end from the workload (exempt.h). */
+	/* The remote host, seen from the workload. It may be exempt (exempt.h). */
 	struct tg_prefix other;
 	__u8 dscp;
 };
@@ -108,8 +108,7 @@ struct mt_limit {
 	struct tg_police_counters *counters;
 };
 
-/* The index of the limit that a host behind the device has in a direction; negative if it has none.
- */
+/* The index of the limit that a host behind the device has in a direction; negative if none. */
 static __always_inline int mt_index(const struct tg_prefix *behind, __u32 direction)
 {
 	__u32 family = behind->version == bpf_htonl(4), key = 0;
@@ -138,7 +137,7 @@ static __always_inline int mt_index(const struct tg_prefix *behind, __u32 direct
 	return -1;
 }
 
-/* The parts of the limit of this index, as it is in force (maps.h); 0 if one is missing. */
+/* The parts of the limit with this index, as in force (maps.h); 0 if one is missing. */
 static __always_inline int mt_open(__u32 index, __u32 direction, struct mt_limit *found)
 {
 	__u32 chunk = index / TG_CHUNK, place = index % TG_CHUNK, key = place * TG_LIMITS;

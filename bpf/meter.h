@@ -1,43 +1,44 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Meters that colour packets: a pure header over (state, now, length). The model, with the rules of
- * the RFCs, is crates/core/src/meter.rs; a property test holds the two together, bit by bit.
+ * the RFCs, is crates/core/src/meter.rs; a property test compares the two, bit by bit.
  *
- * A meter is two buckets of police.h, and needs no lock. A bucket is asked for tokens in one atomic
- * step, and which is asked first is all that the RFCs differ in:
+ * A meter is two buckets of police.h, and needs no lock. A bucket gives tokens in one atomic step.
+ * The RFCs differ only in the order of the buckets:
  *
  *   bucket    committed: green; else red
  *   srTCM     committed: green; else second, which runs by another clock: yellow; else red
  *   trTCM     second, or red; then committed: green; else yellow
  *   RFC 4115  committed: green; else second: yellow; else red
  *
- * What a full committed bucket has no room for fills the second one of srTCM. So the clock of the
- * second is the time for which the committed one has been full: it stands while that fills. Other
+ * In srTCM the overflow of the committed bucket fills the second one. So the clock of the second
+ * bucket is the time for which the committed one has been full: it stops while that fills. Other
  * CPUs may take from a bucket between the two steps, as if their packets had come in between.
  *
- * A bucket is a time at a rate, and its debt is bytes: when the rate changes, the time must. Nobody
- * tells the program; the packet that finds another policy than the one the times were kept under
- * turns them over. So a meter has two sides. Packets use the one that `turn` names; who turns makes
- * `turn` odd, fills the other side, and makes it even again:
+ * A bucket is stored as a time at a rate, and its debt is in bytes. When the rate changes, the time
+ * must change. Nobody notifies the program: the packet that finds a policy other than that of the
+ * times converts them. So a meter has two sides. Packets use the side that `turn` names. The CPU
+ * that converts makes `turn` odd, fills the other side, and makes it even again:
  *
  *   missing = used - earned                     bytes; both are counted since the limit began
  *   used    = what the old rate had earned when the old bucket would have been full
  *   earned  = what all rates had earned when the new policy came; user space says so
  *   full_ns = since_ns + (missing + burst - old burst) / rate
  *
- * That counts every rate for the time that it was in force, whether a packet met it or not. It only
+ * That counts every rate for the time that it was in force, whether a packet came or not. It only
  * ever rounds the debt up, by a few bytes.
  *
- * A packet passes only if `turn` is still what it was before the packet was charged. Then its
- * charge came before the turn, and is in what is turned over. If not, the charge may be lost with
- * the old side, and the packet is refused: it is one of those that happen to be under way on other
- * CPUs while a rate changes. Who turns may be interrupted, and packets are refused for as long.
- * Nobody waits, and nothing is given twice.
+ * A packet passes only if `turn` is the same as before the packet was charged. Then its charge came
+ * before the conversion, and is part of it. If not, the charge may be lost with the old side, and
+ * the packet is refused. This happens only to packets in progress on other CPUs while a rate
+ * changes. If the converting CPU is interrupted, packets are refused for that time. Nobody waits,
+ * and nothing is given twice.
  *
- * A meter turns forward only. A packet whose CPU stood still while the policy changed has an older
- * one than the meter: by its books the debt of the new one would be none. It is refused, too.
+ * A meter only moves to later policies. A packet whose CPU stalled while the policy changed has an
+ * older one than the meter: by that policy the debt of the new one would be none. It is refused,
+ * too.
  *
- * The clock is CLOCK_BOOTTIME, by which a lent rate ends: a policy begins when the one before ends,
+ * The clock is CLOCK_BOOTTIME, because leases end by it: a policy begins when the one before ends,
  * also while the host sleeps, and no time is ever converted.
  */
 #ifndef TG_METER_H
@@ -62,28 +63,28 @@ enum pl_colour {
 enum pl_action {
 	PL_PASS,
 	PL_DROP,
-	/* ECN congestion experienced, or drop what is not ECN-capable. */
+	/* Mark ECN congestion experienced, or drop what is not ECN-capable. */
 	PL_CE,
-	/* Another DSCP. */
+	/* Set another DSCP. */
 	PL_DSCP,
 };
 
-/* What a policer does in one direction. */
+/* The policy of a policer in one direction. */
 struct pl_policy {
 	struct pl_bucket committed;
 	struct pl_bucket second;
-	/* Bit d: what comes with code point d is yellow, or red, already. */
+	/* Bit d is set if DSCP d comes in as yellow, or red. */
 	__u64 yellow_dscps;
 	__u64 red_dscps;
 	__u8 kind;
-	/* Whether the colour counts with which a packet comes. */
+	/* Whether the incoming colour of a packet counts. */
 	__u8 aware;
-	/* By colour. */
+	/* The action, by colour. */
 	__u8 action[PL_COLOURS];
 	__u8 dscp[PL_COLOURS];
 	/* How the depth of the second bucket was given: for user space. */
 	__u32 second_given;
-	/* Whether the flows have equal parts of the committed bucket (fair_police.h). */
+	/* Whether flows have equal parts of the committed bucket (fair_police.h). */
 	__u32 fair;
 	/* When it came into force, CLOCK_BOOTTIME; always later than the one before. */
 	__u64 since_ns;
@@ -96,10 +97,10 @@ struct pl_kept {
 	__u64 earned_bytes;
 };
 
-/* The times of a meter's buckets, and the policy under which they were kept. */
+/* The times of a meter's buckets, and the policy to which they belong. */
 struct pl_side {
 	__u64 full_ns;
-	/* For how long the committed bucket has been full, ever. */
+	/* For how long the committed bucket has been full since the limit began. */
 	__u64 skipped_ns;
 	__u64 second_full_ns;
 	__u64 since_ns;
@@ -108,19 +109,19 @@ struct pl_side {
 	__u64 kind;
 };
 
-/* A meter; it lies where other schemes have a tg_queue. */
+/* A meter. It replaces the tg_queue of other schemes. */
 struct pl_meter {
 	__u64 turn;
 	struct pl_side side[2];
 };
 
-/* The state of a meter, as a packet finds it. */
+/* The state of a meter, as a packet reads it. */
 struct pl_state {
 	struct pl_side *side;
-	/* The meter's, and the one in which it had that side. */
+	/* The turn of the meter, and the turn in which it had that side. */
 	const __u64 *turn_now;
 	__u64 turn;
-	/* This CPU's. */
+	/* Remainders of this CPU. */
 	__u64 *carry;
 	__u64 *second_carry;
 };
@@ -131,7 +132,7 @@ static inline __attribute__((always_inline)) struct pl_side *pl_side(struct pl_m
 	return &meter->side[turn >> 1 & 1];
 }
 
-/* Whether the times of a side are those of a policy. */
+/* Whether the times of a side belong to a policy. */
 static inline __attribute__((always_inline)) int pl_is_kept(const struct pl_policy *policy,
 							    const struct pl_side *side)
 {
@@ -139,8 +140,7 @@ static inline __attribute__((always_inline)) int pl_is_kept(const struct pl_poli
 	       *(const volatile __u64 *)&side->committed.rate == policy->committed.rate;
 }
 
-/* What had been used when a bucket is full at `at_ns` of a clock that began to count at `from_ns`.
- */
+/* What had been used if a bucket is full at `at_ns` of a clock that began to count at `from_ns`. */
 static inline __attribute__((always_inline)) __u64
 pl_used_bytes(const struct pl_kept *kept, __u64 at_ns, __u64 from_ns, __u64 carry)
 {
@@ -150,7 +150,7 @@ pl_used_bytes(const struct pl_kept *kept, __u64 at_ns, __u64 from_ns, __u64 carr
 	       carry / PL_UNITS_PER_BYTE + PL_EARNED_ERROR_BYTES;
 }
 
-/* How long a bucket takes to fill in which so much was missing of another's depth. */
+/* The time to fill a bucket that lacks what another bucket of another depth lacked. */
 static inline __attribute__((always_inline)) __u64
 pl_turned_ns(const struct pl_bucket *bucket, const struct pl_kept *was, __u64 missing_bytes)
 {
@@ -163,7 +163,7 @@ pl_turned_ns(const struct pl_bucket *bucket, const struct pl_kept *was, __u64 mi
 	if (bucket->burst >= was->burst) {
 		units += bucket->burst - was->burst;
 	} else {
-		/* Of what was in it the rest does not fit. */
+		/* The rest of its tokens does not fit. */
 		less = was->burst - bucket->burst;
 		units = units > less ? units - less : 0;
 	}
@@ -178,7 +178,7 @@ static inline __attribute__((always_inline)) void pl_keep(struct pl_kept *kept,
 	kept->earned_bytes = bucket->earned_bytes;
 }
 
-/* Fills a side with what another one says, under a policy. */
+/* Fills a side from another one, under a policy. */
 static inline __attribute__((always_inline)) void pl_turn_over(const struct pl_policy *policy,
 							       const struct pl_side *was,
 							       struct pl_side *side, __u64 *carry,
@@ -222,7 +222,7 @@ static inline __attribute__((always_inline)) void pl_turn_over(const struct pl_p
 	side->since_ns = policy->since_ns;
 }
 
-/* Whether a side is kept under a policy that came after this one. */
+/* Whether a side belongs to a policy later than this one. */
 static inline __attribute__((always_inline)) int pl_is_late(const struct pl_policy *policy,
 							    const struct pl_side *side)
 {
@@ -230,8 +230,8 @@ static inline __attribute__((always_inline)) int pl_is_late(const struct pl_poli
 }
 
 /*
- * Turns a meter over to a policy. Returns its turn; odd: another CPU is at it, or it has been
- * turned to a later policy.
+ * Converts a meter to a policy. Returns its turn; odd: another CPU is converting, or the meter has
+ * a later policy.
  */
 static inline __attribute__((always_inline)) __u64
 pl_turn(const struct pl_policy *policy, struct pl_meter *meter, __u64 *carry, __u64 *second_carry)
@@ -246,7 +246,7 @@ pl_turn(const struct pl_policy *policy, struct pl_meter *meter, __u64 *carry, __
 	return turn + 2;
 }
 
-/* Whether what was charged to a side in a turn counts: see above. After an atomic operation. */
+/* Whether a charge to a side in a turn counts: see above. Call it after an atomic operation. */
 static inline __attribute__((always_inline)) int pl_counts(const struct pl_meter *meter, __u64 turn)
 {
 	return *(const volatile __u64 *)&meter->turn == turn;
@@ -261,8 +261,8 @@ pl_incoming(const struct pl_policy *policy, __u8 dscp)
 }
 
 /*
- * Moves the clock of the second bucket on by the time for which the committed one has been full.
- * The clock comes last: who reads it meanwhile finds less in the bucket, never more.
+ * Advances the clock of the second bucket by the time for which the committed one has been full.
+ * The clock is written last: a CPU that reads it meanwhile finds less in the bucket, never more.
  */
 static inline __attribute__((always_inline)) void
 pl_overflow(const struct pl_policy *policy, const struct pl_state *state, __u64 now_ns)
@@ -272,7 +272,7 @@ pl_overflow(const struct pl_policy *policy, const struct pl_state *state, __u64 
 
 	if (seen >= now_ns || __sync_val_compare_and_swap(&side->full_ns, seen, now_ns) != seen)
 		return;
-	/* It was full a part of a nanosecond later: so much less flowed over. */
+	/* It was full a part of a nanosecond later: so much less overflowed. */
 	*state->second_carry += *state->carry;
 	*state->carry = 0;
 	if (*state->second_carry >= policy->second.rate) {

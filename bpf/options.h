@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The options of a TCP SYN: a pure header, one option a step. What is malformed ends them, and what
+ * The options of a TCP SYN: a pure header, one option a step. A malformed option ends them; what
  * was read before counts.
  */
 #ifndef TG_OPTIONS_H
@@ -8,7 +8,7 @@
 
 #include <linux/types.h>
 
-/* As many as the data offset can say. */
+/* The most bytes that the data offset allows. */
 #define OPT_MAX_BYTES 40
 /* A power of two, so that an index can be masked. */
 #define OPT_ROOM 64
@@ -19,7 +19,7 @@
 #define OPT_SCALE 3
 
 struct opt_syn {
-	/* 0: not said. */
+	/* 0: not present. */
 	__u16 mss;
 	__u8 scale;
 	__u8 has_scale;
@@ -37,7 +37,7 @@ static inline __attribute__((always_inline)) __u8 opt_byte(const struct opt_walk
 	return walk->options[at & (OPT_ROOM - 1)];
 }
 
-/* Reads one option; 1 when there is no more. */
+/* Reads one option; 1: no more. */
 static inline __attribute__((always_inline)) int opt_next(struct opt_walk *walk)
 {
 	__u32 at = walk->at;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What a program can learn of its packet: headers, transport, exact length on the wire. */
+/* What a program can read of its packet: headers, transport, exact length on the wire. */
 #ifndef TG_PACKET_H
 #define TG_PACKET_H
 
@@ -11,7 +11,7 @@ static __always_inline long tg_load(struct __sk_buff *skb, __u32 offset, void *t
 	return bpf_skb_load_bytes_relative(skb, offset, to, bytes, BPF_HDR_START_NET);
 }
 
-/* The same for who reads any packet: where it starts is known. */
+/* The same for a reader of any packet whose start is known. */
 static __always_inline long tg_load_from(void *skb, __u32 start, __u32 offset, void *to,
 					 __u32 bytes)
 {
@@ -19,8 +19,8 @@ static __always_inline long tg_load_from(void *skb, __u32 start, __u32 offset, v
 }
 
 /*
- * Reads the headers. A function of its own, as all with many branches that are not static: the
- * kernel's verifier looks at each once, whoever calls.
+ * Reads the headers. A separate global function, like all with many branches: the kernel's verifier
+ * checks each of these once, not once a call.
  */
 __noinline int tg_parse(struct __sk_buff *skb, struct tg_headers *headers)
 {
@@ -31,8 +31,8 @@ __noinline int tg_parse(struct __sk_buff *skb, struct tg_headers *headers)
 }
 
 /*
- * Bytes on the wire of a packet of `bytes` with its link header. One that the device will cut into
- * segments counts the headers that each of them will carry.
+ * Bytes on the wire of a packet of `bytes` with its link header. If the device will cut it into
+ * segments, the headers of each segment count.
  */
 static __always_inline __u32 tg_frame_bytes(struct __sk_buff *skb, __u32 bytes)
 {

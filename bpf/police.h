@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The token bucket of a policer: a pure header over (state, now, length). Its model, with the
- * reasons, is crates/core/src/token_bucket.rs; a property test holds the two together, bit by bit.
+ * reasons, is crates/core/src/token_bucket.rs; a property test compares the two, bit by bit.
  *
- * The state is one u64: the time at which the bucket will be full again. What is missing until
- * then, the deficit, is rate x (time - now), so a packet passes if that and its own length fit the
- * depth, and moves the time on by what it costs: one compare-and-swap when the bucket was full, one
- * atomic add when it was not, no write for a packet that is dropped. As the model it counts in
- * units of which a byte has 8e9 and a bit/s adds one each nanosecond; what a cost leaves over of a
- * nanosecond is carried per CPU in units, so nothing is ever rounded.
+ * The state is one u64: the time at which the bucket will be full again. The deficit until then is
+ * rate x (time - now). A packet passes if that and its own length fit the depth, and advances the
+ * time by its cost. That is one compare-and-swap when the bucket was full, one atomic add when it
+ * was not, and no write for a packet that is dropped. As in the model, a byte has 8e9 units and a
+ * bit/s adds one each nanosecond. What a cost leaves over of a nanosecond is carried per CPU in
+ * units, so nothing is ever rounded.
  */
 #ifndef TG_POLICE_H
 #define TG_POLICE_H
@@ -18,7 +18,7 @@
 #define PL_UNITS_PER_BYTE   8000000000ULL
 #define PL_COST_SHIFT	    24
 #define PL_MAX_PACKET_BYTES ((1 << 20) - 1)
-/* More than any bucket has. */
+/* More units than any bucket has. */
 #define PL_ALL (~0ULL)
 
 struct pl_bucket {
@@ -26,28 +26,30 @@ struct pl_bucket {
 	__u64 cost;
 	/* Units that a nanosecond adds: bit/s. */
 	__u64 rate;
-	/* Units that fit. */
+	/* Depth in units. */
 	__u64 burst;
-	/* How long an empty one takes to fill. */
+	/* How long an empty bucket takes to fill. */
 	__u64 fill_ns;
-	/* Bytes that it had been given, ever, when the policy came into force. */
+	/* Bytes that the bucket had been given in total when the policy came into force. */
 	__u64 earned_bytes;
 };
 
 enum pl_owed {
 	PL_OWE_NOTHING,
-	/* It will be cut into segments: longer than half the bucket, it passes one that is half
-	 * full. */
+	/*
+	 * It will be cut into segments. If longer than half the bucket, it passes a bucket that is
+	 * half full.
+	 */
 	PL_OWE_HALF,
-	/* It is within its flow's part: it passes one that owes nothing yet. */
+	/* It is within its flow's part: it passes a bucket that has no debt yet. */
 	PL_OWE_ALL,
 };
 
-/* What a packet is for a bucket. */
+/* A packet, as a bucket sees it. */
 struct pl_packet {
 	/* At most PL_MAX_PACKET_BYTES. */
 	__u32 wire_bytes;
-	/* How much of it a bucket that then owes the rest need not hold. */
+	/* How many of its units the bucket may lack; they become its debt. */
 	__u32 may_owe;
 };
 
@@ -58,7 +60,7 @@ struct pl_at {
 	__u64 turn;
 };
 
-/* So often a packet is given back while other CPUs charge theirs; then its charge stays. */
+/* How many times a packet is given back while other CPUs charge theirs; then its charge stays. */
 #define PL_GIVE_BACK_TRIES 8
 
 #define PL_SECOND_NS 1000000000ULL
@@ -78,13 +80,13 @@ static inline __attribute__((always_inline)) __u64 pl_units(__u32 wire_bytes)
 	return wire_bytes * PL_UNITS_PER_BYTE;
 }
 
-/* What is missing until the bucket is full. */
+/* The deficit: what is missing until the bucket is full. */
 static inline __attribute__((always_inline)) __u64
 pl_deficit(const struct pl_bucket *bucket, __u64 full_ns, __u64 now_ns, __u64 carry)
 {
 	if (full_ns < now_ns)
 		return 0;
-	/* All that was in it and more; beyond, the product might not fit. */
+	/* An empty bucket and more; beyond, the product might not fit. */
 	if (full_ns - now_ns > bucket->fill_ns)
 		return PL_ALL;
 	return (full_ns - now_ns) * bucket->rate + carry;
@@ -104,9 +106,9 @@ pl_fits(const struct pl_bucket *bucket, __u64 deficit, const struct pl_packet *p
 }
 
 /*
- * What the packet costs in nanoseconds; the rest, below one, goes to *carry. The rounded cost is
- * off by less than a nanosecond for the longest packet, and the remainder, which is exact, says in
- * which direction: this is a division by two multiplications.
+ * The cost of the packet in nanoseconds; the rest, below one, goes to *carry. The rounded cost is
+ * off by less than a nanosecond for the longest packet, and the remainder, which is exact, gives
+ * the sign: this is a division by two multiplications.
  */
 static inline __attribute__((always_inline)) __u64 pl_cost_ns(const struct pl_bucket *bucket,
 							      __u32 wire_bytes, __u64 *carry)
@@ -114,7 +116,7 @@ static inline __attribute__((always_inline)) __u64 pl_cost_ns(const struct pl_bu
 	__u64 ns = wire_bytes * bucket->cost >> PL_COST_SHIFT;
 	__s64 rest;
 
-	/* Of another rate, before the limit was changed. */
+	/* From another rate, before the limit was changed. */
 	if (*carry >= bucket->rate)
 		*carry = 0;
 	rest = pl_units(wire_bytes) + *carry - ns * bucket->rate;
@@ -135,8 +137,8 @@ static inline __attribute__((always_inline)) __u64 pl_cost_ns(const struct pl_bu
 }
 
 /*
- * Gives a charge back after which the time was `held_ns`. After a turn the charge is lost or
- * already a part of the debt, and the time may be that of another rate: then nothing is given back.
+ * Gives back a charge after which the time was `held_ns`. After a conversion the charge is lost or
+ * already part of the debt, and the time may belong to another rate: then nothing is given back.
  */
 static inline __attribute__((always_inline)) void pl_give_back(const struct pl_at *at,
 							       __u64 held_ns, __u64 cost)
@@ -154,8 +156,8 @@ static inline __attribute__((always_inline)) void pl_give_back(const struct pl_a
 }
 
 /*
- * Takes the tokens of a packet and returns 1, or returns 0 and takes nothing. A packet that
- * another CPU has overtaken is given back.
+ * Takes the tokens of a packet and returns 1, or returns 0 and takes nothing. If another CPU came
+ * first the packet is given back.
  */
 static inline __attribute__((always_inline)) int pl_take(const struct pl_bucket *bucket,
 							 const struct pl_at *at, __u64 now_ns,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What a policer knows of a packet of any hook: the colour that its meter gives, its counters. */
+/* A policer at any hook: the colour that its meter gives a packet, and its counters. */
 #ifndef TG_POLICE_COUNTERS_H
 #define TG_POLICE_COUNTERS_H
 
@@ -10,13 +10,13 @@
 
 _Static_assert(sizeof(struct pl_meter) <= sizeof(struct tg_queue), "a meter is kept as a queue");
 
-/* What a policer keeps in the place of a queue. */
+/* The state of a policer, instead of a queue. */
 static __always_inline struct pl_meter *meter_of(struct tg_queue *queue)
 {
 	return (struct pl_meter *)queue;
 }
 
-/* Another policy than that of the packet before. A function of its own: see tg_parse. */
+/* A policy other than that of the packet before. A separate function: see tg_parse. */
 __noinline __u64 turn_meter(const struct pl_policy *policy, struct pl_meter *meter, __u64 *carry,
 			    __u64 *second_carry)
 {
@@ -25,7 +25,7 @@ __noinline __u64 turn_meter(const struct pl_policy *policy, struct pl_meter *met
 	return pl_turn(policy, meter, carry, second_carry);
 }
 
-/* The turn of a meter, whose side is kept under the policy; odd: none is yet, or no more. */
+/* The turn of a meter whose side has this policy; odd: none yet, or no more. */
 static __always_inline __u64 turn_of(const struct pl_policy *policy, struct pl_meter *meter,
 				     struct tg_police_counters *c)
 {
@@ -36,7 +36,7 @@ static __always_inline __u64 turn_of(const struct pl_policy *policy, struct pl_m
 	return turn_meter(policy, meter, &c->carry, &c->second_carry);
 }
 
-/* The colour of a packet that comes with a code point; it is charged for it. */
+/* The colour of a packet with this DSCP; charges the packet. */
 static __always_inline enum pl_colour meter(const struct pl_policy *policy, struct tg_queue *queue,
 					    struct tg_police_counters *c, __u64 now,
 					    const struct pl_packet *packet, __u8 dscp)
@@ -89,7 +89,7 @@ static __always_inline void count(struct tg_police_counters *c, enum tg_outcome 
 	tg_add(&c->common.bytes[outcome], bytes, is_alone);
 }
 
-/* The same of a packet that was not exempt. */
+/* The same for a packet that was not exempt. */
 static __always_inline void count_at(struct tg_police_counters *c, enum tg_outcome outcome,
 				     __u64 now, __u32 bytes, int is_alone)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The maps of a policer that is alone in its programs, beside those of every limit, and the colour
+ * The maps of a policer that is alone in its programs, beside those of every limit; and the colour
  * of a packet where flows have equal parts.
  */
 #ifndef TG_POLICE_LIMIT_H
@@ -32,8 +32,8 @@ static long look_at_cell(__u32 i, void *ctx)
 }
 
 /*
- * The colour of a packet where flows have equal parts of the bucket: one that does not fit its
- * flow's part is red, and charged to nobody. A function of its own: see tg_parse.
+ * The colour of a packet where flows have equal parts of the bucket. A packet that does not fit its
+ * flow's part is red, and charged to nobody. A separate function: see tg_parse.
  */
 __noinline int fair(__u32 direction, __u64 now, __u32 bytes, __u64 flow)
 {
@@ -51,7 +51,7 @@ __noinline int fair(__u32 direction, __u64 now, __u32 bytes, __u64 flow)
 	__u64 *full_ns;
 	__u32 index = direction, cells;
 
-	/* The verifier of Linux 6.1 forgets a comparison; the compiler would leave this out. */
+	/* The verifier of Linux 6.1 forgets a comparison; the compiler would omit this. */
 	barrier_var(index);
 	index &= TG_DIRECTIONS - 1;
 	l = tg_limit_of(index);

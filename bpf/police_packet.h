@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What a policer on a cgroup or at tc does with a packet: reads it, and acts by its colour. */
+/* A policer on a cgroup or at tc: reads a packet, and acts by its colour. */
 #ifndef TG_POLICE_PACKET_H
 #define TG_POLICE_PACKET_H
 
@@ -8,7 +8,7 @@
 #include "packet.h"
 #include "police_counters.h"
 
-/* The colour of a packet, which is charged for it. */
+/* The colour of a packet; charges the packet. */
 static __always_inline enum pl_colour
 meter_skb(struct __sk_buff *skb, const struct pl_policy *policy, struct tg_queue *queue,
 	  struct tg_police_counters *c, __u64 now, __u32 bytes)
@@ -21,7 +21,7 @@ meter_skb(struct __sk_buff *skb, const struct pl_policy *policy, struct tg_queue
 	return meter(policy, queue, c, now, &packet, policy->aware ? tg_dscp(skb) : 0);
 }
 
-/* Does with a packet what is said for its colour. Only a program of tc may write to it. */
+/* Applies the action of its colour to a packet. Only a program at tc may write to it. */
 static __always_inline enum tg_outcome act(struct __sk_buff *skb, const struct pl_policy *policy,
 					   enum pl_colour colour, int may_write)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Prefixes of addresses as keys of tries: those of IPv4 as they stand in IPv6. */
+/* Prefixes of addresses as keys of tries, IPv4 mapped into IPv6. */
 #ifndef TG_PREFIX_H
 #define TG_PREFIX_H
 
@@ -7,12 +7,12 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-/* Version and address. */
+/* IP version and address. */
 #define TG_PREFIX_BITS 160
 
 /*
- * The key of the trie, a struct bpf_lpm_trie_key: the version of IP, for ::/0 is not all of IPv4,
- * and an address of IPv6, or one of IPv4 as it stands in one (RFC 4291, 2.5.5.2).
+ * The key of the trie, a struct bpf_lpm_trie_key: the version of IP, as ::/0 is not all of IPv4,
+ * and an address of IPv6, or of IPv4 mapped into it (RFC 4291, 2.5.5.2).
  */
 struct tg_prefix {
 	__u32 bits;
@@ -30,7 +30,7 @@ static __always_inline void tg_key4(struct tg_prefix *key, __u32 address)
 	key->address[3] = address;
 }
 
-/* The address is in the key: it may be one of IPv4. */
+/* The address is in the key. It may be an IPv4 one. */
 static __always_inline void tg_end_key6(struct tg_prefix *key)
 {
 	int mapped = !key->address[0] && !key->address[1] && key->address[2] == bpf_htonl(0xffff);

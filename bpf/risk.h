@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Which dropped packets leave TCP with nothing in flight. No ACK can tell it of the loss then, so
- * it waits for a timer: 200 ms or more for data, a second for the first packet of a connection.
- * A packet that passes is not looked at.
+ * Which dropped packets leave TCP with nothing in flight. No ACK can reveal the loss then, so TCP
+ * waits for a timer: 200 ms or more for data, a second for the first packet of a connection. A
+ * packet that passes is not checked.
  *
- * Nobody here knows what a sender elsewhere has in flight. So on ingress only the packets that
- * begin a connection are counted.
+ * What a remote sender has in flight is not known here. So on ingress only the packets that begin a
+ * connection are counted.
  */
 #ifndef TG_RISK_H
 #define TG_RISK_H
@@ -16,7 +16,7 @@
 #include "packet.h"
 #include "tcp_header.h"
 
-/* The kind of a packet, as its headers and its socket tell. */
+/* The kind of a packet, by its headers and its socket. */
 enum risk_kind {
 	RISK_NONE,
 	/* SYN or SYN-ACK. */
@@ -26,8 +26,8 @@ enum risk_kind {
 };
 
 /*
- * The packets that a TCP socket has in flight, as tcp_packets_in_flight() has it. A packet that is
- * sent for the first time is not among these yet; one that the timer sends again counts as lost.
+ * The packets that a TCP socket has in flight, as in tcp_packets_in_flight(). A packet that is sent
+ * for the first time does not count yet; one that the timer sends again counts as lost.
  */
 static __always_inline __u32 risk_in_flight(const struct bpf_tcp_sock *tp)
 {
@@ -50,7 +50,7 @@ static __always_inline enum risk_kind risk_kind(struct __sk_buff *skb, __u32 dir
 		return RISK_NONE;
 	if (word[1] & TCP_SYN)
 		return RISK_BEGINS;
-	/* An ACK alone: the next one says as much. */
+	/* A pure ACK: the next one carries as much. */
 	if (direction == TG_INGRESS || skb->len <= start + (word[0] >> 4) * 4)
 		return RISK_NONE;
 	tp = bpf_tcp_sock(sk);

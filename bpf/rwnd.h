@@ -3,9 +3,9 @@
  * The receive window as a limiter: a pure header over (state, path, now). Its model, with the
  * reasons, is crates/core/src/receive_window.rs; a property test holds the two together.
  *
- * The right edge of the window moves at the flow's share of the limit, whatever the round trip is:
- * a flow that has used all it was granted sends at just that rate, and its window is rate x RTT
- * without anybody having measured one.
+ * The right edge of the window moves at the flow's share of the limit, whatever the round trip is.
+ * A flow that has used all it was granted sends at exactly that rate, and its window is rate x RTT
+ * without a measurement of the RTT.
  */
 #ifndef TG_RWND_H
 #define TG_RWND_H
@@ -15,35 +15,39 @@
 #define RW_SECOND_NS 1000000000ULL
 /* The longest round trip that the virtual queue makes room for. */
 #define RW_MAX_ROOM_NS 200000000ULL
-/* No time counts as longer; keeps the product with the largest rate in 64 bits. */
+/* Upper bound of a time; keeps the product with the largest rate in 64 bits. */
 #define RW_MAX_NS     RW_SECOND_NS
 #define RW_MAX_BYTE_S 12500000000ULL
-/* No window is larger than TCP can say. */
+/* The largest window that TCP can express. */
 #define RW_MAX_BYTES (1ULL << 30)
 /* Beyond a round trip a flow may be granted this much of its rate at once: hosts stall. */
 #define RW_SLACK_NS 2000000ULL
-/* The least window, in segments: with less TCP may hold its ACK back for some milliseconds. */
+/* The least window, in segments: with less, TCP may delay its ACK for some milliseconds. */
 #define RW_LEAST_SEGMENTS 2
 /* The first window of a connection: this much of its rate, within these bounds. */
 #define RW_FIRST_NS	      2000000ULL
 #define RW_FIRST_SEGMENTS     4
 #define RW_FIRST_SEGMENTS_MAX 45
-/* A flow pays its debt in so many parts, one before each request. Else the debt from before it
- * could be kept back would be one long wait. */
+/*
+ * A flow pays its debt in this many parts, one before each request. Otherwise the debt from before
+ * it could be kept back would be one long wait.
+ */
 #define RW_PAYMENTS 4
-/* Nobody waits longer before it asks. */
+/* No flow waits longer before it asks. */
 #define RW_WAIT_MAX_NS 200000000ULL
-/* A flow owes no more time than this. */
+/* Upper bound of a flow's debt, as a time. */
 #define RW_OWED_MAX_S  4
 #define RW_OWED_MAX_NS (RW_OWED_MAX_S * RW_SECOND_NS)
-/* A flow that owes less keeps to its share, by waiting before it asks for more. */
+/* A flow with a smaller debt keeps to its share, by waiting before it asks for more. */
 #define RW_OWED_KEPT_NS 3000000000ULL
 
-/* What is remembered of a flow. */
+/* The state of a flow. */
 struct rw_flow {
 	/* When the edge was last moved; 0: never. */
 	__u64 last_ns;
-	/* How far it lies beyond what was received, in bytes; negative: that was granted early. */
+	/*
+	 * How far the edge is beyond what was received, in bytes; negative: that was granted early.
+	 */
 	__s64 credit;
 	__u32 rcv_nxt;
 	/* Its debt in bytes when the edge was last moved (rw_owes). */
@@ -52,7 +56,7 @@ struct rw_flow {
 	__u64 byte_s;
 };
 
-/* What is known when an ACK is built. */
+/* The inputs when an ACK is built. */
 struct rw_path {
 	/* The flow's share of the limit, payload alone. */
 	__u64 byte_s;
@@ -66,7 +70,9 @@ static inline __attribute__((always_inline)) __u64 rw_bytes(__u64 byte_s, __u64 
 	return fs_min(byte_s, RW_MAX_BYTE_S) * fs_min(ns, RW_MAX_NS) / RW_SECOND_NS;
 }
 
-/* The most that a flow may have been granted beyond what it sent, and the most that it may owe. */
+/*
+ * The most that a flow may have been granted beyond what it sent, and its largest negative credit.
+ */
 static inline __attribute__((always_inline)) __u64 rw_most(const struct rw_path *path)
 {
 	__u64 rtt_ns = fs_min(path->rtt_ns, RW_MAX_NS);
@@ -77,8 +83,8 @@ static inline __attribute__((always_inline)) __u64 rw_most(const struct rw_path 
 }
 
 /*
- * How long a flow would have to be silent at `now_ns` for what it has received to be its share:
- * what it owes is bytes, so that it is paid sooner if the share grows.
+ * How long a flow would have to be silent at `now_ns` for what it has received to be its share. The
+ * debt is in bytes, so it is paid sooner if the share grows.
  */
 static inline __attribute__((always_inline)) __u64 rw_owes(const struct rw_flow *flow, __u64 now_ns)
 {
@@ -125,8 +131,8 @@ static inline __attribute__((always_inline)) __u64 rw_waits(const struct rw_flow
 }
 
 /*
- * The pacing rate, in bytes a second, with which data of `payload` bytes that are sent at `now_ns`
- * keep what follows them back for as long as the flow waits. The largest value: it does not wait.
+ * The pacing rate, in bytes a second, at which `payload` bytes sent at `now_ns` delay the data
+ * behind them for as long as the flow waits. The largest value: no wait.
  */
 static inline __attribute__((always_inline)) __u64 rw_asking_byte_s(const struct rw_flow *flow,
 								    __u32 payload, __u64 now_ns)
@@ -145,8 +151,8 @@ static inline __attribute__((always_inline)) __u32 rw_first_segments(__u64 byte_
 }
 
 /*
- * The backlog of the virtual queue behind windows, as it is judged: they may all be sent at once,
- * which is a round trip's worth above the mark.
+ * The backlog of the virtual queue behind windows, as it is judged. All windows may be sent at
+ * once, which is a round trip's worth above the mark.
  */
 static inline __attribute__((always_inline)) __s64 rw_judged_ns(__s64 backlog_ns, __u64 mark_ns,
 								__u64 rtt_ns)
@@ -158,8 +164,10 @@ static inline __attribute__((always_inline)) __s64 rw_judged_ns(__s64 backlog_ns
 	return backlog_ns - mark > room ? backlog_ns - room : mark;
 }
 
-/* How long an epoch must be for a flow to be seen in it: it may send a window at once. As the time
- * of the burst of each flow, of which two must fit in. */
+/*
+ * How long an epoch must be to see a flow that sends a whole window at once. Expressed as the burst
+ * time of each flow, of which two must fit in.
+ */
 static inline __attribute__((always_inline)) __u64 rw_burst_ns(__u64 rtt_ns, __u32 flows)
 {
 	return fs_min(rtt_ns, RW_MAX_NS) / (2 * fs_max(flows, 1));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Byte counters of some flows in fixed memory, sample and hold in sets of four, and a drop at
- * random: a pure header. Its models, with the reasons, are crates/core/src/fleet/flows/counts.rs
- * and grd.rs; a property test holds them together, bit by bit.
+ * Byte counters of some flows in fixed memory (sample and hold in sets of four), and random drops:
+ * a pure header. Its models, with the reasons, are crates/core/src/fleet/flows/counts.rs and
+ * grd.rs; a property test compares them, bit by bit.
  */
 #ifndef TG_SAMPLE_H
 #define TG_SAMPLE_H
@@ -13,7 +13,7 @@
 #define SM_SETS	     64
 #define SM_SET_SHIFT 58
 #define SM_WAYS	     4
-/* 2^64 by the golden ratio, odd. */
+/* 2^64 divided by the golden ratio, odd. */
 #define SM_MIX 0x9e3779b97f4a7c15ULL
 
 /* A flow and its bytes in this interval; 0 is no flow. */
@@ -22,27 +22,27 @@ struct sm_cell {
 	__u64 bytes;
 };
 
-/* Of one CPU. */
+/* Counters of one CPU. */
 struct sm_counts {
 	struct sm_cell set[SM_SETS][SM_WAYS];
 };
 
-/* Takes another word of what makes a flow into its hash. */
+/* Mixes another word of a flow's identity into its hash. */
 static inline __attribute__((always_inline)) __u64 sm_mix(__u64 hash, __u64 word)
 {
 	hash = (hash ^ word) * SM_MIX;
 	return hash ^ hash >> 32;
 }
 
-/* A hash that is a flow. */
+/* A hash that is valid as a flow (not 0). */
 static inline __attribute__((always_inline)) __u64 sm_flow(__u64 hash)
 {
 	return hash ? hash : 1;
 }
 
 /*
- * Counts a packet of a flow that has a cell in its set, or takes a free one: SM_WAYS. Else which
- * cell has the least: the packet may have that, at the odds.
+ * Counts a packet of a flow that has a cell in its set, or takes a free one: returns SM_WAYS.
+ * Otherwise returns the cell with the fewest bytes, which the packet may take, at the odds.
  */
 static inline __attribute__((always_inline)) __u32 sm_add(struct sm_cell *set, __u64 flow,
 							  __u32 bytes)
@@ -64,7 +64,7 @@ static inline __attribute__((always_inline)) __u32 sm_add(struct sm_cell *set, _
 	return way;
 }
 
-/* Gives the flow a cell of another, at the odds bytes / (bytes of the other + bytes). */
+/* Gives another flow's cell to the flow, at the odds bytes / (bytes of the other + bytes). */
 static inline __attribute__((always_inline)) void sm_replace(struct sm_cell *cell, __u64 flow,
 							     __u32 bytes, __u32 random)
 {
@@ -77,7 +77,7 @@ static inline __attribute__((always_inline)) void sm_replace(struct sm_cell *cel
 	}
 }
 
-/* Whether a packet is dropped at a probability in units of 2^-32. */
+/* Whether to drop a packet, at a probability in units of 2^-32. */
 static inline __attribute__((always_inline)) int sm_drops(__u32 probability, __u32 random)
 {
 	return random < probability;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a limit sets on the TCP sockets of its cgroup, whoever asks for it: the sock_ops program for
- * new connections, the iterator for those that exist.
+ * What a limit sets on the TCP sockets of its cgroup. Used by the sock_ops program for new
+ * connections, and by the iterator for existing ones.
  */
 #ifndef TG_SOCKETS_H
 #define TG_SOCKETS_H
@@ -24,33 +24,36 @@
 #define TG_IPV6_EXTRA_BYTES  20
 #define TG_AF_INET6	     10
 #define TG_DEFAULT_MSS_BYTES 1448
-/* The kernel takes these only from two timer ticks up, and a tick is 1 to 10 ms. */
+/* The kernel accepts these only from two timer ticks up, and a tick is 1 to 10 ms. */
 #define TG_TIMER_TRIES 4
 
 /* Paths up to this round-trip time get a window. */
 #define TG_SHORT_PATH_US 4000
 /*
- * All flows' bursts together, in time at the limit's rate: less than the virtual queue's drop
- * threshold, so that nobody else suffers when they meet.
+ * All flows' bursts together, in time at the limit's rate: less than the drop threshold of the
+ * virtual queue, so that bursts that meet harm no other traffic.
  */
 #define TG_BURSTS_US 3000
-/* BBR needs at least four packets; of the 64 KB packets of the loopback interface two must do. */
+/*
+ * BBR needs at least four packets. Of the 64 KB packets of the loopback interface two must be
+ * enough.
+ */
 #define TG_LEAST_WINDOW	     4
 #define TG_LEAST_LONG_WINDOW 2
 #define TG_LONG_MSS_BYTES    16384
 #define TG_INITIAL_WINDOW    10
-/* What the kernel has when nobody sets anything. */
+/* The kernel's default. */
 #define TG_DEFAULT_TIMER_US 200000
 #define TG_NO_WINDOW	    0x7fffffff
 /* TCP_BPF_SOCK_OPS_CB_FLAGS, since Linux 6.12. */
 #define TG_TCP_CB_FLAGS 1008
 
-/* Fewer segments say nothing of those that follow. */
+/* Fewer segments do not predict those that follow. */
 #define TG_PAYLOAD_SEGMENTS 8
 
 /*
- * The payload of a segment of a socket, at most `mss`. Who answers requests sends segments of some
- * bytes, of which the headers are the larger part.
+ * The payload of a segment of a socket, at most `mss`. A program that answers requests sends
+ * segments of some bytes, which are mostly headers.
  */
 static __always_inline __u32 tg_payload(const struct tcp_sock *tp, struct tg_socket *ours,
 					__u32 mss)
@@ -66,7 +69,7 @@ static __always_inline __u32 tg_payload(const struct tcp_sock *tp, struct tg_soc
 }
 
 /*
- * The pacing rate of a socket that may use `share` of what the limit may use: the kernel paces
+ * The pacing rate of a socket that may use `share` of what the limit may use. The kernel paces
  * payload, the limit counts whole frames. `payload` is that of a segment.
  */
 static __always_inline __u32 tg_pacing_rate(const struct tg_limit *limit, __u64 rate_bit_s,
@@ -84,7 +87,7 @@ static __always_inline __u32 tg_pacing_rate(const struct tg_limit *limit, __u64 
 	return byte_s < TG_PACING_UNLIMITED ? byte_s : TG_PACING_UNLIMITED;
 }
 
-/* The share of a socket that has been established or, if `newcomer`, is being so. */
+/* The share of a socket that is established or, if `newcomer`, is becoming so. */
 static __always_inline __u64 tg_share(const struct tg_limit *limit, struct tg_queue *queue,
 				      int newcomer)
 {
@@ -102,9 +105,9 @@ static __always_inline __u64 tg_share(const struct tg_limit *limit, struct tg_qu
 
 /*
  * On a short path TCP builds segments of 64 KB whatever its pacing rate is (tcp_tso_rtt_log), 52 ms
- * at 10 Mbit/s; but none longer than half the window. A window of two round trips and twice
+ * at 10 Mbit/s, but none longer than half the window. A window of two round trips and twice
  * TG_BURSTS_US at the paced rate keeps the bursts of all flows together below TG_BURSTS_US of the
- * limit. What they cost the CPU goes with their number, so they are as long as may be.
+ * limit. The CPU time depends on the number of bursts, so they are as long as allowed.
  */
 static __always_inline __u32 tg_window(__u32 byte_s, __u64 srtt_us, __u32 mss)
 {
@@ -115,8 +118,10 @@ static __always_inline __u32 tg_window(__u32 byte_s, __u64 srtt_us, __u32 mss)
 	return fs_max(least, byte_s * (2 * srtt_us + 2 * TG_BURSTS_US) / 1000000 / mss);
 }
 
-/* Sets a timer option; where the kernel's tick is too coarse for it, the next doubling that it
- * takes. */
+/*
+ * Sets a timer option. If the kernel's tick is too coarse for it, sets the next doubling that the
+ * kernel accepts.
+ */
 static __always_inline void tg_set_timer(void *ctx, int option, __u32 us)
 {
 	for (int i = 0; us && i < TG_TIMER_TRIES; i++, us *= 2)
@@ -125,10 +130,9 @@ static __always_inline void tg_set_timer(void *ctx, int option, __u32 us)
 }
 
 /*
- * The kernel takes the least time-out into account when it has the first round trip of a
- * connection, and lets the time-out sink only by a quarter of the rest with each further one. So a
- * socket has its timers before its handshake: a client when it connects, and one that a server
- * accepts inherits them from the socket that listens.
+ * The kernel uses the least time-out at the first round trip of a connection. Later it lowers the
+ * time-out only by a quarter of the rest with each round trip. So a socket gets its timers before
+ * its handshake: a client when it connects; an accepted socket inherits them from the listener.
  */
 static __always_inline void tg_set_timers(void *ctx, const struct tg_limit *limit)
 {
@@ -137,8 +141,8 @@ static __always_inline void tg_set_timers(void *ctx, const struct tg_limit *limi
 }
 
 /*
- * Gives back the timers that the limit has set. The kernel lets the time-out of a connection that
- * stands grow again only with the variance of its round trips.
+ * Gives back the timers that the limit has set. On an established connection the kernel lets the
+ * time-out grow again only with the variance of its round trips.
  */
 static __always_inline void tg_free_timers(void *ctx, const struct tg_limit *limit)
 {
@@ -166,7 +170,8 @@ static __always_inline int tg_within_host6(const __u32 *local, const __u32 *remo
 
 /*
  * Whether a socket that is paced at `current` should now be paced at `wanted`: down always, up only
- * if what holds it was set here. What the program itself asked for, or an outer limit set, stays.
+ * if the current rate was set here. What the program itself asked for, or an outer limit set,
+ * stays.
  */
 static __always_inline int tg_may_set(__u32 current, __u32 wanted, const struct tg_socket *ours)
 {

@@ -12,7 +12,7 @@
 /* Shares are fractions of the limit in 2^-24. */
 #define SP_ONE	(1ULL << 24)
 #define SP_MOST (2 * SP_ONE)
-/* What a share of one more gives, in time at the limit's rate. */
+/* The gain for a share of one, in time at the limit's rate. */
 #define SP_STALLS_NS	  1000000ULL
 #define SP_LEAST_SEGMENTS 2
 #define SP_SLACK_SEGMENTS 2
@@ -24,7 +24,7 @@
 #define SP_MIN_RTT_NS 1000ULL
 /* The least round trip is that of two such times. */
 #define SP_RTT_WINDOW_NS 500000000ULL
-/* A rate that has changed by less than this part of it is the same. */
+/* A rate that changed by less than this part is the same. */
 #define SP_RATE_PART	8
 #define SP_MIN_EPOCH_NS 2000000ULL
 #define SP_MAX_EPOCH_NS 100000000ULL
@@ -35,11 +35,11 @@
 
 struct sp_conf {
 	__u64 byte_s;
-	/* How much shall wait. */
+	/* The target backlog. */
 	__u64 target_ns;
 };
 
-/* What one epoch has seen. */
+/* The observations of one epoch. */
 struct sp_epoch {
 	__u64 elapsed_ns;
 	__u64 left_bytes;
@@ -51,25 +51,27 @@ struct sp_epoch {
 
 /* The round trip of a flow's path behind the queue. */
 struct sp_rtt {
-	/* When the segment that is waited for came, and what it had to wait; 0: none. */
+	/* When the segment that is timed came, and how long it had to wait; 0: none. */
 	__u64 sent_ns;
 	__u64 wait_ns;
-	/* The least so far, and of this window, which began then; 0: none. */
+	/* The least so far, and the least of this window, which began then; 0: none. */
 	__u64 least_ns;
 	__u64 recent_ns;
 	__u64 since_ns;
-	/* What a byte cost then. */
+	/* The cost of a byte then. */
 	__u64 cost;
 	/* The end of that segment. */
 	__u32 probe;
 	__u32 pad;
 };
 
-/* What is known of the windows of a flow. */
+/* State of the windows of a flow. */
 struct sp_edge {
-	/* The furthest that was ever said. */
+	/* The furthest edge ever offered. */
 	__u32 edge;
-	/* Of the last ACK: its number, the window that it came with and that it went on with. */
+	/*
+	 * The last ACK: its number, the window that it came with, and the window that it left with.
+	 */
 	__u32 ack;
 	__u16 raw;
 	__u16 said;
@@ -79,9 +81,9 @@ struct sp_edge {
 struct sp_ack {
 	__u32 ack;
 	__u16 raw;
-	/* Of the window; 0 in a SYN. */
+	/* Scale of the window; 0 in a SYN. */
 	__u8 scale;
-	/* It carries nothing else. */
+	/* It carries no data. */
 	__u8 bare;
 };
 
@@ -92,7 +94,7 @@ static inline __attribute__((always_inline)) __u64 sp_time(const struct sp_conf 
 		      SP_MAX_NS);
 }
 
-/* What is sent meanwhile. */
+/* The bytes that are sent in a time. */
 static inline __attribute__((always_inline)) __u64 sp_bytes(const struct sp_conf *conf, __u64 ns)
 {
 	return fs_min(conf->byte_s, SP_MAX_BYTE_S) * fs_min(ns, SP_MAX_NS) / SP_SECOND_NS;
@@ -135,7 +137,7 @@ static inline __attribute__((always_inline)) __u64 sp_join(__u64 share, __u32 fl
 	return fs_max(share * (n - 1) / n, fs_min(share, SP_ONE / n));
 }
 
-/* How long an epoch must be for all flows to be seen in it. */
+/* How long an epoch must be to see all flows in it. */
 static inline __attribute__((always_inline)) __u64 sp_epoch_ns(const struct sp_conf *conf,
 							       __u64 rtt_ns, __u32 flows, __u16 mss)
 {
@@ -146,7 +148,7 @@ static inline __attribute__((always_inline)) __u64 sp_epoch_ns(const struct sp_c
 	return fs_min(fs_max(round, SP_MIN_EPOCH_NS), SP_MAX_EPOCH_NS);
 }
 
-/* What of a segment a flow is given on top in an epoch, in 2^-16. */
+/* The part of a segment that a flow gets on top in an epoch, in 2^-16. */
 static inline __attribute__((always_inline)) __u16 sp_phase(__u32 hash, __u32 epoch)
 {
 	return (hash + epoch * 0x9e3779b1U) >> 16;
@@ -171,7 +173,7 @@ sp_window(const struct sp_conf *conf, __u64 share, __u64 rtt_ns, __u16 mss, __u1
 	return fs_min(fs_max(segments, SP_LEAST_SEGMENTS) * segment, SP_MAX_BYTES);
 }
 
-/* Data that ends at `end` comes, and will wait for `wait_ns` where a byte has this cost. */
+/* Data that ends at `end` comes, and will wait for `wait_ns` at this cost of a byte. */
 static inline __attribute__((always_inline)) void
 sp_rtt_data(struct sp_rtt *rtt, __u32 end, __u64 now_ns, __u64 wait_ns, __u64 cost)
 {
@@ -191,7 +193,7 @@ static inline __attribute__((always_inline)) int sp_rtt_ack(struct sp_rtt *rtt, 
 
 	if (!sent || (__s32)(ack - rtt->probe) < 0)
 		return 0;
-	/* At another rate it has waited for another time. */
+	/* At another rate it has waited for a different time. */
 	if (rtt->wait_ns && most - fs_min(cost, rtt->cost) > most / SP_RATE_PART) {
 		rtt->sent_ns = 0;
 		return 0;
@@ -212,7 +214,10 @@ static inline __attribute__((always_inline)) int sp_rtt_ack(struct sp_rtt *rtt, 
 	return 1;
 }
 
-/* The window field to go on with, where the law gives `window` bytes. Never more than came. */
+/*
+ * The window field of the ACK that leaves, where the law gives `window` bytes. Never more than it
+ * came with.
+ */
 static inline __attribute__((always_inline)) __u16 sp_say(struct sp_edge *edge,
 							  const struct sp_ack *ack, __u32 window)
 {
@@ -239,7 +244,7 @@ static inline __attribute__((always_inline)) __u16 sp_say(struct sp_edge *edge,
 	return said;
 }
 
-/* Whether data that ends at `end` is beyond what the sender was ever allowed. */
+/* Whether data that ends at `end` is beyond all that the sender was ever allowed. */
 static inline __attribute__((always_inline)) int sp_is_beyond(const struct sp_edge *edge, __u32 end,
 							      __u16 mss)
 {

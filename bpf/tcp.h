@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The TCP header of a packet, read and written: ports, numbers, flags, window, and of a SYN its
- * options. Only what is whole and says nothing that cannot be is read; all else is no TCP here.
+ * The TCP header of a packet, read and written: ports, numbers, flags, window, and the options of a
+ * SYN. Only whole headers with possible values are read; all else is not TCP here.
  *
- * What is written is one word, that of flags and window, and the checksum as the kernel does it:
- * right also where a device is to complete it, has summed the packet up, or segments were merged.
+ * Written are one word, that of flags and window, and the checksum as the kernel does it. That is
+ * right also if a device will complete it, if it has summed up the packet, or if segments were
+ * merged.
  */
 #ifndef TG_TCP_H
 #define TG_TCP_H
@@ -28,7 +29,7 @@ struct tcp_packet {
 	struct tcp_key key;
 	/* Of the TCP header, from the packet's start. */
 	__u32 offset;
-	/* Bytes behind the TCP header, as IP has it. */
+	/* Bytes behind the TCP header, by the length of IP. */
 	__u32 payload;
 	__u32 seq;
 	__u32 ack;
@@ -42,8 +43,8 @@ struct tcp_packet {
 };
 
 /*
- * Copies bytes of the packet: from where they lie if the packet's head holds them, which headers
- * nearly always do, else with the kernel's help at twice the price.
+ * Copies bytes of the packet: directly if they are in linear memory, as headers nearly always are,
+ * else with the kernel's help at twice the price.
  */
 static __always_inline long tcp_load(struct __sk_buff *skb, __u32 offset, void *to, __u32 bytes)
 {
@@ -56,8 +57,8 @@ static __always_inline long tcp_load(struct __sk_buff *skb, __u32 offset, void *
 }
 
 /*
- * Reads a packet whose IP header is at `link_bytes`; 0 if it is TCP and whole. The sender is
- * `own`, or with `back` the receiver.
+ * Reads a packet whose IP header is at `link_bytes`; 0 if it is whole TCP. The sender is `own`, or
+ * with `back` the receiver.
  */
 static __always_inline int tcp_read(struct __sk_buff *skb, __u32 link_bytes, int back,
 				    struct tcp_packet *packet)
@@ -99,7 +100,7 @@ static __always_inline int tcp_read(struct __sk_buff *skb, __u32 link_bytes, int
 	} else {
 		return -1;
 	}
-	/* Of more than 64 KB, yet to be segmented, IP says nothing. */
+	/* IP does not give the length of an unsegmented packet of more than 64 KB. */
 	if (!total)
 		total = skb->len - link_bytes;
 	if (total > skb->len - link_bytes)
@@ -138,11 +139,14 @@ static long tcp_next_option(__u32 i, struct opt_walk *walk)
 	return opt_next(walk);
 }
 
-/* Reads the options of a SYN. A function of its own: the verifier looks at it once. */
+/* Reads the options of a SYN. A separate function: the verifier checks it once. */
 __noinline int tcp_read_syn(struct __sk_buff *skb, __u32 offset, __u32 doff, struct opt_syn *syn)
 {
 	struct opt_walk walk = {};
-	/* With the four bytes before them: never none, which the verifier could not tell. */
+	/*
+	 * With the four bytes before them: so never zero bytes, which the verifier could not
+	 * exclude.
+	 */
 	__u32 size = (doff * 4 - TCP_LEAST_BYTES) % OPT_ROOM + TCP_BEFORE_OPTIONS;
 
 	if (!syn || size > OPT_ROOM)
@@ -157,7 +161,7 @@ __noinline int tcp_read_syn(struct __sk_buff *skb, __u32 offset, __u32 doff, str
 	return 0;
 }
 
-/* Writes flags and window where they are others; 0 if that could be done or was not needed. */
+/* Writes flags and window if they differ; 0 on success or if nothing had to be written. */
 static __always_inline int tcp_write(struct __sk_buff *skb, const struct tcp_packet *packet,
 				     __u16 flags, __u16 window)
 {

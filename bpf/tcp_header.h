@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The places and the flags of a TCP header (RFC 9293, 3.1). */
+/* Offsets and flags of a TCP header (RFC 9293, 3.1). */
 #ifndef TG_TCP_HEADER_H
 #define TG_TCP_HEADER_H
 
@@ -14,14 +14,14 @@
 
 /* From the header's start: the receiver's port. */
 #define TCP_DEST_OFFSET 2
-/* The word that holds data offset, flags and window, and in it the byte of the flags. */
+/* The word that holds data offset, flags and window, and the flags' byte in it. */
 #define TCP_WORD_OFFSET	 12
 #define TCP_FLAGS_OFFSET 13
 #define TCP_CHECK_OFFSET 16
 
 /* A header without options. */
 #define TCP_LEAST_BYTES 20
-/* In front of the options: a reader of them that has none reads these bytes. */
+/* Bytes before the options: a reader without options reads these. */
 #define TCP_BEFORE_OPTIONS 4
 
 #endif

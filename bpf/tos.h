@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The type of service of IPv4 and the traffic class of IPv6, DSCP and ECN: a pure header over the
- * first bytes of an IP header. A property test compares it with sums over whole headers.
+ * Type of service of IPv4 and traffic class of IPv6, DSCP and ECN: a pure header over the first
+ * bytes of an IP header. A property test compares it with sums over whole headers.
  */
 #ifndef TG_TOS_H
 #define TG_TOS_H
@@ -12,7 +12,7 @@
 /* ECN: congestion experienced. */
 #define TG_ECN_CE 3
 
-/* The first bytes of an IP header, by which it is known. */
+/* The first bytes of an IP header, which identify it. */
 union tg_ip_head {
 	__u8 byte[8];
 	__u16 half[4];
@@ -25,7 +25,7 @@ static inline __attribute__((always_inline)) __u8 tg_with_dscp(__u8 tos, __u8 ds
 	return dscp << 2 | (tos & 3);
 }
 
-/* Of an IPv6 header: in the lower half of the first byte, and the upper one of the second. */
+/* In an IPv6 header: the lower half of the first byte, and the upper half of the second. */
 static inline __attribute__((always_inline)) __u8 tg_traffic_class(const union tg_ip_head *head)
 {
 	return head->byte[0] << 4 | head->byte[1] >> 4;
@@ -38,13 +38,12 @@ static inline __attribute__((always_inline)) void tg_set_traffic_class(union tg_
 	head->byte[1] = (head->byte[1] & 0x0f) | tos << 4;
 }
 
-/* The checksum of a header in which a word is another one: RFC 1624, equation 3, in any byte order.
- */
+/* The checksum of a header in which one word changes: RFC 1624, equation 3, in any byte order. */
 static inline __attribute__((always_inline)) __u16 tg_checksum(__u16 checksum, __u16 was, __u16 is)
 {
 	__u32 sum = (__u16)~checksum + (__u16)~was + is;
 
-	/* Of three words the carry is 2 at most, and it adds one once more. */
+	/* The carry of three words is 2 at most, and it adds one once more. */
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
 	return ~sum;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Limits inside limits, on the maps. The kernel runs the programs of a socket's cgroups innermost
- * first, so a child meets each packet before its parent does, and knows the parent's queues.
- * - It counts itself among the parent's active children, and takes from the parent's share what
- *   it may use now.
- * - It claims the socket: traffic that the parent sees and no child has claimed belongs to none,
- *   and is a class of its own beside them.
+ * first. So a child sees each packet before its parent does, and knows the parent's queues.
+ * - It counts itself among the parent's active children, and takes its current rate from the
+ *   parent's share.
+ * - It claims the socket. Traffic that reaches the parent unclaimed belongs to no child, and is a
+ *   class beside them.
  */
 #ifndef TG_TREE_H
 #define TG_TREE_H
@@ -41,7 +41,7 @@ struct {
 	__type(value, struct tg_socket);
 } sockets_of_limit_above SEC(".maps");
 
-/* Whether the limit has children that use it. */
+/* Whether the limit has active children. */
 static __always_inline int tg_is_parent(const struct tg_queue *queue, __u64 now)
 {
 	return (__s64)(queue->children_until_ns - now) > 0;
@@ -60,7 +60,7 @@ static __always_inline __u64 tg_rate(const struct tg_limit *l, const struct tg_q
 	return queue->cost_now ? queue->rate_bit_s : l->rate_bit_s[direction];
 }
 
-/* The place of a child, or without one that of the traffic which no child has claimed. */
+/* The class of a child, or without one that of unclaimed traffic. */
 static __always_inline struct cl_class tg_class(const struct cl_class *child)
 {
 	struct cl_class class = {.weight = FS_WEIGHT};
@@ -84,9 +84,9 @@ __noinline int tg_count_class(struct tg_queue *parent, struct tg_queue *queue,
 }
 
 /*
- * Takes from the parent's share what the class may use until its next epoch ends. Other CPUs may
- * see the new rate a moment before the new cost: bursts and pacing rates that follow from the one
- * need not fit to thresholds that follow from the other.
+ * Sets the class's rate until its next epoch ends, from the parent's share. Other CPUs may see the
+ * new rate a moment before the new cost, so bursts and pacing rates need not match the thresholds
+ * for that moment.
  */
 __noinline int tg_follow(const struct tg_queue *parent, struct tg_queue *queue,
 			 const struct cl_class *child, __u64 ceiling_bit_s)
@@ -113,8 +113,8 @@ __noinline int tg_config_now(const struct tg_queue *queue, const struct vq_conf 
 }
 
 /*
- * The end of a class's epoch, seen from its parent: it has a child, whose loop is as slow as this.
- * What the child does with another share is seen after its next epoch and a round trip.
+ * The end of a class's epoch, reported to its parent: it has a child, and its loop is as slow as
+ * this. The effect of another share shows after the child's next epoch and a round trip.
  */
 static __always_inline void tg_report(struct tg_queue *parent, const struct tg_queue *queue,
 				      __u64 now)

@@ -2,10 +2,10 @@
 /*
  * The flows of senders that cannot be paced (UDP, QUIC, raw sockets): a pure header over (cell,
  * now, length). Their model, with the reasons, is crates/core/src/unpaced/flows.rs; a property test
- * holds the two together.
+ * compares the two.
  *
- * A flow has a cell in a set of UF_WAYS. One whose flow has been silent for a while is free, and
- * says nothing of who takes it. Where none is free two flows have one cell, and one share.
+ * A flow has a cell in a set of UF_WAYS. A cell whose flow has been silent for a while is free, and
+ * holds no state for the next. If none is free two flows have one cell, and one share.
  */
 #ifndef TG_UNPACED_FLOW_H
 #define TG_UNPACED_FLOW_H
@@ -21,11 +21,13 @@
 #define UF_WAYS	     4
 /* The time by which a flow may be ahead of its share. */
 #define UF_DEPTH_NS 50000000ULL
-/* No packet keeps its flow out for longer, however small the share was when it passed: 17 s. */
+/*
+ * Bounds how long old traffic can delay the packets of a flow, however small its share was: 17 s.
+ */
 #define UF_MOST_NS (1ULL << 34)
 
 struct uf_flow {
-	/* Whose the cell is; 0 is nobody's. */
+	/* The flow of the cell; 0: none. */
 	__u64 flow;
 	/* When a link of the flow's share would have sent all that passed. */
 	__u64 finish_ns;
@@ -33,9 +35,9 @@ struct uf_flow {
 	 */
 	__u64 sent;
 	__u32 seen;
-	/* Until which epoch it counts though it is silent (ep_stay). */
+	/* The epoch until which it counts though it is silent (ep_stay). */
 	__u32 until;
-	/* The epoch in which it took the cell. */
+	/* The epoch in which it got the cell. */
 	__u32 began;
 	__u32 pad;
 };
@@ -44,7 +46,7 @@ struct uf_set {
 	struct uf_flow way[UF_WAYS];
 };
 
-/* Whether a cell says nothing: its flow has earned all that it may, and is new to the epochs. */
+/* Whether a cell is free: its flow has earned all that it may, and is new to the epochs. */
 static inline __attribute__((always_inline)) int uf_is_free(const struct uf_flow *cell, __u64 now,
 							    __u32 epoch)
 {
@@ -54,7 +56,7 @@ static inline __attribute__((always_inline)) int uf_is_free(const struct uf_flow
 	       epoch - sent > FS_KNOWN_EPOCHS;
 }
 
-/* The cell of a flow. CPUs that take one for two flows at once give it to the first. */
+/* The cell of a flow. If CPUs take one for two flows at once, the first gets it. */
 static inline __attribute__((always_inline)) struct uf_flow *uf_find(struct uf_set *set, __u64 flow,
 								     __u64 now, __u32 epoch)
 {
@@ -80,7 +82,7 @@ static inline __attribute__((always_inline)) struct uf_flow *uf_find(struct uf_s
 	return &set->way[flow % UF_WAYS];
 }
 
-/* How long a packet takes at a share of the limit, of which a byte costs `cost`. */
+/* How long a packet takes at a share of the limit, where a byte costs `cost`. */
 static inline __attribute__((always_inline)) __u64 uf_time_ns(__u32 bytes, __u64 cost, __u64 share)
 {
 	__u64 time = vq_time_ns(bytes < VQ_MAX_PACKET_BYTES ? bytes : VQ_MAX_PACKET_BYTES, cost);
@@ -90,8 +92,8 @@ static inline __attribute__((always_inline)) __u64 uf_time_ns(__u32 bytes, __u64
 }
 
 /*
- * Whether a packet is within its flow's share; then it is charged. What several CPUs ask at once is
- * charged for each of them.
+ * Whether a packet is within its flow's share; then it is charged. Packets on several CPUs at once
+ * are each charged.
  */
 static inline __attribute__((always_inline)) int uf_earns(struct uf_flow *cell, __u64 now,
 							  __u32 bytes, __u64 cost, __u64 share)
@@ -111,9 +113,9 @@ static inline __attribute__((always_inline)) int uf_earns(struct uf_flow *cell, 
 
 /*
  * Whether a packet is within its flow's share; then it is charged, and counts. A flow that no
- * earlier epoch has seen is a stranger: it is set aside and is none of those that divide the limit,
- * and all strangers together have half of it. A sender that addresses each packet to another host
- * therefore does not get a share with each packet.
+ * earlier epoch has seen is a stranger. It is set aside and does not divide the limit, and all
+ * strangers together have half of it. So a sender that addresses each packet to another host does
+ * not get a share with each packet.
  */
 static inline __attribute__((always_inline)) int
 uf_within(struct tg_queue *queue, struct uf_flow *cell, __u64 now, __u32 bytes, __u64 cost)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The few kernel-internal types that our programs touch, with only the members they use. Offsets
- * come from the running kernel's BTF (CO-RE), so order and gaps here mean nothing. What user space
- * can see comes from <linux/...> instead, and both may be included together.
+ * The few kernel-internal types that our programs use, with only the members they use. Offsets come
+ * from the running kernel's BTF (CO-RE), so order and gaps here mean nothing. Types of the user API
+ * come from <linux/...> instead; both may be included together.
  */
 #ifndef TG_VMLINUX_H
 #define TG_VMLINUX_H
@@ -135,7 +135,7 @@ struct sk_buff {
 	unsigned long _skb_refdst;
 };
 
-/* What IP keeps in a packet's cb. */
+/* What IP stores in a packet's cb. */
 struct inet_skb_parm {
 	__u16 frag_max_size;
 };
@@ -168,7 +168,7 @@ struct inet6_dev {
 	struct ipv6_devconf cnf;
 };
 
-/* What a qdisc keeps in a packet's cb. */
+/* What a qdisc stores in a packet's cb. */
 struct qdisc_skb_cb {
 	unsigned int pkt_len;
 };
@@ -206,7 +206,7 @@ struct Qdisc {
 	long privdata[0];
 };
 
-/* Of a module, which not every kernel has. */
+/* In a module, which not every kernel has. */
 struct fq_codel_flow {
 	struct sk_buff *head;
 	struct sk_buff *tail;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The virtual queue: a pure header over (state, now, length). Its model, with the reasons, is
- * crates/core/src/virtual_queue.rs; a property test holds the two together.
+ * crates/core/src/virtual_queue.rs; a property test compares the two.
  *
  * The state is one u64, the time at which a link of the limit's rate would have sent all that
- * passed. It is advanced by one compare-and-swap when the queue was idle and by one atomic add when
- * it was busy, so there is no critical section. The fraction of a nanosecond that a cost leaves
- * over is carried per CPU.
+ * passed. One compare-and-swap advances it when the queue was idle, one atomic add when it was
+ * busy, so there is no critical section. The fraction of a nanosecond that a cost leaves over is
+ * carried per CPU.
  */
 #ifndef TG_VQUEUE_H
 #define TG_VQUEUE_H
@@ -26,7 +26,7 @@ struct vq_conf {
 	__u64 drop_ns;
 };
 
-/* Where a backlog lies. */
+/* The zone of a backlog. */
 enum vq_zone {
 	VQ_FREE,
 	VQ_TELL,
@@ -43,7 +43,7 @@ enum vq_verdict {
 	VQ_DROP_EARLY,
 };
 
-/* What matters of a packet once the backlog is above the mark. */
+/* The properties of a packet that matter above the mark. */
 struct vq_packet {
 	__u32 wire_bytes;
 	__u8 ecn_capable;
@@ -92,18 +92,18 @@ vq_decide(const struct vq_conf *conf, enum vq_zone zone, __s64 backlog_ns,
 		return VQ_MARK;
 	if (!vq_linear_law(conf, backlog_ns, random))
 		return VQ_PASS;
-	/* A remote TCP sender would take an early drop for more than is meant: half its window. */
+	/* A remote TCP sender would halve its window after an early drop, which is too much. */
 	if (packet->tcp)
 		return packet->local ? VQ_SLOW : VQ_PASS;
 	return large ? VQ_DROP_EARLY : VQ_PASS;
 }
 
-/* No time is longer here, no cost of a byte higher, and no count of bytes. */
+/* Upper bounds of a time, a cost of a byte, and a number of bytes here. */
 #define VQ_MAX_SCALED_NS (1ULL << 44)
 #define VQ_MAX_COST	 (1ULL << 46)
 #define VQ_MAX_BYTES	 (1ULL << 40)
 
-/* How long so many bytes take, in nanoseconds, rounded down. The products stay below 2^63. */
+/* How long this many bytes take, in nanoseconds, rounded down. The products stay below 2^63. */
 static inline __attribute__((always_inline)) __u64 vq_time_ns(__u64 bytes, __u64 cost)
 {
 	bytes = bytes < VQ_MAX_BYTES ? bytes : VQ_MAX_BYTES;
@@ -112,7 +112,7 @@ static inline __attribute__((always_inline)) __u64 vq_time_ns(__u64 bytes, __u64
 	       (bytes * (cost & ((1 << VQ_COST_SHIFT) - 1)) >> VQ_COST_SHIFT);
 }
 
-/* What a packet costs in nanoseconds; the remainder goes to *carry. */
+/* The cost of a packet in nanoseconds; the remainder goes to *carry. */
 static inline __attribute__((always_inline)) __u64 vq_cost_ns(const struct vq_conf *conf,
 							      __u32 wire_bytes, __u32 *carry)
 {
@@ -123,7 +123,7 @@ static inline __attribute__((always_inline)) __u64 vq_cost_ns(const struct vq_co
 	return cost >> VQ_COST_SHIFT;
 }
 
-/* The time of as many bytes when one costs `to` and no longer `from`; to 2^-16 of the ratio. */
+/* The time of the same bytes when one costs `to` and no longer `from`; to 2^-16 of the ratio. */
 static inline __attribute__((always_inline)) __u64 vq_scaled_ns(__u64 ns, __u64 from, __u64 to)
 {
 	__u64 ratio;
@@ -140,8 +140,8 @@ static inline __attribute__((always_inline)) __u64 vq_scaled_ns(__u64 ns, __u64 
 }
 
 /*
- * A backlog at another rate: as many bytes. At a slower one it grows, but not beyond the drop
- * threshold: what was right when it passed keeps nobody out for long.
+ * A backlog at another rate: the same bytes. At a slower rate it grows, but not beyond the drop
+ * threshold. That bounds how long old traffic can delay new packets.
  */
 static inline __attribute__((always_inline)) __u64 vq_rescaled_ns(__u64 backlog_ns, __u64 from,
 								  __u64 to, __u64 drop_ns)
@@ -155,10 +155,9 @@ static inline __attribute__((always_inline)) __u64 vq_rescaled_ns(__u64 backlog_
 }
 
 /*
- * Charges a packet; returns the finish time that it found. Where an idle queue is moved on to the
- * present, *skipped_ns, if given, grows by the time that it had been idle: what was charged over a
- * while is then how far the finish time moved less how much was skipped, and a busy queue pays one
- * atomic instruction.
+ * Charges a packet; returns the finish time before the charge. If an idle queue is moved on to the
+ * present, *skipped_ns, if given, grows by its idle time. The charge over a while is then how far
+ * the finish time moved, less the skipped time, and a busy queue pays one atomic instruction.
  */
 static inline __attribute__((always_inline)) __u64 vq_charge(const struct vq_conf *conf,
 							     __u64 *finish_ns, __u64 *skipped_ns,
@@ -173,7 +172,7 @@ static inline __attribute__((always_inline)) __u64 vq_charge(const struct vq_con
 		if (__sync_val_compare_and_swap(finish_ns, seen_ns, idle_since + cost_ns) ==
 		    seen_ns)
 			return idle_since;
-		/* Overtaken by a packet that filled the queue: add to it. */
+		/* A packet on another CPU filled the queue first: add to it. */
 		if (skipped_ns)
 			__sync_fetch_and_sub(skipped_ns, idle_since - seen_ns);
 	}

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * How long a packet waits that comes to a shaper now: what lies in its queue, and what is still to
- * be paid for the packet that left it last. A pure header over (state, now, length); its model,
- * with the reasons, is crates/core/src/wait.rs, and a property test holds the two together.
+ * How long a packet waits that reaches a shaper now: the backlog of its queue, and the debt of the
+ * packet that left it last. A pure header over (state, now, length); its model, with the reasons,
+ * is crates/core/src/wait.rs, and a property test compares the two.
  */
 #ifndef TG_WAIT_H
 #define TG_WAIT_H
@@ -10,7 +10,7 @@
 #include "fair_share.h"
 #include "vqueue.h"
 
-/* No wait is longer. */
+/* Upper bound of a wait. */
 #define WT_MAX_NS 1000000000ULL
 
 struct wt_conf {
@@ -27,11 +27,11 @@ struct wt_account {
 	/* The part of a nanosecond that is still to be charged. */
 	__u32 carry;
 	__u32 pad;
-	/* What a byte costs of what is owed; 0: nothing is known. */
+	/* The cost of a byte in the debt; 0: not known. */
 	__u64 cost;
 };
 
-/* What was let go and is still to be paid. */
+/* The debt: what was let go and is still to be paid. */
 static inline __attribute__((always_inline)) __u64 wt_owed(const struct wt_account *account,
 							   __u64 now_ns)
 {
@@ -40,13 +40,13 @@ static inline __attribute__((always_inline)) __u64 wt_owed(const struct wt_accou
 	return finish > now_ns ? finish - now_ns : 0;
 }
 
-/* What is owed is bytes: at another rate that is another time. */
+/* The debt is in bytes: at another rate it is another time. */
 static inline __attribute__((always_inline)) void wt_turn(const struct wt_conf *conf,
 							  struct wt_account *account, __u64 now_ns)
 {
 	__u64 was = *(volatile __u64 *)&account->cost, owed, moved;
 
-	/* One CPU does it. */
+	/* Only one CPU does it. */
 	if (was == conf->cost ||
 	    __sync_val_compare_and_swap(&account->cost, was, conf->cost) != was || !was)
 		return;
@@ -58,12 +58,12 @@ static inline __attribute__((always_inline)) void wt_turn(const struct wt_conf *
 	__sync_fetch_and_add(&account->finish_ns, moved - owed);
 }
 
-/* A packet comes. */
+/* A packet reaches the shaper. */
 static inline __attribute__((always_inline)) void
 wt_charge(const struct wt_conf *conf, struct wt_account *account, __u64 now_ns, __u32 wire_bytes)
 {
 	const struct vq_conf queue = {.cost = conf->cost, .burst_ns = conf->burst_ns};
-	/* That of another CPU may be lost: less than a nanosecond. */
+	/* The remainder of another CPU may be lost: less than a nanosecond. */
 	__u32 carry = account->carry;
 	__u64 cost = vq_cost_ns(&queue, wire_bytes, &carry), seen;
 
@@ -73,7 +73,7 @@ wt_charge(const struct wt_conf *conf, struct wt_account *account, __u64 now_ns, 
 	vq_charge(&queue, &account->finish_ns, 0, seen, now_ns, cost);
 }
 
-/* What one waits that comes now, where the queue holds `queued_ns` as a time at the rate. */
+/* How long a packet waits that comes now. `queued_ns` is the queue as a time at the rate. */
 static inline __attribute__((always_inline)) __u64
 wt_look(const struct wt_conf *conf, struct wt_account *account, __u64 now_ns, __u64 queued_ns)
 {
@@ -84,7 +84,7 @@ wt_look(const struct wt_conf *conf, struct wt_account *account, __u64 now_ns, __
 	wt_turn(conf, account, now_ns);
 	seen = *(volatile __u64 *)&account->finish_ns;
 	owed = seen > now_ns ? seen - now_ns : 0;
-	/* A packet that came meanwhile stays charged: who looks next does this. */
+	/* A packet that came meanwhile stays charged; the next read corrects this. */
 	if (owed > most)
 		__sync_val_compare_and_swap(&account->finish_ns, seen, now_ns + most);
 	return fs_min(fs_min(fs_max(owed, queued), most), WT_MAX_NS);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Whose packet it is that waits: a pure header over the bytes of its network header. Its model is
- * crates/core/src/waiting.rs, and a property test holds the two together.
+ * The flow of a waiting packet: a pure header over the bytes of its network header. Its model is
+ * crates/core/src/waiting.rs, and a property test compares the two.
  */
 #ifndef TG_WAITING_H
 #define TG_WAITING_H
@@ -22,7 +22,7 @@ struct wf_flow {
 	__u8 to[16];
 	__u8 from_port[2];
 	__u8 to_port[2];
-	/* Of IPv6 what follows its header. */
+	/* For IPv6: what follows its header. */
 	__u8 protocol;
 	__u8 pad[3];
 };
@@ -41,9 +41,8 @@ static inline __attribute__((always_inline)) void wf_mapped(__u8 *to, const __u8
 }
 
 /*
- * Reads the `length` bytes at a network header, of which there is room for WF_BYTES; other than 0
- * if it is no IP. Ports are those of whole TCP and UDP: every fragment of a packet is the same
- * flow.
+ * Reads the `length` bytes at a network header, of a buffer of WF_BYTES; non-zero if it is not IP.
+ * Only whole TCP and UDP packets have ports: all fragments of a packet are the same flow.
  */
 static inline __attribute__((always_inline)) int wf_read(const __u8 *bytes, __u32 length,
 							 struct wf_flow *flow)

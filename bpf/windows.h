@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * What an ingress limit of scheme `pace` sets on the TCP sockets of its cgroup: the receive window.
- * For the sock_ops program, which hears of every packet that a socket builds before its window is
- * chosen, and for the iterator over sockets that exist.
+ * Used by the sock_ops program, which runs for every packet that a socket builds before its window
+ * is chosen, and by the iterator over existing sockets.
  */
 #ifndef TG_WINDOWS_H
 #define TG_WINDOWS_H
@@ -14,18 +14,18 @@
 #include "vmlinux.h"
 
 #define TG_TCP_WINDOW_CLAMP 10
-/* The kernel does not know the segments of a new connection. */
+/* The kernel does not know the segment size of a new connection. */
 #define TG_LEAST_MSS_BYTES 536
-/* The kernel's estimate of the receiver is kept eight times as large, as that of the sender. */
+/* The kernel stores the receiver's estimate times eight, like the sender's. */
 #define TG_RTT_SHIFT 3
 
-/* Whether flows are told their share in their windows. */
+/* Whether flows get their share as receive windows. */
 static __always_inline int tg_has_windows(const struct tg_limit *limit)
 {
 	return limit->flags & TG_FLAG_PACE_FAIR && limit->queue[TG_INGRESS].cost;
 }
 
-/* The share of a connection that is about to be offered its first window. */
+/* The share of a connection that is about to offer its first window. */
 static __always_inline __u64 tg_first_share(const struct tg_limit *limit, struct tg_queue *queue)
 {
 	__u64 flows = queue->flows_before + queue->newcomers + 1;
@@ -33,7 +33,7 @@ static __always_inline __u64 tg_first_share(const struct tg_limit *limit, struct
 	return fs_min(tg_share(limit, queue, 0), FS_TARGET / flows);
 }
 
-/* The payload that may come in `share` of what the limit may use. */
+/* The payload that may arrive in `share` of what the limit may use. */
 static __always_inline __u64 tg_receive_byte_s(__u64 rate_bit_s, __u64 share, __u32 mss, int ipv6)
 {
 	__u64 headers = TG_HEADER_BYTES + (ipv6 ? TG_IPV6_EXTRA_BYTES : 0);
@@ -53,7 +53,7 @@ static __always_inline void tg_free_window(void *ctx, struct tcp_sock *tp, struc
 }
 
 /*
- * Sets the window of a socket that builds a packet: down always, up only if what holds it was set
+ * Sets the window of a socket that builds a packet: down always, up only if the current one was set
  * here, and never above what the kernel or the program had chosen. What an outer limit set stays.
  */
 static __always_inline void tg_set_window(void *ctx, struct tcp_sock *tp, struct tg_socket *ours,
@@ -71,7 +71,7 @@ static __always_inline void tg_set_window(void *ctx, struct tcp_sock *tp, struct
 	path.rtt_ns = (__u64)rtt_us * 1000;
 	path.mss = mss;
 	path.rcv_nxt = tp->rcv_nxt;
-	/* A lost update of a smoothed value is no loss. */
+	/* A lost update of a smoothed value does no harm. */
 	queue->rtt_ns += path.rtt_ns / 16 - queue->rtt_ns / 16;
 
 	wanted = rw_window(&ours->rwnd, &path, bpf_ktime_get_ns());
@@ -83,7 +83,7 @@ static __always_inline void tg_set_window(void *ctx, struct tcp_sock *tp, struct
 		return;
 	if (bpf_setsockopt(ctx, TG_SOL_TCP, TG_TCP_WINDOW_CLAMP, &wanted, sizeof(wanted)))
 		return;
-	/* The kernel has a least of its own. */
+	/* The kernel has its own minimum. */
 	ours->clamp_bytes = tp->window_clamp;
 }
 

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a packet of a cgroup is on the wire. The programs of a cgroup see a packet that is sent in
- * fragments whole: on the way out before the stack cuts it, on the way in after it was put
- * together.
+ * The length of a cgroup's packet on the wire. The programs of a cgroup see a fragmented packet
+ * whole: on egress before the stack cuts it, on ingress after it was reassembled.
  *
- * No helper says how long the fragments are, and the kernel's own structures do: here is what
- * ip_finish_output() and ip6_finish_output() go by. From Linux 6.2 an address can be made one that
- * may be read. A socket that ignores what a path has taught it (IP_PMTUDISC_INTERFACE, _OMIT) sends
+ * No helper gives the length of the fragments, but the kernel's own structures do. This follows
+ * ip_finish_output() and ip6_finish_output(). From Linux 6.2 on an address can be cast to a
+ * readable pointer. A socket that ignores the path's MTU (IP_PMTUDISC_INTERFACE, _OMIT) sends
  * longer fragments than are counted here.
  */
 #ifndef TG_WIRE_BYTES_H
@@ -33,14 +32,14 @@
 	(bpf_rdonly_cast ? bpf_core_cast((const void *)(address), type)->field                     \
 			 : BPF_CORE_READ((const type *)(address), field))
 
-/* What a route to the packet's destination has learned, or was told; 0: nothing. */
+/* The MTU that a route to the packet's destination has learned, or has configured; 0: none. */
 static __always_inline __u32 tg_route_mtu(__be16 type, unsigned long dst)
 {
 	unsigned long metrics = TG_READ(dst, struct dst_entry, _metrics) & ~TG_METRICS_FLAGS;
 	const struct rtable *route = (const void *)dst;
 	__u32 mtu = 0;
 
-	/* For IPv6 what was learned is a route of its own. */
+	/* For IPv6 the learned MTU is a separate route. */
 	if (type == bpf_htons(ETH_P_IP)) {
 		if (bpf_rdonly_cast) {
 			route = bpf_core_cast(route, struct rtable);
@@ -54,7 +53,7 @@ static __always_inline __u32 tg_route_mtu(__be16 type, unsigned long dst)
 	return metrics ? TG_READ(metrics, struct dst_metrics, metrics[TG_METRIC_MTU]) : 0;
 }
 
-/* The longest packet that leaves for the packet's destination; 0: nobody knows. */
+/* The longest packet that can leave for the packet's destination; 0: not known. */
 static __always_inline __u32 tg_path_mtu(struct __sk_buff *skb)
 {
 	unsigned long dst = TG_READ(skb, struct sk_buff, _skb_refdst) & ~TG_REFDST_FLAGS;
@@ -78,7 +77,7 @@ static __always_inline __u32 tg_path_mtu(struct __sk_buff *skb)
 	return TG_READ(device, struct net_device, mtu);
 }
 
-/* The longest fragment of those that the packet came in; 0: it came as one. */
+/* The longest fragment that the packet came in; 0: it came whole. */
 static __always_inline __u32 tg_longest_fragment(struct __sk_buff *skb)
 {
 	unsigned long cb = (unsigned long)skb + bpf_core_field_offset(struct sk_buff, cb);
@@ -91,8 +90,8 @@ static __always_inline __u32 tg_longest_fragment(struct __sk_buff *skb)
 }
 
 /*
- * Bytes on the wire of a packet that is cut into fragments of at most `mtu`, or has come in such. A
- * function of its own: see tg_parse.
+ * Bytes on the wire of a packet that is cut into fragments of at most `mtu`, or came in such. A
+ * separate function: see tg_parse.
  */
 __noinline __u32 tg_fragments(struct __sk_buff *skb, __u32 mtu)
 {
@@ -109,8 +108,8 @@ __noinline __u32 tg_fragments(struct __sk_buff *skb, __u32 mtu)
 }
 
 /*
- * Bytes on the wire of a packet of a cgroup, which starts at its IP header and is whole: with the
- * headers of the segments, or fragments, that it will be cut into or has come in.
+ * Bytes on the wire of a cgroup's packet, which starts at its IP header and is whole. Counts the
+ * headers of the segments, or fragments, that it will be cut into or came in.
  */
 static __always_inline __u32 tg_wire_bytes(struct __sk_buff *skb, __u32 direction)
 {

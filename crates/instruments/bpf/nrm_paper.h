@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * NRM's virtual queue as it was published (Brakmo and Starovoitov, "BPF Host Network Resource
- * Management", with the constants of the kernel's HBM sample): credit in bytes, thresholds in bytes
- * whatever the rate, a critical section around the update. A pure header over (state, now, length);
- * whoever calls np_packet() holds the lock.
+ * NRM's virtual queue as published (Brakmo and Starovoitov, "BPF Host Network Resource Management",
+ * with the constants of the kernel's HBM sample): credit in bytes, thresholds in bytes whatever the
+ * rate, a critical section around the update. A pure header over (state, now, length); the caller
+ * of np_packet() holds the lock.
  *
  * Not copied: the pseudo-code's max() where min() is meant, and the rate unit that makes 1000 Mbps
  * 976.6. Kept: a packet is charged skb->len, without link headers and without those that
@@ -51,7 +51,7 @@ NP_INLINE void np_refill(struct np_queue *q, __u64 now_ns, __u64 byte_s)
 {
 	__u64 idle_ns, sec, earned;
 
-	/* Another CPU read its clock later, yet came first: the credit has been given. */
+	/* Another CPU read its clock later but came first: the credit has been given. */
 	if (now_ns <= q->last_ns)
 		return;
 	idle_ns = now_ns - q->last_ns;
