@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Schemes `dem` and `spring`: a shaper that slows TCP senders down by the ACKs that come back to
- * them. Two programs on one device, whichever side of it is which:
+ * them. Two programs on one device, on whichever sides of it:
  *
  *   acks_data  what the senders send, before it waits in the shaper's queue
  *   acks_back  what comes back to them
  *
- * The queue is the kernel's (HTB), and is read at the moment an ACK passes (backlog.h). `dem` sets
- * ECE in the ACKs of flows that agreed on ECN; `spring` writes how much a flow may have under way
- * into their windows, and drops what a sender sends beyond.
+ * The queue is the kernel's (HTB), and is read when an ACK passes (backlog.h). `dem` sets ECE in
+ * the ACKs of flows that agreed on ECN. `spring` writes into their windows how much a flow may have
+ * in flight, and drops what a sender sends beyond.
  *
- * A connection is known from its handshake on. One that is not (its handshake was not seen, it was
- * pushed out of the table, it is no whole TCP) passes as it is, as does all else. A packet is
- * changed in its flags, window and checksum only.
+ * A connection is known from its handshake on. An unknown one passes unchanged, as all else does:
+ * its handshake was not seen, it was pushed out of the table, or it is not whole TCP. Only flags,
+ * window and checksum of a packet are changed.
  */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
@@ -24,7 +24,7 @@
 #include "packet.h"
 #include "tcp.h"
 
-/* A segment without the option that says how large it may be (RFC 9293, 3.7.1). */
+/* A SYN without the option for its segment size (RFC 9293, 3.7.1). */
 #define DEFAULT_MSS 536
 /* The weight of a new sample of the backlog is 2^-4. */
 #define BACKLOG_SHIFT 4
@@ -64,7 +64,7 @@ struct {
 	__type(value, struct ac_flow);
 } flows SEC(".maps");
 
-/* Where the IP header is: behind Ethernet's, or at the start on a device that has none. */
+/* Where the IP header is: behind Ethernet's, or at the start if the device has none. */
 const volatile __u32 link_bytes = ETH_HLEN;
 
 static __always_inline void count(enum tg_outcome outcome, __u32 bytes, __u64 now)
@@ -81,8 +81,8 @@ static __always_inline void count(enum tg_outcome outcome, __u32 bytes, __u64 no
 }
 
 /*
- * The limit, as it is in force. What a group lets a host have may have an end, and nobody need be
- * there then: the kernel's HTB keeps its rate, so these programs hold the lower one.
+ * The limit that is in force. A lease may end when no daemon is there. The kernel's HTB keeps its
+ * rate then, so these programs hold the lower one.
  */
 static __always_inline const struct ac_limit *limit_now(void)
 {
@@ -95,7 +95,7 @@ static __always_inline const struct ac_limit *limit_now(void)
 	return bpf_map_lookup_elem(&limits, &key);
 }
 
-/* What is before one that comes now. */
+/* How long a packet waits that comes now. */
 struct ahead {
 	__u64 ns;
 	__u64 bytes;
@@ -130,7 +130,10 @@ static __always_inline int is_syn_ack(const struct tcp_packet *packet)
 	       (TCP_SYN | TCP_ACK_FLAG);
 }
 
-/* A SYN: a connection may come. What stands between the same two stays until it is answered. */
+/*
+ * A SYN: a connection may come. An existing one between the same two stays until the SYN is
+ * answered.
+ */
 static __always_inline void on_syn(struct __sk_buff *skb, const struct tcp_packet *packet, int own)
 {
 	struct ac_flow *flow = bpf_map_lookup_elem(&flows, &packet->key);
@@ -176,11 +179,11 @@ static __always_inline void on_syn_ack(struct __sk_buff *skb, const struct tcp_p
 
 	if (!(asked & (own ? AC_OTHER_SYN : AC_OWN_SYN)))
 		return;
-	/* One that is sent again says nothing new. */
+	/* A repeated one adds nothing. */
 	if (asked & (own ? AC_OWN_SYN : AC_OTHER_SYN) && asked & AC_KNOWN)
 		return;
 	tcp_read_syn(skb, packet->offset, packet->doff, &syn);
-	/* Both must have asked; what says more than ECE is Accurate ECN. */
+	/* Both must have asked for ECN; more flags than ECE mean Accurate ECN. */
 	if (asked & AC_ASKED_ECN && (packet->flags & (TCP_ECE | TCP_CWR | TCP_AE)) == TCP_ECE) {
 		known |= AC_ECN;
 		if (asked & AC_ECT_SYN)
@@ -215,11 +218,11 @@ static __always_inline void on_syn_ack(struct __sk_buff *skb, const struct tcp_p
 	flow->acked = flow->sent;
 	flow->other_sent = own ? packet->ack : packet->seq + 1;
 	flow->due = 0;
-	/* The SYN is answered, and both sides' are remembered: to know this answer again. */
+	/* The SYN is answered. Both sides' numbers are stored, to recognise this answer again. */
 	flow->flags = known | AC_OWN_SYN | AC_OTHER_SYN;
 }
 
-/* Nobody sends more: the connection is forgotten when the other side has ended, too. */
+/* Nobody sends more: the connection is removed when the other side has ended, too. */
 static __always_inline void on_fin(struct ac_flow *flow, const struct tcp_packet *packet,
 				   __u32 this, __u32 other)
 {
@@ -237,21 +240,21 @@ static __always_inline int on_data(const struct ac_limit *l, struct ac_state *s,
 	if (l->scheme == AC_SPRING && sp_is_beyond(&flow->edge, end, flow->mss))
 		return 1;
 	if ((__s32)(end - flow->sent) <= 0) {
-		/* Sent again: what is acknowledged next may be either (Karn). */
+		/* Sent again: the next acknowledgement may be for either (Karn). */
 		flow->rtt.sent_ns = 0;
 		return 0;
 	}
 	flow->sent = end;
-	/* What the sender makes of the other's segment size, less the options that it uses. */
+	/* The sender's segment size: the other side's, less the options that it uses. */
 	if (gso_size && gso_size < flow->mss)
 		flow->mss = gso_size;
-	/* HTB lets a packet go as a whole when those before it are paid. */
+	/* HTB sends a packet as a whole when those before it are paid. */
 	if (l->scheme == AC_SPRING && !flow->rtt.sent_ns)
 		sp_rtt_data(&flow->rtt, end, now, waiting(l, s, now).ns, l->wait.cost);
 	return 0;
 }
 
-/* What the sender of a packet of the data's way says of its connection; 1: drop it. */
+/* What a packet in the data's direction tells about its connection; 1: drop it. */
 static __always_inline int data(struct __sk_buff *skb, const struct ac_limit *l, struct ac_state *s,
 				__u64 now)
 {
@@ -281,7 +284,7 @@ static __always_inline int data(struct __sk_buff *skb, const struct ac_limit *l,
 	if (packet.payload && on_data(l, s, flow, &packet, skb->gso_size, now))
 		return 1;
 	if (packet.flags & TCP_FIN) {
-		/* What the FIN counts as is acknowledged, too. */
+		/* The sequence number of the FIN is acknowledged, too. */
 		if ((__s32)(packet.seq + packet.payload + 1 - flow->sent) > 0)
 			flow->sent = packet.seq + packet.payload + 1;
 		on_fin(flow, &packet, AC_OWN_FIN, AC_OTHER_FIN);
@@ -297,7 +300,7 @@ int acks_data(struct __sk_buff *skb)
 	struct ac_state *s = bpf_map_lookup_elem(&states, &key);
 	__u64 now = bpf_ktime_get_ns();
 
-	/* Whoever comes next decides. */
+	/* The next program decides. */
 	if (!l || !s)
 		return TC_ACT_UNSPEC;
 	if ((l->most_ns && wt_owed(&s->account, now) > l->most_ns) || data(skb, l, s, now)) {
@@ -310,7 +313,7 @@ int acks_data(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* The window that an ACK goes on with. */
+/* The window of the ACK that leaves. */
 static __always_inline __u16 spring(const struct ac_limit *l, struct ac_state *s,
 				    struct ac_flow *flow, const struct tcp_packet *packet,
 				    __u64 now)
@@ -324,7 +327,7 @@ static __always_inline __u16 spring(const struct ac_limit *l, struct ac_state *s
 	sp_rtt_ack(&flow->rtt, packet->ack, now, l->wait.cost);
 	if (flow->rtt.least_ns > s->longest_ns)
 		s->longest_ns = flow->rtt.least_ns;
-	/* With its handshake a flow takes its place. */
+	/* A flow gets its share with its handshake. */
 	if (!flow->epoch || packet->ack != flow->acked)
 		ac_count_flow(s, &flow->epoch);
 	ac_turn_epoch(l, s, now, ahead.bytes, flow->mss);
@@ -335,7 +338,7 @@ static __always_inline __u16 spring(const struct ac_limit *l, struct ac_state *s
 				sp_phase(flow->hash, epoch)));
 }
 
-/* Whether an ACK goes on with ECE. */
+/* Whether the ACK that leaves has ECE. */
 static __always_inline int dem(const struct ac_limit *l, struct ac_state *s, struct ac_flow *flow,
 			       const struct tcp_packet *packet, __u64 now)
 {
@@ -370,7 +373,7 @@ int acks_back(struct __sk_buff *skb)
 	if (!l || !s || !flow || !(packet.flags & (TCP_ACK_FLAG | TCP_RST)))
 		return TC_ACT_UNSPEC;
 	if (packet.flags & TCP_RST) {
-		/* Only one that is believed ends a connection. */
+		/* Only a valid one ends a connection. */
 		if (!(flow->flags & AC_KNOWN) || packet.seq == flow->own_ack ||
 		    packet.seq == flow->other_sent)
 			bpf_map_delete_elem(&flows, &packet.key);
@@ -378,7 +381,7 @@ int acks_back(struct __sk_buff *skb)
 	}
 	if (is_syn_ack(&packet))
 		on_syn_ack(skb, &packet, flow, 0);
-	/* What acknowledges more than was sent is not of this connection. */
+	/* An ACK of more than was sent is not of this connection. */
 	if (!(flow->flags & AC_KNOWN) || (__s32)(packet.ack - flow->sent) > 0)
 		return TC_ACT_UNSPEC;
 

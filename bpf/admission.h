@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * When a new connection may begin in a limit that is in use: a pure header. Its model, with the
- * reasons, is crates/core/src/admission.rs; a property test holds the two together.
+ * reasons, is crates/core/src/admission.rs; a property test compares the two.
  */
 #ifndef TG_ADMISSION_H
 #define TG_ADMISSION_H

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Takes the TCP sockets that exist into a limit, and gives them back: an iterator over the sockets
- * of a network namespace that sets or lifts pacing, window and timers of those in the limit's
- * cgroup or below it.
+ * Takes existing TCP sockets into a limit, and gives them back: an iterator over the sockets of a
+ * network namespace that sets or removes pacing, window and timers of those in the limit's cgroup
+ * or below it.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -17,10 +17,10 @@
 #define TG_TCP_ESTABLISHED 1
 #define TG_TCP_LISTEN	   10
 
-/* Lift what the limit has set instead of setting it. */
+/* Remove what the limit has set instead of setting it. */
 const volatile __u8 release = 0;
 
-/* How deep the limit's cgroup lies. */
+/* The depth of the limit's cgroup. */
 const volatile __u32 level = 0;
 
 static __always_inline int is_below(struct cgroup *cgroup, __u64 id)
@@ -48,7 +48,7 @@ static __always_inline int is_exempt(struct sock_common *sk, const struct tg_lim
 	return tg_within_host4(sk->skc_rcv_saddr, sk->skc_daddr);
 }
 
-/* Whether who is at the other end is exempt. */
+/* Whether the remote address is exempt. */
 static __always_inline int is_exempt_remote(struct sock_common *sk)
 {
 	struct tg_prefix key;
@@ -64,8 +64,8 @@ static __always_inline int is_exempt_remote(struct sock_common *sk)
 }
 
 /*
- * Asks for a callback every round trip, and with `acks` for every packet that is built; before
- * Linux 6.12 a socket that exists cannot be asked.
+ * Asks for a callback every round trip, and with `acks` for every packet that is built. Before
+ * Linux 6.12 this is not possible for an existing socket.
  */
 static __always_inline int hear(void *sk, int acks)
 {
@@ -79,7 +79,7 @@ static __always_inline int hear(void *sk, int acks)
 	return !bpf_setsockopt(sk, TG_SOL_TCP, TG_TCP_CB_FLAGS, &flags, sizeof(flags));
 }
 
-/* Until now the socket was its parent's: claims it, with what that has set. */
+/* Until now the socket was its parent's: claims it, with what the parent has set. */
 static __always_inline void take_over(struct sock *sk, struct tg_socket *ours, __u32 current)
 {
 	struct tg_socket *theirs =
@@ -94,7 +94,7 @@ static __always_inline void take_over(struct sock *sk, struct tg_socket *ours, _
 	}
 }
 
-/* The timers of a socket that listens are those of the sockets that it accepts. */
+/* The timers of a listener are those of the sockets that it accepts. */
 static __always_inline void adopt_listener(struct sock *sk, const struct tcp_sock *tp,
 					   const struct tg_limit *l, const struct tg_queue *queue)
 {
@@ -151,7 +151,7 @@ int adopt(struct bpf_iter__tcp *ctx)
 				  release || exempt ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
 		return 0;
-	/* One that has become exempt is given back. */
+	/* A socket that has become exempt is given back. */
 	lift = release || exempt;
 	now = bpf_ktime_get_ns();
 	if (!release && tg_is_parent(queue, now)) {
@@ -162,7 +162,10 @@ int adopt(struct bpf_iter__tcp *ctx)
 		if (!queue)
 			return 0;
 	}
-	/* A window moves on with the next packet that the socket builds, if that is heard. */
+	/*
+	 * The window moves with the next packet that the socket builds, if there is a callback for
+	 * it.
+	 */
 	if (lift || !tg_has_windows(l))
 		tg_free_window(sk, tp, ours);
 	if (lift) {
@@ -173,7 +176,10 @@ int adopt(struct bpf_iter__tcp *ctx)
 	} else {
 		tg_set_timers(sk, l);
 		hears = hear(sk, tg_has_windows(l));
-		/* Who cannot hear of a new share, or rate, has at least the ceiling. */
+		/*
+		 * A socket without a callback learns no new share or rate, so it gets at least the
+		 * ceiling.
+		 */
 		ours->share = hears ? tg_share(l, queue, 0) : FS_ONE;
 		wanted = tg_pacing_rate(
 		    l, hears ? tg_rate(l, queue, TG_EGRESS) : l->rate_bit_s[TG_EGRESS], ours->share,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Finds the qdisc of a handle on a device of the caller's network namespace, for backlog.h. Run
- * once by user space when the qdisc has been made; no packet comes by here.
+ * Finds the qdisc with a handle on a device of the caller's network namespace, for backlog.h. User
+ * space runs it once when the qdisc has been made; it handles no packets.
  *
- * Devices are found by their index as the kernel does, and each keeps a small hash table of its
- * qdiscs. Whoever adds or removes others meanwhile can only make the search fail: user space runs
- * it again. It holds no lock.
+ * Devices are found by their index as the kernel does it, and each has a small hash table of its
+ * qdiscs. If somebody adds or removes others meanwhile the search can only fail, and user space
+ * runs it again. It holds no lock.
  */
 #include "vmlinux.h"
 #include <linux/bpf.h>
@@ -14,7 +14,7 @@
 
 /* NETDEV_HASHENTRIES of include/net/net_namespace.h. */
 #define DEVICE_BUCKETS 256
-/* More than any host's devices or qdiscs in one bucket. */
+/* More than the devices or qdiscs in one bucket on any host. */
 #define CHAIN_MAX 65536
 
 struct tg_qdisc_query {
@@ -90,7 +90,7 @@ int find_qdisc(struct tg_qdisc_query *query)
 		bpf_loop(CHAIN_MAX, next_qdisc, &search, 0);
 	}
 	found = (void *)search.found;
-	/* Zero where there is none. */
+	/* Zero if there is none. */
 	query->dev_queue = (__u64)BPF_CORE_READ(found, dev_queue);
 	query->qdisc = search.found;
 	return 0;

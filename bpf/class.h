@@ -14,7 +14,7 @@
 /* What a byte costs at 1 bit/s, in 2^-24 ns. */
 #define CL_ONE_BIT_S_COST (8000000000ULL << VQ_COST_SHIFT)
 
-/* Guarantee, weight and ceiling of a limit among its siblings. */
+/* Guarantee, weight and least thresholds of a limit among its siblings. */
 struct cl_class {
 	__u64 guarantee_bit_s;
 	/* 0: it has no parent. */

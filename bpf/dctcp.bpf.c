@@ -7,7 +7,7 @@
  * sets ECT on every packet, SYN included, and makes the kernel report each arriving packet's CE
  * bit. Both ends need it:
  * - a listener without it refuses ECN to a SYN that carries ECT (a plain RFC 3168 SYN does not);
- *   then, as for every connection without ECN, init() goes over to Reno;
+ *   then, as for every connection without ECN, init() switches to Reno;
  * - a peer that did agree to ECN, but as RFC 3168, repeats ECE for a whole round trip after one
  *   mark. F then comes out too large and the window is cut as much as Reno would: safe, but slow.
  */
@@ -35,7 +35,9 @@ extern void tcp_reno_cong_avoid(struct sock *sk, __u32 ack, __u32 acked) __ksym;
 
 /* In icsk_ca_priv, zeroed before init. */
 struct dctcp {
-	/* Sender: tcp_sock's counters when the current window began, and its last sequence number.
+	/*
+	 * Sender: counters of tcp_sock when the current window began, and the window's last
+	 * sequence number.
 	 */
 	__u32 delivered;
 	__u32 delivered_ce;
@@ -69,14 +71,14 @@ void BPF_PROG(tg_init, struct sock *sk)
 	struct dctcp *ca = state(sk);
 	__u8 tcp_state = sk->__sk_common.skc_state;
 
-	/* Until the SYN is answered nobody knows whether there will be ECN. */
+	/* Until the SYN is answered it is not known whether there will be ECN. */
 	if (!(tp->ecn_flags & ECN_OK) && tcp_state != STATE_CLOSE && tcp_state != STATE_LISTEN &&
 	    tcp_state != STATE_SYN_SENT) {
-		/* Packets must not say ECT when nobody echoes marks; Reno takes ECT off. */
+		/* Without echoed marks packets must not have ECT; Reno removes it. */
 		bpf_setsockopt(sk, SOL_TCP, TCP_CONGESTION, (void *)fallback, sizeof(fallback));
 		return;
 	}
-	/* Begin cautiously: the first mark halves the window (RFC 8257, 4.2). */
+	/* Begin with 1: the first mark halves the window (RFC 8257, 4.2). */
 	ca->alpha = DCTCP_ALPHA_ONE;
 	ca->prior_cwnd = 0;
 	ca->rcv_nxt = tp->rcv_nxt;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The `edt` scheme: writes on each packet when it may leave, and the `fq` qdisc of the device that
- * it leaves by keeps it until then.
+ * Scheme `edt`: writes a departure time on each packet, and the `fq` qdisc of its device keeps it
+ * until then.
  *
  * Three hooks, of which one limit uses one: egress of a cgroup, egress of a device, and ingress of
- * a port (what a virtual machine sends), where the time must be marked as one of delivery or
- * forwarding would clear it. Where a packet carries a time already (TCP's own pacing, an inner
- * limit), the later one counts.
+ * a port (what a virtual machine sends). At a port the time must be marked as a delivery time, or
+ * forwarding would clear it. If a packet already has a time (TCP's own pacing, an inner limit), the
+ * later one counts.
  *
- * TCP of this host waits by itself: what it has queued is charged to its socket until it leaves.
- * Others are dropped beyond the horizon; so is everything where no fq keeps packets, since then
- * schedules run ahead of what leaves.
+ * TCP of this host is held back: its queued packets are charged to its socket until they leave.
+ * Other traffic is dropped beyond the horizon. So is everything where no fq keeps packets, as
+ * schedules run ahead of departures there.
  */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
@@ -27,7 +27,7 @@
 
 /* In every network namespace the loopback device is the first. */
 #define LOOPBACK_IFINDEX 1
-/* Of a socket's own time of departure, what is later than this is of another clock. */
+/* A socket's own departure time that is later than this is of another clock. */
 #define MAX_OWN_NS 10000000000ULL
 /* The part of an IPv4 header's fragment field that says "not the first" or "more to come". */
 #define IP_FRAGMENT 0x3fff
@@ -57,10 +57,10 @@ struct {
 	__type(value, struct edt_flow);
 } flows SEC(".maps");
 
-/* So that nobody outside can choose flows that share a place. */
+/* So that nobody outside can choose flows that share a slot. */
 const volatile __u32 seed = 0;
 
-/* The place of the packet's flow: addresses, protocol, and ports where it has them. */
+/* The slot of the packet's flow: addresses, protocol, and ports where it has them. */
 static __always_inline __u32 flow_place(struct __sk_buff *skb, __u8 protocol)
 {
 	__u32 hash = edt_mix(seed, protocol);
@@ -104,12 +104,12 @@ static __always_inline int is_held(struct __sk_buff *skb, __u8 protocol, enum pl
 	return sk && sk->protocol == IPPROTO_TCP;
 }
 
-/* Keeps count of the flows, and the fair share of each up to date. */
+/* Counts the flows, and updates the fair share of each. */
 static __always_inline void share(const struct vq_conf *conf, struct tg_queue *queue,
 				  struct edt_flow *flow, const struct edt_look *look, __u64 now,
 				  __u32 bytes)
 {
-	/* Numbered from one, so that a new place has been seen in none. */
+	/* Numbered from one, so that a new slot has been seen in none. */
 	__u32 epoch = queue->epoch + 1;
 	__u64 ahead = now + edt_lead_ns(queue->latest_ns, now);
 	__u64 finish = queue->finish_ns;
@@ -127,7 +127,7 @@ static __always_inline void share(const struct vq_conf *conf, struct tg_queue *q
 			flow->epoch = epoch;
 			queue->flows++;
 		}
-		/* Room is made for who wants it, not for a packet now and then. */
+		/* Room is made for a flow that wants it, not for a packet now and then. */
 		if (wants && flow->room_epoch != epoch) {
 			flow->room_epoch = epoch;
 			if (queue->flows > queue->flows_before) {
@@ -143,7 +143,7 @@ static __always_inline void share(const struct vq_conf *conf, struct tg_queue *q
 		queue->largest_bytes = 0;
 }
 
-/* Writes when the packet may leave. */
+/* Writes the departure time of the packet. */
 static __always_inline void stamp(struct __sk_buff *skb, __u64 departure, __u64 now,
 				  enum place place)
 {
@@ -167,7 +167,7 @@ static __always_inline void count(struct tg_counters *c, enum place place, enum 
 	tg_add(&c->bytes[outcome], bytes, place != CGROUP);
 }
 
-/* The rate has changed since the last packet. A function of its own: see tg_parse. */
+/* The rate has changed since the last packet. A separate function: see tg_parse. */
 __noinline int follow_rate(const struct vq_conf *conf, struct tg_queue *queue, __u64 now)
 {
 	if (conf && queue)
@@ -254,7 +254,7 @@ int edt_cgroup(struct __sk_buff *skb)
 SEC("tcx/egress")
 int edt_device(struct __sk_buff *skb)
 {
-	/* Whoever comes next decides. */
+	/* The next program decides. */
 	return gate(skb, DEVICE) == TG_DROP_FULL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
 }
 

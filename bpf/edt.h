@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Departure times: a pure header over (state, now, length). Its model, with the reasons, is
- * crates/core/src/edt.rs; a property test holds the two together.
+ * crates/core/src/edt.rs; a property test compares the two.
  *
  * Every flow has its own schedule, at its share of the limit. The class has a finish time at the
  * whole limit. A packet leaves when its flow's schedule says so, and not before the class has paid

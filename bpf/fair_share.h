@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The fair share of a paced limit: a pure header over what one epoch has seen. Its model, with the
- * reasons, is crates/core/src/fair_share.rs; a property test holds the two together.
+ * reasons, is crates/core/src/fair_share.rs; a property test compares the two.
  */
 #ifndef TG_FAIR_SHARE_H
 #define TG_FAIR_SHARE_H

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Scheme `htb`: says to which class of the kernel's HTB a packet belongs, and marks it if the queue
- * that it joins is longer than a threshold. HTB itself is the kernel's; user space builds its
- * classes (sys::htb).
+ * Scheme `htb`: chooses the class of the kernel's HTB for a packet, and marks the packet if the
+ * queue that it joins is longer than a threshold. User space builds the classes (sys::htb).
  *
- * What leaves by a device meets `htb_out` before its qdisc. What comes in meets `htb_in`, whose
- * filter sends it through an ifb device that has a qdisc; from there the kernel takes it on as if
- * it had just come. The class is said by the packet's priority.
+ * Egress of a device passes `htb_out` before its qdisc. Ingress passes `htb_in`, whose filter sends
+ * it through an ifb device that has a qdisc; from there the kernel handles it as if it had just
+ * come. The packet's priority names the class.
  *
- * In a tree, whose packet it is tells the cgroup of its sender, or the port by which it came:
- * `htb_stamp` writes that on it, as no other field outlives a bridge and routing.
+ * In a tree the cgroup of its sender, or the port by which it came, decides the class: `htb_stamp`
+ * writes that on the packet, as no other field survives a bridge and routing.
  */
 #include "vmlinux.h"
 #include <linux/bpf.h>
@@ -22,10 +21,10 @@
 #include "maps.h"
 #include "packet.h"
 
-/* Of the root's slot: its tree has limits on cgroups, on ports. */
+/* In the root's slot: its tree has limits on cgroups, on ports. */
 #define HTB_HAS_CGROUPS (1U << 0)
 #define HTB_HAS_PORTS	(1U << 1)
-/* Keys of ports among those of cgroups. */
+/* Distinguishes keys of ports from those of cgroups. */
 #define HTB_PORT_KEY (1ULL << 63)
 
 struct htb_slot {
@@ -72,11 +71,11 @@ struct {
 	__type(value, __u32);
 } members SEC(".maps");
 
-/* The directions of what leaves by the device and of what comes in, for the workload. */
+/* The workload's direction of egress and of ingress of the device. */
 const volatile __u32 direction_out = TG_EGRESS;
 const volatile __u32 direction_in = TG_INGRESS;
 
-/* Whose packet it is: the limit on the nearest cgroup of its sender, or on the port it came by. */
+/* The packet's limit: that of the nearest cgroup of its sender, or of the port it came by. */
 static __always_inline __u32 slot_of(struct __sk_buff *skb, __u32 flags)
 {
 	__u32 slot = HTB_ROOT_SLOT;
@@ -132,7 +131,7 @@ SEC("tcx/egress")
 int htb_out(struct __sk_buff *skb)
 {
 	join(skb, direction_out);
-	/* Whoever comes next decides. */
+	/* The next program decides. */
 	return TC_ACT_UNSPEC;
 }
 

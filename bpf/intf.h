@@ -113,7 +113,7 @@ struct tg_limit {
 	/* By direction; a cost of 0 is no limit. For a child: at its ceiling. */
 	struct vq_conf queue[TG_DIRECTIONS];
 	__u64 rate_bit_s[TG_DIRECTIONS];
-	/* By direction: its guarantee, weight and ceiling among its siblings. */
+	/* By direction: its guarantee and weight among its siblings. */
 	struct cl_class class[TG_DIRECTIONS];
 	/* For a device: the inode of its network namespace. */
 	__u64 cgroup_id;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The empty cgroup_skb program: what the hook itself costs. The benchmarks subtract it. */
+/* The empty cgroup_skb program: the cost of the hook itself. The benchmarks subtract it. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Schemes `nrm` and `pace`: a virtual queue on each direction of a cgroup, without a lock; with
+ * Schemes `nrm` and `pace`: a virtual queue on each direction of a cgroup, without a lock. With
  * `pace` also the fair share of its flows, and in a tree that of its children.
  *
  * One copy of this object is loaded per limit; its maps hold that limit alone. The kernel runs the
  * programs of all ancestors of a socket's cgroup, innermost first, so nested limits each charge
- * their own queue; a packet that one of them drops carries TG_DEAD_MARK to the outer ones, which
+ * their own queue. A packet that one of them drops carries TG_DEAD_MARK to the outer ones, which
  * must not charge it.
  *
- * Egress tells a TCP sender of this host to reduce its window (return values 2 and 3); on ingress
- * the sender is elsewhere, so there are only marks and drops here; scheme `pace` tells it by the
- * receive window (tune.bpf.c).
+ * Egress signals congestion to a TCP sender of this host (return values 2 and 3), which reduces its
+ * window. On ingress the sender is remote, so there are only marks and drops here; scheme `pace`
+ * slows it by the receive window (tune.bpf.c).
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -57,9 +57,8 @@ struct {
 } unpaced_flows SEC(".maps");
 
 /*
- * An index that old verifiers believe. The compiler must not know that it is one already, nor,
- * after the mask, that all but 7 are: it would compare for that alone, of which Linux 6.1 learns
- * nothing.
+ * An index that old verifiers accept. The compiler must not know that it is one already, nor, after
+ * the mask, that all but 7 are: it would compare only for that, of which Linux 6.1 learns nothing.
  */
 static __always_inline __u64 outcome_index(__u64 outcome)
 {
@@ -84,30 +83,30 @@ struct bounds {
 	__u64 unpaced_ns;
 };
 
-/* A packet, as the limit knows it. It has no padding, as Linux 6.1 wants every byte set. */
+/* A packet, as the limit sees it. It has no padding, as Linux 6.1 wants every byte set. */
 struct arrival {
 	__u64 now;
-	/* The verdict on the packet sets them. */
+	/* Set by the verdict on the packet. */
 	struct bounds most;
 	__u32 bytes;
 	__u8 direction;
 	/* A child has the packet's socket, and has judged the packet. */
 	__u8 claimed;
-	/* The limit tells its flows their share; in this direction by their receive windows. */
+	/* The limit gives its flows shares; in this direction as receive windows. */
 	__u8 paced;
 	__u8 windows;
-	/* The sender cannot be paced: it must stay within one share, with small packets, too. */
+	/* The sender cannot be paced: it must stay within one share, also with small packets. */
 	__u8 needs_share;
 	/* The sender is within that share. */
 	__u8 reserved;
-	/* The sender has no window, while others in the same queue do. */
+	/* The sender has no window, while others in the same queue have one. */
 	__u8 unpaced;
 	/* The packet is the SYN-ACK of a connection whose turn has come. */
 	__u8 admitted;
 };
 
 /*
- * The part of the verdict that needs the packet's headers and its socket: judges a packet of
+ * The part of the verdict that needs the packet's headers and its socket. Judges a packet of
  * `bytes` at a backlog above the mark, and sets CE where it can.
  */
 static __always_inline enum vq_verdict signal_congestion(struct __sk_buff *skb,
@@ -128,7 +127,7 @@ static __always_inline enum vq_verdict signal_congestion(struct __sk_buff *skb,
 
 		packet.in_flight = !tp || tp->packets_out;
 	}
-	/* The reserve may turn the packet away: ask before the header is written. */
+	/* The reserve may refuse the packet: ask before the header is written. */
 	if (zone == VQ_RESERVE && vq_decide(conf, zone, backlog_ns, &packet, 0) == VQ_DROP_RESERVE)
 		return VQ_DROP_RESERVE;
 	packet.ecn_capable = bpf_skb_ecn_set_ce(skb);
@@ -136,8 +135,8 @@ static __always_inline enum vq_verdict signal_congestion(struct __sk_buff *skb,
 }
 
 /*
- * Whether the packet is of a socket that is paced by this limit: one whose program has set a higher
- * rate since is not, until it is told again.
+ * Whether the packet is of a socket that this limit paces. A socket whose program has set a higher
+ * rate since is unpaced until its share is set again.
  */
 static __always_inline int is_paced(struct __sk_buff *skb)
 {
@@ -147,7 +146,7 @@ static __always_inline int is_paced(struct __sk_buff *skb)
 
 	if (!ours || !ours->pacing_byte_s)
 		return 0;
-	/* A share that is faster than the option can say. */
+	/* The share is faster than the option can express. */
 	if (ours->pacing_byte_s == TG_PACING_UNLIMITED)
 		return 1;
 	tp = bpf_skc_to_tcp_sock(sk);
@@ -167,7 +166,7 @@ static __always_inline __u64 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
 	return fs_min(fs_max(bytes, PACED_BURST_BYTES), PACED_BURST_MOST_BYTES);
 }
 
-/* Sets a packet aside that is within one share of the epoch. */
+/* Sets a packet aside if it is within one share of the epoch. */
 static __always_inline void set_aside(struct tg_queue *queue, __u64 *sent, __u32 bytes, __u64 cost)
 {
 	__u64 share = queue->share ? queue->share : FS_TARGET;
@@ -178,9 +177,8 @@ static __always_inline void set_aside(struct tg_queue *queue, __u64 *sent, __u32
 }
 
 /*
- * Gives a flow of a sender that cannot be paced its share, as a TCP flow has one. What it takes of
- * that counts as theirs does; what it sends beyond earns it nothing. Returns whether the packet is
- * within its share.
+ * Gives a flow of an unpaced sender its share. What it takes of that counts as for TCP flows; what
+ * it sends beyond earns it nothing. Returns whether the packet is within its share.
  */
 __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_queue *queue,
 		       const struct arrival *packet, __u32 index)
@@ -209,7 +207,7 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct
 	return 1;
 }
 
-/* The segments of data that a connection has sent, or received, on a direction of the limit. */
+/* The data segments that a connection has sent, or received, in a direction of the limit. */
 static __always_inline __u32 moved_segments(struct bpf_sock *sk, __u32 direction)
 {
 	struct bpf_tcp_sock *tp = bpf_tcp_sock(sk);
@@ -217,21 +215,23 @@ static __always_inline __u32 moved_segments(struct bpf_sock *sk, __u32 direction
 
 	if (!tp)
 		return ~0U;
-	/* Both are read, as the verifier lets no pointer to one of two fields be made. */
+	/* Both are read, as the verifier allows no pointer to one of two fields. */
 	received = tp->data_segs_in;
 	asm volatile("" : "+r"(received));
 	return direction == TG_INGRESS ? received : tp->data_segs_out;
 }
 
-/* Whether these are no more than the ten that TCP does not pace. On egress only where programs see
- * the answers of listeners, and so can hold connections. */
+/*
+ * Whether these are the first ten segments, which TCP does not pace. On egress only where programs
+ * see SYN-ACKs, and so can hold connections.
+ */
 static __always_inline int is_first_flight(const struct tg_queue *queue, __u32 direction,
 					   __u32 segments)
 {
 	return segments <= TG_INITIAL_WINDOW && (direction == TG_INGRESS || queue->turns.retries);
 }
 
-/* Counts what a flow takes that is told its share: then its socket has a storage. */
+/* Counts what a flow takes that has a share: then its socket has a storage. */
 __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_queue *queue,
 		   __u32 bytes, __u32 index)
 {
@@ -247,14 +247,14 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 	segments = moved_segments(sk, index & 1);
 	if (ours->epoch[index & 1] != queue->epoch + 1 &&
 	    is_first_flight(queue, index & 1, segments) && ad_ends_soon(&queue->turns, segments))
-		/* It is no flow that has a share yet, and the flows leave it what it takes. */
+		/* It is not yet a flow with a share; the flows leave it what it takes. */
 		set_aside(queue, &ours->sent[index], bytes, conf->cost);
 	else
 		ep_use(queue, &ours->sent[index], &ours->epoch[index & 1], bytes, conf->cost, 1);
 	return 0;
 }
 
-/* What a flow sends at once, that is paced or told by its window. */
+/* What a flow sends at once, paced or by its window. */
 static __always_inline __u64 burst_bytes(const struct vq_conf *conf, const struct tg_queue *queue,
 					 __u64 rate_bit_s, int windows)
 {
@@ -279,10 +279,10 @@ __noinline int end_epoch(const struct vq_conf *conf, struct tg_queue *queue,
 		return 0;
 	standing = packet->windows ? conf->mark_ns
 				   : up_standing_ns(conf, TG_BURSTS_US * 1000, queue->rtt_ns);
-	/* What a flood leaves standing the flows cannot drain. */
+	/* The flows cannot drain the backlog of a flood. */
 	if (queue->flooded)
 		standing = fs_max(standing, conf->drop_ns);
-	/* Without the packet at hand, and above what bursts that meet explain. */
+	/* Without this packet, and above what bursts that meet explain. */
 	backlog = queue->finish_ns - packet->now - cost_ns - standing;
 	if (!tg_turn_epoch(conf, queue, packet->now, backlog > 0 ? backlog : 0, queue->rtt_ns,
 			   burst_bytes(conf, queue, rate_bit_s, packet->windows), rate_bit_s))
@@ -295,7 +295,7 @@ __noinline int end_epoch(const struct vq_conf *conf, struct tg_queue *queue,
 	return 1;
 }
 
-/* The same when its time has come: most packets end no epoch, and make no call. */
+/* The same, if the epoch is over. Most packets end no epoch, and make no call. */
 static __always_inline int turn(const struct vq_conf *conf, struct tg_queue *queue,
 				const struct arrival *packet, __u64 cost_ns, __u64 rate_bit_s)
 {
@@ -311,17 +311,20 @@ __noinline int follow_rate(const struct vq_conf *conf, struct tg_queue *queue, _
 	return 0;
 }
 
-/* The queues that a packet meets in a limit. */
+/* The queues that a packet passes in a limit. */
 struct gates {
 	struct tg_limit *limit;
 	enum tg_direction direction;
 	/* All traffic of the limit. */
 	struct tg_queue *queue;
 	const struct vq_conf *conf;
-	/* What belongs to none of its children while it has some; 0: the packet does not. */
+	/*
+	 * The queue of traffic of none of its children, while it has some; 0: the packet is not of
+	 * that.
+	 */
 	struct tg_queue *own;
 	const struct vq_conf *own_conf;
-	/* The parent's; 0 without one. */
+	/* The queue of the parent; 0 without one. */
 	struct tg_queue *parent;
 	int is_parent;
 	struct arrival packet;
@@ -333,7 +336,7 @@ struct classes {
 	struct vq_conf own;
 };
 
-/* Finds out where in the tree the packet is, and claims its socket from the parent. */
+/* Finds out where in the tree the packet belongs, and claims its socket from the parent. */
 static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g,
 				       struct classes *classes, __u64 now)
 {
@@ -376,9 +379,11 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g,
 	}
 }
 
-/* A TCP flow has taken less than half of its share in this epoch so far; or it has nothing in
- * flight; or, where connections are held, it has sent no more than its first ten segments, which
- * are not paced. */
+/*
+ * A TCP flow has taken less than half of its share in this epoch so far; or it has nothing in
+ * flight; or, where connections are held, it has sent at most its first ten segments, which are not
+ * paced.
+ */
 enum {
 	TAKES_LITTLE = 1,
 	TAKES_ALONE = 2,
@@ -411,13 +416,15 @@ static __always_inline int is_alone(struct bpf_sock *sk)
 	return tp && !tp->packets_out;
 }
 
-/* A connection that begins has this credit: others wait until it is paid. */
+/* The credit of a connection that begins: other traffic waits until it is paid. */
 #define FIRST_CREDIT_NS 100000000ULL
-/* A socket with nothing in flight has this credit, and leaves the rest to connections that begin:
- * transfers over a short path have nothing in flight between their bursts. */
+/*
+ * The credit of a socket with nothing in flight. The rest is left to connections that begin:
+ * transfers over a short path have nothing in flight between their bursts.
+ */
 #define ALONE_CREDIT_NS 50000000ULL
 
-/* Whether the packet is of such a flow. */
+/* Whether the packet is of such a flow; which kind. */
 __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue, __u32 direction,
 			    __u64 now)
 {
@@ -435,7 +442,7 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
 		return 0;
 	if (direction == TG_INGRESS && keeps_share(sk, ours, now))
 		return TAKES_FIRST;
-	/* What it took of the queue of its limit, or of those that are in none of its children. */
+	/* What it took of the queue of its limit, or of that for traffic of no child. */
 	if (up_has_much(ours->sent[direction], queue->epoch + 1) ||
 	    up_has_much(ours->sent[direction + TG_OWN], queue->epoch + 1))
 		return 0;
@@ -443,14 +450,14 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
 }
 
 /*
- * How far a queue may be behind before it turns to the packet; 0: as for all. Who takes little of
- * its share has more room than the others, which is theirs to pay for: a connection that waits for
- * a reply of some packets would wait for TCP's timer if it lost them.
+ * The backlog that the packet passes; 0: the thresholds. A flow that takes little of its share has
+ * more room than the others, which pay for it: a connection that waits for a reply of some packets
+ * would wait for TCP's timer if it lost them.
  */
 static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct arrival *packet,
 				      const struct vq_conf *conf, const struct tg_queue *queue)
 {
-	/* Behind windows the backlog is judged without it. */
+	/* Behind windows the backlog is judged without the round trip. */
 	__u64 rtt_ns = packet->windows ? 0 : queue->rtt_ns;
 	__u64 depth = up_depth_ns(conf, queue->aside_before || queue->flooded, rtt_ns);
 	int little = 0;
@@ -459,7 +466,8 @@ static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct arriva
 		little = TAKES_FIRST;
 	else if (packet->paced)
 		little = takes_little(skb, queue, packet->direction, packet->now);
-	/* A class within its own rate does not pay for flows that do not yet keep to their shares.
+	/*
+	 * A class within its own rate does not pay for flows that do not yet keep to their shares.
 	 */
 	if (packet->claimed && little != TAKES_FIRST)
 		return fs_max(UP_DEPTH_NS, conf->drop_ns) + up_room_ns(rtt_ns);
@@ -485,8 +493,8 @@ static __always_inline __u32 judged_bytes(const struct arrival *packet)
 
 /*
  * The room above the thresholds of scheme `nrm` is for windows that are sent at once. Senders
- * without a window are behind by no more than with `nrm`: all of them together, if they keep within
- * their shares, so that they do not pay for windows, and else with all traffic.
+ * without a window get the backlog of `nrm` only. Within their shares only their own traffic counts
+ * for that, so that they do not pay for windows; else all traffic does.
  */
 __noinline int judge_unpaced(struct __sk_buff *skb, const struct vq_conf *conf,
 			     const struct tg_queue *queue, struct arrival *packet)
@@ -535,7 +543,7 @@ __noinline int judge_backlog(struct __sk_buff *skb, const struct vq_conf *conf,
 		return VQ_PASS;
 	depth = depth_ns(skb, packet, conf, queue);
 	if (backlog <= (__s64)depth) {
-		/* What it has beyond that is a round trip, which the backlog was judged without. */
+		/* Beyond that it has a round trip, without which the backlog was judged. */
 		if (depth > conf->drop_ns)
 			packet->most.all_ns += depth - conf->drop_ns;
 		return VQ_PASS;
@@ -558,7 +566,7 @@ static __always_inline enum vq_verdict judge(struct __sk_buff *skb, struct arriv
 		verdict = judge_unpaced(skb, conf, queue, packet);
 	} else {
 		backlog = *(volatile __u64 *)&queue->finish_ns - packet->now;
-		/* What rw_judged_ns leaves out. */
+		/* What rw_judged_ns subtracts. */
 		window_ns = packet->windows ? fs_min(queue->rtt_ns, RW_MAX_ROOM_NS) : 0;
 		packet->most.all_ns = conf->drop_ns + window_ns;
 		if (backlog <= (__s64)(conf->mark_ns + window_ns))
@@ -568,7 +576,9 @@ static __always_inline enum vq_verdict judge(struct __sk_buff *skb, struct arriv
 	return verdict < VQ_DROP_EARLY ? verdict : VQ_DROP_EARLY;
 }
 
-/* Charges a finish time; 0 if other CPUs have moved it since it was judged: then it is given back.
+/*
+ * Charges a finish time. Returns 0, and gives the charge back, if other CPUs have moved it since it
+ * was judged.
  */
 static __always_inline int charge_one(const struct vq_conf *conf, __u64 *finish_ns,
 				      __u64 *skipped_ns, __u64 now, __u64 cost, __u64 most_ns)
@@ -618,7 +628,7 @@ static __always_inline int charge(const struct vq_conf *conf, struct tg_queue *q
 			  cost, packet->most.all_ns);
 }
 
-/* Keeps the shares up to date: of the flows, of the children, and of the limit in its parent. */
+/* Updates the shares: of the flows, of the children, and of the limit in its parent. */
 static __always_inline void account(struct __sk_buff *skb, const struct gates *g, __u64 now,
 				    __u64 cost, __u64 own_cost, __u32 bytes)
 {
@@ -645,7 +655,7 @@ static __always_inline void account(struct __sk_buff *skb, const struct gates *g
 	}
 	if (!turn(g->conf, g->queue, &g->packet, cost, rate))
 		return;
-	/* What its children take their parts of. */
+	/* The rate of which its children take their parts. */
 	g->queue->rate_bit_s = rate;
 	if (g->parent) {
 		tg_report(g->parent, g->queue, now);
@@ -723,10 +733,10 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		}
 		g.packet.admitted = answers == ANSWER_GOES;
 	}
-	/* TCP of this host can be paced, or told by its window. */
+	/* TCP of this host can be paced, or limited by its window. */
 	if (g.packet.paced && !(sk && sk->protocol == IPPROTO_TCP)) {
 		g.packet.unpaced = g.packet.windows && !g.packet.claimed;
-		/* Not what the kernel answers without a socket. */
+		/* Not packets that the kernel answers with, without a socket. */
 		g.packet.needs_share = !!sk;
 		if (g.packet.needs_share && g.own)
 			g.packet.reserved =

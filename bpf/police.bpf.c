@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The `police` scheme: a token bucket, or a meter of two, gives every packet a colour, and what
- * becomes of it is said for each. If nothing is said what finds no tokens is dropped. Nothing
- * waits.
+ * Scheme `police`: a token bucket, or a meter of two, gives every packet a colour, and the policy
+ * has an action for each. By default packets without tokens are dropped. Nothing waits.
  *
- * Both directions of a cgroup, or of a device. Directions are the workload's: for a device what
- * leaves by it is egress, for a port, behind which the workload is, what comes in by it.
+ * Both directions of a cgroup, or of a device. Directions are the workload's: egress of a device is
+ * egress; at a port, behind which the workload is, ingress of the device is egress.
  */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
@@ -31,13 +30,13 @@ enum {
 /* The device is a port. */
 const volatile __u8 is_port = 0;
 
-/* The hash of a packet's flow. A function of its own: see tg_parse. */
+/* The hash of a packet's flow. A separate function: see tg_parse. */
 __noinline __u64 flow_of(struct __sk_buff *skb)
 {
 	return fl_hash(skb, tg_load_from, 0, skb->protocol);
 }
 
-/* Counts a packet for the group, if there is one, and says whether it is dropped at random. */
+/* Counts a packet for the group, if there is one, and returns whether to drop it at random. */
 static __always_inline int group_drops(struct __sk_buff *skb, __u32 direction, __u32 bytes)
 {
 	const struct tg_group *group = bpf_map_lookup_elem(&group_of_limit, &direction);
@@ -49,7 +48,7 @@ static __always_inline int group_drops(struct __sk_buff *skb, __u32 direction, _
 	return gr_drops(group);
 }
 
-/* Of a packet whose first header is that of IP, or of the link. */
+/* For a packet whose first header is that of IP, or of the link. */
 static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direction direction,
 					    int from_ip)
 {
@@ -88,7 +87,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 			colour = fair(direction, now, bytes, flow_of(skb));
 		else
 			colour = meter_skb(skb, policy, queue, c, now, bytes);
-		/* The compiler knows what fair() returns; the verifier must be told. */
+		/* The compiler knows what fair() returns; the verifier needs this check. */
 		barrier_var(colour);
 		outcome = act_on(skb, policy, c, colour, bytes, !from_ip, is_alone);
 	}
@@ -123,15 +122,15 @@ int police_ingress(struct __sk_buff *skb)
 
 static __always_inline int of_device(struct __sk_buff *skb, enum tg_direction direction)
 {
-	/* Whoever comes next decides. */
+	/* The next program decides. */
 	return is_drop(gate(skb, direction, 0)) ? TC_ACT_SHOT : TC_ACT_UNSPEC;
 }
 
 /*
- * The verdict on a packet that leaves, where flows have equal parts. A sender on this host would be
- * told of a drop, as by a full queue, and TCP that has nothing on the way then waits 200 ms for a
- * timer instead of finding the loss as behind a router. So the packet gets lost: sent to a device
- * that cannot be, which the kernel drops and says nothing of.
+ * The verdict on egress where flows have equal parts. A sender on this host would see a drop, as by
+ * a full queue. TCP with nothing in flight then waits 200 ms for a timer; behind a router it would
+ * find the loss by ACKs. So the packet is lost silently: it is sent to a device that cannot exist,
+ * and the kernel drops it without a signal.
  */
 static __always_inline int quietly(int verdict, enum tg_direction direction)
 {

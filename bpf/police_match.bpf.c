@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The `police` scheme for the prefixes behind a device: one program a direction, however many
- * limits it has. Whose a packet is match.h says, what becomes of it police_packet.h; a packet that
- * is nobody's passes, and meets what else is on the device.
+ * Scheme `police` for the prefixes behind a device: one program a direction, however many limits it
+ * has. match.h finds the limit of a packet, police_packet.h applies it. A packet of no limit passes
+ * to what else is on the device.
  */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
@@ -14,7 +14,7 @@
 /* The device is a port. */
 const volatile __u8 is_port = 0;
 
-/* Reads a packet that goes out by the device, or comes in. 0: it is not IP. */
+/* Reads an egress or ingress packet of the device. 0: it is not IP. */
 static __always_inline int read(struct __sk_buff *skb, enum tg_direction direction, int is_out,
 				struct mt_packet *packet)
 {
@@ -79,7 +79,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 
 static __always_inline int of_device(struct __sk_buff *skb, enum tg_direction direction, int is_out)
 {
-	/* Whoever comes next decides. */
+	/* The next program decides. */
 	return is_drop(gate(skb, direction, is_out)) ? TC_ACT_SHOT : TC_ACT_UNSPEC;
 }
 

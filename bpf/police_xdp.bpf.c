@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The `police` scheme for what comes in by a device, at the earliest place there is: in the driver,
- * before the kernel has made a packet of a frame. It has the maps of police.bpf.c and says the same
- * of every frame as that program at tc; frame.h knows in what the two see one differently.
+ * Scheme `police` for ingress of a device, at the earliest hook: in the driver, before the kernel
+ * has made a packet of a frame. It has the maps of police.bpf.c and gives every frame the same
+ * verdict as that program at tc; frame.h handles the differences between the two.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -13,7 +13,7 @@
 #include "intf.h"
 #include "police_limit.h"
 
-/* Whether a frame is exempt by its code point, or by where it comes from. */
+/* Whether a frame is exempt by its DSCP, or by its source. */
 static __always_inline int is_exempt(struct xdp_md *ctx, const struct fr_frame *frame, __u64 dscps)
 {
 	struct tg_prefix key;
@@ -36,7 +36,7 @@ static __always_inline int is_exempt(struct xdp_md *ctx, const struct fr_frame *
 	return dscps >> (frame->tos >> 2) & 1 || tg_has_prefix(&key);
 }
 
-/* Does with a frame what is said for its colour. */
+/* Applies the action of its colour to a frame. */
 static __always_inline enum tg_outcome act(struct xdp_md *ctx, const struct fr_frame *frame,
 					   const struct pl_policy *policy, enum pl_colour colour)
 {
@@ -55,7 +55,7 @@ static __always_inline enum tg_outcome act(struct xdp_md *ctx, const struct fr_f
 	return TG_PASS;
 }
 
-/* The colour of a frame, which is charged for it. */
+/* The colour of a frame; charges the frame. */
 static __always_inline enum pl_colour colour_of(const struct fr_frame *frame,
 						const struct pl_policy *policy,
 						struct tg_queue *queue,
@@ -106,7 +106,7 @@ static __always_inline enum tg_outcome gate(struct xdp_md *ctx)
 		outcome = TG_DROP_EARLY;
 	} else {
 		colour = colour_of(&frame, policy, queue, c, now, flow);
-		/* The compiler knows what fair() returns; the verifier must be told. */
+		/* The compiler knows what fair() returns; the verifier needs this check. */
 		barrier_var(colour);
 		colour = count_colour(c, colour, frame.bytes, 1);
 		outcome = act(ctx, &frame, policy, colour);
@@ -115,7 +115,7 @@ static __always_inline enum tg_outcome gate(struct xdp_md *ctx)
 	return outcome;
 }
 
-/* Frames of several buffers, too: jumbo frames, and what a device has put together. */
+/* Also handles frames of several buffers: jumbo frames, and aggregates of a device. */
 SEC("xdp.frags")
 int police_xdp(struct xdp_md *ctx)
 {

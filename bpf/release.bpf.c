@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Gives the TCP sockets back that a limit of another version has taken: an iterator over the
- * sockets of a network namespace that lifts pacing, window and timers of those that have something
- * in the limit's map. Nothing else of the limit is read, and of what a socket has only the members
- * that keep their place in every version (intf.h).
+ * Gives back the TCP sockets of a limit of another version: an iterator over the sockets of a
+ * network namespace that removes pacing, window and timers of those that have an entry in the
+ * limit's map. Nothing else of the limit is read, and only the members of an entry that keep their
+ * offset in every version (intf.h).
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -17,12 +17,12 @@
 #define TG_TCP_WINDOW_CLAMP   10
 #define TG_TCP_ESTABLISHED    1
 #define TG_TCP_LISTEN	      10
-/* What the kernel has when nobody sets anything. */
+/* The kernel's default. */
 #define TG_PACING_UNLIMITED (~0U)
 #define TG_DEFAULT_TIMER_US 200000
 #define TG_NO_WINDOW	    0x7fffffff
 
-/* Whether the version's sockets have a receive window of ours. */
+/* Whether sockets of that version have a receive window of ours. */
 const volatile __u8 has_window = 0;
 
 struct {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The receive window as a limiter: a pure header over (state, path, now). Its model, with the
- * reasons, is crates/core/src/receive_window.rs; a property test holds the two together.
+ * reasons, is crates/core/src/receive_window.rs; a property test compares the two.
  *
  * The right edge of the window moves at the flow's share of the limit, whatever the round trip is.
  * A flow that has used all it was granted sends at exactly that rate, and its window is rate x RTT

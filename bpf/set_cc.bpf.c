@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Gives the TCP sockets of a cgroup a congestion control, without the programs in it doing
- * anything. A program that names its own (TCP_CONGESTION) keeps that.
+ * Sets the congestion control of the TCP sockets of a cgroup, without a change of the programs in
+ * it. A program that names its own (TCP_CONGESTION) keeps that.
  *
- * ECN is settled in the handshake, so a control that needs it must be there before:
+ * ECN is negotiated in the handshake, so a control that needs it must be set before:
  * - connecting: at connect(2), while the socket is still closed. BPF_SOCK_OPS_TCP_CONNECT_CB would
- *   also be before the SYN, but there the state is already SYN_SENT, so the kernel initialises
- *   the control at once, when no ECN has been agreed on, and its `dctcp` then goes over to Reno for
+ *   also be before the SYN. But the state is already SYN_SENT there, so the kernel initialises the
+ *   control at once, when no ECN has been agreed on, and its `dctcp` then switches to Reno for
  *   good. On a closed socket initialisation waits for the answer.
  * - accepting: on the listener, from which the accepted sockets inherit. A listener older than this
  *   program answers for ECN through BPF_SOCK_OPS_NEEDS_ECN, and its sockets get the control when
@@ -43,7 +43,7 @@ int set_cc(struct bpf_sock_ops *ops)
 	switch (ops->op) {
 	case BPF_SOCK_OPS_NEEDS_ECN:
 		/*
-		 * Asked for a connection request whose listener lacks ECN; for a full socket the
+		 * Called for a connection request whose listener lacks ECN; for a full socket the
 		 * answer is in its own congestion control.
 		 */
 		if (needs_ecn && !ops->is_fullsock)

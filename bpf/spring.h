@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The window that a shaper gives each flow: a pure header over (state, now, packet). Its model,
- * with the reasons, is crates/core/src/spring.rs; a property test holds the two together.
+ * with the reasons, is crates/core/src/spring.rs; a property test compares the two.
  */
 #ifndef TG_SPRING_H
 #define TG_SPRING_H

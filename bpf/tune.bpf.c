@@ -18,14 +18,14 @@
 #include "sockets.h"
 #include "windows.h"
 
-/* An answer, the ACK of a request and what ends a connection. */
+/* A SYN-ACK, the ACK of a request and the end of a connection. */
 #define CONTROL_SEGMENTS 4
-/* A program that has waited for so many replies in a row will wait for the next one. */
+/* A program that has waited for this many replies in a row will wait for the next one. */
 #define LEAST_EXCHANGES 4
-/* So long after the end of an epoch its flows say nothing. */
+/* This long after the end of an epoch its flow count means nothing. */
 #define SILENT_NS 200000000ULL
 
-/* Keeps bursts short on a short path; no longer path is touched, nor is its congestion control. */
+/* Keeps bursts short on a short path. Longer paths and their congestion control are left alone. */
 static __always_inline void set_window(struct bpf_sock_ops *ops, __u32 byte_s, int newcomer)
 {
 	__u64 srtt_us = ops->srtt_us >> 3;
@@ -38,15 +38,15 @@ static __always_inline void set_window(struct bpf_sock_ops *ops, __u32 byte_s, i
 	window = tg_window(byte_s, srtt_us, ops->mss_cache);
 	if (newcomer && window < TG_INITIAL_WINDOW)
 		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_IW, &window, sizeof(window));
-	/* Delayed ACKs make a short path's smoothed round trip long, its least not. */
+	/* Delayed ACKs make the smoothed round trip of a short path long, but not its least one. */
 	window = tg_window(byte_s, fs_min(srtt_us, TG_SHORT_PATH_US), ops->mss_cache);
 	if (ops->rtt_min <= TG_SHORT_PATH_US)
 		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &window, sizeof(window));
 }
 
 /*
- * Whether who is at the other end is exempt; of code points the packets tell. The fields are
- * volatile, or the compiler reads them through one pointer, which the verifier does not allow.
+ * Whether the remote address is exempt; DSCPs are known only from packets. The fields are volatile,
+ * or the compiler reads them through one pointer, which the verifier does not allow.
  */
 static __always_inline int is_exempt_remote(struct bpf_sock_ops *ops)
 {
@@ -99,8 +99,8 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 		return;
 	share = tg_share(l, queue, newcomer);
 	/*
-	 * A flow grows into its share as in slow start: the others need time to make room. A rate
-	 * that is raised has room for all at once, if it is no parent's to give.
+	 * A flow grows into its share as in slow start: the others need time to make room. If the
+	 * rate is raised there is room for all at once, unless a parent gives it.
 	 */
 	if (!has_parent && !newcomer && ours->share && share / 2 > ours->share)
 		share = 2ULL * ours->share;
@@ -112,8 +112,9 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 	ours->share_byte_s = wanted;
 	bpf_getsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
 	/*
-	 * Every round trip asks: what is within 2 % can stay, if it stands. The program may have
-	 * set another rate, and a parent that did not know yet of its child may have lifted it.
+	 * Every round trip comes here: a rate within 2 % stays, if it is the socket's. The program
+	 * may have set another rate, and a parent that did not know its child yet may have raised
+	 * it.
 	 */
 	if (!newcomer && current == ours->pacing_byte_s && wanted - wanted / 64 <= current &&
 	    current <= wanted + wanted / 64)
@@ -127,7 +128,7 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 		set_window(ops, tg_pacing_rate(l, rate, share, ops->mss_cache, ipv6), newcomer);
 }
 
-/* Folds a round-trip time into the limit's; a lost update of a smoothed value is no loss. */
+/* Folds a round-trip time into the limit's. A lost update of a smoothed value does no harm. */
 static __always_inline void fold_rtt(struct tg_queue *queue, __u32 srtt_us)
 {
 	__u64 rtt_ns = (__u64)srtt_us * 1000;
@@ -135,7 +136,7 @@ static __always_inline void fold_rtt(struct tg_queue *queue, __u32 srtt_us)
 	queue->rtt_ns += rtt_ns / 16 - queue->rtt_ns / 16;
 }
 
-/* Tells the parent whose the socket is; its program runs after this one. */
+/* Claims the socket from the parent, whose program runs after this one. */
 static __always_inline void claim(struct bpf_sock_ops *ops)
 {
 	struct tg_socket *theirs;
@@ -184,8 +185,8 @@ static __always_inline struct tg_queue *inward_queue(struct tg_socket *ours)
 }
 
 /*
- * A socket sends data while it owes: TCP sends its next data when that is paid. Only programs that
- * ask again when they have a reply are kept back, not those that send twice without a reply
+ * A socket sends data while it has a debt: TCP sends its next data when that is paid. Only programs
+ * that ask again when they have a reply are kept back, not those that send twice without a reply
  * between. set_pacing gives the rate back when the next ACK comes, since TCP raises its own rate
  * only then. Data that is sent earlier goes at this rate. So the rate is at least half a segment a
  * second: a longer wait than 45 ms needs a request of more than 33 bytes, and within that time
@@ -207,7 +208,7 @@ static __always_inline void wait_before_asking(struct bpf_sock_ops *ops, struct 
 		return;
 	wanted = fs_max(byte_s, ops->mss_cache / 2);
 	bpf_getsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
-	/* A rate that the program has set could not be given back. */
+	/* A rate that the program has set could not be restored. */
 	if (current != TG_PACING_UNLIMITED && current != ours->pacing_byte_s)
 		return;
 	if (wanted < current &&
@@ -215,7 +216,7 @@ static __always_inline void wait_before_asking(struct bpf_sock_ops *ops, struct 
 		ours->pacing_byte_s = wanted;
 }
 
-/* Before each packet that the socket builds, so that this very packet says the window. */
+/* Runs before each packet that the socket builds, so that this very packet carries the window. */
 static __always_inline void set_window_clamp(struct bpf_sock_ops *ops, int newcomer)
 {
 	const struct tg_limit *l = tg_limit_of(TG_INGRESS);
@@ -250,7 +251,7 @@ static __always_inline void set_first_window(struct bpf_sock_ops *ops)
 
 	if (!l || !tg_has_windows(l) || is_exempt(ops, l))
 		return;
-	/* Whose the socket will be is not yet known. */
+	/* Not known yet: whose the socket will be. */
 	queue = inward_queue(0);
 	if (!queue)
 		return;
@@ -261,7 +262,7 @@ static __always_inline void set_first_window(struct bpf_sock_ops *ops)
 		ops->reply = segments;
 }
 
-/* How long the kernel waits before it sends an answer again (HZ). */
+/* The kernel's timer tick (HZ): the unit of the wait before it sends a SYN-ACK again. */
 const volatile __u64 tick_ns = 4000000;
 
 /* How long a new connection waits for its turn in a direction of the limit. */
@@ -273,7 +274,7 @@ static __always_inline __u64 turn_ns(const struct tg_limit *l, struct tg_queue *
 
 	if (!queue || !queue->cost || tg_is_parent(queue, now))
 		return 0;
-	/* Who has been silent has gone. */
+	/* A queue without packets for this long has no flows. */
 	if (now - queue->epoch_start_ns < 2000ULL * queue->epoch_us + SILENT_NS)
 		paced = queue->flows_before;
 	backlog = queue->finish_ns - now;
@@ -307,10 +308,10 @@ static __always_inline __u32 hold_syn(struct bpf_sock_ops *ops, __u64 wait, __u6
 }
 
 /*
- * A connection begins: it may have to wait until the limit can carry what it will take, in both
- * directions. The kernel asks for the timer of a SYN, or of the answer to one, just before it sends
- * that; the program on egress drops the one that is to wait (`begin` in admission_packet.h), and
- * the timer sends it.
+ * A connection begins. It may have to wait until the limit can carry what it will take, in both
+ * directions. The kernel asks for the timer of a SYN or SYN-ACK just before it sends that. The
+ * program on egress drops the one that must wait (`begin` in admission_packet.h), and the kernel
+ * sends it again when the timer ends.
  */
 static __always_inline void ask(struct bpf_sock_ops *ops, const struct tg_limit *l,
 				struct tg_queue *egress)
@@ -350,7 +351,7 @@ static __always_inline void ask(struct bpf_sock_ops *ops, const struct tg_limit 
 	ops->reply = ticks;
 }
 
-/* A connection has ended: what the next ones take is learnt from it. */
+/* A connection has ended: the next ones learn from what it took. */
 static __always_inline void learn(struct bpf_sock_ops *ops, struct tg_queue *egress)
 {
 	struct tcp_sock *tp = ops->sk ? bpf_skc_to_tcp_sock(ops->sk) : 0;
@@ -366,8 +367,8 @@ static __always_inline void learn(struct bpf_sock_ops *ops, struct tg_queue *egr
 }
 
 /*
- * The kernel takes an answer that was held, and one more that was sent again as the client is far
- * away, for lost ones, and begins with a window of one segment: it gets what others have.
+ * The kernel takes a held SYN-ACK, and one more that was sent again because the client is far away,
+ * for lost ones, and begins with a window of one segment. So the connection gets the usual window.
  */
 static __always_inline void set_initial_window(struct bpf_sock_ops *ops,
 					       const struct tg_queue *queue)
@@ -379,7 +380,7 @@ static __always_inline void set_initial_window(struct bpf_sock_ops *ops,
 		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_IW, &window, sizeof(window));
 }
 
-/* A socket gets its timers before its first handshake. */
+/* Sets the timers of a socket before its first handshake. */
 static __always_inline void set_first_timers(struct bpf_sock_ops *ops, const struct tg_limit *l)
 {
 	struct bpf_sock *sk = ops->sk;
@@ -390,7 +391,7 @@ static __always_inline void set_first_timers(struct bpf_sock_ops *ops, const str
 			tg_set_timers(ops, l);
 		return;
 	}
-	/* What the limit's map knows is given back, also by another version of Tidegate. */
+	/* Entries in the limit's map are given back, also by another version of Tidegate. */
 	if (!sk || !bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE))
 		return;
 	tg_set_timers(ops, l);
@@ -422,7 +423,7 @@ int tune(struct bpf_sock_ops *ops)
 		set_first_window(ops);
 		return 1;
 	}
-	/* Asked for the length of the options alone there is no packet. */
+	/* No packet if only the length of the options is asked for. */
 	if (ops->op == BPF_SOCK_OPS_HDR_OPT_LEN_CB &&
 	    ops->args[0] != BPF_WRITE_HDR_TCP_CURRENT_MSS) {
 		claim(ops);
@@ -474,7 +475,7 @@ int tune(struct bpf_sock_ops *ops)
 	case BPF_SOCK_OPS_RTT_CB:
 		if (is_exempt_remote(ops))
 			break;
-		/* srtt_us is kept eight times as large. */
+		/* srtt_us is stored times eight. */
 		fold_rtt(queue, ops->srtt_us >> 3);
 		set_pacing(ops, l, queue, 0);
 		break;

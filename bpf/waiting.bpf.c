@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Whose packets wait in the queue of a limiter, flow by flow. Run by user space when somebody asks;
- * no packet comes by here, so that it costs none anything.
+ * The flows whose packets wait in the queue of a limiter. User space runs it on demand; it handles
+ * no packets, so it costs none anything.
  *
- * The packets themselves are looked at, in the lists in which the kernel keeps them: a FIFO, or the
- * queues of fq_codel. Nothing is counted beside them, so nothing can drift. It holds no lock: what
- * leaves the queue meanwhile takes the walk off its list. So the end of a list is read before its
- * begin, and who does not get there says that the look is torn, and is asked again.
+ * It walks the kernel's own lists of packets: a FIFO, or the queues of fq_codel. Nothing is counted
+ * beside them, so nothing can drift. It holds no lock: if a packet leaves the queue meanwhile, the
+ * walk leaves its list. So the end of a list is read before its begin. A walk that does not reach
+ * the end reports that it is torn, and is made again.
  */
 #include "vmlinux.h"
 #include <linux/bpf.h>
@@ -17,7 +17,7 @@
 #include "backlog.h"
 #include "waiting.h"
 
-/* Flows that one look tells, and packets of one list that it looks at. */
+/* The most flows that one walk reports, and packets that it visits in a list. */
 #define WF_FLOWS   1024
 #define WF_PACKETS 65536
 /* The kernel's own bound of the queues of an fq_codel. */
@@ -31,12 +31,12 @@ struct wf_count {
 
 struct wf_query {
 	struct tg_backlog at;
-	/* The answer: it was there and of a kind that is known. */
+	/* The answer: the qdisc exists and is of a known kind. */
 	__u32 known;
 	/* Lists whose end was not found. */
 	__u32 torn;
 	struct wf_count all;
-	/* Of no flow that could be told. */
+	/* Packets of no known flow. */
 	struct wf_count other;
 };
 
@@ -64,7 +64,7 @@ static __always_inline void add(struct wf_count *count, __u32 bytes)
 	count->bytes += bytes;
 }
 
-/* What is there of the packet's network header; 0 if it is none that we know. */
+/* The bytes of the packet's network header; 0 if it has no known one. */
 static __always_inline __u32 read_header(const struct sk_buff *skb, __u8 *bytes)
 {
 	__u32 linear = BPF_CORE_READ(skb, len) - BPF_CORE_READ(skb, data_len);
@@ -144,7 +144,7 @@ static long next_queue(__u32 i, struct walk *walk)
 	return 0;
 }
 
-/* The queues of an fq_codel; 0 where the kernel does not say how it keeps them. */
+/* The queues of an fq_codel; 0 if the layout of this kernel is not known. */
 static __always_inline int walk_queues(struct walk *walk, const struct Qdisc *qdisc)
 {
 	const struct fq_codel_sched_data *data;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * NRM as published, for the lab to compare with: see nrm_paper.h for the rule and nrm.bpf.c for the
+ * NRM as published, for comparison in the lab: see nrm_paper.h for the rule, and nrm.bpf.c for the
  * scheme to use. One spin lock a direction is held over the whole decision; only the packet's
  * header is read before it and written after it.
  */
@@ -43,7 +43,7 @@ struct np_map {
 struct np_map egress SEC(".maps");
 struct np_map ingress SEC(".maps");
 
-/* Extension headers are not followed, as in the original: such a packet is not TCP. */
+/* Extension headers are not parsed, as in the original: such a packet is not TCP. */
 static __always_inline void parse(struct __sk_buff *skb, struct np_packet *packet)
 {
 	__u8 ip[10] = {};
@@ -105,7 +105,7 @@ int paper_ingress(struct __sk_buff *skb)
 {
 	struct np_packet packet = {};
 
-	/* The sender is elsewhere: nothing but marks and drops reaches it. */
+	/* The sender is remote: only marks and drops reach it. */
 	return gate(skb, &ingress, ingress_byte_s, &packet) == NP_DROP ? RET_DROP : RET_PASS;
 }
 

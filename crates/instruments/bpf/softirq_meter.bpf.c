@@ -2,12 +2,12 @@
 /*
  * Measures the CPU time of the network's softirqs that interrupt others.
  *
- * Most of what the kernel does for a packet runs in the process that sends or receives it, and is
- * in that process's CPU time. What runs because a timer or a device asked runs in whatever process
- * stands on the CPU, in the idle task or in ksoftirqd, and is in nobody's bill. Here it is added
- * up, except in the processes that are named, which have it in theirs.
+ * Most of the kernel's work for a packet runs in the process that sends or receives it, and is in
+ * that process's CPU time. Work that a timer or a device started runs in whatever process has the
+ * CPU, in the idle task or in ksoftirqd, and is charged to nobody. It is added up here, except in
+ * the named processes, whose CPU time has it.
  *
- * A softirq is not interrupted by another one on its CPU, so one beginning a CPU is kept.
+ * A softirq is not interrupted by another one on its CPU, so one start time a CPU is stored.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>

@@ -2,12 +2,12 @@
 /*
  * Counts the bytes on the wire in bins of time.
  *
- * It sits on clsact ingress of a receiver, behind whatever limits the sender, and sees what came
- * through. A packet that is still to be segmented (GSO on the sender's side, or merged by GRO)
+ * It is attached to clsact ingress of a receiver, behind whatever limits the sender, and sees what
+ * came through. A packet that is still to be segmented (GSO on the sender's side, or merged by GRO)
  * carries its headers once; on a wire each segment has its own, so they are added. A frame counts
  * from its MAC header to its last byte, without preamble, FCS and gap.
  *
- * Of flows whose source ports are consecutive, each has bins of its own besides.
+ * Each of several flows with consecutive source ports also has its own bins.
  *
  * Not counted right: the headers of segmented packets with VLAN tags, tunnels, IPv4 fragments or
  * IPv6 extension headers. The testbed makes none.
@@ -138,7 +138,7 @@ int wire_meter(struct __sk_buff *skb)
 		if (of_flow)
 			__sync_fetch_and_add(of_flow, bytes);
 	}
-	/* Whoever comes next decides. */
+	/* The next program decides. */
 	return TC_ACT_UNSPEC;
 }
 
