@@ -1,28 +1,28 @@
 //! When a new connection may begin in a limit of scheme `pace` that is in use.
 //!
-//! TCP does not pace the first ten segments of a connection, so a client that opens one for each request is
-//! never slowed by pacing. It would take many times the limit, or meet drops, each of which costs it a timer
-//! of 200 ms. So the connection is *held* before it begins: the answer to it (SYN-ACK) is dropped on its way
-//! out, and the kernel sends it again when the timer ends that it was given for that. Nothing else has to
-//! wake up, no packet is stored, and no client sees a timer of its own.
+//! TCP does not pace the first ten segments of a connection, so pacing never slows a client that opens a
+//! connection for each request. It would take many times the limit, or meet drops, each of which costs it a
+//! timer of 200 ms. So the connection is *held* before it begins: its SYN-ACK is dropped on egress, and the
+//! kernel sends it again when the timer ends that the SYN-ACK was given. Nothing else has to wake up, no
+//! packet is stored, and no timer of the client runs out.
 //!
 //! **Turns.** Connections begin at the rate at which the limit can carry what they take ([`Turns::ask`]).
-//! What one takes is learnt from those that have ended ([`Turns::ended`]), up to the ten segments. With `w`
-//! connections that wait and `f` flows that are paced a turn takes `(w + f) / w` times as long as the limit
-//! needs for one connection, so each of them has the part of a flow. One that is asked for and never comes
-//! lowers the average, so a flood of SYNs does not keep others waiting.
+//! What one takes, up to the ten segments, is learnt from those that have ended ([`Turns::ended`]). With `w`
+//! waiting connections and `f` paced flows a turn takes `(w + f) / w` times as long as the limit needs for
+//! one connection, so each of them has the part of a flow. A connection that begins and never comes lowers
+//! the average, so a flood of SYNs does not delay others.
 //!
-//! **The least time.** The kernel keeps a connection that was not confirmed for as many times of the timer as
-//! it sends answers again, each twice as long as the one before. A client that answers later is refused. So
-//! the timer is so long that it has about a second and [`PATIENCE_ROUNDS`] smoothed round trips of the limit
-//! ([`hold_ticks`]): 16 ms with the kernel's five retries. All that are held for so long begin in the same
-//! tick of the kernel's clock, and the limit is idle before. So the listeners of a limit get seven
-//! ([`answer_retries`]): 4 ms. What that costs: the kernel keeps a connection that was not held, and is never
-//! confirmed, for 255 s, not 63.
+//! **The least time.** The kernel keeps an unconfirmed connection for as many times of the timer as it
+//! retries the SYN-ACK, each twice as long as the one before. A client that answers later is refused. So the
+//! timer is long enough for the client to have about a second and [`PATIENCE_ROUNDS`] smoothed round trips of
+//! the limit ([`hold_ticks`]): 16 ms with the kernel's five retries. All connections that are held for so
+//! long begin in the same tick of the kernel's clock, and the limit is idle before. So the listeners of a
+//! limit get seven retries ([`answer_retries`]): 4 ms. The cost: the kernel keeps a connection that was not
+//! held, and is never confirmed, for 255 s, not 63.
 //!
-//! **Who asks.** A connection that a program in the limit opens is held at its SYN, in the same way: the SYN
-//! is dropped, and the kernel sends it when its timer ends ([`syn_ticks`]). As each further try comes after
-//! twice the time, it gets more of them ([`syn_retries`]).
+//! **Outgoing connections.** A connection that a program in the limit opens is held at its SYN, in the same
+//! way: the SYN is dropped, and the kernel sends it when its timer ends ([`syn_ticks`]). As each further try
+//! comes after twice the time, it gets more tries ([`syn_retries`]).
 //!
 //! O(1) time and 24 bytes a limit and direction. The kernel's copy is `bpf/admission.h`.
 
@@ -34,40 +34,40 @@ const AVERAGE_SHIFT: u32 = 6;
 pub const MOST_BYTES: u64 = 10 * FRAME_BYTES;
 /// A full frame on the wire.
 const FRAME_BYTES: u64 = 1514;
-/// The virtual queue may be behind by so much without a connection having to wait for that.
+/// A backlog up to this delays no connection.
 pub const SLACK: Nanos = Nanos(4_000_000);
-/// Nobody waits longer: a client asks again after a second.
+/// No connection waits longer: a client retries after a second.
 pub const MOST: Nanos = Nanos(850_000_000);
-/// A client has this time and [`PATIENCE_ROUNDS`] round trips to answer what was held.
+/// A client has this time and [`PATIENCE_ROUNDS`] round trips to answer a held SYN-ACK.
 pub const PATIENCE: Nanos = Nanos(992_000_000);
 /// See [`PATIENCE`].
 pub const PATIENCE_ROUNDS: u64 = 16;
-/// Nobody is held for more than this, and twice as long as its turn needs, for the least time alone.
+/// The least time may be at most this, or twice the time until the turn.
 pub const LEAST: Nanos = Nanos(32_000_000);
-/// The first timer of a SYN that is not held; a hold of a millisecond is ten doublings shorter.
+/// The first timer of a SYN that is not held. A hold of a millisecond is ten doublings shorter.
 const SECOND: Nanos = Nanos(1_000_000_000);
 const SYN_DOUBLINGS: u32 = 10;
-/// `TCP_SYNCNT` takes no more.
+/// The largest value of `TCP_SYNCNT`.
 const SYN_RETRIES_MAX: u32 = 127;
-/// Beyond so many retries of an answer nothing is gained.
+/// More retries of a SYN-ACK than this gain nothing.
 const MAX_RETRIES: u32 = 15;
-/// The retries of an answer that a listener in a limit gets, and the kernel's default.
+/// The SYN-ACK retries that a listener in a limit gets, and the kernel's default.
 pub const ANSWER_RETRIES: u32 = 7;
 const DEFAULT_RETRIES: u32 = 5;
-/// The kernel sends a held answer again after twice its time: a path up to twice as long gets it once.
+/// The kernel sends a held SYN-ACK again after twice its time. A path up to twice as long gets it once.
 const ONCE: Nanos = Nanos(16_000_000);
 
 /// The turns that the new connections of a limit take.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Turns {
-    /// When the turn of the next one comes.
+    /// When the next turn comes.
     pub next: Nanos,
-    /// The bytes that a connection takes before it is paced, on average, in 2^-6 bytes.
+    /// Average bytes that a connection takes before it is paced, in 2^-6 bytes.
     pub average: u32,
 }
 
 impl Turns {
-    /// A connection has ended that took so many bytes on the wire.
+    /// A connection that took `bytes` on the wire has ended.
     pub fn ended(&mut self, bytes: u64) {
         let bytes = bytes.min(MOST_BYTES) as u32;
         let average = match self.average {
@@ -77,29 +77,29 @@ impl Turns {
         self.average = average.min((MOST_BYTES as u32) << AVERAGE_SHIFT);
     }
 
-    /// Whether connections take no more than a frame: their programs only ask, and wait for the turn of their
-    /// replies alone.
+    /// Whether connections take at most a frame: then their programs only ask, and wait only for the turn of
+    /// their replies.
     #[must_use]
     pub fn only_asks(&self) -> bool {
         u64::from(self.average >> AVERAGE_SHIFT) <= FRAME_BYTES
     }
 
-    /// Whether a connection that has moved so many segments of data most likely ends before it is paced: it
-    /// has moved no more than twice what others took. Until it has, it is no flow that gets a share. Where no
-    /// connection has ended yet, none ends soon: transfers that begin together count at once.
+    /// Whether a connection that has moved `segments` of data most likely ends before it is paced: it has
+    /// moved at most twice what others took. Until then it is not a flow with a share. If no connection has
+    /// ended yet, none ends soon: transfers that begin together count at once.
     #[must_use]
     pub fn ends_soon(&self, segments: u32) -> bool {
         (u64::from(segments) * FRAME_BYTES) << AVERAGE_SHIFT <= 2 * u64::from(self.average)
     }
 
-    /// A connection is asked for: how long it has to wait. `cost` is that of a byte, in 2^-24 ns; `paced` are
-    /// the flows that are paced; the virtual queue is `backlog` nanoseconds behind, or has credit (negative).
+    /// A connection begins: returns how long it has to wait. `cost` is that of a byte, in 2^-24 ns; `paced`
+    /// is the number of paced flows; `backlog` is in nanoseconds, negative if the virtual queue has credit.
     pub fn ask(&mut self, now: Nanos, backlog: i64, cost: u64, paced: u32) -> Nanos {
         let wait = self.next.0.saturating_sub(now.0).min(MOST.0);
         let bytes = u64::from(self.average >> AVERAGE_SHIFT).min(MOST_BYTES);
         let own = time_of(bytes, cost).0;
         let paced = u64::from(paced.min(MAX_FLOWS));
-        // They have their parts of what is ahead.
+        // The paced flows have their parts of the time until the turn.
         let waiting = (wait / own.max(1)).saturating_sub(paced).max(1);
         self.average -= self.average >> AVERAGE_SHIFT;
         self.next = Nanos(now.0 + wait + own + own * paced / waiting);
@@ -108,9 +108,9 @@ impl Turns {
     }
 }
 
-/// How long to hold the answer to a connection that has to wait, in ticks of the kernel's timers; none: it
-/// goes at once. `retries` is how often the kernel sends an answer again, `rtt` the smoothed round trip of
-/// the limit, `tick` the time of a tick.
+/// How long to hold the SYN-ACK of a connection that has to wait, in ticks of the kernel's timers; `None`:
+/// not at all. `retries` is how often the kernel sends a SYN-ACK again, `rtt` the smoothed round trip of the
+/// limit, `tick` the time of a tick.
 #[must_use]
 pub fn hold_ticks(wait: Nanos, retries: u32, rtt: Nanos, tick: Nanos) -> Option<u32> {
     let tick = tick.0.max(1);
@@ -126,17 +126,17 @@ pub fn hold_ticks(wait: Nanos, retries: u32, rtt: Nanos, tick: Nanos) -> Option<
     Some((wait.0 / tick).max((least + tick / 2) / tick).max(1) as u32)
 }
 
-/// How often a listener is to send an answer again, so that one that is held begins after 4 ms; `None`: no
-/// change. `chosen` is what its program has set (0: nothing), and stays; `host` is that of all others
-/// (`net.ipv4.tcp_synack_retries`): where that is less than the kernel's default, somebody has reasons.
+/// How often a listener should send a SYN-ACK again, so that a held one goes after 4 ms; `None`: no change.
+/// `chosen` is the program's own choice (0: none), which stays. `host` is the default of the host
+/// (`net.ipv4.tcp_synack_retries`); if that is below the kernel's default, it stays, too.
 #[must_use]
 pub fn answer_retries(chosen: u32, host: u32) -> Option<u32> {
     (chosen == 0 && (DEFAULT_RETRIES..ANSWER_RETRIES).contains(&host)).then_some(ANSWER_RETRIES)
 }
 
-/// How long to hold the SYN of a connection that has to wait, in ticks of the kernel's timers; `None`: it
-/// goes at once. The kernel sends it when the timer ends, and again after as long a time: a round trip is
-/// shorter.
+/// How long to hold the SYN of a connection that has to wait, in ticks of the kernel's timers; `None`: not at
+/// all. The kernel sends the SYN when the timer ends, and again after the same time, so the hold is longer
+/// than a round trip.
 #[must_use]
 pub fn syn_ticks(wait: Nanos, rtt: Nanos, tick: Nanos) -> Option<u32> {
     let least = rtt.min(MOST).0 * 3 / 2;
@@ -146,8 +146,8 @@ pub fn syn_ticks(wait: Nanos, rtt: Nanos, tick: Nanos) -> Option<u32> {
     Some(wait.0.max(least).div_ceil(tick.0.max(1)).max(1) as u32)
 }
 
-/// How often the kernel has to send a SYN again that was held for `ticks`, so that the connection fails no
-/// earlier than with `retries` after a first timer of a second: each time is twice as long as the one before.
+/// How many times the kernel must retry a SYN that was held for `ticks`, so that the connection fails no
+/// earlier than with `retries` after a first timer of a second. Each time is twice as long as the one before.
 #[must_use]
 pub fn syn_retries(ticks: u32, tick: Nanos, retries: u32) -> u32 {
     let held = u64::from(ticks) * tick.0.max(1);

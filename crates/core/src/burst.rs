@@ -1,13 +1,12 @@
-//! How deep a policer's bucket should be, and what a bucket lets through: for whoever must write a burst
-//! size.
+//! How deep a policer's bucket should be, and what a bucket passes: for anyone who must choose a burst size.
 //!
-//! - [`Rule`]: the rules of thumb in use, and what a TCP flow needs to fill the rate, as formulas.
-//! - [`goodput`]: what TCP makes of a given bucket: the [law](goodput) with its derivation.
-//! - [`bursty_source`]: what a source of so many bytes each so often passes, exactly.
-//! - [`recommend`]: a burst, and why.
+//! - [`Rule`]: the rules of thumb in use, and formulas for what a TCP flow needs to fill the rate.
+//! - [`goodput`]: the rate that TCP reaches with a given bucket: the [law](goodput) with its derivation.
+//! - [`bursty_source`]: what a bursty source gets through, exactly.
+//! - [`recommend`]: a burst, and the reason.
 //!
-//! Here a packet is an MTU, P is the bandwidth-delay product and B the bucket, both in packets. A policer
-//! has no queue, so the round trip stays what it is, and a sender with window W sends W packets in it.
+//! Here a packet is an MTU, P is the bandwidth-delay product and B the bucket, both in packets. A policer has
+//! no queue, so the round trip stays what it is, and a sender with window W sends W packets in it.
 
 mod law;
 mod source;
@@ -29,28 +28,28 @@ pub enum CongestionControl {
     /// macOS.
     #[default]
     Cubic,
-    /// The largest rate that arrived in the last ten round trips, whatever is lost.
+    /// The largest rate that arrived in the last ten round trips; losses are ignored.
     Bbr,
 }
 
-/// A policer and the traffic that it meets.
+/// A policer and its traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path {
-    /// What the policer lets through.
+    /// The rate of the policer.
     pub rate: Rate,
     /// Round-trip time of the flows.
     pub rtt: Nanos,
     /// How many TCP flows share it; at least one.
     pub flows: u32,
-    /// How they find their rate.
+    /// Their congestion control.
     pub cc: CongestionControl,
-    /// Line rate of the interface on which the packets come.
+    /// Line rate of the incoming interface.
     pub interface: Rate,
     /// Bytes of a full-sized IP packet; at least one.
     pub mtu: u32,
 }
 
-/// Where a burst size comes from.
+/// A source of a burst size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Rule {
     /// Juniper's lower limit.
@@ -63,9 +62,9 @@ pub enum Rule {
     Car,
     /// Cisco CAR, extended burst.
     CarExtended,
-    /// What the flows need to fill the rate, if they pace their packets.
+    /// What paced flows need to fill the rate.
     Paced,
-    /// What they need if each window leaves in one piece.
+    /// What flows need if each window leaves in one piece.
     Unpaced,
 }
 
@@ -98,7 +97,7 @@ impl Rule {
         Bytes(bytes.max(mtu))
     }
 
-    /// A short name.
+    /// A short name, for tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -112,7 +111,7 @@ impl Rule {
         }
     }
 
-    /// Whose rule it is, or where the formula comes from.
+    /// The vendor, or the source of the formula.
     #[must_use]
     pub fn why(self, cc: CongestionControl) -> &'static str {
         match self {
@@ -144,7 +143,7 @@ impl Path {
         f64::from(self.mtu.max(1))
     }
 
-    /// So many packets in whole bytes. A cast of a float saturates.
+    /// Packets in whole bytes. A cast of a float saturates.
     fn whole(&self, packets: f64) -> u64 {
         let bytes = packets * self.packet();
         let floor = bytes as u64;
@@ -155,16 +154,16 @@ impl Path {
         f64::from(self.flows.max(1))
     }
 
-    /// The share of a clump that the policer's rate makes up while it comes at line rate.
+    /// The part of a clump that arrives as tokens while the clump comes at line rate.
     fn line_share(&self) -> f64 {
         (self.rate.bit_s() as f64 / self.interface.bit_s() as f64).min(1.0)
     }
 }
 
-/// The share of the rate that [`recommend`] wants a TCP flow to reach.
+/// The share of the rate that a TCP flow should reach with [`recommend`].
 pub const TARGET: f64 = 0.95;
-/// The longest burst that [`recommend`] names, as time at the policer's rate: what is longer is hardly a
-/// limit any more, and what is behind the policer must queue it.
+/// The longest burst that [`recommend`] gives, as time at the policer's rate. A longer one is hardly a limit,
+/// and the next hop must queue it.
 pub const SANE: Nanos = Nanos(250_000_000);
 
 /// A burst, and what it reaches.
@@ -172,26 +171,25 @@ pub const SANE: Nanos = Nanos(250_000_000);
 pub struct Recommendation {
     /// The burst.
     pub burst: Bytes,
-    /// What TCP makes of it.
+    /// The share of the rate that TCP reaches with it.
     pub goodput: Goodput,
-    /// Why it is no deeper or shallower.
+    /// Why it is not deeper or shallower.
     pub reason: Reason,
 }
 
-/// What decides a recommendation.
+/// The reason of a recommendation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// Unpaced flows reach [`TARGET`] with it.
     Reaches,
-    /// It is Juniper's lower limit, and enough.
+    /// Juniper's lower limit is enough.
     Least,
-    /// Flows would need more than [`SANE`] or than a bucket holds: a shaper, or paced senders, serve them
-    /// better.
+    /// Flows would need more than [`SANE`], or than a bucket holds: use a shaper, or paced senders.
     TooLong,
 }
 
 /// The shallowest bucket with which unpaced flows reach [`TARGET`] of the rate, within ten packets and
-/// [`SANE`]. A few hundred evaluations of the law.
+/// [`SANE`]. Costs a few hundred evaluations of the law.
 #[must_use]
 pub fn recommend(path: &Path) -> Recommendation {
     let least = Rule::TenMtu.burst(path);
@@ -212,16 +210,15 @@ pub fn recommend(path: &Path) -> Recommendation {
     Recommendation { burst, goodput: goodput(path, burst), reason }
 }
 
-/// The round trip for which a policer's bucket is sized when nobody says how deep it shall be.
+/// The round trip for the default depth of a policer's bucket.
 pub const UNSAID_RTT: Nanos = Nanos(20_000_000);
 
-/// The depth of a policer's bucket when nobody says one: what a CUBIC flow over [`UNSAID_RTT`] needs to fill
-/// the rate if its windows come in one piece ([`Rule::Unpaced`]), within ten packets and [`SANE`].
+/// The default depth of a policer's bucket: what a CUBIC flow over [`UNSAID_RTT`] needs to fill the rate if
+/// its windows come in one piece ([`Rule::Unpaced`]), within ten packets and [`SANE`].
 ///
-/// This rule of all, because its bucket is the shallowest with which the usual flow of the internet has the
-/// rate, and because windows do come in one piece here: a program's socket and a virtual machine's interface
-/// are as fast as memory. Juniper's and Cisco's rules know neither the round trip nor what TCP makes of it.
-/// O(1).
+/// Among the rules this has the shallowest bucket with which the usual flow of the internet reaches the rate.
+/// And windows do come in one piece here: a program's socket and a virtual machine's interface are as fast as
+/// memory. Juniper's and Cisco's rules know neither the round trip nor what TCP makes of it. O(1).
 #[must_use]
 pub fn policer_burst(rate: Rate) -> Bytes {
     let path = Path {

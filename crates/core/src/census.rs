@@ -1,6 +1,6 @@
-//! How many flows of a limit take all they get, where a program sees what is acknowledged to each of them.
+//! Counts the flows of a limit that take all they get, from what is acknowledged to each of them.
 //!
-//! A group divides its limit by flows. A flow that wants little must not count as one that is held back, so
+//! A group divides its limit by flows. A flow that wants little must not count like one that is held back. So
 //! each counts by its part of the limit, over a period:
 //!
 //! ```text
@@ -8,10 +8,10 @@
 //!   flows = sum part * sum part^2 / sum part^3
 //! ```
 //!
-//! That is the sum of their rates by the rate of a typical large one ([`fleet::flows`](crate::fleet::flows)),
-//! with no table to go through: n equal flows are n, whatever their rate is, and what small ones beside them
-//! have counts for what it is. A flow is counted with its first acknowledgement in a period, so a period is
-//! as long as all need to have one.
+//! That is the sum of their rates divided by the rate of a typical large flow
+//! ([`fleet::flows`](crate::fleet::flows)), without a table: n equal flows count as n, whatever their rate
+//! is, and small flows beside them count by their rates. A flow is counted with its first acknowledgement in
+//! a period, so a period lasts until all have one.
 //!
 //! O(1) an acknowledgement; 88 bytes a limit, 16 a flow. The kernel's copy is `bpf/census.h`.
 
@@ -20,25 +20,25 @@ use crate::{
     units::Nanos,
 };
 
-/// What the limit lets through.
+/// The bytes that the limit passes in a time.
 pub const ONE: u64 = 1 << 16;
-/// No flow has a larger part: what waited in a queue may come at once.
+/// Upper bound of a flow's part: a whole queue may be acknowledged at once.
 pub const MOST: u64 = 2 * ONE;
 /// The least length of a period, and the largest.
 pub const MIN_PERIOD: Nanos = Nanos(100_000_000);
 /// See [`MIN_PERIOD`].
 pub const MAX_PERIOD: Nanos = Nanos(1_000_000_000);
-/// Two full frames: a receiver acknowledges so much at once.
+/// Two full frames: the most that a receiver acknowledges at once.
 pub const ROUND_BYTES: u64 = 2 * 1514;
 
 /// The flows of a period.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Sums {
-    /// Of their parts in [`ONE`].
+    /// Sum of their parts in [`ONE`].
     pub parts: u64,
-    /// Of the squares of these.
+    /// Sum of the squares of these.
     pub squares: u64,
-    /// Of their cubes.
+    /// Sum of their cubes.
     pub cubes: u64,
     /// How many were counted.
     pub flows: u64,
@@ -59,9 +59,9 @@ pub struct Census {
     pub start: Nanos,
     /// How long it lasts.
     pub period: Nanos,
-    /// Of this period so far.
+    /// Counts of this period so far.
     pub sums: Sums,
-    /// Of the one before.
+    /// Counts of the one before.
     pub before: Sums,
     /// Number of this period.
     pub number: u32,
@@ -72,20 +72,20 @@ pub struct Census {
 pub struct Mark {
     /// The time.
     pub at: Nanos,
-    /// What was acknowledged to it then.
+    /// How far it was acknowledged then.
     pub acked: u32,
-    /// One more than the number of the period; 0: never.
+    /// The number of the period plus one; 0: never.
     pub number: u32,
 }
 
-/// The part of a flow that so many bytes were acknowledged to in this time.
+/// The part of a flow to which this many bytes were acknowledged in this time.
 #[must_use]
 pub fn part(config: &Config, bytes: u32, elapsed: Nanos) -> u64 {
     let all = config.bytes(elapsed).max(1);
     ((u64::from(bytes).min(MAX_BYTES) << 16) / all).min(MOST)
 }
 
-/// How long a period must be for so many flows to be seen in it.
+/// How long a period must be to see this many flows in it.
 #[must_use]
 pub fn period(config: &Config, flows: u64) -> Nanos {
     let round = 2 * config.time(flows.min(u64::from(MAX_FLOWS)) * ROUND_BYTES).0;
@@ -93,7 +93,7 @@ pub fn period(config: &Config, flows: u64) -> Nanos {
 }
 
 impl Census {
-    /// Everything before `ack` has arrived, of a flow.
+    /// Everything before `ack` of a flow has arrived.
     pub fn count(&mut self, config: &Config, mark: &mut Mark, ack: u32, now: Nanos) {
         if now.0.saturating_sub(self.start.0) >= self.period.0 {
             self.start = now;

@@ -1,21 +1,21 @@
-//! Limits inside a limit: what a child of a limit may use now.
+//! Limits inside a limit: the rate that a child may use now.
 //!
-//! As in HTB (Devera), a class has a guarantee, borrows what its siblings leave in proportion to its
-//! weight, and never exceeds its ceiling:
+//! As in HTB (Devera), a class has a guarantee, borrows what its siblings leave in proportion to its weight,
+//! and never exceeds its ceiling:
 //!
 //! ```text
 //!   rate = min(ceiling, guarantee + share * parent's rate * weight / 100)
 //! ```
 //!
-//! The parent's `share` is kept by the law of [`crate::fair_share`], with classes for flows: it knows the
-//! load of all classes together, who was active, what that weighs and what is guaranteed to it. So there is
-//! no token that walks up a tree, no loop over siblings, and a packet costs each limit above it the same
-//! whatever their number. The children of a class see its present rate as their parent's, at any depth up
-//! to [`MAX_DEPTH`].
+//! The parent's `share` follows the law of [`crate::fair_share`], with classes for flows. It knows the load
+//! of all classes together, which were active, their weight and their guarantees. So no token walks up a
+//! tree, there is no loop over siblings, and a packet costs each limit above it the same whatever their
+//! number. For the children of a class its present rate is the parent's rate, at any depth up to
+//! [`MAX_DEPTH`].
 //!
-//! A class follows its parent at the end of each of its own epochs (4 ms or longer). Its thresholds that are
-//! given in bytes, and the least lengths of those that are not, become longer times at a lower rate
-//! ([`Floors`]). The kernel's copy is `bpf/class.h`.
+//! A class follows its parent at the end of each of its own epochs (4 ms or longer). At a lower rate,
+//! thresholds given in bytes become longer times, and so do the least lengths of the others ([`Floors`]). The
+//! kernel's copy is `bpf/class.h`.
 
 use crate::{
     fair_share::WEIGHT,
@@ -29,14 +29,14 @@ pub const MAX_DEPTH: usize = 8;
 pub const MIN_WEIGHT: u32 = 1;
 /// The heaviest class.
 pub const MAX_WEIGHT: u32 = 10_000;
-/// A ceiling that is none: the parent's rate holds, whatever it is at the time. It is the largest rate there
-/// is, so the rule above needs no case for it.
+/// No ceiling: the parent's rate holds, whatever it is at the time. It is the largest rate there is, so the
+/// rule above needs no case for it.
 pub const NO_CEILING_BIT_S: u64 = MAX_RATE_BIT_S;
 
-/// The place of a limit among those with the same parent.
+/// Guarantee, weight and ceiling of a limit among its siblings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Class {
-    /// What it has at least when it wants it; `None`: nothing.
+    /// The rate that it always gets when it wants it; `None`: nothing.
     pub guarantee: Option<Rate>,
     /// Its part of what is not guaranteed, [`MIN_WEIGHT`] to [`MAX_WEIGHT`].
     pub weight: u32,
@@ -49,8 +49,8 @@ impl Default for Class {
 }
 
 impl Class {
-    /// What it may use of a parent that has `parent` and gives `share` (of that rate, in 2^-24) to a weight
-    /// of 100.
+    /// The rate that it may use of a parent that has `parent` and gives `share` (of that rate, in 2^-24) to a
+    /// weight of 100.
     #[must_use]
     pub fn rate(&self, ceiling: Rate, parent: Rate, share: u64) -> Rate {
         let guarantee = self.guarantee.map_or(0, Rate::bit_s);
@@ -62,7 +62,7 @@ impl Class {
     }
 }
 
-/// Lengths in bytes below which no threshold falls, whatever the rate.
+/// The least lengths of thresholds in bytes, whatever the rate.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Floors {
     /// Of the burst.

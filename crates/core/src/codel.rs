@@ -1,7 +1,7 @@
-//! CoDel: early drops for senders that only a loss can tell (RFC 8289).
+//! CoDel: early drops for senders that react only to losses (RFC 8289).
 //!
-//! A queue that is short now and then is good; one that stands is only delay. What tells them apart is the
-//! least wait of a packet over an interval in which its sender could have reacted:
+//! A queue that is short now and then is good; a standing queue is only delay. The two differ in the least
+//! wait of a packet over an interval in which its sender could have reacted:
 //!
 //! ```text
 //! ok = the packet waited at least `target`, and more than one frame waits behind it
@@ -11,24 +11,24 @@
 //!                next = next + interval / sqrt(count)
 //! ```
 //!
-//! A TCP sender's rate is as the inverse of the root of its loss rate (Mathis et al., 1997), so drops whose
-//! frequency grows as the root of their number slow it down evenly. Who begins to drop again soon after, goes
-//! on with the number that was enough the last time.
+//! A TCP sender's rate is inverse to the root of its loss rate (Mathis et al., 1997). So drops whose
+//! frequency grows as the root of their number slow it down evenly. If drops begin again soon after, the
+//! number goes on from what was enough the last time.
 //!
 //! One state a flow, 40 bytes; O(1) a packet, and a square root a drop.
 
 use crate::units::{Bytes, Nanos, Rate};
 
-/// The least of the defaults of `target`.
+/// The smallest default of `target`.
 pub const TARGET_MIN: Nanos = Nanos(1_000_000);
-/// The default `interval` where the target is the least: twenty targets, as RFC 8289 has 5 ms and 100 ms.
+/// The default `interval` at the smallest target: twenty targets, as RFC 8289 has 5 ms and 100 ms.
 pub const INTERVAL_MIN: Nanos = Nanos(20_000_000);
-/// Frames whose time a target is never below by default: a sender has no smaller window than two.
+/// The default target is at least the time of this many frames: a sender has no smaller window than two.
 const TARGET_FRAMES: u64 = 2;
-/// So many intervals after the last drop the number of drops is forgotten.
+/// This many intervals after the last drop the number of drops is forgotten.
 const MEMORY_INTERVALS: u64 = 16;
 
-/// When to drop.
+/// The parameters of CoDel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CodelOptions {
     /// The wait that a standing queue may have.
@@ -54,7 +54,7 @@ impl CodelOptions {
 /// The state of one queue.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Codel {
-    /// When a whole interval above the target will be over; none while below.
+    /// When a whole interval above the target will be over; none while below it.
     above_until: Option<Nanos>,
     next: Nanos,
     count: u32,
@@ -64,8 +64,8 @@ pub struct Codel {
 
 impl Codel {
     /// Whether to drop the packet at the head of the queue, which waited for `waited` and has `behind_bytes`
-    /// behind it. To be asked once for each packet that is taken from the queue, whose fate is then done;
-    /// after a drop for the next one, at the same `now`.
+    /// behind it. Call it once for each packet taken from the queue; after a drop again for the next one, at
+    /// the same `now`.
     #[inline]
     pub fn drops(
         &mut self,
@@ -107,7 +107,7 @@ impl Codel {
     fn after(&self, time: Nanos, options: &CodelOptions) -> Nanos {
         let interval = u128::from(options.interval.0);
         let gap = (interval * interval / u128::from(self.count.max(1))).isqrt();
-        // It is no longer than the interval.
+        // Never longer than the interval.
         Nanos(time.0.saturating_add(gap as u64))
     }
 }
@@ -205,7 +205,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever it is told, in whatever order: no panic, and no drop of what waits less than the target.
+        /// Whatever the input, in whatever order: no panic, and no drop of a packet that waits less than the
+        /// target.
         #[test]
         fn takes_anything(
             steps in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u64>()), 1..200),

@@ -1,15 +1,15 @@
 //! Deferred completions: backpressure from a shaper to its senders.
 //!
-//! A sender is told that a packet is done when the packet leaves the shaper, not when the shaper takes it,
-//! and in whatever order packets leave. Until then the packet counts against its flow's allowance, and a
-//! flow without allowance waits: its data stays with the sender, where it costs nothing and can still be
-//! cancelled. So a shaper holds two segments a flow at most, however much its flows would like to send,
-//! and drops nothing (Carousel, Saeed et al., SIGCOMM 2017; the allowance is that of TCP Small Queues).
+//! A packet is completed when it leaves the shaper, not when the shaper takes it, in whatever order packets
+//! leave. Until then it counts against its flow's allowance. A flow without allowance waits: its data stays
+//! with the sender, where it costs nothing and can still be cancelled. So a shaper holds at most two segments
+//! a flow, however much its flows would like to send, and drops nothing (Carousel, Saeed et al., SIGCOMM
+//! 2017; the allowance is that of TCP Small Queues).
 //!
-//! A *segment* is what a TCP stack hands down at once: a millisecond at the flow's rate, 64 KB at most and a
+//! A *segment* is what a TCP stack sends at once: a millisecond at the flow's rate, 64 KB at most and a
 //! packet at least (`tcp_tso_autosize` of Linux). A sender of smaller packets may have as many bytes of them
-//! in the shaper as its segments would be: with two packets of a fast flow there, a thread that is held up
-//! for some microseconds would cost the flow its time.
+//! in the shaper. With only two packets of a fast flow there, a thread that is delayed by some microseconds
+//! would cost the flow its time.
 //!
 //! The ledger is the sender's side. O(1) for each packet, 24 bytes a flow.
 
@@ -17,11 +17,11 @@ use alloc::{boxed::Box, vec};
 
 use crate::units::{NANOS_PER_SEC, Nanos, Rate};
 
-/// Segments that a flow may have in the shaper: one that leaves, and one to follow it.
+/// Segments that a flow may have in the shaper: one that leaves, and the next.
 pub const ALLOWANCE_SEGMENTS: u32 = 2;
 /// The longest segment, in bytes.
 pub const SEGMENT_BYTES_MAX: u32 = 65_536;
-/// The time in which a flow sends a segment, if that is not too long.
+/// The target time of a segment.
 pub const SEGMENT_TIME: Nanos = Nanos(1_000_000);
 
 /// The length of a segment of a flow of `rate` that sends one in `time`, in bytes. It may be less than a
@@ -32,7 +32,7 @@ pub fn segment_bytes(rate: Rate, time: Nanos) -> u32 {
     bytes.min(SEGMENT_BYTES_MAX.into()) as u32
 }
 
-/// What flows have in the shaper. Flows are numbered from zero by the owner.
+/// Packets and bytes of flows in the shaper. The owner numbers flows from zero.
 #[derive(Debug, Clone)]
 pub struct Ledger {
     flows: Box<[Account]>,
@@ -45,7 +45,7 @@ pub struct Ledger {
 struct Account {
     bytes: u64,
     in_shaper: u32,
-    /// As long as a packet more stays within this, it may go on, however many packets that are.
+    /// While one more packet stays within this, the flow may go on, however many packets that are.
     allowance_bytes: u32,
     waits: bool,
 }
@@ -71,16 +71,16 @@ impl Ledger {
         }
     }
 
-    /// Lets a flow have up to `bytes` in the shaper, in however many packets: it may go on while one more, of
-    /// the average length of those that are there, stays within.
+    /// Lets a flow have up to `bytes` in the shaper, in however many packets. It may go on while one more
+    /// packet, of the average length, stays within.
     pub fn set_allowance_bytes(&mut self, flow: usize, bytes: u32) {
         if let Some(account) = self.flows.get_mut(flow) {
             account.allowance_bytes = bytes;
         }
     }
 
-    /// Asks to hand a packet to the shaper. False: not now; the flow is told to go on by the
-    /// [`Ledger::complete`] that returns true. An unknown flow is never admitted.
+    /// Asks to give a packet to the shaper. False: not now; the flow may go on when [`Ledger::complete`]
+    /// returns true. An unknown flow is never admitted.
     #[inline]
     pub fn admit(&mut self, flow: usize, bytes: u32) -> bool {
         let Some(account) = self.flows.get_mut(flow) else { return false };
@@ -93,8 +93,7 @@ impl Ledger {
         true
     }
 
-    /// Whether [`Ledger::admit`] would admit a packet now. If not, the flow waits for that, as if it had
-    /// been refused.
+    /// Whether [`Ledger::admit`] would admit a packet now. If not, the flow waits as if it had been refused.
     #[inline]
     pub fn poll_room(&mut self, flow: usize) -> bool {
         let Some(account) = self.flows.get_mut(flow) else { return false };
@@ -132,7 +131,7 @@ impl Ledger {
         self.flows.get(flow).map_or(0, |account| account.in_shaper)
     }
 
-    /// How many completions came for flows that had nothing in the shaper: a fault of the caller.
+    /// Completions for flows that had nothing in the shaper: a fault of the caller.
     #[must_use]
     pub fn unexpected(&self) -> u64 {
         self.unexpected
@@ -155,7 +154,7 @@ mod tests {
     }
 
     proptest! {
-        /// No flow has more than its allowance out, none that waits is forgotten, and flows are apart.
+        /// No flow exceeds its allowance, no waiting flow is forgotten, and flows are independent.
         #[test]
         fn holds_every_flow_to_its_allowance(
             allowance in 1u32..4,

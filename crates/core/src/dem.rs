@@ -1,10 +1,10 @@
-//! Direct ECE marking (DEM): a shaper that tells TCP senders of its queue in the ACKs that come back to them
-//! (He et al., "Low Latency Software Rate Limiters for Cloud Networks", APNet 2017).
+//! Direct ECE marking (DEM): a shaper that signals congestion to TCP senders in the ACKs that come back to
+//! them (He et al., "Low Latency Software Rate Limiters for Cloud Networks", APNet 2017).
 //!
-//! The sender sits behind a port, and its stack is not ours; but its ACKs pass here. When one does, the queue
-//! in front of the shaper is looked at as it is *now*, and ECE is set in the ACK if it is too long. Against
-//! CE marks on what enters the queue this saves the time that a mark needs to come back, and no 64 KB segment
-//! is marked as a whole.
+//! The sender is behind a port and its stack is not ours, but its ACKs pass here. When one does, the queue in
+//! front of the shaper is read as it is *now*, and ECE is set in the ACK if the queue is too long. Compared
+//! with CE marks on packets that enter the queue this saves the time that a mark needs to come back, and no
+//! 64 KB segment is marked as a whole.
 //!
 //! Two laws:
 //!
@@ -16,9 +16,9 @@
 //!          none while q < K / 4
 //! ```
 //!
-//! The PI law spreads its marks evenly: what of a segment's share has not yet made a mark is kept by the
-//! flow, so no randomness is needed. It is the default: where windows are halved, or many flows are long
-//! under way, it holds the rate better, with a queue of the same mean (`tests/port_laws.rs` has the table).
+//! The PI law spreads its marks evenly: the flow keeps the fraction of a mark that is left, so no randomness
+//! is needed. It is the default: where windows are halved, or many flows last long, it holds the rate better,
+//! with a queue of the same mean (`tests/port_laws.rs` has the table).
 //!
 //! O(1) an ACK; 24 bytes a limit, 4 bytes a flow. The kernel's copy is `bpf/dem.h`.
 
@@ -26,41 +26,41 @@ use crate::units::Nanos;
 
 /// Probabilities in 2^-24.
 pub const ONE: u64 = 1 << 24;
-/// The least threshold, in full frames. What the paper's figures imply is 10 to 13 KB. Here what a guest
-/// sends at once, three or four frames, comes on top of it; with six the median was 20 to 40 us longer.
+/// The least threshold, in full frames. The paper's figures imply 10 to 13 KB. Here the three or four frames
+/// that a guest sends at once come on top of it; with six the median was 20 to 40 us longer.
 pub const LEAST_FRAMES: u64 = 4;
-/// The threshold in time at the limit's rate, where that is more.
+/// The threshold in time at the limit's rate, if that is more.
 pub const THRESHOLD: Nanos = Nanos(30_000);
-/// The PI law looks at the queue this often.
+/// The interval at which the PI law reads the queue.
 pub const PERIOD: Nanos = Nanos(500_000);
 /// Its integral gain, A.
 pub const INTEGRAL: u64 = ONE / 256;
 /// Its proportional gain, B.
 pub const PROPORTIONAL: u64 = ONE / 32;
-/// The PI law marks every ACK while the queue is longer than so many thresholds: a slow start fills 20 ms
+/// The PI law marks every ACK while the queue is longer than this many thresholds: a slow start fills 20 ms
 /// before p has grown.
 pub const CERTAIN_THRESHOLDS: u64 = 4;
-/// It marks none while the queue is shorter than this part of a threshold: where a host stalls, p stands for
+/// It marks none while the queue is shorter than this part of a threshold: after a host stalled, p belongs to
 /// a queue that is gone.
 pub const NEVER_PART: u64 = 4;
-/// No distance from the threshold counts as more than so many thresholds.
+/// Clamps the distance from the threshold, in thresholds.
 pub const MAX_THRESHOLDS: u64 = 8;
-/// No ACK counts as more segments.
+/// Clamps the length of an ACK, in segments.
 pub const MAX_SEGMENTS: u32 = 64;
-/// A queue is never longer, in bytes; keeps the products in 64 bits.
+/// Clamps the queue, in bytes; keeps the products in 64 bits.
 pub const MAX_BYTES: u64 = 1 << 34;
 
-/// How marks follow from the queue.
+/// The law for marks.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum Law {
     /// All ACKs while the queue is above the threshold.
     Step,
-    /// As many as hold it at the threshold.
+    /// As many ACKs as hold it at the threshold.
     #[default]
     Pi,
 }
 
-/// What a limit marks by.
+/// The parameters of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
     /// K, in bytes on the wire.
@@ -70,8 +70,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// The threshold of a limit of `byte_s` bytes a second whose full frames have `frame_bytes`:
-    /// [`THRESHOLD`], at least [`LEAST_FRAMES`].
+    /// The parameters of a limit of `byte_s` bytes a second whose full frames have `frame_bytes`: a threshold
+    /// of [`THRESHOLD`], at least [`LEAST_FRAMES`].
     #[must_use]
     pub fn new(byte_s: u64, frame_bytes: u32) -> Self {
         let time = u128::from(byte_s) * u128::from(THRESHOLD.0) / 1_000_000_000;
@@ -81,7 +81,7 @@ impl Config {
     }
 }
 
-/// What the PI law remembers of a limit.
+/// State of the PI law for a limit.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Marker {
     /// When the probability was last set.
@@ -92,16 +92,16 @@ pub struct Marker {
     pub before_bytes: u64,
 }
 
-/// What it remembers of a flow: the part of the next mark that is due, in 2^-24.
+/// State of a flow: the fraction of the next mark that is due, in 2^-24.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Due(pub u32);
 
-/// An ACK as it passes.
+/// A passing ACK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ack {
-    /// Full segments that it acknowledges, begun ones counted.
+    /// Full segments that it acknowledges, partial ones counted.
     pub segments: u32,
-    /// The sender takes the part of marked segments for its measure, as DCTCP does.
+    /// The sender reacts to the fraction of marked segments, as DCTCP does.
     pub scalable: bool,
 }
 
@@ -111,8 +111,8 @@ fn scaled(value: u64, gain: u64, threshold: u64) -> u64 {
 }
 
 impl Marker {
-    /// Whether the ACK that passes at `now` is to say ECE, where the queue has `backlog_bytes`. Only for
-    /// flows that have agreed on ECN as in RFC 3168.
+    /// Whether the ACK that passes at `now` gets ECE, where the queue has `backlog_bytes`. Only for flows
+    /// that have agreed on ECN as in RFC 3168.
     pub fn on_ack(
         &mut self,
         config: &Config,
@@ -135,7 +135,7 @@ impl Marker {
         let p = self.probability;
         let part = if ack.scalable { (2 * p).min(ONE) } else { p * p / ONE };
         let owed = u64::from(due.0) + part * u64::from(ack.segments.min(MAX_SEGMENTS));
-        // One ACK says one mark; what is beyond that is said by the next.
+        // One ACK carries one mark; the next ones carry the rest.
         let (mark, left) = if owed >= ONE { (true, owed - ONE) } else { (false, owed) };
         due.0 = left.min(ONE) as u32;
         mark

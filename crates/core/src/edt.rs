@@ -1,9 +1,9 @@
-//! Departure times: what holds a packet back is the time at which it may leave, and the `fq` qdisc that keeps
-//! it until then (the `edt` scheme; Carousel, Saeed et al., SIGCOMM 2017, in the kernel).
+//! Departure times: each packet gets the time at which it may leave, and the `fq` qdisc keeps it until then
+//! (the `edt` scheme; Carousel, Saeed et al., SIGCOMM 2017, in the kernel).
 //!
 //! Carousel's rule is `LTS = max(LTS, now - burst) + len/rate`, and the packet leaves at `LTS`. One such time
-//! for a whole limit is one big FIFO: who has queued much delays all others. Here every flow has a schedule
-//! of its own, at its share of the limit, and the limit as a whole is held by a second time:
+//! for a whole limit is one big FIFO: a sender with a long backlog delays all others. Here every flow has its
+//! own schedule, at its share of the limit, and a second time holds the limit as a whole:
 //!
 //! ```text
 //!   flow:    finish = max(finish, now - burst) + len / (share x rate)        its own departure
@@ -11,23 +11,23 @@
 //!   packet:  leaves at max(finish, total - horizon - lead), lead = latest own departure - now
 //! ```
 //!
-//! - A newcomer's schedule is empty, so its first packets leave at once, however much others have queued:
-//!   they are handed out *early*, on top of what the others have scheduled. `total` keeps the account, and
-//!   the share law ([`crate::fair_share`]) gives less until it is even.
-//! - What may be handed out early is bounded: no packet leaves before `total - horizon - lead`. So a flood of
-//!   flows with a packet each is one FIFO at the limit's rate, as it must be, and never more than the
-//!   limit. In any time t at most `rate x (t + burst + horizon + lead)` leaves, lead being what the flows'
-//!   own schedules span, 200 ms at most.
+//! - A new flow's schedule is empty, so its first packets leave at once, however much others have queued.
+//!   They leave *early*, on top of what the others have scheduled. `total` keeps the account, and the share
+//!   law ([`crate::fair_share`]) gives less until it is even.
+//! - Early departures are bounded: no packet leaves before `total - horizon - lead`. So a flood of flows with
+//!   a packet each is one FIFO at the limit's rate, as it must be, and never more than the limit. In any time
+//!   t at most `rate x (t + burst + horizon + lead)` leaves, where lead is the span of the flows' own
+//!   schedules, 200 ms at most.
 //! - The schedule of a flow reaches `horizon` ahead and no further. ECN-capable packets that wait longer than
 //!   `mark` are marked; beyond the horizon a packet is dropped. TCP of this host is held back instead: it has
-//!   at most two segments of 64 KB below it (TCP small queues), and sends the next when one has left; so its
-//!   horizon is no shorter than those two.
-//! - Where nothing releases packets at their time (no `fq`), schedules run into the horizon all the same, and
-//!   the rule becomes a policer.
+//!   at most two segments of 64 KB below it (TCP small queues), and sends the next when one has left. So its
+//!   horizon is at least those two.
+//! - Where nothing releases packets at their time (no `fq`), schedules still run into the horizon, and the
+//!   rule becomes a policer.
 //!
 //! A finish time is the time at which the packet itself is paid, so a flow is never ahead of its schedule by
-//! more than `burst` (at least one full frame). Each packet costs O(1); a flow is 32 bytes of state, a
-//! class 24. The kernel's copy is `bpf/edt.h`.
+//! more than `burst` (at least one full frame). Each packet costs O(1); a flow is 32 bytes of state, a class
+//! 24. The kernel's copy is `bpf/edt.h`.
 
 use alloc::vec::Vec;
 
@@ -40,22 +40,22 @@ use crate::{
 
 /// A flow saves up at least one full frame.
 pub const FRAME_BYTES: u64 = 1514;
-/// What TCP small queues let a socket have below it.
+/// The most that TCP small queues let a socket queue below it.
 pub const HELD_BYTES: u64 = 2 * 70 * 1024;
-/// `fq` holds 100 packets of a flow by default, and drops what comes on top.
+/// By default `fq` holds 100 packets of a flow, and drops more.
 pub const FLOW_PACKETS: u64 = 90;
 /// The weight of a new packet in the mean is 2^-3.
 pub const MEAN_SHIFT: u32 = 3;
-/// No packet is sent off for later than this: beyond 10 s `fq` drops.
+/// No departure is later than this: beyond 10 s `fq` drops.
 pub const MAX_DELAY: Nanos = Nanos(4_000_000_000);
-/// The class may be ahead by what its flows have scheduled, but by no more than this.
+/// The class may be ahead by what its flows have scheduled, but at most by this.
 pub const MAX_LEAD: Nanos = Nanos(200_000_000);
-/// No packet costs its flow more.
+/// Upper bound of what a packet costs its flow.
 pub const MAX_COST: Nanos = Nanos(1 << 38);
-/// Places for flows; those that meet in one share it.
+/// Slots for flows. Flows in the same slot share it.
 pub const FLOWS: usize = 4096;
 
-/// What the rule needs to know of a packet.
+/// The properties of a packet for the rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet {
     /// Length on the wire with all headers of all its segments.
@@ -66,12 +66,12 @@ pub struct Packet {
     pub held: bool,
 }
 
-/// What becomes of a packet.
+/// The outcome for a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Departure {
     /// [`Verdict::Pass`], [`Verdict::Mark`] or a drop.
     pub verdict: Verdict,
-    /// Not before this; `now` or earlier is at once. Of a dropped packet zero.
+    /// The departure time; `now` or earlier is at once. Zero for a dropped packet.
     pub at: Nanos,
 }
 
@@ -86,7 +86,7 @@ pub struct Flow {
     pub mean: Nanos,
     /// The last epoch in which it was counted.
     epoch: u32,
-    /// The last epoch in which room was made for it.
+    /// The last epoch in which it got room.
     room_epoch: u32,
 }
 
@@ -123,7 +123,7 @@ impl Class {
         Nanos(self.latest.0.saturating_sub(now.0)).min(MAX_LEAD)
     }
 
-    /// Judges a packet of `flow`, and enters it unless it is dropped. `config.drop` is the horizon.
+    /// Judges a packet of `flow`, and schedules it unless it is dropped. `config.drop` is the horizon.
     pub fn on_packet(
         &mut self,
         config: &VirtualQueueConfig,
@@ -142,7 +142,8 @@ impl Class {
             horizon
         };
         let until = |time: Nanos| Nanos(time.0.saturating_sub(now.0));
-        // Who is held back waits for the class too: it would only try again, and others be first.
+        // A held sender waits for the class too. Otherwise it would only try again, and others would be
+        // first.
         let class_room = if packet.held { room } else { horizon };
         if until(flow.finish) > room || until(turn) > class_room {
             return Departure { verdict: Verdict::Drop(DropReason::Full), at: Nanos(0) };
@@ -190,13 +191,13 @@ impl Flow {
     }
 }
 
-/// A limit with its flows and its share law: what `bpf/edt.bpf.c` puts together.
+/// A limit with its flows and its share law, as in `bpf/edt.bpf.c`.
 #[derive(Debug, Clone)]
 pub struct Limiter {
     config: VirtualQueueConfig,
     class: Class,
     flows: Vec<Flow>,
-    /// How much idle time the class's finish time has skipped; what was charged is finish less this.
+    /// Idle time that the class's finish time has skipped; the charge is the finish time less this.
     skipped: u64,
     epoch: u32,
     epoch_start: Nanos,
@@ -209,7 +210,7 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// A limit with `places` for flows.
+    /// A limit with `places` slots for flows.
     #[must_use]
     pub fn new(config: VirtualQueueConfig, places: usize) -> Limiter {
         Limiter {
@@ -233,7 +234,7 @@ impl Limiter {
         &self.class
     }
 
-    /// Changes rate and thresholds; what is scheduled stays so.
+    /// Changes rate and thresholds. Packets keep their schedule.
     pub fn set_config(&mut self, config: VirtualQueueConfig) {
         self.config = config;
     }
@@ -251,13 +252,13 @@ impl Limiter {
         let idle_since = now.0.saturating_sub(self.config.burst.0);
         self.skipped += idle_since.saturating_sub(before.0);
         self.largest_bytes = self.largest_bytes.max(packet.wire_bytes);
-        // Epochs are numbered from one, so that a new place has been seen in none.
+        // Epochs are numbered from one, so that a new slot has been seen in none.
         let epoch = self.epoch + 1;
         if (busy || packet.wire_bytes > SMALL_BYTES) && flow.epoch != epoch {
             flow.epoch = epoch;
             self.seen += 1;
         }
-        // Room is made for who wants it, not for a packet now and then.
+        // Room is made for a flow that wants it, not for a packet now and then.
         if busy && flow.room_epoch != epoch {
             flow.room_epoch = epoch;
             if self.seen > self.seen_before {

@@ -1,4 +1,4 @@
-//! Who is exempt from a limit: prefixes of addresses at the other end, and code points.
+//! Exemptions of a limit: prefixes of remote addresses, and DSCPs.
 
 use alloc::{borrow::ToOwned, string::String};
 use core::{fmt, str::FromStr};
@@ -8,17 +8,17 @@ use crate::{
     prefixes::{PrefixError, Prefixes},
 };
 
-/// What a limit leaves alone; in order and without doubles, so that equal ones act alike.
+/// The exemptions of a limit; sorted and without duplicates, so that equal ones compare equal.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Exempt {
-    /// Addresses at the other end.
+    /// Remote addresses.
     pub prefixes: Prefixes,
-    /// Bit d: code point d is exempt.
+    /// Bit d is set if DSCP d is exempt.
     pub dscps: u64,
 }
 
 impl Exempt {
-    /// Exempts one more: a prefix or address, or `dscp NAME`.
+    /// Adds one exemption: a prefix or address, or `dscp NAME`.
     ///
     /// # Errors
     /// [`ExemptError`]; nothing is added.
@@ -43,7 +43,7 @@ impl Exempt {
         self.prefixes.is_empty() && self.dscps == 0
     }
 
-    /// The code points.
+    /// The exempt DSCPs.
     pub fn dscps(&self) -> impl Iterator<Item = Dscp> {
         let dscps = self.dscps;
         (0..64).filter(move |dscp| dscps >> dscp & 1 != 0).filter_map(Dscp::new)
@@ -82,10 +82,10 @@ impl fmt::Display for Exempt {
     }
 }
 
-/// Why a text exempts nobody. The message says what to type instead.
+/// Why a text is not an exemption. The message says what to type instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExemptError {
-    /// Neither prefix nor code point.
+    /// Neither prefix nor DSCP.
     #[error(
         "`{0}` is neither a prefix nor a code point; write for example 10.0.0.0/8, 2001:db8::/32 or dscp:ef"
     )]

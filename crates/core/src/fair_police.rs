@@ -1,8 +1,8 @@
 //! Equal parts for the flows of a policer, without a queue (`fair` of the `police` scheme).
 //!
-//! A token bucket serves whoever comes first, so a flow that comes back sooner after a loss, or does not
-//! mind losses, has nearly all of the rate. Here each flow has a phantom queue beside the bucket: a number
-//! that says how much of what the bucket lacks is this flow's doing. Nothing waits in it.
+//! A token bucket serves packets as they come, so a flow that comes back sooner after a loss, or ignores
+//! losses, gets nearly all of the rate. Here each flow also has a phantom queue: a number that says how much
+//! of the bucket's deficit this flow caused. No packet waits in it.
 //!
 //! ```text
 //!   deficit = full - now                       what the bucket lacks, in time at its rate
@@ -12,31 +12,31 @@
 //!   passes if the bucket owes nothing yet:     finish = max(finish, level) + length / rate
 //! ```
 //!
-//! The level is the virtual time of generalized processor sharing (Demers, Keshav and Shenker, 1989): the
-//! phantom queues that are busy drain at equal parts of the rate, and what a flow leaves goes to the others,
-//! as max-min has it. There it is computed from who comes and goes; here from the bucket, which knows
-//! exactly how much they hold together. So it cannot drift, needs no lock, and what was lost to a race is
-//! right again a turn later: each turn takes one step of Newton's method from the level that was, which is
-//! nearly there, and between turns the level rises by time over the number of busy flows.
+//! The level is the virtual time of generalized processor sharing (Demers, Keshav and Shenker, 1989): busy
+//! phantom queues drain at equal parts of the rate, and what a flow leaves goes to the others, as in max-min.
+//! GPS computes the level from flows that come and go. Here it is computed from the bucket, which knows
+//! exactly how much they hold together. So it cannot drift, needs no lock, and an error by a race is
+//! corrected a turn later. Each turn takes one step of Newton's method from the previous level, which is
+//! nearly right. Between turns the level rises by time over the number of busy flows.
 //!
-//! Phantom queues are those of BC-PQP (SIGCOMM 2024), a limit that shrinks with the room that all leave is
-//! that of FairPolicer (INFOCOM 2021). Times the number of busy flows it leaves a ninth of the bucket for
-//! those that come anew, however many there are, and eight ninths to a flow that is alone. A flow that takes
-//! less than its part has a phantom queue that is empty most of the time and loses nothing.
+//! Phantom queues come from BC-PQP (SIGCOMM 2024), and a limit that shrinks with the room that all leave from
+//! FairPolicer (INFOCOM 2021). Times the number of busy flows it leaves a ninth of the bucket for new flows,
+//! however many there are, and eight ninths to a flow that is alone. A flow that takes less than its part has
+//! an empty phantom queue most of the time and loses nothing.
 //!
-//! A packet that fits passes even if what is left in the bucket is less than the packet: a segment of
-//! 64 KB may be longer than a ninth of a bucket, and a ninth of a small bucket less than a frame. What is
-//! missing is owed, by one packet at a time ([`TokenBucket::on_part`]).
+//! A packet that fits passes even if the bucket holds less than the packet: a segment of 64 KB may be longer
+//! than a ninth of a bucket, and a ninth of a small bucket less than a frame. The rest becomes a debt, of one
+//! packet at a time ([`TokenBucket::on_part`]).
 //!
-//! [`SETS`] sets of [`WAYS`] cells, a flow's set chosen by its hash ([`flow_hash`]). A phantom queue that is
-//! empty says nothing, so its cell is anyone's. Flows that find all cells of their set busy share one, the
-//! others', as one flow. Memory is fixed, and a packet looks at four cells.
+//! There are [`SETS`] sets of [`WAYS`] cells; a flow's hash chooses its set ([`flow_hash`]). An empty phantom
+//! queue holds no state, so any flow may take its cell. Flows that find all cells of their set busy share one
+//! cell, that of the others, as one flow. Memory is fixed, and a packet reads four cells.
 //!
-//! Once in each [`FairConfig::turn`] all cells are looked at, in eight steps over that time, each by the
-//! packet that comes when it is due. After a turn without a packet, and when the rate has changed, one packet
-//! takes them all.
+//! Once in each [`FairConfig::turn`] all cells are visited, in eight steps over that time, each by the packet
+//! that comes when it is due. After a turn without a packet, and when the rate has changed, one packet visits
+//! them all.
 //!
-//! The eBPF side is `bpf/fair_police.h`; a property test holds the two together, bit by bit.
+//! The eBPF side is `bpf/fair_police.h`; a property test compares the two, bit by bit.
 //!
 //! [`TokenBucket::on_part`]: crate::TokenBucket::on_part
 //! [`flow_hash`]: crate::fleet::flows::flow_hash
@@ -53,15 +53,15 @@ pub const SETS: usize = 128;
 pub const WAYS: usize = 4;
 /// The set is in the upper bits, which the hash mixes best.
 const SET_SHIFT: u32 = u64::BITS - SETS.trailing_zeros();
-/// The phantom queues together may be so many times (a shift) as long as what the bucket has left.
+/// The phantom queues together may be this many times (a shift) as long as what is left in the bucket.
 const ROOM_SHIFT: u32 = 3;
-/// So often, in the time that the bucket takes to fill (a shift), the level is found anew.
+/// How often the level is computed in the time that the bucket takes to fill (a shift).
 const TURN_SHIFT: u32 = 5;
-/// The least and the most time between.
+/// The least and the most time between two computations.
 pub const TURN: (Nanos, Nanos) = (Nanos(250_000), Nanos(4_000_000));
-/// A turn has so many steps.
+/// Steps of a turn.
 const STEPS: u64 = 8;
-/// Cells that a step looks at.
+/// Cells that a step visits.
 const STEP_CELLS: usize = SETS * WAYS / STEPS as usize;
 /// The longest packet.
 pub const MAX_PACKET_BYTES: u32 = (1 << 20) - 1;
@@ -76,14 +76,14 @@ pub struct FairConfig {
 }
 
 impl FairConfig {
-    /// Of the bucket that the flows share.
+    /// The parameters for the bucket that the flows share.
     #[must_use]
     pub fn new(bucket: &BucketConfig) -> FairConfig {
         let cost = Rate::from_bit_s(bucket.rate).map_or(0, cost_of_byte);
         FairConfig { cost, fill: bucket.fill }
     }
 
-    /// How long a level is good for.
+    /// How long a level is valid.
     #[must_use]
     pub fn turn(&self) -> Nanos {
         Nanos((self.fill >> TURN_SHIFT).clamp(TURN.0.0, TURN.1.0))
@@ -93,16 +93,16 @@ impl FairConfig {
 /// A phantom queue.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Phantom {
-    /// Whose it is; 0 is nobody's.
+    /// The flow; 0: free.
     flow: u64,
     /// The level at which it is empty.
     finish: u64,
-    /// The cost of a byte at the rate by which `finish` is kept; 0: the cell is unused.
+    /// The cost of a byte at the rate at which `finish` is kept; 0: the cell is unused.
     cost: u64,
 }
 
 impl Phantom {
-    /// Makes it one at the rate at which a byte costs `cost`: as many bytes.
+    /// Converts it to the rate at which a byte costs `cost`; the bytes stay.
     fn follow(&mut self, level: u64, cost: u64) {
         let ahead = self.finish.saturating_sub(level);
         if ahead > 0 && self.cost != cost {
@@ -112,10 +112,11 @@ impl Phantom {
     }
 }
 
-/// A flow's place: a cell of a set, or the others'.
+/// A flow's slot: a cell of a set, or that of the others.
 type Place = Option<(usize, usize)>;
 
-/// What a flow's phantom queue says of a packet; to be [charged](FairPolice::charge) if the bucket takes it.
+/// What a flow's phantom queue says about a packet; [charge](FairPolice::charge) it if the bucket takes the
+/// packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Fit {
@@ -125,7 +126,7 @@ pub struct Fit {
     pub fits: bool,
 }
 
-/// What the steps of a turn have seen.
+/// The sums over the steps of a turn.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Sum {
     /// Of all phantom queues, each against the level of its step.
@@ -133,7 +134,7 @@ struct Sum {
     busy: u32,
     /// When the last is empty.
     latest: u64,
-    /// What the bucket lacked, added up over the steps.
+    /// The deficit of the bucket, added up over the steps.
     deficit: u64,
 }
 
@@ -153,15 +154,15 @@ impl Sum {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FairPolice {
     config: FairConfig,
-    /// When a step was taken last, which is next, and what this turn's have summed up.
+    /// When the last step was taken, which is next, and the sums of this turn.
     stepped: u64,
     step: u64,
     sum: Sum,
-    /// The level, when it was found, and how many were busy.
+    /// The level, when it was computed, and how many flows were busy.
     level: u64,
     turned: u64,
     busy: u32,
-    /// The cost of a byte when a step was taken last; 0: none was.
+    /// The cost of a byte at the last step; 0: none yet.
     cost: u64,
     others: Phantom,
     sets: [[Phantom; WAYS]; SETS],
@@ -178,7 +179,7 @@ impl FairPolice {
         FairPolice { config, stepped, step, sum, level, turned, busy, cost, others: none, sets }
     }
 
-    /// The bucket is another from now on. Phantom queues stay as many bytes.
+    /// Changes the bucket. Phantom queues keep their bytes.
     pub fn set_config(&mut self, config: FairConfig) {
         self.config = config;
     }
@@ -189,7 +190,7 @@ impl FairPolice {
         self.busy
     }
 
-    /// The level that the last turn found.
+    /// The level by the last turn.
     #[must_use]
     pub fn level(&self) -> Nanos {
         Nanos(self.level)
@@ -215,7 +216,7 @@ impl FairPolice {
         self.at(fit.place).finish = fit.finish;
     }
 
-    /// The cell of a flow, which may have been another's.
+    /// The cell of a flow. It may have been another flow's.
     fn place(&mut self, level: u64, flow: u64) -> Place {
         let at = (flow >> SET_SHIFT) as usize;
         let set = &mut self.sets[at];
@@ -234,7 +235,7 @@ impl FairPolice {
         }
     }
 
-    /// The level at `now`, as if none became busy since the last turn, or ceased to be.
+    /// The level at `now`, as if no flow became busy, or idle, since the last turn.
     fn level_at(&self, now: u64) -> u64 {
         let since = now.saturating_sub(self.turned).min(self.config.turn().0);
         self.level + since / u64::from(self.busy)
@@ -274,7 +275,7 @@ impl FairPolice {
         }
     }
 
-    /// Finds the level at which the phantom queues hold the deficit: a step of Newton's method.
+    /// Computes the level at which the phantom queues hold the deficit: a step of Newton's method.
     fn turn(&mut self, now: u64, level: u64, deficit: u64) {
         let Sum { ahead, busy, latest, deficit: lacks } = self.sum;
         let lacks = lacks / STEPS;
@@ -285,7 +286,7 @@ impl FairPolice {
         } else if ahead > lacks {
             level + (ahead - lacks) / u64::from(self.busy)
         } else {
-            // It rose too much since the last turn: more had become busy.
+            // It rose too much since the last turn: more flows had become busy.
             level.saturating_sub((lacks - ahead) / u64::from(self.busy)).max(self.level)
         };
     }

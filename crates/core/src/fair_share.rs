@@ -1,8 +1,8 @@
-//! The fair share of a paced limit: one rate for all its TCP flows, so that they fill the limit and no
-//! queue, mark or drop is needed (the `pace` scheme).
+//! The fair share of a paced limit: one rate for all its TCP flows, at which they fill the limit and need no
+//! queue, mark or drop (the `pace` scheme).
 //!
-//! Explicit-rate control as in ERICA (Kalyanaraman et al., 2000) and RCP (Dukkipati, 2007), at the source
-//! itself. At the end of each epoch the limiter knows the load (what was charged, as a fraction of what the
+//! This is explicit-rate control as in ERICA (Kalyanaraman et al., 2000) and RCP (Dukkipati, 2007), at the
+//! source itself. At the end of each epoch the limiter knows the load (the charge as a fraction of what the
 //! limit allows), the backlog, how many flows took their share, and what is set aside for the others
 //! ([`crate::unpaced`]). The next share is
 //!
@@ -13,16 +13,16 @@
 //!   share  = clamp(share, (target - aside) / flows, target)       an equal part at least
 //! ```
 //!
-//! The lower bound is what makes it quick and safe: with greedy flows it *is* the max-min share, without
-//! memory, so joins and leaves act within an epoch and no overload can drive the share to a floor from which
-//! paced sockets would hear nothing for long. The integral law hands out what flows below their share leave.
-//! An epoch is long enough for every flow to be seen: two rounds of the smallest paced burst. Its gain knows
-//! the loop's delay, the longer of the round-trip time and that round. So does the answer to a backlog: all
-//! of an overload within one delay. Where each epoch of a round trip answers all of it, a few replies that
-//! begin together leave a transfer with a small part of what it may use, until long after they have ended.
+//! The lower bound makes it quick and safe. With greedy flows it *is* the max-min share, without memory. So
+//! joins and leaves act within an epoch, and no overload can drive the share so low that paced sockets get no
+//! update for long. The integral law gives out what flows below their share leave. An epoch is long enough to
+//! see every flow: two rounds of the smallest paced burst. Its gain knows the loop's delay, the longer of the
+//! round-trip time and that round. So does the reaction to a backlog: it corrects all of an overload within
+//! one delay. If each epoch of a round trip corrected all of it, a few replies that begin together would
+//! leave a transfer with a small part of what it may use, until long after they have ended.
 //!
-//! Limits inside a limit share it by the same law ([`crate::class`]): each has a weight, of which a flow
-//! has 100, and a guarantee that is set aside first. The share is then what a weight of 100 gets beyond its
+//! Limits inside a limit share it by the same law ([`crate::class`]): each has a weight, of which a flow has
+//! 100, and a guarantee that is set aside first. The share is then what a weight of 100 gets beyond its
 //! guarantee.
 //!
 //! ```text
@@ -30,14 +30,14 @@
 //!   ceiling = target * 100 / lightest weight         beyond it the lightest has all
 //! ```
 //!
-//! Shares and loads are fractions of the limit in 2^-24, so the law does not know the rate, and a rate that
-//! changes needs no care. O(1) time and memory. The kernel's copy is `bpf/fair_share.h`.
+//! Shares and loads are fractions of the limit in 2^-24, so the law does not know the rate, and a change of
+//! the rate needs no care. O(1) time and memory. The kernel's copy is `bpf/fair_share.h`.
 
 use crate::Nanos;
 
 /// One, in the fixed point of shares and loads.
 pub const ONE: u64 = 1 << 24;
-/// The part of the limit that is handed out: 99 %, so that the virtual queue drains.
+/// The part of the limit that is given out: 99 %, so that the virtual queue drains.
 pub const TARGET: u64 = ONE * 99 / 100;
 /// A backlog is drained in about this time.
 pub const DRAIN: Nanos = Nanos(20_000_000);
@@ -45,38 +45,36 @@ pub const DRAIN: Nanos = Nanos(20_000_000);
 pub const MAX_DRAIN: u64 = ONE / 4;
 /// The shortest epoch, and the shortest delay of the loop that is assumed.
 pub const MIN_EPOCH: Nanos = Nanos(4_000_000);
-/// No epoch counts as longer.
+/// Upper bound of an epoch.
 pub const MAX_EPOCH: Nanos = Nanos(1 << 34);
-/// No epoch counts as having charged more.
+/// Upper bound of the charge of an epoch.
 pub const MAX_CHARGED: Nanos = Nanos(1 << 38);
-/// After so many epochs without a packet what was known is stale.
+/// After this many epochs without a packet everything known is stale.
 pub const STALE_EPOCHS: u64 = 16;
 /// More flows than this count as this many.
 pub const MAX_FLOWS: u32 = 1 << 16;
-/// What a flow weighs, and a limit inside a limit unless told otherwise; as the controllers of cgroups have
-/// it.
+/// The weight of a flow, and the default weight of a limit inside a limit; as in the cgroup controllers.
 pub const WEIGHT: u32 = 100;
 /// The largest share: all of the limit for a weight of one.
 pub const MAX_SHARE: u64 = ONE * WEIGHT as u64;
-/// However much is guaranteed, a weight has at least this part (a shift) of what it would have without.
+/// However much is guaranteed, a weight keeps at least this part (a shift) of what it would have without.
 const LEAST_SHIFT: u32 = 8;
 
-/// Those that share a limit: what sent data in an epoch.
+/// Those that share a limit: the flows, or classes, that sent data in an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sharers {
     /// How many.
     pub count: u32,
-    /// What they weigh together.
+    /// Their weights together.
     pub weight: u32,
-    /// What the lightest of them weighs.
+    /// The weight of the lightest.
     pub lightest: u32,
-    /// What is guaranteed to them, or among flows set aside for senders that cannot be paced; as a
-    /// fraction of the limit.
+    /// Guaranteed to them, or among flows set aside for unpaced senders; as a fraction of the limit.
     pub reserved: u64,
 }
 
 impl Sharers {
-    /// So many flows, all alike.
+    /// `count` equal flows.
     #[must_use]
     pub fn flows(count: u32) -> Sharers {
         let weight = count.clamp(1, MAX_FLOWS) * WEIGHT;
@@ -96,15 +94,16 @@ impl Sharers {
     }
 }
 
-/// Who was silent for fewer epochs is no newcomer ([`join`]): room was made, the load says what it needs.
+/// A flow that was silent for fewer epochs is not new ([`join`]): it had its room, and the load says what it
+/// needs.
 pub const KNOWN_EPOCHS: u64 = 8;
 
-/// What one epoch has seen.
+/// The observations of one epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Epoch {
     /// How long it was.
     pub elapsed: Nanos,
-    /// What the virtual queue was charged, in time at the limit's rate.
+    /// The charge of the virtual queue, in time at the limit's rate.
     pub charged: Nanos,
     /// Backlog above the mark threshold at its end.
     pub backlog: Nanos,
@@ -112,7 +111,7 @@ pub struct Epoch {
     pub rtt: Nanos,
     /// Time of the smallest paced burst, two segments, at the limit's rate.
     pub burst: Nanos,
-    /// Who sent data.
+    /// The flows or classes that sent data.
     pub sharers: Sharers,
 }
 
@@ -123,23 +122,22 @@ pub fn epoch_length(flows: u32, burst: Nanos) -> Nanos {
     Nanos(round).clamp(MIN_EPOCH, MAX_EPOCH)
 }
 
-/// The part of the limit that may be handed out while `backlog` drains.
+/// The part of the limit that may be given out while `backlog` drains.
 #[must_use]
 pub fn target(backlog: Nanos) -> u64 {
     TARGET - (backlog.min(DRAIN).0 * ONE / DRAIN.0).min(MAX_DRAIN)
 }
 
-/// The share for the rest of an epoch in which more have been seen than in the one before: room is made for
-/// those that join at once.
+/// The share for the rest of an epoch in which more were seen than in the one before: they get room at once.
 #[must_use]
 pub fn make_room(share: u64, sharers: &Sharers) -> u64 {
     share.min(sharers.floor(TARGET))
 }
 
-/// The same for one newcomer, the `flows`-th, where those that were there may leave a part of their share to
-/// others: all give it an equal part of what they may use. With greedy flows this is [`make_room`]; beside
-/// flows that come and go, what they leave is not taken away from the greedy ones each time one comes. Who
-/// was silent for up to [`KNOWN_EPOCHS`] does not come.
+/// The same for one new flow, the `flows`-th, where existing flows may leave a part of their share to others:
+/// all give it an equal part of what they may use. With greedy flows this is [`make_room`]. Beside flows that
+/// come and go, greedy flows keep what those leave when one comes. A flow that was silent for up to
+/// [`KNOWN_EPOCHS`] is not new.
 #[must_use]
 pub fn join(share: u64, flows: u32) -> u64 {
     let flows = u64::from(flows.clamp(1, MAX_FLOWS));
@@ -166,7 +164,7 @@ pub fn next_share(share: u64, epoch: &Epoch) -> u64 {
         share + ((pull * (target - load)) >> 25)
     } else {
         let lower = share - ((pull * (load - target).min(ONE)) >> 25);
-        // All of the overload, but once a round trip, as that is when sockets hear.
+        // Corrects all of the overload, but once a round trip, as sockets learn their share only then.
         let answered = share - pull * (load - target) / load.max(1);
         if epoch.backlog.0 > 0 { lower.min(answered) } else { lower }
     };
@@ -238,7 +236,8 @@ mod tests {
         let run =
             drive(|step| std::vec![1.0; if (50..150).contains(&step) { 9 } else { 1 }], 1, 200);
         assert!((run[49].0 - 0.99).abs() < 0.01);
-        // Eight start at the old rate; one epoch later all have heard, and what they sent too much drains.
+        // Eight start at the old rate; one epoch later all know the new one, and what they sent too much
+        // drains.
         assert!((52..150).all(|i| (0.7..1.0).contains(&run[i].0)), "{:?}", &run[50..70]);
         assert!((run[149].0 - 0.99).abs() < 0.02, "{:?}", run[149]);
         assert!((153..200).all(|i| run[i].0 > 0.9), "{:?}", &run[150..160]);
@@ -255,7 +254,7 @@ mod tests {
         assert_eq!(join(u64::MAX, 0), TARGET);
     }
 
-    /// An overload of two epochs of a round trip of ten: nobody has heard of the first when the second ends.
+    /// An overload of two epochs of a round trip of ten: no flow knows of the first when the second ends.
     #[test]
     fn a_backlog_is_answered_once_a_round_trip() {
         let epoch = |rtt, charged| Epoch {
@@ -264,12 +263,12 @@ mod tests {
             backlog: Nanos(1),
             rtt,
             burst: BURST,
-            // They take what they are told.
+            // They take their shares.
             sharers: Sharers::flows(30),
         };
         let overloaded = |rtt| epoch(rtt, 3 * MIN_EPOCH.0);
         let share = ONE / 10;
-        // Where all hear within the epoch, the load is to fall to the target at once.
+        // Where all learn it within the epoch, the load must fall to the target at once.
         let at_once = next_share(
             share,
             &Epoch { elapsed: Nanos(10_000_000), charged: Nanos(30_000_000), ..epoch(Nanos(0), 0) },

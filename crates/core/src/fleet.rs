@@ -1,24 +1,24 @@
-//! One limit over many hosts: what turns local demand and what peers said into the limits of each host.
+//! One limit over many hosts: from local demand and the reports of peers to the limit of each host.
 //!
 //! Nothing here sends a packet, reads a clock or draws a random number. Controllers take measurements and
-//! give a rate or a drop probability; aggregates and [`share`] are state machines that take messages and
-//! give messages ([`message`]), which a transport seals and carries.
+//! give a rate or a drop probability. Aggregates and [`share`] are state machines that take and give messages
+//! ([`message`]), which a transport seals and carries.
 //!
-//! Of Cloud Control (Raghavan et al., SIGCOMM 2007):
-//! - [`ctb`]: the bucket in the middle that all are measured against.
+//! From Cloud Control (Raghavan et al., SIGCOMM 2007):
+//! - [`ctb`]: a central bucket, the reference for all others.
 //! - [`gtb`]: a bucket at each limiter, less what the others report.
 //! - [`grd`]: one drop probability for all.
 //! - [`fps`]: a part of the limit for each, as large as its part of the flows.
 //!
-//! What they are fed with:
+//! Their inputs:
 //! - [`average`]: rates, averaged by elapsed time.
 //! - [`flows`]: a sample of flows of constant size.
 //! - [`aggregate`]: sums over the fleet: push-sum, push-flow, a versioned vector.
 //!
-//! Beyond it:
+//! New:
 //! - [`share`]: capacity that moves between members and is conserved, so that the local limits never add up
 //!   to more than the limit, whatever is lost, delayed, duplicated, cut or dead.
-//! - [`level`]: who should have how much of it: weighted max-min.
+//! - [`level`]: the target of each member: weighted max-min.
 
 pub mod aggregate;
 pub mod average;

@@ -1,4 +1,4 @@
-//! What TCP makes of a policer: the goodput law.
+//! The goodput law: the rate that TCP reaches through a policer.
 
 use super::{CongestionControl, Path};
 use crate::units::Bytes;
@@ -9,11 +9,11 @@ const BETA: f64 = 0.7;
 const C: f64 = 0.4;
 /// What CUBIC adds each round trip where Reno would be faster: 3 (1 - beta) / (1 + beta).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
-/// Cycles that are followed: the first half lets the law settle.
+/// Cycles to compute; the law settles in the first half.
 const CYCLES: u32 = 48;
 /// Steps of a cycle.
 const STEPS: f64 = 512.0;
-/// No cycle is followed further.
+/// Longest cycle, in steps.
 const STEPS_MAX: u32 = 20_000;
 /// BBR probes once in so many round trips, with a quarter more.
 const PROBE_EVERY: f64 = 8.0;
@@ -28,21 +28,20 @@ pub struct Goodput {
     pub unpaced: f64,
 }
 
-/// What long-lived TCP flows make of a bucket of `burst` bytes, in the long run.
+/// The share of the rate that long-lived TCP flows reach with a bucket of `burst` bytes, in the long run.
 ///
 /// The law follows the window W through its cycle as a fluid; time is in round trips, P is the
 /// bandwidth-delay product and B the bucket in packets. Nothing queues, so a window below P leaves P - W
 /// tokens each round trip unused, and one above P takes W - P out of the bucket:
 ///
-/// 1. After a loss the bucket is empty and W is beta x Wm, Wm being the window at which it was reduced. It
-///    stays so for the round trip in which what was lost is sent again, then grows: Reno by 1, CUBIC by its
-///    curve.
-/// 2. While W < P the bucket takes in the *deficit*, the sum of P - W. What is above B spills: the *waste*.
-/// 3. While W > P it is drained; where the surplus, the sum of W - P, has reached what is in it, packets
-///    are lost. The sender hears of it a round trip later: the new Wm.
+/// 1. After a loss the bucket is empty and W is beta x Wm, where Wm is the window at the reduction. It stays
+///    so for the round trip in which the losses are sent again. Then it grows: Reno by 1, CUBIC by its curve.
+/// 2. While W < P the bucket takes in the *deficit*, the sum of P - W. What does not fit is the *waste*.
+/// 3. While W > P the bucket is drained. When the surplus, the sum of W - P, has reached its content, packets
+///    are lost. The sender learns of it a round trip later: the new Wm.
 ///
 /// All else passes, so the share is 1 - waste / (P x length of the cycle). For Reno without the round trips
-/// of recovery and reaction this is closed: the tip is P + sqrt(2 B), the mean three quarters of it,
+/// of recovery and reaction there is a closed form: the tip is P + sqrt(2 B), the mean three quarters of it,
 ///
 /// ```text
 /// share = 3/4 (1 + sqrt(2 B) / P)   until it is 1, at B = P^2 / 18
@@ -54,24 +53,24 @@ pub struct Goodput {
 /// share = 0.925 (1 + x / P),  x = (4/3 B C^(1/3) RTT)^(3/4)   until B = 0.0357 P^(4/3) / RTT
 /// ```
 ///
-/// Short round trips, where CUBIC grows as Reno would, mixtures of the two, fast convergence and the two
-/// round trips more are why the code follows the cycle. N flows are taken to lose together, the worst case:
-/// each has P/N and B/N. BBR does not heed losses: it wastes what of its quarter-BDP drain the bucket
-/// cannot hold, each eighth round trip, and little in PROBE_RTT.
+/// The code follows the cycle because of short round trips, where CUBIC grows as Reno would, mixtures of the
+/// two, fast convergence and the two extra round trips. N flows are assumed to lose together, the worst case:
+/// each has P/N and B/N. BBR ignores losses. Each eighth round trip it wastes what of its quarter-BDP drain
+/// the bucket cannot hold, and a little in PROBE_RTT.
 ///
-/// A sender that does not pace keeps its window in one clump for ever, for without a queue nothing pulls
-/// it apart. Clumps come at line rate, so a window of P alone takes P (1 - rate / line rate) out of the
-/// bucket, and the law above has only what is left. With a shallower bucket the clump is cut at
-/// W = B / (1 - rate / line rate) < P, and the window swings below that.
+/// A sender that does not pace keeps its window in one clump for ever, because without a queue nothing
+/// spreads it. Clumps come at line rate, so a window of P alone takes P (1 - rate / line rate) out of the
+/// bucket, and only the rest is left for the law above. With a shallower bucket the clump is cut at W = B /
+/// (1 - rate / line rate) < P, and the window swings below that.
 ///
-/// Time-outs and slow start are not in it, and a bucket of less than ten packets is not its field: there
-/// chance decides which packets meet. Against flows simulated packet by packet (`tests/policed_law.rs`),
-/// with BDPs of 10 to 400 packets and buckets of ten packets and more, it is at most 0.08 too high for
-/// paced flows (0.04 where the bucket has fifteen packets) and 0.01 too low; for clumps at most 0.12 too
-/// low, where they are cut; for five flows within 0.03; for BBR within 0.01.
+/// Time-outs and slow start are not modelled. The law does not apply to a bucket of less than ten packets:
+/// there chance decides which packets meet. It was compared with flows simulated packet by packet
+/// (`tests/policed_law.rs`), with BDPs of 10 to 400 packets and buckets of ten packets and more. For paced
+/// flows it is at most 0.08 too high (0.04 where the bucket has fifteen packets) and 0.01 too low; for clumps
+/// at most 0.12 too low, where they are cut; for five flows within 0.03; for BBR within 0.01.
 #[must_use]
 pub fn goodput(path: &Path, burst: Bytes) -> Goodput {
-    // A packet passes only if there are tokens for all of it, so half of one is never there, on average.
+    // A packet passes only if there are tokens for all of it, so on average half a packet is never used.
     let bucket = (burst.0 as f64 / path.packet() - 0.5).max(0.0);
     let flow = Flow::of(path);
     let paced = flow.share(bucket / path.flows());
@@ -85,12 +84,12 @@ pub fn goodput(path: &Path, burst: Bytes) -> Goodput {
     Goodput { paced, unpaced: unpaced.min(paced) }
 }
 
-/// The packets of bucket that unpaced windows take at once.
+/// The part of the bucket that unpaced windows take at once, in packets.
 pub(super) fn clump(path: &Path) -> f64 {
     path.bdp() * (1.0 - path.line_share())
 }
 
-/// The packets of bucket with which paced flows just fill the rate.
+/// The bucket with which paced flows just fill the rate, in packets.
 pub(super) fn full(path: &Path) -> f64 {
     let bdp = path.bdp() / path.flows();
     let reno = |beta: f64, alpha: f64| {
@@ -137,13 +136,13 @@ impl Growth {
         let Flow { cc, rtt_s, .. } = *flow;
         let beta = if cc == CongestionControl::Reno { 0.5 } else { BETA };
         let start = (peak * beta).max(1.0);
-        // Fast convergence: who loses below where it lost last gives way.
+        // Fast convergence: a flow that loses below its last loss gives way.
         let plateau = if peak < last_plateau { peak * (1.0 + BETA) / 2.0 } else { peak };
         let flat_at_s = root3((plateau - start).max(0.0) / C);
         Growth { cc, rtt_s, start, plateau, flat_at_s, before: peak }
     }
 
-    /// The window so many round trips later.
+    /// The window after this many round trips.
     fn window(&self, round_trips: f64) -> f64 {
         if self.cc == CongestionControl::Reno {
             return self.start + round_trips;
@@ -180,7 +179,7 @@ impl Flow {
         Flow { cc: path.cc, bdp, rtt_s: (path.rtt.0 as f64 / 1e9).max(1e-9) }
     }
 
-    /// The share of its rate that the flow reaches with a bucket of so many packets.
+    /// The share of its rate that the flow reaches with a bucket of this many packets.
     fn share(&self, bucket: f64) -> f64 {
         if self.cc == CongestionControl::Bbr {
             let spilt = (PROBE - bucket / self.bdp).max(0.0);
@@ -210,7 +209,7 @@ impl Flow {
             wasted += (after - bucket).max(0.0);
             after
         };
-        // What was lost is sent again.
+        // The lost packets are sent again.
         fill(growth.start, 1.0);
         let mut grown = 0.0;
         for _ in 0..STEPS_MAX {
@@ -224,9 +223,9 @@ impl Flow {
     }
 }
 
-/// What a cycle came to.
+/// The result of a cycle.
 struct Cycle {
-    /// The window when the loss is heard of.
+    /// The window when the sender learns of the loss.
     peak: f64,
     /// Packets of tokens that found the bucket full.
     wasted: f64,

@@ -1,4 +1,4 @@
-//! What a source that sends so many bytes each so often gets through a policer.
+//! What a source of regular bursts gets through a policer.
 
 use crate::{
     token_bucket::{BucketConfig, BucketError, TokenBucket},
@@ -10,7 +10,7 @@ pub const PACKETS_MAX: u64 = 4_000_000;
 /// Bursts after which the bucket surely has settled.
 const SETTLE: u64 = 32;
 
-/// A source that is busy for a while and then rests.
+/// A source that sends a burst and then rests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BurstySource {
     /// Bytes of a burst.
@@ -19,28 +19,28 @@ pub struct BurstySource {
     pub period: Nanos,
     /// Bytes of a packet; the last of a burst may be shorter.
     pub packet: u32,
-    /// How fast the packets of a burst come.
+    /// Line rate of a burst.
     pub line: Rate,
 }
 
-/// What passed of a burst, in the long run.
+/// The part of a burst that passed, in the long run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Passed {
     /// Bytes a burst, on average.
     pub bytes: Bytes,
     /// Their rate.
     pub rate_bit_s: u64,
-    /// Packets that were sent while it was measured.
+    /// Packets sent during the measurement.
     pub sent_packets: u64,
     /// Packets that passed of these.
     pub passed_packets: u64,
 }
 
-/// Sends the source's packets through the bucket, one by one, until what passes repeats, and says what did.
-/// Exact but for the rounding of a packet's time to a nanosecond.
+/// Sends the source's packets through the bucket, one by one, until the result repeats. Exact but for the
+/// rounding of a packet's time to a nanosecond.
 ///
-/// As a fluid it is short: a burst of S bytes lasts S / line; the bucket holds at its start T, which is
-/// `min(B, what was left + rate x rest)`, and it passes `min(S, T + rate x S / line)`.
+/// As a fluid: a burst of S bytes lasts S / line. At its start the bucket holds T, which is `min(B, what was
+/// left + rate x rest)`, and it passes `min(S, T + rate x S / line)`.
 ///
 /// # Errors
 /// [`BucketError`] if the bucket cannot be.

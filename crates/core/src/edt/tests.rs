@@ -85,7 +85,7 @@ fn greedy_flows_fill_the_limit_in_equal_parts() {
     }
 }
 
-/// The difference that a schedule for each flow makes: 50 Mbit/s, four flows with two segments of 64 KB each.
+/// The effect of a schedule for each flow: 50 Mbit/s, four flows with two segments of 64 KB each.
 #[test]
 fn a_newcomer_is_not_delayed_by_what_others_have_queued() {
     let mut limiter = Limiter::new(config("50mbit"), FLOWS);

@@ -1,4 +1,4 @@
-//! Sums over the fleet: what all members offer together, what their weights add up to.
+//! Sums over the fleet: the demand of all members, the sum of their weights.
 //!
 //! | | exact | a message | what loss does |
 //! |:--|:--|:--|:--|
@@ -6,8 +6,7 @@
 //! | [`PushSum`] | in the limit | 16 bytes | takes mass away; gaps are seen and made up for, roughly |
 //! | [`PushFlow`] | in the limit | 16 bytes | mended by the next message; the dead are taken out |
 //!
-//! [`Kind::for_members`] chooses. All are fed by a caller that knows the time, draws the peers and carries
-//! the messages.
+//! [`Kind::for_members`] chooses. The caller knows the time, draws the peers and carries the messages.
 
 pub mod push_flow;
 pub mod push_sum;
@@ -27,8 +26,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The vector as far as it goes, for it is exact; push-flow beyond. Push-sum is what was published, and
-    /// is chosen by nobody: it needs a network that says what it lost.
+    /// The vector up to its maximum, for it is exact; push-flow beyond. Push-sum is what was published. It is
+    /// never chosen, because it needs a network that reports its losses.
     #[must_use]
     pub fn for_members(members: usize) -> Kind {
         if members <= VECTOR_MAX { Kind::Vector } else { Kind::PushFlow }

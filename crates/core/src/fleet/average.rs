@@ -5,8 +5,10 @@
 //!   value = (sum of x * (1 - keep) ...) / (the same sum with x = 1)
 //! ```
 //!
-//! An average by tick forgets faster when ticks come more often, so each interval would need a constant of
-//! its own. The published parameter, history counts 0.1 a second later (Cloud Control, SIGCOMM 2007), is
+//! An average by tick forgets faster when ticks come more often, so each interval would need its own
+//! constant. The published parameter, history counts 0.1 a second later (Cloud Control, SIGCOMM 2007), is
+//! [`TAU`]: 0.109 for the new value at 50 ms, 0.206 at 100 ms, 0.684 at 500 ms. The division makes the first
+//! values count in full: an average that starts at zero would hide the start of a load for half a second.
 //! [`TAU`]: 0.109 for the new value at 50 ms, 0.206 at 100 ms, 0.684 at 500 ms. The division makes the first
 //! values count in full: an average that starts at zero would hide the start of a load for half a second.
 
@@ -47,7 +49,8 @@ impl Average {
         Self { tau, sum: 0.0, weight: 0.0 }
     }
 
-    /// Takes `value`, which held for the last `elapsed`, and returns the average. No time, no weight.
+    /// Takes `value`, which held for the last `elapsed`, and returns the average. An elapsed time of zero has
+    /// no weight.
     pub fn add(&mut self, value: f64, elapsed: Nanos) -> f64 {
         let keep = exp_neg(elapsed.0 as f64 / self.tau.0.max(1) as f64);
         self.sum = self.sum * keep + value * (1.0 - keep);
@@ -67,7 +70,7 @@ impl Average {
     }
 }
 
-/// The rate at which bytes arrive at a limiter, measured before any is dropped.
+/// The rate at which bytes arrive at a limiter, measured before any drop.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ArrivalRate {
     bytes: u64,
@@ -87,7 +90,7 @@ impl ArrivalRate {
         self.bytes = self.bytes.saturating_add(bytes.into());
     }
 
-    /// Ends an interval; the average rate in bit/s. A clock that stands or steps back ends none.
+    /// Ends an interval; the average rate in bit/s. A clock that stands still or steps back ends none.
     pub fn on_interval(&mut self, now: Nanos) -> f64 {
         let elapsed = Nanos(now.0.saturating_sub(self.since.0));
         if elapsed.0 > 0 {
@@ -134,7 +137,7 @@ mod tests {
             prop_assert!((exp_neg(x) / (-x).exp() - 1.0).abs() < 1e-9);
         }
 
-        /// The same signal gives the same average, however time is cut.
+        /// The same signal gives the same average, however time is divided.
         #[test]
         fn ticks_do_not_count(cuts in prop::collection::vec(1u64..200_000_000, 1..50)) {
             let total: u64 = cuts.iter().sum();

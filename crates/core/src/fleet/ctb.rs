@@ -1,12 +1,12 @@
-//! CTB, the central token bucket: the whole limit at one limiter, which all traffic meets.
+//! CTB, the central token bucket: the whole limit at one limiter that all traffic passes.
 //!
-//! What the distributed limiters are measured against, and the bucket that they use themselves:
+//! It is the reference for the distributed limiters, and the bucket that they use themselves:
 //!
 //! ```text
 //!   tokens = min(depth, tokens + rate * elapsed);  a packet passes if they cover it
 //! ```
 //!
-//! Tokens are counted in bits x 10^9, so the rate is exact. A rate that changes does so for time to come.
+//! Tokens are counted in bits x 10^9, so the rate is exact. A change of the rate acts on later time only.
 //! O(1) a packet.
 
 use crate::{
@@ -47,7 +47,7 @@ impl TokenBucket {
         self.bit_s = bit_s;
     }
 
-    /// Takes tokens for bytes that went elsewhere; down to no less than an empty bucket.
+    /// Takes tokens for bytes that went elsewhere; not below an empty bucket.
     pub fn debit(&mut self, now: Nanos, bytes: f64) {
         self.fill(now);
         // A cast of a float saturates, and takes NaN to zero.

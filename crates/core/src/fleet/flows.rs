@@ -1,13 +1,14 @@
-//! A sample of a limiter's flows, of constant size: who is large, and how many flows of that size there are.
+//! A sample of a limiter's flows, of constant size: the large flows, and how many flows of that size there
+//! are.
 //!
-//! Sample and hold (Estan, Varghese, SIGCOMM 2002), as Cloud Control needs it, in two steps: in an interval
-//! [`FlowCounts`] counts bytes, in fixed memory whatever the number of flows; at its end [`FlowRates`]
-//! averages the rates of the [`SAMPLE`] fastest and forgets the idle. The first is what packets do, in the
-//! kernel the C of `bpf/sample.h`; the second is user space's. [`FlowSample`] is both.
+//! Sample and hold (Estan, Varghese, SIGCOMM 2002), as Cloud Control needs it, in two steps. In an interval
+//! [`FlowCounts`] counts bytes, in fixed memory whatever the number of flows. At its end [`FlowRates`]
+//! averages the rates of the [`SAMPLE`] fastest and forgets the idle. Packets do the first, in the kernel by
+//! `bpf/sample.h`; user space does the second. [`FlowSample`] is both.
 //!
-//! Two readings. The published one is the largest rate. It is the largest of several noisy numbers, so a
-//! limiter with seven equal flows reads higher than one with three and asks for less than its part.
-//! [`FlowRates::typical_bit_s`] is the mean of rates weighted by their square,
+//! There are two estimates. The published one is the largest rate. It is the largest of several noisy
+//! numbers, so a limiter with seven equal flows has a higher one than a limiter with three, and asks for less
+//! than its part. [`FlowRates::typical_bit_s`] is the mean of rates weighted by their square,
 //!
 //! ```text
 //!   typical = sum r^3 / sum r^2
@@ -42,7 +43,7 @@ impl FlowSample {
         self.counts.on_packet(flow, bytes, random);
     }
 
-    /// Ends an interval: new averages; the idle go.
+    /// Ends an interval: new averages; idle flows are removed.
     pub fn on_interval(&mut self, now: Nanos) {
         self.rates.on_interval(now, self.counts.iter());
         self.counts.clear();

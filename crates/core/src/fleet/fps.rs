@@ -8,14 +8,14 @@
 //!   local limit = limit * w / (w + W)                                W: the weights of all others
 //! ```
 //!
-//! Fixed point: a limiter with `a` flows that want all they get, `A` of them in all, and flows that want
-//! `B` together, has `U * a / A + B`, where `U` is what no such `B` takes. A limiter that had no demand and
-//! gets some counts as having one flow, for it has no rate from which more could be told.
+//! Fixed point: a limiter with `a` greedy flows, of `A` in all, and flows that want `B` together, has `U * a
+//! / A + B`, where `U` is what no such `B` takes. A limiter that had no demand and gets some counts as having
+//! one flow, because it has no rate to derive more from.
 
 use super::average::Average;
 use crate::units::{Nanos, Rate};
 
-/// No weight is taken for more: 2^20 flows.
+/// Upper bound of a weight: 2^20 flows.
 pub const MAX_WEIGHT: f64 = 1_048_576.0;
 
 /// The parameters of [`Fps`].
@@ -23,19 +23,19 @@ pub const MAX_WEIGHT: f64 = 1_048_576.0;
 pub struct FpsOptions {
     /// The limit of all limiters together.
     pub limit: Rate,
-    /// Over which time weights are averaged. Published: [`super::average::TAU`].
+    /// The time over which weights are averaged. Published: [`super::average::TAU`].
     pub tau: Nanos,
-    /// The part of the local limit from which demand counts as limited, 0 to 1. Published: 1. A gate that
-    /// holds packets back instead of dropping them sees arrivals at its own rate and no more: 0.95 there.
+    /// The part of the local limit from which demand counts as limited, 0 to 1. Published: 1. A limiter that
+    /// holds packets back instead of dropping them sees arrivals at its own rate and no more: use 0.95 there.
     pub limited_from: f64,
 }
 
-/// What a limiter measured in an interval and heard from the others.
+/// The measurements of a limiter in an interval, and the reports of the others.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FpsInput {
     /// The arrival rate in bit/s.
     pub demand_bit_s: f64,
-    /// The largest flow's rate in bit/s, or another that stands for a flow that takes all it gets.
+    /// The largest flow's rate in bit/s, or another rate of a typical greedy flow.
     pub flow_bit_s: f64,
     /// The sum of the weights of all others.
     pub remote_weight: f64,
@@ -59,7 +59,7 @@ impl Fps {
         Self { options, average, updated: now, weight: 0.0, rate_bit_s }
     }
 
-    /// Ends an interval: the new local limit in bit/s. [`Fps::weight`] is to be told to the others.
+    /// Ends an interval: the new local limit in bit/s. Report [`Fps::weight`] to the others.
     pub fn on_interval(&mut self, now: Nanos, input: &FpsInput) -> f64 {
         let limit = self.options.limit.bit_s() as f64;
         let FpsInput { demand_bit_s: demand, flow_bit_s, remote_weight } = *input;
@@ -84,8 +84,8 @@ impl Fps {
         self.rate_bit_s
     }
 
-    /// Changes the limit, from the next interval on: Cloud Control keeps `1/N` of it free for each limiter
-    /// that is not heard.
+    /// Changes the limit, from the next interval on: Cloud Control keeps `1/N` of it free for each silent
+    /// limiter.
     pub fn set_limit(&mut self, limit: Rate) {
         self.options.limit = limit;
     }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     proptest! {
-        /// The published fixed point: U * a / A + B for who has greedy flows, B for who has none.
+        /// The published fixed point: U * a / A + B with greedy flows, B without.
         #[test]
         fn has_the_published_fixed_point(
             members in prop::collection::vec((1u32..9, 0.0f64..0.1), 2..6),

@@ -1,13 +1,13 @@
-//! GRD, global random drop: every limiter drops with the same probability, that which brings the global
-//! demand down to the limit (Cloud Control, SIGCOMM 2007).
+//! GRD, global random drop: every limiter drops with the same probability, the one that reduces the global
+//! demand to the limit (Cloud Control, SIGCOMM 2007).
 //!
 //! ```text
 //!   demand > limit:  p = (demand - limit) / demand, else 0
 //! ```
 //!
-//! All flows see one loss rate wherever they are, which is why it is the fairest of the published three.
-//! Demand is measured as traffic arrives, before it is dropped. Nothing is added to the law; that a copy
-//! of it was reported to swing is discussed in `docs/fleet.md`.
+//! All flows see one loss rate wherever they are, so it is the fairest of the published three. Demand is
+//! measured on arrival, before drops. Nothing is added to the law; `docs/fleet.md` discusses why a copy of it
+//! was reported to swing.
 //!
 //! In the kernel a packet is dropped by [`Grd::threshold`], of 32 random bits: `bpf/sample.h`.
 
@@ -24,7 +24,7 @@ pub struct Grd {
 }
 
 impl Grd {
-    /// A limiter that has heard of no demand.
+    /// A limiter that knows of no demand.
     #[must_use]
     pub fn new(limit: Rate) -> Self {
         Self { limit, probability: 0.0 }
@@ -57,10 +57,10 @@ impl Grd {
     }
 }
 
-/// A probability in units of 2^-32, rounded: below 0 and what is no number is 0, 1 is all but one of 2^32.
+/// A probability in units of 2^-32, rounded. Below 0 and NaN are 0; 1 is all but one of 2^32.
 #[must_use]
 pub fn threshold(probability: f64) -> u32 {
-    // `as` saturates, and takes what is no number for 0.
+    // `as` saturates, and converts NaN to 0.
     (probability * 4_294_967_296.0 + 0.5) as u32
 }
 

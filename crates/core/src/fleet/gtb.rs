@@ -1,13 +1,13 @@
-//! GTB, the global token bucket: each limiter runs a bucket at the global rate and takes out of it what the
+//! GTB, the global token bucket: each limiter has a bucket at the global rate and removes from it what the
 //! others report (Cloud Control, SIGCOMM 2007).
 //!
 //! ```text
 //!   tokens += limit * elapsed - (sum of remote rates) * elapsed - local bytes that passed
 //! ```
 //!
-//! It is known to be unfair, and kept to show that: the reports are averages that are old by an interval
-//! and a delay, while the bucket judges single packets. The limiter with more flows has bursts of it all
-//! the time; the others see tokens only while it rests.
+//! It is known to be unfair, and is kept to show that. The reports are averages that are old by an interval
+//! and a delay, while the bucket judges single packets. The limiter with more flows always has bursts; the
+//! others find tokens only while it rests.
 
 use super::ctb::TokenBucket;
 use crate::{
@@ -24,14 +24,14 @@ pub struct Gtb {
 }
 
 impl Gtb {
-    /// A full bucket at the global limit; nothing heard yet.
+    /// A full bucket at the global limit; no reports yet.
     #[must_use]
     pub fn new(now: Nanos, limit: Rate, depth: Bytes) -> Self {
         let bucket = TokenBucket::new(now, limit.bit_s(), depth);
         Self { bucket, remote_bit_s: 0.0, debited: now }
     }
 
-    /// What all other limiters report together, in bit/s, from now on.
+    /// The rate that all other limiters report together, in bit/s, from now on.
     pub fn set_remote(&mut self, now: Nanos, bit_s: f64) {
         self.debit(now);
         self.remote_bit_s = bit_s.max(0.0);

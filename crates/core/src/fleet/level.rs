@@ -1,34 +1,34 @@
-//! Weighted max-min: how much of a capacity each member should have, given its flows and its demand.
+//! Weighted max-min: the target of each member of a capacity, given its flows and its demand.
 //!
 //! ```text
 //!   target = min(demand, level * flows), the level such that the targets fill the capacity
 //! ```
 //!
-//! A level is the rate of one flow that takes all it gets, the same at every member: the fixed point of
-//! FPS in one step. What nobody wants is spread as the flows are, for who wants it next. Each member has
-//! [`LEAST_PER_MILLE`] of an equal part whatever it wants, so that a first packet passes, and the caller's
-//! least if that is more: where a target becomes the rate of a gate, the least that every gate takes.
+//! A level is the rate of one greedy flow, the same at every member: the fixed point of FPS in one step.
+//! Capacity that nobody wants is spread in proportion to flows, for the next demand. Each member has
+//! [`LEAST_PER_MILLE`] of an equal part whatever it wants, so that a first packet passes. It has the caller's
+//! least if that is more: where a target becomes a rate, the least rate of every backend.
 //!
 //! O(n log n); the targets never add up to more than the capacity.
 
 use alloc::vec::Vec;
 
-/// What a member has that wants nothing, in thousandths of an equal part.
+/// The part of a member that wants nothing, in thousandths of an equal part.
 pub const LEAST_PER_MILLE: u64 = 2;
 
 /// What a member wants.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub struct Want {
-    /// How many flows that take all they get; 0 counts as very little.
+    /// How many greedy flows; 0 counts as very little.
     pub flows: f32,
     /// The most that it can use, in bit/s; `u64::MAX`: no bound.
     pub demand_bit_s: u64,
 }
 
-/// No member counts as having fewer flows.
+/// Lower bound of a member's flows.
 const FLOWS_LEAST: f64 = 1e-3;
 
-/// What there is to divide.
+/// The capacity to divide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// All of it, in bit/s.
@@ -37,7 +37,7 @@ pub struct Capacity {
     pub least_bit_s: u64,
 }
 
-/// Writes what each of `wants` should have of `capacity` to `targets`.
+/// Writes the target of each of `wants` to `targets`.
 pub fn fill(capacity: Capacity, wants: &[Want], targets: &mut Vec<u64>) {
     targets.clear();
     let members = wants.len() as u64;
@@ -49,7 +49,7 @@ pub fn fill(capacity: Capacity, wants: &[Want], targets: &mut Vec<u64>) {
     let least = (equal * LEAST_PER_MILLE / 1_000).max(least_bit_s).min(equal);
     let flows = |want: &Want| f64::from(want.flows.max(0.0)).max(FLOWS_LEAST);
     let demand = |want: &Want| want.demand_bit_s.saturating_sub(least);
-    // Who needs the lowest level to have all it wants comes first.
+    // Sorted by the level at which a member has all it wants.
     let mut order: Vec<(f64, usize)> =
         wants.iter().enumerate().map(|(i, want)| (demand(want) as f64 / flows(want), i)).collect();
     order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
@@ -125,7 +125,7 @@ mod tests {
         ) {
             let targets = filled(capacity, &wants);
             prop_assert!(targets.iter().sum::<u64>() <= capacity);
-            // Who wants more than it has, has no lower level than others above their least.
+            // A member that wants more than it has, has no lower level than others above their least.
             let n = wants.len() as u64;
             let least = capacity / n * LEAST_PER_MILLE / 1_000;
             let level = |i: usize| (targets[i] - least) as f64 / f64::from(wants[i].0).max(1e-3);

@@ -1,9 +1,9 @@
-//! What members say to each other, and how it is written.
+//! The messages of members, and their encoding.
 //!
-//! A compact binary form, version [`VERSION`], read strictly: every message has one encoding, and bytes that
-//! are not exactly one message are refused with the cause. Lengths are bounded by [`MESSAGE_MAX`], so a
-//! message fits one datagram with the transport's seal. Nothing here is secret or signed: authentication
-//! and freshness of the sender are the transport's.
+//! A compact binary form, version [`VERSION`], read strictly: every message has one encoding, and anything
+//! else is refused with the cause. Lengths are bounded by [`MESSAGE_MAX`], so a message fits one datagram
+//! with the transport's seal. Nothing here is secret or signed: authentication and freshness of the sender
+//! belong to the transport.
 //!
 //! ```text
 //!   version u8, kind u8, group u32, from varint, incarnation u64, then the body
@@ -27,37 +27,37 @@ pub const KEEPERS_MAX: usize = 9;
 /// The most entries of one [`Body::Values`].
 pub const ENTRIES_MAX: usize = 60;
 
-/// A message: who says what.
+/// A message and its sender.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message {
-    /// The group it is about. Members of other groups refuse it.
+    /// The group. Members of other groups refuse the message.
     pub group: u32,
     /// The sender.
     pub from: MemberId,
-    /// Which life of the sender: greater after every restart.
+    /// The incarnation of the sender: greater after every restart.
     pub incarnation: u64,
-    /// What is said.
+    /// The content.
     pub body: Body,
 }
 
-/// What is said.
+/// The content of a message.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Body {
-    /// To an auditor or a keeper: the state of a member.
+    /// To a leader or an acceptor: the state of a member.
     Ask(Ask),
-    /// To who asked.
+    /// To the sender of an [`Ask`].
     Answer(Answer),
-    /// From an auditor whose epoch has begun: come, with what you hold.
+    /// From a leader whose epoch has begun: join it, with what you hold.
     Call(Epoch),
-    /// To a keeper: promise to help no older epoch.
+    /// To an acceptor: promise to help no older epoch.
     Propose(Propose),
-    /// From a keeper.
+    /// From an acceptor.
     Promise(Promise),
     /// Parts of a versioned vector.
     Values(Vec<Entry>),
     /// A part of the sender's mass in push-sum, and its number to this receiver, from 1.
     Mass {
-        /// Consecutive for each pair, so that a gap shows what was lost.
+        /// Consecutive for each pair, so that a gap reveals losses.
         number: u64,
         /// The part.
         mass: Mass,
@@ -69,36 +69,36 @@ pub enum Body {
 /// A numbered division of the limit; see [`super::share`].
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch {
-    /// Greater than any that its auditor had seen.
+    /// Greater than any that its leader had seen.
     pub number: u64,
-    /// The keeper that divides.
+    /// The acceptor that leads the epoch.
     pub auditor: MemberId,
 }
 
 impl Epoch {
-    /// Before the first.
+    /// Before the first epoch.
     pub const NONE: Epoch = Epoch { number: 0, auditor: MemberId(0) };
 }
 
-/// A member's state. Totals only grow within an epoch and cover it from its start, so that any message
-/// says all that those before it said.
+/// A member's state. Totals only grow within an epoch and cover it from its start, so any message contains
+/// all that earlier ones said.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub struct Ask {
     /// The epoch it is about.
     pub epoch: Epoch,
-    /// Numbers the asks and proposals of this life of the sender.
+    /// The number of this ask, or proposal, of this incarnation of the sender.
     pub number: u64,
     /// The sender answers a call: `held` is what it brings, and it moves nothing in older epochs any more.
     pub entering: bool,
-    /// The sender has given all it had and goes.
+    /// The sender has given all it had and leaves.
     pub leaving: bool,
     /// Capacity it holds, in bit/s.
     pub held_bit_s: u64,
-    /// What it gave the auditor in all, in bit/s.
+    /// Given to the leader in total, in bit/s.
     pub given_bit_s: u64,
-    /// What it took from the auditor in all, in bit/s.
+    /// Taken from the leader in total, in bit/s.
     pub taken_bit_s: u64,
-    /// Its flows that take all they get, at least 0.
+    /// Its greedy flows, at least 0.
     pub flows: f32,
     /// The most it can use, in bit/s.
     pub demand_bit_s: u64,
@@ -109,27 +109,27 @@ pub struct Ask {
 pub struct Answer {
     /// The epoch of the ask.
     pub epoch: Epoch,
-    /// The life of the asker that is answered.
+    /// The incarnation of the asker.
     pub to_incarnation: u64,
     /// The number of the ask.
     pub number: u64,
-    /// The newest epoch that the answerer knows of.
+    /// The newest epoch that the sender knows of.
     pub newest: Epoch,
-    /// For each keeper, in the group's order: how long ago it had promised nothing newer than the epoch,
-    /// in microseconds; none if not known.
+    /// For each acceptor, in the group's order: how long ago it had promised nothing newer than the epoch, in
+    /// microseconds; none if not known.
     pub ages_us: Vec<Option<u32>>,
-    /// If the auditor answers: what it gave and took, and should be held.
+    /// If the leader answers: what it gave and took, and what the member should hold.
     pub account: Option<Account>,
 }
 
-/// What an auditor says of a member's account. Totals as in [`Ask`].
+/// The leader's account of a member. Totals as in [`Ask`].
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Account {
-    /// What the auditor gave in all, in bit/s.
+    /// Given by the leader in total, in bit/s.
     pub given_bit_s: u64,
-    /// What it took in all, in bit/s.
+    /// Taken by the leader in total, in bit/s.
     pub taken_bit_s: u64,
-    /// What the member should hold, in bit/s: it gives what it has above.
+    /// What the member should hold, in bit/s: it gives back what it has above.
     pub target_bit_s: u64,
 }
 
@@ -138,18 +138,18 @@ pub struct Account {
 pub struct Propose {
     /// The epoch.
     pub epoch: Epoch,
-    /// Numbered with the sender's asks.
+    /// Its number, in one sequence with the sender's asks.
     pub number: u64,
-    /// Only asks whether it would be promised; binds nobody.
+    /// Only asks whether it would be promised; commits nobody.
     pub poll: bool,
 }
 
-/// A keeper's answer to a [`Propose`].
+/// An acceptor's answer to a [`Propose`].
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Promise {
     /// The epoch proposed.
     pub epoch: Epoch,
-    /// The life of the proposer that is answered.
+    /// The incarnation of the proposer.
     pub to_incarnation: u64,
     /// The number of the proposal.
     pub number: u64,
@@ -157,22 +157,22 @@ pub struct Promise {
     pub poll: bool,
     /// Whether it is promised.
     pub granted: bool,
-    /// What the keeper had promised before, or, if refused, has.
+    /// What the acceptor had promised before or, if refused, what it has promised.
     pub before: Epoch,
 }
 
 /// One member's value in a versioned vector.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub struct Entry {
-    /// Whose.
+    /// The member.
     pub member: MemberId,
-    /// Grows with each change, over restarts too.
+    /// Grows with each change, also over restarts.
     pub version: u64,
     /// The value.
     pub value: f32,
 }
 
-/// A value with its weight, as push-sum and push-flow move them.
+/// A value with its weight, as in push-sum and push-flow.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub struct Mass {
     /// The value.
@@ -181,7 +181,7 @@ pub struct Mass {
     pub weight: f64,
 }
 
-/// Why bytes are no message.
+/// Why bytes are not a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// Another version of the encoding.
@@ -190,10 +190,10 @@ pub enum DecodeError {
     /// No such kind of message.
     #[error("kind {0} of message is unknown")]
     Kind(u8),
-    /// It ends in the middle.
+    /// The message is truncated.
     #[error("the message ends in the middle")]
     Short,
-    /// There is more after its end.
+    /// There are bytes after its end.
     #[error("{0} bytes after the end of the message")]
     Long(usize),
     /// More bytes or parts than a message may have.
@@ -202,14 +202,14 @@ pub enum DecodeError {
     /// A number that is not in its shortest form or does not fit.
     #[error("a number is not in its shortest form, or does not fit")]
     Number,
-    /// A float that is not finite, or negative where none may be; a flag that is none.
+    /// A float that is not finite, or negative where that is not allowed; an invalid flag.
     #[error("a value is out of its range")]
     Range,
 }
 
 impl Message {
-    /// Appends the message to `out`. At most [`MESSAGE_MAX`] bytes, as long as lists are within their
-    /// bounds; longer ones are cut to them.
+    /// Appends the message to `out`. At most [`MESSAGE_MAX`] bytes, as long as lists are within their bounds;
+    /// longer ones are cut to them.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut w = Writer(out);
         w.u8(VERSION);
@@ -226,7 +226,7 @@ impl Message {
                 w.varint(ask.given_bit_s);
                 w.varint(ask.taken_bit_s);
                 w.f32(ask.flows);
-                // Without a bound is the usual case: the shortest form is its.
+                // Usually there is no bound: that has the shortest form.
                 w.varint(ask.demand_bit_s.wrapping_add(1));
             }
             Body::Answer(answer) => {
@@ -275,7 +275,7 @@ impl Message {
         }
     }
 
-    /// Reads the one message that `bytes` are.
+    /// Reads the message in `bytes`.
     ///
     /// # Errors
     /// If they are not exactly one message; see [`DecodeError`].

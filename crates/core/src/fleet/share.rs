@@ -1,42 +1,42 @@
 //! `share`: capacity that moves between members and is conserved, so that the local limits never add up to
 //! more than the limit, whatever is lost, duplicated, reordered, delayed, cut or dead.
 //!
-//! **The floor.** [`ShareOptions::reserve_per_mille`] of the limit are divided by the greatest number of
-//! members that there may be; each has that part for ever. It is what a member may use that hears of nobody.
+//! **The floor.** [`ShareOptions::reserve_per_mille`] of the limit is divided by the largest number of
+//! members; each always has that part. A member that hears of nobody may use it.
 //!
-//! **Epochs.** The rest is divided afresh in each *epoch*. Some members are *keepers*; each keeps one
-//! number, the newest epoch it promised. An epoch begins when keepers with more than half of the votes have
-//! promised it to the keeper that proposed it, its *auditor*.
+//! **Epochs.** The rest is divided anew in each *epoch*. Some members are *acceptors* (`keepers` in the
+//! options). Each acceptor stores one number, the newest epoch it promised. An epoch begins when acceptors
+//! with more than half of the votes have promised it to the acceptor that proposed it, its *leader* (the
+//! auditor in the code).
 //!
-//! **Leases.** What a member holds in an epoch it may use until `lease` after a moment of its own clock at
-//! which keepers with at least half of the votes had promised nothing newer. It learns that from answers to
-//! what it asked: they say how old their knowledge is, and it counts from when it asked. No two clocks are
-//! compared, only how long things took; clocks may run wrong by [`ShareOptions::rate_error_ppm`].
-//! Half of the votes and more than half meet in one keeper, so when an epoch has begun, no lease of an older
-//! one is renewed, and after `lease` (with the clocks' error) none is left.
+//! **Leases.** A member may use what it holds in an epoch until `lease` after a moment of its own clock at
+//! which acceptors with at least half of the votes had promised nothing newer. It learns that moment from
+//! answers to its asks: they say how old their knowledge is, and the member counts from when it asked. No two
+//! clocks are compared, only durations; clocks may run wrong by [`ShareOptions::rate_error_ppm`]. Half of the
+//! votes and more than half have one acceptor in common. So when an epoch has begun, no lease of an older one
+//! is renewed, and after `lease` (with the clocks' error) none is left.
 //!
-//! **Transfers.** Within an epoch capacity moves between a member and the auditor only by totals: what I
-//! gave you in this epoch, what I took. A giver lowers its own limit before it says so; a taker takes the
-//! difference to what it took before. A message that is lost is made good by the next, and one that comes
-//! twice says nothing new. The auditor knows all flows and demands, so it says who should hold what
-//! ([`super::level`]).
+//! **Transfers.** Within an epoch capacity moves between a member and the leader only by totals: what I gave
+//! you in this epoch, what I took. A giver lowers its own limit before it says so; a taker takes the
+//! difference to what it took before. A lost message is repaired by the next, and a duplicate adds nothing.
+//! The leader knows all flows and demands, so it decides who should hold what ([`super::level`]).
 //!
-//! **Audits.** The auditor of a new epoch has nothing. It calls the members; one that comes stops moving
-//! capacity in its old epoch, says what it holds there under a lease that is still good, and gets that in the
-//! new one. When all older leases must have ended, and keepers with at least half of the votes say
-//! afterwards that they promised nothing newer, the auditor has all that nobody brought: what members held
-//! that died, and what was under way. If more than half have never promised anything there is nothing to
-//! wait for.
+//! **Audits.** The leader of a new epoch has nothing. It calls the members. A member that comes stops moving
+//! capacity in its old epoch, reports what it holds there under a valid lease, and gets that in the new one.
+//! When all older leases must have ended, and acceptors with at least half of the votes say afterwards that
+//! they promised nothing newer, the leader has all that nobody brought: what dead members held, and what was
+//! in transit. If more than half have never promised anything there is nothing to wait for.
 //!
-//! Why it is safe is written down in `docs/fleet.md`. Work and memory: O(1) for a member, O(members) for an
-//! auditor, O(members log members) for it in each interval.
+//! `docs/fleet.md` has the proof that this is safe. Work and memory: O(1) for a member, O(members) for a
+//! leader, O(members log members) for it in each interval.
 //!
 //! After every call a caller must (1) store what [`Event::Store`] says and call [`Share::on_stored`] once
 //! that is done, (2) apply [`Share::grant`], with its end, and only then (3) send all that
-//! [`Share::poll_transmit`] gives. Until (1) is done nothing relies on the promise: no message says it, and
-//! this member begins no epoch by it. If (2) failed messages give nothing that relies on it: the member goes
-//! on as one that has given nothing since. The gate itself must fall to the floor at the grant's end, so that
-//! a process that stands still does not exceed it. The clock must also count while the host sleeps.
+//! [`Share::poll_transmit`] gives. Until (1) is done nothing relies on the promise: no message contains it,
+//! and this member begins no epoch with it. If (2) failed, messages give nothing that relies on it: the
+//! member goes on as if it had given nothing since. The backend itself must fall back to the floor at the
+//! grant's end, so that a process that stalls does not exceed it. The clock must also count while the host
+//! sleeps.
 
 use alloc::{
     collections::{BTreeMap, VecDeque},
@@ -62,46 +62,46 @@ pub use keeper::{Keeper, Saved};
 
 /// The most members of a group.
 pub const MEMBERS_MAX: u32 = 65_536;
-/// No lease is longer, and nobody is waited for longer.
+/// Upper bound of a lease, and of any wait for a member.
 pub const TIME_MAX: Nanos = Nanos(3_600_000_000_000);
-/// So many messages wait for a promise to be stored; beyond, the oldest are dropped.
+/// How many messages may wait for a promise to be stored; beyond, the oldest are dropped.
 const WAITING_MAX: usize = 64;
-/// So many asks are remembered; an answer to an older one renews nothing.
+/// How many asks are remembered; an answer to an older one renews nothing.
 const ASKS_MAX: usize = 32;
-/// The clocks' error that is taken where a greater one is given: 10 %.
+/// Clamp of the clocks' error: 10 %.
 const RATE_ERROR_MAX_PPM: u32 = 100_000;
 
-/// How a member takes part.
+/// The options of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShareOptions {
     /// The group; the same at all members.
     pub group: u32,
     /// This member.
     pub id: MemberId,
-    /// Which life of it: greater after each restart.
+    /// The incarnation of this member: greater after each restart.
     pub incarnation: u64,
     /// The limit of all together; the same at all members.
     pub limit: Rate,
-    /// The part of the limit, in thousandths, that is divided for ever; the same at all members.
+    /// The part of the limit, in thousandths, that is the floor of all members; the same at all members.
     pub reserve_per_mille: u16,
-    /// The greatest number of members that there may be; the same at all members.
+    /// The largest number of members; the same at all members.
     pub members_max: u32,
-    /// Who keeps, in the same order at all members; at most [`KEEPERS_MAX`].
+    /// The acceptors, in the same order at all members; at most [`KEEPERS_MAX`].
     pub keepers: Vec<Keeper>,
     /// How often a member asks.
     pub interval: Nanos,
-    /// How long what was learnt holds; the same at all members.
+    /// How long a lease lasts; the same at all members.
     pub lease: Nanos,
-    /// Who has been silent for so long is taken for dead.
+    /// A member that is silent for this long counts as dead.
     pub suspect: Nanos,
-    /// How wrong any clock's rate may be, in millionths, at most 10 %; the same at all members.
+    /// The largest error of any clock's rate, in millionths, at most 10 %; the same at all members.
     pub rate_error_ppm: u32,
 }
 
-/// Why options are none.
+/// Why options are invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OptionsError {
-    /// No keeper, too many, one twice, or none with a vote.
+    /// No acceptor, too many, one twice, or none with a vote.
     #[error("name 1 to {KEEPERS_MAX} different keepers, at least one with a vote")]
     Keepers,
     /// Too few or too many members.
@@ -113,7 +113,7 @@ pub enum OptionsError {
     /// Times that do not fit together.
     #[error("give an interval above zero, and lease and suspect from twice that to an hour")]
     Times,
-    /// A clock that is no clock.
+    /// An impossible clock error.
     #[error("rate_error_ppm is {0}: give at most {RATE_ERROR_MAX_PPM}")]
     RateError(u32),
 }
@@ -143,20 +143,21 @@ impl ShareOptions {
         Ok(())
     }
 
-    /// What each member has for ever, in bit/s.
+    /// The floor of each member, in bit/s.
     #[must_use]
     pub fn floor_bit_s(&self) -> u64 {
         let reserve = u128::from(self.limit.bit_s()) * u128::from(self.reserve_per_mille) / 1_000;
         (reserve / u128::from(self.members_max.max(1))) as u64
     }
 
-    /// What an epoch divides, in bit/s.
+    /// The capacity that an epoch divides, in bit/s.
     #[must_use]
     pub fn divided_bit_s(&self) -> u64 {
         self.limit.bit_s() - self.floor_bit_s() * u64::from(self.members_max)
     }
 
-    /// A time that another clock measured, as this one may have at most; once for each of the two clocks.
+    /// The longest that a duration of another clock may be on this one; apply it once for each of the two
+    /// clocks.
     fn stretched(&self, time: Nanos) -> Nanos {
         let once = |ns: u128| ns + ns * u128::from(self.rate_error_ppm) / 1_000_000 + 1;
         Nanos(u64::try_from(once(once(time.0.into()))).unwrap_or(u64::MAX))
@@ -170,7 +171,7 @@ pub struct Grant {
     pub bit_s: u64,
     /// The end, by the member's own clock.
     pub until: Nanos,
-    /// From then on.
+    /// The rate from then on.
     pub floor_bit_s: u64,
 }
 
@@ -182,11 +183,11 @@ impl Grant {
     }
 }
 
-/// What a caller should know.
+/// An event for the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// To be stored, then passed to [`Share::on_stored`], and given to [`Share::new`] after a restart. Comes
-    /// only at keepers.
+    /// To be stored, then passed to [`Share::on_stored`], and given to [`Share::new`] after a restart. Only
+    /// at acceptors.
     Store(Saved),
     /// The member takes part in this epoch from now on.
     Entered(Epoch),
@@ -194,7 +195,7 @@ pub enum Event {
     Left,
 }
 
-/// A message and who is to have it.
+/// A message and its receiver.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transmit {
     /// The receiver.
@@ -203,7 +204,7 @@ pub struct Transmit {
     pub message: Message,
 }
 
-/// Whether a message may be sent only once what was promised last is stored.
+/// Whether a message may be sent only once the last promise is stored.
 fn relies_on_promise(body: &Body) -> bool {
     match body {
         Body::Promise(promise) => !promise.poll,
@@ -218,9 +219,9 @@ fn relies_on_promise(body: &Body) -> bool {
 struct Holding {
     epoch: Epoch,
     held: u64,
-    /// Totals with the auditor; both zero at the auditor itself.
+    /// Totals with the leader; both zero at the leader itself.
     given: u64,
-    /// As much of `given` as a message has said.
+    /// The part of `given` that a message has reported.
     told: u64,
     taken: u64,
 }
@@ -231,7 +232,7 @@ pub struct Share {
     options: ShareOptions,
     quorum: Quorum,
     holding: Holding,
-    /// Who had promised nothing newer than the epoch called to. What is known of an older epoch is true of
+    /// Who had promised nothing newer than the epoch of the call. What is known of an older epoch is true of
     /// a newer one too.
     fresh: Freshness,
     until: Nanos,
@@ -244,23 +245,23 @@ pub struct Share {
     asks: [(u64, Nanos); ASKS_MAX],
     asked: Nanos,
     due: Nanos,
-    /// When the auditor last answered.
+    /// When the leader last answered.
     heard: Nanos,
     register: Option<Register>,
     proposal: Option<Proposal>,
     audit: Option<Audit>,
-    /// At a keeper: when members asked last, so that they can be called.
+    /// At an acceptor: when members asked last, so that they can be called.
     seen: BTreeMap<MemberId, Nanos>,
     now: Nanos,
     outbox: VecDeque<Transmit>,
-    /// What relies on a promise that is not stored yet.
+    /// Messages that rely on a promise that is not stored yet.
     waiting: VecDeque<Transmit>,
     events: VecDeque<Event>,
 }
 
 impl Share {
-    /// A member that holds nothing yet. `saved` is what it stored last; none only if it never ran before:
-    /// a keeper that forgets what it promised can break the limit.
+    /// A member that holds nothing yet. `saved` is what it stored last; `None` only if it never ran before:
+    /// an acceptor that forgets its promise can break the limit.
     ///
     /// # Errors
     /// If the options do not fit together; see [`OptionsError`].
@@ -300,7 +301,7 @@ impl Share {
         })
     }
 
-    /// What this member may use, from now on.
+    /// The rate that this member may use, from now on.
     #[must_use]
     pub fn grant(&self) -> Grant {
         let floor = self.options.floor_bit_s();
@@ -317,19 +318,20 @@ impl Share {
         self.holding.epoch
     }
 
-    /// Whether this member divides the limit in its epoch.
+    /// Whether this member is the leader of its epoch.
     #[must_use]
     pub fn is_auditor(&self) -> bool {
         self.audit.is_some()
     }
 
-    /// Asks as often as this from now on, but for less than half of a lease.
+    /// Sets the interval of asks from now on; less than half of a lease.
     pub fn set_interval(&mut self, interval: Nanos) {
         let most = self.options.lease.min(self.options.suspect).0 / 2;
         self.options.interval = Nanos(interval.0.clamp(1, most.max(1)));
     }
 
-    /// Says what the flows here want. A demand that appears, or that is no longer met, is told at once.
+    /// Sets the demand of the flows here. A demand that appears, or that is no longer met, is reported at
+    /// once.
     pub fn set_want(&mut self, now: Nanos, want: Want) {
         let woke = self.want.demand_bit_s == 0 && want.demand_bit_s > 0;
         let grew = want.flows > 1.25 * self.want.flows + 0.5;
@@ -339,10 +341,10 @@ impl Share {
         }
     }
 
-    /// Gives back all that it holds, and goes: [`Event::Left`] says when it has nothing left.
+    /// Gives back all that it holds, and leaves: [`Event::Left`] comes when it has nothing left.
     ///
-    /// An auditor does not wait: what it held is found by the next one, as if it had died. Keepers are named
-    /// in the options of all members, so one that goes for good is to be taken out there.
+    /// A leader does not wait: the next one finds what it held, as if it had died. Acceptors are named in the
+    /// options of all members, so remove one that leaves for good there.
     pub fn leave(&mut self, now: Nanos) {
         self.leaving = true;
         self.proposal = None;
@@ -352,8 +354,8 @@ impl Share {
         self.due = self.due.min(now);
     }
 
-    /// As [`Share::leave`], of a member that another takes the place of on the same host: from now on that
-    /// one keeps what this one promised.
+    /// As [`Share::leave`], for a member that another one on the same host replaces: from now on that one
+    /// keeps the promises of this one.
     pub fn retire(&mut self, now: Nanos) {
         self.leave(now);
         (self.register, self.proposal, self.audit) = (None, None, None);
@@ -362,7 +364,7 @@ impl Share {
         self.events.retain(|event| !matches!(event, Event::Store(_)));
     }
 
-    /// When [`Share::on_timer`] is to be called.
+    /// When to call [`Share::on_timer`].
     #[must_use]
     pub fn next_deadline(&self) -> Nanos {
         let audit = self.audit.as_ref().map_or(Nanos(u64::MAX), Audit::next_deadline);
@@ -370,7 +372,7 @@ impl Share {
         self.due.min(audit).min(proposal)
     }
 
-    /// The promise of [`Event::Store`] is stored. An earlier promise than the last changes nothing.
+    /// The promise of [`Event::Store`] is stored. A promise older than the last changes nothing.
     pub fn on_stored(&mut self, now: Nanos, saved: Saved) {
         let Some(register) = &mut self.register else { return };
         register.on_stored(saved);
@@ -379,14 +381,14 @@ impl Share {
         self.run_audit();
     }
 
-    /// Whether what it promised last is stored.
+    /// Whether its last promise is stored.
     fn is_stored(&self) -> bool {
         self.register.as_ref().is_none_or(Register::is_stored)
     }
 
-    /// A message to be sent, if there is one. What relies on a promise waits until that is stored.
-    /// `in_force`: no gate passes more than [`Share::grant`] says. Where one does, messages say nothing of
-    /// what was given meanwhile.
+    /// The next message to send, if there is one. What relies on a promise waits until that is stored.
+    /// `in_force`: no backend passes more than [`Share::grant`]. Otherwise messages report nothing of what
+    /// was given meanwhile.
     pub fn poll_transmit(&mut self, in_force: bool) -> Option<Transmit> {
         let is_stored = self.is_stored();
         loop {
@@ -412,7 +414,7 @@ impl Share {
                         ask.held_bit_s = ask.held_bit_s.saturating_add(more);
                     }
                 }
-                // Who audits does so by a promise of its own.
+                // A leader relies on its own promise.
                 Body::Answer(answer) if audits && !is_stored => answer.account = None,
                 Body::Answer(answer) => {
                     if let Some(account) = &mut answer.account {
@@ -432,12 +434,12 @@ impl Share {
         self.waiting.len()
     }
 
-    /// Forgets them: the promise could not be stored. They are asked for again.
+    /// Drops these messages: the promise could not be stored. They will be asked for again.
     pub fn drop_waiting(&mut self) {
         self.waiting.clear();
     }
 
-    /// Something that happened, if anything did.
+    /// The next event, if there is one.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -447,7 +449,7 @@ impl Share {
         self.outbox.push_back(Transmit { to, message: Message { group, from, incarnation, body } });
     }
 
-    /// A number for a message that wants an answer, and the time that the answer will count from.
+    /// A number for a message that wants an answer, and the time from which the answer will count.
     fn number(&mut self) -> u64 {
         self.numbers += 1;
         self.asks[self.numbers as usize % ASKS_MAX] = (self.numbers, self.now);
@@ -459,11 +461,11 @@ impl Share {
         (known == number && number > 0).then_some(at)
     }
 
-    /// Time never goes back for what is decided here.
+    /// Time never goes back for decisions here.
     fn advance(&mut self, now: Nanos) {
         self.now = self.now.max(now);
         if let Some(register) = &self.register {
-            // What a keeper knows of itself is true now.
+            // An acceptor's own state is known as of now.
             let (place, promised) = (register.place, register.promised());
             if promised <= self.fresh_epoch() {
                 self.fresh.learn(place, self.now);
@@ -477,7 +479,7 @@ impl Share {
         self.called.max(self.holding.epoch)
     }
 
-    /// Takes the lease that follows from what is known. While the member is called elsewhere, what it knows
+    /// Takes the lease that follows from what is known. While the member is called elsewhere, its knowledge
     /// is about the new epoch and renews nothing in the old.
     fn renew(&mut self) {
         if self.called <= self.holding.epoch
@@ -487,12 +489,12 @@ impl Share {
         }
     }
 
-    /// What it holds under a lease that is good.
+    /// What it holds under a valid lease.
     fn usable(&self) -> u64 {
         if self.now < self.until { self.holding.held } else { 0 }
     }
 
-    /// To be called at [`Share::next_deadline`], or at any time.
+    /// Call it at [`Share::next_deadline`], or at any time.
     pub fn on_timer(&mut self, now: Nanos) {
         self.advance(now);
         self.watch_auditor();
@@ -503,7 +505,7 @@ impl Share {
         }
     }
 
-    /// Asks the auditor, and the keepers too if it does not answer.
+    /// Asks the leader, and the acceptors too if it does not answer.
     fn ask(&mut self) {
         let epoch = self.fresh_epoch();
         let interval = self.options.interval.0;
@@ -535,7 +537,7 @@ impl Share {
         if newest != epoch {
             targets.push(newest.auditor);
         }
-        // An auditor lives on what the keepers say.
+        // A leader needs answers of the acceptors.
         if silent || audits || epoch == Epoch::NONE {
             targets.extend(self.options.keepers.iter().map(|keeper| keeper.id));
         }
@@ -546,7 +548,7 @@ impl Share {
         }
     }
 
-    /// Lowers its own limit and adds to what it gave. Not at an auditor, and not after a call.
+    /// Lowers its own limit and adds to what it gave. Not at a leader, and not after a call.
     fn give(&mut self, bit_s: u64) {
         let bit_s = bit_s.min(self.holding.held);
         self.holding.held -= bit_s;
@@ -559,7 +561,7 @@ impl Share {
         self.holding.held = held.min(self.options.divided_bit_s());
     }
 
-    /// Takes a message. One that is not for this group is ignored.
+    /// Takes a message. One of another group is ignored.
     pub fn on_message(&mut self, now: Nanos, message: &Message) {
         self.advance(now);
         if message.group != self.options.group || message.from == self.options.id {
@@ -616,7 +618,7 @@ impl Share {
             }
             return;
         }
-        // Small differences are noise of the measurement, and stay.
+        // Small differences are measurement noise, and stay.
         let target = account.target_bit_s;
         let above = self.holding.held.saturating_sub(target);
         if above > target / 128 {
@@ -628,7 +630,7 @@ impl Share {
         }
     }
 
-    /// An auditor whose epoch has begun calls.
+    /// A leader whose epoch has begun calls.
     fn on_call(&mut self, from: MemberId, epoch: Epoch) {
         self.newest = self.newest.max(epoch);
         if from != epoch.auditor || epoch <= self.fresh_epoch() {

@@ -1,7 +1,7 @@
-//! Push-flow (Gansterer, Niederbrucker, Straková, Schulze Grotthoff, 2013): push-sum that mends itself.
+//! Push-flow (Gansterer, Niederbrucker, Straková, Schulze Grotthoff, 2013): push-sum that repairs itself.
 //!
-//! A member does not send mass away. For each neighbour `j` it keeps how much has flowed there in all, and
-//! sends that total; the neighbour takes its negative for its own flow back:
+//! A member does not send mass away. For each neighbour `j` it keeps how much has flowed there in total, and
+//! sends that total. The neighbour takes its negative as its own flow back:
 //!
 //! ```text
 //!   estimate of i = own - sum over j of flow(i, j)
@@ -10,8 +10,8 @@
 //!   j is dead:      flow(i, j)  = 0
 //! ```
 //!
-//! Since the total is sent and overwritten, the next message mends what loss, duplicates and reordering
-//! did, and mass that a dead neighbour held comes back. An own value may change at any time.
+//! The total is sent and overwritten. So the next message repairs loss, duplicates and reordering, and mass
+//! that a dead neighbour held comes back. A member's own value may change at any time.
 
 use alloc::collections::BTreeMap;
 
@@ -28,13 +28,13 @@ pub struct PushFlow {
 }
 
 impl PushFlow {
-    /// A member that brings `own` to the sum.
+    /// A member that adds `own` to the sum.
     #[must_use]
     pub fn new(own: Mass) -> Self {
         Self { own, flows: BTreeMap::new() }
     }
 
-    /// Changes what it brings.
+    /// Changes its own value.
     pub fn set_own(&mut self, own: Mass) {
         self.own = own;
     }
@@ -48,7 +48,7 @@ impl PushFlow {
         })
     }
 
-    /// Moves half of what it holds towards `neighbour`: the flow to be sent there. `None` if it has
+    /// Moves half of what it holds towards `neighbour`; returns the flow to send there. `None` if it has
     /// [`NEIGHBOURS_MAX`] others.
     pub fn push(&mut self, neighbour: MemberId) -> Option<Mass> {
         let held = self.mass();
@@ -58,14 +58,14 @@ impl PushFlow {
         Some(*flow)
     }
 
-    /// Takes the flow that `neighbour` sent; refused if there are [`NEIGHBOURS_MAX`] others.
+    /// Takes the flow that `neighbour` sent. False if there are [`NEIGHBOURS_MAX`] others.
     pub fn on_flow(&mut self, neighbour: MemberId, flow: Mass) -> bool {
         let Some(back) = self.flow(neighbour) else { return false };
         *back = Mass { value: -flow.value, weight: -flow.weight };
         true
     }
 
-    /// A neighbour has died or gone: what flowed there and back never did.
+    /// A neighbour is dead or gone: cancels what flowed there and back.
     pub fn remove(&mut self, neighbour: MemberId) {
         self.flows.remove(&neighbour);
     }

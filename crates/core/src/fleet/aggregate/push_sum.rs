@@ -1,21 +1,22 @@
 //! Push-sum (Kempe, Dobra, Gehrke, FOCS 2003).
 //!
-//! Each member has a value and a weight. In each round it keeps half of both and sends half to a random
-//! peer; the estimate is `value / weight`. Neither sum ever changes, and the expected potential, how far
-//! the values are from their parts, falls to 1/2 - 1/2n of itself a round. For a sum one member starts
-//! with weight 1 and the others with 0; for a mean all start with 1.
+//! Each member has a value and a weight. In each round it keeps half of both and sends half to a random peer;
+//! the estimate is `value / weight`. Neither sum ever changes, and the expected potential, how far the values
+//! are from their parts, falls to 1/2 - 1/2n of itself a round. For a sum one member starts with weight 1 and
+//! the others with 0; for a mean all start with 1.
 //!
-//! A lost message takes mass away. If the network says so, [`PushSum::take_back`]. If not, a receiver sees
-//! a gap in the sender's numbers and counts the newest mass once more for each lost one, as Cloud Control
-//! does: right on average, as long as what was lost was like what came. Crashes take what the member had.
+//! A lost message takes mass away. If the network reports it, call [`PushSum::take_back`]. If not, a receiver
+//! sees a gap in the sender's numbers and counts the newest mass once more for each lost one, as Cloud
+//! Control does. That is right on average, as long as the lost messages were like those that came. A crash
+//! takes what the member had.
 
 use alloc::collections::BTreeMap;
 
 use super::super::{MemberId, message::Mass};
 
-/// Of so many senders numbers are remembered; a further one displaces the least id.
+/// Numbers of this many senders are kept; a further one displaces the least id.
 pub const SENDERS_MAX: usize = 1_024;
-/// No gap counts for more.
+/// Upper bound of a gap.
 const GAP_MAX: u64 = 64;
 
 /// A member of push-sum. See the [module](self).
@@ -27,7 +28,7 @@ pub struct PushSum {
 }
 
 impl PushSum {
-    /// A member that brings `mass` to the sum.
+    /// A member that adds `mass` to the sum.
     #[must_use]
     pub fn new(mass: Mass) -> Self {
         Self { mass, sent: BTreeMap::new(), heard: BTreeMap::new() }
@@ -46,14 +47,14 @@ impl PushSum {
         (*number, self.mass)
     }
 
-    /// A message that is known to have been lost comes back.
+    /// A message that is known to be lost comes back.
     pub fn take_back(&mut self, mass: Mass) {
         self.mass.value += mass.value;
         self.mass.weight += mass.weight;
     }
 
-    /// Takes the mass that `from` sent as `number`; duplicates and what was overtaken are refused, for a gap
-    /// was counted for them.
+    /// Takes the mass that `from` sent as `number`. Duplicates and overtaken messages are refused, because
+    /// the gap was counted for them.
     pub fn on_mass(&mut self, from: MemberId, number: u64, mass: Mass) -> bool {
         let last = bounded(&mut self.heard, from);
         if number <= *last {

@@ -1,12 +1,12 @@
-//! A versioned vector: every member's value, exactly, spread by what changed.
+//! A versioned vector: every member's value, exactly, spread by sending changes.
 //!
-//! A member raises the version of its own entry with each change; of two entries the higher version is
-//! kept. So loss, duplicates and reordering do no harm, and there is no mass to lose. An entry that is new
-//! to a member is told on in its next [`TELL_EXTRA`] + log2(members) messages, newest first. [`REPEAT`]
-//! others go along, in turn, so that in time everybody has everything.
+//! A member raises the version of its own entry with each change; of two entries the higher version is kept.
+//! So loss, duplicates and reordering do no harm, and there is no mass to lose. An entry that is new to a
+//! member is passed on in its next [`TELL_EXTRA`] + log2(members) messages, newest first. [`REPEAT`] others
+//! go along, in turn, so that in time every member has everything.
 //!
-//! O(members) memory, at most [`VECTOR_MAX`] of them. Versions must grow over restarts too: a caller
-//! without storage starts at a clock's reading.
+//! O(members) memory, at most [`VECTOR_MAX`] of them. Versions must grow over restarts too: a caller without
+//! storage starts at a clock's reading.
 
 use alloc::{collections::BTreeMap, vec::Vec};
 
@@ -18,12 +18,12 @@ use crate::units::Nanos;
 
 /// The most members of a vector.
 pub const VECTOR_MAX: usize = 512;
-/// How often an entry is told on beyond log2 of the members.
+/// How often an entry is passed on, beyond log2 of the members.
 pub const TELL_EXTRA: u32 = 2;
-/// How many entries that are no news go with each message.
+/// How many old entries go with each message.
 pub const REPEAT: usize = 2;
 
-/// The value of who has left: rates and weights are never below zero.
+/// The value of a member that has left: rates and weights are never below zero.
 const LEFT: f32 = -1.0;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -55,19 +55,19 @@ impl Vector {
         Self { own, entries: BTreeMap::from([(own, known)]) }
     }
 
-    /// Sets its own value. Also the unchanged one is a new version: a sign of life.
+    /// Sets its own value. An unchanged value is also a new version: a sign of life.
     pub fn set_own(&mut self, now: Nanos, value: f32) {
         let entry = self.entries.entry(self.own);
         let known = entry.or_insert(Known { version: 0, value, heard: now, told: 0 });
         *known = Known { version: known.version.saturating_add(1), value, heard: now, told: 0 };
     }
 
-    /// Says that it has left: nobody keeps anything for it any more. [`Vector::set_own`] takes it back.
+    /// Reports that it has left, so that nothing is reserved for it. [`Vector::set_own`] revokes this.
     pub fn leave(&mut self, now: Nanos) {
         self.set_own(now, LEFT);
     }
 
-    /// Takes entries that a peer sent; those that are no news are ignored.
+    /// Takes entries that a peer sent; old ones are ignored.
     pub fn on_values(&mut self, now: Nanos, entries: &[Entry]) {
         for entry in entries.iter().filter(|entry| entry.member != self.own) {
             let fresh = Known { version: entry.version, value: entry.value, heard: now, told: 0 };
@@ -79,7 +79,7 @@ impl Vector {
         }
     }
 
-    /// What to tell a peer now: at most [`ENTRIES_MAX`] entries, those that were told least first.
+    /// The entries to send to a peer now: at most [`ENTRIES_MAX`], those that were sent least first.
     pub fn news(&mut self) -> Vec<Entry> {
         let tell = self.entries.len().next_power_of_two().trailing_zeros() + TELL_EXTRA;
         let mut order: Vec<_> = self
@@ -102,8 +102,8 @@ impl Vector {
         news
     }
 
-    /// The sum of the values of all others that were heard of within `fresh`. An older one counts nothing:
-    /// it would hold capacity for a member that may be gone.
+    /// The sum of the values of all others with news within `fresh`. Older values do not count: they would
+    /// hold capacity for a member that may be gone.
     #[must_use]
     pub fn others(&self, now: Nanos, fresh: Nanos) -> f64 {
         let since = now.0.saturating_sub(fresh.0);
@@ -114,8 +114,8 @@ impl Vector {
         self.entries.iter().map(of).sum()
     }
 
-    /// How many other members are known, and how many of them were not heard of within `fresh`. Cloud
-    /// Control has each limiter keep `1/N` of the limit free for each of the latter.
+    /// How many other members are known, and how many of them had no news within `fresh`. In Cloud Control
+    /// each limiter keeps `1/N` of the limit free for each of the latter.
     #[must_use]
     pub fn silent(&self, now: Nanos, fresh: Nanos) -> (usize, usize) {
         let since = now.0.saturating_sub(fresh.0);

@@ -1,19 +1,19 @@
-//! Byte counters of some flows, in fixed memory and a few cells a packet: what the gate counts in an
+//! Byte counters of some flows, in fixed memory and a few cells a packet: the counts of the packet path in an
 //! interval.
 //!
-//! [`SETS`] sets of [`WAYS`] cells, a flow's set chosen by its hash, so that a packet looks at four cells
-//! whatever the number of flows. In its set it is sample and hold: a packet of a flow that has no cell takes
-//! a free one, or with a probability that of the smallest flow,
+//! There are [`SETS`] sets of [`WAYS`] cells; a flow's hash chooses its set, so that a packet reads four
+//! cells whatever the number of flows. Each set is sample and hold: a packet of a flow without a cell takes a
+//! free one, or with a probability that of the smallest flow,
 //!
 //! ```text
 //!   odds = bytes / (bytes of the smallest + bytes)
 //! ```
 //!
 //! so a flow that sends much gets in soon and stays in. A flow is counted from the packet with which it got
-//! in: it may have sent more, never less. In the kernel each CPU has counters of its own, without a lock;
-//! what a flow has is the sum over them.
+//! in: it may have sent more, never less. In the kernel each CPU has its own counters, without a lock; the
+//! bytes of a flow are the sum over them.
 //!
-//! The eBPF side is `bpf/sample.h`; a property test holds the two together, bit by bit.
+//! The eBPF side is `bpf/sample.h`; a property test compares the two, bit by bit.
 
 /// Sets of cells; a power of two.
 pub const SETS: usize = 64;
@@ -22,7 +22,7 @@ pub const WAYS: usize = 4;
 
 /// The set is in the upper bits, which a multiplication mixes best.
 const SET_SHIFT: u32 = u64::BITS - SETS.trailing_zeros();
-/// 2^64 by the golden ratio, odd.
+/// 2^64 divided by the golden ratio, odd.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// What a flow sent in an interval.
@@ -72,7 +72,7 @@ impl FlowCounts {
             return;
         }
         let Some(least) = set.iter_mut().min_by_key(|cell| cell.bytes) else { return };
-        // What the cell has beyond 4 GiB counts as 4 GiB: the products fit.
+        // More than 4 GiB in the cell counts as 4 GiB: the products fit.
         let all = least.bytes.min((u32::MAX - bytes).into()) + u64::from(bytes);
         if u64::from(random) * all < u64::from(bytes) << 32 {
             *least = FlowBytes { flow, bytes: bytes.into() };

@@ -1,4 +1,4 @@
-//! The rates of the largest flows, from what is counted in each interval.
+//! The rates of the largest flows, from the counts of each interval.
 
 use alloc::vec::Vec;
 
@@ -10,7 +10,7 @@ use crate::{
 
 /// How many flows are followed.
 pub const SAMPLE: usize = 64;
-/// A flow without a packet for so long is discarded.
+/// A flow without a packet for this long is removed.
 const IDLE: Nanos = Nanos(3_000_000_000);
 
 #[derive(Debug, Clone, Copy)]
@@ -22,9 +22,9 @@ struct Followed {
 
 /// The rates of up to [`SAMPLE`] flows, averaged over time.
 ///
-/// A flow that is new counts as having been there for the whole interval: its rate is rather too low than far
-/// too high. When all places are taken it takes that of the slowest, if it was faster in the interval. O(n
-/// log n) an interval of n flows; nothing a packet.
+/// A new flow counts as present for the whole interval: its rate is rather too low than far too high. If all
+/// slots are taken it takes that of the slowest, if it was faster in the interval. O(n log n) an interval of
+/// n flows; nothing a packet.
 #[derive(Debug, Clone)]
 pub struct FlowRates {
     tau: Nanos,
@@ -39,8 +39,8 @@ impl FlowRates {
         Self { tau, since: now, flows: Vec::with_capacity(SAMPLE) }
     }
 
-    /// Ends an interval in which these flows were counted. One that comes twice, as from two CPUs, is added
-    /// up. A clock that stands or steps back ends none: what was counted is then lost, and no rate changes.
+    /// Ends an interval in which these flows were counted. Counts of a flow from several CPUs are added up. A
+    /// clock that stands still or steps back ends none: the counts are then lost, and no rate changes.
     pub fn on_interval(&mut self, now: Nanos, counted: impl IntoIterator<Item = FlowBytes>) {
         let elapsed = Nanos(now.0.saturating_sub(self.since.0));
         if elapsed.0 == 0 {
@@ -52,7 +52,7 @@ impl FlowRates {
         let bit_s = |bytes: u64| bytes as f64 * 8.0 * NANOS_PER_SEC as f64 / elapsed.0 as f64;
         for followed in &mut self.flows {
             let found = counted.binary_search_by_key(&followed.flow, |count| count.flow);
-            // What is taken here is not new.
+            // Flows added here are not new.
             let bytes = found.map_or(0, |at| core::mem::take(&mut counted[at].bytes));
             followed.rate.add(bit_s(bytes), elapsed);
             if bytes > 0 {

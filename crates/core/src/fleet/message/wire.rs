@@ -1,4 +1,4 @@
-//! The parts of which messages are written.
+//! The parts of messages on the wire.
 
 use alloc::vec::Vec;
 

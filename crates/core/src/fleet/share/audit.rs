@@ -1,4 +1,4 @@
-//! Auditors: what members hold in an epoch is brought together and divided by who began it.
+//! The leader of an epoch (the auditor in the code): collects what members hold, and divides it.
 
 use alloc::{collections::BTreeMap, vec::Vec};
 
@@ -12,15 +12,14 @@ use super::{
 };
 use crate::units::Nanos;
 
-/// What an auditor keeps of a member, as long as the epoch lasts: totals that were forgotten would count
-/// twice.
+/// What a leader stores of a member, as long as the epoch lasts: forgotten totals would count twice.
 #[derive(Debug, Clone, Copy)]
 struct Account {
     incarnation: u64,
-    /// The newest ask that was read for what follows.
+    /// The newest ask that was read for the following fields.
     number: u64,
     given: u64,
-    /// As much of `given` as a message has said; see [`Share::poll_transmit`].
+    /// The part of `given` that a message has reported; see [`Share::poll_transmit`].
     told: u64,
     taken: u64,
     /// What the member holds, or will when it has taken all that was given.
@@ -31,14 +30,14 @@ struct Account {
     left: bool,
 }
 
-/// An epoch that has begun, at its auditor.
+/// An epoch that has begun, at its leader.
 #[derive(Debug)]
 pub(super) struct Audit {
     epoch: Epoch,
     began: Nanos,
-    /// When the older leases have ended; none once all that nobody brought is here.
+    /// When the older leases have ended; `None` once all that nobody brought is here.
     end: Option<Nanos>,
-    /// What has been brought, in all.
+    /// What has been brought in total.
     brought: u64,
     accounts: BTreeMap<MemberId, Account>,
     targets: Vec<u64>,
@@ -61,7 +60,7 @@ impl Audit {
 }
 
 impl Share {
-    /// Goes on with an audit as far as it goes now.
+    /// Continues an audit as far as possible now.
     pub(super) fn run_audit(&mut self) {
         let now = self.now;
         let Some(audit) = &mut self.audit else { return };
@@ -84,7 +83,7 @@ impl Share {
         }
     }
 
-    /// A member says what it holds and wants, or wants to know how old its lease is.
+    /// A member reports what it holds and wants, or asks how old its lease is.
     pub(super) fn on_ask(&mut self, from: MemberId, incarnation: u64, ask: &Ask) {
         let Some(register) = &self.register else { return };
         let (place, promised) = (register.place, register.promised());
@@ -100,8 +99,8 @@ impl Share {
                 account = self.on_account(from, incarnation, ask);
             }
         }
-        // What is known of an older epoch is true of a newer; of an older one a keeper knows only what it
-        // promised itself.
+        // What is known of an older epoch is true of a newer one; of an older one an acceptor knows only its
+        // own promises.
         let ages_us = if self.fresh_epoch() <= ask.epoch {
             self.fresh.ages_us(self.now)
         } else {
@@ -132,11 +131,11 @@ impl Share {
             return None;
         }
         if known != Some(incarnation) {
-            // Who is not known has never entered, whatever it says.
+            // An unknown member has never entered, whatever it says.
             if !ask.entering || audit.accounts.len() >= MEMBERS_MAX as usize {
                 return None;
             }
-            // What an earlier life held is found by the next audit.
+            // The next audit finds what an earlier incarnation held.
             audit.stale |= known.is_some();
             let held = ask.held_bit_s.min(divided.saturating_sub(audit.brought));
             audit.brought += held;
@@ -161,7 +160,7 @@ impl Share {
         }
         self.hold(taken);
         let audit = self.audit.as_mut()?;
-        // What the auditor has above its own target is for those who lack.
+        // What the leader has above its own target goes to members that lack some.
         let own = audit.accounts.get(&self.options.id).map_or(0, |own| own.target);
         let account = audit.accounts.get_mut(&from)?;
         if account.left {
@@ -179,8 +178,8 @@ impl Share {
         Some(Told { given_bit_s, taken_bit_s, target_bit_s: account.target })
     }
 
-    /// What an answer to `to` may say that was given in all. The grant that is in force covers what was told
-    /// before; what was given since is said once the grant is in force that is without it.
+    /// What an answer to `to` may report as given in total. The grant in force covers what was reported
+    /// before. What was given since is reported once the grant without it is in force.
     pub(super) fn may_tell(&mut self, to: MemberId, given_bit_s: u64, in_force: bool) -> u64 {
         let Some(account) = self.audit.as_mut().and_then(|a| a.accounts.get_mut(&to)) else {
             return 0;
@@ -191,7 +190,7 @@ impl Share {
         given_bit_s.min(account.told)
     }
 
-    /// Divides anew, and looks for members that are missing.
+    /// Divides anew, and looks for missing members.
     fn divide(&mut self) {
         let (now, own) = (self.now, self.options.id);
         let divided = self.options.divided_bit_s();
@@ -205,14 +204,14 @@ impl Share {
         let here = |account: &&mut Account| !account.left;
         let wants: Vec<Want> =
             audit.accounts.values().filter(|account| !account.left).map(|a| a.want).collect();
-        // Each member has its floor besides, so no target is too little for a gate.
+        // Each member also has its floor, so no target is too small for a backend.
         let capacity = Capacity { bit_s: divided, least_bit_s: 0 };
         level::fill(capacity, &wants, &mut audit.targets);
         for (account, target) in audit.accounts.values_mut().filter(here).zip(&audit.targets) {
             account.target = *target;
             audit.stale |= now.0.saturating_sub(account.heard.0) > suspect;
         }
-        // Without a lease for so long: keepers have promised an epoch that never began.
+        // Without a lease for that long: acceptors have promised an epoch that never began.
         let idle = self.until.max(audit.began).0.saturating_add(suspect);
         let again = (audit.stale && audit.end.is_none()) || now.0 > idle;
         if again && !self.leaving && self.proposal.is_none() {

@@ -1,4 +1,4 @@
-//! Keepers: the register of promises, and what follows from several of them.
+//! Acceptors (keepers in the code): the register of promises, and what follows from several of them.
 
 use alloc::vec::Vec;
 
@@ -11,17 +11,17 @@ use super::{
 };
 use crate::units::Nanos;
 
-/// A member that keeps.
+/// A member that is an acceptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keeper {
-    /// Who.
+    /// The member.
     pub id: MemberId,
-    /// Its votes. With as many on both sides of a cut, both go on with what they hold; give one keeper more
-    /// to have its side take what the other's held.
+    /// Its votes. With as many on both sides of a cut, both go on with what they hold. With one more vote for
+    /// one acceptor, its side takes what the other's held.
     pub votes: u32,
 }
 
-/// What a keeper must not forget.
+/// What an acceptor must not forget.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Saved {
     /// The newest epoch that it promised.
@@ -30,13 +30,13 @@ pub struct Saved {
     pub before: Epoch,
 }
 
-/// A keeper's own promise.
+/// An acceptor's own promise.
 #[derive(Debug)]
 pub(super) struct Register {
-    /// Its place among the keepers.
+    /// Its index among the acceptors.
     pub place: usize,
     saved: Saved,
-    /// What is stored of that.
+    /// What of that is stored.
     stored: Saved,
 }
 
@@ -62,7 +62,7 @@ impl Register {
         self.stored == self.saved
     }
 
-    /// Promises `epoch` unless a newer one is: what was promised before it.
+    /// Promises `epoch` unless a newer one is promised: returns what was promised before it.
     fn promise(&mut self, epoch: Epoch) -> Option<Epoch> {
         if epoch < self.saved.promised {
             return None;
@@ -74,8 +74,8 @@ impl Register {
     }
 }
 
-/// For each keeper, the latest time of the own clock at which it had promised nothing newer than the epoch
-/// this is about.
+/// For each acceptor, the latest time of the own clock at which it had promised nothing newer than the epoch
+/// in question.
 #[derive(Debug, Clone)]
 pub(super) struct Freshness(Vec<Option<Nanos>>);
 
@@ -117,7 +117,7 @@ impl Quorum {
         2 * sum > self.all
     }
 
-    /// The latest time at or after which keepers with at least half of the votes had promised nothing
+    /// The latest time at or after which acceptors with at least half of the votes had promised nothing
     /// newer.
     pub fn lease_since(&self, fresh: &Freshness) -> Option<Nanos> {
         let mut times = [(Nanos(0), 0u64); KEEPERS_MAX];
@@ -149,7 +149,7 @@ impl Share {
         before
     }
 
-    /// A keeper is asked for its promise.
+    /// An acceptor is asked for its promise.
     pub(super) fn on_propose(&mut self, from: MemberId, incarnation: u64, propose: &Propose) {
         let Propose { epoch, number, poll } = *propose;
         let Some(register) = &self.register else { return };
@@ -158,7 +158,7 @@ impl Share {
         }
         let promised = register.promised();
         let before = if poll {
-            // A vote for another is a vote against the auditor that is heard.
+            // A vote for another is a vote against the leader that answers.
             let free = self.fresh_epoch().auditor == from || self.misses_auditor();
             (epoch > promised && free).then_some(promised)
         } else {
@@ -176,7 +176,7 @@ impl Share {
         self.send(from, Body::Promise(promise));
     }
 
-    /// Whether nothing was heard of an auditor for so long that it may be dead.
+    /// Whether a leader was silent for so long that it may be dead.
     pub(super) fn misses_auditor(&self) -> bool {
         let silence = self.now.0.saturating_sub(self.heard.0);
         self.audit.is_none()
@@ -195,7 +195,7 @@ mod tests {
     }
 
     proptest! {
-        /// Keepers that keep a lease alive and keepers that begin an epoch have one in common.
+        /// Acceptors that keep a lease alive and acceptors that begin an epoch have one in common.
         #[test]
         fn half_and_more_than_half_meet(
             votes in prop::collection::vec(0u32..5, 1..=KEEPERS_MAX), one: u16, other: u16,
@@ -209,7 +209,7 @@ mod tests {
             }
         }
 
-        /// The time of a lease is one at which half of the votes were still good.
+        /// The time of a lease is one at which half of the votes were still valid.
         #[test]
         fn a_lease_counts_from_the_time_of_half(
             known in prop::collection::vec((0u32..5, prop::option::of(0u64..100)), 1..=KEEPERS_MAX),

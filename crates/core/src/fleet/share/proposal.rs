@@ -1,7 +1,7 @@
-//! Proposals: how a keeper comes to begin an epoch.
+//! Proposals: how an acceptor begins an epoch.
 //!
-//! It first asks whether the others would promise, which binds nobody: one that is cut off, or alone in
-//! missing the auditor, must not end the leases that are.
+//! It first asks whether the others would promise, which commits nobody. An acceptor that is cut off, or
+//! alone in missing the leader, must not end the existing leases.
 
 use super::{
     super::{
@@ -12,14 +12,14 @@ use super::{
 };
 use crate::units::Nanos;
 
-/// Places of keepers, a bit for each.
+/// Indexes of acceptors, a bit for each.
 type Places = u16;
 
 #[derive(Debug)]
 enum Phase {
-    /// Asks whether they would promise: who would.
+    /// Asks whether they would promise: those that would.
     Poll(Places),
-    /// Asks for promises: who gave one, and who of them had never given any.
+    /// Asks for promises: those that gave one, and those of them that had never given any.
     Collect(Places, Places),
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Proposal {
 }
 
 impl Share {
-    /// A keeper that misses the auditor proposes itself; the nearest after the auditor in the group's order
+    /// An acceptor that misses the leader proposes itself; the next after the leader in the group's order
     /// first.
     pub(super) fn watch_auditor(&mut self) {
         let Some(register) = &self.register else { return };
@@ -59,19 +59,19 @@ impl Share {
         self.proposal = Some(Proposal { epoch, phase, due: self.now });
     }
 
-    /// Whether there is still a reason for an epoch: an auditor that audits again has one.
+    /// Whether there is still a reason for an epoch: a leader that audits again has one.
     fn may_propose(&self) -> bool {
         self.audit.is_some() || self.misses_auditor()
     }
 
-    /// Goes on with a proposal as far as it goes now.
+    /// Continues a proposal as far as possible now.
     pub(super) fn run_proposal(&mut self) {
         self.pass_phase();
         let Some(proposal) = &self.proposal else { return };
         let poll = matches!(proposal.phase, Phase::Poll(_));
         let epoch = proposal.epoch;
         if epoch < self.newest || (poll && !self.may_propose()) {
-            // Another was quicker, or the auditor lives.
+            // Another was quicker, or the leader lives.
             self.proposal = None;
             return;
         }
@@ -118,7 +118,7 @@ impl Share {
         }
     }
 
-    /// The epoch begins: the auditor is the first to come, and calls all that it knows.
+    /// The epoch begins: the leader joins first, and calls all members that it knows.
     fn begin(&mut self, epoch: Epoch, first: bool) {
         let wait = if first { Nanos(0) } else { self.options.stretched(self.options.lease) };
         let end = Nanos(self.now.0.saturating_add(wait.0));
@@ -141,7 +141,7 @@ impl Share {
         }
     }
 
-    /// A keeper answers.
+    /// An acceptor answers.
     pub(super) fn on_promise(&mut self, from: MemberId, promise: &Promise) {
         if !promise.granted {
             self.newest = self.newest.max(promise.before);

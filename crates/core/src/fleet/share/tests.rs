@@ -22,11 +22,11 @@ fn options(id: usize, keepers: usize, members_max: u32) -> ShareOptions {
     }
 }
 
-/// Members with one clock, and messages that are on the way until somebody delivers them.
+/// Members with one clock, and messages in transit until they are delivered.
 struct Net {
     now: Nanos,
     members: Vec<Share>,
-    /// What each member's gate was last told.
+    /// The last rate of each member's backend.
     gates: Vec<Grant>,
     left: Vec<bool>,
     way: Vec<Transmit>,
@@ -152,7 +152,7 @@ fn who_is_cut_off_falls_to_the_floor_and_the_others_have_the_rest() {
     net.wants(&[1.0; 3]);
     net.run(1_000, |_, _| true);
     let before = net.has(0);
-    // Also the auditor.
+    // Also the leader.
     net.run(900, |from, to| from != 0 && to != 0);
     assert_eq!(net.has(0), before, "a lease is good for a second");
     net.run(3_000, |from, to| from != 0 && to != 0);
@@ -169,7 +169,7 @@ fn halves_go_on_with_what_they_hold() {
     net.wants(&[1.0, 2.0, 3.0, 4.0]);
     net.run(1_000, |_, _| true);
     let before: Vec<_> = (0..4).map(|member| net.has(member)).collect();
-    // Members 1 and 3 with the second keeper, 0 and 2 with the first.
+    // Members 1 and 3 with the second acceptor, 0 and 2 with the first.
     net.run(8_000, |from, to| from % 2 == to % 2);
     for (member, before) in before.iter().enumerate() {
         assert!(
@@ -210,8 +210,8 @@ fn options_that_do_not_fit_are_refused() {
 }
 
 proptest! {
-    /// The sum is looked at after every step, in [`Net::drain`]. A step is a number: time passes, a timer
-    /// comes, or some message that ever was on the way is delivered, again or for the first time.
+    /// The sum is checked after every step, in [`Net::drain`]. A step is a number: time passes, a timer ends,
+    /// or some message that was ever in transit is delivered, again or for the first time.
     #[test]
     fn the_limit_holds_in_any_order(
         members in 1usize..5,
@@ -235,7 +235,7 @@ proptest! {
                     let saved = net.members[member].register.as_ref().map(Register::saved);
                     let mut options = options(member, keepers.min(members), members as u32);
                     options.incarnation = net.members[member].options.incarnation + 1;
-                    // Its gate goes on as granted until a new grant comes.
+                    // Its backend goes on as granted until a new grant comes.
                     let gate = net.gates[member];
                     net.members[member] = Share::new(net.now, options, saved).unwrap();
                     net.gates[member] = gate;
