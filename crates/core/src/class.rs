@@ -33,7 +33,7 @@ pub const MAX_WEIGHT: u32 = 10_000;
 /// rule above needs no case for it.
 pub const NO_CEILING_BIT_S: u64 = MAX_RATE_BIT_S;
 
-/// Guarantee, weight and ceiling of a limit among its siblings.
+/// Guarantee and weight of a limit among its siblings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Class {
     /// The rate that it always gets when it wants it; `None`: nothing.

@@ -9,7 +9,7 @@
 //!   ahead   = finish - level                   a flow's phantom queue, none if the level is higher
 //!   level:    sum of ahead over all flows = deficit
 //!   fits if   ahead x busy <= 8 (fill - deficit)
-//!   passes if the bucket owes nothing yet:     finish = max(finish, level) + length / rate
+//!   passes if the bucket has no debt yet:      finish = max(finish, level) + length / rate
 //! ```
 //!
 //! The level is the virtual time of generalized processor sharing (Demers, Keshav and Shenker, 1989): busy

@@ -1,8 +1,8 @@
 //! Scheme `htb`: from limits to the classes of the kernel's Hierarchical Token Bucket (Devera).
 //!
-//! HTB itself is the kernel's. What is worked out here is what it must be told, so that its classes do what
-//! limits inside limits mean everywhere ([`crate::class`]). Each limit becomes two classes, one above the
-//! other, of which the inner never becomes a leaf nor the other way round: that would cost HTB the queue.
+//! HTB itself is the kernel's. This computes its settings, so that its classes mean the same as limits inside
+//! limits do everywhere ([`crate::class`]). Each limit becomes two classes, one above the other. The inner
+//! class never becomes a leaf, nor the other way round: that would cost HTB the queue.
 //!
 //! ```text
 //!   limit            inner class: rate = guarantee (of a root its rate), ceil = the lowest ceiling upwards
@@ -10,13 +10,13 @@
 //!    |-- limit inside ...
 //! ```
 //!
-//! - **rate.** What is guaranteed, and is sent before anything is borrowed. Without a guarantee [`LEAST`].
-//! - **burst.** HTB lets a packet of any length go while its tokens are not negative, and lets them become
-//!   so. So the burst needs no room for a segment: it only has to cover how late a timer may be, or rate is
-//!   lost. `burst` of the limit, 1 ms by default, and a frame at least.
-//! - **quantum.** Who borrows takes turns, by deficit round robin in bytes. A turn shorter than a packet
-//!   would make all weights equal, since each turn sends one packet at least; so the lightest has turns of
-//!   the longest segment, and the others have as many times more as they are heavier.
+//! - **rate.** The guarantee, sent before anything is borrowed. Without a guarantee [`LEAST`].
+//! - **burst.** HTB sends a packet of any length while its tokens are not negative, and lets them become
+//!   negative. So the burst needs no room for a segment: it only has to cover how late a timer may be, or
+//!   rate is lost. `burst` of the limit, 1 ms by default, and at least a frame.
+//! - **quantum.** Classes that borrow take turns, by deficit round robin in bytes. A turn shorter than a
+//!   packet would make all weights equal, since each turn sends at least one packet. So the lightest has
+//!   turns of the longest segment, and the others longer ones in proportion to their weights.
 //! - **queue.** In bytes, for the time that it may hold at the ceiling: the kernel's default of 1000 packets
 //!   is 64 MB of segments.
 
@@ -34,65 +34,65 @@ pub const SLOTS: u16 = 1024;
 pub const ROOT_SLOT: u16 = 1;
 /// The major number of the qdisc: "tg".
 pub const MAJOR: u16 = 0x7467;
-/// The qdisc of a leaf has this and its slot for its major number.
+/// The major number of a leaf's qdisc is this plus its slot.
 pub const QUEUE_MAJOR: u16 = 0x7500;
-/// What a class without a guarantee is guaranteed: HTB knows no less than something.
+/// The rate of a class without a guarantee: HTB has no zero.
 pub const LEAST: u64 = MIN_RATE_BIT_S;
-/// The traffic of a limit that belongs to none of those inside it weighs as much as most limits.
+/// The weight of the traffic of a limit that belongs to none of those inside it: that of most limits.
 const OWN_WEIGHT: u32 = 100;
 /// A full-sized Ethernet frame.
 const FRAME: Bytes = Bytes(1514);
-/// The largest turn that HTB takes.
+/// The largest quantum of HTB.
 const QUANTUM_MAX: u64 = i32::MAX as u64;
 
 /// A limit of a tree, in one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
-    /// Its place in the tree, [`ROOT_SLOT`] to [`SLOTS`].
+    /// Its slot in the tree, [`ROOT_SLOT`] to [`SLOTS`].
     pub slot: u16,
-    /// That of the limit that it is inside of.
+    /// The slot of its parent.
     pub parent: Option<u16>,
-    /// The most that it may use.
+    /// Its ceiling.
     pub ceiling: Rate,
-    /// Its place among its siblings; nothing of a root.
+    /// Its guarantee and weight among its siblings; unused for a root.
     pub class: Class,
     /// Its burst, mark threshold and queue as times at its own ceiling.
     pub config: VirtualQueueConfig,
-    /// Lengths below which these do not fall.
+    /// The least lengths of these.
     pub floors: Floors,
 }
 
-/// What HTB is told of a class.
+/// The settings of an HTB class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Sent before anything is borrowed.
     pub rate: Rate,
-    /// The most.
+    /// The ceiling.
     pub ceil: Rate,
     /// Sent at once at the rate.
     pub burst: Bytes,
     /// Sent at once at the ceiling.
     pub cburst: Bytes,
-    /// Of a leaf: the length of a turn.
+    /// For a leaf: the quantum.
     pub quantum: Bytes,
 }
 
 /// The two classes of a limit and the queue of its leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Branch {
-    /// Of the limit.
+    /// The slot of the limit.
     pub slot: u16,
-    /// Of the limit that it is inside of.
+    /// The slot of its parent.
     pub parent: Option<u16>,
     /// The class of the limit.
     pub inner: Shape,
     /// The class of its own traffic.
     pub leaf: Shape,
-    /// What may wait.
+    /// Length of the queue, in bytes.
     pub queue: Bytes,
-    /// As a time, at the ceiling.
+    /// The same as a time, at the ceiling.
     pub queue_time: Nanos,
-    /// Beyond this packets are marked; `None`: never.
+    /// Above this packets are marked; `None`: never.
     pub mark: Option<Bytes>,
 }
 
@@ -108,8 +108,8 @@ pub fn leaf_minor(slot: u16) -> u16 {
     slot << 4
 }
 
-/// What HTB is to be told, each limit after the one that it is inside of. `segment` is the longest packet of
-/// the device. A limit whose parent is not among them, or that is in a circle, is left out. O(n log n).
+/// The classes of HTB, each limit after its parent. `segment` is the longest packet of the device. A limit
+/// whose parent is not among them, or that is in a circle, is left out. O(n log n).
 #[must_use]
 pub fn branches(limits: &[Limit], segment: Bytes) -> Vec<Branch> {
     let by_slot: BTreeMap<u16, &Limit> = limits.iter().map(|limit| (limit.slot, limit)).collect();
@@ -159,7 +159,7 @@ pub fn branches(limits: &[Limit], segment: Bytes) -> Vec<Branch> {
     found.into_iter().map(|(_, branch)| branch).collect()
 }
 
-/// Whether a packet that joins a queue in which `waiting` bytes are is marked.
+/// Whether a packet is marked that joins a queue with `waiting` bytes.
 #[must_use]
 pub fn marks(waiting: u32, mark: Option<u32>) -> bool {
     mark.is_some_and(|mark| mark > 0 && waiting > mark)

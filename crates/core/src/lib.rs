@@ -1,34 +1,34 @@
-//! The algorithms of Tidegate and the types they speak.
+//! The algorithms of Tidegate and their types.
 //!
 //! Nothing here knows an operating system: no I/O, no clock, no source of randomness, no threads, no
-//! `unsafe`. Time ([`Nanos`]), random bits and packets are arguments, so the same code runs in unit
-//! tests, in simulation and in production. One algorithm a file, named by the field's noun.
+//! `unsafe`. Time ([`Nanos`]), random bits and packets are arguments, so the same code runs in unit tests, in
+//! simulation and in production. Each file is one algorithm, under the name that the field uses.
 //!
-//! What runs in the kernel is C, in the pure headers of `bpf/`; the Rust here is its model, and a
-//! property test in `tidegate-sys` holds the two together.
+//! The code that runs in the kernel is C, in the pure headers of `bpf/`. The Rust here is its model, and a
+//! property test in `tidegate-sys` compares the two.
 //!
-//! - [`units`]: rates, byte counts and times, and the parser that a user's text goes through.
+//! - [`units`]: rates, byte counts and times, and the parser for a user's text.
 //! - [`edt`]: departure times, a schedule for each flow (the `edt` scheme).
 //! - [`fair_share`]: one rate for all flows of a limit (the `pace` scheme).
 //! - [`admission`]: when a new connection may begin in a limit that is in use (`pace`).
-//! - [`htb`]: what the kernel's HTB is told, so that its classes mean the same (the `htb` scheme).
+//! - [`htb`]: the settings of the kernel's HTB (the `htb` scheme).
 //! - [`class`]: limits inside a limit: guarantees, weights, borrowing.
 //! - [`token_bucket`], [`meter`]: policing: pass or drop, green, yellow or red (RFC 2697, 2698, 4115).
-//! - [`police`]: what is done with each colour; [`fair_police`]: equal parts for a policer's flows.
-//! - [`exempt`]: who is left alone.
-//! - [`burst`]: how deep a policer's bucket should be, and what it lets through.
-//! - [`receive_window`]: that rate as a window, for senders elsewhere (`pace` on ingress).
-//! - [`dem`], [`spring`]: what a shaper's queue tells senders in the ACKs that come back to them.
-//! - [`wait`]: how long a packet waits in a shaper; [`waiting`]: whose packet it is.
+//! - [`police`]: the action for each colour; [`fair_police`]: equal parts for a policer's flows.
+//! - [`exempt`]: exemptions from a limit.
+//! - [`burst`]: how deep a policer's bucket should be, and what it passes.
+//! - [`receive_window`]: the fair share as a window, for remote senders (`pace` on ingress).
+//! - [`dem`], [`spring`]: how a shaper's queue slows senders down by the ACKs that come back to them.
+//! - [`wait`]: how long a packet waits in a shaper; [`waiting`]: the flow of a waiting packet.
 //! - [`virtual_queue`]: the limiter without a queue (the `nrm` scheme).
 //! - [`shaper`]: Carousel (the `carousel` scheme): timestampers ([`stamp`]) in front of a timing [`wheel`]
 //!   over a [`slot_set`], backpressure by deferred [`completion`], aggregates divided by [`water_fill`].
-//! - [`codel`]: early drops from queues of senders that cannot be told otherwise.
+//! - [`codel`]: early drops from queues of senders that react only to losses.
 //! - [`link`]: delay, rate, queue, loss and reordering as one more timestamper.
 //! - [`fleet`]: one limit over many hosts.
 //! - [`scheme`]: the names of the schemes.
-//! - [`scope`]: what a limit is put on.
-//! - [`verdict`]: what an algorithm may answer for a packet.
+//! - [`scope`]: what a limit applies to.
+//! - [`verdict`]: the verdicts of algorithms on packets.
 //!
 //! This crate must not grow: sockets, files, clocks, maps, async, or a policy that only one host needs.
 

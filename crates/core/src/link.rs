@@ -24,14 +24,14 @@ use crate::{
 pub struct LinkOptions {
     /// Propagation delay.
     pub delay: Nanos,
-    /// Bit rate; none: packets take no time to send, and none waits.
+    /// Bit rate; `None`: packets take no time to send, and none waits.
     pub rate: Option<Rate>,
-    /// How many bytes may wait for the link, the packet that is being sent among them; none: no bound but
-    /// the wheel's.
+    /// How many bytes may wait for the link, including the packet that is being sent; `None`: the only bound
+    /// is the wheel's.
     pub queue: Option<Bytes>,
     /// Probability that a packet is lost, 0 to 1.
     pub loss: f64,
-    /// Probability that a packet is held up by [`LinkOptions::reorder_by`], 0 to 1.
+    /// Probability that a packet is delayed by [`LinkOptions::reorder_by`], 0 to 1.
     pub reorder: f64,
     /// How much later such a packet arrives: those that follow within this time overtake it.
     pub reorder_by: Nanos,
@@ -63,7 +63,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// An idle link. Probabilities are cut to 0..=1.
+    /// An idle link. Probabilities are clamped to 0..=1.
     #[must_use]
     pub fn new(options: LinkOptions) -> Self {
         let LinkOptions { delay, rate, queue, loss, reorder, reorder_by } = options;
@@ -100,13 +100,13 @@ impl Link {
         Verdict::SendAt(arrival)
     }
 
-    /// When the last packet that it took has been, or will be, sent; none without a rate.
+    /// When the last accepted packet has been, or will be, sent; `None` without a rate.
     #[must_use]
     pub fn busy_until(&self) -> Option<Nanos> {
         self.serializer.as_ref().map(Timestamper::last)
     }
 
-    /// Bytes that wait for the link, the packet that is being sent among them.
+    /// Bytes that wait for the link, including the packet that is being sent.
     #[must_use]
     pub fn backlog(&self, now: Nanos) -> Bytes {
         self.serializer.as_ref().map_or(Bytes(0), |serializer| {

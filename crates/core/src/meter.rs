@@ -1,8 +1,8 @@
 //! Meters that colour packets green, yellow or red: srTCM (RFC 2697), trTCM (RFC 2698) and the
 //! differentiated-service meter of RFC 4115.
 //!
-//! Each is two token buckets, committed and second, full at the start, that differ in how they fill and who
-//! is charged:
+//! Each is two token buckets, committed and second, full at the start. The meters differ in how these fill
+//! and which is charged:
 //!
 //! ```text
 //! srTCM    C fills at CIR; what finds C full goes to E
@@ -13,37 +13,36 @@
 //!          C >= length: green, C pays; else E >= length: yellow, E pays; else red
 //! ```
 //!
-//! A colour-blind meter takes every packet for green. A colour-aware one leaves a colour as it is or makes
-//! it worse: a yellow packet skips the committed bucket, a red one stays red and pays nothing.
+//! A colour-blind meter treats every packet as green. A colour-aware one keeps a colour or worsens it: a
+//! yellow packet skips the committed bucket, a red one stays red and pays nothing.
 //!
 //! The RFCs count tokens in steps of a byte; here a bucket fills continuously, in the exact units of
-//! [`token_bucket`](crate::token_bucket), so nothing is ever rounded. (RFC 4115 writes "more than" where
-//! the other two write "at least"; here all are "at least", else a packet as long as the burst would never
-//! pass.)
+//! [`token_bucket`](crate::token_bucket), so nothing is ever rounded. (RFC 4115 writes "more than" where the
+//! other two write "at least"; here all are "at least", else a packet as long as the burst would never pass.)
 //!
-//! The state is two 64-bit counts of units and one time in ns, no fraction; all arithmetic stays in
-//! unsigned 64 bits, which is what an eBPF program has. O(1) a packet.
+//! The state is two 64-bit counts of units and one time in ns, no fraction; all arithmetic stays in unsigned
+//! 64 bits, which is what an eBPF program has. O(1) a packet.
 
 use crate::{
     token_bucket::{BucketConfig, BucketError, MAX_BURST, UNITS_PER_BYTE, check_rate},
     units::{Bytes, Nanos, Rate},
 };
 
-/// What a meter says of a packet; a later one is worse.
+/// The colour of a packet; a later one is worse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Colour {
     /// Within the committed rate.
     Green,
     /// Above it, within the excess or peak.
     Yellow,
-    /// Above all: what a policer drops.
+    /// Above both: a policer drops it.
     Red,
 }
 
-/// Whether a colour that a packet came with counts.
+/// Whether the incoming colour of a packet counts.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ColourMode {
-    /// Every packet is taken for green.
+    /// Every packet counts as green.
     #[default]
     Blind,
     /// A colour is kept or worsened.
@@ -59,7 +58,7 @@ pub enum MeterKind {
         cir: Rate,
         /// Committed burst.
         cbs: Bytes,
-        /// Excess burst, filled by what the committed bucket has no room for.
+        /// Excess burst, filled by the overflow of the committed bucket.
         ebs: Bytes,
     },
     /// trTCM: a committed and a peak rate; the peak covers all traffic.
@@ -86,13 +85,13 @@ pub enum MeterKind {
     },
 }
 
-/// Why a meter cannot be.
+/// Why a meter is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MeterError {
     /// A rate or burst that no bucket can have.
     #[error(transparent)]
     Bucket(#[from] BucketError),
-    /// The peak is below what is committed.
+    /// The peak is below the committed rate.
     #[error("peak rate {pir} is below the committed rate {cir}; a peak rate covers all traffic")]
     Peak {
         /// Committed rate.
@@ -105,7 +104,7 @@ pub enum MeterError {
 /// How the buckets of a meter work together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Coupling {
-    /// What the committed bucket has no room for goes to the second (srTCM).
+    /// The overflow of the committed bucket goes to the second (srTCM).
     Overflow,
     /// A green packet pays from both (trTCM).
     Covering,
@@ -113,7 +112,7 @@ pub enum Coupling {
     Apart,
 }
 
-/// A meter in the form that the packet path works with.
+/// A meter in the form for the packet path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MeterConfig {
     /// How the buckets work together.
@@ -122,12 +121,12 @@ pub struct MeterConfig {
     pub mode: ColourMode,
     /// The committed bucket.
     pub committed: BucketConfig,
-    /// The excess or peak bucket; of [`Coupling::Overflow`] the rate is the committed one.
+    /// The excess or peak bucket; with [`Coupling::Overflow`] its rate is the committed one.
     pub second: BucketConfig,
 }
 
 impl MeterKind {
-    /// The meter, if it can be.
+    /// The meter, checked.
     ///
     /// # Errors
     /// [`MeterError`] for a rate outside 8 kbit/s to 100 Gbit/s, bursts that are both nothing or together
@@ -154,7 +153,7 @@ impl MeterKind {
 }
 
 impl MeterConfig {
-    /// Checks that the buckets can be, and go together.
+    /// Checks the buckets, alone and together.
     ///
     /// # Errors
     /// As [`MeterKind::config`].
@@ -200,7 +199,7 @@ impl Meter {
         (self.committed, self.second, self.last)
     }
 
-    /// Another meter from `now` on. What is in the buckets stays in them as far as it fits.
+    /// Changes the meter from `now` on. The buckets keep their content as far as it fits.
     pub fn set_config(&mut self, now: Nanos, config: MeterConfig) {
         self.fill(now);
         self.committed = self.committed.min(config.committed.burst);
@@ -208,7 +207,7 @@ impl Meter {
         self.config = config;
     }
 
-    /// Colours a packet of `bytes`, and charges it. A colour-blind meter does not look at `incoming`.
+    /// Colours a packet of `bytes`, and charges it. A colour-blind meter ignores `incoming`.
     pub fn on_packet(&mut self, now: Nanos, bytes: u32, incoming: Colour) -> Colour {
         self.fill(now);
         let cost = u64::from(bytes) * UNITS_PER_BYTE;

@@ -1,7 +1,7 @@
-//! What a policer does beside its bucket: the meter that colours packets, and an action for each colour.
+//! What a policer adds to its bucket: the meter that colours packets, and an action for each colour.
 //!
 //! The committed rate and burst are the limit's own; a [`MeterOptions`] adds the second bucket of srTCM (RFC
-//! 2697), trTCM (RFC 2698) or RFC 4115 ([`crate::meter`]). Without a meter what finds no tokens is red.
+//! 2697), trTCM (RFC 2698) or RFC 4115 ([`crate::meter`]). Without a meter packets without tokens are red.
 
 use alloc::{borrow::ToOwned, string::String};
 use core::{fmt, str::FromStr};
@@ -18,12 +18,12 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Dscp(u8);
 
-/// Names of code points that are no class selector (`cs0` to `cs7`) and no assured forwarding (`af11` to
-/// `af43`): RFC 2597, 3246, 5865, 8622.
+/// Names of DSCPs that are not class selectors (`cs0` to `cs7`) nor assured forwarding (`af11` to `af43`):
+/// RFC 2597, 3246, 5865, 8622.
 const NAMES: [(&str, u8); 5] = [("be", 0), ("df", 0), ("ef", 46), ("va", 44), ("le", 1)];
 
 impl Dscp {
-    /// A code point by its number; `None` above 63.
+    /// A DSCP by its number; `None` above 63.
     #[must_use]
     pub fn new(value: u8) -> Option<Dscp> {
         (value < 64).then_some(Dscp(value))
@@ -68,16 +68,16 @@ impl fmt::Display for Dscp {
     }
 }
 
-/// What becomes of a packet of some colour.
+/// The action for a colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// It goes on as it is.
+    /// The packet passes unchanged.
     Pass,
     /// It is dropped.
     Drop,
-    /// It goes on with ECN congestion experienced; one that is not ECN-capable is dropped (RFC 3168).
+    /// It passes with ECN congestion experienced; a packet that is not ECN-capable is dropped (RFC 3168).
     Ce,
-    /// It goes on with this code point.
+    /// It passes with this DSCP.
     Dscp(Dscp),
 }
 
@@ -107,13 +107,13 @@ impl fmt::Display for Action {
     }
 }
 
-/// Where in the kernel what comes in by a device is policed.
+/// The kernel hook that polices ingress of a device.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hook {
-    /// Where packets are: a tcx link, or a filter of clsact.
+    /// At tc: a tcx link, or a filter of clsact.
     #[default]
     Auto,
-    /// XDP: before there are packets.
+    /// XDP: before the kernel makes packets.
     Xdp,
 }
 
@@ -143,7 +143,7 @@ impl fmt::Display for Hook {
     }
 }
 
-/// Which meter.
+/// The kind of a meter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MeterType {
     /// srTCM, RFC 2697.
@@ -165,7 +165,7 @@ impl MeterType {
         }
     }
 
-    /// What its second rate and burst are called.
+    /// The names of its second rate and burst.
     #[must_use]
     pub fn second(self) -> (Option<&'static str>, &'static str) {
         match self {
@@ -186,12 +186,12 @@ impl FromStr for MeterType {
     }
 }
 
-/// The colour with which a packet comes, by its code point; bit d is code point d, no bit is green.
+/// The incoming colour of a packet, by its DSCP: bit d is DSCP d; green has no bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ColourMap {
-    /// Code points that are yellow.
+    /// DSCPs that are yellow.
     pub yellow: u64,
-    /// Code points that are red.
+    /// DSCPs that are red.
     pub red: u64,
 }
 
@@ -205,7 +205,7 @@ impl Default for ColourMap {
 }
 
 impl ColourMap {
-    /// The colour of a code point.
+    /// The colour of a DSCP.
     #[must_use]
     pub fn colour(&self, dscp: Dscp) -> Colour {
         let has = |mask: u64| mask >> dscp.value() & 1 != 0;
@@ -233,24 +233,24 @@ impl FromStr for ColourMap {
 /// The second bucket of a meter; the committed one is the limit's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MeterOptions {
-    /// Which meter.
+    /// The kind.
     pub kind: MeterType,
     /// Peak or excess rate; none with srTCM.
     pub rate: Option<Rate>,
-    /// Its depth; as deep as the committed bucket, or as [`policer_burst`] for its own rate, if not said.
+    /// Its depth; by default that of the committed bucket, or [`policer_burst`] for its own rate.
     pub burst: Option<Span>,
-    /// Colours that count; `None` is colour-blind.
+    /// Colours that count; `None`: colour-blind.
     pub colours: Option<ColourMap>,
 }
 
 impl MeterOptions {
-    /// A meter of which only the type is known yet.
+    /// A meter of which only the kind is known yet.
     #[must_use]
     pub fn new(kind: MeterType) -> MeterOptions {
         MeterOptions { kind, rate: None, burst: None, colours: None }
     }
 
-    /// The depth of the second bucket when nobody says one.
+    /// The default depth of the second bucket.
     fn unsaid_burst(&self, committed: &BucketConfig) -> Result<BucketConfig, ConfigError> {
         let bucket = match self.rate {
             None => Ok(*committed),
@@ -260,16 +260,16 @@ impl MeterOptions {
     }
 }
 
-/// What a policer does with packets.
+/// The policy of a policer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Policy {
-    /// How it colours them; `None`: red is what finds no tokens.
+    /// The meter; `None`: packets without tokens are red.
     pub meter: Option<MeterOptions>,
     /// By [`Colour`].
     pub actions: [Action; 3],
-    /// Whether the flows have equal parts of the bucket ([`crate::fair_police`]); not with a meter.
+    /// Whether flows have equal parts of the bucket ([`crate::fair_police`]); not with a meter.
     pub fair: bool,
-    /// Where it meets what comes in by its device.
+    /// The hook for ingress of its device.
     pub hook: Hook,
 }
 
@@ -282,7 +282,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Whether some packets get another code point.
+    /// Whether some packets get another DSCP.
     #[must_use]
     pub fn rewrites(&self) -> bool {
         self.actions.iter().any(|action| matches!(action, Action::Dscp(_)))
@@ -291,7 +291,7 @@ impl Policy {
     /// The meter of a direction, if there is one.
     ///
     /// # Errors
-    /// [`ConfigError`] for a bucket or meter that cannot be.
+    /// [`ConfigError`] for an invalid bucket or meter.
     pub fn meter(&self, queue: &VirtualQueueOptions) -> Result<Option<MeterConfig>, ConfigError> {
         let Some(meter) = self.meter else { return Ok(None) };
         let committed = queue.bucket()?;
@@ -315,24 +315,24 @@ impl Policy {
     }
 }
 
-/// Why a text or a table is no policy. The message says what to type instead.
+/// Why a text or a table is not a policy. The message says what to type instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// No code point.
+    /// Invalid DSCP.
     #[error(
         "`{0}` is no DSCP; write ef, af11 to af43, cs0 to cs7, va, le, or a number from 0 to 63"
     )]
     Dscp(String),
-    /// No action.
+    /// Invalid action.
     #[error("`{0}` is no action; write pass, drop, ce, or for example `dscp af12`")]
     Action(String),
-    /// No hook.
+    /// Invalid hook.
     #[error("`{0}` is no hook; write auto or xdp")]
     Hook(String),
-    /// No colour.
+    /// Invalid colour.
     #[error("`{0}` is no colour; write green, yellow or red")]
     Colour(String),
-    /// No meter.
+    /// Invalid meter.
     #[error("unknown meter `{0}`; write srtcm, trtcm or rfc4115")]
     MeterType(String),
     /// A key that this meter does not have.
@@ -342,10 +342,10 @@ pub enum PolicyError {
         kind: &'static str,
         /// As written.
         key: String,
-        /// What it has.
+        /// The keys that it has.
         has: String,
     },
-    /// A rate that must be there.
+    /// A rate is missing.
     #[error("{kind} needs `{key}`; write for example {key} = \"100mbit\"")]
     MeterRate {
         /// The meter.
@@ -353,7 +353,7 @@ pub enum PolicyError {
         /// The key.
         key: &'static str,
     },
-    /// A value of a meter.
+    /// An invalid value of a meter.
     #[error("{key}: {problem}")]
     MeterValue {
         /// Its key.
@@ -361,7 +361,7 @@ pub enum PolicyError {
         /// What is wrong.
         problem: ParseError,
     },
-    /// No map of colours.
+    /// Invalid map of colours.
     #[error(
         "`{0}` is no map of colours; write the code points that are yellow and red as bits, for example \
          0x1000/0x4000"
@@ -372,7 +372,7 @@ pub enum PolicyError {
     Flag(String),
 }
 
-/// The colour of a name, and its place in [`Policy::actions`].
+/// The index of a colour in [`Policy::actions`], by its name.
 ///
 /// # Errors
 /// [`PolicyError::Colour`].
@@ -415,13 +415,13 @@ impl MeterText {
             }
             "colours" | "colors" => self.colours = Some(value.parse()?),
             "pir" | "eir" => self.second[0] = Some((key.to_owned(), value.to_owned())),
-            // What is unknown is refused when the type is known.
+            // Unknown keys are refused when the type is known.
             _ => self.second[1] = Some((key.to_owned(), value.to_owned())),
         }
         Ok(())
     }
 
-    /// Code points that come in as a colour; the map is then what is written here, and nothing else.
+    /// DSCPs that come in as a colour; the map is then only what is written here.
     pub fn set_colours(&mut self, colours: ColourMap) {
         self.colours = Some(colours);
     }
@@ -429,7 +429,7 @@ impl MeterText {
     /// The meter.
     ///
     /// # Errors
-    /// [`PolicyError`] for a key that it does not have, one that it lacks, or a value that is none.
+    /// [`PolicyError`] for a key that it does not have, a missing one, or an invalid value.
     pub fn meter(&self) -> Result<MeterOptions, PolicyError> {
         let kind = self.kind.ok_or_else(|| PolicyError::MeterType(String::new()))?;
         let (rate_key, burst_key) = kind.second();

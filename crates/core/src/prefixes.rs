@@ -1,4 +1,4 @@
-//! Prefixes of addresses: those that a limit exempts, and those that it is for.
+//! Prefixes of addresses: those that a limit exempts, and those that it polices.
 
 use alloc::{borrow::ToOwned, string::String};
 use core::{fmt, net::IpAddr, str::FromStr};
@@ -6,7 +6,7 @@ use core::{fmt, net::IpAddr, str::FromStr};
 /// Most prefixes of one list.
 pub const MAX_PREFIXES: usize = 32;
 
-/// Addresses that begin alike; those of IPv4 as IPv6 has them (`::ffff:a.b.c.d`, RFC 4291).
+/// Addresses that begin alike; IPv4 addresses are mapped into IPv6 (`::ffff:a.b.c.d`, RFC 4291).
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Prefix {
     /// The address, all zero beyond the prefix.
@@ -52,7 +52,7 @@ impl Prefix {
         Prefix { address, ..self }
     }
 
-    /// Whether it is one of IPv4: `::/0` and its like are not.
+    /// Whether it is an IPv4 prefix: `::/0` and its like are not.
     #[must_use]
     pub fn is_v4(&self) -> bool {
         let address = core::net::Ipv6Addr::from(self.address);
@@ -77,7 +77,7 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// Some prefixes; in order and without doubles, so that equal ones act alike.
+/// Some prefixes; sorted and without duplicates, so that equal ones compare equal.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Prefixes {
     prefixes: [Prefix; MAX_PREFIXES],
@@ -85,7 +85,7 @@ pub struct Prefixes {
 }
 
 impl Prefixes {
-    /// Adds one. False if there is no room for it: there are [`MAX_PREFIXES`].
+    /// Adds one. False if the list is full: it has [`MAX_PREFIXES`].
     pub fn insert(&mut self, prefix: Prefix) -> bool {
         let Err(place) = self.as_slice().binary_search(&prefix) else { return true };
         if self.count == MAX_PREFIXES {
@@ -105,13 +105,13 @@ impl Prefixes {
         if self.insert(text.trim().parse()?) { Ok(()) } else { Err(PrefixError::TooMany) }
     }
 
-    /// They, sorted.
+    /// The prefixes, sorted.
     #[must_use]
     pub fn as_slice(&self) -> &[Prefix] {
         &self.prefixes[..self.count]
     }
 
-    /// There are none.
+    /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
@@ -146,13 +146,13 @@ impl fmt::Display for Prefixes {
     }
 }
 
-/// Why a text is no list of prefixes. The message says what to type instead.
+/// Why a text is not a list of prefixes. The message says what to type instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PrefixError {
-    /// No prefix.
+    /// Invalid prefix.
     #[error("`{0}` is no prefix; write for example 10.0.0.0/24, 10.0.0.7 or 2001:db8:1::/48")]
     None(String),
-    /// The address goes on behind the prefix.
+    /// The address has bits beyond the prefix.
     #[error("`{text}` has bits beyond its prefix; write {network}, or a longer prefix")]
     HostBits {
         /// As written.
@@ -160,7 +160,7 @@ pub enum PrefixError {
         /// What was probably meant.
         network: Prefix,
     },
-    /// More than there is room for.
+    /// More than the list holds.
     #[error("more than {MAX_PREFIXES} prefixes; write shorter ones that contain several")]
     TooMany,
 }

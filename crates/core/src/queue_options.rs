@@ -1,7 +1,7 @@
-//! What a user may set of the queue of a limit, the defaults, and what is refused.
+//! The settings of a limit's queue, their defaults, and which are refused.
 //!
-//! One type serves all schemes: a rate, a burst and two thresholds. What the thresholds are by default, and
-//! what the burst means, depends on what stands behind the scheme ([`QueueKind`]).
+//! One type serves all schemes: a rate, a burst and two thresholds. The defaults of the thresholds, and the
+//! meaning of the burst, depend on the queue of the scheme ([`QueueKind`]).
 
 use crate::{
     burst::policer_burst,
@@ -16,18 +16,18 @@ use crate::{
 /// A full-sized Ethernet frame without its checksum, the unit of the floors.
 const FRAME: Bytes = Bytes(1514);
 
-/// What a user may set of a virtual queue; `None` takes the default of [`VirtualQueueOptions::config`].
+/// The settings of a virtual queue; `None` takes the default of [`VirtualQueueOptions::config`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VirtualQueueOptions {
     /// The limit.
     pub rate: Rate,
     /// Credit that an idle queue may save up.
     pub burst: Option<Span>,
-    /// Backlog above which senders are told.
+    /// Backlog above which congestion is signalled.
     pub mark: Option<Span>,
     /// Backlog above which every packet is dropped.
     pub drop: Option<Span>,
-    /// What the thresholds are for: their defaults.
+    /// The kind of queue, for the defaults.
     pub kind: QueueKind,
 }
 
@@ -40,9 +40,9 @@ pub enum ConfigError {
     /// A burst or threshold is longer than [`MAX_SPAN`].
     #[error("{name} of {span} is longer than {} at {rate}; make it shorter", MAX_SPAN)]
     Span {
-        /// Which one.
+        /// The setting.
         name: &'static str,
-        /// As given.
+        /// Its value.
         span: Span,
         /// The limit's rate.
         rate: Rate,
@@ -56,12 +56,12 @@ pub enum ConfigError {
     /// A policer's meter.
     #[error(transparent)]
     Meter(MeterError),
-    /// A policer has no queue that could have thresholds.
+    /// A policer has no queue, and so no thresholds.
     #[error(
         "a policer drops when its bucket is empty and has no mark or drop threshold; leave them out"
     )]
     Thresholds,
-    /// The mark threshold does not lie below the drop threshold.
+    /// The mark threshold is not below the drop threshold.
     #[error("mark threshold {mark} must be below drop threshold {drop}")]
     Order {
         /// Mark threshold.
@@ -72,7 +72,7 @@ pub enum ConfigError {
 }
 
 impl VirtualQueueOptions {
-    /// A limit of `rate` with every default of a queue that works alone.
+    /// A limit of `rate` with every default of a queue alone.
     #[must_use]
     pub fn new(rate: Rate) -> Self {
         VirtualQueueOptions { rate, burst: None, mark: None, drop: None, kind: QueueKind::Alone }
@@ -84,15 +84,15 @@ impl VirtualQueueOptions {
         VirtualQueueOptions { kind: QueueKind::Paced, ..Self::new(rate) }
     }
 
-    /// The thresholds at the rate. Defaults: burst 1 ms but at least one frame; mark 0.5 ms but at least
-    /// two frames, paced 2 ms but at least 16 frames; drop 4 ms but at least four frames, paced 32. The last
-    /// eighth below `drop` is kept for small packets. Behind windows: mark 16 ms but at least 32 frames, drop
-    /// 40 ms but at least 96. Of departures: mark 2 ms but at least 8 frames, horizon
-    /// 10 ms but at least 32 frames. Of a qdisc: no mark, room for 20 ms but for two segments of 64 KB at
-    /// least; of a short one burst 10 ms.
+    /// The thresholds at the rate. Defaults: burst 1 ms but at least one frame; mark 0.5 ms but at least two
+    /// frames, paced 2 ms but at least 16 frames; drop 4 ms but at least four frames, paced 32. The last
+    /// eighth below `drop` is reserved for small packets. Behind windows: mark 16 ms but at least 32 frames,
+    /// drop 40 ms but at least 96. Of departures: mark 2 ms but at least 8 frames, horizon 10 ms but at least
+    /// 32 frames. Of a qdisc: no mark, a queue of 20 ms but at least two segments of 64 KB; of a short one
+    /// burst 10 ms.
     ///
     /// # Errors
-    /// [`ConfigError`] for a rate, span or order of thresholds that cannot be kept.
+    /// [`ConfigError`] for a rate, span or order of thresholds that is invalid.
     pub fn config(&self) -> Result<VirtualQueueConfig, ConfigError> {
         let rate = self.rate;
         if !(MIN_RATE_BIT_S..=MAX_RATE_BIT_S).contains(&rate.bit_s()) {
@@ -121,7 +121,7 @@ impl VirtualQueueOptions {
         let burst = span("burst", self.burst, burst_ns, floors.burst)?;
         let mark = span("mark threshold", self.mark, mark_ns, floors.mark)?;
         let drop = span("drop threshold", self.drop, drop_ns, floors.drop)?;
-        // A qdisc keeps no room for small packets.
+        // A qdisc reserves nothing for small packets.
         let is_qdisc = matches!(self.kind, QueueKind::Qdisc | QueueKind::ShortQdisc);
         let reserve = if is_qdisc { 0 } else { drop.0 / 8 };
         let large_drop = Nanos(drop.0 - reserve);
@@ -132,7 +132,7 @@ impl VirtualQueueOptions {
         Ok(VirtualQueueConfig { cost: cost_of_byte(rate), burst, mark, large_drop, drop })
     }
 
-    /// The bucket of a policer: [`policer_burst`] deep if not said.
+    /// The bucket of a policer; its default depth is [`policer_burst`].
     ///
     /// # Errors
     /// [`ConfigError::Bucket`] for a rate or depth that no bucket has.
@@ -167,8 +167,8 @@ impl VirtualQueueOptions {
         Ok(VirtualQueueConfig { cost, burst, mark: none, large_drop: none, drop: none })
     }
 
-    /// The lengths below which no threshold falls when the rate is lower than here: what was given in bytes
-    /// stays as many, what was given as a time stays a time.
+    /// The least lengths of thresholds when the rate is lower than here: a threshold given in bytes keeps its
+    /// bytes, one given as a time keeps its time.
     #[must_use]
     pub fn floors(&self) -> Floors {
         let mut floors = self.kind.floors();

@@ -1,4 +1,4 @@
-//! The receive window as a limiter of what arrives: the `pace` scheme on ingress.
+//! The receive window as a limiter of ingress (the `pace` scheme).
 //!
 //! TCP sends up to the right edge of the window that the receiver offers. Here that edge moves at the flow's
 //! share of the limit ([`crate::fair_share`]) whenever an ACK is built:
@@ -9,31 +9,32 @@
 //!   window  = max(credit, 2 segments)
 //! ```
 //!
-//! A flow that uses all it is granted thus sends at exactly that rate, on a path of any length, and its
-//! window comes to be rate x RTT. The round trip only bounds what a flow that was idle may send at once, so
-//! that an estimate that is too long does no harm but a longer burst.
+//! So a flow that uses all it is granted sends at exactly that rate, on a path of any length, and its window
+//! becomes rate x RTT. The round trip only bounds what an idle flow may send at once. An estimate that is too
+//! long only makes that burst longer.
 //!
-//! The least window is two segments: with less, TCP delays its ACK, and the flow stands still meanwhile. What
-//! was granted by it beyond the rate is owed, `most` at the longest; a path so short that two segments a
-//! round trip are more than the share cannot be limited this way, and is left to the virtual queue.
+//! The least window is two segments: with less, TCP delays its ACK, and the flow stops meanwhile. What that
+//! grants beyond the rate makes the credit negative, by `most` at the longest. A path so short that two
+//! segments a round trip are more than the share cannot be limited this way, and is left to the virtual
+//! queue.
 //!
-//! Where a program asks and gets replies, and a round trip is short, no window slows it down. What it sends
-//! is paced instead: TCP keeps its next request back until a part of what it owes is paid, so that it
-//! receives its share, and none of its replies needs to be dropped. TCP paces nothing before its eleventh
-//! segment: what was received until then is owed, too. What is owed is bytes, since the share is small while
-//! many connections begin.
+//! If a program asks and gets replies over a short round trip, no window slows it down. Its requests are
+//! paced instead: TCP keeps the next request back until a part of the debt is paid. So the program receives
+//! its share, and none of its replies needs to be dropped. TCP paces nothing before its eleventh segment:
+//! what was received until then is part of the debt, too. The debt is in bytes, since the share is small
+//! while many connections begin.
 //!
 //! O(1) an ACK; 32 bytes a flow. The kernel's copy is `bpf/rwnd.h`.
 
 use crate::units::{NANOS_PER_SEC, Nanos};
 
-/// No time counts as longer.
+/// Upper bound of a time.
 pub const MAX_TIME: Nanos = Nanos(NANOS_PER_SEC);
 /// The longest round trip that the virtual queue makes room for.
 pub const MAX_ROOM: Nanos = Nanos(200_000_000);
-/// No rate counts as higher, in bytes a second: 100 Gbit/s.
+/// Upper bound of a rate, in bytes a second: 100 Gbit/s.
 pub const MAX_BYTE_S: u64 = 12_500_000_000;
-/// No window is larger than TCP can say, in bytes.
+/// The largest window that TCP can express, in bytes.
 pub const MAX_BYTES: u64 = 1 << 30;
 /// Beyond a round trip a flow may be granted this much of its rate at once: hosts stall.
 pub const SLACK: Nanos = Nanos(2_000_000);
@@ -45,22 +46,22 @@ pub const FIRST: Nanos = Nanos(2_000_000);
 pub const FIRST_SEGMENTS: u64 = 4;
 /// And no more: 64 KB, the kernel's default.
 pub const FIRST_SEGMENTS_MAX: u64 = 45;
-/// A flow pays its debt in so many parts, one before each request. Else the debt from before it could be kept
-/// back would be one long wait.
+/// A flow pays its debt in this many parts, one before each request. Otherwise the debt from before it could
+/// be kept back would be one long wait.
 pub const PAYMENTS: u64 = 4;
-/// Nobody waits longer before it asks.
+/// No flow waits longer before it asks.
 pub const WAIT_MAX: Nanos = Nanos(200_000_000);
-/// A flow owes no more time than this.
+/// Upper bound of a flow's debt, as a time.
 pub const OWED_MAX: Nanos = Nanos(4 * NANOS_PER_SEC);
-/// A flow that owes less keeps to its share, by waiting before it asks for more.
+/// A flow with a smaller debt keeps to its share, by waiting before it asks for more.
 pub const OWED_KEPT: Nanos = Nanos(3 * NANOS_PER_SEC);
 
-/// What is known when an ACK is built.
+/// The inputs when an ACK is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path {
     /// The flow's share of the limit, payload alone, in bytes a second.
     pub byte_s: u64,
-    /// Round-trip time, the longest of what is known.
+    /// Round-trip time, the longest of the known ones.
     pub rtt: Nanos,
     /// Payload of a full segment in bytes.
     pub mss: u32,
@@ -69,7 +70,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// The most that a flow may have been granted beyond what it sent, and the most that it may owe, in
+    /// The most that a flow may have been granted beyond what it sent, and its largest negative credit, in
     /// bytes.
     #[must_use]
     pub fn most(&self) -> u64 {
@@ -84,7 +85,7 @@ impl Path {
 pub struct ReceiveWindow {
     /// When the edge was last moved; zero: never.
     pub last: Nanos,
-    /// How far it lies beyond what was received, in bytes; negative: that was granted early.
+    /// How far the edge is beyond what was received, in bytes; negative: that was granted early.
     pub credit: i64,
     /// What had been received then.
     pub rcv_nxt: u32,
@@ -119,8 +120,8 @@ impl ReceiveWindow {
         self.credit.max(least) as u32
     }
 
-    /// The pacing rate, in bytes a second, with which data of `payload` bytes that are sent at `now` keep
-    /// what follows them back for as long as the flow waits; `None`: it does not wait.
+    /// The pacing rate, in bytes a second, at which `payload` bytes sent at `now` delay the data behind them
+    /// for as long as the flow waits; `None`: it does not wait.
     #[must_use]
     pub fn asking_byte_s(&self, payload: u32, now: Nanos) -> Option<u64> {
         let wait = self.waits(now).0;
@@ -133,8 +134,8 @@ impl ReceiveWindow {
         Nanos(self.owes(now).0 / PAYMENTS).min(WAIT_MAX)
     }
 
-    /// How long the flow would have to be silent at `now` for what it has received to be its share: what it
-    /// owes is bytes, so that it is paid sooner if the share grows.
+    /// The debt as a time: how long the flow would have to be silent at `now` for what it has received to be
+    /// its share. The debt is in bytes, so it is paid sooner if the share grows.
     #[must_use]
     pub fn owes(&self, now: Nanos) -> Nanos {
         let owed = u64::from(self.owed_bytes) * NANOS_PER_SEC / self.byte_s.max(1);
@@ -149,7 +150,7 @@ pub fn first_segments(byte_s: u64, mss: u32) -> u32 {
     segments.clamp(FIRST_SEGMENTS, FIRST_SEGMENTS_MAX) as u32
 }
 
-/// The backlog of the virtual queue behind windows as it is judged, in nanoseconds: all windows may be sent
+/// The backlog of the virtual queue behind windows as it is judged, in nanoseconds. All windows may be sent
 /// at once, which is a round trip's worth above the mark threshold.
 #[must_use]
 pub fn judged_ns(backlog_ns: i64, mark: Nanos, rtt: Nanos) -> i64 {
@@ -157,8 +158,8 @@ pub fn judged_ns(backlog_ns: i64, mark: Nanos, rtt: Nanos) -> i64 {
     if backlog_ns <= mark { backlog_ns } else { mark.max(backlog_ns - rtt.min(MAX_ROOM).0 as i64) }
 }
 
-/// How long the burst of each flow counts in the length of an epoch
-/// ([`crate::fair_share::epoch_length`]), so that each is seen in it: a flow may send its window at once.
+/// The burst time of each flow for the length of an epoch ([`crate::fair_share::epoch_length`]), so that each
+/// is seen in it: a flow may send its window at once.
 #[must_use]
 pub fn burst(rtt: Nanos, flows: u32) -> Nanos {
     Nanos(rtt.min(MAX_TIME).0 / (2 * u64::from(flows.max(1))))
@@ -182,7 +183,7 @@ mod tests {
         let mut window = ReceiveWindow::default();
         let (mut sent, mut received, mut settled) = (0u64, 0u64, 0u64);
         let mut edge = 10 * u64::from(MSS);
-        // Bytes on their way, by when they arrive; an ACK is back with the sender a round trip after it sent.
+        // Bytes in flight, by when they arrive; an ACK reaches the sender a round trip after it sent.
         let mut under_way = VecDeque::new();
         let mut now = Nanos(1);
         while now.0 < 4 * NANOS_PER_SEC {
@@ -223,7 +224,7 @@ mod tests {
     }
 
     /// A program that asks as soon as it has its reply, whose requests TCP paces: what it receives a second,
-    /// and the longest that it waits.
+    /// and its longest wait.
     fn asking(byte_s: u64, reply: u32, rtt: Nanos) -> (f64, Nanos) {
         const REQUEST: u32 = 100;
         let mut window = ReceiveWindow::default();
@@ -236,7 +237,7 @@ mod tests {
             let wait = window
                 .asking_byte_s(REQUEST, now)
                 .map_or(0, |rate| u64::from(REQUEST) * NANOS_PER_SEC / rate.max(1));
-            // TCP takes up to half of a wait off for the time since it last let one go.
+            // TCP takes up to half of a wait off for the time since its last send.
             let next = Nanos(now.0 + wait - (wait / 2).min(now.0 - last.0));
             last = now;
             received = received.wrapping_add(reply);
@@ -298,7 +299,7 @@ mod tests {
             }
         }
 
-        /// Over any time a flow is granted no more than its rate, what it may have at once, and what it owes.
+        /// Over any time a flow is granted no more than its rate, what it may have at once, and its debt.
         #[test]
         fn no_more_is_granted_than_the_rate(
             byte_s in 10_000u64..1_000_000_000, steps in prop::collection::vec(1u64..100_000_000, 1..200),

@@ -8,16 +8,16 @@ use crate::virtual_queue::Direction;
 /// How a limit acts on packets.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// Every TCP flow of this host is told its fair share ([`crate::fair_share`]): as its pacing rate for
-    /// what it sends, as its receive window ([`crate::receive_window`]) for what it receives. The virtual
-    /// queue stands behind it for what does not heed it.
+    /// Every TCP flow of this host gets its fair share ([`crate::fair_share`]): as its pacing rate for what
+    /// it sends, as its receive window ([`crate::receive_window`]) for what it receives. The virtual queue
+    /// limits what ignores both.
     #[default]
     Pace,
     /// The virtual queue of NRM alone ([`crate::virtual_queue`]).
     Nrm,
     /// Departure times ([`crate::edt`]), kept by the `fq` qdisc.
     Edt,
-    /// A token bucket ([`crate::token_bucket`]) that drops what finds no tokens.
+    /// A token bucket ([`crate::token_bucket`]) that drops packets without tokens.
     Police,
     /// The kernel's Hierarchical Token Bucket ([`crate::htb`]), in which packets wait.
     Htb,
@@ -29,20 +29,20 @@ pub enum Scheme {
     Carousel,
 }
 
-/// What the rest of Tidegate knows of a scheme: a row of [`SCHEMES`].
+/// The properties of a scheme: a row of [`SCHEMES`].
 #[derive(Debug)]
 pub struct SchemeInfo {
-    /// Which.
+    /// The scheme.
     pub scheme: Scheme,
     /// As a user writes it.
     pub name: &'static str,
     /// What it does, in a few words: for `--help`, completions and the table of `docs/README.md`.
     pub about: &'static str,
-    /// What it can be put on, in words.
+    /// Its scopes, in words.
     pub scopes: &'static str,
     /// Its page in `docs`.
     pub page: &'static str,
-    /// Its programs sit on devices and ports, too.
+    /// It can be attached to devices and ports, too.
     pub on_devices: bool,
     /// It sets something on TCP sockets.
     pub sets_sockets: bool,
@@ -50,7 +50,7 @@ pub struct SchemeInfo {
     pub has_qdisc: bool,
     /// Its limits may be the parents and children of others.
     pub in_trees: bool,
-    /// What its thresholds are for: of egress, of ingress.
+    /// The kinds of its queues: on egress, on ingress.
     pub queues: [QueueKind; 2],
 }
 
@@ -161,7 +161,7 @@ impl Scheme {
         &SCHEMES[self as usize]
     }
 
-    /// What stands behind it in a direction, for the defaults of its thresholds.
+    /// The kind of its queue in a direction, for the defaults of its thresholds.
     #[must_use]
     pub fn queue(self, direction: Direction) -> QueueKind {
         let [egress, ingress] = self.info().queues;
@@ -175,34 +175,34 @@ impl Scheme {
     }
 }
 
-/// What the thresholds of a limit are for.
+/// The kind of queue that a limit's thresholds are for.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum QueueKind {
-    /// A virtual queue that works alone.
+    /// A virtual queue alone.
     #[default]
     Alone,
     /// The flows are paced at their fair share ([`crate::fair_share`]) and the queue is their safety net: its
     /// defaults leave room for the bursts of many paced flows that happen to meet.
     Paced,
-    /// The flows are told their fair share as a receive window ([`crate::receive_window`]): what they send at
-    /// once is a window, not a segment.
+    /// The flows have their fair share as a receive window ([`crate::receive_window`]): they send a window at
+    /// once, not a segment.
     Windows,
     /// Packets wait for their departure ([`crate::edt`]); `drop` is the horizon.
     Departures,
-    /// The bucket of a policer ([`crate::token_bucket`]): it is `burst` deep, and drops when that is gone.
+    /// The bucket of a policer ([`crate::token_bucket`]): it is `burst` deep, and drops when it is empty.
     Bucket,
-    /// Packets wait in a qdisc ([`crate::htb`]), which holds as much as `drop` says; they are marked only if
-    /// a threshold is given.
+    /// Packets wait in a qdisc ([`crate::htb`]) of the length `drop`; they are marked only if a threshold is
+    /// given.
     Qdisc,
-    /// The same, kept short by what its senders are told ([`crate::dem`], [`crate::spring`]): a host that
-    /// stalls finds it empty, and what it could not send meanwhile it may send after.
+    /// The same, kept short by ACKs to its senders ([`crate::dem`], [`crate::spring`]): a host that stalls
+    /// finds it empty, and may send later what it could not send meanwhile.
     ShortQdisc,
 }
 
-/// Why a text is no scheme.
+/// Why a text is not a scheme.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchemeError {
-    /// No scheme at all.
+    /// An unknown scheme.
     #[error("unknown scheme `{0}`; use {names}, or leave it out", names = names())]
     Unknown(String),
 }

@@ -1,14 +1,14 @@
-//! What a limit is put on.
+//! What a limit applies to.
 
 use alloc::string::String;
 use core::fmt;
 
-/// What a limit is put on.
+/// What a limit applies to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     /// The programs of a cgroup: its path below the cgroup mount, empty for the root.
     Cgroup(String),
-    /// A device of this host by its name: what leaves by it is `egress`.
+    /// A device of this host by its name: its `egress` is what leaves by it.
     Dev(String),
     /// The host's side of a virtual machine's or container's interface, by its name: what comes in by it is
     /// the `egress` of the workload behind it.

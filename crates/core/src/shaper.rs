@@ -5,23 +5,22 @@
 //!               the latest counts                                            sorted by stamp
 //! ```
 //!
-//! A *flow* is what is paced alone: it may have a rate of its own. A *class* is an aggregate of flows with a
-//! rate that they share, and may have a parent class, up to [`MAX_DEPTH`]. Two kinds of classes:
+//! A *flow* is paced alone: it may have a rate of its own. A *class* is an aggregate of flows with a rate
+//! that they share, and may have a parent class, up to [`MAX_DEPTH`]. There are two kinds of classes:
 //!
 //! - `fair: false`, the published rule: a packet is stamped by all its policies when it comes and leaves at
 //!   the latest stamp. The class is one queue, first come first served, and relies on deferred completions
 //!   ([`crate::completion`]) to keep each flow's part of it short. (A packet that its own rate holds longer
-//!   than its class has used the class's time already: by so much the class may be above its rate.)
+//!   than its class has used the class's time already: the class may exceed its rate by that much.)
 //! - `fair: true`: the flows are isolated. A packet is first stamped by its flow alone, at the flow's share
-//!   of the class, `rate x weight / weights of the flows that have packets here`, and only when that time
-//!   has come is it stamped by the class. A flow that has much queued fills its own time and nobody else's,
-//!   and a flow that starts goes ahead of those that are ahead of their share. The shares add up to the
-//!   rate, so the second stamp moves a packet only while the shares change. A flow whose packet left late,
-//!   because nobody polled, goes on from where its share was, by up to the class's burst: a thread that
-//!   wakes late costs no rate.
+//!   of the class, `rate x weight / weights of the flows that have packets here`. Only when that time has
+//!   come is it stamped by the class. A flow with a long backlog fills its own time only, and a flow that
+//!   starts goes ahead of those that are ahead of their share. The shares add up to the rate, so the second
+//!   stamp moves a packet only while the shares change. A flow whose packet left late, because nobody polled,
+//!   continues from where its share was, by up to the class's burst: a thread that wakes late costs no rate.
 //!
-//! O(1) a packet (twice for a fair class); no allocation after the start. Times are of one clock that the
-//! caller chooses; one that steps back is held until it has caught up, and counted.
+//! O(1) a packet (twice for a fair class); no allocation after the start. Times come from one clock of the
+//! caller's choice. A clock that steps back is held until it has caught up, and counted.
 
 use alloc::{boxed::Box, vec, vec::Vec};
 
@@ -40,7 +39,7 @@ pub const MAX_FLOWS: usize = 1 << 20;
 /// The most classes of a shaper.
 pub const MAX_CLASSES: usize = 1 << 16;
 
-/// The most packets that one [`Shaper::poll`] moves on before it is to be asked again.
+/// The most packets that one [`Shaper::poll`] moves on before the caller must call it again.
 pub const MOVES_MAX: usize = 1 << 14;
 
 /// The size of a shaper.
@@ -54,11 +53,11 @@ pub struct ShaperOptions {
     pub classes: usize,
 }
 
-/// A class. Valid for the shaper that made it.
+/// A class. Valid for its own shaper only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ClassId(u32);
 
-/// A flow. Valid for the shaper that made it, until the flow is closed.
+/// A flow. Valid for its own shaper, until the flow is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FlowId {
     index: u32,
@@ -66,7 +65,7 @@ pub struct FlowId {
 }
 
 impl FlowId {
-    /// A small number that no other open flow of the shaper has: for tables of the caller's.
+    /// A small number that no other open flow of the shaper has: for tables of the caller.
     #[must_use]
     pub fn index(self) -> usize {
         self.index as usize
@@ -76,11 +75,11 @@ impl FlowId {
 /// An aggregate of flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClassOptions {
-    /// What its flows may send together.
+    /// The rate of its flows together.
     pub rate: Rate,
     /// For how long an idle class may save up credit.
     pub burst: Nanos,
-    /// The class that it is a part of.
+    /// Its parent class.
     pub parent: Option<ClassId>,
     /// Whether its flows are isolated and share by weight; see the [module](self).
     pub fair: bool,
@@ -89,24 +88,24 @@ pub struct ClassOptions {
 /// One flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowOptions {
-    /// The aggregate that it is a part of.
+    /// Its class.
     pub class: Option<ClassId>,
     /// Its own rate, if it has one.
     pub rate: Option<Rate>,
-    /// For how long it may save up credit of its own rate when it is idle.
+    /// For how long an idle flow may save up credit of its own rate.
     pub burst: Nanos,
     /// Its weight among the flows of a fair class: 1 to [`MAX_WEIGHT`].
     pub weight: u32,
 }
 
 impl Default for FlowOptions {
-    /// Of no class and without a rate: its packets leave at once.
+    /// A flow of no class and without a rate: its packets leave at once.
     fn default() -> Self {
         Self { class: None, rate: None, burst: Nanos(0), weight: 1 }
     }
 }
 
-/// Why a shaper, class or flow cannot be had. Nothing was changed.
+/// Why a shaper, class or flow was refused. Nothing was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ShaperError {
     /// The wheel cannot be built.
@@ -127,10 +126,10 @@ pub enum ShaperError {
     /// The flow is closed, or not one of this shaper's.
     #[error("there is no such flow")]
     NoSuchFlow,
-    /// Too many classes above each other.
+    /// The tree of classes is too deep.
     #[error("a class under {MAX_DEPTH} others")]
     TooDeep,
-    /// A weight of zero, or a huge one.
+    /// A weight of zero, or above [`MAX_WEIGHT`].
     #[error("a weight of {0}; a flow's weight is 1 to {MAX_WEIGHT}")]
     Weight(u32),
 }
@@ -138,8 +137,8 @@ pub enum ShaperError {
 /// Why a packet was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Rejected {
-    /// The wheel did not take it. Its flow and class were charged nevertheless when it is
-    /// [`Refused::Beyond`]: the stamp says what was asked of them.
+    /// The wheel did not take it. If it is [`Refused::Beyond`] its flow and class were charged nevertheless:
+    /// the stamp says what was asked of them.
     #[error(transparent)]
     Wheel(#[from] Refused),
     /// The flow is closed, or not one of this shaper's.
@@ -156,28 +155,28 @@ pub struct Departure<T> {
     pub flow: FlowId,
     /// Its length on the wire.
     pub bytes: u32,
-    /// The time from which it could leave: the difference to now is the shaper's lateness.
+    /// Its departure time: the difference to now is the shaper's lateness.
     pub stamp: Nanos,
 }
 
-/// What a shaper did, since its start.
+/// Counters of a shaper, since its start.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct ShaperCounters {
     /// Packets taken.
     pub accepted: u64,
     /// Packets that left.
     pub departed: u64,
-    /// Packets that were taken out because their port had gone.
+    /// Packets that were removed because their port had gone.
     pub drained: u64,
-    /// Packets refused because their flow was closed or never open. What the wheel refuses it counts itself.
+    /// Packets refused because their flow was closed or never open. The wheel counts what it refuses itself.
     pub no_such_flow: u64,
-    /// Of these: within two granularities of their stamp, the rounding of the wheel included.
+    /// Packets that left within two granularities of their stamp, including the rounding of the wheel.
     pub on_time: u64,
     /// The longest time between a stamp and its departure.
     pub lateness_max: Nanos,
-    /// Times at which the clock stood before an earlier reading.
+    /// How often the clock was before an earlier reading.
     pub clock_steps: u64,
-    /// What the wheel counted.
+    /// Counters of the wheel.
     pub wheel: WheelCounters,
 }
 
@@ -186,7 +185,7 @@ struct Class {
     policy: Timestamper,
     parent: Option<u32>,
     fair: bool,
-    /// The weights of the flows that have packets here.
+    /// The weights of the flows with packets here.
     active_weight: u64,
 }
 
@@ -229,7 +228,7 @@ struct Entry<T> {
 #[derive(Debug)]
 struct Flows {
     all: Box<[Flow]>,
-    /// Numbers of those that are free.
+    /// Numbers of the free ones.
     free: Vec<u32>,
 }
 
@@ -280,7 +279,7 @@ impl<T: Copy + Default> Shaper<T> {
     /// Makes a class. Classes last as long as the shaper.
     ///
     /// # Errors
-    /// If there is no room, or its parent is not a class here.
+    /// If all classes are used, or its parent is not a class here.
     pub fn add_class(&mut self, options: ClassOptions) -> Result<ClassId, ShaperError> {
         let ClassOptions { rate, burst, parent, fair } = options;
         if self.classes.len() == self.class_capacity {
@@ -300,7 +299,7 @@ impl<T: Copy + Default> Shaper<T> {
         Ok(ClassId(self.classes.len() as u32 - 1))
     }
 
-    /// Changes a class's rate. Packets that are stamped keep their time.
+    /// Changes a class's rate. Stamped packets keep their time.
     ///
     /// # Errors
     /// If there is no such class.
@@ -310,8 +309,8 @@ impl<T: Copy + Default> Shaper<T> {
         Ok(())
     }
 
-    /// How far ahead of now a class has given its rate away: what waits for the class, in time. Of a fair
-    /// class, whose packets ask it only when their flow's time has come, it is what came at once.
+    /// How far ahead of now a class has given its rate away: its backlog as a time. For a fair class, whose
+    /// packets ask it only when their flow's time has come, it is what came at once.
     #[must_use]
     pub fn class_backlog(&self, class: ClassId, now: Nanos) -> Nanos {
         let last = self.classes.get(class.0 as usize).map_or(Nanos(0), |class| class.policy.last());
@@ -355,7 +354,7 @@ impl<T: Copy + Default> Shaper<T> {
         Ok(FlowId { index, generation: flow.generation })
     }
 
-    /// Changes a flow's own rate. Packets that are stamped keep their time.
+    /// Changes a flow's own rate. Stamped packets keep their time.
     ///
     /// # Errors
     /// If there is no such flow.
@@ -368,7 +367,7 @@ impl<T: Copy + Default> Shaper<T> {
         Ok(())
     }
 
-    /// Closes a flow. What it has in the shaper still leaves; its place is free after that.
+    /// Closes a flow. Its packets in the shaper still leave; its slot is free after that.
     ///
     /// # Errors
     /// If there is no such flow.
@@ -382,7 +381,7 @@ impl<T: Copy + Default> Shaper<T> {
         Ok(())
     }
 
-    /// Takes a packet of `bytes` on the wire; says when it may leave, as far as it is known now.
+    /// Takes a packet of `bytes` on the wire; returns when it may leave, as far as known now.
     ///
     /// # Errors
     /// If the wheel does not take it, or the flow is not open.
@@ -417,7 +416,7 @@ impl<T: Copy + Default> Shaper<T> {
                     class.active_weight - u64::from(flow.weight) * u64::from(flow.held > 0);
                 let weights = others + u64::from(flow.weight);
                 let time = class.policy.time_for(bytes).0.saturating_mul(weights);
-                // Who had a packet leave just now was not idle but late: it goes on in the past.
+                // A flow that just had a packet leave was not idle but late: it goes on in the past.
                 let credit = Nanos(now.0.saturating_sub(class.policy.burst().0));
                 if flow.left >= credit && flow.policy.is_none() {
                     stamp = credit;
@@ -442,13 +441,13 @@ impl<T: Copy + Default> Shaper<T> {
         Ok(stamp)
     }
 
-    /// The next packet whose time has come. None: there is none now; or it has moved [`MOVES_MAX`] packets
-    /// on, which their class has no time for yet, and [`Shaper::next_deadline`] says to ask again.
+    /// The next packet whose time has come. `None`: there is none now; or it has moved [`MOVES_MAX`] packets
+    /// on, which have to wait for their class, and [`Shaper::next_deadline`] says to call again.
     #[inline]
     pub fn poll(&mut self, now: Nanos) -> Option<Departure<T>> {
         let now = self.clock(now);
-        // Every round takes a packet out or moves one on, by a horizon at most: after a clock has stepped
-        // far, that may still be in the past.
+        // Every round takes a packet out or moves one on, by a horizon at most: after a large clock step that
+        // may still be in the past.
         for _ in 0..MOVES_MAX {
             let entry = self.wheel.pop(now)?;
             let mut stamp = entry.stamp;
@@ -461,7 +460,7 @@ impl<T: Copy + Default> Shaper<T> {
             if entry.unstamped_class
                 && let Some(class) = self.flows.all[entry.flow as usize].class
             {
-                // By its own time, not by now: to be late must not cost the class its rate.
+                // By its own time, not by now: lateness must not cost the class its rate.
                 let own = entry.stamp.min(now);
                 stamp = stamp.max(Self::reserve(&mut self.classes, class, own, entry.bytes));
                 if stamp > now {
@@ -476,14 +475,14 @@ impl<T: Copy + Default> Shaper<T> {
         None
     }
 
-    /// When [`Shaper::poll`] has the next packet; none if it holds none.
+    /// When [`Shaper::poll`] has the next packet; `None` if the shaper is empty.
     #[inline]
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.wheel.next_deadline()
     }
 
-    /// Takes all packets, whatever their time: when their port has gone.
+    /// Takes all packets, whatever their time: for a port that has gone.
     pub fn drain(&mut self, mut take: impl FnMut(Departure<T>)) {
         let Self { wheel, flows, classes, counters, .. } = self;
         wheel.drain(|entry| {
@@ -505,13 +504,13 @@ impl<T: Copy + Default> Shaper<T> {
         self.wheel.is_empty()
     }
 
-    /// How finely departure times are told apart.
+    /// The granularity of departure times.
     #[must_use]
     pub fn granularity(&self) -> Nanos {
         self.wheel.granularity()
     }
 
-    /// What it did.
+    /// Its counters.
     #[must_use]
     pub fn counters(&self) -> ShaperCounters {
         let wheel = self.wheel.counters();
@@ -535,7 +534,7 @@ impl<T: Copy + Default> Shaper<T> {
         self.now
     }
 
-    /// The latest stamp of a class and those above it; charges all.
+    /// The latest stamp of a class and its ancestors; charges all.
     #[inline]
     fn reserve(classes: &mut [Class], class: u32, now: Nanos, bytes: u32) -> Nanos {
         let (mut stamp, mut above) = (Nanos(0), Some(class));
@@ -560,7 +559,7 @@ impl<T: Copy + Default> Shaper<T> {
 }
 
 impl Flows {
-    /// A packet of this flow is no longer here.
+    /// A packet of this flow has left the shaper.
     #[inline]
     fn leave(&mut self, index: u32, classes: &mut [Class]) -> FlowId {
         let flow = &mut self.all[index as usize];

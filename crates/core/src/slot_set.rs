@@ -1,13 +1,13 @@
-//! A set of slot numbers with "which is the next one from here?", in a handful of instructions.
+//! A set of slot numbers that finds the next one from a slot on in a handful of instructions.
 //!
 //! Bitmaps over bitmaps: a bit of a word says that the 64-bit word below it is not empty, up to a single
 //! word. Insert, remove and next are O(log64 n): four levels for 16 million slots. This is the hierarchical
-//! find-first-set of Eiffel (Saeed et al., NSDI 2019), by which a sleeping timing wheel knows its soonest
+//! find-first-set of Eiffel (Saeed et al., NSDI 2019). With it a sleeping timing wheel knows its soonest
 //! deadline without a walk over empty slots.
 
 use alloc::{boxed::Box, vec, vec::Vec};
 
-/// Levels above which a set is not built: 64^5 slots are a billion.
+/// The most levels of a set: 64^5 slots are a billion.
 const MAX_LEVELS: usize = 5;
 
 /// A set of numbers below a fixed bound.
@@ -18,7 +18,7 @@ pub struct SlotSet {
 }
 
 impl SlotSet {
-    /// An empty set of numbers below `slots`. Allocates `slots / 8` bytes and a little more, once.
+    /// An empty set of numbers below `slots`. Allocates a little more than `slots / 8` bytes, once.
     ///
     /// # Panics
     /// If `slots` is zero or above 64^5.
@@ -75,7 +75,7 @@ impl SlotSet {
                 at = (at & !63) | word.trailing_zeros() as usize;
                 return Some(self.descend(height, at));
             }
-            // Nothing more in this word: look right of it one level up.
+            // No more in this word: look right of it one level up.
             at = (at >> 6) + 1;
         }
         None

@@ -1,22 +1,22 @@
-//! SPRING: a shaper that tells TCP senders how much they may have on their way, in the receive window of the
-//! ACKs that come back to them (He et al., "Low Latency Software Rate Limiters for Cloud Networks", APNet
-//! 2017). No part in ECN is needed, and no congestion control can ignore it.
+//! SPRING: a shaper that limits how much TCP senders may have in flight, by the receive window of the ACKs
+//! that come back to them (He et al., "Low Latency Software Rate Limiters for Cloud Networks", APNet 2017).
+//! It needs no ECN, and no congestion control can ignore it.
 //!
-//! The law of the paper was not published; what its authors did before (AC/DC, SIGCOMM 2016) is DCTCP, run
-//! outside of the sender. It hunts for a window that is known here: the rate, the queue and the round trip
-//! can all be seen. So instead each flow is told
+//! The law of the paper was not published. Earlier work of its authors (AC/DC, SIGCOMM 2016) is DCTCP outside
+//! of the sender. That searches for a window that is known here: the rate, the queue and the round trip can
+//! all be seen. So instead each flow gets
 //!
 //! ```text
 //!   window = share x rate x (RTT + target)            at least 2 segments
 //! ```
 //!
-//! where RTT is that of the path *behind* the queue: what passed between a segment's arrival and its ACK,
-//! less what the queue, looked at on arrival, takes to be sent; of this the least of the last second. If all
-//! flows use their windows, they have `rate x target` in the queue together, each its share of it, and so all
-//! run at their share exactly, whatever their round trips are. The shaper never idles; the delay is `target`.
+//! where RTT is that of the path *behind* the queue: the time between a segment's arrival and its ACK, less
+//! the time that the queue takes to be sent, read on arrival; of this the least of the last second. If all
+//! flows use their windows, they have `rate x target` in the queue together, each its share of it. So all run
+//! at exactly their share, whatever their round trips are. The shaper never idles; the delay is `target`.
 //!
-//! `share` is common to all flows. It is an equal part of what they leave over, found by an integral law (as
-//! RCP, Dukkipati 2007) from what leaves the queue and from how long it is:
+//! `share` is the same for all flows: an equal part of what they leave over. An integral law (as in RCP,
+//! Dukkipati 2007) finds it from what leaves the queue and from the queue's length:
 //!
 //! ```text
 //!   every epoch:  share += share x ((1 - load) / 2 + (target - queue) / (2 (RTT + target)))
@@ -24,17 +24,17 @@
 //!   a newcomer:   share x (flows - 1) / flows, but at least 1 / flows
 //! ```
 //!
-//! - The right edge of the window is never taken back, and the window that the receiver said is never
-//!   exceeded. A smaller window therefore comes about as data is acknowledged.
-//! - A duplicate ACK is one by the window that its sender said. It is given the window that the one before it
-//!   was given, so it is a duplicate for who receives it too.
-//! - A share above one gives time instead, up to 1 ms: hosts stall, so that the round trip is now and then
-//!   longer than the least, and a flow that is alone would not fill the limit.
-//! - Windows are whole segments, rounded so that each flow is now and then given one more.
-//! - With less than two segments a receiver delays its ACK. Where two segments of each flow are more than
-//!   `rate x (RTT + target)` the queue is as long as that, and no window can help.
-//! - The edge is known to the byte, so a sender that goes beyond it is known as well: its data is dropped.
-//! - What is not known is left alone: a flow whose handshake was not seen has no window scale.
+//! - The right edge of the window is never taken back, and the receiver's own window is never exceeded. So a
+//!   window shrinks only as data is acknowledged.
+//! - A duplicate ACK is one by the window that its sender wrote. It gets the window of the ACK before it, so
+//!   the receiver sees a duplicate, too.
+//! - A share above one gives time instead, up to 1 ms: hosts stall, so the round trip is now and then longer
+//!   than the least, and a flow that is alone would not fill the limit.
+//! - Windows are whole segments, rounded so that each flow now and then gets one more.
+//! - With less than two segments a receiver delays its ACK. If two segments of each flow are more than `rate
+//!   x (RTT + target)` the queue is that long, and no window can help.
+//! - The edge is known to the byte, so a sender that exceeds it is known as well: its data is dropped.
+//! - Unknown flows are left alone: if the handshake was not seen the window scale is not known.
 //!
 //! O(1) a packet; about 80 bytes a flow. The kernel's copy is `bpf/spring.h`.
 
@@ -44,49 +44,49 @@ use crate::units::{NANOS_PER_SEC, Nanos};
 pub const ONE: u64 = 1 << 24;
 /// The largest share.
 pub const MOST: u64 = 2 * ONE;
-/// What a share of one more gives, in time at the limit's rate.
+/// The gain for a share of one, in time at the limit's rate.
 pub const STALLS: Nanos = Nanos(1_000_000);
-/// How much shall wait, in time at the limit's rate.
+/// The target backlog, in time at the limit's rate.
 pub const TARGET: Nanos = Nanos(50_000);
-/// But no less than so many full frames.
+/// But at least this many full frames.
 pub const LEAST_FRAMES: u64 = 4;
 /// The least window, in segments: with less TCP delays its ACK.
 pub const LEAST_SEGMENTS: u64 = 2;
-/// What a sender may go beyond its window, in segments: it may probe.
+/// How far a sender may exceed its window, in segments: it may probe.
 pub const SLACK_SEGMENTS: u32 = 2;
-/// No rate counts as higher, in bytes a second: 100 Gbit/s.
+/// Upper bound of a rate, in bytes a second: 100 Gbit/s.
 pub const MAX_BYTE_S: u64 = 12_500_000_000;
-/// No time counts as longer; keeps the product with the largest rate in 64 bits.
+/// Upper bound of a time; keeps the product with the largest rate in 64 bits.
 pub const MAX_TIME: Nanos = Nanos(NANOS_PER_SEC);
-/// No window is larger than TCP can say, in bytes.
+/// The largest window that TCP can express, in bytes.
 pub const MAX_BYTES: u64 = 1 << 30;
 /// The largest window scale (RFC 7323, 2.3).
 pub const MAX_SCALE: u8 = 14;
-/// Segments of a peer that does not say (RFC 9293, 3.7.1).
+/// The segment size of a peer without the option (RFC 9293, 3.7.1).
 pub const DEFAULT_MSS: u16 = 536;
-/// The least round trip that is believed.
+/// The least round trip that counts.
 pub const MIN_RTT: Nanos = Nanos(1_000);
 /// The least of a round trip is that of two such times.
 pub const RTT_WINDOW: Nanos = Nanos(500_000_000);
-/// A rate that has changed by less than this part of it is the same.
+/// A rate that changed by less than this part is the same.
 pub const RATE_PART: u64 = 8;
 /// The shortest epoch.
 pub const MIN_EPOCH: Nanos = Nanos(2_000_000);
 /// The longest: a flow of a longer path may be missed in one.
 pub const MAX_EPOCH: Nanos = Nanos(100_000_000);
-/// A flow that was silent for fewer epochs is no newcomer.
+/// A flow that was silent for fewer epochs is not new.
 pub const KNOWN_EPOCHS: u32 = 8;
-/// More flows count as so many.
+/// Upper bound of the flow count.
 pub const MAX_FLOWS: u32 = 1 << 16;
 /// Headers of a full frame beyond its segment, in bytes: Ethernet, IPv4, TCP.
 pub const HEADER_BYTES: u64 = 54;
 
-/// What a limit is held to.
+/// The parameters of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
     /// The rate on the wire, in bytes a second.
     pub byte_s: u64,
-    /// How much shall wait in the queue.
+    /// The target backlog of the queue.
     pub target: Nanos,
 }
 
@@ -100,7 +100,7 @@ impl Config {
         Config { byte_s, target: Nanos(frames.clamp(TARGET.0, MAX_TIME.0)) }
     }
 
-    /// What is sent in a time, in bytes.
+    /// The bytes that are sent in a time.
     #[must_use]
     pub fn bytes(&self, time: Nanos) -> u64 {
         self.byte_s.min(MAX_BYTE_S) * time.min(MAX_TIME).0 / NANOS_PER_SEC
@@ -113,7 +113,7 @@ impl Config {
     }
 }
 
-/// What one epoch has seen of a limit.
+/// The observations of one epoch of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Epoch {
     /// How long it was.
@@ -124,7 +124,7 @@ pub struct Epoch {
     pub backlog: Nanos,
     /// The longest round trip behind it of these flows.
     pub rtt: Nanos,
-    /// Flows that data was acknowledged of.
+    /// Flows with acknowledged data.
     pub flows: u32,
 }
 
@@ -157,7 +157,7 @@ pub fn join(share: u64, flows: u32) -> u64 {
     (share * (flows - 1) / flows).max(share.min(ONE / flows))
 }
 
-/// How long an epoch must be for all flows to be seen in it.
+/// How long an epoch must be to see all flows in it.
 #[must_use]
 pub fn epoch_length(config: &Config, rtt: Nanos, flows: u32, mss: u16) -> Nanos {
     let burst = LEAST_SEGMENTS * (u64::from(mss) + HEADER_BYTES);
@@ -165,11 +165,11 @@ pub fn epoch_length(config: &Config, rtt: Nanos, flows: u32, mss: u16) -> Nanos 
     Nanos((2 * round.max(rtt.min(MAX_TIME).0)).clamp(MIN_EPOCH.0, MAX_EPOCH.0))
 }
 
-/// What of a segment a flow is given on top in an epoch, in 2^-16. Senders send whole segments: rounded
+/// The part of a segment that a flow gets on top in an epoch, in 2^-16. Senders send whole segments: rounded
 /// alike, the windows of many flows would all lose the same part at once. `hash` is any constant of the flow.
 #[must_use]
 pub fn phase(hash: u32, epoch: u32) -> u16 {
-    // The golden ratio: in any row of epochs all parts come up evenly.
+    // The golden ratio: over any run of epochs all parts occur evenly.
     (hash.wrapping_add(epoch.wrapping_mul(0x9e37_79b1)) >> 16) as u16
 }
 
@@ -187,37 +187,38 @@ pub fn window(config: &Config, share: u64, rtt: Nanos, mss: u16, phase: u16) -> 
 /// The round trip of a flow's path behind the queue.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct RoundTrip {
-    /// The end of the segment that is waited for, when it came, and what it had to wait; no time: none.
+    /// The end of the segment that is timed, when it came, and how long it had to wait; zero time: none.
     pub probe: u32,
     /// See above.
     pub sent: Nanos,
     /// See above.
     pub wait: Nanos,
-    /// The least so far, and of this window; zero: none.
+    /// The least so far, and the least of this window; zero: none.
     pub least: Nanos,
     /// See above.
     pub recent: Nanos,
     /// When this window began.
     pub since: Nanos,
-    /// What a byte cost when that segment came, in 2^-24 ns.
+    /// The cost of a byte when that segment came, in 2^-24 ns.
     pub cost: u64,
 }
 
 impl RoundTrip {
-    /// Data that ends at `end` comes at `now`, and will wait for `wait` where a byte has this cost.
+    /// Data that ends at `end` comes at `now`, and will wait for `wait` at this cost of a byte.
     pub fn on_data(&mut self, end: u32, now: Nanos, wait: Nanos, cost: u64) {
         if self.sent.0 == 0 {
             (self.probe, self.sent, self.wait, self.cost) = (end, now, wait, cost);
         }
     }
 
-    /// Data is sent again: what is acknowledged next may be either (Karn).
+    /// Data is sent again: the next acknowledgement may be for either (Karn).
     pub fn on_repeat(&mut self) {
         self.sent = Nanos(0);
     }
 
-    /// Everything before `ack` has arrived, and a byte has this cost. True if there is a sample: what has
-    /// waited while that changed by more than 1 / [`RATE_PART`] is none, as nobody knows for how long.
+    /// Everything before `ack` has arrived, at this cost of a byte. True if there is a sample. There is none
+    /// if the cost changed by more than 1 / [`RATE_PART`] meanwhile, as the wait of the segment is not known
+    /// then.
     pub fn on_ack(&mut self, ack: u32, now: Nanos, cost: u64) -> bool {
         if self.sent.0 == 0 || (ack.wrapping_sub(self.probe) as i32) < 0 {
             return false;
@@ -241,18 +242,18 @@ impl RoundTrip {
     }
 }
 
-/// What is known of the windows of a flow.
+/// State of the windows of a flow.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Edge {
-    /// The furthest that was ever said.
+    /// The furthest edge ever offered.
     pub edge: u32,
-    /// Of the last ACK: its number, the window field that its sender wrote, and the one that went on.
+    /// The last ACK: its number, the window field that its sender wrote, and the one that it left with.
     pub ack: u32,
     /// See above.
     pub raw: u16,
     /// See above.
     pub said: u16,
-    /// There was one.
+    /// Whether there was one.
     pub known: bool,
 }
 
@@ -265,12 +266,13 @@ pub struct Ack {
     pub raw: u16,
     /// The scale of it; 0 in a SYN.
     pub scale: u8,
-    /// It carries nothing else.
+    /// It carries no data.
     pub bare: bool,
 }
 
 impl Edge {
-    /// The window field to go on with, where the law gives `window` bytes. Never more than came.
+    /// The window field of the ACK that leaves, where the law gives `window` bytes. Never more than it came
+    /// with.
     pub fn say(&mut self, ack: &Ack, window: u32) -> u16 {
         let scale = ack.scale.min(MAX_SCALE);
         let repeated = self.known && ack.ack == self.ack && ack.raw == self.raw;
@@ -296,11 +298,11 @@ impl Edge {
         said
     }
 
-    /// Whether data that ends at `end` is beyond what the sender was ever allowed.
+    /// Whether data that ends at `end` is beyond all that the sender was ever allowed.
     #[must_use]
     pub fn is_beyond(&self, end: u32, mss: u16) -> bool {
         let beyond = end.wrapping_sub(self.edge) as i32;
-        // What is far out is not of this connection, and its receiver will say so.
+        // Data far outside is not of this connection, and its receiver will say so.
         self.known && beyond > (SLACK_SEGMENTS * u32::from(mss)) as i32 && beyond < MAX_BYTES as i32
     }
 }

@@ -1,7 +1,7 @@
-//! Timestampers: what turns a rate into the time at which a packet may leave.
+//! Timestampers: from a rate to the time at which a packet may leave.
 //!
-//! Carousel's rule (Saeed et al., SIGCOMM 2017), with the `max` that its listing lacks, without which an
-//! idle class would earn unlimited burst:
+//! Carousel's rule (Saeed et al., SIGCOMM 2017), with the `max` that its listing lacks, without which an idle
+//! class would earn unlimited burst:
 //!
 //! ```text
 //! LTS = max(LTS, now - burst) + len / R        the packet may leave at LTS, its last byte sent
@@ -9,29 +9,29 @@
 //!
 //! A packet under several policies (its flow's rate, the rate of an aggregate, of the aggregate's parent)
 //! leaves at the latest of their stamps: the least of several rates. In any window of length `t` a
-//! timestamper lets `rate x (t + burst)` and one packet leave.
+//! timestamper passes at most `rate x (t + burst)` and one packet.
 //!
-//! The time of a packet is exact: what a division leaves over is carried to the next packet, so the error
+//! The time of a packet is exact: the remainder of a division is carried to the next packet, so the error
 //! does not grow. O(1) a packet; 40 bytes of state.
 
 use crate::units::{NANOS_PER_SEC, Nanos, Rate};
 
-/// A packet counts as no longer than this: 1 MiB, twice the largest segment that Linux builds.
+/// Upper bound of a packet: 1 MiB, twice the largest segment that Linux builds.
 pub const MAX_PACKET_BYTES: u32 = (1 << 20) - 1;
 
-/// One policy: a rate, a burst, and the last time stamp that it gave.
+/// One policy: a rate, a burst, and its last stamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timestamper {
     rate: Rate,
     burst: Nanos,
     last: Nanos,
-    /// What the last division left over, in bits x 10^9 / (bit/s).
+    /// The remainder of the last division, in bits x 10^9 / (bit/s).
     rest: u64,
 }
 
 impl Timestamper {
-    /// A policy that holds `rate`. `burst` is the time for which an idle flow may save up credit: it may
-    /// send `rate x burst` at once.
+    /// A policy of `rate`. `burst` is the time for which an idle flow may save up credit: it may send `rate x
+    /// burst` at once.
     #[must_use]
     pub fn new(rate: Rate, burst: Nanos) -> Self {
         Self { rate, burst, last: Nanos(0), rest: 0 }
@@ -45,8 +45,8 @@ impl Timestamper {
             self.last = earliest;
             self.rest = 0;
         }
-        // 2^20 x 8 x 10^9 is below 2^53, and the rest is below the rate: together they are too much only at a
-        // rate that no device has, whose rest is nothing.
+        // 2^20 x 8 x 10^9 is below 2^53, and the remainder is below the rate: together they are too much only
+        // at a rate that no device has, and there the remainder is zero.
         let bits = u64::from(bytes.min(MAX_PACKET_BYTES)) * 8 * NANOS_PER_SEC;
         let bits = bits.saturating_add(self.rest);
         let rate = self.rate.bit_s();
@@ -62,7 +62,7 @@ impl Timestamper {
         Nanos(u64::from(bytes.min(MAX_PACKET_BYTES)) * 8 * NANOS_PER_SEC / self.rate.bit_s())
     }
 
-    /// Changes the rate for packets to come; stamps that were given stand.
+    /// Changes the rate for later packets; stamps that were given stay.
     pub fn set_rate(&mut self, rate: Rate) {
         self.rate = rate;
         self.rest = 0;
@@ -85,7 +85,7 @@ impl Timestamper {
         self.rate
     }
 
-    /// The last stamp given, or the time until which credit was forgone.
+    /// The last stamp, or the time until which credit has expired.
     #[must_use]
     pub fn last(&self) -> Nanos {
         self.last
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(stamps, [-1_000_000, 0, 1_000_000, 2_000_000]);
     }
 
-    /// At the largest rate, at a time that stands still: a clock that stepped back is held so.
+    /// At the largest rate, while time stands still, as for a clock that stepped back.
     #[test]
     fn no_rate_is_too_large() {
         let mut policy = Timestamper::new(rate(u64::MAX), Nanos(0));

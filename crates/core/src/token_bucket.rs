@@ -1,35 +1,34 @@
-//! The token bucket of a policer: a packet passes if there are tokens for all of it, and else it is
-//! dropped.
+//! The token bucket of a policer: a packet passes if there are tokens for all of it, and else it is dropped.
 //!
 //! ```text
 //! tokens = min(burst, tokens + rate x (now - last));  last = now
 //! passes if tokens >= length;                         tokens -= length
 //! ```
 //!
-//! It is exact. A token is a byte, and tokens are counted in units of which a byte has 8e9, so that a rate
-//! of R bit/s adds exactly R of them in each nanosecond: there is no fraction to round or to carry, and
-//! no drift at any rate over any time. With bursts up to [`MAX_BURST`] all arithmetic stays in 64 bits: a
-//! bucket that was left alone longer than it takes to fill is full, and a shorter time's tokens are less
-//! than a full bucket. A clock that steps back adds nothing.
+//! It is exact. A token is a byte, and tokens are counted in units of which a byte has 8e9. So a rate of R
+//! bit/s adds exactly R of them in each nanosecond: there is no fraction to round or to carry, and no drift
+//! at any rate over any time. With bursts up to [`MAX_BURST`] all arithmetic stays in 64 bits: a bucket that
+//! was idle longer than it takes to fill is full, and a shorter time's tokens are less than a full bucket. A
+//! clock that steps back adds nothing.
 //!
-//! A packet longer than the burst never passes. In any window of length `t` no more than
-//! `burst + rate x t` passes. O(1) a packet; 24 bytes of state.
+//! A packet longer than the burst never passes. In any window of length `t` at most `burst + rate x t`
+//! passes. O(1) a packet; 24 bytes of state.
 //!
-//! Packets that are still to be cut into segments ([`TokenBucket::on_segments`]) are up to a megabyte long,
-//! and a policer in the network would have met their segments one by one. Here one that is longer than half
-//! the bucket passes a bucket that is half full, and what was not there is owed: the rate stays exact, and
-//! the bound grows by one such packet. So it does where flows have parts ([`TokenBucket::on_part`]): others
-//! may have left less than a packet in the bucket, which is no fault of a flow that has its part still.
+//! Packets that will still be cut into segments ([`TokenBucket::on_segments`]) are up to a megabyte long; a
+//! policer in the network would have met their segments one by one. Here a packet longer than half the bucket
+//! passes a bucket that is half full, and the rest becomes a debt: the rate stays exact, and the bound grows
+//! by one such packet. The same holds where flows have parts ([`TokenBucket::on_part`]): others may have left
+//! less than a packet in the bucket, which is no fault of a flow that still has its part.
 
 use crate::units::{Bytes, MAX_RATE_BIT_S, MIN_RATE_BIT_S, NANOS_PER_SEC, Nanos, Rate};
 
 /// Units of tokens in a byte: one bit/s adds one unit each nanosecond.
 pub const UNITS_PER_BYTE: u64 = 8_000_000_000;
 /// The deepest bucket, and the most that the two buckets of a meter hold together: 2 GiB. Its units take up
-/// 64 bits but for a tenth, which is room for the longest packet.
+/// all but a tenth of 64 bits, which leaves room for the longest packet.
 pub const MAX_BURST: Bytes = Bytes(1 << 31);
 
-/// Why a bucket cannot be. The message says what to type instead.
+/// Why a bucket is invalid. The message says what to type instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BucketError {
     /// A rate that is not supported.
@@ -40,12 +39,12 @@ pub enum BucketError {
     Burst(Bytes),
 }
 
-/// Rate and depth, in the form that the packet path works with.
+/// Rate and depth, in the form for the packet path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BucketConfig {
     /// Units that a nanosecond adds: the rate in bit/s.
     pub rate: u64,
-    /// Units that fit.
+    /// Depth in units.
     pub burst: u64,
     /// Nanoseconds after which an empty bucket is full.
     pub fill: u64,
@@ -91,7 +90,7 @@ pub fn earned(bit_s: u64, time: Nanos) -> Bytes {
     Bytes(whole + rest * (bit_s >> 3) / NANOS_PER_SEC)
 }
 
-/// A rate that a bucket can keep.
+/// Whether a bucket can have this rate.
 pub(crate) fn check_rate(rate: Rate) -> Result<(), BucketError> {
     let supported = (MIN_RATE_BIT_S..=MAX_RATE_BIT_S).contains(&rate.bit_s());
     if supported { Ok(()) } else { Err(BucketError::Rate(rate)) }
@@ -103,7 +102,7 @@ pub struct TokenBucket {
     config: BucketConfig,
     /// Units in it at `last`.
     tokens: u64,
-    /// Units that were taken beyond those, and must come in first.
+    /// The debt: units taken beyond those, which must come in first.
     owed: u64,
     last: Nanos,
 }
@@ -115,14 +114,14 @@ impl TokenBucket {
         TokenBucket { config, tokens: config.burst, owed: 0, last: now }
     }
 
-    /// A bucket in the middle of its work, for tests and simulation; no fuller than full.
+    /// A bucket with content, for tests and simulation; no fuller than full.
     #[must_use]
     pub fn with_tokens(config: BucketConfig, now: Nanos, units: u64) -> Self {
         TokenBucket { config, tokens: units.min(config.burst), owed: 0, last: now }
     }
 
-    /// Another rate or depth from `now` on. What is in it stays in it as far as it fits, and what it owes is
-    /// owed: no change adds a byte.
+    /// Changes rate or depth from `now` on. The content stays as far as it fits, and the debt stays: no
+    /// change adds a byte.
     pub fn set_config(&mut self, now: Nanos, config: BucketConfig) {
         (self.tokens, self.owed) = self.standing(now);
         self.last = self.last.max(now);
@@ -130,7 +129,7 @@ impl TokenBucket {
         self.config = config;
     }
 
-    /// Takes the tokens of a packet of `bytes`, or says `false` and takes nothing.
+    /// Takes the tokens of a packet of `bytes`, or returns `false` and takes nothing.
     pub fn on_packet(&mut self, now: Nanos, bytes: u32) -> bool {
         let cost = u64::from(bytes) * UNITS_PER_BYTE;
         self.take(now, cost, cost)
@@ -143,7 +142,7 @@ impl TokenBucket {
     }
 
     /// The same for a packet that is within its flow's part (see [`crate::fair_police`]), of at most a
-    /// megabyte: it passes unless the bucket owes for another.
+    /// megabyte: it passes unless the bucket has a debt for another.
     pub fn on_part(&mut self, now: Nanos, bytes: u32) -> bool {
         self.take(now, u64::from(bytes) * UNITS_PER_BYTE, 0)
     }
@@ -160,20 +159,20 @@ impl TokenBucket {
         passes
     }
 
-    /// Units in it and units owed at `now`; one of them is none.
+    /// Its units and its debt at `now`; one of them is zero.
     fn standing(&self, now: Nanos) -> (u64, u64) {
         let BucketConfig { rate, burst, fill } = self.config;
         let time = now.0.saturating_sub(self.last.0);
         if time >= fill + self.owed.div_ceil(rate) {
             return (burst, 0);
         }
-        // Less than a full bucket and what is owed, so it stays within 64 bits.
+        // Less than a full bucket and the debt, so it stays within 64 bits.
         let gain = rate * time;
         let owed = self.owed.saturating_sub(gain);
         (self.tokens + gain.saturating_sub(self.owed).min(burst - self.tokens), owed)
     }
 
-    /// What is in it at `now`, in units of which a byte has [`UNITS_PER_BYTE`].
+    /// Its content at `now`, in units of which a byte has [`UNITS_PER_BYTE`].
     #[must_use]
     pub fn units(&self, now: Nanos) -> u64 {
         self.standing(now).0
@@ -188,7 +187,7 @@ impl TokenBucket {
         Nanos(now.0.saturating_add(missing.div_ceil(u128::from(self.config.rate)) as u64))
     }
 
-    /// What is in it at `now`, in whole bytes.
+    /// Its content at `now`, in whole bytes.
     #[must_use]
     pub fn tokens(&self, now: Nanos) -> Bytes {
         Bytes(self.units(now) / UNITS_PER_BYTE)

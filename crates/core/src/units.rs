@@ -1,9 +1,9 @@
-//! Rates, byte counts and times: the newtypes, and the one parser for what a user writes.
+//! Rates, byte counts and times: the types, and the only parser for a user's text.
 //!
-//! The words are `tc`'s. Rates: `bit kbit mbit gbit tbit` (powers of 1000). Sizes: `b kb mb gb` (powers of
-//! 1024, as `tc` reads them). Times: `ns us ms s`. Fractions are allowed and a unit is required, without
-//! regard to case. One word of `tc` is refused: `mbps` there means mega*bytes*, and nearly everybody who
-//! types it means megabits; the error shows both readings.
+//! The units are `tc`'s. Rates: `bit kbit mbit gbit tbit` (powers of 1000). Sizes: `b kb mb gb` (powers of
+//! 1024, as `tc` reads them). Times: `ns us ms s`. Fractions are allowed and a unit is required, in any case.
+//! One unit of `tc` is refused: `mbps` there means mega*bytes*, and nearly everybody who types it means
+//! megabits; the error shows both readings.
 //!
 //! Arithmetic is exact (128-bit integers, no floating point), rounded to the nearest unit.
 
@@ -12,7 +12,7 @@ use core::{fmt, str::FromStr};
 
 /// Nanoseconds in a second.
 pub const NANOS_PER_SEC: u64 = 1_000_000_000;
-/// The slowest limit: below it the cost of a large segment leaves 64 bits.
+/// The slowest limit: below it the cost of a large segment exceeds 64 bits.
 pub const MIN_RATE_BIT_S: u64 = 8_000;
 /// The fastest limit: above it the fixed-point cost of a byte is off by more than 1e-6.
 pub const MAX_RATE_BIT_S: u64 = 100_000_000_000;
@@ -29,12 +29,12 @@ pub struct Rate(u64);
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 
-/// An amount of traffic, said either as time at the limit's rate or as bytes.
+/// An amount of traffic, as time at the limit's rate or as bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Span {
-    /// So long at the limit's rate.
+    /// A time at the limit's rate.
     Time(Nanos),
-    /// So many bytes.
+    /// A number of bytes.
     Size(Bytes),
 }
 
@@ -77,15 +77,15 @@ impl Span {
     }
 }
 
-/// Why a text is no rate, size or time. The message says what was read and what to type.
+/// Why a text is not a rate, size or time. The message says what was read and what to type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// Nothing was there.
+    /// An empty text.
     #[error("empty {what}; write for example {example}")]
     Empty {
         /// What was expected.
         what: &'static str,
-        /// A value that would have been read.
+        /// A valid example.
         example: &'static str,
     },
     /// The number is not a plain decimal.
@@ -93,7 +93,7 @@ pub enum ParseError {
     Number {
         /// What was read.
         text: String,
-        /// A value that would have been read.
+        /// A valid example.
         example: &'static str,
     },
     /// A minus sign.
@@ -101,7 +101,7 @@ pub enum ParseError {
     Negative {
         /// What was read.
         text: String,
-        /// A value that would have been read.
+        /// A valid example.
         example: &'static str,
     },
     /// A number without a unit.
@@ -111,17 +111,17 @@ pub enum ParseError {
         text: String,
         /// A unit that may have been meant.
         example: &'static str,
-        /// The units that are read.
+        /// The valid units.
         units: &'static str,
     },
-    /// A unit that is not read here.
+    /// An unknown unit.
     #[error("`{text}`: unknown unit `{unit}`; use one of {units}")]
     UnknownUnit {
         /// What was read.
         text: String,
         /// The unit in it.
         unit: String,
-        /// The units that are read.
+        /// The valid units.
         units: &'static str,
     },
     /// tc's byte-per-second words.
@@ -148,7 +148,7 @@ pub enum ParseError {
     Zero {
         /// What was read.
         text: String,
-        /// A value that would have been read.
+        /// A valid example.
         example: &'static str,
     },
     /// More than 64 bits hold.
@@ -159,7 +159,7 @@ pub enum ParseError {
     },
 }
 
-/// One kind of quantity: its units with their multipliers, and how to speak of it.
+/// A kind of quantity: its units with their multipliers, and its words for messages.
 struct Kind {
     what: &'static str,
     example: &'static str,
@@ -221,10 +221,10 @@ struct Decimal {
     scale: u32,
 }
 
-/// The most digits that are read: enough for any rate, and safe to multiply in 128 bits.
+/// The most digits of a number: enough for any rate, and safe to multiply in 128 bits.
 const MAX_DIGITS: usize = 24;
 
-/// Splits `text` in number and unit, and reads the number.
+/// Splits `text` into number and unit, and reads the number.
 fn split<'a>(text: &'a str, kind: &Kind) -> Result<(&'a str, Decimal, &'a str), ParseError> {
     let text = text.trim();
     let number_error = || ParseError::Number { text: text.to_string(), example: kind.example };

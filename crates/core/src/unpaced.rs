@@ -1,27 +1,26 @@
 //! What is set aside of an epoch in a limit of scheme `pace`: for senders that cannot be paced (UDP, QUIC,
 //! raw sockets), and for flows that want little.
 //!
-//! A flow that takes at least half of its share in an epoch is one of those that share the limit. One that
+//! A flow that takes at least half of its share in an epoch is one of those that share the limit. A flow that
 //! takes less is not counted; what it takes is set aside ([`Sent::takes`]). This is one step of max-min
-//! fairness: who wants less than a share gets that, and the others divide the rest. So twenty connections
-//! with a small request each leave to a bulk transfer all that they do not use, and it leaves to them what
-//! they do. A flow that is new, or that took so much when it last sent anything, is counted with its first
-//! packet ([`Sent::took_much`]): flows that begin together would each take less than half of a share that was
-//! computed without them, none would count, and the share would stay as it is.
+//! fairness: a flow that wants less than a share gets that, and the others divide the rest. So twenty
+//! connections with a small request each leave to a bulk transfer all that they do not use, and it leaves to
+//! them what they do. A flow that is new, or that took as much when it last sent, is counted with its first
+//! packet ([`Sent::took_much`]). Otherwise flows that begin together would each take less than half of a
+//! share that was computed without them, none would count, and the share would stay as it is.
 //!
-//! A flow that cannot be paced has a share as a TCP flow has ([`flows`]). What it sends beyond earns it
-//! nothing, however much that is: the time of any number of bytes at any rate is computed without a
-//! wrap ([`time_of`]).
+//! An unpaced flow has a share as a TCP flow has ([`flows`]). What it sends beyond earns it nothing, however
+//! much that is: the time of any number of bytes at any rate is computed without a wrap ([`time_of`]).
 //!
-//! A connection that is expected to end soon is no flow that has a share. What its first segments take is set
+//! A connection that is expected to end soon is not a flow with a share. What its first segments take is set
 //! aside, up to one share of an epoch ([`Sent::is_within`]).
 //!
 //! On ingress the virtual queue has room for TCP's windows, which may all be sent at once
 //! ([`crate::receive_window`]). A sender without a window has no use for that room and would only fill it:
-//! with 4.2 MB above the rate at 1 Gbit/s. So such senders meet the thresholds of a queue that works alone
-//! ([`thresholds`]). Within their shares they are judged by what they alone have sent, so that they do not
-//! pay for a window that is on its way; beyond them by all traffic. In any time `t` no more of them passes
-//! than `rate x (t + burst + drop)` and one packet, with `drop` of these thresholds.
+//! with 4.2 MB above the rate at 1 Gbit/s. So such senders meet the thresholds of a queue alone
+//! ([`thresholds`]). Within their shares only their own traffic counts, so that they do not pay for a window
+//! that is on its way; beyond them all traffic counts. In any time `t` no more of them passes than `rate x (t
+//! + burst + drop)` and one packet, with `drop` of these thresholds.
 //!
 //! O(1) time; 8 bytes a flow, and one finish time. The kernel's copy is `bpf/unpaced.h`.
 
@@ -33,19 +32,19 @@ use crate::{
     virtual_queue::{MAX_PACKET_BYTES, VirtualQueueConfig, time_of},
 };
 
-/// The thresholds of a queue that works alone, in time ...
+/// The thresholds of a queue alone, in time ...
 const MARK: Nanos = Nanos(500_000);
 const DROP: Nanos = Nanos(4_000_000);
-/// ... and the bytes below which they do not fall: two frames, and four.
+/// ... and their least lengths in bytes: two frames, and four.
 const MARK_BYTES: u64 = 2 * 1514;
 const DROP_BYTES: u64 = 4 * 1514;
 /// More bytes than this in an epoch are beyond every share.
 pub const MAX_BYTES: u32 = 1 << 31;
-/// Ethernet's largest frame. A flow that is paced sends two at once at least, so who sends no more than one
+/// Ethernet's largest frame. A paced flow sends at least two at once. So a flow that sends no more than one
 /// in an epoch wants little, however small its share has become.
 pub const FRAME_BYTES: u32 = 1514;
 
-/// What one share is of an epoch, in time at the limit's rate.
+/// One share of an epoch, in time at the limit's rate.
 #[must_use]
 pub fn fair(share: u64, epoch: Nanos) -> Nanos {
     Nanos((epoch.min(MAX_EPOCH).0 * (share.min(MAX_SHARE) >> 8)) >> 16)
@@ -62,7 +61,7 @@ pub struct Sent {
 
 impl Sent {
     /// Whether the sender is still within `fair` of the epoch, at `cost` 2^-24 ns a byte; then the packet
-    /// counts. The last packet may reach beyond.
+    /// counts. The last packet may exceed it.
     pub fn is_within(&mut self, epoch: u32, bytes: u32, cost: u64, fair: Nanos) -> bool {
         let counted = if self.epoch == epoch { self.bytes } else { 0 };
         if counted >= MAX_BYTES || time_of(u64::from(counted), cost) >= fair {
@@ -72,10 +71,9 @@ impl Sent {
         true
     }
 
-    /// Counts a packet of a flow that is told its share, which is `fair` of the epoch. Returns whether the
-    /// flow takes at least half of it, and more than a frame, and what is to be set aside for it in
-    /// nanoseconds: negative with the packet that reaches the half, as what was set aside before is given
-    /// back.
+    /// Counts a packet of a flow with a share, which is `fair` of the epoch. Returns whether the flow takes
+    /// at least half of it, and more than a frame, and what to set aside for it in nanoseconds: negative with
+    /// the packet that reaches the half, as what was set aside before is given back.
     pub fn takes(&mut self, epoch: u32, bytes: u32, cost: u64, fair: Nanos) -> (bool, i64) {
         let before = if self.epoch == epoch { self.bytes } else { 0 };
         let time = |bytes: u32| time_of(u64::from(bytes), cost).0 as i64;
@@ -93,23 +91,23 @@ impl Sent {
         (false, time(after) - time(before))
     }
 
-    /// Whether a flow has taken half of its share in this epoch. Until then its packets may find a longer
+    /// Whether a flow has taken half of its share in this epoch. Until then its packets may pass a longer
     /// queue, also if the flow was counted with its first one: they may be the reply to a request.
     #[must_use]
     pub fn has_much(&self, epoch: u32) -> bool {
         self.epoch == epoch && self.bytes & MAX_BYTES != 0
     }
 
-    /// Whether this is what a flow took in an epoch before this one, and was at least half of a share: the
-    /// flow is expected to take as much again.
+    /// Whether the flow took at least half of a share in an epoch before this one: it is expected to take as
+    /// much again.
     #[must_use]
     pub fn took_much(&self, epoch: u32) -> bool {
         self.epoch != epoch && self.bytes & MAX_BYTES != 0
     }
 }
 
-/// The thresholds for unpaced senders of a queue that has room for windows. One that was given shorter
-/// thresholds keeps those.
+/// The thresholds for unpaced senders of a queue that has room for windows. Shorter thresholds of the queue
+/// stay.
 #[must_use]
 pub fn thresholds(config: &VirtualQueueConfig) -> VirtualQueueConfig {
     let least = |time: Nanos, bytes| time.max(time_of(bytes, config.cost));
@@ -179,7 +177,7 @@ mod tests {
         assert_eq!(thresholds(&short), short, "what was given shorter");
     }
 
-    /// A queue behind windows, as the kernel's program keeps it.
+    /// A queue behind windows, as in the kernel's program.
     struct Queue {
         config: VirtualQueueConfig,
         all: u64,
@@ -187,7 +185,7 @@ mod tests {
     }
 
     impl Queue {
-        /// What becomes of a packet that nobody marks; with TCP's own window-sized room.
+        /// The verdict on an unmarked packet; with TCP's own window-sized room.
         fn on_packet(&mut self, now: u64, cost: u64, unpaced: bool, within: bool) -> bool {
             let strict = thresholds(&self.config);
             let behind = |finish: u64| finish as i64 - now as i64;
@@ -213,8 +211,8 @@ mod tests {
     }
 
     proptest! {
-        /// Beside any TCP, and whatever is within a share, unpaced senders pass no more than a queue that
-        /// works alone lets pass, in any time.
+        /// Beside any TCP, and whatever is within a share, unpaced senders pass no more than a queue alone
+        /// would pass, in any time.
         #[test]
         fn unpaced_senders_pass_no_more_than_alone(
             bit_s in prop_oneof![8_000u64..1_000_000, 1_000_000u64..10_000_000_000],

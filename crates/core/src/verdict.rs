@@ -1,37 +1,37 @@
-//! What an algorithm may answer for a packet.
+//! The verdict of an algorithm on a packet.
 
 use crate::Nanos;
 
-/// The answer of a limiter for one packet.
+/// The verdict of a limiter on one packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// Send it on as it is.
+    /// The packet passes unchanged.
     Pass,
-    /// Send it on with the ECN codepoint set to Congestion Experienced (RFC 3168).
+    /// It passes with the ECN codepoint set to Congestion Experienced (RFC 3168).
     Mark,
-    /// Send it on and tell the local TCP sender to reduce its congestion window (NRM's `cn`).
+    /// It passes, and the local TCP sender reduces its congestion window (NRM's `cn`).
     Slow,
-    /// Discard it, for the reason given. Nothing was charged for it.
+    /// It is dropped, for the given reason. Nothing was charged for it.
     Drop(DropReason),
-    /// Send it on, not before this time.
+    /// It leaves not before this time.
     SendAt(Nanos),
 }
 
-/// Why a packet was discarded.
+/// Why a packet was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DropReason {
-    /// The backlog stood above the drop threshold.
+    /// The backlog was above the drop threshold.
     Full,
-    /// A large packet found only the room that is kept for small ones.
+    /// A large packet found only the room that is reserved for small ones.
     Reserve,
-    /// Picked by the linear drop probability: the packet could neither be marked nor its sender told.
+    /// By the linear drop probability: the packet could not be marked, nor its sender slowed.
     Early,
-    /// Lost on the way, at the probability that a link was given.
+    /// Lost on the way, at the probability of a link.
     Lost,
 }
 
 impl Verdict {
-    /// Whether the packet goes on, now or later.
+    /// Whether the packet passes, now or later.
     #[must_use]
     pub fn passes(self) -> bool {
         !matches!(self, Verdict::Drop(_))

@@ -1,10 +1,10 @@
-//! The virtual queue of NRM (Brakmo and Starovoitov, "BPF Host Network Resource Management"), without
-//! its lock, with thresholds in time.
+//! The virtual queue of NRM (Brakmo and Starovoitov, "BPF Host Network Resource Management"), without its
+//! lock, with thresholds in time.
 //!
-//! A queue that holds no packet: it only remembers when a link of the limit's rate would have finished
-//! sending all that passed, the theoretical finish time. The distance from now to that time is the
-//! backlog, in nanoseconds at the limit's rate; it is negative while burst credit is left. The backlog
-//! decides what happens to the next packet:
+//! A queue that holds no packet. It only stores when a link of the limit's rate would have finished sending
+//! all that passed, the theoretical finish time. The distance from now to that time is the backlog, in
+//! nanoseconds at the limit's rate; it is negative while burst credit is left. The backlog decides what
+//! happens to the next packet:
 //!
 //! ```text
 //!   -burst        0        mark                    large_drop       drop
@@ -12,25 +12,24 @@
 //!      :        pass         : mark, slow or early drop : small only  : drop all
 //! ```
 //!
-//! - above `mark` an ECN-capable packet is marked; a local TCP sender is told to reduce its congestion
-//!   window, and what is not TCP is dropped, both with a probability that grows linearly to 1 at
-//!   `large_drop`;
+//! - above `mark` an ECN-capable packet is marked; a local TCP sender reduces its congestion window, and what
+//!   is not TCP is dropped, both with a probability that grows linearly to 1 at `large_drop`;
 //! - above `large_drop` only small packets (ACK, SYN, DNS) pass, and those of a TCP sender with nothing in
-//!   flight, which no ACK would wake to try again;
+//!   flight, which no ACK would make try again;
 //! - above `drop` everything is dropped. A dropped packet is not charged.
 //!
-//! The backlog is taken before the packet is added, so a packet of any size passes an idle queue: traffic
-//! flows rather than stops. In any window of length `t` no more than
-//! `rate x (t + burst + drop)` and one packet pass.
+//! The backlog is read before the packet is added, so a packet of any size passes an idle queue: traffic
+//! flows rather than stops. In any window of length `t` at most `rate x (t + burst + drop)` and one packet
+//! pass.
 //!
-//! Where this differs from the published rule: the state is one 64-bit time, which the kernel's copy
-//! (`bpf/vqueue.h`) advances with one atomic instruction where NRM took a spin lock; thresholds are times
-//! (600 000 bytes are 0.5 ms at 10 Gbit/s but 480 ms at 10 Mbit/s) with a floor of a few segments; and the
-//! cost of a byte is a fixed-point number with 24 fractional bits whose remainder is carried from packet to
+//! This differs from the published rule. The state is one 64-bit time, which the kernel's copy
+//! (`bpf/vqueue.h`) advances with one atomic instruction where NRM took a spin lock. Thresholds are times
+//! (600 000 bytes are 0.5 ms at 10 Gbit/s but 480 ms at 10 Mbit/s) with a floor of a few segments. The cost
+//! of a byte is a fixed-point number with 24 fractional bits whose remainder is carried from packet to
 //! packet, so the rate error stays below 1e-6 from [`MIN_RATE_BIT_S`](crate::units::MIN_RATE_BIT_S) to
 //! [`MAX_RATE_BIT_S`](crate::units::MAX_RATE_BIT_S).
 //!
-//! What a user may set, and the defaults, are in [`crate::queue_options`].
+//! The settings and their defaults are in [`crate::queue_options`].
 //!
 //! Each packet costs O(1) time; a queue is 16 bytes of state.
 
@@ -41,26 +40,26 @@ use crate::{
 
 /// Fractional bits of the cost of a byte.
 pub const COST_SHIFT: u32 = 24;
-/// A packet counts as no longer than this: 1 MiB, twice the largest segment that Linux builds.
+/// Upper bound of a packet: 1 MiB, twice the largest segment that Linux builds.
 pub const MAX_PACKET_BYTES: u32 = (1 << 20) - 1;
-/// No burst and no threshold is longer than this: 512 s, a megabyte at the slowest rate.
+/// Upper bound of a burst or threshold: 512 s, a megabyte at the slowest rate.
 pub const MAX_SPAN: Nanos = Nanos(512 * NANOS_PER_SEC);
 /// A packet up to this length on the wire is small: an ACK, a SYN, a DNS question.
 pub const SMALL_BYTES: u32 = 120;
 
-/// Which way the limited workload's packets go.
+/// The direction of packets, from the point of view of the limited workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// From the workload: a local TCP sender can be told to slow down.
+    /// From the workload: congestion can be signalled to a local TCP sender.
     Egress,
     /// To the workload: only marks and drops reach the sender.
     Ingress,
 }
 
-/// What the virtual queue needs to know of a packet.
+/// The properties of a packet for the virtual queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet {
-    /// Length on the wire with all headers of all its segments; above [`MAX_PACKET_BYTES`] it is cut.
+    /// Length on the wire with all headers of all its segments; clamped to [`MAX_PACKET_BYTES`].
     pub wire_bytes: u32,
     /// Whether its IP header says ECT(0), ECT(1) or CE.
     pub ecn_capable: bool,
@@ -68,7 +67,7 @@ pub struct Packet {
     pub transport: Transport,
 }
 
-/// What a packet carries, as far as the feedback to its sender differs.
+/// What a packet carries, as far as it changes the signal to its sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     /// TCP; the sender has other packets in flight or not (always `true` on ingress, where it is unknown).
@@ -80,14 +79,14 @@ pub enum Transport {
     Other,
 }
 
-/// Rate and thresholds of a virtual queue, in the form that the packet path works with.
+/// Rate and thresholds of a virtual queue, in the form for the packet path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VirtualQueueConfig {
     /// Cost of a byte in 2^-24 ns.
     pub cost: u64,
     /// Credit that an idle queue may save up.
     pub burst: Nanos,
-    /// Backlog above which senders are told.
+    /// Backlog above which congestion is signalled.
     pub mark: Nanos,
     /// Backlog above which large packets are dropped.
     pub large_drop: Nanos,
@@ -103,7 +102,7 @@ pub fn cost_of_byte(rate: Rate) -> u64 {
     u64::try_from((one_second + bit_s / 2) / bit_s).unwrap_or(u64::MAX)
 }
 
-/// No time is longer to [`scaled`], no cost of a byte higher, and no count of bytes to [`time_of`].
+/// Upper bounds of a time for [`scaled`], of a cost of a byte, and of a count of bytes for [`time_of`].
 const MAX_SCALED: Nanos = Nanos(1 << 44);
 const MAX_COST: u64 = 1 << 46;
 const MAX_BYTES: u64 = 1 << 40;
@@ -116,7 +115,7 @@ pub fn time_of(bytes: u64, cost: u64) -> Nanos {
     Nanos((product >> COST_SHIFT) as u64)
 }
 
-/// The time of as many bytes when one costs `to` and no longer `from`, to 2^-16 of the ratio.
+/// The time of the same bytes when one costs `to` and no longer `from`, to 2^-16 of the ratio.
 #[must_use]
 pub fn scaled(time: Nanos, from: u64, to: u64) -> Nanos {
     let ns = time.min(MAX_SCALED).0;
@@ -130,8 +129,8 @@ pub fn scaled(time: Nanos, from: u64, to: u64) -> Nanos {
     }
 }
 
-/// A backlog at another rate: as many bytes. At a slower one it grows, but not beyond the `drop` threshold:
-/// what was right when it passed keeps nobody out for long.
+/// A backlog at another rate: the same bytes. At a slower rate it grows, but not beyond the `drop` threshold.
+/// That bounds how long old traffic can delay new packets.
 #[must_use]
 pub fn rescaled(backlog: Nanos, from: u64, to: u64, drop: Nanos) -> Nanos {
     let scaled = scaled(backlog, from, to);
@@ -156,7 +155,7 @@ impl VirtualQueue {
         VirtualQueue { config, direction, finish: Nanos(0), carry: 0 }
     }
 
-    /// A queue in the middle of its work, for tests and simulation.
+    /// A queue with a backlog, for tests and simulation.
     #[must_use]
     pub fn with_finish(
         config: VirtualQueueConfig,
@@ -167,8 +166,8 @@ impl VirtualQueue {
         VirtualQueue { config, direction, finish, carry }
     }
 
-    /// Changes rate and thresholds. The backlog stays what it is in bytes ([`rescaled`]): as time, what is
-    /// little at a slow rate would keep all out for seconds at a fast one.
+    /// Changes rate and thresholds. The backlog keeps its bytes ([`rescaled`]): kept as time, a small backlog
+    /// at a slow rate would drop everything for seconds at a fast one.
     pub fn set_config(&mut self, now: Nanos, config: VirtualQueueConfig) {
         if let Ok(backlog @ 1..) = u64::try_from(backlog_ns(self.finish, now)) {
             let (from, to) = (self.config.cost, config.cost);
@@ -189,7 +188,7 @@ impl VirtualQueue {
         self.carry
     }
 
-    /// How far the queue is behind at `now`, in nanoseconds; negative for the credit that is left.
+    /// The backlog at `now`, in nanoseconds; negative for the credit that is left.
     #[must_use]
     pub fn backlog_ns(&self, now: Nanos) -> i64 {
         backlog_ns(self.finish, now).max(-(self.config.burst.0 as i64))
@@ -228,7 +227,7 @@ impl VirtualQueue {
         }
         match (packet.transport, self.direction) {
             (Transport::Tcp { .. }, Direction::Egress) => Verdict::Slow,
-            // A remote sender would take an early drop for more than is meant: half its window.
+            // A remote sender would halve its window after an early drop, which is too much.
             (Transport::Tcp { .. }, Direction::Ingress) => Verdict::Pass,
             (Transport::Other, _) if large => Verdict::Drop(DropReason::Early),
             (Transport::Other, _) => Verdict::Pass,

@@ -1,22 +1,22 @@
-//! How long a packet waits that comes to a shaper now.
+//! How long a packet waits that reaches a shaper now.
 //!
-//! What lies in the shaper's queue is not all: HTB lets a segment of 64 KB go as a whole when those before
-//! it are paid, and then sends nothing until it is paid itself, half a millisecond at 1 Gbit/s, while its
-//! queue is empty. A law that looks at the bytes of the queue alone takes such a limit for an idle one, and
-//! fills it. So the shaper's own account is kept beside it, packet by packet as they come:
+//! The shaper's queue is not all. HTB sends a segment of 64 KB as a whole when those before it are paid, and
+//! then sends nothing until it is paid itself: half a millisecond at 1 Gbit/s, while its queue is empty. A
+//! law that reads only the bytes of the queue takes such a limit for an idle one, and fills it. So an account
+//! of the shaper is kept beside it, packet by packet as they come:
 //!
 //! ```text
 //!   packet:  finish = max(finish, now - burst) + length / rate
 //!   wait     = clamp(finish - now, queued / rate, queued / rate + longest)
 //! ```
 //!
-//! `queued` is what the kernel says that it holds, and always right; the account adds what is owed for the
-//! packet that has left last, at most `longest`. Where it says more, packets were dropped that it has
-//! counted, and it is set right.
+//! `queued` is the kernel's own number, and always right. The account adds the debt of the packet that has
+//! left last, at most `longest`. If the account is higher, packets were dropped that it has counted, and it
+//! is corrected.
 //!
-//! A rate that has an end, as what a group lends to a host, is the shaper's no more when that has come; its
-//! qdisc goes on as before. Then the account alone holds the lower rate: what comes when more than
-//! [`Config::most`] is [owed](Account::owed) is dropped.
+//! When a lease ends, the rate is no longer that of the shaper, but its qdisc goes on as before. Then the
+//! account alone holds the lower rate: what comes when the [debt](Account::owed) exceeds [`Config::most`] is
+//! dropped.
 //!
 //! O(1) a packet; 16 bytes a limit. The kernel's copy is `bpf/wait.h`.
 
@@ -25,11 +25,11 @@ use crate::{
     virtual_queue::{COST_SHIFT, MAX_PACKET_BYTES, cost_of_byte, scaled},
 };
 
-/// The longest packet that a stack builds unless told otherwise, with the headers of its segments.
+/// The default of the longest packet that a stack builds, with the headers of its segments.
 pub const LONGEST_BYTES: u64 = 65_536 + 45 * 66;
 /// Four full frames.
 const FIRST_BYTES: u64 = 4 * 1514;
-/// No wait is longer.
+/// Upper bound of a wait.
 pub const MAX_WAIT: Nanos = Nanos(1_000_000_000);
 
 /// The shaper whose account is kept.
@@ -37,14 +37,14 @@ pub const MAX_WAIT: Nanos = Nanos(1_000_000_000);
 pub struct Config {
     /// What a byte costs, in 2^-24 ns.
     pub cost: u64,
-    /// What it saves up when it is idle.
+    /// The credit that it saves up when it is idle.
     pub burst: Nanos,
     /// The time of the longest packet.
     pub longest: Nanos,
 }
 
 impl Config {
-    /// For a shaper of this rate and burst.
+    /// The parameters of a shaper of this rate and burst.
     #[must_use]
     pub fn new(rate: Rate, burst: Nanos) -> Self {
         let cost = cost_of_byte(rate);
@@ -52,8 +52,7 @@ impl Config {
         Config { cost, burst, longest: longest.min(MAX_WAIT) }
     }
 
-    /// What may be owed where nothing but the account holds the rate: what is saved up, or a connection's
-    /// first segments.
+    /// The largest debt where only the account holds the rate: the credit, or a connection's first segments.
     #[must_use]
     pub fn most(&self) -> Nanos {
         let first = (u128::from(FIRST_BYTES) * u128::from(self.cost)) >> COST_SHIFT;
@@ -68,12 +67,12 @@ pub struct Account {
     pub finish: Nanos,
     /// The part of a nanosecond that is still to be charged, in 2^-24 ns.
     pub carry: u32,
-    /// What a byte costs of what is owed; 0: nothing is known.
+    /// The cost of a byte in the debt; 0: not known.
     pub cost: u64,
 }
 
 impl Account {
-    /// A packet comes.
+    /// A packet reaches the shaper.
     pub fn charge(&mut self, config: &Config, now: Nanos, wire_bytes: u32) {
         let bytes = u64::from(wire_bytes.min(MAX_PACKET_BYTES));
         let cost = bytes * config.cost + u64::from(self.carry);
@@ -83,7 +82,7 @@ impl Account {
         self.finish = Nanos(self.finish.0.max(idle_since) + (cost >> COST_SHIFT));
     }
 
-    /// What is owed is bytes: at another rate that is another time.
+    /// The debt is in bytes: at another rate it is another time.
     fn turn(&mut self, config: &Config, now: Nanos) {
         let was = core::mem::replace(&mut self.cost, config.cost);
         let owed = self.owed(now).min(MAX_WAIT);
@@ -92,13 +91,13 @@ impl Account {
         }
     }
 
-    /// What was let go and is still to be paid.
+    /// The debt: what was let go and is still to be paid.
     #[must_use]
     pub fn owed(&self, now: Nanos) -> Nanos {
         Nanos(self.finish.0.saturating_sub(now.0))
     }
 
-    /// What one waits that comes now, where the queue holds `queued` as a time at the rate.
+    /// How long a packet waits that comes now. `queued` is the queue as a time at the rate.
     pub fn look(&mut self, config: &Config, now: Nanos, queued: Nanos) -> Nanos {
         self.turn(config, now);
         let queued = queued.min(MAX_WAIT).0;

@@ -1,26 +1,26 @@
-//! Whose packet it is that waits in a queue, by its network header: the model of `bpf/waiting.h`.
+//! The flow of a packet that waits in a queue, by its network header: the model of `bpf/waiting.h`.
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// Bytes of a packet that are looked at: the longest header of IPv4, and ports.
+/// Bytes of a packet that are read: the longest header of IPv4, and ports.
 pub const HEADER_BYTES: usize = 64;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// Packets of one protocol from one end to another. Ports are 0 where there are none, and for fragments,
-/// so that all of a packet are of one flow.
+/// Packets of one protocol from one end to another. Ports are 0 where there are none, and for fragments, so
+/// that all fragments of a packet are one flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Flow {
-    /// As in IPv4; of IPv6 what follows its header.
+    /// The protocol number of IPv4; for IPv6 of what follows its header.
     pub protocol: u8,
-    /// Who sends.
+    /// The source.
     pub from: SocketAddr,
-    /// To whom.
+    /// The destination.
     pub to: SocketAddr,
 }
 
 impl Flow {
-    /// Reads what there is of a packet from its network header on; `None` if that is no IP.
+    /// Reads a packet from its network header on; `None` if that is not IP.
     #[must_use]
     pub fn read(packet: &[u8]) -> Option<Flow> {
         let version = packet.first()? >> 4;

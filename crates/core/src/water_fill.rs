@@ -1,37 +1,37 @@
-//! Water-filling: one rate divided among those who want parts of it, max-min fair.
+//! Water-filling: divides one rate among members that want parts of it, max-min fair.
 //!
-//! Carousel runs a shaper on each core and no lock between them, so an aggregate that has flows on several
-//! cores is divided: about every 100 ms each shaper's demand is read from what it sent, and the aggregate's
-//! rate is filled into the demands like water, each getting what it wants or an equal level. A shaper that
-//! wants nothing keeps [`RESERVE_PERCENT`], so that a flow that starts there is not mute until the next
-//! round. The parts never add up to more than the whole.
+//! Carousel runs a shaper on each core without a lock between them, so an aggregate with flows on several
+//! cores is divided. About every 100 ms each shaper's demand is computed from what it sent, and the
+//! aggregate's rate is filled into the demands like water: each gets what it wants or an equal level. A
+//! shaper that wants nothing keeps [`RESERVE_PERCENT`], so that a flow that starts there need not wait for
+//! the next round. The parts never add up to more than the whole.
 //!
-//! O(n^2) for n members, at most [`MAX_MEMBERS`], without allocation; a 10 Hz job.
+//! O(n^2) for n members, at most [`MAX_MEMBERS`], without allocation; it runs ten times a second.
 
 use crate::units::Rate;
 
 /// The most members that share one rate.
 pub const MAX_MEMBERS: usize = 256;
-/// What a member has that wants nothing, in per cent of the whole.
+/// The part of a member that wants nothing, in per cent of the whole.
 pub const RESERVE_PERCENT: u64 = 1;
-/// A member that used this much of its part, in per cent, may want more: its demand is unknown.
+/// A member that used this much of its part, in per cent, may want more: its demand is not known.
 pub const GREEDY_PERCENT: u64 = 95;
-/// What a member is given above what it used, in per cent: with a part that is just enough it would look
-/// greedy in the next round, and its part would swing.
+/// The part of a member above what it used, in per cent: with a part that is just enough it would look greedy
+/// in the next round, and its part would swing.
 pub const HEADROOM_PERCENT: u64 = 8;
 
-/// What a member wants.
+/// The demand of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Demand {
-    /// So many bit/s; zero for an idle one.
+    /// This rate in bit/s; zero for an idle member.
     Rate(u64),
     /// As much as there is.
     Greedy,
 }
 
 impl Demand {
-    /// The demand of a member that sent `used_bit_s` of a part of `part_bit_s`, and has packets waiting
-    /// beyond what it may send or not.
+    /// The demand of a member that sent `used_bit_s` of a part of `part_bit_s`, and whether packets wait
+    /// beyond what it may send.
     #[must_use]
     pub fn measured(used_bit_s: u64, part_bit_s: u64, backlogged: bool) -> Self {
         let greedy =
@@ -44,9 +44,9 @@ impl Demand {
     }
 }
 
-/// Divides `total` among `demands`: writes the part of each, in bit/s, to `parts`, and gives what nobody
-/// wants to all alike. Every part is at least the reserve: 1 % of the total, or an equal part of it where
-/// there are more than 100 members. `sum(parts) <= total` always.
+/// Divides `total` among `demands`: writes the part of each, in bit/s, to `parts`, and spreads what nobody
+/// wants equally. Every part is at least the reserve: 1 % of the total, or an equal part of it where there
+/// are more than 100 members. `sum(parts) <= total` always.
 ///
 /// # Panics
 /// If `parts` is not as long as `demands`, or longer than [`MAX_MEMBERS`].
@@ -140,7 +140,7 @@ mod tests {
             let most = *parts.iter().max().unwrap();
             for (part, demand) in parts.iter().zip(&demands) {
                 prop_assert!(*part >= reserve);
-                // Who has less than another has all that it wants, but for rounding.
+                // A member with less than another has all that it wants, but for rounding.
                 let wanted = match demand { Demand::Rate(rate) => *rate, Demand::Greedy => u64::MAX };
                 prop_assert!(*part >= wanted || *part + members + 1 >= most.min(wanted));
             }

@@ -1,8 +1,8 @@
 //! A timing wheel: one O(1) queue for all packets of all flows, sorted by departure time.
 //!
-//! The queue of Carousel (Saeed et al., SIGCOMM 2017): time is cut into slots of one granularity `g`, and
-//! `N` slots make the horizon. A packet goes into the slot of its timestamp and comes out when that slot's
-//! time has come; within a slot, first in, first out.
+//! The queue of Carousel (Saeed et al., SIGCOMM 2017): time is cut into slots of one granularity `g`, and `N`
+//! slots make the horizon. A packet goes into the slot of its timestamp and comes out when that slot's time
+//! has come; within a slot, first in, first out.
 //!
 //! ```text
 //! insert(p, ts):  s = ceil(ts / g)
@@ -11,13 +11,12 @@
 //! pop(now):       the first of the first slot that is not empty, if that slot is <= now / g
 //! ```
 //!
-//! The stamp is rounded up, so a packet never leaves before its time, and at most one granularity after
-//! it as long as somebody calls [`Wheel::pop`]. (The published listing rounds down, tests slot `now % N`
-//! and moves its front by nanoseconds where it counts slots; the rule here is the one that its text
-//! describes.)
+//! The stamp is rounded up, so a packet never leaves before its time, and at most one granularity after it as
+//! long as somebody calls [`Wheel::pop`]. (The published listing rounds down, tests slot `now % N` and moves
+//! its front by nanoseconds where it counts slots; the rule here is the one that its text describes.)
 //!
-//! Insert and pop are O(1), and what they cost must not depend on how many packets wait. A plain array of a
-//! million lists is constant in instructions, but each packet then costs several misses of cache and TLB; so
+//! Insert and pop are O(1), and their cost must not depend on how many packets wait. A plain array of a
+//! million lists is constant in instructions, but each packet then costs several misses of cache and TLB. So
 //! the wheel is sorted in two steps, each within a small memory:
 //!
 //! ```text
@@ -26,16 +25,16 @@
 //!             `-> pop: the next slot by a bitmap
 //! ```
 //!
-//! - A far packet is appended to its bucket, which is written in sequence; and read in sequence, once.
+//! - A far packet is appended to its bucket, which is written in sequence, and read in sequence, once.
 //! - The near slots stay in the first caches.
 //! - Bitmaps over slots and buckets skip those that are empty (Eiffel, NSDI 2019), which also gives a
 //!   sleeping shaper its soonest deadline.
 //! - Granularity and number of slots are powers of two: no division.
 //!
-//! The next bucket is moved in parts: 32 packets, or a sixty-fourth of it where that is more, each time that
-//! the front has gone 16 slots. Only when the clock or the first packet jumps into another bucket is that
-//! moved in one go. All memory is allocated, and written once, at the start: with handles of four bytes, 20
-//! bytes for each packet of the capacity and 4 kB a bucket.
+//! The next bucket is moved in parts: 32 packets, or a sixty-fourth of it if that is more, each time the
+//! front has moved 16 slots. Only when the clock or the first packet jumps into another bucket is that moved
+//! at once. All memory is allocated, and written once, at the start: with handles of four bytes, 20 bytes for
+//! each packet of the capacity and 4 kB a bucket.
 
 use crate::{
     units::Nanos,
@@ -52,25 +51,25 @@ pub const MAX_CAPACITY: usize = 1 << 27;
 
 /// Slots in a bucket: the near ring holds two.
 const BUCKET: u64 = near::RING as u64 / 2;
-/// A clock that says more, 292 years, stands still: sums of times stay in 64 bits, whatever it says.
+/// Upper bound of a clock, 292 years: sums of times stay in 64 bits.
 const LATEST: Nanos = Nanos(u64::MAX >> 1);
 /// The first packet's slot where there is none.
 const NEVER: u64 = u64::MAX;
-/// The front moves this many slots before it takes more of the next bucket along.
+/// The front moves this many slots before more of the next bucket is moved.
 const STRIDE: u64 = 16;
-/// Packets that are taken along at least, if there are as many.
+/// At least this many packets are moved, if there are as many.
 const BATCH: u32 = 32;
 
 /// The size of a wheel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WheelOptions {
-    /// How finely times are told apart; taken to the nearest power of two nanoseconds.
+    /// The granularity of times; rounded to the nearest power of two nanoseconds.
     pub granularity: Nanos,
-    /// How far ahead a packet may be stamped; taken up to a power of two of granularities.
+    /// How far ahead a packet may be stamped; rounded up to a power of two of granularities.
     pub horizon: Nanos,
-    /// How many packets it holds at most.
+    /// The most packets that it holds.
     pub capacity: usize,
-    /// What becomes of a packet that is stamped beyond the horizon.
+    /// The rule for packets stamped beyond the horizon.
     pub beyond: Beyond,
 }
 
@@ -86,12 +85,12 @@ impl Default for WheelOptions {
     }
 }
 
-/// What becomes of a packet that is stamped beyond the horizon.
+/// The rule for packets stamped beyond the horizon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Beyond {
-    /// It leaves at the horizon: right for pacing, where late is as bad as early.
+    /// They leave at the horizon: right for pacing, where late is as bad as early.
     Clamp,
-    /// It is refused: right for a hard limit.
+    /// They are refused: right for a hard limit.
     Refuse,
 }
 
@@ -114,12 +113,12 @@ pub enum WheelError {
         /// How many that would be.
         slots: u64,
     },
-    /// No room, or too much.
+    /// A capacity of zero, or too large.
     #[error("a wheel for {0} packets; it holds 1 to {MAX_CAPACITY}")]
     Capacity(usize),
 }
 
-/// Why a packet was not taken. The wheel is as it was before.
+/// Why a packet was not taken. The wheel is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Refused {
     /// It holds as many packets as it can.
@@ -130,7 +129,7 @@ pub enum Refused {
     Beyond,
 }
 
-/// What happened to packets, since the start.
+/// Counters of packets, since the start.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct WheelCounters {
     /// Stamped in the past, and due at once.
@@ -148,10 +147,10 @@ pub struct WheelCounters {
 pub struct Wheel<T> {
     near: Near<T>,
     far: Far<T>,
-    /// The first slot that is not near: the start of a bucket, one or two behind that of the front. What is
-    /// in the bucket that starts here may be near in part.
+    /// The first slot that is not near: the start of a bucket, one or two behind that of the front. Items of
+    /// the bucket that starts here may partly be near.
     near_end: u64,
-    /// The front may not reach this slot before [`Wheel::follow`] has been there.
+    /// The front may not reach this slot before [`Wheel::follow`] has run.
     step_at: u64,
     shift: u32,
     /// The slot of the present, counted from time zero; never ahead of the clock.
@@ -212,7 +211,7 @@ impl<T: Copy + Default> Wheel<T> {
         self.insert_or(now, at, item, self.beyond)
     }
 
-    /// As [`Wheel::insert`], with its own rule for what is beyond the horizon.
+    /// As [`Wheel::insert`], with a separate rule for stamps beyond the horizon.
     ///
     /// # Errors
     /// As [`Wheel::insert`].
@@ -256,9 +255,9 @@ impl<T: Copy + Default> Wheel<T> {
         Some(self.take())
     }
 
-    /// Takes at most `most` packets whose time has come, the soonest first; how many.
+    /// Takes at most `most` packets whose time has come, the soonest first; returns how many.
     ///
-    /// As so many calls of [`Wheel::pop`].
+    /// As this many calls of [`Wheel::pop`].
     #[inline]
     pub fn pop_batch(&mut self, now: Nanos, most: usize, mut take: impl FnMut(T)) -> usize {
         for count in 0..most {
@@ -268,19 +267,19 @@ impl<T: Copy + Default> Wheel<T> {
         most
     }
 
-    /// Takes all packets, the soonest first, whatever their time: when their port has gone.
+    /// Takes all packets, the soonest first, whatever their time: for a port that has gone.
     pub fn drain(&mut self, mut take: impl FnMut(T)) {
         let present = self.front;
         while self.next != NEVER {
             self.move_front(self.next);
             take(self.take());
         }
-        // The clock has not been there.
+        // The clock has not reached it.
         self.front = present;
         self.follow();
     }
 
-    /// When the soonest packet may leave; none in an empty wheel.
+    /// When the soonest packet may leave; `None` if the wheel is empty.
     #[inline]
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
@@ -305,7 +304,7 @@ impl<T: Copy + Default> Wheel<T> {
         self.capacity
     }
 
-    /// How finely times are told apart.
+    /// The granularity of times.
     #[must_use]
     pub fn granularity(&self) -> Nanos {
         Nanos(1 << self.shift)
@@ -317,23 +316,23 @@ impl<T: Copy + Default> Wheel<T> {
         Nanos(self.slots << self.shift)
     }
 
-    /// What happened to packets.
+    /// Its counters.
     #[must_use]
     pub fn counters(&self) -> WheelCounters {
         self.counters
     }
 
-    /// The slot of a time that a clock says.
+    /// The slot of a clock's time.
     #[inline]
     fn slot(&self, now: Nanos) -> u64 {
         now.min(LATEST).0 >> self.shift
     }
 
-    /// The slot for a stamp that is before the front, or as it seems beyond the horizon.
+    /// The slot for a stamp that is before the front, or seems beyond the horizon.
     #[cold]
     fn within(&mut self, now: Nanos, slot: u64, beyond: Beyond) -> Result<u64, Refused> {
         if slot > self.front {
-            // The front stands where the last pop left it. It may follow the clock up to the first packet.
+            // The front is where the last pop left it. It may follow the clock up to the first packet.
             self.move_front(self.next.min(self.slot(now)));
         }
         let last = self.front + self.slots - 1;
@@ -352,7 +351,7 @@ impl<T: Copy + Default> Wheel<T> {
         Ok(last)
     }
 
-    /// Apart, so that it is a branch: seldom taken, it keeps the next pop from waiting for this stamp.
+    /// Separate, so that it is a branch: rarely taken, it keeps the next pop from waiting for this stamp.
     #[cold]
     fn becomes_first(&mut self, slot: u64) {
         self.next = slot;
@@ -384,7 +383,7 @@ impl<T: Copy + Default> Wheel<T> {
         })
     }
 
-    /// Sees to it that the front's bucket is near, and takes a part of the next one along.
+    /// Makes the front's bucket near, and moves a part of the next one.
     #[inline(never)]
     fn follow(&mut self) {
         let bucket = self.front / BUCKET;
@@ -395,7 +394,7 @@ impl<T: Copy + Default> Wheel<T> {
         }
         let next = bucket + 1;
         if self.near_end == next * BUCKET {
-            // Done when half the way is gone.
+            // Finished when half the distance is gone.
             let steps = (next * BUCKET - self.front).saturating_sub(BUCKET / 2) / STRIDE;
             let len = self.far.len(next);
             self.bring_near(next, (len / (steps as u32).max(1)).max(BATCH));

@@ -22,7 +22,7 @@ use wire::{Reader, Writer};
 pub const VERSION: u8 = 1;
 /// No message is longer, in bytes.
 pub const MESSAGE_MAX: usize = 1_200;
-/// The most keepers of a group.
+/// The most acceptors of a group.
 pub const KEEPERS_MAX: usize = 9;
 /// The most entries of one [`Body::Values`].
 pub const ENTRIES_MAX: usize = 60;

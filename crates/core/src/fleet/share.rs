@@ -2,7 +2,7 @@
 //! more than the limit, whatever is lost, duplicated, reordered, delayed, cut or dead.
 //!
 //! **The floor.** [`ShareOptions::reserve_per_mille`] of the limit is divided by the largest number of
-//! members; each always has that part. A member that hears of nobody may use it.
+//! members; each always has that part. A member without contact to others may use it.
 //!
 //! **Epochs.** The rest is divided anew in each *epoch*. Some members are *acceptors* (`keepers` in the
 //! options). Each acceptor stores one number, the newest epoch it promised. An epoch begins when acceptors
@@ -232,8 +232,8 @@ pub struct Share {
     options: ShareOptions,
     quorum: Quorum,
     holding: Holding,
-    /// Who had promised nothing newer than the epoch of the call. What is known of an older epoch is true of
-    /// a newer one too.
+    /// When each acceptor had promised nothing newer than the epoch of the call. What is known of an older
+    /// epoch is true of a newer one too.
     fresh: Freshness,
     until: Nanos,
     /// The newest epoch to which the member reported what it holds; it moves nothing in older ones.
@@ -324,7 +324,8 @@ impl Share {
         self.audit.is_some()
     }
 
-    /// Sets the interval of asks from now on; less than half of a lease.
+    /// Sets the interval of asks from now on, clamped to half of [`ShareOptions::lease`] and of
+    /// [`ShareOptions::suspect`].
     pub fn set_interval(&mut self, interval: Nanos) {
         let most = self.options.lease.min(self.options.suspect).0 / 2;
         self.options.interval = Nanos(interval.0.clamp(1, most.max(1)));

@@ -97,7 +97,7 @@ fn what_cannot_be_is_refused() {
     assert!(bursts(MAX_BURST.0, 0).is_ok() && bursts(0, MAX_BURST.0).is_ok());
 }
 
-/// The three RFCs once more, each written down on its own, in fractions of a byte over 8e9 without any bound.
+/// The three RFCs once more, each written separately, in fractions of a byte over 8e9 without any bound.
 struct Naive {
     kind: MeterKind,
     mode: ColourMode,

@@ -238,8 +238,8 @@ fn bad_options_change_nothing() {
 }
 
 proptest! {
-    /// Whatever comes, when it comes: every packet that was taken leaves once, none before its stamp,
-    /// and no class sends more than its rate and burst allow.
+    /// Whatever comes, when it comes: every packet that was taken leaves once, none before its stamp, and no
+    /// class sends more than its rate and burst allow.
     #[test]
     fn what_is_taken_leaves_within_the_rates(
         fair in any::<bool>(),

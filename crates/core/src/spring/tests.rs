@@ -1,4 +1,4 @@
-//! What a window may never do, whatever is measured.
+//! The bounds of a window, whatever is measured.
 
 use super::*;
 use proptest::prelude::*;
@@ -45,7 +45,7 @@ fn an_edge_is_never_taken_back() {
     assert_eq!(edge.say(&ack(2024, 65_535, 7), 6400), 492);
     assert_eq!(edge.edge, 65_000);
     assert_eq!(edge.say(&ack(65_000, 65_535, 7), 6400), 50);
-    // The receiver says less: it goes on.
+    // The receiver offers less: that passes.
     assert_eq!(edge.say(&ack(65_000, 3, 7), 6400), 3);
     assert_eq!(edge.say(&ack(65_000, 0, 7), 6400), 0);
     // The window opens again.
@@ -92,7 +92,8 @@ fn the_queue_is_not_part_of_the_path() {
         assert!(rtt.on_ack(400, Nanos(at + 5_000_000), 1000));
     }
     assert_eq!(rtt.least, Nanos(5_000_000));
-    // What waited at another rate says nothing; a little other is the same, and what did not wait counts.
+    // A sample at another rate is dropped; a slightly different rate is the same, and what did not wait
+    // counts.
     for (wait, cost, counts) in [(1_000, 1200, false), (1_000, 1100, true), (0, 9, true)] {
         rtt.on_data(500, Nanos(10 * NANOS_PER_SEC), Nanos(wait), 1000);
         assert_eq!(rtt.on_ack(500, Nanos(10 * NANOS_PER_SEC + 100_000), cost), counts, "{cost}");
@@ -113,7 +114,7 @@ fn who_wants_less_leaves_it_to_others() {
         share = next_share(share, &GBIT, &epoch);
     }
     assert_eq!(share, MOST);
-    // And a queue that stands takes it back, to the floor.
+    // And a standing queue takes it back, to the floor.
     let epoch = Epoch { left_bytes: 250_000, backlog: Nanos(300_000), ..epoch };
     for _ in 0..20 {
         share = next_share(share, &GBIT, &epoch);
@@ -151,7 +152,7 @@ proptest! {
         }
     }
 
-    /// Shares are shares.
+    /// Shares stay in range.
     #[test]
     fn a_share_keeps_its_bounds(
         share: u64, byte_s: u64, target: u64, elapsed: u64, left_bytes: u64, backlog: u64, rtt: u64,

@@ -1,27 +1,25 @@
-//! The flows of senders that cannot be paced, as a limit of scheme `pace` tells them apart.
+//! The flows of senders that cannot be paced, in a limit of scheme `pace`.
 //!
-//! A server of HTTP/3 has one socket for all of its clients. So a share belongs to a flow (addresses,
-//! transport and ports), not to a socket, as a TCP connection has one. A flow earns its share all the time,
-//! and its packets pass while they are no more than [`DEPTH`] ahead of that: a reply of some packets comes at
-//! once, and the flow has earned the next one when its share says so. Nobody can hold the packets of such a
-//! flow back at this place; what is beyond its share meets the virtual queue as senders of scheme `nrm` do.
+//! An HTTP/3 server has one socket for all its clients. So a share belongs to a flow (addresses, transport
+//! and ports), not to a socket. A flow earns its share all the time, and its packets pass while they are no
+//! more than [`DEPTH`] ahead of that. So a reply of some packets arrives at once, and the flow has earned the
+//! next one when its share says so. The packets of such a flow cannot be held here; beyond its share they
+//! meet the virtual queue like senders of scheme `nrm`.
 //!
-//! A flow counts as a TCP flow does, by the bytes that it takes ([`super::Sent::takes`]): one that takes
+//! A flow counts as a TCP flow does, by the bytes that it takes ([`super::Sent::takes`]): a flow that takes
 //! half of a share is one of those that divide the limit, and what a smaller one takes is set aside for it.
 //! If all of them were set aside, the share of the others would be what is left, and what is set aside would
-//! be so many of those shares: with twenty such flows beside four the gain of this loop is five.
+//! be as many of those shares: with twenty such flows beside four the gain of this loop is five.
 //!
-//! A flow that is ahead of its share counts until it has earned that, in epochs in which it is silent, too:
-//! a link of its share would still be busy. So flows that send in bursts count as flows that send evenly do.
+//! A flow that is ahead of its share counts until it has earned that, also in epochs in which it is silent: a
+//! link of its share would still be busy. So flows that send in bursts count like flows that send evenly.
 //!
-//! A flow that no earlier epoch has seen is a stranger: what it takes is set aside, it is none of those that
-//! divide the limit, and all strangers of an epoch together have half of it. A sender that addresses each
-//! packet to another host therefore does not get a share with each packet. Beyond that half strangers meet
-//! the virtual queue.
+//! A flow that no earlier epoch has seen is a stranger. What it takes is set aside, it does not divide the
+//! limit, and all strangers of an epoch together have half of it. So a sender that addresses each packet to
+//! another host does not get a share with each packet. Beyond that half strangers meet the virtual queue.
 //!
 //! O(1) time. A flow has a cell of 40 bytes in a set of [`WAYS`]; a limit has [`SETS`] sets. A flow whose set
-//! is full has one cell, and one share, together with another flow. The kernel's copy is
-//! `bpf/unpaced_flow.h`.
+//! is full shares a cell, and its share, with another flow. The kernel's copy is `bpf/unpaced_flow.h`.
 
 use crate::{
     fair_share::{KNOWN_EPOCHS, ONE},
@@ -37,7 +35,7 @@ pub const WAYS: usize = 4;
 pub const SETS: usize = 512;
 /// The time by which a flow may be ahead of its share.
 pub const DEPTH: Nanos = Nanos(50_000_000);
-/// No packet keeps its flow out for longer, however small the share was when it passed.
+/// Bounds how long old traffic can delay the packets of a flow, however small its share was.
 pub const MOST: Nanos = Nanos(1 << 34);
 
 /// A flow.
@@ -51,11 +49,11 @@ pub struct Flow {
     pub sent: Sent,
     /// The last epoch in which it counted.
     pub seen: u32,
-    /// The epoch in which the flow took the cell: in that epoch it is a stranger.
+    /// The epoch in which the flow got the cell: in that epoch it is a stranger.
     pub began: u32,
 }
 
-/// How long a packet takes at `share` of the limit, in 2^-24, of which a byte costs `cost` 2^-24 ns.
+/// How long a packet takes at `share` of the limit, in 2^-24, where a byte costs `cost` 2^-24 ns.
 #[must_use]
 pub fn time_at(bytes: u32, cost: u64, share: u64) -> Nanos {
     let time = time_of(bytes.min(MAX_PACKET_BYTES).into(), cost).min(MOST).0;
@@ -72,7 +70,7 @@ impl Flow {
         true
     }
 
-    /// Whether the cell says nothing of who takes it.
+    /// Whether the cell is free.
     #[must_use]
     pub fn is_free(&self, now: Nanos, epoch: u32) -> bool {
         self.flow == 0
@@ -103,7 +101,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// A server of HTTP/3 answers with 10 kB a client, at a share of 2 Mbit/s: 40 ms of it.
+    /// An HTTP/3 server answers with 10 kB a client, at a share of 2 Mbit/s: 40 ms of it.
     #[test]
     fn a_reply_comes_at_once_and_the_next_when_it_is_earned() {
         let cost = cost_of_byte(Rate::from_bit_s(50_000_000).unwrap());

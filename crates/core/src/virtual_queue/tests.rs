@@ -163,7 +163,7 @@ fn a_new_rate_keeps_the_backlog_in_bytes() {
     queue.set_config(NOW, config("50kbit"));
     assert!(queue.backlog_ns(NOW) > slow_ns);
 
-    // Credit is none of its bytes.
+    // Credit is not part of its bytes.
     let idle = VirtualQueue::new(config("50kbit"), Direction::Egress);
     let mut fast = idle.clone();
     fast.set_config(NOW, config("10mbit"));
@@ -179,7 +179,7 @@ fn a_slower_rate_drops_nothing_that_would_have_passed() {
 }
 
 proptest! {
-    /// On any input; back and forth a backlog is about what it was, unless a threshold cut it.
+    /// For any input: back and forth a backlog is about what it was, unless a threshold cut it.
     #[test]
     fn a_backlog_changes_with_the_rate(
         backlog: u64, a in MIN_RATE_BIT_S..=MAX_RATE_BIT_S, factor in 1u64..1000, cost: u64, drop: u64,

@@ -1,6 +1,7 @@
-//! What is not due soon: a bucket for each run of slots, in which items lie in the order in which they came.
+//! Items that are not due soon: a bucket for each run of slots, with its items in the order in which they
+//! came.
 //!
-//! An insert appends to its bucket, so few lines are written at a time, however many items there are; and a
+//! An insert appends to its bucket, so few cache lines are written at a time, however many items there are. A
 //! bucket is read from its start to its end once, when its time is near.
 
 use alloc::{boxed::Box, vec};
@@ -8,7 +9,7 @@ use alloc::{boxed::Box, vec};
 use crate::slot_set::SlotSet;
 
 /// Entries in a chunk of the pool: with handles of four bytes a chunk is a page. Large, so that the next
-/// chunk is looked for seldom, and read in sequence.
+/// chunk is rarely looked up, and is read in sequence.
 const CHUNK: usize = 512;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -22,7 +23,7 @@ struct Entry<T> {
 struct Bucket {
     /// Where in the pool its first entry is.
     start: u32,
-    /// Where its next entry goes; always a free place.
+    /// Where its next entry goes; always free.
     end: u32,
     len: u32,
     /// The lower half of the least slot since it was last empty.
@@ -43,8 +44,8 @@ pub(super) struct Far<T> {
 impl<T: Copy + Default> Far<T> {
     /// No items; room for `capacity`.
     pub(super) fn new(buckets: usize, capacity: usize) -> Self {
-        // A bucket goes on to another chunk when it has filled one. Of the one that is being read, the own
-        // chunk may be behind, and the first and the last be in part empty.
+        // A full bucket continues in another chunk. In the bucket that is being read, its own chunk may be
+        // done already, and the first and the last may be partly empty.
         let chunks = buckets + capacity / CHUNK + 2;
         Self {
             buckets: (0..buckets).map(empty).collect(),
@@ -55,7 +56,7 @@ impl<T: Copy + Default> Far<T> {
         }
     }
 
-    /// Appends an item to a bucket. There is room: its user counts.
+    /// Appends an item to a bucket. The caller makes sure that there is room.
     #[inline]
     pub(super) fn push(&mut self, bucket: u64, slot: u64, item: T) {
         let index = self.index(bucket);
@@ -129,7 +130,7 @@ impl<T: Copy + Default> Far<T> {
         bucket as usize & (self.buckets.len() - 1)
     }
 
-    /// Gives back a chunk, unless it is a bucket's own.
+    /// Frees a chunk, unless it is a bucket's own.
     #[inline]
     fn release(&mut self, chunk: usize) {
         if chunk >= self.buckets.len() {

@@ -1,11 +1,11 @@
-//! What the wheel must be equal to: a list sorted by slot, first in, first out within a slot. For its
-//! property test and for the fuzzer.
+//! The reference for the wheel: a list sorted by slot, first in, first out within a slot. For its property
+//! test and for the fuzzer.
 
 use std::{vec, vec::Vec};
 
 use tidegate_core::wheel::{Beyond, Refused, WheelOptions};
 
-/// A wheel's clock goes no further.
+/// Upper bound of a wheel's clock.
 const LATEST: u64 = u64::MAX >> 1;
 
 /// A list of numbered packets.

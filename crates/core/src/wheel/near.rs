@@ -1,11 +1,12 @@
-//! The slots that come next: a ring of lists, each first in, first out, and a bitmap over them.
+//! The next slots: a ring of lists, each first in, first out, and a bitmap over them.
 //!
-//! Everything here is indexed within one small ring, so it stays in the first caches; and an insert has no
-//! branch that depends on what is in the slot:
+//! Everything here is indexed within one small ring, so it stays in the first caches. An insert has no branch
+//! that depends on the slot's content:
 //! - a node's number is also its link, and the first [`RING`] nodes are the heads of the lists, so an item is
 //!   linked behind the last node of its slot whether the slot has items or not;
 //! - two levels of bitmap find the next slot with an item in two look-ups;
-//! - free nodes are a stack of numbers: a list of them would be followed node by node, each in another line.
+//! - free nodes are a stack of numbers: a list of them would be followed node by node, each in another cache
+//!   line.
 
 use alloc::{boxed::Box, vec};
 use core::array;
@@ -18,12 +19,12 @@ const WORDS: usize = 64;
 #[derive(Debug, Clone, Copy)]
 struct Node<T> {
     item: T,
-    /// The node behind it; means nothing in the last of a slot.
+    /// The next node; undefined in the last of a slot.
     next: u32,
 }
 
-/// Lists of items in [`RING`] slots. Slots are counted from time zero; which of them are in the ring at a
-/// time, its user knows.
+/// Lists of items in [`RING`] slots. Slots are counted from time zero; the caller knows which of them are in
+/// the ring.
 #[derive(Debug, Clone)]
 pub(super) struct Near<T> {
     /// The heads of the slots, then the items.
@@ -53,7 +54,7 @@ impl<T: Copy + Default> Near<T> {
         }
     }
 
-    /// Puts an item behind the others of its slot. There is room: its user counts.
+    /// Puts an item behind the others of its slot. The caller makes sure that there is room.
     #[inline]
     pub(super) fn push(&mut self, slot: u64, item: T) {
         let slot = slot as usize % RING;
@@ -66,9 +67,9 @@ impl<T: Copy + Default> Near<T> {
         self.top |= 1 << (slot / 64);
     }
 
-    /// Takes the first item of a slot that has one, and says which is the first slot then: the last of all
-    /// numbers if there is none. No item may be in a slot before it, or in one that is a ring less 64 slots
-    /// after it or more.
+    /// Takes the first item of a slot that has one, and returns which is the first slot then: `u64::MAX` if
+    /// there is none. No item may be in a slot before it, or in one that is a ring less 64 slots after it or
+    /// more.
     #[inline]
     pub(super) fn take(&mut self, slot: u64) -> (T, u64) {
         let head = slot as usize % RING;

@@ -139,7 +139,7 @@ mod tests {
         }
     }
 
-    /// The potential of Kempe et al.: each member's mass is told by origin, and the potential is how far
+    /// The potential of Kempe et al.: each member's mass is split by origin, and the potential is how far
     /// each origin's part is from even.
     #[test]
     fn the_potential_halves_each_round() {
