@@ -9,7 +9,7 @@
 //! ```text
 //!   target = 0.99 - backlog / 20 ms                               of the limit, so that a backlog drains
 //!   share += share * (epoch / delay) * (target - load) / 2        RCP's integral law
-//!   share -= share * (epoch / delay) * (load - target) / load     or so, when a backlog stands
+//!   share -= share * (epoch / delay) * (load - target) / load     or so, if there is a backlog
 //!   share  = clamp(share, (target - aside) / flows, target)       an equal part at least
 //! ```
 //!
