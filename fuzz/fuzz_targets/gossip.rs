@@ -7,7 +7,7 @@ use std::{net::SocketAddr, path::Path};
 
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{Nanos, fleet::MemberId};
-use tidegate_node::fleet::{
+use tidegate_fleet::{
     frame::Frame,
     keys::KeyRing,
     membership::{Contact, Membership, Swim},

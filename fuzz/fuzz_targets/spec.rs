@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
-use tidegate_node::spec::{LimitSpec, Problem, Spec};
+use tidegate_host::spec::{LimitSpec, Problem, Spec};
 
 fuzz_target!(|bytes: &[u8]| -> Corpus {
     let Ok(text) = std::str::from_utf8(bytes) else { return Corpus::Reject };

@@ -8,9 +8,9 @@ use clap::{
 };
 use clap_complete::Shell;
 use tidegate_core::{Nanos, Scheme, Scope, Span, exempt::Exempt, scheme::SCHEMES};
-use tidegate_node::fleet::config::API_SOCKET;
-use tidegate_node::nic::state::DEFAULT_DIR;
-use tidegate_node::settings::{EcnSetting, Patch, RateSetting};
+use tidegate_host::fleet::API_SOCKET;
+use tidegate_host::nic::state::DEFAULT_DIR;
+use tidegate_host::settings::{EcnSetting, Patch, RateSetting};
 use tidegate_sys::store::DEFAULT_ROOT;
 
 mod burst;

@@ -1,4 +1,4 @@
-//! The `tidegate` binary: every verb, thin. What a verb does is in `tidegate-node`; here are the command
+//! The `tidegate` binary: every verb, thin. What a verb does is in `tidegate-host`; here are the command
 //! line, what is printed, and the exit code.
 
 mod args;

@@ -11,8 +11,8 @@ use tidegate_core::{
     prefixes::Prefixes,
     queue_options::VirtualQueueOptions,
 };
-pub use tidegate_node::figures::{rate, size, time};
-use tidegate_node::{
+pub use tidegate_host::figures::{rate, size, time};
+use tidegate_host::{
     plan::Standing,
     risk::AtRisk,
     settings::{canonical, is_parents, show_actions},

@@ -7,10 +7,11 @@ use std::{
 
 use anyhow::Error;
 use clap::error::ErrorKind;
-use tidegate_node::{
+use tidegate_fleet::daemon::DaemonError;
+use tidegate_host::{
     absent::ScopeError, apply::ApplyError, explain::ExplainError, family::FamilyError,
-    fleet::daemon::DaemonError, nic::run::NicRunError, plan::PlanError, run::RunError,
-    settings::SettingsError, spec::SpecError,
+    nic::run::NicRunError, plan::PlanError, run::RunError, settings::SettingsError,
+    spec::SpecError,
 };
 use tidegate_sys::{
     cgroup::CgroupError, congestion::CongestionError, fq::FqError, limit::LimitError,

@@ -4,13 +4,13 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 use tidegate_core::{Bytes, Nanos, Span};
+use tidegate_host::settings::{Patch, RateSetting};
 use tidegate_nic::{
     lane::LaneOptions,
     relay::{RelayOptions, THREADS_MAX},
     source::PortName,
     waiter::Mode,
 };
-use tidegate_node::settings::{Patch, RateSetting};
 
 use super::interval;
 

@@ -6,7 +6,7 @@ use tidegate_core::{
     police::{Action, Hook, MeterText, PolicyError, colour_index},
     prefixes::Prefixes,
 };
-use tidegate_node::settings::{MeterSetting, PolicePatch};
+use tidegate_host::settings::{MeterSetting, PolicePatch};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limit")]

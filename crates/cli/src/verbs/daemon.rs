@@ -9,16 +9,13 @@ use std::{
 use anyhow::Result;
 use serde::Serialize;
 use tidegate_core::Direction;
-use tidegate_node::{
-    fleet::{
-        api,
-        config::GroupSpec,
-        daemon::{self, DaemonOptions},
-        keys::KeyRing,
-        status::{GroupStatus, NodeStatus},
-    },
-    spec::Spec,
+use tidegate_fleet::{
+    api,
+    daemon::{self, DaemonOptions},
+    keys::KeyRing,
+    status::{GroupStatus, NodeStatus},
 };
+use tidegate_host::{fleet::GroupSpec, spec::Spec};
 
 use crate::{
     args::DaemonArgs,
@@ -224,7 +221,7 @@ fn rows(node: &NodeStatus, group: &GroupStatus) -> Vec<Vec<String>> {
         output::rate(group.demand_bit_s),
         "-".to_owned(),
     ];
-    let member = |member: &tidegate_node::fleet::status::MemberStatus| {
+    let member = |member: &tidegate_fleet::status::MemberStatus| {
         let empty = String::new;
         vec![
             empty(),

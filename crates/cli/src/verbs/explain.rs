@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Result;
 use tidegate_core::Rate;
-use tidegate_node::{
+use tidegate_host::{
     explain::{
         self, Applied, AppliedDirection, Asked, ExplainOptions, Explanation, Place, Subject,
     },
@@ -269,7 +269,7 @@ fn row(socket: &SocketSample, several: bool) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_node::{risk::AtRisk, status::DirectionStatus};
+    use tidegate_host::{risk::AtRisk, status::DirectionStatus};
 
     use super::*;
     use crate::verbs::top::tests::limit;

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Result;
 use tidegate_core::Scope;
-use tidegate_node::{
+use tidegate_host::{
     apply::{Gates, apply},
     family::FamilyError,
     host::{Host, LockedHost, present},

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tidegate_node::{
+use tidegate_host::{
     host::{Host, LockedHost},
     spec::nearest,
 };

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Result;
 use tidegate_core::Rate;
-use tidegate_node::{
+use tidegate_host::{
     host::Host,
     status::{LimitSample, LimitStatus, hold_ceilings},
 };

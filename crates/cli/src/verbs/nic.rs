@@ -9,8 +9,7 @@ use std::{
 
 use anyhow::Result;
 use tidegate_core::{Rate, Scope};
-use tidegate_nic::relay::End;
-use tidegate_node::{
+use tidegate_host::{
     nic::{
         self, NicError, NicLimit, NicSpec,
         run::{Happening, NicOptions, RunningNic, choose},
@@ -18,6 +17,7 @@ use tidegate_node::{
     },
     spec::Spec,
 };
+use tidegate_nic::relay::End;
 use tidegate_sys::store;
 
 use crate::{

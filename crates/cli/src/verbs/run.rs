@@ -4,7 +4,7 @@ use std::{path::Path, process::ExitCode};
 
 use anyhow::Result;
 use tidegate_core::{Rate, Scheme, Scope};
-use tidegate_node::{
+use tidegate_host::{
     run::{self, ParentOf, RunOptions, Summary},
     settings::{SettingsError, SettingsProblem, fits, inside_another},
 };

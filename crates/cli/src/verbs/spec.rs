@@ -10,9 +10,10 @@ use anyhow::Result;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use tidegate_core::{Rate, Scheme, Scope};
-use tidegate_node::{
+use tidegate_fleet::rates;
+use tidegate_host::{
     absent::{self, Waits},
-    apply, fleet,
+    apply,
     nic::{
         NicSpec,
         state::{LimitState, RunDir},
@@ -109,13 +110,13 @@ fn planned(
     waiting: &[Waits],
     prune: bool,
 ) -> Result<Plan> {
-    let wanted = fleet::rates::kept(spec, present, wanted);
+    let wanted = rates::kept(spec, present, wanted);
     let present = absent::set_aside(present, &wanted, waiting);
     let mut plan = plan::plan(&present, &wanted, prune).map_err(|e| match e {
         PlanError::Family(e) => spec.locate(e).map_or_else(anyhow::Error::from, Into::into),
         e => e.into(),
     })?;
-    fleet::rates::begin_alone(spec, &mut plan);
+    rates::begin_alone(spec, &mut plan);
     Ok(plan)
 }
 

@@ -13,8 +13,8 @@ use tidegate_core::{
     Bytes, Rate, Scope,
     police::{COLOUR_NAMES, Policy},
 };
-use tidegate_node::{
-    fleet::status::NodeStatus,
+use tidegate_fleet::status::NodeStatus;
+use tidegate_host::{
     nic::state::RunDir,
     plan::Standing,
     status::{LimitStatus, hold_ceilings},
@@ -77,7 +77,7 @@ enum Row<'a> {
 #[derive(Serialize)]
 struct WaitingJson<'a> {
     name: &'a str,
-    #[serde(flatten, serialize_with = "tidegate_node::status::scope")]
+    #[serde(flatten, serialize_with = "tidegate_host::status::scope")]
     scope: &'a Scope,
     state: &'static str,
 }
@@ -354,7 +354,7 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
         Standing::Broken => "BROKEN",
     };
     let has_queue = limit.settings.police.is_none();
-    let row = |(direction, d): (&str, &tidegate_node::status::DirectionStatus)| {
+    let row = |(direction, d): (&str, &tidegate_host::status::DirectionStatus)| {
         let time = |ns: u64| output::time(i64::try_from(ns).unwrap_or(i64::MAX));
         vec![
             output::indented(depth, &limit.name),
@@ -388,7 +388,7 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_node::risk::AtRisk;
+    use tidegate_host::risk::AtRisk;
 
     use super::*;
     use crate::verbs::top::tests::limit;

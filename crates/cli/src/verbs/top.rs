@@ -26,7 +26,7 @@ use ratatui::{
     crossterm::event::{self, Event, KeyEventKind},
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use tidegate_node::{sockets::Sampler, watch::Watch};
+use tidegate_host::{sockets::Sampler, watch::Watch};
 
 use self::model::{Model, TopSockets};
 use tidegate_sys::clock::monotonic_ns;

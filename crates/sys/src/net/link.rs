@@ -40,7 +40,7 @@ pub struct Route {
 /// Counters of a device since it was made.
 ///
 /// `*_bytes` count a packet as the device saw it: the headers of a packet that is still to be
-/// segmented count once. See [`crate::wire_meter`] for what is on the wire.
+/// segmented count once. `tidegate-instruments` measures what is on the wire.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LinkStats {
     /// Packets received.

@@ -13,7 +13,7 @@ use ratatui::{
     widgets::{Block, Clear, Paragraph, Widget},
 };
 use tidegate_core::Rate;
-use tidegate_node::{
+use tidegate_host::{
     live::Origin,
     plan::Standing,
     status::{DirectionSample, DirectionStatus},
@@ -503,7 +503,7 @@ fn socket_lines(model: &Model, room: usize, lines: &mut Vec<Line<'static>>) {
         lines.push(Line::styled("No TCP sockets.", dim()));
         return;
     }
-    let width = |of: fn(&tidegate_node::sockets::SocketSample) -> usize, least: usize| {
+    let width = |of: fn(&tidegate_host::sockets::SocketSample) -> usize, least: usize| {
         sockets.list.iter().map(of).max().unwrap_or(0).max(least)
     };
     let remote = width(|s| s.remote.to_string().len(), 6);

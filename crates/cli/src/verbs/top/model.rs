@@ -8,7 +8,7 @@ use std::{
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tidegate_core::Scope;
-use tidegate_node::{
+use tidegate_host::{
     sockets::SocketSample,
     status::DirectionSample,
     tree::{Branch, enclosing, tree},

@@ -9,7 +9,7 @@ use ratatui::{
     crossterm::event::{KeyCode, KeyEvent, KeyModifiers},
 };
 use tidegate_core::Scope;
-use tidegate_node::{
+use tidegate_host::{
     live::Origin,
     plan::Standing,
     risk::AtRisk,

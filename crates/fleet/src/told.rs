@@ -1,0 +1,248 @@
+//! What an operator wants to know, each in one line.
+
+use std::{fmt, net::SocketAddr};
+
+use tidegate_core::Rate;
+use tidegate_host::fleet::Algorithm;
+
+use super::{
+    group::Standing,
+    seal::{CAUSES, Cause},
+};
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Told {
+    /// A node is there.
+    Up(String, SocketAddr),
+    /// It does not answer, or has left.
+    Down(String, SocketAddr),
+    /// Another node has this one's name, and started later: this one stands back.
+    StoodBack(String, SocketAddr),
+    /// Another node has this one's name, and started earlier.
+    SameName(String, SocketAddr),
+    /// Two lives of another node run.
+    TwoLives {
+        /// The node.
+        node: String,
+        /// Where the one is that is heard.
+        later: SocketAddr,
+        /// Where the other is.
+        earlier: SocketAddr,
+    },
+    /// A node speaks another version of the protocol.
+    Version {
+        /// The node, as far as it is known.
+        node: String,
+        /// Where it is.
+        from: SocketAddr,
+        /// Its version.
+        theirs: u8,
+        /// The one here.
+        ours: u8,
+    },
+    /// Another node has another name of the same number.
+    SameNumber(String, String, SocketAddr),
+    /// A node has other settings for a group.
+    Differs {
+        /// The group.
+        group: String,
+        /// The node.
+        node: String,
+        /// Its limit and algorithm.
+        theirs: (u64, Algorithm),
+        /// Those here.
+        ours: (u64, Algorithm),
+    },
+    /// It has the same settings again.
+    Agrees {
+        /// The group.
+        group: String,
+        /// The node.
+        node: String,
+    },
+    /// A group stands otherwise than before.
+    Stands {
+        /// The group.
+        group: String,
+        /// How.
+        standing: Standing,
+        /// What the host may use, in bit/s.
+        part_bit_s: u64,
+    },
+    /// Limits of a group cannot be set or read.
+    Limits {
+        /// The group.
+        group: String,
+        /// Why, for each.
+        errors: Vec<String>,
+    },
+    /// Limits of a group can be set again.
+    LimitsGood(String),
+    /// Storing failed: this node promises nothing.
+    Storage(String),
+    /// Storing works again.
+    StorageGood,
+    /// Datagrams are dropped.
+    Dropping {
+        /// Why.
+        cause: Cause,
+        /// Where the last came from.
+        from: SocketAddr,
+        /// How many since this was said last.
+        count: u64,
+    },
+    /// A registry, or a name of DNS, cannot be asked.
+    Registry {
+        /// Which.
+        which: String,
+        /// Why.
+        why: String,
+        /// In so many seconds it is asked again.
+        again_s: u64,
+    },
+    /// It can be asked again.
+    RegistryGood(String),
+    /// The spec was read again; what changed.
+    Reloaded(Vec<String>),
+    /// The spec was read again and is not taken.
+    NotReloaded(String),
+    /// Something that is of one host, such as a socket.
+    Warning(String),
+}
+
+impl Told {
+    /// Whether something is not as it should be.
+    #[must_use]
+    pub fn is_warning(&self) -> bool {
+        match self {
+            Told::Stands { standing, .. } => {
+                !matches!(standing, Standing::Sharing | Standing::Starting)
+            }
+            Told::Up(..)
+            | Told::Agrees { .. }
+            | Told::LimitsGood(_)
+            | Told::StorageGood
+            | Told::RegistryGood(_)
+            | Told::Reloaded(_) => false,
+            _ => true,
+        }
+    }
+}
+
+fn rate(bit_s: u64) -> String {
+    Rate::from_bit_s(bit_s).map_or_else(|| "nothing".to_owned(), |rate| rate.to_string())
+}
+
+/// What a cause means.
+#[must_use]
+pub fn meaning(cause: Cause) -> &'static str {
+    CAUSES.iter().find(|(one, ..)| *one == cause).map_or("", |(_, _, meaning)| meaning)
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Told::Up(node, addr) => write!(f, "node `{node}` at {addr} is there"),
+            Told::Down(node, addr) => write!(f, "node `{node}` at {addr} does not answer any more"),
+            Told::StoodBack(name, addr) => write!(
+                f,
+                "the node at {addr} is also called `{name}` and started later; this one stands back, its \
+                 groups have what is their own in any case. Give each node a name of its own ([fleet] node) \
+                 and restart this one"
+            ),
+            Told::SameName(name, addr) => write!(
+                f,
+                "the node at {addr} is also called `{name}` and started earlier; it stands back for this \
+                 one. Give each node a name of its own ([fleet] node)"
+            ),
+            Told::TwoLives { node, later, earlier } => write!(
+                f,
+                "two machines run node `{node}`, at {later} and at {earlier}: one is a copy of the other, or \
+                 both have one name; the second stands back. Give each node a name of its own ([fleet] node) \
+                 and remove the copied state directory"
+            ),
+            Told::Version { node, from, theirs, ours } => write!(
+                f,
+                "node `{node}` at {from} speaks version {theirs} of the fleet's protocol and this one \
+                 version {ours}: they do not understand each other, \
+                 and neither has what the other does not use. Run one release of tidegate on all nodes"
+            ),
+            Told::SameNumber(own, other, addr) => write!(
+                f,
+                "nodes `{own}` (this one) and `{other}` at {addr} have the same number by their names; \
+                 rename one ([fleet] node)"
+            ),
+            Told::Differs { group, node, theirs, ours }
+                if theirs == ours
+                    && matches!(ours.1, Algorithm::Fps | Algorithm::Gtb | Algorithm::Grd) =>
+            {
+                write!(
+                    f,
+                    "node `{node}` has another `interval` or other `hosts` for group `{group}`: their \
+                     parts may add up to more than its rate when hosts do not hear each other: apply one \
+                     file on all hosts"
+                )
+            }
+            Told::Differs { group, node, theirs, ours } => write!(
+                f,
+                "node `{node}` has other settings for group `{group}`: {} by {}, here {} by {}{}; what \
+                 differs is another group, and each side has its own part only: apply one file on all hosts",
+                rate(theirs.0),
+                theirs.1,
+                rate(ours.0),
+                ours.1,
+                if theirs == ours { ", but other hosts, reserve, times or keepers" } else { "" }
+            ),
+            Told::Agrees { group, node } => {
+                write!(f, "node `{node}` has the same settings for group `{group}` again")
+            }
+            Told::Stands { group, standing, part_bit_s } => {
+                let part = rate(*part_bit_s);
+                let how = match standing {
+                    Standing::Starting => "starts",
+                    Standing::Sharing => "shares",
+                    Standing::Alone => {
+                        "hears nobody and falls back to what is this host's in any case"
+                    }
+                    Standing::StoodBack => "stands back for another node of this name",
+                    Standing::CannotDrop => {
+                        "has limits that cannot drop at random, which grd asks for; use scheme `police` for \
+                         them, or another algorithm"
+                    }
+                };
+                write!(f, "group `{group}` {how}: {part} for this host")
+            }
+            Told::Limits { group, errors } => {
+                write!(f, "group `{group}`: {}", errors.join("; "))
+            }
+            Told::LimitsGood(group) => write!(f, "group `{group}`: its limits can be set again"),
+            Told::Storage(why) => write!(
+                f,
+                "{why}; until it can be written this node promises nothing, and others decide without it"
+            ),
+            Told::StorageGood => f.write_str("the state can be written again"),
+            Told::Dropping { cause, from, count } => write!(
+                f,
+                "{count} datagram{} dropped, the last from {from}: {}",
+                if *count == 1 { "" } else { "s" },
+                meaning(*cause)
+            ),
+            Told::Registry { which, why, again_s } => write!(
+                f,
+                "{which}: {why}; nodes that are known stay known; it is asked again in {again_s} s"
+            ),
+            Told::RegistryGood(which) => write!(f, "{which}: can be asked again"),
+            Told::Reloaded(changes) if changes.is_empty() => {
+                f.write_str("the spec was read again: nothing changed")
+            }
+            Told::Reloaded(changes) => {
+                write!(f, "the spec was read again: {}", changes.join(", "))
+            }
+            Told::NotReloaded(why) => {
+                write!(f, "the spec was read again and is not taken, all goes on as before: {why}")
+            }
+            Told::Warning(text) => f.write_str(text),
+        }
+    }
+}

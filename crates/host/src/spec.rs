@@ -1,0 +1,782 @@
+//! The spec file: TOML in, well-formed limits out.
+//!
+//! Parse, don't validate: every [`Spec`] that exists can be planned. The file is walked by hand rather than
+//! through serde's derive, so that each refusal knows its line, its limit and its field, and can say what
+//! to type instead. The first error of the file, from the top, is the one reported.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    fs::File,
+    io::{self, Read},
+    ops::Range,
+    path::Path,
+    str::FromStr,
+};
+
+use tidegate_core::{
+    Scheme, Scope,
+    exempt::{Exempt, ExemptError},
+    prefixes::{Prefix, PrefixError, Prefixes},
+    units::ParseError,
+};
+use tidegate_sys::{
+    limit::LimitOptions,
+    store::{self, MAX_LIMITS},
+};
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use tidegate_core::scheme::SchemeError;
+
+use crate::absent::ScopeError;
+use crate::family::{self, FamilyError, FamilyProblem, Member};
+use crate::fleet::url;
+use crate::fleet::{FleetError, FleetSpec, GroupSpec};
+use crate::nic::{NicError, NicSpec};
+use crate::plan;
+use crate::settings::{self, Asked, Patch, PoliceProblem, SettingsError, SettingsProblem};
+
+/// The largest file that is read: far above [`MAX_LIMITS`] limits.
+pub const MAX_SPEC_BYTES: u64 = 4 << 20;
+/// Longest name of a device, in bytes.
+const MAX_DEVICE_BYTES: usize = 15;
+
+/// A well-formed spec: names and cgroups are unique in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    /// As named by the user.
+    pub file: String,
+    /// The limits that are put on this host and stay, in the order of the file.
+    pub limits: Vec<LimitSpec>,
+    /// The software NICs, in the order of the file, with the limits that hold while they run.
+    pub nics: Vec<NicSpec>,
+    /// The node of a fleet that this host is.
+    pub fleet: Option<FleetSpec>,
+    /// The groups that limits of this host are in, in the order of the file.
+    pub groups: Vec<GroupSpec>,
+}
+
+/// One `[[limit]]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LimitSpec {
+    /// Its name.
+    pub name: String,
+    /// Its cgroup or device as written.
+    pub scope: Scope,
+    /// What it does. With a parent that is not in the file its directions are only known on a host.
+    pub options: LimitOptions,
+    /// The name of its parent, in the file or on the host.
+    pub parent: Option<String>,
+    /// With a parent: the directions for which a rate of its own was written.
+    pub asked: Asked,
+    /// The line on which it starts, from 1.
+    pub line: usize,
+}
+
+/// Why a file is no spec: where, and what to type instead. Nothing has been changed.
+#[derive(Debug, thiserror::Error)]
+#[error("{file}{}{}{}: {problem}", At(.line), Limit(.limit), Field(.field))]
+pub struct SpecError {
+    /// As named by the user.
+    pub file: String,
+    /// From 1; `None` for the file as a whole.
+    pub line: Option<usize>,
+    /// Name of the limit, if it is known.
+    pub limit: Option<String>,
+    /// The field.
+    pub field: Option<&'static str>,
+    /// What is wrong.
+    pub problem: Problem,
+}
+
+struct At<'a>(&'a Option<usize>);
+struct Limit<'a>(&'a Option<String>);
+struct Field<'a>(&'a Option<&'static str>);
+
+impl fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |line| write!(f, ":{line}"))
+    }
+}
+
+impl fmt::Display for Limit<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_ref().map_or(Ok(()), |name| write!(f, ": limit `{name}`"))
+    }
+}
+
+impl fmt::Display for Field<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |field| write!(f, ": {field}"))
+    }
+}
+
+/// What is wrong with a spec.
+#[derive(Debug, thiserror::Error)]
+pub enum Problem {
+    /// The file cannot be read.
+    #[error("cannot be read: {0}")]
+    Unreadable(io::Error),
+    /// A directory.
+    #[error("is a directory; name a file such as limits.toml")]
+    Directory,
+    /// Larger than [`MAX_SPEC_BYTES`].
+    #[error("is larger than {} MiB; is it a spec?", MAX_SPEC_BYTES >> 20)]
+    TooLarge,
+    /// No text.
+    #[error("is not UTF-8 text; is it a spec?")]
+    NotText,
+    /// No TOML.
+    #[error("not TOML: {message}, in `{line}`")]
+    Syntax {
+        /// What the parser says.
+        message: String,
+        /// The beginning of the line.
+        line: String,
+    },
+    /// No limit in it.
+    #[error(
+        "no `[[limit]]` in it; write at least one (an empty `limit = []` says that there shall be none)"
+    )]
+    NoLimits,
+    /// A key that is not read.
+    #[error("unknown field `{field}`; {hint}")]
+    UnknownField {
+        /// As written.
+        field: String,
+        /// What to type instead.
+        hint: String,
+    },
+    /// A key that must be there.
+    #[error("missing; write for example `{0}`")]
+    Missing(&'static str),
+    /// A value of another type.
+    #[error("expected {expected}, found {found}; write for example `{example}`")]
+    Type {
+        /// What should be there.
+        expected: &'static str,
+        /// What is.
+        found: String,
+        /// A line that would have been read.
+        example: &'static str,
+    },
+    /// The name is none.
+    #[error(transparent)]
+    Name(store::StoreError),
+    /// The name is taken.
+    #[error("a limit of this name is on line {0} already; give each its own name")]
+    SameName(usize),
+    /// The cgroup is taken.
+    #[error(
+        "limit `{name}` on line {line} has this {kind} already; put both directions in one limit{}",
+        if *kind == "cgroup" { ", or limit a cgroup above or below it" } else { "" }
+    )]
+    SameScope {
+        /// `cgroup`, `dev` or `port`.
+        kind: &'static str,
+        /// Who has it.
+        name: String,
+        /// Where.
+        line: usize,
+    },
+    /// The cgroup's path is none.
+    #[error("`{0}` is no cgroup path; write it relative to the cgroup mount, without `.` and `..`")]
+    CgroupPath(String),
+    /// No path at all.
+    #[error(
+        "empty path; write for example `system.slice/backup.service`, or `/` for the whole host"
+    )]
+    EmptyCgroup,
+    /// The name of a device is none.
+    #[error("`{0}` is no device name; write it as `ip link` shows it, for example `eth0`")]
+    DeviceName(String),
+    /// More than one scope.
+    #[error("more than one scope; write one of cgroup, dev and port")]
+    ManyScopes,
+    /// The cgroup or device does not exist on this host.
+    #[error(transparent)]
+    Scope(ScopeError),
+    /// A rate, size or time.
+    #[error(transparent)]
+    Unit(#[from] ParseError),
+    /// The scheme.
+    #[error(transparent)]
+    Scheme(#[from] SchemeError),
+    /// A software NIC, or a limit of one.
+    #[error(transparent)]
+    Nic(#[from] NicError),
+    /// A fleet, or a group of it.
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+    /// No prefix.
+    #[error(transparent)]
+    Match(#[from] PrefixError),
+    /// The prefix is taken.
+    #[error(
+        "limit `{name}` on line {line} has {prefix} of this {kind} already; give it to one of them"
+    )]
+    SamePrefix {
+        /// `dev` or `port`.
+        kind: &'static str,
+        /// What both would have.
+        prefix: Prefix,
+        /// Who has it.
+        name: String,
+        /// Where.
+        line: usize,
+    },
+    /// Nobody is exempt by this.
+    #[error(transparent)]
+    Exempt(#[from] ExemptError),
+    /// Values that do not go together.
+    #[error(transparent)]
+    Settings(#[from] SettingsProblem),
+    /// A limit that cannot be where it is in its tree.
+    #[error(transparent)]
+    Family(#[from] FamilyProblem),
+    /// Too many.
+    #[error("more than {MAX_LIMITS} limits")]
+    TooMany,
+}
+
+/// The fields of a limit, each with a line that would be read.
+const FIELDS: [(&str, &str); 23] = [
+    ("name", "name = \"backup\""),
+    ("scope", "scope = { cgroup = \"system.slice/backup.service\" }"),
+    ("egress", "egress = \"50mbit\""),
+    ("ingress", "ingress = \"50mbit\""),
+    ("parent", "parent = \"uplink\""),
+    ("guarantee", "guarantee = \"100mbit\""),
+    ("ceiling", "ceiling = \"500mbit\""),
+    ("weight", "weight = 100"),
+    ("scheme", "scheme = \"pace\""),
+    ("burst", "burst = \"1ms\""),
+    ("meter", "meter = { type = \"srtcm\", ebs = \"200kb\", colour_aware = true }"),
+    ("actions", "actions = { yellow = \"dscp af12\", red = \"drop\" }"),
+    ("fair", "fair = true"),
+    ("hook", "hook = \"xdp\""),
+    ("mark", "mark = \"0.5ms\""),
+    ("ecn", "ecn = \"60kb\""),
+    ("drop", "drop = \"4ms\""),
+    ("exempt", "exempt = [\"10.0.0.0/8\", \"2001:db8::/32\", \"dscp ef\"]"),
+    ("match", "match = [\"10.0.0.0/24\", \"2001:db8:1::/48\"]"),
+    ("loopback", "loopback = true"),
+    ("pace_ceiling", "pace_ceiling = false"),
+    ("rto_min", "rto_min = \"20ms\""),
+    ("delack_max", "delack_max = \"5ms\""),
+];
+
+/// What people write for fields that are called otherwise here.
+const SYNONYMS: [(&str, &str); 13] = [
+    ("rate", "write `egress`, `ingress` or both"),
+    ("limit", "write `egress`, `ingress` or both"),
+    ("bandwidth", "write `egress`, `ingress` or both"),
+    ("upload", "write `egress`"),
+    ("download", "write `ingress`"),
+    ("min", "write `guarantee`, in a limit with a `parent`"),
+    ("max", "write `ceiling`, in a limit with a `parent`"),
+    ("ceil", "write `ceiling`"),
+    ("share", "write `weight`, in a limit with a `parent`"),
+    ("inside", "write `parent = \"NAME\"`"),
+    ("cgroup", "write `scope = { cgroup = \"...\" }`"),
+    ("unit", "write `scope = { cgroup = \"system.slice/NAME.service\" }`"),
+    ("service", "write `scope = { cgroup = \"system.slice/NAME.service\" }`"),
+];
+
+/// A limit as read.
+struct ReadLimit {
+    name: String,
+    scope: Scope,
+    parent: Option<String>,
+    kind: Kind,
+}
+
+/// Where a limit is in force.
+enum Kind {
+    /// On this host, until it is taken off.
+    Stays(LimitOptions, Asked),
+    /// While its software NIC runs.
+    OfNic(Patch),
+}
+
+type Table<'i> = DeTable<'i>;
+type Value<'i> = Spanned<DeValue<'i>>;
+
+impl Spec {
+    /// Reads a file; `-` is standard input.
+    ///
+    /// # Errors
+    /// [`SpecError`].
+    pub fn read(path: &Path) -> Result<Spec, SpecError> {
+        let file = path.display().to_string();
+        let refuse = |problem| SpecError {
+            file: file.clone(),
+            line: None,
+            limit: None,
+            field: None,
+            problem,
+        };
+        let mut bytes = Vec::new();
+        let read = if file == "-" {
+            io::stdin().lock().take(MAX_SPEC_BYTES + 1).read_to_end(&mut bytes)
+        } else {
+            File::open(path).and_then(|f| f.take(MAX_SPEC_BYTES + 1).read_to_end(&mut bytes))
+        };
+        read.map_err(|e| match e.kind() {
+            io::ErrorKind::IsADirectory => refuse(Problem::Directory),
+            _ => refuse(Problem::Unreadable(e)),
+        })?;
+        if bytes.len() as u64 > MAX_SPEC_BYTES {
+            return Err(refuse(Problem::TooLarge));
+        }
+        let text = String::from_utf8(bytes).map_err(|_| refuse(Problem::NotText))?;
+        Spec::parse(&file, &text)
+    }
+
+    /// Parses the text of a file.
+    ///
+    /// # Errors
+    /// [`SpecError`].
+    pub fn parse(file: &str, text: &str) -> Result<Spec, SpecError> {
+        let reader = Reader { file, text, limit: None };
+        let root = DeTable::parse(text).map_err(|e| {
+            let span = e.span().unwrap_or(0..0);
+            let message = e.message().lines().collect::<Vec<_>>().join(", ");
+            let line = text.lines().nth(reader.line(&span) - 1).unwrap_or_default().trim();
+            let line = url::shown(line).chars().take(60).collect();
+            let problem = Problem::Syntax { message, line };
+            reader.at(&span, None, problem)
+        })?;
+        let (mut limits, mut nics) = (None, Vec::new());
+        let (mut fleet, mut groups) = (None, Vec::new());
+        for (key, value) in in_order(root.get_ref()) {
+            match key.get_ref().as_ref() {
+                "limit" => limits = Some(reader.limits(value)?),
+                "nic" => nics = reader.nics(value)?,
+                "fleet" => fleet = Some(reader.fleet(value)?),
+                "group" => groups = reader.groups(value)?,
+                other => {
+                    let hint = match other {
+                        "limits" => "did you mean `[[limit]]`?".to_owned(),
+                        "nics" => "did you mean `[[nic]]`?".to_owned(),
+                        "groups" => "did you mean `[[group]]`?".to_owned(),
+                        "daemon" => "write `[fleet]`".to_owned(),
+                        _ if FIELDS.iter().any(|(name, _)| *name == other) => {
+                            "it belongs into a limit: write `[[limit]]` on a line above it"
+                                .to_owned()
+                        }
+                        _ => "a spec is made of `[[limit]]`, `[[nic]]` and `[[group]]` tables, and one \
+                              `[fleet]`"
+                            .to_owned(),
+                    };
+                    let problem = Problem::UnknownField { field: other.to_owned(), hint };
+                    return Err(reader.at(&key.span(), None, problem));
+                }
+            }
+        }
+        if limits.is_none() && nics.is_empty() && fleet.is_none() && groups.is_empty() {
+            let (file, problem) = (file.to_owned(), Problem::NoLimits);
+            return Err(SpecError { file, line: None, limit: None, field: None, problem });
+        }
+        let (limits, of_nics) = limits.unwrap_or_default();
+        for limit in of_nics {
+            reader.hand_over(limit, &mut nics)?;
+        }
+        let groups = reader.settle_groups(groups, fleet.as_ref(), &limits)?;
+        Ok(Spec { file: file.to_owned(), limits, nics, fleet, groups })
+    }
+}
+
+impl Spec {
+    /// What is wrong with the trees of limits that a plan would make, said of the file's line where the limit
+    /// is in the file.
+    ///
+    /// # Errors
+    /// The error as it was, when the limit is not in the file.
+    pub fn locate(&self, error: FamilyError) -> Result<SpecError, FamilyError> {
+        let limit = self.limits.iter().find(|limit| limit.name == error.name);
+        let Some(line) = limit.map(|limit| limit.line) else { return Err(error) };
+        Ok(SpecError {
+            file: self.file.clone(),
+            line: Some(line),
+            limit: Some(error.name),
+            field: Some(error.field),
+            problem: error.problem.into(),
+        })
+    }
+}
+
+/// The entries of a table in the order of the file.
+fn in_order<'t, 'i>(
+    table: &'t Table<'i>,
+) -> Vec<(&'t Spanned<std::borrow::Cow<'i, str>>, &'t Value<'i>)> {
+    let mut entries: Vec<_> = table.iter().collect();
+    entries.sort_by_key(|(key, _)| key.span().start);
+    entries
+}
+
+/// Knows the text, to turn places into lines.
+struct Reader<'a> {
+    file: &'a str,
+    text: &'a str,
+    limit: Option<String>,
+}
+
+impl Reader<'_> {
+    fn line(&self, span: &Range<usize>) -> usize {
+        let before = self.text.as_bytes().iter().take(span.start);
+        1 + before.filter(|byte| **byte == b'\n').count()
+    }
+
+    fn at(&self, span: &Range<usize>, field: Option<&'static str>, problem: Problem) -> SpecError {
+        SpecError {
+            file: self.file.to_owned(),
+            line: Some(self.line(span)),
+            limit: self.limit.clone(),
+            field,
+            problem,
+        }
+    }
+
+    fn wrong_type(
+        &self,
+        value: &Value<'_>,
+        field: &'static str,
+        expected: &'static str,
+    ) -> SpecError {
+        let found = match value.get_ref() {
+            DeValue::String(text) => format!("the text \"{}\"", url::shown(text)),
+            DeValue::Integer(number) => format!("the bare number {number}"),
+            DeValue::Float(number) => format!("the bare number {number}"),
+            DeValue::Boolean(value) => format!("`{value}`"),
+            DeValue::Datetime(time) => format!("the date {time}"),
+            DeValue::Array(_) => "a list".to_owned(),
+            DeValue::Table(_) => "a table".to_owned(),
+        };
+        let example = match field {
+            "limit" => "[[limit]]",
+            "nic" => "[[nic]]",
+            "group" => "[[group]]",
+            "fleet" => "[fleet]",
+            _ => example(field),
+        };
+        self.at(&value.span(), Some(field), Problem::Type { expected, found, example })
+    }
+
+    /// Those that stay on the host, and those of software NICs.
+    fn limits(&self, value: &Value<'_>) -> Result<(Vec<LimitSpec>, Vec<nic::Carousel>), SpecError> {
+        let Some(tables) = value.get_ref().as_array() else {
+            return Err(self.wrong_type(value, "limit", "double brackets"));
+        };
+        let (mut limits, mut of_nics) = (Vec::new(), Vec::new());
+        // Name and line of each.
+        let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
+        let mut by_scope: BTreeMap<(Scope, Option<Prefix>), (String, usize)> = BTreeMap::new();
+        for table in tables.iter() {
+            let Some(fields) = table.get_ref().as_table() else {
+                return Err(self.wrong_type(table, "limit", "a table"));
+            };
+            let name = fields.get("name").and_then(|name| name.get_ref().as_str());
+            let reader = Reader { limit: name.map(str::to_owned), ..*self };
+            let ReadLimit { name, scope, parent, kind } = reader.limit(fields, &table.span())?;
+            if by_name.len() == MAX_LIMITS {
+                return Err(reader.at(&table.span(), None, Problem::TooMany));
+            }
+            let line = self.line(&table.span());
+            let field_span = |field| fields.get(field).map_or(table.span(), Spanned::span);
+            if let Some(line) = by_name.insert(name.clone(), line) {
+                let problem = Problem::SameName(line);
+                return Err(reader.at(&field_span("name"), Some("name"), problem));
+            }
+            let prefixes = match &kind {
+                Kind::Stays(options, _) => plan::places_of(options),
+                Kind::OfNic(_) => vec![None],
+            };
+            for prefix in prefixes {
+                let place = (normal(&scope), prefix);
+                let Some((name, line)) = by_scope.insert(place, (name.clone(), line)) else {
+                    continue;
+                };
+                let kind = scope.kind();
+                let (field, problem) = match prefix {
+                    None => ("scope", Problem::SameScope { kind, name, line }),
+                    Some(prefix) => ("match", Problem::SamePrefix { kind, prefix, name, line }),
+                };
+                return Err(reader.at(&field_span(field), Some(field), problem));
+            }
+            match kind {
+                Kind::Stays(options, asked) => {
+                    limits.push(LimitSpec { name, scope, options, parent, asked, line });
+                }
+                Kind::OfNic(patch) => of_nics.push(nic::Carousel {
+                    name,
+                    scope,
+                    patch,
+                    line,
+                    at: field_span("scope"),
+                }),
+            }
+        }
+        self.settle(&mut limits, tables)?;
+        Ok((limits, of_nics))
+    }
+
+    /// Checks the trees of limits as far as the file alone tells, and gives each limit the directions of its
+    /// parent.
+    fn settle(&self, limits: &mut [LimitSpec], tables: &[Value<'_>]) -> Result<(), SpecError> {
+        let member = |limit: &LimitSpec| {
+            let LimitSpec { name, scope, options, parent, asked, .. } = limit.clone();
+            // Only a host knows how a cgroup's path is written.
+            let scope = Some(scope).filter(Scope::is_device);
+            Member { name, scope, options, parent, asked, fallen: false, stays: false }
+        };
+        let mut members: Vec<_> = limits.iter().map(member).collect();
+        if let Err(FamilyError { name, field, problem }) = family::settle(&mut members, false) {
+            let span = tables.iter().find_map(|table| {
+                let fields = table.get_ref().as_table()?;
+                let is_it = fields.get("name")?.get_ref().as_str()? == name;
+                is_it.then(|| fields.get(field).map_or(table.span(), Spanned::span))
+            });
+            let reader = Reader { limit: Some(name), ..*self };
+            return Err(reader.at(&span.unwrap_or_default(), Some(field), problem.into()));
+        }
+        limits.iter_mut().zip(members).for_each(|(limit, member)| limit.options = member.options);
+        Ok(())
+    }
+
+    fn limit(&self, fields: &Table<'_>, span: &Range<usize>) -> Result<ReadLimit, SpecError> {
+        let mut patch = Patch::default();
+        let (mut name, mut scope, mut parent, mut cbs) = (None, None, None, None);
+        for (key, value) in in_order(fields) {
+            match key.get_ref().as_ref() {
+                "name" => {
+                    let text = self.text(value, "name")?;
+                    store::check_name(text)
+                        .map_err(|e| self.at(&value.span(), Some("name"), Problem::Name(e)))?;
+                    name = Some(text.to_owned());
+                }
+                "scope" => scope = Some(self.scope(value)?),
+                "parent" => {
+                    let text = self.text(value, "parent")?;
+                    store::check_name(text)
+                        .map_err(|e| self.at(&value.span(), Some("parent"), Problem::Name(e)))?;
+                    parent = Some(text.to_owned());
+                }
+                "guarantee" => patch.guarantee = Some(self.parse(value, "guarantee")?),
+                "ceiling" => patch.ceiling = Some(self.parse(value, "ceiling")?),
+                "weight" => patch.weight = Some(self.whole(value, "weight")?),
+                "scheme" => patch.scheme = Some(self.parse(value, "scheme")?),
+                "egress" => patch.egress = Some(self.parse(value, "egress")?),
+                "ingress" => patch.ingress = Some(self.parse(value, "ingress")?),
+                "burst" => patch.burst = Some(self.parse(value, "burst")?),
+                "mark" => patch.mark = Some(self.parse(value, "mark")?),
+                "ecn" => patch.ecn = Some(self.parse(value, "ecn")?),
+                "drop" => patch.drop = Some(self.parse(value, "drop")?),
+                "meter" => {
+                    let (meter, of_meter) = self.meter(value)?;
+                    patch.police.meter = Some(meter);
+                    cbs = of_meter.map(|cbs| (cbs, value.span()));
+                }
+                "exempt" => patch.exempt = Some(self.exempt(value)?),
+                "match" => patch.matched = Some(self.prefixes(value)?),
+                "actions" => patch.police.actions = self.actions(value)?,
+                "fair" => patch.police.fair = Some(self.flag(value, "fair")?),
+                "hook" => patch.police.hook = Some(self.parse(value, "hook")?),
+                "rto_min" => patch.rto_min = Some(self.parse(value, "rto_min")?),
+                "delack_max" => patch.delack_max = Some(self.parse(value, "delack_max")?),
+                "loopback" => patch.loopback = Some(self.flag(value, "loopback")?),
+                "pace_ceiling" => patch.pace_ceiling = Some(self.flag(value, "pace_ceiling")?),
+                other => {
+                    let problem =
+                        Problem::UnknownField { field: other.to_owned(), hint: hint(other) };
+                    return Err(self.at(&key.span(), None, problem));
+                }
+            }
+        }
+        if let Some((cbs, span)) = cbs
+            && patch.burst.replace(cbs).is_some()
+        {
+            return Err(self.at(&span, Some("meter"), PoliceProblem::BurstTwice.into()));
+        }
+        let missing = |field| self.at(span, Some(field), Problem::Missing(example(field)));
+        let name = name.ok_or_else(|| missing("name"))?;
+        let scope = scope.ok_or_else(|| missing("scope"))?;
+        let refuse = |SettingsError { field, problem }| {
+            let span = fields.get(field).map_or(span.clone(), Spanned::span);
+            self.at(&span, Some(field), problem.into())
+        };
+        if patch.scheme == Some(Scheme::Carousel) && scope.is_device() && parent.is_none() {
+            self.check_carousel(&patch, fields, span)?;
+            return Ok(ReadLimit { name, scope, parent, kind: Kind::OfNic(patch) });
+        }
+        let base = match parent {
+            Some(_) => settings::inside_another(),
+            None => LimitOptions::default(),
+        };
+        let options = patch.on(&base);
+        let options =
+            options.and_then(|options| settings::fits(&scope, options)).map_err(refuse)?;
+        let kind = Kind::Stays(options, patch.asked());
+        Ok(ReadLimit { name, scope, parent, kind })
+    }
+
+    fn scope(&self, value: &Value<'_>) -> Result<Scope, SpecError> {
+        const SCOPE: Option<&str> = Some("scope");
+        let Some(table) = value.get_ref().as_table() else {
+            return Err(self.wrong_type(value, "scope", "a table"));
+        };
+        let mut scope = None;
+        for (key, value) in in_order(table) {
+            let refuse = |problem| Err(self.at(&value.span(), SCOPE, problem));
+            if scope.is_some() {
+                return refuse(Problem::ManyScopes);
+            }
+            scope = Some(match key.get_ref().as_ref() {
+                "cgroup" => {
+                    let path = self.text(value, "scope")?;
+                    if path.trim().is_empty() {
+                        return refuse(Problem::EmptyCgroup);
+                    }
+                    if path.split('/').any(|part| part == "." || part == "..") {
+                        return refuse(Problem::CgroupPath(path.to_owned()));
+                    }
+                    Scope::Cgroup(path.to_owned())
+                }
+                kind @ ("port" | "dev") => {
+                    let name = self.text(value, "scope")?.to_owned();
+                    // A port of a software NIC may be in another network namespace.
+                    if !is_device_name(name.split('@').next().unwrap_or_default()) {
+                        return refuse(Problem::DeviceName(name));
+                    }
+                    if kind == "dev" { Scope::Dev(name) } else { Scope::Port(name) }
+                }
+                other => {
+                    let problem = Problem::UnknownField {
+                        field: other.to_owned(),
+                        hint: "write `scope = { cgroup = \"...\" }`, `{ dev = \"...\" }` or `{ port = \
+                               \"...\" }`"
+                            .to_owned(),
+                    };
+                    return Err(self.at(&key.span(), SCOPE, problem));
+                }
+            });
+        }
+        scope.ok_or_else(|| self.at(&value.span(), SCOPE, Problem::Missing(example("scope"))))
+    }
+
+    fn text<'v>(&self, value: &'v Value<'_>, field: &'static str) -> Result<&'v str, SpecError> {
+        value.get_ref().as_str().ok_or_else(|| self.wrong_type(value, field, "a text in quotes"))
+    }
+
+    fn flag(&self, value: &Value<'_>, field: &'static str) -> Result<bool, SpecError> {
+        value
+            .get_ref()
+            .as_bool()
+            .ok_or_else(|| self.wrong_type(value, field, "`true` or `false` without quotes"))
+    }
+
+    fn exempt(&self, value: &Value<'_>) -> Result<Exempt, SpecError> {
+        const EXEMPT: &str = "exempt";
+        let Some(list) = value.get_ref().as_array() else {
+            return Err(self.wrong_type(value, EXEMPT, "a list"));
+        };
+        let mut exempt = Exempt::default();
+        for item in list.iter() {
+            let added = exempt.add(self.text(item, EXEMPT)?);
+            added.map_err(|e| self.at(&item.span(), Some(EXEMPT), e.into()))?;
+        }
+        Ok(exempt)
+    }
+
+    /// One, or a list.
+    fn prefixes(&self, value: &Value<'_>) -> Result<Prefixes, SpecError> {
+        const MATCH: &str = "match";
+        let Some(list) = value.get_ref().as_array() else {
+            return self.parse(value, MATCH);
+        };
+        let mut prefixes = Prefixes::default();
+        for item in list.iter() {
+            let added = prefixes.add(self.text(item, MATCH)?);
+            added.map_err(|e| self.at(&item.span(), Some(MATCH), e.into()))?;
+        }
+        Ok(prefixes)
+    }
+
+    fn whole(&self, value: &Value<'_>, field: &'static str) -> Result<i64, SpecError> {
+        let wrong = || self.wrong_type(value, field, "a whole number without quotes");
+        let integer = value.get_ref().as_integer().ok_or_else(wrong)?;
+        // One that is too large for the type is too large for the field.
+        Ok(i64::from_str_radix(integer.as_str(), integer.radix()).unwrap_or(i64::MAX))
+    }
+
+    fn parse<T>(&self, value: &Value<'_>, field: &'static str) -> Result<T, SpecError>
+    where
+        T: FromStr,
+        T::Err: Into<Problem>,
+    {
+        let text = self.text(value, field)?;
+        text.parse().map_err(|e: T::Err| self.at(&value.span(), Some(field), e.into()))
+    }
+}
+
+fn example(field: &str) -> &'static str {
+    if field == "ports" {
+        return "ports = [\"tap:vm0\", \"xdp:eth1\"]";
+    }
+    let of_limit = FIELDS.iter().find(|(name, _)| *name == field);
+    of_limit.map_or_else(|| fleet::example(field), |(_, example)| example)
+}
+
+/// What to type instead of a field that is not known.
+fn hint(field: &str) -> String {
+    if let Some((_, hint)) = SYNONYMS.iter().find(|(name, _)| *name == field) {
+        return (*hint).to_owned();
+    }
+    match nearest(field, FIELDS.iter().map(|(name, _)| *name)) {
+        Some(name) => format!("did you mean `{name}`?"),
+        None => {
+            let names: Vec<_> = FIELDS.iter().map(|(name, _)| *name).collect();
+            format!("a limit has {}", names.join(", "))
+        }
+    }
+}
+
+/// The candidate that was probably meant.
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let word = word.to_lowercase().replace('-', "_");
+    let distance = |c: &str| strsim::damerau_levenshtein(&word, &c.replace('-', "_"));
+    let best = candidates.into_iter().min_by_key(|c| distance(c))?;
+    (distance(best) <= 1 + word.len() / 4).then_some(best)
+}
+
+/// Two spellings of one path are the same.
+fn normal(scope: &Scope) -> Scope {
+    match scope {
+        Scope::Cgroup(path) => {
+            let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
+            Scope::Cgroup(parts.join("/"))
+        }
+        device => device.clone(),
+    }
+}
+
+mod fleet;
+mod nic;
+mod police;
+
+/// Whether the kernel would take it for a device.
+#[must_use]
+pub fn is_device_name(name: &str) -> bool {
+    (1..=MAX_DEVICE_BYTES).contains(&name.len())
+        && !name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c == '\0')
+        && name != "."
+        && name != ".."
+}
+
+#[cfg(test)]
+mod fleet_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,372 @@
+//! `[fleet]` and `[[group]]`.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use tidegate_core::{Direction, Rate};
+
+use super::*;
+use crate::fleet::{
+    self as config, API_SOCKET, Algorithm, FleetError, FleetSpec, GROUPS_MAX, GroupSpec, METRICS,
+    PEERS_MAX, PORT, STATE_DIR,
+    url::{Url, shown},
+};
+
+/// The fields of `[fleet]`, each with a line that would be read.
+pub(super) const FLEET_FIELDS: [(&str, &str); 13] = [
+    ("name", "name = \"prod\""),
+    ("node", "node = \"web-1\""),
+    ("listen", "listen = \"0.0.0.0:7946\""),
+    ("advertise", "advertise = \"10.0.0.1:7946\""),
+    ("peers", "peers = [\"10.0.0.2:7946\"]"),
+    ("dns", "dns = \"tidegate.example.org:7946\""),
+    ("redis", "redis = \"redis://10.0.0.9:6379/0\""),
+    ("etcd", "etcd = \"http://10.0.0.9:2379\""),
+    ("keys", "keys = \"/etc/tidegate/fleet.keys\""),
+    ("keepers", "keepers = [\"web-1\", \"web-2\", \"web-3\"]"),
+    ("state", "state = \"/var/lib/tidegate\""),
+    ("api", "api = \"/run/tidegate/daemon.sock\""),
+    ("metrics", "metrics = \"127.0.0.1:9464\""),
+];
+
+/// The fields of a group.
+pub(super) const GROUP_FIELDS: [(&str, &str); 12] = [
+    ("name", "name = \"uplink\""),
+    ("rate", "rate = \"10gbit\""),
+    ("algorithm", "algorithm = \"share\""),
+    ("members", "members = [\"backup\"]"),
+    ("direction", "direction = \"egress\""),
+    ("interval", "interval = \"250ms\""),
+    ("branching", "branching = 3"),
+    ("hosts", "hosts = 16"),
+    ("reserve", "reserve = \"10%\""),
+    ("lease", "lease = \"3s\""),
+    ("suspect", "suspect = \"3s\""),
+    ("center", "center = \"web-1\""),
+];
+
+/// A group as read: its fields' places in the text are still known.
+pub(super) struct ReadGroup {
+    spec: GroupSpec,
+    spans: Vec<(String, Range<usize>)>,
+    at: Range<usize>,
+}
+
+fn example_of(fields: &[(&str, &'static str)], field: &str) -> &'static str {
+    fields.iter().find(|(name, _)| *name == field).map_or("", |(_, example)| example)
+}
+
+/// An example of any field here.
+pub(super) fn example(field: &str) -> &'static str {
+    match example_of(&FLEET_FIELDS, field) {
+        "" => example_of(&GROUP_FIELDS, field),
+        found => found,
+    }
+}
+
+fn unknown(fields: &[(&str, &str)], what: &str, field: &str) -> Problem {
+    let hint = match nearest(field, fields.iter().map(|(name, _)| *name)) {
+        Some(known) => format!("did you mean `{known}`?"),
+        None => {
+            let names: Vec<_> = fields.iter().map(|(name, _)| *name).collect();
+            format!("a {what} has {}", names.join(", "))
+        }
+    };
+    Problem::UnknownField { field: field.to_owned(), hint }
+}
+
+impl Reader<'_> {
+    fn fleet_error(
+        &self,
+        value: &Value<'_>,
+        field: &'static str,
+    ) -> impl Fn(FleetError) -> SpecError {
+        let (file, line) = (self.file.to_owned(), self.line(&value.span()));
+        move |problem| SpecError {
+            file: file.clone(),
+            line: Some(line),
+            limit: None,
+            field: Some(field),
+            problem: problem.into(),
+        }
+    }
+
+    fn fleet_name(&self, value: &Value<'_>, field: &'static str) -> Result<String, SpecError> {
+        let text = self.text(value, field)?;
+        config::check_name(text).map_err(self.fleet_error(value, field))?;
+        Ok(text.to_owned())
+    }
+
+    fn address(&self, value: &Value<'_>, field: &'static str) -> Result<SocketAddr, SpecError> {
+        let text = self.text(value, field)?;
+        let refuse = |_| self.fleet_error(value, field)(FleetError::Address(shown(text)));
+        text.parse().map_err(refuse)
+    }
+
+    fn list<'t, 'i>(
+        &self,
+        value: &'t Value<'i>,
+        field: &'static str,
+    ) -> Result<Vec<(&'t str, &'t Value<'i>)>, SpecError> {
+        let Some(list) = value.get_ref().as_array() else {
+            return Err(self.wrong_type(value, field, "a list"));
+        };
+        list.iter().map(|one| Ok((self.text(one, field)?, one))).collect()
+    }
+
+    fn url(
+        &self,
+        value: &Value<'_>,
+        field: &'static str,
+        scheme: &'static str,
+    ) -> Result<Url, SpecError> {
+        let text = self.text(value, field)?;
+        Url::parse(text, scheme).map_err(|e| self.fleet_error(value, field)(e.into()))
+    }
+
+    pub(super) fn fleet(&self, value: &Value<'_>) -> Result<FleetSpec, SpecError> {
+        let Some(fields) = value.get_ref().as_table() else {
+            return Err(self.wrong_type(value, "fleet", "a table"));
+        };
+        let mut fleet = FleetSpec {
+            name: String::new(),
+            node: None,
+            listen: SocketAddr::from(([0, 0, 0, 0], PORT)),
+            advertise: None,
+            peers: Vec::new(),
+            dns: None,
+            redis: None,
+            etcd: None,
+            keys: PathBuf::new(),
+            keepers: Vec::new(),
+            state: PathBuf::from(STATE_DIR),
+            api: PathBuf::from(API_SOCKET),
+            metrics: Some(METRICS),
+            line: self.line(&value.span()),
+        };
+        for (key, value) in in_order(fields) {
+            match key.get_ref().as_ref() {
+                "name" => fleet.name = self.fleet_name(value, "name")?,
+                "node" => fleet.node = Some(self.fleet_name(value, "node")?),
+                "listen" => fleet.listen = self.address(value, "listen")?,
+                "advertise" => fleet.advertise = Some(self.address(value, "advertise")?),
+                "peers" => {
+                    let refuse = self.fleet_error(value, "peers");
+                    let list = self.list(value, "peers")?;
+                    if list.len() > PEERS_MAX {
+                        return Err(refuse(FleetError::TooMany(list.len(), "peers", PEERS_MAX)));
+                    }
+                    if let Some((bad, _)) = list.iter().find(|(peer, _)| !is_peer(peer)) {
+                        return Err(refuse(FleetError::Peer(shown(bad))));
+                    }
+                    fleet.peers = list.into_iter().map(|(peer, _)| peer.to_owned()).collect();
+                }
+                "dns" => {
+                    let text = self.text(value, "dns")?;
+                    if !is_peer(text) {
+                        let refuse = self.fleet_error(value, "dns");
+                        return Err(refuse(FleetError::Peer(shown(text))));
+                    }
+                    fleet.dns = Some(text.to_owned());
+                }
+                "redis" => fleet.redis = Some(self.url(value, "redis", "redis")?),
+                "etcd" => fleet.etcd = Some(self.url(value, "etcd", "http")?),
+                "keys" => fleet.keys = self.text(value, "keys")?.into(),
+                "keepers" => {
+                    let list = self.list(value, "keepers")?;
+                    fleet.keepers = list.into_iter().map(|(name, _)| name.to_owned()).collect();
+                    fleet.check_keepers().map_err(self.fleet_error(value, "keepers"))?;
+                }
+                "state" => fleet.state = self.text(value, "state")?.into(),
+                "api" => fleet.api = self.text(value, "api")?.into(),
+                "metrics" if self.text(value, "metrics")? == "none" => fleet.metrics = None,
+                "metrics" => {
+                    let at = self.address(value, "metrics")?;
+                    if !at.ip().is_loopback() {
+                        let refuse = self.fleet_error(value, "metrics");
+                        return Err(refuse(FleetError::Metrics(at)));
+                    }
+                    fleet.metrics = Some(at);
+                }
+                other => {
+                    let problem = unknown(&FLEET_FIELDS, "fleet", other);
+                    return Err(self.at(&key.span(), None, problem));
+                }
+            }
+        }
+        for (field, missing) in
+            [("name", fleet.name.is_empty()), ("keys", fleet.keys.as_os_str().is_empty())]
+        {
+            if missing {
+                let problem = Problem::Missing(example_of(&FLEET_FIELDS, field));
+                return Err(self.at(&value.span(), Some(field), problem));
+            }
+        }
+        Ok(fleet)
+    }
+
+    pub(super) fn groups(&self, value: &Value<'_>) -> Result<Vec<ReadGroup>, SpecError> {
+        let Some(tables) = value.get_ref().as_array() else {
+            return Err(self.wrong_type(value, "group", "double brackets"));
+        };
+        let mut groups: Vec<ReadGroup> = Vec::new();
+        for table in tables.iter() {
+            let Some(fields) = table.get_ref().as_table() else {
+                return Err(self.wrong_type(table, "group", "a table"));
+            };
+            let group = self.group(fields, &table.span())?;
+            if groups.len() == GROUPS_MAX {
+                let refuse = self.fleet_error(table, "group");
+                return Err(refuse(FleetError::TooMany(GROUPS_MAX + 1, "groups", GROUPS_MAX)));
+            }
+            if let Some(other) = groups.iter().find(|other| other.spec.name == group.spec.name) {
+                let problem = FleetError::SameName(other.spec.line);
+                return Err(self.of_group(&group, "name", problem));
+            }
+            groups.push(group);
+        }
+        Ok(groups)
+    }
+
+    fn of_group(&self, group: &ReadGroup, field: &'static str, problem: FleetError) -> SpecError {
+        let span = group.spans.iter().find(|(name, _)| name == field).map(|(_, span)| span);
+        self.at(span.unwrap_or(&group.at), Some(field), problem.into())
+    }
+
+    fn group(&self, fields: &Table<'_>, span: &Range<usize>) -> Result<ReadGroup, SpecError> {
+        let missing =
+            |field| self.at(span, Some(field), Problem::Missing(example_of(&GROUP_FIELDS, field)));
+        let required = |field| fields.get(field).ok_or_else(|| missing(field));
+        let name = self.fleet_name(required("name")?, "name")?;
+        let rate = self.parse::<Rate>(required("rate")?, "rate")?;
+        let algorithm = self.parse::<Algorithm>(required("algorithm")?, "algorithm")?;
+        required("members")?;
+        let mut group = GroupSpec::new(name, rate, algorithm);
+        group.line = self.line(span);
+        // Which fields are another algorithm's, once that is known.
+        let mut only: Vec<(&'static str, Algorithm, &Value<'_>)> = Vec::new();
+        for (key, value) in in_order(fields) {
+            match key.get_ref().as_ref() {
+                "name" | "rate" | "algorithm" => {}
+                "members" => {
+                    let list = self.list(value, "members")?;
+                    group.members = list.into_iter().map(|(m, _)| m.to_owned()).collect();
+                }
+                "direction" => {
+                    group.direction = match self.text(value, "direction")? {
+                        "egress" => Direction::Egress,
+                        "ingress" => Direction::Ingress,
+                        other => {
+                            let refuse = self.fleet_error(value, "direction");
+                            return Err(refuse(FleetError::Direction(other.to_owned())));
+                        }
+                    };
+                }
+                "interval" => group.interval = self.parse(value, "interval")?,
+                "branching" => {
+                    let number = self.whole(value, "branching")?;
+                    group.branching = usize::try_from(number)
+                        .ok()
+                        .filter(|number| (1..=16).contains(number))
+                        .ok_or_else(|| {
+                            self.fleet_error(value, "branching")(FleetError::Branching(number))
+                        })?;
+                }
+                "hosts" => {
+                    let number = self.whole(value, "hosts")?;
+                    group.hosts =
+                        u32::try_from(number).unwrap_or(if number < 0 { 0 } else { u32::MAX });
+                }
+                "reserve" => {
+                    let text = self.text(value, "reserve")?;
+                    let percent = text.strip_suffix('%').and_then(|n| n.trim().parse().ok());
+                    group.reserve_percent =
+                        percent.filter(|n| (1..=100).contains(n)).ok_or_else(|| {
+                            let refuse = self.fleet_error(value, "reserve");
+                            refuse(FleetError::Reserve(text.to_owned()))
+                        })?;
+                    only.push(("reserve", Algorithm::Share, value));
+                }
+                "lease" => {
+                    group.lease = self.parse(value, "lease")?;
+                    only.push(("lease", Algorithm::Share, value));
+                }
+                "suspect" => {
+                    group.suspect = self.parse(value, "suspect")?;
+                    only.push(("suspect", Algorithm::Share, value));
+                }
+                "center" => {
+                    group.center = Some(self.fleet_name(value, "center")?);
+                    only.push(("center", Algorithm::Ctb, value));
+                }
+                other => {
+                    let problem = unknown(&GROUP_FIELDS, "group", other);
+                    return Err(self.at(&key.span(), None, problem));
+                }
+            }
+        }
+        if let Some((field, of, value)) = only.iter().find(|(_, of, _)| *of != group.algorithm) {
+            return Err(self.fleet_error(value, field)(FleetError::NotForThis(of.name())));
+        }
+        let spans = in_order(fields)
+            .iter()
+            .map(|(key, value)| (key.get_ref().to_string(), value.span()))
+            .collect();
+        Ok(ReadGroup { spec: group, spans, at: span.clone() })
+    }
+
+    /// Checks the groups against the rest of the file.
+    pub(super) fn settle_groups(
+        &self,
+        groups: Vec<ReadGroup>,
+        fleet: Option<&FleetSpec>,
+        limits: &[LimitSpec],
+    ) -> Result<Vec<GroupSpec>, SpecError> {
+        let mut settled: Vec<GroupSpec> = Vec::new();
+        for group in groups {
+            let Some(fleet) = fleet else {
+                return Err(self.of_group(&group, "name", FleetError::NoFleet));
+            };
+            let spec = &group.spec;
+            if let Err((field, problem)) = spec.check(fleet) {
+                return Err(self.of_group(&group, field, problem));
+            }
+            let refuse = |problem| Err(self.of_group(&group, "members", problem));
+            for (i, name) in spec.members.iter().enumerate() {
+                let Some(limit) = limits.iter().find(|limit| limit.name == *name) else {
+                    return refuse(FleetError::NoLimit(name.clone()));
+                };
+                let (queue, direction) = match spec.direction {
+                    Direction::Egress => (limit.options.egress, "egress"),
+                    Direction::Ingress => (limit.options.ingress, "ingress"),
+                };
+                if queue.is_none() {
+                    return refuse(FleetError::NoDirection { limit: name.clone(), direction });
+                }
+                let has = |other: &&GroupSpec| {
+                    other.direction == spec.direction && other.members.contains(name)
+                };
+                let twice = spec.members[..i].contains(name).then_some(spec);
+                if let Some(other) = settled.iter().find(has).or(twice) {
+                    let (limit, group) = (name.clone(), other.name.clone());
+                    return refuse(FleetError::Taken { limit, group });
+                }
+            }
+            settled.push(group.spec);
+        }
+        Ok(settled)
+    }
+}
+
+/// A host name or address, with or without a port.
+fn is_peer(text: &str) -> bool {
+    if text.parse::<SocketAddr>().is_ok() || text.parse::<std::net::IpAddr>().is_ok() {
+        return true;
+    }
+    let (host, port) = text.rsplit_once(':').unwrap_or((text, "1"));
+    port.parse::<u16>().is_ok_and(|port| port > 0)
+        && (1..=253).contains(&host.len())
+        && host.split('.').all(|label| {
+            (1..=63).contains(&label.len())
+                && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+        })
+}
