@@ -15,7 +15,6 @@ use tokio::{net::lookup_host, sync::mpsc, task::JoinSet, time};
 
 use tidegate_host::fleet::{FleetSpec, PORT};
 
-mod base64;
 pub mod etcd;
 pub mod http;
 pub mod redis;

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use hyper::Method;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -10,7 +11,7 @@ use tokio::net::TcpStream;
 use tidegate_host::fleet::url::Url;
 
 use super::{
-    ENTRIES_MAX, ENTRY_LASTS, Entry, PATIENCE, SourceError, base64,
+    ENTRIES_MAX, ENTRY_LASTS, Entry, PATIENCE, SourceError,
     http::{Asked, ask},
 };
 
@@ -46,7 +47,7 @@ fn prefix(own: &Entry) -> String {
 }
 
 fn key(own: &Entry) -> String {
-    base64::encode(format!("{}{}", prefix(own), own.node).as_bytes())
+    BASE64_STANDARD.encode(format!("{}{}", prefix(own), own.node))
 }
 
 /// Enters the node and lists all.
@@ -60,20 +61,20 @@ pub async fn look(url: &Url, own: &Entry) -> Result<Vec<SocketAddr>, SourceError
     let grant = json!({ "TTL": ENTRY_LASTS.as_secs() });
     let lease = call(url, token, "/v3/lease/grant", grant).await?;
     let lease = lease["ID"].as_str().ok_or(PROTOCOL)?.to_owned();
-    let value = base64::encode(own.addr.to_string().as_bytes());
+    let value = BASE64_STANDARD.encode(own.addr.to_string());
     let put = json!({ "key": key(own), "value": value, "lease": lease });
     call(url, token, "/v3/kv/put", put).await?;
     let from = prefix(own);
     // The slash and what follows it in the alphabet: all that begins with the prefix.
     let end = format!("{}0", &from[..from.len() - 1]);
     let range = json!({
-        "key": base64::encode(from.as_bytes()),
-        "range_end": base64::encode(end.as_bytes()),
+        "key": BASE64_STANDARD.encode(&from),
+        "range_end": BASE64_STANDARD.encode(&end),
         "limit": ENTRIES_MAX,
     });
     let found = call(url, token, "/v3/kv/range", range).await?;
     let addr = |kv: &Value| {
-        let bytes = base64::decode(kv["value"].as_str()?)?;
+        let bytes = BASE64_STANDARD.decode(kv["value"].as_str()?).ok()?;
         String::from_utf8(bytes).ok()?.parse().ok()
     };
     Ok(found["kvs"].as_array().into_iter().flatten().filter_map(addr).collect())
