@@ -28,10 +28,10 @@ use tokio::{
 
 use super::{
     api::{self, ApiError, Ask, Door, REQUESTS_MAX},
+    backend::Place,
     discovery::{Entry, Found, News, Source},
-    gates::Place,
     keys::{KeyError, KeyRing},
-    local::{LocalError, LocalGates},
+    local::{LocalBackend, LocalError},
     node::{Node, NodeError, NodeOptions},
     rates::{of_no_group, with_ceilings},
     seal::DATAGRAM_MAX,
@@ -223,7 +223,7 @@ struct Signals {
 
 struct Daemon<F> {
     file: PathBuf,
-    node: Node<LocalGates, Background<Files>>,
+    node: Node<LocalBackend, Background<Files>>,
     entry: Entry,
     /// Where others reach it is that of the default route.
     guessed: bool,
@@ -305,7 +305,7 @@ impl<F: FnMut(&Told)> Daemon<F> {
         let entry = Entry { cluster: fleet.name.clone(), node: name.clone(), addr };
         let (sources, path) = (Source::of(&fleet), fleet.api.clone());
         let of_node = NodeOptions { fleet, name, groups, keys, addr, session, seed };
-        let node = Node::new(now(), of_node, LocalGates::new(host), storage)?;
+        let node = Node::new(now(), of_node, LocalBackend::new(host), storage)?;
         let mut daemon = Daemon {
             file,
             node,
@@ -586,8 +586,8 @@ pub fn stand_down(options: &DaemonOptions) -> Result<usize, DaemonError> {
     let spec = Spec::read(&options.file)?;
     let groups = with_ceilings(&spec);
     let host = Host::open_for_rates(&options.store, sets_qdiscs(&spec))?;
-    let mut gates = LocalGates::new(host);
-    match gates.stand_down(&groups).into_iter().next() {
+    let mut backend = LocalBackend::new(host);
+    match backend.stand_down(&groups).into_iter().next() {
         Some((limit, e)) => Err(DaemonError::StandDown(limit, e)),
         None => Ok(groups.iter().map(|(group, _)| group.members.len()).sum()),
     }

@@ -1,4 +1,4 @@
-//! One limit of a group: from samples of its gate to what its flows want, and its rate back to the gate.
+//! One limit of a group: from its samples to what its flows want, and from there to its rate.
 
 use tidegate_core::{
     Nanos, Rate,
@@ -12,20 +12,20 @@ use tidegate_core::{
 };
 use tidegate_host::fleet::LEAST_BIT_S;
 
-use super::gates::{Done, Gates, Lease, Place};
+use super::backend::{Done, GroupBackend, Lease, Place};
 
 /// Over which time the rates of flows are averaged: what a window of TCP does in a few round trips should not
 /// move capacity.
 const FLOW_TAU: Nanos = Nanos(700_000_000);
-/// The same of how many they are, where a gate counts them: of few periods of a tenth of a second, as these
+/// The same of how many they are, where a limit counts them: of few periods of a tenth of a second, as these
 /// are exact.
 const COUNT_TAU: Nanos = Nanos(200_000_000);
-/// A gate that holds senders back sees arrivals at its rate and no more: from this part of it demand counts
+/// A limit that holds senders back sees arrivals at its rate and no more: from this part of it demand counts
 /// as limited.
 pub(super) const LIMITED_FROM: f64 = 0.95;
 /// Who was limited so lately takes all it gets: averages need as long to see what a new rate lets through.
 const LIMITED_LATELY: Nanos = Nanos(NANOS_PER_SEC);
-/// What arrived at a gate that cannot be read any more counts for so long.
+/// What arrived at a limit that cannot be read any more counts for so long.
 const WANTED_LATELY: Nanos = Nanos(3 * NANOS_PER_SEC);
 /// The end of a lease is set anew when that moves it by such a part of what is left.
 const LEASE_PARTS: u64 = 8;
@@ -40,7 +40,7 @@ pub(super) const LEAST_RATE: Rate = match Rate::from_bit_s(LEAST_BIT_S) {
     Some(rate) => rate,
     None => unreachable!(),
 };
-/// A gate that refused a rate is asked again after this: each try may wait for a lock.
+/// A limit that refused a rate is asked again after this: each try may wait for a lock.
 const RETRY: Nanos = Nanos(500_000_000);
 /// ... and one that somebody else was changing after this.
 const RETRY_BUSY: Nanos = Nanos(50_000_000);
@@ -104,9 +104,9 @@ pub(super) struct Gauge {
     pub(super) measured: Option<Nanos>,
     pub(super) demand: Average,
     flows: FlowRates,
-    /// How many take all they get, where the gate counts them.
+    /// How many take all they get, where the limit counts them.
     count: Average,
-    /// The same where the gate says what a flow has. Both are of one sample: with a rate that was set since,
+    /// The same where the limit says what a flow has. Both are of one sample: with a rate that was set since,
     /// the count would follow the rate, and the rate the count.
     told: Average,
     pub(super) flow_bit_s: f64,
@@ -117,7 +117,7 @@ pub(super) struct Gauge {
     /// How long its flows needed then to hear of another rate.
     hears: Nanos,
     pub(super) applied: Option<Rate>,
-    /// Until when the gate has it, as set here; and whether it has an end at all, whoever set that.
+    /// Until when the limit has it, as set here; and whether it has an end at all, whoever set that.
     lease: Option<Lease>,
     lent: bool,
     /// From then on nothing is in force any more that an earlier life of the node lent.
@@ -126,7 +126,7 @@ pub(super) struct Gauge {
     least: Option<Rate>,
     /// What could not be set, and may be in force all the same.
     pub(super) doubt: Option<Doubt>,
-    /// When a gate that refused is asked again.
+    /// When a limit that refused is asked again.
     retry: Option<Nanos>,
     pub(super) gone: bool,
     /// Nothing is dropped at random any more.
@@ -139,7 +139,7 @@ pub(super) struct Gauge {
 }
 
 impl Gauge {
-    /// One that nothing is known of yet. What an earlier life of the node lent the gate ends by `lent_until`.
+    /// One that nothing is known of yet. What an earlier life of the node lent the limit ends by `lent_until`.
     pub(super) fn new(now: Nanos, place: Place, ceiling: Rate, lent_until: Nanos) -> Gauge {
         Gauge {
             place,
@@ -169,8 +169,8 @@ impl Gauge {
     }
 
     /// Takes a sample; the rate that was found, in bit/s.
-    pub(super) fn measure<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> u64 {
-        let sample = match gates.measure(now, &self.place) {
+    pub(super) fn measure<G: GroupBackend>(&mut self, now: Nanos, backend: &mut G) -> u64 {
+        let sample = match backend.measure(now, &self.place) {
             Ok(Some(sample)) => sample,
             Ok(None) => {
                 (self.gone, self.applied, self.lease, self.error) = (true, None, None, None);
@@ -236,7 +236,7 @@ impl Gauge {
         sample.rate_bit_s
     }
 
-    /// The rate of a gate that counts flows by what is acknowledged to them, if they took all of it lately.
+    /// The rate of a limit that counts flows by what is acknowledged to them, if they took all of it lately.
     pub(super) fn held_bit_s(&self, now: Nanos) -> f64 {
         let held = self.count.value() > 0.0 && self.is_limited(now);
         self.applied.filter(|_| held).map_or(0.0, |rate| rate.bit_s() as f64)
@@ -273,7 +273,7 @@ impl Gauge {
         Want { flows: flows as f32, demand_bit_s }
     }
 
-    /// Whether the gate can be asked to change its rate now.
+    /// Whether the limit can be asked to change its rate now.
     pub(super) fn is_open(&self, now: Nanos) -> bool {
         !self.gone && self.retry.is_none_or(|at| now >= at)
     }
@@ -285,13 +285,13 @@ impl Gauge {
         ended.or(self.applied).filter(|_| is_known)
     }
 
-    /// The rates that a group may have given to the gate.
+    /// The rates that a group may have given to the limit.
     pub(super) fn lent_rates(&self) -> [Option<Rate>; 3] {
         let doubt = self.doubt.map(|doubt| doubt.most.rate);
         [self.applied, doubt, self.lease.map(|lease| lease.then)]
     }
 
-    /// Whether the gate, as it was read last, has one of these rates, or one that ends: nobody else lends.
+    /// Whether the limit, as it was read last, has one of these rates, or one that ends: nobody else lends.
     pub(super) fn is_of(&self, lent: &[Option<Rate>]) -> bool {
         self.lent || self.applied.is_none() || lent.contains(&self.applied)
     }
@@ -301,14 +301,14 @@ impl Gauge {
         !self.gone && self.lease.is_none() && (self.applied.is_none() || self.lent)
     }
 
-    /// Whether nothing is known of the gate but that what an earlier life lent it has ended: it passes what
+    /// Whether nothing is known of the limit but that what an earlier life lent it has ended: it passes what
     /// is the host's in any case, or a part of that.
     pub(super) fn has_ended(&self, now: Nanos) -> bool {
         self.is_unknown() && now >= self.lent_until
     }
 
-    /// What the gate passes at most before `until`, in bit/s: what was set, what it falls back to if that
-    /// may be sooner, and what may be in force though it could not be set. A gate that is gone comes back
+    /// What the limit passes at most before `until`, in bit/s: what was set, what it falls back to if that
+    /// may be sooner, and what may be in force though it could not be set. A limit that is gone comes back
     /// with `then`. One that was never read has what the file lets it have, as long as that may be lent, and
     /// at most `own` from then on.
     pub(super) fn claim_bit_s(
@@ -334,7 +334,7 @@ impl Gauge {
         self.doubt.map_or(rate, |doubt| rate.max(doubt.bit_s(now)))
     }
 
-    /// What a gate that cannot be set now passes once its lease has ended, in bit/s; none if it can be set.
+    /// What a limit that cannot be set now passes once its lease has ended, in bit/s; none if it can be set.
     /// One that is gone comes back with `then`, and one of which nothing is known has `own` at most.
     pub(super) fn keeps_bit_s(&self, then: Rate, own: u64) -> Option<u64> {
         let keeps = match self.lease {
@@ -348,7 +348,7 @@ impl Gauge {
         (self.gone || self.retry.is_some()).then_some(keeps)
     }
 
-    /// Whether the gate has this rate for about so long: an end that is a little early does no harm. Where
+    /// Whether the limit has this rate for about so long: an end that is a little early does no harm. Where
     /// it rises at the end, as an idle limit does, one that is late does none.
     fn has(&self, now: Nanos, rate: Rate, lease: Option<Lease>) -> bool {
         let lent = match (self.lease, lease) {
@@ -364,11 +364,11 @@ impl Gauge {
         lent && self.applied == Some(rate) && self.doubt.is_none()
     }
 
-    /// Sets the rate. False if the gate has another: it refused, or is gone.
-    pub(super) fn apply<G: Gates>(
+    /// Sets the rate. False if the limit has another: it refused, or is gone.
+    pub(super) fn apply<G: GroupBackend>(
         &mut self,
         now: Nanos,
-        gates: &mut G,
+        backend: &mut G,
         rate: Rate,
         lease: Option<Lease>,
     ) -> bool {
@@ -383,7 +383,7 @@ impl Gauge {
             }
             false => lease,
         });
-        let done = gates.set_rate(&self.place, rate, lease);
+        let done = backend.set_rate(&self.place, rate, lease);
         if !matches!(done, Ok(Done::Busy)) {
             self.busy = None;
         }
@@ -425,15 +425,15 @@ mod tests {
     use tidegate_core::{Direction, census::Sums};
 
     use super::*;
-    use crate::gates::Sample;
+    use crate::backend::Sample;
 
-    /// A gate whose next samples are given.
+    /// A limit whose next samples are given.
     struct Given(Sample);
 
-    /// A gate of which another process keeps everybody out.
+    /// A limit of which another process keeps everybody out.
     struct Locked;
 
-    impl Gates for Locked {
+    impl GroupBackend for Locked {
         type Error = std::convert::Infallible;
 
         fn measure(&mut self, _: Nanos, _: &Place) -> Result<Option<Sample>, Self::Error> {
@@ -453,7 +453,7 @@ mod tests {
         }
     }
 
-    impl Gates for Given {
+    impl GroupBackend for Given {
         type Error = std::convert::Infallible;
 
         fn measure(&mut self, _: Nanos, _: &Place) -> Result<Option<Sample>, Self::Error> {

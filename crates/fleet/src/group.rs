@@ -4,7 +4,7 @@
 //!   samples ─► gauges ─► want, demand, weight ─► controller ─► the host's part ─► level ─► rates
 //! ```
 //!
-//! Rates of flows: a gate that paces knows what a flow gets; one that sees acknowledgements counts those that
+//! Rates of flows: a limit that paces knows what a flow gets; one that sees acknowledgements counts those that
 //! take all they get ([`tidegate_core::census`]); a policer gives a sample ([`tidegate_core::fleet::flows`]);
 //! where none of these is known a limit counts as one flow.
 //!
@@ -32,7 +32,7 @@ use tidegate_core::{
 use tidegate_host::fleet::{Algorithm, FleetSpec, GroupSpec, LEAST_BIT_S, member_id};
 
 use super::{
-    gates::{Gates, Place},
+    backend::{GroupBackend, Place},
     gauge::{Gauge, LIMITED_FROM},
     storage::{Storage, Stored},
 };
@@ -43,7 +43,7 @@ mod release;
 pub use release::Elsewhere;
 use release::Outgoing;
 
-/// What an earlier life of a node lent a gate has ended after so many leases of the present file.
+/// What an earlier life of a node lent a limit has ended after so many leases of the present file.
 const LENT_LEASES: u64 = 4;
 /// Who has left a group says so in so many of its intervals.
 const QUIT_ROUNDS: u32 = 4;
@@ -309,7 +309,7 @@ impl Group {
         LEAST_BIT_S * self.gauges.len().max(1) as u64
     }
 
-    /// Until when others keep free what the host has, if they count on it that it falls back then: a gate
+    /// Until when others keep free what the host has, if they count on it that it falls back then: a limit
     /// does, also when nobody is there any more to have it do so.
     fn until(&self, now: Nanos, standing: Standing) -> Option<Nanos> {
         if standing != Standing::Sharing {
@@ -337,14 +337,14 @@ impl Group {
     }
 
     /// Ends an interval if it is time; the rest of what time brings. True if the interval ended.
-    pub fn on_timer<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> bool {
+    pub fn on_timer<G: GroupBackend>(&mut self, now: Nanos, backend: &mut G) -> bool {
         let ends = now >= self.due;
         if ends {
             self.due = Nanos(now.0.saturating_add(self.spec.interval.0));
             let first = self.gauges.iter().all(|gauge| gauge.measured.is_none());
             let mut found = 0;
             for gauge in &mut self.gauges {
-                found += gauge.measure(now, gates);
+                found += gauge.measure(now, backend);
             }
             if first {
                 self.found_bit_s = found;
@@ -377,7 +377,7 @@ impl Group {
             return self.vector.leave(now);
         }
         let demand = self.demand_bit_s();
-        // Of a gate that holds senders back no more arrives than its rate, and averages are behind that.
+        // Of a limit that holds senders back no more arrives than its rate, and averages are behind that.
         let limited =
             self.gauges.iter().map(|gauge| gauge.demand.value().max(gauge.held_bit_s(now)));
         let limited: f64 = limited.sum();
@@ -460,18 +460,18 @@ impl Group {
 
     /// What `share` has to say, after what it promised is stored and its grant is in force. What relies on a
     /// promise waits while that is being stored, and is dropped if storing failed; of what was given while a
-    /// gate refuses nothing is said. The rest goes out. The second is why storing failed. Limits that are
+    /// limit refuses nothing is said. The rest goes out. The second is why storing failed. Limits that are
     /// `held` by a group that they have left are not touched.
-    pub fn outbox<G: Gates, S: Storage>(
+    pub fn outbox<G: GroupBackend, S: Storage>(
         &mut self,
         now: Nanos,
-        gates: &mut G,
+        backend: &mut G,
         storage: &mut S,
         held: &BTreeSet<Place>,
     ) -> (Vec<(MemberId, Message)>, Option<String>) {
         self.store(now, storage);
         let failed = self.unsaved_why.clone();
-        let in_force = self.apply(now, gates, held);
+        let in_force = self.apply(now, backend, held);
         let Control::Share(share) = &mut self.control else { return (Vec::new(), failed) };
         let mut out = Vec::new();
         while let Some(transmit) = share.poll_transmit(in_force) {
@@ -541,10 +541,10 @@ impl Group {
 
     /// Takes a spec of the same number: other limits of this host, or other times. What is held stays. True
     /// if something changed. A limit that is taken out is treated as by [`Group::quit`].
-    pub fn change<G: Gates>(
+    pub fn change<G: GroupBackend>(
         &mut self,
         now: Nanos,
-        gates: &mut G,
+        backend: &mut G,
         spec: &GroupSpec,
         ceilings: &[Rate],
         elsewhere: &Elsewhere,
@@ -567,7 +567,7 @@ impl Group {
             };
             gauge.ceiling = *ceiling;
             if gauge.measured.is_none() || gauge.gone {
-                gauge.measure(now, gates);
+                gauge.measure(now, backend);
             }
             self.gauges.push(gauge);
         }
@@ -606,14 +606,14 @@ impl Group {
     }
 
     /// Has its limits keep what is the host's own in any case, for when nobody sets them any more.
-    pub fn settle_alone<G: Gates>(
+    pub fn settle_alone<G: GroupBackend>(
         &mut self,
         now: Nanos,
-        gates: &mut G,
+        backend: &mut G,
         held: &BTreeSet<Place>,
     ) -> bool {
         self.stood_back = true;
-        self.apply(now, gates, held)
+        self.apply(now, backend, held)
     }
 
     /// The epoch and its auditor, and how long the lease lasts, with `share`.

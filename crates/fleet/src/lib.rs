@@ -4,7 +4,7 @@
 //!   [fleet] [[group]] ───spec───► Node ◄── datagrams, discovered addresses, time
 //!                                  │ ▲
 //!            rates, drops, promises▼ │samples
-//!                              Gates, Storage
+//!                          GroupBackend, Storage
 //! ```
 //!
 //! What needs no operating system, and is driven in virtual time by tests:
@@ -14,14 +14,14 @@
 //! - [`seal`]: a datagram's form; [`session`]: whose datagrams are taken, and that none is taken twice.
 //! - [`frame`]: what is in a datagram.
 //! - [`membership`]: who is there, by SWIM.
-//! - [`gates`]: what a limit of this host can be asked and told.
+//! - [`backend`]: what a limit of this host can be asked and told.
 //! - [`group`]: from what it measured to its rate.
 //! - [`node`]: all of it, as one state machine. It sends nothing and reads no clock.
 //!
 //! What does:
 //!
 //! - [`storage`]: what must survive a restart, in files.
-//! - [`local`]: the gates of this host.
+//! - [`local`]: that on the limits pinned on this host.
 //! - [`discovery`]: addresses of peers, from DNS and registries.
 //! - [`api`]: status on a Unix socket, [`metrics`]; [`daemon`]: the loop that has the sockets and the clock.
 //!
@@ -33,10 +33,10 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod backend;
 pub mod daemon;
 pub mod discovery;
 pub mod frame;
-pub mod gates;
 mod gauge;
 pub mod group;
 pub mod keys;

@@ -1,4 +1,4 @@
-//! The gates of this host: limits that are pinned, opened anew for each look, so that one that was taken off
+//! The backend of this host: limits that are pinned, opened anew for each look, so that one that was taken off
 //! and put on again is followed.
 
 use std::{
@@ -13,7 +13,7 @@ use tidegate_sys::{
     store::{RateSet, StoreError},
 };
 
-use super::gates::{Done, Gates, Lease, Place, Sample};
+use super::backend::{Done, GroupBackend, Lease, Place, Sample};
 use tidegate_host::{host::Host, status::LimitStatus};
 
 /// How long who stands down waits for another writer, in all; less than the `TimeoutStopSec` of the unit.
@@ -21,7 +21,7 @@ const STAND_DOWN_PATIENCE: Duration = Duration::from_secs(8);
 
 /// Limits of a host.
 #[derive(Debug)]
-pub struct LocalGates {
+pub struct LocalBackend {
     host: Host,
     /// How long another writer such as `tidegate apply` is waited for. A daemon does not wait: its loop
     /// serves all groups, and a watchdog looks at it.
@@ -41,11 +41,11 @@ pub enum LocalError {
     Limit(#[from] LimitError),
 }
 
-impl LocalGates {
+impl LocalBackend {
     /// Those of a host.
     #[must_use]
-    pub fn new(host: Host) -> LocalGates {
-        LocalGates { host, patience: Duration::ZERO, counted: BTreeMap::new() }
+    pub fn new(host: Host) -> LocalBackend {
+        LocalBackend { host, patience: Duration::ZERO, counted: BTreeMap::new() }
     }
 
     /// Has the limits of groups keep what is the host's own in any case, for when no daemon runs that would
@@ -70,7 +70,7 @@ impl LocalGates {
     }
 }
 
-impl LocalGates {
+impl LocalBackend {
     /// Leases are by `CLOCK_BOOTTIME`, which the daemon's clock is.
     fn put(&self, place: &Place, rate: Rate, lease: Option<Lease>) -> Result<Done, LocalError> {
         let (hierarchy, store) = (self.host.hierarchy(), self.host.store());
@@ -84,7 +84,7 @@ impl LocalGates {
     }
 }
 
-impl Gates for LocalGates {
+impl GroupBackend for LocalBackend {
     type Error = LocalError;
 
     fn measure(&mut self, _now: Nanos, place: &Place) -> Result<Option<Sample>, LocalError> {

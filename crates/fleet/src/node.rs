@@ -1,7 +1,7 @@
 //! A node of a fleet: sessions, membership, groups and their limits, as one state machine.
 //!
 //! After each call its caller sends what [`Node::poll_transmit`] gives and tells what [`Node::poll_told`]
-//! gives; gates and storage are its own, behind traits, so that what `share` asks for holds in one place: a
+//! gives; backend and storage are its own, behind traits, so that what `share` asks for holds in one place: a
 //! promise is stored and a rate is in force before the message leaves that relies on it.
 
 use std::{
@@ -17,8 +17,8 @@ use tidegate_core::{
 use tidegate_host::fleet::{FleetError, FleetSpec, GroupSpec, member_id, number};
 
 use super::{
+    backend::{GroupBackend, Place, Way},
     frame::{Frame, GroupReport, REPORTS_MAX},
-    gates::{Gates, Place, Way},
     group::{Elsewhere, Group, GroupOptions, Standing},
     keys::KeyRing,
     membership::{Change, Contact, Membership, Swim},
@@ -133,7 +133,7 @@ pub struct Node<G, S> {
     cluster: u32,
     keys: KeyRing,
     random: SmallRng,
-    gates: G,
+    backend: G,
     storage: S,
     storage_bad: bool,
     sealer: Sealer,
@@ -163,7 +163,7 @@ pub struct Node<G, S> {
     told: VecDeque<Told>,
 }
 
-impl<G: Gates, S: Storage> Node<G, S> {
+impl<G: GroupBackend, S: Storage> Node<G, S> {
     /// A node that knows nobody.
     ///
     /// # Errors
@@ -171,7 +171,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
     pub fn new(
         now: Nanos,
         options: NodeOptions,
-        gates: G,
+        backend: G,
         storage: S,
     ) -> Result<Node<G, S>, NodeError> {
         let NodeOptions { fleet, name, groups, keys, addr, session, seed } = options;
@@ -189,7 +189,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
             cluster,
             keys,
             random,
-            gates,
+            backend,
             storage,
             storage_bad: false,
             sealer: Sealer::new(cluster, id, life),
@@ -293,7 +293,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
                     let Some(mut held) = old.get_mut(place).and_then(Option::take) else {
                         continue;
                     };
-                    if held.group.change(now, &mut self.gates, spec, ceilings, &elsewhere) {
+                    if held.group.change(now, &mut self.backend, spec, ceilings, &elsewhere) {
                         changes.push(format!("group `{}` changes", spec.name));
                     }
                     self.groups.push(held);
@@ -310,7 +310,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
         for mut held in old.into_iter().flatten() {
             let name = held.group.spec().name.clone();
             held.group.quit(now, &elsewhere);
-            held.group.on_timer(now, &mut self.gates);
+            held.group.on_timer(now, &mut self.backend);
             if !self.groups.iter().any(|other| other.group.spec().name == name) {
                 changes.push(format!("group `{name}` ends"));
             }
@@ -360,14 +360,14 @@ impl<G: Gates, S: Storage> Node<G, S> {
         self.swim.on_timer(now);
         let mut groups = std::mem::take(&mut self.groups);
         for Held { group, .. } in &mut groups {
-            if group.on_timer(now, &mut self.gates) {
+            if group.on_timer(now, &mut self.backend) {
                 self.gossip(group);
             }
         }
         self.groups = groups;
         let mut leaving = std::mem::take(&mut self.leaving);
         for (_, group) in &mut leaving {
-            if group.on_timer(now, &mut self.gates) {
+            if group.on_timer(now, &mut self.backend) {
                 self.gossip(group);
             }
         }
@@ -475,13 +475,13 @@ impl<G: Gates, S: Storage> Node<G, S> {
         self.frames.entry(to).or_default().push(frame);
     }
 
-    /// Tries to set the gates of limits that have left a group: those that are not set yet.
+    /// Tries to set the limits that have left a group: those that are not set yet.
     fn release(&mut self, now: Nanos) -> BTreeSet<Place> {
         let groups = self.groups.iter_mut().map(|held| &mut held.group);
         let leaving = self.leaving.iter_mut().map(|(_, group)| group);
         let mut held = BTreeSet::new();
         for group in groups.chain(leaving) {
-            group.release(now, &mut self.gates);
+            group.release(now, &mut self.backend);
             held.extend(group.outgoing().cloned());
         }
         held
@@ -494,7 +494,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
         let (mut messages, mut told) = (Vec::new(), Vec::new());
         for held in &mut self.groups {
             let group = &mut held.group;
-            let (out, why) = group.outbox(now, &mut self.gates, &mut self.storage, &busy);
+            let (out, why) = group.outbox(now, &mut self.backend, &mut self.storage, &busy);
             messages.extend(out);
             failed = failed.or(why);
             let name = || group.spec().name.clone();
@@ -517,7 +517,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
             }
         }
         for (_, group) in &mut self.leaving {
-            let (out, why) = group.outbox(now, &mut self.gates, &mut self.storage, &busy);
+            let (out, why) = group.outbox(now, &mut self.backend, &mut self.storage, &busy);
             messages.extend(out);
             failed = failed.or(why);
         }
@@ -636,7 +636,7 @@ impl<G: Gates, S: Storage> Node<G, S> {
         let busy = self.release(now);
         let mut good = busy.is_empty();
         for held in &mut self.groups {
-            good &= held.group.settle_alone(now, &mut self.gates, &busy);
+            good &= held.group.settle_alone(now, &mut self.backend, &busy);
         }
         self.swim.leave(now);
         while let Some((contact, bytes)) = self.swim.poll_transmit() {
@@ -646,9 +646,9 @@ impl<G: Gates, S: Storage> Node<G, S> {
         good
     }
 
-    /// The gates.
-    pub fn gates(&mut self) -> &mut G {
-        &mut self.gates
+    /// What it acts on.
+    pub fn backend(&mut self) -> &mut G {
+        &mut self.backend
     }
 
     /// The fleet as it is configured now.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use tidegate_core::{Direction, Rate, queue_options::VirtualQueueOptions};
 use tidegate_sys::limit::LimitOptions;
 
-use super::gates::Place;
+use super::backend::Place;
 use tidegate_host::{
     fleet::GroupSpec,
     plan::{Action, Plan, Present, Wanted},

@@ -12,14 +12,14 @@ use tidegate_sys::limit::LimitOptions;
 use crate::plan::{Action, Present, Standing};
 
 /// The limits of a host, as far as a plan acts on them. Each verb does all of what it says or nothing.
-pub trait Gates {
+pub trait Backend {
     /// Why a verb failed; what it acted on is as before.
     type Error: std::error::Error + Send + Sync + 'static;
 
     /// Puts a limit on a cgroup or device, inside its parent if it has one.
     ///
     /// # Errors
-    /// As the gates have it.
+    /// As the backend has it.
     fn add(
         &mut self,
         name: &str,
@@ -32,7 +32,7 @@ pub trait Gates {
     /// inside the earlier one is inside the new one.
     ///
     /// # Errors
-    /// As the gates have it.
+    /// As the backend has it.
     fn replace(
         &mut self,
         name: &str,
@@ -48,7 +48,7 @@ pub trait Gates {
     /// unless the other one is there.
     ///
     /// # Errors
-    /// As the gates have it.
+    /// As the backend has it.
     fn make_way(&mut self, name: &str) -> Result<(), Self::Error> {
         self.remove(name)
     }
@@ -64,13 +64,13 @@ pub trait Gates {
     /// Changes a limit in place.
     ///
     /// # Errors
-    /// As the gates have it.
+    /// As the backend has it.
     fn change(&mut self, name: &str, options: &LimitOptions) -> Result<(), Self::Error>;
 
     /// Takes a limit off.
     ///
     /// # Errors
-    /// As the gates have it.
+    /// As the backend has it.
     fn remove(&mut self, name: &str) -> Result<(), Self::Error>;
 }
 
@@ -97,34 +97,37 @@ pub enum ApplyError<E: std::error::Error + 'static> {
 ///
 /// # Errors
 /// [`ApplyError`].
-pub fn apply<G: Gates>(gates: &mut G, actions: &[Action]) -> Result<(), ApplyError<G::Error>> {
+pub fn apply<G: Backend>(backend: &mut G, actions: &[Action]) -> Result<(), ApplyError<G::Error>> {
     let leaves =
         |action: &&Action| matches!(action, Action::Remove { .. } | Action::Replace { .. });
-    gates.leaving(actions.iter().filter(leaves).map(|action| action.name().to_owned()).collect());
-    let done = perform_all(gates, actions);
+    backend.leaving(actions.iter().filter(leaves).map(|action| action.name().to_owned()).collect());
+    let done = perform_all(backend, actions);
     if done.is_ok() {
-        gates.settled();
+        backend.settled();
     }
-    gates.leaving(BTreeSet::new());
+    backend.leaving(BTreeSet::new());
     done
 }
 
-fn perform_all<G: Gates>(gates: &mut G, actions: &[Action]) -> Result<(), ApplyError<G::Error>> {
+fn perform_all<G: Backend>(
+    backend: &mut G,
+    actions: &[Action],
+) -> Result<(), ApplyError<G::Error>> {
     let first = first_removals(actions);
     for (done, action) in actions.iter().enumerate() {
         let makes_way = done < first && first < actions.len();
-        let failed = gates.stopped().or_else(|| match action {
+        let failed = backend.stopped().or_else(|| match action {
             Action::Remove { limit, .. }
                 if makes_way
                     && !matches!(limit.standing, Standing::ScopeGone | Standing::Broken) =>
             {
-                gates.make_way(&limit.name).err()
+                backend.make_way(&limit.name).err()
             }
-            action => perform(gates, action).err(),
+            action => perform(backend, action).err(),
         });
         let Some(source) = failed else { continue };
         // What was put on goes, too.
-        gates.leaving(actions.iter().map(|action| action.name().to_owned()).collect());
+        backend.leaving(actions.iter().map(|action| action.name().to_owned()).collect());
         // What could not be read cannot come back: what has taken its place stays.
         let is_lost = |name: &str| {
             actions[..done].iter().any(|action| {
@@ -141,7 +144,7 @@ fn perform_all<G: Gates>(gates: &mut G, actions: &[Action]) -> Result<(), ApplyE
             {
                 return Some(format!("{} `{}`: it could not be read", action.verb(), from.name));
             }
-            let error = undo(gates, action).err()?;
+            let error = undo(backend, action).err()?;
             Some(format!("{} `{}`: {error}", action.verb(), action.name()))
         });
         let left: Vec<_> = undone.collect();
@@ -184,31 +187,31 @@ fn first_removals(actions: &[Action]) -> usize {
     actions.iter().take_while(|action| matches!(action, Action::Remove { .. })).count()
 }
 
-fn perform<G: Gates>(gates: &mut G, action: &Action) -> Result<(), G::Error> {
+fn perform<G: Backend>(backend: &mut G, action: &Action) -> Result<(), G::Error> {
     match action {
-        Action::Remove { limit, .. } => gates.remove(&limit.name),
-        Action::Change { name, to, .. } => gates.change(name, to),
+        Action::Remove { limit, .. } => backend.remove(&limit.name),
+        Action::Change { name, to, .. } => backend.change(name, to),
         Action::Replace { to: limit, .. } => {
-            gates.replace(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
+            backend.replace(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
         }
         Action::Add { limit } => {
-            gates.add(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
+            backend.add(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
         }
     }
 }
 
-fn undo<G: Gates>(gates: &mut G, action: &Action) -> Result<(), G::Error> {
+fn undo<G: Backend>(backend: &mut G, action: &Action) -> Result<(), G::Error> {
     match action {
         // Nothing was limited by it any more, so nothing is lost with it.
         Action::Remove { limit: Present { standing: Standing::ScopeGone, .. }, .. } => Ok(()),
         Action::Remove { limit, .. } => {
-            gates.add(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
+            backend.add(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
         }
-        Action::Change { name, from, .. } => gates.change(name, from),
+        Action::Change { name, from, .. } => backend.change(name, from),
         Action::Replace { from: limit, .. } => {
-            gates.replace(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
+            backend.replace(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
         }
-        Action::Add { limit } => gates.remove(&limit.name),
+        Action::Add { limit } => backend.remove(&limit.name),
     }
 }
 

@@ -15,7 +15,7 @@ use tidegate_sys::{
 
 use crate::{
     absent::{self, ScopeError, Waits},
-    apply::Gates,
+    apply::Backend,
     plan::{Present, Standing, Wanted},
     spec::{LimitSpec, Problem, Spec, SpecError},
 };
@@ -279,7 +279,7 @@ impl LockedHost {
     }
 }
 
-impl Gates for LockedHost {
+impl Backend for LockedHost {
     type Error = StoreError;
 
     fn add(

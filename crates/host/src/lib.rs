@@ -1,7 +1,7 @@
-//! From a spec to a plan to the gates of one host.
+//! From a spec to a plan to the limits of one host.
 //!
 //! ```text
-//! limits.toml --spec--> Spec --host--> Wanted --plan--> Plan --apply--> Gates (the pinned limits)
+//! limits.toml --spec--> Spec --host--> Wanted --plan--> Plan --apply--> Backend (the pinned limits)
 //!                                      Present --^
 //! ```
 //!

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Result;
 use tidegate_core::class::MAX_DEPTH;
-use tidegate_host::{apply::Gates, nic::state::RunDir, run::sweep};
+use tidegate_host::{apply::Backend, nic::state::RunDir, run::sweep};
 use tidegate_sys::{congestion, store::StoreError};
 
 use crate::{args::DetachArgs, refusal::say, verbs};

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Result;
 use tidegate_core::Scope;
 use tidegate_host::{
-    apply::{Gates, apply},
+    apply::{Backend, apply},
     family::FamilyError,
     host::{Host, LockedHost, present},
     plan::{Action, PlanError, Present, Standing, Wanted, join, plan},

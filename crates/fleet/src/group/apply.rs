@@ -1,16 +1,16 @@
-//! Puts a group's rates in force at the gates of its limits.
+//! Puts a group's rates in force at its limits.
 //!
 //! ```text
-//!   room    = the host's part - what gates have that cannot be changed now
+//!   room    = the host's part - what limits have that cannot be changed now
 //!   targets = room by weighted max-min, none below what every scheme takes
 //!   lower the rates in force; once all are lower, raise the others, as far as the sum stays within the part
 //! ```
 //!
-//! A gate that refuses ends the round. It keeps what it has, and the next round divides the rest among the
-//! others; it is asked again later. What a gate may have is what it has confirmed ([`Gauge::claim_bit_s`]),
+//! A limit that refuses ends the round. It keeps what it has, and the next round divides the rest among the
+//! others; it is asked again later. What a limit may have is what it has confirmed ([`Gauge::claim_bit_s`]),
 //! so nothing is raised by what could not be lowered, and `share` tells nobody of it.
 //!
-//! Work: O(n²) for n limits of the group on this host, times the gates that refuse.
+//! Work: O(n²) for n limits of the group on this host, times the limits that refuse.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ use tidegate_host::fleet::{GroupSpec, LEAST_BIT_S};
 
 use super::{
     super::{
-        gates::{Done, Gates, Lease, Place},
+        backend::{Done, GroupBackend, Lease, Place},
         gauge::{Gauge, LEAST_RATE},
     },
     Control, Group, Standing,
@@ -39,7 +39,12 @@ impl Group {
     /// Puts the rates in force that follow from what is known now. False if more than the host's part may be
     /// in force: nothing may be told then that relies on less.
     /// Limits that are `held` by a group that they have left are not touched.
-    pub fn apply<G: Gates>(&mut self, now: Nanos, gates: &mut G, held: &BTreeSet<Place>) -> bool {
+    pub fn apply<G: GroupBackend>(
+        &mut self,
+        now: Nanos,
+        backend: &mut G,
+        held: &BTreeSet<Place>,
+    ) -> bool {
         let looked = self.gauges.iter().any(|gauge| gauge.measured.is_some() || gauge.gone);
         if !looked && !self.stood_back && !matches!(self.control, Control::Share(_)) {
             // What is pinned is not known yet, and stays.
@@ -48,16 +53,18 @@ impl Group {
         let part = self.part_bit_s(now);
         let standing = self.standing(now);
         let until = self.until(now, standing);
-        // Each round but the last finds a gate that refuses or is gone.
+        // Each round but the last finds a limit that refuses or is gone.
         for _ in 0..=self.gauges.len() {
             let targets = self.targets(now, part, until, held);
-            if self.lower(now, gates, &targets, until) && self.raise(now, gates, &targets, until) {
+            if self.lower(now, backend, &targets, until)
+                && self.raise(now, backend, &targets, until)
+            {
                 break;
             }
         }
-        self.apply_drops(gates, standing, held);
+        self.apply_drops(backend, standing, held);
         if self.cannot_drop && standing != Standing::CannotDrop {
-            return self.apply(now, gates, held);
+            return self.apply(now, backend, held);
         }
         self.claims(now, until).iter().sum::<u64>() + self.outgoing_bit_s(now) <= part
     }
@@ -66,7 +73,7 @@ impl Group {
         equal_part(&self.spec, self.gauges.len(), gauge.ceiling)
     }
 
-    /// What a limit falls back to: its equal part, or less beside gates that cannot be set and keep more than
+    /// What a limit falls back to: its equal part, or less beside limits that cannot be set and keep more than
     /// theirs, so that all together keep what is the host's in any case.
     fn then(&self, i: usize) -> Rate {
         let most = self.equal_part(&self.gauges[i]);
@@ -80,7 +87,7 @@ impl Group {
         Rate::from_bit_s(part.max(LEAST_BIT_S)).unwrap_or(LEAST_RATE).min(most)
     }
 
-    /// What each gate passes at most before `until`, in bit/s. Those of which nothing is known, and for which
+    /// What each limit passes at most before `until`, in bit/s. Those of which nothing is known, and for which
     /// all that was lent has ended, have what is the host's in any case together.
     fn claims(&self, now: Nanos, until: Option<Nanos>) -> Vec<u64> {
         let ended = self.gauges.iter().filter(|gauge| gauge.has_ended(now)).count();
@@ -89,7 +96,7 @@ impl Group {
         self.gauges.iter().map(claim).collect()
     }
 
-    /// The rates of gates that can be changed now, by their places.
+    /// The rates of limits that can be changed now, by their places.
     fn targets(
         &self,
         now: Nanos,
@@ -123,11 +130,11 @@ impl Group {
         until.map(|until| Lease { until, then: self.then(i) })
     }
 
-    /// Sets the rates that are in force and not below their targets. False at the first gate that refuses.
-    fn lower<G: Gates>(
+    /// Sets the rates that are in force and not below their targets. False at the first limit that refuses.
+    fn lower<G: GroupBackend>(
         &mut self,
         now: Nanos,
-        gates: &mut G,
+        backend: &mut G,
         targets: &[(usize, Rate)],
         until: Option<Nanos>,
     ) -> bool {
@@ -137,21 +144,21 @@ impl Group {
         rising.into_iter().chain(falling).all(|(i, rate)| {
             let lease = self.lease(i, until);
             let gauge = &mut self.gauges[i];
-            gauge.in_force(now).is_none_or(|is| is < rate) || gauge.apply(now, gates, rate, lease)
+            gauge.in_force(now).is_none_or(|is| is < rate) || gauge.apply(now, backend, rate, lease)
         })
     }
 
     /// Raises what is below its target, as far as all that may be in force stays within the part. False at
-    /// the first gate that refuses.
-    fn raise<G: Gates>(
+    /// the first limit that refuses.
+    fn raise<G: GroupBackend>(
         &mut self,
         now: Nanos,
-        gates: &mut G,
+        backend: &mut G,
         targets: &[(usize, Rate)],
         until: Option<Nanos>,
     ) -> bool {
         let part = self.part_bit_s(now).saturating_sub(self.outgoing_bit_s(now));
-        // Gates of which nothing is known may have more than their targets: each leaves room for the others
+        // Limits of which nothing is known may have more than their targets: each leaves room for the others
         // once it is set, which the second time gives them.
         let twice = targets.iter().chain(targets);
         for (i, rate) in twice {
@@ -162,7 +169,7 @@ impl Group {
             let room = part.saturating_sub(claims.iter().sum::<u64>() - claims[*i]);
             let rate = Rate::from_bit_s(room).map_or(LEAST_RATE, |room| room.min(*rate));
             let lease = self.lease(*i, until);
-            if !self.gauges[*i].apply(now, gates, rate.max(LEAST_RATE), lease) {
+            if !self.gauges[*i].apply(now, backend, rate.max(LEAST_RATE), lease) {
                 return false;
             }
         }
@@ -170,7 +177,12 @@ impl Group {
     }
 
     /// Sets or ends drops at random, which `grd` asks for.
-    fn apply_drops<G: Gates>(&mut self, gates: &mut G, standing: Standing, held: &BTreeSet<Place>) {
+    fn apply_drops<G: GroupBackend>(
+        &mut self,
+        backend: &mut G,
+        standing: Standing,
+        held: &BTreeSet<Place>,
+    ) {
         let is_grd = matches!(self.control, Control::Grd);
         let drops = is_grd && standing == Standing::Sharing;
         let probability = if drops { self.drop_probability } else { 0.0 };
@@ -180,7 +192,7 @@ impl Group {
             if gauge.dropping == Some(probability) || held.contains(&gauge.place) {
                 continue;
             }
-            match gates.set_drop(&gauge.place, probability) {
+            match backend.set_drop(&gauge.place, probability) {
                 Ok(Done::Cannot) => (self.cannot_drop, gauge.drops_none) = (is_grd, true),
                 Ok(Done::Set) => {
                     (gauge.drops_none, gauge.dropping) = (!drops, Some(probability));

@@ -1,6 +1,6 @@
-//! Limits that leave their group. A gate that does not take another rate at that moment keeps the one that
-//! the group has lent it, so the group counts it until the gate has taken it, or has fallen to what is the
-//! host's in any case. Until then `share` gives nobody what the gate still passes, and no other group of the
+//! Limits that leave their group. A limit that does not take another rate at that moment keeps the one that
+//! the group has lent it, so the group counts it until the limit has taken it, or has fallen to what is the
+//! host's in any case. Until then `share` gives nobody what the limit still passes, and no other group of the
 //! host sets it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use tidegate_core::{Nanos, Rate};
 
 use super::{
     super::{
-        gates::{Gates, Place},
+        backend::{GroupBackend, Place},
         gauge::Gauge,
     },
     Control, Group, apply,
@@ -24,7 +24,7 @@ pub struct Elsewhere {
     pub own: BTreeMap<Place, Rate>,
 }
 
-/// A limit that has left its group, and whose gate may still have what the group lent it.
+/// A limit that has left its group and may still have what the group lent it.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) gauge: Gauge,
@@ -40,22 +40,22 @@ pub(super) struct Outgoing {
 
 /// What became of a limit that has left its group.
 enum Release {
-    /// Its gate has to be asked again.
+    /// It has to be asked again.
     Waits,
     /// Another group may set it. It still has a part of what is the host's.
     Passed,
-    /// The gate took the rate of the file, is gone, or has one that somebody else has set.
+    /// The limit took the rate of the file, is gone, or has one that somebody else has set.
     Over,
 }
 
 impl Outgoing {
-    /// The most that the gate passes, in bit/s.
+    /// The most that the limit passes, in bit/s.
     fn claim_bit_s(&self, now: Nanos, own: u64) -> u64 {
         self.gauge.claim_bit_s(now, None, self.then, own)
     }
 
-    /// Tries to set the gate, and says what became of it.
-    fn release<G: Gates>(&mut self, now: Nanos, gates: &mut G) -> Release {
+    /// Tries to set the limit, and says what became of it.
+    fn release<G: GroupBackend>(&mut self, now: Nanos, backend: &mut G) -> Release {
         if self.gauge.gone {
             return Release::Over;
         }
@@ -63,10 +63,10 @@ impl Outgoing {
             return Release::Waits;
         }
         let lent = self.gauge.lent_rates();
-        self.gauge.measure(now, gates);
+        self.gauge.measure(now, backend);
         if self.gauge.gone || !self.gauge.is_of(&lent) {
             // What fails here the next group, or who takes the limit off, does again.
-            let _ = gates.leave(&self.gauge.place);
+            let _ = backend.leave(&self.gauge.place);
             return Release::Over;
         }
         let is_low = self.gauge.in_force(now).is_some_and(|is| is <= self.to);
@@ -74,12 +74,12 @@ impl Outgoing {
             return Release::Passed;
         }
         let doubt = self.gauge.doubt;
-        if !self.gauge.apply(now, gates, self.to, None) && !self.gauge.gone {
+        if !self.gauge.apply(now, backend, self.to, None) && !self.gauge.gone {
             // What was to be set is the limit's own, and not the group's any more.
             self.gauge.doubt = doubt;
             return Release::Waits;
         }
-        let _ = gates.leave(&self.gauge.place);
+        let _ = backend.leave(&self.gauge.place);
         if self.is_grouped { Release::Passed } else { Release::Over }
     }
 }
@@ -100,12 +100,12 @@ impl Group {
         }
     }
 
-    /// Tries to set the gates of limits that have left. Those that refuse are asked again later. One that has
+    /// Tries to set the limits that have left. Those that refuse are asked again later. One that has
     /// passed to another group counts as long as others wait: what the host holds is only given back when
     /// all of them together have no more than what is the host's in any case.
-    pub fn release<G: Gates>(&mut self, now: Nanos, gates: &mut G) {
+    pub fn release<G: GroupBackend>(&mut self, now: Nanos, backend: &mut G) {
         self.outgoing.retain_mut(|one| {
-            let released = if one.is_passed { Release::Passed } else { one.release(now, gates) };
+            let released = if one.is_passed { Release::Passed } else { one.release(now, backend) };
             one.is_passed = matches!(released, Release::Passed);
             !matches!(released, Release::Over)
         });
@@ -114,7 +114,7 @@ impl Group {
         }
     }
 
-    /// The limits that have left, and whose gates are not set yet.
+    /// The limits that have left and are not set yet.
     pub fn outgoing(&self) -> impl Iterator<Item = &Place> {
         self.outgoing.iter().filter(|one| !one.is_passed).map(|one| &one.gauge.place)
     }

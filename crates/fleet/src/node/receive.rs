@@ -1,7 +1,7 @@
 //! What a node does with a datagram.
 //!
 //! One that is not sealed as it should be, was taken before or is of an earlier life costs no more than
-//! opening it: groups, gates and storage are looked at only after frames were read.
+//! opening it: groups, backend and storage are looked at only after frames were read.
 
 use super::{
     super::{
@@ -9,8 +9,8 @@ use super::{
         seal::{Cause, Opened, VERSION, claim, open},
         session::{Accept, Echoed, PEERS_MAX, Peer},
     },
-    BTreeMap, Contact, Frame, Gates, GroupReport, HEADERS_BYTES, MemberId, Membership, Nanos, Node,
-    Reported, Rng, SocketAddr, Storage, Told, member_id,
+    BTreeMap, Contact, Frame, GroupBackend, GroupReport, HEADERS_BYTES, MemberId, Membership,
+    Nanos, Node, Reported, Rng, SocketAddr, Storage, Told, member_id,
 };
 
 /// Dropped datagrams are told of no more often, for each cause.
@@ -55,7 +55,7 @@ fn is_over(now: Nanos, heard: Nanos) -> bool {
     now.0.saturating_sub(heard.0) >= STRANGE_LASTS.0
 }
 
-impl<G: Gates, S: Storage> Node<G, S> {
+impl<G: GroupBackend, S: Storage> Node<G, S> {
     /// Takes a datagram.
     pub fn on_datagram(&mut self, now: Nanos, from: SocketAddr, bytes: &[u8]) {
         self.traffic.heard_datagrams += 1;

@@ -2,7 +2,7 @@
 
 use tidegate_core::{Direction, Nanos};
 
-use super::{Gates, Node, Standing, Storage};
+use super::{GroupBackend, Node, Standing, Storage};
 use crate::{
     group::Group,
     seal::{CAUSES, VERSION},
@@ -24,7 +24,7 @@ fn name_of(standing: Standing) -> &'static str {
     }
 }
 
-impl<G: Gates, S: Storage> Node<G, S> {
+impl<G: GroupBackend, S: Storage> Node<G, S> {
     /// What it knows and does.
     #[must_use]
     pub fn status(&self, now: Nanos) -> NodeStatus {

@@ -1,4 +1,4 @@
-//! Whole nodes in virtual time: gates and storage are fakes, the network loses, delays and is cut, and each
+//! Whole nodes in virtual time: backend and storage are fakes, the network loses, delays and is cut, and each
 //! node has a clock of its own.
 
 use std::{cell::RefCell, collections::BTreeMap, path::Path, rc::Rc};
@@ -13,15 +13,15 @@ use tidegate_host::spec::Spec;
 
 use super::*;
 use crate::{
-    gates::{Done, Lease, Place, Sample},
+    backend::{Done, Lease, Place, Sample},
     seal::{Cause, VERSION, open},
     status::NodeStatus,
     storage::Stored,
 };
 
-mod gates;
 mod identity;
 mod lent;
+mod refusals;
 mod storage;
 
 const SECOND: u64 = 1_000_000_000;
@@ -60,7 +60,7 @@ impl Load {
         (*paces * flows) as u64
     }
 
-    /// What is in force, as a gate has it that looks at the time.
+    /// What is in force, as a limit has it that looks at the time.
     fn rate_bit_s(&self, now: Nanos) -> u64 {
         let ended = self.lease.filter(|lease| lease.until <= now);
         ended.map_or(self.rate_bit_s, |lease| lease.then.bit_s())
@@ -79,7 +79,7 @@ struct Fake {
 #[error("injected fault")]
 struct Fault;
 
-impl Gates for Fake {
+impl GroupBackend for Fake {
     type Error = Fault;
 
     fn measure(&mut self, now: Nanos, place: &Place) -> Result<Option<Sample>, Fault> {
@@ -278,9 +278,9 @@ impl Fleet {
             session: host.session,
             seed,
         };
-        let gates = Fake { loads: host.loads.clone(), can_drop };
+        let backend = Fake { loads: host.loads.clone(), can_drop };
         let now = Nanos(self.now + host.skew);
-        let mut node = Node::new(now, options, gates, host.memory.clone()).unwrap();
+        let mut node = Node::new(now, options, backend, host.memory.clone()).unwrap();
         node.discovered(now, "peers", &all);
         host.node = Some(node);
     }
@@ -398,7 +398,7 @@ fn share_never_adds_up_to_more_whatever_is_cut_lost_killed_and_started_again() {
         match round % 12 {
             3 => fleet.hosts[round % 3].side = 1,
             5 => fleet.hosts.iter_mut().for_each(|host| host.side = 0),
-            // Nobody has the gate of a dead one fall: it does so itself.
+            // Nobody has a dead one's limit fall: it does so itself.
             7 => fleet.hosts[round % 4].node = None,
             9 => {
                 for i in 0..4 {

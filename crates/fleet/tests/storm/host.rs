@@ -10,7 +10,7 @@ use tidegate_core::{
     units::{MAX_RATE_BIT_S, MIN_RATE_BIT_S, NANOS_PER_SEC},
 };
 use tidegate_fleet::{
-    gates::{Done, Gates, Lease, Place, Sample},
+    backend::{Done, GroupBackend, Lease, Place, Sample},
     storage::{Storage, StorageError, Stored},
 };
 
@@ -237,7 +237,7 @@ pub enum GateError {
     Unknown(String),
 }
 
-impl Gates for Local {
+impl GroupBackend for Local {
     type Error = GateError;
 
     fn measure(&mut self, _: Nanos, place: &Place) -> Result<Option<Sample>, GateError> {

@@ -6,7 +6,7 @@ use tidegate_sys::store::is_above;
 
 use super::*;
 use crate::{
-    apply::{Gates, apply},
+    apply::{Backend, apply},
     settings::inside_another,
     tree::ancestors,
 };
@@ -103,7 +103,7 @@ impl Model {
     }
 }
 
-impl Gates for Model {
+impl Backend for Model {
     type Error = Fault;
 
     fn add(

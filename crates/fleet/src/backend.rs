@@ -38,18 +38,18 @@ impl From<Way> for Direction {
     }
 }
 
-/// What a gate met since it was last measured.
+/// What a limit met since it was last measured.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Sample {
     /// Bytes on the wire that arrived, those that were dropped included.
     pub arrived_bytes: u64,
     /// Of these, those that were dropped, marked or slowed down: who sent them wants more.
     pub slowed_bytes: u64,
-    /// Some of the flows, the largest rather than others; none where the gate does not tell them apart.
+    /// Some of the flows, the largest rather than others; none where the limit does not tell them apart.
     pub flows: Vec<FlowBytes>,
-    /// The flows of the gate's last period, where it counts them itself.
+    /// The flows of the limit's last period, where it counts them itself.
     pub census: Option<Sums>,
-    /// What a flow has that takes all it gets, in bit/s, where the gate itself says so.
+    /// What a flow has that takes all it gets, in bit/s, where the limit itself says so.
     pub flow_bit_s: Option<u64>,
     /// What it is set to, in bit/s.
     pub rate_bit_s: u64,
@@ -57,7 +57,7 @@ pub struct Sample {
     pub until: Option<Nanos>,
 }
 
-/// Until when a rate is good. The gate itself falls back when the time comes, whether anybody is there or
+/// Until when a rate is good. The limit itself falls back when the time comes, whether anybody is there or
 /// not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease {
@@ -74,27 +74,27 @@ pub enum Done {
     Set,
     /// There is nothing to be limited: the limit, or what it was on, is gone.
     Gone,
-    /// The gate cannot do that.
+    /// The limit cannot do that.
     Cannot,
     /// Somebody else is changing limits; what is set is as before, and it can be tried again later.
     Busy,
 }
 
 /// The limits of a host, as far as groups act on them.
-pub trait Gates {
+pub trait GroupBackend {
     /// Why it failed; what was asked to be set is as before.
     type Error: std::error::Error;
 
     /// What arrived since the last time; the first time nothing. `None`: the limit is gone.
     ///
     /// # Errors
-    /// As the gates have it.
+    /// As the backend has it.
     fn measure(&mut self, now: Nanos, place: &Place) -> Result<Option<Sample>, Self::Error>;
 
     /// Sets the rate, for packets from now on, until the end of the lease if there is one.
     ///
     /// # Errors
-    /// As the gates have it.
+    /// As the backend has it.
     fn set_rate(
         &mut self,
         place: &Place,
@@ -105,12 +105,12 @@ pub trait Gates {
     /// Has each packet dropped with this probability, 0 to 1, besides what the rate does.
     ///
     /// # Errors
-    /// As the gates have it.
+    /// As the backend has it.
     fn set_drop(&mut self, place: &Place, probability: f64) -> Result<Done, Self::Error>;
 
     /// Nothing is dropped at random any more, and flows are not counted.
     ///
     /// # Errors
-    /// As the gates have it.
+    /// As the backend has it.
     fn leave(&mut self, place: &Place) -> Result<(), Self::Error>;
 }

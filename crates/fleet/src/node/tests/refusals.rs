@@ -1,4 +1,4 @@
-//! Gates that refuse: the least rate, a rate that cannot be changed, a limit that is not there.
+//! Limits that refuse: the least rate, a rate that cannot be changed, a limit that is not there.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn rate_of(fleet: &Fleet, i: usize, limit: &str) -> f64 {
     host.loads.borrow()[limit].rate_bit_s(Nanos(fleet.now + host.skew)) as f64 / 1e6
 }
 
-/// The idle limit was told 625 bit/s, which no gate takes, and its host then said nothing any more.
+/// The idle limit was told 625 bit/s, which no limit takes, and its host then said nothing any more.
 #[test]
 fn a_host_with_a_busy_and_an_idle_limit_has_its_part() {
     let mut fleet = two_limits("10%", 16);
@@ -70,7 +70,7 @@ fn a_gate_that_cannot_be_lowered_does_not_stop_its_node_and_nothing_is_raised_by
     assert!(most <= 100.0 + 1e-6, "{most}");
     assert!(fleet.said(1, "limit `a`: injected fault"), "{:?}", fleet.hosts[1].said);
     assert_eq!(fleet.standing(1), "sharing", "it is heard: {:?}", fleet.hosts[1].said);
-    // Its lease ended in the gate; all the rest is in use.
+    // Its lease ended in the limit; all the rest is in use.
     assert!((rate_of(&fleet, 1, "a") - 0.125).abs() < 1e-6, "{}", rate_of(&fleet, 1, "a"));
     let used = rate_of(&fleet, 1, "b") + rate_of(&fleet, 0, "a") + rate_of(&fleet, 0, "b");
     assert!(used > 97.0, "{used}");
@@ -89,7 +89,7 @@ fn datagrams_that_are_not_of_the_fleet_cost_a_look_and_no_more() {
     let keys = ring(9);
     let mut sealer =
         Sealer::new(number(&["prod"]), member_id("n0"), Life { session: 1 << 40, salt: 7 });
-    // The lease is over, so whatever looks at the groups sets the gate and says so.
+    // The lease is over, so whatever looks at the groups sets the limit and says so.
     let now = Nanos(fleet.now + fleet.hosts[1].skew + 3 * SECOND);
     let said = fleet.hosts[1].said.len();
     let other = sealer.seal(&keys, Some(member_id("n1")), b"hello").unwrap();
@@ -117,7 +117,7 @@ fn datagrams_that_are_not_of_the_fleet_cost_a_look_and_no_more() {
     assert!(fleet.said(1, "hears nobody"), "{:?}", fleet.hosts[1].said);
 }
 
-/// The share was given away with the call, and the gate kept its rate until its lease ended.
+/// The share was given away with the call, and the limit kept its rate until its lease ended.
 #[test]
 fn a_limit_that_leaves_counts_until_its_gate_takes_another_rate() {
     let place = |limit: &str| Place { limit: limit.into(), direction: Way::Egress };
@@ -180,7 +180,7 @@ fn a_limit_that_changes_its_group_counts_in_the_first_until_its_gate_is_lowered(
     assert!(rate_of(&fleet, 1, "a") <= 0.15, "{}", rate_of(&fleet, 1, "a"));
 }
 
-/// Nothing is known of a gate that cannot be read: its claim is the rate of the file, and a lower one may be
+/// Nothing is known of a limit that cannot be read: its claim is the rate of the file, and a lower one may be
 /// a higher rate all the same.
 #[test]
 fn a_rate_that_may_rise_is_set_after_those_that_fall() {
@@ -233,7 +233,7 @@ fn a_limit_rises_at_the_end_of_its_lease_only_to_what_others_leave() {
     fleet.run(2.0);
     let sum = rate_of(&fleet, 1, "a") + rate_of(&fleet, 1, "b");
     assert!(sum <= 0.25 + 1e-6, "{sum}");
-    // With gates that take what they are told both have their part then.
+    // With limits that take what they are told both have their part then.
     fleet.load(1, |load| load.stuck = false);
     fleet.start(1, "n1", ring(1), true);
     fleet.run(6.0);
