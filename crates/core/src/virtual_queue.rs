@@ -48,7 +48,7 @@ pub const MAX_SPAN: Nanos = Nanos(512 * NANOS_PER_SEC);
 pub const SMALL_BYTES: u32 = 120;
 
 /// The direction of packets, from the point of view of the limited workload.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// From the workload: congestion can be signalled to a local TCP sender.
     Egress,

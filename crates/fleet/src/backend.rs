@@ -8,34 +8,7 @@ pub struct Place {
     /// The limit's name.
     pub limit: String,
     /// Egress or ingress.
-    pub direction: Way,
-}
-
-/// A direction that has an order, so that places can be keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
-    /// From the workload.
-    Egress,
-    /// To the workload.
-    Ingress,
-}
-
-impl From<Direction> for Way {
-    fn from(direction: Direction) -> Way {
-        match direction {
-            Direction::Egress => Way::Egress,
-            Direction::Ingress => Way::Ingress,
-        }
-    }
-}
-
-impl From<Way> for Direction {
-    fn from(way: Way) -> Direction {
-        match way {
-            Way::Egress => Direction::Egress,
-            Way::Ingress => Direction::Ingress,
-        }
-    }
+    pub direction: Direction,
 }
 
 /// What a limit met since it was last measured.

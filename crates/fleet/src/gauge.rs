@@ -477,7 +477,7 @@ mod tests {
     const INTERVAL: u64 = 100_000_000;
 
     fn gauge() -> Gauge {
-        let place = Place { limit: "a".to_owned(), direction: Direction::Egress.into() };
+        let place = Place { limit: "a".to_owned(), direction: Direction::Egress };
         Gauge::new(Nanos(0), place, Rate::from_bit_s(RATE).unwrap(), Nanos(0))
     }
 

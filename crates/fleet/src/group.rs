@@ -169,7 +169,7 @@ impl Group {
     ) -> Result<Group, tidegate_host::fleet::FleetError> {
         let GroupOptions { spec, ceilings, fleet, node, incarnation } = options;
         let gauge = |(limit, ceiling): (&String, &Rate)| {
-            let place = Place { limit: limit.clone(), direction: spec.direction.into() };
+            let place = Place { limit: limit.clone(), direction: spec.direction };
             Gauge::new(now, place, *ceiling, lent_until(spec, now))
         };
         let control = match spec.algorithm {
@@ -557,7 +557,7 @@ impl Group {
         let mut old = std::mem::take(&mut self.gauges);
         let count = old.len();
         for (limit, ceiling) in spec.members.iter().zip(ceilings) {
-            let place = Place { limit: limit.clone(), direction: spec.direction.into() };
+            let place = Place { limit: limit.clone(), direction: spec.direction };
             let known = old.iter().position(|gauge| gauge.place == place);
             let back = self.outgoing.iter().position(|one| one.gauge.place == place);
             let mut gauge = match (known, back) {

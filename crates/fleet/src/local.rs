@@ -56,7 +56,7 @@ impl LocalBackend {
         for (group, ceilings) in groups {
             let alone = group.alone_bit_s() / group.members.len().max(1) as u64;
             for (limit, ceiling) in group.members.iter().zip(ceilings) {
-                let place = Place { limit: limit.clone(), direction: group.direction.into() };
+                let place = Place { limit: limit.clone(), direction: group.direction };
                 let rate = Rate::from_bit_s(alone).unwrap_or(*ceiling).min(*ceiling);
                 self.patience = deadline.saturating_duration_since(Instant::now());
                 let set = self.put(&place, rate, None).and_then(|_| self.leave(&place));
@@ -74,7 +74,7 @@ impl LocalBackend {
     /// Leases are by `CLOCK_BOOTTIME`, which the daemon's clock is.
     fn put(&self, place: &Place, rate: Rate, lease: Option<Lease>) -> Result<Done, LocalError> {
         let (hierarchy, store) = (self.host.hierarchy(), self.host.store());
-        let (limit, direction) = (&place.limit, place.direction.into());
+        let (limit, direction) = (&place.limit, place.direction);
         let lease = lease.map(|Lease { until, then }| tidegate_sys::limit::Lease { until, then });
         match store.set_rate(hierarchy, limit, direction, rate, lease, self.patience) {
             Ok(RateSet::Set) => Ok(Done::Set),
@@ -94,8 +94,8 @@ impl GroupBackend for LocalBackend {
             return Ok(None);
         };
         let status = LimitStatus::read(&pinned)?;
-        let until = pinned.limit.until(place.direction.into());
-        let direction = match Direction::from(place.direction) {
+        let until = pinned.limit.until(place.direction);
+        let direction = match place.direction {
             Direction::Egress => status.egress,
             Direction::Ingress => status.ingress,
         };
@@ -103,7 +103,7 @@ impl GroupBackend for LocalBackend {
             self.counted.remove(place);
             return Ok(None);
         };
-        let measured = pinned.maps().measure(place.direction.into())?;
+        let measured = pinned.maps().measure(place.direction)?;
         let (arrived, slowed) = (measured.arrived.bytes, measured.slowed.bytes);
         let (arrived_before, slowed_before) =
             self.counted.insert(place.clone(), (arrived, slowed)).unwrap_or((arrived, slowed));
@@ -137,13 +137,13 @@ impl GroupBackend for LocalBackend {
         else {
             return Ok(Done::Gone);
         };
-        let set = pinned.maps().set_drop(place.direction.into(), probability)?;
+        let set = pinned.maps().set_drop(place.direction, probability)?;
         Ok(if set { Done::Set } else { Done::Cannot })
     }
 
     fn leave(&mut self, place: &Place) -> Result<(), LocalError> {
         match self.host.find(&place.limit)? {
-            Some(pinned) => Ok(pinned.maps().leave_group(place.direction.into())?),
+            Some(pinned) => Ok(pinned.maps().leave_group(place.direction)?),
             None => Ok(()),
         }
     }

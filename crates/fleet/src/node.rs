@@ -17,7 +17,7 @@ use tidegate_core::{
 use tidegate_host::fleet::{FleetError, FleetSpec, GroupSpec, member_id, number};
 
 use super::{
-    backend::{GroupBackend, Place, Way},
+    backend::{GroupBackend, Place},
     frame::{Frame, GroupReport, REPORTS_MAX},
     group::{Elsewhere, Group, GroupOptions, Standing},
     keys::KeyRing,
@@ -281,7 +281,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         let mut changes = Vec::new();
         let mut old: Vec<_> = self.groups.drain(..).map(Some).collect();
         let places = |(spec, _): &(GroupSpec, Vec<Rate>)| {
-            let direction = Way::from(spec.direction);
+            let direction = spec.direction;
             let place = |limit: &String| Place { limit: limit.clone(), direction };
             spec.members.iter().map(place).collect::<Vec<_>>()
         };

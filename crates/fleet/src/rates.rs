@@ -102,7 +102,7 @@ pub fn of_no_group(spec: &Spec) -> BTreeMap<Place, Rate> {
             if let Some(queue) = queue(&limit.options, direction)
                 && !spec.groups.iter().any(is_in)
             {
-                let place = Place { limit: limit.name.clone(), direction: direction.into() };
+                let place = Place { limit: limit.name.clone(), direction };
                 own.insert(place, queue.rate);
             }
         }

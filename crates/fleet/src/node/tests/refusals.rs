@@ -1,5 +1,7 @@
 //! Limits that refuse: the least rate, a rate that cannot be changed, a limit that is not there.
 
+use tidegate_core::Direction;
+
 use super::*;
 
 /// Two hosts with limits `a` and `b` each; of the second `b` is idle.
@@ -120,7 +122,7 @@ fn datagrams_that_are_not_of_the_fleet_cost_a_look_and_no_more() {
 /// The share was given away with the call, and the limit kept its rate until its lease ended.
 #[test]
 fn a_limit_that_leaves_counts_until_its_gate_takes_another_rate() {
-    let place = |limit: &str| Place { limit: limit.into(), direction: Way::Egress };
+    let place = |limit: &str| Place { limit: limit.into(), direction: Direction::Egress };
     for (own, expected) in [(None, 0.25), (Some(70), 70.0)] {
         let mut fleet = two_limits("1%", 4);
         fleet.load(1, |load| load.flows = 1);
@@ -334,7 +336,7 @@ fn a_limit_that_leaves_and_refuses_for_ever_keeps_nothing_of_the_fleet_for_long(
         // It refuses, or cannot even be read.
         fleet.load(1, |load| (load.stuck, load.broken) = (stuck, !stuck));
         let text = fleet.text.replace("members = [\"a\", \"b\"]", "members = [\"b\"]");
-        let place = Place { limit: "a".into(), direction: Way::Egress };
+        let place = Place { limit: "a".into(), direction: Direction::Egress };
         let own = BTreeMap::from([(place, Rate::from_bit_s(70_000_000).unwrap())]);
         reload(&mut fleet, &text, &own);
         fleet.run(8.0);
