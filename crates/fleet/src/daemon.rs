@@ -30,6 +30,7 @@ use super::{
     api::{self, ApiError, Ask, Door, REQUESTS_MAX},
     backend::Place,
     discovery::{Entry, Found, News, Source},
+    event::Event,
     keys::{KeyError, KeyRing},
     local::{LocalBackend, LocalError},
     node::{Node, NodeError, NodeOptions},
@@ -37,7 +38,6 @@ use super::{
     seal::DATAGRAM_MAX,
     status::NodeStatus,
     storage::{Background, Files, StorageError},
-    told::Told,
 };
 use tidegate_host::{
     host::Host,
@@ -199,7 +199,7 @@ fn node_name(fleet: &FleetSpec) -> Result<String, DaemonError> {
 /// [`DaemonError`] if it cannot start.
 pub fn run(
     options: &DaemonOptions,
-    say: impl FnMut(&Told),
+    say: impl FnMut(&Event),
     ready: impl FnOnce(&str, SocketAddr),
 ) -> Result<(), DaemonError> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
@@ -247,7 +247,7 @@ struct Daemon<F> {
     say: F,
 }
 
-impl<F: FnMut(&Told)> Daemon<F> {
+impl<F: FnMut(&Event)> Daemon<F> {
     /// `None` if a signal ends it before it has begun.
     async fn start(options: &DaemonOptions, mut say: F) -> Result<Option<Daemon<F>>, DaemonError> {
         let Configured { fleet, groups, keys, sets_qdiscs, .. } = configured(&options.file)?;
@@ -405,11 +405,11 @@ impl<F: FnMut(&Told)> Daemon<F> {
             let again = |last: Nanos| at.0 >= last.0.saturating_add(TELL_SENDING.0);
             if e.kind() != io::ErrorKind::WouldBlock && self.send_failed.is_none_or(again) {
                 self.send_failed = Some(at);
-                self.node.tell(Told::Warning(format!("cannot send to {to}: {e}")));
+                self.node.report(Event::Warning(format!("cannot send to {to}: {e}")));
             }
         }
-        while let Some(told) = self.node.poll_told() {
-            (self.say)(&told);
+        while let Some(event) = self.node.poll_event() {
+            (self.say)(&event);
         }
     }
 
@@ -425,14 +425,14 @@ impl<F: FnMut(&Told)> Daemon<F> {
         };
         let Some(why) = failed.map(|e| e.to_string()) else {
             if self.failing.remove(source).is_some() {
-                self.node.tell(Told::RegistryGood(which));
+                self.node.report(Event::RegistryGood(which));
             }
             return;
         };
         // Once, and again when it fails otherwise.
         if self.failing.get(source).is_none_or(|(_, last)| *last != why) {
             let (which, why) = (which.clone(), why.clone());
-            self.node.tell(Told::Registry { which, why, again_s: again.as_secs() });
+            self.node.report(Event::Registry { which, why, again_s: again.as_secs() });
         }
         self.failing.insert(source, (which, why));
     }
@@ -449,7 +449,7 @@ impl<F: FnMut(&Told)> Daemon<F> {
                  the daemon, or write advertise = \"{}\" in [fleet]",
                 SocketAddr::new(ip, is.port())
             );
-            self.node.tell(Told::Warning(text));
+            self.node.report(Event::Warning(text));
         }
     }
 
@@ -484,11 +484,11 @@ impl<F: FnMut(&Told)> Daemon<F> {
         states.extend(NotifyState::monotonic_usec_now());
         notify(&states);
         let changes = self.take_spec();
-        let told = match &changes {
-            Ok(changes) => Told::Reloaded(changes.clone()),
-            Err(why) => Told::NotReloaded(why.clone()),
+        let event = match &changes {
+            Ok(changes) => Event::Reloaded(changes.clone()),
+            Err(why) => Event::NotReloaded(why.clone()),
         };
-        self.node.tell(told);
+        self.node.report(event);
         notify(&[NotifyState::Ready]);
         changes
     }
@@ -552,7 +552,7 @@ impl<F: FnMut(&Told)> Daemon<F> {
         }
         if !done {
             let what = "a limit of a group could not be set to what is this host's in any case";
-            self.node.tell(Told::Warning(what.to_owned()));
+            self.node.report(Event::Warning(what.to_owned()));
         }
         self.flush();
         self.tasks.drain(..).for_each(|task| task.abort());

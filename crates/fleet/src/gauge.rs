@@ -34,7 +34,7 @@ const LEASE_PARTS: u64 = 8;
 const HEARD_BITS: u64 = 4 * 1_514 * 8;
 const HEARD_MOST: Nanos = Nanos(5 * NANOS_PER_SEC);
 /// Others may change limits for so long before that is said: an `apply` of many takes its time.
-const BUSY_TOLD: Nanos = Nanos(10 * NANOS_PER_SEC);
+const BUSY_REPORTED: Nanos = Nanos(10 * NANOS_PER_SEC);
 /// The least rate that every scheme takes; a limit cannot be set to none.
 pub(super) const LEAST_RATE: Rate = match Rate::from_bit_s(LEAST_BIT_S) {
     Some(rate) => rate,
@@ -139,7 +139,7 @@ pub(super) struct Gauge {
 }
 
 impl Gauge {
-    /// One that nothing is known of yet. What an earlier life of the node lent the limit ends by `lent_until`.
+    /// One that nothing is known of yet. What an earlier life of the node lent it ends by `lent_until`.
     pub(super) fn new(now: Nanos, place: Place, ceiling: Rate, lent_until: Nanos) -> Gauge {
         Gauge {
             place,
@@ -402,8 +402,8 @@ impl Gauge {
             }
             Ok(Done::Busy) => {
                 let since = *self.busy.get_or_insert(now);
-                if now.0.saturating_sub(since.0) >= BUSY_TOLD.0 {
-                    let s = BUSY_TOLD.0 / NANOS_PER_SEC;
+                if now.0.saturating_sub(since.0) >= BUSY_REPORTED.0 {
+                    let s = BUSY_REPORTED.0 / NANOS_PER_SEC;
                     self.error =
                         Some(format!("another tidegate has been changing limits for {s} s"));
                 }
@@ -504,15 +504,15 @@ mod tests {
             assert_eq!(gauge.applied, Rate::from_bit_s(RATE));
             gauge.error.clone()
         };
-        for at in (INTERVAL..BUSY_TOLD.0).step_by(INTERVAL as usize) {
+        for at in (INTERVAL..BUSY_REPORTED.0).step_by(INTERVAL as usize) {
             assert_eq!(try_at(&mut gauge, at), None);
         }
-        let told = try_at(&mut gauge, INTERVAL + BUSY_TOLD.0).unwrap();
-        assert!(told.contains("has been changing limits for 10 s"), "{told}");
+        let why = try_at(&mut gauge, INTERVAL + BUSY_REPORTED.0).unwrap();
+        assert!(why.contains("has been changing limits for 10 s"), "{why}");
         // Once it could be set, it counts anew.
         let mut given = Given(sample(1, 100));
-        assert!(gauge.apply(Nanos(2 * BUSY_TOLD.0), &mut given, rate, None));
-        assert_eq!(try_at(&mut gauge, 3 * BUSY_TOLD.0), None);
+        assert!(gauge.apply(Nanos(2 * BUSY_REPORTED.0), &mut given, rate, None));
+        assert_eq!(try_at(&mut gauge, 3 * BUSY_REPORTED.0), None);
     }
 
     #[test]

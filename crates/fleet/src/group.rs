@@ -4,8 +4,9 @@
 //!   samples ─► gauges ─► want, demand, weight ─► controller ─► the host's part ─► level ─► rates
 //! ```
 //!
-//! Rates of flows: a limit that paces knows what a flow gets; one that sees acknowledgements counts those that
-//! take all they get ([`tidegate_core::census`]); a policer gives a sample ([`tidegate_core::fleet::flows`]);
+//! Rates of flows: a limit that paces knows what a flow gets; one that sees acknowledgements counts those
+//! that take all they get ([`tidegate_core::census`]); a policer gives a sample
+//! ([`tidegate_core::fleet::flows`]);
 //! where none of these is known a limit counts as one flow.
 //!
 //! **Hearing nobody.** A host of `share` falls to its fixed part by itself when its lease ends. One of the
@@ -616,7 +617,7 @@ impl Group {
         self.apply(now, backend, held)
     }
 
-    /// The epoch and its auditor, and how long the lease lasts, with `share`.
+    /// The epoch and its leader, and how long the lease lasts, with `share`.
     #[must_use]
     pub fn epoch(&self, now: Nanos) -> Option<(u64, MemberId, u64)> {
         let Control::Share(share) = &self.control else { return None };

@@ -25,7 +25,7 @@
 //! - [`discovery`]: addresses of peers, from DNS and registries.
 //! - [`api`]: status on a Unix socket, [`metrics`]; [`daemon`]: the loop that has the sockets and the clock.
 //!
-//! [`status`] and [`told`] are what people see of it. What a spec file says of the fleet is in
+//! [`status`] and [`event`] are what people see of it. What a spec file says of the fleet is in
 //! [`tidegate_host::fleet`].
 //!
 //! The algorithms are those of [`tidegate_core::fleet`]; `docs/fleet.md` says why they are right.
@@ -36,6 +36,7 @@ pub mod api;
 pub mod backend;
 pub mod daemon;
 pub mod discovery;
+pub mod event;
 pub mod frame;
 mod gauge;
 pub mod group;
@@ -49,4 +50,3 @@ pub mod seal;
 pub mod session;
 pub mod status;
 pub mod storage;
-pub mod told;

@@ -1,5 +1,5 @@
-//! The backend of this host: limits that are pinned, opened anew for each look, so that one that was taken off
-//! and put on again is followed.
+//! The backend of this host: limits that are pinned, opened for each look, so that one that was taken off and
+//! put on again is followed.
 
 use std::{
     collections::BTreeMap,

@@ -1,6 +1,6 @@
 //! A node of a fleet: sessions, membership, groups and their limits, as one state machine.
 //!
-//! After each call its caller sends what [`Node::poll_transmit`] gives and tells what [`Node::poll_told`]
+//! After each call its caller sends what [`Node::poll_transmit`] gives and tells what [`Node::poll_event`]
 //! gives; backend and storage are its own, behind traits, so that what `share` asks for holds in one place: a
 //! promise is stored and a rate is in force before the message leaves that relies on it.
 
@@ -18,6 +18,7 @@ use tidegate_host::fleet::{FleetError, FleetSpec, GroupSpec, member_id, number};
 
 use super::{
     backend::{GroupBackend, Place},
+    event::Event,
     frame::{Frame, GroupReport, REPORTS_MAX},
     group::{Elsewhere, Group, GroupOptions, Standing},
     keys::KeyRing,
@@ -26,7 +27,6 @@ use super::{
     session::Sessions,
     status::Traffic,
     storage::{Storage, StorageError},
-    told::Told,
 };
 
 mod receive;
@@ -46,8 +46,8 @@ const REPORT_PEERS: u64 = 16;
 pub const REPORT_LASTS: Nanos = Nanos(60_000_000_000);
 /// The most addresses of one source.
 pub const SEEDS_MAX: usize = 1_024;
-/// The most events that wait to be told; the oldest go.
-const TOLD_MAX: usize = 256;
+/// The most events that wait to be read; the oldest go.
+const EVENTS_MAX: usize = 256;
 /// A group that is left, and hears nobody who would take what it holds, is dropped after so long.
 const LEAVING_LASTS: Nanos = Nanos(5_000_000_000);
 /// IPv6 and UDP.
@@ -155,12 +155,12 @@ pub struct Node<G, S> {
     foreign: BTreeMap<SocketAddr, Foreign>,
     started: Nanos,
     drops: Drops,
-    drops_told: [(u64, Option<Nanos>); CAUSES.len()],
+    drops_reported: [(u64, Option<Nanos>); CAUSES.len()],
     traffic: Traffic,
     /// Frames for nodes, until they are put into datagrams.
     frames: BTreeMap<MemberId, Vec<Frame>>,
     out: VecDeque<(SocketAddr, Vec<u8>)>,
-    told: VecDeque<Told>,
+    events: VecDeque<Event>,
 }
 
 impl<G: GroupBackend, S: Storage> Node<G, S> {
@@ -209,11 +209,11 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             foreign: BTreeMap::new(),
             started: now,
             drops: Drops::default(),
-            drops_told: Default::default(),
+            drops_reported: Default::default(),
             traffic: Traffic::default(),
             frames: BTreeMap::new(),
             out: VecDeque::new(),
-            told: VecDeque::new(),
+            events: VecDeque::new(),
             fleet,
             name,
         };
@@ -491,7 +491,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
     fn settle(&mut self, now: Nanos) {
         let busy = self.release(now);
         let mut failed = None;
-        let (mut messages, mut told) = (Vec::new(), Vec::new());
+        let (mut messages, mut events) = (Vec::new(), Vec::new());
         for held in &mut self.groups {
             let group = &mut held.group;
             let (out, why) = group.outbox(now, &mut self.backend, &mut self.storage, &busy);
@@ -502,15 +502,15 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             if held.standing != Some(standing) {
                 held.standing = Some(standing);
                 let part_bit_s = group.part_bit_s(now);
-                told.push(Told::Stands { group: name(), standing, part_bit_s });
+                events.push(Event::Stands { group: name(), standing, part_bit_s });
             }
             let errors = group.errors();
             if errors != held.errors {
-                told.push(match errors.is_empty() {
-                    true => Told::LimitsGood(name()),
+                events.push(match errors.is_empty() {
+                    true => Event::LimitsGood(name()),
                     false => {
                         let errors = errors.iter().cloned().collect();
-                        Told::Limits { group: name(), errors }
+                        Event::Limits { group: name(), errors }
                     }
                 });
                 held.errors = errors;
@@ -524,15 +524,15 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         match failed {
             Some(why) if !self.storage_bad => {
                 self.storage_bad = true;
-                told.push(Told::Storage(why));
+                events.push(Event::Storage(why));
             }
             None if self.storage_bad => {
                 self.storage_bad = false;
-                told.push(Told::StorageGood);
+                events.push(Event::StorageGood);
             }
             _ => {}
         }
-        told.into_iter().for_each(|one| self.tell(one));
+        events.into_iter().for_each(|event| self.report(event));
         for (to, message) in messages {
             self.queue_message(to, &message);
         }
@@ -547,13 +547,13 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             match change {
                 Change::Up(contact) => {
                     if self.up.insert(contact.id) {
-                        self.tell(Told::Up(contact.name.clone(), contact.addr));
+                        self.report(Event::Up(contact.name.clone(), contact.addr));
                     }
                     self.know(contact);
                 }
                 Change::Down(contact) => {
                     if self.up.remove(&contact.id) {
-                        self.tell(Told::Down(contact.name, contact.addr));
+                        self.report(Event::Down(contact.name, contact.addr));
                     }
                 }
             }
@@ -606,16 +606,16 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
     }
 
     /// Something that happened.
-    pub fn poll_told(&mut self) -> Option<Told> {
-        self.told.pop_front()
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
     }
 
-    /// Something that happened elsewhere and is to be told with the rest.
-    pub fn tell(&mut self, told: Told) {
-        if self.told.len() == TOLD_MAX {
-            self.told.pop_front();
+    /// Something that happened elsewhere and is to be reported with the rest.
+    pub fn report(&mut self, event: Event) {
+        if self.events.len() == EVENTS_MAX {
+            self.events.pop_front();
         }
-        self.told.push_back(told);
+        self.events.push_back(event);
     }
 
     /// Gives back what its groups hold, and goes. [`Node::has_left`] says when that is done.

@@ -136,7 +136,7 @@ pub struct GroupSpec {
     pub direction: Direction,
     /// How often they measure and tell.
     pub interval: Nanos,
-    /// How many others a host tells in each interval; `share` asks its auditor.
+    /// How many others a host tells in each interval; `share` asks its leader.
     pub branching: usize,
     /// The greatest number of hosts that there may be.
     pub hosts: u32,

@@ -49,9 +49,9 @@ pub fn run(store: &Path, args: &DaemonArgs) -> Result<ExitCode> {
     }
     daemon::run(
         &options,
-        |told| {
-            let level = if told.is_warning() { "warning: " } else { "" };
-            say(&format!("tidegate: {level}{told}"));
+        |event| {
+            let level = if event.is_warning() { "warning: " } else { "" };
+            say(&format!("tidegate: {level}{event}"));
         },
         |node, addr| say(&format!("tidegate: node `{node}` runs, reached at {addr}")),
     )?;

@@ -65,9 +65,9 @@ pub fn run(run_dir: &Path, args: &NicArgs) -> Result<ExitCode> {
     loop {
         match nic.wait()? {
             Happening::Sample(sample) => show(&sample, args.json, &mut lines)?,
-            Happening::Told(told) => {
-                let level = if told.is_warning() { "warning: " } else { "" };
-                say(&format!("tidegate: {level}{told}"));
+            Happening::Event(event) => {
+                let level = if event.is_warning() { "warning: " } else { "" };
+                say(&format!("tidegate: {level}{event}"));
             }
             Happening::Ended => break,
         }

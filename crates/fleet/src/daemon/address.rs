@@ -11,7 +11,7 @@ use std::{
 
 use tokio::{select, sync::mpsc, time};
 
-use super::{FleetSpec, NodeStatus, NotifyState, Signals, TURN_MAX, Told, notify};
+use super::{Event, FleetSpec, NodeStatus, NotifyState, Signals, TURN_MAX, notify};
 use crate::{
     api::Ask,
     discovery::{Found, Source, WAIT, longer, resolve_all},
@@ -42,7 +42,7 @@ pub(super) fn source_to(to: SocketAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// The address as far as it can be told now, or why it cannot.
+/// The address as far as it is known now, or why it cannot.
 async fn look(fleet: &FleetSpec) -> Result<OwnAddress, String> {
     let own = |ip| SocketAddr::new(ip, fleet.listen.port());
     if let Some(addr) = fleet.advertise {
@@ -79,18 +79,18 @@ pub(super) async fn find(
     asks: &mut mpsc::Receiver<Ask>,
     signals: &mut Signals,
     watchdog: Option<Duration>,
-    mut say: impl FnMut(&Told),
+    mut say: impl FnMut(&Event),
     status: impl Fn(&str) -> NodeStatus,
 ) -> Option<OwnAddress> {
     let mut wait = WAIT;
-    let mut told = String::new();
+    let mut warned = String::new();
     loop {
-        let pause = if told.is_empty() { Duration::ZERO } else { wait };
+        let pause = if warned.is_empty() { Duration::ZERO } else { wait };
         let next = Box::pin(async move {
             time::sleep(pause).await;
             look(fleet).await
         });
-        let found = until(next, asks, signals, watchdog, &told, &status).await?;
+        let found = until(next, asks, signals, watchdog, &warned, &status).await?;
         let why = match found {
             Ok(own) => return Some(own),
             Err(why) => why,
@@ -99,15 +99,15 @@ pub(super) async fn find(
             "cannot tell yet where others reach this node: {why}; its limits keep what they have, and it is \
              looked for again; if that stays so, write for example advertise = \"10.0.0.1:7946\" in [fleet]"
         );
-        if told.is_empty() {
+        if warned.is_empty() {
             // It runs, and waits for the network as long as that takes.
             notify(&[NotifyState::Ready]);
         } else {
             wait = longer(wait);
         }
-        if text != told {
-            say(&Told::Warning(text.clone()));
-            told = text;
+        if text != warned {
+            say(&Event::Warning(text.clone()));
+            warned = text;
         }
     }
 }
@@ -118,7 +118,7 @@ async fn until(
     asks: &mut mpsc::Receiver<Ask>,
     signals: &mut Signals,
     watchdog: Option<Duration>,
-    told: &str,
+    warned: &str,
     status: &impl Fn(&str) -> NodeStatus,
 ) -> Option<Result<OwnAddress, String>> {
     loop {
@@ -126,8 +126,8 @@ async fn until(
             found = &mut next => return Some(found),
             () = time::sleep(watchdog.unwrap_or(TURN_MAX)) => {}
             Some(ask) = asks.recv() => match ask {
-                Ask::Status(tell) => _ = tell.send(Box::new(status(told))),
-                Ask::Reload(tell) => _ = tell.send(Err(told.to_owned())),
+                Ask::Status(tell) => _ = tell.send(Box::new(status(warned))),
+                Ask::Reload(tell) => _ = tell.send(Err(warned.to_owned())),
             },
             _ = signals.term.recv() => return None,
             _ = signals.int.recv() => return None,

@@ -73,8 +73,8 @@ impl Group {
         equal_part(&self.spec, self.gauges.len(), gauge.ceiling)
     }
 
-    /// What a limit falls back to: its equal part, or less beside limits that cannot be set and keep more than
-    /// theirs, so that all together keep what is the host's in any case.
+    /// What a limit falls back to: its equal part, or less beside limits that cannot be set and keep more
+    /// than theirs, so that all together keep what is the host's in any case.
     fn then(&self, i: usize) -> Rate {
         let most = self.equal_part(&self.gauges[i]);
         let alone = self.spec.alone_bit_s();
@@ -87,8 +87,8 @@ impl Group {
         Rate::from_bit_s(part.max(LEAST_BIT_S)).unwrap_or(LEAST_RATE).min(most)
     }
 
-    /// What each limit passes at most before `until`, in bit/s. Those of which nothing is known, and for which
-    /// all that was lent has ended, have what is the host's in any case together.
+    /// What each limit passes at most before `until`, in bit/s. Those of which nothing is known, and for
+    /// which all that was lent has ended, have what is the host's in any case together.
     fn claims(&self, now: Nanos, until: Option<Nanos>) -> Vec<u64> {
         let ended = self.gauges.iter().filter(|gauge| gauge.has_ended(now)).count();
         let own = self.spec.alone_bit_s() / ended.max(1) as u64;

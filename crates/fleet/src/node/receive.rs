@@ -9,8 +9,8 @@ use super::{
         seal::{Cause, Opened, VERSION, claim, open},
         session::{Accept, Echoed, PEERS_MAX, Peer},
     },
-    BTreeMap, Contact, Frame, GroupBackend, GroupReport, HEADERS_BYTES, MemberId, Membership,
-    Nanos, Node, Reported, Rng, SocketAddr, Storage, Told, member_id,
+    BTreeMap, Contact, Event, Frame, GroupBackend, GroupReport, HEADERS_BYTES, MemberId,
+    Membership, Nanos, Node, Reported, Rng, SocketAddr, Storage, member_id,
 };
 
 /// Dropped datagrams are told of no more often, for each cause.
@@ -83,7 +83,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         let (is_new, datagrams) = (known.is_none(), known.map_or(1, |one| one.datagrams + 1));
         self.foreign.insert(from, Foreign { version, id, datagrams, heard: now });
         if is_new {
-            self.tell(Told::Version {
+            self.report(Event::Version {
                 node: self.name_of(id),
                 from,
                 theirs: version,
@@ -104,21 +104,21 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         }
         let before = self.rivals.insert(id, Rival { addr, heard: now });
         if before.is_none_or(|one| is_over(now, one.heard)) {
-            let told = self.rival(id, addr);
-            self.tell(told);
+            let event = self.rival(id, addr);
+            self.report(event);
         }
     }
 
-    fn rival(&self, id: MemberId, earlier: SocketAddr) -> Told {
+    fn rival(&self, id: MemberId, earlier: SocketAddr) -> Event {
         if id == self.id {
-            return Told::SameName(self.name.clone(), earlier);
+            return Event::SameName(self.name.clone(), earlier);
         }
         let later = self.sessions.get(id).map_or(earlier, |peer| peer.addr);
-        Told::TwoLives { node: self.name_of(id), later, earlier }
+        Event::TwoLives { node: self.name_of(id), later, earlier }
     }
 
     /// Nodes of which two lives run, as far as both were heard lately.
-    pub(super) fn rivals(&self, now: Nanos) -> impl Iterator<Item = Told> {
+    pub(super) fn rivals(&self, now: Nanos) -> impl Iterator<Item = Event> {
         let here = self.rivals.iter().filter(move |(_, one)| !is_over(now, one.heard));
         here.map(|(id, one)| self.rival(*id, one.addr))
     }
@@ -204,7 +204,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             return;
         }
         if name != self.name {
-            self.tell(Told::SameNumber(self.name.clone(), name, from));
+            self.report(Event::SameNumber(self.name.clone(), name, from));
         }
         if opened.life > self.life {
             self.stand_back(from);
@@ -218,7 +218,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
     fn stand_back(&mut self, by: SocketAddr) {
         if self.stood_back.is_none() {
             self.stood_back = Some(by);
-            self.tell(Told::StoodBack(self.name.clone(), by));
+            self.report(Event::StoodBack(self.name.clone(), by));
             self.groups.iter_mut().for_each(|held| held.group.stand_back());
         }
     }
@@ -274,9 +274,9 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             let earlier = self.reports.insert((from, group.clone()), reported);
             let differed = earlier.is_some_and(|earlier| earlier.differs);
             if differs && !differed {
-                self.tell(Told::Differs { group, node, theirs, ours: (rate, algorithm) });
+                self.report(Event::Differs { group, node, theirs, ours: (rate, algorithm) });
             } else if differed && !differs {
-                self.tell(Told::Agrees { group, node });
+                self.report(Event::Agrees { group, node });
             }
         }
     }
@@ -287,11 +287,11 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             return;
         }
         let count = self.drops.of(cause);
-        let (before, at) = &mut self.drops_told[cause as usize];
+        let (before, at) = &mut self.drops_reported[cause as usize];
         if at.is_none_or(|at| now.0 >= at.0.saturating_add(TELL_DROPS.0)) {
-            let told = Told::Dropping { cause, from, count: count - *before };
+            let event = Event::Dropping { cause, from, count: count - *before };
             (*before, *at) = (count, Some(now));
-            self.tell(told);
+            self.report(event);
         }
     }
 }

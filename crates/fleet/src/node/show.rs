@@ -4,13 +4,13 @@ use tidegate_core::{Direction, Nanos};
 
 use super::{GroupBackend, Node, Standing, Storage};
 use crate::{
+    event::Event,
     group::Group,
     seal::{CAUSES, VERSION},
     status::{
         DropStatus, GroupStatus, LimitStatus, MemberStatus, NodeStatus, PeerStatus, SourceStatus,
         VersionStatus,
     },
-    told::Told,
 };
 
 /// As it serializes.
@@ -114,7 +114,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             demand_bit_s: group.demand_bit_s() as u64,
             drop_probability: group.drop_probability(),
             epoch: epoch.map(|(number, ..)| number),
-            auditor: epoch.filter(|(n, ..)| *n > 0).map(|(_, auditor, _)| self.name_of(auditor)),
+            leader: epoch.filter(|(n, ..)| *n > 0).map(|(_, leader, _)| self.name_of(leader)),
             lease_ns: epoch.map(|(.., left)| left),
             limits: limits.collect(),
             members,
@@ -125,30 +125,30 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
     fn alerts(&self, now: Nanos) -> Vec<String> {
         let mut alerts = Vec::new();
         if let Some(by) = self.stood_back {
-            alerts.push(Told::StoodBack(self.name.clone(), by).to_string());
+            alerts.push(Event::StoodBack(self.name.clone(), by).to_string());
         }
-        alerts.extend(self.rivals(now).map(|told| told.to_string()));
+        alerts.extend(self.rivals(now).map(|event| event.to_string()));
         for (from, one) in self.foreign(now) {
             let (node, theirs, ours) = (self.name_of(one.id), one.version, VERSION);
-            alerts.push(Told::Version { node, from: *from, theirs, ours }.to_string());
+            alerts.push(Event::Version { node, from: *from, theirs, ours }.to_string());
         }
         for held in &self.groups {
             let group = held.group.spec().name.clone();
             let standing = held.group.standing(now);
             let part_bit_s = held.group.part_bit_s(now);
-            let told = Told::Stands { group: group.clone(), standing, part_bit_s };
-            if told.is_warning() && standing != Standing::StoodBack {
-                alerts.push(told.to_string());
+            let event = Event::Stands { group: group.clone(), standing, part_bit_s };
+            if event.is_warning() && standing != Standing::StoodBack {
+                alerts.push(event.to_string());
             }
             if !held.errors.is_empty() {
                 let errors = held.errors.iter().cloned().collect();
-                alerts.push(Told::Limits { group, errors }.to_string());
+                alerts.push(Event::Limits { group, errors }.to_string());
             }
         }
         for ((id, group), reported) in self.reports.iter().filter(|(_, r)| r.differs) {
             let ours = self.groups.iter().find(|held| held.group.spec().name == *group);
             let Some(spec) = ours.map(|held| held.group.spec()) else { continue };
-            let differs = Told::Differs {
+            let differs = Event::Differs {
                 group: group.clone(),
                 node: self.name_of(*id),
                 theirs: (reported.report.rate_bit_s, reported.report.algorithm),

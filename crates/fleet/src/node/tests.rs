@@ -320,8 +320,8 @@ impl Fleet {
     fn collect(&mut self, i: usize) {
         let Host { node, said, .. } = &mut self.hosts[i];
         let Some(node) = node else { return };
-        while let Some(told) = node.poll_told() {
-            said.push(told.to_string());
+        while let Some(event) = node.poll_event() {
+            said.push(event.to_string());
         }
         while let Some((to, bytes)) = node.poll_transmit() {
             if self.recorded.len() < 2_000 {
@@ -647,7 +647,7 @@ fn a_limit_that_cannot_be_lowered_silences_its_node_and_one_that_is_gone_does_no
 fn who_leaves_gives_back_at_once_and_keeps_its_own_part() {
     let mut fleet = Fleet::new(4, SHARE);
     fleet.run(5.0);
-    // Not a keeper and not the auditor.
+    // Not a keeper and not the leader.
     let now = Nanos(fleet.now + fleet.hosts[3].skew);
     fleet.hosts[3].node.as_mut().unwrap().leave(now);
     fleet.run(1.0);
@@ -658,18 +658,18 @@ fn who_leaves_gives_back_at_once_and_keeps_its_own_part() {
     assert!((fleet.rate(3) - 0.1).abs() < 1e-6);
     fleet.run(1.0);
     assert!(fleet.sum() > 9.7, "{}", fleet.sum());
-    // The auditor does not wait for anybody; what it held is found by the next one.
-    let auditor = {
+    // The leader does not wait for anybody; what it held is found by the next one.
+    let leader = {
         let now = Nanos(fleet.now + fleet.hosts[0].skew);
         let status = fleet.hosts[0].node.as_ref().unwrap().status(now);
-        let name = status.groups[0].auditor.clone().unwrap();
+        let name = status.groups[0].leader.clone().unwrap();
         (0..3).find(|i| format!("n{i}") == name).unwrap()
     };
-    let now = Nanos(fleet.now + fleet.hosts[auditor].skew);
-    let mut node = fleet.hosts[auditor].node.take().unwrap();
+    let now = Nanos(fleet.now + fleet.hosts[leader].skew);
+    let mut node = fleet.hosts[leader].node.take().unwrap();
     node.leave(now);
     assert!(node.has_left() && node.end(now));
-    assert!((fleet.rate(auditor) - 0.1).abs() < 1e-6, "{}", fleet.rate(auditor));
+    assert!((fleet.rate(leader) - 0.1).abs() < 1e-6, "{}", fleet.rate(leader));
     fleet.run(6.0);
     assert!(fleet.sum() > 9.7 && fleet.sum() <= 10.0 + 1e-6, "{}", fleet.sum());
 }

@@ -375,7 +375,7 @@ impl World {
         }
         let one = &mut self.hosts[host];
         let Some(node) = &mut one.node else { return };
-        while node.poll_told().is_some() {}
+        while node.poll_event().is_some() {}
         let deadline = node.next_deadline(now);
         let took = one.kernel.borrow().took;
         // By the host's clock, as what its gates do meanwhile.

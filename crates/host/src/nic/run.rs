@@ -96,14 +96,14 @@ pub enum Happening {
     /// An interval is over.
     Sample(Box<NicSample>),
     /// Something that an operator wants to know.
-    Told(Told),
+    Event(NicEvent),
     /// A signal asked it to end.
     Ended,
 }
 
 /// Something that an operator wants to know, as one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Told {
+pub enum NicEvent {
     /// A port went away.
     Gone(PortName),
     /// It is back.
@@ -116,32 +116,32 @@ pub enum Told {
     NotReloaded(String),
 }
 
-impl Told {
+impl NicEvent {
     /// Whether something is not as it should be.
     #[must_use]
     pub fn is_warning(&self) -> bool {
-        !matches!(self, Told::Back(_) | Told::Reloaded(_))
+        !matches!(self, NicEvent::Back(_) | NicEvent::Reloaded(_))
     }
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for NicEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Told::Gone(port) => write!(
+            NicEvent::Gone(port) => write!(
                 f,
                 "port {port} is gone; packets for it are dropped, and it is opened again when it is back"
             ),
-            Told::Back(port) => write!(f, "port {port} is back"),
-            Told::Refused(port, why) => {
+            NicEvent::Back(port) => write!(f, "port {port} is back"),
+            NicEvent::Refused(port, why) => {
                 write!(f, "port {port} cannot be opened: {why}; trying again")
             }
-            Told::Reloaded(changes) if changes.is_empty() => {
+            NicEvent::Reloaded(changes) if changes.is_empty() => {
                 f.write_str("the spec was read again: nothing changed")
             }
-            Told::Reloaded(changes) => {
+            NicEvent::Reloaded(changes) => {
                 write!(f, "the spec was read again: {}", changes.join(", "))
             }
-            Told::NotReloaded(why) => write!(f, "{why}; everything stays as it is"),
+            NicEvent::NotReloaded(why) => write!(f, "{why}; everything stays as it is"),
         }
     }
 }
@@ -229,9 +229,9 @@ impl RunningNic {
     pub fn wait(&mut self) -> Result<Happening, NicRunError> {
         loop {
             while let Some(event) = self.relay.event() {
-                if let Some(told) = self.tell(event) {
+                if let Some(event) = self.event_of(event) {
                     self.write_state(now())?;
-                    return Ok(Happening::Told(told));
+                    return Ok(Happening::Event(event));
                 }
             }
             let time = now();
@@ -248,7 +248,7 @@ impl RunningNic {
             let timeout = Duration::from_nanos(next.0.saturating_sub(time.0));
             match self.signals.wait(timeout).map_err(NicRunError::Signals)? {
                 Some(received) if received.signal == Signal::HUP.as_raw() => {
-                    return self.reload().map(Happening::Told);
+                    return self.reload().map(Happening::Event);
                 }
                 Some(received) if ENDING.contains(&received.signal) => return Ok(Happening::Ended),
                 _ => {}
@@ -317,32 +317,32 @@ impl RunningNic {
         Ok(())
     }
 
-    /// What an operator is told of an event: once for a port, however many queues it has.
-    fn tell(&mut self, event: Event) -> Option<Told> {
+    /// What an operator needs to know of an event: once for a port, however many queues it has.
+    fn event_of(&mut self, event: Event) -> Option<NicEvent> {
         let port = |end: End| self.options.spec.ports[end as usize].clone();
         match event {
             Event::Gone(end) => {
                 self.gone[end as usize] += 1;
-                (self.gone[end as usize] == 1).then(|| Told::Gone(port(end)))
+                (self.gone[end as usize] == 1).then(|| NicEvent::Gone(port(end)))
             }
             Event::Back(end) => {
                 self.gone[end as usize] = self.gone[end as usize].saturating_sub(1);
-                (self.gone[end as usize] == 0).then(|| Told::Back(port(end)))
+                (self.gone[end as usize] == 0).then(|| NicEvent::Back(port(end)))
             }
-            Event::Refused(end, why) => Some(Told::Refused(port(end), why)),
+            Event::Refused(end, why) => Some(NicEvent::Refused(port(end), why)),
         }
     }
 
     /// Reads the file again; all of it is taken, or nothing.
-    fn reload(&mut self) -> Result<Told, NicRunError> {
+    fn reload(&mut self) -> Result<NicEvent, NicRunError> {
         let Some(file) = &self.options.file else {
             let why = "SIGHUP: there is no spec file to read again (see --spec)".to_owned();
-            return Ok(Told::NotReloaded(why));
+            return Ok(NicEvent::NotReloaded(why));
         };
         let new = Spec::read(file).map_err(NicRunError::from);
         let new = match new.and_then(|spec| choose(spec, Some(&self.options.spec.name))) {
             Ok(new) => new,
-            Err(error) => return Ok(Told::NotReloaded(error.to_string())),
+            Err(error) => return Ok(NicEvent::NotReloaded(error.to_string())),
         };
         if new.ports != self.options.spec.ports {
             let why = format!(
@@ -350,7 +350,7 @@ impl RunningNic {
                 file.display(),
                 new.line
             );
-            return Ok(Told::NotReloaded(why));
+            return Ok(NicEvent::NotReloaded(why));
         }
         for to in End::BOTH {
             self.relay.set_limit(to, new.lane_limit(to))?;
@@ -358,7 +358,7 @@ impl RunningNic {
         let changes = changes(&self.options.spec, &new);
         self.options.spec = new;
         self.write_state(now())?;
-        Ok(Told::Reloaded(changes))
+        Ok(NicEvent::Reloaded(changes))
     }
 }
 

@@ -27,7 +27,7 @@ fn what_rests_on_a_promise_waits_until_it_is_stored() {
         most = most.max(fleet.sum());
     }
     assert_rates(&fleet, &[3.33, 3.33, 3.33]);
-    // The auditor goes; the next epoch is promised as slowly.
+    // The leader goes; the next epoch is promised as slowly.
     fleet.hosts[0].node = None;
     for round in 0..100 {
         fleet.run(0.1);

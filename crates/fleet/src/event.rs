@@ -12,7 +12,7 @@ use super::{
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Told {
+pub enum Event {
     /// A node is there.
     Up(String, SocketAddr),
     /// It does not answer, or has left.
@@ -111,20 +111,20 @@ pub enum Told {
     Warning(String),
 }
 
-impl Told {
+impl Event {
     /// Whether something is not as it should be.
     #[must_use]
     pub fn is_warning(&self) -> bool {
         match self {
-            Told::Stands { standing, .. } => {
+            Event::Stands { standing, .. } => {
                 !matches!(standing, Standing::Sharing | Standing::Starting)
             }
-            Told::Up(..)
-            | Told::Agrees { .. }
-            | Told::LimitsGood(_)
-            | Told::StorageGood
-            | Told::RegistryGood(_)
-            | Told::Reloaded(_) => false,
+            Event::Up(..)
+            | Event::Agrees { .. }
+            | Event::LimitsGood(_)
+            | Event::StorageGood
+            | Event::RegistryGood(_)
+            | Event::Reloaded(_) => false,
             _ => true,
         }
     }
@@ -140,40 +140,42 @@ pub fn meaning(cause: Cause) -> &'static str {
     CAUSES.iter().find(|(one, ..)| *one == cause).map_or("", |(_, _, meaning)| meaning)
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Told::Up(node, addr) => write!(f, "node `{node}` at {addr} is there"),
-            Told::Down(node, addr) => write!(f, "node `{node}` at {addr} does not answer any more"),
-            Told::StoodBack(name, addr) => write!(
+            Event::Up(node, addr) => write!(f, "node `{node}` at {addr} is there"),
+            Event::Down(node, addr) => {
+                write!(f, "node `{node}` at {addr} does not answer any more")
+            }
+            Event::StoodBack(name, addr) => write!(
                 f,
                 "the node at {addr} is also called `{name}` and started later; this one stands back, its \
                  groups have what is their own in any case. Give each node a name of its own ([fleet] node) \
                  and restart this one"
             ),
-            Told::SameName(name, addr) => write!(
+            Event::SameName(name, addr) => write!(
                 f,
                 "the node at {addr} is also called `{name}` and started earlier; it stands back for this \
                  one. Give each node a name of its own ([fleet] node)"
             ),
-            Told::TwoLives { node, later, earlier } => write!(
+            Event::TwoLives { node, later, earlier } => write!(
                 f,
                 "two machines run node `{node}`, at {later} and at {earlier}: one is a copy of the other, or \
                  both have one name; the second stands back. Give each node a name of its own ([fleet] node) \
                  and remove the copied state directory"
             ),
-            Told::Version { node, from, theirs, ours } => write!(
+            Event::Version { node, from, theirs, ours } => write!(
                 f,
                 "node `{node}` at {from} speaks version {theirs} of the fleet's protocol and this one \
                  version {ours}: they do not understand each other, \
                  and neither has what the other does not use. Run one release of tidegate on all nodes"
             ),
-            Told::SameNumber(own, other, addr) => write!(
+            Event::SameNumber(own, other, addr) => write!(
                 f,
                 "nodes `{own}` (this one) and `{other}` at {addr} have the same number by their names; \
                  rename one ([fleet] node)"
             ),
-            Told::Differs { group, node, theirs, ours }
+            Event::Differs { group, node, theirs, ours }
                 if theirs == ours
                     && matches!(ours.1, Algorithm::Fps | Algorithm::Gtb | Algorithm::Grd) =>
             {
@@ -184,7 +186,7 @@ impl fmt::Display for Told {
                      file on all hosts"
                 )
             }
-            Told::Differs { group, node, theirs, ours } => write!(
+            Event::Differs { group, node, theirs, ours } => write!(
                 f,
                 "node `{node}` has other settings for group `{group}`: {} by {}, here {} by {}{}; what \
                  differs is another group, and each side has its own part only: apply one file on all hosts",
@@ -194,10 +196,10 @@ impl fmt::Display for Told {
                 ours.1,
                 if theirs == ours { ", but other hosts, reserve, times or keepers" } else { "" }
             ),
-            Told::Agrees { group, node } => {
+            Event::Agrees { group, node } => {
                 write!(f, "node `{node}` has the same settings for group `{group}` again")
             }
-            Told::Stands { group, standing, part_bit_s } => {
+            Event::Stands { group, standing, part_bit_s } => {
                 let part = rate(*part_bit_s);
                 let how = match standing {
                     Standing::Starting => "starts",
@@ -213,36 +215,36 @@ impl fmt::Display for Told {
                 };
                 write!(f, "group `{group}` {how}: {part} for this host")
             }
-            Told::Limits { group, errors } => {
+            Event::Limits { group, errors } => {
                 write!(f, "group `{group}`: {}", errors.join("; "))
             }
-            Told::LimitsGood(group) => write!(f, "group `{group}`: its limits can be set again"),
-            Told::Storage(why) => write!(
+            Event::LimitsGood(group) => write!(f, "group `{group}`: its limits can be set again"),
+            Event::Storage(why) => write!(
                 f,
                 "{why}; until it can be written this node promises nothing, and others decide without it"
             ),
-            Told::StorageGood => f.write_str("the state can be written again"),
-            Told::Dropping { cause, from, count } => write!(
+            Event::StorageGood => f.write_str("the state can be written again"),
+            Event::Dropping { cause, from, count } => write!(
                 f,
                 "{count} datagram{} dropped, the last from {from}: {}",
                 if *count == 1 { "" } else { "s" },
                 meaning(*cause)
             ),
-            Told::Registry { which, why, again_s } => write!(
+            Event::Registry { which, why, again_s } => write!(
                 f,
                 "{which}: {why}; nodes that are known stay known; it is asked again in {again_s} s"
             ),
-            Told::RegistryGood(which) => write!(f, "{which}: can be asked again"),
-            Told::Reloaded(changes) if changes.is_empty() => {
+            Event::RegistryGood(which) => write!(f, "{which}: can be asked again"),
+            Event::Reloaded(changes) if changes.is_empty() => {
                 f.write_str("the spec was read again: nothing changed")
             }
-            Told::Reloaded(changes) => {
+            Event::Reloaded(changes) => {
                 write!(f, "the spec was read again: {}", changes.join(", "))
             }
-            Told::NotReloaded(why) => {
+            Event::NotReloaded(why) => {
                 write!(f, "the spec was read again and is not taken, all goes on as before: {why}")
             }
-            Told::Warning(text) => f.write_str(text),
+            Event::Warning(text) => f.write_str(text),
         }
     }
 }
