@@ -5,8 +5,7 @@
  *
  * One copy of this object is loaded per limit; its maps hold that limit alone. The kernel runs the
  * programs of all ancestors of a socket's cgroup, innermost first, so nested limits each charge
- * their own queue. A packet that one of them drops carries TG_DEAD_MARK to the outer ones, which
- * must not charge it.
+ * their own queue. One that drops a packet sets TG_DEAD_MARK, and the outer ones do not charge it.
  *
  * Egress signals congestion to a TCP sender of this host (return values 2 and 3), which reduces its
  * window. On ingress the sender is remote, so there are only marks and drops here; scheme `pace`
