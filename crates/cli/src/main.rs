@@ -6,14 +6,18 @@ mod output;
 mod refusal;
 mod verbs;
 
-use std::process::ExitCode;
+use std::{env, process::ExitCode};
 
-use clap::Parser;
+use clap::FromArgMatches;
 
 use crate::args::{Cli, Verb};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let arguments: Vec<_> = env::args_os().collect();
+    let mut command = args::command(&arguments);
+    let read = command.try_get_matches_from_mut(&arguments);
+    let read = read.and_then(|m| Cli::from_arg_matches(&m).map_err(|e| e.format(&mut command)));
+    let cli = match read {
         Ok(cli) => cli,
         Err(error) => return refusal::usage(&error),
     };

@@ -5,17 +5,12 @@ use std::{
     io::{self, IsTerminal, Write},
 };
 
-use tidegate_core::{
-    Class, Scheme, Scope,
-    police::{Hook, Policy},
-    prefixes::Prefixes,
-    queue_options::VirtualQueueOptions,
-};
+use tidegate_core::{Class, Scheme, Scope, prefixes::Prefixes};
 pub use tidegate_host::figures::{rate, size, time};
 use tidegate_host::{
     plan::Standing,
     risk::AtRisk,
-    settings::{canonical, is_parents, show_actions},
+    settings::{canonical, fields::Shown, given, is_parents, whole},
     tree::tree,
 };
 use tidegate_sys::{limit::LimitOptions, xdp::XdpMode};
@@ -143,49 +138,22 @@ pub fn describe(options: &LimitOptions, parent: Option<&str>) -> String {
         words.push(format!("weight {weight}"));
     }
     for (name, queue) in [("egress", options.egress), ("ingress", options.ingress)] {
-        let Some(VirtualQueueOptions { rate, burst, mark, drop, .. }) = queue else { continue };
-        if !is_parents(&options, rate) {
+        let Some(queue) = queue else { continue };
+        if !is_parents(&options, queue.rate) {
             let most = if options.class.is_some() { "at most " } else { "" };
-            words.push(format!("{name} {most}{rate}"));
+            words.push(format!("{name} {most}{}", queue.rate));
         }
-        let marks = if options.scheme == Scheme::Htb { "ecn" } else { "mark" };
-        for (name, span) in [("burst", burst), (marks, mark), ("drop", drop)] {
-            words.extend(span.map(|span| format!("{name} {span}")));
+        words.extend(given(options.scheme, &queue).map(|(name, span)| format!("{name} {span}")));
+    }
+    let default = LimitOptions { scheme: options.scheme, ..LimitOptions::default() };
+    for ((key, is), (_, default)) in whole(&options).zip(whole(&default)) {
+        match is {
+            _ if key.name == "scheme" && options.scheme == Scheme::default() => {}
+            _ if key.name != "scheme" && is == default => {}
+            Shown::Flag(true) => words.push(key.name.to_owned()),
+            Shown::Flag(false) => words.push(format!("no {}", key.name)),
+            is => words.push(format!("{} {is}", key.name)),
         }
-    }
-    let default = LimitOptions::default();
-    if options.scheme != default.scheme {
-        words.push(format!("scheme {}", options.scheme));
-    }
-    if options.scheme == Scheme::Police {
-        words.extend(options.police.meter.map(|meter| format!("meter {meter}")));
-        if options.police.actions != Policy::default().actions {
-            words.push(show_actions(&options.police.actions));
-        }
-        if options.police.fair {
-            words.push("fair".to_owned());
-        }
-        if options.police.hook != Hook::Auto {
-            words.push(format!("hook {}", options.police.hook));
-        }
-    }
-    if !options.matched.is_empty() {
-        words.push(format!("match {}", options.matched));
-    }
-    if !options.exempt.is_empty() {
-        words.push(format!("exempt {}", options.exempt));
-    }
-    if options.loopback {
-        words.push("loopback".to_owned());
-    }
-    if !options.pace_ceiling {
-        words.push("no pace ceiling".to_owned());
-    }
-    if options.rto_min != default.rto_min {
-        words.push(format!("rto_min {}", options.rto_min));
-    }
-    if options.delack_max != default.delack_max {
-        words.push(format!("delack_max {}", options.delack_max));
     }
     words.join(", ")
 }

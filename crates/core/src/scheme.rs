@@ -52,6 +52,8 @@ pub struct SchemeInfo {
     pub in_trees: bool,
     /// The kinds of its queues: on egress, on ingress.
     pub queues: [QueueKind; 2],
+    /// The settings that a limit of this scheme has, by their names in a spec file. Others are refused.
+    pub fields: &'static [&'static str],
 }
 
 /// Every scheme of this version, in the order of [`Scheme`].
@@ -67,6 +69,20 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: false,
         in_trees: true,
         queues: [QueueKind::Paced, QueueKind::Windows],
+        fields: &[
+            "egress",
+            "ingress",
+            "ceiling",
+            "guarantee",
+            "weight",
+            "burst",
+            "mark",
+            "drop",
+            "exempt",
+            "loopback",
+            "rto_min",
+            "delack_max",
+        ],
     },
     SchemeInfo {
         scheme: Scheme::Nrm,
@@ -79,6 +95,21 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: false,
         in_trees: true,
         queues: [QueueKind::Alone; 2],
+        fields: &[
+            "egress",
+            "ingress",
+            "ceiling",
+            "guarantee",
+            "weight",
+            "burst",
+            "mark",
+            "drop",
+            "exempt",
+            "loopback",
+            "pace_ceiling",
+            "rto_min",
+            "delack_max",
+        ],
     },
     SchemeInfo {
         scheme: Scheme::Edt,
@@ -91,6 +122,7 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: false,
         in_trees: false,
         queues: [QueueKind::Departures; 2],
+        fields: &["egress", "burst", "mark", "drop", "exempt", "loopback"],
     },
     SchemeInfo {
         scheme: Scheme::Police,
@@ -103,6 +135,10 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: false,
         in_trees: false,
         queues: [QueueKind::Bucket; 2],
+        fields: &[
+            "egress", "ingress", "burst", "meter", "actions", "fair", "hook", "match", "exempt",
+            "loopback",
+        ],
     },
     SchemeInfo {
         scheme: Scheme::Htb,
@@ -115,6 +151,7 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: true,
         in_trees: true,
         queues: [QueueKind::Qdisc; 2],
+        fields: &["egress", "ingress", "ceiling", "guarantee", "weight", "burst", "ecn", "drop"],
     },
     SchemeInfo {
         scheme: Scheme::Dem,
@@ -127,6 +164,7 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: true,
         in_trees: false,
         queues: [QueueKind::ShortQdisc; 2],
+        fields: &["egress", "ingress", "burst", "drop"],
     },
     SchemeInfo {
         scheme: Scheme::Spring,
@@ -139,6 +177,7 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: true,
         in_trees: false,
         queues: [QueueKind::ShortQdisc; 2],
+        fields: &["egress", "ingress", "burst", "drop"],
     },
     SchemeInfo {
         scheme: Scheme::Carousel,
@@ -151,6 +190,7 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: false,
         in_trees: false,
         queues: [QueueKind::Alone; 2],
+        fields: &["egress", "ingress", "burst", "mark"],
     },
 ];
 
@@ -172,6 +212,14 @@ impl Scheme {
     #[must_use]
     pub fn name(self) -> &'static str {
         self.info().name
+    }
+}
+
+impl SchemeInfo {
+    /// Whether its limits have a setting, by its name in a spec file.
+    #[must_use]
+    pub fn has(&self, field: &str) -> bool {
+        field == "scheme" || self.fields.contains(&field)
     }
 }
 

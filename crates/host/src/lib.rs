@@ -34,6 +34,7 @@ pub mod family;
 pub mod figures;
 pub mod fleet;
 pub mod host;
+pub mod key;
 pub mod live;
 pub mod nic;
 pub mod plan;

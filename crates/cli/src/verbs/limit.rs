@@ -63,7 +63,7 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
     }
     args.parent.as_deref().map_or(Ok(()), store::check_name)?;
     let base = if args.parent.is_some() { inside_another() } else { LimitOptions::default() };
-    let patch = args.limit.patch();
+    let patch = args.limit.patch;
     let options = patch.on(&base).map_err(flag_error)?;
     let options = fits(&scope, options).map_err(flag_error)?;
     locked(&verbs::open(store)?, |host| {
@@ -109,7 +109,7 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
 
 fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
     store::check_name(&args.name)?;
-    let patch = args.limit.patch();
+    let patch = args.limit.patch;
     if patch.is_empty() {
         let message = "name what to change, for example --egress 100mbit";
         return Err(UsageError(message.to_owned()).into());

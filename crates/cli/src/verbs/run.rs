@@ -17,7 +17,7 @@ use crate::{
 };
 
 pub fn run(store: &Path, args: &RunArgs) -> Result<ExitCode> {
-    let patch = args.limit.patch();
+    let patch = args.limit.patch;
     let base = if args.parent.is_some() { inside_another() } else { LimitOptions::default() };
     let limit = patch.on(&base).map_err(flag_error)?;
     if limit.scheme == Scheme::Htb {

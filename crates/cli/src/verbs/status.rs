@@ -172,7 +172,7 @@ fn show(
 /// Below the table, what the meters of policers have said.
 fn tell_colours(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     for limit in limits {
-        let Some(Policy { meter: Some(meter), actions, .. }) = limit.settings.police else {
+        let Some(Policy { meter: Some(meter), actions, .. }) = limit.settings.police() else {
             continue;
         };
         for (direction, d) in limit.directions() {
@@ -353,12 +353,12 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
         Standing::Unkept => "NO FQ",
         Standing::Broken => "BROKEN",
     };
-    let has_queue = limit.settings.police.is_none();
+    let has_queue = limit.settings.police().is_none();
     let row = |(direction, d): (&str, &tidegate_host::status::DirectionStatus)| {
         let time = |ns: u64| output::time(i64::try_from(ns).unwrap_or(i64::MAX));
         vec![
             output::indented(depth, &limit.name),
-            output::part(&limit.scope, &limit.settings.matched),
+            output::part(&limit.scope, &limit.settings.matched()),
             state.to_owned(),
             direction.to_owned(),
             Rate::from_bit_s(d.rate_bit_s).map_or_else(String::new, |rate| rate.to_string()),

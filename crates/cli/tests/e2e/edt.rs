@@ -439,7 +439,7 @@ fn root_edt_says_what_cannot_be() {
     let message = refused(&place, &bed, "limit add a --dev eth0 --egress 1mbit");
     assert!(message.contains("write scheme = \"edt\""), "{message}");
     let message = refused(&place, &bed, "run --scheme edt --egress 1mbit --rto-min 20ms -- true");
-    assert!(message.contains("leaves sockets alone"), "{message}");
+    assert!(message.contains("scheme `edt` has no `rto_min`"), "{message}");
 }
 
 #[test]
