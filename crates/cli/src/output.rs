@@ -5,12 +5,13 @@ use std::{
     io::{self, IsTerminal, Write},
 };
 
-use tidegate_core::{Class, Scheme, Scope, prefixes::Prefixes};
+use tidegate_core::{Class, Scope, prefixes::Prefixes};
 pub use tidegate_host::figures::{rate, size, time};
 use tidegate_host::{
     plan::Standing,
     risk::AtRisk,
-    settings::{canonical, fields::Shown, given, is_parents, whole},
+    settings::{fields::Shown, given, is_parents, whole},
+    status::Settings,
     tree::tree,
 };
 use tidegate_sys::{limit::LimitOptions, xdp::XdpMode};
@@ -131,7 +132,6 @@ pub fn part(scope: &Scope, prefixes: &Prefixes) -> String {
 
 /// A limit in one line, in words of the command line.
 pub fn describe(options: &LimitOptions, parent: Option<&str>) -> String {
-    let options = canonical(options);
     let mut words: Vec<_> = parent.iter().map(|parent| format!("inside {parent}")).collect();
     if let Some(Class { guarantee, weight }) = options.class {
         words.extend(guarantee.map(|rate| format!("guarantee {rate}")));
@@ -139,23 +139,34 @@ pub fn describe(options: &LimitOptions, parent: Option<&str>) -> String {
     }
     for (name, queue) in [("egress", options.egress), ("ingress", options.ingress)] {
         let Some(queue) = queue else { continue };
-        if !is_parents(&options, queue.rate) {
+        if !is_parents(options, queue.rate) {
             let most = if options.class.is_some() { "at most " } else { "" };
             words.push(format!("{name} {most}{}", queue.rate));
         }
         words.extend(given(options.scheme, &queue).map(|(name, span)| format!("{name} {span}")));
     }
     let default = LimitOptions { scheme: options.scheme, ..LimitOptions::default() };
-    for ((key, is), (_, default)) in whole(&options).zip(whole(&default)) {
+    for ((key, is), (_, default)) in whole(options).zip(whole(&default)) {
         match is {
-            _ if key.name == "scheme" && options.scheme == Scheme::default() => {}
-            _ if key.name != "scheme" && is == default => {}
+            is if key.name == "scheme" => words.push(match options.chosen {
+                Some(why) => format!("scheme {is} (auto: {why})"),
+                None => format!("scheme {is}"),
+            }),
+            is if is == default => {}
             Shown::Flag(true) => words.push(key.name.to_owned()),
             Shown::Flag(false) => words.push(format!("no {}", key.name)),
             is => words.push(format!("{} {is}", key.name)),
         }
     }
     words.join(", ")
+}
+
+/// How a limit acts, and why if that was chosen.
+pub fn scheme(settings: &Settings) -> String {
+    match settings.options.and_then(|options| options.chosen) {
+        Some(why) => format!("{} (auto: {why})", settings.scheme()),
+        None => settings.scheme().to_owned(),
+    }
 }
 
 /// Where a program of XDP runs.

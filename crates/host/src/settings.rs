@@ -7,6 +7,7 @@ use std::str::{FromStr, ParseBoolError};
 
 use tidegate_core::{
     Class, Direction, Nanos, Rate, Scheme, Scope, Span,
+    choice::NoScheme,
     class::{MAX_WEIGHT, MIN_WEIGHT, NO_CEILING_BIT_S},
     exempt::{Exempt, ExemptError},
     police::PolicyError,
@@ -23,7 +24,7 @@ use crate::key::Key;
 pub mod fields;
 mod police;
 
-pub use police::{MeterSetting, PolicePatch, PoliceProblem, show_actions};
+pub use police::{MeterSetting, PolicePatch, PoliceProblem};
 
 /// The kernel takes no longer minimum retransmission time-out or delayed ACK from a program.
 pub const MAX_TIMER: Nanos = Nanos(200_000_000);
@@ -44,6 +45,23 @@ impl FromStr for RateSetting {
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
         if text.trim() == "none" { Ok(RateSetting::Free) } else { text.parse().map(Self::Limit) }
+    }
+}
+
+/// The scheme as written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SchemeSetting {
+    /// `auto`: the one that fits best.
+    Auto,
+    /// This one.
+    Named(Scheme),
+}
+
+impl FromStr for SchemeSetting {
+    type Err = SchemeError;
+
+    fn from_str(text: &str) -> Result<Self, SchemeError> {
+        if text == "auto" { Ok(SchemeSetting::Auto) } else { text.parse().map(Self::Named) }
     }
 }
 
@@ -88,7 +106,7 @@ pub struct Patch {
     /// Charge packets on the loopback interface too.
     pub loopback: Option<bool>,
     /// How the limit acts.
-    pub scheme: Option<Scheme>,
+    pub scheme: Option<SchemeSetting>,
     /// With `nrm`: no TCP socket paces faster than the egress limit.
     pub pace_ceiling: Option<bool>,
     /// Minimum retransmission time-out; zero leaves the kernel's.
@@ -220,6 +238,9 @@ pub enum SettingsProblem {
     /// The scheme.
     #[error(transparent)]
     Scheme(#[from] SchemeError),
+    /// `auto` finds none.
+    #[error(transparent)]
+    NoScheme(#[from] NoScheme),
     /// No prefix.
     #[error(transparent)]
     Match(#[from] PrefixError),
@@ -276,13 +297,16 @@ impl Patch {
         *self == Patch::default()
     }
 
-    /// The limit that results when these fields are set on `base`. Thresholds that are not given follow the
-    /// rate.
+    /// The limit that results when these fields are set on `base`, which has the scheme if none is named.
+    /// Thresholds that are not given follow the rate.
     ///
     /// # Errors
     /// [`SettingsError`] names the field.
     pub fn on(&self, base: &LimitOptions) -> Result<LimitOptions, SettingsError> {
-        let scheme = self.scheme.unwrap_or(base.scheme);
+        let (scheme, chosen) = match self.scheme {
+            Some(SchemeSetting::Named(scheme)) => (scheme, None),
+            _ => (base.scheme, base.chosen),
+        };
         let class = self.class(base, scheme)?;
         if scheme == Scheme::Carousel {
             let (field, problem) = ("scheme", SettingsProblem::InTheNic);
@@ -312,6 +336,7 @@ impl Patch {
             egress: direction(self.egress, base.egress, Direction::Egress)?,
             ingress: direction(self.ingress, base.ingress, Direction::Ingress)?,
             scheme,
+            chosen,
             loopback: self.loopback.unwrap_or(base.loopback),
             pace_ceiling: self.pace_ceiling.unwrap_or(base.pace_ceiling),
             rto_min: timer("rto_min", self.rto_min)?.unwrap_or(base.rto_min),
@@ -519,12 +544,6 @@ fn timer(field: &'static str, time: Option<Nanos>) -> Result<Option<Nanos>, Sett
     }
 }
 
-/// The limit as it reads back from the kernel: two that act alike are equal.
-#[must_use]
-pub fn canonical(options: &LimitOptions) -> LimitOptions {
-    options.encode(0).map_or(*options, |limit| LimitOptions::from(&limit))
-}
-
 /// One field in which two limits differ, in words of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
@@ -536,18 +555,18 @@ pub struct Difference {
     pub to: String,
 }
 
-/// In what two limits differ; empty when they act alike.
+/// In what two limits differ; empty when the same was asked.
 #[must_use]
 pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
-    let (from, to) = (canonical(from), canonical(to));
-    let (from, to) = (shown(&from, to.scheme), shown(&to, to.scheme));
+    let (from, to) = (shown(from, to.scheme), shown(to, to.scheme));
     let pairs = from.into_iter().zip(to).filter(|((_, from), (_, to))| from != to);
     pairs.map(|((field, from), (_, to))| Difference { field, from, to }).collect()
 }
 
 /// The settings that limits of a scheme have, in words of the command line.
 fn shown(of: &LimitOptions, scheme: Scheme) -> Vec<(String, String)> {
-    let mut shown = Vec::new();
+    let chosen = of.chosen.map_or_else(|| "by name".to_owned(), |why| format!("auto, {why}"));
+    let mut shown = vec![("scheme chosen".to_owned(), chosen)];
     for field in FIELDS.iter().filter(|field| scheme.info().has(field.key.name)) {
         let name = field.key.name;
         match field.show {

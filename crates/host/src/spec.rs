@@ -14,7 +14,7 @@ use std::{
     str::FromStr,
 };
 
-use tidegate_core::{Scheme, Scope, prefixes::Prefix, units::ParseError};
+use tidegate_core::{Scheme, Scope, choice::Kernel, prefixes::Prefix, units::ParseError};
 use tidegate_sys::{
     limit::LimitOptions,
     store::{self, MAX_LIMITS},
@@ -25,6 +25,7 @@ use toml::{
 };
 
 use crate::absent::ScopeError;
+use crate::auto::{Trees, Written};
 use crate::family::{self, FamilyError, FamilyProblem, Member};
 use crate::fleet::url;
 use crate::fleet::{FleetError, FleetSpec, GroupSpec};
@@ -32,7 +33,7 @@ use crate::key::{self, Kind};
 use crate::nic::{NicError, NicSpec};
 use crate::plan;
 use crate::settings::{
-    self, Asked, Patch, SettingsError, SettingsProblem,
+    Asked, Patch, SettingsError, SettingsProblem,
     fields::{self, Field},
 };
 
@@ -69,8 +70,19 @@ pub struct LimitSpec {
     pub parent: Option<String>,
     /// With a parent: the directions for which a rate of its own was written.
     pub asked: Asked,
+    /// As it was written.
+    pub patch: Patch,
     /// The line on which it starts, from 1.
     pub line: usize,
+}
+
+impl LimitSpec {
+    /// As it was written, for [`Written::options`].
+    #[must_use]
+    pub fn written(&self) -> Written<'_> {
+        let (name, parent) = (self.name.as_str(), self.parent.as_deref());
+        Written { name, scope: &self.scope, parent, patch: &self.patch }
+    }
 }
 
 /// Why a file is no spec: where, and what to type instead. Nothing has been changed.
@@ -258,7 +270,7 @@ struct ReadLimit {
 /// Where a limit is in force.
 enum Held {
     /// On this host, until it is taken off.
-    Stays(LimitOptions, Asked),
+    Stays(LimitOptions, Patch),
     /// While its software NIC runs.
     OfNic(Patch),
 }
@@ -379,6 +391,18 @@ fn in_order<'t, 'i>(
     entries
 }
 
+/// Which limits of a file are inside which, as far as it is well-formed.
+fn trees(tables: &[Value<'_>]) -> Trees {
+    let mut trees = Trees::default();
+    for fields in tables.iter().filter_map(|table| table.get_ref().as_table()) {
+        let text = |field| fields.get(field).and_then(|value| value.get_ref().as_str());
+        let scope = fields.get("scope").and_then(|value| value.get_ref().as_table());
+        let on_device = scope.is_some_and(|s| s.contains_key("dev") || s.contains_key("port"));
+        trees.add(text("name").unwrap_or_default(), on_device, text("parent"));
+    }
+    trees
+}
+
 /// Knows the text, to turn places into lines.
 struct Reader<'a> {
     file: &'a str,
@@ -436,13 +460,15 @@ impl Reader<'_> {
         // Name and line of each.
         let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
         let mut by_scope: BTreeMap<(Scope, Option<Prefix>), (String, usize)> = BTreeMap::new();
+        let trees = trees(tables);
         for table in tables.iter() {
             let Some(fields) = table.get_ref().as_table() else {
                 return Err(self.wrong_type(table, "limit", "a table"));
             };
             let name = fields.get("name").and_then(|name| name.get_ref().as_str());
             let reader = Reader { limit: name.map(str::to_owned), ..*self };
-            let ReadLimit { name, scope, parent, held } = reader.limit(fields, &table.span())?;
+            let ReadLimit { name, scope, parent, held } =
+                reader.limit(fields, &table.span(), &trees)?;
             if by_name.len() == MAX_LIMITS {
                 return Err(reader.at(&table.span(), None, Problem::TooMany));
             }
@@ -469,8 +495,9 @@ impl Reader<'_> {
                 return Err(reader.at(&field_span(field), Some(field), problem));
             }
             match held {
-                Held::Stays(options, asked) => {
-                    limits.push(LimitSpec { name, scope, options, parent, asked, line });
+                Held::Stays(options, patch) => {
+                    let asked = patch.asked();
+                    limits.push(LimitSpec { name, scope, options, parent, asked, patch, line });
                 }
                 Held::OfNic(patch) => of_nics.push(nic::Carousel {
                     name,
@@ -508,7 +535,12 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn limit(&self, fields: &Table<'_>, span: &Range<usize>) -> Result<ReadLimit, SpecError> {
+    fn limit(
+        &self,
+        fields: &Table<'_>,
+        span: &Range<usize>,
+        trees: &Trees,
+    ) -> Result<ReadLimit, SpecError> {
         let mut patch = Patch::default();
         let (mut name, mut scope, mut parent) = (None, None, None);
         for (key, value) in in_order(fields) {
@@ -533,19 +565,15 @@ impl Reader<'_> {
             let span = fields.get(field).map_or(span.clone(), Spanned::span);
             self.at(&span, Some(field), problem.into())
         };
-        if patch.scheme == Some(Scheme::Carousel) && scope.is_device() && parent.is_none() {
+        let parent_name = parent.as_deref();
+        let written = Written { name: &name, scope: &scope, parent: parent_name, patch: &patch };
+        if written.is_named(Scheme::Carousel) && scope.is_device() && parent.is_none() {
             self.check_carousel(&patch, fields, span)?;
             return Ok(ReadLimit { name, scope, parent, held: Held::OfNic(patch) });
         }
-        let base = match parent {
-            Some(_) => settings::inside_another(),
-            None => LimitOptions::default(),
-        };
-        let options = patch.on(&base);
-        let options =
-            options.and_then(|options| settings::fits(&scope, options)).map_err(refuse)?;
-        let held = Held::Stays(options, patch.asked());
-        Ok(ReadLimit { name, scope, parent, held })
+        // Of a kernel that has everything: what this host has is asked when the limits are planned.
+        let options = written.options(trees, Kernel::WHOLE, None).map_err(refuse)?;
+        Ok(ReadLimit { name, scope, parent, held: Held::Stays(options, patch) })
     }
 
     fn scope(&self, value: &Value<'_>) -> Result<Scope, SpecError> {

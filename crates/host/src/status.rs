@@ -129,6 +129,9 @@ impl Serialize for Settings {
                 _ => map.serialize_entry(key.name, &shown)?,
             }
         }
+        if let Some(why) = self.options.and_then(|options| options.chosen) {
+            map.serialize_entry("scheme_chosen", &why.to_string())?;
+        }
         if let Some(mode) = self.xdp_mode {
             map.serialize_entry("xdp_mode", mode)?;
         }
@@ -384,6 +387,7 @@ impl LimitStatus {
     pub fn read(pinned: &PinnedLimit) -> Result<LimitStatus, LimitError> {
         let Present { name, scope, standing, parent, .. } = host::present(pinned);
         let mut status = Self::of_maps(name, scope, standing, pinned.maps())?;
+        status.settings = Settings::from(pinned.options());
         status.settings.xdp_mode = pinned.xdp_mode.map(XdpMode::name);
         let before = pinned.programs_before().into_iter();
         let programs_before =

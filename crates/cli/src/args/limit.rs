@@ -90,11 +90,12 @@ fn flag(field: &'static Field) -> Arg {
 
 /// With what help and completions say of them.
 fn schemes_of_limits() -> impl Iterator<Item = PossibleValue> {
-    SCHEMES.iter().map(|info| {
+    let auto = PossibleValue::new("auto").help("the one that fits scope, settings and kernel best");
+    std::iter::once(auto).chain(SCHEMES.iter().map(|info| {
         // Its limits are made by `tidegate nic`, as the error says.
         let is_elsewhere = info.scheme == Scheme::Carousel;
         PossibleValue::new(info.name).help(info.about).hide(is_elsewhere)
-    })
+    }))
 }
 
 /// The command line whose help is for who wrote these arguments.

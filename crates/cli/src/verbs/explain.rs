@@ -115,7 +115,7 @@ fn show_limit(out: &mut impl Write, paint: Paint, limit: &Applied, sample: &str)
         "Limit {} on {}: {}{xdp}{inside}{loopback}{held}",
         paint.bold(&format!("`{}`", limit.name)),
         limit.scope,
-        settings.scheme()
+        output::scheme(settings)
     )?;
     if let Some(alarm) = output::alarm(&limit.name, &limit.scope, limit.state) {
         writeln!(out, "  {}", paint.red(&format!("WARNING: {alarm}")))?;

@@ -74,8 +74,9 @@ pub fn check(args: &CheckArgs) -> Result<ExitCode> {
 pub fn plan(store: &Path, run_dir: &Path, args: &PlanArgs) -> Result<ExitCode> {
     let spec = Spec::read(&args.file)?;
     let host = verbs::open(store)?;
-    let (wanted, waiting) = host.wanted(&spec)?;
-    let plan = planned(&spec, &host.present()?, &wanted, &waiting, args.prune)?;
+    let present = host.present()?;
+    let (wanted, waiting) = host.wanted(&spec, &present)?;
+    let plan = planned(&spec, &present, &wanted, &waiting, args.prune)?;
     print(&spec, run_dir, &plan, &waiting, args, false)?;
     Ok(if plan.actions.is_empty() { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
 }
@@ -84,7 +85,7 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
     let ApplyArgs { plan: args, force } = args;
     let spec = Spec::read(&args.file)?;
     let host = verbs::open(store)?;
-    let (wanted, waiting) = host.wanted(&spec)?;
+    let (wanted, waiting) = host.wanted(&spec, &host.present()?)?;
     let mut host = host.lock()?;
     host.force(*force);
     let present = host.host().present().map_err(anyhow::Error::from);

@@ -183,7 +183,7 @@ fn root_police_colours_what_it_passes() {
     assert!((0.1..1.04).contains(&(tcp.bit_s() / LIMIT_BIT_S)), "{tcp:?}");
 
     let changed = spec("green = \"pass\"");
-    assert!(changed.contains("actions green dscp af11, yellow dscp af12, red drop -> green"));
+    assert!(changed.contains("actions green=dscp af11,yellow=dscp af12,red=drop -> green"));
     let blind = ok(&place, &bed, "limit set up --meter none");
     assert!(blind.contains("meter trtcm,pir=20mbit,pbs=100kb -> none"), "{blind}");
     is_held(&bed.free(&bed.sender, "2 0 30e6 10.97.0.2"), LIMIT_BIT_S / 4.0, 50_000);
@@ -202,7 +202,9 @@ fn root_police_marks_on_cgroups() {
     ok(&place, &bed, &run("red=ce"));
     let message = refused(&place, &bed, &run("red=dscp:ef"));
     assert!(message.contains("--actions: the kernel lets no program on a cgroup"), "{message}");
-    let message = refused(&place, &bed, "run --egress 20mbit --actions red=ce -- true");
+    ok(&place, &bed, "run --egress 20mbit --actions red=ce -- true");
+    let pace = "run --scheme pace --egress 20mbit --actions red=ce -- true";
+    let message = refused(&place, &bed, pace);
     assert!(message.contains("--actions: scheme `pace` has no `actions`"), "{message}");
 }
 

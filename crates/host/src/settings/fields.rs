@@ -234,10 +234,10 @@ pub static FIELDS: [Field; 20] = [
             kind: Kind::Scheme,
             about: "How the limit acts",
             example: "scheme = \"pace\"",
-            default: "pace",
+            default: "auto",
         },
         true,
-        member!(scheme),
+        member!(scheme, |_| false),
         Show::Whole(|o| Shown::Text(o.scheme.to_string())),
     ),
     field(

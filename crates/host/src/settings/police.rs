@@ -151,10 +151,3 @@ pub(super) fn fits(limit: &LimitOptions, scope: &Scope) -> Result<(), SettingsEr
     }
     Ok(())
 }
-
-/// The actions in words.
-#[must_use]
-pub fn show_actions(actions: &[Action; 3]) -> String {
-    let [green, yellow, red] = actions;
-    format!("green {green}, yellow {yellow}, red {red}")
-}
