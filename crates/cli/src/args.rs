@@ -142,6 +142,9 @@ A spec file:
     /// Check that a spec file is well-formed; needs no privileges
     #[command(after_help = "Example:\n  tidegate check limits.toml")]
     Check(CheckArgs),
+    /// Print the JSON schema of spec files, for editors and other tools
+    #[command(after_help = "Example:\n  tidegate schema > spec.schema.json")]
+    Schema,
     /// Show what `apply` would do; exits 3 if that is anything
     #[command(after_help = "Example:\n  tidegate plan limits.toml")]
     Plan(PlanArgs),

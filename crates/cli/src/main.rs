@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         Verb::Nic(args) => verbs::nic::run(run_dir, &args),
         Verb::Daemon(args) => verbs::daemon::run(store, &args),
         Verb::Burst(verb) => verbs::burst::run(&verb),
+        Verb::Schema => verbs::generate::schema(),
         Verb::Check(args) => verbs::spec::check(&args),
         Verb::Plan(args) => verbs::spec::plan(store, run_dir, &args),
         Verb::Apply(args) => verbs::spec::apply(store, run_dir, &args),

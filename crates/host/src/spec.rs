@@ -721,6 +721,9 @@ fn normal(scope: &Scope) -> Scope {
 mod fleet;
 mod nic;
 mod police;
+mod schema;
+
+pub use schema::schema;
 
 /// Whether the kernel would take it for a device.
 #[must_use]

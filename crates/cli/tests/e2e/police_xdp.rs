@@ -77,7 +77,6 @@ fn root_police_xdp_says_what_cannot_be() {
     for words in [
         "limit add a --dev eth0 --scheme police --egress 5mbit --hook xdp",
         "limit add a --port eth0 --scheme police --ingress 5mbit --hook xdp",
-        "limit add a --dev eth0 --scheme htb --ingress 5mbit --hook xdp",
         "limit add a --dev eth0 --scheme police --ingress 5mbit --match 10.0.0.0/8 --hook xdp",
         "run --scheme police --ingress 5mbit --hook xdp -- true",
         "run --ingress 5mbit --hook xdp -- true",
@@ -85,6 +84,9 @@ fn root_police_xdp_says_what_cannot_be() {
         let message = refused(&place, netns, words);
         assert!(message.contains("--hook: XDP polices what comes in by a device"), "{message}");
     }
+    let htb = "limit add a --dev eth0 --scheme htb --ingress 5mbit --hook xdp";
+    let message = refused(&place, netns, htb);
+    assert!(message.contains("--hook: scheme `htb` has no `hook`"), "{message}");
     let spec = |rest: &str| {
         let text = format!("[[limit]]\nname = \"a\"\nscope = {{ dev = \"eth0\" }}\n{rest}\n");
         let file = place.file("limits.toml", &text);

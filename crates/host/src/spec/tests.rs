@@ -5,7 +5,7 @@ use tidegate_core::police::Hook;
 use super::*;
 use crate::settings;
 
-const GOOD: &str = r#"
+pub(super) const GOOD: &str = r#"
 [[limit]]
 name    = "backup"
 scope   = { cgroup = "system.slice/backup.service" }
