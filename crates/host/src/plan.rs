@@ -22,7 +22,7 @@ use tidegate_core::{
     Scheme, Scope, class::MAX_DEPTH, police::Hook, prefixes::Prefix,
     queue_options::VirtualQueueOptions,
 };
-use tidegate_sys::limit::LimitOptions;
+use tidegate_sys::{limit::LimitOptions, schemes::needs_other_programs};
 
 use crate::{
     family::{self, FamilyError, Member},
@@ -460,7 +460,7 @@ fn reason(is: &Present, shall: &Member, with_parent: bool) -> Option<Reason> {
         Standing::Unhooked => Some(Reason::Unhooked),
         Standing::Broken => Some(Reason::Broken),
         _ if moved => Some(Reason::Moved),
-        _ if other_programs(&is.options, &shall.options) => Some(Reason::OtherPrograms),
+        _ if needs_other_programs(&is.options, &shall.options) => Some(Reason::OtherPrograms),
         _ if is.parent != shall.parent => Some(Reason::OtherParent),
         _ if with_parent => Some(Reason::WithParent),
         Standing::InForce | Standing::Unkept => None,
@@ -522,21 +522,6 @@ impl Member {
         let scope = scope.unwrap_or_else(|| Scope::Cgroup(String::new()));
         Wanted { name, scope, options, parent, asked }
     }
-}
-
-/// Whether one limit can only be put in the place of the other, not changed into it.
-#[must_use]
-pub fn other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
-    // Each direction of `htb` has a device of its own.
-    let directions = |o: &LimitOptions| (o.egress.is_some(), o.ingress.is_some());
-    let own = |o: &LimitOptions| match o.scheme {
-        Scheme::Edt | Scheme::Police => Some((o.scheme, (true, true))),
-        Scheme::Htb | Scheme::Dem | Scheme::Spring => Some((o.scheme, directions(o))),
-        _ => None,
-    };
-    own(from) != own(to)
-        || from.exempt.is_empty() != to.exempt.is_empty()
-        || from.matched.is_empty() != to.matched.is_empty()
 }
 
 #[cfg(test)]

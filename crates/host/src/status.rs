@@ -234,9 +234,10 @@ impl Fair {
         direction: Direction,
         now_ns: u64,
     ) -> Option<Fair> {
-        let paced = limit.flags & intf::FLAG_PACE_FAIR != 0;
-        let departs = limit.flags & intf::FLAG_EDT != 0;
-        let windows = limit.flags & intf::FLAG_SPRING != 0;
+        let scheme = limit.scheme();
+        let paced = scheme == Scheme::Pace;
+        let departs = scheme == Scheme::Edt;
+        let windows = scheme == Scheme::Spring;
         // The share of a limit with children is theirs, not its flows'.
         let is_parent = queue.children_until_ns > now_ns;
         let told = windows || direction == Direction::Egress && (paced || departs);
@@ -505,8 +506,8 @@ impl DirectionStatus {
         let ago = |at: u64| (at > 0).then(|| now_ns.saturating_sub(at));
         let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;
         // What the kernel's HTB has saved up it does not say.
-        let is_qdisc = limit.flags & intf::FLAG_HTB != 0;
-        let credit_ns = if is_qdisc { 0 } else { conf.burst_ns };
+        let scheme = limit.scheme();
+        let credit_ns = if scheme.info().has_qdisc { 0 } else { conf.burst_ns };
         let share = (f64::from(queue.share) / ONE as f64 * 1e4).round() / 1e4;
         Ok(DirectionStatus {
             rate_bit_s: limit.rate_bit_s[i],
@@ -515,13 +516,15 @@ impl DirectionStatus {
             burst_ns: conf.burst_ns,
             mark_ns: Some(conf.mark_ns).filter(|mark| *mark < MAX_SPAN.0),
             drop_ns: conf.drop_ns,
-            backlog_ns: match limit.flags & intf::FLAG_POLICE {
-                0 => backlog_ns(reading.queue.finish_ns, now_ns, credit_ns),
+            backlog_ns: match scheme {
                 // A policer's time is that at which its bucket is full.
-                _ => backlog_ns(queue.finish_ns.wrapping_sub(conf.burst_ns), now_ns, conf.burst_ns),
+                Scheme::Police => {
+                    backlog_ns(queue.finish_ns.wrapping_sub(conf.burst_ns), now_ns, conf.burst_ns)
+                }
+                _ => backlog_ns(reading.queue.finish_ns, now_ns, credit_ns),
             },
             fair: Fair::of(limit, &reading.queue, direction, now_ns),
-            at_risk: AtRisk::of(LimitOptions::from(limit).scheme, direction, &reading.queue),
+            at_risk: AtRisk::of(scheme, direction, &reading.queue),
             last: Ages(reading.counters.last_ns.map(ago)),
             counters: Counts { packets: reading.counters.packets, bytes: reading.counters.bytes },
             colours: reading.colours,

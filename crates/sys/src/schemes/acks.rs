@@ -73,9 +73,9 @@ impl AcksOptions {
         limit: &crate::intf::Limit,
         direction: Direction,
     ) -> Result<AcksOptions, LimitError> {
-        let law = match limit.flags & crate::intf::FLAG_SPRING {
-            0 => Law::Dem(dem::Law::default()),
-            _ => Law::Spring,
+        let law = match limit.scheme() {
+            tidegate_core::Scheme::Spring => Law::Spring,
+            _ => Law::Dem(dem::Law::default()),
         };
         let rate = Rate::from_bit_s(limit.rate_bit_s[crate::intf::index(direction)]);
         let rate = rate.ok_or(LimitError::Layout("limit"))?;

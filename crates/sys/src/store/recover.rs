@@ -12,7 +12,7 @@ use libbpf_rs::{MapHandle, Program};
 use super::{
     ASIDE, BUILDING, CGROUP, DEV, Intent, PARENT, PARENT_QUEUES, PORT, PinnedLimit, Store,
     StoreError, cgroup_of,
-    htb::{ROOT, device_in, name_in},
+    htb::device_in,
     is_above,
     journal::{self, Deed, Journal, Object, Step},
     limit_error,
@@ -25,9 +25,12 @@ use crate::{
     device::{self, PROGRAM_PINS, Target, in_namespace},
     intf,
     limit::{Adopt, LimitOptions, settings::Settings},
-    remains,
-    schemes::acks,
-    schemes::htb,
+    net::Netlink,
+    remains, root_qdisc,
+    schemes::{
+        acks,
+        htb::{self, ROOT, name_in},
+    },
 };
 
 impl Store {
@@ -225,7 +228,7 @@ impl Store {
         };
         let PinnedLimit { limit, scope, maps, .. } = &pinned;
         let cgroup = scope.as_ref().and_then(|scope| cgroup_of(&hierarchy, scope));
-        if limit.flags & intf::FLAG_HTB != 0 {
+        if limit.scheme().info().has_qdisc {
             self.remove_htb(&hierarchy, &pinned);
         }
         self.vacate(maps).map_err(limit_error(entry))?;
@@ -278,7 +281,7 @@ impl Store {
             device::remove_pinned_filters(&dir, &limit);
         }
         let _ = detach_links(&dir);
-        if let Some(limit) = limit.filter(|limit| limit.flags & intf::FLAG_HTB != 0) {
+        if let Some(limit) = limit.filter(|limit| limit.scheme().info().has_qdisc) {
             self.uproot(&dir, &limit);
         }
     }
@@ -301,7 +304,7 @@ impl Store {
         let is_others = || {
             let now = device::name_of(limit.ifindex);
             let is_other = name.is_some() && now.is_some() && now != name;
-            is_other && remains::has_htb_programs(limit.ifindex)
+            is_other && remains::has_qdisc_programs(limit.ifindex)
         };
         let _ = in_namespace(limit.cgroup_id, || {
             if !is_others() {
@@ -319,18 +322,18 @@ impl Store {
         settings_in(&self.root.join(entry)).or_else(room)
     }
 
-    /// The settings of the limits that have an HTB of their own.
+    /// The settings of the limits that have a qdisc at the root of their device.
     fn roots(&self) -> Vec<intf::Limit> {
         let names = self.names().unwrap_or_default().into_iter();
         let limits = names.filter(|name| !self.is_in_tree(name));
         let limits = limits.filter_map(|name| settings_in(&self.root.join(name)));
-        limits.filter(|limit| limit.flags & intf::FLAG_HTB != 0 && limit.ifindex != 0).collect()
+        limits.filter(|limit| limit.scheme().info().has_qdisc && limit.ifindex != 0).collect()
     }
 
     /// Removes what a step has made and nobody has, or has not removed.
     fn clear(&self, step: &Step) {
         let roots = self.roots();
-        let has_htb = |ifindex: u32, is_ifb: bool| {
+        let has_qdisc = |ifindex: u32, is_ifb: bool| {
             roots.iter().any(|limit| {
                 (limit.ifindex, limit.cgroup_id) == (ifindex, step.network_namespace)
                     && htb::has(limit, is_ifb)
@@ -355,8 +358,13 @@ impl Store {
                             stay.contains(&id) || held.contains(&id)
                         })
                     }
-                    Object::Ifb { ifindex } if !has_htb(*ifindex, true) => htb::clear_ifb(*ifindex),
-                    Object::Htb { ifindex } if !has_htb(*ifindex, false) => htb::clear(*ifindex),
+                    Object::Ifb { ifindex } if !has_qdisc(*ifindex, true) => {
+                        htb::clear_ifb(*ifindex)
+                    }
+                    Object::RootQdisc { ifindex } if !has_qdisc(*ifindex, false) => {
+                        let netlink = Netlink::open();
+                        let _ = netlink.and_then(|mut n| root_qdisc::remove(&mut n, *ifindex));
+                    }
                     Object::Clsact { ifindex, stays: false } => {
                         device::remove_unused_clsact(*ifindex)
                     }
@@ -391,7 +399,12 @@ impl Store {
     }
 
     /// What putting a limit on a device makes there.
-    pub(super) fn installation(&self, name: &str, target: Option<&Target>, has_htb: bool) -> Step {
+    pub(super) fn installation(
+        &self,
+        name: &str,
+        target: Option<&Target>,
+        has_qdisc: bool,
+    ) -> Step {
         let mut step = Step {
             deed: Deed::Install,
             limit: name.to_owned(),
@@ -401,8 +414,8 @@ impl Store {
         };
         let Some(ifindex) = target.map(|target| target.ifindex) else { return step };
         step.objects.push(Object::Filters { ifindex, stay: device::filters(ifindex) });
-        if has_htb {
-            step.objects.extend([Object::Ifb { ifindex }, Object::Htb { ifindex }]);
+        if has_qdisc {
+            step.objects.extend([Object::Ifb { ifindex }, Object::RootQdisc { ifindex }]);
         }
         step.objects.push(Object::Clsact { ifindex, stays: device::has_clsact(ifindex) });
         step
@@ -431,8 +444,8 @@ impl Store {
         let mut stay = device::filters(ifindex);
         stay.retain(|id| !own.contains(id));
         step.objects.push(Object::Filters { ifindex, stay });
-        if limit.flags & intf::FLAG_HTB != 0 && !self.is_in_tree(name) {
-            step.objects.extend([Object::Ifb { ifindex }, Object::Htb { ifindex }]);
+        if limit.scheme().info().has_qdisc && !self.is_in_tree(name) {
+            step.objects.extend([Object::Ifb { ifindex }, Object::RootQdisc { ifindex }]);
         }
         let came = fs::symlink_metadata(dir.join(device::CLSACT_MARK)).is_ok();
         step.objects.push(Object::Clsact { ifindex, stays: !came });

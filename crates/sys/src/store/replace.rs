@@ -11,9 +11,9 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tidegate_core::{Scope, police::Hook};
 
 use super::{
-    ASIDE, BUILDING, CGROUP, DEV, Intent, LINKS, PARENT, PORT, PinnedLimit, Store, StoreError,
-    StoreLock, bpf_error,
-    htb::{ROOT, SLOT, device_in, name_in},
+    ASIDE, BUILDING, CGROUP, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError, StoreLock,
+    bpf_error,
+    htb::device_in,
     io_error,
     journal::{Deed, Journal},
     limit_error,
@@ -26,7 +26,10 @@ use crate::{
     device::{self, PROGRAM_PINS, XDP_PIN},
     intf,
     limit::LimitOptions,
-    schemes::htb::SLOTS_PIN,
+    schemes::{
+        LINKS,
+        htb::{ROOT, SLOT, SLOTS_PIN, name_in},
+    },
 };
 
 /// The pin of the settings of a limit that was set aside.

@@ -21,8 +21,7 @@ use libbpf_rs::{
 use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
 
 use super::{
-    CGROUP, DEV, Intent, LINKS, PARENT, PORT, PinnedLimit, Store, StoreError, check_name,
-    htb::{ROOT, SLOT, device_in, name_in},
+    CGROUP, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError, check_name, htb::device_in,
     pins::detach_links,
 };
 use crate::{
@@ -33,8 +32,11 @@ use crate::{
     limit::{LimitError, LimitMaps, LimitOptions},
     process::{in_network_namespace, network_namespaces},
     remains::{self, OnDevice},
-    schemes::htb,
-    schemes::police::room::Room,
+    schemes::{
+        LINKS,
+        htb::{self, ROOT, SLOT, name_in},
+        police::room::Room,
+    },
 };
 
 mod skel {

@@ -65,11 +65,8 @@ pub(crate) fn prepare(
         Standing::Busy => now_ns + half_ns,
         Standing::Full => now_ns + HOUR_NS,
     };
-    let limit = intf::Limit {
-        police: [policy; 2],
-        flags: intf::FLAG_POLICE | intf::FLAG_LOOPBACK,
-        ..Default::default()
-    };
+    let limit =
+        intf::Limit { police: [policy; 2], flags: intf::FLAG_LOOPBACK, ..Default::default() };
     let maps = maps(&police, &limit)?;
     let side = intf::Side { full_ns, second_full_ns: full_ns, ..Default::default() };
     let queue: intf::Queue =

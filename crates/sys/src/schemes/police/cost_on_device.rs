@@ -44,7 +44,7 @@ pub fn cost_on_device(
     cpus: &[usize],
     runs: u32,
 ) -> Result<Duration, CostError> {
-    let mut limit = intf::Limit { flags: intf::FLAG_POLICE, ..intf::Limit::default() };
+    let mut limit = intf::Limit::default();
     let action = [0, 1, 1];
     limit.police[0] = intf::Policy { committed: FULL, action, ..intf::Policy::default() };
     limit.rate_bit_s[0] = FULL.rate;
