@@ -1,8 +1,10 @@
 //! Runs experiments one after the other, writes their reports, prints their summaries.
 
 use std::fmt::Display;
+use std::fs;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -13,7 +15,7 @@ use crate::context::{Context, Links, Options};
 use crate::experiment::Experiment;
 use crate::host::{self, Host};
 use crate::progress::Progress;
-use crate::report::{Report, percent};
+use crate::report::{Claim, Report, percent};
 use crate::stalls::{StallWatch, Stalls};
 use crate::stop::{Interrupted, Skip};
 use crate::table;
@@ -96,6 +98,10 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
         }
         report.notes.push(format!("stopped before its end: {error:#}"));
     }
+    if options.only.is_empty() && options.systems.is_empty() {
+        let gone = claims_gone(&out_dir, &report);
+        report.notes.extend(gone);
+    }
     let written = report.write(&out_dir, &drawn);
     let written = written.with_context(|| format!("cannot write into {}", out_dir.display()));
     match ended.and(written) {
@@ -106,6 +112,19 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
         }
         Ok(()) => Outcome::Done(Box::new(report)),
     }
+}
+
+/// A note for each claim that the report in `dir` makes and the one that replaces it does not: a claim that could
+/// not be judged, or that was taken out, is missed.
+fn claims_gone(dir: &Path, report: &Report) -> Vec<String> {
+    let before = fs::read_to_string(dir.join("report.json")).unwrap_or_default();
+    let Ok(before) = serde_json::from_str::<Report>(&before) else { return Vec::new() };
+    let made = |claim: &Claim| report.claims.iter().any(|now| now.claim == claim.claim);
+    let gone = before.claims.iter().filter(|claim| before.quick == report.quick && !made(claim));
+    gone.map(|claim| {
+        format!("the report before this one claimed, and this one does not: {}", claim.claim)
+    })
+    .collect()
 }
 
 /// The part of a report that is known beforehand.
@@ -251,8 +270,6 @@ fn tally<W: Write>(out: &mut Terminal<W>, outcomes: &[(&str, Outcome)]) -> io::R
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::Path;
     use std::sync::Arc;
 
     use super::*;
@@ -355,6 +372,32 @@ mod tests {
         let report: Report = serde_json::from_str(&json).unwrap();
         assert!(!report.rows.is_empty());
         assert_eq!(report.notes, ["stopped before its end: the link went away"]);
+    }
+
+    #[test]
+    fn a_claim_that_is_gone_is_missed() {
+        let dir = tempfile::tempdir().unwrap();
+        let page = dir.path().join("example/report.json");
+        let run = |only: &[&str], quick| {
+            let only = only.iter().map(|word| (*word).to_owned()).collect();
+            let options = Options { only, quick, ..options(dir.path()) };
+            match one(&Example("example", Ending::Well), &options, Progress::silent()) {
+                Outcome::Done(report) => report.notes,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(run(&[], true), [""; 0]);
+        assert_eq!(run(&[], true), [""; 0], "the same claims again");
+        let mut before: Report = serde_json::from_str(&fs::read_to_string(&page).unwrap()).unwrap();
+        before.claims[0].claim = "htb is free".to_owned();
+        let before = serde_json::to_string(&before).unwrap();
+        let missed = "the report before this one claimed, and this one does not: htb is free";
+        for (only, quick, notes) in
+            [(&[][..], true, &[missed][..]), (&[], false, &[]), (&["a-row"], true, &[])]
+        {
+            fs::write(&page, &before).unwrap();
+            assert_eq!(run(only, quick), notes, "{only:?} {quick}");
+        }
     }
 
     #[test]
