@@ -528,7 +528,7 @@ fn root_edt_limits_a_device_and_leaves_no_trace() {
     let (_, table, _) = tidegate(&place, &bed, "status");
     assert!(table.contains("NO FQ") && table.contains("NOT ENFORCED"), "{table}");
     let policed = bed.free(&bed.sender, "4 0 30e6 10.97.0.2");
-    assert!(policed.bit_s() < LIMIT_BIT_S / 2.0 * 1.1, "{policed:?}");
+    is_at_most(&policed, LIMIT_BIT_S / 2.0, BURST_BYTES);
     assert!(bed.tc("qdisc replace dev eth0 root fq").status.success());
     assert!(ok(&place, &bed, "status").contains("in force"));
 
