@@ -47,7 +47,6 @@ pub enum Cause {
     Length,
     /// Of another version of the protocol.
     Version,
-    /// Of another cluster.
     Cluster,
     /// Under a key that is not in the file.
     Key,
@@ -91,12 +90,10 @@ pub const CAUSES: [(Cause, &str, &str); 11] = [
 pub struct Drops([u64; CAUSES.len()]);
 
 impl Drops {
-    /// Counts one.
     pub fn count(&mut self, cause: Cause) {
         self.0[cause as usize] += 1;
     }
 
-    /// How many there were of a cause.
     #[must_use]
     pub fn of(&self, cause: Cause) -> u64 {
         self.0[cause as usize]
@@ -115,7 +112,6 @@ pub struct Life {
 /// A datagram that was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Opened {
-    /// Its sender.
     pub sender: MemberId,
     /// Which life of it.
     pub life: Life,
