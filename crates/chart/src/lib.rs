@@ -33,7 +33,6 @@ pub struct Series {
 }
 
 impl Series {
-    /// A series of given points.
     pub fn new(system: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
         Series { system: system.into(), points }
     }
