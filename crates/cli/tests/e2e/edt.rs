@@ -37,7 +37,6 @@ const WARM_UP: Duration = SECOND;
 pub const PORT: u16 = 5300;
 /// The receiver of a bed.
 pub const RECEIVER: &str = "10.97.0.2";
-/// Its sender.
 pub const SENDER: &str = "10.97.0.1";
 
 /// In the process under test: `SECONDS TCP-FLOWS UDP-BIT/S ADDRESS` sends so much for so long, and asks an
@@ -268,7 +267,6 @@ impl Bed {
     }
 }
 
-/// What came of some traffic.
 pub struct Traffic {
     rtt_us: Vec<u64>,
     /// What came over the wire to the receiver in each 100 ms, from the first to the last.

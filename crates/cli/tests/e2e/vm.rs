@@ -98,7 +98,6 @@ impl Machine {
         }
     }
 
-    /// What comes of its traffic.
     fn send(&mut self, bed: &Bed) -> Traffic {
         bed.watch(|| {
             writeln!(self.orders.get_mut(), "{TRAFFIC}").unwrap();
