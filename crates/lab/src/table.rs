@@ -140,7 +140,6 @@ fn tables(report: &Report, show: Show) -> Vec<Table> {
     }
 }
 
-/// The table of one metric.
 fn metric_table(report: &Report, metric: &str, show: Show) -> Table {
     let (name, unit) = Unit::split(metric);
     let cells = cells(report, metric);

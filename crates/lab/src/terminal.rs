@@ -30,12 +30,10 @@ impl Paint {
         Paint { colour: terminal && !refused && !dumb }
     }
 
-    /// Whether it colours.
     pub fn is_coloured(self) -> bool {
         self.colour
     }
 
-    /// Bold.
     pub fn bold(self, text: &str) -> String {
         self.wrap("1", text)
     }
