@@ -42,21 +42,13 @@ mod skel {
 /// Why the published NRM cannot be attached or read. Nothing stays attached when attaching failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PaperError {
-    /// Neither direction has a rate.
     #[error("no limit given; set `egress`, `ingress` or both")]
     NoLimit,
-    /// The kernel refused.
     #[error(
         "cannot {what}: {source}; run as root on a kernel 6.1 or newer, \
          with a directory of a cgroup v2 mount"
     )]
-    Bpf {
-        /// What was tried.
-        what: &'static str,
-        /// Why not.
-        source: libbpf_rs::Error,
-    },
-    /// A descriptor could not be duplicated.
+    Bpf { what: &'static str, source: libbpf_rs::Error },
     #[error("cannot keep a program's descriptor: {0}; raise the limit on open files (ulimit -n)")]
     Descriptor(#[from] std::io::Error),
     /// The map does not hold what this version of the program writes.
@@ -81,7 +73,6 @@ pub struct PaperOptions {
 pub struct PaperCount {
     /// Packets; what the device will cut into segments counts once.
     pub packets: u64,
-    /// Bytes.
     pub bytes: Bytes,
 }
 

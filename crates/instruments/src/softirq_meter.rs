@@ -28,15 +28,12 @@ pub const PROCESSES_MAX: usize = 64;
 /// Why softirqs cannot be measured. Nothing is left behind.
 #[derive(Debug, thiserror::Error)]
 pub enum SoftirqMeterError {
-    /// The kernel refused.
     #[error("cannot {action}: {source} (run as root, on a kernel with tracepoints)")]
     Bpf {
         /// What was asked, as a phrase that follows "cannot".
         action: &'static str,
-        /// Why.
         source: libbpf_rs::Error,
     },
-    /// Too many processes.
     #[error("{0} processes: name at most {PROCESSES_MAX}")]
     Processes(usize),
 }

@@ -56,15 +56,12 @@ pub enum WireMeterError {
         /// libbpf's error.
         source: libbpf_rs::Error,
     },
-    /// The device was not found or refused clsact.
     #[error(transparent)]
     Net(#[from] NetError),
-    /// An argument is out of range.
     #[error("{field} is {read}: {expected}")]
     Invalid {
         /// Which argument.
         field: &'static str,
-        /// What was given.
         read: String,
         /// What to give instead.
         expected: &'static str,
@@ -83,7 +80,6 @@ pub struct WireBin {
 /// Flows with bins of their own, by their source ports.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FlowPorts {
-    /// The port of the first.
     pub first: u16,
     /// How many there are, on consecutive ports.
     pub count: u16,
