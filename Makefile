@@ -15,7 +15,7 @@ TARGET  ?=
 # Where cargo puts what it builds: CARGO_TARGET_DIR, cargo's settings, or target.
 target_dir = $(shell CARGO=$(CARGO) scripts/target-dir.sh)
 
-C_SOURCES := bpf/*.c bpf/*.h crates/sys/native/*.c crates/instruments/bpf/* crates/instruments/native/*.c
+C_SOURCES := bpf/*/*.c bpf/*/*.h crates/sys/native/*.c crates/instruments/bpf/* crates/instruments/native/*.c
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build demo test test-fresh test-kill test-vm lint count bench fuzz lab install uninstall clean

@@ -3,15 +3,17 @@
 use std::{
     env,
     error::Error,
+    io,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use libbpf_cargo::SkeletonBuilder;
 
-/// Compiles every `*.bpf.c` in `sources` to an object with a Rust skeleton in `OUT_DIR`, and the pure headers
-/// there a second time, for this machine: each file in `native` gives the inline functions of one symbols to
-/// link to. They are the library `library`, a name of its own for each crate, which the tests call.
+/// Compiles every `*.bpf.c` below `sources` to an object with a Rust skeleton in `OUT_DIR`, and the pure
+/// headers there a second time, for this machine: each file in `native` gives the inline functions of one
+/// symbols to link to. They are the library `library`, a name of its own for each crate, which the tests
+/// call.
 pub fn build(sources: &str, library: &str) -> Result<(), Box<dyn Error>> {
     let bpf = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join(sources).canonicalize()?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
@@ -19,19 +21,29 @@ pub fn build(sources: &str, library: &str) -> Result<(), Box<dyn Error>> {
     let triplet = Command::new("gcc").arg("-dumpmachine").output();
     let triplet = triplet.map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned())?;
 
-    println!("cargo:rerun-if-changed={}", bpf.display());
-    for entry in std::fs::read_dir(&bpf)? {
-        let path = entry?.path();
+    let headers = format!("-I{}", bpf.display());
+    let system_headers = format!("-I/usr/include/{triplet}");
+    for path in files_below(&bpf)? {
         println!("cargo:rerun-if-changed={}", path.display());
         let Some(name) = path.file_name().and_then(|n| n.to_str()) else { continue };
         let Some(stem) = name.strip_suffix(".bpf.c") else { continue };
         SkeletonBuilder::new()
             .source(&path)
             // v3: 32-bit jumps and the atomics that return the old value (kernel 5.12).
-            .clang_args(["-mcpu=v3", "-Wall", "-Werror", &format!("-I/usr/include/{triplet}")])
+            .clang_args(["-mcpu=v3", "-Wall", "-Werror", &headers, &system_headers])
             .build_and_generate(out.join(format!("{stem}.skel.rs")))?;
     }
     native(&bpf, library)
+}
+
+/// All files below a folder; the folders too, so that a new file is noticed.
+fn files_below(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = vec![folder.to_owned()];
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() { found.extend(files_below(&path)?) } else { found.push(path) }
+    }
+    Ok(found)
 }
 
 fn native(bpf: &Path, library: &str) -> Result<(), Box<dyn Error>> {

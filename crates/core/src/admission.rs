@@ -24,7 +24,7 @@
 //! way: the SYN is dropped, and the kernel sends it when its timer ends ([`syn_ticks`]). As each further try
 //! comes after twice the time, it gets more tries ([`syn_retries`]).
 //!
-//! O(1) time and 24 bytes a limit and direction. The kernel's copy is `bpf/admission.h`.
+//! O(1) time and 24 bytes a limit and direction. The kernel's copy is `bpf/nrm/admission.h`.
 
 use crate::{fair_share::MAX_FLOWS, units::Nanos, virtual_queue::time_of};
 

@@ -13,7 +13,7 @@
 //! is, and small flows beside them count by their rates. A flow is counted with its first acknowledgement in
 //! a period, so a period lasts until all have one.
 //!
-//! O(1) an acknowledgement; 88 bytes a limit, 16 a flow. The kernel's copy is `bpf/census.h`.
+//! O(1) an acknowledgement; 88 bytes a limit, 16 a flow. The kernel's copy is `bpf/acks/census.h`.
 
 use crate::{
     spring::{Config, MAX_BYTES, MAX_FLOWS},

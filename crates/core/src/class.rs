@@ -15,7 +15,7 @@
 //!
 //! A class follows its parent at the end of each of its own epochs (4 ms or longer). At a lower rate,
 //! thresholds given in bytes become longer times, and so do the least lengths of the others ([`Floors`]). The
-//! kernel's copy is `bpf/class.h`.
+//! kernel's copy is `bpf/common/class.h`.
 
 use crate::{
     fair_share::WEIGHT,

@@ -20,7 +20,7 @@
 //! is needed. It is the default: where windows are halved, or many flows last long, it holds the rate better,
 //! with a queue of the same mean (`tests/port_laws.rs` has the table).
 //!
-//! O(1) an ACK; 24 bytes a limit, 4 bytes a flow. The kernel's copy is `bpf/dem.h`.
+//! O(1) an ACK; 24 bytes a limit, 4 bytes a flow. The kernel's copy is `bpf/acks/dem.h`.
 
 use crate::units::Nanos;
 

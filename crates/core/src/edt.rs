@@ -27,7 +27,7 @@
 //!
 //! A finish time is the time at which the packet itself is paid, so a flow is never ahead of its schedule by
 //! more than `burst` (at least one full frame). Each packet costs O(1); a flow is 32 bytes of state, a class
-//! 24. The kernel's copy is `bpf/edt.h`.
+//! 24. The kernel's copy is `bpf/edt/edt.h`.
 
 use alloc::vec::Vec;
 
@@ -191,7 +191,7 @@ impl Flow {
     }
 }
 
-/// A limit with its flows and its share law, as in `bpf/edt.bpf.c`.
+/// A limit with its flows and its share law, as in `bpf/edt/edt.bpf.c`.
 #[derive(Debug, Clone)]
 pub struct Limiter {
     config: VirtualQueueConfig,

@@ -36,7 +36,7 @@
 //! that comes when it is due. After a turn without a packet, and when the rate has changed, one packet visits
 //! them all.
 //!
-//! The eBPF side is `bpf/fair_police.h`; a property test compares the two, bit by bit.
+//! The eBPF side is `bpf/police/fair_police.h`; a property test compares the two, bit by bit.
 //!
 //! [`TokenBucket::on_part`]: crate::TokenBucket::on_part
 //! [`flow_hash`]: crate::fleet::flows::flow_hash

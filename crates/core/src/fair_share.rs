@@ -31,7 +31,7 @@
 //! ```
 //!
 //! Shares and loads are fractions of the limit in 2^-24, so the law does not know the rate, and a change of
-//! the rate needs no care. O(1) time and memory. The kernel's copy is `bpf/fair_share.h`.
+//! the rate needs no care. O(1) time and memory. The kernel's copy is `bpf/common/fair_share.h`.
 
 use crate::Nanos;
 

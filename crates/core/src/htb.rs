@@ -102,7 +102,7 @@ pub fn inner_minor(slot: u16) -> u16 {
     slot << 4 | 1
 }
 
-/// The number of its leaf; its last four bits are 0, see `bpf/htb.h`.
+/// The number of its leaf; its last four bits are 0, see `bpf/htb/htb.h`.
 #[must_use]
 pub fn leaf_minor(slot: u16) -> u16 {
     slot << 4

@@ -24,7 +24,7 @@
 //! what was received until then is part of the debt, too. The debt is in bytes, since the share is small
 //! while many connections begin.
 //!
-//! O(1) an ACK; 32 bytes a flow. The kernel's copy is `bpf/rwnd.h`.
+//! O(1) an ACK; 32 bytes a flow. The kernel's copy is `bpf/nrm/rwnd.h`.
 
 use crate::units::{NANOS_PER_SEC, Nanos};
 

@@ -36,7 +36,7 @@
 //! - The edge is known to the byte, so a sender that exceeds it is known as well: its data is dropped.
 //! - Unknown flows are left alone: if the handshake was not seen the window scale is not known.
 //!
-//! O(1) a packet; about 80 bytes a flow. The kernel's copy is `bpf/spring.h`.
+//! O(1) a packet; about 80 bytes a flow. The kernel's copy is `bpf/acks/spring.h`.
 
 use crate::units::{NANOS_PER_SEC, Nanos};
 

@@ -23,9 +23,9 @@
 //! pass.
 //!
 //! This differs from the published rule. The state is one 64-bit time, which the kernel's copy
-//! (`bpf/vqueue.h`) advances with one atomic instruction where NRM took a spin lock. Thresholds are times
-//! (600 000 bytes are 0.5 ms at 10 Gbit/s but 480 ms at 10 Mbit/s) with a floor of a few segments. The cost
-//! of a byte is a fixed-point number with 24 fractional bits whose remainder is carried from packet to
+//! (`bpf/common/vqueue.h`) advances with one atomic instruction where NRM took a spin lock. Thresholds are
+//! times (600 000 bytes are 0.5 ms at 10 Gbit/s but 480 ms at 10 Mbit/s) with a floor of a few segments. The
+//! cost of a byte is a fixed-point number with 24 fractional bits whose remainder is carried from packet to
 //! packet, so the rate error stays below 1e-6 from [`MIN_RATE_BIT_S`](crate::units::MIN_RATE_BIT_S) to
 //! [`MAX_RATE_BIT_S`](crate::units::MAX_RATE_BIT_S).
 //!

@@ -18,7 +18,7 @@
 //! account alone holds the lower rate: what comes when the [debt](Account::owed) exceeds [`Config::most`] is
 //! dropped.
 //!
-//! O(1) a packet; 16 bytes a limit. The kernel's copy is `bpf/wait.h`.
+//! O(1) a packet; 16 bytes a limit. The kernel's copy is `bpf/acks/wait.h`.
 
 use crate::{
     units::{Nanos, Rate},

@@ -1,4 +1,4 @@
-//! The flow of a packet that waits in a queue, by its network header: the model of `bpf/waiting.h`.
+//! The flow of a packet that waits in a queue, by its network header: the model of `bpf/waiting/waiting.h`.
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "admission.h"
+#include "nrm/admission.h"
 
 void native_ad_ended(struct ad_turns *turns, __u64 bytes)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "class.h"
+#include "common/class.h"
 
 __u64 native_cl_rate(const struct cl_class *class, __u64 ceiling_bit_s, __u64 parent_bit_s,
 		     __u64 share)

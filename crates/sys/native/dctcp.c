@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "dctcp.h"
+#include "congestion/dctcp.h"
 
 __u32 native_dctcp_alpha(__u32 alpha, __u32 delivered, __u32 marked)
 {

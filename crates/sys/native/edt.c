@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "edt.h"
+#include "edt/edt.h"
 
 /* One packet through class and flow, put together as the program in edt.bpf.c does. */
 __u32 native_edt_packet(const struct vq_conf *conf, struct edt_class *class, __u32 *carry,

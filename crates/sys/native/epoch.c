@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "epoch.h"
+#include "common/epoch.h"
 
 int native_ep_count_flow(struct tg_queue *queue, __u32 *seen)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "fair_police.h"
-#include "meter.h"
+#include "police/fair_police.h"
+#include "police/meter.h"
 
 /* The steps that are due, as fair() of police_limit.h takes them. */
 static void look(const struct pl_bucket *bucket, struct fp_table *table, __u64 now_ns,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "fair_share.h"
+#include "common/fair_share.h"
 
 __u64 native_fs_lesser(__u64 a, __u64 b)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "htb.h"
+#include "htb/htb.h"
 
 __u32 native_htb_marks(__u32 waiting_bytes, __u32 mark_bytes)
 {

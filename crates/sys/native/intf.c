@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 #include <stddef.h>
 
-#include "intf.h"
+#include "common/intf.h"
 
 /* Sizes, offsets and constants of the contract, in the order in which the test in intf.rs names
  * them. */

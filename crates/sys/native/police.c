@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "meter.h"
+#include "police/meter.h"
 
 __u32 native_pl_take(const struct pl_bucket *bucket, __u64 *full_ns, __u64 now_ns,
 		     const struct pl_packet *packet, __u64 *carry)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "acks.h"
-#include "dem.h"
-#include "options.h"
-#include "spring.h"
+#include "acks/acks.h"
+#include "acks/dem.h"
+#include "common/options.h"
+#include "acks/spring.h"
 
 int native_dem_on_ack(const struct dem_conf *conf, struct dem_marker *marker, __u32 *due,
 		      __u64 now_ns, __u64 backlog_bytes, __u32 segments, __u8 scalable)

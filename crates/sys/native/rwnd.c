@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "rwnd.h"
+#include "nrm/rwnd.h"
 
 __u32 native_rw_window(struct rw_flow *flow, const struct rw_path *path, __u64 now_ns)
 {

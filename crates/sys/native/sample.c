@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "sample.h"
+#include "common/sample.h"
 
 __u64 native_sm_flow(__u64 seed, const __u64 *words, __u32 count)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "tos.h"
+#include "common/tos.h"
 
 __u16 native_tg_checksum(__u16 checksum, __u16 was, __u16 is)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "epoch.h"
-#include "unpaced.h"
-#include "unpaced_flow.h"
+#include "common/epoch.h"
+#include "common/unpaced.h"
+#include "nrm/unpaced_flow.h"
 
 __u64 native_vq_time_ns(__u64 bytes, __u64 cost)
 {

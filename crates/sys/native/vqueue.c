@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "vqueue.h"
+#include "common/vqueue.h"
 
 /* One packet through the queue, put together as the program in nrm.bpf.c does. */
 __u32 native_vq_packet(const struct vq_conf *conf, __u64 *finish_ns, __u64 *skipped_ns,

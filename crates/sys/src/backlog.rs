@@ -1,7 +1,7 @@
 //! Where the packets of a limiter wait, so that eBPF programs can read in real time how much that is.
 //!
-//! `bpf/backlog.h` is the contract: a map of [`Backlog`], whose address leads a program to the qdisc's own
-//! count, the one that `tc -s` shows. [`locate`] finds the address, when the qdisc has been made.
+//! `bpf/waiting/backlog.h` is the contract: a map of [`Backlog`], whose address leads a program to the
+//! qdisc's own count, the one that `tc -s` shows. [`locate`] finds the address, when the qdisc has been made.
 
 use std::{
     mem::MaybeUninit,

@@ -2,9 +2,9 @@
 //! a cgroup.
 //!
 //! [`ensure`] resolves a name. `dctcp` is the kernel's where it has the module and else our struct_ops
-//! program (`bpf/dctcp.bpf.c`), registered as [`TG_DCTCP`]. [`attach_to_cgroup`] makes a control the
-//! default of the sockets of one cgroup (`bpf/set_cc.bpf.c`), which no sysctl can: those hold for a whole
-//! network namespace.
+//! program (`bpf/congestion/dctcp.bpf.c`), registered as [`TG_DCTCP`]. [`attach_to_cgroup`] makes a control
+//! the default of the sockets of one cgroup (`bpf/congestion/set_cc.bpf.c`), which no sysctl can: those hold
+//! for a whole network namespace.
 //!
 //! # How long a struct_ops congestion control lives
 //!

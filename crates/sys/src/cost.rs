@@ -20,8 +20,8 @@ use tidegate_core::{Rate, Scheme, police::Hook, queue_options::VirtualQueueOptio
 use crate::{
     intf,
     limit::{LimitError, LimitOptions},
-    nrm::load_nrm,
-    police,
+    schemes::nrm::load_nrm,
+    schemes::police,
 };
 
 mod skel {

@@ -1,4 +1,4 @@
-//! The Rust side of `bpf/intf.h`: what lies in the maps that the eBPF programs and user space share.
+//! The Rust side of `bpf/common/intf.h`: what lies in the maps that the eBPF programs and user space share.
 //!
 //! Layout is compared with the C header by a test. Field meanings are in the header; here are the
 //! conversions from and to the types of `tidegate-core`.

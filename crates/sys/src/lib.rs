@@ -7,13 +7,9 @@
 //! - [`preflight`]: what the host must have, asked before anything is changed.
 //! - [`cgroup`]: the hierarchy and its groups.
 //! - [`limit`]: one limit: what it does, its maps, and its programs, attached while a value lives.
-//! - `nrm`: the programs of schemes `pace` and `nrm`.
 //! - [`device`]: programs on devices.
-//! - [`edt`]: the programs of scheme `edt`, on cgroups and devices; [`fq`]: who keeps its packets.
+//! - [`schemes`]: the programs of each scheme; [`fq`]: the qdisc that keeps the packets of `edt`.
 //! - [`backlog`]: where the packets of a limiter wait, for programs that read how much that is.
-//! - [`htb`]: the kernel's HTB on devices, with ifb devices for what comes in.
-//! - [`acks`]: the programs of schemes `dem` and `spring`, on what comes back to senders.
-//! - [`police`]: those of scheme `police`.
 //! - [`group`]: what a limit does for a group of hosts.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
 //! - [`mounts`]: the host's mounts, as a process that has some of its own reaches them.
@@ -28,7 +24,6 @@
 //! - [`cost`]: what a packet costs in a loaded program.
 //! - [`intf`]: what the programs and this crate share.
 
-pub mod acks;
 pub mod attached;
 pub mod backlog;
 mod bpf;
@@ -39,22 +34,19 @@ pub mod congestion;
 pub mod cost;
 pub mod descriptors;
 pub mod device;
-pub mod edt;
 mod exempt;
 pub mod fq;
 pub mod group;
-pub mod htb;
 pub mod intf;
 pub mod limit;
 pub mod mounts;
 pub mod net;
-mod nrm;
-pub mod police;
 pub mod preflight;
 pub mod process;
 mod query;
 mod remains;
 pub mod sched;
+pub mod schemes;
 pub mod store;
 pub mod waiting;
 pub mod xdp;

@@ -8,7 +8,9 @@ use tidegate_core::{Scheme, queue_options::ConfigError};
 use crate::{
     cgroup::{Cgroup, Hierarchy},
     device::Target,
-    edt, nrm, police,
+    schemes::edt,
+    schemes::nrm,
+    schemes::police,
 };
 
 mod attached;

@@ -18,12 +18,13 @@ use std::fmt;
 use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
 
 use crate::{
-    device, htb,
+    device,
     net::{
         NetError, Netlink,
         qdisc::{Filter, Handle},
     },
     query::{self, ON_DEVICES, OnSide, Side},
+    schemes::htb,
     xdp,
 };
 

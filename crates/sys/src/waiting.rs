@@ -1,8 +1,8 @@
 //! Whose packets wait in the queue of a limiter, flow by flow, at one moment.
 //!
-//! `bpf/waiting.bpf.c` looks at the packets themselves, when somebody asks: it costs no packet anything, and
-//! cannot drift. Queues are a FIFO, or an `fq_codel` of a kernel that says how it keeps its own (BTF of the
-//! module).
+//! `bpf/waiting/waiting.bpf.c` looks at the packets themselves, when somebody asks: it costs no packet
+//! anything, and cannot drift. Queues are a FIFO, or an `fq_codel` of a kernel that says how it keeps its own
+//! (BTF of the module).
 
 use std::{
     mem::MaybeUninit,

@@ -4,7 +4,7 @@
 //! Sample and hold (Estan, Varghese, SIGCOMM 2002), as Cloud Control needs it, in two steps. In an interval
 //! [`FlowCounts`] counts bytes, in fixed memory whatever the number of flows. At its end [`FlowRates`]
 //! averages the rates of the [`SAMPLE`] fastest and forgets the idle. Packets do the first, in the kernel by
-//! `bpf/sample.h`; user space does the second. [`FlowSample`] is both.
+//! `bpf/common/sample.h`; user space does the second. [`FlowSample`] is both.
 //!
 //! There are two estimates. The published one is the largest rate. It is the largest of several noisy
 //! numbers, so a limiter with seven equal flows has a higher one than a limiter with three, and asks for less

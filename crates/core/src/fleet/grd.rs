@@ -9,7 +9,7 @@
 //! measured on arrival, before drops. Nothing is added to the law; `docs/fleet.md` discusses why a copy of it
 //! was reported to swing.
 //!
-//! In the kernel a packet is dropped by [`Grd::threshold`], of 32 random bits: `bpf/sample.h`.
+//! In the kernel a packet is dropped by [`Grd::threshold`], of 32 random bits: `bpf/common/sample.h`.
 
 use crate::{
     units::Rate,

@@ -19,7 +19,7 @@
 //! another host does not get a share with each packet. Beyond that half strangers meet the virtual queue.
 //!
 //! O(1) time. A flow has a cell of 40 bytes in a set of [`WAYS`]; a limit has [`SETS`] sets. A flow whose set
-//! is full shares a cell, and its share, with another flow. The kernel's copy is `bpf/unpaced_flow.h`.
+//! is full shares a cell, and its share, with another flow. The kernel's copy is `bpf/nrm/unpaced_flow.h`.
 
 use crate::{
     fair_share::{KNOWN_EPOCHS, ONE},

@@ -10,7 +10,7 @@ use tidegate_core::{Direction, Rate, police::Hook};
 use tidegate_instruments::paper::{NrmPaper, PaperOptions};
 use tidegate_sys::cgroup::Hierarchy;
 use tidegate_sys::cost::{Asked, Program, Standing, mean_run_time, measure, tcp_frame};
-use tidegate_sys::police::{Policers, cost_on_device};
+use tidegate_sys::schemes::police::{Policers, cost_on_device};
 
 use crate::chart::BarsOf;
 use crate::context::Context;

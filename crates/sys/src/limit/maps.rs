@@ -15,10 +15,10 @@ use crate::{
     clock::{asleep_ns, boottime},
     exempt::{self, set_exempt},
     group::GroupMaps,
-    htb::Seat,
     intf,
-    police::Place,
     process::{in_network_namespace, network_namespaces},
+    schemes::htb::Seat,
+    schemes::police::Place,
     waiting::Waiting,
 };
 

@@ -1,5 +1,5 @@
 //! A map holds the settings of a limit twice, and names the copy that is in force (`tg_limit_now` of
-//! `bpf/maps.h`). A packet finds the old settings or the new ones, and so it does where a writer dies.
+//! `bpf/common/maps.h`). A packet finds the old settings or the new ones, and so it does where a writer dies.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use tidegate_core::{Nanos, Rate};

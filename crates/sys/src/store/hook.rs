@@ -18,7 +18,7 @@ use crate::{
     device::{self, Filters, Hooked, PROGRAM_PINS, Target, XDP_PIN},
     intf,
     limit::{LimitError, settings::Settings},
-    police,
+    schemes::police,
 };
 
 /// What may be pinned of an ingress at tc: its link, or the program of its filter.

@@ -17,13 +17,15 @@ use super::{
     symlink,
 };
 use crate::{
-    acks,
     cgroup::{Cgroup, Hierarchy},
     device::{self, Target},
     fq::FqError,
-    htb::{self, Leaf, MARKED_PIN, MEMBERS_PIN, Member, Root, SLOTS_PIN, Seat, check_member},
     intf,
     limit::{LimitError, LimitOptions, settings::Settings},
+    schemes::acks,
+    schemes::htb::{
+        self, Leaf, MARKED_PIN, MEMBERS_PIN, Member, Root, SLOTS_PIN, Seat, check_member,
+    },
 };
 
 /// The symbolic links of a limit inside another one.

@@ -21,12 +21,13 @@ use super::{
     symlink,
 };
 use crate::{
-    acks,
     cgroup::Hierarchy,
     device::{self, PROGRAM_PINS, Target, in_namespace},
-    htb, intf,
+    intf,
     limit::{Adopt, LimitOptions, settings::Settings},
     remains,
+    schemes::acks,
+    schemes::htb,
 };
 
 impl Store {

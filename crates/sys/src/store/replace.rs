@@ -24,9 +24,9 @@ use crate::{
     bpf::lookup,
     cgroup::Hierarchy,
     device::{self, PROGRAM_PINS, XDP_PIN},
-    htb::SLOTS_PIN,
     intf,
     limit::LimitOptions,
+    schemes::htb::SLOTS_PIN,
 };
 
 /// The pin of the settings of a limit that was set aside.

@@ -28,7 +28,7 @@ use crate::{
     device::{self, Filters, Hooked, Target},
     intf,
     limit::{LimitError, LimitMaps, LimitOptions},
-    police::{
+    schemes::police::{
         Place,
         room::{Room, vacate},
     },

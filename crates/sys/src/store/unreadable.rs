@@ -29,11 +29,12 @@ use crate::{
     bpf::{load_error, quiet_libbpf, reuse},
     cgroup::Hierarchy,
     device::{CLSACT_MARK, PROGRAM_PINS, XDP_PIN},
-    htb, intf,
+    intf,
     limit::{LimitError, LimitMaps, LimitOptions},
-    police::room::Room,
     process::{in_network_namespace, network_namespaces},
     remains::{self, OnDevice},
+    schemes::htb,
+    schemes::police::room::Room,
 };
 
 mod skel {

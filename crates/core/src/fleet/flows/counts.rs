@@ -13,7 +13,7 @@
 //! in: it may have sent more, never less. In the kernel each CPU has its own counters, without a lock; the
 //! bytes of a flow are the sum over them.
 //!
-//! The eBPF side is `bpf/sample.h`; a property test compares the two, bit by bit.
+//! The eBPF side is `bpf/common/sample.h`; a property test compares the two, bit by bit.
 
 /// Sets of cells; a power of two.
 pub const SETS: usize = 64;

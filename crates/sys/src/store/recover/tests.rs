@@ -7,7 +7,7 @@ use crate::{
     bpffs::PrivateBpffs,
     limit::LimitOptions,
     net::{NetNs, Netlink, VethPair},
-    nrm::tree_tests::Nest,
+    schemes::nrm::tree_tests::Nest,
     store::{StoreLock, replace::keep_settings},
 };
 

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Takes existing TCP sockets into a limit, and gives them back: an iterator over the sockets of a
+ * network namespace that sets or removes pacing, window and timers of those in the limit's cgroup
+ * or below it.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+
+#include "common/exempt.h"
+#include "common/intf.h"
+#include "nrm/sockets.h"
+#include "common/vmlinux.h"
+#include "nrm/windows.h"
+
+#define TG_TCP_ESTABLISHED 1
+#define TG_TCP_LISTEN	   10
+
+/* Remove what the limit has set instead of setting it. */
+const volatile __u8 release = 0;
+
+/* The depth of the limit's cgroup. */
+const volatile __u32 level = 0;
+
+static __always_inline int is_below(struct cgroup *cgroup, __u64 id)
+{
+	struct cgroup *ancestor;
+
+	if (!cgroup || BPF_CORE_READ(cgroup, level) < (int)level)
+		return 0;
+	if (bpf_core_read(&ancestor, sizeof(ancestor), &cgroup->ancestors[level]))
+		return 0;
+	return BPF_CORE_READ(ancestor, kn, id) == id;
+}
+
+static __always_inline int is_exempt(struct sock_common *sk, const struct tg_limit *l)
+{
+	if (l->flags & TG_FLAG_LOOPBACK)
+		return 0;
+	if (sk->skc_family == TG_AF_INET6) {
+		__u32 local[4], remote[4];
+
+		BPF_CORE_READ_INTO(&local, sk, skc_v6_rcv_saddr.in6_u.u6_addr32);
+		BPF_CORE_READ_INTO(&remote, sk, skc_v6_daddr.in6_u.u6_addr32);
+		return tg_within_host6(local, remote);
+	}
+	return tg_within_host4(sk->skc_rcv_saddr, sk->skc_daddr);
+}
+
+/* Whether the remote address is exempt. */
+static __always_inline int is_exempt_remote(struct sock_common *sk)
+{
+	struct tg_prefix key;
+
+	if (!has_exempt)
+		return 0;
+	tg_key4(&key, BPF_CORE_READ(sk, skc_daddr));
+	if (sk->skc_family == TG_AF_INET6) {
+		BPF_CORE_READ_INTO(&key.address, sk, skc_v6_daddr.in6_u.u6_addr32);
+		tg_end_key6(&key);
+	}
+	return tg_has_prefix(&key);
+}
+
+/*
+ * Asks for a callback every round trip, and with `acks` for every packet that is built. Before
+ * Linux 6.12 this is not possible for an existing socket.
+ */
+static __always_inline int hear(void *sk, int acks)
+{
+	int flags = 0;
+
+	if (bpf_getsockopt(sk, TG_SOL_TCP, TG_TCP_CB_FLAGS, &flags, sizeof(flags)))
+		return 0;
+	flags |= BPF_SOCK_OPS_RTT_CB_FLAG;
+	if (acks)
+		flags |= BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
+	return !bpf_setsockopt(sk, TG_SOL_TCP, TG_TCP_CB_FLAGS, &flags, sizeof(flags));
+}
+
+/* Until now the socket was its parent's: claims it, with what the parent has set. */
+static __always_inline void take_over(struct sock *sk, struct tg_socket *ours, __u32 current)
+{
+	struct tg_socket *theirs =
+	    bpf_sk_storage_get(&sockets_of_limit_above, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (!theirs)
+		return;
+	theirs->claimed_ns = bpf_ktime_get_ns();
+	if (theirs->pacing_byte_s && theirs->pacing_byte_s == current) {
+		ours->pacing_byte_s = current;
+		theirs->pacing_byte_s = 0;
+	}
+}
+
+/* The timers of a listener are those of the sockets that it accepts. */
+static __always_inline void adopt_listener(struct sock *sk, const struct tcp_sock *tp,
+					   const struct tg_limit *l, const struct tg_queue *queue)
+{
+	struct tg_socket *ours;
+	__u64 now = bpf_ktime_get_ns();
+
+	ours =
+	    bpf_sk_storage_get(&sockets_of_limit, sk, 0, release ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
+	if (!ours)
+		return;
+	if (release) {
+		tg_free_timers(sk, l);
+		tg_free_answers(sk, tp);
+	} else if (!tg_is_parent(queue, now) || !tg_is_claimed(ours, now)) {
+		tg_set_timers(sk, l);
+		if (l->flags & TG_FLAG_PACE_FAIR)
+			tg_set_answers(sk, tp);
+	}
+	if (has_parent && !release)
+		take_over(sk, ours, TG_PACING_UNLIMITED);
+}
+
+SEC("iter/tcp")
+int adopt(struct bpf_iter__tcp *ctx)
+{
+	__u32 key = 0, copy, current = TG_PACING_UNLIMITED, wanted = TG_PACING_UNLIMITED;
+	struct tg_limit *l = tg_limit_now(&copy);
+	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
+	__u32 window = TG_NO_WINDOW;
+	struct sock_common *common = ctx->sk_common;
+	struct tg_socket *ours;
+	struct tcp_sock *tp;
+	struct sock *sk;
+	int hears, lift, exempt;
+	__u64 now;
+
+	if (!l || !queue || !common ||
+	    (common->skc_state != TG_TCP_ESTABLISHED && common->skc_state != TG_TCP_LISTEN))
+		return 0;
+	tp = bpf_skc_to_tcp_sock(common);
+	if (!tp)
+		return 0;
+	sk = (struct sock *)tp;
+	if (!is_below(BPF_CORE_READ(sk, sk_cgrp_data.cgroup), l->cgroup_id))
+		return 0;
+	if (common->skc_state == TG_TCP_LISTEN) {
+		adopt_listener(sk, tp, l, queue);
+		return 0;
+	}
+	if (is_exempt(common, l))
+		return 0;
+	exempt = is_exempt_remote(common);
+	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0,
+				  release || exempt ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
+	if (!ours)
+		return 0;
+	/* A socket that has become exempt is given back. */
+	lift = release || exempt;
+	now = bpf_ktime_get_ns();
+	if (!release && tg_is_parent(queue, now)) {
+		if (tg_is_claimed(ours, now))
+			return 0;
+		key = TG_EGRESS + TG_OWN;
+		queue = bpf_map_lookup_elem(&queues_of_limit, &key);
+		if (!queue)
+			return 0;
+	}
+	/*
+	 * The window moves with the next packet that the socket builds, if there is a callback for
+	 * it.
+	 */
+	if (lift || !tg_has_windows(l))
+		tg_free_window(sk, tp, ours);
+	if (lift) {
+		tg_free_timers(sk, l);
+		if (l->flags & TG_FLAG_PACE_FAIR)
+			bpf_setsockopt(sk, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &window,
+				       sizeof(window));
+	} else {
+		tg_set_timers(sk, l);
+		hears = hear(sk, tg_has_windows(l));
+		/*
+		 * A socket without a callback learns no new share or rate, so it gets at least the
+		 * ceiling.
+		 */
+		ours->share = hears ? tg_share(l, queue, 0) : FS_ONE;
+		wanted = tg_pacing_rate(
+		    l, hears ? tg_rate(l, queue, TG_EGRESS) : l->rate_bit_s[TG_EGRESS], ours->share,
+		    tp->mss_cache, common->skc_family == TG_AF_INET6);
+	}
+	bpf_getsockopt(sk, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current, sizeof(current));
+	if (has_parent && !release)
+		take_over(sk, ours, current);
+	if (!tg_may_set(current, wanted, ours))
+		return 0;
+	if (!bpf_setsockopt(sk, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &wanted, sizeof(wanted)))
+		ours->pacing_byte_s = wanted;
+	return 0;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

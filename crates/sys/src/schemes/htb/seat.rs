@@ -1,0 +1,203 @@
+//! What the kernel and the programs say of one limit of a tree.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use bytemuck::{Pod, Zeroable};
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use tidegate_core::{
+    Bytes, Direction, Nanos, Rate, census,
+    htb::{ROOT_SLOT, SLOTS},
+    spring,
+};
+
+use super::{
+    slot::{MARKED_PIN, SLOTS_PIN, Slot, device_of},
+    tree,
+};
+use crate::{
+    bpf::{lookup, map_error},
+    clock::monotonic_ns,
+    device, intf,
+    limit::{LimitError, Reading},
+    net::Netlink,
+    schemes::acks::{self, AcksMaps},
+    waiting::{self, Waiting},
+};
+
+/// Places of [`intf::Counters`], by the table of outcomes.
+const PASS: usize = 0;
+const MARK: usize = 1;
+const SLOW: usize = 2;
+const DROP_FULL: usize = 3;
+
+/// After so long without an ACK nobody counts as sending.
+const SILENT: Nanos = Nanos(2 * census::MAX_PERIOD.0);
+
+/// `struct htb_marked`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, Pod, Zeroable)]
+struct Marked {
+    packets: u64,
+    bytes: u64,
+}
+
+/// A queue with what the flows in it are told by their windows.
+fn with_windows(queue: intf::Queue, state: &acks::intf::State) -> intf::Queue {
+    intf::Queue {
+        // More than all is time, and no rate.
+        share: state.share.min(spring::ONE) as u32,
+        epoch: state.epoch,
+        epoch_start_ns: state.epoch_start_ns,
+        flows: state.flows,
+        flows_before: state.flows_before,
+        ..queue
+    }
+}
+
+/// Where a limit is in its tree.
+#[derive(Debug, Clone)]
+pub struct Seat {
+    /// Where the limit on the device is pinned.
+    dir: PathBuf,
+    /// That limit.
+    root: intf::Limit,
+    slot: u16,
+}
+
+impl Seat {
+    /// `root` is the limit of the tree's device, pinned in `dir`.
+    pub(crate) fn new(dir: &Path, root: &intf::Limit, slot: u16) -> Seat {
+        Seat { dir: dir.to_owned(), root: *root, slot }
+    }
+
+    /// Its place in the tree.
+    pub(crate) fn slot(&self) -> u16 {
+        self.slot
+    }
+
+    fn place(&self, direction: Direction) -> u32 {
+        intf::index(direction) as u32 * u32::from(SLOTS) + u32::from(self.slot)
+    }
+
+    /// Whether the classes of all limited directions are there.
+    pub(crate) fn is_taken(&self) -> bool {
+        device::in_namespace(self.root.cgroup_id, || self.is_taken_here()).unwrap_or(false)
+    }
+
+    fn is_taken_here(&self) -> bool {
+        let Ok(mut netlink) = Netlink::open() else { return false };
+        [Direction::Egress, Direction::Ingress].into_iter().all(|direction| {
+            match device_of(&mut netlink, &self.root, direction) {
+                Ok(None) => true,
+                Ok(Some(ifindex)) => {
+                    let is_limited = self.slot_of(direction).is_some_and(|s| s.backlog.qdisc != 0);
+                    let figures = tree::figures(&mut netlink, ifindex, self.slot);
+                    !is_limited || figures.is_ok_and(|figures| figures.is_some())
+                }
+                Err(_) => false,
+            }
+        })
+    }
+
+    fn slot_of(&self, direction: Direction) -> Option<Slot> {
+        let slots = MapHandle::from_pinned_path(self.dir.join(SLOTS_PIN)).ok()?;
+        lookup(&slots, SLOTS_PIN, self.place(direction)).ok()
+    }
+
+    /// The backlog as a queue that would be behind by so much, and the counters: what HTB has sent, what was
+    /// marked, what the queue has dropped. Bytes that were dropped are not known.
+    pub(crate) fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
+        device::in_namespace(self.root.cgroup_id, || self.read_here(direction))
+            .unwrap_or_else(|| Ok(Reading::default()))
+    }
+
+    fn read_here(&self, direction: Direction) -> Result<Reading, LimitError> {
+        let mut reading = Reading::default();
+        let mut netlink = Netlink::open()?;
+        // On a device that is gone there is nothing to be read.
+        let Ok(Some(ifindex)) = device_of(&mut netlink, &self.root, direction) else {
+            return Ok(reading);
+        };
+        let Some(figures) = tree::figures(&mut netlink, ifindex, self.slot)? else {
+            return Ok(reading);
+        };
+        let marked = self.marked(direction)?;
+        let rate = self.slot_of(direction).map(|slot| slot.backlog.rate_bit_s);
+        let now_ns = monotonic_ns();
+        if let Some(rate) = rate.and_then(Rate::from_bit_s) {
+            reading.queue.finish_ns =
+                monotonic_ns() + rate.time_for(Bytes(figures.waiting_bytes)).0;
+        }
+        let counters = &mut reading.counters;
+        counters.packets[PASS] = figures.sent_packets.saturating_sub(marked.packets);
+        counters.bytes[PASS] = figures.sent_bytes.saturating_sub(marked.bytes);
+        counters.packets[MARK] = marked.packets;
+        counters.bytes[MARK] = marked.bytes;
+        counters.packets[DROP_FULL] = figures.dropped_packets;
+        let acks = acks::dir_of(&self.dir, direction);
+        if self.slot == ROOT_SLOT && acks.exists() {
+            // Programs that somebody took off are told by `unhooked`.
+            let Ok(maps) = AcksMaps::open(&acks) else { return Ok(reading) };
+            let told = maps.counters()?;
+            // ACKs go the other way: none of their bytes are this direction's.
+            counters.packets[MARK] += told.packets[MARK];
+            counters.packets[SLOW] += told.packets[SLOW];
+            // The queue has never seen these: of senders that ignore their windows.
+            counters.packets[DROP_FULL] += told.packets[DROP_FULL];
+            counters.bytes[DROP_FULL] += told.bytes[DROP_FULL];
+            counters.last_ns = told.last_ns;
+            let state = maps.state()?;
+            if self.root.flags & intf::FLAG_SPRING != 0 {
+                reading.queue = with_windows(reading.queue, &state);
+            }
+            let silent = now_ns.saturating_sub(state.census.start_ns) > SILENT.0;
+            reading.census = (!silent).then(|| state.census.before.into());
+        }
+        Ok(reading)
+    }
+
+    /// Whose packets wait in its queue at this moment; `None` where nobody can tell.
+    ///
+    /// # Errors
+    /// [`LimitError`] when the kernel refuses to look.
+    pub(crate) fn waiting(&self, direction: Direction) -> Result<Option<Waiting>, LimitError> {
+        let backlog = self.slot_of(direction).map(|slot| slot.backlog);
+        match backlog.filter(|backlog| backlog.qdisc != 0) {
+            Some(backlog) => waiting::look(&backlog),
+            None => Ok(None),
+        }
+    }
+
+    /// With `dem` and `spring` the connections of a direction that are wanted, who sends first.
+    pub(crate) fn connections(
+        &self,
+        direction: Direction,
+        wanted: impl Fn(SocketAddr, SocketAddr) -> bool,
+    ) -> Vec<(SocketAddr, SocketAddr)> {
+        let dir = acks::dir_of(&self.dir, direction);
+        if self.slot != ROOT_SLOT || !dir.exists() {
+            return Vec::new();
+        }
+        AcksMaps::open(&dir).map_or_else(|_| Vec::new(), |maps| maps.known(wanted))
+    }
+
+    fn marked(&self, direction: Direction) -> Result<Marked, LimitError> {
+        let map = MapHandle::from_pinned_path(self.dir.join(MARKED_PIN))
+            .map_err(map_error(MARKED_PIN))?;
+        let per_cpu = map
+            .lookup_percpu(&self.place(direction).to_ne_bytes(), MapFlags::ANY)
+            .map_err(map_error(MARKED_PIN))?;
+        let mut sum = Marked::default();
+        for cpu in per_cpu.unwrap_or_default() {
+            let bytes = cpu.get(..size_of::<Marked>());
+            let one: Option<Marked> = bytes.and_then(|b| bytemuck::try_pod_read_unaligned(b).ok());
+            let one = one.ok_or(LimitError::Layout(MARKED_PIN))?;
+            sum.packets += one.packets;
+            sum.bytes += one.bytes;
+        }
+        Ok(sum)
+    }
+}

@@ -1,0 +1,217 @@
+//! The room of a device: one program a direction, and the maps, for all its limits with prefixes (see
+//! `bpf/police/match.h`). A limit has a [`Place`] in it.
+
+use std::{mem::MaybeUninit, path::Path};
+
+use libbpf_rs::{
+    MapCore, MapFlags, MapHandle, MapType, OpenMapMut,
+    skel::{OpenSkel, SkelBuilder},
+};
+use tidegate_core::{Direction, prefixes::Prefix};
+
+use super::place::{Place, create, holder, inner, key, keys, prefixes, put_inner};
+use crate::{
+    bpf::{load_error, map_error, quiet_libbpf, reuse},
+    device::{self, Hooked, Target},
+    intf::{self, CHUNK},
+    limit::{LimitError, LimitMaps, settings::Settings},
+    query::Side,
+};
+
+mod skel {
+    #![allow(
+        missing_docs,
+        unused_qualifications,
+        clippy::all,
+        clippy::undocumented_unsafe_blocks,
+        clippy::unwrap_used
+    )]
+    include!(concat!(env!("OUT_DIR"), "/police_match.skel.rs"));
+}
+
+/// The names under which the maps are pinned.
+const PINS: [&str; 6] = ["places", "lengths", "limits", "queues", "counters", "exempts"];
+
+/// The maps of a device whose limits have prefixes.
+#[derive(Debug)]
+pub(crate) struct Room {
+    /// In the order of [`PINS`].
+    maps: [MapHandle; PINS.len()],
+}
+
+impl Room {
+    fn map(&self, name: &'static str) -> Result<&MapHandle, LimitError> {
+        let at = PINS.iter().position(|pin| *pin == name);
+        at.and_then(|at| self.maps.get(at)).ok_or(LimitError::Layout(name))
+    }
+
+    /// Loads the programs and puts them on a device; with the maps of `earlier`, whose programs are gone.
+    pub(crate) fn attach(
+        target: &Target,
+        earlier: Option<&Room>,
+    ) -> Result<(Room, Hooked), LimitError> {
+        let mut storage = MaybeUninit::uninit();
+        let room = load(&mut storage, target.is_port(), earlier)?;
+        let program = |direction| match target.side(direction) {
+            Side::Out => (direction, &room.progs.match_out),
+            Side::In => (direction, &room.progs.match_in),
+        };
+        let programs = [Direction::Egress, Direction::Ingress].map(program);
+        let hooked = device::attach_matched(target, &programs)?;
+        Ok((maps_of(&room)?, hooked))
+    }
+
+    /// Opens the one pinned in a directory.
+    pub(crate) fn open(dir: &Path) -> Result<Room, LimitError> {
+        let open = |name: &'static str| {
+            MapHandle::from_pinned_path(dir.join(name)).map_err(map_error(name))
+        };
+        let [a, b, c, d, e, f] = PINS;
+        Ok(Room { maps: [open(a)?, open(b)?, open(c)?, open(d)?, open(e)?, open(f)?] })
+    }
+
+    /// The maps to pin, with their names.
+    pub(crate) fn pins(&mut self) -> impl Iterator<Item = (&'static str, &mut MapHandle)> {
+        PINS.into_iter().zip(&mut self.maps)
+    }
+
+    /// The limit that has one of the prefixes of `limit` in any direction, but for `own`.
+    pub(crate) fn taken(
+        &self,
+        limit: &intf::Limit,
+        own: Option<u32>,
+    ) -> Result<Option<(u32, Prefix)>, LimitError> {
+        let places = self.map("places")?;
+        for prefix in prefixes(limit) {
+            for direction in [Direction::Egress, Direction::Ingress] {
+                let there = holder(places, &key(direction, prefix))?;
+                if let Some(index) = there.filter(|index| Some(*index) != own) {
+                    return Ok(Some((index, prefix)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The maps of the limit at an index, new ones as needed.
+    pub(crate) fn take(&self, index: u32) -> Result<LimitMaps, LimitError> {
+        let chunk = |name, kind, value_bytes: usize, entries| -> Result<MapHandle, LimitError> {
+            let outer = self.map(name)?;
+            let chunk = (index / CHUNK).to_ne_bytes();
+            if let Some(map) = inner(outer, &chunk).map_err(map_error(name))? {
+                return Ok(map);
+            }
+            let map = create(kind, value_bytes, CHUNK * entries as u32).map_err(map_error(name))?;
+            put_inner(outer, &chunk, &map).map_err(map_error(name))?;
+            Ok(map)
+        };
+        let counters = size_of::<intf::PoliceCounters>();
+        let maps = LimitMaps {
+            at: index % CHUNK,
+            place: Some(self.place(index)?),
+            ..LimitMaps::new(
+                chunk("limits", MapType::Array, size_of::<intf::Limit>(), intf::LIMITS)?,
+                chunk("queues", MapType::Array, size_of::<intf::Queue>(), intf::QUEUES)?,
+                chunk("counters", MapType::PercpuArray, counters, intf::DIRECTIONS)?,
+            )
+        };
+        clear(&maps)?;
+        Ok(maps)
+    }
+
+    /// Has no packet find the limit in a place, whose maps cannot be read.
+    pub(crate) fn forget(&self, index: u32) -> Result<(), LimitError> {
+        let places = self.map("places")?;
+        for key in places.keys().collect::<Vec<_>>() {
+            let value = places.lookup(&key, MapFlags::ANY).map_err(map_error("places"))?;
+            if value.is_some_and(|value| value == index.to_ne_bytes()) {
+                places.delete(&key).map_err(map_error("places"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A place that is taken.
+    pub(crate) fn place(&self, index: u32) -> Result<Place, LimitError> {
+        let again = |name| MapHandle::try_from(self.map(name)?).map_err(map_error(name));
+        let [places, lengths, exempts] = ["places", "lengths", "exempts"].map(again);
+        Ok(Place { index, places: places?, lengths: lengths?, exempts: exempts? })
+    }
+}
+
+pub(super) fn load<'a>(
+    storage: &'a mut MaybeUninit<libbpf_rs::OpenObject>,
+    is_port: bool,
+    earlier: Option<&Room>,
+) -> Result<skel::PoliceMatchSkel<'a>, LimitError> {
+    const PROGRAM: &str = "police_match";
+    quiet_libbpf();
+    let mut open =
+        skel::PoliceMatchSkelBuilder::default().open(storage).map_err(load_error(PROGRAM))?;
+    if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
+        rodata.is_port = u8::from(is_port);
+    }
+    if let Some(Room { maps: [places, lengths, limits, queues, counters, exempts] }) = earlier {
+        let with: [(&mut OpenMapMut<'_>, _); PINS.len()] = [
+            (&mut open.maps.places_of_device, places),
+            (&mut open.maps.lengths_of_device, lengths),
+            (&mut open.maps.limits_of_device, limits),
+            (&mut open.maps.queues_of_device, queues),
+            (&mut open.maps.counters_of_device, counters),
+            (&mut open.maps.exempts_of_device, exempts),
+        ];
+        for (map, with) in with {
+            reuse(map, with)?;
+        }
+    }
+    open.load().map_err(load_error(PROGRAM))
+}
+
+pub(super) fn maps_of(room: &skel::PoliceMatchSkel<'_>) -> Result<Room, LimitError> {
+    let handle =
+        |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("police_match"));
+    Ok(Room {
+        maps: [
+            handle(&room.maps.places_of_device)?,
+            handle(&room.maps.lengths_of_device)?,
+            handle(&room.maps.limits_of_device)?,
+            handle(&room.maps.queues_of_device)?,
+            handle(&room.maps.counters_of_device)?,
+            handle(&room.maps.exempts_of_device)?,
+        ],
+    })
+}
+
+/// Takes the limit off: packets find it no more, and its place is as new.
+pub(crate) fn vacate(place: &Place, maps: &LimitMaps) -> Result<(), LimitError> {
+    let limit = Settings::read(&maps.limit, place.in_chunk())?.limit;
+    place.leave(keys(&limit).iter())?;
+    place.write_settings(&maps.limit, &intf::Limit::default().into())?;
+    clear(maps)
+}
+
+/// A place as new.
+fn clear(maps: &LimitMaps) -> Result<(), LimitError> {
+    let place = maps.at;
+    for i in 0..intf::LIMITS as u32 {
+        let key = (place * intf::LIMITS as u32 + i).to_ne_bytes();
+        let limit = intf::Limit::default();
+        maps.limit
+            .update(&key, bytemuck::bytes_of(&limit), MapFlags::ANY)
+            .map_err(map_error("limit"))?;
+    }
+    for i in 0..intf::QUEUES as u32 {
+        let key = (place * intf::QUEUES as u32 + i).to_ne_bytes();
+        let queue = intf::Queue::default();
+        maps.queues
+            .update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY)
+            .map_err(map_error("queues"))?;
+    }
+    let cpus = libbpf_rs::num_possible_cpus().map_err(map_error("counters"))?;
+    let zero = vec![vec![0; size_of::<intf::PoliceCounters>()]; cpus];
+    for i in 0..intf::DIRECTIONS as u32 {
+        let key = (place * intf::DIRECTIONS as u32 + i).to_ne_bytes();
+        maps.counters.update_percpu(&key, &zero, MapFlags::ANY).map_err(map_error("counters"))?;
+    }
+    Ok(())
+}
