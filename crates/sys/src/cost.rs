@@ -89,17 +89,10 @@ pub enum Standing {
 /// Why a cost could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum CostError {
-    /// Loading the program.
     #[error(transparent)]
     Limit(#[from] LimitError),
-    /// A call into the kernel.
     #[error("{what}: {source}")]
-    Kernel {
-        /// Which.
-        what: &'static str,
-        /// Why it failed.
-        source: std::io::Error,
-    },
+    Kernel { what: &'static str, source: std::io::Error },
 }
 
 /// An Ethernet frame with an IPv4 TCP packet of `bytes` bytes (at least 40), not ECN-capable.

@@ -36,12 +36,10 @@ const OF_HTB: [&str; 2] = ["htb_in", "htb_out"];
 pub(crate) struct Hooked {
     /// The kernel's id of the program.
     pub(crate) program: u32,
-    /// Its name.
     pub(crate) name: String,
     at: At,
 }
 
-/// What holds it there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum At {
     /// A link (tcx, XDP), by the kernel's id.

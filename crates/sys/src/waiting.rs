@@ -50,7 +50,6 @@ pub struct Count {
 /// What waits in a queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
-    /// All of it.
     pub all: Count,
     /// By flow, who has most bytes first; 1024 flows at most.
     pub flows: Vec<(Flow, Count)>,

@@ -43,7 +43,6 @@ pub enum XdpMode {
 }
 
 impl XdpMode {
-    /// As it is shown.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,7 +55,6 @@ impl XdpMode {
 /// Why a device's frames cannot be taken. Nothing is attached.
 #[derive(Debug, thiserror::Error)]
 pub enum XdpError {
-    /// The program or its map was refused.
     #[error("cannot {action}: {source} (this needs root and Linux 6.1 or newer with AF_XDP)")]
     Bpf {
         /// What was asked, as a phrase that follows "cannot".
@@ -64,17 +62,14 @@ pub enum XdpError {
         /// libbpf's error.
         source: libbpf_rs::Error,
     },
-    /// The device does not take the program.
     #[error("cannot attach XDP to {device}: {source}{hint}")]
     Attach {
-        /// The device.
         device: String,
         /// The kernel's answer.
         source: io::Error,
         /// What to do, in parentheses; may be empty.
         hint: &'static str,
     },
-    /// The device was not found.
     #[error(transparent)]
     Net(#[from] NetError),
 }
