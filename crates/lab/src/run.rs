@@ -202,15 +202,15 @@ fn print<W: Write>(
 ) -> io::Result<()> {
     let paint = out.paint;
     match outcome {
-        Outcome::Skipped(reason) => writeln!(out, "{} {name}: {reason}", paint.warn("skipped")),
+        Outcome::Skipped(reason) => writeln!(out, "{} {name}: {reason}", paint.yellow("skipped")),
         Outcome::Failed(error) if error.is::<Interrupted>() => {
-            writeln!(out, "{} {name}", paint.warn("interrupted"))
+            writeln!(out, "{} {name}", paint.yellow("interrupted"))
         }
-        Outcome::Failed(error) => writeln!(out, "{} {name}: {error:#}", paint.bad("failed")),
+        Outcome::Failed(error) => writeln!(out, "{} {name}: {error:#}", paint.red("failed")),
         Outcome::Done(report) => {
             results(out, report)?;
             if let Some(text) = report.stalls_text() {
-                writeln!(out, "{} {text}", paint.warn("note:"))?;
+                writeln!(out, "{} {text}", paint.yellow("note:"))?;
             }
             let page = options.out.join(name).join("report.md");
             writeln!(out, "{}", paint.dim(&format!("report: {}", page.display())))?;
@@ -233,13 +233,13 @@ pub fn results<W: Write>(out: &mut Terminal<W>, report: &Report) -> io::Result<(
         writeln!(out, "{}", table.text(paint))?;
     }
     for claim in &report.claims {
-        let sign = if claim.holds { paint.good("✔") } else { paint.bad("✘") };
+        let sign = if claim.holds { paint.green("✔") } else { paint.red("✘") };
         let on_one_line = claim.claim.chars().count() + claim.measured.chars().count() < CLAIM_MOST;
         let gap = if on_one_line { " — " } else { "\n  " };
         writeln!(out, "{sign} {}{gap}{}", claim.claim, claim.measured)?;
     }
     for note in &report.notes {
-        writeln!(out, "{} {note}", paint.warn("note:"))?;
+        writeln!(out, "{} {note}", paint.yellow("note:"))?;
     }
     Ok(())
 }
@@ -254,14 +254,16 @@ fn tally<W: Write>(out: &mut Terminal<W>, outcomes: &[(&str, Outcome)]) -> io::R
             Outcome::Done(report) => {
                 let held = report.claims.iter().filter(|claim| claim.holds).count();
                 match report.claims.len() {
-                    0 => paint.good("done"),
-                    all if held == all => paint.good(&format!("done, {held} of {all} claims hold")),
-                    all => paint.warn(&format!("done, {held} of {all} claims hold")),
+                    0 => paint.green("done"),
+                    all if held == all => {
+                        paint.green(&format!("done, {held} of {all} claims hold"))
+                    }
+                    all => paint.yellow(&format!("done, {held} of {all} claims hold")),
                 }
             }
-            Outcome::Skipped(reason) => paint.warn(&format!("skipped: {reason}")),
-            Outcome::Failed(error) if error.is::<Interrupted>() => paint.warn("interrupted"),
-            Outcome::Failed(error) => paint.bad(&format!("failed: {error:#}")),
+            Outcome::Skipped(reason) => paint.yellow(&format!("skipped: {reason}")),
+            Outcome::Failed(error) if error.is::<Interrupted>() => paint.yellow("interrupted"),
+            Outcome::Failed(error) => paint.red(&format!("failed: {error:#}")),
         };
         writeln!(out, "{name:width$}  {word}")?;
     }
