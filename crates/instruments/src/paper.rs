@@ -27,17 +27,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramMut, libbpf_sys};
 use tidegate_core::{Bytes, Direction, Nanos, Rate};
 
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used,
-        reason = "generated"
-    )]
-    include!(concat!(env!("OUT_DIR"), "/nrm_paper.skel.rs"));
-}
+use crate::skel;
 
 /// Why the published NRM cannot be attached or read. Nothing stays attached when attaching failed.
 #[derive(Debug, thiserror::Error)]
@@ -123,7 +113,7 @@ impl NrmPaper {
             return Err(PaperError::NoLimit);
         }
         let mut storage = MaybeUninit::<OpenObject>::uninit();
-        let open = skel::NrmPaperSkelBuilder::default().open(&mut storage);
+        let open = skel::nrm_paper::NrmPaperSkelBuilder::default().open(&mut storage);
         let mut open = open.map_err(|e| bpf_error("open the programs", e))?;
         let byte_s = |rate: Option<Rate>| rate.map_or(0, |r| (r.bit_s() / 8).max(1));
         if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {

@@ -4,23 +4,14 @@
 //! the processes that are named is left out, because it is in their CPU time already. The sum of both is what
 //! traffic costs, also on a machine on which others work.
 
-#[allow(
-    missing_docs,
-    unused_qualifications,
-    clippy::undocumented_unsafe_blocks,
-    clippy::unwrap_used,
-    clippy::all
-)]
-mod skel {
-    include!(concat!(env!("OUT_DIR"), "/softirq_meter.skel.rs"));
-}
-
 use std::{mem::MaybeUninit, time::Duration};
 
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle,
     skel::{OpenSkel, SkelBuilder},
 };
+
+use crate::skel;
 
 /// Most processes that can be named.
 pub const PROCESSES_MAX: usize = 64;
@@ -56,7 +47,7 @@ impl SoftirqMeter {
         }
         let refused = |action| move |source| SoftirqMeterError::Bpf { action, source };
         let mut object = MaybeUninit::uninit();
-        let open = skel::SoftirqMeterSkelBuilder::default()
+        let open = skel::softirq_meter::SoftirqMeterSkelBuilder::default()
             .open(&mut object)
             .map_err(refused("open the softirq meter"))?;
         let loaded = open.load().map_err(refused("load the softirq meter"))?;

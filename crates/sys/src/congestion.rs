@@ -43,22 +43,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{ErrorKind, Link, MapCore, MapHandle, MapType, OpenObject, libbpf_sys};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used,
-        reason = "generated"
-    )]
-    pub(super) mod dctcp {
-        include!(concat!(env!("OUT_DIR"), "/dctcp.skel.rs"));
-    }
-    pub(super) mod set_cc {
-        include!(concat!(env!("OUT_DIR"), "/set_cc.skel.rs"));
-    }
-}
+use crate::skel;
 
 /// The name under which our DCTCP is registered.
 pub const TG_DCTCP: &str = "tg_dctcp";

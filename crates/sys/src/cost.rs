@@ -22,18 +22,8 @@ use crate::{
     limit::{LimitError, LimitOptions},
     schemes::nrm::load_nrm,
     schemes::police,
+    skel,
 };
-
-mod skel {
-    #![allow(
-        missing_docs,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used,
-        unused_qualifications
-    )]
-    include!(concat!(env!("OUT_DIR"), "/nothing.skel.rs"));
-}
 
 /// Runs of one call into the kernel, which does not return before.
 const RUNS_PER_CALL: u32 = 10_000;
@@ -119,7 +109,7 @@ pub fn measure(
 ) -> Result<Duration, CostError> {
     if program == Program::Nothing {
         let mut storage = MaybeUninit::uninit();
-        let open = skel::NothingSkelBuilder::default().open(&mut storage);
+        let open = skel::nothing::NothingSkelBuilder::default().open(&mut storage);
         let object = open.and_then(|open| open.load()).map_err(of_libbpf("load nothing"))?;
         let nothing = object.progs.nothing.as_fd();
         return match standing {

@@ -6,17 +6,6 @@
 //! device: its addresses there stop answering. It sits on the device through a link that the kernel removes
 //! with the last descriptor, so nothing is left behind, also when the process is killed.
 
-#[allow(
-    missing_docs,
-    unused_qualifications,
-    clippy::undocumented_unsafe_blocks,
-    clippy::unwrap_used,
-    clippy::all
-)]
-mod skel {
-    include!(concat!(env!("OUT_DIR"), "/xdp_port.skel.rs"));
-}
-
 use std::{
     io,
     mem::MaybeUninit,
@@ -28,7 +17,10 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 
-use crate::net::{NetError, NetNs};
+use crate::{
+    net::{NetError, NetNs},
+    skel,
+};
 
 /// Most queues of a device that can have a socket.
 pub const XDP_QUEUES_MAX: u32 = 256;
@@ -93,7 +85,7 @@ impl XdpRedirect {
         let refused = |action| move |source| XdpError::Bpf { action, source };
         let ifindex = netns.netlink()?.index_of(ifname)?;
         let mut object = MaybeUninit::uninit();
-        let open = skel::XdpPortSkelBuilder::default()
+        let open = skel::xdp_port::XdpPortSkelBuilder::default()
             .open(&mut object)
             .map_err(refused("open the XDP program"))?;
         let loaded = open.load().map_err(refused("load the XDP program"))?;

@@ -16,24 +16,8 @@ use crate::{
     cgroup::Cgroup,
     exempt::set_exempt,
     limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps, set_parent},
+    skel,
 };
-
-/// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
-pub(crate) mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used
-    )]
-    pub(crate) mod nrm {
-        include!(concat!(env!("OUT_DIR"), "/nrm.skel.rs"));
-    }
-    pub(crate) mod tune {
-        include!(concat!(env!("OUT_DIR"), "/tune.skel.rs"));
-    }
-}
 
 /// Loads the programs of a limit and attaches them to the cgroup; one with a class takes its part of
 /// `parent`. The sockets that exist are not touched.
