@@ -33,7 +33,7 @@ fn load<T>(
     open.progs.edt_device.set_autoload(place == Hook::Device);
     open.progs.edt_port.set_autoload(place == Hook::Port);
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
-        rodata.seed = random_seed();
+        rodata.flow_seed = random_seed();
     }
     let exempts = !limit.exempt.is_empty();
     set_exempt!(open, exempts, None, "edt");

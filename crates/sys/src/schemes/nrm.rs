@@ -85,7 +85,7 @@ pub(crate) fn load_nrm<'a>(
     set_parent!(open, parent.as_ref(), "nrm");
     set_exempt!(open, exempts, None, "nrm");
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
-        rodata.flow_seed = u64::from(random_seed()) << 32 | u64::from(random_seed());
+        rodata.flow_seed = random_seed();
     }
     open.load().map_err(load_error("nrm"))
 }

@@ -80,7 +80,7 @@ fn load_with<'a>(
     }
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.is_port = u8::from(at == AttachPoint::Port);
-        rodata.flow_seed = u64::from(random_seed()) << 32 | u64::from(random_seed());
+        rodata.flow_seed = random_seed();
     }
     set_exempt!(open, exempts, earlier.and_then(|limit| limit.exempt.as_ref()), "police");
     if let Some(earlier) = earlier {

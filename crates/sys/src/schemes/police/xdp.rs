@@ -29,7 +29,7 @@ pub(crate) fn load<'a>(
         .open(storage)
         .map_err(load_error(PROGRAM))?;
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
-        rodata.flow_seed = u64::from(random_seed()) << 32 | u64::from(random_seed());
+        rodata.flow_seed = random_seed();
     }
     set_exempt!(open, maps.exempt.is_some(), maps.exempt.as_ref(), "police_xdp");
     share!(open, maps);
