@@ -18,7 +18,7 @@ target_dir = $(shell CARGO=$(CARGO) scripts/target-dir.sh)
 C_SOURCES := bpf/*/*.c bpf/*/*.h crates/sys/native/*.c crates/instruments/bpf/* crates/instruments/native/*.c
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test test-fresh test-kill test-vm lint bench fuzz lab install uninstall clean
+.PHONY: help deps build demo test test-fresh test-kill test-vm lint count bench fuzz lab install uninstall clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[-a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +63,9 @@ lint: ## Check format, lints, docs, licences and the rules of the house
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	@scripts/house.sh
+
+count: ## Count lines of production code, locked packages and the size of the binary
+	@scripts/count.sh
 
 bench: ## Measure the algorithms, the timing wheel, and a packet in the eBPF programs (as root)
 	@scripts/deps.sh build lab bench

@@ -20,6 +20,7 @@
 
 #include "acks/acks.h"
 #include "waiting/backlog.h"
+#include "common/counters_map.h"
 #include "common/intf.h"
 #include "common/packet.h"
 #include "acks/tcp.h"
@@ -49,13 +50,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct tg_backlog);
 } backlogs SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct tg_counters);
-} counters SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -10,7 +10,6 @@ use crate::units::{Unit, trimmed, with_symbol};
 /// Values over time: a rate in each 100 ms, say.
 #[derive(Clone, Debug)]
 pub struct Lines {
-    /// The title.
     pub title: String,
     /// What runs along, as a key with its unit: `time_s`.
     pub x: String,
@@ -18,7 +17,6 @@ pub struct Lines {
     pub y: String,
     /// A level to hold, in the unit of `y`.
     pub limit: Option<f64>,
-    /// A line each.
     pub series: Vec<Series>,
 }
 

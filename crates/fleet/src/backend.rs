@@ -36,7 +36,6 @@ pub struct Sample {
 pub struct Lease {
     /// The end, by the clock that a node is driven by.
     pub until: Nanos,
-    /// The rate from then on.
     pub then: Rate,
 }
 

@@ -23,7 +23,6 @@ pub enum Event {
     SameName(String, SocketAddr),
     /// Two lives of another node run.
     TwoLives {
-        /// The node.
         node: String,
         /// Where the one is that is heard.
         later: SocketAddr,
@@ -34,7 +33,6 @@ pub enum Event {
     Version {
         /// The node, as far as it is known.
         node: String,
-        /// Where it is.
         from: SocketAddr,
         /// Its version.
         theirs: u8,
@@ -45,9 +43,7 @@ pub enum Event {
     SameNumber(String, String, SocketAddr),
     /// A node has other settings for a group.
     Differs {
-        /// The group.
         group: String,
-        /// The node.
         node: String,
         /// Its limit and algorithm.
         theirs: (u64, Algorithm),
@@ -55,28 +51,16 @@ pub enum Event {
         ours: (u64, Algorithm),
     },
     /// It has the same settings again.
-    Agrees {
-        /// The group.
-        group: String,
-        /// The node.
-        node: String,
-    },
+    Agrees { group: String, node: String },
     /// A group stands otherwise than before.
     Stands {
-        /// The group.
         group: String,
-        /// How.
         standing: Standing,
         /// What the host may use, in bit/s.
         part_bit_s: u64,
     },
     /// Limits of a group cannot be set or read.
-    Limits {
-        /// The group.
-        group: String,
-        /// Why, for each.
-        errors: Vec<String>,
-    },
+    Limits { group: String, errors: Vec<String> },
     /// Limits of a group can be set again.
     LimitsGood(String),
     /// Storing failed: this node promises nothing.
@@ -85,7 +69,6 @@ pub enum Event {
     StorageGood,
     /// Datagrams are dropped.
     Dropping {
-        /// Why.
         cause: Cause,
         /// Where the last came from.
         from: SocketAddr,
@@ -94,9 +77,7 @@ pub enum Event {
     },
     /// A registry, or a name of DNS, cannot be asked.
     Registry {
-        /// Which.
         which: String,
-        /// Why.
         why: String,
         /// In so many seconds it is asked again.
         again_s: u64,
@@ -112,7 +93,6 @@ pub enum Event {
 }
 
 impl Event {
-    /// Whether something is not as it should be.
     #[must_use]
     pub fn is_warning(&self) -> bool {
         match self {
@@ -134,7 +114,6 @@ fn rate(bit_s: u64) -> String {
     Rate::from_bit_s(bit_s).map_or_else(|| "nothing".to_owned(), |rate| rate.to_string())
 }
 
-/// What a cause means.
 #[must_use]
 pub fn meaning(cause: Cause) -> &'static str {
     CAUSES.iter().find(|(one, ..)| *one == cause).map_or("", |(_, _, meaning)| meaning)

@@ -110,7 +110,6 @@ pub(super) struct Gauge {
     /// the count would follow the rate, and the rate the count.
     told: Average,
     pub(super) flow_bit_s: f64,
-    /// The rate that was found.
     found: Option<Rate>,
     /// When it last had all that its rate let through, or was slowed down.
     limited: Option<Nanos>,

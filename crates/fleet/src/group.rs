@@ -84,11 +84,9 @@ enum Control {
 /// What a group of a host is made of.
 #[derive(Debug, Clone)]
 pub struct GroupOptions<'a> {
-    /// The group.
     pub spec: &'a GroupSpec,
     /// For each of its members, the rate in the file.
     pub ceilings: &'a [Rate],
-    /// The fleet.
     pub fleet: &'a FleetSpec,
     /// This node's name.
     pub node: &'a str,
@@ -142,7 +140,6 @@ fn fresh(spec: &GroupSpec, known: usize) -> Nanos {
 /// One limit of a group, for whoever shows it.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct GaugeStatus {
-    /// The limit.
     pub limit: String,
     /// What it is set to, in bit/s.
     pub rate_bit_s: Option<u64>,
@@ -254,7 +251,6 @@ impl Group {
         (part / u128::from(hosts)) as u64
     }
 
-    /// How it stands.
     #[must_use]
     pub fn standing(&self, now: Nanos) -> Standing {
         if self.stood_back {
@@ -443,7 +439,6 @@ impl Group {
         self.gossips().then_some(Message { group, from, incarnation, body })
     }
 
-    /// Takes a message that is for this group.
     pub fn on_message(&mut self, now: Nanos, message: &Message) {
         if self.stood_back {
             return;

@@ -33,10 +33,8 @@ pub struct LocalBackend {
 /// Why a limit could not be read or set.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
-    /// Of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Of the limit.
     #[error(transparent)]
     Limit(#[from] LimitError),
 }

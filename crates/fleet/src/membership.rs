@@ -33,19 +33,15 @@ const REMEMBER: Duration = Duration::from_secs(3_600);
 const TELL: u8 = 10;
 /// No message is longer, in bytes.
 const BYTES_MAX: usize = 1_200;
-/// The most timers.
 const TIMERS_MAX: usize = 65_536;
 
 /// A node as others tell of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contact {
-    /// Its number.
     pub id: MemberId,
     /// Which life of it.
     pub session: u64,
-    /// Where it is.
     pub addr: SocketAddr,
-    /// Its name.
     pub name: String,
 }
 
@@ -61,10 +57,8 @@ pub enum Change {
 /// Bytes that are no message of a membership, or not of their sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MembershipError {
-    /// Not in the form that is read.
     #[error("not a message of the membership")]
     Content,
-    /// Of another node than the one that sent it.
     #[error("a message of another node than its sender")]
     Sender,
 }
@@ -90,7 +84,6 @@ pub trait Membership {
     /// Something to be sent.
     fn poll_transmit(&mut self) -> Option<(Contact, Vec<u8>)>;
 
-    /// Something that changed.
     fn poll_change(&mut self) -> Option<Change>;
 
     /// The others that are there.

@@ -53,7 +53,6 @@ const LEAVING_LASTS: Nanos = Nanos(5_000_000_000);
 /// IPv6 and UDP.
 const HEADERS_BYTES: u64 = 48;
 
-/// What a node is made of.
 #[derive(Debug)]
 pub struct NodeOptions {
     /// `[fleet]`.
@@ -62,7 +61,6 @@ pub struct NodeOptions {
     pub name: String,
     /// The groups, each with the rates of its members in the file.
     pub groups: Vec<(GroupSpec, Vec<Rate>)>,
-    /// The keys.
     pub keys: KeyRing,
     /// Where others reach it.
     pub addr: SocketAddr,
@@ -73,28 +71,17 @@ pub struct NodeOptions {
     pub seed: [u8; 32],
 }
 
-/// Why there is no node.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// What is stored cannot be read.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// A group that cannot be.
     #[error("group `{0}`: {1}")]
     Group(String, FleetError),
-    /// A group whose one limiter is elsewhere.
     #[error(
         "group `{group}` is ctb, and its one limiter is on node `{center}`: this is `{node}`; name no \
          members of it here, or make this node its center"
     )]
-    NotCenter {
-        /// The group.
-        group: String,
-        /// Where it is.
-        center: String,
-        /// This node.
-        node: String,
-    },
+    NotCenter { group: String, center: String, node: String },
 }
 
 /// A group, and what was said of it last.

@@ -13,7 +13,6 @@ use tidegate_host::{
     spec::Spec,
 };
 
-/// One direction of a limit.
 #[must_use]
 pub fn queue(options: &LimitOptions, direction: Direction) -> Option<&VirtualQueueOptions> {
     match direction {

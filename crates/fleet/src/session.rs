@@ -130,11 +130,9 @@ pub enum Accept {
     /// It is of an earlier life; an echo is looked at. If there is a number its sender is to be told, and
     /// challenged with it; else that was done just now.
     Stale(Option<u64>),
-    /// Nothing.
     Dropped(Cause),
 }
 
-/// What an echo shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Echoed {
     /// Nothing: it answers no challenge that counts.
@@ -282,7 +280,6 @@ impl Sessions {
         self.peers.get(&id)
     }
 
-    /// All that are proven.
     pub fn proven(&self) -> impl Iterator<Item = (MemberId, &Peer)> {
         self.proven.iter().filter_map(|(_, id)| Some((*id, self.peers.get(id)?)))
     }

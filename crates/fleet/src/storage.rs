@@ -37,9 +37,7 @@ const FILE_MAX_BYTES: u64 = 64 << 10;
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {source}", .path.display())]
 pub struct StorageError {
-    /// The file.
     pub path: PathBuf,
-    /// Why.
     pub source: io::Error,
 }
 
@@ -74,7 +72,6 @@ pub struct Files {
     dir: PathBuf,
 }
 
-/// As in the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Promises {

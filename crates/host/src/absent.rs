@@ -13,10 +13,8 @@ use crate::plan::{Present, Standing, Wanted, places_of};
 /// What a limit is to be put on does not exist.
 #[derive(Debug, thiserror::Error)]
 pub enum ScopeError {
-    /// The cgroup.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// The device.
     #[error(transparent)]
     Device(#[from] FqError),
 }
@@ -36,9 +34,7 @@ impl ScopeError {
 /// A limit of a spec that cannot be yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waits {
-    /// Its name.
     pub name: String,
-    /// What it is to be on.
     pub scope: Scope,
     /// Its parent, where it waits for that although its own cgroup or device exists.
     pub parent: Option<String>,

@@ -79,14 +79,10 @@ pub trait Backend {
 pub enum ApplyError<E: std::error::Error + 'static> {
     /// An action failed; the limits are as they were before.
     #[error("{source}; the limits are as they were before")]
-    RolledBack {
-        /// Why it failed.
-        source: E,
-    },
+    RolledBack { source: E },
     /// An action failed, and some of those before it could not be undone.
     #[error("{source}; and what had been done could not be undone: {}; look at `tidegate status`", .left.join("; "))]
     HalfApplied {
-        /// Why it failed.
         source: E,
         /// What could not be undone, and why.
         left: Vec<String>,

@@ -210,7 +210,6 @@ fn present_unreadable(limit: &Unreadable) -> Present {
 }
 
 impl LockedHost {
-    /// The host.
     #[must_use]
     pub fn host(&self) -> &Host {
         &self.host

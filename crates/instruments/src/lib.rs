@@ -10,3 +10,15 @@
 pub mod paper;
 pub mod softirq_meter;
 pub mod wire_meter;
+
+/// The objects of `bpf/`, as libbpf-cargo turned them into Rust.
+mod skel {
+    #![allow(
+        unused_qualifications,
+        clippy::all,
+        clippy::undocumented_unsafe_blocks,
+        clippy::unwrap_used,
+        reason = "generated"
+    )]
+    include!(concat!(env!("OUT_DIR"), "/skel.rs"));
+}

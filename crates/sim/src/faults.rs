@@ -29,7 +29,6 @@ use crate::{
 /// numbers there are not small.
 pub const DATAGRAM_BYTES: u64 = 69;
 
-/// A fleet.
 #[derive(Debug, Clone)]
 pub struct FleetOptions {
     /// The seed of everything.
@@ -68,7 +67,6 @@ enum Happens {
 /// The limit was exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Breach {
-    /// When.
     pub at: Nanos,
     /// What the local limits added up to, in bit/s.
     pub sum_bit_s: u64,
@@ -389,7 +387,6 @@ pub struct Aftermath {
 }
 
 impl Storm {
-    /// Runs it.
     #[must_use]
     pub fn run(&self) -> Aftermath {
         let mut draw = Random::new(self.seed ^ 0x5707);

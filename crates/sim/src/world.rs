@@ -54,14 +54,11 @@ pub enum Scheme {
     Share,
 }
 
-/// A flow.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FlowOptions {
     /// The host of its limiter.
     pub host: usize,
-    /// When it starts.
     pub start: Nanos,
-    /// When it ends.
     pub stop: Nanos,
     /// Round trip without queues.
     pub rtt: Nanos,
@@ -69,18 +66,15 @@ pub struct FlowOptions {
     pub bound_bit_s: Option<f64>,
 }
 
-/// A run.
 #[derive(Debug, Clone)]
 pub struct WorldOptions {
     /// The seed of everything.
     pub seed: u64,
-    /// The scheme.
     pub scheme: Scheme,
     /// Limiters.
     pub hosts: usize,
     /// The limit of all together.
     pub limit: Rate,
-    /// The flows.
     pub flows: Vec<FlowOptions>,
     /// How often limiters measure and tell.
     pub interval: Nanos,
@@ -230,7 +224,6 @@ impl World {
         }
     }
 
-    /// Runs to the end.
     #[must_use]
     pub fn finished(mut self) -> World {
         self.run_until(self.options.lasts);

@@ -31,7 +31,6 @@ pub struct Attached {
     pub cgroup_id: u64,
     /// The kernel's id of the map of its settings: by it the limit is known.
     pub map_id: u32,
-    /// Its maps.
     pub maps: LimitMaps,
 }
 

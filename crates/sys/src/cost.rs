@@ -22,18 +22,8 @@ use crate::{
     limit::{LimitError, LimitOptions},
     schemes::nrm::load_nrm,
     schemes::police,
+    skel,
 };
-
-mod skel {
-    #![allow(
-        missing_docs,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used,
-        unused_qualifications
-    )]
-    include!(concat!(env!("OUT_DIR"), "/nothing.skel.rs"));
-}
 
 /// Runs of one call into the kernel, which does not return before.
 const RUNS_PER_CALL: u32 = 10_000;
@@ -89,17 +79,10 @@ pub enum Standing {
 /// Why a cost could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum CostError {
-    /// Loading the program.
     #[error(transparent)]
     Limit(#[from] LimitError),
-    /// A call into the kernel.
     #[error("{what}: {source}")]
-    Kernel {
-        /// Which.
-        what: &'static str,
-        /// Why it failed.
-        source: std::io::Error,
-    },
+    Kernel { what: &'static str, source: std::io::Error },
 }
 
 /// An Ethernet frame with an IPv4 TCP packet of `bytes` bytes (at least 40), not ECN-capable.
@@ -126,7 +109,7 @@ pub fn measure(
 ) -> Result<Duration, CostError> {
     if program == Program::Nothing {
         let mut storage = MaybeUninit::uninit();
-        let open = skel::NothingSkelBuilder::default().open(&mut storage);
+        let open = skel::nothing::NothingSkelBuilder::default().open(&mut storage);
         let object = open.and_then(|open| open.load()).map_err(of_libbpf("load nothing"))?;
         let nothing = object.progs.nothing.as_fd();
         return match standing {

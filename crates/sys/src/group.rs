@@ -45,7 +45,6 @@ pub struct Traffic {
 pub struct Measured {
     /// All that came since the limit was put on, before any was dropped; not what is exempt.
     pub arrived: Traffic,
-    /// Of this what went on.
     pub passed: Traffic,
     /// Of this what made a sender slower: marked, told or dropped.
     pub slowed: Traffic,

@@ -53,4 +53,16 @@ pub mod store;
 pub mod waiting;
 pub mod xdp;
 
+/// The objects of `bpf/`, as libbpf-cargo turned them into Rust.
+mod skel {
+    #![allow(
+        unused_qualifications,
+        clippy::all,
+        clippy::undocumented_unsafe_blocks,
+        clippy::unwrap_used,
+        reason = "generated"
+    )]
+    include!(concat!(env!("OUT_DIR"), "/skel.rs"));
+}
+
 pub use libbpf_rs;

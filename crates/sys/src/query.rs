@@ -67,7 +67,6 @@ pub(crate) fn program_name(id: u32) -> Option<String> {
 pub(crate) enum Side {
     /// What leaves by it.
     Out,
-    /// What comes in by it.
     In,
 }
 

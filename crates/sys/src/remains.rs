@@ -35,12 +35,10 @@ use crate::{
 pub(crate) struct Hooked {
     /// The kernel's id of the program.
     pub(crate) program: u32,
-    /// Its name.
     pub(crate) name: String,
     at: At,
 }
 
-/// What holds it there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum At {
     /// A link (tcx, XDP), by the kernel's id.

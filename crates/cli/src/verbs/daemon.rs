@@ -92,7 +92,6 @@ impl<'a> From<&'a GroupSpec> for GroupJson<'a> {
     }
 }
 
-/// A group of a plan.
 #[derive(Serialize)]
 pub struct GroupPlanJson<'a> {
     name: &'a str,

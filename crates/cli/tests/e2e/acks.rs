@@ -30,7 +30,7 @@ fn traces(bed: &Bed) -> (String, String, Vec<String>) {
 
 /// Not above the limit, and not nothing. Where the machine is busy a short queue runs empty: how far below is
 /// not asked.
-fn is_below(traffic: &Traffic, bit_s: f64) {
+pub fn is_below(traffic: &Traffic, bit_s: f64) {
     is_at_most(traffic, 1.02 * bit_s, BURST_BYTES);
     assert!(traffic.bit_s() > 0.02 * bit_s, "{traffic:?}");
 }

@@ -30,7 +30,6 @@ pub(super) struct Outgoing {
     pub(super) gauge: Gauge,
     /// The rate to which it falls when its lease ends.
     then: Rate,
-    /// The rate that it gets.
     to: Rate,
     /// Another group has it, and raises it as far as its own limits leave room.
     is_grouped: bool,

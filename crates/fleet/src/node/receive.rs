@@ -34,7 +34,6 @@ pub(super) struct Foreign {
 /// A second life of a node, beside the one that is heard.
 #[derive(Debug)]
 pub(super) struct Rival {
-    /// Where it is.
     pub(super) addr: SocketAddr,
     pub(super) heard: Nanos,
 }
@@ -56,7 +55,6 @@ fn is_over(now: Nanos, heard: Nanos) -> bool {
 }
 
 impl<G: GroupBackend, S: Storage> Node<G, S> {
-    /// Takes a datagram.
     pub fn on_datagram(&mut self, now: Nanos, from: SocketAddr, bytes: &[u8]) {
         self.traffic.heard_datagrams += 1;
         self.traffic.heard_bytes += bytes.len() as u64 + HEADERS_BYTES;

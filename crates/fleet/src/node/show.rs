@@ -25,7 +25,6 @@ fn name_of(standing: Standing) -> &'static str {
 }
 
 impl<G: GroupBackend, S: Storage> Node<G, S> {
-    /// What it knows and does.
     #[must_use]
     pub fn status(&self, now: Nanos) -> NodeStatus {
         let ago = |at: Nanos| now.0.saturating_sub(at.0);
@@ -121,7 +120,6 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         }
     }
 
-    /// What is not as it should be now.
     fn alerts(&self, now: Nanos) -> Vec<String> {
         let mut alerts = Vec::new();
         if let Some(by) = self.stood_back {

@@ -38,7 +38,6 @@ pub enum Fault {
     GatesMended,
     /// A disk is full, slow or torn.
     Disk(DiskFault),
-    /// All disks are as they should be.
     DisksMended,
     /// Limits are idle, greedy or neither.
     Loads,

@@ -168,7 +168,6 @@ impl World {
         self.algorithm != Algorithm::Ctb || host == 0
     }
 
-    /// The spec of a host.
     fn spec(&self, host: usize) -> (FleetSpec, Vec<(GroupSpec, Vec<tidegate_core::Rate>)>) {
         let plan = self.hosts[host].plan;
         let quoted = |names: Vec<String>| {

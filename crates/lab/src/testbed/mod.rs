@@ -222,7 +222,6 @@ impl Testbed {
         &self.sender
     }
 
-    /// How many receivers there are.
     pub fn receiver_count(&self) -> usize {
         self.receivers.len()
     }
@@ -245,7 +244,6 @@ impl Testbed {
         }
     }
 
-    /// The address of the sender.
     pub fn sender_addr(&self, family: Family) -> IpAddr {
         address(0, 1, family)
     }

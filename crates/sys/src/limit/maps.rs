@@ -18,19 +18,9 @@ use crate::{
     intf,
     process::{in_network_namespace, network_namespaces},
     schemes::police::Place,
+    skel,
     waiting::Waiting,
 };
-
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used
-    )]
-    include!(concat!(env!("OUT_DIR"), "/adopt.skel.rs"));
-}
 
 /// The maps of a limit.
 #[derive(Debug)]
@@ -264,8 +254,9 @@ impl LimitMaps {
     ) -> Result<(), LimitError> {
         let Some(sockets) = &self.sockets else { return Ok(()) };
         let mut storage = MaybeUninit::uninit();
-        let mut open =
-            skel::AdoptSkelBuilder::default().open(&mut storage).map_err(load_error("adopt"))?;
+        let mut open = skel::adopt::AdoptSkelBuilder::default()
+            .open(&mut storage)
+            .map_err(load_error("adopt"))?;
         if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
             rodata.release = u8::from(adopt == Adopt::Release);
             rodata.level = cgroup.level();

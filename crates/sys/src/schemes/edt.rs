@@ -18,18 +18,8 @@ use crate::{
     intf,
     limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions},
     schemes::{LINKS, Scheme},
+    skel,
 };
-
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used
-    )]
-    include!(concat!(env!("OUT_DIR"), "/edt.skel.rs"));
-}
 
 /// Loads the program of one place and hands it to `attach`.
 fn load<T>(
@@ -39,12 +29,13 @@ fn load<T>(
 ) -> Result<(LimitMaps, T), LimitError> {
     quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let mut open = skel::EdtSkelBuilder::default().open(&mut storage).map_err(load_error("edt"))?;
+    let mut open =
+        skel::edt::EdtSkelBuilder::default().open(&mut storage).map_err(load_error("edt"))?;
     open.progs.edt_cgroup.set_autoload(place == Hook::Cgroup);
     open.progs.edt_device.set_autoload(place == Hook::Device);
     open.progs.edt_port.set_autoload(place == Hook::Port);
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
-        rodata.seed = random_seed();
+        rodata.flow_seed = random_seed();
     }
     let exempts = !limit.exempt.is_empty();
     set_exempt!(open, exempts, None, "edt");

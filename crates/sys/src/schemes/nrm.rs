@@ -18,24 +18,8 @@ use crate::{
     intf,
     limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps, set_parent},
     schemes::{LINKS, Scheme},
+    skel,
 };
-
-/// The object files of `bpf/`, as libbpf-cargo turned them into Rust.
-pub(crate) mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used
-    )]
-    pub(crate) mod nrm {
-        include!(concat!(env!("OUT_DIR"), "/nrm.skel.rs"));
-    }
-    pub(crate) mod tune {
-        include!(concat!(env!("OUT_DIR"), "/tune.skel.rs"));
-    }
-}
 
 /// Schemes `pace` and `nrm`.
 pub(crate) struct Nrm;
@@ -112,7 +96,7 @@ pub(crate) fn load_nrm<'a>(
     set_parent!(open, parent.as_ref(), "nrm");
     set_exempt!(open, exempts, None, "nrm");
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
-        rodata.flow_seed = u64::from(random_seed()) << 32 | u64::from(random_seed());
+        rodata.flow_seed = random_seed();
     }
     open.load().map_err(load_error("nrm"))
 }

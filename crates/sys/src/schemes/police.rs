@@ -19,6 +19,7 @@ use crate::{
     limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions},
     query::Side,
     schemes::{LINKS, Scheme},
+    skel,
 };
 
 /// Has an object that is open use the maps of a limit; the skeletons have no common type.
@@ -45,17 +46,6 @@ pub(crate) use cost::prepare;
 pub use cost_on_device::{Policers, cost_on_device};
 pub(crate) use place::Place;
 
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used
-    )]
-    include!(concat!(env!("OUT_DIR"), "/police.skel.rs"));
-}
-
 /// Where the programs sit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AttachPoint {
@@ -69,7 +59,7 @@ fn load(
     storage: &mut MaybeUninit<OpenObject>,
     at: AttachPoint,
     exempts: bool,
-) -> Result<skel::PoliceSkel<'_>, LimitError> {
+) -> Result<skel::police::PoliceSkel<'_>, LimitError> {
     load_with(storage, at, exempts, None)
 }
 
@@ -79,10 +69,10 @@ fn load_with<'a>(
     at: AttachPoint,
     exempts: bool,
     earlier: Option<&LimitMaps>,
-) -> Result<skel::PoliceSkel<'a>, LimitError> {
+) -> Result<skel::police::PoliceSkel<'a>, LimitError> {
     quiet_libbpf();
     let mut open =
-        skel::PoliceSkelBuilder::default().open(storage).map_err(load_error("police"))?;
+        skel::police::PoliceSkelBuilder::default().open(storage).map_err(load_error("police"))?;
     for program in [&mut open.progs.police_egress, &mut open.progs.police_ingress] {
         program.set_autoload(at == AttachPoint::Cgroup);
     }
@@ -91,7 +81,7 @@ fn load_with<'a>(
     }
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.is_port = u8::from(at == AttachPoint::Port);
-        rodata.flow_seed = u64::from(random_seed()) << 32 | u64::from(random_seed());
+        rodata.flow_seed = random_seed();
     }
     set_exempt!(open, exempts, earlier.and_then(|limit| limit.exempt.as_ref()), "police");
     if let Some(earlier) = earlier {
@@ -101,7 +91,10 @@ fn load_with<'a>(
 }
 
 /// The maps of loaded programs, with the limit in them.
-fn maps(police: &skel::PoliceSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps, LimitError> {
+fn maps(
+    police: &skel::police::PoliceSkel<'_>,
+    limit: &intf::Limit,
+) -> Result<LimitMaps, LimitError> {
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("police"));
     let maps = LimitMaps {
         exempt: match limit.exempt.is_empty() {
@@ -182,7 +175,7 @@ impl Scheme for Police {
 /// Puts the programs of directions on a device.
 fn attach(
     target: &Target,
-    police: &skel::PoliceSkel<'_>,
+    police: &skel::police::PoliceSkel<'_>,
     directions: impl Iterator<Item = Direction>,
 ) -> Result<device::Hooked, LimitError> {
     let program = |direction| match target.side(direction) {

@@ -37,18 +37,8 @@ use crate::{
         htb::{self, ROOT, SLOT, name_in},
         police::room::Room,
     },
+    skel,
 };
-
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used
-    )]
-    include!(concat!(env!("OUT_DIR"), "/release.skel.rs"));
-}
 
 /// Sockets of versions that set receive windows have at least so many bytes in the map; of others at most 24.
 const WITH_WINDOW_BYTES: u32 = 48;
@@ -328,8 +318,9 @@ pub(crate) fn release_sockets(
 ) -> Result<(), LimitError> {
     quiet_libbpf();
     let mut storage = MaybeUninit::uninit();
-    let mut open =
-        skel::ReleaseSkelBuilder::default().open(&mut storage).map_err(load_error("release"))?;
+    let mut open = skel::release::ReleaseSkelBuilder::default()
+        .open(&mut storage)
+        .map_err(load_error("release"))?;
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.has_window = u8::from(sockets.value_size() >= WITH_WINDOW_BYTES);
     }

@@ -56,7 +56,6 @@ pub(super) struct Load {
     pub(super) capacity: Option<usize>,
 }
 
-/// What came of it.
 pub(super) struct Outcome {
     pub(super) departures: Arc<Departures>,
     /// In the measured time alone, but for those that are the largest of all.

@@ -47,7 +47,6 @@ pub(super) struct Plan {
     pub(super) limit_bit_s: u64,
     pub(super) burst_bytes: u64,
     pub(super) interval: Duration,
-    /// The most hosts that there may be.
     pub(super) hosts: usize,
 }
 

@@ -114,7 +114,6 @@ impl Experiment for DrlFailures {
     }
 }
 
-/// When each event is.
 fn at(event: usize, step: Duration) -> Duration {
     step * (event as u32 + 1)
 }

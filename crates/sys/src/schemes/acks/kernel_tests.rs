@@ -135,13 +135,13 @@ fn is_right(frame: &[u8], v6: bool) -> bool {
 
 /// The programs, loaded, in front of a queue.
 struct Loaded<'a> {
-    acks: skel::AcksSkel<'a>,
+    acks: skel::acks::AcksSkel<'a>,
 }
 
 impl<'a> Loaded<'a> {
     fn new(storage: &'a mut MaybeUninit<OpenObject>) -> Loaded<'a> {
         quiet_libbpf();
-        let open = skel::AcksSkelBuilder::default().open(storage).unwrap();
+        let open = skel::acks::AcksSkelBuilder::default().open(storage).unwrap();
         Loaded { acks: open.load().unwrap() }
     }
 

@@ -200,7 +200,7 @@ fn root_edt_the_loaded_program_follows_the_table() {
     }
     quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let open = skel::EdtSkelBuilder::default().open(&mut storage).unwrap();
+    let open = skel::edt::EdtSkelBuilder::default().open(&mut storage).unwrap();
     let edt = open.load().unwrap();
     let zero = 0u32.to_ne_bytes();
     for row in table() {
@@ -281,7 +281,7 @@ fn root_edt_a_class_follows_its_rate() {
     }
     quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let edt = skel::EdtSkelBuilder::default().open(&mut storage).unwrap().load().unwrap();
+    let edt = skel::edt::EdtSkelBuilder::default().open(&mut storage).unwrap().load().unwrap();
     let zero = 0u32.to_ne_bytes();
     // As much faster, the backlog before, and after.
     for (faster, before_s, after_s) in [(1, 100, 100), (10, 100, 10), (1000, 100, 0)] {

@@ -39,18 +39,8 @@ use crate::{
     net::Netlink,
     root_qdisc::{self, Undo},
     schemes::{LINKS, Pinning, Scheme},
+    skel,
 };
-
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used
-    )]
-    include!(concat!(env!("OUT_DIR"), "/htb.skel.rs"));
-}
 
 /// `HTB_HAS_CGROUPS` and `HTB_HAS_PORTS`.
 const HAS_CGROUPS: u32 = 1 << 0;
@@ -149,7 +139,7 @@ impl Root {
         let out = limit.leaving();
         let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
         let mut open =
-            skel::HtbSkelBuilder::default().open(&mut storage).map_err(load_error("htb"))?;
+            skel::htb::HtbSkelBuilder::default().open(&mut storage).map_err(load_error("htb"))?;
         open.progs.htb_out.set_autoload(limit.rate(out).is_some());
         open.progs.htb_in.set_autoload(ifb_ifindex != 0);
         open.progs.htb_stamp.set_autoload(false);
@@ -204,7 +194,8 @@ pub(crate) fn inside(
 ) -> Result<(LimitMaps, Hooked), LimitError> {
     quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let mut open = skel::HtbSkelBuilder::default().open(&mut storage).map_err(load_error("htb"))?;
+    let mut open =
+        skel::htb::HtbSkelBuilder::default().open(&mut storage).map_err(load_error("htb"))?;
     open.progs.htb_out.set_autoload(false);
     open.progs.htb_in.set_autoload(false);
     open.progs.htb_stamp.set_autoload(port.is_some());
@@ -218,7 +209,7 @@ pub(crate) fn inside(
     Ok((maps, hooked.unwrap_or_default()))
 }
 
-fn own_maps(htb: &skel::HtbSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps, LimitError> {
+fn own_maps(htb: &skel::htb::HtbSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps, LimitError> {
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("htb"));
     let maps = LimitMaps::new(
         handle(&htb.maps.limit)?,

@@ -12,12 +12,13 @@ use tidegate_core::{
     units::MAX_RATE_BIT_S,
 };
 
-use super::{AttachPoint, load, maps, skel};
+use super::{AttachPoint, load, maps};
 use crate::{
     bpf::map_error,
     cost::{Asked, Program, Standing},
     intf,
     limit::{LimitError, LimitMaps},
+    skel,
 };
 
 /// The largest that there is.
@@ -37,7 +38,7 @@ pub(crate) fn prepare(
     storage: &mut MaybeUninit<OpenObject>,
     program: Program,
     standing: Standing,
-) -> Result<(skel::PoliceSkel<'_>, LimitMaps), LimitError> {
+) -> Result<(skel::police::PoliceSkel<'_>, LimitMaps), LimitError> {
     let is_incoming = matches!(program, Program::Incoming(_));
     let police =
         load(storage, if is_incoming { AttachPoint::Device } else { AttachPoint::Cgroup }, false)?;

@@ -16,18 +16,8 @@ use crate::{
     intf::{self, CHUNK},
     limit::{LimitError, LimitMaps, settings::Settings},
     query::Side,
+    skel,
 };
-
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used
-    )]
-    include!(concat!(env!("OUT_DIR"), "/police_match.skel.rs"));
-}
 
 /// The names under which the maps are pinned.
 const PINS: [&str; 6] = ["places", "lengths", "limits", "queues", "counters", "exempts"];
@@ -143,11 +133,12 @@ pub(super) fn load<'a>(
     storage: &'a mut MaybeUninit<libbpf_rs::OpenObject>,
     is_port: bool,
     earlier: Option<&Room>,
-) -> Result<skel::PoliceMatchSkel<'a>, LimitError> {
+) -> Result<skel::police_match::PoliceMatchSkel<'a>, LimitError> {
     const PROGRAM: &str = "police_match";
     quiet_libbpf();
-    let mut open =
-        skel::PoliceMatchSkelBuilder::default().open(storage).map_err(load_error(PROGRAM))?;
+    let mut open = skel::police_match::PoliceMatchSkelBuilder::default()
+        .open(storage)
+        .map_err(load_error(PROGRAM))?;
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.is_port = u8::from(is_port);
     }
@@ -167,7 +158,7 @@ pub(super) fn load<'a>(
     open.load().map_err(load_error(PROGRAM))
 }
 
-pub(super) fn maps_of(room: &skel::PoliceMatchSkel<'_>) -> Result<Room, LimitError> {
+pub(super) fn maps_of(room: &skel::police_match::PoliceMatchSkel<'_>) -> Result<Room, LimitError> {
     let handle =
         |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("police_match"));
     Ok(Room {
