@@ -6,7 +6,7 @@ use tidegate_core::Rate;
 use tidegate_host::fleet::Algorithm;
 
 use super::{
-    group::Standing,
+    group::State,
     seal::{CAUSES, Cause},
 };
 
@@ -62,11 +62,11 @@ pub enum Event {
         node: String,
     },
     /// A group stands otherwise than before.
-    Stands {
+    State {
         /// The group.
         group: String,
         /// How.
-        standing: Standing,
+        state: State,
         /// What the host may use, in bit/s.
         part_bit_s: u64,
     },
@@ -116,8 +116,8 @@ impl Event {
     #[must_use]
     pub fn is_warning(&self) -> bool {
         match self {
-            Event::Stands { standing, .. } => {
-                !matches!(standing, Standing::Sharing | Standing::Starting)
+            Event::State { state, .. } => {
+                !matches!(state, State::Sharing | State::Starting)
             }
             Event::Up(..)
             | Event::Agrees { .. }
@@ -199,16 +199,16 @@ impl fmt::Display for Event {
             Event::Agrees { group, node } => {
                 write!(f, "node `{node}` has the same settings for group `{group}` again")
             }
-            Event::Stands { group, standing, part_bit_s } => {
+            Event::State { group, state, part_bit_s } => {
                 let part = rate(*part_bit_s);
-                let how = match standing {
-                    Standing::Starting => "starts",
-                    Standing::Sharing => "shares",
-                    Standing::Alone => {
+                let how = match state {
+                    State::Starting => "starts",
+                    State::Sharing => "shares",
+                    State::Alone => {
                         "hears nobody and falls back to what is this host's in any case"
                     }
-                    Standing::StoodBack => "stands back for another node of this name",
-                    Standing::CannotDrop => {
+                    State::StoodBack => "stands back for another node of this name",
+                    State::CannotDrop => {
                         "has limits that cannot drop at random, which grd asks for; use scheme `police` for \
                          them, or another algorithm"
                     }

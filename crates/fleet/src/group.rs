@@ -58,7 +58,7 @@ const FRESH_LEAST: Nanos = Nanos(3 * NANOS_PER_SEC);
 /// How a group stands at this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
+pub enum State {
     /// It has not heard anybody yet, and keeps what it has; with `share` what is its own in any case, also
     /// while it hears others, until the first epoch has begun.
     Starting,
@@ -256,12 +256,12 @@ impl Group {
 
     /// How it stands.
     #[must_use]
-    pub fn standing(&self, now: Nanos) -> Standing {
+    pub fn state(&self, now: Nanos) -> State {
         if self.stood_back {
-            return Standing::StoodBack;
+            return State::StoodBack;
         }
         if self.cannot_drop {
-            return Standing::CannotDrop;
+            return State::CannotDrop;
         }
         let alone = match &self.control {
             Control::Ctb => false,
@@ -275,10 +275,10 @@ impl Group {
         // Keepers may have answered, but nothing is divided before an epoch has begun.
         let divides = !matches!(&self.control, Control::Share(s) if s.epoch().number == 0);
         match alone {
-            false if !divides => Standing::Starting,
-            false => Standing::Sharing,
-            true if starting => Standing::Starting,
-            true => Standing::Alone,
+            false if !divides => State::Starting,
+            false => State::Sharing,
+            true if starting => State::Starting,
+            true => State::Alone,
         }
     }
 
@@ -286,13 +286,13 @@ impl Group {
     #[must_use]
     pub fn part_bit_s(&self, now: Nanos) -> u64 {
         let alone = self.spec.alone_bit_s();
-        match self.standing(now) {
-            Standing::StoodBack | Standing::Alone | Standing::CannotDrop => return alone,
+        match self.state(now) {
+            State::StoodBack | State::Alone | State::CannotDrop => return alone,
             // What is pinned was legal when it was set, and others keep it free.
-            Standing::Starting if !matches!(self.control, Control::Share(_)) => {
+            State::Starting if !matches!(self.control, Control::Share(_)) => {
                 return self.found_bit_s.clamp(alone, self.spec.rate.bit_s());
             }
-            Standing::Starting | Standing::Sharing => {}
+            State::Starting | State::Sharing => {}
         }
         match &self.control {
             Control::Ctb | Control::Grd => self.limit_or_rate(now),
@@ -312,8 +312,8 @@ impl Group {
 
     /// Until when others keep free what the host has, if they count on it that it falls back then: a limit
     /// does, also when nobody is there any more to have it do so.
-    fn until(&self, now: Nanos, standing: Standing) -> Option<Nanos> {
-        if standing != Standing::Sharing {
+    fn until(&self, now: Nanos, state: State) -> Option<Nanos> {
+        if state != State::Sharing {
             return None;
         }
         match &self.control {
@@ -386,7 +386,7 @@ impl Group {
         let flow = self.typical_bit_s(&wants);
         let mut limit = self.limit_bit_s(now);
         let mut others = self.vector.others(now, self.fresh());
-        if self.standing(now) == Standing::Starting && matches!(self.control, Control::Fps(_)) {
+        if self.state(now) == State::Starting && matches!(self.control, Control::Fps(_)) {
             // As many others as make what was found its part.
             limit = self.spec.rate.bit_s();
             let found = self.found_bit_s.clamp(self.spec.alone_bit_s(), limit);

@@ -20,7 +20,7 @@ use super::{
     backend::{GroupBackend, Place},
     event::Event,
     frame::{Frame, GroupReport, REPORTS_MAX},
-    group::{Elsewhere, Group, GroupOptions, Standing},
+    group::{Elsewhere, Group, GroupOptions, State},
     keys::KeyRing,
     membership::{Change, Contact, Membership, Swim},
     seal::{CAUSES, DATAGRAM_MAX, Drops, Life, PAYLOAD_MAX, Sealer},
@@ -101,7 +101,7 @@ pub enum NodeError {
 #[derive(Debug)]
 struct Held {
     group: Group,
-    standing: Option<Standing>,
+    state: Option<State>,
     errors: BTreeSet<String>,
 }
 
@@ -251,7 +251,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         let options = GroupOptions { spec, ceilings, fleet, node: &self.name, incarnation };
         let group =
             Group::new(now, &options, saved).map_err(|e| NodeError::Group(spec.name.clone(), e))?;
-        Ok(Held { group, standing: None, errors: BTreeSet::new() })
+        Ok(Held { group, state: None, errors: BTreeSet::new() })
     }
 
     /// Takes another spec. Groups whose number is as it was go on, also with other limits of this host.
@@ -498,11 +498,11 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             messages.extend(out);
             failed = failed.or(why);
             let name = || group.spec().name.clone();
-            let standing = group.standing(now);
-            if held.standing != Some(standing) {
-                held.standing = Some(standing);
+            let state = group.state(now);
+            if held.state != Some(state) {
+                held.state = Some(state);
                 let part_bit_s = group.part_bit_s(now);
-                events.push(Event::Stands { group: name(), standing, part_bit_s });
+                events.push(Event::State { group: name(), state, part_bit_s });
             }
             let errors = group.errors();
             if errors != held.errors {

@@ -136,7 +136,7 @@ pub struct GroupStatus {
     /// The limit of all.
     pub rate_bit_s: u64,
     /// How it stands here: `starting`, `sharing`, `alone`, `stood_back`, `cannot_drop`.
-    pub standing: String,
+    pub state: String,
     /// What this host may use.
     pub share_bit_s: u64,
     /// What it may use if it hears nobody.

@@ -28,7 +28,7 @@ pub use self::{flow::Flow, verdict::Verdict};
 use crate::{
     host::Host,
     live::{Live, LiveError, Origin, live},
-    plan::Standing,
+    plan::State,
     risk::AtRisk,
     sockets::{Sampler, SocketSample, Sockets},
     status::{Counts, DirectionStatus, LimitSample, LimitStatus, Settings},
@@ -152,7 +152,7 @@ pub struct Applied {
     #[serde(flatten)]
     pub origin: Origin,
     /// Whether it is enforced.
-    pub state: Standing,
+    pub state: State,
     /// The name of the limit that it is inside of.
     pub parent: Option<String>,
     /// What it has of that at least.
@@ -408,7 +408,7 @@ impl Around {
         let mut picked = Vec::new();
         for (id, path) in &self.above {
             let here = pairs().filter(|(live, limit)| match &limit.scope {
-                Scope::Cgroup(on) if limit.state == Standing::ScopeGone => on == path,
+                Scope::Cgroup(on) if limit.state == State::ScopeGone => on == path,
                 Scope::Cgroup(_) => live.place_id == *id,
                 _ => false,
             });
@@ -416,7 +416,7 @@ impl Around {
         }
         let device = pairs().filter(|(live, limit)| {
             matches!(limit.scope, Scope::Dev(_))
-                && limit.state != Standing::ScopeGone
+                && limit.state != State::ScopeGone
                 && namespaces.contains(&live.place_id)
         });
         picked.extend(device.map(|(_, limit)| limit.clone()));

@@ -25,7 +25,7 @@ use tidegate_sys::{
 
 use crate::{
     host,
-    plan::{Present, Standing},
+    plan::{Present, State},
     risk::AtRisk,
     waiting::Queues,
 };
@@ -39,7 +39,7 @@ pub struct LimitStatus {
     #[serde(flatten, serialize_with = "scope")]
     pub scope: Scope,
     /// Whether it is enforced.
-    pub state: Standing,
+    pub state: State,
     /// The name of the limit that it is inside of.
     pub parent: Option<String>,
     /// What it has of that at least.
@@ -314,14 +314,14 @@ fn policy<S: Serializer>(policy: &Option<Policy>, serializer: S) -> Result<S::Ok
     map.end()
 }
 
-impl Serialize for Standing {
+impl Serialize for State {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(match self {
-            Standing::InForce => "in_force",
-            Standing::ScopeGone => "waiting",
-            Standing::Unhooked => "unhooked",
-            Standing::Unkept => "unkept",
-            Standing::Broken => "broken",
+            State::InForce => "in_force",
+            State::ScopeGone => "waiting",
+            State::Detached => "detached",
+            State::NoFq => "no_fq",
+            State::Broken => "broken",
         })
     }
 }
@@ -376,8 +376,8 @@ impl LimitStatus {
     /// # Errors
     /// [`LimitError`] when its maps cannot be read.
     pub fn read(pinned: &PinnedLimit) -> Result<LimitStatus, LimitError> {
-        let Present { name, scope, standing, parent, .. } = host::present(pinned);
-        let mut status = Self::of_maps(name, scope, standing, pinned.maps())?;
+        let Present { name, scope, state, parent, .. } = host::present(pinned);
+        let mut status = Self::of_maps(name, scope, state, pinned.maps())?;
         status.settings.xdp_mode = pinned.xdp_mode.map(XdpMode::name);
         let before = pinned.programs_before().into_iter();
         let programs_before =
@@ -414,7 +414,7 @@ impl LimitStatus {
         LimitStatus {
             name,
             scope,
-            state: Standing::Broken,
+            state: State::Broken,
             parent,
             guarantee_bit_s: None,
             weight: None,
@@ -434,7 +434,7 @@ impl LimitStatus {
     pub fn of_maps(
         name: String,
         scope: Scope,
-        state: Standing,
+        state: State,
         maps: &LimitMaps,
     ) -> Result<LimitStatus, LimitError> {
         let limit = maps.limit()?;
@@ -548,7 +548,7 @@ pub struct LimitSample {
     #[serde(flatten, serialize_with = "scope")]
     pub scope: Scope,
     /// Whether it is enforced.
-    pub state: Standing,
+    pub state: State,
     /// The name of the limit that it is inside of.
     pub parent: Option<String>,
     /// From the workload.
@@ -657,7 +657,7 @@ mod tests {
         LimitStatus {
             name: "a".into(),
             scope: Scope::Cgroup("x".into()),
-            state: Standing::ScopeGone,
+            state: State::ScopeGone,
             parent: None,
             guarantee_bit_s: None,
             weight: None,

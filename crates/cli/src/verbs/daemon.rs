@@ -26,7 +26,7 @@ use crate::{
 const COLUMNS: [Column; 8] = [
     ("GROUP", Align::Left),
     ("ALGORITHM", Align::Left),
-    ("STANDING", Align::Left),
+    ("STATE", Align::Left),
     ("MEMBER", Align::Left),
     ("LIMIT", Align::Right),
     ("SHARE", Align::Right),
@@ -214,7 +214,7 @@ fn rows(node: &NodeStatus, group: &GroupStatus) -> Vec<Vec<String>> {
     let own = vec![
         group.name.clone(),
         group.algorithm.clone(),
-        format!("{}{}", group.standing.replace('_', " "), drops.unwrap_or_default()),
+        format!("{}{}", group.state.replace('_', " "), drops.unwrap_or_default()),
         node.node.clone(),
         output::rate(group.rate_bit_s),
         output::rate(group.share_bit_s),

@@ -16,7 +16,7 @@ use tidegate_core::{
 use tidegate_fleet::status::NodeStatus;
 use tidegate_host::{
     nic::state::RunDir,
-    plan::Standing,
+    plan::State,
     status::{LimitStatus, hold_ceilings},
     waiting::Queues,
 };
@@ -119,7 +119,7 @@ fn show(
     }
     for pinned in listing.limits.iter().filter(|_| how.flows) {
         let limit = limits.iter_mut().find(|limit| limit.name == pinned.name);
-        if let Some(limit) = limit.filter(|limit| limit.state != Standing::Broken) {
+        if let Some(limit) = limit.filter(|limit| limit.state != State::Broken) {
             limit.waiting = Queues::read(pinned)?;
         }
     }
@@ -347,11 +347,11 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
     let weight = limit.weight.map_or_else(none, |weight| weight.to_string());
 
     let state = match limit.state {
-        Standing::InForce => "in force",
-        Standing::ScopeGone => WAITING,
-        Standing::Unhooked => "TAKEN OFF",
-        Standing::Unkept => "NO FQ",
-        Standing::Broken => "BROKEN",
+        State::InForce => "in force",
+        State::ScopeGone => WAITING,
+        State::Detached => "DETACHED",
+        State::NoFq => "NO FQ",
+        State::Broken => "BROKEN",
     };
     let has_queue = limit.settings.police.is_none();
     let row = |(direction, d): (&str, &tidegate_host::status::DirectionStatus)| {

@@ -185,8 +185,8 @@ impl Host {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    fn standing(&self) -> String {
-        self.status()["fleet"]["groups"][0]["standing"].as_str().unwrap_or_default().to_owned()
+    fn state(&self) -> String {
+        self.status()["fleet"]["groups"][0]["state"].as_str().unwrap_or_default().to_owned()
     }
 
     /// What the pinned limit has.
@@ -246,10 +246,10 @@ impl Bed {
         first.iter().zip(second).map(|(first, second)| second.min(*first)).sum()
     }
 
-    fn wait_for_all(&self, standing: &str) {
+    fn wait_for_all(&self, state: &str) {
         for host in &self.hosts {
-            wait_for(&format!("{} {standing}", host.name), || {
-                (host.standing() == standing).then_some(())
+            wait_for(&format!("{} {state}", host.name), || {
+                (host.state() == state).then_some(())
             });
         }
     }
@@ -407,7 +407,7 @@ fn root_a_daemon_reads_its_file_again() {
 
     // Metrics, inside the namespace.
     let alone = format!("tidegate_group_share_bits{{group=\"uplink\"}} {ALONE}");
-    let standing = "tidegate_group_standing{group=\"uplink\",standing=\"alone\"} 1";
+    let state = "tidegate_group_state{group=\"uplink\",state=\"alone\"} 1";
     wait_for("metrics that say so", || {
         let text = h0.netns.as_ref().unwrap().run(|| {
             let mut stream = TcpStream::connect("127.0.0.1:9464").unwrap();
@@ -417,7 +417,7 @@ fn root_a_daemon_reads_its_file_again() {
             text
         });
         let text = text.unwrap();
-        (text.contains(&alone) && text.contains(standing)).then_some(())
+        (text.contains(&alone) && text.contains(state)).then_some(())
     });
 
     // A second one on the same socket or port is refused, and the first goes on.
@@ -515,7 +515,7 @@ fn found_in_a_registry(
         daemon.wait_to_say("nodes that are known stay known");
     }
     // The one keeper goes on by itself, the other has its own part.
-    wait_for("a keeper alone", || (hosts[0].standing() == "sharing").then_some(()));
+    wait_for("a keeper alone", || (hosts[0].state() == "sharing").then_some(()));
     assert_eq!(hosts[1].rate(), ALONE);
     let dir = hosts[0].dir().join("registry");
     fs::create_dir(&dir).unwrap();
@@ -525,7 +525,7 @@ fn found_in_a_registry(
     let Ok(registry) = command.spawn() else { return skip(&format!("{test}: no {program}")) };
     let registry = Guard(registry);
     daemons[1].wait_to_say("can be asked again");
-    wait_for("both share", || (hosts[1].standing() == "sharing").then_some(()));
+    wait_for("both share", || (hosts[1].state() == "sharing").then_some(()));
     // It goes again: said, and nothing else happens.
     drop(registry);
     wait_for("that it is away", || {
@@ -533,7 +533,7 @@ fn found_in_a_registry(
         alerts.contains("nodes that are known stay known").then_some(())
     });
     // A lease ends while a machine stands still, and comes back.
-    wait_for("sharing all the same", || (hosts[1].standing() == "sharing").then_some(()));
+    wait_for("sharing all the same", || (hosts[1].state() == "sharing").then_some(()));
     for daemon in &mut daemons {
         signal(daemon.process.0.id(), Signal::TERM);
         assert_eq!(daemon.process.exit_code(), 0, "{}", daemon.said());

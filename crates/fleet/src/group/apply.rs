@@ -25,7 +25,7 @@ use super::{
         backend::{Done, GroupBackend, Lease, Place},
         gauge::{Gauge, LEAST_RATE},
     },
-    Control, Group, Standing,
+    Control, Group, State,
 };
 
 /// A limit's equal part of what is the host's in any case, of `count` limits. A spec
@@ -51,8 +51,8 @@ impl Group {
             return true;
         }
         let part = self.part_bit_s(now);
-        let standing = self.standing(now);
-        let until = self.until(now, standing);
+        let state = self.state(now);
+        let until = self.until(now, state);
         // Each round but the last finds a limit that refuses or is gone.
         for _ in 0..=self.gauges.len() {
             let targets = self.targets(now, part, until, held);
@@ -62,8 +62,8 @@ impl Group {
                 break;
             }
         }
-        self.apply_drops(backend, standing, held);
-        if self.cannot_drop && standing != Standing::CannotDrop {
+        self.apply_drops(backend, state, held);
+        if self.cannot_drop && state != State::CannotDrop {
             return self.apply(now, backend, held);
         }
         self.claims(now, until).iter().sum::<u64>() + self.outgoing_bit_s(now) <= part
@@ -180,11 +180,11 @@ impl Group {
     fn apply_drops<G: GroupBackend>(
         &mut self,
         backend: &mut G,
-        standing: Standing,
+        state: State,
         held: &BTreeSet<Place>,
     ) {
         let is_grd = matches!(self.control, Control::Grd);
-        let drops = is_grd && standing == Standing::Sharing;
+        let drops = is_grd && state == State::Sharing;
         let probability = if drops { self.drop_probability } else { 0.0 };
         self.cannot_drop = false;
         // Of another algorithm once: what an earlier one has left must not stay.

@@ -347,8 +347,8 @@ impl Fleet {
         change(self.hosts[i].loads.borrow_mut().get_mut("a").unwrap());
     }
 
-    fn standing(&self, i: usize) -> String {
-        self.status(i).groups[0].standing.clone()
+    fn state(&self, i: usize) -> String {
+        self.status(i).groups[0].state.clone()
     }
 
     fn status(&self, i: usize) -> NodeStatus {
@@ -384,7 +384,7 @@ fn share_divides_by_flows_and_what_one_leaves_others_have() {
     fleet.run(5.0);
     let rest = 9.4;
     assert_rates(&fleet, &[0.6, rest * 0.8, rest * 0.2]);
-    assert!((0..3).all(|i| fleet.standing(i) == "sharing"));
+    assert!((0..3).all(|i| fleet.state(i) == "sharing"));
     assert!(fleet.said(0, "group `up` shares"), "{:?}", fleet.hosts[0].said);
     assert!(fleet.sum() <= 10.0 + 1e-6, "{}", fleet.sum());
 }
@@ -432,7 +432,7 @@ fn a_member_of_share_that_is_cut_off_falls_to_its_part_and_says_so() {
     fleet.hosts[2].side = 1;
     fleet.run(8.0);
     assert_rates(&fleet, &[4.95, 4.95, 0.1]);
-    assert_eq!(fleet.standing(2), "alone");
+    assert_eq!(fleet.state(2), "alone");
     let said = "group `up` hears nobody and falls back to what is this host's in any case: 100kbit";
     assert!(fleet.said(2, said), "{:?}", fleet.hosts[2].said);
     fleet.hosts[2].side = 0;
@@ -450,7 +450,7 @@ fn fps_divides_by_flows_and_keeps_free_what_is_not_heard() {
     fleet.run(12.0);
     // Alone: an equal part of five. The others: two of three parts, divided by flows.
     assert_rates(&fleet, &[2.0, 1.67, 5.0]);
-    assert_eq!(fleet.standing(0), "alone");
+    assert_eq!(fleet.state(0), "alone");
     fleet.hosts[0].side = 0;
     fleet.run(15.0);
     assert_rates(&fleet, &[2.0, 2.0, 6.0]);
@@ -499,7 +499,7 @@ fn grd_drops_alike_where_gates_can_and_says_so_where_they_cannot() {
     assert_eq!(drop(&fleet, 1), 0.0);
     fleet.start(0, "n0", ring(1), false);
     fleet.run(5.0);
-    assert_eq!(fleet.standing(0), "cannot_drop");
+    assert_eq!(fleet.state(0), "cannot_drop");
     assert!((fleet.rate(0) - 5.0).abs() < 0.01, "{}", fleet.rate(0));
     assert!(fleet.said(0, "limits that cannot drop at random"), "{:?}", fleet.hosts[0].said);
 }
@@ -527,7 +527,7 @@ fn of_two_nodes_with_one_name_the_earlier_stands_back_and_both_say_so() {
     fleet.hosts[3].session = fleet.hosts[2].session;
     fleet.start(3, "n2", ring(1), true);
     fleet.run(6.0);
-    assert_eq!(fleet.standing(2), "stood_back");
+    assert_eq!(fleet.state(2), "stood_back");
     assert!(fleet.said(2, "is also called `n2` and started later"), "{:?}", fleet.hosts[2].said);
     assert!(fleet.said(3, "is also called `n2` and started earlier"), "{:?}", fleet.hosts[3].said);
     assert!((fleet.rate(2) - 0.1).abs() < 1e-6, "{}", fleet.rate(2));

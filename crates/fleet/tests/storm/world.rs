@@ -447,7 +447,7 @@ impl World {
             let group = status.as_ref().and_then(|status| status.groups.first());
             let alerts = status.as_ref().map(|status| status.alerts.join("; "));
             let flows = group.map(|g| g.limits.iter().map(|l| l.flows).collect::<Vec<_>>());
-            let group = group.map(|g| (g.standing.as_str(), g.share_bit_s as f64 / 1e6, g.epoch));
+            let group = group.map(|g| (g.state.as_str(), g.share_bit_s as f64 / 1e6, g.epoch));
             text += &format!("\n    n{i} {group:?} {flows:?} {alerts:?}:");
             for limit in host.kernel.borrow().limits.values().filter(|l| l.member.is_some()) {
                 text += &format!(" {:?} {:.3}", limit.load, limit.passes(now) as f64 / 1e6);

@@ -11,7 +11,7 @@ use serde::Serialize;
 use tidegate_core::Scheme;
 
 use super::{Applied, AppliedDirection};
-use crate::{figures, plan::Standing, sockets::SocketSample};
+use crate::{figures, plan::State, sockets::SocketSample};
 
 /// A limit is full when this part of it was used.
 const FULL: f64 = 0.9;
@@ -192,7 +192,7 @@ pub fn judge(
 /// The directions of the limits that are in force.
 fn held(limits: &[Applied]) -> impl Iterator<Item = Held<'_>> {
     let in_force =
-        limits.iter().filter(|l| matches!(l.state, Standing::InForce | Standing::Unkept));
+        limits.iter().filter(|l| matches!(l.state, State::InForce | State::NoFq));
     in_force.flat_map(|limit| {
         limit.directions().map(move |(direction, now)| Held { limit, direction, now })
     })
@@ -202,7 +202,7 @@ fn of_limits(limits: &[Applied], sockets: &[SocketSample], of_cgroup: bool) -> V
     let Some(innermost) = limits.first() else { return Verdict::Unlimited };
     let name = || innermost.name.clone();
     let in_force =
-        || limits.iter().filter(|l| matches!(l.state, Standing::InForce | Standing::Unkept));
+        || limits.iter().filter(|l| matches!(l.state, State::InForce | State::NoFq));
     if in_force().next().is_none() {
         return Verdict::NotEnforced { limit: name() };
     }

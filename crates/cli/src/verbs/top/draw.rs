@@ -15,7 +15,7 @@ use ratatui::{
 use tidegate_core::Rate;
 use tidegate_host::{
     live::Origin,
-    plan::Standing,
+    plan::State,
     status::{DirectionSample, DirectionStatus},
 };
 use tidegate_sys::intf::OUTCOME_TABLE;
@@ -283,11 +283,11 @@ fn limit_rows(
     let (status, sample) = (&shown.limit.status, &shown.limit.sample);
     let base = if selected { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
     let alarm = match status.state {
-        Standing::InForce => None,
-        Standing::ScopeGone => Some("NOT ENFORCED: its cgroup or device is gone"),
-        Standing::Unhooked => Some("NOT ENFORCED: its programs were taken off"),
-        Standing::Unkept => Some("NO FQ: it only drops"),
-        Standing::Broken => Some("BROKEN: it cannot be read"),
+        State::InForce => None,
+        State::ScopeGone => Some("NOT ENFORCED: its cgroup or device is gone"),
+        State::Detached => Some("NOT ENFORCED: its programs were taken off"),
+        State::NoFq => Some("NO FQ: it only drops"),
+        State::Broken => Some("BROKEN: it cannot be read"),
     };
     if let Some(alarm) = alarm {
         let width = columns.first().map_or(0, |(.., width)| *width);
