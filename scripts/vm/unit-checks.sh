@@ -90,7 +90,7 @@ write_file() {
 			name = "test"
 			node = "h0"
 			keys = "/etc/tidegate/fleet.keys"
-			keepers = ["h0"]
+			acceptors = ["h0"]
 		END
 		printf '%s\n' "$@"
 		limits

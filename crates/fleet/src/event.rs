@@ -116,9 +116,7 @@ impl Event {
     #[must_use]
     pub fn is_warning(&self) -> bool {
         match self {
-            Event::State { state, .. } => {
-                !matches!(state, State::Sharing | State::Starting)
-            }
+            Event::State { state, .. } => !matches!(state, State::Sharing | State::Starting),
             Event::Up(..)
             | Event::Agrees { .. }
             | Event::LimitsGood(_)
@@ -194,7 +192,7 @@ impl fmt::Display for Event {
                 theirs.1,
                 rate(ours.0),
                 ours.1,
-                if theirs == ours { ", but other hosts, reserve, times or keepers" } else { "" }
+                if theirs == ours { ", but other hosts, reserve, times or acceptors" } else { "" }
             ),
             Event::Agrees { group, node } => {
                 write!(f, "node `{node}` has the same settings for group `{group}` again")

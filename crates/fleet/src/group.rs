@@ -272,7 +272,7 @@ impl Group {
             }
         };
         let starting = !self.heard_any && now.0 < self.started.0.saturating_add(FRESH_LEAST.0);
-        // Keepers may have answered, but nothing is divided before an epoch has begun.
+        // Acceptors may have answered, but nothing is divided before an epoch has begun.
         let divides = !matches!(&self.control, Control::Share(s) if s.epoch().number == 0);
         match alone {
             false if !divides => State::Starting,
@@ -623,7 +623,7 @@ impl Group {
         let Control::Share(share) = &self.control else { return None };
         let epoch = share.epoch();
         let left = share.grant().until.0.saturating_sub(now.0);
-        Some((epoch.number, epoch.auditor, left))
+        Some((epoch.number, epoch.leader, left))
     }
 
     /// The probability with which packets are dropped, with `grd`.

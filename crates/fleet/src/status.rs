@@ -148,7 +148,6 @@ pub struct GroupStatus {
     /// With `share`: the number of its epoch.
     pub epoch: Option<u64>,
     /// With `share`: who divides.
-    #[serde(rename = "auditor")]
     pub leader: Option<String>,
     /// With `share`: how long what it holds is good.
     pub lease_ns: Option<u64>,

@@ -118,8 +118,7 @@ fn perform_all<G: Backend>(
         let makes_way = done < first && first < actions.len();
         let failed = backend.stopped().or_else(|| match action {
             Action::Remove { limit, .. }
-                if makes_way
-                    && !matches!(limit.state, State::ScopeGone | State::Broken) =>
+                if makes_way && !matches!(limit.state, State::ScopeGone | State::Broken) =>
             {
                 backend.make_way(&limit.name).err()
             }

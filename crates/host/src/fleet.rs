@@ -12,8 +12,8 @@ use tidegate_core::{
     fleet::{
         MemberId,
         aggregate::VECTOR_MAX,
-        message::KEEPERS_MAX,
-        share::{Keeper, MEMBERS_MAX, OptionsError, Share, ShareOptions},
+        message::ACCEPTORS_MAX,
+        share::{Acceptor, MEMBERS_MAX, OptionsError, Share, ShareOptions},
     },
 };
 
@@ -63,7 +63,7 @@ pub struct FleetSpec {
     /// The file of keys.
     pub keys: PathBuf,
     /// The nodes that keep the epochs of `share`.
-    pub keepers: Vec<String>,
+    pub acceptors: Vec<String>,
     /// What must survive a restart.
     pub state: PathBuf,
     /// The socket that `tidegate status` asks.
@@ -130,7 +130,7 @@ pub struct GroupSpec {
     pub rate: Rate,
     /// How it is divided.
     pub algorithm: Algorithm,
-    /// Limits of this host, by name; may be none at a keeper.
+    /// Limits of this host, by name; may be none at an acceptor.
     pub members: Vec<String>,
     /// Which direction of them.
     pub direction: Direction,
@@ -217,18 +217,18 @@ pub enum FleetError {
     },
     /// No members and no part.
     #[error(
-        "no members; name limits of this file (only nodes that are keepers of `share` may do without)"
+        "no members; name limits of this file (only nodes that are acceptors of `share` may do without)"
     )]
     NoMembers,
-    /// `share` without keepers.
+    /// `share` without acceptors.
     #[error(
-        "algorithm `share` needs keepers: write in `[fleet]` for example keepers = [\"web-1\", \"web-2\", \
+        "algorithm `share` needs acceptors: write in `[fleet]` for example acceptors = [\"web-1\", \"web-2\", \
          \"web-3\"], the same on all hosts, best an odd number"
     )]
-    NoKeepers,
-    /// Keepers that are none.
-    #[error("name 1 to {KEEPERS_MAX} different keepers")]
-    Keepers,
+    NoAcceptors,
+    /// Acceptors that are none.
+    #[error("name 1 to {ACCEPTORS_MAX} different acceptors")]
+    Acceptors,
     /// Two nodes with one number.
     #[error("nodes `{0}` and `{1}` have the same number by their names; rename one")]
     SameNumber(String, String),
@@ -312,23 +312,23 @@ pub fn check_name(name: &str) -> Result<(), FleetError> {
 impl FleetSpec {
     /// Who keeps, one vote each.
     #[must_use]
-    pub fn keeper_list(&self) -> Vec<Keeper> {
-        self.keepers.iter().map(|name| Keeper { id: member_id(name), votes: 1 }).collect()
+    pub fn acceptor_list(&self) -> Vec<Acceptor> {
+        self.acceptors.iter().map(|name| Acceptor { id: member_id(name), votes: 1 }).collect()
     }
 
-    /// Checks the keepers, which all groups have in common.
+    /// Checks the acceptors, which all groups have in common.
     ///
     /// # Errors
     /// [`FleetError`].
-    pub fn check_keepers(&self) -> Result<(), FleetError> {
-        self.keepers.iter().try_for_each(|name| check_name(name))?;
-        if self.keepers.len() > KEEPERS_MAX {
-            return Err(FleetError::Keepers);
+    pub fn check_acceptors(&self) -> Result<(), FleetError> {
+        self.acceptors.iter().try_for_each(|name| check_name(name))?;
+        if self.acceptors.len() > ACCEPTORS_MAX {
+            return Err(FleetError::Acceptors);
         }
-        for (i, one) in self.keepers.iter().enumerate() {
-            for other in &self.keepers[..i] {
+        for (i, one) in self.acceptors.iter().enumerate() {
+            for other in &self.acceptors[..i] {
                 if one == other {
-                    return Err(FleetError::Keepers);
+                    return Err(FleetError::Acceptors);
                 }
                 if member_id(one) == member_id(other) {
                     return Err(FleetError::SameNumber(other.clone(), one.clone()));
@@ -369,7 +369,7 @@ impl GroupSpec {
         if self.algorithm == Algorithm::Share {
             let numbers = [u64::from(*hosts), u64::from(*reserve_percent), lease.0, suspect.0];
             texts.extend(numbers.map(|number| number.to_string()));
-            texts.extend(fleet.keepers.iter().cloned());
+            texts.extend(fleet.acceptors.iter().cloned());
         }
         number(&texts.iter().map(String::as_str).collect::<Vec<_>>())
     }
@@ -415,7 +415,7 @@ impl GroupSpec {
             limit: self.rate,
             reserve_per_mille: u16::from(self.reserve_percent) * 10,
             members_max: self.hosts,
-            keepers: fleet.keeper_list(),
+            acceptors: fleet.acceptor_list(),
             interval: self.interval,
             lease: self.lease,
             suspect: self.suspect,
@@ -446,11 +446,11 @@ impl GroupSpec {
         }
         match self.algorithm {
             Algorithm::Ctb if self.center.is_none() => Err(("center", FleetError::NoCenter)),
-            Algorithm::Share if fleet.keepers.is_empty() => {
-                Err(("algorithm", FleetError::NoKeepers))
+            Algorithm::Share if fleet.acceptors.is_empty() => {
+                Err(("algorithm", FleetError::NoAcceptors))
             }
             Algorithm::Share => {
-                let options = self.share_options(fleet, &fleet.keepers[0], 1);
+                let options = self.share_options(fleet, &fleet.acceptors[0], 1);
                 let field = |e: &OptionsError| match e {
                     OptionsError::Times => "lease",
                     _ => "algorithm",

@@ -301,8 +301,7 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
         let places = places_of(&limit.options).into_iter();
         let mut users =
             places.filter_map(|prefix| Some((taken.get(&(&limit.scope, prefix))?, prefix)));
-        if let Some((name, prefix)) = users.next().filter(|_| limit.state != State::ScopeGone)
-        {
+        if let Some((name, prefix)) = users.next().filter(|_| limit.state != State::ScopeGone) {
             let (name, scope) = ((*name).to_owned(), limit.scope.clone());
             let other = limit.name.clone();
             return Err(match prefix {
@@ -508,8 +507,7 @@ impl From<&Wanted> for Member {
 impl From<&Present> for Member {
     fn from(limit: &Present) -> Member {
         let Present { name, scope, state, options, parent } = limit.clone();
-        let fallen =
-            matches!(state, State::ScopeGone | State::Detached | State::Broken);
+        let fallen = matches!(state, State::ScopeGone | State::Detached | State::Broken);
         let asked = Asked::default();
         Member { name, scope: Some(scope), parent, options, asked, fallen, stays: true }
     }

@@ -84,7 +84,7 @@ pub struct WorldOptions {
     pub flows: Vec<FlowOptions>,
     /// How often limiters measure and tell.
     pub interval: Nanos,
-    /// How many peers a limiter tells; `share` asks its auditor.
+    /// How many peers a limiter tells; `share` asks its leader.
     pub branches: usize,
     /// Adds up by push-sum, as published, where a vector would do.
     pub push_sum: bool,

@@ -223,7 +223,7 @@ impl Bed {
             let index = inside.index_of("eth0").unwrap();
             inside.add_address(index, format!("10.97.0.{}", i + 1).parse().unwrap(), 24).unwrap();
             inside.set_up(index, true).unwrap();
-            let fleet = "keepers = [\"h0\", \"h1\", \"h2\"]\n\
+            let fleet = "acceptors = [\"h0\", \"h1\", \"h2\"]\n\
                          peers = [\"10.97.0.1\", \"10.97.0.2\", \"10.97.0.3\"]";
             Host::new(&port, Some(netns), fleet)
         });
@@ -248,9 +248,7 @@ impl Bed {
 
     fn wait_for_all(&self, state: &str) {
         for host in &self.hosts {
-            wait_for(&format!("{} {state}", host.name), || {
-                (host.state() == state).then_some(())
-            });
+            wait_for(&format!("{} {state}", host.name), || (host.state() == state).then_some(()));
         }
     }
 }
@@ -389,7 +387,7 @@ fn root_a_daemon_reads_its_file_again() {
     let [h0, ..] = &bed.hosts[..] else { unreachable!() };
     h0.apply();
     let mut daemon = h0.start();
-    // The others are away: two of three keepers are missing.
+    // The others are away: two of three acceptors are missing.
     daemon.wait_to_say("hears nobody");
     h0.change("rate = \"3mbit\"", "rate = \"6mbit\"");
     signal(daemon.process.0.id(), Signal::HUP);
@@ -436,7 +434,7 @@ fn root_a_daemon_reads_its_file_again() {
 fn root_a_daemon_that_cannot_start_says_why_and_touches_nothing() {
     need_root!();
     let host =
-        Host::new("h0", None, "keepers = [\"h0\"]\npeers = [\"127.0.0.1\"]\nmetrics = \"none\"");
+        Host::new("h0", None, "acceptors = [\"h0\"]\npeers = [\"127.0.0.1\"]\nmetrics = \"none\"");
     host.apply();
     let refuse = || refused(&mut host.command(&["daemon", host.file()]));
     let keys = host.dir().join("keys");
@@ -470,7 +468,7 @@ fn root_a_daemon_that_cannot_start_says_why_and_touches_nothing() {
 fn root_a_daemon_needs_one_capability() {
     need_root!();
     let udp = port();
-    let fleet = format!("keepers = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"");
+    let fleet = format!("acceptors = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"");
     let host = Host::new("h0", None, &fleet);
     host.apply();
     let said = host.dir().join("said");
@@ -502,7 +500,7 @@ fn found_in_a_registry(
         .map(|i| {
             let udp = port();
             let fleet = format!(
-                "keepers = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"\n{}",
+                "acceptors = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"\n{}",
                 line.replace("PORT", &registry_port.to_string())
             );
             Host::new(&format!("h{i}"), None, &fleet)
@@ -514,8 +512,8 @@ fn found_in_a_registry(
         daemon.wait_to_say("cannot be reached");
         daemon.wait_to_say("nodes that are known stay known");
     }
-    // The one keeper goes on by itself, the other has its own part.
-    wait_for("a keeper alone", || (hosts[0].state() == "sharing").then_some(()));
+    // The one acceptor goes on by itself, the other has its own part.
+    wait_for("an acceptor alone", || (hosts[0].state() == "sharing").then_some(()));
     assert_eq!(hosts[1].rate(), ALONE);
     let dir = hosts[0].dir().join("registry");
     fs::create_dir(&dir).unwrap();

@@ -215,7 +215,7 @@ fn ring(byte: u8) -> KeyRing {
 
 fn text(group: &str) -> String {
     format!(
-        "[fleet]\nname = \"prod\"\nkeys = \"k\"\nkeepers = [\"n0\", \"n1\", \"n2\"]\n\
+        "[fleet]\nname = \"prod\"\nkeys = \"k\"\nacceptors = [\"n0\", \"n1\", \"n2\"]\n\
          [[limit]]\nname = \"a\"\nscope = {{ cgroup = \"a\" }}\negress = \"10mbit\"\n\
          [[group]]\nname = \"up\"\nrate = \"10mbit\"\nmembers = [\"a\"]\ninterval = \"100ms\"\n{group}\n"
     )
@@ -545,7 +545,7 @@ fn two_limits_for_one_group_are_told_and_neither_is_exceeded() {
     let said = "node `n2` has other settings for group `up`: 4mbit by share, here 10mbit by share";
     assert!(fleet.said(0, said), "{:?}", fleet.hosts[0].said);
     assert!(fleet.said(2, "node `n0` has other settings"), "{:?}", fleet.hosts[2].said);
-    // One of three keepers cannot begin an epoch.
+    // One of three acceptors cannot begin an epoch.
     assert!((fleet.rate(2) - 0.04).abs() < 1e-6, "{}", fleet.rate(2));
     // All take the new one, one after the other, while the fleet runs.
     let mut most: f64 = 0.0;
@@ -601,7 +601,7 @@ fn what_was_recorded_is_worth_nothing() {
 }
 
 #[test]
-fn a_keeper_that_cannot_store_promises_nothing_and_says_so() {
+fn an_acceptor_that_cannot_store_promises_nothing_and_says_so() {
     let mut fleet = Fleet::new(3, SHARE);
     for i in 0..3 {
         *fleet.hosts[i].memory.full.borrow_mut() = i > 0;
@@ -647,7 +647,7 @@ fn a_limit_that_cannot_be_lowered_silences_its_node_and_one_that_is_gone_does_no
 fn who_leaves_gives_back_at_once_and_keeps_its_own_part() {
     let mut fleet = Fleet::new(4, SHARE);
     fleet.run(5.0);
-    // Not a keeper and not the leader.
+    // Not an acceptor and not the leader.
     let now = Nanos(fleet.now + fleet.hosts[3].skew);
     fleet.hosts[3].node.as_mut().unwrap().leave(now);
     fleet.run(1.0);

@@ -191,8 +191,7 @@ pub fn judge(
 
 /// The directions of the limits that are in force.
 fn held(limits: &[Applied]) -> impl Iterator<Item = Held<'_>> {
-    let in_force =
-        limits.iter().filter(|l| matches!(l.state, State::InForce | State::NoFq));
+    let in_force = limits.iter().filter(|l| matches!(l.state, State::InForce | State::NoFq));
     in_force.flat_map(|limit| {
         limit.directions().map(move |(direction, now)| Held { limit, direction, now })
     })
@@ -201,8 +200,7 @@ fn held(limits: &[Applied]) -> impl Iterator<Item = Held<'_>> {
 fn of_limits(limits: &[Applied], sockets: &[SocketSample], of_cgroup: bool) -> Verdict {
     let Some(innermost) = limits.first() else { return Verdict::Unlimited };
     let name = || innermost.name.clone();
-    let in_force =
-        || limits.iter().filter(|l| matches!(l.state, State::InForce | State::NoFq));
+    let in_force = || limits.iter().filter(|l| matches!(l.state, State::InForce | State::NoFq));
     if in_force().next().is_none() {
         return Verdict::NotEnforced { limit: name() };
     }

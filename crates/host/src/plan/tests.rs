@@ -73,9 +73,7 @@ impl Model {
             return Err(Fault("name taken"));
         }
         let on = |(other, held): (&String, &Held)| {
-            held.scope == *scope
-                && held.state != State::ScopeGone
-                && !self.leaving.contains(other)
+            held.scope == *scope && held.state != State::ScopeGone && !self.leaving.contains(other)
         };
         if self.limits.iter().any(on) {
             return Err(Fault("scope taken"));
@@ -233,8 +231,7 @@ pub(crate) fn present() -> impl Strategy<Value = Vec<Present>> {
         let present = |(member, state): (&Member, &State)| {
             let Wanted { name, scope, options, parent, .. } = member.wanted();
             let gone = |path| state_of.get(path) == Some(&State::ScopeGone);
-            let state =
-                if ancestors(scope.name()).any(gone) { State::ScopeGone } else { *state };
+            let state = if ancestors(scope.name()).any(gone) { State::ScopeGone } else { *state };
             Present { name, scope, state, options, parent }
         };
         members.iter().zip(&states).map(present).collect()

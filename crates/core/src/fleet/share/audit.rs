@@ -1,4 +1,4 @@
-//! The leader of an epoch (the auditor in the code): collects what members hold, and divides it.
+//! The leader of an epoch: collects what members hold, and divides it.
 
 use alloc::{collections::BTreeMap, vec::Vec};
 
@@ -104,7 +104,7 @@ impl Share {
         let ages_us = if self.fresh_epoch() <= ask.epoch {
             self.fresh.ages_us(self.now)
         } else {
-            let mut own = Freshness::new(self.options.keepers.len());
+            let mut own = Freshness::new(self.options.acceptors.len());
             if promised <= ask.epoch {
                 own.learn(place, self.now);
             }
