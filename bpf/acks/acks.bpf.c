@@ -388,7 +388,7 @@ int acks_back(struct __sk_buff *skb)
 	flags = packet.flags;
 	window = packet.window;
 	now = bpf_ktime_get_ns();
-	cs_count(&l->spring, &s->census, &flow->mark, packet.ack, now);
+	fc_ack(&l->spring, &s->flow_count, &flow->mark, packet.ack, now);
 	if (l->scheme == AC_SPRING)
 		window = spring(l, s, flow, &packet, now);
 	else if (dem(l, s, flow, &packet, now))

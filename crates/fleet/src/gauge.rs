@@ -218,7 +218,7 @@ impl Gauge {
             self.hears = sample.flow_bit_s.map_or(Nanos(0), hears);
         }
         self.flows.on_interval(now, sample.flows);
-        match sample.census.and_then(|sums| sums.flows()) {
+        match sample.flow_count.and_then(|sums| sums.flows()) {
             Some(flows) => drop(self.count.add(flows, elapsed)),
             None => self.count.clear(),
         }
@@ -422,7 +422,7 @@ impl Gauge {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::{Direction, census::Sums};
+    use tidegate_core::{Direction, flow_count::Sums};
 
     use super::*;
     use crate::backend::Sample;
@@ -487,7 +487,7 @@ mod tests {
         let sums = |power| flows * part.pow(power);
         Sample {
             arrived_bytes: RATE / 8 / 10 * percent / 100,
-            census: Some(Sums { parts: sums(1), squares: sums(2), cubes: sums(3), flows }),
+            flow_count: Some(Sums { parts: sums(1), squares: sums(2), cubes: sums(3), flows }),
             rate_bit_s: RATE,
             ..Sample::default()
         }
@@ -539,7 +539,7 @@ mod tests {
         assert_eq!(held, 0.0);
         assert!((want.flows - 7.0).abs() < 0.1, "{want:?}");
         // One that tells no more counts by what arrives.
-        let (want, _) = after(&mut gauge, Sample { census: None, ..sample(7, 50) }, 10);
+        let (want, _) = after(&mut gauge, Sample { flow_count: None, ..sample(7, 50) }, 10);
         assert_eq!(want.flows, 1.0);
     }
 }

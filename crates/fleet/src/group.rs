@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Rates of flows: a limit that paces knows what a flow gets; one that sees acknowledgements counts those
-//! that take all they get ([`tidegate_core::census`]); a policer gives a sample
+//! that take all they get ([`tidegate_core::flow_count`]); a policer gives a sample
 //! ([`tidegate_core::fleet::flows`]);
 //! where none of these is known a limit counts as one flow.
 //!

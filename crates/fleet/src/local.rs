@@ -113,7 +113,7 @@ impl GroupBackend for LocalBackend {
             arrived_bytes: arrived.saturating_sub(arrived_before),
             slowed_bytes: slowed.saturating_sub(slowed_before),
             flows: measured.flows,
-            census: measured.census,
+            flow_count: measured.flow_count,
             flow_bit_s: fair.map(|fair| fair.share_bit_s),
             rate_bit_s: direction.rate_bit_s,
             until: Some(until).filter(|until| until.0 > 0),

@@ -98,7 +98,7 @@ impl GroupBackend for Fake {
         let demand = demand.min(load.hear(elapsed));
         let arrived_bytes = (u128::from(demand) * u128::from(elapsed) / 8 / 1_000_000_000) as u64;
         Ok(Some(Sample {
-            census: None,
+            flow_count: None,
             arrived_bytes,
             slowed_bytes: 0,
             flows: vec![],

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use tidegate_core::{
-    census::{Census, Mark},
     dem::{Ack as DemAck, Config as DemConfig, Due, Law as DemLaw, Marker},
+    flow_count::{FlowCount, Mark},
     spring::{self, Ack, Config, Epoch},
     wait::{Account, Config as WaitConfig},
 };
@@ -104,9 +104,9 @@ unsafe extern "C" {
         now_ns: u64,
         queued_ns: u64,
     ) -> u64;
-    fn native_cs_count(
+    fn native_fc_ack(
         conf: *const intf::SpringConf,
-        census: *mut intf::Census,
+        flow_count: *mut intf::FlowCount,
         mark: *mut intf::Mark,
         ack: u32,
         now_ns: u64,
@@ -261,20 +261,20 @@ proptest! {
     ) {
         let config = Config { byte_s, target: Nanos(0) };
         let conf = intf::SpringConf::from(config);
-        let (mut census, mut native) = (Census::default(), intf::Census::default());
+        let (mut flow_count, mut native) = (FlowCount::default(), intf::FlowCount::default());
         let (mut marks, mut natives) = ([Mark::default(); 3], [intf::Mark::default(); 3]);
         let (mut now, mut acked) = (0, [0u32; 3]);
         for (flow, gap, bytes) in steps {
             now += gap;
             acked[flow] = acked[flow].wrapping_add(bytes as u32);
-            census.count(&config, &mut marks[flow], acked[flow], Nanos(now));
+            flow_count.count(&config, &mut marks[flow], acked[flow], Nanos(now));
             // SAFETY: every pointer is to a live value of the layout that the header declares.
-            unsafe { native_cs_count(&conf, &mut native, &mut natives[flow], acked[flow], now) };
+            unsafe { native_fc_ack(&conf, &mut native, &mut natives[flow], acked[flow], now) };
             prop_assert_eq!(
                 (native.start_ns, native.period_ns, native.number),
-                (census.start.0, census.period.0, census.number)
+                (flow_count.start.0, flow_count.period.0, flow_count.number)
             );
-            prop_assert_eq!((native.sums.into(), native.before.into()), (census.sums, census.before));
+            prop_assert_eq!((native.sums.into(), native.before.into()), (flow_count.sums, flow_count.before));
             let (mark, native) = (marks[flow], natives[flow]);
             let mark = (mark.at.0, mark.acked, mark.number);
             prop_assert_eq!((native.at_ns, native.acked, native.number), mark);

@@ -8,7 +8,7 @@ use std::{
 use bytemuck::{Pod, Zeroable};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use tidegate_core::{
-    Bytes, Direction, Nanos, Rate, census,
+    Bytes, Direction, Nanos, Rate, flow_count,
     htb::{ROOT_SLOT, SLOTS},
     spring,
 };
@@ -34,7 +34,7 @@ const SLOW: usize = 2;
 const DROP_FULL: usize = 3;
 
 /// After so long without an ACK nobody counts as sending.
-const SILENT: Nanos = Nanos(2 * census::MAX_PERIOD.0);
+const SILENT: Nanos = Nanos(2 * flow_count::MAX_PERIOD.0);
 
 /// `struct htb_marked`.
 #[repr(C)]
@@ -153,8 +153,8 @@ impl Seat {
             if self.root.flags & intf::FLAG_SPRING != 0 {
                 reading.queue = with_windows(reading.queue, &state);
             }
-            let silent = now_ns.saturating_sub(state.census.start_ns) > SILENT.0;
-            reading.census = (!silent).then(|| state.census.before.into());
+            let silent = now_ns.saturating_sub(state.flow_count.start_ns) > SILENT.0;
+            reading.flow_count = (!silent).then(|| state.flow_count.before.into());
         }
         Ok(reading)
     }
