@@ -607,7 +607,7 @@ impl Group {
     }
 
     /// Has its limits keep what is the host's own in any case, for when nobody sets them any more.
-    pub fn settle_alone<G: GroupBackend>(
+    pub fn fall_back<G: GroupBackend>(
         &mut self,
         now: Nanos,
         backend: &mut G,

@@ -325,7 +325,7 @@ impl Swim {
     }
 
     /// Takes over what foca asks for.
-    fn settle(&mut self, now: Nanos) {
+    fn sync(&mut self, now: Nanos) {
         while let Some((after, timer)) = self.runtime.to_schedule() {
             self.timer_number += 1;
             let after = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
@@ -359,7 +359,7 @@ impl Membership for Swim {
         let node = Node { contact: contact.clone(), generation: 0 };
         // It fails only if the form does, which bounds its strings before.
         let _ = self.foca.announce(node, &mut self.runtime);
-        self.settle(now);
+        self.sync(now);
     }
 
     fn on_bytes(
@@ -373,7 +373,7 @@ impl Membership for Swim {
             return Err(MembershipError::Sender);
         }
         let taken = self.foca.handle_data(bytes, &mut self.runtime);
-        self.settle(now);
+        self.sync(now);
         taken.map_err(content)
     }
 
@@ -384,7 +384,7 @@ impl Membership for Swim {
             let timer = entry.remove();
             // Errors here are late timers; foca goes on.
             let _ = self.foca.handle_timer(timer, &mut self.runtime);
-            self.settle(now);
+            self.sync(now);
         }
     }
 
@@ -407,7 +407,7 @@ impl Membership for Swim {
 
     fn leave(&mut self, now: Nanos) {
         let _ = self.foca.leave_cluster(&mut self.runtime);
-        self.settle(now);
+        self.sync(now);
     }
 }
 

@@ -320,7 +320,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         self.fleet = fleet;
         self.keys = keys;
         self.report_due = now;
-        self.settle(now);
+        self.sync(now);
         Ok(changes)
     }
 
@@ -332,7 +332,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             seeds.insert(*addr, earlier.remove(addr).unwrap_or_default());
         }
         self.greet_due = now;
-        self.settle(now);
+        self.sync(now);
     }
 
     /// A node's name, or its number where that is not known.
@@ -388,7 +388,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
                 self.queue_report(*peer);
             }
         }
-        self.settle(now);
+        self.sync(now);
     }
 
     /// Others that are up, chosen at random: of those that reported the group, if some did.
@@ -488,7 +488,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
     }
 
     /// Carries out what the calls before have led to.
-    fn settle(&mut self, now: Nanos) {
+    fn sync(&mut self, now: Nanos) {
         let busy = self.release(now);
         let mut failed = None;
         let (mut messages, mut events) = (Vec::new(), Vec::new());
@@ -636,7 +636,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         let busy = self.release(now);
         let mut good = busy.is_empty();
         for held in &mut self.groups {
-            good &= held.group.settle_alone(now, &mut self.backend, &busy);
+            good &= held.group.fall_back(now, &mut self.backend, &busy);
         }
         self.swim.leave(now);
         while let Some((contact, bytes)) = self.swim.poll_transmit() {

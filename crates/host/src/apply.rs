@@ -54,7 +54,7 @@ pub trait Backend {
     }
 
     /// All is done: none of those that made way is put back any more.
-    fn settled(&mut self) {}
+    fn finish(&mut self) {}
 
     /// Why no more steps are to be done, if that is so.
     fn stopped(&mut self) -> Option<Self::Error> {
@@ -103,7 +103,7 @@ pub fn apply<G: Backend>(backend: &mut G, actions: &[Action]) -> Result<(), Appl
     backend.leaving(actions.iter().filter(leaves).map(|action| action.name().to_owned()).collect());
     let done = perform_all(backend, actions);
     if done.is_ok() {
-        backend.settled();
+        backend.finish();
     }
     backend.leaving(BTreeSet::new());
     done

@@ -31,7 +31,7 @@ pub struct Member {
     /// The directions for which it was given a rate of its own.
     pub asked: Asked,
     /// It is not in force, so that it can be nobody's parent.
-    pub fallen: bool,
+    pub detached: bool,
     /// It stays as it is on the host: nobody asks for it now.
     pub stays: bool,
 }
@@ -124,7 +124,7 @@ pub enum FamilyProblem {
         "`{0}` is not in force (its cgroup was removed, or its programs were taken off); put it back first, \
          or into the same file"
     )]
-    ParentFallen(String),
+    ParentDetached(String),
     /// A direction that is free.
     #[error(
         "its parent `{parent}` does not limit {direction}; leave this out, or limit it there first"
@@ -181,7 +181,7 @@ type Ordered = Vec<(usize, usize)>;
 ///
 /// # Errors
 /// [`FamilyError`] for the first limit, from the roots downwards and then in the order given.
-pub fn settle(members: &mut [Member], whole: bool) -> Result<(), FamilyError> {
+pub fn resolve(members: &mut [Member], whole: bool) -> Result<(), FamilyError> {
     let places: BTreeMap<String, usize> =
         members.iter().enumerate().map(|(i, member)| (member.name.clone(), i)).collect();
     let parents: Vec<Option<usize>> = members
@@ -278,8 +278,8 @@ fn stands_below(limit: &Member, above: &Member) -> Result<(), FamilyProblem> {
     if !scheme.info().in_trees {
         return Err(FamilyProblem::ParentScheme { parent, scheme });
     }
-    if above.fallen && !limit.stays {
-        return Err(FamilyProblem::ParentFallen(parent));
+    if above.detached && !limit.stays {
+        return Err(FamilyProblem::ParentDetached(parent));
     }
     let (Some(scope), Some(parent_scope)) = (&limit.scope, &above.scope) else { return Ok(()) };
     if can_contain(parent_scope, scope, scheme) {

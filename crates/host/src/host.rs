@@ -314,7 +314,7 @@ impl Backend for LockedHost {
         self.host.store.set_aside(&self.lock, name)
     }
 
-    fn settled(&mut self) {
+    fn finish(&mut self) {
         self.host.store.forget_all(&self.lock);
     }
 

@@ -319,7 +319,7 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
         let parent = limit.parent.clone().unwrap_or_default();
         return Err(PlanError::ParentPruned { name: limit.name.clone(), parent });
     }
-    family::settle(&mut members, true)?;
+    family::resolve(&mut members, true)?;
 
     let holders: BTreeMap<Part<'_>, &str> = present
         .iter()
@@ -350,7 +350,7 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
                 put_on.insert(&limit.name);
                 additions.push(limit.wanted());
             }
-            (Some(_), None) if limit.fallen => {}
+            (Some(_), None) if limit.detached => {}
             (Some(is), None) if canonical(&is.options) != canonical(&limit.options) => {
                 changes.push(Action::Change {
                     name: limit.name.clone(),
@@ -493,23 +493,23 @@ pub fn join(present: &[Present], limit: &Wanted) -> Result<Wanted, FamilyError> 
     let others = present.iter().filter(|other| other.name != limit.name);
     let others = others.filter(|other| other.state != State::Broken).map(Member::from);
     let mut members: Vec<_> = std::iter::once(Member::from(limit)).chain(others).collect();
-    family::settle(&mut members, true)?;
+    family::resolve(&mut members, true)?;
     Ok(members[0].wanted())
 }
 
 impl From<&Wanted> for Member {
     fn from(limit: &Wanted) -> Member {
         let Wanted { name, scope, options, parent, asked } = limit.clone();
-        Member { name, scope: Some(scope), parent, options, asked, fallen: false, stays: false }
+        Member { name, scope: Some(scope), parent, options, asked, detached: false, stays: false }
     }
 }
 
 impl From<&Present> for Member {
     fn from(limit: &Present) -> Member {
         let Present { name, scope, state, options, parent } = limit.clone();
-        let fallen = matches!(state, State::ScopeGone | State::Detached | State::Broken);
+        let detached = matches!(state, State::ScopeGone | State::Detached | State::Broken);
         let asked = Asked::default();
-        Member { name, scope: Some(scope), parent, options, asked, fallen, stays: true }
+        Member { name, scope: Some(scope), parent, options, asked, detached, stays: true }
     }
 }
 

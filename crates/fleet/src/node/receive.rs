@@ -69,7 +69,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             }
         }
         if matches!(taken, Ok(true) | Err(Cause::Content | Cause::Sender)) {
-            self.settle(now);
+            self.sync(now);
         }
     }
 

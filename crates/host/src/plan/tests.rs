@@ -222,7 +222,7 @@ pub(crate) fn present() -> impl Strategy<Value = Vec<Present>> {
     ];
     (wanted(), proptest::collection::vec(state, 6)).prop_map(|(limits, states)| {
         let mut members: Vec<_> = limits.iter().map(Member::from).collect();
-        family::settle(&mut members, true).unwrap();
+        family::resolve(&mut members, true).unwrap();
         let state_of: BTreeMap<_, _> = limits
             .iter()
             .zip(&states)

@@ -315,13 +315,13 @@ impl Reader<'_> {
     }
 
     /// Checks the groups against the rest of the file.
-    pub(super) fn settle_groups(
+    pub(super) fn check_groups(
         &self,
         groups: Vec<ReadGroup>,
         fleet: Option<&FleetSpec>,
         limits: &[LimitSpec],
     ) -> Result<Vec<GroupSpec>, SpecError> {
-        let mut settled: Vec<GroupSpec> = Vec::new();
+        let mut checked: Vec<GroupSpec> = Vec::new();
         for group in groups {
             let Some(fleet) = fleet else {
                 return Err(self.of_group(&group, "name", FleetError::NoFleet));
@@ -346,14 +346,14 @@ impl Reader<'_> {
                     other.direction == spec.direction && other.members.contains(name)
                 };
                 let twice = spec.members[..i].contains(name).then_some(spec);
-                if let Some(other) = settled.iter().find(has).or(twice) {
+                if let Some(other) = checked.iter().find(has).or(twice) {
                     let (limit, group) = (name.clone(), other.name.clone());
                     return refuse(FleetError::Taken { limit, group });
                 }
             }
-            settled.push(group.spec);
+            checked.push(group.spec);
         }
-        Ok(settled)
+        Ok(checked)
     }
 }
 
