@@ -93,7 +93,7 @@ fn maps_of(program: u32) -> Option<LimitMaps> {
         sockets: None,
         exempt: None,
         parent: None,
-        seat: None,
+        htb_class: None,
         at: 0,
         place: None,
         group: None,

@@ -349,7 +349,7 @@ impl Store {
                 }),
                 false => None,
             },
-            seat: None,
+            htb_class: None,
             at: self.place_of(name).map_or(0, |(_, index)| index % intf::CHUNK),
             place: self.open_place(name),
             group: match dir.join(GROUP).exists() {
@@ -376,10 +376,10 @@ impl Store {
             unhooked = if here { self.unhooked_matched(name, &limit, place) } else { Vec::new() };
         }
         if limit.flags & intf::FLAG_HTB != 0 {
-            maps.seat = self.seat_of(name, &limit);
-            let seat = maps.seat.as_ref().filter(|_| scope.is_some());
-            unhooked = seat.map_or_else(Vec::new, |seat| self.unhooked_htb(name, &limit, seat));
-            if maps.seat.is_none() {
+            maps.htb_class = self.class_of(name, &limit);
+            let class = maps.htb_class.as_ref().filter(|_| scope.is_some());
+            unhooked = class.map_or_else(Vec::new, |class| self.unhooked_htb(name, &limit, class));
+            if maps.htb_class.is_none() {
                 unhooked.push(PARENT);
             }
         }

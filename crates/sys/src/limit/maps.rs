@@ -17,7 +17,7 @@ use crate::{
     group::GroupMaps,
     intf,
     process::{in_network_namespace, network_namespaces},
-    schemes::htb::Seat,
+    schemes::htb::LimitClass,
     schemes::police::Place,
     waiting::Waiting,
 };
@@ -48,7 +48,7 @@ pub struct LimitMaps {
     /// By which it acts for a group, where the scheme can.
     pub(crate) group: Option<GroupMaps>,
     /// With scheme `htb`: where its packets wait, who counts them.
-    pub(crate) seat: Option<Seat>,
+    pub(crate) htb_class: Option<LimitClass>,
     /// Of a limit with prefixes, which shares maps with others: its number in them, and its place.
     pub(crate) at: u32,
     pub(crate) place: Option<Place>,
@@ -103,7 +103,7 @@ impl LimitMaps {
             exempt: None,
             parent: None,
             group: None,
-            seat: None,
+            htb_class: None,
             at: 0,
             place: None,
         }
@@ -194,7 +194,7 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError`] when the kernel refuses to look.
     pub fn waiting(&self, direction: Direction) -> Result<Option<Waiting>, LimitError> {
-        self.seat.as_ref().map_or(Ok(None), |seat| seat.waiting(direction))
+        self.htb_class.as_ref().map_or(Ok(None), |class| class.waiting(direction))
     }
 
     /// With `dem` and `spring` the connections of a direction that are wanted, who sends first.
@@ -203,7 +203,7 @@ impl LimitMaps {
         direction: Direction,
         wanted: impl Fn(SocketAddr, SocketAddr) -> bool,
     ) -> Vec<(SocketAddr, SocketAddr)> {
-        self.seat.as_ref().map_or_else(Vec::new, |seat| seat.connections(direction, wanted))
+        self.htb_class.as_ref().map_or_else(Vec::new, |class| class.connections(direction, wanted))
     }
 
     /// Queue and counters of a direction.
@@ -211,8 +211,8 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
     pub fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
-        if let Some(seat) = &self.seat {
-            return seat.read(direction);
+        if let Some(class) = &self.htb_class {
+            return class.read(direction);
         }
         let index = intf::index(direction);
         let mut queue: intf::Queue = lookup(&self.queues, "queues", self.queue_key(index))?;

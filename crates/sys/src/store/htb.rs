@@ -24,7 +24,7 @@ use crate::{
     limit::{LimitError, LimitOptions, settings::Settings},
     schemes::acks,
     schemes::htb::{
-        self, Leaf, MARKED_PIN, MEMBERS_PIN, Member, Root, SLOTS_PIN, Seat, check_member,
+        self, Leaf, LimitClass, MARKED_PIN, MEMBERS_PIN, Member, Root, SLOTS_PIN, check_member,
     },
 };
 
@@ -51,8 +51,8 @@ impl Store {
         asked: &Asked<'_>,
     ) -> Result<(), StoreError> {
         match (asked.parent, asked.cgroup) {
-            (Some(parent), _) => self.graft(hierarchy, parent, asked),
-            (None, None) => self.plant(hierarchy, present, asked),
+            (Some(parent), _) => self.install_leaf(hierarchy, parent, asked),
+            (None, None) => self.install_root(hierarchy, present, asked),
             (None, Some(cgroup)) => {
                 let what = Scope::Cgroup(cgroup.path().to_owned());
                 let why =
@@ -62,7 +62,7 @@ impl Store {
         }
     }
 
-    fn plant(
+    fn install_root(
         &self,
         hierarchy: &Hierarchy,
         present: &[PinnedLimit],
@@ -77,7 +77,7 @@ impl Store {
             l.flags & intf::FLAG_HTB != 0
                 && (l.ifindex, l.cgroup_id) == (target.ifindex, target.namespace)
                 && other.scope.is_some()
-                && other.maps.seat.as_ref().is_some_and(|seat| seat.slot() == ROOT_SLOT)
+                && other.maps.htb_class.as_ref().is_some_and(|class| class.slot() == ROOT_SLOT)
         };
         if let Some(other) = present.iter().find(holds) {
             let (scope, name) = (asked.scope.clone(), other.name.clone());
@@ -91,7 +91,7 @@ impl Store {
         // Those inside the one in whose place this one comes are inside this one.
         let mut inside = self.inside(hierarchy, asked.name)?;
         inside.leaves.insert(0, leaf);
-        htb::settle(&limit, &root.slots, &root.members, &inside.leaves, &[]).map_err(refused())?;
+        htb::sync(&limit, &root.slots, &root.members, &inside.leaves, &[]).map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{}", asked.name));
         let done = pin_root(&mut root, &building).and_then(|()| {
             let backlog = |direction| htb::backlog_of(&root.slots, direction);
@@ -109,7 +109,7 @@ impl Store {
         Ok(())
     }
 
-    fn graft(
+    fn install_leaf(
         &self,
         hierarchy: &Hierarchy,
         parent: &PinnedLimit,
@@ -154,13 +154,13 @@ impl Store {
             let others = tree.leaves.iter().zip(&tree.names);
             let others = others.filter(|(_, name)| **name != asked.name).map(|(leaf, _)| *leaf);
             let leaves: Vec<_> = others.chain([leaf]).collect();
-            let settled = tree
-                .settle(&leaves)
+            let synced = tree
+                .sync(&leaves)
                 .and_then(|()| self.publish(&building, asked.name, asked.options));
-            if settled.is_err() {
-                let _ = tree.settle(&tree.leaves);
+            if synced.is_err() {
+                let _ = tree.sync(&tree.leaves);
             }
-            settled
+            synced
         });
         match done {
             Err(_) => drop(remove_pins(&building)),
@@ -183,15 +183,14 @@ impl Store {
         let limit = settings.limit;
         pinned.maps.write(settings).map_err(refused())?;
         let done = self.tree_of(hierarchy, &pinned.name).and_then(|tree| {
-            tree.settle(&tree.leaves)?;
+            tree.sync(&tree.leaves)?;
             let backlog = |direction| htb::backlog_of(&tree.slots, direction);
             let lease = |direction| pinned.maps.lease(direction);
             acks::change(&self.root.join(&pinned.name), &limit, lease, &pinned.name, backlog)
         });
         if done.is_err() {
             pinned.maps.write(earlier).map_err(refused())?;
-            let _ =
-                self.tree_of(hierarchy, &pinned.name).and_then(|tree| tree.settle(&tree.leaves));
+            let _ = self.tree_of(hierarchy, &pinned.name).and_then(|tree| tree.sync(&tree.leaves));
         }
         done
     }
@@ -205,35 +204,35 @@ impl Store {
             acks::take_off(&dir, &pinned.limit);
             device::remove_pinned_filters(&dir, &pinned.limit);
         }
-        match &pinned.maps.seat {
-            Some(seat) if seat.slot() != ROOT_SLOT => {
+        match &pinned.maps.htb_class {
+            Some(class) if class.slot() != ROOT_SLOT => {
                 if let Ok(tree) = self.tree_of(hierarchy, &pinned.name) {
-                    let others = tree.leaves.iter().filter(|leaf| leaf.slot != seat.slot());
-                    let _ = tree.settle(&others.copied().collect::<Vec<_>>());
+                    let others = tree.leaves.iter().filter(|leaf| leaf.slot != class.slot());
+                    let _ = tree.sync(&others.copied().collect::<Vec<_>>());
                 }
             }
             // The links before the qdiscs, or packets would be sent to a device that is no more.
             // An ifb device outlives the device that it is for.
             Some(_) if is_here || device::is_in_this_namespace(&pinned.limit) => {
                 let _ = detach_links(&dir);
-                self.uproot(&dir, &pinned.limit);
+                self.remove_qdiscs(&dir, &pinned.limit);
             }
             _ => {}
         }
     }
 
     /// Where a limit is in its tree; `None` if that is gone.
-    pub(super) fn seat_of(&self, name: &str, limit: &intf::Limit) -> Option<Seat> {
+    pub(super) fn class_of(&self, name: &str, limit: &intf::Limit) -> Option<LimitClass> {
         let dir = self.root.join(name);
         let Some(root) = name_in(&dir, ROOT) else {
             // One that was set aside has left its tree.
             let is_root = name_in(&dir, PARENT).is_none();
-            return is_root.then(|| Seat::new(&dir, limit, ROOT_SLOT));
+            return is_root.then(|| LimitClass::new(&dir, limit, ROOT_SLOT));
         };
         let slot = name_in(&dir, SLOT)?.parse().ok()?;
         let dir = self.root.join(root);
         let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
-        Some(Seat::new(&dir, &Settings::read(&map, 0).ok()?.limit, slot))
+        Some(LimitClass::new(&dir, &Settings::read(&map, 0).ok()?.limit, slot))
     }
 
     /// The hooks at which a limit no longer is, where it should be.
@@ -241,16 +240,16 @@ impl Store {
         &self,
         name: &str,
         limit: &intf::Limit,
-        seat: &Seat,
+        class: &LimitClass,
     ) -> Vec<&'static str> {
         let dir = self.root.join(name);
-        let mut gone = match (seat.slot(), limit.ifindex) {
+        let mut gone = match (class.slot(), limit.ifindex) {
             (ROOT_SLOT, _) => device::unhooked(&dir, limit, htb::links(limit)),
             (_, 0) => Vec::new(),
             // A port's program is where its workload's egress comes in.
             _ => device::unhooked(&dir, limit, &["egress"]),
         };
-        if !seat.is_taken() {
+        if !class.is_taken() {
             gone.push("qdisc");
         }
         gone.extend(acks::gone(&dir, limit));
@@ -367,11 +366,11 @@ struct Tree {
 
 impl Tree {
     /// In the network namespace of the device, wherever the limits inside it are changed.
-    fn settle(&self, leaves: &[Leaf]) -> Result<(), StoreError> {
+    fn sync(&self, leaves: &[Leaf]) -> Result<(), StoreError> {
         let Tree { limit, slots, members, kept, .. } = self;
-        let settle = || htb::settle(limit, slots, members, leaves, kept);
+        let sync = || htb::sync(limit, slots, members, leaves, kept);
         let gone = || Err(FqError::Missing(self.device.clone()).into());
-        device::in_namespace(limit.cgroup_id, settle)
+        device::in_namespace(limit.cgroup_id, sync)
             .unwrap_or_else(gone)
             .map_err(limit_error(&self.root))
     }

@@ -279,12 +279,12 @@ impl Store {
         }
         let _ = detach_links(&dir);
         if let Some(limit) = limit.filter(|limit| limit.flags & intf::FLAG_HTB != 0) {
-            self.uproot(&dir, &limit);
+            self.remove_qdiscs(&dir, &limit);
         }
     }
 
     /// Takes the qdiscs of a limit on a device off, but for those that another one has by now.
-    pub(super) fn uproot(&self, dir: &Path, limit: &intf::Limit) {
+    pub(super) fn remove_qdiscs(&self, dir: &Path, limit: &intf::Limit) {
         let mut limit = *limit;
         for other in self.roots() {
             if (other.ifindex, other.cgroup_id) == (limit.ifindex, limit.cgroup_id) {
@@ -305,7 +305,7 @@ impl Store {
         };
         let _ = in_namespace(limit.cgroup_id, || {
             if !is_others() {
-                htb::uproot(&limit);
+                htb::remove_qdiscs(&limit);
             }
         });
     }

@@ -11,7 +11,7 @@
 //! Everything in the kernel is found again by its name: the handle `7467:`, the device `tgifbN` of device
 //! N, pins.
 
-mod seat;
+mod limit_class;
 mod slot;
 mod tree;
 
@@ -26,7 +26,7 @@ use tidegate_core::{
     htb::{self, Branch, ROOT_SLOT, SLOTS},
 };
 
-pub use seat::Seat;
+pub use limit_class::LimitClass;
 pub(crate) use slot::{MARKED_PIN, SLOTS_PIN};
 use slot::{Slot, device_of, direction_out, ifb_name};
 pub(crate) use tree::is_ours;
@@ -115,14 +115,14 @@ struct Planted(Option<intf::Limit>);
 impl Drop for Planted {
     fn drop(&mut self) {
         if let Some(limit) = self.0 {
-            uproot(&limit);
+            remove_qdiscs(&limit);
         }
     }
 }
 
 impl Root {
     /// Puts a limit on a device that has none: its qdiscs, its ifb device, and the programs. Its classes come
-    /// with [`settle`].
+    /// with [`sync`].
     pub(crate) fn put(
         target: &Target,
         limit: &intf::Limit,
@@ -132,7 +132,7 @@ impl Root {
         let (out, ifindex) = (direction_out(limit), limit.ifindex);
         let mut planted = Planted(None);
         if limit.rate(out).is_some() {
-            tree::plant(&mut netlink, ifindex, target.scope.name(), force)?;
+            tree::install_root(&mut netlink, ifindex, target.scope.name(), force)?;
             planted.0 = Some(*limit);
         }
         let mut ifb_ifindex = 0;
@@ -146,7 +146,7 @@ impl Root {
             })?;
             planted.0 = Some(*limit);
             ifb_ifindex = netlink.index_of(&name)?;
-            tree::plant(&mut netlink, ifb_ifindex, &name, true)?;
+            tree::install_root(&mut netlink, ifb_ifindex, &name, true)?;
             netlink.set_up(ifb_ifindex, true)?;
         }
         let root = Self::load(target, limit, ifb_ifindex)?;
@@ -202,7 +202,7 @@ impl Drop for Root {
         if !self.kept {
             // The programs first, or packets would be sent to an ifb device that is no more.
             self.hooked = Hooked::default();
-            uproot(&self.limit);
+            remove_qdiscs(&self.limit);
         }
     }
 }
@@ -264,7 +264,7 @@ pub(crate) struct Leaf {
 ///
 /// # Errors
 /// [`LimitError`]; settling what was before puts it back.
-pub(crate) fn settle(
+pub(crate) fn sync(
     root: &intf::Limit,
     slots: &MapHandle,
     members: &MapHandle,
@@ -286,7 +286,7 @@ pub(crate) fn settle(
             let known: Slot = lookup(slots, SLOTS_PIN, place(slot)).ok()?;
             (known.backlog.ifindex == ifindex).then_some(known.backlog)
         };
-        let backlogs = tree::settle(&mut netlink, ifindex, &branches, kept, known)?;
+        let backlogs = tree::sync(&mut netlink, ifindex, &branches, kept, known)?;
         for (branch, backlog) in branches.iter().zip(backlogs) {
             let mark =
                 branch.mark.map_or(0, |mark| u32::try_from(mark.0).unwrap_or(u32::MAX).max(1));
@@ -352,10 +352,10 @@ pub(crate) fn backlog_of(slots: &MapHandle, direction: Direction) -> Result<Back
 }
 
 /// Takes the qdiscs of a limit off, and its ifb device; what cannot be found is off already.
-pub(crate) fn uproot(limit: &intf::Limit) {
+pub(crate) fn remove_qdiscs(limit: &intf::Limit) {
     let Ok(mut netlink) = Netlink::open() else { return };
     if limit.rate(direction_out(limit)).is_some() {
-        let _ = tree::uproot(&mut netlink, limit.ifindex);
+        let _ = tree::remove_qdisc(&mut netlink, limit.ifindex);
     }
     if limit.rate(other(direction_out(limit))).is_some() {
         remove_ifb(&mut netlink, limit.ifindex);
@@ -376,7 +376,7 @@ pub(crate) fn has(limit: &intf::Limit, on_ifb: bool) -> bool {
 
 /// Takes our HTB off a device; nothing if there is none.
 pub(crate) fn clear(ifindex: u32) {
-    let _ = Netlink::open().and_then(|mut netlink| tree::uproot(&mut netlink, ifindex));
+    let _ = Netlink::open().and_then(|mut netlink| tree::remove_qdisc(&mut netlink, ifindex));
 }
 
 /// Removes the ifb device of a device; nothing if there is none.

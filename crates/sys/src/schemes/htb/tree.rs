@@ -45,7 +45,7 @@ pub(crate) fn is_ours(qdiscs: &[QueueStats]) -> bool {
 /// Puts an HTB at the root of a device that no other limit has. One that somebody has put there is only
 /// replaced with `force`; those that the kernel puts there by itself have no handle, and come back by
 /// themselves. One of ours was left by a process that died.
-pub(crate) fn plant(
+pub(crate) fn install_root(
     netlink: &mut Netlink,
     ifindex: u32,
     device: &str,
@@ -74,7 +74,7 @@ pub(crate) fn plant(
 }
 
 /// Takes our HTB off a device; the kernel puts there what it has for such a device.
-pub(crate) fn uproot(netlink: &mut Netlink, ifindex: u32) -> Result<(), NetError> {
+pub(crate) fn remove_qdisc(netlink: &mut Netlink, ifindex: u32) -> Result<(), NetError> {
     match netlink.qdisc_stats(ifindex) {
         Ok(qdiscs) if is_ours(&qdiscs) => netlink.delete_qdisc(ifindex, Handle::ROOT),
         _ => Ok(()),
@@ -96,7 +96,7 @@ pub(crate) fn remove_classes(
 
 /// Makes the classes of a device what they shall be, and says where the packets of each limit wait: in the
 /// order of `branches`. `known` has what was said before. The classes of the slots `kept` stay as they are.
-pub(crate) fn settle(
+pub(crate) fn sync(
     netlink: &mut Netlink,
     ifindex: u32,
     branches: &[Branch],

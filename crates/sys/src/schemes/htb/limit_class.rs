@@ -59,7 +59,7 @@ fn with_windows(queue: intf::Queue, state: &acks::intf::State) -> intf::Queue {
 
 /// Where a limit is in its tree.
 #[derive(Debug, Clone)]
-pub struct Seat {
+pub struct LimitClass {
     /// Where the limit on the device is pinned.
     dir: PathBuf,
     /// That limit.
@@ -67,10 +67,10 @@ pub struct Seat {
     slot: u16,
 }
 
-impl Seat {
+impl LimitClass {
     /// `root` is the limit of the tree's device, pinned in `dir`.
-    pub(crate) fn new(dir: &Path, root: &intf::Limit, slot: u16) -> Seat {
-        Seat { dir: dir.to_owned(), root: *root, slot }
+    pub(crate) fn new(dir: &Path, root: &intf::Limit, slot: u16) -> LimitClass {
+        LimitClass { dir: dir.to_owned(), root: *root, slot }
     }
 
     /// Its place in the tree.
