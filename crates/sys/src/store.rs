@@ -12,7 +12,7 @@
 //!                           xdp                               link of a policer's ingress in XDP
 //!                           program_{egress,ingress}, clsact  a device's without links (see device)
 //!                           slots, slot, root, ...            of scheme htb (see store/htb.rs)
-//!                           room, place                       of one with prefixes (see store/rooms.rs)
+//!                           room, place                       of one with prefixes (see store/pools.rs)
 //!                           intent                            symbolic link to what was asked (see intent)
 //! /sys/fs/bpf/tidegate/~NAME                                  of one that waits (see store/waiting.rs)
 //! /sys/fs/bpf/tidegate/{_NAME,=NAME}/                         on its way (see store/recover.rs)
@@ -32,9 +32,9 @@ mod intent;
 mod journal;
 pub(crate) mod pins;
 mod place;
+mod pools;
 mod recover;
 mod replace;
-mod rooms;
 pub(crate) mod unreadable;
 
 use std::{
@@ -69,8 +69,8 @@ pub use around::Before;
 pub use error::StoreError;
 pub use inside::{can_contain, is_above};
 pub use intent::Intent;
+use pools::POOL_PREFIX;
 pub use rate::RateSet;
-use rooms::ROOM_PREFIX;
 pub use unreadable::{Listing, Unreadable};
 pub use waiting::Waiting;
 
@@ -306,7 +306,7 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn names(&self) -> Result<Vec<String>, StoreError> {
         let mut names = self.entries()?;
-        names.retain(|name| !name.starts_with([BUILDING, ASIDE, ROOM_PREFIX]));
+        names.retain(|name| !name.starts_with([BUILDING, ASIDE, POOL_PREFIX]));
         Ok(names)
     }
 
@@ -399,7 +399,7 @@ impl Store {
         let there = in_xdp && !unhooked.contains(&XDP_PIN);
         Ok(PinnedLimit {
             name: name.to_owned(),
-            hooks: self.place_of(name).map_or(dir, |(room, _)| room),
+            hooks: self.place_of(name).map_or(dir, |(pool, _)| pool),
             xdp_mode: there.then(|| xdp::on_device(limit.ifindex)?.mode).flatten(),
             limit,
             scope,
@@ -730,7 +730,7 @@ fn whereabouts_of_cgroup(
 /// The names of a limit's links.
 fn hooks(limit: &intf::Limit) -> &'static [&'static str] {
     match limit.flags & OF_PROGRAMS {
-        // Those of its room (see rooms).
+        // Those of its pool (see pools).
         _ if limit.matched.count != 0 => &LINKS[..0],
         intf::FLAG_EDT => &LINKS[..1],
         intf::FLAG_POLICE if limit.flags & intf::FLAG_XDP != 0 => &LINKS_WITH_XDP,

@@ -37,7 +37,7 @@ mod cost;
 mod cost_on_device;
 mod place;
 mod policy;
-pub(crate) mod room;
+pub(crate) mod pool;
 pub(crate) mod xdp;
 
 pub(crate) use cost::prepare;
@@ -193,7 +193,7 @@ mod fair_tests;
 mod rate_tests;
 
 #[cfg(test)]
-mod room_tests;
+mod pool_tests;
 
 #[cfg(test)]
 mod xdp_tests;

@@ -17,7 +17,7 @@ use super::{
     journal::{self, Deed, Journal, Object, Step},
     limit_error,
     pins::{detach_links, remove_pins},
-    rooms::{ROOM_PREFIX, file_name, limit_of_room, places_in},
+    pools::{POOL_PREFIX, file_name, limit_of_pool, places_in},
     symlink,
 };
 use crate::{
@@ -72,7 +72,7 @@ impl Store {
         if let Some(step) = &step {
             self.clear(step);
         }
-        for name in entries.iter().filter(|name| !name.starts_with([BUILDING, ASIDE, ROOM_PREFIX]))
+        for name in entries.iter().filter(|name| !name.starts_with([BUILDING, ASIDE, POOL_PREFIX]))
         {
             self.sweep_hook(&self.root.join(name));
         }
@@ -83,7 +83,7 @@ impl Store {
                 let _ = self.clear_aside(name);
             }
         }
-        self.sweep_rooms();
+        self.sweep_pools();
         // Parents come before the limits inside them.
         let mut aside: Vec<_> = with(ASIDE).collect();
         aside.sort_by_key(|entry| self.depth_of(entry));
@@ -169,8 +169,8 @@ impl Store {
         self.take_hooks_off(entry)?;
         self.pass_clsact_on(entry);
         remove_pins(&dir)?;
-        if let Some((room, index)) = place {
-            self.free_place(&room, index);
+        if let Some((pool, index)) = place {
+            self.free_place(&pool, index);
         }
         Ok(())
     }
@@ -258,7 +258,7 @@ impl Store {
         }
     }
 
-    /// The same of what cannot be opened: a limit or room that was being built, or a limit that another
+    /// The same of what cannot be opened: a limit or pool that was being built, or a limit that another
     /// version has put on, or that has lost a pin.
     fn take_half_off(&self, hierarchy: Option<&Hierarchy>, entry: &str) {
         let dir = self.root.join(entry);
@@ -310,13 +310,13 @@ impl Store {
         });
     }
 
-    /// What a directory says of its limit, or of all in a room.
+    /// What a directory says of its limit, or of all in a pool.
     fn settings_of(&self, entry: &str) -> Option<intf::Limit> {
-        if let Some((room, _)) = self.place_of(entry) {
-            return limit_of_room(&file_name(&room));
+        if let Some((pool, _)) = self.place_of(entry) {
+            return limit_of_pool(&file_name(&pool));
         }
-        let room = || limit_of_room(entry.trim_start_matches(BUILDING));
-        settings_in(&self.root.join(entry)).or_else(room)
+        let pool = || limit_of_pool(entry.trim_start_matches(BUILDING));
+        settings_in(&self.root.join(entry)).or_else(pool)
     }
 
     /// The settings of the limits that have an HTB of their own.
@@ -423,10 +423,10 @@ impl Store {
         let ifindex = limit.ifindex;
         let mut own = BTreeSet::new();
         programs_in(&dir, &mut own);
-        if let Some((room, _)) = self.place_of(name)
-            && places_in(&room).is_ok_and(|places| places.len() <= 1)
+        if let Some((pool, _)) = self.place_of(name)
+            && places_in(&pool).is_ok_and(|places| places.len() <= 1)
         {
-            programs_in(&room, &mut own);
+            programs_in(&pool, &mut own);
         }
         let mut stay = device::filters(ifindex);
         stay.retain(|id| !own.contains(id));

@@ -34,7 +34,7 @@ use crate::{
     process::{in_network_namespace, network_namespaces},
     remains::{self, OnDevice},
     schemes::htb,
-    schemes::police::room::Room,
+    schemes::police::pool::MapPool,
 };
 
 mod skel {
@@ -192,8 +192,8 @@ impl Store {
         let dir = self.root.join(name);
         take_off_devices(&dir);
         self.leave_tree(&dir);
-        if let Some((room, index)) = self.place_of(name) {
-            let _ = Room::open(&room).and_then(|room| room.forget(index));
+        if let Some((pool, index)) = self.place_of(name) {
+            let _ = MapPool::open(&pool).and_then(|pool| pool.forget(index));
         }
         // Links first: a connection that opens meanwhile must not be set again.
         let _ = detach_links(&dir);
