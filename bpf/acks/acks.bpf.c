@@ -109,7 +109,7 @@ static __always_inline struct ahead waiting(const struct ac_limit *l, struct ac_
 	struct ahead ahead;
 
 	if (l->most_ns) {
-		ahead.ns = fs_min(wt_owed(&s->account, now), WT_MAX_NS);
+		ahead.ns = fs_min(wt_debt(&s->account, now), WT_MAX_NS);
 		ahead.bytes = sp_bytes(&l->spring, ahead.ns);
 		return ahead;
 	}
@@ -303,7 +303,7 @@ int acks_data(struct __sk_buff *skb)
 	/* The next program decides. */
 	if (!l || !s)
 		return TC_ACT_UNSPEC;
-	if ((l->most_ns && wt_owed(&s->account, now) > l->most_ns) || data(skb, l, s, now)) {
+	if ((l->most_ns && wt_debt(&s->account, now) > l->most_ns) || data(skb, l, s, now)) {
 		count(TG_DROP_FULL, bytes, now);
 		return TC_ACT_SHOT;
 	}

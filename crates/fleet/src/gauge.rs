@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_that_is_busy_keeps_its_rate_and_is_told_of_when_that_lasts() {
+    fn a_gate_that_is_busy_keeps_its_rate_and_is_reported_when_that_lasts() {
         let mut gauge = gauge();
         let rate = Rate::from_bit_s(RATE / 2).unwrap();
         let try_at = |gauge: &mut Gauge, now: u64| {

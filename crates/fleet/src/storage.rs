@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_refuses_is_told_of_and_tried_again() {
+    fn a_disk_that_refuses_is_reported_and_tried_again() {
         let (end, ends) = std::sync::mpsc::channel();
         let disk = Slow { ends: Arc::new(Mutex::new(ends)), written: Arc::default() };
         let written = Arc::clone(&disk.written);

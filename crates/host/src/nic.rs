@@ -289,7 +289,7 @@ egress  = "10mbit"
     }
 
     #[test]
-    fn ports_with_one_name_are_told_apart() {
+    fn ports_with_one_name_are_distinguished() {
         let text = GOOD
             .replace("tap:vm0", "tap:eth1@guest")
             .replace("port = \"vm0\"", "port = \"eth1@guest\"");

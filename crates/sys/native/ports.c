@@ -63,9 +63,9 @@ __u64 native_wt_look(const struct wt_conf *conf, struct wt_account *account, __u
 	return wt_look(conf, account, now_ns, queued_ns);
 }
 
-__u64 native_wt_owed(const struct wt_account *account, __u64 now_ns)
+__u64 native_wt_debt(const struct wt_account *account, __u64 now_ns)
 {
-	return wt_owed(account, now_ns);
+	return wt_debt(account, now_ns);
 }
 
 void native_fc_ack(const struct sp_conf *conf, struct fc_count *count, struct fc_mark *mark,

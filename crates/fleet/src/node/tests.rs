@@ -505,7 +505,7 @@ fn grd_drops_alike_where_gates_can_and_says_so_where_they_cannot() {
 }
 
 #[test]
-fn a_wrong_key_and_another_cluster_are_told_and_do_no_harm() {
+fn a_wrong_key_and_another_cluster_are_reported_and_do_no_harm() {
     let mut fleet = Fleet::new(3, SHARE);
     fleet.start(2, "n2", ring(9), true);
     fleet.run(5.0);
@@ -536,7 +536,7 @@ fn of_two_nodes_with_one_name_the_earlier_stands_back_and_both_say_so() {
 }
 
 #[test]
-fn two_limits_for_one_group_are_told_and_neither_is_exceeded() {
+fn two_limits_for_one_group_are_reported_and_neither_is_exceeded() {
     let mut fleet = Fleet::new(3, SHARE);
     fleet.run(4.0);
     fleet.text = fleet.text.replace("rate = \"10mbit\"", "rate = \"4mbit\"");

@@ -16,7 +16,7 @@ use crate::{figures, plan::State, sockets::SocketSample};
 /// A limit is full when this part of it was used.
 const FULL: f64 = 0.9;
 /// ... or when of the packets this part was marked, slowed or dropped.
-const TOLD: f64 = 0.01;
+const SIGNALLED: f64 = 0.01;
 /// A socket uses its pacing rate when it sent at this part of it: what it holds back between bursts is lost.
 const USES_PACE: f64 = 0.85;
 /// A socket is busy, or waits for its peer, when it was so for this part of the sample.
@@ -74,7 +74,7 @@ pub enum Verdict {
         /// What was used of it.
         used_bit_s: u64,
         /// Packets marked or slowed in the sample.
-        told_packets: u64,
+        signalled_packets: u64,
         /// Packets dropped in the sample.
         dropped_packets: u64,
     },
@@ -127,7 +127,7 @@ impl Held<'_> {
 
     /// Packets that were marked, slowed or dropped, of all. With `spring` nearly every ACK is given a window,
     /// full or not.
-    fn told(&self) -> f64 {
+    fn signalled(&self) -> f64 {
         let windows = self.limit.settings.scheme == Scheme::Spring.name();
         let tells = |name| !(windows && name == "slow");
         let (slowed, _) = self.now.sample.of(|outcome| outcome.slows() && tells(outcome.name));
@@ -136,7 +136,7 @@ impl Held<'_> {
     }
 
     fn is_full(&self) -> bool {
-        self.used() >= FULL || self.told() >= TOLD
+        self.used() >= FULL || self.signalled() >= SIGNALLED
     }
 
     fn paces(&self) -> bool {
@@ -159,7 +159,7 @@ impl Held<'_> {
                 scheme: self.limit.settings.scheme,
                 rate_bit_s,
                 used_bit_s: self.now.used_bit_s,
-                told_packets: self.now.sample.of(|o| o.slows() && o.passed).0,
+                signalled_packets: self.now.sample.of(|o| o.slows() && o.passed).0,
                 dropped_packets: self.now.sample.dropped().0,
             },
         }
@@ -341,11 +341,11 @@ impl fmt::Display for Verdict {
                 scheme,
                 rate_bit_s,
                 used_bit_s,
-                told_packets,
+                signalled_packets,
                 dropped_packets,
             } => write!(
                 f,
-                "limit `{limit}` ({scheme}, {direction} {}) is full: {} used, {told_packets} packets marked \
+                "limit `{limit}` ({scheme}, {direction} {}) is full: {} used, {signalled_packets} packets marked \
                  or slowed and {dropped_packets} dropped in the sample",
                 rate(rate_bit_s),
                 rate(used_bit_s)

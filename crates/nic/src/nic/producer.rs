@@ -172,8 +172,8 @@ pub(super) struct Link {
     pub(super) waker: Waker,
     pub(super) wants_room: Arc<AtomicBool>,
     /// What is to be answered; at most what the ring of answers holds.
-    pub(super) owed: usize,
-    pub(super) owed_max: usize,
+    pub(super) pending: usize,
+    pub(super) pending_max: usize,
     /// Flows that wait for room in the ring; each at most once.
     pub(super) waiting: VecDeque<u32>,
     /// How many of them were told so since the events ran out: not more than there is room for.
@@ -321,7 +321,7 @@ impl Producer {
         let link = &mut self.links[shaper];
         // There is room.
         let _ = link.messages.push(Message::Packet { slot: flow.slot, wire_bytes, cookie, packet });
-        link.owed += 1;
+        link.pending += 1;
         link.waker.wake();
         self.counters.submitted_packets += 1;
         self.unpublished += 1;
@@ -361,7 +361,7 @@ impl Producer {
         for _ in 0..self.links.len() {
             let shaper = self.turn;
             if let Ok(answer) = self.links[shaper].answers.pop() {
-                self.links[shaper].owed -= 1;
+                self.links[shaper].pending -= 1;
                 return Some(self.answered(answer));
             }
             self.send_closes(shaper);
@@ -532,7 +532,7 @@ impl Producer {
             && link.messages.push(Message::Close { slot }).is_ok()
         {
             link.closing.pop_front();
-            link.owed += 1;
+            link.pending += 1;
             link.waker.wake();
         }
     }
@@ -557,10 +557,10 @@ impl Drop for Producer {
 impl Link {
     #[inline]
     fn has_room(&self) -> bool {
-        self.owed < self.owed_max && !self.messages.is_full()
+        self.pending < self.pending_max && !self.messages.is_full()
     }
 
     fn room(&self) -> usize {
-        self.messages.slots().min(self.owed_max - self.owed)
+        self.messages.slots().min(self.pending_max - self.pending)
     }
 }

@@ -193,7 +193,7 @@ fn a_group_that_is_left_and_entered_again_brings_nothing_with_it() {
 
 /// Another interval, or another number of hosts, was never told.
 #[test]
-fn other_hosts_or_another_interval_are_told_and_the_group_goes_on() {
+fn other_hosts_or_another_interval_are_reported_and_the_group_goes_on() {
     let said = |node: &str| {
         format!("node `{node}` has another `interval` or other `hosts` for group `up`: ")
     };

@@ -59,7 +59,7 @@ fn messages_that_wait_for_storage_are_bounded_and_dropped_if_it_fails() {
 
 /// Each try was news that the state could be written again, and each failure that it could not.
 #[test]
-fn a_disk_that_stays_full_is_told_of_once() {
+fn a_disk_that_stays_full_is_reported_once() {
     let mut fleet = Fleet::new(3, SHARE);
     *fleet.hosts[0].memory.full.borrow_mut() = true;
     *fleet.hosts[0].memory.slow.borrow_mut() = true;

@@ -82,7 +82,7 @@ pub struct Account {
     pub carry: u32,
     /// Zero.
     pub pad: u32,
-    /// What a byte costs of what is owed; 0: nothing is known.
+    /// What a byte adds to the debt; 0: nothing is known.
     pub cost: u64,
 }
 
@@ -98,7 +98,7 @@ pub struct Limit {
     pub wait: WaitConf,
     /// Until when it is good, by `CLOCK_BOOTTIME`; 0: for ever.
     pub until_ns: u64,
-    /// Of [`THEN`]: what may be owed; 0: HTB has the rate.
+    /// Of [`THEN`]: the largest debt; 0: HTB has the rate.
     pub most_ns: u64,
     /// [`DEM`] or [`SPRING`].
     pub scheme: u32,

@@ -97,7 +97,7 @@ unsafe extern "C" {
         now_ns: u64,
         wire_bytes: u32,
     );
-    fn native_wt_owed(account: *const intf::Account, now_ns: u64) -> u64;
+    fn native_wt_debt(account: *const intf::Account, now_ns: u64) -> u64;
     fn native_wt_look(
         conf: *const intf::WaitConf,
         account: *mut intf::Account,
@@ -144,7 +144,7 @@ fn threads_owe_what_they_were_charged() {
     struct Shared(std::cell::UnsafeCell<intf::Account>);
     // SAFETY: only ever touched through a pointer, by the header's atomic operations.
     unsafe impl Sync for Shared {}
-    // Time stands still, so all stays owed.
+    // Time stands still, so the debt stays.
     let first = intf::Account { finish_ns: NOW_NS, cost: confs[0].cost, ..Default::default() };
     let shared = Shared(first.into());
     let in_force = std::sync::RwLock::new(0);
@@ -175,8 +175,8 @@ fn threads_owe_what_they_were_charged() {
     });
     // At the first rate a byte takes 1 ns. The rates are a power of two apart, so no change rounds.
     let account = shared.0.into_inner();
-    let owed = if account.cost == confs[0].cost { 1 } else { 2 };
-    let bytes = (account.finish_ns - NOW_NS) / owed;
+    let cost_ns = if account.cost == confs[0].cost { 1 } else { 2 };
+    let bytes = (account.finish_ns - NOW_NS) / cost_ns;
     let all = THREADS as u64 * PACKETS * u64::from(BYTES);
     assert_eq!(bytes, all);
 }
@@ -249,8 +249,8 @@ proptest! {
                 (account.finish.0, account.carry, account.cost)
             );
             // SAFETY: the pointer is to a live value of the layout that the header declares.
-            let owed = unsafe { native_wt_owed(&native, now) };
-            prop_assert_eq!(owed, account.owed(Nanos(now)).0);
+            let debt = unsafe { native_wt_debt(&native, now) };
+            prop_assert_eq!(debt, account.debt(Nanos(now)).0);
         }
     }
 
