@@ -28,7 +28,7 @@
 //! [`status`] and [`event`] are what people see of it. What a spec file says of the fleet is in
 //! [`tidegate_host::fleet`].
 //!
-//! The algorithms are those of [`tidegate_core::fleet`]; `docs/fleet.md` says why they are right.
+//! The algorithms are those of [`tidegate_core::fleet`]; `docs/fleet-design.md` says why they are right.
 
 #![forbid(unsafe_code)]
 
