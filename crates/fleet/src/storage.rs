@@ -174,8 +174,8 @@ impl Files {
 }
 
 fn corrupt(path: &Path) -> StorageError {
-    let what = "is not what a tidegate has written; an acceptor that has lost what it promised must get another \
-                name, and others its place among the acceptors";
+    let what = "is not a state file of tidegate; an acceptor that has lost its promises must get another \
+                name; give its place among the acceptors to another node";
     StorageError { path: path.to_owned(), source: io::Error::other(what) }
 }
 
@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(Files::open(dir.path()).unwrap().load("a.b").unwrap(), Some(saved));
         fs::write(dir.path().join("fleet/group-a.b.json"), "{}").unwrap();
         let refused = files.load("a.b").unwrap_err().to_string();
-        assert!(refused.contains("is not what a tidegate has written"), "{refused}");
+        assert!(refused.contains("is not a state file of tidegate"), "{refused}");
     }
 
     fn saved(number: u64) -> Saved {

@@ -222,8 +222,8 @@ pub enum FleetError {
     NoMembers,
     /// `share` without acceptors.
     #[error(
-        "algorithm `share` needs acceptors: write in `[fleet]` for example acceptors = [\"web-1\", \"web-2\", \
-         \"web-3\"], the same on all hosts, best an odd number"
+        "algorithm `share` needs acceptors: write in `[fleet]` for example acceptors = [\"web-1\", \
+         \"web-2\", \"web-3\"], the same on all hosts, best an odd number"
     )]
     NoAcceptors,
     /// Acceptors that are none.

@@ -459,7 +459,7 @@ fn root_a_daemon_that_cannot_start_says_why_and_touches_nothing() {
     fs::write(host.dir().join("state/fleet/group-uplink.json"), "{").unwrap();
     host.change("metrics = \"none\"", "metrics = \"none\"\nlisten = \"127.0.0.1:0\"");
     let (code, why) = refuse();
-    assert!(why.contains("is not what a tidegate has written"), "{code} {why}");
+    assert!(why.contains("is not a state file of tidegate"), "{code} {why}");
     assert_eq!(host.rate(), ALONE);
 }
 

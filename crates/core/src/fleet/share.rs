@@ -26,8 +26,8 @@
 //! they promised nothing newer, the leader has all that nobody brought: what dead members held, and what was
 //! in transit. If more than half have never promised anything there is nothing to wait for.
 //!
-//! `docs/fleet-design.md` has the proof that this is safe. Work and memory: O(1) for a member, O(members) for a
-//! leader, O(members log members) for it in each interval.
+//! `docs/fleet-design.md` has the proof that this is safe. Work and memory: O(1) for a member, O(members) for
+//! a leader, O(members log members) for it in each interval.
 //!
 //! After every call a caller must (1) store what [`Event::Store`] says and call [`Share::on_stored`] once
 //! that is done, (2) apply [`Share::grant`], with its end, and only then (3) send all that

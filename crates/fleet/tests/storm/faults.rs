@@ -174,7 +174,8 @@ pub enum Theme {
     Restarts,
     /// Hosts are dead or stand still for longer than a lease, and others take what they had.
     Silence,
-    /// The network is cut for longer than a lease, half of the acceptors on each side, or hosts are not heard.
+    /// The network is cut for longer than a lease, half of the acceptors on each side, or hosts are not
+    /// heard.
     Cuts,
     /// The demand moves to another host while gates of the first refuse, are slow or lie.
     Gates,

@@ -345,8 +345,8 @@ impl fmt::Display for Verdict {
                 dropped_packets,
             } => write!(
                 f,
-                "limit `{limit}` ({scheme}, {direction} {}) is full: {} used, {signalled_packets} packets marked \
-                 or slowed and {dropped_packets} dropped in the sample",
+                "limit `{limit}` ({scheme}, {direction} {}) is full: {} used, {signalled_packets} packets \
+                 marked or slowed and {dropped_packets} dropped in the sample",
                 rate(rate_bit_s),
                 rate(used_bit_s)
             ),
