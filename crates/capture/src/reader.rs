@@ -29,7 +29,7 @@ pub enum CaptureError {
     #[error("is empty; capture with: tcpdump -i DEVICE -s 128 -w FILE")]
     Empty,
     /// It is something else.
-    #[error("is no capture: it begins with {found}, and pcap or pcapng was expected; {instead}")]
+    #[error("is not a capture: it begins with {found}, and pcap or pcapng was expected; {instead}")]
     NotACapture {
         /// Its first bytes.
         found: String,

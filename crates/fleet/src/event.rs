@@ -141,32 +141,31 @@ pub fn meaning(cause: Cause) -> &'static str {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Event::Up(node, addr) => write!(f, "node `{node}` at {addr} is there"),
+            Event::Up(node, addr) => write!(f, "node `{node}` at {addr} answers"),
             Event::Down(node, addr) => {
                 write!(f, "node `{node}` at {addr} does not answer any more")
             }
             Event::StoodBack(name, addr) => write!(
                 f,
                 "the node at {addr} is also called `{name}` and started later; this one stands back, its \
-                 groups have what is their own in any case. Give each node a name of its own ([fleet] node) \
-                 and restart this one"
+                 groups have their reserved shares. Give each node its own name ([fleet] node) and restart \
+                 this one"
             ),
             Event::SameName(name, addr) => write!(
                 f,
                 "the node at {addr} is also called `{name}` and started earlier; it stands back for this \
-                 one. Give each node a name of its own ([fleet] node)"
+                 one. Give each node its own name ([fleet] node)"
             ),
             Event::TwoLives { node, later, earlier } => write!(
                 f,
                 "two machines run node `{node}`, at {later} and at {earlier}: one is a copy of the other, or \
-                 both have one name; the second stands back. Give each node a name of its own ([fleet] node) \
+                 both have one name; the second stands back. Give each node its own name ([fleet] node) \
                  and remove the copied state directory"
             ),
             Event::Version { node, from, theirs, ours } => write!(
                 f,
                 "node `{node}` at {from} speaks version {theirs} of the fleet's protocol and this one \
-                 version {ours}: they do not understand each other, \
-                 and neither has what the other does not use. Run one release of tidegate on all nodes"
+                 version {ours}: they cannot share limits. Run one release of tidegate on all nodes"
             ),
             Event::SameNumber(own, other, addr) => write!(
                 f,
@@ -202,9 +201,7 @@ impl fmt::Display for Event {
                 let how = match state {
                     State::Starting => "starts",
                     State::Sharing => "shares",
-                    State::Alone => {
-                        "hears nobody and falls back to what is this host's in any case"
-                    }
+                    State::Alone => "hears nobody and falls back to this host's reserved share",
                     State::StoodBack => "stands back for another node of this name",
                     State::CannotDrop => {
                         "has limits that cannot drop at random, which grd asks for; use scheme `police` for \
@@ -230,7 +227,7 @@ impl fmt::Display for Event {
             ),
             Event::Registry { which, why, again_s } => write!(
                 f,
-                "{which}: {why}; nodes that are known stay known; it is asked again in {again_s} s"
+                "{which}: {why}; known nodes stay known; it is asked again in {again_s} s"
             ),
             Event::RegistryGood(which) => write!(f, "{which}: can be asked again"),
             Event::Reloaded(changes) if changes.is_empty() => {
@@ -240,7 +237,7 @@ impl fmt::Display for Event {
                 write!(f, "the spec was read again: {}", changes.join(", "))
             }
             Event::NotReloaded(why) => {
-                write!(f, "the spec was read again and is not taken, all goes on as before: {why}")
+                write!(f, "the new spec is refused, the old one stays in force: {why}")
             }
             Event::Warning(text) => f.write_str(text),
         }

@@ -59,16 +59,16 @@ const FRESH_LEAST: Nanos = Nanos(3 * NANOS_PER_SEC);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// It has not heard anybody yet, and keeps what it has; with `share` what is its own in any case, also
+    /// It has not heard anybody yet, and keeps what it has; with `share` its reserved share, also
     /// while it hears others, until the first epoch has begun.
     Starting,
     /// It has its part by what all want.
     Sharing,
-    /// It hears nobody, and has what is its own in any case.
+    /// It hears nobody, and has its reserved share.
     Alone,
-    /// Another node has its name; it has what is its own in any case.
+    /// Another node has its name; it has its reserved share.
     StoodBack,
-    /// Its limits cannot do what the algorithm asks for; they have what is the host's own in any case.
+    /// Its limits cannot do what the algorithm asks for; they have the host's reserved share.
     CannotDrop,
 }
 
@@ -583,7 +583,7 @@ impl Group {
 
     /// As [`Group::leave`], of a host that is in the group no more: its limits are another's from now on, and
     /// nobody need keep anything for it. A limit that still has what this group gave it gets the rate of the
-    /// file if no group has it, and else falls to what is the host's own in any case.
+    /// file if no group has it, and else falls to the host's reserved share.
     pub fn quit(&mut self, now: Nanos, elsewhere: &Elsewhere) {
         let gauges = std::mem::take(&mut self.gauges);
         let count = gauges.len();
@@ -606,7 +606,7 @@ impl Group {
         self.left
     }
 
-    /// Has its limits keep what is the host's own in any case, for when nobody sets them any more.
+    /// Has its limits keep the host's reserved share, for when nobody sets them any more.
     pub fn fall_back<G: GroupBackend>(
         &mut self,
         now: Nanos,

@@ -48,7 +48,7 @@ impl LocalBackend {
         LocalBackend { host, patience: Duration::ZERO, counted: BTreeMap::new() }
     }
 
-    /// Has the limits of groups keep what is the host's own in any case, for when no daemon runs that would
+    /// Has the limits of groups keep the host's reserved share, for when no daemon runs that would
     /// take the rest back. Other writers are waited for. What could not be set.
     pub fn stand_down(&mut self, groups: &[(GroupSpec, Vec<Rate>)]) -> Vec<(String, LocalError)> {
         let mut failed = Vec::new();

@@ -630,7 +630,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         self.groups.iter().all(|held| held.group.has_left())
     }
 
-    /// The last call: limits keep what is the host's own in any case, and others hear that it goes. False if
+    /// The last call: limits keep the host's reserved share, and others hear that it goes. False if
     /// a limit could not be set.
     pub fn end(&mut self, now: Nanos) -> bool {
         let busy = self.release(now);

@@ -203,9 +203,7 @@ pub enum ExplainError {
     )]
     NoFlow(Flow),
     /// The connection's cgroup has gone, and with it its name.
-    #[error(
-        "the cgroup in which {0} was made has been removed; which limits hold it cannot be told any more"
-    )]
+    #[error("the cgroup in which {0} was made has been removed, so its limits are unknown")]
     CgroupGone(Flow),
     /// The cgroup.
     #[error(transparent)]

@@ -115,13 +115,13 @@ pub enum FamilyProblem {
     },
     /// What comes in by a device is nobody's yet.
     #[error(
-        "whose packets are whose is only known of what leaves by the device of `{0}`; leave this out, or \
-         limit the port itself, without a parent"
+        "a limit inside `{0}` has only egress: an incoming packet has no known receiver yet; leave this out, \
+         or limit the port itself, without a parent"
     )]
     EgressAlone(String),
     /// A parent that does nothing.
     #[error(
-        "`{0}` is not in force (its cgroup was removed, or its programs were taken off); put it back first, \
+        "`{0}` is not in force (its cgroup was removed, or its programs were detached); restore it first, \
          or into the same file"
     )]
     ParentDetached(String),
@@ -138,7 +138,7 @@ pub enum FamilyProblem {
     /// More than there is.
     #[error(
         "the limits inside `{parent}` are guaranteed {reserved} together, and `{parent}` has {most} to \
-         guarantee ({what}); make theirs less or that more"
+         guarantee ({what}); lower their guarantees, or raise {what}"
     )]
     Reserved {
         /// The parent.
@@ -152,8 +152,7 @@ pub enum FamilyProblem {
     },
     /// Nothing is there.
     #[error(
-        "its parent `{parent}` is guaranteed nothing itself and has nothing to pass on; give `{parent}` a \
-         guarantee of at least {wanted} first"
+        "its parent `{parent}` has no guarantee itself; give `{parent}` a guarantee of at least {wanted} first"
     )]
     NothingToPassOn {
         /// The parent.

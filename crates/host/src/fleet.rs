@@ -197,7 +197,7 @@ pub enum FleetError {
     NoLimit(String),
     /// A limit that is free in the direction.
     #[error(
-        "limit `{limit}` has no {direction}; write one: the most that it may use whatever the group has"
+        "limit `{limit}` has no {direction}; write one: the cap on this host, whatever the group's rate"
     )]
     NoDirection {
         /// The limit.

@@ -44,7 +44,9 @@ pub fn run(store: &Path, args: &DaemonArgs) -> Result<ExitCode> {
     let options = DaemonOptions { file, store: store.to_owned() };
     if args.stand_down {
         let limits = daemon::stand_down(&options)?;
-        say(&format!("tidegate: {limits} limits of groups keep what is this host's in any case"));
+        say(&format!(
+            "tidegate: {limits} limits of groups fall back to this host's reserved share"
+        ));
         return Ok(ExitCode::SUCCESS);
     }
     daemon::run(

@@ -28,7 +28,7 @@ use super::{
     Control, Group, State,
 };
 
-/// A limit's equal part of what is the host's in any case, of `count` limits. A spec
+/// A limit's equal part of the host's reserved share, of `count` limits. A spec
 /// that was checked gives each at least [`LEAST_BIT_S`].
 pub(super) fn equal_part(spec: &GroupSpec, count: usize, ceiling: Rate) -> Rate {
     let alone = spec.alone_bit_s() / count.max(1) as u64;
@@ -74,7 +74,7 @@ impl Group {
     }
 
     /// What a limit falls back to: its equal part, or less beside limits that cannot be set and keep more
-    /// than theirs, so that all together keep what is the host's in any case.
+    /// than theirs, so that all together keep the host's reserved share.
     fn then(&self, i: usize) -> Rate {
         let most = self.equal_part(&self.gauges[i]);
         let alone = self.spec.alone_bit_s();
@@ -88,7 +88,7 @@ impl Group {
     }
 
     /// What each limit passes at most before `until`, in bit/s. Those of which nothing is known, and for
-    /// which all that was lent has ended, have what is the host's in any case together.
+    /// which all that was lent has ended, have the host's reserved share together.
     fn claims(&self, now: Nanos, until: Option<Nanos>) -> Vec<u64> {
         let ended = self.gauges.iter().filter(|gauge| gauge.has_ended(now)).count();
         let own = self.spec.alone_bit_s() / ended.max(1) as u64;

@@ -433,7 +433,7 @@ fn a_member_of_share_that_is_cut_off_falls_to_its_part_and_says_so() {
     fleet.run(8.0);
     assert_rates(&fleet, &[4.95, 4.95, 0.1]);
     assert_eq!(fleet.state(2), "alone");
-    let said = "group `up` hears nobody and falls back to what is this host's in any case: 100kbit";
+    let said = "group `up` hears nobody and falls back to this host's reserved share: 100kbit";
     assert!(fleet.said(2, said), "{:?}", fleet.hosts[2].said);
     fleet.hosts[2].side = 0;
     fleet.run(6.0);

@@ -24,18 +24,18 @@ use super::model::{History, Model, Shown};
 use crate::output;
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-const KEYS: &str = "q quit  ↑↓ select  Enter closely  s sort  p pause  +/- interval  ? help";
+const KEYS: &str = "q quit  ↑↓ select  Enter details  s sort  p pause  +/- interval  ? help";
 const HELP: [&str; 15] = [
     "q, Esc, Ctrl-C   end",
     "↑ ↓, j k         select a limit",
     "PgUp PgDn, g G   ten at once; first, last",
-    "Enter            show it closely, and back",
+    "Enter            show its details, and back",
     "s                sort by name, rate, % or drops",
     "p, space         pause",
-    "+ -              look less, more often",
+    "+ -              shorter, longer interval",
     "",
-    "USED is on the wire. MARK/s counts packets marked",
-    "or told to slow down. BACKLOG is how far the virtual",
+    "USED is on the wire. MARK/s counts packets that were",
+    "marked or slowed. BACKLOG is how far the virtual",
     "queue is behind. FLOWS and SHARE: TCP flows that",
     "sent just now, and what each of them may send.",
     "RISK/s: drops of TCP with nothing else in flight;",

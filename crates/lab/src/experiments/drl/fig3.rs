@@ -132,6 +132,7 @@ fn figure(ctx: &mut Context, setup: Setup, world: &str, passed: &Forwarded) {
             title: format!("{setup}, {world}: what passes in each {ms} ms"),
             x: "time_s".to_owned(),
             y: "forwarded_bit_s".to_owned(),
+            logarithmic: false,
             limit: Some(LIMIT_BIT_S as f64),
             series: vec![
                 passed.series("3 flows", Some(0), every),
