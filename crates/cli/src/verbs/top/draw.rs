@@ -32,7 +32,7 @@ const HELP: [&str; 15] = [
     "Enter            show its details, and back",
     "s                sort by name, rate, % or drops",
     "p, space         pause",
-    "+ -              shorter, longer interval",
+    "+ -              longer, shorter interval",
     "",
     "USED is on the wire. MARK/s counts packets that were",
     "marked or slowed. BACKLOG is how far the virtual",
