@@ -1,4 +1,4 @@
-//! What a limit of this host can be asked and told by its group.
+//! What a group reads and sets in a limit of this host.
 
 use tidegate_core::{Direction, Nanos, Rate, fleet::flows::FlowBytes, flow_count::Sums};
 

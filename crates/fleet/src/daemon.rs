@@ -437,7 +437,7 @@ impl<F: FnMut(&Event)> Daemon<F> {
         self.failing.insert(source, (which, why));
     }
 
-    /// Says so when a node that was told the address of its default route is elsewhere for the others.
+    /// Says so when a node that advertises the address of its default route is elsewhere for the others.
     fn check_guess(&mut self, addresses: &[SocketAddr]) {
         let Some(to) = addresses.first().filter(|_| self.guessed) else { return };
         let Ok(ip) = address::source_to(*to) else { return };

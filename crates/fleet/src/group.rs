@@ -1,4 +1,4 @@
-//! A group at one host: from what its limits measured, and what others told, to their rates.
+//! A group at one host: from what its limits measured, and what others reported, to their rates.
 //!
 //! ```text
 //!   samples ─► gauges ─► want, demand, weight ─► controller ─► the host's part ─► level ─► rates
@@ -50,7 +50,7 @@ const LENT_LEASES: u64 = 4;
 const QUIT_ROUNDS: u32 = 4;
 /// What could not be stored is tried again after this: a full disk may be slow to say so.
 const SAVE_AGAIN: Nanos = Nanos(NANOS_PER_SEC / 2);
-/// What others told counts for so many intervals at least.
+/// What others reported counts for so many intervals at least.
 const FRESH_INTERVALS: u64 = 10;
 /// ... and for so long.
 const FRESH_LEAST: Nanos = Nanos(3 * NANOS_PER_SEC);
@@ -119,7 +119,7 @@ pub struct Group {
     unsaved_why: Option<String>,
     save_due: Nanos,
     left: bool,
-    /// Rounds in which others are still to be told that it has left.
+    /// Rounds in which others still get a message that it has left.
     quits: Option<u32>,
     drop_probability: f64,
 }
@@ -133,7 +133,7 @@ fn lent_until(spec: &GroupSpec, now: Nanos) -> Nanos {
     Nanos(now.0.saturating_add(lease.0.saturating_mul(LENT_LEASES)))
 }
 
-/// For how long what another told counts, where so many are known.
+/// For how long what another reported counts, where so many are known.
 fn fresh(spec: &GroupSpec, known: usize) -> Nanos {
     let intervals = FRESH_INTERVALS.max(known as u64 / 8);
     Nanos(spec.interval.0.saturating_mul(intervals)).max(FRESH_LEAST)
@@ -393,7 +393,7 @@ impl Group {
             let flows: f64 = wants.iter().map(|want| f64::from(want.flows)).sum();
             others = flows.max(1.0) * (limit - found) as f64 / found.max(1) as f64;
         }
-        let told = match &mut self.control {
+        let report = match &mut self.control {
             Control::Ctb => return,
             Control::Gtb => demand,
             Control::Grd => {
@@ -420,7 +420,7 @@ impl Group {
                 return;
             }
         };
-        self.vector.set_own(now, told as f32);
+        self.vector.set_own(now, report as f32);
     }
 
     /// What a flow has that takes all it gets, over all limits: large flows count more. A limit whose flows

@@ -14,7 +14,7 @@
 //! - [`seal`]: a datagram's form; [`session`]: whose datagrams are taken, and that none is taken twice.
 //! - [`frame`]: what is in a datagram.
 //! - [`membership`]: who is there, by SWIM.
-//! - [`backend`]: what a limit of this host can be asked and told.
+//! - [`backend`]: what a group reads and sets in a limit of this host.
 //! - [`group`]: from what it measured to its rate.
 //! - [`node`]: all of it, as one state machine. It sends nothing and reads no clock.
 //!

@@ -29,7 +29,7 @@ const SUSPECT: Duration = Duration::from_secs(10);
 const ANNOUNCE: Duration = Duration::from_secs(15);
 /// Who is down is remembered so long.
 const REMEMBER: Duration = Duration::from_secs(3_600);
-/// A change is told on so often.
+/// A change is passed on so often.
 const TELL: u8 = 10;
 /// No message is longer, in bytes.
 const BYTES_MAX: usize = 1_200;
@@ -311,7 +311,7 @@ impl Swim {
             notify_down_members: true,
             periodic_announce: once(ANNOUNCE),
             periodic_announce_to_down_members: once(ANNOUNCE),
-            // Changes go with the probes: what else is told all the time would cost small limits dear.
+            // Changes go with the probes: constant messages of their own would cost small limits dear.
             periodic_gossip: None,
         };
         let own = Node { contact: own, generation: 0 };

@@ -38,7 +38,7 @@ use receive::{Foreign, Rival};
 const GREET: Nanos = Nanos(2_000_000_000);
 /// A peer that was heard so lately needs no greeting.
 const HEARD: Nanos = Nanos(15_000_000_000);
-/// How often another is told what this host has; more seldom in large fleets, where it would cost small
+/// How often another gets a report of this host; more seldom in large fleets, where it would cost small
 /// limits dear.
 const REPORT: Nanos = Nanos(2_500_000_000);
 const REPORT_PEERS: u64 = 16;

@@ -153,7 +153,7 @@ pub struct GroupStatus {
     pub lease_ns: Option<u64>,
     /// Its limits here.
     pub limits: Vec<LimitStatus>,
-    /// What other nodes told last.
+    /// The last reports of other nodes.
     pub members: Vec<MemberStatus>,
 }
 

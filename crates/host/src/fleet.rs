@@ -23,7 +23,7 @@ use url::{Url, UrlError};
 
 /// The port of the gossip, and the one that an address without a port means.
 pub const PORT: u16 = 7946;
-/// Where Prometheus finds the metrics, unless told otherwise.
+/// Where Prometheus finds the metrics, by default.
 pub const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
 /// What must survive a restart.
 pub const STATE_DIR: &str = "/var/lib/tidegate";

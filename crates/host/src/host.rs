@@ -48,7 +48,7 @@ impl Host {
     /// [`PreflightError`] names what it lacks.
     pub fn open(store: &Path) -> Result<Host, PreflightError> {
         let (hierarchy, store) = (preflight()?, Store::at(store));
-        // Limits can be looked at all the same; who changes some is told.
+        // Limits can be looked at all the same; a command that changes them gets an error.
         let problems = store.repair().unwrap_or_default();
         Ok(Host { hierarchy, store, problems })
     }

@@ -118,13 +118,13 @@ pub struct DirectionStatus {
     pub share: Option<f64>,
     /// Credit of the idle limit.
     pub burst_ns: u64,
-    /// Backlog above which senders are told; `None` where they never are.
+    /// Backlog above which congestion is signalled; `None` where they never are.
     pub mark_ns: Option<u64>,
     /// Backlog above which every packet is dropped.
     pub drop_ns: u64,
     /// How far the virtual queue is behind; negative for the credit left.
     pub backlog_ns: i64,
-    /// What each of its flows is told, with `pace` and `edt` of egress, with `spring` of both directions; else
+    /// The share of each of its flows, with `pace` and `edt` of egress, with `spring` of both directions; else
     /// `None`.
     pub fair: Option<Fair>,
     /// Dropped packets for which TCP waits for a timer, with `pace` and `nrm`.
@@ -227,7 +227,7 @@ impl Ages {
 }
 
 impl Fair {
-    /// As the kernel's side has it at `now_ns`; `None` where no flow is told a share.
+    /// As the kernel's side has it at `now_ns`; `None` where flows have no share.
     fn of(
         limit: &intf::Limit,
         queue: &intf::Queue,
@@ -239,8 +239,8 @@ impl Fair {
         let windows = limit.flags & intf::FLAG_SPRING != 0;
         // The share of a limit with children is theirs, not its flows'.
         let is_parent = queue.children_until_ns > now_ns;
-        let told = windows || direction == Direction::Egress && (paced || departs);
-        if !told || is_parent {
+        let has_share = windows || direction == Direction::Egress && (paced || departs);
+        if !has_share || is_parent {
             return None;
         }
         let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;

@@ -404,7 +404,7 @@ impl World {
         self.dropped as f64 / self.arrived.max(1) as f64
     }
 
-    /// What limiters told each other, headers and seals included, as a part of the limit.
+    /// Messages between limiters, headers and seals included, as a part of the limit.
     #[must_use]
     pub fn overhead(&self) -> f64 {
         let bit_s = self.sent_bytes as f64 * 8e9 / self.now.0.max(1) as f64;

@@ -48,7 +48,7 @@ pub struct Measured {
     pub arrived: Traffic,
     /// Of this what went on.
     pub passed: Traffic,
-    /// Of this what made a sender slower: marked, told or dropped.
+    /// Of this what made a sender slower: marked, slowed or dropped.
     pub slowed: Traffic,
     /// The bytes of flows since the last measurement, before any was dropped, by flow, each once. The first
     /// time, and where flows are not counted, there are none.

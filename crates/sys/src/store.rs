@@ -76,7 +76,7 @@ pub use waiting::Waiting;
 
 /// Where the BPF file system is mounted by convention.
 const BPFFS: &str = "/sys/fs/bpf";
-/// Where limits are pinned unless told otherwise.
+/// Where limits are pinned by default.
 pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/tidegate";
 /// Prefix of a directory that is being built or is to be taken off; no limit's name starts with it.
 const BUILDING: char = '_';

@@ -393,7 +393,7 @@ mod tests {
     use super::*;
     use crate::verbs::top::tests::limit;
 
-    fn told(at_risk: Option<AtRisk>) -> String {
+    fn at_risk_text(at_risk: Option<AtRisk>) -> String {
         let mut limit = limit("system.slice/web.service", Some((200, 100)), None).status;
         limit.egress.as_mut().unwrap().at_risk = at_risk;
         let mut out = Vec::new();
@@ -403,8 +403,8 @@ mod tests {
 
     #[test]
     fn requests_at_risk_are_a_line_where_there_are_some() {
-        assert_eq!(told(None), "");
-        assert_eq!(told(Some(AtRisk([Some(0); 3]))), "");
-        insta::assert_snapshot!(told(Some(AtRisk([Some(1), Some(11), Some(0)]))), @"web.service egress, requests at risk: 12 packets dropped with nothing else in flight (1 connecting, 11 credit_used); `tidegate explain system.slice/web.service` says what to do");
+        assert_eq!(at_risk_text(None), "");
+        assert_eq!(at_risk_text(Some(AtRisk([Some(0); 3]))), "");
+        insta::assert_snapshot!(at_risk_text(Some(AtRisk([Some(1), Some(11), Some(0)]))), @"web.service egress, requests at risk: 12 packets dropped with nothing else in flight (1 connecting, 11 credit_used); `tidegate explain system.slice/web.service` says what to do");
     }
 }

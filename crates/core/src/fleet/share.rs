@@ -222,7 +222,7 @@ struct Holding {
     /// Totals with the leader; both zero at the leader itself.
     given: u64,
     /// The part of `given` that a message has reported.
-    told: u64,
+    announced: u64,
     taken: u64,
 }
 
@@ -277,7 +277,7 @@ impl Share {
         let fresh = Freshness::new(options.acceptors.len());
         Ok(Share {
             quorum,
-            holding: Holding { epoch: Epoch::NONE, held: 0, given: 0, told: 0, taken: 0 },
+            holding: Holding { epoch: Epoch::NONE, held: 0, given: 0, announced: 0, taken: 0 },
             fresh,
             until: Nanos(0),
             called: Epoch::NONE,
@@ -407,9 +407,9 @@ impl Share {
             match body {
                 Body::Ask(ask) => {
                     if in_force {
-                        self.holding.told = self.holding.told.max(ask.given_bit_s);
+                        self.holding.announced = self.holding.announced.max(ask.given_bit_s);
                     }
-                    let more = ask.given_bit_s.saturating_sub(self.holding.told);
+                    let more = ask.given_bit_s.saturating_sub(self.holding.announced);
                     ask.given_bit_s -= more;
                     if self.now < self.until {
                         ask.held_bit_s = ask.held_bit_s.saturating_add(more);
@@ -605,7 +605,7 @@ impl Share {
             // Called: what was held is held there from now on. A lease of an older epoch is one of a newer.
             let taken = account.given_bit_s;
             let held = taken.min(self.options.divided_bit_s());
-            self.holding = Holding { epoch, held, given: 0, told: 0, taken };
+            self.holding = Holding { epoch, held, given: 0, announced: 0, taken };
             self.events.push_back(Event::Entered(epoch));
             return;
         }

@@ -37,7 +37,7 @@ pub(super) fn equal_part(spec: &GroupSpec, count: usize, ceiling: Rate) -> Rate 
 
 impl Group {
     /// Puts the rates in force that follow from what is known now. False if more than the host's part may be
-    /// in force: nothing may be told then that relies on less.
+    /// in force: no message may be sent then that relies on less.
     /// Limits that are `held` by a group that they have left are not touched.
     pub fn apply<G: GroupBackend>(
         &mut self,

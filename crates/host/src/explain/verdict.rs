@@ -1,7 +1,7 @@
 //! What holds a sender back, in one sentence. Pure, over what a sample has seen.
 //!
 //! In this order: no limit applies; none of them is enforced; the traffic is exempt; nothing was sent. Then,
-//! of one flow, TCP's own account says most: a socket that uses the rate it was told is held by that; one
+//! of one flow, TCP's own account says most: a socket that uses its pacing rate is held by that; one
 //! whose peer's window is full waits for its peer; one with nothing to send is held by its program. Of
 //! several flows the fullest limit says it.
 
@@ -50,7 +50,7 @@ pub enum Verdict {
     },
     /// Nothing was sent or received.
     Idle,
-    /// The flows send at the rate that they were told.
+    /// The flows send at their pacing rate.
     Paced {
         /// The limit.
         limit: String,
@@ -255,8 +255,8 @@ fn fullest(held: &[Held<'_>], direction: Option<&str>, moving: &[&SocketSample])
 fn one_flow(held: &[Held<'_>], socket: &SocketSample) -> Verdict {
     let shares = held.iter().filter(|h| h.paces() && h.direction == "egress");
     let share = |h: &Held<'_>| h.now.now.fair.map_or(u64::MAX, |fair| fair.share_bit_s);
-    let told = socket.max_pacing_bit_s.zip(shares.min_by_key(|h| share(h)));
-    let Some((pace, holder)) = told else {
+    let paced = socket.max_pacing_bit_s.zip(shares.min_by_key(|h| share(h)));
+    let Some((pace, holder)) = paced else {
         return match fullest(held, Some("egress"), &[socket]) {
             Verdict::Sender { part, limit, .. } if socket.busy >= BUSY => {
                 window(socket, part, limit)

@@ -109,7 +109,7 @@ impl World {
             pending: 0,
             pending_max: options.pending,
             waiting: VecDeque::new(),
-            told: 0,
+            notified: 0,
             closing: VecDeque::new(),
         };
         let producer = Producer::new(ProducerParts {

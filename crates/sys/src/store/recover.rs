@@ -151,7 +151,7 @@ impl Store {
     fn join_parent_again(&self, journal: &Journal, name: &str) -> Result<(), StoreError> {
         let hierarchy = Hierarchy::find().map_err(|e| limit_error(name)(e.into()))?;
         let pinned = match self.open(&hierarchy, name) {
-            // It is told as what it is, and put on again by hand.
+            // It is reported, and installed again by hand.
             Err(StoreError::Unreadable { .. }) => return Ok(()),
             pinned => pinned?,
         };

@@ -342,7 +342,7 @@ impl Row<'_> {
         let (used, limit) = (self.sample.used_bit_s as f64, self.sample.rate_bit_s.max(1) as f64);
         let a_second = |packets: u64| packets as f64 * 1e9 / self.interval_ns.max(1) as f64;
         let dash = || "-".to_owned();
-        let told = self.sample.counters.of(|outcome| outcome.slows() && outcome.passed).0;
+        let signalled = self.sample.counters.of(|outcome| outcome.slows() && outcome.passed).0;
         let dropped = self.sample.counters.dropped().0;
         match column {
             Column::Name => (self.name.to_owned(), bold()),
@@ -363,7 +363,7 @@ impl Row<'_> {
             Column::Share => {
                 (self.now.fair.map_or_else(dash, |f| short(f.share_bit_s as f64)), plain)
             }
-            Column::Marked => (short(a_second(told)), plain),
+            Column::Marked => (short(a_second(signalled)), plain),
             Column::Dropped => (short(a_second(dropped)), if dropped > 0 { red() } else { plain }),
             Column::AtRisk => match self.sample.at_risk {
                 // Zero would say that no request waits.

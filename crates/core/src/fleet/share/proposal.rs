@@ -126,7 +126,7 @@ impl Share {
         self.heed(epoch);
         self.proposal = None;
         self.audit = Some(Audit::new(epoch, self.now, end, held));
-        self.holding = Holding { epoch, held, given: 0, told: 0, taken: 0 };
+        self.holding = Holding { epoch, held, given: 0, announced: 0, taken: 0 };
         self.heard = self.now;
         self.due = self.now;
         self.events.push_back(Event::Entered(epoch));

@@ -44,7 +44,7 @@ struct Marked {
     bytes: u64,
 }
 
-/// A queue with what the flows in it are told by their windows.
+/// A queue with the share that windows give its flows.
 fn with_windows(queue: intf::Queue, state: &acks::intf::State) -> intf::Queue {
     intf::Queue {
         // More than all is time, and no rate.
@@ -139,16 +139,16 @@ impl LimitClass {
         counters.packets[DROP_FULL] = figures.dropped_packets;
         let acks = acks::dir_of(&self.dir, direction);
         if self.slot == ROOT_SLOT && acks.exists() {
-            // Programs that somebody took off are told by `unhooked`.
+            // Programs that somebody took off are reported by `unhooked`.
             let Ok(maps) = AcksMaps::open(&acks) else { return Ok(reading) };
-            let told = maps.counters()?;
+            let ours = maps.counters()?;
             // ACKs go the other way: none of their bytes are this direction's.
-            counters.packets[MARK] += told.packets[MARK];
-            counters.packets[SLOW] += told.packets[SLOW];
+            counters.packets[MARK] += ours.packets[MARK];
+            counters.packets[SLOW] += ours.packets[SLOW];
             // The queue has never seen these: of senders that ignore their windows.
-            counters.packets[DROP_FULL] += told.packets[DROP_FULL];
-            counters.bytes[DROP_FULL] += told.bytes[DROP_FULL];
-            counters.last_ns = told.last_ns;
+            counters.packets[DROP_FULL] += ours.packets[DROP_FULL];
+            counters.bytes[DROP_FULL] += ours.bytes[DROP_FULL];
+            counters.last_ns = ours.last_ns;
             let state = maps.state()?;
             if self.root.flags & intf::FLAG_SPRING != 0 {
                 reading.queue = with_windows(reading.queue, &state);

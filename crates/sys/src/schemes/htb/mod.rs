@@ -7,7 +7,7 @@
 //!
 //! The limit on a device or port is the root of a tree (`Root`); those inside it are on cgroups of this
 //! host or on ports, and only have a slot in it: two classes, a queue, a place in the map that says whose
-//! packets are whose. What HTB is told is worked out in [`tidegate_core::htb`]; `tree` makes it so.
+//! packets are whose. The options of HTB are computed in [`tidegate_core::htb`]; `tree` makes it so.
 //! Everything in the kernel is found again by its name: the handle `7467:`, the device `tgifbN` of device
 //! N, pins.
 
@@ -327,7 +327,7 @@ pub(crate) fn empty_slot(members: &MapHandle, slot: u16) {
     }
 }
 
-/// What HTB is told in a direction.
+/// The options of HTB in a direction.
 fn branches(leaves: &[Leaf], direction: Direction, segment: Bytes) -> Vec<Branch> {
     let index = intf::index(direction);
     let limits = leaves.iter().filter_map(|leaf| {
