@@ -166,7 +166,7 @@ in_force() {
 }
 
 sharing() {
-	tidegate status --json | jq -e '.fleet.groups[0].standing == "sharing"' >/dev/null
+	tidegate status --json | jq -e '.fleet.groups[0].state == "sharing"' >/dev/null
 }
 
 active() {

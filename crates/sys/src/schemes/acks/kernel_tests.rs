@@ -641,11 +641,11 @@ fn root_acks_cost_of_a_packet() {
         let measure = || crate::cost::mean_run_time(program, frame, &[0], 50_000).unwrap();
         (0..5).map(|_| measure()).min().unwrap()
     };
-    let nothing = |standing| {
-        crate::cost::measure(crate::cost::Program::Nothing, standing, &data, &[0], 50_000).unwrap()
+    let nothing = |state| {
+        crate::cost::measure(crate::cost::Program::Nothing, state, &data, &[0], 50_000).unwrap()
     };
-    use crate::cost::Standing;
-    let (warm, single) = (nothing(Standing::Idle), nothing(Standing::Full));
+    use crate::cost::QueueState;
+    let (warm, single) = (nothing(QueueState::Idle), nothing(QueueState::Full));
     println!("no program: {warm:?}, on a packet of its own {single:?}");
     for law in [Law::Spring, Law::Dem(dem::Law::Step), Law::Dem(dem::Law::Pi)] {
         loaded.reset(&AcksOptions { law, ..SPRING }, &backlog);
