@@ -277,7 +277,7 @@ mod tests {
             assert_eq!(text.parse::<PortName>().unwrap().to_string(), text);
         }
         let says = |text: &str| text.parse::<PortName>().unwrap_err().to_string();
-        assert_eq!(says("vm0"), "`vm0` does not say what it is; write `tap:vm0` or `xdp:vm0`");
+        assert_eq!(says("vm0"), "`vm0` has no kind of port; write `tap:vm0` or `xdp:vm0`");
         assert!(says("veth:a").starts_with("unknown kind of port `veth`; write `tap:NAME`"));
         for text in ["tap:", "tap:a b", "tap:sixteen-bytes-ab", "tap:tap%d", "tap:..", "xdp:a/b"] {
             assert!(says(text).contains("invalid device name"), "{text}");

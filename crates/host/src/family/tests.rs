@@ -62,7 +62,7 @@ fn trees_that_are_none() {
     let device = Member { scope: Some(Scope::Dev("eth0".into())), ..edt(root("a", "x", 9)) };
     insta::assert_snapshot!(refusal(&[device, inside("b", "x/y", "a", 0)]), @"limit `b`: parent: `a` is on device `eth0`; a parent is on a cgroup, or with scheme `htb` on a device");
     let detached = Member { detached: true, stays: true, ..root("a", "x", 9) };
-    insta::assert_snapshot!(refusal(&[detached, inside("b", "x/y", "a", 0)]), @"limit `b`: parent: `a` is not in force (its cgroup was removed, or its programs were taken off); put it back first, or into the same file");
+    insta::assert_snapshot!(refusal(&[detached, inside("b", "x/y", "a", 0)]), @"limit `b`: parent: `a` is not in force (its cgroup was removed, or its programs were detached); restore it first, or into the same file");
 }
 
 #[test]
@@ -88,9 +88,9 @@ fn no_more_is_guaranteed_than_there_is() {
         ]
     };
     assert!(resolve(&mut trees(60, 40, 60), true).is_ok());
-    insta::assert_snapshot!(refusal(&trees(60, 50, 0)), @"limit `c`: guarantee: the limits inside `a` are guaranteed 110mbit together, and `a` has 100mbit to guarantee (its rate); make theirs less or that more");
-    insta::assert_snapshot!(refusal(&trees(60, 40, 70)), @"limit `d`: guarantee: the limits inside `b` are guaranteed 70mbit together, and `b` has 60mbit to guarantee (its own guarantee); make theirs less or that more");
-    insta::assert_snapshot!(refusal(&trees(0, 40, 10)), @"limit `d`: guarantee: its parent `b` is guaranteed nothing itself and has nothing to pass on; give `b` a guarantee of at least 10mbit first");
+    insta::assert_snapshot!(refusal(&trees(60, 50, 0)), @"limit `c`: guarantee: the limits inside `a` are guaranteed 110mbit together, and `a` has 100mbit to guarantee (its rate); lower their guarantees, or raise its rate");
+    insta::assert_snapshot!(refusal(&trees(60, 40, 70)), @"limit `d`: guarantee: the limits inside `b` are guaranteed 70mbit together, and `b` has 60mbit to guarantee (its own guarantee); lower their guarantees, or raise its own guarantee");
+    insta::assert_snapshot!(refusal(&trees(0, 40, 10)), @"limit `d`: guarantee: its parent `b` has no guarantee itself; give `b` a guarantee of at least 10mbit first");
 }
 
 #[test]

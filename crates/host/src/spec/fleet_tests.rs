@@ -60,7 +60,7 @@ fn groups_that_are_none() {
     assert_snapshot!(group("algorithm = \"fair\""), @"f.toml:17: algorithm: unknown algorithm `fair`; use one of share, fps, grd, gtb, ctb");
     assert_snapshot!(group("members = [\"web\"]"), @"f.toml:17: members: there is no limit `web` in this file that stays on the host");
     assert_snapshot!(group("members = [\"backup\", \"backup\"]"), @"f.toml:17: members: limit `backup` is in group `uplink` already; a direction of a limit is in one group");
-    assert_snapshot!(group("direction = \"ingress\""), @"f.toml:17: members: limit `backup` has no ingress; write one: the most that it may use whatever the group has");
+    assert_snapshot!(group("direction = \"ingress\""), @"f.toml:17: members: limit `backup` has no ingress; write one: the cap on this host, whatever the group's rate");
     assert_snapshot!(group("direction = \"up\""), @"f.toml:18: direction: `up` is no direction; write `egress` or `ingress`");
     assert_snapshot!(group("hosts = 0"), @"f.toml:18: hosts: 0 hosts; write 1 to 65536");
     assert_snapshot!(group("algorithm = \"fps\"\nhosts = 1000"), @"f.toml:18: hosts: 1000 hosts; write 1 to 512; beyond, use algorithm `share`");
