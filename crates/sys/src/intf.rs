@@ -615,21 +615,21 @@ impl Outcome {
 pub const OUTCOME_TABLE: [Outcome; OUTCOMES] = [
     Outcome { name: "pass", help: "passed untouched", passed: true },
     Outcome { name: "mark", help: "passed with ECN congestion experienced", passed: true },
-    Outcome { name: "slow", help: "passed, the sender told to reduce its window", passed: true },
+    Outcome { name: "slow", help: "passed, and the sender reduces its window", passed: true },
     Outcome { name: "drop_full", help: "dropped: backlog above the drop threshold", passed: false },
     Outcome {
         name: "drop_reserve",
-        help: "dropped: only the room kept for small packets was left",
+        help: "dropped: only the reserve for small packets was left",
         passed: false,
     },
     Outcome {
         name: "drop_early",
-        help: "dropped at random: for a group, or as the sender can neither be marked nor told",
+        help: "dropped at random: for a group, or because the sender can neither be marked nor slowed",
         passed: false,
     },
     Outcome {
         name: "exempt",
-        help: "passed uncharged: loopback, or who `exempt` says",
+        help: "passed uncharged: loopback, or named by `exempt`",
         passed: true,
     },
 ];
@@ -643,7 +643,7 @@ pub struct Risk {
     pub help: &'static str,
     /// What a user can do.
     pub remedy: &'static str,
-    /// It can be told on ingress, where nobody knows what the sender has in flight.
+    /// It is counted on ingress, where nobody knows what the sender has in flight.
     pub on_ingress: bool,
 }
 

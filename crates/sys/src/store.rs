@@ -12,7 +12,7 @@
 //!                           xdp                               link of a policer's ingress in XDP
 //!                           program_{egress,ingress}, clsact  a device's without links (see device)
 //!                           slots, slot, root, ...            of scheme htb (see store/htb.rs)
-//!                           room, place                       of one with prefixes (see store/rooms.rs)
+//!                           room, place                       of one with prefixes (see store/pools.rs)
 //!                           intent                            symbolic link to what was asked (see intent)
 //! /sys/fs/bpf/tidegate/~NAME                                  of one that waits (see store/waiting.rs)
 //! /sys/fs/bpf/tidegate/{_NAME,=NAME}/                         on its way (see store/recover.rs)
@@ -32,9 +32,9 @@ mod intent;
 mod journal;
 pub(crate) mod pins;
 mod place;
+mod pools;
 mod recover;
 mod replace;
-mod rooms;
 pub(crate) mod unreadable;
 
 use std::{
@@ -70,14 +70,14 @@ pub use around::Before;
 pub use error::StoreError;
 pub use inside::{can_contain, is_above};
 pub use intent::Intent;
+use pools::POOL_PREFIX;
 pub use rate::RateSet;
-use rooms::ROOM_PREFIX;
 pub use unreadable::{Listing, Unreadable};
 pub use waiting::Waiting;
 
 /// Where the BPF file system is mounted by convention.
 const BPFFS: &str = "/sys/fs/bpf";
-/// Where limits are pinned unless told otherwise.
+/// Where limits are pinned by default.
 pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/tidegate";
 /// Prefix of a directory that is being built or is to be taken off; no limit's name starts with it.
 const BUILDING: char = '_';
@@ -300,7 +300,7 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn names(&self) -> Result<Vec<String>, StoreError> {
         let mut names = self.entries()?;
-        names.retain(|name| !name.starts_with([BUILDING, ASIDE, ROOM_PREFIX]));
+        names.retain(|name| !name.starts_with([BUILDING, ASIDE, POOL_PREFIX]));
         Ok(names)
     }
 
@@ -391,7 +391,7 @@ impl Store {
         let there = in_xdp && !unhooked.contains(&XDP_PIN);
         Ok(PinnedLimit {
             name: name.to_owned(),
-            hooks: self.place_of(name).map_or(dir, |(room, _)| room),
+            hooks: self.place_of(name).map_or(dir, |(pool, _)| pool),
             xdp_mode: there.then(|| xdp::on_device(limit.ifindex)?.mode).flatten(),
             limit,
             scope,

@@ -241,7 +241,7 @@ impl LimitMaps {
             queue = intf::Queue { finish_ns, skipped_ns, ..intf::Queue::default() };
             counters.last_ns = counters.last_ns.map(|at| at.saturating_sub(asleep_ns));
         }
-        Ok(Reading { queue, counters, colours, census: None })
+        Ok(Reading { queue, counters, colours, flow_count: None })
     }
 
     /// Takes the TCP sockets in the cgroup into the limit, or gives them back: in every network

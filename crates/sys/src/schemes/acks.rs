@@ -40,7 +40,7 @@ pub enum Law {
     Spring,
 }
 
-/// What the programs are told.
+/// The settings of the programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AcksOptions {
     /// What acts on ACKs.

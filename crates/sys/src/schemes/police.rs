@@ -39,7 +39,7 @@ mod cost;
 mod cost_on_device;
 mod place;
 mod policy;
-pub(crate) mod room;
+pub(crate) mod pool;
 pub(crate) mod xdp;
 
 pub(crate) use cost::prepare;
@@ -125,7 +125,7 @@ pub(crate) struct Police;
 impl Scheme for Police {
     fn links(&self, limit: &intf::Limit) -> &'static [&'static str] {
         match limit.flags & intf::FLAG_XDP {
-            // One with prefixes has those of its room (see `store/rooms.rs`).
+            // One with prefixes has those of its map pool (see `store/pools.rs`).
             _ if limit.matched.count != 0 => &[],
             0 => &LINKS[..2],
             _ => &LINKS_WITH_XDP,
@@ -208,7 +208,7 @@ mod fair_tests;
 mod rate_tests;
 
 #[cfg(test)]
-mod room_tests;
+mod pool_tests;
 
 #[cfg(test)]
 mod xdp_tests;

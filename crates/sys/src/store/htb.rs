@@ -47,8 +47,8 @@ impl Store {
         asked: &Asked<'_>,
     ) -> Result<(), StoreError> {
         match (asked.parent, asked.cgroup) {
-            (Some(parent), _) => self.graft(hierarchy, parent, asked),
-            (None, None) => self.plant(hierarchy, asked),
+            (Some(parent), _) => self.install_leaf(hierarchy, parent, asked),
+            (None, None) => self.install_root(hierarchy, asked),
             (None, Some(cgroup)) => {
                 let what = Scope::Cgroup(cgroup.path().to_owned());
                 let why =
@@ -58,7 +58,7 @@ impl Store {
         }
     }
 
-    fn plant(&self, hierarchy: &Hierarchy, asked: &Asked<'_>) -> Result<(), StoreError> {
+    fn install_root(&self, hierarchy: &Hierarchy, asked: &Asked<'_>) -> Result<(), StoreError> {
         let refused = || limit_error(asked.name);
         let target = Target::find(asked.scope).map_err(|e| refused()(e.into()))?;
         let limit = target.encode(asked.options).map_err(refused())?;
@@ -67,7 +67,7 @@ impl Store {
         // Those inside the one in whose place this one comes are inside this one.
         let mut inside = self.inside(hierarchy, asked.name)?;
         inside.leaves.insert(0, leaf);
-        htb::settle(&limit, &root.slots, &root.members, &inside.leaves, &[]).map_err(refused())?;
+        htb::sync(&limit, &root.slots, &root.members, &inside.leaves, &[]).map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{}", asked.name));
         let done = pin_root(&mut root, &building).and_then(|()| {
             let backlog = |direction| htb::backlog_of(&root.slots, direction);
@@ -85,7 +85,7 @@ impl Store {
         Ok(())
     }
 
-    fn graft(
+    fn install_leaf(
         &self,
         hierarchy: &Hierarchy,
         parent: &PinnedLimit,
@@ -130,13 +130,13 @@ impl Store {
             let others = tree.leaves.iter().zip(&tree.names);
             let others = others.filter(|(_, name)| **name != asked.name).map(|(leaf, _)| *leaf);
             let leaves: Vec<_> = others.chain([leaf]).collect();
-            let settled = tree
-                .settle(&leaves)
+            let synced = tree
+                .sync(&leaves)
                 .and_then(|()| self.publish(&building, asked.name, asked.options));
-            if settled.is_err() {
-                let _ = tree.settle(&tree.leaves);
+            if synced.is_err() {
+                let _ = tree.sync(&tree.leaves);
             }
-            settled
+            synced
         });
         match done {
             Err(_) => drop(remove_pins(&building)),
@@ -159,15 +159,14 @@ impl Store {
         let limit = settings.limit;
         pinned.maps.write(settings).map_err(refused())?;
         let done = self.tree_of(hierarchy, &pinned.name).and_then(|tree| {
-            tree.settle(&tree.leaves)?;
+            tree.sync(&tree.leaves)?;
             let backlog = |direction| htb::backlog_of(&tree.slots, direction);
             let lease = |direction| pinned.maps.lease(direction);
             acks::change(&self.root.join(&pinned.name), &limit, lease, &pinned.name, backlog)
         });
         if done.is_err() {
             pinned.maps.write(earlier).map_err(refused())?;
-            let _ =
-                self.tree_of(hierarchy, &pinned.name).and_then(|tree| tree.settle(&tree.leaves));
+            let _ = self.tree_of(hierarchy, &pinned.name).and_then(|tree| tree.sync(&tree.leaves));
         }
         done
     }
@@ -185,13 +184,13 @@ impl Store {
             if let Ok(tree) = self.tree_of(hierarchy, &pinned.name) {
                 let slot = name_in(&dir, SLOT).and_then(|slot| slot.parse().ok());
                 let others = tree.leaves.iter().filter(|leaf| Some(leaf.slot) != slot);
-                let _ = tree.settle(&others.copied().collect::<Vec<_>>());
+                let _ = tree.sync(&others.copied().collect::<Vec<_>>());
             }
         } else if is_here || device::is_in_this_namespace(&pinned.limit) {
             // The links before the qdiscs, or packets would be sent to a device that is no more.
             // An ifb device outlives the device that it is for.
             let _ = detach_links(&dir);
-            self.uproot(&dir, &pinned.limit);
+            self.remove_qdiscs(&dir, &pinned.limit);
         }
     }
 
@@ -303,11 +302,11 @@ struct Tree {
 
 impl Tree {
     /// In the network namespace of the device, wherever the limits inside it are changed.
-    fn settle(&self, leaves: &[Leaf]) -> Result<(), StoreError> {
+    fn sync(&self, leaves: &[Leaf]) -> Result<(), StoreError> {
         let Tree { limit, slots, members, kept, .. } = self;
-        let settle = || htb::settle(limit, slots, members, leaves, kept);
+        let sync = || htb::sync(limit, slots, members, leaves, kept);
         let gone = || Err(FqError::Missing(self.device.clone()).into());
-        device::in_namespace(limit.cgroup_id, settle)
+        device::in_namespace(limit.cgroup_id, sync)
             .unwrap_or_else(gone)
             .map_err(limit_error(&self.root))
     }

@@ -17,7 +17,7 @@ use super::{
     journal::{self, Deed, Journal, Object, Step},
     limit_error,
     pins::{detach_links, remove_pins},
-    rooms::{ROOM_PREFIX, file_name, limit_of_room, places_in},
+    pools::{POOL_PREFIX, file_name, limit_of_pool, places_in},
     symlink,
 };
 use crate::{
@@ -75,7 +75,7 @@ impl Store {
         if let Some(step) = &step {
             self.clear(step);
         }
-        for name in entries.iter().filter(|name| !name.starts_with([BUILDING, ASIDE, ROOM_PREFIX]))
+        for name in entries.iter().filter(|name| !name.starts_with([BUILDING, ASIDE, POOL_PREFIX]))
         {
             self.sweep_hook(&self.root.join(name));
         }
@@ -86,7 +86,7 @@ impl Store {
                 let _ = self.clear_aside(name);
             }
         }
-        self.sweep_rooms();
+        self.sweep_pools();
         // Parents come before the limits inside them.
         let mut aside: Vec<_> = with(ASIDE).collect();
         aside.sort_by_key(|entry| self.depth_of(entry));
@@ -154,7 +154,7 @@ impl Store {
     fn join_parent_again(&self, journal: &Journal, name: &str) -> Result<(), StoreError> {
         let hierarchy = Hierarchy::find().map_err(|e| limit_error(name)(e.into()))?;
         let pinned = match self.open(&hierarchy, name) {
-            // It is told as what it is, and put on again by hand.
+            // It is reported, and installed again by hand.
             Err(StoreError::Unreadable { .. }) => return Ok(()),
             pinned => pinned?,
         };
@@ -172,8 +172,8 @@ impl Store {
         self.take_hooks_off(entry)?;
         self.pass_clsact_on(entry);
         remove_pins(&dir)?;
-        if let Some((room, index)) = place {
-            self.free_place(&room, index);
+        if let Some((pool, index)) = place {
+            self.free_place(&pool, index);
         }
         Ok(())
     }
@@ -261,7 +261,7 @@ impl Store {
         }
     }
 
-    /// The same of what cannot be opened: a limit or room that was being built, or a limit that another
+    /// The same of what cannot be opened: a limit or pool that was being built, or a limit that another
     /// version has put on, or that has lost a pin.
     fn take_half_off(&self, hierarchy: Option<&Hierarchy>, entry: &str) {
         let dir = self.root.join(entry);
@@ -282,12 +282,12 @@ impl Store {
         }
         let _ = detach_links(&dir);
         if let Some(limit) = limit.filter(|limit| limit.scheme().info().has_qdisc) {
-            self.uproot(&dir, &limit);
+            self.remove_qdiscs(&dir, &limit);
         }
     }
 
     /// Takes the qdiscs of a limit on a device off, but for those that another one has by now.
-    pub(super) fn uproot(&self, dir: &Path, limit: &intf::Limit) {
+    pub(super) fn remove_qdiscs(&self, dir: &Path, limit: &intf::Limit) {
         let mut limit = *limit;
         for other in self.roots() {
             if (other.ifindex, other.cgroup_id) == (limit.ifindex, limit.cgroup_id) {
@@ -308,18 +308,18 @@ impl Store {
         };
         let _ = in_namespace(limit.cgroup_id, || {
             if !is_others() {
-                htb::uproot(&limit);
+                htb::remove_qdiscs(&limit);
             }
         });
     }
 
-    /// What a directory says of its limit, or of all in a room.
+    /// What a directory says of its limit, or of all in a pool.
     fn settings_of(&self, entry: &str) -> Option<intf::Limit> {
-        if let Some((room, _)) = self.place_of(entry) {
-            return limit_of_room(&file_name(&room));
+        if let Some((pool, _)) = self.place_of(entry) {
+            return limit_of_pool(&file_name(&pool));
         }
-        let room = || limit_of_room(entry.trim_start_matches(BUILDING));
-        settings_in(&self.root.join(entry)).or_else(room)
+        let pool = || limit_of_pool(entry.trim_start_matches(BUILDING));
+        settings_in(&self.root.join(entry)).or_else(pool)
     }
 
     /// The settings of the limits that have a qdisc at the root of their device.
@@ -436,10 +436,10 @@ impl Store {
         let ifindex = limit.ifindex;
         let mut own = BTreeSet::new();
         programs_in(&dir, &mut own);
-        if let Some((room, _)) = self.place_of(name)
-            && places_in(&room).is_ok_and(|places| places.len() <= 1)
+        if let Some((pool, _)) = self.place_of(name)
+            && places_in(&pool).is_ok_and(|places| places.len() <= 1)
         {
-            programs_in(&room, &mut own);
+            programs_in(&pool, &mut own);
         }
         let mut stay = device::filters(ifindex);
         stay.retain(|id| !own.contains(id));

@@ -18,7 +18,7 @@ use super::{
     journal::{Deed, Journal},
     limit_error,
     pins::remove_pins,
-    rooms::{PLACE, ROOM},
+    pools::{PLACE, POOL},
 };
 use crate::{
     bpf::lookup,
@@ -91,7 +91,7 @@ impl Store {
             return true;
         }
         let is_pinned = |pin: &&str| fs::symlink_metadata(dir.join(pin)).is_ok();
-        let one_a_device = [XDP_PIN, SLOTS_PIN, SLOT, ROOT, ROOM, PROGRAM_PINS[0], PROGRAM_PINS[1]];
+        let one_a_device = [XDP_PIN, SLOTS_PIN, SLOT, ROOT, POOL, PROGRAM_PINS[0], PROGRAM_PINS[1]];
         LINKS.iter().any(is_pinned)
             && !one_a_device.iter().any(is_pinned)
             && !options.scheme.info().has_qdisc
@@ -136,11 +136,11 @@ impl Store {
         let place = self.place_of(&aside);
         self.take_hooks_off(&aside)?;
         // Others may have its place among prefixes, or in a tree, from now on.
-        for link in [ROOM, PLACE, ROOT, SLOT] {
+        for link in [POOL, PLACE, ROOT, SLOT] {
             let _ = fs::remove_file(self.root.join(&aside).join(link));
         }
-        if let Some((room, index)) = place {
-            self.free_place(&room, index);
+        if let Some((pool, index)) = place {
+            self.free_place(&pool, index);
         }
         Ok(())
     }

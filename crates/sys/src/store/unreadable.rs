@@ -35,7 +35,7 @@ use crate::{
     schemes::{
         LINKS,
         htb::{self, ROOT, SLOT, name_in},
-        police::room::Room,
+        police::pool::MapPool,
     },
     skel,
 };
@@ -184,8 +184,8 @@ impl Store {
         let dir = self.root.join(name);
         take_off_devices(&dir);
         self.leave_tree(&dir);
-        if let Some((room, index)) = self.place_of(name) {
-            let _ = Room::open(&room).and_then(|room| room.forget(index));
+        if let Some((pool, index)) = self.place_of(name) {
+            let _ = MapPool::open(&pool).and_then(|pool| pool.forget(index));
         }
         // Links first: a connection that opens meanwhile must not be set again.
         let _ = detach_links(&dir);

@@ -7,11 +7,11 @@
 //!
 //! The limit on a device or port is the root of a tree (`Root`); those inside it are on cgroups of this
 //! host or on ports, and only have a slot in it: two classes, a queue, a place in the map that says whose
-//! packets are whose. What HTB is told is worked out in [`tidegate_core::htb`]; `tree` makes it so.
+//! packets are whose. The options of HTB are computed in [`tidegate_core::htb`]; `tree` makes it so.
 //! Everything in the kernel is found again by its name: the handle `7467:`, the device `tgifbN` of device
 //! N, pins.
 
-mod seat;
+mod limit_class;
 mod slot;
 mod tree;
 
@@ -26,7 +26,7 @@ use tidegate_core::{
     htb::{self, Branch, ROOT_SLOT, SLOTS},
 };
 
-use seat::Seat;
+use limit_class::LimitClass;
 pub(crate) use slot::{MARKED_PIN, SLOTS_PIN};
 use slot::{Slot, device_of, ifb_name};
 
@@ -102,7 +102,7 @@ pub(crate) struct Root {
 
 impl Root {
     /// Puts a limit on a device that has none: its qdiscs, its ifb device, and the programs. Its classes come
-    /// with [`settle`].
+    /// with [`sync`].
     pub(crate) fn put(
         target: &Target,
         limit: &intf::Limit,
@@ -112,8 +112,8 @@ impl Root {
         let (out, ifindex) = (limit.leaving(), limit.ifindex);
         let mut undo = Undo::nothing();
         if limit.rate(out).is_some() {
-            tree::plant(&mut netlink, ifindex, target.scope.name(), force)?;
-            undo.arm(limit, uproot);
+            tree::install_root(&mut netlink, ifindex, target.scope.name(), force)?;
+            undo.arm(limit, remove_qdiscs);
         }
         let mut ifb_ifindex = 0;
         if limit.rate(other(out)).is_some() {
@@ -124,9 +124,9 @@ impl Root {
                 Some(libc::EOPNOTSUPP) => LimitError::NoIfb,
                 _ => e.into(),
             })?;
-            undo.arm(limit, uproot);
+            undo.arm(limit, remove_qdiscs);
             ifb_ifindex = netlink.index_of(&name)?;
-            tree::plant(&mut netlink, ifb_ifindex, &name, true)?;
+            tree::install_root(&mut netlink, ifb_ifindex, &name, true)?;
             netlink.set_up(ifb_ifindex, true)?;
         }
         let root = Self::load(target, limit, ifb_ifindex)?;
@@ -182,7 +182,7 @@ impl Drop for Root {
         if !self.kept {
             // The programs first, or packets would be sent to an ifb device that is no more.
             self.hooked = Hooked::default();
-            uproot(&self.limit);
+            remove_qdiscs(&self.limit);
         }
     }
 }
@@ -245,7 +245,7 @@ pub(crate) struct Leaf {
 ///
 /// # Errors
 /// [`LimitError`]; settling what was before puts it back.
-pub(crate) fn settle(
+pub(crate) fn sync(
     root: &intf::Limit,
     slots: &MapHandle,
     members: &MapHandle,
@@ -267,7 +267,7 @@ pub(crate) fn settle(
             let known: Slot = lookup(slots, SLOTS_PIN, place(slot)).ok()?;
             (known.backlog.ifindex == ifindex).then_some(known.backlog)
         };
-        let backlogs = tree::settle(&mut netlink, ifindex, &branches, kept, known)?;
+        let backlogs = tree::sync(&mut netlink, ifindex, &branches, kept, known)?;
         for (branch, backlog) in branches.iter().zip(backlogs) {
             let mark =
                 branch.mark.map_or(0, |mark| u32::try_from(mark.0).unwrap_or(u32::MAX).max(1));
@@ -308,7 +308,7 @@ pub(crate) fn empty_slot(members: &MapHandle, slot: u16) {
     }
 }
 
-/// What HTB is told in a direction.
+/// The options of HTB in a direction.
 fn branches(leaves: &[Leaf], direction: Direction, segment: Bytes) -> Vec<Branch> {
     let index = intf::index(direction);
     let limits = leaves.iter().filter_map(|leaf| {
@@ -333,7 +333,7 @@ pub(crate) fn backlog_of(slots: &MapHandle, direction: Direction) -> Result<Back
 }
 
 /// Takes the qdiscs of a limit off, and its ifb device; what cannot be found is off already.
-pub(crate) fn uproot(limit: &intf::Limit) {
+pub(crate) fn remove_qdiscs(limit: &intf::Limit) {
     let Ok(mut netlink) = Netlink::open() else { return };
     if limit.rate(limit.leaving()).is_some() {
         let _ = root_qdisc::remove(&mut netlink, limit.ifindex);
@@ -401,7 +401,7 @@ impl Scheme for InTree {
         dir: &Path,
         limit: &intf::Limit,
     ) -> Result<Option<Box<dyn Handle>>, &'static str> {
-        Ok(Some(Box::new(Seat::open(dir, limit).ok_or("parent")?)))
+        Ok(Some(Box::new(LimitClass::open(dir, limit).ok_or("parent")?)))
     }
 
     fn pinning(&self) -> Pinning {

@@ -37,7 +37,7 @@ fn queue(slot: u16) -> Handle {
 }
 
 /// Puts an HTB at the root of a device that no other limit has (see [`root_qdisc::put`]).
-pub(crate) fn plant(
+pub(crate) fn install_root(
     netlink: &mut Netlink,
     ifindex: u32,
     device: &str,
@@ -62,7 +62,7 @@ pub(crate) fn remove_classes(
 
 /// Makes the classes of a device what they shall be, and says where the packets of each limit wait: in the
 /// order of `branches`. `known` has what was said before. The classes of the slots `kept` stay as they are.
-pub(crate) fn settle(
+pub(crate) fn sync(
     netlink: &mut Netlink,
     ifindex: u32,
     branches: &[Branch],

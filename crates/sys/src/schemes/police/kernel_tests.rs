@@ -108,7 +108,7 @@ struct Native {
 }
 
 impl Native {
-    /// `may_owe`: `enum pl_owed`.
+    /// `may_owe`: `enum pl_debt`.
     fn take(&mut self, now_ns: u64, wire_bytes: u32, may_owe: u32) -> bool {
         let packet = NativePacket { wire_bytes, may_owe };
         // SAFETY: every pointer is to a live value of the layout that the header declares.

@@ -81,8 +81,8 @@ fn root_police_match_limits_that_were_set_aside_come_back_each_to_its_place() {
 
 /// The command that took a limit off, and the next one, report which limit is not on and why.
 #[test]
-fn root_htb_a_limit_that_cannot_be_put_back_is_told() {
-    const TEST: &str = "root_htb_a_limit_that_cannot_be_put_back_is_told";
+fn root_htb_a_limit_that_cannot_be_put_back_is_reported() {
+    const TEST: &str = "root_htb_a_limit_that_cannot_be_put_back_is_reported";
     in_scene(TEST, |store, hierarchy| {
         let tc = |words: &str| {
             let done = Command::new("tc").args(words.split(' ')).status().unwrap();

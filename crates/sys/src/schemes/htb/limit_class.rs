@@ -8,7 +8,7 @@ use std::{
 use bytemuck::{Pod, Zeroable};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use tidegate_core::{
-    Bytes, Direction, Nanos, Rate, Scheme, census,
+    Bytes, Direction, Nanos, Rate, Scheme, flow_count,
     htb::{ROOT_SLOT, SLOTS},
     spring,
 };
@@ -35,7 +35,7 @@ const SLOW: usize = 2;
 const DROP_FULL: usize = 3;
 
 /// After so long without an ACK nobody counts as sending.
-const SILENT: Nanos = Nanos(2 * census::MAX_PERIOD.0);
+const SILENT: Nanos = Nanos(2 * flow_count::MAX_PERIOD.0);
 
 /// `struct htb_marked`.
 #[repr(C)]
@@ -45,7 +45,7 @@ struct Marked {
     bytes: u64,
 }
 
-/// A queue with what the flows in it are told by their windows.
+/// A queue with the share that windows give its flows.
 fn with_windows(queue: intf::Queue, state: &acks::intf::State) -> intf::Queue {
     intf::Queue {
         // More than all is time, and no rate.
@@ -60,7 +60,7 @@ fn with_windows(queue: intf::Queue, state: &acks::intf::State) -> intf::Queue {
 
 /// Where a limit is in its tree.
 #[derive(Debug, Clone)]
-pub(super) struct Seat {
+pub(super) struct LimitClass {
     /// Where the limit on the device is pinned.
     dir: PathBuf,
     /// That limit.
@@ -68,19 +68,23 @@ pub(super) struct Seat {
     slot: u16,
 }
 
-impl Seat {
+impl LimitClass {
     /// Of the limit that is pinned in `dir`; `None` if its tree is gone.
-    pub(super) fn open(dir: &Path, limit: &intf::Limit) -> Option<Seat> {
+    pub(super) fn open(dir: &Path, limit: &intf::Limit) -> Option<LimitClass> {
         let Some(root) = name_in(dir, ROOT) else {
             // One that was set aside has left its tree.
             let is_root = !limit.is_child();
-            return is_root.then(|| Seat { dir: dir.to_owned(), root: *limit, slot: ROOT_SLOT });
+            return is_root.then(|| LimitClass {
+                dir: dir.to_owned(),
+                root: *limit,
+                slot: ROOT_SLOT,
+            });
         };
         let slot = name_in(dir, SLOT)?.parse().ok()?;
         let dir = dir.parent()?.join(root);
         let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
         let root = Settings::read(&map, 0).ok()?.limit;
-        Some(Seat { dir, root, slot })
+        Some(LimitClass { dir, root, slot })
     }
 
     fn place(&self, direction: Direction) -> u32 {
@@ -137,22 +141,22 @@ impl Seat {
         counters.packets[DROP_FULL] = figures.dropped_packets;
         let acks = acks::dir_of(&self.dir, direction);
         if self.slot == ROOT_SLOT && acks.exists() {
-            // Programs that somebody took off are told by `unhooked`.
+            // Programs that somebody took off are reported by `unhooked`.
             let Ok(maps) = AcksMaps::open(&acks) else { return Ok(reading) };
-            let told = maps.counters()?;
+            let ours = maps.counters()?;
             // ACKs go the other way: none of their bytes are this direction's.
-            counters.packets[MARK] += told.packets[MARK];
-            counters.packets[SLOW] += told.packets[SLOW];
+            counters.packets[MARK] += ours.packets[MARK];
+            counters.packets[SLOW] += ours.packets[SLOW];
             // The queue has never seen these: of senders that ignore their windows.
-            counters.packets[DROP_FULL] += told.packets[DROP_FULL];
-            counters.bytes[DROP_FULL] += told.bytes[DROP_FULL];
-            counters.last_ns = told.last_ns;
+            counters.packets[DROP_FULL] += ours.packets[DROP_FULL];
+            counters.bytes[DROP_FULL] += ours.bytes[DROP_FULL];
+            counters.last_ns = ours.last_ns;
             let state = maps.state()?;
             if self.root.scheme() == Scheme::Spring {
                 reading.queue = with_windows(reading.queue, &state);
             }
-            let silent = now_ns.saturating_sub(state.census.start_ns) > SILENT.0;
-            reading.census = (!silent).then(|| state.census.before.into());
+            let silent = now_ns.saturating_sub(state.flow_count.start_ns) > SILENT.0;
+            reading.flow_count = (!silent).then(|| state.flow_count.before.into());
         }
         Ok(reading)
     }
@@ -175,7 +179,7 @@ impl Seat {
     }
 }
 
-impl Handle for Seat {
+impl Handle for LimitClass {
     /// The backlog as a queue that would be behind by so much, and the counters: what HTB has sent, what was
     /// marked, what the queue has dropped. Bytes that were dropped are not known.
     fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
