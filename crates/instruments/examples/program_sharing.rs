@@ -139,7 +139,7 @@ fn measure(
     sharing: Sharing,
     count: u32,
     groups: &Groups,
-    net: &NetNs,
+    sockets: &[UdpSocket],
     values: &mut Values,
 ) -> Result<()> {
     let name = |what| format!("{what} {:<8} {count:>4} limits", sharing.name());
@@ -161,9 +161,8 @@ fn measure(
     values.add(name("programs, kB"), own.programs as f64 / 1024.0);
     values.add(name("resident, kB"), resident_kb() - resident);
 
-    let to = net.run(|| UdpSocket::bind("127.0.0.1:0"))??;
-    let sockets = groups.sockets(used, net, &to)?;
-    values.add(name("packet, ns"), packet_ns(&limits, &sockets)?);
+    let sockets = &sockets[..used.len()];
+    values.add(name("packet, ns"), packet_ns(&limits, sockets)?);
     let passed = limits.passed(1, Direction::Egress)?.0;
     assert_eq!(passed, (PACKETS / sockets.len()) as u64, "{sharing:?}: the limit saw its packets");
 
@@ -226,11 +225,14 @@ fn main() -> Result<()> {
     let counts = if counts.is_empty() { vec![1, 100, 1000] } else { counts };
     let groups = Groups::new(counts.iter().copied().max().unwrap_or(1))?;
     let net = NetNs::create(&format!("tidegate-{}-sharing", std::process::id()))?;
+    let to = net.run(|| UdpSocket::bind("127.0.0.1:0"))??;
+    // Once for all runs: the kernel takes its time to move a process.
+    let sockets = groups.sockets(&groups.groups, &net, &to)?;
     let mut values = Values::default();
     for _ in 0..runs {
         for count in &counts {
             for sharing in Sharing::ALL {
-                measure(sharing, *count, &groups, &net, &mut values)?;
+                measure(sharing, *count, &groups, &sockets, &mut values)?;
             }
         }
         for sharing in [Sharing::Own, Sharing::Slot, Sharing::Chunk, Sharing::Whole] {
@@ -238,7 +240,7 @@ fn main() -> Result<()> {
         }
         product(1, &groups, &mut values)?;
     }
-    product(20.min(groups.groups.len() as u32), &groups, &mut values)?;
+    product(100.min(groups.groups.len() as u32), &groups, &mut values)?;
     values.print();
     Ok(())
 }
