@@ -1,7 +1,7 @@
 //! Ways in which many limits on cgroups can share programs, to compare what a limit and a packet cost.
 //!
-//! `bpf/sharing.bpf.c` has the programs: virtual queues without a fair share. Nothing is pinned: all goes with
-//! [`Limits`].
+//! `bpf/sharing.bpf.c` has the programs: virtual queues without a fair share. Nothing is pinned: all goes
+//! with [`Limits`].
 
 use std::{
     collections::BTreeMap,
