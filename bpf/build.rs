@@ -10,10 +10,10 @@ use std::{
 
 use libbpf_cargo::SkeletonBuilder;
 
-/// Compiles every `*.bpf.c` below `sources` to an object with a Rust skeleton in `OUT_DIR`, and the pure
-/// headers there a second time, for this machine: each file in `native` gives the inline functions of one
-/// symbols to link to. They are the library `library`, a name of its own for each crate, which the tests
-/// call.
+/// Compiles every `*.bpf.c` below `sources` to an object with a Rust skeleton, a module of `skel.rs` in
+/// `OUT_DIR`, and the pure headers there a second time, for this machine: each file in `native` gives the
+/// inline functions of one symbols to link to. They are the library `library`, a name of its own for each
+/// crate, which the tests call.
 pub fn build(sources: &str, library: &str) -> Result<(), Box<dyn Error>> {
     let bpf = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join(sources).canonicalize()?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
@@ -23,6 +23,7 @@ pub fn build(sources: &str, library: &str) -> Result<(), Box<dyn Error>> {
 
     let headers = format!("-I{}", bpf.display());
     let system_headers = format!("-I/usr/include/{triplet}");
+    let mut modules = String::new();
     for path in files_below(&bpf)? {
         println!("cargo:rerun-if-changed={}", path.display());
         let Some(name) = path.file_name().and_then(|n| n.to_str()) else { continue };
@@ -32,7 +33,9 @@ pub fn build(sources: &str, library: &str) -> Result<(), Box<dyn Error>> {
             // v3: 32-bit jumps and the atomics that return the old value (kernel 5.12).
             .clang_args(["-mcpu=v3", "-Wall", "-Werror", &headers, &system_headers])
             .build_and_generate(out.join(format!("{stem}.skel.rs")))?;
+        modules += &format!("pub mod {stem} {{ include!(\"{stem}.skel.rs\"); }}\n");
     }
+    std::fs::write(out.join("skel.rs"), modules)?;
     native(&bpf, library)
 }
 

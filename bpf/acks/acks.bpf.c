@@ -20,6 +20,7 @@
 
 #include "acks/acks.h"
 #include "waiting/backlog.h"
+#include "common/counters_map.h"
 #include "common/intf.h"
 #include "common/packet.h"
 #include "acks/tcp.h"
@@ -49,13 +50,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct tg_backlog);
 } backlogs SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct tg_counters);
-} counters SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -109,7 +103,7 @@ static __always_inline struct ahead waiting(const struct ac_limit *l, struct ac_
 	struct ahead ahead;
 
 	if (l->most_ns) {
-		ahead.ns = fs_min(wt_owed(&s->account, now), WT_MAX_NS);
+		ahead.ns = fs_min(wt_debt(&s->account, now), WT_MAX_NS);
 		ahead.bytes = sp_bytes(&l->spring, ahead.ns);
 		return ahead;
 	}
@@ -303,7 +297,7 @@ int acks_data(struct __sk_buff *skb)
 	/* The next program decides. */
 	if (!l || !s)
 		return TC_ACT_UNSPEC;
-	if ((l->most_ns && wt_owed(&s->account, now) > l->most_ns) || data(skb, l, s, now)) {
+	if ((l->most_ns && wt_debt(&s->account, now) > l->most_ns) || data(skb, l, s, now)) {
 		count(TG_DROP_FULL, bytes, now);
 		return TC_ACT_SHOT;
 	}
@@ -388,7 +382,7 @@ int acks_back(struct __sk_buff *skb)
 	flags = packet.flags;
 	window = packet.window;
 	now = bpf_ktime_get_ns();
-	cs_count(&l->spring, &s->census, &flow->mark, packet.ack, now);
+	fc_ack(&l->spring, &s->flow_count, &flow->mark, packet.ack, now);
 	if (l->scheme == AC_SPRING)
 		window = spring(l, s, flow, &packet, now);
 	else if (dem(l, s, flow, &packet, now))

@@ -19,11 +19,9 @@
 #include <bpf/bpf_helpers.h>
 
 #include "acks/acks.h"
+#include "common/intf.h"
 #include "common/options.h"
 #include "common/tcp_header.h"
-
-/* Of an IPv4 fragment field: "not the first" or "more to come". */
-#define IP_IS_FRAGMENT 0x3fff
 
 struct tcp_packet {
 	struct tcp_key key;
@@ -75,7 +73,7 @@ static __always_inline int tcp_read(struct __sk_buff *skb, __u32 link_bytes, int
 			return -1;
 		header = ip.ihl * 4;
 		if (ip.version != 4 || header < sizeof(ip) || ip.protocol != IPPROTO_TCP ||
-		    ip.frag_off & bpf_htons(IP_IS_FRAGMENT))
+		    ip.frag_off & bpf_htons(TG_FRAGMENT))
 			return -1;
 		source[2] = bpf_htonl(0xffff);
 		source[3] = ip.saddr;

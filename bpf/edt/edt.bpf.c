@@ -17,9 +17,11 @@
 #include <bpf/bpf_helpers.h>
 
 #include "common/counters.h"
+#include "common/counters_map.h"
 #include "edt/edt.h"
 #include "common/epoch.h"
 #include "common/exempt_packet.h"
+#include "common/flow.h"
 #include "common/intf.h"
 #include "common/maps.h"
 #include "common/packet.h"
@@ -29,8 +31,6 @@
 #define LOOPBACK_IFINDEX 1
 /* A socket's own departure time that is later than this is of another clock. */
 #define MAX_OWN_NS 10000000000ULL
-/* The part of an IPv4 header's fragment field that says "not the first" or "more to come". */
-#define IP_FRAGMENT 0x3fff
 
 enum {
 	RET_DROP_SLOW = 2,
@@ -44,53 +44,16 @@ enum place {
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, TG_DIRECTIONS);
-	__type(key, __u32);
-	__type(value, struct tg_counters);
-} counters SEC(".maps");
-
-struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, EDT_FLOWS);
 	__type(key, __u32);
 	__type(value, struct edt_flow);
 } flows SEC(".maps");
 
-/* So that nobody outside can choose flows that share a slot. */
-const volatile __u32 seed = 0;
-
-/* The slot of the packet's flow: addresses, protocol, and ports where it has them. */
-static __always_inline __u32 flow_place(struct __sk_buff *skb, __u8 protocol)
+/* The slot of the packet's flow. A separate function: see tg_parse. */
+__noinline __u32 flow_place(struct __sk_buff *skb)
 {
-	__u32 hash = edt_mix(seed, protocol);
-	__u32 ports = 0, offset = 0;
-
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		struct iphdr ip;
-
-		if (!tg_load(skb, 0, &ip, sizeof(ip))) {
-			hash = edt_mix(edt_mix(hash, ip.saddr), ip.daddr);
-			/* Only the first fragment has ports: leave them out of all. */
-			if (!(ip.frag_off & bpf_htons(IP_FRAGMENT)))
-				offset = ip.ihl * 4;
-		}
-	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		struct ipv6hdr ip;
-
-		if (!tg_load(skb, 0, &ip, sizeof(ip))) {
-			for (int i = 0; i < 4; i++) {
-				hash = edt_mix(hash, ip.saddr.in6_u.u6_addr32[i]);
-				hash = edt_mix(hash, ip.daddr.in6_u.u6_addr32[i]);
-			}
-			if (ip.nexthdr == protocol)
-				offset = sizeof(ip);
-		}
-	}
-	if (offset && (protocol == IPPROTO_TCP || protocol == IPPROTO_UDP) &&
-	    !tg_load(skb, offset, &ports, sizeof(ports)))
-		hash = edt_mix(hash, ports);
-	return hash % EDT_FLOWS;
+	return fl_hash(skb, tg_load_from, 0, skb->protocol) % EDT_FLOWS;
 }
 
 /* TCP small queues hold the sender back: TCP, of a socket of this host. */
@@ -208,7 +171,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 		return TG_PASS;
 	}
 	tg_parse(skb, &headers);
-	place_of_flow = flow_place(skb, headers.protocol);
+	place_of_flow = flow_place(skb);
 	flow = bpf_map_lookup_elem(&flows, &place_of_flow);
 	if (!flow)
 		return TG_PASS;

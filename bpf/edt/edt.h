@@ -153,11 +153,4 @@ edt_commit(const struct edt_look *look, struct edt_flow *flow, __u64 *latest_ns,
 	return departure;
 }
 
-/* Mixes a word of a flow's identity into its hash. */
-static inline __attribute__((always_inline)) __u32 edt_mix(__u32 hash, __u32 word)
-{
-	hash = (hash ^ word) * 0x9e3779b1U;
-	return hash ^ hash >> 15;
-}
-
 #endif

@@ -17,6 +17,7 @@
 
 #include "waiting/backlog.h"
 #include "htb/htb.h"
+#include "common/counters_map.h"
 #include "common/intf.h"
 #include "common/maps.h"
 #include "common/packet.h"
@@ -39,13 +40,6 @@ struct htb_marked {
 	__u64 packets;
 	__u64 bytes;
 };
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, TG_DIRECTIONS);
-	__type(key, __u32);
-	__type(value, struct tg_counters);
-} counters SEC(".maps");
 
 /* The slots of a tree, of the first direction, then of the other. */
 struct {

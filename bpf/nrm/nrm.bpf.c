@@ -16,6 +16,7 @@
 
 #include "nrm/admission_packet.h"
 #include "common/counters.h"
+#include "common/counters_map.h"
 #include "common/epoch.h"
 #include "common/exempt_packet.h"
 #include "common/flow.h"
@@ -39,13 +40,6 @@ enum {
 	RET_DROP_SLOW = 2,
 	RET_PASS_SLOW = 3,
 };
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, TG_DIRECTIONS);
-	__type(key, __u32);
-	__type(value, struct tg_counters);
-} counters SEC(".maps");
 
 /* The flows of all queues. */
 struct {

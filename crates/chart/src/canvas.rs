@@ -79,7 +79,6 @@ impl Style {
 
 /// An entry of the legend.
 pub struct Key {
-    /// What it says.
     pub label: String,
     /// What stands before it.
     pub mark: Mark,

@@ -10,7 +10,6 @@ use crate::units::Unit;
 /// Which share of the samples is at or below a value.
 #[derive(Clone, Debug)]
 pub struct Cdf {
-    /// The title.
     pub title: String,
     /// What was sampled, as a key with its unit: `rtt_us`.
     pub metric: String,

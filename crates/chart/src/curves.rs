@@ -10,7 +10,6 @@ use crate::units::Unit;
 /// What something costs against how much there is of it.
 #[derive(Clone, Debug)]
 pub struct Curves {
-    /// The title.
     pub title: String,
     /// What runs along, as a key with its unit: `elements`.
     pub x: String,

@@ -1,5 +1,5 @@
 //! Figures as SVG: lines over time, cumulative distributions, curves over decades, and what others are made
-//! of.
+//! of. And [`text`]: colours and columns on a terminal.
 //!
 //! ```text
 //! lines, cdf, curves -> axis (ticks, mapping) -> canvas (strokes and text, through plotters)
@@ -15,6 +15,7 @@ mod cdf;
 mod curves;
 mod lines;
 pub mod palette;
+pub mod text;
 mod tokens;
 pub mod units;
 
@@ -33,7 +34,6 @@ pub struct Series {
 }
 
 impl Series {
-    /// A series of given points.
     pub fn new(system: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
         Series { system: system.into(), points }
     }

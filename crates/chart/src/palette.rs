@@ -75,20 +75,23 @@ mod tests {
         assert_eq!(colours(&["htb, 1 Gbit/s", "pace, 1 Gbit/s"]), [VERMILLION, GREEN]);
     }
 
+    /// Nine of them, of the known ones and strangers, in many orders.
     #[test]
     fn no_two_systems_of_a_figure_look_alike() {
-        for systems in [
-            vec!["nrm", "spring", "dem", "nrm-paper", "pace", "carousel"],
-            vec!["a", "b", "htb", "c", "d", "e", "f", "g", "h"],
-        ] {
+        let known = KNOWN.iter().map(|(name, _)| *name);
+        let names: Vec<&str> = known.chain(["a", "b", "c"]).collect();
+        for (start, step) in (0..names.len()).flat_map(|at| [1, 2, 3, 5].map(|step| (at, step))) {
+            let systems: Vec<&str> =
+                (0..FREE.len()).map(|i| names[(start + i * step) % names.len()]).collect();
             let colours = colours(&systems);
-            let distinct = crate::distinct(colours.iter());
-            assert_eq!(distinct.len(), systems.len(), "{systems:?}");
+            assert_eq!(crate::distinct(colours.iter()).len(), systems.len(), "{systems:?}");
         }
     }
 
     #[test]
-    fn more_systems_than_colours() {
-        assert_eq!(colours(&["x"; 12]).len(), 12);
+    fn more_systems_than_colours_use_each_before_one_again() {
+        let colours = colours(&["x"; 12]);
+        assert_eq!(colours[..9], FREE);
+        assert_eq!(colours[9..], FREE[..3]);
     }
 }

@@ -13,7 +13,6 @@ const LOSSES: RGBColor = RGBColor(0xD5, 0x5E, 0x00);
 /// A bucket over time.
 #[derive(Clone, Debug)]
 pub struct Tokens {
-    /// The title.
     pub title: String,
     /// Seconds and bytes, ascending in time.
     pub tokens: Vec<(f64, f64)>,

@@ -1,67 +1,22 @@
 //! What people read: aligned tables, figures in units, colour on a terminal.
 
 use std::{
-    env,
-    io::{self, IsTerminal, Write},
+    io::{self, Write},
+    iter,
 };
 
+use tidegate_chart::text;
+pub use tidegate_chart::text::{Align, Paint};
 use tidegate_core::{Class, Scope, prefixes::Prefixes};
 pub use tidegate_host::figures::{rate, size, time};
 use tidegate_host::{
-    plan::Standing,
+    plan::State,
     risk::AtRisk,
     settings::{fields::Shown, given, is_parents, whole},
     status::Settings,
     tree::tree,
 };
 use tidegate_sys::{limit::LimitOptions, xdp::XdpMode};
-
-/// Colours of standard output; none unless it is a terminal that wants them.
-#[derive(Debug, Clone, Copy)]
-pub struct Paint {
-    on: bool,
-}
-
-impl Paint {
-    pub fn stdout() -> Paint {
-        let refused = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        let dumb = env::var_os("TERM").is_some_and(|term| term == "dumb");
-        Paint { on: io::stdout().is_terminal() && !refused && !dumb }
-    }
-
-    /// No colours.
-    #[cfg(test)]
-    pub fn plain() -> Paint {
-        Paint { on: false }
-    }
-
-    fn code(self, code: &str, text: &str) -> String {
-        if self.on { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
-    }
-
-    pub fn red(self, text: &str) -> String {
-        self.code("1;31", text)
-    }
-
-    pub fn green(self, text: &str) -> String {
-        self.code("32", text)
-    }
-
-    pub fn yellow(self, text: &str) -> String {
-        self.code("33", text)
-    }
-
-    pub fn bold(self, text: &str) -> String {
-        self.code("1", text)
-    }
-}
-
-/// How a column is aligned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Align {
-    Left,
-    Right,
-}
 
 /// A column: its head and its alignment.
 pub type Column = (&'static str, Align);
@@ -73,24 +28,14 @@ pub fn table(
     columns: &[Column],
     rows: &[Vec<String>],
 ) -> io::Result<()> {
-    let width = |i: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count());
-        cells.chain([columns[i].0.len()]).max().unwrap_or(0)
-    };
-    let widths: Vec<_> = (0..columns.len()).map(width).collect();
-    let heads: Vec<_> = columns.iter().map(|(head, _)| (*head).to_owned()).collect();
+    let heads = columns.iter().map(|(head, _)| (*head).to_owned()).collect();
+    let widths = text::widths(iter::once(&heads).chain(rows));
     writeln!(out, "{}", paint.bold(&line(columns, &widths, &heads)))?;
     rows.iter().try_for_each(|row| writeln!(out, "{}", line(columns, &widths, row)))
 }
 
-/// One line of a table.
 pub fn line(columns: &[Column], widths: &[usize], cells: &[String]) -> String {
-    let cells =
-        cells.iter().zip(columns).zip(widths).map(|((cell, (_, align)), width)| match align {
-            Align::Left => format!("{cell:<width$}"),
-            Align::Right => format!("{cell:>width$}"),
-        });
-    cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    text::line(columns.iter().map(|(_, align)| *align), widths, cells)
 }
 
 /// Packets and their size.
@@ -192,7 +137,7 @@ pub fn indented(depth: usize, name: &str) -> String {
 }
 
 /// The cry for a limit that is not enforced, with what to do; `None` when all is well.
-pub fn alarm(name: &str, scope: &Scope, state: Standing) -> Option<String> {
+pub fn alarm(name: &str, scope: &Scope, state: State) -> Option<String> {
     let back = format!(
         "put it back with `tidegate apply` or `tidegate limit add`, or take it off with `tidegate limit del \
          {name}`"
@@ -205,35 +150,20 @@ pub fn alarm(name: &str, scope: &Scope, state: Standing) -> Option<String> {
         _ => "removed, or is in another network namespace",
     };
     match state {
-        Standing::InForce => None,
-        Standing::ScopeGone => {
+        State::InForce => None,
+        State::ScopeGone => {
             Some(format!("limit `{name}` is NOT ENFORCED: {scope} was {gone}; {back}"))
         }
-        Standing::Unhooked => Some(format!(
+        State::Detached => Some(format!(
             "limit `{name}` is NOT ENFORCED: something took its programs off {scope}; {restore}"
         )),
-        Standing::Broken => Some(format!(
+        State::Broken => Some(format!(
             "limit `{name}` on {scope} is BROKEN: it cannot be read, so nobody knows what it does; {restore}"
         )),
-        Standing::Unkept => Some(format!(
+        State::NoFq => Some(format!(
             "limit `{name}` on {scope} is NOT ENFORCED as written: a device by which its packets leave has \
              no `fq` any more, so they are not delayed, only dropped beyond the horizon; `tidegate plan` and \
              `tc qdisc show` tell which; type: tc qdisc replace dev DEVICE root fq"
         )),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_are_as_wide_as_their_widest_cell() {
-        let mut out = Vec::new();
-        let columns = [("NAME", Align::Left), ("RATE", Align::Right)];
-        let rows = [vec!["a".into(), "50mbit".into()], vec!["longer".into(), "1gbit".into()]];
-        table(&mut out, Paint { on: false }, &columns, &rows).unwrap();
-        let text = String::from_utf8(out).unwrap();
-        assert_eq!(text, "NAME      RATE\na       50mbit\nlonger   1gbit\n");
     }
 }

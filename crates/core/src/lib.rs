@@ -35,6 +35,7 @@
 
 #![no_std]
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 extern crate alloc;
 
@@ -46,7 +47,6 @@ extern crate self as tidegate_core;
 
 pub mod admission;
 pub mod burst;
-pub mod census;
 pub mod choice;
 pub mod class;
 pub mod codel;
@@ -57,6 +57,7 @@ pub mod exempt;
 pub mod fair_police;
 pub mod fair_share;
 pub mod fleet;
+pub mod flow_count;
 pub mod htb;
 pub mod link;
 pub mod meter;

@@ -54,6 +54,12 @@ pub struct SchemeInfo {
     pub queues: [QueueKind; 2],
     /// The settings that a limit of this scheme has, by their names in a spec file. Others are refused.
     pub fields: &'static [&'static str],
+    /// Its eBPF program for what a cgroup sends: by that a limit on a cgroup is found.
+    pub cgroup_program: Option<&'static str>,
+    /// Its eBPF programs on devices, by which what is left there is known as ours.
+    pub device_programs: &'static [&'static str],
+    /// Those of them that come with the qdisc at the root of a device.
+    pub qdisc_programs: &'static [&'static str],
 }
 
 /// Every scheme of this version, in the order of [`Scheme`].
@@ -83,6 +89,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
             "rto_min",
             "delack_max",
         ],
+        cgroup_program: Some("nrm_egress"),
+        device_programs: &[],
+        qdisc_programs: &[],
     },
     SchemeInfo {
         scheme: Scheme::Nrm,
@@ -110,6 +119,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
             "rto_min",
             "delack_max",
         ],
+        cgroup_program: Some("nrm_egress"),
+        device_programs: &[],
+        qdisc_programs: &[],
     },
     SchemeInfo {
         scheme: Scheme::Edt,
@@ -123,6 +135,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         in_trees: false,
         queues: [QueueKind::Departures; 2],
         fields: &["egress", "burst", "mark", "drop", "exempt", "loopback"],
+        cgroup_program: Some("edt_cgroup"),
+        device_programs: &["edt_device", "edt_port"],
+        qdisc_programs: &[],
     },
     SchemeInfo {
         scheme: Scheme::Police,
@@ -139,6 +154,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
             "egress", "ingress", "burst", "meter", "actions", "fair", "hook", "match", "exempt",
             "loopback",
         ],
+        cgroup_program: Some("police_egress"),
+        device_programs: &["police_in", "police_out", "police_xdp", "match_in", "match_out"],
+        qdisc_programs: &[],
     },
     SchemeInfo {
         scheme: Scheme::Htb,
@@ -152,6 +170,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         in_trees: true,
         queues: [QueueKind::Qdisc; 2],
         fields: &["egress", "ingress", "ceiling", "guarantee", "weight", "burst", "ecn", "drop"],
+        cgroup_program: None,
+        device_programs: &["htb_in", "htb_out", "htb_stamp"],
+        qdisc_programs: &["htb_in", "htb_out"],
     },
     SchemeInfo {
         scheme: Scheme::Dem,
@@ -165,6 +186,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         in_trees: false,
         queues: [QueueKind::ShortQdisc; 2],
         fields: &["egress", "ingress", "burst", "drop"],
+        cgroup_program: None,
+        device_programs: &["htb_in", "htb_out", "acks_back", "acks_data"],
+        qdisc_programs: &["htb_in", "htb_out"],
     },
     SchemeInfo {
         scheme: Scheme::Spring,
@@ -178,6 +202,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         in_trees: false,
         queues: [QueueKind::ShortQdisc; 2],
         fields: &["egress", "ingress", "burst", "drop"],
+        cgroup_program: None,
+        device_programs: &["htb_in", "htb_out", "acks_back", "acks_data"],
+        qdisc_programs: &["htb_in", "htb_out"],
     },
     SchemeInfo {
         scheme: Scheme::Carousel,
@@ -191,6 +218,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         in_trees: false,
         queues: [QueueKind::Alone; 2],
         fields: &["egress", "ingress", "burst", "mark"],
+        cgroup_program: None,
+        device_programs: &[],
+        qdisc_programs: &[],
     },
 ];
 

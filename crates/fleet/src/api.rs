@@ -47,13 +47,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// What is asked of the node.
 #[derive(Debug)]
 pub enum Ask {
-    /// What it knows and does.
     Status(oneshot::Sender<Box<NodeStatus>>),
     /// To read the spec again; what changed, or why not.
     Reload(oneshot::Sender<Result<Vec<String>, String>>),
 }
 
-/// Who may ask what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Door {
     /// The Unix socket: everything.
@@ -65,30 +63,16 @@ pub enum Door {
 /// Why the socket cannot be had, or a daemon not asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// Another daemon has it.
     #[error(
         "{0}: another tidegate daemon runs there; end that first, or write another `api` in [fleet]"
     )]
     Taken(String),
-    /// Something else is there.
     #[error("{0}: is no socket; write another `api` in [fleet]")]
     NoSocket(String),
-    /// The operating system refused.
     #[error("{path}: {source}")]
-    Io {
-        /// Where.
-        path: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// It answers something else.
+    Io { path: String, source: io::Error },
     #[error("{path}: {why}")]
-    Answer {
-        /// Where.
-        path: String,
-        /// What is wrong.
-        why: String,
-    },
+    Answer { path: String, why: String },
 }
 
 /// Opens the socket. What a process left that is no more is removed.
@@ -123,7 +107,6 @@ pub trait Listener {
     /// A connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + 'static;
 
-    /// The next one.
     fn next(&self) -> impl Future<Output = io::Result<Self::Stream>>;
 }
 
@@ -196,9 +179,9 @@ async fn answer(
 ) -> Response<Full<Bytes>> {
     let busy = || text(StatusCode::SERVICE_UNAVAILABLE, PLAIN, "the node is busy or ends\n");
     let status = async || {
-        let (tell, told) = oneshot::channel();
+        let (tell, reply) = oneshot::channel();
         requests.try_send(Ask::Status(tell)).ok()?;
-        told.await.ok()
+        reply.await.ok()
     };
     match (door, request.method(), request.uri().path()) {
         (_, &Method::GET, "/metrics") => match status().await {
@@ -213,11 +196,11 @@ async fn answer(
             None => busy(),
         },
         (Door::Socket, &Method::POST, "/v1/reload") => {
-            let (tell, told) = oneshot::channel();
+            let (tell, reply) = oneshot::channel();
             if requests.try_send(Ask::Reload(tell)).is_err() {
                 return busy();
             }
-            match told.await {
+            match reply.await {
                 Ok(Ok(changes)) => {
                     let body = serde_json::json!({ "changes": changes }).to_string();
                     text(StatusCode::OK, JSON, body)

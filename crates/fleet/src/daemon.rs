@@ -61,7 +61,6 @@ const END_POLL: Duration = Duration::from_millis(20);
 /// That datagrams cannot be sent is said no more often.
 const TELL_SENDING: Nanos = Nanos(60 * NANOS_PER_SEC);
 
-/// What to run.
 #[derive(Debug, Clone)]
 pub struct DaemonOptions {
     /// The spec file, read again on SIGHUP.
@@ -73,48 +72,26 @@ pub struct DaemonOptions {
 /// Why the daemon does not run. Limits are as they were.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// The file is no spec.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// No fleet in it.
     #[error("{0}: no `[fleet]` in it; write one with name and keys, and a `[[group]]`")]
     NoFleet(String),
-    /// The host's name is no node's.
     #[error("the host is called `{0}`, and a node's name {1}; write node = \"...\" in [fleet]")]
     HostName(String, FleetError),
-    /// A port is taken, or may not be had.
     #[error("[fleet] {field} {addr}: {source}{}", in_use(.source))]
-    Bind {
-        /// The field.
-        field: &'static str,
-        /// The address.
-        addr: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
-    /// The socket for status.
+    Bind { field: &'static str, addr: SocketAddr, source: io::Error },
     #[error("[fleet] api: {0}")]
     Api(#[from] ApiError),
-    /// The keys.
     #[error(transparent)]
     Keys(#[from] KeyError),
-    /// The state.
     #[error("[fleet] state: {0}")]
     Storage(#[from] StorageError),
-    /// The host cannot hold limits.
     #[error(transparent)]
     Preflight(#[from] PreflightError),
-    /// The node.
     #[error(transparent)]
     Node(#[from] NodeError),
-    /// Signals, timers or randomness cannot be had.
     #[error("{what}: {source}")]
-    System {
-        /// What.
-        what: &'static str,
-        /// Why.
-        source: io::Error,
-    },
+    System { what: &'static str, source: io::Error },
     /// Limits could not be set to what is the host's own.
     #[error("limit `{0}` keeps the rate that it has: {1}")]
     StandDown(String, LocalError),
@@ -437,7 +414,7 @@ impl<F: FnMut(&Event)> Daemon<F> {
         self.failing.insert(source, (which, why));
     }
 
-    /// Says so when a node that was told the address of its default route is elsewhere for the others.
+    /// Says so when a node that advertises the address of its default route is elsewhere for the others.
     fn check_guess(&mut self, addresses: &[SocketAddr]) {
         let Some(to) = addresses.first().filter(|_| self.guessed) else { return };
         let Ok(ip) = address::source_to(*to) else { return };
@@ -445,7 +422,7 @@ impl<F: FnMut(&Event)> Daemon<F> {
         let is = self.entry.addr;
         if ip != is.ip() && !ip.is_loopback() {
             let text = format!(
-                "others are told that this node is at {is}, and its route to {to} leaves from {ip}: restart \
+                "others know this node at {is}, and its route to {to} leaves from {ip}: restart \
                  the daemon, or write advertise = \"{}\" in [fleet]",
                 SocketAddr::new(ip, is.port())
             );
@@ -551,7 +528,7 @@ impl<F: FnMut(&Event)> Daemon<F> {
             done = self.node.end(now());
         }
         if !done {
-            let what = "a limit of a group could not be set to what is this host's in any case";
+            let what = "a limit of a group could not be set to this host's reserved share";
             self.node.report(Event::Warning(what.to_owned()));
         }
         self.flush();
@@ -578,7 +555,7 @@ fn notify(states: &[NotifyState<'_>]) {
     let _ = sd_notify::notify(false, states);
 }
 
-/// For when a daemon has died: the limits of its groups keep what is this host's in any case.
+/// For when a daemon has died: the limits of its groups keep this host's reserved share.
 ///
 /// # Errors
 /// [`DaemonError`]; other limits were set all the same.

@@ -38,19 +38,14 @@ pub const ENTRIES_MAX: usize = 1_024;
 /// Why a source cannot be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// It does not answer in time.
     #[error("no answer within {} s", PATIENCE.as_secs())]
     Late,
-    /// It cannot be reached.
     #[error("cannot be reached: {0}")]
     Io(#[from] io::Error),
-    /// Names that have no addresses now.
     #[error("does not resolve: {0}")]
     Names(String),
-    /// It answers, and refuses.
     #[error("refuses: {0}")]
     Refused(String),
-    /// It answers something that is not of its protocol.
     #[error("answers something else than {0}")]
     Protocol(&'static str),
 }
@@ -58,9 +53,7 @@ pub enum SourceError {
 /// What this node enters in a registry.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// The cluster.
     pub cluster: String,
-    /// Its name.
     pub node: String,
     /// Where others reach it.
     pub addr: SocketAddr,
@@ -73,13 +66,10 @@ pub enum Source {
     Peers(Vec<String>),
     /// A name whose addresses are nodes.
     Dns(String),
-    /// A Redis.
     Redis(Url),
-    /// An etcd.
     Etcd(Url),
 }
 
-/// What a source said.
 #[derive(Debug)]
 pub struct News {
     /// Which: `peers`, `dns`, `redis` or `etcd`.
@@ -95,7 +85,6 @@ pub struct News {
 /// Addresses of a source.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// The addresses.
     pub addresses: Vec<SocketAddr>,
     /// Names that could not be resolved, and why: the others are good all the same.
     pub failed: Option<SourceError>,
@@ -108,7 +97,6 @@ impl From<Vec<SocketAddr>> for Found {
 }
 
 impl Source {
-    /// The sources of a fleet.
     #[must_use]
     pub fn of(fleet: &FleetSpec) -> Vec<Source> {
         let mut sources = Vec::new();

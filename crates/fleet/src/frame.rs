@@ -25,7 +25,6 @@ const BODY_MAX: usize = (1 << 14) - 1;
 /// The most groups of one [`Frame::Report`].
 pub const REPORTS_MAX: usize = 12;
 
-/// A frame.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Frame {
     /// I am here.
@@ -46,7 +45,6 @@ pub enum Frame {
     Superseded {
         /// That life.
         life: Life,
-        /// Its address.
         addr: SocketAddr,
     },
     /// A message of an algorithm, as it encodes itself, but for what the datagram says: whose it is. Before

@@ -28,48 +28,34 @@ const FILE_MAX_BYTES: u64 = 64 << 10;
 /// Why a file has no keys.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// It cannot be read.
     #[error(
         "{}: {source}; make one with: tidegate daemon --new-key 1 | sudo install -m 600 /dev/stdin {}",
         .path.display(), .path.display()
     )]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Others may read it.
+    Unreadable { path: PathBuf, source: io::Error },
     #[error(
         "{}: others may read or change it (mode {mode:03o}, owner {owner}); type: chmod 600 {0}, and have it \
          owned by root or by who runs the daemon",
         .path.display()
     )]
     Exposed {
-        /// The file.
         path: PathBuf,
         /// Its permissions.
         mode: u32,
-        /// Its owner.
         owner: u32,
     },
-    /// A line that is no key.
     #[error(
         "{}:{line}: {what}; a line is a number from 1 to 255 and 64 hexadecimal digits",
         .path.display()
     )]
     Line {
-        /// The file.
         path: PathBuf,
         /// From 1.
         line: usize,
-        /// What is wrong.
         what: &'static str,
     },
-    /// No key in it.
     #[error("{}: no key in it; make one with: tidegate daemon --new-key 1", .0.display())]
     Empty(PathBuf),
-    /// No randomness.
     #[error("the kernel gives no random numbers: {0}")]
     Random(String),
 }
@@ -153,13 +139,11 @@ impl KeyRing {
         Ok(line)
     }
 
-    /// The key that seals.
     pub(super) fn sealing(&self) -> (u8, &XChaCha20Poly1305) {
         let (id, cipher) = &self.keys[0];
         (*id, cipher)
     }
 
-    /// A key that opens.
     pub(super) fn opening(&self, id: u8) -> Option<&XChaCha20Poly1305> {
         self.keys.iter().find(|(other, _)| *other == id).map(|(_, cipher)| cipher)
     }

@@ -29,23 +29,19 @@ const SUSPECT: Duration = Duration::from_secs(10);
 const ANNOUNCE: Duration = Duration::from_secs(15);
 /// Who is down is remembered so long.
 const REMEMBER: Duration = Duration::from_secs(3_600);
-/// A change is told on so often.
+/// A change is passed on so often.
 const TELL: u8 = 10;
 /// No message is longer, in bytes.
 const BYTES_MAX: usize = 1_200;
-/// The most timers.
 const TIMERS_MAX: usize = 65_536;
 
 /// A node as others tell of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contact {
-    /// Its number.
     pub id: MemberId,
     /// Which life of it.
     pub session: u64,
-    /// Where it is.
     pub addr: SocketAddr,
-    /// Its name.
     pub name: String,
 }
 
@@ -61,10 +57,8 @@ pub enum Change {
 /// Bytes that are no message of a membership, or not of their sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MembershipError {
-    /// Not in the form that is read.
     #[error("not a message of the membership")]
     Content,
-    /// Of another node than the one that sent it.
     #[error("a message of another node than its sender")]
     Sender,
 }
@@ -90,7 +84,6 @@ pub trait Membership {
     /// Something to be sent.
     fn poll_transmit(&mut self) -> Option<(Contact, Vec<u8>)>;
 
-    /// Something that changed.
     fn poll_change(&mut self) -> Option<Change>;
 
     /// The others that are there.
@@ -311,7 +304,7 @@ impl Swim {
             notify_down_members: true,
             periodic_announce: once(ANNOUNCE),
             periodic_announce_to_down_members: once(ANNOUNCE),
-            // Changes go with the probes: what else is told all the time would cost small limits dear.
+            // Changes go with the probes: constant messages of their own would cost small limits dear.
             periodic_gossip: None,
         };
         let own = Node { contact: own, generation: 0 };
@@ -325,7 +318,7 @@ impl Swim {
     }
 
     /// Takes over what foca asks for.
-    fn settle(&mut self, now: Nanos) {
+    fn sync(&mut self, now: Nanos) {
         while let Some((after, timer)) = self.runtime.to_schedule() {
             self.timer_number += 1;
             let after = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
@@ -359,7 +352,7 @@ impl Membership for Swim {
         let node = Node { contact: contact.clone(), generation: 0 };
         // It fails only if the form does, which bounds its strings before.
         let _ = self.foca.announce(node, &mut self.runtime);
-        self.settle(now);
+        self.sync(now);
     }
 
     fn on_bytes(
@@ -373,7 +366,7 @@ impl Membership for Swim {
             return Err(MembershipError::Sender);
         }
         let taken = self.foca.handle_data(bytes, &mut self.runtime);
-        self.settle(now);
+        self.sync(now);
         taken.map_err(content)
     }
 
@@ -384,7 +377,7 @@ impl Membership for Swim {
             let timer = entry.remove();
             // Errors here are late timers; foca goes on.
             let _ = self.foca.handle_timer(timer, &mut self.runtime);
-            self.settle(now);
+            self.sync(now);
         }
     }
 
@@ -407,7 +400,7 @@ impl Membership for Swim {
 
     fn leave(&mut self, now: Nanos) {
         let _ = self.foca.leave_cluster(&mut self.runtime);
-        self.settle(now);
+        self.sync(now);
     }
 }
 

@@ -6,16 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use tidegate_host::fleet::{FleetSpec, member_id};
 
-/// A node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NodeStatus {
-    /// Its name.
     pub node: String,
-    /// Its number.
     pub id: u32,
-    /// The cluster.
     pub cluster: String,
-    /// Its process.
     pub pid: u32,
     /// The spec file.
     pub file: String,
@@ -30,12 +25,10 @@ pub struct NodeStatus {
     /// The version of the protocol that it speaks.
     #[serde(default)]
     pub protocol: u8,
-    /// The other nodes.
     pub peers: Vec<PeerStatus>,
     /// Nodes that speak another version of the protocol, as they say; heard in the last minute.
     #[serde(default)]
     pub other_versions: Vec<VersionStatus>,
-    /// The groups.
     pub groups: Vec<GroupStatus>,
     /// What was sent and heard.
     pub traffic: Traffic,
@@ -73,9 +66,7 @@ impl NodeStatus {
 /// What was sent and heard, in datagrams and in bytes with the headers of UDP and IP.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
-    /// Sent.
     pub sent_datagrams: u64,
-    /// Sent.
     pub sent_bytes: u64,
     /// Heard, whether taken or not.
     pub heard_datagrams: u64,
@@ -88,20 +79,15 @@ pub struct Traffic {
 /// Datagrams that were dropped.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DropStatus {
-    /// Why.
     pub cause: String,
-    /// How many.
     pub datagrams: u64,
 }
 
 /// Another node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PeerStatus {
-    /// Its name.
     pub node: String,
-    /// Its number.
     pub id: u32,
-    /// Where it is.
     pub addr: SocketAddr,
     /// Whether it answers, by all that is known.
     pub up: bool,
@@ -114,9 +100,7 @@ pub struct PeerStatus {
 pub struct VersionStatus {
     /// Its name, or its number where that is not known.
     pub node: String,
-    /// Where it is.
     pub addr: SocketAddr,
-    /// Its version.
     pub protocol: u8,
     /// What was heard of it.
     pub datagrams: u64,
@@ -124,19 +108,16 @@ pub struct VersionStatus {
     pub heard_ago_ns: u64,
 }
 
-/// A group.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct GroupStatus {
-    /// Its name.
     pub name: String,
     /// How it is divided.
     pub algorithm: String,
-    /// Which direction.
     pub direction: String,
     /// The limit of all.
     pub rate_bit_s: u64,
     /// How it stands here: `starting`, `sharing`, `alone`, `stood_back`, `cannot_drop`.
-    pub standing: String,
+    pub state: String,
     /// What this host may use.
     pub share_bit_s: u64,
     /// What it may use if it hears nobody.
@@ -148,20 +129,16 @@ pub struct GroupStatus {
     /// With `share`: the number of its epoch.
     pub epoch: Option<u64>,
     /// With `share`: who divides.
-    #[serde(rename = "auditor")]
     pub leader: Option<String>,
     /// With `share`: how long what it holds is good.
     pub lease_ns: Option<u64>,
-    /// Its limits here.
     pub limits: Vec<LimitStatus>,
-    /// What other nodes told last.
+    /// The last reports of other nodes.
     pub members: Vec<MemberStatus>,
 }
 
-/// A limit of a group.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LimitStatus {
-    /// The limit.
     pub limit: String,
     /// What it is set to; none: it is not there.
     pub rate_bit_s: Option<u64>,
@@ -178,9 +155,7 @@ pub struct LimitStatus {
 /// Another node in a group.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MemberStatus {
-    /// The node.
     pub node: String,
-    /// What it may use.
     pub share_bit_s: u64,
     /// What arrives there.
     pub demand_bit_s: u64,
@@ -193,7 +168,6 @@ pub struct MemberStatus {
 /// Where peers are found.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SourceStatus {
-    /// Which.
     pub source: String,
     /// Addresses that it gave.
     pub addresses: usize,

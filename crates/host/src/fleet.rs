@@ -12,8 +12,8 @@ use tidegate_core::{
     fleet::{
         MemberId,
         aggregate::VECTOR_MAX,
-        message::KEEPERS_MAX,
-        share::{Keeper, MEMBERS_MAX, OptionsError, Share, ShareOptions},
+        message::ACCEPTORS_MAX,
+        share::{Acceptor, MEMBERS_MAX, OptionsError, Share, ShareOptions},
     },
 };
 
@@ -23,7 +23,7 @@ use url::{Url, UrlError};
 
 /// The port of the gossip, and the one that an address without a port means.
 pub const PORT: u16 = 7946;
-/// Where Prometheus finds the metrics, unless told otherwise.
+/// Where Prometheus finds the metrics, by default.
 pub const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
 /// What must survive a restart.
 pub const STATE_DIR: &str = "/var/lib/tidegate";
@@ -60,10 +60,9 @@ pub struct FleetSpec {
     pub redis: Option<Url>,
     /// An etcd that nodes enter themselves in.
     pub etcd: Option<Url>,
-    /// The file of keys.
     pub keys: PathBuf,
     /// The nodes that keep the epochs of `share`.
-    pub keepers: Vec<String>,
+    pub acceptors: Vec<String>,
     /// What must survive a restart.
     pub state: PathBuf,
     /// The socket that `tidegate status` asks.
@@ -130,9 +129,8 @@ pub struct GroupSpec {
     pub rate: Rate,
     /// How it is divided.
     pub algorithm: Algorithm,
-    /// Limits of this host, by name; may be none at a keeper.
+    /// Limits of this host, by name; may be none at an acceptor.
     pub members: Vec<String>,
-    /// Which direction of them.
     pub direction: Direction,
     /// How often they measure and tell.
     pub interval: Nanos,
@@ -155,10 +153,8 @@ pub struct GroupSpec {
 /// Why a fleet or group cannot be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FleetError {
-    /// No such algorithm.
     #[error("unknown algorithm `{0}`; use one of share, fps, grd, gtb, ctb")]
     Algorithm(String),
-    /// A direction that is none.
     #[error("`{0}` is no direction; write `egress` or `ingress`")]
     Direction(String),
     /// A name that cannot be a node's, cluster's or group's.
@@ -166,70 +162,48 @@ pub enum FleetError {
         "`{0}` must be 1 to 63 letters, digits, `-`, `_` or `.`, and start with a letter or digit"
     )]
     Name(String),
-    /// An address that is none.
     #[error("`{0}` is no address with a port; write for example `10.0.0.1:{PORT}`")]
     Address(String),
-    /// A peer that is none.
     #[error(
         "`{0}` is no peer; write an address or a name, for example `10.0.0.1` or `web-1:{PORT}`"
     )]
     Peer(String),
-    /// Too many.
     #[error("{0} {1}; there may be {2} at most")]
     TooMany(usize, &'static str, usize),
     /// A registry's address that is none, or asks for what is not spoken. It may hold a password, and is not
     /// shown.
     #[error(transparent)]
     Url(#[from] UrlError),
-    /// Metrics for everybody.
     #[error(
         "`{0}` is not on loopback, and metrics have no password; write for example `127.0.0.1:9464`"
     )]
     Metrics(SocketAddr),
-    /// A group without a fleet.
     #[error("a group needs a `[fleet]` table; write one with name and keys")]
     NoFleet,
-    /// Two groups of one name.
     #[error("a group of this name is on line {0} already; give each its own name")]
     SameName(usize),
-    /// A limit that is not there.
     #[error("there is no limit `{0}` in this file that stays on the host")]
     NoLimit(String),
-    /// A limit that is free in the direction.
     #[error(
-        "limit `{limit}` has no {direction}; write one: the most that it may use whatever the group has"
+        "limit `{limit}` has no {direction}; write one: the cap on this host, whatever the group's rate"
     )]
-    NoDirection {
-        /// The limit.
-        limit: String,
-        /// The direction.
-        direction: &'static str,
-    },
-    /// A limit in two groups.
+    NoDirection { limit: String, direction: &'static str },
     #[error(
         "limit `{limit}` is in group `{group}` already; a direction of a limit is in one group"
     )]
-    Taken {
-        /// The limit.
-        limit: String,
-        /// The other group.
-        group: String,
-    },
-    /// No members and no part.
+    Taken { limit: String, group: String },
     #[error(
-        "no members; name limits of this file (only nodes that are keepers of `share` may do without)"
+        "no members; name limits of this file (only nodes that are acceptors of `share` may do without)"
     )]
     NoMembers,
-    /// `share` without keepers.
+    /// `share` without acceptors.
     #[error(
-        "algorithm `share` needs keepers: write in `[fleet]` for example keepers = [\"web-1\", \"web-2\", \
-         \"web-3\"], the same on all hosts, best an odd number"
+        "algorithm `share` needs acceptors: write in `[fleet]` for example acceptors = [\"web-1\", \
+         \"web-2\", \"web-3\"], the same on all hosts, best an odd number"
     )]
-    NoKeepers,
-    /// Keepers that are none.
-    #[error("name 1 to {KEEPERS_MAX} different keepers")]
-    Keepers,
-    /// Two nodes with one number.
+    NoAcceptors,
+    #[error("name 1 to {ACCEPTORS_MAX} different acceptors")]
+    Acceptors,
     #[error("nodes `{0}` and `{1}` have the same number by their names; rename one")]
     SameNumber(String, String),
     /// `ctb` without a center.
@@ -237,21 +211,16 @@ pub enum FleetError {
         "algorithm `ctb` has its one limiter on one node; write for example center = \"web-1\""
     )]
     NoCenter,
-    /// A field of another algorithm.
     #[error("is for algorithm `{0}` only")]
     NotForThis(&'static str),
-    /// Too many hosts.
     #[error("{0} hosts; write 1 to {1}{2}")]
     Hosts(i64, u32, &'static str),
-    /// A branching that is none.
     #[error("{0} peers an interval; write 1 to 16")]
     Branching(i64),
-    /// Not a percentage.
     #[error(
         "`{0}` is no part of the rate; write a whole percentage, for example `10%`, 1% to 100%"
     )]
     Reserve(String),
-    /// Nothing would be left for a host.
     #[error(
         "each of {hosts} hosts would have {bit_s} bit/s for {} when it hears nobody, and below \
          {LEAST_BIT_S} nothing can start: raise the rate{}, or lower hosts{}",
@@ -260,7 +229,6 @@ pub enum FleetError {
         if *limits > 1 { ", or name fewer members" } else { "" }
     )]
     Least {
-        /// How many.
         hosts: u32,
         /// Limits of this host in the group, at least 1.
         limits: u64,
@@ -269,10 +237,8 @@ pub enum FleetError {
         /// Whether that is a part of the reserve.
         reserve: bool,
     },
-    /// An interval that is none.
     #[error("the interval is {0}; write {INTERVAL_LEAST} to 1 min, for example 250ms")]
     Interval(Nanos),
-    /// What the algorithm itself refuses.
     #[error(transparent)]
     Options(#[from] OptionsError),
 }
@@ -312,23 +278,23 @@ pub fn check_name(name: &str) -> Result<(), FleetError> {
 impl FleetSpec {
     /// Who keeps, one vote each.
     #[must_use]
-    pub fn keeper_list(&self) -> Vec<Keeper> {
-        self.keepers.iter().map(|name| Keeper { id: member_id(name), votes: 1 }).collect()
+    pub fn acceptor_list(&self) -> Vec<Acceptor> {
+        self.acceptors.iter().map(|name| Acceptor { id: member_id(name), votes: 1 }).collect()
     }
 
-    /// Checks the keepers, which all groups have in common.
+    /// Checks the acceptors, which all groups have in common.
     ///
     /// # Errors
     /// [`FleetError`].
-    pub fn check_keepers(&self) -> Result<(), FleetError> {
-        self.keepers.iter().try_for_each(|name| check_name(name))?;
-        if self.keepers.len() > KEEPERS_MAX {
-            return Err(FleetError::Keepers);
+    pub fn check_acceptors(&self) -> Result<(), FleetError> {
+        self.acceptors.iter().try_for_each(|name| check_name(name))?;
+        if self.acceptors.len() > ACCEPTORS_MAX {
+            return Err(FleetError::Acceptors);
         }
-        for (i, one) in self.keepers.iter().enumerate() {
-            for other in &self.keepers[..i] {
+        for (i, one) in self.acceptors.iter().enumerate() {
+            for other in &self.acceptors[..i] {
                 if one == other {
-                    return Err(FleetError::Keepers);
+                    return Err(FleetError::Acceptors);
                 }
                 if member_id(one) == member_id(other) {
                     return Err(FleetError::SameNumber(other.clone(), one.clone()));
@@ -369,7 +335,7 @@ impl GroupSpec {
         if self.algorithm == Algorithm::Share {
             let numbers = [u64::from(*hosts), u64::from(*reserve_percent), lease.0, suspect.0];
             texts.extend(numbers.map(|number| number.to_string()));
-            texts.extend(fleet.keepers.iter().cloned());
+            texts.extend(fleet.acceptors.iter().cloned());
         }
         number(&texts.iter().map(String::as_str).collect::<Vec<_>>())
     }
@@ -415,7 +381,7 @@ impl GroupSpec {
             limit: self.rate,
             reserve_per_mille: u16::from(self.reserve_percent) * 10,
             members_max: self.hosts,
-            keepers: fleet.keeper_list(),
+            acceptors: fleet.acceptor_list(),
             interval: self.interval,
             lease: self.lease,
             suspect: self.suspect,
@@ -446,11 +412,11 @@ impl GroupSpec {
         }
         match self.algorithm {
             Algorithm::Ctb if self.center.is_none() => Err(("center", FleetError::NoCenter)),
-            Algorithm::Share if fleet.keepers.is_empty() => {
-                Err(("algorithm", FleetError::NoKeepers))
+            Algorithm::Share if fleet.acceptors.is_empty() => {
+                Err(("algorithm", FleetError::NoAcceptors))
             }
             Algorithm::Share => {
-                let options = self.share_options(fleet, &fleet.keepers[0], 1);
+                let options = self.share_options(fleet, &fleet.acceptors[0], 1);
                 let field = |e: &OptionsError| match e {
                     OptionsError::Times => "lease",
                     _ => "algorithm",

@@ -18,7 +18,7 @@ use crate::{
     absent::{self, ScopeError, Waits},
     apply::Backend,
     auto::Trees,
-    plan::{Present, Standing, Wanted},
+    plan::{Present, State, Wanted},
     settings::SettingsError,
     spec::{LimitSpec, Problem, Spec, SpecError},
 };
@@ -51,7 +51,7 @@ impl Host {
     /// [`PreflightError`] names what it lacks.
     pub fn open(store: &Path) -> Result<Host, PreflightError> {
         let (hierarchy, store) = (preflight()?, Store::at(store));
-        // Limits can be looked at all the same; who changes some is told.
+        // Limits can be looked at all the same; a command that changes them gets an error.
         let problems = store.repair().unwrap_or_default();
         Ok(Host { hierarchy, store, problems })
     }
@@ -186,7 +186,7 @@ impl Host {
             }
         }
         let taken_off = listing.limits.iter().map(present);
-        lost.extend(taken_off.filter(|limit| limit.standing == Standing::Unhooked));
+        lost.extend(taken_off.filter(|limit| limit.state == State::Detached));
         Ok((lost.into_iter().map(Wanted::again).collect(), refused))
     }
 
@@ -215,17 +215,17 @@ impl Host {
 /// A pinned limit as a plan sees it.
 #[must_use]
 pub fn present(pinned: &PinnedLimit) -> Present {
-    let standing = match &pinned.scope {
-        None => Standing::ScopeGone,
-        Some(_) if !pinned.unhooked.is_empty() => Standing::Unhooked,
-        Some(_) if pinned.unkept.is_some() => Standing::Unkept,
-        Some(_) => Standing::InForce,
+    let state = match &pinned.scope {
+        None => State::ScopeGone,
+        Some(_) if !pinned.unhooked.is_empty() => State::Detached,
+        Some(_) if pinned.unkept.is_some() => State::NoFq,
+        Some(_) => State::InForce,
     };
     let nowhere = || Scope::Cgroup(String::new());
     Present {
         name: pinned.name.clone(),
         scope: pinned.scope.clone().or_else(|| pinned.installed_on.clone()).unwrap_or_else(nowhere),
-        standing,
+        state,
         options: pinned.options(),
         parent: pinned.parent.clone(),
     }
@@ -236,14 +236,13 @@ fn present_unreadable(limit: &Unreadable) -> Present {
     Present {
         name: limit.name.clone(),
         scope: limit.scope.clone().unwrap_or_else(|| Scope::Cgroup("?".to_owned())),
-        standing: Standing::Broken,
+        state: State::Broken,
         options: limit.options().unwrap_or_default(),
         parent: limit.parent.clone(),
     }
 }
 
 impl LockedHost {
-    /// The host.
     #[must_use]
     pub fn host(&self) -> &Host {
         &self.host
@@ -347,7 +346,7 @@ impl Backend for LockedHost {
         self.host.store.set_aside(&self.lock, name)
     }
 
-    fn settled(&mut self) {
+    fn finish(&mut self) {
         self.host.store.forget_all(&self.lock);
     }
 

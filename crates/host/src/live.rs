@@ -9,7 +9,7 @@ use tidegate_sys::{attached, cgroup::Cgroup, limit::LimitError, store::StoreErro
 
 use crate::{
     host::Host,
-    plan::Standing,
+    plan::State,
     run::runner_of,
     status::{LimitStatus, hold_ceilings},
 };
@@ -21,10 +21,7 @@ pub enum Origin {
     /// It is pinned in the store.
     Pinned,
     /// A `tidegate run` that lives.
-    Run {
-        /// Its process.
-        runner_pid: u32,
-    },
+    Run { runner_pid: u32 },
     /// Something else: another store, or another program that uses Tidegate.
     Elsewhere,
 }
@@ -32,7 +29,6 @@ pub enum Origin {
 /// A limit, and who keeps it on.
 #[derive(Debug, Clone)]
 pub struct Live {
-    /// The limit.
     pub status: LimitStatus,
     /// Who keeps it on.
     pub origin: Origin,
@@ -45,13 +41,10 @@ pub struct Live {
 /// Why limits could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum LiveError {
-    /// Of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Of a limit that is in no store of ours.
     #[error("a limit on cgroup `{cgroup}` that something else holds: {source}")]
     Elsewhere {
-        /// Its cgroup.
         cgroup: String,
         /// What went wrong.
         source: LimitError,
@@ -61,7 +54,6 @@ pub enum LiveError {
 /// The limits of a host.
 #[derive(Debug, Default)]
 pub struct Limits {
-    /// Those that could be read.
     pub list: Vec<Live>,
     /// Of limits that something else holds, why they could not: another version has put them on.
     pub unread: Vec<LiveError>,
@@ -109,7 +101,7 @@ pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Limits, LiveErr
         let last = path.rsplit('/').next().unwrap_or_default();
         let name = if last.is_empty() { "/" } else { last }.to_owned();
         let scope = Scope::Cgroup(path.clone());
-        match LimitStatus::of_maps(name, scope, Standing::InForce, &found.maps) {
+        match LimitStatus::of_maps(name, scope, State::InForce, &found.maps) {
             Ok(status) => limits.list.push(Live {
                 status,
                 origin,

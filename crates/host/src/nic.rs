@@ -33,7 +33,6 @@ pub const MAX_SPAN: Nanos = Nanos(10_000_000_000);
 /// One `[[nic]]` with its limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NicSpec {
-    /// Its name.
     pub name: String,
     /// Its ports: A, B.
     pub ports: [PortName; 2],
@@ -46,7 +45,6 @@ pub struct NicSpec {
 /// A limit of a software NIC.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NicLimit {
-    /// Its name.
     pub name: String,
     /// Its port, and from which side it is seen.
     pub scope: Scope,
@@ -63,42 +61,31 @@ pub struct NicLimit {
 /// Why there is no such software NIC, or no such limit of one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NicError {
-    /// The name is none.
     #[error(
         "nic name `{0}` must be 1 to 63 letters, digits, `-` or `_`, and start with a letter or digit"
     )]
     Name(String),
-    /// The name is taken.
     #[error("a nic of this name is on line {0} already; give each its own name")]
     SameName(usize),
-    /// A port is another one's.
     #[error("port `{0}` is one of nic `{1}` already; a port belongs to one nic")]
     SamePort(PortName, String),
-    /// A port is none.
     #[error(transparent)]
     Port(#[from] PortNameError),
-    /// Not two ports.
     #[error("{0} ports; a nic has two, write for example `ports = [\"tap:vm0\", \"xdp:eth1\"]`")]
     Two(usize),
-    /// One port twice.
     #[error("port `{0}` twice; a nic has two different ones")]
     Itself(PortName),
-    /// The limit's port is of no nic.
     #[error(
         "no `[[nic]]` of this file has a port `{0}`; write one, for example with `ports = [\"tap:{0}\", \
          \"xdp:eth1\"]`, or use another scheme"
     )]
     NoPort(String),
-    /// The limit's port is of several.
     #[error("several ports are called `{0}`; name its network namespace too, as in `{0}@blue`")]
     ManyPorts(String),
-    /// No rate.
     #[error("neither egress nor ingress has a rate; give one of them, for example 50mbit")]
     NoDirection,
-    /// The rate is out of bounds.
     #[error("{0} is out of range; a limit is between 8kbit and 100gbit")]
     Rate(Rate),
-    /// A burst or mark is too long.
     #[error("{span} is longer than {MAX_SPAN} at {rate}; make it shorter")]
     Span {
         /// As written.
@@ -160,7 +147,6 @@ impl NicLimit {
         }
     }
 
-    /// The limit of a direction.
     #[must_use]
     pub fn direction(&self, direction: Direction) -> Option<LaneLimit> {
         match direction {
@@ -273,7 +259,7 @@ egress  = "10mbit"
         insta::assert_snapshot!(file("[\"tap:vm0\", \"xdp:eth1@up\"]", "\"tap:vm0\""), @r#"4: ports: expected a list of two, found the text "tap:vm0"; write for example `ports = ["tap:vm0", "xdp:eth1"]`"#);
         insta::assert_snapshot!(file(", \"xdp:eth1@up\"", ""), @r#"4: ports: 1 ports; a nic has two, write for example `ports = ["tap:vm0", "xdp:eth1"]`"#);
         insta::assert_snapshot!(file("xdp:eth1@up", "tap:vm0"), @"4: ports: port `tap:vm0` twice; a nic has two different ones");
-        insta::assert_snapshot!(file("xdp:eth1@up", "eth1"), @"4: ports: `eth1` does not say what it is; write `tap:eth1` or `xdp:eth1`");
+        insta::assert_snapshot!(file("xdp:eth1@up", "eth1"), @"4: ports: `eth1` has no kind of port; write `tap:eth1` or `xdp:eth1`");
         insta::assert_snapshot!(file("ports =", "port ="), @"4: unknown field `port`; did you mean `ports`?");
         insta::assert_snapshot!(file("name  = \"vm0\"\n", ""), @r#"2: name: missing; write for example `name = "backup"`"#);
         insta::assert_snapshot!(file("\"vm0\"\n", "\"a b\"\n"), @"3: name: nic name `a b` must be 1 to 63 letters, digits, `-` or `_`, and start with a letter or digit");
@@ -286,7 +272,7 @@ egress  = "10mbit"
     }
 
     #[test]
-    fn ports_with_one_name_are_told_apart() {
+    fn ports_with_one_name_are_distinguished() {
         let text = GOOD
             .replace("tap:vm0", "tap:eth1@guest")
             .replace("port = \"vm0\"", "port = \"eth1@guest\"");

@@ -20,7 +20,6 @@ impl AtRisk {
         scheme.info().sets_sockets.then_some(AtRisk(counted))
     }
 
-    /// All of them.
     #[must_use]
     pub fn packets(&self) -> u64 {
         self.0.iter().flatten().sum()

@@ -46,7 +46,7 @@ use tidegate_sys::{
 use crate::{
     family::FamilyError,
     host,
-    plan::{Present, Standing, Wanted, join},
+    plan::{Present, State, Wanted, join},
     settings::Asked,
     status::LimitStatus,
 };
@@ -77,7 +77,6 @@ const FORWARDED: [Signal; 10] = [
 /// What to run, and how to limit it.
 #[derive(Debug, Clone)]
 pub struct RunOptions {
-    /// The limit.
     pub limit: LimitOptions,
     /// The limit that it is inside of.
     pub parent: Option<ParentOf>,
@@ -85,22 +84,18 @@ pub struct RunOptions {
     pub cc: Option<String>,
     /// The command, looked for in `PATH`.
     pub command: OsString,
-    /// Its arguments.
     pub arguments: Vec<OsString>,
 }
 
-/// The parent of a run.
 #[derive(Debug, Clone)]
 pub struct ParentOf {
     /// Where limits are pinned.
     pub store: PathBuf,
-    /// Its name.
     pub name: String,
     /// The directions for which the run was given a rate of its own.
     pub asked: Asked,
 }
 
-/// How it went.
 #[derive(Debug)]
 pub struct Finished {
     /// The command's exit code, or 128 and the number of the signal that ended it.
@@ -126,7 +121,6 @@ pub struct Summary {
 /// Why a command was not run under its limit. No cgroup and no limit is left.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The host lacks something.
     #[error(transparent)]
     Preflight(#[from] PreflightError),
     /// The cgroup could not be made.
@@ -144,7 +138,6 @@ pub enum RunError {
     /// The congestion control could not be had.
     #[error("--cc: {0}; the command was not started")]
     Congestion(#[from] CongestionError),
-    /// The command could not be started.
     #[error(transparent)]
     Spawn(#[from] SpawnError),
     /// Signals or waiting.
@@ -192,7 +185,7 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
 
     let mut warnings = Vec::new();
     let (name, path) = (group.name().to_owned(), group.cgroup.path().to_owned());
-    let status = LimitStatus::of_maps(name, Scope::Cgroup(path), Standing::InForce, limit.maps());
+    let status = LimitStatus::of_maps(name, Scope::Cgroup(path), State::InForce, limit.maps());
     let parent = above.map(|above| above.limit.name);
     let status = status.map(|status| LimitStatus { parent, ..status });
     if let Err(e) = &status {

@@ -26,7 +26,6 @@ use tidegate_sys::clock::monotonic_ns;
 pub struct SocketSample {
     /// It is one of those that were asked about.
     pub asked: bool,
-    /// Its own address.
     pub local: SocketAddr,
     /// Its peer's.
     pub remote: SocketAddr,
@@ -36,7 +35,6 @@ pub struct SocketSample {
     pub comm: Option<String>,
     /// Its cgroup; `None` if that has been removed.
     pub cgroup: Option<String>,
-    /// Its congestion control.
     pub congestion_control: String,
     /// Payload sent, retransmissions included.
     pub sent_bit_s: u64,
@@ -52,7 +50,6 @@ pub struct SocketSample {
     pub rtt_ns: u64,
     /// Congestion window.
     pub cwnd_segments: u32,
-    /// Segments retransmitted in the sample.
     pub retransmitted_segments: u32,
     /// Segments retransmitted since the connection began.
     pub retransmitted_segments_ever: u32,
@@ -160,7 +157,6 @@ impl Sampler {
         Ok(sampler)
     }
 
-    /// Its cgroup.
     #[must_use]
     pub fn cgroup(&self) -> &Cgroup {
         &self.cgroup

@@ -12,7 +12,7 @@ use tidegate_sys::{
     waiting::{Count, Waiting},
 };
 
-use crate::{explain::flow::Flow, host, plan::Standing};
+use crate::{explain::flow::Flow, host, plan::State};
 
 const DIRECTIONS: [(Direction, &str); 2] =
     [(Direction::Egress, "egress"), (Direction::Ingress, "ingress")];
@@ -37,7 +37,6 @@ pub struct Queue {
     pub flows: Vec<FlowQueue>,
     /// Packets of no flow: what is no IP, and flows beyond the longest 1024.
     pub other_packets: u64,
-    /// Their bytes.
     pub other_bytes: u64,
     /// Nothing that waited was missed while the queue changed.
     pub whole: bool,
@@ -50,9 +49,7 @@ pub struct FlowQueue {
     pub protocol: String,
     /// Who sent it; port 0 where there are none, and of fragments.
     pub from: SocketAddr,
-    /// Who it is for.
     pub to: SocketAddr,
-    /// Packets.
     pub packets: u64,
     /// Bytes on the wire.
     pub bytes: u64,
@@ -61,7 +58,6 @@ pub struct FlowQueue {
 /// A flow that passes a limit with a queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Passing {
-    /// The limit.
     pub limit: String,
     /// Its device or cgroup.
     #[serde(flatten, serialize_with = "crate::status::scope")]
@@ -129,7 +125,7 @@ pub fn passing(limits: &[PinnedLimit], flow: &Flow) -> Result<Vec<Passing>, Limi
     for pinned in limits {
         let scheme = LimitOptions::from(&pinned.limit).scheme;
         let present = host::present(pinned);
-        if !scheme.info().has_qdisc || present.standing != Standing::InForce {
+        if !scheme.info().has_qdisc || present.state != State::InForce {
             continue;
         }
         for (direction, name) in DIRECTIONS {

@@ -13,7 +13,6 @@ use crate::{
 /// A limit at one look, and what it did since the look before.
 #[derive(Debug, Clone)]
 pub struct Watched {
-    /// As it is.
     pub status: LimitStatus,
     /// Who keeps it on.
     pub origin: Origin,
@@ -21,7 +20,6 @@ pub struct Watched {
     pub sample: LimitSample,
 }
 
-/// What a look has found.
 #[derive(Debug)]
 pub struct Look {
     /// The limits, sorted by name.
@@ -49,7 +47,6 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Its host.
     #[must_use]
     pub fn host(&self) -> &Host {
         &self.host

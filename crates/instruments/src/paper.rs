@@ -27,36 +27,18 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramMut, libbpf_sys};
 use tidegate_core::{Bytes, Direction, Nanos, Rate};
 
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used,
-        reason = "generated"
-    )]
-    include!(concat!(env!("OUT_DIR"), "/nrm_paper.skel.rs"));
-}
+use crate::skel;
 
 /// Why the published NRM cannot be attached or read. Nothing stays attached when attaching failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PaperError {
-    /// Neither direction has a rate.
     #[error("no limit given; set `egress`, `ingress` or both")]
     NoLimit,
-    /// The kernel refused.
     #[error(
         "cannot {what}: {source}; run as root on a kernel 6.1 or newer, \
          with a directory of a cgroup v2 mount"
     )]
-    Bpf {
-        /// What was tried.
-        what: &'static str,
-        /// Why not.
-        source: libbpf_rs::Error,
-    },
-    /// A descriptor could not be duplicated.
+    Bpf { what: &'static str, source: libbpf_rs::Error },
     #[error("cannot keep a program's descriptor: {0}; raise the limit on open files (ulimit -n)")]
     Descriptor(#[from] std::io::Error),
     /// The map does not hold what this version of the program writes.
@@ -81,7 +63,6 @@ pub struct PaperOptions {
 pub struct PaperCount {
     /// Packets; what the device will cut into segments counts once.
     pub packets: u64,
-    /// Bytes.
     pub bytes: Bytes,
 }
 
@@ -132,7 +113,7 @@ impl NrmPaper {
             return Err(PaperError::NoLimit);
         }
         let mut storage = MaybeUninit::<OpenObject>::uninit();
-        let open = skel::NrmPaperSkelBuilder::default().open(&mut storage);
+        let open = skel::nrm_paper::NrmPaperSkelBuilder::default().open(&mut storage);
         let mut open = open.map_err(|e| bpf_error("open the programs", e))?;
         let byte_s = |rate: Option<Rate>| rate.map_or(0, |r| (r.bit_s() / 8).max(1));
         if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {

@@ -4,17 +4,6 @@
 //! the processes that are named is left out, because it is in their CPU time already. The sum of both is what
 //! traffic costs, also on a machine on which others work.
 
-#[allow(
-    missing_docs,
-    unused_qualifications,
-    clippy::undocumented_unsafe_blocks,
-    clippy::unwrap_used,
-    clippy::all
-)]
-mod skel {
-    include!(concat!(env!("OUT_DIR"), "/softirq_meter.skel.rs"));
-}
-
 use std::{mem::MaybeUninit, time::Duration};
 
 use libbpf_rs::{
@@ -22,21 +11,20 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 
+use crate::skel;
+
 /// Most processes that can be named.
 pub const PROCESSES_MAX: usize = 64;
 
 /// Why softirqs cannot be measured. Nothing is left behind.
 #[derive(Debug, thiserror::Error)]
 pub enum SoftirqMeterError {
-    /// The kernel refused.
     #[error("cannot {action}: {source} (run as root, on a kernel with tracepoints)")]
     Bpf {
         /// What was asked, as a phrase that follows "cannot".
         action: &'static str,
-        /// Why.
         source: libbpf_rs::Error,
     },
-    /// Too many processes.
     #[error("{0} processes: name at most {PROCESSES_MAX}")]
     Processes(usize),
 }
@@ -59,7 +47,7 @@ impl SoftirqMeter {
         }
         let refused = |action| move |source| SoftirqMeterError::Bpf { action, source };
         let mut object = MaybeUninit::uninit();
-        let open = skel::SoftirqMeterSkelBuilder::default()
+        let open = skel::softirq_meter::SoftirqMeterSkelBuilder::default()
             .open(&mut object)
             .map_err(refused("open the softirq meter"))?;
         let loaded = open.load().map_err(refused("load the softirq meter"))?;

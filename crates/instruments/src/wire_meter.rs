@@ -7,17 +7,6 @@
 //! on. Its cost is a map lookup and two atomic additions a packet. Flows that come from consecutive
 //! ports can have bins of their own.
 
-#[allow(
-    missing_docs,
-    unused_qualifications,
-    clippy::undocumented_unsafe_blocks,
-    clippy::unwrap_used,
-    clippy::all
-)]
-mod skel {
-    include!(concat!(env!("OUT_DIR"), "/wire_meter.skel.rs"));
-}
-
 use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd},
@@ -34,6 +23,8 @@ use tidegate_sys::net::{
     NetError, NetNs, Netlink,
     qdisc::{Handle, Place, Qdisc, Verb},
 };
+
+use crate::skel;
 
 /// More bins than this are a mistake: at 100 ms they are almost two hours.
 pub const BINS_MAX: u32 = 65_536;
@@ -56,15 +47,12 @@ pub enum WireMeterError {
         /// libbpf's error.
         source: libbpf_rs::Error,
     },
-    /// The device was not found or refused clsact.
     #[error(transparent)]
     Net(#[from] NetError),
-    /// An argument is out of range.
     #[error("{field} is {read}: {expected}")]
     Invalid {
         /// Which argument.
         field: &'static str,
-        /// What was given.
         read: String,
         /// What to give instead.
         expected: &'static str,
@@ -83,7 +71,6 @@ pub struct WireBin {
 /// Flows with bins of their own, by their source ports.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FlowPorts {
-    /// The port of the first.
     pub first: u16,
     /// How many there are, on consecutive ports.
     pub count: u16,
@@ -158,7 +145,7 @@ impl WireMeter {
         let ifindex = netlink.index_of(ifname)?;
 
         let mut object = MaybeUninit::uninit();
-        let mut open = skel::WireMeterSkelBuilder::default()
+        let mut open = skel::wire_meter::WireMeterSkelBuilder::default()
             .open(&mut object)
             .map_err(refused("open the wire meter"))?;
         open.maps

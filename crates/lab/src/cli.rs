@@ -268,7 +268,7 @@ fn list<W: Write>(
         let name = format!("{:width$}", experiment.name());
         writeln!(out, "{}  {}", paint.bold(&name), experiment.summary())?;
         for missing in experiment.needs().iter().filter_map(|need| need.missing(&tidegate)) {
-            writeln!(out, "{:width$}  {}", "", paint.warn(&missing))?;
+            writeln!(out, "{:width$}  {}", "", paint.yellow(&missing))?;
         }
     }
     Ok(())

@@ -41,7 +41,6 @@ pub struct Options {
 pub struct Links {
     /// Each direction of paths that would otherwise be plain cables; none: they are.
     pub way: Option<LinkOptions>,
-    /// What makes a link.
     pub means: Means,
     /// Decides what links lose and reorder.
     pub seed: u64,
@@ -187,7 +186,6 @@ impl Context {
         self.report.values(system, metric, case)
     }
 
-    /// Their median.
     pub fn median(&self, system: &str, metric: &str, case: Option<&Case>) -> Option<f64> {
         stats::median(&self.values(system, metric, case))
     }

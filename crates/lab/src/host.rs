@@ -19,13 +19,11 @@ pub struct Host {
 /// Something an experiment cannot do without.
 #[derive(Clone, Copy, Debug)]
 pub enum Need {
-    /// To be root.
     Root,
     /// The `tidegate` binary.
     Tidegate,
     /// A command in PATH. The report names its version.
     Command {
-        /// Its name.
         name: &'static str,
         /// The flag that makes it print its version.
         version_flag: &'static str,
@@ -36,7 +34,6 @@ pub enum Need {
     Feature {
         /// Its name: `HTB`, `cgroup v2`.
         name: &'static str,
-        /// Whether it is there.
         present: fn() -> bool,
     },
 }

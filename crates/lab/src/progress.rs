@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::terminal::Paint;
+use tidegate_chart::text::Paint;
 
 /// Shows the steps of one experiment.
 #[derive(Debug)]

@@ -91,7 +91,6 @@ pub struct Claim {
 pub struct FigureFile {
     /// File name, beside the report.
     pub file: String,
-    /// Its title.
     pub title: String,
 }
 
@@ -129,9 +128,7 @@ pub struct Report {
     pub stalls: Option<Stalls>,
     /// The measured values.
     pub rows: Vec<Row>,
-    /// The claims.
     pub claims: Vec<Claim>,
-    /// The figures.
     pub figures: Vec<FigureFile>,
     /// What a reader must know besides: failed runs, odd circumstances.
     pub notes: Vec<String>,

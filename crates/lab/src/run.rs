@@ -1,8 +1,10 @@
 //! Runs experiments one after the other, writes their reports, prints their summaries.
 
 use std::fmt::Display;
+use std::fs;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -13,7 +15,7 @@ use crate::context::{Context, Links, Options};
 use crate::experiment::Experiment;
 use crate::host::{self, Host};
 use crate::progress::Progress;
-use crate::report::{Report, percent};
+use crate::report::{Claim, Report, percent};
 use crate::stalls::{StallWatch, Stalls};
 use crate::stop::{Interrupted, Skip};
 use crate::table;
@@ -74,7 +76,7 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
     head.host.tools = needs.iter().filter_map(|need| need.version(&options.tidegate)).collect();
 
     let mut context = Context::new(options, repeats, head, progress);
-    if let Err(error) = std::fs::create_dir_all(&context.out_dir) {
+    if let Err(error) = fs::create_dir_all(&context.out_dir) {
         let dir = context.out_dir.display();
         return Outcome::Failed(
             anyhow!(error).context(format!("cannot make {dir}: try --out DIR")),
@@ -91,10 +93,14 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
     if let Err(error) = &ended {
         if let Some(Skip(reason)) = error.downcast_ref() {
             // Leave no empty directory; one that holds something stays.
-            let _ = std::fs::remove_dir(&out_dir);
+            let _ = fs::remove_dir(&out_dir);
             return Outcome::Skipped(reason.clone());
         }
         report.notes.push(format!("stopped before its end: {error:#}"));
+    }
+    if options.only.is_empty() && options.systems.is_empty() {
+        let gone = claims_gone(&out_dir, &report);
+        report.notes.extend(gone);
     }
     let written = report.write(&out_dir, &drawn);
     let written = written.with_context(|| format!("cannot write into {}", out_dir.display()));
@@ -106,6 +112,19 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
         }
         Ok(()) => Outcome::Done(Box::new(report)),
     }
+}
+
+/// A note for each claim that the report in `dir` makes and the one that replaces it does not: a claim that could
+/// not be judged, or that was taken out, is missed.
+fn claims_gone(dir: &Path, report: &Report) -> Vec<String> {
+    let before = fs::read_to_string(dir.join("report.json")).unwrap_or_default();
+    let Ok(before) = serde_json::from_str::<Report>(&before) else { return Vec::new() };
+    let made = |claim: &Claim| report.claims.iter().any(|now| now.claim == claim.claim);
+    let gone = before.claims.iter().filter(|claim| before.quick == report.quick && !made(claim));
+    gone.map(|claim| {
+        format!("the report before this one claimed, and this one does not: {}", claim.claim)
+    })
+    .collect()
 }
 
 /// The part of a report that is known beforehand.
@@ -183,15 +202,15 @@ fn print<W: Write>(
 ) -> io::Result<()> {
     let paint = out.paint;
     match outcome {
-        Outcome::Skipped(reason) => writeln!(out, "{} {name}: {reason}", paint.warn("skipped")),
+        Outcome::Skipped(reason) => writeln!(out, "{} {name}: {reason}", paint.yellow("skipped")),
         Outcome::Failed(error) if error.is::<Interrupted>() => {
-            writeln!(out, "{} {name}", paint.warn("interrupted"))
+            writeln!(out, "{} {name}", paint.yellow("interrupted"))
         }
-        Outcome::Failed(error) => writeln!(out, "{} {name}: {error:#}", paint.bad("failed")),
+        Outcome::Failed(error) => writeln!(out, "{} {name}: {error:#}", paint.red("failed")),
         Outcome::Done(report) => {
             results(out, report)?;
             if let Some(text) = report.stalls_text() {
-                writeln!(out, "{} {text}", paint.warn("note:"))?;
+                writeln!(out, "{} {text}", paint.yellow("note:"))?;
             }
             let page = options.out.join(name).join("report.md");
             writeln!(out, "{}", paint.dim(&format!("report: {}", page.display())))?;
@@ -214,13 +233,13 @@ pub fn results<W: Write>(out: &mut Terminal<W>, report: &Report) -> io::Result<(
         writeln!(out, "{}", table.text(paint))?;
     }
     for claim in &report.claims {
-        let sign = if claim.holds { paint.good("✔") } else { paint.bad("✘") };
+        let sign = if claim.holds { paint.green("✔") } else { paint.red("✘") };
         let on_one_line = claim.claim.chars().count() + claim.measured.chars().count() < CLAIM_MOST;
         let gap = if on_one_line { " — " } else { "\n  " };
         writeln!(out, "{sign} {}{gap}{}", claim.claim, claim.measured)?;
     }
     for note in &report.notes {
-        writeln!(out, "{} {note}", paint.warn("note:"))?;
+        writeln!(out, "{} {note}", paint.yellow("note:"))?;
     }
     Ok(())
 }
@@ -235,14 +254,16 @@ fn tally<W: Write>(out: &mut Terminal<W>, outcomes: &[(&str, Outcome)]) -> io::R
             Outcome::Done(report) => {
                 let held = report.claims.iter().filter(|claim| claim.holds).count();
                 match report.claims.len() {
-                    0 => paint.good("done"),
-                    all if held == all => paint.good(&format!("done, {held} of {all} claims hold")),
-                    all => paint.warn(&format!("done, {held} of {all} claims hold")),
+                    0 => paint.green("done"),
+                    all if held == all => {
+                        paint.green(&format!("done, {held} of {all} claims hold"))
+                    }
+                    all => paint.yellow(&format!("done, {held} of {all} claims hold")),
                 }
             }
-            Outcome::Skipped(reason) => paint.warn(&format!("skipped: {reason}")),
-            Outcome::Failed(error) if error.is::<Interrupted>() => paint.warn("interrupted"),
-            Outcome::Failed(error) => paint.bad(&format!("failed: {error:#}")),
+            Outcome::Skipped(reason) => paint.yellow(&format!("skipped: {reason}")),
+            Outcome::Failed(error) if error.is::<Interrupted>() => paint.yellow("interrupted"),
+            Outcome::Failed(error) => paint.red(&format!("failed: {error:#}")),
         };
         writeln!(out, "{name:width$}  {word}")?;
     }
@@ -251,8 +272,6 @@ fn tally<W: Write>(out: &mut Terminal<W>, outcomes: &[(&str, Outcome)]) -> io::R
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::Path;
     use std::sync::Arc;
 
     use super::*;
@@ -355,6 +374,32 @@ mod tests {
         let report: Report = serde_json::from_str(&json).unwrap();
         assert!(!report.rows.is_empty());
         assert_eq!(report.notes, ["stopped before its end: the link went away"]);
+    }
+
+    #[test]
+    fn a_claim_that_is_gone_is_missed() {
+        let dir = tempfile::tempdir().unwrap();
+        let page = dir.path().join("example/report.json");
+        let run = |only: &[&str], quick| {
+            let only = only.iter().map(|word| (*word).to_owned()).collect();
+            let options = Options { only, quick, ..options(dir.path()) };
+            match one(&Example("example", Ending::Well), &options, Progress::silent()) {
+                Outcome::Done(report) => report.notes,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(run(&[], true), [""; 0]);
+        assert_eq!(run(&[], true), [""; 0], "the same claims again");
+        let mut before: Report = serde_json::from_str(&fs::read_to_string(&page).unwrap()).unwrap();
+        before.claims[0].claim = "htb is free".to_owned();
+        let before = serde_json::to_string(&before).unwrap();
+        let missed = "the report before this one claimed, and this one does not: htb is free";
+        for (only, quick, notes) in
+            [(&[][..], true, &[missed][..]), (&[], false, &[]), (&["a-row"], true, &[])]
+        {
+            fs::write(&page, &before).unwrap();
+            assert_eq!(run(only, quick), notes, "{only:?} {quick}");
+        }
     }
 
     #[test]

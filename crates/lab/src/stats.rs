@@ -14,7 +14,6 @@ pub struct Summary {
     pub min: f64,
     /// The largest run.
     pub max: f64,
-    /// How many runs there were.
     pub runs: usize,
 }
 

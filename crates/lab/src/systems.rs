@@ -167,7 +167,6 @@ impl fmt::Display for System {
     }
 }
 
-/// What is to be limited, and to how much.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LimitCase {
     /// From the sender.
@@ -198,7 +197,6 @@ pub struct Counters {
     pub marked: u64,
     /// Passed, the local sender told to reduce its window.
     pub slowed: u64,
-    /// Dropped.
     pub dropped: u64,
     /// Of these, packets for which TCP waits for a timer; `None` where nobody counts them.
     pub at_risk: Option<u64>,

@@ -5,12 +5,13 @@
 //! many metrics gets a table a case, with a metric a row, instead.
 
 use std::collections::HashMap;
+use std::iter;
 
 use serde_json::Value;
+use tidegate_chart::text::{self, Align, Paint};
 
 use crate::report::{Case, Report, distinct};
 use crate::stats::Summary;
-use crate::terminal::Paint;
 use crate::units::{Unit, measured, with_symbol};
 
 /// The cell of a system that has no value.
@@ -54,16 +55,9 @@ impl Table {
 
     /// As columns for a terminal.
     pub fn text(&self, paint: Paint) -> String {
-        let lines = || std::iter::once(&self.header).chain(&self.rows);
-        let width = |at: usize| lines().map(|row| row[at].chars().count()).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..self.header.len()).map(width).collect();
-        let set = |cells: &[String]| {
-            let cells = cells.iter().enumerate().map(|(at, cell)| match at < self.left {
-                true => format!("{cell:<0$}", widths[at]),
-                false => format!("{cell:>0$}", widths[at]),
-            });
-            format!("  {}", cells.collect::<Vec<_>>().join("  ")).trim_end().to_owned()
-        };
+        let widths = text::widths(iter::once(&self.header).chain(&self.rows));
+        let aligned = || (0..).map(|at| if at < self.left { Align::Left } else { Align::Right });
+        let set = |cells: &[String]| format!("  {}", text::line(aligned(), &widths, cells));
         let mut text =
             format!("{}\n{}\n", paint.bold(&self.caption), paint.dim(&set(&self.header)));
         for row in &self.rows {
@@ -140,7 +134,6 @@ fn tables(report: &Report, show: Show) -> Vec<Table> {
     }
 }
 
-/// The table of one metric.
 fn metric_table(report: &Report, metric: &str, show: Show) -> Table {
     let (name, unit) = Unit::split(metric);
     let cells = cells(report, metric);
@@ -180,9 +173,9 @@ fn one_case(case: &Case, report: &Report, show: Show) -> Table {
             Some(cell) => show(cell, &|value| unit.shown(value, scale)),
             None => ABSENT.to_owned(),
         });
-        std::iter::once(with_symbol(&name, scale.symbol)).chain(figures).collect()
+        iter::once(with_symbol(&name, scale.symbol)).chain(figures).collect()
     });
-    let header = std::iter::once(String::new()).chain(systems.iter().map(|s| (*s).to_owned()));
+    let header = iter::once(String::new()).chain(systems.iter().map(|s| (*s).to_owned()));
     let caption = match split_keys(&[case]).1 {
         Some(shared) => format!("{}, {shared}", report.experiment),
         None => report.experiment.clone(),

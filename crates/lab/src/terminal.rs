@@ -4,66 +4,9 @@
 //! rest is dropped in silence: the reports are in files, and an experiment must not stop half-way
 //! because somebody piped its summary into `head`.
 
-use std::io::{self, IsTerminal as _, Write};
+use std::io::{self, Write};
 
-/// Whether to colour.
-#[derive(Clone, Copy, Debug)]
-pub struct Paint {
-    colour: bool,
-}
-
-impl Paint {
-    /// No colour.
-    pub fn plain() -> Paint {
-        Paint { colour: false }
-    }
-
-    /// Colour in any case.
-    pub fn coloured() -> Paint {
-        Paint { colour: true }
-    }
-
-    /// Colour if `terminal` and the environment does not ask for none.
-    pub fn for_terminal(terminal: bool) -> Paint {
-        let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        let dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
-        Paint { colour: terminal && !refused && !dumb }
-    }
-
-    /// Whether it colours.
-    pub fn is_coloured(self) -> bool {
-        self.colour
-    }
-
-    /// Bold.
-    pub fn bold(self, text: &str) -> String {
-        self.wrap("1", text)
-    }
-
-    /// Faint.
-    pub fn dim(self, text: &str) -> String {
-        self.wrap("2", text)
-    }
-
-    /// Green, for what holds.
-    pub fn good(self, text: &str) -> String {
-        self.wrap("32", text)
-    }
-
-    /// Red, for what does not.
-    pub fn bad(self, text: &str) -> String {
-        self.wrap("31", text)
-    }
-
-    /// Yellow, for what needs a look.
-    pub fn warn(self, text: &str) -> String {
-        self.wrap("33", text)
-    }
-
-    fn wrap(self, code: &str, text: &str) -> String {
-        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
-    }
-}
+use tidegate_chart::text::Paint;
 
 /// A writer that forgives a broken pipe.
 pub struct Terminal<W> {
@@ -76,8 +19,7 @@ pub struct Terminal<W> {
 impl Terminal<io::Stdout> {
     /// Standard output.
     pub fn stdout() -> Self {
-        let out = io::stdout();
-        let paint = Paint::for_terminal(out.is_terminal());
+        let (out, paint) = (io::stdout(), Paint::stdout());
         Terminal { out, gone: false, paint }
     }
 }
@@ -144,12 +86,5 @@ mod tests {
     fn a_full_disk_is_one() {
         let mut out = Terminal::plain(Broken(io::ErrorKind::StorageFull));
         assert!(writeln!(out, "hello").is_err());
-    }
-
-    #[test]
-    fn no_colour_without_a_terminal() {
-        assert!(!Paint::for_terminal(false).is_coloured());
-        assert_eq!(Paint::plain().bad("x"), "x");
-        assert_eq!(Paint::coloured().bad("x"), "\x1b[31mx\x1b[0m");
     }
 }

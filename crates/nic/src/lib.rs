@@ -18,6 +18,8 @@
 //! Frames go between threads over rings of the crate `rtrb`: bounded, wait-free, one producer and one
 //! consumer. A [`Packet`] may be dropped in any thread; its buffer finds its way home.
 
+#![warn(missing_docs)]
+
 pub mod aggregate;
 pub mod backlog;
 pub mod buffer;

@@ -9,7 +9,6 @@ use tidegate_core::{
     verdict::DropReason,
 };
 
-/// A gate.
 #[derive(Debug)]
 pub enum Gate {
     /// A policer, as published.
@@ -42,11 +41,9 @@ const LEAST_BYTES: f64 = 3_200.0;
 /// A packet that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waiting {
-    /// Its flow.
     pub flow: usize,
     /// Its number in the flow.
     pub number: u64,
-    /// When it was sent.
     pub sent: Nanos,
 }
 

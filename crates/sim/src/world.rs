@@ -54,14 +54,11 @@ pub enum Scheme {
     Share,
 }
 
-/// A flow.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FlowOptions {
     /// The host of its limiter.
     pub host: usize,
-    /// When it starts.
     pub start: Nanos,
-    /// When it ends.
     pub stop: Nanos,
     /// Round trip without queues.
     pub rtt: Nanos,
@@ -69,22 +66,19 @@ pub struct FlowOptions {
     pub bound_bit_s: Option<f64>,
 }
 
-/// A run.
 #[derive(Debug, Clone)]
 pub struct WorldOptions {
     /// The seed of everything.
     pub seed: u64,
-    /// The scheme.
     pub scheme: Scheme,
     /// Limiters.
     pub hosts: usize,
     /// The limit of all together.
     pub limit: Rate,
-    /// The flows.
     pub flows: Vec<FlowOptions>,
     /// How often limiters measure and tell.
     pub interval: Nanos,
-    /// How many peers a limiter tells; `share` asks its auditor.
+    /// How many peers a limiter tells; `share` asks its leader.
     pub branches: usize,
     /// Adds up by push-sum, as published, where a vector would do.
     pub push_sum: bool,
@@ -230,7 +224,6 @@ impl World {
         }
     }
 
-    /// Runs to the end.
     #[must_use]
     pub fn finished(mut self) -> World {
         self.run_until(self.options.lasts);
@@ -404,7 +397,7 @@ impl World {
         self.dropped as f64 / self.arrived.max(1) as f64
     }
 
-    /// What limiters told each other, headers and seals included, as a part of the limit.
+    /// Messages between limiters, headers and seals included, as a part of the limit.
     #[must_use]
     pub fn overhead(&self) -> f64 {
         let bit_s = self.sent_bytes as f64 * 8e9 / self.now.0.max(1) as f64;

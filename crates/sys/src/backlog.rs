@@ -19,18 +19,8 @@ use crate::{
     bpf::{load_error, quiet_libbpf},
     limit::LimitError,
     net::qdisc::Handle,
+    skel,
 };
-
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used
-    )]
-    include!(concat!(env!("OUT_DIR"), "/backlog.skel.rs"));
-}
 
 /// How often the search is made when qdiscs come and go beside it.
 const SEARCHES_MAX: usize = 3;
@@ -70,7 +60,7 @@ struct Query {
 pub fn locate(ifindex: u32, handle: Handle, rate: Rate) -> Result<Backlog, LimitError> {
     quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let open = skel::BacklogSkelBuilder::default().open(&mut storage);
+    let open = skel::backlog::BacklogSkelBuilder::default().open(&mut storage);
     let object = open.and_then(|open| open.load()).map_err(load_error("backlog"))?;
     let handle = u32::from(handle.major) << 16 | u32::from(handle.minor);
     for _ in 0..SEARCHES_MAX {

@@ -16,8 +16,8 @@ pub(crate) fn quiet_libbpf() {
 }
 
 /// A number that nobody outside knows, so that they cannot choose flows that meet in one place.
-pub(crate) fn random_seed() -> u32 {
-    RandomState::new().build_hasher().finish() as u32
+pub(crate) fn random_seed() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 pub(crate) fn load_error(program: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {

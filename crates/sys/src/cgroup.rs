@@ -41,24 +41,19 @@ pub enum CgroupError {
         /// Why it could not be mounted.
         source: io::Error,
     },
-    /// The group does not exist.
     #[error(
         "cgroup `{path}` does not exist below {mount}; `systemd-cgls` or `ls {mount}` shows those that do (a \
          service has one only while it runs)"
     )]
     Missing {
-        /// As asked for.
         path: String,
         /// The mount point.
         mount: String,
     },
-    /// The path names a file.
     #[error("`{0}` is no cgroup but a file; name the directory")]
     NotADirectory(String),
-    /// The path leads out of the hierarchy.
     #[error("cgroup path `{0}` must be relative to the cgroup mount and free of `..`")]
     BadPath(String),
-    /// The hierarchy may not be changed from here.
     #[error(
         "cannot make a cgroup in {mount}: it is mounted read-only, as in most containers; run \
          tidegate on the host, or give the container a writable cgroup file system"
@@ -67,14 +62,11 @@ pub enum CgroupError {
         /// The mount point.
         mount: String,
     },
-    /// Another error of the operating system.
     #[error("cgroup `{path}`: cannot {action}: {source}")]
     Io {
         /// The group.
         path: String,
-        /// What was tried.
         action: &'static str,
-        /// Why it failed.
         source: io::Error,
     },
 }

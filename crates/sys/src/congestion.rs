@@ -43,22 +43,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{ErrorKind, Link, MapCore, MapHandle, MapType, OpenObject, libbpf_sys};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used,
-        reason = "generated"
-    )]
-    pub(super) mod dctcp {
-        include!(concat!(env!("OUT_DIR"), "/dctcp.skel.rs"));
-    }
-    pub(super) mod set_cc {
-        include!(concat!(env!("OUT_DIR"), "/set_cc.skel.rs"));
-    }
-}
+use crate::skel;
 
 /// The name under which our DCTCP is registered.
 pub const TG_DCTCP: &str = "tg_dctcp";
@@ -78,42 +63,24 @@ const JOIN_TRIES: u32 = 16;
 /// Why a congestion control cannot be had. Nothing is left registered or attached.
 #[derive(Debug, thiserror::Error)]
 pub enum CongestionError {
-    /// Nobody knows the name.
     #[error("no congestion control `{name}` here; use one of: {available}")]
     Unknown {
-        /// What was asked for.
         name: String,
         /// What there is, separated by blanks.
         available: String,
     },
-    /// It exists, but this user may not choose it.
     #[error(
         "congestion control `{name}` is restricted; run as root, or add it to \
          net.ipv4.tcp_allowed_congestion_control"
     )]
-    Restricted {
-        /// What was asked for.
-        name: String,
-    },
-    /// A system call failed.
+    Restricted { name: String },
     #[error("cannot {what}: {source}")]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// The kernel refused an eBPF program.
+    System { what: &'static str, source: std::io::Error },
     #[error(
         "cannot {what}: {source}; run as root on a kernel 6.1 or newer with BTF \
          (check /sys/kernel/btf/vmlinux)"
     )]
-    Bpf {
-        /// What was tried.
-        what: &'static str,
-        /// Why not.
-        source: libbpf_rs::Error,
-    },
+    Bpf { what: &'static str, source: libbpf_rs::Error },
     /// Other processes registered and left at every try.
     #[error("`{TG_DCTCP}` was registered and removed by other processes at every try; try again")]
     Contended,

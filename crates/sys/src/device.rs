@@ -49,7 +49,6 @@ const HANDLE: u32 = 1;
 pub struct Target {
     /// [`Scope::Dev`] or [`Scope::Port`].
     pub scope: Scope,
-    /// Its index.
     pub ifindex: u32,
     /// The inode of its network namespace.
     pub namespace: u64,
@@ -128,7 +127,6 @@ const HOOKS: [(Direction, &str, &str); 2] = [
     (Direction::Egress, "egress", PROGRAM_PINS[0]),
     (Direction::Ingress, "ingress", PROGRAM_PINS[1]),
 ];
-/// Those of the programs.
 pub(crate) const PROGRAM_PINS: [&str; 2] = ["program_egress", "program_ingress"];
 /// That of the link of a program in XDP.
 pub(crate) const XDP_PIN: &str = "xdp";
@@ -282,7 +280,6 @@ fn add_filter(
     Ok(())
 }
 
-/// Whether it was not there.
 fn add_clsact(ifindex: u32) -> Result<bool, LimitError> {
     let place = Place { ifindex, parent: Handle::CLSACT, handle: Handle::new(0xffff, 0) };
     let mut netlink = Netlink::open().map_err(FqError::from)?;
@@ -322,7 +319,6 @@ fn filter_is(ifindex: u32, side: Side, priority: u32, program: BorrowedFd<'_>) -
     wanted.is_some() && hook(program, ifindex, side, priority).query().ok() == wanted
 }
 
-/// The directions with their names.
 pub(crate) const DIRECTION_NAMES: [(Direction, &str); 2] =
     [(Direction::Egress, "egress"), (Direction::Ingress, "ingress")];
 

@@ -7,7 +7,6 @@ use crate::{bpf::map_error, intf::ExemptConf, limit::LimitError};
 
 /// Key of the trie, `struct tg_prefix`: the length in bits, the version of IP, the address.
 const KEY_BYTES: usize = 24;
-/// The bits of the version.
 const VERSION_BITS: u32 = 32;
 /// Where in the version's word the index of a limit is.
 const INDEX_SHIFT: u32 = 8;
@@ -43,7 +42,6 @@ fn key(address: [u8; 16], bits: u8, index: u32) -> Vec<u8> {
     key
 }
 
-/// Makes the trie what the limit says.
 pub(crate) fn fill(trie: &MapHandle, exempt: &ExemptConf) -> Result<(), LimitError> {
     fill_of(trie, exempt, 0)
 }

@@ -33,21 +33,13 @@ pub enum FqError {
         "scheme `edt` needs the qdisc `fq` on device `{device}`, which has `{qdisc}`; type: \
          tc qdisc replace dev {device} root fq   (or use scheme `pace`, which needs no qdisc)"
     )]
-    NoFq {
-        /// The device.
-        device: String,
-        /// What it has.
-        qdisc: String,
-    },
-    /// There is no device at all.
+    NoFq { device: String, qdisc: String },
     #[error(
         "scheme `edt` needs a device by which packets leave, and none but the loopback device is up"
     )]
     NoDevice,
-    /// There is no such device.
     #[error("there is no device `{0}` here; `ip link` shows those there are")]
     Missing(String),
-    /// The kernel was not to be asked.
     #[error(transparent)]
     Net(#[from] NetError),
 }

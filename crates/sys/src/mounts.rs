@@ -23,7 +23,6 @@ use rustix::{
     thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
 };
 
-/// Ancestors that are asked at most.
 const ANCESTORS_MAX: usize = 256;
 
 /// The process whose mounts are the host's: process 1, or where it may not be asked, as root of a restricted

@@ -14,28 +14,23 @@ const CAP_BPF: u32 = 39;
 /// Something that this host lacks. Nothing has been changed.
 #[derive(Debug, thiserror::Error)]
 pub enum PreflightError {
-    /// The process may not load eBPF.
     #[error("limits need the privileges of root (missing: {0}); {1}")]
     Privileges(String, &'static str),
-    /// Nothing can be asked.
     #[error("/proc is not mounted here; type: mount -t proc proc /proc")]
     NoProc,
     /// The kernel's type information cannot be seen.
     #[error("/sys is not mounted here; type: mount -t sysfs sysfs /sys")]
     NoSys,
-    /// The kernel is too old.
     #[error(
         "kernel {0} is too old; Tidegate needs {a}.{b} or newer",
         a = OLDEST_KERNEL.0,
         b = OLDEST_KERNEL.1
     )]
     OldKernel(String),
-    /// The kernel carries no type information.
     #[error(
         "the kernel has no BTF (/sys/kernel/btf/vmlinux); it must be built with CONFIG_DEBUG_INFO_BTF=y"
     )]
     NoBtf,
-    /// There is no usable cgroup hierarchy.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
 }

@@ -69,24 +69,15 @@ pub enum SpawnError {
     NotFound(String),
     /// The command is there but cannot be executed.
     #[error("`{command}`: cannot be executed: {source}")]
-    NotExecutable {
-        /// As typed.
-        command: String,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The new process could not enter the cgroup.
+    NotExecutable { command: String, source: io::Error },
     #[error("cgroup `{cgroup}` does not take a process: {source}")]
     Enter {
         /// The group.
         cgroup: String,
-        /// Why not.
         source: io::Error,
     },
-    /// No new process.
     #[error("cannot start a process: {0}")]
     Fork(io::Error),
-    /// The group could not be opened.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
 }
@@ -103,7 +94,6 @@ impl std::fmt::Debug for SignalQueue {
     }
 }
 
-/// A signal taken from the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
     /// Its number.

@@ -20,18 +20,8 @@ use crate::{
     backlog::{Backlog, ask},
     bpf::{load_error, map_error, quiet_libbpf},
     limit::LimitError,
+    skel,
 };
-
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used
-    )]
-    include!(concat!(env!("OUT_DIR"), "/waiting.skel.rs"));
-}
 
 /// How often a queue is looked at that changes under the look.
 const LOOKS_MAX: usize = 8;
@@ -50,7 +40,6 @@ pub struct Count {
 /// What waits in a queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
-    /// All of it.
     pub all: Count,
     /// By flow, who has most bytes first; 1024 flows at most.
     pub flows: Vec<(Flow, Count)>,
@@ -103,7 +92,7 @@ struct Query {
 pub fn look(backlog: &Backlog) -> Result<Option<Waiting>, LimitError> {
     quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let open = skel::WaitingSkelBuilder::default().open(&mut storage);
+    let open = skel::waiting::WaitingSkelBuilder::default().open(&mut storage);
     let object = open.and_then(|open| open.load()).map_err(load_error(MAP))?;
     let flows = &object.maps.waiting;
     let mut query = Query::zeroed();

@@ -6,17 +6,6 @@
 //! device: its addresses there stop answering. It sits on the device through a link that the kernel removes
 //! with the last descriptor, so nothing is left behind, also when the process is killed.
 
-#[allow(
-    missing_docs,
-    unused_qualifications,
-    clippy::undocumented_unsafe_blocks,
-    clippy::unwrap_used,
-    clippy::all
-)]
-mod skel {
-    include!(concat!(env!("OUT_DIR"), "/xdp_port.skel.rs"));
-}
-
 use std::{
     io,
     mem::MaybeUninit,
@@ -28,7 +17,10 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 
-use crate::net::{NetError, NetNs};
+use crate::{
+    net::{NetError, NetNs},
+    skel,
+};
 
 /// Most queues of a device that can have a socket.
 pub const XDP_QUEUES_MAX: u32 = 256;
@@ -43,7 +35,6 @@ pub enum XdpMode {
 }
 
 impl XdpMode {
-    /// As it is shown.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,7 +47,6 @@ impl XdpMode {
 /// Why a device's frames cannot be taken. Nothing is attached.
 #[derive(Debug, thiserror::Error)]
 pub enum XdpError {
-    /// The program or its map was refused.
     #[error("cannot {action}: {source} (this needs root and Linux 6.1 or newer with AF_XDP)")]
     Bpf {
         /// What was asked, as a phrase that follows "cannot".
@@ -64,17 +54,14 @@ pub enum XdpError {
         /// libbpf's error.
         source: libbpf_rs::Error,
     },
-    /// The device does not take the program.
     #[error("cannot attach XDP to {device}: {source}{hint}")]
     Attach {
-        /// The device.
         device: String,
         /// The kernel's answer.
         source: io::Error,
         /// What to do, in parentheses; may be empty.
         hint: &'static str,
     },
-    /// The device was not found.
     #[error(transparent)]
     Net(#[from] NetError),
 }
@@ -98,7 +85,7 @@ impl XdpRedirect {
         let refused = |action| move |source| XdpError::Bpf { action, source };
         let ifindex = netns.netlink()?.index_of(ifname)?;
         let mut object = MaybeUninit::uninit();
-        let open = skel::XdpPortSkelBuilder::default()
+        let open = skel::xdp_port::XdpPortSkelBuilder::default()
             .open(&mut object)
             .map_err(refused("open the XDP program"))?;
         let loaded = open.load().map_err(refused("load the XDP program"))?;

@@ -239,7 +239,6 @@ fn parts(action: &Action) -> Vec<Action> {
     }
 }
 
-/// From which parent to which.
 fn other_parent(limit: &Present, plan: &Plan) -> String {
     let to = plan.actions.iter().find_map(|action| match action {
         Action::Add { limit: to } | Action::Replace { to, .. } if to.name == limit.name => {

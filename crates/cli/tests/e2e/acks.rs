@@ -30,7 +30,7 @@ fn traces(bed: &Bed) -> (String, String, Vec<String>) {
 
 /// Not above the limit, and not nothing. Where the machine is busy a short queue runs empty: how far below is
 /// not asked.
-fn is_below(traffic: &Traffic, bit_s: f64) {
+pub fn is_below(traffic: &Traffic, bit_s: f64) {
     is_at_most(traffic, 1.02 * bit_s, BURST_BYTES);
     assert!(traffic.bit_s() > 0.02 * bit_s, "{traffic:?}");
 }
@@ -83,7 +83,7 @@ fn root_acks_the_queue_of_a_port_tells_its_guest() {
         // Somebody takes the qdisc off: it says so, and is put back.
         assert!(bed.tc("qdisc del dev tap0 root").status.success());
         let (_, table, _) = tidegate(&place, &bed, "status");
-        assert!(table.contains("TAKEN OFF") && table.contains("NOT ENFORCED"), "{table}");
+        assert!(table.contains("DETACHED") && table.contains("NOT ENFORCED"), "{table}");
         ok(&place, &bed, &add("20mbit"));
         assert!(ok(&place, &bed, "status").contains("in force"));
         is_below(&bed.free(&guest, TRAFFIC), LIMIT_BIT_S);

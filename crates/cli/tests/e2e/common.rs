@@ -275,7 +275,6 @@ impl Objects {
         objects
     }
 
-    /// How many links there are.
     pub fn links(&self) -> usize {
         self.links.len()
     }

@@ -77,7 +77,6 @@ impl Scene {
         Scene { place, near, far, groups }
     }
 
-    /// Words with the names of this scene.
     fn fill(&self, words: &str) -> String {
         let [x, y, inside] = &self.groups;
         words.replace("{x}", x).replace("{y}", y).replace("{in}", inside)
@@ -546,7 +545,6 @@ fn repair(scene: &Scene) {
     }
 }
 
-/// The case of this name.
 fn case(name: &str) -> Case {
     cases().into_iter().find(|case| case.name == name).unwrap()
 }

@@ -32,7 +32,6 @@ impl Host {
         Host::start(Command::new("unshare"))
     }
 
-    /// One whose network is this namespace.
     pub fn with_network(netns: &NetNs) -> Option<Host> {
         Host::start(into(netns, "unshare"))
     }

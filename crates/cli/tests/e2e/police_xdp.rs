@@ -82,7 +82,7 @@ fn root_police_xdp_says_what_cannot_be() {
         "run --ingress 5mbit --hook xdp -- true",
     ] {
         let message = refused(&place, netns, words);
-        assert!(message.contains("--hook: XDP polices what comes in by a device"), "{message}");
+        assert!(message.contains("--hook: XDP polices incoming traffic of a device"), "{message}");
     }
     let htb = "limit add a --dev eth0 --scheme htb --ingress 5mbit --hook xdp";
     let message = refused(&place, netns, htb);
@@ -100,7 +100,7 @@ fn root_police_xdp_says_what_cannot_be() {
 
     ok(&place, netns, &format!("{ADD} --hook xdp --egress 10mbit"));
     let message = refused(&place, netns, "limit set down --ingress none");
-    assert!(message.contains("XDP polices what comes in by a device"), "{message}");
+    assert!(message.contains("XDP polices incoming traffic of a device"), "{message}");
     ok(&place, netns, "limit set down --hook auto --ingress none");
     ok(&place, netns, "detach");
 }
@@ -374,6 +374,7 @@ fn root_police_xdp_falls_back_to_the_stack() {
     assert_eq!(status(&place, netns)["xdp_mode"], "generic");
     let listener = netns.run(|| edt::bound(|| TcpListener::bind(("0.0.0.0", PORT)))).unwrap();
     let connect = || TcpStream::connect(("10.95.0.1", PORT)).unwrap();
+    let started = Instant::now();
     let mut stream = guest.run(connect).unwrap();
     let (mut sink, _) = listener.accept().unwrap();
     let sending = thread::spawn(move || {
@@ -384,15 +385,13 @@ fn root_police_xdp_falls_back_to_the_stack() {
         }
     });
     sink.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let started = Instant::now();
     let (mut total, mut buffer) = (0, vec![0; 1 << 16]);
     while let Ok(n @ 1..) = sink.read(&mut buffer) {
         total += n;
     }
-    let bit_s = 8.0 * total as f64 / started.elapsed().as_secs_f64();
+    let allowed = LIMIT_BIT_S / 8.0 * started.elapsed().as_secs_f64() + 250e3;
     sending.join().unwrap();
-    // With the burst, and what was in the sender's buffers when it ended.
-    assert!(bit_s < 1.3 * LIMIT_BIT_S && total > 500_000, "{bit_s} bit/s, {total} bytes");
+    assert!(total > 500_000 && total as f64 <= allowed, "{total} of {allowed} bytes");
     let ingress = status(&place, netns)["ingress"].clone();
     assert!(ingress["drop_full_packets"].as_u64().unwrap() > 0, "{ingress}");
     // Payload, and the headers of each segment.

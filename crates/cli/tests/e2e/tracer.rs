@@ -27,7 +27,6 @@ struct CallInfo {
     arguments: [u64; 6],
 }
 
-/// How it ended.
 #[derive(Debug)]
 pub struct Ended {
     /// The changes that it was about to make, in order; the last one was not made if it was killed.

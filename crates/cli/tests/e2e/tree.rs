@@ -71,7 +71,6 @@ impl Scene {
         Scene { place: Place::new(), bed, _server }
     }
 
-    /// A cgroup below another one.
     fn below(&self, group: &Cgroup, name: &str) -> Cgroup {
         self.place.hierarchy.create(group, name).unwrap()
     }

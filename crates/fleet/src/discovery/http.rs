@@ -22,11 +22,9 @@ pub struct Asked<'a> {
     pub method: Method,
     /// The host, for the header.
     pub host: &'a str,
-    /// The path.
     pub path: &'a str,
     /// For the header `Authorization`.
     pub token: Option<&'a str>,
-    /// The body.
     pub body: String,
 }
 

@@ -23,7 +23,6 @@ const SCAN_COUNT: &str = "1000";
 
 const PROTOCOL: SourceError = SourceError::Protocol("a Redis");
 
-/// An answer.
 #[derive(Debug, PartialEq)]
 enum Answer {
     Text(String),

@@ -131,7 +131,6 @@ impl Limit {
         self.unset = None;
     }
 
-    /// It is new.
     pub fn put_on(&mut self, rate_bit_s: u64) {
         (self.rate_bit_s, self.lease, self.from, self.unset) = (rate_bit_s, None, Nanos(0), None);
         self.earlier.clear();

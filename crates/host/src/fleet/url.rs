@@ -8,13 +8,10 @@ use std::fmt;
 /// An address of a registry.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Url {
-    /// Who asks.
     pub user: Option<String>,
-    /// With which password.
     pub password: Option<String>,
     /// The host: a name or an address, without brackets.
     pub host: String,
-    /// Its port.
     pub port: u16,
     /// What follows the slash, without it.
     pub rest: String,
@@ -23,15 +20,12 @@ pub struct Url {
 /// Why a text is no address of a registry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
-    /// Another scheme.
     #[error("expected an address that starts with `{0}://`{1}")]
     Scheme(&'static str, &'static str),
-    /// No host.
     #[error(
         "expected a host between `{0}://` or `@` and the port; write for example {0}://10.0.0.9:{1}"
     )]
     Host(&'static str, u16),
-    /// A port that is none.
     #[error(
         "invalid port; write 1 to 65535 after the host's colon, for example {0}://10.0.0.9:{1}"
     )]
@@ -39,7 +33,6 @@ pub enum UrlError {
     /// Bytes that must be escaped, or escapes that are none.
     #[error("write special characters of user and password as % and two digits")]
     Escape,
-    /// A database that is none.
     #[error("what follows the slash must be the number of a database, such as 0")]
     Database,
 }

@@ -28,13 +28,10 @@ use crate::spec::{Spec, SpecError};
 const LOOK_EVERY: Nanos = Nanos(100_000_000);
 /// Time between two writings of the state for others.
 const STATE_EVERY: Nanos = Nanos(1_000_000_000);
-/// Signals that end it.
 const ENDING: [i32; 3] = [Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::QUIT.as_raw()];
 
-/// What to run.
 #[derive(Debug, Clone)]
 pub struct NicOptions {
-    /// The NIC.
     pub spec: NicSpec,
     /// The file that it is from, to be read again on SIGHUP.
     pub file: Option<PathBuf>,
@@ -53,44 +50,25 @@ pub struct NicOptions {
 /// Why a software NIC does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum NicRunError {
-    /// The file has none.
     #[error(
         "{0}: no `[[nic]]` in it; write for example ports = [\"tap:vm0\", \"xdp:eth1\"] under one"
     )]
     NoNic(String),
-    /// The file has several.
     #[error("{file}: several nics; say which one with --name: {}", .names.join(", "))]
-    WhichNic {
-        /// The file.
-        file: String,
-        /// Their names.
-        names: Vec<String>,
-    },
-    /// The file has others.
+    WhichNic { file: String, names: Vec<String> },
     #[error("{file}: no nic `{name}` in it; it has {}", .names.join(", "))]
-    NoSuchNic {
-        /// The file.
-        file: String,
-        /// As asked.
-        name: String,
-        /// Those that it has.
-        names: Vec<String>,
-    },
-    /// The file is no spec.
+    NoSuchNic { file: String, name: String, names: Vec<String> },
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// The packets' threads.
     #[error(transparent)]
     Relay(#[from] RelayError),
     /// Another one runs, or the state cannot be written.
     #[error(transparent)]
     State(#[from] StateError),
-    /// Signals cannot be had.
     #[error("cannot wait for signals: {0}")]
     Signals(io::Error),
 }
 
-/// What happened.
 #[derive(Debug, Clone)]
 pub enum Happening {
     /// An interval is over.
@@ -106,7 +84,6 @@ pub enum Happening {
 pub enum NicEvent {
     /// A port went away.
     Gone(PortName),
-    /// It is back.
     Back(PortName),
     /// It is there but cannot be opened.
     Refused(PortName, String),
@@ -117,7 +94,6 @@ pub enum NicEvent {
 }
 
 impl NicEvent {
-    /// Whether something is not as it should be.
     #[must_use]
     pub fn is_warning(&self) -> bool {
         !matches!(self, NicEvent::Back(_) | NicEvent::Reloaded(_))

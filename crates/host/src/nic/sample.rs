@@ -122,11 +122,9 @@ pub struct NicSample {
     pub unix_ns: u64,
     /// How long it was.
     pub interval_ns: u64,
-    /// Name of the NIC.
     pub nic: String,
     /// From the first port to the second, and back.
     pub directions: [DirectionSample; 2],
-    /// The ports.
     pub ports: [PortSample; 2],
     /// How its threads waited, in the interval.
     pub threads: Counts,
@@ -139,7 +137,6 @@ pub struct DirectionSample {
     pub from: String,
     /// The device that it went to.
     pub to: String,
-    /// Names of the limits on it.
     pub limits: Vec<String>,
     /// The least of these limits.
     pub rate_bit_s: Option<u64>,
@@ -155,7 +152,6 @@ pub struct DirectionSample {
     pub flows: usize,
     /// Packets that wait in front of the shaper, at the end of the interval.
     pub waiting_packets: usize,
-    /// Their bytes.
     pub waiting_bytes: u64,
     /// Packets in the shaper, at the end of the interval.
     pub shaper_packets: usize,

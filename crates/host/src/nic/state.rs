@@ -23,7 +23,7 @@ use tidegate_nic::{
 
 use super::{NicSpec, sample::NicSample};
 
-/// Where the files are, unless told otherwise.
+/// Where the files are, by default.
 pub const DEFAULT_DIR: &str = "/run/tidegate";
 /// The largest file that is read.
 const MAX_BYTES: u64 = 1 << 20;
@@ -33,20 +33,12 @@ const TRIES: usize = 16;
 /// Why the state of software NICs cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// It runs already.
     #[error("nic `{name}` runs already{}; end that first", process(*.pid))]
-    Running {
-        /// Its name.
-        name: String,
-        /// Its process, if it is known.
-        pid: Option<u64>,
-    },
-    /// The operating system refused.
+    Running { name: String, pid: Option<u64> },
     #[error("{}: {source}{}", .path.display(), as_root(.source))]
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
 }
@@ -65,20 +57,15 @@ fn as_root(error: &io::Error) -> &'static str {
 /// What is in the file.
 #[derive(Debug, Serialize)]
 pub struct NicStatus<'a> {
-    /// Its name.
     pub name: &'a str,
-    /// Its process.
     pub pid: u32,
-    /// The spec file that it runs by, if any.
     pub spec: Option<&'a Path>,
-    /// Its limits.
     pub limits: Vec<LimitState<'a>>,
     /// What it has done since it started.
     #[serde(flatten)]
     pub totals: &'a NicSample,
 }
 
-/// One limit of it.
 #[derive(Debug, Serialize)]
 pub struct LimitState<'a> {
     name: &'a str,
@@ -100,7 +87,6 @@ struct RateState {
 }
 
 impl LimitState<'_> {
-    /// The limits of a spec.
     #[must_use]
     pub fn of(spec: &NicSpec) -> Vec<LimitState<'_>> {
         let rate = |limit: &super::NicLimit, direction| {
@@ -122,7 +108,6 @@ impl LimitState<'_> {
     }
 }
 
-/// The directory.
 #[derive(Debug, Clone)]
 pub struct RunDir(PathBuf);
 
@@ -182,7 +167,6 @@ impl RunDir {
         read(&self.path(name))
     }
 
-    /// All that run, by name.
     #[must_use]
     pub fn running(&self) -> Vec<Value> {
         self.files().iter().filter_map(|path| read(path)).collect()

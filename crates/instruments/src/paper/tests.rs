@@ -124,7 +124,7 @@ fn a_year_of_idle_time_at_the_fastest_rate_does_not_overflow() {
 
 #[test]
 fn the_state_is_what_the_program_declares() {
-    type Declared = skel::types::np_state;
+    type Declared = skel::nrm_paper::types::np_state;
     assert_eq!(size_of::<Declared>(), STATE_BYTES);
     assert_eq!(offset_of!(Declared, queue), 8);
     assert_eq!(offset_of!(Declared, packets), 24);

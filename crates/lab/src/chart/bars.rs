@@ -20,7 +20,6 @@ use crate::units::{Scale, Unit, measured, trimmed, with_symbol};
 /// Medians of repeated runs, side by side.
 #[derive(Clone, Debug)]
 pub struct Bars {
-    /// The title.
     pub title: String,
     /// What the bars are, as a key with its unit: `goodput_bit_s`.
     pub metric: String,
@@ -35,7 +34,6 @@ pub struct Bars {
 pub struct Group {
     /// Its circumstances, a line each.
     pub label: Vec<String>,
-    /// Its bars.
     pub bars: Vec<Bar>,
 }
 
@@ -55,9 +53,7 @@ pub struct Bar {
 /// Which bars to make from rows.
 #[derive(Clone, Copy, Debug)]
 pub struct BarsOf<'a> {
-    /// The title.
     pub title: &'a str,
-    /// The metric of the bars.
     pub metric: &'a str,
     /// The metric of the diamonds.
     pub points: Option<&'a str>,

@@ -19,7 +19,6 @@ pub enum Figure {
 }
 
 impl Figure {
-    /// The title.
     pub fn title(&self) -> &str {
         match self {
             Figure::Bars(bars) => &bars.title,

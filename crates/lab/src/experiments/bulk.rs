@@ -28,7 +28,6 @@ pub(super) const SETTLED: Duration = Duration::from_millis(500);
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 pub(super) const TENTH: Duration = Duration::from_millis(100);
 
-/// One run.
 pub(super) struct Bulk<'a> {
     pub(super) system: System,
     pub(super) limit_bit_s: u64,
@@ -40,7 +39,6 @@ pub(super) struct Bulk<'a> {
     pub(super) probe_hz: Option<u64>,
 }
 
-/// What came of a run.
 pub(super) struct Transferred {
     pub(super) iperf: IperfReport,
     pub(super) probe: Option<ProbeReport>,
@@ -53,7 +51,6 @@ pub(super) struct Transferred {
 }
 
 impl Bulk<'_> {
-    /// Runs it.
     pub(super) fn run(&self, ctx: &Context, bed: &mut Bed) -> anyhow::Result<Transferred> {
         let Bulk { limit_bit_s, duration, .. } = *self;
         bed.set_ecn(self.control.ecn)?;
@@ -131,6 +128,7 @@ pub(super) fn over_time(ctx: &mut Context, title: &str, limit_bit_s: u64, series
         title: title.to_owned(),
         x: "time_s".to_owned(),
         y: "wire_bit_s".to_owned(),
+        logarithmic: false,
         limit: Some(limit_bit_s as f64),
         series,
     };

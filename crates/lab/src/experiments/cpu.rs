@@ -54,7 +54,6 @@ impl PathMeter {
 }
 
 impl Spent {
-    /// What was spent since, as CPUs.
     pub(super) fn since(&self, earlier: &Spent) -> Cpus {
         let seconds = (self.at - earlier.at).as_secs_f64();
         let cpus = |is: Duration, was: Duration| is.saturating_sub(was).as_secs_f64() / seconds;
@@ -66,7 +65,6 @@ impl Spent {
 }
 
 impl Cpus {
-    /// All of them.
     pub(super) fn total(self) -> f64 {
         self.processes + self.softirqs
     }

@@ -36,7 +36,6 @@ pub(super) const P50: &str = "rtt_p50_us";
 /// By how much the median is above that of the path without limit and load, looked at in the same round.
 pub(super) const ABOVE: &str = "above_idle_p50_us";
 
-/// One run.
 pub(super) struct Transfer<'a> {
     pub(super) shaper: Shaper,
     pub(super) limit_bit_s: u64,
@@ -46,7 +45,6 @@ pub(super) struct Transfer<'a> {
     pub(super) duration: Duration,
 }
 
-/// What came of it.
 pub(super) struct Transferred {
     /// None of an idle path.
     pub(super) iperf: Option<IperfReport>,
@@ -57,7 +55,6 @@ pub(super) struct Transferred {
 }
 
 impl Transfer<'_> {
-    /// Runs it.
     pub(super) fn run(&self, ctx: &Context, road: &mut Road) -> anyhow::Result<Transferred> {
         let rate = Rate::from_bit_s(self.limit_bit_s).context("a limit of zero")?;
         for host in [road.testbed.sender(), road.testbed.receiver(0)] {

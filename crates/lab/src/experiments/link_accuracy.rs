@@ -256,7 +256,6 @@ impl LinkAccuracy {
 /// What came of a stream.
 struct Passed {
     passages: Vec<Passage>,
-    /// What it passed.
     way: LinkOptions,
     frame_bytes: u32,
     counters: Option<CableCounters>,

@@ -48,7 +48,6 @@ impl Spell {
     }
 }
 
-/// One run.
 pub(super) struct Mix<'a> {
     pub(super) system: System,
     pub(super) limit_bit_s: u64,
@@ -63,7 +62,6 @@ pub(super) struct Mix<'a> {
     pub(super) spell: Spell,
 }
 
-/// What came of a run.
 pub(super) struct Mixed {
     pub(super) calls: RpcReport,
     pub(super) probe: ProbeReport,
@@ -82,7 +80,6 @@ impl Mix<'_> {
             .with_link(self.link)
     }
 
-    /// Runs it.
     pub(super) fn run(&self, ctx: &Context, bed: &mut Bed) -> anyhow::Result<Mixed> {
         let Spell { warmup, measured } = self.spell;
         bed.set_ecn(self.control.ecn)?;

@@ -72,7 +72,6 @@ const BUSY: usize = 0;
 const BUYER: usize = 1;
 /// The steps, and whether the buyer sends.
 const STEPS: [(&str, bool); 3] = [("both", true), ("one idles", false), ("back", true)];
-/// How much of its minimum a guest must have.
 const MINIMUM_LEAST: f64 = 0.95;
 /// How much of the uplink the other must have when one idles.
 const BORROWED_LEAST: f64 = 95.0;
@@ -366,6 +365,7 @@ impl Seen {
             title: format!("{uplink}: rates of the guests on the wire in bins of 50 ms"),
             x: "time_s".to_owned(),
             y: "wire_bit_s".to_owned(),
+            logarithmic: false,
             limit: Some(UPLINK_BIT_S as f64),
             series: series.collect(),
         };

@@ -35,7 +35,6 @@ const CONTROLS: [&str; 4] = ["reno", "cubic", "bbr", "dctcp"];
 const SYSTEMS: [System; 5] =
     [System::Pace, System::Htb, System::Tbf, System::NrmPaper, System::Nrm];
 
-/// Of the calls.
 const CALLS_USED: &str = "calls_used_percent";
 const CALLS_MOST: &str = "calls_max_1s_percent";
 /// Of the transfers.

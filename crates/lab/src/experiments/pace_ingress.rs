@@ -249,13 +249,27 @@ fn claims(ctx: &mut Context) {
 mod tests {
     use super::*;
 
+    /// So that figures of both compare.
     #[test]
-    fn the_plan_is_the_claim() {
-        let full = PaceIngress::default().plan(false);
-        assert_eq!(full.len(), 5 * 2 * 4);
-        let quick = PaceIngress::default().plan(true);
-        assert!(
-            quick.len() <= 12 && quick.iter().all(|cell| full.iter().any(|of| of.rtt == cell.rtt))
-        );
+    fn the_quick_plan_is_a_part_of_the_full_one() {
+        let [quick, full] = [true, false].map(|quick| PaceIngress::default().plan(quick));
+        let same = |cell: &Cell, of: &Cell| {
+            (cell.limit_bit_s, cell.flows, cell.rtt) == (of.limit_bit_s, of.flows, of.rtt)
+                && cell.systems.iter().all(|system| of.systems.contains(system))
+        };
+        assert!(quick.len() < full.len());
+        for cell in &quick {
+            assert!(full.iter().any(|of| same(cell, of)), "{cell:?}");
+        }
+    }
+
+    /// A bed is made for a run of cells with the same path: none is made twice.
+    #[test]
+    fn cells_with_the_same_path_follow_each_other() {
+        for quick in [true, false] {
+            let plan = PaceIngress::default().plan(quick);
+            let beds = plan.chunk_by(|cell, next| cell.rtt == next.rtt).count();
+            assert_eq!(beds, distinct(plan.iter().map(|cell| cell.rtt)).len());
+        }
     }
 }

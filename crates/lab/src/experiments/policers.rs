@@ -104,7 +104,6 @@ impl Road {
 /// How deep a bucket is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Depth {
-    /// As said.
     Bytes(u64),
     /// As long as this at the rate.
     Time(Duration),

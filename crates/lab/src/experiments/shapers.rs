@@ -22,7 +22,6 @@ use crate::{
     testbed::{Store, Testbed, peers::Peer},
 };
 
-/// The name of the limit.
 const LIMIT: &str = "guest";
 /// From where on He et al. show a marking HTB in their text, and this machine's `htb-ecn` marks unless told.
 pub(super) const MARK_BYTES: u64 = 60_000;

@@ -55,7 +55,6 @@ pub struct LinkSpec {
     pub back: LinkOptions,
     /// Decides what is lost and reordered.
     pub seed: u64,
-    /// What makes it.
     pub means: Means,
 }
 

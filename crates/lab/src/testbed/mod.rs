@@ -222,7 +222,6 @@ impl Testbed {
         &self.sender
     }
 
-    /// How many receivers there are.
     pub fn receiver_count(&self) -> usize {
         self.receivers.len()
     }
@@ -245,7 +244,6 @@ impl Testbed {
         }
     }
 
-    /// The address of the sender.
     pub fn sender_addr(&self, family: Family) -> IpAddr {
         address(0, 1, family)
     }
@@ -465,7 +463,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_are_told_from_connections() {
+    fn listeners_are_distinguished_from_connections() {
         let table = "  sl  local_address rem_address   st tx_queue\n\
                      0: 00000000:1451 00000000:0000 0A 00000000:00000000\n\
                      1: 0100007F:1452 0100007F:1451 01 00000000:00000000\n";

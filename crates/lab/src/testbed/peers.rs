@@ -78,7 +78,6 @@ impl Peer {
         Self::htb_on(testbed.sender(), testbed.sender_dev(), rate_bit_s)
     }
 
-    /// The same on any device of any host.
     pub fn htb_on(host: &NetNs, dev: &str, rate_bit_s: u64) -> anyhow::Result<Self> {
         let mut peer = Self::on(host, dev, &Qdisc::Htb(Htb::new(SHARED.minor)))?;
         peer.class(ROOT, SHARED, &HtbClass::new(rate_bit_s))?;

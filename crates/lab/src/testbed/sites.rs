@@ -36,7 +36,6 @@ const WANS: u8 = 101;
 const RECEIVER: u8 = 200;
 const GATEWAY: u8 = 254;
 
-/// The links of a site.
 #[derive(Debug, Clone, Copy)]
 pub struct SiteLinks {
     /// From its sender to its router; none: a plain cable.
@@ -128,7 +127,6 @@ impl Sites {
         Ok(sites)
     }
 
-    /// How many sites there are.
     pub fn count(&self) -> usize {
         self.routers.len()
     }
@@ -138,7 +136,6 @@ impl Sites {
         &self.senders[site]
     }
 
-    /// The router of a site.
     pub fn router(&self, site: usize) -> &NetNs {
         &self.routers[site]
     }
@@ -173,12 +170,10 @@ impl Sites {
         &self.receiver
     }
 
-    /// Its address.
     pub fn addr(&self) -> IpAddr {
         address(RECEIVER, 1, Family::V4)
     }
 
-    /// Its device.
     pub fn receiver_dev(&self) -> &'static str {
         DEV
     }

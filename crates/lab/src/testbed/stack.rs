@@ -22,7 +22,6 @@ pub struct StackCounters {
 }
 
 impl StackCounters {
-    /// Reads those of a host.
     pub fn read(host: &NetNs) -> anyhow::Result<StackCounters> {
         let read = || ["netstat", "snmp"].map(|file| fs::read_to_string(net_file(file)));
         let [netstat, snmp] = host.run(read)?;

@@ -58,7 +58,6 @@ const STACK_BYTES: usize = 64 * 1024;
 /// What a flow sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Want {
-    /// As much as it may.
     Greedy,
     /// This payload a second, if it may.
     Rate(u64),
@@ -74,7 +73,6 @@ pub enum Want {
 pub struct FlowPlan {
     /// When it connects.
     pub from: Duration,
-    /// When it ends.
     pub to: Duration,
     /// What it sends meanwhile.
     pub want: Want,
@@ -153,7 +151,6 @@ impl FlowsArgs {
 pub struct FlowTimes {
     /// When it was connected.
     pub began_ns: u64,
-    /// When it ended.
     pub ended_ns: u64,
 }
 
@@ -367,7 +364,6 @@ mod tests {
         }
     }
 
-    /// All of a kind, and how much came.
     fn received(plan: &str) -> (u64, FlowTimes) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let server = listener.local_addr().unwrap();

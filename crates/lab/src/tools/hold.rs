@@ -27,23 +27,18 @@ pub enum Shape {
     TwoReceivers,
 }
 
-/// What is up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// The sender's namespace.
     pub sender: String,
     /// The router's namespace, if there is one.
     pub router: Option<String>,
-    /// The receivers.
     pub receivers: Vec<HeldReceiver>,
 }
 
-/// A receiver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldReceiver {
-    /// Its namespace.
     pub netns: String,
-    /// Its addresses.
     pub addresses: Vec<IpAddr>,
 }
 

@@ -17,7 +17,6 @@ const INTERVAL_S: f64 = 0.1;
 /// What to send.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Load {
-    /// As much as TCP takes.
     Tcp {
         /// Congestion control; none: the system's.
         cc: Option<String>,
@@ -104,7 +103,6 @@ impl IperfOptions {
     }
 }
 
-/// What a run came to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct IperfReport {
     /// Payload per second at the sending end.
@@ -138,7 +136,6 @@ pub struct StreamReport {
     pub retransmits: Option<u64>,
     /// TCP's round-trip times: smallest.
     pub rtt_min_us: Option<f64>,
-    /// Mean.
     pub rtt_mean_us: Option<f64>,
     /// Largest.
     pub rtt_max_us: Option<f64>,
@@ -149,7 +146,6 @@ pub struct StreamReport {
 pub struct Lost {
     /// That did not arrive.
     pub lost: u64,
-    /// That were sent.
     pub sent: u64,
 }
 
@@ -209,7 +205,6 @@ impl IperfRun {
     }
 }
 
-/// Runs one client to its end.
 pub fn run(client: &NetNs, server: &NetNs, options: &IperfOptions) -> anyhow::Result<IperfReport> {
     IperfRun::start(client, server, options)?.finish()
 }

@@ -64,7 +64,6 @@ pub enum Tool {
 }
 
 impl Tool {
-    /// Runs the tool to its end.
     pub fn run(self) -> anyhow::Result<()> {
         match self {
             Self::RpcServer(args) => rpc::serve(&args),
@@ -96,7 +95,6 @@ pub struct Quantiles {
     pub count: u64,
     /// Smallest.
     pub min_us: f64,
-    /// Mean.
     pub mean_us: f64,
     /// Median.
     pub p50_us: f64,

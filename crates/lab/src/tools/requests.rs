@@ -68,7 +68,6 @@ pub struct Request {
 pub struct Requests {
     /// Answered before the end.
     pub answered: Vec<Request>,
-    /// Not.
     pub unanswered: u64,
 }
 
@@ -147,7 +146,6 @@ fn plan(args: &RequestsArgs) -> anyhow::Result<Vec<(Duration, u64)>> {
     Ok(plan)
 }
 
-/// One request.
 fn push(server: SocketAddr, cc: &str, bytes: u64, end: Instant) -> anyhow::Result<()> {
     let left = || {
         let left = end.saturating_duration_since(Instant::now());

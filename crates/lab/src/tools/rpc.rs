@@ -130,7 +130,6 @@ pub struct RpcReport {
 pub struct ClassReport {
     /// The size of a call.
     pub request_bytes: u64,
-    /// How many flows.
     pub flows: usize,
     /// How many calls.
     pub rpcs: u64,

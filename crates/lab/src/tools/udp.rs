@@ -75,7 +75,6 @@ impl SourceArgs {
     }
 }
 
-/// What a source did.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SourceReport {
     /// Datagrams that left.
@@ -108,7 +107,6 @@ pub fn finish(source: Child, args: SourceArgs) -> anyhow::Result<SourceReport> {
     source.finish(args.duration() + GRACE)?.json()
 }
 
-/// The source.
 pub fn send(args: &SourceArgs) -> anyhow::Result<SourceReport> {
     let &SourceArgs { to, payload_bytes, burst_datagrams, period_ns, gap_ns, bursts } = args;
     let count = u64::from(burst_datagrams).saturating_mul(bursts);

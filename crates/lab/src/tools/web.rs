@@ -29,7 +29,6 @@ pub struct WebServer {
     _prefix: TempDir,
 }
 
-/// What a fetch came to.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Fetched {
     /// Size of the body.

@@ -28,7 +28,6 @@ struct Names {
 
 #[derive(Default)]
 struct Crate {
-    /// Those with a file of their own.
     files: BTreeSet<Module>,
     modules: BTreeMap<Module, Names>,
 }
@@ -98,7 +97,6 @@ fn read(dir: &Path, root: &Path, files: &mut BTreeSet<Module>, texts: &mut Vec<(
 }
 
 impl Crate {
-    /// The file in which a module is.
     fn file_of(&self, module: &[String]) -> Module {
         let mut module = module.to_vec();
         while !module.is_empty() && !self.files.contains(&module) {
@@ -107,7 +105,6 @@ impl Crate {
         module
     }
 
-    /// The module that defines what a path names.
     fn defined_in(&self, path: &[String], depth: usize) -> Module {
         let mut module = Module::new();
         for (at, name) in path.iter().enumerate() {

@@ -46,7 +46,6 @@ const ACTION: &str = "list the TCP sockets";
 /// A TCP socket of some process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpSocket {
-    /// Its own address.
     pub local: SocketAddr,
     /// Its peer's.
     pub remote: SocketAddr,
@@ -58,7 +57,6 @@ pub struct TcpSocket {
     pub cgroup_id: u64,
     /// The inode of its network namespace.
     pub namespace: u64,
-    /// Its congestion control.
     pub congestion_control: String,
     /// What TCP knows of the connection.
     pub info: TcpInfo,

@@ -20,7 +20,6 @@ const NAME_BYTES_MAX: usize = 15;
 pub struct VethPair<'a> {
     /// The end that appears in the handle's namespace.
     pub name: &'a str,
-    /// The other end.
     pub peer: &'a str,
     /// Where the other end appears; none: in the handle's namespace too.
     pub peer_netns: Option<&'a NetNs>,
@@ -62,11 +61,8 @@ pub struct LinkStats {
 pub struct Device {
     /// Its index in its network namespace.
     pub index: u32,
-    /// Its name.
     pub name: String,
-    /// Whether it is up.
     pub up: bool,
-    /// Whether it is the loopback device.
     pub loopback: bool,
     /// `bridge`, `veth`, `tun`, `vlan` ...; empty for hardware.
     pub kind: String,

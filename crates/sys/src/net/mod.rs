@@ -31,7 +31,6 @@ pub use spawn::{SpawnInto, prepare};
 /// Why a request to the kernel's network stack failed. The kernel's state is as it was before.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
-    /// The kernel refused.
     #[error("cannot {action}: {}", reason(.source, .detail))]
     Refused {
         /// What was asked, as a phrase that follows "cannot".
@@ -41,20 +40,13 @@ pub enum NetError {
         /// The kernel's own words (netlink extended acknowledgement); may be empty.
         detail: String,
     },
-    /// The kernel's answer could not be understood.
     #[error("cannot {action}: the kernel's answer is malformed: {detail}")]
-    Malformed {
-        /// What was asked.
-        action: String,
-        /// What was wrong.
-        detail: String,
-    },
+    Malformed { action: String, detail: String },
     /// A name or a number is outside what the kernel can take.
     #[error("{field} is {read}: {expected}")]
     Invalid {
         /// Which argument.
         field: &'static str,
-        /// What was given.
         read: String,
         /// What to give instead.
         expected: &'static str,

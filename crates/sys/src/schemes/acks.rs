@@ -22,21 +22,11 @@ use crate::{
     device::{self, Hooked, Target},
     limit::{Lease, LimitError},
     query::Side,
+    skel,
 };
 
 pub(crate) use pins::{change, dir_of, gone, put, take_off};
 pub use pins::{remove, unhooked};
-
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used
-    )]
-    include!(concat!(env!("OUT_DIR"), "/acks.skel.rs"));
-}
 
 /// A full frame of Ethernet, which thresholds are made of.
 pub const FRAME_BYTES: u32 = 1514;
@@ -50,7 +40,7 @@ pub enum Law {
     Spring,
 }
 
-/// What the programs are told.
+/// The settings of the programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AcksOptions {
     /// What acts on ACKs.
@@ -73,9 +63,9 @@ impl AcksOptions {
         limit: &crate::intf::Limit,
         direction: Direction,
     ) -> Result<AcksOptions, LimitError> {
-        let law = match limit.flags & crate::intf::FLAG_SPRING {
-            0 => Law::Dem(dem::Law::default()),
-            _ => Law::Spring,
+        let law = match limit.scheme() {
+            tidegate_core::Scheme::Spring => Law::Spring,
+            _ => Law::Dem(dem::Law::default()),
         };
         let rate = Rate::from_bit_s(limit.rate_bit_s[crate::intf::index(direction)]);
         let rate = rate.ok_or(LimitError::Layout("limit"))?;
@@ -158,7 +148,7 @@ pub fn attach(
     quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
     let mut open =
-        skel::AcksSkelBuilder::default().open(&mut storage).map_err(load_error("acks"))?;
+        skel::acks::AcksSkelBuilder::default().open(&mut storage).map_err(load_error("acks"))?;
     let back = match direction {
         Direction::Egress => Direction::Ingress,
         Direction::Ingress => Direction::Egress,

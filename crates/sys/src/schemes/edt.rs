@@ -12,22 +12,14 @@ use tidegate_core::{Direction, Scope};
 use crate::{
     bpf::{self, load_error, quiet_libbpf, random_seed},
     cgroup::{Cgroup, Hierarchy},
-    device::{self, Hooked, Target},
+    device::{self, Target},
     exempt::set_exempt,
-    fq, intf,
+    fq::{self, FqError},
+    intf,
     limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions},
+    schemes::{LINKS, Scheme},
+    skel,
 };
-
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used
-    )]
-    include!(concat!(env!("OUT_DIR"), "/edt.skel.rs"));
-}
 
 /// Loads the program of one place and hands it to `attach`.
 fn load<T>(
@@ -37,12 +29,13 @@ fn load<T>(
 ) -> Result<(LimitMaps, T), LimitError> {
     quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let mut open = skel::EdtSkelBuilder::default().open(&mut storage).map_err(load_error("edt"))?;
+    let mut open =
+        skel::edt::EdtSkelBuilder::default().open(&mut storage).map_err(load_error("edt"))?;
     open.progs.edt_cgroup.set_autoload(place == Hook::Cgroup);
     open.progs.edt_device.set_autoload(place == Hook::Device);
     open.progs.edt_port.set_autoload(place == Hook::Port);
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
-        rodata.seed = random_seed();
+        rodata.flow_seed = random_seed();
     }
     let exempts = !limit.exempt.is_empty();
     set_exempt!(open, exempts, None, "edt");
@@ -74,32 +67,53 @@ enum Hook {
     Port,
 }
 
-/// Puts a limit on a cgroup.
-pub(crate) fn attach_cgroup(
-    hierarchy: &Hierarchy,
-    cgroup: &Cgroup,
-    options: &LimitOptions,
-) -> Result<AttachedLimit, LimitError> {
-    let scope = Scope::Cgroup(cgroup.path().to_owned());
-    fq::check(hierarchy, &scope, Some(cgroup))?;
-    let limit = options.encode(cgroup.id())?;
-    let attach = |program: &ProgramMut<'_>| bpf::attach(program, "edt_cgroup", cgroup);
-    let (maps, link) = load(Hook::Cgroup, &limit, attach)?;
-    Ok(AttachedLimit { maps, links: vec![("egress", link)], filters: None, xdp: None })
-}
+/// Scheme `edt`.
+pub(crate) struct Edt;
 
-/// Puts a limit on a device.
-pub(crate) fn attach_device(
-    hierarchy: &Hierarchy,
-    target: &Target,
-    options: &LimitOptions,
-) -> Result<AttachedLimit, LimitError> {
-    fq::check(hierarchy, &target.scope, None)?;
-    let limit = target.encode(options)?;
-    let hook = if target.is_port() { Hook::Port } else { Hook::Device };
-    let attach = |program: &ProgramMut<'_>| device::attach(target, &[(Direction::Egress, program)]);
-    let (maps, Hooked { links, filters }) = load(hook, &limit, attach)?;
-    Ok(AttachedLimit { maps, links, filters, xdp: None })
+impl Scheme for Edt {
+    fn links(&self, _limit: &intf::Limit) -> &'static [&'static str] {
+        &LINKS[..1]
+    }
+
+    fn attach_cgroup(
+        &self,
+        hierarchy: &Hierarchy,
+        cgroup: &Cgroup,
+        options: &LimitOptions,
+        _parent: Option<&LimitMaps>,
+    ) -> Result<AttachedLimit, LimitError> {
+        let scope = Scope::Cgroup(cgroup.path().to_owned());
+        fq::check(hierarchy, &scope, Some(cgroup))?;
+        let limit = options.encode(cgroup.id())?;
+        let attach = |program: &ProgramMut<'_>| bpf::attach(program, "edt_cgroup", cgroup);
+        let (maps, link) = load(Hook::Cgroup, &limit, attach)?;
+        Ok(AttachedLimit::new(maps, vec![(LINKS[0], link)]))
+    }
+
+    fn attach_device(
+        &self,
+        hierarchy: &Hierarchy,
+        target: &Target,
+        options: &LimitOptions,
+        _force: bool,
+    ) -> Result<AttachedLimit, LimitError> {
+        fq::check(hierarchy, &target.scope, None)?;
+        let limit = target.encode(options)?;
+        let hook = if target.is_port() { Hook::Port } else { Hook::Device };
+        let attach =
+            |program: &ProgramMut<'_>| device::attach(target, &[(Direction::Egress, program)]);
+        let (maps, hooked) = load(hook, &limit, attach)?;
+        Ok(AttachedLimit::on_device(maps, hooked))
+    }
+
+    fn why_unkept(
+        &self,
+        hierarchy: &Hierarchy,
+        scope: &Scope,
+        cgroup: Option<&Cgroup>,
+    ) -> Option<FqError> {
+        fq::check(hierarchy, scope, cgroup).err()
+    }
 }
 
 #[cfg(test)]

@@ -11,13 +11,15 @@ use tidegate_core::{Direction, police::Hook};
 
 use crate::{
     bpf::{self, load_error, quiet_libbpf, random_seed},
-    cgroup::Cgroup,
-    device::{self, Target},
+    cgroup::{Cgroup, Hierarchy},
+    device::{self, Target, XDP_PIN},
     exempt::set_exempt,
     group::GroupMaps,
     intf,
     limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions},
     query::Side,
+    schemes::{LINKS, Scheme},
+    skel,
 };
 
 /// Has an object that is open use the maps of a limit; the skeletons have no common type.
@@ -37,23 +39,12 @@ mod cost;
 mod cost_on_device;
 mod place;
 mod policy;
-pub(crate) mod room;
+pub(crate) mod pool;
 pub(crate) mod xdp;
 
 pub(crate) use cost::prepare;
 pub use cost_on_device::{Policers, cost_on_device};
 pub(crate) use place::Place;
-
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used
-    )]
-    include!(concat!(env!("OUT_DIR"), "/police.skel.rs"));
-}
 
 /// Where the programs sit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +59,7 @@ fn load(
     storage: &mut MaybeUninit<OpenObject>,
     at: AttachPoint,
     exempts: bool,
-) -> Result<skel::PoliceSkel<'_>, LimitError> {
+) -> Result<skel::police::PoliceSkel<'_>, LimitError> {
     load_with(storage, at, exempts, None)
 }
 
@@ -78,10 +69,10 @@ fn load_with<'a>(
     at: AttachPoint,
     exempts: bool,
     earlier: Option<&LimitMaps>,
-) -> Result<skel::PoliceSkel<'a>, LimitError> {
+) -> Result<skel::police::PoliceSkel<'a>, LimitError> {
     quiet_libbpf();
     let mut open =
-        skel::PoliceSkelBuilder::default().open(storage).map_err(load_error("police"))?;
+        skel::police::PoliceSkelBuilder::default().open(storage).map_err(load_error("police"))?;
     for program in [&mut open.progs.police_egress, &mut open.progs.police_ingress] {
         program.set_autoload(at == AttachPoint::Cgroup);
     }
@@ -90,7 +81,7 @@ fn load_with<'a>(
     }
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.is_port = u8::from(at == AttachPoint::Port);
-        rodata.flow_seed = u64::from(random_seed()) << 32 | u64::from(random_seed());
+        rodata.flow_seed = random_seed();
     }
     set_exempt!(open, exempts, earlier.and_then(|limit| limit.exempt.as_ref()), "police");
     if let Some(earlier) = earlier {
@@ -100,7 +91,10 @@ fn load_with<'a>(
 }
 
 /// The maps of loaded programs, with the limit in them.
-fn maps(police: &skel::PoliceSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps, LimitError> {
+fn maps(
+    police: &skel::police::PoliceSkel<'_>,
+    limit: &intf::Limit,
+) -> Result<LimitMaps, LimitError> {
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("police"));
     let maps = LimitMaps {
         exempt: match limit.exempt.is_empty() {
@@ -122,45 +116,66 @@ fn maps(police: &skel::PoliceSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps,
     Ok(maps)
 }
 
-/// Puts a limit on a cgroup.
-pub(crate) fn attach_cgroup(
-    cgroup: &Cgroup,
-    options: &LimitOptions,
-) -> Result<AttachedLimit, LimitError> {
-    let limit = options.encode(cgroup.id())?;
-    let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, AttachPoint::Cgroup, !options.exempt.is_empty())?;
-    let maps = maps(&police, &limit)?;
-    let links = vec![
-        ("egress", bpf::attach(&police.progs.police_egress, "police_egress", cgroup)?),
-        ("ingress", bpf::attach(&police.progs.police_ingress, "police_ingress", cgroup)?),
-    ];
-    Ok(AttachedLimit { maps, links, filters: None, xdp: None })
-}
+/// The links of a limit whose ingress is in XDP.
+const LINKS_WITH_XDP: [&str; 2] = [LINKS[0], XDP_PIN];
 
-/// Puts a limit on a device.
-pub(crate) fn attach_device(
-    target: &Target,
-    options: &LimitOptions,
-) -> Result<AttachedLimit, LimitError> {
-    let limit = target.encode(options)?;
-    let mut storage = MaybeUninit::uninit();
-    let at = if target.is_port() { AttachPoint::Port } else { AttachPoint::Device };
-    let police = load(&mut storage, at, !options.exempt.is_empty())?;
-    let maps = maps(&police, &limit)?;
-    // First: it may be refused.
-    let in_xdp = options.police.hook == Hook::Xdp;
-    let xdp = in_xdp.then(|| xdp::attach(target, &maps)).transpose()?;
-    let directions = [Direction::Egress, Direction::Ingress].into_iter();
-    let directions = directions.filter(|direction| !in_xdp || *direction == Direction::Egress);
-    let device::Hooked { links, filters } = attach(target, &police, directions)?;
-    Ok(AttachedLimit { maps, links, filters, xdp })
+/// Scheme `police`.
+pub(crate) struct Police;
+
+impl Scheme for Police {
+    fn links(&self, limit: &intf::Limit) -> &'static [&'static str] {
+        match limit.flags & intf::FLAG_XDP {
+            // One with prefixes has those of its map pool (see `store/pools.rs`).
+            _ if limit.matched.count != 0 => &[],
+            0 => &LINKS[..2],
+            _ => &LINKS_WITH_XDP,
+        }
+    }
+
+    fn attach_cgroup(
+        &self,
+        _hierarchy: &Hierarchy,
+        cgroup: &Cgroup,
+        options: &LimitOptions,
+        _parent: Option<&LimitMaps>,
+    ) -> Result<AttachedLimit, LimitError> {
+        let limit = options.encode(cgroup.id())?;
+        let mut storage = MaybeUninit::uninit();
+        let police = load(&mut storage, AttachPoint::Cgroup, !options.exempt.is_empty())?;
+        let maps = maps(&police, &limit)?;
+        let links = vec![
+            (LINKS[0], bpf::attach(&police.progs.police_egress, "police_egress", cgroup)?),
+            (LINKS[1], bpf::attach(&police.progs.police_ingress, "police_ingress", cgroup)?),
+        ];
+        Ok(AttachedLimit::new(maps, links))
+    }
+
+    fn attach_device(
+        &self,
+        _hierarchy: &Hierarchy,
+        target: &Target,
+        options: &LimitOptions,
+        _force: bool,
+    ) -> Result<AttachedLimit, LimitError> {
+        let limit = target.encode(options)?;
+        let mut storage = MaybeUninit::uninit();
+        let at = if target.is_port() { AttachPoint::Port } else { AttachPoint::Device };
+        let police = load(&mut storage, at, !options.exempt.is_empty())?;
+        let maps = maps(&police, &limit)?;
+        // First: it may be refused.
+        let in_xdp = options.police.hook == Hook::Xdp;
+        let xdp = in_xdp.then(|| xdp::attach(target, &maps)).transpose()?;
+        let directions = [Direction::Egress, Direction::Ingress].into_iter();
+        let directions = directions.filter(|direction| !in_xdp || *direction == Direction::Egress);
+        let hooked = attach(target, &police, directions)?;
+        Ok(AttachedLimit { xdp, ..AttachedLimit::on_device(maps, hooked) })
+    }
 }
 
 /// Puts the programs of directions on a device.
 fn attach(
     target: &Target,
-    police: &skel::PoliceSkel<'_>,
+    police: &skel::police::PoliceSkel<'_>,
     directions: impl Iterator<Item = Direction>,
 ) -> Result<device::Hooked, LimitError> {
     let program = |direction| match target.side(direction) {
@@ -193,7 +208,7 @@ mod fair_tests;
 mod rate_tests;
 
 #[cfg(test)]
-mod room_tests;
+mod pool_tests;
 
 #[cfg(test)]
 mod xdp_tests;

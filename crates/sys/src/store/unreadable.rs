@@ -21,8 +21,7 @@ use libbpf_rs::{
 use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
 
 use super::{
-    CGROUP, DEV, Intent, LINKS, PARENT, PORT, PinnedLimit, Store, StoreError, check_name,
-    htb::{ROOT, SLOT, device_in, name_in},
+    CGROUP, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError, check_name, htb::device_in,
     pins::detach_links,
 };
 use crate::{
@@ -33,20 +32,13 @@ use crate::{
     limit::{LimitError, LimitMaps, LimitOptions},
     process::{in_network_namespace, network_namespaces},
     remains::{self, OnDevice},
-    schemes::htb,
-    schemes::police::room::Room,
+    schemes::{
+        LINKS,
+        htb::{self, ROOT, SLOT, name_in},
+        police::pool::MapPool,
+    },
+    skel,
 };
-
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used
-    )]
-    include!(concat!(env!("OUT_DIR"), "/release.skel.rs"));
-}
 
 /// Sockets of versions that set receive windows have at least so many bytes in the map; of others at most 24.
 const WITH_WINDOW_BYTES: u32 = 48;
@@ -192,8 +184,8 @@ impl Store {
         let dir = self.root.join(name);
         take_off_devices(&dir);
         self.leave_tree(&dir);
-        if let Some((room, index)) = self.place_of(name) {
-            let _ = Room::open(&room).and_then(|room| room.forget(index));
+        if let Some((pool, index)) = self.place_of(name) {
+            let _ = MapPool::open(&pool).and_then(|pool| pool.forget(index));
         }
         // Links first: a connection that opens meanwhile must not be set again.
         let _ = detach_links(&dir);
@@ -326,8 +318,9 @@ pub(crate) fn release_sockets(
 ) -> Result<(), LimitError> {
     quiet_libbpf();
     let mut storage = MaybeUninit::uninit();
-    let mut open =
-        skel::ReleaseSkelBuilder::default().open(&mut storage).map_err(load_error("release"))?;
+    let mut open = skel::release::ReleaseSkelBuilder::default()
+        .open(&mut storage)
+        .map_err(load_error("release"))?;
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.has_window = u8::from(sockets.value_size() >= WITH_WINDOW_BYTES);
     }

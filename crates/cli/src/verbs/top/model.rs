@@ -96,7 +96,6 @@ impl History {
 #[derive(Debug, Clone, Default)]
 pub struct TopSockets {
     pub list: Vec<SocketSample>,
-    /// How many there are.
     pub total: usize,
 }
 

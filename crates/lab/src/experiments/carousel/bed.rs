@@ -56,7 +56,6 @@ pub(super) struct Load {
     pub(super) capacity: Option<usize>,
 }
 
-/// What came of it.
 pub(super) struct Outcome {
     pub(super) departures: Arc<Departures>,
     /// In the measured time alone, but for those that are the largest of all.
@@ -135,7 +134,7 @@ impl Load {
             producers: 1,
             flows,
             ring: RING,
-            owed: held + 2 * RING,
+            pending: held + 2 * RING,
             completions: self.completions,
             shaper_mode: self.mode,
             producer_mode: self.mode,

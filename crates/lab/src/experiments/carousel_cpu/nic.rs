@@ -75,7 +75,6 @@ impl Nic {
         self.child.pid()
     }
 
-    /// Ends it.
     pub(super) fn finish(self) -> anyhow::Result<()> {
         let said = self.child.stop()?.stderr;
         ensure!(!said.contains("warning:"), "tidegate nic said: {}", said.trim());

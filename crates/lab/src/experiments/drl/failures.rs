@@ -114,7 +114,6 @@ impl Experiment for DrlFailures {
     }
 }
 
-/// When each event is.
 fn at(event: usize, step: Duration) -> Duration {
     step * (event as u32 + 1)
 }
@@ -212,6 +211,7 @@ fn measure(
             title: format!("{setup}: what passes while daemons fail, and the sum of local limits"),
             x: "time_s".to_owned(),
             y: "forwarded_bit_s".to_owned(),
+            logarithmic: false,
             limit: Some(LIMIT_BIT_S as f64),
             series,
         };

@@ -26,7 +26,6 @@ const MARGIN: Duration = Duration::from_secs(3);
 /// TCP that the published figures are of.
 pub(super) const CC: &str = "reno";
 
-/// A flow that takes all it gets.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Flow {
     /// Where its packets go through.

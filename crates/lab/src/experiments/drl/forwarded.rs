@@ -18,7 +18,6 @@ pub(super) struct Forwarded {
     pub(super) limit_bit_s: f64,
 }
 
-/// The bins of a time.
 pub(super) fn bins_in(time: Duration) -> usize {
     (time.as_nanos() / BIN.as_nanos()) as usize
 }

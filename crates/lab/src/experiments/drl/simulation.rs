@@ -20,7 +20,6 @@ pub(super) struct Simulated {
     pub(super) drops_percent: f64,
 }
 
-/// Runs it to its end.
 pub(super) fn run(options: WorldOptions) -> Simulated {
     let limiter = options.flows.iter().map(|flow| flow.host).collect();
     let (lasts, limit_bit_s) = (options.lasts, options.limit.bit_s() as f64);

@@ -65,7 +65,6 @@ impl Scenario {
         case(self)
     }
 
-    /// How many bins there are.
     pub(super) fn bins(&self) -> u32 {
         let end = self.flows.iter().map(|flow| flow.to).max().unwrap_or_default();
         // Threads of many flows take a while to start.

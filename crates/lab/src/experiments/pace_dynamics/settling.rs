@@ -34,7 +34,6 @@ impl Flow {
     }
 }
 
-/// All flows of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Flows {
     pub(super) flows: Vec<Flow>,

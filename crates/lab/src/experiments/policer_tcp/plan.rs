@@ -31,7 +31,6 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    /// All flows.
     pub(super) fn flows(&self) -> u32 {
         self.groups.iter().map(|group| group.flows).sum()
     }

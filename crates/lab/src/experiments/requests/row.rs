@@ -57,7 +57,6 @@ pub(in crate::experiments) enum App {
     NginxKeep(u64),
     /// So many kB over HTTP/3, one connection a client.
     Http3(u64),
-    /// GET from Redis.
     Redis,
     /// pgbench's SELECT from PostgreSQL.
     Pgbench,

@@ -211,7 +211,6 @@ struct Flow {
     last: u32,
 }
 
-/// The end of a flow.
 const NONE: u32 = u32::MAX;
 
 /// Flows sorted by when their first packet may leave.

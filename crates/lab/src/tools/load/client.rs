@@ -60,7 +60,6 @@ pub(super) struct Seen {
     pub(super) reply_bytes: u64,
 }
 
-/// Runs the load to its end.
 pub(super) fn run(args: &LoadArgs) -> anyhow::Result<Seen> {
     let mut load = Load {
         args,
@@ -132,7 +131,6 @@ enum State {
 enum Looked {
     /// It waits for the network.
     Waits,
-    /// It is connected.
     Connected,
     /// The reply is complete, since this time of the monotonic clock.
     Replied(u64),

@@ -21,7 +21,6 @@ use super::{
 };
 use crate::{stalls::monotonic_ns, tools::http3};
 
-/// Runs the load to its end.
 pub(super) fn run(args: &LoadArgs) -> anyhow::Result<Seen> {
     // With the runtime the clients end, wherever they are.
     http3::runtime()?.block_on(load(args))

@@ -123,7 +123,6 @@ impl LoadReport {
         points.collect()
     }
 
-    /// All requests.
     pub fn requests(&self) -> u64 {
         self.answered + self.unanswered
     }
@@ -159,7 +158,6 @@ pub fn finish(load: Child, args: &LoadArgs) -> anyhow::Result<LoadReport> {
     load.finish(args.lead + args.duration + args.drain + GRACE)?.json()
 }
 
-/// The load.
 pub fn run(args: &LoadArgs) -> anyhow::Result<LoadReport> {
     ensure!(
         (1..=CLIENTS_MAX).contains(&args.clients),

@@ -91,7 +91,6 @@ pub struct Place {
     pub ifindex: u32,
     /// What it hangs from.
     pub parent: Handle,
-    /// Its own name.
     pub handle: Handle,
 }
 
@@ -136,15 +135,9 @@ pub enum Qdisc {
     /// Network emulator.
     Netem(Netem),
     /// First in, first out, bounded in packets.
-    Pfifo {
-        /// Packets.
-        limit_packets: u32,
-    },
+    Pfifo { limit_packets: u32 },
     /// First in, first out, bounded in bytes.
-    Bfifo {
-        /// Bytes.
-        limit_bytes: u32,
-    },
+    Bfifo { limit_bytes: u32 },
     /// A queue for each of many flows, each kept short by CoDel.
     FqCodel(FqCodel),
     /// A queue for each flow, whose packets leave at the times that they carry.
@@ -236,7 +229,6 @@ pub struct Filter {
 pub struct QueueStats {
     /// Its kind, such as `htb`.
     pub kind: String,
-    /// Its name.
     pub handle: Handle,
     /// What it hangs from.
     pub parent: Handle,
@@ -339,7 +331,6 @@ impl Netlink {
         Ok(filters.collect())
     }
 
-    /// Deletes one filter.
     pub fn delete_filter(
         &mut self,
         ifindex: u32,

@@ -88,7 +88,6 @@ impl Htb {
     }
 }
 
-/// A class of HTB.
 #[derive(Debug, Clone, Copy)]
 pub struct HtbClass {
     /// What the class may always send.
@@ -167,7 +166,6 @@ pub fn tc_default_burst_bytes(rate_bit_s: u64) -> u32 {
 /// FQ-CoDel, with the kernel's defaults for the rest.
 #[derive(Debug, Clone, Copy)]
 pub struct FqCodel {
-    /// Packets that it holds.
     pub limit_packets: u32,
     /// The memory that its packets take, with the kernel's own data about them.
     pub memory_bytes: u32,
@@ -210,7 +208,6 @@ impl Cake {
 /// A token bucket filter.
 #[derive(Debug, Clone, Copy)]
 pub struct Tbf {
-    /// The rate.
     pub rate_bit_s: u64,
     /// What may be sent at once; larger packets are segmented, or dropped where that cannot be.
     pub burst_bytes: u32,
@@ -221,7 +218,6 @@ pub struct Tbf {
 /// How much may wait in a [`Tbf`].
 #[derive(Debug, Clone, Copy)]
 pub enum TbfQueue {
-    /// So many bytes.
     LimitBytes(u32),
     /// What the rate sends in this time, and one burst.
     Latency(Duration),

@@ -200,15 +200,12 @@ fn root_edt_the_loaded_program_follows_the_table() {
     }
     quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let open = skel::EdtSkelBuilder::default().open(&mut storage).unwrap();
+    let open = skel::edt::EdtSkelBuilder::default().open(&mut storage).unwrap();
     let edt = open.load().unwrap();
     let zero = 0u32.to_ne_bytes();
     for row in table() {
-        let limit = intf::Limit {
-            queue: [CONF; 2],
-            flags: intf::FLAG_LOOPBACK | intf::FLAG_EDT,
-            ..Default::default()
-        };
+        let limit =
+            intf::Limit { queue: [CONF; 2], flags: intf::FLAG_LOOPBACK, ..Default::default() };
         edt.maps.limit.update(&zero, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
         let now = monotonic_ns();
         let at = |seconds: u64| if seconds == 0 { 0 } else { now + seconds * S };
@@ -284,14 +281,14 @@ fn root_edt_a_class_follows_its_rate() {
     }
     quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let edt = skel::EdtSkelBuilder::default().open(&mut storage).unwrap().load().unwrap();
+    let edt = skel::edt::EdtSkelBuilder::default().open(&mut storage).unwrap().load().unwrap();
     let zero = 0u32.to_ne_bytes();
     // As much faster, the backlog before, and after.
     for (faster, before_s, after_s) in [(1, 100, 100), (10, 100, 10), (1000, 100, 0)] {
         let cost = CONF.cost / faster;
         let limit = intf::Limit {
             queue: [intf::QueueConf { cost, ..CONF }; 2],
-            flags: intf::FLAG_LOOPBACK | intf::FLAG_EDT,
+            flags: intf::FLAG_LOOPBACK,
             ..Default::default()
         };
         edt.maps.limit.update(&zero, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();

@@ -15,31 +15,21 @@ use crate::{
     device::Target,
     exempt::set_exempt,
     limit::{LimitError, LimitMaps},
-    query, xdp,
+    query, skel, xdp,
 };
-
-pub(crate) mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used
-    )]
-    include!(concat!(env!("OUT_DIR"), "/police_xdp.skel.rs"));
-}
 
 /// Loads the program with the maps of a limit.
 pub(crate) fn load<'a>(
     storage: &'a mut MaybeUninit<OpenObject>,
     maps: &LimitMaps,
-) -> Result<skel::PoliceXdpSkel<'a>, LimitError> {
+) -> Result<skel::police_xdp::PoliceXdpSkel<'a>, LimitError> {
     const PROGRAM: &str = "police_xdp";
     quiet_libbpf();
-    let mut open =
-        skel::PoliceXdpSkelBuilder::default().open(storage).map_err(load_error(PROGRAM))?;
+    let mut open = skel::police_xdp::PoliceXdpSkelBuilder::default()
+        .open(storage)
+        .map_err(load_error(PROGRAM))?;
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
-        rodata.flow_seed = u64::from(random_seed()) << 32 | u64::from(random_seed());
+        rodata.flow_seed = random_seed();
     }
     set_exempt!(open, maps.exempt.is_some(), maps.exempt.as_ref(), "police_xdp");
     share!(open, maps);
