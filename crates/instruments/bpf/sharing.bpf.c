@@ -16,10 +16,10 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "../../../bpf/counters.h"
-#include "../../../bpf/intf.h"
-#include "../../../bpf/vqueue.h"
-#include "../../../bpf/wire_bytes.h"
+#include "common/counters.h"
+#include "common/intf.h"
+#include "common/vqueue.h"
+#include "common/wire_bytes.h"
 
 #define SH_CHUNK 32
 

@@ -17,17 +17,7 @@ use libbpf_rs::{
 use tidegate_core::{Direction, Rate, virtual_queue::cost_of_byte};
 use tidegate_sys::{cgroup::Cgroup, intf};
 
-mod skel {
-    #![allow(
-        missing_docs,
-        unused_qualifications,
-        clippy::all,
-        clippy::undocumented_unsafe_blocks,
-        clippy::unwrap_used,
-        reason = "generated"
-    )]
-    include!(concat!(env!("OUT_DIR"), "/sharing.skel.rs"));
-}
+use crate::skel;
 
 /// Limits of a chunk.
 const CHUNK: u32 = 32;
@@ -132,7 +122,7 @@ impl Copy {
         with: Option<&Copy>,
     ) -> Result<Copy, SharingError> {
         let mut storage = MaybeUninit::uninit();
-        let mut open = skel::SharingSkelBuilder::default()
+        let mut open = skel::sharing::SharingSkelBuilder::default()
             .open(&mut storage)
             .map_err(failed("open the programs"))?;
         if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
