@@ -5,9 +5,10 @@
 //! ```
 //!
 //! Each line is a median of all runs, which take turns, and their range. Packets are datagrams on the
-//! loopback device of a namespace, sent by one socket in each cgroup in turn. The figure is the run time of the egress
-//! programs by the kernel's statistics, all levels together, with the clock in it. Memory is what the kernel
-//! charges to the memory cgroup of this process (version 1), and what it says of maps and programs.
+//! loopback device of a namespace, sent by one socket in each cgroup in turn. The figure is the run time of
+//! the egress programs by the kernel's statistics, all levels together, with the clock in it. Memory is what
+//! the kernel charges to the memory cgroup of this process (version 1), and what it says of maps and
+//! programs.
 
 use std::{
     collections::BTreeMap,

@@ -17,6 +17,8 @@ use libbpf_rs::{
 use tidegate_core::{Direction, Rate, virtual_queue::cost_of_byte};
 use tidegate_sys::{cgroup::Cgroup, intf};
 
+use crate::skel;
+
 /// Limits of a chunk.
 const CHUNK: u32 = 32;
 const HOOKS: [(&str, libbpf_sys::bpf_attach_type); 3] = [
