@@ -22,9 +22,9 @@
 //! [`Completions::Immediate`] is what shapers did before: packets pile up in the wheel, and what does not fit
 //! is dropped and counted.
 //!
-//! **Failure.** All tables and rings are bounded; what is full refuses, counts, and tells when there is
-//! room. A port that goes away takes its packets along, their senders are notified ([`Outcome::Lost`]), and
-//! the shaper goes on: packets are lost when their time has come, until [`Nic::attach_port`] brings a new port.
+//! **Failure.** All tables and rings are bounded; what is full refuses, counts, and tells when there is room.
+//! A port that goes away takes its packets along, their senders are notified ([`Outcome::Lost`]), and the
+//! shaper goes on: packets are lost when their time has come, until [`Nic::attach_port`] brings a new port.
 //! What was counted can be read from any thread at any time ([`Nic::counters`]).
 
 pub mod counters;
