@@ -35,8 +35,8 @@ fn each_experiment_is_recorded_under_its_name() {
     assert_eq!(recorded, known);
 }
 
-/// No claim is dropped: each that was judged stands on the page, with the sign that it was judged by, and the page
-/// has no other.
+/// No claim is dropped: each that was judged stands on the page, with the sign that it was judged by, and the
+/// page has no other.
 #[test]
 fn pages_show_each_claim_as_it_was_judged() {
     for (dir, report) in reports() {

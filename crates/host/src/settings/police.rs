@@ -41,8 +41,8 @@ pub enum PoliceProblem {
     FairMatch,
     /// XDP asked for where there is none.
     #[error(
-        "XDP polices incoming traffic of a device: write scheme = \"police\", scope = {{ dev = \"...\" }} and \
-         `ingress` with it, and no `match`; or leave it out"
+        "XDP polices incoming traffic of a device: write scheme = \"police\", scope = {{ dev = \"...\" }} \
+         and `ingress` with it, and no `match`; or leave it out"
     )]
     NotInXdp,
     /// A value that is none.
