@@ -264,15 +264,9 @@ struct ReadLimit {
     name: String,
     scope: Scope,
     parent: Option<String>,
-    held: Held,
-}
-
-/// Where a limit is in force.
-enum Held {
-    /// On this host, until it is taken off.
-    Stays(LimitOptions, Patch),
-    /// While its software NIC runs.
-    OfNic(Patch),
+    patch: Patch,
+    /// What it does on this host; `None` if its software NIC does it, while that runs.
+    options: Option<LimitOptions>,
 }
 
 type Table<'i> = DeTable<'i>;
@@ -467,7 +461,7 @@ impl Reader<'_> {
             };
             let name = fields.get("name").and_then(|name| name.get_ref().as_str());
             let reader = Reader { limit: name.map(str::to_owned), ..*self };
-            let ReadLimit { name, scope, parent, held } =
+            let ReadLimit { name, scope, parent, patch, options } =
                 reader.limit(fields, &table.span(), &trees)?;
             if by_name.len() == MAX_LIMITS {
                 return Err(reader.at(&table.span(), None, Problem::TooMany));
@@ -478,10 +472,7 @@ impl Reader<'_> {
                 let problem = Problem::SameName(line);
                 return Err(reader.at(&field_span("name"), Some("name"), problem));
             }
-            let prefixes = match &held {
-                Held::Stays(options, _) => plan::places_of(options),
-                Held::OfNic(_) => vec![None],
-            };
+            let prefixes = options.as_ref().map_or_else(|| vec![None], plan::places_of);
             for prefix in prefixes {
                 let place = (normal(&scope), prefix);
                 let Some((name, line)) = by_scope.insert(place, (name.clone(), line)) else {
@@ -494,12 +485,12 @@ impl Reader<'_> {
                 };
                 return Err(reader.at(&field_span(field), Some(field), problem));
             }
-            match held {
-                Held::Stays(options, patch) => {
+            match options {
+                Some(options) => {
                     let asked = patch.asked();
                     limits.push(LimitSpec { name, scope, options, parent, asked, patch, line });
                 }
-                Held::OfNic(patch) => of_nics.push(nic::Carousel {
+                None => of_nics.push(nic::Carousel {
                     name,
                     scope,
                     patch,
@@ -573,11 +564,11 @@ impl Reader<'_> {
         let written = Written { name: &name, scope: &scope, parent: parent_name, patch: &patch };
         if written.is_named(Scheme::Carousel) && scope.is_device() && parent.is_none() {
             self.check_carousel(&patch, fields, span)?;
-            return Ok(ReadLimit { name, scope, parent, held: Held::OfNic(patch) });
+            return Ok(ReadLimit { name, scope, parent, patch, options: None });
         }
         // Of a kernel that has everything: what this host has is asked when the limits are planned.
         let options = written.options(trees, Kernel::WHOLE, None).map_err(refuse)?;
-        Ok(ReadLimit { name, scope, parent, held: Held::Stays(options, patch) })
+        Ok(ReadLimit { name, scope, parent, patch, options: Some(options) })
     }
 
     fn scope(&self, value: &Value<'_>) -> Result<Scope, SpecError> {

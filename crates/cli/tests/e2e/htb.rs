@@ -128,7 +128,7 @@ fn root_htb_says_what_cannot_be() {
     let group = place.group.path().trim_matches('/');
     let cases = [
         ("--scheme pace", "in a tree on a device all have `htb`"),
-        ("--scheme htb --ingress 1mbit", "of what leaves by the device"),
+        ("--scheme htb --ingress 1mbit", "has only egress"),
         ("--scheme htb --guarantee 10mbit", "has 9mbit to guarantee"),
     ];
     for (flags, part) in cases {

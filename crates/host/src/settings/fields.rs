@@ -118,13 +118,11 @@ macro_rules! member {
     };
 }
 
+/// Sets a member of a patch from text, and says whether the patch asks for something of it.
+type Member = (fn(&mut Patch, &str) -> Result<(), SettingsProblem>, fn(&Patch) -> bool);
+
 /// A row; `set`, `asks` are those of [`member`].
-const fn field(
-    key: Key,
-    common: bool,
-    (set, asks): (fn(&mut Patch, &str) -> Result<(), SettingsProblem>, fn(&Patch) -> bool),
-    show: Show,
-) -> Field {
+const fn field(key: Key, common: bool, (set, asks): Member, show: Show) -> Field {
     Field { key, common, set, asks, show }
 }
 
