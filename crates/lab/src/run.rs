@@ -76,7 +76,7 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
     head.host.tools = needs.iter().filter_map(|need| need.version(&options.tidegate)).collect();
 
     let mut context = Context::new(options, repeats, head, progress);
-    if let Err(error) = std::fs::create_dir_all(&context.out_dir) {
+    if let Err(error) = fs::create_dir_all(&context.out_dir) {
         let dir = context.out_dir.display();
         return Outcome::Failed(
             anyhow!(error).context(format!("cannot make {dir}: try --out DIR")),
@@ -93,7 +93,7 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
     if let Err(error) = &ended {
         if let Some(Skip(reason)) = error.downcast_ref() {
             // Leave no empty directory; one that holds something stays.
-            let _ = std::fs::remove_dir(&out_dir);
+            let _ = fs::remove_dir(&out_dir);
             return Outcome::Skipped(reason.clone());
         }
         report.notes.push(format!("stopped before its end: {error:#}"));
