@@ -54,7 +54,7 @@ test-vm: ## Run the privileged tests on Debian's kernels 6.1 to 7.3, and the uni
 	$(CARGO) build --locked --bins
 	@scripts/vm.sh all
 
-lint: ## Check format, lints, docs, licences and the rules of the house
+lint: ## Check format, lints, docs, licences and the rules of layout
 	@scripts/deps.sh build lint
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
@@ -62,7 +62,7 @@ lint: ## Check format, lints, docs, licences and the rules of the house
 	clang-format --dry-run -Werror $(C_SOURCES)
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
-	@scripts/house.sh
+	@scripts/check-rules.sh
 
 count: ## Count lines of production code, locked packages and the size of the binary
 	@scripts/count.sh

@@ -15,13 +15,16 @@ use libbpf_cargo::SkeletonBuilder;
 /// inline functions of one symbols to link to. They are the library `library`, a name of its own for each
 /// crate, which the tests call.
 pub fn build(sources: &str, library: &str) -> Result<(), Box<dyn Error>> {
-    let bpf = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join(sources).canonicalize()?;
+    let manifest = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
+    let bpf = manifest.join(sources).canonicalize()?;
+    // What a crate's own programs include from the folders of `bpf/`.
+    let shared = manifest.join("../../bpf").canonicalize()?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     // <asm/types.h> lives under the multiarch triplet on Debian and Ubuntu.
     let triplet = Command::new("gcc").arg("-dumpmachine").output();
     let triplet = triplet.map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned())?;
 
-    let headers = format!("-I{}", bpf.display());
+    let headers = [&bpf, &shared].map(|folder| format!("-I{}", folder.display()));
     let system_headers = format!("-I/usr/include/{triplet}");
     let mut modules = String::new();
     for path in files_below(&bpf)? {
@@ -31,7 +34,7 @@ pub fn build(sources: &str, library: &str) -> Result<(), Box<dyn Error>> {
         SkeletonBuilder::new()
             .source(&path)
             // v3: 32-bit jumps and the atomics that return the old value (kernel 5.12).
-            .clang_args(["-mcpu=v3", "-Wall", "-Werror", &headers, &system_headers])
+            .clang_args(["-mcpu=v3", "-Wall", "-Werror", &headers[0], &headers[1], &system_headers])
             .build_and_generate(out.join(format!("{stem}.skel.rs")))?;
         modules += &format!("pub mod {stem} {{ include!(\"{stem}.skel.rs\"); }}\n");
     }

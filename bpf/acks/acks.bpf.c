@@ -103,7 +103,7 @@ static __always_inline struct ahead waiting(const struct ac_limit *l, struct ac_
 	struct ahead ahead;
 
 	if (l->most_ns) {
-		ahead.ns = fs_min(wt_owed(&s->account, now), WT_MAX_NS);
+		ahead.ns = fs_min(wt_debt(&s->account, now), WT_MAX_NS);
 		ahead.bytes = sp_bytes(&l->spring, ahead.ns);
 		return ahead;
 	}
@@ -297,7 +297,7 @@ int acks_data(struct __sk_buff *skb)
 	/* The next program decides. */
 	if (!l || !s)
 		return TC_ACT_UNSPEC;
-	if ((l->most_ns && wt_owed(&s->account, now) > l->most_ns) || data(skb, l, s, now)) {
+	if ((l->most_ns && wt_debt(&s->account, now) > l->most_ns) || data(skb, l, s, now)) {
 		count(TG_DROP_FULL, bytes, now);
 		return TC_ACT_SHOT;
 	}
@@ -382,7 +382,7 @@ int acks_back(struct __sk_buff *skb)
 	flags = packet.flags;
 	window = packet.window;
 	now = bpf_ktime_get_ns();
-	cs_count(&l->spring, &s->census, &flow->mark, packet.ack, now);
+	fc_ack(&l->spring, &s->flow_count, &flow->mark, packet.ack, now);
 	if (l->scheme == AC_SPRING)
 		window = spring(l, s, flow, &packet, now);
 	else if (dem(l, s, flow, &packet, now))

@@ -6,7 +6,7 @@
 #ifndef TG_ACKS_H
 #define TG_ACKS_H
 
-#include "acks/census.h"
+#include "acks/flow_count.h"
 #include "acks/dem.h"
 #include "acks/spring.h"
 #include "acks/wait.h"
@@ -69,7 +69,7 @@ struct ac_state {
 	__u32 entered;
 	/* dem */
 	struct dem_marker marker;
-	struct cs_census census;
+	struct fc_count flow_count;
 };
 
 /*
@@ -183,7 +183,7 @@ enum ac_flow_flags {
 struct ac_flow {
 	struct sp_rtt rtt;
 	struct sp_edge edge;
-	struct cs_mark mark;
+	struct fc_mark mark;
 	/* enum ac_flow_flags; those of a handshake in progress are below AC_KNOWN. */
 	__u32 flags;
 	/* How far the workload has sent, and its last acknowledgement. */

@@ -81,7 +81,7 @@ static inline __attribute__((always_inline)) int dem_on_ack(const struct dem_con
 							    __u32 segments, int scalable)
 {
 	__u64 backlog = fs_min(backlog_bytes, DEM_MAX_BYTES);
-	__u64 p, part, owed;
+	__u64 p, part, sum;
 	int mark = 0;
 
 	if (conf->law == DEM_STEP)
@@ -93,12 +93,12 @@ static inline __attribute__((always_inline)) int dem_on_ack(const struct dem_con
 		return 0;
 	p = fs_min(marker->probability, DEM_ONE);
 	part = scalable ? fs_min(2 * p, DEM_ONE) : p * p / DEM_ONE;
-	owed = *due + part * fs_min(segments, DEM_MAX_SEGMENTS);
-	if (owed >= DEM_ONE) {
-		owed -= DEM_ONE;
+	sum = *due + part * fs_min(segments, DEM_MAX_SEGMENTS);
+	if (sum >= DEM_ONE) {
+		sum -= DEM_ONE;
 		mark = 1;
 	}
-	*due = fs_min(owed, DEM_ONE);
+	*due = fs_min(sum, DEM_ONE);
 	return mark;
 }
 

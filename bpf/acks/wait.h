@@ -32,7 +32,7 @@ struct wt_account {
 };
 
 /* The debt: what was let go and is still to be paid. */
-static inline __attribute__((always_inline)) __u64 wt_owed(const struct wt_account *account,
+static inline __attribute__((always_inline)) __u64 wt_debt(const struct wt_account *account,
 							   __u64 now_ns)
 {
 	__u64 finish = *(const volatile __u64 *)&account->finish_ns;
@@ -44,18 +44,18 @@ static inline __attribute__((always_inline)) __u64 wt_owed(const struct wt_accou
 static inline __attribute__((always_inline)) void wt_turn(const struct wt_conf *conf,
 							  struct wt_account *account, __u64 now_ns)
 {
-	__u64 was = *(volatile __u64 *)&account->cost, owed, moved;
+	__u64 was = *(volatile __u64 *)&account->cost, debt, moved;
 
 	/* Only one CPU does it. */
 	if (was == conf->cost ||
 	    __sync_val_compare_and_swap(&account->cost, was, conf->cost) != was || !was)
 		return;
-	owed = wt_owed(account, now_ns);
-	if (!owed)
+	debt = wt_debt(account, now_ns);
+	if (!debt)
 		return;
-	moved = fs_min(vq_scaled_ns(fs_min(owed, WT_MAX_NS), was, conf->cost), WT_MAX_NS);
+	moved = fs_min(vq_scaled_ns(fs_min(debt, WT_MAX_NS), was, conf->cost), WT_MAX_NS);
 	/* What other CPUs charge meanwhile stays charged. */
-	__sync_fetch_and_add(&account->finish_ns, moved - owed);
+	__sync_fetch_and_add(&account->finish_ns, moved - debt);
 }
 
 /* A packet reaches the shaper. */
@@ -79,15 +79,15 @@ wt_look(const struct wt_conf *conf, struct wt_account *account, __u64 now_ns, __
 {
 	__u64 queued = fs_min(queued_ns, WT_MAX_NS);
 	__u64 most = queued + fs_min(conf->longest_ns, WT_MAX_NS);
-	__u64 owed, seen;
+	__u64 debt, seen;
 
 	wt_turn(conf, account, now_ns);
 	seen = *(volatile __u64 *)&account->finish_ns;
-	owed = seen > now_ns ? seen - now_ns : 0;
+	debt = seen > now_ns ? seen - now_ns : 0;
 	/* A packet that came meanwhile stays charged; the next read corrects this. */
-	if (owed > most)
+	if (debt > most)
 		__sync_val_compare_and_swap(&account->finish_ns, seen, now_ns + most);
-	return fs_min(fs_min(fs_max(owed, queued), most), WT_MAX_NS);
+	return fs_min(fs_min(fs_max(debt, queued), most), WT_MAX_NS);
 }
 
 #endif

@@ -76,19 +76,10 @@ enum tg_flags {
 	TG_FLAG_PACE_CEILING = 1 << 1,
 	/* Each socket is paced at its fair share of the egress limit; implies the ceiling. */
 	TG_FLAG_PACE_FAIR = 1 << 2,
-	/* Packets wait for their departure times; drop_ns is the horizon. */
-	TG_FLAG_EDT = 1 << 3,
 	/* The device is a port: its ingress is the workload's egress. */
-	TG_FLAG_PORT = 1 << 4,
-	/* Packets that find no tokens are dropped: `police` has the tokens. */
-	TG_FLAG_POLICE = 1 << 5,
-	/* Packets wait in the kernel's HTB; drop_ns is the length of its queue. */
-	TG_FLAG_HTB = 1 << 8,
-	/* ACKs that come back carry ECE or smaller windows to the senders. */
-	TG_FLAG_DEM = 1 << 9,
-	TG_FLAG_SPRING = 1 << 10,
-	/* With TG_FLAG_POLICE: ingress of the device is policed in XDP. For user space. */
-	TG_FLAG_XDP = 1 << 11,
+	TG_FLAG_PORT = 1 << 3,
+	/* Scheme `police`: ingress of the device is policed in XDP. For user space. */
+	TG_FLAG_XDP = 1 << 4,
 };
 
 /* The most prefixes that a limit exempts. */
@@ -123,6 +114,9 @@ struct tg_limit {
 	__u32 delack_max_us;
 	/* 0: a cgroup. */
 	__u32 ifindex;
+	/* The scheme: its row in the table of crates/core/src/scheme.rs. For user space. */
+	__u32 scheme;
+	__u32 pad;
 	/* By direction: of scheme `police`. */
 	struct pl_policy police[TG_DIRECTIONS];
 	struct tg_exempt exempt;

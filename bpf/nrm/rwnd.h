@@ -36,8 +36,8 @@
 /* No flow waits longer before it asks. */
 #define RW_WAIT_MAX_NS 200000000ULL
 /* Upper bound of a flow's debt, as a time. */
-#define RW_OWED_MAX_S  4
-#define RW_OWED_MAX_NS (RW_OWED_MAX_S * RW_SECOND_NS)
+#define RW_DEBT_MAX_S  4
+#define RW_DEBT_MAX_NS (RW_DEBT_MAX_S * RW_SECOND_NS)
 /* A flow with a smaller debt keeps to its share, by waiting before it asks for more. */
 #define RW_OWED_KEPT_NS 3000000000ULL
 
@@ -51,7 +51,7 @@ struct rw_flow {
 	__s64 credit;
 	__u32 rcv_nxt;
 	/* Its debt in bytes when the edge was last moved (rw_owes). */
-	__u32 owed_bytes;
+	__u32 debt_bytes;
 	/* Its share then, in bytes a second. */
 	__u64 byte_s;
 };
@@ -89,10 +89,10 @@ static inline __attribute__((always_inline)) __u64 rw_most(const struct rw_path 
 static inline __attribute__((always_inline)) __u64 rw_owes(const struct rw_flow *flow, __u64 now_ns)
 {
 	__u64 elapsed = now_ns > flow->last_ns ? now_ns - flow->last_ns : 0;
-	__u64 owed_ns = flow->owed_bytes * RW_SECOND_NS / fs_max(flow->byte_s, 1);
+	__u64 debt_ns = flow->debt_bytes * RW_SECOND_NS / fs_max(flow->byte_s, 1);
 
-	owed_ns = fs_min(owed_ns, RW_OWED_MAX_NS);
-	return owed_ns > elapsed ? owed_ns - elapsed : 0;
+	debt_ns = fs_min(debt_ns, RW_DEBT_MAX_NS);
+	return debt_ns > elapsed ? debt_ns - elapsed : 0;
 }
 
 /* The window of the ACK that is being built, in bytes. */
@@ -102,18 +102,18 @@ rw_window(struct rw_flow *flow, const struct rw_path *path, __u64 now_ns)
 	__s64 most = rw_most(path), least = fs_min(RW_LEAST_SEGMENTS * (__u64)path->mss, most);
 	__u64 elapsed = now_ns > flow->last_ns ? now_ns - flow->last_ns : 0;
 	__u32 received = path->rcv_nxt - flow->rcv_nxt;
-	__u64 paid = rw_bytes(flow->byte_s, elapsed), owed = flow->owed_bytes;
+	__u64 paid = rw_bytes(flow->byte_s, elapsed), debt = flow->debt_bytes;
 
-	owed = owed > paid ? owed - paid : 0;
+	debt = debt > paid ? debt - paid : 0;
 	if (flow->last_ns) {
 		flow->credit += rw_bytes(path->byte_s, elapsed);
 		flow->credit -= received;
-		owed += received;
+		debt += received;
 	} else {
 		flow->credit = most;
 	}
 	flow->byte_s = fs_min(path->byte_s, RW_MAX_BYTE_S);
-	flow->owed_bytes = fs_min(owed, fs_min(RW_OWED_MAX_S * flow->byte_s, RW_MAX_BYTES));
+	flow->debt_bytes = fs_min(debt, fs_min(RW_DEBT_MAX_S * flow->byte_s, RW_MAX_BYTES));
 	if (flow->credit > most)
 		flow->credit = most;
 	if (flow->credit < -most)

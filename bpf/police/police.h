@@ -34,7 +34,7 @@ struct pl_bucket {
 	__u64 earned_bytes;
 };
 
-enum pl_owed {
+enum pl_debt {
 	PL_OWE_NOTHING,
 	/*
 	 * It will be cut into segments. If longer than half the bucket, it passes a bucket that is

@@ -11,7 +11,7 @@ use tidegate_core::{
         MemberId,
         level::Want,
         message::{Account, Answer, Ask, Body, Epoch, MESSAGE_MAX, Message, Promise, Propose},
-        share::{Event, Keeper, Share, ShareOptions},
+        share::{Event, Acceptor, Share, ShareOptions},
     },
 };
 
@@ -39,8 +39,8 @@ enum Step {
 
 const LIMIT: u64 = 10_000_000;
 
-fn epoch((number, auditor): (u8, u8)) -> Epoch {
-    Epoch { number: (number % 8).into(), auditor: MemberId((auditor % 4).into()) }
+fn epoch((number, leader): (u8, u8)) -> Epoch {
+    Epoch { number: (number % 8).into(), leader: MemberId((leader % 4).into()) }
 }
 
 fn body(step: &Step) -> Option<(u8, u8, Body)> {
@@ -102,7 +102,7 @@ fuzz_target!(|case: Case| {
         limit: Rate::from_bit_s(LIMIT).expect("not zero"),
         reserve_per_mille: case.reserve % 1_001,
         members_max: 4,
-        keepers: (0..3).map(|id| Keeper { id: MemberId(id), votes: 1 }).collect(),
+        acceptors: (0..3).map(|id| Acceptor { id: MemberId(id), votes: 1 }).collect(),
         interval: Nanos(100_000_000),
         lease: Nanos(1_000_000_000),
         suspect: Nanos(1_000_000_000),

@@ -90,7 +90,7 @@ write_file() {
 			name = "test"
 			node = "h0"
 			keys = "/etc/tidegate/fleet.keys"
-			keepers = ["h0"]
+			acceptors = ["h0"]
 		END
 		printf '%s\n' "$@"
 		limits
@@ -166,7 +166,7 @@ in_force() {
 }
 
 sharing() {
-	tidegate status --json | jq -e '.fleet.groups[0].standing == "sharing"' >/dev/null
+	tidegate status --json | jq -e '.fleet.groups[0].state == "sharing"' >/dev/null
 }
 
 active() {

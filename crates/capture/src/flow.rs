@@ -24,7 +24,7 @@ pub enum Vantage {
     Receiver,
     /// Before it: what was lost is there too.
     Sender,
-    /// It cannot be told.
+    /// It is unknown.
     Unknown,
 }
 
@@ -315,7 +315,7 @@ impl Flow {
         self.forget(self.trace.len() / 2, origin_ns);
     }
 
-    /// Forgets the oldest packets; what they told of losses and runs is kept.
+    /// Forgets the oldest packets; what they showed of losses and runs is kept.
     pub fn forget(&mut self, packets: usize, origin_ns: u64) {
         let source = self.source().0;
         self.clock.forget(self.trace.events().take(packets));

@@ -14,7 +14,7 @@ use pcap_parser::{
 
 /// The longest packet or block that is read; a longer one is damage.
 pub const BLOCK_MAX: usize = 16 << 20;
-/// The most interfaces of a pcapng section that are told apart.
+/// The most interfaces of a pcapng section that are distinguished.
 pub const INTERFACES_MAX: usize = 4_096;
 /// What is read at once.
 const BUFFER: usize = 256 << 10;
@@ -29,7 +29,7 @@ pub enum CaptureError {
     #[error("is empty; capture with: tcpdump -i DEVICE -s 128 -w FILE")]
     Empty,
     /// It is something else.
-    #[error("is no capture: it begins with {found}, and pcap or pcapng was expected; {instead}")]
+    #[error("is not a capture: it begins with {found}, and pcap or pcapng was expected; {instead}")]
     NotACapture {
         /// Its first bytes.
         found: String,

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duplicate_is_told_by_sack() {
+    fn a_duplicate_is_recognised_by_sack() {
         let sack = |start, end| {
             let mut tcp = Tcp { ack: Some(5_000), ..Tcp::default() };
             tcp.sack[0] = (start, end);

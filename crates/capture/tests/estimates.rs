@@ -196,7 +196,7 @@ fn several_tcp_flows_share_a_policer() {
 
 /// Before the loss a queue and a bucket lose the same packets; only the queue delays.
 #[test]
-fn a_queue_is_told_from_a_bucket_by_its_delay() {
+fn a_queue_is_distinguished_from_a_bucket_by_its_delay() {
     for queued in [false, true] {
         let mut capture = Capture::plain();
         let (mut bucket, mut next, mut resend) =

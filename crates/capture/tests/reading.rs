@@ -91,7 +91,7 @@ fn a_counter_that_several_flows_share_is_not_believed() {
 }
 
 #[test]
-fn what_is_no_capture_is_told_apart() {
+fn what_is_no_capture_is_distinguished() {
     let says = |bytes: &[u8]| report(bytes).unwrap_err().to_string();
     assert!(says(b"").contains("is empty"));
     assert!(says(b"# a text\nof two lines, and more").contains("the text"));

@@ -15,6 +15,8 @@ pub struct Lines {
     pub x: String,
     /// What goes up, as a key with its unit: `wire_bit_s`.
     pub y: String,
+    /// The way up is logarithmic: for values that differ by orders of magnitude.
+    pub logarithmic: bool,
     /// A level to hold, in the unit of `y`.
     pub limit: Option<f64>,
     pub series: Vec<Series>,
@@ -51,22 +53,33 @@ impl Lines {
         let y_shown = |value| y_unit.shown(value, y_scale);
         let x = Axis::spanning(x_shown(x_min), x_shown(x_max), 8).over(plot.left, plot.right);
         // Room above, so that a line on its limit does not run along the frame.
-        let y = Axis::from_zero(y_shown(y_max) * 1.05, 5).over(plot.bottom, plot.top);
+        let y = match self.logarithmic {
+            false => Axis::from_zero(y_shown(y_max) * 1.05, 5),
+            true => Axis::logarithmic(points().map(|p| p.1)),
+        };
+        let y = y.over(plot.bottom, plot.top);
+        let y_at = |value| if self.logarithmic { y.px(value) } else { y.px(y_shown(value)) };
 
         canvas::svg(plot.bottom + 62.0, |canvas| {
             canvas.head(&self.title, &keys)?;
-            canvas.left_axis(plot, &y, &with_symbol(&y_name, y_scale.symbol), trimmed)?;
+            match self.logarithmic {
+                false => {
+                    let name = with_symbol(&y_name, y_scale.symbol);
+                    canvas.left_axis(plot, &y, &name, trimmed)?;
+                }
+                true => canvas.left_axis(plot, &y, &y_name, |tick| y_unit.human(tick))?,
+            }
             canvas.bottom_axis(plot, &x, &with_symbol(&x_name, x_scale.symbol), trimmed)?;
             for series in &self.series {
                 let at = systems.iter().position(|system| *system == series.system);
                 let colour = at.map_or(INK, |at| colours[at]);
                 let points = series.points.iter();
                 let points: Vec<_> =
-                    points.map(|&(px, py)| (x.px(x_shown(px)), y.px(y_shown(py)))).collect();
+                    points.map(|&(px, py)| (x.px(x_shown(px)), y_at(py))).collect();
                 canvas.line(&points, colour, 2.0)?;
             }
             if let Some(limit) = self.limit {
-                let level = y.px(y_shown(limit));
+                let level = y_at(limit);
                 canvas.dashes((plot.left, level), (plot.right, level), INK)?;
             }
             Ok(())

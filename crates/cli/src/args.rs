@@ -122,7 +122,7 @@ A spec file:
   name    = \"prod\"
   keys    = \"/etc/tidegate/fleet.keys\"
   peers   = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]
-  keepers = [\"web-1\", \"web-2\", \"web-3\"]
+  acceptors = [\"web-1\", \"web-2\", \"web-3\"]
 
   [[group]]
   name      = \"uplink\"

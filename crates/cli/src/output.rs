@@ -15,7 +15,7 @@ use tidegate_core::{
 };
 pub use tidegate_host::figures::{rate, size, time};
 use tidegate_host::{
-    plan::Standing,
+    plan::State,
     risk::AtRisk,
     settings::{canonical, is_parents, show_actions},
     tree::tree,
@@ -158,7 +158,7 @@ pub fn indented(depth: usize, name: &str) -> String {
 }
 
 /// The cry for a limit that is not enforced, with what to do; `None` when all is well.
-pub fn alarm(name: &str, scope: &Scope, state: Standing) -> Option<String> {
+pub fn alarm(name: &str, scope: &Scope, state: State) -> Option<String> {
     let back = format!(
         "put it back with `tidegate apply` or `tidegate limit add`, or take it off with `tidegate limit del \
          {name}`"
@@ -171,17 +171,17 @@ pub fn alarm(name: &str, scope: &Scope, state: Standing) -> Option<String> {
         _ => "removed, or is in another network namespace",
     };
     match state {
-        Standing::InForce => None,
-        Standing::ScopeGone => {
+        State::InForce => None,
+        State::ScopeGone => {
             Some(format!("limit `{name}` is NOT ENFORCED: {scope} was {gone}; {back}"))
         }
-        Standing::Unhooked => Some(format!(
+        State::Detached => Some(format!(
             "limit `{name}` is NOT ENFORCED: something took its programs off {scope}; {restore}"
         )),
-        Standing::Broken => Some(format!(
+        State::Broken => Some(format!(
             "limit `{name}` on {scope} is BROKEN: it cannot be read, so nobody knows what it does; {restore}"
         )),
-        Standing::Unkept => Some(format!(
+        State::NoFq => Some(format!(
             "limit `{name}` on {scope} is NOT ENFORCED as written: a device by which its packets leave has \
              no `fq` any more, so they are not delayed, only dropped beyond the horizon; `tidegate plan` and \
              `tc qdisc show` tell which; type: tc qdisc replace dev DEVICE root fq"

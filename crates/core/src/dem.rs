@@ -134,9 +134,9 @@ impl Marker {
         }
         let p = self.probability;
         let part = if ack.scalable { (2 * p).min(ONE) } else { p * p / ONE };
-        let owed = u64::from(due.0) + part * u64::from(ack.segments.min(MAX_SEGMENTS));
+        let sum = u64::from(due.0) + part * u64::from(ack.segments.min(MAX_SEGMENTS));
         // One ACK carries one mark; the next ones carry the rest.
-        let (mark, left) = if owed >= ONE { (true, owed - ONE) } else { (false, owed) };
+        let (mark, left) = if sum >= ONE { (true, sum - ONE) } else { (false, sum) };
         due.0 = left.min(ONE) as u32;
         mark
     }

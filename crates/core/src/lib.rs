@@ -46,7 +46,6 @@ extern crate self as tidegate_core;
 
 pub mod admission;
 pub mod burst;
-pub mod census;
 pub mod class;
 pub mod codel;
 pub mod completion;
@@ -56,6 +55,7 @@ pub mod exempt;
 pub mod fair_police;
 pub mod fair_share;
 pub mod fleet;
+pub mod flow_count;
 pub mod htb;
 pub mod link;
 pub mod meter;

@@ -52,7 +52,7 @@ pub const PAYMENTS: u64 = 4;
 /// No flow waits longer before it asks.
 pub const WAIT_MAX: Nanos = Nanos(200_000_000);
 /// Upper bound of a flow's debt, as a time.
-pub const OWED_MAX: Nanos = Nanos(4 * NANOS_PER_SEC);
+pub const DEBT_MAX: Nanos = Nanos(4 * NANOS_PER_SEC);
 
 /// The inputs when an ACK is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +88,7 @@ pub struct ReceiveWindow {
     /// What had been received then.
     pub rcv_nxt: u32,
     /// Its debt in bytes when the edge was last moved ([`Self::owes`]).
-    pub owed_bytes: u32,
+    pub debt_bytes: u32,
     /// Its share then, in bytes a second.
     pub byte_s: u64,
 }
@@ -100,18 +100,18 @@ impl ReceiveWindow {
         let least = (LEAST_SEGMENTS * u64::from(path.mss)).min(path.most()) as i64;
         let elapsed = Nanos(now.0.saturating_sub(self.last.0));
         let paid = bytes(self.byte_s, elapsed);
-        let mut owed = u64::from(self.owed_bytes).saturating_sub(paid);
+        let mut debt = u64::from(self.debt_bytes).saturating_sub(paid);
         if self.last.0 == 0 {
             self.credit = most;
         } else {
             let received = path.rcv_nxt.wrapping_sub(self.rcv_nxt);
             self.credit += bytes(path.byte_s, elapsed) as i64;
             self.credit -= i64::from(received);
-            owed += u64::from(received);
+            debt += u64::from(received);
         }
         self.byte_s = path.byte_s.min(MAX_BYTE_S);
-        let most_owed = self.byte_s * (OWED_MAX.0 / NANOS_PER_SEC);
-        self.owed_bytes = owed.min(most_owed).min(MAX_BYTES) as u32;
+        let debt_max = self.byte_s * (DEBT_MAX.0 / NANOS_PER_SEC);
+        self.debt_bytes = debt.min(debt_max).min(MAX_BYTES) as u32;
         self.credit = self.credit.clamp(-most, most);
         self.last = now;
         self.rcv_nxt = path.rcv_nxt;
@@ -136,8 +136,8 @@ impl ReceiveWindow {
     /// its share. The debt is in bytes, so it is paid sooner if the share grows.
     #[must_use]
     pub fn owes(&self, now: Nanos) -> Nanos {
-        let owed = u64::from(self.owed_bytes) * NANOS_PER_SEC / self.byte_s.max(1);
-        Nanos(owed.min(OWED_MAX.0).saturating_sub(now.0.saturating_sub(self.last.0)))
+        let debt = u64::from(self.debt_bytes) * NANOS_PER_SEC / self.byte_s.max(1);
+        Nanos(debt.min(DEBT_MAX.0).saturating_sub(now.0.saturating_sub(self.last.0)))
     }
 }
 

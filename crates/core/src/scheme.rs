@@ -52,6 +52,12 @@ pub struct SchemeInfo {
     pub in_trees: bool,
     /// The kinds of its queues: on egress, on ingress.
     pub queues: [QueueKind; 2],
+    /// Its eBPF program for what a cgroup sends: by that a limit on a cgroup is found.
+    pub cgroup_program: Option<&'static str>,
+    /// Its eBPF programs on devices, by which what is left there is known as ours.
+    pub device_programs: &'static [&'static str],
+    /// Those of them that come with the qdisc at the root of a device.
+    pub qdisc_programs: &'static [&'static str],
 }
 
 /// Every scheme of this version, in the order of [`Scheme`].
@@ -67,6 +73,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: false,
         in_trees: true,
         queues: [QueueKind::Paced, QueueKind::Windows],
+        cgroup_program: Some("nrm_egress"),
+        device_programs: &[],
+        qdisc_programs: &[],
     },
     SchemeInfo {
         scheme: Scheme::Nrm,
@@ -79,6 +88,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: false,
         in_trees: true,
         queues: [QueueKind::Alone; 2],
+        cgroup_program: Some("nrm_egress"),
+        device_programs: &[],
+        qdisc_programs: &[],
     },
     SchemeInfo {
         scheme: Scheme::Edt,
@@ -91,6 +103,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: false,
         in_trees: false,
         queues: [QueueKind::Departures; 2],
+        cgroup_program: Some("edt_cgroup"),
+        device_programs: &["edt_device", "edt_port"],
+        qdisc_programs: &[],
     },
     SchemeInfo {
         scheme: Scheme::Police,
@@ -103,6 +118,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: false,
         in_trees: false,
         queues: [QueueKind::Bucket; 2],
+        cgroup_program: Some("police_egress"),
+        device_programs: &["police_in", "police_out", "police_xdp", "match_in", "match_out"],
+        qdisc_programs: &[],
     },
     SchemeInfo {
         scheme: Scheme::Htb,
@@ -115,6 +133,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: true,
         in_trees: true,
         queues: [QueueKind::Qdisc; 2],
+        cgroup_program: None,
+        device_programs: &["htb_in", "htb_out", "htb_stamp"],
+        qdisc_programs: &["htb_in", "htb_out"],
     },
     SchemeInfo {
         scheme: Scheme::Dem,
@@ -127,6 +148,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: true,
         in_trees: false,
         queues: [QueueKind::ShortQdisc; 2],
+        cgroup_program: None,
+        device_programs: &["htb_in", "htb_out", "acks_back", "acks_data"],
+        qdisc_programs: &["htb_in", "htb_out"],
     },
     SchemeInfo {
         scheme: Scheme::Spring,
@@ -139,6 +163,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: true,
         in_trees: false,
         queues: [QueueKind::ShortQdisc; 2],
+        cgroup_program: None,
+        device_programs: &["htb_in", "htb_out", "acks_back", "acks_data"],
+        qdisc_programs: &["htb_in", "htb_out"],
     },
     SchemeInfo {
         scheme: Scheme::Carousel,
@@ -151,6 +178,9 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: false,
         in_trees: false,
         queues: [QueueKind::Alone; 2],
+        cgroup_program: None,
+        device_programs: &[],
+        qdisc_programs: &[],
     },
 ];
 

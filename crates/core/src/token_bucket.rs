@@ -103,7 +103,7 @@ pub struct TokenBucket {
     /// Units in it at `last`.
     tokens: u64,
     /// The debt: units taken beyond those, which must come in first.
-    owed: u64,
+    debt: u64,
     last: Nanos,
 }
 
@@ -111,13 +111,13 @@ impl TokenBucket {
     /// A bucket that is full at `now`.
     #[must_use]
     pub fn new(config: BucketConfig, now: Nanos) -> Self {
-        TokenBucket { config, tokens: config.burst, owed: 0, last: now }
+        TokenBucket { config, tokens: config.burst, debt: 0, last: now }
     }
 
     /// Changes rate or depth from `now` on. The content stays as far as it fits, and the debt stays: no
     /// change adds a byte.
     pub fn set_config(&mut self, now: Nanos, config: BucketConfig) {
-        (self.tokens, self.owed) = self.standing(now);
+        (self.tokens, self.debt) = self.balance(now);
         self.last = self.last.max(now);
         self.tokens = self.tokens.min(config.burst);
         self.config = config;
@@ -143,40 +143,40 @@ impl TokenBucket {
 
     /// Takes `cost` if there is as much as `needed`.
     fn take(&mut self, now: Nanos, cost: u64, needed: u64) -> bool {
-        (self.tokens, self.owed) = self.standing(now);
+        (self.tokens, self.debt) = self.balance(now);
         self.last = self.last.max(now);
-        let passes = self.tokens >= needed && self.owed == 0;
+        let passes = self.tokens >= needed && self.debt == 0;
         if passes {
-            self.owed = cost.saturating_sub(self.tokens);
+            self.debt = cost.saturating_sub(self.tokens);
             self.tokens = self.tokens.saturating_sub(cost);
         }
         passes
     }
 
     /// Its units and its debt at `now`; one of them is zero.
-    fn standing(&self, now: Nanos) -> (u64, u64) {
+    fn balance(&self, now: Nanos) -> (u64, u64) {
         let BucketConfig { rate, burst, fill } = self.config;
         let time = now.0.saturating_sub(self.last.0);
-        if time >= fill + self.owed.div_ceil(rate) {
+        if time >= fill + self.debt.div_ceil(rate) {
             return (burst, 0);
         }
         // Less than a full bucket and the debt, so it stays within 64 bits.
         let gain = rate * time;
-        let owed = self.owed.saturating_sub(gain);
-        (self.tokens + gain.saturating_sub(self.owed).min(burst - self.tokens), owed)
+        let debt = self.debt.saturating_sub(gain);
+        (self.tokens + gain.saturating_sub(self.debt).min(burst - self.tokens), debt)
     }
 
     /// Its content at `now`, in units of which a byte has [`UNITS_PER_BYTE`].
     #[must_use]
     pub fn units(&self, now: Nanos) -> u64 {
-        self.standing(now).0
+        self.balance(now).0
     }
 
     /// When it will be full, if nothing is taken after `now`; not before `now`.
     #[must_use]
     pub fn full_at(&self, now: Nanos) -> Nanos {
-        let (tokens, owed) = self.standing(now);
-        let missing = u128::from(self.config.burst - tokens) + u128::from(owed);
+        let (tokens, debt) = self.balance(now);
+        let missing = u128::from(self.config.burst - tokens) + u128::from(debt);
         // A full bucket and the longest packet, at the lowest rate: less than a year.
         Nanos(now.0.saturating_add(missing.div_ceil(u128::from(self.config.rate)) as u64))
     }
@@ -357,7 +357,7 @@ mod tests {
                     _ => exact.on_part(Nanos(now), bytes.into()),
                 };
                 prop_assert_eq!(got, passes);
-                prop_assert_eq!(i128::from(exact.tokens) - i128::from(exact.owed), naive.tokens);
+                prop_assert_eq!(i128::from(exact.tokens) - i128::from(exact.debt), naive.tokens);
             }
         }
 

@@ -15,7 +15,7 @@
 //! is corrected.
 //!
 //! When a lease ends, the rate is no longer that of the shaper, but its qdisc goes on as before. Then the
-//! account alone holds the lower rate: what comes when the [debt](Account::owed) exceeds [`Config::most`] is
+//! account alone holds the lower rate: what comes when the [debt](Account::debt) exceeds [`Config::most`] is
 //! dropped.
 //!
 //! O(1) a packet; 16 bytes a limit. The kernel's copy is `bpf/acks/wait.h`.
@@ -85,15 +85,15 @@ impl Account {
     /// The debt is in bytes: at another rate it is another time.
     fn turn(&mut self, config: &Config, now: Nanos) {
         let was = core::mem::replace(&mut self.cost, config.cost);
-        let owed = self.owed(now).min(MAX_WAIT);
-        if was != config.cost && was > 0 && owed.0 > 0 {
-            self.finish = Nanos(now.0 + scaled(owed, was, config.cost).min(MAX_WAIT).0);
+        let debt = self.debt(now).min(MAX_WAIT);
+        if was != config.cost && was > 0 && debt.0 > 0 {
+            self.finish = Nanos(now.0 + scaled(debt, was, config.cost).min(MAX_WAIT).0);
         }
     }
 
     /// The debt: what was let go and is still to be paid.
     #[must_use]
-    pub fn owed(&self, now: Nanos) -> Nanos {
+    pub fn debt(&self, now: Nanos) -> Nanos {
         Nanos(self.finish.0.saturating_sub(now.0))
     }
 
@@ -102,11 +102,11 @@ impl Account {
         self.turn(config, now);
         let queued = queued.min(MAX_WAIT).0;
         let most = queued + config.longest.min(MAX_WAIT).0;
-        let owed = self.owed(now).0;
-        if owed > most {
+        let debt = self.debt(now).0;
+        if debt > most {
             self.finish = Nanos(now.0 + most);
         }
-        Nanos(owed.clamp(queued, most).min(MAX_WAIT.0))
+        Nanos(debt.clamp(queued, most).min(MAX_WAIT.0))
     }
 }
 
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_owed_has_bounds() {
+    fn the_debt_has_bounds() {
         let most =
             |bit_s, burst| Config::new(Rate::from_bit_s(bit_s).unwrap(), Nanos(burst)).most();
         assert_eq!(most(1_000_000_000, 10_000_000), Nanos(10_000_000));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_owed_is_bytes() {
+    fn the_debt_is_in_bytes() {
         let (fast, mut account) = (config(), Account::default());
         let slow = Config::new(Rate::from_bit_s(100_000_000).unwrap(), fast.burst);
         let now = Nanos(10_000_000);

@@ -179,9 +179,9 @@ async fn answer(
 ) -> Response<Full<Bytes>> {
     let busy = || text(StatusCode::SERVICE_UNAVAILABLE, PLAIN, "the node is busy or ends\n");
     let status = async || {
-        let (tell, told) = oneshot::channel();
+        let (tell, reply) = oneshot::channel();
         requests.try_send(Ask::Status(tell)).ok()?;
-        told.await.ok()
+        reply.await.ok()
     };
     match (door, request.method(), request.uri().path()) {
         (_, &Method::GET, "/metrics") => match status().await {
@@ -196,11 +196,11 @@ async fn answer(
             None => busy(),
         },
         (Door::Socket, &Method::POST, "/v1/reload") => {
-            let (tell, told) = oneshot::channel();
+            let (tell, reply) = oneshot::channel();
             if requests.try_send(Ask::Reload(tell)).is_err() {
                 return busy();
             }
-            match told.await {
+            match reply.await {
                 Ok(Ok(changes)) => {
                     let body = serde_json::json!({ "changes": changes }).to_string();
                     text(StatusCode::OK, JSON, body)

@@ -1,6 +1,6 @@
-//! What a limit of this host can be asked and told by its group.
+//! What a group reads and sets in a limit of this host.
 
-use tidegate_core::{Direction, Nanos, Rate, census::Sums, fleet::flows::FlowBytes};
+use tidegate_core::{Direction, Nanos, Rate, fleet::flows::FlowBytes, flow_count::Sums};
 
 /// One direction of a limit.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,7 +21,7 @@ pub struct Sample {
     /// Some of the flows, the largest rather than others; none where the limit does not tell them apart.
     pub flows: Vec<FlowBytes>,
     /// The flows of the limit's last period, where it counts them itself.
-    pub census: Option<Sums>,
+    pub flow_count: Option<Sums>,
     /// What a flow has that takes all it gets, in bit/s, where the limit itself says so.
     pub flow_bit_s: Option<u64>,
     /// What it is set to, in bit/s.

@@ -414,7 +414,7 @@ impl<F: FnMut(&Event)> Daemon<F> {
         self.failing.insert(source, (which, why));
     }
 
-    /// Says so when a node that was told the address of its default route is elsewhere for the others.
+    /// Says so when a node that advertises the address of its default route is elsewhere for the others.
     fn check_guess(&mut self, addresses: &[SocketAddr]) {
         let Some(to) = addresses.first().filter(|_| self.guessed) else { return };
         let Ok(ip) = address::source_to(*to) else { return };
@@ -422,7 +422,7 @@ impl<F: FnMut(&Event)> Daemon<F> {
         let is = self.entry.addr;
         if ip != is.ip() && !ip.is_loopback() {
             let text = format!(
-                "others are told that this node is at {is}, and its route to {to} leaves from {ip}: restart \
+                "others know this node at {is}, and its route to {to} leaves from {ip}: restart \
                  the daemon, or write advertise = \"{}\" in [fleet]",
                 SocketAddr::new(ip, is.port())
             );
@@ -528,7 +528,7 @@ impl<F: FnMut(&Event)> Daemon<F> {
             done = self.node.end(now());
         }
         if !done {
-            let what = "a limit of a group could not be set to what is this host's in any case";
+            let what = "a limit of a group could not be set to this host's reserved share";
             self.node.report(Event::Warning(what.to_owned()));
         }
         self.flush();
@@ -555,7 +555,7 @@ fn notify(states: &[NotifyState<'_>]) {
     let _ = sd_notify::notify(false, states);
 }
 
-/// For when a daemon has died: the limits of its groups keep what is this host's in any case.
+/// For when a daemon has died: the limits of its groups keep this host's reserved share.
 ///
 /// # Errors
 /// [`DaemonError`]; other limits were set all the same.

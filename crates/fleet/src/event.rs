@@ -6,7 +6,7 @@ use tidegate_core::Rate;
 use tidegate_host::fleet::Algorithm;
 
 use super::{
-    group::Standing,
+    group::State,
     seal::{CAUSES, Cause},
 };
 
@@ -53,9 +53,9 @@ pub enum Event {
     /// It has the same settings again.
     Agrees { group: String, node: String },
     /// A group stands otherwise than before.
-    Stands {
+    State {
         group: String,
-        standing: Standing,
+        state: State,
         /// What the host may use, in bit/s.
         part_bit_s: u64,
     },
@@ -96,9 +96,7 @@ impl Event {
     #[must_use]
     pub fn is_warning(&self) -> bool {
         match self {
-            Event::Stands { standing, .. } => {
-                !matches!(standing, Standing::Sharing | Standing::Starting)
-            }
+            Event::State { state, .. } => !matches!(state, State::Sharing | State::Starting),
             Event::Up(..)
             | Event::Agrees { .. }
             | Event::LimitsGood(_)
@@ -122,32 +120,31 @@ pub fn meaning(cause: Cause) -> &'static str {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Event::Up(node, addr) => write!(f, "node `{node}` at {addr} is there"),
+            Event::Up(node, addr) => write!(f, "node `{node}` at {addr} answers"),
             Event::Down(node, addr) => {
                 write!(f, "node `{node}` at {addr} does not answer any more")
             }
             Event::StoodBack(name, addr) => write!(
                 f,
                 "the node at {addr} is also called `{name}` and started later; this one stands back, its \
-                 groups have what is their own in any case. Give each node a name of its own ([fleet] node) \
-                 and restart this one"
+                 groups have their reserved shares. Give each node its own name ([fleet] node) and restart \
+                 this one"
             ),
             Event::SameName(name, addr) => write!(
                 f,
                 "the node at {addr} is also called `{name}` and started earlier; it stands back for this \
-                 one. Give each node a name of its own ([fleet] node)"
+                 one. Give each node its own name ([fleet] node)"
             ),
             Event::TwoLives { node, later, earlier } => write!(
                 f,
                 "two machines run node `{node}`, at {later} and at {earlier}: one is a copy of the other, or \
-                 both have one name; the second stands back. Give each node a name of its own ([fleet] node) \
+                 both have one name; the second stands back. Give each node its own name ([fleet] node) \
                  and remove the copied state directory"
             ),
             Event::Version { node, from, theirs, ours } => write!(
                 f,
                 "node `{node}` at {from} speaks version {theirs} of the fleet's protocol and this one \
-                 version {ours}: they do not understand each other, \
-                 and neither has what the other does not use. Run one release of tidegate on all nodes"
+                 version {ours}: they cannot share limits. Run one release of tidegate on all nodes"
             ),
             Event::SameNumber(own, other, addr) => write!(
                 f,
@@ -173,21 +170,19 @@ impl fmt::Display for Event {
                 theirs.1,
                 rate(ours.0),
                 ours.1,
-                if theirs == ours { ", but other hosts, reserve, times or keepers" } else { "" }
+                if theirs == ours { ", but other hosts, reserve, times or acceptors" } else { "" }
             ),
             Event::Agrees { group, node } => {
                 write!(f, "node `{node}` has the same settings for group `{group}` again")
             }
-            Event::Stands { group, standing, part_bit_s } => {
+            Event::State { group, state, part_bit_s } => {
                 let part = rate(*part_bit_s);
-                let how = match standing {
-                    Standing::Starting => "starts",
-                    Standing::Sharing => "shares",
-                    Standing::Alone => {
-                        "hears nobody and falls back to what is this host's in any case"
-                    }
-                    Standing::StoodBack => "stands back for another node of this name",
-                    Standing::CannotDrop => {
+                let how = match state {
+                    State::Starting => "starts",
+                    State::Sharing => "shares",
+                    State::Alone => "hears nobody and falls back to this host's reserved share",
+                    State::StoodBack => "stands back for another node of this name",
+                    State::CannotDrop => {
                         "has limits that cannot drop at random, which grd asks for; use scheme `police` for \
                          them, or another algorithm"
                     }
@@ -211,7 +206,7 @@ impl fmt::Display for Event {
             ),
             Event::Registry { which, why, again_s } => write!(
                 f,
-                "{which}: {why}; nodes that are known stay known; it is asked again in {again_s} s"
+                "{which}: {why}; known nodes stay known; it is asked again in {again_s} s"
             ),
             Event::RegistryGood(which) => write!(f, "{which}: can be asked again"),
             Event::Reloaded(changes) if changes.is_empty() => {
@@ -221,7 +216,7 @@ impl fmt::Display for Event {
                 write!(f, "the spec was read again: {}", changes.join(", "))
             }
             Event::NotReloaded(why) => {
-                write!(f, "the spec was read again and is not taken, all goes on as before: {why}")
+                write!(f, "the new spec is refused, the old one stays in force: {why}")
             }
             Event::Warning(text) => f.write_str(text),
         }

@@ -29,7 +29,7 @@ const LIMITED_LATELY: Nanos = Nanos(NANOS_PER_SEC);
 const WANTED_LATELY: Nanos = Nanos(3 * NANOS_PER_SEC);
 /// The end of a lease is set anew when that moves it by such a part of what is left.
 const LEASE_PARTS: u64 = 8;
-/// Who is told its rate hears of another with its own packets, and at most doubles each time: from a low rate
+/// A paced sender learns of another rate with its own packets, and at most doubles each time: from a low rate
 /// that takes so many packets' time, and is counted for no longer than this.
 const HEARD_BITS: u64 = 4 * 1_514 * 8;
 const HEARD_MOST: Nanos = Nanos(5 * NANOS_PER_SEC);
@@ -108,7 +108,7 @@ pub(super) struct Gauge {
     count: Average,
     /// The same where the limit says what a flow has. Both are of one sample: with a rate that was set since,
     /// the count would follow the rate, and the rate the count.
-    told: Average,
+    flow_rate: Average,
     pub(super) flow_bit_s: f64,
     found: Option<Rate>,
     /// When it last had all that its rate let through, or was slowed down.
@@ -147,7 +147,7 @@ impl Gauge {
             demand: Average::new(TAU),
             flows: FlowRates::new(now, FLOW_TAU),
             count: Average::new(COUNT_TAU),
-            told: Average::new(COUNT_TAU),
+            flow_rate: Average::new(COUNT_TAU),
             flow_bit_s: 0.0,
             found: None,
             limited: None,
@@ -217,13 +217,13 @@ impl Gauge {
             self.hears = sample.flow_bit_s.map_or(Nanos(0), hears);
         }
         self.flows.on_interval(now, sample.flows);
-        match sample.census.and_then(|sums| sums.flows()) {
+        match sample.flow_count.and_then(|sums| sums.flows()) {
             Some(flows) => drop(self.count.add(flows, elapsed)),
             None => self.count.clear(),
         }
         match sample.flow_bit_s.filter(|bit_s| *bit_s > 0) {
-            Some(flow) => drop(self.told.add((bit_s / flow as f64).max(1.0), elapsed)),
-            None => self.told.clear(),
+            Some(flow) => drop(self.flow_rate.add((bit_s / flow as f64).max(1.0), elapsed)),
+            None => self.flow_rate.clear(),
         }
         let rate = sample.rate_bit_s as f64;
         let used = if self.is_limited(now) { rate } else { self.demand.value().min(rate) };
@@ -256,11 +256,11 @@ impl Gauge {
         let rate = self.applied.map_or(f64::MAX, |rate| rate.bit_s() as f64);
         let greedy = self.is_limited(now) || demand * 100.0 >= rate * GREEDY_PERCENT as f64;
         let found = self.found.map_or(f64::MAX, |rate| rate.bit_s() as f64);
-        // A flow that has just come has no rate from which more could be told.
+        // A flow that has just come has no rate from which the demand could be computed.
         let flow = self.flow_bit_s;
         let flows = match self.count.value() {
             count if count > 0.0 => count.max(1.0),
-            _ if self.told.value() > 0.0 => self.told.value(),
+            _ if self.flow_rate.value() > 0.0 => self.flow_rate.value(),
             _ if flow > 0.0 => (demand.min(found) / flow).max(1.0),
             _ => 1.0,
         };
@@ -421,7 +421,7 @@ impl Gauge {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::{Direction, census::Sums};
+    use tidegate_core::{Direction, flow_count::Sums};
 
     use super::*;
     use crate::backend::Sample;
@@ -486,14 +486,14 @@ mod tests {
         let sums = |power| flows * part.pow(power);
         Sample {
             arrived_bytes: RATE / 8 / 10 * percent / 100,
-            census: Some(Sums { parts: sums(1), squares: sums(2), cubes: sums(3), flows }),
+            flow_count: Some(Sums { parts: sums(1), squares: sums(2), cubes: sums(3), flows }),
             rate_bit_s: RATE,
             ..Sample::default()
         }
     }
 
     #[test]
-    fn a_gate_that_is_busy_keeps_its_rate_and_is_told_of_when_that_lasts() {
+    fn a_gate_that_is_busy_keeps_its_rate_and_is_reported_when_that_lasts() {
         let mut gauge = gauge();
         let rate = Rate::from_bit_s(RATE / 2).unwrap();
         let try_at = |gauge: &mut Gauge, now: u64| {
@@ -538,7 +538,7 @@ mod tests {
         assert_eq!(held, 0.0);
         assert!((want.flows - 7.0).abs() < 0.1, "{want:?}");
         // One that tells no more counts by what arrives.
-        let (want, _) = after(&mut gauge, Sample { census: None, ..sample(7, 50) }, 10);
+        let (want, _) = after(&mut gauge, Sample { flow_count: None, ..sample(7, 50) }, 10);
         assert_eq!(want.flows, 1.0);
     }
 }

@@ -1,11 +1,11 @@
-//! A group at one host: from what its limits measured, and what others told, to their rates.
+//! A group at one host: from what its limits measured, and what others reported, to their rates.
 //!
 //! ```text
 //!   samples ─► gauges ─► want, demand, weight ─► controller ─► the host's part ─► level ─► rates
 //! ```
 //!
 //! Rates of flows: a limit that paces knows what a flow gets; one that sees acknowledgements counts those
-//! that take all they get ([`tidegate_core::census`]); a policer gives a sample
+//! that take all they get ([`tidegate_core::flow_count`]); a policer gives a sample
 //! ([`tidegate_core::fleet::flows`]);
 //! where none of these is known a limit counts as one flow.
 //!
@@ -50,7 +50,7 @@ const LENT_LEASES: u64 = 4;
 const QUIT_ROUNDS: u32 = 4;
 /// What could not be stored is tried again after this: a full disk may be slow to say so.
 const SAVE_AGAIN: Nanos = Nanos(NANOS_PER_SEC / 2);
-/// What others told counts for so many intervals at least.
+/// What others reported counts for so many intervals at least.
 const FRESH_INTERVALS: u64 = 10;
 /// ... and for so long.
 const FRESH_LEAST: Nanos = Nanos(3 * NANOS_PER_SEC);
@@ -58,17 +58,17 @@ const FRESH_LEAST: Nanos = Nanos(3 * NANOS_PER_SEC);
 /// How a group stands at this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
-    /// It has not heard anybody yet, and keeps what it has; with `share` what is its own in any case, also
+pub enum State {
+    /// It has not heard anybody yet, and keeps what it has; with `share` its reserved share, also
     /// while it hears others, until the first epoch has begun.
     Starting,
     /// It has its part by what all want.
     Sharing,
-    /// It hears nobody, and has what is its own in any case.
+    /// It hears nobody, and has its reserved share.
     Alone,
-    /// Another node has its name; it has what is its own in any case.
+    /// Another node has its name; it has its reserved share.
     StoodBack,
-    /// Its limits cannot do what the algorithm asks for; they have what is the host's own in any case.
+    /// Its limits cannot do what the algorithm asks for; they have the host's reserved share.
     CannotDrop,
 }
 
@@ -117,7 +117,7 @@ pub struct Group {
     unsaved_why: Option<String>,
     save_due: Nanos,
     left: bool,
-    /// Rounds in which others are still to be told that it has left.
+    /// Rounds in which others still get a message that it has left.
     quits: Option<u32>,
     drop_probability: f64,
 }
@@ -131,7 +131,7 @@ fn lent_until(spec: &GroupSpec, now: Nanos) -> Nanos {
     Nanos(now.0.saturating_add(lease.0.saturating_mul(LENT_LEASES)))
 }
 
-/// For how long what another told counts, where so many are known.
+/// For how long what another reported counts, where so many are known.
 fn fresh(spec: &GroupSpec, known: usize) -> Nanos {
     let intervals = FRESH_INTERVALS.max(known as u64 / 8);
     Nanos(spec.interval.0.saturating_mul(intervals)).max(FRESH_LEAST)
@@ -252,12 +252,12 @@ impl Group {
     }
 
     #[must_use]
-    pub fn standing(&self, now: Nanos) -> Standing {
+    pub fn state(&self, now: Nanos) -> State {
         if self.stood_back {
-            return Standing::StoodBack;
+            return State::StoodBack;
         }
         if self.cannot_drop {
-            return Standing::CannotDrop;
+            return State::CannotDrop;
         }
         let alone = match &self.control {
             Control::Ctb => false,
@@ -268,13 +268,13 @@ impl Group {
             }
         };
         let starting = !self.heard_any && now.0 < self.started.0.saturating_add(FRESH_LEAST.0);
-        // Keepers may have answered, but nothing is divided before an epoch has begun.
+        // Acceptors may have answered, but nothing is divided before an epoch has begun.
         let divides = !matches!(&self.control, Control::Share(s) if s.epoch().number == 0);
         match alone {
-            false if !divides => Standing::Starting,
-            false => Standing::Sharing,
-            true if starting => Standing::Starting,
-            true => Standing::Alone,
+            false if !divides => State::Starting,
+            false => State::Sharing,
+            true if starting => State::Starting,
+            true => State::Alone,
         }
     }
 
@@ -282,13 +282,13 @@ impl Group {
     #[must_use]
     pub fn part_bit_s(&self, now: Nanos) -> u64 {
         let alone = self.spec.alone_bit_s();
-        match self.standing(now) {
-            Standing::StoodBack | Standing::Alone | Standing::CannotDrop => return alone,
+        match self.state(now) {
+            State::StoodBack | State::Alone | State::CannotDrop => return alone,
             // What is pinned was legal when it was set, and others keep it free.
-            Standing::Starting if !matches!(self.control, Control::Share(_)) => {
+            State::Starting if !matches!(self.control, Control::Share(_)) => {
                 return self.found_bit_s.clamp(alone, self.spec.rate.bit_s());
             }
-            Standing::Starting | Standing::Sharing => {}
+            State::Starting | State::Sharing => {}
         }
         match &self.control {
             Control::Ctb | Control::Grd => self.limit_or_rate(now),
@@ -308,8 +308,8 @@ impl Group {
 
     /// Until when others keep free what the host has, if they count on it that it falls back then: a limit
     /// does, also when nobody is there any more to have it do so.
-    fn until(&self, now: Nanos, standing: Standing) -> Option<Nanos> {
-        if standing != Standing::Sharing {
+    fn until(&self, now: Nanos, state: State) -> Option<Nanos> {
+        if state != State::Sharing {
             return None;
         }
         match &self.control {
@@ -382,14 +382,14 @@ impl Group {
         let flow = self.typical_bit_s(&wants);
         let mut limit = self.limit_bit_s(now);
         let mut others = self.vector.others(now, self.fresh());
-        if self.standing(now) == Standing::Starting && matches!(self.control, Control::Fps(_)) {
+        if self.state(now) == State::Starting && matches!(self.control, Control::Fps(_)) {
             // As many others as make what was found its part.
             limit = self.spec.rate.bit_s();
             let found = self.found_bit_s.clamp(self.spec.alone_bit_s(), limit);
             let flows: f64 = wants.iter().map(|want| f64::from(want.flows)).sum();
             others = flows.max(1.0) * (limit - found) as f64 / found.max(1) as f64;
         }
-        let told = match &mut self.control {
+        let report = match &mut self.control {
             Control::Ctb => return,
             Control::Gtb => demand,
             Control::Grd => {
@@ -416,7 +416,7 @@ impl Group {
                 return;
             }
         };
-        self.vector.set_own(now, told as f32);
+        self.vector.set_own(now, report as f32);
     }
 
     /// What a flow has that takes all it gets, over all limits: large flows count more. A limit whose flows
@@ -578,7 +578,7 @@ impl Group {
 
     /// As [`Group::leave`], of a host that is in the group no more: its limits are another's from now on, and
     /// nobody need keep anything for it. A limit that still has what this group gave it gets the rate of the
-    /// file if no group has it, and else falls to what is the host's own in any case.
+    /// file if no group has it, and else falls to the host's reserved share.
     pub fn quit(&mut self, now: Nanos, elsewhere: &Elsewhere) {
         let gauges = std::mem::take(&mut self.gauges);
         let count = gauges.len();
@@ -601,8 +601,8 @@ impl Group {
         self.left
     }
 
-    /// Has its limits keep what is the host's own in any case, for when nobody sets them any more.
-    pub fn settle_alone<G: GroupBackend>(
+    /// Has its limits keep the host's reserved share, for when nobody sets them any more.
+    pub fn fall_back<G: GroupBackend>(
         &mut self,
         now: Nanos,
         backend: &mut G,
@@ -618,7 +618,7 @@ impl Group {
         let Control::Share(share) = &self.control else { return None };
         let epoch = share.epoch();
         let left = share.grant().until.0.saturating_sub(now.0);
-        Some((epoch.number, epoch.auditor, left))
+        Some((epoch.number, epoch.leader, left))
     }
 
     /// The probability with which packets are dropped, with `grd`.

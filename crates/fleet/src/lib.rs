@@ -14,7 +14,7 @@
 //! - [`seal`]: a datagram's form; [`session`]: whose datagrams are taken, and that none is taken twice.
 //! - [`frame`]: what is in a datagram.
 //! - [`membership`]: who is there, by SWIM.
-//! - [`backend`]: what a limit of this host can be asked and told.
+//! - [`backend`]: what a group reads and sets in a limit of this host.
 //! - [`group`]: from what it measured to its rate.
 //! - [`node`]: all of it, as one state machine. It sends nothing and reads no clock.
 //!
@@ -28,7 +28,7 @@
 //! [`status`] and [`event`] are what people see of it. What a spec file says of the fleet is in
 //! [`tidegate_host::fleet`].
 //!
-//! The algorithms are those of [`tidegate_core::fleet`]; `docs/fleet.md` says why they are right.
+//! The algorithms are those of [`tidegate_core::fleet`]; `docs/fleet-design.md` says why they are right.
 
 #![forbid(unsafe_code)]
 

@@ -46,7 +46,7 @@ impl LocalBackend {
         LocalBackend { host, patience: Duration::ZERO, counted: BTreeMap::new() }
     }
 
-    /// Has the limits of groups keep what is the host's own in any case, for when no daemon runs that would
+    /// Has the limits of groups keep the host's reserved share, for when no daemon runs that would
     /// take the rest back. Other writers are waited for. What could not be set.
     pub fn stand_down(&mut self, groups: &[(GroupSpec, Vec<Rate>)]) -> Vec<(String, LocalError)> {
         let mut failed = Vec::new();
@@ -111,7 +111,7 @@ impl GroupBackend for LocalBackend {
             arrived_bytes: arrived.saturating_sub(arrived_before),
             slowed_bytes: slowed.saturating_sub(slowed_before),
             flows: measured.flows,
-            census: measured.census,
+            flow_count: measured.flow_count,
             flow_bit_s: fair.map(|fair| fair.share_bit_s),
             rate_bit_s: direction.rate_bit_s,
             until: Some(until).filter(|until| until.0 > 0),

@@ -29,7 +29,7 @@ const SUSPECT: Duration = Duration::from_secs(10);
 const ANNOUNCE: Duration = Duration::from_secs(15);
 /// Who is down is remembered so long.
 const REMEMBER: Duration = Duration::from_secs(3_600);
-/// A change is told on so often.
+/// A change is passed on so often.
 const TELL: u8 = 10;
 /// No message is longer, in bytes.
 const BYTES_MAX: usize = 1_200;
@@ -304,7 +304,7 @@ impl Swim {
             notify_down_members: true,
             periodic_announce: once(ANNOUNCE),
             periodic_announce_to_down_members: once(ANNOUNCE),
-            // Changes go with the probes: what else is told all the time would cost small limits dear.
+            // Changes go with the probes: constant messages of their own would cost small limits dear.
             periodic_gossip: None,
         };
         let own = Node { contact: own, generation: 0 };
@@ -318,7 +318,7 @@ impl Swim {
     }
 
     /// Takes over what foca asks for.
-    fn settle(&mut self, now: Nanos) {
+    fn sync(&mut self, now: Nanos) {
         while let Some((after, timer)) = self.runtime.to_schedule() {
             self.timer_number += 1;
             let after = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
@@ -352,7 +352,7 @@ impl Membership for Swim {
         let node = Node { contact: contact.clone(), generation: 0 };
         // It fails only if the form does, which bounds its strings before.
         let _ = self.foca.announce(node, &mut self.runtime);
-        self.settle(now);
+        self.sync(now);
     }
 
     fn on_bytes(
@@ -366,7 +366,7 @@ impl Membership for Swim {
             return Err(MembershipError::Sender);
         }
         let taken = self.foca.handle_data(bytes, &mut self.runtime);
-        self.settle(now);
+        self.sync(now);
         taken.map_err(content)
     }
 
@@ -377,7 +377,7 @@ impl Membership for Swim {
             let timer = entry.remove();
             // Errors here are late timers; foca goes on.
             let _ = self.foca.handle_timer(timer, &mut self.runtime);
-            self.settle(now);
+            self.sync(now);
         }
     }
 
@@ -400,7 +400,7 @@ impl Membership for Swim {
 
     fn leave(&mut self, now: Nanos) {
         let _ = self.foca.leave_cluster(&mut self.runtime);
-        self.settle(now);
+        self.sync(now);
     }
 }
 

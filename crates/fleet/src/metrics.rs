@@ -32,7 +32,7 @@ fn escaped(text: &str) -> String {
 /// A number of a group, if it has that.
 type Figure = fn(&GroupStatus) -> Option<f64>;
 
-const STANDINGS: [&str; 5] = ["starting", "sharing", "alone", "stood_back", "cannot_drop"];
+const STATES: [&str; 5] = ["starting", "sharing", "alone", "stood_back", "cannot_drop"];
 
 /// All metrics of a node.
 #[must_use]
@@ -105,11 +105,11 @@ pub fn render(status: &NodeStatus) -> String {
             }
         }
     }
-    text.family("group_standing", "gauge", "How a group stands at this host: one of these is 1.");
+    text.family("group_state", "gauge", "State of a group on this host: one of these is 1.");
     for group in &status.groups {
-        for standing in STANDINGS {
-            let labels = [("group", &*group.name), ("standing", standing)];
-            text.line("group_standing", &labels, u8::from(group.standing == standing));
+        for state in STATES {
+            let labels = [("group", &*group.name), ("state", state)];
+            text.line("group_state", &labels, u8::from(group.state == state));
         }
     }
     text.family("limit_rate_bits", "gauge", "What a limit of a group is set to, in bit/s.");

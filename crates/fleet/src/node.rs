@@ -20,7 +20,7 @@ use super::{
     backend::{GroupBackend, Place},
     event::Event,
     frame::{Frame, GroupReport, REPORTS_MAX},
-    group::{Elsewhere, Group, GroupOptions, Standing},
+    group::{Elsewhere, Group, GroupOptions, State},
     keys::KeyRing,
     membership::{Change, Contact, Membership, Swim},
     seal::{CAUSES, DATAGRAM_MAX, Drops, Life, PAYLOAD_MAX, Sealer},
@@ -38,7 +38,7 @@ use receive::{Foreign, Rival};
 const GREET: Nanos = Nanos(2_000_000_000);
 /// A peer that was heard so lately needs no greeting.
 const HEARD: Nanos = Nanos(15_000_000_000);
-/// How often another is told what this host has; more seldom in large fleets, where it would cost small
+/// How often another gets a report of this host; more seldom in large fleets, where it would cost small
 /// limits dear.
 const REPORT: Nanos = Nanos(2_500_000_000);
 const REPORT_PEERS: u64 = 16;
@@ -88,7 +88,7 @@ pub enum NodeError {
 #[derive(Debug)]
 struct Held {
     group: Group,
-    standing: Option<Standing>,
+    state: Option<State>,
     errors: BTreeSet<String>,
 }
 
@@ -238,7 +238,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         let options = GroupOptions { spec, ceilings, fleet, node: &self.name, incarnation };
         let group =
             Group::new(now, &options, saved).map_err(|e| NodeError::Group(spec.name.clone(), e))?;
-        Ok(Held { group, standing: None, errors: BTreeSet::new() })
+        Ok(Held { group, state: None, errors: BTreeSet::new() })
     }
 
     /// Takes another spec. Groups whose number is as it was go on, also with other limits of this host.
@@ -307,7 +307,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         self.fleet = fleet;
         self.keys = keys;
         self.report_due = now;
-        self.settle(now);
+        self.sync(now);
         Ok(changes)
     }
 
@@ -319,7 +319,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             seeds.insert(*addr, earlier.remove(addr).unwrap_or_default());
         }
         self.greet_due = now;
-        self.settle(now);
+        self.sync(now);
     }
 
     /// A node's name, or its number where that is not known.
@@ -375,7 +375,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
                 self.queue_report(*peer);
             }
         }
-        self.settle(now);
+        self.sync(now);
     }
 
     /// Others that are up, chosen at random: of those that reported the group, if some did.
@@ -475,7 +475,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
     }
 
     /// Carries out what the calls before have led to.
-    fn settle(&mut self, now: Nanos) {
+    fn sync(&mut self, now: Nanos) {
         let busy = self.release(now);
         let mut failed = None;
         let (mut messages, mut events) = (Vec::new(), Vec::new());
@@ -485,11 +485,11 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             messages.extend(out);
             failed = failed.or(why);
             let name = || group.spec().name.clone();
-            let standing = group.standing(now);
-            if held.standing != Some(standing) {
-                held.standing = Some(standing);
+            let state = group.state(now);
+            if held.state != Some(state) {
+                held.state = Some(state);
                 let part_bit_s = group.part_bit_s(now);
-                events.push(Event::Stands { group: name(), standing, part_bit_s });
+                events.push(Event::State { group: name(), state, part_bit_s });
             }
             let errors = group.errors();
             if errors != held.errors {
@@ -617,13 +617,13 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         self.groups.iter().all(|held| held.group.has_left())
     }
 
-    /// The last call: limits keep what is the host's own in any case, and others hear that it goes. False if
+    /// The last call: limits keep the host's reserved share, and others hear that it goes. False if
     /// a limit could not be set.
     pub fn end(&mut self, now: Nanos) -> bool {
         let busy = self.release(now);
         let mut good = busy.is_empty();
         for held in &mut self.groups {
-            good &= held.group.settle_alone(now, &mut self.backend, &busy);
+            good &= held.group.fall_back(now, &mut self.backend, &busy);
         }
         self.swim.leave(now);
         while let Some((contact, bytes)) = self.swim.poll_transmit() {

@@ -114,7 +114,7 @@ mod tests {
     use tidegate_core::Scope;
 
     use super::*;
-    use tidegate_host::plan::{Standing, plan};
+    use tidegate_host::plan::{State, plan};
 
     const SPEC: &str = r#"
         [fleet]
@@ -160,7 +160,7 @@ mod tests {
         let is = |options| Present {
             name: "a".into(),
             scope: Scope::Cgroup("a".into()),
-            standing: Standing::InForce,
+            state: State::InForce,
             options,
             parent: None,
         };
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(rate(to), "5gbit", "never above what the file says");
 
         // One whose programs were taken off is put on again: what it was lent is not its own.
-        let present = [Present { standing: Standing::Unhooked, ..is(options) }];
+        let present = [Present { state: State::Detached, ..is(options) }];
         let mut plan = plan(&present, &kept(&spec, &present, &wanted), false).unwrap();
         begin_alone(&spec, &mut plan);
         let [Action::Replace { from, to, .. }] = &plan.actions[..] else { unreachable!() };

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_are_told_apart_from_other_clusters_and_junk() {
+    fn other_versions_are_distinguished_from_other_clusters_and_junk() {
         let keys = ring(&[(1, 1)]);
         let mut bytes = Sealer::new(7, MemberId(9), life(5)).seal(&keys, None, b"hello").unwrap();
         assert_eq!(claim(7, &bytes), None, "of this version");

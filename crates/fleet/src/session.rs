@@ -26,7 +26,7 @@ use tidegate_core::{Nanos, fleet::MemberId};
 
 use super::seal::{Cause, Life, Opened};
 
-/// How far a datagram may be overtaken and still be told from one that came before.
+/// How far a datagram may be overtaken and still be distinguished from one that came before.
 pub const WINDOW: u64 = 128;
 /// The most nodes that are proven.
 pub const PEERS_MAX: usize = 16_384;
@@ -36,7 +36,7 @@ pub const STRANGERS_MAX: usize = 1_024;
 pub const SILENT: Nanos = Nanos(60_000_000_000);
 /// A challenge counts for so long.
 const CHALLENGE_LASTS: Nanos = Nanos(5_000_000_000);
-/// A challenge is told again, and an old life told off, no more often.
+/// A challenge is repeated, and an old life refused, no more often.
 const AGAIN: Nanos = Nanos(200_000_000);
 
 /// Which numbers of a life were taken.
@@ -77,12 +77,12 @@ struct Challenge {
     life: Life,
     cookie: u64,
     since: Nanos,
-    told: Nanos,
+    sent: Nanos,
 }
 
 impl Challenge {
     fn new(now: Nanos, life: Life, cookie: u64) -> Challenge {
-        Challenge { life, cookie, since: now, told: now }
+        Challenge { life, cookie, since: now, sent: now }
     }
 
     fn is_answered(&self, now: Nanos, life: Life, cookie: u64) -> bool {
@@ -127,7 +127,7 @@ pub enum Accept {
     /// Only its handshake is: a challenge is answered, an echo is looked at. The number, if any, is to be
     /// sent as a challenge.
     Unproven(Option<u64>),
-    /// It is of an earlier life; an echo is looked at. If there is a number its sender is to be told, and
+    /// It is of an earlier life; an echo is looked at. If there is a number its sender gets an answer, and
     /// challenged with it; else that was done just now.
     Stale(Option<u64>),
     Dropped(Cause),
@@ -161,11 +161,11 @@ impl Sessions {
         }
         let Some(peer) = self.peers.get_mut(&id) else { return Accept::Dropped(Cause::Crowd) };
         if peer.is_proven() && life < peer.life {
-            let again = |c: &Challenge| now.0 >= c.told.0.saturating_add(AGAIN.0);
+            let again = |c: &Challenge| now.0 >= c.sent.0.saturating_add(AGAIN.0);
             return Accept::Stale(match &mut peer.rival {
                 Some(rival) if !again(rival) => None,
                 Some(rival) if rival.life == life && rival.is_good(now) => {
-                    rival.told = now;
+                    rival.sent = now;
                     Some(rival.cookie)
                 }
                 rival => Some(rival.insert(Challenge::new(now, life, random)).cookie),
@@ -190,9 +190,9 @@ impl Sessions {
             // A later life than the one that was asked last goes first.
             Some(challenge) if challenge.life > life => Accept::Unproven(None),
             Some(challenge) if challenge.life == life => {
-                let again = now.0 >= challenge.told.0.saturating_add(AGAIN.0);
+                let again = now.0 >= challenge.sent.0.saturating_add(AGAIN.0);
                 if again {
-                    peer.challenge = Some(Challenge { told: now, ..challenge });
+                    peer.challenge = Some(Challenge { sent: now, ..challenge });
                 }
                 Accept::Unproven(again.then_some(challenge.cookie))
             }

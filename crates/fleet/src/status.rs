@@ -117,7 +117,7 @@ pub struct GroupStatus {
     /// The limit of all.
     pub rate_bit_s: u64,
     /// How it stands here: `starting`, `sharing`, `alone`, `stood_back`, `cannot_drop`.
-    pub standing: String,
+    pub state: String,
     /// What this host may use.
     pub share_bit_s: u64,
     /// What it may use if it hears nobody.
@@ -129,12 +129,11 @@ pub struct GroupStatus {
     /// With `share`: the number of its epoch.
     pub epoch: Option<u64>,
     /// With `share`: who divides.
-    #[serde(rename = "auditor")]
     pub leader: Option<String>,
     /// With `share`: how long what it holds is good.
     pub lease_ns: Option<u64>,
     pub limits: Vec<LimitStatus>,
-    /// What other nodes told last.
+    /// The last reports of other nodes.
     pub members: Vec<MemberStatus>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   STATE/fleet/session          the greatest session of this node
-//!   STATE/fleet/group-NAME.json  what a keeper promised
+//!   STATE/fleet/group-NAME.json  what an acceptor promised
 //! ```
 //!
 //! A file is written beside its place, to the disk, and renamed; what was torn is never read. A disk may take
@@ -52,7 +52,7 @@ pub enum Stored {
 
 /// Storage of a node.
 pub trait Storage {
-    /// What a keeper promised in a group; `None` if it never ran.
+    /// What an acceptor promised in a group; `None` if it never ran.
     ///
     /// # Errors
     /// [`StorageError`].
@@ -72,32 +72,35 @@ pub struct Files {
     dir: PathBuf,
 }
 
+/// As in the file. The aliases are the names of versions before this one: a promise outlives an upgrade.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Promises {
     promised_number: u64,
-    promised_auditor: u32,
+    #[serde(alias = "promised_auditor")]
+    promised_leader: u32,
     before_number: u64,
-    before_auditor: u32,
+    #[serde(alias = "before_auditor")]
+    before_leader: u32,
 }
 
 impl From<Saved> for Promises {
     fn from(saved: Saved) -> Promises {
         Promises {
             promised_number: saved.promised.number,
-            promised_auditor: saved.promised.auditor.0,
+            promised_leader: saved.promised.leader.0,
             before_number: saved.before.number,
-            before_auditor: saved.before.auditor.0,
+            before_leader: saved.before.leader.0,
         }
     }
 }
 
 impl From<Promises> for Saved {
     fn from(file: Promises) -> Saved {
-        let epoch = |number, auditor| Epoch { number, auditor: MemberId(auditor) };
+        let epoch = |number, leader| Epoch { number, leader: MemberId(leader) };
         Saved {
-            promised: epoch(file.promised_number, file.promised_auditor),
-            before: epoch(file.before_number, file.before_auditor),
+            promised: epoch(file.promised_number, file.promised_leader),
+            before: epoch(file.before_number, file.before_leader),
         }
     }
 }
@@ -169,8 +172,8 @@ impl Files {
 }
 
 fn corrupt(path: &Path) -> StorageError {
-    let what = "is not what a tidegate has written; a keeper that has lost what it promised must get another \
-                name, and others its place among the keepers";
+    let what = "is not a state file of tidegate; an acceptor that has lost its promises must get another \
+                name; give its place among the acceptors to another node";
     StorageError { path: path.to_owned(), source: io::Error::other(what) }
 }
 
@@ -356,17 +359,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut files = Files::open(dir.path()).unwrap();
         assert_eq!(files.load("a.b").unwrap(), None);
-        let epoch = |number| Epoch { number, auditor: MemberId(u32::MAX) };
+        let epoch = |number| Epoch { number, leader: MemberId(u32::MAX) };
         let saved = Saved { promised: epoch(u64::MAX), before: epoch(3) };
         files.save("a.b", saved).unwrap();
         assert_eq!(Files::open(dir.path()).unwrap().load("a.b").unwrap(), Some(saved));
         fs::write(dir.path().join("fleet/group-a.b.json"), "{}").unwrap();
         let refused = files.load("a.b").unwrap_err().to_string();
-        assert!(refused.contains("is not what a tidegate has written"), "{refused}");
+        assert!(refused.contains("is not a state file of tidegate"), "{refused}");
     }
 
     fn saved(number: u64) -> Saved {
-        let epoch = |number| Epoch { number, auditor: MemberId(1) };
+        let epoch = |number| Epoch { number, leader: MemberId(1) };
         Saved { promised: epoch(number), before: epoch(0) }
     }
 
@@ -440,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_refuses_is_told_of_and_tried_again() {
+    fn a_disk_that_refuses_is_reported_and_tried_again() {
         let (end, ends) = std::sync::mpsc::channel();
         let disk = Slow { ends: Arc::new(Mutex::new(ends)), written: Arc::default() };
         let written = Arc::clone(&disk.written);

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use tidegate_core::Scope;
 use tidegate_sys::{cgroup::CgroupError, fq::FqError};
 
-use crate::plan::{Present, Standing, Wanted, places_of};
+use crate::plan::{Present, State, Wanted, places_of};
 
 /// What a limit is to be put on does not exist.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +59,7 @@ pub fn set_aside(present: &[Present], wanted: &[Wanted], waiting: &[Waits]) -> V
     let wanted_names: BTreeSet<_> = wanted.iter().map(|limit| limit.name.as_str()).collect();
     let is_asked_for = |is: &Present| {
         let places = places_of(&is.options);
-        is.standing != Standing::ScopeGone
+        is.state != State::ScopeGone
             && wanted.iter().any(|limit| {
                 limit.scope == is.scope
                     && places_of(&limit.options).iter().any(|place| places.contains(place))
@@ -107,9 +107,9 @@ mod tests {
         }
     }
 
-    fn present(name: &str, scope: &str, standing: Standing) -> Present {
+    fn present(name: &str, scope: &str, state: State) -> Present {
         let scope = Scope::Cgroup(scope.to_owned());
-        Present { name: name.to_owned(), scope, standing, options: options(), parent: None }
+        Present { name: name.to_owned(), scope, state, options: options(), parent: None }
     }
 
     fn waits(name: &str) -> Waits {
@@ -130,9 +130,9 @@ mod tests {
     #[test]
     fn what_waits_is_left_as_it_is_and_the_rest_is_planned() {
         let is = [
-            present("a", "a", Standing::ScopeGone),
-            Present { parent: Some("a".into()), ..present("inside", "a/b", Standing::ScopeGone) },
-            present("b", "b", Standing::InForce),
+            present("a", "a", State::ScopeGone),
+            Present { parent: Some("a".into()), ..present("inside", "a/b", State::ScopeGone) },
+            present("b", "b", State::InForce),
         ];
         for prune in [false, true] {
             let wanted = [wanted("b", "b", None), wanted("c", "c", None)];
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn one_in_force_elsewhere_stays_until_it_can_move_unless_another_is_to_have_its_place() {
-        let is = [present("a", "x", Standing::InForce)];
+        let is = [present("a", "x", State::InForce)];
         assert_eq!(set_aside(&is, &[wanted("b", "y", None)], &[waits("a")]), []);
         assert_eq!(set_aside(&is, &[wanted("b", "x", None)], &[waits("a")]), is);
     }

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use tidegate_core::{Scope, class::MAX_DEPTH};
 use tidegate_sys::limit::LimitOptions;
 
-use crate::plan::{Action, Present, Standing};
+use crate::plan::{Action, Present, State};
 
 /// The limits of a host, as far as a plan acts on them. Each verb does all of what it says or nothing.
 pub trait Backend {
@@ -54,7 +54,7 @@ pub trait Backend {
     }
 
     /// All is done: none of those that made way is put back any more.
-    fn settled(&mut self) {}
+    fn finish(&mut self) {}
 
     /// Why no more steps are to be done, if that is so.
     fn stopped(&mut self) -> Option<Self::Error> {
@@ -99,7 +99,7 @@ pub fn apply<G: Backend>(backend: &mut G, actions: &[Action]) -> Result<(), Appl
     backend.leaving(actions.iter().filter(leaves).map(|action| action.name().to_owned()).collect());
     let done = perform_all(backend, actions);
     if done.is_ok() {
-        backend.settled();
+        backend.finish();
     }
     backend.leaving(BTreeSet::new());
     done
@@ -114,8 +114,7 @@ fn perform_all<G: Backend>(
         let makes_way = done < first && first < actions.len();
         let failed = backend.stopped().or_else(|| match action {
             Action::Remove { limit, .. }
-                if makes_way
-                    && !matches!(limit.standing, Standing::ScopeGone | Standing::Broken) =>
+                if makes_way && !matches!(limit.state, State::ScopeGone | State::Broken) =>
             {
                 backend.make_way(&limit.name).err()
             }
@@ -128,7 +127,7 @@ fn perform_all<G: Backend>(
         let is_lost = |name: &str| {
             actions[..done].iter().any(|action| {
                 matches!(action, Action::Remove { limit, .. }
-                    if limit.name == name && limit.standing == Standing::Broken)
+                    if limit.name == name && limit.state == State::Broken)
             })
         };
         let undone = backwards(&actions[..done]).into_iter().filter_map(|action| {
@@ -136,7 +135,7 @@ fn perform_all<G: Backend>(
                 return None;
             }
             if let Action::Remove { limit: from, .. } | Action::Replace { from, .. } = action
-                && from.standing == Standing::Broken
+                && from.state == State::Broken
             {
                 return Some(format!("{} `{}`: it could not be read", action.verb(), from.name));
             }
@@ -199,7 +198,7 @@ fn perform<G: Backend>(backend: &mut G, action: &Action) -> Result<(), G::Error>
 fn undo<G: Backend>(backend: &mut G, action: &Action) -> Result<(), G::Error> {
     match action {
         // Nothing was limited by it any more, so nothing is lost with it.
-        Action::Remove { limit: Present { standing: Standing::ScopeGone, .. }, .. } => Ok(()),
+        Action::Remove { limit: Present { state: State::ScopeGone, .. }, .. } => Ok(()),
         Action::Remove { limit, .. } => {
             backend.add(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
         }
@@ -255,7 +254,7 @@ mod tests {
         let broken = |limit: &Wanted| Present {
             name: limit.name.clone(),
             scope: limit.scope.clone(),
-            standing: Standing::Broken,
+            state: State::Broken,
             options: LimitOptions::default(),
             parent: None,
         };

@@ -28,7 +28,7 @@ pub use self::{flow::Flow, verdict::Verdict};
 use crate::{
     host::Host,
     live::{Live, LiveError, Origin, live},
-    plan::Standing,
+    plan::State,
     risk::AtRisk,
     sockets::{Sampler, SocketSample, Sockets},
     status::{Counts, DirectionStatus, LimitSample, LimitStatus, Settings},
@@ -152,7 +152,7 @@ pub struct Applied {
     #[serde(flatten)]
     pub origin: Origin,
     /// Whether it is enforced.
-    pub state: Standing,
+    pub state: State,
     /// The name of the limit that it is inside of.
     pub parent: Option<String>,
     /// What it has of that at least.
@@ -203,9 +203,7 @@ pub enum ExplainError {
     )]
     NoFlow(Flow),
     /// The connection's cgroup has gone, and with it its name.
-    #[error(
-        "the cgroup in which {0} was made has been removed; which limits hold it cannot be told any more"
-    )]
+    #[error("the cgroup in which {0} was made has been removed, so its limits are unknown")]
     CgroupGone(Flow),
     /// The cgroup.
     #[error(transparent)]
@@ -408,7 +406,7 @@ impl Around {
         let mut picked = Vec::new();
         for (id, path) in &self.above {
             let here = pairs().filter(|(live, limit)| match &limit.scope {
-                Scope::Cgroup(on) if limit.state == Standing::ScopeGone => on == path,
+                Scope::Cgroup(on) if limit.state == State::ScopeGone => on == path,
                 Scope::Cgroup(_) => live.place_id == *id,
                 _ => false,
             });
@@ -416,7 +414,7 @@ impl Around {
         }
         let device = pairs().filter(|(live, limit)| {
             matches!(limit.scope, Scope::Dev(_))
-                && limit.state != Standing::ScopeGone
+                && limit.state != State::ScopeGone
                 && namespaces.contains(&live.place_id)
         });
         picked.extend(device.map(|(_, limit)| limit.clone()));

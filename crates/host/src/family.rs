@@ -31,7 +31,7 @@ pub struct Member {
     /// The directions for which it was given a rate of its own.
     pub asked: Asked,
     /// It is not in force, so that it can be nobody's parent.
-    pub fallen: bool,
+    pub detached: bool,
     /// It stays as it is on the host: nobody asks for it now.
     pub stays: bool,
 }
@@ -115,16 +115,16 @@ pub enum FamilyProblem {
     },
     /// What comes in by a device is nobody's yet.
     #[error(
-        "whose packets are whose is only known of what leaves by the device of `{0}`; leave this out, or \
-         limit the port itself, without a parent"
+        "a limit inside `{0}` has only egress: an incoming packet has no known receiver yet; leave this out, \
+         or limit the port itself, without a parent"
     )]
     EgressAlone(String),
     /// A parent that does nothing.
     #[error(
-        "`{0}` is not in force (its cgroup was removed, or its programs were taken off); put it back first, \
+        "`{0}` is not in force (its cgroup was removed, or its programs were detached); restore it first, \
          or into the same file"
     )]
-    ParentFallen(String),
+    ParentDetached(String),
     /// A direction that is free.
     #[error(
         "its parent `{parent}` does not limit {direction}; leave this out, or limit it there first"
@@ -138,7 +138,7 @@ pub enum FamilyProblem {
     /// More than there is.
     #[error(
         "the limits inside `{parent}` are guaranteed {reserved} together, and `{parent}` has {most} to \
-         guarantee ({what}); make theirs less or that more"
+         guarantee ({what}); lower their guarantees, or raise {what}"
     )]
     Reserved {
         /// The parent.
@@ -152,8 +152,7 @@ pub enum FamilyProblem {
     },
     /// Nothing is there.
     #[error(
-        "its parent `{parent}` is guaranteed nothing itself and has nothing to pass on; give `{parent}` a \
-         guarantee of at least {wanted} first"
+        "its parent `{parent}` has no guarantee itself; give `{parent}` a guarantee of at least {wanted} first"
     )]
     NothingToPassOn {
         /// The parent.
@@ -181,7 +180,7 @@ type Ordered = Vec<(usize, usize)>;
 ///
 /// # Errors
 /// [`FamilyError`] for the first limit, from the roots downwards and then in the order given.
-pub fn settle(members: &mut [Member], whole: bool) -> Result<(), FamilyError> {
+pub fn resolve(members: &mut [Member], whole: bool) -> Result<(), FamilyError> {
     let places: BTreeMap<String, usize> =
         members.iter().enumerate().map(|(i, member)| (member.name.clone(), i)).collect();
     let parents: Vec<Option<usize>> = members
@@ -278,8 +277,8 @@ fn stands_below(limit: &Member, above: &Member) -> Result<(), FamilyProblem> {
     if !scheme.info().in_trees {
         return Err(FamilyProblem::ParentScheme { parent, scheme });
     }
-    if above.fallen && !limit.stays {
-        return Err(FamilyProblem::ParentFallen(parent));
+    if above.detached && !limit.stays {
+        return Err(FamilyProblem::ParentDetached(parent));
     }
     let (Some(scope), Some(parent_scope)) = (&limit.scope, &above.scope) else { return Ok(()) };
     if can_contain(parent_scope, scope, scheme) {

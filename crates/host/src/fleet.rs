@@ -12,8 +12,8 @@ use tidegate_core::{
     fleet::{
         MemberId,
         aggregate::VECTOR_MAX,
-        message::KEEPERS_MAX,
-        share::{Keeper, MEMBERS_MAX, OptionsError, Share, ShareOptions},
+        message::ACCEPTORS_MAX,
+        share::{Acceptor, MEMBERS_MAX, OptionsError, Share, ShareOptions},
     },
 };
 
@@ -23,7 +23,7 @@ use url::{Url, UrlError};
 
 /// The port of the gossip, and the one that an address without a port means.
 pub const PORT: u16 = 7946;
-/// Where Prometheus finds the metrics, unless told otherwise.
+/// Where Prometheus finds the metrics, by default.
 pub const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
 /// What must survive a restart.
 pub const STATE_DIR: &str = "/var/lib/tidegate";
@@ -62,7 +62,7 @@ pub struct FleetSpec {
     pub etcd: Option<Url>,
     pub keys: PathBuf,
     /// The nodes that keep the epochs of `share`.
-    pub keepers: Vec<String>,
+    pub acceptors: Vec<String>,
     /// What must survive a restart.
     pub state: PathBuf,
     /// The socket that `tidegate status` asks.
@@ -129,7 +129,7 @@ pub struct GroupSpec {
     pub rate: Rate,
     /// How it is divided.
     pub algorithm: Algorithm,
-    /// Limits of this host, by name; may be none at a keeper.
+    /// Limits of this host, by name; may be none at an acceptor.
     pub members: Vec<String>,
     pub direction: Direction,
     /// How often they measure and tell.
@@ -185,7 +185,7 @@ pub enum FleetError {
     #[error("there is no limit `{0}` in this file that stays on the host")]
     NoLimit(String),
     #[error(
-        "limit `{limit}` has no {direction}; write one: the most that it may use whatever the group has"
+        "limit `{limit}` has no {direction}; write one: the cap on this host, whatever the group's rate"
     )]
     NoDirection { limit: String, direction: &'static str },
     #[error(
@@ -193,17 +193,17 @@ pub enum FleetError {
     )]
     Taken { limit: String, group: String },
     #[error(
-        "no members; name limits of this file (only nodes that are keepers of `share` may do without)"
+        "no members; name limits of this file (only nodes that are acceptors of `share` may do without)"
     )]
     NoMembers,
-    /// `share` without keepers.
+    /// `share` without acceptors.
     #[error(
-        "algorithm `share` needs keepers: write in `[fleet]` for example keepers = [\"web-1\", \"web-2\", \
-         \"web-3\"], the same on all hosts, best an odd number"
+        "algorithm `share` needs acceptors: write in `[fleet]` for example acceptors = [\"web-1\", \
+         \"web-2\", \"web-3\"], the same on all hosts, best an odd number"
     )]
-    NoKeepers,
-    #[error("name 1 to {KEEPERS_MAX} different keepers")]
-    Keepers,
+    NoAcceptors,
+    #[error("name 1 to {ACCEPTORS_MAX} different acceptors")]
+    Acceptors,
     #[error("nodes `{0}` and `{1}` have the same number by their names; rename one")]
     SameNumber(String, String),
     /// `ctb` without a center.
@@ -278,23 +278,23 @@ pub fn check_name(name: &str) -> Result<(), FleetError> {
 impl FleetSpec {
     /// Who keeps, one vote each.
     #[must_use]
-    pub fn keeper_list(&self) -> Vec<Keeper> {
-        self.keepers.iter().map(|name| Keeper { id: member_id(name), votes: 1 }).collect()
+    pub fn acceptor_list(&self) -> Vec<Acceptor> {
+        self.acceptors.iter().map(|name| Acceptor { id: member_id(name), votes: 1 }).collect()
     }
 
-    /// Checks the keepers, which all groups have in common.
+    /// Checks the acceptors, which all groups have in common.
     ///
     /// # Errors
     /// [`FleetError`].
-    pub fn check_keepers(&self) -> Result<(), FleetError> {
-        self.keepers.iter().try_for_each(|name| check_name(name))?;
-        if self.keepers.len() > KEEPERS_MAX {
-            return Err(FleetError::Keepers);
+    pub fn check_acceptors(&self) -> Result<(), FleetError> {
+        self.acceptors.iter().try_for_each(|name| check_name(name))?;
+        if self.acceptors.len() > ACCEPTORS_MAX {
+            return Err(FleetError::Acceptors);
         }
-        for (i, one) in self.keepers.iter().enumerate() {
-            for other in &self.keepers[..i] {
+        for (i, one) in self.acceptors.iter().enumerate() {
+            for other in &self.acceptors[..i] {
                 if one == other {
-                    return Err(FleetError::Keepers);
+                    return Err(FleetError::Acceptors);
                 }
                 if member_id(one) == member_id(other) {
                     return Err(FleetError::SameNumber(other.clone(), one.clone()));
@@ -335,7 +335,7 @@ impl GroupSpec {
         if self.algorithm == Algorithm::Share {
             let numbers = [u64::from(*hosts), u64::from(*reserve_percent), lease.0, suspect.0];
             texts.extend(numbers.map(|number| number.to_string()));
-            texts.extend(fleet.keepers.iter().cloned());
+            texts.extend(fleet.acceptors.iter().cloned());
         }
         number(&texts.iter().map(String::as_str).collect::<Vec<_>>())
     }
@@ -381,7 +381,7 @@ impl GroupSpec {
             limit: self.rate,
             reserve_per_mille: u16::from(self.reserve_percent) * 10,
             members_max: self.hosts,
-            keepers: fleet.keeper_list(),
+            acceptors: fleet.acceptor_list(),
             interval: self.interval,
             lease: self.lease,
             suspect: self.suspect,
@@ -412,11 +412,11 @@ impl GroupSpec {
         }
         match self.algorithm {
             Algorithm::Ctb if self.center.is_none() => Err(("center", FleetError::NoCenter)),
-            Algorithm::Share if fleet.keepers.is_empty() => {
-                Err(("algorithm", FleetError::NoKeepers))
+            Algorithm::Share if fleet.acceptors.is_empty() => {
+                Err(("algorithm", FleetError::NoAcceptors))
             }
             Algorithm::Share => {
-                let options = self.share_options(fleet, &fleet.keepers[0], 1);
+                let options = self.share_options(fleet, &fleet.acceptors[0], 1);
                 let field = |e: &OptionsError| match e {
                     OptionsError::Times => "lease",
                     _ => "algorithm",

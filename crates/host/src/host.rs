@@ -16,7 +16,7 @@ use tidegate_sys::{
 use crate::{
     absent::{self, ScopeError, Waits},
     apply::Backend,
-    plan::{Present, Standing, Wanted},
+    plan::{Present, State, Wanted},
     spec::{LimitSpec, Problem, Spec, SpecError},
 };
 
@@ -48,7 +48,7 @@ impl Host {
     /// [`PreflightError`] names what it lacks.
     pub fn open(store: &Path) -> Result<Host, PreflightError> {
         let (hierarchy, store) = (preflight()?, Store::at(store));
-        // Limits can be looked at all the same; who changes some is told.
+        // Limits can be looked at all the same; a command that changes them gets an error.
         let problems = store.repair().unwrap_or_default();
         Ok(Host { hierarchy, store, problems })
     }
@@ -153,7 +153,7 @@ impl Host {
             }
         }
         let taken_off = listing.limits.iter().map(present);
-        lost.extend(taken_off.filter(|limit| limit.standing == Standing::Unhooked));
+        lost.extend(taken_off.filter(|limit| limit.state == State::Detached));
         Ok((lost.into_iter().map(Wanted::again).collect(), refused))
     }
 
@@ -182,17 +182,17 @@ impl Host {
 /// A pinned limit as a plan sees it.
 #[must_use]
 pub fn present(pinned: &PinnedLimit) -> Present {
-    let standing = match &pinned.scope {
-        None => Standing::ScopeGone,
-        Some(_) if !pinned.unhooked.is_empty() => Standing::Unhooked,
-        Some(_) if pinned.unkept.is_some() => Standing::Unkept,
-        Some(_) => Standing::InForce,
+    let state = match &pinned.scope {
+        None => State::ScopeGone,
+        Some(_) if !pinned.unhooked.is_empty() => State::Detached,
+        Some(_) if pinned.unkept.is_some() => State::NoFq,
+        Some(_) => State::InForce,
     };
     let nowhere = || Scope::Cgroup(String::new());
     Present {
         name: pinned.name.clone(),
         scope: pinned.scope.clone().or_else(|| pinned.installed_on.clone()).unwrap_or_else(nowhere),
-        standing,
+        state,
         options: LimitOptions::from(&pinned.limit),
         parent: pinned.parent.clone(),
     }
@@ -203,7 +203,7 @@ fn present_unreadable(limit: &Unreadable) -> Present {
     Present {
         name: limit.name.clone(),
         scope: limit.scope.clone().unwrap_or_else(|| Scope::Cgroup("?".to_owned())),
-        standing: Standing::Broken,
+        state: State::Broken,
         options: limit.options().unwrap_or_default(),
         parent: limit.parent.clone(),
     }
@@ -313,7 +313,7 @@ impl Backend for LockedHost {
         self.host.store.set_aside(&self.lock, name)
     }
 
-    fn settled(&mut self) {
+    fn finish(&mut self) {
         self.host.store.forget_all(&self.lock);
     }
 

@@ -9,7 +9,7 @@ use tidegate_sys::{attached, cgroup::Cgroup, limit::LimitError, store::StoreErro
 
 use crate::{
     host::Host,
-    plan::Standing,
+    plan::State,
     run::runner_of,
     status::{LimitStatus, hold_ceilings},
 };
@@ -101,7 +101,7 @@ pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Limits, LiveErr
         let last = path.rsplit('/').next().unwrap_or_default();
         let name = if last.is_empty() { "/" } else { last }.to_owned();
         let scope = Scope::Cgroup(path.clone());
-        match LimitStatus::of_maps(name, scope, Standing::InForce, &found.maps) {
+        match LimitStatus::of_maps(name, scope, State::InForce, &found.maps) {
             Ok(status) => limits.list.push(Live {
                 status,
                 origin,

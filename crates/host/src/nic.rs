@@ -261,7 +261,7 @@ egress  = "10mbit"
         insta::assert_snapshot!(file("[\"tap:vm0\", \"xdp:eth1@up\"]", "\"tap:vm0\""), @r#"4: ports: expected a list of two, found the text "tap:vm0"; write for example `ports = ["tap:vm0", "xdp:eth1"]`"#);
         insta::assert_snapshot!(file(", \"xdp:eth1@up\"", ""), @r#"4: ports: 1 ports; a nic has two, write for example `ports = ["tap:vm0", "xdp:eth1"]`"#);
         insta::assert_snapshot!(file("xdp:eth1@up", "tap:vm0"), @"4: ports: port `tap:vm0` twice; a nic has two different ones");
-        insta::assert_snapshot!(file("xdp:eth1@up", "eth1"), @"4: ports: `eth1` does not say what it is; write `tap:eth1` or `xdp:eth1`");
+        insta::assert_snapshot!(file("xdp:eth1@up", "eth1"), @"4: ports: `eth1` has no kind of port; write `tap:eth1` or `xdp:eth1`");
         insta::assert_snapshot!(file("ports =", "port ="), @"4: unknown field `port`; did you mean `ports`?");
         insta::assert_snapshot!(file("name  = \"vm0\"\n", ""), @r#"2: name: missing; write for example `name = "backup"`"#);
         insta::assert_snapshot!(file("\"vm0\"\n", "\"a b\"\n"), @"3: name: nic name `a b` must be 1 to 63 letters, digits, `-` or `_`, and start with a letter or digit");
@@ -274,7 +274,7 @@ egress  = "10mbit"
     }
 
     #[test]
-    fn ports_with_one_name_are_told_apart() {
+    fn ports_with_one_name_are_distinguished() {
         let text = GOOD
             .replace("tap:vm0", "tap:eth1@guest")
             .replace("port = \"vm0\"", "port = \"eth1@guest\"");

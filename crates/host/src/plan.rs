@@ -22,7 +22,7 @@ use tidegate_core::{
     Scheme, Scope, class::MAX_DEPTH, police::Hook, prefixes::Prefix,
     queue_options::VirtualQueueOptions,
 };
-use tidegate_sys::limit::LimitOptions;
+use tidegate_sys::{limit::LimitOptions, schemes::needs_other_programs};
 
 use crate::{
     family::{self, FamilyError, Member},
@@ -53,7 +53,7 @@ pub struct Present {
     /// Its cgroup or device, or where it was.
     pub scope: Scope,
     /// Whether it is enforced.
-    pub standing: Standing,
+    pub state: State,
     /// What it does.
     pub options: LimitOptions,
     /// The name of its parent.
@@ -75,15 +75,15 @@ impl Wanted {
 
 /// Whether a limit is enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum State {
     /// It is.
     InForce,
     /// Its cgroup or device has been removed.
     ScopeGone,
     /// Its cgroup or device is there, but its programs were taken off.
-    Unhooked,
+    Detached,
     /// With scheme `edt`: a device keeps no departure times, so that the limit only polices.
-    Unkept,
+    NoFq,
     /// It cannot be read: another version has put it on, or a pin is lost. Nobody knows what it does.
     Broken,
 }
@@ -141,7 +141,7 @@ pub enum Reason {
     /// Its cgroup or device is gone; it is put on the one that has taken its place.
     ScopeGone,
     /// Somebody took its programs off; it is put on again.
-    Unhooked,
+    Detached,
     /// It cannot be read; it is put on anew.
     Broken,
     /// The spec has it inside another limit, or inside none.
@@ -157,7 +157,7 @@ impl fmt::Display for Reason {
             Reason::Moved => "on something else in the file",
             Reason::OtherPrograms => "what it shall do needs other programs",
             Reason::ScopeGone => "what it was on was removed",
-            Reason::Unhooked => "its programs were taken off",
+            Reason::Detached => "its programs were taken off",
             Reason::Broken => "it cannot be read",
             Reason::OtherParent => "inside another limit, or none, in the file",
             Reason::WithParent => "to be put on again with its parent",
@@ -301,8 +301,7 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
         let places = places_of(&limit.options).into_iter();
         let mut users =
             places.filter_map(|prefix| Some((taken.get(&(&limit.scope, prefix))?, prefix)));
-        if let Some((name, prefix)) = users.next().filter(|_| limit.standing != Standing::ScopeGone)
-        {
+        if let Some((name, prefix)) = users.next().filter(|_| limit.state != State::ScopeGone) {
             let (name, scope) = ((*name).to_owned(), limit.scope.clone());
             let other = limit.name.clone();
             return Err(match prefix {
@@ -312,7 +311,7 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
         }
         plan.unmanaged.push(limit.name.clone());
         // What cannot be read binds nobody.
-        if limit.standing != Standing::Broken {
+        if limit.state != State::Broken {
             members.push(Member::from(limit));
         }
     }
@@ -320,7 +319,7 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
         let parent = limit.parent.clone().unwrap_or_default();
         return Err(PlanError::ParentPruned { name: limit.name.clone(), parent });
     }
-    family::settle(&mut members, true)?;
+    family::resolve(&mut members, true)?;
 
     let holders: BTreeMap<Part<'_>, &str> = present
         .iter()
@@ -351,7 +350,7 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
                 put_on.insert(&limit.name);
                 additions.push(limit.wanted());
             }
-            (Some(_), None) if limit.fallen => {}
+            (Some(_), None) if limit.detached => {}
             (Some(is), None) if canonical(&is.options) != canonical(&limit.options) => {
                 changes.push(Action::Change {
                     name: limit.name.clone(),
@@ -392,7 +391,7 @@ fn who_goes_first<'a>(
 ) -> BTreeSet<&'a str> {
     let in_the_way =
         |is: &Present| additions.iter().any(|shall| shall.name != is.name && excludes(is, shall));
-    let goes = |is: &Present| is.standing == Standing::ScopeGone || in_the_way(is);
+    let goes = |is: &Present| is.state == State::ScopeGone || in_the_way(is);
     let limits = removals.iter().map(|(limit, _)| *limit);
     let mut first: BTreeSet<_> =
         limits.clone().filter(|is| goes(is)).map(|is| is.name.as_str()).collect();
@@ -409,7 +408,7 @@ fn excludes(is: &Present, shall: &Wanted) -> bool {
     if !is.scope.is_device() || is.scope.name() != shall.scope.name() {
         return false;
     }
-    if is.standing == Standing::Broken {
+    if is.state == State::Broken {
         return shall.scope.is_device();
     }
     let both = |has: fn(&LimitOptions) -> bool| has(&is.options) && has(&shall.options);
@@ -452,18 +451,18 @@ fn places(wanted: &[Wanted]) -> Result<BTreeMap<Part<'_>, &str>, PlanError> {
 /// Why a limit that is cannot be changed into the one that shall be.
 fn reason(is: &Present, shall: &Member, with_parent: bool) -> Option<Reason> {
     let moved = shall.scope.as_ref().is_some_and(|scope| *scope != is.scope);
-    match is.standing {
+    match is.state {
         // What was left alone is left alone, unless it must go with its parent.
         _ if shall.stays && !with_parent => None,
-        Standing::ScopeGone => Some(Reason::ScopeGone),
+        State::ScopeGone => Some(Reason::ScopeGone),
         _ if shall.stays => Some(Reason::WithParent),
-        Standing::Unhooked => Some(Reason::Unhooked),
-        Standing::Broken => Some(Reason::Broken),
+        State::Detached => Some(Reason::Detached),
+        State::Broken => Some(Reason::Broken),
         _ if moved => Some(Reason::Moved),
-        _ if other_programs(&is.options, &shall.options) => Some(Reason::OtherPrograms),
+        _ if needs_other_programs(&is.options, &shall.options) => Some(Reason::OtherPrograms),
         _ if is.parent != shall.parent => Some(Reason::OtherParent),
         _ if with_parent => Some(Reason::WithParent),
-        Standing::InForce | Standing::Unkept => None,
+        State::InForce | State::NoFq => None,
     }
 }
 
@@ -492,26 +491,25 @@ fn depth(limit: &Present, by_name: &BTreeMap<&str, &Present>) -> usize {
 /// [`FamilyError`] when it, or one inside it, cannot be so.
 pub fn join(present: &[Present], limit: &Wanted) -> Result<Wanted, FamilyError> {
     let others = present.iter().filter(|other| other.name != limit.name);
-    let others = others.filter(|other| other.standing != Standing::Broken).map(Member::from);
+    let others = others.filter(|other| other.state != State::Broken).map(Member::from);
     let mut members: Vec<_> = std::iter::once(Member::from(limit)).chain(others).collect();
-    family::settle(&mut members, true)?;
+    family::resolve(&mut members, true)?;
     Ok(members[0].wanted())
 }
 
 impl From<&Wanted> for Member {
     fn from(limit: &Wanted) -> Member {
         let Wanted { name, scope, options, parent, asked } = limit.clone();
-        Member { name, scope: Some(scope), parent, options, asked, fallen: false, stays: false }
+        Member { name, scope: Some(scope), parent, options, asked, detached: false, stays: false }
     }
 }
 
 impl From<&Present> for Member {
     fn from(limit: &Present) -> Member {
-        let Present { name, scope, standing, options, parent } = limit.clone();
-        let fallen =
-            matches!(standing, Standing::ScopeGone | Standing::Unhooked | Standing::Broken);
+        let Present { name, scope, state, options, parent } = limit.clone();
+        let detached = matches!(state, State::ScopeGone | State::Detached | State::Broken);
         let asked = Asked::default();
-        Member { name, scope: Some(scope), parent, options, asked, fallen, stays: true }
+        Member { name, scope: Some(scope), parent, options, asked, detached, stays: true }
     }
 }
 
@@ -522,21 +520,6 @@ impl Member {
         let scope = scope.unwrap_or_else(|| Scope::Cgroup(String::new()));
         Wanted { name, scope, options, parent, asked }
     }
-}
-
-/// Whether one limit can only be put in the place of the other, not changed into it.
-#[must_use]
-pub fn other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
-    // Each direction of `htb` has a device of its own.
-    let directions = |o: &LimitOptions| (o.egress.is_some(), o.ingress.is_some());
-    let own = |o: &LimitOptions| match o.scheme {
-        Scheme::Edt | Scheme::Police => Some((o.scheme, (true, true))),
-        Scheme::Htb | Scheme::Dem | Scheme::Spring => Some((o.scheme, directions(o))),
-        _ => None,
-    };
-    own(from) != own(to)
-        || from.exempt.is_empty() != to.exempt.is_empty()
-        || from.matched.is_empty() != to.matched.is_empty()
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ use tidegate_sys::{
 use crate::{
     family::FamilyError,
     host,
-    plan::{Present, Standing, Wanted, join},
+    plan::{Present, State, Wanted, join},
     settings::Asked,
     status::LimitStatus,
 };
@@ -185,7 +185,7 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
 
     let mut warnings = Vec::new();
     let (name, path) = (group.name().to_owned(), group.cgroup.path().to_owned());
-    let status = LimitStatus::of_maps(name, Scope::Cgroup(path), Standing::InForce, limit.maps());
+    let status = LimitStatus::of_maps(name, Scope::Cgroup(path), State::InForce, limit.maps());
     let parent = above.map(|above| above.limit.name);
     let status = status.map(|status| LimitStatus { parent, ..status });
     if let Err(e) = &status {

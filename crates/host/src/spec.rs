@@ -385,7 +385,7 @@ impl Spec {
         for limit in of_nics {
             reader.hand_over(limit, &mut nics)?;
         }
-        let groups = reader.settle_groups(groups, fleet.as_ref(), &limits)?;
+        let groups = reader.check_groups(groups, fleet.as_ref(), &limits)?;
         Ok(Spec { file: file.to_owned(), limits, nics, fleet, groups })
     }
 }
@@ -520,21 +520,25 @@ impl Reader<'_> {
                 }),
             }
         }
-        self.settle(&mut limits, tables)?;
+        self.resolve_families(&mut limits, tables)?;
         Ok((limits, of_nics))
     }
 
     /// Checks the trees of limits as far as the file alone tells, and gives each limit the directions of its
     /// parent.
-    fn settle(&self, limits: &mut [LimitSpec], tables: &[Value<'_>]) -> Result<(), SpecError> {
+    fn resolve_families(
+        &self,
+        limits: &mut [LimitSpec],
+        tables: &[Value<'_>],
+    ) -> Result<(), SpecError> {
         let member = |limit: &LimitSpec| {
             let LimitSpec { name, scope, options, parent, asked, .. } = limit.clone();
             // Only a host knows how a cgroup's path is written.
             let scope = Some(scope).filter(Scope::is_device);
-            Member { name, scope, options, parent, asked, fallen: false, stays: false }
+            Member { name, scope, options, parent, asked, detached: false, stays: false }
         };
         let mut members: Vec<_> = limits.iter().map(member).collect();
-        if let Err(FamilyError { name, field, problem }) = family::settle(&mut members, false) {
+        if let Err(FamilyError { name, field, problem }) = family::resolve(&mut members, false) {
             let span = tables.iter().find_map(|table| {
                 let fields = table.get_ref().as_table()?;
                 let is_it = fields.get("name")?.get_ref().as_str()? == name;

@@ -25,7 +25,7 @@ use tidegate_sys::{
 
 use crate::{
     host,
-    plan::{Present, Standing},
+    plan::{Present, State},
     risk::AtRisk,
     waiting::Queues,
 };
@@ -39,7 +39,7 @@ pub struct LimitStatus {
     #[serde(flatten, serialize_with = "scope")]
     pub scope: Scope,
     /// Whether it is enforced.
-    pub state: Standing,
+    pub state: State,
     /// The name of the limit that it is inside of.
     pub parent: Option<String>,
     /// What it has of that at least.
@@ -118,13 +118,13 @@ pub struct DirectionStatus {
     pub share: Option<f64>,
     /// Credit of the idle limit.
     pub burst_ns: u64,
-    /// Backlog above which senders are told; `None` where they never are.
+    /// Backlog above which congestion is signalled; `None` where they never are.
     pub mark_ns: Option<u64>,
     /// Backlog above which every packet is dropped.
     pub drop_ns: u64,
     /// How far the virtual queue is behind; negative for the credit left.
     pub backlog_ns: i64,
-    /// What each of its flows is told, with `pace` and `edt` of egress, with `spring` of both directions; else
+    /// The share of each of its flows, with `pace` and `edt` of egress, with `spring` of both directions; else
     /// `None`.
     pub fair: Option<Fair>,
     /// Dropped packets for which TCP waits for a timer, with `pace` and `nrm`.
@@ -227,20 +227,21 @@ impl Ages {
 }
 
 impl Fair {
-    /// As the kernel's side has it at `now_ns`; `None` where no flow is told a share.
+    /// As the kernel's side has it at `now_ns`; `None` where flows have no share.
     fn of(
         limit: &intf::Limit,
         queue: &intf::Queue,
         direction: Direction,
         now_ns: u64,
     ) -> Option<Fair> {
-        let paced = limit.flags & intf::FLAG_PACE_FAIR != 0;
-        let departs = limit.flags & intf::FLAG_EDT != 0;
-        let windows = limit.flags & intf::FLAG_SPRING != 0;
+        let scheme = limit.scheme();
+        let paced = scheme == Scheme::Pace;
+        let departs = scheme == Scheme::Edt;
+        let windows = scheme == Scheme::Spring;
         // The share of a limit with children is theirs, not its flows'.
         let is_parent = queue.children_until_ns > now_ns;
-        let told = windows || direction == Direction::Egress && (paced || departs);
-        if !told || is_parent {
+        let has_share = windows || direction == Direction::Egress && (paced || departs);
+        if !has_share || is_parent {
             return None;
         }
         let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;
@@ -314,14 +315,14 @@ fn policy<S: Serializer>(policy: &Option<Policy>, serializer: S) -> Result<S::Ok
     map.end()
 }
 
-impl Serialize for Standing {
+impl Serialize for State {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(match self {
-            Standing::InForce => "in_force",
-            Standing::ScopeGone => "waiting",
-            Standing::Unhooked => "unhooked",
-            Standing::Unkept => "unkept",
-            Standing::Broken => "broken",
+            State::InForce => "in_force",
+            State::ScopeGone => "waiting",
+            State::Detached => "detached",
+            State::NoFq => "no_fq",
+            State::Broken => "broken",
         })
     }
 }
@@ -376,8 +377,8 @@ impl LimitStatus {
     /// # Errors
     /// [`LimitError`] when its maps cannot be read.
     pub fn read(pinned: &PinnedLimit) -> Result<LimitStatus, LimitError> {
-        let Present { name, scope, standing, parent, .. } = host::present(pinned);
-        let mut status = Self::of_maps(name, scope, standing, pinned.maps())?;
+        let Present { name, scope, state, parent, .. } = host::present(pinned);
+        let mut status = Self::of_maps(name, scope, state, pinned.maps())?;
         status.settings.xdp_mode = pinned.xdp_mode.map(XdpMode::name);
         let before = pinned.programs_before().into_iter();
         let programs_before =
@@ -414,7 +415,7 @@ impl LimitStatus {
         LimitStatus {
             name,
             scope,
-            state: Standing::Broken,
+            state: State::Broken,
             parent,
             guarantee_bit_s: None,
             weight: None,
@@ -434,7 +435,7 @@ impl LimitStatus {
     pub fn of_maps(
         name: String,
         scope: Scope,
-        state: Standing,
+        state: State,
         maps: &LimitMaps,
     ) -> Result<LimitStatus, LimitError> {
         let limit = maps.limit()?;
@@ -505,8 +506,8 @@ impl DirectionStatus {
         let ago = |at: u64| (at > 0).then(|| now_ns.saturating_sub(at));
         let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;
         // What the kernel's HTB has saved up it does not say.
-        let is_qdisc = limit.flags & intf::FLAG_HTB != 0;
-        let credit_ns = if is_qdisc { 0 } else { conf.burst_ns };
+        let scheme = limit.scheme();
+        let credit_ns = if scheme.info().has_qdisc { 0 } else { conf.burst_ns };
         let share = (f64::from(queue.share) / ONE as f64 * 1e4).round() / 1e4;
         Ok(DirectionStatus {
             rate_bit_s: limit.rate_bit_s[i],
@@ -515,13 +516,15 @@ impl DirectionStatus {
             burst_ns: conf.burst_ns,
             mark_ns: Some(conf.mark_ns).filter(|mark| *mark < MAX_SPAN.0),
             drop_ns: conf.drop_ns,
-            backlog_ns: match limit.flags & intf::FLAG_POLICE {
-                0 => backlog_ns(reading.queue.finish_ns, now_ns, credit_ns),
+            backlog_ns: match scheme {
                 // A policer's time is that at which its bucket is full.
-                _ => backlog_ns(queue.finish_ns.wrapping_sub(conf.burst_ns), now_ns, conf.burst_ns),
+                Scheme::Police => {
+                    backlog_ns(queue.finish_ns.wrapping_sub(conf.burst_ns), now_ns, conf.burst_ns)
+                }
+                _ => backlog_ns(reading.queue.finish_ns, now_ns, credit_ns),
             },
             fair: Fair::of(limit, &reading.queue, direction, now_ns),
-            at_risk: AtRisk::of(LimitOptions::from(limit).scheme, direction, &reading.queue),
+            at_risk: AtRisk::of(scheme, direction, &reading.queue),
             last: Ages(reading.counters.last_ns.map(ago)),
             counters: Counts { packets: reading.counters.packets, bytes: reading.counters.bytes },
             colours: reading.colours,
@@ -548,7 +551,7 @@ pub struct LimitSample {
     #[serde(flatten, serialize_with = "scope")]
     pub scope: Scope,
     /// Whether it is enforced.
-    pub state: Standing,
+    pub state: State,
     /// The name of the limit that it is inside of.
     pub parent: Option<String>,
     /// From the workload.
@@ -657,7 +660,7 @@ mod tests {
         LimitStatus {
             name: "a".into(),
             scope: Scope::Cgroup("x".into()),
-            state: Standing::ScopeGone,
+            state: State::ScopeGone,
             parent: None,
             guarantee_bit_s: None,
             weight: None,

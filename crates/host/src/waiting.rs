@@ -12,7 +12,7 @@ use tidegate_sys::{
     waiting::{Count, Waiting},
 };
 
-use crate::{explain::flow::Flow, host, plan::Standing};
+use crate::{explain::flow::Flow, host, plan::State};
 
 const DIRECTIONS: [(Direction, &str); 2] =
     [(Direction::Egress, "egress"), (Direction::Ingress, "ingress")];
@@ -125,7 +125,7 @@ pub fn passing(limits: &[PinnedLimit], flow: &Flow) -> Result<Vec<Passing>, Limi
     for pinned in limits {
         let scheme = LimitOptions::from(&pinned.limit).scheme;
         let present = host::present(pinned);
-        if !scheme.info().has_qdisc || present.standing != Standing::InForce {
+        if !scheme.info().has_qdisc || present.state != State::InForce {
             continue;
         }
         for (direction, name) in DIRECTIONS {

@@ -46,8 +46,8 @@ fn measure(direction: Direction, rate: Rate, control: Option<&str>, flows: u32) 
 }
 
 #[test]
-fn root_egress_without_ecn_is_told_by_cn() {
-    if !root("root_egress_without_ecn_is_told_by_cn") {
+fn root_egress_without_ecn_is_recognised_by_cn() {
+    if !root("root_egress_without_ecn_is_recognised_by_cn") {
         return;
     }
     let rate: Rate = "200mbit".parse().unwrap();

@@ -109,6 +109,7 @@ fn time() -> Lines {
         title: "Rate on the wire in bins of 100 ms, nine CUBIC flows".into(),
         x: "time_s".into(),
         y: "wire_rate_bit_s".into(),
+        logarithmic: false,
         limit: Some(1e9),
         series: vec![
             Series::every("nrm-paper", 0.1, &bins(1, 0.86e9, 0.1e9)),

@@ -54,7 +54,7 @@ pub enum AggregateError {
     Rate(Rate),
 }
 
-/// What a shaper tells and is told. A cache line of its own (two, as they are fetched in pairs): shapers do
+/// Messages from and to a shaper. A cache line of its own (two, as they are fetched in pairs): shapers do
 /// not slow each other.
 #[derive(Debug, Default)]
 #[repr(align(128))]

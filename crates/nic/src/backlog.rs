@@ -1,7 +1,7 @@
-//! What waits in front of a shaper, for senders that cannot be told to wait: a bounded queue for each flow.
+//! What waits in front of a shaper, for senders that cannot be made to wait: a bounded queue for each flow.
 //!
 //! A sender inside the process keeps its data until a completion calls for more
-//! ([`tidegate_core::completion`]). A virtual machine behind a port cannot be told: it is told by marks and
+//! ([`tidegate_core::completion`]). A virtual machine behind a port cannot be made to wait: it learns by marks and
 //! losses, and until it reacts its packets wait here.
 //!
 //! ```text
@@ -28,7 +28,7 @@ use crate::{
 };
 
 const NONE: u32 = u32::MAX;
-/// Sizes of queues that are told apart: four to each power of two.
+/// Sizes of queues that are distinguished: four to each power of two.
 const LEVELS: usize = 128;
 
 /// The bounds of a backlog.

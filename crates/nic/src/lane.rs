@@ -48,13 +48,13 @@ const UNLIMITED: Rate = match Rate::from_bit_s(u64::MAX) {
 /// The size of a lane, and what it does where its limit says nothing. Those with `None` follow the rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneOptions {
-    /// Flows that are told apart.
+    /// Flows that are distinguished.
     pub flows: usize,
     /// Packets that may wait or be in the shaper.
     pub packets: usize,
     /// Bytes that may wait.
     pub bytes: Option<Bytes>,
-    /// How finely departure times are told apart.
+    /// Slot of the timing wheel.
     pub granularity: Nanos,
     /// How far ahead the wheel reaches.
     pub horizon: Nanos,

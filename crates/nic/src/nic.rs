@@ -16,14 +16,14 @@
 //! weight; between shapers the class is divided by demand, whatever the number of flows.
 //!
 //! **Backpressure.** A completion is given when the packet leaves, not when the shaper takes it. Until then
-//! it counts against the flow's allowance of two segments, and a flow without allowance is refused and told
+//! it counts against the flow's allowance of two segments, and a flow without allowance is refused and notified
 //! when it may go on ([`Event::Writable`]): its data stays with the application. So the shaper holds two
 //! segments a flow at most, or as much in smaller packets, and nothing is dropped.
 //! [`Completions::Immediate`] is what shapers did before: packets pile up in the wheel, and what does not fit
 //! is dropped and counted.
 //!
 //! **Failure.** All tables and rings are bounded; what is full refuses, counts, and tells when there is
-//! room. A port that goes away takes its packets along, their senders are told ([`Outcome::Lost`]), and the
+//! room. A port that goes away takes its packets along, their senders are notified ([`Outcome::Lost`]), and the
 //! shaper goes on: packets are lost when their time has come, until [`Nic::attach_port`] brings a new port.
 //! What was counted can be read from any thread at any time ([`Nic::counters`]).
 
@@ -105,7 +105,7 @@ pub struct NicOptions {
     /// How many packets and commands may wait in a ring from a producer to a shaper.
     pub ring: usize,
     /// How many packets of one producer may be in one shaper, or on the way there and back.
-    pub owed: usize,
+    pub pending: usize,
     /// How many segments a flow may have in the shaper.
     pub allowance: u32,
     /// The time in which a flow sends a segment of [`SEGMENT_BYTES_MAX`] at most: one with a rate of its own
@@ -140,7 +140,7 @@ impl Default for NicOptions {
             producers: 4,
             flows: 16_384,
             ring: 4_096,
-            owed: 65_536,
+            pending: 65_536,
             allowance: completion::ALLOWANCE_SEGMENTS,
             segment_time: completion::SEGMENT_TIME,
             completions: Completions::Deferred,
@@ -300,7 +300,7 @@ impl Nic {
         let mut links = Vec::with_capacity(state.shapers.len());
         for index in 0..state.shapers.len() {
             let (messages, from_producer) = RingBuffer::<Message>::new(options.ring);
-            let (to_producer, answers) = RingBuffer::<Answer>::new(options.owed);
+            let (to_producer, answers) = RingBuffer::<Answer>::new(options.pending);
             let wants_room = Arc::new(AtomicBool::new(false));
             let lane = Lane {
                 messages: from_producer,
@@ -317,10 +317,10 @@ impl Nic {
                 answers,
                 waker: state.shapers[index].waker.clone(),
                 wants_room,
-                owed: 0,
-                owed_max: options.owed,
+                pending: 0,
+                pending_max: options.pending,
                 waiting: VecDeque::new(),
-                told: 0,
+                notified: 0,
                 closing: VecDeque::new(),
             });
         }
@@ -545,7 +545,7 @@ fn check(options: &NicOptions, ports: usize) -> Result<(), NicError> {
         ("the number of producers", options.producers, PRODUCERS_MAX, "1 to 65536"),
         ("the number of flows", options.flows, MAX_FLOWS, "1 to 1048576"),
         ("the ring", options.ring, RING_MAX, "1 to 4194304"),
-        ("what may be owed", options.owed, RING_MAX, "1 to 4194304"),
+        ("pending completions", options.pending, RING_MAX, "1 to 4194304"),
     ];
     for (field, read, most, expected) in sizes {
         if !(1..=most).contains(&read) {

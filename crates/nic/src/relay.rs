@@ -11,7 +11,7 @@
 //! them ([`crate::aggregate`]). A thread that has nothing to do waits ([`crate::waiter`]).
 //!
 //! A port that goes away takes the packets that are for it with it; the other one stays up, and the port is
-//! opened again when it comes back ([`REOPEN_EVERY`]). What happens is told as [`Event`]s.
+//! opened again when it comes back ([`REOPEN_EVERY`]). What happens is reported as [`Event`]s.
 //!
 //! Every queue here is bounded: by [`LaneOptions`], by [`BATCH`] packets on their way out of a lane, and by
 //! the pools, which are made for just that.

@@ -80,22 +80,18 @@ pub struct PortName {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PortNameError {
     /// No kind before the name.
-    #[error("`{0}` does not say what it is; write `tap:{0}` or `xdp:{0}`")]
+    #[error("`{0}` has no kind of port; write `tap:{0}` or `xdp:{0}`")]
     NoKind(String),
     /// Another kind.
     #[error(
-        "`{0}` is no kind of port; write `tap:NAME` for a TAP device or `xdp:NAME` for a device that exists"
+        "unknown kind of port `{0}`; write `tap:NAME` for a TAP device or `xdp:NAME` for a device that exists"
     )]
     Kind(String),
     /// No name.
-    #[error(
-        "`{0}` has no name of a device that can be: write 1 to 15 bytes without space, slash, colon or %"
-    )]
+    #[error("invalid device name in `{0}`: write 1 to 15 bytes without space, slash, colon or %")]
     Device(String),
     /// No name of a namespace.
-    #[error(
-        "`{0}` has no name of a network namespace after `@`; write for example `tap:eth0@blue`"
-    )]
+    #[error("no network namespace after `@` in `{0}`; write for example `tap:eth0@blue`")]
     Netns(String),
 }
 
@@ -281,10 +277,10 @@ mod tests {
             assert_eq!(text.parse::<PortName>().unwrap().to_string(), text);
         }
         let says = |text: &str| text.parse::<PortName>().unwrap_err().to_string();
-        assert_eq!(says("vm0"), "`vm0` does not say what it is; write `tap:vm0` or `xdp:vm0`");
-        assert!(says("veth:a").starts_with("`veth` is no kind of port; write `tap:NAME`"));
+        assert_eq!(says("vm0"), "`vm0` has no kind of port; write `tap:vm0` or `xdp:vm0`");
+        assert!(says("veth:a").starts_with("unknown kind of port `veth`; write `tap:NAME`"));
         for text in ["tap:", "tap:a b", "tap:sixteen-bytes-ab", "tap:tap%d", "tap:..", "xdp:a/b"] {
-            assert!(says(text).contains("has no name of a device that can be"), "{text}");
+            assert!(says(text).contains("invalid device name"), "{text}");
         }
         for text in ["tap:a@", "tap:a@b/c", "tap:a@b@c"] {
             assert!(says(text).contains("after `@`"), "{text}");

@@ -235,7 +235,7 @@ impl Waiter {
     /// The loop has nothing to do before `deadline`; none: before a source is ready or a waker calls. Returns
     /// when it should look again, which may be at once and without reason.
     ///
-    /// `idle` is asked after wakers were told that the loop sleeps, and says whether there is still nothing
+    /// `idle` is asked after wakers know that the loop sleeps, and says whether there is still nothing
     /// to do: that the rings which other threads fill are empty, and nobody has asked it to stop.
     ///
     /// Errors: poll(2) refused, for want of memory or because a descriptor is not one.

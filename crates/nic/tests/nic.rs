@@ -121,7 +121,7 @@ fn threads_lose_nothing() {
             producers: PRODUCERS,
             flows: FLOWS,
             ring: 16,
-            owed: 32,
+            pending: 32,
             shaper_mode: mode,
             producer_mode: mode,
             ..NicOptions::default()
@@ -342,7 +342,7 @@ fn far_is_read(far: &mut MemoryPort, pool: &mut PacketPool) -> bool {
 }
 
 #[test]
-fn the_end_of_a_nic_is_told() {
+fn the_end_of_a_nic_is_reported() {
     let (ports, _readers) = sinks(2, 1);
     let nic = Nic::new(NicOptions::default(), ports).unwrap();
     let mut producer = nic.producer().unwrap();

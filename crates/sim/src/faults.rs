@@ -214,7 +214,7 @@ impl Fleet {
     /// Whether a member divides the limit.
     #[must_use]
     pub fn audits(&self, host: usize) -> bool {
-        self.hosts[host].share.as_ref().is_some_and(Share::is_auditor)
+        self.hosts[host].share.as_ref().is_some_and(Share::is_leader)
     }
 
     /// What a member's gate passes now, in bit/s.
@@ -358,8 +358,8 @@ impl Fleet {
     }
 }
 
-/// Everything that can go wrong, one thing after the other; then the network is mended and the keepers run,
-/// and after a while the members that run must have all there is again. Members, keepers, clocks and votes
+/// Everything that can go wrong, one thing after the other; then the network is mended and the acceptors run,
+/// and after a while the members that run must have all there is again. Members, acceptors, clocks and votes
 /// are drawn from the seed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Storm {
@@ -390,13 +390,13 @@ impl Storm {
     #[must_use]
     pub fn run(&self) -> Aftermath {
         let mut draw = Random::new(self.seed ^ 0x5707);
-        let keepers = 1 + draw.below(5) as usize;
-        let members = keepers + draw.below(8) as usize;
-        let mut share = share_options(keepers, members as u32);
+        let acceptors = 1 + draw.below(5) as usize;
+        let members = acceptors + draw.below(8) as usize;
+        let mut share = share_options(acceptors, members as u32);
         // Also clocks that are much worse than any.
         share.rate_error_ppm = if draw.chance(0.5) { 1_000 } else { 50_000 };
         if draw.chance(0.3) {
-            share.keepers[0].votes = 2;
+            share.acceptors[0].votes = 2;
         }
         let bad = NetOptions {
             delay: Nanos(1_000_000 + draw.below(60_000_000)),
@@ -423,7 +423,7 @@ impl Storm {
         // Again later: some are just leaving.
         for wait in [0, self.mends.0 / 3] {
             fleet.run_until(Nanos(self.lasts.0 + wait));
-            (0..keepers).for_each(|host| fleet.start(host));
+            (0..acceptors).for_each(|host| fleet.start(host));
         }
         fleet.run_until(Nanos(self.lasts.0 + self.mends.0));
         Aftermath {
@@ -435,11 +435,11 @@ impl Storm {
     }
 }
 
-/// The options of all members, the first `keepers` of them keepers: 10 Mbit/s, asked ten times a second.
+/// The options of all members, the first `acceptors` of them acceptors: 10 Mbit/s, asked ten times a second.
 #[must_use]
-pub fn share_options(keepers: usize, members_max: u32) -> ShareOptions {
-    use tidegate_core::{Rate, fleet::share::Keeper};
-    let keeper = |id: usize| Keeper { id: MemberId(id as u32), votes: 1 };
+pub fn share_options(acceptors: usize, members_max: u32) -> ShareOptions {
+    use tidegate_core::{Rate, fleet::share::Acceptor};
+    let acceptor = |id: usize| Acceptor { id: MemberId(id as u32), votes: 1 };
     ShareOptions {
         group: 1,
         id: MemberId(0),
@@ -447,7 +447,7 @@ pub fn share_options(keepers: usize, members_max: u32) -> ShareOptions {
         limit: Rate::from_bit_s(10_000_000).expect("not zero"),
         reserve_per_mille: 10,
         members_max,
-        keepers: (0..keepers).map(keeper).collect(),
+        acceptors: (0..acceptors).map(acceptor).collect(),
         interval: Nanos(100_000_000),
         lease: Nanos(1_500_000_000),
         suspect: Nanos(1_500_000_000),

@@ -78,7 +78,7 @@ pub struct WorldOptions {
     pub flows: Vec<FlowOptions>,
     /// How often limiters measure and tell.
     pub interval: Nanos,
-    /// How many peers a limiter tells; `share` asks its auditor.
+    /// How many peers a limiter tells; `share` asks its leader.
     pub branches: usize,
     /// Adds up by push-sum, as published, where a vector would do.
     pub push_sum: bool,
@@ -388,7 +388,7 @@ impl World {
         self.dropped as f64 / self.arrived.max(1) as f64
     }
 
-    /// What limiters told each other, headers and seals included, as a part of the limit.
+    /// Messages between limiters, headers and seals included, as a part of the limit.
     #[must_use]
     pub fn overhead(&self) -> f64 {
         let bit_s = self.sent_bytes as f64 * 8e9 / self.now.0.max(1) as f64;

@@ -63,15 +63,15 @@ __u64 native_wt_look(const struct wt_conf *conf, struct wt_account *account, __u
 	return wt_look(conf, account, now_ns, queued_ns);
 }
 
-__u64 native_wt_owed(const struct wt_account *account, __u64 now_ns)
+__u64 native_wt_debt(const struct wt_account *account, __u64 now_ns)
 {
-	return wt_owed(account, now_ns);
+	return wt_debt(account, now_ns);
 }
 
-void native_cs_count(const struct sp_conf *conf, struct cs_census *census, struct cs_mark *mark,
-		     __u32 ack, __u64 now_ns)
+void native_fc_ack(const struct sp_conf *conf, struct fc_count *count, struct fc_mark *mark,
+		   __u32 ack, __u64 now_ns)
 {
-	cs_count(conf, census, mark, ack, now_ns);
+	fc_ack(conf, count, mark, ack, now_ns);
 }
 
 int native_ac_count_flow(struct ac_state *state, __u32 *seen)

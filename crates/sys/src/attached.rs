@@ -15,10 +15,10 @@ use libbpf_rs::{
     query::{LinkInfoIter, LinkTypeInfo},
 };
 
+use tidegate_core::scheme::SCHEMES;
+
 use crate::limit::LimitMaps;
 
-/// The programs by which a limit on a cgroup is known: each limit has one of them, on egress.
-const PROGRAMS: [&str; 3] = ["nrm_egress", "edt_cgroup", "police_egress"];
 /// Maps that a program of a limit has at most, constants included.
 const MAX_MAPS: usize = 32;
 /// Limits that one look at the kernel reads at most.
@@ -67,7 +67,7 @@ pub fn attached(wanted: impl Fn(u64) -> bool) -> Vec<Attached> {
 /// The maps of a limit by its program; `None` if the program is another one, or has gone.
 fn maps_of(program: u32) -> Option<LimitMaps> {
     let (name, ids) = program_maps(program)?;
-    if !PROGRAMS.contains(&name.as_str()) {
+    if !SCHEMES.iter().any(|info| info.cgroup_program == Some(name.as_str())) {
         return None;
     }
     // The maps of a parent have the same names and are met later (maps.h): the first ones are the limit's
@@ -85,18 +85,7 @@ fn maps_of(program: u32) -> Option<LimitMaps> {
     }
     let (limit, queues, counters) = (limit?, queues?, counters?);
     // For reading: nothing is set on sockets by these.
-    Some(LimitMaps {
-        limit,
-        queues,
-        counters,
-        sockets: None,
-        exempt: None,
-        parent: None,
-        seat: None,
-        at: 0,
-        place: None,
-        group: None,
-    })
+    Some(LimitMaps::new(limit, queues, counters))
 }
 
 /// The name of a program, and the ids of its maps.

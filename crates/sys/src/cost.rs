@@ -66,7 +66,7 @@ pub enum Asked {
 
 /// How the virtual queue stands when packets come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum QueueState {
     /// Every packet finds the queue idle: compare and swap.
     Idle,
     /// Every packet finds a backlog below the mark: atomic add.
@@ -102,7 +102,7 @@ pub fn tcp_frame(bytes: u16) -> Vec<u8> {
 /// [`CostError`].
 pub fn measure(
     program: Program,
-    standing: Standing,
+    state: QueueState,
     frame: &[u8],
     cpus: &[usize],
     runs: u32,
@@ -112,15 +112,15 @@ pub fn measure(
         let open = skel::nothing::NothingSkelBuilder::default().open(&mut storage);
         let object = open.and_then(|open| open.load()).map_err(of_libbpf("load nothing"))?;
         let nothing = object.progs.nothing.as_fd();
-        return match standing {
-            Standing::Full => mean_of(nothing, frame, cpus, runs / SINGLE_RUNS_SHARE, 1),
-            Standing::Idle | Standing::Busy => mean_run_time(nothing, frame, cpus, runs),
+        return match state {
+            QueueState::Full => mean_of(nothing, frame, cpus, runs / SINGLE_RUNS_SHARE, 1),
+            QueueState::Idle | QueueState::Busy => mean_run_time(nothing, frame, cpus, runs),
         };
     }
     if let Program::Incoming(hook) = program {
         let (mut storage, mut of_xdp) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-        let (police, maps) = police::prepare(&mut storage, program, standing)?;
-        let runs = if standing == Standing::Busy { runs.min(BUSY_BUCKET_RUNS) } else { runs };
+        let (police, maps) = police::prepare(&mut storage, program, state)?;
+        let runs = if state == QueueState::Busy { runs.min(BUSY_BUCKET_RUNS) } else { runs };
         // A packet that is dropped here is not marked dead.
         return match hook {
             Hook::Auto => mean_run_time(police.progs.police_in.as_fd(), frame, cpus, runs),
@@ -132,13 +132,13 @@ pub fn measure(
     }
     if matches!(program, Program::Police | Program::Meter | Program::Grouped(_)) {
         let mut storage = MaybeUninit::uninit();
-        let (police, _maps) = police::prepare(&mut storage, program, standing)?;
+        let (police, _maps) = police::prepare(&mut storage, program, state)?;
         let program = police.progs.police_egress.as_fd();
-        return match standing {
-            Standing::Full => mean_of(program, frame, cpus, runs / SINGLE_RUNS_SHARE, 1),
-            Standing::Idle => mean_run_time(program, frame, cpus, runs),
+        return match state {
+            QueueState::Full => mean_of(program, frame, cpus, runs / SINGLE_RUNS_SHARE, 1),
+            QueueState::Idle => mean_run_time(program, frame, cpus, runs),
             // A bucket of two gigabytes lasts no longer.
-            Standing::Busy => mean_run_time(program, frame, cpus, runs.min(BUSY_BUCKET_RUNS)),
+            QueueState::Busy => mean_run_time(program, frame, cpus, runs.min(BUSY_BUCKET_RUNS)),
         };
     }
     let mut storage = MaybeUninit::uninit();
@@ -147,20 +147,20 @@ pub fn measure(
     let scheme = if program == Program::Pace { Scheme::Pace } else { Scheme::Nrm };
     let options = LimitOptions { egress: rate, loopback: true, scheme, ..LimitOptions::default() };
     let mut limit = options.encode(0).map_err(LimitError::Config)?;
-    // A byte that costs next to nothing and thresholds hours away: the standing lasts.
+    // A byte that costs next to nothing and thresholds hours away: the state lasts.
     limit.queue[0].cost = 1;
     let hour = 3_600_000_000_000u64;
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec as u64;
     let mut queue = intf::Queue::default();
-    match standing {
-        Standing::Idle => limit.queue[0].burst_ns = 0,
-        Standing::Busy => {
+    match state {
+        QueueState::Idle => limit.queue[0].burst_ns = 0,
+        QueueState::Busy => {
             limit.queue[0].mark_ns = 2 * hour;
             limit.queue[0].large_drop_ns = 3 * hour;
             limit.queue[0].drop_ns = 4 * hour;
             queue.finish_ns = now * 1_000_000_000 + hour;
         }
-        Standing::Full => queue.finish_ns = now * 1_000_000_000 + hour,
+        QueueState::Full => queue.finish_ns = now * 1_000_000_000 + hour,
     }
     let key = 0u32.to_ne_bytes();
     let (limit, queue) = (bytemuck::bytes_of(&limit), bytemuck::bytes_of(&queue));
@@ -170,9 +170,9 @@ pub fn measure(
         .update(&key, queue, MapFlags::ANY)
         .map_err(of_libbpf("write the queue"))?;
     let program = nrm.progs.nrm_egress.as_fd();
-    match standing {
-        Standing::Full => mean_of(program, frame, cpus, runs / SINGLE_RUNS_SHARE, 1),
-        Standing::Idle | Standing::Busy => mean_run_time(program, frame, cpus, runs),
+    match state {
+        QueueState::Full => mean_of(program, frame, cpus, runs / SINGLE_RUNS_SHARE, 1),
+        QueueState::Idle | QueueState::Busy => mean_run_time(program, frame, cpus, runs),
     }
 }
 
@@ -283,9 +283,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_every_standing_can_be_measured() {
+    fn root_every_state_can_be_measured() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("SKIP root_every_standing_can_be_measured: needs root");
+            eprintln!("SKIP root_every_state_can_be_measured: needs root");
             return;
         }
         let frame = tcp_frame(60);
@@ -294,9 +294,9 @@ mod tests {
         let grouped = [Asked::Drop, Asked::KnownFlow, Asked::NewFlow].map(Program::Grouped);
         let incoming = [Hook::Auto, Hook::Xdp].map(Program::Incoming);
         for program in plain.into_iter().chain(grouped).chain(incoming) {
-            for standing in [Standing::Idle, Standing::Busy, Standing::Full] {
-                let cost = measure(program, standing, &frame, &[0], 20_000).unwrap();
-                assert!(cost > Duration::ZERO, "{program:?} {standing:?}");
+            for state in [QueueState::Idle, QueueState::Busy, QueueState::Full] {
+                let cost = measure(program, state, &frame, &[0], 20_000).unwrap();
+                assert!(cost > Duration::ZERO, "{program:?} {state:?}");
             }
         }
     }

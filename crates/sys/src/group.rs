@@ -12,11 +12,12 @@
 //! packet that is on its way through the program while the buffers change may count an interval later.
 
 use tidegate_core::{
-    Direction, census,
+    Direction,
     fleet::{
         flows::{FlowBytes, SETS, WAYS},
         grd,
     },
+    flow_count,
 };
 
 use crate::{
@@ -46,13 +47,13 @@ pub struct Measured {
     /// All that came since the limit was put on, before any was dropped; not what is exempt.
     pub arrived: Traffic,
     pub passed: Traffic,
-    /// Of this what made a sender slower: marked, told or dropped.
+    /// Of this what made a sender slower: marked, slowed or dropped.
     pub slowed: Traffic,
     /// The bytes of flows since the last measurement, before any was dropped, by flow, each once. The first
     /// time, and where flows are not counted, there are none.
     pub flows: Vec<FlowBytes>,
     /// With schemes `dem` and `spring`: the flows of the last period, if there was one lately.
-    pub census: Option<census::Sums>,
+    pub flow_count: Option<flow_count::Sums>,
 }
 
 impl intf::Counters {
@@ -87,13 +88,13 @@ impl LimitMaps {
             Some(group) => group.take_flows(direction)?,
             None => Vec::new(),
         };
-        let Reading { counters, census, .. } = self.read(direction)?;
+        let Reading { counters, flow_count, .. } = self.read(direction)?;
         Ok(Measured {
             arrived: counters.arrived(),
             passed: counters.of(|outcome| outcome.passed && outcome.name != "exempt"),
             slowed: counters.of(intf::Outcome::slows),
             flows,
-            census,
+            flow_count,
         })
     }
 

@@ -5,11 +5,12 @@
 
 use bytemuck::{Pod, Zeroable};
 use tidegate_core::{
-    Bytes, Class, Direction, Nanos, Rate, VirtualQueueConfig,
+    Bytes, Class, Direction, Nanos, Rate, Scheme, VirtualQueueConfig,
     class::Floors,
     exempt::Exempt,
     fleet::flows::{SETS, WAYS},
     prefixes::{MAX_PREFIXES, Prefix, Prefixes},
+    scheme::SCHEMES,
     token_bucket::BucketConfig,
     virtual_queue::cost_of_byte,
 };
@@ -18,7 +19,7 @@ use tidegate_core::{
 pub const DIRECTIONS: usize = 2;
 /// The version of all that is below: maps of one are not read by another. Kept with each limit (see
 /// `store/intent.rs`).
-pub const ABI: u32 = 1;
+pub const ABI: u32 = 2;
 /// A limit, and after it by direction what it is once its time has come: `TG_COPY`.
 pub const COPY: usize = 1 + DIRECTIONS;
 /// All of it twice: `TG_LIMITS`.
@@ -39,20 +40,10 @@ pub const FLAG_PACE_CEILING: u32 = 1 << 1;
 
 /// `TG_FLAG_PACE_FAIR`.
 pub const FLAG_PACE_FAIR: u32 = 1 << 2;
-/// `TG_FLAG_EDT`.
-pub const FLAG_EDT: u32 = 1 << 3;
 /// `TG_FLAG_PORT`.
-pub const FLAG_PORT: u32 = 1 << 4;
-/// `TG_FLAG_POLICE`.
-pub const FLAG_POLICE: u32 = 1 << 5;
-/// `TG_FLAG_HTB`.
-pub const FLAG_HTB: u32 = 1 << 8;
-/// `TG_FLAG_DEM`.
-pub const FLAG_DEM: u32 = 1 << 9;
-/// `TG_FLAG_SPRING`.
-pub const FLAG_SPRING: u32 = 1 << 10;
+pub const FLAG_PORT: u32 = 1 << 3;
 /// `TG_FLAG_XDP`.
-pub const FLAG_XDP: u32 = 1 << 11;
+pub const FLAG_XDP: u32 = 1 << 4;
 
 /// The place of a direction in a per-direction array.
 #[must_use]
@@ -172,6 +163,10 @@ pub struct Limit {
     pub delack_max_us: u32,
     /// The device's index; 0: a cgroup.
     pub ifindex: u32,
+    /// The row of its scheme in [`SCHEMES`]; see [`Limit::scheme`].
+    pub scheme: u32,
+    /// Zero.
+    pub pad: u32,
     /// By direction: of scheme `police`.
     pub police: [Policy; DIRECTIONS],
     /// Who is exempt.
@@ -182,6 +177,26 @@ pub struct Limit {
     pub until_ns: [u64; DIRECTIONS],
     /// Of the first entry of a map: the copy in force. Elsewhere it is zero.
     pub copy: u64,
+}
+
+impl Limit {
+    /// How it acts. A limit whose maps this version reads has one of its schemes.
+    #[must_use]
+    pub fn scheme(&self) -> Scheme {
+        SCHEMES.get(self.scheme as usize).map_or_else(Scheme::default, |info| info.scheme)
+    }
+
+    /// The direction, of the workload, of what leaves by the device of the limit.
+    #[must_use]
+    pub fn leaving(&self) -> Direction {
+        if self.flags & FLAG_PORT != 0 { Direction::Ingress } else { Direction::Egress }
+    }
+
+    /// Whether it is inside another limit.
+    #[must_use]
+    pub fn is_child(&self) -> bool {
+        self.class.iter().any(|class| class.weight != 0)
+    }
 }
 
 /// `struct tg_exempt`.
@@ -600,21 +615,21 @@ impl Outcome {
 pub const OUTCOME_TABLE: [Outcome; OUTCOMES] = [
     Outcome { name: "pass", help: "passed untouched", passed: true },
     Outcome { name: "mark", help: "passed with ECN congestion experienced", passed: true },
-    Outcome { name: "slow", help: "passed, the sender told to reduce its window", passed: true },
+    Outcome { name: "slow", help: "passed, and the sender reduces its window", passed: true },
     Outcome { name: "drop_full", help: "dropped: backlog above the drop threshold", passed: false },
     Outcome {
         name: "drop_reserve",
-        help: "dropped: only the room kept for small packets was left",
+        help: "dropped: only the reserve for small packets was left",
         passed: false,
     },
     Outcome {
         name: "drop_early",
-        help: "dropped at random: for a group, or as the sender can neither be marked nor told",
+        help: "dropped at random: for a group, or because the sender can neither be marked nor slowed",
         passed: false,
     },
     Outcome {
         name: "exempt",
-        help: "passed uncharged: loopback, or who `exempt` says",
+        help: "passed uncharged: loopback, or named by `exempt`",
         passed: true,
     },
 ];
@@ -628,7 +643,7 @@ pub struct Risk {
     pub help: &'static str,
     /// What a user can do.
     pub remedy: &'static str,
-    /// It can be told on ingress, where nobody knows what the sender has in flight.
+    /// It is counted on ingress, where nobody knows what the sender has in flight.
     pub on_ingress: bool,
 }
 
@@ -661,7 +676,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 86];
+        static native_intf_layout: [u64; 82];
         static native_intf_layout_len: u32;
     }
 
@@ -680,6 +695,7 @@ mod tests {
             offset_of!(Limit, flags),
             offset_of!(Limit, delack_max_us),
             offset_of!(Limit, ifindex),
+            offset_of!(Limit, scheme),
             offset_of!(Limit, police),
             offset_of!(Limit, exempt),
             offset_of!(Limit, matched),
@@ -747,12 +763,7 @@ mod tests {
             FLAG_LOOPBACK as usize,
             FLAG_PACE_CEILING as usize,
             FLAG_PACE_FAIR as usize,
-            FLAG_EDT as usize,
             FLAG_PORT as usize,
-            FLAG_POLICE as usize,
-            FLAG_HTB as usize,
-            FLAG_DEM as usize,
-            FLAG_SPRING as usize,
             FLAG_XDP as usize,
             index(Direction::Egress),
             index(Direction::Ingress),
@@ -765,7 +776,7 @@ mod tests {
         });
         assert_eq!(
             (ABI, sum),
-            (1, 4_993_330_704_946_335_759),
+            (2, 5_651_609_853_933_260_965),
             "the layout has changed: raise ABI, and note its sum here"
         );
     }

@@ -13,6 +13,7 @@
 //! - [`group`]: what a limit does for a group of hosts.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
 //! - [`mounts`]: the host's mounts, as a process that has some of its own reaches them.
+//! - `root_qdisc`: the qdisc at the root of a limited device.
 //! - `remains`: what is ours in the kernel, found without a limit's maps.
 //! - [`store`]: limits that stay, pinned in the BPF file system; [`bpffs`]: one for tests and the laboratory.
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
@@ -45,6 +46,7 @@ pub mod preflight;
 pub mod process;
 mod query;
 mod remains;
+mod root_qdisc;
 pub mod sched;
 pub mod schemes;
 pub mod store;

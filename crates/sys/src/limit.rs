@@ -3,18 +3,15 @@
 //! [`AttachedLimit`] lives as long as the process that holds it (`tidegate run`): when it ends, for
 //! any reason, the kernel takes the programs off. [`crate::store`] pins one so that it stays.
 
-use tidegate_core::{Scheme, queue_options::ConfigError};
-
 use crate::{
     cgroup::{Cgroup, Hierarchy},
     device::Target,
-    schemes::edt,
-    schemes::nrm,
-    schemes::police,
+    schemes,
 };
 
 mod attached;
 mod error;
+mod handle;
 mod maps;
 mod options;
 mod rate;
@@ -24,6 +21,7 @@ pub(crate) mod settings;
 pub use attached::AttachedLimit;
 pub(crate) use attached::Links;
 pub use error::LimitError;
+pub(crate) use handle::Handle;
 pub use maps::LimitMaps;
 pub(crate) use maps::{Adopt, ParentMaps, set_parent};
 pub use options::LimitOptions;
@@ -54,18 +52,11 @@ impl AttachedLimit {
         options: &LimitOptions,
         parent: Option<&LimitMaps>,
     ) -> Result<AttachedLimit, LimitError> {
-        match options.scheme {
-            Scheme::Edt => edt::attach_cgroup(hierarchy, cgroup, options),
-            Scheme::Police => police::attach_cgroup(cgroup, options),
-            // Only inside a limit on a device, which the store alone knows.
-            Scheme::Htb | Scheme::Dem | Scheme::Spring | Scheme::Carousel => {
-                Err(ConfigError::Scheme(options.scheme).into())
-            }
-            Scheme::Pace | Scheme::Nrm => nrm::attach_cgroup(cgroup, options, parent),
-        }
+        schemes::of(options.scheme).attach_cgroup(hierarchy, cgroup, options, parent)
     }
 
-    /// The same on a device, with a scheme that is for devices.
+    /// The same on a device, with a scheme that is for devices. A qdisc that somebody has put there is only
+    /// replaced with `force`.
     ///
     /// # Errors
     /// [`LimitError`]; nothing is attached.
@@ -73,11 +64,8 @@ impl AttachedLimit {
         hierarchy: &Hierarchy,
         target: &Target,
         options: &LimitOptions,
+        force: bool,
     ) -> Result<AttachedLimit, LimitError> {
-        match options.scheme {
-            Scheme::Edt => edt::attach_device(hierarchy, target, options),
-            Scheme::Police => police::attach_device(target, options),
-            scheme => Err(ConfigError::Scheme(scheme).into()),
-        }
+        schemes::of(options.scheme).attach_device(hierarchy, target, options, force)
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use libbpf_rs::{Program, libbpf_sys};
-use tidegate_core::Direction;
+use tidegate_core::{Direction, scheme::SCHEMES};
 
 use crate::cgroup::{Cgroup, Hierarchy};
 
@@ -76,25 +76,14 @@ impl Side {
     }
 }
 
-/// The programs of limits on devices.
-pub(crate) const ON_DEVICES: [&str; 12] = [
-    "acks_back",
-    "acks_data",
-    "edt_device",
-    "edt_port",
-    "htb_in",
-    "htb_out",
-    "htb_stamp",
-    "match_in",
-    "match_out",
-    "police_in",
-    "police_out",
-    "police_xdp",
-];
+/// Whether a program of this name is one of a limit's on a device.
+pub(crate) fn is_on_devices(name: &str) -> bool {
+    SCHEMES.iter().any(|info| info.device_programs.contains(&name))
+}
 
-/// Whether a program is one of a limit's on a device.
+/// The same of a program by the kernel's id.
 pub(crate) fn is_of_ours(program: u32) -> bool {
-    program_name(program).is_some_and(|name| ON_DEVICES.contains(&name.as_str()))
+    program_name(program).is_some_and(|name| is_on_devices(&name))
 }
 
 /// A program on a side of a device, where tcx is.

@@ -6,7 +6,7 @@
 //!
 //! | thing | known by |
 //! |:--|:--|
-//! | HTB | the handle `7467:` at the root of a device |
+//! | qdisc | the handle `7467:` at the root of a device |
 //! | ifb device | its kind, and the name `tgifbN`; N is the index of the device that it serves |
 //! | filter of clsact | its priority and handle, and the name of its program |
 //! | link (tcx, XDP) | the name of its program |
@@ -16,6 +16,7 @@
 use std::fmt;
 
 use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
+use tidegate_core::scheme::SCHEMES;
 
 use crate::{
     device,
@@ -23,13 +24,11 @@ use crate::{
         NetError, Netlink,
         qdisc::{Filter, Handle},
     },
-    query::{self, ON_DEVICES, OnSide, Side},
+    query::{self, OnSide, Side},
+    root_qdisc,
     schemes::htb,
     xdp,
 };
-
-/// Those of the limit whose HTB a device has.
-const OF_HTB: [&str; 2] = ["htb_in", "htb_out"];
 
 /// A program of ours on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,8 +60,8 @@ pub(crate) struct OnDevice {
     pub(crate) ifindex: u32,
     /// Its name; empty if it is gone.
     pub(crate) device: String,
-    /// HTB `7467:` is at its root.
-    pub(crate) has_htb: bool,
+    /// The kind of the qdisc `7467:` at its root.
+    pub(crate) qdisc: Option<String>,
     /// The index of its ifb device.
     pub(crate) ifb: Option<u32>,
     /// Its programs.
@@ -71,14 +70,15 @@ pub(crate) struct OnDevice {
 
 impl OnDevice {
     pub(crate) fn is_empty(&self) -> bool {
-        !self.has_htb && self.ifb.is_none() && self.hooked.is_empty()
+        self.qdisc.is_none() && self.ifb.is_none() && self.hooked.is_empty()
     }
 
-    /// Leaves out the programs that do not pass; HTB and the ifb device stay in if a program of theirs does.
+    /// Leaves out the programs that do not pass. The qdisc and the ifb device stay in if a program of theirs
+    /// does.
     pub(crate) fn retain(&mut self, wanted: impl Fn(&Hooked) -> bool) {
         self.hooked.retain(wanted);
-        if !self.hooked.iter().any(|hooked| OF_HTB.contains(&hooked.name.as_str())) {
-            (self.has_htb, self.ifb) = (false, None);
+        if !self.hooked.iter().any(|hooked| comes_with_qdisc(&hooked.name)) {
+            (self.qdisc, self.ifb) = (None, None);
         }
     }
 
@@ -106,7 +106,7 @@ impl OnDevice {
         if owns_clsact && is_unused_clsact(&mut netlink, self.ifindex) {
             keep(netlink.delete_qdisc(self.ifindex, Handle::CLSACT));
         }
-        if self.has_htb {
+        if self.qdisc.is_some() {
             keep(netlink.delete_qdisc(self.ifindex, Handle::ROOT));
         }
         if let Some(ifb) = self.ifb {
@@ -121,7 +121,7 @@ impl fmt::Display for OnDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let device = if self.device.is_empty() { "that is gone" } else { &self.device };
         let mut what = Vec::new();
-        what.extend(self.has_htb.then(|| "qdisc htb 7467:".to_owned()));
+        what.extend(self.qdisc.as_ref().map(|kind| format!("qdisc {kind} 7467:")));
         what.extend(self.ifb.map(|_| "ifb device".to_owned()));
         what.extend(self.hooked.iter().map(|hooked| format!("program {}", hooked.name)));
         write!(f, "device {device}: {}", what.join(", "))
@@ -153,13 +153,16 @@ pub(crate) fn on_devices() -> Result<Vec<OnDevice>, NetError> {
     let ifbs: Vec<_> =
         ifbs.filter_map(|ifb| Some((htb::served_by(&ifb.name)?, ifb.index))).collect();
     let mut found = Vec::new();
-    // Our HTB on an ifb device of ours goes with that.
+    // Our qdisc on an ifb device of ours goes with that.
     for device in devices.iter().filter(|d| !ifbs.iter().any(|(_, ifb)| *ifb == d.index)) {
         let ifb = ifbs.iter().find(|(of, _)| *of == device.index).map(|(_, ifb)| *ifb);
         let all = OnDevice {
             ifindex: device.index,
             device: device.name.clone(),
-            has_htb: netlink.qdisc_stats(device.index).is_ok_and(|qdiscs| htb::is_ours(&qdiscs)),
+            qdisc: netlink
+                .qdisc_stats(device.index)
+                .ok()
+                .and_then(|qdiscs| Some(root_qdisc::ours(&qdiscs)?.kind.clone())),
             ifb,
             hooked: hooked(&mut netlink, device.index),
         };
@@ -176,16 +179,21 @@ pub(crate) fn on_devices() -> Result<Vec<OnDevice>, NetError> {
     Ok(found)
 }
 
-/// Whether a device has programs of the limit whose HTB it has.
-pub(crate) fn has_htb_programs(ifindex: u32) -> bool {
+/// Whether a program belongs to a limit that has a qdisc at the root of its device.
+fn comes_with_qdisc(name: &str) -> bool {
+    SCHEMES.iter().any(|info| info.qdisc_programs.contains(&name))
+}
+
+/// Whether a device has programs of the limit whose qdisc is at its root.
+pub(crate) fn has_qdisc_programs(ifindex: u32) -> bool {
     let hooked = Netlink::open().map(|mut netlink| hooked(&mut netlink, ifindex));
-    hooked.is_ok_and(|hooked| hooked.iter().any(|h| OF_HTB.contains(&h.name.as_str())))
+    hooked.is_ok_and(|hooked| hooked.iter().any(|h| comes_with_qdisc(&h.name)))
 }
 
 fn hooked(netlink: &mut Netlink, ifindex: u32) -> Vec<Hooked> {
     let ours = |program: u32, at: At| {
         let name = query::program_name(program)?;
-        ON_DEVICES.contains(&name.as_str()).then_some(Hooked { program, name, at })
+        query::is_on_devices(&name).then_some(Hooked { program, name, at })
     };
     let mut found = Vec::new();
     for side in [Side::Out, Side::In] {

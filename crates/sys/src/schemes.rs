@@ -1,13 +1,140 @@
-//! The schemes: a module with the programs of each.
+//! The schemes. Each has a module here, its eBPF programs in a folder of `bpf/`, and a row of [`SCHEMES`] in
+//! `tidegate-core`, which holds all that needs no kernel.
 //!
-//! - `nrm`: of `pace` and `nrm`, on cgroups.
-//! - [`edt`]: of `edt`, on cgroups and devices.
-//! - [`police`]: of `police`, on cgroups and devices, and in XDP.
-//! - [`htb`]: the kernel's HTB on devices, with ifb devices for what comes in.
-//! - [`acks`]: of `dem` and `spring`, on the ACKs that come back to senders.
+//! The store and `run` know a scheme only by the trait [`Scheme`], and what a limit has in the kernel beside
+//! its maps by the trait [`Handle`]. So a new scheme is a module, a line of [`of`] and a row.
+//!
+//! [`SCHEMES`]: tidegate_core::scheme::SCHEMES
+
+use std::path::Path;
+
+use tidegate_core::{self as core, queue_options::ConfigError};
+
+use crate::{
+    cgroup::{Cgroup, Hierarchy},
+    device::Target,
+    fq::FqError,
+    intf,
+    limit::{AttachedLimit, Handle, LimitError, LimitMaps, LimitOptions},
+};
 
 pub mod acks;
 pub mod edt;
 pub mod htb;
 pub(crate) mod nrm;
 pub mod police;
+
+/// The pins of the links of a limit: of the programs for both directions, and for the sockets.
+pub(crate) const LINKS: [&str; 3] = ["egress", "ingress", "sockops"];
+
+/// How the limits of a scheme are pinned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pinning {
+    /// Each has its own maps and programs.
+    Own,
+    /// Those on and inside a device are one tree of classes (see `store/htb.rs`).
+    Tree,
+}
+
+/// What a scheme does in the kernel.
+pub(crate) trait Scheme: Sync {
+    /// The names of the links of a limit.
+    fn links(&self, limit: &intf::Limit) -> &'static [&'static str];
+
+    /// Loads the programs of a limit and attaches them to a cgroup; one with a class gets its part of
+    /// `parent`. Sockets that exist are not touched.
+    ///
+    /// # Errors
+    /// [`LimitError`]; nothing is attached.
+    fn attach_cgroup(
+        &self,
+        _hierarchy: &Hierarchy,
+        _cgroup: &Cgroup,
+        options: &LimitOptions,
+        _parent: Option<&LimitMaps>,
+    ) -> Result<AttachedLimit, LimitError> {
+        Err(ConfigError::Scheme(options.scheme).into())
+    }
+
+    /// The same on a device. A qdisc that somebody has put there is only replaced with `force`.
+    ///
+    /// # Errors
+    /// [`LimitError`]; nothing is attached.
+    fn attach_device(
+        &self,
+        _hierarchy: &Hierarchy,
+        _target: &Target,
+        options: &LimitOptions,
+        _force: bool,
+    ) -> Result<AttachedLimit, LimitError> {
+        Err(ConfigError::Scheme(options.scheme).into())
+    }
+
+    /// Opens what a limit has beside its maps, which are pinned in `dir`.
+    ///
+    /// # Errors
+    /// The name of what it lacks.
+    fn open(
+        &self,
+        _dir: &Path,
+        _limit: &intf::Limit,
+    ) -> Result<Option<Box<dyn Handle>>, &'static str> {
+        Ok(None)
+    }
+
+    /// How its limits are pinned.
+    fn pinning(&self) -> Pinning {
+        Pinning::Own
+    }
+
+    /// Whether its programs end a rate that is lent, by themselves, when its time is over.
+    fn ends_leases(&self) -> bool {
+        true
+    }
+
+    /// Why packets would not be kept until their departure, where the scheme gives them one.
+    fn why_unkept(
+        &self,
+        _hierarchy: &Hierarchy,
+        _scope: &core::Scope,
+        _cgroup: Option<&Cgroup>,
+    ) -> Option<FqError> {
+        None
+    }
+}
+
+/// A scheme by its name.
+pub(crate) fn of(scheme: core::Scheme) -> &'static dyn Scheme {
+    match scheme {
+        core::Scheme::Pace | core::Scheme::Nrm => &nrm::Nrm,
+        core::Scheme::Edt => &edt::Edt,
+        core::Scheme::Police => &police::Police,
+        core::Scheme::Htb => &htb::HTB,
+        core::Scheme::Dem | core::Scheme::Spring => &htb::WITH_ACKS,
+        core::Scheme::Carousel => &InUserSpace,
+    }
+}
+
+/// Whether a limit needs other programs, or maps, to become another one. Else its settings are changed in
+/// place.
+pub fn needs_other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
+    let programs = |options: &LimitOptions| {
+        let info = options.scheme.info();
+        // Each direction of a qdisc has a device of its own.
+        let directions = (options.egress.is_some(), options.ingress.is_some());
+        let qdisc = info.has_qdisc.then_some((options.scheme, directions));
+        (info.cgroup_program, info.device_programs, qdisc)
+    };
+    programs(from) != programs(to)
+        || from.exempt.is_empty() != to.exempt.is_empty()
+        || from.matched.is_empty() != to.matched.is_empty()
+}
+
+/// Scheme `carousel`: it has nothing in the kernel.
+struct InUserSpace;
+
+impl Scheme for InUserSpace {
+    fn links(&self, _limit: &intf::Limit) -> &'static [&'static str] {
+        &[]
+    }
+}

@@ -12,7 +12,7 @@
 //!                           xdp                               link of a policer's ingress in XDP
 //!                           program_{egress,ingress}, clsact  a device's without links (see device)
 //!                           slots, slot, root, ...            of scheme htb (see store/htb.rs)
-//!                           room, place                       of one with prefixes (see store/rooms.rs)
+//!                           room, place                       of one with prefixes (see store/pools.rs)
 //!                           intent                            symbolic link to what was asked (see intent)
 //! /sys/fs/bpf/tidegate/~NAME                                  of one that waits (see store/waiting.rs)
 //! /sys/fs/bpf/tidegate/{_NAME,=NAME}/                         on its way (see store/recover.rs)
@@ -32,9 +32,9 @@ mod intent;
 mod journal;
 pub(crate) mod pins;
 mod place;
+mod pools;
 mod recover;
 mod replace;
-mod rooms;
 pub(crate) mod unreadable;
 
 use std::{
@@ -52,10 +52,11 @@ use tidegate_core::{Scheme, Scope, class::MAX_DEPTH};
 use crate::{
     cgroup::{Cgroup, Hierarchy},
     device::{self, Target, XDP_PIN},
-    fq::{self, FqError},
+    fq::FqError,
     group::GroupMaps,
     intf,
     limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps},
+    schemes::{self, Pinning, needs_other_programs},
     xdp::{self, XdpMode},
 };
 use journal::{Deed, Journal};
@@ -69,14 +70,14 @@ pub use around::Before;
 pub use error::StoreError;
 pub use inside::{can_contain, is_above};
 pub use intent::Intent;
+use pools::POOL_PREFIX;
 pub use rate::RateSet;
-use rooms::ROOM_PREFIX;
 pub use unreadable::{Listing, Unreadable};
 pub use waiting::Waiting;
 
 /// Where the BPF file system is mounted by convention.
 const BPFFS: &str = "/sys/fs/bpf";
-/// Where limits are pinned unless told otherwise.
+/// Where limits are pinned by default.
 pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/tidegate";
 /// Prefix of a directory that is being built or is to be taken off; no limit's name starts with it.
 const BUILDING: char = '_';
@@ -86,13 +87,6 @@ const ASIDE: char = '=';
 pub const MAX_NAME_BYTES: usize = 63;
 /// Limits that a host holds at most.
 pub const MAX_LIMITS: usize = 4096;
-/// The pins of a limit's links; `edt` has the first alone, `police` the first two ...
-const LINKS: [&str; 3] = ["egress", "ingress", "sockops"];
-/// ... and these with its ingress in XDP.
-const LINKS_WITH_XDP: [&str; 2] = ["egress", XDP_PIN];
-/// Of a limit's flags those whose scheme has programs of its own.
-const OF_PROGRAMS: u32 =
-    intf::FLAG_EDT | intf::FLAG_POLICE | intf::FLAG_HTB | intf::FLAG_DEM | intf::FLAG_SPRING;
 /// The pin of the trie of those who are exempt.
 const EXEMPT: &str = "exempt";
 /// The symbolic links that remember where a limit was, for when that is gone.
@@ -306,7 +300,7 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn names(&self) -> Result<Vec<String>, StoreError> {
         let mut names = self.entries()?;
-        names.retain(|name| !name.starts_with([BUILDING, ASIDE, ROOM_PREFIX]));
+        names.retain(|name| !name.starts_with([BUILDING, ASIDE, POOL_PREFIX]));
         Ok(names)
     }
 
@@ -349,7 +343,7 @@ impl Store {
                 }),
                 false => None,
             },
-            seat: None,
+            handle: None,
             at: self.place_of(name).map_or(0, |(_, index)| index % intf::CHUNK),
             place: self.open_place(name),
             group: match dir.join(GROUP).exists() {
@@ -375,31 +369,29 @@ impl Store {
             let place = maps.place.as_ref();
             unhooked = if here { self.unhooked_matched(name, &limit, place) } else { Vec::new() };
         }
-        if limit.flags & intf::FLAG_HTB != 0 {
-            maps.seat = self.seat_of(name, &limit);
-            let seat = maps.seat.as_ref().filter(|_| scope.is_some());
-            unhooked = seat.map_or_else(Vec::new, |seat| self.unhooked_htb(name, &limit, seat));
-            if maps.seat.is_none() {
-                unhooked.push(PARENT);
-            }
+        let scheme = schemes::of(limit.scheme());
+        match scheme.open(&dir, &limit) {
+            Ok(handle) => maps.handle = handle,
+            Err(lacks) => unhooked.push(lacks),
+        }
+        if let Some(handle) = maps.handle.as_ref().filter(|_| scope.is_some()) {
+            unhooked.extend(handle.missing());
+            unhooked.sort_unstable();
+            unhooked.dedup();
         }
         if let (Some(theirs), Some(parent)) = (&maps.parent, &parent)
             && !self.is_same_map(&theirs.queues, parent)
         {
             unhooked.push(PARENT);
         }
-        let unkept = match &scope {
-            Some(scope) if limit.flags & intf::FLAG_EDT != 0 => {
-                let cgroup = cgroup_of(hierarchy, scope);
-                fq::check(hierarchy, scope, cgroup.as_ref()).err()
-            }
-            _ => None,
-        };
-        let in_xdp = scope.is_some() && limit.flags & intf::FLAG_XDP != 0;
+        let unkept = scope.as_ref().and_then(|scope| {
+            scheme.why_unkept(hierarchy, scope, cgroup_of(hierarchy, scope).as_ref())
+        });
+        let in_xdp = scope.is_some() && scheme.links(&limit).contains(&XDP_PIN);
         let there = in_xdp && !unhooked.contains(&XDP_PIN);
         Ok(PinnedLimit {
             name: name.to_owned(),
-            hooks: self.place_of(name).map_or(dir, |(room, _)| room),
+            hooks: self.place_of(name).map_or(dir, |(pool, _)| pool),
             xdp_mode: there.then(|| xdp::on_device(limit.ifindex)?.mode).flatten(),
             limit,
             scope,
@@ -434,7 +426,7 @@ impl Store {
         let parent_scope = parent_scope.unwrap_or_else(|| Scope::Cgroup(String::new()));
         let parent_scheme = LimitOptions::from(&found.limit).scheme;
         let is_good = match scheme {
-            Scheme::Htb => parent_scheme == Scheme::Htb,
+            scheme if scheme.info().has_qdisc => parent_scheme == scheme,
             _ => found.maps.sockets.is_some(),
         };
         if !can_contain(&parent_scope, scope, scheme) || !is_good {
@@ -516,8 +508,8 @@ impl Store {
         parent: Option<&str>,
     ) -> Result<(), StoreError> {
         let target = Some(scope).filter(|s| s.is_device()).and_then(|s| Target::find(s).ok());
-        let has_htb = options.scheme.info().has_qdisc && parent.is_none();
-        journal.begin(self.installation(name, target.as_ref(), has_htb))?;
+        let has_qdisc = options.scheme.info().has_qdisc && parent.is_none();
+        journal.begin(self.installation(name, target.as_ref(), has_qdisc))?;
         let done = self.put_on(hierarchy, name, scope, options, parent);
         journal.end();
         done
@@ -564,10 +556,13 @@ impl Store {
         }
         let parent = parent.map(|parent| Self::find_parent(&present, name, parent, scope, scheme));
         let parent = parent.transpose()?;
-        if options.scheme.info().has_qdisc {
+        if options.scheme.info().has_qdisc && parent.is_none() {
+            self.check_root_qdisc(&present, name, scope)?;
+        }
+        if schemes::of(scheme).pinning() == Pinning::Tree {
             let cgroup = cgroup.as_ref();
             let asked = htb::Asked { name, scope, cgroup, options, parent };
-            return self.install_htb(hierarchy, &present, &asked);
+            return self.install_htb(hierarchy, &asked);
         }
         let attached = match &cgroup {
             Some(cgroup) => {
@@ -575,7 +570,7 @@ impl Store {
             }
             None => Target::find(scope)
                 .map_err(LimitError::from)
-                .and_then(|target| AttachedLimit::attach_device(hierarchy, &target, options)),
+                .and_then(|t| AttachedLimit::attach_device(hierarchy, &t, options, self.force)),
         };
         let mut attached = attached.map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{name}"));
@@ -600,10 +595,39 @@ impl Store {
             if let Some(cgroup) = &cgroup {
                 let _ = attached.detach(hierarchy, cgroup);
             }
-        } else if let Some(filters) = &mut attached.filters {
-            filters.keep();
+        } else {
+            attached.keep();
         }
         done
+    }
+
+    /// Checks that no other limit has a qdisc at the root of a device.
+    fn check_root_qdisc(
+        &self,
+        present: &[PinnedLimit],
+        name: &str,
+        scope: &Scope,
+    ) -> Result<(), StoreError> {
+        if !scope.is_device() {
+            return Ok(());
+        }
+        let target = Target::find(scope).map_err(|e| limit_error(name)(e.into()))?;
+        // A device may be limited as `dev` and as `port`; it has one qdisc.
+        let holds = |other: &&PinnedLimit| {
+            let l = &other.limit;
+            l.scheme().info().has_qdisc
+                && !l.is_child()
+                && (l.ifindex, l.cgroup_id) == (target.ifindex, target.namespace)
+                && other.scope.is_some()
+        };
+        if let Some(other) = present.iter().find(holds) {
+            let (scope, name) = (scope.clone(), other.name.clone());
+            return Err(StoreError::ScopeTaken { scope, name });
+        }
+        if !self.force && self.has_qdisc_of_others(target.ifindex) {
+            return Err(StoreError::OtherStore { scope: scope.clone() });
+        }
+        Ok(())
     }
 
     /// Changes a limit in place: neither a packet nor a connection is lost.
@@ -619,9 +643,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let pinned = self.open(hierarchy, name)?;
         let limit = pinned.encode(options)?;
-        let exempts = limit.exempt.is_empty() == pinned.limit.exempt.is_empty();
-        let matches = (limit.matched.count == 0) == self.place_of(name).is_none();
-        if (limit.flags ^ pinned.limit.flags) & OF_PROGRAMS != 0 || !exempts || !matches {
+        if needs_other_programs(&LimitOptions::from(&pinned.limit), options) {
             return Err(StoreError::OtherPrograms(name.to_owned()));
         }
         if options.class.is_some() != pinned.parent.is_some() {
@@ -648,10 +670,12 @@ impl Store {
         limit: &intf::Limit,
     ) -> Result<(), StoreError> {
         let name = &pinned.name;
-        if limit.flags & intf::FLAG_HTB != 0 {
+        let scheme = schemes::of(limit.scheme());
+        if scheme.pinning() == Pinning::Tree {
             return self.change_htb(hierarchy, pinned, limit);
         }
-        if (limit.flags ^ pinned.limit.flags) & intf::FLAG_XDP != 0 {
+        if scheme.links(limit).contains(&XDP_PIN) != scheme.links(&pinned.limit).contains(&XDP_PIN)
+        {
             return self.change_hook(hierarchy, pinned, scope, limit);
         }
         self.check_change(name, scope, limit)?;
@@ -719,26 +743,12 @@ fn whereabouts_of_cgroup(
         let info = Link::open(dir.join(name)).and_then(|link| link.info());
         matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id == limit.cgroup_id)
     };
-    let hooks = hooks(limit);
+    let hooks = schemes::of(limit.scheme()).links(limit);
     let unhooked = match cgroup {
         Some(_) => hooks.iter().copied().filter(|name| !hooked(name)).collect(),
         None => Vec::new(),
     };
     (cgroup.map(Scope::Cgroup), installed_on.map(Scope::Cgroup), unhooked)
-}
-
-/// The names of a limit's links.
-fn hooks(limit: &intf::Limit) -> &'static [&'static str] {
-    match limit.flags & OF_PROGRAMS {
-        // Those of its room (see rooms).
-        _ if limit.matched.count != 0 => &LINKS[..0],
-        intf::FLAG_EDT => &LINKS[..1],
-        intf::FLAG_POLICE if limit.flags & intf::FLAG_XDP != 0 => &LINKS_WITH_XDP,
-        intf::FLAG_POLICE => &LINKS[..2],
-        // Known by its classes, too (see htb).
-        flags if flags & intf::FLAG_HTB != 0 => &LINKS[..0],
-        _ => &LINKS,
-    }
 }
 
 /// The same of a limit on a device.
@@ -752,7 +762,7 @@ fn whereabouts_of_device(
     let installed_on = name.and_then(|name| name.to_str().map(str::to_owned)).map(kind);
     let scope = installed_on.clone().filter(|scope| device::is_there(scope, limit));
     let unhooked = match scope {
-        Some(_) => device::unhooked(dir, limit, hooks(limit)),
+        Some(_) => device::unhooked(dir, limit, schemes::of(limit.scheme()).links(limit)),
         None => Vec::new(),
     };
     (scope, installed_on, unhooked)

@@ -46,7 +46,7 @@ fn finds_the_bucket_that_was_full_again() {
 }
 
 #[test]
-fn says_when_the_depth_cannot_be_told() {
+fn says_when_the_depth_is_unknown() {
     let mut series = through(20_000_000, 60_000, 5_000_000_000 / 400_000, 400_000, 5_000_000_000);
     let fit = series.fit().unwrap();
     assert_eq!(fit.basis, DepthBasis::Began);

@@ -9,21 +9,21 @@ use super::LookArgs;
 
 #[derive(Debug, Subcommand)]
 pub enum BurstVerb {
-    /// Show what each rule of thumb gives for a burst size, and what traffic makes of it
+    /// Compare the rules for a policer's burst size
     ///
-    /// For a policer: a token bucket that drops what finds no tokens. PACED is the share of the rate that
-    /// long TCP transfers reach if their packets are spread over the round trip, UNPACED if each window
-    /// leaves in one piece. UDP is what a source of --udp gets through.
+    /// A policer is a token bucket that drops packets without tokens. PACED is the share of the rate that long
+    /// TCP transfers reach if their packets are spread over the round trip, UNPACED if each window leaves in
+    /// one piece. UDP is the share that the source of --udp gets through.
     #[command(after_help = "\
 Examples:
   tidegate burst size --rate 50mbit
   tidegate burst size --rate 1gbit --rtt 10ms --flows 8 --cc reno --burst 1mb
   tidegate burst size --rate 50mbit --udp 1270000b/100ms --burst 15000b --burst 600000b")]
     Size(SizeArgs),
-    /// Say which losses in a packet capture a policer made: its rate and the depth of its bucket
+    /// Find the policer behind the losses in a capture
     ///
-    /// Reads pcap and pcapng as a stream, in bounded memory. A capture of the headers is enough, and best
-    /// begins before the traffic does.
+    /// Estimates the policer's rate and the depth of its bucket. Reads pcap and pcapng as a stream, in bounded
+    /// memory. A capture of the headers is enough. Start it before the traffic.
     #[command(after_help = "\
 Examples:
   tcpdump -i eth0 -s 128 -w slow.pcap & iperf3 -c server; kill %1
@@ -47,7 +47,7 @@ pub struct SizeArgs {
     /// Their congestion control
     #[arg(long, default_value = "cubic")]
     pub cc: Cc,
-    /// Line rate of the interface on which the packets come [default: 1gbit, or the rate if that is more]
+    /// Line rate of the interface by which the packets arrive [default: 1gbit, or the rate if that is more]
     #[arg(long, value_name = "RATE")]
     pub interface: Option<Rate>,
     /// Bytes of a full-sized IP packet
@@ -57,7 +57,7 @@ pub struct SizeArgs {
     /// Show this burst size too; may be given several times
     #[arg(long, value_name = "SIZE")]
     pub burst: Vec<Bytes>,
-    /// Show what a UDP source gets through that sends so many bytes each so often, at line rate
+    /// Also show a UDP source that sends so many bytes at line rate, each so often
     #[arg(long, value_name = "SIZE/TIME")]
     pub udp: Option<UdpSource>,
     #[command(flatten)]
@@ -68,13 +68,13 @@ pub struct SizeArgs {
 pub struct AnalyzeArgs {
     /// The capture, pcap or pcapng; `-` reads standard input
     pub file: PathBuf,
-    /// Draw the tokens over time, with the losses, of the first group or flow that is policed
+    /// Draw tokens and losses over time, of the first policed group or flow
     #[arg(long, value_name = "OUT")]
     pub svg: Option<PathBuf>,
-    /// Only flows whose line has this text in it, such as an address or `:5201`
+    /// Show only flows with this text in their line, such as an address or `:5201`
     #[arg(long, value_name = "TEXT")]
     pub flow: Option<String>,
-    /// At most so many flows, those with most losses first
+    /// Show at most so many flows, those with most losses first
     #[arg(long, value_name = "N", default_value_t = 10)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub top: u32,

@@ -9,11 +9,11 @@ pub struct DaemonArgs {
     /// The spec file, with a `[fleet]` table and `[[group]]` tables
     #[arg(required_unless_present = "new_key", value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Only print a line with a new key of this number, for the key file
+    /// Print a line for the key file, with a new key of this number
     #[arg(long, value_name = "ID", conflicts_with_all = ["file", "stand_down"])]
     #[arg(value_parser = clap::value_parser!(u8).range(1..))]
     pub new_key: Option<u8>,
-    /// Only have the limits of groups keep what is this host's in any case; for when a daemon has died
+    /// Lower the limits of groups to this host's reserved share, after a daemon has died
     #[arg(long)]
     pub stand_down: bool,
 }

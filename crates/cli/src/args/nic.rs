@@ -35,13 +35,12 @@ pub struct NicArgs {
     /// Credit that an idle limit saves up, as time or bytes [default: 1ms]
     #[arg(long, value_name = "TIME|SIZE")]
     pub burst: Option<Span>,
-    /// Packets that waited longer are marked, if their sender hears ECN marks [default: 1ms, at least four
-    /// frames]
+    /// Queue delay above which ECN-capable packets are marked [default: 1ms, at least four frames]
     #[arg(long, value_name = "TIME|SIZE")]
     pub mark: Option<Span>,
     #[command(flatten)]
     pub tuning: NicTuning,
-    /// Print what it does every so often [default: 1s on a terminal or with --json, else never]
+    /// Print usage at this interval [default: 1s on a terminal or with --json, else never]
     #[arg(long, value_name = "TIME", value_parser = interval)]
     pub interval: Option<Duration>,
     /// Print JSON, one object a line
@@ -49,7 +48,7 @@ pub struct NicArgs {
     pub json: bool,
 }
 
-/// What few need to set.
+/// Flags that few need.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Tuning")]
 pub struct NicTuning {
@@ -58,14 +57,13 @@ pub struct NicTuning {
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=THREADS_MAX as i64))]
     pub shapers: u32,
-    /// What a thread does while it waits: sleep, poll (in time, and takes a CPU), or sleep where there is
-    /// time
+    /// How a thread waits: sleep, poll (exact, uses a CPU), or auto (sleeps when there is time)
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub wait: Wait,
-    /// TAP devices that it makes stay when it ends
+    /// Keep the TAP devices that it makes when it ends
     #[arg(long)]
     pub persistent: bool,
-    /// Flows that are told apart, in each direction
+    /// Flows in each direction; more share queues
     #[arg(long, value_name = "N", default_value_t = LaneOptions::default().flows as u32)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub flows: u32,
@@ -76,25 +74,25 @@ pub struct NicTuning {
     /// Bytes that may wait, in each direction [default: 50 ms of the rate, at least 256kb]
     #[arg(long, value_name = "SIZE")]
     pub queue: Option<Bytes>,
-    /// Standing wait from which packets that cannot be marked are dropped [default: 1ms, at least two frames]
+    /// Standing queue delay above which packets that cannot be marked are dropped [default: 1ms, at least two
+    /// frames]
     #[arg(long, value_name = "TIME")]
     pub codel_target: Option<Nanos>,
-    /// How long a sender may take to react before more is dropped [default: 20ms and what the target has
-    /// above 1ms]
+    /// Time that a sender has to react before more is dropped [default: 20ms, plus the target above 1ms]
     #[arg(long, value_name = "TIME")]
     pub codel_interval: Option<Nanos>,
-    /// Segments that take longer than this at the limit are cut into frames
+    /// Cut segments that take longer than this at the limit
     #[arg(long, value_name = "TIME", default_value = "600us")]
     pub segment: Nanos,
-    /// How finely departure times are told apart
+    /// Slot of the timing wheel
     #[arg(long, value_name = "TIME", default_value = "2us")]
     pub granularity: Nanos,
-    /// How far ahead the timing wheel reaches
+    /// Reach of the timing wheel
     #[arg(long, value_name = "TIME", default_value = "2s")]
     pub horizon: Nanos,
 }
 
-/// What a thread does while it waits.
+/// How a thread waits.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Wait {
     Poll,

@@ -26,7 +26,7 @@ use crate::{
 const COLUMNS: [Column; 8] = [
     ("GROUP", Align::Left),
     ("ALGORITHM", Align::Left),
-    ("STANDING", Align::Left),
+    ("STATE", Align::Left),
     ("MEMBER", Align::Left),
     ("LIMIT", Align::Right),
     ("SHARE", Align::Right),
@@ -44,7 +44,9 @@ pub fn run(store: &Path, args: &DaemonArgs) -> Result<ExitCode> {
     let options = DaemonOptions { file, store: store.to_owned() };
     if args.stand_down {
         let limits = daemon::stand_down(&options)?;
-        say(&format!("tidegate: {limits} limits of groups keep what is this host's in any case"));
+        say(&format!(
+            "tidegate: {limits} limits of groups fall back to this host's reserved share"
+        ));
         return Ok(ExitCode::SUCCESS);
     }
     daemon::run(
@@ -213,7 +215,7 @@ fn rows(node: &NodeStatus, group: &GroupStatus) -> Vec<Vec<String>> {
     let own = vec![
         group.name.clone(),
         group.algorithm.clone(),
-        format!("{}{}", group.standing.replace('_', " "), drops.unwrap_or_default()),
+        format!("{}{}", group.state.replace('_', " "), drops.unwrap_or_default()),
         node.node.clone(),
         output::rate(group.rate_bit_s),
         output::rate(group.share_bit_s),

@@ -274,7 +274,7 @@ mod tests {
     use super::*;
     use crate::verbs::top::tests::limit;
 
-    fn told(all: Option<AtRisk>, lately: u64) -> String {
+    fn at_risk_text(all: Option<AtRisk>, lately: u64) -> String {
         let watched = limit("system.slice/web.service", Some((200, 100)), None);
         let sample = watched.sample.egress.unwrap();
         let direction = AppliedDirection {
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_request_at_risk_has_a_cause_and_a_remedy() {
-        insta::assert_snapshot!(told(Some(AtRisk([Some(1), Some(11), Some(2)])), 1), @r"
+        insta::assert_snapshot!(at_risk_text(Some(AtRisk([Some(1), Some(11), Some(2)])), 1), @r"
         requests at risk: 14 packets dropped with nothing else in flight (1 connecting, 11 credit_used, 2 not_paced), 1 in the last 1s; they wait for TCP's timer
           1 connecting: the first packet of a connection (SYN or SYN-ACK), which TCP sends again when its timer ends; raise the rate, or open fewer connections at once
           11 credit_used: the limit was behind by more than the credit for a packet with nothing else in flight; raise the rate, or let fewer connections send at once
@@ -300,10 +300,10 @@ mod tests {
 
     #[test]
     fn none_is_said_only_where_all_causes_are_known() {
-        assert_eq!(told(Some(AtRisk([Some(0); 3])), 0).trim(), "requests at risk: none");
-        assert_eq!(told(Some(AtRisk([Some(0), None, None])), 0), "");
-        assert_eq!(told(None, 0), "", "a scheme that does not count them");
-        insta::assert_snapshot!(told(Some(AtRisk([Some(3), None, None])), 0), @r"
+        assert_eq!(at_risk_text(Some(AtRisk([Some(0); 3])), 0).trim(), "requests at risk: none");
+        assert_eq!(at_risk_text(Some(AtRisk([Some(0), None, None])), 0), "");
+        assert_eq!(at_risk_text(None, 0), "", "a scheme that does not count them");
+        insta::assert_snapshot!(at_risk_text(Some(AtRisk([Some(3), None, None])), 0), @r"
         requests at risk: 3 packets dropped with nothing else in flight (3 connecting), 0 in the last 1s; they wait for TCP's timer
           3 connecting: the first packet of a connection (SYN or SYN-ACK), which TCP sends again when its timer ends; raise the rate, or open fewer connections at once
         ");

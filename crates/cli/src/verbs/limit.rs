@@ -12,7 +12,7 @@ use tidegate_host::{
     apply::{Backend, apply},
     family::FamilyError,
     host::{Host, LockedHost, present},
-    plan::{Action, PlanError, Present, Standing, Wanted, join, plan},
+    plan::{Action, PlanError, Present, State, Wanted, join, plan},
     settings::{SettingsProblem, canonical, differences, fits, inside_another},
     spec::{Problem, is_device_name},
 };
@@ -85,15 +85,15 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
             let same = limit.scope == scope
                 && limit.parent == wanted.parent
                 && canonical(&limit.options) == canonical(&wanted.options);
-            match limit.standing {
-                Standing::InForce if same => {
+            match limit.state {
+                State::InForce if same => {
                     return Ok(format!("limit `{name}` on {shown} is so already; nothing changed"));
                 }
-                Standing::InForce | Standing::Unkept => {
+                State::InForce | State::NoFq => {
                     return Err(StoreError::Exists(name).into());
                 }
                 // With all that is inside it.
-                Standing::ScopeGone | Standing::Unhooked | Standing::Broken => {
+                State::ScopeGone | State::Detached | State::Broken => {
                     let plan = plan(&present, std::slice::from_ref(&wanted), false)?;
                     apply(host, &plan.actions)?;
                 }
@@ -130,8 +130,8 @@ fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
             _ => flag_error(e),
         })?;
         let options = fits(&limit.scope, options).map_err(flag_error)?;
-        let alarm = output::alarm(name, &limit.scope, limit.standing);
-        if let Some(alarm) = alarm.filter(|_| limit.standing != Standing::Unkept) {
+        let alarm = output::alarm(name, &limit.scope, limit.state);
+        if let Some(alarm) = alarm.filter(|_| limit.state != State::NoFq) {
             return Err(Unenforced(alarm).into());
         }
         let differences = differences(&limit.options, &options);

@@ -16,7 +16,7 @@ use tidegate_core::{
 use tidegate_fleet::status::NodeStatus;
 use tidegate_host::{
     nic::state::RunDir,
-    plan::Standing,
+    plan::State,
     status::{LimitStatus, hold_ceilings},
     waiting::Queues,
 };
@@ -119,7 +119,7 @@ fn show(
     }
     for pinned in listing.limits.iter().filter(|_| how.flows) {
         let limit = limits.iter_mut().find(|limit| limit.name == pinned.name);
-        if let Some(limit) = limit.filter(|limit| limit.state != Standing::Broken) {
+        if let Some(limit) = limit.filter(|limit| limit.state != State::Broken) {
             limit.waiting = Queues::read(pinned)?;
         }
     }
@@ -347,11 +347,11 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
     let weight = limit.weight.map_or_else(none, |weight| weight.to_string());
 
     let state = match limit.state {
-        Standing::InForce => "in force",
-        Standing::ScopeGone => WAITING,
-        Standing::Unhooked => "TAKEN OFF",
-        Standing::Unkept => "NO FQ",
-        Standing::Broken => "BROKEN",
+        State::InForce => "in force",
+        State::ScopeGone => WAITING,
+        State::Detached => "DETACHED",
+        State::NoFq => "NO FQ",
+        State::Broken => "BROKEN",
     };
     let has_queue = limit.settings.police.is_none();
     let row = |(direction, d): (&str, &tidegate_host::status::DirectionStatus)| {
@@ -393,7 +393,7 @@ mod tests {
     use super::*;
     use crate::verbs::top::tests::limit;
 
-    fn told(at_risk: Option<AtRisk>) -> String {
+    fn at_risk_text(at_risk: Option<AtRisk>) -> String {
         let mut limit = limit("system.slice/web.service", Some((200, 100)), None).status;
         limit.egress.as_mut().unwrap().at_risk = at_risk;
         let mut out = Vec::new();
@@ -403,8 +403,8 @@ mod tests {
 
     #[test]
     fn requests_at_risk_are_a_line_where_there_are_some() {
-        assert_eq!(told(None), "");
-        assert_eq!(told(Some(AtRisk([Some(0); 3]))), "");
-        insta::assert_snapshot!(told(Some(AtRisk([Some(1), Some(11), Some(0)]))), @"web.service egress, requests at risk: 12 packets dropped with nothing else in flight (1 connecting, 11 credit_used); `tidegate explain system.slice/web.service` says what to do");
+        assert_eq!(at_risk_text(None), "");
+        assert_eq!(at_risk_text(Some(AtRisk([Some(0); 3]))), "");
+        insta::assert_snapshot!(at_risk_text(Some(AtRisk([Some(1), Some(11), Some(0)]))), @"web.service egress, requests at risk: 12 packets dropped with nothing else in flight (1 connecting, 11 credit_used); `tidegate explain system.slice/web.service` says what to do");
     }
 }

@@ -83,7 +83,7 @@ fn root_acks_the_queue_of_a_port_tells_its_guest() {
         // Somebody takes the qdisc off: it says so, and is put back.
         assert!(bed.tc("qdisc del dev tap0 root").status.success());
         let (_, table, _) = tidegate(&place, &bed, "status");
-        assert!(table.contains("TAKEN OFF") && table.contains("NOT ENFORCED"), "{table}");
+        assert!(table.contains("DETACHED") && table.contains("NOT ENFORCED"), "{table}");
         ok(&place, &bed, &add("20mbit"));
         assert!(ok(&place, &bed, "status").contains("in force"));
         is_below(&bed.free(&guest, TRAFFIC), LIMIT_BIT_S);

@@ -192,7 +192,7 @@ fn analyze_says_what_is_wrong_with_a_file() {
     };
     let analyze = |file: &str| refusal(&["burst", "analyze", file]);
     assert!(analyze(&write("empty", b"")).contains("is empty; capture with: tcpdump"));
-    assert!(analyze(&write("text", b"Not a capture, but a text")).contains("is no capture"));
+    assert!(analyze(&write("text", b"Not a capture, but a text")).contains("is not a capture"));
     assert!(analyze(&write("gz", &[0x1f, 0x8b, 8, 0])).contains("zcat FILE"));
     assert!(analyze(&dir.path().display().to_string()).contains("is a directory"));
     assert!(analyze("/nonexistent/x.pcap").contains("cannot be read: No such file"));

@@ -185,8 +185,8 @@ impl Host {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    fn standing(&self) -> String {
-        self.status()["fleet"]["groups"][0]["standing"].as_str().unwrap_or_default().to_owned()
+    fn state(&self) -> String {
+        self.status()["fleet"]["groups"][0]["state"].as_str().unwrap_or_default().to_owned()
     }
 
     /// What the pinned limit has.
@@ -223,7 +223,7 @@ impl Bed {
             let index = inside.index_of("eth0").unwrap();
             inside.add_address(index, format!("10.97.0.{}", i + 1).parse().unwrap(), 24).unwrap();
             inside.set_up(index, true).unwrap();
-            let fleet = "keepers = [\"h0\", \"h1\", \"h2\"]\n\
+            let fleet = "acceptors = [\"h0\", \"h1\", \"h2\"]\n\
                          peers = [\"10.97.0.1\", \"10.97.0.2\", \"10.97.0.3\"]";
             Host::new(&port, Some(netns), fleet)
         });
@@ -246,11 +246,9 @@ impl Bed {
         first.iter().zip(second).map(|(first, second)| second.min(*first)).sum()
     }
 
-    fn wait_for_all(&self, standing: &str) {
+    fn wait_for_all(&self, state: &str) {
         for host in &self.hosts {
-            wait_for(&format!("{} {standing}", host.name), || {
-                (host.standing() == standing).then_some(())
-            });
+            wait_for(&format!("{} {state}", host.name), || (host.state() == state).then_some(()));
         }
     }
 }
@@ -389,7 +387,7 @@ fn root_a_daemon_reads_its_file_again() {
     let [h0, ..] = &bed.hosts[..] else { unreachable!() };
     h0.apply();
     let mut daemon = h0.start();
-    // The others are away: two of three keepers are missing.
+    // The others are away: two of three acceptors are missing.
     daemon.wait_to_say("hears nobody");
     h0.change("rate = \"3mbit\"", "rate = \"6mbit\"");
     signal(daemon.process.0.id(), Signal::HUP);
@@ -407,7 +405,7 @@ fn root_a_daemon_reads_its_file_again() {
 
     // Metrics, inside the namespace.
     let alone = format!("tidegate_group_share_bits{{group=\"uplink\"}} {ALONE}");
-    let standing = "tidegate_group_standing{group=\"uplink\",standing=\"alone\"} 1";
+    let state = "tidegate_group_state{group=\"uplink\",state=\"alone\"} 1";
     wait_for("metrics that say so", || {
         let text = h0.netns.as_ref().unwrap().run(|| {
             let mut stream = TcpStream::connect("127.0.0.1:9464").unwrap();
@@ -417,7 +415,7 @@ fn root_a_daemon_reads_its_file_again() {
             text
         });
         let text = text.unwrap();
-        (text.contains(&alone) && text.contains(standing)).then_some(())
+        (text.contains(&alone) && text.contains(state)).then_some(())
     });
 
     // A second one on the same socket or port is refused, and the first goes on.
@@ -436,7 +434,7 @@ fn root_a_daemon_reads_its_file_again() {
 fn root_a_daemon_that_cannot_start_says_why_and_touches_nothing() {
     need_root!();
     let host =
-        Host::new("h0", None, "keepers = [\"h0\"]\npeers = [\"127.0.0.1\"]\nmetrics = \"none\"");
+        Host::new("h0", None, "acceptors = [\"h0\"]\npeers = [\"127.0.0.1\"]\nmetrics = \"none\"");
     host.apply();
     let refuse = || refused(&mut host.command(&["daemon", host.file()]));
     let keys = host.dir().join("keys");
@@ -461,7 +459,7 @@ fn root_a_daemon_that_cannot_start_says_why_and_touches_nothing() {
     fs::write(host.dir().join("state/fleet/group-uplink.json"), "{").unwrap();
     host.change("metrics = \"none\"", "metrics = \"none\"\nlisten = \"127.0.0.1:0\"");
     let (code, why) = refuse();
-    assert!(why.contains("is not what a tidegate has written"), "{code} {why}");
+    assert!(why.contains("is not a state file of tidegate"), "{code} {why}");
     assert_eq!(host.rate(), ALONE);
 }
 
@@ -470,7 +468,7 @@ fn root_a_daemon_that_cannot_start_says_why_and_touches_nothing() {
 fn root_a_daemon_needs_one_capability() {
     need_root!();
     let udp = port();
-    let fleet = format!("keepers = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"");
+    let fleet = format!("acceptors = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"");
     let host = Host::new("h0", None, &fleet);
     host.apply();
     let said = host.dir().join("said");
@@ -502,7 +500,7 @@ fn found_in_a_registry(
         .map(|i| {
             let udp = port();
             let fleet = format!(
-                "keepers = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"\n{}",
+                "acceptors = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"\n{}",
                 line.replace("PORT", &registry_port.to_string())
             );
             Host::new(&format!("h{i}"), None, &fleet)
@@ -514,8 +512,8 @@ fn found_in_a_registry(
         daemon.wait_to_say("cannot be reached");
         daemon.wait_to_say("nodes that are known stay known");
     }
-    // The one keeper goes on by itself, the other has its own part.
-    wait_for("a keeper alone", || (hosts[0].standing() == "sharing").then_some(()));
+    // The one acceptor goes on by itself, the other has its own part.
+    wait_for("an acceptor alone", || (hosts[0].state() == "sharing").then_some(()));
     assert_eq!(hosts[1].rate(), ALONE);
     let dir = hosts[0].dir().join("registry");
     fs::create_dir(&dir).unwrap();
@@ -525,7 +523,7 @@ fn found_in_a_registry(
     let Ok(registry) = command.spawn() else { return skip(&format!("{test}: no {program}")) };
     let registry = Guard(registry);
     daemons[1].wait_to_say("can be asked again");
-    wait_for("both share", || (hosts[1].standing() == "sharing").then_some(()));
+    wait_for("both share", || (hosts[1].state() == "sharing").then_some(()));
     // It goes again: said, and nothing else happens.
     drop(registry);
     wait_for("that it is away", || {
@@ -533,7 +531,7 @@ fn found_in_a_registry(
         alerts.contains("nodes that are known stay known").then_some(())
     });
     // A lease ends while a machine stands still, and comes back.
-    wait_for("sharing all the same", || (hosts[1].standing() == "sharing").then_some(()));
+    wait_for("sharing all the same", || (hosts[1].state() == "sharing").then_some(()));
     for daemon in &mut daemons {
         signal(daemon.process.0.id(), Signal::TERM);
         assert_eq!(daemon.process.exit_code(), 0, "{}", daemon.said());

@@ -77,7 +77,7 @@ fn root_htb_limits_a_device_and_leaves_no_trace() {
     // Somebody takes it off: it says so, and is put back.
     assert!(bed.tc("qdisc del dev eth0 root").status.success());
     let (_, table, _) = tidegate(&place, &bed, "status");
-    assert!(table.contains("TAKEN OFF") && table.contains("NOT ENFORCED"), "{table}");
+    assert!(table.contains("DETACHED") && table.contains("NOT ENFORCED"), "{table}");
     ok(&place, &bed, words);
     assert!(ok(&place, &bed, "status").contains("in force"));
     is_held(&bed.free(&bed.sender, "3 1 0 10.97.0.2"), LIMIT_BIT_S, BURST_BYTES);

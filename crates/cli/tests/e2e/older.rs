@@ -200,7 +200,7 @@ fn root_limits_of_a_newer_version_are_left_alone() {
     let group = place.child("new");
     let add = ["limit", "add", "new", "--cgroup", group.path(), "--egress", "20mbit"];
     place.ok(&add);
-    date(&place, "new", 2);
+    date(&place, "new", 999);
     let objects = Objects::on(&group);
     let spec = format!(
         "[[limit]]\nname = \"new\"\nscope = {{ cgroup = \"{}\" }}\negress = \"9mbit\"\n",

@@ -95,9 +95,9 @@ fn root_police_fair_is_written_in_a_file() {
         serde_json::from_str(&ok(&place, &bed, "status --json")).unwrap();
     assert_eq!(status["limits"][0]["police"]["fair"], true, "{status}");
     let message = refused(&place, &bed, "limit set up --meter srtcm");
-    assert!(message.contains("--meter: a limit with a meter has no equal parts"), "{message}");
+    assert!(message.contains("--meter: `fair` and `meter` do not work together"), "{message}");
     let message = refused(&place, &bed, "limit set up --match 10.0.0.0/24");
-    assert!(message.contains("--match: a limit for prefixes has no equal parts"), "{message}");
+    assert!(message.contains("--match: `fair` and `match` do not work together"), "{message}");
     let changed = ok(&place, &bed, "limit set up --fair=false");
     assert!(changed.contains("fair true -> false"), "{changed}");
     ok(&place, &bed, "detach");

@@ -83,7 +83,7 @@ fn root_police_xdp_says_what_cannot_be() {
         "run --ingress 5mbit --hook xdp -- true",
     ] {
         let message = refused(&place, netns, words);
-        assert!(message.contains("--hook: XDP polices what comes in by a device"), "{message}");
+        assert!(message.contains("--hook: XDP polices incoming traffic of a device"), "{message}");
     }
     let spec = |rest: &str| {
         let text = format!("[[limit]]\nname = \"a\"\nscope = {{ dev = \"eth0\" }}\n{rest}\n");
@@ -98,7 +98,7 @@ fn root_police_xdp_says_what_cannot_be() {
 
     ok(&place, netns, &format!("{ADD} --hook xdp --egress 10mbit"));
     let message = refused(&place, netns, "limit set down --ingress none");
-    assert!(message.contains("XDP polices what comes in by a device"), "{message}");
+    assert!(message.contains("XDP polices incoming traffic of a device"), "{message}");
     ok(&place, netns, "limit set down --hook auto --ingress none");
     ok(&place, netns, "detach");
 }

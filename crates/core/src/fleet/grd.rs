@@ -6,8 +6,8 @@
 //! ```
 //!
 //! All flows see one loss rate wherever they are, so it is the fairest of the published three. Demand is
-//! measured on arrival, before drops. Nothing is added to the law; `docs/fleet.md` discusses why a copy of it
-//! was reported to swing.
+//! measured on arrival, before drops. Nothing is added to the law; `docs/fleet-design.md` discusses why a
+//! copy of it was reported to swing.
 //!
 //! In the kernel a packet is dropped by [`Grd::threshold`], of 32 random bits: `bpf/common/sample.h`.
 

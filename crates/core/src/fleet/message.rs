@@ -23,7 +23,7 @@ pub const VERSION: u8 = 1;
 /// No message is longer, in bytes.
 pub const MESSAGE_MAX: usize = 1_200;
 /// The most acceptors of a group.
-pub const KEEPERS_MAX: usize = 9;
+pub const ACCEPTORS_MAX: usize = 9;
 /// The most entries of one [`Body::Values`].
 pub const ENTRIES_MAX: usize = 60;
 
@@ -70,12 +70,12 @@ pub struct Epoch {
     /// Greater than any that its leader had seen.
     pub number: u64,
     /// The acceptor that leads the epoch.
-    pub auditor: MemberId,
+    pub leader: MemberId,
 }
 
 impl Epoch {
     /// Before the first epoch.
-    pub const NONE: Epoch = Epoch { number: 0, auditor: MemberId(0) };
+    pub const NONE: Epoch = Epoch { number: 0, leader: MemberId(0) };
 }
 
 /// A member's state. Totals only grow within an epoch and cover it from its start, so any message contains
@@ -232,7 +232,7 @@ impl Message {
                 w.u64(answer.to_incarnation);
                 w.varint(answer.number);
                 w.epoch(answer.newest);
-                let ages = &answer.ages_us[..answer.ages_us.len().min(KEEPERS_MAX)];
+                let ages = &answer.ages_us[..answer.ages_us.len().min(ACCEPTORS_MAX)];
                 w.u8(ages.len() as u8 | u8::from(answer.account.is_some()) << 7);
                 for age in ages {
                     w.varint(age.map_or(0, |age| u64::from(age) + 1));
@@ -362,7 +362,7 @@ fn answer(r: &mut Reader<'_>) -> Result<Answer, DecodeError> {
     let (epoch, to_incarnation, number, newest) = (r.epoch()?, r.u64()?, r.varint()?, r.epoch()?);
     let head = r.u8()?;
     let count = usize::from(head & 0x7f);
-    if count > KEEPERS_MAX {
+    if count > ACCEPTORS_MAX {
         return Err(DecodeError::TooMany);
     }
     let age = |r: &mut Reader<'_>| match r.varint()? {

@@ -4,10 +4,9 @@
 //! **The floor.** [`ShareOptions::reserve_per_mille`] of the limit is divided by the largest number of
 //! members; each always has that part. A member without contact to others may use it.
 //!
-//! **Epochs.** The rest is divided anew in each *epoch*. Some members are *acceptors* (`keepers` in the
-//! options). Each acceptor stores one number, the newest epoch it promised. An epoch begins when acceptors
-//! with more than half of the votes have promised it to the acceptor that proposed it, its *leader* (the
-//! auditor in the code).
+//! **Epochs.** The rest is divided anew in each *epoch*. Some members are *acceptors*. Each acceptor
+//! stores one number, the newest epoch it promised. An epoch begins when acceptors with more than half of the
+//! votes have promised it to the acceptor that proposed it, its *leader*.
 //!
 //! **Leases.** A member may use what it holds in an epoch until `lease` after a moment of its own clock at
 //! which acceptors with at least half of the votes had promised nothing newer. It learns that moment from
@@ -27,8 +26,8 @@
 //! they promised nothing newer, the leader has all that nobody brought: what dead members held, and what was
 //! in transit. If more than half have never promised anything there is nothing to wait for.
 //!
-//! `docs/fleet.md` has the proof that this is safe. Work and memory: O(1) for a member, O(members) for a
-//! leader, O(members log members) for it in each interval.
+//! `docs/fleet-design.md` has the proof that this is safe. Work and memory: O(1) for a member, O(members) for
+//! a leader, O(members log members) for it in each interval.
 //!
 //! After every call a caller must (1) store what [`Event::Store`] says and call [`Share::on_stored`] once
 //! that is done, (2) apply [`Share::grant`], with its end, and only then (3) send all that
@@ -46,19 +45,19 @@ use alloc::{
 use super::{
     MemberId,
     level::Want,
-    message::{Answer, Ask, Body, Epoch, KEEPERS_MAX, Message},
+    message::{ACCEPTORS_MAX, Answer, Ask, Body, Epoch, Message},
 };
 use crate::units::{Nanos, Rate};
 
+mod acceptor;
 mod audit;
-mod keeper;
 mod proposal;
 
+use acceptor::{Freshness, Quorum, Register};
 use audit::Audit;
-use keeper::{Freshness, Quorum, Register};
 use proposal::Proposal;
 
-pub use keeper::{Keeper, Saved};
+pub use acceptor::{Acceptor, Saved};
 
 /// The most members of a group.
 pub const MEMBERS_MAX: u32 = 65_536;
@@ -86,8 +85,8 @@ pub struct ShareOptions {
     pub reserve_per_mille: u16,
     /// The largest number of members; the same at all members.
     pub members_max: u32,
-    /// The acceptors, in the same order at all members; at most [`KEEPERS_MAX`].
-    pub keepers: Vec<Keeper>,
+    /// The acceptors, in the same order at all members; at most [`ACCEPTORS_MAX`].
+    pub acceptors: Vec<Acceptor>,
     /// How often a member asks.
     pub interval: Nanos,
     /// How long a lease lasts; the same at all members.
@@ -102,8 +101,8 @@ pub struct ShareOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OptionsError {
     /// No acceptor, too many, one twice, or none with a vote.
-    #[error("name 1 to {KEEPERS_MAX} different keepers, at least one with a vote")]
-    Keepers,
+    #[error("name 1 to {ACCEPTORS_MAX} different acceptors, at least one with a vote")]
+    Acceptors,
     /// Too few or too many members.
     #[error("members_max is {0}: give 1 to {MEMBERS_MAX}")]
     Members(u32),
@@ -120,11 +119,12 @@ pub enum OptionsError {
 
 impl ShareOptions {
     fn check(&self) -> Result<(), OptionsError> {
-        let keepers = &self.keepers;
-        let twice = |(i, keeper): (usize, &Keeper)| keepers[..i].iter().any(|k| k.id == keeper.id);
-        let votes = keepers.iter().any(|keeper| keeper.votes > 0);
-        if keepers.len() > KEEPERS_MAX || !votes || keepers.iter().enumerate().any(twice) {
-            return Err(OptionsError::Keepers);
+        let acceptors = &self.acceptors;
+        let twice =
+            |(i, acceptor): (usize, &Acceptor)| acceptors[..i].iter().any(|k| k.id == acceptor.id);
+        let votes = acceptors.iter().any(|acceptor| acceptor.votes > 0);
+        if acceptors.len() > ACCEPTORS_MAX || !votes || acceptors.iter().enumerate().any(twice) {
+            return Err(OptionsError::Acceptors);
         }
         if !(1..=MEMBERS_MAX).contains(&self.members_max) {
             return Err(OptionsError::Members(self.members_max));
@@ -222,7 +222,7 @@ struct Holding {
     /// Totals with the leader; both zero at the leader itself.
     given: u64,
     /// The part of `given` that a message has reported.
-    told: u64,
+    announced: u64,
     taken: u64,
 }
 
@@ -271,13 +271,13 @@ impl Share {
         saved: Option<Saved>,
     ) -> Result<Share, OptionsError> {
         options.check()?;
-        let quorum = Quorum::new(&options.keepers);
-        let place = options.keepers.iter().position(|keeper| keeper.id == options.id);
+        let quorum = Quorum::new(&options.acceptors);
+        let place = options.acceptors.iter().position(|acceptor| acceptor.id == options.id);
         let saved = saved.unwrap_or_default();
-        let fresh = Freshness::new(options.keepers.len());
+        let fresh = Freshness::new(options.acceptors.len());
         Ok(Share {
             quorum,
-            holding: Holding { epoch: Epoch::NONE, held: 0, given: 0, told: 0, taken: 0 },
+            holding: Holding { epoch: Epoch::NONE, held: 0, given: 0, announced: 0, taken: 0 },
             fresh,
             until: Nanos(0),
             called: Epoch::NONE,
@@ -320,7 +320,7 @@ impl Share {
 
     /// Whether this member is the leader of its epoch.
     #[must_use]
-    pub fn is_auditor(&self) -> bool {
+    pub fn is_leader(&self) -> bool {
         self.audit.is_some()
     }
 
@@ -407,9 +407,9 @@ impl Share {
             match body {
                 Body::Ask(ask) => {
                     if in_force {
-                        self.holding.told = self.holding.told.max(ask.given_bit_s);
+                        self.holding.announced = self.holding.announced.max(ask.given_bit_s);
                     }
-                    let more = ask.given_bit_s.saturating_sub(self.holding.told);
+                    let more = ask.given_bit_s.saturating_sub(self.holding.announced);
                     ask.given_bit_s -= more;
                     if self.now < self.until {
                         ask.held_bit_s = ask.held_bit_s.saturating_add(more);
@@ -498,7 +498,7 @@ impl Share {
     /// Call it at [`Share::next_deadline`], or at any time.
     pub fn on_timer(&mut self, now: Nanos) {
         self.advance(now);
-        self.watch_auditor();
+        self.watch_leader();
         self.run_proposal();
         self.run_audit();
         if self.now >= self.due {
@@ -533,14 +533,14 @@ impl Share {
         let newest = self.newest.max(epoch);
         let mut targets: Vec<MemberId> = Vec::new();
         if epoch != Epoch::NONE {
-            targets.push(epoch.auditor);
+            targets.push(epoch.leader);
         }
         if newest != epoch {
-            targets.push(newest.auditor);
+            targets.push(newest.leader);
         }
         // A leader needs answers of the acceptors.
         if silent || audits || epoch == Epoch::NONE {
-            targets.extend(self.options.keepers.iter().map(|keeper| keeper.id));
+            targets.extend(self.options.acceptors.iter().map(|acceptor| acceptor.id));
         }
         targets.sort_unstable();
         targets.dedup();
@@ -597,7 +597,7 @@ impl Share {
             }
         }
         let Some(account) = answer.account else { return };
-        if from != epoch.auditor || epoch != self.fresh_epoch() {
+        if from != epoch.leader || epoch != self.fresh_epoch() {
             return;
         }
         self.heard = self.now;
@@ -605,7 +605,7 @@ impl Share {
             // Called: what was held is held there from now on. A lease of an older epoch is one of a newer.
             let taken = account.given_bit_s;
             let held = taken.min(self.options.divided_bit_s());
-            self.holding = Holding { epoch, held, given: 0, told: 0, taken };
+            self.holding = Holding { epoch, held, given: 0, announced: 0, taken };
             self.events.push_back(Event::Entered(epoch));
             return;
         }
@@ -634,7 +634,7 @@ impl Share {
     /// A leader whose epoch has begun calls.
     fn on_call(&mut self, from: MemberId, epoch: Epoch) {
         self.newest = self.newest.max(epoch);
-        if from != epoch.auditor || epoch <= self.fresh_epoch() {
+        if from != epoch.leader || epoch <= self.fresh_epoch() {
             return;
         }
         self.heed(epoch);

@@ -102,7 +102,7 @@ fn each_zone_has_its_verdict() {
 }
 
 #[test]
-fn the_chance_to_be_told_grows_linearly() {
+fn the_chance_of_a_signal_grows_linearly() {
     let config = config("1gbit");
     for percent in [0, 1, 25, 50, 75, 99, 100] {
         let range = config.large_drop.0 - config.mark.0;

@@ -25,10 +25,10 @@ use super::{
         backend::{Done, GroupBackend, Lease, Place},
         gauge::{Gauge, LEAST_RATE},
     },
-    Control, Group, Standing,
+    Control, Group, State,
 };
 
-/// A limit's equal part of what is the host's in any case, of `count` limits. A spec
+/// A limit's equal part of the host's reserved share, of `count` limits. A spec
 /// that was checked gives each at least [`LEAST_BIT_S`].
 pub(super) fn equal_part(spec: &GroupSpec, count: usize, ceiling: Rate) -> Rate {
     let alone = spec.alone_bit_s() / count.max(1) as u64;
@@ -37,7 +37,7 @@ pub(super) fn equal_part(spec: &GroupSpec, count: usize, ceiling: Rate) -> Rate 
 
 impl Group {
     /// Puts the rates in force that follow from what is known now. False if more than the host's part may be
-    /// in force: nothing may be told then that relies on less.
+    /// in force: no message may be sent then that relies on less.
     /// Limits that are `held` by a group that they have left are not touched.
     pub fn apply<G: GroupBackend>(
         &mut self,
@@ -51,8 +51,8 @@ impl Group {
             return true;
         }
         let part = self.part_bit_s(now);
-        let standing = self.standing(now);
-        let until = self.until(now, standing);
+        let state = self.state(now);
+        let until = self.until(now, state);
         // Each round but the last finds a limit that refuses or is gone.
         for _ in 0..=self.gauges.len() {
             let targets = self.targets(now, part, until, held);
@@ -62,8 +62,8 @@ impl Group {
                 break;
             }
         }
-        self.apply_drops(backend, standing, held);
-        if self.cannot_drop && standing != Standing::CannotDrop {
+        self.apply_drops(backend, state, held);
+        if self.cannot_drop && state != State::CannotDrop {
             return self.apply(now, backend, held);
         }
         self.claims(now, until).iter().sum::<u64>() + self.outgoing_bit_s(now) <= part
@@ -74,7 +74,7 @@ impl Group {
     }
 
     /// What a limit falls back to: its equal part, or less beside limits that cannot be set and keep more
-    /// than theirs, so that all together keep what is the host's in any case.
+    /// than theirs, so that all together keep the host's reserved share.
     fn then(&self, i: usize) -> Rate {
         let most = self.equal_part(&self.gauges[i]);
         let alone = self.spec.alone_bit_s();
@@ -88,7 +88,7 @@ impl Group {
     }
 
     /// What each limit passes at most before `until`, in bit/s. Those of which nothing is known, and for
-    /// which all that was lent has ended, have what is the host's in any case together.
+    /// which all that was lent has ended, have the host's reserved share together.
     fn claims(&self, now: Nanos, until: Option<Nanos>) -> Vec<u64> {
         let ended = self.gauges.iter().filter(|gauge| gauge.has_ended(now)).count();
         let own = self.spec.alone_bit_s() / ended.max(1) as u64;
@@ -180,11 +180,11 @@ impl Group {
     fn apply_drops<G: GroupBackend>(
         &mut self,
         backend: &mut G,
-        standing: Standing,
+        state: State,
         held: &BTreeSet<Place>,
     ) {
         let is_grd = matches!(self.control, Control::Grd);
-        let drops = is_grd && standing == Standing::Sharing;
+        let drops = is_grd && state == State::Sharing;
         let probability = if drops { self.drop_probability } else { 0.0 };
         self.cannot_drop = false;
         // Of another algorithm once: what an earlier one has left must not stay.

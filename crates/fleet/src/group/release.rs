@@ -101,7 +101,7 @@ impl Group {
 
     /// Tries to set the limits that have left. Those that refuse are asked again later. One that has
     /// passed to another group counts as long as others wait: what the host holds is only given back when
-    /// all of them together have no more than what is the host's in any case.
+    /// all of them together have no more than the host's reserved share.
     pub fn release<G: GroupBackend>(&mut self, now: Nanos, backend: &mut G) {
         self.outgoing.retain_mut(|one| {
             let released = if one.is_passed { Release::Passed } else { one.release(now, backend) };
@@ -125,7 +125,7 @@ impl Group {
         self.outgoing.iter().map(|one| one.claim_bit_s(now, own)).sum()
     }
 
-    /// Whether all limits that have left pass no more than what is the host's in any case.
+    /// Whether all limits that have left pass no more than the host's reserved share.
     #[must_use]
     pub fn has_released(&self, now: Nanos) -> bool {
         self.outgoing_bit_s(now) <= self.spec.alone_bit_s()

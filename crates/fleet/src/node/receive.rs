@@ -13,7 +13,7 @@ use super::{
     Membership, Nanos, Node, Reported, Rng, SocketAddr, Storage, member_id,
 };
 
-/// Dropped datagrams are told of no more often, for each cause.
+/// Dropped datagrams are reported no more often, for each cause.
 const TELL_DROPS: Nanos = Nanos(60_000_000_000);
 /// Another version of the protocol, or a second life of a node, counts as there for so long after it was
 /// heard.
@@ -67,7 +67,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             }
         }
         if matches!(taken, Ok(true) | Err(Cause::Content | Cause::Sender)) {
-            self.settle(now);
+            self.sync(now);
         }
     }
 
@@ -76,7 +76,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         if !has_room(&mut self.foreign, from, |one| is_over(now, one.heard)) {
             return;
         }
-        // Nobody has proven what it is, so an address is told of once, whatever versions come from it.
+        // Nobody has proven what it is, so an address is reported once, whatever versions come from it.
         let known = self.foreign.get(&from).filter(|one| !is_over(now, one.heard));
         let (is_new, datagrams) = (known.is_none(), known.map_or(1, |one| one.datagrams + 1));
         self.foreign.insert(from, Foreign { version, id, datagrams, heard: now });
@@ -176,7 +176,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
                     return Err(Cause::Sender);
                 }
                 Frame::Hello { .. } => {}
-                // Its own name at another node: that was told when it was proven.
+                // Its own name at another node: that was reported when it was proven.
                 _ if proven && opened.sender == self.id => {}
                 frame if proven && !opened.for_anyone => self.on_frame(now, &opened, frame)?,
                 _ => unproven = true,

@@ -2,7 +2,7 @@
 
 use tidegate_core::{Direction, Nanos};
 
-use super::{GroupBackend, Node, Standing, Storage};
+use super::{GroupBackend, Node, State, Storage};
 use crate::{
     event::Event,
     group::Group,
@@ -14,13 +14,13 @@ use crate::{
 };
 
 /// As it serializes.
-fn name_of(standing: Standing) -> &'static str {
-    match standing {
-        Standing::Starting => "starting",
-        Standing::Sharing => "sharing",
-        Standing::Alone => "alone",
-        Standing::StoodBack => "stood_back",
-        Standing::CannotDrop => "cannot_drop",
+fn name_of(state: State) -> &'static str {
+    match state {
+        State::Starting => "starting",
+        State::Sharing => "sharing",
+        State::Alone => "alone",
+        State::StoodBack => "stood_back",
+        State::CannotDrop => "cannot_drop",
     }
 }
 
@@ -107,7 +107,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
                 Direction::Ingress => "ingress".to_owned(),
             },
             rate_bit_s: spec.rate.bit_s(),
-            standing: name_of(group.standing(now)).to_owned(),
+            state: name_of(group.state(now)).to_owned(),
             share_bit_s: group.part_bit_s(now),
             alone_bit_s: spec.alone_bit_s(),
             demand_bit_s: group.demand_bit_s() as u64,
@@ -132,10 +132,10 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         }
         for held in &self.groups {
             let group = held.group.spec().name.clone();
-            let standing = held.group.standing(now);
+            let state = held.group.state(now);
             let part_bit_s = held.group.part_bit_s(now);
-            let event = Event::Stands { group: group.clone(), standing, part_bit_s };
-            if event.is_warning() && standing != Standing::StoodBack {
+            let event = Event::State { group: group.clone(), state, part_bit_s };
+            if event.is_warning() && state != State::StoodBack {
                 alerts.push(event.to_string());
             }
             if !held.errors.is_empty() {

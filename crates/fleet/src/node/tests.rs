@@ -98,7 +98,7 @@ impl GroupBackend for Fake {
         let demand = demand.min(load.hear(elapsed));
         let arrived_bytes = (u128::from(demand) * u128::from(elapsed) / 8 / 1_000_000_000) as u64;
         Ok(Some(Sample {
-            census: None,
+            flow_count: None,
             arrived_bytes,
             slowed_bytes: 0,
             flows: vec![],
@@ -215,7 +215,7 @@ fn ring(byte: u8) -> KeyRing {
 
 fn text(group: &str) -> String {
     format!(
-        "[fleet]\nname = \"prod\"\nkeys = \"k\"\nkeepers = [\"n0\", \"n1\", \"n2\"]\n\
+        "[fleet]\nname = \"prod\"\nkeys = \"k\"\nacceptors = [\"n0\", \"n1\", \"n2\"]\n\
          [[limit]]\nname = \"a\"\nscope = {{ cgroup = \"a\" }}\negress = \"10mbit\"\n\
          [[group]]\nname = \"up\"\nrate = \"10mbit\"\nmembers = [\"a\"]\ninterval = \"100ms\"\n{group}\n"
     )
@@ -347,8 +347,8 @@ impl Fleet {
         change(self.hosts[i].loads.borrow_mut().get_mut("a").unwrap());
     }
 
-    fn standing(&self, i: usize) -> String {
-        self.status(i).groups[0].standing.clone()
+    fn state(&self, i: usize) -> String {
+        self.status(i).groups[0].state.clone()
     }
 
     fn status(&self, i: usize) -> NodeStatus {
@@ -384,7 +384,7 @@ fn share_divides_by_flows_and_what_one_leaves_others_have() {
     fleet.run(5.0);
     let rest = 9.4;
     assert_rates(&fleet, &[0.6, rest * 0.8, rest * 0.2]);
-    assert!((0..3).all(|i| fleet.standing(i) == "sharing"));
+    assert!((0..3).all(|i| fleet.state(i) == "sharing"));
     assert!(fleet.said(0, "group `up` shares"), "{:?}", fleet.hosts[0].said);
     assert!(fleet.sum() <= 10.0 + 1e-6, "{}", fleet.sum());
 }
@@ -432,8 +432,8 @@ fn a_member_of_share_that_is_cut_off_falls_to_its_part_and_says_so() {
     fleet.hosts[2].side = 1;
     fleet.run(8.0);
     assert_rates(&fleet, &[4.95, 4.95, 0.1]);
-    assert_eq!(fleet.standing(2), "alone");
-    let said = "group `up` hears nobody and falls back to what is this host's in any case: 100kbit";
+    assert_eq!(fleet.state(2), "alone");
+    let said = "group `up` hears nobody and falls back to this host's reserved share: 100kbit";
     assert!(fleet.said(2, said), "{:?}", fleet.hosts[2].said);
     fleet.hosts[2].side = 0;
     fleet.run(6.0);
@@ -450,7 +450,7 @@ fn fps_divides_by_flows_and_keeps_free_what_is_not_heard() {
     fleet.run(12.0);
     // Alone: an equal part of five. The others: two of three parts, divided by flows.
     assert_rates(&fleet, &[2.0, 1.67, 5.0]);
-    assert_eq!(fleet.standing(0), "alone");
+    assert_eq!(fleet.state(0), "alone");
     fleet.hosts[0].side = 0;
     fleet.run(15.0);
     assert_rates(&fleet, &[2.0, 2.0, 6.0]);
@@ -499,13 +499,13 @@ fn grd_drops_alike_where_gates_can_and_says_so_where_they_cannot() {
     assert_eq!(drop(&fleet, 1), 0.0);
     fleet.start(0, "n0", ring(1), false);
     fleet.run(5.0);
-    assert_eq!(fleet.standing(0), "cannot_drop");
+    assert_eq!(fleet.state(0), "cannot_drop");
     assert!((fleet.rate(0) - 5.0).abs() < 0.01, "{}", fleet.rate(0));
     assert!(fleet.said(0, "limits that cannot drop at random"), "{:?}", fleet.hosts[0].said);
 }
 
 #[test]
-fn a_wrong_key_and_another_cluster_are_told_and_do_no_harm() {
+fn a_wrong_key_and_another_cluster_are_reported_and_do_no_harm() {
     let mut fleet = Fleet::new(3, SHARE);
     fleet.start(2, "n2", ring(9), true);
     fleet.run(5.0);
@@ -527,7 +527,7 @@ fn of_two_nodes_with_one_name_the_earlier_stands_back_and_both_say_so() {
     fleet.hosts[3].session = fleet.hosts[2].session;
     fleet.start(3, "n2", ring(1), true);
     fleet.run(6.0);
-    assert_eq!(fleet.standing(2), "stood_back");
+    assert_eq!(fleet.state(2), "stood_back");
     assert!(fleet.said(2, "is also called `n2` and started later"), "{:?}", fleet.hosts[2].said);
     assert!(fleet.said(3, "is also called `n2` and started earlier"), "{:?}", fleet.hosts[3].said);
     assert!((fleet.rate(2) - 0.1).abs() < 1e-6, "{}", fleet.rate(2));
@@ -536,7 +536,7 @@ fn of_two_nodes_with_one_name_the_earlier_stands_back_and_both_say_so() {
 }
 
 #[test]
-fn two_limits_for_one_group_are_told_and_neither_is_exceeded() {
+fn two_limits_for_one_group_are_reported_and_neither_is_exceeded() {
     let mut fleet = Fleet::new(3, SHARE);
     fleet.run(4.0);
     fleet.text = fleet.text.replace("rate = \"10mbit\"", "rate = \"4mbit\"");
@@ -545,7 +545,7 @@ fn two_limits_for_one_group_are_told_and_neither_is_exceeded() {
     let said = "node `n2` has other settings for group `up`: 4mbit by share, here 10mbit by share";
     assert!(fleet.said(0, said), "{:?}", fleet.hosts[0].said);
     assert!(fleet.said(2, "node `n0` has other settings"), "{:?}", fleet.hosts[2].said);
-    // One of three keepers cannot begin an epoch.
+    // One of three acceptors cannot begin an epoch.
     assert!((fleet.rate(2) - 0.04).abs() < 1e-6, "{}", fleet.rate(2));
     // All take the new one, one after the other, while the fleet runs.
     let mut most: f64 = 0.0;
@@ -601,7 +601,7 @@ fn what_was_recorded_is_worth_nothing() {
 }
 
 #[test]
-fn a_keeper_that_cannot_store_promises_nothing_and_says_so() {
+fn an_acceptor_that_cannot_store_promises_nothing_and_says_so() {
     let mut fleet = Fleet::new(3, SHARE);
     for i in 0..3 {
         *fleet.hosts[i].memory.full.borrow_mut() = i > 0;
@@ -647,7 +647,7 @@ fn a_limit_that_cannot_be_lowered_silences_its_node_and_one_that_is_gone_does_no
 fn who_leaves_gives_back_at_once_and_keeps_its_own_part() {
     let mut fleet = Fleet::new(4, SHARE);
     fleet.run(5.0);
-    // Not a keeper and not the leader.
+    // Not an acceptor and not the leader.
     let now = Nanos(fleet.now + fleet.hosts[3].skew);
     fleet.hosts[3].node.as_mut().unwrap().leave(now);
     fleet.run(1.0);

@@ -169,17 +169,18 @@ pub enum Theme {
     /// Anything, many times a second.
     Anything,
     /// Hosts that use their part are killed and start again at once. A lease goes on in the gates of a dead
-    /// host, and a promise must outlive its keeper.
+    /// host, and a promise must outlive its acceptor.
     Restarts,
     /// Hosts are dead or stand still for longer than a lease, and others take what they had.
     Silence,
-    /// The network is cut for longer than a lease, half of the keepers on each side, or hosts are not heard.
+    /// The network is cut for longer than a lease, half of the acceptors on each side, or hosts are not
+    /// heard.
     Cuts,
     /// The demand moves to another host while gates of the first refuse, are slow or lie.
     Gates,
     /// A limit with much of the rate leaves its group, or the group changes, while its gate cannot be set.
     Reloads,
-    /// Disks are full, slow or torn while keepers are killed.
+    /// Disks are full, slow or torn while acceptors are killed.
     Disks,
 }
 
@@ -198,15 +199,15 @@ impl Theme {
     }
 
     fn size(self, draw: &mut Random) -> Size {
-        let keepers = match self {
+        let acceptors = match self {
             Theme::Cuts => 2 + 2 * draw.below(2) as usize,
             _ => 1 + draw.below(4) as usize,
         };
         // A limit must be able to leave and another to stay.
         let limits_least = if self == Theme::Reloads { 2 } else { 1 };
         Size {
-            keepers,
-            hosts: keepers.max(2) + draw.below(3) as usize,
+            acceptors,
+            hosts: acceptors.max(2) + draw.below(3) as usize,
             limits: limits_least + draw.below(4 - limits_least as u64) as usize,
         }
     }
@@ -265,7 +266,7 @@ impl Theme {
                         others.for_each(|other| world.net.deafen(host, other));
                     }
                     _ => {
-                        world.note("CutInTwo, the keepers too".to_owned());
+                        world.note("CutInTwo, the acceptors too".to_owned());
                         (0..hosts as usize).for_each(|host| world.net.cut(host, host as u8 % 2));
                     }
                 }

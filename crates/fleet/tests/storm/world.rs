@@ -37,10 +37,10 @@ pub struct Plan {
     pub limits: usize,
 }
 
-/// How large a world is. The first hosts are keepers.
+/// How large a world is. The first hosts are acceptors.
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
-    pub keepers: usize,
+    pub acceptors: usize,
     pub hosts: usize,
     /// Of each host.
     pub limits: usize,
@@ -98,7 +98,7 @@ pub enum Breach {
 
 pub struct World {
     pub algorithm: Algorithm,
-    keepers: usize,
+    acceptors: usize,
     pub hosts: Vec<Host>,
     pub net: Net,
     pub random: Random,
@@ -122,10 +122,10 @@ fn keys() -> KeyRing {
 impl World {
     pub fn new(seed: u64, algorithm: Algorithm, net: NetOptions, size: Size) -> World {
         let random = Random::new(seed);
-        let Size { keepers, hosts, limits } = size;
+        let Size { acceptors, hosts, limits } = size;
         let mut world = World {
             algorithm,
-            keepers,
+            acceptors,
             hosts: Vec::new(),
             net: Net::new(net, hosts),
             random,
@@ -173,7 +173,7 @@ impl World {
         let quoted = |names: Vec<String>| {
             names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
         };
-        let keepers = quoted((0..self.keepers).map(|i| format!("n{i}")).collect());
+        let acceptors = quoted((0..self.acceptors).map(|i| format!("n{i}")).collect());
         let members = quoted((0..plan.limits).map(|i| format!("l{i}")).collect());
         let hosts = self.hosts.len();
         let more = match self.algorithm {
@@ -186,7 +186,7 @@ impl World {
             _ => format!("hosts = {hosts}"),
         };
         let mut text = format!(
-            "[fleet]\nname = \"storm\"\nkeys = \"k\"\nkeepers = [{keepers}]\n[[group]]\nname = \"up\"\n\
+            "[fleet]\nname = \"storm\"\nkeys = \"k\"\nacceptors = [{acceptors}]\n[[group]]\nname = \"up\"\n\
              rate = \"{}mbit\"\nalgorithm = \"{}\"\nmembers = [{members}]\ninterval = \"100ms\"\n{more}\n",
             RATES_MBIT[plan.rate], self.algorithm
         );
@@ -446,7 +446,7 @@ impl World {
             let group = status.as_ref().and_then(|status| status.groups.first());
             let alerts = status.as_ref().map(|status| status.alerts.join("; "));
             let flows = group.map(|g| g.limits.iter().map(|l| l.flows).collect::<Vec<_>>());
-            let group = group.map(|g| (g.standing.as_str(), g.share_bit_s as f64 / 1e6, g.epoch));
+            let group = group.map(|g| (g.state.as_str(), g.share_bit_s as f64 / 1e6, g.epoch));
             text += &format!("\n    n{i} {group:?} {flows:?} {alerts:?}:");
             for limit in host.kernel.borrow().limits.values().filter(|l| l.member.is_some()) {
                 text += &format!(" {:?} {:.3}", limit.load, limit.passes(now) as f64 / 1e6);

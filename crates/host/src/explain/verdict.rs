@@ -1,7 +1,7 @@
 //! What holds a sender back, in one sentence. Pure, over what a sample has seen.
 //!
 //! In this order: no limit applies; none of them is enforced; the traffic is exempt; nothing was sent. Then,
-//! of one flow, TCP's own account says most: a socket that uses the rate it was told is held by that; one
+//! of one flow, TCP's own account says most: a socket that uses its pacing rate is held by that; one
 //! whose peer's window is full waits for its peer; one with nothing to send is held by its program. Of
 //! several flows the fullest limit says it.
 
@@ -11,12 +11,12 @@ use serde::Serialize;
 use tidegate_core::Scheme;
 
 use super::{Applied, AppliedDirection};
-use crate::{figures, plan::Standing, sockets::SocketSample};
+use crate::{figures, plan::State, sockets::SocketSample};
 
 /// A limit is full when this part of it was used.
 const FULL: f64 = 0.9;
 /// ... or when of the packets this part was marked, slowed or dropped.
-const TOLD: f64 = 0.01;
+const SIGNALLED: f64 = 0.01;
 /// A socket uses its pacing rate when it sent at this part of it: what it holds back between bursts is lost.
 const USES_PACE: f64 = 0.85;
 /// A socket is busy, or waits for its peer, when it was so for this part of the sample.
@@ -50,7 +50,7 @@ pub enum Verdict {
     },
     /// Nothing was sent or received.
     Idle,
-    /// The flows send at the rate that they were told.
+    /// The flows send at their pacing rate.
     Paced {
         /// The limit.
         limit: String,
@@ -74,7 +74,7 @@ pub enum Verdict {
         /// What was used of it.
         used_bit_s: u64,
         /// Packets marked or slowed in the sample.
-        told_packets: u64,
+        signalled_packets: u64,
         /// Packets dropped in the sample.
         dropped_packets: u64,
     },
@@ -127,7 +127,7 @@ impl Held<'_> {
 
     /// Packets that were marked, slowed or dropped, of all. With `spring` nearly every ACK is given a window,
     /// full or not.
-    fn told(&self) -> f64 {
+    fn signalled(&self) -> f64 {
         let windows = self.limit.settings.scheme == Scheme::Spring.name();
         let tells = |name| !(windows && name == "slow");
         let (slowed, _) = self.now.sample.of(|outcome| outcome.slows() && tells(outcome.name));
@@ -136,7 +136,7 @@ impl Held<'_> {
     }
 
     fn is_full(&self) -> bool {
-        self.used() >= FULL || self.told() >= TOLD
+        self.used() >= FULL || self.signalled() >= SIGNALLED
     }
 
     fn paces(&self) -> bool {
@@ -159,7 +159,7 @@ impl Held<'_> {
                 scheme: self.limit.settings.scheme,
                 rate_bit_s,
                 used_bit_s: self.now.used_bit_s,
-                told_packets: self.now.sample.of(|o| o.slows() && o.passed).0,
+                signalled_packets: self.now.sample.of(|o| o.slows() && o.passed).0,
                 dropped_packets: self.now.sample.dropped().0,
             },
         }
@@ -191,8 +191,7 @@ pub fn judge(
 
 /// The directions of the limits that are in force.
 fn held(limits: &[Applied]) -> impl Iterator<Item = Held<'_>> {
-    let in_force =
-        limits.iter().filter(|l| matches!(l.state, Standing::InForce | Standing::Unkept));
+    let in_force = limits.iter().filter(|l| matches!(l.state, State::InForce | State::NoFq));
     in_force.flat_map(|limit| {
         limit.directions().map(move |(direction, now)| Held { limit, direction, now })
     })
@@ -201,8 +200,7 @@ fn held(limits: &[Applied]) -> impl Iterator<Item = Held<'_>> {
 fn of_limits(limits: &[Applied], sockets: &[SocketSample], of_cgroup: bool) -> Verdict {
     let Some(innermost) = limits.first() else { return Verdict::Unlimited };
     let name = || innermost.name.clone();
-    let in_force =
-        || limits.iter().filter(|l| matches!(l.state, Standing::InForce | Standing::Unkept));
+    let in_force = || limits.iter().filter(|l| matches!(l.state, State::InForce | State::NoFq));
     if in_force().next().is_none() {
         return Verdict::NotEnforced { limit: name() };
     }
@@ -257,8 +255,8 @@ fn fullest(held: &[Held<'_>], direction: Option<&str>, moving: &[&SocketSample])
 fn one_flow(held: &[Held<'_>], socket: &SocketSample) -> Verdict {
     let shares = held.iter().filter(|h| h.paces() && h.direction == "egress");
     let share = |h: &Held<'_>| h.now.now.fair.map_or(u64::MAX, |fair| fair.share_bit_s);
-    let told = socket.max_pacing_bit_s.zip(shares.min_by_key(|h| share(h)));
-    let Some((pace, holder)) = told else {
+    let paced = socket.max_pacing_bit_s.zip(shares.min_by_key(|h| share(h)));
+    let Some((pace, holder)) = paced else {
         return match fullest(held, Some("egress"), &[socket]) {
             Verdict::Sender { part, limit, .. } if socket.busy >= BUSY => {
                 window(socket, part, limit)
@@ -343,12 +341,12 @@ impl fmt::Display for Verdict {
                 scheme,
                 rate_bit_s,
                 used_bit_s,
-                told_packets,
+                signalled_packets,
                 dropped_packets,
             } => write!(
                 f,
-                "limit `{limit}` ({scheme}, {direction} {}) is full: {} used, {told_packets} packets marked \
-                 or slowed and {dropped_packets} dropped in the sample",
+                "limit `{limit}` ({scheme}, {direction} {}) is full: {} used, {signalled_packets} packets \
+                 marked or slowed and {dropped_packets} dropped in the sample",
                 rate(rate_bit_s),
                 rate(used_bit_s)
             ),

@@ -15,7 +15,7 @@ fn root(name: &str, cgroup: &str, mbit: u64) -> Member {
         parent: None,
         options: LimitOptions { egress: queue, ..LimitOptions::default() },
         asked: Asked::default(),
-        fallen: false,
+        detached: false,
         stays: false,
     }
 }
@@ -27,20 +27,20 @@ fn inside(name: &str, cgroup: &str, parent: &str, guarantee: u64) -> Member {
 }
 
 fn refusal(members: &[Member]) -> String {
-    settle(&mut members.to_vec(), true).unwrap_err().to_string()
+    resolve(&mut members.to_vec(), true).unwrap_err().to_string()
 }
 
 #[test]
 fn children_have_the_directions_of_their_parent() {
     let mut members =
         [inside("b", "x/y", "a", 0), root("a", "x", 100), inside("c", "x/y/z", "b", 0)];
-    settle(&mut members, true).unwrap();
+    resolve(&mut members, true).unwrap();
     for i in [0, 2] {
         let LimitOptions { egress, ingress, .. } = members[i].options;
         assert_eq!((egress, ingress), (inside_another().egress, None));
     }
     members[1].options.ingress = members[1].options.egress;
-    settle(&mut members, true).unwrap();
+    resolve(&mut members, true).unwrap();
     assert!(members[2].options.ingress.is_some());
     members[1].options.ingress = None;
     members[0].asked.ingress = true;
@@ -61,8 +61,8 @@ fn trees_that_are_none() {
     insta::assert_snapshot!(refusal(&[edt(root("a", "x", 9)), inside("b", "x/y", "a", 0)]), @"limit `b`: parent: `a` has scheme `edt`; a parent has `pace` or `nrm`");
     let device = Member { scope: Some(Scope::Dev("eth0".into())), ..edt(root("a", "x", 9)) };
     insta::assert_snapshot!(refusal(&[device, inside("b", "x/y", "a", 0)]), @"limit `b`: parent: `a` is on device `eth0`; a parent is on a cgroup, or with scheme `htb` on a device");
-    let fallen = Member { fallen: true, stays: true, ..root("a", "x", 9) };
-    insta::assert_snapshot!(refusal(&[fallen, inside("b", "x/y", "a", 0)]), @"limit `b`: parent: `a` is not in force (its cgroup was removed, or its programs were taken off); put it back first, or into the same file");
+    let detached = Member { detached: true, stays: true, ..root("a", "x", 9) };
+    insta::assert_snapshot!(refusal(&[detached, inside("b", "x/y", "a", 0)]), @"limit `b`: parent: `a` is not in force (its cgroup was removed, or its programs were detached); restore it first, or into the same file");
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn no_tree_is_deeper_than_the_kernel_follows() {
         let cgroup = (0..=depth).map(|i| i.to_string()).collect::<Vec<_>>().join("/");
         members.push(inside(&depth.to_string(), &cgroup, &(depth - 1).to_string(), 0));
     }
-    settle(&mut members.clone(), true).unwrap();
+    resolve(&mut members.clone(), true).unwrap();
     members.push(inside("more", "0/1/2/3/4/5/6/7/8", "7", 0));
     insta::assert_snapshot!(refusal(&members), @"limit `more`: parent: more than 8 limits above each other; leave some out");
 }
@@ -87,15 +87,15 @@ fn no_more_is_guaranteed_than_there_is() {
             inside("d", "x/b/d", "b", d),
         ]
     };
-    assert!(settle(&mut trees(60, 40, 60), true).is_ok());
-    insta::assert_snapshot!(refusal(&trees(60, 50, 0)), @"limit `c`: guarantee: the limits inside `a` are guaranteed 110mbit together, and `a` has 100mbit to guarantee (its rate); make theirs less or that more");
-    insta::assert_snapshot!(refusal(&trees(60, 40, 70)), @"limit `d`: guarantee: the limits inside `b` are guaranteed 70mbit together, and `b` has 60mbit to guarantee (its own guarantee); make theirs less or that more");
-    insta::assert_snapshot!(refusal(&trees(0, 40, 10)), @"limit `d`: guarantee: its parent `b` is guaranteed nothing itself and has nothing to pass on; give `b` a guarantee of at least 10mbit first");
+    assert!(resolve(&mut trees(60, 40, 60), true).is_ok());
+    insta::assert_snapshot!(refusal(&trees(60, 50, 0)), @"limit `c`: guarantee: the limits inside `a` are guaranteed 110mbit together, and `a` has 100mbit to guarantee (its rate); lower their guarantees, or raise its rate");
+    insta::assert_snapshot!(refusal(&trees(60, 40, 70)), @"limit `d`: guarantee: the limits inside `b` are guaranteed 70mbit together, and `b` has 60mbit to guarantee (its own guarantee); lower their guarantees, or raise its own guarantee");
+    insta::assert_snapshot!(refusal(&trees(0, 40, 10)), @"limit `d`: guarantee: its parent `b` has no guarantee itself; give `b` a guarantee of at least 10mbit first");
 }
 
 #[test]
 fn what_hangs_on_others_waits_for_the_host() {
     let mut members = [inside("a", "x", "elsewhere", 5), inside("b", "x/y", "a", 5)];
-    settle(&mut members, false).unwrap();
+    resolve(&mut members, false).unwrap();
     assert_eq!(members[1].options.ingress, inside_another().ingress, "not known yet");
 }

@@ -23,7 +23,7 @@ use tidegate_nic::{
 
 use super::{NicSpec, sample::NicSample};
 
-/// Where the files are, unless told otherwise.
+/// Where the files are, by default.
 pub const DEFAULT_DIR: &str = "/run/tidegate";
 /// The largest file that is read.
 const MAX_BYTES: u64 = 1 << 20;

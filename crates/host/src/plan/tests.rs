@@ -15,7 +15,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Held {
     pub(crate) scope: Scope,
-    pub(crate) standing: Standing,
+    pub(crate) state: State,
     pub(crate) options: LimitOptions,
     pub(crate) parent: Option<String>,
 }
@@ -39,8 +39,8 @@ pub(crate) struct Fault(&'static str);
 impl Model {
     pub(crate) fn new(present: &[Present]) -> Model {
         let held = |limit: &Present| {
-            let Present { name, scope, standing, options, parent } = limit.clone();
-            (name, Held { scope, standing, options, parent })
+            let Present { name, scope, state, options, parent } = limit.clone();
+            (name, Held { scope, state, options, parent })
         };
         let limits = present.iter().map(held).collect();
         Model { limits, fails_at: None, fails_after: false, leaving: BTreeSet::new(), verbs: 0 }
@@ -48,8 +48,8 @@ impl Model {
 
     pub(crate) fn present(&self) -> Vec<Present> {
         let limit = |(name, held): (&String, &Held)| {
-            let (name, Held { scope, standing, options, parent }) = (name.clone(), held.clone());
-            Present { name, scope, standing, options, parent }
+            let (name, Held { scope, state, options, parent }) = (name.clone(), held.clone());
+            Present { name, scope, state, options, parent }
         };
         self.limits.iter().map(limit).collect()
     }
@@ -57,7 +57,7 @@ impl Model {
     /// Those that are enforced.
     pub(crate) fn enforced(&self) -> BTreeMap<String, Held> {
         let mut limits = self.limits.clone();
-        limits.retain(|_, held| held.standing == Standing::InForce);
+        limits.retain(|_, held| held.state == State::InForce);
         limits
     }
 
@@ -73,9 +73,7 @@ impl Model {
             return Err(Fault("name taken"));
         }
         let on = |(other, held): (&String, &Held)| {
-            held.scope == *scope
-                && held.standing != Standing::ScopeGone
-                && !self.leaving.contains(other)
+            held.scope == *scope && held.state != State::ScopeGone && !self.leaving.contains(other)
         };
         if self.limits.iter().any(on) {
             return Err(Fault("scope taken"));
@@ -90,8 +88,8 @@ impl Model {
             }
         }
         let (scope, options, parent) = (scope.clone(), *options, parent.map(str::to_owned));
-        let standing = Standing::InForce;
-        self.limits.insert(name.to_owned(), Held { scope, standing, options, parent });
+        let state = State::InForce;
+        self.limits.insert(name.to_owned(), Held { scope, state, options, parent });
         Ok(())
     }
 
@@ -145,7 +143,7 @@ impl Backend for Model {
     fn change(&mut self, name: &str, options: &LimitOptions) -> Result<(), Fault> {
         self.count()?;
         let held = self.limits.get_mut(name).ok_or(Fault("no such limit"))?;
-        if held.standing != Standing::InForce {
+        if held.state != State::InForce {
             return Err(Fault("not in force"));
         }
         if held.parent.is_some() != options.class.is_some() {
@@ -217,27 +215,26 @@ pub(crate) fn wanted() -> impl Strategy<Value = Vec<Wanted>> {
 
 /// What a host may have: children have the directions of their parents, and are gone where those are.
 pub(crate) fn present() -> impl Strategy<Value = Vec<Present>> {
-    let standing = prop_oneof![
-        4 => Just(Standing::InForce),
-        1 => Just(Standing::ScopeGone),
-        1 => Just(Standing::Unhooked),
+    let state = prop_oneof![
+        4 => Just(State::InForce),
+        1 => Just(State::ScopeGone),
+        1 => Just(State::Detached),
     ];
-    (wanted(), proptest::collection::vec(standing, 6)).prop_map(|(limits, standings)| {
+    (wanted(), proptest::collection::vec(state, 6)).prop_map(|(limits, states)| {
         let mut members: Vec<_> = limits.iter().map(Member::from).collect();
-        family::settle(&mut members, true).unwrap();
-        let standing_of: BTreeMap<_, _> = limits
+        family::resolve(&mut members, true).unwrap();
+        let state_of: BTreeMap<_, _> = limits
             .iter()
-            .zip(&standings)
-            .map(|(limit, standing)| (limit.scope.name().to_owned(), *standing))
+            .zip(&states)
+            .map(|(limit, state)| (limit.scope.name().to_owned(), *state))
             .collect();
-        let present = |(member, standing): (&Member, &Standing)| {
+        let present = |(member, state): (&Member, &State)| {
             let Wanted { name, scope, options, parent, .. } = member.wanted();
-            let gone = |path| standing_of.get(path) == Some(&Standing::ScopeGone);
-            let standing =
-                if ancestors(scope.name()).any(gone) { Standing::ScopeGone } else { *standing };
-            Present { name, scope, standing, options, parent }
+            let gone = |path| state_of.get(path) == Some(&State::ScopeGone);
+            let state = if ancestors(scope.name()).any(gone) { State::ScopeGone } else { *state };
+            Present { name, scope, state, options, parent }
         };
-        members.iter().zip(&standings).map(present).collect()
+        members.iter().zip(&states).map(present).collect()
     })
 }
 
@@ -253,7 +250,7 @@ proptest! {
         prop_assert_eq!(&second.actions, &[]);
         for limit in &wanted {
             let held = &host.limits[&limit.name];
-            prop_assert_eq!((&held.scope, held.standing), (&limit.scope, Standing::InForce));
+            prop_assert_eq!((&held.scope, held.state), (&limit.scope, State::InForce));
             prop_assert_eq!((&held.parent, held.options.class), (&limit.parent, limit.options.class));
         }
         if prune {
@@ -287,7 +284,7 @@ proptest! {
             prop_assert!(!touched || limit.parent.is_some());
             match host.limits.get(&limit.name) {
                 Some(held) => prop_assert_eq!(held.options.class, limit.options.class),
-                None => prop_assert_eq!(limit.standing, Standing::ScopeGone),
+                None => prop_assert_eq!(limit.state, State::ScopeGone),
             }
         }
     }
@@ -326,12 +323,12 @@ fn what_is_inside_goes_with_its_parent() {
     let mut host = Model::new(&[]);
     apply(&mut host, &plan(&[], &tree_of("x"), false).unwrap().actions).unwrap();
     // Nobody asks for the others, and they stay.
-    host.limits.get_mut("a").unwrap().standing = Standing::Unhooked;
+    host.limits.get_mut("a").unwrap().state = State::Detached;
     let again = plan(&host.present(), &[limit("a", "x", 9)], false).unwrap();
     assert_eq!(verbs(&again), [("replace", "a"), ("replace", "b"), ("replace", "c")]);
     assert_eq!(again.unmanaged, [""; 0]);
     // Their programs are where they were.
-    host.limits.get_mut("a").unwrap().standing = Standing::InForce;
+    host.limits.get_mut("a").unwrap().state = State::InForce;
     let mut both = limit("a", "x", 9);
     both.options.ingress = both.options.egress;
     let widened = plan(&host.present(), &[both], false).unwrap();
@@ -414,7 +411,7 @@ fn refusals_say_what_to_do() {
     let host = Model::new(&[Present {
         name: "old".into(),
         scope: Scope::Cgroup("x".into()),
-        standing: Standing::InForce,
+        state: State::InForce,
         options: egress(1),
         parent: None,
     }]);
@@ -449,7 +446,7 @@ fn matched(name: &str, prefixes: &str) -> Wanted {
 fn prefixes_of_a_device_are_apart() {
     let held = |limit: &Wanted| {
         let Wanted { name, scope, options, parent, .. } = limit.clone();
-        Present { name, scope, options, parent, standing: Standing::InForce }
+        Present { name, scope, options, parent, state: State::InForce }
     };
     let of = |is: &[Wanted], shall: &[Wanted], prune| {
         let is: Vec<_> = is.iter().map(held).collect();
@@ -487,7 +484,7 @@ fn a_limit_that_cannot_be_read_disturbs_no_plan() {
     let broken = |name: &str, scope: Scope, parent: Option<&str>| Present {
         name: name.into(),
         scope,
-        standing: Standing::Broken,
+        state: State::Broken,
         options: LimitOptions::default(),
         parent: parent.map(str::to_owned),
     };

@@ -41,17 +41,17 @@ pub enum PoliceProblem {
     #[error("without a meter no packet is yellow; write `meter`, or leave this out")]
     NoYellow,
     /// Asked of a scheme that knows no flows' parts.
-    #[error("only scheme `police` has `fair`; `pace` and `edt` are fair unasked; leave this out")]
+    #[error("only scheme `police` has `fair`; `pace` and `edt` are always fair; leave this out")]
     NoParts,
     /// Two buckets have no one deficit that flows could share.
-    #[error("a limit with a meter has no equal parts; leave out `fair` or `meter`")]
+    #[error("`fair` and `meter` do not work together; leave one of them out")]
     FairMeter,
     /// Limits for prefixes share a program, which keeps no table of flows for each.
-    #[error("a limit for prefixes has no equal parts of its flows; leave out `fair` or `match`")]
+    #[error("`fair` and `match` do not work together; leave one of them out")]
     FairMatch,
     /// XDP asked for where there is none.
     #[error(
-        "XDP polices what comes in by a device: write scheme = \"police\", scope = {{ dev = \"...\" }} and \
+        "XDP polices incoming traffic of a device: write scheme = \"police\", scope = {{ dev = \"...\" }} and \
          `ingress` with it, and no `match`; or leave it out"
     )]
     NotInXdp,

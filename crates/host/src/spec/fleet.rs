@@ -22,7 +22,7 @@ pub(super) const FLEET_FIELDS: [(&str, &str); 13] = [
     ("redis", "redis = \"redis://10.0.0.9:6379/0\""),
     ("etcd", "etcd = \"http://10.0.0.9:2379\""),
     ("keys", "keys = \"/etc/tidegate/fleet.keys\""),
-    ("keepers", "keepers = [\"web-1\", \"web-2\", \"web-3\"]"),
+    ("acceptors", "acceptors = [\"web-1\", \"web-2\", \"web-3\"]"),
     ("state", "state = \"/var/lib/tidegate\""),
     ("api", "api = \"/run/tidegate/daemon.sock\""),
     ("metrics", "metrics = \"127.0.0.1:9464\""),
@@ -137,7 +137,7 @@ impl Reader<'_> {
             redis: None,
             etcd: None,
             keys: PathBuf::new(),
-            keepers: Vec::new(),
+            acceptors: Vec::new(),
             state: PathBuf::from(STATE_DIR),
             api: PathBuf::from(API_SOCKET),
             metrics: Some(METRICS),
@@ -171,10 +171,10 @@ impl Reader<'_> {
                 "redis" => fleet.redis = Some(self.url(value, "redis", "redis")?),
                 "etcd" => fleet.etcd = Some(self.url(value, "etcd", "http")?),
                 "keys" => fleet.keys = self.text(value, "keys")?.into(),
-                "keepers" => {
-                    let list = self.list(value, "keepers")?;
-                    fleet.keepers = list.into_iter().map(|(name, _)| name.to_owned()).collect();
-                    fleet.check_keepers().map_err(self.fleet_error(value, "keepers"))?;
+                "acceptors" => {
+                    let list = self.list(value, "acceptors")?;
+                    fleet.acceptors = list.into_iter().map(|(name, _)| name.to_owned()).collect();
+                    fleet.check_acceptors().map_err(self.fleet_error(value, "acceptors"))?;
                 }
                 "state" => fleet.state = self.text(value, "state")?.into(),
                 "api" => fleet.api = self.text(value, "api")?.into(),
@@ -315,13 +315,13 @@ impl Reader<'_> {
     }
 
     /// Checks the groups against the rest of the file.
-    pub(super) fn settle_groups(
+    pub(super) fn check_groups(
         &self,
         groups: Vec<ReadGroup>,
         fleet: Option<&FleetSpec>,
         limits: &[LimitSpec],
     ) -> Result<Vec<GroupSpec>, SpecError> {
-        let mut settled: Vec<GroupSpec> = Vec::new();
+        let mut checked: Vec<GroupSpec> = Vec::new();
         for group in groups {
             let Some(fleet) = fleet else {
                 return Err(self.of_group(&group, "name", FleetError::NoFleet));
@@ -346,14 +346,14 @@ impl Reader<'_> {
                     other.direction == spec.direction && other.members.contains(name)
                 };
                 let twice = spec.members[..i].contains(name).then_some(spec);
-                if let Some(other) = settled.iter().find(has).or(twice) {
+                if let Some(other) = checked.iter().find(has).or(twice) {
                     let (limit, group) = (name.clone(), other.name.clone());
                     return refuse(FleetError::Taken { limit, group });
                 }
             }
-            settled.push(group.spec);
+            checked.push(group.spec);
         }
-        Ok(settled)
+        Ok(checked)
     }
 }
 

@@ -7,7 +7,7 @@ const FLEET: &str = r#"
 [fleet]
 name = "prod"
 keys = "/etc/tidegate/fleet.keys"
-keepers = ["web-1", "web-2", "web-3"]
+acceptors = ["web-1", "web-2", "web-3"]
 peers = ["10.0.0.2", "web-3:7000", "[2001:db8::1]:7946"]
 
 [[limit]]
@@ -52,7 +52,7 @@ fn a_fleet_and_its_groups_read() {
     assert_ne!(other.unwrap().groups[0].number(fleet), number, "another limit is another group");
     let fps = with_group("algorithm = \"fps\"\nhosts = 4").unwrap();
     assert_eq!(fps.groups[0].alone_bit_s(), 2_500_000_000);
-    assert!(with_group("members = []").is_ok(), "a keeper need not have members");
+    assert!(with_group("members = []").is_ok(), "an acceptor need not have members");
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn groups_that_are_none() {
     assert_snapshot!(group("algorithm = \"fair\""), @"f.toml:17: algorithm: unknown algorithm `fair`; use one of share, fps, grd, gtb, ctb");
     assert_snapshot!(group("members = [\"web\"]"), @"f.toml:17: members: there is no limit `web` in this file that stays on the host");
     assert_snapshot!(group("members = [\"backup\", \"backup\"]"), @"f.toml:17: members: limit `backup` is in group `uplink` already; a direction of a limit is in one group");
-    assert_snapshot!(group("direction = \"ingress\""), @"f.toml:17: members: limit `backup` has no ingress; write one: the most that it may use whatever the group has");
+    assert_snapshot!(group("direction = \"ingress\""), @"f.toml:17: members: limit `backup` has no ingress; write one: the cap on this host, whatever the group's rate");
     assert_snapshot!(group("direction = \"up\""), @"f.toml:18: direction: `up` is no direction; write `egress` or `ingress`");
     assert_snapshot!(group("hosts = 0"), @"f.toml:18: hosts: 0 hosts; write 1 to 65536");
     assert_snapshot!(group("algorithm = \"fps\"\nhosts = 1000"), @"f.toml:18: hosts: 1000 hosts; write 1 to 512; beyond, use algorithm `share`");
@@ -71,7 +71,7 @@ fn groups_that_are_none() {
     assert_snapshot!(group("branching = 100"), @"f.toml:18: branching: 100 peers an interval; write 1 to 16");
     assert_snapshot!(group("algorithm = \"fps\"\nlease = \"3s\""), @"f.toml:18: lease: is for algorithm `share` only");
     assert_snapshot!(group("algorithm = \"ctb\""), @r#"f.toml:13: center: algorithm `ctb` has its one limiter on one node; write for example center = "web-1""#);
-    assert_snapshot!(group("algorithm = \"gtb\"\nmembers = []"), @"f.toml:17: members: no members; name limits of this file (only nodes that are keepers of `share` may do without)");
+    assert_snapshot!(group("algorithm = \"gtb\"\nmembers = []"), @"f.toml:17: members: no members; name limits of this file (only nodes that are acceptors of `share` may do without)");
     assert_snapshot!(group("limit = \"1gbit\""), @"f.toml:18: unknown field `limit`; a group has name, rate, algorithm, members, direction, interval, branching, hosts, reserve, lease, suspect, center");
     assert_snapshot!(group("intervall = \"1s\""), @"f.toml:18: unknown field `intervall`; did you mean `interval`?");
     let one = "[[group]]\nname = \"uplink\"\nrate = \"1gbit\"\nalgorithm = \"fps\"\nmembers = [\"backup\"]";
@@ -95,7 +95,7 @@ fn fleets_that_are_none() {
     assert_snapshot!(fleet("peers = \"a\""), @r#"f.toml:4: peers: expected a list, found the text "a"; write for example `peers = ["10.0.0.2:7946"]`"#);
     assert_snapshot!(fleet("redis = \"rediss://10.0.0.1\""), @"f.toml:4: redis: expected an address that starts with `redis://`; TLS is not spoken here: reach it over loopback and a tunnel. What a registry says is only where to knock: nodes trust each other by their keys");
     assert_snapshot!(fleet("etcd = \"10.0.0.1:2379\""), @"f.toml:4: etcd: expected an address that starts with `http://`");
-    assert_snapshot!(fleet("keepers = [\"a\", \"a\"]"), @"f.toml:4: keepers: name 1 to 9 different keepers");
+    assert_snapshot!(fleet("acceptors = [\"a\", \"a\"]"), @"f.toml:4: acceptors: name 1 to 9 different acceptors");
     assert_snapshot!(fleet("metrics = \"0.0.0.0:9464\""), @"f.toml:4: metrics: `0.0.0.0:9464` is not on loopback, and metrics have no password; write for example `127.0.0.1:9464`");
     assert_snapshot!(fleet("seeds = []"), @"f.toml:4: unknown field `seeds`; did you mean `peers`?");
     assert_snapshot!(fleet("peer = []"), @"f.toml:4: unknown field `peer`; did you mean `peers`?");

@@ -207,7 +207,7 @@ fn limits_inside_limits_that_are_none() {
     assert_snapshot!(refusal("weight = \"50\""), @"limits.toml:5: limit `b`: weight: expected a whole number without quotes, found the text \"50\"; write for example `weight = 100`");
     assert_snapshot!(refusal("guarantee = 5"), @"limits.toml:5: limit `b`: guarantee: expected a text in quotes, found the bare number 5; write for example `guarantee = \"100mbit\"`");
     assert_snapshot!(refusal("guarantee = \"1bit\""), @"limits.toml:5: limit `b`: guarantee: 1bit is out of range; a limit is between 8kbit and 100gbit");
-    assert_snapshot!(refusal("guarantee = \"3gbit\""), @"limits.toml:5: limit `b`: guarantee: the limits inside `a` are guaranteed 3gbit together, and `a` has 1gbit to guarantee (its rate); make theirs less or that more");
+    assert_snapshot!(refusal("guarantee = \"3gbit\""), @"limits.toml:5: limit `b`: guarantee: the limits inside `a` are guaranteed 3gbit together, and `a` has 1gbit to guarantee (its rate); lower their guarantees, or raise its rate");
     assert_snapshot!(refusal("guarantee = \"10mbit\"\nceiling = \"5mbit\""), @"limits.toml:5: limit `b`: guarantee: 10mbit is above its ceiling of 5mbit; make the one less or the other more");
     assert_snapshot!(refusal("guarantee = \"10mbit\"\negress = \"5mbit\""), @"limits.toml:5: limit `b`: guarantee: 10mbit is above its ceiling of 5mbit; make the one less or the other more");
     assert_snapshot!(refusal("ceiling = \"5mbit\"\negress = \"5mbit\""), @"limits.toml:6: limit `b`: egress: `ceiling` says it for both directions; write either that, or egress and ingress");
@@ -276,10 +276,10 @@ fn policers_that_are_none() {
     assert_snapshot!(police("actions = { red = \"dscp 99\" }"), @"limits.toml:6: limit `a`: actions: `99` is no DSCP; write ef, af11 to af43, cs0 to cs7, va, le, or a number from 0 to 63");
     assert_snapshot!(police("actions = { red = \"mark\" }"), @"limits.toml:6: limit `a`: actions: `mark` is no action; write pass, drop, ce, or for example `dscp af12`");
     assert_snapshot!(police("mark = \"1ms\""), @"limits.toml:6: limit `a`: mark: scheme `police` has no queue, and drops when `burst` is used up; leave this out, or write scheme = \"nrm\"");
-    assert_snapshot!(police("hook = \"xdp\""), @"limits.toml:6: limit `a`: hook: XDP polices what comes in by a device: write scheme = \"police\", scope = { dev = \"...\" } and `ingress` with it, and no `match`; or leave it out");
+    assert_snapshot!(police("hook = \"xdp\""), @"limits.toml:6: limit `a`: hook: XDP polices incoming traffic of a device: write scheme = \"police\", scope = { dev = \"...\" } and `ingress` with it, and no `match`; or leave it out");
     assert_snapshot!(police("hook = \"tc\""), @"limits.toml:6: limit `a`: hook: `tc` is no hook; write auto or xdp");
-    assert_snapshot!(police("ingress = \"1mbit\"\nhook = \"xdp\"\nmatch = \"10.0.0.0/8\""), @"limits.toml:7: limit `a`: hook: XDP polices what comes in by a device: write scheme = \"police\", scope = { dev = \"...\" } and `ingress` with it, and no `match`; or leave it out");
-    assert_snapshot!(with("hook = \"xdp\""), @"limits.toml:5: limit `backup`: hook: XDP polices what comes in by a device: write scheme = \"police\", scope = { dev = \"...\" } and `ingress` with it, and no `match`; or leave it out");
+    assert_snapshot!(police("ingress = \"1mbit\"\nhook = \"xdp\"\nmatch = \"10.0.0.0/8\""), @"limits.toml:7: limit `a`: hook: XDP polices incoming traffic of a device: write scheme = \"police\", scope = { dev = \"...\" } and `ingress` with it, and no `match`; or leave it out");
+    assert_snapshot!(with("hook = \"xdp\""), @"limits.toml:5: limit `backup`: hook: XDP polices incoming traffic of a device: write scheme = \"police\", scope = { dev = \"...\" } and `ingress` with it, and no `match`; or leave it out");
     let scope = "scope = { cgroup = \"a\" }\nscheme = \"police\"\nactions = { red = \"dscp cs1\" }";
     assert_snapshot!(with(scope), @"limits.toml:6: limit `backup`: actions: the kernel lets no program on a cgroup change a packet's DSCP; write `pass`, `drop` or `ce`, or put the limit on the device or port by which the packets leave");
 }

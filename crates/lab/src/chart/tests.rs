@@ -12,6 +12,7 @@ fn lines() -> Lines {
         title: "Rate on the wire".into(),
         x: "time_s".into(),
         y: "wire_bit_s".into(),
+        logarithmic: false,
         limit: Some(1e9),
         series: vec![
             Series::every("htb", 0.1, &[0.9e9, 1.0e9, 0.8e9]),

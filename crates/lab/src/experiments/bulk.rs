@@ -128,6 +128,7 @@ pub(super) fn over_time(ctx: &mut Context, title: &str, limit_bit_s: u64, series
         title: title.to_owned(),
         x: "time_s".to_owned(),
         y: "wire_bit_s".to_owned(),
+        logarithmic: false,
         limit: Some(limit_bit_s as f64),
         series,
     };

@@ -166,6 +166,7 @@ fn measure(
             title: title("Rate on the wire over 100 ms"),
             x: "time_s".to_owned(),
             y: WIRE.to_owned(),
+            logarithmic: false,
             limit: Some(limit_bit_s as f64),
             series: over_time,
         },

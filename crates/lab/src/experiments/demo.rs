@@ -26,13 +26,7 @@ use crate::{
     host::Need,
     report::Case,
     systems::counters_in,
-    testbed::{
-        Cgroup, Site,
-        peers::Peer,
-        set_sysctl,
-        stack::StackCounters,
-        wait::{pass_time, wait_until},
-    },
+    testbed::{Cgroup, Site, peers::Peer, set_sysctl, stack::StackCounters, wait::wait_until},
     tools::{
         iperf::{IperfOptions, IperfRun},
         probe::{self, ProbeReport},
@@ -42,7 +36,6 @@ use crate::{
 
 const LIMIT_BIT_S: u64 = 100_000_000;
 const LIMIT: &str = "100mbit";
-const SYSTEMS: [System; 3] = [System::Unlimited, System::Htb, System::Tidegate];
 /// What Linux uses unless told otherwise.
 const CONTROL: &str = "cubic";
 const TRANSFER_FLOWS: u32 = 4;
@@ -52,7 +45,7 @@ const PROBE_PORT: u16 = 7001;
 /// How long a transfer takes, and so how large a file is.
 const DURATION: Duration = Duration::from_secs(4);
 const FILE_BYTES: u64 = LIMIT_BIT_S / 8 * DURATION.as_secs();
-/// TCP's start is over; the probe begins.
+/// TCP's start is over; from here on, probes count.
 const SETTLED: Duration = Duration::from_millis(500);
 const PROBED: Duration = Duration::from_secs(3);
 /// So that the 99th percentile of a run rests on thirty probes. They take 0.8 % of the limit.
@@ -85,7 +78,19 @@ impl Demo {
 enum System {
     Unlimited,
     Htb,
+    /// HTB with fq_codel in its class, where the kernel has that.
+    FqCodel,
     Tidegate,
+}
+
+impl System {
+    /// Those that this kernel has.
+    fn all() -> Vec<System> {
+        let mut systems = vec![System::Unlimited, System::Htb];
+        systems.extend(Peer::check_kernel("fq_codel").is_ok().then_some(System::FqCodel));
+        systems.push(System::Tidegate);
+        systems
+    }
 }
 
 impl fmt::Display for System {
@@ -93,6 +98,7 @@ impl fmt::Display for System {
         f.pad(match self {
             System::Unlimited => "unlimited",
             System::Htb => "htb",
+            System::FqCodel => "htb, fq_codel",
             System::Tidegate => "tidegate",
         })
     }
@@ -176,19 +182,21 @@ impl Experiment for Demo {
             let control = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control")?;
             ctx.note(format!("TCP uses {}, as this host does", control.trim()));
         }
+        let systems = System::all();
         let mut curves = Vec::new();
         let jobs: &[Job] = match self.tiny {
             None => &[Job::Transfer, Job::Download],
             Some(_) => &[Job::Download],
         };
         for &job in jobs {
-            let (mut rates, mut latencies) = (Vec::new(), Vec::new());
-            let turns = SYSTEMS.map(|system| Turn { job, system });
+            let (mut rates, mut latencies, mut over_time) = (Vec::new(), Vec::new(), Vec::new());
+            let turns: Vec<_> = systems.iter().map(|&system| Turn { job, system }).collect();
             ctx.alternate(&turns, ctx.repeats, |ctx, turn, run| {
                 let mut curve = measure(ctx, &mut bed, *turn, run)?;
                 if run == 1 {
                     let system = turn.system.to_string();
                     latencies.push(Series::new(&system, curve.latencies));
+                    over_time.push(Series::new(&system, curve.over_time));
                     if turn.system != System::Unlimited {
                         let bins = DURATION.as_millis() / TENTH.as_millis();
                         curve.rates_bit_s.truncate(bins as usize);
@@ -197,6 +205,9 @@ impl Experiment for Demo {
                 }
                 Ok(())
             })?;
+            if let Some(story) = story(job, over_time, &systems) {
+                ctx.figure("latency", story);
+            }
             curves.push((job, rates, latencies));
         }
         let answered = requests::measure(ctx, &mut bed)?;
@@ -223,6 +234,8 @@ struct Curve {
     rates_bit_s: Vec<f64>,
     /// (microseconds, share of the probes that took no longer).
     latencies: Vec<(f64, f64)>,
+    /// (seconds, microseconds).
+    over_time: Vec<(f64, f64)>,
 }
 
 /// Runs a job once under a system, and records it.
@@ -237,10 +250,11 @@ fn measure(
             let words = ["run", "--egress", LIMIT, "--stats", "--json", "--"].map(OsString::from);
             [ctx.tidegate.clone().into_os_string()].into_iter().chain(words).collect()
         }
-        System::Unlimited | System::Htb => Vec::new(),
+        System::Unlimited | System::Htb | System::FqCodel => Vec::new(),
     };
     let peer = match system {
         System::Htb => Some(Peer::htb(&bed.testbed, LIMIT_BIT_S)?),
+        System::FqCodel => Some(Peer::htb_fq_codel(&bed.testbed, LIMIT_BIT_S)?),
         System::Unlimited | System::Tidegate => None,
     };
     let resent_before = StackCounters::read(bed.testbed.sender())?.retransmits;
@@ -270,7 +284,11 @@ fn measure(
     if let Some(drops) = drops {
         record.value("drops", drops as f64);
     }
-    Ok(Curve { rates_bit_s: wire.rates_bit_s(TENTH), latencies: probe.rtt_cdf_us })
+    Ok(Curve {
+        rates_bit_s: wire.rates_bit_s(TENTH),
+        latencies: probe.rtt_cdf_us,
+        over_time: probe.rtt_over_time_us,
+    })
 }
 
 /// iperf3 sends from inside the limit.
@@ -280,7 +298,6 @@ fn transfer(bed: &Bed, runner: &[OsString]) -> anyhow::Result<Outcome> {
     options.parallel = TRANSFER_FLOWS;
     let iperf = IperfRun::start(Site::from(sender).under(runner), receiver, &options)?;
     let inside = inside(iperf.client_pid(), !runner.is_empty())?;
-    pass_time(SETTLED)?;
     let probe = probe(bed, inside.as_ref())?;
     let (report, said) = iperf.finish_with_stderr()?;
     Ok(Outcome { goodput_bit_s: report.received_bit_s, said, probe })
@@ -301,7 +318,7 @@ fn download(bed: &Bed, runner: &[OsString]) -> anyhow::Result<Outcome> {
             }
             anyhow::Ok(bytes as f64 * 8.0 / started.elapsed().as_secs_f64())
         });
-        let probe = pass_time(SETTLED).and_then(|()| probe(bed, inside.as_ref()));
+        let probe = probe(bed, inside.as_ref());
         let fetches = fetches.join().map_err(|_| anyhow::anyhow!("the fetching thread panicked"));
         (fetches.and_then(|fetched| fetched), probe)
     });
@@ -317,7 +334,8 @@ fn probe(bed: &Bed, inside: Option<&Cgroup>) -> anyhow::Result<ProbeReport> {
     if let Some(cgroup) = inside {
         site = site.in_cgroup(cgroup);
     }
-    let mut args = probe::ClientArgs::new(bed.at(PROBE_PORT), PROBED);
+    let mut args = probe::ClientArgs::new(bed.at(PROBE_PORT), SETTLED + PROBED);
+    args.settle = SETTLED;
     args.rate_hz = PROBES_HZ;
     probe::finish_client(probe::start_client(testbed, site, args)?, args)
 }
@@ -343,6 +361,22 @@ fn is_cgroup(path: &Path) -> bool {
     path.join("cgroup.procs").exists()
 }
 
+/// The picture of the whole: what a probe meets while a transfer runs, without a limit, under the best HTB
+/// that the kernel has, and under Tidegate.
+fn story(job: Job, mut series: Vec<Series>, systems: &[System]) -> Option<Lines> {
+    if systems.contains(&System::FqCodel) {
+        series.retain(|series| series.system != System::Htb.to_string());
+    }
+    (job == Job::Transfer).then(|| Lines {
+        title: "A transfer in a limit of 100 Mbit/s: latency of a probe beside it".to_owned(),
+        x: "time_s".to_owned(),
+        y: "latency_us".to_owned(),
+        logarithmic: true,
+        limit: None,
+        series,
+    })
+}
+
 fn figures(ctx: &mut Context, job: Job, rates: Vec<Series>, latencies: Vec<Series>) {
     let file = if job == Job::Transfer { "iperf3" } else { "nginx" };
     ctx.figure(
@@ -359,6 +393,7 @@ fn figures(ctx: &mut Context, job: Job, rates: Vec<Series>, latencies: Vec<Serie
             title: format!("Rate on the wire in bins of 100 ms, {}", job.name()),
             x: "time_s".to_owned(),
             y: "rate_bit_s".to_owned(),
+            logarithmic: false,
             limit: Some(LIMIT_BIT_S as f64),
             series: rates,
         },

@@ -77,6 +77,7 @@ impl Experiment for Example {
                 title: "Rate over time".into(),
                 x: "time_s".into(),
                 y: "rate_bit_s".into(),
+                logarithmic: false,
                 limit: Some(1e9),
                 series: vec![Series::every("pace", 0.1, &[9.9e8; 20])],
             },

@@ -371,6 +371,7 @@ impl Measured {
             title: format!("{system}: rates of the classes on the wire in bins of 50 ms"),
             x: "time_s".to_owned(),
             y: "wire_bit_s".to_owned(),
+            logarithmic: false,
             limit: Some(tree.root_bit_s as f64),
             series: lines,
         };

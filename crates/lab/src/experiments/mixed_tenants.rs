@@ -365,6 +365,7 @@ impl Seen {
             title: format!("{uplink}: rates of the guests on the wire in bins of 50 ms"),
             x: "time_s".to_owned(),
             y: "wire_bit_s".to_owned(),
+            logarithmic: false,
             limit: Some(UPLINK_BIT_S as f64),
             series: series.collect(),
         };

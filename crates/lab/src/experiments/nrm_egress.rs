@@ -240,6 +240,7 @@ fn figures(ctx: &mut Context, over_time: Vec<Series>) {
         title: "Rate on the wire in bins of 100 ms, the most flows of cubic".to_owned(),
         x: "time_s".to_owned(),
         y: "wire_bit_s".to_owned(),
+        logarithmic: false,
         limit: Some(GBIT as f64),
         series: over_time,
     };

@@ -265,6 +265,7 @@ impl Measured {
             title: format!("{}, {system}: rates on the wire in bins of 20 ms{of}", scenario.name),
             x: "time_s".to_owned(),
             y: "wire_bit_s".to_owned(),
+            logarithmic: false,
             limit: Some(scenario.limit_bit_s as f64),
             series: lines,
         };

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use tidegate_core::{Direction, Rate, police::Hook};
 use tidegate_instruments::paper::{NrmPaper, PaperOptions};
 use tidegate_sys::cgroup::Hierarchy;
-use tidegate_sys::cost::{Asked, Program, Standing, mean_run_time, measure, tcp_frame};
+use tidegate_sys::cost::{Asked, Program, QueueState, mean_run_time, measure, tcp_frame};
 use tidegate_sys::schemes::police::{Policers, cost_on_device};
 
 use crate::chart::BarsOf;
@@ -73,18 +73,18 @@ impl Experiment for ProgramCost {
         let repeats = ctx.repeats;
         for cpus in (1..=host::cores().min(2)).map(|count| (0..count).collect::<Vec<_>>()) {
             ctx.step(format!("{} CPUs", cpus.len()));
-            for (name, standing) in
-                [("idle", Standing::Idle), ("busy", Standing::Busy), ("full", Standing::Full)]
+            for (name, state) in
+                [("idle", QueueState::Idle), ("busy", QueueState::Busy), ("full", QueueState::Full)]
             {
                 let case = Case::new().with("cpus", cpus.len()).with("queue", name);
                 let names = SYSTEMS.map(|(name, _)| name);
                 ctx.alternate(&names, repeats, |ctx, system, run| {
                     let program = SYSTEMS.iter().find(|(name, _)| name == system);
                     let cost = match program.and_then(|(_, program)| *program) {
-                        Some(program) => net_cost(program, standing, &cpus, runs)?,
+                        Some(program) => net_cost(program, state, &cpus, runs)?,
                         // Its credit cannot be held below zero: it is measured idle alone.
-                        None if standing != Standing::Idle => return Ok(()),
-                        None => net(paper(&cpus, runs)?, standing, &cpus, runs)?,
+                        None if state != QueueState::Idle => return Ok(()),
+                        None => net(paper(&cpus, runs)?, state, &cpus, runs)?,
                     };
                     ctx.record(system, &case, run).value(METRIC, cost);
                     Ok(())
@@ -117,12 +117,12 @@ impl Experiment for ProgramCost {
 /// What a full frame costs in a program, without the clock that is part of every figure, in nanoseconds.
 pub(super) fn net_cost(
     program: Program,
-    standing: Standing,
+    state: QueueState,
     cpus: &[usize],
     runs: u32,
 ) -> anyhow::Result<f64> {
-    let cost = measure(program, standing, &tcp_frame(FRAME_BYTES), cpus, runs)?;
-    net(cost, standing, cpus, runs)
+    let cost = measure(program, state, &tcp_frame(FRAME_BYTES), cpus, runs)?;
+    net(cost, state, cpus, runs)
 }
 
 /// Policers of one device: each for a host, and as many programs.
@@ -138,7 +138,7 @@ fn on_devices(ctx: &mut Context, runs: u32) -> anyhow::Result<()> {
                 _ => (Policers::Programs(count), count),
             };
             let (frame, cpus) = (tcp_frame(FRAME_BYTES), [0]);
-            let nothing = measure(Program::Nothing, Standing::Idle, &frame, &cpus, runs)?;
+            let nothing = measure(Program::Nothing, QueueState::Idle, &frame, &cpus, runs)?;
             let cost = cost_on_device(policers, &frame, &cpus, runs)?;
             let cost = cost.as_secs_f64() - f64::from(programs) * nothing.as_secs_f64();
             ctx.record(system, &case, run).value(ON_DEVICE, cost * 1e9);
@@ -168,8 +168,8 @@ fn device_claims(ctx: &mut Context) {
 }
 
 /// A run time less that of the empty program, in nanoseconds.
-fn net(cost: Duration, standing: Standing, cpus: &[usize], runs: u32) -> anyhow::Result<f64> {
-    let nothing = measure(Program::Nothing, standing, &tcp_frame(FRAME_BYTES), cpus, runs)?;
+fn net(cost: Duration, state: QueueState, cpus: &[usize], runs: u32) -> anyhow::Result<f64> {
+    let nothing = measure(Program::Nothing, state, &tcp_frame(FRAME_BYTES), cpus, runs)?;
     Ok((cost.as_secs_f64() - nothing.as_secs_f64()) * 1e9)
 }
 

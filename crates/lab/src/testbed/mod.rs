@@ -463,7 +463,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_are_told_from_connections() {
+    fn listeners_are_distinguished_from_connections() {
         let table = "  sl  local_address rem_address   st tx_queue\n\
                      0: 00000000:1451 00000000:0000 0A 00000000:00000000\n\
                      1: 0100007F:1452 0100007F:1451 01 00000000:00000000\n";

@@ -16,6 +16,7 @@
 //! that as latency of the network.
 
 use std::{
+    collections::BTreeMap,
     net::{SocketAddr, UdpSocket},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
@@ -55,6 +56,8 @@ const BUFFER_BYTES: usize = 8 << 20;
 const RECEIVE_POLL: Duration = Duration::from_millis(50);
 /// The first departure, after everything is set up.
 const LEAD: Duration = Duration::from_millis(20);
+/// The bins of a report's latency over time.
+const BIN: Duration = Duration::from_millis(20);
 /// What the server prints when it listens.
 const READY: &str = "ready";
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -79,6 +82,9 @@ pub struct ClientArgs {
     /// How long to send
     #[arg(long = "seconds", value_name = "S", value_parser = parse_seconds)]
     pub duration: Duration,
+    /// Probes of the first so many seconds are in the latency over time alone
+    #[arg(long = "settle", value_name = "S", value_parser = parse_seconds, default_value = "0")]
+    pub settle: Duration,
     /// Payload of a probe, in bytes
     #[arg(long = "size", value_name = "BYTES", default_value_t = 64)]
     pub size_bytes: usize,
@@ -97,6 +103,7 @@ impl ClientArgs {
             server,
             rate_hz: 500,
             duration,
+            settle: Duration::ZERO,
             size_bytes: 64,
             drain: Duration::from_secs(1),
             may_lose_all: false,
@@ -108,6 +115,7 @@ impl ClientArgs {
             format!("--server={}", self.server),
             format!("--rate={}", self.rate_hz),
             format!("--seconds={}", self.duration.as_secs_f64()),
+            format!("--settle={}", self.settle.as_secs_f64()),
             format!("--size={}", self.size_bytes),
             format!("--drain={}", self.drain.as_secs_f64()),
         ];
@@ -138,6 +146,9 @@ pub struct ProbeReport {
     pub lateness: Quantiles,
     /// The distribution of `rtt`: (microseconds, share of the replies that took no longer).
     pub rtt_cdf_us: Vec<(f64, f64)>,
+    /// `rtt` over time: (seconds after the first probe was due, median of 20 ms in microseconds).
+    #[serde(default)]
+    pub rtt_over_time_us: Vec<(f64, f64)>,
     /// The client ran in the real-time class.
     pub realtime: bool,
 }
@@ -229,11 +240,11 @@ pub fn probe(args: &ClientArgs) -> anyhow::Result<ProbeReport> {
             outcome
         });
         let receiver = scope.spawn(|| receive_all(&socket, args.drain, &book, &sent_all));
-        let (refused, realtime) =
+        let realtime =
             sender.join().map_err(|_| anyhow::anyhow!("the sending thread panicked"))??;
         receiver.join().map_err(|_| anyhow::anyhow!("the receiving thread panicked"))??;
         let stalls = watch.ok().and_then(StallWatch::stop).unwrap_or_default();
-        let report = summarize(&book, &stalls, refused, realtime)?;
+        let report = summarize(&book, &stalls, args.settle, realtime)?;
         if report.received == 0 && !args.may_lose_all {
             bail!("no reply to {} probes: is a probe-server there?", report.sent);
         }
@@ -251,12 +262,11 @@ struct Probe {
     received_ns: AtomicU64,
 }
 
-/// Returns how many probes were refused, and whether the thread is in the real-time class.
-fn send_all(socket: &UdpSocket, args: &ClientArgs, book: &[Probe]) -> anyhow::Result<(u64, bool)> {
+/// Returns whether the thread is in the real-time class.
+fn send_all(socket: &UdpSocket, args: &ClientArgs, book: &[Probe]) -> anyhow::Result<bool> {
     let realtime = make_realtime().is_ok();
     let mut packet = vec![0; args.size_bytes];
     packet[..4].copy_from_slice(&MAGIC);
-    let mut refused = 0;
     // The receiving thread needs the socket to block; so each send says for itself that it must not.
     let first_ns = now_ns(ClockId::Monotonic) + LEAD.as_nanos() as u64;
     for (number, probe) in book.iter().enumerate() {
@@ -273,10 +283,9 @@ fn send_all(socket: &UdpSocket, args: &ClientArgs, book: &[Probe]) -> anyhow::Re
         probe.sent_ns.store(now_ns(ClockId::Realtime), Ordering::Release);
         if rustix::net::send(socket, &packet, rustix::net::SendFlags::DONTWAIT).is_err() {
             probe.sent_ns.store(0, Ordering::Release);
-            refused += 1;
         }
     }
-    Ok((refused, realtime))
+    Ok(realtime)
 }
 
 /// Receives until all replies are in, or nothing is to be expected any more.
@@ -327,21 +336,34 @@ fn receive_all(
 fn summarize(
     book: &[Probe],
     stalls: &[Stall],
-    refused: u64,
+    settle: Duration,
     realtime: bool,
 ) -> anyhow::Result<ProbeReport> {
     let (mut rtt, mut from_schedule, mut lateness) =
         (histogram_ns()?, histogram_ns()?, histogram_ns()?);
-    let (mut sent, mut received, mut stalled) = (0, 0, 0);
+    let (mut sent, mut refused, mut received, mut stalled) = (0, 0, 0, 0);
+    let mut bins: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+    let first_ns = book.first().map_or(0, |probe| probe.due_ns.load(Ordering::Relaxed));
     for probe in book {
         let [due_ns, sent_ns, lateness_ns, received_ns] =
             [&probe.due_ns, &probe.sent_ns, &probe.lateness_ns, &probe.received_ns]
                 .map(|t| t.load(Ordering::Relaxed));
         // Both from the clock of the day; should it be set back meanwhile, the probe took no time.
         let rtt_ns = received_ns.saturating_sub(sent_ns);
+        let after_ns = due_ns.saturating_sub(first_ns);
+        let counts = u128::from(after_ns) >= settle.as_nanos();
+        let is_stalled = stalls::overlaps(stalls, due_ns, due_ns + lateness_ns + rtt_ns);
+        if sent_ns != 0 && received_ns != 0 && !is_stalled {
+            let bin = bins.entry(after_ns / BIN.as_nanos() as u64).or_default();
+            bin.push(rtt_ns as f64 / NS_PER_US);
+        }
+        if !counts {
+            continue;
+        }
         sent += u64::from(sent_ns != 0);
+        refused += u64::from(sent_ns == 0);
         received += u64::from(received_ns != 0);
-        if stalls::overlaps(stalls, due_ns, due_ns + lateness_ns + rtt_ns) {
+        if is_stalled {
             stalled += 1;
             continue;
         }
@@ -365,6 +387,12 @@ fn summarize(
             .collect(),
         from_schedule: Quantiles::of_ns(&from_schedule),
         lateness: Quantiles::of_ns(&lateness),
+        rtt_over_time_us: bins
+            .iter()
+            .filter_map(|(bin, rtts_us)| {
+                Some((*bin as f64 * BIN.as_secs_f64(), stats::median(rtts_us)?))
+            })
+            .collect(),
         realtime,
     })
 }
@@ -423,12 +451,32 @@ mod tests {
             })
             .collect();
         let stall = Stall { start_ns: 12 * MS, end_ns: 28 * MS };
-        let report = summarize(&book, &[stall], 0, true).unwrap();
+        let report = summarize(&book, &[stall], Duration::ZERO, true).unwrap();
         assert_eq!((report.sent, report.received, report.stalled), (4, 4, 2));
         assert_eq!(report.rtt.count, 2);
         assert!(report.rtt.max_us < 1100.0, "{report:?}");
-        let all = summarize(&book, &[], 0, true).unwrap();
+        let all = summarize(&book, &[], Duration::ZERO, true).unwrap();
         assert_eq!((all.stalled, all.rtt.count), (0, 4));
+    }
+
+    #[test]
+    fn probes_before_the_path_has_settled_are_in_the_latency_over_time_alone() {
+        const MS: u64 = 1_000_000;
+        // Due every 10 ms: two in a bin. The third was not taken, the last did not come back.
+        let book: Vec<Probe> = [(1, true), (3, true), (5, false), (7, true), (0, true)]
+            .iter()
+            .enumerate()
+            .map(|(n, &(rtt_ms, is_sent))| Probe {
+                due_ns: ((100 + n as u64 * 10) * MS).into(),
+                sent_ns: (if is_sent { 1000 * MS } else { 0 }).into(),
+                lateness_ns: 0.into(),
+                received_ns: (if is_sent && rtt_ms > 0 { (1000 + rtt_ms) * MS } else { 0 }).into(),
+            })
+            .collect();
+        let report = summarize(&book, &[], Duration::from_millis(20), true).unwrap();
+        assert_eq!(report.rtt_over_time_us, [(0.0, 2000.0), (0.02, 7000.0)]);
+        assert_eq!((report.sent, report.refused, report.received, report.lost), (2, 1, 1, 1));
+        assert_eq!(report.rtt.count, 1);
     }
 
     #[test]

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flows_are_told_apart_and_the_bucket_decides() {
+    fn flows_are_distinguished_and_the_bucket_decides() {
         let mut gate = Gate::new(Rate::from_bit_s(8_000).unwrap(), Bytes(1_000)).unwrap();
         let mut headers = [0; 40];
         headers[0] = 0x45;

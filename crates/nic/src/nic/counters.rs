@@ -19,7 +19,7 @@ crate::counters::counter_table! {
     taken_bytes: "their bytes on the wire",
     sent_packets: "packets that ports took",
     sent_bytes: "their bytes on the wire",
-    lost_packets: "packets lost with their port, or due while there was none; their senders were told",
+    lost_packets: "packets lost with their port, or due while there was none; their senders were notified",
     drop_full: "packets dropped because the shaper was full (immediate completion only)",
     drop_beyond: "packets dropped because their time was beyond the horizon of a wheel that refuses such",
     drop_closed: "packets dropped because their flow could not be opened in the shaper",

@@ -51,7 +51,7 @@ pub(super) enum AnswerKind {
 pub enum Outcome {
     /// The port has it.
     Sent,
-    /// The shaper has it: all that is told with immediate completion.
+    /// The shaper has it: the only message with immediate completion.
     Taken,
     /// The port went away, or there was none when its time had come.
     Lost,

@@ -123,7 +123,7 @@ pub enum WaitError {
     Refused(#[from] io::Error),
 }
 
-/// What a producer is told.
+/// Messages to a producer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// A packet is done with. Of different flows in any order.
@@ -172,13 +172,13 @@ pub(super) struct Link {
     pub(super) waker: Waker,
     pub(super) wants_room: Arc<AtomicBool>,
     /// What is to be answered; at most what the ring of answers holds.
-    pub(super) owed: usize,
-    pub(super) owed_max: usize,
+    pub(super) pending: usize,
+    pub(super) pending_max: usize,
     /// Flows that wait for room in the ring; each at most once.
     pub(super) waiting: VecDeque<u32>,
-    /// How many of them were told so since the events ran out: not more than there is room for.
-    pub(super) told: usize,
-    /// Closed flows that the shaper could not be told of yet; each at most once.
+    /// How many of them were notified since the events ran out: not more than there is room for.
+    pub(super) notified: usize,
+    /// Closed flows that the shaper does not know yet; each at most once.
     pub(super) closing: VecDeque<u32>,
 }
 
@@ -321,7 +321,7 @@ impl Producer {
         let link = &mut self.links[shaper];
         // There is room.
         let _ = link.messages.push(Message::Packet { slot: flow.slot, wire_bytes, cookie, packet });
-        link.owed += 1;
+        link.pending += 1;
         link.waker.wake();
         self.counters.submitted_packets += 1;
         self.unpublished += 1;
@@ -332,7 +332,7 @@ impl Producer {
     }
 
     /// Whether [`Producer::submit`] would take a packet of the flow now. A flow that it would not is not
-    /// told when it would, unless it tries.
+    /// notified when it would, unless it tries.
     #[must_use]
     pub fn is_writable(&self, flow: Flow) -> bool {
         self.shaper_of_open(flow).is_some_and(|shaper| self.has_room(shaper))
@@ -361,7 +361,7 @@ impl Producer {
         for _ in 0..self.links.len() {
             let shaper = self.turn;
             if let Ok(answer) = self.links[shaper].answers.pop() {
-                self.links[shaper].owed -= 1;
+                self.links[shaper].pending -= 1;
                 return Some(self.answered(answer));
             }
             self.send_closes(shaper);
@@ -386,7 +386,7 @@ impl Producer {
         for shaper in 0..self.links.len() {
             self.send_closes(shaper);
             let link = &mut self.links[shaper];
-            link.told = 0;
+            link.notified = 0;
             let wants = !link.waiting.is_empty() || !link.closing.is_empty();
             link.wants_room.store(wants, Ordering::Relaxed);
         }
@@ -476,16 +476,16 @@ impl Producer {
     fn poll_room(&mut self) -> Option<Event> {
         for shaper in 0..self.links.len() {
             // As many as wait, at most: those that were closed meanwhile are passed over.
-            while self.links[shaper].told < self.links[shaper].room() {
+            while self.links[shaper].notified < self.links[shaper].room() {
                 let Some(slot) = self.links[shaper].waiting.pop_front() else { break };
                 let entry = &mut self.flows[slot as usize];
                 entry.waits_for_room = false;
                 if entry.state == State::Open {
-                    self.links[shaper].told += 1;
+                    self.links[shaper].notified += 1;
                     return Some(Event::Writable { flow: self.handle(slot) });
                 }
             }
-            self.links[shaper].told = 0;
+            self.links[shaper].notified = 0;
         }
         None
     }
@@ -532,7 +532,7 @@ impl Producer {
             && link.messages.push(Message::Close { slot }).is_ok()
         {
             link.closing.pop_front();
-            link.owed += 1;
+            link.pending += 1;
             link.waker.wake();
         }
     }
@@ -557,10 +557,10 @@ impl Drop for Producer {
 impl Link {
     #[inline]
     fn has_room(&self) -> bool {
-        self.owed < self.owed_max && !self.messages.is_full()
+        self.pending < self.pending_max && !self.messages.is_full()
     }
 
     fn room(&self) -> usize {
-        self.messages.slots().min(self.owed_max - self.owed)
+        self.messages.slots().min(self.pending_max - self.pending)
     }
 }

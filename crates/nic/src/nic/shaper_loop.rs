@@ -77,7 +77,7 @@ pub(super) struct LaneHere {
     pub(super) lane: Box<Lane>,
     pub(super) held: u64,
     /// It has answers that it was not woken for.
-    pub(super) told: bool,
+    pub(super) notified: bool,
 }
 
 pub(super) struct ClassHere {
@@ -250,7 +250,7 @@ impl ShaperLoop {
         self.block.store(&self.counters);
     }
 
-    /// The NIC ends: all packets are lost, and their senders told.
+    /// The NIC ends: all packets are lost, and their senders are notified.
     pub(super) fn end(&mut self, now: Nanos) {
         self.lose_all(now);
         self.wake_producers();
@@ -269,7 +269,7 @@ impl ShaperLoop {
             worked = true;
             match control {
                 Control::Lane(lane) => {
-                    let here = Some(LaneHere { lane, held: 0, told: false });
+                    let here = Some(LaneHere { lane, held: 0, notified: false });
                     match self.lanes.iter_mut().find(|lane| lane.is_none()) {
                         Some(free) => *free = here,
                         None => self.lanes.push(here),
@@ -466,7 +466,7 @@ impl ShaperLoop {
 
     fn wake_producers(&mut self) {
         for here in self.lanes.iter_mut().flatten() {
-            if std::mem::take(&mut here.told) {
+            if std::mem::take(&mut here.notified) {
                 here.lane.waker.wake();
             }
         }
@@ -487,7 +487,7 @@ impl LaneHere {
     pub(super) fn answer(&mut self, answer: Answer) {
         // There is room: the producer bounds what it sends by it. One that has gone needs no answer.
         let _ = self.lane.answers.push(answer);
-        self.told = true;
+        self.notified = true;
     }
 }
 

@@ -90,7 +90,7 @@ impl World {
         let token = Arc::new(ProducerToken(Arc::clone(&there)));
         let waiter = Waiter::new(Mode::Poll).unwrap();
         let (messages, from_producer) = RingBuffer::new(options.ring);
-        let (to_producer, answers) = RingBuffer::new(options.owed);
+        let (to_producer, answers) = RingBuffer::new(options.pending);
         let wants_room = Arc::new(AtomicBool::new(false));
         let lane = Lane {
             messages: from_producer,
@@ -106,10 +106,10 @@ impl World {
             answers,
             waker: Waiter::new(Mode::Poll).unwrap().waker(),
             wants_room,
-            owed: 0,
-            owed_max: options.owed,
+            pending: 0,
+            pending_max: options.pending,
             waiting: VecDeque::new(),
-            told: 0,
+            notified: 0,
             closing: VecDeque::new(),
         };
         let producer = Producer::new(ProducerParts {
@@ -195,7 +195,7 @@ fn small() -> NicOptions {
         producers: 1,
         flows: 16,
         ring: 32,
-        owed: 64,
+        pending: 64,
         ..NicOptions::default()
     }
 }
@@ -204,7 +204,7 @@ fn small() -> NicOptions {
 const MBIT_8: u64 = 8_000_000;
 
 #[test]
-fn a_flow_has_two_segments_in_the_shaper_and_is_told_when_one_left() {
+fn a_flow_has_two_segments_in_the_shaper_and_is_notified_when_one_left() {
     let mut world = World::new(&small(), Recorder::new(100).0);
     let (slow, fast) = (world.open(MBIT_8), world.open(10 * MBIT_8));
     assert!(world.producer().is_writable(slow));
@@ -421,7 +421,7 @@ fn a_flood_of_flows_is_refused_and_counted() {
 }
 
 #[test]
-fn who_found_the_ring_full_is_told_of_room() {
+fn who_found_the_ring_full_is_reported_room() {
     let mut world = World::new(&NicOptions { ring: 4, ..small() }, Recorder::new(100).0);
     let first = world.open(MBIT_8);
     let flows = [first, world.open(MBIT_8), world.open(MBIT_8)];
@@ -648,7 +648,7 @@ fn sizes_are_checked() {
         NicOptions { producers: 0, ..small() },
         NicOptions { flows: 0, ..small() },
         NicOptions { ring: 0, ..small() },
-        NicOptions { owed: RING_MAX + 1, ..small() },
+        NicOptions { pending: RING_MAX + 1, ..small() },
         NicOptions { flows: MAX_FLOWS, producers: 2, ..small() },
         NicOptions { classes: MAX_CLASSES + 1, ..small() },
         NicOptions { cpus: vec![100_000], ..small() },

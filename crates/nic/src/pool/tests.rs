@@ -18,7 +18,7 @@ fn sizes_are_checked_first() {
 }
 
 #[test]
-fn a_pool_ends_where_it_was_told() {
+fn a_pool_ends_at_its_size() {
     let mut pool = pool(3, 1);
     let small: Vec<_> = (0..3).map(|_| pool.take(64).unwrap()).collect();
     assert!(pool.take(64).is_none());

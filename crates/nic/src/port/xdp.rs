@@ -242,7 +242,7 @@ impl XdpPort {
         }
     }
 
-    /// Gets the kernel to look at the transmit ring, if it wants to be told.
+    /// Gets the kernel to look at the transmit ring, if it wants a call for that.
     fn kick(&mut self) -> Result<(), PortError> {
         let mut pending = self.tx.pending();
         for _ in 0..KICKS_MAX {
@@ -358,7 +358,7 @@ impl Port for XdpPort {
             return Ok(received);
         }
         self.idle_receives = self.idle_receives.wrapping_add(1);
-        // A driver that wants to be told of new buffers is told in the same call.
+        // A driver that wants a call for new buffers gets it here.
         if (self.umem.zero_copy && self.fill.needs_wakeup())
             || self.idle_receives.is_multiple_of(GONE_CHECK_EVERY)
         {

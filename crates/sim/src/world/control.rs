@@ -23,7 +23,7 @@ pub(super) struct Measured {
     pub demand_bit_s: f64,
     pub largest_bit_s: f64,
     pub typical_bit_s: f64,
-    /// The sum of what the others told.
+    /// The sum of what the others reported.
     pub others: f64,
     pub dropped: bool,
 }
@@ -47,7 +47,7 @@ impl Control {
         }
     }
 
-    /// Sets the gate; what is to be told to the others.
+    /// Sets the gate; what the others are sent.
     pub fn measure(&mut self, now: Nanos, clock: Clock, gate: &mut Gate, seen: &Measured) -> f64 {
         let demand = seen.demand_bit_s;
         let all = demand + seen.others;
@@ -88,7 +88,7 @@ fn want(demand: f64, flow: f64, rate: f64, dropped: bool) -> Want {
         return Want::default();
     }
     let greedy = dropped || demand * 100.0 >= rate * GREEDY_PERCENT as f64;
-    // A flow that has just come has no rate from which more could be told.
+    // A flow that has just come has no rate from which the demand could be computed.
     let flows = if flow > 0.0 { (demand.min(rate) / flow).max(1.0) } else { 1.0 };
     let demand_bit_s =
         if greedy { u64::MAX } else { (demand * (100 + HEADROOM_PERCENT) as f64 / 100.0) as u64 };

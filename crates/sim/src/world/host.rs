@@ -152,7 +152,7 @@ impl Host {
             }
         };
         let dropped = self.last_drop.is_some_and(|at| now.0 - at.0 < 1_000_000_000);
-        let told = self.control.measure(
+        let report = self.control.measure(
             now,
             self.clock,
             &mut self.gate,
@@ -165,10 +165,10 @@ impl Host {
             },
         );
         match &mut self.sum {
-            Sum::Vector(vector) => vector.set_own(now, told as f32),
+            Sum::Vector(vector) => vector.set_own(now, report as f32),
             Sum::Mean { push, own, .. } => {
-                push.add(told - *own);
-                *own = told;
+                push.add(report - *own);
+                *own = report;
             }
         }
     }

@@ -7,7 +7,8 @@ use libbpf_rs::Link;
 use super::{LimitError, LimitMaps, maps::Adopt};
 use crate::{
     cgroup::{Cgroup, Hierarchy},
-    device::Filters,
+    device::{Filters, Hooked},
+    root_qdisc::Undo,
 };
 
 /// The links of a limit, by the name under which they are pinned.
@@ -22,9 +23,26 @@ pub struct AttachedLimit {
     pub(crate) filters: Option<Filters>,
     /// Of a policer in XDP.
     pub(crate) xdp: Option<OwnedFd>,
+    /// The qdisc that it has put at the root of its device.
+    pub(crate) qdisc: Undo,
 }
 
 impl AttachedLimit {
+    /// On a cgroup.
+    pub(crate) fn new(maps: LimitMaps, links: Links) -> AttachedLimit {
+        AttachedLimit { maps, links, filters: None, xdp: None, qdisc: Undo::nothing() }
+    }
+
+    pub(crate) fn on_device(maps: LimitMaps, Hooked { links, filters }: Hooked) -> AttachedLimit {
+        AttachedLimit { filters, ..Self::new(maps, links) }
+    }
+
+    /// What is not pinned stays when this value ends.
+    pub(crate) fn keep(&mut self) {
+        self.filters.iter_mut().for_each(Filters::keep);
+        self.qdisc.keep();
+    }
+
     /// Its maps.
     #[must_use]
     pub fn maps(&self) -> &LimitMaps {

@@ -1,6 +1,6 @@
 //! Why a limit cannot be put on, read or changed.
 
-use tidegate_core::{Scope, htb::SLOTS, queue_options::ConfigError};
+use tidegate_core::{Direction, Scheme, Scope, htb::SLOTS, queue_options::ConfigError};
 
 use crate::{cgroup::CgroupError, fq::FqError, intf, net::NetError};
 
@@ -73,11 +73,28 @@ pub enum LimitError {
         /// Its handle.
         handle: String,
     },
-    /// The kernel has no HTB.
+    /// The kernel has no such qdisc.
     #[error(
-        "the kernel has no HTB (CONFIG_NET_SCH_HTB); use scheme `edt` on devices, `pace` on cgroups"
+        "the kernel has no qdisc `{kind}` (CONFIG_NET_SCH_{}); use scheme `police` or `edt` on devices, \
+         `pace` on cgroups",
+        kind.to_uppercase()
     )]
-    NoHtb,
+    NoQdisc {
+        /// Its kind, such as `htb`.
+        kind: &'static str,
+    },
+    /// A direction that a scheme cannot hold on a device.
+    #[error(
+        "scheme `{scheme}` holds what leaves the device, which is {} here; leave the other \
+         direction out, or use scheme `htb`",
+        if *direction == Direction::Egress { "egress" } else { "ingress" }
+    )]
+    OnlyLeaving {
+        /// The scheme.
+        scheme: Scheme,
+        /// The direction of what leaves.
+        direction: Direction,
+    },
     /// The kernel has no ifb devices.
     #[error(
         "the kernel has no ifb devices (CONFIG_IFB), through which scheme `htb` sends what comes in; limit \

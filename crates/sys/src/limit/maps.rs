@@ -8,7 +8,7 @@ use libbpf_rs::{
 };
 use tidegate_core::{Direction, Rate, fair_share::TARGET, virtual_queue};
 
-use super::{Colours, LimitError, LimitOptions, Reading, settings::Settings};
+use super::{Colours, Handle, LimitError, LimitOptions, Reading, settings::Settings};
 use crate::{
     bpf::{load_error, lookup, map_error, reuse},
     cgroup::{Cgroup, Hierarchy},
@@ -17,7 +17,6 @@ use crate::{
     group::GroupMaps,
     intf,
     process::{in_network_namespace, network_namespaces},
-    schemes::htb::Seat,
     schemes::police::Place,
     skel,
     waiting::Waiting,
@@ -37,8 +36,8 @@ pub struct LimitMaps {
     pub(crate) parent: Option<ParentMaps>,
     /// By which it acts for a group, where the scheme can.
     pub(crate) group: Option<GroupMaps>,
-    /// With scheme `htb`: where its packets wait, who counts them.
-    pub(crate) seat: Option<Seat>,
+    /// What it has in the kernel beside its maps, where its scheme has something.
+    pub(crate) handle: Option<Box<dyn Handle>>,
     /// Of a limit with prefixes, which shares maps with others: its number in them, and its place.
     pub(crate) at: u32,
     pub(crate) place: Option<Place>,
@@ -93,7 +92,7 @@ impl LimitMaps {
             exempt: None,
             parent: None,
             group: None,
-            seat: None,
+            handle: None,
             at: 0,
             place: None,
         }
@@ -120,12 +119,22 @@ impl LimitMaps {
         limit: &intf::Limit,
     ) -> Result<(), LimitError> {
         let (earlier, now) = (self.settings()?, boottime());
-        self.write(self.keep_leases(limit.carried_on(&self.limit_at(now)?, now))?)?;
-        let adopted = cgroup.map_or(Ok(()), |cgroup| self.adopt(hierarchy, cgroup, Adopt::Take));
-        if adopted.is_err() {
+        let settings = self.keep_leases(limit.carried_on(&self.limit_at(now)?, now))?;
+        self.write(settings)?;
+        let done = self.change_beside(&settings.limit);
+        let done = done.and_then(|()| match cgroup {
+            Some(cgroup) => self.adopt(hierarchy, cgroup, Adopt::Take),
+            None => Ok(()),
+        });
+        if done.is_err() {
             self.write(earlier)?;
         }
-        adopted
+        done
+    }
+
+    /// Puts settings in force beside the maps.
+    pub(crate) fn change_beside(&self, limit: &intf::Limit) -> Result<(), LimitError> {
+        self.handle.as_ref().map_or(Ok(()), |handle| handle.change(limit))
     }
 
     /// Gives the queues of a limit that is not attached yet what it may use of `parent` now, so that its
@@ -184,7 +193,7 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError`] when the kernel refuses to look.
     pub fn waiting(&self, direction: Direction) -> Result<Option<Waiting>, LimitError> {
-        self.seat.as_ref().map_or(Ok(None), |seat| seat.waiting(direction))
+        self.handle.as_ref().map_or(Ok(None), |handle| handle.waiting(direction))
     }
 
     /// With `dem` and `spring` the connections of a direction that are wanted, who sends first.
@@ -193,7 +202,7 @@ impl LimitMaps {
         direction: Direction,
         wanted: impl Fn(SocketAddr, SocketAddr) -> bool,
     ) -> Vec<(SocketAddr, SocketAddr)> {
-        self.seat.as_ref().map_or_else(Vec::new, |seat| seat.connections(direction, wanted))
+        self.handle.as_ref().map_or_else(Vec::new, |handle| handle.connections(direction, &wanted))
     }
 
     /// Queue and counters of a direction.
@@ -201,8 +210,8 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
     pub fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
-        if let Some(seat) = &self.seat {
-            return seat.read(direction);
+        if let Some(handle) = &self.handle {
+            return handle.read(direction);
         }
         let index = intf::index(direction);
         let mut queue: intf::Queue = lookup(&self.queues, "queues", self.queue_key(index))?;
@@ -232,7 +241,7 @@ impl LimitMaps {
             queue = intf::Queue { finish_ns, skipped_ns, ..intf::Queue::default() };
             counters.last_ns = counters.last_ns.map(|at| at.saturating_sub(asleep_ns));
         }
-        Ok(Reading { queue, counters, colours, census: None })
+        Ok(Reading { queue, counters, colours, flow_count: None })
     }
 
     /// Takes the TCP sockets in the cgroup into the limit, or gives them back: in every network

@@ -6,6 +6,7 @@ use tidegate_core::{
     police::{Hook, Policy},
     prefixes::Prefixes,
     queue_options::{ConfigError, VirtualQueueOptions},
+    scheme::QueueKind,
 };
 
 use crate::intf;
@@ -64,30 +65,27 @@ impl LimitOptions {
         let microseconds = |time: Nanos| u32::try_from(time.0 / 1000).unwrap_or(u32::MAX);
         let mut limit = intf::Limit {
             cgroup_id,
+            scheme: self.scheme as u32,
             exempt: (&self.exempt).into(),
             matched: (&self.matched).into(),
             rto_min_us: microseconds(self.rto_min),
             delack_max_us: microseconds(self.delack_max),
             ..intf::Limit::default()
         };
-        if !self.scheme.info().sets_sockets {
+        let sets_sockets = self.scheme.info().sets_sockets;
+        if !sets_sockets {
             (limit.rto_min_us, limit.delack_max_us) = (0, 0);
         }
-        if self.loopback {
-            limit.flags |= intf::FLAG_LOOPBACK;
+        let is_fair = self.scheme.queue(Direction::Egress) == QueueKind::Paced;
+        let polices = self.scheme.queue(Direction::Ingress) == QueueKind::Bucket;
+        for (flag, is_set) in [
+            (intf::FLAG_LOOPBACK, self.loopback),
+            (intf::FLAG_PACE_FAIR, is_fair),
+            (intf::FLAG_PACE_CEILING, sets_sockets && !is_fair && self.pace_ceiling),
+            (intf::FLAG_XDP, polices && self.police.hook == Hook::Xdp),
+        ] {
+            limit.flags |= if is_set { flag } else { 0 };
         }
-        limit.flags |= match self.scheme {
-            Scheme::Pace => intf::FLAG_PACE_FAIR,
-            Scheme::Nrm if self.pace_ceiling => intf::FLAG_PACE_CEILING,
-            Scheme::Nrm => 0,
-            Scheme::Edt => intf::FLAG_EDT,
-            Scheme::Police if self.police.hook == Hook::Xdp => intf::FLAG_POLICE | intf::FLAG_XDP,
-            Scheme::Police => intf::FLAG_POLICE,
-            Scheme::Htb => intf::FLAG_HTB,
-            Scheme::Dem => intf::FLAG_HTB | intf::FLAG_DEM,
-            Scheme::Spring => intf::FLAG_HTB | intf::FLAG_SPRING,
-            Scheme::Carousel => return Err(ConfigError::Scheme(self.scheme)),
-        };
         for (direction, queue) in
             [(Direction::Egress, self.egress), (Direction::Ingress, self.ingress)]
         {
@@ -97,7 +95,7 @@ impl LimitOptions {
                 limit.rate_bit_s[intf::index(direction)] = options.rate.bit_s();
                 limit.class[intf::index(direction)] =
                     intf::ClassConf::new(self.class, &options.floors());
-                if self.scheme == Scheme::Police {
+                if options.kind == QueueKind::Bucket {
                     limit.police[intf::index(direction)] =
                         intf::Policy::new(&self.police, &options)?;
                 }
@@ -123,16 +121,8 @@ impl From<&intf::Limit> for LimitOptions {
     /// counts as not given, so that it follows when the rate changes. [`LimitOptions::encode`] gives the same
     /// limit again.
     fn from(limit: &intf::Limit) -> LimitOptions {
-        let fair = limit.flags & intf::FLAG_PACE_FAIR != 0;
-        let scheme = match limit.flags {
-            flags if flags & intf::FLAG_EDT != 0 => Scheme::Edt,
-            flags if flags & intf::FLAG_POLICE != 0 => Scheme::Police,
-            flags if flags & intf::FLAG_DEM != 0 => Scheme::Dem,
-            flags if flags & intf::FLAG_SPRING != 0 => Scheme::Spring,
-            flags if flags & intf::FLAG_HTB != 0 => Scheme::Htb,
-            _ if fair => Scheme::Pace,
-            _ => Scheme::Nrm,
-        };
+        let scheme = limit.scheme();
+        let paces = limit.flags & (intf::FLAG_PACE_FAIR | intf::FLAG_PACE_CEILING) != 0;
         let queue = |direction| {
             let default = VirtualQueueOptions {
                 kind: scheme.queue(direction),
@@ -166,7 +156,7 @@ impl From<&intf::Limit> for LimitOptions {
             ingress: queue(Direction::Ingress),
             loopback: limit.flags & intf::FLAG_LOOPBACK != 0,
             scheme,
-            pace_ceiling: fair || limit.flags & intf::FLAG_PACE_CEILING != 0,
+            pace_ceiling: paces,
             rto_min: Nanos(u64::from(limit.rto_min_us) * 1000),
             delack_max: Nanos(u64::from(limit.delack_max_us) * 1000),
             class: limit.class.iter().find_map(intf::ClassConf::class),

@@ -1,6 +1,6 @@
 //! What the maps of a limit say.
 
-use tidegate_core::census;
+use tidegate_core::flow_count;
 
 use crate::intf;
 
@@ -14,7 +14,7 @@ pub struct Reading {
     /// With scheme `police`: packets and bytes by colour.
     pub colours: Option<Colours>,
     /// With schemes `dem` and `spring`: its flows in the last period, if there was one lately.
-    pub census: Option<census::Sums>,
+    pub flow_count: Option<flow_count::Sums>,
 }
 
 /// Packets and bytes by the colour that a policer gave them: green, yellow, red.

@@ -40,7 +40,7 @@ pub enum Law {
     Spring,
 }
 
-/// What the programs are told.
+/// The settings of the programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AcksOptions {
     /// What acts on ACKs.
@@ -63,9 +63,9 @@ impl AcksOptions {
         limit: &crate::intf::Limit,
         direction: Direction,
     ) -> Result<AcksOptions, LimitError> {
-        let law = match limit.flags & crate::intf::FLAG_SPRING {
-            0 => Law::Dem(dem::Law::default()),
-            _ => Law::Spring,
+        let law = match limit.scheme() {
+            tidegate_core::Scheme::Spring => Law::Spring,
+            _ => Law::Dem(dem::Law::default()),
         };
         let rate = Rate::from_bit_s(limit.rate_bit_s[crate::intf::index(direction)]);
         let rate = rate.ok_or(LimitError::Layout("limit"))?;

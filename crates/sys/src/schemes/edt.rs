@@ -12,10 +12,12 @@ use tidegate_core::{Direction, Scope};
 use crate::{
     bpf::{self, load_error, quiet_libbpf, random_seed},
     cgroup::{Cgroup, Hierarchy},
-    device::{self, Hooked, Target},
+    device::{self, Target},
     exempt::set_exempt,
-    fq, intf,
+    fq::{self, FqError},
+    intf,
     limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions},
+    schemes::{LINKS, Scheme},
     skel,
 };
 
@@ -65,32 +67,53 @@ enum Hook {
     Port,
 }
 
-/// Puts a limit on a cgroup.
-pub(crate) fn attach_cgroup(
-    hierarchy: &Hierarchy,
-    cgroup: &Cgroup,
-    options: &LimitOptions,
-) -> Result<AttachedLimit, LimitError> {
-    let scope = Scope::Cgroup(cgroup.path().to_owned());
-    fq::check(hierarchy, &scope, Some(cgroup))?;
-    let limit = options.encode(cgroup.id())?;
-    let attach = |program: &ProgramMut<'_>| bpf::attach(program, "edt_cgroup", cgroup);
-    let (maps, link) = load(Hook::Cgroup, &limit, attach)?;
-    Ok(AttachedLimit { maps, links: vec![("egress", link)], filters: None, xdp: None })
-}
+/// Scheme `edt`.
+pub(crate) struct Edt;
 
-/// Puts a limit on a device.
-pub(crate) fn attach_device(
-    hierarchy: &Hierarchy,
-    target: &Target,
-    options: &LimitOptions,
-) -> Result<AttachedLimit, LimitError> {
-    fq::check(hierarchy, &target.scope, None)?;
-    let limit = target.encode(options)?;
-    let hook = if target.is_port() { Hook::Port } else { Hook::Device };
-    let attach = |program: &ProgramMut<'_>| device::attach(target, &[(Direction::Egress, program)]);
-    let (maps, Hooked { links, filters }) = load(hook, &limit, attach)?;
-    Ok(AttachedLimit { maps, links, filters, xdp: None })
+impl Scheme for Edt {
+    fn links(&self, _limit: &intf::Limit) -> &'static [&'static str] {
+        &LINKS[..1]
+    }
+
+    fn attach_cgroup(
+        &self,
+        hierarchy: &Hierarchy,
+        cgroup: &Cgroup,
+        options: &LimitOptions,
+        _parent: Option<&LimitMaps>,
+    ) -> Result<AttachedLimit, LimitError> {
+        let scope = Scope::Cgroup(cgroup.path().to_owned());
+        fq::check(hierarchy, &scope, Some(cgroup))?;
+        let limit = options.encode(cgroup.id())?;
+        let attach = |program: &ProgramMut<'_>| bpf::attach(program, "edt_cgroup", cgroup);
+        let (maps, link) = load(Hook::Cgroup, &limit, attach)?;
+        Ok(AttachedLimit::new(maps, vec![(LINKS[0], link)]))
+    }
+
+    fn attach_device(
+        &self,
+        hierarchy: &Hierarchy,
+        target: &Target,
+        options: &LimitOptions,
+        _force: bool,
+    ) -> Result<AttachedLimit, LimitError> {
+        fq::check(hierarchy, &target.scope, None)?;
+        let limit = target.encode(options)?;
+        let hook = if target.is_port() { Hook::Port } else { Hook::Device };
+        let attach =
+            |program: &ProgramMut<'_>| device::attach(target, &[(Direction::Egress, program)]);
+        let (maps, hooked) = load(hook, &limit, attach)?;
+        Ok(AttachedLimit::on_device(maps, hooked))
+    }
+
+    fn why_unkept(
+        &self,
+        hierarchy: &Hierarchy,
+        scope: &Scope,
+        cgroup: Option<&Cgroup>,
+    ) -> Option<FqError> {
+        fq::check(hierarchy, scope, cgroup).err()
+    }
 }
 
 #[cfg(test)]

@@ -13,65 +13,76 @@ use libbpf_rs::{
 
 use crate::{
     bpf::{attach, load_error, quiet_libbpf, random_seed, reuse},
-    cgroup::Cgroup,
+    cgroup::{Cgroup, Hierarchy},
     exempt::set_exempt,
+    intf,
     limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps, set_parent},
+    schemes::{LINKS, Scheme},
     skel,
 };
 
-/// Loads the programs of a limit and attaches them to the cgroup; one with a class takes its part of
-/// `parent`. The sockets that exist are not touched.
-pub(crate) fn attach_cgroup(
-    cgroup: &Cgroup,
-    options: &LimitOptions,
-    parent: Option<&LimitMaps>,
-) -> Result<AttachedLimit, LimitError> {
-    let limit = options.encode(cgroup.id())?;
-    quiet_libbpf();
+/// Schemes `pace` and `nrm`.
+pub(crate) struct Nrm;
 
-    let mut storage = MaybeUninit::uninit();
-    let exempts = !options.exempt.is_empty();
-    let nrm = load_nrm(&mut storage, parent, exempts)?;
-    let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("nrm"));
-    let maps = LimitMaps {
-        sockets: Some(handle(&nrm.maps.sockets_of_limit)?),
-        exempt: exempts.then(|| handle(&nrm.maps.exempt_prefixes)).transpose()?,
-        parent: parent.map(ParentMaps::of).transpose()?.flatten(),
-        ..LimitMaps::new(
-            handle(&nrm.maps.limit)?,
-            handle(&nrm.maps.queues_of_limit)?,
-            handle(&nrm.maps.counters)?,
-        )
-    };
+impl Scheme for Nrm {
+    fn links(&self, _limit: &intf::Limit) -> &'static [&'static str] {
+        &LINKS
+    }
 
-    let mut tune_storage = MaybeUninit::uninit();
-    let mut tune = skel::tune::TuneSkelBuilder::default()
-        .open(&mut tune_storage)
-        .map_err(load_error("tune"))?;
-    if let Some(rodata) = tune.maps.rodata_data.as_deref_mut() {
-        // The kernel's coarse clocks go on with each tick.
-        let tick = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse);
-        rodata.tick_ns = tick.tv_nsec as u64;
-    }
-    reuse(&mut tune.maps.limit, &maps.limit)?;
-    reuse(&mut tune.maps.queues_of_limit, &maps.queues)?;
-    if let Some(sockets) = &maps.sockets {
-        reuse(&mut tune.maps.sockets_of_limit, sockets)?;
-    }
-    set_parent!(tune, maps.parent.as_ref(), "tune");
-    set_exempt!(tune, exempts, maps.exempt.as_ref(), "tune");
-    let tune = tune.load().map_err(load_error("tune"))?;
+    fn attach_cgroup(
+        &self,
+        _hierarchy: &Hierarchy,
+        cgroup: &Cgroup,
+        options: &LimitOptions,
+        parent: Option<&LimitMaps>,
+    ) -> Result<AttachedLimit, LimitError> {
+        let limit = options.encode(cgroup.id())?;
+        quiet_libbpf();
 
-    maps.write(limit)?;
-    if let Some(parent) = parent {
-        maps.start_in(parent, options)?;
+        let mut storage = MaybeUninit::uninit();
+        let exempts = !options.exempt.is_empty();
+        let nrm = load_nrm(&mut storage, parent, exempts)?;
+        let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("nrm"));
+        let maps = LimitMaps {
+            sockets: Some(handle(&nrm.maps.sockets_of_limit)?),
+            exempt: exempts.then(|| handle(&nrm.maps.exempt_prefixes)).transpose()?,
+            parent: parent.map(ParentMaps::of).transpose()?.flatten(),
+            ..LimitMaps::new(
+                handle(&nrm.maps.limit)?,
+                handle(&nrm.maps.queues_of_limit)?,
+                handle(&nrm.maps.counters)?,
+            )
+        };
+
+        let mut tune_storage = MaybeUninit::uninit();
+        let mut tune = skel::tune::TuneSkelBuilder::default()
+            .open(&mut tune_storage)
+            .map_err(load_error("tune"))?;
+        if let Some(rodata) = tune.maps.rodata_data.as_deref_mut() {
+            // The kernel's coarse clocks go on with each tick.
+            let tick = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse);
+            rodata.tick_ns = tick.tv_nsec as u64;
+        }
+        reuse(&mut tune.maps.limit, &maps.limit)?;
+        reuse(&mut tune.maps.queues_of_limit, &maps.queues)?;
+        if let Some(sockets) = &maps.sockets {
+            reuse(&mut tune.maps.sockets_of_limit, sockets)?;
+        }
+        set_parent!(tune, maps.parent.as_ref(), "tune");
+        set_exempt!(tune, exempts, maps.exempt.as_ref(), "tune");
+        let tune = tune.load().map_err(load_error("tune"))?;
+
+        maps.write(limit)?;
+        if let Some(parent) = parent {
+            maps.start_in(parent, options)?;
+        }
+        let links = vec![
+            (LINKS[0], attach(&nrm.progs.nrm_egress, "nrm_egress", cgroup)?),
+            (LINKS[1], attach(&nrm.progs.nrm_ingress, "nrm_ingress", cgroup)?),
+            (LINKS[2], attach(&tune.progs.tune, "tune", cgroup)?),
+        ];
+        Ok(AttachedLimit::new(maps, links))
     }
-    let links = vec![
-        ("egress", attach(&nrm.progs.nrm_egress, "nrm_egress", cgroup)?),
-        ("ingress", attach(&nrm.progs.nrm_ingress, "nrm_ingress", cgroup)?),
-        ("sockops", attach(&tune.progs.tune, "tune", cgroup)?),
-    ];
-    Ok(AttachedLimit { maps, links, filters: None, xdp: None })
 }
 
 /// Opens and loads the virtual queue's object, for a limit in `parent` if there is one.

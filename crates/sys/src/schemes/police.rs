@@ -11,13 +11,14 @@ use tidegate_core::{Direction, police::Hook};
 
 use crate::{
     bpf::{self, load_error, quiet_libbpf, random_seed},
-    cgroup::Cgroup,
-    device::{self, Target},
+    cgroup::{Cgroup, Hierarchy},
+    device::{self, Target, XDP_PIN},
     exempt::set_exempt,
     group::GroupMaps,
     intf,
     limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions},
     query::Side,
+    schemes::{LINKS, Scheme},
     skel,
 };
 
@@ -38,7 +39,7 @@ mod cost;
 mod cost_on_device;
 mod place;
 mod policy;
-pub(crate) mod room;
+pub(crate) mod pool;
 pub(crate) mod xdp;
 
 pub(crate) use cost::prepare;
@@ -115,39 +116,60 @@ fn maps(
     Ok(maps)
 }
 
-/// Puts a limit on a cgroup.
-pub(crate) fn attach_cgroup(
-    cgroup: &Cgroup,
-    options: &LimitOptions,
-) -> Result<AttachedLimit, LimitError> {
-    let limit = options.encode(cgroup.id())?;
-    let mut storage = MaybeUninit::uninit();
-    let police = load(&mut storage, AttachPoint::Cgroup, !options.exempt.is_empty())?;
-    let maps = maps(&police, &limit)?;
-    let links = vec![
-        ("egress", bpf::attach(&police.progs.police_egress, "police_egress", cgroup)?),
-        ("ingress", bpf::attach(&police.progs.police_ingress, "police_ingress", cgroup)?),
-    ];
-    Ok(AttachedLimit { maps, links, filters: None, xdp: None })
-}
+/// The links of a limit whose ingress is in XDP.
+const LINKS_WITH_XDP: [&str; 2] = [LINKS[0], XDP_PIN];
 
-/// Puts a limit on a device.
-pub(crate) fn attach_device(
-    target: &Target,
-    options: &LimitOptions,
-) -> Result<AttachedLimit, LimitError> {
-    let limit = target.encode(options)?;
-    let mut storage = MaybeUninit::uninit();
-    let at = if target.is_port() { AttachPoint::Port } else { AttachPoint::Device };
-    let police = load(&mut storage, at, !options.exempt.is_empty())?;
-    let maps = maps(&police, &limit)?;
-    // First: it may be refused.
-    let in_xdp = options.police.hook == Hook::Xdp;
-    let xdp = in_xdp.then(|| xdp::attach(target, &maps)).transpose()?;
-    let directions = [Direction::Egress, Direction::Ingress].into_iter();
-    let directions = directions.filter(|direction| !in_xdp || *direction == Direction::Egress);
-    let device::Hooked { links, filters } = attach(target, &police, directions)?;
-    Ok(AttachedLimit { maps, links, filters, xdp })
+/// Scheme `police`.
+pub(crate) struct Police;
+
+impl Scheme for Police {
+    fn links(&self, limit: &intf::Limit) -> &'static [&'static str] {
+        match limit.flags & intf::FLAG_XDP {
+            // One with prefixes has those of its map pool (see `store/pools.rs`).
+            _ if limit.matched.count != 0 => &[],
+            0 => &LINKS[..2],
+            _ => &LINKS_WITH_XDP,
+        }
+    }
+
+    fn attach_cgroup(
+        &self,
+        _hierarchy: &Hierarchy,
+        cgroup: &Cgroup,
+        options: &LimitOptions,
+        _parent: Option<&LimitMaps>,
+    ) -> Result<AttachedLimit, LimitError> {
+        let limit = options.encode(cgroup.id())?;
+        let mut storage = MaybeUninit::uninit();
+        let police = load(&mut storage, AttachPoint::Cgroup, !options.exempt.is_empty())?;
+        let maps = maps(&police, &limit)?;
+        let links = vec![
+            (LINKS[0], bpf::attach(&police.progs.police_egress, "police_egress", cgroup)?),
+            (LINKS[1], bpf::attach(&police.progs.police_ingress, "police_ingress", cgroup)?),
+        ];
+        Ok(AttachedLimit::new(maps, links))
+    }
+
+    fn attach_device(
+        &self,
+        _hierarchy: &Hierarchy,
+        target: &Target,
+        options: &LimitOptions,
+        _force: bool,
+    ) -> Result<AttachedLimit, LimitError> {
+        let limit = target.encode(options)?;
+        let mut storage = MaybeUninit::uninit();
+        let at = if target.is_port() { AttachPoint::Port } else { AttachPoint::Device };
+        let police = load(&mut storage, at, !options.exempt.is_empty())?;
+        let maps = maps(&police, &limit)?;
+        // First: it may be refused.
+        let in_xdp = options.police.hook == Hook::Xdp;
+        let xdp = in_xdp.then(|| xdp::attach(target, &maps)).transpose()?;
+        let directions = [Direction::Egress, Direction::Ingress].into_iter();
+        let directions = directions.filter(|direction| !in_xdp || *direction == Direction::Egress);
+        let hooked = attach(target, &police, directions)?;
+        Ok(AttachedLimit { xdp, ..AttachedLimit::on_device(maps, hooked) })
+    }
 }
 
 /// Puts the programs of directions on a device.
@@ -186,7 +208,7 @@ mod fair_tests;
 mod rate_tests;
 
 #[cfg(test)]
-mod room_tests;
+mod pool_tests;
 
 #[cfg(test)]
 mod xdp_tests;

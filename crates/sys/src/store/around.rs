@@ -77,14 +77,14 @@ impl Store {
         removed.map(|device| device.to_string()).collect()
     }
 
-    /// Whether a device of this network namespace has an HTB or ifb device that is neither this store's nor
-    /// left by a process that died.
-    pub(super) fn has_htb_of_others(&self, ifindex: u32) -> bool {
+    /// Whether a device of this network namespace has a qdisc of ours or ifb device that is neither this
+    /// store's nor left by a process that died.
+    pub(super) fn has_qdisc_of_others(&self, ifindex: u32) -> bool {
         let own = programs_in(&self.root, 0);
         let is_it = |device: &OnDevice| {
-            let has_htb = device.has_htb || device.ifb.is_some();
+            let has_qdisc = device.qdisc.is_some() || device.ifb.is_some();
             let is_own = device.hooked.iter().any(|hooked| own.contains(&hooked.program));
-            device.ifindex == ifindex && has_htb && !is_own
+            device.ifindex == ifindex && has_qdisc && !is_own
         };
         let there = remains::on_devices().unwrap_or_default().iter().any(is_it);
         there && !left().orphans.iter().any(|device| device.ifindex == ifindex)

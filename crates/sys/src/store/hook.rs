@@ -10,7 +10,7 @@ use libbpf_rs::MapHandle;
 use tidegate_core::Scope;
 
 use super::{
-    LINKS, PinnedLimit, Store, StoreError, limit_error,
+    PinnedLimit, Store, StoreError, limit_error,
     pins::{detach_link, pin_hooks, pin_xdp},
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
     device::{self, Filters, Hooked, PROGRAM_PINS, Target, XDP_PIN},
     intf,
     limit::{LimitError, settings::Settings},
-    schemes::police,
+    schemes::{self, LINKS, police},
 };
 
 /// What may be pinned of an ingress at tc: its link, or the program of its filter.
@@ -33,7 +33,8 @@ enum At {
 
 impl At {
     fn of(limit: &intf::Limit) -> At {
-        if limit.flags & intf::FLAG_XDP != 0 { At::Xdp } else { At::Tc }
+        let links = schemes::of(limit.scheme()).links(limit);
+        if links.contains(&XDP_PIN) { At::Xdp } else { At::Tc }
     }
 
     fn other(self) -> At {

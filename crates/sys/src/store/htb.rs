@@ -6,7 +6,7 @@
 //!     root                           ... and to the name of the limit on the device
 //! ```
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use libbpf_rs::MapHandle;
 use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
@@ -24,13 +24,10 @@ use crate::{
     limit::{LimitError, LimitOptions, settings::Settings},
     schemes::acks,
     schemes::htb::{
-        self, Leaf, MARKED_PIN, MEMBERS_PIN, Member, Root, SLOTS_PIN, Seat, check_member,
+        self, Leaf, MARKED_PIN, MEMBERS_PIN, Member, ROOT, Root, SLOT, SLOTS_PIN, check_member,
+        name_in,
     },
 };
-
-/// The symbolic links of a limit inside another one.
-pub(super) const SLOT: &str = "slot";
-pub(super) const ROOT: &str = "root";
 
 /// What is to be put on.
 pub(super) struct Asked<'a> {
@@ -47,12 +44,11 @@ impl Store {
     pub(super) fn install_htb(
         &self,
         hierarchy: &Hierarchy,
-        present: &[PinnedLimit],
         asked: &Asked<'_>,
     ) -> Result<(), StoreError> {
         match (asked.parent, asked.cgroup) {
-            (Some(parent), _) => self.graft(hierarchy, parent, asked),
-            (None, None) => self.plant(hierarchy, present, asked),
+            (Some(parent), _) => self.install_leaf(hierarchy, parent, asked),
+            (None, None) => self.install_root(hierarchy, asked),
             (None, Some(cgroup)) => {
                 let what = Scope::Cgroup(cgroup.path().to_owned());
                 let why =
@@ -62,36 +58,16 @@ impl Store {
         }
     }
 
-    fn plant(
-        &self,
-        hierarchy: &Hierarchy,
-        present: &[PinnedLimit],
-        asked: &Asked<'_>,
-    ) -> Result<(), StoreError> {
+    fn install_root(&self, hierarchy: &Hierarchy, asked: &Asked<'_>) -> Result<(), StoreError> {
         let refused = || limit_error(asked.name);
         let target = Target::find(asked.scope).map_err(|e| refused()(e.into()))?;
         let limit = target.encode(asked.options).map_err(refused())?;
-        // A device may be limited as `dev` and as `port`; it has one qdisc.
-        let holds = |other: &&PinnedLimit| {
-            let l = &other.limit;
-            l.flags & intf::FLAG_HTB != 0
-                && (l.ifindex, l.cgroup_id) == (target.ifindex, target.namespace)
-                && other.scope.is_some()
-                && other.maps.seat.as_ref().is_some_and(|seat| seat.slot() == ROOT_SLOT)
-        };
-        if let Some(other) = present.iter().find(holds) {
-            let (scope, name) = (asked.scope.clone(), other.name.clone());
-            return Err(StoreError::ScopeTaken { scope, name });
-        }
-        if !self.force && self.has_htb_of_others(target.ifindex) {
-            return Err(StoreError::OtherStore { scope: asked.scope.clone() });
-        }
         let mut root = Root::put(&target, &limit, self.force).map_err(refused())?;
         let leaf = Leaf { slot: ROOT_SLOT, parent: None, limit, member: None };
         // Those inside the one in whose place this one comes are inside this one.
         let mut inside = self.inside(hierarchy, asked.name)?;
         inside.leaves.insert(0, leaf);
-        htb::settle(&limit, &root.slots, &root.members, &inside.leaves, &[]).map_err(refused())?;
+        htb::sync(&limit, &root.slots, &root.members, &inside.leaves, &[]).map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{}", asked.name));
         let done = pin_root(&mut root, &building).and_then(|()| {
             let backlog = |direction| htb::backlog_of(&root.slots, direction);
@@ -109,7 +85,7 @@ impl Store {
         Ok(())
     }
 
-    fn graft(
+    fn install_leaf(
         &self,
         hierarchy: &Hierarchy,
         parent: &PinnedLimit,
@@ -154,13 +130,13 @@ impl Store {
             let others = tree.leaves.iter().zip(&tree.names);
             let others = others.filter(|(_, name)| **name != asked.name).map(|(leaf, _)| *leaf);
             let leaves: Vec<_> = others.chain([leaf]).collect();
-            let settled = tree
-                .settle(&leaves)
+            let synced = tree
+                .sync(&leaves)
                 .and_then(|()| self.publish(&building, asked.name, asked.options));
-            if settled.is_err() {
-                let _ = tree.settle(&tree.leaves);
+            if synced.is_err() {
+                let _ = tree.sync(&tree.leaves);
             }
-            settled
+            synced
         });
         match done {
             Err(_) => drop(remove_pins(&building)),
@@ -183,15 +159,14 @@ impl Store {
         let limit = settings.limit;
         pinned.maps.write(settings).map_err(refused())?;
         let done = self.tree_of(hierarchy, &pinned.name).and_then(|tree| {
-            tree.settle(&tree.leaves)?;
+            tree.sync(&tree.leaves)?;
             let backlog = |direction| htb::backlog_of(&tree.slots, direction);
             let lease = |direction| pinned.maps.lease(direction);
             acks::change(&self.root.join(&pinned.name), &limit, lease, &pinned.name, backlog)
         });
         if done.is_err() {
             pinned.maps.write(earlier).map_err(refused())?;
-            let _ =
-                self.tree_of(hierarchy, &pinned.name).and_then(|tree| tree.settle(&tree.leaves));
+            let _ = self.tree_of(hierarchy, &pinned.name).and_then(|tree| tree.sync(&tree.leaves));
         }
         done
     }
@@ -205,58 +180,18 @@ impl Store {
             acks::take_off(&dir, &pinned.limit);
             device::remove_pinned_filters(&dir, &pinned.limit);
         }
-        match &pinned.maps.seat {
-            Some(seat) if seat.slot() != ROOT_SLOT => {
-                if let Ok(tree) = self.tree_of(hierarchy, &pinned.name) {
-                    let others = tree.leaves.iter().filter(|leaf| leaf.slot != seat.slot());
-                    let _ = tree.settle(&others.copied().collect::<Vec<_>>());
-                }
+        if pinned.limit.is_child() {
+            if let Ok(tree) = self.tree_of(hierarchy, &pinned.name) {
+                let slot = name_in(&dir, SLOT).and_then(|slot| slot.parse().ok());
+                let others = tree.leaves.iter().filter(|leaf| Some(leaf.slot) != slot);
+                let _ = tree.sync(&others.copied().collect::<Vec<_>>());
             }
+        } else if is_here || device::is_in_this_namespace(&pinned.limit) {
             // The links before the qdiscs, or packets would be sent to a device that is no more.
             // An ifb device outlives the device that it is for.
-            Some(_) if is_here || device::is_in_this_namespace(&pinned.limit) => {
-                let _ = detach_links(&dir);
-                self.uproot(&dir, &pinned.limit);
-            }
-            _ => {}
+            let _ = detach_links(&dir);
+            self.remove_qdiscs(&dir, &pinned.limit);
         }
-    }
-
-    /// Where a limit is in its tree; `None` if that is gone.
-    pub(super) fn seat_of(&self, name: &str, limit: &intf::Limit) -> Option<Seat> {
-        let dir = self.root.join(name);
-        let Some(root) = name_in(&dir, ROOT) else {
-            // One that was set aside has left its tree.
-            let is_root = name_in(&dir, PARENT).is_none();
-            return is_root.then(|| Seat::new(&dir, limit, ROOT_SLOT));
-        };
-        let slot = name_in(&dir, SLOT)?.parse().ok()?;
-        let dir = self.root.join(root);
-        let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
-        Some(Seat::new(&dir, &Settings::read(&map, 0).ok()?.limit, slot))
-    }
-
-    /// The hooks at which a limit no longer is, where it should be.
-    pub(super) fn unhooked_htb(
-        &self,
-        name: &str,
-        limit: &intf::Limit,
-        seat: &Seat,
-    ) -> Vec<&'static str> {
-        let dir = self.root.join(name);
-        let mut gone = match (seat.slot(), limit.ifindex) {
-            (ROOT_SLOT, _) => device::unhooked(&dir, limit, htb::links(limit)),
-            (_, 0) => Vec::new(),
-            // A port's program is where its workload's egress comes in.
-            _ => device::unhooked(&dir, limit, &["egress"]),
-        };
-        if !seat.is_taken() {
-            gone.push("qdisc");
-        }
-        gone.extend(acks::gone(&dir, limit));
-        gone.sort_unstable();
-        gone.dedup();
-        gone
     }
 
     /// The tree that a limit is in.
@@ -367,11 +302,11 @@ struct Tree {
 
 impl Tree {
     /// In the network namespace of the device, wherever the limits inside it are changed.
-    fn settle(&self, leaves: &[Leaf]) -> Result<(), StoreError> {
+    fn sync(&self, leaves: &[Leaf]) -> Result<(), StoreError> {
         let Tree { limit, slots, members, kept, .. } = self;
-        let settle = || htb::settle(limit, slots, members, leaves, kept);
+        let sync = || htb::sync(limit, slots, members, leaves, kept);
         let gone = || Err(FqError::Missing(self.device.clone()).into());
-        device::in_namespace(limit.cgroup_id, settle)
+        device::in_namespace(limit.cgroup_id, sync)
             .unwrap_or_else(gone)
             .map_err(limit_error(&self.root))
     }
@@ -380,10 +315,6 @@ impl Tree {
 /// The name of the device that the limit of a directory is on.
 pub(super) fn device_in(dir: &Path) -> Option<String> {
     name_in(dir, DEV).or_else(|| name_in(dir, PORT))
-}
-
-pub(super) fn name_in(dir: &Path, link: &str) -> Option<String> {
-    fs::read_link(dir.join(link)).ok()?.to_str().map(str::to_owned)
 }
 
 fn pin_root(root: &mut Root, dir: &Path) -> Result<(), StoreError> {

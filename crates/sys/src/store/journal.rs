@@ -75,8 +75,9 @@ pub(crate) enum Object {
         /// The device that it is for.
         ifindex: u32,
     },
-    /// The HTB at the root of a device.
-    Htb {
+    /// The qdisc at the root of a device.
+    #[serde(alias = "htb")]
+    RootQdisc {
         /// The device.
         ifindex: u32,
     },
@@ -95,7 +96,7 @@ impl Object {
         match self {
             Object::Filters { ifindex, .. }
             | Object::Ifb { ifindex }
-            | Object::Htb { ifindex }
+            | Object::RootQdisc { ifindex }
             | Object::Clsact { ifindex, .. } => *ifindex,
         }
     }
@@ -355,7 +356,7 @@ mod tests {
             objects: vec![
                 Object::Filters { ifindex: 2, stay: vec![7] },
                 Object::Ifb { ifindex: 2 },
-                Object::Htb { ifindex: 2 },
+                Object::RootQdisc { ifindex: 2 },
                 Object::Clsact { ifindex: 2, stays: false },
             ],
         }
@@ -376,9 +377,12 @@ mod tests {
             "{\"version\":1,\"store\":\"/sys/fs/bpf/tidegate\",\"device\":28,\"pid\":9,\"step\":{\"deed\":\
              \"install\",\"limit\":\"up\",\"network_namespace\":4026531840,\"device\":\"eth0\",\"objects\":[\
              {\"kind\":\"filters\",\"ifindex\":2,\"stay\":[7]},{\"kind\":\"ifb\",\"ifindex\":2},{\"kind\":\
-             \"htb\",\"ifindex\":2},{\"kind\":\"clsact\",\"ifindex\":2,\"stays\":false}]}}"
+             \"root_qdisc\",\"ifindex\":2},{\"kind\":\"clsact\",\"ifindex\":2,\"stays\":false}]}}"
         );
         assert_eq!(serde_json::from_str::<Contents>(&text).unwrap().step, step());
+        // An earlier version had HTB alone at the root.
+        let earlier = text.replace("root_qdisc", "htb");
+        assert_eq!(serde_json::from_str::<Contents>(&earlier).unwrap().step, step());
         // The first writers did not name the device.
         let earlier = text.replace("\"device\":\"eth0\",", "");
         let expected = Step { device: String::new(), ..step() };

@@ -5,13 +5,13 @@ use std::{fs, os::fd::OwnedFd, path::Path};
 use libbpf_rs::Link;
 
 use super::{
-    EXEMPT, GROUP, LINKS, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError, bpf_error, io_error,
-    symlink,
+    EXEMPT, GROUP, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError, bpf_error, io_error, symlink,
 };
 use crate::{
     device::{CLSACT_MARK, Filters, XDP_PIN},
     limit::{AttachedLimit, LimitMaps, Links},
     query,
+    schemes::LINKS,
 };
 
 /// Pins the maps of a limit in a new directory.

@@ -5,7 +5,11 @@ use std::time::{Duration, Instant};
 use tidegate_core::{Direction, Rate};
 
 use super::{LOCK_POLL, Store, StoreError, limit_error};
-use crate::{cgroup::Hierarchy, intf, limit::Lease};
+use crate::{
+    cgroup::Hierarchy,
+    limit::Lease,
+    schemes::{self, Pinning},
+};
 
 /// What became of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,14 +52,15 @@ impl Store {
         if pinned.scope.is_none() {
             return Ok(RateSet::Nothing);
         }
-        let is_htb = pinned.limit.flags & intf::FLAG_HTB != 0;
-        // The kernel's HTB knows no end of a rate, the programs of `dem` and `spring` do.
-        let ends = pinned.limit.flags & (intf::FLAG_DEM | intf::FLAG_SPRING) != 0;
-        let lease = lease.filter(|_| !is_htb || ends);
+        let scheme = schemes::of(pinned.limit.scheme());
+        let lease = lease.filter(|_| scheme.ends_leases());
         let set = pinned.maps.set_rate(direction, rate, lease).map_err(limit_error(name))?;
         let limit = pinned.maps.limit().map_err(limit_error(name))?;
-        if is_htb && limit != pinned.limit {
-            self.change_htb(hierarchy, &pinned, &limit)?;
+        if limit != pinned.limit {
+            match scheme.pinning() {
+                Pinning::Tree => self.change_htb(hierarchy, &pinned, &limit)?,
+                Pinning::Own => pinned.maps.change_beside(&limit).map_err(limit_error(name))?,
+            }
         }
         Ok(if set { RateSet::Set } else { RateSet::Nothing })
     }

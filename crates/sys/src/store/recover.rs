@@ -12,12 +12,12 @@ use libbpf_rs::{MapHandle, Program};
 use super::{
     ASIDE, BUILDING, CGROUP, DEV, Intent, PARENT, PARENT_QUEUES, PORT, PinnedLimit, Store,
     StoreError, cgroup_of,
-    htb::{ROOT, device_in, name_in},
+    htb::device_in,
     is_above,
     journal::{self, Deed, Journal, Object, Step},
     limit_error,
     pins::{detach_links, remove_pins},
-    rooms::{ROOM_PREFIX, file_name, limit_of_room, places_in},
+    pools::{POOL_PREFIX, file_name, limit_of_pool, places_in},
     symlink,
 };
 use crate::{
@@ -25,9 +25,12 @@ use crate::{
     device::{self, PROGRAM_PINS, Target, in_namespace},
     intf,
     limit::{Adopt, LimitOptions, settings::Settings},
-    remains,
-    schemes::acks,
-    schemes::htb,
+    net::Netlink,
+    remains, root_qdisc,
+    schemes::{
+        acks,
+        htb::{self, ROOT, name_in},
+    },
 };
 
 impl Store {
@@ -72,7 +75,7 @@ impl Store {
         if let Some(step) = &step {
             self.clear(step);
         }
-        for name in entries.iter().filter(|name| !name.starts_with([BUILDING, ASIDE, ROOM_PREFIX]))
+        for name in entries.iter().filter(|name| !name.starts_with([BUILDING, ASIDE, POOL_PREFIX]))
         {
             self.sweep_hook(&self.root.join(name));
         }
@@ -83,7 +86,7 @@ impl Store {
                 let _ = self.clear_aside(name);
             }
         }
-        self.sweep_rooms();
+        self.sweep_pools();
         // Parents come before the limits inside them.
         let mut aside: Vec<_> = with(ASIDE).collect();
         aside.sort_by_key(|entry| self.depth_of(entry));
@@ -151,7 +154,7 @@ impl Store {
     fn join_parent_again(&self, journal: &Journal, name: &str) -> Result<(), StoreError> {
         let hierarchy = Hierarchy::find().map_err(|e| limit_error(name)(e.into()))?;
         let pinned = match self.open(&hierarchy, name) {
-            // It is told as what it is, and put on again by hand.
+            // It is reported, and installed again by hand.
             Err(StoreError::Unreadable { .. }) => return Ok(()),
             pinned => pinned?,
         };
@@ -169,8 +172,8 @@ impl Store {
         self.take_hooks_off(entry)?;
         self.pass_clsact_on(entry);
         remove_pins(&dir)?;
-        if let Some((room, index)) = place {
-            self.free_place(&room, index);
+        if let Some((pool, index)) = place {
+            self.free_place(&pool, index);
         }
         Ok(())
     }
@@ -225,7 +228,7 @@ impl Store {
         };
         let PinnedLimit { limit, scope, maps, .. } = &pinned;
         let cgroup = scope.as_ref().and_then(|scope| cgroup_of(&hierarchy, scope));
-        if limit.flags & intf::FLAG_HTB != 0 {
+        if limit.scheme().info().has_qdisc {
             self.remove_htb(&hierarchy, &pinned);
         }
         self.vacate(maps).map_err(limit_error(entry))?;
@@ -258,7 +261,7 @@ impl Store {
         }
     }
 
-    /// The same of what cannot be opened: a limit or room that was being built, or a limit that another
+    /// The same of what cannot be opened: a limit or pool that was being built, or a limit that another
     /// version has put on, or that has lost a pin.
     fn take_half_off(&self, hierarchy: Option<&Hierarchy>, entry: &str) {
         let dir = self.root.join(entry);
@@ -278,13 +281,13 @@ impl Store {
             device::remove_pinned_filters(&dir, &limit);
         }
         let _ = detach_links(&dir);
-        if let Some(limit) = limit.filter(|limit| limit.flags & intf::FLAG_HTB != 0) {
-            self.uproot(&dir, &limit);
+        if let Some(limit) = limit.filter(|limit| limit.scheme().info().has_qdisc) {
+            self.remove_qdiscs(&dir, &limit);
         }
     }
 
     /// Takes the qdiscs of a limit on a device off, but for those that another one has by now.
-    pub(super) fn uproot(&self, dir: &Path, limit: &intf::Limit) {
+    pub(super) fn remove_qdiscs(&self, dir: &Path, limit: &intf::Limit) {
         let mut limit = *limit;
         for other in self.roots() {
             if (other.ifindex, other.cgroup_id) == (limit.ifindex, limit.cgroup_id) {
@@ -301,36 +304,36 @@ impl Store {
         let is_others = || {
             let now = device::name_of(limit.ifindex);
             let is_other = name.is_some() && now.is_some() && now != name;
-            is_other && remains::has_htb_programs(limit.ifindex)
+            is_other && remains::has_qdisc_programs(limit.ifindex)
         };
         let _ = in_namespace(limit.cgroup_id, || {
             if !is_others() {
-                htb::uproot(&limit);
+                htb::remove_qdiscs(&limit);
             }
         });
     }
 
-    /// What a directory says of its limit, or of all in a room.
+    /// What a directory says of its limit, or of all in a pool.
     fn settings_of(&self, entry: &str) -> Option<intf::Limit> {
-        if let Some((room, _)) = self.place_of(entry) {
-            return limit_of_room(&file_name(&room));
+        if let Some((pool, _)) = self.place_of(entry) {
+            return limit_of_pool(&file_name(&pool));
         }
-        let room = || limit_of_room(entry.trim_start_matches(BUILDING));
-        settings_in(&self.root.join(entry)).or_else(room)
+        let pool = || limit_of_pool(entry.trim_start_matches(BUILDING));
+        settings_in(&self.root.join(entry)).or_else(pool)
     }
 
-    /// The settings of the limits that have an HTB of their own.
+    /// The settings of the limits that have a qdisc at the root of their device.
     fn roots(&self) -> Vec<intf::Limit> {
         let names = self.names().unwrap_or_default().into_iter();
         let limits = names.filter(|name| !self.is_in_tree(name));
         let limits = limits.filter_map(|name| settings_in(&self.root.join(name)));
-        limits.filter(|limit| limit.flags & intf::FLAG_HTB != 0 && limit.ifindex != 0).collect()
+        limits.filter(|limit| limit.scheme().info().has_qdisc && limit.ifindex != 0).collect()
     }
 
     /// Removes what a step has made and nobody has, or has not removed.
     fn clear(&self, step: &Step) {
         let roots = self.roots();
-        let has_htb = |ifindex: u32, is_ifb: bool| {
+        let has_qdisc = |ifindex: u32, is_ifb: bool| {
             roots.iter().any(|limit| {
                 (limit.ifindex, limit.cgroup_id) == (ifindex, step.network_namespace)
                     && htb::has(limit, is_ifb)
@@ -355,8 +358,13 @@ impl Store {
                             stay.contains(&id) || held.contains(&id)
                         })
                     }
-                    Object::Ifb { ifindex } if !has_htb(*ifindex, true) => htb::clear_ifb(*ifindex),
-                    Object::Htb { ifindex } if !has_htb(*ifindex, false) => htb::clear(*ifindex),
+                    Object::Ifb { ifindex } if !has_qdisc(*ifindex, true) => {
+                        htb::clear_ifb(*ifindex)
+                    }
+                    Object::RootQdisc { ifindex } if !has_qdisc(*ifindex, false) => {
+                        let netlink = Netlink::open();
+                        let _ = netlink.and_then(|mut n| root_qdisc::remove(&mut n, *ifindex));
+                    }
                     Object::Clsact { ifindex, stays: false } => {
                         device::remove_unused_clsact(*ifindex)
                     }
@@ -391,7 +399,12 @@ impl Store {
     }
 
     /// What putting a limit on a device makes there.
-    pub(super) fn installation(&self, name: &str, target: Option<&Target>, has_htb: bool) -> Step {
+    pub(super) fn installation(
+        &self,
+        name: &str,
+        target: Option<&Target>,
+        has_qdisc: bool,
+    ) -> Step {
         let mut step = Step {
             deed: Deed::Install,
             limit: name.to_owned(),
@@ -401,8 +414,8 @@ impl Store {
         };
         let Some(ifindex) = target.map(|target| target.ifindex) else { return step };
         step.objects.push(Object::Filters { ifindex, stay: device::filters(ifindex) });
-        if has_htb {
-            step.objects.extend([Object::Ifb { ifindex }, Object::Htb { ifindex }]);
+        if has_qdisc {
+            step.objects.extend([Object::Ifb { ifindex }, Object::RootQdisc { ifindex }]);
         }
         step.objects.push(Object::Clsact { ifindex, stays: device::has_clsact(ifindex) });
         step
@@ -423,16 +436,16 @@ impl Store {
         let ifindex = limit.ifindex;
         let mut own = BTreeSet::new();
         programs_in(&dir, &mut own);
-        if let Some((room, _)) = self.place_of(name)
-            && places_in(&room).is_ok_and(|places| places.len() <= 1)
+        if let Some((pool, _)) = self.place_of(name)
+            && places_in(&pool).is_ok_and(|places| places.len() <= 1)
         {
-            programs_in(&room, &mut own);
+            programs_in(&pool, &mut own);
         }
         let mut stay = device::filters(ifindex);
         stay.retain(|id| !own.contains(id));
         step.objects.push(Object::Filters { ifindex, stay });
-        if limit.flags & intf::FLAG_HTB != 0 && !self.is_in_tree(name) {
-            step.objects.extend([Object::Ifb { ifindex }, Object::Htb { ifindex }]);
+        if limit.scheme().info().has_qdisc && !self.is_in_tree(name) {
+            step.objects.extend([Object::Ifb { ifindex }, Object::RootQdisc { ifindex }]);
         }
         let came = fs::symlink_metadata(dir.join(device::CLSACT_MARK)).is_ok();
         step.objects.push(Object::Clsact { ifindex, stays: !came });

@@ -11,14 +11,14 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tidegate_core::{Scope, police::Hook};
 
 use super::{
-    ASIDE, BUILDING, CGROUP, DEV, Intent, LINKS, PARENT, PORT, PinnedLimit, Store, StoreError,
-    StoreLock, bpf_error,
-    htb::{ROOT, SLOT, device_in, name_in},
+    ASIDE, BUILDING, CGROUP, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError, StoreLock,
+    bpf_error,
+    htb::device_in,
     io_error,
     journal::{Deed, Journal},
     limit_error,
     pins::remove_pins,
-    rooms::{PLACE, ROOM},
+    pools::{PLACE, POOL},
 };
 use crate::{
     bpf::lookup,
@@ -26,7 +26,10 @@ use crate::{
     device::{self, PROGRAM_PINS, XDP_PIN},
     intf,
     limit::LimitOptions,
-    schemes::htb::SLOTS_PIN,
+    schemes::{
+        LINKS,
+        htb::{ROOT, SLOT, SLOTS_PIN, name_in},
+    },
 };
 
 /// The pin of the settings of a limit that was set aside.
@@ -88,7 +91,7 @@ impl Store {
             return true;
         }
         let is_pinned = |pin: &&str| fs::symlink_metadata(dir.join(pin)).is_ok();
-        let one_a_device = [XDP_PIN, SLOTS_PIN, SLOT, ROOT, ROOM, PROGRAM_PINS[0], PROGRAM_PINS[1]];
+        let one_a_device = [XDP_PIN, SLOTS_PIN, SLOT, ROOT, POOL, PROGRAM_PINS[0], PROGRAM_PINS[1]];
         LINKS.iter().any(is_pinned)
             && !one_a_device.iter().any(is_pinned)
             && !options.scheme.info().has_qdisc
@@ -133,11 +136,11 @@ impl Store {
         let place = self.place_of(&aside);
         self.take_hooks_off(&aside)?;
         // Others may have its place among prefixes, or in a tree, from now on.
-        for link in [ROOM, PLACE, ROOT, SLOT] {
+        for link in [POOL, PLACE, ROOT, SLOT] {
             let _ = fs::remove_file(self.root.join(&aside).join(link));
         }
-        if let Some((room, index)) = place {
-            self.free_place(&room, index);
+        if let Some((pool, index)) = place {
+            self.free_place(&pool, index);
         }
         Ok(())
     }

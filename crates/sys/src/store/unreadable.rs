@@ -21,8 +21,7 @@ use libbpf_rs::{
 use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
 
 use super::{
-    CGROUP, DEV, Intent, LINKS, PARENT, PORT, PinnedLimit, Store, StoreError, check_name,
-    htb::{ROOT, SLOT, device_in, name_in},
+    CGROUP, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError, check_name, htb::device_in,
     pins::detach_links,
 };
 use crate::{
@@ -33,8 +32,11 @@ use crate::{
     limit::{LimitError, LimitMaps, LimitOptions},
     process::{in_network_namespace, network_namespaces},
     remains::{self, OnDevice},
-    schemes::htb,
-    schemes::police::room::Room,
+    schemes::{
+        LINKS,
+        htb::{self, ROOT, SLOT, name_in},
+        police::pool::MapPool,
+    },
     skel,
 };
 
@@ -182,8 +184,8 @@ impl Store {
         let dir = self.root.join(name);
         take_off_devices(&dir);
         self.leave_tree(&dir);
-        if let Some((room, index)) = self.place_of(name) {
-            let _ = Room::open(&room).and_then(|room| room.forget(index));
+        if let Some((pool, index)) = self.place_of(name) {
+            let _ = MapPool::open(&pool).and_then(|pool| pool.forget(index));
         }
         // Links first: a connection that opens meanwhile must not be set again.
         let _ = detach_links(&dir);

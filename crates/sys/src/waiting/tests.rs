@@ -127,17 +127,17 @@ fn has_both(waiting: &Waiting) {
 }
 
 #[test]
-fn root_who_waits_in_a_fifo_is_told() {
+fn root_who_waits_in_a_fifo_is_reported() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIP root_who_waits_in_a_fifo_is_told: needs root");
+        eprintln!("SKIP root_who_waits_in_a_fifo_is_reported: needs root");
         return;
     }
     has_both(&two_flows("fifo", &Qdisc::Bfifo { limit_bytes: 1_000_000 }).unwrap());
 }
 
 #[test]
-fn root_who_waits_in_fq_codel_is_told() {
-    let test = "root_who_waits_in_fq_codel_is_told";
+fn root_who_waits_in_fq_codel_is_reported() {
+    let test = "root_who_waits_in_fq_codel_is_reported";
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIP {test}: needs root");
         return;

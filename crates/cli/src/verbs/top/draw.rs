@@ -15,7 +15,7 @@ use ratatui::{
 use tidegate_core::Rate;
 use tidegate_host::{
     live::Origin,
-    plan::Standing,
+    plan::State,
     status::{DirectionSample, DirectionStatus},
 };
 use tidegate_sys::intf::OUTCOME_TABLE;
@@ -24,18 +24,18 @@ use super::model::{History, Model, Shown};
 use crate::output;
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-const KEYS: &str = "q quit  ↑↓ select  Enter closely  s sort  p pause  +/- interval  ? help";
+const KEYS: &str = "q quit  ↑↓ select  Enter details  s sort  p pause  +/- interval  ? help";
 const HELP: [&str; 15] = [
     "q, Esc, Ctrl-C   end",
     "↑ ↓, j k         select a limit",
     "PgUp PgDn, g G   ten at once; first, last",
-    "Enter            show it closely, and back",
+    "Enter            show its details, and back",
     "s                sort by name, rate, % or drops",
     "p, space         pause",
-    "+ -              look less, more often",
+    "+ -              longer, shorter interval",
     "",
-    "USED is on the wire. MARK/s counts packets marked",
-    "or told to slow down. BACKLOG is how far the virtual",
+    "USED is on the wire. MARK/s counts packets that were",
+    "marked or slowed. BACKLOG is how far the virtual",
     "queue is behind. FLOWS and SHARE: TCP flows that",
     "sent just now, and what each of them may send.",
     "RISK/s: drops of TCP with nothing else in flight;",
@@ -283,11 +283,11 @@ fn limit_rows(
     let (status, sample) = (&shown.limit.status, &shown.limit.sample);
     let base = if selected { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
     let alarm = match status.state {
-        Standing::InForce => None,
-        Standing::ScopeGone => Some("NOT ENFORCED: its cgroup or device is gone"),
-        Standing::Unhooked => Some("NOT ENFORCED: its programs were taken off"),
-        Standing::Unkept => Some("NO FQ: it only drops"),
-        Standing::Broken => Some("BROKEN: it cannot be read"),
+        State::InForce => None,
+        State::ScopeGone => Some("NOT ENFORCED: its cgroup or device is gone"),
+        State::Detached => Some("NOT ENFORCED: its programs were taken off"),
+        State::NoFq => Some("NO FQ: it only drops"),
+        State::Broken => Some("BROKEN: it cannot be read"),
     };
     if let Some(alarm) = alarm {
         let width = columns.first().map_or(0, |(.., width)| *width);
@@ -342,7 +342,7 @@ impl Row<'_> {
         let (used, limit) = (self.sample.used_bit_s as f64, self.sample.rate_bit_s.max(1) as f64);
         let a_second = |packets: u64| packets as f64 * 1e9 / self.interval_ns.max(1) as f64;
         let dash = || "-".to_owned();
-        let told = self.sample.counters.of(|outcome| outcome.slows() && outcome.passed).0;
+        let signalled = self.sample.counters.of(|outcome| outcome.slows() && outcome.passed).0;
         let dropped = self.sample.counters.dropped().0;
         match column {
             Column::Name => (self.name.to_owned(), bold()),
@@ -363,7 +363,7 @@ impl Row<'_> {
             Column::Share => {
                 (self.now.fair.map_or_else(dash, |f| short(f.share_bit_s as f64)), plain)
             }
-            Column::Marked => (short(a_second(told)), plain),
+            Column::Marked => (short(a_second(signalled)), plain),
             Column::Dropped => (short(a_second(dropped)), if dropped > 0 { red() } else { plain }),
             Column::AtRisk => match self.sample.at_risk {
                 // Zero would say that no request waits.

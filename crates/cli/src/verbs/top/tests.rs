@@ -11,7 +11,7 @@ use ratatui::{
 use tidegate_core::Scope;
 use tidegate_host::{
     live::Origin,
-    plan::Standing,
+    plan::State,
     risk::AtRisk,
     sockets::SocketSample,
     status::{
@@ -104,7 +104,7 @@ pub(in crate::verbs) fn limit(
         exempt: Default::default(),
         matched: Default::default(),
     };
-    let state = Standing::InForce;
+    let state = State::InForce;
     Watched {
         status: LimitStatus {
             name: name.clone(),
@@ -140,7 +140,7 @@ pub(in crate::verbs) fn limit(
 /// Some services with limits inside a slice, and one whose cgroup is gone.
 fn host(used: u64) -> Vec<Watched> {
     let mut gone = limit("system.slice/old.service", Some((10, 0)), None);
-    gone.status.state = Standing::ScopeGone;
+    gone.status.state = State::ScopeGone;
     vec![
         limit("system.slice/backup.service", Some((200, used)), Some((500, 490))),
         limit("system.slice/backup.service/tidegate-run-4711-8f2e", Some((50, used / 4)), None),

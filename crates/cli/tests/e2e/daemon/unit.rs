@@ -87,11 +87,12 @@ fn spawn(host: &Host, unmounted: &[CString]) -> Daemon {
 
 fn host(name: &str, netns: Option<NetNs>) -> Host {
     let udp = port();
-    let fleet = format!("keepers = [\"{name}\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"");
+    let fleet =
+        format!("acceptors = [\"{name}\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"");
     Host::new(name, netns, &fleet)
 }
 
-/// One keeper alone has all but what others have in any case.
+/// One acceptor alone has all but what others have in any case.
 fn wait_for_its_part(host: &Host, daemon: &Daemon) {
     wait_for(&format!("all but what others have; {}", daemon.said()), || {
         (host.rate() == LIMIT - 3 * ALONE).then_some(())

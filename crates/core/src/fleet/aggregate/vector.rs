@@ -31,7 +31,7 @@ struct Known {
     version: u64,
     value: f32,
     heard: Nanos,
-    told: u32,
+    reports: u32,
 }
 
 impl Known {
@@ -51,15 +51,15 @@ impl Vector {
     /// A view that knows only its own value, 0 at `version`.
     #[must_use]
     pub fn new(own: MemberId, version: u64, now: Nanos) -> Self {
-        let known = Known { version, value: 0.0, heard: now, told: 0 };
+        let known = Known { version, value: 0.0, heard: now, reports: 0 };
         Self { own, entries: BTreeMap::from([(own, known)]) }
     }
 
     /// Sets its own value. An unchanged value is also a new version: a sign of life.
     pub fn set_own(&mut self, now: Nanos, value: f32) {
         let entry = self.entries.entry(self.own);
-        let known = entry.or_insert(Known { version: 0, value, heard: now, told: 0 });
-        *known = Known { version: known.version.saturating_add(1), value, heard: now, told: 0 };
+        let known = entry.or_insert(Known { version: 0, value, heard: now, reports: 0 });
+        *known = Known { version: known.version.saturating_add(1), value, heard: now, reports: 0 };
     }
 
     /// Reports that it has left, so that nothing is reserved for it. [`Vector::set_own`] revokes this.
@@ -70,7 +70,8 @@ impl Vector {
     /// Takes entries that a peer sent; old ones are ignored.
     pub fn on_values(&mut self, now: Nanos, entries: &[Entry]) {
         for entry in entries.iter().filter(|entry| entry.member != self.own) {
-            let fresh = Known { version: entry.version, value: entry.value, heard: now, told: 0 };
+            let fresh =
+                Known { version: entry.version, value: entry.value, heard: now, reports: 0 };
             let known = self.entries.get(&entry.member).map(|known| known.version);
             let room = known.is_some() || self.entries.len() < VECTOR_MAX;
             if room && known.is_none_or(|version| version < entry.version) {
@@ -86,16 +87,16 @@ impl Vector {
             .entries
             .iter()
             .filter(|(member, _)| **member != self.own)
-            .map(|(member, known)| (known.told, core::cmp::Reverse(known.heard), *member))
+            .map(|(member, known)| (known.reports, core::cmp::Reverse(known.heard), *member))
             .collect();
         order.sort_unstable();
-        let fresh = order.partition_point(|(told, ..)| *told < tell);
+        let fresh = order.partition_point(|(reports, ..)| *reports < tell);
         order.truncate((fresh + REPEAT).min(ENTRIES_MAX - 1));
         order.push((0, core::cmp::Reverse(Nanos(0)), self.own));
         let mut news = Vec::with_capacity(order.len());
         for (_, _, member) in order {
             if let Some(known) = self.entries.get_mut(&member) {
-                known.told = known.told.saturating_add(1);
+                known.reports = known.reports.saturating_add(1);
                 news.push(Entry { member, version: known.version, value: known.value });
             }
         }
@@ -135,12 +136,12 @@ mod tests {
         /// Whatever order, loss and duplicates: the last version counts, and the sum is exact.
         #[test]
         fn is_exact_in_any_order(
-            told in prop::collection::vec((1u32..9, 1u64..20), 1..200),
+            reports in prop::collection::vec((1u32..9, 1u64..20), 1..200),
         ) {
             let value = |member: u32, version: u64| (member * 100 + version as u32) as f32;
             let mut vector = Vector::new(MemberId(0), 1, Nanos(0));
             let mut last = BTreeMap::new();
-            for (member, version) in told {
+            for (member, version) in reports {
                 let entry = Entry { member: MemberId(member), version, value: value(member, version) };
                 vector.on_values(Nanos(1), &[entry, entry]);
                 let newest = last.entry(member).or_insert(version);
@@ -164,7 +165,7 @@ mod tests {
         other.leave(Nanos(2));
         vector.on_values(Nanos(2), &other.news());
         assert_eq!((vector.others(Nanos(2), fresh), vector.silent(Nanos(9), fresh)), (0.0, (0, 0)));
-        assert!(vector.news().iter().any(|entry| entry.member == one), "and is told on");
+        assert!(vector.news().iter().any(|entry| entry.member == one), "and is passed on");
         other.set_own(Nanos(3), 2.0);
         vector.on_values(Nanos(3), &other.news());
         assert_eq!((vector.others(Nanos(3), fresh), vector.silent(Nanos(3), fresh)), (2.0, (1, 0)));

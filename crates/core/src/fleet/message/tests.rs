@@ -5,7 +5,7 @@ use super::*;
 
 fn epoch() -> impl Strategy<Value = Epoch> {
     (any::<u64>(), any::<u32>())
-        .prop_map(|(number, auditor)| Epoch { number, auditor: MemberId(auditor) })
+        .prop_map(|(number, leader)| Epoch { number, leader: MemberId(leader) })
 }
 
 fn mass() -> impl Strategy<Value = Mass> {
@@ -34,7 +34,7 @@ fn body() -> impl Strategy<Value = Body> {
         taken_bit_s,
         target_bit_s,
     });
-    let ages = prop::collection::vec(any::<Option<u32>>(), 0..=KEEPERS_MAX);
+    let ages = prop::collection::vec(any::<Option<u32>>(), 0..=ACCEPTORS_MAX);
     let answer = (epoch(), n(), n(), epoch(), ages, prop::option::of(account)).prop_map(
         |(epoch, to_incarnation, number, newest, ages_us, account)| {
             Body::Answer(Answer { epoch, to_incarnation, number, newest, ages_us, account })

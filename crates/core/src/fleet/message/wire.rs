@@ -33,7 +33,7 @@ impl Writer<'_> {
 
     pub fn epoch(&mut self, epoch: Epoch) {
         self.varint(epoch.number);
-        self.varint(epoch.auditor.0.into());
+        self.varint(epoch.leader.0.into());
     }
 
     pub fn mass(&mut self, mass: Mass) {
@@ -100,7 +100,7 @@ impl Reader<'_> {
     }
 
     pub fn epoch(&mut self) -> Result<Epoch, DecodeError> {
-        Ok(Epoch { number: self.varint()?, auditor: self.member()? })
+        Ok(Epoch { number: self.varint()?, leader: self.member()? })
     }
 
     pub fn mass(&mut self) -> Result<Mass, DecodeError> {

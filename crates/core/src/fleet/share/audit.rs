@@ -1,4 +1,4 @@
-//! The leader of an epoch (the auditor in the code): collects what members hold, and divides it.
+//! The leader of an epoch: collects what members hold, and divides it.
 
 use alloc::{collections::BTreeMap, vec::Vec};
 
@@ -6,7 +6,7 @@ use super::{
     super::{
         MemberId,
         level::{self, Capacity, Want},
-        message::{Account as Told, Answer, Ask, Body, Epoch},
+        message::{Account as Totals, Answer, Ask, Body, Epoch},
     },
     Freshness, MEMBERS_MAX, Share,
 };
@@ -20,7 +20,7 @@ struct Account {
     number: u64,
     given: u64,
     /// The part of `given` that a message has reported; see [`Share::poll_transmit`].
-    told: u64,
+    announced: u64,
     taken: u64,
     /// What the member holds, or will when it has taken all that was given.
     held: u64,
@@ -104,7 +104,7 @@ impl Share {
         let ages_us = if self.fresh_epoch() <= ask.epoch {
             self.fresh.ages_us(self.now)
         } else {
-            let mut own = Freshness::new(self.options.keepers.len());
+            let mut own = Freshness::new(self.options.acceptors.len());
             if promised <= ask.epoch {
                 own.learn(place, self.now);
             }
@@ -122,7 +122,7 @@ impl Share {
     }
 
     /// Reads a member's account, gives it what it lacks, and says what it should hold.
-    fn on_account(&mut self, from: MemberId, incarnation: u64, ask: &Ask) -> Option<Told> {
+    fn on_account(&mut self, from: MemberId, incarnation: u64, ask: &Ask) -> Option<Totals> {
         let now = self.now;
         let divided = self.options.divided_bit_s();
         let audit = self.audit.as_mut()?;
@@ -175,7 +175,7 @@ impl Share {
             account.held = account.held.saturating_add(given);
         }
         let (given_bit_s, taken_bit_s) = (account.given, account.taken);
-        Some(Told { given_bit_s, taken_bit_s, target_bit_s: account.target })
+        Some(Totals { given_bit_s, taken_bit_s, target_bit_s: account.target })
     }
 
     /// What an answer to `to` may report as given in total. The grant in force covers what was reported
@@ -185,9 +185,9 @@ impl Share {
             return 0;
         };
         if in_force {
-            account.told = account.told.max(given_bit_s);
+            account.announced = account.announced.max(given_bit_s);
         }
-        given_bit_s.min(account.told)
+        given_bit_s.min(account.announced)
     }
 
     /// Divides anew, and looks for missing members.
@@ -228,7 +228,7 @@ impl Account {
             incarnation,
             number: 0,
             given: held,
-            told: held,
+            announced: held,
             taken: 0,
             held,
             want: Want::default(),

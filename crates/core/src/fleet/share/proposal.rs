@@ -34,15 +34,15 @@ pub(super) struct Proposal {
 impl Share {
     /// An acceptor that misses the leader proposes itself; the next after the leader in the group's order
     /// first.
-    pub(super) fn watch_auditor(&mut self) {
+    pub(super) fn watch_leader(&mut self) {
         let Some(register) = &self.register else { return };
-        if self.proposal.is_some() || self.leaving || !self.misses_auditor() {
+        if self.proposal.is_some() || self.leaving || !self.misses_leader() {
             return;
         }
-        let keepers = &self.options.keepers;
-        let of = keepers.iter().position(|keeper| keeper.id == self.newest.auditor);
+        let acceptors = &self.options.acceptors;
+        let of = acceptors.iter().position(|acceptor| acceptor.id == self.newest.leader);
         let first = if self.newest == Epoch::NONE { 0 } else { of.map_or(0, |of| of + 1) };
-        let rank = (register.place + keepers.len() - first % keepers.len()) % keepers.len();
+        let rank = (register.place + acceptors.len() - first % acceptors.len()) % acceptors.len();
         let patience = self.options.interval.0.saturating_mul(2 * rank as u64);
         let suspect = if self.fresh_epoch() == Epoch::NONE { 0 } else { self.options.suspect.0 };
         if self.now.0.saturating_sub(self.heard.0) >= patience.saturating_add(suspect) {
@@ -54,14 +54,14 @@ impl Share {
     pub(super) fn propose(&mut self) {
         let Some(register) = &self.register else { return };
         let newest = self.newest.max(register.promised());
-        let epoch = Epoch { number: newest.number.saturating_add(1), auditor: self.options.id };
+        let epoch = Epoch { number: newest.number.saturating_add(1), leader: self.options.id };
         let phase = Phase::Poll(1 << register.place);
         self.proposal = Some(Proposal { epoch, phase, due: self.now });
     }
 
     /// Whether there is still a reason for an epoch: a leader that audits again has one.
     fn may_propose(&self) -> bool {
-        self.audit.is_some() || self.misses_auditor()
+        self.audit.is_some() || self.misses_leader()
     }
 
     /// Continues a proposal as far as possible now.
@@ -80,8 +80,8 @@ impl Share {
         }
         let number = self.number();
         let own = self.options.id;
-        for at in 0..self.options.keepers.len() {
-            let to = self.options.keepers[at].id;
+        for at in 0..self.options.acceptors.len() {
+            let to = self.options.acceptors[at].id;
             if to != own {
                 self.send(to, Body::Propose(Propose { epoch, number, poll }));
             }
@@ -126,14 +126,14 @@ impl Share {
         self.heed(epoch);
         self.proposal = None;
         self.audit = Some(Audit::new(epoch, self.now, end, held));
-        self.holding = Holding { epoch, held, given: 0, told: 0, taken: 0 };
+        self.holding = Holding { epoch, held, given: 0, announced: 0, taken: 0 };
         self.heard = self.now;
         self.due = self.now;
         self.events.push_back(Event::Entered(epoch));
         let since = self.now.0.saturating_sub(self.options.suspect.0);
         self.seen.retain(|_, at| at.0 >= since);
-        let keepers = self.options.keepers.iter().map(|keeper| (keeper.id, self.now));
-        self.seen.extend(keepers);
+        let acceptors = self.options.acceptors.iter().map(|acceptor| (acceptor.id, self.now));
+        self.seen.extend(acceptors);
         self.seen.remove(&self.options.id);
         let all: alloc::vec::Vec<MemberId> = self.seen.keys().copied().collect();
         for to in all {
@@ -147,7 +147,7 @@ impl Share {
             self.newest = self.newest.max(promise.before);
             return;
         }
-        let place = self.options.keepers.iter().position(|keeper| keeper.id == from);
+        let place = self.options.acceptors.iter().position(|acceptor| acceptor.id == from);
         let asked = self.asked_at(promise.number);
         let (Some(place), Some(_)) = (place, asked) else { return };
         let Some(proposal) = &mut self.proposal else { return };

@@ -6,7 +6,7 @@ use super::*;
 const MS: u64 = 1_000_000;
 const LIMIT: u64 = 10_000_000;
 
-fn options(id: usize, keepers: usize, members_max: u32) -> ShareOptions {
+fn options(id: usize, acceptors: usize, members_max: u32) -> ShareOptions {
     ShareOptions {
         group: 1,
         id: MemberId(id as u32),
@@ -14,7 +14,9 @@ fn options(id: usize, keepers: usize, members_max: u32) -> ShareOptions {
         limit: Rate::from_bit_s(LIMIT).unwrap(),
         reserve_per_mille: 10,
         members_max,
-        keepers: (0..keepers).map(|id| Keeper { id: MemberId(id as u32), votes: 1 }).collect(),
+        acceptors: (0..acceptors)
+            .map(|id| Acceptor { id: MemberId(id as u32), votes: 1 })
+            .collect(),
         interval: Nanos(100 * MS),
         lease: Nanos(1_000 * MS),
         suspect: Nanos(1_000 * MS),
@@ -33,8 +35,9 @@ struct Net {
 }
 
 impl Net {
-    fn new(members: usize, keepers: usize) -> Net {
-        let share = |id| Share::new(Nanos(0), options(id, keepers, members as u32), None).unwrap();
+    fn new(members: usize, acceptors: usize) -> Net {
+        let share =
+            |id| Share::new(Nanos(0), options(id, acceptors, members as u32), None).unwrap();
         let members: Vec<_> = (0..members).map(share).collect();
         let gates = members.iter().map(Share::grant).collect();
         let left = vec![false; members.len()];
@@ -107,9 +110,9 @@ fn one_alone_has_all_at_once() {
 
 /// A crash before that would forget the promise, and the next life would divide the limit once more.
 #[test]
-fn a_keeper_with_the_majority_begins_nothing_before_its_own_promise_is_stored() {
+fn an_acceptor_with_the_majority_begins_nothing_before_its_own_promise_is_stored() {
     let mut options = options(0, 2, 2);
-    options.keepers[0].votes = 3;
+    options.acceptors[0].votes = 3;
     let floor = options.floor_bit_s();
     let mut one = Share::new(Nanos(0), options, None).unwrap();
     let mut promised = None;
@@ -121,14 +124,14 @@ fn a_keeper_with_the_majority_begins_nothing_before_its_own_promise_is_stored() 
                 promised = Some(saved);
             }
         }
-        assert!(!one.is_auditor() && one.grant().at(Nanos(at * MS)) == floor, "at {at} ms");
+        assert!(!one.is_leader() && one.grant().at(Nanos(at * MS)) == floor, "at {at} ms");
     }
     let saved = promised.expect("a promise");
     // An earlier one is not enough.
     one.on_stored(Nanos(2_000 * MS), Saved::default());
-    assert!(!one.is_auditor());
+    assert!(!one.is_leader());
     one.on_stored(Nanos(2_000 * MS), saved);
-    assert!(one.is_auditor());
+    assert!(one.is_leader());
     one.on_timer(Nanos(2_001 * MS));
     assert_eq!(one.grant().at(Nanos(2_001 * MS)), LIMIT - floor);
 }
@@ -143,7 +146,7 @@ fn capacity_goes_where_the_flows_are() {
     net.wants(&[3.0, 3.0, 6.0]);
     net.run(500, |_, _| true);
     assert!((net.has(0) - 0.25).abs() < 0.02 && (net.has(2) - 0.5).abs() < 0.02);
-    assert!(net.members[0].is_auditor() && net.members.iter().all(|m| m.epoch().number == 1));
+    assert!(net.members[0].is_leader() && net.members.iter().all(|m| m.epoch().number == 1));
 }
 
 #[test]
@@ -200,9 +203,12 @@ fn options_that_do_not_fit_are_refused() {
         change(&mut options);
         Share::new(Nanos(0), options, None).unwrap_err()
     };
-    assert_eq!(refused(|o| o.keepers.clear()), OptionsError::Keepers);
-    assert_eq!(refused(|o| o.keepers[1].id = MemberId(0)), OptionsError::Keepers);
-    assert_eq!(refused(|o| o.keepers.iter_mut().for_each(|k| k.votes = 0)), OptionsError::Keepers);
+    assert_eq!(refused(|o| o.acceptors.clear()), OptionsError::Acceptors);
+    assert_eq!(refused(|o| o.acceptors[1].id = MemberId(0)), OptionsError::Acceptors);
+    assert_eq!(
+        refused(|o| o.acceptors.iter_mut().for_each(|k| k.votes = 0)),
+        OptionsError::Acceptors
+    );
     assert_eq!(refused(|o| o.members_max = 0), OptionsError::Members(0));
     assert_eq!(refused(|o| o.reserve_per_mille = 1_001), OptionsError::Reserve(1_001));
     assert_eq!(refused(|o| o.lease = Nanos(1)), OptionsError::Times);
@@ -215,10 +221,10 @@ proptest! {
     #[test]
     fn the_limit_holds_in_any_order(
         members in 1usize..5,
-        keepers in 1usize..4,
+        acceptors in 1usize..4,
         steps in prop::collection::vec((0u8..10, any::<prop::sample::Index>()), 1..400),
     ) {
-        let mut net = Net::new(members, keepers.min(members));
+        let mut net = Net::new(members, acceptors.min(members));
         net.wants(&[1.0, 2.0, 3.0, 4.0]);
         let mut ever: Vec<Transmit> = vec![];
         for (kind, index) in steps {
@@ -233,7 +239,7 @@ proptest! {
                     // One is restarted, with what it stored.
                     let member = index.index(members);
                     let saved = net.members[member].register.as_ref().map(Register::saved);
-                    let mut options = options(member, keepers.min(members), members as u32);
+                    let mut options = options(member, acceptors.min(members), members as u32);
                     options.incarnation = net.members[member].options.incarnation + 1;
                     // Its backend goes on as granted until a new grant comes.
                     let gate = net.gates[member];

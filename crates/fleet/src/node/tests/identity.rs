@@ -34,8 +34,8 @@ fn a_copied_machine_is_found_shares_no_nonce_and_takes_nothing_twice() {
     assert_eq!(nonces.len(), from(2).count() + from(3).count(), "no nonce came twice");
     assert!(from(2).count() > 10 && from(3).count() > 10);
     // One of the two stands back; both say so, and in the status of each.
-    let standings: BTreeSet<_> = [fleet.standing(2), fleet.standing(3)].into();
-    assert!(standings.contains("stood_back") && standings.len() == 2, "{standings:?}");
+    let states: BTreeSet<_> = [fleet.state(2), fleet.state(3)].into();
+    assert!(states.contains("stood_back") && states.len() == 2, "{states:?}");
     for i in 2..4 {
         assert!(fleet.said(i, "is also called `n2`"), "{i}: {:?}", fleet.hosts[i].said);
         let status = fleet.status(i);
@@ -54,7 +54,7 @@ fn a_copied_machine_is_found_shares_no_nonce_and_takes_nothing_twice() {
     assert!(tells(0) || tells(1), "{:?} {:?}", fleet.hosts[0].said, fleet.status(1).alerts);
     assert!(most <= 10.0 + 1e-6, "{most}");
     // It is over when one of them is.
-    let stands_back = (2..4).find(|i| fleet.standing(*i) == "stood_back").unwrap();
+    let stands_back = (2..4).find(|i| fleet.state(*i) == "stood_back").unwrap();
     fleet.hosts[stands_back].node = None;
     fleet.run(70.0);
     assert!((0..2).all(|i| fleet.status(i).alerts.is_empty()), "{:?}", fleet.status(0).alerts);
@@ -193,7 +193,7 @@ fn a_group_that_is_left_and_entered_again_brings_nothing_with_it() {
 
 /// Another interval, or another number of hosts, was never told.
 #[test]
-fn other_hosts_or_another_interval_are_told_and_the_group_goes_on() {
+fn other_hosts_or_another_interval_are_reported_and_the_group_goes_on() {
     let said = |node: &str| {
         format!("node `{node}` has another `interval` or other `hosts` for group `up`: ")
     };
@@ -216,7 +216,7 @@ fn other_hosts_or_another_interval_are_told_and_the_group_goes_on() {
             };
             assert!(differs("n2") && !differs("n1"), "{:?}", status.groups[0].members);
             // They hear each other all the same.
-            assert!((0..3).all(|i| fleet.standing(i) == "sharing"));
+            assert!((0..3).all(|i| fleet.state(i) == "sharing"));
             // One file again.
             fleet.text = before;
             fleet.start(2, "n2", ring(1), true);

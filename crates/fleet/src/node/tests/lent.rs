@@ -47,15 +47,15 @@ fn senders_that_hear_late_of_a_rate_do_not_stay_at_the_floor() {
 #[test]
 fn a_group_of_share_says_that_it_starts_until_it_divides() {
     let mut fleet = Fleet::new(3, SHARE);
-    // Two keepers of three are needed for an epoch, and half of the votes for a lease.
+    // Two acceptors of three are needed for an epoch, and half of the votes for a lease.
     (1..3).for_each(|i| fleet.hosts[i].side = 1);
     fleet.run(1.0);
-    assert_eq!((fleet.standing(0), fleet.rate(0)), ("starting".to_owned(), 0.1));
+    assert_eq!((fleet.state(0), fleet.rate(0)), ("starting".to_owned(), 0.1));
     fleet.run(5.0);
-    assert_eq!(fleet.standing(0), "alone");
+    assert_eq!(fleet.state(0), "alone");
     fleet.hosts.iter_mut().for_each(|host| host.side = 0);
     fleet.run(6.0);
-    assert_eq!(fleet.standing(0), "sharing");
+    assert_eq!(fleet.state(0), "sharing");
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn a_host_with_a_busy_and_an_idle_limit_has_its_part() {
         fleet.hosts[1].said
     );
     assert!(rate_of(&fleet, 1, "b") >= 0.008);
-    assert_eq!(fleet.standing(1), "sharing");
+    assert_eq!(fleet.state(1), "sharing");
     assert!(!fleet.said(1, "injected fault"), "{:?}", fleet.hosts[1].said);
 }
 
@@ -71,7 +71,7 @@ fn a_gate_that_cannot_be_lowered_does_not_stop_its_node_and_nothing_is_raised_by
     }
     assert!(most <= 100.0 + 1e-6, "{most}");
     assert!(fleet.said(1, "limit `a`: injected fault"), "{:?}", fleet.hosts[1].said);
-    assert_eq!(fleet.standing(1), "sharing", "it is heard: {:?}", fleet.hosts[1].said);
+    assert_eq!(fleet.state(1), "sharing", "it is heard: {:?}", fleet.hosts[1].said);
     // Its lease ended in the limit; all the rest is in use.
     assert!((rate_of(&fleet, 1, "a") - 0.125).abs() < 1e-6, "{}", rate_of(&fleet, 1, "a"));
     let used = rate_of(&fleet, 1, "b") + rate_of(&fleet, 0, "a") + rate_of(&fleet, 0, "b");
@@ -229,7 +229,7 @@ fn a_limit_rises_at_the_end_of_its_lease_only_to_what_others_leave() {
     fleet.load(1, |load| load.stuck = true);
     fleet.hosts[0].side = 0;
     fleet.run(6.0);
-    assert_eq!(fleet.standing(1), "sharing");
+    assert_eq!(fleet.state(1), "sharing");
     // The node is dead, and its leases end.
     fleet.hosts[1].node = None;
     fleet.run(2.0);

@@ -59,7 +59,7 @@ fn messages_that_wait_for_storage_are_bounded_and_dropped_if_it_fails() {
 
 /// Each try was news that the state could be written again, and each failure that it could not.
 #[test]
-fn a_disk_that_stays_full_is_told_of_once() {
+fn a_disk_that_stays_full_is_reported_once() {
     let mut fleet = Fleet::new(3, SHARE);
     *fleet.hosts[0].memory.full.borrow_mut() = true;
     *fleet.hosts[0].memory.slow.borrow_mut() = true;
@@ -77,7 +77,7 @@ fn a_disk_that_stays_full_is_told_of_once() {
 }
 
 /// A group that was replaced while its promise could not be stored went on trying, and put that in the place
-/// of what its successor had promised meanwhile: that keeper then promised an epoch for the second time.
+/// of what its successor had promised meanwhile: that acceptor then promised an epoch for the second time.
 #[test]
 fn a_group_that_was_replaced_takes_no_promise_of_its_successor_back() {
     let mut fleet = Fleet::new(3, SHARE);

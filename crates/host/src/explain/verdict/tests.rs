@@ -33,7 +33,7 @@ fn limit(name: &str, scheme: &'static str, used_mbit: u64) -> Applied {
         name: name.to_owned(),
         scope: Scope::Cgroup(name.to_owned()),
         origin: Origin::Pinned,
-        state: Standing::InForce,
+        state: State::InForce,
         parent: None,
         guarantee_bit_s: None,
         weight: None,
@@ -90,7 +90,7 @@ fn say(limits: &[Applied], sockets: &[SocketSample]) -> String {
 #[test]
 fn no_limit_is_no_limit() {
     assert_eq!(say(&[], &[socket(100, None)]), "not limited by Tidegate");
-    let gone = Applied { state: Standing::Unhooked, ..limit("backup", "pace", 0) };
+    let gone = Applied { state: State::Detached, ..limit("backup", "pace", 0) };
     assert!(say(&[gone], &[socket(100, None)]).contains("`backup` is NOT ENFORCED"));
 }
 

@@ -134,7 +134,7 @@ impl Load {
             producers: 1,
             flows,
             ring: RING,
-            owed: held + 2 * RING,
+            pending: held + 2 * RING,
             completions: self.completions,
             shaper_mode: self.mode,
             producer_mode: self.mode,

@@ -154,6 +154,7 @@ impl Experiment for Conformance {
                 title: "All flows together in bins of 100 ms, first run".to_owned(),
                 x: "time_s".to_owned(),
                 y: "rate_bit_s".to_owned(),
+                logarithmic: false,
                 limit: Some(total as f64),
                 series: over_time,
             },

@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context as _;
 use tidegate_core::Rate;
 use tidegate_sys::{
-    cost::{Asked, Program, Standing},
+    cost::{Asked, Program, QueueState},
     net::NetNs,
 };
 
@@ -141,7 +141,7 @@ impl Experiment for DrlCost {
         ctx.alternate(&PROGRAMS.map(|(name, _)| name), ctx.repeats, |ctx, name, run| {
             let found = PROGRAMS.iter().find(|(known, _)| known == name);
             let (_, asked) = found.context("no such program")?;
-            let cost = net_cost(*asked, Standing::Busy, &[0], runs)?;
+            let cost = net_cost(*asked, QueueState::Busy, &[0], runs)?;
             ctx.record(name, &program, run).value(PROGRAM, cost);
             Ok(())
         })?;

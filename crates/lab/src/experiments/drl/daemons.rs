@@ -22,8 +22,8 @@ const DIVIDED_PERCENT: u64 = 98;
 const KEY: &str = "1 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f\n";
 const LIMIT: &str = "site";
 const GROUP: &str = "all";
-/// Keepers of `share`, and no more than there are routers.
-const KEEPERS: usize = 3;
+/// Acceptors of `share`, and no more than there are routers.
+const ACCEPTORS: usize = 3;
 
 /// What a limit acts on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,7 +133,7 @@ impl<'a> Daemons<'a> {
                 daemon.check_running()?;
             }
             let group = self.group(site)?;
-            match group["standing"].as_str() {
+            match group["state"].as_str() {
                 Some("sharing") => Ok(Some(())),
                 Some("cannot_drop") => {
                     let algorithm = self.plan.algorithm.unwrap_or_default();
@@ -241,11 +241,11 @@ impl<'a> Daemons<'a> {
         let all = 0..self.sites.count();
         let peers =
             list(all.clone().map(|at| format!("\"{}\"", self.sites.router_addr(at))).collect());
-        let keepers = list(all.take(KEEPERS).map(|at| format!("\"r{at}\"")).collect());
+        let acceptors = list(all.take(ACCEPTORS).map(|at| format!("\"r{at}\"")).collect());
         let dir = self.dir.path().display();
         write!(
             text,
-            "\n[fleet]\nname = \"lab\"\nnode = \"r{site}\"\npeers = {peers}\nkeepers = {keepers}\n\
+            "\n[fleet]\nname = \"lab\"\nnode = \"r{site}\"\npeers = {peers}\nacceptors = {acceptors}\n\
              keys = \"{dir}/keys\"\nstate = \"{dir}/state{site}\"\napi = \"{}\"\nmetrics = \"none\"\n\
              \n[[group]]\nname = \"{GROUP}\"\nrate = \"{rate}\"\nalgorithm = \"{algorithm}\"\n\
              members = [\"{LIMIT}\"]\ndirection = \"{direction}\"\ninterval = \"{}ms\"\nhosts = {hosts}\n",

@@ -191,6 +191,7 @@ fn record(
         title: format!("{setup}, {world}: rates of flows that join one after the other"),
         x: "time_s".to_owned(),
         y: "forwarded_bit_s".to_owned(),
+        logarithmic: false,
         limit: Some(LIMIT_BIT_S as f64),
         series: series.collect(),
     };

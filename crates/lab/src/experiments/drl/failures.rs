@@ -211,6 +211,7 @@ fn measure(
             title: format!("{setup}: what passes while daemons fail, and the sum of local limits"),
             x: "time_s".to_owned(),
             y: "forwarded_bit_s".to_owned(),
+            logarithmic: false,
             limit: Some(LIMIT_BIT_S as f64),
             series,
         };

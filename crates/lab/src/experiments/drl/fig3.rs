@@ -73,8 +73,8 @@ impl Experiment for DrlFig3 {
              policers with a bucket of 75 kB, as published, and with `share` all buckets together are as \
              deep; with `spring` a shaper that gives flows their windows; `share, pace` limits the sender's \
              sockets instead. `ctb` is one router with all flows and a plain limit. In simulation `share`, \
-             and `fps, spring`, have a queue that drops at random, as docs/fleet.md says. What passes is \
-             counted behind the routers, whole frames, from 2 s to the end; gossip there is all that is no \
+             and `fps, spring`, have a queue that drops at random, as docs/fleet-design.md says. What passes \
+             is counted behind the routers, whole frames, from 2 s to the end; gossip there is all that is no \
              flow's.",
         );
         // `share, pace` is simulated as `share` is.
@@ -132,6 +132,7 @@ fn figure(ctx: &mut Context, setup: Setup, world: &str, passed: &Forwarded) {
             title: format!("{setup}, {world}: what passes in each {ms} ms"),
             x: "time_s".to_owned(),
             y: "forwarded_bit_s".to_owned(),
+            logarithmic: false,
             limit: Some(LIMIT_BIT_S as f64),
             series: vec![
                 passed.series("3 flows", Some(0), every),

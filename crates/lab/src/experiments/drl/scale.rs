@@ -145,6 +145,7 @@ impl Experiment for DrlScale {
                 title: format!("{limiters} limiters: what passes in each second"),
                 x: "time_s".to_owned(),
                 y: "forwarded_bit_s".to_owned(),
+                logarithmic: false,
                 limit: Some(LIMIT_BIT_S as f64),
                 series: lines,
             };

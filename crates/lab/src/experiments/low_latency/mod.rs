@@ -199,6 +199,7 @@ impl Curves {
                     title: format!("Rate on the wire over 100 ms, {words}"),
                     x: "time_s".to_owned(),
                     y: WIRE.to_owned(),
+                    logarithmic: false,
                     limit: first.limit_bit_s.map(|limit| limit as f64),
                     series: series.collect(),
                 },

@@ -40,7 +40,7 @@ pub(super) struct Place<'a> {
     pub socket: BorrowedFd<'a>,
     pub page_offset: u64,
     pub layout: &'a XdpRingOffset,
-    /// A power of two, as was told to the kernel.
+    /// A power of two, as set in the kernel.
     pub size: u32,
 }
 

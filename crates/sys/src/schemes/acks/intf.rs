@@ -3,7 +3,7 @@
 use std::net::{Ipv6Addr, SocketAddr};
 
 use bytemuck::{Pod, Zeroable};
-use tidegate_core::{census, dem, spring, wait};
+use tidegate_core::{dem, flow_count, spring, wait};
 
 /// Connections that are known at once.
 pub const FLOWS_MAX: usize = 16_384;
@@ -82,7 +82,7 @@ pub struct Account {
     pub carry: u32,
     /// Zero.
     pub pad: u32,
-    /// What a byte costs of what is owed; 0: nothing is known.
+    /// What a byte adds to the debt; 0: nothing is known.
     pub cost: u64,
 }
 
@@ -98,7 +98,7 @@ pub struct Limit {
     pub wait: WaitConf,
     /// Until when it is good, by `CLOCK_BOOTTIME`; 0: for ever.
     pub until_ns: u64,
-    /// Of [`THEN`]: what may be owed; 0: HTB has the rate.
+    /// Of [`THEN`]: the largest debt; 0: HTB has the rate.
     pub most_ns: u64,
     /// [`DEM`] or [`SPRING`].
     pub scheme: u32,
@@ -155,13 +155,13 @@ pub struct State {
     /// Of `dem`.
     pub marker: Marker,
     /// How many flows take all they get.
-    pub census: Census,
+    pub flow_count: FlowCount,
 }
 
-/// `struct cs_census`.
+/// `struct fc_count`.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-pub struct Census {
+pub struct FlowCount {
     /// When this period began.
     pub start_ns: u64,
     /// How long it lasts.
@@ -176,7 +176,7 @@ pub struct Census {
     pub pad: u32,
 }
 
-/// `struct cs_sums`.
+/// `struct fc_sums`.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct Sums {
@@ -190,13 +190,13 @@ pub struct Sums {
     pub flows: u64,
 }
 
-impl From<Sums> for census::Sums {
-    fn from(Sums { parts, squares, cubes, flows }: Sums) -> census::Sums {
-        census::Sums { parts, squares, cubes, flows }
+impl From<Sums> for flow_count::Sums {
+    fn from(Sums { parts, squares, cubes, flows }: Sums) -> flow_count::Sums {
+        flow_count::Sums { parts, squares, cubes, flows }
     }
 }
 
-/// `struct cs_mark`.
+/// `struct fc_mark`.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct Mark {

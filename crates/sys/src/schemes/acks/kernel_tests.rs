@@ -451,7 +451,7 @@ fn root_acks_spring_follows_the_table() {
     );
 }
 
-/// What was lent ends by itself: what HTB knows nothing of is held by what is owed.
+/// What was lent ends by itself: what HTB knows nothing of is held by the debt.
 #[test]
 fn root_acks_hold_the_rate_after_a_lease() {
     if !is_root("root_acks_hold_the_rate_after_a_lease") {
@@ -471,9 +471,9 @@ fn root_acks_hold_the_rate_after_a_lease() {
         for (what, options, passes) in [
             ("for ever", AcksOptions { lease: None, ..lent(0, 1) }, 20),
             ("lent", lent(now + hour, 8_000), 20),
-            // A second is the most that may be owed; a frame is 1.5.
+            // A second is the most that the debt may be; a frame is 1.5.
             ("slow from now on", lent(now - 1, 8_000), 1),
-            // Of 4 x 1514 bytes; the next comes when they are owed.
+            // Of 4 x 1514 bytes; the next comes at that debt.
             ("less slow", lent(now - 1, 1_000_000), 5),
         ] {
             loaded.reset(&options, &Backlog::default());
@@ -641,11 +641,11 @@ fn root_acks_cost_of_a_packet() {
         let measure = || crate::cost::mean_run_time(program, frame, &[0], 50_000).unwrap();
         (0..5).map(|_| measure()).min().unwrap()
     };
-    let nothing = |standing| {
-        crate::cost::measure(crate::cost::Program::Nothing, standing, &data, &[0], 50_000).unwrap()
+    let nothing = |state| {
+        crate::cost::measure(crate::cost::Program::Nothing, state, &data, &[0], 50_000).unwrap()
     };
-    use crate::cost::Standing;
-    let (warm, single) = (nothing(Standing::Idle), nothing(Standing::Full));
+    use crate::cost::QueueState;
+    let (warm, single) = (nothing(QueueState::Idle), nothing(QueueState::Full));
     println!("no program: {warm:?}, on a packet of its own {single:?}");
     for law in [Law::Spring, Law::Dem(dem::Law::Step), Law::Dem(dem::Law::Pi)] {
         loaded.reset(&AcksOptions { law, ..SPRING }, &backlog);

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use tidegate_core::{
-    census::{Census, Mark},
     dem::{Ack as DemAck, Config as DemConfig, Due, Law as DemLaw, Marker},
+    flow_count::{FlowCount, Mark},
     spring::{self, Ack, Config, Epoch},
     wait::{Account, Config as WaitConfig},
 };
@@ -97,16 +97,16 @@ unsafe extern "C" {
         now_ns: u64,
         wire_bytes: u32,
     );
-    fn native_wt_owed(account: *const intf::Account, now_ns: u64) -> u64;
+    fn native_wt_debt(account: *const intf::Account, now_ns: u64) -> u64;
     fn native_wt_look(
         conf: *const intf::WaitConf,
         account: *mut intf::Account,
         now_ns: u64,
         queued_ns: u64,
     ) -> u64;
-    fn native_cs_count(
+    fn native_fc_ack(
         conf: *const intf::SpringConf,
-        census: *mut intf::Census,
+        flow_count: *mut intf::FlowCount,
         mark: *mut intf::Mark,
         ack: u32,
         now_ns: u64,
@@ -144,7 +144,7 @@ fn threads_owe_what_they_were_charged() {
     struct Shared(std::cell::UnsafeCell<intf::Account>);
     // SAFETY: only ever touched through a pointer, by the header's atomic operations.
     unsafe impl Sync for Shared {}
-    // Time stands still, so all stays owed.
+    // Time stands still, so the debt stays.
     let first = intf::Account { finish_ns: NOW_NS, cost: confs[0].cost, ..Default::default() };
     let shared = Shared(first.into());
     let in_force = std::sync::RwLock::new(0);
@@ -175,8 +175,8 @@ fn threads_owe_what_they_were_charged() {
     });
     // At the first rate a byte takes 1 ns. The rates are a power of two apart, so no change rounds.
     let account = shared.0.into_inner();
-    let owed = if account.cost == confs[0].cost { 1 } else { 2 };
-    let bytes = (account.finish_ns - NOW_NS) / owed;
+    let cost_ns = if account.cost == confs[0].cost { 1 } else { 2 };
+    let bytes = (account.finish_ns - NOW_NS) / cost_ns;
     let all = THREADS as u64 * PACKETS * u64::from(BYTES);
     assert_eq!(bytes, all);
 }
@@ -249,8 +249,8 @@ proptest! {
                 (account.finish.0, account.carry, account.cost)
             );
             // SAFETY: the pointer is to a live value of the layout that the header declares.
-            let owed = unsafe { native_wt_owed(&native, now) };
-            prop_assert_eq!(owed, account.owed(Nanos(now)).0);
+            let debt = unsafe { native_wt_debt(&native, now) };
+            prop_assert_eq!(debt, account.debt(Nanos(now)).0);
         }
     }
 
@@ -261,20 +261,20 @@ proptest! {
     ) {
         let config = Config { byte_s, target: Nanos(0) };
         let conf = intf::SpringConf::from(config);
-        let (mut census, mut native) = (Census::default(), intf::Census::default());
+        let (mut flow_count, mut native) = (FlowCount::default(), intf::FlowCount::default());
         let (mut marks, mut natives) = ([Mark::default(); 3], [intf::Mark::default(); 3]);
         let (mut now, mut acked) = (0, [0u32; 3]);
         for (flow, gap, bytes) in steps {
             now += gap;
             acked[flow] = acked[flow].wrapping_add(bytes as u32);
-            census.count(&config, &mut marks[flow], acked[flow], Nanos(now));
+            flow_count.count(&config, &mut marks[flow], acked[flow], Nanos(now));
             // SAFETY: every pointer is to a live value of the layout that the header declares.
-            unsafe { native_cs_count(&conf, &mut native, &mut natives[flow], acked[flow], now) };
+            unsafe { native_fc_ack(&conf, &mut native, &mut natives[flow], acked[flow], now) };
             prop_assert_eq!(
                 (native.start_ns, native.period_ns, native.number),
-                (census.start.0, census.period.0, census.number)
+                (flow_count.start.0, flow_count.period.0, flow_count.number)
             );
-            prop_assert_eq!((native.sums.into(), native.before.into()), (census.sums, census.before));
+            prop_assert_eq!((native.sums.into(), native.before.into()), (flow_count.sums, flow_count.before));
             let (mark, native) = (marks[flow], natives[flow]);
             let mark = (mark.at.0, mark.acked, mark.number);
             prop_assert_eq!((native.at_ns, native.acked, native.number), mark);

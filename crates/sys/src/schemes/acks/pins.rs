@@ -12,7 +12,7 @@ use std::{
 };
 
 use libbpf_rs::{Link, MapHandle};
-use tidegate_core::Direction;
+use tidegate_core::{Direction, Scheme};
 
 use super::{AcksMaps, AcksOptions, AttachedAcks};
 use crate::{
@@ -113,7 +113,7 @@ pub(crate) fn dir_of(dir: &Path, direction: Direction) -> PathBuf {
 
 /// The directions of a limit in which ACKs are acted on.
 fn directions(limit: &intf::Limit) -> impl Iterator<Item = Direction> {
-    let acts = limit.flags & (intf::FLAG_DEM | intf::FLAG_SPRING) != 0;
+    let acts = matches!(limit.scheme(), Scheme::Dem | Scheme::Spring);
     DIRS.into_iter()
         .map(|(direction, _)| direction)
         .filter(move |direction| acts && limit.rate_bit_s[intf::index(*direction)] != 0)

@@ -204,11 +204,8 @@ fn root_edt_the_loaded_program_follows_the_table() {
     let edt = open.load().unwrap();
     let zero = 0u32.to_ne_bytes();
     for row in table() {
-        let limit = intf::Limit {
-            queue: [CONF; 2],
-            flags: intf::FLAG_LOOPBACK | intf::FLAG_EDT,
-            ..Default::default()
-        };
+        let limit =
+            intf::Limit { queue: [CONF; 2], flags: intf::FLAG_LOOPBACK, ..Default::default() };
         edt.maps.limit.update(&zero, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
         let now = monotonic_ns();
         let at = |seconds: u64| if seconds == 0 { 0 } else { now + seconds * S };
@@ -291,7 +288,7 @@ fn root_edt_a_class_follows_its_rate() {
         let cost = CONF.cost / faster;
         let limit = intf::Limit {
             queue: [intf::QueueConf { cost, ..CONF }; 2],
-            flags: intf::FLAG_LOOPBACK | intf::FLAG_EDT,
+            flags: intf::FLAG_LOOPBACK,
             ..Default::default()
         };
         edt.maps.limit.update(&zero, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();

@@ -7,15 +7,15 @@
 //!
 //! The limit on a device or port is the root of a tree (`Root`); those inside it are on cgroups of this
 //! host or on ports, and only have a slot in it: two classes, a queue, a place in the map that says whose
-//! packets are whose. What HTB is told is worked out in [`tidegate_core::htb`]; `tree` makes it so.
+//! packets are whose. The options of HTB are computed in [`tidegate_core::htb`]; `tree` makes it so.
 //! Everything in the kernel is found again by its name: the handle `7467:`, the device `tgifbN` of device
 //! N, pins.
 
-mod seat;
+mod limit_class;
 mod slot;
 mod tree;
 
-use std::mem::MaybeUninit;
+use std::{fs, mem::MaybeUninit, path::Path};
 
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, OpenObject, ProgramMut,
@@ -26,18 +26,19 @@ use tidegate_core::{
     htb::{self, Branch, ROOT_SLOT, SLOTS},
 };
 
-pub use seat::Seat;
+use limit_class::LimitClass;
 pub(crate) use slot::{MARKED_PIN, SLOTS_PIN};
-use slot::{Slot, device_of, direction_out, ifb_name};
-pub(crate) use tree::is_ours;
+use slot::{Slot, device_of, ifb_name};
 
 use crate::{
     backlog::Backlog,
     bpf::{load_error, lookup, map_error, quiet_libbpf},
     device::{self, Hooked, Target},
     intf,
-    limit::{LimitError, LimitMaps},
+    limit::{Handle, LimitError, LimitMaps},
     net::Netlink,
+    root_qdisc::{self, Undo},
+    schemes::{LINKS, Pinning, Scheme},
     skel,
 };
 
@@ -99,31 +100,20 @@ pub(crate) struct Root {
     kept: bool,
 }
 
-/// What is put on a device, to be taken off again should the rest fail.
-struct Planted(Option<intf::Limit>);
-
-impl Drop for Planted {
-    fn drop(&mut self) {
-        if let Some(limit) = self.0 {
-            uproot(&limit);
-        }
-    }
-}
-
 impl Root {
     /// Puts a limit on a device that has none: its qdiscs, its ifb device, and the programs. Its classes come
-    /// with [`settle`].
+    /// with [`sync`].
     pub(crate) fn put(
         target: &Target,
         limit: &intf::Limit,
         force: bool,
     ) -> Result<Root, LimitError> {
         let mut netlink = Netlink::open()?;
-        let (out, ifindex) = (direction_out(limit), limit.ifindex);
-        let mut planted = Planted(None);
+        let (out, ifindex) = (limit.leaving(), limit.ifindex);
+        let mut undo = Undo::nothing();
         if limit.rate(out).is_some() {
-            tree::plant(&mut netlink, ifindex, target.scope.name(), force)?;
-            planted.0 = Some(*limit);
+            tree::install_root(&mut netlink, ifindex, target.scope.name(), force)?;
+            undo.arm(limit, remove_qdiscs);
         }
         let mut ifb_ifindex = 0;
         if limit.rate(other(out)).is_some() {
@@ -134,19 +124,19 @@ impl Root {
                 Some(libc::EOPNOTSUPP) => LimitError::NoIfb,
                 _ => e.into(),
             })?;
-            planted.0 = Some(*limit);
+            undo.arm(limit, remove_qdiscs);
             ifb_ifindex = netlink.index_of(&name)?;
-            tree::plant(&mut netlink, ifb_ifindex, &name, true)?;
+            tree::install_root(&mut netlink, ifb_ifindex, &name, true)?;
             netlink.set_up(ifb_ifindex, true)?;
         }
         let root = Self::load(target, limit, ifb_ifindex)?;
-        planted.0 = None;
+        undo.keep();
         Ok(root)
     }
 
     fn load(target: &Target, limit: &intf::Limit, ifb_ifindex: u32) -> Result<Root, LimitError> {
         quiet_libbpf();
-        let out = direction_out(limit);
+        let out = limit.leaving();
         let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
         let mut open =
             skel::htb::HtbSkelBuilder::default().open(&mut storage).map_err(load_error("htb"))?;
@@ -192,7 +182,7 @@ impl Drop for Root {
         if !self.kept {
             // The programs first, or packets would be sent to an ifb device that is no more.
             self.hooked = Hooked::default();
-            uproot(&self.limit);
+            remove_qdiscs(&self.limit);
         }
     }
 }
@@ -255,7 +245,7 @@ pub(crate) struct Leaf {
 ///
 /// # Errors
 /// [`LimitError`]; settling what was before puts it back.
-pub(crate) fn settle(
+pub(crate) fn sync(
     root: &intf::Limit,
     slots: &MapHandle,
     members: &MapHandle,
@@ -277,7 +267,7 @@ pub(crate) fn settle(
             let known: Slot = lookup(slots, SLOTS_PIN, place(slot)).ok()?;
             (known.backlog.ifindex == ifindex).then_some(known.backlog)
         };
-        let backlogs = tree::settle(&mut netlink, ifindex, &branches, kept, known)?;
+        let backlogs = tree::sync(&mut netlink, ifindex, &branches, kept, known)?;
         for (branch, backlog) in branches.iter().zip(backlogs) {
             let mark =
                 branch.mark.map_or(0, |mark| u32::try_from(mark.0).unwrap_or(u32::MAX).max(1));
@@ -318,7 +308,7 @@ pub(crate) fn empty_slot(members: &MapHandle, slot: u16) {
     }
 }
 
-/// What HTB is told in a direction.
+/// The options of HTB in a direction.
 fn branches(leaves: &[Leaf], direction: Direction, segment: Bytes) -> Vec<Branch> {
     let index = intf::index(direction);
     let limits = leaves.iter().filter_map(|leaf| {
@@ -343,12 +333,12 @@ pub(crate) fn backlog_of(slots: &MapHandle, direction: Direction) -> Result<Back
 }
 
 /// Takes the qdiscs of a limit off, and its ifb device; what cannot be found is off already.
-pub(crate) fn uproot(limit: &intf::Limit) {
+pub(crate) fn remove_qdiscs(limit: &intf::Limit) {
     let Ok(mut netlink) = Netlink::open() else { return };
-    if limit.rate(direction_out(limit)).is_some() {
-        let _ = tree::uproot(&mut netlink, limit.ifindex);
+    if limit.rate(limit.leaving()).is_some() {
+        let _ = root_qdisc::remove(&mut netlink, limit.ifindex);
     }
-    if limit.rate(other(direction_out(limit))).is_some() {
+    if limit.rate(other(limit.leaving())).is_some() {
         remove_ifb(&mut netlink, limit.ifindex);
     }
 }
@@ -361,13 +351,8 @@ pub(crate) fn leave(ifindex: u32, slot: u16) {
 
 /// Whether a limit on a device has an HTB on that, or on the ifb device for it.
 pub(crate) fn has(limit: &intf::Limit, on_ifb: bool) -> bool {
-    let out = direction_out(limit);
+    let out = limit.leaving();
     limit.rate(if on_ifb { other(out) } else { out }).is_some()
-}
-
-/// Takes our HTB off a device; nothing if there is none.
-pub(crate) fn clear(ifindex: u32) {
-    let _ = Netlink::open().and_then(|mut netlink| tree::uproot(&mut netlink, ifindex));
 }
 
 /// Removes the ifb device of a device; nothing if there is none.
@@ -385,13 +370,60 @@ fn remove_ifb(netlink: &mut Netlink, ifindex: u32) {
     }
 }
 
-/// The names of the links that a root has, as [`device`] names them: of its limited directions.
-pub(crate) fn links(limit: &intf::Limit) -> &'static [&'static str] {
+/// The symbolic links of a limit inside another one: its place in the tree, and the name of the limit on the
+/// device.
+pub(crate) const SLOT: &str = "slot";
+pub(crate) const ROOT: &str = "root";
+
+/// What a symbolic link in the directory of a limit says.
+pub(crate) fn name_in(dir: &Path, link: &str) -> Option<String> {
+    fs::read_link(dir.join(link)).ok()?.to_str().map(str::to_owned)
+}
+
+/// Schemes `htb`, `dem` and `spring`. Their limits are put on by the store, which knows the tree.
+pub(crate) struct InTree {
+    /// The kernel's HTB knows no end of a rate. The programs that act on ACKs do.
+    ends_leases: bool,
+}
+
+/// Scheme `htb`.
+pub(crate) static HTB: InTree = InTree { ends_leases: false };
+/// Schemes `dem` and `spring`: an HTB, and programs on both sides of it.
+pub(crate) static WITH_ACKS: InTree = InTree { ends_leases: true };
+
+impl Scheme for InTree {
+    fn links(&self, limit: &intf::Limit) -> &'static [&'static str] {
+        links(limit)
+    }
+
+    fn open(
+        &self,
+        dir: &Path,
+        limit: &intf::Limit,
+    ) -> Result<Option<Box<dyn Handle>>, &'static str> {
+        Ok(Some(Box::new(LimitClass::open(dir, limit).ok_or("parent")?)))
+    }
+
+    fn pinning(&self) -> Pinning {
+        Pinning::Tree
+    }
+
+    fn ends_leases(&self) -> bool {
+        self.ends_leases
+    }
+}
+
+/// The names of the links that a limit has, as [`device`] names them: of the limited directions of one on a
+/// device; inside another one only a port has a program, where its workload's egress comes in.
+fn links(limit: &intf::Limit) -> &'static [&'static str] {
     let is_limited = |direction| limit.rate(direction).is_some();
+    if limit.is_child() {
+        return if limit.ifindex == 0 { &[] } else { &LINKS[..1] };
+    }
     match (is_limited(Direction::Egress), is_limited(Direction::Ingress)) {
-        (true, true) => &["egress", "ingress"],
-        (true, false) => &["egress"],
-        (false, true) => &["ingress"],
+        (true, true) => &LINKS[..2],
+        (true, false) => &LINKS[..1],
+        (false, true) => &LINKS[1..2],
         (false, false) => &[],
     }
 }

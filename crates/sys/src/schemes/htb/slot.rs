@@ -23,11 +23,6 @@ pub(super) struct Slot {
     pub(super) backlog: Backlog,
 }
 
-/// The direction, of the workload, of what leaves by the device of a limit.
-pub(super) fn direction_out(limit: &intf::Limit) -> Direction {
-    if limit.flags & intf::FLAG_PORT != 0 { Direction::Ingress } else { Direction::Egress }
-}
-
 /// The ifb device of a device.
 pub(super) fn ifb_name(ifindex: u32) -> String {
     format!("tgifb{ifindex}")
@@ -42,7 +37,7 @@ pub(super) fn device_of(
     if root.rate(direction).is_none() {
         return Ok(None);
     }
-    if direction == direction_out(root) {
+    if direction == root.leaving() {
         return Ok(Some(root.ifindex));
     }
     netlink.index_of(&ifb_name(root.ifindex)).map(Some)

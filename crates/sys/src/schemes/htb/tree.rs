@@ -15,12 +15,11 @@ use crate::{
     limit::LimitError,
     net::{
         NetError, Netlink,
-        qdisc::{FqCodel, Handle, Htb, HtbClass, Place, Qdisc, QueueStats, Verb},
+        qdisc::{FqCodel, Handle, Htb, HtbClass, Place, Qdisc, Verb},
     },
+    root_qdisc::{self, ROOT},
 };
 
-/// The qdisc.
-const ROOT: Handle = Handle::new(MAJOR, 0);
 /// What CoDel is content with, at least; and at low rates the time of so many frames.
 const CODEL_TARGET: Duration = Duration::from_millis(5);
 const CODEL_FRAMES: Bytes = Bytes(2 * 1514);
@@ -37,48 +36,15 @@ fn queue(slot: u16) -> Handle {
     Handle::new(QUEUE_MAJOR + slot, 0)
 }
 
-/// Whether the qdisc at the root of a device is ours.
-pub(crate) fn is_ours(qdiscs: &[QueueStats]) -> bool {
-    qdiscs.iter().any(|q| q.parent == Handle::ROOT && q.handle == ROOT && q.kind == "htb")
-}
-
-/// Puts an HTB at the root of a device that no other limit has. One that somebody has put there is only
-/// replaced with `force`; those that the kernel puts there by itself have no handle, and come back by
-/// themselves. One of ours was left by a process that died.
-pub(crate) fn plant(
+/// Puts an HTB at the root of a device that no other limit has (see [`root_qdisc::put`]).
+pub(crate) fn install_root(
     netlink: &mut Netlink,
     ifindex: u32,
     device: &str,
     force: bool,
 ) -> Result<(), LimitError> {
-    let qdiscs = netlink.qdisc_stats(ifindex)?;
-    let mut verb = Verb::Add;
-    if is_ours(&qdiscs) {
-        netlink.delete_qdisc(ifindex, Handle::ROOT)?;
-    } else if let Some(foreign) =
-        qdiscs.iter().find(|q| q.parent == Handle::ROOT && q.handle != Handle::UNSPEC)
-    {
-        if !force {
-            let (device, kind) = (device.to_owned(), foreign.kind.clone());
-            let handle = foreign.handle.to_string();
-            return Err(LimitError::ForeignQdisc { device, kind, handle });
-        }
-        verb = Verb::Replace;
-    }
-    let place = Place { ifindex, parent: Handle::ROOT, handle: ROOT };
-    let htb = Htb::new(htb::leaf_minor(ROOT_SLOT));
-    netlink.set_qdisc(verb, place, &Qdisc::Htb(htb)).map_err(|e| match e.is_absent() {
-        true => LimitError::NoHtb,
-        false => e.into(),
-    })
-}
-
-/// Takes our HTB off a device; the kernel puts there what it has for such a device.
-pub(crate) fn uproot(netlink: &mut Netlink, ifindex: u32) -> Result<(), NetError> {
-    match netlink.qdisc_stats(ifindex) {
-        Ok(qdiscs) if is_ours(&qdiscs) => netlink.delete_qdisc(ifindex, Handle::ROOT),
-        _ => Ok(()),
-    }
+    let htb = Qdisc::Htb(Htb::new(htb::leaf_minor(ROOT_SLOT)));
+    root_qdisc::put(netlink, ifindex, device, force, &htb)
 }
 
 /// Takes the two classes of a limit off a device with our HTB.
@@ -87,7 +53,7 @@ pub(crate) fn remove_classes(
     ifindex: u32,
     slot: u16,
 ) -> Result<(), NetError> {
-    if !is_ours(&netlink.qdisc_stats(ifindex)?) {
+    if root_qdisc::ours(&netlink.qdisc_stats(ifindex)?).is_none() {
         return Ok(());
     }
     netlink.delete_class(ifindex, class(htb::leaf_minor(slot)))?;
@@ -96,7 +62,7 @@ pub(crate) fn remove_classes(
 
 /// Makes the classes of a device what they shall be, and says where the packets of each limit wait: in the
 /// order of `branches`. `known` has what was said before. The classes of the slots `kept` stay as they are.
-pub(crate) fn settle(
+pub(crate) fn sync(
     netlink: &mut Netlink,
     ifindex: u32,
     branches: &[Branch],
@@ -212,7 +178,8 @@ pub(crate) fn figures(
     let qdiscs = netlink.qdisc_stats(ifindex)?;
     let inner = classes.iter().find(|c| c.handle == class(htb::inner_minor(slot)));
     let queue = qdiscs.iter().find(|q| q.handle == queue(slot));
-    let (Some(inner), Some(queue)) = (inner, queue.filter(|_| is_ours(&qdiscs))) else {
+    let (Some(inner), Some(queue)) = (inner, queue.filter(|_| root_qdisc::ours(&qdiscs).is_some()))
+    else {
         return Ok(None);
     };
     Ok(Some(Figures {

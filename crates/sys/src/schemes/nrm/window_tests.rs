@@ -13,7 +13,7 @@ struct NativeFlow {
     last_ns: u64,
     credit: i64,
     rcv_nxt: u32,
-    owed_bytes: u32,
+    debt_bytes: u32,
     byte_s: u64,
 }
 
@@ -56,9 +56,9 @@ proptest! {
             let native = unsafe { native_rw_window(&mut flow, &path, now) };
             let path = Path { byte_s, rtt: Nanos(rtt), mss, rcv_nxt };
             prop_assert_eq!(native, model.window(&path, Nanos(now)));
-            let state = (flow.last_ns, flow.credit, flow.rcv_nxt, flow.owed_bytes, flow.byte_s);
+            let state = (flow.last_ns, flow.credit, flow.rcv_nxt, flow.debt_bytes, flow.byte_s);
             let expected =
-                (model.last.0, model.credit, model.rcv_nxt, model.owed_bytes, model.byte_s);
+                (model.last.0, model.credit, model.rcv_nxt, model.debt_bytes, model.byte_s);
             prop_assert_eq!(state, expected);
             let later = now.wrapping_add(u64::from(got) << 8);
             // SAFETY: a live value; the rest are numbers.

@@ -15,7 +15,7 @@ use tidegate_core::{
 use super::{AttachPoint, load, maps};
 use crate::{
     bpf::map_error,
-    cost::{Asked, Program, Standing},
+    cost::{Asked, Program, QueueState},
     intf,
     limit::{LimitError, LimitMaps},
     skel,
@@ -33,11 +33,11 @@ const HOUR_NS: u64 = 3_600_000_000_000;
 const SELDOM: f64 = 1e-9;
 
 /// Loads the programs of a cgroup, or those of a device that an incoming packet meets, with buckets that stay
-/// as `standing` says, and what `program` has besides.
+/// as `state` says, and what `program` has besides.
 pub(crate) fn prepare(
     storage: &mut MaybeUninit<OpenObject>,
     program: Program,
-    standing: Standing,
+    state: QueueState,
 ) -> Result<(skel::police::PoliceSkel<'_>, LimitMaps), LimitError> {
     let is_incoming = matches!(program, Program::Incoming(_));
     let police =
@@ -55,22 +55,19 @@ pub(crate) fn prepare(
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
     let half_ns = policy.committed.fill_ns / 2;
-    let full_ns = match standing {
-        Standing::Idle => {
+    let full_ns = match state {
+        QueueState::Idle => {
             // So fast that a packet costs nothing.
             for bucket in [&mut policy.committed, &mut policy.second] {
                 (bucket.cost, bucket.rate) = (1, MAX_BURST.0 * UNITS_PER_BYTE / 2);
             }
             0
         }
-        Standing::Busy => now_ns + half_ns,
-        Standing::Full => now_ns + HOUR_NS,
+        QueueState::Busy => now_ns + half_ns,
+        QueueState::Full => now_ns + HOUR_NS,
     };
-    let limit = intf::Limit {
-        police: [policy; 2],
-        flags: intf::FLAG_POLICE | intf::FLAG_LOOPBACK,
-        ..Default::default()
-    };
+    let limit =
+        intf::Limit { police: [policy; 2], flags: intf::FLAG_LOOPBACK, ..Default::default() };
     let maps = maps(&police, &limit)?;
     let side = intf::Side { full_ns, second_full_ns: full_ns, ..Default::default() };
     let queue: intf::Queue =

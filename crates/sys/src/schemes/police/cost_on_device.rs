@@ -4,7 +4,7 @@ use std::{mem::MaybeUninit, net::Ipv4Addr, ops::Range, os::fd::AsFd, time::Durat
 
 use tidegate_core::prefixes::{Prefix, Prefixes};
 
-use super::{AttachPoint, load, maps, room};
+use super::{AttachPoint, load, maps, pool};
 use crate::{
     cost::{CostError, mean_run_time},
     intf,
@@ -44,7 +44,7 @@ pub fn cost_on_device(
     cpus: &[usize],
     runs: u32,
 ) -> Result<Duration, CostError> {
-    let mut limit = intf::Limit { flags: intf::FLAG_POLICE, ..intf::Limit::default() };
+    let mut limit = intf::Limit::default();
     let action = [0, 1, 1];
     limit.police[0] = intf::Policy { committed: FULL, action, ..intf::Policy::default() };
     limit.rate_bit_s[0] = FULL.rate;
@@ -52,12 +52,12 @@ pub fn cost_on_device(
         Policers::Hosts(count) => {
             let host = |i: u32| Ipv4Addr::from_bits(0x0a00_0000 + i);
             let mut storage = MaybeUninit::uninit();
-            let programs = room::load(&mut storage, false, None)?;
-            let room = room::maps_of(&programs)?;
+            let programs = pool::load(&mut storage, false, None)?;
+            let pool = pool::maps_of(&programs)?;
             for i in 0..count {
                 let mut prefixes = Prefixes::default();
                 prefixes.insert(Prefix { address: host(i).to_ipv6_mapped().octets(), bits: 128 });
-                room.take(i)?.write(intf::Limit { matched: (&prefixes).into(), ..limit })?;
+                pool.take(i)?.write(intf::Limit { matched: (&prefixes).into(), ..limit })?;
             }
             let measured = count.min(HOSTS_MEASURED);
             let costs = (0..measured).map(|i| {

@@ -108,7 +108,7 @@ struct Native {
 }
 
 impl Native {
-    /// `may_owe`: `enum pl_owed`.
+    /// `may_owe`: `enum pl_debt`.
     fn take(&mut self, now_ns: u64, wire_bytes: u32, may_owe: u32) -> bool {
         let packet = NativePacket { wire_bytes, may_owe };
         // SAFETY: every pointer is to a live value of the layout that the header declares.
@@ -309,7 +309,7 @@ fn root_police_the_loaded_program_follows_the_table() {
         let police = load(&mut storage, place, false).unwrap();
         let direction = direction_of(&row);
         let mut limit = intf::Limit {
-            flags: intf::FLAG_POLICE | if row.loopback { intf::FLAG_LOOPBACK } else { 0 },
+            flags: if row.loopback { intf::FLAG_LOOPBACK } else { 0 },
             ..Default::default()
         };
         limit.police[direction] =
@@ -407,7 +407,7 @@ fn root_police_actions_follow_the_table() {
         let queue = VirtualQueueOptions::new("8kbit".parse().unwrap());
         let policy = intf::Policy::new(&policy, &queue).unwrap();
         let policy = intf::Policy { committed: BUCKET, ..policy };
-        let flags = intf::FLAG_POLICE | intf::FLAG_LOOPBACK;
+        let flags = intf::FLAG_LOOPBACK;
         let limit = intf::Limit { police: [policy; 2], flags, ..Default::default() };
         let maps = maps(&police, &limit).unwrap();
         let full = full_at(boottime_ns() + 20 * S);
@@ -482,7 +482,7 @@ fn root_police_the_loaded_meter_colours() {
     let policy = intf::Policy::new(&policy, &queue).unwrap();
     let mut storage = MaybeUninit::uninit();
     let police = load(&mut storage, AttachPoint::Device, false).unwrap();
-    let limit = intf::Limit { police: [policy; 2], flags: intf::FLAG_POLICE, ..Default::default() };
+    let limit = intf::Limit { police: [policy; 2], ..Default::default() };
     let maps = maps(&police, &limit).unwrap();
     // af12 first: it is yellow and pays from the second bucket; then three of af11, and af13.
     let mut colours = Vec::new();
@@ -514,12 +514,7 @@ fn root_police_exempt_packets_follow_the_table() {
     let police = load(&mut storage, AttachPoint::Device, true).unwrap();
     let exempt: Exempt = "10.0.0.0/8,192.0.2.1,2001:db8::/32,dscp:ef".parse().unwrap();
     let policy = intf::Policy { committed: BUCKET, action: [0, 0, 1], ..intf::Policy::default() };
-    let limit = intf::Limit {
-        police: [policy; 2],
-        flags: intf::FLAG_POLICE,
-        exempt: (&exempt).into(),
-        ..Default::default()
-    };
+    let limit = intf::Limit { police: [policy; 2], exempt: (&exempt).into(), ..Default::default() };
     let maps = maps(&police, &limit).unwrap();
     let full = full_at(boottime_ns() + 20 * S);
     for key in 0..2u32 {

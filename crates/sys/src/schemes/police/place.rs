@@ -18,7 +18,7 @@ use crate::{
 
 /// Lists of lengths: by direction and version of IP.
 const LISTS: usize = intf::DIRECTIONS * FAMILIES;
-/// Of a limit in a room: by what its packets are known.
+/// Of a limit in a pool: by what its packets are known.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(super) index: u32,

@@ -86,7 +86,7 @@ impl intf::Policy {
             ..*self
         };
         let same = carried(earlier.since_ns, Nanos(0));
-        // By its start a policy is told from the one before.
+        // Its start distinguishes a policy from the one before.
         if same == *earlier { same } else { carried(since.max(earlier.since_ns + 1), elapsed) }
     }
 

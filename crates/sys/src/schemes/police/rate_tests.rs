@@ -307,7 +307,7 @@ fn a_lease_that_ends_asleep_shuts_nothing() {
 /// How a packet meets the bucket.
 #[derive(Debug, Clone, Copy)]
 enum How {
-    /// With what it may owe, as `enum pl_owed`.
+    /// With the debt it may have, as `enum pl_debt`.
     Meter(u32),
     /// As one of several flows, which have equal parts.
     Fair,

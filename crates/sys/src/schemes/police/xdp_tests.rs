@@ -141,7 +141,7 @@ fn limit(policy: &Policy, exempt: &str) -> intf::Limit {
     let policy = intf::Policy { committed: BUCKET, second: BUCKET, ..policy };
     let exempt: Exempt =
         if exempt.is_empty() { Exempt::default() } else { exempt.parse().unwrap() };
-    let flags = intf::FLAG_POLICE | intf::FLAG_XDP;
+    let flags = intf::FLAG_XDP;
     intf::Limit { police: [policy; 2], flags, exempt: (&exempt).into(), ..Default::default() }
 }
 

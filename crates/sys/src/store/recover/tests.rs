@@ -81,8 +81,8 @@ fn root_police_match_limits_that_were_set_aside_come_back_each_to_its_place() {
 
 /// The command that took a limit off, and the next one, report which limit is not on and why.
 #[test]
-fn root_htb_a_limit_that_cannot_be_put_back_is_told() {
-    const TEST: &str = "root_htb_a_limit_that_cannot_be_put_back_is_told";
+fn root_htb_a_limit_that_cannot_be_put_back_is_reported() {
+    const TEST: &str = "root_htb_a_limit_that_cannot_be_put_back_is_reported";
     in_scene(TEST, |store, hierarchy| {
         let tc = |words: &str| {
             let done = Command::new("tc").args(words.split(' ')).status().unwrap();
@@ -159,7 +159,7 @@ fn root_htb_a_journal_is_not_believed_of_another_device() {
         let put = || assert!(Command::new("tc").args(add).status().unwrap().success());
         let has_htb = || {
             let qdiscs = Netlink::open().unwrap().qdisc_stats(target.ifindex).unwrap();
-            htb::is_ours(&qdiscs)
+            root_qdisc::ours(&qdiscs).is_some()
         };
         put();
         let mut lock = store.lock().unwrap();
@@ -225,6 +225,6 @@ fn root_htb_the_number_of_a_device_may_be_another_ones() {
         ip("link set w0 name w2");
         other.remove(&theirs, "b").unwrap();
         let qdiscs = Netlink::open().unwrap().qdisc_stats(target.ifindex).unwrap();
-        assert!(!htb::is_ours(&qdiscs));
+        assert!(root_qdisc::ours(&qdiscs).is_none());
     });
 }

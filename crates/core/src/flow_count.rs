@@ -13,7 +13,7 @@
 //! is, and small flows beside them count by their rates. A flow is counted with its first acknowledgement in
 //! a period, so a period lasts until all have one.
 //!
-//! O(1) an acknowledgement; 88 bytes a limit, 16 a flow. The kernel's copy is `bpf/acks/census.h`.
+//! O(1) an acknowledgement; 88 bytes a limit, 16 a flow. The kernel's copy is `bpf/acks/flow_count.h`.
 
 use crate::{
     spring::{Config, MAX_BYTES, MAX_FLOWS},
@@ -54,7 +54,7 @@ impl Sums {
 
 /// The count of a limit.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Census {
+pub struct FlowCount {
     /// When this period began.
     pub start: Nanos,
     /// How long it lasts.
@@ -92,7 +92,7 @@ pub fn period(config: &Config, flows: u64) -> Nanos {
     Nanos(round).clamp(MIN_PERIOD, MAX_PERIOD)
 }
 
-impl Census {
+impl FlowCount {
     /// Everything before `ack` of a flow has arrived.
     pub fn count(&mut self, config: &Config, mark: &mut Mark, ack: u32, now: Nanos) {
         if now.0.saturating_sub(self.start.0) >= self.period.0 {
@@ -126,17 +126,17 @@ mod tests {
     /// What flows of these rates in bit/s count as, at a limit of 10 Mbit/s, acknowledged every two segments.
     fn counted(rates: &[u64]) -> f64 {
         let config = Config::new(1_250_000, 1514);
-        let mut census = Census::default();
+        let mut flow_count = FlowCount::default();
         let mut marks = vec![Mark::default(); rates.len()];
         let gaps: Vec<u64> = rates.iter().map(|rate| 2920 * 8 * 1_000_000_000 / rate).collect();
         let mut due: Vec<(u64, u32)> = gaps.iter().map(|gap| (gap / 2, 0)).collect();
         while let Some((i, &(at, ack))) =
             due.iter().enumerate().min_by_key(|(_, d)| d.0).filter(|(_, d)| d.0 < 5_000_000_000)
         {
-            census.count(&config, &mut marks[i], ack, Nanos(at));
+            flow_count.count(&config, &mut marks[i], ack, Nanos(at));
             due[i] = (at + gaps[i], ack.wrapping_add(2920));
         }
-        census.before.flows().unwrap_or(0.0)
+        flow_count.before.flows().unwrap_or(0.0)
     }
 
     #[test]
@@ -159,10 +159,10 @@ mod tests {
     #[test]
     fn who_is_silent_is_not_counted() {
         let config = Config::new(1_250_000, 1514);
-        let (mut census, mut mark) = (Census::default(), Mark::default());
-        census.count(&config, &mut mark, 1, Nanos(1_000_000_000));
-        census.count(&config, &mut mark, 1, Nanos(3_000_000_000));
-        census.count(&config, &mut mark, 1, Nanos(5_000_000_000));
-        assert_eq!(census.before.flows(), None);
+        let (mut flow_count, mut mark) = (FlowCount::default(), Mark::default());
+        flow_count.count(&config, &mut mark, 1, Nanos(1_000_000_000));
+        flow_count.count(&config, &mut mark, 1, Nanos(3_000_000_000));
+        flow_count.count(&config, &mut mark, 1, Nanos(5_000_000_000));
+        assert_eq!(flow_count.before.flows(), None);
     }
 }

@@ -1,11 +1,11 @@
-//! Acceptors (keepers in the code): the register of promises, and what follows from several of them.
+//! Acceptors: the register of promises, and what follows from several of them.
 
 use alloc::vec::Vec;
 
 use super::{
     super::{
         MemberId,
-        message::{Body, Epoch, KEEPERS_MAX, Promise, Propose},
+        message::{ACCEPTORS_MAX, Body, Epoch, Promise, Propose},
     },
     Event, Share,
 };
@@ -13,7 +13,7 @@ use crate::units::Nanos;
 
 /// A member that is an acceptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Keeper {
+pub struct Acceptor {
     /// The member.
     pub id: MemberId,
     /// Its votes. With as many on both sides of a cut, both go on with what they hold. With one more vote for
@@ -80,8 +80,8 @@ impl Register {
 pub(super) struct Freshness(Vec<Option<Nanos>>);
 
 impl Freshness {
-    pub fn new(keepers: usize) -> Self {
-        Self(alloc::vec![None; keepers])
+    pub fn new(acceptors: usize) -> Self {
+        Self(alloc::vec![None; acceptors])
     }
 
     pub fn learn(&mut self, place: usize, at: Nanos) {
@@ -105,8 +105,8 @@ pub(super) struct Quorum {
 }
 
 impl Quorum {
-    pub fn new(keepers: &[Keeper]) -> Self {
-        let votes: Vec<_> = keepers.iter().map(|keeper| u64::from(keeper.votes)).collect();
+    pub fn new(acceptors: &[Acceptor]) -> Self {
+        let votes: Vec<_> = acceptors.iter().map(|acceptor| u64::from(acceptor.votes)).collect();
         Self { all: votes.iter().sum(), votes }
     }
 
@@ -120,9 +120,9 @@ impl Quorum {
     /// The latest time at or after which acceptors with at least half of the votes had promised nothing
     /// newer.
     pub fn lease_since(&self, fresh: &Freshness) -> Option<Nanos> {
-        let mut times = [(Nanos(0), 0u64); KEEPERS_MAX];
+        let mut times = [(Nanos(0), 0u64); ACCEPTORS_MAX];
         let mut count = 0;
-        for (at, votes) in fresh.0.iter().zip(&self.votes).take(KEEPERS_MAX) {
+        for (at, votes) in fresh.0.iter().zip(&self.votes).take(ACCEPTORS_MAX) {
             if let Some(at) = at {
                 times[count] = (*at, *votes);
                 count += 1;
@@ -153,13 +153,13 @@ impl Share {
     pub(super) fn on_propose(&mut self, from: MemberId, incarnation: u64, propose: &Propose) {
         let Propose { epoch, number, poll } = *propose;
         let Some(register) = &self.register else { return };
-        if epoch.auditor != from {
+        if epoch.leader != from {
             return;
         }
         let promised = register.promised();
         let before = if poll {
             // A vote for another is a vote against the leader that answers.
-            let free = self.fresh_epoch().auditor == from || self.misses_auditor();
+            let free = self.fresh_epoch().leader == from || self.misses_leader();
             (epoch > promised && free).then_some(promised)
         } else {
             self.promise(epoch)
@@ -177,7 +177,7 @@ impl Share {
     }
 
     /// Whether a leader was silent for so long that it may be dead.
-    pub(super) fn misses_auditor(&self) -> bool {
+    pub(super) fn misses_leader(&self) -> bool {
         let silence = self.now.0.saturating_sub(self.heard.0);
         self.audit.is_none()
             && (self.fresh_epoch() == Epoch::NONE || silence > self.options.suspect.0)
@@ -189,19 +189,20 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn keepers(votes: &[u32]) -> Vec<Keeper> {
-        let keeper = |(i, votes): (usize, &u32)| Keeper { id: MemberId(i as u32), votes: *votes };
-        votes.iter().enumerate().map(keeper).collect()
+    fn acceptors(votes: &[u32]) -> Vec<Acceptor> {
+        let acceptor =
+            |(i, votes): (usize, &u32)| Acceptor { id: MemberId(i as u32), votes: *votes };
+        votes.iter().enumerate().map(acceptor).collect()
     }
 
     proptest! {
         /// Acceptors that keep a lease alive and acceptors that begin an epoch have one in common.
         #[test]
         fn half_and_more_than_half_meet(
-            votes in prop::collection::vec(0u32..5, 1..=KEEPERS_MAX), one: u16, other: u16,
+            votes in prop::collection::vec(0u32..5, 1..=ACCEPTORS_MAX), one: u16, other: u16,
         ) {
             prop_assume!(votes.iter().any(|votes| *votes > 0));
-            let quorum = Quorum::new(&keepers(&votes));
+            let quorum = Quorum::new(&acceptors(&votes));
             let mut fresh = Freshness::new(votes.len());
             (0..votes.len()).filter(|i| one >> i & 1 == 1).for_each(|i| fresh.learn(i, Nanos(5)));
             if quorum.lease_since(&fresh).is_some() && quorum.begins(other) {
@@ -212,10 +213,10 @@ mod tests {
         /// The time of a lease is one at which half of the votes were still valid.
         #[test]
         fn a_lease_counts_from_the_time_of_half(
-            known in prop::collection::vec((0u32..5, prop::option::of(0u64..100)), 1..=KEEPERS_MAX),
+            known in prop::collection::vec((0u32..5, prop::option::of(0u64..100)), 1..=ACCEPTORS_MAX),
         ) {
             let votes: Vec<_> = known.iter().map(|(votes, _)| *votes).collect();
-            let quorum = Quorum::new(&keepers(&votes));
+            let quorum = Quorum::new(&acceptors(&votes));
             let mut fresh = Freshness::new(known.len());
             for (i, (_, at)) in known.iter().enumerate() {
                 at.iter().for_each(|at| fresh.learn(i, Nanos(*at)));

@@ -1,4 +1,4 @@
-//! The rules of the house that no compiler checks: lengths, and what the core may lean on.
+//! Rules of the code that no compiler checks: lengths, imports, dependencies of the core, tables in the docs.
 
 mod imports;
 
@@ -12,8 +12,8 @@ use tidegate_core::scheme::{SCHEMES, SchemeInfo};
 
 const LINES_MOST: usize = 800;
 const COLUMNS_MOST: usize = 110;
-/// What `tidegate-core` is made with. Each of these must do without an operating system.
-const CORE_LEANS_ON: [&str; 6] =
+/// The dependencies of `tidegate-core`. Each must work without an operating system.
+const CORE_DEPENDS_ON: [&str; 6] =
     ["proc-macro2", "quote", "syn", "thiserror", "thiserror-impl", "unicode-ident"];
 
 fn root() -> PathBuf {
@@ -64,7 +64,7 @@ fn files_and_lines_are_short() {
 }
 
 #[test]
-fn the_core_leans_on_nothing_that_needs_a_system() {
+fn the_core_depends_on_nothing_that_needs_a_system() {
     let tree = Command::new(env!("CARGO"))
         .args(["tree", "--package=tidegate-core", "--edges=normal", "--prefix=none"])
         .args(["--no-dedupe", "--format={lib}", "--locked", "--offline"])
@@ -76,8 +76,8 @@ fn the_core_leans_on_nothing_that_needs_a_system() {
     let mut names: Vec<String> = tree.lines().map(|name| name.replace('_', "-")).collect();
     names.sort();
     names.dedup();
-    names.retain(|name| name != "tidegate-core" && !CORE_LEANS_ON.contains(&name.as_str()));
-    assert!(names.is_empty(), "tidegate-core leans on {names:?}: see the head of its lib.rs");
+    names.retain(|name| name != "tidegate-core" && !CORE_DEPENDS_ON.contains(&name.as_str()));
+    assert!(names.is_empty(), "tidegate-core depends on {names:?}: see the head of its lib.rs");
     let head = fs::read_to_string(root().join("crates/core/src/lib.rs")).unwrap();
     assert!(head.contains("#![no_std]") && head.contains("#![forbid(unsafe_code)]"));
 }

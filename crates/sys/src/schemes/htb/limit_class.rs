@@ -8,12 +8,13 @@ use std::{
 use bytemuck::{Pod, Zeroable};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use tidegate_core::{
-    Bytes, Direction, Nanos, Rate, census,
+    Bytes, Direction, Nanos, Rate, Scheme, flow_count,
     htb::{ROOT_SLOT, SLOTS},
     spring,
 };
 
 use super::{
+    ROOT, SLOT, name_in,
     slot::{MARKED_PIN, SLOTS_PIN, Slot, device_of},
     tree,
 };
@@ -21,7 +22,7 @@ use crate::{
     bpf::{lookup, map_error},
     clock::monotonic_ns,
     device, intf,
-    limit::{LimitError, Reading},
+    limit::{Handle, LimitError, Reading, settings::Settings},
     net::Netlink,
     schemes::acks::{self, AcksMaps},
     waiting::{self, Waiting},
@@ -34,7 +35,7 @@ const SLOW: usize = 2;
 const DROP_FULL: usize = 3;
 
 /// After so long without an ACK nobody counts as sending.
-const SILENT: Nanos = Nanos(2 * census::MAX_PERIOD.0);
+const SILENT: Nanos = Nanos(2 * flow_count::MAX_PERIOD.0);
 
 /// `struct htb_marked`.
 #[repr(C)]
@@ -44,7 +45,7 @@ struct Marked {
     bytes: u64,
 }
 
-/// A queue with what the flows in it are told by their windows.
+/// A queue with the share that windows give its flows.
 fn with_windows(queue: intf::Queue, state: &acks::intf::State) -> intf::Queue {
     intf::Queue {
         // More than all is time, and no rate.
@@ -59,7 +60,7 @@ fn with_windows(queue: intf::Queue, state: &acks::intf::State) -> intf::Queue {
 
 /// Where a limit is in its tree.
 #[derive(Debug, Clone)]
-pub struct Seat {
+pub(super) struct LimitClass {
     /// Where the limit on the device is pinned.
     dir: PathBuf,
     /// That limit.
@@ -67,15 +68,23 @@ pub struct Seat {
     slot: u16,
 }
 
-impl Seat {
-    /// `root` is the limit of the tree's device, pinned in `dir`.
-    pub(crate) fn new(dir: &Path, root: &intf::Limit, slot: u16) -> Seat {
-        Seat { dir: dir.to_owned(), root: *root, slot }
-    }
-
-    /// Its place in the tree.
-    pub(crate) fn slot(&self) -> u16 {
-        self.slot
+impl LimitClass {
+    /// Of the limit that is pinned in `dir`; `None` if its tree is gone.
+    pub(super) fn open(dir: &Path, limit: &intf::Limit) -> Option<LimitClass> {
+        let Some(root) = name_in(dir, ROOT) else {
+            // One that was set aside has left its tree.
+            let is_root = !limit.is_child();
+            return is_root.then(|| LimitClass {
+                dir: dir.to_owned(),
+                root: *limit,
+                slot: ROOT_SLOT,
+            });
+        };
+        let slot = name_in(dir, SLOT)?.parse().ok()?;
+        let dir = dir.parent()?.join(root);
+        let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
+        let root = Settings::read(&map, 0).ok()?.limit;
+        Some(LimitClass { dir, root, slot })
     }
 
     fn place(&self, direction: Direction) -> u32 {
@@ -83,7 +92,7 @@ impl Seat {
     }
 
     /// Whether the classes of all limited directions are there.
-    pub(crate) fn is_taken(&self) -> bool {
+    fn is_taken(&self) -> bool {
         device::in_namespace(self.root.cgroup_id, || self.is_taken_here()).unwrap_or(false)
     }
 
@@ -105,13 +114,6 @@ impl Seat {
     fn slot_of(&self, direction: Direction) -> Option<Slot> {
         let slots = MapHandle::from_pinned_path(self.dir.join(SLOTS_PIN)).ok()?;
         lookup(&slots, SLOTS_PIN, self.place(direction)).ok()
-    }
-
-    /// The backlog as a queue that would be behind by so much, and the counters: what HTB has sent, what was
-    /// marked, what the queue has dropped. Bytes that were dropped are not known.
-    pub(crate) fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
-        device::in_namespace(self.root.cgroup_id, || self.read_here(direction))
-            .unwrap_or_else(|| Ok(Reading::default()))
     }
 
     fn read_here(&self, direction: Direction) -> Result<Reading, LimitError> {
@@ -139,49 +141,24 @@ impl Seat {
         counters.packets[DROP_FULL] = figures.dropped_packets;
         let acks = acks::dir_of(&self.dir, direction);
         if self.slot == ROOT_SLOT && acks.exists() {
-            // Programs that somebody took off are told by `unhooked`.
+            // Programs that somebody took off are reported by `unhooked`.
             let Ok(maps) = AcksMaps::open(&acks) else { return Ok(reading) };
-            let told = maps.counters()?;
+            let ours = maps.counters()?;
             // ACKs go the other way: none of their bytes are this direction's.
-            counters.packets[MARK] += told.packets[MARK];
-            counters.packets[SLOW] += told.packets[SLOW];
+            counters.packets[MARK] += ours.packets[MARK];
+            counters.packets[SLOW] += ours.packets[SLOW];
             // The queue has never seen these: of senders that ignore their windows.
-            counters.packets[DROP_FULL] += told.packets[DROP_FULL];
-            counters.bytes[DROP_FULL] += told.bytes[DROP_FULL];
-            counters.last_ns = told.last_ns;
+            counters.packets[DROP_FULL] += ours.packets[DROP_FULL];
+            counters.bytes[DROP_FULL] += ours.bytes[DROP_FULL];
+            counters.last_ns = ours.last_ns;
             let state = maps.state()?;
-            if self.root.flags & intf::FLAG_SPRING != 0 {
+            if self.root.scheme() == Scheme::Spring {
                 reading.queue = with_windows(reading.queue, &state);
             }
-            let silent = now_ns.saturating_sub(state.census.start_ns) > SILENT.0;
-            reading.census = (!silent).then(|| state.census.before.into());
+            let silent = now_ns.saturating_sub(state.flow_count.start_ns) > SILENT.0;
+            reading.flow_count = (!silent).then(|| state.flow_count.before.into());
         }
         Ok(reading)
-    }
-
-    /// Whose packets wait in its queue at this moment; `None` where nobody can tell.
-    ///
-    /// # Errors
-    /// [`LimitError`] when the kernel refuses to look.
-    pub(crate) fn waiting(&self, direction: Direction) -> Result<Option<Waiting>, LimitError> {
-        let backlog = self.slot_of(direction).map(|slot| slot.backlog);
-        match backlog.filter(|backlog| backlog.qdisc != 0) {
-            Some(backlog) => waiting::look(&backlog),
-            None => Ok(None),
-        }
-    }
-
-    /// With `dem` and `spring` the connections of a direction that are wanted, who sends first.
-    pub(crate) fn connections(
-        &self,
-        direction: Direction,
-        wanted: impl Fn(SocketAddr, SocketAddr) -> bool,
-    ) -> Vec<(SocketAddr, SocketAddr)> {
-        let dir = acks::dir_of(&self.dir, direction);
-        if self.slot != ROOT_SLOT || !dir.exists() {
-            return Vec::new();
-        }
-        AcksMaps::open(&dir).map_or_else(|_| Vec::new(), |maps| maps.known(wanted))
     }
 
     fn marked(&self, direction: Direction) -> Result<Marked, LimitError> {
@@ -199,5 +176,47 @@ impl Seat {
             sum.bytes += one.bytes;
         }
         Ok(sum)
+    }
+}
+
+impl Handle for LimitClass {
+    /// The backlog as a queue that would be behind by so much, and the counters: what HTB has sent, what was
+    /// marked, what the queue has dropped. Bytes that were dropped are not known.
+    fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
+        device::in_namespace(self.root.cgroup_id, || self.read_here(direction))
+            .unwrap_or_else(|| Ok(Reading::default()))
+    }
+
+    fn missing(&self) -> Vec<&'static str> {
+        let mut missing = if self.is_taken() { Vec::new() } else { vec!["qdisc"] };
+        if self.slot == ROOT_SLOT {
+            missing.extend(acks::gone(&self.dir, &self.root));
+        }
+        missing
+    }
+
+    /// The store changes the tree as a whole.
+    fn change(&self, _limit: &intf::Limit) -> Result<(), LimitError> {
+        Ok(())
+    }
+
+    fn waiting(&self, direction: Direction) -> Result<Option<Waiting>, LimitError> {
+        let backlog = self.slot_of(direction).map(|slot| slot.backlog);
+        match backlog.filter(|backlog| backlog.qdisc != 0) {
+            Some(backlog) => waiting::look(&backlog),
+            None => Ok(None),
+        }
+    }
+
+    fn connections(
+        &self,
+        direction: Direction,
+        wanted: &dyn Fn(SocketAddr, SocketAddr) -> bool,
+    ) -> Vec<(SocketAddr, SocketAddr)> {
+        let dir = acks::dir_of(&self.dir, direction);
+        if self.slot != ROOT_SLOT || !dir.exists() {
+            return Vec::new();
+        }
+        AcksMaps::open(&dir).map_or_else(|_| Vec::new(), |maps| maps.known(wanted))
     }
 }

@@ -1,16 +1,16 @@
-//! Limits with prefixes in the store: those of a device share its room ([`Room`]), and have a place in it.
+//! Limits with prefixes in the store: those of a device share its pool ([`MapPool`]), and have a place in it.
 //!
 //! ```text
 //! NAME/{limit,queues,counters}     maps that it shares with others of its device
-//!      room, place                 symbolic links to the name of the room, and to its number there
-//! +KIND-INDEX-NAMESPACE/           the room of a device
+//!      room, place                 symbolic links to the name of the pool, and to its number there
+//! +KIND-INDEX-NAMESPACE/           the pool of a device
 //!     {places,lengths,limits,queues,counters,exempts}   its maps
 //!     {egress,ingress}, program_{egress,ingress}, clsact   its programs, as a limit's
 //!     N                            symbolic link to the name of the limit in place N
 //! ```
 //!
-//! A room comes with its first limit and goes with its last. Packets find a limit before it is listed,
-//! and none that is taken off; a place whose limit is not there is free (see [`Store::sweep_rooms`]).
+//! A pool comes with its first limit and goes with its last. Packets find a limit before it is listed,
+//! and none that is taken off; a place whose limit is not there is free (see [`Store::sweep_pools`]).
 
 use std::{
     fs,
@@ -30,16 +30,16 @@ use crate::{
     limit::{LimitError, LimitMaps, LimitOptions},
     schemes::police::{
         Place,
-        room::{Room, vacate},
+        pool::{MapPool, vacate},
     },
 };
 
-/// Prefix of the directory of a room; no limit's name starts with it.
-pub(super) const ROOM_PREFIX: char = '+';
-/// The symbolic links of a limit in a room.
-pub(super) const ROOM: &str = "room";
+/// Prefix of the directory of a pool; no limit's name starts with it.
+pub(super) const POOL_PREFIX: char = '+';
+/// The symbolic links of a limit in a pool. The names are those that earlier versions have written.
+pub(super) const POOL: &str = "room";
 pub(super) const PLACE: &str = "place";
-/// The links of a room's programs.
+/// The links of a pool's programs.
 const HOOKS: [&str; 2] = ["egress", "ingress"];
 
 /// What a limit with prefixes is not in when its packets do not find it.
@@ -59,12 +59,12 @@ impl Store {
         }
         let target = Target::find(scope).map_err(|e| refused()(e.into()))?;
         let limit = target.encode(options).map_err(refused())?;
-        let dir = self.root.join(room_name(&limit, scope));
+        let dir = self.root.join(pool_name(&limit, scope));
         let is_new = !dir.is_dir();
-        let room = self.enter_room(&dir, name, &target, &limit)?;
-        let done = self.take_place(&dir, &room, name, scope, options, &limit);
+        let pool = self.enter_pool(&dir, name, &target, &limit)?;
+        let done = self.take_place(&dir, &pool, name, scope, options, &limit);
         if done.is_err() && is_new {
-            self.leave_room(&dir);
+            self.leave_pool(&dir);
         }
         done
     }
@@ -72,14 +72,14 @@ impl Store {
     fn take_place(
         &self,
         dir: &Path,
-        room: &Room,
+        pool: &MapPool,
         name: &str,
         scope: &Scope,
         options: &LimitOptions,
         limit: &intf::Limit,
     ) -> Result<(), StoreError> {
         let refused = || limit_error(name);
-        let taken = room.taken(limit, None).map_err(refused())?;
+        let taken = pool.taken(limit, None).map_err(refused())?;
         check_prefixes(dir, scope, taken)?;
         let taken = places_in(dir)?;
         // The first number that is not the one of its turn.
@@ -90,13 +90,13 @@ impl Store {
         symlink(Path::new(name), &link)?;
         let building = self.root.join(format!("{BUILDING}{name}"));
         let put = || {
-            let mut maps = room.take(index).map_err(refused())?;
-            let place = room.place(index).map_err(refused())?;
+            let mut maps = pool.take(index).map_err(refused())?;
+            let place = pool.place(index).map_err(refused())?;
             place.write_settings(&maps.limit, &(*limit).into()).map_err(refused())?;
             pin_maps(&mut maps, &building)?;
             let mark = if matches!(scope, Scope::Port(_)) { PORT } else { DEV };
             symlink(Path::new(scope.name()), &building.join(mark))?;
-            symlink(Path::new(dir.file_name().unwrap_or_default()), &building.join(ROOM))?;
+            symlink(Path::new(dir.file_name().unwrap_or_default()), &building.join(POOL))?;
             symlink(Path::new(&index.to_string()), &building.join(PLACE))?;
             let done = place.enter(limit).map_err(refused());
             let done = done.and_then(|()| self.publish(&building, name, options));
@@ -118,26 +118,26 @@ impl Store {
         limit: &intf::Limit,
     ) -> Result<(), StoreError> {
         let Some((dir, index)) = self.place_of(name) else { return Ok(()) };
-        let room = Room::open(&dir).map_err(limit_error(name))?;
-        let taken = room.taken(limit, Some(index)).map_err(limit_error(name))?;
+        let pool = MapPool::open(&dir).map_err(limit_error(name))?;
+        let taken = pool.taken(limit, Some(index)).map_err(limit_error(name))?;
         check_prefixes(&dir, scope, taken)
     }
 
-    /// The room of a device, made if there is none, its programs put back if somebody took them off.
-    fn enter_room(
+    /// The pool of a device, made if there is none, its programs put back if somebody took them off.
+    fn enter_pool(
         &self,
         dir: &Path,
         name: &str,
         target: &Target,
         limit: &intf::Limit,
-    ) -> Result<Room, StoreError> {
+    ) -> Result<MapPool, StoreError> {
         let refused = || limit_error(name);
         if !dir.is_dir() {
-            let (mut room, mut hooked) = Room::attach(target, None).map_err(refused())?;
+            let (mut pool, mut hooked) = MapPool::attach(target, None).map_err(refused())?;
             let building = self.root.join(format!("{BUILDING}{}", file_name(dir)));
             fs::create_dir(&building).map_err(io_error(&building, "create"))?;
             let pin = || {
-                for (name, map) in room.pins() {
+                for (name, map) in pool.pins() {
                     let path = building.join(name);
                     map.pin(&path).map_err(bpf_error(&path, "pin"))?;
                 }
@@ -151,17 +151,17 @@ impl Store {
                 }
                 Ok(()) => {
                     hooked.filters.iter_mut().for_each(Filters::keep);
-                    Ok(room)
+                    Ok(pool)
                 }
             };
         }
-        let room = Room::open(dir).map_err(refused())?;
+        let pool = MapPool::open(dir).map_err(refused())?;
         if device::unhooked(dir, limit, &HOOKS).is_empty() {
-            return Ok(room);
+            return Ok(pool);
         }
-        let (_, hooked) = Room::attach(target, Some(&room)).map_err(refused())?;
+        let (_, hooked) = MapPool::attach(target, Some(&pool)).map_err(refused())?;
         self.replace_hooks(dir, limit, hooked)?;
-        Ok(room)
+        Ok(pool)
     }
 
     fn replace_hooks(
@@ -176,24 +176,24 @@ impl Store {
         Ok(())
     }
 
-    /// Takes a room away.
-    fn leave_room(&self, dir: &Path) {
+    /// Takes a pool away.
+    fn leave_pool(&self, dir: &Path) {
         self.pass_clsact_on(&file_name(dir));
-        take_hooks_off(dir, &limit_of_room(&file_name(dir)).unwrap_or_default());
+        take_hooks_off(dir, &limit_of_pool(&file_name(dir)).unwrap_or_default());
         let _ = remove_pins(dir);
     }
 
     /// The place of a pinned limit, for its maps; `None` if it has no prefixes, or no place any more.
     pub(super) fn open_place(&self, name: &str) -> Option<Place> {
         let (dir, index) = self.place_of(name)?;
-        Room::open(&dir).and_then(|room| room.place(index)).ok()
+        MapPool::open(&dir).and_then(|pool| pool.place(index)).ok()
     }
 
-    /// Where the room of a limit is, and its place: to be asked before its directory goes.
+    /// Where the pool of a limit is, and its place: to be asked before its directory goes.
     pub(super) fn place_of(&self, name: &str) -> Option<(PathBuf, u32)> {
         let read = |link: &str| fs::read_link(self.root.join(name).join(link)).ok();
-        let room = self.root.join(read(ROOM)?);
-        Some((room, read(PLACE)?.to_str()?.parse().ok()?))
+        let pool = self.root.join(read(POOL)?);
+        Some((pool, read(PLACE)?.to_str()?.parse().ok()?))
     }
 
     /// The hooks at which a limit with prefixes no longer is.
@@ -211,23 +211,23 @@ impl Store {
         gone
     }
 
-    /// Takes the limit out of its room, before its directory goes.
+    /// Takes the limit out of its pool, before its directory goes.
     pub(super) fn vacate(&self, maps: &LimitMaps) -> Result<(), LimitError> {
         maps.place.as_ref().map_or(Ok(()), |place| vacate(place, maps))
     }
 
-    /// Frees the place of a limit that is gone, and takes the room away if it was the last.
+    /// Frees the place of a limit that is gone, and takes the pool away if it was the last.
     pub(super) fn free_place(&self, dir: &Path, index: u32) {
         let _ = fs::remove_file(dir.join(index.to_string()));
         if places_in(dir).is_ok_and(|places| places.is_empty()) {
-            self.leave_room(dir);
+            self.leave_pool(dir);
         }
     }
 
-    /// Frees the places of limits that a writer which died has left, and takes empty rooms away.
-    pub(super) fn sweep_rooms(&self) {
-        let rooms = self.entries().unwrap_or_default();
-        for name in rooms.iter().filter(|name| name.starts_with(ROOM_PREFIX)) {
+    /// Frees the places of limits that a writer which died has left, and takes empty pools away.
+    pub(super) fn sweep_pools(&self) {
+        let pools = self.entries().unwrap_or_default();
+        for name in pools.iter().filter(|name| name.starts_with(POOL_PREFIX)) {
             let dir = self.root.join(name);
             let places = places_in(&dir).unwrap_or_default();
             let is_there = |index: &u32| {
@@ -239,7 +239,7 @@ impl Store {
                 let _ = fs::remove_file(dir.join(index.to_string()));
             }
             if there.is_empty() {
-                self.leave_room(&dir);
+                self.leave_pool(&dir);
             }
         }
     }
@@ -261,21 +261,21 @@ pub(super) fn file_name(dir: &Path) -> String {
     dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The name of the directory of a room.
-fn room_name(limit: &intf::Limit, scope: &Scope) -> String {
-    format!("{ROOM_PREFIX}{}-{}-{}", scope.kind(), limit.ifindex, limit.cgroup_id)
+/// The name of the directory of a pool.
+fn pool_name(limit: &intf::Limit, scope: &Scope) -> String {
+    format!("{POOL_PREFIX}{}-{}-{}", scope.kind(), limit.ifindex, limit.cgroup_id)
 }
 
-/// What the name of a room says of its limits.
-pub(super) fn limit_of_room(name: &str) -> Option<intf::Limit> {
-    let mut words = name.strip_prefix(ROOM_PREFIX)?.split('-');
+/// What the name of a pool says of its limits.
+pub(super) fn limit_of_pool(name: &str) -> Option<intf::Limit> {
+    let mut words = name.strip_prefix(POOL_PREFIX)?.split('-');
     let flags = if words.next()? == PORT { intf::FLAG_PORT } else { 0 };
     let ifindex = words.next()?.parse().ok()?;
     let cgroup_id = words.next()?.parse().ok()?;
     Some(intf::Limit { flags, ifindex, cgroup_id, ..intf::Limit::default() })
 }
 
-/// The places of a room that are taken, in order.
+/// The places of a pool that are taken, in order.
 pub(super) fn places_in(dir: &Path) -> Result<Vec<u32>, StoreError> {
     let entries = fs::read_dir(dir).map_err(io_error(dir, "list"))?.flatten();
     let places = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -290,7 +290,7 @@ fn limit_in(dir: &Path, index: u32) -> Option<String> {
     name.to_str().map(str::to_owned)
 }
 
-/// Takes the programs of a room off, with their pins.
+/// Takes the programs of a pool off, with their pins.
 fn take_hooks_off(dir: &Path, limit: &intf::Limit) {
     device::remove_pinned_filters(dir, limit);
     let _ = detach_links(dir);

@@ -1,4 +1,4 @@
-//! The room of a device: one program a direction, and the maps, for all its limits with prefixes (see
+//! The pool of a device: one program a direction, and the maps, for all its limits with prefixes (see
 //! `bpf/police/match.h`). A limit has a [`Place`] in it.
 
 use std::{mem::MaybeUninit, path::Path};
@@ -24,12 +24,12 @@ const PINS: [&str; 6] = ["places", "lengths", "limits", "queues", "counters", "e
 
 /// The maps of a device whose limits have prefixes.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct MapPool {
     /// In the order of [`PINS`].
     maps: [MapHandle; PINS.len()],
 }
 
-impl Room {
+impl MapPool {
     fn map(&self, name: &'static str) -> Result<&MapHandle, LimitError> {
         let at = PINS.iter().position(|pin| *pin == name);
         at.and_then(|at| self.maps.get(at)).ok_or(LimitError::Layout(name))
@@ -38,26 +38,26 @@ impl Room {
     /// Loads the programs and puts them on a device; with the maps of `earlier`, whose programs are gone.
     pub(crate) fn attach(
         target: &Target,
-        earlier: Option<&Room>,
-    ) -> Result<(Room, Hooked), LimitError> {
+        earlier: Option<&MapPool>,
+    ) -> Result<(MapPool, Hooked), LimitError> {
         let mut storage = MaybeUninit::uninit();
-        let room = load(&mut storage, target.is_port(), earlier)?;
+        let pool = load(&mut storage, target.is_port(), earlier)?;
         let program = |direction| match target.side(direction) {
-            Side::Out => (direction, &room.progs.match_out),
-            Side::In => (direction, &room.progs.match_in),
+            Side::Out => (direction, &pool.progs.match_out),
+            Side::In => (direction, &pool.progs.match_in),
         };
         let programs = [Direction::Egress, Direction::Ingress].map(program);
         let hooked = device::attach_matched(target, &programs)?;
-        Ok((maps_of(&room)?, hooked))
+        Ok((maps_of(&pool)?, hooked))
     }
 
     /// Opens the one pinned in a directory.
-    pub(crate) fn open(dir: &Path) -> Result<Room, LimitError> {
+    pub(crate) fn open(dir: &Path) -> Result<MapPool, LimitError> {
         let open = |name: &'static str| {
             MapHandle::from_pinned_path(dir.join(name)).map_err(map_error(name))
         };
         let [a, b, c, d, e, f] = PINS;
-        Ok(Room { maps: [open(a)?, open(b)?, open(c)?, open(d)?, open(e)?, open(f)?] })
+        Ok(MapPool { maps: [open(a)?, open(b)?, open(c)?, open(d)?, open(e)?, open(f)?] })
     }
 
     /// The maps to pin, with their names.
@@ -132,7 +132,7 @@ impl Room {
 pub(super) fn load<'a>(
     storage: &'a mut MaybeUninit<libbpf_rs::OpenObject>,
     is_port: bool,
-    earlier: Option<&Room>,
+    earlier: Option<&MapPool>,
 ) -> Result<skel::police_match::PoliceMatchSkel<'a>, LimitError> {
     const PROGRAM: &str = "police_match";
     quiet_libbpf();
@@ -142,7 +142,7 @@ pub(super) fn load<'a>(
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.is_port = u8::from(is_port);
     }
-    if let Some(Room { maps: [places, lengths, limits, queues, counters, exempts] }) = earlier {
+    if let Some(MapPool { maps: [places, lengths, limits, queues, counters, exempts] }) = earlier {
         let with: [(&mut OpenMapMut<'_>, _); PINS.len()] = [
             (&mut open.maps.places_of_device, places),
             (&mut open.maps.lengths_of_device, lengths),
@@ -158,17 +158,19 @@ pub(super) fn load<'a>(
     open.load().map_err(load_error(PROGRAM))
 }
 
-pub(super) fn maps_of(room: &skel::police_match::PoliceMatchSkel<'_>) -> Result<Room, LimitError> {
+pub(super) fn maps_of(
+    pool: &skel::police_match::PoliceMatchSkel<'_>,
+) -> Result<MapPool, LimitError> {
     let handle =
         |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("police_match"));
-    Ok(Room {
+    Ok(MapPool {
         maps: [
-            handle(&room.maps.places_of_device)?,
-            handle(&room.maps.lengths_of_device)?,
-            handle(&room.maps.limits_of_device)?,
-            handle(&room.maps.queues_of_device)?,
-            handle(&room.maps.counters_of_device)?,
-            handle(&room.maps.exempts_of_device)?,
+            handle(&pool.maps.places_of_device)?,
+            handle(&pool.maps.lengths_of_device)?,
+            handle(&pool.maps.limits_of_device)?,
+            handle(&pool.maps.queues_of_device)?,
+            handle(&pool.maps.counters_of_device)?,
+            handle(&pool.maps.exempts_of_device)?,
         ],
     })
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The rules of the house that rustc and clippy do not know: licences and sources of the dependencies,
+# Rules that rustc and clippy do not know: licences and sources of the dependencies,
 # lengths of files and lines, and a core that needs no operating system.
 # What cannot be checked here says SKIP and why.
 set -euo pipefail
@@ -19,7 +19,7 @@ else
 	echo "SKIP advisories: the database of RUSTSEC cannot be fetched"
 fi
 
-timeout 10m cargo test --quiet --locked --package tidegate-lab --test house
+timeout 10m cargo test --quiet --locked --package tidegate-lab --test layout
 
 target=wasm32-unknown-unknown
 libdir=$(rustc --print target-libdir --target "$target" 2>/dev/null || true)

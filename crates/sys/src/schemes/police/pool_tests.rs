@@ -1,4 +1,4 @@
-//! Whose limit a packet meets in a room: the loaded programs on a table of packets.
+//! Whose limit a packet meets in a pool: the loaded programs on a table of packets.
 
 use std::{mem::MaybeUninit, net::Ipv6Addr};
 
@@ -10,7 +10,7 @@ use tidegate_core::{
 
 use super::{
     kernel_tests::{boottime_ns, wait_to_earn},
-    room::{load, maps_of, vacate},
+    pool::{load, maps_of, vacate},
 };
 use crate::{
     intf::{self, CHUNK},
@@ -76,10 +76,10 @@ fn root_police_match_the_longest_prefix_has_the_packet() {
     for is_port in [false, true] {
         let mut storage = MaybeUninit::uninit();
         let programs = load(&mut storage, is_port, None).unwrap();
-        let room = maps_of(&programs).unwrap();
+        let pool = maps_of(&programs).unwrap();
         let put = |index, matched| {
-            let maps = room.take(index).unwrap();
-            let place = room.place(index).unwrap();
+            let maps = pool.take(index).unwrap();
+            let place = pool.place(index).unwrap();
             place.write(&maps.limit, &limit(matched, 1 << 18).into()).unwrap();
             maps
         };
@@ -142,14 +142,14 @@ fn root_police_match_buckets_are_apart() {
     }
     let mut storage = MaybeUninit::uninit();
     let programs = load(&mut storage, false, None).unwrap();
-    let room = maps_of(&programs).unwrap();
+    let pool = maps_of(&programs).unwrap();
     let send = |host: u8| {
         let frame = v4(FAR, [10, 0, 0, host]);
         let input = ProgramInput { data_in: Some(&frame), ..Default::default() };
         programs.progs.match_out.test_run(input).unwrap().return_value
     };
     let sent = |host, frames| (0..frames).filter(|_| send(host) == PASSED).count();
-    let (one, other) = (room.take(0).unwrap(), room.take(1).unwrap());
+    let (one, other) = (pool.take(0).unwrap(), pool.take(1).unwrap());
     let write = |maps: &LimitMaps, matched: &str, frames| {
         maps.write(limit(matched, frames * FRAME_BYTES as u64)).unwrap();
     };
@@ -159,15 +159,15 @@ fn root_police_match_buckets_are_apart() {
     assert_eq!(one.read(Direction::Egress).unwrap().counters.packets[3], 6);
     assert_eq!(one.read(Direction::Egress).unwrap().colours.unwrap().packets, [3, 0, 6]);
     assert_eq!(send(1), DROPPED);
-    assert!(room.taken(&limit("10.0.0.2", 1000), Some(0)).unwrap().is_some_and(|(i, _)| i == 1));
-    assert!(room.taken(&limit("10.0.0.2", 1000), Some(1)).unwrap().is_none());
+    assert!(pool.taken(&limit("10.0.0.2", 1000), Some(0)).unwrap().is_some_and(|(i, _)| i == 1));
+    assert!(pool.taken(&limit("10.0.0.2", 1000), Some(1)).unwrap().is_none());
     // The host that it leaves is free, the one that it gets is held by what is left of its bucket.
     write(&one, "10.0.0.3,2001:db8::/32", 3);
     assert_eq!((sent(1, 9), sent(3, 9)), (9, 0));
     assert!(one.place.as_ref().unwrap().is_entered(&one.limit().unwrap()));
     vacate(one.place.as_ref().unwrap(), &one).unwrap();
     assert_eq!(sent(3, 9), 9);
-    let new = room.take(0).unwrap();
+    let new = pool.take(0).unwrap();
     write(&new, "10.0.0.0/24", 2);
     assert_eq!((sent(3, 9), sent(2, 9)), (2, 0), "a new bucket; the longer prefix stays apart");
     // Exempt of this limit alone.
@@ -184,7 +184,7 @@ fn root_police_match_buckets_are_apart() {
     assert_eq!((sent(7, 4), sent(2, 4)), (0, 4));
 }
 
-/// What a group lends a limit of a room ends in the program, for that limit and direction alone.
+/// What a group lends a limit of a pool ends in the program, for that limit and direction alone.
 #[test]
 fn root_police_match_a_rate_that_is_lent_ends() {
     if !is_root("root_police_match_a_rate_that_is_lent_ends") {
@@ -192,10 +192,10 @@ fn root_police_match_a_rate_that_is_lent_ends() {
     }
     let mut storage = MaybeUninit::uninit();
     let programs = load(&mut storage, false, None).unwrap();
-    let room = maps_of(&programs).unwrap();
+    let pool = maps_of(&programs).unwrap();
     let (fast, slow): (Rate, Rate) = ("10gbit".parse().unwrap(), "8kbit".parse().unwrap());
     let put = |index, matched: &str| {
-        let maps = room.take(index).unwrap();
+        let maps = pool.take(index).unwrap();
         // Two frames, which are there again at once at a high rate, and in seconds at a low one.
         maps.write(limit(matched, 2 * FRAME_BYTES as u64)).unwrap();
         for direction in [Direction::Egress, Direction::Ingress] {
@@ -247,8 +247,8 @@ fn root_police_match_lengths_are_bounded() {
     }
     let mut storage = MaybeUninit::uninit();
     let programs = load(&mut storage, false, None).unwrap();
-    let room = maps_of(&programs).unwrap();
-    let maps = room.take(0).unwrap();
+    let pool = maps_of(&programs).unwrap();
+    let maps = pool.take(0).unwrap();
     let all: Vec<_> = (1..=17).map(|bits| format!("128.0.0.0/{bits}")).collect();
     let write = |list: &[String]| maps.write(limit(&list.join(","), 10_000));
     let before = limit(&all[..16].join(","), 10_000);
