@@ -21,6 +21,7 @@ needs() {
 	build | linux-libc-dev | kernel-headers | linux-api-headers | headers of the kernel | test -e /usr/include/linux/bpf.h
 	build | libelf-dev | elfutils-libelf-devel | libelf | libbpf reads eBPF objects with it | pkg-config --exists libelf
 	build | zlib1g-dev | zlib-devel | zlib | libelf unpacks sections with it | pkg-config --exists zlib
+	lab | python3-jsonschema | python3-jsonschema | python-jsonschema | checks the JSON schema of spec files in a test | python3 -c 'import jsonschema'
 	lab | iproute2 | iproute-tc | iproute2 | sets up tc and namespaces as users do | command -v tc
 	lab | iperf3 | iperf3 | iperf3 | sends the transfer that is limited and measured | command -v iperf3
 	lab | nginx | nginx | nginx | serves the file that is downloaded | command -v nginx

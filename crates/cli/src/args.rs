@@ -2,26 +2,22 @@
 
 use std::{ffi::OsString, path::PathBuf, str::FromStr, time::Duration};
 
-use clap::{
-    Args, Parser, Subcommand,
-    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
-};
+use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use tidegate_core::{Nanos, Scheme, Scope, Span, exempt::Exempt, scheme::SCHEMES};
+use tidegate_core::{Nanos, Scope};
 use tidegate_host::fleet::API_SOCKET;
 use tidegate_host::nic::state::DEFAULT_DIR;
-use tidegate_host::settings::{EcnSetting, Patch, RateSetting};
 use tidegate_sys::store::DEFAULT_ROOT;
 
 mod burst;
 mod daemon;
+mod limit;
 mod nic;
-mod police;
 
 pub use burst::{AnalyzeArgs, BurstVerb, SizeArgs, UdpSource};
 pub use daemon::DaemonArgs;
+pub use limit::{LimitArgs, command};
 pub use nic::NicArgs;
-pub use police::PoliceArgs;
 
 /// The shortest interval of `monitor`.
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
@@ -53,15 +49,18 @@ command did.";
 pub struct Cli {
     /// Where limits are pinned: a directory in a BPF file system
     #[arg(long, global = true, env = "TIDEGATE_BPFFS", default_value = DEFAULT_ROOT)]
-    #[arg(value_name = "DIR", hide_env_values = true, help_heading = "Global options")]
+    #[arg(value_name = "DIR", hide_env_values = true, hide_short_help = true)]
+    #[arg(help_heading = "Global options")]
     pub bpffs: PathBuf,
     /// Where software NICs that run are known
     #[arg(long, global = true, env = "TIDEGATE_RUN_DIR", default_value = DEFAULT_DIR)]
-    #[arg(value_name = "DIR", hide_env_values = true, help_heading = "Global options")]
+    #[arg(value_name = "DIR", hide_env_values = true, hide_short_help = true)]
+    #[arg(help_heading = "Global options")]
     pub run_dir: PathBuf,
     /// The socket at which a daemon that runs is asked
     #[arg(long, global = true, env = "TIDEGATE_SOCKET", default_value = API_SOCKET)]
-    #[arg(value_name = "PATH", hide_env_values = true, help_heading = "Global options")]
+    #[arg(value_name = "PATH", hide_env_values = true, hide_short_help = true)]
+    #[arg(help_heading = "Global options")]
     pub socket: PathBuf,
     #[command(subcommand)]
     pub verb: Verb,
@@ -79,7 +78,9 @@ Examples:
   tidegate run --egress 50mbit -- rsync -a /data backup:
   tidegate run --ingress 10mbit --stats curl -O https://example.org/big.iso
   tidegate run --egress 1mbit --loopback -- ./integration-tests
-  tidegate run --parent batch --weight 10 -- ./nightly-report")]
+  tidegate run --parent batch --weight 10 -- ./nightly-report
+
+`tidegate run --scheme SCHEME --help` shows the flags of a scheme.")]
     Run(RunArgs),
     /// Put one limit on, change it, take it off, show it
     #[command(subcommand, arg_required_else_help = true)]
@@ -141,6 +142,9 @@ A spec file:
     /// Check that a spec file is well-formed; needs no privileges
     #[command(after_help = "Example:\n  tidegate check limits.toml")]
     Check(CheckArgs),
+    /// Print the JSON schema of spec files, for editors and other tools
+    #[command(after_help = "Example:\n  tidegate schema > spec.schema.json")]
+    Schema,
     /// Show what `apply` would do; exits 3 if that is anything
     #[command(after_help = "Example:\n  tidegate plan limits.toml")]
     Plan(PlanArgs),
@@ -219,7 +223,9 @@ Examples:
   tidegate limit add backup --cgroup system.slice/backup.service --egress 200mbit
   tidegate limit add uplink --dev eth0 --scheme edt --egress 1gbit
   tidegate limit add guest --port tap0 --scheme police --egress 100mbit --ingress 200mbit
-  tidegate limit add batch --cgroup system.slice/batch.service --parent system --guarantee 100mbit")]
+  tidegate limit add batch --cgroup system.slice/batch.service --parent system --guarantee 100mbit
+
+`tidegate limit add --scheme SCHEME --help` shows the flags of a scheme.")]
     Add(AddArgs),
     /// Change a limit in place; only what is named changes
     ///
@@ -256,99 +262,14 @@ Examples:
     },
 }
 
-/// What a limit does; every flag may be left out.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Limit")]
-pub struct LimitArgs {
-    /// Rate from the workload, such as 50mbit; `none` for no limit
-    #[arg(long, value_name = "RATE")]
-    pub egress: Option<RateSetting>,
-    /// Rate to the workload, such as 50mbit; `none` for no limit
-    #[arg(long, value_name = "RATE")]
-    pub ingress: Option<RateSetting>,
-    /// Inside another limit: the most it may use in each direction that its parent limits; `none` for
-    /// whatever the parent has [default: none]
-    #[arg(long, value_name = "RATE")]
-    pub ceiling: Option<RateSetting>,
-    /// Inside another limit: the rate it has at least, whatever its siblings want [default: none]
-    #[arg(long, value_name = "RATE")]
-    pub guarantee: Option<RateSetting>,
-    /// Inside another limit: its part of what is not guaranteed, 1 to 10000 [default: 100]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    pub weight: Option<i64>,
-    /// How the limit acts [default: pace]
-    #[arg(long, value_parser = schemes())]
-    pub scheme: Option<Scheme>,
-    /// Credit that an idle limit saves up, as time or bytes; with police the depth of the bucket [default:
-    /// 1ms; police: what a CUBIC flow over 20ms needs, 250ms at most]
-    #[arg(long, value_name = "TIME|SIZE")]
-    pub burst: Option<Span>,
-    /// Backlog above which senders are told to slow down [default: 2ms; nrm: 0.5ms]
-    #[arg(long, value_name = "TIME|SIZE")]
-    pub mark: Option<Span>,
-    /// With htb: packets that find more than this waiting are marked, if ECN-capable; `none` for never
-    /// [default: none]
-    #[arg(long, value_name = "TIME|SIZE")]
-    pub ecn: Option<EcnSetting>,
-    /// Backlog above which packets are dropped; with edt the horizon of departures, with htb, dem and spring
-    /// what their queue holds [default: 4ms; edt: 10ms; htb, dem, spring: 20ms]
-    #[arg(long, value_name = "TIME|SIZE")]
-    pub drop: Option<Span>,
-    /// Limit traffic on the loopback interface too [default: false]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
-    #[arg(default_missing_value = "true")]
-    pub loopback: Option<bool>,
-    /// With nrm: let no TCP socket pace faster than the egress rate [default: true]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
-    #[arg(default_missing_value = "true")]
-    pub pace_ceiling: Option<bool>,
-    /// Minimum retransmission time-out of TCP sockets; 0ms leaves the kernel's [default: 20ms]
-    #[arg(long, value_name = "TIME")]
-    pub rto_min: Option<Nanos>,
-    /// Longest delayed ACK of TCP sockets; 0ms leaves the kernel's [default: 5ms]
-    #[arg(long, value_name = "TIME")]
-    pub delack_max: Option<Nanos>,
-    /// Who is not limited: prefixes of addresses at the other end and code points, such as
-    /// 10.0.0.0/8,2001:db8::/32,dscp:ef; `none` for nobody [default: none]
-    #[arg(long, value_name = "LIST")]
-    pub exempt: Option<Exempt>,
-    #[command(flatten)]
-    pub police: PoliceArgs,
-}
-
-impl LimitArgs {
-    pub fn patch(&self) -> Patch {
-        Patch {
-            egress: self.egress,
-            ingress: self.ingress,
-            ceiling: self.ceiling,
-            guarantee: self.guarantee,
-            weight: self.weight,
-            burst: self.burst.or(self.police.burst()),
-            mark: self.mark,
-            ecn: self.ecn,
-            drop: self.drop,
-            loopback: self.loopback,
-            scheme: self.scheme,
-            pace_ceiling: self.pace_ceiling,
-            rto_min: self.rto_min,
-            delack_max: self.delack_max,
-            police: self.police.patch(),
-            exempt: self.exempt,
-            matched: self.police.matched,
-        }
-    }
-}
-
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// A limit of this host that the command is inside of: it has a part of that one's rate. Its cgroup is
-    /// made below that one's, if this shell's is not there already
+    /// A limit of this host that the command is inside of: it has a part of that one's rate
     #[arg(long, value_name = "NAME")]
     pub parent: Option<String>,
     #[command(flatten)]
     pub limit: LimitArgs,
-    /// TCP congestion control for the command, such as `dctcp` (brought along where the kernel has none)
+    /// TCP congestion control for the command, such as `dctcp`
     #[arg(long, value_name = "NAME")]
     pub cc: Option<String>,
     /// At the end, say on standard error what the limit did
@@ -368,11 +289,10 @@ pub struct AddArgs {
     pub name: String,
     #[command(flatten)]
     pub scope: ScopeArgs,
-    /// The limit that it is inside of, on a cgroup above (with htb also on a device): it has a part of that
-    /// one's rate
+    /// The limit that it is inside of: it has a part of that one's rate
     #[arg(long, value_name = "NAME")]
     pub parent: Option<String>,
-    /// With htb, dem and spring: replace a qdisc that somebody has put on the device; it will not be put back
+    /// Replace a qdisc that is in the way, for good (htb, dem, spring)
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]
@@ -386,12 +306,10 @@ pub struct ScopeArgs {
     /// The cgroup, relative to the cgroup mount
     #[arg(long, value_name = "PATH")]
     pub cgroup: Option<String>,
-    /// A device of this host, such as eth0: outgoing and, except with edt, incoming traffic (with scheme edt,
-    /// police, htb, dem or spring)
+    /// A device of this host, such as eth0: what leaves and comes in by it
     #[arg(long, value_name = "NAME")]
     pub dev: Option<String>,
-    /// The host's side of a virtual machine's or container's interface, such as tap0: what the machine sends
-    /// and, except with edt, what it receives (with scheme edt, police, htb, dem or spring)
+    /// The host's side of a machine's or container's interface, such as tap0
     #[arg(long, value_name = "NAME")]
     pub port: Option<String>,
 }
@@ -501,16 +419,6 @@ pub struct DetachArgs {
     /// Only say what would be taken off
     #[arg(long)]
     pub dry_run: bool,
-}
-
-/// The schemes of limits, with what help and completions say of them.
-fn schemes() -> impl TypedValueParser<Value = Scheme> {
-    let values = SCHEMES.iter().map(|info| {
-        // Its limits are made by `tidegate nic`, as the error says.
-        let is_elsewhere = info.scheme == Scheme::Carousel;
-        PossibleValue::new(info.name).help(info.about).hide(is_elsewhere)
-    });
-    PossibleValuesParser::new(values).try_map(|name| name.parse::<Scheme>())
 }
 
 fn interval(text: &str) -> Result<Duration, String> {

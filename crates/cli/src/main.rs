@@ -6,14 +6,18 @@ mod output;
 mod refusal;
 mod verbs;
 
-use std::process::ExitCode;
+use std::{env, process::ExitCode};
 
-use clap::Parser;
+use clap::FromArgMatches;
 
 use crate::args::{Cli, Verb};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let arguments: Vec<_> = env::args_os().collect();
+    let mut command = args::command(&arguments);
+    let read = command.try_get_matches_from_mut(&arguments);
+    let read = read.and_then(|m| Cli::from_arg_matches(&m).map_err(|e| e.format(&mut command)));
+    let cli = match read {
         Ok(cli) => cli,
         Err(error) => return refusal::usage(&error),
     };
@@ -28,6 +32,7 @@ fn main() -> ExitCode {
         Verb::Nic(args) => verbs::nic::run(run_dir, &args),
         Verb::Daemon(args) => verbs::daemon::run(store, &args),
         Verb::Burst(verb) => verbs::burst::run(&verb),
+        Verb::Schema => verbs::generate::schema(),
         Verb::Check(args) => verbs::spec::check(&args),
         Verb::Plan(args) => verbs::spec::plan(store, run_dir, &args),
         Verb::Apply(args) => verbs::spec::apply(store, run_dir, &args),

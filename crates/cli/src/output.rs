@@ -7,17 +7,13 @@ use std::{
 
 use tidegate_chart::text;
 pub use tidegate_chart::text::{Align, Paint};
-use tidegate_core::{
-    Class, Scheme, Scope,
-    police::{Hook, Policy},
-    prefixes::Prefixes,
-    queue_options::VirtualQueueOptions,
-};
+use tidegate_core::{Class, Scope, prefixes::Prefixes};
 pub use tidegate_host::figures::{rate, size, time};
 use tidegate_host::{
     plan::State,
     risk::AtRisk,
-    settings::{canonical, is_parents, show_actions},
+    settings::{fields::Shown, given, is_parents, whole},
+    status::Settings,
     tree::tree,
 };
 use tidegate_sys::{limit::LimitOptions, xdp::XdpMode};
@@ -81,58 +77,41 @@ pub fn part(scope: &Scope, prefixes: &Prefixes) -> String {
 
 /// A limit in one line, in words of the command line.
 pub fn describe(options: &LimitOptions, parent: Option<&str>) -> String {
-    let options = canonical(options);
     let mut words: Vec<_> = parent.iter().map(|parent| format!("inside {parent}")).collect();
     if let Some(Class { guarantee, weight }) = options.class {
         words.extend(guarantee.map(|rate| format!("guarantee {rate}")));
         words.push(format!("weight {weight}"));
     }
     for (name, queue) in [("egress", options.egress), ("ingress", options.ingress)] {
-        let Some(VirtualQueueOptions { rate, burst, mark, drop, .. }) = queue else { continue };
-        if !is_parents(&options, rate) {
+        let Some(queue) = queue else { continue };
+        if !is_parents(options, queue.rate) {
             let most = if options.class.is_some() { "at most " } else { "" };
-            words.push(format!("{name} {most}{rate}"));
+            words.push(format!("{name} {most}{}", queue.rate));
         }
-        let marks = if options.scheme == Scheme::Htb { "ecn" } else { "mark" };
-        for (name, span) in [("burst", burst), (marks, mark), ("drop", drop)] {
-            words.extend(span.map(|span| format!("{name} {span}")));
+        words.extend(given(options.scheme, &queue).map(|(name, span)| format!("{name} {span}")));
+    }
+    let default = LimitOptions { scheme: options.scheme, ..LimitOptions::default() };
+    for ((key, is), (_, default)) in whole(options).zip(whole(&default)) {
+        match is {
+            is if key.name == "scheme" => words.push(match options.chosen {
+                Some(why) => format!("scheme {is} (auto: {why})"),
+                None => format!("scheme {is}"),
+            }),
+            is if is == default => {}
+            Shown::Flag(true) => words.push(key.name.to_owned()),
+            Shown::Flag(false) => words.push(format!("no {}", key.name)),
+            is => words.push(format!("{} {is}", key.name)),
         }
-    }
-    let default = LimitOptions::default();
-    if options.scheme != default.scheme {
-        words.push(format!("scheme {}", options.scheme));
-    }
-    if options.scheme == Scheme::Police {
-        words.extend(options.police.meter.map(|meter| format!("meter {meter}")));
-        if options.police.actions != Policy::default().actions {
-            words.push(show_actions(&options.police.actions));
-        }
-        if options.police.fair {
-            words.push("fair".to_owned());
-        }
-        if options.police.hook != Hook::Auto {
-            words.push(format!("hook {}", options.police.hook));
-        }
-    }
-    if !options.matched.is_empty() {
-        words.push(format!("match {}", options.matched));
-    }
-    if !options.exempt.is_empty() {
-        words.push(format!("exempt {}", options.exempt));
-    }
-    if options.loopback {
-        words.push("loopback".to_owned());
-    }
-    if !options.pace_ceiling {
-        words.push("no pace ceiling".to_owned());
-    }
-    if options.rto_min != default.rto_min {
-        words.push(format!("rto_min {}", options.rto_min));
-    }
-    if options.delack_max != default.delack_max {
-        words.push(format!("delack_max {}", options.delack_max));
     }
     words.join(", ")
+}
+
+/// How a limit acts, and why if that was chosen.
+pub fn scheme(settings: &Settings) -> String {
+    match settings.options.and_then(|options| options.chosen) {
+        Some(why) => format!("{} (auto: {why})", settings.scheme()),
+        None => settings.scheme().to_owned(),
+    }
 }
 
 /// Where a program of XDP runs.

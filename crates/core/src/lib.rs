@@ -12,6 +12,7 @@
 //! - [`fair_share`]: one rate for all flows of a limit (the `pace` scheme).
 //! - [`admission`]: when a new connection may begin in a limit that is in use (`pace`).
 //! - [`htb`]: the settings of the kernel's HTB (the `htb` scheme).
+//! - [`choice`]: which scheme a limit gets that names none.
 //! - [`class`]: limits inside a limit: guarantees, weights, borrowing.
 //! - [`token_bucket`], [`meter`]: policing: pass or drop, green, yellow or red (RFC 2697, 2698, 4115).
 //! - [`police`]: the action for each colour; [`fair_police`]: equal parts for a policer's flows.
@@ -46,6 +47,7 @@ extern crate self as tidegate_core;
 
 pub mod admission;
 pub mod burst;
+pub mod choice;
 pub mod class;
 pub mod codel;
 pub mod completion;

@@ -52,6 +52,8 @@ pub struct SchemeInfo {
     pub in_trees: bool,
     /// The kinds of its queues: on egress, on ingress.
     pub queues: [QueueKind; 2],
+    /// The settings that a limit of this scheme has, by their names in a spec file. Others are refused.
+    pub fields: &'static [&'static str],
     /// Its eBPF program for what a cgroup sends: by that a limit on a cgroup is found.
     pub cgroup_program: Option<&'static str>,
     /// Its eBPF programs on devices, by which what is left there is known as ours.
@@ -73,6 +75,20 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: false,
         in_trees: true,
         queues: [QueueKind::Paced, QueueKind::Windows],
+        fields: &[
+            "egress",
+            "ingress",
+            "ceiling",
+            "guarantee",
+            "weight",
+            "burst",
+            "mark",
+            "drop",
+            "exempt",
+            "loopback",
+            "rto_min",
+            "delack_max",
+        ],
         cgroup_program: Some("nrm_egress"),
         device_programs: &[],
         qdisc_programs: &[],
@@ -88,6 +104,21 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: false,
         in_trees: true,
         queues: [QueueKind::Alone; 2],
+        fields: &[
+            "egress",
+            "ingress",
+            "ceiling",
+            "guarantee",
+            "weight",
+            "burst",
+            "mark",
+            "drop",
+            "exempt",
+            "loopback",
+            "pace_ceiling",
+            "rto_min",
+            "delack_max",
+        ],
         cgroup_program: Some("nrm_egress"),
         device_programs: &[],
         qdisc_programs: &[],
@@ -103,6 +134,7 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: false,
         in_trees: false,
         queues: [QueueKind::Departures; 2],
+        fields: &["egress", "burst", "mark", "drop", "exempt", "loopback"],
         cgroup_program: Some("edt_cgroup"),
         device_programs: &["edt_device", "edt_port"],
         qdisc_programs: &[],
@@ -118,6 +150,10 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: false,
         in_trees: false,
         queues: [QueueKind::Bucket; 2],
+        fields: &[
+            "egress", "ingress", "burst", "meter", "actions", "fair", "hook", "match", "exempt",
+            "loopback",
+        ],
         cgroup_program: Some("police_egress"),
         device_programs: &["police_in", "police_out", "police_xdp", "match_in", "match_out"],
         qdisc_programs: &[],
@@ -133,6 +169,7 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: true,
         in_trees: true,
         queues: [QueueKind::Qdisc; 2],
+        fields: &["egress", "ingress", "ceiling", "guarantee", "weight", "burst", "ecn", "drop"],
         cgroup_program: None,
         device_programs: &["htb_in", "htb_out", "htb_stamp"],
         qdisc_programs: &["htb_in", "htb_out"],
@@ -148,6 +185,7 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: true,
         in_trees: false,
         queues: [QueueKind::ShortQdisc; 2],
+        fields: &["egress", "ingress", "burst", "drop"],
         cgroup_program: None,
         device_programs: &["htb_in", "htb_out", "acks_back", "acks_data"],
         qdisc_programs: &["htb_in", "htb_out"],
@@ -163,6 +201,7 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: true,
         in_trees: false,
         queues: [QueueKind::ShortQdisc; 2],
+        fields: &["egress", "ingress", "burst", "drop"],
         cgroup_program: None,
         device_programs: &["htb_in", "htb_out", "acks_back", "acks_data"],
         qdisc_programs: &["htb_in", "htb_out"],
@@ -178,6 +217,7 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         has_qdisc: false,
         in_trees: false,
         queues: [QueueKind::Alone; 2],
+        fields: &["egress", "ingress", "burst", "mark"],
         cgroup_program: None,
         device_programs: &[],
         qdisc_programs: &[],
@@ -202,6 +242,14 @@ impl Scheme {
     #[must_use]
     pub fn name(self) -> &'static str {
         self.info().name
+    }
+}
+
+impl SchemeInfo {
+    /// Whether its limits have a setting, by its name in a spec file.
+    #[must_use]
+    pub fn has(&self, field: &str) -> bool {
+        field == "scheme" || self.fields.contains(&field)
     }
 }
 

@@ -152,7 +152,8 @@ pub enum FamilyProblem {
     },
     /// Nothing is there.
     #[error(
-        "its parent `{parent}` has no guarantee itself; give `{parent}` a guarantee of at least {wanted} first"
+        "its parent `{parent}` has no guarantee itself; give `{parent}` a guarantee of at least {wanted} \
+         first"
     )]
     NothingToPassOn {
         /// The parent.

@@ -7,6 +7,7 @@ use tidegate_core::Scope;
 use tidegate_sys::{
     cgroup::Hierarchy,
     device::Target,
+    features,
     limit::LimitOptions,
     preflight::{PreflightError, preflight, preflight_for_rates},
     process::SignalQueue,
@@ -16,7 +17,9 @@ use tidegate_sys::{
 use crate::{
     absent::{self, ScopeError, Waits},
     apply::Backend,
+    auto::Trees,
     plan::{Present, State, Wanted},
+    settings::SettingsError,
     spec::{LimitSpec, Problem, Spec, SpecError},
 };
 
@@ -105,14 +108,19 @@ impl Host {
     }
 
     /// The limits of a spec with their cgroups as this host writes them: those whose cgroup or device exists,
-    /// and those that wait.
+    /// and those that wait. Schemes that are chosen are chosen for this host.
     ///
     /// # Errors
     /// [`SpecError`] for the first one whose cgroup or device cannot be.
-    pub fn wanted(&self, spec: &Spec) -> Result<(Vec<Wanted>, Vec<Waits>), SpecError> {
+    pub fn wanted(
+        &self,
+        spec: &Spec,
+        present: &[Present],
+    ) -> Result<(Vec<Wanted>, Vec<Waits>), SpecError> {
+        let spec = &self.chosen(spec, present)?;
         let (mut wanted, mut waiting) = (Vec::new(), Vec::new());
         for limit in &spec.limits {
-            let LimitSpec { name, scope, options, parent, asked, line } = limit.clone();
+            let LimitSpec { name, scope, options, parent, asked, line, .. } = limit.clone();
             match self.resolve(&scope) {
                 Ok(scope) => wanted.push(Wanted { name, scope, options, parent, asked }),
                 Err(e) if e.is_missing() => waiting.push(Waits { name, scope, parent: None }),
@@ -129,6 +137,31 @@ impl Host {
         }
         absent::with_parents(&mut wanted, &mut waiting);
         Ok((wanted, waiting))
+    }
+
+    /// A spec with schemes chosen for this host, or as they were chosen before.
+    fn chosen(&self, spec: &Spec, present: &[Present]) -> Result<Spec, SpecError> {
+        let mut spec = spec.clone();
+        let is_auto = |limit: &LimitSpec| limit.options.chosen.is_some();
+        if !spec.limits.iter().any(is_auto) {
+            return Ok(spec);
+        }
+        let (kernel, mut trees) = (features::kernel(), Trees::of(present));
+        for limit in &spec.limits {
+            trees.add(&limit.name, limit.scope.is_device(), limit.parent.as_deref());
+        }
+        for limit in spec.limits.iter_mut().filter(|limit| is_auto(limit)) {
+            let is = present.iter().find(|is| is.name == limit.name).map(|is| &is.options);
+            let written = limit.written().options(&trees, kernel, is);
+            limit.options = written.map_err(|SettingsError { field, problem }| SpecError {
+                file: spec.file.clone(),
+                line: Some(limit.line),
+                limit: Some(limit.name.clone()),
+                field: Some(field),
+                problem: problem.into(),
+            })?;
+        }
+        Ok(spec)
     }
 
     /// The limits that are not in force although their cgroup or device is there, as they shall be: of
@@ -193,7 +226,7 @@ pub fn present(pinned: &PinnedLimit) -> Present {
         name: pinned.name.clone(),
         scope: pinned.scope.clone().or_else(|| pinned.installed_on.clone()).unwrap_or_else(nowhere),
         state,
-        options: LimitOptions::from(&pinned.limit),
+        options: pinned.options(),
         parent: pinned.parent.clone(),
     }
 }

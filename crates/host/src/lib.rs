@@ -17,6 +17,7 @@
 //! - [`live`]: every limit that holds now, pinned or of a run; [`watch`]: what they do, look by look.
 //! - [`tree`]: limits inside limits, for whoever shows them.
 //! - [`sockets`]: the TCP sockets of a cgroup and what each moves.
+//! - [`auto`]: the scheme of a limit that names none.
 //! - [`explain`]: what holds a process, a cgroup or a flow back, from all of these.
 //! - [`figures`]: measured figures in units.
 //! - [`waiting`]: whose packets wait in queues.
@@ -29,11 +30,13 @@
 
 pub mod absent;
 pub mod apply;
+pub mod auto;
 pub mod explain;
 pub mod family;
 pub mod figures;
 pub mod fleet;
 pub mod host;
+pub mod key;
 pub mod live;
 pub mod nic;
 pub mod plan;

@@ -26,7 +26,7 @@ use tidegate_sys::{limit::LimitOptions, schemes::needs_other_programs};
 
 use crate::{
     family::{self, FamilyError, Member},
-    settings::{Asked, Difference, canonical, differences, is_parents},
+    settings::{Asked, Difference, differences, is_parents},
     tree::tree,
 };
 
@@ -351,7 +351,7 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
                 additions.push(limit.wanted());
             }
             (Some(_), None) if limit.detached => {}
-            (Some(is), None) if canonical(&is.options) != canonical(&limit.options) => {
+            (Some(is), None) if !differences(&is.options, &limit.options).is_empty() => {
                 changes.push(Action::Change {
                     name: limit.name.clone(),
                     scope: is.scope.clone(),

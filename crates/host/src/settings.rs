@@ -3,23 +3,28 @@
 //! A [`Patch`] holds the fields that were written; put [on](Patch::on) a limit it gives another one, or says
 //! which field cannot be so. A new limit is a patch on the defaults.
 
-use std::str::FromStr;
+use std::str::{FromStr, ParseBoolError};
 
 use tidegate_core::{
     Class, Direction, Nanos, Rate, Scheme, Scope, Span,
+    choice::NoScheme,
     class::{MAX_WEIGHT, MIN_WEIGHT, NO_CEILING_BIT_S},
-    exempt::Exempt,
-    fair_share::WEIGHT,
-    prefixes::Prefixes,
+    exempt::{Exempt, ExemptError},
+    police::PolicyError,
+    prefixes::{PrefixError, Prefixes},
     queue_options::{ConfigError, VirtualQueueOptions},
-    scheme::QueueKind,
+    scheme::{SCHEMES, SchemeError},
     units::{MAX_RATE_BIT_S, MIN_RATE_BIT_S, ParseError},
 };
 use tidegate_sys::limit::LimitOptions;
 
+use self::fields::{FIELDS, Field, Show, Shown};
+use crate::key::Key;
+
+pub mod fields;
 mod police;
 
-pub use police::{MeterSetting, PolicePatch, PoliceProblem, show_actions};
+pub use police::{MeterSetting, PolicePatch, PoliceProblem};
 
 /// The kernel takes no longer minimum retransmission time-out or delayed ACK from a program.
 pub const MAX_TIMER: Nanos = Nanos(200_000_000);
@@ -40,6 +45,23 @@ impl FromStr for RateSetting {
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
         if text.trim() == "none" { Ok(RateSetting::Free) } else { text.parse().map(Self::Limit) }
+    }
+}
+
+/// The scheme as written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SchemeSetting {
+    /// `auto`: the one that fits best.
+    Auto,
+    /// This one.
+    Named(Scheme),
+}
+
+impl FromStr for SchemeSetting {
+    type Err = SchemeError;
+
+    fn from_str(text: &str) -> Result<Self, SchemeError> {
+        if text == "auto" { Ok(SchemeSetting::Auto) } else { text.parse().map(Self::Named) }
     }
 }
 
@@ -84,7 +106,7 @@ pub struct Patch {
     /// Charge packets on the loopback interface too.
     pub loopback: Option<bool>,
     /// How the limit acts.
-    pub scheme: Option<Scheme>,
+    pub scheme: Option<SchemeSetting>,
     /// With `nrm`: no TCP socket paces faster than the egress limit.
     pub pace_ceiling: Option<bool>,
     /// Minimum retransmission time-out; zero leaves the kernel's.
@@ -124,29 +146,27 @@ pub enum SettingsProblem {
     /// Neither direction is limited.
     #[error("neither egress nor ingress has a rate; give one of them, for example 50mbit")]
     NoDirection,
+    /// A setting that the scheme does not have.
+    #[error(
+        "scheme `{scheme}` has no `{field}`; it has {}; leave this out, or write scheme = {}",
+        scheme.info().fields.join(", "),
+        with(field)
+    )]
+    NotOfScheme {
+        /// The scheme.
+        scheme: Scheme,
+        /// The setting.
+        field: &'static str,
+    },
     /// A timer that the kernel would not take.
     #[error("{0} is out of range; write 1ms to 200ms, or 0ms for the kernel's own")]
     Timer(Nanos),
-    /// Pacing was switched off for the scheme that is pacing.
-    #[error("scheme `pace` paces every TCP flow; write scheme = \"nrm\" to do without")]
-    PacedAnyway,
     /// Departure times for what comes in.
     #[error(
         "scheme `edt` delays what leaves, and what comes in is here already; leave ingress out, or write \
          scheme = \"nrm\""
     )]
     NothingToHold,
-    /// Something on sockets was asked of a scheme that leaves them alone.
-    #[error("scheme `{0}` leaves sockets alone; leave this out, or write scheme = \"pace\"")]
-    LeavesSocketsAlone(Scheme),
-    /// The threshold of a queue that has none by default has a name of its own.
-    #[error(
-        "scheme `htb` marks where its packets wait, and only if asked to; write ecn = \"60kb\""
-    )]
-    WriteEcn,
-    /// The other way round.
-    #[error("scheme `{0}` has no queue to mark in; write `mark`, or scheme = \"htb\"")]
-    WriteMark(Scheme),
     /// HTB on a cgroup.
     #[error(
         "scheme `htb` works on a device or port, and on a cgroup inside a device's limit; name that one as \
@@ -159,20 +179,6 @@ pub enum SettingsProblem {
          scheme = \"pace\""
     )]
     NeedsADevice(Scheme),
-    /// A threshold that the scheme sets.
-    #[error("scheme `{0}` knows how much may wait; leave this out")]
-    OwnThreshold(Scheme),
-    /// The kernel's classes take what their filters give them.
-    #[error(
-        "scheme `{0}` holds all that passes its device; leave this out, or write scheme = \"police\""
-    )]
-    HtbExemptsNobody(Scheme),
-    /// A threshold of a queue that there is not.
-    #[error(
-        "scheme `police` has no queue, and drops when `burst` is used up; leave this out, or write scheme = \
-         \"nrm\""
-    )]
-    NoQueue,
     /// A scheme that works on cgroups alone.
     #[error(
         "scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", \"police\", \"htb\", \"dem\" or \
@@ -226,6 +232,47 @@ pub enum SettingsProblem {
     /// The virtual queue cannot be built.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A rate, size or time.
+    #[error(transparent)]
+    Unit(#[from] ParseError),
+    /// The scheme.
+    #[error(transparent)]
+    Scheme(#[from] SchemeError),
+    /// `auto` finds none.
+    #[error(transparent)]
+    NoScheme(#[from] NoScheme),
+    /// No prefix.
+    #[error(transparent)]
+    Match(#[from] PrefixError),
+    /// Nobody is exempt by this.
+    #[error(transparent)]
+    Exempt(#[from] ExemptError),
+    /// No flag.
+    #[error("write `true` or `false`")]
+    Flag(#[from] ParseBoolError),
+    /// No whole number.
+    #[error("`{0}` is no whole number; write for example 100")]
+    Whole(String),
+    /// No action for a colour.
+    #[error("`{0}` is no action for a colour; write for example yellow=dscp:af12")]
+    Action(String),
+}
+
+impl From<PolicyError> for SettingsProblem {
+    fn from(problem: PolicyError) -> SettingsProblem {
+        PoliceProblem::from(problem).into()
+    }
+}
+
+/// The schemes that have a setting, as in a sentence.
+fn with(field: &str) -> String {
+    let names =
+        SCHEMES.iter().filter(|info| info.has(field)).map(|info| format!("\"{}\"", info.name));
+    let names: Vec<_> = names.collect();
+    match names.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        _ => names.concat(),
+    }
 }
 
 /// A limit inside another one before anything is said of it: what its parent has, in each direction, with no
@@ -250,58 +297,28 @@ impl Patch {
         *self == Patch::default()
     }
 
-    /// The limit that results when these fields are set on `base`. Thresholds that are not given follow the
-    /// rate.
+    /// The limit that results when these fields are set on `base`, which has the scheme if none is named.
+    /// Thresholds that are not given follow the rate.
     ///
     /// # Errors
     /// [`SettingsError`] names the field.
     pub fn on(&self, base: &LimitOptions) -> Result<LimitOptions, SettingsError> {
-        let scheme = self.scheme.unwrap_or(base.scheme);
+        let (scheme, chosen) = match self.scheme {
+            Some(SchemeSetting::Named(scheme)) => (scheme, None),
+            _ => (base.scheme, base.chosen),
+        };
         let class = self.class(base, scheme)?;
         if scheme == Scheme::Carousel {
             let (field, problem) = ("scheme", SettingsProblem::InTheNic);
             return Err(SettingsError { field, problem });
         }
-        if scheme == Scheme::Pace && self.pace_ceiling == Some(false) {
-            let (field, problem) = ("pace_ceiling", SettingsProblem::PacedAnyway);
-            return Err(SettingsError { field, problem });
-        }
         let refuse = |field, problem| Err(SettingsError { field, problem });
-        if self.mark.is_some() && matches!(scheme, Scheme::Dem | Scheme::Spring) {
-            return refuse("mark", SettingsProblem::OwnThreshold(scheme));
-        }
-        if self.mark.is_some() && scheme == Scheme::Htb {
-            return refuse("mark", SettingsProblem::WriteEcn);
-        }
-        if self.ecn.is_some() && matches!(scheme, Scheme::Dem | Scheme::Spring) {
-            return refuse("ecn", SettingsProblem::OwnThreshold(scheme));
-        }
-        if self.ecn.is_some() && scheme != Scheme::Htb {
-            return refuse("ecn", SettingsProblem::WriteMark(scheme));
-        }
-        if !scheme.info().sets_sockets {
-            let alone = SettingsProblem::LeavesSocketsAlone(scheme);
-            if self.pace_ceiling == Some(true) {
-                return refuse("pace_ceiling", alone);
-            }
-            for (field, timer) in [("rto_min", self.rto_min), ("delack_max", self.delack_max)] {
-                if timer.is_some_and(|time| time.0 != 0) {
-                    return refuse(field, alone);
-                }
-            }
-        }
-        if scheme == Scheme::Police {
-            for (field, threshold) in [("mark", self.mark), ("drop", self.drop)] {
-                if threshold.is_some() {
-                    return refuse(field, SettingsProblem::NoQueue);
-                }
-            }
-        }
-        if scheme == Scheme::Edt
-            && (matches!(self.ingress, Some(RateSetting::Limit(_)))
-                || (self.ingress.is_none() && base.ingress.is_some()))
-        {
+        if self.ingress_of_edt(base, scheme) {
             return refuse("ingress", SettingsProblem::NothingToHold);
+        }
+        self.check_fields(scheme)?;
+        if self.burst.is_some() && self.police.cbs.is_some() {
+            return refuse("meter", PoliceProblem::BurstTwice.into());
         }
         let none = Rate::from_bit_s(NO_CEILING_BIT_S).filter(|_| class.is_some());
         let written = |one: Option<RateSetting>, base: Option<VirtualQueueOptions>| {
@@ -319,6 +336,7 @@ impl Patch {
             egress: direction(self.egress, base.egress, Direction::Egress)?,
             ingress: direction(self.ingress, base.ingress, Direction::Ingress)?,
             scheme,
+            chosen,
             loopback: self.loopback.unwrap_or(base.loopback),
             pace_ceiling: self.pace_ceiling.unwrap_or(base.pace_ceiling),
             rto_min: timer("rto_min", self.rto_min)?.unwrap_or(base.rto_min),
@@ -326,14 +344,16 @@ impl Patch {
             class,
             police: self.police.on(&base.police, scheme)?,
             exempt: self.exempt.unwrap_or(base.exempt),
-            matched: match scheme {
-                Scheme::Police => self.matched.unwrap_or(base.matched),
-                _ if self.matched.is_some_and(|matched| !matched.is_empty()) => {
-                    return refuse("match", PoliceProblem::MatchesNothing(scheme).into());
-                }
-                _ => Prefixes::default(),
-            },
+            matched: self.matched.unwrap_or(base.matched),
         };
+        let limit = LimitOptions {
+            matched: if scheme.info().has("match") { limit.matched } else { Prefixes::default() },
+            ..limit
+        };
+        // Whoever was exempt would not be any more.
+        if !limit.exempt.is_empty() && !scheme.info().has("exempt") {
+            return refuse("exempt", SettingsProblem::NotOfScheme { scheme, field: "exempt" });
+        }
         police::check(&limit.police, limit.egress.as_ref())?;
         police::check(&limit.police, limit.ingress.as_ref())?;
         if let Some(guarantee) = class.and_then(|class| class.guarantee) {
@@ -354,6 +374,27 @@ impl Patch {
             return Err(SettingsError { field, problem });
         }
         Ok(limit)
+    }
+
+    /// Refuses settings that a scheme does not have.
+    pub(crate) fn check_fields(&self, scheme: Scheme) -> Result<(), SettingsError> {
+        let missing = |field: &&Field| field.is_asked(self) && !scheme.info().has(field.key.name);
+        match FIELDS.iter().find(missing).map(|field| field.key.name) {
+            None => Ok(()),
+            Some(field) => {
+                let problem = SettingsProblem::NotOfScheme { scheme, field };
+                Err(SettingsError { field, problem })
+            }
+        }
+    }
+
+    /// Scheme `edt` on a limit that has, or would keep, a rate of what comes in.
+    fn ingress_of_edt(&self, base: &LimitOptions, scheme: Scheme) -> bool {
+        let limited = match self.ingress {
+            Some(rate) => rate != RateSetting::Free,
+            None => base.ingress.is_some(),
+        };
+        limited && scheme == Scheme::Edt
     }
 
     /// The place among siblings; `None` for a limit without a parent.
@@ -420,21 +461,17 @@ impl Patch {
         let Some(rate) = rate else { return Ok(None) };
         let base = base.unwrap_or(VirtualQueueOptions::new(rate));
         let kind = scheme.queue(direction);
-        let queue = match kind {
+        let has = |field| scheme.info().has(field);
+        let mark = match self.ecn {
             // Of another scheme; here they would say nothing.
-            QueueKind::Bucket => VirtualQueueOptions { mark: None, drop: None, ..base },
-            _ => VirtualQueueOptions {
-                mark: match self.ecn {
-                    _ if matches!(scheme, Scheme::Dem | Scheme::Spring) => None,
-                    Some(EcnSetting::Above(span)) => Some(span),
-                    Some(EcnSetting::Off) => None,
-                    None => self.mark.or(base.mark),
-                },
-                drop: self.drop.or(base.drop),
-                ..base
-            },
+            _ if !has("mark") && !has("ecn") => None,
+            Some(EcnSetting::Above(span)) => Some(span),
+            Some(EcnSetting::Off) => None,
+            None => self.mark.or(base.mark),
         };
-        let queue = VirtualQueueOptions { rate, burst: self.burst.or(base.burst), kind, ..queue };
+        let drop = self.drop.or(base.drop).filter(|_| has("drop"));
+        let burst = self.burst.or(self.police.cbs).or(base.burst);
+        let queue = VirtualQueueOptions { rate, burst, mark, drop, kind };
         let field = match direction {
             _ if self.ceiling.is_some() => "ceiling",
             Direction::Egress => "egress",
@@ -474,9 +511,6 @@ pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, Settings
         Scheme::Dem | Scheme::Spring if !scope.is_device() => {
             refuse("scheme", SettingsProblem::NeedsADevice(limit.scheme))
         }
-        scheme if scheme.info().has_qdisc && !limit.exempt.is_empty() => {
-            refuse("exempt", SettingsProblem::HtbExemptsNobody(scheme))
-        }
         Scheme::Htb if limit.class.is_some() && !matches!(scope, Scope::Dev(_)) => {
             no_loopback(limit)
         }
@@ -510,73 +544,67 @@ fn timer(field: &'static str, time: Option<Nanos>) -> Result<Option<Nanos>, Sett
     }
 }
 
-/// The limit as it reads back from the kernel: two that act alike are equal.
-#[must_use]
-pub fn canonical(options: &LimitOptions) -> LimitOptions {
-    options.encode(0).map_or(*options, |limit| LimitOptions::from(&limit))
-}
-
 /// One field in which two limits differ, in words of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     /// `egress`, `egress burst`, `loopback` ...
-    pub field: &'static str,
+    pub field: String,
     /// As it is.
     pub from: String,
     /// As it shall be.
     pub to: String,
 }
 
-/// In what two limits differ; empty when they act alike.
+/// In what two limits differ; empty when the same was asked.
 #[must_use]
 pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
-    type Show = fn(&LimitOptions) -> String;
-    fn rate(of: &LimitOptions, queue: Option<VirtualQueueOptions>) -> String {
-        match queue {
-            None => "none".to_owned(),
-            Some(queue) if is_parents(of, queue.rate) => "the parent's".to_owned(),
-            Some(queue) => queue.rate.to_string(),
+    let (from, to) = (shown(from, to.scheme), shown(to, to.scheme));
+    let pairs = from.into_iter().zip(to).filter(|((_, from), (_, to))| from != to);
+    pairs.map(|((field, from), (_, to))| Difference { field, from, to }).collect()
+}
+
+/// The settings that limits of a scheme have, in words of the command line.
+fn shown(of: &LimitOptions, scheme: Scheme) -> Vec<(String, String)> {
+    let chosen = of.chosen.map_or_else(|| "by name".to_owned(), |why| format!("auto, {why}"));
+    let mut shown = vec![("scheme chosen".to_owned(), chosen)];
+    for field in FIELDS.iter().filter(|field| scheme.info().has(field.key.name)) {
+        let name = field.key.name;
+        match field.show {
+            Show::No => {}
+            Show::Apart(show) | Show::Whole(show) => {
+                shown.push((name.to_owned(), show(of).to_string()))
+            }
+            Show::Each(show) => {
+                for (direction, queue) in [("egress", of.egress), ("ingress", of.ingress)] {
+                    let span = queue.as_ref().and_then(show);
+                    let span = span.map_or_else(|| "default".to_owned(), |span| span.to_string());
+                    shown.push((format!("{direction} {name}"), span));
+                }
+            }
         }
     }
-    fn guarantee(of: &LimitOptions) -> String {
-        let guarantee = of.class.and_then(|class| class.guarantee);
-        guarantee.map_or_else(|| "none".to_owned(), |rate| rate.to_string())
-    }
-    fn span(span: Option<Option<Span>>) -> String {
-        span.flatten().map_or_else(|| "default".to_owned(), |span| span.to_string())
-    }
-    const FIELDS: [(&str, Show); 21] = [
-        ("egress", |o| rate(o, o.egress)),
-        ("egress burst", |o| span(o.egress.map(|q| q.burst))),
-        ("egress mark", |o| span(o.egress.map(|q| q.mark))),
-        ("egress drop", |o| span(o.egress.map(|q| q.drop))),
-        ("ingress", |o| rate(o, o.ingress)),
-        ("ingress burst", |o| span(o.ingress.map(|q| q.burst))),
-        ("ingress mark", |o| span(o.ingress.map(|q| q.mark))),
-        ("ingress drop", |o| span(o.ingress.map(|q| q.drop))),
-        ("guarantee", guarantee),
-        ("weight", |o| o.class.map_or(WEIGHT, |class| class.weight).to_string()),
-        ("scheme", |o| o.scheme.to_string()),
-        ("meter", |o| o.police.meter.map_or_else(|| "none".to_owned(), |m| m.to_string())),
-        ("actions", |o| show_actions(&o.police.actions)),
-        ("fair", |o| o.police.fair.to_string()),
-        ("hook", |o| o.police.hook.to_string()),
-        ("exempt", |o| o.exempt.to_string()),
-        ("match", |o| o.matched.to_string()),
-        ("loopback", |o| o.loopback.to_string()),
-        ("pace_ceiling", |o| o.pace_ceiling.to_string()),
-        ("rto_min", |o| o.rto_min.to_string()),
-        ("delack_max", |o| o.delack_max.to_string()),
-    ];
-    let (from, to) = (canonical(from), canonical(to));
-    let shown =
-        FIELDS.iter().map(|(field, show)| Difference { field, from: show(&from), to: show(&to) });
-    let marks = |field| if field == "egress mark" { "egress ecn" } else { "ingress ecn" };
-    let is_ecn = |field: &str| to.scheme == Scheme::Htb && field.ends_with(" mark");
     shown
-        .filter(|d| d.from != d.to)
-        .map(|d| if is_ecn(d.field) { Difference { field: marks(d.field), ..d } } else { d })
-        .collect()
+}
+
+/// The settings of a limit for both directions, each with its key: those that its scheme has.
+pub fn whole(of: &LimitOptions) -> impl Iterator<Item = (&'static Key, Shown)> {
+    let fields = FIELDS.iter().filter(|field| of.scheme.info().has(field.key.name));
+    fields.filter_map(|field| match field.show {
+        Show::Whole(show) => Some((&field.key, show(of))),
+        _ => None,
+    })
+}
+
+/// The settings of one direction of a limit that were given, each with its name.
+pub fn given(
+    scheme: Scheme,
+    queue: &VirtualQueueOptions,
+) -> impl Iterator<Item = (&'static str, Span)> {
+    let fields = FIELDS.iter().filter(move |field| scheme.info().has(field.key.name));
+    fields.filter_map(|field| match field.show {
+        Show::Each(show) => Some((field.key.name, show(queue)?)),
+        _ => None,
+    })
 }
 
 #[cfg(test)]

@@ -14,12 +14,7 @@ use std::{
     str::FromStr,
 };
 
-use tidegate_core::{
-    Scheme, Scope,
-    exempt::{Exempt, ExemptError},
-    prefixes::{Prefix, PrefixError, Prefixes},
-    units::ParseError,
-};
+use tidegate_core::{Scheme, Scope, choice::Kernel, prefixes::Prefix, units::ParseError};
 use tidegate_sys::{
     limit::LimitOptions,
     store::{self, MAX_LIMITS},
@@ -29,15 +24,18 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use tidegate_core::scheme::SchemeError;
-
 use crate::absent::ScopeError;
+use crate::auto::{Trees, Written};
 use crate::family::{self, FamilyError, FamilyProblem, Member};
 use crate::fleet::url;
 use crate::fleet::{FleetError, FleetSpec, GroupSpec};
+use crate::key::{self, Kind};
 use crate::nic::{NicError, NicSpec};
 use crate::plan;
-use crate::settings::{self, Asked, Patch, PoliceProblem, SettingsError, SettingsProblem};
+use crate::settings::{
+    Asked, Patch, SettingsError, SettingsProblem,
+    fields::{self, Field},
+};
 
 /// The largest file that is read: far above [`MAX_LIMITS`] limits.
 pub const MAX_SPEC_BYTES: u64 = 4 << 20;
@@ -72,13 +70,24 @@ pub struct LimitSpec {
     pub parent: Option<String>,
     /// With a parent: the directions for which a rate of its own was written.
     pub asked: Asked,
+    /// As it was written.
+    pub patch: Patch,
     /// The line on which it starts, from 1.
     pub line: usize,
 }
 
+impl LimitSpec {
+    /// As it was written, for [`Written::options`].
+    #[must_use]
+    pub fn written(&self) -> Written<'_> {
+        let (name, parent) = (self.name.as_str(), self.parent.as_deref());
+        Written { name, scope: &self.scope, parent, patch: &self.patch }
+    }
+}
+
 /// Why a file is no spec: where, and what to type instead. Nothing has been changed.
 #[derive(Debug, thiserror::Error)]
-#[error("{file}{}{}{}: {problem}", At(.line), Limit(.limit), Field(.field))]
+#[error("{file}{}{}{}: {problem}", At(.line), Limit(.limit), OfField(.field))]
 pub struct SpecError {
     /// As named by the user.
     pub file: String,
@@ -94,7 +103,7 @@ pub struct SpecError {
 
 struct At<'a>(&'a Option<usize>);
 struct Limit<'a>(&'a Option<String>);
-struct Field<'a>(&'a Option<&'static str>);
+struct OfField<'a>(&'a Option<&'static str>);
 
 impl fmt::Display for At<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -108,7 +117,7 @@ impl fmt::Display for Limit<'_> {
     }
 }
 
-impl fmt::Display for Field<'_> {
+impl fmt::Display for OfField<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |field| write!(f, ": {field}"))
     }
@@ -202,18 +211,12 @@ pub enum Problem {
     /// A rate, size or time.
     #[error(transparent)]
     Unit(#[from] ParseError),
-    /// The scheme.
-    #[error(transparent)]
-    Scheme(#[from] SchemeError),
     /// A software NIC, or a limit of one.
     #[error(transparent)]
     Nic(#[from] NicError),
     /// A fleet, or a group of it.
     #[error(transparent)]
     Fleet(#[from] FleetError),
-    /// No prefix.
-    #[error(transparent)]
-    Match(#[from] PrefixError),
     /// The prefix is taken.
     #[error(
         "limit `{name}` on line {line} has {prefix} of this {kind} already; give it to one of them"
@@ -228,9 +231,6 @@ pub enum Problem {
         /// Where.
         line: usize,
     },
-    /// Nobody is exempt by this.
-    #[error(transparent)]
-    Exempt(#[from] ExemptError),
     /// Values that do not go together.
     #[error(transparent)]
     Settings(#[from] SettingsProblem),
@@ -241,33 +241,6 @@ pub enum Problem {
     #[error("more than {MAX_LIMITS} limits")]
     TooMany,
 }
-
-/// The fields of a limit, each with a line that would be read.
-const FIELDS: [(&str, &str); 23] = [
-    ("name", "name = \"backup\""),
-    ("scope", "scope = { cgroup = \"system.slice/backup.service\" }"),
-    ("egress", "egress = \"50mbit\""),
-    ("ingress", "ingress = \"50mbit\""),
-    ("parent", "parent = \"uplink\""),
-    ("guarantee", "guarantee = \"100mbit\""),
-    ("ceiling", "ceiling = \"500mbit\""),
-    ("weight", "weight = 100"),
-    ("scheme", "scheme = \"pace\""),
-    ("burst", "burst = \"1ms\""),
-    ("meter", "meter = { type = \"srtcm\", ebs = \"200kb\", colour_aware = true }"),
-    ("actions", "actions = { yellow = \"dscp af12\", red = \"drop\" }"),
-    ("fair", "fair = true"),
-    ("hook", "hook = \"xdp\""),
-    ("mark", "mark = \"0.5ms\""),
-    ("ecn", "ecn = \"60kb\""),
-    ("drop", "drop = \"4ms\""),
-    ("exempt", "exempt = [\"10.0.0.0/8\", \"2001:db8::/32\", \"dscp ef\"]"),
-    ("match", "match = [\"10.0.0.0/24\", \"2001:db8:1::/48\"]"),
-    ("loopback", "loopback = true"),
-    ("pace_ceiling", "pace_ceiling = false"),
-    ("rto_min", "rto_min = \"20ms\""),
-    ("delack_max", "delack_max = \"5ms\""),
-];
 
 /// What people write for fields that are called otherwise here.
 const SYNONYMS: [(&str, &str); 13] = [
@@ -291,13 +264,13 @@ struct ReadLimit {
     name: String,
     scope: Scope,
     parent: Option<String>,
-    kind: Kind,
+    held: Held,
 }
 
 /// Where a limit is in force.
-enum Kind {
+enum Held {
     /// On this host, until it is taken off.
-    Stays(LimitOptions, Asked),
+    Stays(LimitOptions, Patch),
     /// While its software NIC runs.
     OfNic(Patch),
 }
@@ -364,7 +337,7 @@ impl Spec {
                         "nics" => "did you mean `[[nic]]`?".to_owned(),
                         "groups" => "did you mean `[[group]]`?".to_owned(),
                         "daemon" => "write `[fleet]`".to_owned(),
-                        _ if FIELDS.iter().any(|(name, _)| *name == other) => {
+                        _ if key::find(fields::keys(), other).is_some() => {
                             "it belongs into a limit: write `[[limit]]` on a line above it"
                                 .to_owned()
                         }
@@ -416,6 +389,18 @@ fn in_order<'t, 'i>(
     let mut entries: Vec<_> = table.iter().collect();
     entries.sort_by_key(|(key, _)| key.span().start);
     entries
+}
+
+/// Which limits of a file are inside which, as far as it is well-formed.
+fn trees(tables: &[Value<'_>]) -> Trees {
+    let mut trees = Trees::default();
+    for fields in tables.iter().filter_map(|table| table.get_ref().as_table()) {
+        let text = |field| fields.get(field).and_then(|value| value.get_ref().as_str());
+        let scope = fields.get("scope").and_then(|value| value.get_ref().as_table());
+        let on_device = scope.is_some_and(|s| s.contains_key("dev") || s.contains_key("port"));
+        trees.add(text("name").unwrap_or_default(), on_device, text("parent"));
+    }
+    trees
 }
 
 /// Knows the text, to turn places into lines.
@@ -475,13 +460,15 @@ impl Reader<'_> {
         // Name and line of each.
         let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
         let mut by_scope: BTreeMap<(Scope, Option<Prefix>), (String, usize)> = BTreeMap::new();
+        let trees = trees(tables);
         for table in tables.iter() {
             let Some(fields) = table.get_ref().as_table() else {
                 return Err(self.wrong_type(table, "limit", "a table"));
             };
             let name = fields.get("name").and_then(|name| name.get_ref().as_str());
             let reader = Reader { limit: name.map(str::to_owned), ..*self };
-            let ReadLimit { name, scope, parent, kind } = reader.limit(fields, &table.span())?;
+            let ReadLimit { name, scope, parent, held } =
+                reader.limit(fields, &table.span(), &trees)?;
             if by_name.len() == MAX_LIMITS {
                 return Err(reader.at(&table.span(), None, Problem::TooMany));
             }
@@ -491,9 +478,9 @@ impl Reader<'_> {
                 let problem = Problem::SameName(line);
                 return Err(reader.at(&field_span("name"), Some("name"), problem));
             }
-            let prefixes = match &kind {
-                Kind::Stays(options, _) => plan::places_of(options),
-                Kind::OfNic(_) => vec![None],
+            let prefixes = match &held {
+                Held::Stays(options, _) => plan::places_of(options),
+                Held::OfNic(_) => vec![None],
             };
             for prefix in prefixes {
                 let place = (normal(&scope), prefix);
@@ -507,11 +494,12 @@ impl Reader<'_> {
                 };
                 return Err(reader.at(&field_span(field), Some(field), problem));
             }
-            match kind {
-                Kind::Stays(options, asked) => {
-                    limits.push(LimitSpec { name, scope, options, parent, asked, line });
+            match held {
+                Held::Stays(options, patch) => {
+                    let asked = patch.asked();
+                    limits.push(LimitSpec { name, scope, options, parent, asked, patch, line });
                 }
-                Kind::OfNic(patch) => of_nics.push(nic::Carousel {
+                Held::OfNic(patch) => of_nics.push(nic::Carousel {
                     name,
                     scope,
                     patch,
@@ -551,59 +539,28 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn limit(&self, fields: &Table<'_>, span: &Range<usize>) -> Result<ReadLimit, SpecError> {
+    fn limit(
+        &self,
+        fields: &Table<'_>,
+        span: &Range<usize>,
+        trees: &Trees,
+    ) -> Result<ReadLimit, SpecError> {
         let mut patch = Patch::default();
-        let (mut name, mut scope, mut parent, mut cbs) = (None, None, None, None);
+        let (mut name, mut scope, mut parent) = (None, None, None);
         for (key, value) in in_order(fields) {
             match key.get_ref().as_ref() {
-                "name" => {
-                    let text = self.text(value, "name")?;
-                    store::check_name(text)
-                        .map_err(|e| self.at(&value.span(), Some("name"), Problem::Name(e)))?;
-                    name = Some(text.to_owned());
-                }
+                "name" => name = Some(self.limit_name(value, "name")?),
                 "scope" => scope = Some(self.scope(value)?),
-                "parent" => {
-                    let text = self.text(value, "parent")?;
-                    store::check_name(text)
-                        .map_err(|e| self.at(&value.span(), Some("parent"), Problem::Name(e)))?;
-                    parent = Some(text.to_owned());
-                }
-                "guarantee" => patch.guarantee = Some(self.parse(value, "guarantee")?),
-                "ceiling" => patch.ceiling = Some(self.parse(value, "ceiling")?),
-                "weight" => patch.weight = Some(self.whole(value, "weight")?),
-                "scheme" => patch.scheme = Some(self.parse(value, "scheme")?),
-                "egress" => patch.egress = Some(self.parse(value, "egress")?),
-                "ingress" => patch.ingress = Some(self.parse(value, "ingress")?),
-                "burst" => patch.burst = Some(self.parse(value, "burst")?),
-                "mark" => patch.mark = Some(self.parse(value, "mark")?),
-                "ecn" => patch.ecn = Some(self.parse(value, "ecn")?),
-                "drop" => patch.drop = Some(self.parse(value, "drop")?),
-                "meter" => {
-                    let (meter, of_meter) = self.meter(value)?;
-                    patch.police.meter = Some(meter);
-                    cbs = of_meter.map(|cbs| (cbs, value.span()));
-                }
-                "exempt" => patch.exempt = Some(self.exempt(value)?),
-                "match" => patch.matched = Some(self.prefixes(value)?),
-                "actions" => patch.police.actions = self.actions(value)?,
-                "fair" => patch.police.fair = Some(self.flag(value, "fair")?),
-                "hook" => patch.police.hook = Some(self.parse(value, "hook")?),
-                "rto_min" => patch.rto_min = Some(self.parse(value, "rto_min")?),
-                "delack_max" => patch.delack_max = Some(self.parse(value, "delack_max")?),
-                "loopback" => patch.loopback = Some(self.flag(value, "loopback")?),
-                "pace_ceiling" => patch.pace_ceiling = Some(self.flag(value, "pace_ceiling")?),
-                other => {
-                    let problem =
-                        Problem::UnknownField { field: other.to_owned(), hint: hint(other) };
-                    return Err(self.at(&key.span(), None, problem));
-                }
+                "parent" => parent = Some(self.limit_name(value, "parent")?),
+                other => match fields::find(other) {
+                    Some(field) => self.setting(field, value, &mut patch)?,
+                    None => {
+                        let problem =
+                            Problem::UnknownField { field: other.to_owned(), hint: hint(other) };
+                        return Err(self.at(&key.span(), None, problem));
+                    }
+                },
             }
-        }
-        if let Some((cbs, span)) = cbs
-            && patch.burst.replace(cbs).is_some()
-        {
-            return Err(self.at(&span, Some("meter"), PoliceProblem::BurstTwice.into()));
         }
         let missing = |field| self.at(span, Some(field), Problem::Missing(example(field)));
         let name = name.ok_or_else(|| missing("name"))?;
@@ -612,19 +569,15 @@ impl Reader<'_> {
             let span = fields.get(field).map_or(span.clone(), Spanned::span);
             self.at(&span, Some(field), problem.into())
         };
-        if patch.scheme == Some(Scheme::Carousel) && scope.is_device() && parent.is_none() {
+        let parent_name = parent.as_deref();
+        let written = Written { name: &name, scope: &scope, parent: parent_name, patch: &patch };
+        if written.is_named(Scheme::Carousel) && scope.is_device() && parent.is_none() {
             self.check_carousel(&patch, fields, span)?;
-            return Ok(ReadLimit { name, scope, parent, kind: Kind::OfNic(patch) });
+            return Ok(ReadLimit { name, scope, parent, held: Held::OfNic(patch) });
         }
-        let base = match parent {
-            Some(_) => settings::inside_another(),
-            None => LimitOptions::default(),
-        };
-        let options = patch.on(&base);
-        let options =
-            options.and_then(|options| settings::fits(&scope, options)).map_err(refuse)?;
-        let kind = Kind::Stays(options, patch.asked());
-        Ok(ReadLimit { name, scope, parent, kind })
+        // Of a kernel that has everything: what this host has is asked when the limits are planned.
+        let options = written.options(trees, Kernel::WHOLE, None).map_err(refuse)?;
+        Ok(ReadLimit { name, scope, parent, held: Held::Stays(options, patch) })
     }
 
     fn scope(&self, value: &Value<'_>) -> Result<Scope, SpecError> {
@@ -682,31 +635,50 @@ impl Reader<'_> {
             .ok_or_else(|| self.wrong_type(value, field, "`true` or `false` without quotes"))
     }
 
-    fn exempt(&self, value: &Value<'_>) -> Result<Exempt, SpecError> {
-        const EXEMPT: &str = "exempt";
-        let Some(list) = value.get_ref().as_array() else {
-            return Err(self.wrong_type(value, EXEMPT, "a list"));
-        };
-        let mut exempt = Exempt::default();
-        for item in list.iter() {
-            let added = exempt.add(self.text(item, EXEMPT)?);
-            added.map_err(|e| self.at(&item.span(), Some(EXEMPT), e.into()))?;
-        }
-        Ok(exempt)
+    fn limit_name(&self, value: &Value<'_>, field: &'static str) -> Result<String, SpecError> {
+        let text = self.text(value, field)?;
+        let refuse = |e| self.at(&value.span(), Some(field), Problem::Name(e));
+        store::check_name(text).map_err(refuse)?;
+        Ok(text.to_owned())
     }
 
-    /// One, or a list.
-    fn prefixes(&self, value: &Value<'_>) -> Result<Prefixes, SpecError> {
-        const MATCH: &str = "match";
-        let Some(list) = value.get_ref().as_array() else {
-            return self.parse(value, MATCH);
+    /// Reads one setting, by its kind.
+    fn setting(
+        &self,
+        field: &'static Field,
+        value: &Value<'_>,
+        patch: &mut Patch,
+    ) -> Result<(), SpecError> {
+        let name = field.key.name;
+        let refuse =
+            |span: Range<usize>| move |e: SettingsProblem| self.at(&span, Some(name), e.into());
+        let text = match field.key.kind {
+            Kind::Meter => return self.meter(value, patch),
+            Kind::Actions => return self.actions(value, patch),
+            Kind::Flag => self.flag(value, name)?.to_string(),
+            Kind::Whole(..) => self.whole(value, name)?.to_string(),
+            Kind::List if value.get_ref().as_str().is_none() => {
+                let items = self.list(value, name)?;
+                for (item, at) in &items {
+                    field.set(&mut Patch::default(), item).map_err(refuse(at.span()))?;
+                }
+                let items: Vec<_> = items.into_iter().map(|(item, _)| item).collect();
+                if items.is_empty() { "none".to_owned() } else { items.join(",") }
+            }
+            _ => self.text(value, name)?.to_owned(),
         };
-        let mut prefixes = Prefixes::default();
-        for item in list.iter() {
-            let added = prefixes.add(self.text(item, MATCH)?);
-            added.map_err(|e| self.at(&item.span(), Some(MATCH), e.into()))?;
-        }
-        Ok(prefixes)
+        field.set(patch, &text).map_err(refuse(value.span()))
+    }
+
+    fn list<'t, 'i>(
+        &self,
+        value: &'t Value<'i>,
+        field: &'static str,
+    ) -> Result<Vec<(&'t str, &'t Value<'i>)>, SpecError> {
+        let Some(list) = value.get_ref().as_array() else {
+            return Err(self.wrong_type(value, field, "a list"));
+        };
+        list.iter().map(|one| Ok((self.text(one, field)?, one))).collect()
     }
 
     fn whole(&self, value: &Value<'_>, field: &'static str) -> Result<i64, SpecError> {
@@ -726,34 +698,17 @@ impl Reader<'_> {
     }
 }
 
-fn example(field: &str) -> &'static str {
-    if field == "ports" {
-        return "ports = [\"tap:vm0\", \"xdp:eth1\"]";
-    }
-    let of_limit = FIELDS.iter().find(|(name, _)| *name == field);
-    of_limit.map_or_else(|| fleet::example(field), |(_, example)| example)
+/// A line with this key, of whatever table.
+fn example(name: &str) -> &'static str {
+    let keys = fields::keys().chain(&nic::KEYS).chain(&fleet::KEYS).chain(&fleet::GROUP_KEYS);
+    key::find(keys, name).map_or("", |key| key.example)
 }
 
-/// What to type instead of a field that is not known.
+/// What to type instead of a field that a limit does not have.
 fn hint(field: &str) -> String {
-    if let Some((_, hint)) = SYNONYMS.iter().find(|(name, _)| *name == field) {
-        return (*hint).to_owned();
-    }
-    match nearest(field, FIELDS.iter().map(|(name, _)| *name)) {
-        Some(name) => format!("did you mean `{name}`?"),
-        None => {
-            let names: Vec<_> = FIELDS.iter().map(|(name, _)| *name).collect();
-            format!("a limit has {}", names.join(", "))
-        }
-    }
-}
-
-/// The candidate that was probably meant.
-pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let word = word.to_lowercase().replace('-', "_");
-    let distance = |c: &str| strsim::damerau_levenshtein(&word, &c.replace('-', "_"));
-    let best = candidates.into_iter().min_by_key(|c| distance(c))?;
-    (distance(best) <= 1 + word.len() / 4).then_some(best)
+    let synonym = SYNONYMS.iter().find(|(name, _)| *name == field);
+    synonym
+        .map_or_else(|| key::hint(fields::keys(), "limit", field), |(_, hint)| (*hint).to_owned())
 }
 
 /// Two spellings of one path are the same.
@@ -770,6 +725,9 @@ fn normal(scope: &Scope) -> Scope {
 mod fleet;
 mod nic;
 mod police;
+mod schema;
+
+pub use schema::{auto_table, fields_table, schema};
 
 /// Whether the kernel would take it for a device.
 #[must_use]

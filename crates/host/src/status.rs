@@ -9,7 +9,6 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 use tidegate_core::{
     Direction, Rate, Scheme, Scope,
     class::MAX_DEPTH,
-    exempt::Exempt,
     fair_share::{ONE, TARGET},
     police::{COLOUR_NAMES, Policy},
     prefixes::Prefixes,
@@ -27,6 +26,7 @@ use crate::{
     host,
     plan::{Present, State},
     risk::AtRisk,
+    settings::{self, fields::Shown},
     waiting::Queues,
 };
 
@@ -75,35 +75,68 @@ pub struct ProgramBefore {
     pub direction: &'static str,
 }
 
-/// What a limit sets for both directions.
-#[derive(Debug, Clone, Copy, Serialize)]
+/// What a limit sets for both directions: the settings that its scheme has, by their names.
+#[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// How it acts on packets.
-    pub scheme: &'static str,
-    /// Packets on the loopback interface are charged too.
-    pub loopback: bool,
-    /// No TCP socket paces faster than the egress limit.
-    pub pace_ceiling: bool,
-    /// Minimum retransmission time-out of TCP sockets; 0 is the kernel's.
-    pub rto_min_ns: u64,
-    /// Longest delayed ACK of TCP sockets; 0 is the kernel's.
-    pub delack_max_ns: u64,
-    /// With `police`: meter and actions, as a user writes them.
-    #[serde(serialize_with = "policy", skip_serializing_if = "Option::is_none")]
-    pub police: Option<Policy>,
+    /// What the limit does; `None` if it cannot be read.
+    pub options: Option<LimitOptions>,
     /// With `police` in XDP: `native` (in the driver) or `generic` (in the stack), if it is on its device.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub xdp_mode: Option<&'static str>,
-    /// Who is not limited, as a user writes it.
-    #[serde(serialize_with = "exempt", skip_serializing_if = "Exempt::is_empty")]
-    pub exempt: Exempt,
-    /// Whose packets are policed, as a user writes it.
-    #[serde(
-        rename = "match",
-        serialize_with = "prefixes",
-        skip_serializing_if = "Prefixes::is_empty"
-    )]
-    pub matched: Prefixes,
+}
+
+impl Settings {
+    /// How the limit acts.
+    #[must_use]
+    pub fn scheme(&self) -> &'static str {
+        self.options.map_or("unknown", |options| options.scheme.name())
+    }
+
+    /// Whether packets on the loopback interface are limited too.
+    #[must_use]
+    pub fn loopback(&self) -> bool {
+        self.options.is_some_and(|options| options.loopback)
+    }
+
+    /// With scheme `police`: meter and actions.
+    #[must_use]
+    pub fn police(&self) -> Option<Policy> {
+        self.options.filter(|o| o.scheme == Scheme::Police).map(|options| options.police)
+    }
+
+    /// Whose packets are limited; empty: everybody's.
+    #[must_use]
+    pub fn matched(&self) -> Prefixes {
+        self.options.map(|options| options.matched).unwrap_or_default()
+    }
+}
+
+impl From<LimitOptions> for Settings {
+    fn from(options: LimitOptions) -> Settings {
+        Settings { options: Some(options), xdp_mode: None }
+    }
+}
+
+impl Serialize for Settings {
+    /// A time's key ends in its unit.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        if self.options.is_none() {
+            map.serialize_entry("scheme", self.scheme())?;
+        }
+        for (key, shown) in self.options.iter().flat_map(settings::whole) {
+            match shown {
+                Shown::Time(_) => map.serialize_entry(&format!("{}_ns", key.name), &shown)?,
+                _ => map.serialize_entry(key.name, &shown)?,
+            }
+        }
+        if let Some(why) = self.options.and_then(|options| options.chosen) {
+            map.serialize_entry("scheme_chosen", &why.to_string())?;
+        }
+        if let Some(mode) = self.xdp_mode {
+            map.serialize_entry("xdp_mode", mode)?;
+        }
+        map.end()
+    }
 }
 
 /// One direction of a limit.
@@ -291,30 +324,6 @@ fn colours<S: Serializer>(colours: &Option<Colours>, serializer: S) -> Result<S:
     map.end()
 }
 
-/// `["10.0.0.0/24"]`.
-fn prefixes<S: Serializer>(prefixes: &Prefixes, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(prefixes.as_slice().iter().map(ToString::to_string))
-}
-
-/// `["10.0.0.0/8", "dscp:ef"]`.
-fn exempt<S: Serializer>(exempt: &Exempt, serializer: S) -> Result<S::Ok, S::Error> {
-    let prefixes = exempt.prefixes.as_slice().iter().map(ToString::to_string);
-    serializer.collect_seq(prefixes.chain(exempt.dscps().map(|dscp| format!("dscp:{dscp}"))))
-}
-
-/// `{"meter": ..., "green": "pass", ..., "fair": false, "hook": "auto"}`.
-fn policy<S: Serializer>(policy: &Option<Policy>, serializer: S) -> Result<S::Ok, S::Error> {
-    let Some(policy) = policy else { return serializer.serialize_none() };
-    let mut map = serializer.serialize_map(None)?;
-    map.serialize_entry("meter", &policy.meter.map(|meter| meter.to_string()))?;
-    for (name, action) in COLOUR_NAMES.iter().zip(policy.actions) {
-        map.serialize_entry(name, &action.to_string())?;
-    }
-    map.serialize_entry("fair", &policy.fair)?;
-    map.serialize_entry("hook", policy.hook.name())?;
-    map.end()
-}
-
 impl Serialize for State {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(match self {
@@ -379,6 +388,7 @@ impl LimitStatus {
     pub fn read(pinned: &PinnedLimit) -> Result<LimitStatus, LimitError> {
         let Present { name, scope, state, parent, .. } = host::present(pinned);
         let mut status = Self::of_maps(name, scope, state, pinned.maps())?;
+        status.settings = Settings::from(pinned.options());
         status.settings.xdp_mode = pinned.xdp_mode.map(XdpMode::name);
         let before = pinned.programs_before().into_iter();
         let programs_before =
@@ -419,7 +429,7 @@ impl LimitStatus {
             parent,
             guarantee_bit_s: None,
             weight: None,
-            settings: Settings { scheme: "unknown", ..Settings::from(&intf::Limit::default()) },
+            settings: Settings { options: None, xdp_mode: None },
             egress: None,
             ingress: None,
             waiting: None,
@@ -452,7 +462,7 @@ impl LimitStatus {
             parent: None,
             guarantee_bit_s: guarantee.map(Rate::bit_s),
             weight: class.map(|class| class.weight),
-            settings: Settings::from(&limit),
+            settings: LimitOptions::from(&limit).into(),
             egress: direction(Direction::Egress)?,
             ingress: direction(Direction::Ingress)?,
             waiting: None,
@@ -465,23 +475,6 @@ impl LimitStatus {
     pub fn directions(&self) -> impl Iterator<Item = (&'static str, &DirectionStatus)> {
         let egress = self.egress.iter().map(|d| ("egress", d));
         egress.chain(self.ingress.iter().map(|d| ("ingress", d)))
-    }
-}
-
-impl From<&intf::Limit> for Settings {
-    fn from(limit: &intf::Limit) -> Settings {
-        let options = LimitOptions::from(limit);
-        Settings {
-            scheme: options.scheme.name(),
-            loopback: options.loopback,
-            pace_ceiling: options.pace_ceiling && options.scheme.info().sets_sockets,
-            rto_min_ns: u64::from(limit.rto_min_us) * 1000,
-            delack_max_ns: u64::from(limit.delack_max_us) * 1000,
-            police: (options.scheme == Scheme::Police).then_some(options.police),
-            xdp_mode: None,
-            exempt: options.exempt,
-            matched: options.matched,
-        }
     }
 }
 
@@ -642,7 +635,7 @@ mod tests {
         let mut counters = Counts::default();
         counters.bytes[0] = pass_bytes;
         counters.packets[0] = pass_bytes / 1000;
-        let settings = Settings::from(&intf::Limit::default());
+        let settings = LimitOptions::from(&intf::Limit::default()).into();
         let egress = DirectionStatus {
             rate_bit_s: 8_000_000,
             now_bit_s: None,
@@ -694,6 +687,6 @@ mod tests {
     #[test]
     fn keys_carry_their_unit_and_counters_come_from_the_table() {
         let json = serde_json::to_string(&reading(1000)).unwrap();
-        insta::assert_snapshot!(json, @r#"{"name":"a","cgroup":"x","state":"waiting","parent":null,"guarantee_bit_s":null,"weight":null,"scheme":"nrm","loopback":false,"pace_ceiling":false,"rto_min_ns":0,"delack_max_ns":0,"egress":{"rate_bit_s":8000000,"now_bit_s":null,"share":null,"burst_ns":1,"mark_ns":2,"drop_ns":3,"backlog_ns":-1,"fair":null,"at_risk":null,"pass_packets":1,"pass_bytes":1000,"mark_packets":0,"mark_bytes":0,"slow_packets":0,"slow_bytes":0,"drop_full_packets":0,"drop_full_bytes":0,"drop_reserve_packets":0,"drop_reserve_bytes":0,"drop_early_packets":0,"drop_early_bytes":0,"exempt_packets":0,"exempt_bytes":0,"mark_ago_ns":null,"slow_ago_ns":null,"drop_full_ago_ns":null,"drop_reserve_ago_ns":null,"drop_early_ago_ns":null},"ingress":null}"#);
+        insta::assert_snapshot!(json, @r#"{"name":"a","cgroup":"x","state":"waiting","parent":null,"guarantee_bit_s":null,"weight":null,"scheme":"nrm","exempt":[],"loopback":false,"pace_ceiling":false,"rto_min_ns":0,"delack_max_ns":0,"egress":{"rate_bit_s":8000000,"now_bit_s":null,"share":null,"burst_ns":1,"mark_ns":2,"drop_ns":3,"backlog_ns":-1,"fair":null,"at_risk":null,"pass_packets":1,"pass_bytes":1000,"mark_packets":0,"mark_bytes":0,"slow_packets":0,"slow_bytes":0,"drop_full_packets":0,"drop_full_bytes":0,"drop_reserve_packets":0,"drop_reserve_bytes":0,"drop_early_packets":0,"drop_early_bytes":0,"exempt_packets":0,"exempt_bytes":0,"mark_ago_ns":null,"slow_ago_ns":null,"drop_full_ago_ns":null,"drop_reserve_ago_ns":null,"drop_early_ago_ns":null},"ingress":null}"#);
     }
 }

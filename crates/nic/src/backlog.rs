@@ -1,8 +1,8 @@
 //! What waits in front of a shaper, for senders that cannot be made to wait: a bounded queue for each flow.
 //!
 //! A sender inside the process keeps its data until a completion calls for more
-//! ([`tidegate_core::completion`]). A virtual machine behind a port cannot be made to wait: it learns by marks and
-//! losses, and until it reacts its packets wait here.
+//! ([`tidegate_core::completion`]). A virtual machine behind a port cannot be made to wait: it learns by
+//! marks and losses, and until it reacts its packets wait here.
 //!
 //! ```text
 //! arrive(p) ──► its flow has less than two segments in the shaper ─────────────────────────► shaper

@@ -16,14 +16,14 @@
 //! weight; between shapers the class is divided by demand, whatever the number of flows.
 //!
 //! **Backpressure.** A completion is given when the packet leaves, not when the shaper takes it. Until then
-//! it counts against the flow's allowance of two segments, and a flow without allowance is refused and notified
-//! when it may go on ([`Event::Writable`]): its data stays with the application. So the shaper holds two
-//! segments a flow at most, or as much in smaller packets, and nothing is dropped.
+//! it counts against the flow's allowance of two segments, and a flow without allowance is refused and
+//! notified when it may go on ([`Event::Writable`]): its data stays with the application. So the shaper holds
+//! two segments a flow at most, or as much in smaller packets, and nothing is dropped.
 //! [`Completions::Immediate`] is what shapers did before: packets pile up in the wheel, and what does not fit
 //! is dropped and counted.
 //!
-//! **Failure.** All tables and rings are bounded; what is full refuses, counts, and tells when there is
-//! room. A port that goes away takes its packets along, their senders are notified ([`Outcome::Lost`]), and the
+//! **Failure.** All tables and rings are bounded; what is full refuses, counts, and tells when there is room.
+//! A port that goes away takes its packets along, their senders are notified ([`Outcome::Lost`]), and the
 //! shaper goes on: packets are lost when their time has come, until [`Nic::attach_port`] brings a new port.
 //! What was counted can be read from any thread at any time ([`Nic::counters`]).
 

@@ -5,6 +5,7 @@
 //! namespaces and netlink. It, the software NIC and the instruments are the only crates with `unsafe`.
 //!
 //! - [`preflight`]: what the host must have, asked before anything is changed.
+//! - [`features`]: what the kernel has of what schemes need.
 //! - [`cgroup`]: the hierarchy and its groups.
 //! - [`limit`]: one limit: what it does, its maps, and its programs, attached while a value lives.
 //! - [`device`]: programs on devices.
@@ -36,6 +37,7 @@ pub mod cost;
 pub mod descriptors;
 pub mod device;
 mod exempt;
+pub mod features;
 pub mod fq;
 pub mod group;
 pub mod intf;

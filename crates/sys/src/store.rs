@@ -165,6 +165,8 @@ pub struct PinnedLimit {
     pub xdp_mode: Option<XdpMode>,
     /// The directory in which its programs are pinned.
     hooks: PathBuf,
+    /// What was asked of it, as its intent says.
+    asked: Option<LimitOptions>,
     maps: LimitMaps,
 }
 
@@ -322,9 +324,13 @@ impl Store {
         if !dir.is_dir() {
             return Err(StoreError::Missing(name.to_owned()));
         }
-        if let Some(intent) = Intent::read(&dir).filter(|intent| intent.abi != intf::ABI) {
+        let intent = Intent::read(&dir);
+        if let Some(intent) = intent.as_ref().filter(|intent| intent.abi != intf::ABI) {
             let is_newer = intent.is_newer();
-            return Err(limit_error(name)(LimitError::Version { build: intent.build, is_newer }));
+            return Err(limit_error(name)(LimitError::Version {
+                build: intent.build.clone(),
+                is_newer,
+            }));
         }
         let open = |map: &str| {
             let path = dir.join(map);
@@ -399,6 +405,7 @@ impl Store {
             unhooked,
             unkept,
             parent,
+            asked: intent.and_then(|intent| intent.options),
             maps,
         })
     }

@@ -11,9 +11,9 @@ use super::LookArgs;
 pub enum BurstVerb {
     /// Compare the rules for a policer's burst size
     ///
-    /// A policer is a token bucket that drops packets without tokens. PACED is the share of the rate that long
-    /// TCP transfers reach if their packets are spread over the round trip, UNPACED if each window leaves in
-    /// one piece. UDP is the share that the source of --udp gets through.
+    /// A policer is a token bucket that drops packets without tokens. PACED is the share of the rate that
+    /// long TCP transfers reach if their packets are spread over the round trip, UNPACED if each window
+    /// leaves in one piece. UDP is the share that the source of --udp gets through.
     #[command(after_help = "\
 Examples:
   tidegate burst size --rate 50mbit
@@ -22,8 +22,8 @@ Examples:
     Size(SizeArgs),
     /// Find the policer behind the losses in a capture
     ///
-    /// Estimates the policer's rate and the depth of its bucket. Reads pcap and pcapng as a stream, in bounded
-    /// memory. A capture of the headers is enough. Start it before the traffic.
+    /// Estimates the policer's rate and the depth of its bucket. Reads pcap and pcapng as a stream, in
+    /// bounded memory. A capture of the headers is enough. Start it before the traffic.
     #[command(after_help = "\
 Examples:
   tcpdump -i eth0 -s 128 -w slow.pcap & iperf3 -c server; kill %1

@@ -104,7 +104,7 @@ fn show_limit(out: &mut impl Write, paint: Paint, limit: &Applied, sample: &str)
     let xdp = settings
         .xdp_mode
         .map_or_else(String::new, |mode| format!(", ingress in XDP ({})", output::xdp_mode(mode)));
-    let loopback = if settings.loopback { ", loopback too" } else { "" };
+    let loopback = if settings.loopback() { ", loopback too" } else { "" };
     let inside = limit.parent.as_ref().map_or_else(String::new, |parent| {
         let guarantee = limit.guarantee_bit_s.map(output::rate);
         let guarantee = guarantee.map_or_else(String::new, |rate| format!(" guarantee {rate},"));
@@ -115,7 +115,7 @@ fn show_limit(out: &mut impl Write, paint: Paint, limit: &Applied, sample: &str)
         "Limit {} on {}: {}{xdp}{inside}{loopback}{held}",
         paint.bold(&format!("`{}`", limit.name)),
         limit.scope,
-        settings.scheme
+        output::scheme(settings)
     )?;
     if let Some(alarm) = output::alarm(&limit.name, &limit.scope, limit.state) {
         writeln!(out, "  {}", paint.red(&format!("WARNING: {alarm}")))?;

@@ -1,4 +1,4 @@
-//! `tidegate completions` and `tidegate man`: what the table of the command line yields.
+//! `tidegate completions`, `man` and `schema`: what the tables of flags and settings yield.
 
 use std::{
     io::{Write, stdout},
@@ -16,6 +16,11 @@ pub fn completions(shell: Shell) -> Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "tidegate", &mut script);
     stdout().lock().write_all(&script)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn schema() -> Result<ExitCode> {
+    writeln!(stdout().lock(), "{}", serde_json::to_string_pretty(&tidegate_host::spec::schema())?)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -7,17 +7,18 @@ use std::{
 };
 
 use anyhow::Result;
-use tidegate_core::Scope;
+use tidegate_core::{Scope, choice::Kernel};
 use tidegate_host::{
     apply::{Backend, apply},
+    auto::{Trees, Written},
     family::FamilyError,
     host::{Host, LockedHost, present},
     plan::{Action, PlanError, Present, State, Wanted, join, plan},
-    settings::{SettingsProblem, canonical, differences, fits, inside_another},
+    settings::{SchemeSetting, SettingsProblem, differences, fits},
     spec::{Problem, is_device_name},
 };
 use tidegate_sys::{
-    limit::LimitOptions,
+    features,
     store::{self, StoreError},
 };
 
@@ -62,21 +63,25 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
         return Err(UsageError(format!("--{kind}: {problem}")).into());
     }
     args.parent.as_deref().map_or(Ok(()), store::check_name)?;
-    let base = if args.parent.is_some() { inside_another() } else { LimitOptions::default() };
-    let patch = args.limit.patch();
-    let options = patch.on(&base).map_err(flag_error)?;
-    let options = fits(&scope, options).map_err(flag_error)?;
+    let patch = args.limit.patch;
+    let (name, parent) = (args.name.as_str(), args.parent.as_deref());
+    let written = Written { name, scope: &scope, parent, patch: &patch };
+    // What can be refused without the host is refused before that is asked for anything.
+    written.options(&Trees::default(), Kernel::WHOLE, None).map_err(flag_error)?;
     locked(&verbs::open(store)?, |host| {
         host.reserve_journal()?;
         host.force(args.force);
         let name = args.name.clone();
         let scope = host.host().resolve(&scope)?;
         let shown = output::scope(&scope);
+        let present = host.host().present()?;
+        let is = present.iter().find(|limit| limit.name == name);
+        let trees = Trees::of(&present);
+        let options = written.options(&trees, features::kernel(), is.map(|is| &is.options));
+        let options = options.map_err(flag_error)?;
         let (parent, asked) = (args.parent.clone(), patch.asked());
         let wanted = Wanted { name: name.clone(), scope: scope.clone(), options, parent, asked };
         is_readable(host.host(), args.parent.as_deref())?;
-        let present = host.host().present()?;
-        let is = present.iter().find(|limit| limit.name == name);
         let wanted = join(&present, &wanted).map_err(|e| match e.name == name {
             true => flag_error_of(e),
             false => e.into(),
@@ -84,7 +89,7 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
         if let Some(limit) = is {
             let same = limit.scope == scope
                 && limit.parent == wanted.parent
-                && canonical(&limit.options) == canonical(&wanted.options);
+                && differences(&limit.options, &wanted.options).is_empty();
             match limit.state {
                 State::InForce if same => {
                     return Ok(format!("limit `{name}` on {shown} is so already; nothing changed"));
@@ -109,7 +114,7 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
 
 fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
     store::check_name(&args.name)?;
-    let patch = args.limit.patch();
+    let patch = args.limit.patch;
     if patch.is_empty() {
         let message = "name what to change, for example --egress 100mbit";
         return Err(UsageError(message.to_owned()).into());
@@ -122,14 +127,22 @@ fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
         };
         let limit = present(&pinned);
         is_readable(host.host(), limit.parent.as_deref())?;
-        let options = patch.on(&limit.options).map_err(|e| match e.problem {
+        let options = match patch.scheme {
+            Some(SchemeSetting::Auto) => {
+                let (scope, parent) = (&limit.scope, limit.parent.as_deref());
+                let trees = Trees::of(&host.host().present()?);
+                let written = Written { name, scope, parent, patch: &patch };
+                written.options_on(limit.options, &trees, features::kernel(), None)
+            }
+            _ => patch.on(&limit.options).and_then(|options| fits(&limit.scope, options)),
+        };
+        let options = options.map_err(|e| match e.problem {
             SettingsProblem::NoDirection => UsageError(format!(
                 "neither direction would be limited; take the limit off with `tidegate limit del {name}`"
             ))
             .into(),
             _ => flag_error(e),
         })?;
-        let options = fits(&limit.scope, options).map_err(flag_error)?;
         let alarm = output::alarm(name, &limit.scope, limit.state);
         if let Some(alarm) = alarm.filter(|_| limit.state != State::NoFq) {
             return Err(Unenforced(alarm).into());

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tidegate_host::{
     host::{Host, LockedHost},
-    spec::nearest,
+    key::nearest,
 };
 use tidegate_sys::{preflight::PreflightError, store::StoreError};
 

@@ -3,12 +3,13 @@
 use std::{path::Path, process::ExitCode};
 
 use anyhow::Result;
-use tidegate_core::{Rate, Scheme, Scope};
+use tidegate_core::{Rate, Scheme, Scope, choice::Kernel};
 use tidegate_host::{
+    auto::{Trees, Written},
     run::{self, ParentOf, RunOptions, Summary},
-    settings::{SettingsError, SettingsProblem, fits, inside_another},
+    settings::{SettingsError, SettingsProblem},
 };
-use tidegate_sys::{limit::LimitOptions, store};
+use tidegate_sys::store;
 
 use crate::{
     args::RunArgs,
@@ -17,14 +18,15 @@ use crate::{
 };
 
 pub fn run(store: &Path, args: &RunArgs) -> Result<ExitCode> {
-    let patch = args.limit.patch();
-    let base = if args.parent.is_some() { inside_another() } else { LimitOptions::default() };
-    let limit = patch.on(&base).map_err(flag_error)?;
+    let patch = args.limit.patch;
+    let (scope, parent) = (Scope::Cgroup(String::new()), args.parent.as_deref());
+    let written = Written { name: "", scope: &scope, parent, patch: &patch };
+    // No scheme of a cgroup needs something of the kernel that not all have.
+    let limit = written.options(&Trees::default(), Kernel::WHOLE, None).map_err(flag_error)?;
     if limit.scheme == Scheme::Htb {
         let (field, problem) = ("scheme", SettingsProblem::HtbNeedsADevice);
         return Err(flag_error(SettingsError { field, problem }));
     }
-    let limit = fits(&Scope::Cgroup(String::new()), limit).map_err(flag_error)?;
     args.parent.as_deref().map_or(Ok(()), store::check_name)?;
     let parent = args.parent.clone().map(|name| ParentOf {
         store: store.to_owned(),

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Result;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
-use tidegate_core::{Rate, Scheme, Scope};
+use tidegate_core::{Rate, Scope};
 use tidegate_fleet::rates;
 use tidegate_host::{
     absent::{self, Waits},
@@ -19,9 +19,9 @@ use tidegate_host::{
         state::{LimitState, RunDir},
     },
     plan::{self, Action, Plan, PlanError, Present, Reason, Wanted},
-    settings::{Difference, is_parents, show_actions},
+    settings::{Difference, is_parents},
     spec::Spec,
-    status,
+    status::{self, Settings},
 };
 use tidegate_sys::limit::LimitOptions;
 
@@ -74,8 +74,9 @@ pub fn check(args: &CheckArgs) -> Result<ExitCode> {
 pub fn plan(store: &Path, run_dir: &Path, args: &PlanArgs) -> Result<ExitCode> {
     let spec = Spec::read(&args.file)?;
     let host = verbs::open(store)?;
-    let (wanted, waiting) = host.wanted(&spec)?;
-    let plan = planned(&spec, &host.present()?, &wanted, &waiting, args.prune)?;
+    let present = host.present()?;
+    let (wanted, waiting) = host.wanted(&spec, &present)?;
+    let plan = planned(&spec, &present, &wanted, &waiting, args.prune)?;
     print(&spec, run_dir, &plan, &waiting, args, false)?;
     Ok(if plan.actions.is_empty() { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
 }
@@ -84,7 +85,7 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
     let ApplyArgs { plan: args, force } = args;
     let spec = Spec::read(&args.file)?;
     let host = verbs::open(store)?;
-    let (wanted, waiting) = host.wanted(&spec)?;
+    let (wanted, waiting) = host.wanted(&spec, &host.present()?)?;
     let mut host = host.lock()?;
     host.force(*force);
     let present = host.host().present().map_err(anyhow::Error::from);
@@ -343,23 +344,8 @@ struct LimitJson {
     weight: Option<u32>,
     egress: Option<QueueJson>,
     ingress: Option<QueueJson>,
-    scheme: &'static str,
-    loopback: bool,
-    pace_ceiling: bool,
-    rto_min_ns: u64,
-    delack_max_ns: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    meter: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    actions: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fair: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    hook: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    exempt: Option<String>,
-    #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
-    matched: Option<String>,
+    #[serde(flatten)]
+    settings: Settings,
 }
 
 #[derive(Serialize)]
@@ -389,18 +375,7 @@ impl From<&LimitOptions> for LimitJson {
             weight: options.class.map(|class| class.weight),
             egress: queue(options.egress),
             ingress: queue(options.ingress),
-            scheme: options.scheme.name(),
-            loopback: options.loopback,
-            pace_ceiling: options.pace_ceiling,
-            rto_min_ns: options.rto_min.0,
-            delack_max_ns: options.delack_max.0,
-            meter: options.police.meter.map(|meter| meter.to_string()),
-            actions: (options.scheme == Scheme::Police)
-                .then(|| show_actions(&options.police.actions)),
-            fair: (options.scheme == Scheme::Police).then_some(options.police.fair),
-            hook: (options.scheme == Scheme::Police).then_some(options.police.hook.name()),
-            exempt: (!options.exempt.is_empty()).then(|| options.exempt.to_string()),
-            matched: (!options.matched.is_empty()).then(|| options.matched.to_string()),
+            settings: (*options).into(),
         }
     }
 }
@@ -446,7 +421,7 @@ struct ActionJson<'a> {
 
 #[derive(Serialize)]
 struct DifferenceJson {
-    field: &'static str,
+    field: String,
     from: String,
     to: String,
 }

@@ -10,7 +10,7 @@ use anyhow::Result;
 use serde::Serialize;
 use serde_json::Value;
 use tidegate_core::{
-    Bytes, Rate, Scope,
+    Bytes, Rate, Scheme, Scope,
     police::{COLOUR_NAMES, Policy},
 };
 use tidegate_fleet::status::NodeStatus;
@@ -35,16 +35,17 @@ use crate::{
 /// Those of limits inside others, which stand at [`AFTER_RATE`] where there are some.
 const INSIDE: [Column; 3] =
     [("NOW", Align::Right), ("GUARANTEE", Align::Right), ("WEIGHT", Align::Right)];
-const AFTER_RATE: usize = 5;
+const AFTER_RATE: usize = 6;
 /// The state of a limit whose cgroup or device does not exist.
 const WAITING: &str = "waiting";
 /// Flows of a queue, below the table.
 const FLOWS_SHOWN: usize = 10;
 
-const COLUMNS: [Column; 13] = [
+const COLUMNS: [Column; 14] = [
     ("NAME", Align::Left),
     ("ON", Align::Left),
     ("STATE", Align::Left),
+    ("SCHEME", Align::Left),
     ("DIRECTION", Align::Left),
     ("RATE", Align::Right),
     ("BURST", Align::Right),
@@ -157,6 +158,7 @@ fn show(
         output::table(&mut out, Paint::stdout(), &columns, &table)?;
     }
     if !json {
+        tell_schemes(&mut out, &limits, name)?;
         tell_colours(&mut out, &limits)?;
         tell_hooks(&mut out, &limits)?;
         tell_at_risk(&mut out, &limits)?;
@@ -169,10 +171,18 @@ fn show(
     Ok(if how.check && cries > 0 { CHANGES.into() } else { ExitCode::SUCCESS })
 }
 
-/// Below the table, what the meters of policers have said.
+/// Below the table, why the limit that was asked for has its scheme.
+fn tell_schemes(out: &mut impl Write, limits: &[LimitStatus], name: Option<&str>) -> Result<()> {
+    for limit in limits.iter().filter(|limit| name == Some(&limit.name)) {
+        writeln!(out, "{}: scheme {}", limit.name, output::scheme(&limit.settings))?;
+    }
+    Ok(())
+}
+
+/// ... and what the meters of policers have said.
 fn tell_colours(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     for limit in limits {
-        let Some(Policy { meter: Some(meter), actions, .. }) = limit.settings.police else {
+        let Some(Policy { meter: Some(meter), actions, .. }) = limit.settings.police() else {
             continue;
         };
         for (direction, d) in limit.directions() {
@@ -320,6 +330,7 @@ fn nic_rows(nic: &Value) -> Vec<Vec<String>> {
                 text(&limit["name"]),
                 format!("{} {}", text(&limit["kind"]), text(&limit["scope"])),
                 format!("{state}, nic {}", nic["pid"]),
+                Scheme::Carousel.to_string(),
                 name.to_owned(),
                 rate.to_string(),
                 none(),
@@ -353,13 +364,14 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
         State::NoFq => "NO FQ",
         State::Broken => "BROKEN",
     };
-    let has_queue = limit.settings.police.is_none();
+    let has_queue = limit.settings.police().is_none();
     let row = |(direction, d): (&str, &tidegate_host::status::DirectionStatus)| {
         let time = |ns: u64| output::time(i64::try_from(ns).unwrap_or(i64::MAX));
         vec![
             output::indented(depth, &limit.name),
-            output::part(&limit.scope, &limit.settings.matched),
+            output::part(&limit.scope, &limit.settings.matched()),
             state.to_owned(),
+            limit.settings.scheme().to_owned(),
             direction.to_owned(),
             Rate::from_bit_s(d.rate_bit_s).map_or_else(String::new, |rate| rate.to_string()),
             // A silent one has nothing now, and takes it with its first packet.

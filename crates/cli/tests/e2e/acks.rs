@@ -208,11 +208,11 @@ fn root_acks_the_refused_say_what_to_type() {
                 format!("limit add a --cgroup {group} --scheme {scheme} --egress 1mbit"),
                 "works on a port or device",
             ),
-            (format!("{add} --mark 2ms"), "knows how much may wait"),
-            (format!("{add} --ecn 60kb"), "knows how much may wait"),
-            (format!("{add} --exempt 10.0.0.0/8"), "holds all that passes its device"),
-            (format!("{add} --loopback"), "no loopback traffic"),
-            (format!("{add} --rto-min 20ms"), "leaves sockets alone"),
+            (format!("{add} --mark 2ms"), "has no `mark`"),
+            (format!("{add} --ecn 60kb"), "has no `ecn`"),
+            (format!("{add} --exempt 10.0.0.0/8"), "has no `exempt`"),
+            (format!("{add} --loopback"), "has no `loopback`"),
+            (format!("{add} --rto-min 20ms"), "has no `rto_min`"),
         ] {
             let message = refused(&place, &bed, &words);
             assert!(message.contains(part), "{words}: {message}");

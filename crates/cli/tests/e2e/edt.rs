@@ -434,10 +434,10 @@ fn root_edt_says_what_cannot_be() {
     assert!(message.contains("--ingress: scheme `edt` delays what leaves"), "{message}");
     let message = refused(&place, &bed, "limit add a --dev eth9 --scheme edt --egress 1mbit");
     assert!(message.contains("there is no device `eth9`"), "{message}");
-    let message = refused(&place, &bed, "limit add a --dev eth0 --egress 1mbit");
+    let message = refused(&place, &bed, "limit add a --dev eth0 --scheme pace --egress 1mbit");
     assert!(message.contains("write scheme = \"edt\""), "{message}");
     let message = refused(&place, &bed, "run --scheme edt --egress 1mbit --rto-min 20ms -- true");
-    assert!(message.contains("leaves sockets alone"), "{message}");
+    assert!(message.contains("scheme `edt` has no `rto_min`"), "{message}");
 }
 
 #[test]

@@ -115,12 +115,9 @@ fn root_htb_says_what_cannot_be() {
         ("run --scheme htb --egress 1mbit -- true", "works on a device or port"),
         ("limit add a --cgroup / --scheme htb --egress 1mbit", "works on a device or port"),
         ("limit add a --dev eth9 --scheme htb --egress 1mbit", "there is no device `eth9`"),
-        (
-            "limit add a --dev eth0 --scheme htb --egress 1mbit --rto-min 20ms",
-            "leaves sockets alone",
-        ),
-        ("limit add a --dev eth0 --scheme htb --egress 1mbit --mark 2ms", "write ecn ="),
-        ("limit add a --dev eth0 --scheme edt --egress 1mbit --ecn 2ms", "no queue to mark in"),
+        ("limit add a --dev eth0 --scheme htb --egress 1mbit --rto-min 20ms", "has no `rto_min`"),
+        ("limit add a --dev eth0 --scheme htb --egress 1mbit --mark 2ms", "has no `mark`; it has"),
+        ("limit add a --dev eth0 --scheme edt --egress 1mbit --ecn 2ms", "has no `ecn`"),
         ("limit add a --dev eth0 --scheme htb --egress 1mbit --ecn 9s", "must be below drop"),
     ];
     for (words, part) in cases {

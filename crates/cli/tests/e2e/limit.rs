@@ -49,7 +49,7 @@ fn root_limit_set_changes_only_what_is_named() {
     assert_eq!(after["egress"]["rate_bit_s"], 10_000_000);
     assert_eq!(after["loopback"], true);
     assert_eq!(after["ingress"]["rate_bit_s"], 1_000_000_000);
-    for field in ["rto_min_ns", "delack_max_ns", "pace_ceiling", "name", "cgroup", "state"] {
+    for field in ["rto_min_ns", "delack_max_ns", "exempt", "name", "cgroup", "state"] {
         assert_eq!(after[field], before[field], "{field}");
     }
     assert_eq!(after["egress"]["burst_ns"], 2_000_000);

@@ -7,6 +7,7 @@
 
 mod acks;
 mod apply;
+mod auto;
 mod burst;
 #[path = "../../../capture/tests/captures/mod.rs"]
 mod captures;

@@ -26,9 +26,9 @@ fn root_police_says_what_cannot_be() {
         let words = format!("limit add a --dev eth0 --scheme police --egress 20mbit {flags}");
         refused(&place, &bed, &words)
     };
-    assert!(add("--mark 1ms").contains("--mark: scheme `police` has no queue"));
-    assert!(add("--drop 1ms").contains("--drop: scheme `police` has no queue"));
-    assert!(add("--rto-min 20ms").contains("scheme `police` leaves sockets alone"));
+    assert!(add("--mark 1ms").contains("--mark: scheme `police` has no `mark`; it has"));
+    assert!(add("--drop 1ms").contains("--drop: scheme `police` has no `drop`"));
+    assert!(add("--rto-min 20ms").contains("scheme `police` has no `rto_min`"));
     assert!(add("--burst 0b").contains("--burst: burst 0b is out of range"));
     assert!(add("--loopback").contains("a limit on a device has no loopback traffic"));
     assert!(!place.store().exists());
@@ -169,7 +169,7 @@ fn root_police_colours_what_it_passes() {
     let status: serde_json::Value =
         serde_json::from_str(&ok(&place, &bed, "status --json")).unwrap();
     let limit = &status["limits"][0];
-    assert_eq!(limit["police"]["yellow"], "dscp af12");
+    assert_eq!(limit["actions"][1], "yellow=dscp af12");
     let bytes = |key: &str| limit["egress"]["colours"][key].as_f64().unwrap();
     let (green, yellow) = (bytes("green_bytes"), bytes("yellow_bytes"));
     // 5 and 15 Mbit/s, and bursts.
@@ -185,7 +185,7 @@ fn root_police_colours_what_it_passes() {
     assert!(tcp.bytes() > 200_000, "{tcp:?}");
 
     let changed = spec("green = \"pass\"");
-    assert!(changed.contains("actions green dscp af11, yellow dscp af12, red drop -> green"));
+    assert!(changed.contains("actions green=dscp af11,yellow=dscp af12,red=drop -> green"));
     let blind = ok(&place, &bed, "limit set up --meter none");
     assert!(blind.contains("meter trtcm,pir=20mbit,pbs=100kb -> none"), "{blind}");
     is_held(&bed.free(&bed.sender, "2 0 30e6 10.97.0.2"), LIMIT_BIT_S / 4.0, 50_000);
@@ -204,8 +204,10 @@ fn root_police_marks_on_cgroups() {
     ok(&place, &bed, &run("red=ce"));
     let message = refused(&place, &bed, &run("red=dscp:ef"));
     assert!(message.contains("--actions: the kernel lets no program on a cgroup"), "{message}");
-    let message = refused(&place, &bed, "run --egress 20mbit --actions red=ce -- true");
-    assert!(message.contains("--actions: scheme `pace` colours no packets"), "{message}");
+    ok(&place, &bed, "run --egress 20mbit --actions red=ce -- true");
+    let pace = "run --scheme pace --egress 20mbit --actions red=ce -- true";
+    let message = refused(&place, &bed, pace);
+    assert!(message.contains("--actions: scheme `pace` has no `actions`"), "{message}");
 }
 
 /// Whom a limit exempts it leaves alone, whatever its scheme: TCP sockets, too.

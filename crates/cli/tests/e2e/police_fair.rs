@@ -93,7 +93,7 @@ fn root_police_fair_is_written_in_a_file() {
     assert!(again.contains("Nothing to do"), "{again}");
     let status: serde_json::Value =
         serde_json::from_str(&ok(&place, &bed, "status --json")).unwrap();
-    assert_eq!(status["limits"][0]["police"]["fair"], true, "{status}");
+    assert_eq!(status["limits"][0]["fair"], true, "{status}");
     let message = refused(&place, &bed, "limit set up --meter srtcm");
     assert!(message.contains("--meter: `fair` and `meter` do not work together"), "{message}");
     let message = refused(&place, &bed, "limit set up --match 10.0.0.0/24");

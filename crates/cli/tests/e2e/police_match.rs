@@ -41,7 +41,7 @@ fn root_police_match_says_what_cannot_be() {
     assert!(message.contains("--match") && message.contains("write 10.0.0.0/24"), "{message}");
     let words = "limit add a --dev eth0 --scheme edt --egress 5mbit --match 10.0.0.0/24";
     let message = refused(&place, &bed, words);
-    assert!(message.contains("--match: only scheme `police` has limits for prefixes"), "{message}");
+    assert!(message.contains("--match: scheme `edt` has no `match`; it has"), "{message}");
     let run = "run --scheme police --egress 5mbit --match 10.0.0.0/24 -- true";
     let message = refused(&place, &bed, run);
     assert!(message.contains("--match: a limit for prefixes is on the device"), "{message}");

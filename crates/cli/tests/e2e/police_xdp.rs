@@ -77,7 +77,6 @@ fn root_police_xdp_says_what_cannot_be() {
     for words in [
         "limit add a --dev eth0 --scheme police --egress 5mbit --hook xdp",
         "limit add a --port eth0 --scheme police --ingress 5mbit --hook xdp",
-        "limit add a --dev eth0 --scheme htb --ingress 5mbit --hook xdp",
         "limit add a --dev eth0 --scheme police --ingress 5mbit --match 10.0.0.0/8 --hook xdp",
         "run --scheme police --ingress 5mbit --hook xdp -- true",
         "run --ingress 5mbit --hook xdp -- true",
@@ -85,6 +84,9 @@ fn root_police_xdp_says_what_cannot_be() {
         let message = refused(&place, netns, words);
         assert!(message.contains("--hook: XDP polices incoming traffic of a device"), "{message}");
     }
+    let htb = "limit add a --dev eth0 --scheme htb --ingress 5mbit --hook xdp";
+    let message = refused(&place, netns, htb);
+    assert!(message.contains("--hook: scheme `htb` has no `hook`"), "{message}");
     let spec = |rest: &str| {
         let text = format!("[[limit]]\nname = \"a\"\nscope = {{ dev = \"eth0\" }}\n{rest}\n");
         let file = place.file("limits.toml", &text);
@@ -127,7 +129,7 @@ fn root_police_xdp_limits_a_device_and_leaves_no_trace() {
     is_held(&bed.free(&bed.sender, FLOOD), LIMIT_BIT_S, BURST_BYTES);
     let limit = status(&place, netns);
     assert_eq!((&limit["state"], &limit["xdp_mode"]), (&"in_force".into(), &"native".into()));
-    assert_eq!(limit["police"]["hook"], "xdp");
+    assert_eq!(limit["hook"], "xdp");
     let table = ok(&place, netns, "status");
     assert!(table.contains("down ingress, hook xdp: native, in the driver"), "{table}");
     let explained = into(netns, "sh")
@@ -213,7 +215,7 @@ fn root_police_xdp_is_refused_beside_anothers_program() {
     let message = refused(&place, netns, "limit set down --hook xdp");
     assert!(message.contains("has an XDP program already"), "{message}");
     let limit = status(&place, netns);
-    assert_eq!((&limit["state"], &limit["police"]["hook"]), (&"in_force".into(), &"auto".into()));
+    assert_eq!((&limit["state"], &limit["hook"]), (&"in_force".into(), &"auto".into()));
     assert!(shown(netns, "ip", "-d link show dev eth0").contains("name xdp_port"));
     drop(other);
     wait_for("the end of the other program", || (!has_xdp(netns, "eth0")).then_some(()));
@@ -254,7 +256,7 @@ fn root_police_xdp_outlives_who_is_killed() {
     ok(&place, netns, rate);
     let limit = status(&place, netns);
     assert_eq!(limit["state"], "in_force");
-    assert_eq!(has_xdp(netns, "eth0"), limit["police"]["hook"] == "xdp");
+    assert_eq!(has_xdp(netns, "eth0"), limit["hook"] == "xdp");
     is_held(&bed.free(&bed.sender, FLOOD), LIMIT_BIT_S / 2.0, 50_000);
     ok(&place, netns, "detach");
     assert!(!has_xdp(netns, "eth0") && !place.store().exists());

@@ -25,7 +25,7 @@ fn usage_errors_exit_1_and_say_what_to_type() {
         (&["run", "--egress", "1gbit", "--rto-min", "5s", "true"], "--rto-min: 5s is out of range"),
         (&["run", "--egress", "1gbit", "--mark", "5ms", "true"], "--mark: mark threshold 5ms"),
         (
-            &["run", "--egress", "1gbit", "--pace-ceiling=false", "true"],
+            &["run", "--egress", "1gbit", "--scheme", "pace", "--pace-ceiling=false", "true"],
             "--pace-ceiling: scheme `pace`",
         ),
         (&["run", "true"], "--egress: neither egress nor ingress"),

@@ -128,7 +128,7 @@ impl Held<'_> {
     /// Packets that were marked, slowed or dropped, of all. With `spring` nearly every ACK is given a window,
     /// full or not.
     fn signalled(&self) -> f64 {
-        let windows = self.limit.settings.scheme == Scheme::Spring.name();
+        let windows = self.limit.settings.scheme() == Scheme::Spring.name();
         let tells = |name| !(windows && name == "slow");
         let (slowed, _) = self.now.sample.of(|outcome| outcome.slows() && tells(outcome.name));
         let (all, _) = self.now.sample.of(|outcome| outcome.name != "exempt");
@@ -140,7 +140,7 @@ impl Held<'_> {
     }
 
     fn paces(&self) -> bool {
-        self.limit.settings.scheme == Scheme::Pace.name() && self.now.now.fair.is_some()
+        self.limit.settings.scheme() == Scheme::Pace.name() && self.now.now.fair.is_some()
     }
 
     fn verdict(&self) -> Verdict {
@@ -156,7 +156,7 @@ impl Held<'_> {
             None => Verdict::Full {
                 limit,
                 direction: self.direction,
-                scheme: self.limit.settings.scheme,
+                scheme: self.limit.settings.scheme(),
                 rate_bit_s,
                 used_bit_s: self.now.used_bit_s,
                 signalled_packets: self.now.sample.of(|o| o.slows() && o.passed).0,
@@ -208,7 +208,7 @@ fn of_limits(limits: &[Applied], sockets: &[SocketSample], of_cgroup: bool) -> V
     let held: Vec<_> = held(limits).collect();
     let charged = held.iter().any(|h| h.now.sample.of(|o| o.name != "exempt").0 > 0);
     let exempt = held.iter().any(|h| h.now.sample.packets_of("exempt") > 0);
-    let counted = |s: &SocketSample| in_force().any(|l| l.settings.loopback || !s.is_loopback());
+    let counted = |s: &SocketSample| in_force().any(|l| l.settings.loopback() || !s.is_loopback());
     if !moving.is_empty() && !moving.iter().any(|s| counted(s)) {
         return Verdict::Loopback { limit: name() };
     }

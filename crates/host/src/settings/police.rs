@@ -3,8 +3,9 @@
 use tidegate_core::{
     Scheme, Scope,
     meter::MeterError,
-    police::{Action, Hook, MeterOptions, Policy, PolicyError},
+    police::{Action, Hook, MeterOptions, MeterText, Policy, PolicyError},
     queue_options::{ConfigError, VirtualQueueOptions},
+    units::Span,
 };
 
 use tidegate_sys::limit::LimitOptions;
@@ -14,20 +15,12 @@ use super::{SettingsError, SettingsProblem};
 /// What is wrong with the meter or the actions of a policer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PoliceProblem {
-    /// Asked of a scheme that colours nothing.
-    #[error(
-        "scheme `{0}` colours no packets; write scheme = \"police\" with it, or leave this out"
-    )]
-    ColoursNothing(Scheme),
     /// Programs of a cgroup may not write to packets.
     #[error(
         "the kernel lets no program on a cgroup change a packet's DSCP; write `pass`, `drop` or `ce`, or put \
          the limit on the device or port by which the packets leave"
     )]
     NotOnCgroups,
-    /// Prefixes asked of a scheme that has one limit a device.
-    #[error("only scheme `police` has limits for prefixes, not `{0}`; leave this out")]
-    MatchesNothing(Scheme),
     /// Prefixes of a cgroup's limit.
     #[error(
         "a limit for prefixes is on the device or port behind which they are; write scope = {{ dev = \"...\" \
@@ -40,9 +33,6 @@ pub enum PoliceProblem {
     /// Yellow without a meter that makes it.
     #[error("without a meter no packet is yellow; write `meter`, or leave this out")]
     NoYellow,
-    /// Asked of a scheme that knows no flows' parts.
-    #[error("only scheme `police` has `fair`; `pace` and `edt` are always fair; leave this out")]
-    NoParts,
     /// Two buckets have no one deficit that flows could share.
     #[error("`fair` and `meter` do not work together; leave one of them out")]
     FairMeter,
@@ -51,8 +41,8 @@ pub enum PoliceProblem {
     FairMatch,
     /// XDP asked for where there is none.
     #[error(
-        "XDP polices incoming traffic of a device: write scheme = \"police\", scope = {{ dev = \"...\" }} and \
-         `ingress` with it, and no `match`; or leave it out"
+        "XDP polices incoming traffic of a device: write scheme = \"police\", scope = {{ dev = \"...\" }} \
+         and `ingress` with it, and no `match`; or leave it out"
     )]
     NotInXdp,
     /// A value that is none.
@@ -77,6 +67,8 @@ pub enum MeterSetting {
 pub struct PolicePatch {
     /// How it colours packets.
     pub meter: Option<MeterSetting>,
+    /// The committed burst, if it was written with the meter.
+    pub cbs: Option<Span>,
     /// By colour.
     pub actions: [Option<Action>; 3],
     /// Whether flows have equal parts.
@@ -86,25 +78,22 @@ pub struct PolicePatch {
 }
 
 impl PolicePatch {
+    /// Sets the meter as it was written; `None`: no meter.
+    pub(crate) fn set_meter(&mut self, meter: Option<&MeterText>) -> Result<(), SettingsProblem> {
+        self.meter = Some(match meter {
+            None => MeterSetting::None,
+            Some(text) => MeterSetting::Meter(text.meter()?),
+        });
+        self.cbs = meter.and_then(|text| text.cbs);
+        Ok(())
+    }
+
     /// The policy that results when these fields are set on `base`.
     pub(super) fn on(&self, base: &Policy, scheme: Scheme) -> Result<Policy, SettingsError> {
         let refuse = |field, problem: PoliceProblem| {
             Err(SettingsError { field, problem: SettingsProblem::Police(problem) })
         };
         if scheme != Scheme::Police {
-            let problem = PoliceProblem::ColoursNothing(scheme);
-            if self.meter.is_some() {
-                return refuse("meter", problem);
-            }
-            if self.actions.iter().any(Option::is_some) {
-                return refuse("actions", problem);
-            }
-            if self.fair == Some(true) {
-                return refuse("fair", PoliceProblem::NoParts);
-            }
-            if self.hook == Some(Hook::Xdp) {
-                return refuse("hook", PoliceProblem::NotInXdp);
-            }
             return Ok(Policy::default());
         }
         let meter = match self.meter {
@@ -161,11 +150,4 @@ pub(super) fn fits(limit: &LimitOptions, scope: &Scope) -> Result<(), SettingsEr
         return refuse("hook", PoliceProblem::NotInXdp);
     }
     Ok(())
-}
-
-/// The actions in words.
-#[must_use]
-pub fn show_actions(actions: &[Action; 3]) -> String {
-    let [green, yellow, red] = actions;
-    format!("green {green}, yellow {yellow}, red {red}")
 }

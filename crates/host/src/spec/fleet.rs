@@ -10,38 +10,189 @@ use crate::fleet::{
     PEERS_MAX, PORT, STATE_DIR,
     url::{Url, shown},
 };
+use crate::key::Key;
 
-/// The fields of `[fleet]`, each with a line that would be read.
-pub(super) const FLEET_FIELDS: [(&str, &str); 13] = [
-    ("name", "name = \"prod\""),
-    ("node", "node = \"web-1\""),
-    ("listen", "listen = \"0.0.0.0:7946\""),
-    ("advertise", "advertise = \"10.0.0.1:7946\""),
-    ("peers", "peers = [\"10.0.0.2:7946\"]"),
-    ("dns", "dns = \"tidegate.example.org:7946\""),
-    ("redis", "redis = \"redis://10.0.0.9:6379/0\""),
-    ("etcd", "etcd = \"http://10.0.0.9:2379\""),
-    ("keys", "keys = \"/etc/tidegate/fleet.keys\""),
-    ("acceptors", "acceptors = [\"web-1\", \"web-2\", \"web-3\"]"),
-    ("state", "state = \"/var/lib/tidegate\""),
-    ("api", "api = \"/run/tidegate/daemon.sock\""),
-    ("metrics", "metrics = \"127.0.0.1:9464\""),
+/// The keys of `[fleet]`.
+pub(super) static KEYS: [Key; 13] = [
+    Key {
+        name: "name",
+        kind: Kind::Name,
+        about: "Name of the fleet, the same on all its hosts",
+        example: "name = \"prod\"",
+        default: "",
+    },
+    Key {
+        name: "node",
+        kind: Kind::Name,
+        about: "Name of this host in the fleet",
+        example: "node = \"web-1\"",
+        default: "the host's name",
+    },
+    Key {
+        name: "listen",
+        kind: Kind::Text,
+        about: "Address and port on which the node listens (UDP and TCP)",
+        example: "listen = \"0.0.0.0:7946\"",
+        default: "0.0.0.0:7946",
+    },
+    Key {
+        name: "advertise",
+        kind: Kind::Text,
+        about: "Address and port at which other nodes reach this one",
+        example: "advertise = \"10.0.0.1:7946\"",
+        default: "that of the route to the first peer",
+    },
+    Key {
+        name: "peers",
+        kind: Kind::Names,
+        about: "Other nodes to join, with or without a port",
+        example: "peers = [\"10.0.0.2:7946\"]",
+        default: "none",
+    },
+    Key {
+        name: "dns",
+        kind: Kind::Text,
+        about: "A name whose addresses are the nodes to join",
+        example: "dns = \"tidegate.example.org:7946\"",
+        default: "none",
+    },
+    Key {
+        name: "redis",
+        kind: Kind::Text,
+        about: "A Redis server in which nodes find each other",
+        example: "redis = \"redis://10.0.0.9:6379/0\"",
+        default: "none",
+    },
+    Key {
+        name: "etcd",
+        kind: Kind::Text,
+        about: "An etcd server in which nodes find each other",
+        example: "etcd = \"http://10.0.0.9:2379\"",
+        default: "none",
+    },
+    Key {
+        name: "keys",
+        kind: Kind::Text,
+        about: "File with the keys of the fleet",
+        example: "keys = \"/etc/tidegate/fleet.keys\"",
+        default: "",
+    },
+    Key {
+        name: "acceptors",
+        kind: Kind::Names,
+        about: "Nodes that decide the epochs of `share`: an odd number, the same on all hosts",
+        example: "acceptors = [\"web-1\", \"web-2\", \"web-3\"]",
+        default: "none",
+    },
+    Key {
+        name: "state",
+        kind: Kind::Text,
+        about: "Directory in which the node keeps its state",
+        example: "state = \"/var/lib/tidegate\"",
+        default: "/var/lib/tidegate",
+    },
+    Key {
+        name: "api",
+        kind: Kind::Text,
+        about: "Socket at which the daemon is asked",
+        example: "api = \"/run/tidegate/daemon.sock\"",
+        default: "/run/tidegate/daemon.sock",
+    },
+    Key {
+        name: "metrics",
+        kind: Kind::Text,
+        about: "Loopback address of the metrics; `none`: no metrics",
+        example: "metrics = \"127.0.0.1:9464\"",
+        default: "127.0.0.1:9464",
+    },
 ];
 
-/// The fields of a group.
-pub(super) const GROUP_FIELDS: [(&str, &str); 12] = [
-    ("name", "name = \"uplink\""),
-    ("rate", "rate = \"10gbit\""),
-    ("algorithm", "algorithm = \"share\""),
-    ("members", "members = [\"backup\"]"),
-    ("direction", "direction = \"egress\""),
-    ("interval", "interval = \"250ms\""),
-    ("branching", "branching = 3"),
-    ("hosts", "hosts = 16"),
-    ("reserve", "reserve = \"10%\""),
-    ("lease", "lease = \"3s\""),
-    ("suspect", "suspect = \"3s\""),
-    ("center", "center = \"web-1\""),
+/// The keys of a `[[group]]`.
+pub(super) static GROUP_KEYS: [Key; 12] = [
+    Key {
+        name: "name",
+        kind: Kind::Name,
+        about: "Name of the group",
+        example: "name = \"uplink\"",
+        default: "",
+    },
+    Key {
+        name: "rate",
+        kind: Kind::Rate,
+        about: "Rate of all its limits together",
+        example: "rate = \"10gbit\"",
+        default: "",
+    },
+    Key {
+        name: "algorithm",
+        kind: Kind::Word(&["share", "fps", "grd", "gtb", "ctb"]),
+        about: "How the hosts share the rate",
+        example: "algorithm = \"share\"",
+        default: "",
+    },
+    Key {
+        name: "members",
+        kind: Kind::Names,
+        about: "The limits of this host that are in the group",
+        example: "members = [\"backup\"]",
+        default: "",
+    },
+    Key {
+        name: "direction",
+        kind: Kind::Word(&["egress", "ingress"]),
+        about: "Which direction of the limits",
+        example: "direction = \"egress\"",
+        default: "egress",
+    },
+    Key {
+        name: "interval",
+        kind: Kind::Time,
+        about: "Time between two exchanges",
+        example: "interval = \"250ms\"",
+        default: "250ms",
+    },
+    Key {
+        name: "branching",
+        kind: Kind::Whole(1, 16),
+        about: "How many nodes a node talks to at a time",
+        example: "branching = 3",
+        default: "3",
+    },
+    Key {
+        name: "hosts",
+        kind: Kind::Whole(0, u32::MAX as i64),
+        about: "How many hosts share the rate while this one hears of nobody",
+        example: "hosts = 16",
+        default: "16",
+    },
+    Key {
+        name: "reserve",
+        kind: Kind::Percent,
+        about: "With `share`: the part of the rate that is shared in advance",
+        example: "reserve = \"10%\"",
+        default: "10%",
+    },
+    Key {
+        name: "lease",
+        kind: Kind::Time,
+        about: "With `share`: how long a host may use what it was lent",
+        example: "lease = \"3s\"",
+        default: "3s",
+    },
+    Key {
+        name: "suspect",
+        kind: Kind::Time,
+        about: "With `share`: silence after which a host counts as gone",
+        example: "suspect = \"3s\"",
+        default: "3s",
+    },
+    Key {
+        name: "center",
+        kind: Kind::Name,
+        about: "With `ctb`: the node that has the bucket",
+        example: "center = \"web-1\"",
+        default: "",
+    },
 ];
 
 /// A group as read: its fields' places in the text are still known.
@@ -51,27 +202,12 @@ pub(super) struct ReadGroup {
     at: Range<usize>,
 }
 
-fn example_of(fields: &[(&str, &'static str)], field: &str) -> &'static str {
-    fields.iter().find(|(name, _)| *name == field).map_or("", |(_, example)| example)
+fn example_of(keys: &'static [Key], name: &str) -> &'static str {
+    key::find(keys, name).map_or("", |key| key.example)
 }
 
-/// An example of any field here.
-pub(super) fn example(field: &str) -> &'static str {
-    match example_of(&FLEET_FIELDS, field) {
-        "" => example_of(&GROUP_FIELDS, field),
-        found => found,
-    }
-}
-
-fn unknown(fields: &[(&str, &str)], what: &str, field: &str) -> Problem {
-    let hint = match nearest(field, fields.iter().map(|(name, _)| *name)) {
-        Some(known) => format!("did you mean `{known}`?"),
-        None => {
-            let names: Vec<_> = fields.iter().map(|(name, _)| *name).collect();
-            format!("a {what} has {}", names.join(", "))
-        }
-    };
-    Problem::UnknownField { field: field.to_owned(), hint }
+fn unknown(keys: &'static [Key], table: &str, name: &str) -> Problem {
+    Problem::UnknownField { field: name.to_owned(), hint: key::hint(keys, table, name) }
 }
 
 impl Reader<'_> {
@@ -100,17 +236,6 @@ impl Reader<'_> {
         let text = self.text(value, field)?;
         let refuse = |_| self.fleet_error(value, field)(FleetError::Address(shown(text)));
         text.parse().map_err(refuse)
-    }
-
-    fn list<'t, 'i>(
-        &self,
-        value: &'t Value<'i>,
-        field: &'static str,
-    ) -> Result<Vec<(&'t str, &'t Value<'i>)>, SpecError> {
-        let Some(list) = value.get_ref().as_array() else {
-            return Err(self.wrong_type(value, field, "a list"));
-        };
-        list.iter().map(|one| Ok((self.text(one, field)?, one))).collect()
     }
 
     fn url(
@@ -188,7 +313,7 @@ impl Reader<'_> {
                     fleet.metrics = Some(at);
                 }
                 other => {
-                    let problem = unknown(&FLEET_FIELDS, "fleet", other);
+                    let problem = unknown(&KEYS, "fleet", other);
                     return Err(self.at(&key.span(), None, problem));
                 }
             }
@@ -197,7 +322,7 @@ impl Reader<'_> {
             [("name", fleet.name.is_empty()), ("keys", fleet.keys.as_os_str().is_empty())]
         {
             if missing {
-                let problem = Problem::Missing(example_of(&FLEET_FIELDS, field));
+                let problem = Problem::Missing(example_of(&KEYS, field));
                 return Err(self.at(&value.span(), Some(field), problem));
             }
         }
@@ -234,7 +359,7 @@ impl Reader<'_> {
 
     fn group(&self, fields: &Table<'_>, span: &Range<usize>) -> Result<ReadGroup, SpecError> {
         let missing =
-            |field| self.at(span, Some(field), Problem::Missing(example_of(&GROUP_FIELDS, field)));
+            |field| self.at(span, Some(field), Problem::Missing(example_of(&GROUP_KEYS, field)));
         let required = |field| fields.get(field).ok_or_else(|| missing(field));
         let name = self.fleet_name(required("name")?, "name")?;
         let rate = self.parse::<Rate>(required("rate")?, "rate")?;
@@ -299,7 +424,7 @@ impl Reader<'_> {
                     only.push(("center", Algorithm::Ctb, value));
                 }
                 other => {
-                    let problem = unknown(&GROUP_FIELDS, "group", other);
+                    let problem = unknown(&GROUP_KEYS, "group", other);
                     return Err(self.at(&key.span(), None, problem));
                 }
             }

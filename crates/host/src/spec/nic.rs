@@ -3,6 +3,7 @@
 use tidegate_nic::source::PortName;
 
 use super::*;
+use crate::key::{Key, nearest};
 
 /// A `[[limit]]` of scheme `carousel`, which is a software NIC's.
 pub(super) struct Carousel {
@@ -16,6 +17,25 @@ pub(super) struct Carousel {
 
 const NAME: &str = "name";
 const PORTS: &str = "ports";
+
+/// The keys of a `[[nic]]`.
+pub(super) static KEYS: [Key; 2] = [
+    Key {
+        name: NAME,
+        kind: Kind::Name,
+        about: "Name of the software NIC",
+        example: "name = \"vm0\"",
+        default: "",
+    },
+    Key {
+        name: PORTS,
+        kind: Kind::Pair,
+        about: "The workload's port, then the other one: `tap:NAME` or `xdp:NAME`, with `@NETNS` in another \
+                network namespace",
+        example: "ports = [\"tap:vm0\", \"xdp:eth1\"]",
+        default: "",
+    },
+];
 
 impl Reader<'_> {
     pub(super) fn nics(&self, value: &Value<'_>) -> Result<Vec<NicSpec>, SpecError> {
@@ -57,7 +77,7 @@ impl Reader<'_> {
                 }
                 "ports" => ports = Some(self.ports(value)?),
                 other => {
-                    let hint = match nearest(other, [NAME, PORTS]) {
+                    let hint = match nearest(other, KEYS.iter().map(|key| key.name)) {
                         Some(known) => format!("did you mean `{known}`?"),
                         None => "a nic has name and ports; its limits are `[[limit]]` tables with \
                                  scheme = \"carousel\""
@@ -93,32 +113,19 @@ impl Reader<'_> {
         Ok(ports)
     }
 
-    /// Refuses what the scheme does not know.
+    /// Refuses what the scheme does not have.
     pub(super) fn check_carousel(
         &self,
         patch: &Patch,
         fields: &Table<'_>,
         span: &Range<usize>,
     ) -> Result<(), SpecError> {
-        let at = |field| fields.get(field).map_or(span.clone(), Spanned::span);
-        let fields_of_others = [
-            "ecn",
-            "drop",
-            "guarantee",
-            "ceiling",
-            "weight",
-            "loopback",
-            "pace_ceiling",
-            "rto_min",
-            "delack_max",
-        ];
-        for field in fields_of_others {
-            if fields.contains_key(field) {
-                return Err(self.at(&at(field), Some(field), NicError::Field.into()));
-            }
-        }
-        crate::nic::check(patch)
-            .map_err(|(field, problem)| self.at(&at(field), Some(field), problem.into()))
+        let refuse = |field, problem| {
+            let at = fields.get(field).map_or(span.clone(), Spanned::span);
+            self.at(&at, Some(field), problem)
+        };
+        patch.check_fields(Scheme::Carousel).map_err(|e| refuse(e.field, e.problem.into()))?;
+        crate::nic::check(patch).map_err(|(field, problem)| refuse(field, problem.into()))
     }
 
     /// Gives a limit to the software NIC whose port it is on.

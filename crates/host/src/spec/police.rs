@@ -1,23 +1,14 @@
 //! Reads what only policers have: `meter` and `actions`.
 
-use tidegate_core::{
-    police::{Action, COLOUR_NAMES, ColourMap, Dscp, MeterText, PolicyError, colour_index},
-    units::Span,
-};
+use tidegate_core::police::{COLOUR_NAMES, ColourMap, Dscp, MeterText, PolicyError, colour_index};
 use toml::de::DeValue;
 
 use super::{Problem, Reader, SpecError, Table, Value, in_order};
-use crate::settings::{MeterSetting, PoliceProblem, SettingsProblem};
-
-impl From<PoliceProblem> for Problem {
-    fn from(problem: PoliceProblem) -> Problem {
-        Problem::Settings(SettingsProblem::Police(problem))
-    }
-}
+use crate::settings::{Patch, SettingsProblem};
 
 impl From<PolicyError> for Problem {
     fn from(problem: PolicyError) -> Problem {
-        PoliceProblem::from(problem).into()
+        SettingsProblem::from(problem).into()
     }
 }
 
@@ -25,15 +16,15 @@ const METER: &str = "meter";
 const ACTIONS: &str = "actions";
 
 impl Reader<'_> {
-    /// `{ type = "srtcm", cbs = "100kb", ebs = "200kb", colour_aware = true }`, and the committed burst if it
-    /// is in it.
-    pub(super) fn meter(
-        &self,
-        value: &Value<'_>,
-    ) -> Result<(MeterSetting, Option<Span>), SpecError> {
+    /// `{ type = "srtcm", cbs = "100kb", ebs = "200kb", colour_aware = true }`.
+    pub(super) fn meter(&self, value: &Value<'_>, patch: &mut Patch) -> Result<(), SpecError> {
+        let set = |patch: &mut Patch, meter: Option<&MeterText>| {
+            let set = patch.police.set_meter(meter);
+            set.map_err(|e| self.at(&value.span(), Some(METER), e.into()))
+        };
         let Some(table) = value.get_ref().as_table() else {
             return match value.get_ref().as_str() {
-                Some("none") => Ok((MeterSetting::None, None)),
+                Some("none") => set(patch, None),
                 _ => Err(self.wrong_type(value, METER, "a table")),
             };
         };
@@ -49,17 +40,16 @@ impl Reader<'_> {
                 _ => return Err(self.wrong_type(value, METER, "a text in quotes")),
             };
             let set = meter.set(key.get_ref(), &text);
-            set.map_err(|e| self.at(&value.span(), Some(METER), PoliceProblem::from(e).into()))?;
+            set.map_err(|e| self.at(&value.span(), Some(METER), e.into()))?;
         }
-        let refuse = |e| self.at(&value.span(), Some(METER), PoliceProblem::from(e).into());
-        Ok((MeterSetting::Meter(meter.meter().map_err(refuse)?), meter.cbs))
+        set(patch, Some(&meter))
     }
 
     /// `{ yellow = ["af12"], red = ["af13"] }`.
     fn colours(&self, table: &Table<'_>) -> Result<ColourMap, SpecError> {
         let mut masks = [0u64; COLOUR_NAMES.len()];
         for (key, value) in in_order(table) {
-            let refuse = |e| self.at(&value.span(), Some(METER), PoliceProblem::from(e).into());
+            let refuse = |e: PolicyError| self.at(&value.span(), Some(METER), e.into());
             let colour = colour_index(key.get_ref()).map_err(refuse)?;
             let Some(names) = value.get_ref().as_array() else {
                 return Err(self.wrong_type(value, METER, "a list of code points"));
@@ -74,16 +64,16 @@ impl Reader<'_> {
     }
 
     /// `{ green = "pass", yellow = "dscp af12", red = "drop" }`.
-    pub(super) fn actions(&self, value: &Value<'_>) -> Result<[Option<Action>; 3], SpecError> {
+    pub(super) fn actions(&self, value: &Value<'_>, patch: &mut Patch) -> Result<(), SpecError> {
         let Some(table) = value.get_ref().as_table() else {
             return Err(self.wrong_type(value, ACTIONS, "a table"));
         };
-        let mut actions = [None; 3];
         for (key, value) in in_order(table) {
-            let refuse = |e| self.at(&value.span(), Some(ACTIONS), PoliceProblem::from(e).into());
+            let refuse = |e: PolicyError| self.at(&value.span(), Some(ACTIONS), e.into());
             let colour = colour_index(key.get_ref()).map_err(refuse)?;
-            actions[colour] = Some(self.text(value, ACTIONS)?.parse().map_err(refuse)?);
+            let action = self.text(value, ACTIONS)?.parse().map_err(refuse)?;
+            patch.police.actions[colour] = Some(action);
         }
-        Ok(actions)
+        Ok(())
     }
 }

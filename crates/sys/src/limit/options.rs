@@ -1,7 +1,9 @@
 //! What a limit does, as a user says it and as it lies in the map.
 
 use tidegate_core::{
-    Bytes, Class, Direction, Nanos, Rate, Scheme, Span, class,
+    Bytes, Class, Direction, Nanos, Rate, Scheme, Span,
+    choice::Why,
+    class,
     exempt::Exempt,
     police::{Hook, Policy},
     prefixes::Prefixes,
@@ -22,6 +24,8 @@ pub struct LimitOptions {
     pub loopback: bool,
     /// How it acts.
     pub scheme: Scheme,
+    /// Why the scheme was chosen; `None`: it was named. Not in the map.
+    pub chosen: Option<Why>,
     /// With [`Scheme::Nrm`]: no TCP socket paces faster than the egress limit.
     pub pace_ceiling: bool,
     /// Minimum retransmission time-out of the workload's TCP sockets; zero leaves the kernel's 200 ms.
@@ -45,6 +49,7 @@ impl Default for LimitOptions {
             ingress: None,
             loopback: false,
             scheme: Scheme::Pace,
+            chosen: None,
             pace_ceiling: true,
             rto_min: Nanos(20_000_000),
             delack_max: Nanos(5_000_000),
@@ -156,6 +161,7 @@ impl From<&intf::Limit> for LimitOptions {
             ingress: queue(Direction::Ingress),
             loopback: limit.flags & intf::FLAG_LOOPBACK != 0,
             scheme,
+            chosen: None,
             pace_ceiling: paces,
             rto_min: Nanos(u64::from(limit.rto_min_us) * 1000),
             delack_max: Nanos(u64::from(limit.delack_max_us) * 1000),

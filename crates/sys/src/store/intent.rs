@@ -19,7 +19,7 @@ use tidegate_core::{
     queue_options::VirtualQueueOptions,
 };
 
-use super::{StoreError, io_error, symlink};
+use super::{PinnedLimit, StoreError, io_error, symlink};
 use crate::{intf::ABI, limit::LimitOptions};
 
 const INTENT: &str = "intent";
@@ -51,6 +51,9 @@ struct Text {
     abi: u32,
     build: String,
     scheme: String,
+    /// Why the scheme was chosen; left out: it was named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    chosen: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     egress: Option<Queue>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -128,6 +131,7 @@ impl Text {
             abi: ABI,
             build: env!("CARGO_PKG_VERSION").to_owned(),
             scheme: options.scheme.to_string(),
+            chosen: options.chosen.map(|why| why.to_string()),
             egress: options.egress.as_ref().map(Queue::of),
             ingress: options.ingress.as_ref().map(Queue::of),
             loopback: options.loopback,
@@ -159,6 +163,7 @@ impl Text {
             ingress: self.ingress.as_ref().map(Queue::options).transpose()?,
             loopback: self.loopback,
             scheme: read(&self.scheme)?,
+            chosen: self.chosen.as_deref().map(read).transpose()?,
             pace_ceiling: self.pace_ceiling,
             rto_min: read(&self.rto_min)?,
             delack_max: read(&self.delack_max)?,
@@ -172,6 +177,22 @@ impl Text {
             exempt: read(&self.exempt)?,
             matched: read(&self.matched)?,
         })
+    }
+}
+
+impl PinnedLimit {
+    /// What was asked, at the rates that are in force: a group may have lent others. Of a limit of a version
+    /// that wrote no intent, what its map says.
+    #[must_use]
+    pub fn options(&self) -> LimitOptions {
+        let is = LimitOptions::from(&self.limit);
+        let Some(asked) = self.asked.filter(|asked| asked.scheme == is.scheme) else { return is };
+        let at_rate = |asked: Option<VirtualQueueOptions>, is: Option<VirtualQueueOptions>| {
+            let is = is?;
+            Some(VirtualQueueOptions { rate: is.rate, ..asked.unwrap_or(is) })
+        };
+        let egress = at_rate(asked.egress, is.egress);
+        LimitOptions { egress, ingress: at_rate(asked.ingress, is.ingress), ..asked }
     }
 }
 

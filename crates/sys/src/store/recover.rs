@@ -24,7 +24,7 @@ use crate::{
     cgroup::Hierarchy,
     device::{self, PROGRAM_PINS, Target, in_namespace},
     intf,
-    limit::{Adopt, LimitOptions, settings::Settings},
+    limit::{Adopt, settings::Settings},
     net::Netlink,
     remains, root_qdisc,
     schemes::{
@@ -159,7 +159,7 @@ impl Store {
             pinned => pinned?,
         };
         let Some(scope) = &pinned.scope else { return Ok(()) };
-        let options = LimitOptions::from(&pinned.limit);
+        let options = pinned.options();
         let parent = pinned.parent.as_deref();
         self.install_with(journal, &hierarchy, name, scope, &options, parent)?;
         self.take_off(&format!("{BUILDING}{name}"))

@@ -433,7 +433,7 @@ fn detail(model: &Model, area: Rect, out: &mut Buffer) {
         Origin::Elsewhere => "held elsewhere".to_owned(),
     };
     let mut lines =
-        vec![Line::raw(format!("{}  {}  {held}", status.scope, status.settings.scheme))];
+        vec![Line::raw(format!("{}  {}  {held}", status.scope, status.settings.scheme()))];
     if let Some(alarm) = output::alarm(&status.name, &status.scope, status.state) {
         lines.push(Line::styled(alarm, red()));
     }

@@ -14,11 +14,10 @@ use tidegate_host::{
     plan::State,
     risk::AtRisk,
     sockets::SocketSample,
-    status::{
-        Ages, Counts, DirectionSample, DirectionStatus, Fair, LimitSample, LimitStatus, Settings,
-    },
+    status::{Ages, Counts, DirectionSample, DirectionStatus, Fair, LimitSample, LimitStatus},
     watch::Watched,
 };
+use tidegate_sys::limit::LimitOptions;
 
 use super::{
     draw::draw,
@@ -93,17 +92,7 @@ pub(in crate::verbs) fn limit(
     let scope = Scope::Cgroup(path.to_owned());
     let egress = egress.map(|(rate, used)| direction(rate, used, true));
     let ingress = ingress.map(|(rate, used)| direction(rate, used, false));
-    let settings = Settings {
-        scheme: "pace",
-        loopback: false,
-        pace_ceiling: true,
-        rto_min_ns: 20_000_000,
-        delack_max_ns: 5_000_000,
-        police: None,
-        xdp_mode: None,
-        exempt: Default::default(),
-        matched: Default::default(),
-    };
+    let settings = LimitOptions::default().into();
     let state = State::InForce;
     Watched {
         status: LimitStatus {

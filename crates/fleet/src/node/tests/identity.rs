@@ -61,7 +61,7 @@ fn a_copied_machine_is_found_shares_no_nonce_and_takes_nothing_twice() {
 }
 
 #[test]
-fn two_releases_say_that_they_do_not_understand_each_other() {
+fn two_releases_say_that_they_share_no_limits() {
     let mut fleet = Fleet::new(2, SHARE);
     fleet.run(5.0);
     let keys = ring(1);
@@ -90,7 +90,7 @@ fn two_releases_say_that_they_do_not_understand_each_other() {
         .collect();
     let unknown = format!("#{}", member_id("n5").0);
     assert_eq!(rows, [("n1".into(), addr(1), 1, 10), (unknown, addr(5), 3, 10)]);
-    assert_eq!(status.alerts.iter().filter(|a| a.contains("do not understand")).count(), 2);
+    assert_eq!(status.alerts.iter().filter(|a| a.contains("cannot share limits")).count(), 2);
     assert_eq!(fleet.drops(0, Cause::Version), 20);
     // Claims cost nothing, so they are forged: an address is told of once, whatever it claims.
     let mut bytes = sealer.seal(&keys, None, b"x").unwrap();

@@ -1,11 +1,12 @@
 //! Samples as they are seen, and the sentence for each.
 
 use tidegate_core::Scope;
+use tidegate_sys::limit::LimitOptions;
 
 use super::*;
 use crate::{
     live::Origin,
-    status::{Ages, Counts, DirectionStatus, Fair, Settings},
+    status::{Ages, Counts, DirectionStatus, Fair},
 };
 
 const GBIT: u64 = 1_000_000_000;
@@ -37,17 +38,8 @@ fn limit(name: &str, scheme: &'static str, used_mbit: u64) -> Applied {
         parent: None,
         guarantee_bit_s: None,
         weight: None,
-        settings: Settings {
-            scheme,
-            loopback: false,
-            pace_ceiling: true,
-            rto_min_ns: 0,
-            delack_max_ns: 0,
-            police: None,
-            xdp_mode: None,
-            exempt: Default::default(),
-            matched: Default::default(),
-        },
+        settings: LimitOptions { scheme: scheme.parse().unwrap(), ..LimitOptions::default() }
+            .into(),
         egress: Some(AppliedDirection {
             used_bit_s: used_mbit * 1_000_000,
             now,

@@ -74,8 +74,8 @@ impl Experiment for DrlFig3 {
              deep; with `spring` a shaper that gives flows their windows; `share, pace` limits the sender's \
              sockets instead. `ctb` is one router with all flows and a plain limit. In simulation `share`, \
              and `fps, spring`, have a queue that drops at random, as docs/fleet-design.md says. What passes \
-             is counted behind the routers, whole frames, from 2 s to the end; gossip there is all that is no \
-             flow's.",
+             is counted behind the routers, whole frames, from 2 s to the end; gossip there is all that is \
+             no flow's.",
         );
         // `share, pace` is simulated as `share` is.
         ctx.alternate(&SETUPS, ctx.repeats, |ctx, &setup, run| {

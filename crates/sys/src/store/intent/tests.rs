@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use tidegate_core::choice::Why;
 use tidegate_core::{
     Bytes, Nanos, Scheme,
     exempt::Exempt,
@@ -85,6 +86,7 @@ fn options() -> impl Strategy<Value = LimitOptions> {
                     egress,
                     ingress,
                     scheme,
+                    chosen: flags[0].then_some(Why::NoHtb),
                     class,
                     police,
                     loopback: flags[0],
@@ -130,6 +132,7 @@ fn the_longest_intent_fits_a_link() {
         egress: Some(queue),
         ingress: Some(queue),
         scheme: Scheme::Police,
+        chosen: Some(Why::Field(Scheme::Carousel, "pace_ceiling")),
         class: Some(Class { guarantee: Some(rate), weight: 10_000 }),
         police: Policy {
             meter: Some(MeterOptions {

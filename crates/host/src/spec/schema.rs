@@ -1,0 +1,224 @@
+//! The JSON schema of a spec file, and the tables of its documentation, from the tables of its keys.
+//!
+//! A file that is read is valid by the schema. Not all that is valid is read: bounds of values, and what one
+//! limit says of another, are checked by the reader alone.
+
+use serde_json::{Map, Value, json};
+use tidegate_core::{choice::CASES, scheme::SCHEMES};
+
+use super::{fleet, nic};
+use crate::{
+    key::{Key, Kind},
+    settings::{
+        Patch,
+        fields::{self, FIELDS, Field},
+    },
+};
+
+const NAME: &str = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$";
+const RATE: &str = "^ *([0-9]+\\.?[0-9]*|\\.[0-9]+) *[kmgtKMGT]?[bB][iI][tT] *$";
+const TIME: &str = "^ *([0-9]+\\.?[0-9]*|\\.[0-9]+) *[nmuNMU]?[sS] *$";
+const SIZE: &str = "^ *([0-9]+\\.?[0-9]*|\\.[0-9]+) *[kmgKMG]?[bB] *$";
+
+/// The schema of a spec file (JSON Schema, draft 2020-12).
+#[must_use]
+pub fn schema() -> Value {
+    let mut limit = table(fields::keys(), &["name", "scope"]);
+    limit["allOf"] =
+        SCHEMES.iter().map(|info| refusals(info.name, |field| info.has(field))).collect();
+    limit["anyOf"] = ["egress", "ingress", "parent"].map(|key| json!({ "required": [key] })).into();
+    let inside = ["guarantee", "ceiling", "weight"];
+    limit["dependentRequired"] = inside
+        .into_iter()
+        .map(|key| (key.to_owned(), json!(["parent"])))
+        .collect::<Map<_, _>>()
+        .into();
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A spec file of Tidegate",
+        "type": "object",
+        "minProperties": 1,
+        "additionalProperties": false,
+        "properties": {
+            "limit": { "type": "array", "items": limit },
+            "nic": { "type": "array", "items": table(&nic::KEYS, &["name", "ports"]) },
+            "fleet": table(&fleet::KEYS, &["name", "keys"]),
+            "group": {
+                "type": "array",
+                "items": table(&fleet::GROUP_KEYS, &["name", "rate", "algorithm", "members"]),
+            },
+        },
+    })
+}
+
+fn table<'k>(keys: impl IntoIterator<Item = &'k Key>, required: &[&str]) -> Value {
+    let properties: Map<_, _> = keys
+        .into_iter()
+        .map(|key| {
+            let mut value = value(key.kind);
+            value["description"] = match key.default {
+                "" => key.about.into(),
+                default => format!("{} [default: {default}]", key.about).into(),
+            };
+            (key.name.to_owned(), value)
+        })
+        .collect();
+    json!({
+        "type": "object",
+        "required": required,
+        "additionalProperties": false,
+        "properties": properties,
+    })
+}
+
+/// What a limit of a scheme cannot have, unless it says "off".
+fn refusals(scheme: &str, has: impl Fn(&str) -> bool) -> Value {
+    let missing = FIELDS.iter().filter(|field| !has(field.key.name));
+    let off = |field: &Field| match off(field) {
+        values if values.is_empty() => json!(false),
+        values => json!({ "enum": values }),
+    };
+    let properties: Map<_, _> =
+        missing.map(|field| (field.key.name.to_owned(), off(field))).collect();
+    json!({
+        "if": { "required": ["scheme"], "properties": { "scheme": { "const": scheme } } },
+        "then": { "properties": properties },
+    })
+}
+
+/// The values of a setting that ask for nothing, which any scheme can have.
+fn off(field: &Field) -> Vec<Value> {
+    let values = [json!("none"), json!(false), json!("0ms"), json!("auto")];
+    let asks_nothing = |value: &Value| {
+        let mut patch = Patch::default();
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        field.set(&mut patch, &text).is_ok() && !field.is_asked(&patch)
+    };
+    let mut values: Vec<_> = values.into_iter().filter(asks_nothing).collect();
+    if field.key.kind == Kind::List {
+        values.push(json!([]));
+    }
+    values
+}
+
+/// The schema of a value.
+fn value(kind: Kind) -> Value {
+    let text = |pattern: &str| json!({ "type": "string", "pattern": pattern });
+    let either = |one: Value, other: Value| json!({ "anyOf": [one, other] });
+    let texts = json!({ "type": "array", "items": { "type": "string" } });
+    match kind {
+        Kind::Name => text(NAME),
+        Kind::Text => json!({ "type": "string" }),
+        Kind::Rate => text(RATE),
+        Kind::RateOrNone => either(text(RATE), json!({ "const": "none" })),
+        Kind::Span => either(text(TIME), text(SIZE)),
+        Kind::SpanOrNone => json!({ "anyOf": [text(TIME), text(SIZE), { "const": "none" }] }),
+        Kind::Time => text(TIME),
+        Kind::Percent => text("^ *[0-9]{1,3} *%$"),
+        Kind::Whole(min, max) => json!({ "type": "integer", "minimum": min, "maximum": max }),
+        Kind::Flag => json!({ "type": "boolean" }),
+        Kind::Word(words) => json!({ "enum": words }),
+        Kind::Scheme => {
+            let names = SCHEMES.iter().map(|info| info.name);
+            json!({ "enum": std::iter::once("auto").chain(names).collect::<Vec<_>>() })
+        }
+        Kind::List => either(json!({ "type": "string" }), texts),
+        Kind::Names => texts,
+        Kind::Pair => json!({
+            "type": "array",
+            "items": { "type": "string" },
+            "minItems": 2,
+            "maxItems": 2,
+        }),
+        Kind::Meter => either(json!({ "const": "none" }), meter()),
+        Kind::Actions => {
+            let action = text("^(pass|drop|ce|dscp[ :].+)$");
+            json!({
+                "type": "object",
+                "additionalProperties": false,
+                "properties": { "green": action, "yellow": action, "red": action },
+            })
+        }
+        Kind::Scope => {
+            let device = text("^[^/: ]+$");
+            json!({
+                "type": "object",
+                "minProperties": 1,
+                "maxProperties": 1,
+                "additionalProperties": false,
+                "properties": {
+                    "cgroup": { "type": "string", "minLength": 1 },
+                    "dev": device,
+                    "port": device,
+                },
+            })
+        }
+    }
+}
+
+fn meter() -> Value {
+    let span = value(Kind::Span);
+    let flag = json!({ "enum": [true, false, "true", "false"] });
+    let points = json!({ "type": "array", "items": { "type": "string" } });
+    let colours = json!({
+        "anyOf": [
+            { "type": "string" },
+            {
+                "type": "object",
+                "additionalProperties": false,
+                "properties": { "green": points, "yellow": points, "red": points },
+            },
+        ],
+    });
+    json!({
+        "type": "object",
+        "required": ["type"],
+        "additionalProperties": false,
+        "properties": {
+            "type": { "enum": ["srtcm", "trtcm", "rfc4115"] },
+            "cbs": span, "ebs": span, "pbs": span,
+            "pir": value(Kind::Rate), "eir": value(Kind::Rate),
+            "colour_aware": flag, "color_aware": flag,
+            "colours": colours, "colors": colours,
+        },
+    })
+}
+
+/// The keys of a `[[limit]]`, as a table of Markdown.
+#[must_use]
+pub fn fields_table() -> String {
+    let mut text =
+        "| field | what it sets | default | schemes | example |\n|:--|:--|:--|:--|:--|\n"
+            .to_owned();
+    for key in fields::keys() {
+        // Who can have a parent has a weight.
+        let of = if key.name == "parent" { "weight" } else { key.name };
+        let has = SCHEMES.iter().filter(|info| info.has(of)).map(|info| info.name);
+        let schemes = match has.clone().count() {
+            n if n == SCHEMES.len() || n == 0 => "all".to_owned(),
+            _ => has.collect::<Vec<_>>().join(", "),
+        };
+        let default = if key.default.is_empty() { "-" } else { key.default };
+        let Key { name, about, example, .. } = key;
+        text += &format!("| `{name}` | {about} | {default} | {schemes} | `{example}` |\n");
+    }
+    text
+}
+
+/// What scheme `auto` picks when, as a table of Markdown.
+#[must_use]
+pub fn auto_table() -> String {
+    let mut text = "| limit on | with | scheme |\n|:--|:--|:--|\n".to_owned();
+    for (place, with, scheme) in CASES {
+        let with: Vec<_> = with.split(", ").filter(|field| !field.is_empty()).collect();
+        let with = match &with[..] {
+            [] => "-".to_owned(),
+            fields => format!("`{}`", fields.join("` or `")),
+        };
+        text += &format!("| {place} | {with} | `{scheme}` |\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;
