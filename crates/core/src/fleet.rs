@@ -13,7 +13,7 @@
 //! Their inputs:
 //! - [`average`]: rates, averaged by elapsed time.
 //! - [`flows`]: a sample of flows of constant size.
-//! - [`aggregate`]: sums over the fleet: push-sum, push-flow, a versioned vector.
+//! - [`aggregate`]: sums over the fleet: push-sum, a versioned vector.
 //!
 //! New:
 //! - [`share`]: capacity that moves between members and is conserved, so that the local limits never add up

@@ -24,7 +24,7 @@ use alloc::{collections::BTreeMap, vec::Vec};
 
 use crate::{
     class::{Class, Floors, MAX_DEPTH},
-    units::{Bytes, MIN_RATE_BIT_S, Nanos, Rate},
+    units::{Bytes, MIN_RATE_BIT_S, Rate},
     virtual_queue::{MAX_SPAN, VirtualQueueConfig},
 };
 
@@ -90,8 +90,6 @@ pub struct Branch {
     pub leaf: Shape,
     /// Length of the queue, in bytes.
     pub queue: Bytes,
-    /// The same as a time, at the ceiling.
-    pub queue_time: Nanos,
     /// Above this packets are marked; `None`: never.
     pub mark: Option<Bytes>,
 }
@@ -150,7 +148,6 @@ pub fn branches(limits: &[Limit], segment: Bytes) -> Vec<Branch> {
             inner: shape(rate, segment),
             leaf: shape(least, Bytes(turn.min(QUANTUM_MAX))),
             queue,
-            queue_time: ceil.time_for(queue),
             mark: (config.mark < MAX_SPAN).then(|| ceil.bytes_in(config.mark).max(floors.mark)),
         };
         found.push((above.len(), branch));

@@ -53,8 +53,6 @@ pub const PAYMENTS: u64 = 4;
 pub const WAIT_MAX: Nanos = Nanos(200_000_000);
 /// Upper bound of a flow's debt, as a time.
 pub const DEBT_MAX: Nanos = Nanos(4 * NANOS_PER_SEC);
-/// A flow with a smaller debt keeps to its share, by waiting before it asks for more.
-pub const OWED_KEPT: Nanos = Nanos(3 * NANOS_PER_SEC);
 
 /// The inputs when an ACK is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -62,8 +62,6 @@ pub const MAX_TIME: Nanos = Nanos(NANOS_PER_SEC);
 pub const MAX_BYTES: u64 = 1 << 30;
 /// The largest window scale (RFC 7323, 2.3).
 pub const MAX_SCALE: u8 = 14;
-/// The segment size of a peer without the option (RFC 9293, 3.7.1).
-pub const DEFAULT_MSS: u16 = 536;
 /// The least round trip that counts.
 pub const MIN_RTT: Nanos = Nanos(1_000);
 /// The least of a round trip is that of two such times.
@@ -209,11 +207,6 @@ impl RoundTrip {
         if self.sent.0 == 0 {
             (self.probe, self.sent, self.wait, self.cost) = (end, now, wait, cost);
         }
-    }
-
-    /// Data is sent again: the next acknowledgement may be for either (Karn).
-    pub fn on_repeat(&mut self) {
-        self.sent = Nanos(0);
     }
 
     /// Everything before `ack` has arrived, at this cost of a byte. True if there is a sample. There is none

@@ -114,12 +114,6 @@ impl TokenBucket {
         TokenBucket { config, tokens: config.burst, debt: 0, last: now }
     }
 
-    /// A bucket with content, for tests and simulation; no fuller than full.
-    #[must_use]
-    pub fn with_tokens(config: BucketConfig, now: Nanos, units: u64) -> Self {
-        TokenBucket { config, tokens: units.min(config.burst), debt: 0, last: now }
-    }
-
     /// Changes rate or depth from `now` on. The content stays as far as it fits, and the debt stays: no
     /// change adds a byte.
     pub fn set_config(&mut self, now: Nanos, config: BucketConfig) {

@@ -18,8 +18,6 @@ use tidegate_host::fleet::{Algorithm, GroupSpec, check_name};
 
 use super::seal::Life;
 
-/// Length of a frame without its body.
-pub const HEAD_BYTES: usize = 3;
 /// No body is longer.
 const BODY_MAX: usize = (1 << 14) - 1;
 /// The most groups of one [`Frame::Report`].

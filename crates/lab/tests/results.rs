@@ -7,10 +7,11 @@ use tidegate_lab::{experiments, report::Report};
 /// Each report with its directory.
 fn reports() -> Vec<(String, Report)> {
     let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
-    let dirs = fs::read_dir(results).unwrap().map(|entry| entry.unwrap().path());
+    let dirs = fs::read_dir(results).expect("docs/results");
+    let dirs = dirs.map(|entry| entry.expect("an entry").path());
     dirs.filter(|path| path.is_dir())
         .map(|dir| {
-            let json = fs::read_to_string(dir.join("report.json")).unwrap();
+            let json = fs::read_to_string(dir.join("report.json")).expect("a report");
             let report = serde_json::from_str(&json).unwrap_or_else(|e| panic!("{dir:?}: {e}"));
             (dir.display().to_string(), report)
         })
@@ -35,8 +36,7 @@ fn each_experiment_is_recorded_under_its_name() {
     assert_eq!(recorded, known);
 }
 
-/// No claim is dropped: each that was judged stands on the page, with the sign that it was judged by, and the
-/// page has no other.
+/// No claim is dropped: each that was judged is on the page, with its sign, and the page has no other.
 #[test]
 fn pages_show_each_claim_as_it_was_judged() {
     for (dir, report) in reports() {

@@ -374,15 +374,6 @@ impl World {
         self.flows().map(|flow| flow.rate(from, self.options.lasts)).collect()
     }
 
-    /// What the flows of one limiter passed.
-    #[must_use]
-    pub fn of_host(&self, host: usize) -> Bins {
-        let mut all = Bins::default();
-        let flows = self.flows.iter().filter(|flow| flow.options.host == host);
-        flows.for_each(|flow| all.merge(&flow.passed));
-        all
-    }
-
     /// What all flows passed.
     #[must_use]
     pub fn total(&self) -> Bins {

@@ -62,8 +62,6 @@ pub enum Body {
         /// The part.
         mass: Mass,
     },
-    /// The sender's flow to the receiver in push-flow.
-    Flow(Mass),
 }
 
 /// A numbered division of the limit; see [`super::share`].
@@ -172,7 +170,7 @@ pub struct Entry {
     pub value: f32,
 }
 
-/// A value with its weight, as in push-sum and push-flow.
+/// A value with its weight, as in push-sum.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub struct Mass {
     /// The value.
@@ -271,7 +269,6 @@ impl Message {
                 w.varint(*number);
                 w.mass(*mass);
             }
-            Body::Flow(mass) => w.mass(*mass),
         }
     }
 
@@ -320,7 +317,6 @@ impl Message {
                 Body::Values((0..count).map(|_| entry(&mut r)).collect::<Result<_, _>>()?)
             }
             7 => Body::Mass { number: r.varint()?, mass: r.mass()? },
-            8 => Body::Flow(r.mass()?),
             other => return Err(DecodeError::Kind(other)),
         };
         match r.0.len() {
@@ -340,7 +336,6 @@ impl Body {
             Body::Promise(_) => 5,
             Body::Values(_) => 6,
             Body::Mass { .. } => 7,
-            Body::Flow(_) => 8,
         }
     }
 }

@@ -574,7 +574,7 @@ impl Share {
             Body::Call(epoch) => self.on_call(message.from, *epoch),
             Body::Propose(propose) => self.on_propose(message.from, message.incarnation, propose),
             Body::Promise(promise) => self.on_promise(message.from, promise),
-            Body::Values(_) | Body::Mass { .. } | Body::Flow(_) => {}
+            Body::Values(_) | Body::Mass { .. } => {}
         }
         self.renew();
         self.run_proposal();

@@ -249,12 +249,6 @@ impl Peer {
         Handle::new(ROOT.major, flow as u16 + 1)
     }
 
-    /// Changes the rate of [`Peer::htb`] while traffic flows.
-    pub fn set_htb_rate(&mut self, rate_bit_s: u64) -> anyhow::Result<()> {
-        let place = Place { ifindex: self.ifindex, parent: ROOT, handle: SHARED };
-        Ok(self.netlink.set_class(Verb::Change, place, &HtbClass::new(rate_bit_s))?)
-    }
-
     /// Counters of the qdiscs.
     pub fn qdisc_stats(&mut self) -> anyhow::Result<Vec<QueueStats>> {
         Ok(self.netlink.qdisc_stats(self.ifindex)?)

@@ -113,8 +113,6 @@ pub struct IperfReport {
     pub sent_bytes: u64,
     /// Payload that arrived.
     pub received_bytes: u64,
-    /// How long the receiver counted.
-    pub received_seconds: f64,
     /// TCP segments sent again; none for UDP, and where the server sent.
     pub retransmits: Option<u64>,
     /// Datagrams lost, of those sent; none for TCP.
@@ -134,11 +132,9 @@ pub struct StreamReport {
     pub received_bit_s: f64,
     /// TCP segments sent again.
     pub retransmits: Option<u64>,
-    /// TCP's round-trip times: smallest.
+    /// TCP's round-trip times: the least, and the mean.
     pub rtt_min_us: Option<f64>,
     pub rtt_mean_us: Option<f64>,
-    /// Largest.
-    pub rtt_max_us: Option<f64>,
 }
 
 /// Datagrams.
@@ -226,7 +222,6 @@ pub fn parse(json: &str) -> anyhow::Result<IperfReport> {
         received_bit_s: received.bits_per_second,
         received_bytes: received.bytes as u64,
         sent_bytes: sent.bytes as u64,
-        received_seconds: received.seconds,
         retransmits: sent.retransmits.map(|count| count as u64),
         lost: is_udp.then(|| Lost {
             lost: received.lost_packets.unwrap_or(0.0).max(0.0) as u64,
@@ -288,7 +283,6 @@ impl RawEndStream {
             retransmits: sender.and_then(|s| s.retransmits).map(|count| count as u64),
             rtt_min_us: sender.and_then(|s| s.min_rtt),
             rtt_mean_us: sender.and_then(|s| s.mean_rtt),
-            rtt_max_us: sender.and_then(|s| s.max_rtt),
         }
     }
 }
@@ -300,13 +294,10 @@ struct RawSum {
     #[serde(default)]
     bytes: f64,
     #[serde(default)]
-    seconds: f64,
-    #[serde(default)]
     omitted: bool,
     retransmits: Option<f64>,
     min_rtt: Option<f64>,
     mean_rtt: Option<f64>,
-    max_rtt: Option<f64>,
     lost_packets: Option<f64>,
     packets: Option<f64>,
 }

@@ -35,8 +35,6 @@ pub struct Fetched {
     pub bytes: u64,
     /// From start to the last byte, connecting included.
     pub seconds: f64,
-    /// Until the first byte.
-    pub first_byte_seconds: f64,
     /// Body per second, from start to end.
     pub goodput_bit_s: f64,
 }
@@ -47,7 +45,6 @@ struct CurlReport {
     http_code: u32,
     size_download: f64,
     time_total: f64,
-    time_starttransfer: f64,
 }
 
 impl WebServer {
@@ -116,7 +113,6 @@ fn parse(json: &str) -> anyhow::Result<Fetched> {
     Ok(Fetched {
         bytes: report.size_download as u64,
         seconds: report.time_total,
-        first_byte_seconds: report.time_starttransfer,
         goodput_bit_s: report.size_download * 8.0 / report.time_total,
     })
 }

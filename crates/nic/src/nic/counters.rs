@@ -51,12 +51,6 @@ crate::counters::counter_table! {
 }
 
 impl NicCounters {
-    /// The average lateness of a packet.
-    #[must_use]
-    pub fn lateness_average(&self) -> Nanos {
-        Nanos(self.lateness_ns_sum.checked_div(self.sent_packets).unwrap_or(0))
-    }
-
     /// Takes in those of another thread.
     pub fn add(&mut self, other: &NicCounters) {
         let (mut ours, theirs) = (self.values(), other.values());

@@ -195,11 +195,6 @@ impl XdpPort {
         &self.name
     }
 
-    /// True if the device reads and writes the packets' memory itself.
-    pub fn is_zero_copy(&self) -> bool {
-        self.umem.zero_copy
-    }
-
     fn gone(&self) -> PortError {
         PortError::Gone { port: self.name.clone() }
     }

@@ -1,7 +1,7 @@
 //! A host: a limiter, what it measures, and what it tells.
 
 use tidegate_core::fleet::{
-    aggregate::{Kind, PushSum, Vector},
+    aggregate::{PushSum, VECTOR_MAX, Vector},
     flows::flow_hash,
     message::{Body, Mass, Message},
     share::{Event, Share},
@@ -76,12 +76,11 @@ impl Host {
 
     fn with(options: &WorldOptions, id: MemberId, gate: Gate, control: Control) -> Host {
         let now = Nanos(0);
-        let sum = match Kind::for_members(options.hosts) {
-            Kind::Vector if !options.push_sum => Sum::Vector(Vector::new(id, 1, now)),
-            _ => {
-                let push = Box::new(PushSum::new(Mass { value: 0.0, weight: 1.0 }));
-                Sum::Mean { push, members: options.hosts as f64, own: 0.0 }
-            }
+        let sum = if options.push_sum || options.hosts > VECTOR_MAX {
+            let push = Box::new(PushSum::new(Mass { value: 0.0, weight: 1.0 }));
+            Sum::Mean { push, members: options.hosts as f64, own: 0.0 }
+        } else {
+            Sum::Vector(Vector::new(id, 1, now))
         };
         Host {
             id,

@@ -213,13 +213,6 @@ impl Netlink {
         bytes.ok_or_else(|| NetError::Malformed { action, detail: "no gso_max_size".into() })
     }
 
-    /// Sets the largest packet, in bytes, that the stack may hand to the device to be segmented
-    /// later; at most the device's fixed `tso_max_size`. For IPv4 the kernel follows with the same
-    /// bound up to 65536.
-    pub fn set_gso_max_size(&mut self, index: u32, bytes: u32) -> Result<(), NetError> {
-        self.set_attribute(index, "gso_max_size", LinkAttribute::GsoMaxSize(bytes))
-    }
-
     /// Sets how many segments such a packet may have. With 1 every packet is sent on its own.
     pub fn set_gso_max_segs(&mut self, index: u32, segments: u32) -> Result<(), NetError> {
         self.set_attribute(index, "gso_max_segs", LinkAttribute::GsoMaxSegs(segments))
@@ -228,11 +221,6 @@ impl Netlink {
     /// Sets the length, in packets, of queues that take the device's for their default.
     pub fn set_txqueuelen(&mut self, index: u32, packets: u32) -> Result<(), NetError> {
         self.set_attribute(index, "txqueuelen", LinkAttribute::TxQueueLen(packets))
-    }
-
-    /// Moves a device to another namespace. It loses its addresses and goes down.
-    pub fn move_to_netns(&mut self, index: u32, netns: &NetNs) -> Result<(), NetError> {
-        self.set_attribute(index, "namespace", LinkAttribute::NetNsFd(netns.fd().as_raw_fd()))
     }
 
     /// Gives a device an address. An IPv6 address is usable at once: duplicate address detection

@@ -39,10 +39,6 @@ pub struct TcpInfo {
     pub busy: Duration,
     /// For how long of that the receiver's window was full.
     pub receiver_limited: Duration,
-    /// For how long of that the send buffer was too small.
-    pub buffer_limited: Duration,
-    /// Payload of a full segment.
-    pub mss_bytes: u32,
 }
 
 /// Up to and including `tcpi_bytes_sent`; there since Linux 4.19.
@@ -140,8 +136,6 @@ impl TcpInfo {
             bytes_received: u64_at(128),
             busy: time_at(168),
             receiver_limited: time_at(176),
-            buffer_limited: time_at(184),
-            mss_bytes: u32_at(16),
         }
     }
 }

@@ -60,7 +60,6 @@ fn body() -> impl Strategy<Value = Body> {
         promise,
         prop::collection::vec(entry, 0..=ENTRIES_MAX).prop_map(Body::Values),
         (n(), mass()).prop_map(|(number, mass)| Body::Mass { number, mass }),
-        mass().prop_map(Body::Flow),
     ]
 }
 
