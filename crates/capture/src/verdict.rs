@@ -46,9 +46,9 @@ const PACE_PACKETS: usize = 4;
 const PACES_MIN: usize = 5;
 /// A gap at a loss of at least so many of the gaps before it was left open by the lost packet.
 const GAP_OPEN: f64 = 1.5;
-/// Behind the policer, and without time stamps, the path moves packets by an unknown time. There a loss may find
-/// tokens that differ from those at the others by [`PATH_WITHIN`], if losses find fewer tokens than passes with
-/// this probability.
+/// Behind the policer, and without time stamps, the path moves packets by an unknown time. There a loss may
+/// find tokens that differ from those at the others by [`PATH_WITHIN`], if losses find fewer tokens than
+/// passes with this probability.
 const LOSS_RANK_MIN: f64 = 0.9;
 /// A loss is judged by the packets that passed within this many packet times at the rate before it, or
 /// within the time in which the bucket fills.
@@ -218,9 +218,9 @@ fn weigh(
         && pace.is_some_and(|pace| pace.empties_a_bucket());
     if path_moves && fit.explained < enough {
         evidence.push(format!(
-            "nothing tells how long the path delayed packets after the loss: at {:.0} % of the losses the tokens \
-             differ by at most {:.0} % of the depth, and a loss finds fewer than a pass with a probability of \
-             {:.2} ({LOSS_RANK_MIN} is needed)",
+            "nothing tells how long the path delayed packets after the loss: at {:.0} % of the losses the \
+             tokens differ by at most {:.0} % of the depth, and a loss finds fewer than a pass with a \
+             probability of {:.2} ({LOSS_RANK_MIN} is needed)",
             percent(fit.explained_loosely),
             percent(PATH_WITHIN),
             fit.loss_rank,
@@ -383,10 +383,10 @@ impl Pace {
 
     /// Whether a full queue let them out.
     ///
-    /// A queue that is full lets packets out at its rate, and closes the gap that a lost packet leaves: the next
-    /// one follows as its predecessors did. The rate that was fitted may be below that of the queue, if the
-    /// queue is empty at times. A bucket that gets empty is emptied by packets that come faster than its rate;
-    /// the place of a lost one stays empty.
+    /// A queue that is full lets packets out at its rate, and closes the gap that a lost packet leaves: the
+    /// next one follows as its predecessors did. The rate that was fitted may be below that of the queue, if
+    /// the queue is empty at times. A bucket that gets empty is emptied by packets that come faster than its
+    /// rate; the place of a lost one stays empty.
     fn is_of_a_queue(&self) -> bool {
         let [lower, pace, upper] = self.quartiles;
         let at_the_rate = (pace - 1.0).abs() < PACE_WITHIN && upper < 1.0 + FASTER_WITHIN;
@@ -402,9 +402,9 @@ impl Pace {
     fn words(&self) -> String {
         let [lower, pace, upper] = self.quartiles;
         format!(
-            "{PACE_PACKETS} packets right before a loss came at {pace:.3} of the rate, at half of the losses at \
-             {lower:.3} to {upper:.3}, and the gap at the loss is {:.1} times those before it; a full queue lets \
-             packets out at one pace and closes the gap",
+            "{PACE_PACKETS} packets right before a loss came at {pace:.3} of the rate, at half of the losses \
+             at {lower:.3} to {upper:.3}, and the gap at the loss is {:.1} times those before it; a full queue \
+             lets packets out at one pace and closes the gap",
             self.gap
         )
     }

@@ -95,8 +95,8 @@ fn losses_rank_below_passes_by_chance_or_by_the_bucket() {
     assert!(fit.loss_rank > 0.9, "{}", fit.loss_rank);
 }
 
-/// A link behind the bucket delays packets by up to 3 ms, 7.5 kB at the rate: losses find tokens that differ by
-/// as much, but never as many as passes do.
+/// A link behind the bucket delays packets by up to 3 ms, 7.5 kB at the rate: losses find tokens that differ
+/// by as much, but never as many as passes do.
 #[test]
 fn a_path_that_moves_packets_blurs_the_level() {
     let mut series = through(20_000_000, 60_000, 300, 24_000, 250_000_000);
