@@ -63,16 +63,25 @@ fn text(flow: &FlowReport, report: &Report, truth: &Truth) -> String {
     text
 }
 
+/// Shows what was judged wrongly, or all that was asked for by name.
+fn print(judged: &Judged, part: Option<&str>) {
+    let Judged { case, side, verdict, in_group, text } = judged;
+    if part.is_some() || (*verdict == "policed") != case.is_policed() {
+        let group = if *in_group { " (group)" } else { "" };
+        println!("{case} {side:?}: {verdict}{group}: {text}");
+    }
+}
+
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let half = arguments.first().map_or("training", String::as_str);
     let numbers = arguments.get(1).map_or("2000", String::as_str);
     let (first, end) = numbers.split_once("..").unwrap_or(("0", numbers));
     let (first, end) = (first.parse().expect("FIRST"), end.parse().expect("CASES or END"));
-    let part = arguments.get(2);
+    let part = arguments.get(2).map(String::as_str);
     let wanted = |case: &Case| {
         let side = half == "all" || case.is_held_out() == (half == "held-out");
-        side && part.is_none_or(|part| case.to_string().contains(part.as_str()))
+        side && part.is_none_or(|part| case.to_string().contains(part))
     };
     let cases: Vec<Case> = (first..end).map(Case::number).filter(wanted).collect();
     let threads = thread::available_parallelism().map_or(1, usize::from);
@@ -81,17 +90,14 @@ fn main() {
             let cases = &cases;
             scope.spawn(move || {
                 let mine = cases.iter().skip(first).step_by(threads);
-                mine.flat_map(|case| judge(*case)).collect::<Vec<_>>()
+                mine.flat_map(|case| judge(*case))
+                    .inspect(|judged| print(judged, part))
+                    .collect::<Vec<_>>()
             })
         });
         let parts: Vec<_> = parts.collect();
         parts.into_iter().flat_map(|part| part.join().expect("a part")).collect()
     });
-    let wrong = |j: &&Judged| (j.verdict == "policed") != j.case.is_policed();
-    for j in judged.iter().filter(|j| part.is_some() || wrong(j)) {
-        let group = if j.in_group { " (group)" } else { "" };
-        println!("{} {:?}: {}{group}: {}", j.case, j.side, j.verdict, j.text);
-    }
     let mut table: BTreeMap<(String, String), BTreeMap<&str, usize>> = BTreeMap::new();
     for j in &judged {
         let flows = if j.case.flows == 1 { "one flow" } else { "several flows" };

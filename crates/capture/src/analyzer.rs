@@ -253,7 +253,7 @@ impl Analyzer {
         let losses = |flow: &Flow| flow.lost_by(flow.source().0);
         order.sort_by_cached_key(|flow| std::cmp::Reverse((losses(flow), flow.bytes)));
         let count = order.len() as u64;
-        let wanted = |flow: &&&Flow| {
+        let wanted = |flow: &Flow| {
             options.flow.as_ref().is_none_or(|text| flow.key.to_string().contains(text.as_str()))
         };
         let series: Vec<Series> =
@@ -268,11 +268,14 @@ impl Analyzer {
         let numbered = groups.iter().enumerate();
         let group_reports: Vec<GroupReport> =
             numbered.map(|(number, group)| group_report(number, group, &order, start)).collect();
-        let flows = order.iter().filter(wanted).take(options.top);
+        let flows = order.iter().enumerate().filter(|(_, flow)| wanted(flow)).take(options.top);
         let of_group = |flow: &Flow| of_group(flow).map(|number| &group_reports[number]);
-        let flows = flows.map(|flow| {
+        let flows = flows.map(|(at, flow)| {
             let busiest = self.busiest.get(&flow.key);
-            flow_report(flow, of_group(flow), busiest, start)
+            let series = merge(&[flow], start);
+            // The fit takes most of the time: those that the groups needed are not made again.
+            let fit = alone.get(at).copied().unwrap_or_else(|| series.fit_thoroughly());
+            flow_report(flow, &series, fit, of_group(flow), busiest, start)
         });
         let flows = flows.collect();
         let capture = CaptureReport {
@@ -293,8 +296,7 @@ impl Analyzer {
 }
 
 impl Window {
-    fn judge(flow: &Flow, series: &Series, fit: impl FnOnce(&Series) -> Option<Fit>) -> Window {
-        let fit = fit(series);
+    fn judge(flow: &Flow, series: &Series, fit: Option<Fit>) -> Window {
         let judgement = verdict::judge(&[flow], series, fit.as_ref());
         let first_ns = flow.trace.events().next().map_or(flow.first_ns, |event| event.time_ns);
         Window { fit, judgement, losses: series.marks.len(), time_ns: (first_ns, flow.last_ns) }
@@ -307,8 +309,9 @@ fn keep_busiest(
     flow: &Flow,
     capture_start_ns: u64,
 ) -> Option<Fit> {
-    let window = Window::judge(flow, &merge(&[flow], capture_start_ns), Series::fit);
-    let fit = window.fit;
+    let series = merge(&[flow], capture_start_ns);
+    let fit = series.fit();
+    let window = Window::judge(flow, &series, fit);
     let most = busiest.get(&flow.key).map_or(0, |busiest| busiest.losses);
     if window.losses > most {
         busiest.insert(flow.key, window);
@@ -319,13 +322,14 @@ fn keep_busiest(
 /// The report on a flow, by the window with most losses: the last one, or `busiest` of those before.
 fn flow_report(
     flow: &Flow,
+    series: &Series,
+    fit: Option<Fit>,
     group: Option<&GroupReport>,
     busiest: Option<&Window>,
     start: u64,
 ) -> FlowReport {
     let (loss_source, vantage) = flow.source();
-    let series = merge(&[flow], start);
-    let last = Window::judge(flow, &series, Series::fit_thoroughly);
+    let last = Window::judge(flow, series, fit);
     let fits: Vec<Fit> = flow.fits.iter().copied().chain(last.fit).collect();
     let window = busiest.filter(|busiest| busiest.losses > last.losses).unwrap_or(&last);
     let Judgement { mut verdict, mut evidence, delay } = window.judgement.clone();
@@ -366,7 +370,7 @@ fn flow_report(
         delay_before_loss: delay,
         uncaptured_packets: flow.missed,
         group: group.map(|group| group.group),
-        curve: fit.map(|fit| curve(&series, &fit, start)).unwrap_or_default(),
+        curve: fit.map(|fit| curve(series, &fit, start)).unwrap_or_default(),
     }
 }
 

@@ -46,6 +46,8 @@ const PROFILE_STEPS: i32 = 64;
 const SETTLED: f64 = 0.88;
 const SETTLED_PACKETS: f64 = 0.4;
 const PROFILE_STEP: f64 = 1.04;
+/// The path moves packets by so much, as a part of the level, where nothing tells by how much.
+pub const PATH_WITHIN: f64 = 0.15;
 /// How many of them are corrected further.
 const PROFILE_BEST: usize = 6;
 /// Where the deficit at losses is no more packets, how fast packets came is looked at.
@@ -136,6 +138,10 @@ pub struct Fit {
     pub pass_spread_bytes: f64,
     /// Deficits that differ by no more count as equal, bytes.
     pub tolerance_bytes: f64,
+    /// The probability that a loss finds fewer tokens than a packet that passes. Losses by chance have 0.5.
+    pub loss_rank: f64,
+    /// The share of losses whose deficits are equal but for a path that moves packets by an unknown time.
+    pub explained_loosely: f64,
 }
 
 /// Tokens when packets came.
@@ -426,6 +432,8 @@ impl Series {
         // A bucket of that depth has no room for these.
         let depth = level + packet / 2.0;
         let over = walk.at_passes.iter().filter(|q| **q + packet / 2.0 > depth + tolerance).count();
+        let off = |p: &&Point| (p.deficit - level).abs() <= tolerance.max(PATH_WITHIN * level);
+        let loose = walk.points.iter().filter(off).count();
         let (_, slope_error) = regress(&walk.points, level, tolerance);
         // Neighbouring losses err alike.
         let rate_error = 2.0 * 1.96 * slope_error;
@@ -472,6 +480,8 @@ impl Series {
             spread_bytes: median(&mut apart)?,
             pass_spread_bytes: median(&mut around)?,
             tolerance_bytes: tolerance,
+            loss_rank: rank(&mut at_losses, &mut at_passes),
+            explained_loosely: loose as f64 / walk.points.len() as f64,
         })
     }
 }
@@ -531,6 +541,19 @@ fn regress(points: &[Point], level: f64, reach: f64) -> (f64, f64) {
     let rest = (syy - slope * sxy).max(0.0);
     let freedom: f64 = count - periods - 1.0;
     (slope, if freedom > 0.0 { (rest / freedom / sxx).sqrt() } else { f64::INFINITY })
+}
+
+/// The probability that one of `low` is below one of `high`; equal ones count half (Mann and Whitney).
+fn rank(low: &mut [f64], high: &mut [f64]) -> f64 {
+    low.sort_by(f64::total_cmp);
+    high.sort_by(f64::total_cmp);
+    let above = |value: &f64| {
+        let not_below = high.len() - high.partition_point(|other| other < value);
+        let above = high.len() - high.partition_point(|other| other <= value);
+        (not_below + above) as f64 / 2.0
+    };
+    let pairs = (low.len() * high.len()).max(1) as f64;
+    low.iter().map(above).sum::<f64>() / pairs
 }
 
 /// The middle value; none of none.

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::{
     delay::{self, Delay, DelaySource},
-    fit::{Fit, Series},
+    fit::{BETWEEN_MAX, Fit, PATH_WITHIN, Series},
     flow::{Flow, Vantage},
     trace::LossSource,
 };
@@ -44,6 +44,12 @@ const FASTER_WITHIN: f64 = 0.1;
 /// Over so many packets the pace before a loss is taken, and at so many losses.
 const PACE_PACKETS: usize = 4;
 const PACES_MIN: usize = 5;
+/// A gap at a loss of at least so many of the gaps before it was left open by the lost packet.
+const GAP_OPEN: f64 = 1.5;
+/// Behind the policer, and without time stamps, the path moves packets by an unknown time. There a loss may
+/// find tokens that differ from those at the others by [`PATH_WITHIN`], if losses find fewer tokens than
+/// passes with this probability.
+const LOSS_RANK_MIN: f64 = 0.9;
 /// A loss is judged by the packets that passed within this many packet times at the rate before it, or
 /// within the time in which the bucket fills.
 const BACK_PACKETS: f64 = 8.0;
@@ -203,8 +209,25 @@ fn weigh(
     let no_queue =
         waited == Some(Waited::Nothing) && fit.depth_bytes > SHAPER_PACKETS * series.packet();
     let enough = if no_queue { EXPLAINED_NO_QUEUE_MIN } else { EXPLAINED_MIN };
+    let behind = flows.iter().all(|flow| flow.source().1 == Vantage::Receiver);
+    let pace = Some(fit.rate_bit_s).filter(|_| behind && waited != Some(Waited::Nothing));
+    let pace = pace.and_then(|rate| Pace::before_losses(series, rate));
+    let path_moves = fit.explained_loosely >= EXPLAINED_MIN
+        && fit.loss_rank >= LOSS_RANK_MIN
+        && fit.depth_bytes > SHAPER_PACKETS * series.packet()
+        && pace.is_some_and(|pace| pace.empties_a_bucket());
+    if path_moves && fit.explained < enough {
+        evidence.push(format!(
+            "nothing tells how long the path delayed packets after the loss: at {:.0} % of the losses the \
+             tokens differ by at most {:.0} % of the depth, and a loss finds fewer than a pass with a \
+             probability of {:.2} ({LOSS_RANK_MIN} is needed)",
+            percent(fit.explained_loosely),
+            percent(PATH_WITHIN),
+            fit.loss_rank,
+        ));
+    }
     // A bucket that holds no packet passes none.
-    let level = fit.explained >= enough
+    let level = (fit.explained >= enough || path_moves)
         && fit.violated <= VIOLATED_MAX
         && fit.depth_bytes >= series.packet();
     let fewer = tokens.loss_mean <= tokens.pass_mean && tokens.loss_median <= tokens.pass_median;
@@ -245,17 +268,9 @@ fn weigh(
         ));
         return (Verdict::Shaped, evidence);
     }
-    let behind = flows.iter().all(|flow| flow.source().1 == Vantage::Receiver);
-    if waited != Some(Waited::Nothing)
-        && behind
-        && let Some([lower, pace, upper]) = pace_before_losses(series, fit.rate_bit_s)
-    {
-        evidence.push(format!(
-            "{PACE_PACKETS} packets right before a loss came at {pace:.3} of the rate, at half of the losses \
-             at {lower:.3} to {upper:.3}; a full queue lets them out at 1, and a bucket is emptied by faster \
-             ones"
-        ));
-        if (pace - 1.0).abs() < PACE_WITHIN && upper < 1.0 + FASTER_WITHIN {
+    if let Some(pace) = pace {
+        evidence.push(pace.words());
+        if pace.is_of_a_queue() {
             return (Verdict::TailDrop, evidence);
         }
     }
@@ -324,30 +339,75 @@ fn slices(series: &Series, slice_ns: f64) -> usize {
     slices.len()
 }
 
-/// How fast packets came right before losses, as a part of the rate: the quartiles over the losses that no
-/// other preceded by so many packets; none if those are too few.
-///
-/// A queue that is full lets packets out at its rate. A bucket that gets empty is emptied by packets that
-/// come faster than that.
-fn pace_before_losses(series: &Series, rate_bit_s: f64) -> Option<[f64; 3]> {
-    let mut paces = Vec::new();
-    let mut last = 0;
-    for mark in &series.marks {
-        let first = mark.after.saturating_sub(PACE_PACKETS);
-        if first >= last && first + PACE_PACKETS == mark.after && mark.after < series.passes.len() {
+/// The packets right before losses.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Pace {
+    /// How fast they came, as a part of the rate: the quartiles over the losses.
+    quartiles: [f64; 3],
+    /// The median of the gap at the loss over the mean gap before it.
+    gap: f64,
+}
+
+impl Pace {
+    /// Measures it at the losses that no other preceded by [`PACE_PACKETS`]; none if those are too few.
+    fn before_losses(series: &Series, rate_bit_s: f64) -> Option<Pace> {
+        let passes = &series.passes;
+        let (mut paces, mut gaps, mut last) = (Vec::new(), Vec::new(), 0);
+        for mark in &series.marks {
+            let first = mark.after.saturating_sub(PACE_PACKETS);
+            let last_before = last;
+            last = mark.after.max(last);
+            if first < last_before
+                || first + PACE_PACKETS != mark.after
+                || mark.after >= passes.len()
+            {
+                continue;
+            }
             let bytes: u64 =
-                series.passes[first + 1..=mark.after].iter().map(|p| u64::from(p.bytes)).sum();
-            let time = series.passes[mark.after].time_ns - series.passes[first].time_ns;
-            paces.push(bytes as f64 * 8e9 / time.max(1) as f64 / rate_bit_s);
+                passes[first + 1..=mark.after].iter().map(|p| u64::from(p.bytes)).sum();
+            let time_ns = (passes[mark.after].time_ns - passes[first].time_ns).max(1) as f64;
+            paces.push(bytes as f64 * 8e9 / time_ns / rate_bit_s);
+            let end = mark.before.min(mark.after + BETWEEN_MAX).min(passes.len() - 1);
+            let here = passes[mark.after..=end.max(mark.after)].windows(2);
+            let longest = here.map(|pair| pair[1].time_ns - pair[0].time_ns).max().unwrap_or(0);
+            gaps.push(longest as f64 * PACE_PACKETS as f64 / time_ns);
         }
-        last = mark.after.max(last);
+        if paces.len() < PACES_MIN {
+            return None;
+        }
+        paces.sort_by(f64::total_cmp);
+        gaps.sort_by(f64::total_cmp);
+        let at = |quarter: usize| paces[paces.len() * quarter / 4];
+        Some(Pace { quartiles: [at(1), at(2), at(3)], gap: gaps[gaps.len() / 2] })
     }
-    if paces.len() < PACES_MIN {
-        return None;
+
+    /// Whether a full queue let them out.
+    ///
+    /// A queue that is full lets packets out at its rate, and closes the gap that a lost packet leaves: the
+    /// next one follows as its predecessors did. The rate that was fitted may be below that of the queue, if
+    /// the queue is empty at times. A bucket that gets empty is emptied by packets that come faster than its
+    /// rate; the place of a lost one stays empty.
+    fn is_of_a_queue(&self) -> bool {
+        let [lower, pace, upper] = self.quartiles;
+        let at_the_rate = (pace - 1.0).abs() < PACE_WITHIN && upper < 1.0 + FASTER_WITHIN;
+        let steady = pace - lower < PACE_WITHIN * pace && upper < (1.0 + FASTER_WITHIN) * pace;
+        at_the_rate || (steady && self.gap < GAP_OPEN)
     }
-    paces.sort_by(f64::total_cmp);
-    let at = |quarter: usize| paces[paces.len() * quarter / 4];
-    Some([at(1), at(2), at(3)])
+
+    /// Whether they emptied a bucket: they came faster than the rate, or lost ones left gaps.
+    fn empties_a_bucket(&self) -> bool {
+        !self.is_of_a_queue() && (self.quartiles[1] > 1.0 + FASTER_WITHIN || self.gap >= GAP_OPEN)
+    }
+
+    fn words(&self) -> String {
+        let [lower, pace, upper] = self.quartiles;
+        format!(
+            "{PACE_PACKETS} packets right before a loss came at {pace:.3} of the rate, at half of the losses \
+             at {lower:.3} to {upper:.3}, and the gap at the loss is {:.1} times those before it; a full queue \
+             lets packets out at one pace and closes the gap",
+            self.gap
+        )
+    }
 }
 
 /// The share of packets that come sooner after their predecessor than the rate takes for them.
@@ -358,3 +418,6 @@ fn fast(series: &Series, rate_bit_s: f64) -> f64 {
     });
     fast.count() as f64 / series.passes.len().max(1) as f64
 }
+
+#[cfg(test)]
+mod tests;

@@ -226,6 +226,46 @@ fn a_policer_under_overload_is_no_queue_where_only_the_pace_tells() {
     assert_eq!(flow.verdict, Verdict::Policed, "{:#?}", flow.evidence);
 }
 
+/// A loaded link behind the policer delays packets, and no time stamp shows by how much. The gaps that lost
+/// packets leave, and the few tokens at losses, do.
+#[test]
+fn a_policer_is_found_behind_a_loaded_link_without_time_stamps() {
+    let case = Case {
+        rate_kbit_s: 2_000,
+        bytes: 100_000,
+        cc: CongestionControl::Reno,
+        stamps: false,
+        line: 100,
+        seed: 688,
+        cross: Cross::Elsewhere,
+        ..case(Kind::Policer)
+    };
+    let [_, (_, receiver)] = reports(case);
+    let flow = tcp(&receiver)[0];
+    assert_eq!(flow.verdict, Verdict::Policed, "{:#?}", flow.evidence);
+    let estimate = flow.estimate.as_ref().expect("an estimate");
+    assert!((estimate.rate_bit_s / 2e6 - 1.0).abs() < 0.03, "{estimate:?}");
+}
+
+/// The queue drains faster than the rate of the bucket that fits its losses, since it is empty at times.
+#[test]
+fn a_queue_that_is_empty_at_times_keeps_its_own_pace() {
+    let case = Case {
+        rate_kbit_s: 2_000,
+        bytes: 64_000,
+        rtt_ms: 100,
+        cc: CongestionControl::Reno,
+        paced: true,
+        stamps: false,
+        seed: 453,
+        cross: Cross::Elsewhere,
+        ..case(Kind::Codel)
+    };
+    let [_, (_, receiver)] = reports(case);
+    let flow = tcp(&receiver)[0];
+    assert_eq!(flow.verdict, Verdict::TailDrop, "{:#?}", flow.evidence);
+}
+
 #[test]
 fn flows_behind_one_queue_are_a_group_of_a_queue() {
     let [(_, sender), _] = reports(Case { flows: 2, seed: 1, ..case(Kind::Fifo) });
