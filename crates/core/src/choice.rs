@@ -270,8 +270,8 @@ mod tests {
         let error = choose(&request, Kernel::WHOLE).unwrap_err().to_string();
         assert_eq!(
             error,
-            "no scheme fits: `spring` has no `meter`, `police` has no `ecn`, `htb` has no `meter`, `edt` has no \
-             `meter`; leave something out, or name a scheme"
+            "no scheme fits: `spring` has no `meter`, `police` has no `ecn`, `htb` has no `meter`, \
+             `edt` has no `meter`; leave something out, or name a scheme"
         );
     }
 }
