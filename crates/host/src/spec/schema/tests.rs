@@ -50,9 +50,10 @@ const VALID: [&str; 7] = [
     "[[nic]]\nname = \"a\"\nports = [\"tap:x\", \"tap:y\"]",
     "[[limit]]\nname = \"a\"\nscope = { dev = \"eth0\" }\nscheme = \"edt\"\negress = \"1 GBIT\"\ningress = \
      \"none\"\nloopback = false\nrto_min = \"0ms\"",
-    "[[limit]]\nname = \"a\"\nscope = { dev = \"eth0\" }\nscheme = \"police\"\negress = \"1mbit\"\nmeter = { type \
-     = \"trtcm\", pir = \"80mbit\", colours = { yellow = [\"cs1\"], red = [\"le\"] } }",
-    "[[limit]]\nname = \"b\"\nscope = { cgroup = \"x/y\" }\nparent = \"a\"\nguarantee = \"100mbit\"\nweight = 50\n",
+    "[[limit]]\nname = \"a\"\nscope = { dev = \"eth0\" }\nscheme = \"police\"\negress = \"1mbit\"\n\
+     meter = { type = \"trtcm\", pir = \"80mbit\", colours = { yellow = [\"cs1\"], red = [\"le\"] } }",
+    "[[limit]]\nname = \"b\"\nscope = { cgroup = \"x/y\" }\nparent = \"a\"\nguarantee = \"100mbit\"\n\
+     weight = 50\n",
 ];
 
 /// Each with what is wrong in it.
@@ -69,7 +70,8 @@ const INVALID: [&str; 16] = [
     "[[limit]]\nname = \"a\"\nscope = { cgroup = \"a\" }\negress = \"1mbit\"\nrate = \"1mbit\"",
     "[[limit]]\nname = \"a\"\nscope = { cgroup = \"a\" }\negress = \"1mbit\"\nweight = 5",
     "[[limit]]\nname = \"a\"\nscope = { cgroup = \"a\" }\negress = \"1mbit\"\nscheme = \"fast\"",
-    "[[limit]]\nname = \"a\"\nscope = { cgroup = \"a\" }\negress = \"1mbit\"\nscheme = \"police\"\nmark = \"1ms\"",
+    "[[limit]]\nname = \"a\"\nscope = { cgroup = \"a\" }\negress = \"1mbit\"\n\
+     scheme = \"police\"\nmark = \"1ms\"",
     "[[limit]]\nname = \"a\"\nscope = { dev = \"a\" }\ningress = \"1mbit\"\nscheme = \"edt\"",
     "[[nic]]\nname = \"a\"\nports = [\"tap:x\"]",
     "[fleet]\nname = \"prod\"",
