@@ -10,6 +10,7 @@ use crate::{
 };
 
 mod attached;
+mod carried;
 mod error;
 mod handle;
 mod maps;
@@ -20,6 +21,7 @@ pub(crate) mod settings;
 
 pub use attached::AttachedLimit;
 pub(crate) use attached::Links;
+pub(crate) use carried::Carried;
 pub use error::LimitError;
 pub(crate) use handle::Handle;
 pub use maps::LimitMaps;

@@ -352,6 +352,7 @@ impl Store {
             handle: None,
             at: self.place_of(name).map_or(0, |(_, index)| index % intf::CHUNK),
             place: self.open_place(name),
+            carried: self.carried_in(name),
             group: match dir.join(GROUP).exists() {
                 true => Some(GroupMaps {
                     group: open(GROUP)?,

@@ -145,6 +145,11 @@ fn root_limits_of_an_earlier_version_are_restored() {
     std::thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
     wait_for("a paced connection", || pacing(&place, &inside).filter(|rate| *rate < 2_600_000));
 
+    let passed = |name: &str| {
+        let shown = place.json(&["limit", "show", name, "--json"]);
+        shown["egress"]["pass_bytes"].as_u64().unwrap()
+    };
+    let counted = wait_for("a megabyte", || Some(passed("inside")).filter(|b| *b > 1_000_000));
     let objects = [&above, &inside].map(Objects::on);
     ["above", "inside"].iter().for_each(|name| date(&place, name, 0));
     let status = place.ok(&["status"]);
@@ -157,12 +162,10 @@ fn root_limits_of_an_earlier_version_are_restored() {
     assert_eq!(["above", "inside"].map(|name| (settings(name), rates(name))), before);
     objects.iter().for_each(Objects::wait_until_gone);
     assert!(place.ok(&["limit", "restore"]).contains("nothing changed"));
-    // The connection goes on, in the limit that is there now.
-    let passed = || {
-        let shown = place.json(&["limit", "show", "inside", "--json"]);
-        shown["egress"]["pass_bytes"].as_u64().filter(|bytes| *bytes > 0)
-    };
-    wait_for("the connection in the new limit", passed);
+    // The connection goes on, in the limit that is there now, and so do the counters.
+    let now = passed("inside");
+    assert!(now >= counted, "{now} bytes, and {counted} before");
+    wait_for("the connection in the new limit", || Some(passed("inside")).filter(|b| *b > now));
     wait_for("a paced connection", || pacing(&place, &inside).filter(|rate| *rate < 2_600_000));
     // A threshold that nobody gave still follows the rate, and one that was given stays.
     place.ok(&["limit", "set", "above", "--egress", "80mbit"]);

@@ -79,7 +79,12 @@ fn thresholds_and_flags_that_are_none() {
     assert_snapshot!(with("loopback = \"yes\""), @"limits.toml:5: limit `backup`: loopback: expected `true` or `false` without quotes, found the text \"yes\"; write for example `loopback = true`");
     assert_snapshot!(with("scheme = \"htb\""), @r#"limits.toml:5: limit `backup`: scheme: scheme `htb` works on a device or port, and on a cgroup inside a device's limit; name that one as the parent, or write scheme = "pace""#);
     let unknown = with("scheme = \"fast\"");
-    assert!(unknown.starts_with("limits.toml:5: limit `backup`: scheme: unknown scheme `fast`; use `pace`, "), "{unknown}");
+    assert!(
+        unknown.starts_with(
+            "limits.toml:5: limit `backup`: scheme: unknown scheme `fast`; use `pace`, "
+        ),
+        "{unknown}"
+    );
 }
 
 #[test]

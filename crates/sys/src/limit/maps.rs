@@ -8,7 +8,7 @@ use libbpf_rs::{
 };
 use tidegate_core::{Direction, Rate, fair_share::TARGET, virtual_queue};
 
-use super::{Colours, Handle, LimitError, LimitOptions, Reading, settings::Settings};
+use super::{Carried, Colours, Handle, LimitError, LimitOptions, Reading, settings::Settings};
 use crate::{
     bpf::{load_error, lookup, map_error, reuse},
     cgroup::{Cgroup, Hierarchy},
@@ -41,6 +41,8 @@ pub struct LimitMaps {
     /// Of a limit with prefixes, which shares maps with others: its number in them, and its place.
     pub(crate) at: u32,
     pub(crate) place: Option<Place>,
+    /// What the programs of an earlier version have counted.
+    pub(crate) carried: Carried,
 }
 
 /// What a child works with of its parent.
@@ -95,6 +97,7 @@ impl LimitMaps {
             handle: None,
             at: 0,
             place: None,
+            carried: Carried::default(),
         }
     }
 
@@ -210,6 +213,13 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
     pub fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
+        let mut reading = self.read_now(direction)?;
+        self.carried.add_to(intf::index(direction), &mut reading);
+        Ok(reading)
+    }
+
+    /// What its present programs have counted.
+    fn read_now(&self, direction: Direction) -> Result<Reading, LimitError> {
         if let Some(handle) = &self.handle {
             return handle.read(direction);
         }

@@ -19,13 +19,14 @@ use super::{
     limit_error,
     pins::remove_pins,
     pools::{PLACE, POOL},
+    symlink,
 };
 use crate::{
     bpf::lookup,
     cgroup::Hierarchy,
     device::{self, PROGRAM_PINS, XDP_PIN},
     intf,
-    limit::LimitOptions,
+    limit::{Carried, LimitOptions},
     schemes::{
         LINKS,
         htb::{ROOT, SLOT, SLOTS_PIN, name_in},
@@ -34,6 +35,8 @@ use crate::{
 
 /// The pin of the settings of a limit that was set aside.
 const SETTINGS: &str = "settings";
+/// A symbolic link as the intent is: any version can read it.
+const CARRIED: &str = "carried";
 
 impl Store {
     /// Puts a limit in the place of another one of its name. Where the kernel lets both be, the new one comes
@@ -55,10 +58,20 @@ impl Store {
         let fits = match self.open(hierarchy, name) {
             Err(StoreError::Unreadable { .. }) if !self.fits_beside_unread(name, options) => {
                 // It cannot be put back.
+                let counted = self.counted_in(name);
                 self.take_away(lock, name)?;
-                return install();
+                install()?;
+                self.carry(name, &counted);
+                return Ok(());
             }
-            Err(StoreError::Unreadable { .. }) => true,
+            Err(StoreError::Unreadable { .. }) => {
+                install()?;
+                let earlier = format!("{BUILDING}{name}");
+                // Both have counted for a moment.
+                let counted = self.counted_in(&earlier).minus(&self.counted_in(name));
+                self.carry(name, &counted);
+                return self.take_off(&earlier);
+            }
             earlier => self.fits_beside(&earlier?, scope, options),
         };
         if fits {
@@ -70,6 +83,28 @@ impl Store {
             Ok(()) => self.forget(name),
             Err(e) => Err(self.put_back_after(lock, name, e)),
         }
+    }
+
+    /// What a limit of any version has counted.
+    fn counted_in(&self, entry: &str) -> Carried {
+        let at = self.place_of(entry).map_or(0, |(_, index)| index % intf::CHUNK);
+        let counters = MapHandle::from_pinned_path(self.root.join(entry).join("counters"));
+        let counted = counters.map(|counters| Carried::of(&counters, at)).unwrap_or_default();
+        counted.plus(&self.carried_in(entry))
+    }
+
+    /// What an earlier version had counted when a limit was replaced.
+    pub(super) fn carried_in(&self, entry: &str) -> Carried {
+        let text = fs::read_link(self.root.join(entry).join(CARRIED)).ok();
+        let carried = text.and_then(|text| serde_json::from_str(text.to_str()?).ok());
+        carried.unwrap_or_default()
+    }
+
+    /// Has a limit go on from what its predecessor has counted. It is in force also where that fails.
+    fn carry(&self, name: &str, counted: &Carried) {
+        // Numbers always are JSON.
+        let text = serde_json::to_string(counted).unwrap_or_default();
+        let _ = symlink(Path::new(&text), &self.root.join(name).join(CARRIED));
     }
 
     /// Puts a limit back that made way for another one; why that is not on, and this one perhaps neither.
