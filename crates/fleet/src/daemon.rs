@@ -442,7 +442,7 @@ impl<F: FnMut(&Event)> Daemon<F> {
         let mut status = self.node.status(now());
         status.file = real_path(&self.file);
         for (source, (which, why)) in &self.failing {
-            status.alerts.push(format!("{which}: {why}; nodes that are known stay known"));
+            status.alerts.push(format!("{which}: {why}; known nodes stay known"));
             match status.sources.iter_mut().find(|known| known.source == *source) {
                 Some(known) => known.error = Some(why.clone()),
                 None => status.sources.push(super::status::SourceStatus {

@@ -395,7 +395,7 @@ fn root_a_daemon_reads_its_file_again() {
     wait_for("twice its own part", || (h0.rate() == 2 * ALONE).then_some(()));
     h0.change("rate = \"6mbit\"", "rate = \"6mbps\"");
     signal(daemon.process.0.id(), Signal::HUP);
-    daemon.wait_to_say("is not taken, all goes on as before");
+    daemon.wait_to_say("the old one stays in force");
     h0.change("rate = \"6mbps\"", "rate = \"3mbit\"");
     h0.apply();
     wait_for("as it was, by apply", || (h0.rate() == ALONE).then_some(()));
@@ -510,7 +510,7 @@ fn found_in_a_registry(
     let mut daemons: Vec<_> = hosts.iter().map(Host::start).collect();
     for daemon in &daemons {
         daemon.wait_to_say("cannot be reached");
-        daemon.wait_to_say("nodes that are known stay known");
+        daemon.wait_to_say("known nodes stay known");
     }
     // The one acceptor goes on by itself, the other has its own part.
     wait_for("an acceptor alone", || (hosts[0].state() == "sharing").then_some(()));
@@ -528,7 +528,7 @@ fn found_in_a_registry(
     drop(registry);
     wait_for("that it is away", || {
         let alerts = hosts[1].status()["fleet"]["alerts"].to_string();
-        alerts.contains("nodes that are known stay known").then_some(())
+        alerts.contains("known nodes stay known").then_some(())
     });
     // A lease ends while a machine stands still, and comes back.
     wait_for("sharing all the same", || (hosts[1].state() == "sharing").then_some(()));

@@ -86,7 +86,7 @@ fn root_a_limit_whose_programs_were_taken_off_is_cried_out() {
     place.ok(&["limit", "add", "a", "--cgroup", place.group.path(), "--egress", "50mbit"]);
     let link = tidegate_sys::libbpf_rs::Link::open(place.store().join("a/egress")).unwrap();
     link.detach().unwrap();
-    assert_eq!(place.json(&["status", "--json"])["limits"][0]["state"], "unhooked");
+    assert_eq!(place.json(&["status", "--json"])["limits"][0]["state"], "detached");
     assert!(place.ok(&["status"]).contains("NOT ENFORCED"));
 }
 

@@ -101,6 +101,6 @@ fn root_police_fair_is_written_in_a_file() {
     let changed = ok(&place, &bed, "limit set up --fair=false");
     assert!(changed.contains("fair true -> false"), "{changed}");
     ok(&place, &bed, "detach");
-    let message = refused(&place, &bed, "run --egress 20mbit --fair -- true");
-    assert!(message.contains("--fair: only scheme `police` has `fair`"), "{message}");
+    let message = refused(&place, &bed, "run --scheme pace --egress 20mbit --fair -- true");
+    assert!(message.contains("--fair: scheme `pace` has no `fair`"), "{message}");
 }

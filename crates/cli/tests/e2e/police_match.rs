@@ -123,7 +123,7 @@ fn root_police_match_gives_each_prefix_its_rate() {
         let _ = fs::remove_file(room.join(side));
     }
     bed.tc("qdisc del dev eth0 clsact");
-    assert_eq!(status(&place, &bed)["limits"][0]["state"], "unhooked");
+    assert_eq!(status(&place, &bed)["limits"][0]["state"], "detached");
     ok(&place, &bed, &add("net", "--egress 10mbit --match 10.97.0.0/24"));
     is_held(&rate("2 0 60e6 10.97.0.2"), 10e6, BURST_BYTES);
     ok(&place, &bed, "limit del net");

@@ -226,7 +226,7 @@ fn root_police_xdp_is_refused_beside_anothers_program() {
     // Somebody takes it off.
     fs::remove_file(place.store().join("down/xdp")).unwrap();
     wait_for("the end of the program", || (!has_xdp(netns, "eth0")).then_some(()));
-    assert_eq!(status(&place, netns)["state"], "unhooked");
+    assert_eq!(status(&place, netns)["state"], "detached");
     ok(&place, netns, &format!("{ADD} --hook xdp"));
     assert!(has_xdp(netns, "eth0") && status(&place, netns)["state"] == "in_force");
     ok(&place, netns, "detach");
