@@ -27,6 +27,8 @@ pub enum Scheme {
     Spring,
     /// The shaper of Carousel ([`crate::shaper`]), in a software NIC between two ports.
     Carousel,
+    /// The kernel's token bucket filter, in whose one queue packets wait.
+    Tbf,
 }
 
 /// The properties of a scheme: a row of [`SCHEMES`].
@@ -63,7 +65,7 @@ pub struct SchemeInfo {
 }
 
 /// Every scheme of this version, in the order of [`Scheme`].
-pub static SCHEMES: [SchemeInfo; 8] = [
+pub static SCHEMES: [SchemeInfo; 9] = [
     SchemeInfo {
         scheme: Scheme::Pace,
         name: "pace",
@@ -221,6 +223,22 @@ pub static SCHEMES: [SchemeInfo; 8] = [
         cgroup_program: None,
         device_programs: &[],
         qdisc_programs: &[],
+    },
+    SchemeInfo {
+        scheme: Scheme::Tbf,
+        name: "tbf",
+        about: "packets that leave wait in the kernel's token bucket filter, in one queue",
+        scopes: "devices, ports",
+        page: "tbf.md",
+        on_devices: true,
+        sets_sockets: false,
+        has_qdisc: true,
+        in_trees: false,
+        queues: [QueueKind::Qdisc; 2],
+        fields: &["egress", "ingress", "burst", "drop"],
+        cgroup_program: None,
+        device_programs: &["tbf_out"],
+        qdisc_programs: &["tbf_out"],
     },
 ];
 

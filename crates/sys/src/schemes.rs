@@ -23,6 +23,7 @@ pub mod edt;
 pub mod htb;
 pub(crate) mod nrm;
 pub mod police;
+mod tbf;
 
 /// The pins of the links of a limit: of the programs for both directions, and for the sockets.
 pub(crate) const LINKS: [&str; 3] = ["egress", "ingress", "sockops"];
@@ -112,6 +113,7 @@ pub(crate) fn of(scheme: core::Scheme) -> &'static dyn Scheme {
         core::Scheme::Htb => &htb::HTB,
         core::Scheme::Dem | core::Scheme::Spring => &htb::WITH_ACKS,
         core::Scheme::Carousel => &InUserSpace,
+        core::Scheme::Tbf => &tbf::TokenBucketFilter,
     }
 }
 

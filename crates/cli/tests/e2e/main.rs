@@ -32,6 +32,7 @@ mod refusals;
 mod run;
 mod ssh;
 mod store;
+mod tbf;
 mod top;
 mod tracer;
 mod traffic;

@@ -1,0 +1,92 @@
+//! Scheme `tbf`: the kernel's token bucket filter on a device or port. Rates are compared with the limit; no
+//! time is asked for by itself.
+
+use crate::{
+    common::Place,
+    edt::{BURST_BYTES, Bed, is_free, is_held, ok, refused, tidegate},
+    htb::json,
+    need_root,
+};
+
+const LIMIT_BIT_S: f64 = 20e6;
+
+#[test]
+fn root_tbf_limits_a_device_and_leaves_no_trace() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    let before = bed.qdiscs();
+    let words = "limit add up --dev eth0 --scheme tbf --egress 20mbit";
+    ok(&place, &bed, words);
+    assert!(ok(&place, &bed, "status").contains("in force"));
+    assert!(bed.qdiscs().contains("tbf 7467:"), "{}", bed.qdiscs());
+    let same = ok(&place, &bed, words);
+    assert!(same.contains("nothing changed"), "{same}");
+    let fast = bed.free(&bed.sender, "3 2 0 10.97.0.2");
+    is_held(&fast, LIMIT_BIT_S, BURST_BYTES);
+    ok(&place, &bed, "limit set up --egress 10mbit");
+    let slow = bed.free(&bed.sender, "3 1 0 10.97.0.2");
+    is_held(&slow, LIMIT_BIT_S / 2.0, BURST_BYTES);
+    // A flood: the bytes that were dropped are known, too. The counters went on over the change.
+    let flood = bed.free(&bed.sender, "2 2 40e6 10.97.0.2");
+    is_held(&flood, LIMIT_BIT_S / 2.0, BURST_BYTES);
+    let status = json(&place, &bed, "status --json");
+    let egress = &status["limits"][0]["egress"];
+    assert!(egress["drop_full_packets"].as_u64().unwrap() > 0, "{egress}");
+    assert!(egress["drop_full_bytes"].as_u64().unwrap() > 0, "{egress}");
+    let received: u64 = [&fast, &slow, &flood].map(|traffic| traffic.bytes()).iter().sum();
+    assert!(egress["pass_bytes"].as_u64().unwrap() >= received, "{egress} of {received}");
+
+    // Somebody takes it off: it says so, and is put back.
+    assert!(bed.tc("qdisc del dev eth0 root").status.success());
+    let (_, table, _) = tidegate(&place, &bed, "status");
+    assert!(table.contains("DETACHED") && table.contains("NOT ENFORCED"), "{table}");
+    ok(&place, &bed, words);
+    assert!(ok(&place, &bed, "status").contains("in force"));
+    is_held(&bed.free(&bed.sender, "3 1 0 10.97.0.2"), LIMIT_BIT_S, BURST_BYTES);
+
+    ok(&place, &bed, "detach");
+    assert_eq!(bed.qdiscs(), before);
+    assert!(!place.store().exists());
+    is_free(&bed.free(&bed.sender, "2 1 0 10.97.0.2"), LIMIT_BIT_S);
+}
+
+#[test]
+fn root_tbf_holds_what_leaves_alone() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    let before = bed.qdiscs();
+    for (words, direction) in [
+        ("limit add up --dev eth0 --scheme tbf --ingress 20mbit", "egress"),
+        ("limit add up --dev eth0 --scheme tbf --egress 20mbit --ingress 20mbit", "egress"),
+        ("limit add up --port eth0 --scheme tbf --egress 20mbit", "ingress"),
+    ] {
+        let message = refused(&place, &bed, words);
+        let why = format!("what leaves the device, which is {direction} here");
+        assert!(message.contains(&why), "{words}: {message}");
+        assert_eq!(bed.qdiscs(), before);
+    }
+    ok(&place, &bed, "limit add up --port eth0 --scheme tbf --ingress 20mbit");
+    is_held(&bed.free(&bed.sender, "3 1 0 10.97.0.2"), LIMIT_BIT_S, BURST_BYTES);
+    ok(&place, &bed, "limit del up");
+    assert_eq!(bed.qdiscs(), before);
+}
+
+#[test]
+fn root_tbf_leaves_the_qdiscs_of_others_alone() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    let before = bed.qdiscs();
+    assert!(bed.tc("qdisc add dev eth0 root handle 9: pfifo limit 7").status.success());
+    let theirs = bed.qdiscs();
+    let words = "limit add up --dev eth0 --scheme tbf --egress 20mbit";
+    let message = refused(&place, &bed, words);
+    assert!(message.contains("`pfifo 9:`") && message.contains("--force"), "{message}");
+    assert_eq!(bed.qdiscs(), theirs);
+    ok(&place, &bed, &format!("{words} --force"));
+    assert!(bed.qdiscs().contains("tbf 7467:"), "{}", bed.qdiscs());
+    // A device has one qdisc: another limit that needs it is refused.
+    let message = refused(&place, &bed, "limit add two --port eth0 --scheme htb --ingress 5mbit");
+    assert!(message.contains("`up`"), "{message}");
+    ok(&place, &bed, "limit del up");
+    assert_eq!(bed.qdiscs(), before);
+}

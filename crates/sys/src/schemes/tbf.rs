@@ -1,0 +1,190 @@
+//! Scheme `tbf`: the kernel's token bucket filter at the root of a device or port.
+//!
+//! It holds what leaves by the device, in one queue: what a program of this host sends by a device, or what
+//! the workload behind a port receives. The program `tbf_out` counts what comes to it.
+
+use std::{mem::MaybeUninit, path::Path};
+
+use libbpf_rs::{
+    MapCore, MapFlags, MapHandle, OpenObject, ProgramMut,
+    skel::{OpenSkel, SkelBuilder},
+};
+use tidegate_core::{Bytes, Direction, Nanos};
+
+use crate::{
+    bpf::{load_error, map_error, quiet_libbpf},
+    cgroup::Hierarchy,
+    clock::monotonic_ns,
+    device::{self, Target},
+    intf,
+    limit::{AttachedLimit, Handle, LimitError, LimitMaps, LimitOptions, Reading},
+    net::{
+        Netlink,
+        qdisc::{Qdisc, Tbf, TbfQueue, Verb},
+    },
+    root_qdisc::{self, Undo},
+    schemes::{LINKS, Scheme},
+    skel,
+};
+
+/// The outcomes of [`intf::Counters`] that a qdisc knows.
+const PASS: usize = 0;
+const DROP_FULL: usize = 3;
+
+/// The header of a frame, which an MTU leaves out.
+const LINK_HEADER_BYTES: u32 = 14;
+
+/// Scheme `tbf`.
+pub(crate) struct TokenBucketFilter;
+
+impl Scheme for TokenBucketFilter {
+    fn links(&self, limit: &intf::Limit) -> &'static [&'static str] {
+        let at = intf::index(limit.leaving());
+        &LINKS[at..=at]
+    }
+
+    fn attach_device(
+        &self,
+        _hierarchy: &Hierarchy,
+        target: &Target,
+        options: &LimitOptions,
+        force: bool,
+    ) -> Result<AttachedLimit, LimitError> {
+        let limit = target.encode(options)?;
+        let out = limit.leaving();
+        let comes_in = if out == Direction::Egress { options.ingress } else { options.egress };
+        if comes_in.is_some() {
+            return Err(LimitError::OnlyLeaving { scheme: options.scheme, direction: out });
+        }
+        let mut netlink = Netlink::open()?;
+        let qdisc = qdisc_of(&limit, netlink.mtu(limit.ifindex)?)?;
+        root_qdisc::put(&mut netlink, limit.ifindex, target.scope.name(), force, &qdisc)?;
+        let mut undo = Undo::nothing();
+        undo.arm(&limit, remove);
+
+        quiet_libbpf();
+        let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+        let mut open =
+            skel::tbf::TbfSkelBuilder::default().open(&mut storage).map_err(load_error("tbf"))?;
+        if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
+            rodata.direction_out = intf::index(out) as u32;
+        }
+        let tbf = open.load().map_err(load_error("tbf"))?;
+        let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("tbf"));
+        let maps = LimitMaps::new(
+            handle(&tbf.maps.limit)?,
+            handle(&tbf.maps.queues_of_limit)?,
+            handle(&tbf.maps.counters)?,
+        );
+        maps.write(limit)?;
+        let program: &ProgramMut<'_> = &tbf.progs.tbf_out;
+        let hooked = device::attach(target, &[(out, program)])?;
+        Ok(AttachedLimit { qdisc: undo, ..AttachedLimit::on_device(maps, hooked) })
+    }
+
+    fn open(
+        &self,
+        dir: &Path,
+        limit: &intf::Limit,
+    ) -> Result<Option<Box<dyn Handle>>, &'static str> {
+        let came = MapHandle::from_pinned_path(dir.join("counters")).map_err(|_| "counters")?;
+        Ok(Some(Box::new(OnDevice { limit: *limit, came })))
+    }
+
+    /// The qdisc knows no end of a rate.
+    fn ends_leases(&self) -> bool {
+        false
+    }
+}
+
+/// Takes the qdisc off again.
+fn remove(limit: &intf::Limit) {
+    let netlink = Netlink::open();
+    let _ = netlink.and_then(|mut netlink| root_qdisc::remove(&mut netlink, limit.ifindex));
+}
+
+/// The qdisc of a limit on a device with an MTU. What it sends at once is at least one frame, or none would
+/// pass.
+fn qdisc_of(limit: &intf::Limit, mtu_bytes: u32) -> Result<Qdisc, LimitError> {
+    let out = limit.leaving();
+    let rate = limit
+        .rate(out)
+        .ok_or(LimitError::OnlyLeaving { scheme: limit.scheme(), direction: out })?;
+    let conf = limit.queue[intf::index(out)];
+    let least = mtu_bytes.saturating_add(LINK_HEADER_BYTES);
+    let bytes = |time: u64, least: u32| {
+        u32::try_from(rate.bytes_in(Nanos(time)).0).unwrap_or(u32::MAX).max(least)
+    };
+    Ok(Qdisc::Tbf(Tbf {
+        rate_bit_s: rate.bit_s(),
+        burst_bytes: bytes(conf.burst_ns, least),
+        queue: TbfQueue::LimitBytes(bytes(conf.drop_ns, least)),
+    }))
+}
+
+/// A limit in force.
+#[derive(Debug)]
+struct OnDevice {
+    limit: intf::Limit,
+    /// What came to the qdisc, by direction.
+    came: MapHandle,
+}
+
+impl OnDevice {
+    fn read_here(&self, direction: Direction) -> Result<Reading, LimitError> {
+        let mut reading = Reading::default();
+        if direction != self.limit.leaving() {
+            return Ok(reading);
+        }
+        let mut came = intf::Counters::default();
+        let key = (intf::index(direction) as u32).to_ne_bytes();
+        let per_cpu =
+            self.came.lookup_percpu(&key, MapFlags::ANY).map_err(map_error("counters"))?;
+        for cpu in per_cpu.unwrap_or_default() {
+            let one = cpu.get(..size_of::<intf::Counters>());
+            let one = one.and_then(|bytes| bytemuck::try_pod_read_unaligned(bytes).ok());
+            came.add(&one.ok_or(LimitError::Layout("counters"))?);
+        }
+        let qdiscs = Netlink::open()?.qdisc_stats(self.limit.ifindex)?;
+        let Some(qdisc) = root_qdisc::ours(&qdiscs) else { return Ok(reading) };
+        let waiting = u64::from(qdisc.backlog_bytes);
+        if let Some(rate) = self.limit.rate(direction) {
+            reading.queue.finish_ns = monotonic_ns() + rate.time_for(Bytes(waiting)).0;
+        }
+        let counters = &mut reading.counters;
+        counters.packets[PASS] = qdisc.sent_packets.into();
+        counters.bytes[PASS] = qdisc.sent_bytes;
+        counters.packets[DROP_FULL] = qdisc.drops.into();
+        if qdisc.drops > 0 {
+            let left = qdisc.sent_bytes + waiting;
+            counters.bytes[DROP_FULL] = came.bytes[PASS].saturating_sub(left);
+        }
+        Ok(reading)
+    }
+}
+
+impl Handle for OnDevice {
+    fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
+        device::in_namespace(self.limit.cgroup_id, || self.read_here(direction))
+            .unwrap_or_else(|| Ok(Reading::default()))
+    }
+
+    fn missing(&self) -> Vec<&'static str> {
+        let is_there = || {
+            let qdiscs = Netlink::open()?.qdisc_stats(self.limit.ifindex)?;
+            Ok::<_, LimitError>(root_qdisc::ours(&qdiscs).is_some_and(|q| q.kind == "tbf"))
+        };
+        let is_there = device::in_namespace(self.limit.cgroup_id, || is_there().unwrap_or(false));
+        if is_there.unwrap_or(false) { Vec::new() } else { vec!["qdisc"] }
+    }
+
+    fn change(&self, limit: &intf::Limit) -> Result<(), LimitError> {
+        let change = || {
+            let mut netlink = Netlink::open()?;
+            let qdisc = qdisc_of(limit, netlink.mtu(limit.ifindex)?)?;
+            root_qdisc::set(&mut netlink, limit.ifindex, Verb::Change, &qdisc)
+        };
+        device::in_namespace(limit.cgroup_id, change)
+            .unwrap_or(Err(LimitError::NoQueue { ifindex: limit.ifindex }))
+    }
+}
