@@ -27,7 +27,11 @@ fn is_published(file: &str, shall: impl FnOnce(&str) -> String) {
 
 #[test]
 fn the_schema_is_published() {
-    is_published("spec.schema.json", |_| serde_json::to_string_pretty(&schema()).unwrap() + "\n");
+    // The order of members is no part of a schema, and depends on the features of serde_json.
+    is_published("spec.schema.json", |is| match serde_json::from_str::<Value>(is) {
+        Ok(published) if published == schema() => is.to_owned(),
+        _ => serde_json::to_string_pretty(&schema()).unwrap() + "\n",
+    });
 }
 
 #[test]
