@@ -11,7 +11,7 @@ use tidegate_core::{
         MemberId,
         level::Want,
         message::{Account, Answer, Ask, Body, Epoch, MESSAGE_MAX, Message, Promise, Propose},
-        share::{Event, Acceptor, Share, ShareOptions},
+        share::{Acceptor, Event, Share, ShareOptions},
     },
 };
 
