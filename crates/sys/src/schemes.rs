@@ -1,8 +1,8 @@
 //! The schemes. Each has a module here, its eBPF programs in a folder of `bpf/`, and a row of [`SCHEMES`] in
 //! `tidegate-core`, which holds all that needs no kernel.
 //!
-//! The store and `run` know a scheme only by the trait [`Scheme`], and what a limit has in the kernel beside
-//! its maps by the trait [`Handle`]. So a new scheme is a module, a line of [`of`] and a row.
+//! The store and `run` know a scheme only by the trait `Scheme`, and what a limit has in the kernel beside
+//! its maps by the trait `Handle`. So a new scheme is a module, a line of `of` and a row.
 //!
 //! [`SCHEMES`]: tidegate_core::scheme::SCHEMES
 
