@@ -40,8 +40,8 @@ Examples:
   tidegate monitor                                             what is used, every second
 
 Units: bit kbit mbit gbit (rates), b kb mb gb (sizes), us ms s (times); a unit is required.
-Exit codes: 0 done; 1 usage or spec error; 2 the kernel refused; 3 `plan` found changes; `run` exits as its \
-command did.";
+Exit codes: 0 done; 1 usage or spec error; 2 the kernel refused; 3 `plan` found changes, or `status --check` \
+a limit that is not in force; `run` exits as its command did.";
 
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, about = ABOUT, after_help = AFTER_HELP, max_term_width = 100)]
@@ -68,7 +68,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Run one command under a limit, which ends with it
+    /// Run one command under a limit
     ///
     /// Limits the command and everything it starts, whatever they speak. Passes signals on and exits as the
     /// command does (128+n if signal n ended it, 127 if there is no such command). Nothing is left behind. If
@@ -82,10 +82,10 @@ Examples:
 
 `tidegate run --scheme SCHEME --help` shows the flags of a scheme.")]
     Run(RunArgs),
-    /// Put one limit on, change it, take it off, show it
+    /// Add, change, remove or show a limit
     #[command(subcommand, arg_required_else_help = true)]
     Limit(LimitVerb),
-    /// Run a software NIC that shapes what passes between two ports (scheme `carousel`)
+    /// Run a software NIC that shapes traffic between two ports
     ///
     /// Frames that come in at one port leave at the other, each direction at its rate, flows isolated from
     /// each other. The limits hold while it runs. SIGHUP reads the spec again without losing a packet;
@@ -108,11 +108,11 @@ A spec file:
   ingress = \"1gbit\"
   scheme  = \"carousel\"")]
     Nic(NicArgs),
-    /// Share limits with other hosts: the node of a fleet
+    /// Share limits with other hosts
     ///
     /// Sets the rates of the limits in the groups of the file, as all their hosts want and use them. The
     /// limits themselves are put on by `tidegate apply`. SIGHUP (and `apply`) has it read the file again;
-    /// SIGTERM ends it, and its limits keep what is this host's in any case.
+    /// SIGTERM ends it, and its limits fall back to this host's reserved share.
     #[command(after_help = "\
 Examples:
   tidegate daemon --new-key 1 | install -m 600 /dev/stdin /etc/tidegate/fleet.keys
@@ -136,10 +136,10 @@ A spec file:
   scope  = { cgroup = \"system.slice/backup.service\" }
   egress = \"5gbit\"")]
     Daemon(DaemonArgs),
-    /// What a policer's burst size does, and which one a capture went through
+    /// Size a policer's burst, or find a policer in a capture
     #[command(subcommand, arg_required_else_help = true)]
     Burst(BurstVerb),
-    /// Check that a spec file is well-formed; needs no privileges
+    /// Check a spec file; needs no privileges
     #[command(after_help = "Example:\n  tidegate check limits.toml")]
     Check(CheckArgs),
     /// Print the JSON schema of spec files, for editors and other tools
@@ -148,9 +148,10 @@ A spec file:
     /// Show what `apply` would do; exits 3 if that is anything
     #[command(after_help = "Example:\n  tidegate plan limits.toml")]
     Plan(PlanArgs),
-    /// Make the limits of this host as a spec file says, all or nothing
+    /// Make the limits of this host match a spec file
     ///
-    /// Limits that are not in the file are left alone unless --prune is given. A changed rate is changed in
+    /// All or nothing: an error changes nothing. Limits that are not in the file are left alone unless
+    /// --prune is given. A changed rate is changed in
     /// place: no packet and no connection is lost. Applying a file twice changes nothing. A limit whose
     /// cgroup or device does not exist waits; apply the file again when there is one.
     #[command(after_help = "\
@@ -164,7 +165,7 @@ A spec file:
   egress  = \"200mbit\"
   ingress = \"500mbit\"")]
     Apply(ApplyArgs),
-    /// Show every limit, whether it is enforced, and what it has done
+    /// Show all limits, their state and counters
     #[command(after_help = "\
 Example:
   tidegate status
@@ -176,7 +177,7 @@ Examples:
   tidegate monitor --interval 200ms
   tidegate monitor --json --count 10 | jq .egress.used_bit_s")]
     Monitor(MonitorArgs),
-    /// Say what holds a process, a cgroup or a flow back
+    /// Say what limits a process, a cgroup or a flow
     ///
     /// Shows the limits of its cgroup and of those above it, also those that a `tidegate run` holds, what
     /// each did in a short sample, and the TCP sockets that use them, rates in payload. The last line says in
@@ -190,13 +191,13 @@ Examples:
 
 A number is a process, an address with a port a flow, all else a cgroup (/7 is the cgroup `7`).")]
     Explain(ExplainArgs),
-    /// Watch all limits live: what is used, backlogs, drops, and the sockets behind them
+    /// Watch all limits live
     ///
     /// Limits stand as a tree, those inside others below them. Keys: arrows or j and k select, Enter shows
     /// one limit closely, s sorts, p pauses, + and - change the interval, ? lists them all, q ends.
     #[command(after_help = "Example:\n  tidegate top --interval 500ms")]
     Top(TopArgs),
-    /// Take all limits off; the host is as it was before
+    /// Remove all limits from this host
     #[command(after_help = "Example:\n  tidegate detach --dry-run")]
     Detach(DetachArgs),
     /// Print the completions for a shell
@@ -217,7 +218,7 @@ Example:
 
 #[derive(Debug, Subcommand)]
 pub enum LimitVerb {
-    /// Put a limit on a cgroup or device, to stay until it is taken off
+    /// Install a limit on a cgroup or device
     #[command(after_help = "\
 Examples:
   tidegate limit add backup --cgroup system.slice/backup.service --egress 200mbit
@@ -237,13 +238,13 @@ Examples:
   tidegate limit set backup --egress 100mbit
   tidegate limit set backup --ingress none --loopback=false")]
     Set(SetArgs),
-    /// Take a limit off; those inside it come first
+    /// Remove a limit; those inside it first
     #[command(after_help = "Example:\n  tidegate limit del backup")]
     Del {
         /// Name of the limit
         name: String,
     },
-    /// Put a limit back that is not in force, or all of them
+    /// Restore limits that are not in force
     ///
     /// After an upgrade: limits of an earlier version are replaced by the same limits of this one, where the
     /// kernel allows it without a moment between. Also limits whose programs somebody took off.
@@ -292,7 +293,7 @@ pub struct AddArgs {
     /// The limit that it is inside of: it has a part of that one's rate
     #[arg(long, value_name = "NAME")]
     pub parent: Option<String>,
-    /// Replace a qdisc that is in the way, for good (htb, dem, spring)
+    /// Replace a qdisc that is in the way, for good
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]
@@ -354,7 +355,7 @@ pub struct PlanArgs {
 pub struct ApplyArgs {
     #[command(flatten)]
     pub plan: PlanArgs,
-    /// Replace qdiscs that somebody has put on devices which schemes htb, dem and spring need; they will not
+    /// Replace qdiscs that somebody has put on devices, where a scheme needs its own; they will not
     /// be put back
     #[arg(long)]
     pub force: bool,

@@ -280,7 +280,7 @@ pub static FIELDS: [Field; 20] = [
             kind: Kind::Span,
             about: "Backlog above which packets are dropped; edt: the horizon of departures",
             example: "drop = \"4ms\"",
-            default: "4ms; edt: 10ms; htb, dem, spring: 20ms",
+            default: "4ms; edt: 10ms; in a qdisc: 20ms",
         },
         false,
         member!(drop),
