@@ -17,10 +17,10 @@ use crate::{
     scope::Scope,
 };
 
-/// What a limit that names no scheme asks for.
+/// A limit that names no scheme.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// What it is on.
+    /// Its scope.
     pub scope: &'a Scope,
     /// It is inside another limit.
     pub has_parent: bool,
@@ -32,7 +32,7 @@ pub struct Request<'a> {
     pub fields: &'a [&'static str],
 }
 
-/// What schemes need of the kernel.
+/// Features of the kernel that some schemes need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernel {
     /// The qdisc HTB.
@@ -141,7 +141,7 @@ fn order(request: &Request<'_>) -> (&'static [Scheme], Why) {
     }
 }
 
-/// What is against a scheme.
+/// The reason why a scheme cannot be taken; `None` if it can.
 fn against(scheme: Scheme, request: &Request<'_>, kernel: Kernel) -> Option<Why> {
     let info = scheme.info();
     if let Some(field) = request.fields.iter().find(|field| !info.has(field)) {
@@ -193,7 +193,7 @@ pub fn choose(request: &Request<'_>, kernel: Kernel) -> Result<Choice, NoScheme>
 /// One row of [`CASES`]: what is limited, with which settings beside its rates, and what is picked why.
 type Case = (&'static str, &'static str, &'static str);
 
-/// What `auto` picks when, as the documentation has it.
+/// The table of the documentation: which scheme `auto` picks when.
 pub const CASES: [Case; 14] = [
     ("a cgroup, alone or in a tree of cgroups", "", "pace"),
     ("a cgroup", "pace_ceiling", "nrm"),

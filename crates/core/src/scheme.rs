@@ -48,7 +48,7 @@ pub struct SchemeInfo {
     pub on_devices: bool,
     /// It sets something on TCP sockets.
     pub sets_sockets: bool,
-    /// Its packets wait in a qdisc, the kernel's HTB.
+    /// Its packets wait in a qdisc at the root of the device.
     pub has_qdisc: bool,
     /// Its limits may be the parents and children of others.
     pub in_trees: bool,
@@ -60,7 +60,7 @@ pub struct SchemeInfo {
     pub cgroup_program: Option<&'static str>,
     /// Its eBPF programs on devices, by which what is left there is known as ours.
     pub device_programs: &'static [&'static str],
-    /// Those of them that come with the qdisc at the root of a device.
+    /// The eBPF programs among these that come with the qdisc at the root of a device.
     pub qdisc_programs: &'static [&'static str],
 }
 

@@ -114,7 +114,7 @@ struct Copy {
 }
 
 impl Copy {
-    /// `limits`: for how many it has room; `level`: of the cgroups; `with`: the maps of an earlier copy.
+    /// `limits`: its capacity; `level`: of the cgroups; `with`: the maps of an earlier copy.
     fn load(
         sharing: Sharing,
         limits: u32,
@@ -232,25 +232,25 @@ pub struct Limits {
     sharing: Sharing,
     /// Of a way without sharing one for each limit, from the first on.
     copies: Vec<Copy>,
-    room: u32,
+    capacity: u32,
     level: u32,
     members: Vec<Member>,
 }
 
 impl Limits {
-    /// Has room for limits 1 to `limits`, on cgroups at one level of the hierarchy (which matters to
-    /// [`Sharing::Ancestor`] alone).
+    /// Loads programs and maps for limits 1 to `limits`, on cgroups at one level of the hierarchy (which
+    /// matters to [`Sharing::Ancestor`] alone).
     ///
     /// # Errors
     /// [`SharingError`].
     pub fn new(sharing: Sharing, limits: u32, level: u32) -> Result<Limits, SharingError> {
         libbpf_rs::set_print(None);
-        let room = limits + 1;
+        let capacity = limits + 1;
         let copies = match sharing.is_shared() {
-            true => vec![Copy::load(sharing, room, level, None)?],
+            true => vec![Copy::load(sharing, capacity, level, None)?],
             false => Vec::new(),
         };
-        Ok(Limits { sharing, copies, room, level, members: Vec::new() })
+        Ok(Limits { sharing, copies, capacity, level, members: Vec::new() })
     }
 
     fn copy(&self, limit: u32) -> Result<&Copy, SharingError> {
@@ -320,9 +320,9 @@ impl Limits {
     /// # Errors
     /// [`SharingError`].
     pub fn replace_programs(&mut self) -> Result<(), SharingError> {
-        let room = self.room;
+        let capacity = self.capacity;
         for (index, earlier) in self.copies.iter_mut().enumerate() {
-            let copy = Copy::load(self.sharing, room, self.level, Some(earlier))?;
+            let copy = Copy::load(self.sharing, capacity, self.level, Some(earlier))?;
             let is_mine =
                 |member: &&Member| self.sharing.is_shared() || member.limit as usize == index + 1;
             for member in self.members.iter().filter(is_mine) {
@@ -404,7 +404,7 @@ impl Limits {
             }
             if self.sharing == Sharing::Chunk {
                 for name in ["chunk_limits", "chunk_queues", "chunk_counters"] {
-                    for slot in (0..self.room).step_by(CHUNK as usize) {
+                    for slot in (0..self.capacity).step_by(CHUNK as usize) {
                         let (chunk, _) = copy.pooled(name, slot)?;
                         memory.maps += of_descriptor(chunk.as_fd(), "memlock")?;
                     }
