@@ -198,6 +198,7 @@ impl Host {
         match scope {
             Scope::Cgroup(path) => Ok(Scope::Cgroup(self.hierarchy.open(path)?.path().to_owned())),
             Scope::Dev(_) | Scope::Port(_) => Ok(Target::find(scope)?.scope),
+            Scope::Select(_) => Ok(scope.clone()),
         }
     }
 
