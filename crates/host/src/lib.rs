@@ -42,6 +42,7 @@ pub mod nic;
 pub mod plan;
 pub mod risk;
 pub mod run;
+pub mod schedule;
 pub mod settings;
 pub mod sockets;
 pub mod spec;
