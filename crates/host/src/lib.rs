@@ -50,3 +50,4 @@ pub mod status;
 pub mod tree;
 pub mod waiting;
 pub mod watch;
+pub mod world;

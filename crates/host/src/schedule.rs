@@ -223,7 +223,8 @@ mod tests {
     fn spans_hold_from_their_beginning_to_before_their_end() {
         let work = [row("mon-fri", "08:00", "18:00", "10mbit")];
         let night = [row("fri-sun", "22:00", "06:00", "none")];
-        let first = [row("sun", "12:00", "13:00", "1mbit"), row("sat,sun", "0:00", "24:00", "2mbit")];
+        let first =
+            [row("sun", "12:00", "13:00", "1mbit"), row("sat,sun", "0:00", "24:00", "2mbit")];
         let table: [(&[Row], &str, &str, &str); 16] = [
             (&[], "2026-03-02T12:00", "-", "-"),
             (&work, "2026-03-02T07:59", "-", "Mon 02 08:00 +01:00"),
@@ -237,13 +238,43 @@ mod tests {
             (&first, "2026-03-01T12:30", "1mbit", "Sun 01 13:00 +01:00"),
             (&first, "2026-03-01T13:00", "2mbit", "Mon 02 00:00 +01:00"),
             // The clock goes from 02:00 to 03:00 on 29 March: 02:30 is not there.
-            (&[row("sun", "02:30", "04:00", "1mbit")], "2026-03-29T01:59", "-", "Sun 29 03:00 +02:00"),
-            (&[row("sun", "02:30", "04:00", "1mbit")], "2026-03-29T03:00", "1mbit", "Sun 29 04:00 +02:00"),
-            (&[row("sat", "23:00", "05:00", "1mbit")], "2026-03-29T04:59", "1mbit", "Sun 29 05:00 +02:00"),
+            (
+                &[row("sun", "02:30", "04:00", "1mbit")],
+                "2026-03-29T01:59",
+                "-",
+                "Sun 29 03:00 +02:00",
+            ),
+            (
+                &[row("sun", "02:30", "04:00", "1mbit")],
+                "2026-03-29T03:00",
+                "1mbit",
+                "Sun 29 04:00 +02:00",
+            ),
+            (
+                &[row("sat", "23:00", "05:00", "1mbit")],
+                "2026-03-29T04:59",
+                "1mbit",
+                "Sun 29 05:00 +02:00",
+            ),
             // It goes from 03:00 back to 02:00 on 25 October: 02:30 comes twice, and the first counts.
-            (&[row("sun", "02:30", "04:00", "1mbit")], "2026-10-25T02:29+02:00", "-", "Sun 25 02:30 +02:00"),
-            (&[row("sun", "02:30", "04:00", "1mbit")], "2026-10-25T02:10+01:00", "1mbit", "Sun 25 04:00 +01:00"),
-            (&[row("sun", "01:00", "02:30", "1mbit")], "2026-10-25T02:10+01:00", "-", "Sun 01 01:00 +01:00"),
+            (
+                &[row("sun", "02:30", "04:00", "1mbit")],
+                "2026-10-25T02:29+02:00",
+                "-",
+                "Sun 25 02:30 +02:00",
+            ),
+            (
+                &[row("sun", "02:30", "04:00", "1mbit")],
+                "2026-10-25T02:10+01:00",
+                "1mbit",
+                "Sun 25 04:00 +01:00",
+            ),
+            (
+                &[row("sun", "01:00", "02:30", "1mbit")],
+                "2026-10-25T02:10+01:00",
+                "-",
+                "Sun 01 01:00 +01:00",
+            ),
         ];
         for (rows, when, rate, next) in table {
             let expected = (rate.to_owned(), next.to_owned());
@@ -259,7 +290,10 @@ mod tests {
         assert_eq!(days("mon-sun").unwrap(), "daily");
         assert!(days("monday").is_err() && days("").is_err() && days("mon-").is_err());
         let time = |text: &str| text.parse::<TimeOfDay>().map(|time| time.to_string());
-        assert_eq!((time("8:05").unwrap(), time("24:00").unwrap()), ("08:05".into(), "24:00".into()));
+        assert_eq!(
+            (time("8:05").unwrap(), time("24:00").unwrap()),
+            ("08:05".into(), "24:00".into())
+        );
         for bad in ["8", "24:01", "08:60", "+8:00", "08:00:00", "8 am", "99999:0"] {
             assert!(time(bad).is_err(), "{bad}");
         }
