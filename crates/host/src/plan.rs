@@ -165,6 +165,21 @@ impl fmt::Display for Reason {
     }
 }
 
+impl PlanError {
+    /// The limit of the spec without which there may be a plan.
+    #[must_use]
+    pub fn limit(&self) -> &str {
+        match self {
+            PlanError::SameScope { second: name, .. }
+            | PlanError::SamePrefix { second: name, .. }
+            | PlanError::ScopeTaken { name, .. }
+            | PlanError::PrefixTaken { name, .. }
+            | PlanError::ParentPruned { name, .. }
+            | PlanError::Family(FamilyError { name, .. }) => name,
+        }
+    }
+}
+
 impl Action {
     /// Name of the limit.
     #[must_use]
@@ -285,6 +300,18 @@ pub enum PlanError {
 /// # Errors
 /// [`PlanError`] when two limits would be on one cgroup, or one cannot be where it is in its tree.
 pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan, PlanError> {
+    plan_pruning(present, wanted, |_| prune)
+}
+
+/// The same; of the limits that only the host has those go whose name passes.
+///
+/// # Errors
+/// [`PlanError`].
+pub fn plan_pruning(
+    present: &[Present],
+    wanted: &[Wanted],
+    prune: impl Fn(&str) -> bool,
+) -> Result<Plan, PlanError> {
     let taken = places(wanted)?;
     let names: BTreeSet<_> = wanted.iter().map(|limit| limit.name.as_str()).collect();
     let by_name: BTreeMap<_, _> =
@@ -294,7 +321,7 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
     let mut members: Vec<Member> = wanted.iter().map(Member::from).collect();
     let mut removals = Vec::new();
     for limit in present.iter().filter(|limit| !names.contains(limit.name.as_str())) {
-        if prune {
+        if prune(&limit.name) {
             removals.push((limit, Reason::Pruned));
             continue;
         }

@@ -718,6 +718,7 @@ mod follow;
 mod nic;
 mod police;
 mod schema;
+mod tolerant;
 
 pub use follow::{Follow, FollowProblem, Moment};
 
