@@ -299,7 +299,10 @@ impl LockedHost {
             }
         }
         waiting.iter().try_for_each(|Waits { name, scope, .. }| {
-            store.wait(&self.lock, &Waiting { name: name.clone(), scope: scope.clone() })
+            let limit = spec.limits.iter().find(|limit| limit.name == *name);
+            let required = limit.is_some_and(|limit| limit.follow.required);
+            let (name, scope) = (name.clone(), scope.clone());
+            store.wait(&self.lock, &Waiting { name, scope, required })
         })
     }
 
