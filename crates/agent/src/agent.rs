@@ -300,7 +300,6 @@ impl Agent {
         self.force = false;
         // Until it is known what became of it.
         self.checked = now;
-        self.retry = None;
         let (files, managed) = (files.clone(), self.managed.clone());
         self.managed.extend(self.goal.limits.iter().map(|goal| goal.limit.name.clone()));
         Some(Action::Apply { files, goal: self.goal.clone(), managed })

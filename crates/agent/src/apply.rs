@@ -16,7 +16,7 @@ use tidegate_host::{
 };
 use tidegate_sys::store::StoreError;
 
-use crate::goal::{Files, Goal, GoalLimit};
+use crate::goal::{Files, Goal};
 
 /// What became of a goal.
 #[derive(Debug, Default)]
@@ -57,7 +57,7 @@ fn within(
 ) -> Result<Applied, StoreError> {
     let mut applied = Applied::default();
     let present = host.host().present()?;
-    let mut spec = spec_of(files, goal);
+    let mut spec = spec_of(files, goal, &mut applied.refused);
     let (wanted, gone) = loop {
         match host.host().wanted(&spec, &present) {
             Ok(wanted) => break wanted,
@@ -89,24 +89,18 @@ fn within(
     Ok(applied)
 }
 
-/// The limits of a goal as one file.
-fn spec_of(files: &Files, goal: &Goal) -> Spec {
-    let limit = |goal: &GoalLimit| {
-        let scope = match &goal.cgroups[..] {
-            [] => goal.limit.scope.clone(),
-            [(path, _), ..] => Scope::Cgroup(path.clone()),
-        };
-        LimitSpec { scope, ..goal.limit.clone() }
-    };
-    let groups = files.specs.iter().flat_map(|spec| spec.groups.clone()).collect();
-    Spec {
-        file: "the files of the agent".to_owned(),
-        limits: goal.limits.iter().map(limit).collect(),
-        nics: Vec::new(),
-        fleet: None,
-        groups,
-        labels: false,
+/// The limits of a goal as one file; those that cannot be are refused.
+fn spec_of(files: &Files, goal: &Goal, refused: &mut BTreeMap<String, String>) -> Spec {
+    let mut limits = Vec::new();
+    for goal in &goal.limits {
+        match goal.clone().resolved() {
+            Ok(limit) => limits.push(limit),
+            Err(why) => drop(refused.insert(goal.limit.name.clone(), why)),
+        }
     }
+    let groups = files.specs.iter().flat_map(|spec| spec.groups.clone()).collect();
+    let file = "the files of the agent".to_owned();
+    Spec { file, limits, nics: Vec::new(), fleet: None, groups, labels: false }
 }
 
 /// All limits of the files, in whatever state.

@@ -42,6 +42,29 @@ pub struct GoalLimit {
     pub cgroups: Vec<(String, u64)>,
 }
 
+impl GoalLimit {
+    /// The limit on what it has found.
+    ///
+    /// # Errors
+    /// Says that it has found too much.
+    pub fn resolved(self) -> Result<LimitSpec, String> {
+        let scope = match &self.cgroups[..] {
+            [] => self.limit.scope.clone(),
+            [(path, _)] => Scope::Cgroup(path.clone()),
+            [(first, _), .., (last, _)] => {
+                return Err(format!(
+                    "limit `{}`: {} matches {} cgroups, from `{first}` to `{last}`; write each = true to have one \
+                     limit for each",
+                    self.limit.name,
+                    self.limit.scope,
+                    self.cgroups.len()
+                ));
+            }
+        };
+        Ok(LimitSpec { scope, ..self.limit })
+    }
+}
+
 /// A process that is to be moved into a cgroup of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {

@@ -205,7 +205,9 @@ impl Shell<'_> {
     fn act(&mut self, action: Action) -> Option<Event> {
         match action {
             Action::ReadFiles => {
-                let files = directory::read(&self.options.directory);
+                let mut files = directory::read(&self.options.directory);
+                let hierarchy = self.host.hierarchy();
+                files.specs.iter_mut().for_each(|spec| scan::relative(hierarchy, spec));
                 Some(Event::Read(files))
             }
             Action::Scan { programs } => {

@@ -1,7 +1,9 @@
 //! Reads what runs on the host: cgroups, programs, users.
 
-use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt};
+use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::Path};
 
+use tidegate_core::Scope;
+use tidegate_host::spec::Spec;
 use tidegate_host::world::{MAX_PROGRAMS, Program, World};
 use tidegate_sys::cgroup::Hierarchy;
 
@@ -21,6 +23,15 @@ pub fn scan(hierarchy: &Hierarchy, programs: bool) -> World {
         users: users(&fs::read_to_string(PASSWD).unwrap_or_default()),
         programs: if programs { self::programs() } else { Vec::new() },
         ..World::default()
+    }
+}
+
+/// Has cgroups that are written with the mount point before them without it.
+pub fn relative(hierarchy: &Hierarchy, spec: &mut Spec) {
+    for limit in &mut spec.limits {
+        if let Scope::Cgroup(path) = &mut limit.scope {
+            *path = hierarchy.relative(Path::new(path));
+        }
     }
 }
 

@@ -168,8 +168,11 @@ A spec file:
     #[command(after_help = "Example:\n  tidegate schema > spec.schema.json")]
     Schema,
     /// Show what `apply` would do; exits 3 if that is anything
-    #[command(after_help = "Example:\n  tidegate plan limits.toml")]
-    Plan(PlanArgs),
+    #[command(after_help = "\
+Examples:
+  tidegate plan limits.toml
+  tidegate plan limits.toml --at 2026-03-02T09:00")]
+    Plan(PlanAtArgs),
     /// Make the limits of this host match a spec file
     ///
     /// All or nothing: an error changes nothing. Limits that are not in the file are left alone unless
@@ -371,6 +374,15 @@ pub struct PlanArgs {
     pub prune: bool,
     #[command(flatten)]
     pub look: LookArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanAtArgs {
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    /// What schedules say at this local time, such as 2026-03-02T09:00 [default: now]
+    #[arg(long, value_name = "TIME")]
+    pub at: Option<jiff::civil::DateTime>,
 }
 
 #[derive(Debug, Args)]
