@@ -42,7 +42,7 @@ pub fn apply(
     let mut host = host.lock()?;
     let applied = within(&mut host, files, goal, managed);
     let problems = host.problems();
-    host.close();
+    host.close_and_go_on();
     applied.map(|mut applied| {
         applied.problems.extend(problems);
         applied

@@ -278,6 +278,12 @@ impl LockedHost {
     pub fn close(self) {
         self.host.store.close(self.lock);
     }
+
+    /// The same for a process that goes on: signals that have come meanwhile are delivered.
+    pub fn close_and_go_on(self) {
+        self.host.store.close(self.lock);
+        self.signals.restore();
+    }
 }
 
 impl LockedHost {

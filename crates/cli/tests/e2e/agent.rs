@@ -325,7 +325,8 @@ fn root_agent_keeps_a_schedule() {
     );
     let _agent = bed.start();
     whole(&a);
-    assert_eq!(bed.rate("a"), Some(3_000_000), "every day, all day");
+    // Every day, all day.
+    wait_for("the rate", || (bed.rate("a") == Some(3_000_000)).then_some(()));
     // Two rows that never hold now: yesterday and tomorrow are other days.
     let today = jiff::Zoned::now();
     let days = [-2, 2].map(|days| {

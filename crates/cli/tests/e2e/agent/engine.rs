@@ -176,7 +176,7 @@ fn root_agent_limits_containers_by_name_and_by_their_labels() {
     engine.add(&db, "my db", &json!({ "tidegate.egress": "5mbit" }));
     let other = slice.make(&format!("docker-{db}.scope"));
     whole(&other);
-    assert_eq!(bed.rate("container-my_db"), Some(5_000_000));
+    wait_for("the rate", || (bed.rate("container-my_db") == Some(5_000_000)).then_some(()));
     assert_eq!(Objects::on(&monitor).links(), 0);
     // Restarted: a new cgroup, of a container that is known.
     slice.remove(&scope);
