@@ -23,7 +23,7 @@ use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
 use super::{
     CGROUP, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError, check_name,
     htb::device_in,
-    members::{SELECT, selector_in},
+    members::{SELECT, paths_in, selector_in},
     pins::detach_links,
 };
 use crate::{
@@ -63,6 +63,8 @@ pub struct Unreadable {
     pub name: String,
     /// Where it was put on, as far as its pins tell.
     pub scope: Option<Scope>,
+    /// With a selector: the cgroups that joined it.
+    pub members: Vec<String>,
     /// The name of its parent.
     pub parent: Option<String>,
     /// Why it cannot be read.
@@ -175,6 +177,7 @@ impl Store {
         Unreadable {
             name: name.to_owned(),
             scope: cgroup.or_else(|| device(DEV, Scope::Dev)).or_else(|| device(PORT, Scope::Port)),
+            members: paths_in(hierarchy, &dir),
             parent: name_in(&dir, PARENT),
             why,
             map_id: map.and_then(|map| map.info()).map(|info| info.info.id).ok(),
