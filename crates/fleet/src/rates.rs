@@ -60,7 +60,7 @@ pub fn begin_alone(spec: &Spec, plan: &mut Plan) {
                 Action::Replace { from, to, .. } => {
                     (&to.name, vec![&mut from.options, &mut to.options])
                 }
-                Action::Change { .. } => continue,
+                Action::Change { .. } | Action::Members { .. } => continue,
             };
             if !group.members.contains(name) {
                 continue;

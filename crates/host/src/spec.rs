@@ -541,7 +541,8 @@ impl Reader<'_> {
             let LimitSpec { name, scope, options, parent, asked, .. } = limit.clone();
             // Only a host knows how a cgroup's path is written.
             let scope = Some(scope).filter(Scope::is_device);
-            Member { name, scope, options, parent, asked, detached: false, stays: false }
+            let members = Vec::new();
+            Member { name, scope, members, options, parent, asked, detached: false, stays: false }
         };
         let mut members: Vec<_> = limits.iter().map(member).collect();
         if let Err(FamilyError { name, field, problem }) = family::resolve(&mut members, false) {
