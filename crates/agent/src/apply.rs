@@ -16,7 +16,7 @@ use tidegate_host::{
 };
 use tidegate_sys::store::StoreError;
 
-use crate::goal::{Files, Goal};
+use crate::goal::{self, Files, Goal};
 
 /// What became of a goal.
 #[derive(Debug, Default)]
@@ -57,7 +57,7 @@ fn within(
 ) -> Result<Applied, StoreError> {
     let mut applied = Applied::default();
     let present = host.host().present()?;
-    let mut spec = spec_of(files, goal, &mut applied.refused);
+    let mut spec = spec_of(files, goal);
     let (wanted, gone) = loop {
         match host.host().wanted(&spec, &present) {
             Ok(wanted) => break wanted,
@@ -73,7 +73,8 @@ fn within(
             }
         }
     };
-    let wanted = rates::kept(&spec, &present, &wanted);
+    let mut wanted = rates::kept(&spec, &present, &wanted);
+    goal::set_members(goal, &mut wanted);
     let waits: Vec<_> = goal.waiting.iter().cloned().chain(gone).collect();
     let prune = |name: &str| goal.off.contains(name) || managed.contains(name) && !goal.has(name);
     let mut plan = planned(&present, wanted, &waits, goal, prune, &mut applied);
@@ -89,15 +90,9 @@ fn within(
     Ok(applied)
 }
 
-/// The limits of a goal as one file; those that cannot be are refused.
-fn spec_of(files: &Files, goal: &Goal, refused: &mut BTreeMap<String, String>) -> Spec {
-    let mut limits = Vec::new();
-    for goal in &goal.limits {
-        match goal.clone().resolved() {
-            Ok(limit) => limits.push(limit),
-            Err(why) => drop(refused.insert(goal.limit.name.clone(), why)),
-        }
-    }
+/// The limits of a goal as one file.
+fn spec_of(files: &Files, goal: &Goal) -> Spec {
+    let limits = goal.limits.iter().map(|goal| goal.limit.clone()).collect();
     let groups = files.specs.iter().flat_map(|spec| spec.groups.clone()).collect();
     let file = "the files of the agent".to_owned();
     Spec { file, limits, nics: Vec::new(), fleet: None, groups, labels: false }

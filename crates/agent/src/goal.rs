@@ -9,6 +9,7 @@ use jiff::{Timestamp, Zoned};
 use tidegate_core::{Scope, selector::SelectorKind};
 use tidegate_host::{
     absent::Waits,
+    plan::Wanted,
     settings::Patch,
     spec::{Follow, LimitSpec, Spec},
     world::{Match, World},
@@ -43,25 +44,21 @@ pub struct GoalLimit {
 }
 
 impl GoalLimit {
-    /// The limit on what it has found.
-    ///
-    /// # Errors
-    /// Says that it has found too much.
-    pub fn resolved(self) -> Result<LimitSpec, String> {
-        let scope = match &self.cgroups[..] {
-            [] => self.limit.scope.clone(),
-            [(path, _)] => Scope::Cgroup(path.clone()),
-            [(first, _), .., (last, _)] => {
-                return Err(format!(
-                    "limit `{}`: {} matches {} cgroups, from `{first}` to `{last}`; write each = true to have one \
-                     limit for each",
-                    self.limit.name,
-                    self.limit.scope,
-                    self.cgroups.len()
-                ));
-            }
-        };
-        Ok(LimitSpec { scope, ..self.limit })
+    /// The paths of its cgroups.
+    #[must_use]
+    pub fn members(&self) -> Vec<String> {
+        self.cgroups.iter().map(|(path, _)| path.clone()).collect()
+    }
+}
+
+/// Gives the limits that select their cgroups those that the goal has found.
+pub fn set_members(goal: &Goal, wanted: &mut [Wanted]) {
+    let goals: BTreeMap<_, _> =
+        goal.limits.iter().map(|goal| (goal.limit.name.as_str(), goal)).collect();
+    for limit in wanted.iter_mut().filter(|limit| matches!(limit.scope, Scope::Select(_))) {
+        if let Some(goal) = goals.get(limit.name.as_str()) {
+            limit.members = goal.members();
+        }
     }
 }
 

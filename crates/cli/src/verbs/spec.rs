@@ -12,9 +12,8 @@ use jiff::{Zoned, tz::TimeZone};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use tidegate_agent::{
-    goal::{self, Files, GoalLimit},
-    report::LimitState,
-    scan,
+    goal::{self, Files, Goal},
+    report, scan,
 };
 use tidegate_core::{Rate, Scope, selector::SelectorKind};
 use tidegate_fleet::rates;
@@ -85,10 +84,10 @@ pub fn plan(store: &Path, run_dir: &Path, args: &PlanAtArgs) -> Result<ExitCode>
     let at = at.map_or_else(|| Ok(Zoned::now()), |at| at.to_zoned(TimeZone::system()))?;
     let host = verbs::open(store)?;
     let present = host.present()?;
-    let Resolved { spec, off, mut waiting } = resolved(spec, &host, &at)?;
-    let (wanted, missing) = host.wanted(&spec, &present)?;
-    waiting.extend(missing);
-    let plan = planned(&spec, &present, &wanted, (&waiting, &off), args.prune)?;
+    let resolved = resolved(spec, &host, &at)?;
+    let (wanted, waiting) = resolved.wanted(&host, &present)?;
+    let Resolved { spec, goal } = resolved;
+    let plan = planned(&spec, &present, &wanted, (&waiting, &goal.off), args.prune)?;
     print(&spec, run_dir, &plan, &waiting, args, false)?;
     Ok(if plan.actions.is_empty() { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
 }
@@ -97,14 +96,14 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
     let ApplyArgs { plan: args, force } = args;
     let spec = Spec::read(&args.file)?;
     let host = verbs::open(store)?;
-    let Resolved { spec, off, mut waiting } = resolved(spec, &host, &Zoned::now())?;
-    let (wanted, missing) = host.wanted(&spec, &host.present()?)?;
-    waiting.extend(missing);
+    let resolved = resolved(spec, &host, &Zoned::now())?;
+    let (wanted, waiting) = resolved.wanted(&host, &host.present()?)?;
+    let Resolved { spec, goal } = resolved;
     let mut host = host.lock()?;
     host.force(*force);
     let present = host.host().present().map_err(anyhow::Error::from);
-    let plan =
-        present.and_then(|present| planned(&spec, &present, &wanted, (&waiting, &off), args.prune));
+    let plan = present
+        .and_then(|present| planned(&spec, &present, &wanted, (&waiting, &goal.off), args.prune));
     let done = plan.and_then(|plan| {
         if !plan.actions.is_empty() {
             host.reserve_journal()?;
@@ -121,9 +120,17 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
 /// A spec as it is now on this host: selectors have found their cgroups.
 struct Resolved {
     spec: Spec,
-    /// Limits without a rate at this time.
-    off: BTreeSet<String>,
-    waiting: Vec<Waits>,
+    goal: Goal,
+}
+
+impl Resolved {
+    /// The limits that can be, and those that wait.
+    fn wanted(&self, host: &Host, present: &[Present]) -> Result<(Vec<Wanted>, Vec<Waits>)> {
+        let (mut wanted, mut waiting) = host.wanted(&self.spec, present)?;
+        goal::set_members(&self.goal, &mut wanted);
+        waiting.extend(self.goal.waiting.iter().cloned());
+        Ok((wanted, waiting))
+    }
 }
 
 /// Follows selectors and schedules as the agent does. Containers are known to the agent alone.
@@ -134,17 +141,14 @@ fn resolved(mut spec: Spec, host: &Host, at: &Zoned) -> Result<Resolved> {
     scan::relative(host.hierarchy(), &mut spec);
     let files = Files { specs: vec![spec.clone()], errors: Vec::new() };
     let goal = goal::goal(&files, &world, at);
-    if let Some(refused) = goal.reports.iter().find(|report| report.state == LimitState::Refused) {
+    if let Some(refused) =
+        goal.reports.iter().find(|report| report.state == report::LimitState::Refused)
+    {
         let reason = refused.reason.as_deref().unwrap_or_default();
         return Err(UsageError(format!("{}: limit `{}`: {reason}", spec.file, refused.name)).into());
     }
-    spec.limits = goal
-        .limits
-        .into_iter()
-        .map(GoalLimit::resolved)
-        .collect::<Result<_, _>>()
-        .map_err(UsageError)?;
-    Ok(Resolved { spec, off: goal.off, waiting: goal.waiting })
+    spec.limits = goal.limits.iter().map(|goal| goal.limit.clone()).collect();
+    Ok(Resolved { spec, goal })
 }
 
 /// The plan, or where in the file the reason is that there is none.
