@@ -138,6 +138,7 @@ mod tests {
         let of = |limit: &tidegate_host::spec::LimitSpec| Wanted {
             name: limit.name.clone(),
             scope: limit.scope.clone(),
+            members: Vec::new(),
             options: limit.options,
             parent: None,
             asked: limit.asked,
@@ -160,6 +161,8 @@ mod tests {
         let is = |options| Present {
             name: "a".into(),
             scope: Scope::Cgroup("a".into()),
+            members: Vec::new(),
+            gone: Vec::new(),
             state: State::InForce,
             options,
             parent: None,
