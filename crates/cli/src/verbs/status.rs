@@ -321,13 +321,15 @@ fn cry(
             format!("limit `{name}` waits: there is no {scope}; {back} puts it on when there is");
         if *required { waits.push(line) } else { quiet.push(line) }
     }
-    for limit in limits.iter().filter(|limit| limit.state == State::ScopeGone) {
-        let (name, scope) = (&limit.name, &limit.scope);
-        if !is_required(name, true) {
-            quiet.push(format!(
-                "limit `{name}` waits: {scope} is gone; the agent puts it on when it is back"
-            ));
-        }
+    for LimitStatus { name, scope, state, .. } in limits {
+        let line = match state {
+            State::NoMembers => format!("limit `{name}` waits: there is no {scope}"),
+            State::ScopeGone if !is_required(name, true) => {
+                format!("limit `{name}` waits: {scope} is gone")
+            }
+            _ => continue,
+        };
+        if is_required(name, false) { waits.push(line) } else { quiet.push(line) }
     }
     let mut of_agent = Vec::new();
     if let Some(Agent { running, report }) = agent {
