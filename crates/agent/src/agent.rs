@@ -6,8 +6,8 @@
 //! lines of engines, the clock ───────────────────┘
 //! ```
 //!
-//! Whoever drives it hands it what happened, then asks for actions until there is none, then waits for the next
-//! event or for [`Agent::timeout`].
+//! Whoever drives it hands it what happened, then asks for actions until there is none, then waits for the
+//! next event or for [`Agent::timeout`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -29,7 +29,8 @@ pub struct Applied {
     pub signal: Option<i32>,
 }
 
-/// Applies a goal. Of the limits that only the host has those go that are `managed` and not asked for any more.
+/// Applies a goal. Of the limits that only the host has those go that are `managed` and not asked for any
+/// more.
 ///
 /// # Errors
 /// [`StoreError`] when nothing could be done.
@@ -143,7 +144,8 @@ fn planned(
 
 /// Carries a plan out: as a whole where limits take the place of others, else step by step.
 fn perform(host: &mut LockedHost, plan: &Plan, applied: &mut Applied) {
-    let takes = |action: &Action| matches!(action, Action::Remove { limit, .. } if limit.state != State::ScopeGone);
+    let holds = |limit: &Present| !matches!(limit.state, State::ScopeGone | State::NoMembers);
+    let takes = |action: &Action| matches!(action, Action::Remove { limit, .. } if holds(limit));
     if plan.actions.iter().any(takes) && plan.actions.len() > 1 {
         match apply::apply(host, &plan.actions) {
             Ok(()) => return,

@@ -1,8 +1,8 @@
 //! The child that asks one engine, Docker or Podman, for its containers, and writes a line for each change.
 //!
-//! Both speak the same API over a Unix socket. Two requests are enough: the list, and the events. Of an answer only
-//! the few members that are needed are read, so states and fields that one engine adds are no error. It has no
-//! capability, the user of its socket, and ends with its parent.
+//! Both speak the same API over a Unix socket. Two requests are enough: the list, and the events. Of an
+//! answer only the few members that are needed are read, so states and fields that one engine adds are no
+//! error. It has no capability, the user of its socket, and ends with its parent.
 
 use std::{
     collections::BTreeMap,

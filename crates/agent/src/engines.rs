@@ -1,5 +1,6 @@
-//! The children that ask engines of containers, one for each socket: they are started with as few rights as the
-//! socket allows, their lines are read, and they are started again with back-off. Their absence is a state.
+//! The children that ask engines of containers, one for each socket: they are started with as few rights as
+//! the socket allows, their lines are read, and they are started again with back-off. Their absence is a
+//! state.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,7 +1,8 @@
-//! What the limits of a host shall be at a moment: the files, what runs on the host, and the time give it. Pure.
+//! What the limits of a host shall be at a moment: the files, what runs on the host, and the time give it.
+//! Pure.
 //!
-//! Each limit of the files has a state. One that cannot be, waits or is refused alone: the others are not touched.
-//! Of two limits that match one cgroup the first, in the order of the files, has it.
+//! Each limit of the files has a state. One that cannot be, waits or is refused alone: the others are not
+//! touched. Of two limits that match one cgroup the first, in the order of the files, has it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! The agent: keeps the limits of a host as the files of a directory say, while services, users, containers and
-//! programs come and go.
+//! The agent: keeps the limits of a host as the files of a directory say, while services, users, containers
+//! and programs come and go.
 //!
 //! ```text
 //! files ─┐

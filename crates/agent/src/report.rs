@@ -1,5 +1,5 @@
-//! What the agent says of itself and of each limit of its files: a JSON file in the run directory, written as a
-//! whole, from which `tidegate status` reads and the next agent learns what is its own.
+//! What the agent says of itself and of each limit of its files: a JSON file in the run directory, written as
+//! a whole, from which `tidegate status` reads and the next agent learns what is its own.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,5 @@
-//! The agent at work: one loop that waits for the kernel, hands the state machine what happened, and does what it
-//! says. It opens no network socket.
+//! The agent at work: one loop that waits for the kernel, hands the state machine what happened, and does
+//! what it says. It opens no network socket.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

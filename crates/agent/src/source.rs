@@ -24,8 +24,8 @@ pub trait CgroupSource {
     /// # Errors
     /// Those of the operating system.
     fn take(&mut self) -> io::Result<bool>;
-    /// The cgroups that there are now. True if the source has learned of some only by this: what has come below
-    /// them meanwhile is not known yet.
+    /// The cgroups that there are now. True if the source has learned of some only by this: what has come
+    /// below them meanwhile is not known yet.
     fn follow(&mut self, mount: &Path, cgroups: &mut dyn Iterator<Item = &str>) -> bool;
     /// Whether it tells of every cgroup.
     fn is_whole(&self) -> bool;

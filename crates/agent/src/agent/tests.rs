@@ -201,9 +201,9 @@ fn what_was_put_on_by_the_agent_before_is_taken_off_and_nothing_else() {
 }
 
 proptest! {
-    /// Whatever happens in whatever order: when all is quiet, the units that exist are limited at the rate of the
-    /// last files that had no error, and nothing of the agent's is left besides. No event costs an unbounded number
-    /// of actions, and an agent at rest does nothing but look.
+    /// Whatever happens in whatever order: when all is quiet, the units that exist are limited at the rate of
+    /// the last files that had no error, and nothing of the agent's is left besides. No event costs an
+    /// unbounded number of actions, and an agent at rest does nothing but look.
     #[test]
     fn in_the_end_the_host_is_as_the_files_say(
         steps in proptest::collection::vec((0u8..7, 0usize..4, 0u64..3000), 1..40),
@@ -239,7 +239,8 @@ proptest! {
         for n in 0..4 {
             let name = format!("u{n}");
             let exists = bed.cgroups.contains_key(&format!("{name}.service"));
-            let expected = good.0.contains(&n).then_some(if exists { LimitState::InForce } else { LimitState::Waiting });
+            let state = if exists { LimitState::InForce } else { LimitState::Waiting };
+            let expected = good.0.contains(&n).then_some(state);
             prop_assert_eq!(bed.state(&name), expected);
             if expected == Some(LimitState::InForce) {
                 prop_assert_eq!(&bed.host[&name], &format!("{}mbit", good.1 + 1));

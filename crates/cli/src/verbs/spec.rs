@@ -96,9 +96,9 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
     let ApplyArgs { plan: args, force } = args;
     let spec = Spec::read(&args.file)?;
     let host = verbs::open(store)?;
-    let resolved = resolved(spec, &host, &Zoned::now())?;
+    let resolved = resolved(spec.clone(), &host, &Zoned::now())?;
     let (wanted, waiting) = resolved.wanted(&host, &host.present()?)?;
-    let Resolved { spec, goal } = resolved;
+    let (all, Resolved { spec, goal }) = (spec, resolved);
     let mut host = host.lock()?;
     host.force(*force);
     let present = host.host().present().map_err(anyhow::Error::from);
@@ -109,7 +109,7 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
             host.reserve_journal()?;
         }
         apply::apply(&mut host, &plan.actions)?;
-        host.note_waiting(&spec, &waiting, args.prune)?;
+        host.note_waiting(&all, &waiting, args.prune)?;
         Ok(plan)
     });
     verbs::close(host);

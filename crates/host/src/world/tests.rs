@@ -169,7 +169,9 @@ fn patterns_match_as_a_shell_does() {
 
 proptest! {
     #[test]
-    fn no_pattern_panics_and_a_text_matches_itself(pattern in "[ab*?\\[\\]!/-]{0,12}", text in "[ab/]{0,12}") {
+    fn no_pattern_panics_and_a_text_matches_itself(
+        pattern in "[ab*?\\[\\]!/-]{0,12}", text in "[ab/]{0,12}",
+    ) {
         let _ = glob(&pattern, &text);
         prop_assert!(glob(&text, &text));
         prop_assert!(matches("*", &text, true));
