@@ -140,7 +140,7 @@ async fn ask(socket: &Path) -> Result<Infallible, Failure> {
         // Objects follow each other, with or without lines between.
         let mut stream = serde_json::Deserializer::from_slice(&part).into_iter::<Happened>();
         let mut all = Vec::new();
-        while let Some(event) = stream.next() {
+        for event in stream.by_ref() {
             match event {
                 Ok(event) => all.push(event),
                 Err(e) if e.is_eof() => break,

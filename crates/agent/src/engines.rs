@@ -3,7 +3,7 @@
 //! state.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs,
     io::{self, Read},
     os::{
@@ -280,10 +280,4 @@ fn start(program: &Path, socket: &str, who: Identity) -> io::Result<(Child, Chil
     let flags = rustix::fs::fcntl_getfl(&pipe)?;
     rustix::fs::fcntl_setfl(&pipe, flags | OFlags::NONBLOCK)?;
     Ok((child, pipe))
-}
-
-/// Names that no two engines share, for the report.
-#[must_use]
-pub fn names(engines: &Engines) -> BTreeSet<String> {
-    engines.engines.keys().cloned().collect()
 }

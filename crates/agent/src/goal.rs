@@ -128,9 +128,8 @@ pub fn goal(files: &Files, world: &World, now: &Zoned) -> Goal {
             Err(error) => builder.all_refused(spec, &error.to_string()),
         }
     }
-    for spec in files.specs.iter().filter(|spec| spec.labels) {
+    if let Some(spec) = files.specs.iter().find(|spec| spec.labels) {
         builder.by_labels(&spec.file);
-        break;
     }
     builder.conflicts();
     builder.with_parents();

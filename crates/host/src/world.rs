@@ -2,7 +2,7 @@
 //! users are read elsewhere.
 //!
 //! - A unit or slice of the system manager is a directory of its name with nothing but slices above it. What
-//! a   user's manager or a container calls so is another thing.
+//!   a user's manager or a container calls so is another thing.
 //! - A user is the slice `user.slice/user-UID.slice`.
 //! - A container is the outermost directory whose name has its id, whoever made it:
 //!
