@@ -12,6 +12,7 @@ mod burst;
 #[path = "../../../capture/tests/captures/mod.rs"]
 mod captures;
 mod clsact;
+mod cni;
 mod common;
 mod daemon;
 mod edt;
