@@ -13,11 +13,12 @@ use crate::{
     subnets,
 };
 
-/// Runtimes give a burst from here on when nobody asked for one, because the plugin `bandwidth` demands it: in
-/// bits. A limit with it would let 256 MB through at once.
+/// Runtimes give a burst from here on, in bits, when nobody asked for one, because the plugin `bandwidth`
+/// demands it. A limit with it would let 256 MB through at once.
 pub const NO_BURST_BITS: u64 = i32::MAX as u64;
 
-/// Rates in bit/s and bursts in bits; zero where there is none. The workload's side: `egress` is what it sends.
+/// Rates in bit/s and bursts in bits; zero where there is none. The workload's side: `egress` is what it
+/// sends.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Bandwidth {

@@ -2,8 +2,8 @@
 //!
 //! A container runtime starts it after the plugin that made the container's interface, with a command and
 //! names in the environment and a configuration on standard input. It limits the host's side of the
-//! interface, and gives back the result of the plugins before it. [`request`] reads what was asked, [`plugin`]
-//! does it on this host, [`error`] has the errors of the protocol.
+//! interface, and gives back the result of the plugins before it. [`request`] reads what was asked,
+//! [`plugin`] does it on this host, [`error`] has the errors of the protocol.
 //!
 //! The protocol is the [CNI specification](https://www.cni.dev/docs/spec/), versions 0.3.0 to 1.1.0; the
 //! configuration is that of the plugin `bandwidth`.

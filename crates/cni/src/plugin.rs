@@ -1,7 +1,7 @@
 //! The commands of the plugin, on the limits of this host.
 //!
-//! A limit's name says whose it is: `cni-NETWORK-CONTAINER-INTERFACE`, where the network and the interface are
-//! hashes, and the container is the beginning of its id. So nothing but the limits has to be stored.
+//! A limit's name says whose it is: `cni-NETWORK-CONTAINER-INTERFACE`, where the network and the interface
+//! are hashes, and the container is the beginning of its id. So nothing but the limits has to be stored.
 
 use std::{hash::Hasher, os::unix::fs::MetadataExt, path::Path};
 

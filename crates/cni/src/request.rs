@@ -198,7 +198,8 @@ fn attachment(container: String, interface: String) -> Result<Attachment, CniErr
     let inner = |c: char| letter(c) || matches!(c, '_' | '.' | '-');
     if !container.starts_with(letter) || !container.chars().all(inner) {
         let problem = format!(
-            "CNI_CONTAINERID is `{container}`; it begins with a letter or digit, and has these, `_`, `.` and `-`"
+            "CNI_CONTAINERID is `{container}`; it begins with a letter or digit, and has these, `_`, `.` \
+             and `-`"
         );
         return Err(CniError::new(Code::Environment, problem));
     }

@@ -26,8 +26,8 @@ pub(crate) fn all_but(subnets: &Prefixes) -> Result<Prefixes, CniError> {
             subnets.as_slice().iter().filter(|s| s.is_v4() == family.is_v4()).collect();
         if !add_rest(family, family.is_v4(), &own, &mut rest) {
             let problem = format!(
-                "shapedSubnets: the addresses outside of them are more than {MAX_PREFIXES} prefixes; write fewer \
-                 or shorter ones, or unshapedSubnets"
+                "shapedSubnets: the addresses outside of them are more than {MAX_PREFIXES} prefixes; \
+                 write fewer or shorter ones, or unshapedSubnets"
             );
             return Err(CniError::new(Code::Config, problem));
         }
@@ -106,8 +106,8 @@ mod tests {
             let subnets = prefixes(&texts.iter().map(String::as_str).collect::<Vec<_>>());
             let Ok(rest) = all_but(&subnets) else { return Ok(()) };
             let close = networks.get(near).map_or(v4, |(address, _)| address ^ low >> 20);
-            let addresses = [Ipv4Addr::from(v4).into(), Ipv4Addr::from(close).into(), Ipv6Addr::from(v6).into()];
-            for address in addresses.into_iter().map(|address: IpAddr| octets(address)) {
+            let v4 = [v4, close].map(|address| IpAddr::from(Ipv4Addr::from(address)));
+            for address in v4.into_iter().chain([Ipv6Addr::from(v6).into()]).map(octets) {
                 let is_in = |list: &Prefixes| list.as_slice().iter().any(|p| p.contains(address));
                 prop_assert_ne!(is_in(&subnets), is_in(&rest));
             }
