@@ -21,6 +21,7 @@ mod htb;
 mod ingress;
 mod kill;
 mod limit;
+mod members;
 mod nic;
 mod older;
 mod place;
