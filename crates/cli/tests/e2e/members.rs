@@ -1,7 +1,7 @@
 //! One limit over several cgroups, which come and go.
 
 use std::{
-    fs,
+    env, fs,
     io::Read,
     net::{TcpListener, TcpStream, UdpSocket},
     path::Path,
@@ -313,7 +313,11 @@ fn half_done(store: &Path) -> Vec<String> {
     found
 }
 
-/// Kills a command before each of its changes, and has a look afterwards.
+/// Without `TIDEGATE_KILL=all` one in so many places is tried.
+const SAMPLE: usize = 4;
+
+/// Kills a command before each of its changes, or a sample of them, and has a look afterwards. The sample
+/// begins where `TIDEGATE_KILL_SEED` says.
 fn kill_at_each(place: &Place, words: &[&str], prepare: impl Fn(), check: impl Fn(&str)) {
     let command = || {
         let mut command = place.tidegate();
@@ -323,7 +327,12 @@ fn kill_at_each(place: &Place, words: &[&str], prepare: impl Fn(), check: impl F
     prepare();
     let changes = tracer::watch(command(), |_| None).changes;
     assert!(changes.len() > 3, "{changes:?}");
-    for (at, change) in changes.iter().enumerate() {
+    let whole = env::var("TIDEGATE_KILL").is_ok_and(|form| form == "all");
+    let seed = env::var("TIDEGATE_KILL_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or(std::process::id() as usize);
+    println!("TIDEGATE_KILL_SEED={seed}");
+    let step = if whole { 1 } else { SAMPLE };
+    for (at, change) in changes.iter().enumerate().skip(seed % step).step_by(step) {
         prepare();
         tracer::run(command(), at, 9);
         // Whoever comes next finishes it, also if it only reads.
@@ -392,6 +401,19 @@ fn root_a_killed_writer_of_members_is_finished() {
         assert_eq!(show(&place, "web")["members"], json!([first.path()]), "{change}");
         assert_eq!(entries(&place.store().join("web/members")), [first.id().to_string()]);
     });
+    // Another one with other programs comes in its place.
+    let both = || {
+        make();
+        place.ok(&apply);
+    };
+    let other = place.file(
+        "other.toml",
+        &fs::read_to_string(&spec).unwrap().replace("egress", "exempt = [\"10.1.0.0/16\"]\negress"),
+    );
+    kill_at_each(&place, &["apply", other.to_str().unwrap()], both, |change| {
+        assert_eq!((links().len(), links_on(&make()).len()), (3, 3), "{change}");
+        assert_eq!(show(&place, "web")["state"], "in_force", "{change}");
+    });
     // All of it comes off.
     let on = || {
         make();
@@ -401,6 +423,32 @@ fn root_a_killed_writer_of_members_is_finished() {
         assert!(is_whole(&first) && is_whole(&make()), "{change}");
         assert_eq!(links().len(), links_on(&make()).len(), "{change}");
     });
+}
+
+#[test]
+fn root_one_that_cannot_be_read_comes_off_all_members() {
+    need_root!();
+    let place = Place::new();
+    let groups = ["w1", "w2"].map(|name| place.child(name));
+    let (on, spec) = (pattern(&place, "w*"), file(&place, SPEC));
+    let objects = || groups.each_ref().map(Objects::on);
+    let break_it = || {
+        place.ok(&["apply", &spec]);
+        fs::remove_file(place.store().join("web/queues")).unwrap();
+        let status = place.json(&["status", "--json"]);
+        assert_eq!(status["limits"][0]["state"], "broken");
+        assert_eq!(status["limits"][0]["cgroup"], Value::from(on.as_str()));
+    };
+    break_it();
+    let broken = objects();
+    place.ok(&["apply", &spec]);
+    broken.iter().for_each(Objects::wait_until_gone);
+    assert!(objects().iter().all(Objects::is_whole));
+    break_it();
+    let broken = objects();
+    place.ok(&["limit", "del", "web"]);
+    broken.iter().for_each(Objects::wait_until_gone);
+    assert!(!place.store().exists());
 }
 
 #[test]
