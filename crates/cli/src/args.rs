@@ -304,7 +304,7 @@ pub struct AddArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct ScopeArgs {
-    /// The cgroup, relative to the cgroup mount
+    /// The cgroup, or a pattern for several
     #[arg(long, value_name = "PATH")]
     pub cgroup: Option<String>,
     /// A device of this host, such as eth0: what leaves and comes in by it
@@ -318,7 +318,7 @@ pub struct ScopeArgs {
 impl ScopeArgs {
     /// The scope as written; `None` only if clap let none through.
     pub fn scope(&self) -> Option<Scope> {
-        let cgroup = self.cgroup.clone().map(Scope::Cgroup);
+        let cgroup = self.cgroup.as_deref().map(Scope::of_cgroup);
         let dev = self.dev.clone().map(Scope::Dev);
         cgroup.or(dev).or_else(|| self.port.clone().map(Scope::Port))
     }

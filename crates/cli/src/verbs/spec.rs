@@ -1,6 +1,7 @@
 //! `tidegate check`, `plan` and `apply`: limits from a file.
 
 use std::{
+    collections::BTreeSet,
     io::{self, Write, stdout},
     path::Path,
     process::ExitCode,
@@ -173,7 +174,8 @@ fn print_text(
     for action in plan.actions.iter().flat_map(parts) {
         match &action {
             Action::Add { limit } => {
-                let (name, on) = (&limit.name, output::scope(&limit.scope));
+                let on = output::scope_with(&limit.scope, &limit.members);
+                let name = &limit.name;
                 let what = output::describe(&limit.options, limit.parent.as_deref());
                 writeln!(out, "{}", paint.green(&format!("+ {name} on {on}: {what}")))?;
             }
@@ -182,6 +184,12 @@ fn print_text(
                 let changes = changes.iter().map(|d| format!("{} {} -> {}", d.field, d.from, d.to));
                 let changes = changes.collect::<Vec<_>>().join(", ");
                 writeln!(out, "{}", paint.yellow(&format!("~ {name}: {changes}")))?;
+            }
+            Action::Members { name, join, leave, .. } => {
+                let joins = join.iter().map(|path| format!("+ {path}"));
+                let leaves = leave.iter().map(|path| format!("- {path}"));
+                let all = joins.chain(leaves).collect::<Vec<_>>().join(", ");
+                writeln!(out, "{}", paint.yellow(&format!("~ {name}: {all}")))?;
             }
             Action::Remove { limit, reason } => {
                 let (name, on) = (&limit.name, output::scope(&limit.scope));
@@ -221,7 +229,11 @@ fn print_text(
     }
     let parts = || plan.actions.iter().flat_map(parts);
     let count = |verb| parts().filter(|action| action.verb() == verb).count();
-    let (add, change, remove) = (count("add"), count("change"), count("remove"));
+    let (add, remove) = (count("add"), count("remove"));
+    // One may get and lose cgroups, and change besides.
+    let is_change = |action: &&Action| matches!(action.verb(), "change" | "members");
+    let changed = plan.actions.iter().filter(is_change).map(Action::name);
+    let change = changed.collect::<BTreeSet<_>>().len();
     if applied {
         writeln!(out, "Done: {add} added, {change} changed, {remove} removed.")
     } else {
@@ -417,6 +429,11 @@ struct ActionJson<'a> {
     limit: Option<LimitJson>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     differences: Vec<DifferenceJson>,
+    /// The cgroups that join and leave a limit with a selector.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    join: &'a [String],
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    leave: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -437,16 +454,27 @@ impl<'a> From<&'a Action> for ActionJson<'a> {
         let (scope, reason, limit) = match action {
             Action::Remove { limit, reason } => (&limit.scope, Some(reason.to_string()), None),
             Action::Change { scope, to, .. } => (scope, None, Some(to)),
+            Action::Members { scope, .. } => (scope, None, None),
             Action::Replace { to: limit, .. } | Action::Add { limit } => {
                 (&limit.scope, None, Some(&limit.options))
             }
         };
         let parent = match action {
             Action::Remove { limit, .. } => limit.parent.as_deref(),
-            Action::Change { .. } => None,
+            Action::Change { .. } | Action::Members { .. } => None,
             Action::Replace { to: limit, .. } | Action::Add { limit } => limit.parent.as_deref(),
         };
+        let none: &[String] = &[];
+        let (join, leave) = match action {
+            Action::Members { join, leave, .. } => (join.as_slice(), leave.as_slice()),
+            Action::Add { limit } | Action::Replace { to: limit, .. } => {
+                (limit.members.as_slice(), none)
+            }
+            Action::Remove { .. } | Action::Change { .. } => (none, none),
+        };
         ActionJson {
+            join,
+            leave,
             parent,
             action: action.verb(),
             name: action.name(),

@@ -161,6 +161,7 @@ fn show(
         tell_schemes(&mut out, &limits, name)?;
         tell_colours(&mut out, &limits)?;
         tell_hooks(&mut out, &limits)?;
+        tell_members(&mut out, &limits)?;
         tell_at_risk(&mut out, &limits)?;
         tell_waiting(&mut out, &limits)?;
     }
@@ -207,12 +208,23 @@ fn tell_hooks(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     Ok(())
 }
 
+/// Below the table, the cgroups of limits with a selector.
+fn tell_members(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
+    for limit in limits {
+        if let Some(members) = &limit.members {
+            writeln!(out, "{}: {}", limit.name, output::members(members))?;
+        }
+    }
+    Ok(())
+}
+
 /// ... and which of them make requests wait for a timer of TCP.
 fn tell_at_risk(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     for limit in limits {
         for (direction, d) in limit.directions() {
             let Some(words) = output::at_risk(d.at_risk) else { continue };
-            let on = output::scope(&limit.scope);
+            let member = limit.members.iter().flatten().next();
+            let on = member.map_or_else(|| output::scope(&limit.scope), String::clone);
             let what = format!("{words}; `tidegate explain {on}` says what to do");
             writeln!(out, "{} {direction}, requests at risk: {what}", limit.name)?;
         }
@@ -359,7 +371,7 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
 
     let state = match limit.state {
         State::InForce => "in force",
-        State::ScopeGone => WAITING,
+        State::ScopeGone | State::NoMembers => WAITING,
         State::Detached => "DETACHED",
         State::NoFq => "NO FQ",
         State::Broken => "BROKEN",

@@ -22,6 +22,7 @@ mod htb;
 mod ingress;
 mod kill;
 mod limit;
+mod members;
 mod nic;
 mod older;
 mod place;

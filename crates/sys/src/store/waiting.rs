@@ -41,14 +41,7 @@ impl Store {
             }
             let scope = fs::read_link(entry.path()).ok()?;
             let (kind, of) = scope.to_str()?.split_once(':')?;
-            let of = of.to_owned();
-            let scope = match kind {
-                "cgroup" => Scope::Cgroup(of),
-                "dev" => Scope::Dev(of),
-                "port" => Scope::Port(of),
-                _ => return None,
-            };
-            Some(Waiting { name: name.to_owned(), scope })
+            Some(Waiting { name: name.to_owned(), scope: Scope::named(kind, of)? })
         });
         let mut waiting: Vec<_> = waiting.collect();
         waiting.sort_by(|a, b| a.name.cmp(&b.name));
