@@ -117,7 +117,7 @@ fn add(store: &Path, request: &Request, attachment: &Attachment) -> Result<Value
         let is = present.iter().find(|limit| limit.name == name).map(|limit| &limit.options);
         let options = limit.options(request, is)?;
         let (scope, asked) = (limit.scope.clone(), Asked::default());
-        let wanted = Wanted { name, scope, options, parent: None, asked };
+        let wanted = Wanted { name, scope, options, parent: None, asked, members: Vec::new() };
         let refused = |e: String| CniError::new(Code::Limit, e);
         let plan = plan(&present, &[wanted], false).map_err(|e| refused(e.to_string()))?;
         apply(host, &plan.actions).map_err(|e| refused(e.to_string()))
