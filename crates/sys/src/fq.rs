@@ -206,6 +206,7 @@ mod tests {
             kind: kind.into(),
             master,
             below: None,
+            peer: None,
         };
         let bridge = device(1, "bridge", None);
         let all = [bridge.clone(), device(2, "", Some(1)), device(3, "tun", Some(1))];

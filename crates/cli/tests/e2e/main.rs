@@ -13,6 +13,7 @@ mod burst;
 #[path = "../../../capture/tests/captures/mod.rs"]
 mod captures;
 mod clsact;
+mod cni;
 mod common;
 mod daemon;
 mod edt;
@@ -22,6 +23,7 @@ mod htb;
 mod ingress;
 mod kill;
 mod limit;
+mod members;
 mod nic;
 mod older;
 mod place;
