@@ -31,6 +31,8 @@ fn main() -> ExitCode {
         Verb::Limit(verb) => verbs::limit::run(store, verb),
         Verb::Nic(args) => verbs::nic::run(run_dir, &args),
         Verb::Daemon(args) => verbs::daemon::run(store, &args),
+        Verb::Agent(args) => verbs::agent::run(store, run_dir, &args),
+        Verb::AgentContainers(args) => verbs::agent::containers(&args),
         Verb::Burst(verb) => verbs::burst::run(&verb),
         Verb::Schema => verbs::generate::schema(),
         Verb::Check(args) => verbs::spec::check(&args),

@@ -334,6 +334,12 @@ impl LockedHost {
     pub fn close(self) {
         self.host.store.close(self.lock);
     }
+
+    /// The same for a process that goes on: signals that have come meanwhile are delivered.
+    pub fn close_and_go_on(self) {
+        self.host.store.close(self.lock);
+        self.signals.restore();
+    }
 }
 
 impl LockedHost {
@@ -355,7 +361,10 @@ impl LockedHost {
             }
         }
         waiting.iter().try_for_each(|Waits { name, scope, .. }| {
-            store.wait(&self.lock, &Waiting { name: name.clone(), scope: scope.clone() })
+            let limit = spec.limits.iter().find(|limit| limit.name == *name);
+            let required = limit.is_some_and(|limit| limit.follow.required);
+            let (name, scope) = (name.clone(), scope.clone());
+            store.wait(&self.lock, &Waiting { name, scope, required })
         })
     }
 

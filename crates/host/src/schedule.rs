@@ -1,10 +1,10 @@
-//! Rates that follow the clock: which row of a limit's schedule holds now, and until when. Pure: the time, with
-//! its zone, is an argument.
+//! Rates that follow the clock: which row of a limit's schedule holds now, and until when. Pure: the time,
+//! with its zone, is an argument.
 //!
-//! A row names days and two times of the day. Its span begins on each of these days and ends on the next day if
-//! it would end before it begins. Times are local: a span from 08:00 to 18:00 is an hour longer or shorter when
-//! the clock changes in it. A time that the clock skips is the moment of the change; of one that comes twice the
-//! first counts. The first row whose span covers the moment holds.
+//! A row names days and two times of the day. Its span begins on each of these days and ends on the next day
+//! if it would end before it begins. Times are local: a span from 08:00 to 18:00 is an hour longer or shorter
+//! when the clock changes in it. A time that the clock skips is the moment of the change; of one that comes
+//! twice the first counts. The first row whose span covers the moment holds.
 
 use std::{fmt, str::FromStr};
 

@@ -1,8 +1,8 @@
-//! What runs on a host, and which cgroups of it a selector matches. Pure: cgroups, containers, programs and users
-//! are read elsewhere.
+//! What runs on a host, and which cgroups of it a selector matches. Pure: cgroups, containers, programs and
+//! users are read elsewhere.
 //!
-//! - A unit or slice of the system manager is a directory of its name with nothing but slices above it. What a
-//!   user's manager or a container calls so is another thing.
+//! - A unit or slice of the system manager is a directory of its name with nothing but slices above it. What
+//!   a user's manager or a container calls so is another thing.
 //! - A user is the slice `user.slice/user-UID.slice`.
 //! - A container is the outermost directory whose name has its id, whoever made it:
 //!
@@ -52,7 +52,8 @@ pub struct Container {
     pub name: String,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// The user whose engine runs it; `None`: the host's. Such a container is looked for in the user's slice alone.
+    /// The user whose engine runs it; `None`: the host's. Such a container is looked for in the user's slice
+    /// alone.
     #[serde(default)]
     pub owner: Option<u32>,
 }
@@ -82,8 +83,8 @@ pub struct Match {
 pub enum SelectError {
     /// Who else is there would be limited, too.
     #[error(
-        "`{exe}` runs in cgroup `{cgroup}` together with `{other}`; limit that cgroup, or write move = true to \
-         have the processes of `{exe}` moved into one of their own"
+        "`{exe}` runs in cgroup `{cgroup}` together with `{other}`; limit that cgroup, or write move = true \
+         to have the processes of `{exe}` moved into one of their own"
     )]
     Shared { exe: String, cgroup: String, other: String },
     #[error("pods are followed on nodes of Kubernetes only")]
@@ -91,8 +92,8 @@ pub enum SelectError {
 }
 
 impl World {
-    /// What a selector matches, sorted; nothing if it does not exist yet. O(cgroups), for containers times those
-    /// that match.
+    /// What a selector matches, sorted; nothing if it does not exist yet. O(cgroups), for containers times
+    /// those that match.
     ///
     /// # Errors
     /// [`SelectError`].

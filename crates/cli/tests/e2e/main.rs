@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "tests, helpers included")]
 
 mod acks;
+mod agent;
 mod apply;
 mod auto;
 mod burst;

@@ -139,9 +139,9 @@ fn schedules_that_are_none() {
 
 #[test]
 fn a_schedule_gives_a_limit_its_rates_and_may_give_it_none() {
-    let text = "[[limit]]\nname = \"a\"\nscope = { unit = \"a.service\" }\nschedule = [{ from = \"08:00\", to = \
-                \"18:00\", egress = \"10mbit\" }]\n[[limit]]\nname = \"b\"\nscope = { user = \"b\" }\nscheme = \
-                \"nrm\"\ningress = \"5mbit\"\nschedule = [{ days = \"sun\", ingress = \"none\" }]";
+    let text = "[[limit]]\nname = \"a\"\nscope = { unit = \"a.service\" }\nschedule = [{ from = \
+                \"08:00\", to = \"18:00\", egress = \"10mbit\" }]\n[[limit]]\nname = \"b\"\nscope = \
+                { user = \"b\" }\nscheme = \"nrm\"\ningress = \"5mbit\"\nschedule = [{ days = \"sun\", ingress = \"none\" }]";
     let spec = Spec::parse("limits.toml", text).unwrap();
     let at = |when: &str| {
         let moment = spec.at(&when.parse().unwrap()).unwrap();

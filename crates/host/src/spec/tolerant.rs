@@ -1,5 +1,5 @@
-//! What is good of a file: the limits that can be read, beside why the others cannot. For the agent, which must
-//! not leave a host without limits because one of them is wrong.
+//! What is good of a file: the limits that can be read, beside why the others cannot. For the agent, which
+//! must not leave a host without limits because one of them is wrong.
 
 use toml::{Spanned, de::DeTable};
 
@@ -9,8 +9,8 @@ use super::{Spec, SpecError};
 pub const MAX_LEFT_OUT: usize = 64;
 
 impl Spec {
-    /// Parses a text; a limit that cannot be read is left out. None if the file as a whole cannot be read, as when
-    /// it is no TOML. Parses once more for each limit that is left out.
+    /// Parses a text; a limit that cannot be read is left out. None if the file as a whole cannot be read, as
+    /// when it is no TOML. Parses once more for each limit that is left out.
     #[must_use]
     pub fn parse_what_is_good(file: &str, text: &str) -> (Option<Spec>, Vec<SpecError>) {
         let (mut text, mut errors) = (text.to_owned(), Vec::new());
@@ -109,7 +109,8 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn no_text_panics(parts in proptest::collection::vec(0usize..8, 0..12)) {
-            let words = ["[[limit]]\n", "name = \"a\"\n", "scope = { cgroup = \"x\" }\n", "egress = \"1mbit\"\n",
+            let words = ["[[limit]]\n", "name = \"a\"\n", "scope = { cgroup = \"x\" }\n",
+                "egress = \"1mbit\"\n",
                 "labels = true\n", "x = [[1],\n[2]]\n", "[fleet]\n", "limit = [{}, {}]\n"];
             let text: String = parts.iter().map(|part| words[*part]).collect();
             let _ = Spec::parse_what_is_good("x", &text);
