@@ -83,9 +83,11 @@ pub enum EngineEvent {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     ReadFiles,
-    /// Read what runs on the host; its programs only if a limit asks for them.
+    /// Read what runs on the host; its programs only if a limit asks for them. The cgroups of `own` limits
+    /// go if they are empty.
     Scan {
         programs: bool,
+        own: BTreeSet<String>,
     },
     Move(Vec<Move>),
     Apply {
@@ -258,7 +260,8 @@ impl Agent {
         self.files.as_ref()?;
         if self.scan_due.is_some_and(|due| due <= now) {
             self.scan_due = None;
-            return Some(Action::Scan { programs: self.asks_for_programs() });
+            let own = self.managed.clone();
+            return Some(Action::Scan { programs: self.asks_for_programs(), own });
         }
         let boundary = self.goal.next.is_some_and(|next| next <= wall.timestamp());
         let check = self.checked + CHECK <= now;

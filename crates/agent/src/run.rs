@@ -210,7 +210,7 @@ impl Shell<'_> {
                 files.specs.iter_mut().for_each(|spec| scan::relative(hierarchy, spec));
                 Some(Event::Read(files))
             }
-            Action::Scan { programs } => {
+            Action::Scan { programs, own } => {
                 let mount = self.host.hierarchy().mount();
                 let mut world = scan::scan(self.host.hierarchy(), programs);
                 let paths = |world: &World| {
@@ -222,7 +222,7 @@ impl Shell<'_> {
                     // What has come below a new cgroup before it was watched.
                     world = scan::scan(self.host.hierarchy(), programs);
                 }
-                remove_empty(self.host.hierarchy().mount(), &world);
+                remove_empty(self.host.hierarchy().mount(), &world, &own);
                 Some(Event::Scanned { world, whole: self.cgroups.is_whole() })
             }
             Action::Move(moves) => Some(Event::Moved(self.moves(&moves))),
@@ -317,11 +317,12 @@ impl Shell<'_> {
     }
 }
 
-/// Removes cgroups of moved processes that have ended. The kernel keeps those that are not empty.
-fn remove_empty(mount: &Path, world: &World) {
-    let own = own_cgroup("");
+/// Removes the cgroups to which processes of these limits were moved and that have ended. The kernel keeps
+/// those that are not empty.
+fn remove_empty(mount: &Path, world: &World, limits: &BTreeSet<String>) {
+    let own: BTreeSet<_> = limits.iter().map(|limit| own_cgroup(limit)).collect();
     for path in world.cgroups.keys() {
-        if path.rsplit('/').next().is_some_and(|name| name.starts_with(&own)) {
+        if path.rsplit('/').next().is_some_and(|name| own.contains(name)) {
             let _ = fs::remove_dir(mount.join(path));
         }
     }
