@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 #include <stddef.h>
 
-#include "common/intf.h"
+#include "edt/intf.h"
+#include "police/intf.h"
 
 /* Sizes, offsets and constants of the contract, in the order in which the test in intf.rs names
  * them. */
@@ -17,14 +18,15 @@ const __u64 native_intf_layout[] = {
     offsetof(struct tg_limit, delack_max_us),
     offsetof(struct tg_limit, ifindex),
     offsetof(struct tg_limit, scheme),
-    offsetof(struct tg_limit, police),
-    offsetof(struct tg_limit, exempt),
-    offsetof(struct tg_limit, match),
+    offsetof(struct tg_limit, exempt_dscps),
     offsetof(struct tg_limit, until_ns),
     offsetof(struct tg_limit, copy),
-    sizeof(struct tg_exempt),
-    offsetof(struct tg_exempt, count),
     TG_EXEMPT_MAX,
+    sizeof(struct tg_police_limit),
+    offsetof(struct tg_police_limit, policy),
+    sizeof(struct tg_edt_queue),
+    offsetof(struct tg_edt_queue, latest_ns),
+    offsetof(struct tg_edt_queue, largest_bytes),
     sizeof(struct pl_policy),
     offsetof(struct pl_policy, yellow_dscps),
     offsetof(struct pl_policy, kind),
@@ -86,6 +88,8 @@ const __u64 native_intf_layout[] = {
     TG_FLAG_PACE_FAIR,
     TG_FLAG_PORT,
     TG_FLAG_XDP,
+    TG_FLAG_EXEMPT,
+    TG_FLAG_MATCH,
     TG_EGRESS,
     TG_INGRESS,
 };

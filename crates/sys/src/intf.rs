@@ -3,13 +3,14 @@
 //! Layout is compared with the C header by a test. Field meanings are in the header; here are the
 //! conversions from and to the types of `tidegate-core`.
 
+use std::ops::{Deref, DerefMut};
+
 use bytemuck::{Pod, Zeroable};
 use tidegate_core::{
     Bytes, Class, Direction, Nanos, Rate, Scheme, VirtualQueueConfig,
     class::Floors,
     exempt::Exempt,
     fleet::flows::{SETS, WAYS},
-    prefixes::{MAX_PREFIXES, Prefix, Prefixes},
     scheme::SCHEMES,
     token_bucket::BucketConfig,
     virtual_queue::cost_of_byte,
@@ -19,7 +20,7 @@ use tidegate_core::{
 pub const DIRECTIONS: usize = 2;
 /// The version of all that is below: maps of one are not read by another. Kept with each limit (see
 /// `store/intent.rs`).
-pub const ABI: u32 = 2;
+pub const ABI: u32 = 3;
 /// A limit, and after it by direction what it is once its time has come: `TG_COPY`.
 pub const COPY: usize = 1 + DIRECTIONS;
 /// All of it twice: `TG_LIMITS`.
@@ -44,6 +45,10 @@ pub const FLAG_PACE_FAIR: u32 = 1 << 2;
 pub const FLAG_PORT: u32 = 1 << 3;
 /// `TG_FLAG_XDP`.
 pub const FLAG_XDP: u32 = 1 << 4;
+/// `TG_FLAG_EXEMPT`.
+pub const FLAG_EXEMPT: u32 = 1 << 5;
+/// `TG_FLAG_MATCH`.
+pub const FLAG_MATCH: u32 = 1 << 6;
 
 /// The place of a direction in a per-direction array.
 #[must_use]
@@ -167,12 +172,8 @@ pub struct Limit {
     pub scheme: u32,
     /// Zero.
     pub pad: u32,
-    /// By direction: of scheme `police`.
-    pub police: [Policy; DIRECTIONS],
-    /// Who is exempt.
-    pub exempt: ExemptConf,
-    /// Whose packets it polices; none: everybody's.
-    pub matched: ExemptConf,
+    /// Bit d is set if DSCP d is exempt.
+    pub exempt_dscps: u64,
     /// By direction: from when on what stands at its place after this is in force; 0: never.
     pub until_ns: [u64; DIRECTIONS],
     /// Of the first entry of a map: the copy in force. Elsewhere it is zero.
@@ -192,6 +193,25 @@ impl Limit {
         if self.flags & FLAG_PORT != 0 { Direction::Ingress } else { Direction::Egress }
     }
 
+    /// Whether it exempts somebody.
+    #[must_use]
+    pub fn exempts(&self) -> bool {
+        self.exempt_dscps != 0 || self.flags & FLAG_EXEMPT != 0
+    }
+
+    /// Sets who is exempt, but for the prefixes themselves.
+    pub fn set_exempt(&mut self, exempt: &Exempt) {
+        self.exempt_dscps = exempt.dscps;
+        self.flags &= !FLAG_EXEMPT;
+        self.flags |= if exempt.prefixes.is_empty() { 0 } else { FLAG_EXEMPT };
+    }
+
+    /// Whether it has the packets of some prefixes alone.
+    #[must_use]
+    pub fn is_matched(&self) -> bool {
+        self.flags & FLAG_MATCH != 0
+    }
+
     /// Whether it is inside another limit.
     #[must_use]
     pub fn is_child(&self) -> bool {
@@ -199,61 +219,33 @@ impl Limit {
     }
 }
 
-/// `struct tg_exempt`.
+/// `struct tg_police_limit`, the entry of the map of a policer. That of another scheme is its beginning.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-pub struct ExemptConf {
-    /// Bit d: code point d is exempt.
-    pub dscps: u64,
-    /// Addresses of IPv6, or of IPv4 in IPv6.
-    pub address: [[u8; 16]; MAX_PREFIXES],
-    /// How many of their bits are the prefix.
-    pub bits: [u8; MAX_PREFIXES],
-    /// How many there are.
-    pub count: u32,
-    /// Zero.
-    pub pad: u32,
+pub struct Entry {
+    /// As every scheme's.
+    pub common: Limit,
+    /// By direction.
+    pub police: [Policy; DIRECTIONS],
 }
 
-impl From<&Exempt> for ExemptConf {
-    fn from(exempt: &Exempt) -> Self {
-        ExemptConf { dscps: exempt.dscps, ..(&exempt.prefixes).into() }
+impl From<Limit> for Entry {
+    fn from(common: Limit) -> Entry {
+        Entry { common, ..Entry::default() }
     }
 }
 
-impl From<&Prefixes> for ExemptConf {
-    fn from(prefixes: &Prefixes) -> Self {
-        let mut conf = ExemptConf::default();
-        for (i, prefix) in prefixes.as_slice().iter().enumerate() {
-            (conf.address[i], conf.bits[i]) = (prefix.address, prefix.bits);
-            conf.count += 1;
-        }
-        conf
+impl Deref for Entry {
+    type Target = Limit;
+
+    fn deref(&self) -> &Limit {
+        &self.common
     }
 }
 
-impl From<&ExemptConf> for Prefixes {
-    fn from(conf: &ExemptConf) -> Self {
-        let mut prefixes = Prefixes::default();
-        for (address, bits) in conf.address.iter().zip(conf.bits).take(conf.count as usize) {
-            // There are no more than fit.
-            let _ = prefixes.insert(Prefix { address: *address, bits });
-        }
-        prefixes
-    }
-}
-
-impl From<&ExemptConf> for Exempt {
-    fn from(conf: &ExemptConf) -> Self {
-        Exempt { prefixes: conf.into(), dscps: conf.dscps }
-    }
-}
-
-impl ExemptConf {
-    /// Nobody is exempt.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.count == 0 && self.dscps == 0
+impl DerefMut for Entry {
+    fn deref_mut(&mut self) -> &mut Limit {
+        &mut self.common
     }
 }
 
@@ -324,7 +316,7 @@ pub struct Queue {
     pub epoch_start_ns: u64,
     /// Finish less skipped time when this epoch began.
     pub epoch_base_ns: u64,
-    /// Smoothed round-trip time of the paced flows; with `edt` the latest departure of a flow's own schedule.
+    /// Smoothed round-trip time of the paced flows.
     pub rtt_ns: u64,
     /// Share of each flow, of the limit in 2^-24.
     pub share: u32,
@@ -334,7 +326,7 @@ pub struct Queue {
     pub flows: u32,
     /// Flows that sent data in the epoch before.
     pub flows_before: u32,
-    /// Flows established in this epoch; with `edt` its largest packet.
+    /// Flows established in this epoch.
     pub newcomers: u32,
     /// How long this epoch must last.
     pub epoch_us: u32,
@@ -456,20 +448,18 @@ impl Meter {
     }
 }
 
-impl From<Queue> for Meter {
-    fn from(queue: Queue) -> Meter {
-        bytemuck::pod_read_unaligned(&bytemuck::bytes_of(&queue)[..size_of::<Meter>()])
-    }
-}
-
-impl From<Meter> for Queue {
-    /// As it lies in the map.
-    fn from(meter: Meter) -> Queue {
-        let mut queue = Queue::default();
-        bytemuck::bytes_of_mut(&mut queue)[..size_of::<Meter>()]
-            .copy_from_slice(bytemuck::bytes_of(&meter));
-        queue
-    }
+/// `struct tg_edt_queue`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct EdtQueue {
+    /// As every scheme's.
+    pub common: Queue,
+    /// The latest departure of a flow's own schedule.
+    pub latest_ns: u64,
+    /// The largest packet of this epoch.
+    pub largest_bytes: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
 /// `struct tg_counters`.
@@ -673,10 +663,12 @@ pub const RISK_TABLE: [Risk; RISKS] = [
 mod tests {
     use std::mem::offset_of;
 
+    use tidegate_core::prefixes::MAX_PREFIXES;
+
     use super::*;
 
     unsafe extern "C" {
-        static native_intf_layout: [u64; 82];
+        static native_intf_layout: [u64; 85];
         static native_intf_layout_len: u32;
     }
 
@@ -696,14 +688,15 @@ mod tests {
             offset_of!(Limit, delack_max_us),
             offset_of!(Limit, ifindex),
             offset_of!(Limit, scheme),
-            offset_of!(Limit, police),
-            offset_of!(Limit, exempt),
-            offset_of!(Limit, matched),
+            offset_of!(Limit, exempt_dscps),
             offset_of!(Limit, until_ns),
             offset_of!(Limit, copy),
-            size_of::<ExemptConf>(),
-            offset_of!(ExemptConf, count),
             MAX_PREFIXES,
+            size_of::<Entry>(),
+            offset_of!(Entry, police),
+            size_of::<EdtQueue>(),
+            offset_of!(EdtQueue, latest_ns),
+            offset_of!(EdtQueue, largest_bytes),
             size_of::<Policy>(),
             offset_of!(Policy, yellow_dscps),
             offset_of!(Policy, kind),
@@ -765,6 +758,8 @@ mod tests {
             FLAG_PACE_FAIR as usize,
             FLAG_PORT as usize,
             FLAG_XDP as usize,
+            FLAG_EXEMPT as usize,
+            FLAG_MATCH as usize,
             index(Direction::Egress),
             index(Direction::Ingress),
         ];
@@ -776,7 +771,7 @@ mod tests {
         });
         assert_eq!(
             (ABI, sum),
-            (2, 5_651_609_853_933_260_965),
+            (3, 5_447_722_162_735_945_823),
             "the layout has changed: raise ABI, and note its sum here"
         );
     }
