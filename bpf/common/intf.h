@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The contract between the eBPF programs and Rust: the layout of the maps that every limit has.
- * Schemes add theirs in an intf.h of their own. Mirrored by crates/sys/src/intf.rs; a test compares
- * sizes and offsets. Times are nanoseconds of
- * CLOCK_MONOTONIC, those of a policer of CLOCK_BOOTTIME; rates are bit/s unless the name says
- * otherwise.
+ * Schemes add theirs in an intf.h of their own. Rust has all of it from bindgen
+ * (crates/sys/build.rs). Times are nanoseconds of CLOCK_MONOTONIC, those of a policer of
+ * CLOCK_BOOTTIME; rates are bit/s unless the name says otherwise.
  */
 #ifndef TG_INTF_H
 #define TG_INTF_H
@@ -38,8 +37,10 @@ enum tg_direction {
  * The queues of a limit: one for each direction, and one for each for traffic of none of its
  * children while it has some. That traffic is a class beside them.
  */
-#define TG_OWN	  TG_DIRECTIONS
-#define TG_QUEUES (2 * TG_DIRECTIONS)
+enum {
+	TG_OWN = TG_DIRECTIONS,
+	TG_QUEUES = 2 * TG_DIRECTIONS,
+};
 /* A limit without traffic of a child for this long has no children. */
 #define TG_CHILDREN_NS 1000000000ULL
 
@@ -125,8 +126,10 @@ struct tg_limit {
  * A limit, and after it by direction the limit that follows when its time is over. All of it is
  * stored twice (settings.h).
  */
-#define TG_COPY	  (1 + TG_DIRECTIONS)
-#define TG_LIMITS (2 * TG_COPY)
+enum {
+	TG_COPY = 1 + TG_DIRECTIONS,
+	TG_LIMITS = 2 * TG_COPY,
+};
 
 /*
  * A virtual queue and the fair share of those that use it: flows, or the children of a limit.

@@ -10,7 +10,7 @@
 struct tg_police_limit {
 	struct tg_limit common;
 	/* By direction. */
-	struct pl_policy policy[TG_DIRECTIONS];
+	struct pl_policy police[TG_DIRECTIONS];
 };
 
 /* Counters of a policer. */

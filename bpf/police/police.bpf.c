@@ -66,7 +66,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 	c = bpf_map_lookup_elem(&counters, &key);
 	if (!l || !meter || !c)
 		return TG_PASS;
-	policy = &l->policy[direction];
+	policy = &l->police[direction];
 	if (!policy->committed.cost)
 		return TG_PASS;
 	bytes = from_ip ? tg_wire_bytes(skb, direction) : tg_frame_bytes(skb, skb->len);
@@ -138,7 +138,7 @@ static __always_inline int quietly(int verdict, enum tg_direction direction)
 	if (verdict != TC_ACT_SHOT)
 		return verdict;
 	l = limit_of(direction);
-	return l && l->policy[direction].fair ? bpf_redirect(0, 0) : verdict;
+	return l && l->police[direction].fair ? bpf_redirect(0, 0) : verdict;
 }
 
 SEC("tcx/egress")

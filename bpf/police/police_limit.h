@@ -75,7 +75,7 @@ __noinline int fair(__u32 direction, __u64 now, __u32 bytes, __u64 flow)
 	l = limit_of(index);
 	if (!l || !table || !meter || !c)
 		return PL_GREEN;
-	policy = &l->policy[index];
+	policy = &l->police[index];
 	bucket = &policy->committed;
 	turn = turn_of(policy, meter, c);
 	if (turn & 1)

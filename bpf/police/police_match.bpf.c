@@ -62,7 +62,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 	index = mt_index(&packet.behind, direction);
 	if (index < 0 || !mt_open(index, direction, &at))
 		return TG_PASS;
-	policy = &at.limit->policy[direction];
+	policy = &at.limit->police[direction];
 	if (!policy->committed.cost)
 		return TG_PASS;
 	bytes = tg_frame_bytes(skb, skb->len);

@@ -89,7 +89,7 @@ static __always_inline enum tg_outcome gate(struct xdp_md *ctx)
 	group = bpf_map_lookup_elem(&group_of_limit, &key);
 	if (!l || !meter || !c || !group)
 		return TG_PASS;
-	policy = &l->policy[TG_INGRESS];
+	policy = &l->police[TG_INGRESS];
 	if (!policy->committed.cost || !fr_read(ctx, &frame))
 		return TG_PASS;
 	if (has_exempt && is_exempt(ctx, &frame, l->common.exempt_dscps)) {

@@ -68,14 +68,13 @@ impl LimitOptions {
     /// [`ConfigError`] for a queue that cannot be built.
     pub fn encode(&self, cgroup_id: u64) -> Result<intf::Entry, ConfigError> {
         let microseconds = |time: Nanos| u32::try_from(time.0 / 1000).unwrap_or(u32::MAX);
-        let mut limit = intf::Entry::default();
-        limit.common = intf::Limit {
+        let mut limit = intf::Entry::from(intf::Limit {
             cgroup_id,
             scheme: self.scheme as u32,
             rto_min_us: microseconds(self.rto_min),
             delack_max_us: microseconds(self.delack_max),
             ..intf::Limit::default()
-        };
+        });
         limit.set_exempt(&self.exempt);
         let sets_sockets = self.scheme.info().sets_sockets;
         if !sets_sockets {

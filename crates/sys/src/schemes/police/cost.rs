@@ -93,7 +93,7 @@ fn join(maps: &LimitMaps, asked: Asked) -> Result<(), LimitError> {
         return Ok(());
     }
     let mut cells: intf::FlowCells = bytemuck::Zeroable::zeroed();
-    for (i, cell) in cells.sets.iter_mut().flatten().enumerate() {
+    for (i, cell) in cells.set.iter_mut().flatten().enumerate() {
         // In its own set, and no hash that a packet may have.
         *cell = intf::FlowCell { flow: 1 + (i % WAYS) as u64, bytes: 1 << 40 };
     }

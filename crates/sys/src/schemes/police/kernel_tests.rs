@@ -308,8 +308,8 @@ fn root_police_the_loaded_program_follows_the_table() {
         let mut storage = MaybeUninit::uninit();
         let police = load(&mut storage, place, false).unwrap();
         let direction = direction_of(&row);
-        let mut limit = intf::Entry::default();
-        limit.flags = if row.loopback { intf::FLAG_LOOPBACK } else { 0 };
+        let flags = if row.loopback { intf::FLAG_LOOPBACK } else { 0 };
+        let mut limit = intf::Entry::from(intf::Limit { flags, ..Default::default() });
         limit.police[direction] =
             intf::Policy { committed: BUCKET, action: [0, 0, 1], ..intf::Policy::default() };
         let maps = maps(&police, &limit).unwrap();

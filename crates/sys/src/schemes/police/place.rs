@@ -180,7 +180,7 @@ impl Place {
 
 pub(super) fn key(direction: Direction, prefix: Prefix) -> PlaceKey {
     let what = (intf::index(direction) as u32) << 16 | u32::from(prefix.is_v4()) << 8;
-    PlaceKey { address: prefix.address, what: what | u32::from(prefix.bits) }
+    PlaceKey { address: bytemuck::cast(prefix.address), what: what | u32::from(prefix.bits) }
 }
 
 /// What packets of a limit are known by, in the directions that it limits.
