@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 verb=${1:?"install or uninstall"} prefix=${2:?"a prefix, such as /usr/local"} destdir=${3:-}
 to=$destdir$prefix
-unit=lib/systemd/system/tidegate-daemon.service
+units=lib/systemd/system
 
 # Runs a command as this user if it may write below the destination, otherwise as root.
 writing() {
@@ -45,25 +45,29 @@ install_all() {
 	trap 'rm -rf "$stage"' EXIT
 	install -D -m 755 "$binary" "$stage/bin/tidegate"
 	install -d "$stage/share/man/man1" "$stage/share/bash-completion/completions" "$stage/share/zsh/site-functions" \
-		"$stage/share/fish/vendor_completions.d" "$stage/$(dirname "$unit")"
+		"$stage/share/fish/vendor_completions.d" "$stage/$units"
 	"$binary" man "$stage/share/man/man1"
 	"$binary" completions bash >"$stage/share/bash-completion/completions/tidegate"
 	"$binary" completions zsh >"$stage/share/zsh/site-functions/_tidegate"
 	"$binary" completions fish >"$stage/share/fish/vendor_completions.d/tidegate.fish"
-	sed "s|/usr/local/bin|$prefix/bin|" packaging/systemd/tidegate-daemon.service >"$stage/$unit"
+	for unit in tidegate-agent.service tidegate-daemon.service; do
+		sed "s|/usr/local/bin|$prefix/bin|" "packaging/systemd/$unit" >"$stage/$units/$unit"
+	done
 	(cd "$stage" && find . -type f) | while read -r file; do
 		mode=644
 		[ ! -x "$stage/$file" ] || mode=755
 		writing install -D -m "$mode" "$stage/$file" "$to/${file#./}"
 	done
-	echo "tidegate is in $to/bin. The unit tidegate-daemon.service starts when you enable it (man tidegate-daemon)."
+	echo "tidegate is in $to/bin. The units tidegate-agent.service (man tidegate-agent) and tidegate-daemon.service" \
+		"(man tidegate-daemon) start when you enable them."
 	echo "Limits of an earlier version stay on; \`tidegate limit restore\` replaces those that this one cannot read."
 }
 
 uninstall_all() {
 	writing rm -f "$to/bin/tidegate" "$to"/share/man/man1/tidegate.1 "$to"/share/man/man1/tidegate-*.1 \
 		"$to/share/bash-completion/completions/tidegate" "$to/share/zsh/site-functions/_tidegate" \
-		"$to/share/fish/vendor_completions.d/tidegate.fish" "$to/$unit"
+		"$to/share/fish/vendor_completions.d/tidegate.fish" \
+		"$to/$units/tidegate-agent.service" "$to/$units/tidegate-daemon.service"
 	echo "tidegate is removed from $to. Limits that are on stay on; \`tidegate detach\` would have taken them off."
 }
 
