@@ -13,7 +13,7 @@ export PATH="$PATH:/usr/sbin:/sbin"
 # group | Debian | Fedora | Arch | why | how to see that it is there
 needs() {
 	cat <<-'END'
-	build | clang | clang | clang | compiles the eBPF programs | command -v clang
+	build | clang | clang | clang | compiles the eBPF programs; bindgen reads their headers with its library | command -v clang
 	build | gcc | gcc | gcc | compiles libbpf | command -v gcc
 	build | make | make | make | builds libbpf | command -v make
 	build | pkg-config | pkgconf-pkg-config | pkgconf | finds the libraries that libbpf links to | command -v pkg-config

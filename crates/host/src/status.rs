@@ -459,7 +459,8 @@ impl LimitStatus {
             None => Ok(None),
             Some(_) => DirectionStatus::read(&limit, maps, direction).map(Some),
         };
-        let class = LimitOptions::from(&limit).class;
+        let options = maps.options()?;
+        let class = options.class;
         let guarantee = class.and_then(|class| class.guarantee);
         Ok(LimitStatus {
             name,
@@ -469,7 +470,7 @@ impl LimitStatus {
             parent: None,
             guarantee_bit_s: guarantee.map(Rate::bit_s),
             weight: class.map(|class| class.weight),
-            settings: LimitOptions::from(&limit).into(),
+            settings: options.into(),
             egress: direction(Direction::Egress)?,
             ingress: direction(Direction::Ingress)?,
             waiting: None,
@@ -642,7 +643,7 @@ mod tests {
         let mut counters = Counts::default();
         counters.bytes[0] = pass_bytes;
         counters.packets[0] = pass_bytes / 1000;
-        let settings = LimitOptions::from(&intf::Limit::default()).into();
+        let settings = LimitOptions::from(&intf::Entry::default()).into();
         let egress = DirectionStatus {
             rate_bit_s: 8_000_000,
             now_bit_s: None,

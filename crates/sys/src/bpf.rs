@@ -28,15 +28,15 @@ pub(crate) fn map_error(map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> L
     move |source| LimitError::Map { map, source }
 }
 
+/// Reads what a value of a map begins with.
 pub(crate) fn lookup<T: bytemuck::Pod>(
     map: &MapHandle,
     name: &'static str,
     key: u32,
 ) -> Result<T, LimitError> {
     let value = map.lookup(&key.to_ne_bytes(), MapFlags::ANY).map_err(map_error(name))?;
-    let value = value.filter(|bytes| bytes.len() == size_of::<T>());
     value
-        .and_then(|bytes| bytemuck::try_pod_read_unaligned(&bytes).ok())
+        .and_then(|bytes| bytemuck::try_pod_read_unaligned(bytes.get(..size_of::<T>())?).ok())
         .ok_or(LimitError::Layout(name))
 }
 

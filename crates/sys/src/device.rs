@@ -81,7 +81,7 @@ impl Target {
     }
 
     /// A limit on it as it lies in the map.
-    pub(crate) fn encode(&self, options: &LimitOptions) -> Result<intf::Limit, LimitError> {
+    pub(crate) fn encode(&self, options: &LimitOptions) -> Result<intf::Entry, LimitError> {
         let mut limit = options.encode(self.namespace)?;
         limit.ifindex = self.ifindex;
         if self.is_port() {

@@ -156,7 +156,7 @@ pub struct PinnedLimit {
     /// Its name.
     pub name: String,
     /// As it is in force.
-    pub limit: intf::Limit,
+    pub limit: intf::Entry,
     /// Where it is now; `None` when its cgroup or device has been removed and nothing is limited any more.
     pub scope: Option<Scope>,
     /// Where it was put on.
@@ -187,11 +187,12 @@ impl PinnedLimit {
     }
 
     /// Other settings for it, as they lie in its map.
-    fn encode(&self, options: &LimitOptions) -> Result<intf::Limit, StoreError> {
+    fn encode(&self, options: &LimitOptions) -> Result<intf::Entry, StoreError> {
         let limit = options.encode(self.limit.cgroup_id).map_err(LimitError::Config);
-        let limit = limit.map_err(limit_error(&self.name))?;
-        let flags = limit.flags | self.limit.flags & intf::FLAG_PORT;
-        Ok(intf::Limit { ifindex: self.limit.ifindex, flags, ..limit })
+        let mut limit = limit.map_err(limit_error(&self.name))?;
+        limit.ifindex = self.limit.ifindex;
+        limit.flags |= self.limit.flags & intf::FLAG_PORT;
+        Ok(limit)
     }
 }
 
@@ -365,7 +366,7 @@ impl Store {
             },
             handle: None,
             at: self.place_of(name).map_or(0, |(_, index)| index % intf::CHUNK),
-            place: self.open_place(name),
+            place: self.open_place(name, intent.as_ref()),
             carried: self.carried_in(name),
             group: match dir.join(GROUP).exists() {
                 true => Some(GroupMaps {
@@ -382,7 +383,11 @@ impl Store {
         let limit = maps.limit().map_err(limit_error(name))?;
         let Whereabouts { scope, installed_on, mut unhooked, members } =
             Whereabouts::of(hierarchy, &dir, &limit);
-        if limit.matched.count != 0 {
+        if limit.is_matched() {
+            // Its prefixes are there alone.
+            if intent.as_ref().and_then(|intent| intent.options).is_none() {
+                return Err(limit_error(name)(LimitError::Layout("intent")));
+            }
             let here = scope.is_some();
             let place = maps.place.as_ref();
             unhooked = if here { self.unhooked_matched(name, &limit, place) } else { Vec::new() };
@@ -443,7 +448,7 @@ impl Store {
         };
         let parent_scope = found.scope.clone().or_else(|| found.installed_on.clone());
         let parent_scope = parent_scope.unwrap_or_else(|| Scope::Cgroup(String::new()));
-        let parent_scheme = LimitOptions::from(&found.limit).scheme;
+        let parent_scheme = found.limit.scheme();
         let is_good = match scheme {
             scheme if scheme.info().has_qdisc => parent_scheme == scheme,
             _ => found.maps.sockets.is_some(),
@@ -573,7 +578,7 @@ impl Store {
                 let is_own = other.limit.ifindex == 0 && other.limit.cgroup_id == cgroup.id();
                 is_own || is_member(&other.name)
             }
-            None => other.scope.as_ref() == Some(scope) && other.limit.matched.count == 0,
+            None => other.scope.as_ref() == Some(scope) && !other.limit.is_matched(),
         };
         if let Some(other) = present.iter().filter(|l| !goes(&l.name)).find(taken) {
             return Err(StoreError::ScopeTaken { scope: scope.clone(), name: other.name.clone() });
@@ -679,7 +684,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let pinned = self.open(hierarchy, name)?;
         let limit = pinned.encode(options)?;
-        if needs_other_programs(&LimitOptions::from(&pinned.limit), options) {
+        if needs_other_programs(&pinned.options(), options) {
             return Err(StoreError::OtherPrograms(name.to_owned()));
         }
         if options.class.is_some() != pinned.parent.is_some() {
@@ -691,7 +696,7 @@ impl Store {
         };
         lock.journal.begin(self.removal(Deed::Change, name))?;
         // First what shall be: a change that is killed is finished by it.
-        let change = || self.change_to(hierarchy, &pinned, scope, &limit);
+        let change = || self.change_to(hierarchy, &pinned, scope, &limit, options);
         let done = Intent::change(&self.root.join(name), options, change);
         lock.journal.end();
         done
@@ -703,7 +708,8 @@ impl Store {
         hierarchy: &Hierarchy,
         pinned: &PinnedLimit,
         scope: &Scope,
-        limit: &intf::Limit,
+        limit: &intf::Entry,
+        options: &LimitOptions,
     ) -> Result<(), StoreError> {
         let name = &pinned.name;
         let scheme = schemes::of(limit.scheme());
@@ -712,11 +718,11 @@ impl Store {
         }
         if scheme.links(limit).contains(&XDP_PIN) != scheme.links(&pinned.limit).contains(&XDP_PIN)
         {
-            return self.change_hook(hierarchy, pinned, scope, limit);
+            return self.change_hook(hierarchy, pinned, scope, limit, options);
         }
-        self.check_change(name, scope, limit)?;
+        self.check_change(name, scope, &options.matched)?;
         let cgroups = pinned.cgroups(hierarchy);
-        pinned.maps.set(hierarchy, &cgroups, limit).map_err(limit_error(name))
+        pinned.maps.set(hierarchy, &cgroups, limit, options).map_err(limit_error(name))
     }
 
     /// Takes a limit off and gives its sockets back. Works for one whose cgroup is gone, too.

@@ -24,7 +24,8 @@ use crate::{
 /// Loads the program of one place and hands it to `use_it`.
 fn load<T>(
     place: Hook,
-    limit: &intf::Limit,
+    limit: intf::Entry,
+    options: &LimitOptions,
     use_it: impl FnOnce(&ProgramMut<'_>) -> Result<T, LimitError>,
 ) -> Result<(LimitMaps, T), LimitError> {
     quiet_libbpf();
@@ -37,7 +38,7 @@ fn load<T>(
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.flow_seed = random_seed();
     }
-    let exempts = !limit.exempt.is_empty();
+    let exempts = !options.exempt.is_empty();
     set_exempt!(open, exempts, None, "edt");
     let edt = open.load().map_err(load_error("edt"))?;
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("edt"));
@@ -49,7 +50,8 @@ fn load<T>(
             handle(&edt.maps.counters)?,
         )
     };
-    maps.write(*limit)?;
+    maps.write(limit)?;
+    maps.exempt(&options.exempt.prefixes)?;
     let program = match place {
         Hook::Cgroup => &edt.progs.edt_cgroup,
         Hook::Device => &edt.progs.edt_device,
@@ -83,7 +85,7 @@ impl Scheme for Edt {
     ) -> Result<Loaded, LimitError> {
         let limit = options.encode(cgroup_id)?;
         let keep = |program: &ProgramMut<'_>| bpf::keep(program, "edt_cgroup");
-        let (maps, program) = load(Hook::Cgroup, &limit, keep)?;
+        let (maps, program) = load(Hook::Cgroup, limit, options, keep)?;
         Ok(Loaded { maps, programs: vec![(LINKS[0], program)] })
     }
 
@@ -99,7 +101,7 @@ impl Scheme for Edt {
         let hook = if target.is_port() { Hook::Port } else { Hook::Device };
         let attach =
             |program: &ProgramMut<'_>| device::attach(target, &[(Direction::Egress, program)]);
-        let (maps, hooked) = load(hook, &limit, attach)?;
+        let (maps, hooked) = load(hook, limit, options, attach)?;
         Ok(AttachedLimit::on_device(maps, hooked))
     }
 

@@ -71,6 +71,7 @@ impl Scheme for Nrm {
         let tune = tune.load().map_err(load_error("tune"))?;
 
         maps.write(limit)?;
+        maps.exempt(&options.exempt.prefixes)?;
         if let Some(parent) = parent {
             maps.start_in(parent, options)?;
         }

@@ -10,8 +10,7 @@ use std::{collections::BTreeSet, fs, os::fd::AsFd, path::Path};
 use libbpf_rs::{MapHandle, Program};
 
 use super::{
-    ASIDE, BUILDING, CGROUP, DEV, Intent, PARENT, PARENT_QUEUES, PORT, PinnedLimit, Store,
-    StoreError,
+    ASIDE, BUILDING, CGROUP, DEV, PARENT, PARENT_QUEUES, PORT, PinnedLimit, Store, StoreError,
     htb::device_in,
     is_above,
     journal::{self, Deed, Journal, Object, Step},
@@ -402,9 +401,9 @@ impl Store {
         if let Some(place) = &pinned.maps.place {
             place.forget_others(&pinned.limit).map_err(limit_error(name))?;
         }
-        let asked = Intent::read(&self.root.join(name)).and_then(|intent| intent.options);
-        let limit = asked.map_or(Ok(pinned.limit), |options| pinned.encode(&options))?;
-        self.change_to(&hierarchy, &pinned, scope, &limit)
+        let options = pinned.asked.unwrap_or_else(|| pinned.options());
+        let limit = pinned.encode(&options)?;
+        self.change_to(&hierarchy, &pinned, scope, &limit, &options)
     }
 
     /// What putting a limit on a device makes there.
@@ -465,7 +464,7 @@ impl Store {
 /// The settings pinned in a directory.
 pub(super) fn settings_in(dir: &Path) -> Option<intf::Limit> {
     let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
-    Settings::read(&map, 0).ok().map(|settings| settings.limit)
+    Settings::read(&map, 0).ok().map(|settings| settings.limit.common)
 }
 
 /// The ids of the programs of filters pinned in a directory and below.

@@ -31,7 +31,7 @@ use crate::{
     cgroup::Hierarchy,
     device::{CLSACT_MARK, PROGRAM_PINS, XDP_PIN},
     intf,
-    limit::{LimitError, LimitMaps, LimitOptions},
+    limit::{LimitError, LimitMaps, LimitOptions, settings},
     process::{in_network_namespace, network_namespaces},
     remains::{self, OnDevice},
     schemes::{
@@ -118,10 +118,11 @@ impl Unreadable {
 /// Checks that the maps of a limit are what this version makes.
 pub(super) fn check_layout(maps: &LimitMaps) -> Result<(), LimitError> {
     let is = |map: &MapHandle, sizes: &[usize]| sizes.contains(&(map.value_size() as usize));
+    let queues = [size_of::<intf::Queue>(), size_of::<intf::EdtQueue>(), size_of::<intf::Meter>()];
     let counters = [size_of::<intf::Counters>(), size_of::<intf::PoliceCounters>()];
     for (name, is_so) in [
-        ("limit", is(&maps.limit, &[size_of::<intf::Limit>()])),
-        ("queues", is(&maps.queues, &[size_of::<intf::Queue>()])),
+        ("limit", is(&maps.limit, &settings::LENGTHS)),
+        ("queues", is(&maps.queues, &queues)),
         ("counters", is(&maps.counters, &counters)),
     ] {
         if !is_so {
