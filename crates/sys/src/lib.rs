@@ -6,6 +6,7 @@
 //!
 //! - [`preflight`]: what the host must have, asked before anything is changed.
 //! - [`features`]: what the kernel has of what schemes need.
+//! - [`survey`]: what a host is and who else is attached to it, for `tidegate doctor`.
 //! - [`cgroup`]: the hierarchy and its groups.
 //! - [`limit`]: one limit: what it does, its maps, and its programs, attached while a value lives.
 //! - [`device`]: programs on devices.
@@ -52,6 +53,7 @@ mod root_qdisc;
 pub mod sched;
 pub mod schemes;
 pub mod store;
+pub mod survey;
 pub mod waiting;
 pub mod xdp;
 
