@@ -171,6 +171,16 @@ Example:
   tidegate status
   tidegate status --json | jq '.limits[] | select(.state != \"in_force\") | .name'")]
     Status(StatusArgs),
+    /// Say what this host can do for limits, and what to do
+    ///
+    /// Looks at the kernel, cgroups, privileges, hooks and qdiscs, at who else is attached, and at the limits.
+    /// Each line is ok, a warning or a problem, with what to do. Changes nothing. Without root it looks at
+    /// less, and says so. Exits 2 if no limit can work here.
+    #[command(after_help = "\
+Examples:
+  sudo tidegate doctor
+  tidegate doctor --json | jq -r '.findings[] | select(.verdict != \"ok\") | .found'")]
+    Doctor(LookArgs),
     /// Print usage at an interval
     #[command(after_help = "\
 Examples:
@@ -373,7 +383,7 @@ pub struct StatusArgs {
     /// Also say whose packets wait at this moment in the queues of schemes htb, dem and spring
     #[arg(long)]
     pub flows: bool,
-    /// End with 3 if a limit is not in force
+    /// End with 3 if a limit is not in force; one that waits is no error
     #[arg(long)]
     pub check: bool,
     #[command(flatten)]

@@ -15,6 +15,7 @@
 //! - [`group`]: what a limit does for a group of hosts.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
 //! - [`mounts`]: the host's mounts, as a process that has some of its own reaches them.
+//! - [`names`]: names of hosts and users in a static binary.
 //! - `root_qdisc`: the qdisc at the root of a limited device.
 //! - `remains`: what is ours in the kernel, found without a limit's maps.
 //! - [`store`]: limits that stay, pinned in the BPF file system; [`bpffs`]: one for tests and the laboratory.
@@ -44,6 +45,7 @@ pub mod group;
 pub mod intf;
 pub mod limit;
 pub mod mounts;
+pub mod names;
 pub mod net;
 pub mod preflight;
 pub mod process;

@@ -13,6 +13,7 @@ use crate::refusal::{UsageError, warn};
 pub mod burst;
 pub mod daemon;
 pub mod detach;
+pub mod doctor;
 pub mod explain;
 pub mod generate;
 pub mod limit;

@@ -15,6 +15,8 @@ use tidegate_core::{
 };
 use tidegate_fleet::status::NodeStatus;
 use tidegate_host::{
+    doctor::Limits,
+    host::Host,
     nic::state::RunDir,
     plan::State,
     status::{LimitStatus, hold_ceilings},
@@ -164,11 +166,16 @@ fn show(
         tell_at_risk(&mut out, &limits)?;
         tell_waiting(&mut out, &limits)?;
     }
-    let cries = cry(&mut out, &limits, &waiting, nics, json)?;
+    let cries = cries(&limits, &waiting, nics);
+    cry(&mut out, &cries, json)?;
     if let Some(fleet) = fleet.filter(|_| !json) {
         daemon::print(&mut out, fleet)?;
     }
-    Ok(if how.check && cries > 0 { CHANGES.into() } else { ExitCode::SUCCESS })
+    Ok(if how.check && cries.iter().any(|cry| cry.fails) {
+        CHANGES.into()
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 /// Below the table, why the limit that was asked for has its scheme.
@@ -244,25 +251,18 @@ fn tell_waiting(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     Ok(())
 }
 
-/// Says aloud which limits are not enforced and which ports are gone: on the terminal below the table, else
-/// on standard error, too. How many there are.
-fn cry(
-    out: &mut impl Write,
-    limits: &[LimitStatus],
-    waiting: &[Waiting],
-    nics: &[Value],
-    json: bool,
-) -> Result<usize> {
-    let waits = waiting.iter().map(|waits| {
-        format!(
-            "limit `{}` waits: there is no {}; `tidegate apply FILE` puts it on when there is",
-            waits.name, waits.scope
-        )
-    });
-    let mut cries = 0;
+/// What to say aloud, and whether `--check` fails for it.
+struct Cry {
+    text: String,
+    fails: bool,
+}
+
+/// Which limits are not in force or not alone on their device, which wait, and which ports are gone.
+fn cries(limits: &[LimitStatus], waiting: &[Waiting], nics: &[Value]) -> Vec<Cry> {
     let alarms = limits.iter().filter_map(|l| {
         let alarm = output::alarm(&l.name, &l.scope, l.state)?;
-        Some(l.why.as_ref().map_or(alarm.clone(), |why| format!("{alarm} ({why})")))
+        let text = l.why.as_ref().map_or(alarm.clone(), |why| format!("{alarm} ({why})"));
+        Some(Cry { text, fails: l.state != State::ScopeGone })
     });
     let before = limits.iter().flat_map(|l| {
         l.programs_before.iter().map(move |p| {
@@ -273,7 +273,6 @@ fn cry(
             )
         })
     });
-    let alarms = alarms.chain(before);
     let ports = nics.iter().flat_map(|nic| {
         gone(nic).map(move |port| {
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -283,15 +282,38 @@ fn cry(
             )
         })
     });
-    for alarm in alarms.chain(waits).chain(ports) {
-        cries += 1;
+    let others = before.chain(ports).map(|text| Cry { text, fails: true });
+    alarms.chain(waiting.iter().map(waits)).chain(others).collect()
+}
+
+/// What does not exist yet is no error.
+fn waits(waits: &Waiting) -> Cry {
+    let Waiting { name, scope } = waits;
+    let put = "`tidegate apply FILE` puts it on when there is";
+    Cry { text: format!("limit `{name}` waits: there is no {scope}; {put}"), fails: false }
+}
+
+/// Says it on the terminal below the table, else on standard error, too.
+fn cry(out: &mut impl Write, cries: &[Cry], json: bool) -> Result<()> {
+    for Cry { text, .. } in cries {
         if json {
-            say(&format!("tidegate: warning: {alarm}"));
+            say(&format!("tidegate: warning: {text}"));
         } else {
-            writeln!(out, "{}", Paint::stdout().red(&format!("WARNING: {alarm}")))?;
+            writeln!(out, "{}", Paint::stdout().red(&format!("WARNING: {text}")))?;
         }
     }
-    Ok(cries)
+    Ok(())
+}
+
+/// The limits of the host as `tidegate doctor` judges them; `None` if they cannot be read.
+pub fn seen(store: &Path, run_dir: &Path) -> Option<Limits> {
+    let host = Host::open(store).ok()?;
+    let limits = LimitStatus::all(&host.store().list(host.hierarchy()).ok()?);
+    let cries = cries(&limits, &host.store().waiting(), &RunDir::at(run_dir).running());
+    let (alarms, waiting) = cries.into_iter().partition::<Vec<_>, _>(|cry| cry.fails);
+    let texts = |cries: Vec<Cry>| cries.into_iter().map(|cry| cry.text).collect();
+    let installed = limits.len();
+    Some(Limits { installed, alarms: texts(alarms), waiting: texts(waiting) })
 }
 
 /// A limit that waits has a name, a scope and a state.
