@@ -14,6 +14,7 @@ mod captures;
 mod clsact;
 mod common;
 mod daemon;
+mod doctor;
 mod edt;
 mod explain;
 mod group;
