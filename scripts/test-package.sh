@@ -10,10 +10,10 @@ cd "$(dirname "$0")/.."
 
 # As root: the package in a root made of an archive.
 inside() {
-	local base=$1 deb=$2 root work name
+	local base=$1 deb=$2 root name
 	work=$(mktemp --directory)
 	root=$work/root
-	trap 'rm -rf --one-file-system "$work"' EXIT
+	trap 'umount --recursive --lazy "$work"/root/{proc,dev} 2>/dev/null || true; rm -rf --one-file-system "$work"' EXIT
 	mkdir "$root"
 	tar --extract --file "$base" --directory "$root" --numeric-owner --exclude='./dev/*'
 	cp "$deb" "$root/package.deb"
@@ -50,7 +50,7 @@ inside() {
 			[ -s "$file" ] || fail "$file is missing"
 		done
 		if grep -rn /usr/local/bin /usr/lib/systemd/system/tidegate-*; then fail "a unit names another binary"; fi
-		tidegate check /etc/tidegate/limits.toml || fail "the default file"
+		sed "s/^#\([[a-z]\)/\1/" /etc/tidegate/limits.toml | tidegate check - || fail "the examples of the default file"
 		dpkg-query --show --showformat '${Conffiles}' tidegate | grep -q /etc/tidegate/limits.toml || fail "no conffile"
 		echo "install again, with a changed configuration file"
 		echo "# changed" >>/etc/tidegate/limits.toml

@@ -188,7 +188,8 @@ fn cgroups() -> CgroupMounts {
 
 fn bpffs() -> Option<PathBuf> {
     let mounts = fs::read_to_string(of_host_process("mountinfo"));
-    mounts_of(&mounts.unwrap_or_default(), "bpf").next()
+    // Others may have some of their own.
+    mounts_of(&mounts.unwrap_or_default(), "bpf").find(|at| at == Path::new("/sys/fs/bpf"))
 }
 
 fn hooks() -> Vec<(Hook, Option<bool>)> {
