@@ -79,7 +79,8 @@ install_all() {
 		[ ! -x "$stage/$file" ] || mode=755
 		writing install -D -m "$mode" "$stage/$file" "$to/${file#./}"
 	done
-	echo "tidegate is in $to/bin. Its units start when you enable them (man tidegate-daemon)."
+	echo "tidegate is in $to/bin. The units tidegate-agent.service (man tidegate-agent) and tidegate-daemon.service" \
+		"(man tidegate-daemon) start when you enable them."
 	echo "Limits of an earlier version stay on; \`tidegate limit restore\` replaces those that this one cannot read."
 }
 

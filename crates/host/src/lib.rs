@@ -8,6 +8,7 @@
 //! - [`settings`]: what a user may set of a limit, from a file or a command line, checked as a whole.
 //! - [`spec`]: the file. Parsing is checking: a [`spec::Spec`] is well-formed.
 //! - [`plan`]: what must be done so that the host is as the file says. Pure.
+//! - [`select`]: the cgroups of a limit that names what runs in them. Pure.
 //! - [`family`]: what limits inside limits must keep to. Pure.
 //! - [`apply`]: doing it, all or nothing, against a trait, so that it is tested without a kernel.
 //! - [`host`]: that trait on the limits pinned on this host.
@@ -44,6 +45,8 @@ pub mod nic;
 pub mod plan;
 pub mod risk;
 pub mod run;
+pub mod schedule;
+pub mod select;
 pub mod settings;
 pub mod sockets;
 pub mod spec;
@@ -51,3 +54,4 @@ pub mod status;
 pub mod tree;
 pub mod waiting;
 pub mod watch;
+pub mod world;

@@ -114,7 +114,8 @@ impl Hierarchy {
     }
 
     /// The path of a group from an absolute one, as the host or this process has it.
-    pub(crate) fn relative(&self, absolute: &Path) -> String {
+    #[must_use]
+    pub fn relative(&self, absolute: &Path) -> String {
         let inside =
             absolute.strip_prefix(&self.mount).or_else(|_| absolute.strip_prefix(&self.shown));
         inside.unwrap_or(absolute).to_string_lossy().trim_matches('/').to_owned()

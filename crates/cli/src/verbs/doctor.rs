@@ -13,16 +13,22 @@ use tidegate_sys::survey::Survey;
 
 use crate::{args::LookArgs, output::Paint, refusal::REFUSED, verbs::status};
 
+/// The file of the agent that comes with packages.
+const LIMITS_FILE: &str = "/etc/tidegate/limits.toml";
 /// The file that the unit of the daemon wants.
 const FLEET_FILE: &str = "/etc/tidegate/fleet.toml";
 
 pub fn run(store: &Path, run_dir: &Path, socket: &Path, look: LookArgs) -> Result<ExitCode> {
-    let services = vec![Service {
-        verb: "daemon",
-        file: FLEET_FILE,
-        wanted: Path::new(FLEET_FILE).exists(),
-        runs: api::status(socket).is_ok_and(|running| running.is_some()),
-    }];
+    let daemon = api::status(socket).is_ok_and(|running| running.is_some());
+    let services =
+        [("agent", LIMITS_FILE, status::agent_runs(run_dir)), ("daemon", FLEET_FILE, daemon)];
+    let services = services.map(|(verb, file, runs)| Service {
+        verb,
+        file,
+        wanted: Path::new(file).exists(),
+        runs,
+    });
+    let services = services.to_vec();
     let seen = Seen { survey: Survey::take(), limits: status::seen(store, run_dir), services };
     let report = judge(&seen);
     let mut out = stdout().lock();

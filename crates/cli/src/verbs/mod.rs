@@ -10,6 +10,7 @@ use tidegate_sys::{preflight::PreflightError, store::StoreError};
 
 use crate::refusal::{UsageError, warn};
 
+pub mod agent;
 pub mod burst;
 pub mod daemon;
 pub mod detach;

@@ -109,25 +109,25 @@ impl LimitMaps {
         self.limit_at(boottime())
     }
 
-    /// Puts another limit in force, for packets from now on and for the sockets that exist. The backlog stays
+    /// Puts another limit in force, for packets from now on and for the sockets that exist in its cgroups. The backlog stays
     /// what it is in bytes, as far as the new thresholds go. A rate that a group has lent still ends when it
     /// did.
     ///
     /// # Errors
     /// [`LimitError`]; the earlier limit is in force.
-    pub fn set(
+    pub fn set<'a>(
         &self,
         hierarchy: &Hierarchy,
-        cgroup: Option<&Cgroup>,
+        cgroups: impl IntoIterator<Item = &'a Cgroup>,
         limit: &intf::Limit,
     ) -> Result<(), LimitError> {
         let (earlier, now) = (self.settings()?, boottime());
         let settings = self.keep_leases(limit.carried_on(&self.limit_at(now)?, now))?;
         self.write(settings)?;
         let done = self.change_beside(&settings.limit);
-        let done = done.and_then(|()| match cgroup {
-            Some(cgroup) => self.adopt(hierarchy, cgroup, Adopt::Take),
-            None => Ok(()),
+        let mut cgroups = cgroups.into_iter();
+        let done = done.and_then(|()| {
+            cgroups.try_for_each(|cgroup| self.adopt(hierarchy, cgroup, Adopt::Take))
         });
         if done.is_err() {
             self.write(earlier)?;
@@ -263,12 +263,17 @@ impl LimitMaps {
         adopt: Adopt,
     ) -> Result<(), LimitError> {
         let Some(sockets) = &self.sockets else { return Ok(()) };
+        let namespaces = network_namespaces(hierarchy, cgroup);
+        if namespaces.is_empty() {
+            return Ok(());
+        }
         let mut storage = MaybeUninit::uninit();
         let mut open = skel::adopt::AdoptSkelBuilder::default()
             .open(&mut storage)
             .map_err(load_error("adopt"))?;
         if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
             rodata.release = u8::from(adopt == Adopt::Release);
+            rodata.cgroup_id = cgroup.id();
             rodata.level = cgroup.level();
         }
         reuse(&mut open.maps.limit, &self.limit)?;
@@ -278,8 +283,8 @@ impl LimitMaps {
         set_exempt!(open, self.exempt.is_some(), self.exempt.as_ref(), "adopt");
         let object = open.load().map_err(load_error("adopt"))?;
         let link = object.progs.adopt.attach().map_err(load_error("adopt"))?;
-        for namespace in network_namespaces(hierarchy, cgroup) {
-            in_network_namespace(&namespace, || {
+        for namespace in &namespaces {
+            in_network_namespace(namespace, || {
                 // A socket that ends meanwhile is no loss; neither is a namespace.
                 let _ = Iter::new(&link).map(|mut iter| io::copy(&mut iter, &mut io::sink()));
             });

@@ -16,16 +16,16 @@ use crate::{
     exempt::set_exempt,
     fq::{self, FqError},
     intf,
-    limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions},
+    limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions, Loaded},
     schemes::{LINKS, Scheme},
     skel,
 };
 
-/// Loads the program of one place and hands it to `attach`.
+/// Loads the program of one place and hands it to `use_it`.
 fn load<T>(
     place: Hook,
     limit: &intf::Limit,
-    attach: impl FnOnce(&ProgramMut<'_>) -> Result<T, LimitError>,
+    use_it: impl FnOnce(&ProgramMut<'_>) -> Result<T, LimitError>,
 ) -> Result<(LimitMaps, T), LimitError> {
     quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
@@ -55,8 +55,8 @@ fn load<T>(
         Hook::Device => &edt.progs.edt_device,
         Hook::Port => &edt.progs.edt_port,
     };
-    let attached = attach(program)?;
-    Ok((maps, attached))
+    let used = use_it(program)?;
+    Ok((maps, used))
 }
 
 /// Where the program sits.
@@ -75,19 +75,16 @@ impl Scheme for Edt {
         &LINKS[..1]
     }
 
-    fn attach_cgroup(
+    fn load(
         &self,
-        hierarchy: &Hierarchy,
-        cgroup: &Cgroup,
+        cgroup_id: u64,
         options: &LimitOptions,
         _parent: Option<&LimitMaps>,
-    ) -> Result<AttachedLimit, LimitError> {
-        let scope = Scope::Cgroup(cgroup.path().to_owned());
-        fq::check(hierarchy, &scope, Some(cgroup))?;
-        let limit = options.encode(cgroup.id())?;
-        let attach = |program: &ProgramMut<'_>| bpf::attach(program, "edt_cgroup", cgroup);
-        let (maps, link) = load(Hook::Cgroup, &limit, attach)?;
-        Ok(AttachedLimit::new(maps, vec![(LINKS[0], link)]))
+    ) -> Result<Loaded, LimitError> {
+        let limit = options.encode(cgroup_id)?;
+        let keep = |program: &ProgramMut<'_>| bpf::keep(program, "edt_cgroup");
+        let (maps, program) = load(Hook::Cgroup, &limit, keep)?;
+        Ok(Loaded { maps, programs: vec![(LINKS[0], program)] })
     }
 
     fn attach_device(

@@ -11,12 +11,12 @@ use tidegate_core::{Direction, police::Hook};
 
 use crate::{
     bpf::{self, load_error, quiet_libbpf, random_seed},
-    cgroup::{Cgroup, Hierarchy},
+    cgroup::Hierarchy,
     device::{self, Target, XDP_PIN},
     exempt::set_exempt,
     group::GroupMaps,
     intf,
-    limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions},
+    limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions, Loaded},
     query::Side,
     schemes::{LINKS, Scheme},
     skel,
@@ -132,22 +132,21 @@ impl Scheme for Police {
         }
     }
 
-    fn attach_cgroup(
+    fn load(
         &self,
-        _hierarchy: &Hierarchy,
-        cgroup: &Cgroup,
+        cgroup_id: u64,
         options: &LimitOptions,
         _parent: Option<&LimitMaps>,
-    ) -> Result<AttachedLimit, LimitError> {
-        let limit = options.encode(cgroup.id())?;
+    ) -> Result<Loaded, LimitError> {
+        let limit = options.encode(cgroup_id)?;
         let mut storage = MaybeUninit::uninit();
         let police = load(&mut storage, AttachPoint::Cgroup, !options.exempt.is_empty())?;
         let maps = maps(&police, &limit)?;
-        let links = vec![
-            (LINKS[0], bpf::attach(&police.progs.police_egress, "police_egress", cgroup)?),
-            (LINKS[1], bpf::attach(&police.progs.police_ingress, "police_ingress", cgroup)?),
+        let programs = vec![
+            (LINKS[0], bpf::keep(&police.progs.police_egress, "police_egress")?),
+            (LINKS[1], bpf::keep(&police.progs.police_ingress, "police_ingress")?),
         ];
-        Ok(AttachedLimit::new(maps, links))
+        Ok(Loaded { maps, programs })
     }
 
     fn attach_device(

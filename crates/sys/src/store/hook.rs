@@ -79,7 +79,7 @@ impl Store {
             At::Tc => (police::attach_ingress(&target, &pinned.maps).map_err(refused())?, None),
         };
         let xdp = xdp.transpose().map_err(refused())?;
-        let put = pin_hooks(hooked.filters.as_ref(), &mut hooked.links, &dir)
+        let put = pin_hooks(hooked.filters.as_ref(), &hooked.links, &dir)
             .and_then(|()| xdp.as_ref().map_or(Ok(()), |link| pin_xdp(link, &dir)))
             .and_then(|()| pinned.maps.set(hierarchy, None, limit).map_err(refused()));
         if let Err(e) = put {

@@ -117,7 +117,7 @@ impl Store {
         let (mut maps, mut hooked) = htb::inside(&limit, target.as_ref()).map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{}", asked.name));
         let done = pin_maps(&mut maps, &building).and_then(|()| {
-            pin_hooks(hooked.filters.as_ref(), &mut hooked.links, &building)?;
+            pin_hooks(hooked.filters.as_ref(), &hooked.links, &building)?;
             let (mark, at) = match asked.cgroup {
                 Some(cgroup) => (CGROUP, hierarchy.remembered(cgroup)),
                 None => (PORT, asked.scope.name().into()),
@@ -327,5 +327,5 @@ fn pin_root(root: &mut Root, dir: &Path) -> Result<(), StoreError> {
         let path = dir.join(name);
         map.pin(&path).map_err(bpf_error(&path, "pin"))?;
     }
-    pin_hooks(root.hooked.filters.as_ref(), &mut root.hooked.links, dir)
+    pin_hooks(root.hooked.filters.as_ref(), &root.hooked.links, dir)
 }

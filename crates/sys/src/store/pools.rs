@@ -141,7 +141,7 @@ impl Store {
                     let path = building.join(name);
                     map.pin(&path).map_err(bpf_error(&path, "pin"))?;
                 }
-                pin_hooks(hooked.filters.as_ref(), &mut hooked.links, &building)?;
+                pin_hooks(hooked.filters.as_ref(), &hooked.links, &building)?;
                 fs::rename(&building, dir).map_err(io_error(dir, "rename to"))
             };
             return match { pin }() {
@@ -171,7 +171,7 @@ impl Store {
         mut hooked: Hooked,
     ) -> Result<(), StoreError> {
         take_hooks_off(dir, limit);
-        pin_hooks(hooked.filters.as_ref(), &mut hooked.links, dir)?;
+        pin_hooks(hooked.filters.as_ref(), &hooked.links, dir)?;
         hooked.filters.iter_mut().for_each(Filters::keep);
         Ok(())
     }

@@ -17,6 +17,7 @@ use super::{
     io_error,
     journal::{Deed, Journal},
     limit_error,
+    members::selector_in,
     pins::remove_pins,
     pools::{PLACE, POOL},
     symlink,
@@ -290,5 +291,6 @@ fn scope_in(hierarchy: &Hierarchy, dir: &Path) -> Option<Scope> {
         Some(Scope::Cgroup(hierarchy.relative(&at)))
     };
     let dev = name_in(dir, DEV).map(Scope::Dev);
-    dev.or_else(|| name_in(dir, PORT).map(Scope::Port)).or_else(cgroup)
+    let select = selector_in(dir).map(Scope::Select);
+    select.or(dev).or_else(|| name_in(dir, PORT).map(Scope::Port)).or_else(cgroup)
 }
