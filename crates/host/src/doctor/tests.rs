@@ -204,7 +204,7 @@ fn limits_that_are_not_in_force_and_services_that_do_not_run_are_said() {
         said,
         "Problem limits: limit `a` is NOT ENFORCED: ...; -\n\
          Warning limits: limit `b` waits: ...; -\n\
-         Warning services: `tidegate daemon` does not run, though there is /etc/tidegate/fleet.toml; systemctl \
-         enable --now tidegate-daemon"
+         Warning services: `tidegate daemon` does not run, though there is /etc/tidegate/fleet.toml; \
+         systemctl enable --now tidegate-daemon"
     );
 }
