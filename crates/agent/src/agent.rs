@@ -208,6 +208,8 @@ impl Agent {
                 };
                 self.retry = (!refused.is_empty()).then_some((now + wait, wait));
                 self.managed.retain(|name| self.goal.has(name) || refused.contains_key(name));
+                // What could not be moved may be, the next time.
+                self.moved.retain(|one| !self.moves_refused.contains_key(&one.into));
                 self.refused = refused;
             }
             Event::Moved(refused) => {

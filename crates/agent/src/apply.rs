@@ -5,6 +5,7 @@ use std::{
     slice,
 };
 
+use sd_notify::NotifyState;
 use tidegate_core::Scope;
 use tidegate_fleet::rates;
 use tidegate_host::{
@@ -17,6 +18,9 @@ use tidegate_host::{
 use tidegate_sys::store::StoreError;
 
 use crate::goal::{self, Files, Goal};
+
+/// What one step may take while the agent starts, in microseconds.
+const STEP_US: u32 = 30_000_000;
 
 /// What became of a goal.
 #[derive(Debug, Default)]
@@ -157,6 +161,9 @@ fn perform(host: &mut LockedHost, plan: &Plan, applied: &mut Applied) {
         }
     }
     for action in &plan.actions {
+        // Many limits take longer than a watchdog waits.
+        let alive = [NotifyState::Watchdog, NotifyState::ExtendTimeoutUsec(STEP_US)];
+        let _ = sd_notify::notify(false, &alive);
         let parent = match action {
             Action::Add { limit } | Action::Replace { to: limit, .. } => limit.parent.as_ref(),
             _ => None,

@@ -141,8 +141,9 @@ A spec file:
     /// Keep this host's limits as its files say
     ///
     /// Reads all `*.toml` of a directory as one spec. A limit is put on when its service, user, container or
-    /// program comes, and waits while there is none. One that is wrong does not keep the others away. Files that
-    /// change are read again, also at SIGHUP; an error leaves what is in force. Limits stay when the agent ends.
+    /// program comes, and waits while there is none. One that is wrong does not keep the others away. Files
+    /// that change are read again, also at SIGHUP; an error leaves what is in force. Limits stay when the
+    /// agent ends.
     #[command(after_help = "\
 Examples:
   tidegate agent

@@ -72,17 +72,15 @@ impl Scope {
 }
 
 impl fmt::Display for Scope {
-    /// As in a sentence: "cgroup `x`", "cgroups `x/*`", "unit `x.service`", "device `eth0`".
+    /// As in a sentence: "cgroup `x`", "cgroup `x/*`", "unit `x.service`", "device `eth0`".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Scope::Cgroup(path) if path.is_empty() => f.write_str("the root cgroup"),
             Scope::Cgroup(path) => write!(f, "cgroup `{path}`"),
             Scope::Select(Selector { kind, value }) => {
                 let kind = match kind {
-                    SelectorKind::Cgroup => "cgroups",
-                    SelectorKind::Labels => "containers with",
+                    SelectorKind::Labels => "container with",
                     SelectorKind::Exe => "program",
-                    SelectorKind::Pod => "pods",
                     kind => kind.name(),
                 };
                 write!(f, "{kind} `{value}`")
@@ -110,7 +108,7 @@ mod tests {
         assert_eq!(Scope::named("service", "web"), None);
         let shown = |kind, name| Scope::named(kind, name).unwrap().to_string();
         assert_eq!(shown("cgroup", "a/b"), "cgroup `a/b`");
-        assert_eq!(shown("cgroup", "a/*"), "cgroups `a/*`");
+        assert_eq!(shown("cgroup", "a/*"), "cgroup `a/*`");
         assert_eq!(shown("unit", "web.service"), "unit `web.service`");
     }
 }

@@ -11,9 +11,9 @@
 //! - A limit with a selector stays while its cgroups join and leave.
 //!
 //! Order: changes; then cgroups that join, additions and replacements, parents before children; then whatever
-//! is taken off and cgroups that leave, children before parents. So nothing is unlimited meanwhile. A limit goes first only where nothing is
-//! limited by it any more, or where another one needs what only one can have: the HTB or the program in
-//! XDP of a device, or a prefix. Planning n limits takes O(n log n).
+//! is taken off and cgroups that leave, children before parents. So nothing is unlimited meanwhile. A limit
+//! goes first only where nothing is limited by it any more, or where another one needs what only one can
+//! have: the HTB or the program in XDP of a device, or a prefix. Planning n limits takes O(n log n).
 
 use std::{
     collections::{BTreeMap, BTreeSet},

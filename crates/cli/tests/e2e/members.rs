@@ -150,8 +150,11 @@ fn root_a_limit_stays_while_it_has_no_member() {
     need_root!();
     let place = Place::new();
     let spec = file(&place, SPEC);
-    assert!(place.ok(&["apply", &spec]).contains("no cgroup yet"));
+    let on = pattern(&place, "w*");
+    let said = place.ok(&["limit", "add", "web", "--cgroup", &on, "--egress", "50mbit"]);
+    assert!(said.contains("no cgroup yet"), "{said}");
     assert_eq!(show(&place, "web")["state"], "waiting");
+    assert!(place.ok(&["apply", &spec]).contains("web waits"));
     let status = place.ok(&["status"]);
     assert!(status.contains("waiting") && !status.contains("WARNING"), "{status}");
     let group = place.child("w1");
@@ -229,7 +232,7 @@ fn root_a_cgroup_is_in_one_limit() {
     let other = "[[limit]]\nname = \"all\"\nscope = { cgroup = \"TOP/?2\" }\negress = \"9mbit\"\n";
     let (code, message) = place.refused(&["apply", &file(&place, &format!("{SPEC}{other}"))]);
     assert_eq!(code, 1, "{message}");
-    assert!(message.contains("limits `web` and `all` are both on cgroup"), "{message}");
+    assert!(message.contains("limits `web` and `all` both match cgroup"), "{message}");
     place.ok(&["apply", &file(&place, SPEC)]);
     let (_, message) = place.refused(&["apply", &file(&place, other)]);
     assert!(message.contains("`all`") && message.contains("limit `web`"), "{message}");

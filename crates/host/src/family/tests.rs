@@ -119,7 +119,7 @@ fn each_cgroup_of_a_selector_is_inside_its_parent() {
     let refusal = check(&["x/1", "z"]).unwrap_err();
     assert!(refusal.contains("does not contain cgroup `z`"), "{refusal}");
     let refusal = resolve(&mut [above.clone(), inside("c", "z", "a", 1)], true).unwrap_err();
-    assert!(refusal.to_string().contains("is on cgroups `a*`"), "{refusal}");
+    assert!(refusal.to_string().contains("is on cgroup `a*`"), "{refusal}");
     assert_eq!(resolve(&mut [above, inside("c", "y/z", "a", 1)], true), Ok(()));
     let single = [root("a", "x", 9), below(&["x/1", "x/2"])];
     assert_eq!(resolve(&mut single.clone(), true), Ok(()));
