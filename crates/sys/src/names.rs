@@ -1,7 +1,7 @@
 //! Names of hosts and users in a static binary.
 //!
-//! The C library looks them up by modules that `/etc/nsswitch.conf` names. A static binary would load those of
-//! the host, which were made for another C library. What it has built in, files and DNS, needs no module.
+//! The C library looks them up by modules that `/etc/nsswitch.conf` names. A static binary would load those
+//! of the host, which were made for another C library. What it has built in, files and DNS, needs no module.
 
 /// From now on names are looked up in files and DNS alone, if this binary is static. Else the host's
 /// configuration holds. To be called before any lookup.
