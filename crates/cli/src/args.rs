@@ -197,6 +197,16 @@ Example:
   tidegate status
   tidegate status --json | jq '.limits[] | select(.state != \"in_force\") | .name'")]
     Status(StatusArgs),
+    /// Say what this host can do for limits, and what to do
+    ///
+    /// Looks at the kernel, cgroups, privileges, hooks and qdiscs, at who else is attached, and at the
+    /// limits. Each line is ok, a warning or a problem, with what to do. Changes nothing. Without root it
+    /// looks at less, and says so. Exits 2 if no limit can work here.
+    #[command(after_help = "\
+Examples:
+  sudo tidegate doctor
+  tidegate doctor --json | jq -r '.findings[] | select(.verdict != \"ok\") | .found'")]
+    Doctor(LookArgs),
     /// Print usage at an interval
     #[command(after_help = "\
 Examples:

@@ -36,6 +36,7 @@ fn main() -> ExitCode {
     if !matches!(cli.verb, Verb::Run(_)) {
         tidegate_sys::descriptors::allow_many();
     }
+    tidegate_sys::names::use_built_in();
     let (store, run_dir) = (&cli.bpffs, &cli.run_dir);
     let done = match cli.verb {
         Verb::Run(args) => verbs::run::run(store, &args),
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Verb::Plan(args) => verbs::spec::plan(store, run_dir, &args),
         Verb::Apply(args) => verbs::spec::apply(store, run_dir, &args),
         Verb::Status(args) => verbs::status::all(store, run_dir, &cli.socket, args),
+        Verb::Doctor(args) => verbs::doctor::run(store, run_dir, &cli.socket, args),
         Verb::Monitor(args) => verbs::monitor::run(store, &args),
         Verb::Explain(args) => verbs::explain::run(store, &args),
         Verb::Top(args) => verbs::top::run(store, &args),

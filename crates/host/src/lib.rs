@@ -20,6 +20,7 @@
 //! - [`sockets`]: the TCP sockets of a cgroup and what each moves.
 //! - [`auto`]: the scheme of a limit that names none.
 //! - [`explain`]: what holds a process, a cgroup or a flow back, from all of these.
+//! - [`doctor`]: what this host can and cannot do, and what to do about it. Pure.
 //! - [`figures`]: measured figures in units.
 //! - [`waiting`]: whose packets wait in queues.
 //! - [`status`]: what is in force and what it does, as data that serializes.
@@ -32,6 +33,7 @@
 pub mod absent;
 pub mod apply;
 pub mod auto;
+pub mod doctor;
 pub mod explain;
 pub mod family;
 pub mod figures;

@@ -67,7 +67,7 @@ pub fn attached(wanted: impl Fn(u64) -> bool) -> Vec<Attached> {
 /// The maps of a limit by its program; `None` if the program is another one, or has gone.
 fn maps_of(program: u32) -> Option<LimitMaps> {
     let (name, ids) = program_maps(program)?;
-    if !SCHEMES.iter().any(|info| info.cgroup_program == Some(name.as_str())) {
+    if !SCHEMES.iter().any(|info| info.cgroup_programs.first() == Some(&name.as_str())) {
         return None;
     }
     // The maps of a parent have the same names and are met later (maps.h): the first ones are the limit's

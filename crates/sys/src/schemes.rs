@@ -124,7 +124,7 @@ pub fn needs_other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
         // Each direction of a qdisc has a device of its own.
         let directions = (options.egress.is_some(), options.ingress.is_some());
         let qdisc = info.has_qdisc.then_some((options.scheme, directions));
-        (info.cgroup_program, info.device_programs, qdisc)
+        (info.cgroup_programs, info.device_programs, qdisc)
     };
     programs(from) != programs(to)
         || from.exempt.is_empty() != to.exempt.is_empty()

@@ -14,6 +14,7 @@ pub mod agent;
 pub mod burst;
 pub mod daemon;
 pub mod detach;
+pub mod doctor;
 pub mod explain;
 pub mod generate;
 pub mod limit;

@@ -16,6 +16,8 @@ use tidegate_core::{
 };
 use tidegate_fleet::status::NodeStatus;
 use tidegate_host::{
+    doctor::Limits,
+    host::Host,
     nic::state::RunDir,
     plan::State,
     status::{LimitStatus, hold_ceilings},
@@ -200,14 +202,15 @@ fn show(
         tell_at_risk(&mut out, &limits)?;
         tell_waiting(&mut out, &limits)?;
     }
-    let cries = cry(&mut out, &limits, &waiting, nics, agent, json)?;
+    let cries = cries(&limits, &waiting, nics, agent);
+    cry(&mut out, &cries, json)?;
     if let Some(fleet) = fleet.filter(|_| !json) {
         daemon::print(&mut out, fleet)?;
     }
     if let Some(agent) = agent.filter(|agent| agent.running && !json) {
         tell_agent(&mut out, &agent.report)?;
     }
-    Ok(if how.check && cries > 0 { CHANGES.into() } else { ExitCode::SUCCESS })
+    Ok(if how.check && !cries.alarms.is_empty() { CHANGES.into() } else { ExitCode::SUCCESS })
 }
 
 /// Below the table, why the limit that was asked for has its scheme.
@@ -294,16 +297,20 @@ fn tell_waiting(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     Ok(())
 }
 
-/// Says aloud which limits are not enforced and which ports are gone: on the terminal below the table, else
-/// on standard error, too. How many there are.
-fn cry(
-    out: &mut impl Write,
+/// What to say of limits below their table.
+struct Cries {
+    /// Limits that are not in force or not alone on their device, and what else is lost: `--check` fails.
+    alarms: Vec<String>,
+    /// Limits that wait.
+    quiet: Vec<String>,
+}
+
+fn cries(
     limits: &[LimitStatus],
     waiting: &[Waiting],
     nics: &[Value],
     agent: Option<&Agent>,
-    json: bool,
-) -> Result<usize> {
+) -> Cries {
     let keeps = agent.filter(|agent| agent.running);
     // Who waits is nothing to cry about, unless it must be there.
     let is_required = |name: &str, otherwise: bool| {
@@ -347,7 +354,6 @@ fn cry(
             of_agent.push(format!("limit `{name}` is NOT ENFORCED: {reason}"));
         }
     }
-    let mut cries = 0;
     let alarms = limits.iter().filter_map(|l| {
         if l.state == State::ScopeGone && !is_required(&l.name, true) {
             return None;
@@ -374,18 +380,36 @@ fn cry(
             )
         })
     });
+    Cries { alarms: alarms.chain(waits).chain(of_agent).chain(ports).collect(), quiet }
+}
+
+/// Says it aloud: on the terminal below the table, else on standard error, too.
+fn cry(out: &mut impl Write, Cries { alarms, quiet }: &Cries, json: bool) -> Result<()> {
     for line in quiet.iter().filter(|_| !json) {
         writeln!(out, "{}", Paint::stdout().yellow(line))?;
     }
-    for alarm in alarms.chain(waits).chain(of_agent).chain(ports) {
-        cries += 1;
+    for alarm in alarms {
         if json {
             say(&format!("tidegate: warning: {alarm}"));
         } else {
             writeln!(out, "{}", Paint::stdout().red(&format!("WARNING: {alarm}")))?;
         }
     }
-    Ok(cries)
+    Ok(())
+}
+
+/// The limits of the host as `tidegate doctor` judges them; `None` if they cannot be read.
+pub fn seen(store: &Path, run_dir: &Path) -> Option<Limits> {
+    let host = Host::open(store).ok()?;
+    let limits = LimitStatus::all(&host.store().list(host.hierarchy()).ok()?);
+    let (nics, agent) = (RunDir::at(run_dir).running(), Agent::find(run_dir));
+    let Cries { alarms, quiet } = cries(&limits, &host.store().waiting(), &nics, agent.as_ref());
+    Some(Limits { installed: limits.len(), alarms, waiting: quiet })
+}
+
+/// Whether the agent runs.
+pub fn agent_runs(run_dir: &Path) -> bool {
+    Agent::find(run_dir).is_some_and(|agent| agent.running)
 }
 
 /// What the agent keeps, and what its schedules say now.

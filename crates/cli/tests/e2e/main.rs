@@ -16,6 +16,7 @@ mod clsact;
 mod cni;
 mod common;
 mod daemon;
+mod doctor;
 mod edt;
 mod explain;
 mod group;

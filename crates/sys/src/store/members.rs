@@ -180,7 +180,7 @@ impl Store {
         parent: Option<&PinnedLimit>,
     ) -> Result<(), StoreError> {
         let (info, scheme) = (options.scheme.info(), schemes::of(options.scheme));
-        if info.cgroup_program.is_none() || scheme.pinning() != Pinning::Own {
+        if info.cgroup_programs.is_empty() || scheme.pinning() != Pinning::Own {
             return Err(limit_error(name)(LimitError::NoMembers(options.scheme)));
         }
         let cgroups = match &self.begin_with {
