@@ -122,9 +122,9 @@ impl LimitOptions {
 }
 
 impl From<&intf::Entry> for LimitOptions {
-    /// What a user would write for a limit as it lies in the map, without its prefixes: a threshold that is the default at its rate
-    /// counts as not given, so that it follows when the rate changes. [`LimitOptions::encode`] gives the same
-    /// limit again.
+    /// What a user would write for a limit as it lies in the map, without its prefixes: a threshold that is
+    /// the default at its rate counts as not given, so that it follows when the rate changes.
+    /// [`LimitOptions::encode`] gives the same limit again.
     fn from(limit: &intf::Entry) -> LimitOptions {
         let scheme = limit.scheme();
         let paces = limit.flags & (intf::FLAG_PACE_FAIR | intf::FLAG_PACE_CEILING) != 0;

@@ -1,4 +1,6 @@
-//! A map holds the settings of a limit twice, and names the copy that is in force (`bpf/common/settings.h`). A packet finds the old settings or the new ones, and so it does where a writer dies.
+//! A map holds the settings of a limit twice, and names the copy that is in force
+//! (`bpf/common/settings.h`). A packet finds the old settings or the new ones, and so it does where a writer
+//! dies.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use tidegate_core::{Nanos, Rate};
