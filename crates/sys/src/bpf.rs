@@ -47,7 +47,11 @@ pub(crate) fn reuse(
     map.reuse_fd(with.as_fd()).map_err(load_error("companion"))
 }
 
-/// Attaches a loaded program to a hook of a cgroup, beside those of others; the name is that of a limit's link.
+/// The links of a limit, by the name under which they are pinned.
+pub(crate) type Links = Vec<(&'static str, OwnedFd)>;
+
+/// Attaches a loaded program to a hook of a cgroup, beside those of others. The name is that of a limit's
+/// link.
 pub(crate) fn attach(
     program: BorrowedFd<'_>,
     name: &'static str,

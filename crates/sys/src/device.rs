@@ -22,10 +22,11 @@ use libbpf_rs::{
 use tidegate_core::{Direction, Scope};
 
 use crate::{
+    bpf::Links,
     bpf::quiet_libbpf,
     fq::FqError,
     intf::{self, DIRECTIONS},
-    limit::{LimitError, LimitOptions, Links},
+    limit::{LimitError, LimitOptions},
     net::{
         NetError, NetNs, Netlink,
         qdisc::{Filter, Handle, Place, Qdisc, Redirect, Verb},

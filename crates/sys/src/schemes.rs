@@ -42,8 +42,8 @@ pub(crate) trait Scheme: Sync {
     /// The names of the links of a limit.
     fn links(&self, limit: &intf::Limit) -> &'static [&'static str];
 
-    /// Loads the programs of a limit for cgroups: the one of this id, or any with 0. One with a class gets its
-    /// part of `parent`.
+    /// Loads the programs of a limit for cgroups: the one of this id, or any with 0. One with a class gets
+    /// its part of `parent`.
     ///
     /// # Errors
     /// [`LimitError`].
@@ -56,7 +56,8 @@ pub(crate) trait Scheme: Sync {
         Err(ConfigError::Scheme(options.scheme).into())
     }
 
-    /// Loads the programs of a limit and attaches them to a device. A qdisc that somebody has put there is only replaced with `force`.
+    /// Loads the programs of a limit and attaches them to a device. A qdisc that somebody has put there is
+    /// only replaced with `force`.
     ///
     /// # Errors
     /// [`LimitError`]; nothing is attached.

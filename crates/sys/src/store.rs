@@ -100,6 +100,8 @@ const DEV: &str = "dev";
 const PORT: &str = "port";
 /// ... and whose child it is.
 const PARENT: &str = "parent";
+/// The directory of the members of a limit over several cgroups.
+const MEMBERS: &str = "members";
 /// The pins of the parent's maps.
 const PARENT_QUEUES: &str = "parent_queues";
 const PARENT_SOCKETS: &str = "parent_sockets";

@@ -4,14 +4,11 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use super::{LimitError, LimitMaps, maps::Adopt};
 use crate::{
-    bpf,
+    bpf::{self, Links},
     cgroup::{Cgroup, Hierarchy},
     device::{Filters, Hooked},
     root_qdisc::Undo,
 };
-
-/// The links of a limit, by the name under which they are pinned.
-pub(crate) type Links = Vec<(&'static str, OwnedFd)>;
 
 /// A limit for cgroups that is loaded and attached nowhere.
 #[derive(Debug)]

@@ -22,10 +22,9 @@ use libbpf_rs::{Link, Program, query::LinkTypeInfo};
 use tidegate_core::{Scope, Selector};
 
 use super::{
-    ASIDE, BUILDING, CGROUP, PARENT, PinnedLimit, Store, StoreError, StoreLock, bpf_error,
+    ASIDE, BUILDING, CGROUP, MEMBERS, PARENT, PinnedLimit, Store, StoreError, StoreLock, bpf_error,
     check_name, io_error, is_above, limit_error,
-    pins::{detach_links, pin_maps, remove_pins},
-    recover::settings_in,
+    pins::{detach_links, pin_maps, remove_pins, settings_in},
     symlink,
 };
 use crate::{
@@ -37,8 +36,6 @@ use crate::{
 
 /// The symbolic link to the selector of a limit.
 pub(super) const SELECT: &str = "select";
-/// The directory of the members of a limit.
-pub(super) const MEMBERS: &str = "members";
 /// The pins of its programs, by the links that members get of them.
 const PROGRAMS: [(&str, &str); 3] =
     [(LINKS[0], "member_egress"), (LINKS[1], "member_ingress"), (LINKS[2], "member_sockops")];

@@ -2,18 +2,26 @@
 
 use std::{fs, os::fd::OwnedFd, path::Path};
 
-use libbpf_rs::Link;
+use libbpf_rs::{Link, MapHandle};
 
 use super::{
-    EXEMPT, GROUP, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError, bpf_error, io_error,
-    members::MEMBERS, symlink,
+    EXEMPT, GROUP, MEMBERS, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError, bpf_error,
+    io_error, symlink,
 };
 use crate::{
+    bpf::Links,
     device::{CLSACT_MARK, Filters, XDP_PIN},
-    limit::{AttachedLimit, LimitMaps, Links},
+    intf,
+    limit::{AttachedLimit, LimitMaps, settings::Settings},
     query,
     schemes::LINKS,
 };
+
+/// The settings pinned in a directory.
+pub(super) fn settings_in(dir: &Path) -> Option<intf::Limit> {
+    let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
+    Settings::read(&map, 0).ok().map(|settings| settings.limit.common)
+}
 
 /// Pins the maps of a limit in a new directory.
 pub(super) fn pin_maps(maps: &mut LimitMaps, dir: &Path) -> Result<(), StoreError> {

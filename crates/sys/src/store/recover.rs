@@ -16,7 +16,7 @@ use super::{
     journal::{self, Deed, Journal, Object, Step},
     limit_error,
     members::{self, SELECT},
-    pins::{detach_links, remove_pins},
+    pins::{detach_links, remove_pins, settings_in},
     pools::{POOL_PREFIX, file_name, limit_of_pool, places_in},
     symlink,
 };
@@ -24,7 +24,7 @@ use crate::{
     cgroup::Hierarchy,
     device::{self, PROGRAM_PINS, Target, in_namespace},
     intf,
-    limit::{Adopt, settings::Settings},
+    limit::Adopt,
     net::Netlink,
     remains, root_qdisc,
     schemes::{
@@ -459,12 +459,6 @@ impl Store {
         step.objects.push(Object::Clsact { ifindex, stays: !came });
         step
     }
-}
-
-/// The settings pinned in a directory.
-pub(super) fn settings_in(dir: &Path) -> Option<intf::Limit> {
-    let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
-    Settings::read(&map, 0).ok().map(|settings| settings.limit.common)
 }
 
 /// The ids of the programs of filters pinned in a directory and below.
