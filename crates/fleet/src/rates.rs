@@ -60,7 +60,7 @@ pub fn begin_alone(spec: &Spec, plan: &mut Plan) {
                 Action::Replace { from, to, .. } => {
                     (&to.name, vec![&mut from.options, &mut to.options])
                 }
-                Action::Change { .. } => continue,
+                Action::Change { .. } | Action::TakeOver { .. } => continue,
             };
             if !group.members.contains(name) {
                 continue;
@@ -163,6 +163,7 @@ mod tests {
             state: State::InForce,
             options,
             parent: None,
+            other_build: None,
         };
         options.egress.as_mut().unwrap().rate = "3.2gbit".parse().unwrap();
         let plan_of = |present: Present| {

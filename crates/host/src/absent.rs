@@ -109,7 +109,14 @@ mod tests {
 
     fn present(name: &str, scope: &str, state: State) -> Present {
         let scope = Scope::Cgroup(scope.to_owned());
-        Present { name: name.to_owned(), scope, state, options: options(), parent: None }
+        Present {
+            name: name.to_owned(),
+            scope,
+            state,
+            options: options(),
+            parent: None,
+            other_build: None,
+        }
     }
 
     fn waits(name: &str) -> Waits {

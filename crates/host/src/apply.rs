@@ -67,6 +67,12 @@ pub trait Backend {
     /// As the backend has it.
     fn change(&mut self, name: &str, options: &LimitOptions) -> Result<(), Self::Error>;
 
+    /// Has a limit run the programs of this build.
+    ///
+    /// # Errors
+    /// As the backend has it.
+    fn take_over(&mut self, name: &str) -> Result<(), Self::Error>;
+
     /// Takes a limit off.
     ///
     /// # Errors
@@ -186,6 +192,7 @@ fn perform<G: Backend>(backend: &mut G, action: &Action) -> Result<(), G::Error>
     match action {
         Action::Remove { limit, .. } => backend.remove(&limit.name),
         Action::Change { name, to, .. } => backend.change(name, to),
+        Action::TakeOver { limit } => backend.take_over(&limit.name),
         Action::Replace { to: limit, .. } => {
             backend.replace(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
         }
@@ -203,6 +210,8 @@ fn undo<G: Backend>(backend: &mut G, action: &Action) -> Result<(), G::Error> {
             backend.add(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
         }
         Action::Change { name, from, .. } => backend.change(name, from),
+        // It does the same with the programs of either build.
+        Action::TakeOver { .. } => Ok(()),
         Action::Replace { from: limit, .. } => {
             backend.replace(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
         }
@@ -257,6 +266,7 @@ mod tests {
             state: State::Broken,
             options: LimitOptions::default(),
             parent: None,
+            other_build: None,
         };
         let present: Vec<_> = wanted.iter().map(broken).collect();
         let mut host = Model::new(&present);

@@ -35,6 +35,7 @@ mod place;
 mod pools;
 mod recover;
 mod replace;
+mod takeover;
 pub(crate) mod unreadable;
 
 use std::{
@@ -165,6 +166,8 @@ pub struct PinnedLimit {
     pub xdp_mode: Option<XdpMode>,
     /// The directory in which its programs are pinned.
     hooks: PathBuf,
+    /// Whose programs it runs, if they are those of another build.
+    pub other_build: Option<String>,
     /// What was asked of it, as its intent says.
     asked: Option<LimitOptions>,
     maps: LimitMaps,
@@ -406,6 +409,7 @@ impl Store {
             unhooked,
             unkept,
             parent,
+            other_build: self.other_build(name, intent.as_ref()),
             asked: intent.and_then(|intent| intent.options),
             maps,
         })

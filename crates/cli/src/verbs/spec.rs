@@ -183,6 +183,12 @@ fn print_text(
                 let changes = changes.collect::<Vec<_>>().join(", ");
                 writeln!(out, "{}", paint.yellow(&format!("~ {name}: {changes}")))?;
             }
+            Action::TakeOver { limit } => {
+                let build = limit.other_build.as_deref().unwrap_or_default();
+                let line =
+                    format!("~ {}: new programs (made by another build, {build})", limit.name);
+                writeln!(out, "{}", paint.yellow(&line))?;
+            }
             Action::Remove { limit, reason } => {
                 let (name, on) = (&limit.name, output::scope(&limit.scope));
                 let why = match reason {
@@ -221,7 +227,8 @@ fn print_text(
     }
     let parts = || plan.actions.iter().flat_map(parts);
     let count = |verb| parts().filter(|action| action.verb() == verb).count();
-    let (add, change, remove) = (count("add"), count("change"), count("remove"));
+    let (add, change, remove) =
+        (count("add"), count("change") + count("take_over"), count("remove"));
     if applied {
         writeln!(out, "Done: {add} added, {change} changed, {remove} removed.")
     } else {
@@ -437,13 +444,16 @@ impl<'a> From<&'a Action> for ActionJson<'a> {
         let (scope, reason, limit) = match action {
             Action::Remove { limit, reason } => (&limit.scope, Some(reason.to_string()), None),
             Action::Change { scope, to, .. } => (scope, None, Some(to)),
+            Action::TakeOver { limit } => {
+                (&limit.scope, Some("made by another build".to_owned()), None)
+            }
             Action::Replace { to: limit, .. } | Action::Add { limit } => {
                 (&limit.scope, None, Some(&limit.options))
             }
         };
         let parent = match action {
             Action::Remove { limit, .. } => limit.parent.as_deref(),
-            Action::Change { .. } => None,
+            Action::Change { .. } | Action::TakeOver { .. } => None,
             Action::Replace { to: limit, .. } | Action::Add { limit } => limit.parent.as_deref(),
         };
         ActionJson {

@@ -18,6 +18,7 @@ pub(crate) struct Held {
     pub(crate) state: State,
     pub(crate) options: LimitOptions,
     pub(crate) parent: Option<String>,
+    pub(crate) other_build: Option<String>,
 }
 
 /// A host without a kernel: the rules that a real one enforces, and faults on demand.
@@ -39,8 +40,8 @@ pub(crate) struct Fault(&'static str);
 impl Model {
     pub(crate) fn new(present: &[Present]) -> Model {
         let held = |limit: &Present| {
-            let Present { name, scope, state, options, parent } = limit.clone();
-            (name, Held { scope, state, options, parent })
+            let Present { name, scope, state, options, parent, other_build } = limit.clone();
+            (name, Held { scope, state, options, parent, other_build })
         };
         let limits = present.iter().map(held).collect();
         Model { limits, fails_at: None, fails_after: false, leaving: BTreeSet::new(), verbs: 0 }
@@ -48,7 +49,8 @@ impl Model {
 
     pub(crate) fn present(&self) -> Vec<Present> {
         let limit = |(name, held): (&String, &Held)| {
-            let (name, Held { scope, state, options, parent }) = (name.clone(), held.clone());
+            let (name, Held { scope, state, options, parent, other_build }) =
+                (name.clone(), held.clone());
             Present { name, scope, state, options, parent }
         };
         self.limits.iter().map(limit).collect()
@@ -89,7 +91,8 @@ impl Model {
         }
         let (scope, options, parent) = (scope.clone(), *options, parent.map(str::to_owned));
         let state = State::InForce;
-        self.limits.insert(name.to_owned(), Held { scope, state, options, parent });
+        let held = Held { scope, state, options, parent, other_build: None };
+        self.limits.insert(name.to_owned(), held);
         Ok(())
     }
 
@@ -151,6 +154,12 @@ impl Backend for Model {
         }
         held.options = *options;
         Ok(())
+    }
+
+    fn take_over(&mut self, name: &str) -> Result<(), Fault> {
+        self.count()?;
+        let held = self.limits.get_mut(name).ok_or(Fault("no such limit"))?;
+        held.other_build.take().map(drop).ok_or(Fault("of this build already"))
     }
 
     fn remove(&mut self, name: &str) -> Result<(), Fault> {
@@ -232,7 +241,7 @@ pub(crate) fn present() -> impl Strategy<Value = Vec<Present>> {
             let Wanted { name, scope, options, parent, .. } = member.wanted();
             let gone = |path| state_of.get(path) == Some(&State::ScopeGone);
             let state = if ancestors(scope.name()).any(gone) { State::ScopeGone } else { *state };
-            Present { name, scope, state, options, parent }
+            Present { name, scope, state, options, parent, other_build: None }
         };
         members.iter().zip(&states).map(present).collect()
     })
@@ -406,6 +415,27 @@ fn a_changed_rate_is_changed_in_place() {
     assert!(matches!(&plan.actions[0], Action::Change { name, .. } if name == "a"));
 }
 
+/// What another build has made goes on with other programs, and what else the file says is changed then.
+#[test]
+fn a_limit_of_another_build_is_taken_over() {
+    let wanted = two_limits();
+    let mut host = Model::new(&[]);
+    apply(&mut host, &plan(&[], &wanted, false).unwrap().actions).unwrap();
+    for name in ["a", "b"] {
+        host.limits.get_mut(name).unwrap().other_build = Some("0.0.1".to_owned());
+    }
+    let wanted = [limit("a", "x", 9)];
+    let verbs = |host: &Model| {
+        let plan = plan(&host.present(), &wanted, false).unwrap();
+        plan.actions.iter().map(|a| (a.verb(), a.name().to_owned())).collect::<Vec<_>>()
+    };
+    let both = ["take_over", "change"].map(|verb| (verb, "a".to_owned()));
+    assert_eq!(verbs(&host), both);
+    apply(&mut host, &plan(&host.present(), &wanted, false).unwrap().actions).unwrap();
+    assert_eq!(verbs(&host), []);
+    assert!(host.limits["b"].other_build.is_some(), "not in the file, left alone");
+}
+
 #[test]
 fn refusals_say_what_to_do() {
     let host = Model::new(&[Present {
@@ -414,6 +444,7 @@ fn refusals_say_what_to_do() {
         state: State::InForce,
         options: egress(1),
         parent: None,
+        other_build: None,
     }]);
     let refusal = plan(&host.present(), &two_limits(), false).unwrap_err().to_string();
     insta::assert_snapshot!(refusal, @"limit `a`: cgroup `x` already has limit `old`, which is not in the file; take that one off with `tidegate limit del old`, or apply with --prune");
@@ -446,7 +477,7 @@ fn matched(name: &str, prefixes: &str) -> Wanted {
 fn prefixes_of_a_device_are_apart() {
     let held = |limit: &Wanted| {
         let Wanted { name, scope, options, parent, .. } = limit.clone();
-        Present { name, scope, options, parent, state: State::InForce }
+        Present { name, scope, options, parent, state: State::InForce, other_build: None }
     };
     let of = |is: &[Wanted], shall: &[Wanted], prune| {
         let is: Vec<_> = is.iter().map(held).collect();
@@ -487,6 +518,7 @@ fn a_limit_that_cannot_be_read_disturbs_no_plan() {
         state: State::Broken,
         options: LimitOptions::default(),
         parent: parent.map(str::to_owned),
+        other_build: None,
     };
     let present = [
         broken("tree", Scope::Dev("eth0".into()), None),

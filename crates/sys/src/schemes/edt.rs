@@ -1,7 +1,7 @@
 //! The programs of scheme `edt`: on a cgroup, on what leaves by a device, or on what comes in by a port (see
 //! [`crate::device`]).
 
-use std::mem::MaybeUninit;
+use std::{mem::MaybeUninit, path::Path};
 
 use libbpf_rs::{
     MapHandle, OpenObject, ProgramMut,
@@ -10,14 +10,14 @@ use libbpf_rs::{
 use tidegate_core::{Direction, Scope};
 
 use crate::{
-    bpf::{self, load_error, quiet_libbpf, random_seed},
+    bpf::{self, load_error, quiet_libbpf, random_seed, reuse},
     cgroup::{Cgroup, Hierarchy},
     device::{self, Target},
     exempt::set_exempt,
     fq::{self, FqError},
     intf,
     limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions},
-    schemes::{LINKS, Scheme},
+    schemes::{LINKS, Scheme, Successor, successors},
     skel,
 };
 
@@ -25,6 +25,7 @@ use crate::{
 fn load<T>(
     place: Hook,
     limit: &intf::Limit,
+    earlier: Option<&LimitMaps>,
     attach: impl FnOnce(&ProgramMut<'_>) -> Result<T, LimitError>,
 ) -> Result<(LimitMaps, T), LimitError> {
     quiet_libbpf();
@@ -38,7 +39,12 @@ fn load<T>(
         rodata.flow_seed = random_seed();
     }
     let exempts = !limit.exempt.is_empty();
-    set_exempt!(open, exempts, None, "edt");
+    set_exempt!(open, exempts, earlier.and_then(|maps| maps.exempt.as_ref()), "edt");
+    if let Some(maps) = earlier {
+        reuse(&mut open.maps.limit, &maps.limit)?;
+        reuse(&mut open.maps.queues_of_limit, &maps.queues)?;
+        reuse(&mut open.maps.counters, &maps.counters)?;
+    }
     let edt = open.load().map_err(load_error("edt"))?;
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("edt"));
     let maps = LimitMaps {
@@ -49,7 +55,9 @@ fn load<T>(
             handle(&edt.maps.counters)?,
         )
     };
-    maps.write(*limit)?;
+    if earlier.is_none() {
+        maps.write(*limit)?;
+    }
     let program = match place {
         Hook::Cgroup => &edt.progs.edt_cgroup,
         Hook::Device => &edt.progs.edt_device,
@@ -86,7 +94,7 @@ impl Scheme for Edt {
         fq::check(hierarchy, &scope, Some(cgroup))?;
         let limit = options.encode(cgroup.id())?;
         let attach = |program: &ProgramMut<'_>| bpf::attach(program, "edt_cgroup", cgroup);
-        let (maps, link) = load(Hook::Cgroup, &limit, attach)?;
+        let (maps, link) = load(Hook::Cgroup, &limit, None, attach)?;
         Ok(AttachedLimit::new(maps, vec![(LINKS[0], link)]))
     }
 
@@ -102,8 +110,23 @@ impl Scheme for Edt {
         let hook = if target.is_port() { Hook::Port } else { Hook::Device };
         let attach =
             |program: &ProgramMut<'_>| device::attach(target, &[(Direction::Egress, program)]);
-        let (maps, hooked) = load(hook, &limit, attach)?;
+        let (maps, hooked) = load(hook, &limit, None, attach)?;
         Ok(AttachedLimit::on_device(maps, hooked))
+    }
+
+    fn reload(
+        &self,
+        dir: &Path,
+        limit: &intf::Limit,
+        maps: &LimitMaps,
+    ) -> Result<Vec<Successor>, LimitError> {
+        let hook = match limit.ifindex {
+            0 => Hook::Cgroup,
+            _ if limit.flags & intf::FLAG_PORT != 0 => Hook::Port,
+            _ => Hook::Device,
+        };
+        let load = load(hook, limit, Some(maps), |program| successors(dir, &[(LINKS[0], program)]));
+        load.map(|(_, successors)| successors)
     }
 
     fn why_unkept(
