@@ -59,10 +59,11 @@ impl Model {
         self.limits.iter().map(limit).collect()
     }
 
-    /// Those that are enforced.
+    /// Those that are enforced, without the members that are gone: these hold nothing.
     pub(crate) fn enforced(&self) -> BTreeMap<String, Held> {
         let mut limits = self.limits.clone();
         limits.retain(|_, held| held.state == State::InForce);
+        limits.values_mut().for_each(|held| held.gone.clear());
         limits
     }
 
