@@ -22,3 +22,4 @@ pub mod report;
 pub mod run;
 pub mod scan;
 pub mod source;
+pub mod status;

@@ -5,12 +5,12 @@ use std::{
     iter,
 };
 
+pub use tidegate_agent::status::alarm;
 use tidegate_chart::text;
 pub use tidegate_chart::text::{Align, Paint};
 use tidegate_core::{Class, Scope, Selector, SelectorKind, prefixes::Prefixes};
 pub use tidegate_host::figures::{rate, size, time};
 use tidegate_host::{
-    plan::State,
     risk::AtRisk,
     settings::{fields::Shown, given, is_parents, whole},
     status::Settings,
@@ -161,36 +161,4 @@ pub fn as_tree<'a, T>(
 /// The name of a limit that is inside so many others.
 pub fn indented(depth: usize, name: &str) -> String {
     format!("{}{name}", "  ".repeat(depth))
-}
-
-/// The cry for a limit that is not enforced, with what to do; `None` when all is well.
-pub fn alarm(name: &str, scope: &Scope, state: State) -> Option<String> {
-    let back = format!(
-        "put it back with `tidegate apply` or `tidegate limit add`, or take it off with `tidegate limit del \
-         {name}`"
-    );
-    let restore = format!(
-        "put it back with `tidegate limit restore {name}`, or take it off with `tidegate limit del {name}`"
-    );
-    let gone = match scope {
-        Scope::Cgroup(_) => "removed (a service that restarts gets a new one)",
-        _ => "removed, or is in another network namespace",
-    };
-    match state {
-        State::InForce | State::NoMembers => None,
-        State::ScopeGone => {
-            Some(format!("limit `{name}` is NOT ENFORCED: {scope} was {gone}; {back}"))
-        }
-        State::Detached => Some(format!(
-            "limit `{name}` is NOT ENFORCED: something took its programs off {scope}; {restore}"
-        )),
-        State::Broken => Some(format!(
-            "limit `{name}` on {scope} is BROKEN: it cannot be read, so nobody knows what it does; {restore}"
-        )),
-        State::NoFq => Some(format!(
-            "limit `{name}` on {scope} is NOT ENFORCED as written: a device by which its packets leave has \
-             no `fq` any more, so they are not delayed, only dropped beyond the horizon; `tidegate plan` and \
-             `tc qdisc show` tell which; type: tc qdisc replace dev DEVICE root fq"
-        )),
-    }
 }

@@ -7,21 +7,17 @@ use std::{
 };
 
 use anyhow::Result;
-use serde::Serialize;
 use serde_json::Value;
-use tidegate_agent::report::{LimitReport, LimitState, Report, RunFiles};
+use tidegate_agent::{
+    report::{LimitState, Report},
+    status::{AgentStatus, HostStatus, WAITING, Warnings, gone},
+};
 use tidegate_core::{
-    Bytes, Rate, Scheme, Scope,
+    Bytes, Rate, Scheme,
     police::{COLOUR_NAMES, Policy},
 };
-use tidegate_fleet::status::NodeStatus;
 use tidegate_host::{
-    doctor::Limits,
-    host::Host,
-    nic::state::RunDir,
-    plan::State,
-    status::{LimitStatus, hold_ceilings},
-    waiting::Queues,
+    doctor::Limits, host::Host, plan::State, status::LimitStatus, waiting::Queues,
 };
 use tidegate_sys::{
     limit::Colours,
@@ -39,8 +35,6 @@ use crate::{
 const INSIDE: [Column; 3] =
     [("NOW", Align::Right), ("GUARANTEE", Align::Right), ("WEIGHT", Align::Right)];
 const AFTER_RATE: usize = 6;
-/// The state of a limit whose cgroup or device does not exist.
-const WAITING: &str = "waiting";
 /// Flows of a queue, below the table.
 const FLOWS_SHOWN: usize = 10;
 
@@ -61,84 +55,26 @@ const COLUMNS: [Column; 14] = [
     ("DROPPED", Align::Right),
 ];
 
-#[derive(Serialize)]
-struct Status<'a> {
-    limits: Vec<Row<'a>>,
-    #[serde(skip_serializing_if = "<[Value]>::is_empty")]
-    nics: &'a [Value],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fleet: Option<&'a NodeStatus>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    agent: Option<&'a Agent>,
-}
-
-/// The agent of this host, and what it said last.
-#[derive(Serialize)]
-struct Agent {
-    running: bool,
-    #[serde(flatten)]
-    report: Report,
-}
-
-impl Agent {
-    /// None if there has been none since the host started.
-    fn find(run_dir: &Path) -> Option<Agent> {
-        let files = RunFiles::at(run_dir);
-        let report = files.read()?;
-        Some(Agent { running: files.runs(), report })
-    }
-
-    fn limit(&self, name: &str) -> Option<&LimitReport> {
-        self.report.limits.iter().find(|limit| limit.name == name)
-    }
-}
-
-/// A limit that is on the host, or one of a file that waits.
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Row<'a> {
-    Pinned(&'a LimitStatus),
-    Waiting(WaitingJson<'a>),
-}
-
-#[derive(Serialize)]
-struct WaitingJson<'a> {
-    name: &'a str,
-    #[serde(flatten, serialize_with = "tidegate_host::status::scope")]
-    scope: &'a Scope,
-    state: &'static str,
-}
-
 /// Every limit, with those of the software NICs that run.
 pub fn all(store: &Path, run_dir: &Path, socket: &Path, how: StatusArgs) -> Result<ExitCode> {
-    let (fleet, agent) = (daemon::running(socket), Agent::find(run_dir));
-    let others = Others {
-        nics: &RunDir::at(run_dir).running(),
-        fleet: fleet.as_ref(),
-        agent: agent.as_ref(),
-    };
-    show(store, None, &others, how)
+    show(store, None, Some((run_dir, socket)), how)
 }
 
 /// Every limit that is on this host, or the one of this name.
 pub fn status(store: &Path, name: Option<&str>, how: StatusArgs) -> Result<ExitCode> {
-    show(store, name, &Others { nics: &[], fleet: None, agent: None }, how)
+    show(store, name, None, how)
 }
 
-/// What holds limits, or keeps them, besides the store.
-struct Others<'a> {
-    nics: &'a [Value],
-    fleet: Option<&'a NodeStatus>,
-    agent: Option<&'a Agent>,
-}
-
+/// Shows limits; with the directory of running processes and the socket of a daemon also what those know.
 fn show(
     store: &Path,
     name: Option<&str>,
-    &Others { nics, fleet, agent }: &Others<'_>,
+    others: Option<(&Path, &Path)>,
     how: StatusArgs,
 ) -> Result<ExitCode> {
     let json = how.look.json;
+    let fleet = others.and_then(|(_, socket)| daemon::running(socket));
+    let run_dir = others.map(|(run_dir, _)| run_dir);
     let host = super::open(store)?;
     let listing = match name {
         None => host.store().list(host.hierarchy()),
@@ -148,40 +84,33 @@ fn show(
         (StoreError::Missing(_), Some(name)) => missing(&host, name),
         (e, _) => e.into(),
     })?;
-    let mut limits = LimitStatus::all(&listing);
-    // The ceiling of one that was asked for may be that of one above it.
-    hold_ceilings(&mut limits);
-    if let Some(name) = name {
-        limits.retain(|limit| limit.name == name);
-        listing.limits.retain(|pinned| pinned.name == name);
-    }
-    for pinned in listing.limits.iter().filter(|_| how.flows) {
-        let limit = limits.iter_mut().find(|limit| limit.name == pinned.name);
-        if let Some(limit) = limit.filter(|limit| limit.state != State::Broken) {
-            limit.waiting = Queues::read(pinned)?;
-        }
-    }
     let waiting = match name {
         None => host.store().waiting(),
         Some(_) => Vec::new(),
     };
+    let mut status = HostStatus::of(&listing, waiting, run_dir, fleet);
+    if let Some(name) = name {
+        status.limits.retain(|limit| limit.name == name);
+        listing.limits.retain(|pinned| pinned.name == name);
+    }
+    for pinned in listing.limits.iter().filter(|_| how.flows) {
+        let limit = status.limits.iter_mut().find(|limit| limit.name == pinned.name);
+        if let Some(limit) = limit.filter(|limit| limit.state != State::Broken) {
+            limit.waiting = Queues::read(pinned)?;
+        }
+    }
+    let HostStatus { limits, waiting, nics, fleet, agent } = &status;
     let mut out = stdout().lock();
     if json {
         let text = match (name, limits.first()) {
             (Some(_), Some(limit)) => serde_json::to_string_pretty(limit)?,
-            _ => {
-                let waits = waiting.iter().map(|w| {
-                    Row::Waiting(WaitingJson { name: &w.name, scope: &w.scope, state: WAITING })
-                });
-                let limits = limits.iter().map(Row::Pinned).chain(waits).collect();
-                serde_json::to_string_pretty(&Status { limits, nics, fleet, agent })?
-            }
+            _ => serde_json::to_string_pretty(&status)?,
         };
         writeln!(out, "{text}")?;
     } else if limits.is_empty() && nics.is_empty() && waiting.is_empty() {
         writeln!(out, "No limits in {}.", store.display())?;
     } else {
-        let mut table: Vec<_> = output::as_tree(&limits, |limit| (&limit.name, &limit.parent))
+        let mut table: Vec<_> = output::as_tree(limits, |limit| (&limit.name, &limit.parent))
             .flat_map(|(depth, limit)| rows(depth, limit))
             .collect();
         table.extend(nics.iter().flat_map(nic_rows));
@@ -195,23 +124,23 @@ fn show(
         output::table(&mut out, Paint::stdout(), &columns, &table)?;
     }
     if !json {
-        tell_schemes(&mut out, &limits, name)?;
-        tell_colours(&mut out, &limits)?;
-        tell_hooks(&mut out, &limits)?;
-        tell_members(&mut out, &limits)?;
-        tell_builds(&mut out, &limits)?;
-        tell_at_risk(&mut out, &limits)?;
-        tell_waiting(&mut out, &limits)?;
+        tell_schemes(&mut out, limits, name)?;
+        tell_colours(&mut out, limits)?;
+        tell_hooks(&mut out, limits)?;
+        tell_members(&mut out, limits)?;
+        tell_builds(&mut out, limits)?;
+        tell_at_risk(&mut out, limits)?;
+        tell_waiting(&mut out, limits)?;
     }
-    let cries = cries(&limits, &waiting, nics, agent);
-    cry(&mut out, &cries, json)?;
-    if let Some(fleet) = fleet.filter(|_| !json) {
+    let warnings = status.warnings();
+    warn(&mut out, &warnings, json)?;
+    if let Some(fleet) = fleet.as_ref().filter(|_| !json) {
         daemon::print(&mut out, fleet)?;
     }
-    if let Some(agent) = agent.filter(|agent| agent.running && !json) {
+    if let Some(agent) = agent.as_ref().filter(|agent| agent.running && !json) {
         tell_agent(&mut out, &agent.report)?;
     }
-    Ok(if how.check && !cries.alarms.is_empty() { CHANGES.into() } else { ExitCode::SUCCESS })
+    Ok(if how.check && !warnings.alarms.is_empty() { CHANGES.into() } else { ExitCode::SUCCESS })
 }
 
 /// Below the table, why the limit that was asked for has its scheme.
@@ -313,95 +242,10 @@ fn tell_waiting(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     Ok(())
 }
 
-/// What to say of limits below their table.
-struct Cries {
-    /// Limits that are not in force or not alone on their device, and what else is lost: `--check` fails.
-    alarms: Vec<String>,
-    /// Limits that wait.
-    quiet: Vec<String>,
-}
-
-fn cries(
-    limits: &[LimitStatus],
-    waiting: &[Waiting],
-    nics: &[Value],
-    agent: Option<&Agent>,
-) -> Cries {
-    let keeps = agent.filter(|agent| agent.running);
-    // Who waits is nothing to cry about, unless it must be there.
-    let is_required = |name: &str, otherwise: bool| {
-        let kept = agent.and_then(|agent| agent.limit(name));
-        kept.map_or(otherwise, |limit| limit.required)
-    };
-    let mut quiet = Vec::new();
-    let mut waits = Vec::new();
-    for Waiting { name, scope, required } in waiting {
-        let back = match keeps.and_then(|agent| agent.limit(name)) {
-            Some(_) => "the agent",
-            None => "`tidegate apply FILE`",
-        };
-        let line =
-            format!("limit `{name}` waits: there is no {scope}; {back} puts it on when there is");
-        if *required { waits.push(line) } else { quiet.push(line) }
-    }
-    for LimitStatus { name, scope, state, .. } in limits {
-        let line = match state {
-            State::NoMembers => format!("limit `{name}` waits: there is no {scope}"),
-            State::ScopeGone if !is_required(name, true) => {
-                format!("limit `{name}` waits: {scope} is gone")
-            }
-            _ => continue,
-        };
-        if is_required(name, false) { waits.push(line) } else { quiet.push(line) }
-    }
-    let mut of_agent = Vec::new();
-    if let Some(Agent { running, report }) = agent {
-        if !running {
-            of_agent.push(format!(
-                "the agent of {} does not run; what comes is not limited",
-                report.directory
-            ));
-        }
-        of_agent.extend(report.errors.iter().map(|error| format!("agent: {error}")));
-        for LimitReport { name, reason, .. } in
-            report.limits.iter().filter(|l| l.state == LimitState::Refused)
-        {
-            let reason = reason.as_deref().unwrap_or_default();
-            of_agent.push(format!("limit `{name}` is NOT ENFORCED: {reason}"));
-        }
-    }
-    let alarms = limits.iter().filter_map(|l| {
-        if l.state == State::ScopeGone && !is_required(&l.name, true) {
-            return None;
-        }
-        let alarm = output::alarm(&l.name, &l.scope, l.state)?;
-        Some(l.why.as_ref().map_or(alarm.clone(), |why| format!("{alarm} ({why})")))
-    });
-    let before = limits.iter().flat_map(|l| {
-        l.programs_before.iter().map(move |p| {
-            format!(
-                "a program `{}` (id {}) runs before the {} limit `{}` on {} and may end the chain: packets \
-                 that it does not pass on are not limited; `bpftool net show` lists the order",
-                p.name, p.id, p.direction, l.name, l.scope
-            )
-        })
-    });
-    let alarms = alarms.chain(before);
-    let ports = nics.iter().flat_map(|nic| {
-        gone(nic).map(move |port| {
-            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-            let (nic, port) = (text(&nic["name"]), text(&port["port"]));
-            format!(
-                "port {port} of nic `{nic}` is gone; packets for it are dropped until it is back"
-            )
-        })
-    });
-    Cries { alarms: alarms.chain(waits).chain(of_agent).chain(ports).collect(), quiet }
-}
-
 /// Says it aloud: on the terminal below the table, else on standard error, too.
-fn cry(out: &mut impl Write, Cries { alarms, quiet }: &Cries, json: bool) -> Result<()> {
-    for line in quiet.iter().filter(|_| !json) {
+fn warn(out: &mut impl Write, warnings: &Warnings, json: bool) -> Result<()> {
+    let Warnings { alarms, waiting } = warnings;
+    for line in waiting.iter().filter(|_| !json) {
         writeln!(out, "{}", Paint::stdout().yellow(line))?;
     }
     for alarm in alarms {
@@ -416,16 +260,14 @@ fn cry(out: &mut impl Write, Cries { alarms, quiet }: &Cries, json: bool) -> Res
 
 /// The limits of the host as `tidegate doctor` judges them; `None` if they cannot be read.
 pub fn seen(store: &Path, run_dir: &Path) -> Option<Limits> {
-    let host = Host::open(store).ok()?;
-    let limits = LimitStatus::all(&host.store().list(host.hierarchy()).ok()?);
-    let (nics, agent) = (RunDir::at(run_dir).running(), Agent::find(run_dir));
-    let Cries { alarms, quiet } = cries(&limits, &host.store().waiting(), &nics, agent.as_ref());
-    Some(Limits { installed: limits.len(), alarms, waiting: quiet })
+    let status = HostStatus::read(&Host::open(store).ok()?, run_dir, None).ok()?;
+    let Warnings { alarms, waiting } = status.warnings();
+    Some(Limits { installed: status.limits.len(), alarms, waiting })
 }
 
 /// Whether the agent runs.
 pub fn agent_runs(run_dir: &Path) -> bool {
-    Agent::find(run_dir).is_some_and(|agent| agent.running)
+    AgentStatus::find(run_dir).is_some_and(|agent| agent.running)
 }
 
 /// What the agent keeps, and what its schedules say now.
@@ -454,11 +296,6 @@ fn waiting_row(waits: &Waiting) -> Vec<String> {
     let known = [waits.name.clone(), output::scope(&waits.scope), WAITING.to_owned()];
     let columns = COLUMNS.len() + INSIDE.len();
     known.into_iter().chain(std::iter::repeat_n("-".to_owned(), columns)).take(columns).collect()
-}
-
-/// The ports of a software NIC that are not open.
-fn gone(nic: &Value) -> impl Iterator<Item = &Value> {
-    nic["ports"].as_array().into_iter().flatten().filter(|port| port["up"] == false)
 }
 
 /// The limits of a software NIC that runs, as it wrote them last.

@@ -1,0 +1,253 @@
+//! All that is known of the limits of a host, as data that serializes: what `tidegate status --json` prints and
+//! `tidegate web` shows; and what of it somebody should be told.
+
+use std::path::Path;
+
+use serde::{Serialize, Serializer, ser::SerializeStruct};
+use serde_json::Value;
+use tidegate_core::Scope;
+use tidegate_fleet::status::NodeStatus;
+use tidegate_host::{
+    host::Host,
+    nic::state::RunDir,
+    plan::State,
+    status::{LimitStatus, hold_ceilings},
+};
+use tidegate_sys::store::{Listing, StoreError, Waiting};
+
+use crate::report::{LimitReport, LimitState, Report, RunFiles};
+
+/// The state of a limit whose cgroup or device does not exist.
+pub const WAITING: &str = "waiting";
+
+/// What holds limits on a host, or keeps them there.
+#[derive(Debug)]
+pub struct HostStatus {
+    /// Those that are on the host, by name.
+    pub limits: Vec<LimitStatus>,
+    /// Those that wait for their cgroup or device.
+    pub waiting: Vec<Waiting>,
+    /// Software NICs that run.
+    pub nics: Vec<Value>,
+    pub fleet: Option<NodeStatus>,
+    pub agent: Option<AgentStatus>,
+}
+
+/// The agent of this host, and what it said last.
+#[derive(Debug, Serialize)]
+pub struct AgentStatus {
+    pub running: bool,
+    #[serde(flatten)]
+    pub report: Report,
+}
+
+impl AgentStatus {
+    /// None if there has been none since the host started.
+    #[must_use]
+    pub fn find(run_dir: &Path) -> Option<AgentStatus> {
+        let files = RunFiles::at(run_dir);
+        let report = files.read()?;
+        Some(AgentStatus { running: files.runs(), report })
+    }
+
+    fn limit(&self, name: &str) -> Option<&LimitReport> {
+        self.report.limits.iter().find(|limit| limit.name == name)
+    }
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Row<'a> {
+    Pinned(&'a LimitStatus),
+    Waiting {
+        name: &'a str,
+        #[serde(flatten, serialize_with = "tidegate_host::status::scope")]
+        scope: &'a Scope,
+        state: &'static str,
+    },
+}
+
+impl Serialize for HostStatus {
+    /// What does not exist on the host has no key.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let waits = self.waiting.iter().map(|waits| Row::Waiting {
+            name: &waits.name,
+            scope: &waits.scope,
+            state: WAITING,
+        });
+        let limits: Vec<_> = self.limits.iter().map(Row::Pinned).chain(waits).collect();
+        let mut map = serializer.serialize_struct("HostStatus", 4)?;
+        map.serialize_field("limits", &limits)?;
+        if !self.nics.is_empty() {
+            map.serialize_field("nics", &self.nics)?;
+        }
+        if let Some(fleet) = &self.fleet {
+            map.serialize_field("fleet", fleet)?;
+        }
+        if let Some(agent) = &self.agent {
+            map.serialize_field("agent", agent)?;
+        }
+        map.end()
+    }
+}
+
+/// What somebody should be told, a sentence each.
+#[derive(Debug, Default, Serialize)]
+pub struct Warnings {
+    /// Limits that are not in force or not alone on their device, and what else is lost.
+    pub alarms: Vec<String>,
+    /// Limits that wait.
+    pub waiting: Vec<String>,
+}
+
+impl HostStatus {
+    /// Reads the host. The fleet is what its daemon says.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store cannot be read.
+    pub fn read(
+        host: &Host,
+        run_dir: &Path,
+        fleet: Option<NodeStatus>,
+    ) -> Result<HostStatus, StoreError> {
+        let listing = host.store().list(host.hierarchy())?;
+        Ok(HostStatus::of(&listing, host.store().waiting(), Some(run_dir), fleet))
+    }
+
+    /// The same of limits that were listed; without a directory nothing of the processes that run.
+    #[must_use]
+    pub fn of(
+        listing: &Listing,
+        waiting: Vec<Waiting>,
+        run_dir: Option<&Path>,
+        fleet: Option<NodeStatus>,
+    ) -> HostStatus {
+        let mut limits = LimitStatus::all(listing);
+        // The ceiling of a limit may be that of one above it.
+        hold_ceilings(&mut limits);
+        HostStatus {
+            limits,
+            waiting,
+            nics: run_dir.map(|dir| RunDir::at(dir).running()).unwrap_or_default(),
+            fleet,
+            agent: run_dir.and_then(AgentStatus::find),
+        }
+    }
+
+    #[must_use]
+    pub fn warnings(&self) -> Warnings {
+        let agent = self.agent.as_ref();
+        let keeps = agent.filter(|agent| agent.running);
+        // Who waits is nothing to cry about, unless it must be there.
+        let is_required = |name: &str, otherwise: bool| {
+            let kept = agent.and_then(|agent| agent.limit(name));
+            kept.map_or(otherwise, |limit| limit.required)
+        };
+        let (mut waiting, mut required) = (Vec::new(), Vec::new());
+        for Waiting { name, scope, required: is_required } in &self.waiting {
+            let back = match keeps.and_then(|agent| agent.limit(name)) {
+                Some(_) => "the agent",
+                None => "`tidegate apply FILE`",
+            };
+            let line = format!(
+                "limit `{name}` waits: there is no {scope}; {back} puts it on when there is"
+            );
+            if *is_required { required.push(line) } else { waiting.push(line) }
+        }
+        for LimitStatus { name, scope, state, .. } in &self.limits {
+            let line = match state {
+                State::NoMembers => format!("limit `{name}` waits: there is no {scope}"),
+                State::ScopeGone if !is_required(name, true) => {
+                    format!("limit `{name}` waits: {scope} is gone")
+                }
+                _ => continue,
+            };
+            if is_required(name, false) { required.push(line) } else { waiting.push(line) }
+        }
+        let mut alarms: Vec<_> = self
+            .limits
+            .iter()
+            .filter(|l| l.state != State::ScopeGone || is_required(&l.name, true))
+            .filter_map(|l| {
+                let alarm = alarm(&l.name, &l.scope, l.state)?;
+                Some(l.why.as_ref().map_or(alarm.clone(), |why| format!("{alarm} ({why})")))
+            })
+            .collect();
+        alarms.extend(self.limits.iter().flat_map(programs_before));
+        alarms.extend(required);
+        alarms.extend(agent.into_iter().flat_map(of_agent));
+        alarms.extend(self.nics.iter().flat_map(of_nic));
+        Warnings { alarms, waiting }
+    }
+}
+
+fn programs_before(limit: &LimitStatus) -> impl Iterator<Item = String> {
+    limit.programs_before.iter().map(|p| {
+        format!(
+            "a program `{}` (id {}) runs before the {} limit `{}` on {} and may end the chain: packets \
+             that it does not pass on are not limited; `bpftool net show` lists the order",
+            p.name, p.id, p.direction, limit.name, limit.scope
+        )
+    })
+}
+
+fn of_agent(AgentStatus { running, report }: &AgentStatus) -> Vec<String> {
+    let mut alarms = Vec::new();
+    if !running {
+        let directory = &report.directory;
+        alarms.push(format!("the agent of {directory} does not run; what comes is not limited"));
+    }
+    alarms.extend(report.errors.iter().map(|error| format!("agent: {error}")));
+    for LimitReport { name, reason, .. } in
+        report.limits.iter().filter(|limit| limit.state == LimitState::Refused)
+    {
+        let reason = reason.as_deref().unwrap_or_default();
+        alarms.push(format!("limit `{name}` is NOT ENFORCED: {reason}"));
+    }
+    alarms
+}
+
+fn of_nic(nic: &Value) -> impl Iterator<Item = String> {
+    gone(nic).map(move |port| {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let (nic, port) = (text(&nic["name"]), text(&port["port"]));
+        format!("port {port} of nic `{nic}` is gone; packets for it are dropped until it is back")
+    })
+}
+
+/// The ports of a software NIC that are not open.
+pub fn gone(nic: &Value) -> impl Iterator<Item = &Value> {
+    nic["ports"].as_array().into_iter().flatten().filter(|port| port["up"] == false)
+}
+
+/// The cry for a limit that is not enforced, with what to do; `None` when all is well.
+pub fn alarm(name: &str, scope: &Scope, state: State) -> Option<String> {
+    let back = format!(
+        "put it back with `tidegate apply` or `tidegate limit add`, or take it off with `tidegate limit del \
+         {name}`"
+    );
+    let restore = format!(
+        "put it back with `tidegate limit restore {name}`, or take it off with `tidegate limit del {name}`"
+    );
+    let gone = match scope {
+        Scope::Cgroup(_) => "removed (a service that restarts gets a new one)",
+        _ => "removed, or is in another network namespace",
+    };
+    match state {
+        State::InForce | State::NoMembers => None,
+        State::ScopeGone => {
+            Some(format!("limit `{name}` is NOT ENFORCED: {scope} was {gone}; {back}"))
+        }
+        State::Detached => Some(format!(
+            "limit `{name}` is NOT ENFORCED: something took its programs off {scope}; {restore}"
+        )),
+        State::Broken => Some(format!(
+            "limit `{name}` on {scope} is BROKEN: it cannot be read, so nobody knows what it does; {restore}"
+        )),
+        State::NoFq => Some(format!(
+            "limit `{name}` on {scope} is NOT ENFORCED as written: a device by which its packets leave has \
+             no `fq` any more, so they are not delayed, only dropped beyond the horizon; `tidegate plan` and \
+             `tc qdisc show` tell which; type: tc qdisc replace dev DEVICE root fq"
+        )),
+    }
+}
