@@ -16,15 +16,14 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::{Request, body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
-use rustix::{
-    process::{Gid, Uid},
-    thread::{CapabilitySet, CapabilitySets},
-};
 use serde::Deserialize;
 use tidegate_host::world::Container;
 use tokio::{net::UnixStream, runtime, time};
 
-use crate::engines::{Identity, LINE_MAX, Line};
+use crate::{
+    engines::{LINE_MAX, Line},
+    rights::{self, Identity},
+};
 
 /// The longest answer that is read.
 const ANSWER_MAX: usize = LINE_MAX / 2;
@@ -92,7 +91,7 @@ struct Actor {
 /// # Errors
 /// Those of the operating system before it has begun.
 pub fn run(socket: &Path, who: Identity) -> io::Result<()> {
-    drop_rights(who)?;
+    rights::give_up(who)?;
     std::thread::spawn(|| {
         let _ = io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
@@ -100,21 +99,6 @@ pub fn run(socket: &Path, who: Identity) -> io::Result<()> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let Err(failure) = runtime.block_on(ask(socket));
     say(&Line::Away(failure.to_string()))
-}
-
-/// Becomes that user, if this process may, and gives up all capabilities for good.
-fn drop_rights(who: Identity) -> io::Result<()> {
-    rustix::thread::set_no_new_privs(true)?;
-    let (uid, gid) = (Uid::from_raw(who.uid), Gid::from_raw(who.gid));
-    let is_root = rustix::process::geteuid().is_root();
-    if is_root && rustix::thread::set_thread_groups(&[gid]).is_ok() {
-        // This process has one thread.
-        rustix::thread::set_thread_res_gid(gid, gid, gid)?;
-        rustix::thread::set_thread_res_uid(uid, uid, uid)?;
-    }
-    let none = CapabilitySet::empty();
-    let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
-    Ok(rustix::thread::set_capabilities(None, none)?)
 }
 
 fn say(line: &Line) -> io::Result<()> {

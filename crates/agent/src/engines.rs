@@ -19,7 +19,10 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use tidegate_host::world::Container;
 
-use crate::agent::EngineEvent;
+use crate::{
+    agent::EngineEvent,
+    rights::{Identity, NOBODY},
+};
 
 /// Sockets that are asked at most.
 pub const SOCKETS_MAX: usize = 64;
@@ -31,8 +34,6 @@ const READ_BYTES: usize = 64 << 10;
 pub const LOOK: Duration = Duration::from_secs(5);
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// The user that a child is where a group may write to the socket.
-const NOBODY: u32 = 65534;
 
 /// A line of a child.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,13 +43,6 @@ pub enum Line {
     Changed(String, Container),
     Gone(String),
     Away(String),
-}
-
-/// Whom a child is to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity {
-    pub uid: u32,
-    pub gid: u32,
 }
 
 struct Engine {

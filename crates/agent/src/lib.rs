@@ -19,6 +19,7 @@ pub mod directory;
 pub mod engines;
 pub mod goal;
 pub mod report;
+pub mod rights;
 pub mod run;
 pub mod scan;
 pub mod source;

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use serde::{Serialize, Serializer, ser::SerializeStruct};
+use serde::{Deserialize, Serialize, Serializer, ser::SerializeStruct};
 use serde_json::Value;
 use tidegate_core::Scope;
 use tidegate_fleet::status::NodeStatus;
@@ -34,7 +34,7 @@ pub struct HostStatus {
 }
 
 /// The agent of this host, and what it said last.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct AgentStatus {
     pub running: bool,
     #[serde(flatten)]
@@ -92,7 +92,7 @@ impl Serialize for HostStatus {
 }
 
 /// What somebody should be told, a sentence each.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Warnings {
     /// Limits that are not in force or not alone on their device, and what else is lost.
     pub alarms: Vec<String>,

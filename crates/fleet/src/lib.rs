@@ -23,7 +23,8 @@
 //! - [`storage`]: what must survive a restart, in files.
 //! - [`local`]: that on the limits pinned on this host.
 //! - [`discovery`]: addresses of peers, from DNS and registries.
-//! - [`api`]: status on a Unix socket, [`metrics`]; [`daemon`]: the loop that has the sockets and the clock.
+//! - [`api`]: status on a Unix socket, [`metrics`]; [`http`]: the server and client beneath;
+//!   [`daemon`]: the loop that has the sockets and the clock.
 //!
 //! [`status`] and [`event`] are what people see of it. What a spec file says of the fleet is in
 //! [`tidegate_host::fleet`].
@@ -40,6 +41,7 @@ pub mod event;
 pub mod frame;
 mod gauge;
 pub mod group;
+pub mod http;
 pub mod keys;
 pub mod local;
 pub mod membership;

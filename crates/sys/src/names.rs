@@ -22,3 +22,11 @@ pub fn use_built_in() {
         }
     }
 }
+
+/// The number of a group in `/etc/group`; `None` if there is none of this name.
+#[must_use]
+pub fn group(name: &str) -> Option<u32> {
+    let groups = std::fs::read_to_string("/etc/group").ok()?;
+    let mut groups = groups.lines().map(|line| line.split(':'));
+    groups.find_map(|mut fields| (fields.next()? == name).then(|| fields.nth(1)?.parse().ok())?)
+}

@@ -23,7 +23,7 @@ pub fn run(store: &Path, run_dir: &Path, args: &AgentArgs) -> Result<ExitCode> {
 
 #[cfg(feature = "containers")]
 pub fn containers(args: &ContainersArgs) -> Result<ExitCode> {
-    use tidegate_agent::{containers, engines::Identity};
+    use tidegate_agent::{containers, rights::Identity};
 
     containers::run(&args.socket, Identity { uid: args.uid, gid: args.gid })?;
     Ok(ExitCode::SUCCESS)

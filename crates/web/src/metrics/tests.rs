@@ -1,0 +1,88 @@
+use std::{collections::BTreeMap, path::Path};
+
+use super::*;
+use crate::{link::StatusHead, snapshot::tests::snapshot};
+
+fn rendered(snapshot: &Snapshot) -> String {
+    let (head, mut history) =
+        (StatusHead { took_ns: 1_500_000, ..StatusHead::default() }, History::default());
+    for second in 0..2 {
+        history.push(snapshot, second * 1_000_000_000, second * 1_000_000_000);
+    }
+    render(View { snapshot, head: &head, history: &history }).unwrap()
+}
+
+#[test]
+fn every_metric_is_written_in_base_units() {
+    let text = rendered(&snapshot());
+    let build = format!("build=\"{BUILD}\"");
+    insta::assert_snapshot!(text.replace(&build, "build=\"BUILD\""));
+}
+
+#[test]
+fn nothing_is_known_of_a_host_without_limits() {
+    let text = rendered(&Snapshot { limits: Vec::new(), ..Snapshot::default() });
+    let values: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    let names: Vec<_> = values.iter().filter_map(|line| line.split([' ', '{']).next()).collect();
+    assert_eq!(
+        names,
+        [
+            "tidegate_limits_without_metrics",
+            "tidegate_warnings",
+            "tidegate_reading_duration_seconds",
+            "tidegate_build_info"
+        ]
+    );
+}
+
+#[test]
+fn series_are_bounded() {
+    let mut one = snapshot().limits.remove(0);
+    one.ingress.clone_from(&one.egress);
+    let limits = (0..METRIC_LIMITS_MAX + 7).map(|i| {
+        let mut limit = one.clone();
+        limit.name = format!("l{i:05}");
+        limit
+    });
+    let many = Snapshot { limits: limits.collect(), ..Snapshot::default() };
+    let text = rendered(&many);
+    let mut series: BTreeMap<&str, usize> = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        if let Some((_, rest)) = line.split_once("limit=\"") {
+            *series.entry(rest.split('"').next().unwrap()).or_default() += 1;
+        }
+    }
+    assert_eq!(series.len(), METRIC_LIMITS_MAX);
+    // A schedule would be one more.
+    assert!(series.values().all(|count| count + 1 <= SERIES_MAX), "{series:?}");
+    assert!(
+        text.contains("\ntidegate_limits_without_metrics{} 7\n")
+            || text.contains("\ntidegate_limits_without_metrics 7\n")
+    );
+}
+
+#[test]
+fn the_docs_list_every_metric() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let (begin, end) =
+        ("<!-- metrics: made from crates/web/src/metrics.rs -->\n", "<!-- end -->\n");
+    let start = page.find(begin).expect("the place of the table") + begin.len();
+    let stop = start + page[start..].find(end).expect("the end of the table");
+    let mut table = String::from("| metric | type | labels | meaning |\n|:--|:--|:--|:--|\n");
+    for metric in all() {
+        let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
+        let kind = format!("{:?}", metric.kind).to_lowercase();
+        let (name, labels) = (metric.full_name(), labels.join(", "));
+        table += &format!("| `{name}` | {kind} | {labels} | {} |\n", metric.help);
+    }
+    if std::env::var("INSTA_UPDATE").is_ok_and(|update| update == "always") {
+        let page = format!("{}{table}{}", &page[..start], &page[stop..]);
+        std::fs::write(&path, page).unwrap();
+        return;
+    }
+    assert!(
+        page[start..stop] == table,
+        "docs/metrics.md is not what the code says: INSTA_UPDATE=always cargo test -p tidegate-web docs writes it"
+    );
+}
