@@ -14,12 +14,14 @@ mod burst;
 mod daemon;
 mod limit;
 mod nic;
+mod web;
 
 pub use agent::{AgentArgs, ContainersArgs};
 pub use burst::{AnalyzeArgs, BurstVerb, SizeArgs, UdpSource};
 pub use daemon::DaemonArgs;
 pub use limit::{LimitArgs, command};
 pub use nic::NicArgs;
+pub use web::{HistoryArgs, WebArgs};
 
 /// The shortest interval of `monitor`.
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
@@ -159,6 +161,28 @@ A spec file:
     /// Ask one engine for its containers
     #[command(hide = true)]
     AgentContainers(ContainersArgs),
+    /// Serve a page and metrics of all limits
+    ///
+    /// The page shows the tree of limits with live rates and an hour of history, the flows of a limit and what
+    /// holds them back, and the groups of a fleet. /metrics is for Prometheus. Both are at web.sock in the run
+    /// directory, for root and the group `tidegate`, and with --listen at a port. Nothing can be changed there.
+    /// Who connects talks to a process without rights.
+    #[command(after_help = "\
+Examples:
+  tidegate web --listen 127.0.0.1:9465                  then open http://127.0.0.1:9465/
+  curl --unix-socket /run/tidegate/web.sock http://localhost/metrics")]
+    Web(WebArgs),
+    /// Serve what a reader of limits says
+    #[command(hide = true)]
+    WebServer(WebArgs),
+    /// Show the last hour of a limit
+    ///
+    /// `tidegate web` keeps it and must run. A row is a minute.
+    #[command(after_help = "\
+Examples:
+  tidegate history backup
+  tidegate history backup --svg > backup.svg")]
+    History(HistoryArgs),
     /// Size a policer's burst, or find a policer in a capture
     #[command(subcommand, arg_required_else_help = true)]
     Burst(BurstVerb),

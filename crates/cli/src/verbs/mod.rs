@@ -24,6 +24,7 @@ pub mod run;
 pub mod spec;
 pub mod status;
 pub mod top;
+pub mod web;
 
 /// The host; what a killed command has left broken is said.
 fn open(store: &Path) -> Result<Host, PreflightError> {
