@@ -40,7 +40,7 @@ pub struct Direction {
     pub fair: Option<Fair>,
     pub at_risk: Option<BTreeMap<String, Option<u64>>>,
     #[serde(flatten)]
-    counters: BTreeMap<String, Value>,
+    pub(crate) counters: BTreeMap<String, Value>,
 }
 
 /// The share of a limit's flows.
@@ -118,7 +118,11 @@ pub(crate) mod tests {
         let batch = &snapshot.limits[0];
         assert_eq!(batch.scope(), Some(Scope::Cgroup("system.slice/batch.service".to_owned())));
         let egress = batch.egress.as_ref().unwrap();
-        assert_eq!(egress.charged(), (1012, 1_200_600), "exempt bytes are not charged");
+        assert_eq!(
+            egress.charged(),
+            (1002, 1_200_600),
+            "what is exempt, and ACKs, are not charged"
+        );
         assert_eq!(egress.dropped(), (3, 4500));
         assert_eq!(egress.may_use_bit_s(), 6_000_000);
         assert_eq!(snapshot.limits[2].scope().unwrap().to_string(), "container `web`");
