@@ -5,7 +5,7 @@ use std::fmt;
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric, text::encode},
+    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text::encode},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::Registry,
 };
@@ -321,21 +321,31 @@ impl Collector for Families {
                 Kind::Gauge => MetricType::Gauge,
             };
             let mut descriptor = encoder.encode_descriptor(metric.name, metric.help, None, kind)?;
+            // Without labels there is one series at most.
+            if metric.labels.is_empty() {
+                if let Some((_, number)) = series.first() {
+                    write(metric.kind, *number, descriptor)?;
+                }
+                continue;
+            }
             for (values, number) in series {
                 let labels: Vec<_> =
                     metric.labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
-                let family = descriptor.encode_family(&labels)?;
-                match (metric.kind, *number) {
-                    (Kind::Counter, Number::Whole(n)) => ConstCounter::new(n).encode(family)?,
-                    (Kind::Counter, Number::Real(x)) => ConstCounter::new(x).encode(family)?,
-                    (Kind::Gauge, Number::Whole(n)) => {
-                        ConstGauge::new(i64::try_from(n).unwrap_or(i64::MAX)).encode(family)?;
-                    }
-                    (Kind::Gauge, Number::Real(x)) => ConstGauge::new(x).encode(family)?,
-                }
+                write(metric.kind, *number, descriptor.encode_family(&labels)?)?;
             }
         }
         Ok(())
+    }
+}
+
+fn write(kind: Kind, number: Number, to: MetricEncoder<'_>) -> fmt::Result {
+    match (kind, number) {
+        (Kind::Counter, Number::Whole(n)) => ConstCounter::new(n).encode(to),
+        (Kind::Counter, Number::Real(x)) => ConstCounter::new(x).encode(to),
+        (Kind::Gauge, Number::Whole(n)) => {
+            ConstGauge::new(i64::try_from(n).unwrap_or(i64::MAX)).encode(to)
+        }
+        (Kind::Gauge, Number::Real(x)) => ConstGauge::new(x).encode(to),
     }
 }
 
