@@ -238,7 +238,7 @@ mod tests {
         assert!(egress.coarse.iter().all(|point| point.used_bit_s == 8000.0));
         let span = egress.coarse.back().unwrap().unix_s - egress.coarse[0].unix_s;
         assert_eq!(span, (COARSE_MAX as u32 - 1) * COARSE_S);
-        assert_eq!(std::mem::size_of::<Point>(), 16, "see the head of this file");
+        assert_eq!(size_of::<Point>(), 16, "see the head of this file");
     }
 
     #[test]

@@ -60,6 +60,8 @@ const HEADERS: [(HeaderName, HeaderValue); 6] = [
 /// What is known.
 #[derive(Debug, Default)]
 pub struct State {
+    /// The name of this host.
+    pub host: String,
     pub head: StatusHead,
     /// As it was read.
     pub body: Bytes,
@@ -178,6 +180,7 @@ fn minutes(state: &State) -> serde_json::Value {
 /// What the page shows every second.
 #[derive(Serialize)]
 struct Live<'a> {
+    host: &'a str,
     unix_ns: u64,
     failed: Option<&'a str>,
     alarms: &'a [String],
@@ -236,6 +239,7 @@ impl<'a> Live<'a> {
             },
         });
         Live {
+            host: &state.host,
             unix_ns: head.unix_ns,
             failed: failed.as_deref(),
             alarms: &head.warnings.alarms,
@@ -281,7 +285,7 @@ mod tests {
     use super::*;
 
     fn state() -> State {
-        let mut state = State::default();
+        let mut state = State { host: "web-1".to_owned(), ..State::default() };
         let body = Bytes::from_static(include_bytes!("snapshot/example.json"));
         for second in 1..=2 {
             let now = second * 1_000_000_000;

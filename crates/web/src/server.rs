@@ -60,8 +60,6 @@ struct Shared {
     /// Who waits for what the reader says of a limit.
     waits: RefCell<Waits>,
     requests: mpsc::Sender<Request>,
-    /// The name of this host.
-    own_name: String,
 }
 
 /// Serves until the reader ends. The link to that is standard input, the Unix socket standard output.
@@ -80,10 +78,9 @@ pub fn run(listen: &[SocketAddr]) -> Result<(), ServerError> {
         let (requests, mut asked) = mpsc::channel(REQUESTS_MAX);
         let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let shared = Rc::new(Shared {
-            state: RefCell::default(),
+            state: RefCell::new(State { host: own_name, ..State::default() }),
             waits: RefCell::default(),
             requests,
-            own_name,
         });
         let here = Rc::clone(&shared);
         let by_socket =
@@ -161,8 +158,8 @@ async fn line(reader: &mut BufReader<OwnedReadHalf>) -> io::Result<Option<Vec<u8
 
 async fn respond(shared: &Shared, request: &HttpRequest<Incoming>, by_port: bool) -> Answer {
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
-    let mut answered = if by_port && !is_own_name(host, &shared.own_name) {
-        let own = &shared.own_name;
+    let own = shared.state.borrow().host.clone();
+    let mut answered = if by_port && !is_own_name(host, &own) {
         let why = format!("ask by an address, as localhost, or as {own}\n");
         answer(StatusCode::MISDIRECTED_REQUEST, PLAIN, why)
     } else if request.method() == Method::GET {

@@ -16,6 +16,7 @@ mod clsact;
 mod cni;
 mod common;
 mod daemon;
+mod deploy;
 mod doctor;
 mod edt;
 mod explain;
@@ -43,6 +44,7 @@ mod traffic;
 mod tree;
 mod vm;
 mod waiting;
+mod web;
 
 /// Not a test: what the tests run under a limit. It does what `TIDEGATE_TEST_HELPER` says.
 #[test]

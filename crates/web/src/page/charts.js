@@ -55,26 +55,33 @@ function area(points, floor) {
   return `${path(known)}L${known.at(-1)[0].toFixed(1)} ${floor}L${known[0][0].toFixed(1)} ${floor}Z`;
 }
 
-/// A small line of an hour by the minute.
-export function spark(element, values, label) {
-  const [width, height] = [120, 26];
-  const most = Math.max(1, ...values.map((value) => value ?? 0));
-  const step = width / (values.length - 1);
-  const points = values.map((value, at) => [at * step, value == null ? null : height - (value / most) * (height - 3)]);
-  if (!element.firstChild) {
-    element.append(svg("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img" },
-      svg("path", { class: "area" }), svg("path", { class: "line" })));
-  }
-  const picture = element.firstChild;
-  picture.setAttribute("aria-label", label);
-  picture.children[0].setAttribute("d", area(points, height));
-  picture.children[1].setAttribute("d", path(points));
+/// Text in which names stand in backquotes.
+export function words(text) {
+  return text.split("`").map((part, n) => (n % 2 ? html("code", {}, part) : part));
 }
 
-/// The next of 1, 2, 5, 10... above a value.
+/// A small picture of an hour: a bar for each minute that is known.
+export function spark(element, values, label) {
+  const height = 26;
+  const most = Math.max(1, ...values.map((value) => value ?? 0));
+  let bars = "";
+  values.forEach((value, at) => {
+    if (value == null) return;
+    const tall = Math.max(1, (value / most) * height);
+    bars += `M${at * 2} ${height}v${-tall.toFixed(1)}h1.5V${height}Z`;
+  });
+  if (!element.firstChild) {
+    element.append(svg("svg", { viewBox: `0 0 ${values.length * 2} ${height}`, preserveAspectRatio: "none", role: "img" },
+      svg("line", { class: "floor", x1: 0, x2: values.length * 2, y1: height, y2: height }), svg("path", { class: "bars" })));
+  }
+  element.firstChild.setAttribute("aria-label", label);
+  element.firstChild.lastChild.setAttribute("d", bars);
+}
+
+/// The next round number above a value.
 function ceiling(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
-  return [1, 2, 2.5, 5, 10].map((n) => n * power).find((n) => n >= value) ?? value;
+  return [1, 1.2, 1.6, 2, 2.4, 3, 4, 6, 8, 10].map((n) => n * power).find((n) => n >= value) ?? value;
 }
 
 /// What one direction used and might use in the last `seconds`.
@@ -103,7 +110,7 @@ export class Chart {
     const most = ceiling(Math.max(1000, ...used, ...may.filter((rate) => rate < 20 * Math.max(1000, ...used))));
     const floor = height - bottom;
     this.x = (unix_s) => left + (1 - (now_s - unix_s) / seconds) * (width - left - right);
-    const y = (value) => floor - Math.min(value / most, 1.02) * (floor - top);
+    const y = (value) => (value > 1.001 * most ? null : floor - (value / most) * (floor - top));
     const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
     picture.setAttribute("aria-label", this.words(used));
     for (let tick = 0; tick <= 4; tick++) {
@@ -111,10 +118,10 @@ export class Chart {
       picture.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }),
         svg("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, rate(value)));
     }
-    const ticks = 6;
+    const ticks = seconds % 600 ? 5 : 6;
     for (let tick = 0; tick <= ticks; tick++) {
       const ago = seconds * (1 - tick / ticks);
-      const label = ago === 0 ? "now" : ago >= 120 ? `−${Math.round(ago / 60)} min` : `−${Math.round(ago)} s`;
+      const label = ago === 0 ? "now" : `−${Math.round(ago / 60)} min`;
       const anchor = tick === ticks ? "end" : "middle";
       picture.append(svg("text", { x: this.x(now_s - ago), y: height - 6, "text-anchor": anchor }, label));
     }

@@ -1,6 +1,6 @@
 // The page: asks for what is shown every second, and changes only what has changed.
 
-import { Chart, count, html, rate, size, spark, time } from "/charts.js";
+import { Chart, count, html, rate, size, spark, time, words } from "/charts.js";
 
 const LIVE_MS = 1000;
 const MINUTES_MS = 10_000;
@@ -32,6 +32,9 @@ const fullness = (limit) =>
   Math.max(0, ...directions(limit).map((name) => (limit[name].used_bit_s ?? 0) / limit[name].may_use_bit_s));
 const link = (name) => `#/limit/${encodeURIComponent(name)}`;
 
+const plain = (text) => text.replaceAll("`", "");
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
 /// Limits in the order of their trees, each with how many it is inside of.
 function asTree(limits) {
   const names = new Set(limits.map((limit) => limit.name));
@@ -53,10 +56,10 @@ function asTree(limits) {
 }
 
 function chosen() {
-  const words = at("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const wanted = at("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
   const matches = (limit) => {
     const text = `${limit.name} ${STATES[limit.state] ?? limit.state} ${limit.on} ${limit.scheme ?? ""}`.toLowerCase();
-    return words.every((word) => text.includes(word));
+    return wanted.every((word) => text.includes(word));
   };
   const order = at("order").value;
   if (order === "tree") return asTree(live.limits).filter(([limit]) => matches(limit));
@@ -101,7 +104,7 @@ function showRow(row, limit, depth) {
   const tone = limit.state === "in_force" ? "good" : limit.state === "waiting" ? "wait" : "bad";
   put(row.chip, state, limit.state);
   row.chip.className = `chip ${tone}`;
-  put(row.on, [limit.on, limit.scheme].filter(Boolean).join(" · "));
+  put(row.on, [plain(limit.on), limit.scheme].filter(Boolean).join(" · "));
   row.on.title = row.on.textContent;
   for (const [direction, cell] of Object.entries(row.cells)) {
     const is = limit[direction];
@@ -174,6 +177,7 @@ function showSummary() {
     at("summary").dataset.text = text;
     at("summary").replaceChildren(...chips.map(([text, tone]) => html("span", { class: `chip ${tone}` }, text)));
   }
+  put(at("host"), live.host);
   put(at("clock"), new Date(live.unix_ns / 1e6).toLocaleTimeString());
 }
 
@@ -187,7 +191,7 @@ function showAttention(failed) {
   if (at("attention").dataset.text === text) return;
   at("attention").dataset.text = text;
   const items = list.map(([tone, text]) =>
-    html("li", { class: tone }, html("strong", {}, tone === "bad" ? "Warning: " : "Waiting: "), text));
+    html("li", { class: tone }, html("strong", {}, tone === "bad" ? "Warning: " : "Waiting: "), ...words(text)));
   at("attention").replaceChildren(...(items.length ? [html("ul", {}, ...items)] : []));
 }
 
@@ -201,8 +205,8 @@ function showFleet() {
     const own = { node: fleet.node, share_bit_s: group.share_bit_s, demand_bit_s: group.demand_bit_s, age_ns: 0 };
     const hosts = [own, ...group.members].sort((a, b) => a.node.localeCompare(b.node));
     const total = Math.max(group.rate_bit_s, hosts.reduce((sum, host) => sum + host.share_bit_s, 0));
-    const words = hosts.map((host) => `${host.node} ${rate(host.share_bit_s)}`).join(", ");
-    const parts = html("div", { class: "parts", role: "img", "aria-label": `parts of ${rate(group.rate_bit_s)}: ${words}` });
+    const said = hosts.map((host) => `${host.node} ${rate(host.share_bit_s)}`).join(", ");
+    const parts = html("div", { class: "parts", role: "img", "aria-label": `parts of ${rate(group.rate_bit_s)}: ${said}` });
     const lines = hosts.map((host, n) => {
       const part = html("div", { class: `part part${n % 6}` });
       part.style.width = `${(100 * host.share_bit_s) / total}%`;
@@ -243,7 +247,7 @@ const detail = {
     at("detail").replaceChildren(back, this.title, this.about, this.verdicts, this.directions, this.flows);
     at("detail").hidden = false;
     at("overview").hidden = true;
-    document.title = `${name} – Tidegate`;
+    document.title = `${name} – Tidegate ${live?.host ?? ""}`;
     if (live) this.show();
     this.title.focus();
     this.every(LIVE_MS, async () => { this.history = await get(`/api/history/${encodeURIComponent(name)}`); this.draw(); });
@@ -276,9 +280,9 @@ const detail = {
     const limit = live.limits.find((limit) => limit.name === this.name);
     if (!limit) return this.said(`There is no limit ${this.name} on this host now.`);
     const schedule = live.agent?.limits.find((l) => l.name === this.name)?.schedule;
-    const words = [STATES[limit.state] ?? limit.state, limit.on, limit.scheme && `scheme ${limit.scheme}`,
+    const about = [STATES[limit.state] ?? limit.state, plain(limit.on), limit.scheme && `scheme ${limit.scheme}`,
       limit.parent && `inside ${limit.parent}`, schedule && `schedule ${schedule}`];
-    put(this.about, words.filter(Boolean).join(" · "));
+    put(this.about, about.filter(Boolean).join(" · "));
     for (const direction of directions(limit)) {
       if (!this.charts[direction]) this.directions.append(this.makeDirection(direction));
       const { facts } = this.charts[direction];
@@ -332,7 +336,7 @@ const detail = {
     const places = explanations.flatMap((explanation) => explanation.places);
     const lines = places.map((place) => {
       const where = places.length > 1 ? [html("code", {}, place.cgroup || "/"), ": "] : [];
-      return html("p", { class: "verdict" }, ...where, place.sentence);
+      return html("p", { class: "verdict" }, ...where, ...words(sentence(place.sentence)));
     });
     for (const text of errors) lines.push(html("p", { class: "note" }, text));
     if (cgroups_left_out) lines.push(html("p", { class: "note" }, `and ${cgroups_left_out} cgroups more`));
