@@ -41,7 +41,7 @@ demo: ## Show in three minutes what Tidegate does, in throwaway network namespac
 	@scripts/lab.sh demo --out "$(OUT)"
 
 test: ## Run all tests, the privileged ones as root
-	@scripts/deps.sh build fleet lab
+	@scripts/deps.sh build fleet lab web
 	@scripts/test.sh
 
 test-fresh: ## Run `make demo` and `make test` in a fresh root file system, as a newcomer would

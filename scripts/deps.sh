@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, after it said what and why. Silent, and off the network, if nothing is.
 #
-#   scripts/deps.sh GROUP...      groups: bench, build, fleet, fresh, lab, lint, package, package-aarch64, vm
+#   scripts/deps.sh GROUP...      groups: bench, build, fleet, fresh, lab, lint, package, package-aarch64, vm, web
 #
 # Debian and Ubuntu: it installs with apt. Fedora and Arch: it prints the command with their names for the
 # packages, and ends with 1. Elsewhere it prints Debian's names, and ends with 1.
@@ -34,6 +34,8 @@ needs() {
 	lab | tcpdump | tcpdump | tcpdump | captures what a policer lets through | command -v tcpdump
 	fleet | redis-server | valkey-compat-redis | valkey | is a registry in which a daemon finds its peers | command -v redis-server
 	fleet | etcd-server | etcd | etcd | is another such registry | command -v etcd
+	web | chromium | chromium | chromium | opens the page of tidegate web in a test | command -v chromium
+	web | prometheus | golang-github-prometheus | prometheus | checks metrics, alerts and dashboards in tests | command -v promtool
 	fresh | mmdebstrap | mmdebstrap | mmdebstrap | makes the fresh root file system of make test-fresh | command -v mmdebstrap
 	package | autoconf | autoconf | autoconf | configures the libelf that is linked in | command -v autoreconf
 	package | automake | automake | automake | makes its makefiles | command -v automake

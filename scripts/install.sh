@@ -79,8 +79,8 @@ install_all() {
 		[ ! -x "$stage/$file" ] || mode=755
 		writing install -D -m "$mode" "$stage/$file" "$to/${file#./}"
 	done
-	echo "tidegate is in $to/bin. The units tidegate-agent.service (man tidegate-agent) and tidegate-daemon.service" \
-		"(man tidegate-daemon) start when you enable them."
+	echo "tidegate is in $to/bin. The units tidegate-agent.service (man tidegate-agent), tidegate-daemon.service" \
+		"(man tidegate-daemon) and tidegate-web.service (man tidegate-web) start when you enable them."
 	echo "Limits of an earlier version stay on; \`tidegate limit restore\` replaces those that this one cannot read."
 }
 
