@@ -1,12 +1,10 @@
-//! Where others look at a daemon: HTTP over a Unix socket, and metrics for Prometheus on loopback.
+//! Where others look at a daemon: HTTP over a Unix socket.
 //!
 //! ```text
 //!   GET /v1/status    what the node knows and does, JSON       POST /v1/reload   reads the spec again
-//!   GET /metrics      the same in numbers, text
 //! ```
 //!
-//! The socket is its owner's alone (mode 600), so who may open it may reload. Connections are bounded, and
-//! one that says nothing is closed.
+//! The socket is its owner's alone (mode 600), so who may open it may reload. `tidegate web` has the metrics.
 
 use std::path::Path;
 
@@ -24,24 +22,17 @@ use super::{
     status::NodeStatus,
 };
 
-/// The most connections at a time, for each of socket and metrics.
+/// The most connections at a time.
 pub const CONNECTIONS_MAX: usize = 16;
 /// The most requests that wait for the node.
 pub const REQUESTS_MAX: usize = 64;
+
 /// What is asked of the node.
 #[derive(Debug)]
 pub enum Ask {
     Status(oneshot::Sender<Box<NodeStatus>>),
     /// To read the spec again; what changed, or why not.
     Reload(oneshot::Sender<Result<Vec<String>, String>>),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Door {
-    /// The Unix socket: everything.
-    Socket,
-    /// The port of the metrics: these alone.
-    Metrics,
 }
 
 /// Why the socket cannot be had, or a daemon not asked.
@@ -80,14 +71,12 @@ pub fn bind(path: &Path) -> Result<UnixListener, ApiError> {
 }
 
 /// Answers until it is dropped; within a [`task::LocalSet`](tokio::task::LocalSet).
-pub async fn serve(listener: impl Listener, asks: mpsc::Sender<Ask>, door: Door) {
-    let answer = async move |request: &Request<Incoming>| answer(request, &asks, door).await;
+pub async fn serve(listener: impl Listener, asks: mpsc::Sender<Ask>) {
+    let answer = async move |request: &Request<Incoming>| answer(request, &asks).await;
     http::serve(listener, CONNECTIONS_MAX, answer).await;
 }
 
-const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-async fn answer(request: &Request<Incoming>, requests: &mpsc::Sender<Ask>, door: Door) -> Answer {
+async fn answer(request: &Request<Incoming>, requests: &mpsc::Sender<Ask>) -> Answer {
     let busy =
         || http::answer(StatusCode::SERVICE_UNAVAILABLE, PLAIN, "the node is busy or ends\n");
     let status = async || {
@@ -95,19 +84,15 @@ async fn answer(request: &Request<Incoming>, requests: &mpsc::Sender<Ask>, door:
         requests.try_send(Ask::Status(tell)).ok()?;
         reply.await.ok()
     };
-    match (door, request.method(), request.uri().path()) {
-        (_, &Method::GET, "/metrics") => match status().await {
-            Some(status) => http::answer(StatusCode::OK, METRICS, super::metrics::render(&status)),
-            None => busy(),
-        },
-        (Door::Socket, &Method::GET, "/v1/status") => match status().await {
+    match (request.method(), request.uri().path()) {
+        (&Method::GET, "/v1/status") => match status().await {
             Some(status) => match serde_json::to_vec(&status) {
                 Ok(body) => http::answer(StatusCode::OK, JSON, body),
                 Err(e) => http::answer(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, e.to_string()),
             },
             None => busy(),
         },
-        (Door::Socket, &Method::POST, "/v1/reload") => {
+        (&Method::POST, "/v1/reload") => {
             let (tell, reply) = oneshot::channel();
             if requests.try_send(Ask::Reload(tell)).is_err() {
                 return busy();
@@ -124,7 +109,7 @@ async fn answer(request: &Request<Incoming>, requests: &mpsc::Sender<Ask>, door:
         _ => http::answer(
             StatusCode::NOT_FOUND,
             PLAIN,
-            "there are GET /metrics and, on the Unix socket, GET /v1/status and POST /v1/reload\n",
+            "there are GET /v1/status and POST /v1/reload\n",
         ),
     }
 }

@@ -18,7 +18,7 @@ use tidegate_core::{Nanos, Rate, units::NANOS_PER_SEC};
 use tidegate_host::fleet::{FleetError, FleetSpec, GroupSpec, check_name};
 use tidegate_sys::preflight::PreflightError;
 use tokio::{
-    net::{TcpListener, UdpSocket, UnixListener},
+    net::UdpSocket,
     runtime, select,
     signal::unix::{Signal, SignalKind, signal},
     sync::{Notify, mpsc},
@@ -27,7 +27,7 @@ use tokio::{
 };
 
 use super::{
-    api::{self, ApiError, Ask, Door, REQUESTS_MAX},
+    api::{self, ApiError, Ask, REQUESTS_MAX},
     backend::Place,
     discovery::{Entry, Found, News, Source},
     event::Event,
@@ -239,10 +239,6 @@ impl<F: FnMut(&Event)> Daemon<F> {
         let socket = UdpSocket::bind(fleet.listen).await;
         let socket = socket.map_err(bind("listen", fleet.listen))?;
         let listener = api::bind(&fleet.api)?;
-        let metrics = match fleet.metrics {
-            None => None,
-            Some(at) => Some(TcpListener::bind(at).await.map_err(bind("metrics", at))?),
-        };
         let files = Files::open(&fleet.state)?;
         let mut seed = [0u8; 32];
         let fill = |bytes: &mut [u8]| {
@@ -267,7 +263,7 @@ impl<F: FnMut(&Event)> Daemon<F> {
         let watchdog = watched.then(|| Duration::from_micros(usec / 3));
         let (tell_asks, mut asks) = mpsc::channel(REQUESTS_MAX);
         let (tell_news, news) = mpsc::channel(NEWS_MAX);
-        open_doors(listener, metrics, &tell_asks);
+        spawn_local(api::serve(listener, tell_asks.clone()));
         let file = options.file.clone();
         let waits = |why: &str| NodeStatus::waits(&name, &fleet, &real_path(&file), why);
         let found = address::find(&fleet, &mut asks, &mut signals, watchdog, &mut say, waits).await;
@@ -487,7 +483,6 @@ impl<F: FnMut(&Event)> Daemon<F> {
             ("advertise", is.advertise == fleet.advertise),
             ("state", is.state == fleet.state),
             ("api", is.api == fleet.api),
-            ("metrics", is.metrics == fleet.metrics),
         ];
         if let Some((field, _)) = fixed.iter().find(|(_, same)| !same) {
             return Err(format!("[fleet] {field} is another: restart the daemon for that"));
@@ -540,13 +535,6 @@ impl<F: FnMut(&Event)> Daemon<F> {
         }
         let _ = std::fs::remove_file(&self.api);
         Ok(())
-    }
-}
-
-fn open_doors(listener: UnixListener, metrics: Option<TcpListener>, asks: &mpsc::Sender<Ask>) {
-    spawn_local(api::serve(listener, asks.clone(), Door::Socket));
-    if let Some(listener) = metrics {
-        spawn_local(api::serve(listener, asks.clone(), Door::Metrics));
     }
 }
 

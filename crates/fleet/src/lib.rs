@@ -23,8 +23,7 @@
 //! - [`storage`]: what must survive a restart, in files.
 //! - [`local`]: that on the limits pinned on this host.
 //! - [`discovery`]: addresses of peers, from DNS and registries.
-//! - [`api`]: status on a Unix socket, [`metrics`]; [`http`]: the server and client beneath;
-//!   [`daemon`]: the loop that has the sockets and the clock.
+//! - [`api`]: status on a Unix socket; [`http`]: the server and client beneath; [`daemon`]: the loop that has the sockets and the clock.
 //!
 //! [`status`] and [`event`] are what people see of it. What a spec file says of the fleet is in
 //! [`tidegate_host::fleet`].
@@ -45,7 +44,6 @@ pub mod http;
 pub mod keys;
 pub mod local;
 pub mod membership;
-pub mod metrics;
 pub mod node;
 pub mod rates;
 pub mod seal;

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    net::{Ipv4Addr, SocketAddr},
+    net::SocketAddr,
     path::PathBuf,
     str::FromStr,
 };
@@ -23,8 +23,6 @@ use url::{Url, UrlError};
 
 /// The port of the gossip, and the one that an address without a port means.
 pub const PORT: u16 = 7946;
-/// Where Prometheus finds the metrics, by default.
-pub const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
 /// What must survive a restart.
 pub const STATE_DIR: &str = "/var/lib/tidegate";
 /// The socket that `tidegate status` asks.
@@ -67,8 +65,6 @@ pub struct FleetSpec {
     pub state: PathBuf,
     /// The socket that `tidegate status` asks.
     pub api: PathBuf,
-    /// Where Prometheus finds the metrics; none: nowhere.
-    pub metrics: Option<SocketAddr>,
     /// Its line in the file, from 1.
     pub line: usize,
 }
@@ -174,10 +170,6 @@ pub enum FleetError {
     /// shown.
     #[error(transparent)]
     Url(#[from] UrlError),
-    #[error(
-        "`{0}` is not on loopback, and metrics have no password; write for example `127.0.0.1:9464`"
-    )]
-    Metrics(SocketAddr),
     #[error("a group needs a `[fleet]` table; write one with name and keys")]
     NoFleet,
     #[error("a group of this name is on line {0} already; give each its own name")]

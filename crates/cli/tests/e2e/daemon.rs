@@ -4,8 +4,8 @@
 use std::{
     fs,
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
-    os::unix::fs::PermissionsExt,
+    net::TcpListener,
+    os::unix::{fs::PermissionsExt, net::UnixStream},
     path::PathBuf,
     process::{Command, Stdio},
     sync::{
@@ -403,18 +403,18 @@ fn root_a_daemon_reads_its_file_again() {
     signal(daemon.process.0.id(), Signal::HUP);
     daemon.wait_to_say("[fleet] node is another: restart the daemon for that");
 
-    // Metrics, inside the namespace.
-    let alone = format!("tidegate_group_share_bits{{group=\"uplink\"}} {ALONE}");
+    // What the daemon says is in the metrics of `tidegate web`.
+    let share = ALONE as f64 / 8.0;
+    let alone = format!("tidegate_group_share_bytes_per_second{{group=\"uplink\"}} {share:.1}");
     let state = "tidegate_group_state{group=\"uplink\",state=\"alone\"} 1";
+    let run_dir = h0.dir().join("run");
+    let web = h0.command(&["--run-dir", run_dir.to_str().unwrap(), "web"]).spawn().unwrap();
+    let _web = Guard(web);
     wait_for("metrics that say so", || {
-        let text = h0.netns.as_ref().unwrap().run(|| {
-            let mut stream = TcpStream::connect("127.0.0.1:9464").unwrap();
-            stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
-            let mut text = String::new();
-            stream.read_to_string(&mut text).unwrap();
-            text
-        });
-        let text = text.unwrap();
+        let mut stream = UnixStream::connect(run_dir.join("web.sock")).ok()?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
         (text.contains(&alone) && text.contains(state)).then_some(())
     });
 
@@ -433,8 +433,7 @@ fn root_a_daemon_reads_its_file_again() {
 #[test]
 fn root_a_daemon_that_cannot_start_says_why_and_touches_nothing() {
     need_root!();
-    let host =
-        Host::new("h0", None, "acceptors = [\"h0\"]\npeers = [\"127.0.0.1\"]\nmetrics = \"none\"");
+    let host = Host::new("h0", None, "acceptors = [\"h0\"]\npeers = [\"127.0.0.1\"]");
     host.apply();
     let refuse = || refused(&mut host.command(&["daemon", host.file()]));
     let keys = host.dir().join("keys");
@@ -457,7 +456,7 @@ fn root_a_daemon_that_cannot_start_says_why_and_touches_nothing() {
     host.change("[fleet]", "[fleet]\nadvertise = \"127.0.0.1:1\"");
     fs::create_dir_all(host.dir().join("state/fleet")).unwrap();
     fs::write(host.dir().join("state/fleet/group-uplink.json"), "{").unwrap();
-    host.change("metrics = \"none\"", "metrics = \"none\"\nlisten = \"127.0.0.1:0\"");
+    host.change("peers = [\"127.0.0.1\"]", "peers = [\"127.0.0.1\"]\nlisten = \"127.0.0.1:0\"");
     let (code, why) = refuse();
     assert!(why.contains("is not a state file of tidegate"), "{code} {why}");
     assert_eq!(host.rate(), ALONE);
@@ -468,7 +467,7 @@ fn root_a_daemon_that_cannot_start_says_why_and_touches_nothing() {
 fn root_a_daemon_needs_one_capability() {
     need_root!();
     let udp = port();
-    let fleet = format!("acceptors = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"");
+    let fleet = format!("acceptors = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"");
     let host = Host::new("h0", None, &fleet);
     host.apply();
     let said = host.dir().join("said");
@@ -500,7 +499,7 @@ fn found_in_a_registry(
         .map(|i| {
             let udp = port();
             let fleet = format!(
-                "acceptors = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"\n{}",
+                "acceptors = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"\n{}",
                 line.replace("PORT", &registry_port.to_string())
             );
             Host::new(&format!("h{i}"), None, &fleet)

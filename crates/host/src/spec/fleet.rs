@@ -6,14 +6,14 @@ use tidegate_core::{Direction, Rate};
 
 use super::*;
 use crate::fleet::{
-    self as config, API_SOCKET, Algorithm, FleetError, FleetSpec, GROUPS_MAX, GroupSpec, METRICS,
-    PEERS_MAX, PORT, STATE_DIR,
+    self as config, API_SOCKET, Algorithm, FleetError, FleetSpec, GROUPS_MAX, GroupSpec, PEERS_MAX,
+    PORT, STATE_DIR,
     url::{Url, shown},
 };
 use crate::key::Key;
 
 /// The keys of `[fleet]`.
-pub(super) static KEYS: [Key; 13] = [
+pub(super) static KEYS: [Key; 12] = [
     Key {
         name: "name",
         kind: Kind::Name,
@@ -97,13 +97,6 @@ pub(super) static KEYS: [Key; 13] = [
         about: "Socket at which the daemon is asked",
         example: "api = \"/run/tidegate/daemon.sock\"",
         default: "/run/tidegate/daemon.sock",
-    },
-    Key {
-        name: "metrics",
-        kind: Kind::Text,
-        about: "Loopback address of the metrics; `none`: no metrics",
-        example: "metrics = \"127.0.0.1:9464\"",
-        default: "127.0.0.1:9464",
     },
 ];
 
@@ -265,7 +258,6 @@ impl Reader<'_> {
             acceptors: Vec::new(),
             state: PathBuf::from(STATE_DIR),
             api: PathBuf::from(API_SOCKET),
-            metrics: Some(METRICS),
             line: self.line(&value.span()),
         };
         for (key, value) in in_order(fields) {
@@ -303,15 +295,6 @@ impl Reader<'_> {
                 }
                 "state" => fleet.state = self.text(value, "state")?.into(),
                 "api" => fleet.api = self.text(value, "api")?.into(),
-                "metrics" if self.text(value, "metrics")? == "none" => fleet.metrics = None,
-                "metrics" => {
-                    let at = self.address(value, "metrics")?;
-                    if !at.ip().is_loopback() {
-                        let refuse = self.fleet_error(value, "metrics");
-                        return Err(refuse(FleetError::Metrics(at)));
-                    }
-                    fleet.metrics = Some(at);
-                }
                 other => {
                     let problem = unknown(&KEYS, "fleet", other);
                     return Err(self.at(&key.span(), None, problem));

@@ -43,7 +43,6 @@ fn a_fleet_and_its_groups_read() {
     let fleet = spec.fleet.as_ref().unwrap();
     assert_eq!((fleet.name.as_str(), fleet.line, fleet.peers.len()), ("prod", 2, 3));
     assert_eq!(fleet.listen.to_string(), "0.0.0.0:7946");
-    assert_eq!(fleet.metrics.unwrap().to_string(), "127.0.0.1:9464");
     let [group] = &spec.groups[..] else { unreachable!() };
     assert_eq!((group.algorithm, group.members.len(), group.hosts), (Algorithm::Share, 1, 4));
     assert_eq!(group.alone_bit_s(), 500_000_000, "a quarter of 20 %");
@@ -96,7 +95,6 @@ fn fleets_that_are_none() {
     assert_snapshot!(fleet("redis = \"rediss://10.0.0.1\""), @"f.toml:4: redis: expected an address that starts with `redis://`; TLS is not spoken here: reach it over loopback and a tunnel. What a registry says is only where to knock: nodes trust each other by their keys");
     assert_snapshot!(fleet("etcd = \"10.0.0.1:2379\""), @"f.toml:4: etcd: expected an address that starts with `http://`");
     assert_snapshot!(fleet("acceptors = [\"a\", \"a\"]"), @"f.toml:4: acceptors: name 1 to 9 different acceptors");
-    assert_snapshot!(fleet("metrics = \"0.0.0.0:9464\""), @"f.toml:4: metrics: `0.0.0.0:9464` is not on loopback, and metrics have no password; write for example `127.0.0.1:9464`");
     assert_snapshot!(fleet("seeds = []"), @"f.toml:4: unknown field `seeds`; did you mean `peers`?");
     assert_snapshot!(fleet("peer = []"), @"f.toml:4: unknown field `peer`; did you mean `peers`?");
     let missing = Spec::parse("f.toml", "[fleet]\nname = \"prod\"").unwrap_err();

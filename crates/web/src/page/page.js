@@ -119,7 +119,7 @@ function showRow(row, limit, depth) {
     put(cell.queue, time(Math.max(0, is.backlog_ns)));
     put(cell.passed, size(is.passed_bytes), is.passed_bytes);
     put(cell.dropped, count(is.dropped_packets), is.dropped_packets);
-    cell.dropped.classList.toggle("dropped", is.dropped_packets > 0);
+    cell.dropped.classList.toggle("drops", is.dropped_packets > 0);
   }
 }
 

@@ -20,7 +20,7 @@ fn start(host: &Host, hosts: &str) -> Daemon {
 fn root_a_daemon_waits_for_names_and_routes_and_says_so() {
     need_root!();
     let netns = NetNs::create(&format!("tidegate-names-{}", std::process::id())).unwrap();
-    let fleet = "acceptors = [\"h0\"]\npeers = [\"tg-peer.test\"]\nmetrics = \"none\"";
+    let fleet = "acceptors = [\"h0\"]\npeers = [\"tg-peer.test\"]";
     let host = Host::new("h0", Some(netns), fleet);
     let hosts = host.place.file("hosts", "127.0.0.1 localhost\n");
     let hosts = hosts.to_str().unwrap();

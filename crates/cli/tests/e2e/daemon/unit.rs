@@ -87,8 +87,7 @@ fn spawn(host: &Host, unmounted: &[CString]) -> Daemon {
 
 fn host(name: &str, netns: Option<NetNs>) -> Host {
     let udp = port();
-    let fleet =
-        format!("acceptors = [\"{name}\"]\nlisten = \"127.0.0.1:{udp}\"\nmetrics = \"none\"");
+    let fleet = format!("acceptors = [\"{name}\"]\nlisten = \"127.0.0.1:{udp}\"");
     Host::new(name, netns, &fleet)
 }
 

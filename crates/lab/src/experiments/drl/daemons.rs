@@ -246,7 +246,7 @@ impl<'a> Daemons<'a> {
         write!(
             text,
             "\n[fleet]\nname = \"lab\"\nnode = \"r{site}\"\npeers = {peers}\nacceptors = {acceptors}\n\
-             keys = \"{dir}/keys\"\nstate = \"{dir}/state{site}\"\napi = \"{}\"\nmetrics = \"none\"\n\
+             keys = \"{dir}/keys\"\nstate = \"{dir}/state{site}\"\napi = \"{}\"\n\
              \n[[group]]\nname = \"{GROUP}\"\nrate = \"{rate}\"\nalgorithm = \"{algorithm}\"\n\
              members = [\"{LIMIT}\"]\ndirection = \"{direction}\"\ninterval = \"{}ms\"\nhosts = {hosts}\n",
             self.api(site).display(),
