@@ -12,6 +12,15 @@ const at = (id) => document.getElementById(id);
 let live = null;
 let minutes = {};
 const rows = new Map();
+/// Rows out of sight are brought up to date when they come into it: a thousand limits cost as much as a screenful.
+const sight = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    const row = rows.get(target.dataset.name);
+    if (row?.body !== target) continue;
+    row.seen = isIntersecting;
+    if (isIntersecting) showRow(row);
+  }
+});
 
 async function get(path) {
   const answer = await fetch(path);
@@ -95,10 +104,13 @@ function makeRow(limit) {
     }
     body.append(row);
   }
-  return { body, anchor, chip, on, name, cells, shape: shown.join() };
+  body.dataset.name = limit.name;
+  sight.observe(body);
+  return { body, anchor, chip, on, name, cells, shape: shown.join(), seen: true };
 }
 
-function showRow(row, limit, depth) {
+function showRow(row) {
+  const { limit, depth } = row;
   row.name.className = `name depth${depth}`;
   const state = STATES[limit.state] ?? limit.state;
   const tone = limit.state === "in_force" ? "good" : limit.state === "waiting" ? "wait" : "bad";
@@ -121,6 +133,7 @@ function showRow(row, limit, depth) {
     put(cell.dropped, count(is.dropped_packets), is.dropped_packets);
     cell.dropped.classList.toggle("drops", is.dropped_packets > 0);
   }
+  sparkRow(row);
 }
 
 function showLimits() {
@@ -136,28 +149,35 @@ function showLimits() {
     known.add(limit.name);
     let row = rows.get(limit.name);
     if (row && row.shape !== directions(limit).join()) {
-      row.body.remove();
+      dropRow(limit.name, row);
       row = null;
     }
     if (!row) {
       row = makeRow(limit);
       rows.set(limit.name, row);
-      sparkRow(limit.name, row);
     }
-    showRow(row, limit, depth);
+    Object.assign(row, { limit, depth });
+    if (row.seen) showRow(row);
     if (before.nextSibling !== row.body) before.after(row.body);
     before = row.body;
   }
   for (const [name, row] of rows) {
-    if (known.has(name)) continue;
-    row.body.remove();
-    rows.delete(name);
+    if (!known.has(name)) dropRow(name, row);
   }
 }
 
-function sparkRow(name, row) {
+function dropRow(name, row) {
+  sight.unobserve(row.body);
+  row.body.remove();
+  rows.delete(name);
+}
+
+/// Draws what has come since it was drawn.
+function sparkRow(row) {
+  if (row.minutes === minutes) return;
+  row.minutes = minutes;
   for (const [direction, cell] of Object.entries(row.cells)) {
-    const values = minutes[name]?.[direction];
+    const values = minutes[row.limit.name]?.[direction];
     if (values?.some((value) => value != null)) {
       const most = Math.max(...values.map((value) => value ?? 0));
       spark(cell.line, values, `last hour by the minute, ${rate(most)} at most`);
@@ -408,7 +428,7 @@ async function everyLive() {
 async function everyMinutes() {
   try {
     minutes = await get("/api/minutes");
-    for (const [name, row] of rows) sparkRow(name, row);
+    for (const row of rows.values()) if (row.seen && row.limit) sparkRow(row);
   } catch { /* the other loop says so */ }
   setTimeout(everyMinutes, MINUTES_MS);
 }
