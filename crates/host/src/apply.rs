@@ -126,11 +126,11 @@ fn perform_all<G: Backend>(
         let Some(source) = failed else { continue };
         // What was put on goes, too.
         backend.leaving(actions.iter().map(|action| action.name().to_owned()).collect());
-        // What could not be read cannot come back: what has taken its place stays.
+        // What nobody knows cannot come back: what has taken its place stays.
         let is_lost = |name: &str| {
             actions[..done].iter().any(|action| {
                 matches!(action, Action::Remove { limit, .. }
-                    if limit.name == name && limit.state == State::Broken)
+                    if limit.name == name && !limit.is_known())
             })
         };
         let undone = backwards(&actions[..done]).into_iter().filter_map(|action| {
@@ -138,7 +138,7 @@ fn perform_all<G: Backend>(
                 return None;
             }
             if let Action::Remove { limit: from, .. } | Action::Replace { from, .. } = action
-                && from.state == State::Broken
+                && !from.is_known()
             {
                 return Some(format!("{} `{}`: it could not be read", action.verb(), from.name));
             }

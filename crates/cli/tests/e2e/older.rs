@@ -112,7 +112,7 @@ fn root_a_limit_that_cannot_be_read_disturbs_no_other() {
 
 /// Makes a limit one that an earlier or newer version has put on: with its ABI number, and a map of another
 /// layout.
-fn date(place: &Place, name: &str, abi: u32) {
+pub fn date(place: &Place, name: &str, abi: u32) {
     let dir = place.store().join(name);
     let link = dir.join("intent");
     let mut intent = place.intent(name);
