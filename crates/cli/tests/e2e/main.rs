@@ -41,6 +41,7 @@ mod top;
 mod tracer;
 mod traffic;
 mod tree;
+mod upgrade;
 mod vm;
 mod waiting;
 
