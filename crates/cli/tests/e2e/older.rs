@@ -217,7 +217,7 @@ pub fn build_of_another(place: &Place, name: &str) {
 }
 
 /// The programs of the links and filters that are pinned, and the maps, by their kernel ids.
-fn ids_of(place: &Place, at: &Path) -> [Vec<u32>; 2] {
+fn ids_of(at: &Path) -> [Vec<u32>; 2] {
     let [mut programs, mut maps] = [Vec::new(), Vec::new()];
     let mut entries: Vec<_> = std::fs::read_dir(at).unwrap().map(|e| e.unwrap().path()).collect();
     entries.sort();
@@ -226,7 +226,7 @@ fn ids_of(place: &Place, at: &Path) -> [Vec<u32>; 2] {
             continue;
         }
         if path.is_dir() {
-            let [more_programs, more_maps] = ids_of(place, &path);
+            let [more_programs, more_maps] = ids_of(&path);
             programs.extend(more_programs);
             maps.extend(more_maps);
             continue;
@@ -270,13 +270,13 @@ fn root_limits_of_another_build_are_taken_over() {
         child.inspect(|child| drop(ok(&place, &bed, child)));
         let names = if child.is_some() { vec!["old", "in"] } else { vec!["old"] };
         names.iter().for_each(|name| build_of_another(&place, name));
-        let [programs, maps] = ids_of(&place, &place.store());
+        let [programs, maps] = ids_of(&place.store());
         let status = ok(&place, &bed, "status");
         assert!(status.contains("made by another build, 0.0.1"), "{words}: {status}");
         assert!(ok(&place, &bed, "status --json").contains("\"other_build\": \"0.0.1\""));
         let said = ok(&place, &bed, "limit restore");
         assert!(said.contains("limit `old` is on"), "{words}: {said}");
-        let [now, same] = ids_of(&place, &place.store());
+        let [now, same] = ids_of(&place.store());
         assert_eq!(same, maps, "{words}");
         assert!(!programs.is_empty() && now.len() == programs.len(), "{words}");
         assert!(now.iter().all(|id| !programs.contains(id)), "{words}: {programs:?} {now:?}");
