@@ -20,7 +20,7 @@ target_dir = $(shell CARGO=$(CARGO) scripts/target-dir.sh)
 C_SOURCES := bpf/*/*.c bpf/*/*.h crates/sys/native/*.c crates/instruments/bpf/* crates/instruments/native/*.c
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test test-fresh test-kill test-vm lint count bench fuzz lab package test-package install uninstall clean
+.PHONY: help deps build demo test test-fresh test-kill test-upgrade test-vm lint count bench fuzz lab package test-package install uninstall clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[-a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,10 @@ test-fresh: ## Run `make demo` and `make test` in a fresh root file system, as a
 test-kill: ## Kill writers at each of their system calls, and look at what is left (an hour or more)
 	@scripts/deps.sh build fleet lab
 	@scripts/test-kill.sh
+
+test-upgrade: ## Have binaries of earlier commits put limits on, and go on with them (a build for each commit)
+	@scripts/deps.sh build fleet lab
+	@scripts/test-upgrade.sh
 
 test-vm: ## Run the privileged tests on Debian's kernels 6.1 to 7.3, and the unit under systemd, in VMs
 	@scripts/deps.sh build lab

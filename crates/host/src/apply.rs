@@ -126,11 +126,11 @@ fn perform_all<G: Backend>(
         let Some(source) = failed else { continue };
         // What was put on goes, too.
         backend.leaving(actions.iter().map(|action| action.name().to_owned()).collect());
-        // What could not be read cannot come back: what has taken its place stays.
+        // What nobody knows cannot come back: what has taken its place stays.
         let is_lost = |name: &str| {
             actions[..done].iter().any(|action| {
                 matches!(action, Action::Remove { limit, .. }
-                    if limit.name == name && limit.state == State::Broken)
+                    if limit.name == name && !limit.is_known())
             })
         };
         let undone = backwards(&actions[..done]).into_iter().filter_map(|action| {
@@ -138,9 +138,14 @@ fn perform_all<G: Backend>(
                 return None;
             }
             if let Action::Remove { limit: from, .. } | Action::Replace { from, .. } = action
-                && from.state == State::Broken
+                && !from.is_known()
             {
                 return Some(format!("{} `{}`: it could not be read", action.verb(), from.name));
+            }
+            if let Action::Remove { limit, .. } = action
+                && held_nothing(limit, &actions[..done])
+            {
+                return None;
             }
             let error = undo(backend, action).err()?;
             Some(format!("{} `{}`: {error}", action.verb(), action.name()))
@@ -186,6 +191,22 @@ fn backwards(done: &[Action]) -> Vec<&Action> {
     changed.chain(joined).chain(first.iter().rev()).collect()
 }
 
+/// Whether a limit that was taken off limited nothing any more, and cannot come back: its cgroup is gone, or
+/// it has no members, inside a parent of this kind. So nothing is lost with it.
+fn held_nothing(limit: &Present, done: &[Action]) -> bool {
+    let is_parent_lost = |parent: &String| {
+        done.iter().any(|action| {
+            matches!(action, Action::Remove { limit, .. }
+                if limit.name == *parent && held_nothing(limit, done))
+        })
+    };
+    match limit.state {
+        State::ScopeGone => true,
+        State::NoMembers => limit.parent.as_ref().is_some_and(is_parent_lost),
+        _ => false,
+    }
+}
+
 /// How many steps at the beginning take limits off.
 fn first_removals(actions: &[Action]) -> usize {
     actions.iter().take_while(|action| matches!(action, Action::Remove { .. })).count()
@@ -204,8 +225,6 @@ fn perform<G: Backend>(backend: &mut G, action: &Action) -> Result<(), G::Error>
 
 fn undo<G: Backend>(backend: &mut G, action: &Action) -> Result<(), G::Error> {
     match action {
-        // Nothing was limited by it any more, so nothing is lost with it.
-        Action::Remove { limit: Present { state: State::ScopeGone, .. }, .. } => Ok(()),
         Action::Remove { limit, .. } => backend.add(&Wanted::again(limit.clone())),
         Action::Change { name, from, .. } => backend.change(name, from),
         Action::Members { name, from, .. } => backend.set_members(name, from),
@@ -219,10 +238,14 @@ fn undo<G: Backend>(backend: &mut G, action: &Action) -> Result<(), G::Error> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use tidegate_core::{
+        Scope,
+        selector::{Selector, SelectorKind},
+    };
 
     use super::*;
     use crate::plan::{
-        Wanted, plan,
+        Reason, Wanted, plan,
         tests::{Model, present, wanted},
     };
 
@@ -276,6 +299,35 @@ mod tests {
         let refused = apply(&mut host, &plan.actions);
         assert!(matches!(refused, Err(ApplyError::HalfApplied { .. })), "{refused:?}");
         assert_eq!(host.enforced().len(), 1, "the first stays");
+    }
+
+    /// It had no members, and what it is inside is gone.
+    #[test]
+    fn a_limit_without_members_does_not_come_back_without_its_parent() {
+        let wanted = crate::plan::tests::two_limits();
+        let options = wanted[0].options;
+        let is = |name: &str, scope, state, parent: Option<&str>| Present {
+            name: name.to_owned(),
+            scope,
+            members: Vec::new(),
+            gone: Vec::new(),
+            state,
+            options,
+            parent: parent.map(str::to_owned),
+            other_build: None,
+        };
+        let any = Selector { kind: SelectorKind::Cgroup, value: "gone/*".to_owned() };
+        let present = [
+            is("p", Scope::Cgroup("gone".to_owned()), State::ScopeGone, None),
+            is("c", Scope::Select(any), State::NoMembers, Some("p")),
+        ];
+        let mut host = Model::new(&present);
+        let gone =
+            |at: usize| Action::Remove { limit: present[at].clone(), reason: Reason::Pruned };
+        let actions = [gone(1), gone(0), Action::Add { limit: wanted[0].clone() }];
+        host.fails_at = Some(2);
+        let refused = apply(&mut host, &actions);
+        assert!(matches!(refused, Err(ApplyError::RolledBack { .. })), "{refused:?}");
     }
 
     #[test]

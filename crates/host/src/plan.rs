@@ -63,12 +63,21 @@ pub struct Present {
     pub gone: Vec<String>,
     /// Whether it is enforced.
     pub state: State,
-    /// What it does.
+    /// What it does; one that cannot be read, and of which nobody wrote down what it does, has no direction.
     pub options: LimitOptions,
     /// The name of its parent.
     pub parent: Option<String>,
     /// Whose programs it runs, if they are those of another build.
     pub other_build: Option<String>,
+}
+
+impl Present {
+    /// Whether it can be put on again as it was.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        let Present { options: LimitOptions { egress, ingress, .. }, .. } = self;
+        self.state != State::Broken || egress.is_some() || ingress.is_some()
+    }
 }
 
 impl Wanted {

@@ -511,7 +511,7 @@ pub(crate) fn replace_filter(
         None => drop(fs::remove_file(&next)),
     }
     let Some(priority) = is_at(&pin) else { return Ok(true) };
-    query::pin(&program, &next).map_err(io_refused)?;
+    query::pin(program, &next).map_err(io_refused)?;
     let done = match redirected_to {
         None => hook(program, limit.ifindex, side, priority)
             .replace(true)

@@ -12,6 +12,7 @@ use tidegate_sys::{
 use crate::{
     common::{Objects, Place},
     need_root,
+    older::date,
 };
 
 fn spec(limits: &[(&str, &str, &str)]) -> String {
@@ -166,16 +167,21 @@ fn root_a_spec_that_is_half_applied_is_rolled_back() {
     hold_exclusively(&groups[2]);
     let text = spec(&[("old", x, "10mbit"), ("new", y, "10mbit"), ("never", z, "10mbit")]);
     let file = place.file("limits.toml", &text);
-    let (code, message) = place.refused(&["apply", file.to_str().unwrap()]);
-    assert_eq!(code, 2, "{message}");
-    assert!(
-        message.contains("limit `never`: ") && message.contains("as they were before"),
-        "{message}"
-    );
-    let status = place.json(&["status", "--json"]);
-    assert_eq!(status["limits"].as_array().unwrap().len(), 1);
-    assert_eq!(status["limits"][0]["egress"]["rate_bit_s"], 50_000_000);
-    assert!(!Objects::on(&groups[1]).is_whole());
+    let refused = || {
+        let (code, message) = place.refused(&["apply", file.to_str().unwrap()]);
+        assert_eq!(code, 2, "{message}");
+        assert!(message.contains("limit `never`: "), "{message}");
+        assert!(message.contains("as they were before"), "{message}");
+        let status = place.json(&["status", "--json"]);
+        assert_eq!(status["limits"].as_array().unwrap().len(), 1);
+        assert_eq!(status["limits"][0]["state"], "in_force");
+        assert_eq!(status["limits"][0]["egress"]["rate_bit_s"], 50_000_000);
+        assert!(!Objects::on(&groups[1]).is_whole());
+    };
+    refused();
+    // What another version has put on comes back as it was asked for.
+    date(&place, "old", 0);
+    refused();
 }
 
 #[test]

@@ -42,6 +42,7 @@ mod top;
 mod tracer;
 mod traffic;
 mod tree;
+mod upgrade;
 mod vm;
 mod waiting;
 mod web;

@@ -38,7 +38,7 @@ fn links_on(cgroup: &Cgroup) -> Vec<u32> {
     on(cgroup.id()).map(|link| link.id).collect()
 }
 
-fn show(place: &Place, name: &str) -> Value {
+pub fn show(place: &Place, name: &str) -> Value {
     place.json(&["limit", "show", name, "--json"])
 }
 
@@ -50,14 +50,14 @@ fn file(place: &Place, text: &str) -> String {
 const SPEC: &str =
     "[[limit]]\nname = \"web\"\nscope = { cgroup = \"TOP/w*\" }\negress = \"50mbit\"\n";
 
-fn sum(direction: &Value, suffix: &str) -> u64 {
+pub fn sum(direction: &Value, suffix: &str) -> u64 {
     let counters = direction.as_object().unwrap().iter();
     let wanted = counters.filter(|(key, _)| key.ends_with(suffix) && !key.starts_with("green"));
     let wanted = wanted.filter(|(key, _)| !key.starts_with("yellow") && !key.starts_with("red_"));
     wanted.map(|(_, value)| value.as_u64().unwrap()).sum()
 }
 
-fn send_from(place: &Place, group: &Cgroup, order: &str) {
+pub fn send_from(place: &Place, group: &Cgroup, order: &str) {
     let mut command = place.inside(group, "env");
     sender(&mut command, order);
     assert!(Guard(command.spawn().unwrap()).0.wait().unwrap().success());

@@ -2,9 +2,10 @@
 //! disturbed, and they come off whole.
 
 use std::{
-    net::TcpListener,
+    net::{TcpListener, UdpSocket},
     os::{fd::AsFd, unix::fs::symlink},
     path::Path,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Instant,
 };
 
@@ -18,6 +19,7 @@ use crate::{
     common::{Guard, Objects, PATIENCE, Place, wait_for},
     edt::{Bed, into, ok},
     htb::links,
+    members::{send_from, show, sum},
     need_root,
     traffic::{accept, sender},
 };
@@ -110,7 +112,7 @@ fn root_a_limit_that_cannot_be_read_disturbs_no_other() {
 
 /// Makes a limit one that an earlier or newer version has put on: with its ABI number, and a map of another
 /// layout.
-fn date(place: &Place, name: &str, abi: u32) {
+pub fn date(place: &Place, name: &str, abi: u32) {
     let dir = place.store().join(name);
     let link = dir.join("intent");
     let mut intent = place.intent(name);
@@ -215,7 +217,7 @@ pub fn build_of_another(place: &Place, name: &str) {
 }
 
 /// The programs of the links and filters that are pinned, and the maps, by their kernel ids.
-fn ids_of(place: &Place, at: &Path) -> [Vec<u32>; 2] {
+fn ids_of(at: &Path) -> [Vec<u32>; 2] {
     let [mut programs, mut maps] = [Vec::new(), Vec::new()];
     let mut entries: Vec<_> = std::fs::read_dir(at).unwrap().map(|e| e.unwrap().path()).collect();
     entries.sort();
@@ -224,7 +226,7 @@ fn ids_of(place: &Place, at: &Path) -> [Vec<u32>; 2] {
             continue;
         }
         if path.is_dir() {
-            let [more_programs, more_maps] = ids_of(place, &path);
+            let [more_programs, more_maps] = ids_of(&path);
             programs.extend(more_programs);
             maps.extend(more_maps);
             continue;
@@ -232,7 +234,7 @@ fn ids_of(place: &Place, at: &Path) -> [Vec<u32>; 2] {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         if ["egress", "ingress", "sockops", "xdp"].contains(&&*name) {
             programs.push(Link::open(&path).unwrap().info().unwrap().prog_id);
-        } else if name.starts_with("program_") {
+        } else if name.starts_with("program_") || name.starts_with("member_") {
             let program = Program::fd_from_pinned_path(&path).unwrap();
             programs.push(Program::id_from_fd(program.as_fd()).unwrap());
         } else {
@@ -256,6 +258,7 @@ fn root_limits_of_another_build_are_taken_over() {
         (cgroup("--scheme pace --egress 20mbit --ingress 20mbit"), Some(&child)),
         (cgroup("--scheme nrm --egress 20mbit --exempt 10.1.0.0/16"), None),
         (cgroup("--scheme police --egress 20mbit"), None),
+        (format!("--cgroup {}* --egress 20mbit --ingress 20mbit", group.path()), None),
         ("--dev eth0 --scheme police --egress 20mbit --exempt 10.1.0.0/16".to_owned(), None),
         ("--dev eth0 --scheme police --egress 20mbit --match 10.97.0.0/24".to_owned(), None),
         ("--dev eth0 --scheme police --ingress 20mbit --hook xdp".to_owned(), None),
@@ -267,13 +270,13 @@ fn root_limits_of_another_build_are_taken_over() {
         child.inspect(|child| drop(ok(&place, &bed, child)));
         let names = if child.is_some() { vec!["old", "in"] } else { vec!["old"] };
         names.iter().for_each(|name| build_of_another(&place, name));
-        let [programs, maps] = ids_of(&place, &place.store());
+        let [programs, maps] = ids_of(&place.store());
         let status = ok(&place, &bed, "status");
         assert!(status.contains("made by another build, 0.0.1"), "{words}: {status}");
         assert!(ok(&place, &bed, "status --json").contains("\"other_build\": \"0.0.1\""));
         let said = ok(&place, &bed, "limit restore");
         assert!(said.contains("limit `old` is on"), "{words}: {said}");
-        let [now, same] = ids_of(&place, &place.store());
+        let [now, same] = ids_of(&place.store());
         assert_eq!(same, maps, "{words}");
         assert!(!programs.is_empty() && now.len() == programs.len(), "{words}");
         assert!(now.iter().all(|id| !programs.contains(id)), "{words}: {programs:?} {now:?}");
@@ -284,6 +287,68 @@ fn root_limits_of_another_build_are_taken_over() {
         assert_eq!(bed.qdiscs(), before, "{words}");
         assert!(!place.store().exists(), "{words}");
     }
+}
+
+/// Each packet meets the program of one build or the other, never none and never both.
+#[test]
+fn root_no_packet_is_missed_while_a_limit_is_taken_over() {
+    need_root!();
+    const DATAGRAMS: u64 = 200;
+    const TAKEOVERS: u64 = 5;
+    let place = Place::new();
+    let group = place.child("busy");
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let order = format!("udp {} {}", socket.local_addr().unwrap(), DATAGRAMS * 1200);
+    let send = |count: &AtomicU64, stop: &AtomicBool| {
+        while !stop.load(Ordering::Relaxed) {
+            send_from(&place, &group, &order);
+            count.fetch_add(DATAGRAMS, Ordering::Relaxed);
+        }
+    };
+    for words in
+        ["--cgroup CGROUP --scheme police", "--cgroup CGROUP --scheme nrm", "--cgroup CGROUP*"]
+    {
+        let words = words.replace("CGROUP", group.path());
+        let add = format!("limit add a {words} --egress 1mbit --loopback");
+        place.ok(&add.split(' ').collect::<Vec<_>>());
+        let (count, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(|| send(&count, &stop));
+            for taken in 0..TAKEOVERS {
+                wait_for("packets", || {
+                    (count.load(Ordering::Relaxed) > taken * DATAGRAMS).then_some(())
+                });
+                build_of_another(&place, "a");
+                assert!(place.ok(&["limit", "restore"]).contains("limit `a` is on"));
+            }
+            stop.store(true, Ordering::Relaxed);
+            sender.join().unwrap();
+        });
+        let egress = &show(&place, "a")["egress"];
+        assert_eq!(sum(egress, "_packets"), count.into_inner(), "{words}: {egress}");
+        place.ok(&["limit", "del", "a"]);
+    }
+}
+
+/// A cgroup that joins a limit after the takeover meets the programs of this build, too.
+#[test]
+fn root_a_cgroup_joins_a_limit_that_was_taken_over() {
+    need_root!();
+    let place = Place::new();
+    place.child("w1");
+    let add = format!("limit add web --cgroup {}/w* --egress 20mbit", place.group.path());
+    place.ok(&add.split(' ').collect::<Vec<_>>());
+    build_of_another(&place, "web");
+    place.ok(&["limit", "restore"]);
+    place.child("w2");
+    place.ok(&add.split(' ').collect::<Vec<_>>());
+    let members = place.store().join("web/members");
+    let program = |entry: std::fs::DirEntry| {
+        Link::open(entry.path().join("egress")).unwrap().info().unwrap().prog_id
+    };
+    let programs: Vec<_> =
+        std::fs::read_dir(members).unwrap().map(|e| program(e.unwrap())).collect();
+    assert!(matches!(programs[..], [one, other] if one == other), "{programs:?}");
 }
 
 #[test]

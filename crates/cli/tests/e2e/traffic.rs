@@ -24,6 +24,7 @@ const FLOOD: Duration = Duration::from_secs(1);
 
 /// In the process under test: `tcp ADDR BYTES` or `udp ADDR BYTES` sends so much, `stream ADDR BYTES` sends
 /// pieces of so much until it is killed, `idle ADDR 0` connects and sends nothing until it is killed,
+/// `datagrams ADDR 0` sends one each millisecond until it is killed,
 /// `listen ADDR 0` says hello and receives until it is killed,
 /// `cc ADDR NAME` asks a socket for its congestion control.
 pub fn help() {
@@ -38,6 +39,13 @@ pub fn help() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.send_to(&[7], address).unwrap();
         while socket.recv(&mut [0]).is_ok() {}
+    } else if kind == "datagrams" {
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        loop {
+            // Where nobody listens yet, an answer of ICMP is an error.
+            let _ = socket.send_to(&[7; DATAGRAM_BYTES], address);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     } else if kind == "idle" {
         let mut stream = TcpStream::connect(address).unwrap();
         let _ = stream.read(&mut [0]);

@@ -659,10 +659,19 @@ fn a_limit_that_cannot_be_read_disturbs_no_plan() {
     let pruned = plan(&present, &[], true).unwrap();
     let names: Vec<_> = pruned.actions.iter().map(Action::name).collect();
     assert_eq!(names, ["leaf", "tree"], "children first");
-    // What was taken off cannot be put back, and that is said.
+    // What was taken off cannot be put back if nobody knows what it did, and that is said.
     let mut host = Model::new(&present);
     host.fails_at = Some(2);
     let error = apply(&mut host, &again.actions).unwrap_err().to_string();
     assert!(error.contains("replace `leaf`: it could not be read"), "{error}");
     assert_eq!(host.enforced().into_keys().collect::<Vec<_>>(), ["leaf"], "its successor stays");
+    // Else it is put on as it was.
+    let mut known = present[1].clone();
+    (known.options, known.parent) = (egress(7), None);
+    let mut host = Model::new(&[known]);
+    let again = plan(&host.present(), &[limit("leaf", "x/leaf", 5), limit("more", "z", 5)], false);
+    host.fails_at = Some(1);
+    let error = apply(&mut host, &again.unwrap().actions).unwrap_err();
+    assert!(matches!(error, crate::apply::ApplyError::RolledBack { .. }), "{error}");
+    assert_eq!(host.enforced()["leaf"].options, egress(7));
 }

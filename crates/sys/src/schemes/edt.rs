@@ -24,7 +24,7 @@ use crate::{
 /// For which limit a program is loaded.
 enum Work<'a> {
     /// A new one.
-    New(intf::Entry, &'a LimitOptions),
+    New(&'a intf::Entry, &'a LimitOptions),
     /// One that is there, with its maps.
     Again(&'a LimitMaps),
 }
@@ -66,7 +66,7 @@ fn load<T>(
         )
     };
     if let Work::New(limit, options) = work {
-        maps.write(limit)?;
+        maps.write(*limit)?;
         maps.exempt(&options.exempt.prefixes)?;
     }
     let program = match place {
@@ -102,7 +102,7 @@ impl Scheme for Edt {
     ) -> Result<Loaded, LimitError> {
         let limit = options.encode(cgroup_id)?;
         let keep = |program: &ProgramMut<'_>| bpf::keep(program, "edt_cgroup");
-        let (maps, program) = load(Hook::Cgroup, Work::New(limit, options), keep)?;
+        let (maps, program) = load(Hook::Cgroup, Work::New(&limit, options), keep)?;
         Ok(Loaded { maps, programs: vec![(LINKS[0], program)] })
     }
 
@@ -118,7 +118,7 @@ impl Scheme for Edt {
         let hook = if target.is_port() { Hook::Port } else { Hook::Device };
         let attach =
             |program: &ProgramMut<'_>| device::attach(target, &[(Direction::Egress, program)]);
-        let (maps, hooked) = load(hook, Work::New(limit, options), attach)?;
+        let (maps, hooked) = load(hook, Work::New(&limit, options), attach)?;
         Ok(AttachedLimit::on_device(maps, hooked))
     }
 

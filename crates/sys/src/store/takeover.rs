@@ -6,7 +6,6 @@
 //! process dies before, the next writer does it again.
 
 use std::{
-    fs,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     path::Path,
 };
@@ -17,7 +16,8 @@ use tidegate_core::Scope;
 use super::{
     Intent, PinnedLimit, Store, StoreError, StoreLock, bpf_error, intent, io_error,
     journal::{Deed, Step},
-    limit_error, members, symlink,
+    limit_error, members,
+    pools::{build_of_pool, file_name, sign_pool},
 };
 use crate::{
     BUILD,
@@ -27,9 +27,6 @@ use crate::{
     limit::Adopt,
     schemes::{self, Successor, police::pool::MapPool},
 };
-
-/// In the directory of a pool, whose programs it runs.
-const POOL_BUILD: &str = "build";
 
 impl Store {
     /// Has a limit in force run the programs of this build.
@@ -100,7 +97,7 @@ impl Store {
             return Ok(());
         }
         let is_port = limit.flags & intf::FLAG_PORT != 0;
-        let name = super::pools::file_name(dir);
+        let name = file_name(dir);
         for successor in MapPool::reload(dir, is_port).map_err(limit_error(&name))? {
             exchange(&successor, limit)?;
         }
@@ -113,17 +110,6 @@ impl Store {
         let pool = self.place_of(name).and_then(|(pool, _)| build_of_pool(&pool));
         Some(pool.unwrap_or_else(asked)).filter(|build| build != BUILD)
     }
-}
-
-fn build_of_pool(dir: &Path) -> Option<String> {
-    fs::read_link(dir.join(POOL_BUILD)).ok()?.to_str().map(str::to_owned)
-}
-
-/// Writes that a pool runs the programs of this build.
-pub(super) fn sign_pool(dir: &Path) -> Result<(), StoreError> {
-    let link = dir.join(POOL_BUILD);
-    let _ = fs::remove_file(&link);
-    symlink(Path::new(BUILD), &link)
 }
 
 /// Has a program run in all cgroups of a limit with a selector, and in those that will join.

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Builds `tidegate` at earlier commits, has each put limits on, and looks whether this one goes on with them, with
+# traffic running: status, limit set, limit restore, apply, detach. Takes a build for each commit.
+#
+#   scripts/test-upgrade.sh [COMMIT...]
+#
+# Without commits: one for each layout of the maps that there has been.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# In turn: nobody wrote down what was asked; ABI 1, 2 and 3.
+commits=("$@")
+[ $# -gt 0 ] || commits=(929b2c8 2a24b0a d33cd6a a812ad8)
+
+built=$(scripts/target-dir.sh)/upgrade
+mkdir -p "$built"
+older=
+for commit in "${commits[@]}"; do
+	commit=$(git rev-parse --short "$commit^{commit}")
+	binary=$built/tidegate-$commit
+	if [ ! -x "$binary" ]; then
+		source=$built/source
+		rm -rf "$source"
+		mkdir "$source"
+		git archive "$commit" | tar -x -C "$source"
+		echo "Building tidegate of $commit"
+		(cd "$source" && cargo build --locked --package tidegate --bin tidegate --target-dir "$built/target")
+		cp "$built/target/debug/tidegate" "$binary"
+		rm -rf "$source"
+	fi
+	older=${older:+$older:}$binary
+done
+
+export TIDEGATE_OLDER=$older
+tests=(cargo test --locked --package tidegate --test e2e)
+if [ "$(id -u)" != 0 ]; then
+	# Built as the user; only the test itself is root.
+	host=$(rustc -vV | sed -n 's/^host: //p')
+	tests+=(--config "target.$host.runner = ['$PWD/scripts/as-root.sh']")
+fi
+"${tests[@]}" -- upgrade:: --nocapture --test-threads=1
