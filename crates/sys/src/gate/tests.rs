@@ -1,0 +1,195 @@
+//! What a gate reports, what it holds, and what it does where its bounds are reached.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::*;
+use crate::schemes::nrm::tree_tests::Nest;
+
+/// Longer than any test takes: nobody is late by accident.
+pub(super) const LONG: GateSettings = GateSettings { deadline: Duration::from_secs(3600) };
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Whether the test may run; says so when not.
+pub(super) fn root(test: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("SKIP {test}: needs root");
+    }
+    root
+}
+
+pub(super) fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A cgroup with a gate on it.
+pub(super) fn gated(name: &str, settings: GateSettings) -> (Nest, Gate) {
+    let nest = Nest::new(name, 1);
+    let gate = Gate::attach(&nest.groups, settings).unwrap();
+    (nest, gate)
+}
+
+/// One more cgroup below the one at `parent`.
+pub(super) fn make(nest: &mut Nest, parent: usize, name: &str) -> u64 {
+    nest.groups.push(nest.hierarchy.create(&nest.groups[parent], name).unwrap());
+    nest.groups.last().unwrap().id()
+}
+
+fn remove_last(nest: &mut Nest) {
+    nest.groups.pop().unwrap().remove(Instant::now() + PATIENCE).unwrap();
+}
+
+fn is_readable(gate: &Gate) -> bool {
+    let mut fds = [PollFd::new(gate, PollFlags::IN)];
+    poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+}
+
+#[test]
+fn root_cgroups_below_the_parents_are_reported_and_held() {
+    if !root("root_cgroups_below_the_parents_are_reported_and_held") {
+        return;
+    }
+    let (mut nest, mut gate) = gated("gate-events", LONG);
+    let elsewhere = Nest::new("gate-elsewhere", 2);
+    assert!(!is_readable(&gate), "not what is made elsewhere");
+    let parent = nest.groups[0].id();
+    let outer = make(&mut nest, 0, "outer");
+    let inner = make(&mut nest, 1, "inner");
+    wait_until("the gate is readable", || is_readable(&gate));
+    let level = nest.groups[0].level() + 1;
+    let event = |id, parent, level, kind| CgroupEvent { id, parent, level, kind };
+    let made = [
+        event(outer, parent, level, CgroupEventKind::Made),
+        event(inner, outer, level + 1, CgroupEventKind::Made),
+    ];
+    assert_eq!(gate.events().unwrap(), Events { list: made.to_vec(), lost: 0 });
+    assert_eq!(gate.events().unwrap(), Events::default());
+    assert!(!is_readable(&gate));
+    let mut undecided = gate.undecided().unwrap();
+    undecided.sort_unstable();
+    assert_eq!(undecided, [outer, inner]);
+
+    remove_last(&mut nest);
+    let removed = event(inner, outer, level + 1, CgroupEventKind::Removed);
+    assert_eq!(gate.events().unwrap().list, [removed]);
+    assert_eq!(gate.undecided().unwrap(), [outer]);
+    gate.decide(inner).unwrap();
+    gate.decide(elsewhere.groups[1].id()).unwrap();
+    gate.decide(outer).unwrap();
+    assert_eq!(gate.undecided().unwrap(), [0; 0]);
+    assert_eq!(gate.counters().unwrap(), GateCounters { cgroups: 2, ..GateCounters::default() });
+}
+
+#[test]
+fn root_a_decided_cgroup_waits_for_those_above_it() {
+    if !root("root_a_decided_cgroup_waits_for_those_above_it") {
+        return;
+    }
+    let (mut nest, mut gate) = gated("gate-order", LONG);
+    let [outer, middle, inner] = [0, 1, 2].map(|at| make(&mut nest, at, "inside"));
+    gate.decide(inner).unwrap();
+    gate.decide(middle).unwrap();
+    assert_eq!(gate.undecided().unwrap(), [outer]);
+    assert_eq!(gate.all_held().unwrap().len(), 3, "packets find their way up");
+    let late = make(&mut nest, 3, "late");
+    gate.decide(outer).unwrap();
+    assert_eq!(gate.undecided().unwrap(), [late]);
+    assert_eq!(gate.all_held().unwrap().len(), 1);
+    gate.decide(late).unwrap();
+    assert_eq!(gate.all_held().unwrap(), []);
+}
+
+/// A daemon that does not read: the rest of the host goes on, and it learns that it must look again.
+#[test]
+fn root_a_flooded_ring_reports_what_it_lost() {
+    if !root("root_a_flooded_ring_reports_what_it_lost") {
+        return;
+    }
+    /// More than the ring holds.
+    const PAIRS: u64 = 1200;
+    let (mut nest, mut gate) = gated("gate-flood", LONG);
+    for _ in 0..PAIRS {
+        make(&mut nest, 0, "short");
+        remove_last(&mut nest);
+    }
+    assert_eq!(gate.undecided().unwrap(), [0; 0]);
+    let (mut read, mut lost) = (0, 0);
+    loop {
+        let events = gate.events().unwrap();
+        assert!(events.list.len() <= EVENTS_MAX);
+        lost += events.lost;
+        read += events.list.len() as u64;
+        if events.list.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(read + lost, 2 * PAIRS);
+    assert!(lost > 0 && read >= 2000, "{read} read, {lost} lost");
+    let id = make(&mut nest, 0, "after");
+    let events = gate.events().unwrap();
+    assert_eq!((events.list.len(), events.lost), (1, 0));
+    assert_eq!(gate.undecided().unwrap(), [id]);
+    let counters = gate.counters().unwrap();
+    assert_eq!((counters.cgroups, counters.lost, counters.full), (PAIRS + 1, lost, 0));
+}
+
+#[test]
+fn root_a_cgroup_that_finds_the_map_full_is_reported_and_not_held() {
+    if !root("root_a_cgroup_that_finds_the_map_full_is_reported_and_not_held") {
+        return;
+    }
+    let (mut nest, mut gate) = gated("gate-full", LONG);
+    let other = Held { until_ns: u64::MAX, ..Held::default() };
+    // Ids that no cgroup has.
+    let ids: Vec<u64> = (1..=UNDECIDED_MAX as u64).map(|number| u64::MAX - number).collect();
+    for id in &ids {
+        gate.undecided.update(&id.to_ne_bytes(), bytes_of(&other), MapFlags::ANY).unwrap();
+    }
+    let id = make(&mut nest, 0, "one-more");
+    assert_eq!(gate.held(id).unwrap(), None);
+    assert_eq!(gate.events().unwrap().list.len(), 1);
+    assert_eq!(gate.undecided().unwrap().len(), UNDECIDED_MAX);
+    let counters = gate.counters().unwrap();
+    assert_eq!((counters.cgroups, counters.full), (1, 1));
+    gate.decide(ids[0]).unwrap();
+    let id = make(&mut nest, 0, "next");
+    assert!(gate.held(id).unwrap().is_some(), "there is room again");
+}
+
+#[test]
+fn root_parents_inside_each_other_hold_a_cgroup_once() {
+    if !root("root_parents_inside_each_other_hold_a_cgroup_once") {
+        return;
+    }
+    let mut nest = Nest::new("gate-nested", 3);
+    nest.groups.swap(0, 2);
+    assert_eq!(
+        outermost(&nest.groups).iter().map(|group| group.id()).collect::<Vec<_>>(),
+        [nest.groups[2].id()]
+    );
+    nest.groups.swap(0, 2);
+    let mut gate = Gate::attach(&nest.groups, LONG).unwrap();
+    make(&mut nest, 2, "new");
+    assert_eq!(gate.events().unwrap().list.len(), 1);
+
+    let many: Vec<Cgroup> = (0..=PARENTS_MAX)
+        .map(|number| nest.hierarchy.create(&nest.groups[0], &format!("p{number}")).unwrap())
+        .collect();
+    let refused = Gate::attach(&many, LONG);
+    many.iter().for_each(|group| group.remove(Instant::now() + PATIENCE).unwrap());
+    assert!(matches!(refused, Err(GateError::TooManyParents(17))), "{refused:?}");
+}
+
+#[test]
+fn a_path_is_inside_whole_names_only() {
+    let inside = [("a/b", "a"), ("a", "a"), ("a", ""), ("", "")];
+    assert!(inside.iter().all(|(path, outer)| is_inside(path, outer)));
+    let outside = [("ab", "a"), ("a", "a/b"), ("", "a"), ("b/a", "a")];
+    assert!(!outside.iter().any(|(path, outer)| is_inside(path, outer)));
+}

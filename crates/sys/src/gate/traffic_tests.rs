@@ -1,0 +1,1 @@
+//! The gate before cgroups with traffic, which is counted where it arrives.
