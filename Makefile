@@ -11,6 +11,8 @@ EXP     ?=
 QUICK   ?=
 SECONDS ?= 60
 TARGET  ?=
+ARCHS   ?= x86_64
+PACKAGES ?= target/package
 
 # Where cargo puts what it builds: CARGO_TARGET_DIR, cargo's settings, or target.
 target_dir = $(shell CARGO=$(CARGO) scripts/target-dir.sh)
@@ -18,7 +20,7 @@ target_dir = $(shell CARGO=$(CARGO) scripts/target-dir.sh)
 C_SOURCES := bpf/*/*.c bpf/*/*.h crates/sys/native/*.c crates/instruments/bpf/* crates/instruments/native/*.c
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test test-fresh test-kill test-vm lint count bench fuzz lab install uninstall clean
+.PHONY: help deps build demo test test-fresh test-kill test-vm lint count bench fuzz lab package test-package install uninstall clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[-a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -82,6 +84,12 @@ lab: ## Run experiments: make lab EXP="htb-latency" [QUICK=1]
 	@scripts/deps.sh build lab
 	$(CARGO) build --release --locked --bins
 	@scripts/lab.sh run $(EXP) $(if $(QUICK),--quick) --out "$(OUT)"
+
+package: ## Make PACKAGES/*.deb, .rpm, .tar.gz and images of a static binary: make package [ARCHS="x86_64 aarch64"]
+	@scripts/package.sh "$(PACKAGES)" $(ARCHS)
+
+test-package: ## Install, upgrade, remove and purge the .deb of `make package` in a fresh root file system
+	@scripts/test-package.sh "$(PACKAGES)"
 
 install: ## Build and install `tidegate`, its man pages, completions and unit below PREFIX
 	@scripts/install.sh install "$(PREFIX)" "$(DESTDIR)"

@@ -20,12 +20,8 @@ pub fn build(sources: &str, library: &str) -> Result<(), Box<dyn Error>> {
     // What a crate's own programs include from the folders of `bpf/`.
     let shared = manifest.join("../../bpf").canonicalize()?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    // <asm/types.h> lives under the multiarch triplet on Debian and Ubuntu.
-    let triplet = Command::new("gcc").arg("-dumpmachine").output();
-    let triplet = triplet.map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned())?;
-
     let headers = [&bpf, &shared].map(|folder| format!("-I{}", folder.display()));
-    let system_headers = format!("-I/usr/include/{triplet}");
+    let system_headers = system_headers()?;
     let mut modules = String::new();
     for path in files_below(&bpf)? {
         println!("cargo:rerun-if-changed={}", path.display());
@@ -40,6 +36,12 @@ pub fn build(sources: &str, library: &str) -> Result<(), Box<dyn Error>> {
     }
     std::fs::write(out.join("skel.rs"), modules)?;
     native(&bpf, library)
+}
+
+/// The argument by which clang finds `<asm/types.h>`: under the multiarch triplet on Debian and Ubuntu.
+pub fn system_headers() -> io::Result<String> {
+    let triplet = Command::new("gcc").arg("-dumpmachine").output()?;
+    Ok(format!("-I/usr/include/{}", String::from_utf8_lossy(&triplet.stdout).trim()))
 }
 
 /// All files below a folder; the folders too, so that a new file is noticed.

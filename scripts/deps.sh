@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, after it said what and why. Silent, and off the network, if nothing is.
 #
-#   scripts/deps.sh GROUP...      groups: bench, build, fleet, fresh, lab, lint, vm
+#   scripts/deps.sh GROUP...      groups: bench, build, fleet, fresh, lab, lint, package, package-aarch64, vm
 #
 # Debian and Ubuntu: it installs with apt. Fedora and Arch: it prints the command with their names for the
 # packages, and ends with 1. Elsewhere it prints Debian's names, and ends with 1.
@@ -13,7 +13,7 @@ export PATH="$PATH:/usr/sbin:/sbin"
 # group | Debian | Fedora | Arch | why | how to see that it is there
 needs() {
 	cat <<-'END'
-	build | clang | clang | clang | compiles the eBPF programs | command -v clang
+	build | clang | clang | clang | compiles the eBPF programs; bindgen reads their headers with its library | command -v clang
 	build | gcc | gcc | gcc | compiles libbpf | command -v gcc
 	build | make | make | make | builds libbpf | command -v make
 	build | pkg-config | pkgconf-pkg-config | pkgconf | finds the libraries that libbpf links to | command -v pkg-config
@@ -35,6 +35,16 @@ needs() {
 	fleet | redis-server | valkey-compat-redis | valkey | is a registry in which a daemon finds its peers | command -v redis-server
 	fleet | etcd-server | etcd | etcd | is another such registry | command -v etcd
 	fresh | mmdebstrap | mmdebstrap | mmdebstrap | makes the fresh root file system of make test-fresh | command -v mmdebstrap
+	package | autoconf | autoconf | autoconf | configures the libelf that is linked in | command -v autoreconf
+	package | automake | automake | automake | makes its makefiles | command -v automake
+	package | autopoint | gettext-devel | gettext | makes its translations | command -v autopoint
+	package | flex | flex | flex | makes its scanners | command -v flex
+	package | bison | bison | bison | makes its parsers | command -v bison
+	package | gawk | gawk | gawk | makes its tables | command -v gawk
+	package | file | file | file | tells that the binary is static | command -v file
+	package-aarch64 | gcc-aarch64-linux-gnu | gcc-aarch64-linux-gnu | aarch64-linux-gnu-gcc | compiles for aarch64 | command -v aarch64-linux-gnu-gcc
+	package-aarch64 | libc6-dev-arm64-cross | glibc-arm-linux-gnu | aarch64-linux-gnu-glibc | the C library for aarch64 | test -e /usr/aarch64-linux-gnu/lib/libc.a
+	package-aarch64 | qemu-user-static | qemu-user-static | qemu-user-static | starts the binary for aarch64 | command -v qemu-aarch64-static
 	vm | qemu-system-x86 | qemu-system-x86-core | qemu-system-x86 | emulates the machines of make test-vm | command -v qemu-system-x86_64
 	vm | busybox-static | busybox | busybox | is the first process in them | command -v busybox
 	vm | file | file | file | tells virtme-ng what a kernel's file is | command -v file

@@ -3,6 +3,7 @@
 # that an earlier run has installed, mounted or built.
 #
 #   scripts/fresh.sh possible             end with 0 if a fresh root can be made here; otherwise say why not
+#   scripts/fresh.sh base                 make the root as a tar file, and print its path
 #   scripts/fresh.sh run [--user] CMD...  run each CMD with `bash -c` in the clone, until one fails: as root, or
 #                                         with --user as an ordinary user who may use sudo
 #
@@ -182,6 +183,14 @@ case "${1:-}" in
 possible)
 	why=$(obstacle)
 	[ -z "$why" ] || { echo "$why"; exit 1; }
+	;;
+base)
+	mkdir -p "$work"
+	scripts/as-root.sh "$self" print_base
+	;;
+print_base)
+	make_base >&2
+	echo "$base"
 	;;
 run | run_as_root | inside) "$@" ;;
 *)

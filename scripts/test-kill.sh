@@ -25,4 +25,4 @@ if [ "$(id -u)" != 0 ]; then
 	host=$(rustc -vV | sed -n 's/^host: //p')
 	tests+=(--config "target.$host.runner = ['$PWD/scripts/as-root.sh']")
 fi
-"${tests[@]}" -- kill:: --nocapture --test-threads=1
+"${tests[@]}" -- kill:: members::root_a_killed --nocapture --test-threads=1

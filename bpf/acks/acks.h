@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The maps of the programs that act on ACKs (acks.bpf.c). Mirrored by crates/sys/src/acks/intf.rs;
- * a test compares sizes.
+ * The maps of the programs that act on ACKs (acks.bpf.c). Rust has them from bindgen
+ * (crates/sys/build.rs).
  */
 #ifndef TG_ACKS_H
 #define TG_ACKS_H

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The contract between the eBPF programs and Rust: the layout of the maps. Mirrored by
- * crates/sys/src/intf.rs; a test compares sizes and offsets. Times are nanoseconds of
- * CLOCK_MONOTONIC, those of a policer of CLOCK_BOOTTIME; rates are bit/s unless the name says
- * otherwise.
+ * The contract between the eBPF programs and Rust: the layout of the maps that every limit has.
+ * Schemes add theirs in an intf.h of their own. Rust has all of it from bindgen
+ * (crates/sys/build.rs). Times are nanoseconds of CLOCK_MONOTONIC, those of a policer of
+ * CLOCK_BOOTTIME; rates are bit/s unless the name says otherwise.
  */
 #ifndef TG_INTF_H
 #define TG_INTF_H
 
 #include "nrm/admission.h"
 #include "common/class.h"
-#include "police/meter.h"
 #include "nrm/rwnd.h"
 #include "common/sample.h"
 #include "common/vqueue.h"
@@ -38,8 +37,10 @@ enum tg_direction {
  * The queues of a limit: one for each direction, and one for each for traffic of none of its
  * children while it has some. That traffic is a class beside them.
  */
-#define TG_OWN	  TG_DIRECTIONS
-#define TG_QUEUES (2 * TG_DIRECTIONS)
+enum {
+	TG_OWN = TG_DIRECTIONS,
+	TG_QUEUES = 2 * TG_DIRECTIONS,
+};
 /* A limit without traffic of a child for this long has no children. */
 #define TG_CHILDREN_NS 1000000000ULL
 
@@ -80,26 +81,19 @@ enum tg_flags {
 	TG_FLAG_PORT = 1 << 3,
 	/* Scheme `police`: ingress of the device is policed in XDP. For user space. */
 	TG_FLAG_XDP = 1 << 4,
+	/* It exempts prefixes (exempt.h). */
+	TG_FLAG_EXEMPT = 1 << 5,
+	/* Scheme `police`: it has the packets of some prefixes (match.h). For user space. */
+	TG_FLAG_MATCH = 1 << 6,
 };
 
 /* The most prefixes that a limit exempts. */
 #define TG_EXEMPT_MAX 32
 
 /*
- * Exemptions of a limit. The prefixes are here for user space; programs have them in a trie
- * (exempt.h).
+ * A limit on one cgroup or device. Only user space writes it. A scheme with more settings has them
+ * behind it, in an entry of its own map.
  */
-struct tg_exempt {
-	/* Bit d is set if DSCP d is exempt. */
-	__u64 dscps;
-	/* IPv6, or IPv4 mapped into IPv6. */
-	__u8 address[TG_EXEMPT_MAX][16];
-	__u8 bits[TG_EXEMPT_MAX];
-	__u32 count;
-	__u32 pad;
-};
-
-/* A limit on one cgroup or device. Only user space writes it. */
 struct tg_limit {
 	/* By direction; a cost of 0 is no limit. For a child: at its ceiling. */
 	struct vq_conf queue[TG_DIRECTIONS];
@@ -117,65 +111,30 @@ struct tg_limit {
 	/* The scheme: its row in the table of crates/core/src/scheme.rs. For user space. */
 	__u32 scheme;
 	__u32 pad;
-	/* By direction: of scheme `police`. */
-	struct pl_policy police[TG_DIRECTIONS];
-	struct tg_exempt exempt;
+	/* Bit d is set if DSCP d is exempt. */
+	__u64 exempt_dscps;
 	/*
-	 * The prefixes whose packets it polices; none: all packets. For user space, as above,
-	 * without DSCPs; the programs of match.h look up a packet's limit.
-	 */
-	struct tg_exempt match;
-	/*
-	 * By direction: when the entry after this one comes into force (maps.h), in ns since boot
-	 * including suspend; 0: never.
+	 * By direction: when the entry after this one comes into force (settings.h), in ns since
+	 * boot including suspend; 0: never.
 	 */
 	__u64 until_ns[TG_DIRECTIONS];
-	/* In the first entry: which copy is in force, 0 or 1 (maps.h). */
+	/* In the first entry: which copy is in force, 0 or 1 (settings.h). */
 	__u64 copy;
 };
 
 /*
- * Limits of one device that each police some prefixes (match.h): at most TG_CHUNKS x TG_CHUNK of
- * them. Their settings, queues and counters lie in maps of TG_CHUNK each.
- */
-#define TG_CHUNK	32
-#define TG_CHUNKS	128
-#define TG_PREFIXES_MAX 65536
-/* Most different prefix lengths of one version of IP, in one direction. */
-#define TG_LENGTHS_MAX 16
-#define TG_FAMILIES    2
-
-/* A length of prefixes. */
-struct tg_length {
-	/* The mask for an address: the bits that count. */
-	__u32 mask[4];
-	__u32 bits;
-};
-
-/* The lengths in use, the longest first. */
-struct tg_lengths {
-	__u32 count;
-	struct tg_length length[TG_LENGTHS_MAX];
-};
-
-/* The key of a prefix; its value is the index of its limit. */
-struct tg_place {
-	__u32 address[4];
-	/* Direction, family and length: 8 bits each, from the left of 24. */
-	__u32 what;
-};
-
-/*
  * A limit, and after it by direction the limit that follows when its time is over. All of it is
- * stored twice (maps.h).
+ * stored twice (settings.h).
  */
-#define TG_COPY	  (1 + TG_DIRECTIONS)
-#define TG_LIMITS (2 * TG_COPY)
+enum {
+	TG_COPY = 1 + TG_DIRECTIONS,
+	TG_LIMITS = 2 * TG_COPY,
+};
 
 /*
  * A virtual queue and the fair share of those that use it: flows, or the children of a limit.
  * Packets write the first cache line, the second is written once an epoch and with each new
- * connection, the third once an epoch and child. A policer has a pl_meter instead.
+ * connection, the third once an epoch and child. A scheme with more state has it behind this one.
  */
 struct tg_queue {
 	__u64 finish_ns;
@@ -184,24 +143,16 @@ struct tg_queue {
 	/* When this epoch began, and the finish time less the skipped time then. */
 	__u64 epoch_start_ns;
 	__u64 epoch_base_ns;
-	union {
-		/* pace: smoothed round-trip time of the flows. */
-		__u64 rtt_ns;
-		/* edt: the latest departure that a flow's own schedule has given. */
-		__u64 latest_ns;
-	};
+	/* pace: smoothed round-trip time of the flows. */
+	__u64 rtt_ns;
 	/* Share of each flow, of the limit in 2^-24. */
 	__u32 share;
 	/* Number of this epoch, flows that sent data in it and in the one before. */
 	__u32 epoch;
 	__u32 flows;
 	__u32 flows_before;
-	union {
-		/* pace: flows established in this epoch. */
-		__u32 newcomers;
-		/* edt: the largest packet of this epoch. */
-		__u32 largest_bytes;
-	};
+	/* pace: flows established in this epoch. */
+	__u32 newcomers;
 	/* The least length of this epoch. */
 	__u32 epoch_us;
 
@@ -271,17 +222,6 @@ struct tg_counters {
 	 * At the end, so that a packet that passes uses the same cache lines as before.
 	 */
 	__u64 last_ns[TG_OUTCOMES];
-};
-
-/* Counters of a policer. */
-struct tg_police_counters {
-	struct tg_counters common;
-	/* The part of the last cost below a nanosecond, in units; for each bucket. */
-	__u64 carry;
-	__u64 second_carry;
-	/* By the colour of the packets. */
-	__u64 packets[PL_COLOURS];
-	__u64 bytes[PL_COLOURS];
 };
 
 /* Buffers of each sample of flows: packets fill one while user space reads the other. */

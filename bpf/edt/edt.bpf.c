@@ -19,6 +19,7 @@
 #include "common/counters.h"
 #include "common/counters_map.h"
 #include "edt/edt.h"
+#include "edt/intf.h"
 #include "common/epoch.h"
 #include "common/exempt_packet.h"
 #include "common/flow.h"
@@ -42,6 +43,14 @@ enum place {
 	DEVICE,
 	PORT,
 };
+
+/* Only that of egress is used. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TG_DIRECTIONS);
+	__type(key, __u32);
+	__type(value, struct tg_edt_queue);
+} queues_of_limit SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -68,20 +77,21 @@ static __always_inline int is_held(struct __sk_buff *skb, __u8 protocol, enum pl
 }
 
 /* Counts the flows, and updates the fair share of each. */
-static __always_inline void share(const struct vq_conf *conf, struct tg_queue *queue,
+static __always_inline void share(const struct vq_conf *conf, struct tg_edt_queue *edt,
 				  struct edt_flow *flow, const struct edt_look *look, __u64 now,
 				  __u32 bytes)
 {
+	struct tg_queue *queue = &edt->common;
 	/* Numbered from one, so that a new slot has been seen in none. */
 	__u32 epoch = queue->epoch + 1;
-	__u64 ahead = now + edt_lead_ns(queue->latest_ns, now);
+	__u64 ahead = now + edt_lead_ns(edt->latest_ns, now);
 	__u64 finish = queue->finish_ns;
 	struct fs_sharers sharers;
 	int wants, counts;
 	__u64 largest;
 
-	if (bytes > queue->largest_bytes)
-		queue->largest_bytes = bytes;
+	if (bytes > edt->largest_bytes)
+		edt->largest_bytes = bytes;
 	wants = look->busy && flow->room_epoch != epoch;
 	counts = (look->busy || bytes > VQ_SMALL_BYTES) && flow->epoch != epoch;
 	if ((wants || counts) && ep_enter(queue)) {
@@ -101,9 +111,9 @@ static __always_inline void share(const struct vq_conf *conf, struct tg_queue *q
 		ep_leave(queue);
 	}
 	/* Two rounds of the largest packet show every flow. */
-	largest = fs_max(fs_min(queue->largest_bytes, VQ_MAX_PACKET_BYTES), 2 * EDT_FRAME_BYTES);
+	largest = fs_max(fs_min(edt->largest_bytes, VQ_MAX_PACKET_BYTES), 2 * EDT_FRAME_BYTES);
 	if (tg_turn_epoch(conf, queue, now, finish > ahead ? finish - ahead : 0, 0, largest, 0))
-		queue->largest_bytes = 0;
+		edt->largest_bytes = 0;
 }
 
 /* Writes the departure time of the packet. */
@@ -146,6 +156,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 	struct edt_flow *flow;
 	struct edt_look look;
 	struct tg_counters *c;
+	struct tg_edt_queue *edt;
 	struct tg_queue *queue;
 	enum vq_verdict verdict;
 	struct tg_limit *l;
@@ -154,10 +165,11 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 	int held;
 
 	l = tg_limit_of(TG_EGRESS);
-	queue = bpf_map_lookup_elem(&queues_of_limit, &key);
+	edt = bpf_map_lookup_elem(&queues_of_limit, &key);
 	c = bpf_map_lookup_elem(&counters, &key);
-	if (!l || !queue || !c)
+	if (!l || !edt || !c)
 		return TG_PASS;
+	queue = &edt->common;
 	conf = &l->queue[TG_EGRESS];
 	if (!conf->cost)
 		return TG_PASS;
@@ -166,7 +178,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 		count(c, place, TG_EXEMPT, bytes);
 		return TG_PASS;
 	}
-	if (has_exempt && tg_is_exempt(skb, l->exempt.dscps, TG_EGRESS)) {
+	if (has_exempt && tg_is_exempt(skb, l->exempt_dscps, TG_EGRESS)) {
 		count(c, place, TG_EXEMPT, bytes);
 		return TG_PASS;
 	}
@@ -181,7 +193,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 	if (queue->cost != conf->cost)
 		follow_rate(conf, queue, now);
 	class.finish_ns = *(volatile __u64 *)&queue->finish_ns;
-	class.latest_ns = *(volatile __u64 *)&queue->latest_ns;
+	class.latest_ns = *(volatile __u64 *)&edt->latest_ns;
 	class.share = queue->share ? queue->share : FS_TARGET;
 	edt_look(conf, &class, flow, now, bytes, held, &look);
 	verdict = edt_verdict(conf, &look, 1);
@@ -194,8 +206,8 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 		cost = vq_cost_ns(conf, bytes, &carry);
 		c->carry = carry;
 		vq_charge(conf, &queue->finish_ns, &queue->skipped_ns, class.finish_ns, now, cost);
-		stamp(skb, edt_commit(&look, flow, &queue->latest_ns, now), now, place);
-		share(conf, queue, flow, &look, now, bytes);
+		stamp(skb, edt_commit(&look, flow, &edt->latest_ns, now), now, place);
+		share(conf, edt, flow, &look, now, bytes);
 	}
 	/* The verdicts are the first outcomes, in the same order. */
 	count(c, place, (enum tg_outcome)verdict, bytes);

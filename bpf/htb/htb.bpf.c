@@ -20,6 +20,7 @@
 #include "common/counters_map.h"
 #include "common/intf.h"
 #include "common/maps.h"
+#include "common/queues_map.h"
 #include "common/packet.h"
 
 /* In the root's slot: its tree has limits on cgroups, on ports. */

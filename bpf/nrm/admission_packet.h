@@ -14,6 +14,7 @@
 #include "nrm/answers.h"
 #include "common/intf.h"
 #include "common/maps.h"
+#include "common/queues_map.h"
 #include "common/packet.h"
 #include "common/tcp_header.h"
 #include "nrm/tree.h"

@@ -20,7 +20,8 @@
 /* Remove what the limit has set instead of setting it. */
 const volatile __u8 release = 0;
 
-/* The depth of the limit's cgroup. */
+/* The cgroup whose sockets are meant, and its depth: one of the limit's, which may have several. */
+const volatile __u64 cgroup_id = 0;
 const volatile __u32 level = 0;
 
 static __always_inline int is_below(struct cgroup *cgroup, __u64 id)
@@ -138,7 +139,7 @@ int adopt(struct bpf_iter__tcp *ctx)
 	if (!tp)
 		return 0;
 	sk = (struct sock *)tp;
-	if (!is_below(BPF_CORE_READ(sk, sk_cgrp_data.cgroup), l->cgroup_id))
+	if (!is_below(BPF_CORE_READ(sk, sk_cgrp_data.cgroup), cgroup_id))
 		return 0;
 	if (common->skc_state == TG_TCP_LISTEN) {
 		adopt_listener(sk, tp, l, queue);

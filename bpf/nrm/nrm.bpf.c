@@ -703,7 +703,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		return RET_PASS;
 	}
 
-	if (has_exempt && tg_is_exempt(skb, g.limit->exempt.dscps, direction)) {
+	if (has_exempt && tg_is_exempt(skb, g.limit->exempt_dscps, direction)) {
 		count(c, direction, TG_EXEMPT, bytes);
 		return RET_PASS;
 	}

@@ -13,6 +13,7 @@
 #include "common/fair_share.h"
 #include "common/intf.h"
 #include "common/maps.h"
+#include "common/queues_map.h"
 #include "nrm/tree.h"
 #include "common/vmlinux.h"
 

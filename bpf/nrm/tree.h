@@ -16,6 +16,7 @@
 #include "common/fair_share.h"
 #include "common/intf.h"
 #include "common/maps.h"
+#include "common/queues_map.h"
 
 /* Whether the limit has a parent; without one the parent's maps do not exist. */
 const volatile __u8 has_parent = 0;

@@ -14,9 +14,10 @@
 #ifndef TG_MATCH_H
 #define TG_MATCH_H
 
-#include "common/intf.h"
 #include "common/packet.h"
 #include "common/prefix.h"
+#include "common/settings.h"
+#include "police/intf.h"
 
 /* 15 letters that differ, for all maps (maps.h). */
 struct {
@@ -45,7 +46,7 @@ struct mt_limits {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, TG_CHUNK *TG_LIMITS);
 	__type(key, __u32);
-	__uint(value_size, sizeof(struct tg_limit));
+	__uint(value_size, sizeof(struct tg_police_limit));
 };
 
 struct {
@@ -55,19 +56,19 @@ struct {
 	__array(values, struct mt_limits);
 } limits_of_device SEC(".maps");
 
-struct mt_queues {
+struct mt_meters {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TG_CHUNK *TG_QUEUES);
+	__uint(max_entries, TG_CHUNK *TG_DIRECTIONS);
 	__type(key, __u32);
-	__uint(value_size, sizeof(struct tg_queue));
+	__uint(value_size, sizeof(struct pl_meter));
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, TG_CHUNKS);
 	__type(key, __u32);
-	__array(values, struct mt_queues);
-} queues_of_device SEC(".maps");
+	__array(values, struct mt_meters);
+} meters_of_device SEC(".maps");
 
 struct mt_counters {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -103,8 +104,8 @@ struct mt_packet {
 
 /* The parts of a limit. */
 struct mt_limit {
-	struct tg_limit *limit;
-	struct tg_queue *queue;
+	struct tg_police_limit *limit;
+	struct pl_meter *meter;
 	struct tg_police_counters *counters;
 };
 
@@ -137,45 +138,35 @@ static __always_inline int mt_index(const struct tg_prefix *behind, __u32 direct
 	return -1;
 }
 
-/* The parts of the limit with this index, as in force (maps.h); 0 if one is missing. */
+/* The parts of the limit with this index, as in force (settings.h); 0 if one is missing. */
 static __always_inline int mt_open(__u32 index, __u32 direction, struct mt_limit *found)
 {
-	__u32 chunk = index / TG_CHUNK, place = index % TG_CHUNK, key = place * TG_LIMITS;
+	__u32 chunk = index / TG_CHUNK, place = index % TG_CHUNK, key;
 	void *map;
 
 	map = bpf_map_lookup_elem(&limits_of_device, &chunk);
 	if (!map)
 		return 0;
-	found->limit = bpf_map_lookup_elem(map, &key);
-	if (found->limit && found->limit->copy) {
-		key += TG_COPY;
-		found->limit = bpf_map_lookup_elem(map, &key);
-	}
-	if (found->limit && found->limit->until_ns[direction] &&
-	    bpf_ktime_get_boot_ns() >= found->limit->until_ns[direction]) {
-		key += 1 + direction;
-		found->limit = bpf_map_lookup_elem(map, &key);
-	}
-	map = bpf_map_lookup_elem(&queues_of_device, &chunk);
-	if (!map)
-		return 0;
-	key = place * TG_QUEUES + direction;
-	found->queue = bpf_map_lookup_elem(map, &key);
-	map = bpf_map_lookup_elem(&counters_of_device, &chunk);
+	found->limit = tg_settings_of(map, place * TG_LIMITS, direction);
+	map = bpf_map_lookup_elem(&meters_of_device, &chunk);
 	if (!map)
 		return 0;
 	key = place * TG_DIRECTIONS + direction;
+	found->meter = bpf_map_lookup_elem(map, &key);
+	map = bpf_map_lookup_elem(&counters_of_device, &chunk);
+	if (!map)
+		return 0;
 	found->counters = bpf_map_lookup_elem(map, &key);
-	return found->limit && found->queue && found->counters;
+	return found->limit && found->meter && found->counters;
 }
 
 /* Whether a limit exempts a packet. */
 static __always_inline int mt_is_exempt(const struct tg_limit *limit, __u32 index,
 					struct mt_packet *packet)
 {
-	if (limit->exempt.dscps >> (packet->dscp & 63) & 1)
+	if (limit->exempt_dscps >> (packet->dscp & 63) & 1)
 		return 1;
-	if (!limit->exempt.count)
+	if (!(limit->flags & TG_FLAG_EXEMPT))
 		return 0;
 	packet->other.version |= bpf_htonl(index << 8);
 	return bpf_map_lookup_elem(&exempts_of_device, &packet->other) != 0;

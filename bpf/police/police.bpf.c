@@ -12,7 +12,6 @@
 
 #include "common/exempt_packet.h"
 #include "common/group.h"
-#include "common/intf.h"
 #include "common/packet.h"
 #include "police/police_limit.h"
 #include "police/police_packet.h"
@@ -55,27 +54,27 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 	const struct pl_policy *policy;
 	struct tg_police_counters *c;
 	enum tg_outcome outcome;
-	struct tg_queue *queue;
+	struct pl_meter *meter;
 	enum pl_colour colour;
-	struct tg_limit *l;
+	struct tg_police_limit *l;
 	const int is_alone = !from_ip || direction == TG_INGRESS;
 	__u32 key = direction, bytes;
 	__u64 now;
 
-	l = tg_limit_of(direction);
-	queue = bpf_map_lookup_elem(&queues_of_limit, &key);
+	l = limit_of(direction);
+	meter = bpf_map_lookup_elem(&meters_of_limit, &key);
 	c = bpf_map_lookup_elem(&counters, &key);
-	if (!l || !queue || !c)
+	if (!l || !meter || !c)
 		return TG_PASS;
 	policy = &l->police[direction];
 	if (!policy->committed.cost)
 		return TG_PASS;
 	bytes = from_ip ? tg_wire_bytes(skb, direction) : tg_frame_bytes(skb, skb->len);
-	if (from_ip && skb->ifindex == LOOPBACK_IFINDEX && !(l->flags & TG_FLAG_LOOPBACK)) {
+	if (from_ip && skb->ifindex == LOOPBACK_IFINDEX && !(l->common.flags & TG_FLAG_LOOPBACK)) {
 		count(c, TG_EXEMPT, bytes, is_alone);
 		return TG_PASS;
 	}
-	if (has_exempt && tg_is_exempt(skb, l->exempt.dscps, direction)) {
+	if (has_exempt && tg_is_exempt(skb, l->common.exempt_dscps, direction)) {
 		count(c, TG_EXEMPT, bytes, is_alone);
 		return TG_PASS;
 	}
@@ -86,7 +85,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 		if (policy->fair)
 			colour = fair(direction, now, bytes, flow_of(skb));
 		else
-			colour = meter_skb(skb, policy, queue, c, now, bytes);
+			colour = meter_skb(skb, policy, meter, c, now, bytes);
 		/* The compiler knows what fair() returns; the verifier needs this check. */
 		barrier_var(colour);
 		outcome = act_on(skb, policy, c, colour, bytes, !from_ip, is_alone);
@@ -134,11 +133,11 @@ static __always_inline int of_device(struct __sk_buff *skb, enum tg_direction di
  */
 static __always_inline int quietly(int verdict, enum tg_direction direction)
 {
-	const struct tg_limit *l;
+	const struct tg_police_limit *l;
 
 	if (verdict != TC_ACT_SHOT)
 		return verdict;
-	l = tg_limit_of(direction);
+	l = limit_of(direction);
 	return l && l->police[direction].fair ? bpf_redirect(0, 0) : verdict;
 }
 

@@ -6,15 +6,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "common/counters.h"
-#include "common/intf.h"
-
-_Static_assert(sizeof(struct pl_meter) <= sizeof(struct tg_queue), "a meter is kept as a queue");
-
-/* The state of a policer, instead of a queue. */
-static __always_inline struct pl_meter *meter_of(struct tg_queue *queue)
-{
-	return (struct pl_meter *)queue;
-}
+#include "police/intf.h"
 
 /* A policy other than that of the packet before. A separate function: see tg_parse. */
 __noinline __u64 turn_meter(const struct pl_policy *policy, struct pl_meter *meter, __u64 *carry,
@@ -37,11 +29,10 @@ static __always_inline __u64 turn_of(const struct pl_policy *policy, struct pl_m
 }
 
 /* The colour of a packet with this DSCP; charges the packet. */
-static __always_inline enum pl_colour meter(const struct pl_policy *policy, struct tg_queue *queue,
+static __always_inline enum pl_colour meter(const struct pl_policy *policy, struct pl_meter *meter,
 					    struct tg_police_counters *c, __u64 now,
 					    const struct pl_packet *packet, __u8 dscp)
 {
-	struct pl_meter *meter = meter_of(queue);
 	__u64 turn = turn_of(policy, meter, c);
 	struct pl_state state = {
 	    .side = pl_side(meter, turn),

@@ -1,15 +1,29 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The maps of a policer that is alone in its programs, beside those of every limit; and the colour
- * of a packet where flows have equal parts.
+ * The maps of a policer that is alone in its programs; and the colour of a packet where flows have
+ * equal parts.
  */
 #ifndef TG_POLICE_LIMIT_H
 #define TG_POLICE_LIMIT_H
 
 #include "police/fair_police.h"
-#include "common/intf.h"
-#include "common/maps.h"
+#include "common/settings.h"
+#include "police/intf.h"
 #include "police/police_counters.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TG_LIMITS);
+	__type(key, __u32);
+	__type(value, struct tg_police_limit);
+} limit SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TG_DIRECTIONS);
+	__type(key, __u32);
+	__type(value, struct pl_meter);
+} meters_of_limit SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -25,6 +39,11 @@ struct {
 	__type(value, struct fp_table);
 } flows_of_police SEC(".maps");
 
+static __always_inline struct tg_police_limit *limit_of(enum tg_direction direction)
+{
+	return tg_settings_of(&limit, 0, direction);
+}
+
 static long look_at_cell(__u32 i, void *ctx)
 {
 	fp_look(*(struct fp_table **)ctx, i);
@@ -38,15 +57,14 @@ static long look_at_cell(__u32 i, void *ctx)
 __noinline int fair(__u32 direction, __u64 now, __u32 bytes, __u64 flow)
 {
 	struct fp_table *table = bpf_map_lookup_elem(&flows_of_police, &direction);
-	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &direction);
+	struct pl_meter *meter = bpf_map_lookup_elem(&meters_of_limit, &direction);
 	struct tg_police_counters *c = bpf_map_lookup_elem(&counters, &direction);
 	const struct pl_policy *policy;
 	const struct pl_bucket *bucket;
 	struct pl_packet packet;
-	struct pl_meter *meter;
 	struct fp_fit fit;
 	struct pl_at at;
-	struct tg_limit *l;
+	struct tg_police_limit *l;
 	__u64 deficit, turn;
 	__u64 *full_ns;
 	__u32 index = direction, cells;
@@ -54,12 +72,11 @@ __noinline int fair(__u32 direction, __u64 now, __u32 bytes, __u64 flow)
 	/* The verifier of Linux 6.1 forgets a comparison; the compiler would omit this. */
 	barrier_var(index);
 	index &= TG_DIRECTIONS - 1;
-	l = tg_limit_of(index);
-	if (!l || !table || !queue || !c)
+	l = limit_of(index);
+	if (!l || !table || !meter || !c)
 		return PL_GREEN;
 	policy = &l->police[index];
 	bucket = &policy->committed;
-	meter = meter_of(queue);
 	turn = turn_of(policy, meter, c);
 	if (turn & 1)
 		return PL_RED;

@@ -66,12 +66,12 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum tg_direc
 	if (!policy->committed.cost)
 		return TG_PASS;
 	bytes = tg_frame_bytes(skb, skb->len);
-	if (mt_is_exempt(at.limit, index, &packet)) {
+	if (mt_is_exempt(&at.limit->common, index, &packet)) {
 		count(at.counters, TG_EXEMPT, bytes, 1);
 		return TG_PASS;
 	}
 	now = bpf_ktime_get_boot_ns();
-	colour = meter_skb(skb, policy, at.queue, at.counters, now, bytes);
+	colour = meter_skb(skb, policy, at.meter, at.counters, now, bytes);
 	outcome = act_on(skb, policy, at.counters, colour, bytes, 1, 1);
 	count_at(at.counters, outcome, now, bytes, 1);
 	return outcome;

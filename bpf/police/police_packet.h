@@ -4,13 +4,13 @@
 #define TG_POLICE_PACKET_H
 
 #include "common/dscp.h"
-#include "common/intf.h"
 #include "common/packet.h"
+#include "police/intf.h"
 #include "police/police_counters.h"
 
 /* The colour of a packet; charges the packet. */
 static __always_inline enum pl_colour
-meter_skb(struct __sk_buff *skb, const struct pl_policy *policy, struct tg_queue *queue,
+meter_skb(struct __sk_buff *skb, const struct pl_policy *policy, struct pl_meter *state,
 	  struct tg_police_counters *c, __u64 now, __u32 bytes)
 {
 	struct pl_packet packet = {
@@ -18,7 +18,7 @@ meter_skb(struct __sk_buff *skb, const struct pl_policy *policy, struct tg_queue
 	    .may_owe = skb->gso_size ? PL_OWE_HALF : PL_OWE_NOTHING,
 	};
 
-	return meter(policy, queue, c, now, &packet, policy->aware ? tg_dscp(skb) : 0);
+	return meter(policy, state, c, now, &packet, policy->aware ? tg_dscp(skb) : 0);
 }
 
 /* Applies the action of its colour to a packet. Only a program at tc may write to it. */

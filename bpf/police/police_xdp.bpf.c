@@ -10,7 +10,6 @@
 #include "common/exempt.h"
 #include "common/frame.h"
 #include "common/group.h"
-#include "common/intf.h"
 #include "police/police_limit.h"
 
 /* Whether a frame is exempt by its DSCP, or by its source. */
@@ -58,7 +57,7 @@ static __always_inline enum tg_outcome act(struct xdp_md *ctx, const struct fr_f
 /* The colour of a frame; charges the frame. */
 static __always_inline enum pl_colour colour_of(const struct fr_frame *frame,
 						const struct pl_policy *policy,
-						struct tg_queue *queue,
+						struct pl_meter *state,
 						struct tg_police_counters *c, __u64 now, __u64 flow)
 {
 	struct pl_packet packet = {
@@ -68,7 +67,7 @@ static __always_inline enum pl_colour colour_of(const struct fr_frame *frame,
 
 	if (policy->fair)
 		return fair(TG_INGRESS, now, frame->bytes, flow);
-	return meter(policy, queue, c, now, &packet, frame->tos >> 2);
+	return meter(policy, state, c, now, &packet, frame->tos >> 2);
 }
 
 static __always_inline enum tg_outcome gate(struct xdp_md *ctx)
@@ -78,22 +77,22 @@ static __always_inline enum tg_outcome gate(struct xdp_md *ctx)
 	struct tg_police_counters *c;
 	enum tg_outcome outcome;
 	struct fr_frame frame;
-	struct tg_queue *queue;
+	struct pl_meter *meter;
 	enum pl_colour colour;
 	__u32 key = TG_INGRESS;
-	struct tg_limit *l;
+	struct tg_police_limit *l;
 	__u64 now, flow = 0;
 
-	l = tg_limit_of(TG_INGRESS);
-	queue = bpf_map_lookup_elem(&queues_of_limit, &key);
+	l = limit_of(TG_INGRESS);
+	meter = bpf_map_lookup_elem(&meters_of_limit, &key);
 	c = bpf_map_lookup_elem(&counters, &key);
 	group = bpf_map_lookup_elem(&group_of_limit, &key);
-	if (!l || !queue || !c || !group)
+	if (!l || !meter || !c || !group)
 		return TG_PASS;
 	policy = &l->police[TG_INGRESS];
 	if (!policy->committed.cost || !fr_read(ctx, &frame))
 		return TG_PASS;
-	if (has_exempt && is_exempt(ctx, &frame, l->exempt.dscps)) {
+	if (has_exempt && is_exempt(ctx, &frame, l->common.exempt_dscps)) {
 		count(c, TG_EXEMPT, frame.bytes, 1);
 		return TG_PASS;
 	}
@@ -105,7 +104,7 @@ static __always_inline enum tg_outcome gate(struct xdp_md *ctx)
 	if (gr_drops(group)) {
 		outcome = TG_DROP_EARLY;
 	} else {
-		colour = colour_of(&frame, policy, queue, c, now, flow);
+		colour = colour_of(&frame, policy, meter, c, now, flow);
 		/* The compiler knows what fair() returns; the verifier needs this check. */
 		barrier_var(colour);
 		colour = count_colour(c, colour, frame.bytes, 1);

@@ -9,11 +9,13 @@ use tidegate_host::fleet::API_SOCKET;
 use tidegate_host::nic::state::DEFAULT_DIR;
 use tidegate_sys::store::DEFAULT_ROOT;
 
+mod agent;
 mod burst;
 mod daemon;
 mod limit;
 mod nic;
 
+pub use agent::{AgentArgs, ContainersArgs};
 pub use burst::{AnalyzeArgs, BurstVerb, SizeArgs, UdpSource};
 pub use daemon::DaemonArgs;
 pub use limit::{LimitArgs, command};
@@ -136,6 +138,27 @@ A spec file:
   scope  = { cgroup = \"system.slice/backup.service\" }
   egress = \"5gbit\"")]
     Daemon(DaemonArgs),
+    /// Keep this host's limits as its files say
+    ///
+    /// Reads all `*.toml` of a directory as one spec. A limit is put on when its service, user, container or
+    /// program comes, and waits while there is none. One that is wrong does not keep the others away. Files
+    /// that change are read again, also at SIGHUP; an error leaves what is in force. Limits stay when the
+    /// agent ends.
+    #[command(after_help = "\
+Examples:
+  tidegate agent
+  tidegate status                                        what is in force, what waits, and why
+
+A spec file:
+  [[limit]]
+  name     = \"backup\"
+  scope    = { unit = \"backup.service\" }
+  egress   = \"200mbit\"
+  schedule = [{ days = \"mon-fri\", from = \"08:00\", to = \"18:00\", egress = \"10mbit\" }]")]
+    Agent(AgentArgs),
+    /// Ask one engine for its containers
+    #[command(hide = true)]
+    AgentContainers(ContainersArgs),
     /// Size a policer's burst, or find a policer in a capture
     #[command(subcommand, arg_required_else_help = true)]
     Burst(BurstVerb),
@@ -146,8 +169,11 @@ A spec file:
     #[command(after_help = "Example:\n  tidegate schema > spec.schema.json")]
     Schema,
     /// Show what `apply` would do; exits 3 if that is anything
-    #[command(after_help = "Example:\n  tidegate plan limits.toml")]
-    Plan(PlanArgs),
+    #[command(after_help = "\
+Examples:
+  tidegate plan limits.toml
+  tidegate plan limits.toml --at 2026-03-02T09:00")]
+    Plan(PlanAtArgs),
     /// Make the limits of this host match a spec file
     ///
     /// All or nothing: an error changes nothing. Limits that are not in the file are left alone unless
@@ -171,6 +197,16 @@ Example:
   tidegate status
   tidegate status --json | jq '.limits[] | select(.state != \"in_force\") | .name'")]
     Status(StatusArgs),
+    /// Say what this host can do for limits, and what to do
+    ///
+    /// Looks at the kernel, cgroups, privileges, hooks and qdiscs, at who else is attached, and at the
+    /// limits. Each line is ok, a warning or a problem, with what to do. Changes nothing. Without root it
+    /// looks at less, and says so. Exits 2 if no limit can work here.
+    #[command(after_help = "\
+Examples:
+  sudo tidegate doctor
+  tidegate doctor --json | jq -r '.findings[] | select(.verdict != \"ok\") | .found'")]
+    Doctor(LookArgs),
     /// Print usage at an interval
     #[command(after_help = "\
 Examples:
@@ -304,7 +340,7 @@ pub struct AddArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct ScopeArgs {
-    /// The cgroup, relative to the cgroup mount
+    /// The cgroup, or a pattern for several
     #[arg(long, value_name = "PATH")]
     pub cgroup: Option<String>,
     /// A device of this host, such as eth0: what leaves and comes in by it
@@ -318,7 +354,7 @@ pub struct ScopeArgs {
 impl ScopeArgs {
     /// The scope as written; `None` only if clap let none through.
     pub fn scope(&self) -> Option<Scope> {
-        let cgroup = self.cgroup.clone().map(Scope::Cgroup);
+        let cgroup = self.cgroup.as_deref().map(Scope::of_cgroup);
         let dev = self.dev.clone().map(Scope::Dev);
         cgroup.or(dev).or_else(|| self.port.clone().map(Scope::Port))
     }
@@ -349,6 +385,15 @@ pub struct PlanArgs {
     pub prune: bool,
     #[command(flatten)]
     pub look: LookArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanAtArgs {
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    /// What schedules say at this local time, such as 2026-03-02T09:00 [default: now]
+    #[arg(long, value_name = "TIME")]
+    pub at: Option<jiff::civil::DateTime>,
 }
 
 #[derive(Debug, Args)]

@@ -7,7 +7,7 @@ use std::{
 
 use tidegate_chart::text;
 pub use tidegate_chart::text::{Align, Paint};
-use tidegate_core::{Class, Scope, prefixes::Prefixes};
+use tidegate_core::{Class, Scope, Selector, SelectorKind, prefixes::Prefixes};
 pub use tidegate_host::figures::{rate, size, time};
 use tidegate_host::{
     plan::State,
@@ -61,7 +61,34 @@ pub fn scope(scope: &Scope) -> String {
         // The root of the hierarchy has an empty path.
         Scope::Cgroup(path) if path.is_empty() => "/".to_owned(),
         Scope::Cgroup(path) => path.clone(),
+        Scope::Select(Selector { kind: SelectorKind::Cgroup, value }) => value.clone(),
         device => format!("{} {}", device.kind(), device.name()),
+    }
+}
+
+/// Cgroups that are named in one line at most.
+const MEMBERS_SHOWN: usize = 8;
+
+/// The cgroups of a limit with a selector.
+pub fn members(members: &[String]) -> String {
+    let count = match members.len() {
+        0 => return "no cgroup yet".to_owned(),
+        1 => "1 cgroup".to_owned(),
+        n => format!("{n} cgroups"),
+    };
+    let shown: Vec<_> = members.iter().take(MEMBERS_SHOWN).map(String::as_str).collect();
+    let more = match members.len().saturating_sub(MEMBERS_SHOWN) {
+        0 => String::new(),
+        n => format!(" and {n} more (--json)"),
+    };
+    format!("{count}: {}{more}", shown.join(", "))
+}
+
+/// What a limit is put on, with its cgroups if it has a selector.
+pub fn scope_with(scope: &Scope, members: &[String]) -> String {
+    match scope {
+        Scope::Select(_) => format!("{} ({})", self::scope(scope), self::members(members)),
+        one => self::scope(one),
     }
 }
 
@@ -150,7 +177,7 @@ pub fn alarm(name: &str, scope: &Scope, state: State) -> Option<String> {
         _ => "removed, or is in another network namespace",
     };
     match state {
-        State::InForce => None,
+        State::InForce | State::NoMembers => None,
         State::ScopeGone => {
             Some(format!("limit `{name}` is NOT ENFORCED: {scope} was {gone}; {back}"))
         }

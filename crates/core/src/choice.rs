@@ -132,7 +132,7 @@ impl FromStr for Why {
 fn order(request: &Request<'_>) -> (&'static [Scheme], Why) {
     match request.scope {
         _ if request.in_device => (&[Scheme::Htb], Why::InDevice),
-        Scope::Cgroup(_) => {
+        Scope::Cgroup(_) | Scope::Select(_) => {
             (&[Scheme::Pace, Scheme::Nrm, Scheme::Police, Scheme::Edt], Why::Cgroup)
         }
         Scope::Dev(_) | Scope::Port(_) => {
@@ -152,7 +152,7 @@ fn against(scheme: Scheme, request: &Request<'_>, kernel: Kernel) -> Option<Why>
     }
     // What comes in by the device meets a qdisc only on an ifb device.
     let incoming = match request.scope {
-        Scope::Cgroup(_) => "",
+        Scope::Cgroup(_) | Scope::Select(_) => "",
         Scope::Dev(_) => "ingress",
         Scope::Port(_) => "egress",
     };

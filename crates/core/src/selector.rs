@@ -55,8 +55,8 @@ impl SelectorKind {
 
 /// Selects cgroups of a host. All that it matches share one limit; they come and go while the limit stays.
 ///
-/// The value of `cgroup`, `unit`, `slice`, `container` and `exe` is a pattern: `*` is any text but `/`, `?` one
-/// letter but `/`, `[...]` one of some letters.
+/// The value of `cgroup`, `unit`, `slice`, `container` and `exe` is a pattern: `*` is any text but `/`, `?`
+/// one letter but `/`, `[...]` one of some letters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Selector {
     /// What it looks at.

@@ -60,7 +60,7 @@ pub fn begin_alone(spec: &Spec, plan: &mut Plan) {
                 Action::Replace { from, to, .. } => {
                     (&to.name, vec![&mut from.options, &mut to.options])
                 }
-                Action::Change { .. } => continue,
+                Action::Change { .. } | Action::Members { .. } => continue,
             };
             if !group.members.contains(name) {
                 continue;
@@ -138,6 +138,7 @@ mod tests {
         let of = |limit: &tidegate_host::spec::LimitSpec| Wanted {
             name: limit.name.clone(),
             scope: limit.scope.clone(),
+            members: Vec::new(),
             options: limit.options,
             parent: None,
             asked: limit.asked,
@@ -160,6 +161,8 @@ mod tests {
         let is = |options| Present {
             name: "a".into(),
             scope: Scope::Cgroup("a".into()),
+            members: Vec::new(),
+            gone: Vec::new(),
             state: State::InForce,
             options,
             parent: None,

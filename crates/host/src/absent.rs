@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use tidegate_core::Scope;
 use tidegate_sys::{cgroup::CgroupError, fq::FqError};
 
-use crate::plan::{Present, State, Wanted, places_of};
+use crate::plan::{Present, State, Wanted, parts};
 
 /// What a limit is to be put on does not exist.
 #[derive(Debug, thiserror::Error)]
@@ -58,11 +58,11 @@ pub fn with_parents(wanted: &mut Vec<Wanted>, waiting: &mut Vec<Waits>) {
 pub fn set_aside(present: &[Present], wanted: &[Wanted], waiting: &[Waits]) -> Vec<Present> {
     let wanted_names: BTreeSet<_> = wanted.iter().map(|limit| limit.name.as_str()).collect();
     let is_asked_for = |is: &Present| {
-        let places = places_of(&is.options);
+        let has = parts(&is.scope, &is.members, &is.options);
         is.state != State::ScopeGone
             && wanted.iter().any(|limit| {
-                limit.scope == is.scope
-                    && places_of(&limit.options).iter().any(|place| places.contains(place))
+                let shall = parts(&limit.scope, &limit.members, &limit.options);
+                shall.iter().any(|part| has.contains(part))
             })
     };
     let mut aside: BTreeSet<&str> = present
@@ -101,6 +101,7 @@ mod tests {
         Wanted {
             name: name.to_owned(),
             scope: Scope::Cgroup(scope.to_owned()),
+            members: Vec::new(),
             options: options(),
             parent: parent.map(str::to_owned),
             asked: Asked::default(),
@@ -109,7 +110,8 @@ mod tests {
 
     fn present(name: &str, scope: &str, state: State) -> Present {
         let scope = Scope::Cgroup(scope.to_owned());
-        Present { name: name.to_owned(), scope, state, options: options(), parent: None }
+        let (name, options) = (name.to_owned(), options());
+        Present { name, scope, members: Vec::new(), gone: Vec::new(), state, options, parent: None }
     }
 
     fn waits(name: &str) -> Waits {

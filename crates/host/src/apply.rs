@@ -6,42 +6,36 @@
 
 use std::collections::BTreeSet;
 
-use tidegate_core::{Scope, class::MAX_DEPTH};
+use tidegate_core::class::MAX_DEPTH;
 use tidegate_sys::limit::LimitOptions;
 
-use crate::plan::{Action, Present, State};
+use crate::plan::{Action, Present, State, Wanted};
 
 /// The limits of a host, as far as a plan acts on them. Each verb does all of what it says or nothing.
 pub trait Backend {
     /// Why a verb failed; what it acted on is as before.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Puts a limit on a cgroup or device, inside its parent if it has one.
+    /// Puts a limit on a cgroup, device or the members of a selector, inside its parent if it has one.
     ///
     /// # Errors
     /// As the backend has it.
-    fn add(
-        &mut self,
-        name: &str,
-        scope: &Scope,
-        options: &LimitOptions,
-        parent: Option<&str>,
-    ) -> Result<(), Self::Error>;
+    fn add(&mut self, limit: &Wanted) -> Result<(), Self::Error>;
 
     /// Puts a limit in the place of another one of its name, the new one first where both can be. What is
     /// inside the earlier one is inside the new one.
     ///
     /// # Errors
     /// As the backend has it.
-    fn replace(
-        &mut self,
-        name: &str,
-        scope: &Scope,
-        options: &LimitOptions,
-        parent: Option<&str>,
-    ) -> Result<(), Self::Error>;
+    fn replace(&mut self, limit: &Wanted) -> Result<(), Self::Error>;
 
-    /// Names limits that will be taken off: others may be put on what these are on.
+    /// Gives a limit with a selector these cgroups and no others.
+    ///
+    /// # Errors
+    /// As the backend has it.
+    fn set_members(&mut self, name: &str, cgroups: &[String]) -> Result<(), Self::Error>;
+
+    /// Names limits that will be taken off, or lose cgroups: others may be put on what these are on.
     fn leaving(&mut self, _names: BTreeSet<String>) {}
 
     /// Takes a limit off that another one cannot be beside. Should this process die it is put back,
@@ -94,8 +88,11 @@ pub enum ApplyError<E: std::error::Error + 'static> {
 /// # Errors
 /// [`ApplyError`].
 pub fn apply<G: Backend>(backend: &mut G, actions: &[Action]) -> Result<(), ApplyError<G::Error>> {
-    let leaves =
-        |action: &&Action| matches!(action, Action::Remove { .. } | Action::Replace { .. });
+    let leaves = |action: &&Action| match action {
+        Action::Remove { .. } | Action::Replace { .. } => true,
+        Action::Members { leave, .. } => !leave.is_empty(),
+        Action::Add { .. } | Action::Change { .. } => false,
+    };
     backend.leaving(actions.iter().filter(leaves).map(|action| action.name().to_owned()).collect());
     let done = perform_all(backend, actions);
     if done.is_ok() {
@@ -152,12 +149,17 @@ fn perform_all<G: Backend>(
     Ok(())
 }
 
-/// The order in which steps are undone. What was changed or replaced is as it was, parents first, before what
-/// was put on goes; what went first, to make way for that, comes last.
+/// The order in which steps are undone. Cgroups that left are back, and what was changed or replaced is as it
+/// was, parents first, before what was put on goes; what went first, to make way for that, comes last.
 fn backwards(done: &[Action]) -> Vec<&Action> {
     let (first, rest) = done.split_at(first_removals(done));
+    let (members, rest): (Vec<_>, Vec<_>) =
+        rest.iter().partition(|action| matches!(action, Action::Members { .. }));
+    let is_join =
+        |action: &&Action| matches!(action, Action::Members { join, .. } if !join.is_empty());
+    let (joined, left): (Vec<_>, Vec<_>) = members.into_iter().rev().partition(is_join);
     let (added, mut others): (Vec<_>, Vec<_>) =
-        rest.iter().partition(|action| matches!(action, Action::Add { .. }));
+        rest.into_iter().partition(|action| matches!(action, Action::Add { .. }));
     let parent_of = |name: &str| {
         others.iter().chain(&added).find_map(|action| match action {
             Action::Remove { limit, .. } | Action::Replace { from: limit, .. } => {
@@ -174,7 +176,8 @@ fn backwards(done: &[Action]) -> Vec<&Action> {
     let mut depths: Vec<_> = others.iter().map(|action| (depth(action), *action)).collect();
     depths.sort_by_key(|(depth, _)| *depth);
     others = depths.into_iter().map(|(_, action)| action).collect();
-    others.into_iter().chain(added.into_iter().rev()).chain(first.iter().rev()).collect()
+    let changed = left.into_iter().chain(others).chain(added.into_iter().rev());
+    changed.chain(joined).chain(first.iter().rev()).collect()
 }
 
 /// How many steps at the beginning take limits off.
@@ -186,12 +189,9 @@ fn perform<G: Backend>(backend: &mut G, action: &Action) -> Result<(), G::Error>
     match action {
         Action::Remove { limit, .. } => backend.remove(&limit.name),
         Action::Change { name, to, .. } => backend.change(name, to),
-        Action::Replace { to: limit, .. } => {
-            backend.replace(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
-        }
-        Action::Add { limit } => {
-            backend.add(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
-        }
+        Action::Members { name, to, .. } => backend.set_members(name, to),
+        Action::Replace { to: limit, .. } => backend.replace(limit),
+        Action::Add { limit } => backend.add(limit),
     }
 }
 
@@ -199,13 +199,10 @@ fn undo<G: Backend>(backend: &mut G, action: &Action) -> Result<(), G::Error> {
     match action {
         // Nothing was limited by it any more, so nothing is lost with it.
         Action::Remove { limit: Present { state: State::ScopeGone, .. }, .. } => Ok(()),
-        Action::Remove { limit, .. } => {
-            backend.add(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
-        }
+        Action::Remove { limit, .. } => backend.add(&Wanted::again(limit.clone())),
         Action::Change { name, from, .. } => backend.change(name, from),
-        Action::Replace { from: limit, .. } => {
-            backend.replace(&limit.name, &limit.scope, &limit.options, limit.parent.as_deref())
-        }
+        Action::Members { name, from, .. } => backend.set_members(name, from),
+        Action::Replace { from, .. } => backend.replace(&Wanted::again(from.clone())),
         Action::Add { limit } => backend.remove(&limit.name),
     }
 }
@@ -223,7 +220,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_fault_anywhere_leaves_the_host_as_it_was(
-            present in present(), wanted in wanted(), prune: bool, fault in 0usize..18,
+            present in present(), wanted in wanted(), prune: bool, fault in 0usize..24,
         ) {
             let mut host = Model::new(&present);
             let before = host.enforced();
@@ -254,6 +251,8 @@ mod tests {
         let broken = |limit: &Wanted| Present {
             name: limit.name.clone(),
             scope: limit.scope.clone(),
+            members: Vec::new(),
+            gone: Vec::new(),
             state: State::Broken,
             options: LimitOptions::default(),
             parent: None,

@@ -40,6 +40,12 @@ impl Trees {
         self.parents.extend(parent.map(str::to_owned));
     }
 
+    /// Whether others are inside a limit.
+    #[must_use]
+    pub fn is_parent(&self, name: &str) -> bool {
+        self.parents.contains(name)
+    }
+
     /// Whether the limit at the root above a child of `parent` is on a device.
     fn is_in_device(&self, parent: Option<&str>) -> bool {
         let (mut at, mut on_device) = (parent, false);

@@ -148,6 +148,9 @@ pub struct Applied {
     /// Its cgroup or device.
     #[serde(flatten, serialize_with = "crate::status::scope")]
     pub scope: Scope,
+    /// With a selector: its cgroups.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub members: Option<Vec<String>>,
     /// Who keeps it on.
     #[serde(flatten)]
     pub origin: Origin,
@@ -394,7 +397,7 @@ impl Around {
     /// The limits on cgroups below this one.
     fn inside(&self, live: &[Live], limits: &[Applied]) -> Vec<Applied> {
         let below = live.iter().zip(limits).filter(|(live, limit)| {
-            !limit.scope.is_device() && self.below.contains(&live.place_id)
+            !limit.scope.is_device() && live.place_ids.iter().any(|id| self.below.contains(id))
         });
         below.map(|(_, limit)| limit.clone()).collect()
     }
@@ -407,7 +410,7 @@ impl Around {
         for (id, path) in &self.above {
             let here = pairs().filter(|(live, limit)| match &limit.scope {
                 Scope::Cgroup(on) if limit.state == State::ScopeGone => on == path,
-                Scope::Cgroup(_) => live.place_id == *id,
+                Scope::Cgroup(_) | Scope::Select(_) => live.place_ids.contains(id),
                 _ => false,
             });
             picked.extend(here.map(|(_, limit)| limit.clone()));
@@ -415,7 +418,7 @@ impl Around {
         let device = pairs().filter(|(live, limit)| {
             matches!(limit.scope, Scope::Dev(_))
                 && limit.state != State::ScopeGone
-                && namespaces.contains(&live.place_id)
+                && live.place_ids.iter().any(|id| namespaces.contains(id))
         });
         picked.extend(device.map(|(_, limit)| limit.clone()));
         picked
@@ -432,6 +435,7 @@ fn applied(limit: &Live, earlier: &[Live], sample_ns: u64) -> Applied {
     let LimitStatus {
         name,
         scope,
+        members,
         state,
         parent,
         guarantee_bit_s,
@@ -457,6 +461,7 @@ fn applied(limit: &Live, earlier: &[Live], sample_ns: u64) -> Applied {
     Applied {
         name,
         scope,
+        members,
         origin: limit.origin,
         state,
         parent,

@@ -13,7 +13,10 @@ use std::{
 };
 
 use tidegate_core::{Direction, Rate, Scheme, Scope, class::MAX_DEPTH};
-use tidegate_sys::{limit::LimitOptions, store::can_contain};
+use tidegate_sys::{
+    limit::LimitOptions,
+    store::{can_contain, is_above},
+};
 
 use crate::{settings::Asked, tree::ancestors};
 
@@ -24,6 +27,8 @@ pub struct Member {
     pub name: String,
     /// What it is on, as the host writes it; `None` while only its name in a file is known.
     pub scope: Option<Scope>,
+    /// With a selector: its cgroups.
+    pub members: Vec<String>,
     /// The name of its parent.
     pub parent: Option<String>,
     /// What it does.
@@ -211,20 +216,47 @@ pub fn resolve(members: &mut [Member], whole: bool) -> Result<(), FamilyError> {
 
 /// Checks that no limit is on a cgroup between another one and the parent of both: it would be counted twice.
 fn none_between(members: &[Member], parents: &[Option<usize>]) -> Result<(), FamilyError> {
-    let child = |i: usize| match (&members[i].scope, parents[i]) {
-        (Some(Scope::Cgroup(path)), Some(parent)) => Some((parent, path.as_str())),
-        _ => None,
+    let child = |i: usize| {
+        let parent = parents[i];
+        parent.into_iter().flat_map(move |parent| members[i].cgroups().map(move |at| (parent, at)))
     };
-    let places: BTreeMap<_, _> = (0..members.len()).filter_map(|i| Some((child(i)?, i))).collect();
+    let each = (0..members.len()).flat_map(|i| child(i).map(move |at| (at, i)));
+    let places: BTreeMap<_, _> = each.collect();
     for (i, member) in members.iter().enumerate() {
-        let Some((parent, path)) = child(i) else { continue };
-        let between = ancestors(path).skip(1).find_map(|above| places.get(&(parent, above)));
+        let between = child(i).find_map(|(parent, path)| {
+            ancestors(path).skip(1).find_map(|above| places.get(&(parent, above)))
+        });
         if let Some(between) = between {
             let problem = FamilyProblem::Between { between: members[*between].name.clone() };
             return Err(FamilyError { name: member.name.clone(), field: "parent", problem });
         }
     }
     Ok(())
+}
+
+impl Member {
+    /// The paths of its cgroups.
+    fn cgroups(&self) -> impl Iterator<Item = &str> {
+        let own = match &self.scope {
+            Some(Scope::Cgroup(path)) => Some(path),
+            _ => None,
+        };
+        own.into_iter().chain(&self.members).map(String::as_str)
+    }
+}
+
+/// The first part of a limit that another one does not contain.
+fn outside(limit: &Member, above: &Member, scheme: Scheme) -> Option<Scope> {
+    let (scope, theirs) = (limit.scope.as_ref()?, above.scope.as_ref()?);
+    let has_selector = |scope: &Scope| matches!(scope, Scope::Select(_));
+    if !has_selector(scope) && !has_selector(theirs) {
+        return (!can_contain(theirs, scope, scheme)).then(|| scope.clone());
+    }
+    if scope.is_device() || theirs.is_device() {
+        return Some(scope.clone());
+    }
+    let is_inside = |path: &&str| above.cgroups().any(|theirs| is_above(theirs, path));
+    limit.cgroups().find(|path| !is_inside(path)).map(|path| Scope::Cgroup(path.to_owned()))
 }
 
 fn by_depth(
@@ -281,11 +313,8 @@ fn stands_below(limit: &Member, above: &Member) -> Result<(), FamilyProblem> {
     if above.detached && !limit.stays {
         return Err(FamilyProblem::ParentDetached(parent));
     }
-    let (Some(scope), Some(parent_scope)) = (&limit.scope, &above.scope) else { return Ok(()) };
-    if can_contain(parent_scope, scope, scheme) {
-        return Ok(());
-    }
-    let (scope, parent_scope) = (scope.clone(), parent_scope.clone());
+    let outside = outside(limit, above, scheme);
+    let Some((scope, parent_scope)) = outside.zip(above.scope.clone()) else { return Ok(()) };
     Err(FamilyProblem::NotAbove { scope, parent, parent_scope })
 }
 

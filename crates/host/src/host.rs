@@ -19,8 +19,10 @@ use crate::{
     apply::Backend,
     auto::Trees,
     plan::{Present, State, Wanted},
+    select,
     settings::SettingsError,
     spec::{LimitSpec, Problem, Spec, SpecError},
+    world::World,
 };
 
 /// This host: its cgroups, and where its limits are pinned.
@@ -119,10 +121,15 @@ impl Host {
     ) -> Result<(Vec<Wanted>, Vec<Waits>), SpecError> {
         let spec = &self.chosen(spec, present)?;
         let (mut wanted, mut waiting) = (Vec::new(), Vec::new());
+        let mut cgroups = Cgroups::of(self);
         for limit in &spec.limits {
             let LimitSpec { name, scope, options, parent, asked, line, .. } = limit.clone();
             match self.resolve(&scope) {
-                Ok(scope) => wanted.push(Wanted { name, scope, options, parent, asked }),
+                Ok(scope) => {
+                    let is = present.iter().find(|is| is.name == name);
+                    let members = cgroups.members(&scope, is);
+                    wanted.push(Wanted { name, scope, members, options, parent, asked });
+                }
                 Err(e) if e.is_missing() => waiting.push(Waits { name, scope, parent: None }),
                 Err(e) => {
                     return Err(SpecError {
@@ -190,6 +197,12 @@ impl Host {
         Ok((lost.into_iter().map(Wanted::again).collect(), refused))
     }
 
+    /// The cgroups that a limit with a selector is to have, as far as cgroups alone say which.
+    #[must_use]
+    pub fn members(&self, scope: &Scope) -> Vec<String> {
+        Cgroups::of(self).members(scope, None)
+    }
+
     /// A cgroup or device that exists, a cgroup's path as this host writes it.
     ///
     /// # Errors
@@ -198,6 +211,7 @@ impl Host {
         match scope {
             Scope::Cgroup(path) => Ok(Scope::Cgroup(self.hierarchy.open(path)?.path().to_owned())),
             Scope::Dev(_) | Scope::Port(_) => Ok(Target::find(scope)?.scope),
+            Scope::Select(_) => Ok(scope.clone()),
         }
     }
 
@@ -212,17 +226,51 @@ impl Host {
     }
 }
 
+/// The cgroups of a host, read when first asked for.
+struct Cgroups<'a> {
+    host: &'a Host,
+    world: Option<World>,
+}
+
+impl Cgroups<'_> {
+    fn of(host: &Host) -> Cgroups<'_> {
+        Cgroups { host, world: None }
+    }
+
+    /// The cgroups of a limit with a selector. Where cgroups alone do not say which, it keeps those it has.
+    fn members(&mut self, scope: &Scope, is: Option<&Present>) -> Vec<String> {
+        let Scope::Select(selector) = scope else { return Vec::new() };
+        let hierarchy = self.host.hierarchy();
+        let world = self.world.get_or_insert_with(|| {
+            let paths = hierarchy.find_below("", |_| true).into_iter();
+            let open = |path: String| Some((path.clone(), hierarchy.open(&path).ok()?.id()));
+            World { cgroups: paths.filter_map(open).collect(), ..World::default() }
+        });
+        let kept = || is.map(|is| is.members.clone()).unwrap_or_default();
+        match select::is_by_cgroups(selector) {
+            true => select::members(world, selector).unwrap_or_else(|_| kept()),
+            false => kept(),
+        }
+    }
+}
+
 /// A pinned limit as a plan sees it.
 #[must_use]
 pub fn present(pinned: &PinnedLimit) -> Present {
     let state = match &pinned.scope {
         None => State::ScopeGone,
         Some(_) if !pinned.unhooked.is_empty() => State::Detached,
+        Some(Scope::Select(_)) if pinned.members.iter().all(|member| member.path.is_none()) => {
+            State::NoMembers
+        }
         Some(_) if pinned.unkept.is_some() => State::NoFq,
         Some(_) => State::InForce,
     };
     let nowhere = || Scope::Cgroup(String::new());
+    let gone = pinned.members.iter().filter(|member| member.path.is_none());
     Present {
+        members: pinned.members.iter().filter_map(|member| member.path.clone()).collect(),
+        gone: gone.map(|member| member.joined_as.clone()).collect(),
         name: pinned.name.clone(),
         scope: pinned.scope.clone().or_else(|| pinned.installed_on.clone()).unwrap_or_else(nowhere),
         state,
@@ -234,6 +282,8 @@ pub fn present(pinned: &PinnedLimit) -> Present {
 /// A limit that cannot be read, of which a plan knows its place at most.
 fn present_unreadable(limit: &Unreadable) -> Present {
     Present {
+        members: limit.members.clone(),
+        gone: Vec::new(),
         name: limit.name.clone(),
         scope: limit.scope.clone().unwrap_or_else(|| Scope::Cgroup("?".to_owned())),
         state: State::Broken,
@@ -243,6 +293,13 @@ fn present_unreadable(limit: &Unreadable) -> Present {
 }
 
 impl LockedHost {
+    /// The store, which puts a limit on with its members.
+    fn store_with(&self, limit: &Wanted) -> Store {
+        let mut store = self.host.store.clone();
+        store.begin_with(&limit.name, &limit.members);
+        store
+    }
+
     #[must_use]
     pub fn host(&self) -> &Host {
         &self.host
@@ -277,6 +334,12 @@ impl LockedHost {
     pub fn close(self) {
         self.host.store.close(self.lock);
     }
+
+    /// The same for a process that goes on: signals that have come meanwhile are delivered.
+    pub fn close_and_go_on(self) {
+        self.host.store.close(self.lock);
+        self.signals.restore();
+    }
 }
 
 impl LockedHost {
@@ -298,7 +361,10 @@ impl LockedHost {
             }
         }
         waiting.iter().try_for_each(|Waits { name, scope, .. }| {
-            store.wait(&self.lock, &Waiting { name: name.clone(), scope: scope.clone() })
+            let limit = spec.limits.iter().find(|limit| limit.name == *name);
+            let required = limit.is_some_and(|limit| limit.follow.required);
+            let (name, scope) = (name.clone(), scope.clone());
+            store.wait(&self.lock, &Waiting { name, scope, required })
         })
     }
 
@@ -314,28 +380,29 @@ impl LockedHost {
 impl Backend for LockedHost {
     type Error = StoreError;
 
-    fn add(
-        &mut self,
-        name: &str,
-        scope: &Scope,
-        options: &LimitOptions,
-        parent: Option<&str>,
-    ) -> Result<(), StoreError> {
-        let Host { hierarchy, store, .. } = &self.host;
-        store.install(&self.lock, hierarchy, name, scope, options, parent)
+    fn add(&mut self, limit: &Wanted) -> Result<(), StoreError> {
+        let Wanted { name, scope, options, parent, .. } = limit;
+        let store = self.store_with(limit);
+        store.install(&self.lock, &self.host.hierarchy, name, scope, options, parent.as_deref())
     }
 
-    fn replace(
-        &mut self,
-        name: &str,
-        scope: &Scope,
-        options: &LimitOptions,
-        parent: Option<&str>,
-    ) -> Result<(), StoreError> {
-        let Host { hierarchy, store, .. } = &mut self.host;
-        store.replace(&self.lock, hierarchy, name, scope, options, parent)?;
-        store.stays(name);
+    fn replace(&mut self, limit: &Wanted) -> Result<(), StoreError> {
+        let Wanted { name, scope, options, parent, .. } = limit;
+        let store = self.store_with(limit);
+        store.replace(&self.lock, &self.host.hierarchy, name, scope, options, parent.as_deref())?;
+        self.host.store.stays(name);
         Ok(())
+    }
+
+    fn set_members(&mut self, name: &str, cgroups: &[String]) -> Result<(), StoreError> {
+        let Host { hierarchy, store, .. } = &self.host;
+        let members = store.open(hierarchy, name)?.members.into_iter();
+        let before: Vec<_> = members.filter_map(|member| member.path).collect();
+        let done = store.set_members(&self.lock, hierarchy, name, cgroups);
+        if done.is_err() {
+            let _ = store.set_members(&self.lock, hierarchy, name, &before);
+        }
+        done
     }
 
     fn leaving(&mut self, names: BTreeSet<String>) {

@@ -52,8 +52,10 @@ pub enum Kind {
     Meter,
     /// A policer's action for each colour.
     Actions,
-    /// A cgroup, device or port.
+    /// What a limit is on.
     Scope,
+    /// Rows of rates by the clock.
+    Schedule,
 }
 
 impl Kind {
@@ -76,6 +78,7 @@ impl Kind {
             Kind::Meter => "METER",
             Kind::Actions => "COLOUR=ACTION",
             Kind::Scope => "SCOPE",
+            Kind::Schedule => "ROWS",
         }
     }
 }

@@ -8,6 +8,7 @@
 //! - [`settings`]: what a user may set of a limit, from a file or a command line, checked as a whole.
 //! - [`spec`]: the file. Parsing is checking: a [`spec::Spec`] is well-formed.
 //! - [`plan`]: what must be done so that the host is as the file says. Pure.
+//! - [`select`]: the cgroups of a limit that names what runs in them. Pure.
 //! - [`family`]: what limits inside limits must keep to. Pure.
 //! - [`apply`]: doing it, all or nothing, against a trait, so that it is tested without a kernel.
 //! - [`host`]: that trait on the limits pinned on this host.
@@ -19,6 +20,7 @@
 //! - [`sockets`]: the TCP sockets of a cgroup and what each moves.
 //! - [`auto`]: the scheme of a limit that names none.
 //! - [`explain`]: what holds a process, a cgroup or a flow back, from all of these.
+//! - [`doctor`]: what this host can and cannot do, and what to do about it. Pure.
 //! - [`figures`]: measured figures in units.
 //! - [`waiting`]: whose packets wait in queues.
 //! - [`status`]: what is in force and what it does, as data that serializes.
@@ -31,6 +33,7 @@
 pub mod absent;
 pub mod apply;
 pub mod auto;
+pub mod doctor;
 pub mod explain;
 pub mod family;
 pub mod figures;
@@ -42,6 +45,8 @@ pub mod nic;
 pub mod plan;
 pub mod risk;
 pub mod run;
+pub mod schedule;
+pub mod select;
 pub mod settings;
 pub mod sockets;
 pub mod spec;
@@ -49,3 +54,4 @@ pub mod status;
 pub mod tree;
 pub mod waiting;
 pub mod watch;
+pub mod world;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 use tidegate_core::Scope;
-use tidegate_sys::{attached, cgroup::Cgroup, limit::LimitError, store::StoreError};
+use tidegate_sys::{attached, limit::LimitError, store::StoreError};
 
 use crate::{
     host::Host,
@@ -32,8 +32,8 @@ pub struct Live {
     pub status: LimitStatus,
     /// Who keeps it on.
     pub origin: Origin,
-    /// The id of its cgroup; of a device the inode of its network namespace.
-    pub place_id: u64,
+    /// The ids of its cgroups; of a device the inode of its network namespace.
+    pub place_ids: Vec<u64>,
     /// The kernel's id of the map of its settings; `None` if it could not be asked.
     pub map_id: Option<u32>,
 }
@@ -70,26 +70,32 @@ pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Limits, LiveErr
     let listing = host.store().list(host.hierarchy())?;
     for broken in &listing.unreadable {
         known.extend(broken.map_id);
-        let group = match &broken.scope {
-            Some(Scope::Cgroup(path)) => host.hierarchy().open(path).ok(),
+        let own = match &broken.scope {
+            Some(Scope::Cgroup(path)) => Some(path),
             _ => None,
         };
-        let place_id = group.as_ref().map_or(0, Cgroup::id);
+        let groups = own.into_iter().chain(&broken.members);
+        let groups = groups.filter_map(|path| host.hierarchy().open(path).ok());
+        let place_ids: Vec<_> = groups.map(|group| group.id()).collect();
         let (status, map_id) = (LimitStatus::broken(broken), broken.map_id);
-        let live = Live { status, origin: Origin::Pinned, place_id, map_id };
-        pinned_limits.push((live, group.is_none() || wanted(place_id)));
+        let asked = place_ids.is_empty() || place_ids.iter().copied().any(&wanted);
+        let live = Live { status, origin: Origin::Pinned, place_ids, map_id };
+        pinned_limits.push((live, asked));
     }
     for pinned in listing.limits {
         let map_id = pinned.maps().id();
         known.extend(map_id);
         let status = LimitStatus::read_or_broken(&pinned);
-        let (place_id, is_device) = (pinned.limit.cgroup_id, pinned.limit.ifindex != 0);
-        let live = Live { status, origin: Origin::Pinned, place_id, map_id };
-        pinned_limits.push((live, is_device || wanted(place_id)));
+        let own = Some(pinned.limit.cgroup_id).filter(|id| *id != 0);
+        let members = pinned.members.iter().map(|member| member.id);
+        let place_ids: Vec<_> = own.into_iter().chain(members).collect();
+        let asked = pinned.limit.ifindex != 0 || place_ids.iter().copied().any(&wanted);
+        let live = Live { status, origin: Origin::Pinned, place_ids, map_id };
+        pinned_limits.push((live, asked));
     }
     hold_ceilings(pinned_limits.iter_mut().map(|(limit, _)| &mut limit.status));
     limits.list.extend(pinned_limits.into_iter().filter(|(_, asked)| *asked).map(|(l, _)| l));
-    for found in attached::attached(wanted) {
+    for found in attached::attached(&wanted) {
         if known.contains(&found.map_id) {
             continue;
         }
@@ -105,7 +111,7 @@ pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Limits, LiveErr
             Ok(status) => limits.list.push(Live {
                 status,
                 origin,
-                place_id: found.cgroup_id,
+                place_ids: vec![found.cgroup_id],
                 map_id: Some(found.map_id),
             }),
             Err(source) => limits.unread.push(LiveError::Elsewhere { cgroup: path, source }),

@@ -8,10 +8,12 @@
 //! - A limit that only the host has is left alone, unless the plan prunes. One inside a limit of the spec
 //!   stays as it is, taken off and put on again with that, and limited in the directions in which that is.
 //!
-//! Order: changes; then additions and replacements, parents before children; then whatever is taken off,
-//! children before parents. So nothing is unlimited meanwhile. A limit goes first only where nothing is
-//! limited by it any more, or where another one needs what only one can have: the HTB or the program in
-//! XDP of a device, or a prefix. Planning n limits takes O(n log n).
+//! - A limit with a selector stays while its cgroups join and leave.
+//!
+//! Order: changes; then cgroups that join, additions and replacements, parents before children; then whatever
+//! is taken off and cgroups that leave, children before parents. So nothing is unlimited meanwhile. A limit
+//! goes first only where nothing is limited by it any more, or where another one needs what only one can
+//! have: the HTB or the program in XDP of a device, or a prefix. Planning n limits takes O(n log n).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,8 +37,10 @@ use crate::{
 pub struct Wanted {
     /// Its name.
     pub name: String,
-    /// Its cgroup or device, which exists.
+    /// Its cgroup or device, which exists, or its selector.
     pub scope: Scope,
+    /// The cgroups that its selector matches.
+    pub members: Vec<String>,
     /// What it does.
     pub options: LimitOptions,
     /// The name of its parent.
@@ -50,8 +54,12 @@ pub struct Wanted {
 pub struct Present {
     /// Its name.
     pub name: String,
-    /// Its cgroup or device, or where it was.
+    /// Its cgroup or device, or where it was, or its selector.
     pub scope: Scope,
+    /// With a selector: its cgroups that exist ...
+    pub members: Vec<String>,
+    /// ... and those that have been removed.
+    pub gone: Vec<String>,
     /// Whether it is enforced.
     pub state: State,
     /// What it does.
@@ -64,12 +72,12 @@ impl Wanted {
     /// A limit that is, once more.
     #[must_use]
     pub fn again(limit: Present) -> Wanted {
-        let Present { name, scope, options, parent, .. } = limit;
+        let Present { name, scope, members, options, parent, .. } = limit;
         let is_own = |queue: Option<VirtualQueueOptions>| {
             parent.is_some() && queue.is_some_and(|queue| !is_parents(&options, queue.rate))
         };
         let asked = Asked { egress: is_own(options.egress), ingress: is_own(options.ingress) };
-        Wanted { name, scope, options, parent, asked }
+        Wanted { name, scope, members, options, parent, asked }
     }
 }
 
@@ -80,6 +88,8 @@ pub enum State {
     InForce,
     /// Its cgroup or device has been removed.
     ScopeGone,
+    /// Its selector matches no cgroup now. The next one joins it.
+    NoMembers,
     /// Its cgroup or device is there, but its programs were taken off.
     Detached,
     /// With scheme `edt`: a device keeps no departure times, so that the limit only polices.
@@ -112,6 +122,21 @@ pub enum Action {
         from: LimitOptions,
         /// As it shall be.
         to: LimitOptions,
+    },
+    /// Have cgroups join or leave a limit with a selector.
+    Members {
+        /// Its name.
+        name: String,
+        /// Its selector.
+        scope: Scope,
+        /// Those that join; none in a step in which others leave.
+        join: Vec<String>,
+        /// Those that leave, or have been removed.
+        leave: Vec<String>,
+        /// All that it has before.
+        from: Vec<String>,
+        /// ... and after.
+        to: Vec<String>,
     },
     /// Put another limit in the place of one of its name.
     Replace {
@@ -165,23 +190,39 @@ impl fmt::Display for Reason {
     }
 }
 
+impl PlanError {
+    /// The limit of the spec without which there may be a plan.
+    #[must_use]
+    pub fn limit(&self) -> &str {
+        match self {
+            PlanError::SameScope { second: name, .. }
+            | PlanError::SamePrefix { second: name, .. }
+            | PlanError::ScopeTaken { name, .. }
+            | PlanError::PrefixTaken { name, .. }
+            | PlanError::ParentPruned { name, .. }
+            | PlanError::Family(FamilyError { name, .. }) => name,
+        }
+    }
+}
+
 impl Action {
     /// Name of the limit.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
             Action::Remove { limit, .. } => &limit.name,
-            Action::Change { name, .. } => name,
+            Action::Change { name, .. } | Action::Members { name, .. } => name,
             Action::Replace { to: limit, .. } | Action::Add { limit } => &limit.name,
         }
     }
 
-    /// `add`, `change`, `replace` or `remove`.
+    /// `add`, `change`, `members`, `replace` or `remove`.
     #[must_use]
     pub fn verb(&self) -> &'static str {
         match self {
             Action::Remove { .. } => "remove",
             Action::Change { .. } => "change",
+            Action::Members { .. } => "members",
             Action::Replace { .. } => "replace",
             Action::Add { .. } => "add",
         }
@@ -285,6 +326,18 @@ pub enum PlanError {
 /// # Errors
 /// [`PlanError`] when two limits would be on one cgroup, or one cannot be where it is in its tree.
 pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan, PlanError> {
+    plan_pruning(present, wanted, |_| prune)
+}
+
+/// The same; of the limits that only the host has those go whose name passes.
+///
+/// # Errors
+/// [`PlanError`].
+pub fn plan_pruning(
+    present: &[Present],
+    wanted: &[Wanted],
+    prune: impl Fn(&str) -> bool,
+) -> Result<Plan, PlanError> {
     let taken = places(wanted)?;
     let names: BTreeSet<_> = wanted.iter().map(|limit| limit.name.as_str()).collect();
     let by_name: BTreeMap<_, _> =
@@ -294,15 +347,15 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
     let mut members: Vec<Member> = wanted.iter().map(Member::from).collect();
     let mut removals = Vec::new();
     for limit in present.iter().filter(|limit| !names.contains(limit.name.as_str())) {
-        if prune {
+        if prune(&limit.name) {
             removals.push((limit, Reason::Pruned));
             continue;
         }
-        let places = places_of(&limit.options).into_iter();
-        let mut users =
-            places.filter_map(|prefix| Some((taken.get(&(&limit.scope, prefix))?, prefix)));
-        if let Some((name, prefix)) = users.next().filter(|_| limit.state != State::ScopeGone) {
-            let (name, scope) = ((*name).to_owned(), limit.scope.clone());
+        let parts = parts(&limit.scope, &limit.members, &limit.options).into_iter();
+        let mut users = parts.filter_map(|part| Some(((*taken.get(&part)?).to_owned(), part)));
+        if let Some((name, (scope, prefix))) =
+            users.next().filter(|_| limit.state != State::ScopeGone)
+        {
             let other = limit.name.clone();
             return Err(match prefix {
                 None => PlanError::ScopeTaken { name, scope, other },
@@ -321,11 +374,12 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
     }
     family::resolve(&mut members, true)?;
 
-    let holders: BTreeMap<Part<'_>, &str> = present
+    let holders: BTreeMap<(&Scope, Option<Prefix>), &str> = present
         .iter()
         .flat_map(|is| places_of(&is.options).into_iter().map(|p| ((&is.scope, p), &*is.name)))
         .collect();
     let (mut changes, mut additions) = (Vec::new(), Vec::new());
+    let (mut joins, mut leaves) = (Vec::new(), Vec::new());
     let mut put_on: BTreeSet<&str> = BTreeSet::new();
     for i in downwards(&members) {
         let limit = &members[i];
@@ -361,6 +415,11 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
             }
             _ => {}
         }
+        if let (Some(is), None, false) = (is, reason, limit.stays) {
+            let (join, leave) = members_steps(is, limit);
+            joins.extend(join);
+            leaves.extend(leave);
+        }
     }
     plan.unmanaged.retain(|name| !removals.iter().any(|(limit, _)| limit.name == *name));
     // Children before their parents, else in the order given.
@@ -372,6 +431,7 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
         |(limit, reason): (&Present, Reason)| Action::Remove { limit: limit.clone(), reason };
     plan.actions.extend(first.into_iter().map(remove));
     plan.actions.extend(changes);
+    plan.actions.extend(joins);
     for to in additions {
         let earlier = last.iter().position(|(limit, _)| limit.name == to.name);
         plan.actions.push(match earlier.map(|at| last.remove(at)) {
@@ -380,7 +440,33 @@ pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan,
         });
     }
     plan.actions.extend(last.into_iter().map(remove));
+    plan.actions.extend(leaves.into_iter().rev());
     Ok(plan)
+}
+
+/// The steps by which cgroups join a limit and leave it, if there are any.
+fn members_steps(is: &Present, shall: &Member) -> (Option<Action>, Option<Action>) {
+    let not_in = |some: &[String], others: &[String]| -> Vec<String> {
+        some.iter().filter(|path| !others.contains(path)).cloned().collect()
+    };
+    let step = |join: Vec<String>, leave: Vec<String>, from: &[String], to: &[String]| {
+        let (name, scope) = (is.name.clone(), is.scope.clone());
+        let (from, to) = (from.to_vec(), to.to_vec());
+        (!join.is_empty() || !leave.is_empty()).then_some(Action::Members {
+            name,
+            scope,
+            join,
+            leave,
+            from,
+            to,
+        })
+    };
+    let join = not_in(&shall.members, &is.members);
+    let mut all = is.members.clone();
+    all.extend(join.iter().cloned());
+    let mut leave = not_in(&is.members, &shall.members);
+    leave.extend(is.gone.iter().cloned());
+    (step(join, Vec::new(), &is.members, &all), step(Vec::new(), leave, &all, &shall.members))
 }
 
 /// The names of the limits that are taken off before others are put on: nothing is limited by them any
@@ -419,8 +505,15 @@ fn excludes(is: &Present, shall: &Wanted) -> bool {
         || shall.options.matched.as_slice().iter().any(|prefix| prefixes.contains(prefix))
 }
 
-/// A device as a whole, or a prefix of it.
-type Part<'a> = (&'a Scope, Option<Prefix>);
+/// A cgroup or device as a whole, a prefix of a device, or a selector.
+type Part = (Scope, Option<Prefix>);
+
+/// What a limit takes of a host, so that no other limit can have it.
+#[must_use]
+pub fn parts(scope: &Scope, members: &[String], options: &LimitOptions) -> Vec<Part> {
+    let own = places_of(options).into_iter().map(|prefix| (scope.clone(), prefix));
+    own.chain(members.iter().map(|path| (Scope::Cgroup(path.clone()), None))).collect()
+}
 
 /// What of its scope a limit takes: each of its prefixes, or all as one.
 #[must_use]
@@ -431,14 +524,14 @@ pub fn places_of(options: &LimitOptions) -> Vec<Option<Prefix>> {
     }
 }
 
-/// Who takes which scope, or prefix of one.
-fn places(wanted: &[Wanted]) -> Result<BTreeMap<Part<'_>, &str>, PlanError> {
-    let mut taken: BTreeMap<Part<'_>, &str> = BTreeMap::new();
+/// Who takes what.
+fn places(wanted: &[Wanted]) -> Result<BTreeMap<Part, &str>, PlanError> {
+    let mut taken: BTreeMap<Part, &str> = BTreeMap::new();
     for limit in wanted {
-        for prefix in places_of(&limit.options) {
-            let first = taken.insert((&limit.scope, prefix), &limit.name);
+        for part in parts(&limit.scope, &limit.members, &limit.options) {
+            let first = taken.insert(part.clone(), &limit.name);
             let Some(first) = first.map(str::to_owned) else { continue };
-            let (second, scope) = (limit.name.clone(), limit.scope.clone());
+            let (second, (scope, prefix)) = (limit.name.clone(), part);
             return Err(match prefix {
                 None => PlanError::SameScope { first, second, scope },
                 Some(prefix) => PlanError::SamePrefix { first, second, prefix, scope },
@@ -462,7 +555,7 @@ fn reason(is: &Present, shall: &Member, with_parent: bool) -> Option<Reason> {
         _ if needs_other_programs(&is.options, &shall.options) => Some(Reason::OtherPrograms),
         _ if is.parent != shall.parent => Some(Reason::OtherParent),
         _ if with_parent => Some(Reason::WithParent),
-        State::InForce | State::NoFq => None,
+        State::InForce | State::NoFq | State::NoMembers => None,
     }
 }
 
@@ -499,26 +592,27 @@ pub fn join(present: &[Present], limit: &Wanted) -> Result<Wanted, FamilyError> 
 
 impl From<&Wanted> for Member {
     fn from(limit: &Wanted) -> Member {
-        let Wanted { name, scope, options, parent, asked } = limit.clone();
-        Member { name, scope: Some(scope), parent, options, asked, detached: false, stays: false }
+        let Wanted { name, scope, members, options, parent, asked } = limit.clone();
+        let (scope, detached, stays) = (Some(scope), false, false);
+        Member { name, scope, members, parent, options, asked, detached, stays }
     }
 }
 
 impl From<&Present> for Member {
     fn from(limit: &Present) -> Member {
-        let Present { name, scope, state, options, parent } = limit.clone();
+        let Present { name, scope, members, gone: _, state, options, parent } = limit.clone();
         let detached = matches!(state, State::ScopeGone | State::Detached | State::Broken);
-        let asked = Asked::default();
-        Member { name, scope: Some(scope), parent, options, asked, detached, stays: true }
+        let (scope, asked) = (Some(scope), Asked::default());
+        Member { name, scope, members, parent, options, asked, detached, stays: true }
     }
 }
 
 impl Member {
     fn wanted(&self) -> Wanted {
-        let Member { name, scope, parent, options, asked, .. } = self.clone();
+        let Member { name, scope, members, parent, options, asked, .. } = self.clone();
         // Those of a plan have a scope.
         let scope = scope.unwrap_or_else(|| Scope::Cgroup(String::new()));
-        Wanted { name, scope, options, parent, asked }
+        Wanted { name, scope, members, options, parent, asked }
     }
 }
 

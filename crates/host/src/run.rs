@@ -241,6 +241,7 @@ impl Above {
         let wanted = Wanted {
             name: group.name().to_owned(),
             scope: Scope::Cgroup(group.cgroup.path().to_owned()),
+            members: Vec::new(),
             options: options.limit,
             parent: Some(self.limit.name.clone()),
             asked: self.asked,

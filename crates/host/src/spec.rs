@@ -55,6 +55,8 @@ pub struct Spec {
     pub fleet: Option<FleetSpec>,
     /// The groups that limits of this host are in, in the order of the file.
     pub groups: Vec<GroupSpec>,
+    /// Containers may have rates by their labels.
+    pub labels: bool,
 }
 
 /// One `[[limit]]`.
@@ -72,6 +74,8 @@ pub struct LimitSpec {
     pub asked: Asked,
     /// As it was written.
     pub patch: Patch,
+    /// How it follows what it is on.
+    pub follow: Follow,
     /// The line on which it starts, from 1.
     pub line: usize,
 }
@@ -203,8 +207,16 @@ pub enum Problem {
     #[error("`{0}` is no device name; write it as `ip link` shows it, for example `eth0`")]
     DeviceName(String),
     /// More than one scope.
-    #[error("more than one scope; write one of cgroup, dev and port")]
+    #[error(
+        "more than one scope; write one of cgroup, unit, slice, user, container, exe, dev and port"
+    )]
     ManyScopes,
+    /// Arguments of a program that is not known yet.
+    #[error("write `exe` before `args`")]
+    ArgsFirst,
+    /// A selector, or a schedule.
+    #[error(transparent)]
+    Follow(#[from] FollowProblem),
     /// The cgroup or device does not exist on this host.
     #[error(transparent)]
     Scope(ScopeError),
@@ -255,8 +267,8 @@ const SYNONYMS: [(&str, &str); 13] = [
     ("share", "write `weight`, in a limit with a `parent`"),
     ("inside", "write `parent = \"NAME\"`"),
     ("cgroup", "write `scope = { cgroup = \"...\" }`"),
-    ("unit", "write `scope = { cgroup = \"system.slice/NAME.service\" }`"),
-    ("service", "write `scope = { cgroup = \"system.slice/NAME.service\" }`"),
+    ("unit", "write `scope = { unit = \"NAME.service\" }`"),
+    ("service", "write `scope = { unit = \"NAME.service\" }`"),
 ];
 
 /// A limit as read.
@@ -265,6 +277,7 @@ struct ReadLimit {
     scope: Scope,
     parent: Option<String>,
     patch: Patch,
+    follow: Follow,
     /// What it does on this host; `None` if its software NIC does it, while that runs.
     options: Option<LimitOptions>,
 }
@@ -318,13 +331,14 @@ impl Spec {
             reader.at(&span, None, problem)
         })?;
         let (mut limits, mut nics) = (None, Vec::new());
-        let (mut fleet, mut groups) = (None, Vec::new());
+        let (mut fleet, mut groups, mut labels) = (None, Vec::new(), None);
         for (key, value) in in_order(root.get_ref()) {
             match key.get_ref().as_ref() {
                 "limit" => limits = Some(reader.limits(value)?),
                 "nic" => nics = reader.nics(value)?,
                 "fleet" => fleet = Some(reader.fleet(value)?),
                 "group" => groups = reader.groups(value)?,
+                "labels" => labels = Some(reader.flag(value, "labels")?),
                 other => {
                     let hint = match other {
                         "limits" => "did you mean `[[limit]]`?".to_owned(),
@@ -344,7 +358,8 @@ impl Spec {
                 }
             }
         }
-        if limits.is_none() && nics.is_empty() && fleet.is_none() && groups.is_empty() {
+        let nothing = limits.is_none() && nics.is_empty() && fleet.is_none();
+        if nothing && groups.is_empty() && labels.is_none() {
             let (file, problem) = (file.to_owned(), Problem::NoLimits);
             return Err(SpecError { file, line: None, limit: None, field: None, problem });
         }
@@ -353,7 +368,10 @@ impl Spec {
             reader.hand_over(limit, &mut nics)?;
         }
         let groups = reader.check_groups(groups, fleet.as_ref(), &limits)?;
-        Ok(Spec { file: file.to_owned(), limits, nics, fleet, groups })
+        let labels = labels.unwrap_or_default();
+        let spec = Spec { file: file.to_owned(), limits, nics, fleet, groups, labels };
+        spec.check_rows()?;
+        Ok(spec)
     }
 }
 
@@ -461,7 +479,7 @@ impl Reader<'_> {
             };
             let name = fields.get("name").and_then(|name| name.get_ref().as_str());
             let reader = Reader { limit: name.map(str::to_owned), ..*self };
-            let ReadLimit { name, scope, parent, patch, options } =
+            let ReadLimit { name, scope, parent, patch, follow, options } =
                 reader.limit(fields, &table.span(), &trees)?;
             if by_name.len() == MAX_LIMITS {
                 return Err(reader.at(&table.span(), None, Problem::TooMany));
@@ -488,7 +506,16 @@ impl Reader<'_> {
             match options {
                 Some(options) => {
                     let asked = patch.asked();
-                    limits.push(LimitSpec { name, scope, options, parent, asked, patch, line });
+                    limits.push(LimitSpec {
+                        name,
+                        scope,
+                        options,
+                        parent,
+                        asked,
+                        patch,
+                        follow,
+                        line,
+                    });
                 }
                 None => of_nics.push(nic::Carousel {
                     name,
@@ -514,7 +541,8 @@ impl Reader<'_> {
             let LimitSpec { name, scope, options, parent, asked, .. } = limit.clone();
             // Only a host knows how a cgroup's path is written.
             let scope = Some(scope).filter(Scope::is_device);
-            Member { name, scope, options, parent, asked, detached: false, stays: false }
+            let members = Vec::new();
+            Member { name, scope, members, options, parent, asked, detached: false, stays: false }
         };
         let mut members: Vec<_> = limits.iter().map(member).collect();
         if let Err(FamilyError { name, field, problem }) = family::resolve(&mut members, false) {
@@ -536,13 +564,18 @@ impl Reader<'_> {
         span: &Range<usize>,
         trees: &Trees,
     ) -> Result<ReadLimit, SpecError> {
-        let mut patch = Patch::default();
+        let (mut patch, mut follow) = (Patch::default(), Follow::default());
         let (mut name, mut scope, mut parent) = (None, None, None);
         for (key, value) in in_order(fields) {
             match key.get_ref().as_ref() {
                 "name" => name = Some(self.limit_name(value, "name")?),
                 "scope" => scope = Some(self.scope(value)?),
                 "parent" => parent = Some(self.limit_name(value, "parent")?),
+                "schedule" => follow.schedule = self.schedule(value)?,
+                flag @ ("each" | "required" | "move") => {
+                    let set = self.flag(value, flag_name(flag))?;
+                    follow.flag_mut(flag).into_iter().for_each(|flag| *flag = set);
+                }
                 other => match fields::find(other) {
                     Some(field) => self.setting(field, value, &mut patch)?,
                     None => {
@@ -561,58 +594,21 @@ impl Reader<'_> {
             self.at(&span, Some(field), problem.into())
         };
         let parent_name = parent.as_deref();
-        let written = Written { name: &name, scope: &scope, parent: parent_name, patch: &patch };
+        let given = follow::checked(&patch, &follow, parent.is_some());
+        let written = Written { name: &name, scope: &scope, parent: parent_name, patch: &given };
+        self.check_follow(
+            &follow,
+            &scope,
+            (fields, &patch),
+            (parent.is_some(), trees.is_parent(&name)),
+        )?;
         if written.is_named(Scheme::Carousel) && scope.is_device() && parent.is_none() {
             self.check_carousel(&patch, fields, span)?;
-            return Ok(ReadLimit { name, scope, parent, patch, options: None });
+            return Ok(ReadLimit { name, scope, parent, patch, follow, options: None });
         }
         // Of a kernel that has everything: what this host has is asked when the limits are planned.
         let options = written.options(trees, Kernel::WHOLE, None).map_err(refuse)?;
-        Ok(ReadLimit { name, scope, parent, patch, options: Some(options) })
-    }
-
-    fn scope(&self, value: &Value<'_>) -> Result<Scope, SpecError> {
-        const SCOPE: Option<&str> = Some("scope");
-        let Some(table) = value.get_ref().as_table() else {
-            return Err(self.wrong_type(value, "scope", "a table"));
-        };
-        let mut scope = None;
-        for (key, value) in in_order(table) {
-            let refuse = |problem| Err(self.at(&value.span(), SCOPE, problem));
-            if scope.is_some() {
-                return refuse(Problem::ManyScopes);
-            }
-            scope = Some(match key.get_ref().as_ref() {
-                "cgroup" => {
-                    let path = self.text(value, "scope")?;
-                    if path.trim().is_empty() {
-                        return refuse(Problem::EmptyCgroup);
-                    }
-                    if path.split('/').any(|part| part == "." || part == "..") {
-                        return refuse(Problem::CgroupPath(path.to_owned()));
-                    }
-                    Scope::Cgroup(path.to_owned())
-                }
-                kind @ ("port" | "dev") => {
-                    let name = self.text(value, "scope")?.to_owned();
-                    // A port of a software NIC may be in another network namespace.
-                    if !is_device_name(name.split('@').next().unwrap_or_default()) {
-                        return refuse(Problem::DeviceName(name));
-                    }
-                    if kind == "dev" { Scope::Dev(name) } else { Scope::Port(name) }
-                }
-                other => {
-                    let problem = Problem::UnknownField {
-                        field: other.to_owned(),
-                        hint: "write `scope = { cgroup = \"...\" }`, `{ dev = \"...\" }` or `{ port = \
-                               \"...\" }`"
-                            .to_owned(),
-                    };
-                    return Err(self.at(&key.span(), SCOPE, problem));
-                }
-            });
-        }
-        scope.ok_or_else(|| self.at(&value.span(), SCOPE, Problem::Missing(example("scope"))))
+        Ok(ReadLimit { name, scope, parent, patch, follow, options: Some(options) })
     }
 
     fn text<'v>(&self, value: &'v Value<'_>, field: &'static str) -> Result<&'v str, SpecError> {
@@ -695,6 +691,11 @@ fn example(name: &str) -> &'static str {
     key::find(keys, name).map_or("", |key| key.example)
 }
 
+/// The key of this name, which there is.
+fn flag_name(name: &str) -> &'static str {
+    key::find(fields::keys(), name).map_or("", |key| key.name)
+}
+
 /// What to type instead of a field that a limit does not have.
 fn hint(field: &str) -> String {
     let synonym = SYNONYMS.iter().find(|(name, _)| *name == field);
@@ -714,9 +715,13 @@ fn normal(scope: &Scope) -> Scope {
 }
 
 mod fleet;
+mod follow;
 mod nic;
 mod police;
 mod schema;
+mod tolerant;
+
+pub use follow::{Follow, FollowProblem, Moment};
 
 pub use schema::{auto_table, fields_table, schema};
 

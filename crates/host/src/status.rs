@@ -38,6 +38,9 @@ pub struct LimitStatus {
     /// Its cgroup, device or port, or where it was: a key of that name.
     #[serde(flatten, serialize_with = "scope")]
     pub scope: Scope,
+    /// With a selector: its cgroups.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub members: Option<Vec<String>>,
     /// Whether it is enforced.
     pub state: State,
     /// The name of the limit that it is inside of.
@@ -328,6 +331,7 @@ impl Serialize for State {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(match self {
             State::InForce => "in_force",
+            State::NoMembers => "waiting",
             State::ScopeGone => "waiting",
             State::Detached => "detached",
             State::NoFq => "no_fq",
@@ -386,14 +390,15 @@ impl LimitStatus {
     /// # Errors
     /// [`LimitError`] when its maps cannot be read.
     pub fn read(pinned: &PinnedLimit) -> Result<LimitStatus, LimitError> {
-        let Present { name, scope, state, parent, .. } = host::present(pinned);
+        let Present { name, scope, members, state, parent, .. } = host::present(pinned);
+        let members = matches!(scope, Scope::Select(_)).then_some(members);
         let mut status = Self::of_maps(name, scope, state, pinned.maps())?;
         status.settings = Settings::from(pinned.options());
         status.settings.xdp_mode = pinned.xdp_mode.map(XdpMode::name);
         let before = pinned.programs_before().into_iter();
         let programs_before =
             before.map(|Before { id, name, direction }| ProgramBefore { id, name, direction });
-        Ok(LimitStatus { parent, programs_before: programs_before.collect(), ..status })
+        Ok(LimitStatus { members, parent, programs_before: programs_before.collect(), ..status })
     }
 
     /// The same; one whose maps cannot be read is broken.
@@ -425,6 +430,7 @@ impl LimitStatus {
         LimitStatus {
             name,
             scope,
+            members: None,
             state: State::Broken,
             parent,
             guarantee_bit_s: None,
@@ -453,16 +459,18 @@ impl LimitStatus {
             None => Ok(None),
             Some(_) => DirectionStatus::read(&limit, maps, direction).map(Some),
         };
-        let class = LimitOptions::from(&limit).class;
+        let options = maps.options()?;
+        let class = options.class;
         let guarantee = class.and_then(|class| class.guarantee);
         Ok(LimitStatus {
             name,
             scope,
+            members: None,
             state,
             parent: None,
             guarantee_bit_s: guarantee.map(Rate::bit_s),
             weight: class.map(|class| class.weight),
-            settings: LimitOptions::from(&limit).into(),
+            settings: options.into(),
             egress: direction(Direction::Egress)?,
             ingress: direction(Direction::Ingress)?,
             waiting: None,
@@ -635,7 +643,7 @@ mod tests {
         let mut counters = Counts::default();
         counters.bytes[0] = pass_bytes;
         counters.packets[0] = pass_bytes / 1000;
-        let settings = LimitOptions::from(&intf::Limit::default()).into();
+        let settings = LimitOptions::from(&intf::Entry::default()).into();
         let egress = DirectionStatus {
             rate_bit_s: 8_000_000,
             now_bit_s: None,
@@ -651,6 +659,7 @@ mod tests {
             last: Ages::default(),
         };
         LimitStatus {
+            members: None,
             name: "a".into(),
             scope: Scope::Cgroup("x".into()),
             state: State::ScopeGone,

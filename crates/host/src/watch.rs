@@ -66,7 +66,7 @@ impl Watch {
         let mut now = BTreeMap::new();
         let mut watched = Vec::with_capacity(limits.list.len());
         for limit in limits.list {
-            let key = key(&limit.status, limit.place_id);
+            let key = key(&limit.status, limit.place_ids.first().copied().unwrap_or_default());
             let earlier = self.earlier.get(&key);
             let sample = LimitSample::between(earlier, &limit.status, interval_ns, unix_ns);
             now.insert(key, limit.status.clone());

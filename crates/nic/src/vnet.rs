@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct VnetHeader {
-    /// [`NEEDS_CSUM`](Self::NEEDS_CSUM), [`DATA_VALID`](Self::DATA_VALID).
+    /// [`NEEDS_CSUM`](Self::NEEDS_CSUM).
     pub flags: u8,
     /// What the frame is cut into; see [`Segmentation`].
     pub gso_type: u8,
@@ -41,8 +41,6 @@ impl VnetHeader {
     pub const BYTES: usize = size_of::<Self>();
     /// The transport checksum covers only the pseudo header yet.
     pub const NEEDS_CSUM: u8 = 1;
-    /// The checksum was verified.
-    pub const DATA_VALID: u8 = 2;
 
     const GSO_TCPV4: u8 = 1;
     const GSO_TCPV6: u8 = 4;

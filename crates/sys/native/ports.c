@@ -84,9 +84,6 @@ int native_ac_turn_epoch(const struct ac_limit *limit, struct ac_state *state, _
 	return ac_turn_epoch(limit, state, now_ns, 0, 1448);
 }
 
-const __u32 native_ac_bytes[] = {sizeof(struct ac_limit), sizeof(struct ac_state),
-				 sizeof(struct ac_flow), sizeof(struct tcp_key)};
-
 void native_opt_read(struct opt_walk *walk)
 {
 	for (int i = 0; i < OPT_MAX_BYTES; i++)

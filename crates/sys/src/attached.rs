@@ -67,25 +67,26 @@ pub fn attached(wanted: impl Fn(u64) -> bool) -> Vec<Attached> {
 /// The maps of a limit by its program; `None` if the program is another one, or has gone.
 fn maps_of(program: u32) -> Option<LimitMaps> {
     let (name, ids) = program_maps(program)?;
-    if !SCHEMES.iter().any(|info| info.cgroup_program == Some(name.as_str())) {
+    if !SCHEMES.iter().any(|info| info.cgroup_programs.first() == Some(&name.as_str())) {
         return None;
     }
     // The maps of a parent have the same names and are met later (maps.h): the first ones are the limit's
     // own.
-    let (mut limit, mut queues, mut counters) = (None, None, None);
+    let (mut limit, mut queues, mut counters, mut exempt) = (None, None, None, None);
     for id in ids {
         let Ok(map) = MapHandle::from_map_id(id) else { continue };
         let place = match map.name().to_str() {
             Some("limit") => &mut limit,
-            Some("queues_of_limit") => &mut queues,
+            Some("queues_of_limit" | "meters_of_limit") => &mut queues,
             Some("counters") => &mut counters,
+            Some("exempt_prefixes") => &mut exempt,
             _ => continue,
         };
         place.get_or_insert(map);
     }
     let (limit, queues, counters) = (limit?, queues?, counters?);
     // For reading: nothing is set on sockets by these.
-    Some(LimitMaps::new(limit, queues, counters))
+    Some(LimitMaps { exempt, ..LimitMaps::new(limit, queues, counters) })
 }
 
 /// The name of a program, and the ids of its maps.

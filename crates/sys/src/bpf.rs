@@ -3,10 +3,10 @@
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
-    os::fd::{AsFd, AsRawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
 };
 
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, libbpf_sys};
 
 use crate::{cgroup::Cgroup, limit::LimitError, query};
 
@@ -28,15 +28,15 @@ pub(crate) fn map_error(map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> L
     move |source| LimitError::Map { map, source }
 }
 
+/// Reads what a value of a map begins with.
 pub(crate) fn lookup<T: bytemuck::Pod>(
     map: &MapHandle,
     name: &'static str,
     key: u32,
 ) -> Result<T, LimitError> {
     let value = map.lookup(&key.to_ne_bytes(), MapFlags::ANY).map_err(map_error(name))?;
-    let value = value.filter(|bytes| bytes.len() == size_of::<T>());
     value
-        .and_then(|bytes| bytemuck::try_pod_read_unaligned(&bytes).ok())
+        .and_then(|bytes| bytemuck::try_pod_read_unaligned(bytes.get(..size_of::<T>())?).ok())
         .ok_or(LimitError::Layout(name))
 }
 
@@ -47,17 +47,46 @@ pub(crate) fn reuse(
     map.reuse_fd(with.as_fd()).map_err(load_error("companion"))
 }
 
-/// Attaches a program to a cgroup, beside those of others.
+/// The links of a limit, by the name under which they are pinned.
+pub(crate) type Links = Vec<(&'static str, OwnedFd)>;
+
+/// Attaches a loaded program to a hook of a cgroup, beside those of others. The name is that of a limit's
+/// link.
 pub(crate) fn attach(
-    program: &libbpf_rs::ProgramMut<'_>,
+    program: BorrowedFd<'_>,
     name: &'static str,
     cgroup: &Cgroup,
-) -> Result<Link, LimitError> {
-    program.attach_cgroup(cgroup.as_fd().as_raw_fd()).map_err(|source| {
-        let denied = matches!(source.kind(), libbpf_rs::ErrorKind::PermissionDenied);
-        match query::exclusive_holder(cgroup).filter(|_| denied) {
-            Some(holder) => LimitError::Occupied { cgroup: cgroup.path().to_owned(), holder },
-            None => LimitError::Attach { program: name, cgroup: cgroup.path().to_owned(), source },
-        }
+) -> Result<OwnedFd, LimitError> {
+    let hook = match name {
+        "egress" => libbpf_sys::BPF_CGROUP_INET_EGRESS,
+        "ingress" => libbpf_sys::BPF_CGROUP_INET_INGRESS,
+        _ => libbpf_sys::BPF_CGROUP_SOCK_OPS,
+    };
+    // SAFETY: both descriptors are open, and options may be left out.
+    let fd = unsafe {
+        libbpf_sys::bpf_link_create(
+            program.as_raw_fd(),
+            cgroup.as_fd().as_raw_fd(),
+            hook,
+            std::ptr::null(),
+        )
+    };
+    if fd >= 0 {
+        // SAFETY: a new descriptor that nobody else owns.
+        return Ok(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+    let source = libbpf_rs::Error::from_raw_os_error(-fd);
+    let denied = matches!(source.kind(), libbpf_rs::ErrorKind::PermissionDenied);
+    Err(match query::exclusive_holder(cgroup).filter(|_| denied) {
+        Some(holder) => LimitError::Occupied { cgroup: cgroup.path().to_owned(), holder },
+        None => LimitError::Attach { program: name, cgroup: cgroup.path().to_owned(), source },
     })
+}
+
+/// A program that stays loaded when its skeleton goes.
+pub(crate) fn keep(
+    program: &libbpf_rs::ProgramMut<'_>,
+    name: &'static str,
+) -> Result<OwnedFd, LimitError> {
+    program.as_fd().try_clone_to_owned().map_err(|e| load_error(name)(e.into()))
 }

@@ -114,7 +114,8 @@ impl Hierarchy {
     }
 
     /// The path of a group from an absolute one, as the host or this process has it.
-    pub(crate) fn relative(&self, absolute: &Path) -> String {
+    #[must_use]
+    pub fn relative(&self, absolute: &Path) -> String {
         let inside =
             absolute.strip_prefix(&self.mount).or_else(|_| absolute.strip_prefix(&self.shown));
         inside.unwrap_or(absolute).to_string_lossy().trim_matches('/').to_owned()
@@ -380,7 +381,10 @@ impl AsFd for Cgroup {
 }
 
 /// The mount points of a type of file system; what is mounted of a whole hierarchy comes first.
-fn mounts_of<'a>(mountinfo: &'a str, fs_type: &'a str) -> impl Iterator<Item = PathBuf> + 'a {
+pub(crate) fn mounts_of<'a>(
+    mountinfo: &'a str,
+    fs_type: &'a str,
+) -> impl Iterator<Item = PathBuf> + 'a {
     // "ID PARENT DEV ROOT MOUNTPOINT OPTIONS ... - FSTYPE SOURCE OPTIONS"
     let all = mountinfo.lines().filter_map(move |line| {
         let (left, right) = line.split_once(" - ")?;
@@ -394,7 +398,7 @@ fn mounts_of<'a>(mountinfo: &'a str, fs_type: &'a str) -> impl Iterator<Item = P
     all.into_iter().map(|(_, mount)| mount)
 }
 
-fn is_cgroup2(path: &Path) -> bool {
+pub(crate) fn is_cgroup2(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type as u64 == CGROUP2_MAGIC)
 }
 

@@ -163,7 +163,7 @@ pub fn measure(
         QueueState::Full => queue.finish_ns = now * 1_000_000_000 + hour,
     }
     let key = 0u32.to_ne_bytes();
-    let (limit, queue) = (bytemuck::bytes_of(&limit), bytemuck::bytes_of(&queue));
+    let (limit, queue) = (bytemuck::bytes_of(&limit.common), bytemuck::bytes_of(&queue));
     nrm.maps.limit.update(&key, limit, MapFlags::ANY).map_err(of_libbpf("write the limit"))?;
     nrm.maps
         .queues_of_limit

@@ -22,6 +22,7 @@ use libbpf_rs::{
 use tidegate_core::{Direction, Scope};
 
 use crate::{
+    bpf::Links,
     bpf::quiet_libbpf,
     fq::FqError,
     intf::{self, DIRECTIONS},
@@ -81,7 +82,7 @@ impl Target {
     }
 
     /// A limit on it as it lies in the map.
-    pub(crate) fn encode(&self, options: &LimitOptions) -> Result<intf::Limit, LimitError> {
+    pub(crate) fn encode(&self, options: &LimitOptions) -> Result<intf::Entry, LimitError> {
         let mut limit = options.encode(self.namespace)?;
         limit.ifindex = self.ifindex;
         if self.is_port() {
@@ -169,7 +170,7 @@ impl Drop for Filters {
 /// What holds the programs of a limit on a device.
 #[derive(Debug, Default)]
 pub(crate) struct Hooked {
-    pub(crate) links: Vec<(&'static str, Link)>,
+    pub(crate) links: Links,
     pub(crate) filters: Option<Filters>,
 }
 
@@ -229,7 +230,7 @@ fn attach_at(
 }
 
 /// A tcx link; `None` where the kernel has none.
-fn tcx(program: &ProgramMut<'_>, ifindex: u32, before: bool) -> Option<Link> {
+fn tcx(program: &ProgramMut<'_>, ifindex: u32, before: bool) -> Option<OwnedFd> {
     // SAFETY: a C struct of integers, for which zero is "not given".
     let mut opts: libbpf_sys::bpf_tcx_opts = unsafe { std::mem::zeroed() };
     opts.sz = size_of_val(&opts) as _;
@@ -245,7 +246,8 @@ fn tcx(program: &ProgramMut<'_>, ifindex: u32, before: bool) -> Option<Link> {
         )
     };
     // SAFETY: libbpf gives a link that the caller owns, or null.
-    NonNull::new(link).map(|link| unsafe { Link::from_ptr(link) })
+    let link = NonNull::new(link).map(|link| unsafe { Link::from_ptr(link) })?;
+    link.as_fd().try_clone_to_owned().ok()
 }
 
 fn add_filter(

@@ -1,9 +1,9 @@
 //! The trie of those who are exempt from a limit.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
-use tidegate_core::prefixes::Prefix;
+use tidegate_core::prefixes::{Prefix, Prefixes};
 
-use crate::{bpf::map_error, intf::ExemptConf, limit::LimitError};
+use crate::{bpf::map_error, limit::LimitError};
 
 /// Key of the trie, `struct tg_prefix`: the length in bits, the version of IP, the address.
 const KEY_BYTES: usize = 24;
@@ -33,35 +33,28 @@ macro_rules! set_exempt {
 pub(crate) use set_exempt;
 
 /// The word before the address: the version of IP, and in a trie that limits share, whose it is.
-fn key(address: [u8; 16], bits: u8, index: u32) -> Vec<u8> {
+fn key(prefix: &Prefix, index: u32) -> Vec<u8> {
     let mut key = Vec::with_capacity(KEY_BYTES);
-    let version: u32 = if (Prefix { address, bits }).is_v4() { 4 } else { 6 };
-    key.extend((VERSION_BITS + u32::from(bits)).to_ne_bytes());
+    let version: u32 = if prefix.is_v4() { 4 } else { 6 };
+    key.extend((VERSION_BITS + u32::from(prefix.bits)).to_ne_bytes());
     key.extend((index << INDEX_SHIFT | version).to_be_bytes());
-    key.extend(address);
+    key.extend(prefix.address);
     key
 }
 
-pub(crate) fn fill(trie: &MapHandle, exempt: &ExemptConf) -> Result<(), LimitError> {
-    fill_of(trie, exempt, 0)
-}
-
-/// The same in a trie that limits share, of the one of this index.
-pub(crate) fn fill_of(trie: &MapHandle, exempt: &ExemptConf, index: u32) -> Result<(), LimitError> {
-    let refused = || map_error("exempt");
-    let count = exempt.count as usize;
-    let wanted: Vec<_> = exempt
-        .address
-        .iter()
-        .zip(exempt.bits)
-        .take(count)
-        .map(|(a, bits)| key(*a, bits, index))
-        .collect();
-    let is_ours = |key: &Vec<u8>| {
+/// The keys in a trie of the limit of an index.
+fn keys(trie: &MapHandle, index: u32) -> impl Iterator<Item = Vec<u8>> {
+    trie.keys().filter(move |key| {
         let word = key.get(4..8).and_then(|word| Some(u32::from_be_bytes(word.try_into().ok()?)));
         word.is_some_and(|word| word >> INDEX_SHIFT == index)
-    };
-    let present: Vec<_> = trie.keys().filter(is_ours).collect();
+    })
+}
+
+/// Makes prefixes those that the limit of an index exempts; it is 0 in a trie that limits do not share.
+pub(crate) fn fill(trie: &MapHandle, exempt: &Prefixes, index: u32) -> Result<(), LimitError> {
+    let refused = || map_error("exempt");
+    let wanted: Vec<_> = exempt.as_slice().iter().map(|prefix| key(prefix, index)).collect();
+    let present: Vec<_> = keys(trie, index).collect();
     for key in &wanted {
         trie.update(key, &[1], MapFlags::ANY).map_err(refused())?;
     }
@@ -69,4 +62,17 @@ pub(crate) fn fill_of(trie: &MapHandle, exempt: &ExemptConf, index: u32) -> Resu
         trie.delete(key).map_err(refused())?;
     }
     Ok(())
+}
+
+/// The prefixes that the limit of an index exempts.
+pub(crate) fn read(trie: &MapHandle, index: u32) -> Prefixes {
+    let mut exempt = Prefixes::default();
+    for key in keys(trie, index) {
+        let bits = key.first_chunk().map_or(0, |bits| u32::from_ne_bytes(*bits));
+        let bits = u8::try_from(bits.saturating_sub(VERSION_BITS)).unwrap_or(u8::MAX);
+        let address = key.last_chunk().copied().unwrap_or_default();
+        // There are no more than fit.
+        exempt.insert(Prefix { address, bits });
+    }
+    exempt
 }

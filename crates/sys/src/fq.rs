@@ -77,7 +77,9 @@ fn check_here(scope: &Scope) -> Result<(), FqError> {
             let device = devices.iter().find(|device| device.name == *name);
             vec![device.ok_or_else(|| FqError::Missing(name.clone()))?]
         }
-        Scope::Cgroup(_) | Scope::Port(_) => leaving(&mut netlink, &devices, scope)?,
+        Scope::Cgroup(_) | Scope::Select(_) | Scope::Port(_) => {
+            leaving(&mut netlink, &devices, scope)?
+        }
     };
     if leaving.is_empty() {
         return Err(FqError::NoDevice);
@@ -204,6 +206,7 @@ mod tests {
             kind: kind.into(),
             master,
             below: None,
+            peer: None,
         };
         let bridge = device(1, "bridge", None);
         let all = [bridge.clone(), device(2, "", Some(1)), device(3, "tun", Some(1))];

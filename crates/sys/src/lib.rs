@@ -6,6 +6,7 @@
 //!
 //! - [`preflight`]: what the host must have, asked before anything is changed.
 //! - [`features`]: what the kernel has of what schemes need.
+//! - [`survey`]: what a host is and who else is attached to it, for `tidegate doctor`.
 //! - [`cgroup`]: the hierarchy and its groups.
 //! - [`limit`]: one limit: what it does, its maps, and its programs, attached while a value lives.
 //! - [`device`]: programs on devices.
@@ -15,6 +16,7 @@
 //! - [`gate`]: cgroups as they come and go, and what a new one may send until it is decided.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
 //! - [`mounts`]: the host's mounts, as a process that has some of its own reaches them.
+//! - [`names`]: names of hosts and users in a static binary.
 //! - `root_qdisc`: the qdisc at the root of a limited device.
 //! - `remains`: what is ours in the kernel, found without a limit's maps.
 //! - [`store`]: limits that stay, pinned in the BPF file system; [`bpffs`]: one for tests and the laboratory.
@@ -45,6 +47,7 @@ pub mod group;
 pub mod intf;
 pub mod limit;
 pub mod mounts;
+pub mod names;
 pub mod net;
 pub mod preflight;
 pub mod process;
@@ -54,6 +57,7 @@ mod root_qdisc;
 pub mod sched;
 pub mod schemes;
 pub mod store;
+pub mod survey;
 pub mod waiting;
 pub mod xdp;
 

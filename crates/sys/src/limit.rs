@@ -3,6 +3,8 @@
 //! [`AttachedLimit`] lives as long as the process that holds it (`tidegate run`): when it ends, for
 //! any reason, the kernel takes the programs off. [`crate::store`] pins one so that it stays.
 
+use tidegate_core::Scope;
+
 use crate::{
     cgroup::{Cgroup, Hierarchy},
     device::Target,
@@ -20,7 +22,7 @@ mod reading;
 pub(crate) mod settings;
 
 pub use attached::AttachedLimit;
-pub(crate) use attached::Links;
+pub(crate) use attached::Loaded;
 pub(crate) use carried::Carried;
 pub use error::LimitError;
 pub(crate) use handle::Handle;
@@ -54,7 +56,14 @@ impl AttachedLimit {
         options: &LimitOptions,
         parent: Option<&LimitMaps>,
     ) -> Result<AttachedLimit, LimitError> {
-        schemes::of(options.scheme).attach_cgroup(hierarchy, cgroup, options, parent)
+        let scheme = schemes::of(options.scheme);
+        let scope = Scope::Cgroup(cgroup.path().to_owned());
+        if let Some(why) = scheme.why_unkept(hierarchy, &scope, Some(cgroup)) {
+            return Err(why.into());
+        }
+        let loaded = scheme.load(cgroup.id(), options, parent)?;
+        let links = loaded.attach(cgroup)?;
+        Ok(AttachedLimit::new(loaded.maps, links))
     }
 
     /// The same on a device, with a scheme that is for devices. A qdisc that somebody has put there is only

@@ -89,7 +89,14 @@ fn missing_capabilities(status: &str, needed: &[u32]) -> Vec<&'static str> {
         .collect()
 }
 
-fn release() -> String {
+/// Those of [`preflight`] that this process lacks, by name; `None` if it cannot tell.
+pub(crate) fn lacking() -> Option<Vec<&'static str>> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    Some(missing_capabilities(&status, &[CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN]))
+}
+
+/// The release of the running kernel.
+pub(crate) fn release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 

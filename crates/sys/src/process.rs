@@ -128,6 +128,12 @@ impl SignalQueue {
         }
     }
 
+    /// Gives this thread the signal mask that it had before. What has come and was not taken is delivered.
+    pub fn restore(self) {
+        // SAFETY: `original` is a signal set that pthread_sigmask has filled.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.original, ptr::null_mut()) };
+    }
+
     /// Waits for the next signal; `None` after `timeout`.
     ///
     /// # Errors

@@ -22,6 +22,9 @@ const ATTACH_TYPES: [(libbpf_sys::bpf_attach_type, &str); 3] = [
     (libbpf_sys::BPF_CGROUP_SOCK_OPS, "sock_ops"),
 ];
 
+/// The loopback device's index, in every network namespace.
+const LOOPBACK: u32 = 1;
+
 /// Programs that one query reads at most.
 const MAX_PROGRAMS: usize = 64;
 
@@ -81,6 +84,11 @@ pub(crate) fn is_on_devices(name: &str) -> bool {
     SCHEMES.iter().any(|info| info.device_programs.contains(&name))
 }
 
+/// The same on a cgroup.
+pub(crate) fn is_on_cgroups(name: &str) -> bool {
+    SCHEMES.iter().any(|info| info.cgroup_programs.contains(&name))
+}
+
 /// The same of a program by the kernel's id.
 pub(crate) fn is_of_ours(program: u32) -> bool {
     program_name(program).is_some_and(|name| is_on_devices(&name))
@@ -98,6 +106,15 @@ pub(crate) struct OnSide {
 /// The tcx programs on a side of a device of the calling thread's namespace, in the order in which packets
 /// meet them; none where the kernel has no tcx (before 6.6).
 pub(crate) fn tcx_programs(ifindex: u32, side: Side) -> Vec<OnSide> {
+    ask_tcx(ifindex, side).unwrap_or_default()
+}
+
+/// Whether the kernel has tcx; it cannot be asked without CAP_NET_ADMIN.
+pub(crate) fn has_tcx() -> bool {
+    ask_tcx(LOOPBACK, Side::In).is_some()
+}
+
+fn ask_tcx(ifindex: u32, side: Side) -> Option<Vec<OnSide>> {
     let hook = match side {
         Side::In => libbpf_sys::BPF_TCX_INGRESS,
         Side::Out => libbpf_sys::BPF_TCX_EGRESS,
@@ -113,10 +130,13 @@ pub(crate) fn tcx_programs(ifindex: u32, side: Side) -> Vec<OnSide> {
     // SAFETY: the struct says its own size, and both arrays have room for as many entries as it says; all
     // outlive the call.
     let ret = unsafe { libbpf_sys::bpf_prog_query_opts(ifindex as i32, hook, &raw mut query) };
+    if ret != 0 {
+        return None;
+    }
     // SAFETY: both members of the union are the same number.
     let count = unsafe { query.__bindgen_anon_1.count } as usize;
-    let found = programs.into_iter().zip(links).take(if ret == 0 { count } else { 0 });
-    found.map(|(program, link)| OnSide { program, link }).collect()
+    let found = programs.into_iter().zip(links).take(count);
+    Some(found.map(|(program, link)| OnSide { program, link }).collect())
 }
 
 /// Takes a link off at once, whoever holds it.
@@ -130,8 +150,30 @@ pub(crate) fn detach_link(id: u32) -> io::Result<()> {
     of(unsafe { libbpf_sys::bpf_link_detach(fd.as_raw_fd()) }).map(drop)
 }
 
+/// The programs attached to a cgroup itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OnHook {
+    /// The kernel's ids of them.
+    pub(crate) programs: Vec<u32>,
+    /// Others may be attached beside them.
+    pub(crate) multi: bool,
+}
+
+/// Those of each hook that a limit uses, with its name.
+///
+/// # Errors
+/// What the kernel says: `EPERM`, or `EINVAL` if it has no such hook.
+pub(crate) fn on_cgroup(cgroup: &Cgroup) -> io::Result<Vec<(&'static str, OnHook)>> {
+    ATTACH_TYPES.into_iter().map(|(hook, name)| Ok((name, on_hook(cgroup, hook)?))).collect()
+}
+
 /// The first program attached here without BPF_F_ALLOW_MULTI.
-fn exclusive_program(cgroup: &Cgroup, attach_type: libbpf_sys::bpf_attach_type) -> Option<u32> {
+fn exclusive_program(cgroup: &Cgroup, hook: libbpf_sys::bpf_attach_type) -> Option<u32> {
+    let on_hook = on_hook(cgroup, hook).ok().filter(|on_hook| !on_hook.multi)?;
+    on_hook.programs.first().copied()
+}
+
+fn on_hook(cgroup: &Cgroup, hook: libbpf_sys::bpf_attach_type) -> io::Result<OnHook> {
     let mut ids = [0u32; MAX_PROGRAMS];
     let mut count = MAX_PROGRAMS as u32;
     let mut flags = 0u32;
@@ -140,15 +182,19 @@ fn exclusive_program(cgroup: &Cgroup, attach_type: libbpf_sys::bpf_attach_type) 
     let ret = unsafe {
         libbpf_sys::bpf_prog_query(
             cgroup.as_fd().as_raw_fd(),
-            attach_type,
+            hook,
             0,
             &raw mut flags,
             ids.as_mut_ptr(),
             &raw mut count,
         )
     };
+    if ret < 0 {
+        return Err(io::Error::from_raw_os_error(-ret));
+    }
     let multi = flags & libbpf_sys::BPF_F_ALLOW_MULTI != 0;
-    (ret == 0 && count > 0 && !multi).then_some(ids[0])
+    let programs = ids.into_iter().take(count as usize).filter(|id| *id != 0).collect();
+    Ok(OnHook { programs, multi })
 }
 
 /// Pins a program, or a link, of which only the descriptor is left.

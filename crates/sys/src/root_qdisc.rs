@@ -19,9 +19,16 @@ pub(crate) fn ours(qdiscs: &[QueueStats]) -> Option<&QueueStats> {
     qdiscs.iter().find(|q| q.parent == Handle::ROOT && q.handle == ROOT)
 }
 
+/// The qdisc that somebody else has put at the root of a device; those that the kernel puts there by itself
+/// have no handle.
+pub(crate) fn foreign(qdiscs: &[QueueStats]) -> Option<&QueueStats> {
+    let is_put = |q: &&QueueStats| q.handle != Handle::UNSPEC && q.handle != ROOT;
+    qdiscs.iter().filter(|q| q.parent == Handle::ROOT).find(is_put)
+}
+
 /// Puts a qdisc at the root of a device that no other limit has. One that somebody has put there is only
-/// replaced with `force`; those that the kernel puts there by itself have no handle, and come back by
-/// themselves. One of ours was left by a process that died.
+/// replaced with `force`; those of the kernel come back by themselves. One of ours was left by a process that
+/// died.
 ///
 /// # Errors
 /// [`LimitError::ForeignQdisc`]; [`LimitError::NoQdisc`] if the kernel lacks this kind.
@@ -36,9 +43,7 @@ pub(crate) fn put(
     let mut verb = Verb::Add;
     if ours(&qdiscs).is_some() {
         netlink.delete_qdisc(ifindex, Handle::ROOT)?;
-    } else if let Some(foreign) =
-        qdiscs.iter().find(|q| q.parent == Handle::ROOT && q.handle != Handle::UNSPEC)
-    {
+    } else if let Some(foreign) = foreign(&qdiscs) {
         if !force {
             let (device, kind) = (device.to_owned(), foreign.kind.clone());
             let handle = foreign.handle.to_string();

@@ -15,7 +15,7 @@ use crate::{
     device::Target,
     fq::FqError,
     intf,
-    limit::{AttachedLimit, Handle, LimitError, LimitMaps, LimitOptions},
+    limit::{AttachedLimit, Handle, LimitError, LimitMaps, LimitOptions, Loaded},
 };
 
 pub mod acks;
@@ -42,22 +42,22 @@ pub(crate) trait Scheme: Sync {
     /// The names of the links of a limit.
     fn links(&self, limit: &intf::Limit) -> &'static [&'static str];
 
-    /// Loads the programs of a limit and attaches them to a cgroup; one with a class gets its part of
-    /// `parent`. Sockets that exist are not touched.
+    /// Loads the programs of a limit for cgroups: the one of this id, or any with 0. One with a class gets
+    /// its part of `parent`.
     ///
     /// # Errors
-    /// [`LimitError`]; nothing is attached.
-    fn attach_cgroup(
+    /// [`LimitError`].
+    fn load(
         &self,
-        _hierarchy: &Hierarchy,
-        _cgroup: &Cgroup,
+        _cgroup_id: u64,
         options: &LimitOptions,
         _parent: Option<&LimitMaps>,
-    ) -> Result<AttachedLimit, LimitError> {
+    ) -> Result<Loaded, LimitError> {
         Err(ConfigError::Scheme(options.scheme).into())
     }
 
-    /// The same on a device. A qdisc that somebody has put there is only replaced with `force`.
+    /// Loads the programs of a limit and attaches them to a device. A qdisc that somebody has put there is
+    /// only replaced with `force`.
     ///
     /// # Errors
     /// [`LimitError`]; nothing is attached.
@@ -125,7 +125,7 @@ pub fn needs_other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
         // Each direction of a qdisc has a device of its own.
         let directions = (options.egress.is_some(), options.ingress.is_some());
         let qdisc = info.has_qdisc.then_some((options.scheme, directions));
-        (info.cgroup_program, info.device_programs, qdisc)
+        (info.cgroup_programs, info.device_programs, qdisc)
     };
     programs(from) != programs(to)
         || from.exempt.is_empty() != to.exempt.is_empty()

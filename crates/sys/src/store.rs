@@ -8,6 +8,7 @@
 //!                           parent_{queues,sockets}           of a child: the maps of its parent
 //!                           parent                            symbolic link to the parent's name
 //!                           cgroup                            symbolic link to the cgroup's directory
+//!                           select, members, member_...       of one with several (see store/members.rs)
 //!                           dev, port                         ... or to the device's name
 //!                           xdp                               link of a policer's ingress in XDP
 //!                           program_{egress,ingress}, clsact  a device's without links (see device)
@@ -30,12 +31,14 @@ mod hook;
 mod htb;
 mod intent;
 mod journal;
+pub(crate) mod members;
 pub(crate) mod pins;
 mod place;
 mod pools;
 mod recover;
 mod replace;
 pub(crate) mod unreadable;
+mod whereabouts;
 
 use std::{
     collections::BTreeSet,
@@ -45,13 +48,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libbpf_rs::{Link, MapCore, MapHandle, query::LinkTypeInfo};
+use libbpf_rs::{MapCore, MapHandle};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use tidegate_core::{Scheme, Scope, class::MAX_DEPTH};
 
 use crate::{
-    cgroup::{Cgroup, Hierarchy},
-    device::{self, Target, XDP_PIN},
+    cgroup::Hierarchy,
+    device::{Target, XDP_PIN},
     fq::FqError,
     group::GroupMaps,
     intf,
@@ -70,10 +73,12 @@ pub use around::Before;
 pub use error::StoreError;
 pub use inside::{can_contain, is_above};
 pub use intent::Intent;
+pub use members::Member;
 use pools::POOL_PREFIX;
 pub use rate::RateSet;
 pub use unreadable::{Listing, Unreadable};
 pub use waiting::Waiting;
+use whereabouts::Whereabouts;
 
 /// Where the BPF file system is mounted by convention.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -95,6 +100,8 @@ const DEV: &str = "dev";
 const PORT: &str = "port";
 /// ... and whose child it is.
 const PARENT: &str = "parent";
+/// The directory of the members of a limit over several cgroups.
+const MEMBERS: &str = "members";
 /// The pins of the parent's maps.
 const PARENT_QUEUES: &str = "parent_queues";
 const PARENT_SOCKETS: &str = "parent_sockets";
@@ -113,6 +120,8 @@ pub struct Store {
     force: bool,
     /// Limits that will be taken off, beside which others may be put on.
     leaving: BTreeSet<String>,
+    /// The cgroups that a limit of this name has when it is put on.
+    begin_with: Option<(String, Vec<String>)>,
 }
 
 /// Keeps other writers out while it lives.
@@ -149,7 +158,7 @@ pub struct PinnedLimit {
     /// Its name.
     pub name: String,
     /// As it is in force.
-    pub limit: intf::Limit,
+    pub limit: intf::Entry,
     /// Where it is now; `None` when its cgroup or device has been removed and nothing is limited any more.
     pub scope: Option<Scope>,
     /// Where it was put on.
@@ -157,6 +166,8 @@ pub struct PinnedLimit {
     /// Hooks at which its program no longer is, though the cgroup or device is there: somebody took it off.
     /// `parent` is among them when the parent that it knows is no more.
     pub unhooked: Vec<&'static str>,
+    /// With a selector: its cgroups, by id.
+    pub members: Vec<Member>,
     /// The name of its parent.
     pub parent: Option<String>,
     /// With scheme `edt`: why packets are not kept until their departure.
@@ -178,11 +189,12 @@ impl PinnedLimit {
     }
 
     /// Other settings for it, as they lie in its map.
-    fn encode(&self, options: &LimitOptions) -> Result<intf::Limit, StoreError> {
+    fn encode(&self, options: &LimitOptions) -> Result<intf::Entry, StoreError> {
         let limit = options.encode(self.limit.cgroup_id).map_err(LimitError::Config);
-        let limit = limit.map_err(limit_error(&self.name))?;
-        let flags = limit.flags | self.limit.flags & intf::FLAG_PORT;
-        Ok(intf::Limit { ifindex: self.limit.ifindex, flags, ..limit })
+        let mut limit = limit.map_err(limit_error(&self.name))?;
+        limit.ifindex = self.limit.ifindex;
+        limit.flags |= self.limit.flags & intf::FLAG_PORT;
+        Ok(limit)
     }
 }
 
@@ -223,7 +235,12 @@ impl Store {
     /// whatever this process has mounted; any other path is taken as it is.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Store {
-        Store { root: place::resolve(root.into()), force: false, leaving: BTreeSet::new() }
+        Store {
+            root: place::resolve(root.into()),
+            force: false,
+            leaving: BTreeSet::new(),
+            begin_with: None,
+        }
     }
 
     /// Whether a limit that needs a qdisc replaces one that somebody has put on its device; it is not put
@@ -351,7 +368,7 @@ impl Store {
             },
             handle: None,
             at: self.place_of(name).map_or(0, |(_, index)| index % intf::CHUNK),
-            place: self.open_place(name),
+            place: self.open_place(name, intent.as_ref()),
             carried: self.carried_in(name),
             group: match dir.join(GROUP).exists() {
                 true => Some(GroupMaps {
@@ -366,12 +383,13 @@ impl Store {
         let parent = fs::read_link(dir.join(PARENT)).ok();
         let parent = parent.and_then(|name| name.to_str().map(str::to_owned));
         let limit = maps.limit().map_err(limit_error(name))?;
-        let (scope, installed_on, mut unhooked) = if limit.ifindex == 0 {
-            whereabouts_of_cgroup(hierarchy, &dir, &limit)
-        } else {
-            whereabouts_of_device(&dir, &limit)
-        };
-        if limit.matched.count != 0 {
+        let Whereabouts { scope, installed_on, mut unhooked, members } =
+            Whereabouts::of(hierarchy, &dir, &limit);
+        if limit.is_matched() {
+            // Its prefixes are there alone.
+            if intent.as_ref().and_then(|intent| intent.options).is_none() {
+                return Err(limit_error(name)(LimitError::Layout("intent")));
+            }
             let here = scope.is_some();
             let place = maps.place.as_ref();
             unhooked = if here { self.unhooked_matched(name, &limit, place) } else { Vec::new() };
@@ -391,12 +409,9 @@ impl Store {
         {
             unhooked.push(PARENT);
         }
-        let unkept = scope.as_ref().and_then(|scope| {
-            scheme.why_unkept(hierarchy, scope, cgroup_of(hierarchy, scope).as_ref())
-        });
         let in_xdp = scope.is_some() && scheme.links(&limit).contains(&XDP_PIN);
         let there = in_xdp && !unhooked.contains(&XDP_PIN);
-        Ok(PinnedLimit {
+        let mut pinned = PinnedLimit {
             name: name.to_owned(),
             hooks: self.place_of(name).map_or(dir, |(pool, _)| pool),
             xdp_mode: there.then(|| xdp::on_device(limit.ifindex)?.mode).flatten(),
@@ -404,11 +419,14 @@ impl Store {
             scope,
             installed_on,
             unhooked,
-            unkept,
+            members,
+            unkept: None,
             parent,
             asked: intent.and_then(|intent| intent.options),
             maps,
-        })
+        };
+        pinned.unkept = pinned.find_unkept(hierarchy);
+        Ok(pinned)
     }
 
     /// Whether the queues that a child knows are still those of the limit of its parent's name.
@@ -432,12 +450,18 @@ impl Store {
         };
         let parent_scope = found.scope.clone().or_else(|| found.installed_on.clone());
         let parent_scope = parent_scope.unwrap_or_else(|| Scope::Cgroup(String::new()));
-        let parent_scheme = LimitOptions::from(&found.limit).scheme;
+        let parent_scheme = found.limit.scheme();
         let is_good = match scheme {
             scheme if scheme.info().has_qdisc => parent_scheme == scheme,
             _ => found.maps.sockets.is_some(),
         };
-        if !can_contain(&parent_scope, scope, scheme) || !is_good {
+        let contains = match (&parent_scope, scope) {
+            // Each member is looked at when it joins.
+            (above, Scope::Select(_)) => !above.is_device(),
+            (Scope::Select(_), Scope::Cgroup(path)) => found.is_above(path),
+            (above, below) => can_contain(above, below, scheme),
+        };
+        if !contains || !is_good {
             return Err(StoreError::NotAbove {
                 name: name.to_owned(),
                 scope: scope.clone(),
@@ -541,14 +565,22 @@ impl Store {
         };
         let Listing { limits: mut present, unreadable } = self.list(hierarchy)?;
         let goes = |other: &str| other == name || self.leaving.contains(other);
-        let has_scope = |other: &&Unreadable| other.scope.as_ref() == Some(scope);
+        let is_member = |other: &str| {
+            let dir = self.root.join(other);
+            cgroup.as_ref().is_some_and(|cgroup| members::has(&dir, cgroup.id()))
+        };
+        let has_scope =
+            |other: &&Unreadable| other.scope.as_ref() == Some(scope) || is_member(&other.name);
         if let Some(other) = unreadable.iter().filter(|o| !goes(&o.name)).find(has_scope) {
             let (scope, name) = (scope.clone(), other.name.clone());
             return Err(StoreError::ScopeUnreadable { scope, name });
         }
         let taken = |other: &&PinnedLimit| match &cgroup {
-            Some(cgroup) => other.limit.ifindex == 0 && other.limit.cgroup_id == cgroup.id(),
-            None => other.scope.as_ref() == Some(scope) && other.limit.matched.count == 0,
+            Some(cgroup) => {
+                let is_own = other.limit.ifindex == 0 && other.limit.cgroup_id == cgroup.id();
+                is_own || is_member(&other.name)
+            }
+            None => other.scope.as_ref() == Some(scope) && !other.limit.is_matched(),
         };
         if let Some(other) = present.iter().filter(|l| !goes(&l.name)).find(taken) {
             return Err(StoreError::ScopeTaken { scope: scope.clone(), name: other.name.clone() });
@@ -566,6 +598,9 @@ impl Store {
         let parent = parent.transpose()?;
         if options.scheme.info().has_qdisc && parent.is_none() {
             self.check_root_qdisc(&present, name, scope)?;
+        }
+        if let Scope::Select(selector) = scope {
+            return self.install_select(hierarchy, name, selector, options, parent);
         }
         if schemes::of(scheme).pinning() == Pinning::Tree {
             let cgroup = cgroup.as_ref();
@@ -651,7 +686,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let pinned = self.open(hierarchy, name)?;
         let limit = pinned.encode(options)?;
-        if needs_other_programs(&LimitOptions::from(&pinned.limit), options) {
+        if needs_other_programs(&pinned.options(), options) {
             return Err(StoreError::OtherPrograms(name.to_owned()));
         }
         if options.class.is_some() != pinned.parent.is_some() {
@@ -663,7 +698,7 @@ impl Store {
         };
         lock.journal.begin(self.removal(Deed::Change, name))?;
         // First what shall be: a change that is killed is finished by it.
-        let change = || self.change_to(hierarchy, &pinned, scope, &limit);
+        let change = || self.change_to(hierarchy, &pinned, scope, &limit, options);
         let done = Intent::change(&self.root.join(name), options, change);
         lock.journal.end();
         done
@@ -675,7 +710,8 @@ impl Store {
         hierarchy: &Hierarchy,
         pinned: &PinnedLimit,
         scope: &Scope,
-        limit: &intf::Limit,
+        limit: &intf::Entry,
+        options: &LimitOptions,
     ) -> Result<(), StoreError> {
         let name = &pinned.name;
         let scheme = schemes::of(limit.scheme());
@@ -684,11 +720,11 @@ impl Store {
         }
         if scheme.links(limit).contains(&XDP_PIN) != scheme.links(&pinned.limit).contains(&XDP_PIN)
         {
-            return self.change_hook(hierarchy, pinned, scope, limit);
+            return self.change_hook(hierarchy, pinned, scope, limit, options);
         }
-        self.check_change(name, scope, limit)?;
-        let cgroup = cgroup_of(hierarchy, scope);
-        pinned.maps.set(hierarchy, cgroup.as_ref(), limit).map_err(limit_error(name))
+        self.check_change(name, scope, &options.matched)?;
+        let cgroups = pinned.cgroups(hierarchy);
+        pinned.maps.set(hierarchy, &cgroups, limit, options).map_err(limit_error(name))
     }
 
     /// Takes a limit off and gives its sockets back. Works for one whose cgroup is gone, too.
@@ -733,53 +769,6 @@ impl Store {
     /// A limit that was named as [leaving](Store::leaving) has been replaced, and stays.
     pub fn stays(&mut self, name: &str) {
         self.leaving.remove(name);
-    }
-}
-
-/// Where a limit on a cgroup is, where it was put on, and the hooks it is no longer at.
-fn whereabouts_of_cgroup(
-    hierarchy: &Hierarchy,
-    dir: &Path,
-    limit: &intf::Limit,
-) -> (Option<Scope>, Option<Scope>, Vec<&'static str>) {
-    let installed_on = fs::read_link(dir.join(CGROUP)).ok().map(|at| hierarchy.relative(&at));
-    let is_it = |path: &String| hierarchy.open(path).is_ok_and(|c| c.id() == limit.cgroup_id);
-    // A cgroup of version 2 cannot be renamed, but has another path in another cgroup namespace.
-    let remembered = installed_on.clone().filter(is_it);
-    let cgroup = remembered.or_else(|| hierarchy.path_of(limit.cgroup_id));
-    let hooked = |name: &&str| {
-        let info = Link::open(dir.join(name)).and_then(|link| link.info());
-        matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id == limit.cgroup_id)
-    };
-    let hooks = schemes::of(limit.scheme()).links(limit);
-    let unhooked = match cgroup {
-        Some(_) => hooks.iter().copied().filter(|name| !hooked(name)).collect(),
-        None => Vec::new(),
-    };
-    (cgroup.map(Scope::Cgroup), installed_on.map(Scope::Cgroup), unhooked)
-}
-
-/// The same of a limit on a device.
-fn whereabouts_of_device(
-    dir: &Path,
-    limit: &intf::Limit,
-) -> (Option<Scope>, Option<Scope>, Vec<&'static str>) {
-    let (mark, kind): (_, fn(String) -> Scope) =
-        if limit.flags & intf::FLAG_PORT != 0 { (PORT, Scope::Port) } else { (DEV, Scope::Dev) };
-    let name = fs::read_link(dir.join(mark)).ok();
-    let installed_on = name.and_then(|name| name.to_str().map(str::to_owned)).map(kind);
-    let scope = installed_on.clone().filter(|scope| device::is_there(scope, limit));
-    let unhooked = match scope {
-        Some(_) => device::unhooked(dir, limit, schemes::of(limit.scheme()).links(limit)),
-        None => Vec::new(),
-    };
-    (scope, installed_on, unhooked)
-}
-
-fn cgroup_of(hierarchy: &Hierarchy, scope: &Scope) -> Option<Cgroup> {
-    match scope {
-        Scope::Cgroup(path) => hierarchy.open(path).ok(),
-        _ => None,
     }
 }
 

@@ -117,6 +117,9 @@ fn show_limit(out: &mut impl Write, paint: Paint, limit: &Applied, sample: &str)
         limit.scope,
         output::scheme(settings)
     )?;
+    if let Some(members) = &limit.members {
+        writeln!(out, "  {}", output::members(members))?;
+    }
     if let Some(alarm) = output::alarm(&limit.name, &limit.scope, limit.state) {
         writeln!(out, "  {}", paint.red(&format!("WARNING: {alarm}")))?;
     }

@@ -13,7 +13,7 @@ use tidegate_host::{
     auto::{Trees, Written},
     family::FamilyError,
     host::{Host, LockedHost, present},
-    plan::{Action, PlanError, Present, State, Wanted, join, plan},
+    plan::{Action, PlanError, State, Wanted, join, plan},
     settings::{SchemeSetting, SettingsProblem, differences, fits},
     spec::{Problem, is_device_name},
 };
@@ -73,39 +73,40 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
         host.force(args.force);
         let name = args.name.clone();
         let scope = host.host().resolve(&scope)?;
-        let shown = output::scope(&scope);
+        let members = host.host().members(&scope);
+        let shown = output::scope_with(&scope, &members);
         let present = host.host().present()?;
         let is = present.iter().find(|limit| limit.name == name);
         let trees = Trees::of(&present);
         let options = written.options(&trees, features::kernel(), is.map(|is| &is.options));
         let options = options.map_err(flag_error)?;
         let (parent, asked) = (args.parent.clone(), patch.asked());
-        let wanted = Wanted { name: name.clone(), scope: scope.clone(), options, parent, asked };
+        let (of, scope) = (name.clone(), scope.clone());
+        let wanted = Wanted { name: of, scope, members, options, parent, asked };
         is_readable(host.host(), args.parent.as_deref())?;
         let wanted = join(&present, &wanted).map_err(|e| match e.name == name {
             true => flag_error_of(e),
             false => e.into(),
         })?;
         if let Some(limit) = is {
-            let same = limit.scope == scope
+            let same = limit.scope == wanted.scope
                 && limit.parent == wanted.parent
                 && differences(&limit.options, &wanted.options).is_empty();
             match limit.state {
-                State::InForce if same => {
-                    return Ok(format!("limit `{name}` on {shown} is so already; nothing changed"));
-                }
-                State::InForce | State::NoFq => {
+                State::InForce | State::NoMembers if same => {}
+                State::InForce | State::NoMembers | State::NoFq => {
                     return Err(StoreError::Exists(name).into());
                 }
-                // With all that is inside it.
-                State::ScopeGone | State::Detached | State::Broken => {
-                    let plan = plan(&present, std::slice::from_ref(&wanted), false)?;
-                    apply(host, &plan.actions)?;
-                }
+                State::ScopeGone | State::Detached | State::Broken => {}
             }
+            // With all that is inside it.
+            let plan = plan(&present, std::slice::from_ref(&wanted), false)?;
+            if plan.actions.is_empty() {
+                return Ok(format!("limit `{name}` on {shown} is so already; nothing changed"));
+            }
+            apply(host, &plan.actions)?;
         } else {
-            let Wanted { name, scope, options, parent, .. } = &wanted;
-            host.add(name, scope, options, parent.as_deref())?;
+            host.add(&wanted)?;
         }
         let what = output::describe(&wanted.options, wanted.parent.as_deref());
         Ok(format!("limit `{name}` is on {shown}: {what}"))
@@ -151,8 +152,7 @@ fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
         if differences.is_empty() {
             return Ok(format!("limit `{name}` is so already; nothing changed"));
         }
-        let Present { scope, parent, .. } = limit;
-        let wanted = Wanted { name: name.clone(), scope, options, parent, asked: patch.asked() };
+        let wanted = Wanted { options, asked: patch.asked(), ..Wanted::again(limit) };
         let present = host.host().present()?;
         let plan = match plan(&present, &[wanted], false) {
             Err(PlanError::Family(e)) if e.name == *name => return Err(flag_error_of(e)),
@@ -222,7 +222,8 @@ fn restore(store: &Path, name: Option<&str>) -> Result<ExitCode> {
         apply(host, &plan.actions)?;
         let lines = lost.iter().map(|limit| {
             let what = output::describe(&limit.options, limit.parent.as_deref());
-            format!("limit `{}` is on {}: {what}", limit.name, output::scope(&limit.scope))
+            let on = output::scope_with(&limit.scope, &limit.members);
+            format!("limit `{}` is on {on}: {what}", limit.name)
         });
         Ok(lines.collect::<Vec<_>>().join("\n"))
     })?;

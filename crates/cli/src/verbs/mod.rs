@@ -10,9 +10,11 @@ use tidegate_sys::{preflight::PreflightError, store::StoreError};
 
 use crate::refusal::{UsageError, warn};
 
+pub mod agent;
 pub mod burst;
 pub mod daemon;
 pub mod detach;
+pub mod doctor;
 pub mod explain;
 pub mod generate;
 pub mod limit;

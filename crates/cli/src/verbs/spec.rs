@@ -1,34 +1,41 @@
 //! `tidegate check`, `plan` and `apply`: limits from a file.
 
 use std::{
+    collections::BTreeSet,
     io::{self, Write, stdout},
     path::Path,
     process::ExitCode,
 };
 
 use anyhow::Result;
+use jiff::{Zoned, tz::TimeZone};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
-use tidegate_core::{Rate, Scope};
+use tidegate_agent::{
+    goal::{self, Files, Goal},
+    report, scan,
+};
+use tidegate_core::{Rate, Scope, selector::SelectorKind};
 use tidegate_fleet::rates;
 use tidegate_host::{
     absent::{self, Waits},
     apply,
+    host::Host,
     nic::{
         NicSpec,
         state::{LimitState, RunDir},
     },
     plan::{self, Action, Plan, PlanError, Present, Reason, Wanted},
     settings::{Difference, is_parents},
-    spec::Spec,
+    spec::{LimitSpec, Spec},
     status::{self, Settings},
 };
 use tidegate_sys::limit::LimitOptions;
 
 use crate::{
-    args::{ApplyArgs, CheckArgs, PlanArgs},
+    args::{ApplyArgs, CheckArgs, PlanArgs, PlanAtArgs},
     output::{self, Paint},
-    refusal,
+    refusal::{self, UsageError},
     verbs::{
         self,
         daemon::{GroupJson, GroupPlanJson, Groups},
@@ -71,12 +78,16 @@ pub fn check(args: &CheckArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn plan(store: &Path, run_dir: &Path, args: &PlanArgs) -> Result<ExitCode> {
+pub fn plan(store: &Path, run_dir: &Path, args: &PlanAtArgs) -> Result<ExitCode> {
+    let PlanAtArgs { plan: args, at } = args;
     let spec = Spec::read(&args.file)?;
+    let at = at.map_or_else(|| Ok(Zoned::now()), |at| at.to_zoned(TimeZone::system()))?;
     let host = verbs::open(store)?;
     let present = host.present()?;
-    let (wanted, waiting) = host.wanted(&spec, &present)?;
-    let plan = planned(&spec, &present, &wanted, &waiting, args.prune)?;
+    let resolved = resolved(spec, &host, &at)?;
+    let (wanted, waiting) = resolved.wanted(&host, &present)?;
+    let Resolved { spec, goal } = resolved;
+    let plan = planned(&spec, &present, &wanted, (&waiting, &goal.off), args.prune)?;
     print(&spec, run_dir, &plan, &waiting, args, false)?;
     Ok(if plan.actions.is_empty() { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
 }
@@ -85,17 +96,20 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
     let ApplyArgs { plan: args, force } = args;
     let spec = Spec::read(&args.file)?;
     let host = verbs::open(store)?;
-    let (wanted, waiting) = host.wanted(&spec, &host.present()?)?;
+    let resolved = resolved(spec.clone(), &host, &Zoned::now())?;
+    let (wanted, waiting) = resolved.wanted(&host, &host.present()?)?;
+    let (all, Resolved { spec, goal }) = (spec, resolved);
     let mut host = host.lock()?;
     host.force(*force);
     let present = host.host().present().map_err(anyhow::Error::from);
-    let plan = present.and_then(|present| planned(&spec, &present, &wanted, &waiting, args.prune));
+    let plan = present
+        .and_then(|present| planned(&spec, &present, &wanted, (&waiting, &goal.off), args.prune));
     let done = plan.and_then(|plan| {
         if !plan.actions.is_empty() {
             host.reserve_journal()?;
         }
         apply::apply(&mut host, &plan.actions)?;
-        host.note_waiting(&spec, &waiting, args.prune)?;
+        host.note_waiting(&all, &waiting, args.prune)?;
         Ok(plan)
     });
     verbs::close(host);
@@ -103,17 +117,52 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
     Ok(ExitCode::SUCCESS)
 }
 
+/// A spec as it is now on this host: selectors have found their cgroups.
+struct Resolved {
+    spec: Spec,
+    goal: Goal,
+}
+
+impl Resolved {
+    /// The limits that can be, and those that wait.
+    fn wanted(&self, host: &Host, present: &[Present]) -> Result<(Vec<Wanted>, Vec<Waits>)> {
+        let (mut wanted, mut waiting) = host.wanted(&self.spec, present)?;
+        goal::set_members(&self.goal, &mut wanted);
+        waiting.extend(self.goal.waiting.iter().cloned());
+        Ok((wanted, waiting))
+    }
+}
+
+/// Follows selectors and schedules as the agent does. Containers are known to the agent alone.
+fn resolved(mut spec: Spec, host: &Host, at: &Zoned) -> Result<Resolved> {
+    let is_exe =
+        |limit: &LimitSpec| matches!(&limit.scope, Scope::Select(s) if s.kind == SelectorKind::Exe);
+    let world = scan::scan(host.hierarchy(), spec.limits.iter().any(is_exe));
+    scan::relative(host.hierarchy(), &mut spec);
+    let files = Files { specs: vec![spec.clone()], errors: Vec::new() };
+    let goal = goal::goal(&files, &world, at);
+    if let Some(refused) =
+        goal.reports.iter().find(|report| report.state == report::LimitState::Refused)
+    {
+        let reason = refused.reason.as_deref().unwrap_or_default();
+        return Err(UsageError(format!("{}: limit `{}`: {reason}", spec.file, refused.name)).into());
+    }
+    spec.limits = goal.limits.iter().map(|goal| goal.limit.clone()).collect();
+    Ok(Resolved { spec, goal })
+}
+
 /// The plan, or where in the file the reason is that there is none.
 fn planned(
     spec: &Spec,
     present: &[Present],
     wanted: &[Wanted],
-    waiting: &[Waits],
+    (waiting, off): (&[Waits], &BTreeSet<String>),
     prune: bool,
 ) -> Result<Plan> {
     let wanted = rates::kept(spec, present, wanted);
     let present = absent::set_aside(present, &wanted, waiting);
-    let mut plan = plan::plan(&present, &wanted, prune).map_err(|e| match e {
+    let prune = |name: &str| prune || off.contains(name);
+    let mut plan = plan::plan_pruning(&present, &wanted, prune).map_err(|e| match e {
         PlanError::Family(e) => spec.locate(e).map_or_else(anyhow::Error::from, Into::into),
         e => e.into(),
     })?;
@@ -173,7 +222,8 @@ fn print_text(
     for action in plan.actions.iter().flat_map(parts) {
         match &action {
             Action::Add { limit } => {
-                let (name, on) = (&limit.name, output::scope(&limit.scope));
+                let on = output::scope_with(&limit.scope, &limit.members);
+                let name = &limit.name;
                 let what = output::describe(&limit.options, limit.parent.as_deref());
                 writeln!(out, "{}", paint.green(&format!("+ {name} on {on}: {what}")))?;
             }
@@ -182,6 +232,12 @@ fn print_text(
                 let changes = changes.iter().map(|d| format!("{} {} -> {}", d.field, d.from, d.to));
                 let changes = changes.collect::<Vec<_>>().join(", ");
                 writeln!(out, "{}", paint.yellow(&format!("~ {name}: {changes}")))?;
+            }
+            Action::Members { name, join, leave, .. } => {
+                let joins = join.iter().map(|path| format!("+ {path}"));
+                let leaves = leave.iter().map(|path| format!("- {path}"));
+                let all = joins.chain(leaves).collect::<Vec<_>>().join(", ");
+                writeln!(out, "{}", paint.yellow(&format!("~ {name}: {all}")))?;
             }
             Action::Remove { limit, reason } => {
                 let (name, on) = (&limit.name, output::scope(&limit.scope));
@@ -221,7 +277,11 @@ fn print_text(
     }
     let parts = || plan.actions.iter().flat_map(parts);
     let count = |verb| parts().filter(|action| action.verb() == verb).count();
-    let (add, change, remove) = (count("add"), count("change"), count("remove"));
+    let (add, remove) = (count("add"), count("remove"));
+    // One may get and lose cgroups, and change besides.
+    let is_change = |action: &&Action| matches!(action.verb(), "change" | "members");
+    let changed = plan.actions.iter().filter(is_change).map(Action::name);
+    let change = changed.collect::<BTreeSet<_>>().len();
     if applied {
         writeln!(out, "Done: {add} added, {change} changed, {remove} removed.")
     } else {
@@ -417,6 +477,11 @@ struct ActionJson<'a> {
     limit: Option<LimitJson>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     differences: Vec<DifferenceJson>,
+    /// The cgroups that join and leave a limit with a selector.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    join: &'a [String],
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    leave: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -437,16 +502,27 @@ impl<'a> From<&'a Action> for ActionJson<'a> {
         let (scope, reason, limit) = match action {
             Action::Remove { limit, reason } => (&limit.scope, Some(reason.to_string()), None),
             Action::Change { scope, to, .. } => (scope, None, Some(to)),
+            Action::Members { scope, .. } => (scope, None, None),
             Action::Replace { to: limit, .. } | Action::Add { limit } => {
                 (&limit.scope, None, Some(&limit.options))
             }
         };
         let parent = match action {
             Action::Remove { limit, .. } => limit.parent.as_deref(),
-            Action::Change { .. } => None,
+            Action::Change { .. } | Action::Members { .. } => None,
             Action::Replace { to: limit, .. } | Action::Add { limit } => limit.parent.as_deref(),
         };
+        let none: &[String] = &[];
+        let (join, leave) = match action {
+            Action::Members { join, leave, .. } => (join.as_slice(), leave.as_slice()),
+            Action::Add { limit } | Action::Replace { to: limit, .. } => {
+                (limit.members.as_slice(), none)
+            }
+            Action::Remove { .. } | Action::Change { .. } => (none, none),
+        };
         ActionJson {
+            join,
+            leave,
             parent,
             action: action.verb(),
             name: action.name(),

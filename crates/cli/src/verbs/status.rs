@@ -9,12 +9,15 @@ use std::{
 use anyhow::Result;
 use serde::Serialize;
 use serde_json::Value;
+use tidegate_agent::report::{LimitReport, LimitState, Report, RunFiles};
 use tidegate_core::{
     Bytes, Rate, Scheme, Scope,
     police::{COLOUR_NAMES, Policy},
 };
 use tidegate_fleet::status::NodeStatus;
 use tidegate_host::{
+    doctor::Limits,
+    host::Host,
     nic::state::RunDir,
     plan::State,
     status::{LimitStatus, hold_ceilings},
@@ -65,6 +68,29 @@ struct Status<'a> {
     nics: &'a [Value],
     #[serde(skip_serializing_if = "Option::is_none")]
     fleet: Option<&'a NodeStatus>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agent: Option<&'a Agent>,
+}
+
+/// The agent of this host, and what it said last.
+#[derive(Serialize)]
+struct Agent {
+    running: bool,
+    #[serde(flatten)]
+    report: Report,
+}
+
+impl Agent {
+    /// None if there has been none since the host started.
+    fn find(run_dir: &Path) -> Option<Agent> {
+        let files = RunFiles::at(run_dir);
+        let report = files.read()?;
+        Some(Agent { running: files.runs(), report })
+    }
+
+    fn limit(&self, name: &str) -> Option<&LimitReport> {
+        self.report.limits.iter().find(|limit| limit.name == name)
+    }
 }
 
 /// A limit that is on the host, or one of a file that waits.
@@ -85,20 +111,31 @@ struct WaitingJson<'a> {
 
 /// Every limit, with those of the software NICs that run.
 pub fn all(store: &Path, run_dir: &Path, socket: &Path, how: StatusArgs) -> Result<ExitCode> {
-    let fleet = daemon::running(socket);
-    show(store, None, &RunDir::at(run_dir).running(), fleet.as_ref(), how)
+    let (fleet, agent) = (daemon::running(socket), Agent::find(run_dir));
+    let others = Others {
+        nics: &RunDir::at(run_dir).running(),
+        fleet: fleet.as_ref(),
+        agent: agent.as_ref(),
+    };
+    show(store, None, &others, how)
 }
 
 /// Every limit that is on this host, or the one of this name.
 pub fn status(store: &Path, name: Option<&str>, how: StatusArgs) -> Result<ExitCode> {
-    show(store, name, &[], None, how)
+    show(store, name, &Others { nics: &[], fleet: None, agent: None }, how)
+}
+
+/// What holds limits, or keeps them, besides the store.
+struct Others<'a> {
+    nics: &'a [Value],
+    fleet: Option<&'a NodeStatus>,
+    agent: Option<&'a Agent>,
 }
 
 fn show(
     store: &Path,
     name: Option<&str>,
-    nics: &[Value],
-    fleet: Option<&NodeStatus>,
+    &Others { nics, fleet, agent }: &Others<'_>,
     how: StatusArgs,
 ) -> Result<ExitCode> {
     let json = how.look.json;
@@ -137,7 +174,7 @@ fn show(
                     Row::Waiting(WaitingJson { name: &w.name, scope: &w.scope, state: WAITING })
                 });
                 let limits = limits.iter().map(Row::Pinned).chain(waits).collect();
-                serde_json::to_string_pretty(&Status { limits, nics, fleet })?
+                serde_json::to_string_pretty(&Status { limits, nics, fleet, agent })?
             }
         };
         writeln!(out, "{text}")?;
@@ -161,14 +198,19 @@ fn show(
         tell_schemes(&mut out, &limits, name)?;
         tell_colours(&mut out, &limits)?;
         tell_hooks(&mut out, &limits)?;
+        tell_members(&mut out, &limits)?;
         tell_at_risk(&mut out, &limits)?;
         tell_waiting(&mut out, &limits)?;
     }
-    let cries = cry(&mut out, &limits, &waiting, nics, json)?;
+    let cries = cries(&limits, &waiting, nics, agent);
+    cry(&mut out, &cries, json)?;
     if let Some(fleet) = fleet.filter(|_| !json) {
         daemon::print(&mut out, fleet)?;
     }
-    Ok(if how.check && cries > 0 { CHANGES.into() } else { ExitCode::SUCCESS })
+    if let Some(agent) = agent.filter(|agent| agent.running && !json) {
+        tell_agent(&mut out, &agent.report)?;
+    }
+    Ok(if how.check && !cries.alarms.is_empty() { CHANGES.into() } else { ExitCode::SUCCESS })
 }
 
 /// Below the table, why the limit that was asked for has its scheme.
@@ -207,12 +249,23 @@ fn tell_hooks(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     Ok(())
 }
 
+/// Below the table, the cgroups of limits with a selector.
+fn tell_members(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
+    for limit in limits {
+        if let Some(members) = &limit.members {
+            writeln!(out, "{}: {}", limit.name, output::members(members))?;
+        }
+    }
+    Ok(())
+}
+
 /// ... and which of them make requests wait for a timer of TCP.
 fn tell_at_risk(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     for limit in limits {
         for (direction, d) in limit.directions() {
             let Some(words) = output::at_risk(d.at_risk) else { continue };
-            let on = output::scope(&limit.scope);
+            let member = limit.members.iter().flatten().next();
+            let on = member.map_or_else(|| output::scope(&limit.scope), String::clone);
             let what = format!("{words}; `tidegate explain {on}` says what to do");
             writeln!(out, "{} {direction}, requests at risk: {what}", limit.name)?;
         }
@@ -244,23 +297,67 @@ fn tell_waiting(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     Ok(())
 }
 
-/// Says aloud which limits are not enforced and which ports are gone: on the terminal below the table, else
-/// on standard error, too. How many there are.
-fn cry(
-    out: &mut impl Write,
+/// What to say of limits below their table.
+struct Cries {
+    /// Limits that are not in force or not alone on their device, and what else is lost: `--check` fails.
+    alarms: Vec<String>,
+    /// Limits that wait.
+    quiet: Vec<String>,
+}
+
+fn cries(
     limits: &[LimitStatus],
     waiting: &[Waiting],
     nics: &[Value],
-    json: bool,
-) -> Result<usize> {
-    let waits = waiting.iter().map(|waits| {
-        format!(
-            "limit `{}` waits: there is no {}; `tidegate apply FILE` puts it on when there is",
-            waits.name, waits.scope
-        )
-    });
-    let mut cries = 0;
+    agent: Option<&Agent>,
+) -> Cries {
+    let keeps = agent.filter(|agent| agent.running);
+    // Who waits is nothing to cry about, unless it must be there.
+    let is_required = |name: &str, otherwise: bool| {
+        let kept = agent.and_then(|agent| agent.limit(name));
+        kept.map_or(otherwise, |limit| limit.required)
+    };
+    let mut quiet = Vec::new();
+    let mut waits = Vec::new();
+    for Waiting { name, scope, required } in waiting {
+        let back = match keeps.and_then(|agent| agent.limit(name)) {
+            Some(_) => "the agent",
+            None => "`tidegate apply FILE`",
+        };
+        let line =
+            format!("limit `{name}` waits: there is no {scope}; {back} puts it on when there is");
+        if *required { waits.push(line) } else { quiet.push(line) }
+    }
+    for LimitStatus { name, scope, state, .. } in limits {
+        let line = match state {
+            State::NoMembers => format!("limit `{name}` waits: there is no {scope}"),
+            State::ScopeGone if !is_required(name, true) => {
+                format!("limit `{name}` waits: {scope} is gone")
+            }
+            _ => continue,
+        };
+        if is_required(name, false) { waits.push(line) } else { quiet.push(line) }
+    }
+    let mut of_agent = Vec::new();
+    if let Some(Agent { running, report }) = agent {
+        if !running {
+            of_agent.push(format!(
+                "the agent of {} does not run; what comes is not limited",
+                report.directory
+            ));
+        }
+        of_agent.extend(report.errors.iter().map(|error| format!("agent: {error}")));
+        for LimitReport { name, reason, .. } in
+            report.limits.iter().filter(|l| l.state == LimitState::Refused)
+        {
+            let reason = reason.as_deref().unwrap_or_default();
+            of_agent.push(format!("limit `{name}` is NOT ENFORCED: {reason}"));
+        }
+    }
     let alarms = limits.iter().filter_map(|l| {
+        if l.state == State::ScopeGone && !is_required(&l.name, true) {
+            return None;
+        }
         let alarm = output::alarm(&l.name, &l.scope, l.state)?;
         Some(l.why.as_ref().map_or(alarm.clone(), |why| format!("{alarm} ({why})")))
     });
@@ -283,15 +380,57 @@ fn cry(
             )
         })
     });
-    for alarm in alarms.chain(waits).chain(ports) {
-        cries += 1;
+    Cries { alarms: alarms.chain(waits).chain(of_agent).chain(ports).collect(), quiet }
+}
+
+/// Says it aloud: on the terminal below the table, else on standard error, too.
+fn cry(out: &mut impl Write, Cries { alarms, quiet }: &Cries, json: bool) -> Result<()> {
+    for line in quiet.iter().filter(|_| !json) {
+        writeln!(out, "{}", Paint::stdout().yellow(line))?;
+    }
+    for alarm in alarms {
         if json {
             say(&format!("tidegate: warning: {alarm}"));
         } else {
             writeln!(out, "{}", Paint::stdout().red(&format!("WARNING: {alarm}")))?;
         }
     }
-    Ok(cries)
+    Ok(())
+}
+
+/// The limits of the host as `tidegate doctor` judges them; `None` if they cannot be read.
+pub fn seen(store: &Path, run_dir: &Path) -> Option<Limits> {
+    let host = Host::open(store).ok()?;
+    let limits = LimitStatus::all(&host.store().list(host.hierarchy()).ok()?);
+    let (nics, agent) = (RunDir::at(run_dir).running(), Agent::find(run_dir));
+    let Cries { alarms, quiet } = cries(&limits, &host.store().waiting(), &nics, agent.as_ref());
+    Some(Limits { installed: limits.len(), alarms, waiting: quiet })
+}
+
+/// Whether the agent runs.
+pub fn agent_runs(run_dir: &Path) -> bool {
+    Agent::find(run_dir).is_some_and(|agent| agent.running)
+}
+
+/// What the agent keeps, and what its schedules say now.
+fn tell_agent(out: &mut impl Write, report: &Report) -> Result<()> {
+    let in_force = report.limits.iter().filter(|limit| limit.state == LimitState::InForce).count();
+    let (pid, dir, all) = (report.pid, &report.directory, report.limits.len());
+    writeln!(out, "\nAgent (process {pid}) keeps {dir}: {in_force} of {all} limits in force")?;
+    for limit in &report.limits {
+        let row = limit.schedule.as_ref().map(|row| format!("schedule {row}"));
+        let off = (limit.state == LimitState::Off).then(|| "off by its schedule".to_owned());
+        if let Some(what) = row.or(off) {
+            writeln!(out, "  {}: {what}", limit.name)?;
+        }
+    }
+    if let Some(next) = &report.next_change {
+        writeln!(out, "  next change by a schedule: {next}")?;
+    }
+    for (socket, state) in &report.engines {
+        writeln!(out, "  {socket}: {state}")?;
+    }
+    Ok(())
 }
 
 /// A limit that waits has a name, a scope and a state.
@@ -359,7 +498,7 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
 
     let state = match limit.state {
         State::InForce => "in force",
-        State::ScopeGone => WAITING,
+        State::ScopeGone | State::NoMembers => WAITING,
         State::Detached => "DETACHED",
         State::NoFq => "NO FQ",
         State::Broken => "BROKEN",

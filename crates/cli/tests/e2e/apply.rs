@@ -99,7 +99,12 @@ fn root_a_limit_without_a_cgroup_waits_and_the_others_are_put_on() {
     let table = place.ok(&["status"]);
     let row = format!("{service}  waiting");
     assert!(table.contains(&row) && table.contains("limit `b` waits: there is no"), "{table}");
+    assert_eq!(code(&["status", "--check"]), Some(0), "who waits is not lost");
+    std::fs::write(file, format!("{text}required = true\n")).unwrap();
+    place.ok(&["apply", file]);
     assert_eq!(code(&["status", "--check"]), Some(3));
+    std::fs::write(file, &text).unwrap();
+    place.ok(&["apply", file]);
     assert_eq!(code(&["plan", file]), Some(0), "nothing can be done");
     assert!(place.ok(&["apply", file]).contains("Nothing to do until then"));
     let json = place.json(&["plan", file, "--json"]);

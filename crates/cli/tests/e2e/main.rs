@@ -6,14 +6,17 @@
 #![allow(clippy::unwrap_used, reason = "tests, helpers included")]
 
 mod acks;
+mod agent;
 mod apply;
 mod auto;
 mod burst;
 #[path = "../../../capture/tests/captures/mod.rs"]
 mod captures;
 mod clsact;
+mod cni;
 mod common;
 mod daemon;
+mod doctor;
 mod edt;
 mod explain;
 mod group;
@@ -21,6 +24,7 @@ mod htb;
 mod ingress;
 mod kill;
 mod limit;
+mod members;
 mod nic;
 mod older;
 mod place;

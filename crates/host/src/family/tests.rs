@@ -12,6 +12,7 @@ fn root(name: &str, cgroup: &str, mbit: u64) -> Member {
     Member {
         name: name.into(),
         scope: Some(Scope::Cgroup(cgroup.into())),
+        members: Vec::new(),
         parent: None,
         options: LimitOptions { egress: queue, ..LimitOptions::default() },
         asked: Asked::default(),
@@ -98,4 +99,28 @@ fn what_hangs_on_others_waits_for_the_host() {
     let mut members = [inside("a", "x", "elsewhere", 5), inside("b", "x/y", "a", 5)];
     resolve(&mut members, false).unwrap();
     assert_eq!(members[1].options.ingress, inside_another().ingress, "not known yet");
+}
+
+#[test]
+fn each_cgroup_of_a_selector_is_inside_its_parent() {
+    let select = |name: &str, members: &[&str], of: Member| Member {
+        name: name.into(),
+        scope: Some(Scope::of_cgroup(&format!("{name}*"))),
+        members: members.iter().map(ToString::to_string).collect(),
+        ..of
+    };
+    let above = select("a", &["x", "y"], root("a", "", 9));
+    let below = |members: &[&str]| select("b", members, inside("b", "", "a", 1));
+    let check = |members: &[&str]| {
+        resolve(&mut [above.clone(), below(members)], true).map_err(|e| e.to_string())
+    };
+    assert_eq!(check(&["x/1", "y/1", "y/2"]), Ok(()));
+    assert_eq!(check(&[]), Ok(()));
+    let refusal = check(&["x/1", "z"]).unwrap_err();
+    assert!(refusal.contains("does not contain cgroup `z`"), "{refusal}");
+    let refusal = resolve(&mut [above.clone(), inside("c", "z", "a", 1)], true).unwrap_err();
+    assert!(refusal.to_string().contains("is on cgroup `a*`"), "{refusal}");
+    assert_eq!(resolve(&mut [above, inside("c", "y/z", "a", 1)], true), Ok(()));
+    let single = [root("a", "x", 9), below(&["x/1", "x/2"])];
+    assert_eq!(resolve(&mut single.clone(), true), Ok(()));
 }

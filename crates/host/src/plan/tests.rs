@@ -15,6 +15,8 @@ use crate::{
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Held {
     pub(crate) scope: Scope,
+    pub(crate) members: Vec<String>,
+    pub(crate) gone: Vec<String>,
     pub(crate) state: State,
     pub(crate) options: LimitOptions,
     pub(crate) parent: Option<String>,
@@ -39,8 +41,8 @@ pub(crate) struct Fault(&'static str);
 impl Model {
     pub(crate) fn new(present: &[Present]) -> Model {
         let held = |limit: &Present| {
-            let Present { name, scope, state, options, parent } = limit.clone();
-            (name, Held { scope, state, options, parent })
+            let Present { name, scope, members, gone, state, options, parent } = limit.clone();
+            (name, Held { scope, members, gone, state, options, parent })
         };
         let limits = present.iter().map(held).collect();
         Model { limits, fails_at: None, fails_after: false, leaving: BTreeSet::new(), verbs: 0 }
@@ -48,8 +50,8 @@ impl Model {
 
     pub(crate) fn present(&self) -> Vec<Present> {
         let limit = |(name, held): (&String, &Held)| {
-            let (name, Held { scope, state, options, parent }) = (name.clone(), held.clone());
-            Present { name, scope, state, options, parent }
+            let Held { scope, members, gone, state, options, parent } = held.clone();
+            Present { name: name.clone(), scope, members, gone, state, options, parent }
         };
         self.limits.iter().map(limit).collect()
     }
@@ -61,35 +63,49 @@ impl Model {
         limits
     }
 
-    fn put(
-        &mut self,
-        name: &str,
-        scope: &Scope,
-        options: &LimitOptions,
-        parent: Option<&str>,
-    ) -> Result<(), Fault> {
+    fn put(&mut self, limit: &Wanted) -> Result<(), Fault> {
         self.count()?;
-        if self.limits.contains_key(name) {
+        let Wanted { name, scope, members, options, parent, .. } = limit.clone();
+        if self.limits.contains_key(&name) {
             return Err(Fault("name taken"));
-        }
-        let on = |(other, held): (&String, &Held)| {
-            held.scope == *scope && held.state != State::ScopeGone && !self.leaving.contains(other)
-        };
-        if self.limits.iter().any(on) {
-            return Err(Fault("scope taken"));
         }
         if parent.is_some() != options.class.is_some() {
             return Err(Fault("a class, and no parent, or the other way round"));
         }
+        self.check(&name, &scope, &members, parent.as_deref())?;
+        let state = state_with(&scope, &members);
+        let gone = Vec::new();
+        self.limits.insert(name, Held { scope, members, gone, state, options, parent });
+        Ok(())
+    }
+
+    /// No two limits have one cgroup, and each is inside its parent.
+    fn check(
+        &self,
+        name: &str,
+        scope: &Scope,
+        members: &[String],
+        parent: Option<&str>,
+    ) -> Result<(), Fault> {
+        let shall = cgroups(scope, members);
+        let on = |(other, held): (&String, &Held)| {
+            let is = cgroups(&held.scope, &held.members);
+            let taken = held.scope == *scope || is.iter().any(|path| shall.contains(path));
+            taken
+                && held.state != State::ScopeGone
+                && !self.leaving.contains(other)
+                && other != name
+        };
+        if self.limits.iter().any(on) {
+            return Err(Fault("scope taken"));
+        }
         if let Some(parent) = parent {
             let above = self.limits.get(parent).ok_or(Fault("no such parent"))?;
-            if !is_above(above.scope.name(), scope.name()) {
+            let above = cgroups(&above.scope, &above.members);
+            if !shall.iter().all(|path| above.iter().any(|above| is_above(above, path))) {
                 return Err(Fault("the parent is not above"));
             }
         }
-        let (scope, options, parent) = (scope.clone(), *options, parent.map(str::to_owned));
-        let state = State::InForce;
-        self.limits.insert(name.to_owned(), Held { scope, state, options, parent });
         Ok(())
     }
 
@@ -104,36 +120,42 @@ impl Model {
 impl Backend for Model {
     type Error = Fault;
 
-    fn add(
-        &mut self,
-        name: &str,
-        scope: &Scope,
-        options: &LimitOptions,
-        parent: Option<&str>,
-    ) -> Result<(), Fault> {
-        if let Some(above) = parent.and_then(|parent| self.limits.get(parent)) {
+    fn add(&mut self, limit: &Wanted) -> Result<(), Fault> {
+        if let Some(above) = limit.parent.as_ref().and_then(|parent| self.limits.get(parent)) {
             let directions = |o: &LimitOptions| (o.egress.is_some(), o.ingress.is_some());
-            if directions(&above.options) != directions(options) {
+            if directions(&above.options) != directions(&limit.options) {
                 return Err(Fault("other directions than the parent"));
             }
         }
-        self.put(name, scope, options, parent)
+        self.put(limit)
     }
 
-    fn replace(
-        &mut self,
-        name: &str,
-        scope: &Scope,
-        options: &LimitOptions,
-        parent: Option<&str>,
-    ) -> Result<(), Fault> {
+    fn replace(&mut self, limit: &Wanted) -> Result<(), Fault> {
         // Until its parent, or those inside it, are as they shall be, it may have other directions.
-        let earlier = self.limits.remove(name).ok_or(Fault("nothing to replace"))?;
-        let done = self.put(name, scope, options, parent);
+        let earlier = self.limits.remove(&limit.name).ok_or(Fault("nothing to replace"))?;
+        let done = self.put(limit);
         if done.is_err() {
-            self.limits.insert(name.to_owned(), earlier);
+            self.limits.insert(limit.name.clone(), earlier);
         }
         done
+    }
+
+    fn set_members(&mut self, name: &str, cgroups: &[String]) -> Result<(), Fault> {
+        self.count()?;
+        let held = self.limits.get(name).ok_or(Fault("no such limit"))?.clone();
+        if !matches!(held.scope, Scope::Select(_)) {
+            return Err(Fault("no selector"));
+        }
+        let is_new = |path: &&String| !held.members.contains(path);
+        let join: Vec<_> = cgroups.iter().filter(is_new).cloned().collect();
+        self.check(name, &held.scope, &join, held.parent.as_deref())?;
+        let state = match held.state {
+            State::InForce | State::NoMembers => state_with(&held.scope, cgroups),
+            state => state,
+        };
+        let (members, gone) = (cgroups.to_vec(), Vec::new());
+        self.limits.insert(name.to_owned(), Held { members, gone, state, ..held });
+        Ok(())
     }
 
     fn leaving(&mut self, names: BTreeSet<String>) {
@@ -143,7 +165,7 @@ impl Backend for Model {
     fn change(&mut self, name: &str, options: &LimitOptions) -> Result<(), Fault> {
         self.count()?;
         let held = self.limits.get_mut(name).ok_or(Fault("no such limit"))?;
-        if held.state != State::InForce {
+        if !matches!(held.state, State::InForce | State::NoMembers) {
             return Err(Fault("not in force"));
         }
         if held.parent.is_some() != options.class.is_some() {
@@ -162,6 +184,20 @@ impl Backend for Model {
     }
 }
 
+/// The cgroups of a limit.
+fn cgroups(scope: &Scope, members: &[String]) -> Vec<String> {
+    match scope {
+        Scope::Cgroup(path) => vec![path.clone()],
+        Scope::Select(_) => members.to_vec(),
+        _ => Vec::new(),
+    }
+}
+
+fn state_with(scope: &Scope, members: &[String]) -> State {
+    let is_empty = matches!(scope, Scope::Select(_)) && members.is_empty();
+    if is_empty { State::NoMembers } else { State::InForce }
+}
+
 fn egress(mbit: u64) -> LimitOptions {
     let queue = Rate::from_bit_s(mbit * 1_000_000).map(VirtualQueueOptions::new);
     LimitOptions { egress: queue, ..LimitOptions::default() }
@@ -171,6 +207,7 @@ fn limit(name: &str, cgroup: &str, mbit: u64) -> Wanted {
     Wanted {
         name: name.into(),
         scope: Scope::Cgroup(cgroup.into()),
+        members: Vec::new(),
         options: egress(mbit),
         parent: None,
         asked: Asked::default(),
@@ -192,12 +229,14 @@ pub(crate) fn two_limits() -> Vec<Wanted> {
 const CGROUPS: [&str; 9] = ["u", "u/v", "u/v/w", "u/v/w/x", "u/y", "u/y/z", "s", "s/t", "r"];
 
 /// Up to six limits of different names, on different cgroups of a few; about half are inside another, if
-/// there is one above: one of those of the next cgroup upwards that has some.
+/// there is one above: one of those of the next cgroup upwards that has some. Some have a selector: one of
+/// these, if it is inside no other, has the cgroups that are left, too.
 pub(crate) fn wanted() -> impl Strategy<Value = Vec<Wanted>> {
     let names = proptest::sample::subsequence(vec!["a", "b", "c", "d", "e", "f"], 0..=6);
     let cgroups = Just(CGROUPS.to_vec()).prop_shuffle();
     let more = proptest::collection::vec((1u64..4, any::<bool>(), any::<bool>()), 6);
-    (names, cgroups, more).prop_map(|(names, cgroups, more)| {
+    let selects = proptest::collection::vec(any::<bool>(), 6);
+    (names, cgroups, more, selects).prop_map(|(names, cgroups, more, selects)| {
         let on: BTreeMap<_, _> = cgroups.iter().copied().zip(names.iter().copied()).collect();
         let parts = names.iter().zip(&cgroups).zip(more);
         let limit = |((name, cgroup), (rate, inside, both)): ((&&str, &&str), _)| {
@@ -209,7 +248,22 @@ pub(crate) fn wanted() -> impl Strategy<Value = Vec<Wanted>> {
             limit.options.ingress = limit.options.egress.filter(|_| both);
             limit
         };
-        parts.map(limit).collect()
+        let mut limits: Vec<_> = parts.map(limit).collect();
+        let mut left: Vec<_> = cgroups.iter().skip(names.len()).map(ToString::to_string).collect();
+        for (limit, _) in limits.iter_mut().zip(selects).filter(|(_, select)| *select) {
+            limit.members = vec![limit.scope.name().to_owned()];
+            limit.scope = Scope::of_cgroup(&format!("*{}", limit.name));
+            if limit.parent.is_none() {
+                limit.members.append(&mut left);
+            }
+        }
+        // One that nobody is inside of may have none.
+        let parents: Vec<_> = limits.iter().filter_map(|limit| limit.parent.clone()).collect();
+        let mut selectors = limits.iter_mut().filter(|limit| !limit.members.is_empty());
+        if let Some(last) = selectors.next_back().filter(|l| !parents.contains(&l.name)) {
+            last.members.clear();
+        }
+        limits
     })
 }
 
@@ -223,16 +277,25 @@ pub(crate) fn present() -> impl Strategy<Value = Vec<Present>> {
     (wanted(), proptest::collection::vec(state, 6)).prop_map(|(limits, states)| {
         let mut members: Vec<_> = limits.iter().map(Member::from).collect();
         family::resolve(&mut members, true).unwrap();
-        let state_of: BTreeMap<_, _> = limits
-            .iter()
-            .zip(&states)
-            .map(|(limit, state)| (limit.scope.name().to_owned(), *state))
-            .collect();
+        let of = |(limit, state): (&Wanted, &State)| {
+            let paths = cgroups(&limit.scope, &limit.members).into_iter();
+            paths.map(|path| (path, *state)).collect::<Vec<_>>()
+        };
+        let state_of: BTreeMap<_, _> = limits.iter().zip(&states).flat_map(of).collect();
         let present = |(member, state): (&Member, &State)| {
-            let Wanted { name, scope, options, parent, .. } = member.wanted();
-            let gone = |path| state_of.get(path) == Some(&State::ScopeGone);
-            let state = if ancestors(scope.name()).any(gone) { State::ScopeGone } else { *state };
-            Present { name, scope, state, options, parent }
+            let Wanted { name, scope, members, options, parent, .. } = member.wanted();
+            let is_gone =
+                |path: &str| ancestors(path).any(|p| state_of.get(p) == Some(&State::ScopeGone));
+            let (gone, members): (Vec<_>, Vec<_>) =
+                members.into_iter().partition(|path| is_gone(path));
+            let state = match (&scope, *state) {
+                (Scope::Select(_), _) if members.is_empty() => State::NoMembers,
+                (Scope::Select(_), State::ScopeGone) => State::InForce,
+                (Scope::Select(_), state) => state,
+                (scope, _) if is_gone(scope.name()) => State::ScopeGone,
+                (_, state) => state,
+            };
+            Present { name, scope, members, gone, state, options, parent }
         };
         members.iter().zip(&states).map(present).collect()
     })
@@ -250,7 +313,11 @@ proptest! {
         prop_assert_eq!(&second.actions, &[]);
         for limit in &wanted {
             let held = &host.limits[&limit.name];
-            prop_assert_eq!((&held.scope, held.state), (&limit.scope, State::InForce));
+            let state = state_with(&limit.scope, &limit.members);
+            prop_assert_eq!((&held.scope, held.state), (&limit.scope, state));
+            let sorted = |paths: &[String]| paths.iter().cloned().collect::<BTreeSet<_>>();
+            prop_assert_eq!(sorted(&held.members), sorted(&limit.members));
+            prop_assert_eq!(&held.gone, &[""; 0]);
             prop_assert_eq!((&held.parent, held.options.class), (&limit.parent, limit.options.class));
         }
         if prune {
@@ -411,6 +478,8 @@ fn refusals_say_what_to_do() {
     let host = Model::new(&[Present {
         name: "old".into(),
         scope: Scope::Cgroup("x".into()),
+        members: Vec::new(),
+        gone: Vec::new(),
         state: State::InForce,
         options: egress(1),
         parent: None,
@@ -442,11 +511,42 @@ fn matched(name: &str, prefixes: &str) -> Wanted {
     Wanted { scope: Scope::Dev("eth0".to_owned()), options, ..limit(name, "", 5) }
 }
 
+/// Cgroups move from one limit to another without a moment without any.
+#[test]
+fn cgroups_join_before_they_leave() {
+    let select = |name: &str, members: &[&str]| Wanted {
+        scope: Scope::of_cgroup(&format!("{name}/*")),
+        members: members.iter().map(ToString::to_string).collect(),
+        ..limit(name, "", 5)
+    };
+    let mut host = Model::new(&[]);
+    let first = plan(&[], &[select("a", &["x", "y"]), select("b", &[])], false).unwrap();
+    apply(&mut host, &first.actions).unwrap();
+    assert_eq!(host.limits["b"].state, State::NoMembers);
+    host.limits.get_mut("a").unwrap().gone = vec!["old".to_owned()];
+    let wanted = [select("a", &["y"]), select("b", &["x"])];
+    let second = plan(&host.present(), &wanted, false).unwrap();
+    let steps = second.actions.iter().map(|action| match action {
+        Action::Members { name, join, leave, .. } => format!("{name} +{join:?} -{leave:?}"),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(steps.collect::<Vec<_>>(), [r#"b +["x"] -[]"#, r#"a +[] -["x", "old"]"#]);
+    apply(&mut host, &second.actions).unwrap();
+    assert_eq!(plan(&host.present(), &wanted, false).unwrap().actions, []);
+    let both = [select("a", &["y"]), select("b", &["x", "y"])];
+    let refusal = plan(&host.present(), &both, false).unwrap_err().to_string();
+    assert!(refusal.contains("limits `a` and `b` are both on cgroup `y`"), "{refusal}");
+    let single = [limit("c", "x", 1)];
+    let refusal = plan(&host.present(), &single, false).unwrap_err().to_string();
+    assert!(refusal.contains("cgroup `x` already has limit `b`"), "{refusal}");
+}
+
 #[test]
 fn prefixes_of_a_device_are_apart() {
     let held = |limit: &Wanted| {
         let Wanted { name, scope, options, parent, .. } = limit.clone();
-        Present { name, scope, options, parent, state: State::InForce }
+        let (members, gone, state) = (Vec::new(), Vec::new(), State::InForce);
+        Present { name, scope, members, gone, options, parent, state }
     };
     let of = |is: &[Wanted], shall: &[Wanted], prune| {
         let is: Vec<_> = is.iter().map(held).collect();
@@ -484,6 +584,8 @@ fn a_limit_that_cannot_be_read_disturbs_no_plan() {
     let broken = |name: &str, scope: Scope, parent: Option<&str>| Present {
         name: name.into(),
         scope,
+        members: Vec::new(),
+        gone: Vec::new(),
         state: State::Broken,
         options: LimitOptions::default(),
         parent: parent.map(str::to_owned),

@@ -127,7 +127,7 @@ const fn field(key: Key, common: bool, (set, asks): Member, show: Show) -> Field
 }
 
 /// What a limit has besides its settings.
-pub static IDENTITY: [Key; 3] = [
+pub static IDENTITY: [Key; 7] = [
     Key {
         name: "name",
         kind: Kind::Name,
@@ -138,7 +138,7 @@ pub static IDENTITY: [Key; 3] = [
     Key {
         name: "scope",
         kind: Kind::Scope,
-        about: "What is limited: a cgroup, dev or port",
+        about: "What is limited: a cgroup, unit, slice, user, container, exe, dev or port",
         example: "scope = { cgroup = \"system.slice/backup.service\" }",
         default: "",
     },
@@ -147,6 +147,34 @@ pub static IDENTITY: [Key; 3] = [
         kind: Kind::Name,
         about: "The limit that it is inside of: it gets a part of that one's rate",
         example: "parent = \"uplink\"",
+        default: "none",
+    },
+    Key {
+        name: "each",
+        kind: Kind::Flag,
+        about: "One limit for each match, named `NAME-MATCH`, instead of one over all of them",
+        example: "each = true",
+        default: "false",
+    },
+    Key {
+        name: "required",
+        kind: Kind::Flag,
+        about: "`status --check` fails while the limit waits",
+        example: "required = true",
+        default: "false",
+    },
+    Key {
+        name: "move",
+        kind: Kind::Flag,
+        about: "With `exe`: move its processes out of a cgroup that other programs are in, too",
+        example: "move = true",
+        default: "false",
+    },
+    Key {
+        name: "schedule",
+        kind: Kind::Schedule,
+        about: "Other rates at times: the first row that covers the moment holds",
+        example: "schedule = [{ days = \"mon-fri\", from = \"08:00\", to = \"18:00\", egress = \"10mbit\" }]",
         default: "none",
     },
 ];

@@ -9,6 +9,7 @@ use tidegate_core::{choice::CASES, scheme::SCHEMES};
 use super::{fleet, nic};
 use crate::{
     key::{Key, Kind},
+    schedule::MAX_ROWS,
     settings::{
         Patch,
         fields::{self, FIELDS, Field},
@@ -26,7 +27,8 @@ pub fn schema() -> Value {
     let mut limit = table(fields::keys(), &["name", "scope"]);
     limit["allOf"] =
         SCHEMES.iter().map(|info| refusals(info.name, |field| info.has(field))).collect();
-    limit["anyOf"] = ["egress", "ingress", "parent"].map(|key| json!({ "required": [key] })).into();
+    limit["anyOf"] =
+        ["egress", "ingress", "parent", "schedule"].map(|key| json!({ "required": [key] })).into();
     let inside = ["guarantee", "ceiling", "weight"];
     limit["dependentRequired"] = inside
         .into_iter()
@@ -43,6 +45,11 @@ pub fn schema() -> Value {
             "limit": { "type": "array", "items": limit },
             "nic": { "type": "array", "items": table(&nic::KEYS, &["name", "ports"]) },
             "fleet": table(&fleet::KEYS, &["name", "keys"]),
+            "labels": {
+                "type": "boolean",
+                "description": "Containers may have rates by their labels tidegate.egress and \
+                                tidegate.ingress [default: false]",
+            },
             "group": {
                 "type": "array",
                 "items": table(&fleet::GROUP_KEYS, &["name", "rate", "algorithm", "members"]),
@@ -139,15 +146,45 @@ fn value(kind: Kind) -> Value {
                 "properties": { "green": action, "yellow": action, "red": action },
             })
         }
+        Kind::Schedule => json!({
+            "type": "array",
+            "maxItems": MAX_ROWS,
+            "items": {
+                "type": "object",
+                "additionalProperties": false,
+                "anyOf": [{ "required": ["egress"] }, { "required": ["ingress"] }],
+                "properties": {
+                    "days": { "type": "string" },
+                    "from": text("^ *[0-9]{1,2}:[0-9]{1,2} *$"),
+                    "to": text("^ *[0-9]{1,2}:[0-9]{1,2} *$"),
+                    "egress": value(Kind::RateOrNone),
+                    "ingress": value(Kind::RateOrNone),
+                },
+            },
+        }),
         Kind::Scope => {
             let device = text("^[^/: ]+$");
+            let name = text("^[^/\\s]+$");
+            let labels = json!({
+                "type": "object",
+                "required": ["labels"],
+                "additionalProperties": false,
+                "properties": { "labels": { "type": "string", "minLength": 1 } },
+            });
             json!({
                 "type": "object",
                 "minProperties": 1,
-                "maxProperties": 1,
+                "maxProperties": 2,
+                "anyOf": [{ "maxProperties": 1 }, { "required": ["exe", "args"] }],
                 "additionalProperties": false,
                 "properties": {
                     "cgroup": { "type": "string", "minLength": 1 },
+                    "unit": text("^[^/\\s]*\\.[^/\\s]*$"),
+                    "slice": text("^[^/\\s]*\\.slice$"),
+                    "user": name,
+                    "container": either(name.clone(), labels),
+                    "exe": text("^/\\S*$"),
+                    "args": { "type": "string" },
                     "dev": device,
                     "port": device,
                 },

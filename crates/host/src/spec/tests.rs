@@ -92,7 +92,7 @@ fn fields_that_are_none() {
     assert_snapshot!(with("egres = \"50mbit\""), @"limits.toml:5: limit `backup`: unknown field `egres`; did you mean `egress`?");
     assert_snapshot!(with("rto-min = \"5ms\""), @"limits.toml:5: limit `backup`: unknown field `rto-min`; did you mean `rto_min`?");
     assert_snapshot!(with("rate = \"50mbit\""), @"limits.toml:5: limit `backup`: unknown field `rate`; write `egress`, `ingress` or both");
-    assert_snapshot!(with("priority = 3"), @"limits.toml:5: limit `backup`: unknown field `priority`; a limit has name, scope, parent, egress, ingress, guarantee, ceiling, weight, scheme, burst, mark, ecn, drop, meter, actions, fair, hook, match, exempt, loopback, pace_ceiling, rto_min, delack_max");
+    assert_snapshot!(with("priority = 3"), @"limits.toml:5: limit `backup`: unknown field `priority`; a limit has name, scope, parent, each, required, move, schedule, egress, ingress, guarantee, ceiling, weight, scheme, burst, mark, ecn, drop, meter, actions, fair, hook, match, exempt, loopback, pace_ceiling, rto_min, delack_max");
     assert_snapshot!(refusal("[[limit]]\nscope = { cgroup = \"a\" }\negress = \"1mbit\""), @"limits.toml:1: name: missing; write for example `name = \"backup\"`");
     assert_snapshot!(refusal("[[limit]]\nname = \"a\"\negress = \"1mbit\""), @"limits.toml:1: limit `a`: scope: missing; write for example `scope = { cgroup = \"system.slice/backup.service\" }`");
     assert_snapshot!(refusal("[[limit]]\nname = \"a\"\nscope = { cgroup = \"a\" }\n"), @"limits.toml:1: limit `a`: egress: neither egress nor ingress has a rate; give one of them, for example 50mbit");
@@ -106,11 +106,57 @@ fn names_and_scopes_that_are_none() {
     assert_snapshot!(with("scope = {}"), @"limits.toml:4: limit `backup`: scope: missing; write for example `scope = { cgroup = \"system.slice/backup.service\" }`");
     assert_snapshot!(with("scope = { cgroup = \"\" }"), @"limits.toml:4: limit `backup`: scope: empty path; write for example `system.slice/backup.service`, or `/` for the whole host");
     assert_snapshot!(with("scope = { cgroup = \"../a\" }"), @"limits.toml:4: limit `backup`: scope: `../a` is no cgroup path; write it relative to the cgroup mount, without `.` and `..`");
-    assert_snapshot!(with("scope = { port = \"tap0\", dev = \"eth0\" }"), @"limits.toml:4: limit `backup`: scope: more than one scope; write one of cgroup, dev and port");
+    assert_snapshot!(with("scope = { port = \"tap0\", dev = \"eth0\" }"), @"limits.toml:4: limit `backup`: scope: more than one scope; write one of cgroup, unit, slice, user, container, exe, dev and port");
     assert_snapshot!(with("scope = { dev = \"a b\" }"), @"limits.toml:4: limit `backup`: scope: `a b` is no device name; write it as `ip link` shows it, for example `eth0`");
     assert_snapshot!(with("scope = { port = \"tap0\" }\nscheme = \"pace\""), @r#"limits.toml:5: limit `backup`: scheme: scheme `pace` works on a cgroup; on a port write scheme = "edt", "police", "htb", "dem" or "spring", or "carousel" if it is one of a `[[nic]]`"#);
     assert_snapshot!(with("scope = { dev = \"eth0\" }\nscheme = \"pace\""), @r#"limits.toml:5: limit `backup`: scheme: scheme `pace` works on a cgroup; on a device write scheme = "edt", "police", "htb", "dem" or "spring", or "carousel" if it is one of a `[[nic]]`"#);
-    assert_snapshot!(with("scope = { unit = \"a\" }"), @"limits.toml:4: limit `backup`: scope: unknown field `unit`; write `scope = { cgroup = \"...\" }`, `{ dev = \"...\" }` or `{ port = \"...\" }`");
+    assert_snapshot!(with("scope = { unit = \"a\" }"), @"limits.toml:4: limit `backup`: scope: `a` has no ending; write `a.service`, or another kind such as `a.scope`");
+}
+
+#[test]
+fn selectors_that_select_nothing() {
+    assert_snapshot!(with("scope = { slice = \"a\" }"), @"limits.toml:4: limit `backup`: scope: `a` is no slice; write for example `a.slice`");
+    assert_snapshot!(with("scope = { user = \"a b\" }"), @"limits.toml:4: limit `backup`: scope: `a b` is no name; leave `/` and spaces out");
+    assert_snapshot!(with("scope = { exe = \"rsync\" }"), @"limits.toml:4: limit `backup`: scope: `rsync` is no path of a program; write it from `/` on, without spaces");
+    assert_snapshot!(with("scope = { args = \"-a\", exe = \"/bin/x\" }"), @"limits.toml:4: limit `backup`: scope: write `exe` before `args`");
+    assert_snapshot!(with("scope = { container = { label = \"a\" } }"), @r#"limits.toml:4: limit `backup`: scope: unknown field `label`; write `labels = "app=web"`"#);
+    assert_snapshot!(with("scope = { container = { labels = \"a,,b\" } }"), @"limits.toml:4: limit `backup`: scope: `a,,b` is no label; write `KEY=VALUE` or `KEY`, with commas between several");
+    assert_snapshot!(with("scope = { pod = \"a\" }"), @"limits.toml:4: limit `backup`: scope: unknown field `pod`; a scope has one of cgroup, unit, slice, user, container, exe, dev and port");
+    assert_snapshot!(with("each = true"), @r#"limits.toml:5: limit `backup`: each: only with a scope that may match several things, such as `unit = "job-*.service"`"#);
+    assert_snapshot!(with("move = true"), @"limits.toml:5: limit `backup`: move: only with `exe` in the scope");
+    assert_snapshot!(with("required = 1"), @"limits.toml:5: limit `backup`: required: expected `true` or `false` without quotes, found the bare number 1; write for example `required = true`");
+}
+
+#[test]
+fn schedules_that_are_none() {
+    let row = |row: &str| with(&format!("schedule = [{row}]"));
+    assert_snapshot!(row("{ days = \"monday\", egress = \"1mbit\" }"), @"limits.toml:5: limit `backup`: schedule: `monday` names no days; write for example `mon-fri` or `sat,sun`");
+    assert_snapshot!(row("{ from = \"8\", egress = \"1mbit\" }"), @"limits.toml:5: limit `backup`: schedule: `8` is no time of the day; write for example `08:00`, and `24:00` for the end");
+    assert_snapshot!(row("{ days = \"mon\" }"), @"limits.toml:5: limit `backup`: schedule: a row has no rate; give it `egress`, `ingress` or both");
+    assert_snapshot!(row("{ rate = \"1mbit\" }"), @"limits.toml:5: limit `backup`: schedule: unknown field `rate`; a row has days, from, to, egress and ingress");
+    assert_snapshot!(row("{ egress = \"1bit\" }"), @"limits.toml:1: limit `backup`: egress: 1bit is out of range; a limit is between 8kbit and 100gbit");
+}
+
+#[test]
+fn a_schedule_gives_a_limit_its_rates_and_may_give_it_none() {
+    let text = "[[limit]]\nname = \"a\"\nscope = { unit = \"a.service\" }\nschedule = [{ from = \
+                \"08:00\", to = \"18:00\", egress = \"10mbit\" }]\n[[limit]]\nname = \"b\"\nscope = \
+                { user = \"b\" }\nscheme = \"nrm\"\ningress = \"5mbit\"\nschedule = [{ days = \"sun\", ingress = \"none\" }]";
+    let spec = Spec::parse("limits.toml", text).unwrap();
+    let at = |when: &str| {
+        let moment = spec.at(&when.parse().unwrap()).unwrap();
+        let rate = |limit: &LimitSpec| {
+            let queue = limit.options.egress.or(limit.options.ingress).unwrap();
+            format!("{} {}", limit.name, queue.rate)
+        };
+        let mut said: Vec<_> = moment.spec.limits.iter().map(rate).collect();
+        said.extend(moment.off.iter().map(|limit| format!("{} off", limit.name)));
+        let next = moment.next.unwrap().to_string();
+        format!("{}; until {next}", said.join(", "))
+    };
+    assert_snapshot!(at("2026-03-02T07:00+00:00[UTC]"), @"b 5mbit, a off; until 2026-03-02T08:00:00Z");
+    assert_snapshot!(at("2026-03-02T08:00+00:00[UTC]"), @"a 10mbit, b 5mbit; until 2026-03-02T18:00:00Z");
+    assert_snapshot!(at("2026-03-08T19:00+00:00[UTC]"), @"a off, b off; until 2026-03-09T00:00:00Z");
 }
 
 #[test]

@@ -119,7 +119,7 @@ impl GroupMaps {
         for cpu in &cpus {
             let cells: intf::FlowCells =
                 bytemuck::try_pod_read_unaligned(cpu).map_err(|_| LimitError::Layout("flows"))?;
-            let taken = cells.sets.iter().flatten().filter(|cell| cell.flow != 0);
+            let taken = cells.set.iter().flatten().filter(|cell| cell.flow != 0);
             flows.extend(taken.map(|cell| FlowBytes { flow: cell.flow, bytes: cell.bytes }));
         }
         let empty = vec![vec![0; size_of::<intf::FlowCells>()]; cpus.len()];

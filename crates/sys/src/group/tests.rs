@@ -38,7 +38,7 @@ proptest! {
             // SAFETY: the counters are live and of the layout that the header declares.
             unsafe { native_sm_count(&mut native, flow, bytes, random) };
         }
-        let cells = native.sets.iter().flatten().filter(|cell| cell.flow != 0);
+        let cells = native.set.iter().flatten().filter(|cell| cell.flow != 0);
         let cells: Vec<_> =
             cells.map(|cell| FlowBytes { flow: cell.flow, bytes: cell.bytes }).collect();
         prop_assert_eq!(cells, model.iter().collect::<Vec<_>>());

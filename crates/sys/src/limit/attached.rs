@@ -1,18 +1,32 @@
 //! A limit in force.
 
-use std::os::fd::OwnedFd;
-
-use libbpf_rs::Link;
+use std::os::fd::{AsFd, OwnedFd};
 
 use super::{LimitError, LimitMaps, maps::Adopt};
 use crate::{
+    bpf::{self, Links},
     cgroup::{Cgroup, Hierarchy},
     device::{Filters, Hooked},
     root_qdisc::Undo,
 };
 
-/// The links of a limit, by the name under which they are pinned.
-pub(crate) type Links = Vec<(&'static str, Link)>;
+/// A limit for cgroups that is loaded and attached nowhere.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) maps: LimitMaps,
+    /// Its programs, by the names of their links.
+    pub(crate) programs: Vec<(&'static str, OwnedFd)>,
+}
+
+impl Loaded {
+    /// Puts its programs on a cgroup.
+    pub(crate) fn attach(&self, cgroup: &Cgroup) -> Result<Links, LimitError> {
+        let attach = |(name, program): &(&'static str, OwnedFd)| {
+            Ok((*name, bpf::attach(program.as_fd(), name, cgroup)?))
+        };
+        self.programs.iter().map(attach).collect()
+    }
+}
 
 /// A limit in force as long as this value lives.
 #[derive(Debug)]

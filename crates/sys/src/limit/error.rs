@@ -110,6 +110,12 @@ pub enum LimitError {
     /// A tree is full.
     #[error("the tree of limits holds its {} limits already; take some off first", SLOTS - 1)]
     NoSlot,
+    /// A scheme whose limits have one scope.
+    #[error(
+        "scheme `{0}` limits one cgroup or device; limits over several cgroups have `pace`, `nrm`, `police` \
+         or `edt`"
+    )]
+    NoMembers(Scheme),
     /// A member of a tree that a packet could not name.
     #[error("{what} cannot be inside a limit on a device: {why}")]
     NoMember {

@@ -6,7 +6,7 @@ use libbpf_rs::{
     Iter, MapCore, MapFlags, MapHandle,
     skel::{OpenSkel, SkelBuilder},
 };
-use tidegate_core::{Direction, Rate, fair_share::TARGET, virtual_queue};
+use tidegate_core::{Direction, Rate, fair_share::TARGET, prefixes::Prefixes, virtual_queue};
 
 use super::{Carried, Colours, Handle, LimitError, LimitOptions, Reading, settings::Settings};
 use crate::{
@@ -105,34 +105,61 @@ impl LimitMaps {
     ///
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
-    pub fn limit(&self) -> Result<intf::Limit, LimitError> {
+    pub fn limit(&self) -> Result<intf::Entry, LimitError> {
         self.limit_at(boottime())
     }
 
-    /// Puts another limit in force, for packets from now on and for the sockets that exist. The backlog stays
-    /// what it is in bytes, as far as the new thresholds go. A rate that a group has lent still ends when it
-    /// did.
+    /// What a user would write for it, as it is in force.
+    ///
+    /// # Errors
+    /// [`LimitError::Map`], [`LimitError::Layout`].
+    pub fn options(&self) -> Result<LimitOptions, LimitError> {
+        let mut options = LimitOptions::from(&self.limit()?);
+        if let Some(trie) = &self.exempt {
+            options.exempt.prefixes = exempt::read(trie, 0);
+        }
+        if let Some(place) = &self.place {
+            (options.exempt.prefixes, options.matched) = (place.exempt(), place.matched);
+        }
+        Ok(options)
+    }
+
+    /// Puts another limit in force, for packets from now on and for the sockets that exist in its cgroups.
+    /// The backlog stays what it is in bytes, as far as the new thresholds go. A rate that a group has lent
+    /// still ends when it did.
     ///
     /// # Errors
     /// [`LimitError`]; the earlier limit is in force.
-    pub fn set(
+    pub fn set<'a>(
         &self,
         hierarchy: &Hierarchy,
-        cgroup: Option<&Cgroup>,
-        limit: &intf::Limit,
+        cgroups: impl IntoIterator<Item = &'a Cgroup>,
+        limit: &intf::Entry,
+        options: &LimitOptions,
     ) -> Result<(), LimitError> {
         let (earlier, now) = (self.settings()?, boottime());
         let settings = self.keep_leases(limit.carried_on(&self.limit_at(now)?, now))?;
+        if let Some(place) = &self.place {
+            return place.change(&self.limit, &settings, options);
+        }
+        let exempted = self.exempt.as_ref().map(|trie| exempt::read(trie, 0));
         self.write(settings)?;
+        self.exempt(&options.exempt.prefixes)?;
         let done = self.change_beside(&settings.limit);
-        let done = done.and_then(|()| match cgroup {
-            Some(cgroup) => self.adopt(hierarchy, cgroup, Adopt::Take),
-            None => Ok(()),
+        let mut cgroups = cgroups.into_iter();
+        let done = done.and_then(|()| {
+            cgroups.try_for_each(|cgroup| self.adopt(hierarchy, cgroup, Adopt::Take))
         });
         if done.is_err() {
             self.write(earlier)?;
+            self.exempt(&exempted.unwrap_or_default())?;
         }
         done
+    }
+
+    /// Exempts prefixes, and no others.
+    pub(crate) fn exempt(&self, prefixes: &Prefixes) -> Result<(), LimitError> {
+        self.exempt.as_ref().map_or(Ok(()), |trie| exempt::fill(trie, prefixes, 0))
     }
 
     /// Puts settings in force beside the maps.
@@ -170,24 +197,10 @@ impl LimitMaps {
         Ok(())
     }
 
-    /// The keys of what a direction has in its queues and counters.
-    fn queue_key(&self, index: usize) -> u32 {
-        self.at * intf::QUEUES as u32 + index as u32
-    }
-
-    fn counters_key(&self, index: usize) -> u32 {
-        self.at * intf::DIRECTIONS as u32 + index as u32
-    }
-
     /// Puts settings in force. Those of a policer must not be older than those that are
-    /// ([`intf::Limit::carried_on`]): packets would take them for what a late one has, and be dropped.
+    /// ([`intf::Entry::carried_on`]): packets would take them for what a late one has, and be dropped.
     pub(crate) fn write(&self, settings: impl Into<Settings>) -> Result<(), LimitError> {
-        let settings = settings.into();
-        if let Some(place) = &self.place {
-            return place.write(&self.limit, &settings);
-        }
-        settings.write(&self.limit, self.at)?;
-        self.exempt.as_ref().map_or(Ok(()), |trie| exempt::fill(trie, &settings.limit.exempt))
+        settings.into().write(&self.limit, self.at)
     }
 
     /// Whose packets wait in the queue of a direction at this moment; `None` where there is none, or nobody
@@ -224,10 +237,10 @@ impl LimitMaps {
             return handle.read(direction);
         }
         let index = intf::index(direction);
-        let mut queue: intf::Queue = lookup(&self.queues, "queues", self.queue_key(index))?;
+        let key = self.at * intf::DIRECTIONS as u32 + index as u32;
         let per_cpu = self
             .counters
-            .lookup_percpu(&self.counters_key(index).to_ne_bytes(), MapFlags::ANY)
+            .lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY)
             .map_err(map_error("counters"))?
             .unwrap_or_default();
         let mut counters = intf::Counters::default();
@@ -243,14 +256,17 @@ impl LimitMaps {
                 colours.get_or_insert_default().add(&one);
             }
         }
-        if colours.is_some() {
-            let intf::Side { full_ns, skipped_ns, .. } = *intf::Meter::from(queue).side();
+        let queue = if colours.is_some() {
+            let meter: intf::Meter = lookup(&self.queues, "queues", key)?;
+            let intf::Side { full_ns, skipped_ns, .. } = *meter.side();
             // A policer's clock runs on while the host sleeps.
             let asleep_ns = asleep_ns();
             let finish_ns = full_ns.saturating_sub(asleep_ns);
-            queue = intf::Queue { finish_ns, skipped_ns, ..intf::Queue::default() };
             counters.last_ns = counters.last_ns.map(|at| at.saturating_sub(asleep_ns));
-        }
+            intf::Queue { finish_ns, skipped_ns, ..intf::Queue::default() }
+        } else {
+            lookup(&self.queues, "queues", key)?
+        };
         Ok(Reading { queue, counters, colours, flow_count: None })
     }
 
@@ -263,12 +279,17 @@ impl LimitMaps {
         adopt: Adopt,
     ) -> Result<(), LimitError> {
         let Some(sockets) = &self.sockets else { return Ok(()) };
+        let namespaces = network_namespaces(hierarchy, cgroup);
+        if namespaces.is_empty() {
+            return Ok(());
+        }
         let mut storage = MaybeUninit::uninit();
         let mut open = skel::adopt::AdoptSkelBuilder::default()
             .open(&mut storage)
             .map_err(load_error("adopt"))?;
         if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
             rodata.release = u8::from(adopt == Adopt::Release);
+            rodata.cgroup_id = cgroup.id();
             rodata.level = cgroup.level();
         }
         reuse(&mut open.maps.limit, &self.limit)?;
@@ -278,8 +299,8 @@ impl LimitMaps {
         set_exempt!(open, self.exempt.is_some(), self.exempt.as_ref(), "adopt");
         let object = open.load().map_err(load_error("adopt"))?;
         let link = object.progs.adopt.attach().map_err(load_error("adopt"))?;
-        for namespace in network_namespaces(hierarchy, cgroup) {
-            in_network_namespace(&namespace, || {
+        for namespace in &namespaces {
+            in_network_namespace(namespace, || {
                 // A socket that ends meanwhile is no loss; neither is a namespace.
                 let _ = Iter::new(&link).map(|mut iter| io::copy(&mut iter, &mut io::sink()));
             });

@@ -62,21 +62,20 @@ impl Default for LimitOptions {
 }
 
 impl LimitOptions {
-    /// As it lies in the map.
+    /// As it lies in the map. Prefixes lie elsewhere.
     ///
     /// # Errors
     /// [`ConfigError`] for a queue that cannot be built.
-    pub fn encode(&self, cgroup_id: u64) -> Result<intf::Limit, ConfigError> {
+    pub fn encode(&self, cgroup_id: u64) -> Result<intf::Entry, ConfigError> {
         let microseconds = |time: Nanos| u32::try_from(time.0 / 1000).unwrap_or(u32::MAX);
-        let mut limit = intf::Limit {
+        let mut limit = intf::Entry::from(intf::Limit {
             cgroup_id,
             scheme: self.scheme as u32,
-            exempt: (&self.exempt).into(),
-            matched: (&self.matched).into(),
             rto_min_us: microseconds(self.rto_min),
             delack_max_us: microseconds(self.delack_max),
             ..intf::Limit::default()
-        };
+        });
+        limit.set_exempt(&self.exempt);
         let sets_sockets = self.scheme.info().sets_sockets;
         if !sets_sockets {
             (limit.rto_min_us, limit.delack_max_us) = (0, 0);
@@ -88,6 +87,7 @@ impl LimitOptions {
             (intf::FLAG_PACE_FAIR, is_fair),
             (intf::FLAG_PACE_CEILING, sets_sockets && !is_fair && self.pace_ceiling),
             (intf::FLAG_XDP, polices && self.police.hook == Hook::Xdp),
+            (intf::FLAG_MATCH, !self.matched.is_empty()),
         ] {
             limit.flags |= if is_set { flag } else { 0 };
         }
@@ -121,11 +121,11 @@ impl LimitOptions {
     }
 }
 
-impl From<&intf::Limit> for LimitOptions {
-    /// What a user would write for a limit as it lies in the map: a threshold that is the default at its rate
-    /// counts as not given, so that it follows when the rate changes. [`LimitOptions::encode`] gives the same
-    /// limit again.
-    fn from(limit: &intf::Limit) -> LimitOptions {
+impl From<&intf::Entry> for LimitOptions {
+    /// What a user would write for a limit as it lies in the map, without its prefixes: a threshold that is
+    /// the default at its rate counts as not given, so that it follows when the rate changes.
+    /// [`LimitOptions::encode`] gives the same limit again.
+    fn from(limit: &intf::Entry) -> LimitOptions {
         let scheme = limit.scheme();
         let paces = limit.flags & (intf::FLAG_PACE_FAIR | intf::FLAG_PACE_CEILING) != 0;
         let queue = |direction| {
@@ -170,8 +170,8 @@ impl From<&intf::Limit> for LimitOptions {
                 hook: if limit.flags & intf::FLAG_XDP != 0 { Hook::Xdp } else { Hook::Auto },
                 ..limit.police.iter().find_map(intf::Policy::policy).unwrap_or_default()
             },
-            exempt: Exempt::from(&limit.exempt),
-            matched: Prefixes::from(&limit.matched),
+            exempt: Exempt { dscps: limit.exempt_dscps, ..Exempt::default() },
+            matched: Prefixes::default(),
         }
         .of_sockets()
     }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{clock::boottime, intf};
 
-impl intf::Limit {
+impl intf::Entry {
     /// Until when the rate of a direction is good; zero: for ever.
     #[must_use]
     pub fn until(&self, direction: Direction) -> Nanos {
@@ -17,7 +17,7 @@ impl intf::Limit {
 
     /// The limit from `at` on, CLOCK_BOOTTIME, where `earlier` was in force: what its policers' buckets had
     /// been given until then counts on. A policy that stays stays as it is.
-    pub(super) fn carried_on(&self, earlier: &intf::Limit, at: Nanos) -> intf::Limit {
+    pub(super) fn carried_on(&self, earlier: &intf::Entry, at: Nanos) -> intf::Entry {
         let mut limit = *self;
         for (policy, earlier) in limit.police.iter_mut().zip(&earlier.police) {
             *policy = policy.carried_on(earlier, at);
@@ -26,7 +26,7 @@ impl intf::Limit {
     }
 
     /// Takes all that follows from the rate of a direction from another limit.
-    fn take_rate(&mut self, direction: Direction, from: &intf::Limit) {
+    fn take_rate(&mut self, direction: Direction, from: &intf::Entry) {
         let i = intf::index(direction);
         self.queue[i] = from.queue[i];
         self.rate_bit_s[i] = from.rate_bit_s[i];
@@ -35,7 +35,7 @@ impl intf::Limit {
     }
 
     /// The same with another rate; `None` if the direction is free.
-    fn at_rate(&self, direction: Direction, rate: Rate) -> Result<Option<intf::Limit>, LimitError> {
+    fn at_rate(&self, direction: Direction, rate: Rate) -> Result<Option<intf::Entry>, LimitError> {
         let mut options = LimitOptions::from(self);
         let queue = match direction {
             Direction::Egress => &mut options.egress,
@@ -58,7 +58,7 @@ impl intf::Limit {
 
 impl Settings {
     /// As they are at a time of `CLOCK_BOOTTIME`: what has ended is over.
-    fn at(&self, now: Nanos) -> intf::Limit {
+    fn at(&self, now: Nanos) -> intf::Entry {
         let mut limit = self.limit;
         for direction in [Direction::Egress, Direction::Ingress] {
             let i = intf::index(direction);
@@ -93,7 +93,7 @@ impl LimitMaps {
     }
 
     /// As it is in force at a time of `CLOCK_BOOTTIME`.
-    pub(crate) fn limit_at(&self, now: Nanos) -> Result<intf::Limit, LimitError> {
+    pub(crate) fn limit_at(&self, now: Nanos) -> Result<intf::Entry, LimitError> {
         Ok(self.settings()?.at(now))
     }
 
@@ -107,8 +107,9 @@ impl LimitMaps {
 
     /// A limit that is to take this one's place, with rates that end when this one's do, with the rate that
     /// comes then or its own, if that is lower.
-    pub(crate) fn keep_leases(&self, limit: intf::Limit) -> Result<Settings, LimitError> {
-        let mut settings = Settings::from(intf::Limit { until_ns: [0; 2], ..limit });
+    pub(crate) fn keep_leases(&self, limit: intf::Entry) -> Result<Settings, LimitError> {
+        let mut settings = Settings::from(limit);
+        settings.limit.until_ns = [0; 2];
         for direction in [Direction::Egress, Direction::Ingress] {
             let (Some(lease), Some(rate)) = (self.lease(direction)?, limit.rate(direction)) else {
                 continue;

@@ -1,16 +1,19 @@
-//! A map holds the settings of a limit twice, and names the copy that is in force (`tg_limit_now` of
-//! `bpf/common/maps.h`). A packet finds the old settings or the new ones, and so it does where a writer dies.
+//! A map holds the settings of a limit twice, and names the copy that is in force
+//! (`bpf/common/settings.h`). A packet finds the old settings or the new ones, and so it does where a writer
+//! dies.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use tidegate_core::{Nanos, Rate};
 
 use super::LimitError;
 use crate::{
-    bpf::{lookup, map_error},
-    intf::{self, COPY, DIRECTIONS, LIMITS},
+    bpf::map_error,
+    intf::{self, COPY, DIRECTIONS, Entry, LIMITS},
 };
 
 const NAME: &str = "limit";
+/// How long an entry may be.
+pub(crate) const LENGTHS: [usize; 2] = [size_of::<intf::Limit>(), size_of::<Entry>()];
 
 /// Until when a rate is good. The programs themselves look at the time: nobody needs to be there when it
 /// comes.
@@ -25,14 +28,14 @@ pub struct Lease {
 /// A limit, and by direction what it is once its lease has ended; that says nothing where there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Settings {
-    pub(crate) limit: intf::Limit,
-    pub(crate) then: [intf::Limit; DIRECTIONS],
+    pub(crate) limit: Entry,
+    pub(crate) then: [Entry; DIRECTIONS],
 }
 
-impl From<intf::Limit> for Settings {
+impl From<Entry> for Settings {
     /// A limit for ever.
-    fn from(limit: intf::Limit) -> Self {
-        Settings { limit, then: [intf::Limit::default(); DIRECTIONS] }
+    fn from(limit: Entry) -> Self {
+        Settings { limit, then: [Entry::default(); DIRECTIONS] }
     }
 }
 
@@ -43,10 +46,9 @@ impl Settings {
     /// [`LimitError::Map`], [`LimitError::Layout`].
     pub(crate) fn read(map: &MapHandle, place: u32) -> Result<Settings, LimitError> {
         let copy = copy_in_force(map, place)?;
-        let at = |i: usize| -> Result<intf::Limit, LimitError> {
-            Ok(intf::Limit { copy: 0, ..lookup(map, NAME, key(place, copy, i))? })
-        };
-        let limit = at(0)?;
+        let at = |i: usize| read(map, key(place, copy, i));
+        let mut limit = at(0)?;
+        limit.copy = 0;
         let mut settings = Settings::from(limit);
         for (i, then) in settings.then.iter_mut().enumerate() {
             if limit.until_ns[i] != 0 {
@@ -63,9 +65,17 @@ impl Settings {
     pub(crate) fn write(&self, map: &MapHandle, place: u32) -> Result<(), LimitError> {
         let was = copy_in_force(map, place)?;
         let to = 1 - was;
-        let update = |i: usize, copy: u32, limit: &intf::Limit| {
-            map.update(&key(place, copy, i).to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)
+        let update = |i: usize, copy: u32, limit: &Entry| {
+            // What this scheme's entries have.
+            let bytes = &bytemuck::bytes_of(limit)[..map.value_size() as usize];
+            map.update(&key(place, copy, i).to_ne_bytes(), bytes, MapFlags::ANY)
                 .map_err(map_error(NAME))
+        };
+        let first = read(map, key(place, 0, 0))?;
+        let with_copy = |limit: &Entry, copy: u32| {
+            let mut limit = *limit;
+            limit.copy = copy.into();
+            limit
         };
         for (i, then) in self.then.iter().enumerate() {
             if self.limit.until_ns[i] != 0 {
@@ -73,15 +83,24 @@ impl Settings {
             }
         }
         // The first entry names the copy in force, which its own settings must not be while they change.
-        update(0, to, &intf::Limit { copy: was.into(), ..self.limit })?;
-        let first: intf::Limit = lookup(map, NAME, key(place, 0, 0))?;
-        update(0, 0, &intf::Limit { copy: to.into(), ..first })
+        update(0, to, &with_copy(&self.limit, was))?;
+        let first = if to == 0 { self.limit } else { first };
+        update(0, 0, &with_copy(&first, to))
     }
 }
 
 fn copy_in_force(map: &MapHandle, place: u32) -> Result<u32, LimitError> {
-    let first: intf::Limit = lookup(map, NAME, key(place, 0, 0))?;
-    Ok(u32::from(first.copy != 0))
+    Ok(u32::from(read(map, key(place, 0, 0))?.copy != 0))
+}
+
+/// Reads an entry; of a scheme that has nothing of its own in it, that is zero.
+fn read(map: &MapHandle, key: u32) -> Result<Entry, LimitError> {
+    let value = map.lookup(&key.to_ne_bytes(), MapFlags::ANY).map_err(map_error(NAME))?;
+    let value = value.filter(|value| LENGTHS.contains(&value.len()));
+    let value = value.ok_or(LimitError::Layout(NAME))?;
+    let mut entry = Entry::default();
+    bytemuck::bytes_of_mut(&mut entry)[..value.len()].copy_from_slice(&value);
+    Ok(entry)
 }
 
 /// Of the limit (0), or of what it is by direction when its time has come, in a copy.

@@ -70,6 +70,8 @@ pub struct Device {
     pub master: Option<u32>,
     /// The device that it sits on, as a VLAN does.
     pub below: Option<u32>,
+    /// The index of the other end of a veth pair, in the namespace where that is.
+    pub peer: Option<u32>,
 }
 
 impl Netlink {
@@ -318,6 +320,7 @@ fn device(link: LinkMessage) -> Device {
         kind: String::new(),
         master: None,
         below: None,
+        peer: None,
     };
     let (mut below, mut elsewhere) = (None, false);
     for attribute in link.attributes {
@@ -337,7 +340,10 @@ fn device(link: LinkMessage) -> Device {
         }
     }
     // The other end of a veth pair is no device below.
-    device.below = below.filter(|_| !elsewhere && device.kind != "veth");
+    match device.kind == "veth" {
+        true => device.peer = below,
+        false => device.below = below.filter(|_| !elsewhere),
+    }
     device
 }
 

@@ -86,6 +86,17 @@ impl NetNs {
         Ok(Self { name: name.into(), fd: file.into(), owned_mount: None })
     }
 
+    /// Opens a namespace by the path of its file; dropping the value leaves it alone.
+    ///
+    /// # Errors
+    /// [`NetError`] if there is no such file, or it is no network namespace when it is entered.
+    pub fn at(path: &Path) -> Result<Self, NetError> {
+        let shown = path.display().to_string();
+        let action = format!("open the network namespace {shown}");
+        let file = File::open(path).map_err(|e| NetError::refused(action, e))?;
+        Ok(Self { name: shown, fd: file.into(), owned_mount: None })
+    }
+
     /// Finds a namespace by the inode of its file, among those that have a name and those of processes;
     /// `None` if nothing that can be seen here is in it.
     pub fn find(inode: u64) -> Option<Self> {

@@ -16,16 +16,17 @@ use crate::{
     exempt::set_exempt,
     fq::{self, FqError},
     intf,
-    limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions},
+    limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions, Loaded},
     schemes::{LINKS, Scheme},
     skel,
 };
 
-/// Loads the program of one place and hands it to `attach`.
+/// Loads the program of one place and hands it to `use_it`.
 fn load<T>(
     place: Hook,
-    limit: &intf::Limit,
-    attach: impl FnOnce(&ProgramMut<'_>) -> Result<T, LimitError>,
+    limit: intf::Entry,
+    options: &LimitOptions,
+    use_it: impl FnOnce(&ProgramMut<'_>) -> Result<T, LimitError>,
 ) -> Result<(LimitMaps, T), LimitError> {
     quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
@@ -37,7 +38,7 @@ fn load<T>(
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.flow_seed = random_seed();
     }
-    let exempts = !limit.exempt.is_empty();
+    let exempts = !options.exempt.is_empty();
     set_exempt!(open, exempts, None, "edt");
     let edt = open.load().map_err(load_error("edt"))?;
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("edt"));
@@ -49,14 +50,15 @@ fn load<T>(
             handle(&edt.maps.counters)?,
         )
     };
-    maps.write(*limit)?;
+    maps.write(limit)?;
+    maps.exempt(&options.exempt.prefixes)?;
     let program = match place {
         Hook::Cgroup => &edt.progs.edt_cgroup,
         Hook::Device => &edt.progs.edt_device,
         Hook::Port => &edt.progs.edt_port,
     };
-    let attached = attach(program)?;
-    Ok((maps, attached))
+    let used = use_it(program)?;
+    Ok((maps, used))
 }
 
 /// Where the program sits.
@@ -75,19 +77,16 @@ impl Scheme for Edt {
         &LINKS[..1]
     }
 
-    fn attach_cgroup(
+    fn load(
         &self,
-        hierarchy: &Hierarchy,
-        cgroup: &Cgroup,
+        cgroup_id: u64,
         options: &LimitOptions,
         _parent: Option<&LimitMaps>,
-    ) -> Result<AttachedLimit, LimitError> {
-        let scope = Scope::Cgroup(cgroup.path().to_owned());
-        fq::check(hierarchy, &scope, Some(cgroup))?;
-        let limit = options.encode(cgroup.id())?;
-        let attach = |program: &ProgramMut<'_>| bpf::attach(program, "edt_cgroup", cgroup);
-        let (maps, link) = load(Hook::Cgroup, &limit, attach)?;
-        Ok(AttachedLimit::new(maps, vec![(LINKS[0], link)]))
+    ) -> Result<Loaded, LimitError> {
+        let limit = options.encode(cgroup_id)?;
+        let keep = |program: &ProgramMut<'_>| bpf::keep(program, "edt_cgroup");
+        let (maps, program) = load(Hook::Cgroup, limit, options, keep)?;
+        Ok(Loaded { maps, programs: vec![(LINKS[0], program)] })
     }
 
     fn attach_device(
@@ -102,7 +101,7 @@ impl Scheme for Edt {
         let hook = if target.is_port() { Hook::Port } else { Hook::Device };
         let attach =
             |program: &ProgramMut<'_>| device::attach(target, &[(Direction::Egress, program)]);
-        let (maps, hooked) = load(hook, &limit, attach)?;
+        let (maps, hooked) = load(hook, limit, options, attach)?;
         Ok(AttachedLimit::on_device(maps, hooked))
     }
 

@@ -12,11 +12,10 @@ use libbpf_rs::{
 };
 
 use crate::{
-    bpf::{attach, load_error, quiet_libbpf, random_seed, reuse},
-    cgroup::{Cgroup, Hierarchy},
+    bpf::{keep, load_error, quiet_libbpf, random_seed, reuse},
     exempt::set_exempt,
     intf,
-    limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps, set_parent},
+    limit::{LimitError, LimitMaps, LimitOptions, Loaded, ParentMaps, set_parent},
     schemes::{LINKS, Scheme},
     skel,
 };
@@ -29,14 +28,13 @@ impl Scheme for Nrm {
         &LINKS
     }
 
-    fn attach_cgroup(
+    fn load(
         &self,
-        _hierarchy: &Hierarchy,
-        cgroup: &Cgroup,
+        cgroup_id: u64,
         options: &LimitOptions,
         parent: Option<&LimitMaps>,
-    ) -> Result<AttachedLimit, LimitError> {
-        let limit = options.encode(cgroup.id())?;
+    ) -> Result<Loaded, LimitError> {
+        let limit = options.encode(cgroup_id)?;
         quiet_libbpf();
 
         let mut storage = MaybeUninit::uninit();
@@ -73,15 +71,16 @@ impl Scheme for Nrm {
         let tune = tune.load().map_err(load_error("tune"))?;
 
         maps.write(limit)?;
+        maps.exempt(&options.exempt.prefixes)?;
         if let Some(parent) = parent {
             maps.start_in(parent, options)?;
         }
-        let links = vec![
-            (LINKS[0], attach(&nrm.progs.nrm_egress, "nrm_egress", cgroup)?),
-            (LINKS[1], attach(&nrm.progs.nrm_ingress, "nrm_ingress", cgroup)?),
-            (LINKS[2], attach(&tune.progs.tune, "tune", cgroup)?),
+        let programs = vec![
+            (LINKS[0], keep(&nrm.progs.nrm_egress, "nrm_egress")?),
+            (LINKS[1], keep(&nrm.progs.nrm_ingress, "nrm_ingress")?),
+            (LINKS[2], keep(&tune.progs.tune, "tune")?),
         ];
-        Ok(AttachedLimit::new(maps, links))
+        Ok(Loaded { maps, programs })
     }
 }
 

@@ -11,12 +11,12 @@ use tidegate_core::{Direction, police::Hook};
 
 use crate::{
     bpf::{self, load_error, quiet_libbpf, random_seed},
-    cgroup::{Cgroup, Hierarchy},
+    cgroup::Hierarchy,
     device::{self, Target, XDP_PIN},
     exempt::set_exempt,
     group::GroupMaps,
     intf,
-    limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions},
+    limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions, Loaded},
     query::Side,
     schemes::{LINKS, Scheme},
     skel,
@@ -27,7 +27,7 @@ macro_rules! share {
     ($open:expr, $limit:expr) => {
         let limit: &LimitMaps = $limit;
         $crate::bpf::reuse(&mut $open.maps.limit, &limit.limit)?;
-        $crate::bpf::reuse(&mut $open.maps.queues_of_limit, &limit.queues)?;
+        $crate::bpf::reuse(&mut $open.maps.meters_of_limit, &limit.queues)?;
         $crate::bpf::reuse(&mut $open.maps.counters, &limit.counters)?;
         if let Some(group) = &limit.group {
             $crate::bpf::reuse(&mut $open.maps.group_of_limit, &group.group)?;
@@ -93,14 +93,11 @@ fn load_with<'a>(
 /// The maps of loaded programs, with the limit in them.
 fn maps(
     police: &skel::police::PoliceSkel<'_>,
-    limit: &intf::Limit,
+    limit: &intf::Entry,
 ) -> Result<LimitMaps, LimitError> {
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("police"));
     let maps = LimitMaps {
-        exempt: match limit.exempt.is_empty() {
-            true => None,
-            false => Some(handle(&police.maps.exempt_prefixes)?),
-        },
+        exempt: limit.exempts().then(|| handle(&police.maps.exempt_prefixes)).transpose()?,
         group: Some(GroupMaps {
             group: handle(&police.maps.group_of_limit)?,
             samples: handle(&police.maps.samples_of_limit)?,
@@ -108,7 +105,7 @@ fn maps(
         }),
         ..LimitMaps::new(
             handle(&police.maps.limit)?,
-            handle(&police.maps.queues_of_limit)?,
+            handle(&police.maps.meters_of_limit)?,
             handle(&police.maps.counters)?,
         )
     };
@@ -126,28 +123,28 @@ impl Scheme for Police {
     fn links(&self, limit: &intf::Limit) -> &'static [&'static str] {
         match limit.flags & intf::FLAG_XDP {
             // One with prefixes has those of its map pool (see `store/pools.rs`).
-            _ if limit.matched.count != 0 => &[],
+            _ if limit.is_matched() => &[],
             0 => &LINKS[..2],
             _ => &LINKS_WITH_XDP,
         }
     }
 
-    fn attach_cgroup(
+    fn load(
         &self,
-        _hierarchy: &Hierarchy,
-        cgroup: &Cgroup,
+        cgroup_id: u64,
         options: &LimitOptions,
         _parent: Option<&LimitMaps>,
-    ) -> Result<AttachedLimit, LimitError> {
-        let limit = options.encode(cgroup.id())?;
+    ) -> Result<Loaded, LimitError> {
+        let limit = options.encode(cgroup_id)?;
         let mut storage = MaybeUninit::uninit();
         let police = load(&mut storage, AttachPoint::Cgroup, !options.exempt.is_empty())?;
         let maps = maps(&police, &limit)?;
-        let links = vec![
-            (LINKS[0], bpf::attach(&police.progs.police_egress, "police_egress", cgroup)?),
-            (LINKS[1], bpf::attach(&police.progs.police_ingress, "police_ingress", cgroup)?),
+        maps.exempt(&options.exempt.prefixes)?;
+        let programs = vec![
+            (LINKS[0], bpf::keep(&police.progs.police_egress, "police_egress")?),
+            (LINKS[1], bpf::keep(&police.progs.police_ingress, "police_ingress")?),
         ];
-        Ok(AttachedLimit::new(maps, links))
+        Ok(Loaded { maps, programs })
     }
 
     fn attach_device(
@@ -162,6 +159,7 @@ impl Scheme for Police {
         let at = if target.is_port() { AttachPoint::Port } else { AttachPoint::Device };
         let police = load(&mut storage, at, !options.exempt.is_empty())?;
         let maps = maps(&police, &limit)?;
+        maps.exempt(&options.exempt.prefixes)?;
         // First: it may be refused.
         let in_xdp = options.police.hook == Hook::Xdp;
         let xdp = in_xdp.then(|| xdp::attach(target, &maps)).transpose()?;

@@ -84,6 +84,32 @@ pub enum StoreError {
         /// How that acts.
         parent_scheme: Scheme,
     },
+    /// A limit on one cgroup or device.
+    #[error(
+        "limit `{0}` has one scope, which cannot be changed; only one with a selector has members"
+    )]
+    NoSelector(String),
+    /// Some cgroups could not join or leave. All others are as asked.
+    #[error("limit `{name}`: {}", Failed(.failed))]
+    Members {
+        /// The limit.
+        name: String,
+        /// The cgroups, and what went wrong with each.
+        failed: Vec<(String, StoreError)>,
+    },
+    /// A member that the parent's programs do not see.
+    #[error(
+        "limit `{name}`: {scope} is not inside its parent `{parent}`; leave the parent out, or write a scope \
+         that is inside it"
+    )]
+    MemberOutside {
+        /// The limit.
+        name: String,
+        /// The cgroup.
+        scope: Scope,
+        /// Its parent.
+        parent: String,
+    },
     /// Too many limits above each other.
     #[error("limit `{0}`: more than {MAX_DEPTH} limits above each other; take some out")]
     TooDeep(String),
@@ -231,6 +257,18 @@ pub enum StoreError {
         /// Why it failed.
         source: io::Error,
     },
+}
+
+struct Failed<'a>(&'a [(String, StoreError)]);
+
+impl fmt::Display for Failed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (cgroup, why)) in self.0.iter().enumerate() {
+            let separator = if i == 0 { "" } else { "; " };
+            write!(f, "{separator}cgroup `{cgroup}`: {why}")?;
+        }
+        Ok(())
+    }
 }
 
 struct AsItWas<'a>(bool, &'a String);

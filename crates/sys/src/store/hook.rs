@@ -17,7 +17,7 @@ use crate::{
     cgroup::Hierarchy,
     device::{self, Filters, Hooked, PROGRAM_PINS, Target, XDP_PIN},
     intf,
-    limit::{LimitError, settings::Settings},
+    limit::{LimitError, LimitOptions, settings::Settings},
     schemes::{self, LINKS, police},
 };
 
@@ -69,7 +69,8 @@ impl Store {
         hierarchy: &Hierarchy,
         pinned: &PinnedLimit,
         scope: &Scope,
-        limit: &intf::Limit,
+        limit: &intf::Entry,
+        options: &LimitOptions,
     ) -> Result<(), StoreError> {
         let refused = || limit_error(&pinned.name);
         let (dir, to) = (self.root.join(&pinned.name), At::of(limit));
@@ -79,9 +80,9 @@ impl Store {
             At::Tc => (police::attach_ingress(&target, &pinned.maps).map_err(refused())?, None),
         };
         let xdp = xdp.transpose().map_err(refused())?;
-        let put = pin_hooks(hooked.filters.as_ref(), &mut hooked.links, &dir)
+        let put = pin_hooks(hooked.filters.as_ref(), &hooked.links, &dir)
             .and_then(|()| xdp.as_ref().map_or(Ok(()), |link| pin_xdp(link, &dir)))
-            .and_then(|()| pinned.maps.set(hierarchy, None, limit).map_err(refused()));
+            .and_then(|()| pinned.maps.set(hierarchy, None, limit, options).map_err(refused()));
         if let Err(e) = put {
             let _ = to.take_off(&dir, limit);
             return Err(e);
@@ -166,7 +167,7 @@ mod tests {
             is_at(At::Tc);
             let pinned = come();
             let limit = target.encode(&options(Hook::Xdp)).unwrap();
-            pinned.maps.set(&hierarchy, None, &limit).unwrap();
+            pinned.maps.set(&hierarchy, None, &limit, &options(Hook::Xdp)).unwrap();
             drop(lock);
             let lock = store.lock().unwrap();
             is_at(At::Xdp);

@@ -63,7 +63,7 @@ impl Store {
         let target = Target::find(asked.scope).map_err(|e| refused()(e.into()))?;
         let limit = target.encode(asked.options).map_err(refused())?;
         let mut root = Root::put(&target, &limit, self.force).map_err(refused())?;
-        let leaf = Leaf { slot: ROOT_SLOT, parent: None, limit, member: None };
+        let leaf = Leaf { slot: ROOT_SLOT, parent: None, limit: *limit, member: None };
         // Those inside the one in whose place this one comes are inside this one.
         let mut inside = self.inside(hierarchy, asked.name)?;
         inside.leaves.insert(0, leaf);
@@ -112,12 +112,16 @@ impl Store {
         let free = (ROOT_SLOT + 1..tidegate_core::htb::SLOTS).find(|slot| !taken.contains(slot));
         let slot = free.ok_or_else(|| refused()(LimitError::NoSlot))?;
         let above = tree.leaves.iter().zip(&tree.names).find(|(_, name)| **name == parent.name);
-        let leaf =
-            Leaf { slot, parent: above.map(|(leaf, _)| leaf.slot), limit, member: Some(member) };
+        let leaf = Leaf {
+            slot,
+            parent: above.map(|(leaf, _)| leaf.slot),
+            limit: *limit,
+            member: Some(member),
+        };
         let (mut maps, mut hooked) = htb::inside(&limit, target.as_ref()).map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{}", asked.name));
         let done = pin_maps(&mut maps, &building).and_then(|()| {
-            pin_hooks(hooked.filters.as_ref(), &mut hooked.links, &building)?;
+            pin_hooks(hooked.filters.as_ref(), &hooked.links, &building)?;
             let (mark, at) = match asked.cgroup {
                 Some(cgroup) => (CGROUP, hierarchy.remembered(cgroup)),
                 None => (PORT, asked.scope.name().into()),
@@ -150,7 +154,7 @@ impl Store {
         &self,
         hierarchy: &Hierarchy,
         pinned: &PinnedLimit,
-        limit: &intf::Limit,
+        limit: &intf::Entry,
     ) -> Result<(), StoreError> {
         let refused = || limit_error(&pinned.name);
         self.check_above(hierarchy, &pinned.name)?;
@@ -204,7 +208,7 @@ impl Store {
         };
         let mut tree = Tree {
             root: root.clone(),
-            limit: Settings::read(&open("limit")?, 0).map_err(limit_error(&root))?.limit,
+            limit: Settings::read(&open("limit")?, 0).map_err(limit_error(&root))?.limit.common,
             slots: open(SLOTS_PIN)?,
             members: open(MEMBERS_PIN)?,
             device: device_in(&dir).unwrap_or_default(),
@@ -257,7 +261,7 @@ impl Store {
             inside.leaves.push(Leaf {
                 slot,
                 parent: pinned.parent.as_deref().and_then(slot_of),
-                limit: pinned.limit,
+                limit: *pinned.limit,
                 member: Some(member),
             });
             inside.names.push(name);
@@ -327,5 +331,5 @@ fn pin_root(root: &mut Root, dir: &Path) -> Result<(), StoreError> {
         let path = dir.join(name);
         map.pin(&path).map_err(bpf_error(&path, "pin"))?;
     }
-    pin_hooks(root.hooked.filters.as_ref(), &mut root.hooked.links, dir)
+    pin_hooks(root.hooked.filters.as_ref(), &root.hooked.links, dir)
 }

@@ -185,7 +185,7 @@ impl PinnedLimit {
     /// that wrote no intent, what its map says.
     #[must_use]
     pub fn options(&self) -> LimitOptions {
-        let is = LimitOptions::from(&self.limit);
+        let is = self.maps.options().unwrap_or_else(|_| LimitOptions::from(&self.limit));
         let Some(asked) = self.asked.filter(|asked| asked.scheme == is.scheme) else { return is };
         let at_rate = |asked: Option<VirtualQueueOptions>, is: Option<VirtualQueueOptions>| {
             let is = is?;

@@ -2,17 +2,26 @@
 
 use std::{fs, os::fd::OwnedFd, path::Path};
 
-use libbpf_rs::Link;
+use libbpf_rs::{Link, MapHandle};
 
 use super::{
-    EXEMPT, GROUP, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError, bpf_error, io_error, symlink,
+    EXEMPT, GROUP, MEMBERS, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError, bpf_error,
+    io_error, symlink,
 };
 use crate::{
+    bpf::Links,
     device::{CLSACT_MARK, Filters, XDP_PIN},
-    limit::{AttachedLimit, LimitMaps, Links},
+    intf,
+    limit::{AttachedLimit, LimitMaps, settings::Settings},
     query,
     schemes::LINKS,
 };
+
+/// The settings pinned in a directory.
+pub(super) fn settings_in(dir: &Path) -> Option<intf::Limit> {
+    let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
+    Settings::read(&map, 0).ok().map(|settings| settings.limit.common)
+}
 
 /// Pins the maps of a limit in a new directory.
 pub(super) fn pin_maps(maps: &mut LimitMaps, dir: &Path) -> Result<(), StoreError> {
@@ -40,7 +49,7 @@ pub(super) fn pin_maps(maps: &mut LimitMaps, dir: &Path) -> Result<(), StoreErro
 /// Pins the maps and links of a limit in a new directory.
 pub(super) fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
     pin_maps(&mut attached.maps, dir)?;
-    pin_hooks(attached.filters.as_ref(), &mut attached.links, dir)?;
+    pin_hooks(attached.filters.as_ref(), &attached.links, dir)?;
     attached.xdp.as_ref().map_or(Ok(()), |link| pin_xdp(link, dir))
 }
 
@@ -53,7 +62,7 @@ pub(super) fn pin_xdp(link: &OwnedFd, dir: &Path) -> Result<(), StoreError> {
 /// Pins what holds the programs of a limit.
 pub(crate) fn pin_hooks(
     filters: Option<&Filters>,
-    links: &mut Links,
+    links: &Links,
     dir: &Path,
 ) -> Result<(), StoreError> {
     if let Some(filters) = filters {
@@ -67,13 +76,16 @@ pub(crate) fn pin_hooks(
     }
     for (name, link) in links {
         let path = dir.join(*name);
-        link.pin(&path).map_err(bpf_error(&path, "pin"))?;
+        query::pin(link, &path).map_err(io_error(&path, "pin"))?;
     }
     Ok(())
 }
 
-/// Detaches the links pinned in `dir` at once, whoever else may hold them open.
+/// Detaches the links pinned in `dir`, and those of members, at once, whoever else may hold them open.
 pub(super) fn detach_links(dir: &Path) -> Result<(), StoreError> {
+    for member in fs::read_dir(dir.join(MEMBERS)).into_iter().flatten().flatten() {
+        detach_links(&member.path())?;
+    }
     LINKS.into_iter().chain([XDP_PIN]).try_for_each(|name| detach_link(dir, name))
 }
 

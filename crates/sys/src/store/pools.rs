@@ -17,10 +17,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tidegate_core::{Scope, prefixes::Prefix};
+use tidegate_core::{
+    Scope,
+    prefixes::{Prefix, Prefixes},
+};
 
 use super::{
-    BUILDING, DEV, MAX_LIMITS, PORT, Store, StoreError, bpf_error, io_error, limit_error,
+    BUILDING, DEV, Intent, MAX_LIMITS, PORT, Store, StoreError, bpf_error, io_error, limit_error,
     pins::{detach_links, pin_hooks, pin_maps, remove_pins},
     symlink,
 };
@@ -62,7 +65,7 @@ impl Store {
         let dir = self.root.join(pool_name(&limit, scope));
         let is_new = !dir.is_dir();
         let pool = self.enter_pool(&dir, name, &target, &limit)?;
-        let done = self.take_place(&dir, &pool, name, scope, options, &limit);
+        let done = self.take_place(&dir, &pool, name, scope, options, limit);
         if done.is_err() && is_new {
             self.leave_pool(&dir);
         }
@@ -76,10 +79,10 @@ impl Store {
         name: &str,
         scope: &Scope,
         options: &LimitOptions,
-        limit: &intf::Limit,
+        limit: intf::Entry,
     ) -> Result<(), StoreError> {
         let refused = || limit_error(name);
-        let taken = pool.taken(limit, None).map_err(refused())?;
+        let taken = pool.taken(&options.matched, None).map_err(refused())?;
         check_prefixes(dir, scope, taken)?;
         let taken = places_in(dir)?;
         // The first number that is not the one of its turn.
@@ -90,15 +93,16 @@ impl Store {
         symlink(Path::new(name), &link)?;
         let building = self.root.join(format!("{BUILDING}{name}"));
         let put = || {
-            let mut maps = pool.take(index).map_err(refused())?;
-            let place = pool.place(index).map_err(refused())?;
-            place.write_settings(&maps.limit, &(*limit).into()).map_err(refused())?;
+            let mut maps = pool.take(index, &options.matched).map_err(refused())?;
+            let place = pool.place(index, &options.matched).map_err(refused())?;
+            let exempt = &options.exempt.prefixes;
+            place.write(&maps.limit, &limit.into(), exempt).map_err(refused())?;
             pin_maps(&mut maps, &building)?;
             let mark = if matches!(scope, Scope::Port(_)) { PORT } else { DEV };
             symlink(Path::new(scope.name()), &building.join(mark))?;
             symlink(Path::new(dir.file_name().unwrap_or_default()), &building.join(POOL))?;
             symlink(Path::new(&index.to_string()), &building.join(PLACE))?;
-            let done = place.enter(limit).map_err(refused());
+            let done = place.enter(&limit, &options.matched).map_err(refused());
             let done = done.and_then(|()| self.publish(&building, name, options));
             done.inspect_err(|_| drop(vacate(&place, &maps)))
         };
@@ -115,11 +119,11 @@ impl Store {
         &self,
         name: &str,
         scope: &Scope,
-        limit: &intf::Limit,
+        matched: &Prefixes,
     ) -> Result<(), StoreError> {
         let Some((dir, index)) = self.place_of(name) else { return Ok(()) };
         let pool = MapPool::open(&dir).map_err(limit_error(name))?;
-        let taken = pool.taken(limit, Some(index)).map_err(limit_error(name))?;
+        let taken = pool.taken(matched, Some(index)).map_err(limit_error(name))?;
         check_prefixes(&dir, scope, taken)
     }
 
@@ -141,7 +145,7 @@ impl Store {
                     let path = building.join(name);
                     map.pin(&path).map_err(bpf_error(&path, "pin"))?;
                 }
-                pin_hooks(hooked.filters.as_ref(), &mut hooked.links, &building)?;
+                pin_hooks(hooked.filters.as_ref(), &hooked.links, &building)?;
                 fs::rename(&building, dir).map_err(io_error(dir, "rename to"))
             };
             return match { pin }() {
@@ -171,7 +175,7 @@ impl Store {
         mut hooked: Hooked,
     ) -> Result<(), StoreError> {
         take_hooks_off(dir, limit);
-        pin_hooks(hooked.filters.as_ref(), &mut hooked.links, dir)?;
+        pin_hooks(hooked.filters.as_ref(), &hooked.links, dir)?;
         hooked.filters.iter_mut().for_each(Filters::keep);
         Ok(())
     }
@@ -184,9 +188,10 @@ impl Store {
     }
 
     /// The place of a pinned limit, for its maps; `None` if it has no prefixes, or no place any more.
-    pub(super) fn open_place(&self, name: &str) -> Option<Place> {
+    pub(super) fn open_place(&self, name: &str, intent: Option<&Intent>) -> Option<Place> {
         let (dir, index) = self.place_of(name)?;
-        MapPool::open(&dir).and_then(|pool| pool.place(index)).ok()
+        let matched = intent?.options?.matched;
+        MapPool::open(&dir).and_then(|pool| pool.place(index, &matched)).ok()
     }
 
     /// Where the pool of a limit is, and its place: to be asked before its directory goes.

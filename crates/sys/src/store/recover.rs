@@ -10,13 +10,13 @@ use std::{collections::BTreeSet, fs, os::fd::AsFd, path::Path};
 use libbpf_rs::{MapHandle, Program};
 
 use super::{
-    ASIDE, BUILDING, CGROUP, DEV, Intent, PARENT, PARENT_QUEUES, PORT, PinnedLimit, Store,
-    StoreError, cgroup_of,
+    ASIDE, BUILDING, CGROUP, DEV, PARENT, PARENT_QUEUES, PORT, PinnedLimit, Store, StoreError,
     htb::device_in,
     is_above,
     journal::{self, Deed, Journal, Object, Step},
     limit_error,
-    pins::{detach_links, remove_pins},
+    members::{self, SELECT},
+    pins::{detach_links, remove_pins, settings_in},
     pools::{POOL_PREFIX, file_name, limit_of_pool, places_in},
     symlink,
 };
@@ -24,7 +24,7 @@ use crate::{
     cgroup::Hierarchy,
     device::{self, PROGRAM_PINS, Target, in_namespace},
     intf,
-    limit::{Adopt, settings::Settings},
+    limit::Adopt,
     net::Netlink,
     remains, root_qdisc,
     schemes::{
@@ -44,6 +44,7 @@ impl Store {
         if !journal::has_step(&self.root)
             && !self.entries()?.iter().any(is_left)
             && self.names_of_lost_children().is_empty()
+            && !self.names()?.iter().any(|name| members::has_half(&self.root.join(name)))
         {
             return Ok(Vec::new());
         }
@@ -78,6 +79,7 @@ impl Store {
         for name in entries.iter().filter(|name| !name.starts_with([BUILDING, ASIDE, POOL_PREFIX]))
         {
             self.sweep_hook(&self.root.join(name));
+            self.sweep_members(name);
         }
         // All of them are off before the first comes back: what they leave, such as a place among limits with
         // prefixes, is another's from then on.
@@ -226,8 +228,7 @@ impl Store {
                 return Ok(());
             }
         };
-        let PinnedLimit { limit, scope, maps, .. } = &pinned;
-        let cgroup = scope.as_ref().and_then(|scope| cgroup_of(&hierarchy, scope));
+        let PinnedLimit { limit, maps, .. } = &pinned;
         if limit.scheme().info().has_qdisc {
             self.remove_htb(&hierarchy, &pinned);
         }
@@ -235,8 +236,8 @@ impl Store {
         device::remove_pinned_filters(&dir, limit);
         // Links first: a connection that opens meanwhile must not be set again.
         detach_links(&dir)?;
-        if let Some(cgroup) = cgroup.filter(|_| maps.sockets.is_some()) {
-            let _ = maps.adopt(&hierarchy, &cgroup, Adopt::Release);
+        for cgroup in pinned.cgroups(&hierarchy).iter().filter(|_| maps.sockets.is_some()) {
+            let _ = maps.adopt(&hierarchy, cgroup, Adopt::Release);
             self.take_again(&hierarchy, entry, cgroup.path());
         }
         Ok(())
@@ -245,19 +246,25 @@ impl Store {
     /// What a limit on a cgroup has given back is another one's that meets the same sockets: on that cgroup,
     /// above or below it. A socket that sends nothing, or that was there before its limit on a kernel before
     /// 6.12, would not hear of it.
-    fn take_again(&self, hierarchy: &Hierarchy, entry: &str, path: &str) {
+    pub(super) fn take_again(&self, hierarchy: &Hierarchy, entry: &str, path: &str) {
         let own = entry.trim_start_matches([BUILDING, ASIDE]);
         for name in self.names().unwrap_or_default() {
-            let Ok(at) = fs::read_link(self.root.join(&name).join(CGROUP)) else { continue };
-            let at = hierarchy.relative(&at);
-            let meets = at == path || is_above(&at, path) || is_above(path, &at);
-            if !meets || name == entry || (name != own && self.leaving.contains(&name)) {
+            let dir = self.root.join(&name);
+            let at = fs::read_link(dir.join(CGROUP)).map(|at| hierarchy.relative(&at)).ok();
+            // One that loses a member is named as leaving, too.
+            let leaves = at.is_some() && name != own && self.leaving.contains(&name);
+            if name == entry || leaves {
                 continue;
             }
-            let (Ok(limit), Ok(cgroup)) = (self.open(hierarchy, &name), hierarchy.open(&at)) else {
-                continue;
-            };
-            let _ = limit.maps.adopt(hierarchy, &cgroup, Adopt::Take);
+            for at in at.into_iter().chain(members::paths_in(hierarchy, &dir)) {
+                if at != path && !is_above(&at, path) && !is_above(path, &at) {
+                    continue;
+                }
+                let (limit, cgroup) = (self.open(hierarchy, &name), hierarchy.open(&at));
+                if let (Ok(limit), Ok(cgroup)) = (limit, cgroup) {
+                    let _ = limit.maps.adopt(hierarchy, &cgroup, Adopt::Take);
+                }
+            }
         }
     }
 
@@ -268,11 +275,12 @@ impl Store {
         // A limit that was once whole says where it is.
         let is_at = |mark: &&str| fs::symlink_metadata(dir.join(mark)).is_ok();
         if let Some(hierarchy) = hierarchy
-            && [CGROUP, DEV, PORT].iter().any(is_at)
+            && [CGROUP, SELECT, DEV, PORT].iter().any(is_at)
         {
             self.release_unread(hierarchy, entry);
-            if let Ok(at) = fs::read_link(dir.join(CGROUP)) {
-                self.take_again(hierarchy, entry, &hierarchy.relative(&at));
+            let at = fs::read_link(dir.join(CGROUP)).map(|at| hierarchy.relative(&at)).ok();
+            for at in at.into_iter().chain(members::paths_in(hierarchy, &dir)) {
+                self.take_again(hierarchy, entry, &at);
             }
         }
         let limit = self.settings_of(entry).filter(|limit| limit.ifindex != 0);
@@ -393,9 +401,9 @@ impl Store {
         if let Some(place) = &pinned.maps.place {
             place.forget_others(&pinned.limit).map_err(limit_error(name))?;
         }
-        let asked = Intent::read(&self.root.join(name)).and_then(|intent| intent.options);
-        let limit = asked.map_or(Ok(pinned.limit), |options| pinned.encode(&options))?;
-        self.change_to(&hierarchy, &pinned, scope, &limit)
+        let options = pinned.asked.unwrap_or_else(|| pinned.options());
+        let limit = pinned.encode(&options)?;
+        self.change_to(&hierarchy, &pinned, scope, &limit, &options)
     }
 
     /// What putting a limit on a device makes there.
@@ -451,12 +459,6 @@ impl Store {
         step.objects.push(Object::Clsact { ifindex, stays: !came });
         step
     }
-}
-
-/// The settings pinned in a directory.
-pub(super) fn settings_in(dir: &Path) -> Option<intf::Limit> {
-    let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
-    Settings::read(&map, 0).ok().map(|settings| settings.limit)
 }
 
 /// The ids of the programs of filters pinned in a directory and below.

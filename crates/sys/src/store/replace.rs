@@ -17,6 +17,7 @@ use super::{
     io_error,
     journal::{Deed, Journal},
     limit_error,
+    members::selector_in,
     pins::remove_pins,
     pools::{PLACE, POOL},
     symlink,
@@ -138,7 +139,7 @@ impl Store {
         if scope.name() != there || !scope.is_device() {
             return true;
         }
-        let is = LimitOptions::from(&earlier.limit);
+        let is = earlier.options();
         let both = |has: fn(&LimitOptions) -> bool| has(&is) && has(options);
         let dir = self.root.join(&earlier.name);
         let has_filters = PROGRAM_PINS.iter().any(|pin| dir.join(pin).exists());
@@ -218,11 +219,10 @@ impl Store {
             self.clear_aside(name)?;
             let hierarchy = Hierarchy::find().map_err(|e| limit_error(name)(e.into()))?;
             let dir = self.root.join(&aside);
-            let limit =
-                lookup(&open_pin(&dir, SETTINGS)?, SETTINGS, 0).map_err(limit_error(name))?;
             let scope = scope_in(&hierarchy, &dir);
             let scope = scope.ok_or_else(|| StoreError::Missing(name.to_owned()))?;
-            let options = LimitOptions::from(&limit);
+            let options = Intent::read(&dir).and_then(|intent| intent.options);
+            let options = options.ok_or_else(|| StoreError::Missing(name.to_owned()))?;
             let parent = name_in(&dir, PARENT);
             let parent = parent.as_deref();
             self.install_with(journal, &hierarchy, name, &scope, &options, parent)
@@ -290,5 +290,6 @@ fn scope_in(hierarchy: &Hierarchy, dir: &Path) -> Option<Scope> {
         Some(Scope::Cgroup(hierarchy.relative(&at)))
     };
     let dev = name_in(dir, DEV).map(Scope::Dev);
-    dev.or_else(|| name_in(dir, PORT).map(Scope::Port)).or_else(cgroup)
+    let select = selector_in(dir).map(Scope::Select);
+    select.or(dev).or_else(|| name_in(dir, PORT).map(Scope::Port)).or_else(cgroup)
 }

@@ -21,7 +21,9 @@ use libbpf_rs::{
 use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
 
 use super::{
-    CGROUP, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError, check_name, htb::device_in,
+    CGROUP, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError, check_name,
+    htb::device_in,
+    members::{SELECT, paths_in, selector_in},
     pins::detach_links,
 };
 use crate::{
@@ -29,7 +31,7 @@ use crate::{
     cgroup::Hierarchy,
     device::{CLSACT_MARK, PROGRAM_PINS, XDP_PIN},
     intf,
-    limit::{LimitError, LimitMaps, LimitOptions},
+    limit::{LimitError, LimitMaps, LimitOptions, settings},
     process::{in_network_namespace, network_namespaces},
     remains::{self, OnDevice},
     schemes::{
@@ -61,6 +63,8 @@ pub struct Unreadable {
     pub name: String,
     /// Where it was put on, as far as its pins tell.
     pub scope: Option<Scope>,
+    /// With a selector: the cgroups that joined it.
+    pub members: Vec<String>,
     /// The name of its parent.
     pub parent: Option<String>,
     /// Why it cannot be read.
@@ -114,10 +118,11 @@ impl Unreadable {
 /// Checks that the maps of a limit are what this version makes.
 pub(super) fn check_layout(maps: &LimitMaps) -> Result<(), LimitError> {
     let is = |map: &MapHandle, sizes: &[usize]| sizes.contains(&(map.value_size() as usize));
+    let queues = [size_of::<intf::Queue>(), size_of::<intf::EdtQueue>(), size_of::<intf::Meter>()];
     let counters = [size_of::<intf::Counters>(), size_of::<intf::PoliceCounters>()];
     for (name, is_so) in [
-        ("limit", is(&maps.limit, &[size_of::<intf::Limit>()])),
-        ("queues", is(&maps.queues, &[size_of::<intf::Queue>()])),
+        ("limit", is(&maps.limit, &settings::LENGTHS)),
+        ("queues", is(&maps.queues, &queues)),
         ("counters", is(&maps.counters, &counters)),
     ] {
         if !is_so {
@@ -163,6 +168,7 @@ impl Store {
         let dir = self.root.join(name);
         let cgroup = fs::read_link(dir.join(CGROUP)).ok();
         let cgroup = cgroup.map(|at| Scope::Cgroup(hierarchy.relative(&at)));
+        let cgroup = cgroup.or_else(|| selector_in(&dir).map(Scope::Select));
         let device = |link: &str, kind: fn(String) -> Scope| name_in(&dir, link).map(kind);
         let why = match why {
             StoreError::Limit { source, .. } => source.to_string(),
@@ -172,6 +178,7 @@ impl Store {
         Unreadable {
             name: name.to_owned(),
             scope: cgroup.or_else(|| device(DEV, Scope::Dev)).or_else(|| device(PORT, Scope::Port)),
+            members: paths_in(hierarchy, &dir),
             parent: name_in(&dir, PARENT),
             why,
             map_id: map.and_then(|map| map.info()).map(|info| info.info.id).ok(),
@@ -226,7 +233,7 @@ impl Store {
 /// Takes the programs that are pinned in `dir` off their devices, with HTB and the ifb device that belong to
 /// them: in this network namespace, else in whichever they are.
 fn take_off_devices(dir: &Path) {
-    if fs::symlink_metadata(dir.join(CGROUP)).is_ok() {
+    if [CGROUP, SELECT].iter().any(|mark| fs::symlink_metadata(dir.join(mark)).is_ok()) {
         return;
     }
     let programs = programs_in(dir, 0);

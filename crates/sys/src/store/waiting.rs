@@ -12,6 +12,8 @@ use tidegate_core::Scope;
 
 use super::{Store, StoreError, StoreLock, io_error, symlink};
 
+/// Before the scope of one that is required.
+const REQUIRED: &str = "!";
 /// Before the name of a limit that waits; no limit's name starts with it.
 const PREFIX: &str = "~";
 
@@ -22,6 +24,8 @@ pub struct Waiting {
     pub name: String,
     /// The cgroup or device that it is to be on.
     pub scope: Scope,
+    /// While it waits, something is wrong.
+    pub required: bool,
 }
 
 impl Store {
@@ -40,15 +44,10 @@ impl Store {
                 return None;
             }
             let scope = fs::read_link(entry.path()).ok()?;
-            let (kind, of) = scope.to_str()?.split_once(':')?;
-            let of = of.to_owned();
-            let scope = match kind {
-                "cgroup" => Scope::Cgroup(of),
-                "dev" => Scope::Dev(of),
-                "port" => Scope::Port(of),
-                _ => return None,
-            };
-            Some(Waiting { name: name.to_owned(), scope })
+            let scope = scope.to_str()?;
+            let required = scope.starts_with(REQUIRED);
+            let (kind, of) = scope.trim_start_matches(REQUIRED).split_once(':')?;
+            Some(Waiting { name: name.to_owned(), scope: Scope::named(kind, of)?, required })
         });
         let mut waiting: Vec<_> = waiting.collect();
         waiting.sort_by(|a, b| a.name.cmp(&b.name));
@@ -61,8 +60,10 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn wait(&self, lock: &StoreLock, waiting: &Waiting) -> Result<(), StoreError> {
         self.wait_no_more(lock, &waiting.name)?;
-        let Waiting { name, scope } = waiting;
-        symlink(format!("{}:{}", scope.kind(), scope.name()).as_ref(), &self.mark_of(name))
+        let Waiting { name, scope, required } = waiting;
+        let required = if *required { REQUIRED } else { "" };
+        let target = format!("{required}{}:{}", scope.kind(), scope.name());
+        symlink(target.as_ref(), &self.mark_of(name))
     }
 
     /// A limit does not wait any more. True if it did.

@@ -284,6 +284,7 @@ fn limit_rows(
     let base = if selected { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
     let alarm = match status.state {
         State::InForce => None,
+        State::NoMembers => Some("waiting: its selector matches no cgroup"),
         State::ScopeGone => Some("NOT ENFORCED: its cgroup or device is gone"),
         State::Detached => Some("NOT ENFORCED: its programs were taken off"),
         State::NoFq => Some("NO FQ: it only drops"),
@@ -434,6 +435,7 @@ fn detail(model: &Model, area: Rect, out: &mut Buffer) {
     };
     let mut lines =
         vec![Line::raw(format!("{}  {}  {held}", status.scope, status.settings.scheme()))];
+    lines.extend(status.members.as_ref().map(|members| Line::raw(output::members(members))));
     if let Some(alarm) = output::alarm(&status.name, &status.scope, status.state) {
         lines.push(Line::styled(alarm, red()));
     }

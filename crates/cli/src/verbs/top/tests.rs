@@ -96,6 +96,7 @@ pub(in crate::verbs) fn limit(
     let state = State::InForce;
     Watched {
         status: LimitStatus {
+            members: None,
             name: name.clone(),
             scope: scope.clone(),
             state,

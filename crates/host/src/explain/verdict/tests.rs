@@ -33,6 +33,7 @@ fn limit(name: &str, scheme: &'static str, used_mbit: u64) -> Applied {
     Applied {
         name: name.to_owned(),
         scope: Scope::Cgroup(name.to_owned()),
+        members: None,
         origin: Origin::Pinned,
         state: State::InForce,
         parent: None,

@@ -47,7 +47,7 @@ fn the_tables_are_published() {
     });
 }
 
-const VALID: [&str; 7] = [
+const VALID: [&str; 8] = [
     crate::spec::tests::GOOD,
     include_str!("valid.toml"),
     "limit = []",
@@ -58,10 +58,14 @@ const VALID: [&str; 7] = [
      meter = { type = \"trtcm\", pir = \"80mbit\", colours = { yellow = [\"cs1\"], red = [\"le\"] } }",
     "[[limit]]\nname = \"b\"\nscope = { cgroup = \"x/y\" }\nparent = \"a\"\nguarantee = \"100mbit\"\n\
      weight = 50\n",
+    "labels = true\n[[limit]]\nname = \"a\"\nscope = { exe = \"/bin/x\", args = \"-a *\" }\nmove = true\n\
+     schedule = [{ days = \"mon-fri\", to = \"8:00\", egress = \"none\", ingress = \"1mbit\" }]\n\
+     [[limit]]\nname = \"b\"\nscope = { container = { labels = \"app=web,x\" } }\neach = true\negress = \
+     \"1mbit\"\nrequired = true",
 ];
 
 /// Each with what is wrong in it.
-const INVALID: [&str; 16] = [
+const INVALID: [&str; 18] = [
     "",
     "[[limits]]\nname = \"a\"",
     "[[limit]]\nname = \"a\"\negress = \"1mbit\"",
@@ -79,6 +83,8 @@ const INVALID: [&str; 16] = [
     "[[limit]]\nname = \"a\"\nscope = { dev = \"a\" }\ningress = \"1mbit\"\nscheme = \"edt\"",
     "[[nic]]\nname = \"a\"\nports = [\"tap:x\"]",
     "[fleet]\nname = \"prod\"",
+    "[[limit]]\nname = \"a\"\nscope = { unit = \"web\" }\negress = \"1mbit\"",
+    "[[limit]]\nname = \"a\"\nscope = { user = \"u\" }\nschedule = [{ days = \"mon\" }]",
 ];
 
 /// What a validator says of each document.

@@ -346,19 +346,20 @@ impl Netlink {
 
     /// The counters of every qdisc of a device.
     pub fn qdisc_stats(&mut self, ifindex: u32) -> Result<Vec<QueueStats>, NetError> {
-        let place = Place { ifindex, parent: Handle::UNSPEC, handle: Handle::UNSPEC };
-        let action = format!("list the qdiscs of device {ifindex}");
-        let answers = self.dump(&action, Message::GetQueueDiscipline(header_only(place)))?;
-        // The kernel lists the qdiscs of all devices.
-        Ok(answers
-            .into_iter()
-            .filter_map(|answer| match answer {
-                Message::NewQueueDiscipline(m) if m.header.index == ifindex as i32 => {
-                    Some(stats(m))
-                }
-                _ => None,
-            })
-            .collect())
+        let all = self.qdiscs()?.into_iter();
+        Ok(all.filter(|(of, _)| *of == ifindex).map(|(_, stats)| stats).collect())
+    }
+
+    /// Those of all devices, each with the index of its device.
+    pub fn qdiscs(&mut self) -> Result<Vec<(u32, QueueStats)>, NetError> {
+        let all = Place { ifindex: 0, parent: Handle::UNSPEC, handle: Handle::UNSPEC };
+        let answers =
+            self.dump("list the qdiscs", Message::GetQueueDiscipline(header_only(all)))?;
+        let qdiscs = answers.into_iter().filter_map(|answer| match answer {
+            Message::NewQueueDiscipline(m) => Some((m.header.index as u32, stats(m))),
+            _ => None,
+        });
+        Ok(qdiscs.collect())
     }
 
     /// The counters of every class of a device.

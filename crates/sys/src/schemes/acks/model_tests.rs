@@ -112,19 +112,6 @@ unsafe extern "C" {
         now_ns: u64,
     );
     fn native_opt_read(walk: *mut NativeWalk);
-    static native_ac_bytes: [u32; 4];
-}
-
-#[test]
-fn the_structs_are_as_long_as_the_headers() {
-    let ours = [
-        size_of::<intf::Limit>(),
-        size_of::<intf::State>(),
-        size_of::<intf::Flow>(),
-        size_of::<intf::Key>(),
-    ];
-    // SAFETY: a constant of the test's C library, of this type.
-    assert_eq!(unsafe { native_ac_bytes }.map(|n| n as usize), ours);
 }
 
 /// Several CPUs charge one account while its rate changes and others look: no charge is lost. The queue that

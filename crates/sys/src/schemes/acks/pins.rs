@@ -53,7 +53,7 @@ impl AttachedAcks {
             let path = dir.join(name);
             map.pin(&path).map_err(bpf_error(&path, "pin"))?;
         }
-        pin_hooks(self.hooked.filters.as_ref(), &mut self.hooked.links, dir)
+        pin_hooks(self.hooked.filters.as_ref(), &self.hooked.links, dir)
     }
 }
 

@@ -217,7 +217,8 @@ fn root_edt_the_loaded_program_follows_the_table() {
             share: fair_share::ONE as u32,
             ..Default::default()
         };
-        edt.maps.queues_of_limit.update(&zero, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
+        let state = intf::EdtQueue { common: queue, ..Default::default() };
+        edt.maps.queues_of_limit.update(&zero, bytemuck::bytes_of(&state), MapFlags::ANY).unwrap();
         // The place of the packet's flow depends on a random seed: fill them all.
         let flow = NativeFlow { finish_ns: at(row.flow_s), ..Default::default() };
         for place in 0..model::FLOWS as u32 {
@@ -301,11 +302,12 @@ fn root_edt_a_class_follows_its_rate() {
             share: fair_share::ONE as u32,
             ..Default::default()
         };
-        edt.maps.queues_of_limit.update(&zero, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
+        let state = intf::EdtQueue { common: queue, ..Default::default() };
+        edt.maps.queues_of_limit.update(&zero, bytemuck::bytes_of(&state), MapFlags::ANY).unwrap();
         let input = ProgramInput { data_in: Some(&frame(0)), ..Default::default() };
         edt.progs.edt_cgroup.test_run(input).unwrap();
         let value = edt.maps.queues_of_limit.lookup(&zero, MapFlags::ANY).unwrap().unwrap();
-        let is: intf::Queue = bytemuck::pod_read_unaligned(&value);
+        let is = bytemuck::pod_read_unaligned::<intf::EdtQueue>(&value).common;
         // What the packet itself may have added, and the time that this took, is far less than a second.
         let behind_ns = is.finish_ns.saturating_sub(now);
         assert!(behind_ns.abs_diff(after_s * S) < S, "{faster} times: {behind_ns} ns");

@@ -83,7 +83,7 @@ impl LimitClass {
         let slot = name_in(dir, SLOT)?.parse().ok()?;
         let dir = dir.parent()?.join(root);
         let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
-        let root = Settings::read(&map, 0).ok()?.limit;
+        let root = Settings::read(&map, 0).ok()?.limit.common;
         Some(LimitClass { dir, root, slot })
     }
 

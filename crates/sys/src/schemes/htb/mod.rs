@@ -216,7 +216,7 @@ fn own_maps(htb: &skel::htb::HtbSkel<'_>, limit: &intf::Limit) -> Result<LimitMa
         handle(&htb.maps.queues_of_limit)?,
         handle(&htb.maps.counters)?,
     );
-    maps.write(*limit)?;
+    maps.write(intf::Entry::from(*limit))?;
     Ok(maps)
 }
 

@@ -20,7 +20,7 @@ use super::{
     tree_tests::{Nest, process_in},
     *,
 };
-use crate::{clock::monotonic_ns, intf};
+use crate::{cgroup::Cgroup, clock::monotonic_ns, intf, limit::AttachedLimit};
 
 unsafe extern "C" {
     fn native_ad_ended(turns: *mut intf::Turns, bytes: u64);

@@ -14,7 +14,7 @@ use super::{
     tree_tests::{Nest, process_in},
     *,
 };
-use crate::intf;
+use crate::{intf, limit::AttachedLimit};
 
 /// In the process that the test starts: the server that it asks.
 const SERVER: &str = "TIDEGATE_TEST_ASKS";

@@ -12,7 +12,10 @@ use std::{
 use tidegate_core::{Rate, queue_options::VirtualQueueOptions};
 
 use super::{tree_tests::test_name, *};
-use crate::cgroup::Hierarchy;
+use crate::{
+    cgroup::{Cgroup, Hierarchy},
+    limit::AttachedLimit,
+};
 
 /// In the process that the test starts: where to connect to.
 const ADDRESS: &str = "TIDEGATE_TEST_LIFTS_TO";

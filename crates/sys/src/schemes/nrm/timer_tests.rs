@@ -18,8 +18,10 @@ use super::{
     *,
 };
 use crate::{
+    cgroup::Cgroup,
     clock::monotonic_ns,
     intf,
+    limit::AttachedLimit,
     net::sock::{syn_retries, tcp_info},
     preflight,
     process::network_namespaces,

@@ -8,7 +8,10 @@ use std::{
 use tidegate_core::{Class, Direction, Rate, Scheme, queue_options::VirtualQueueOptions};
 
 use super::*;
-use crate::cgroup::Hierarchy;
+use crate::{
+    cgroup::{Cgroup, Hierarchy},
+    limit::AttachedLimit,
+};
 
 /// Cgroups within each other, removed at the end.
 pub(crate) struct Nest {

@@ -66,15 +66,14 @@ pub(crate) fn prepare(
         QueueState::Busy => now_ns + half_ns,
         QueueState::Full => now_ns + HOUR_NS,
     };
-    let limit =
-        intf::Limit { police: [policy; 2], flags: intf::FLAG_LOOPBACK, ..Default::default() };
+    let mut limit = intf::Entry { police: [policy; 2], ..Default::default() };
+    limit.flags = intf::FLAG_LOOPBACK;
     let maps = maps(&police, &limit)?;
     let side = intf::Side { full_ns, second_full_ns: full_ns, ..Default::default() };
-    let queue: intf::Queue =
-        intf::Meter { side: [side, intf::Side::default()], ..Default::default() }.into();
+    let meter = intf::Meter { side: [side, intf::Side::default()], ..Default::default() };
     for key in 0..intf::DIRECTIONS as u32 {
         maps.queues
-            .update(&key.to_ne_bytes(), bytemuck::bytes_of(&queue), MapFlags::ANY)
+            .update(&key.to_ne_bytes(), bytemuck::bytes_of(&meter), MapFlags::ANY)
             .map_err(map_error("queues"))?;
     }
     if let Program::Grouped(asked) = program {
@@ -94,7 +93,7 @@ fn join(maps: &LimitMaps, asked: Asked) -> Result<(), LimitError> {
         return Ok(());
     }
     let mut cells: intf::FlowCells = bytemuck::Zeroable::zeroed();
-    for (i, cell) in cells.sets.iter_mut().flatten().enumerate() {
+    for (i, cell) in cells.set.iter_mut().flatten().enumerate() {
         // In its own set, and no hash that a packet may have.
         *cell = intf::FlowCell { flow: 1 + (i % WAYS) as u64, bytes: 1 << 40 };
     }

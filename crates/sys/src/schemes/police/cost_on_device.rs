@@ -44,7 +44,7 @@ pub fn cost_on_device(
     cpus: &[usize],
     runs: u32,
 ) -> Result<Duration, CostError> {
-    let mut limit = intf::Limit::default();
+    let mut limit = intf::Entry::default();
     let action = [0, 1, 1];
     limit.police[0] = intf::Policy { committed: FULL, action, ..intf::Policy::default() };
     limit.rate_bit_s[0] = FULL.rate;
@@ -57,7 +57,9 @@ pub fn cost_on_device(
             for i in 0..count {
                 let mut prefixes = Prefixes::default();
                 prefixes.insert(Prefix { address: host(i).to_ipv6_mapped().octets(), bits: 128 });
-                pool.take(i)?.write(intf::Limit { matched: (&prefixes).into(), ..limit })?;
+                let maps = pool.take(i, &prefixes)?;
+                maps.write(limit)?;
+                maps.place.map_or(Ok(()), |place| place.enter(&limit, &prefixes))?;
             }
             let measured = count.min(HOSTS_MEASURED);
             let costs = (0..measured).map(|i| {

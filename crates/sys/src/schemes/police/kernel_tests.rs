@@ -267,9 +267,9 @@ fn table() -> Vec<Row> {
 }
 
 /// Buckets that are full at a time, under a policy that they have not met.
-pub(super) fn full_at(full_ns: u64) -> intf::Queue {
+pub(super) fn full_at(full_ns: u64) -> intf::Meter {
     let side = intf::Side { full_ns, second_full_ns: full_ns, ..Default::default() };
-    intf::Meter { side: [side, intf::Side::default()], ..Default::default() }.into()
+    intf::Meter { side: [side, intf::Side::default()], ..Default::default() }
 }
 
 /// An Ethernet frame of UDP.
@@ -308,10 +308,8 @@ fn root_police_the_loaded_program_follows_the_table() {
         let mut storage = MaybeUninit::uninit();
         let police = load(&mut storage, place, false).unwrap();
         let direction = direction_of(&row);
-        let mut limit = intf::Limit {
-            flags: if row.loopback { intf::FLAG_LOOPBACK } else { 0 },
-            ..Default::default()
-        };
+        let flags = if row.loopback { intf::FLAG_LOOPBACK } else { 0 };
+        let mut limit = intf::Entry::from(intf::Limit { flags, ..Default::default() });
         limit.police[direction] =
             intf::Policy { committed: BUCKET, action: [0, 0, 1], ..intf::Policy::default() };
         let maps = maps(&police, &limit).unwrap();
@@ -407,8 +405,8 @@ fn root_police_actions_follow_the_table() {
         let queue = VirtualQueueOptions::new("8kbit".parse().unwrap());
         let policy = intf::Policy::new(&policy, &queue).unwrap();
         let policy = intf::Policy { committed: BUCKET, ..policy };
-        let flags = intf::FLAG_LOOPBACK;
-        let limit = intf::Limit { police: [policy; 2], flags, ..Default::default() };
+        let mut limit = intf::Entry { police: [policy; 2], ..Default::default() };
+        limit.flags = intf::FLAG_LOOPBACK;
         let maps = maps(&police, &limit).unwrap();
         let full = full_at(boottime_ns() + 20 * S);
         for key in 0..2u32 {
@@ -482,7 +480,7 @@ fn root_police_the_loaded_meter_colours() {
     let policy = intf::Policy::new(&policy, &queue).unwrap();
     let mut storage = MaybeUninit::uninit();
     let police = load(&mut storage, AttachPoint::Device, false).unwrap();
-    let limit = intf::Limit { police: [policy; 2], ..Default::default() };
+    let limit = intf::Entry { police: [policy; 2], ..Default::default() };
     let maps = maps(&police, &limit).unwrap();
     // af12 first: it is yellow and pays from the second bucket; then three of af11, and af13.
     let mut colours = Vec::new();
@@ -514,8 +512,10 @@ fn root_police_exempt_packets_follow_the_table() {
     let police = load(&mut storage, AttachPoint::Device, true).unwrap();
     let exempt: Exempt = "10.0.0.0/8,192.0.2.1,2001:db8::/32,dscp:ef".parse().unwrap();
     let policy = intf::Policy { committed: BUCKET, action: [0, 0, 1], ..intf::Policy::default() };
-    let limit = intf::Limit { police: [policy; 2], exempt: (&exempt).into(), ..Default::default() };
+    let mut limit = intf::Entry { police: [policy; 2], ..Default::default() };
+    limit.set_exempt(&exempt);
     let maps = maps(&police, &limit).unwrap();
+    maps.exempt(&exempt.prefixes).unwrap();
     let full = full_at(boottime_ns() + 20 * S);
     for key in 0..2u32 {
         let bytes = bytemuck::bytes_of(&full);
@@ -565,7 +565,10 @@ fn root_police_exempt_packets_follow_the_table() {
 
     // Others in their place, while the programs run.
     let exempt: Exempt = "198.51.100.0/24".parse().unwrap();
-    maps.write(intf::Limit { exempt: (&exempt).into(), ..limit }).unwrap();
+    limit.set_exempt(&exempt);
+    maps.write(limit).unwrap();
+    maps.exempt(&exempt.prefixes).unwrap();
+    assert_eq!(maps.options().unwrap().exempt, exempt);
     assert!(passes(Hook::Out, &v4(near, far, 0)));
     assert!(!passes(Hook::Out, &v4(far, near, 0)) && !passes(Hook::In, &v4(near, near, 46)));
 }

@@ -7,13 +7,16 @@ use std::{
 };
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
-use tidegate_core::{Direction, prefixes::Prefix};
+use tidegate_core::{
+    Direction,
+    prefixes::{Prefix, Prefixes},
+};
 
 use crate::{
     bpf::{lookup, map_error},
     exempt,
     intf::{self, CHUNK, FAMILIES, LENGTHS_MAX, Length, Lengths, PlaceKey},
-    limit::{LimitError, settings::Settings},
+    limit::{LimitError, LimitOptions, settings::Settings},
 };
 
 /// Lists of lengths: by direction and version of IP.
@@ -22,6 +25,8 @@ const LISTS: usize = intf::DIRECTIONS * FAMILIES;
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(super) index: u32,
+    /// The prefixes of the limit.
+    pub(crate) matched: Prefixes,
     pub(super) places: MapHandle,
     pub(super) lengths: MapHandle,
     pub(super) exempts: MapHandle,
@@ -33,40 +38,45 @@ impl Place {
         self.index % CHUNK
     }
 
-    /// Puts another limit in force: its prefixes, its settings.
-    pub(crate) fn write(&self, map: &MapHandle, settings: &Settings) -> Result<(), LimitError> {
-        let limit = &settings.limit;
-        let earlier = Settings::read(map, self.in_chunk())?.limit;
-        // Packets find it as before. Who sets rates many times a second need not, and with CAP_BPF alone may
-        // not, look at the lengths.
-        if earlier.matched == limit.matched {
-            return self.write_settings(map, settings);
-        }
-        self.enter(limit)?;
-        self.write_settings(map, settings)?;
-        let (old, new) = (keys(&earlier), keys(limit));
-        self.leave(old.difference(&new))
+    /// The prefixes that the limit exempts.
+    pub(crate) fn exempt(&self) -> Prefixes {
+        exempt::read(&self.exempts, self.index)
     }
 
-    /// The settings of a limit, whose packets do not find them yet.
-    pub(crate) fn write_settings(
+    /// Puts another limit in force, with its prefixes.
+    pub(crate) fn change(
         &self,
         map: &MapHandle,
         settings: &Settings,
+        options: &LimitOptions,
     ) -> Result<(), LimitError> {
         let limit = &settings.limit;
         let earlier = Settings::read(map, self.in_chunk())?.limit;
+        self.enter(limit, &options.matched)?;
+        self.write(map, settings, &options.exempt.prefixes)?;
+        let (old, new) = (keys(&earlier, &self.matched), keys(limit, &options.matched));
+        self.leave(old.difference(&new))
+    }
+
+    /// The settings of a limit, whose packets do not find them yet, and the prefixes that it exempts.
+    pub(crate) fn write(
+        &self,
+        map: &MapHandle,
+        settings: &Settings,
+        exempt: &Prefixes,
+    ) -> Result<(), LimitError> {
+        let earlier = Settings::read(map, self.in_chunk())?.limit;
         settings.write(map, self.in_chunk())?;
         // The trie is gone through from end to end, with what is other limits'.
-        if earlier.exempt.count == 0 && limit.exempt.count == 0 {
+        if (earlier.flags | settings.limit.flags) & intf::FLAG_EXEMPT == 0 {
             return Ok(());
         }
-        exempt::fill_of(&self.exempts, &limit.exempt, self.index)
+        exempt::fill(&self.exempts, exempt, self.index)
     }
 
     /// Has packets find the limit by its prefixes; on an error they find what they did.
-    pub(crate) fn enter(&self, limit: &intf::Limit) -> Result<(), LimitError> {
-        let wanted = keys(limit);
+    pub(crate) fn enter(&self, limit: &intf::Limit, matched: &Prefixes) -> Result<(), LimitError> {
+        let wanted = keys(limit, matched);
         let mut lists = self.lists()?;
         let mut more = false;
         for key in &wanted {
@@ -123,9 +133,9 @@ impl Place {
         self.swap_lists(&lists)
     }
 
-    /// Forgets prefixes that the settings of the limit do not name.
+    /// Forgets prefixes that the limit does not have, or not any more.
     pub(crate) fn forget_others(&self, limit: &intf::Limit) -> Result<(), LimitError> {
-        let own = keys(limit);
+        let own = keys(limit, &self.matched);
         let all = self.places.keys().map(|key| key_of(&key));
         let others: Vec<_> = all.filter(|key| !own.contains(key)).collect();
         self.leave(others.iter())
@@ -134,7 +144,7 @@ impl Place {
     /// Whether all packets of the limit find it.
     pub(crate) fn is_entered(&self, limit: &intf::Limit) -> bool {
         let Ok(lists) = self.lists() else { return false };
-        keys(limit).iter().all(|key| {
+        keys(limit, &self.matched).iter().all(|key| {
             let list = &lists[list_of(key)];
             let listed = list.length.iter().take(list.count as usize);
             listed.clone().any(|length| length.bits == bits_of(key))
@@ -168,24 +178,17 @@ impl Place {
     }
 }
 
-/// The prefixes of a limit.
-pub(super) fn prefixes(limit: &intf::Limit) -> impl Iterator<Item = Prefix> {
-    let conf = &limit.matched;
-    let all = conf.address.iter().zip(conf.bits).take(conf.count as usize);
-    all.map(|(address, bits)| Prefix { address: *address, bits })
-}
-
 pub(super) fn key(direction: Direction, prefix: Prefix) -> PlaceKey {
     let what = (intf::index(direction) as u32) << 16 | u32::from(prefix.is_v4()) << 8;
-    PlaceKey { address: prefix.address, what: what | u32::from(prefix.bits) }
+    PlaceKey { address: bytemuck::cast(prefix.address), what: what | u32::from(prefix.bits) }
 }
 
 /// What packets of a limit are known by, in the directions that it limits.
-pub(super) fn keys(limit: &intf::Limit) -> BTreeSet<PlaceKey> {
+pub(super) fn keys(limit: &intf::Limit, matched: &Prefixes) -> BTreeSet<PlaceKey> {
     let directions = [Direction::Egress, Direction::Ingress].into_iter();
     let limited = directions.filter(|direction| limit.rate(*direction).is_some());
     limited
-        .flat_map(|direction| prefixes(limit).map(move |prefix| key(direction, prefix)))
+        .flat_map(|direction| matched.as_slice().iter().map(move |prefix| key(direction, *prefix)))
         .collect()
 }
 

@@ -8,18 +8,17 @@ use tidegate_core::{
     token_bucket::{UNITS_PER_BYTE, earned},
 };
 
-use crate::intf;
+use crate::intf::{self, headers};
 
 /// `enum pl_kind`; 0 is one bucket alone.
-const SINGLE_RATE: u8 = 1;
-const TWO_RATE: u8 = 2;
-const DIFFERENTIATED: u8 = 3;
+const SINGLE_RATE: u8 = headers::PL_SINGLE_RATE as u8;
+const TWO_RATE: u8 = headers::PL_TWO_RATE as u8;
+const DIFFERENTIATED: u8 = headers::PL_DIFFERENTIATED as u8;
 
-/// `enum pl_action`.
-const PASS: u8 = 0;
-const DROP: u8 = 1;
-const CE: u8 = 2;
-const DSCP: u8 = 3;
+const PASS: u8 = headers::PL_PASS as u8;
+const DROP: u8 = headers::PL_DROP as u8;
+const CE: u8 = headers::PL_CE as u8;
+const DSCP: u8 = headers::PL_DSCP as u8;
 
 /// How a depth was given.
 const NOT_GIVEN: u32 = 0;

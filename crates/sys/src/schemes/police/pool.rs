@@ -7,9 +7,12 @@ use libbpf_rs::{
     MapCore, MapFlags, MapHandle, MapType, OpenMapMut,
     skel::{OpenSkel, SkelBuilder},
 };
-use tidegate_core::{Direction, prefixes::Prefix};
+use tidegate_core::{
+    Direction,
+    prefixes::{Prefix, Prefixes},
+};
 
-use super::place::{Place, create, holder, inner, key, keys, prefixes, put_inner};
+use super::place::{Place, create, holder, inner, key, keys, put_inner};
 use crate::{
     bpf::{load_error, map_error, quiet_libbpf, reuse},
     device::{self, Hooked, Target},
@@ -65,14 +68,14 @@ impl MapPool {
         PINS.into_iter().zip(&mut self.maps)
     }
 
-    /// The limit that has one of the prefixes of `limit` in any direction, but for `own`.
+    /// The limit that has one of some prefixes in any direction, but for `own`.
     pub(crate) fn taken(
         &self,
-        limit: &intf::Limit,
+        matched: &Prefixes,
         own: Option<u32>,
     ) -> Result<Option<(u32, Prefix)>, LimitError> {
         let places = self.map("places")?;
-        for prefix in prefixes(limit) {
+        for prefix in matched.as_slice().iter().copied() {
             for direction in [Direction::Egress, Direction::Ingress] {
                 let there = holder(places, &key(direction, prefix))?;
                 if let Some(index) = there.filter(|index| Some(*index) != own) {
@@ -84,7 +87,7 @@ impl MapPool {
     }
 
     /// The maps of the limit at an index, new ones as needed.
-    pub(crate) fn take(&self, index: u32) -> Result<LimitMaps, LimitError> {
+    pub(crate) fn take(&self, index: u32, matched: &Prefixes) -> Result<LimitMaps, LimitError> {
         let chunk = |name, kind, value_bytes: usize, entries| -> Result<MapHandle, LimitError> {
             let outer = self.map(name)?;
             let chunk = (index / CHUNK).to_ne_bytes();
@@ -98,10 +101,10 @@ impl MapPool {
         let counters = size_of::<intf::PoliceCounters>();
         let maps = LimitMaps {
             at: index % CHUNK,
-            place: Some(self.place(index)?),
+            place: Some(self.place(index, matched)?),
             ..LimitMaps::new(
-                chunk("limits", MapType::Array, size_of::<intf::Limit>(), intf::LIMITS)?,
-                chunk("queues", MapType::Array, size_of::<intf::Queue>(), intf::QUEUES)?,
+                chunk("limits", MapType::Array, size_of::<intf::Entry>(), intf::LIMITS)?,
+                chunk("queues", MapType::Array, size_of::<intf::Meter>(), intf::DIRECTIONS)?,
                 chunk("counters", MapType::PercpuArray, counters, intf::DIRECTIONS)?,
             )
         };
@@ -121,11 +124,17 @@ impl MapPool {
         Ok(())
     }
 
-    /// A place that is taken.
-    pub(crate) fn place(&self, index: u32) -> Result<Place, LimitError> {
+    /// A place that is taken, by a limit of some prefixes.
+    pub(crate) fn place(&self, index: u32, matched: &Prefixes) -> Result<Place, LimitError> {
         let again = |name| MapHandle::try_from(self.map(name)?).map_err(map_error(name));
         let [places, lengths, exempts] = ["places", "lengths", "exempts"].map(again);
-        Ok(Place { index, places: places?, lengths: lengths?, exempts: exempts? })
+        Ok(Place {
+            index,
+            matched: *matched,
+            places: places?,
+            lengths: lengths?,
+            exempts: exempts?,
+        })
     }
 }
 
@@ -147,7 +156,7 @@ pub(super) fn load<'a>(
             (&mut open.maps.places_of_device, places),
             (&mut open.maps.lengths_of_device, lengths),
             (&mut open.maps.limits_of_device, limits),
-            (&mut open.maps.queues_of_device, queues),
+            (&mut open.maps.meters_of_device, queues),
             (&mut open.maps.counters_of_device, counters),
             (&mut open.maps.exempts_of_device, exempts),
         ];
@@ -168,7 +177,7 @@ pub(super) fn maps_of(
             handle(&pool.maps.places_of_device)?,
             handle(&pool.maps.lengths_of_device)?,
             handle(&pool.maps.limits_of_device)?,
-            handle(&pool.maps.queues_of_device)?,
+            handle(&pool.maps.meters_of_device)?,
             handle(&pool.maps.counters_of_device)?,
             handle(&pool.maps.exempts_of_device)?,
         ],
@@ -178,8 +187,8 @@ pub(super) fn maps_of(
 /// Takes the limit off: packets find it no more, and its place is as new.
 pub(crate) fn vacate(place: &Place, maps: &LimitMaps) -> Result<(), LimitError> {
     let limit = Settings::read(&maps.limit, place.in_chunk())?.limit;
-    place.leave(keys(&limit).iter())?;
-    place.write_settings(&maps.limit, &intf::Limit::default().into())?;
+    place.leave(keys(&limit, &place.matched).iter())?;
+    place.write(&maps.limit, &intf::Entry::default().into(), &Prefixes::default())?;
     clear(maps)
 }
 
@@ -188,16 +197,16 @@ fn clear(maps: &LimitMaps) -> Result<(), LimitError> {
     let place = maps.at;
     for i in 0..intf::LIMITS as u32 {
         let key = (place * intf::LIMITS as u32 + i).to_ne_bytes();
-        let limit = intf::Limit::default();
+        let limit = intf::Entry::default();
         maps.limit
             .update(&key, bytemuck::bytes_of(&limit), MapFlags::ANY)
             .map_err(map_error("limit"))?;
     }
-    for i in 0..intf::QUEUES as u32 {
-        let key = (place * intf::QUEUES as u32 + i).to_ne_bytes();
-        let queue = intf::Queue::default();
+    for i in 0..intf::DIRECTIONS as u32 {
+        let key = (place * intf::DIRECTIONS as u32 + i).to_ne_bytes();
+        let meter = intf::Meter::default();
         maps.queues
-            .update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY)
+            .update(&key, bytemuck::bytes_of(&meter), MapFlags::ANY)
             .map_err(map_error("queues"))?;
     }
     let cpus = libbpf_rs::num_possible_cpus().map_err(map_error("counters"))?;

@@ -4,17 +4,17 @@ use std::{mem::MaybeUninit, net::Ipv6Addr};
 
 use libbpf_rs::ProgramInput;
 use tidegate_core::{
-    Bytes, Direction, Nanos, Rate, Scheme, Span, exempt::Exempt, prefixes::Prefixes,
+    Bytes, Direction, Nanos, Rate, Scheme, Span, prefixes::Prefixes,
     queue_options::VirtualQueueOptions,
 };
 
 use super::{
     kernel_tests::{boottime_ns, wait_to_earn},
-    pool::{load, maps_of, vacate},
+    pool::{MapPool, load, maps_of, vacate},
 };
 use crate::{
     intf::{self, CHUNK},
-    limit::{Lease, LimitMaps, LimitOptions},
+    limit::{Lease, LimitError, LimitMaps, LimitOptions},
 };
 
 /// Three seconds at the rate of the limits: the time that a test takes adds no packet.
@@ -51,19 +51,32 @@ fn is_root(test: &str) -> bool {
 }
 
 /// A limit of both directions for some prefixes.
-fn limit(matched: &str, burst: u64) -> intf::Limit {
+fn limit(matched: &str, burst: u64) -> LimitOptions {
     let queue = VirtualQueueOptions {
         burst: Some(Span::Size(Bytes(burst))),
         ..VirtualQueueOptions::new("8kbit".parse().unwrap())
     };
-    let options = LimitOptions {
+    LimitOptions {
         egress: Some(queue),
         ingress: Some(queue),
         scheme: Scheme::Police,
         matched: matched.parse().unwrap(),
         ..LimitOptions::default()
-    };
-    options.encode(0).unwrap()
+    }
+}
+
+/// A limit that has a place in a pool.
+fn take(pool: &MapPool, index: u32) -> LimitMaps {
+    pool.take(index, &Prefixes::default()).unwrap()
+}
+
+/// Makes a limit in a pool another one.
+fn change(maps: &mut LimitMaps, options: &LimitOptions) -> Result<(), LimitError> {
+    let settings = options.encode(0).unwrap().into();
+    let place = maps.place.as_mut().unwrap();
+    place.change(&maps.limit, &settings, options)?;
+    place.matched = options.matched;
+    Ok(())
 }
 
 const FAR: [u8; 4] = [198, 51, 100, 7];
@@ -78,9 +91,8 @@ fn root_police_match_the_longest_prefix_has_the_packet() {
         let programs = load(&mut storage, is_port, None).unwrap();
         let pool = maps_of(&programs).unwrap();
         let put = |index, matched| {
-            let maps = pool.take(index).unwrap();
-            let place = pool.place(index).unwrap();
-            place.write(&maps.limit, &limit(matched, 1 << 18).into()).unwrap();
+            let mut maps = take(&pool, index);
+            change(&mut maps, &limit(matched, 1 << 18)).unwrap();
             maps
         };
         let prefixes = ["10.0.0.0/8", "10.1.0.0/16,2001:db8:1::/48", "10.1.2.3", "2001:db8::/32"];
@@ -149,38 +161,40 @@ fn root_police_match_buckets_are_apart() {
         programs.progs.match_out.test_run(input).unwrap().return_value
     };
     let sent = |host, frames| (0..frames).filter(|_| send(host) == PASSED).count();
-    let (one, other) = (pool.take(0).unwrap(), pool.take(1).unwrap());
-    let write = |maps: &LimitMaps, matched: &str, frames| {
-        maps.write(limit(matched, frames * FRAME_BYTES as u64)).unwrap();
+    let (mut one, mut other) = (take(&pool, 0), take(&pool, 1));
+    let write = |maps: &mut LimitMaps, matched: &str, frames| {
+        change(maps, &limit(matched, frames * FRAME_BYTES as u64)).unwrap();
     };
-    write(&one, "10.0.0.1", 3);
-    write(&other, "10.0.0.2", 5);
+    write(&mut one, "10.0.0.1", 3);
+    write(&mut other, "10.0.0.2", 5);
     assert_eq!((sent(1, 9), sent(2, 9), sent(3, 9)), (3, 5, 9));
     assert_eq!(one.read(Direction::Egress).unwrap().counters.packets[3], 6);
     assert_eq!(one.read(Direction::Egress).unwrap().colours.unwrap().packets, [3, 0, 6]);
     assert_eq!(send(1), DROPPED);
-    assert!(pool.taken(&limit("10.0.0.2", 1000), Some(0)).unwrap().is_some_and(|(i, _)| i == 1));
-    assert!(pool.taken(&limit("10.0.0.2", 1000), Some(1)).unwrap().is_none());
+    let prefixes = "10.0.0.2".parse().unwrap();
+    assert!(pool.taken(&prefixes, Some(0)).unwrap().is_some_and(|(i, _)| i == 1));
+    assert!(pool.taken(&prefixes, Some(1)).unwrap().is_none());
     // The host that it leaves is free, the one that it gets is held by what is left of its bucket.
-    write(&one, "10.0.0.3,2001:db8::/32", 3);
+    write(&mut one, "10.0.0.3,2001:db8::/32", 3);
     assert_eq!((sent(1, 9), sent(3, 9)), (9, 0));
     assert!(one.place.as_ref().unwrap().is_entered(&one.limit().unwrap()));
     vacate(one.place.as_ref().unwrap(), &one).unwrap();
     assert_eq!(sent(3, 9), 9);
-    let new = pool.take(0).unwrap();
-    write(&new, "10.0.0.0/24", 2);
+    let mut new = take(&pool, 0);
+    write(&mut new, "10.0.0.0/24", 2);
     assert_eq!((sent(3, 9), sent(2, 9)), (2, 0), "a new bucket; the longer prefix stays apart");
     // Exempt of this limit alone.
-    let exempt = |maps: &LimitMaps, exempt: &str| {
-        let exempt: Exempt = exempt.parse().unwrap();
-        let limit = maps.limit().unwrap();
-        maps.write(intf::Limit { exempt: (&exempt).into(), ..limit }).unwrap();
+    let exempt = |maps: &mut LimitMaps, exempt: &str| {
+        let exempt = exempt.parse().unwrap();
+        let options = LimitOptions { exempt, ..maps.options().unwrap() };
+        change(maps, &options).unwrap();
+        assert_eq!(maps.options().unwrap(), options);
     };
-    exempt(&new, "10.0.0.7,10.0.0.2");
+    exempt(&mut new, "10.0.0.7,10.0.0.2");
     assert_eq!((sent(7, 4), sent(3, 4), sent(2, 4)), (4, 0, 0));
     assert_eq!(new.read(Direction::Egress).unwrap().counters.packets[6], 4);
-    exempt(&other, "10.0.0.0/8");
-    exempt(&new, "none");
+    exempt(&mut other, "10.0.0.0/8");
+    exempt(&mut new, "none");
     assert_eq!((sent(7, 4), sent(2, 4)), (0, 4));
 }
 
@@ -195,9 +209,9 @@ fn root_police_match_a_rate_that_is_lent_ends() {
     let pool = maps_of(&programs).unwrap();
     let (fast, slow): (Rate, Rate) = ("10gbit".parse().unwrap(), "8kbit".parse().unwrap());
     let put = |index, matched: &str| {
-        let maps = pool.take(index).unwrap();
+        let mut maps = take(&pool, index);
         // Two frames, which are there again at once at a high rate, and in seconds at a low one.
-        maps.write(limit(matched, 2 * FRAME_BYTES as u64)).unwrap();
+        change(&mut maps, &limit(matched, 2 * FRAME_BYTES as u64)).unwrap();
         for direction in [Direction::Egress, Direction::Ingress] {
             assert!(maps.set_rate(direction, fast, None).unwrap());
         }
@@ -248,18 +262,17 @@ fn root_police_match_lengths_are_bounded() {
     let mut storage = MaybeUninit::uninit();
     let programs = load(&mut storage, false, None).unwrap();
     let pool = maps_of(&programs).unwrap();
-    let maps = pool.take(0).unwrap();
+    let mut maps = take(&pool, 0);
     let all: Vec<_> = (1..=17).map(|bits| format!("128.0.0.0/{bits}")).collect();
-    let write = |list: &[String]| maps.write(limit(&list.join(","), 10_000));
-    let before = limit(&all[..16].join(","), 10_000);
-    write(&all[..16]).unwrap();
-    let error = write(&all).unwrap_err().to_string();
+    let of = |list: &[String]| limit(&list.join(","), 10_000);
+    change(&mut maps, &of(&all[..16])).unwrap();
+    let before = maps.limit().unwrap();
+    let error = change(&mut maps, &of(&all)).unwrap_err().to_string();
     assert!(error.contains("16 different lengths already"), "{error}");
     assert_eq!(maps.limit().unwrap(), before, "nothing has changed");
+    assert!(maps.place.as_ref().unwrap().is_entered(&before));
     // IPv6 has its own.
-    maps.write(limit("2001:db8::/32", 10_000)).unwrap();
-    write(&all[1..]).unwrap();
+    change(&mut maps, &limit("2001:db8::/32", 10_000)).unwrap();
+    change(&mut maps, &of(&all[1..])).unwrap();
     assert!(maps.place.as_ref().unwrap().is_entered(&maps.limit().unwrap()));
-    let prefixes = Prefixes::from(&maps.limit().unwrap().matched);
-    assert_eq!(prefixes.to_string(), all[1..].join(","));
 }

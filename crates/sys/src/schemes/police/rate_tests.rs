@@ -468,7 +468,7 @@ fn threads_get_no_more_colours_than_were_earned() {
 }
 
 /// A limit whose bucket is as many bytes at every rate.
-fn limited(burst: u64, fair: bool) -> intf::Limit {
+fn limited(burst: u64, fair: bool) -> intf::Entry {
     let queue = VirtualQueueOptions {
         burst: Some(Span::Size(Bytes(burst))),
         ..VirtualQueueOptions::new("2mbit".parse().unwrap())
@@ -547,7 +547,7 @@ fn root_police_a_change_touches_nothing_in_force() {
     let mut storage = MaybeUninit::uninit();
     let police = load(&mut storage, AttachPoint::Device, false).unwrap();
     let maps = maps(&police, &limited(75_000, false)).unwrap();
-    let entries = || -> Vec<intf::Limit> {
+    let entries = || -> Vec<intf::Entry> {
         let at = |key| lookup(&maps.limit, "limit", key).unwrap();
         (0..intf::LIMITS as u32).map(at).collect()
     };

@@ -92,11 +92,13 @@ struct Met {
 }
 
 /// Has a limit on ingress meet frames, each with buckets that are full so many seconds later.
-fn meet(at: At, limit: &intf::Limit, missing_s: u64, frames: &[Vec<u8>]) -> Vec<Met> {
-    let exempts = !limit.exempt.is_empty();
+fn meet(at: At, policer: &Policer, missing_s: u64, frames: &[Vec<u8>]) -> Vec<Met> {
+    let Policer(limit, exempt) = policer;
+    let exempts = !exempt.is_empty();
     let mut storage = MaybeUninit::uninit();
     let police = load(&mut storage, AttachPoint::Device, exempts).unwrap();
     let maps = maps(&police, limit).unwrap();
+    maps.exempt(&exempt.prefixes).unwrap();
     let mut storage = MaybeUninit::uninit();
     let xdp = xdp::load(&mut storage, &maps).unwrap();
     let program = if at == At::Tc { &police.progs.police_in } else { &xdp.progs.police_xdp };
@@ -117,8 +119,8 @@ fn meet(at: At, limit: &intf::Limit, missing_s: u64, frames: &[Vec<u8>]) -> Vec<
         let returned = run.unwrap().return_value;
         assert!(verdicts.contains(&returned), "{at:?} {returned}");
         let after = maps.read(Direction::Ingress).unwrap();
-        let queue: intf::Queue = lookup(&maps.queues, "queues", 1).unwrap();
-        let after_side = *intf::Meter::from(queue).side();
+        let meter: intf::Meter = lookup(&maps.queues, "queues", 1).unwrap();
+        let after_side = *meter.side();
         let outcomes = intf::OUTCOME_TABLE.iter().enumerate();
         let bytes = |i: usize| after.counters.bytes[i] - before.counters.bytes[i];
         let [was, is] = [&before, &after].map(|r| r.colours.unwrap().packets);
@@ -135,14 +137,19 @@ fn meet(at: At, limit: &intf::Limit, missing_s: u64, frames: &[Vec<u8>]) -> Vec<
     all
 }
 
-fn limit(policy: &Policy, exempt: &str) -> intf::Limit {
+/// A limit, and who is exempt from it.
+struct Policer(intf::Entry, Exempt);
+
+fn limit(policy: &Policy, exempt: &str) -> Policer {
     let queue = VirtualQueueOptions::new("8kbit".parse().unwrap());
     let policy = intf::Policy::new(policy, &queue).unwrap();
     let policy = intf::Policy { committed: BUCKET, second: BUCKET, ..policy };
     let exempt: Exempt =
         if exempt.is_empty() { Exempt::default() } else { exempt.parse().unwrap() };
-    let flags = intf::FLAG_XDP;
-    intf::Limit { police: [policy; 2], flags, exempt: (&exempt).into(), ..Default::default() }
+    let mut limit = intf::Entry { police: [policy; 2], ..Default::default() };
+    limit.flags = intf::FLAG_XDP;
+    limit.set_exempt(&exempt);
+    Policer(limit, exempt)
 }
 
 fn red(action: &str) -> Policy {

@@ -1,0 +1,373 @@
+//! The agent as a state machine: events and the time go in, actions come out. It reads and writes nothing.
+//!
+//! ```text
+//! files changed, SIGHUP ──► ReadFiles ──► Read ─┐
+//! cgroups changed ────────► Scan ──────► Scanned ─┼─► goal ──► Move, Apply ──► Applied ──► Report
+//! lines of engines, the clock ───────────────────┘
+//! ```
+//!
+//! Whoever drives it hands it what happened, then asks for actions until there is none, then waits for the
+//! next event or for [`Agent::timeout`].
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use jiff::Zoned;
+use tidegate_core::{Scope, selector::SelectorKind};
+use tidegate_host::world::{Container, MAX_CONTAINERS, World};
+
+use crate::{
+    goal::{Files, Goal, Move, goal},
+    report::{LimitState, Report},
+};
+
+/// A file is read when nothing has changed in the directory for so long: an editor writes in steps.
+pub const SETTLE: Duration = Duration::from_millis(100);
+/// ... but not later than this after the first change.
+pub const SETTLE_MAX: Duration = Duration::from_secs(2);
+/// The shortest time between two scans, so that a flood of cgroups does not fill a CPU.
+pub const SCAN_GAP: Duration = Duration::from_millis(20);
+/// Scans where events do not tell of every cgroup.
+pub const RESCAN: Duration = Duration::from_secs(1);
+/// Scans for programs, of which no event tells.
+pub const PROGRAMS: Duration = Duration::from_secs(2);
+/// Somebody may have taken limits off: they are looked at so often.
+pub const CHECK: Duration = Duration::from_secs(30);
+/// The clock of the wall may be set: schedules are looked at so often at least.
+pub const CLOCK: Duration = Duration::from_secs(60);
+/// What was refused is tried again after this, then after twice the time.
+pub const RETRY_MIN: Duration = Duration::from_secs(1);
+pub const RETRY_MAX: Duration = Duration::from_secs(60);
+/// Processes moved for one goal at most.
+pub const MOVES_MAX: usize = 1024;
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// Something in the directory of the files has changed.
+    FilesChanged,
+    /// Somebody asks to read the files again.
+    Reload,
+    /// The files were read: what is good of them, and what is wrong.
+    Read(Files),
+    /// Cgroups have come or gone.
+    CgroupsChanged,
+    /// What runs on the host. Events tell of every change of it from now on, if `whole`.
+    Scanned { world: World, whole: bool },
+    /// An engine tells its containers.
+    Engine { socket: String, line: EngineEvent },
+    /// The goal was applied; why limits of it were refused, by name.
+    Applied(BTreeMap<String, String>),
+    /// Processes were moved, or could not be; why, by name of the limit's cgroup.
+    Moved(BTreeMap<String, String>),
+    /// End. Limits stay.
+    Stop,
+}
+
+/// What an engine tells.
+#[derive(Debug, Clone, PartialEq)]
+pub enum EngineEvent {
+    /// All of its containers, by id.
+    Listed(BTreeMap<String, Container>),
+    /// One has come or has other labels.
+    Changed(String, Container),
+    /// One is removed.
+    Gone(String),
+    /// It does not answer; its containers may run on.
+    Away(String),
+}
+
+/// What is to be done next.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    ReadFiles,
+    /// Read what runs on the host; its programs only if a limit asks for them. The cgroups of `own` limits
+    /// go if they are empty.
+    Scan {
+        programs: bool,
+        own: BTreeSet<String>,
+    },
+    Move(Vec<Move>),
+    Apply {
+        files: Files,
+        goal: Goal,
+        managed: BTreeSet<String>,
+    },
+    Report(Report),
+}
+
+/// The agent.
+#[derive(Debug)]
+pub struct Agent {
+    directory: String,
+    pid: u32,
+    files: Option<Files>,
+    /// What is wrong with the files as they are now.
+    errors: Vec<String>,
+    world: Option<World>,
+    whole: bool,
+    /// The containers of each socket.
+    engines: BTreeMap<String, BTreeMap<String, Container>>,
+    engine_states: BTreeMap<String, String>,
+    managed: BTreeSet<String>,
+    goal: Goal,
+    refused: BTreeMap<String, String>,
+    moves_refused: BTreeMap<String, String>,
+    /// What has been moved for the goal at hand.
+    moved: Vec<Move>,
+    read_due: Option<Duration>,
+    read_latest: Option<Duration>,
+    scan_due: Option<Duration>,
+    scanned: Option<Duration>,
+    /// The goal is to be made anew.
+    dirty: bool,
+    /// ... and to be applied even if it is the same.
+    force: bool,
+    looked: Duration,
+    checked: Duration,
+    retry: Option<(Duration, Duration)>,
+    reported: Option<Report>,
+    stopped: bool,
+}
+
+impl Agent {
+    /// An agent that begins by reading its files. Limits in `managed` are its own to take off.
+    #[must_use]
+    pub fn new(directory: &str, pid: u32, managed: BTreeSet<String>) -> Agent {
+        Agent {
+            directory: directory.to_owned(),
+            pid,
+            files: None,
+            errors: Vec::new(),
+            world: None,
+            whole: true,
+            engines: BTreeMap::new(),
+            engine_states: BTreeMap::new(),
+            managed,
+            goal: Goal::default(),
+            refused: BTreeMap::new(),
+            moves_refused: BTreeMap::new(),
+            moved: Vec::new(),
+            read_due: Some(Duration::ZERO),
+            read_latest: None,
+            scan_due: Some(Duration::ZERO),
+            scanned: None,
+            dirty: false,
+            force: true,
+            looked: Duration::ZERO,
+            checked: Duration::ZERO,
+            retry: None,
+            reported: None,
+            stopped: false,
+        }
+    }
+
+    /// Takes what happened. `now` is monotonic, from the same start as in all other calls.
+    pub fn handle(&mut self, event: Event, now: Duration) {
+        match event {
+            Event::FilesChanged => {
+                let latest = *self.read_latest.get_or_insert(now + SETTLE_MAX);
+                self.read_due = Some((now + SETTLE).min(latest));
+            }
+            Event::Reload => (self.read_due, self.force) = (Some(now), true),
+            Event::Read(files) => {
+                self.errors.clone_from(&files.errors);
+                // An error leaves the running state, if there is one.
+                if files.errors.is_empty() || self.files.is_none() {
+                    if self.files.as_ref() != Some(&files) {
+                        self.scan_due.get_or_insert(now);
+                    }
+                    self.files = Some(files);
+                }
+                self.dirty = true;
+            }
+            Event::CgroupsChanged => {
+                let earliest = self.scanned.map_or(now, |scanned| scanned + SCAN_GAP).max(now);
+                self.scan_due = Some(self.scan_due.map_or(earliest, |due| due.min(earliest)));
+            }
+            Event::Scanned { world, whole } => {
+                self.whole = whole;
+                self.scanned = Some(now);
+                let every = match (self.asks_for_programs(), whole) {
+                    (true, _) => Some(PROGRAMS),
+                    (false, false) => Some(RESCAN),
+                    (false, true) => None,
+                };
+                let next = every.map(|every| now + every);
+                self.scan_due =
+                    self.scan_due.filter(|due| *due > now).into_iter().chain(next).min();
+                self.dirty |= self.world.as_ref() != Some(&world);
+                self.world = Some(world);
+            }
+            Event::Engine { socket, line } => self.engine(socket, line),
+            Event::Applied(refused) => {
+                self.checked = now;
+                let wait = match self.retry {
+                    Some((_, wait)) if refused == self.refused => (wait * 2).min(RETRY_MAX),
+                    _ => RETRY_MIN,
+                };
+                self.retry = (!refused.is_empty()).then_some((now + wait, wait));
+                self.managed.retain(|name| self.goal.has(name) || refused.contains_key(name));
+                // What could not be moved may be, the next time.
+                self.moved.retain(|one| !self.moves_refused.contains_key(&one.into));
+                self.refused = refused;
+            }
+            Event::Moved(refused) => {
+                self.moves_refused = refused;
+                self.scan_due = Some(now);
+            }
+            Event::Stop => self.stopped = true,
+        }
+    }
+
+    fn engine(&mut self, socket: String, line: EngineEvent) {
+        let known: usize = self.engines.values().map(BTreeMap::len).sum();
+        let containers = self.engines.entry(socket.clone()).or_default();
+        let room = MAX_CONTAINERS.saturating_sub(known - containers.len());
+        let mut state = "running".to_owned();
+        match line {
+            EngineEvent::Listed(all) => {
+                if all.len() > room {
+                    state = format!("more than {MAX_CONTAINERS} containers; the rest is left out");
+                }
+                *containers = all.into_iter().take(room).collect();
+            }
+            EngineEvent::Changed(id, container) => {
+                if containers.len() < room || containers.contains_key(&id) {
+                    containers.insert(id, container);
+                } else {
+                    state = format!("more than {MAX_CONTAINERS} containers; the rest is left out");
+                }
+            }
+            EngineEvent::Gone(id) => drop(containers.remove(&id)),
+            EngineEvent::Away(reason) => state = format!("away: {reason}"),
+        }
+        self.engine_states.insert(socket, state);
+        self.dirty = true;
+    }
+
+    /// What to do next; call again until there is nothing. Each action but `Report` is answered by an event.
+    pub fn next(&mut self, now: Duration, wall: &Zoned) -> Option<Action> {
+        if self.stopped {
+            return None;
+        }
+        if self.read_due.is_some_and(|due| due <= now) {
+            (self.read_due, self.read_latest) = (None, None);
+            return Some(Action::ReadFiles);
+        }
+        self.files.as_ref()?;
+        if self.scan_due.is_some_and(|due| due <= now) {
+            self.scan_due = None;
+            let own = self.managed.clone();
+            return Some(Action::Scan { programs: self.asks_for_programs(), own });
+        }
+        let boundary = self.goal.next.is_some_and(|next| next <= wall.timestamp());
+        let check = self.checked + CHECK <= now;
+        let retry = self.retry.is_some_and(|(due, _)| due <= now);
+        if self.dirty || boundary || check || retry || self.looked + CLOCK <= now {
+            (self.dirty, self.looked) = (false, now);
+            if let Some(action) = self.reach(check || retry, now, wall) {
+                return Some(action);
+            }
+        }
+        let report = self.report();
+        if self.reported.as_ref() != Some(&report) {
+            self.reported = Some(report.clone());
+            return Some(Action::Report(report));
+        }
+        None
+    }
+
+    /// Makes the goal, and what must be done for it.
+    fn reach(&mut self, again: bool, now: Duration, wall: &Zoned) -> Option<Action> {
+        let (files, world) = (self.files.as_ref()?, self.world.as_mut()?);
+        world.containers =
+            self.engines.values().flatten().map(|(i, c)| (i.clone(), c.clone())).collect();
+        let goal = goal(files, world, wall);
+        let mut moves = goal.moves.clone();
+        moves.retain(|one| !self.moved.contains(one));
+        if !moves.is_empty() {
+            moves.truncate(MOVES_MAX);
+            // One that could not be moved is not tried again before something else changes.
+            self.moved.retain(|one| goal.moves.contains(one));
+            self.moved.extend(moves.iter().cloned());
+            self.dirty = true;
+            return Some(Action::Move(moves));
+        }
+        let same = Goal { next: self.goal.next, moves: self.goal.moves.clone(), ..goal.clone() }
+            == self.goal;
+        self.goal = goal;
+        if same && !again && !self.force {
+            return None;
+        }
+        self.force = false;
+        // Until it is known what became of it.
+        self.checked = now;
+        let (files, managed) = (files.clone(), self.managed.clone());
+        self.managed.extend(self.goal.limits.iter().map(|goal| goal.limit.name.clone()));
+        Some(Action::Apply { files, goal: self.goal.clone(), managed })
+    }
+
+    /// How long nothing has to be done if nothing happens; `None` before the files were read.
+    #[must_use]
+    pub fn timeout(&self, now: Duration, wall: &Zoned) -> Duration {
+        let next = self.goal.next.map(|next| {
+            let left = next.duration_since(wall.timestamp());
+            now + Duration::try_from(left).unwrap_or_default()
+        });
+        let retry = self.retry.map(|(due, _)| due);
+        let looks = [self.checked + CHECK, self.looked + CLOCK];
+        let due =
+            [self.read_due, self.scan_due, next, retry].into_iter().flatten().chain(looks).min();
+        due.map_or(CLOCK, |due| due.saturating_sub(now)).min(CLOCK)
+    }
+
+    /// Whether it is over.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// Whether engines of containers are to be asked.
+    #[must_use]
+    pub fn asks_for_containers(&self) -> bool {
+        let of = [SelectorKind::Container, SelectorKind::Labels];
+        let files = self.files.iter().flat_map(|files| &files.specs);
+        self.selects(&of) || files.into_iter().any(|spec| spec.labels)
+    }
+
+    fn asks_for_programs(&self) -> bool {
+        self.selects(&[SelectorKind::Exe])
+    }
+
+    fn selects(&self, kinds: &[SelectorKind]) -> bool {
+        let specs = self.files.iter().flat_map(|files| &files.specs);
+        specs.flat_map(|spec| &spec.limits).any(|limit| {
+            matches!(&limit.scope, Scope::Select(selector) if kinds.contains(&selector.kind))
+        })
+    }
+
+    fn report(&self) -> Report {
+        let mut limits = self.goal.reports.clone();
+        for report in &mut limits {
+            if let Some(reason) = self.refused.get(&report.name) {
+                (report.state, report.reason) = (LimitState::Refused, Some(reason.clone()));
+            }
+        }
+        let moves = self.moves_refused.iter().map(|(into, why)| format!("cgroup `{into}`: {why}"));
+        Report {
+            pid: self.pid,
+            directory: self.directory.clone(),
+            errors: self.errors.iter().cloned().chain(moves).collect(),
+            limits,
+            managed: self.managed.clone(),
+            engines: self.engine_states.clone(),
+            next_change: self.goal.next.map(|next| next.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

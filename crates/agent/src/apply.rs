@@ -1,0 +1,196 @@
+//! Puts the limits of a goal on the host. Whatever cannot be put on is left out alone, with the reason.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    slice,
+};
+
+use sd_notify::NotifyState;
+use tidegate_core::Scope;
+use tidegate_fleet::rates;
+use tidegate_host::{
+    absent::{self, Waits},
+    apply::{self, ApplyError},
+    host::{Host, LockedHost},
+    plan::{Action, Plan, Present, State, Wanted, plan_pruning},
+    spec::{LimitSpec, Spec},
+};
+use tidegate_sys::store::StoreError;
+
+use crate::goal::{self, Files, Goal};
+
+/// What one step may take while the agent starts, in microseconds.
+const STEP_US: u32 = 30_000_000;
+
+/// What became of a goal.
+#[derive(Debug, Default)]
+pub struct Applied {
+    /// Why limits are not in force, by name.
+    pub refused: BTreeMap<String, String>,
+    /// What else went wrong, a sentence each.
+    pub problems: Vec<String>,
+    /// A signal that came meanwhile.
+    pub signal: Option<i32>,
+}
+
+/// Applies a goal. Of the limits that only the host has those go that are `managed` and not asked for any
+/// more.
+///
+/// # Errors
+/// [`StoreError`] when nothing could be done.
+pub fn apply(
+    host: &Host,
+    files: &Files,
+    goal: &Goal,
+    managed: &BTreeSet<String>,
+) -> Result<Applied, StoreError> {
+    let mut host = host.lock()?;
+    let applied = within(&mut host, files, goal, managed);
+    let problems = host.problems();
+    host.close_and_go_on();
+    applied.map(|mut applied| {
+        applied.problems.extend(problems);
+        applied
+    })
+}
+
+fn within(
+    host: &mut LockedHost,
+    files: &Files,
+    goal: &Goal,
+    managed: &BTreeSet<String>,
+) -> Result<Applied, StoreError> {
+    let mut applied = Applied::default();
+    let present = host.host().present()?;
+    let mut spec = spec_of(files, goal);
+    let (wanted, gone) = loop {
+        match host.host().wanted(&spec, &present) {
+            Ok(wanted) => break wanted,
+            Err(error) => {
+                let name = error.limit.clone().unwrap_or_default();
+                let before = spec.limits.len();
+                spec.limits.retain(|limit| limit.name != name);
+                if spec.limits.len() == before {
+                    applied.problems.push(error.to_string());
+                    return Ok(applied);
+                }
+                applied.refused.insert(name, error.to_string());
+            }
+        }
+    };
+    let mut wanted = rates::kept(&spec, &present, &wanted);
+    goal::set_members(goal, &mut wanted);
+    let waits: Vec<_> = goal.waiting.iter().cloned().chain(gone).collect();
+    let prune = |name: &str| goal.off.contains(name) || managed.contains(name) && !goal.has(name);
+    let mut plan = planned(&present, wanted, &waits, goal, prune, &mut applied);
+    rates::begin_alone(&spec, &mut plan);
+    if !plan.actions.is_empty() {
+        host.reserve_journal()?;
+        perform(host, &plan, &mut applied);
+    }
+    let named = Spec { limits: named(files, goal), ..spec };
+    if let Err(error) = host.note_waiting(&named, &waits, false) {
+        applied.problems.push(error.to_string());
+    }
+    Ok(applied)
+}
+
+/// The limits of a goal as one file.
+fn spec_of(files: &Files, goal: &Goal) -> Spec {
+    let limits = goal.limits.iter().map(|goal| goal.limit.clone()).collect();
+    let groups = files.specs.iter().flat_map(|spec| spec.groups.clone()).collect();
+    let file = "the files of the agent".to_owned();
+    Spec { file, limits, nics: Vec::new(), fleet: None, groups, labels: false }
+}
+
+/// All limits of the files, in whatever state.
+fn named(files: &Files, goal: &Goal) -> Vec<LimitSpec> {
+    let all = files.specs.iter().flat_map(|spec| spec.limits.iter());
+    all.chain(goal.limits.iter().map(|goal| &goal.limit)).cloned().collect()
+}
+
+/// A plan without the limits that have no place in one.
+fn planned(
+    present: &[Present],
+    mut wanted: Vec<Wanted>,
+    waits: &[Waits],
+    goal: &Goal,
+    prune: impl Fn(&str) -> bool,
+    applied: &mut Applied,
+) -> Plan {
+    let aside = |scope: &Scope, name: &str| Waits {
+        name: name.to_owned(),
+        scope: scope.clone(),
+        parent: None,
+    };
+    loop {
+        let nowhere = Scope::Cgroup(String::new());
+        let kept = goal.kept().map(|report| report.name.as_str());
+        let kept = kept.chain(applied.refused.keys().map(String::as_str));
+        let mut waits = waits.to_vec();
+        waits.extend(kept.map(|name| aside(&nowhere, name)));
+        // Inside one that was refused just now.
+        absent::with_parents(&mut wanted, &mut waits);
+        let is = absent::set_aside(present, &wanted, &waits);
+        let error = match plan_pruning(&is, &wanted, &prune) {
+            Ok(plan) => return plan,
+            Err(error) => error,
+        };
+        let before = wanted.len();
+        wanted.retain(|limit| limit.name != error.limit());
+        if wanted.len() == before {
+            applied.problems.push(error.to_string());
+            return Plan::default();
+        }
+        applied.refused.insert(error.limit().to_owned(), error.to_string());
+    }
+}
+
+/// Carries a plan out: as a whole where limits take the place of others, else step by step.
+fn perform(host: &mut LockedHost, plan: &Plan, applied: &mut Applied) {
+    let holds = |limit: &Present| !matches!(limit.state, State::ScopeGone | State::NoMembers);
+    let takes = |action: &Action| matches!(action, Action::Remove { limit, .. } if holds(limit));
+    if plan.actions.iter().any(takes) && plan.actions.len() > 1 {
+        match apply::apply(host, &plan.actions) {
+            Ok(()) => return,
+            Err(error) => {
+                if is_stop(&error, applied) {
+                    return;
+                }
+            }
+        }
+    }
+    for action in &plan.actions {
+        // Many limits take longer than a watchdog waits.
+        let alive = [NotifyState::Watchdog, NotifyState::ExtendTimeoutUsec(STEP_US)];
+        let _ = sd_notify::notify(false, &alive);
+        let parent = match action {
+            Action::Add { limit } | Action::Replace { to: limit, .. } => limit.parent.as_ref(),
+            _ => None,
+        };
+        if let Some(parent) = parent.filter(|parent| applied.refused.contains_key(*parent)) {
+            let why = format!("its parent `{parent}` is refused");
+            applied.refused.insert(action.name().to_owned(), why);
+            continue;
+        }
+        if let Err(error) = apply::apply(host, slice::from_ref(action)) {
+            if is_stop(&error, applied) {
+                return;
+            }
+            let source = match error {
+                ApplyError::RolledBack { source } => source.to_string(),
+                error => error.to_string(),
+            };
+            applied.refused.insert(action.name().to_owned(), source);
+        }
+    }
+}
+
+/// Whether a signal came between two steps.
+fn is_stop(error: &ApplyError<StoreError>, applied: &mut Applied) -> bool {
+    let (ApplyError::RolledBack { source } | ApplyError::HalfApplied { source, .. }) = error;
+    if let StoreError::Stopped { signal, .. } = source {
+        applied.signal = Some(*signal);
+    }
+    applied.signal.is_some()
+}

@@ -1,0 +1,202 @@
+//! The child that asks one engine, Docker or Podman, for its containers, and writes a line for each change.
+//!
+//! Both speak the same API over a Unix socket. Two requests are enough: the list, and the events. Of an
+//! answer only the few members that are needed are read, so states and fields that one engine adds are no
+//! error. It has no capability, the user of its socket, and ends with its parent.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    io::{self, Read, Write},
+    path::Path,
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::{Request, body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use rustix::{
+    process::{Gid, Uid},
+    thread::{CapabilitySet, CapabilitySets},
+};
+use serde::Deserialize;
+use tidegate_host::world::Container;
+use tokio::{net::UnixStream, runtime, time};
+
+use crate::engines::{Identity, LINE_MAX, Line};
+
+/// The longest answer that is read.
+const ANSWER_MAX: usize = LINE_MAX / 2;
+/// The longest event.
+const EVENT_MAX: usize = 1 << 20;
+/// How long an engine may take for the list.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Containers that have only been made are listed too: their names are known before they run.
+const LIST: &str = "/containers/json?all=true";
+const EVENTS: &str = "/events?filters=%7B%22type%22%3A%5B%22container%22%5D%7D";
+/// What an event may say of which a container has other names or labels, or is new.
+const CHANGES: [&str; 6] = ["create", "init", "start", "rename", "update", "restart"];
+const ENDS: [&str; 2] = ["destroy", "remove"];
+
+/// Why an engine cannot be asked.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Http(#[from] hyper::Error),
+    #[error("answers {0}")]
+    Status(hyper::StatusCode),
+    #[error("answers with something else than containers: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("answers with more than is read")]
+    TooLong,
+    #[error("does not answer in time")]
+    Late,
+    #[error("has closed the connection")]
+    Closed,
+    #[error("request: {0}")]
+    Request(#[from] hyper::http::Error),
+}
+
+/// A container in a list; other members are not read.
+#[derive(Debug, Deserialize)]
+struct Listed {
+    #[serde(rename = "Id")]
+    id: String,
+    #[serde(rename = "Names", default)]
+    names: Option<Vec<String>>,
+    #[serde(rename = "Labels", default)]
+    labels: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Happened {
+    #[serde(rename = "Action", alias = "status", default)]
+    action: String,
+    #[serde(rename = "Actor", default)]
+    actor: Actor,
+    #[serde(default)]
+    id: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Actor {
+    #[serde(rename = "ID", default)]
+    id: String,
+}
+
+/// Asks until the engine or the parent is gone. Does not return before.
+///
+/// # Errors
+/// Those of the operating system before it has begun.
+pub fn run(socket: &Path, who: Identity) -> io::Result<()> {
+    drop_rights(who)?;
+    std::thread::spawn(|| {
+        let _ = io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let Err(failure) = runtime.block_on(ask(socket));
+    say(&Line::Away(failure.to_string()))
+}
+
+/// Becomes that user, if this process may, and gives up all capabilities for good.
+fn drop_rights(who: Identity) -> io::Result<()> {
+    rustix::thread::set_no_new_privs(true)?;
+    let (uid, gid) = (Uid::from_raw(who.uid), Gid::from_raw(who.gid));
+    let is_root = rustix::process::geteuid().is_root();
+    if is_root && rustix::thread::set_thread_groups(&[gid]).is_ok() {
+        // This process has one thread.
+        rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+        rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+    }
+    let none = CapabilitySet::empty();
+    let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    Ok(rustix::thread::set_capabilities(None, none)?)
+}
+
+fn say(line: &Line) -> io::Result<()> {
+    let mut text = serde_json::to_vec(line)?;
+    text.push(b'\n');
+    let mut out = io::stdout().lock();
+    out.write_all(&text)?;
+    out.flush()
+}
+
+async fn ask(socket: &Path) -> Result<Infallible, Failure> {
+    // Events are listened to first, so that nothing is missed between.
+    let mut events = get(socket, EVENTS).await?;
+    say(&Line::Listed(list(socket, LIST).await?))?;
+    let mut part = BytesMut::new();
+    loop {
+        let frame = events.body_mut().frame().await.ok_or(Failure::Closed)??;
+        let Ok(data) = frame.into_data() else { continue };
+        part.extend_from_slice(&data);
+        if part.len() > EVENT_MAX {
+            return Err(Failure::TooLong);
+        }
+        // Objects follow each other, with or without lines between.
+        let mut stream = serde_json::Deserializer::from_slice(&part).into_iter::<Happened>();
+        let mut all = Vec::new();
+        for event in stream.by_ref() {
+            match event {
+                Ok(event) => all.push(event),
+                Err(e) if e.is_eof() => break,
+                Err(e) => return Err(e.into()),
+            }
+        }
+        let read = stream.byte_offset();
+        let _ = part.split_to(read);
+        for Happened { action, actor, id } in all {
+            let id = if actor.id.is_empty() { id } else { actor.id };
+            if ENDS.contains(&action.as_str()) {
+                say(&Line::Gone(id))?;
+            } else if CHANGES.contains(&action.as_str()) && is_id(&id) {
+                let path = format!("{LIST}&filters=%7B%22id%22%3A%5B%22{id}%22%5D%7D");
+                for (id, container) in list(socket, &path).await? {
+                    say(&Line::Changed(id, container))?;
+                }
+            }
+        }
+    }
+}
+
+fn is_id(id: &str) -> bool {
+    !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
+async fn list(socket: &Path, path: &str) -> Result<BTreeMap<String, Container>, Failure> {
+    let answer = async {
+        let body = get(socket, path).await?.into_body();
+        let body = Limited::new(body, ANSWER_MAX).collect().await;
+        Ok::<_, Failure>(body.map_err(|_| Failure::TooLong)?.to_bytes())
+    };
+    let bytes = time::timeout(PATIENCE, answer).await.map_err(|_| Failure::Late)??;
+    let listed: Vec<Listed> = serde_json::from_slice(&bytes)?;
+    Ok(listed.into_iter().map(known).collect())
+}
+
+/// Names begin with `/`. The first is the container's own; others are what linked ones call it.
+fn known(listed: Listed) -> (String, Container) {
+    let names = listed.names.unwrap_or_default();
+    let own =
+        names.iter().map(|name| name.trim_start_matches('/')).find(|name| !name.contains('/'));
+    let name = own.unwrap_or_default().to_owned();
+    (listed.id, Container { name, labels: listed.labels.unwrap_or_default(), owner: None })
+}
+
+async fn get(socket: &Path, path: &str) -> Result<hyper::Response<Incoming>, Failure> {
+    let stream = time::timeout(PATIENCE, UnixStream::connect(socket));
+    let stream = stream.await.map_err(|_| Failure::Late)??;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    let request = Request::get(path).header("host", "localhost").body(Empty::<Bytes>::new())?;
+    let answer = time::timeout(PATIENCE, sender.send_request(request));
+    let answer = answer.await.map_err(|_| Failure::Late)??;
+    if !answer.status().is_success() {
+        return Err(Failure::Status(answer.status()));
+    }
+    Ok(answer)
+}

@@ -1,0 +1,430 @@
+//! What the limits of a host shall be at a moment: the files, what runs on the host, and the time give it.
+//! Pure.
+//!
+//! Each limit of the files has a state. One that cannot be, waits or is refused alone: the others are not
+//! touched. Of two limits that match one cgroup the first, in the order of the files, has it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{Timestamp, Zoned};
+use tidegate_core::{Scope, selector::SelectorKind};
+use tidegate_host::{
+    absent::Waits,
+    plan::Wanted,
+    settings::Patch,
+    spec::{Follow, LimitSpec, Spec},
+    world::{Match, World},
+};
+use tidegate_sys::store::{MAX_LIMITS, check_name};
+
+use crate::report::{LimitReport, LimitState};
+
+/// The longest name of a limit, as the store has it.
+const MAX_NAME_BYTES: usize = 63;
+/// Labels of a container that give it rates.
+const RATE_LABELS: [&str; 2] = ["tidegate.egress", "tidegate.ingress"];
+
+/// The files of the agent's directory.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Files {
+    /// Those that can be read, in the order of their names.
+    pub specs: Vec<Spec>,
+    /// What is wrong with them, a sentence each.
+    pub errors: Vec<String>,
+}
+
+/// A limit that can be now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GoalLimit {
+    /// As written, with the rates of this moment; of `each` with the name of its match.
+    pub limit: LimitSpec,
+    /// The file that has it.
+    pub file: String,
+    /// Its cgroups, each with its id; none for a device.
+    pub cgroups: Vec<(String, u64)>,
+}
+
+impl GoalLimit {
+    /// The paths of its cgroups.
+    #[must_use]
+    pub fn members(&self) -> Vec<String> {
+        self.cgroups.iter().map(|(path, _)| path.clone()).collect()
+    }
+}
+
+/// Gives the limits that select their cgroups those that the goal has found.
+pub fn set_members(goal: &Goal, wanted: &mut [Wanted]) {
+    let goals: BTreeMap<_, _> =
+        goal.limits.iter().map(|goal| (goal.limit.name.as_str(), goal)).collect();
+    for limit in wanted.iter_mut().filter(|limit| matches!(limit.scope, Scope::Select(_))) {
+        if let Some(goal) = goals.get(limit.name.as_str()) {
+            limit.members = goal.members();
+        }
+    }
+}
+
+/// A process that is to be moved into a cgroup of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Move {
+    pub pid: u32,
+    /// The cgroup, which may not exist yet.
+    pub into: String,
+}
+
+/// All of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Goal {
+    /// To be in force, in the order of the files.
+    pub limits: Vec<GoalLimit>,
+    /// Every limit of the files, with its state as far as it is known before it is put on.
+    pub reports: Vec<LimitReport>,
+    /// Those that wait, with what they wait for.
+    pub waiting: Vec<Waits>,
+    /// Names of limits that have no rate at this time: they are taken off.
+    pub off: BTreeSet<String>,
+    pub moves: Vec<Move>,
+    /// When a schedule may say otherwise.
+    pub next: Option<Timestamp>,
+}
+
+impl Goal {
+    /// The names that stay as they are, if they are on the host: those that wait or are refused.
+    pub fn kept(&self) -> impl Iterator<Item = &LimitReport> {
+        let kept = [LimitState::Waiting, LimitState::Refused];
+        self.reports.iter().filter(move |report| kept.contains(&report.state))
+    }
+
+    /// Whether the files have a limit of this name that is not off.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        !self.off.contains(name) && self.reports.iter().any(|report| report.name == name)
+    }
+}
+
+/// The name of the cgroup into which the processes of a program are moved.
+#[must_use]
+pub fn own_cgroup(limit: &str) -> String {
+    format!("tidegate.{limit}")
+}
+
+/// What the files ask for. O(limits × cgroups).
+#[must_use]
+pub fn goal(files: &Files, world: &World, now: &Zoned) -> Goal {
+    let mut builder = Builder { world, goal: Goal::default(), names: BTreeMap::new() };
+    for spec in &files.specs {
+        match spec.at(now) {
+            Ok(moment) => {
+                builder.goal.next = builder.goal.next.into_iter().chain(moment.next).min();
+                let rows: BTreeMap<_, _> = moment.rows.into_iter().collect();
+                for limit in moment.off {
+                    builder.off(&spec.file, limit);
+                }
+                for limit in moment.spec.limits {
+                    let row = rows.get(&limit.name).cloned();
+                    builder.limit(&spec.file, limit, row);
+                }
+            }
+            // A row was checked when the file was read.
+            Err(error) => builder.all_refused(spec, &error.to_string()),
+        }
+    }
+    if let Some(spec) = files.specs.iter().find(|spec| spec.labels) {
+        builder.by_labels(&spec.file);
+    }
+    builder.conflicts();
+    builder.with_parents();
+    builder.goal
+}
+
+struct Builder<'a> {
+    world: &'a World,
+    goal: Goal,
+    /// The file of each name.
+    names: BTreeMap<String, String>,
+}
+
+impl Builder<'_> {
+    fn report(&mut self, file: &str, limit: &LimitSpec, state: LimitState, reason: Option<String>) {
+        self.goal.reports.push(LimitReport {
+            name: limit.name.clone(),
+            file: file.to_owned(),
+            scope: limit.scope.to_string(),
+            state,
+            reason,
+            required: limit.follow.required,
+            schedule: None,
+            cgroups: Vec::new(),
+        });
+    }
+
+    fn refuse(&mut self, file: &str, limit: &LimitSpec, reason: String) {
+        self.report(file, limit, LimitState::Refused, Some(reason));
+    }
+
+    fn all_refused(&mut self, spec: &Spec, reason: &str) {
+        for limit in &spec.limits {
+            self.refuse(&spec.file, limit, reason.to_owned());
+        }
+    }
+
+    /// Takes a name; the reason if another file has it.
+    fn name(&mut self, file: &str, name: &str) -> Result<(), String> {
+        match self.names.get(name) {
+            Some(other) => Err(format!("{other} has a limit of this name; give each its own name")),
+            None if self.names.len() == MAX_LIMITS => Err(format!("more than {MAX_LIMITS} limits")),
+            None => {
+                self.names.insert(name.to_owned(), file.to_owned());
+                Ok(())
+            }
+        }
+    }
+
+    fn off(&mut self, file: &str, limit: LimitSpec) {
+        match self.name(file, &limit.name) {
+            Err(reason) => self.refuse(file, &limit, reason),
+            Ok(()) => {
+                self.report(
+                    file,
+                    &limit,
+                    LimitState::Off,
+                    Some("its schedule has no rate now".to_owned()),
+                );
+                self.goal.off.insert(limit.name);
+            }
+        }
+    }
+
+    fn limit(&mut self, file: &str, limit: LimitSpec, row: Option<String>) {
+        if let Err(reason) = self.name(file, &limit.name) {
+            return self.refuse(file, &limit, reason);
+        }
+        if limit.scope.is_device() {
+            return self.add(file, limit, Vec::new(), row);
+        }
+        let matches = match self.matches(&limit) {
+            Ok(matches) => matches,
+            Err(reason) => return self.refuse(file, &limit, reason),
+        };
+        if matches.is_empty() {
+            let reason = format!("there is no {}", limit.scope);
+            let (name, scope) = (limit.name.clone(), limit.scope.clone());
+            self.goal.waiting.push(Waits { name, scope, parent: None });
+            return self.report(file, &limit, LimitState::Waiting, Some(reason));
+        }
+        if !limit.follow.each {
+            return self.add(file, limit, outermost(matches), row);
+        }
+        let names = names_of_each(&limit.name, &matches);
+        for (name, found) in names.into_iter().zip(matches) {
+            let scope = Scope::Cgroup(found.cgroup.clone());
+            let one = LimitSpec { name, scope, ..limit.clone() };
+            match self.name(file, &one.name) {
+                Ok(()) => self.add(file, one, vec![found], row.clone()),
+                Err(reason) => self.refuse(file, &one, reason),
+            }
+        }
+    }
+
+    /// The cgroups of a limit. Processes that are to be moved are noted.
+    fn matches(&mut self, limit: &LimitSpec) -> Result<Vec<Match>, String> {
+        let (Scope::Select(selector), true) = (&limit.scope, limit.follow.moves) else {
+            return self.world.cgroups_of(&limit.scope).map_err(|e| e.to_string());
+        };
+        if selector.kind != SelectorKind::Exe {
+            return Err("only programs are moved".to_owned());
+        }
+        let own = own_cgroup(&limit.name);
+        let mut found = BTreeSet::new();
+        for program in self.world.matching(&selector.value) {
+            let last = program.cgroup.rsplit('/').next().unwrap_or_default();
+            let above = if last == own {
+                program.cgroup.strip_suffix(&own).unwrap_or_default().trim_end_matches('/')
+            } else {
+                program.cgroup.as_str()
+            };
+            let into = if above.is_empty() { own.clone() } else { format!("{above}/{own}") };
+            if last != own {
+                self.goal.moves.push(Move { pid: program.pid, into: into.clone() });
+            }
+            if self.world.cgroups.contains_key(&into) {
+                let name = program.exe.rsplit('/').next().unwrap_or_default().to_owned();
+                found.insert(Match { name, cgroup: into });
+            }
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    fn add(&mut self, file: &str, limit: LimitSpec, matches: Vec<Match>, row: Option<String>) {
+        self.report(file, &limit, LimitState::InForce, None);
+        let id = |path: &str| self.world.cgroups.get(path).copied().unwrap_or_default();
+        let cgroups: Vec<_> =
+            matches.into_iter().map(|found| (found.cgroup.clone(), id(&found.cgroup))).collect();
+        if let Some(report) = self.goal.reports.last_mut() {
+            report.schedule = row;
+            report.cgroups = cgroups.iter().map(|(path, _)| path.clone()).collect();
+        }
+        self.goal.limits.push(GoalLimit { limit, file: file.to_owned(), cgroups });
+    }
+
+    /// Limits of containers that have rates in their labels.
+    fn by_labels(&mut self, file: &str) {
+        let world = self.world;
+        let rated = world.containers.iter().filter(|(_, container)| {
+            RATE_LABELS.iter().any(|label| container.labels.contains_key(*label))
+        });
+        for (id, container) in rated {
+            let matches = world.containers(|other| std::ptr::eq(other, container));
+            // Its engine may be slower than the kernel, or the container may not run.
+            let Some(found) = matches.into_iter().next() else { continue };
+            let name = names_of_each("container", std::slice::from_ref(&found)).remove(0);
+            let name = if self.names.contains_key(&name) { hashed(&name, id) } else { name };
+            let (Ok(mut limit), scope) = (blank(&name), Scope::Cgroup(found.cgroup.clone())) else {
+                continue;
+            };
+            limit.scope = scope;
+            let set = set_rates(&mut limit, &container.labels);
+            let taken = self.name(file, &limit.name);
+            match taken.and(set) {
+                Ok(()) => self.add(file, limit, vec![found], None),
+                Err(reason) => self.refuse(file, &limit, reason),
+            }
+        }
+    }
+
+    /// Refuses limits on a cgroup that an earlier one has, unless one is the parent of the other.
+    fn conflicts(&mut self) {
+        let mut by_cgroup: BTreeMap<&str, &LimitSpec> = BTreeMap::new();
+        let mut refused = BTreeMap::new();
+        for GoalLimit { limit, cgroups, .. } in &self.goal.limits {
+            let other =
+                cgroups.iter().find_map(|(path, _)| Some((path, *by_cgroup.get(path.as_str())?)));
+            if let Some((path, first)) = other
+                && limit.parent.as_ref() != Some(&first.name)
+                && first.parent.as_ref() != Some(&limit.name)
+            {
+                let reason = format!(
+                    "limits `{}` and `{}` both match cgroup `{path}`; `{0}`, which comes first, has it",
+                    first.name, limit.name
+                );
+                refused.insert(limit.name.clone(), reason);
+                continue;
+            }
+            by_cgroup.extend(cgroups.iter().map(|(path, _)| (path.as_str(), limit)));
+        }
+        self.give_up(LimitState::Refused, &refused);
+    }
+
+    /// Has limits wait whose parent does.
+    fn with_parents(&mut self) {
+        loop {
+            let absent: BTreeSet<_> = self.goal.kept().map(|report| report.name.clone()).collect();
+            let waits = self.goal.limits.iter().filter_map(|GoalLimit { limit, .. }| {
+                let parent = limit.parent.as_ref().filter(|parent| absent.contains(*parent))?;
+                Some((limit.name.clone(), format!("its parent `{parent}` waits or is refused")))
+            });
+            let waits: BTreeMap<_, _> = waits.collect();
+            if waits.is_empty() {
+                return;
+            }
+            self.give_up(LimitState::Waiting, &waits);
+        }
+    }
+
+    fn give_up(&mut self, state: LimitState, names: &BTreeMap<String, String>) {
+        let (kept, given_up) = std::mem::take(&mut self.goal.limits)
+            .into_iter()
+            .partition::<Vec<_>, _>(|goal| !names.contains_key(&goal.limit.name));
+        self.goal.limits = kept;
+        if state == LimitState::Waiting {
+            self.goal.waiting.extend(given_up.into_iter().map(|GoalLimit { limit, .. }| Waits {
+                name: limit.name,
+                scope: limit.scope,
+                parent: limit.parent,
+            }));
+        }
+        for report in self.goal.reports.iter_mut().filter(|r| r.state == LimitState::InForce) {
+            if let Some(reason) = names.get(&report.name) {
+                (report.state, report.reason) = (state, Some(reason.clone()));
+            }
+        }
+    }
+}
+
+/// A limit without rates.
+fn blank(name: &str) -> Result<LimitSpec, String> {
+    check_name(name).map_err(|e| e.to_string())?;
+    Ok(LimitSpec {
+        name: name.to_owned(),
+        scope: Scope::Cgroup(String::new()),
+        options: tidegate_sys::limit::LimitOptions::default(),
+        parent: None,
+        asked: tidegate_host::settings::Asked::default(),
+        patch: Patch::default(),
+        follow: Follow::default(),
+        line: 0,
+    })
+}
+
+/// The rates of a container's labels.
+fn set_rates(limit: &mut LimitSpec, labels: &BTreeMap<String, String>) -> Result<(), String> {
+    for label in RATE_LABELS {
+        let Some(text) = labels.get(label) else { continue };
+        let rate = text.parse().map_err(|e| format!("label {label}: {e}"))?;
+        match label {
+            "tidegate.egress" => limit.patch.egress = Some(rate),
+            _ => limit.patch.ingress = Some(rate),
+        }
+    }
+    limit.asked = limit.patch.asked();
+    let (trees, kernel) =
+        (tidegate_host::auto::Trees::default(), tidegate_core::choice::Kernel::WHOLE);
+    limit.options =
+        limit.written().options(&trees, kernel, None).map_err(|e| format!("labels: {e}"))?;
+    Ok(())
+}
+
+/// Without the cgroups that lie below another one.
+fn outermost(mut matches: Vec<Match>) -> Vec<Match> {
+    matches.sort_by(|a, b| a.cgroup.cmp(&b.cgroup));
+    let mut kept: Vec<Match> = Vec::new();
+    for found in matches {
+        let inside = |above: &Match| {
+            found.cgroup.strip_prefix(&above.cgroup).is_some_and(|rest| {
+                rest.is_empty() || rest.starts_with('/') || above.cgroup.is_empty()
+            })
+        };
+        if !kept.iter().any(inside) {
+            kept.push(found);
+        }
+    }
+    kept
+}
+
+/// A name for each match: `NAME-MATCH`. Letters that no name has become `_`, and long ones are cut. Where two
+/// would be the same, or something is lost by the cut, a hash of the cgroup's path makes each its own.
+fn names_of_each(limit: &str, matches: &[Match]) -> Vec<String> {
+    let plain = |found: &Match| {
+        let good = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
+        format!("{limit}-{}", found.name.chars().map(good).collect::<String>())
+    };
+    let mut count: BTreeMap<String, usize> = BTreeMap::new();
+    matches.iter().for_each(|found| *count.entry(plain(found)).or_default() += 1);
+    let name = |found: &Match| {
+        let plain = plain(found);
+        let is_good = count.get(&plain) == Some(&1) && plain.len() <= MAX_NAME_BYTES;
+        if is_good { plain } else { hashed(&plain, &found.cgroup) }
+    };
+    matches.iter().map(name).collect()
+}
+
+/// A name with a hash at its end (FNV-1a).
+fn hashed(name: &str, of: &str) -> String {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let hash = of.bytes().fold(0xcbf2_9ce4_8422_2325, step);
+    let hash = format!("-{:08x}", hash >> 32 ^ hash & 0xffff_ffff);
+    let kept: String = name.chars().take(MAX_NAME_BYTES - hash.len()).collect();
+    kept + &hash
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+use tidegate_host::world::Container;
+
+use super::*;
+
+const ID: &str = "4f5c9d1e2a3b4f5c9d1e2a3b4f5c9d1e2a3b4f5c9d1e2a3b4f5c9d1e2a3b4f5c";
+
+fn files(texts: &[&str]) -> Files {
+    let spec = |(n, text): (usize, &&str)| Spec::parse(&format!("{n}.toml"), text).unwrap();
+    Files { specs: texts.iter().enumerate().map(spec).collect(), errors: Vec::new() }
+}
+
+fn limit(name: &str, scope: &str, rest: &str) -> String {
+    format!("[[limit]]\nname = \"{name}\"\nscope = {{ {scope} }}\n{rest}\n")
+}
+
+fn world(paths: &[&str]) -> World {
+    let cgroups = paths.iter().enumerate().map(|(id, path)| ((*path).to_owned(), id as u64 + 2));
+    World { cgroups: cgroups.collect(), ..World::default() }
+}
+
+fn now() -> Zoned {
+    "2026-03-02T12:00+00:00[UTC]".parse().unwrap()
+}
+
+/// `NAME STATE[: REASON]` of each limit.
+fn states(goal: &Goal) -> Vec<String> {
+    let reason = |report: &LimitReport| report.reason.as_ref().map(|why| format!(": {why}"));
+    let all = goal.reports.iter();
+    all.map(|r| format!("{} {}{}", r.name, r.state.name(), reason(r).unwrap_or_default())).collect()
+}
+
+const RATE: &str = "egress = \"1mbit\"";
+
+#[test]
+fn one_that_waits_takes_those_inside_it_along() {
+    let text = limit("a", "unit = \"a.service\"", RATE)
+        + &limit("b", "cgroup = \"system.slice/b.service\"", &format!("{RATE}\nparent = \"a\""))
+        + &limit("c", "cgroup = \"system.slice/c.service\"", "parent = \"b\"")
+        + &limit("d", "unit = \"d.service\"", RATE);
+    let world =
+        world(&["system.slice/b.service", "system.slice/c.service", "system.slice/d.service"]);
+    let goal = goal(&files(&[&text]), &world, &now());
+    assert_eq!(
+        states(&goal),
+        [
+            "a waiting: there is no unit `a.service`",
+            "b waiting: its parent `a` waits or is refused",
+            "c waiting: its parent `b` waits or is refused",
+            "d in force",
+        ]
+    );
+    assert_eq!(goal.waiting.len(), 3);
+}
+
+#[test]
+fn two_limits_of_one_cgroup_are_told_apart_unless_one_is_inside_the_other() {
+    let both = limit("a", "unit = \"a.service\"", RATE)
+        + &limit("b", "cgroup = \"system.slice/a*\"", RATE);
+    let world = world(&["system.slice/a.service"]);
+    let refused = goal(&files(&[&both]), &world, &now());
+    assert_eq!(
+        states(&refused),
+        [
+            "a in force",
+            "b refused: limits `a` and `b` both match cgroup `system.slice/a.service`; `a`, which comes \
+             first, has it",
+        ]
+    );
+    let inside = both.replace("a*\" }", "a*\" }\nparent = \"a\"");
+    assert_eq!(goal(&files(&[&inside]), &world, &now()).limits.len(), 2);
+}
+
+#[test]
+fn a_name_is_one_limits_in_all_files() {
+    let one = limit("a", "unit = \"a.service\"", RATE);
+    let goal = goal(&files(&[&one, &one]), &world(&["a.service"]), &now());
+    let refused = "a refused: 0.toml has a limit of this name; give each its own name";
+    assert_eq!(states(&goal), ["a in force", refused]);
+}
+
+#[test]
+fn each_match_has_a_name_of_its_own_that_fits() {
+    let found =
+        |name: &str, cgroup: &str| Match { name: name.to_owned(), cgroup: cgroup.to_owned() };
+    let long = "x".repeat(80);
+    let matches = [
+        found("job@1.service", "a/job@1.service"),
+        found("same", "a/same"),
+        found("same", "b/same"),
+        found(&long, "c"),
+    ];
+    let names = names_of_each("jobs", &matches);
+    assert_eq!(names[0], "jobs-job_1_service");
+    assert!(names[1] != names[2] && names[1].starts_with("jobs-same-"), "{names:?}");
+    for name in &names {
+        assert!(check_name(name).is_ok(), "{name}");
+    }
+    // Who else is there changes no name.
+    assert_eq!(names_of_each("jobs", &matches[..1]), names[..1]);
+}
+
+#[test]
+fn cgroups_inside_others_of_the_same_limit_are_limited_with_them() {
+    let text = limit("a", "slice = \"*.slice\"", RATE);
+    let world = world(&["a.slice", "a.slice/a-b.slice", "a.sliced", "b.slice"]);
+    let goal = goal(&files(&[&text]), &world, &now());
+    let paths: Vec<_> = goal.limits[0].cgroups.iter().map(|(path, _)| path.as_str()).collect();
+    assert_eq!(paths, ["a.slice", "b.slice"]);
+}
+
+#[test]
+fn containers_have_rates_by_their_labels_if_a_file_allows_it() {
+    let mut world = world(&[&format!("docker/{ID}")]);
+    let labels = BTreeMap::from([("tidegate.egress".to_owned(), "5mbit".to_owned())]);
+    let container = Container { name: "web".into(), labels, owner: None };
+    world.containers.insert(ID.to_owned(), container);
+    assert_eq!(states(&goal(&files(&["labels = false"]), &world, &now())), [""; 0]);
+    let labelled = goal(&files(&["labels = true"]), &world, &now());
+    assert_eq!(states(&labelled), ["container-web in force"]);
+    assert_eq!(labelled.limits[0].limit.options.egress.unwrap().rate.to_string(), "5mbit");
+    // What a file says of the container comes first.
+    let text = "labels = true\n".to_owned() + &limit("web", "container = \"web\"", RATE);
+    let both = states(&goal(&files(&[&text]), &world, &now()));
+    assert!(
+        both[1].starts_with("container-web refused: limits `web` and `container-web` both"),
+        "{both:?}"
+    );
+    // A label that is no rate.
+    let labels = &mut world.containers.get_mut(ID).unwrap().labels;
+    labels.insert("tidegate.ingress".into(), "fast".into());
+    let wrong = states(&goal(&files(&["labels = true"]), &world, &now()));
+    assert!(wrong[0].starts_with("container-web refused: label tidegate.ingress: "), "{wrong:?}");
+}
+
+#[test]
+fn a_limit_is_off_when_its_schedule_has_no_rate() {
+    let text =
+        limit("a", "unit = \"a.service\"", "schedule = [{ from = \"13:00\", egress = \"1mbit\" }]");
+    let goal = goal(&files(&[&text]), &world(&["a.service"]), &now());
+    assert_eq!(states(&goal), ["a off: its schedule has no rate now"]);
+    assert!(goal.off.contains("a") && !goal.has("a"));
+    assert_eq!(goal.next.unwrap().to_string(), "2026-03-02T13:00:00Z");
+}
+
+#[test]
+fn programs_are_moved_next_to_where_they_are_and_stay_there() {
+    use tidegate_host::world::Program;
+    let program = |pid, cgroup: &str| Program {
+        pid,
+        exe: "/bin/x".into(),
+        args: String::new(),
+        cgroup: cgroup.to_owned(),
+    };
+    let text = limit("a", "exe = \"/bin/x\"", &format!("{RATE}\nmove = true"));
+    let mut world = world(&["s/tidegate.a"]);
+    world.programs = vec![program(1, "s"), program(2, "s/tidegate.a"), program(3, "")];
+    let goal = goal(&files(&[&text]), &world, &now());
+    let moves: Vec<_> = goal.moves.iter().map(|m| (m.pid, m.into.as_str())).collect();
+    assert_eq!(moves, [(1, "s/tidegate.a"), (3, "tidegate.a")]);
+    assert_eq!(goal.limits[0].cgroups[0].0, "s/tidegate.a");
+}

@@ -1,0 +1,24 @@
+//! The agent: keeps the limits of a host as the files of a directory say, while services, users, containers
+//! and programs come and go.
+//!
+//! ```text
+//! files ─┐
+//! cgroups, programs, users ─ scan ─┼─► agent (state machine) ─► goal ─► apply ─► the store
+//! engines (children without rights)┘                                └─► report (for `tidegate status`)
+//! ```
+//!
+//! [`agent`] and [`goal`] are pure: events and the time are arguments. [`run`] is the loop around them.
+
+#![forbid(unsafe_code)]
+
+pub mod agent;
+pub mod apply;
+#[cfg(feature = "containers")]
+pub mod containers;
+pub mod directory;
+pub mod engines;
+pub mod goal;
+pub mod report;
+pub mod run;
+pub mod scan;
+pub mod source;

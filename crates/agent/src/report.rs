@@ -1,0 +1,146 @@
+//! What the agent says of itself and of each limit of its files: a JSON file in the run directory, written as
+//! a whole, from which `tidegate status` reads and the next agent learns what is its own.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+
+/// The file, in the run directory.
+const FILE: &str = "agent.json";
+/// The lock of the agent that runs.
+const LOCK: &str = "agent.lock";
+const LOCK_PATIENCE: Duration = Duration::from_millis(500);
+/// The largest that is read.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// What became of a limit of the files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitState {
+    InForce,
+    /// What it is to be on does not exist.
+    Waiting,
+    /// It cannot be, or the kernel has refused it; `reason` says why.
+    Refused,
+    /// Its schedule has no rate at this time.
+    Off,
+}
+
+impl LimitState {
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            LimitState::InForce => "in force",
+            LimitState::Waiting => "waiting",
+            LimitState::Refused => "refused",
+            LimitState::Off => "off",
+        }
+    }
+}
+
+/// One limit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitReport {
+    pub name: String,
+    pub file: String,
+    /// In words: "unit `web.service`".
+    pub scope: String,
+    pub state: LimitState,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub reason: Option<String>,
+    pub required: bool,
+    /// The row of its schedule that holds.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub schedule: Option<String>,
+    /// The paths of what it is on.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub cgroups: Vec<String>,
+}
+
+/// All that the agent says.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Its process. Whether it lives is known by its lock.
+    pub pid: u32,
+    pub directory: String,
+    /// What is wrong with the files; the limits that were in force before stay.
+    pub errors: Vec<String>,
+    pub limits: Vec<LimitReport>,
+    /// Names of limits on the host that are the agent's to take off.
+    pub managed: BTreeSet<String>,
+    /// What is known of each engine of containers, by its socket.
+    pub engines: BTreeMap<String, String>,
+    /// When a schedule may change something (RFC 3339).
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub next_change: Option<String>,
+}
+
+/// The directory in which the agent has its files.
+#[derive(Debug, Clone)]
+pub struct RunFiles(PathBuf);
+
+impl RunFiles {
+    #[must_use]
+    pub fn at(dir: &Path) -> RunFiles {
+        RunFiles(dir.to_owned())
+    }
+
+    /// What an agent has said last; `None` if none has since the host started.
+    #[must_use]
+    pub fn read(&self) -> Option<Report> {
+        let path = self.0.join(FILE);
+        let size = fs::metadata(&path).ok()?.len();
+        let text = (size <= MAX_BYTES).then(|| fs::read_to_string(path).ok())??;
+        serde_json::from_str(&text).ok()
+    }
+
+    /// Writes a report as a whole.
+    ///
+    /// # Errors
+    /// Those of the operating system; what was there stays.
+    pub fn write(&self, report: &Report) -> io::Result<()> {
+        let part = self.0.join(format!(".{FILE}.{}", report.pid));
+        let text = serde_json::to_vec_pretty(report)?;
+        let written = fs::write(&part, text).and_then(|()| fs::rename(&part, self.0.join(FILE)));
+        written.inspect_err(|_| drop(fs::remove_file(&part)))
+    }
+
+    /// Whether an agent runs: somebody holds its lock.
+    #[must_use]
+    pub fn runs(&self) -> bool {
+        use rustix::fs::{FlockOperation, flock};
+        let Ok(file) = fs::File::open(self.0.join(LOCK)) else { return false };
+        flock(&file, FlockOperation::NonBlockingLockShared).is_err()
+    }
+
+    /// Keeps other agents out while the file is open; `None` if one runs.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn lock(&self) -> io::Result<Option<fs::File>> {
+        use rustix::fs::{FlockOperation, flock};
+        fs::create_dir_all(&self.0)?;
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(self.0.join(LOCK))?;
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Some(file)),
+                // Who asks whether an agent runs has it for a moment.
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                    std::thread::sleep(LOCK_PATIENCE / 50);
+                }
+                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! The agent at work: one loop that waits for the kernel, hands the state machine what happened, and does
+//! what it says. It opens no network socket.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::{fd::AsFd, unix::net::UnixStream},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use jiff::Zoned;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::Signal,
+};
+use sd_notify::NotifyState;
+use tidegate_host::{host::Host, world::World};
+use tidegate_sys::{preflight::PreflightError, store::StoreError};
+
+use crate::{
+    agent::{Action, Agent, Event},
+    apply::{self, Applied},
+    directory,
+    engines::Engines,
+    goal::{Files as Loaded, Goal, Move, own_cgroup},
+    report::{LimitState, Report, RunFiles},
+    scan,
+    source::{CgroupSource, Files, Inotify},
+};
+
+/// What the agent is told to do.
+#[derive(Debug, Clone)]
+pub struct AgentOptions {
+    /// The directory of the spec files.
+    pub directory: PathBuf,
+    /// Where limits are pinned.
+    pub store: PathBuf,
+    /// Where its own files are.
+    pub run_dir: PathBuf,
+    /// Sockets of engines of containers; `*` is a user's number.
+    pub sockets: Vec<PathBuf>,
+}
+
+/// Why it did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    #[error("another agent runs here{}; end that one first, or name another --run-dir", pid(.0))]
+    Runs(Option<u32>),
+    #[error("{}: {source}", .path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Preflight(#[from] PreflightError),
+    #[error("the agent cannot wait for events: {0}")]
+    Events(io::Error),
+}
+
+fn pid(pid: &Option<u32>) -> String {
+    pid.map_or_else(String::new, |pid| format!(" (process {pid})"))
+}
+
+struct Shell<'a> {
+    host: Host,
+    run: RunFiles,
+    options: &'a AgentOptions,
+    cgroups: Box<dyn CgroupSource>,
+    watch: Files,
+    engines: Engines,
+    say: &'a mut dyn FnMut(&str),
+    ready: bool,
+    said: BTreeMap<String, String>,
+}
+
+/// Runs until SIGTERM or SIGINT. Limits stay in force.
+///
+/// # Errors
+/// [`AgentError`].
+pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), AgentError> {
+    let at = |path: &Path| {
+        let path = path.to_owned();
+        move |source| AgentError::Io { path, source }
+    };
+    let run = RunFiles::at(&options.run_dir);
+    let lock = run.lock().map_err(at(&options.run_dir))?;
+    let earlier = run.read();
+    let Some(_lock) = lock else {
+        return Err(AgentError::Runs(earlier.map(|report| report.pid)));
+    };
+    let signals = signals().map_err(AgentError::Events)?;
+    let host = Host::open(&options.store)?;
+    host.problems().iter().for_each(|problem| say(&format!("warning: {problem}")));
+    let program = std::env::current_exe().map_err(AgentError::Events)?;
+    let mut shell = Shell {
+        host,
+        run,
+        options,
+        cgroups: Box::new(Inotify::new().map_err(AgentError::Events)?),
+        watch: Files::watch(&options.directory).map_err(at(&options.directory))?,
+        engines: Engines::new(program, options.sockets.clone()),
+        say: &mut say,
+        ready: false,
+        said: BTreeMap::new(),
+    };
+    let managed = earlier.map(|report| report.managed).unwrap_or_default();
+    let mut agent =
+        Agent::new(&options.directory.display().to_string(), std::process::id(), managed);
+    let start = Instant::now();
+    let mut watchdog_us = 0;
+    let watchdog = sd_notify::watchdog_enabled(false, &mut watchdog_us);
+    let watchdog = watchdog.then(|| Duration::from_micros(watchdog_us));
+    loop {
+        for (socket, line) in shell.engines.keep(agent.asks_for_containers(), start.elapsed()) {
+            agent.handle(Event::Engine { socket, line }, start.elapsed());
+        }
+        while let Some(action) = agent.next(start.elapsed(), &Zoned::now()) {
+            if let Some(event) = shell.act(action) {
+                agent.handle(event, start.elapsed());
+            }
+            if watchdog.is_some() {
+                let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
+            }
+        }
+        if agent.is_stopped() {
+            let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
+            return Ok(());
+        }
+        let now = start.elapsed();
+        let timeout = agent.timeout(now, &Zoned::now());
+        let timeout = shell.engines.timeout(now).map_or(timeout, |other| timeout.min(other));
+        let timeout = watchdog.map_or(timeout, |watchdog| timeout.min(watchdog / 3));
+        shell.wait(&signals, timeout).map_err(AgentError::Events)?;
+        if watchdog.is_some() {
+            let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
+        }
+        for event in shell.events(&signals, start.elapsed()).map_err(AgentError::Events)? {
+            agent.handle(event, start.elapsed());
+        }
+    }
+}
+
+/// What tells of signals: readable when one has come.
+struct Signals {
+    stop: UnixStream,
+    reload: UnixStream,
+}
+
+fn signals() -> io::Result<Signals> {
+    let on = |signals: &[Signal]| {
+        let (read, write) = UnixStream::pair()?;
+        read.set_nonblocking(true)?;
+        for signal in signals {
+            signal_hook::low_level::pipe::register(signal.as_raw(), write.try_clone()?)?;
+        }
+        Ok::<_, io::Error>(read)
+    };
+    Ok(Signals { stop: on(&[Signal::TERM, Signal::INT])?, reload: on(&[Signal::HUP])? })
+}
+
+/// Whether one has come; takes all.
+fn has_come(mut pipe: &UnixStream) -> bool {
+    let mut buffer = [0; 64];
+    let mut any = false;
+    while matches!(io::Read::read(&mut pipe, &mut buffer), Ok(n) if n > 0) {
+        any = true;
+    }
+    any
+}
+
+impl Shell<'_> {
+    /// Waits until something happens.
+    fn wait(&self, signals: &Signals, timeout: Duration) -> io::Result<()> {
+        let fds =
+            [signals.stop.as_fd(), signals.reload.as_fd(), self.watch.fd(), self.cgroups.fd()];
+        let fds = fds.into_iter().chain(self.engines.fds());
+        let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        // A moment is not cut to nothing, or the loop would turn until it has passed.
+        let timeout = timeout.max(Duration::from_millis(1));
+        let timeout = Timespec::try_from(timeout).ok();
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// What has happened.
+    fn events(&mut self, signals: &Signals, now: Duration) -> io::Result<Vec<Event>> {
+        let mut events = Vec::new();
+        if has_come(&signals.stop) {
+            events.push(Event::Stop);
+        }
+        if has_come(&signals.reload) {
+            events.push(Event::Reload);
+        }
+        if self.watch.take()? {
+            events.push(Event::FilesChanged);
+        }
+        if self.cgroups.take()? {
+            events.push(Event::CgroupsChanged);
+        }
+        let lines = self.engines.take(now).into_iter();
+        events.extend(lines.map(|(socket, line)| Event::Engine { socket, line }));
+        Ok(events)
+    }
+
+    fn act(&mut self, action: Action) -> Option<Event> {
+        match action {
+            Action::ReadFiles => {
+                let mut files = directory::read(&self.options.directory);
+                let hierarchy = self.host.hierarchy();
+                files.specs.iter_mut().for_each(|spec| scan::relative(hierarchy, spec));
+                Some(Event::Read(files))
+            }
+            Action::Scan { programs, own } => {
+                let mount = self.host.hierarchy().mount();
+                let mut world = scan::scan(self.host.hierarchy(), programs);
+                let paths = |world: &World| {
+                    let paths = world.cgroups.keys().cloned();
+                    std::iter::once(String::new()).chain(paths).collect::<Vec<_>>()
+                };
+                let known = paths(&world);
+                if self.cgroups.follow(mount, &mut known.iter().map(String::as_str)) {
+                    // What has come below a new cgroup before it was watched.
+                    world = scan::scan(self.host.hierarchy(), programs);
+                }
+                remove_empty(self.host.hierarchy().mount(), &world, &own);
+                Some(Event::Scanned { world, whole: self.cgroups.is_whole() })
+            }
+            Action::Move(moves) => Some(Event::Moved(self.moves(&moves))),
+            Action::Apply { files, goal, managed } => Some(self.apply(&files, &goal, &managed)),
+            Action::Report(report) => {
+                self.report(&report);
+                None
+            }
+        }
+    }
+
+    fn apply(&mut self, files: &Loaded, goal: &Goal, managed: &BTreeSet<String>) -> Event {
+        match apply::apply(&self.host, files, goal, managed) {
+            Ok(Applied { refused, problems, signal }) => {
+                problems.iter().for_each(|problem| (self.say)(&format!("warning: {problem}")));
+                match signal {
+                    Some(signal) if signal != Signal::HUP.as_raw() => Event::Stop,
+                    Some(_) => Event::Reload,
+                    None => Event::Applied(refused),
+                }
+            }
+            Err(StoreError::Stopped { .. }) => Event::Stop,
+            Err(error) => {
+                let names = goal.limits.iter().map(|goal| goal.limit.name.clone());
+                Event::Applied(names.map(|name| (name, error.to_string())).collect())
+            }
+        }
+    }
+
+    /// Moves processes; why one could not be moved, by the cgroup.
+    fn moves(&self, moves: &[Move]) -> BTreeMap<String, String> {
+        let hierarchy = self.host.hierarchy();
+        let mut refused = BTreeMap::new();
+        for Move { pid, into } in moves {
+            let path = hierarchy.mount().join(into);
+            let made = match fs::create_dir(&path) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
+                _ => Ok(()),
+            };
+            let moved = made.and_then(|()| fs::write(path.join("cgroup.procs"), pid.to_string()));
+            match moved {
+                // It has ended.
+                Err(e) if e.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {}
+                Err(e) => drop(
+                    refused.insert(into.clone(), format!("process {pid} cannot be moved: {e}")),
+                ),
+                Ok(()) => {}
+            }
+        }
+        refused
+    }
+
+    fn report(&mut self, report: &Report) {
+        let in_force = |report: &Report| {
+            report.limits.iter().filter(|limit| limit.state == LimitState::InForce).count()
+        };
+        if let Err(e) = self.run.write(report) {
+            (self.say)(&format!("warning: {}: {e}", self.options.run_dir.display()));
+        }
+        // Each is said once.
+        let mut now = BTreeMap::new();
+        for (at, error) in report.errors.iter().enumerate() {
+            now.insert(format!("error {at}"), error.clone());
+        }
+        for limit in &report.limits {
+            let reason = limit.reason.as_ref().map(|reason| format!(": {reason}"));
+            let said = format!(
+                "limit `{}` {}{}",
+                limit.name,
+                limit.state.name(),
+                reason.unwrap_or_default()
+            );
+            now.insert(limit.name.clone(), said);
+        }
+        for (socket, state) in &report.engines {
+            now.insert(format!("engine {socket}"), format!("{socket}: {state}"));
+        }
+        for (key, text) in now.iter().filter(|(key, text)| self.said.get(*key) != Some(text)) {
+            let _ = key;
+            (self.say)(text);
+        }
+        self.said = now;
+        let errors = if report.errors.is_empty() { "" } else { "; the files have errors" };
+        let status =
+            format!("{} of {} limits in force{errors}", in_force(report), report.limits.len());
+        let mut states = vec![NotifyState::Status(&status)];
+        if !self.ready {
+            states.push(NotifyState::Ready);
+            self.ready = true;
+        }
+        let _ = sd_notify::notify(false, &states);
+    }
+}
+
+/// Removes the cgroups to which processes of these limits were moved and that have ended. The kernel keeps
+/// those that are not empty.
+fn remove_empty(mount: &Path, world: &World, limits: &BTreeSet<String>) {
+    let own: BTreeSet<_> = limits.iter().map(|limit| own_cgroup(limit)).collect();
+    for path in world.cgroups.keys() {
+        if path.rsplit('/').next().is_some_and(|name| own.contains(name)) {
+            let _ = fs::remove_dir(mount.join(path));
+        }
+    }
+}

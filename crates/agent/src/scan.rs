@@ -1,0 +1,80 @@
+//! Reads what runs on the host: cgroups, programs, users.
+
+use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::Path};
+
+use tidegate_core::Scope;
+use tidegate_host::spec::Spec;
+use tidegate_host::world::{MAX_PROGRAMS, Program, World};
+use tidegate_sys::cgroup::Hierarchy;
+
+const PASSWD: &str = "/etc/passwd";
+
+/// What runs now, without containers.
+#[must_use]
+pub fn scan(hierarchy: &Hierarchy, programs: bool) -> World {
+    let paths = hierarchy.find_below("", |_| true).into_iter();
+    let cgroups = paths.filter_map(|path| {
+        let path = path.trim_matches('/').to_owned();
+        let id = fs::metadata(hierarchy.mount().join(&path)).ok()?.ino();
+        Some((path, id))
+    });
+    World {
+        cgroups: cgroups.collect(),
+        users: users(&fs::read_to_string(PASSWD).unwrap_or_default()),
+        programs: if programs { self::programs() } else { Vec::new() },
+        ..World::default()
+    }
+}
+
+/// Has cgroups that are written with the mount point before them without it.
+pub fn relative(hierarchy: &Hierarchy, spec: &mut Spec) {
+    for limit in &mut spec.limits {
+        if let Scope::Cgroup(path) = &mut limit.scope {
+            *path = hierarchy.relative(Path::new(path));
+        }
+    }
+}
+
+/// Numbers of users by their names. Users that no file has are known by number alone.
+fn users(passwd: &str) -> BTreeMap<String, u32> {
+    let line = |line: &str| {
+        let mut parts = line.split(':');
+        Some((parts.next()?.to_owned(), parts.nth(1)?.parse().ok()?))
+    };
+    passwd.lines().filter_map(line).collect()
+}
+
+/// The processes that execute a file; threads of the kernel do not.
+fn programs() -> Vec<Program> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.take(MAX_PROGRAMS).filter_map(program).collect()
+}
+
+fn program(pid: u32) -> Option<Program> {
+    let exe = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    let exe = exe.to_string_lossy().trim_end_matches(" (deleted)").to_owned();
+    let args = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let args: Vec<_> = args.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+    let args = args.join(" ").trim_end().to_owned();
+    let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let cgroup = cgroup.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    Some(Program { pid, exe, args, cgroup: cgroup.trim_end_matches(" (deleted)").to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_read_with_their_numbers() {
+        let users = users("root:x:0:0:root:/root:/bin/sh\nanna:x:1000:1000::/:/bin/sh\nbroken\n");
+        assert_eq!(users, BTreeMap::from([("root".into(), 0), ("anna".into(), 1000)]));
+    }
+
+    #[test]
+    fn this_program_is_found() {
+        let own = program(std::process::id()).unwrap();
+        assert_eq!(own.exe, std::env::current_exe().unwrap().to_string_lossy());
+    }
+}

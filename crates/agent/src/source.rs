@@ -1,0 +1,221 @@
+//! Events of cgroups and files from the kernel.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+
+/// Cgroups that are watched at most; with more the tree is scanned at an interval.
+pub const WATCHES_MAX: usize = 50_000;
+/// Bytes of events that are read at once.
+const BUFFER_BYTES: usize = 16 << 10;
+
+/// Tells when cgroups come and go.
+pub trait CgroupSource {
+    /// Readable when there is an event.
+    fn fd(&self) -> BorrowedFd<'_>;
+    /// Takes the events; true if there was one that counts.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    fn take(&mut self) -> io::Result<bool>;
+    /// The cgroups that there are now. True if the source has learned of some only by this: what has come
+    /// below them meanwhile is not known yet.
+    fn follow(&mut self, mount: &Path, cgroups: &mut dyn Iterator<Item = &str>) -> bool;
+    /// Whether it tells of every cgroup.
+    fn is_whole(&self) -> bool;
+}
+
+/// inotify on each directory of the tree.
+#[derive(Debug)]
+pub struct Inotify {
+    fd: OwnedFd,
+    watched: BTreeSet<String>,
+    whole: bool,
+}
+
+fn new() -> io::Result<OwnedFd> {
+    Ok(inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?)
+}
+
+/// Reads all events; true if one passes, or some were lost.
+fn take(fd: &OwnedFd, passes: impl Fn(ReadFlags, &str) -> bool) -> io::Result<bool> {
+    let mut buffer = [MaybeUninit::uninit(); BUFFER_BYTES];
+    let mut reader = Reader::new(fd, &mut buffer);
+    let mut any = false;
+    loop {
+        match reader.next() {
+            Ok(event) => {
+                let name = event.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+                let lost = event.events().contains(ReadFlags::QUEUE_OVERFLOW);
+                any |= lost || passes(event.events(), &name);
+            }
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(any),
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+impl Inotify {
+    /// Watches nothing yet.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn new() -> io::Result<Inotify> {
+        Ok(Inotify { fd: new()?, watched: BTreeSet::new(), whole: true })
+    }
+}
+
+impl CgroupSource for Inotify {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn take(&mut self) -> io::Result<bool> {
+        // Files of the kernel come and go with their directory, and with controllers.
+        take(&self.fd, |flags, _| flags.contains(ReadFlags::ISDIR))
+    }
+
+    fn follow(&mut self, mount: &Path, cgroups: &mut dyn Iterator<Item = &str>) -> bool {
+        let flags = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::ONLYDIR;
+        let (mut now, mut learned, mut whole) = (BTreeSet::new(), false, true);
+        for path in cgroups {
+            if now.len() == WATCHES_MAX {
+                whole = false;
+                break;
+            }
+            // One that was removed and made again has a new directory, and no watch: adding one that there is
+            // changes nothing.
+            match inotify::add_watch(&self.fd, mount.join(path), flags) {
+                Ok(_) => {
+                    learned |= !self.watched.contains(path);
+                    now.insert(path.to_owned());
+                }
+                // It has gone meanwhile.
+                Err(rustix::io::Errno::NOENT) => {}
+                Err(_) => whole = false,
+            }
+        }
+        (self.watched, self.whole) = (now, whole);
+        learned
+    }
+
+    fn is_whole(&self) -> bool {
+        self.whole
+    }
+}
+
+/// Tells when the files of a directory change. A directory that does not exist is waited for at its parent.
+#[derive(Debug)]
+pub struct Files {
+    fd: OwnedFd,
+    directory: PathBuf,
+}
+
+impl Files {
+    /// Watches a directory.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn watch(directory: &Path) -> io::Result<Files> {
+        let files = Files { fd: new()?, directory: directory.to_owned() };
+        files.renew()?;
+        Ok(files)
+    }
+
+    fn renew(&self) -> io::Result<()> {
+        let flags = WatchFlags::CLOSE_WRITE
+            | WatchFlags::MOVED_FROM
+            | WatchFlags::MOVED_TO
+            | WatchFlags::CREATE
+            | WatchFlags::DELETE
+            | WatchFlags::DELETE_SELF
+            | WatchFlags::MOVE_SELF;
+        match inotify::add_watch(&self.fd, &self.directory, flags) {
+            Ok(_) => Ok(()),
+            Err(rustix::io::Errno::NOENT) => {
+                let parent = self.directory.parent().unwrap_or(Path::new("/"));
+                let flags = WatchFlags::CREATE | WatchFlags::MOVED_TO;
+                match inotify::add_watch(&self.fd, parent, flags) {
+                    Ok(_) | Err(rustix::io::Errno::NOENT) => Ok(()),
+                    Err(e) => Err(e.into()),
+                }
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Takes the events; true if a file may be another.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn take(&self) -> io::Result<bool> {
+        let own = self.directory.file_name().map(|name| name.to_string_lossy().into_owned());
+        let any = take(&self.fd, |flags, name| {
+            let itself = ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED;
+            name.ends_with(".toml") || flags.intersects(itself) || own.as_deref() == Some(name)
+        })?;
+        if any {
+            self.renew()?;
+        }
+        Ok(any)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn directories_that_come_and_go_are_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut source = Inotify::new().unwrap();
+        assert!(source.follow(dir.path(), &mut [""].into_iter()) && source.is_whole());
+        assert!(!source.follow(dir.path(), &mut [""].into_iter()));
+        assert!(!source.take().unwrap());
+        fs::write(dir.path().join("file"), "").unwrap();
+        assert!(!source.take().unwrap());
+        fs::create_dir(dir.path().join("a")).unwrap();
+        assert!(source.take().unwrap());
+        assert!(source.follow(dir.path(), &mut ["", "a"].into_iter()));
+        fs::create_dir(dir.path().join("a/b")).unwrap();
+        assert!(source.take().unwrap());
+        fs::remove_dir(dir.path().join("a/b")).unwrap();
+        fs::remove_dir(dir.path().join("a")).unwrap();
+        assert!(source.take().unwrap());
+        // Made again, it is a new directory.
+        fs::create_dir(dir.path().join("a")).unwrap();
+        assert!(source.take().unwrap());
+        source.follow(dir.path(), &mut ["", "a"].into_iter());
+        fs::create_dir(dir.path().join("a/b")).unwrap();
+        assert!(source.take().unwrap());
+    }
+
+    #[test]
+    fn files_that_change_are_told_also_in_a_directory_that_comes_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tidegate");
+        let files = Files::watch(&path).unwrap();
+        assert!(!files.take().unwrap());
+        fs::create_dir(&path).unwrap();
+        assert!(files.take().unwrap());
+        fs::write(path.join("a.toml"), "").unwrap();
+        assert!(files.take().unwrap());
+        fs::write(path.join("a.toml~"), "").unwrap();
+        assert!(!files.take().unwrap());
+        fs::remove_file(path.join("a.toml")).unwrap();
+        assert!(files.take().unwrap());
+    }
+}

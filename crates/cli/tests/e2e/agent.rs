@@ -1,0 +1,342 @@
+//! The agent as a process: what it limits comes and goes, files change, it is killed and started again.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    time::Instant,
+};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tidegate_sys::cgroup::Cgroup;
+
+use crate::{
+    common::{Guard, Objects, PATIENCE, Place, signal, wait_for},
+    need_root,
+};
+
+mod engine;
+
+/// A slice at the root of the hierarchy, as systemd makes them, with whatever a test puts below it.
+struct Slice<'a> {
+    place: &'a Place,
+    group: Cgroup,
+    unique: String,
+}
+
+impl<'a> Slice<'a> {
+    fn new(place: &'a Place) -> Slice<'a> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let unique = format!("t{}x{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let root = place.hierarchy.open("").unwrap();
+        let group = place.hierarchy.create(&root, &format!("{unique}.slice")).unwrap();
+        Slice { place, group, unique }
+    }
+
+    fn make(&self, name: &str) -> Cgroup {
+        self.place.hierarchy.create(&self.group, name).unwrap()
+    }
+
+    fn remove(&self, cgroup: &Cgroup) {
+        cgroup.remove(Instant::now() + PATIENCE).unwrap();
+    }
+}
+
+impl Drop for Slice<'_> {
+    fn drop(&mut self) {
+        let root = self.place.hierarchy.open("").unwrap();
+        for path in self.place.hierarchy.find_below(self.group.path(), |_| true) {
+            let group = self.place.hierarchy.open(&path);
+            let processes = group.and_then(|group| group.processes());
+            processes.unwrap_or_default().into_iter().for_each(|pid| signal(pid, Signal::KILL));
+        }
+        let _ = self.place.hierarchy.dissolve(&self.group, &root, Instant::now() + PATIENCE);
+    }
+}
+
+/// The agent's directory, and where it says what it does.
+struct Bed<'a> {
+    place: &'a Place,
+    dir: PathBuf,
+    run: PathBuf,
+    sockets: Vec<PathBuf>,
+}
+
+impl<'a> Bed<'a> {
+    fn new(place: &'a Place) -> Bed<'a> {
+        let marker = place.file("marker", "");
+        let (dir, run) = (marker.with_file_name("etc"), marker.with_file_name("run"));
+        fs::create_dir(&dir).unwrap();
+        Bed { place, dir, run, sockets: vec![marker.with_file_name("none.sock")] }
+    }
+
+    fn tidegate(&self) -> Command {
+        let mut command = self.place.tidegate();
+        command.env("TIDEGATE_RUN_DIR", &self.run);
+        command
+    }
+
+    fn agent(&self) -> Command {
+        let mut command = self.tidegate();
+        command.arg("agent").arg(&self.dir).stdout(Stdio::null());
+        for socket in &self.sockets {
+            command.arg("--engine").arg(socket);
+        }
+        command
+    }
+
+    fn start(&self) -> Guard {
+        Guard(self.agent().spawn().unwrap())
+    }
+
+    /// As an editor does: whole at once.
+    fn write(&self, name: &str, text: &str) {
+        let part = self.dir.join(format!(".{name}.part"));
+        fs::write(&part, text).unwrap();
+        fs::rename(part, self.dir.join(name)).unwrap();
+    }
+
+    fn status(&self) -> Value {
+        let output = self.tidegate().args(["status", "--json"]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// State and reason of a limit, as the agent says.
+    fn said(&self, name: &str) -> (String, String) {
+        let status = self.status();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let limits = status["agent"]["limits"].as_array().cloned().unwrap_or_default();
+        let limit = limits.into_iter().find(|limit| limit["name"] == name).unwrap_or_default();
+        (text(&limit["state"]), text(&limit["reason"]))
+    }
+
+    fn wait_said(&self, name: &str, state: &str) -> String {
+        wait_for(&format!("{name} {state}"), || {
+            let (is, reason) = self.said(name);
+            (is == state).then_some(reason)
+        })
+    }
+
+    /// The egress rate of a limit in the store.
+    fn rate(&self, name: &str) -> Option<u64> {
+        let status = self.status();
+        let mut limits = status["limits"].as_array()?.iter();
+        limits.find(|limit| limit["name"] == name)?["egress"]["rate_bit_s"].as_u64()
+    }
+
+    fn check(&self) -> Option<i32> {
+        self.tidegate().args(["status", "--check"]).output().unwrap().status.code()
+    }
+}
+
+fn limit(name: &str, scope: &str, rest: &str) -> String {
+    format!("[[limit]]\nname = \"{name}\"\nscope = {{ {scope} }}\n{rest}\n")
+}
+
+fn whole(cgroup: &Cgroup) {
+    wait_for("the limit", || Objects::on(cgroup).is_whole().then_some(()));
+}
+
+#[test]
+fn root_agent_follows_a_unit_that_is_removed_and_made_again() {
+    need_root!();
+    let place = Place::new();
+    let (bed, slice) = (Bed::new(&place), Slice::new(&place));
+    let unit = format!("{}.service", slice.unique);
+    let required = "egress = \"20mbit\"\nrequired = true";
+    bed.write("a.toml", &limit("web", &format!("unit = \"{unit}\""), required));
+    let mut agent = bed.start();
+    let reason = bed.wait_said("web", "waiting");
+    assert_eq!(reason, format!("there is no unit `{unit}`"));
+    assert_eq!(bed.check(), Some(3), "it is required");
+    for _ in 0..3 {
+        let cgroup = slice.make(&unit);
+        whole(&cgroup);
+        bed.wait_said("web", "in_force");
+        assert_eq!(bed.check(), Some(0));
+        slice.remove(&cgroup);
+        bed.wait_said("web", "waiting");
+    }
+    let cgroup = slice.make(&unit);
+    whole(&cgroup);
+    signal(agent.0.id(), Signal::TERM);
+    assert_eq!(agent.exit_code(), 0);
+    assert!(Objects::on(&cgroup).is_whole(), "the agent has ended, the limit stays");
+    assert_eq!(bed.check(), Some(3), "nobody would limit it again");
+    place.ok(&["detach"]);
+}
+
+#[test]
+fn root_agent_one_wrong_limit_keeps_none_of_the_others_away() {
+    need_root!();
+    let place = Place::new();
+    let (bed, slice) = (Bed::new(&place), Slice::new(&place));
+    let u = &slice.unique;
+    let (a, b) = (slice.make(&format!("{u}-a.service")), slice.make(&format!("{u}-b.service")));
+    let egress = "egress = \"20mbit\"";
+    let text = [
+        limit("a", &format!("unit = \"{u}-a.service\""), egress),
+        limit("wrong", &format!("unit = \"{u}-w.service\""), "egress = \"20mbps\""),
+        limit("never", "container = \"never\"", egress),
+        limit("both", &format!("slice = \"{u}.slice\""), egress),
+        limit("twice", &format!("unit = \"{u}-?.service\""), "egress = \"9mbit\"\neach = true"),
+    ]
+    .concat();
+    bed.write("a.toml", &text);
+    let _agent = bed.start();
+    whole(&a);
+    whole(&b);
+    whole(&slice.group);
+    assert_eq!(bed.wait_said("never", "waiting"), "there is no container `never`");
+    let twice = bed.wait_said(&format!("twice-{u}-a_service"), "refused");
+    let expected = format!("limits `a` and `twice-{u}-a_service` both match cgroup `{}`", a.path());
+    assert!(twice.starts_with(&expected), "{twice}");
+    bed.wait_said(&format!("twice-{u}-b_service"), "in_force");
+    let status = bed.status();
+    let error = status["agent"]["errors"][0].as_str().unwrap();
+    assert!(error.contains("a.toml:") && error.contains("limit `wrong`: egress"), "{error}");
+    assert_eq!(bed.check(), Some(3));
+    place.ok(&["detach"]);
+}
+
+#[test]
+fn root_agent_reads_files_again_and_an_error_leaves_what_is_in_force() {
+    need_root!();
+    let place = Place::new();
+    let (bed, slice) = (Bed::new(&place), Slice::new(&place));
+    let u = &slice.unique;
+    let (a, b) = (slice.make(&format!("{u}-a.service")), slice.make(&format!("{u}-b.service")));
+    let unit = |name: &str, rate: &str| {
+        limit(name, &format!("unit = \"{u}-{name}.service\""), &format!("egress = \"{rate}\""))
+    };
+    bed.write("a.toml", &unit("a", "10mbit"));
+    bed.write("b.toml", &unit("b", "10mbit"));
+    let agent = bed.start();
+    whole(&a);
+    whole(&b);
+    bed.write("a.toml", &unit("a", "20mbit"));
+    wait_for("the other rate", || (bed.rate("a") == Some(20_000_000)).then_some(()));
+    // An error: nothing changes, also not by the other file.
+    bed.write("a.toml", "[[limit]]\nname = ");
+    wait_for("the error", || {
+        bed.status()["agent"]["errors"][0]
+            .as_str()
+            .is_some_and(|e| e.contains("a.toml"))
+            .then_some(())
+    });
+    bed.write("b.toml", &unit("b", "30mbit"));
+    signal(agent.0.id(), Signal::HUP);
+    assert_eq!((bed.rate("a"), bed.rate("b")), (Some(20_000_000), Some(10_000_000)));
+    // Put right, with one gone: what is not in the files any more is taken off, what is of others stays.
+    let other = place.child("other");
+    place.ok(&["limit", "add", "other", "--cgroup", other.path(), "--egress", "1mbit"]);
+    fs::remove_file(bed.dir.join("a.toml")).unwrap();
+    wait_for("the limit to be taken off", || bed.rate("a").is_none().then_some(()));
+    wait_for("the other rate", || (bed.rate("b") == Some(30_000_000)).then_some(()));
+    assert!(bed.status()["agent"]["errors"].as_array().unwrap().is_empty());
+    assert_eq!(bed.rate("other"), Some(1_000_000));
+    place.ok(&["detach"]);
+}
+
+#[test]
+fn root_agent_killed_leaves_limits_and_the_next_takes_over() {
+    need_root!();
+    let place = Place::new();
+    let (bed, slice) = (Bed::new(&place), Slice::new(&place));
+    let u = &slice.unique;
+    let (a, b) = (slice.make(&format!("{u}-a.service")), slice.make(&format!("{u}-b.service")));
+    let unit =
+        |name: &str| limit(name, &format!("unit = \"{u}-{name}.service\""), "egress = \"10mbit\"");
+    bed.write("a.toml", &(unit("a") + &unit("b")));
+    let mut agent = bed.start();
+    whole(&a);
+    whole(&b);
+    bed.wait_said("b", "in_force");
+    let output = bed.agent().output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains(&format!("another agent runs here (process {})", agent.0.id())),
+        "{said}"
+    );
+    signal(agent.0.id(), Signal::KILL);
+    agent.exit_code();
+    assert!(Objects::on(&a).is_whole() && Objects::on(&b).is_whole());
+    // What it has put on is the next one's to take off.
+    bed.write("a.toml", &unit("b"));
+    let _agent = bed.start();
+    wait_for("the limit to be taken off", || bed.rate("a").is_none().then_some(()));
+    assert!(Objects::on(&b).is_whole());
+    // Somebody takes it off: it is seen, at the latest when the files are read again.
+    place.ok(&["limit", "del", "b"]);
+    signal(_agent.0.id(), Signal::HUP);
+    whole(&b);
+    place.ok(&["detach"]);
+}
+
+#[test]
+fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
+    need_root!();
+    let place = Place::new();
+    let bed = Bed::new(&place);
+    let program = bed.dir.join("program");
+    fs::copy("/bin/sleep", &program).unwrap();
+    let spawn = |program: &Path| {
+        let mut command = place.inside(&place.group, program.to_str().unwrap());
+        Guard(command.arg("1000").spawn().unwrap())
+    };
+    let exe = format!("exe = \"{}\"", program.display());
+    bed.write("a.toml", &limit("prog", &exe, "egress = \"10mbit\""));
+    let (mut one, _other) = (spawn(&program), spawn(Path::new("/bin/sleep")));
+    wait_for("the program", || {
+        (fs::read_link(format!("/proc/{}/exe", one.0.id())).ok()? == program).then_some(())
+    });
+    let agent = bed.start();
+    let reason = bed.wait_said("prog", "refused");
+    assert!(reason.contains("together with") && reason.contains("write move = true"), "{reason}");
+    bed.write("a.toml", &limit("prog", &exe, "egress = \"10mbit\"\nmove = true"));
+    bed.wait_said("prog", "in_force");
+    let own = place.hierarchy.open(&format!("{}/tidegate.prog", place.group.path())).unwrap();
+    whole(&own);
+    assert_eq!(own.processes().unwrap(), [one.0.id()]);
+    // It ends, and its cgroup goes.
+    one.0.kill().unwrap();
+    one.exit_code();
+    wait_for("the end of its cgroup", || (!own.absolute().exists()).then_some(()));
+    bed.wait_said("prog", "waiting");
+    drop(agent);
+    place.ok(&["detach"]);
+}
+
+#[test]
+fn root_agent_keeps_a_schedule() {
+    need_root!();
+    let place = Place::new();
+    let (bed, slice) = (Bed::new(&place), Slice::new(&place));
+    let u = &slice.unique;
+    let a = slice.make(&format!("{u}-a.service"));
+    let scope = format!("unit = \"{u}-a.service\"");
+    bed.write(
+        "a.toml",
+        &limit("a", &scope, "egress = \"9mbit\"\nschedule = [{ egress = \"3mbit\" }]"),
+    );
+    let _agent = bed.start();
+    whole(&a);
+    // Every day, all day.
+    wait_for("the rate", || (bed.rate("a") == Some(3_000_000)).then_some(()));
+    // Two rows that never hold now: yesterday and tomorrow are other days.
+    let today = jiff::Zoned::now();
+    let days = [-2, 2].map(|days| {
+        let day = today.checked_add(jiff::Span::new().days(days)).unwrap();
+        day.strftime("%a").to_string().to_lowercase()
+    });
+    let rows = days.map(|day| format!("{{ days = \"{day}\", egress = \"3mbit\" }}")).join(", ");
+    bed.write("a.toml", &limit("a", &scope, &format!("schedule = [{rows}]")));
+    bed.wait_said("a", "off");
+    wait_for("the limit to be taken off", || bed.rate("a").is_none().then_some(()));
+    assert_eq!(bed.check(), Some(0));
+    place.ok(&["detach"]);
+}

@@ -1,0 +1,206 @@
+//! Containers, told by an engine that is made up: an API server on a Unix socket.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use serde_json::{Value, json};
+
+use super::{Bed, Slice, limit, whole};
+use crate::{
+    common::{Guard, Objects, Place, wait_for},
+    need_root,
+};
+
+/// What the server knows: containers, and who listens to events.
+#[derive(Default)]
+struct Known {
+    containers: Vec<Value>,
+    listeners: Vec<UnixStream>,
+}
+
+/// An engine. Its threads end with its socket's connections.
+struct Engine {
+    socket: PathBuf,
+    known: Arc<Mutex<Known>>,
+    over: Arc<AtomicBool>,
+}
+
+impl Engine {
+    fn start(socket: PathBuf) -> Engine {
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (known, over) = (Arc::<Mutex<Known>>::default(), Arc::new(AtomicBool::new(false)));
+        let (shared, ends) = (Arc::clone(&known), Arc::clone(&over));
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                if ends.load(Ordering::Relaxed) {
+                    return;
+                }
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || serve(stream.unwrap(), &shared));
+            }
+        });
+        Engine { socket, known, over }
+    }
+
+    fn container(id: &str, name: &str, labels: &Value) -> Value {
+        // A state that Docker does not have, and members that nobody reads.
+        json!({ "Id": id, "Names": [format!("/{name}")], "Labels": labels, "State": "stopping", "X": [1] })
+    }
+
+    fn add(&self, id: &str, name: &str, labels: &Value) {
+        let mut known = self.known.lock().unwrap();
+        known.containers.push(Engine::container(id, name, labels));
+        known.tell("create", id);
+    }
+
+    fn remove(&self, id: &str) {
+        let mut known = self.known.lock().unwrap();
+        known.containers.retain(|container| container["Id"] != id);
+        known.tell("destroy", id);
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        let _ = fs::remove_file(&self.socket);
+        self.known.lock().unwrap().listeners.iter().for_each(|listener| {
+            let _ = listener.shutdown(std::net::Shutdown::Both);
+        });
+    }
+}
+
+impl Known {
+    fn tell(&mut self, action: &str, id: &str) {
+        let event =
+            json!({ "Type": "container", "Action": action, "Actor": { "ID": id } }).to_string();
+        self.listeners.retain_mut(|listener| {
+            // In two chunks: an event need not come whole.
+            let (one, two) = event.split_at(event.len() / 2);
+            let chunks = [one, two].map(|part| format!("{:x}\r\n{part}\r\n", part.len()));
+            listener.write_all(chunks.concat().as_bytes()).is_ok()
+        });
+    }
+}
+
+fn serve(mut stream: UnixStream, known: &Mutex<Known>) {
+    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+    let Some(request) = lines.next() else { return };
+    let _ = lines.take_while(|line| !line.is_empty()).count();
+    let path = request.split(' ').nth(1).unwrap().to_owned();
+    let mut known = known.lock().unwrap();
+    if path.starts_with("/events") {
+        stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").unwrap();
+        known.listeners.push(stream);
+        return;
+    }
+    let asked = |container: &&Value| {
+        !path.contains("filters") || path.contains(container["Id"].as_str().unwrap())
+    };
+    let body = json!(known.containers.iter().filter(asked).collect::<Vec<_>>()).to_string();
+    let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+}
+
+fn id(letter: char) -> String {
+    letter.to_string().repeat(64)
+}
+
+/// The child by itself: what it says, and that it ends with its parent.
+#[test]
+fn agent_child_tells_the_containers_of_an_engine() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::start(dir.path().join("engine.sock"));
+    engine.add(&id('a'), "web", &json!({ "app": "web" }));
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .arg("agent-containers")
+        .arg(&engine.socket)
+        .args([uid.to_string(), gid.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let parent = child.stdin.take().unwrap();
+    let mut child = Guard(child);
+    let mut line = || serde_json::from_str::<Value>(&lines.next().unwrap()).unwrap();
+    assert_eq!(
+        line()["listed"][id('a')],
+        json!({ "name": "web", "labels": { "app": "web" }, "owner": null })
+    );
+    // It has no rights.
+    let status = fs::read_to_string(format!("/proc/{}/status", child.0.id())).unwrap();
+    for none in ["CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1"] {
+        assert!(status.contains(none), "{none}: {status}");
+    }
+    engine.add(&id('b'), "db", &json!({}));
+    assert_eq!(line()["changed"][1]["name"], "db");
+    engine.remove(&id('a'));
+    assert_eq!(line()["gone"], id('a'));
+    drop(parent);
+    assert_eq!(child.exit_code(), 0);
+}
+
+#[test]
+fn root_agent_limits_containers_by_name_and_by_their_labels() {
+    need_root!();
+    let place = Place::new();
+    let mut bed = Bed::new(&place);
+    let slice = Slice::new(&place);
+    let socket: PathBuf = bed.dir.with_file_name("engine.sock");
+    bed.sockets = vec![socket.clone()];
+    // The child may be nobody: it must reach the socket.
+    open(socket.parent().unwrap());
+    let rate = "egress = \"20mbit\"";
+    let text = "labels = true\n".to_owned() + &limit("web", "container = \"web\"", rate);
+    bed.write("a.toml", &text);
+    let _agent = bed.start();
+    assert_eq!(bed.wait_said("web", "waiting"), "there is no container `web`");
+    let engine = Engine::start(socket.clone());
+    let (web, db) = (id('c'), id('d'));
+    engine.add(&web, "web", &json!({}));
+    let scope = slice.make(&format!("libpod-{web}.scope"));
+    whole(&scope);
+    // The monitor is not the container.
+    let monitor = slice.make(&format!("libpod-conmon-{web}.scope"));
+    engine.add(&db, "my db", &json!({ "tidegate.egress": "5mbit" }));
+    let other = slice.make(&format!("docker-{db}.scope"));
+    whole(&other);
+    wait_for("the rate", || (bed.rate("container-my_db") == Some(5_000_000)).then_some(()));
+    assert_eq!(Objects::on(&monitor).links(), 0);
+    // Restarted: a new cgroup, of a container that is known.
+    slice.remove(&scope);
+    bed.wait_said("web", "waiting");
+    let scope = slice.make(&format!("libpod-{web}.scope"));
+    whole(&scope);
+    // The engine is away: its containers are held.
+    drop(engine);
+    wait_for("the engine to be away", || {
+        let status = bed.status();
+        let state = status["agent"]["engines"][socket.to_str().unwrap()].as_str()?.to_owned();
+        state.starts_with("away: ").then_some(())
+    });
+    assert!(Objects::on(&scope).is_whole() && Objects::on(&other).is_whole());
+    let engine = Engine::start(socket);
+    engine.add(&web, "web", &json!({}));
+    wait_for("the limit of a container that is gone", || {
+        bed.rate("container-my_db").is_none().then_some(())
+    });
+    assert!(Objects::on(&scope).is_whole());
+    place.ok(&["detach"]);
+}
+
+fn open(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}

@@ -1,0 +1,306 @@
+//! What runs on a host, and which cgroups of it a selector matches. Pure: cgroups, containers, programs and
+//! users are read elsewhere.
+//!
+//! - A unit or slice of the system manager is a directory of its name with nothing but slices above it. What
+//!   a user's manager or a container calls so is another thing.
+//! - A user is the slice `user.slice/user-UID.slice`.
+//! - A container is the outermost directory whose name has its id, whoever made it:
+//!
+//! ```text
+//! docker/ID                       Docker, driver cgroupfs
+//! system.slice/docker-ID.scope    Docker, driver systemd
+//! machine.slice/libpod-ID.scope   Podman; [/container] below it
+//! libpod_parent/libpod-ID         Podman, driver cgroupfs
+//! system.slice/web.service/libpod-payload-ID                Podman in a unit (--cgroups=split)
+//! user.slice/user-1000.slice/user@1000.service/user.slice/libpod-ID.scope       rootless
+//! kubepods.slice/.../crio-ID.scope, cri-containerd-ID.scope, kubepods/.../ID
+//! ```
+//!
+//! - A program is the cgroups of its processes, if nothing else runs in them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use tidegate_core::{
+    Scope,
+    selector::{Selector, SelectorKind},
+};
+
+/// Containers that are known at most.
+pub const MAX_CONTAINERS: usize = 10_000;
+/// Programs that are looked at in one scan at most.
+pub const MAX_PROGRAMS: usize = 100_000;
+/// The shortest id of a container that is looked for in names of cgroups.
+const MIN_ID_BYTES: usize = 12;
+
+/// What runs on a host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct World {
+    /// Paths of cgroups, each with its id.
+    pub cgroups: BTreeMap<String, u64>,
+    /// The containers that are known, by id.
+    pub containers: BTreeMap<String, Container>,
+    /// Running processes; read only if a selector asks for programs.
+    pub programs: Vec<Program>,
+    /// Numbers of users by name.
+    pub users: BTreeMap<String, u32>,
+}
+
+/// A container as its engine tells it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Container {
+    pub name: String,
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// The user whose engine runs it; `None`: the host's. Such a container is looked for in the user's slice
+    /// alone.
+    #[serde(default)]
+    pub owner: Option<u32>,
+}
+
+/// A process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    pub pid: u32,
+    /// The path of what it executes.
+    pub exe: String,
+    /// Its arguments, with spaces between.
+    pub args: String,
+    /// The path of its cgroup.
+    pub cgroup: String,
+}
+
+/// A cgroup that a selector matches.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Match {
+    /// The name of the unit, user, container or program.
+    pub name: String,
+    pub cgroup: String,
+}
+
+/// Why a selector cannot be followed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SelectError {
+    /// Who else is there would be limited, too.
+    #[error(
+        "`{exe}` runs in cgroup `{cgroup}` together with `{other}`; limit that cgroup, or write move = true \
+         to have the processes of `{exe}` moved into one of their own"
+    )]
+    Shared { exe: String, cgroup: String, other: String },
+    #[error("pods are followed on nodes of Kubernetes only")]
+    Pods,
+}
+
+impl World {
+    /// What a selector matches, sorted; nothing if it does not exist yet. O(cgroups), for containers times
+    /// those that match.
+    ///
+    /// # Errors
+    /// [`SelectError`].
+    pub fn find(&self, selector: &Selector) -> Result<Vec<Match>, SelectError> {
+        let Selector { kind, value } = selector;
+        let mut found: Vec<_> = match kind {
+            SelectorKind::Cgroup => {
+                let pattern = value.trim_matches('/');
+                let matching = self.cgroups.keys().filter(|path| glob(pattern, path));
+                matching.map(|path| named(path)).collect()
+            }
+            SelectorKind::Unit | SelectorKind::Slice => {
+                let paths = self.cgroups.keys().filter(|path| is_unit(path));
+                paths.map(|path| named(path)).filter(|found| glob(value, &found.name)).collect()
+            }
+            SelectorKind::User => {
+                let id = value.parse().ok().or_else(|| self.users.get(value).copied());
+                let path = id.map(|id: u32| user_slice(id));
+                let path = path.filter(|path| self.cgroups.contains_key(path));
+                path.map(|cgroup| Match { name: value.clone(), cgroup }).into_iter().collect()
+            }
+            SelectorKind::Container => self.containers(|container| glob(value, &container.name)),
+            SelectorKind::Labels => self
+                .containers(|container| value.split(',').all(|l| has_label(container, l.trim()))),
+            SelectorKind::Exe => self.programs(value)?,
+            SelectorKind::Pod => return Err(SelectError::Pods),
+        };
+        found.sort();
+        found.dedup();
+        Ok(found)
+    }
+
+    /// The containers that pass and have a cgroup.
+    pub fn containers(&self, passes: impl Fn(&Container) -> bool) -> Vec<Match> {
+        let passing = self.containers.iter().filter(|(_, container)| passes(container));
+        let found = passing.filter_map(|(id, container)| {
+            let below = container.owner.map(user_slice);
+            let cgroup = container_cgroup(self.cgroups.keys(), id, below.as_deref())?;
+            Some(Match { name: container.name.clone(), cgroup })
+        });
+        found.collect()
+    }
+
+    /// The processes that a selector of kind `Exe` matches.
+    pub fn matching<'a>(&'a self, value: &'a str) -> impl Iterator<Item = &'a Program> {
+        let (exe, args) = value.split_once(' ').map_or((value, None), |(e, a)| (e, Some(a)));
+        let is_it = move |program: &&Program| {
+            glob(exe, &program.exe) && args.is_none_or(|args| matches(args, &program.args, true))
+        };
+        self.programs.iter().filter(is_it)
+    }
+
+    fn programs(&self, value: &str) -> Result<Vec<Match>, SelectError> {
+        let pids: BTreeSet<_> = self.matching(value).map(|program| program.pid).collect();
+        let groups: BTreeMap<_, _> =
+            self.matching(value).map(|program| (program.cgroup.as_str(), &program.exe)).collect();
+        // Those below a cgroup are limited with it.
+        let inside = |cgroup: &str, group: &str| {
+            group.is_empty()
+                || cgroup.strip_prefix(group).is_some_and(|r| r.is_empty() || r.starts_with('/'))
+        };
+        for program in self.programs.iter().filter(|program| !pids.contains(&program.pid)) {
+            let shared = groups.iter().find(|(group, _)| inside(&program.cgroup, group));
+            if let Some((cgroup, exe)) = shared {
+                let (exe, cgroup) = ((*exe).clone(), (*cgroup).to_owned());
+                return Err(SelectError::Shared { exe, cgroup, other: program.exe.clone() });
+            }
+        }
+        let name = |exe: &str| exe.rsplit('/').next().unwrap_or_default().to_owned();
+        Ok(groups
+            .into_iter()
+            .map(|(cgroup, exe)| Match { name: name(exe), cgroup: cgroup.to_owned() })
+            .collect())
+    }
+
+    /// The cgroups of a scope that exist; none of a device.
+    ///
+    /// # Errors
+    /// [`SelectError`].
+    pub fn cgroups_of(&self, scope: &Scope) -> Result<Vec<Match>, SelectError> {
+        match scope {
+            Scope::Select(selector) => self.find(selector),
+            Scope::Cgroup(path) => {
+                let path = path.split('/').filter(|part| !part.is_empty()).collect::<Vec<_>>();
+                let path = path.join("/");
+                let exists = path.is_empty() || self.cgroups.contains_key(&path);
+                Ok(exists.then(|| named(&path)).into_iter().collect())
+            }
+            Scope::Dev(_) | Scope::Port(_) => Ok(Vec::new()),
+        }
+    }
+}
+
+fn named(path: &str) -> Match {
+    let name = path.rsplit('/').next().unwrap_or_default();
+    Match { name: name.to_owned(), cgroup: path.to_owned() }
+}
+
+/// Whether a cgroup is a unit of the system manager, by its place.
+fn is_unit(path: &str) -> bool {
+    let above = path.rsplit_once('/').map_or("", |(above, _)| above);
+    above.split('/').all(|part| part.is_empty() || part.ends_with(".slice"))
+}
+
+fn user_slice(id: u32) -> String {
+    format!("user.slice/user-{id}.slice")
+}
+
+/// `KEY=VALUE`, or `KEY` with any value.
+fn has_label(container: &Container, label: &str) -> bool {
+    match label.split_once('=') {
+        Some((key, value)) => container.labels.get(key).is_some_and(|is| is == value),
+        None => container.labels.contains_key(label),
+    }
+}
+
+/// The cgroup of a container: the outermost one with its id, at or below a path.
+#[must_use]
+pub fn container_cgroup<'a>(
+    paths: impl IntoIterator<Item = &'a String>,
+    id: &str,
+    below: Option<&str>,
+) -> Option<String> {
+    if id.len() < MIN_ID_BYTES || !id.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    let is_its = |part: &str| {
+        let name = part.strip_suffix(".scope").unwrap_or(part);
+        // Its monitor has a cgroup of its own.
+        name.strip_suffix(id)
+            .is_some_and(|kind| kind.is_empty() || kind.ends_with('-') && !kind.contains("conmon"))
+    };
+    let found = paths.into_iter().filter_map(|path| {
+        let inside = below
+            .is_none_or(|below| path.strip_prefix(below).is_some_and(|rest| rest.starts_with('/')));
+        let at = path.split('/').position(is_its).filter(|_| inside)?;
+        Some(path.split('/').take(at + 1).collect::<Vec<_>>().join("/"))
+    });
+    found.min_by_key(|path| (path.len(), path.clone()))
+}
+
+/// Whether a pattern is all of a text: `*` is any letters but `/`, `?` one, `[...]` one of some.
+#[must_use]
+pub fn glob(pattern: &str, text: &str) -> bool {
+    matches(pattern, text, false)
+}
+
+/// The same; `slashes`: `*` and `?` are also `/`. O(pattern × text).
+fn matches(pattern: &str, text: &str, slashes: bool) -> bool {
+    let (pattern, text): (Vec<_>, Vec<_>) = (pattern.chars().collect(), text.chars().collect());
+    let any = |letter: char| slashes || letter != '/';
+    let (mut p, mut t) = (0, 0);
+    // Where the last `*` is, and up to where it was taken for the text.
+    let mut star: Option<(usize, usize)> = None;
+    loop {
+        if p < pattern.len() && pattern[p] == '*' {
+            star = Some((p, t));
+            p += 1;
+            continue;
+        }
+        if t == text.len() && p == pattern.len() {
+            return true;
+        }
+        if t < text.len()
+            && let Some(next) = one(&pattern, p, text[t], any(text[t]))
+        {
+            (p, t) = (next, t + 1);
+            continue;
+        }
+        match star {
+            Some((at, taken)) if taken < text.len() && any(text[taken]) => {
+                star = Some((at, taken + 1));
+                (p, t) = (at + 1, taken + 1);
+            }
+            _ => return false,
+        }
+    }
+}
+
+/// Where the pattern goes on after one letter of the text; `None` if that does not match.
+fn one(pattern: &[char], at: usize, letter: char, any: bool) -> Option<usize> {
+    match pattern.get(at)? {
+        '?' => any.then_some(at + 1),
+        '[' => {
+            let end = pattern.iter().skip(at + 2).position(|c| *c == ']').map(|end| at + 2 + end);
+            let Some(end) = end else { return (letter == '[').then_some(at + 1) };
+            let (not, from) = match pattern[at + 1] {
+                '!' => (true, at + 2),
+                _ => (false, at + 1),
+            };
+            let set = &pattern[from..end];
+            let mut has = false;
+            let mut i = 0;
+            while i < set.len() {
+                if i + 2 < set.len() && set[i + 1] == '-' {
+                    has |= (set[i]..=set[i + 2]).contains(&letter);
+                    i += 3;
+                } else {
+                    has |= set[i] == letter;
+                    i += 1;
+                }
+            }
+            (has != not && any).then_some(end + 1)
+        }
+        other => (*other == letter).then_some(at + 1),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,179 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const ID: &str = "4f5c9d1e2a3b4f5c9d1e2a3b4f5c9d1e2a3b4f5c9d1e2a3b4f5c9d1e2a3b4f5c";
+const OTHER: &str = "aaaaaaaaaaaa4f5c9d1e2a3b4f5c9d1e2a3b4f5c9d1e2a3b4f5c9d1e2a3b4f5c";
+
+fn world(paths: &[&str]) -> World {
+    let cgroups = paths.iter().enumerate().map(|(id, path)| ((*path).to_owned(), id as u64 + 2));
+    World { cgroups: cgroups.collect(), ..World::default() }
+}
+
+fn found(world: &World, selector: &str) -> Vec<String> {
+    let found = world.find(&selector.parse().unwrap()).unwrap();
+    found.into_iter().map(|found| found.cgroup).collect()
+}
+
+#[test]
+fn a_container_is_found_whoever_made_its_cgroup() {
+    let user = "user.slice/user-1000.slice/user@1000.service";
+    let table = [
+        ("docker/ID", "docker/ID"),
+        ("docker/ID/init.scope", "docker/ID"),
+        ("system.slice/docker-ID.scope", "system.slice/docker-ID.scope"),
+        ("my.slice/docker-ID.scope", "my.slice/docker-ID.scope"),
+        ("machine.slice/libpod-ID.scope", "machine.slice/libpod-ID.scope"),
+        ("machine.slice/libpod-ID.scope/container", "machine.slice/libpod-ID.scope"),
+        (
+            "machine.slice/machine-libpod_pod_OTHER.slice/libpod-ID.scope",
+            "machine.slice/machine-libpod_pod_OTHER.slice/libpod-ID.scope",
+        ),
+        ("libpod_parent/libpod-ID", "libpod_parent/libpod-ID"),
+        (
+            "system.slice/web.service/libpod-payload-ID",
+            "system.slice/web.service/libpod-payload-ID",
+        ),
+        ("USER/user.slice/libpod-ID.scope/container", "USER/user.slice/libpod-ID.scope"),
+        ("USER/app.slice/docker-ID.scope", "USER/app.slice/docker-ID.scope"),
+        (
+            "kubepods.slice/kubepods-pod1.slice/crio-ID.scope",
+            "kubepods.slice/kubepods-pod1.slice/crio-ID.scope",
+        ),
+        (
+            "kubepods.slice/kubepods-pod1.slice/cri-containerd-ID.scope",
+            "kubepods.slice/kubepods-pod1.slice/cri-containerd-ID.scope",
+        ),
+        ("kubepods/pod1/ID", "kubepods/pod1/ID"),
+        ("docker/OTHER/docker/ID", "docker/OTHER/docker/ID"),
+        ("machine.slice/libpod-conmon-ID.scope", ""),
+        ("machine.slice/crio-conmon-ID.scope", ""),
+        ("machine.slice/libpod-OTHER.scope", ""),
+        ("docker/xID", ""),
+    ];
+    for (path, cgroup) in table {
+        let full =
+            |path: &str| path.replace("ID", ID).replace("OTHER", OTHER).replace("USER", user);
+        let paths = [full("machine.slice/libpod-conmon-ID.scope"), full(path)];
+        let expected = (!cgroup.is_empty()).then(|| full(cgroup));
+        assert_eq!(container_cgroup(&paths, ID, None), expected, "{path}");
+    }
+    assert_eq!(container_cgroup(&["docker/4f".to_owned()], "4f", None), None);
+}
+
+#[test]
+fn a_users_engine_speaks_for_the_users_slice_alone() {
+    let mut world = world(&[&format!("docker/{ID}")]);
+    let owned = Container { name: "web".into(), owner: Some(1000), ..Container::default() };
+    world.containers.insert(ID.to_owned(), owned.clone());
+    assert_eq!(found(&world, "container:web"), [""; 0]);
+    let own = format!("user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope");
+    world.cgroups.insert(own.clone(), 9);
+    assert_eq!(found(&world, "container:web"), [own]);
+}
+
+#[test]
+fn containers_are_selected_by_name_and_labels() {
+    let (a, b) = (format!("docker/{ID}"), format!("docker/{OTHER}"));
+    let mut world = world(&[&a, &b]);
+    let container = |name: &str, labels: &[(&str, &str)]| Container {
+        name: name.to_owned(),
+        labels: labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+        owner: None,
+    };
+    world.containers.insert(ID.into(), container("web-1", &[("app", "web"), ("tier", "front")]));
+    world.containers.insert(OTHER.into(), container("web-2", &[("app", "web")]));
+    world.containers.insert("0".repeat(64), container("web-3", &[("app", "web")]));
+    assert_eq!(found(&world, "container:web-*"), [a.clone(), b.clone()]);
+    assert_eq!(found(&world, "container:web-2"), std::slice::from_ref(&b));
+    assert_eq!(found(&world, "labels:app=web"), [a.clone(), b]);
+    assert_eq!(found(&world, "labels:app=web,tier"), [a]);
+    assert_eq!(found(&world, "labels:app=we"), [""; 0]);
+}
+
+#[test]
+fn units_and_slices_are_those_of_the_system_manager() {
+    let world = world(&[
+        "system.slice",
+        "system.slice/web.service",
+        "system.slice/web.service/web.service",
+        "system.slice/system-job.slice/job@1.service",
+        "system.slice/system-job.slice/job@2.service",
+        "user.slice/user-1000.slice",
+        "user.slice/user-1000.slice/user@1000.service/app.slice/web.service",
+        "machine.slice/libpod-1.scope/system.slice/web.service",
+        "machine.slice/libpod-1.scope/system.slice",
+    ]);
+    assert_eq!(found(&world, "unit:web.service"), ["system.slice/web.service"]);
+    assert_eq!(found(&world, "unit:job@*.service").len(), 2);
+    assert_eq!(found(&world, "slice:system.slice"), ["system.slice"]);
+    assert_eq!(found(&world, "unit:gone.service"), [""; 0]);
+}
+
+#[test]
+fn users_are_known_by_name_and_number() {
+    let mut world = world(&["user.slice/user-1000.slice"]);
+    world.users = BTreeMap::from([("anna".into(), 1000), ("ben".into(), 1001)]);
+    assert_eq!(found(&world, "user:anna"), ["user.slice/user-1000.slice"]);
+    assert_eq!(found(&world, "user:1000"), ["user.slice/user-1000.slice"]);
+    assert_eq!(found(&world, "user:ben"), [""; 0]);
+    assert_eq!(found(&world, "user:nobody"), [""; 0]);
+}
+
+#[test]
+fn a_program_is_its_cgroups_if_nothing_else_is_there() {
+    let program = |pid, exe: &str, args: &str, cgroup: &str| Program {
+        pid,
+        exe: exe.to_owned(),
+        args: args.to_owned(),
+        cgroup: cgroup.to_owned(),
+    };
+    let programs = vec![
+        program(1, "/usr/bin/rsync", "rsync -a /a b:", "system.slice/a.service"),
+        program(2, "/usr/bin/rsync", "rsync --daemon", "system.slice/b.service"),
+        program(3, "/usr/sbin/sshd", "sshd", "system.slice/b.service/x"),
+    ];
+    let world = World { programs, ..World::default() };
+    assert_eq!(found(&world, "exe:/usr/bin/rsync *-a /a*"), ["system.slice/a.service"]);
+    let shared = world.find(&"exe:/usr/bin/rs*".parse().unwrap()).unwrap_err();
+    assert_eq!(
+        shared.to_string(),
+        "`/usr/bin/rsync` runs in cgroup `system.slice/b.service` together with `/usr/sbin/sshd`; limit that \
+         cgroup, or write move = true to have the processes of `/usr/bin/rsync` moved into one of their own"
+    );
+    assert_eq!(found(&world, "exe:/bin/rsync"), [""; 0]);
+}
+
+#[test]
+fn patterns_match_as_a_shell_does() {
+    let table = [
+        ("a*", "abc", true),
+        ("a*", "a/b", false),
+        ("a/*/c", "a/b/c", true),
+        ("a/*/c", "a/b/b/c", false),
+        ("*b*d", "abcbd", true),
+        ("?", "a", true),
+        ("?", "/", false),
+        ("[a-c]x", "bx", true),
+        ("[!a-c]x", "bx", false),
+        ("[]]", "]", true),
+        ("[", "[", true),
+        ("", "", true),
+        ("*", "", true),
+        ("a", "", false),
+    ];
+    for (pattern, text, is) in table {
+        assert_eq!(glob(pattern, text), is, "{pattern} {text}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_pattern_panics_and_a_text_matches_itself(
+        pattern in "[ab*?\\[\\]!/-]{0,12}", text in "[ab/]{0,12}",
+    ) {
+        let _ = glob(&pattern, &text);
+        prop_assert!(glob(&text, &text));
+        prop_assert!(matches("*", &text, true));
+    }
+}

@@ -1,0 +1,399 @@
+//! Limits over several cgroups, whose members come and go while the limit stays.
+//!
+//! ```text
+//! NAME/select                                        symbolic link to its selector
+//!      member_{egress,ingress,sockops}               its programs, also while it has no member
+//!      members/ID/{egress,ingress,sockops}           links of a member; ID is the cgroup's
+//!                 cgroup                             symbolic link to its directory
+//!      members/_ID/                                  one that joins or leaves
+//! ```
+//!
+//! Programs and maps are the limit's, so rate, share and counters are of all members together. A member joins
+//! and leaves by its links alone. A directory `_ID` is taken off by the next writer, whatever is in it.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use libbpf_rs::{Link, Program, query::LinkTypeInfo};
+use tidegate_core::{Scope, Selector};
+
+use super::{
+    ASIDE, BUILDING, CGROUP, MEMBERS, PARENT, PinnedLimit, Store, StoreError, StoreLock, bpf_error,
+    check_name, io_error, is_above, limit_error,
+    pins::{detach_links, pin_maps, remove_pins, settings_in},
+    symlink,
+};
+use crate::{
+    cgroup::{Cgroup, CgroupError, Hierarchy},
+    limit::{Adopt, LimitError, LimitMaps, LimitOptions, Loaded},
+    query,
+    schemes::{self, LINKS, Pinning},
+};
+
+/// The symbolic link to the selector of a limit.
+pub(super) const SELECT: &str = "select";
+/// The pins of its programs, by the links that members get of them.
+const PROGRAMS: [(&str, &str); 3] =
+    [(LINKS[0], "member_egress"), (LINKS[1], "member_ingress"), (LINKS[2], "member_sockops")];
+
+/// A cgroup that a limit holds beside others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// The cgroup's id.
+    pub id: u64,
+    /// Its path; `None` if it has been removed.
+    pub path: Option<String>,
+    /// The path that it had when it joined.
+    pub joined_as: String,
+    /// Hooks at which the limit's program no longer is: somebody took it off.
+    pub unhooked: Vec<&'static str>,
+}
+
+/// The selector of the limit in a directory.
+pub(super) fn selector_in(dir: &Path) -> Option<Selector> {
+    fs::read_link(dir.join(SELECT)).ok()?.to_str()?.parse().ok()
+}
+
+/// The directories of members, with the cgroups' ids.
+fn members_dirs(dir: &Path) -> Vec<(u64, PathBuf)> {
+    let entries = fs::read_dir(dir.join(MEMBERS)).into_iter().flatten().flatten();
+    let ids = entries.filter_map(|e| Some((e.file_name().to_str()?.parse().ok()?, e.path())));
+    let mut found: Vec<_> = ids.collect();
+    found.sort();
+    found
+}
+
+/// Whether a cgroup is a member of the limit in a directory.
+pub(super) fn has(dir: &Path, id: u64) -> bool {
+    fs::symlink_metadata(dir.join(MEMBERS).join(id.to_string())).is_ok()
+}
+
+/// The paths under which the members of the limit in a directory joined.
+pub(super) fn paths_in(hierarchy: &Hierarchy, dir: &Path) -> Vec<String> {
+    let at = |(_, member): (u64, PathBuf)| fs::read_link(member.join(CGROUP)).ok();
+    members_dirs(dir).into_iter().filter_map(at).map(|at| hierarchy.relative(&at)).collect()
+}
+
+/// The members of the limit in a directory, whose programs have these links.
+pub(super) fn members_in(hierarchy: &Hierarchy, dir: &Path, hooks: &[&'static str]) -> Vec<Member> {
+    let member = |(id, dir): (u64, PathBuf)| {
+        let joined_as = fs::read_link(dir.join(CGROUP)).map(|at| hierarchy.relative(&at));
+        let joined_as = joined_as.unwrap_or_default();
+        let is_it = hierarchy.open(&joined_as).is_ok_and(|cgroup| cgroup.id() == id);
+        let path = if is_it { Some(joined_as.clone()) } else { hierarchy.path_of(id) };
+        let is_hooked = |name: &&&'static str| {
+            let info = Link::open(dir.join(name)).and_then(|link| link.info());
+            matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id == id)
+        };
+        let unhooked = match path {
+            Some(_) => hooks.iter().filter(|name| !is_hooked(name)).copied().collect(),
+            None => Vec::new(),
+        };
+        Member { id, path, joined_as, unhooked }
+    };
+    members_dirs(dir).into_iter().map(member).collect()
+}
+
+/// Whether a writer that died has left a member half way.
+pub(super) fn has_half(dir: &Path) -> bool {
+    let entries = fs::read_dir(dir.join(MEMBERS)).into_iter().flatten().flatten();
+    entries.into_iter().any(|e| e.file_name().to_string_lossy().starts_with(BUILDING))
+}
+
+/// Pins the programs of a limit and its selector.
+pub(super) fn pin_selector(
+    loaded: &Loaded,
+    selector: &Selector,
+    dir: &Path,
+) -> Result<(), StoreError> {
+    for (link, program) in &loaded.programs {
+        let Some((_, pin)) = PROGRAMS.iter().find(|(name, _)| name == link) else { continue };
+        let path = dir.join(pin);
+        query::pin(program, &path).map_err(io_error(&path, "pin"))?;
+    }
+    let members = dir.join(MEMBERS);
+    fs::create_dir(&members).map_err(io_error(&members, "create"))?;
+    symlink(Path::new(&selector.to_string()), &dir.join(SELECT))
+}
+
+/// The programs pinned in a directory.
+fn programs_in(dir: &Path) -> Result<Vec<(&'static str, OwnedFd)>, StoreError> {
+    let pinned = PROGRAMS.iter().filter(|(_, pin)| dir.join(pin).exists());
+    let open = |(link, pin): &(&'static str, &str)| {
+        let path = dir.join(pin);
+        let program = Program::fd_from_pinned_path(&path);
+        Ok((*link, program.map_err(bpf_error(&path, "open"))?))
+    };
+    pinned.map(open).collect()
+}
+
+impl PinnedLimit {
+    /// Its cgroups that exist: its own, or its members'.
+    pub(super) fn cgroups(&self, hierarchy: &Hierarchy) -> Vec<Cgroup> {
+        let own = match &self.scope {
+            Some(Scope::Cgroup(path)) => Some(path),
+            _ => None,
+        };
+        let members = self.members.iter().filter_map(|member| member.path.as_ref());
+        own.into_iter().chain(members).filter_map(|path| hierarchy.open(path).ok()).collect()
+    }
+
+    /// Whether its programs meet all packets of a cgroup below its own, or below one of its members.
+    pub(super) fn is_above(&self, path: &str) -> bool {
+        match &self.scope {
+            Some(Scope::Cgroup(own)) => is_above(own, path),
+            Some(Scope::Select(_)) => {
+                let members = self.members.iter().filter_map(|member| member.path.as_deref());
+                members.into_iter().any(|member| is_above(member, path))
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Who joins what.
+pub(super) struct Joining<'a> {
+    pub(super) hierarchy: &'a Hierarchy,
+    /// The limit's name.
+    pub(super) name: &'a str,
+    /// Its directory.
+    pub(super) dir: &'a Path,
+    pub(super) loaded: &'a Loaded,
+    pub(super) parent: Option<&'a PinnedLimit>,
+}
+
+impl Store {
+    /// Puts a limit with a selector on.
+    pub(super) fn install_select(
+        &self,
+        hierarchy: &Hierarchy,
+        name: &str,
+        selector: &Selector,
+        options: &LimitOptions,
+        parent: Option<&PinnedLimit>,
+    ) -> Result<(), StoreError> {
+        let (info, scheme) = (options.scheme.info(), schemes::of(options.scheme));
+        if info.cgroup_programs.is_empty() || scheme.pinning() != Pinning::Own {
+            return Err(limit_error(name)(LimitError::NoMembers(options.scheme)));
+        }
+        let cgroups = match &self.begin_with {
+            Some((of, cgroups)) if of == name => cgroups.clone(),
+            _ => [name.to_owned(), format!("{ASIDE}{name}")]
+                .iter()
+                .flat_map(|entry| paths_in(hierarchy, &self.root.join(entry)))
+                .collect(),
+        };
+        let loaded = scheme.load(0, options, parent.map(|parent| &parent.maps));
+        let mut loaded = loaded.map_err(limit_error(name))?;
+        let building = self.root.join(format!("{BUILDING}{name}"));
+        let mut put_on = || {
+            pin_maps(&mut loaded.maps, &building)?;
+            pin_selector(&loaded, selector, &building)?;
+            if let Some(parent) = parent {
+                symlink(Path::new(&parent.name), &building.join(PARENT))?;
+            }
+            let (dir, loaded, holders) = (building.as_path(), &loaded, self.holders());
+            let joining = Joining { hierarchy, name, dir, loaded, parent };
+            for path in &cgroups {
+                match hierarchy.open(path) {
+                    Ok(cgroup) => self.join(&joining, &cgroup, &holders)?,
+                    Err(CgroupError::Missing { .. }) => {}
+                    Err(e) => return Err(limit_error(name)(e.into())),
+                }
+            }
+            self.publish(&building, name, options)
+        };
+        let done = put_on();
+        if done.is_err() && building.is_dir() {
+            let _ = self.take_off(&format!("{BUILDING}{name}"));
+        }
+        done
+    }
+
+    /// Names the cgroups that a limit with a selector has from when it is put on; else it keeps those that an
+    /// earlier limit of its name has.
+    pub fn begin_with(&mut self, name: &str, cgroups: &[String]) {
+        self.begin_with = Some((name.to_owned(), cgroups.to_vec()));
+    }
+
+    /// Gives a limit with a selector these cgroups: new ones join, those not named, or removed, leave, all
+    /// others are not touched. One that does not exist any more is left out.
+    ///
+    /// # Errors
+    /// [`StoreError`]; with [`StoreError::Members`] all cgroups but those named are as asked.
+    pub fn set_members(
+        &self,
+        _lock: &StoreLock,
+        hierarchy: &Hierarchy,
+        name: &str,
+        cgroups: &[String],
+    ) -> Result<(), StoreError> {
+        check_name(name)?;
+        let pinned = self.open(hierarchy, name)?;
+        if !matches!(pinned.scope, Some(Scope::Select(_))) {
+            return Err(StoreError::NoSelector(name.to_owned()));
+        }
+        let dir = self.root.join(name);
+        let parent = pinned.parent.as_deref().map(|parent| self.open(hierarchy, parent));
+        let parent = parent.transpose()?;
+        let programs = programs_in(&dir)?;
+        let before = pinned.members;
+        let loaded = Loaded { maps: pinned.maps, programs };
+        let mut failed = BTreeMap::new();
+        let mut wanted = BTreeMap::new();
+        for path in cgroups {
+            match hierarchy.open(path) {
+                Ok(cgroup) => drop(wanted.insert(cgroup.id(), cgroup)),
+                Err(CgroupError::Missing { .. }) => {}
+                Err(e) => drop(failed.insert(path.clone(), limit_error(name)(e.into()))),
+            }
+        }
+        let holders = self.holders();
+        let joining =
+            Joining { hierarchy, name, dir: &dir, loaded: &loaded, parent: parent.as_ref() };
+        for cgroup in wanted.values() {
+            let is = before.iter().find(|member| member.id == cgroup.id());
+            let done = match is {
+                Some(member) if member.unhooked.is_empty() => continue,
+                Some(member) => self.part(hierarchy, &dir, member.id, Some(&loaded.maps)),
+                None => Ok(()),
+            };
+            let done = done.and_then(|()| self.join(&joining, cgroup, &holders));
+            if let Err(e) = done {
+                failed.insert(cgroup.path().to_owned(), e);
+            }
+        }
+        for member in before.iter().filter(|member| !wanted.contains_key(&member.id)) {
+            if let Err(e) = self.part(hierarchy, &dir, member.id, Some(&loaded.maps)) {
+                failed.insert(member.joined_as.clone(), e);
+            }
+        }
+        if failed.is_empty() {
+            return Ok(());
+        }
+        Err(StoreError::Members { name: name.to_owned(), failed: failed.into_iter().collect() })
+    }
+
+    /// The limits that have cgroups, by the cgroups' ids.
+    pub(super) fn holders(&self) -> BTreeMap<u64, Vec<String>> {
+        let mut holders: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+        for name in self.names().unwrap_or_default() {
+            let dir = self.root.join(&name);
+            if fs::symlink_metadata(dir.join(SELECT)).is_ok() {
+                for (id, _) in members_dirs(&dir) {
+                    holders.entry(id).or_default().push(name.clone());
+                }
+            } else if fs::symlink_metadata(dir.join(CGROUP)).is_ok()
+                && let Some(limit) = settings_in(&dir)
+            {
+                holders.entry(limit.cgroup_id).or_default().push(name);
+            }
+        }
+        holders
+    }
+
+    /// Puts the programs of a limit on a cgroup. Nothing of it is left if that fails.
+    pub(super) fn join(
+        &self,
+        joining: &Joining<'_>,
+        cgroup: &Cgroup,
+        holders: &BTreeMap<u64, Vec<String>>,
+    ) -> Result<(), StoreError> {
+        let Joining { hierarchy, name, dir, loaded, parent } = *joining;
+        let scope = Scope::Cgroup(cgroup.path().to_owned());
+        let refused = || limit_error(name);
+        let goes = |other: &String| other == name || self.leaving.contains(other);
+        let holder = holders.get(&cgroup.id()).and_then(|names| names.iter().find(|n| !goes(n)));
+        if let Some(other) = holder {
+            return Err(StoreError::ScopeTaken { scope, name: other.clone() });
+        }
+        if let Some(above) = parent.filter(|parent| !parent.is_above(cgroup.path())) {
+            return Err(StoreError::MemberOutside {
+                name: name.to_owned(),
+                scope,
+                parent: above.name.clone(),
+            });
+        }
+        let limit = loaded.maps.limit().map_err(refused())?;
+        let unkept = schemes::of(limit.scheme()).why_unkept(hierarchy, &scope, Some(cgroup));
+        if let Some(why) = unkept {
+            return Err(refused()(why.into()));
+        }
+        let half = dir.join(MEMBERS).join(format!("{BUILDING}{}", cgroup.id()));
+        fs::create_dir(&half).map_err(io_error(&half, "create"))?;
+        let join = || {
+            symlink(&hierarchy.remembered(cgroup), &half.join(CGROUP))?;
+            for (name, link) in loaded.attach(cgroup).map_err(refused())? {
+                let path = half.join(name);
+                query::pin(link.as_fd(), &path).map_err(io_error(&path, "pin"))?;
+            }
+            loaded.maps.adopt(hierarchy, cgroup, Adopt::Take).map_err(refused())?;
+            let whole = dir.join(MEMBERS).join(cgroup.id().to_string());
+            fs::rename(&half, &whole).map_err(io_error(&whole, "rename to"))
+        };
+        let done: Result<(), StoreError> = join();
+        if done.is_err() {
+            let _ = self.take_member_off(hierarchy, dir, cgroup.id(), Some(&loaded.maps));
+        }
+        done
+    }
+
+    /// Takes the programs of a limit off a member and gives its sockets back.
+    fn part(
+        &self,
+        hierarchy: &Hierarchy,
+        dir: &Path,
+        id: u64,
+        maps: Option<&LimitMaps>,
+    ) -> Result<(), StoreError> {
+        let members = dir.join(MEMBERS);
+        let (whole, half) = (members.join(id.to_string()), members.join(format!("{BUILDING}{id}")));
+        fs::rename(&whole, &half).map_err(io_error(&whole, "rename"))?;
+        self.take_member_off(hierarchy, dir, id, maps)
+    }
+
+    /// The same of one that is on its way.
+    fn take_member_off(
+        &self,
+        hierarchy: &Hierarchy,
+        dir: &Path,
+        id: u64,
+        maps: Option<&LimitMaps>,
+    ) -> Result<(), StoreError> {
+        let half = dir.join(MEMBERS).join(format!("{BUILDING}{id}"));
+        // Links first: a connection that opens meanwhile must not be set again.
+        detach_links(&half)?;
+        let at = fs::read_link(half.join(CGROUP)).ok().map(|at| hierarchy.relative(&at));
+        let cgroup = at.and_then(|at| hierarchy.open(&at).ok()).filter(|c| c.id() == id);
+        if let (Some(cgroup), Some(maps)) = (&cgroup, maps)
+            && maps.sockets.is_some()
+        {
+            let _ = maps.adopt(hierarchy, cgroup, Adopt::Release);
+            // Not this one, of which it is no member any more.
+            self.take_again(hierarchy, "", cgroup.path());
+        }
+        remove_pins(&half)
+    }
+
+    /// Takes off what a writer that died has left of members that joined or left.
+    pub(super) fn sweep_members(&self, entry: &str) {
+        let dir = self.root.join(entry);
+        if !has_half(&dir) {
+            return;
+        }
+        let Ok(hierarchy) = Hierarchy::find() else { return };
+        let maps = self.open(&hierarchy, entry).ok().map(|pinned| pinned.maps);
+        let entries = fs::read_dir(dir.join(MEMBERS)).into_iter().flatten().flatten();
+        for member in entries {
+            let name = member.file_name().to_string_lossy().into_owned();
+            let Some(id) = name.strip_prefix(BUILDING).and_then(|id| id.parse().ok()) else {
+                continue;
+            };
+            let _ = self.take_member_off(&hierarchy, &dir, id, maps.as_ref());
+        }
+    }
+}

@@ -1,0 +1,146 @@
+#!/usr/bin/env bash
+# Makes packages of a static binary: .deb, .rpm, .tar.gz and an OCI image, and their SHA256SUMS.
+#
+#   scripts/package.sh DIR [ARCH...]      ARCH: x86_64 (default), aarch64
+#
+# The binary has libelf, zlib and the C library built in, and runs on any Linux that Tidegate supports. For another
+# architecture than this machine's it is built with Debian's cross compiler, and started once by qemu-user.
+# The version is the workspace's, in Cargo.toml. cargo-deb and cargo-generate-rpm are installed if they are missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+out=${1:?"a directory for the packages"}
+shift
+[ $# -gt 0 ] || set -- x86_64
+
+host=$(uname -m)
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+# crates/cli/Cargo.toml names it.
+stage=target/package/stage
+built=$(scripts/target-dir.sh)
+
+# As Debian and Docker call it.
+other_name() {
+	case "$1" in x86_64) echo amd64 ;; aarch64) echo arm64 ;; esac
+}
+
+# Builds the binary of an architecture, without its symbols, as DIR/tidegate-ARCH.
+build() {
+	local arch=$1 triple=$1-unknown-linux-gnu strip=strip linker
+	if [ "$arch" != "$host" ]; then
+		rustup target add "$triple"
+		linker=CARGO_TARGET_$(tr a-z- A-Z_ <<<"$triple")_LINKER
+		export "$linker=$arch-linux-gnu-gcc"
+		strip=$arch-linux-gnu-strip
+	fi
+	# With a target the flags are not for build scripts, which load libraries.
+	RUSTFLAGS="-C target-feature=+crt-static" "${CARGO:-cargo}" build --release --locked --bin tidegate \
+		--features static --target "$triple"
+	"$strip" -o "$out/tidegate-$arch" "$built/$triple/release/tidegate"
+	if ! file "$out/tidegate-$arch" | grep -Eq 'static(-pie|ally) linked'; then
+		echo "$out/tidegate-$arch is not static" >&2
+		return 1
+	fi
+	if [ "$arch" = "$host" ]; then "$out/tidegate-$arch" --version; else "qemu-$arch-static" "$out/tidegate-$arch" --version; fi
+}
+
+# Binaries of another architecture do not run here: this machine's prints their man pages.
+generator() {
+	if [ -x "$out/tidegate-$host" ]; then
+		echo "$out/tidegate-$host"
+	else
+		"${CARGO:-cargo}" build --quiet --release --locked --bin tidegate
+		echo "$built/release/tidegate"
+	fi
+}
+
+# A tar file that is the same each time that it is made of the same files.
+pack() {
+	tar --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner --format=posix \
+		--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime "$@"
+}
+
+# Moves a file to the blobs of an image, and prints its descriptor.
+blob() {
+	local file=$1 type=$2 sum size
+	sum=$(sha256sum "$file" | cut -d ' ' -f 1)
+	size=$(stat --format=%s "$file")
+	mv "$file" "$image/blobs/sha256/$sum"
+	printf '{"mediaType":"application/vnd.oci.image.%s","digest":"sha256:%s","size":%s' "$type" "$sum" "$size"
+}
+
+# An image with the binary alone, as a layout of OCI in a tar file.
+make_image() {
+	local arch=$1 layer root diff config manifest name platform
+	name=$(other_name "$arch")
+	platform="\"architecture\":\"$name\",\"os\":\"linux\""
+	image=$(mktemp --directory)
+	mkdir -p "$image/blobs/sha256" "$image/root/usr/bin"
+	install -m 755 "$out/tidegate-$arch" "$image/root/usr/bin/tidegate"
+	pack --create --file "$image/layer" --directory "$image/root" usr
+	rm -rf "$image/root"
+	diff=$(sha256sum "$image/layer" | cut -d ' ' -f 1)
+	gzip --no-name --best "$image/layer"
+	layer="$(blob "$image/layer.gz" layer.v1.tar+gzip)}"
+	cat >"$image/config" <<-END
+		{$platform,"created":"$(date --utc --date="@$epoch" +%Y-%m-%dT%H:%M:%SZ)",
+		"config":{"Entrypoint":["/usr/bin/tidegate"],"Env":["PATH=/usr/bin"],
+		"Labels":{"org.opencontainers.image.title":"tidegate","org.opencontainers.image.version":"$version"}},
+		"rootfs":{"type":"layers","diff_ids":["sha256:$diff"]}}
+	END
+	config="$(blob "$image/config" config.v1+json)}"
+	echo "{\"schemaVersion\":2,\"mediaType\":\"application/vnd.oci.image.manifest.v1+json\"," \
+		"\"config\":$config,\"layers\":[$layer]}" >"$image/manifest"
+	manifest="$(blob "$image/manifest" manifest.v1+json),\"platform\":{$platform},"
+	manifest+="\"annotations\":{\"org.opencontainers.image.ref.name\":\"tidegate:$version\"}}"
+	echo "{\"schemaVersion\":2,\"manifests\":[$manifest]}" >"$image/index.json"
+	echo '{"imageLayoutVersion":"1.0.0"}' >"$image/oci-layout"
+	pack --create --file "$out/tidegate-$version-$arch.oci.tar" --directory "$image" blobs index.json oci-layout
+	rm -rf "$image"
+}
+
+make_packages() {
+	local arch=$1 triple=$1-unknown-linux-gnu name
+	name=$(other_name "$arch")
+	rm -rf "$stage"
+	scripts/install.sh stage "$out/tidegate-$arch" /usr "$stage/usr" "$(generator)"
+	install -D -m 644 packaging/limits.toml "$stage/etc/tidegate/limits.toml"
+	cargo deb --quiet --no-build --no-strip --locked --package tidegate --target "$triple" \
+		--output "$out/tidegate_${version}_$name.deb"
+	cargo generate-rpm --package crates/cli --target "$triple" --payload-compress zstd \
+		--output "$out/tidegate-$version-1.$arch.rpm"
+	pack --create --gzip --file "$out/tidegate-$version-$arch.tar.gz" --directory "$stage" usr etc
+	make_image "$arch"
+	rm -rf "$stage"
+}
+
+groups=(build package)
+for arch in "$@"; do
+	case "$arch" in
+	"$host") ;;
+	aarch64) groups+=(package-aarch64) ;;
+	*)
+		echo "$arch: packages are made for x86_64 and aarch64; another than this machine's ($host) only for aarch64" >&2
+		exit 1
+		;;
+	esac
+done
+scripts/deps.sh "${groups[@]}"
+for tool in deb generate-rpm; do
+	if ! command -v "cargo-$tool" >/dev/null; then
+		echo "cargo-$tool makes packages, and is not here: building it"
+		cargo install --locked --quiet "cargo-$tool"
+	fi
+done
+
+mkdir -p "$out"
+out=$(realpath "$out")
+# Packages of one commit are the same.
+epoch=$(git log -1 --format=%ct 2>/dev/null || date +%s)
+export SOURCE_DATE_EPOCH=$epoch
+for arch in "$@"; do
+	build "$arch"
+	make_packages "$arch"
+done
+rm "${@/#/$out/tidegate-}"
+(cd "$out" && sha256sum tidegate[_-]"$version"[_-]* >SHA256SUMS && cat SHA256SUMS)
