@@ -8,7 +8,7 @@
 use std::{
     collections::BTreeSet,
     mem::MaybeUninit,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::mpsc,
     time::Duration,
 };
@@ -158,7 +158,8 @@ pub struct Gate {
     lost: u64,
     /// There are decided cgroups that wait for one above them.
     has_waiting: bool,
-    _links: Vec<Link>,
+    _programs: Vec<OwnedFd>,
+    _tracepoints: [Link; 2],
 }
 
 impl Gate {
@@ -175,15 +176,15 @@ impl Gate {
         }
         let mut storage = MaybeUninit::uninit();
         let object = load(&mut storage, &parents, settings)?;
-        let mut links = Vec::new();
+        let mut programs = Vec::new();
         // First those for packets: who is in the map is held from then on.
         for parent in parents {
-            links.push(attach(&object.progs.gate_out, "gate_out", parent)?);
-            links.push(attach(&object.progs.gate_in, "gate_in", parent)?);
+            programs.push(attach(object.progs.gate_out.as_fd(), "egress", parent)?);
+            programs.push(attach(object.progs.gate_in.as_fd(), "ingress", parent)?);
         }
         let tracepoint = |program| move |source| GateError::Tracepoint { program, source };
-        links.push(object.progs.gate_made.attach().map_err(tracepoint("gate_made"))?);
-        links.push(object.progs.gate_removed.attach().map_err(tracepoint("gate_removed"))?);
+        let made = object.progs.gate_made.attach().map_err(tracepoint("gate_made"))?;
+        let removed = object.progs.gate_removed.attach().map_err(tracepoint("gate_removed"))?;
 
         let handle = |map: &_, name| MapHandle::try_from(map).map_err(map_error(name));
         let maps = &object.maps;
@@ -203,7 +204,8 @@ impl Gate {
             received,
             lost: 0,
             has_waiting: false,
-            _links: links,
+            _programs: programs,
+            _tracepoints: [made, removed],
         })
     }
 

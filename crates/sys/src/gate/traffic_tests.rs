@@ -142,6 +142,8 @@ impl Net {
         let bind = || UdpSocket::bind((OUTSIDE, PORT)).unwrap();
         let socket = self.outside.run(bind).unwrap();
         socket.set_nonblocking(true).unwrap();
+        // Room for all datagrams of a test.
+        rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, 1 << 20).unwrap();
         socket
     }
 }
