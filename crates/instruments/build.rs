@@ -4,5 +4,5 @@
 mod bpf;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    bpf::build("bpf", "native_instruments")
+    bpf::build("bpf", "native_instruments").map(drop)
 }

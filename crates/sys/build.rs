@@ -63,7 +63,10 @@ const ACKS: [(&str, &str); 15] = [
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    bpf::build(BPF, "native")?;
+    let programs = bpf::build(BPF, "native")?;
+    // Half of it is enough to tell the builds of one host apart.
+    let build = format!("{}+{:08x}", env!("CARGO_PKG_VERSION"), programs as u32);
+    println!("cargo:rustc-env=TIDEGATE_BUILD={build}");
     let layout = bindings("intf.rs", &["edt/intf.h", "police/intf.h"], &INTF)?;
     println!("cargo:rustc-env=TIDEGATE_LAYOUT={layout}");
     bindings("acks.rs", &["acks/acks.h"], &ACKS)?;
@@ -100,10 +103,8 @@ fn bindings(
     }
     let text = builder.generate()?.to_string();
     std::fs::write(Path::new(&env::var("OUT_DIR")?).join(file), &text)?;
-    // FNV-1a.
-    Ok(text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
-        (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    }))
+    let add = |sum: u64, byte| (sum ^ u64::from(byte)).wrapping_mul(bpf::FNV_PRIME);
+    Ok(text.bytes().fold(bpf::FNV_OFFSET, add))
 }
 
 #[derive(Debug)]

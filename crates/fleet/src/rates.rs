@@ -60,7 +60,9 @@ pub fn begin_alone(spec: &Spec, plan: &mut Plan) {
                 Action::Replace { from, to, .. } => {
                     (&to.name, vec![&mut from.options, &mut to.options])
                 }
-                Action::Change { .. } | Action::Members { .. } => continue,
+                Action::Change { .. } | Action::Members { .. } | Action::TakeOver { .. } => {
+                    continue;
+                }
             };
             if !group.members.contains(name) {
                 continue;
@@ -166,6 +168,7 @@ mod tests {
             state: State::InForce,
             options,
             parent: None,
+            other_build: None,
         };
         options.egress.as_mut().unwrap().rate = "3.2gbit".parse().unwrap();
         let plan_of = |present: Present| {

@@ -111,7 +111,8 @@ mod tests {
     fn present(name: &str, scope: &str, state: State) -> Present {
         let scope = Scope::Cgroup(scope.to_owned());
         let (name, options) = (name.to_owned(), options());
-        Present { name, scope, members: Vec::new(), gone: Vec::new(), state, options, parent: None }
+        let (members, gone) = (Vec::new(), Vec::new());
+        Present { name, scope, members, gone, state, options, parent: None, other_build: None }
     }
 
     fn waits(name: &str) -> Waits {

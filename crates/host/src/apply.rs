@@ -61,6 +61,12 @@ pub trait Backend {
     /// As the backend has it.
     fn change(&mut self, name: &str, options: &LimitOptions) -> Result<(), Self::Error>;
 
+    /// Has a limit run the programs of this build.
+    ///
+    /// # Errors
+    /// As the backend has it.
+    fn take_over(&mut self, name: &str) -> Result<(), Self::Error>;
+
     /// Takes a limit off.
     ///
     /// # Errors
@@ -91,7 +97,7 @@ pub fn apply<G: Backend>(backend: &mut G, actions: &[Action]) -> Result<(), Appl
     let leaves = |action: &&Action| match action {
         Action::Remove { .. } | Action::Replace { .. } => true,
         Action::Members { leave, .. } => !leave.is_empty(),
-        Action::Add { .. } | Action::Change { .. } => false,
+        Action::Add { .. } | Action::Change { .. } | Action::TakeOver { .. } => false,
     };
     backend.leaving(actions.iter().filter(leaves).map(|action| action.name().to_owned()).collect());
     let done = perform_all(backend, actions);
@@ -190,6 +196,7 @@ fn perform<G: Backend>(backend: &mut G, action: &Action) -> Result<(), G::Error>
         Action::Remove { limit, .. } => backend.remove(&limit.name),
         Action::Change { name, to, .. } => backend.change(name, to),
         Action::Members { name, to, .. } => backend.set_members(name, to),
+        Action::TakeOver { limit } => backend.take_over(&limit.name),
         Action::Replace { to: limit, .. } => backend.replace(limit),
         Action::Add { limit } => backend.add(limit),
     }
@@ -202,6 +209,8 @@ fn undo<G: Backend>(backend: &mut G, action: &Action) -> Result<(), G::Error> {
         Action::Remove { limit, .. } => backend.add(&Wanted::again(limit.clone())),
         Action::Change { name, from, .. } => backend.change(name, from),
         Action::Members { name, from, .. } => backend.set_members(name, from),
+        // It does the same with the programs of either build.
+        Action::TakeOver { .. } => Ok(()),
         Action::Replace { from, .. } => backend.replace(&Wanted::again(from.clone())),
         Action::Add { limit } => backend.remove(&limit.name),
     }
@@ -256,6 +265,7 @@ mod tests {
             state: State::Broken,
             options: LimitOptions::default(),
             parent: None,
+            other_build: None,
         };
         let present: Vec<_> = wanted.iter().map(broken).collect();
         let mut host = Model::new(&present);

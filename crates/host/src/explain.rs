@@ -446,6 +446,7 @@ fn applied(limit: &Live, earlier: &[Live], sample_ns: u64) -> Applied {
         waiting: _,
         why: _,
         programs_before: _,
+        other_build: _,
     } = limit.status.clone();
     let sample = LimitSample::between(then, &limit.status, sample_ns, 0);
     let direction = |now: Option<DirectionStatus>,

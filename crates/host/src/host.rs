@@ -172,8 +172,8 @@ impl Host {
     }
 
     /// The limits that are not in force although their cgroup or device is there, as they shall be: of
-    /// another version, or taken off by somebody. With a name that one alone. Also says why the others that
-    /// are not in force cannot be restored.
+    /// another version, or taken off by somebody; and those that run the programs of another build. With a
+    /// name that one alone. Also says why the others that are not in force cannot be restored.
     ///
     /// # Errors
     /// [`StoreError`] when the store cannot be read.
@@ -193,7 +193,11 @@ impl Host {
             }
         }
         let taken_off = listing.limits.iter().map(present);
-        lost.extend(taken_off.filter(|limit| limit.state == State::Detached));
+        lost.extend(taken_off.filter(|limit| match limit.state {
+            State::Detached => true,
+            State::InForce | State::NoFq | State::NoMembers => limit.other_build.is_some(),
+            State::ScopeGone | State::Broken => false,
+        }));
         Ok((lost.into_iter().map(Wanted::again).collect(), refused))
     }
 
@@ -276,6 +280,7 @@ pub fn present(pinned: &PinnedLimit) -> Present {
         state,
         options: pinned.options(),
         parent: pinned.parent.clone(),
+        other_build: pinned.other_build.clone(),
     }
 }
 
@@ -289,6 +294,7 @@ fn present_unreadable(limit: &Unreadable) -> Present {
         state: State::Broken,
         options: limit.options().unwrap_or_default(),
         parent: limit.parent.clone(),
+        other_build: limit.intent.as_ref().map(|intent| intent.build.clone()),
     }
 }
 
@@ -426,6 +432,10 @@ impl Backend for LockedHost {
 
     fn change(&mut self, name: &str, options: &LimitOptions) -> Result<(), StoreError> {
         self.host.store.change(&self.lock, &self.host.hierarchy, name, options)
+    }
+
+    fn take_over(&mut self, name: &str) -> Result<(), StoreError> {
+        self.host.store.take_over(&self.lock, &self.host.hierarchy, name)
     }
 
     fn remove(&mut self, name: &str) -> Result<(), StoreError> {

@@ -1,5 +1,6 @@
 //! What must be done so that the limits of a host are as a spec says. Pure: no kernel is asked.
 //!
+//! - A limit of the spec that runs the programs of another build gets those of this one, in place.
 //! - A limit of the spec that the host does not have is added; one with other settings is changed in place.
 //! - One on another cgroup or device than the spec says, or whose programs somebody took off, or that
 //!   gets other programs, is replaced: the new one comes first, then the old one goes.
@@ -66,6 +67,8 @@ pub struct Present {
     pub options: LimitOptions,
     /// The name of its parent.
     pub parent: Option<String>,
+    /// Whose programs it runs, if they are those of another build.
+    pub other_build: Option<String>,
 }
 
 impl Wanted {
@@ -137,6 +140,11 @@ pub enum Action {
         from: Vec<String>,
         /// ... and after.
         to: Vec<String>,
+    },
+    /// Have it go on with the programs of this build.
+    TakeOver {
+        /// The limit as it is.
+        limit: Present,
     },
     /// Put another limit in the place of one of its name.
     Replace {
@@ -210,7 +218,7 @@ impl Action {
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
-            Action::Remove { limit, .. } => &limit.name,
+            Action::Remove { limit, .. } | Action::TakeOver { limit } => &limit.name,
             Action::Change { name, .. } | Action::Members { name, .. } => name,
             Action::Replace { to: limit, .. } | Action::Add { limit } => &limit.name,
         }
@@ -223,6 +231,7 @@ impl Action {
             Action::Remove { .. } => "remove",
             Action::Change { .. } => "change",
             Action::Members { .. } => "members",
+            Action::TakeOver { .. } => "take_over",
             Action::Replace { .. } => "replace",
             Action::Add { .. } => "add",
         }
@@ -405,15 +414,11 @@ pub fn plan_pruning(
                 additions.push(limit.wanted());
             }
             (Some(_), None) if limit.detached => {}
-            (Some(is), None) if !differences(&is.options, &limit.options).is_empty() => {
-                changes.push(Action::Change {
-                    name: limit.name.clone(),
-                    scope: is.scope.clone(),
-                    from: is.options,
-                    to: limit.options,
-                });
+            (Some(is), None) if is.other_build.is_some() && !limit.stays => {
+                changes.push(Action::TakeOver { limit: is.clone() });
+                changes.extend(change(is, limit));
             }
-            _ => {}
+            (Some(is), None) => changes.extend(change(is, limit)),
         }
         if let (Some(is), None, false) = (is, reason, limit.stays) {
             let (join, leave) = members_steps(is, limit);
@@ -467,6 +472,17 @@ fn members_steps(is: &Present, shall: &Member) -> (Option<Action>, Option<Action
     let mut leave = not_in(&is.members, &shall.members);
     leave.extend(is.gone.iter().cloned());
     (step(join, Vec::new(), &is.members, &all), step(Vec::new(), leave, &all, &shall.members))
+}
+
+/// The change of a limit that does something else than it shall.
+fn change(is: &Present, shall: &Member) -> Option<Action> {
+    let differs = !differences(&is.options, &shall.options).is_empty();
+    differs.then(|| Action::Change {
+        name: is.name.clone(),
+        scope: is.scope.clone(),
+        from: is.options,
+        to: shall.options,
+    })
 }
 
 /// The names of the limits that are taken off before others are put on: nothing is limited by them any
@@ -600,7 +616,7 @@ impl From<&Wanted> for Member {
 
 impl From<&Present> for Member {
     fn from(limit: &Present) -> Member {
-        let Present { name, scope, members, gone: _, state, options, parent } = limit.clone();
+        let Present { name, scope, members, state, options, parent, .. } = limit.clone();
         let detached = matches!(state, State::ScopeGone | State::Detached | State::Broken);
         let (scope, asked) = (Some(scope), Asked::default());
         Member { name, scope, members, parent, options, asked, detached, stays: true }

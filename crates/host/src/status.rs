@@ -62,6 +62,9 @@ pub struct LimitStatus {
     /// Why it cannot be read; nothing of its settings and counters is known then.
     #[serde(rename = "reason", skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
+    /// Whose programs it runs, if they are those of another build.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub other_build: Option<String>,
     /// On a device: programs of others that meet packets before the limit does, and may keep them from it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub programs_before: Vec<ProgramBefore>,
@@ -390,7 +393,8 @@ impl LimitStatus {
     /// # Errors
     /// [`LimitError`] when its maps cannot be read.
     pub fn read(pinned: &PinnedLimit) -> Result<LimitStatus, LimitError> {
-        let Present { name, scope, members, state, parent, .. } = host::present(pinned);
+        let Present { name, scope, members, state, parent, other_build, .. } =
+            host::present(pinned);
         let members = matches!(scope, Scope::Select(_)).then_some(members);
         let mut status = Self::of_maps(name, scope, state, pinned.maps())?;
         status.settings = Settings::from(pinned.options());
@@ -398,7 +402,13 @@ impl LimitStatus {
         let before = pinned.programs_before().into_iter();
         let programs_before =
             before.map(|Before { id, name, direction }| ProgramBefore { id, name, direction });
-        Ok(LimitStatus { members, parent, programs_before: programs_before.collect(), ..status })
+        Ok(LimitStatus {
+            members,
+            parent,
+            other_build,
+            programs_before: programs_before.collect(),
+            ..status
+        })
     }
 
     /// The same; one whose maps cannot be read is broken.
@@ -414,7 +424,9 @@ impl LimitStatus {
     #[must_use]
     pub fn broken(limit: &Unreadable) -> LimitStatus {
         let scope = limit.scope.clone().unwrap_or_else(|| Scope::Cgroup("?".to_owned()));
-        Self::unknown(limit.name.clone(), scope, limit.parent.clone(), limit.why.clone())
+        let other_build = limit.intent.as_ref().map(|intent| intent.build.clone());
+        let (name, parent) = (limit.name.clone(), limit.parent.clone());
+        LimitStatus { other_build, ..Self::unknown(name, scope, parent, limit.why.clone()) }
     }
 
     /// Every limit of a store, sorted by name.
@@ -440,6 +452,7 @@ impl LimitStatus {
             ingress: None,
             waiting: None,
             why: Some(why),
+            other_build: None,
             programs_before: Vec::new(),
         }
     }
@@ -475,6 +488,7 @@ impl LimitStatus {
             ingress: direction(Direction::Ingress)?,
             waiting: None,
             why: None,
+            other_build: None,
             programs_before: Vec::new(),
         })
     }
@@ -671,6 +685,7 @@ mod tests {
             ingress: None,
             waiting: None,
             why: None,
+            other_build: None,
             programs_before: Vec::new(),
         }
     }

@@ -40,10 +40,18 @@ pub(crate) fn lookup<T: bytemuck::Pod>(
         .ok_or(LimitError::Layout(name))
 }
 
+/// Has an object that is open use a map that is there. One of another build may have another layout.
 pub(crate) fn reuse(
     map: &mut libbpf_rs::OpenMapMut<'_>,
     with: &MapHandle,
 ) -> Result<(), LimitError> {
+    // The kernel keeps so much of a name.
+    let kept = |name: &std::ffi::OsStr| {
+        name.as_encoded_bytes().iter().copied().take(15).collect::<Vec<_>>()
+    };
+    if kept(map.name()) != kept(with.name()) || map.value_size() != with.value_size() {
+        return Err(LimitError::Layout("shared"));
+    }
     map.reuse_fd(with.as_fd()).map_err(load_error("companion"))
 }
 

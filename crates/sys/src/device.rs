@@ -129,6 +129,13 @@ const HOOKS: [(Direction, &str, &str); 2] = [
     (Direction::Ingress, "ingress", PROGRAM_PINS[1]),
 ];
 pub(crate) const PROGRAM_PINS: [&str; 2] = ["program_egress", "program_ingress"];
+/// Follows the name of the pin of a program that is about to take the place of that of a filter.
+const NEXT: &str = "_next";
+
+/// Whether a pin is that of a filter's program.
+pub(crate) fn is_program_pin(name: &str) -> bool {
+    PROGRAM_PINS.contains(&name.strip_suffix(NEXT).unwrap_or(name))
+}
 /// That of the link of a program in XDP.
 pub(crate) const XDP_PIN: &str = "xdp";
 /// The mark, in a pinned limit's directory, that clsact came with it.
@@ -276,7 +283,7 @@ fn add_filter(
         None => {
             hook(fd.as_fd(), target.ifindex, side, priority).attach().map(drop).map_err(refused)?
         }
-        Some(to) => add_redirect(fd.as_fd(), target.ifindex, side, priority, to)?,
+        Some(to) => add_redirect(fd.as_fd(), target.ifindex, side, priority, to, Verb::Add)?,
     }
     filters.programs.push((direction, side, fd));
     Ok(())
@@ -298,11 +305,12 @@ fn add_redirect(
     side: Side,
     priority: u32,
     to: u32,
+    verb: Verb,
 ) -> Result<(), LimitError> {
     let parent = if side == Side::In { Handle::CLSACT_INGRESS } else { Handle::CLSACT_EGRESS };
     let redirect =
         Redirect { ifindex, parent, priority: priority as u16, handle: HANDLE as u16, program, to };
-    Netlink::open()?.add_redirect(&redirect).map_err(|e| match e.is_absent() {
+    Netlink::open()?.add_redirect(&redirect, verb).map_err(|e| match e.is_absent() {
         true => LimitError::NoMirred,
         false => e.into(),
     })
@@ -456,14 +464,67 @@ pub(crate) fn unhooked(
         let Some((direction, _, pin)) = HOOKS.iter().find(|(_, link, _)| link == name) else {
             return true;
         };
-        if let Ok(program) = Program::fd_from_pinned_path(dir.join(pin)) {
+        let next = format!("{pin}{NEXT}");
+        let mut programs = [*pin, &next]
+            .into_iter()
+            .filter_map(|pin| Program::fd_from_pinned_path(dir.join(pin)).ok())
+            .peekable();
+        if programs.peek().is_some() {
             let side = Side::of(*direction, limit.flags & intf::FLAG_PORT != 0);
-            return priority_of(limit.ifindex, side, program.as_fd()).is_some();
+            return programs.any(|p| priority_of(limit.ifindex, side, p.as_fd()).is_some());
         }
         let info = Link::open(dir.join(name)).and_then(|link| link.info());
         matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Tcx(t)) if t.ifindex == limit.ifindex)
     };
     names.iter().copied().filter(|name| !is_hooked(name)).collect()
+}
+
+/// Has the filter of a direction whose program is pinned in `dir` run another program: a packet meets one or
+/// the other. False if no program of a filter is pinned there.
+///
+/// # Errors
+/// [`LimitError::AttachDevice`]; the earlier one runs.
+pub(crate) fn replace_filter(
+    dir: &Path,
+    limit: &intf::Limit,
+    link: &str,
+    program: BorrowedFd<'_>,
+    redirected_to: Option<u32>,
+) -> Result<bool, LimitError> {
+    let Some((direction, _, pin)) = HOOKS.iter().find(|(_, name, _)| *name == link) else {
+        return Ok(false);
+    };
+    let (pin, next) = (dir.join(pin), dir.join(format!("{pin}{NEXT}")));
+    if !pin.exists() {
+        return Ok(false);
+    }
+    let refused = |source| LimitError::AttachDevice { device: limit.ifindex.to_string(), source };
+    let io_refused = |e: std::io::Error| refused(e.into());
+    let side = Side::of(*direction, limit.flags & intf::FLAG_PORT != 0);
+    let is_at = |pin: &Path| {
+        let program = Program::fd_from_pinned_path(pin).ok()?;
+        priority_of(limit.ifindex, side, program.as_fd())
+    };
+    // A writer that died may have been here.
+    match is_at(&next) {
+        Some(_) => fs::rename(&next, &pin).map_err(io_refused)?,
+        None => drop(fs::remove_file(&next)),
+    }
+    let Some(priority) = is_at(&pin) else { return Ok(true) };
+    query::pin(&program, &next).map_err(io_refused)?;
+    let done = match redirected_to {
+        None => hook(program, limit.ifindex, side, priority)
+            .replace(true)
+            .attach()
+            .map(drop)
+            .map_err(refused),
+        Some(to) => add_redirect(program, limit.ifindex, side, priority, to, Verb::Replace),
+    };
+    if done.is_err() {
+        let _ = fs::remove_file(&next);
+        return done.map(|()| true);
+    }
+    fs::rename(&next, &pin).map(|()| true).map_err(io_refused)
 }
 
 /// Takes the filters off that are known by the programs pinned in `dir`, in the network namespace of the

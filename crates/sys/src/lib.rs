@@ -61,6 +61,9 @@ pub mod survey;
 pub mod waiting;
 pub mod xdp;
 
+/// The version, and a number that is another one when the eBPF programs are others.
+pub const BUILD: &str = env!("TIDEGATE_BUILD");
+
 /// The objects of `bpf/`, as libbpf-cargo turned them into Rust.
 mod skel {
     #![allow(

@@ -6,11 +6,17 @@
 //!
 //! [`SCHEMES`]: tidegate_core::scheme::SCHEMES
 
-use std::path::Path;
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use libbpf_rs::ProgramMut;
 
 use tidegate_core::{self as core, queue_options::ConfigError};
 
 use crate::{
+    bpf::load_error,
     cgroup::{Cgroup, Hierarchy},
     device::Target,
     fq::FqError,
@@ -27,6 +33,28 @@ mod tbf;
 
 /// The pins of the links of a limit: of the programs for both directions, and for the sockets.
 pub(crate) const LINKS: [&str; 3] = ["egress", "ingress", "sockops"];
+
+/// A program that takes the place of another one.
+pub(crate) struct Successor {
+    /// The pin of the link, or beside that of the filter's program.
+    pub(crate) pin: PathBuf,
+    pub(crate) program: OwnedFd,
+    /// Of a filter that sends packets to a device.
+    pub(crate) redirected_to: Option<u32>,
+}
+
+/// Programs that are loaded, each for a link pinned in `dir`.
+pub(crate) fn successors(
+    dir: &Path,
+    programs: &[(&str, &ProgramMut<'_>)],
+) -> Result<Vec<Successor>, LimitError> {
+    let successor = |(link, program): &(&str, &ProgramMut<'_>)| {
+        let program = program.as_fd().try_clone_to_owned();
+        let program = program.map_err(|e| load_error("successor")(e.into()))?;
+        Ok(Successor { pin: dir.join(link), program, redirected_to: None })
+    };
+    programs.iter().map(successor).collect()
+}
 
 /// How the limits of a scheme are pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +97,19 @@ pub(crate) trait Scheme: Sync {
         _force: bool,
     ) -> Result<AttachedLimit, LimitError> {
         Err(ConfigError::Scheme(options.scheme).into())
+    }
+
+    /// Loads the programs of a limit that is pinned in `dir` once more, with the maps that it has.
+    ///
+    /// # Errors
+    /// [`LimitError`]; nothing is attached.
+    fn reload(
+        &self,
+        _dir: &Path,
+        _limit: &intf::Limit,
+        _maps: &LimitMaps,
+    ) -> Result<Vec<Successor>, LimitError> {
+        Ok(Vec::new())
     }
 
     /// Opens what a limit has beside its maps, which are pinned in `dir`.

@@ -37,6 +37,7 @@ mod place;
 mod pools;
 mod recover;
 mod replace;
+mod takeover;
 pub(crate) mod unreadable;
 mod whereabouts;
 
@@ -176,6 +177,8 @@ pub struct PinnedLimit {
     pub xdp_mode: Option<XdpMode>,
     /// The directory in which its programs are pinned.
     hooks: PathBuf,
+    /// Whose programs it runs, if they are those of another build.
+    pub other_build: Option<String>,
     /// What was asked of it, as its intent says.
     asked: Option<LimitOptions>,
     maps: LimitMaps,
@@ -422,6 +425,7 @@ impl Store {
             members,
             unkept: None,
             parent,
+            other_build: self.other_build(name, intent.as_ref()),
             asked: intent.and_then(|intent| intent.options),
             maps,
         };

@@ -239,6 +239,12 @@ fn print_text(
                 let all = joins.chain(leaves).collect::<Vec<_>>().join(", ");
                 writeln!(out, "{}", paint.yellow(&format!("~ {name}: {all}")))?;
             }
+            Action::TakeOver { limit } => {
+                let build = limit.other_build.as_deref().unwrap_or_default();
+                let line =
+                    format!("~ {}: new programs (made by another build, {build})", limit.name);
+                writeln!(out, "{}", paint.yellow(&line))?;
+            }
             Action::Remove { limit, reason } => {
                 let (name, on) = (&limit.name, output::scope(&limit.scope));
                 let why = match reason {
@@ -278,8 +284,8 @@ fn print_text(
     let parts = || plan.actions.iter().flat_map(parts);
     let count = |verb| parts().filter(|action| action.verb() == verb).count();
     let (add, remove) = (count("add"), count("remove"));
-    // One may get and lose cgroups, and change besides.
-    let is_change = |action: &&Action| matches!(action.verb(), "change" | "members");
+    // One may get and lose cgroups, get other programs, and change besides.
+    let is_change = |action: &&Action| matches!(action.verb(), "change" | "members" | "take_over");
     let changed = plan.actions.iter().filter(is_change).map(Action::name);
     let change = changed.collect::<BTreeSet<_>>().len();
     if applied {
@@ -503,13 +509,16 @@ impl<'a> From<&'a Action> for ActionJson<'a> {
             Action::Remove { limit, reason } => (&limit.scope, Some(reason.to_string()), None),
             Action::Change { scope, to, .. } => (scope, None, Some(to)),
             Action::Members { scope, .. } => (scope, None, None),
+            Action::TakeOver { limit } => {
+                (&limit.scope, Some("made by another build".to_owned()), None)
+            }
             Action::Replace { to: limit, .. } | Action::Add { limit } => {
                 (&limit.scope, None, Some(&limit.options))
             }
         };
         let parent = match action {
             Action::Remove { limit, .. } => limit.parent.as_deref(),
-            Action::Change { .. } | Action::Members { .. } => None,
+            Action::Change { .. } | Action::Members { .. } | Action::TakeOver { .. } => None,
             Action::Replace { to: limit, .. } | Action::Add { limit } => limit.parent.as_deref(),
         };
         let none: &[String] = &[];
@@ -518,7 +527,7 @@ impl<'a> From<&'a Action> for ActionJson<'a> {
             Action::Add { limit } | Action::Replace { to: limit, .. } => {
                 (limit.members.as_slice(), none)
             }
-            Action::Remove { .. } | Action::Change { .. } => (none, none),
+            Action::Remove { .. } | Action::Change { .. } | Action::TakeOver { .. } => (none, none),
         };
         ActionJson {
             join,

@@ -199,6 +199,7 @@ fn show(
         tell_colours(&mut out, &limits)?;
         tell_hooks(&mut out, &limits)?;
         tell_members(&mut out, &limits)?;
+        tell_builds(&mut out, &limits)?;
         tell_at_risk(&mut out, &limits)?;
         tell_waiting(&mut out, &limits)?;
     }
@@ -254,6 +255,21 @@ fn tell_members(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     for limit in limits {
         if let Some(members) = &limit.members {
             writeln!(out, "{}: {}", limit.name, output::members(members))?;
+        }
+    }
+    Ok(())
+}
+
+/// ... and which limits run the programs of another build.
+fn tell_builds(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
+    for limit in limits.iter().filter(|limit| limit.state != State::Broken) {
+        if let Some(build) = &limit.other_build {
+            let (name, own) = (&limit.name, tidegate_sys::BUILD);
+            writeln!(
+                out,
+                "{name}: made by another build, {build} (this one is {own}); `tidegate limit restore {name}` \
+                 has it run the programs of this one"
+            )?;
         }
     }
     Ok(())

@@ -26,7 +26,9 @@ use tidegate_sys::{libbpf_rs::libbpf_sys, net::NetNs};
 use crate::{
     common::{Objects, PATIENCE, Place, entries, kernel_before, skip},
     edt::{cable, into},
-    need_root, tracer,
+    need_root,
+    older::build_of_another,
+    tracer,
 };
 
 /// The sample ends after this time ...
@@ -211,7 +213,11 @@ fn same(when: &str, is: &Snapshot, shall: &Snapshot) -> Result<(), String> {
 
 impl Case {
     fn prepare(&self, scene: &Scene) -> Result<(), String> {
-        self.setup.iter().try_for_each(|words| scene.try_to(words).map(drop))
+        self.setup.iter().try_for_each(|words| scene.try_to(words).map(drop))?;
+        if self.name.ends_with("take over") {
+            self.stay.iter().for_each(|name| build_of_another(&scene.place, name));
+        }
+        Ok(())
     }
 
     /// What must hold once the writer is dead.
@@ -325,6 +331,8 @@ fn cases_of(schemes: &[(&str, &str, &str, &str)]) -> Vec<Case> {
         case("del", &[&add, other], "limit del a", &["z"]);
         case("apply", &[&add, other], &spec, &["a"]);
         case("detach", &[&add, other], "detach", &[]);
+        // Of another build, as `prepare` has it.
+        case("take over", &[&add], "limit restore", &["a"]);
     }
     cases
 }
@@ -357,6 +365,8 @@ fn cases() -> Vec<Case> {
     case("pace child set", &[outer, inner], "limit set b --weight 300", &["a", "b"]);
     case("pace child del", &[outer, inner], "limit del b", &["a"]);
     case("pace parent set", &[outer, inner], "limit set a --egress 9mbit", &["a", "b"]);
+    case("pace tree take over", &[outer, inner], "limit restore", &["a", "b"]);
+    case("htb tree take over", &[root, inside], "limit restore", &["a", "b"]);
     case("pace tree detach", &[outer, inner], "detach", &[]);
     // The parent gets other programs, and its child with it.
     let tree = "apply [[limit]]\nname = \"a\"\nscope = { cgroup = \"{x}\" }\negress = \"20mbit\"\n\

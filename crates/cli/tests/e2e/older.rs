@@ -1,11 +1,16 @@
 //! Limits whose maps cannot be read, as those that another version has pinned: one bad row, nobody else is
 //! disturbed, and they come off whole.
 
-use std::{net::TcpListener, os::unix::fs::symlink, path::Path, time::Instant};
+use std::{
+    net::TcpListener,
+    os::{fd::AsFd, unix::fs::symlink},
+    path::Path,
+    time::Instant,
+};
 
 use tidegate_sys::{
     cgroup::Cgroup,
-    libbpf_rs::{MapCore, MapHandle, MapType, libbpf_sys},
+    libbpf_rs::{Link, MapCore, MapHandle, MapType, Program, libbpf_sys},
     net::diag,
 };
 
@@ -193,6 +198,91 @@ fn root_limits_of_an_earlier_version_on_devices_are_restored() {
         assert!(add.contains("nothing changed"), "{words}: {add}");
         ok(&place, &bed, "limit del old");
         assert_eq!(bed.qdiscs(), before, "{words}");
+    }
+}
+
+/// Has a limit of this layout be one that another build has made.
+pub fn build_of_another(place: &Place, name: &str) {
+    let dir = place.store().join(name);
+    let mut intent = place.intent(name);
+    intent["build"] = "0.0.1".into();
+    std::fs::remove_file(dir.join("intent")).unwrap();
+    symlink(intent.to_string(), dir.join("intent")).unwrap();
+    let Ok(pool) = std::fs::read_link(dir.join("room")) else { return };
+    let build = place.store().join(pool).join("build");
+    std::fs::remove_file(&build).unwrap();
+    symlink("0.0.1", build).unwrap();
+}
+
+/// The programs of the links and filters that are pinned, and the maps, by their kernel ids.
+fn ids_of(place: &Place, at: &Path) -> [Vec<u32>; 2] {
+    let [mut programs, mut maps] = [Vec::new(), Vec::new()];
+    let mut entries: Vec<_> = std::fs::read_dir(at).unwrap().map(|e| e.unwrap().path()).collect();
+    entries.sort();
+    for path in entries {
+        if path.is_symlink() {
+            continue;
+        }
+        if path.is_dir() {
+            let [more_programs, more_maps] = ids_of(place, &path);
+            programs.extend(more_programs);
+            maps.extend(more_maps);
+            continue;
+        }
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if ["egress", "ingress", "sockops", "xdp"].contains(&&*name) {
+            programs.push(Link::open(&path).unwrap().info().unwrap().prog_id);
+        } else if name.starts_with("program_") {
+            let program = Program::fd_from_pinned_path(&path).unwrap();
+            programs.push(Program::id_from_fd(program.as_fd()).unwrap());
+        } else {
+            maps.push(MapHandle::from_pinned_path(&path).unwrap().info().unwrap().info.id);
+        }
+    }
+    [programs, maps]
+}
+
+/// A limit of another build gets other programs and keeps its maps, whatever its scheme.
+#[test]
+fn root_limits_of_another_build_are_taken_over() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    let group = place.child("g");
+    let inside = place.child("g/in");
+    let before = bed.qdiscs();
+    let cgroup = |more: &str| format!("--cgroup {} {more}", group.path());
+    let child = format!("limit add in --cgroup {} --parent old --weight 200", inside.path());
+    for (words, child) in [
+        (cgroup("--scheme pace --egress 20mbit --ingress 20mbit"), Some(&child)),
+        (cgroup("--scheme nrm --egress 20mbit --exempt 10.1.0.0/16"), None),
+        (cgroup("--scheme police --egress 20mbit"), None),
+        ("--dev eth0 --scheme police --egress 20mbit --exempt 10.1.0.0/16".to_owned(), None),
+        ("--dev eth0 --scheme police --egress 20mbit --match 10.97.0.0/24".to_owned(), None),
+        ("--dev eth0 --scheme police --ingress 20mbit --hook xdp".to_owned(), None),
+        ("--dev eth0 --scheme htb --egress 20mbit --ingress 20mbit".to_owned(), None),
+        ("--port eth0 --scheme spring --egress 20mbit --ingress 20mbit".to_owned(), None),
+        ("--dev eth0 --scheme tbf --egress 20mbit".to_owned(), None),
+    ] {
+        ok(&place, &bed, &format!("limit add old {words}"));
+        child.inspect(|child| drop(ok(&place, &bed, child)));
+        let names = if child.is_some() { vec!["old", "in"] } else { vec!["old"] };
+        names.iter().for_each(|name| build_of_another(&place, name));
+        let [programs, maps] = ids_of(&place, &place.store());
+        let status = ok(&place, &bed, "status");
+        assert!(status.contains("made by another build, 0.0.1"), "{words}: {status}");
+        assert!(ok(&place, &bed, "status --json").contains("\"other_build\": \"0.0.1\""));
+        let said = ok(&place, &bed, "limit restore");
+        assert!(said.contains("limit `old` is on"), "{words}: {said}");
+        let [now, same] = ids_of(&place, &place.store());
+        assert_eq!(same, maps, "{words}");
+        assert!(!programs.is_empty() && now.len() == programs.len(), "{words}");
+        assert!(now.iter().all(|id| !programs.contains(id)), "{words}: {programs:?} {now:?}");
+        let status = ok(&place, &bed, "status");
+        assert!(!status.contains("another build") && !status.contains("WARNING"), "{status}");
+        assert!(ok(&place, &bed, "limit restore").contains("nothing changed"), "{words}");
+        ok(&place, &bed, "detach");
+        assert_eq!(bed.qdiscs(), before, "{words}");
+        assert!(!place.store().exists(), "{words}");
     }
 }
 

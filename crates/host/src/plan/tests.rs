@@ -20,6 +20,7 @@ pub(crate) struct Held {
     pub(crate) state: State,
     pub(crate) options: LimitOptions,
     pub(crate) parent: Option<String>,
+    pub(crate) other_build: Option<String>,
 }
 
 /// A host without a kernel: the rules that a real one enforces, and faults on demand.
@@ -41,8 +42,9 @@ pub(crate) struct Fault(&'static str);
 impl Model {
     pub(crate) fn new(present: &[Present]) -> Model {
         let held = |limit: &Present| {
-            let Present { name, scope, members, gone, state, options, parent } = limit.clone();
-            (name, Held { scope, members, gone, state, options, parent })
+            let Present { name, scope, members, gone, state, options, parent, other_build } =
+                limit.clone();
+            (name, Held { scope, members, gone, state, options, parent, other_build })
         };
         let limits = present.iter().map(held).collect();
         Model { limits, fails_at: None, fails_after: false, leaving: BTreeSet::new(), verbs: 0 }
@@ -50,16 +52,18 @@ impl Model {
 
     pub(crate) fn present(&self) -> Vec<Present> {
         let limit = |(name, held): (&String, &Held)| {
-            let Held { scope, members, gone, state, options, parent } = held.clone();
-            Present { name: name.clone(), scope, members, gone, state, options, parent }
+            let Held { scope, members, gone, state, options, parent, other_build } = held.clone();
+            let name = name.clone();
+            Present { name, scope, members, gone, state, options, parent, other_build }
         };
         self.limits.iter().map(limit).collect()
     }
 
-    /// Those that are enforced.
+    /// Those that are enforced, without the members that are gone: these hold nothing.
     pub(crate) fn enforced(&self) -> BTreeMap<String, Held> {
         let mut limits = self.limits.clone();
         limits.retain(|_, held| held.state == State::InForce);
+        limits.values_mut().for_each(|held| held.gone.clear());
         limits
     }
 
@@ -75,7 +79,8 @@ impl Model {
         self.check(&name, &scope, &members, parent.as_deref())?;
         let state = state_with(&scope, &members);
         let gone = Vec::new();
-        self.limits.insert(name, Held { scope, members, gone, state, options, parent });
+        let held = Held { scope, members, gone, state, options, parent, other_build: None };
+        self.limits.insert(name, held);
         Ok(())
     }
 
@@ -173,6 +178,12 @@ impl Backend for Model {
         }
         held.options = *options;
         Ok(())
+    }
+
+    fn take_over(&mut self, name: &str) -> Result<(), Fault> {
+        self.count()?;
+        let held = self.limits.get_mut(name).ok_or(Fault("no such limit"))?;
+        held.other_build.take().map(drop).ok_or(Fault("of this build already"))
     }
 
     fn remove(&mut self, name: &str) -> Result<(), Fault> {
@@ -295,7 +306,7 @@ pub(crate) fn present() -> impl Strategy<Value = Vec<Present>> {
                 (scope, _) if is_gone(scope.name()) => State::ScopeGone,
                 (_, state) => state,
             };
-            Present { name, scope, members, gone, state, options, parent }
+            Present { name, scope, members, gone, state, options, parent, other_build: None }
         };
         members.iter().zip(&states).map(present).collect()
     })
@@ -473,6 +484,28 @@ fn a_changed_rate_is_changed_in_place() {
     assert!(matches!(&plan.actions[0], Action::Change { name, .. } if name == "a"));
 }
 
+/// What another build has made goes on with other programs, and what else the file says is changed then.
+#[test]
+fn a_limit_of_another_build_is_taken_over() {
+    let wanted = two_limits();
+    let mut host = Model::new(&[]);
+    apply(&mut host, &plan(&[], &wanted, false).unwrap().actions).unwrap();
+    for name in ["a", "b"] {
+        host.limits.get_mut(name).unwrap().other_build = Some("0.0.1".to_owned());
+    }
+    let wanted = [limit("a", "x", 9)];
+    let verbs = |host: &Model| {
+        let plan = plan(&host.present(), &wanted, false).unwrap();
+        plan.actions.iter().map(|a| (a.verb(), a.name().to_owned())).collect::<Vec<_>>()
+    };
+    let both = ["take_over", "change"].map(|verb| (verb, "a".to_owned()));
+    assert_eq!(verbs(&host), both);
+    let actions = plan(&host.present(), &wanted, false).unwrap().actions;
+    apply(&mut host, &actions).unwrap();
+    assert_eq!(verbs(&host), []);
+    assert!(host.limits["b"].other_build.is_some(), "not in the file, left alone");
+}
+
 #[test]
 fn refusals_say_what_to_do() {
     let host = Model::new(&[Present {
@@ -483,6 +516,7 @@ fn refusals_say_what_to_do() {
         state: State::InForce,
         options: egress(1),
         parent: None,
+        other_build: None,
     }]);
     let refusal = plan(&host.present(), &two_limits(), false).unwrap_err().to_string();
     insta::assert_snapshot!(refusal, @"limit `a`: cgroup `x` already has limit `old`, which is not in the file; take that one off with `tidegate limit del old`, or apply with --prune");
@@ -546,7 +580,7 @@ fn prefixes_of_a_device_are_apart() {
     let held = |limit: &Wanted| {
         let Wanted { name, scope, options, parent, .. } = limit.clone();
         let (members, gone, state) = (Vec::new(), Vec::new(), State::InForce);
-        Present { name, scope, members, gone, options, parent, state }
+        Present { name, scope, members, gone, options, parent, state, other_build: None }
     };
     let of = |is: &[Wanted], shall: &[Wanted], prune| {
         let is: Vec<_> = is.iter().map(held).collect();
@@ -589,6 +623,7 @@ fn a_limit_that_cannot_be_read_disturbs_no_plan() {
         state: State::Broken,
         options: LimitOptions::default(),
         parent: parent.map(str::to_owned),
+        other_build: None,
     };
     let present = [
         broken("tree", Scope::Dev("eth0".into()), None),

@@ -56,8 +56,17 @@ impl ParentMaps {
     /// `None` for a limit whose scheme leaves sockets alone: it has no children.
     pub(crate) fn of(maps: &LimitMaps) -> Result<Option<ParentMaps>, LimitError> {
         let Some(sockets) = &maps.sockets else { return Ok(None) };
+        Self::with(&maps.queues, sockets).map(Some)
+    }
+
+    /// The same maps once more.
+    pub(crate) fn again(&self) -> Result<ParentMaps, LimitError> {
+        Self::with(&self.queues, &self.sockets)
+    }
+
+    fn with(queues: &MapHandle, sockets: &MapHandle) -> Result<ParentMaps, LimitError> {
         let again = |map: &MapHandle| MapHandle::try_from(map).map_err(map_error("parent"));
-        Ok(Some(ParentMaps { queues: again(&maps.queues)?, sockets: again(sockets)? }))
+        Ok(ParentMaps { queues: again(queues)?, sockets: again(sockets)? })
     }
 }
 

@@ -7,7 +7,7 @@
 pub mod intf;
 mod pins;
 
-use std::{mem::MaybeUninit, net::SocketAddr};
+use std::{mem::MaybeUninit, net::SocketAddr, path::Path};
 
 use bytemuck::{bytes_of, pod_read_unaligned};
 use libbpf_rs::{
@@ -18,10 +18,11 @@ use tidegate_core::{Direction, Nanos, Rate, dem, spring, wait};
 
 use crate::{
     backlog::Backlog,
-    bpf::{load_error, quiet_libbpf},
+    bpf::{load_error, quiet_libbpf, reuse},
     device::{self, Hooked, Target},
     limit::{Lease, LimitError},
     query::Side,
+    schemes::{LINKS, Successor, successors},
     skel,
 };
 
@@ -145,21 +146,9 @@ pub fn attach(
     options: &AcksOptions,
     backlog: &Backlog,
 ) -> Result<AttachedAcks, LimitError> {
-    quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let mut open =
-        skel::acks::AcksSkelBuilder::default().open(&mut storage).map_err(load_error("acks"))?;
-    let back = match direction {
-        Direction::Egress => Direction::Ingress,
-        Direction::Ingress => Direction::Egress,
-    };
-    let side = |direction| match target.side(direction) {
-        Side::In => ProgramAttachType::TcxIngress,
-        Side::Out => ProgramAttachType::TcxEgress,
-    };
-    open.progs.acks_data.set_attach_type(side(direction));
-    open.progs.acks_back.set_attach_type(side(back));
-    let acks = open.load().map_err(load_error("acks"))?;
+    let acks = load(&mut storage, target.is_port(), direction, None)?;
+    let back = other(direction);
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("acks"));
     let maps = AcksMaps {
         limits: handle(&acks.maps.limits)?,
@@ -176,6 +165,57 @@ pub fn attach(
     // What sends packets elsewhere must not come before.
     let hooked = device::attach_before(target, direction, &programs)?;
     Ok(AttachedAcks { maps, hooked })
+}
+
+fn other(direction: Direction) -> Direction {
+    match direction {
+        Direction::Egress => Direction::Ingress,
+        Direction::Ingress => Direction::Egress,
+    }
+}
+
+/// Loads the programs, with maps that are there if there are some.
+fn load<'a>(
+    storage: &'a mut MaybeUninit<OpenObject>,
+    is_port: bool,
+    direction: Direction,
+    earlier: Option<&AcksMaps>,
+) -> Result<skel::acks::AcksSkel<'a>, LimitError> {
+    quiet_libbpf();
+    let mut open =
+        skel::acks::AcksSkelBuilder::default().open(storage).map_err(load_error("acks"))?;
+    let side = |direction| match Side::of(direction, is_port) {
+        Side::In => ProgramAttachType::TcxIngress,
+        Side::Out => ProgramAttachType::TcxEgress,
+    };
+    open.progs.acks_data.set_attach_type(side(direction));
+    open.progs.acks_back.set_attach_type(side(other(direction)));
+    if let Some(maps) = earlier {
+        reuse(&mut open.maps.limits, &maps.limits)?;
+        reuse(&mut open.maps.states, &maps.states)?;
+        reuse(&mut open.maps.backlogs, &maps.backlogs)?;
+        reuse(&mut open.maps.counters, &maps.counters)?;
+        reuse(&mut open.maps.flows, &maps.flows)?;
+    }
+    open.load().map_err(load_error("acks"))
+}
+
+/// Loads the programs of a limit that is pinned in `dir` once more, with the maps that they have.
+pub(crate) fn reload(dir: &Path, limit: &crate::intf::Limit) -> Result<Vec<Successor>, LimitError> {
+    let mut all = Vec::new();
+    for direction in pins::directions(limit) {
+        let dir = dir_of(dir, direction);
+        let maps = AcksMaps::open(&dir).map_err(|_| LimitError::Layout("acks"))?;
+        let is_port = limit.flags & crate::intf::FLAG_PORT != 0;
+        let mut storage = MaybeUninit::uninit();
+        let acks = load(&mut storage, is_port, direction, Some(&maps))?;
+        let mut programs = [(LINKS[0], &acks.progs.acks_data), (LINKS[1], &acks.progs.acks_back)];
+        if direction == Direction::Ingress {
+            programs = [(LINKS[1], &acks.progs.acks_data), (LINKS[0], &acks.progs.acks_back)];
+        }
+        all.extend(successors(&dir, &programs)?);
+    }
+    Ok(all)
 }
 
 impl AcksMaps {

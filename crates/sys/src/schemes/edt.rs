@@ -1,7 +1,7 @@
 //! The programs of scheme `edt`: on a cgroup, on what leaves by a device, or on what comes in by a port (see
 //! [`crate::device`]).
 
-use std::mem::MaybeUninit;
+use std::{mem::MaybeUninit, path::Path};
 
 use libbpf_rs::{
     MapHandle, OpenObject, ProgramMut,
@@ -10,22 +10,29 @@ use libbpf_rs::{
 use tidegate_core::{Direction, Scope};
 
 use crate::{
-    bpf::{self, load_error, quiet_libbpf, random_seed},
+    bpf::{self, load_error, quiet_libbpf, random_seed, reuse},
     cgroup::{Cgroup, Hierarchy},
     device::{self, Target},
     exempt::set_exempt,
     fq::{self, FqError},
     intf,
     limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions, Loaded},
-    schemes::{LINKS, Scheme},
+    schemes::{LINKS, Scheme, Successor, successors},
     skel,
 };
+
+/// For which limit a program is loaded.
+enum Work<'a> {
+    /// A new one.
+    New(intf::Entry, &'a LimitOptions),
+    /// One that is there, with its maps.
+    Again(&'a LimitMaps),
+}
 
 /// Loads the program of one place and hands it to `use_it`.
 fn load<T>(
     place: Hook,
-    limit: intf::Entry,
-    options: &LimitOptions,
+    work: Work<'_>,
     use_it: impl FnOnce(&ProgramMut<'_>) -> Result<T, LimitError>,
 ) -> Result<(LimitMaps, T), LimitError> {
     quiet_libbpf();
@@ -38,8 +45,16 @@ fn load<T>(
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.flow_seed = random_seed();
     }
-    let exempts = !options.exempt.is_empty();
-    set_exempt!(open, exempts, None, "edt");
+    let (exempts, earlier) = match work {
+        Work::New(_, options) => (!options.exempt.is_empty(), None),
+        Work::Again(maps) => (maps.exempt.is_some(), Some(maps)),
+    };
+    set_exempt!(open, exempts, earlier.and_then(|maps| maps.exempt.as_ref()), "edt");
+    if let Some(maps) = earlier {
+        reuse(&mut open.maps.limit, &maps.limit)?;
+        reuse(&mut open.maps.queues_of_limit, &maps.queues)?;
+        reuse(&mut open.maps.counters, &maps.counters)?;
+    }
     let edt = open.load().map_err(load_error("edt"))?;
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("edt"));
     let maps = LimitMaps {
@@ -50,8 +65,10 @@ fn load<T>(
             handle(&edt.maps.counters)?,
         )
     };
-    maps.write(limit)?;
-    maps.exempt(&options.exempt.prefixes)?;
+    if let Work::New(limit, options) = work {
+        maps.write(limit)?;
+        maps.exempt(&options.exempt.prefixes)?;
+    }
     let program = match place {
         Hook::Cgroup => &edt.progs.edt_cgroup,
         Hook::Device => &edt.progs.edt_device,
@@ -85,7 +102,7 @@ impl Scheme for Edt {
     ) -> Result<Loaded, LimitError> {
         let limit = options.encode(cgroup_id)?;
         let keep = |program: &ProgramMut<'_>| bpf::keep(program, "edt_cgroup");
-        let (maps, program) = load(Hook::Cgroup, limit, options, keep)?;
+        let (maps, program) = load(Hook::Cgroup, Work::New(limit, options), keep)?;
         Ok(Loaded { maps, programs: vec![(LINKS[0], program)] })
     }
 
@@ -101,8 +118,23 @@ impl Scheme for Edt {
         let hook = if target.is_port() { Hook::Port } else { Hook::Device };
         let attach =
             |program: &ProgramMut<'_>| device::attach(target, &[(Direction::Egress, program)]);
-        let (maps, hooked) = load(hook, limit, options, attach)?;
+        let (maps, hooked) = load(hook, Work::New(limit, options), attach)?;
         Ok(AttachedLimit::on_device(maps, hooked))
+    }
+
+    fn reload(
+        &self,
+        dir: &Path,
+        limit: &intf::Limit,
+        maps: &LimitMaps,
+    ) -> Result<Vec<Successor>, LimitError> {
+        let hook = match limit.ifindex {
+            0 => Hook::Cgroup,
+            _ if limit.flags & intf::FLAG_PORT != 0 => Hook::Port,
+            _ => Hook::Device,
+        };
+        let load = load(hook, Work::Again(maps), |program| successors(dir, &[(LINKS[0], program)]));
+        load.map(|(_, successors)| successors)
     }
 
     fn why_unkept(

@@ -1,7 +1,7 @@
 //! The programs of scheme `police`: on both directions of a cgroup, or of a device from either side (see
 //! [`crate::device`]), or in XDP.
 
-use std::mem::MaybeUninit;
+use std::{mem::MaybeUninit, path::Path};
 
 use libbpf_rs::{
     MapHandle, OpenObject,
@@ -18,7 +18,7 @@ use crate::{
     intf,
     limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions, Loaded},
     query::Side,
-    schemes::{LINKS, Scheme},
+    schemes::{LINKS, Scheme, Successor, successors},
     skel,
 };
 
@@ -167,6 +167,39 @@ impl Scheme for Police {
         let directions = directions.filter(|direction| !in_xdp || *direction == Direction::Egress);
         let hooked = attach(target, &police, directions)?;
         Ok(AttachedLimit { xdp, ..AttachedLimit::on_device(maps, hooked) })
+    }
+
+    fn reload(
+        &self,
+        dir: &Path,
+        limit: &intf::Limit,
+        maps: &LimitMaps,
+    ) -> Result<Vec<Successor>, LimitError> {
+        let is_port = limit.flags & intf::FLAG_PORT != 0;
+        let at = match limit.ifindex {
+            0 => AttachPoint::Cgroup,
+            _ if is_port => AttachPoint::Port,
+            _ => AttachPoint::Device,
+        };
+        let mut storage = MaybeUninit::uninit();
+        let police = load_with(&mut storage, at, maps.exempt.is_some(), Some(maps))?;
+        let programs = &police.progs;
+        let program = |direction| match Side::of(direction, is_port) {
+            _ if at == AttachPoint::Cgroup && direction == Direction::Egress => {
+                &programs.police_egress
+            }
+            _ if at == AttachPoint::Cgroup => &programs.police_ingress,
+            Side::Out => &programs.police_out,
+            Side::In => &programs.police_in,
+        };
+        let both =
+            [(LINKS[0], program(Direction::Egress)), (LINKS[1], program(Direction::Ingress))];
+        if !self.links(limit).contains(&XDP_PIN) {
+            return successors(dir, &both);
+        }
+        let mut storage = MaybeUninit::uninit();
+        let xdp = xdp::load(&mut storage, maps)?;
+        successors(dir, &[both[0], (XDP_PIN, &xdp.progs.police_xdp)])
     }
 }
 

@@ -12,7 +12,7 @@ use libbpf_rs::{
 use tidegate_core::{Bytes, Direction, Nanos};
 
 use crate::{
-    bpf::{load_error, map_error, quiet_libbpf},
+    bpf::{load_error, map_error, quiet_libbpf, reuse},
     cgroup::Hierarchy,
     clock::monotonic_ns,
     device::{self, Target},
@@ -23,7 +23,7 @@ use crate::{
         qdisc::{Qdisc, Tbf, TbfQueue, Verb},
     },
     root_qdisc::{self, Undo},
-    schemes::{LINKS, Scheme},
+    schemes::{LINKS, Scheme, Successor, successors},
     skel,
 };
 
@@ -62,14 +62,8 @@ impl Scheme for TokenBucketFilter {
         let mut undo = Undo::nothing();
         undo.arm(&limit, remove);
 
-        quiet_libbpf();
         let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-        let mut open =
-            skel::tbf::TbfSkelBuilder::default().open(&mut storage).map_err(load_error("tbf"))?;
-        if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
-            rodata.direction_out = intf::index(out) as u32;
-        }
-        let tbf = open.load().map_err(load_error("tbf"))?;
+        let tbf = load(&mut storage, &limit, None)?;
         let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("tbf"));
         let maps = LimitMaps::new(
             handle(&tbf.maps.limit)?,
@@ -91,10 +85,40 @@ impl Scheme for TokenBucketFilter {
         Ok(Some(Box::new(OnDevice { limit: *limit, came })))
     }
 
+    fn reload(
+        &self,
+        dir: &Path,
+        limit: &intf::Limit,
+        maps: &LimitMaps,
+    ) -> Result<Vec<Successor>, LimitError> {
+        let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+        let tbf = load(&mut storage, limit, Some(maps))?;
+        successors(dir, &[(self.links(limit)[0], &tbf.progs.tbf_out)])
+    }
+
     /// The qdisc knows no end of a rate.
     fn ends_leases(&self) -> bool {
         false
     }
+}
+
+/// Loads the program, with the maps of a limit if it is there.
+fn load<'a>(
+    storage: &'a mut MaybeUninit<OpenObject>,
+    limit: &intf::Limit,
+    earlier: Option<&LimitMaps>,
+) -> Result<skel::tbf::TbfSkel<'a>, LimitError> {
+    quiet_libbpf();
+    let mut open = skel::tbf::TbfSkelBuilder::default().open(storage).map_err(load_error("tbf"))?;
+    if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
+        rodata.direction_out = intf::index(limit.leaving()) as u32;
+    }
+    if let Some(maps) = earlier {
+        reuse(&mut open.maps.limit, &maps.limit)?;
+        reuse(&mut open.maps.queues_of_limit, &maps.queues)?;
+        reuse(&mut open.maps.counters, &maps.counters)?;
+    }
+    open.load().map_err(load_error("tbf"))
 }
 
 /// Takes the qdisc off again.

@@ -20,18 +20,21 @@ use tidegate_core::{
 };
 
 use super::{PinnedLimit, StoreError, io_error, symlink};
-use crate::{intf::ABI, limit::LimitOptions};
+use crate::{BUILD, intf::ABI, limit::LimitOptions};
 
 const INTENT: &str = "intent";
 /// What a change is about to write, then what was before it.
 const OTHER: &str = "intent_other";
+
+/// The build of a limit whose version wrote no intent.
+pub(super) const UNKNOWN: &str = "unknown";
 
 /// Who made a limit, and what it does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Intent {
     /// The layout of its maps: [`ABI`] of the version that made it.
     pub abi: u32,
-    /// That version.
+    /// Whose programs it runs: [`BUILD`] of the version that made it.
     pub build: String,
     /// What it does. `None` if this version cannot express it.
     pub options: Option<LimitOptions>,
@@ -126,10 +129,10 @@ impl Queue {
 }
 
 impl Text {
-    fn of(options: &LimitOptions) -> Text {
+    fn of(options: &LimitOptions, build: &str) -> Text {
         Text {
             abi: ABI,
-            build: env!("CARGO_PKG_VERSION").to_owned(),
+            build: build.to_owned(),
             scheme: options.scheme.to_string(),
             chosen: options.chosen.map(|why| why.to_string()),
             egress: options.egress.as_ref().map(Queue::of),
@@ -204,9 +207,9 @@ impl Intent {
     }
 
     /// As the target of a link.
-    fn text(options: &LimitOptions) -> String {
+    fn text(options: &LimitOptions, build: &str) -> String {
         // Strings, numbers and flags always are JSON.
-        serde_json::to_string(&Text::of(options)).unwrap_or_default()
+        serde_json::to_string(&Text::of(options, build)).unwrap_or_default()
     }
 
     fn parse(text: &str) -> Option<Intent> {
@@ -223,7 +226,15 @@ impl Intent {
 
     /// Writes it into the directory of a limit that is being built.
     pub(super) fn write(dir: &Path, options: &LimitOptions) -> Result<(), StoreError> {
-        symlink(Path::new(&Intent::text(options)), &dir.join(INTENT))
+        symlink(Path::new(&Intent::text(options, BUILD)), &dir.join(INTENT))
+    }
+
+    /// Writes that a limit runs the programs of this build.
+    pub(super) fn sign(dir: &Path, options: &LimitOptions) -> Result<(), StoreError> {
+        let (now, other) = (dir.join(INTENT), dir.join(OTHER));
+        let _ = fs::remove_file(&other);
+        symlink(Path::new(&Intent::text(options, BUILD)), &other)?;
+        rename(&other, &now).map_err(|e| io_error(&now, "rename to")(e.into()))
     }
 
     /// Writes another one, does what it says, and puts the earlier one back if that fails.
@@ -234,7 +245,9 @@ impl Intent {
     ) -> Result<(), StoreError> {
         let (now, other) = (dir.join(INTENT), dir.join(OTHER));
         let _ = fs::remove_file(&other);
-        symlink(Path::new(&Intent::text(options)), &other)?;
+        // It goes on with the programs that it has.
+        let build = Intent::read(dir).map_or_else(|| UNKNOWN.to_owned(), |intent| intent.build);
+        symlink(Path::new(&Intent::text(options, &build)), &other)?;
         let has_earlier = fs::symlink_metadata(&now).is_ok();
         let exchange = || match has_earlier {
             true => renameat_with(CWD, &other, CWD, &now, RenameFlags::EXCHANGE),

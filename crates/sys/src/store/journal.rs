@@ -54,6 +54,8 @@ pub(super) enum Deed {
     Change,
     /// Takes it off.
     Remove,
+    /// Has it run other programs with the maps that it has.
+    TakeOver,
     /// Takes it off until another one is in its place, or put back if that fails.
     SetAside,
 }

@@ -13,8 +13,9 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -118,6 +119,25 @@ pub(super) fn pin_selector(
     let members = dir.join(MEMBERS);
     fs::create_dir(&members).map_err(io_error(&members, "create"))?;
     symlink(Path::new(&selector.to_string()), &dir.join(SELECT))
+}
+
+/// Pins another program of a limit in the place of that of a link, for members that join from now on.
+pub(super) fn pin_successor(
+    dir: &Path,
+    link: &OsStr,
+    program: BorrowedFd<'_>,
+) -> Result<(), StoreError> {
+    let Some((_, pin)) = PROGRAMS.iter().find(|(name, _)| link == *name) else { return Ok(()) };
+    let (pin, next) = (dir.join(pin), dir.join(format!("{pin}_next")));
+    // A writer that died may have been here.
+    let _ = fs::remove_file(&next);
+    query::pin(program, &next).map_err(io_error(&next, "pin"))?;
+    fs::rename(&next, &pin).map_err(io_error(&pin, "rename to"))
+}
+
+/// The directory of a member.
+pub(super) fn dir_of(dir: &Path, id: u64) -> PathBuf {
+    dir.join(MEMBERS).join(id.to_string())
 }
 
 /// The programs pinned in a directory.

@@ -6,6 +6,7 @@
 //! +KIND-INDEX-NAMESPACE/           the pool of a device
 //!     {places,lengths,limits,queues,counters,exempts}   its maps
 //!     {egress,ingress}, program_{egress,ingress}, clsact   its programs, as a limit's
+//!     build                        symbolic link to the build whose programs they are
 //!     N                            symbolic link to the name of the limit in place N
 //! ```
 //!
@@ -26,6 +27,7 @@ use super::{
     BUILDING, DEV, Intent, MAX_LIMITS, PORT, Store, StoreError, bpf_error, io_error, limit_error,
     pins::{detach_links, pin_hooks, pin_maps, remove_pins},
     symlink,
+    takeover::sign_pool,
 };
 use crate::{
     device::{self, Filters, Hooked, Target},
@@ -146,6 +148,7 @@ impl Store {
                     map.pin(&path).map_err(bpf_error(&path, "pin"))?;
                 }
                 pin_hooks(hooked.filters.as_ref(), &hooked.links, &building)?;
+                sign_pool(&building)?;
                 fs::rename(&building, dir).map_err(io_error(dir, "rename to"))
             };
             return match { pin }() {
@@ -161,6 +164,7 @@ impl Store {
         }
         let pool = MapPool::open(dir).map_err(refused())?;
         if device::unhooked(dir, limit, &HOOKS).is_empty() {
+            self.take_over_pool(dir, limit)?;
             return Ok(pool);
         }
         let (_, hooked) = MapPool::attach(target, Some(&pool)).map_err(refused())?;
@@ -177,7 +181,7 @@ impl Store {
         take_hooks_off(dir, limit);
         pin_hooks(hooked.filters.as_ref(), &hooked.links, dir)?;
         hooked.filters.iter_mut().for_each(Filters::keep);
-        Ok(())
+        sign_pool(dir)
     }
 
     /// Takes a pool away.

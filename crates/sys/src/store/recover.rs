@@ -105,6 +105,12 @@ impl Store {
                 problems.push(format!("limit `{name}` {why}: {e}"));
             }
         }
+        if let Some(Step { deed: Deed::TakeOver, limit, .. }) = &step
+            && let Err(e) = self.take_over_again(limit)
+        {
+            problems
+                .push(format!("limit `{limit}` is in force by the programs of two builds: {e}"));
+        }
         if let Some(Step { deed: Deed::Install | Deed::Change, limit, .. }) = &step
             && let Err(e) = self.settle_again(limit)
         {
@@ -211,7 +217,7 @@ impl Store {
     }
 
     /// The network namespace of the device that a limit is on, or in whose tree it is.
-    fn namespace_of(&self, entry: &str) -> Option<u64> {
+    pub(super) fn namespace_of(&self, entry: &str) -> Option<u64> {
         let root = name_in(&self.root.join(entry), ROOT);
         let limit = self.settings_of(root.as_deref().unwrap_or(entry))?;
         (limit.ifindex != 0).then_some(limit.cgroup_id)
@@ -466,7 +472,7 @@ fn programs_in(dir: &Path, found: &mut BTreeSet<u32>) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             programs_in(&entry.path(), found);
-        } else if PROGRAM_PINS.iter().any(|pin| entry.file_name() == *pin) {
+        } else if entry.file_name().to_str().is_some_and(device::is_program_pin) {
             let program = Program::fd_from_pinned_path(entry.path()).ok();
             found.extend(program.and_then(|program| Program::id_from_fd(program.as_fd()).ok()));
         }

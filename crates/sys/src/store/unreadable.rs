@@ -27,9 +27,9 @@ use super::{
     pins::detach_links,
 };
 use crate::{
-    bpf::{load_error, quiet_libbpf, reuse},
+    bpf::{load_error, quiet_libbpf},
     cgroup::Hierarchy,
-    device::{CLSACT_MARK, PROGRAM_PINS, XDP_PIN},
+    device::{CLSACT_MARK, XDP_PIN, is_program_pin},
     intf,
     limit::{LimitError, LimitMaps, LimitOptions, settings},
     process::{in_network_namespace, network_namespaces},
@@ -288,7 +288,7 @@ pub(crate) fn programs_in(dir: &Path, depth: usize) -> BTreeSet<u32> {
             if depth < DEPTH_MAX {
                 found.extend(programs_in(&path, depth + 1));
             }
-        } else if PROGRAM_PINS.contains(&name) {
+        } else if is_program_pin(name) {
             let program = Program::fd_from_pinned_path(&path);
             found.extend(program.and_then(|program| Program::id_from_fd(program.as_fd())).ok());
         } else if LINKS.contains(&name) || name == XDP_PIN {
@@ -331,7 +331,8 @@ pub(crate) fn release_sockets(
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.has_window = u8::from(sockets.value_size() >= WITH_WINDOW_BYTES);
     }
-    reuse(&mut open.maps.sockets_of_limit, sockets)?;
+    let map = &mut open.maps.sockets_of_limit;
+    map.reuse_fd(sockets.as_fd()).map_err(load_error("release"))?;
     let object = open.load().map_err(load_error("release"))?;
     let link = object.progs.release.attach().map_err(load_error("release"))?;
     for namespace in namespaces {

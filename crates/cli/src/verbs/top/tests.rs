@@ -108,6 +108,7 @@ pub(in crate::verbs) fn limit(
             ingress: ingress.map(|(status, _)| status),
             waiting: None,
             why: None,
+            other_build: None,
             programs_before: Vec::new(),
         },
         origin: match path.contains("run") {

@@ -301,7 +301,7 @@ impl Netlink {
 
     /// Adds a filter for every packet that a program (`SCHED_CLS`) looks at: where the program returns -1,
     /// the packet goes to another device's egress (action `mirred`), with 0 to the next filter.
-    pub fn add_redirect(&mut self, redirect: &Redirect<'_>) -> Result<(), NetError> {
+    pub fn add_redirect(&mut self, redirect: &Redirect<'_>, verb: Verb) -> Result<(), NetError> {
         let Redirect { ifindex, parent, priority, handle, program, to } = *redirect;
         let options = options::bpf_redirect(program.as_raw_fd(), to);
         let place = Place { ifindex, parent, handle: Handle::new(0, handle) };
@@ -309,8 +309,7 @@ impl Netlink {
         message.header.info = u32::from(priority) << 16 | u32::from(ETH_P_ALL.to_be());
         let action =
             format!("add a filter that redirects to device {to} at {parent} of device {ifindex}");
-        let flags = NLM_F_CREATE | NLM_F_EXCL;
-        self.request(&action, Message::NewTrafficFilter(message), flags)
+        self.request(&action, Message::NewTrafficFilter(message), verb.flags())
     }
 
     /// Counts the filters below `parent`; 0 if there is no such parent.

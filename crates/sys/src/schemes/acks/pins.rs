@@ -112,7 +112,7 @@ pub(crate) fn dir_of(dir: &Path, direction: Direction) -> PathBuf {
 }
 
 /// The directions of a limit in which ACKs are acted on.
-fn directions(limit: &intf::Limit) -> impl Iterator<Item = Direction> {
+pub(super) fn directions(limit: &intf::Limit) -> impl Iterator<Item = Direction> {
     let acts = matches!(limit.scheme(), Scheme::Dem | Scheme::Spring);
     DIRS.into_iter()
         .map(|(direction, _)| direction)

@@ -32,14 +32,14 @@ use slot::{Slot, device_of, ifb_name};
 
 use crate::{
     backlog::Backlog,
-    bpf::{load_error, lookup, map_error, quiet_libbpf},
+    bpf::{load_error, lookup, map_error, quiet_libbpf, reuse},
     device::{self, Hooked, Target},
     intf,
     limit::{Handle, LimitError, LimitMaps},
     net::Netlink,
     root_qdisc::{self, Undo},
-    schemes::{LINKS, Pinning, Scheme},
-    skel,
+    schemes::{LINKS, Pinning, Scheme, Successor, acks, successors},
+    skel::{self, htb::OpenHtbSkel},
 };
 
 /// `HTB_HAS_CGROUPS` and `HTB_HAS_PORTS`.
@@ -135,19 +135,9 @@ impl Root {
     }
 
     fn load(target: &Target, limit: &intf::Limit, ifb_ifindex: u32) -> Result<Root, LimitError> {
-        quiet_libbpf();
         let out = limit.leaving();
         let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-        let mut open =
-            skel::htb::HtbSkelBuilder::default().open(&mut storage).map_err(load_error("htb"))?;
-        open.progs.htb_out.set_autoload(limit.rate(out).is_some());
-        open.progs.htb_in.set_autoload(ifb_ifindex != 0);
-        open.progs.htb_stamp.set_autoload(false);
-        if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
-            rodata.direction_out = intf::index(out) as u32;
-            rodata.direction_in = intf::index(other(out)) as u32;
-        }
-        let htb = open.load().map_err(load_error("htb"))?;
+        let htb = open_root(&mut storage, limit)?.load().map_err(load_error("htb"))?;
         let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("htb"));
         let maps = own_maps(&htb, limit)?;
         let mut programs: Vec<(_, &ProgramMut<'_>)> = Vec::new();
@@ -187,22 +177,47 @@ impl Drop for Root {
     }
 }
 
+/// Opens the programs of a limit on a device, for the directions that it limits.
+fn open_root<'a>(
+    storage: &'a mut MaybeUninit<OpenObject>,
+    limit: &intf::Limit,
+) -> Result<OpenHtbSkel<'a>, LimitError> {
+    quiet_libbpf();
+    let out = limit.leaving();
+    let mut open = skel::htb::HtbSkelBuilder::default().open(storage).map_err(load_error("htb"))?;
+    open.progs.htb_out.set_autoload(limit.rate(out).is_some());
+    open.progs.htb_in.set_autoload(limit.rate(other(out)).is_some());
+    open.progs.htb_stamp.set_autoload(false);
+    if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
+        rodata.direction_out = intf::index(out) as u32;
+        rodata.direction_in = intf::index(other(out)) as u32;
+    }
+    Ok(open)
+}
+
+/// The same of one inside another, of which a port has a program.
+fn open_inside(
+    storage: &mut MaybeUninit<OpenObject>,
+    is_port: bool,
+) -> Result<OpenHtbSkel<'_>, LimitError> {
+    quiet_libbpf();
+    let mut open = skel::htb::HtbSkelBuilder::default().open(storage).map_err(load_error("htb"))?;
+    open.progs.htb_out.set_autoload(false);
+    open.progs.htb_in.set_autoload(false);
+    open.progs.htb_stamp.set_autoload(is_port);
+    for map in [&mut open.maps.slots, &mut open.maps.marked, &mut open.maps.members] {
+        map.set_autocreate(false).map_err(load_error("htb"))?;
+    }
+    Ok(open)
+}
+
 /// The maps that every limit has, of a limit inside another one; on a port with the program there.
 pub(crate) fn inside(
     limit: &intf::Limit,
     port: Option<&Target>,
 ) -> Result<(LimitMaps, Hooked), LimitError> {
-    quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let mut open =
-        skel::htb::HtbSkelBuilder::default().open(&mut storage).map_err(load_error("htb"))?;
-    open.progs.htb_out.set_autoload(false);
-    open.progs.htb_in.set_autoload(false);
-    open.progs.htb_stamp.set_autoload(port.is_some());
-    for map in [&mut open.maps.slots, &mut open.maps.marked, &mut open.maps.members] {
-        map.set_autocreate(false).map_err(load_error("htb"))?;
-    }
-    let htb = open.load().map_err(load_error("htb"))?;
+    let htb = open_inside(&mut storage, port.is_some())?.load().map_err(load_error("htb"))?;
     let maps = own_maps(&htb, limit)?;
     let stamp = [(Direction::Egress, &htb.progs.htb_stamp as &ProgramMut<'_>)];
     let hooked = port.map(|target| device::attach(target, &stamp)).transpose()?;
@@ -402,6 +417,49 @@ impl Scheme for InTree {
         limit: &intf::Limit,
     ) -> Result<Option<Box<dyn Handle>>, &'static str> {
         Ok(Some(Box::new(LimitClass::open(dir, limit).ok_or("parent")?)))
+    }
+
+    fn reload(
+        &self,
+        dir: &Path,
+        limit: &intf::Limit,
+        maps: &LimitMaps,
+    ) -> Result<Vec<Successor>, LimitError> {
+        let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+        let is_root = !limit.is_child();
+        let mut open = match is_root {
+            true => open_root(&mut storage, limit)?,
+            false if limit.ifindex == 0 => return Ok(Vec::new()),
+            false => open_inside(&mut storage, true)?,
+        };
+        reuse(&mut open.maps.limit, &maps.limit)?;
+        reuse(&mut open.maps.queues_of_limit, &maps.queues)?;
+        reuse(&mut open.maps.counters, &maps.counters)?;
+        if !is_root {
+            let htb = open.load().map_err(load_error("htb"))?;
+            return successors(dir, &[(LINKS[0], &htb.progs.htb_stamp)]);
+        }
+        for (map, pin) in [
+            (&mut open.maps.slots, SLOTS_PIN),
+            (&mut open.maps.marked, MARKED_PIN),
+            (&mut open.maps.members, MEMBERS_PIN),
+        ] {
+            reuse(map, &MapHandle::from_pinned_path(dir.join(pin)).map_err(map_error(pin))?)?;
+        }
+        let htb = open.load().map_err(load_error("htb"))?;
+        let out = limit.leaving();
+        let link = |direction| LINKS[intf::index(direction)];
+        let mut all = Vec::new();
+        if limit.rate(out).is_some() {
+            all.extend(successors(dir, &[(link(out), &htb.progs.htb_out)])?);
+        }
+        if limit.rate(other(out)).is_some() {
+            let ifb = Netlink::open()?.index_of(&ifb_name(limit.ifindex))?;
+            let to_ifb = successors(dir, &[(link(other(out)), &htb.progs.htb_in)])?;
+            all.extend(to_ifb.into_iter().map(|s| Successor { redirected_to: Some(ifb), ..s }));
+        }
+        all.extend(acks::reload(dir, limit)?);
+        Ok(all)
     }
 
     fn pinning(&self) -> Pinning {

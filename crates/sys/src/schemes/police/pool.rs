@@ -19,6 +19,7 @@ use crate::{
     intf::{self, CHUNK},
     limit::{LimitError, LimitMaps, settings::Settings},
     query::Side,
+    schemes::{LINKS, Successor, successors},
     skel,
 };
 
@@ -52,6 +53,18 @@ impl MapPool {
         let programs = [Direction::Egress, Direction::Ingress].map(program);
         let hooked = device::attach_matched(target, &programs)?;
         Ok((maps_of(&pool)?, hooked))
+    }
+
+    /// Loads the programs of the pool pinned in a directory once more, with the maps that it has.
+    pub(crate) fn reload(dir: &Path, is_port: bool) -> Result<Vec<Successor>, LimitError> {
+        let mut storage = MaybeUninit::uninit();
+        let pool = load(&mut storage, is_port, Some(&Self::open(dir)?))?;
+        let program = |direction| match Side::of(direction, is_port) {
+            Side::Out => &pool.progs.match_out,
+            Side::In => &pool.progs.match_in,
+        };
+        let programs = [Direction::Egress, Direction::Ingress].map(program);
+        successors(dir, &[(LINKS[0], programs[0]), (LINKS[1], programs[1])])
     }
 
     /// Opens the one pinned in a directory.

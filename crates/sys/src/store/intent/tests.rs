@@ -103,7 +103,7 @@ fn options() -> impl Strategy<Value = LimitOptions> {
 proptest! {
     #[test]
     fn what_was_asked_is_read_back(options in options()) {
-        let intent = Intent::parse(&Intent::text(&options)).unwrap();
+        let intent = Intent::parse(&Intent::text(&options, BUILD)).unwrap();
         prop_assert_eq!(intent.abi, ABI);
         prop_assert_eq!(intent.options, Some(options));
     }
@@ -151,7 +151,7 @@ fn the_longest_intent_fits_a_link() {
         matched: all(0xf800),
         ..LimitOptions::default()
     };
-    let text = Intent::text(&longest);
+    let text = Intent::text(&longest, BUILD);
     assert!(text.len() <= BYTES_MAX, "{} bytes: {text}", text.len());
 }
 
