@@ -3,14 +3,14 @@
  * Reports cgroups as they come and go, and bounds what a new one sends until user space has decided
  * which limits hold it (gate.h). For the agent; crates/sys/src/gate.rs loads it.
  *
- * Two programs run when a cgroup of the unified hierarchy is made or removed below the parents that
- * user space has chosen. They keep the map `undecided` and write events to a ring. A cgroup is in
- * the map before its directory can be seen, so before a process can be in it. To decide, user space
- * removes it from the map, after it has attached the limits.
+ * Two programs run when a cgroup of the unified hierarchy is made or removed below the one that user
+ * space has chosen. They keep the map `undecided` and write events to a ring. A cgroup is in the map
+ * before its directory can be seen, so before a process can be in it. To decide, user space removes
+ * it from the map, after it has attached the limits.
  *
- * Two more run for the packets of these parents' cgroups. A packet of a decided cgroup pays one
- * lookup, and no clock. Loopback is not counted, as limits do not count it by default. Limits are
- * attached further inside, so their programs run first; what they have dropped takes no bytes here.
+ * Two more run for the packets of the cgroups there. A packet of a decided cgroup pays one lookup,
+ * and no clock. Loopback is not counted, as limits do not count it by default. Limits are attached
+ * further inside, so their programs run first; what they have dropped takes no bytes here.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
@@ -27,8 +27,8 @@
 #define GT_UNDECIDED_MAX 4096
 /* The ring: 2048 events of 24 bytes, and their heads. A power of two. */
 #define GT_RING_BYTES 65536
-/* Cgroups that user space chooses. */
-#define GT_PARENTS_MAX 16
+/* The deepest that the chosen cgroup may lie. */
+#define GT_DEPTH_MAX 32
 
 /* In every network namespace the loopback device is the first. */
 #define LOOPBACK_IFINDEX 1
@@ -40,13 +40,6 @@ enum {
 	RET_DROP = 0,
 	RET_PASS = 1,
 	RET_DROP_SLOW = 2,
-};
-
-struct gt_parent {
-	__u64 id;
-	/* How deep it lies. */
-	__u32 level;
-	__u32 pad;
 };
 
 struct gt_event {
@@ -72,8 +65,7 @@ struct gt_counters {
 	__u64 late_bytes;
 };
 
-const volatile struct gt_parent parents[GT_PARENTS_MAX];
-const volatile __u32 parents_count = 0;
+const volatile __u64 top_id = 0;
 const volatile __u64 deadline_ns = 0;
 
 struct {
@@ -111,13 +103,13 @@ static __always_inline __u64 ancestor_id(struct cgroup *cgroup, __u32 level)
 	return BPF_CORE_READ(ancestor, kn, id);
 }
 
-static __always_inline int is_below_parents(struct cgroup *cgroup)
+/* Looks at each level: in a cgroup namespace user space does not know how deep its root lies. */
+static __always_inline int is_below_top(struct cgroup *cgroup)
 {
 	__u32 level = cgroup->level;
 
-	for (__u32 i = 0; i < GT_PARENTS_MAX && i < parents_count; i++) {
-		if (parents[i].level < level &&
-		    ancestor_id(cgroup, parents[i].level) == parents[i].id)
+	for (__u32 i = 0; i <= GT_DEPTH_MAX && i < level; i++) {
+		if (ancestor_id(cgroup, i) == top_id)
 			return 1;
 	}
 	return 0;
@@ -129,7 +121,7 @@ static __always_inline int follow(struct cgroup *cgroup, int is_removed)
 	struct gt_event event = {.is_removed = is_removed};
 	struct gt_counters *c = counters_now();
 
-	if (!c || cgroup->root->hierarchy_id != UNIFIED || !is_below_parents(cgroup))
+	if (!c || cgroup->root->hierarchy_id != UNIFIED || !is_below_top(cgroup))
 		return 0;
 	event.id = cgroup->kn->id;
 	event.level = cgroup->level;

@@ -1,7 +1,7 @@
 //! Cgroups as the kernel makes and removes them, and the bound on what a new one sends and receives until it
 //! is decided which limits hold it (`bpf/gate/`, model `tidegate_core::gate`).
 //!
-//! Who decides attaches a [`Gate`] to parents, reads [`Gate::events`], attaches the limits of each new
+//! Who decides attaches a [`Gate`] to a cgroup, reads [`Gate::events`], attaches the limits of each new
 //! cgroup, and calls [`Gate::decide`] for it. Until then, or until its deadline, 64 KiB of it pass. Nothing is
 //! pinned: when the gate is dropped, or its process dies, everything passes.
 
@@ -26,8 +26,6 @@ use crate::{
     skel::{self, gate::GateSkel},
 };
 
-/// Cgroups that a gate is attached to at most.
-pub const PARENTS_MAX: usize = 16;
 /// Cgroups that are undecided at a time; one beyond them is not held.
 pub const UNDECIDED_MAX: usize = 4096;
 /// Events that one call returns at most.
@@ -41,8 +39,6 @@ const COUNTERS: &str = "gate_counters";
 /// Why a gate could not be attached. The host is as before.
 #[derive(Debug, thiserror::Error)]
 pub enum GateError {
-    #[error("a gate has {0} parents, and {PARENTS_MAX} are the most; choose a cgroup above them")]
-    TooManyParents(usize),
     /// The kernel does not report cgroups.
     #[error(
         "could not attach the eBPF program `{program}` to the kernel's tracepoint: {source}; `uname -r` must \
@@ -58,12 +54,6 @@ pub enum GateError {
 pub struct GateSettings {
     /// How long after its creation a cgroup is held at most.
     pub deadline: Duration,
-}
-
-impl Default for GateSettings {
-    fn default() -> Self {
-        GateSettings { deadline: Duration::from_secs(2) }
-    }
 }
 
 /// A cgroup was made or removed.
@@ -158,30 +148,25 @@ pub struct Gate {
     lost: u64,
     /// There are decided cgroups that wait for one above them.
     has_waiting: bool,
-    _programs: Vec<OwnedFd>,
+    // The kernel detaches what no descriptor holds.
+    _programs: [OwnedFd; 2],
     _tracepoints: [Link; 2],
 }
 
 impl Gate {
-    /// Holds all cgroups that are made below `parents` from now on, and reports those that are made and
-    /// removed. Parents that lie below others of them add nothing, and are left out. The parents themselves
-    /// and what exists below them is not held.
+    /// Holds all cgroups that are made below `top` from now on, and reports those that are made and removed.
+    /// `top` itself and what exists below it is not held. It lies at most 32 levels deep (`GT_DEPTH_MAX`).
     ///
     /// # Errors
     /// [`GateError`].
-    pub fn attach(parents: &[Cgroup], settings: GateSettings) -> Result<Gate, GateError> {
-        let parents = outermost(parents);
-        if parents.len() > PARENTS_MAX {
-            return Err(GateError::TooManyParents(parents.len()));
-        }
+    pub fn attach(top: &Cgroup, settings: GateSettings) -> Result<Gate, GateError> {
         let mut storage = MaybeUninit::uninit();
-        let object = load(&mut storage, &parents, settings)?;
-        let mut programs = Vec::new();
+        let object = load(&mut storage, top.id(), settings)?;
         // First those for packets: who is in the map is held from then on.
-        for parent in parents {
-            programs.push(attach(object.progs.gate_out.as_fd(), "egress", parent)?);
-            programs.push(attach(object.progs.gate_in.as_fd(), "ingress", parent)?);
-        }
+        let programs = [
+            attach(object.progs.gate_out.as_fd(), "egress", top)?,
+            attach(object.progs.gate_in.as_fd(), "ingress", top)?,
+        ];
         let tracepoint = |program| move |source| GateError::Tracepoint { program, source };
         let made = object.progs.gate_made.attach().map_err(tracepoint("gate_made"))?;
         let removed = object.progs.gate_removed.attach().map_err(tracepoint("gate_removed"))?;
@@ -310,39 +295,16 @@ impl AsFd for Gate {
     }
 }
 
-/// Those that lie below none of the others.
-fn outermost(cgroups: &[Cgroup]) -> Vec<&Cgroup> {
-    let mut found: Vec<&Cgroup> = Vec::new();
-    let mut sorted: Vec<&Cgroup> = cgroups.iter().collect();
-    sorted.sort_by_key(|cgroup| cgroup.level());
-    for cgroup in sorted {
-        if !found.iter().any(|outer| is_inside(cgroup.path(), outer.path())) {
-            found.push(cgroup);
-        }
-    }
-    found
-}
-
-/// At or below.
-fn is_inside(path: &str, outer: &str) -> bool {
-    let rest = path.strip_prefix(outer);
-    outer.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
 fn load<'a>(
     storage: &'a mut MaybeUninit<OpenObject>,
-    parents: &[&Cgroup],
+    top_id: u64,
     settings: GateSettings,
 ) -> Result<GateSkel<'a>, LimitError> {
     quiet_libbpf();
     let open = skel::gate::GateSkelBuilder::default().open(storage);
     let mut open = open.map_err(load_error(PROGRAM))?;
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
-        for (to, cgroup) in rodata.parents.iter_mut().zip(parents) {
-            to.id = cgroup.id();
-            to.level = cgroup.level();
-        }
-        rodata.parents_count = parents.len() as u32;
+        rodata.top_id = top_id;
         rodata.deadline_ns = u64::try_from(settings.deadline.as_nanos()).unwrap_or(u64::MAX >> 1);
     }
     open.load().map_err(load_error(PROGRAM))

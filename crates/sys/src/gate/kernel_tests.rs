@@ -249,7 +249,7 @@ fn root_the_loaded_programs_follow_the_table() {
 
 fn follow_the_table(device: u32) {
     let mut storage = MaybeUninit::uninit();
-    let object = load(&mut storage, &[], LONG).unwrap();
+    let object = load(&mut storage, 0, LONG).unwrap();
     let (own, above, zero) = (own_id(), ABOVE.to_ne_bytes(), 0u32.to_ne_bytes());
     let maps = &object.maps;
     let put = |id: &[u8; 8], held: Option<Held>| {
@@ -295,7 +295,7 @@ fn root_gate_cost_of_a_packet() {
 
 fn measure(device: u32) {
     let mut storage = MaybeUninit::uninit();
-    let object = load(&mut storage, &[], LONG).unwrap();
+    let object = load(&mut storage, 0, LONG).unwrap();
     let mut empty = MaybeUninit::uninit();
     let empty = skel::nothing::NothingSkelBuilder::default().open(&mut empty).unwrap();
     let empty = empty.load().unwrap();

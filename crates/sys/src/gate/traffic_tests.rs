@@ -255,7 +255,7 @@ fn root_all_passes_after_the_deadline_and_is_counted() {
     assert_eq!(gate.undecided().unwrap(), [id], "it still waits for a decision");
 }
 
-/// What is not below the parents, what was there before the gate, and what is left when the gate goes.
+/// What is not below the chosen cgroup, what was there before the gate, and what is left when the gate goes.
 #[test]
 fn root_others_are_not_held_and_nobody_without_a_gate() {
     if !root("root_others_are_not_held_and_nobody_without_a_gate") {
@@ -263,7 +263,7 @@ fn root_others_are_not_held_and_nobody_without_a_gate() {
     }
     let net = Net::new("gateo");
     let mut nest = Nest::new("gate-others", 2);
-    let gate = Gate::attach(&nest.groups[..1], LONG).unwrap();
+    let gate = Gate::attach(&nest.groups[0], LONG).unwrap();
     let other = Nest::new("gate-outside", 2);
     let socket = net.socket();
     for group in [&nest.groups[0], &nest.groups[1], &other.groups[1]] {
