@@ -1,11 +1,15 @@
 //! What a gate reports, what it holds, and what it does where its bounds are reached.
 
-use std::time::{Duration, Instant};
+use std::{
+    os::fd::{AsRawFd, FromRawFd},
+    time::{Duration, Instant},
+};
 
+use libbpf_rs::libbpf_sys;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::*;
-use crate::schemes::nrm::tree_tests::Nest;
+use crate::{query, schemes::nrm::tree_tests::Nest};
 
 /// Longer than any test takes: nobody is late by accident.
 pub(super) const LONG: GateSettings = GateSettings { deadline: Duration::from_secs(3600) };
@@ -160,4 +164,52 @@ fn root_a_cgroup_that_finds_the_map_full_is_reported_and_not_held() {
     gate.decide(ids[0]).unwrap();
     let id = make(&mut nest, 0, "next");
     assert!(gate.held(id).unwrap().is_some(), "there is room again");
+}
+
+/// A program of somebody else on the egress hook, as systemd has them (BPF_F_ALLOW_MULTI), or alone (0).
+fn attach_foreign(cgroup: &Cgroup, flags: u32) {
+    let mut pass = [libbpf_sys::bpf_insn::default(), libbpf_sys::bpf_insn::default()];
+    // r0 = 1; exit
+    (pass[0].code, pass[0].imm, pass[1].code) = (0xb7, 1, 0x95);
+    // SAFETY: names are terminated, `pass` holds two instructions, no options are given, and both descriptors
+    // are open.
+    unsafe {
+        let program = libbpf_sys::bpf_prog_load(
+            libbpf_sys::BPF_PROG_TYPE_CGROUP_SKB,
+            c"gate_foreign".as_ptr(),
+            c"GPL".as_ptr(),
+            pass.as_ptr(),
+            2,
+            std::ptr::null_mut(),
+        );
+        assert!(program >= 0);
+        let (fd, hook) = (cgroup.as_fd().as_raw_fd(), libbpf_sys::BPF_CGROUP_INET_EGRESS);
+        assert_eq!(libbpf_sys::bpf_prog_attach(program, fd, hook, flags), 0);
+        drop(OwnedFd::from_raw_fd(program));
+    }
+}
+
+#[test]
+fn root_a_gate_stands_beside_programs_of_others_and_goes_alone() {
+    if !root("root_a_gate_stands_beside_programs_of_others_and_goes_alone") {
+        return;
+    }
+    let nest = Nest::new("gate-beside", 1);
+    attach_foreign(&nest.groups[0], libbpf_sys::BPF_F_ALLOW_MULTI);
+    let names = |cgroup: &Cgroup| -> BTreeSet<String> {
+        let hooks = query::on_cgroup(cgroup).unwrap().into_iter();
+        hooks.flat_map(|(_, on)| on.programs).filter_map(query::program_name).collect()
+    };
+    let gate = Gate::attach(&nest.groups[0], LONG).unwrap();
+    let all = ["gate_foreign", query::GATE_PROGRAMS[0], query::GATE_PROGRAMS[1]].map(str::to_owned);
+    assert_eq!(names(&nest.groups[0]), all.into());
+    drop(gate);
+    assert_eq!(names(&nest.groups[0]), ["gate_foreign".to_owned()].into());
+
+    // Somebody has the hook for himself, and is named.
+    let alone = Nest::new("gate-alone", 1);
+    attach_foreign(&alone.groups[0], 0);
+    let refused = Gate::attach(&alone.groups[0], LONG);
+    let occupied = matches!(&refused, Err(GateError::Limit(LimitError::Occupied { .. })));
+    assert!(occupied, "{refused:?}");
 }
