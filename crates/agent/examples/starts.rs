@@ -91,7 +91,6 @@ impl Place {
         process.wait()?;
         cgroup.remove(Instant::now() + PATIENCE)?;
         came?;
-        wait("the end of the limit", || !pins.exists())?;
         thread::sleep(REST);
         Ok(took)
     }
@@ -148,7 +147,9 @@ fn measure(place: &Place, run: &RunFiles, starts: usize, own: usize) -> Result<(
     print("one limit for all services", shared.collect::<Result<_>>()?);
     let start = |number| {
         let pins = options.store.join(format!("own-own-{number}_service"));
-        place.start(&format!("own-{number}.service"), |_| pins.clone())
+        let took = place.start(&format!("own-{number}.service"), |_| pins.clone())?;
+        wait("the end of the limit", || !pins.exists())?;
+        Ok(took)
     };
     let own = (0..own).map(start).collect::<Result<Vec<_>>>()?;
     if !own.is_empty() {
