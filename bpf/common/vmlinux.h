@@ -15,9 +15,14 @@ struct kernfs_node {
 	__u64 id;
 };
 
+struct cgroup_root {
+	int hierarchy_id;
+};
+
 struct cgroup {
 	struct kernfs_node *kn;
 	int level;
+	struct cgroup_root *root;
 	struct cgroup *ancestors[0];
 };
 

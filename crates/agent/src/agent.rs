@@ -1,16 +1,18 @@
 //! The agent as a state machine: events and the time go in, actions come out. It reads and writes nothing.
 //!
 //! ```text
-//! files changed, SIGHUP ──► ReadFiles ──► Read ─┐
-//! cgroups changed ────────► Scan ──────► Scanned ─┼─► goal ──► Move, Apply ──► Applied ──► Report
-//! lines of engines, the clock ───────────────────┘
+//! files changed, SIGHUP ──► ReadFiles ──► Read ──► Gate ─┐
+//! cgroups changed ────────► Scan ────────► Scanned ───────┼─► goal ──► Move, Apply ──► Applied ──► Decide, Report
+//! lines of engines, the clock ────────────────────────────┘
 //! ```
+//!
+//! The gate holds a new cgroup until `Decide` names it (`decisions.rs`).
 //!
 //! Whoever drives it hands it what happened, then asks for actions until there is none, then waits for the
 //! next event or for [`Agent::timeout`].
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
 };
 
@@ -19,8 +21,9 @@ use tidegate_core::{Scope, selector::SelectorKind};
 use tidegate_host::world::{Container, MAX_CONTAINERS, World};
 
 use crate::{
+    decisions::Decisions,
     goal::{Files, Goal, Move, goal},
-    report::{LimitState, Report},
+    report::{GateReport, GateState, LimitState, Report},
 };
 
 /// A file is read when nothing has changed in the directory for so long: an editor writes in steps.
@@ -62,6 +65,8 @@ pub enum Event {
     Applied(BTreeMap<String, String>),
     /// Processes were moved, or could not be; why, by name of the limit's cgroup.
     Moved(BTreeMap<String, String>),
+    /// What became of the gate, or of what was decided.
+    Gate(GateReport),
     /// End. Limits stay.
     Stop,
 }
@@ -89,6 +94,12 @@ pub enum Action {
         programs: bool,
         own: BTreeSet<String>,
     },
+    /// Hold new cgroups from now on, or no longer.
+    Gate {
+        open: bool,
+    },
+    /// Hold these cgroups no longer.
+    Decide(BTreeSet<u64>),
     Move(Vec<Move>),
     Apply {
         files: Files,
@@ -111,6 +122,12 @@ pub struct Agent {
     /// The containers of each socket.
     engines: BTreeMap<String, BTreeMap<String, Container>>,
     engine_states: BTreeMap<String, String>,
+    gate: GateReport,
+    /// It is to be opened or closed.
+    gate_due: bool,
+    decisions: Decisions,
+    /// What is to be done before anything else.
+    todo: VecDeque<Action>,
     managed: BTreeSet<String>,
     goal: Goal,
     refused: BTreeMap<String, String>,
@@ -133,9 +150,10 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// An agent that begins by reading its files. Limits in `managed` are its own to take off.
+    /// An agent that begins by reading its files. Limits in `managed` are its own to take off. The gate holds
+    /// cgroups until `deadline` after their creation.
     #[must_use]
-    pub fn new(directory: &str, pid: u32, managed: BTreeSet<String>) -> Agent {
+    pub fn new(directory: &str, pid: u32, managed: BTreeSet<String>, deadline: Duration) -> Agent {
         Agent {
             directory: directory.to_owned(),
             pid,
@@ -145,6 +163,10 @@ impl Agent {
             whole: true,
             engines: BTreeMap::new(),
             engine_states: BTreeMap::new(),
+            gate: GateReport::default(),
+            gate_due: false,
+            decisions: Decisions::new(deadline),
+            todo: VecDeque::new(),
             managed,
             goal: Goal::default(),
             refused: BTreeMap::new(),
@@ -180,6 +202,7 @@ impl Agent {
                         self.scan_due.get_or_insert(now);
                     }
                     self.files = Some(files);
+                    self.gate_due = true;
                 }
                 self.dirty = true;
             }
@@ -199,6 +222,7 @@ impl Agent {
                 self.scan_due =
                     self.scan_due.filter(|due| *due > now).into_iter().chain(next).min();
                 self.dirty |= self.world.as_ref() != Some(&world);
+                self.decisions.retain(&world);
                 self.world = Some(world);
             }
             Event::Engine { socket, line } => self.engine(socket, line),
@@ -213,6 +237,15 @@ impl Agent {
                 // What could not be moved may be, the next time.
                 self.moved.retain(|one| !self.moves_refused.contains_key(&one.into));
                 self.refused = refused;
+                self.decide(&BTreeSet::new(), now);
+            }
+            Event::Gate(report) => {
+                if report.state != self.gate.state {
+                    self.decisions.clear();
+                    self.scan_due = Some(now);
+                    self.dirty = true;
+                }
+                self.gate = report;
             }
             Event::Moved(refused) => {
                 self.moves_refused = refused;
@@ -258,6 +291,16 @@ impl Agent {
             return Some(Action::ReadFiles);
         }
         self.files.as_ref()?;
+        // Before the scan: what is made after it is held.
+        if std::mem::take(&mut self.gate_due) {
+            let open = self.asks_for_cgroups();
+            if open || self.gate.state != GateState::Unneeded {
+                return Some(Action::Gate { open });
+            }
+        }
+        if let Some(action) = self.todo.pop_front() {
+            return Some(action);
+        }
         if self.scan_due.is_some_and(|due| due <= now) {
             self.scan_due = None;
             let own = self.managed.clone();
@@ -268,9 +311,13 @@ impl Agent {
         let retry = self.retry.is_some_and(|(due, _)| due <= now);
         if self.dirty || boundary || check || retry || self.looked + CLOCK <= now {
             (self.dirty, self.looked) = (false, now);
-            if let Some(action) = self.reach(check || retry, now, wall) {
-                return Some(action);
-            }
+            self.reach(check || retry, now, wall);
+        }
+        if self.decisions.due().is_some_and(|due| due <= now) {
+            self.decide(&BTreeSet::new(), now);
+        }
+        if let Some(action) = self.todo.pop_front() {
+            return Some(action);
         }
         let report = self.report();
         if self.reported.as_ref() != Some(&report) {
@@ -280,9 +327,9 @@ impl Agent {
         None
     }
 
-    /// Makes the goal, and what must be done for it.
-    fn reach(&mut self, again: bool, now: Duration, wall: &Zoned) -> Option<Action> {
-        let (files, world) = (self.files.as_ref()?, self.world.as_mut()?);
+    /// Makes the goal, and notes what must be done for it.
+    fn reach(&mut self, again: bool, now: Duration, wall: &Zoned) {
+        let (Some(files), Some(world)) = (&self.files, &mut self.world) else { return };
         world.containers =
             self.engines.values().flatten().map(|(i, c)| (i.clone(), c.clone())).collect();
         let goal = goal(files, world, wall);
@@ -294,20 +341,36 @@ impl Agent {
             self.moved.retain(|one| goal.moves.contains(one));
             self.moved.extend(moves.iter().cloned());
             self.dirty = true;
-            return Some(Action::Move(moves));
+            return self.todo.push_back(Action::Move(moves));
         }
         let same = Goal { next: self.goal.next, moves: self.goal.moves.clone(), ..goal.clone() }
             == self.goal;
         self.goal = goal;
         if same && !again && !self.force {
-            return None;
+            return self.decide(&BTreeSet::new(), now);
         }
+        // Nobody else waits while limits are put on.
+        let limited = self.goal.limits.iter().flat_map(|goal| &goal.cgroups);
+        let limited = limited.map(|(_, id)| *id).collect();
+        let (files, managed) = (files.clone(), self.managed.clone());
+        self.decide(&limited, now);
         self.force = false;
         // Until it is known what became of it.
         self.checked = now;
-        let (files, managed) = (files.clone(), self.managed.clone());
         self.managed.extend(self.goal.limits.iter().map(|goal| goal.limit.name.clone()));
-        Some(Action::Apply { files, goal: self.goal.clone(), managed })
+        self.todo.push_back(Action::Apply { files, goal: self.goal.clone(), managed });
+    }
+
+    /// Notes that all known cgroups are decided that can be; those of `limited` have limits still to be put on.
+    fn decide(&mut self, limited: &BTreeSet<u64>, now: Duration) {
+        let containers = self.asks_for_containers();
+        let Some(world) = self.world.as_ref().filter(|_| self.gate.state == GateState::Open) else {
+            return;
+        };
+        let decided = self.decisions.take(world, limited, containers, now);
+        if !decided.is_empty() {
+            self.todo.push_back(Action::Decide(decided));
+        }
     }
 
     /// How long nothing has to be done if nothing happens; `None` before the files were read.
@@ -319,8 +382,12 @@ impl Agent {
         });
         let retry = self.retry.map(|(due, _)| due);
         let looks = [self.checked + CHECK, self.looked + CLOCK];
-        let due =
-            [self.read_due, self.scan_due, next, retry].into_iter().flatten().chain(looks).min();
+        let untold = self.decisions.due();
+        let due = [self.read_due, self.scan_due, next, retry, untold]
+            .into_iter()
+            .flatten()
+            .chain(looks)
+            .min();
         due.map_or(CLOCK, |due| due.saturating_sub(now)).min(CLOCK)
     }
 
@@ -336,6 +403,12 @@ impl Agent {
         let of = [SelectorKind::Container, SelectorKind::Labels];
         let files = self.files.iter().flat_map(|files| &files.specs);
         self.selects(&of) || files.into_iter().any(|spec| spec.labels)
+    }
+
+    /// Whether there is a limit on what may come and go.
+    fn asks_for_cgroups(&self) -> bool {
+        let mut specs = self.files.iter().flat_map(|files| &files.specs);
+        specs.any(|spec| spec.labels || spec.limits.iter().any(|limit| !limit.scope.is_device()))
     }
 
     fn asks_for_programs(&self) -> bool {
@@ -364,6 +437,7 @@ impl Agent {
             limits,
             managed: self.managed.clone(),
             engines: self.engine_states.clone(),
+            gate: self.gate.clone(),
             next_change: self.goal.next.map(|next| next.to_string()),
         }
     }

@@ -15,6 +15,7 @@ pub mod agent;
 pub mod apply;
 #[cfg(feature = "containers")]
 pub mod containers;
+pub mod decisions;
 pub mod directory;
 pub mod engines;
 pub mod goal;

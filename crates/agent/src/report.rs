@@ -62,6 +62,34 @@ pub struct LimitReport {
     pub cgroups: Vec<String>,
 }
 
+/// Whether new cgroups are held until the agent has decided which limits are on them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GateState {
+    /// The files have no limit on cgroups.
+    #[default]
+    Unneeded,
+    Open,
+    /// It cannot be had here; `reason` says why. Cgroups are followed, but not held.
+    Unavailable,
+}
+
+/// The gate before new cgroups.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GateReport {
+    pub state: GateState,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub reason: Option<String>,
+    /// How long a cgroup is held at most.
+    pub deadline_ms: u64,
+    /// Bytes of cgroups that were undecided when their deadline was over.
+    pub late_bytes: u64,
+    /// Cgroups that were not held, because too many were undecided.
+    pub unheld_cgroups: u64,
+    /// Events of cgroups that were lost; each time all cgroups were looked at.
+    pub lost_events: u64,
+}
+
 /// All that the agent says.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
@@ -75,6 +103,8 @@ pub struct Report {
     pub managed: BTreeSet<String>,
     /// What is known of each engine of containers, by its socket.
     pub engines: BTreeMap<String, String>,
+    #[serde(default)]
+    pub gate: GateReport,
     /// When a schedule may change something (RFC 3339).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub next_change: Option<String>,

@@ -16,7 +16,11 @@ use rustix::{
 };
 use sd_notify::NotifyState;
 use tidegate_host::{host::Host, world::World};
-use tidegate_sys::{preflight::PreflightError, store::StoreError};
+use tidegate_sys::{
+    cgroup::{Cgroup, CgroupError},
+    preflight::PreflightError,
+    store::StoreError,
+};
 
 use crate::{
     agent::{Action, Agent, Event},
@@ -24,9 +28,9 @@ use crate::{
     directory,
     engines::Engines,
     goal::{Files as Loaded, Goal, Move, own_cgroup},
-    report::{LimitState, Report, RunFiles},
+    report::{GateReport, GateState, LimitState, Report, RunFiles},
     scan,
-    source::{CgroupSource, Files, Inotify},
+    source::{CgroupSource, Files, Held, Inotify},
 };
 
 /// What the agent is told to do.
@@ -40,6 +44,10 @@ pub struct AgentOptions {
     pub run_dir: PathBuf,
     /// Sockets of engines of containers; `*` is a user's number.
     pub sockets: Vec<PathBuf>,
+    /// It follows and holds the cgroups below this one.
+    pub below: PathBuf,
+    /// How long a new cgroup is held at most.
+    pub deadline: Duration,
 }
 
 /// Why it did not start, or ended.
@@ -51,6 +59,8 @@ pub enum AgentError {
     Io { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Preflight(#[from] PreflightError),
+    #[error(transparent)]
+    Below(#[from] CgroupError),
     #[error("the agent cannot wait for events: {0}")]
     Events(io::Error),
 }
@@ -63,6 +73,7 @@ struct Shell<'a> {
     host: Host,
     run: RunFiles,
     options: &'a AgentOptions,
+    top: Cgroup,
     cgroups: Box<dyn CgroupSource>,
     watch: Files,
     engines: Engines,
@@ -90,8 +101,11 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
     let host = Host::open(&options.store)?;
     host.problems().iter().for_each(|problem| say(&format!("warning: {problem}")));
     let program = std::env::current_exe().map_err(AgentError::Events)?;
+    let below = host.hierarchy().relative(&options.below);
+    let top = host.hierarchy().open(&below)?;
     let mut shell = Shell {
         host,
+        top,
         run,
         options,
         cgroups: Box::new(Inotify::new().map_err(AgentError::Events)?),
@@ -102,8 +116,8 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
         said: BTreeMap::new(),
     };
     let managed = earlier.map(|report| report.managed).unwrap_or_default();
-    let mut agent =
-        Agent::new(&options.directory.display().to_string(), std::process::id(), managed);
+    let directory = options.directory.display().to_string();
+    let mut agent = Agent::new(&directory, std::process::id(), managed, options.deadline);
     let start = Instant::now();
     let mut watchdog_us = 0;
     let watchdog = sd_notify::watchdog_enabled(false, &mut watchdog_us);
@@ -212,7 +226,8 @@ impl Shell<'_> {
             }
             Action::Scan { programs, own } => {
                 let mount = self.host.hierarchy().mount();
-                let mut world = scan::scan(self.host.hierarchy(), programs);
+                let top = self.top.path();
+                let mut world = scan::scan(self.host.hierarchy(), top, programs);
                 let paths = |world: &World| {
                     let paths = world.cgroups.keys().cloned();
                     std::iter::once(String::new()).chain(paths).collect::<Vec<_>>()
@@ -220,10 +235,17 @@ impl Shell<'_> {
                 let known = paths(&world);
                 if self.cgroups.follow(mount, &mut known.iter().map(String::as_str)) {
                     // What has come below a new cgroup before it was watched.
-                    world = scan::scan(self.host.hierarchy(), programs);
+                    world = scan::scan(self.host.hierarchy(), top, programs);
                 }
                 remove_empty(self.host.hierarchy().mount(), &world, &own);
                 Some(Event::Scanned { world, whole: self.cgroups.is_whole() })
+            }
+            Action::Gate { open } => Some(Event::Gate(self.gate(open))),
+            Action::Decide(cgroups) => {
+                if let Err(e) = self.cgroups.decide(&cgroups) {
+                    (self.say)(&format!("warning: new cgroups are held until their deadline: {e}"));
+                }
+                Some(Event::Gate(self.cgroups.gate()))
             }
             Action::Move(moves) => Some(Event::Moved(self.moves(&moves))),
             Action::Apply { files, goal, managed } => Some(self.apply(&files, &goal, &managed)),
@@ -232,6 +254,33 @@ impl Shell<'_> {
                 None
             }
         }
+    }
+
+    /// Opens or closes the gate. Where it cannot be had cgroups are followed by inotify.
+    fn gate(&mut self, open: bool) -> GateReport {
+        let is_open = self.cgroups.gate().state == GateState::Open;
+        if open == is_open {
+            return self.cgroups.gate();
+        }
+        let reason = if open {
+            match Held::open(&self.top, self.options.deadline) {
+                Ok(held) => {
+                    self.cgroups = Box::new(held);
+                    return self.cgroups.gate();
+                }
+                Err(e) => Some(e.to_string()),
+            }
+        } else {
+            None
+        };
+        let state = if open { GateState::Unavailable } else { GateState::Unneeded };
+        if is_open {
+            match Inotify::new() {
+                Ok(inotify) => self.cgroups = Box::new(inotify),
+                Err(e) => (self.say)(&format!("warning: new cgroups stay held: {e}")),
+            }
+        }
+        GateReport { state, reason, ..GateReport::default() }
     }
 
     fn apply(&mut self, files: &Loaded, goal: &Goal, managed: &BTreeSet<String>) -> Event {
@@ -296,6 +345,9 @@ impl Shell<'_> {
                 reason.unwrap_or_default()
             );
             now.insert(limit.name.clone(), said);
+        }
+        if let Some(reason) = &report.gate.reason {
+            now.insert("gate".to_owned(), format!("new cgroups are not held: {reason}"));
         }
         for (socket, state) in &report.engines {
             now.insert(format!("engine {socket}"), format!("{socket}: {state}"));

@@ -9,10 +9,10 @@ use tidegate_sys::cgroup::Hierarchy;
 
 const PASSWD: &str = "/etc/passwd";
 
-/// What runs now, without containers.
+/// What runs now at and below a cgroup, without containers.
 #[must_use]
-pub fn scan(hierarchy: &Hierarchy, programs: bool) -> World {
-    let paths = hierarchy.find_below("", |_| true).into_iter();
+pub fn scan(hierarchy: &Hierarchy, top: &str, programs: bool) -> World {
+    let paths = hierarchy.find_below(top, |_| true).into_iter();
     let cgroups = paths.filter_map(|path| {
         let path = path.trim_matches('/').to_owned();
         let id = fs::metadata(hierarchy.mount().join(&path)).ok()?.ino();

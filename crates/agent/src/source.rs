@@ -6,16 +6,26 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use tidegate_sys::{
+    cgroup::Cgroup,
+    gate::{EVENTS_MAX, Gate, GateError, GateSettings},
+};
+
+use crate::report::{GateReport, GateState};
 
 /// Cgroups that are watched at most; with more the tree is scanned at an interval.
 pub const WATCHES_MAX: usize = 50_000;
 /// Bytes of events that are read at once.
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// Tells when cgroups come and go.
+/// Reads from the gate at once at most. What is left keeps it readable.
+const READS_MAX: usize = 16;
+
+/// Tells when cgroups come and go. It may also hold those that come until they are decided.
 pub trait CgroupSource {
     /// Readable when there is an event.
     fn fd(&self) -> BorrowedFd<'_>;
@@ -29,6 +39,74 @@ pub trait CgroupSource {
     fn follow(&mut self, mount: &Path, cgroups: &mut dyn Iterator<Item = &str>) -> bool;
     /// Whether it tells of every cgroup.
     fn is_whole(&self) -> bool;
+    /// Holds these cgroups no longer.
+    ///
+    /// # Errors
+    /// Those of the operating system. They are held until their deadline.
+    fn decide(&mut self, cgroups: &BTreeSet<u64>) -> io::Result<()>;
+    /// Whether it holds cgroups, and what became of them.
+    fn gate(&self) -> GateReport;
+}
+
+/// The gate of the kernel, which reports each cgroup as it is made, and holds it.
+#[derive(Debug)]
+pub struct Held {
+    gate: Gate,
+    deadline: Duration,
+}
+
+impl Held {
+    /// Holds what is made below `top` from now on.
+    ///
+    /// # Errors
+    /// [`GateError`], where the kernel or the rights do not suffice.
+    pub fn open(top: &Cgroup, deadline: Duration) -> Result<Held, GateError> {
+        let gate = Gate::attach(top, GateSettings { deadline })?;
+        Ok(Held { gate, deadline })
+    }
+}
+
+impl CgroupSource for Held {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.gate.as_fd()
+    }
+
+    fn take(&mut self) -> io::Result<bool> {
+        let mut any = false;
+        for _ in 0..READS_MAX {
+            let events = self.gate.events().map_err(io::Error::other)?;
+            // Whoever is told looks at all cgroups, so it does not matter which events were lost.
+            any |= !events.list.is_empty() || events.lost > 0;
+            if events.list.len() < EVENTS_MAX {
+                break;
+            }
+        }
+        Ok(any)
+    }
+
+    fn follow(&mut self, _: &Path, _: &mut dyn Iterator<Item = &str>) -> bool {
+        false
+    }
+
+    fn is_whole(&self) -> bool {
+        true
+    }
+
+    fn decide(&mut self, cgroups: &BTreeSet<u64>) -> io::Result<()> {
+        cgroups.iter().try_for_each(|id| self.gate.decide(*id)).map_err(io::Error::other)
+    }
+
+    fn gate(&self) -> GateReport {
+        let counters = self.gate.counters().unwrap_or_default();
+        GateReport {
+            state: GateState::Open,
+            reason: None,
+            deadline_ms: u64::try_from(self.deadline.as_millis()).unwrap_or(u64::MAX),
+            late_bytes: counters.late_bytes,
+            unheld_cgroups: counters.full,
+            lost_events: counters.lost,
+        }
+    }
 }
 
 /// inotify on each directory of the tree.
@@ -107,6 +185,14 @@ impl CgroupSource for Inotify {
 
     fn is_whole(&self) -> bool {
         self.whole
+    }
+
+    fn decide(&mut self, _: &BTreeSet<u64>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn gate(&self) -> GateReport {
+        GateReport::default()
     }
 }
 

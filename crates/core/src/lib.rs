@@ -27,6 +27,7 @@
 //! - [`codel`]: early drops from queues of senders that react only to losses.
 //! - [`link`]: delay, rate, queue, loss and reordering as one more timestamper.
 //! - [`fleet`]: one limit over many hosts.
+//! - [`gate`]: what a new cgroup may send until it is decided which limits hold it.
 //! - [`scheme`]: the names of the schemes.
 //! - [`scope`]: what a limit applies to.
 //! - [`verdict`]: the verdicts of algorithms on packets.
@@ -58,6 +59,7 @@ pub mod fair_police;
 pub mod fair_share;
 pub mod fleet;
 pub mod flow_count;
+pub mod gate;
 pub mod htb;
 pub mod link;
 pub mod meter;

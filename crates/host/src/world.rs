@@ -32,6 +32,8 @@ pub const MAX_CONTAINERS: usize = 10_000;
 pub const MAX_PROGRAMS: usize = 100_000;
 /// The shortest id of a container that is looked for in names of cgroups.
 const MIN_ID_BYTES: usize = 12;
+/// A whole id.
+const ID_BYTES: usize = 64;
 
 /// What runs on a host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -222,9 +224,7 @@ pub fn container_cgroup<'a>(
     }
     let is_its = |part: &str| {
         let name = part.strip_suffix(".scope").unwrap_or(part);
-        // Its monitor has a cgroup of its own.
-        name.strip_suffix(id)
-            .is_some_and(|kind| kind.is_empty() || kind.ends_with('-') && !kind.contains("conmon"))
+        name.strip_suffix(id).is_some_and(is_kind)
     };
     let found = paths.into_iter().filter_map(|path| {
         let inside = below
@@ -233,6 +233,24 @@ pub fn container_cgroup<'a>(
         Some(path.split('/').take(at + 1).collect::<Vec<_>>().join("/"))
     });
     found.min_by_key(|path| (path.len(), path.clone()))
+}
+
+/// Whether a cgroup has the id of a container as a name, as engines write it in full.
+#[must_use]
+pub fn is_container(path: &str) -> bool {
+    let last = path.rsplit('/').next().unwrap_or_default();
+    let name = last.strip_suffix(".scope").unwrap_or(last);
+    let Some((kind, id)) =
+        name.len().checked_sub(ID_BYTES).and_then(|at| name.split_at_checked(at))
+    else {
+        return false;
+    };
+    id.bytes().all(|b| b.is_ascii_hexdigit()) && is_kind(kind)
+}
+
+/// What stands before a container's id. Its monitor has a cgroup of its own.
+fn is_kind(kind: &str) -> bool {
+    kind.is_empty() || kind.ends_with('-') && !kind.contains("conmon")
 }
 
 /// Whether a pattern is all of a text: `*` is any letters but `/`, `?` one, `[...]` one of some.

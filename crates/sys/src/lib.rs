@@ -13,6 +13,7 @@
 //! - [`schemes`]: the programs of each scheme; [`fq`]: the qdisc that keeps the packets of `edt`.
 //! - [`backlog`]: where the packets of a limiter wait, for programs that read how much that is.
 //! - [`group`]: what a limit does for a group of hosts.
+//! - [`gate`]: cgroups as they come and go, and what a new one may send until it is decided.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
 //! - [`mounts`]: the host's mounts, as a process that has some of its own reaches them.
 //! - [`names`]: names of hosts and users in a static binary.
@@ -41,6 +42,7 @@ pub mod device;
 mod exempt;
 pub mod features;
 pub mod fq;
+pub mod gate;
 pub mod group;
 pub mod intf;
 pub mod limit;

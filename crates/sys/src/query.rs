@@ -22,6 +22,9 @@ const ATTACH_TYPES: [(libbpf_sys::bpf_attach_type, &str); 3] = [
     (libbpf_sys::BPF_CGROUP_SOCK_OPS, "sock_ops"),
 ];
 
+/// The programs of a gate for packets.
+pub(crate) const GATE_PROGRAMS: [&str; 2] = ["gate_out", "gate_in"];
+
 /// The loopback device's index, in every network namespace.
 const LOOPBACK: u32 = 1;
 
@@ -84,9 +87,9 @@ pub(crate) fn is_on_devices(name: &str) -> bool {
     SCHEMES.iter().any(|info| info.device_programs.contains(&name))
 }
 
-/// The same on a cgroup.
+/// The same on a cgroup. The gate is the agent's.
 pub(crate) fn is_on_cgroups(name: &str) -> bool {
-    SCHEMES.iter().any(|info| info.cgroup_programs.contains(&name))
+    GATE_PROGRAMS.contains(&name) || SCHEMES.iter().any(|info| info.cgroup_programs.contains(&name))
 }
 
 /// The same of a program by the kernel's id.

@@ -6,8 +6,9 @@ use tidegate_host::spec::Spec;
 
 use super::*;
 
-/// Actions between two events at most: read, scan, move, scan, apply, report.
-const STEPS_MAX: usize = 12;
+/// Actions between two events at most: read, gate, scan, move, scan, decide, apply, decide, report.
+const STEPS_MAX: usize = 14;
+const DEADLINE: Duration = Duration::from_secs(2);
 
 struct Bed {
     agent: Agent,
@@ -21,12 +22,18 @@ struct Bed {
     host: BTreeMap<String, String>,
     applied: usize,
     report: Report,
+    /// Cgroups that are held, by id; `None` while the gate is closed.
+    held: Option<BTreeSet<u64>>,
+    /// Why there is no gate here.
+    no_gate: Option<String>,
+    /// What was done, in words.
+    done: Vec<String>,
 }
 
 impl Bed {
     fn new() -> Bed {
         Bed {
-            agent: Agent::new("/etc/tidegate", 1, BTreeSet::new()),
+            agent: Agent::new("/etc/tidegate", 1, BTreeSet::new(), DEADLINE),
             now: Duration::ZERO,
             wall: "2026-03-02T12:00+00:00[UTC]".parse().unwrap(),
             disk: Files::default(),
@@ -35,6 +42,9 @@ impl Bed {
             host: BTreeMap::new(),
             applied: 0,
             report: Report::default(),
+            held: None,
+            no_gate: None,
+            done: Vec::new(),
         }
     }
 
@@ -53,6 +63,8 @@ impl Bed {
                     let world = World { cgroups: self.cgroups.clone(), ..World::default() };
                     Event::Scanned { world, whole: true }
                 }
+                Action::Gate { open } => self.gate(open),
+                Action::Decide(cgroups) => self.decide(&cgroups),
                 Action::Move(_) => Event::Moved(BTreeMap::new()),
                 Action::Apply { goal, managed, .. } => self.apply(&goal, &managed),
                 Action::Report(report) => {
@@ -65,8 +77,57 @@ impl Bed {
         panic!("more than {STEPS_MAX} actions for one event");
     }
 
+    fn gate(&mut self, open: bool) -> Event {
+        let reason = self.no_gate.clone().filter(|_| open);
+        let state = match (open, &reason) {
+            (false, _) => GateState::Unneeded,
+            (true, None) => GateState::Open,
+            (true, Some(_)) => GateState::Unavailable,
+        };
+        match state {
+            GateState::Open => drop(self.held.get_or_insert_default()),
+            _ => self.held = None,
+        }
+        Event::Gate(GateReport { state, reason, ..GateReport::default() })
+    }
+
+    fn decide(&mut self, cgroups: &BTreeSet<u64>) -> Event {
+        for id in cgroups {
+            if self.held.as_mut().is_some_and(|held| held.remove(id)) {
+                self.done.push(format!("decide {id}"));
+            }
+        }
+        self.gate(true)
+    }
+
+    /// A cgroup is made.
+    fn make(&mut self, path: &str, id: u64) {
+        self.cgroups.insert(path.to_owned(), id);
+        if let Some(held) = &mut self.held {
+            held.insert(id);
+        }
+        self.handle(Event::CgroupsChanged);
+        self.pass(SCAN_GAP);
+    }
+
+    fn remove(&mut self, path: &str) {
+        if let (Some(id), Some(held)) = (self.cgroups.remove(path), &mut self.held) {
+            held.remove(&id);
+        }
+        self.handle(Event::CgroupsChanged);
+        self.pass(SCAN_GAP);
+    }
+
+    fn is_held(&self, id: u64) -> bool {
+        self.held.as_ref().is_some_and(|held| held.contains(&id))
+    }
+
     fn apply(&mut self, goal: &Goal, managed: &BTreeSet<String>) -> Event {
         self.applied += 1;
+        let ids = goal.limits.iter().flat_map(|goal| &goal.cgroups).map(|(_, id)| id);
+        let held = ids.filter(|id| self.is_held(**id)).map(|id| format!("limit {id}"));
+        let held: Vec<_> = held.collect();
+        self.done.extend(held);
         self.host.retain(|name, _| goal.has(name) || !managed.contains(name));
         let mut refused = BTreeMap::new();
         for goal in &goal.limits {
@@ -194,10 +255,94 @@ fn a_schedule_changes_the_rate_at_its_boundary() {
 #[test]
 fn what_was_put_on_by_the_agent_before_is_taken_off_and_nothing_else() {
     let mut bed = Bed::new();
-    bed.agent = Agent::new("/etc/tidegate", 2, BTreeSet::from(["old".to_owned()]));
+    bed.agent = Agent::new("/etc/tidegate", 2, BTreeSet::from(["old".to_owned()]), DEADLINE);
     bed.host.extend([("old".into(), "1mbit".into()), ("by-hand".into(), "1mbit".into())]);
     bed.write("limit = []");
     assert_eq!(bed.host.keys().collect::<Vec<_>>(), ["by-hand"]);
+}
+
+#[test]
+fn a_new_cgroup_is_held_until_its_limit_is_on_and_others_not_so_long() {
+    let mut bed = Bed::new();
+    bed.make("a.service", 1);
+    bed.write(&unit("a", "egress = \"1mbit\""));
+    assert_eq!(bed.report.gate.state, GateState::Open);
+    assert_eq!(bed.done, [] as [&str; 0], "what was there before is not held");
+    bed.make("b.service", 2);
+    assert_eq!(bed.done.split_off(0), ["decide 2"], "no limit matches it");
+    // Both at once: nobody waits for the limit of another.
+    bed.remove("a.service");
+    bed.cgroups.insert("c.service".to_owned(), 4);
+    bed.held.as_mut().unwrap().insert(4);
+    bed.make("a.service", 3);
+    assert_eq!(bed.done.split_off(0), ["decide 4", "limit 3", "decide 3"]);
+    // Refused is decided, too.
+    bed.refuses.insert("a".into());
+    bed.remove("a.service");
+    bed.make("a.service", 5);
+    assert_eq!(bed.done.split_off(0), ["limit 5", "decide 5"]);
+    assert_eq!(bed.state("a"), Some(LimitState::Refused));
+}
+
+#[test]
+fn without_limits_on_cgroups_there_is_no_gate() {
+    let mut bed = Bed::new();
+    let device = "[[limit]]\nname = \"d\"\nscope = { dev = \"eth0\" }\negress = \"1mbit\"\n";
+    bed.write(device);
+    assert_eq!((bed.report.gate.state, bed.held.is_none()), (GateState::Unneeded, true));
+    bed.write(&unit("a", "egress = \"1mbit\""));
+    assert_eq!((bed.report.gate.state, bed.held.is_some()), (GateState::Open, true));
+    bed.write(device);
+    assert_eq!((bed.report.gate.state, bed.held.is_none()), (GateState::Unneeded, true));
+}
+
+#[test]
+fn where_there_is_no_gate_limits_are_put_on_all_the_same() {
+    let mut bed = Bed::new();
+    bed.no_gate = Some("no BTF".to_owned());
+    bed.write(&unit("a", "egress = \"1mbit\""));
+    bed.make("a.service", 1);
+    assert_eq!(bed.state("a"), Some(LimitState::InForce));
+    let gate = &bed.report.gate;
+    assert_eq!((gate.state, gate.reason.as_deref()), (GateState::Unavailable, Some("no BTF")));
+    // It is tried again when the files are read.
+    bed.no_gate = None;
+    bed.handle(Event::Reload);
+    assert_eq!(bed.report.gate.state, GateState::Open);
+}
+
+#[test]
+fn a_container_is_held_until_its_engine_tells_of_it_or_the_deadline() {
+    let mut bed = Bed::new();
+    let [told, untold] = ['a', 'b'].map(|letter| letter.to_string().repeat(64));
+    bed.write("[[limit]]\nname = \"w\"\nscope = { container = \"web\" }\negress = \"1mbit\"\n");
+    bed.make(&format!("libpod-{told}.scope"), 1);
+    bed.make(&format!("docker-{untold}.scope"), 2);
+    assert!(bed.is_held(1) && bed.is_held(2));
+    let container = Container { name: "web".to_owned(), ..Container::default() };
+    let line = EngineEvent::Changed(told, container);
+    bed.handle(Event::Engine { socket: "s".to_owned(), line });
+    assert_eq!(bed.done, ["limit 1", "decide 1"]);
+    bed.pass(DEADLINE - Duration::from_millis(1));
+    assert!(bed.is_held(2));
+    bed.pass(Duration::from_millis(1));
+    assert!(!bed.is_held(2));
+}
+
+#[test]
+fn a_flood_of_new_cgroups_is_decided_with_few_actions() {
+    let mut bed = Bed::new();
+    bed.make("a.service", 1);
+    bed.write(&unit("a", "egress = \"1mbit\""));
+    let before = bed.applied;
+    for id in 2..5000u64 {
+        bed.cgroups.insert(format!("x{id}"), id);
+        bed.held.as_mut().unwrap().insert(id);
+        bed.agent.handle(Event::CgroupsChanged, bed.now);
+    }
+    bed.pass(SCAN_GAP);
+    assert!(bed.held.as_ref().unwrap().is_empty());
+    assert_eq!(bed.applied, before, "the goal is the same");
 }
 
 proptest! {
@@ -211,7 +356,7 @@ proptest! {
         let mut bed = Bed::new();
         let mut good = (vec![], 0);
         bed.write(&text(&[], 0));
-        for (what, which, ms) in steps {
+        for (number, (what, which, ms)) in steps.into_iter().enumerate() {
             let name = format!("u{which}");
             match what {
                 0 => {
@@ -220,13 +365,10 @@ proptest! {
                 }
                 1 => bed.write("[[limit]]\nname = 1"),
                 2 => {
-                    bed.cgroups.insert(format!("{name}.service"), ms);
-                    bed.handle(Event::CgroupsChanged);
+                    bed.remove(&format!("{name}.service"));
+                    bed.make(&format!("{name}.service"), number as u64 + 1);
                 }
-                3 => {
-                    bed.cgroups.remove(&format!("{name}.service"));
-                    bed.handle(Event::CgroupsChanged);
-                }
+                3 => bed.remove(&format!("{name}.service")),
                 4 => drop(bed.refuses.insert(name)),
                 5 => drop(bed.refuses.remove(&name)),
                 _ => bed.handle(Event::Reload),
@@ -246,6 +388,14 @@ proptest! {
                 prop_assert_eq!(&bed.host[&name], &format!("{}mbit", good.1 + 1));
             }
             prop_assert!(expected.is_some() || !bed.host.contains_key(&name));
+        }
+        let left = bed.held.clone().unwrap_or_default();
+        prop_assert!(left.is_empty(), "{left:?} are still held");
+        // Whoever was held and has a limit had it before.
+        for (at, done) in bed.done.iter().enumerate() {
+            let Some(id) = done.strip_prefix("limit ") else { continue };
+            let decided = bed.done.iter().position(|done| *done == format!("decide {id}"));
+            prop_assert!(decided.is_none_or(|decided| decided > at), "{:?}", bed.done);
         }
         let before = bed.applied;
         bed.pass(CHECK * 4);

@@ -1,9 +1,9 @@
 //! The command line of `tidegate agent`.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
-use tidegate_agent::engines::SOCKETS;
+use tidegate_agent::{decisions::DEADLINE, engines::SOCKETS};
 
 #[derive(Debug, Args)]
 pub struct AgentArgs {
@@ -13,6 +13,12 @@ pub struct AgentArgs {
     /// Where Docker and Podman are asked for containers; `*` is a user's number
     #[arg(long = "engine", value_name = "SOCKET", default_values = SOCKETS)]
     pub sockets: Vec<PathBuf>,
+    /// Keep to the cgroups below this one
+    #[arg(long, value_name = "CGROUP", default_value = "/")]
+    pub below: PathBuf,
+    /// How long a new cgroup gets at most 64 KiB if it cannot be decided
+    #[arg(long, value_name = "TIME", default_value = DEADLINE, value_parser = super::interval)]
+    pub deadline: Duration,
 }
 
 /// For the agent itself: asks one engine.

@@ -16,6 +16,8 @@ pub fn run(store: &Path, run_dir: &Path, args: &AgentArgs) -> Result<ExitCode> {
         store: store.to_owned(),
         run_dir: run_dir.to_owned(),
         sockets: args.sockets.clone(),
+        below: args.below.clone(),
+        deadline: args.deadline,
     };
     run::run(&options, |text| say(&format!("tidegate: {text}")))?;
     Ok(ExitCode::SUCCESS)

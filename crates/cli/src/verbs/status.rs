@@ -9,11 +9,11 @@ use std::{
 use anyhow::Result;
 use serde_json::Value;
 use tidegate_agent::{
-    report::{LimitState, Report},
+    report::{GateReport, GateState, LimitState, Report},
     status::{AgentStatus, HostStatus, WAITING, Warnings, gone},
 };
 use tidegate_core::{
-    Bytes, Rate, Scheme,
+    Bytes, Nanos, Rate, Scheme,
     police::{COLOUR_NAMES, Policy},
 };
 use tidegate_host::{
@@ -282,6 +282,9 @@ fn tell_agent(out: &mut impl Write, report: &Report) -> Result<()> {
             writeln!(out, "  {}: {what}", limit.name)?;
         }
     }
+    for line in gate_lines(&report.gate) {
+        writeln!(out, "  {line}")?;
+    }
     if let Some(next) = &report.next_change {
         writeln!(out, "  next change by a schedule: {next}")?;
     }
@@ -289,6 +292,26 @@ fn tell_agent(out: &mut impl Write, report: &Report) -> Result<()> {
         writeln!(out, "  {socket}: {state}")?;
     }
     Ok(())
+}
+
+/// What becomes of new cgroups until the agent has decided which limits are on them.
+fn gate_lines(gate: &GateReport) -> Vec<String> {
+    let reason = gate.reason.as_deref().unwrap_or_default();
+    let mut lines = match gate.state {
+        GateState::Unneeded => return Vec::new(),
+        GateState::Unavailable => vec![format!("new cgroups are followed, not held: {reason}")],
+        GateState::Open => {
+            let deadline = Nanos(gate.deadline_ms.saturating_mul(1_000_000));
+            vec![format!("a new cgroup gets 64 KiB until it is decided, {deadline} at most")]
+        }
+    };
+    let counted = [
+        (gate.late_bytes, "bytes passed after that, undecided"),
+        (gate.unheld_cgroups, "cgroups were not held: too many were new at once"),
+        (gate.lost_events, "events of cgroups were lost; all cgroups were looked at again"),
+    ];
+    lines.extend(counted.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")));
+    lines
 }
 
 /// A limit that waits has a name, a scope and a state.

@@ -18,6 +18,7 @@ use crate::{
 };
 
 mod engine;
+mod gate;
 
 /// A slice at the root of the hierarchy, as systemd makes them, with whatever a test puts below it.
 struct Slice<'a> {
@@ -62,14 +63,17 @@ struct Bed<'a> {
     dir: PathBuf,
     run: PathBuf,
     sockets: Vec<PathBuf>,
+    /// It keeps to what is below this cgroup, so no other test is held by its gate.
+    below: String,
 }
 
 impl<'a> Bed<'a> {
-    fn new(place: &'a Place) -> Bed<'a> {
+    fn new(place: &'a Place, below: &Cgroup) -> Bed<'a> {
         let marker = place.file("marker", "");
         let (dir, run) = (marker.with_file_name("etc"), marker.with_file_name("run"));
         fs::create_dir(&dir).unwrap();
-        Bed { place, dir, run, sockets: vec![marker.with_file_name("none.sock")] }
+        let (sockets, below) = (vec![marker.with_file_name("none.sock")], below.path().to_owned());
+        Bed { place, dir, run, sockets, below }
     }
 
     fn tidegate(&self) -> Command {
@@ -80,7 +84,7 @@ impl<'a> Bed<'a> {
 
     fn agent(&self) -> Command {
         let mut command = self.tidegate();
-        command.arg("agent").arg(&self.dir).stdout(Stdio::null());
+        command.arg("agent").arg(&self.dir).args(["--below", &self.below]).stdout(Stdio::null());
         for socket in &self.sockets {
             command.arg("--engine").arg(socket);
         }
@@ -144,7 +148,8 @@ fn whole(cgroup: &Cgroup) {
 fn root_agent_follows_a_unit_that_is_removed_and_made_again() {
     need_root!();
     let place = Place::new();
-    let (bed, slice) = (Bed::new(&place), Slice::new(&place));
+    let slice = Slice::new(&place);
+    let bed = Bed::new(&place, &slice.group);
     let unit = format!("{}.service", slice.unique);
     let required = "egress = \"20mbit\"\nrequired = true";
     bed.write("a.toml", &limit("web", &format!("unit = \"{unit}\""), required));
@@ -173,7 +178,8 @@ fn root_agent_follows_a_unit_that_is_removed_and_made_again() {
 fn root_agent_one_wrong_limit_keeps_none_of_the_others_away() {
     need_root!();
     let place = Place::new();
-    let (bed, slice) = (Bed::new(&place), Slice::new(&place));
+    let slice = Slice::new(&place);
+    let bed = Bed::new(&place, &slice.group);
     let u = &slice.unique;
     let (a, b) = (slice.make(&format!("{u}-a.service")), slice.make(&format!("{u}-b.service")));
     let egress = "egress = \"20mbit\"";
@@ -189,7 +195,8 @@ fn root_agent_one_wrong_limit_keeps_none_of_the_others_away() {
     let _agent = bed.start();
     whole(&a);
     whole(&b);
-    whole(&slice.group);
+    // Beside the two programs of the gate.
+    wait_for("the limit of the slice", || (Objects::on(&slice.group).links() == 5).then_some(()));
     assert_eq!(bed.wait_said("never", "waiting"), "there is no container `never`");
     let twice = bed.wait_said(&format!("twice-{u}-a_service"), "refused");
     let expected = format!("limits `a` and `twice-{u}-a_service` both match cgroup `{}`", a.path());
@@ -206,7 +213,8 @@ fn root_agent_one_wrong_limit_keeps_none_of_the_others_away() {
 fn root_agent_reads_files_again_and_an_error_leaves_what_is_in_force() {
     need_root!();
     let place = Place::new();
-    let (bed, slice) = (Bed::new(&place), Slice::new(&place));
+    let slice = Slice::new(&place);
+    let bed = Bed::new(&place, &slice.group);
     let u = &slice.unique;
     let (a, b) = (slice.make(&format!("{u}-a.service")), slice.make(&format!("{u}-b.service")));
     let unit = |name: &str, rate: &str| {
@@ -245,7 +253,8 @@ fn root_agent_reads_files_again_and_an_error_leaves_what_is_in_force() {
 fn root_agent_killed_leaves_limits_and_the_next_takes_over() {
     need_root!();
     let place = Place::new();
-    let (bed, slice) = (Bed::new(&place), Slice::new(&place));
+    let slice = Slice::new(&place);
+    let bed = Bed::new(&place, &slice.group);
     let u = &slice.unique;
     let (a, b) = (slice.make(&format!("{u}-a.service")), slice.make(&format!("{u}-b.service")));
     let unit =
@@ -281,7 +290,7 @@ fn root_agent_killed_leaves_limits_and_the_next_takes_over() {
 fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
     need_root!();
     let place = Place::new();
-    let bed = Bed::new(&place);
+    let bed = Bed::new(&place, &place.group);
     let program = bed.dir.join("program");
     fs::copy("/bin/sleep", &program).unwrap();
     let spawn = |program: &Path| {
@@ -315,7 +324,8 @@ fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
 fn root_agent_keeps_a_schedule() {
     need_root!();
     let place = Place::new();
-    let (bed, slice) = (Bed::new(&place), Slice::new(&place));
+    let slice = Slice::new(&place);
+    let bed = Bed::new(&place, &slice.group);
     let u = &slice.unique;
     let a = slice.make(&format!("{u}-a.service"));
     let scope = format!("unit = \"{u}-a.service\"");

@@ -1,6 +1,6 @@
 //! `tidegate check`, `plan` and `apply`.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use tidegate_sys::{
     cgroup::Cgroup,
@@ -205,6 +205,11 @@ fn root_another_tools_program_is_named() {
 
 /// Attaches a program as tools of old do: without sharing the hook. It goes with the cgroup.
 fn hold_exclusively(cgroup: &Cgroup) {
+    assert_eq!(attach_foreign(cgroup, 0), 0);
+}
+
+/// A program on the egress hook that passes all, attached as others do; what the kernel says.
+pub fn attach_foreign(cgroup: &Cgroup, flags: u32) -> i32 {
     let mut pass = [bpf_insn::default(), bpf_insn::default()];
     // r0 = 1; exit
     (pass[0].code, pass[0].imm, pass[1].code) = (0xb7, 1, 0x95);
@@ -221,6 +226,8 @@ fn hold_exclusively(cgroup: &Cgroup) {
         );
         assert!(program >= 0);
         let fd = cgroup.as_fd().as_raw_fd();
-        assert_eq!(bpf_prog_attach(program, fd, BPF_CGROUP_INET_EGRESS, 0), 0);
+        let attached = bpf_prog_attach(program, fd, BPF_CGROUP_INET_EGRESS, flags);
+        drop(OwnedFd::from_raw_fd(program));
+        attached
     }
 }

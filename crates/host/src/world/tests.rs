@@ -167,6 +167,17 @@ fn patterns_match_as_a_shell_does() {
     }
 }
 
+#[test]
+fn a_cgroup_with_a_whole_id_is_a_containers() {
+    let id = "0123456789abcdef".repeat(4);
+    let names = ["ID", "a/docker-ID.scope", "libpod-ID", "libpod-payload-ID", "x/crio-ID.scope"];
+    assert!(names.iter().all(|name| is_container(&name.replace("ID", &id))));
+    let others =
+        ["libpod-conmon-ID.scope", "ID/container", "xID", "ID.service", "web.service", "", "é"];
+    assert!(!others.iter().any(|name| is_container(&name.replace("ID", &id))));
+    assert!(!is_container(&format!("é{}", &id[1..])) && !is_container(&id.replace('a', "g")));
+}
+
 proptest! {
     #[test]
     fn no_pattern_panics_and_a_text_matches_itself(

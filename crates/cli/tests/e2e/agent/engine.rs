@@ -155,8 +155,8 @@ fn agent_child_tells_the_containers_of_an_engine() {
 fn root_agent_limits_containers_by_name_and_by_their_labels() {
     need_root!();
     let place = Place::new();
-    let mut bed = Bed::new(&place);
     let slice = Slice::new(&place);
+    let mut bed = Bed::new(&place, &slice.group);
     let socket: PathBuf = bed.dir.with_file_name("engine.sock");
     bed.sockets = vec![socket.clone()];
     // The child may be nobody: it must reach the socket.

@@ -32,7 +32,7 @@ impl Nest {
 }
 
 /// The name of a test by its path, which begins with that of the crate.
-pub(super) fn test_name(path: &str) -> &str {
+pub(crate) fn test_name(path: &str) -> &str {
     path.split_once("::").map_or(path, |(_, name)| name)
 }
 

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Reports cgroups as they come and go, and bounds what a new one sends until user space has decided
+ * which limits hold it (gate.h). For the agent; crates/sys/src/gate.rs loads it.
+ *
+ * Two programs run when a cgroup of the unified hierarchy is made or removed below the one that user
+ * space has chosen. They keep the map `undecided` and write events to a ring. A cgroup is in the map
+ * before its directory can be seen, so before a process can be in it. To decide, user space removes
+ * it from the map, after it has attached the limits.
+ *
+ * Two more run for the packets of the cgroups there. A packet of a decided cgroup pays one lookup,
+ * and no clock. Loopback is not counted, as limits do not count it by default. Limits are attached
+ * further inside, so their programs run first; what they have dropped takes no bytes here.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+#include "common/counters.h"
+#include "common/intf.h"
+#include "common/vmlinux.h"
+#include "common/wire_bytes.h"
+#include "gate/gate.h"
+
+/* Cgroups that are undecided at a time. One that finds no place is reported, but not held. */
+#define GT_UNDECIDED_MAX 4096
+/* The ring: 2048 events of 24 bytes, and their heads. A power of two. */
+#define GT_RING_BYTES 65536
+/* The deepest that the chosen cgroup may lie. */
+#define GT_DEPTH_MAX 32
+
+/* In every network namespace the loopback device is the first. */
+#define LOOPBACK_IFINDEX 1
+/* The number of the unified hierarchy. */
+#define UNIFIED 0
+
+/* Return values of cgroup_skb programs; the third only on egress. */
+enum {
+	RET_DROP = 0,
+	RET_PASS = 1,
+	RET_DROP_SLOW = 2,
+};
+
+struct gt_event {
+	__u64 id;
+	/* The cgroup above it. */
+	__u64 parent;
+	__u32 level;
+	/* Otherwise made. */
+	__u32 is_removed;
+};
+
+struct gt_counters {
+	/* Cgroups that were made. */
+	__u64 cgroups;
+	/* Those that were not held: `undecided` was full. */
+	__u64 full;
+	/* Events that found the ring full. */
+	__u64 lost;
+	/* Of undecided cgroups before their deadline. */
+	__u64 passed_bytes;
+	__u64 dropped_packets;
+	/* Passed of undecided cgroups after it. */
+	__u64 late_bytes;
+};
+
+const volatile __u64 top_id = 0;
+const volatile __u64 deadline_ns = 0;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GT_UNDECIDED_MAX);
+	__type(key, __u64);
+	__type(value, struct gt_cgroup);
+} undecided SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, GT_RING_BYTES);
+} cgroup_events SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct gt_counters);
+} gate_counters SEC(".maps");
+
+static __always_inline struct gt_counters *counters_now(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&gate_counters, &zero);
+}
+
+static __always_inline __u64 ancestor_id(struct cgroup *cgroup, __u32 level)
+{
+	struct cgroup *ancestor;
+
+	if (bpf_core_read(&ancestor, sizeof(ancestor), &cgroup->ancestors[level]))
+		return 0;
+	return BPF_CORE_READ(ancestor, kn, id);
+}
+
+/* Looks at each level: in a cgroup namespace user space does not know how deep its root lies. */
+static __always_inline int is_below_top(struct cgroup *cgroup)
+{
+	__u32 level = cgroup->level;
+
+	for (__u32 i = 0; i <= GT_DEPTH_MAX && i < level; i++) {
+		if (ancestor_id(cgroup, i) == top_id)
+			return 1;
+	}
+	return 0;
+}
+
+/* Follows a cgroup that is made or removed. Runs with interrupts off, so alone on its CPU. */
+static __always_inline int follow(struct cgroup *cgroup, int is_removed)
+{
+	struct gt_event event = {.is_removed = is_removed};
+	struct gt_counters *c = counters_now();
+
+	if (!c || cgroup->root->hierarchy_id != UNIFIED || !is_below_top(cgroup))
+		return 0;
+	event.id = cgroup->kn->id;
+	event.level = cgroup->level;
+	event.parent = ancestor_id(cgroup, event.level - 1);
+	if (is_removed) {
+		bpf_map_delete_elem(&undecided, &event.id);
+	} else {
+		struct gt_cgroup held = {
+		    .parent = event.parent,
+		    .until_ns = bpf_ktime_get_ns() + deadline_ns,
+		};
+
+		tg_add(&c->cgroups, 1, 1);
+		if (bpf_map_update_elem(&undecided, &event.id, &held, BPF_ANY))
+			tg_add(&c->full, 1, 1);
+	}
+	if (bpf_ringbuf_output(&cgroup_events, &event, sizeof(event), 0))
+		tg_add(&c->lost, 1, 1);
+	return 0;
+}
+
+SEC("tp_btf/cgroup_mkdir")
+int BPF_PROG(gate_made, struct cgroup *cgroup)
+{
+	return follow(cgroup, 0);
+}
+
+SEC("tp_btf/cgroup_rmdir")
+int BPF_PROG(gate_removed, struct cgroup *cgroup)
+{
+	return follow(cgroup, 1);
+}
+
+static __always_inline struct gt_cgroup *find_undecided(void *ctx, __u64 id)
+{
+	return bpf_map_lookup_elem(&undecided, &id);
+}
+
+static __always_inline int gate(struct __sk_buff *skb, enum tg_direction direction)
+{
+	const int drop = direction == TG_EGRESS ? RET_DROP_SLOW : RET_DROP;
+	struct gt_cgroup *own, *holder;
+	struct gt_counters *c;
+	__u32 bytes;
+
+	if (skb->mark == TG_DEAD_MARK)
+		return drop;
+	if (skb->ifindex == LOOPBACK_IFINDEX)
+		return RET_PASS;
+	own = find_undecided(0, bpf_skb_cgroup_id(skb));
+	c = own ? counters_now() : 0;
+	if (!c)
+		return RET_PASS;
+	bytes = tg_wire_bytes(skb, direction);
+	holder = gt_holder(0, find_undecided, own, bpf_ktime_get_ns());
+	if (!holder) {
+		tg_add(&c->late_bytes, bytes, direction == TG_INGRESS);
+		return RET_PASS;
+	}
+	if (gt_take(holder, bytes)) {
+		tg_add(&c->passed_bytes, bytes, direction == TG_INGRESS);
+		return RET_PASS;
+	}
+	tg_add(&c->dropped_packets, 1, direction == TG_INGRESS);
+	skb->mark = TG_DEAD_MARK;
+	return drop;
+}
+
+SEC("cgroup_skb/egress")
+int gate_out(struct __sk_buff *skb)
+{
+	return gate(skb, TG_EGRESS);
+}
+
+SEC("cgroup_skb/ingress")
+int gate_in(struct __sk_buff *skb)
+{
+	return gate(skb, TG_INGRESS);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

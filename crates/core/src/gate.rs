@@ -1,0 +1,110 @@
+//! How much a new cgroup may send and receive until it is decided which limits hold it: the model of
+//! `bpf/gate/gate.h`.
+//!
+//! Until its deadline [`BYTES`] of an undecided cgroup pass, of both directions together. It shares them with
+//! the undecided cgroups below it. After the deadline everything passes.
+
+use alloc::collections::BTreeMap;
+
+use crate::Nanos;
+
+/// Bytes of an undecided cgroup that pass, as limits count them: on the wire.
+pub const BYTES: u64 = 65536;
+/// Undecided cgroups above one another that a packet looks at, from its own on.
+pub const LEVELS: usize = 8;
+
+/// A cgroup that is undecided.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Cgroup {
+    /// The id of the cgroup above it.
+    pub parent: u64,
+    /// Its deadline. 0: it is decided, and waits for one above it.
+    pub until: Nanos,
+    /// What has passed, of it and of those below it.
+    pub bytes: u64,
+}
+
+/// What becomes of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It passes: its cgroup is decided.
+    Decided,
+    /// It passes, and its bytes are taken.
+    Pass,
+    /// It passes, and is counted: the deadline is over.
+    Late,
+    /// It does not fit.
+    Drop,
+}
+
+/// Judges a packet of the cgroup `id` with so many bytes, and takes them if they fit. `undecided` has the
+/// cgroups by id.
+pub fn judge(undecided: &mut BTreeMap<u64, Cgroup>, id: u64, now: Nanos, bytes: u32) -> Verdict {
+    if !undecided.contains_key(&id) {
+        return Verdict::Decided;
+    }
+    let mut holder = None;
+    let mut at = id;
+    for _ in 0..LEVELS {
+        let Some(cgroup) = undecided.get(&at) else { break };
+        if now < cgroup.until {
+            holder = Some(at);
+        }
+        at = cgroup.parent;
+    }
+    let Some(holder) = holder.and_then(|id| undecided.get_mut(&id)) else { return Verdict::Late };
+    let sum = holder.bytes.saturating_add(bytes.into());
+    if sum > BYTES {
+        return Verdict::Drop;
+    }
+    holder.bytes = sum;
+    Verdict::Pass
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const END: Nanos = Nanos(100);
+
+    fn tree(cgroups: &[(u64, u64, u64)]) -> BTreeMap<u64, Cgroup> {
+        let cgroup = |parent, until| Cgroup { parent, until: Nanos(until), bytes: 0 };
+        cgroups.iter().map(|(id, parent, until)| (*id, cgroup(*parent, *until))).collect()
+    }
+
+    /// What passes of packets of 1000 bytes, one from each of `ids` in turn.
+    fn passed(undecided: &mut BTreeMap<u64, Cgroup>, ids: &[u64], now: Nanos) -> u64 {
+        let judged = ids.iter().cycle().take(1000).map(|id| judge(undecided, *id, now, 1000));
+        judged.filter(|verdict| *verdict == Verdict::Pass).count() as u64 * 1000
+    }
+
+    #[test]
+    fn what_passes_fits_and_the_rest_is_filled() {
+        let mut undecided = tree(&[(2, 1, END.0)]);
+        assert_eq!(passed(&mut undecided, &[2], Nanos(0)), 65_000);
+        assert_eq!(judge(&mut undecided, 2, Nanos(0), 537), Verdict::Drop);
+        assert_eq!(judge(&mut undecided, 2, Nanos(0), 536), Verdict::Pass);
+        assert_eq!(judge(&mut undecided, 2, Nanos(0), 1), Verdict::Drop);
+        assert_eq!(judge(&mut undecided, 2, END, 1), Verdict::Late);
+        assert_eq!(judge(&mut undecided, 3, Nanos(0), 1), Verdict::Decided);
+    }
+
+    #[test]
+    fn what_an_undecided_cgroup_makes_has_no_bytes_of_its_own() {
+        let mut undecided = tree(&[(2, 1, END.0), (3, 2, END.0), (4, 3, END.0), (5, 2, END.0)]);
+        assert_eq!(passed(&mut undecided, &[2, 3, 4, 5], Nanos(0)), 65_000);
+        // Once the outer one is decided, two are left that are not below each other.
+        undecided.remove(&2);
+        assert_eq!(passed(&mut undecided, &[3, 4, 5], Nanos(0)), 130_000);
+    }
+
+    #[test]
+    fn what_is_decided_waits_for_what_is_above_it_but_not_beyond_the_deadline() {
+        let mut undecided = tree(&[(2, 1, END.0), (3, 2, 0)]);
+        assert_eq!(passed(&mut undecided, &[3], Nanos(0)), 65_000);
+        assert_eq!(judge(&mut undecided, 3, END, 1000), Verdict::Late);
+        // One that is younger than the cgroup that is late has its own time.
+        undecided.extend(tree(&[(4, 2, 2 * END.0)]));
+        assert_eq!(passed(&mut undecided, &[4], END), 65_000);
+    }
+}

@@ -1,0 +1,337 @@
+//! Cgroups as the kernel makes and removes them, and the bound on what a new one sends and receives until it
+//! is decided which limits hold it (`bpf/gate/`, model `tidegate_core::gate`).
+//!
+//! Who decides attaches a [`Gate`] to a cgroup, reads [`Gate::events`], attaches the limits of each new
+//! cgroup, and calls [`Gate::decide`] for it. Until then, or until its deadline, 64 KiB of it pass. Nothing is
+//! pinned: when the gate is dropped, or its process dies, everything passes.
+
+use std::{
+    collections::BTreeSet,
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::mpsc,
+    time::Duration,
+};
+
+use bytemuck::{Pod, Zeroable, bytes_of, pod_read_unaligned};
+use libbpf_rs::{
+    ErrorKind, Link, MapCore, MapFlags, MapHandle, OpenObject, RingBuffer, RingBufferBuilder,
+    skel::{OpenSkel, SkelBuilder},
+};
+
+use crate::{
+    bpf::{attach, load_error, map_error, quiet_libbpf},
+    cgroup::Cgroup,
+    limit::LimitError,
+    skel::{self, gate::GateSkel},
+};
+
+/// Cgroups that are undecided at a time; one beyond them is not held.
+pub const UNDECIDED_MAX: usize = 4096;
+/// Events that one call returns at most.
+pub const EVENTS_MAX: usize = 256;
+
+const PROGRAM: &str = "gate";
+const UNDECIDED: &str = "undecided";
+const EVENTS: &str = "cgroup_events";
+const COUNTERS: &str = "gate_counters";
+
+/// Why a gate could not be attached. The host is as before.
+#[derive(Debug, thiserror::Error)]
+pub enum GateError {
+    /// The kernel does not report cgroups.
+    #[error(
+        "could not attach the eBPF program `{program}` to the kernel's tracepoint: {source}; `uname -r` must \
+         be 6.1 or newer, with BTF (/sys/kernel/btf/vmlinux)"
+    )]
+    Tracepoint { program: &'static str, source: libbpf_rs::Error },
+    #[error(transparent)]
+    Limit(#[from] LimitError),
+}
+
+/// How a gate works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GateSettings {
+    /// How long after its creation a cgroup is held at most.
+    pub deadline: Duration,
+}
+
+/// A cgroup was made or removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CgroupEvent {
+    /// Its id ([`Cgroup::id`]).
+    pub id: u64,
+    /// The id of the cgroup above it.
+    pub parent: u64,
+    /// How deep it lies; the root is at 0.
+    pub level: u32,
+    pub kind: CgroupEventKind,
+}
+
+/// What happened to a cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CgroupEventKind {
+    /// It was made, and is undecided.
+    Made,
+    /// It was removed. It needs no decision any more.
+    Removed,
+}
+
+/// What one call has read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Events {
+    /// The oldest first, at most [`EVENTS_MAX`].
+    pub list: Vec<CgroupEvent>,
+    /// Events that were lost since the call before, because the ring was full. Then whoever follows cgroups
+    /// must look at all of them again; those that wait for a decision are in [`Gate::undecided`].
+    pub lost: u64,
+}
+
+/// `struct gt_event`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct RawEvent {
+    id: u64,
+    parent: u64,
+    level: u32,
+    is_removed: u32,
+}
+
+/// `struct gt_cgroup`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+struct Held {
+    parent: u64,
+    /// 0: it is decided, and waits for one above it.
+    until_ns: u64,
+    bytes: u64,
+}
+
+/// What a gate has seen since it was attached; `struct gt_counters`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct GateCounters {
+    /// Cgroups that were made.
+    pub cgroups: u64,
+    /// Those that were not held, because [`UNDECIDED_MAX`] others were undecided.
+    pub full: u64,
+    /// Events that were lost.
+    pub lost: u64,
+    /// Bytes that passed of undecided cgroups before their deadline, on the wire.
+    pub passed_bytes: u64,
+    /// Packets that did not fit.
+    pub dropped_packets: u64,
+    /// Bytes that passed of undecided cgroups after their deadline.
+    pub late_bytes: u64,
+}
+
+impl GateCounters {
+    fn add(&mut self, more: &GateCounters) {
+        self.cgroups += more.cgroups;
+        self.full += more.full;
+        self.lost += more.lost;
+        self.passed_bytes += more.passed_bytes;
+        self.dropped_packets += more.dropped_packets;
+        self.late_bytes += more.late_bytes;
+    }
+}
+
+/// A gate on some cgroups, while it lives. It can be polled: readable means that there are events.
+#[derive(Debug)]
+pub struct Gate {
+    undecided: MapHandle,
+    events: MapHandle,
+    counters: MapHandle,
+    ring: RingBuffer<'static>,
+    received: mpsc::Receiver<CgroupEvent>,
+    /// Lost events that a caller knows of.
+    lost: u64,
+    /// There are decided cgroups that wait for one above them.
+    has_waiting: bool,
+    // The kernel detaches what no descriptor holds.
+    _programs: [OwnedFd; 2],
+    _tracepoints: [Link; 2],
+}
+
+impl Gate {
+    /// Holds all cgroups that are made below `top` from now on, and reports those that are made and removed.
+    /// `top` itself and what exists below it is not held. It lies at most 32 levels deep (`GT_DEPTH_MAX`).
+    ///
+    /// # Errors
+    /// [`GateError`].
+    pub fn attach(top: &Cgroup, settings: GateSettings) -> Result<Gate, GateError> {
+        let mut storage = MaybeUninit::uninit();
+        let object = load(&mut storage, top.id(), settings)?;
+        // First those for packets: who is in the map is held from then on.
+        let programs = [
+            attach(object.progs.gate_out.as_fd(), "egress", top)?,
+            attach(object.progs.gate_in.as_fd(), "ingress", top)?,
+        ];
+        let tracepoint = |program| move |source| GateError::Tracepoint { program, source };
+        let made = object.progs.gate_made.attach().map_err(tracepoint("gate_made"))?;
+        let removed = object.progs.gate_removed.attach().map_err(tracepoint("gate_removed"))?;
+
+        let handle = |map: &_, name| MapHandle::try_from(map).map_err(map_error(name));
+        let maps = &object.maps;
+        let (send, received) = mpsc::channel();
+        let mut ring = RingBufferBuilder::new();
+        let receive = move |bytes: &[u8]| {
+            // The receiver lives as long as the ring.
+            let _ = bytemuck::try_pod_read_unaligned(bytes).map(|event| send.send(of_raw(event)));
+            0
+        };
+        ring.add(&maps.cgroup_events, receive).map_err(map_error(EVENTS))?;
+        Ok(Gate {
+            undecided: handle(&maps.undecided, UNDECIDED)?,
+            events: handle(&maps.cgroup_events, EVENTS)?,
+            counters: handle(&maps.gate_counters, COUNTERS)?,
+            ring: ring.build().map_err(map_error(EVENTS))?,
+            received,
+            lost: 0,
+            has_waiting: false,
+            _programs: programs,
+            _tracepoints: [made, removed],
+        })
+    }
+
+    /// The next events, without waiting. Whoever waits for edges of readiness must call until there are none.
+    ///
+    /// # Errors
+    /// [`LimitError::Map`].
+    pub fn events(&mut self) -> Result<Events, LimitError> {
+        let read = self.ring.consume_raw_n(EVENTS_MAX);
+        if read < 0 {
+            return Err(map_error(EVENTS)(libbpf_rs::Error::from_raw_os_error(-read)));
+        }
+        let lost = self.counters()?.lost;
+        let news = lost - self.lost;
+        self.lost = lost;
+        Ok(Events { list: self.received.try_iter().collect(), lost: news })
+    }
+
+    /// Holds a cgroup no longer: call it when the cgroup's limits are attached, or when it has none. If
+    /// cgroups above it are undecided, it is still held with them. A cgroup that is not held is left alone.
+    ///
+    /// # Errors
+    /// [`LimitError::Map`].
+    pub fn decide(&mut self, id: u64) -> Result<(), LimitError> {
+        let Some(held) = self.held(id)? else { return Ok(()) };
+        if self.held(held.parent)?.is_some() {
+            let waiting = Held { until_ns: 0, ..held };
+            let written =
+                self.undecided.update(&id.to_ne_bytes(), bytes_of(&waiting), MapFlags::EXIST);
+            self.has_waiting = true;
+            return unless_gone(written);
+        }
+        self.release(id)?;
+        if self.has_waiting {
+            self.release_waiting()?;
+        }
+        Ok(())
+    }
+
+    /// The cgroups that wait for a decision, also those whose deadline is over.
+    ///
+    /// # Errors
+    /// [`LimitError::Map`].
+    pub fn undecided(&self) -> Result<Vec<u64>, LimitError> {
+        let all = self.all_held()?;
+        Ok(all.into_iter().filter(|(_, held)| held.until_ns != 0).map(|(id, _)| id).collect())
+    }
+
+    /// What the gate has seen.
+    ///
+    /// # Errors
+    /// [`LimitError::Map`].
+    pub fn counters(&self) -> Result<GateCounters, LimitError> {
+        let zero = 0u32.to_ne_bytes();
+        let cpus =
+            self.counters.lookup_percpu(&zero, MapFlags::ANY).map_err(map_error(COUNTERS))?;
+        let mut sum = GateCounters::default();
+        for cpu in cpus.unwrap_or_default() {
+            sum.add(&read(&cpu, COUNTERS)?);
+        }
+        Ok(sum)
+    }
+
+    fn held(&self, id: u64) -> Result<Option<Held>, LimitError> {
+        let found = self.undecided.lookup(&id.to_ne_bytes(), MapFlags::ANY);
+        found.map_err(map_error(UNDECIDED))?.map(|value| read(&value, UNDECIDED)).transpose()
+    }
+
+    fn all_held(&self) -> Result<Vec<(u64, Held)>, LimitError> {
+        let all = self.undecided.lookup_batch(UNDECIDED_MAX as u32, MapFlags::ANY, MapFlags::ANY);
+        let all = all.map_err(map_error(UNDECIDED))?;
+        all.map(|(id, held)| Ok((read(&id, UNDECIDED)?, read(&held, UNDECIDED)?))).collect()
+    }
+
+    fn release(&self, id: u64) -> Result<(), LimitError> {
+        unless_gone(self.undecided.delete(&id.to_ne_bytes()))
+    }
+
+    /// Lets go decided cgroups whose parents are not held any more, from the top down.
+    fn release_waiting(&mut self) -> Result<(), LimitError> {
+        let mut all = self.all_held()?;
+        loop {
+            let ids: BTreeSet<u64> = all.iter().map(|(id, _)| *id).collect();
+            let (free, rest) = all.into_iter().partition(|(_, held): &(u64, Held)| {
+                held.until_ns == 0 && !ids.contains(&held.parent)
+            });
+            all = rest;
+            for (id, _) in &free {
+                self.release(*id)?;
+            }
+            if free.is_empty() {
+                self.has_waiting = all.iter().any(|(_, held)| held.until_ns == 0);
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl AsFd for Gate {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+}
+
+fn load<'a>(
+    storage: &'a mut MaybeUninit<OpenObject>,
+    top_id: u64,
+    settings: GateSettings,
+) -> Result<GateSkel<'a>, LimitError> {
+    quiet_libbpf();
+    let open = skel::gate::GateSkelBuilder::default().open(storage);
+    let mut open = open.map_err(load_error(PROGRAM))?;
+    if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
+        rodata.top_id = top_id;
+        rodata.deadline_ns = u64::try_from(settings.deadline.as_nanos()).unwrap_or(u64::MAX >> 1);
+    }
+    open.load().map_err(load_error(PROGRAM))
+}
+
+fn of_raw(event: RawEvent) -> CgroupEvent {
+    let RawEvent { id, parent, level, is_removed } = event;
+    let kind = if is_removed == 0 { CgroupEventKind::Made } else { CgroupEventKind::Removed };
+    CgroupEvent { id, parent, level, kind }
+}
+
+/// A cgroup that is removed leaves the map by itself.
+fn unless_gone(done: libbpf_rs::Result<()>) -> Result<(), LimitError> {
+    match done {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        done => done.map_err(map_error(UNDECIDED)),
+    }
+}
+
+/// The kernel may give more bytes than there are, up to a multiple of eight.
+fn read<T: Pod>(bytes: &[u8], map: &'static str) -> Result<T, LimitError> {
+    bytes.get(..size_of::<T>()).map(pod_read_unaligned).ok_or(LimitError::Layout(map))
+}
+
+#[cfg(test)]
+mod kernel_tests;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod traffic_tests;

@@ -1,0 +1,215 @@
+//! What a gate reports, what it holds, and what it does where its bounds are reached.
+
+use std::{
+    os::fd::{AsRawFd, FromRawFd},
+    time::{Duration, Instant},
+};
+
+use libbpf_rs::libbpf_sys;
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::*;
+use crate::{query, schemes::nrm::tree_tests::Nest};
+
+/// Longer than any test takes: nobody is late by accident.
+pub(super) const LONG: GateSettings = GateSettings { deadline: Duration::from_secs(3600) };
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Whether the test may run; says so when not.
+pub(super) fn root(test: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("SKIP {test}: needs root");
+    }
+    root
+}
+
+pub(super) fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A cgroup with a gate on it.
+pub(super) fn gated(name: &str, settings: GateSettings) -> (Nest, Gate) {
+    let nest = Nest::new(name, 1);
+    let gate = Gate::attach(&nest.groups[0], settings).unwrap();
+    (nest, gate)
+}
+
+/// One more cgroup below the one at `parent`.
+pub(super) fn make(nest: &mut Nest, parent: usize, name: &str) -> u64 {
+    nest.groups.push(nest.hierarchy.create(&nest.groups[parent], name).unwrap());
+    nest.groups.last().unwrap().id()
+}
+
+fn remove_last(nest: &mut Nest) {
+    nest.groups.pop().unwrap().remove(Instant::now() + PATIENCE).unwrap();
+}
+
+fn is_readable(gate: &Gate) -> bool {
+    let mut fds = [PollFd::new(gate, PollFlags::IN)];
+    poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+}
+
+#[test]
+fn root_cgroups_below_the_chosen_one_are_reported_and_held() {
+    if !root("root_cgroups_below_the_chosen_one_are_reported_and_held") {
+        return;
+    }
+    let (mut nest, mut gate) = gated("gate-events", LONG);
+    let elsewhere = Nest::new("gate-elsewhere", 2);
+    assert!(!is_readable(&gate), "not what is made elsewhere");
+    let parent = nest.groups[0].id();
+    let outer = make(&mut nest, 0, "outer");
+    let inner = make(&mut nest, 1, "inner");
+    wait_until("the gate is readable", || is_readable(&gate));
+    let level = nest.groups[0].level() + 1;
+    let event = |id, parent, level, kind| CgroupEvent { id, parent, level, kind };
+    let made = [
+        event(outer, parent, level, CgroupEventKind::Made),
+        event(inner, outer, level + 1, CgroupEventKind::Made),
+    ];
+    assert_eq!(gate.events().unwrap(), Events { list: made.to_vec(), lost: 0 });
+    assert_eq!(gate.events().unwrap(), Events::default());
+    assert!(!is_readable(&gate));
+    let mut undecided = gate.undecided().unwrap();
+    undecided.sort_unstable();
+    assert_eq!(undecided, [outer, inner]);
+
+    remove_last(&mut nest);
+    let removed = event(inner, outer, level + 1, CgroupEventKind::Removed);
+    assert_eq!(gate.events().unwrap().list, [removed]);
+    assert_eq!(gate.undecided().unwrap(), [outer]);
+    gate.decide(inner).unwrap();
+    gate.decide(elsewhere.groups[1].id()).unwrap();
+    gate.decide(outer).unwrap();
+    assert_eq!(gate.undecided().unwrap(), [0; 0]);
+    assert_eq!(gate.counters().unwrap(), GateCounters { cgroups: 2, ..GateCounters::default() });
+}
+
+#[test]
+fn root_a_decided_cgroup_waits_for_those_above_it() {
+    if !root("root_a_decided_cgroup_waits_for_those_above_it") {
+        return;
+    }
+    let (mut nest, mut gate) = gated("gate-order", LONG);
+    let [outer, middle, inner] = [0, 1, 2].map(|at| make(&mut nest, at, "inside"));
+    gate.decide(inner).unwrap();
+    gate.decide(middle).unwrap();
+    assert_eq!(gate.undecided().unwrap(), [outer]);
+    assert_eq!(gate.all_held().unwrap().len(), 3, "packets find their way up");
+    let late = make(&mut nest, 3, "late");
+    gate.decide(outer).unwrap();
+    assert_eq!(gate.undecided().unwrap(), [late]);
+    assert_eq!(gate.all_held().unwrap().len(), 1);
+    gate.decide(late).unwrap();
+    assert_eq!(gate.all_held().unwrap(), []);
+}
+
+/// A daemon that does not read: the rest of the host goes on, and it learns that it must look again.
+#[test]
+fn root_a_flooded_ring_reports_what_it_lost() {
+    if !root("root_a_flooded_ring_reports_what_it_lost") {
+        return;
+    }
+    /// More than the ring holds.
+    const PAIRS: u64 = 1200;
+    let (mut nest, mut gate) = gated("gate-flood", LONG);
+    for _ in 0..PAIRS {
+        make(&mut nest, 0, "short");
+        remove_last(&mut nest);
+    }
+    assert_eq!(gate.undecided().unwrap(), [0; 0]);
+    let (mut read, mut lost) = (0, 0);
+    loop {
+        let events = gate.events().unwrap();
+        assert!(events.list.len() <= EVENTS_MAX);
+        lost += events.lost;
+        read += events.list.len() as u64;
+        if events.list.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(read + lost, 2 * PAIRS);
+    assert!(lost > 0 && read >= 2000, "{read} read, {lost} lost");
+    let id = make(&mut nest, 0, "after");
+    let events = gate.events().unwrap();
+    assert_eq!((events.list.len(), events.lost), (1, 0));
+    assert_eq!(gate.undecided().unwrap(), [id]);
+    let counters = gate.counters().unwrap();
+    assert_eq!((counters.cgroups, counters.lost, counters.full), (PAIRS + 1, lost, 0));
+}
+
+#[test]
+fn root_a_cgroup_that_finds_the_map_full_is_reported_and_not_held() {
+    if !root("root_a_cgroup_that_finds_the_map_full_is_reported_and_not_held") {
+        return;
+    }
+    let (mut nest, mut gate) = gated("gate-full", LONG);
+    let other = Held { until_ns: u64::MAX, ..Held::default() };
+    // Ids that no cgroup has.
+    let ids: Vec<u64> = (1..=UNDECIDED_MAX as u64).map(|number| u64::MAX - number).collect();
+    for id in &ids {
+        gate.undecided.update(&id.to_ne_bytes(), bytes_of(&other), MapFlags::ANY).unwrap();
+    }
+    let id = make(&mut nest, 0, "one-more");
+    assert_eq!(gate.held(id).unwrap(), None);
+    assert_eq!(gate.events().unwrap().list.len(), 1);
+    assert_eq!(gate.undecided().unwrap().len(), UNDECIDED_MAX);
+    let counters = gate.counters().unwrap();
+    assert_eq!((counters.cgroups, counters.full), (1, 1));
+    gate.decide(ids[0]).unwrap();
+    let id = make(&mut nest, 0, "next");
+    assert!(gate.held(id).unwrap().is_some(), "there is room again");
+}
+
+/// A program of somebody else on the egress hook, as systemd has them (BPF_F_ALLOW_MULTI), or alone (0).
+fn attach_foreign(cgroup: &Cgroup, flags: u32) {
+    let mut pass = [libbpf_sys::bpf_insn::default(), libbpf_sys::bpf_insn::default()];
+    // r0 = 1; exit
+    (pass[0].code, pass[0].imm, pass[1].code) = (0xb7, 1, 0x95);
+    // SAFETY: names are terminated, `pass` holds two instructions, no options are given, and both descriptors
+    // are open.
+    unsafe {
+        let program = libbpf_sys::bpf_prog_load(
+            libbpf_sys::BPF_PROG_TYPE_CGROUP_SKB,
+            c"gate_foreign".as_ptr(),
+            c"GPL".as_ptr(),
+            pass.as_ptr(),
+            2,
+            std::ptr::null_mut(),
+        );
+        assert!(program >= 0);
+        let (fd, hook) = (cgroup.as_fd().as_raw_fd(), libbpf_sys::BPF_CGROUP_INET_EGRESS);
+        assert_eq!(libbpf_sys::bpf_prog_attach(program, fd, hook, flags), 0);
+        drop(OwnedFd::from_raw_fd(program));
+    }
+}
+
+#[test]
+fn root_a_gate_stands_beside_programs_of_others_and_goes_alone() {
+    if !root("root_a_gate_stands_beside_programs_of_others_and_goes_alone") {
+        return;
+    }
+    let nest = Nest::new("gate-beside", 1);
+    attach_foreign(&nest.groups[0], libbpf_sys::BPF_F_ALLOW_MULTI);
+    let names = |cgroup: &Cgroup| -> BTreeSet<String> {
+        let hooks = query::on_cgroup(cgroup).unwrap().into_iter();
+        hooks.flat_map(|(_, on)| on.programs).filter_map(query::program_name).collect()
+    };
+    let gate = Gate::attach(&nest.groups[0], LONG).unwrap();
+    let all = ["gate_foreign", query::GATE_PROGRAMS[0], query::GATE_PROGRAMS[1]].map(str::to_owned);
+    assert_eq!(names(&nest.groups[0]), all.into());
+    drop(gate);
+    assert_eq!(names(&nest.groups[0]), ["gate_foreign".to_owned()].into());
+
+    // Somebody has the hook for himself, and is named.
+    let alone = Nest::new("gate-alone", 1);
+    attach_foreign(&alone.groups[0], 0);
+    let refused = Gate::attach(&alone.groups[0], LONG);
+    let occupied = matches!(&refused, Err(GateError::Limit(LimitError::Occupied { .. })));
+    assert!(occupied, "{refused:?}");
+}
