@@ -51,7 +51,7 @@ test-kill: ## Kill writers at each of their system calls, and look at what is le
 	@scripts/deps.sh build fleet lab
 	@scripts/test-kill.sh
 
-test-vm: ## Run the privileged tests on Debian's kernels 6.1 to 7.3, and the unit under systemd, in VMs
+test-vm: ## Run the privileged tests on Debian's kernels 6.1 to 7.3, and units and packages under systemd, in VMs
 	@scripts/deps.sh build lab
 	$(CARGO) build --locked --bins
 	@scripts/vm.sh all

@@ -62,6 +62,8 @@ pub enum Event {
     Applied(BTreeMap<String, String>),
     /// Processes were moved, or could not be; why, by name of the limit's cgroup.
     Moved(BTreeMap<String, String>),
+    /// The report could not be written.
+    NotReported,
     /// End. Limits stay.
     Stop,
 }
@@ -129,6 +131,8 @@ pub struct Agent {
     checked: Duration,
     retry: Option<(Duration, Duration)>,
     reported: Option<Report>,
+    /// The report is not written before this.
+    report_due: Option<Duration>,
     stopped: bool,
 }
 
@@ -160,6 +164,7 @@ impl Agent {
             checked: Duration::ZERO,
             retry: None,
             reported: None,
+            report_due: None,
             stopped: false,
         }
     }
@@ -218,6 +223,9 @@ impl Agent {
                 self.moves_refused = refused;
                 self.scan_due = Some(now);
             }
+            Event::NotReported => {
+                (self.reported, self.report_due) = (None, Some(now + RETRY_MIN));
+            }
             Event::Stop => self.stopped = true,
         }
     }
@@ -272,9 +280,12 @@ impl Agent {
                 return Some(action);
             }
         }
+        if self.report_due.is_some_and(|due| due > now) {
+            return None;
+        }
         let report = self.report();
         if self.reported.as_ref() != Some(&report) {
-            self.reported = Some(report.clone());
+            (self.reported, self.report_due) = (Some(report.clone()), None);
             return Some(Action::Report(report));
         }
         None
@@ -319,8 +330,8 @@ impl Agent {
         });
         let retry = self.retry.map(|(due, _)| due);
         let looks = [self.checked + CHECK, self.looked + CLOCK];
-        let due =
-            [self.read_due, self.scan_due, next, retry].into_iter().flatten().chain(looks).min();
+        let due = [self.read_due, self.scan_due, next, retry, self.report_due];
+        let due = due.into_iter().flatten().chain(looks).min();
         due.map_or(CLOCK, |due| due.saturating_sub(now)).min(CLOCK)
     }
 

@@ -227,10 +227,7 @@ impl Shell<'_> {
             }
             Action::Move(moves) => Some(Event::Moved(self.moves(&moves))),
             Action::Apply { files, goal, managed } => Some(self.apply(&files, &goal, &managed)),
-            Action::Report(report) => {
-                self.report(&report);
-                None
-            }
+            Action::Report(report) => self.report(&report).err().map(|_| Event::NotReported),
         }
     }
 
@@ -275,15 +272,18 @@ impl Shell<'_> {
         refused
     }
 
-    fn report(&mut self, report: &Report) {
+    /// Writes it for `tidegate status`, and tells systemd and the journal what has changed.
+    fn report(&mut self, report: &Report) -> io::Result<()> {
         let in_force = |report: &Report| {
             report.limits.iter().filter(|limit| limit.state == LimitState::InForce).count()
         };
-        if let Err(e) = self.run.write(report) {
-            (self.say)(&format!("warning: {}: {e}", self.options.run_dir.display()));
-        }
+        let written = self.run.write(report);
         // Each is said once.
         let mut now = BTreeMap::new();
+        if let Err(e) = &written {
+            let text = format!("warning: {}: {e}", self.options.run_dir.display());
+            now.insert("the report".to_owned(), text);
+        }
         for (at, error) in report.errors.iter().enumerate() {
             now.insert(format!("error {at}"), error.clone());
         }
@@ -314,6 +314,7 @@ impl Shell<'_> {
             self.ready = true;
         }
         let _ = sd_notify::notify(false, &states);
+        written
     }
 }
 

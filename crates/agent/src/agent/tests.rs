@@ -21,6 +21,8 @@ struct Bed {
     host: BTreeMap<String, String>,
     applied: usize,
     report: Report,
+    /// Reports cannot be written.
+    full: bool,
 }
 
 impl Bed {
@@ -35,6 +37,7 @@ impl Bed {
             host: BTreeMap::new(),
             applied: 0,
             report: Report::default(),
+            full: false,
         }
     }
 
@@ -55,6 +58,7 @@ impl Bed {
                 }
                 Action::Move(_) => Event::Moved(BTreeMap::new()),
                 Action::Apply { goal, managed, .. } => self.apply(&goal, &managed),
+                Action::Report(_) if self.full => Event::NotReported,
                 Action::Report(report) => {
                     self.report = report;
                     continue;
@@ -253,4 +257,18 @@ proptest! {
         bed.handle(Event::Stop);
         prop_assert!(bed.agent.is_stopped());
     }
+}
+
+#[test]
+fn a_report_that_could_not_be_written_is_written_later() {
+    let mut bed = Bed::new();
+    bed.cgroups.insert("system.slice/a.service".to_owned(), 1);
+    bed.full = true;
+    bed.write(&unit("a", "egress = \"10mbit\""));
+    bed.pass(RETRY_MIN * 3);
+    assert_eq!(bed.state("a"), None);
+    bed.full = false;
+    bed.pass(RETRY_MIN);
+    assert_eq!(bed.state("a"), Some(LimitState::InForce));
+    assert_eq!(bed.applied, 1);
 }
