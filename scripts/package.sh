@@ -115,9 +115,10 @@ stage() {
 	install -D -m 644 packaging/limits.toml "$stage/etc/tidegate/limits.toml"
 }
 
-# Of what is laid out.
+# Of what is laid out; further arguments are cargo-deb's.
 make_deb() {
 	local arch=$1 file=$2 doc=target/package/debian
+	shift 2
 	mkdir -p "$doc"
 	gzip --no-name --best --stdout CHANGELOG.md >"$doc/changelog.gz"
 	cat >"$doc/changelog.Debian" <<-END
@@ -128,7 +129,7 @@ make_deb() {
 		 -- $maintainer  $(date --utc --rfc-email --date="@$epoch")
 	END
 	cargo deb --quiet --no-build --no-strip --locked --package tidegate --target "$arch-unknown-linux-gnu" \
-		--maintainer "$maintainer" --output "$file"
+		--maintainer "$maintainer" --output "$file" "$@"
 	rm -r "$doc"
 }
 
@@ -175,7 +176,7 @@ if [ "$form" = deb ]; then
 	strip -o "$out/binary" "$binary"
 	stage "$out/binary" "$binary"
 	rm "$out/binary"
-	make_deb "$host" "$out/tidegate_${version}_$(other_name "$host").deb"
+	make_deb "$host" "$out/tidegate_${version}_$(other_name "$host").deb" --fast
 	rm -rf "$stage"
 	exit 0
 fi

@@ -50,11 +50,11 @@ run() {
 	((${#words[@]} == 0)) || checks=("${words[@]}")
 	echo "running ${#checks[@]} tests"
 	for name in "${checks[@]}"; do
-		if ("check_$name") >"/run/$name.log" 2>&1 </dev/null; then
+		if ("check_$name") >"$share/$name.log" 2>&1 </dev/null; then
 			echo "test ${prefix}_$name ... ok"
 			passed=$((passed + 1))
 		else
-			tell >>"/run/$name.log" 2>&1
+			tell >>"$share/$name.log" 2>&1
 			echo "test ${prefix}_$name ... FAILED"
 			failed+=("$name")
 		fi
@@ -64,7 +64,7 @@ run() {
 		printf '\nfailures:\n'
 		for name in "${failed[@]}"; do
 			printf '\n---- %s_%s stdout ----\n' "$prefix" "$name"
-			cat "/run/$name.log"
+			cat "$share/$name.log"
 		done
 		printf '\nfailures:\n'
 		printf "    ${prefix}_%s\n" "${failed[@]}"

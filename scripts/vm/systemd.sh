@@ -19,7 +19,7 @@
 # The kernel of these machines.
 systemd_kernel=6.12
 # A machine that has not ended by then hangs.
-limit_systemd=20m
+limit_systemd=40m
 unit_words=(pace police spring htb podman package reboot containers)
 image_packages=(systemd systemd-sysv dbus iproute2 kmod procps jq libelf1 podman crun
 	socat uidmap libpam-systemd dbus-user-session bpftool)
@@ -86,7 +86,7 @@ with_package() {
 	parts=$root/root/parts
 	dpkg-deb --raw-extract "$deb" "$parts"
 	sed -i 's/^Version: .*/&+later/' "$parts/DEBIAN/control"
-	dpkg-deb --root-owner-group --build "$parts" "$root/root/tidegate-2.deb" >/dev/null
+	dpkg-deb --root-owner-group -Zgzip -z1 --build "$parts" "$root/root/tidegate-2.deb" >/dev/null
 	rm -r "$parts"
 }
 
@@ -116,7 +116,7 @@ disk_for() {
 	fi
 	if [ -z "$deb" ]; then
 		rm -rf "$debs"
-		scripts/package.sh deb "$binary" "$debs" || return 1
+		scripts/package.sh deb "$binary" "$debs" >/dev/null || return 1
 		deb=$(ls "$debs"/*.deb)
 	fi
 	scripts/as-root.sh "$self" make_disk "$base" "$vm/systemd/package.img" with_package "$deb"
