@@ -104,11 +104,11 @@ check_install() {
 
 check_restarts() {
 	local i
-	works && mark || return 1
+	works && mark web || return 1
 	for ((i = 0; i < restarts; i++)); do
 		systemctl restart web && flows || return 1
 	done
-	held "$restarts" && in_force web
+	held "$restarts" && in_time web "$restarts" && in_force web
 }
 
 # Another agent than that one runs.
@@ -139,7 +139,7 @@ check_full() {
 	# What it could not write, it writes now.
 	((code)) || until_true says web in_force || code=1
 	umount /run/tidegate
-	((code)) || systemctl restart tidegate-agent && until_true says web in_force && held 2 || code=1
+	((code)) || systemctl restart tidegate-agent && until_true says web in_force && held 1 || code=1
 	return "$code"
 }
 

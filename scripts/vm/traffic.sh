@@ -4,10 +4,11 @@
 # The host is 10.98.0.1 on tg0. Its peer, in the network namespace `peer`, is 10.98.0.2 and takes all that is sent to
 # port 9. Limits are judged by the bytes that have left by tg0.
 
-rate_bit_s=8000000
+rate_bit_s=1000000
 # What a limit lets through at once, and what a workload may send before its limit is on.
 burst_bytes=65536
 start_bytes=65536
+packet_bytes=1514
 
 # The link to the peer.
 net_up() {
@@ -17,7 +18,8 @@ net_up() {
 	ip -n peer address add 10.98.0.2/24 dev tg1
 	ip -n peer link set lo up
 	ip -n peer link set tg1 up
-	ip link set tg0 up
+	# Each packet is one on the wire, so that those of a limit and of the device can be compared.
+	ip link set tg0 up gso_max_segs 1
 }
 
 uptime_s() {
@@ -25,13 +27,31 @@ uptime_s() {
 }
 
 sent() {
-	cat /sys/class/net/tg0/statistics/tx_bytes
+	cat "/sys/class/net/tg0/statistics/tx_${1:-bytes}"
 }
 
-# From here the bytes count.
-mark_s= mark_bytes=
+# Packets that a limit has counted and let through.
+counted() {
+	tidegate status --json | jq "[.limits[] | select(.name == \"$1\").egress
+		| .pass_packets, .mark_packets, .slow_packets] | add // 0"
+}
+
+# From here packets count, and those of a limit, if one is named.
+mark_s= mark_bytes= mark_packets= mark_counted=
 mark() {
-	mark_s=$(uptime_s) mark_bytes=$(sent)
+	stop_traffic
+	mark_s=$(uptime_s) mark_bytes=$(sent) mark_packets=$(sent packets)
+	[ -z "${1:-}" ] || mark_counted=$(counted "$1")
+	go_on
+}
+
+# Nothing leaves by tg0 between these two.
+stop_traffic() {
+	ip -n peer link set tg1 down
+}
+
+go_on() {
+	ip -n peer link set tg1 up
 }
 
 sent_more_than() {
@@ -43,8 +63,8 @@ flows() {
 	until_true sent_more_than $(($(sent) + burst_bytes))
 }
 
-# Since the mark no more has been sent than the limit allows: its rate with 5 %, a burst, and what each of the given
-# number of starts may send.
+# Since the mark no more has been sent than the limit allows: its rate with 5 %, a burst, and what each of a number of
+# starts may send.
 held() {
 	awk -v from="$mark_s" -v to="$(uptime_s)" -v bytes="$(($(sent) - mark_bytes))" -v rate="$rate_bit_s" \
 		-v extra="$((burst_bytes + ${1:-0} * start_bytes))" 'BEGIN {
@@ -52,6 +72,16 @@ held() {
 		printf "%d bytes left in %.1f s, at most %d may\n", bytes, to - from, may
 		exit bytes > may || bytes == 0
 	}'
+}
+
+# Since the mark of this limit no more packets have left without it than each of a number of starts may send.
+in_time() {
+	local name=$1 starts=$2 late
+	stop_traffic
+	late=$(($(sent packets) - mark_packets - ($(counted "$name") - mark_counted)))
+	go_on
+	echo "$late packets left before \`$name\` was on again, in $starts starts"
+	((late * packet_bytes <= starts * start_bytes))
 }
 
 # A limit of the store, and one of the agent's report.
