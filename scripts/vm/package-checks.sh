@@ -111,6 +111,11 @@ check_restarts() {
 	held "$restarts" && in_time web "$restarts" && in_force web
 }
 
+# The agent that runs has written its report.
+reports() {
+	[ "$(jq .pid /run/tidegate/agent.json)" = "$(property MainPID)" ]
+}
+
 # Another agent than that one runs.
 other_agent() {
 	active && [ "$(property MainPID)" != "$1" ]
@@ -130,17 +135,20 @@ check_stopped() {
 
 check_full() {
 	local code=0
-	works && mark || return 1
-	mount -t tmpfs -o size=64k,mode=755 tmpfs /run/tidegate
+	works && mark web && systemctl stop tidegate-agent || return 1
+	mount -t tmpfs -o size=256k,mode=755 tmpfs /run/tidegate
+	systemctl start tidegate-agent && until_true says web in_force || code=1
 	cat /dev/zero >/run/tidegate/fill 2>/dev/null
-	systemctl restart tidegate-agent && in_force web && flows && systemctl restart web && flows &&
+	# The next one can write nothing, and the limit comes back all the same.
+	systemctl restart tidegate-agent && in_force web && flows && ! reports && systemctl restart web && flows &&
 		until_true in_force web || code=1
 	rm /run/tidegate/fill
 	# What it could not write, it writes now.
-	((code)) || until_true says web in_force || code=1
+	((code)) || until_true reports || code=1
+	systemctl stop tidegate-agent
 	umount /run/tidegate
-	((code)) || systemctl restart tidegate-agent && until_true says web in_force && held 1 || code=1
-	return "$code"
+	systemctl start tidegate-agent
+	((code == 0)) && until_true says web in_force && held 1 && in_time web 1
 }
 
 check_user() {
@@ -148,6 +156,8 @@ check_user() {
 	id=$(id -u "$user")
 	rule user "user = \"$user\"" >/etc/tidegate/user.toml
 	systemctl stop client web
+	# At the next boot it starts by itself.
+	systemctl start "user@$id.service"
 	until_true says user in_force && mark || code=1
 	runuser -u "$user" -- env XDG_RUNTIME_DIR="/run/user/$id" systemd-run --user --unit flood \
 		socat -u OPEN:/dev/zero TCP:10.98.0.2:9

@@ -101,6 +101,7 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
         ready: false,
         said: BTreeMap::new(),
     };
+    shell.run.keep_room();
     let managed = earlier.map(|report| report.managed).unwrap_or_default();
     let mut agent =
         Agent::new(&options.directory.display().to_string(), std::process::id(), managed);
@@ -232,7 +233,10 @@ impl Shell<'_> {
     }
 
     fn apply(&mut self, files: &Loaded, goal: &Goal, managed: &BTreeSet<String>) -> Event {
-        match apply::apply(&self.host, files, goal, managed) {
+        self.run.give_room();
+        let applied = apply::apply(&self.host, files, goal, managed);
+        self.run.keep_room();
+        match applied {
             Ok(Applied { refused, problems, signal }) => {
                 problems.iter().for_each(|problem| (self.say)(&format!("warning: {problem}")));
                 match signal {
