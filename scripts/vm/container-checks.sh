@@ -2,9 +2,9 @@
 # Inside a machine with systemd and podman, and with the package installed: limits on containers, of root and of a
 # user.
 #
-#   name       the container `web` is limited by its name, and restarts
+#   name       the container `web` is limited by its name, and restarts twenty times
 #   label      a container brings its rate in a label, and restarts
-#   user_name  a user's container is limited by its name, and restarts
+#   user_name  a user's container is limited by its name, and restarts twenty times
 #   user_label a user's container brings its rate
 #   never      a container that does not come waits, and keeps nobody away
 #   away       the engine's socket goes away and comes back; the limit holds
@@ -21,7 +21,6 @@ source "$here/traffic.sh"
 
 checks=(name label user_name user_label never away wrong twice rights)
 prefix=containers
-restarts=20
 user=anna
 rules=/etc/tidegate/test.toml
 image=/var/lib/checks-image
@@ -71,10 +70,10 @@ gone() {
 	rm -f "$rules"
 }
 
-# The container starts, is limited by the limit NAME, and is limited again each time that it restarts.
+# The container starts, is limited by the limit NAME, and is limited again each of the times that it restarts.
 follows() {
-	local who=$1 container=$2 name=$3 i
-	shift 3
+	local who=$1 container=$2 name=$3 restarts=$4 i
+	shift 4
 	starts "$who" "$container" "$@" && until_true in_force "$name" && flows && mark "$name" || return 1
 	for ((i = 0; i < restarts; i++)); do
 		"$who" podman restart --time 0 "$container" && flows || return 1
@@ -85,7 +84,7 @@ follows() {
 check_name() {
 	local code=0
 	rule web 'container = "web"' >"$rules"
-	until_true says web waiting 'there is no container `web`' && follows as_root web web || code=1
+	until_true says web waiting 'there is no container `web`' && follows as_root web web 20 || code=1
 	gone as_root web
 	((code == 0)) && until_true no_limits
 }
@@ -93,7 +92,7 @@ check_name() {
 check_label() {
 	local code=0
 	echo "labels = true" >"$rules"
-	follows as_root rated container-rated --label "tidegate.egress=${rate_bit_s}bit" || code=1
+	follows as_root rated container-rated 3 --label "tidegate.egress=${rate_bit_s}bit" || code=1
 	gone as_root rated
 	((code == 0)) && until_true no_limits
 }
@@ -101,7 +100,7 @@ check_label() {
 check_user_name() {
 	local code=0
 	rule web 'container = "web"' >"$rules"
-	follows as_user web web || code=1
+	follows as_user web web 20 || code=1
 	gone as_user web
 	return "$code"
 }
@@ -109,7 +108,7 @@ check_user_name() {
 check_user_label() {
 	local code=0
 	echo "labels = true" >"$rules"
-	follows as_user rated container-rated --label "tidegate.egress=${rate_bit_s}bit" || code=1
+	follows as_user rated container-rated 3 --label "tidegate.egress=${rate_bit_s}bit" || code=1
 	gone as_user rated
 	return "$code"
 }
