@@ -210,6 +210,7 @@ stamp() {
 
 check_reboot() {
 	local agent before
+	until_true active && until_true test -e /run/at-network || return 1
 	agent=$(stamp tidegate-agent.service) before=$(stamp network-pre.target)
 	echo "the agent is ready after $agent us, network-pre.target is reached after $before us"
 	((0 < agent && agent < before)) || return 1
