@@ -29,19 +29,20 @@ kept=/usr/local/lib/checks
 restarts=20
 user=anna
 
-# Files, units, users, network and programs of a host.
+# Files (units are files, too), users, network and programs of a host.
 host() {
 	# Without logs, caches, and what apt and systemd note when.
-	find / -xdev \( -path /run -o -path /tmp -o -path /var/log -o -path /var/cache -o -path /var/lib/apt \
-		-o -path /var/lib/systemd \) -prune -o -print | grep -v -E '^/root/(before|after)$|/var/lib/dpkg/[^/]*$' | sort
+	find / -xdev \( -path /run -o -path /tmp -o -path /var/tmp -o -path /var/log -o -path /var/cache \
+		-o -path /var/lib/apt -o -path /var/lib/systemd \) -prune -o -print |
+		grep -v -E '^/root/(before|after)$|/var/lib/dpkg/[^/]*$' | sort
 	find /var/lib/systemd -name '*tidegate*'
-	systemctl list-unit-files --no-legend --no-pager | awk '{ print $1, $2 }'
 	getent passwd
 	getent group
 	tc qdisc show
 	ls -A /sys/fs/bpf
 	# Those of systemd come and go with its units.
-	bpftool --json prog show | jq -r '.[] | select(.type != "cgroup_device") | .name // "" | select(startswith("sd_") | not)'
+	bpftool --json prog show |
+		jq -r '.[] | select(.type != "cgroup_device") | .name // "" | select(startswith("sd_") | not)'
 }
 
 setup() {
