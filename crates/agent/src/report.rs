@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 const FILE: &str = "agent.json";
 /// The lock of the agent that runs.
 const LOCK: &str = "agent.lock";
-/// Holds room for the journal of the next change: without a journal nothing is put on, and `/run` may be full.
+/// Holds room for the journal of the next change: without a journal nothing is put on, and `/run` may be
+/// full.
 const ROOM: &str = "agent.room";
 /// Twice what a journal takes.
 const ROOM_BYTES: usize = 32 << 10;

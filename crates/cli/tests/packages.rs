@@ -1,4 +1,5 @@
-//! What packages are made of fits together: the files that are laid out, the lists of the packages, units, scripts.
+//! What packages are made of fits together: the files that are laid out, the lists of the packages, units,
+//! scripts.
 
 use std::{
     collections::BTreeSet,
