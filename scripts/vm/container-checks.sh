@@ -10,7 +10,6 @@
 #   away       the engine's socket goes away and comes back; the limit holds
 #   wrong      one wrong limit of five: the other four are in force
 #   twice      of two limits on one container the first has it, and the other says so
-#   rights     the capabilities of the agent's unit are enough, and none of them is too much
 #
 # A container runs on this machine's /usr and in its network, and sends to the peer without an end.
 set -uo pipefail
@@ -19,7 +18,7 @@ here=${BASH_SOURCE%/*}
 source "$here/checks.sh"
 source "$here/traffic.sh"
 
-checks=(name label user_name user_label never away wrong twice rights)
+checks=(name label user_name user_label never away wrong twice)
 prefix=containers
 user=anna
 rules=/etc/tidegate/test.toml
@@ -176,47 +175,6 @@ check_twice() {
 	starts as_root web --label app=web && until_true in_force web &&
 		until_true says again refused 'limits `web` and `again` both match cgroup' && in_force web || code=1
 	gone as_root web
-	return "$code"
-}
-
-# Starts the agent anew without a capability, or with all of them for none, on a host without limits. It asks for
-# all that it can do: a unit, a device, a container and a program of a user, which it moves.
-all_in_force_without() {
-	local name dropin=/etc/systemd/system/tidegate-agent.service.d
-	systemctl stop tidegate-agent
-	tidegate detach
-	mkdir -p "$dropin"
-	printf '[Service]\n%s\n' "${1:+CapabilityBoundingSet=~$1}" >"$dropin/rights.conf"
-	systemctl daemon-reload
-	as_user systemctl --user restart program.service
-	systemctl start tidegate-agent || return 1
-	for name in unit device web program; do
-		until_true in_force "$name" || return 1
-	done
-}
-
-check_rights() {
-	local code=0 capability program=/usr/local/bin/program
-	cp /bin/sleep "$program"
-	as_user systemd-run --user --unit program --property Type=exec "$program" 100000
-	{
-		rule unit 'unit = "sink.service"'
-		rule device 'dev = "tg0"'
-		rule web 'container = "web"'
-		rule program "exe = \"$program\"" 8mbit 'move = true'
-	} >"$rules"
-	starts as_user web && all_in_force_without "" || code=1
-	# Where it fails, it does so early.
-	deadline_s=$((deadline_s / 10))
-	for capability in $(property CapabilityBoundingSet); do
-		((code == 0)) || break
-		! all_in_force_without "${capability^^}" || { echo "${capability^^} is not needed" && code=1; }
-	done
-	rm -r /etc/systemd/system/tidegate-agent.service.d "$program"
-	systemctl daemon-reload
-	as_user systemctl --user stop program.service
-	systemctl restart tidegate-agent
-	gone as_user web
 	return "$code"
 }
 
