@@ -55,7 +55,7 @@ test-upgrade: ## Have binaries of earlier commits put limits on, and go on with 
 	@scripts/deps.sh build fleet lab
 	@scripts/test-upgrade.sh
 
-test-vm: ## Run the privileged tests on Debian's kernels 6.1 to 7.3, and the unit under systemd, in VMs
+test-vm: ## Run the privileged tests on Debian's kernels 6.1 to 7.3, and units and packages under systemd, in VMs
 	@scripts/deps.sh build lab
 	$(CARGO) build --locked --bins
 	@scripts/vm.sh all

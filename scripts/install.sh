@@ -31,6 +31,9 @@ writing() {
 stage() {
 	local binary=$1 prefix=$2 stage=$3 generator=${4:-$1} unit
 	install -D -m 755 "$binary" "$stage/bin/tidegate"
+	# The same binary, under the name by which runtimes of containers call it.
+	install -d "$stage/lib/cni"
+	ln -s ../../bin/tidegate "$stage/lib/cni/tidegate-cni"
 	install -d "$stage/share/man/man1" "$stage/share/man/man7" "$stage/share/bash-completion/completions" \
 		"$stage/share/zsh/site-functions" "$stage/share/fish/vendor_completions.d" "$stage/lib/systemd/system"
 	"$generator" man "$stage/share/man/man1"
@@ -79,13 +82,15 @@ install_all() {
 		[ ! -x "$stage/$file" ] || mode=755
 		writing install -D -m "$mode" "$stage/$file" "$to/${file#./}"
 	done
+	writing install -d "$to/lib/cni"
+	writing ln -sfn ../../bin/tidegate "$to/lib/cni/tidegate-cni"
 	echo "tidegate is in $to/bin. The units tidegate-agent.service (man tidegate-agent), tidegate-daemon.service" \
 		"(man tidegate-daemon) and tidegate-web.service (man tidegate-web) start when you enable them."
 	echo "Limits of an earlier version stay on; \`tidegate limit restore\` replaces those that this one cannot read."
 }
 
 uninstall_all() {
-	writing rm -f "$to/bin/tidegate" "$to"/share/man/man1/tidegate.1 "$to"/share/man/man1/tidegate-*.1 \
+	writing rm -f "$to/bin/tidegate" "$to/lib/cni/tidegate-cni" "$to"/share/man/man1/tidegate.1 "$to"/share/man/man1/tidegate-*.1 \
 		"$to"/share/man/man7/tidegate-*.7 "$to"/lib/systemd/system/tidegate-*.service \
 		"$to/share/bash-completion/completions/tidegate" "$to/share/zsh/site-functions/_tidegate" \
 		"$to/share/fish/vendor_completions.d/tidegate.fish"

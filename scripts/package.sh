@@ -2,6 +2,9 @@
 # Makes packages of a static binary: .deb, .rpm, .tar.gz and an OCI image, and their SHA256SUMS.
 #
 #   scripts/package.sh DIR [ARCH...]      ARCH: x86_64 (default), aarch64
+#   scripts/package.sh deb BINARY DIR
+#
+# `deb` packs a binary of this machine that is there, as a .deb alone. The tests install such packages.
 #
 # The binary has libelf, zlib and the C library built in, and runs on any Linux that Tidegate supports. For another
 # architecture than this machine's it is built with Debian's cross compiler, and started once by qemu-user.
@@ -9,9 +12,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+form=packages
+if [ "${1:-}" = deb ]; then
+	form=deb binary=${2:?"a binary"}
+	shift 2
+fi
 out=${1:?"a directory for the packages"}
 shift
-[ $# -gt 0 ] || set -- x86_64
+[ $# -gt 0 ] || [ "$form" = deb ] || set -- x86_64
 
 host=$(uname -m)
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
@@ -99,14 +107,36 @@ make_image() {
 	rm -rf "$image"
 }
 
-make_packages() {
-	local arch=$1 triple=$1-unknown-linux-gnu name
-	name=$(other_name "$arch")
+# Lays out what is in all packages: the binary, and what GENERATOR prints.
+stage() {
+	local binary=$1 generator=$2
 	rm -rf "$stage"
-	scripts/install.sh stage "$out/tidegate-$arch" /usr "$stage/usr" "$(generator)"
+	scripts/install.sh stage "$binary" /usr "$stage/usr" "$generator"
 	install -D -m 644 packaging/limits.toml "$stage/etc/tidegate/limits.toml"
-	cargo deb --quiet --no-build --no-strip --locked --package tidegate --target "$triple" \
-		--output "$out/tidegate_${version}_$name.deb"
+}
+
+# Of what is laid out; further arguments are cargo-deb's.
+make_deb() {
+	local arch=$1 file=$2 doc=target/package/debian
+	shift 2
+	mkdir -p "$doc"
+	gzip --no-name --best --stdout CHANGELOG.md >"$doc/changelog.gz"
+	cat >"$doc/changelog.Debian" <<-END
+		tidegate ($version-1) unstable; urgency=medium
+
+		  * Version $version; changelog.gz says what is new.
+
+		 -- $maintainer  $(date --utc --rfc-email --date="@$epoch")
+	END
+	cargo deb --quiet --no-build --no-strip --locked --package tidegate --target "$arch-unknown-linux-gnu" \
+		--maintainer "$maintainer" --output "$file" "$@"
+	rm -r "$doc"
+}
+
+make_packages() {
+	local arch=$1 triple=$1-unknown-linux-gnu
+	stage "$out/tidegate-$arch" "$(generator)"
+	make_deb "$arch" "$out/tidegate_${version}_$(other_name "$arch").deb"
 	cargo generate-rpm --package crates/cli --target "$triple" --payload-compress zstd \
 		--output "$out/tidegate-$version-1.$arch.rpm"
 	pack --create --gzip --file "$out/tidegate-$version-$arch.tar.gz" --directory "$stage" usr etc
@@ -115,6 +145,7 @@ make_packages() {
 }
 
 groups=(build package)
+[ "$form" != deb ] || groups=(build)
 for arch in "$@"; do
 	case "$arch" in
 	"$host") ;;
@@ -126,7 +157,9 @@ for arch in "$@"; do
 	esac
 done
 scripts/deps.sh "${groups[@]}"
-for tool in deb generate-rpm; do
+tools=(deb)
+[ "$form" = deb ] || tools+=(generate-rpm)
+for tool in "${tools[@]}"; do
 	if ! command -v "cargo-$tool" >/dev/null; then
 		echo "cargo-$tool makes packages, and is not here: building it"
 		cargo install --locked --quiet "cargo-$tool"
@@ -135,9 +168,18 @@ done
 
 mkdir -p "$out"
 out=$(realpath "$out")
-# Packages of one commit are the same.
+# Packages of one commit are the same, and whoever made the commit answers for them.
 epoch=$(git log -1 --format=%ct 2>/dev/null || date +%s)
+maintainer=$(git log -1 --format='%cn <%ce>' 2>/dev/null || echo "The authors of Tidegate <root@localhost>")
 export SOURCE_DATE_EPOCH=$epoch
+if [ "$form" = deb ]; then
+	strip -o "$out/binary" "$binary"
+	stage "$out/binary" "$binary"
+	rm "$out/binary"
+	make_deb "$host" "$out/tidegate_${version}_$(other_name "$host").deb" --fast
+	rm -rf "$stage"
+	exit 0
+fi
 for arch in "$@"; do
 	build "$arch"
 	make_packages "$arch"

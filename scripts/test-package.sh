@@ -46,10 +46,11 @@ inside() {
 		done
 		for file in /usr/share/bash-completion/completions/tidegate /usr/share/zsh/site-functions/_tidegate \
 			/usr/share/fish/vendor_completions.d/tidegate.fish /usr/lib/systemd/system/tidegate-daemon.service \
-			/usr/share/doc/tidegate/copyright; do
+			/usr/lib/systemd/system/tidegate-agent.service /usr/share/doc/tidegate/copyright; do
 			[ -s "$file" ] || fail "$file is missing"
 		done
 		if grep -rn /usr/local/bin /usr/lib/systemd/system/tidegate-*; then fail "a unit names another binary"; fi
+		[ "$(readlink -f /usr/lib/cni/tidegate-cni)" = /usr/bin/tidegate ] || fail "no plugin of CNI"
 		sed "s/^#\([[a-z]\)/\1/" /etc/tidegate/limits.toml | tidegate check - || fail "the examples of the default file"
 		dpkg-query --show --showformat '${Conffiles}' tidegate | grep -q /etc/tidegate/limits.toml || fail "no conffile"
 		echo "install again, with a changed configuration file"

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Virtual machines: the privileged tests on Debian's kernels 6.1, 6.12, 6.18 and 7.3, and the unit under systemd.
+# Virtual machines: the privileged tests on Debian's kernels 6.1, 6.12, 6.18 and 7.3, and the units and
+# packages under systemd.
 #
 #   scripts/vm.sh all              every privileged test but those of the laboratory, on all four; then `port`
 #                                  and `systemd`
 #   scripts/vm.sh quick            the tests that tell most, on the oldest and the newest
 #   scripts/vm.sh some TEXT...     those whose names hold one of these
 #   scripts/vm.sh port             a machine behind a limited port of this one
-#   scripts/vm.sh systemd NAME...  the unit as shipped, with systemd as PID 1; scripts/vm/systemd.sh has more
+#   scripts/vm.sh systemd NAME...  units and packages as shipped, with systemd as PID 1; scripts/vm/systemd.sh has more
 #   scripts/vm.sh applications [ROW...]
 #                                  rows of the experiment `applications` beside fq, fq_codel and CAKE, on 6.18
 #   scripts/vm.sh shell V          a shell on kernel V
@@ -286,7 +287,7 @@ run() {
 	done
 	if [ "$form" = all ]; then
 		port || sum=1
-		check_unit || sum=1
+		check_systemd || sum=1
 		logs+=("$vm/port.log" "$vm/systemd.log")
 	fi
 	# The quick form is a part of `make test`, which has the sum.
@@ -326,7 +327,7 @@ systemd)
 	kernels=("$systemd_kernel")
 	prepare
 	code=0
-	check_unit "$@" || code=$?
+	check_systemd "$@" || code=$?
 	scripts/test-report.sh sum "$code" "$vm/systemd.log"
 	exit "$code"
 	;;

@@ -1,23 +1,28 @@
-# The unit as shipped, in a machine of its own with systemd as PID 1. Read by scripts/vm.sh.
+# The units and packages as shipped, in machines of their own with systemd as PID 1. Read by scripts/vm.sh.
 #
-#   scripts/vm.sh systemd                    all checks of all schemes, and those in containers
-#   scripts/vm.sh systemd police             those of one scheme
+#   scripts/vm.sh systemd                    everything below
+#   scripts/vm.sh systemd police             the daemon's unit, with a limit of one scheme
 #   scripts/vm.sh systemd podman             what tidegate does in containers of podman
-#   scripts/vm.sh systemd pace:stops,kill    some of them; scripts/vm/unit-checks.sh has their names
+#   scripts/vm.sh systemd package reboot     the life of the .deb: installed, upgraded, killed; then the same disk in
+#                                            another boot, and purged
+#   scripts/vm.sh systemd containers         limits on containers of podman, by name and by label
+#   scripts/vm.sh systemd pace:stops,kill    some checks; the scripts scripts/vm/*-checks.sh have their names
 #
-# TIDEGATE_BINARY and TIDEGATE_UNIT name another binary or unit than those of this tree.
+# TIDEGATE_BINARY, TIDEGATE_UNIT and TIDEGATE_DEB name another binary, daemon's unit or .deb than those of this tree.
 #
 # A Debian root file system is made once (target/vm/systemd/KEY.tar, where KEY is a hash of its packages). For
-# each run the binary, its man pages and the unit are installed into it as `make install` does, and it becomes an
-# ext4 image. The image boots once for each scheme; what a machine writes to its disk is discarded. The directory
+# each run it becomes two ext4 images: one into which the binary, its man pages and the daemon's unit are installed
+# as `make install` does, and one that only carries the .deb, and the same as a later version. An image boots once
+# for each word; what a machine writes to its disk is discarded, but from `package` to `reboot`. The directory
 # target/vm/systemd/share carries the checks in and their log out.
 
 # The kernel of these machines.
 systemd_kernel=6.12
 # A machine that has not ended by then hangs.
-limit_systemd=20m
-unit_schemes=(pace police spring htb)
-image_packages=(systemd systemd-sysv dbus iproute2 kmod procps jq libelf1 podman crun)
+limit_systemd=40m
+unit_words=(pace police spring htb podman package reboot containers)
+image_packages=(systemd systemd-sysv dbus iproute2 kmod procps jq libelf1 podman crun
+	socat uidmap libpam-systemd dbus-user-session bpftool)
 
 # A release whose C library is not older than that which the binary was linked with.
 image_suite() {
@@ -45,65 +50,118 @@ make_base() {
 	mv "$partial" "$base"
 }
 
-# As root: a disk of that archive, with the binary, its man pages and the unit, and what runs the checks.
+# As root: a disk of that archive, with what runs the checks, and what the function named first installs.
 make_disk() {
-	local archive=$1 binary=$2 unit=$3 disk=$4 root service
+	local archive=$1 disk=$2 root service
+	shift 2
 	root=$(mktemp --directory)
 	trap "rm -rf --one-file-system '$root'" EXIT
 	tar --extract --file "$archive" --directory "$root" --numeric-owner --exclude=./dev/*
-	install -D -m 755 "$binary" "$root/usr/local/bin/tidegate"
-	mkdir -p "$root/usr/local/share/man/man1" "$root/usr/local/lib/systemd/system"
-	"$binary" man "$root/usr/local/share/man/man1"
-	cp "$unit" "$root/usr/local/lib/systemd/system/tidegate-daemon.service"
+	"$@"
 	echo tidegate >"$root/etc/hostname"
 	for service in setup checks; do
 		cp "scripts/vm/unit-$service.service" "$root/etc/systemd/system/"
 		ln -s "../unit-$service.service" "$root/etc/systemd/system/multi-user.target.wants/"
 	done
-	ln -s /usr/local/lib/systemd/system/tidegate-daemon.service "$root/etc/systemd/system/multi-user.target.wants/"
 	rm -f "$disk"
-	mke2fs -q -t ext4 -d "$root" "$disk" 1G
+	mke2fs -q -t ext4 -d "$root" "$disk" 2G
 	# Whoever called this boots it.
 	chown --reference="$vm" "$disk"
 }
 
-# Boots the disk with systemd; the share is mounted by unit-setup.service.
+# The binary, its man pages and the daemon's unit.
+with_unit() {
+	local binary=$1 unit=$2
+	install -D -m 755 "$binary" "$root/usr/local/bin/tidegate"
+	mkdir -p "$root/usr/local/share/man/man1" "$root/usr/local/lib/systemd/system"
+	"$binary" man "$root/usr/local/share/man/man1"
+	cp "$unit" "$root/usr/local/lib/systemd/system/tidegate-daemon.service"
+	ln -s /usr/local/lib/systemd/system/tidegate-daemon.service "$root/etc/systemd/system/multi-user.target.wants/"
+}
+
+# The package, and the same as a later version.
+with_package() {
+	local deb=$1 parts
+	install -D -m 644 "$deb" "$root/root/tidegate-1.deb"
+	parts=$root/root/parts
+	dpkg-deb --raw-extract "$deb" "$parts"
+	sed -i 's/^Version: .*/&+later/' "$parts/DEBIAN/control"
+	dpkg-deb --root-owner-group -Zgzip -z1 --build "$parts" "$root/root/tidegate-2.deb" >/dev/null
+	rm -r "$parts"
+}
+
+# Boots a disk with systemd; the share is mounted by unit-setup.service. Further options are QEMU's.
 boot_image() {
-	local kernel=$1 checks=$2 kvm=()
+	local kernel=$1 checks=$2 disk=$3 kvm=()
+	shift 3
 	runs_on_kvm "$kernel" || kvm=("${emulated[@]}" --append tidegate.emulated)
 	# systemd has the console, and a console that ends would end the machine.
 	tail --follow /dev/null --pid $$ |
 		vng --run "$(ls "$vm/$kernel"/boot/vmlinuz-*)" "${kvm[@]}" --force-9p --cpus "$cpus" --memory 1G \
-		--root-disk "$vm/systemd/disk.img" --root-dev /dev/vda --root-fstype ext4 --systemd --rw \
+		--root-disk "$disk" --root-dev /dev/vda --root-fstype ext4 --systemd --rw \
 		--append systemd.mask=serial-getty@ttyS0.service --append "tidegate.checks=$checks" \
-		--qemu-opts="-snapshot -virtfs local,path=$vm/systemd/share,mount_tag=tidegate,security_model=none"
+		--qemu-opts="$* -virtfs local,path=$vm/systemd/share,mount_tag=tidegate,security_model=none"
 }
 
-# The checks of each scheme; their log is target/vm/systemd.log.
-check_unit() {
-	local base share=$vm/systemd/share words=("$@") word boot_log code=0
-	local binary=${TIDEGATE_BINARY:-$root/target/debug/tidegate}
-	local unit=${TIDEGATE_UNIT:-$root/packaging/systemd/tidegate-daemon.service}
-	((${#words[@]} > 0)) || words=("${unit_schemes[@]}" podman)
+# Makes the disk that a word needs, if this run has not made it yet.
+disk_for() {
+	local binary=${TIDEGATE_BINARY:-$(scripts/target-dir.sh)/debug/tidegate} deb=${TIDEGATE_DEB:-}
+	local unit=${TIDEGATE_UNIT:-$root/packaging/systemd/tidegate-daemon.service} debs=$vm/systemd/debs
+	[[ " ${made[*]} " != *" $1 "* ]] || return 0
+	made+=("$1")
+	[ -n "${TIDEGATE_BINARY:-}$deb" ] || cargo build --quiet --locked --bin tidegate || return 1
+	if [ "$1" = unit ]; then
+		scripts/as-root.sh "$self" make_disk "$base" "$vm/systemd/unit.img" with_unit "$binary" "$unit"
+		return
+	fi
+	if [ -z "$deb" ]; then
+		rm -rf "$debs"
+		scripts/package.sh deb "$binary" "$debs" >/dev/null || return 1
+		deb=$(ls "$debs"/*.deb)
+	fi
+	scripts/as-root.sh "$self" make_disk "$base" "$vm/systemd/package.img" with_package "$deb"
+}
+
+# The checks of each word; their log is target/vm/systemd.log.
+check_systemd() {
+	local base share=$vm/systemd/share words=("$@") word kind boot_log disk options code=0 made=()
+	local life=$vm/systemd/life.img
+	((${#words[@]} > 0)) || words=("${unit_words[@]}")
 	mkdir -p "$vm/systemd"
+	rm -f "$life"
 	: >"$vm/systemd.log"
 	if ! fetch_kernel "$systemd_kernel" || ! make_base; then
 		echo "SKIP unit_under_systemd: Debian's kernel $systemd_kernel or a root file system cannot be fetched" |
 			tee "$vm/systemd.log"
 		return 0
 	fi
-	[ -n "${TIDEGATE_BINARY:-}" ] || cargo build --quiet --locked --bin tidegate || return 1
-	scripts/as-root.sh "$self" make_disk "$base" "$binary" "$unit" "$vm/systemd/disk.img" || return 1
-	echo "The unit under systemd, on $(describe "$systemd_kernel"):"
+	echo "Units and packages under systemd, on $(describe "$systemd_kernel"):"
 	for word in "${words[@]}"; do
+		kind=unit
+		[[ ${word%%:*} != @(package|reboot|containers) ]] || kind=package
+		disk_for "$kind" || return 1
+		disk=$vm/systemd/$kind.img options=-snapshot
+		case ${word%%:*} in
+		package) cp --sparse=always "$disk" "$life" ;;&
+		package | reboot) disk=$life options= ;;
+		esac
+		if [ ! -e "$disk" ]; then
+			echo "\`reboot\` is another boot of what \`package\` leaves: say \`systemd package reboot\`" >&2
+			return 1
+		fi
 		rm -rf "$share"
 		mkdir -p "$share"
-		cp scripts/vm/unit-checks.sh scripts/podman.sh "$share/"
+		cp scripts/vm/*.sh scripts/podman.sh "$share/"
+		case ${word%%:*} in
+		package | reboot) mv "$share/package-checks.sh" "$share/main.sh" ;;
+		containers) mv "$share/container-checks.sh" "$share/main.sh" ;;
+		*) mv "$share/unit-checks.sh" "$share/main.sh" ;;
+		esac
 		boot_log=$vm/boot-systemd-${word%%:*}.log
 		scripts/bounded.sh "$limit_systemd" \
-			"$self" boot_image "$systemd_kernel" "$word" >"$boot_log" 2>&1 </dev/null || true
+			"$self" boot_image "$systemd_kernel" "$word" "$disk" $options >"$boot_log" 2>&1 </dev/null || true
 		{
-			echo "     Running unit-${word%%:*}-0"
+			echo "     Running systemd-${word%%:*}-0"
 			cat "$share/log" 2>/dev/null || tail -n 30 "$boot_log"
 		} | tee -a "$vm/systemd.log" | scripts/test-report.sh brief
 		if [ ! -e "$share/code" ]; then
@@ -111,5 +169,6 @@ check_unit() {
 		fi
 		[ "$(cat "$share/code" 2>/dev/null)" = 0 ] || code=1
 	done
+	rm -f "$vm"/systemd/*.img
 	return "$code"
 }

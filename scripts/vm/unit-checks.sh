@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Inside a machine with systemd: checks of tidegate-daemon.service as shipped, for one scheme.
 #
-# The kernel's command line says which: tidegate.checks=SCHEME[:NAME,NAME...]. The output has the form of
-# Rust's test harness, which scripts/test-report.sh reads.
+# scripts/vm/checks.sh says how they are chosen: tidegate.checks=SCHEME[:NAME,NAME...].
 #
 #   boots     the limited service is not there when the machine boots, and comes later
 #   stops     the limited service stops; the daemon goes on, and can be restarted meanwhile
@@ -20,11 +19,10 @@
 # a veth pair.
 set -uo pipefail
 
+source "${BASH_SOURCE%/*}/checks.sh"
+
 checks=(boots stops restarts dns busy kill full)
 file=/etc/tidegate/fleet.toml
-share=/run/checks
-# A condition is waited for so long, and looked at so often.
-deadline_s=120 look_s=0.2
 # Of the unit. Where the daemon must go on, it is watched for so long; a writer keeps the store for longer than the
 # watchdog allows.
 watchdog_s=2 watch_s=5
@@ -34,18 +32,13 @@ interval=250ms lease=3s
 group_bit_s=400000
 # An emulated machine can stand still for seconds, and would be killed by a watchdog of 2 s. There, and only
 # there, a drop-in gives the unit another one.
-if grep -q -w tidegate.emulated /proc/cmdline; then
-	deadline_s=300 look_s=1
+if [ -n "$emulated" ]; then
 	watchdog_s=20 watch_s=10
 	interval=1s lease=30s
 fi
 
-words=$(sed -n 's/.*tidegate\.checks=\([^ ]*\).*/\1/p' /proc/cmdline)
-scheme=${words%%:*}
+scheme=$word
 [ "$scheme" != podman ] || checks=(containers)
-if [[ $words = *:* ]]; then
-	IFS=, read -r -a checks <<<"${words#*:}"
-fi
 
 # What is limited, and how.
 limits() {
@@ -197,30 +190,6 @@ other_daemon() {
 	[ "$(property MainPID)" != 0 ] && ! same_daemon && active
 }
 
-# Waits for a command to succeed.
-until_true() {
-	local end=$((SECONDS + deadline_s))
-	until "$@"; do
-		if ((SECONDS > end)); then
-			echo "waited in vain for: $*"
-			return 1
-		fi
-		sleep "$look_s"
-	done
-}
-
-# A command succeeds all the time.
-stays() {
-	local end=$((SECONDS + watch_s))
-	while ((SECONDS < end)); do
-		"$@" || {
-			echo "did not last: $*"
-			return 1
-		}
-		sleep "$look_s"
-	done
-}
-
 # The group's rate holds: what left by the device while a second of traffic passed.
 holds() {
 	local from to bytes
@@ -333,34 +302,5 @@ tell() {
 	cat "$file"
 }
 
-run() {
-	local name code=0 passed=0 failed=()
-	exec >"$share/log" 2>&1
-	echo "running ${#checks[@]} tests"
-	for name in "${checks[@]}"; do
-		if ("check_$name") >"/run/$name.log" 2>&1 </dev/null; then
-			echo "test unit_${scheme}_$name ... ok"
-			passed=$((passed + 1))
-		else
-			tell >>"/run/$name.log" 2>&1
-			echo "test unit_${scheme}_$name ... FAILED"
-			failed+=("$name")
-		fi
-	done
-	if ((${#failed[@]} > 0)); then
-		code=1
-		printf '\nfailures:\n'
-		for name in "${failed[@]}"; do
-			printf '\n---- unit_%s_%s stdout ----\n' "$scheme" "$name"
-			cat "/run/$name.log"
-		done
-		printf '\nfailures:\n'
-		printf "    unit_${scheme}_%s\n" "${failed[@]}"
-	fi
-	printf '\ntest result: %s. %d passed; %d failed; 0 ignored\n' "$( ((code)) && echo FAILED || echo ok)" \
-		"$passed" "${#failed[@]}"
-	sync
-	echo "$code" >"$share/code"
-}
-
+prefix=unit_$scheme
 "$@"

@@ -67,6 +67,8 @@ pub enum Event {
     Moved(BTreeMap<String, String>),
     /// What became of the gate, or of what was decided.
     Gate(GateReport),
+    /// The report could not be written.
+    NotReported,
     /// End. Limits stay.
     Stop,
 }
@@ -146,6 +148,8 @@ pub struct Agent {
     checked: Duration,
     retry: Option<(Duration, Duration)>,
     reported: Option<Report>,
+    /// The report is not written before this.
+    report_due: Option<Duration>,
     stopped: bool,
 }
 
@@ -182,6 +186,7 @@ impl Agent {
             checked: Duration::ZERO,
             retry: None,
             reported: None,
+            report_due: None,
             stopped: false,
         }
     }
@@ -251,6 +256,9 @@ impl Agent {
                 self.moves_refused = refused;
                 self.scan_due = Some(now);
             }
+            Event::NotReported => {
+                (self.reported, self.report_due) = (None, Some(now + RETRY_MIN));
+            }
             Event::Stop => self.stopped = true,
         }
     }
@@ -319,9 +327,12 @@ impl Agent {
         if let Some(action) = self.todo.pop_front() {
             return Some(action);
         }
+        if self.report_due.is_some_and(|due| due > now) {
+            return None;
+        }
         let report = self.report();
         if self.reported.as_ref() != Some(&report) {
-            self.reported = Some(report.clone());
+            (self.reported, self.report_due) = (Some(report.clone()), None);
             return Some(Action::Report(report));
         }
         None
@@ -383,11 +394,8 @@ impl Agent {
         let retry = self.retry.map(|(due, _)| due);
         let looks = [self.checked + CHECK, self.looked + CLOCK];
         let untold = self.decisions.due();
-        let due = [self.read_due, self.scan_due, next, retry, untold]
-            .into_iter()
-            .flatten()
-            .chain(looks)
-            .min();
+        let due = [self.read_due, self.scan_due, next, retry, untold, self.report_due];
+        let due = due.into_iter().flatten().chain(looks).min();
         due.map_or(CLOCK, |due| due.saturating_sub(now)).min(CLOCK)
     }
 

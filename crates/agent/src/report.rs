@@ -14,6 +14,11 @@ use serde::{Deserialize, Serialize};
 const FILE: &str = "agent.json";
 /// The lock of the agent that runs.
 const LOCK: &str = "agent.lock";
+/// Holds room for the journal of the next change: without a journal nothing is put on, and `/run` may be
+/// full.
+const ROOM: &str = "agent.room";
+/// Twice what a journal takes.
+const ROOM_BYTES: usize = 32 << 10;
 const LOCK_PATIENCE: Duration = Duration::from_millis(500);
 /// The largest that is read.
 const MAX_BYTES: u64 = 64 << 20;
@@ -138,6 +143,20 @@ impl RunFiles {
         let text = serde_json::to_vec_pretty(report)?;
         let written = fs::write(&part, text).and_then(|()| fs::rename(&part, self.0.join(FILE)));
         written.inspect_err(|_| drop(fs::remove_file(&part)))
+    }
+
+    /// Keeps room for a change, if there is some.
+    pub fn keep_room(&self) {
+        let path = self.0.join(ROOM);
+        let kept = fs::metadata(&path).is_ok_and(|meta| meta.len() == ROOM_BYTES as u64);
+        if !kept && fs::write(&path, [0; ROOM_BYTES]).is_err() {
+            let _ = fs::remove_file(&path);
+        }
+    }
+
+    /// Leaves the room to the change that begins.
+    pub fn give_room(&self) {
+        let _ = fs::remove_file(self.0.join(ROOM));
     }
 
     /// Whether an agent runs: somebody holds its lock.

@@ -115,6 +115,7 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
         ready: false,
         said: BTreeMap::new(),
     };
+    shell.run.keep_room();
     let managed = earlier.map(|report| report.managed).unwrap_or_default();
     let directory = options.directory.display().to_string();
     let mut agent = Agent::new(&directory, std::process::id(), managed, options.deadline);
@@ -249,10 +250,7 @@ impl Shell<'_> {
             }
             Action::Move(moves) => Some(Event::Moved(self.moves(&moves))),
             Action::Apply { files, goal, managed } => Some(self.apply(&files, &goal, &managed)),
-            Action::Report(report) => {
-                self.report(&report);
-                None
-            }
+            Action::Report(report) => self.report(&report).err().map(|_| Event::NotReported),
         }
     }
 
@@ -284,7 +282,10 @@ impl Shell<'_> {
     }
 
     fn apply(&mut self, files: &Loaded, goal: &Goal, managed: &BTreeSet<String>) -> Event {
-        match apply::apply(&self.host, files, goal, managed) {
+        self.run.give_room();
+        let applied = apply::apply(&self.host, files, goal, managed);
+        self.run.keep_room();
+        match applied {
             Ok(Applied { refused, problems, signal }) => {
                 problems.iter().for_each(|problem| (self.say)(&format!("warning: {problem}")));
                 match signal {
@@ -324,15 +325,18 @@ impl Shell<'_> {
         refused
     }
 
-    fn report(&mut self, report: &Report) {
+    /// Writes it for `tidegate status`, and tells systemd and the journal what has changed.
+    fn report(&mut self, report: &Report) -> io::Result<()> {
         let in_force = |report: &Report| {
             report.limits.iter().filter(|limit| limit.state == LimitState::InForce).count()
         };
-        if let Err(e) = self.run.write(report) {
-            (self.say)(&format!("warning: {}: {e}", self.options.run_dir.display()));
-        }
+        let written = self.run.write(report);
         // Each is said once.
         let mut now = BTreeMap::new();
+        if let Err(e) = &written {
+            let text = format!("warning: {}: {e}", self.options.run_dir.display());
+            now.insert("the report".to_owned(), text);
+        }
         for (at, error) in report.errors.iter().enumerate() {
             now.insert(format!("error {at}"), error.clone());
         }
@@ -366,6 +370,7 @@ impl Shell<'_> {
             self.ready = true;
         }
         let _ = sd_notify::notify(false, &states);
+        written
     }
 }
 

@@ -28,6 +28,8 @@ struct Bed {
     no_gate: Option<String>,
     /// What was done, in words.
     done: Vec<String>,
+    /// Reports cannot be written.
+    full: bool,
 }
 
 impl Bed {
@@ -45,6 +47,7 @@ impl Bed {
             held: None,
             no_gate: None,
             done: Vec::new(),
+            full: false,
         }
     }
 
@@ -67,6 +70,7 @@ impl Bed {
                 Action::Decide(cgroups) => self.decide(&cgroups),
                 Action::Move(_) => Event::Moved(BTreeMap::new()),
                 Action::Apply { goal, managed, .. } => self.apply(&goal, &managed),
+                Action::Report(_) if self.full => Event::NotReported,
                 Action::Report(report) => {
                     self.report = report;
                     continue;
@@ -403,4 +407,18 @@ proptest! {
         bed.handle(Event::Stop);
         prop_assert!(bed.agent.is_stopped());
     }
+}
+
+#[test]
+fn a_report_that_could_not_be_written_is_written_later() {
+    let mut bed = Bed::new();
+    bed.cgroups.insert("system.slice/a.service".to_owned(), 1);
+    bed.full = true;
+    bed.write(&unit("a", "egress = \"10mbit\""));
+    bed.pass(RETRY_MIN * 3);
+    assert_eq!(bed.state("a"), None);
+    bed.full = false;
+    bed.pass(RETRY_MIN);
+    assert_eq!(bed.state("a"), Some(LimitState::InForce));
+    assert_eq!(bed.applied, 1);
 }

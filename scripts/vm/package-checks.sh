@@ -1,0 +1,230 @@
+#!/usr/bin/env bash
+# Inside a machine with systemd: the life of the package, as users have it.
+#
+#   install   apt installs the .deb, and its agent runs with the privileges that it needs
+#   restarts  a limited service restarts under downloads; its limit is on again each time
+#   killed    the agent is killed; the limit holds, and the next agent takes over
+#   stopped   the agent is stopped and started
+#   full      the agent's directory is full while it restarts
+#   user      what runs in a user's slice is limited
+#   upgrade   a later version is unpacked, and configured afterwards, under downloads
+#
+# The same disk in another boot:
+#
+#   reboot    limits are in force before the network is up, and hold from the first byte
+#   purge     apt purges it; the host is as it was before
+#
+# The limited service is web.service, from which a client in the peer's namespace downloads without an end.
+set -uo pipefail
+
+here=${BASH_SOURCE%/*}
+source "$here/checks.sh"
+source "$here/traffic.sh"
+
+checks=(install restarts killed stopped full user upgrade)
+[ "$word" != reboot ] || checks=(reboot purge)
+prefix=$word
+# Where these scripts are while the machine boots, and what the host was before.
+kept=/usr/local/lib/checks
+restarts=20
+user=anna
+
+# Files (units are files, too), users, network and programs of a host.
+host() {
+	# Without logs, caches, and what apt and systemd note when.
+	find / -xdev \( -path /run -o -path /tmp -o -path /var/tmp -o -path /var/log -o -path /var/cache \
+		-o -path /var/lib/apt -o -path /var/lib/systemd \) -prune -o -print |
+		grep -v -E '^/root/(before|after)$|/var/lib/dpkg/[^/]*$' | sort
+	find /var/lib/systemd -name '*tidegate*'
+	getent passwd
+	getent group
+	tc qdisc show
+	ls -A /sys/fs/bpf
+	# Those of systemd come and go with its units.
+	bpftool --json prog show |
+		jq -r '.[] | select(.type != "cgroup_device") | .name // "" | select(startswith("sd_") | not)'
+}
+
+setup() {
+	if [ ! -e "$kept/main.sh" ]; then
+		mkdir -p "$kept"
+		cp "$here"/*.sh "$kept/"
+		unit net "Before=network.target" "After=network-pre.target" "Wants=network-pre.target" \
+			"DefaultDependencies=no" "[Service]" "Type=oneshot" "RemainAfterExit=yes" \
+			"ExecStart=/bin/bash $kept/main.sh network"
+		unit web "After=net.service" "[Service]" \
+			"ExecStart=/usr/bin/socat -u OPEN:/dev/zero TCP-LISTEN:80,reuseaddr,fork"
+		unit client "After=net.service" "[Service]" "ExecStart=/bin/bash $kept/main.sh downloads"
+		unit sink "After=net.service" "[Service]" \
+			"ExecStart=/bin/ip netns exec peer socat -u TCP-LISTEN:9,reuseaddr,fork OPEN:/dev/null"
+		useradd --create-home "$user"
+		mkdir -p /var/lib/systemd/linger
+		touch "/var/lib/systemd/linger/$user"
+		systemctl daemon-reload
+		systemctl enable net web client sink
+		systemctl start net
+		host >/root/before
+	fi
+}
+
+# A unit, with its sections from the rest of [Unit] on.
+unit() {
+	{
+		printf '[Unit]\n'
+		printf '%s\n' "${@:2}"
+		printf '[Install]\nWantedBy=multi-user.target\n'
+	} >"/etc/systemd/system/$1.service"
+}
+
+# At boot, once networks may come up.
+network() {
+	cp /run/tidegate/agent.json /run/at-network.json
+	uptime_s >/run/at-network
+	net_up
+}
+
+downloads() {
+	while :; do
+		ip netns exec peer socat -u TCP:10.98.0.1:80 OPEN:/dev/null
+		sleep 0.2
+	done
+}
+
+# The download goes on, within the limit.
+works() {
+	until_true active && until_true in_force web && flows
+}
+
+check_install() {
+	apt-get install --yes /root/tidegate-1.deb && systemctl is-enabled tidegate-agent.service && active || return 1
+	[ "$(readlink -f /usr/lib/cni/tidegate-cni)" = /usr/bin/tidegate ] || return 1
+	rule web 'unit = "web.service"' >/etc/tidegate/web.toml
+	until_true says web waiting 'there is no unit `web.service`' || return 1
+	systemctl start sink web && until_true in_force web && mark && systemctl start client && flows && held
+}
+
+check_restarts() {
+	local i
+	works && mark web || return 1
+	for ((i = 0; i < restarts; i++)); do
+		systemctl restart web && flows || return 1
+	done
+	held "$restarts" && in_time web "$restarts" && in_force web
+}
+
+# The agent that runs has written its report.
+reports() {
+	[ "$(jq .pid /run/tidegate/agent.json)" = "$(property MainPID)" ]
+}
+
+# Another agent than that one runs.
+other_agent() {
+	active && [ "$(property MainPID)" != "$1" ]
+}
+
+check_killed() {
+	local agent
+	agent=$(property MainPID)
+	works && mark && systemctl kill --signal KILL tidegate-agent && in_force web && flows &&
+		until_true other_agent "$agent" && systemctl restart web && flows && in_force web && held 1
+}
+
+check_stopped() {
+	works && mark && systemctl stop tidegate-agent && in_force web && flows && ! active &&
+		systemctl start tidegate-agent && in_force web && systemctl restart web && flows && held 1 && in_force web
+}
+
+check_full() {
+	local code=0
+	works && mark web && systemctl stop tidegate-agent || return 1
+	mount -t tmpfs -o size=256k,mode=755 tmpfs /run/tidegate
+	systemctl start tidegate-agent && until_true says web in_force || code=1
+	cat /dev/zero >/run/tidegate/fill 2>/dev/null
+	# The next one can write nothing, and the limit comes back all the same.
+	systemctl restart tidegate-agent && in_force web && flows && ! reports && systemctl restart web && flows &&
+		until_true in_force web || code=1
+	rm /run/tidegate/fill
+	# What it could not write, it writes now.
+	((code)) || until_true reports || code=1
+	systemctl stop tidegate-agent
+	umount /run/tidegate
+	systemctl start tidegate-agent
+	((code == 0)) && until_true says web in_force && held 1 && in_time web 1
+}
+
+check_user() {
+	local code=0 id
+	id=$(id -u "$user")
+	rule user "user = \"$user\"" >/etc/tidegate/user.toml
+	systemctl stop client web
+	# At the next boot it starts by itself.
+	systemctl start "user@$id.service"
+	until_true says user in_force && mark || code=1
+	runuser -u "$user" -- env XDG_RUNTIME_DIR="/run/user/$id" systemd-run --user --unit flood \
+		socat -u OPEN:/dev/zero TCP:10.98.0.2:9
+	((code)) || flows && flows && held || code=1
+	# A session of the user's manager comes and goes, and the slice with it.
+	systemctl stop "user@$id.service" "user-$id.slice"
+	((code)) || until_true says user waiting || code=1
+	systemctl start "user@$id.service"
+	((code)) || until_true says user in_force || code=1
+	rm /etc/tidegate/user.toml
+	systemctl start web client
+	return "$code"
+}
+
+# Says when the limit is not in force, until the file is removed.
+watches() {
+	while [ -e "$1" ]; do
+		in_force web || echo "not in force after $(uptime_s) s" >>"$1"
+	done
+}
+
+check_upgrade() {
+	local watch=/run/watch code=0 agent
+	agent=$(property MainPID)
+	works && mark || return 1
+	: >"$watch"
+	watches "$watch" &
+	# One that stops half way.
+	dpkg --unpack /root/tidegate-2.deb && in_force web && flows && [ "$(property MainPID)" = "$agent" ] &&
+		systemctl restart web && flows && until_true in_force web || code=1
+	: >"$watch"
+	((code)) || dpkg --configure --pending && other_agent "$agent" || code=1
+	((code)) || in_force web && flows && held 1 || code=1
+	cat "$watch"
+	[ ! -s "$watch" ] || code=1
+	rm "$watch"
+	wait
+	dpkg-query --show tidegate | grep later && ((code == 0)) || return 1
+	# For the next boot: the whole slice, and the service inside.
+	{
+		rule system 'slice = "system.slice"'
+		rule web 'unit = "web.service"'
+	} >/etc/tidegate/web.toml
+	until_true in_force system && sync
+}
+
+stamp() {
+	property ActiveEnterTimestampMonotonic "$1"
+}
+
+check_reboot() {
+	local agent before
+	until_true active && until_true test -e /run/at-network || return 1
+	agent=$(stamp tidegate-agent.service) before=$(stamp network-pre.target)
+	echo "the agent is ready after $agent us, network-pre.target is reached after $before us"
+	((0 < agent && agent < before)) || return 1
+	jq -e '.limits[] | select(.name == "system" and .state == "in_force")' /run/at-network.json || return 1
+	# All that was ever sent by this device.
+	mark_s=$(cat /run/at-network) mark_bytes=0
+	until_true in_force web && flows && held && in_force system
+}
+
+check_purge() {
+	works && apt-get purge --yes tidegate || return 1
+	hash -r
+	host >/root/after && diff /root/before /root/after && ! command -v tidegate
+}
+
+"$@"

@@ -1,0 +1,124 @@
+# What the checks of the package and of containers send, and how they judge it. Read by their scripts, which give the
+# rate in `rate_bit_s`.
+#
+# The host is 10.98.0.1 on tg0. Its peer, in the network namespace `peer`, is 10.98.0.2 and takes all that is sent to
+# port 9. Limits are judged by the bytes that have left by tg0.
+
+rate_bit_s=1000000
+# What a limit lets through at once, and what a workload may send before its limit is on.
+burst_bytes=65536
+start_bytes=65536
+packet_bytes=1514
+
+# The link to the peer.
+net_up() {
+	ip netns add peer
+	ip link add tg0 type veth peer name tg1 netns peer
+	ip address add 10.98.0.1/24 dev tg0
+	ip -n peer address add 10.98.0.2/24 dev tg1
+	ip -n peer link set lo up
+	ip -n peer link set tg1 up
+	# Each packet is one on the wire, so that those of a limit and of the device can be compared.
+	ip link set tg0 up gso_max_segs 1
+}
+
+uptime_s() {
+	cut -d ' ' -f 1 /proc/uptime
+}
+
+sent() {
+	cat "/sys/class/net/tg0/statistics/tx_${1:-bytes}"
+}
+
+# Packets that a limit has counted and let through.
+counted() {
+	tidegate status --json | jq "[.limits[] | select(.name == \"$1\").egress
+		| .pass_packets, .mark_packets, .slow_packets] | add // 0"
+}
+
+# From here packets count, and those of a limit, if one is named.
+mark_s= mark_bytes= mark_packets= mark_counted=
+mark() {
+	stop_traffic
+	mark_s=$(uptime_s) mark_bytes=$(sent) mark_packets=$(sent packets)
+	[ -z "${1:-}" ] || mark_counted=$(counted "$1")
+	go_on
+}
+
+# Nothing leaves by tg0 between these two.
+stop_traffic() {
+	ip -n peer link set tg1 down
+}
+
+go_on() {
+	ip -n peer link set tg1 up
+}
+
+sent_more_than() {
+	(($(sent) > $1))
+}
+
+# Traffic goes on.
+flows() {
+	until_true sent_more_than $(($(sent) + burst_bytes))
+}
+
+# Since the mark no more has been sent than the limit allows: its rate with 5 %, a burst, and what each of a number of
+# starts may send.
+held() {
+	awk -v from="$mark_s" -v to="$(uptime_s)" -v bytes="$(($(sent) - mark_bytes))" -v rate="$rate_bit_s" \
+		-v extra="$((burst_bytes + ${1:-0} * start_bytes))" 'BEGIN {
+		may = (to - from) * rate / 8 * 1.05 + extra
+		printf "%d bytes left in %.1f s, at most %d may\n", bytes, to - from, may
+		exit bytes > may || bytes == 0
+	}'
+}
+
+# Since the mark of this limit no more packets have left without it than each of a number of starts may send.
+in_time() {
+	local name=$1 starts=$2 late
+	stop_traffic
+	late=$(($(sent packets) - mark_packets - ($(counted "$name") - mark_counted)))
+	go_on
+	echo "$late packets left before \`$name\` was on again, in $starts starts"
+	((late * packet_bytes <= starts * start_bytes))
+}
+
+# A limit of the store, and one of the agent's report.
+limit() {
+	tidegate status --json | jq -e ".limits[] | select(.name == \"$1\") | $2" >/dev/null
+}
+
+in_force() {
+	limit "$1" '.state == "in_force"'
+}
+
+# Whether the agent says a state of a limit, and a reason that holds the rest.
+says() {
+	tidegate status --json | jq -e --arg name "$1" --arg state "$2" --arg why "${3:-}" '.agent.limits[]
+		| select(.name == $name and .state == $state and ((.reason // "") | contains($why)))' >/dev/null
+}
+
+# A limit of a file.
+rule() {
+	printf '[[limit]]\nname = "%s"\nscope = { %s }\negress = "%s"\n' "$1" "$2" "${3:-${rate_bit_s}bit}"
+	printf '%s\n' "${@:4}"
+}
+
+property() {
+	systemctl show --value --property "$1" "${2:-tidegate-agent.service}"
+}
+
+active() {
+	[ "$(property ActiveState)" = active ]
+}
+
+# What one needs to know of a failure.
+tell() {
+	cat /run/prepare.log 2>/dev/null
+	systemctl status --no-pager --full --lines 0 tidegate-agent.service
+	journalctl --no-pager --output short-monotonic --unit tidegate-agent.service --lines 60
+	dmesg | grep -E 'segfault|BUG|Oops' | tail -n 10
+	tidegate status
+	cat /etc/tidegate/*.toml
+}
