@@ -56,6 +56,9 @@ const SHALLOW_PACKETS: f64 = 3.0;
 /// have passed may be lost.
 const SHALLOW_LEAD: f64 = 0.1;
 const UNSURE_MATTERS: f64 = 0.03;
+/// So many depths are tried then, so far apart, from two packets on.
+const DEPTH_STEPS: i32 = 36;
+const DEPTH_STEP: f64 = 1.25;
 /// Timestamps are off by so much, besides packets.
 const JITTER_NS: f64 = 100_000.0;
 /// The errors of timestamps are no more than this part of the level.
@@ -160,6 +163,8 @@ pub struct TokenStatistics {
 struct Point {
     /// The busy period; the one in which the series begins is 0.
     period: u32,
+    /// The part of it in which all is known: it ends at a pass that may have been lost.
+    stretch: u32,
     time: f64,
     deficit: f64,
     /// Nanoseconds until the lost packet came, after a pass, about.
@@ -206,6 +211,7 @@ impl Series {
         let mut after = Vec::with_capacity(self.passes.len());
         let mut at_passes = Vec::with_capacity(self.passes.len());
         let mut period_of = Vec::with_capacity(self.passes.len());
+        let mut stretch = 0_u32;
         for pass in &self.passes {
             deficit -= rate * pass.time_ns.saturating_sub(last) as f64;
             if deficit <= 0.0 {
@@ -219,7 +225,8 @@ impl Series {
                 deficit += f64::from(pass.bytes);
             }
             after.push(deficit);
-            period_of.push(period);
+            stretch += u32::from(pass.unsure);
+            period_of.push((period, stretch));
         }
         let points = self.marks.iter().filter(|mark| mark.after < after.len()).map(|mark| {
             let end =
@@ -246,7 +253,8 @@ impl Series {
             };
             Point {
                 wait,
-                period: period_of[at],
+                period: period_of[at].0,
+                stretch: period_of[at].1,
                 time: time.saturating_sub(origin) as f64,
                 deficit: (after[at] - rate * idle).max(0.0),
             }
@@ -271,7 +279,7 @@ impl Series {
         let locals = NEAR.iter().flat_map(|near| [0.5, 0.75].map(|share| (*near, share)));
         let locals = locals.map(|(near, share)| self.local_rate(near, share));
         for start in std::iter::once(Some(goodput)).chain(locals).flatten() {
-            let Some(level) = self.refine(start) else { continue };
+            let Some(level) = self.refine(start, f64::INFINITY) else { continue };
             if best.as_ref().is_none_or(|best| level.score() > best.score()) {
                 best = Some(level);
             }
@@ -293,11 +301,14 @@ impl Series {
         }
         let profiled = if self.marks.len() > PROFILE_MARKS_MAX {
             let beginning = self.beginning(PROFILE_MARKS_MAX).profile();
-            let level = beginning.and_then(|fit| self.refine(fit.rate_bit_s / 8e9));
+            let level = beginning.and_then(|fit| self.refine(fit.rate_bit_s / 8e9, f64::INFINITY));
             level.and_then(|level| self.details(&level))
         } else {
             self.profile()
         };
+        let unseen = self.search_unseen().and_then(|level| self.details(&level));
+        let profiled =
+            profiled.into_iter().chain(unseen).max_by(|a, b| a.score().total_cmp(&b.score()));
         let enough = best.score() - if overrated { SHALLOW_LEAD } else { 0.0 };
         profiled.filter(|fit| fit.score() > enough).or_else(|| self.details(&best))
     }
@@ -310,9 +321,49 @@ impl Series {
     }
 
     fn is_overrated_at(&self, level_bytes: f64) -> bool {
+        level_bytes <= SHALLOW_PACKETS * self.packet() && self.lacks_losses()
+    }
+
+    /// Whether so much of what seems to have passed may be lost that it matters.
+    fn lacks_losses(&self) -> bool {
         let unsure = self.passes.iter().filter(|pass| pass.unsure).count();
-        level_bytes <= SHALLOW_PACKETS * self.packet()
-            && unsure as f64 > UNSURE_MATTERS * self.passes.len() as f64
+        unsure as f64 > UNSURE_MATTERS * self.passes.len() as f64
+    }
+
+    /// The bucket where some of what seems to have passed may be lost. Its rate shows between losses amid
+    /// which all is known; then the depths are tried, since which of the rest passed depends on it.
+    fn search_unseen(&self) -> Option<Level> {
+        if !self.lacks_losses() {
+            return None;
+        }
+        let packet = self.packet();
+        let better = |a: &Level, b: &Level| a.score().total_cmp(&b.score());
+        let of_depths = |rate: f64| {
+            let depths = (0..DEPTH_STEPS).map(|n| 2.0 * packet * DEPTH_STEP.powi(n));
+            let levels = depths.filter_map(|depth| {
+                let walk = self.walk(rate, 0.0, depth);
+                self.level(rate, 0.0, depth, &walk)
+            });
+            levels.max_by(better)
+        };
+        let best = NEAR.iter().filter_map(|near| self.quiet_rate(*near)).filter_map(of_depths);
+        best.filter_map(|level| self.refine(level.rate, level.holds)).max_by(better)
+    }
+
+    /// The middle rate from a loss to the one `near` losses later, where nothing between them may be lost
+    /// unseen.
+    fn quiet_rate(&self, near: usize) -> Option<f64> {
+        let mut unsure = Vec::with_capacity(self.passes.len() + 1);
+        unsure.push(0_usize);
+        for pass in &self.passes {
+            unsure.push(unsure[unsure.len() - 1] + usize::from(pass.unsure));
+        }
+        let ends = self.marks.windows(near + 1).map(|marks| (marks[0].after, marks[near].after));
+        let quiet = ends.filter(|(from, to)| {
+            from < to && *to < self.passes.len() && unsure[to + 1] == unsure[from + 1]
+        });
+        let mut rates: Vec<f64> = quiet.filter_map(|(from, to)| self.goodput(from, to)).collect();
+        median(&mut rates)
     }
 
     /// Its beginning, with so many losses.
@@ -336,7 +387,7 @@ impl Series {
         let mut coarse = scan(goodput * 0.9, PROFILE_STEP);
         coarse.sort_by(|a, b| better(b, a));
         coarse.truncate(PROFILE_BEST);
-        let refined = coarse.iter().filter_map(|level| self.refine(level.rate));
+        let refined = coarse.iter().filter_map(|level| self.refine(level.rate, f64::INFINITY));
         let best = refined.filter(|level| level.bytes > SHALLOW_PACKETS * packet);
         let best = best.chain(coarse.iter().copied()).max_by(better)?;
         // Around it more finely, for the best and for how far others are as good.
@@ -376,13 +427,14 @@ impl Series {
         rates.get((rates.len() as f64 * share) as usize).copied()
     }
 
-    fn refine(&self, start: f64) -> Option<Level> {
+    /// Corrects a rate. `holds` is what the bucket may hold, as far as it is known.
+    fn refine(&self, start: f64, holds: f64) -> Option<Level> {
         let packet = self.packet();
         let mut rate = start;
         let mut best: Option<Level> = None;
         let mut last: Option<Level> = None;
         for round in 0..ROUNDS {
-            let holds = last.map_or(f64::INFINITY, |level| level.holds_bytes(packet));
+            let holds = last.map_or(holds, |level| level.holds_bytes(packet));
             let (walk, level) = self.level_at(rate, packet, holds)?;
             if best.as_ref().is_none_or(|best| level.score() > best.score()) {
                 best = Some(level);
@@ -569,11 +621,11 @@ fn typical_span(points: &[&Point]) -> f64 {
 }
 
 /// The slope of deficits on time within periods, bytes/ns, and its standard error. Leaves out what is
-/// further than `reach` from `level`.
+/// further than `reach` from `level`. Where a pass may have been lost, the deficit is unknown from there on.
 fn regress(points: &[Point], level: f64, reach: f64) -> (f64, f64) {
     let near = |p: &&Point| (p.deficit - level).abs() <= reach;
     let (mut sxx, mut sxy, mut syy, mut count, mut periods) = (0.0, 0.0, 0.0, 0.0, 0.0);
-    for period in points.chunk_by(|a, b| a.period == b.period) {
+    for period in points.chunk_by(|a, b| (a.period, a.stretch) == (b.period, b.stretch)) {
         // The first loss finds anything up to a packet, those after it only what was added meanwhile.
         let first = usize::from(period.len() >= FIRST_MATTERS);
         let inside: Vec<&Point> = period[first..].iter().filter(near).collect();

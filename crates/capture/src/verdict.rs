@@ -30,7 +30,8 @@ pub const VIOLATED_MAX: f64 = 0.03;
 const QUEUE_MIN: f64 = 0.25;
 /// Where no bucket explains the losses, a delay of so many packets at the goodput is a queue's.
 const GROWN_PACKETS: f64 = 4.0;
-/// A queue, too, if a quarter of the losses had twice that delay, and that of so many packets.
+/// A queue, too, if a quarter of the losses had twice that delay, and that of so many packets or of the whole
+/// bucket.
 const SOME_PACKETS: f64 = 8.0;
 /// The share of losses at an empty bucket that is enough where packets were seen not to wait.
 const EXPLAINED_NO_QUEUE_MIN: f64 = 0.75;
@@ -127,9 +128,9 @@ pub struct Judgement {
     pub delay: Option<DelayReport>,
 }
 
-/// Judges what a series shows, of the flows of which it is made.
+/// Judges what a series shows, of the flows of which it is made. `peers` are those of the capture.
 #[must_use]
-pub fn judge(flows: &[&Flow], series: &Series, fit: Option<&Fit>) -> Judgement {
+pub fn judge(flows: &[&Flow], peers: &[&Flow], series: &Series, fit: Option<&Fit>) -> Judgement {
     let plain = |verdict, evidence| Judgement { verdict, evidence, delay: None };
     let sources: Vec<_> = flows.iter().map(|flow| flow.source()).collect();
     if sources.iter().all(|(source, _)| *source == LossSource::None) {
@@ -148,7 +149,7 @@ pub fn judge(flows: &[&Flow], series: &Series, fit: Option<&Fit>) -> Judgement {
     let packet_ns = series.packet() * 8e9 / fit.rate_bit_s;
     let bucket_ns = fit.depth_bytes * 8e9 / fit.rate_bit_s;
     let back_ns = bucket_ns.max(BACK_PACKETS * packet_ns) as u64;
-    let delay = delay::before_losses(flows, back_ns);
+    let delay = delay::before_losses(flows, peers, back_ns);
     let (verdict, evidence) = weigh(flows, series, fit, delay.as_ref());
     let delay = delay.map(|delay| DelayReport {
         median_ms: delay.median_ns / 1e6,
@@ -294,7 +295,8 @@ impl Waited {
         let packet_ns = series.packet() * 8e9 / fit.rate_bit_s;
         let limit_ns = (QUEUE_MIN * fit.depth_bytes * 8e9 / fit.rate_bit_s).max(packet_ns);
         // A queue that was full at some of the losses, and others came by chance.
-        let some_ns = (2.0 * limit_ns).max(SOME_PACKETS * packet_ns);
+        let bucket_ns = fit.depth_bytes * 8e9 / fit.rate_bit_s;
+        let some_ns = (2.0 * limit_ns).max(bucket_ns.min(SOME_PACKETS * packet_ns));
         if delay.median_ns - delay.within_ns > limit_ns
             || delay.upper_ns - delay.within_ns > some_ns
         {
@@ -389,9 +391,8 @@ impl Pace {
     /// rate; the place of a lost one stays empty.
     fn is_of_a_queue(&self) -> bool {
         let [lower, pace, upper] = self.quartiles;
-        let at_the_rate = (pace - 1.0).abs() < PACE_WITHIN && upper < 1.0 + FASTER_WITHIN;
-        let steady = pace - lower < PACE_WITHIN * pace && upper < (1.0 + FASTER_WITHIN) * pace;
-        at_the_rate || (steady && self.gap < GAP_OPEN)
+        let one_pace = (pace - 1.0).abs() < PACE_WITHIN || pace - lower < PACE_WITHIN * pace;
+        one_pace && upper < (1.0 + FASTER_WITHIN) * pace && self.gap < GAP_OPEN
     }
 
     /// Whether they emptied a bucket: they came faster than the rate, or lost ones left gaps.
