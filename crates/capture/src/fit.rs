@@ -47,7 +47,7 @@ const SETTLED: f64 = 0.88;
 const SETTLED_PACKETS: f64 = 0.4;
 const PROFILE_STEP: f64 = 1.04;
 /// The path moves packets by so much, as a part of the level, where nothing tells by how much.
-pub const PATH_WITHIN: f64 = 0.15;
+pub const PATH_WITHIN: f64 = 1.0 / 3.0;
 /// How many of them are corrected further.
 const PROFILE_BEST: usize = 6;
 /// Where the deficit at losses is no more packets, how fast packets came is looked at.
@@ -325,7 +325,8 @@ impl Series {
     }
 
     /// Whether so much of what seems to have passed may be lost that it matters.
-    fn lacks_losses(&self) -> bool {
+    #[must_use]
+    pub fn lacks_losses(&self) -> bool {
         let unsure = self.passes.iter().filter(|pass| pass.unsure).count();
         unsure as f64 > UNSURE_MATTERS * self.passes.len() as f64
     }
