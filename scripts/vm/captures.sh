@@ -88,8 +88,10 @@ make_gate() {
 	codel | red | pie)
 		"${out[@]}" root handle 1: tbf rate "${rate}kbit" burst 2000 limit $((4 * bytes))
 		case $kind in
-		red) tc -n router qdisc add dev r1 parent 1:1 red limit "$bytes" min $((bytes / 4)) max $((bytes * 3 / 4)) \
-			avpkt 1000 burst $((bytes / 4 / 1000 + 10)) bandwidth "${rate}kbit" ;;
+		red)
+			tc -n router qdisc add dev r1 parent 1:1 red limit "$bytes" min $((bytes / 4)) \
+				max $((bytes * 3 / 4)) avpkt 1000 burst $((bytes / 4000 + 10)) bandwidth "${rate}kbit"
+			;;
 		*) tc -n router qdisc add dev r1 parent 1:1 "$kind" limit "$packets" ;;
 		esac
 		;;

@@ -280,10 +280,10 @@ fn weigh(
             evidence.push("that fits a bucket and a queue".to_owned());
             return (Verdict::Unclear, evidence);
         }
-    } else if behind && waited != Some(Waited::Nothing) {
+    } else if behind && waited == Some(Waited::Coarse) {
         evidence.push(
-            "neither the delay before the losses nor the spacing of packets before them is known well \
-             enough: a bucket and a queue would lose the same"
+            "the clock is too coarse, and the spacing of packets before the losses is unknown: a bucket and a \
+             queue would lose the same"
                 .to_owned(),
         );
         return (Verdict::Unclear, evidence);
