@@ -10,6 +10,7 @@
 #   scripts/vm.sh systemd NAME...  units and packages as shipped, with systemd as PID 1; scripts/vm/systemd.sh has more
 #   scripts/vm.sh applications [ROW...]
 #                                  rows of the experiment `applications` beside fq, fq_codel and CAKE, on 6.18
+#   scripts/vm.sh captures [NAME...]   captures of TCP that meets a policer, a queue or chance, for burst analyze
 #   scripts/vm.sh shell V          a shell on kernel V
 #
 # KERNELS="6.12 7.3" takes these kernels alone. The newest Debian package of a series is taken. `applications` takes
@@ -61,6 +62,7 @@ quick=(
 
 source scripts/vm/kernels.sh
 source scripts/vm/systemd.sh
+source scripts/vm/captures.sh
 
 # The laboratory measures, and an emulated machine has no time of its own: of its tests these alone.
 laboratory='root_netem_'
@@ -331,11 +333,17 @@ systemd)
 	scripts/test-report.sh sum "$code" "$vm/systemd.log"
 	exit "$code"
 	;;
+captures)
+	shift
+	[ -n "${KERNELS:-}" ] || kernels=("$captures_kernel")
+	prepare
+	make_captures "$@"
+	;;
 shell)
 	prepare
 	boot "${2:-6.1}"
 	;;
-boot | boot_image | make_disk | guest | applications_guest | port_machine | port_guest)
+boot | boot_image | make_disk | guest | applications_guest | captures_guest | port_machine | port_guest)
 	[[ $1 != boot* ]] || export PATH="$vm/venv/bin:$PATH"
 	"$@"
 	;;

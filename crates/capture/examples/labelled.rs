@@ -3,6 +3,9 @@
 //!
 //!     cargo run --release -p tidegate-capture --example labelled -- [training|held-out|all] [CASES] [PART]
 //!
+//!     cargo run --release -p tidegate-capture --example labelled -- files FILE...
+//!
+//! FILEs are captures that `scripts/vm.sh captures` made: their names begin with what the flows met.
 //! CASES are those below that number (2000), or `FIRST..END`; PART is a part of a case's name: only those
 //! run, and are shown.
 
@@ -11,7 +14,7 @@ mod captures;
 #[path = "../tests/labelled/mod.rs"]
 mod labelled;
 
-use std::{collections::BTreeMap, env, thread};
+use std::{collections::BTreeMap, env, fs::File, io::BufReader, thread};
 
 use labelled::{Case, Side, Truth, run, write};
 use tidegate_capture::{FlowReport, Options, Report, analyze};
@@ -72,8 +75,31 @@ fn print(judged: &Judged, part: Option<&str>) {
     }
 }
 
+/// The verdicts on the flows of a capture that a real kernel made.
+fn judge_file(path: &str) {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let file = File::open(path).expect("a capture");
+    let report = analyze(BufReader::new(file), &Options::default()).expect("a report");
+    for flow in report.flows.iter().filter(|flow| flow.flow.ends_with(":5201")) {
+        let estimate = flow.estimate.as_ref().or(flow
+            .group
+            .and_then(|number| report.groups.get(number))
+            .map(|group| &group.estimate));
+        let (verdict, lost) = (flow.verdict.words(), flow.lost_packets);
+        print!("{name}: {verdict}: lost {lost} of {} packets, {:?}", flow.packets, flow.vantage);
+        if let Some(estimate) = estimate {
+            print!(", {:.0} bit/s {:.0} B", estimate.rate_frames_bit_s, estimate.depth_bytes);
+        }
+        println!();
+    }
+}
+
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
+    if arguments.first().is_some_and(|first| first == "files") {
+        arguments[1..].iter().for_each(|path| judge_file(path));
+        return;
+    }
     let half = arguments.first().map_or("training", String::as_str);
     let numbers = arguments.get(1).map_or("2000", String::as_str);
     let (first, end) = numbers.split_once("..").unwrap_or(("0", numbers));

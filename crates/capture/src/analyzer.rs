@@ -275,7 +275,7 @@ impl Analyzer {
             let series = merge(&[flow], start);
             // The fit takes most of the time: those that the groups needed are not made again.
             let fit = alone.get(at).copied().unwrap_or_else(|| series.fit_thoroughly());
-            flow_report(flow, &series, fit, of_group(flow), busiest, start)
+            flow_report(flow, &order, &series, fit, of_group(flow), busiest, start)
         });
         let flows = flows.collect();
         let capture = CaptureReport {
@@ -296,8 +296,8 @@ impl Analyzer {
 }
 
 impl Window {
-    fn judge(flow: &Flow, series: &Series, fit: Option<Fit>) -> Window {
-        let judgement = verdict::judge(&[flow], series, fit.as_ref());
+    fn judge(flow: &Flow, peers: &[&Flow], series: &Series, fit: Option<Fit>) -> Window {
+        let judgement = verdict::judge(&[flow], peers, series, fit.as_ref());
         let first_ns = flow.trace.events().next().map_or(flow.first_ns, |event| event.time_ns);
         Window { fit, judgement, losses: series.marks.len(), time_ns: (first_ns, flow.last_ns) }
     }
@@ -311,7 +311,7 @@ fn keep_busiest(
 ) -> Option<Fit> {
     let series = merge(&[flow], capture_start_ns);
     let fit = series.fit();
-    let window = Window::judge(flow, &series, fit);
+    let window = Window::judge(flow, &[flow], &series, fit);
     let most = busiest.get(&flow.key).map_or(0, |busiest| busiest.losses);
     if window.losses > most {
         busiest.insert(flow.key, window);
@@ -322,6 +322,7 @@ fn keep_busiest(
 /// The report on a flow, by the window with most losses: the last one, or `busiest` of those before.
 fn flow_report(
     flow: &Flow,
+    peers: &[&Flow],
     series: &Series,
     fit: Option<Fit>,
     group: Option<&GroupReport>,
@@ -329,7 +330,7 @@ fn flow_report(
     start: u64,
 ) -> FlowReport {
     let (loss_source, vantage) = flow.source();
-    let last = Window::judge(flow, series, fit);
+    let last = Window::judge(flow, peers, series, fit);
     let fits: Vec<Fit> = flow.fits.iter().copied().chain(last.fit).collect();
     let window = busiest.filter(|busiest| busiest.losses > last.losses).unwrap_or(&last);
     let Judgement { mut verdict, mut evidence, delay } = window.judgement.clone();
@@ -377,7 +378,7 @@ fn flow_report(
 fn group_report(number: usize, group: &Group, order: &[&Flow], start: u64) -> GroupReport {
     let flows: Vec<&Flow> = group.flows.iter().map(|at| order[*at]).collect();
     let Judgement { verdict, mut evidence, delay } =
-        verdict::judge(&flows, &group.series, Some(&group.fit));
+        verdict::judge(&flows, order, &group.series, Some(&group.fit));
     evidence
         .insert(0, format!("{} flows fit one bucket better together than each alone", flows.len()));
     GroupReport {

@@ -8,7 +8,11 @@
 //! So of each loss the last packet is taken that was sent before it and arrived. Captured before the loss its
 //! delay is its round trip less the least of the flow. Captured behind it a round trip shows nothing of the
 //! queue; there the sender's time stamps (RFC 7323) say when each packet was sent, by a clock with ticks of 1
-//! us to 100 ms, and the delay is how much later it came than the fastest one.
+//! us to 100 ms, and the delay is how much later it came than the fastest one. A stamp is rounded down to a
+//! tick, so half of one is taken off.
+//!
+//! A flow that begins while a queue stands never sees it empty. So the least delay is that of all flows
+//! between its hosts, where their stamps come from one clock.
 //!
 //! A receiver may keep its acknowledgement of every other packet back for 40 ms or more (RFC 1122), so of the
 //! last two packets the one with the smaller delay counts.
@@ -84,17 +88,17 @@ struct Delays {
     source: DelaySource,
 }
 
-/// The least round trip between the hosts of a flow, of all flows. One that begins while a queue stands never
-/// sees it empty.
-fn least_round_trip_ns(flow: &Flow, flows: &[&Flow]) -> Option<u64> {
+/// A flow and its peers: those between the same hosts.
+fn between<'a>(flow: &'a Flow, peers: &'a [&Flow]) -> impl Iterator<Item = &'a Flow> {
     let hosts = |flow: &Flow| (flow.key.source, flow.key.destination);
-    let between = flows.iter().filter(|other| hosts(other) == hosts(flow));
-    between.filter_map(|flow| flow.tcp.as_ref()?.trips.least_ns()).min()
+    let others = peers.iter().copied().filter(move |other| hosts(other) == hosts(flow));
+    std::iter::once(flow).chain(others)
 }
 
 /// Of a flow, seen before the loss.
-fn by_round_trips(flow: &Flow, flows: &[&Flow], back_ns: u64) -> Option<Delays> {
-    let least_ns = least_round_trip_ns(flow, flows)? as f64;
+fn by_round_trips(flow: &Flow, peers: &[&Flow], back_ns: u64) -> Option<Delays> {
+    let least = between(flow, peers).filter_map(|flow| flow.tcp.as_ref()?.trips.least_ns()).min();
+    let least_ns = least? as f64;
     let delay = |event: &Event| (f64::from(event.round_trip_us) * 1e3 - least_ns).max(0.0);
     let mut all = Vec::new();
     let mut last: [Option<&Event>; 2] = [None, None];
@@ -112,32 +116,42 @@ fn by_round_trips(flow: &Flow, flows: &[&Flow], back_ns: u64) -> Option<Delays> 
 }
 
 /// Of a flow, seen behind the loss.
-fn by_stamps(flow: &Flow) -> Option<Delays> {
+fn by_stamps(flow: &Flow, peers: &[&Flow]) -> Option<Delays> {
     let tick_ns = flow.clock.tick_ns()?;
     let late = |event: &Event| flow.clock.late_ns(event, tick_ns);
-    let least = flow.clock.least_ns(flow.trace.events(), tick_ns)?;
+    let leasts = between(flow, peers).filter_map(|other| {
+        let ahead = flow.clock.ahead_of(&other.clock, tick_ns)?;
+        Some(other.clock.least_ns(other.trace.events(), tick_ns)? + ahead)
+    });
+    let least = leasts.min()?;
+    let half_tick = tick_ns as f64 / 2.0;
     let mut all = Vec::new();
     let mut last: [Option<i64>; 2] = [None, None];
     for event in flow.trace.events() {
         if event.gap_seq > 0 {
-            all.extend(last.into_iter().flatten().min().map(|late| (late - least) as f64));
+            all.extend(
+                last.into_iter()
+                    .flatten()
+                    .min()
+                    .map(|late| ((late - least) as f64 - half_tick).max(0.0)),
+            );
         }
         last = [late(event).or(last[0]), last[0]];
     }
     let drift_ns = DRIFT * (flow.last_ns - flow.first_ns) as f64;
-    Some(Delays { all, within_ns: tick_ns as f64 + drift_ns, source: DelaySource::TimeStamps })
+    Some(Delays { all, within_ns: half_tick + drift_ns, source: DelaySource::TimeStamps })
 }
 
-/// The median delay before the losses of some flows, over the least between their hosts; none if too few
-/// could be timed. What passed more than `back_ns` before a loss says nothing of it.
+/// The median delay before the losses of some flows, over the least between their hosts, of all `peers`; none
+/// if too few could be timed. What passed more than `back_ns` before a loss says nothing of it.
 #[must_use]
-pub fn before_losses(flows: &[&Flow], back_ns: u64) -> Option<Delay> {
+pub fn before_losses(flows: &[&Flow], peers: &[&Flow], back_ns: u64) -> Option<Delay> {
     let (mut all, mut within_ns, mut source, mut losses) = (Vec::new(), 0.0_f64, None, 0);
     for flow in flows {
         let (seen, _) = flow.source();
         let delays = match seen {
-            LossSource::TcpRetransmissions => by_round_trips(flow, flows, back_ns),
-            LossSource::TcpHoles => by_stamps(flow),
+            LossSource::TcpRetransmissions => by_round_trips(flow, peers, back_ns),
+            LossSource::TcpHoles => by_stamps(flow, peers),
             _ => None,
         };
         losses += flow.trace.events().filter(|event| event.losses(seen) > 0).count();

@@ -47,7 +47,7 @@ const SETTLED: f64 = 0.88;
 const SETTLED_PACKETS: f64 = 0.4;
 const PROFILE_STEP: f64 = 1.04;
 /// The path moves packets by so much, as a part of the level, where nothing tells by how much.
-pub const PATH_WITHIN: f64 = 0.15;
+pub const PATH_WITHIN: f64 = 1.0 / 3.0;
 /// How many of them are corrected further.
 const PROFILE_BEST: usize = 6;
 /// Where the deficit at losses is no more packets, how fast packets came is looked at.
@@ -56,6 +56,9 @@ const SHALLOW_PACKETS: f64 = 3.0;
 /// have passed may be lost.
 const SHALLOW_LEAD: f64 = 0.1;
 const UNSURE_MATTERS: f64 = 0.03;
+/// So many depths are tried then, so far apart, from two packets on.
+const DEPTH_STEPS: i32 = 36;
+const DEPTH_STEP: f64 = 1.25;
 /// Timestamps are off by so much, besides packets.
 const JITTER_NS: f64 = 100_000.0;
 /// The errors of timestamps are no more than this part of the level.
@@ -134,8 +137,6 @@ pub struct Fit {
     pub level_bytes: f64,
     /// Half of the losses have a deficit that is no further from that, bytes.
     pub spread_bytes: f64,
-    /// The same of the deficits after passes, bytes.
-    pub pass_spread_bytes: f64,
     /// Deficits that differ by no more count as equal, bytes.
     pub tolerance_bytes: f64,
     /// The probability that a loss finds fewer tokens than a packet that passes. Losses by chance have 0.5.
@@ -162,10 +163,30 @@ pub struct TokenStatistics {
 struct Point {
     /// The busy period; the one in which the series begins is 0.
     period: u32,
+    /// The part of it in which all is known: it ends at a pass that may have been lost.
+    stretch: u32,
     time: f64,
     deficit: f64,
     /// Nanoseconds until the lost packet came, after a pass, about.
     wait: f64,
+}
+
+/// How well a rate explains a series: what the search compares.
+#[derive(Debug, Clone, Copy)]
+struct Level {
+    /// Bytes/ns.
+    rate: f64,
+    /// The deficit at the beginning, and the most that the bucket may hold: what the walk began with.
+    first: f64,
+    holds: f64,
+    /// The deficit at losses, and the other figures of [`Fit`].
+    bytes: f64,
+    spread: f64,
+    tolerance: f64,
+    explained: f64,
+    violated: f64,
+    /// No deficit is left out, as too few losses follow a full bucket.
+    all: bool,
 }
 
 /// Deficits at a rate, in bytes/ns.
@@ -190,6 +211,7 @@ impl Series {
         let mut after = Vec::with_capacity(self.passes.len());
         let mut at_passes = Vec::with_capacity(self.passes.len());
         let mut period_of = Vec::with_capacity(self.passes.len());
+        let mut stretch = 0_u32;
         for pass in &self.passes {
             deficit -= rate * pass.time_ns.saturating_sub(last) as f64;
             if deficit <= 0.0 {
@@ -203,7 +225,8 @@ impl Series {
                 deficit += f64::from(pass.bytes);
             }
             after.push(deficit);
-            period_of.push(period);
+            stretch += u32::from(pass.unsure);
+            period_of.push((period, stretch));
         }
         let points = self.marks.iter().filter(|mark| mark.after < after.len()).map(|mark| {
             let end =
@@ -230,7 +253,8 @@ impl Series {
             };
             Point {
                 wait,
-                period: period_of[at],
+                period: period_of[at].0,
+                stretch: period_of[at].1,
                 time: time.saturating_sub(origin) as f64,
                 deficit: (after[at] - rate * idle).max(0.0),
             }
@@ -241,19 +265,23 @@ impl Series {
     /// The bucket that explains the series best; none if there are fewer than three losses.
     #[must_use]
     pub fn fit(&self) -> Option<Fit> {
+        self.details(&self.search()?)
+    }
+
+    fn search(&self) -> Option<Level> {
         let (first, last) = (self.marks.first()?, self.marks.last()?);
         if self.marks.len() < 3 || self.passes.len() < 3 {
             return None;
         }
         let goodput = self.goodput(first.after, last.after)?;
-        let mut best: Option<Fit> = None;
+        let mut best: Option<Level> = None;
         // A mean over cycles of full and empty may be a fixed point too: begin also within them.
         let locals = NEAR.iter().flat_map(|near| [0.5, 0.75].map(|share| (*near, share)));
         let locals = locals.map(|(near, share)| self.local_rate(near, share));
         for start in std::iter::once(Some(goodput)).chain(locals).flatten() {
-            let Some(fit) = self.refine(start) else { continue };
-            if best.as_ref().is_none_or(|best| fit.score() > best.score()) {
-                best = Some(fit);
+            let Some(level) = self.refine(start, f64::INFINITY) else { continue };
+            if best.as_ref().is_none_or(|best| level.score() > best.score()) {
+                best = Some(level);
             }
             if best.as_ref().is_some_and(|best| self.is_settled(best)) {
                 return best;
@@ -266,28 +294,77 @@ impl Series {
     /// which the periods agree. Some hundred times as long.
     #[must_use]
     pub fn fit_thoroughly(&self) -> Option<Fit> {
-        let best = self.fit()?;
-        let overrated = self.is_overrated(&best);
+        let best = self.search()?;
+        let overrated = self.is_overrated_at(best.bytes);
         if self.is_settled(&best) && !overrated {
-            return Some(best);
+            return self.details(&best);
         }
         let profiled = if self.marks.len() > PROFILE_MARKS_MAX {
             let beginning = self.beginning(PROFILE_MARKS_MAX).profile();
-            beginning.and_then(|fit| self.refine(fit.rate_bit_s / 8e9))
+            let level = beginning.and_then(|fit| self.refine(fit.rate_bit_s / 8e9, f64::INFINITY));
+            level.and_then(|level| self.details(&level))
         } else {
             self.profile()
         };
+        let unseen = self.search_unseen().and_then(|level| self.details(&level));
+        let profiled =
+            profiled.into_iter().chain(unseen).max_by(|a, b| a.score().total_cmp(&b.score()));
         let enough = best.score() - if overrated { SHALLOW_LEAD } else { 0.0 };
-        Some(profiled.filter(|fit| fit.score() > enough).unwrap_or(best))
+        profiled.filter(|fit| fit.score() > enough).or_else(|| self.details(&best))
     }
 
     /// Whether a rate at which all was let pass may explain the losses as well as the true one: every deficit
     /// is one packet then, and packets that were lost unseen seem to have passed.
     #[must_use]
     pub fn is_overrated(&self, fit: &Fit) -> bool {
+        self.is_overrated_at(fit.level_bytes)
+    }
+
+    fn is_overrated_at(&self, level_bytes: f64) -> bool {
+        level_bytes <= SHALLOW_PACKETS * self.packet() && self.lacks_losses()
+    }
+
+    /// Whether so much of what seems to have passed may be lost that it matters.
+    #[must_use]
+    pub fn lacks_losses(&self) -> bool {
         let unsure = self.passes.iter().filter(|pass| pass.unsure).count();
-        fit.level_bytes <= SHALLOW_PACKETS * self.packet()
-            && unsure as f64 > UNSURE_MATTERS * self.passes.len() as f64
+        unsure as f64 > UNSURE_MATTERS * self.passes.len() as f64
+    }
+
+    /// The bucket where some of what seems to have passed may be lost. Its rate shows between losses amid
+    /// which all is known; then the depths are tried, since which of the rest passed depends on it.
+    fn search_unseen(&self) -> Option<Level> {
+        if !self.lacks_losses() {
+            return None;
+        }
+        let packet = self.packet();
+        let better = |a: &Level, b: &Level| a.score().total_cmp(&b.score());
+        let of_depths = |rate: f64| {
+            let depths = (0..DEPTH_STEPS).map(|n| 2.0 * packet * DEPTH_STEP.powi(n));
+            let levels = depths.filter_map(|depth| {
+                let walk = self.walk(rate, 0.0, depth);
+                self.level(rate, 0.0, depth, &walk)
+            });
+            levels.max_by(better)
+        };
+        let best = NEAR.iter().filter_map(|near| self.quiet_rate(*near)).filter_map(of_depths);
+        best.filter_map(|level| self.refine(level.rate, level.holds)).max_by(better)
+    }
+
+    /// The middle rate from a loss to the one `near` losses later, where nothing between them may be lost
+    /// unseen.
+    fn quiet_rate(&self, near: usize) -> Option<f64> {
+        let mut unsure = Vec::with_capacity(self.passes.len() + 1);
+        unsure.push(0_usize);
+        for pass in &self.passes {
+            unsure.push(unsure[unsure.len() - 1] + usize::from(pass.unsure));
+        }
+        let ends = self.marks.windows(near + 1).map(|marks| (marks[0].after, marks[near].after));
+        let quiet = ends.filter(|(from, to)| {
+            from < to && *to < self.passes.len() && unsure[to + 1] == unsure[from + 1]
+        });
+        let mut rates: Vec<f64> = quiet.filter_map(|(from, to)| self.goodput(from, to)).collect();
+        median(&mut rates)
     }
 
     /// Its beginning, with so many losses.
@@ -302,33 +379,35 @@ impl Series {
         let packet = self.packet();
         let scan = |from: f64, step: f64| {
             let rates = (0..PROFILE_STEPS).map(move |n| from * step.powi(n));
-            let fits = rates.filter_map(|rate| Some(self.judge_at(rate, packet, f64::INFINITY)?.1));
+            let levels =
+                rates.filter_map(|rate| Some(self.level_at(rate, packet, f64::INFINITY)?.1));
             // One packet at each loss is what a rate above all that was sent gives.
-            fits.filter(|fit| fit.level_bytes > SHALLOW_PACKETS * packet).collect::<Vec<Fit>>()
+            levels.filter(|level| level.bytes > SHALLOW_PACKETS * packet).collect::<Vec<Level>>()
         };
-        let better = |a: &Fit, b: &Fit| a.score().total_cmp(&b.score());
+        let better = |a: &Level, b: &Level| a.score().total_cmp(&b.score());
         let mut coarse = scan(goodput * 0.9, PROFILE_STEP);
         coarse.sort_by(|a, b| better(b, a));
         coarse.truncate(PROFILE_BEST);
-        let refined = coarse.iter().filter_map(|fit| self.refine(fit.rate_bit_s / 8e9));
-        let best = refined.filter(|fit| fit.level_bytes > SHALLOW_PACKETS * packet);
+        let refined = coarse.iter().filter_map(|level| self.refine(level.rate, f64::INFINITY));
+        let best = refined.filter(|level| level.bytes > SHALLOW_PACKETS * packet);
         let best = best.chain(coarse.iter().copied()).max_by(better)?;
         // Around it more finely, for the best and for how far others are as good.
         let fine = PROFILE_STEP.powf(2.0 / f64::from(PROFILE_STEPS));
-        let near = scan(best.rate_bit_s / 8e9 / PROFILE_STEP, fine);
+        let near = scan(best.rate / PROFILE_STEP, fine);
         let best = near.iter().copied().chain([best]).max_by(better)?;
-        let alike = near.iter().filter(|fit| fit.score() > best.score() - 0.02);
-        let away = alike.map(|fit| (fit.rate_bit_s - best.rate_bit_s).abs()).fold(0.0, f64::max);
-        let rate_within_bit_s = away.max(best.rate_bit_s * (fine - 1.0));
-        let blur = rate_within_bit_s / best.rate_bit_s * best.depth_bytes;
-        let depth_within_bytes = best.depth_within_bytes.min(packet / 2.0 + blur);
-        Some(Fit { rate_within_bit_s, depth_within_bytes, ..best })
+        let alike = near.iter().filter(|level| level.score() > best.score() - 0.02);
+        let away = alike.map(|level| (level.rate - best.rate).abs() * 8e9).fold(0.0, f64::max);
+        let fit = self.details(&best)?;
+        let rate_within_bit_s = away.max(fit.rate_bit_s * (fine - 1.0));
+        let blur = rate_within_bit_s / fit.rate_bit_s * fit.depth_bytes;
+        let depth_within_bytes = fit.depth_within_bytes.min(packet / 2.0 + blur);
+        Some(Fit { rate_within_bit_s, depth_within_bytes, ..fit })
     }
 
     /// Whether a fit need not be bettered.
-    fn is_settled(&self, fit: &Fit) -> bool {
-        let close = SETTLED_PACKETS * self.packet() + fit.rate_bit_s / 8e9 * JITTER_NS / 2.0;
-        fit.explained - fit.violated > SETTLED && fit.spread_bytes <= close
+    fn is_settled(&self, level: &Level) -> bool {
+        let close = SETTLED_PACKETS * self.packet() + level.rate * JITTER_NS / 2.0;
+        level.explained - level.violated > SETTLED && level.spread <= close
     }
 
     /// Bytes/ns from one pass to another, of what surely passed.
@@ -349,21 +428,22 @@ impl Series {
         rates.get((rates.len() as f64 * share) as usize).copied()
     }
 
-    fn refine(&self, start: f64) -> Option<Fit> {
+    /// Corrects a rate. `holds` is what the bucket may hold, as far as it is known.
+    fn refine(&self, start: f64, holds: f64) -> Option<Level> {
         let packet = self.packet();
         let mut rate = start;
-        let mut best: Option<Fit> = None;
-        let mut last: Option<Fit> = None;
+        let mut best: Option<Level> = None;
+        let mut last: Option<Level> = None;
         for round in 0..ROUNDS {
-            let depth = last.map_or(f64::INFINITY, |fit| fit.holds_bytes(packet));
-            let (walk, fit) = self.judge_at(rate, packet, depth)?;
-            if best.as_ref().is_none_or(|best| fit.score() > best.score()) {
-                best = Some(fit);
+            let holds = last.map_or(holds, |level| level.holds_bytes(packet));
+            let (walk, level) = self.level_at(rate, packet, holds)?;
+            if best.as_ref().is_none_or(|best| level.score() > best.score()) {
+                best = Some(level);
             }
-            last = Some(fit);
+            last = Some(level);
             // What is far from the rest is no loss of this policer; at first nothing is known of the rest.
-            let reach = if round < 4 { f64::INFINITY } else { 2.0 * fit.tolerance_bytes };
-            let (slope, _) = regress(&walk.points, fit.level_bytes, reach);
+            let reach = if round < 4 { f64::INFINITY } else { 2.0 * level.tolerance };
+            let (slope, _) = regress(&walk.points, level.bytes, reach);
             let next = (rate + slope).clamp(rate * 0.2, rate * 5.0);
             if !next.is_finite() || (next / rate - 1.0).abs() < 1e-9 {
                 break;
@@ -377,64 +457,88 @@ impl Series {
 
     /// What a rate explains. A capture that begins amid traffic begins with a deficit, which is what the
     /// first losses lack of the later ones.
-    /// `depth` is what the bucket may hold, as far as it is known.
-    fn judge_at(&self, rate: f64, packet: f64, mut depth: f64) -> Option<(Walk, Fit)> {
+    /// `holds` is what the bucket may hold, as far as it is known.
+    fn level_at(&self, rate: f64, packet: f64, mut holds: f64) -> Option<(Walk, Level)> {
         let mut first = 0.0;
-        let mut walk = self.walk(rate, first, depth);
-        let mut fit = self.judge(rate, &walk, packet)?;
+        let mut walk = self.walk(rate, first, holds);
+        let mut level = self.level(rate, first, holds, &walk)?;
         if self.passes.iter().any(|pass| pass.unsure) {
             for _ in 0..DEPTH_ROUNDS {
-                let before = depth;
-                depth = fit.holds_bytes(packet);
-                if depth == before {
+                let before = holds;
+                holds = level.holds_bytes(packet);
+                if holds == before {
                     break;
                 }
-                walk = self.walk(rate, first, depth);
-                fit = self.judge(rate, &walk, packet)?;
+                walk = self.walk(rate, first, holds);
+                level = self.level(rate, first, holds, &walk)?;
             }
         }
         for _ in 0..FIRST_ROUNDS {
             let mut begin: Vec<f64> =
                 walk.points.iter().filter(|p| p.period == 0).map(|p| p.deficit).collect();
             let all = begin.len() == walk.points.len();
-            let lack = median(&mut begin).map_or(0.0, |begin| fit.level_bytes - begin);
+            let lack = median(&mut begin).map_or(0.0, |begin| level.bytes - begin);
             if self.began || all || lack <= packet {
                 break;
             }
             first += lack;
-            walk = self.walk(rate, first, depth);
-            fit = self.judge(rate, &walk, packet)?;
+            walk = self.walk(rate, first, holds);
+            level = self.level(rate, first, holds, &walk)?;
         }
-        Some((walk, fit))
+        Some((walk, level))
     }
 
-    fn judge(&self, rate: f64, walk: &Walk, packet: f64) -> Option<Fit> {
-        // Where the bucket was full before: later periods, and the first if the traffic began here.
-        let known = |point: &Point| point.period > 0 || self.began;
-        let mut deficits: Vec<f64> =
-            walk.points.iter().filter(|p| known(p)).map(|p| p.deficit).collect();
+    /// Whether the bucket was full before a loss: in later periods, and in the first if the traffic began
+    /// here.
+    fn is_known(&self, point: &Point) -> bool {
+        point.period > 0 || self.began
+    }
+
+    /// Whether a loss finds the deficit of the others.
+    ///
+    /// Packets that come more slowly than the rate empty no bucket: with a rate above all that was sent every
+    /// deficit is one packet, and nothing is explained.
+    fn is_explained(&self, level: &Level, packet: f64, point: &Point) -> bool {
+        let near = (point.deficit - level.bytes).abs() <= level.tolerance
+            || (!self.is_known(point) && point.deficit < level.bytes && !level.all);
+        near && (level.bytes > SHALLOW_PACKETS * packet || point.wait * level.rate <= 1.1 * packet)
+    }
+
+    fn level(&self, rate: f64, first: f64, holds: f64, walk: &Walk) -> Option<Level> {
+        let packet = self.packet();
+        let known = walk.points.iter().filter(|point| self.is_known(point));
+        let mut deficits: Vec<f64> = known.map(|p| p.deficit).collect();
         let all = deficits.len() * 5 < walk.points.len();
         if all {
             deficits = walk.points.iter().map(|p| p.deficit).collect();
         }
-        let level = median(&mut deficits)?;
-        let noise = (rate * self.noise_ns).min(NOISE_MAX * level);
-        let tolerance = (1.5 * packet).max(0.03 * level).max(rate * JITTER_NS).max(noise);
-        let inlier = |p: &&Point| {
-            (p.deficit - level).abs() <= tolerance || (!known(p) && p.deficit < level && !all)
-        };
-        // Packets that come more slowly than the rate empty no bucket: with a rate above all that was sent
-        // every deficit is one packet, and nothing is explained.
-        let shallow = level <= SHALLOW_PACKETS * packet;
-        let fast = |p: &&Point| !shallow || p.wait * rate <= 1.1 * packet;
-        let inside: Vec<&Point> = walk.points.iter().filter(inlier).filter(fast).collect();
-        let explained = inside.len() as f64 / walk.points.len() as f64;
+        let bytes = median(&mut deficits)?;
+        let noise = (rate * self.noise_ns).min(NOISE_MAX * bytes);
+        let tolerance = (1.5 * packet).max(0.03 * bytes).max(rate * JITTER_NS).max(noise);
+        let mut apart: Vec<f64> = walk.points.iter().map(|p| (p.deficit - bytes).abs()).collect();
+        let spread = median(&mut apart)?;
+        let (explained, violated) = (0.0, 0.0);
+        let mut level =
+            Level { rate, first, holds, bytes, spread, tolerance, explained, violated, all };
+        let inside = walk.points.iter().filter(|point| self.is_explained(&level, packet, point));
+        level.explained = inside.count() as f64 / walk.points.len() as f64;
         // A bucket of that depth has no room for these.
-        let depth = level + packet / 2.0;
-        let over = walk.at_passes.iter().filter(|q| **q + packet / 2.0 > depth + tolerance).count();
-        let off = |p: &&Point| (p.deficit - level).abs() <= tolerance.max(PATH_WITHIN * level);
+        let over = walk.at_passes.iter().filter(|q| **q > bytes + tolerance).count();
+        level.violated = over as f64 / walk.at_passes.len().max(1) as f64;
+        Some(level)
+    }
+
+    /// All that a level tells.
+    fn details(&self, level: &Level) -> Option<Fit> {
+        let packet = self.packet();
+        let Level { rate, bytes, tolerance, .. } = *level;
+        let walk = self.walk(rate, level.first, level.holds);
+        let explained = |point: &&Point| self.is_explained(level, packet, point);
+        let inside: Vec<&Point> = walk.points.iter().filter(explained).collect();
+        let depth = bytes + packet / 2.0;
+        let off = |p: &&Point| (p.deficit - bytes).abs() <= tolerance.max(PATH_WITHIN * bytes);
         let loose = walk.points.iter().filter(off).count();
-        let (_, slope_error) = regress(&walk.points, level, tolerance);
+        let (_, slope_error) = regress(&walk.points, bytes, tolerance);
         // Neighbouring losses err alike.
         let rate_error = 2.0 * 1.96 * slope_error;
 
@@ -446,7 +550,7 @@ impl Series {
             // Begun with an unknown deficit, it seems full too early, until it has been full some times.
             0..REFILLS_MIN if !self.began => DepthBasis::AtLeast,
             // Nor is it full just because an even source leaves it as empty as it was.
-            _ if !self.began && shallow => DepthBasis::AtLeast,
+            _ if !self.began && bytes <= SHALLOW_PACKETS * packet => DepthBasis::AtLeast,
             times => DepthBasis::Refilled(times.try_into().unwrap_or(u32::MAX)),
         };
         // How long a wrong rate had to blur the deficit.
@@ -457,9 +561,6 @@ impl Series {
         let mut at_passes: Vec<f64> = walk.at_passes.iter().map(|q| (depth - q).max(0.0)).collect();
         let mut at_losses: Vec<f64> =
             walk.points.iter().map(|p| (depth - p.deficit).max(0.0)).collect();
-        let mut apart: Vec<f64> = walk.points.iter().map(|p| (p.deficit - level).abs()).collect();
-        let mut around: Vec<f64> =
-            walk.at_passes.iter().map(|q| (q + packet - level).abs()).collect();
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
         Some(Fit {
             rate_bit_s: rate * 8e9,
@@ -467,8 +568,8 @@ impl Series {
             depth_bytes: depth,
             depth_within_bytes: depth_within,
             basis,
-            explained,
-            violated: over as f64 / walk.at_passes.len().max(1) as f64,
+            explained: level.explained,
+            violated: level.violated,
             tokens: TokenStatistics {
                 loss_mean: mean(&at_losses),
                 loss_median: median(&mut at_losses)?,
@@ -476,9 +577,8 @@ impl Series {
                 pass_median: median(&mut at_passes)?,
             },
             marks: walk.points.len(),
-            level_bytes: level,
-            spread_bytes: median(&mut apart)?,
-            pass_spread_bytes: median(&mut around)?,
+            level_bytes: bytes,
+            spread_bytes: level.spread,
             tolerance_bytes: tolerance,
             loss_rank: rank(&mut at_losses, &mut at_passes),
             explained_loosely: loose as f64 / walk.points.len() as f64,
@@ -486,18 +586,29 @@ impl Series {
     }
 }
 
-impl Fit {
+/// What speaks for a bucket: losses explained, less passes violated, less a little for deficits that differ.
+fn score(explained: f64, violated: f64, spread: f64, tolerance: f64) -> f64 {
+    explained - violated - 0.1 * spread / tolerance
+}
+
+impl Level {
     /// The most that the bucket may hold, in bytes. Where the deficits at losses differ, it is less than
     /// their median, as packets that were lost unseen are a part of them.
     fn holds_bytes(&self, packet: f64) -> f64 {
-        let less = if self.spread_bytes > packet / 2.0 { self.spread_bytes } else { 0.0 };
-        (self.depth_bytes - less).max(packet)
+        let less = if self.spread > packet / 2.0 { self.spread } else { 0.0 };
+        (self.bytes + packet / 2.0 - less).max(packet)
     }
 
+    fn score(&self) -> f64 {
+        score(self.explained, self.violated, self.spread, self.tolerance)
+    }
+}
+
+impl Fit {
     /// What speaks for it: losses explained, less passes violated, less a little for deficits that differ.
     #[must_use]
     pub fn score(&self) -> f64 {
-        self.explained - self.violated - 0.1 * self.spread_bytes / self.tolerance_bytes
+        score(self.explained, self.violated, self.spread_bytes, self.tolerance_bytes)
     }
 }
 
@@ -511,11 +622,11 @@ fn typical_span(points: &[&Point]) -> f64 {
 }
 
 /// The slope of deficits on time within periods, bytes/ns, and its standard error. Leaves out what is
-/// further than `reach` from `level`.
+/// further than `reach` from `level`. Where a pass may have been lost, the deficit is unknown from there on.
 fn regress(points: &[Point], level: f64, reach: f64) -> (f64, f64) {
     let near = |p: &&Point| (p.deficit - level).abs() <= reach;
     let (mut sxx, mut sxy, mut syy, mut count, mut periods) = (0.0, 0.0, 0.0, 0.0, 0.0);
-    for period in points.chunk_by(|a, b| a.period == b.period) {
+    for period in points.chunk_by(|a, b| (a.period, a.stretch) == (b.period, b.stretch)) {
         // The first loss finds anything up to a packet, those after it only what was added meanwhile.
         let first = usize::from(period.len() >= FIRST_MATTERS);
         let inside: Vec<&Point> = period[first..].iter().filter(near).collect();

@@ -13,7 +13,7 @@ use crate::{
     fit::{Fit, Series},
     flow::Flow,
     series::merge,
-    verdict::{EXPLAINED_MIN, LOSSES_MIN, VIOLATED_MAX},
+    verdict::{EXPLAINED_MIN, LOSSES_MIN, VIOLATED_MAX, holds_loosely},
 };
 
 /// The most flows that are looked at: those with most losses.
@@ -145,6 +145,13 @@ impl Search<'_> {
                 return Some(group);
             }
             if holds(&group.fit)
+                && set.iter().all(|at| self.alone[*at].as_ref().is_none_or(|f| !holds(f)))
+            {
+                return Some(group);
+            }
+            // The path blurs the level of all, and more than that of one.
+            if set.len() == all
+                && holds_loosely(&group.fit, &group.series)
                 && set.iter().all(|at| self.alone[*at].as_ref().is_none_or(|f| !holds(f)))
             {
                 return Some(group);

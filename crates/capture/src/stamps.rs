@@ -8,6 +8,9 @@ const TICKS_NS: [u64; 5] = [1_000, 1_000_000, 4_000_000, 10_000_000, 100_000_000
 const TICK_WITHIN: f64 = 0.1;
 /// Ticks that must have passed.
 const TICKS_MIN: u32 = 100;
+/// Two flows whose stamps are no further apart have one clock. A host that gives each flow its own offset
+/// (RFC 7323, section 5.4) spreads them over all that a stamp can be, which is 71 minutes or more.
+const ONE_CLOCK_NS: i64 = 4_000_000_000;
 
 /// The sender's clock, as its time stamps show it.
 #[derive(Debug, Clone, Copy, Default)]
@@ -48,6 +51,15 @@ impl StampClock {
         let ticks = i64::from(event.stamp.wrapping_sub(first) as i32);
         let time = i64::try_from(event.time_ns.saturating_sub(from)).ok()?;
         Some(time - ticks * tick_ns as i64)
+    }
+
+    /// What a lateness by another flow's clock is more by this one, ns; none if they are two clocks.
+    pub(crate) fn ahead_of(&self, other: &StampClock, tick_ns: u64) -> Option<i64> {
+        let ((from, first), (other_from, other_first)) = (self.first?, other.first?);
+        let time = i64::try_from(other_from).ok()? - i64::try_from(from).ok()?;
+        let ticks = i64::from(other_first.wrapping_sub(first) as i32);
+        let ahead = time - ticks * tick_ns as i64;
+        (other.tick_ns() == Some(tick_ns) && ahead.abs() < ONE_CLOCK_NS).then_some(ahead)
     }
 
     /// How early the fastest packet came.

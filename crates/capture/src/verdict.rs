@@ -30,7 +30,8 @@ pub const VIOLATED_MAX: f64 = 0.03;
 const QUEUE_MIN: f64 = 0.25;
 /// Where no bucket explains the losses, a delay of so many packets at the goodput is a queue's.
 const GROWN_PACKETS: f64 = 4.0;
-/// A queue, too, if a quarter of the losses had twice that delay, and that of so many packets.
+/// A queue, too, if a quarter of the losses had twice that delay, and that of so many packets or of the whole
+/// bucket.
 const SOME_PACKETS: f64 = 8.0;
 /// The share of losses at an empty bucket that is enough where packets were seen not to wait.
 const EXPLAINED_NO_QUEUE_MIN: f64 = 0.75;
@@ -48,7 +49,7 @@ const PACES_MIN: usize = 5;
 const GAP_OPEN: f64 = 1.5;
 /// Behind the policer, and without time stamps, the path moves packets by an unknown time. There a loss may
 /// find tokens that differ from those at the others by [`PATH_WITHIN`], if losses find fewer tokens than
-/// passes with this probability.
+/// passes with this probability, and leave their gaps open.
 const LOSS_RANK_MIN: f64 = 0.9;
 /// A loss is judged by the packets that passed within this many packet times at the rate before it, or
 /// within the time in which the bucket fills.
@@ -72,6 +73,8 @@ pub enum Verdict {
     Congested,
     /// None of these.
     Random,
+    /// A bucket explains the losses, and a queue would, too.
+    Unclear,
     /// Nothing was lost.
     NoLoss,
     /// Too little was lost to tell.
@@ -90,6 +93,7 @@ impl Verdict {
             Verdict::Shaped => "shaped",
             Verdict::Congested => "congested",
             Verdict::Random => "random",
+            Verdict::Unclear => "cannot tell",
             Verdict::NoLoss => "no loss",
             Verdict::TooFew => "too few losses",
             Verdict::Unseen => "losses unseen",
@@ -127,9 +131,9 @@ pub struct Judgement {
     pub delay: Option<DelayReport>,
 }
 
-/// Judges what a series shows, of the flows of which it is made.
+/// Judges what a series shows, of the flows of which it is made. `peers` are those of the capture.
 #[must_use]
-pub fn judge(flows: &[&Flow], series: &Series, fit: Option<&Fit>) -> Judgement {
+pub fn judge(flows: &[&Flow], peers: &[&Flow], series: &Series, fit: Option<&Fit>) -> Judgement {
     let plain = |verdict, evidence| Judgement { verdict, evidence, delay: None };
     let sources: Vec<_> = flows.iter().map(|flow| flow.source()).collect();
     if sources.iter().all(|(source, _)| *source == LossSource::None) {
@@ -148,7 +152,7 @@ pub fn judge(flows: &[&Flow], series: &Series, fit: Option<&Fit>) -> Judgement {
     let packet_ns = series.packet() * 8e9 / fit.rate_bit_s;
     let bucket_ns = fit.depth_bytes * 8e9 / fit.rate_bit_s;
     let back_ns = bucket_ns.max(BACK_PACKETS * packet_ns) as u64;
-    let delay = delay::before_losses(flows, back_ns);
+    let delay = delay::before_losses(flows, peers, back_ns);
     let (verdict, evidence) = weigh(flows, series, fit, delay.as_ref());
     let delay = delay.map(|delay| DelayReport {
         median_ms: delay.median_ns / 1e6,
@@ -209,13 +213,12 @@ fn weigh(
     let no_queue =
         waited == Some(Waited::Nothing) && fit.depth_bytes > SHAPER_PACKETS * series.packet();
     let enough = if no_queue { EXPLAINED_NO_QUEUE_MIN } else { EXPLAINED_MIN };
-    let behind = flows.iter().all(|flow| flow.source().1 == Vantage::Receiver);
+    // Flows of which nothing was lost may be among them.
+    let seen = |side| flows.iter().any(|flow| flow.source().1 == side);
+    let behind = seen(Vantage::Receiver) && !seen(Vantage::Sender);
     let pace = Some(fit.rate_bit_s).filter(|_| behind && waited != Some(Waited::Nothing));
     let pace = pace.and_then(|rate| Pace::before_losses(series, rate));
-    let path_moves = fit.explained_loosely >= EXPLAINED_MIN
-        && fit.loss_rank >= LOSS_RANK_MIN
-        && fit.depth_bytes > SHAPER_PACKETS * series.packet()
-        && pace.is_some_and(|pace| pace.empties_a_bucket());
+    let path_moves = holds_loosely(fit, series) && pace.is_some_and(|pace| pace.empties_a_bucket());
     if path_moves && fit.explained < enough {
         evidence.push(format!(
             "nothing tells how long the path delayed packets after the loss: at {:.0} % of the losses the \
@@ -273,6 +276,29 @@ fn weigh(
         if pace.is_of_a_queue() {
             return (Verdict::TailDrop, evidence);
         }
+        if pace.is_of_both() {
+            evidence.push("that fits a bucket and a queue".to_owned());
+            return (Verdict::Unclear, evidence);
+        }
+    } else if behind && waited == Some(Waited::Coarse) {
+        evidence.push(
+            "the clock is too coarse, and the spacing of packets before the losses is unknown: a bucket and a \
+             queue would lose the same"
+                .to_owned(),
+        );
+        return (Verdict::Unclear, evidence);
+    }
+    // The depth is chosen so that it fits what may be lost, so it is no evidence: nothing may have waited.
+    let packet_ns = series.packet() * 8e9 / fit.rate_bit_s;
+    if series.lacks_losses()
+        && delay.is_some_and(|delay| delay.median_ns - delay.within_ns > packet_ns)
+    {
+        evidence.push(
+            "packets waited longer than one takes at the rate, and nobody knows which datagrams were lost: \
+             that fits a bucket and a queue"
+                .to_owned(),
+        );
+        return (Verdict::Unclear, evidence);
     }
     evidence.push(format!("{:.0} % of the packets come faster than the rate", percent(fast)));
     (Verdict::Policed, evidence)
@@ -294,7 +320,8 @@ impl Waited {
         let packet_ns = series.packet() * 8e9 / fit.rate_bit_s;
         let limit_ns = (QUEUE_MIN * fit.depth_bytes * 8e9 / fit.rate_bit_s).max(packet_ns);
         // A queue that was full at some of the losses, and others came by chance.
-        let some_ns = (2.0 * limit_ns).max(SOME_PACKETS * packet_ns);
+        let bucket_ns = fit.depth_bytes * 8e9 / fit.rate_bit_s;
+        let some_ns = (2.0 * limit_ns).max(bucket_ns.min(SOME_PACKETS * packet_ns));
         if delay.median_ns - delay.within_ns > limit_ns
             || delay.upper_ns - delay.within_ns > some_ns
         {
@@ -328,6 +355,14 @@ impl Waited {
             bucket_ns / 1e6,
         )
     }
+}
+
+/// Whether a bucket explains the losses but for a path that moves packets by an unknown time.
+pub(crate) fn holds_loosely(fit: &Fit, series: &Series) -> bool {
+    fit.explained_loosely >= EXPLAINED_MIN
+        && fit.loss_rank >= LOSS_RANK_MIN
+        && fit.violated <= VIOLATED_MAX
+        && fit.depth_bytes > SHAPER_PACKETS * series.packet()
 }
 
 /// In how many slices of time there is a loss.
@@ -389,14 +424,23 @@ impl Pace {
     /// rate; the place of a lost one stays empty.
     fn is_of_a_queue(&self) -> bool {
         let [lower, pace, upper] = self.quartiles;
-        let at_the_rate = (pace - 1.0).abs() < PACE_WITHIN && upper < 1.0 + FASTER_WITHIN;
         let steady = pace - lower < PACE_WITHIN * pace && upper < (1.0 + FASTER_WITHIN) * pace;
-        at_the_rate || (steady && self.gap < GAP_OPEN)
+        let at_the_rate = (pace - 1.0).abs() < PACE_WITHIN && upper < 1.0 + FASTER_WITHIN;
+        let closed = self.gap < GAP_OPEN;
+        // Between two packets of one of several flows there are many gaps: the longest tells less.
+        if closed { steady || at_the_rate } else { steady && at_the_rate }
     }
 
-    /// Whether they emptied a bucket: they came faster than the rate, or lost ones left gaps.
+    /// Whether a bucket and a queue let packets out like this: none comes faster than the rate, so none
+    /// empties a bucket; or half of them come at one pace and the gaps are closed, and some come faster.
+    fn is_of_both(&self) -> bool {
+        let [lower, pace, upper] = self.quartiles;
+        upper < 1.0 || (pace - lower < PACE_WITHIN * pace && self.gap < GAP_OPEN)
+    }
+
+    /// Whether they emptied a bucket: lost ones left gaps.
     fn empties_a_bucket(&self) -> bool {
-        !self.is_of_a_queue() && (self.quartiles[1] > 1.0 + FASTER_WITHIN || self.gap >= GAP_OPEN)
+        !self.is_of_a_queue() && self.gap >= GAP_OPEN
     }
 
     fn words(&self) -> String {

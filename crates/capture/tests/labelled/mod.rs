@@ -477,8 +477,11 @@ impl Run {
             count: ack.blocks.len(),
             stamp: stamps.then_some((left / 1_000_000) as u32 + 5_000),
         };
+        // Headers alone: with a byte more it would be data.
+        let sacks = if ack.blocks.is_empty() { 0 } else { 4 + 8 * ack.blocks.len() as u32 };
+        let ip_bytes = 40 + if stamps { 12 } else { 0 } + sacks;
         for (side, time_ns) in [(1, left), (0, back)] {
-            let packet = Packet { time_ns, flow: at as u16, ip_bytes: 80, id: 0, body };
+            let packet = Packet { time_ns, flow: at as u16, ip_bytes, id: 0, body };
             self.packets[side].push(packet);
         }
         self.push(back, Event::Acked(at, ack));
