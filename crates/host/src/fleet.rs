@@ -1,11 +1,6 @@
 //! What a spec file says of the fleet: `[fleet]` for the node, a `[[group]]` for each shared limit.
 
-use std::{
-    fmt,
-    net::SocketAddr,
-    path::PathBuf,
-    str::FromStr,
-};
+use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use tidegate_core::{
     Direction, Nanos, Rate,
