@@ -2,7 +2,7 @@
 //! processes:
 //!
 //! ```text
-//! kernel, store ── reader (root) ══ sockets ══ server (no rights) ── Unix socket, port ── browser, Prometheus
+//! kernel, store ── reader (root) ══ sockets ══ server (no rights) ─ Unix socket, port ── browser, Prometheus
 //!                  reads when asked            asks every second
 //! ```
 //!
