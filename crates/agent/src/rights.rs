@@ -17,7 +17,8 @@ pub struct Identity {
     pub gid: u32,
 }
 
-/// Becomes that user, if this process may, and gives up all capabilities for good. For a process of one thread.
+/// Becomes that user, if this process may, and gives up all capabilities for good. For a process of one
+/// thread.
 ///
 /// # Errors
 /// Those of the operating system.

@@ -1,5 +1,5 @@
-//! All that is known of the limits of a host, as data that serializes: what `tidegate status --json` prints and
-//! `tidegate web` shows; and what of it somebody should be told.
+//! All that is known of the limits of a host, as data that serializes: what `tidegate status --json` prints
+//! and `tidegate web` shows; and what of it somebody should be told.
 
 use std::path::Path;
 

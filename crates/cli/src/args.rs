@@ -163,10 +163,10 @@ A spec file:
     AgentContainers(ContainersArgs),
     /// Serve a page and metrics of all limits
     ///
-    /// The page shows the tree of limits with live rates and an hour of history, the flows of a limit and what
-    /// holds them back, and the groups of a fleet. /metrics is for Prometheus. Both are at web.sock in the run
-    /// directory, for root and the group `tidegate`, and with --listen at a port. Nothing can be changed there.
-    /// Who connects talks to a process without rights.
+    /// The page shows the tree of limits with live rates and an hour of history, the flows of a limit and
+    /// what holds them back, and the groups of a fleet. /metrics is for Prometheus. Both are at web.sock in
+    /// the run directory, for root and the group `tidegate`, and with --listen at a port. Nothing can be
+    /// changed there. Who connects talks to a process without rights.
     #[command(after_help = "\
 Examples:
   tidegate web --listen 127.0.0.1:9465                  then open http://127.0.0.1:9465/

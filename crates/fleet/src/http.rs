@@ -1,5 +1,5 @@
-//! HTTP/1.1 on a Unix socket or a port: one server and one client for whatever of Tidegate is asked. Connections
-//! are bounded, and one that says nothing is closed.
+//! HTTP/1.1 on a Unix socket or a port: one server and one client for whatever of Tidegate is asked.
+//! Connections are bounded, and one that says nothing is closed.
 
 use std::{
     convert::Infallible,

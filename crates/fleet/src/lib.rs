@@ -23,7 +23,8 @@
 //! - [`storage`]: what must survive a restart, in files.
 //! - [`local`]: that on the limits pinned on this host.
 //! - [`discovery`]: addresses of peers, from DNS and registries.
-//! - [`api`]: status on a Unix socket; [`http`]: the server and client beneath; [`daemon`]: the loop that has the sockets and the clock.
+//! - [`api`]: status on a Unix socket; [`http`]: the server and client beneath; [`daemon`]: the loop that
+//!   has the sockets and the clock.
 //!
 //! [`status`] and [`event`] are what people see of it. What a spec file says of the fleet is in
 //! [`tidegate_host::fleet`].

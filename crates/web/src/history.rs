@@ -1,5 +1,5 @@
-//! One hour of each limit, in bounded memory: every second of the last five minutes, and every ten seconds of the
-//! hour. A reading goes in with its time; nothing here reads a clock.
+//! One hour of each limit, in bounded memory: every second of the last five minutes, and every ten seconds
+//! of the hour. A reading goes in with its time; nothing here reads a clock.
 //!
 //! A point takes 16 bytes, a direction 10.6 kB, a thousand limits in both directions 21 MB.
 
@@ -115,8 +115,8 @@ impl History {
         Some(LimitHistory { egress: series(egress), ingress: series(ingress) })
     }
 
-    /// What each direction of each limit used in each minute of the last hour, oldest first; `None` where nothing
-    /// is known.
+    /// What each direction of each limit used in each minute of the last hour, oldest first; `None` where
+    /// nothing is known.
     pub fn minutes(
         &self,
         unix_s: u32,

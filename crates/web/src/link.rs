@@ -1,5 +1,5 @@
-//! What the server asks the reader, and how that answers: a line of JSON each way. An answer's line is its head;
-//! its body is a second line, which the server passes on as it is.
+//! What the server asks the reader, and how that answers: a line of JSON each way. An answer's line is its
+//! head; its body is a second line, which the server passes on as it is.
 
 use serde::{Deserialize, Serialize};
 use tidegate_agent::status::Warnings;

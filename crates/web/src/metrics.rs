@@ -1,5 +1,5 @@
-//! Metrics as OpenMetrics text, in base units: bytes and seconds. One table, [`METRICS`], has every metric; the
-//! page `docs/metrics.md` is made from it.
+//! Metrics as OpenMetrics text, in base units: bytes and seconds. One table, `METRICS`, has every metric;
+//! the page `docs/metrics.md` is made from it.
 
 use std::fmt;
 

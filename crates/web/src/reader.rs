@@ -1,5 +1,5 @@
-//! The half with privileges. It reads limits when the server asks, and can do nothing else for it: an attacker
-//! who takes over the server can read what `tidegate status` shows.
+//! The half with privileges. It reads limits when the server asks, and can do nothing else for it: an
+//! attacker who takes over the server can read what `tidegate status` shows.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},

@@ -1,5 +1,5 @@
-//! A reading as the server understands it. Of the JSON it takes what metrics, history and the page need; what it
-//! does not know it leaves alone.
+//! A reading as the server understands it. Of the JSON it takes what metrics, history and the page need;
+//! what it does not know it leaves alone.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! The dashboards and alerts in `deploy/`, with Debian's Prometheus: rules are valid and do what they say, and
-//! every panel's query finds something in recorded data.
+//! The dashboards and alerts in `deploy/`, with Debian's Prometheus: rules are valid and do what they say,
+//! and every panel's query finds something in recorded data.
 
 use std::{
     collections::BTreeSet,

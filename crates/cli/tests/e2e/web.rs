@@ -1,4 +1,5 @@
-//! `tidegate web` with a real limit and traffic: what metrics, the page and its API say is what `status` says.
+//! `tidegate web` with a real limit and traffic: what metrics, the page and its API say is what `status`
+//! says.
 
 use std::{
     collections::BTreeMap,
@@ -77,7 +78,8 @@ impl<'a> Web<'a> {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// Waits until a reading was taken after the last packet: all that does not move with the clock is the same.
+    /// Waits until a reading was taken after the last packet: all that does not move with the clock is the
+    /// same.
     fn settled(&self) -> Value {
         wait_for("the page's status to be that of `status`", || {
             let status = still(self.status());
@@ -121,7 +123,8 @@ fn limits(place: &Place) -> [Cgroup; 3] {
          guarantee = \"30mbit\"\negress = \"60mbit\"\nloopback = true\n\
          [[limit]]\nname = \"worker\"\nscope = {{ cgroup = \"{0}/worker\" }}\nparent = \"shop\"\n\
          weight = 50\negress = \"40mbit\"\nloopback = true\n\
-         [[limit]]\nname = \"backup\"\nscope = {{ cgroup = \"{1}\" }}\negress = \"20mbit\"\ningress = \"20mbit\"\n\
+         [[limit]]\nname = \"backup\"\nscope = {{ cgroup = \"{1}\" }}\negress = \"20mbit\"\n\
+         ingress = \"20mbit\"\n\
          loopback = true\n\
          [[limit]]\nname = \"mail\"\nscope = {{ cgroup = \"{1}-mail\" }}\negress = \"5mbit\"\n",
         shop.path(),
@@ -161,8 +164,8 @@ fn samples(text: &str) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// In the form that Prometheus had before OpenMetrics, which `promtool check metrics` reads: there the type names a
-/// counter with its `_total`.
+/// In the form that Prometheus had before OpenMetrics, which `promtool check metrics` reads: there the type
+/// names a counter with its `_total`.
 fn classic(text: &str) -> String {
     let mut counters = Vec::new();
     for line in text.lines() {

@@ -1,7 +1,8 @@
-//! The page in headless Chromium, with real traffic behind it. With `TIDEGATE_SCREENSHOTS=DIR` also pictures of it,
-//! after `TIDEGATE_SCREENSHOTS_AFTER` seconds of traffic:
+//! The page in headless Chromium, with real traffic behind it. With `TIDEGATE_SCREENSHOTS=DIR` also
+//! pictures of it, after `TIDEGATE_SCREENSHOTS_AFTER` seconds of traffic:
 //!
-//!     TIDEGATE_SCREENSHOTS=docs/images TIDEGATE_SCREENSHOTS_AFTER=300 cargo test -p tidegate --test e2e root_web_page
+//!     TIDEGATE_SCREENSHOTS=docs/images TIDEGATE_SCREENSHOTS_AFTER=300 \
+//!     cargo test -p tidegate --test e2e root_web_page
 
 use std::{
     env,
