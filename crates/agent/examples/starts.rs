@@ -4,10 +4,10 @@
 //! cargo run --release -p tidegate-agent --example starts -- [STARTS] [OWN]
 //! ```
 //!
-//! An agent runs in this process. STARTS services (1000) come and go, one at a time, under one limit for all
-//! of them; then OWN services (100) of which each gets a limit of its own (`each = true`). A start counts from
-//! before the fork of a process that moves itself into the cgroup and executes `sleep`, until the links are
-//! in place. Then what the agent does is measured alone.
+//! An agent runs in this process. STARTS services (1000) come and go, one at a time, under one limit
+//! for all of them; then OWN services (100) of which each gets a limit of its own (`each = true`). A
+//! start counts from before the fork of a process that moves itself into the cgroup and executes
+//! `sleep`, until the links are in place. Then what the agent does is measured alone.
 
 use std::{
     collections::BTreeSet,

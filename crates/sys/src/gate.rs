@@ -1,9 +1,9 @@
 //! Cgroups as the kernel makes and removes them, and the bound on what a new one sends and receives until it
 //! is decided which limits hold it (`bpf/gate/`, model `tidegate_core::gate`).
 //!
-//! Who decides attaches a [`Gate`] to a cgroup, reads [`Gate::events`], attaches the limits of each new cgroup,
-//! and calls [`Gate::decide`] for it. Until then, or until its deadline, 64 KiB of it pass. Nothing is pinned:
-//! when the gate is dropped, or its process dies, everything passes.
+//! Who decides attaches a [`Gate`] to a cgroup, reads [`Gate::events`], attaches the limits of each new
+//! cgroup, and calls [`Gate::decide`] for it. Until then, or until its deadline, 64 KiB of it pass.
+//! Nothing is pinned: when the gate is dropped, or its process dies, everything passes.
 
 use std::{
     collections::BTreeSet,
