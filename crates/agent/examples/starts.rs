@@ -168,7 +168,11 @@ fn parts(place: &Place, options: &AgentOptions) -> Result<()> {
     let host = Host::open(&options.store)?;
     let reach =
         || goal(&files, &scan::scan(&place.hierarchy, place.slice.path(), false), &Zoned::now());
-    print("part: scan of the cgroups and goal", times(|| Ok(drop(reach())))?);
+    let reached = times(|| {
+        reach();
+        Ok(())
+    });
+    print("part: scan of the cgroups and goal", reached?);
     let (goal, managed) = (reach(), BTreeSet::from(["shared".to_owned()]));
     let same = || {
         let applied = apply::apply(&host, &files, &goal, &managed)?;
