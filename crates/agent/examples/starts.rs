@@ -4,10 +4,10 @@
 //! cargo run --release -p tidegate-agent --example starts -- [STARTS] [OWN]
 //! ```
 //!
-//! An agent runs in this process. STARTS services (1000) come and go, one at a time, under one limit for all of
-//! them; then OWN services (100) of which each gets a limit of its own (`each = true`). A start counts from
-//! before the fork of a process that moves itself into the cgroup and executes `sleep`, until the links are in
-//! place. Then what the agent does is measured alone.
+//! An agent runs in this process. STARTS services (1000) come and go, one at a time, under one limit
+//! for all of them; then OWN services (100) of which each gets a limit of its own (`each = true`). A
+//! start counts from before the fork of a process that moves itself into the cgroup and executes
+//! `sleep`, until the links are in place. Then what the agent does is measured alone.
 
 use std::{
     collections::BTreeSet,
@@ -168,7 +168,11 @@ fn parts(place: &Place, options: &AgentOptions) -> Result<()> {
     let host = Host::open(&options.store)?;
     let reach =
         || goal(&files, &scan::scan(&place.hierarchy, place.slice.path(), false), &Zoned::now());
-    print("part: scan of the cgroups and goal", times(|| Ok(drop(reach())))?);
+    let reached = times(|| {
+        reach();
+        Ok(())
+    });
+    print("part: scan of the cgroups and goal", reached?);
     let (goal, managed) = (reach(), BTreeSet::from(["shared".to_owned()]));
     let same = || {
         let applied = apply::apply(&host, &files, &goal, &managed)?;

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! files changed, SIGHUP ──► ReadFiles ──► Read ──► Gate ─┐
-//! cgroups changed ────────► Scan ────────► Scanned ───────┼─► goal ──► Move, Apply ──► Applied ──► Decide, Report
-//! lines of engines, the clock ────────────────────────────┘
+//! cgroups changed ────────► Scan ────────► Scanned ───────┼─► goal ──► Move, Apply ──► Applied ──┐
+//! lines of engines, the clock ────────────────────────────┘              Decide, Report ◄────────┘
 //! ```
 //!
 //! The gate holds a new cgroup until `Decide` names it (`decisions.rs`).
@@ -372,7 +372,8 @@ impl Agent {
         self.todo.push_back(Action::Apply { files, goal: self.goal.clone(), managed });
     }
 
-    /// Notes that all known cgroups are decided that can be; those of `limited` have limits still to be put on.
+    /// Notes that all known cgroups are decided that can be. Those of `limited` have limits still to be put
+    /// on.
     fn decide(&mut self, limited: &BTreeSet<u64>, now: Duration) {
         let containers = self.asks_for_containers();
         let Some(world) = self.world.as_ref().filter(|_| self.gate.state == GateState::Open) else {

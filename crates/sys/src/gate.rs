@@ -2,8 +2,8 @@
 //! is decided which limits hold it (`bpf/gate/`, model `tidegate_core::gate`).
 //!
 //! Who decides attaches a [`Gate`] to a cgroup, reads [`Gate::events`], attaches the limits of each new
-//! cgroup, and calls [`Gate::decide`] for it. Until then, or until its deadline, 64 KiB of it pass. Nothing is
-//! pinned: when the gate is dropped, or its process dies, everything passes.
+//! cgroup, and calls [`Gate::decide`] for it. Until then, or until its deadline, 64 KiB of it pass.
+//! Nothing is pinned: when the gate is dropped, or its process dies, everything passes.
 
 use std::{
     collections::BTreeSet,
