@@ -17,7 +17,9 @@ use tidegate_core::Scope;
 use super::{
     Intent, PinnedLimit, Store, StoreError, StoreLock, bpf_error, intent, io_error,
     journal::{Deed, Step},
-    limit_error, members, symlink,
+    limit_error, members,
+    slots::is_slots,
+    symlink,
 };
 use crate::{
     BUILD,
@@ -77,7 +79,9 @@ impl Store {
             let scope = scope.unwrap_or_else(|| Scope::Cgroup("?".to_owned()));
             return Err(StoreError::ScopeGone { name: name.clone(), scope });
         };
-        if let Some((pool, _)) = self.place_of(name) {
+        if let Some((pool, _)) = self.place_of(name).filter(|(pool, _)| is_slots(pool)) {
+            self.take_over_slots(hierarchy, &pool)?;
+        } else if let Some((pool, _)) = self.place_of(name) {
             self.take_over_pool(&pool, limit)?;
         } else {
             let scheme = schemes::of(limit.scheme());
@@ -115,7 +119,7 @@ impl Store {
     }
 }
 
-fn build_of_pool(dir: &Path) -> Option<String> {
+pub(super) fn build_of_pool(dir: &Path) -> Option<String> {
     fs::read_link(dir.join(POOL_BUILD)).ok()?.to_str().map(str::to_owned)
 }
 
@@ -141,7 +145,7 @@ fn exchange_in_members(
 }
 
 /// Has a link run another program.
-fn update(pin: &Path, program: BorrowedFd<'_>) -> Result<(), StoreError> {
+pub(super) fn update(pin: &Path, program: BorrowedFd<'_>) -> Result<(), StoreError> {
     let link = Link::open(pin).map_err(bpf_error(pin, "open"))?;
     let (link, program) = (link.as_fd().as_raw_fd(), program.as_raw_fd());
     // SAFETY: both descriptors are open, and no options are given.
