@@ -210,6 +210,36 @@ struct tg_queue {
 	__u64 at_risk[TG_RISKS];
 };
 
+/*
+ * What the kernel keeps for a cgroup: the slot of its limit in a pool (nrm/slot.h); 0: none. A
+ * cgroup keeps it when it leaves the limit, and no version of Tidegate may read it differently.
+ */
+struct tg_slot {
+	__u32 index;
+	__u32 zero;
+};
+
+/* Slots of a pool; slot 0 has no limit. */
+#define TG_SLOTS 1024
+/* Sets of unpaced flows of a pool, and where in the hash of a flow its set is (unpaced_flow.h). */
+#define TG_POOL_SETS	  16384
+#define TG_POOL_SET_SHIFT 50
+
+/*
+ * What the iterator over sockets is to do (nrm/adopt.bpf.c). That of a pool is pinned, and any
+ * version of Tidegate may ask it: the layout must never change.
+ */
+struct tg_adoption {
+	/* The cgroup whose sockets are meant, and its depth. */
+	__u64 cgroup_id;
+	__u32 level;
+	/* The limit, in a pool. */
+	__u32 slot;
+	/* Remove what the limit has set instead of setting it. */
+	__u32 release;
+	__u32 pad;
+};
+
 /* Counters of one direction on one CPU. */
 struct tg_counters {
 	__u64 packets[TG_OUTCOMES];

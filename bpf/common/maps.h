@@ -21,15 +21,16 @@ struct {
 	__type(value, struct tg_limit);
 } limit SEC(".maps");
 
-static __always_inline struct tg_limit *tg_limit_now(__u32 *key)
+/* A limit by its slot, which is 0 in maps that hold one limit. */
+static __always_inline struct tg_limit *tg_limit_now(__u32 slot, __u32 *key)
 {
-	*key = 0;
+	*key = slot * TG_LIMITS;
 	return tg_settings_now(&limit, key);
 }
 
-static __always_inline struct tg_limit *tg_limit_of(enum tg_direction direction)
+static __always_inline struct tg_limit *tg_limit_of(__u32 slot, enum tg_direction direction)
 {
-	return tg_settings_of(&limit, 0, direction);
+	return tg_settings_of(&limit, slot * TG_LIMITS, direction);
 }
 
 #endif

@@ -14,4 +14,12 @@ struct {
 	__type(value, struct tg_queue);
 } queues_of_limit SEC(".maps");
 
+/* A queue of a limit by its slot, which is 0 in maps that hold one limit. */
+static __always_inline struct tg_queue *tg_queue_of(__u32 slot, __u32 index)
+{
+	__u32 key = slot * TG_QUEUES + index;
+
+	return bpf_map_lookup_elem(&queues_of_limit, &key);
+}
+
 #endif

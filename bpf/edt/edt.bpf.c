@@ -164,7 +164,7 @@ static __always_inline enum tg_outcome gate(struct __sk_buff *skb, enum place pl
 	__u32 key = 0, bytes, place_of_flow, carry;
 	int held;
 
-	l = tg_limit_of(TG_EGRESS);
+	l = tg_limit_of(0, TG_EGRESS);
 	edt = bpf_map_lookup_elem(&queues_of_limit, &key);
 	c = bpf_map_lookup_elem(&counters, &key);
 	if (!l || !edt || !c)

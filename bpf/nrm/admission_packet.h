@@ -35,12 +35,11 @@ enum {
  * ends that tune.bpf.c set. Also learns for the next one how often the listener sends a SYN-ACK
  * again, and whether a quarter of its queue is taken, or half of its accept queue.
  */
-__noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
+__noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now, __u32 slot)
 {
 	struct bpf_sock *sk = skb->sk;
 	struct tcp_sock *listener;
 	__u32 retries, most, start;
-	__u32 ingress = TG_INGRESS;
 	__u8 first = 0, flags = 0, crowded;
 	__be16 port = 0;
 
@@ -76,7 +75,7 @@ __noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now)
 	queue->turns.asked = 0;
 	__sync_fetch_and_add(&queue->turns.held, 1);
 	if (queue->turns.asked_of == TG_INGRESS) {
-		queue = bpf_map_lookup_elem(&queues_of_limit, &ingress);
+		queue = tg_queue_of(slot, TG_INGRESS);
 		if (queue)
 			__sync_fetch_and_add(&queue->turns.held, 1);
 	}
@@ -96,13 +95,13 @@ __noinline int ask(struct __sk_buff *skb)
 
 /* The verdict on an egress packet, if it begins a connection. */
 static __always_inline int begin(struct __sk_buff *skb, struct bpf_sock *sk, struct tg_queue *queue,
-				 __u64 now)
+				 __u64 now, __u32 slot)
 {
 	if (!sk || sk->protocol != IPPROTO_TCP)
 		return NO_ANSWER;
 	if (sk->state == BPF_TCP_SYN_SENT)
 		return ask(skb);
-	return sk->state == BPF_TCP_LISTEN ? answer(skb, queue, now) : NO_ANSWER;
+	return sk->state == BPF_TCP_LISTEN ? answer(skb, queue, now, slot) : NO_ANSWER;
 }
 
 #endif

@@ -16,19 +16,22 @@
 
 #define TG_TCP_ESTABLISHED 1
 #define TG_TCP_LISTEN	   10
+#define MOST_LEVELS	   65536
 
-/* Remove what the limit has set instead of setting it. */
-const volatile __u8 release = 0;
+/* What is to be done. A map and no constant, so that it is loaded once for all cgroups. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct tg_adoption);
+} adoption SEC(".maps");
 
-/* The cgroup whose sockets are meant, and its depth: one of the limit's, which may have several. */
-const volatile __u64 cgroup_id = 0;
-const volatile __u32 level = 0;
-
-static __always_inline int is_below(struct cgroup *cgroup, __u64 id)
+static __always_inline int is_below(struct cgroup *cgroup, __u32 level, __u64 id)
 {
 	struct cgroup *ancestor;
 
-	if (!cgroup || BPF_CORE_READ(cgroup, level) < (int)level)
+	/* Bounded for the verifier; no cgroup is so deep. */
+	if (!cgroup || BPF_CORE_READ(cgroup, level) < (int)level || level > MOST_LEVELS)
 		return 0;
 	if (bpf_core_read(&ancestor, sizeof(ancestor), &cgroup->ancestors[level]))
 		return 0;
@@ -97,7 +100,8 @@ static __always_inline void take_over(struct sock *sk, struct tg_socket *ours, _
 
 /* The timers of a listener are those of the sockets that it accepts. */
 static __always_inline void adopt_listener(struct sock *sk, const struct tcp_sock *tp,
-					   const struct tg_limit *l, const struct tg_queue *queue)
+					   const struct tg_limit *l, const struct tg_queue *queue,
+					   int release)
 {
 	struct tg_socket *ours;
 	__u64 now = bpf_ktime_get_ns();
@@ -118,31 +122,19 @@ static __always_inline void adopt_listener(struct sock *sk, const struct tcp_soc
 		take_over(sk, ours, TG_PACING_UNLIMITED);
 }
 
-SEC("iter/tcp")
-int adopt(struct bpf_iter__tcp *ctx)
+static __always_inline int adopt_socket(struct sock_common *common, struct tcp_sock *tp,
+					const struct tg_limit *l, struct tg_queue *queue,
+					__u32 slot, int release)
 {
-	__u32 key = 0, copy, current = TG_PACING_UNLIMITED, wanted = TG_PACING_UNLIMITED;
-	struct tg_limit *l = tg_limit_now(&copy);
-	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
+	__u32 current = TG_PACING_UNLIMITED, wanted = TG_PACING_UNLIMITED;
 	__u32 window = TG_NO_WINDOW;
-	struct sock_common *common = ctx->sk_common;
+	struct sock *sk = (struct sock *)tp;
 	struct tg_socket *ours;
-	struct tcp_sock *tp;
-	struct sock *sk;
 	int hears, lift, exempt;
 	__u64 now;
 
-	if (!l || !queue || !common ||
-	    (common->skc_state != TG_TCP_ESTABLISHED && common->skc_state != TG_TCP_LISTEN))
-		return 0;
-	tp = bpf_skc_to_tcp_sock(common);
-	if (!tp)
-		return 0;
-	sk = (struct sock *)tp;
-	if (!is_below(BPF_CORE_READ(sk, sk_cgrp_data.cgroup), cgroup_id))
-		return 0;
 	if (common->skc_state == TG_TCP_LISTEN) {
-		adopt_listener(sk, tp, l, queue);
+		adopt_listener(sk, tp, l, queue, release);
 		return 0;
 	}
 	if (is_exempt(common, l))
@@ -158,8 +150,7 @@ int adopt(struct bpf_iter__tcp *ctx)
 	if (!release && tg_is_parent(queue, now)) {
 		if (tg_is_claimed(ours, now))
 			return 0;
-		key = TG_EGRESS + TG_OWN;
-		queue = bpf_map_lookup_elem(&queues_of_limit, &key);
+		queue = tg_queue_of(slot, TG_EGRESS + TG_OWN);
 		if (!queue)
 			return 0;
 	}
@@ -193,6 +184,36 @@ int adopt(struct bpf_iter__tcp *ctx)
 		return 0;
 	if (!bpf_setsockopt(sk, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &wanted, sizeof(wanted)))
 		ours->pacing_byte_s = wanted;
+	return 0;
+}
+
+SEC("iter/tcp")
+int adopt(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *common = ctx->sk_common;
+	struct tg_adoption *what;
+	struct tg_queue *queue;
+	struct tg_limit *l;
+	struct tcp_sock *tp;
+	__u32 key = 0, copy;
+
+	if (!common ||
+	    (common->skc_state != TG_TCP_ESTABLISHED && common->skc_state != TG_TCP_LISTEN))
+		return 0;
+	what = bpf_map_lookup_elem(&adoption, &key);
+	if (!what)
+		return 0;
+	l = tg_limit_now(what->slot, &copy);
+	queue = tg_queue_of(what->slot, TG_EGRESS);
+	tp = bpf_skc_to_tcp_sock(common);
+	if (!l || !queue || !tp ||
+	    !is_below(BPF_CORE_READ((struct sock *)tp, sk_cgrp_data.cgroup), what->level,
+		      what->cgroup_id))
+		return 0;
+	adopt_socket(common, tp, l, queue, what->slot, what->release);
+	/* In a pool another limit may have the socket next. */
+	if (what->release)
+		bpf_sk_storage_delete(&sockets_of_limit, (struct sock *)tp);
 	return 0;
 }
 

@@ -3,9 +3,9 @@
  * Schemes `nrm` and `pace`: a virtual queue on each direction of a cgroup, without a lock. With
  * `pace` also the fair share of its flows, and in a tree that of its children.
  *
- * One copy of this object is loaded per limit; its maps hold that limit alone. The kernel runs the
- * programs of all ancestors of a socket's cgroup, innermost first, so nested limits each charge
- * their own queue. One that drops a packet sets TG_DEAD_MARK, and the outer ones do not charge it.
+ * A copy of this object serves one limit, or those of a pool (slot.h). The kernel runs the programs
+ * of all ancestors of a socket's cgroup, innermost first, so nested limits each charge their own
+ * queue. One that drops a packet sets TG_DEAD_MARK, and the outer ones do not charge it.
  *
  * Egress signals congestion to a TCP sender of this host (return values 2 and 3), which reduces its
  * window. On ingress the sender is remote, so there are only marks and drops here; scheme `pace`
@@ -23,6 +23,7 @@
 #include "common/intf.h"
 #include "common/packet.h"
 #include "nrm/risk.h"
+#include "nrm/slot.h"
 #include "nrm/sockets.h"
 #include "nrm/tree.h"
 #include "common/unpaced.h"
@@ -48,6 +49,9 @@ struct {
 	__type(key, __u32);
 	__type(value, struct uf_set);
 } unpaced_flows SEC(".maps");
+
+/* For their number. */
+const volatile __u32 set_shift = UF_SET_SHIFT;
 
 /*
  * An index that old verifiers accept. The compiler must not know that it is one already, nor, after
@@ -187,7 +191,7 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct
 	if (!flow)
 		flow = fl_hash(skb, tg_load_from, 0, skb->protocol);
 	flow = sm_flow(sm_mix(flow, index));
-	key = flow >> UF_SET_SHIFT;
+	key = flow >> set_shift;
 	set = bpf_map_lookup_elem(&unpaced_flows, &key);
 	if (!set)
 		return 0;
@@ -320,6 +324,8 @@ struct gates {
 	/* The queue of the parent; 0 without one. */
 	struct tg_queue *parent;
 	int is_parent;
+	/* Not beside the direction: the verifier knows a constant only if it is alone in a word. */
+	__u32 slot;
 	struct arrival packet;
 };
 
@@ -333,10 +339,9 @@ struct classes {
 static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g,
 				       struct classes *classes, __u64 now)
 {
-	struct tg_socket *socket;
-	__u32 key = g->direction;
-
 	const struct cl_class *class = &g->limit->class[g->direction];
+	__u32 key = parent_slot * TG_QUEUES + g->direction;
+	struct tg_socket *socket;
 
 	g->conf = &g->limit->queue[g->direction];
 	if (g->queue->cost_now) {
@@ -362,8 +367,7 @@ static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g,
 	g->packet.claimed = tg_is_claimed(socket, now);
 	if (g->packet.claimed)
 		return;
-	key = g->direction + TG_OWN;
-	g->own = bpf_map_lookup_elem(&queues_of_limit, &key);
+	g->own = tg_queue_of(g->slot, g->direction + TG_OWN);
 	g->own_conf = g->conf;
 	if (g->own && g->own->cost_now) {
 		__builtin_memset(&classes->own, 0, sizeof(classes->own));
@@ -677,13 +681,16 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	__u64 now, cost, own_cost = 0;
 	struct tg_counters *c;
 	struct bpf_sock *sk;
-	__u32 key = direction, bytes, carry;
+	__u32 key, bytes, carry;
 	int counts, answers;
 
 	if (skb->mark == TG_DEAD_MARK)
 		return drop;
-	g.limit = tg_limit_of(direction);
-	g.queue = bpf_map_lookup_elem(&queues_of_limit, &key);
+	if (!tg_find_slot(&g.slot))
+		return RET_PASS;
+	g.limit = tg_limit_of(g.slot, direction);
+	g.queue = tg_queue_of(g.slot, direction);
+	key = g.slot * TG_DIRECTIONS + direction;
 	c = bpf_map_lookup_elem(&counters, &key);
 	if (!g.limit || !g.queue || !c)
 		return RET_PASS;
@@ -692,7 +699,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	if (!g.limit->queue[direction].cost) {
 		/* A connection may have to wait for its turn in the other direction. */
 		if (direction == TG_INGRESS ||
-		    begin(skb, sk, g.queue, bpf_ktime_get_ns()) != ANSWER_WAITS)
+		    begin(skb, sk, g.queue, bpf_ktime_get_ns(), g.slot) != ANSWER_WAITS)
 			return RET_PASS;
 		skb->mark = TG_DEAD_MARK;
 		return RET_DROP;
@@ -719,7 +726,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	if (g.own && g.own->cost != g.own_conf->cost)
 		follow_rate(g.own_conf, g.own, now);
 	if (direction == TG_EGRESS) {
-		answers = begin(skb, sk, g.queue, now);
+		answers = begin(skb, sk, g.queue, now, g.slot);
 		if (answers == ANSWER_WAITS) {
 			skb->mark = TG_DEAD_MARK;
 			return RET_DROP;
@@ -732,10 +739,11 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		/* Not packets that the kernel answers with, without a socket. */
 		g.packet.needs_share = !!sk;
 		if (g.packet.needs_share && g.own)
-			g.packet.reserved =
-			    reserve(skb, g.own_conf, g.own, &g.packet, direction + TG_OWN);
+			g.packet.reserved = reserve(skb, g.own_conf, g.own, &g.packet,
+						    g.slot * TG_QUEUES + direction + TG_OWN);
 		else if (g.packet.needs_share && !g.is_parent)
-			g.packet.reserved = reserve(skb, g.conf, g.queue, &g.packet, direction);
+			g.packet.reserved = reserve(skb, g.conf, g.queue, &g.packet,
+						    g.slot * TG_QUEUES + direction);
 	}
 
 	verdict = judge(skb, &g.packet, g.conf, g.queue);

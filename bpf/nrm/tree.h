@@ -20,6 +20,8 @@
 
 /* Whether the limit has a parent; without one the parent's maps do not exist. */
 const volatile __u8 has_parent = 0;
+/* The slot of the parent, which may be in a pool. */
+const volatile __u32 parent_slot = 0;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);

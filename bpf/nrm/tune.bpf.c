@@ -15,6 +15,7 @@
 #include "nrm/admission.h"
 #include "common/exempt.h"
 #include "common/intf.h"
+#include "nrm/slot.h"
 #include "nrm/sockets.h"
 #include "nrm/windows.h"
 
@@ -170,18 +171,16 @@ static __always_inline int leave_to_child(struct bpf_sock_ops *ops, __u64 now)
 }
 
 /* The queue whose share the socket takes; 0: a child of the limit has it. */
-static __always_inline struct tg_queue *inward_queue(struct tg_socket *ours)
+static __always_inline struct tg_queue *inward_queue(struct tg_socket *ours, __u32 slot)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u32 key = TG_INGRESS;
-	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
+	struct tg_queue *queue = tg_queue_of(slot, TG_INGRESS);
 
 	if (!queue || !tg_is_parent(queue, now))
 		return queue;
 	if (tg_is_claimed(ours, now))
 		return 0;
-	key = TG_INGRESS + TG_OWN;
-	return bpf_map_lookup_elem(&queues_of_limit, &key);
+	return tg_queue_of(slot, TG_INGRESS + TG_OWN);
 }
 
 /*
@@ -217,9 +216,9 @@ static __always_inline void wait_before_asking(struct bpf_sock_ops *ops, struct 
 }
 
 /* Runs before each packet that the socket builds, so that this very packet carries the window. */
-static __always_inline void set_window_clamp(struct bpf_sock_ops *ops, int newcomer)
+static __always_inline void set_window_clamp(struct bpf_sock_ops *ops, int newcomer, __u32 slot)
 {
-	const struct tg_limit *l = tg_limit_of(TG_INGRESS);
+	const struct tg_limit *l = tg_limit_of(slot, TG_INGRESS);
 	struct bpf_sock *sk = ops->sk;
 	struct tg_queue *queue;
 	struct tg_socket *ours;
@@ -231,7 +230,7 @@ static __always_inline void set_window_clamp(struct bpf_sock_ops *ops, int newco
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!ours || !tp)
 		return;
-	queue = tg_has_windows(l) ? inward_queue(ours) : 0;
+	queue = tg_has_windows(l) ? inward_queue(ours, slot) : 0;
 	if (!queue) {
 		tg_free_window(ops, tp, ours);
 		return;
@@ -242,9 +241,9 @@ static __always_inline void set_window_clamp(struct bpf_sock_ops *ops, int newco
 }
 
 /* The window that the handshake offers, in segments; none: the kernel's. */
-static __always_inline void set_first_window(struct bpf_sock_ops *ops)
+static __always_inline void set_first_window(struct bpf_sock_ops *ops, __u32 slot)
 {
-	const struct tg_limit *l = tg_limit_of(TG_INGRESS);
+	const struct tg_limit *l = tg_limit_of(slot, TG_INGRESS);
 	struct tg_queue *queue;
 	__u32 segments;
 	__u64 byte_s;
@@ -252,7 +251,7 @@ static __always_inline void set_first_window(struct bpf_sock_ops *ops)
 	if (!l || !tg_has_windows(l) || is_exempt(ops, l))
 		return;
 	/* Not known yet: whose the socket will be. */
-	queue = inward_queue(0);
+	queue = inward_queue(0, slot);
 	if (!queue)
 		return;
 	byte_s = tg_receive_byte_s(tg_rate(l, queue, TG_INGRESS), tg_first_share(l, queue),
@@ -314,11 +313,11 @@ static __always_inline __u32 hold_syn(struct bpf_sock_ops *ops, __u64 wait, __u6
  * sends it again when the timer ends.
  */
 static __always_inline void ask(struct bpf_sock_ops *ops, const struct tg_limit *l,
-				struct tg_queue *egress)
+				struct tg_queue *egress, __u32 slot)
 {
+	struct tg_queue *ingress = tg_queue_of(slot, TG_INGRESS), *queue = egress;
 	__u64 now = bpf_ktime_get_ns(), wait, other, rtt_ns;
-	__u32 ticks, key = TG_INGRESS;
-	struct tg_queue *ingress = bpf_map_lookup_elem(&queues_of_limit, &key), *queue = egress;
+	__u32 ticks;
 
 	/* Another program, or the limit inside this one, has set the timer. */
 	if (!ingress || !(l->flags & TG_FLAG_PACE_FAIR) || is_exempt(ops, l) ||
@@ -352,11 +351,10 @@ static __always_inline void ask(struct bpf_sock_ops *ops, const struct tg_limit 
 }
 
 /* A connection has ended: the next ones learn from what it took. */
-static __always_inline void learn(struct bpf_sock_ops *ops, struct tg_queue *egress)
+static __always_inline void learn(struct bpf_sock_ops *ops, struct tg_queue *egress, __u32 slot)
 {
 	struct tcp_sock *tp = ops->sk ? bpf_skc_to_tcp_sock(ops->sk) : 0;
-	__u32 key = TG_INGRESS;
-	struct tg_queue *ingress = bpf_map_lookup_elem(&queues_of_limit, &key);
+	struct tg_queue *ingress = tg_queue_of(slot, TG_INGRESS);
 
 	if (!tp || !ingress || ops->args[1] != BPF_TCP_CLOSE ||
 	    tg_is_parent(egress, bpf_ktime_get_ns()))
@@ -403,24 +401,28 @@ static __always_inline void set_first_timers(struct bpf_sock_ops *ops, const str
 SEC("sockops")
 int tune(struct bpf_sock_ops *ops)
 {
-	__u32 key = 0;
-	struct tg_limit *l = tg_limit_of(TG_EGRESS);
-	struct tg_queue *queue = bpf_map_lookup_elem(&queues_of_limit, &key);
-	__u64 now;
+	struct tg_queue *queue;
+	struct tg_limit *l;
 	int begins;
+	__u32 slot;
+	__u64 now;
 
+	if (!tg_find_slot(&slot))
+		return 1;
+	l = tg_limit_of(slot, TG_EGRESS);
+	queue = tg_queue_of(slot, TG_EGRESS);
 	if (!l || !queue)
 		return 1;
 	if (ops->op == BPF_SOCK_OPS_TIMEOUT_INIT) {
-		ask(ops, l, queue);
+		ask(ops, l, queue, slot);
 		return 1;
 	}
 	if (ops->op == BPF_SOCK_OPS_STATE_CB) {
-		learn(ops, queue);
+		learn(ops, queue, slot);
 		return 1;
 	}
 	if (ops->op == BPF_SOCK_OPS_RWND_INIT) {
-		set_first_window(ops);
+		set_first_window(ops, slot);
 		return 1;
 	}
 	/* No packet if only the length of the options is asked for. */
@@ -428,7 +430,7 @@ int tune(struct bpf_sock_ops *ops)
 	    ops->args[0] != BPF_WRITE_HDR_TCP_CURRENT_MSS) {
 		claim(ops);
 		if (!is_exempt_remote(ops))
-			set_window_clamp(ops, 0);
+			set_window_clamp(ops, 0, slot);
 		return 1;
 	}
 	begins = ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB || ops->op == BPF_SOCK_OPS_TCP_LISTEN_CB;
@@ -437,7 +439,7 @@ int tune(struct bpf_sock_ops *ops)
 		return 1;
 	claim(ops);
 	if (!begins && ops->op != BPF_SOCK_OPS_RTT_CB && tg_has_windows(l) && !is_exempt(ops, l)) {
-		set_window_clamp(ops, 1);
+		set_window_clamp(ops, 1, slot);
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
 						   BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 	}
@@ -445,8 +447,7 @@ int tune(struct bpf_sock_ops *ops)
 	if (tg_is_parent(queue, now)) {
 		if (leave_to_child(ops, now))
 			return 1;
-		key = TG_EGRESS + TG_OWN;
-		queue = bpf_map_lookup_elem(&queues_of_limit, &key);
+		queue = tg_queue_of(slot, TG_EGRESS + TG_OWN);
 		if (!queue)
 			return 1;
 	}

@@ -13,7 +13,7 @@ mod bpf;
 const BPF: &str = "../../bpf";
 
 /// The types that every limit has, and those of `edt` and `police`; their names in Rust.
-const INTF: [(&str, &str); 27] = [
+const INTF: [(&str, &str); 29] = [
     ("ad_turns", "Turns"),
     ("cl_class", "ClassConf"),
     ("pl_action", "pl_action"),
@@ -25,6 +25,7 @@ const INTF: [(&str, &str); 27] = [
     ("pl_side", "Side"),
     ("sm_cell", "FlowCell"),
     ("sm_counts", "FlowCells"),
+    ("tg_adoption", "Adoption"),
     ("tg_counters", "Counters"),
     ("tg_edt_queue", "EdtQueue"),
     ("tg_group", "Group"),
@@ -35,6 +36,7 @@ const INTF: [(&str, &str); 27] = [
     ("tg_police_counters", "PoliceCounters"),
     ("tg_police_limit", "Entry"),
     ("tg_queue", "Queue"),
+    ("tg_slot", "Slot"),
     ("vq_conf", "QueueConf"),
     ("pl_colour", "pl_colour"),
     ("tg_direction", "tg_direction"),
@@ -82,7 +84,8 @@ fn bindings(
     let mut builder = Builder::default()
         .clang_args([format!("-I{BPF}"), bpf::system_headers()?])
         .allowlist_var(
-            "TG_(BUFFERS|CHUNKS?|COPY|EXEMPT_MAX|FAMILIES|LENGTHS_MAX|LIMITS|PREFIXES_MAX)",
+            "TG_(BUFFERS|CHUNKS?|COPY|EXEMPT_MAX|FAMILIES|LENGTHS_MAX|LIMITS|POOL_SETS\
+             |POOL_SET_SHIFT|PREFIXES_MAX|QUEUES|SLOTS)",
         )
         .allowlist_var("AC_(FLOWS|NOW|THEN)")
         .derive_default(true)

@@ -38,6 +38,11 @@ pub const RESCAN: Duration = Duration::from_secs(1);
 pub const PROGRAMS: Duration = Duration::from_secs(2);
 /// Somebody may have taken limits off: they are looked at so often.
 pub const CHECK: Duration = Duration::from_secs(30);
+/// ... and where limits are many, after so many times as long as the last look took, so that a host at rest
+/// stays at rest ...
+pub const CHECK_REST: u32 = 400;
+/// ... but not later than this.
+pub const CHECK_MAX: Duration = Duration::from_secs(300);
 /// The clock of the wall may be set: schedules are looked at so often at least.
 pub const CLOCK: Duration = Duration::from_secs(60);
 /// What was refused is tried again after this, then after twice the time.
@@ -146,6 +151,7 @@ pub struct Agent {
     force: bool,
     looked: Duration,
     checked: Duration,
+    check_after: Duration,
     retry: Option<(Duration, Duration)>,
     reported: Option<Report>,
     /// The report is not written before this.
@@ -184,6 +190,7 @@ impl Agent {
             force: true,
             looked: Duration::ZERO,
             checked: Duration::ZERO,
+            check_after: CHECK,
             retry: None,
             reported: None,
             report_due: None,
@@ -232,6 +239,8 @@ impl Agent {
             }
             Event::Engine { socket, line } => self.engine(socket, line),
             Event::Applied(refused) => {
+                let took = now.saturating_sub(self.checked);
+                self.check_after = (took * CHECK_REST).clamp(CHECK, CHECK_MAX);
                 self.checked = now;
                 let wait = match self.retry {
                     Some((_, wait)) if refused == self.refused => (wait * 2).min(RETRY_MAX),
@@ -315,7 +324,7 @@ impl Agent {
             return Some(Action::Scan { programs: self.asks_for_programs(), own });
         }
         let boundary = self.goal.next.is_some_and(|next| next <= wall.timestamp());
-        let check = self.checked + CHECK <= now;
+        let check = self.checked + self.check_after <= now;
         let retry = self.retry.is_some_and(|(due, _)| due <= now);
         if self.dirty || boundary || check || retry || self.looked + CLOCK <= now {
             (self.dirty, self.looked) = (false, now);
@@ -393,7 +402,7 @@ impl Agent {
             now + Duration::try_from(left).unwrap_or_default()
         });
         let retry = self.retry.map(|(due, _)| due);
-        let looks = [self.checked + CHECK, self.looked + CLOCK];
+        let looks = [self.checked + self.check_after, self.looked + CLOCK];
         let untold = self.decisions.due();
         let due = [self.read_due, self.scan_due, next, retry, untold, self.report_due];
         let due = due.into_iter().flatten().chain(looks).min();

@@ -428,8 +428,8 @@ impl Around {
 fn applied(limit: &Live, earlier: &[Live], sample_ns: u64) -> Applied {
     // Limits with prefixes share maps.
     let same = |other: &&Live| {
-        let is_it = other.map_id == limit.map_id && other.status.name == limit.status.name;
-        is_it && other.map_id.is_some()
+        let is_it = other.id == limit.id && other.status.name == limit.status.name;
+        is_it && other.id.is_some()
     };
     let then = earlier.iter().find(same).map(|live| &live.status);
     let LimitStatus {

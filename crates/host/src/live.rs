@@ -5,7 +5,11 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 use tidegate_core::Scope;
-use tidegate_sys::{attached, limit::LimitError, store::StoreError};
+use tidegate_sys::{
+    attached::{self, LimitId},
+    limit::LimitError,
+    store::StoreError,
+};
 
 use crate::{
     host::Host,
@@ -35,7 +39,7 @@ pub struct Live {
     /// The ids of its cgroups; of a device the inode of its network namespace.
     pub place_ids: Vec<u64>,
     /// The kernel's id of the map of its settings; `None` if it could not be asked.
-    pub map_id: Option<u32>,
+    pub id: Option<LimitId>,
 }
 
 /// Why limits could not be read.
@@ -69,7 +73,7 @@ pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Limits, LiveErr
     // Also those that are not asked for: the ceiling of one inside them may be theirs.
     let listing = host.store().list(host.hierarchy())?;
     for broken in &listing.unreadable {
-        known.extend(broken.map_id);
+        known.extend(broken.id);
         let own = match &broken.scope {
             Some(Scope::Cgroup(path)) => Some(path),
             _ => None,
@@ -77,26 +81,26 @@ pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Limits, LiveErr
         let groups = own.into_iter().chain(&broken.members);
         let groups = groups.filter_map(|path| host.hierarchy().open(path).ok());
         let place_ids: Vec<_> = groups.map(|group| group.id()).collect();
-        let (status, map_id) = (LimitStatus::broken(broken), broken.map_id);
+        let (status, id) = (LimitStatus::broken(broken), broken.id);
         let asked = place_ids.is_empty() || place_ids.iter().copied().any(&wanted);
-        let live = Live { status, origin: Origin::Pinned, place_ids, map_id };
+        let live = Live { status, origin: Origin::Pinned, place_ids, id };
         pinned_limits.push((live, asked));
     }
     for pinned in listing.limits {
-        let map_id = pinned.maps().id();
-        known.extend(map_id);
+        let id = pinned.maps().id();
+        known.extend(id);
         let status = LimitStatus::read_or_broken(&pinned);
         let own = Some(pinned.limit.cgroup_id).filter(|id| *id != 0);
         let members = pinned.members.iter().map(|member| member.id);
         let place_ids: Vec<_> = own.into_iter().chain(members).collect();
         let asked = pinned.limit.ifindex != 0 || place_ids.iter().copied().any(&wanted);
-        let live = Live { status, origin: Origin::Pinned, place_ids, map_id };
+        let live = Live { status, origin: Origin::Pinned, place_ids, id };
         pinned_limits.push((live, asked));
     }
     hold_ceilings(pinned_limits.iter_mut().map(|(limit, _)| &mut limit.status));
     limits.list.extend(pinned_limits.into_iter().filter(|(_, asked)| *asked).map(|(l, _)| l));
     for found in attached::attached(&wanted) {
-        if known.contains(&found.map_id) {
+        if known.contains(&found.id) {
             continue;
         }
         let Some(path) = host.hierarchy().path_of(found.cgroup_id) else { continue };
@@ -112,7 +116,7 @@ pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Limits, LiveErr
                 status,
                 origin,
                 place_ids: vec![found.cgroup_id],
-                map_id: Some(found.map_id),
+                id: Some(found.id),
             }),
             Err(source) => limits.unread.push(LiveError::Elsewhere { cgroup: path, source }),
         }

@@ -17,7 +17,7 @@ use libbpf_rs::{
 
 use tidegate_core::scheme::SCHEMES;
 
-use crate::limit::LimitMaps;
+use crate::{limit::LimitMaps, schemes::nrm::slot_of};
 
 /// Maps that a program of a limit has at most, constants included.
 const MAX_MAPS: usize = 32;
@@ -29,16 +29,30 @@ pub const MAX_ATTACHED: usize = 8192;
 pub struct Attached {
     /// The cgroup's id.
     pub cgroup_id: u64,
-    /// The kernel's id of the map of its settings: by it the limit is known.
-    pub map_id: u32,
+    pub id: LimitId,
     pub maps: LimitMaps,
 }
 
+/// What tells limits apart, whoever has put them on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LimitId {
+    /// The kernel's id of the map of its settings.
+    map: u32,
+    /// Its slot in that, if others have theirs there, too.
+    slot: u32,
+}
+
+impl LimitId {
+    pub(crate) fn of(settings: &MapHandle, slot: u32) -> Option<LimitId> {
+        Some(LimitId { map: settings.info().ok()?.info.id, slot })
+    }
+}
+
 impl LimitMaps {
-    /// The kernel's id of the map of the limit's settings; `None` if it cannot be asked.
+    /// `None` if the kernel cannot be asked.
     #[must_use]
-    pub fn id(&self) -> Option<u32> {
-        Some(self.limit.info().ok()?.info.id)
+    pub fn id(&self) -> Option<LimitId> {
+        LimitId::of(&self.limit, self.at)
     }
 }
 
@@ -54,9 +68,9 @@ pub fn attached(wanted: impl Fn(u64) -> bool) -> Vec<Attached> {
         if !egress || !wanted(cgroup.cgroup_id) {
             continue;
         }
-        let Some(maps) = maps_of(link.prog_id) else { continue };
-        let Some(map_id) = maps.id() else { continue };
-        found.push(Attached { cgroup_id: cgroup.cgroup_id, map_id, maps });
+        let Some(maps) = maps_of(link.prog_id, cgroup.cgroup_id) else { continue };
+        let Some(id) = maps.id() else { continue };
+        found.push(Attached { cgroup_id: cgroup.cgroup_id, id, maps });
         if found.len() >= MAX_ATTACHED {
             break;
         }
@@ -64,8 +78,8 @@ pub fn attached(wanted: impl Fn(u64) -> bool) -> Vec<Attached> {
     found
 }
 
-/// The maps of a limit by its program; `None` if the program is another one, or has gone.
-fn maps_of(program: u32) -> Option<LimitMaps> {
+/// The maps of a limit by its program on a cgroup; `None` if the program is another one, or has gone.
+fn maps_of(program: u32, cgroup_id: u64) -> Option<LimitMaps> {
     let (name, ids) = program_maps(program)?;
     if !SCHEMES.iter().any(|info| info.cgroup_programs.first() == Some(&name.as_str())) {
         return None;
@@ -73,6 +87,7 @@ fn maps_of(program: u32) -> Option<LimitMaps> {
     // The maps of a parent have the same names and are met later (maps.h): the first ones are the limit's
     // own.
     let (mut limit, mut queues, mut counters, mut exempt) = (None, None, None, None);
+    let mut slots = None;
     for id in ids {
         let Ok(map) = MapHandle::from_map_id(id) else { continue };
         let place = match map.name().to_str() {
@@ -80,13 +95,15 @@ fn maps_of(program: u32) -> Option<LimitMaps> {
             Some("queues_of_limit" | "meters_of_limit") => &mut queues,
             Some("counters") => &mut counters,
             Some("exempt_prefixes") => &mut exempt,
+            Some("slots_of_cgroup") => &mut slots,
             _ => continue,
         };
         place.get_or_insert(map);
     }
     let (limit, queues, counters) = (limit?, queues?, counters?);
+    let at = slots.map_or(0, |slots| slot_of(&slots, cgroup_id));
     // For reading: nothing is set on sockets by these.
-    Some(LimitMaps { exempt, ..LimitMaps::new(limit, queues, counters) })
+    Some(LimitMaps { exempt, at, ..LimitMaps::new(limit, queues, counters) })
 }
 
 /// The name of a program, and the ids of its maps.

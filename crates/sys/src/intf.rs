@@ -20,19 +20,27 @@ pub(crate) mod headers {
     include!(concat!(env!("OUT_DIR"), "/intf.rs"));
 }
 pub use headers::{
-    Bucket, ClassConf, Counters, EdtQueue, Entry, FlowCell, FlowCells, Group, Kept, Length,
-    Lengths, Limit, Meter, PlaceKey, PoliceCounters, Policy, Queue, QueueConf, Side, Turns,
+    Adoption, Bucket, ClassConf, Counters, EdtQueue, Entry, FlowCell, FlowCells, Group, Kept,
+    Length, Lengths, Limit, Meter, PlaceKey, PoliceCounters, Policy, Queue, QueueConf, Side, Slot,
+    Turns,
 };
 
 /// The version of all that is here: maps of one are not read by another. Kept with each limit (see
 /// `store/intent.rs`).
-pub const ABI: u32 = 3;
+pub const ABI: u32 = 4;
 /// The length of every per-direction array.
 pub const DIRECTIONS: usize = headers::TG_DIRECTIONS as usize;
 /// A limit, and after it by direction what it is once its time has come.
 pub const COPY: usize = headers::TG_COPY as usize;
 /// All of it twice.
 pub const LIMITS: usize = headers::TG_LIMITS as usize;
+/// Queues of a limit of schemes `pace` and `nrm`.
+pub const QUEUES: usize = headers::TG_QUEUES as usize;
+/// Slots of a pool of limits on cgroups. Slot 0 has no limit.
+pub const SLOTS: u32 = headers::TG_SLOTS;
+/// Sets of unpaced flows of a pool, and where in the hash of a flow its set is.
+pub const POOL_SETS: u32 = headers::TG_POOL_SETS;
+pub const POOL_SET_SHIFT: u32 = headers::TG_POOL_SET_SHIFT;
 /// Number of outcomes that a packet may have.
 pub const OUTCOMES: usize = headers::TG_OUTCOMES as usize;
 /// Number of causes for which TCP waits for a timer.
@@ -302,7 +310,7 @@ mod tests {
     fn the_layout_is_that_of_the_abi() {
         assert_eq!(
             (super::ABI, env!("TIDEGATE_LAYOUT")),
-            (3, "15532007750346168279"),
+            (4, "1809513322444539577"),
             "the layout has changed: raise ABI, and note its sum here"
         );
     }

@@ -22,7 +22,7 @@ mod reading;
 pub(crate) mod settings;
 
 pub use attached::AttachedLimit;
-pub(crate) use attached::Loaded;
+pub(crate) use attached::{Loaded, attach};
 pub(crate) use carried::Carried;
 pub use error::LimitError;
 pub(crate) use handle::Handle;

@@ -61,6 +61,9 @@ pub(crate) fn successors(
 pub(crate) enum Pinning {
     /// Each has its own maps and programs.
     Own,
+    /// Those on a cgroup that exempt nobody and are in no other limit share maps and programs (see
+    /// `store/slots.rs`). The others have their own.
+    Shared,
     /// Those on and inside a device are one tree of classes (see `store/htb.rs`).
     Tree,
 }

@@ -13,7 +13,8 @@
 //!                           xdp                               link of a policer's ingress in XDP
 //!                           program_{egress,ingress}, clsact  a device's without links (see device)
 //!                           slots, slot, root, ...            of scheme htb (see store/htb.rs)
-//!                           room, place                       of one with prefixes (see store/pools.rs)
+//!                           room, place                       of one that shares maps with others
+//!                                                             (see store/pools.rs, store/slots.rs)
 //!                           intent                            symbolic link to what was asked (see intent)
 //! /sys/fs/bpf/tidegate/~NAME                                  of one that waits (see store/waiting.rs)
 //! /sys/fs/bpf/tidegate/{_NAME,=NAME}/                         on its way (see store/recover.rs)
@@ -37,6 +38,7 @@ mod place;
 mod pools;
 mod recover;
 mod replace;
+mod slots;
 mod takeover;
 pub(crate) mod unreadable;
 mod whereabouts;
@@ -46,10 +48,11 @@ use std::{
     fs, io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use libbpf_rs::{MapCore, MapHandle};
+use libbpf_rs::MapHandle;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use tidegate_core::{Scheme, Scope, class::MAX_DEPTH};
 
@@ -77,6 +80,7 @@ pub use intent::Intent;
 pub use members::Member;
 use pools::POOL_PREFIX;
 pub use rate::RateSet;
+use slots::{Places, is_slots, parent_place_in, shares};
 pub use unreadable::{Listing, Unreadable};
 pub use waiting::Waiting;
 use whereabouts::Whereabouts;
@@ -106,6 +110,8 @@ const MEMBERS: &str = "members";
 /// The pins of the parent's maps.
 const PARENT_QUEUES: &str = "parent_queues";
 const PARENT_SOCKETS: &str = "parent_sockets";
+/// The symbolic link to the parent's number in them, if that shares them with others.
+const PARENT_PLACE: &str = "parent_place";
 /// The pins of the maps by which it acts for a group.
 const GROUP: &str = "group";
 const SAMPLES: &str = "samples";
@@ -123,6 +129,8 @@ pub struct Store {
     leaving: BTreeSet<String>,
     /// The cgroups that a limit of this name has when it is put on.
     begin_with: Option<(String, Vec<String>)>,
+    /// Where limits are, while this process has the lock.
+    places: Arc<Mutex<Option<Places>>>,
 }
 
 /// Keeps other writers out while it lives.
@@ -243,6 +251,7 @@ impl Store {
             force: false,
             leaving: BTreeSet::new(),
             begin_with: None,
+            places: Arc::default(),
         }
     }
 
@@ -271,6 +280,7 @@ impl Store {
                 created => created?,
             }
             if let Some(dir) = self.try_lock()? {
+                self.forget_places();
                 let journal = Journal::open(&self.root)?;
                 let problems = self.recover(&journal);
                 return Ok(StoreLock { journal, problems, _dir: dir });
@@ -366,12 +376,14 @@ impl Store {
                 true => Some(ParentMaps {
                     queues: open(PARENT_QUEUES)?,
                     sockets: open(PARENT_SOCKETS)?,
+                    at: parent_place_in(&dir),
                 }),
                 false => None,
             },
             handle: None,
-            at: self.place_of(name).map_or(0, |(_, index)| index % intf::CHUNK),
+            at: self.at_of(name),
             place: self.open_place(name, intent.as_ref()),
+            pool: self.pool_of(name)?,
             carried: self.carried_in(name),
             group: match dir.join(GROUP).exists() {
                 true => Some(GroupMaps {
@@ -408,7 +420,7 @@ impl Store {
             unhooked.dedup();
         }
         if let (Some(theirs), Some(parent)) = (&maps.parent, &parent)
-            && !self.is_same_map(&theirs.queues, parent)
+            && !self.is_same_map(&theirs.queues, theirs.at, parent)
         {
             unhooked.push(PARENT);
         }
@@ -416,7 +428,10 @@ impl Store {
         let there = in_xdp && !unhooked.contains(&XDP_PIN);
         let mut pinned = PinnedLimit {
             name: name.to_owned(),
-            hooks: self.place_of(name).map_or(dir, |(pool, _)| pool),
+            hooks: match self.place_of(name) {
+                Some((pool, _)) if !is_slots(&pool) => pool,
+                _ => dir,
+            },
             xdp_mode: there.then(|| xdp::on_device(limit.ifindex)?.mode).flatten(),
             limit,
             scope,
@@ -431,13 +446,6 @@ impl Store {
         };
         pinned.unkept = pinned.find_unkept(hierarchy);
         Ok(pinned)
-    }
-
-    /// Whether the queues that a child knows are still those of the limit of its parent's name.
-    fn is_same_map(&self, queues: &MapHandle, parent: &str) -> bool {
-        let id = |map: &MapHandle| map.info().map(|info| info.info.id).ok();
-        let path = self.root.join(parent).join("queues");
-        MapHandle::from_pinned_path(&path).is_ok_and(|now| id(&now) == id(queues))
     }
 
     /// Checks that a limit can be the parent of another on `cgroup`; returns it.
@@ -567,6 +575,12 @@ impl Store {
             Scope::Cgroup(path) => Some(hierarchy.open(path).map_err(|e| refused()(e.into()))?),
             _ => None,
         };
+        if let Some(cgroup) = cgroup.as_ref().filter(|_| parent.is_none() && shares(options)) {
+            self.check_free(hierarchy, name, scope, cgroup)?;
+            if self.install_in_slot(hierarchy, name, cgroup, options)? {
+                return Ok(());
+            }
+        }
         let Listing { limits: mut present, unreadable } = self.list(hierarchy)?;
         let goes = |other: &str| other == name || self.leaving.contains(other);
         let is_member = |other: &str| {
@@ -748,7 +762,8 @@ impl Store {
             parent.is_ok_and(|parent| parent == Path::new(name))
         };
         // One with prefixes has none; it may be one of a thousand.
-        let names = if place.is_none() { self.names()? } else { Vec::new() };
+        let names =
+            if place.is_none_or(|(pool, _)| is_slots(&pool)) { self.names()? } else { Vec::new() };
         let children: Vec<_> = names.into_iter().filter(is_child).collect();
         if !children.is_empty() {
             return Err(StoreError::HasChildren { name: name.to_owned(), children });

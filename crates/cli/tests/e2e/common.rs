@@ -191,6 +191,13 @@ impl Place {
         serde_json::from_str(&self.ok(args)).unwrap()
     }
 
+    /// The directories of limits in the store, not those of pools.
+    pub fn limits(&self) -> Vec<String> {
+        let mut names = entries(&self.store());
+        names.retain(|name| !name.starts_with('+'));
+        names
+    }
+
     /// What a limit was asked to do, as its link says.
     pub fn intent(&self, name: &str) -> Value {
         let text = fs::read_link(self.store().join(name).join("intent")).unwrap();
@@ -282,6 +289,17 @@ impl Objects {
     /// Three links: both directions and the sockets.
     pub fn is_whole(&self) -> bool {
         self.links.len() == 3 && !self.maps.is_empty()
+    }
+
+    pub fn shares_with(&self, other: &Objects) -> bool {
+        self.programs == other.programs
+    }
+
+    /// Waits until no link is left: programs and maps may be others', too.
+    pub fn wait_until_off(&self) {
+        wait_for("the end of links", || {
+            (!LinkInfoIter::default().any(|link| self.links.contains(&link.id))).then_some(())
+        });
     }
 
     /// Waits until none is left: the kernel frees them a little after the last user has gone.

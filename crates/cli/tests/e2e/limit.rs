@@ -2,8 +2,10 @@
 
 use std::time::Instant;
 
+use tidegate_sys::cgroup::Cgroup;
+
 use crate::{
-    common::{Objects, Place, entries, wait_for},
+    common::{Objects, Place, wait_for},
     need_root,
 };
 
@@ -102,7 +104,7 @@ fn root_detach_leaves_nothing() {
     let objects = groups.each_ref().map(Objects::on);
     assert!(objects.iter().all(Objects::is_whole));
     assert!(place.ok(&["detach", "--dry-run"]).contains("would take off limit `limit-1`"));
-    assert_eq!(entries(&place.store()), ["limit-0", "limit-1"]);
+    assert_eq!(place.limits(), ["limit-0", "limit-1"]);
     place.ok(&["detach"]);
     assert!(!place.store().exists());
     objects.iter().for_each(Objects::wait_until_gone);
@@ -132,7 +134,7 @@ fn root_writers_wait_for_one_another() {
         }
     });
     let left: Vec<_> = (1..writers).step_by(2).map(|i| format!("limit-{i}")).collect();
-    assert_eq!(entries(&place.store()), left);
+    assert_eq!(place.limits(), left);
 }
 
 #[test]
@@ -167,4 +169,61 @@ fn root_a_reader_who_goes_away_is_no_error() {
     let mut message = String::new();
     std::io::Read::read_to_string(child.0.stderr.as_mut().unwrap(), &mut message).unwrap();
     assert_eq!(message, "");
+}
+
+/// Limits on cgroups share programs, unless one packet meets both; a slot that is taken again is as new.
+#[test]
+fn root_limits_on_cgroups_share_programs() {
+    need_root!();
+    let place = Place::new();
+    let groups = ["a", "b", "c"].map(|name| place.child(name));
+    let add = |name: &str, on: &Cgroup| {
+        place.ok(&[
+            "limit",
+            "add",
+            name,
+            "--cgroup",
+            on.path(),
+            "--egress",
+            "50mbit",
+            "--loopback",
+        ]);
+    };
+    add("a", &groups[0]);
+    add("b", &groups[1]);
+    add("above", &place.group);
+    let [a, b] = [&groups[0], &groups[1]].map(Objects::on);
+    let above = Objects::on(&place.group);
+    assert!(a.is_whole() && above.is_whole());
+    assert!(a.shares_with(&b) && !a.shares_with(&above));
+    let passed = |name: &str| {
+        let shown = place.json(&["limit", "show", name, "--json"]);
+        shown["egress"]["pass_packets"].as_u64()
+    };
+    // Each counts its own packets.
+    let before = [passed("b"), passed("above")];
+    let script = "exec 3<>/dev/udp/127.0.0.1/9; echo x >&3";
+    let sent = place.inside(&groups[0], "bash").args(["-c", script]).status().unwrap();
+    assert!(sent.success());
+    assert_eq!(passed("a"), Some(1));
+    assert_eq!([passed("b"), passed("above")], [before[0], before[1].map(|n| n + 1)]);
+    // It is another one that takes its slot.
+    place.ok(&["limit", "del", "a"]);
+    add("c", &groups[2]);
+    assert_eq!(passed("c"), Some(0));
+    assert!(Objects::on(&groups[2]).shares_with(&b));
+    // One in its place, while it goes, is beside it.
+    let file = place.file(
+        "a.toml",
+        &format!(
+            "[[limit]]\nname = \"d\"\nscope = {{ cgroup = \"{}\" }}\negress = \"9mbit\"\n",
+            groups[1].path()
+        ),
+    );
+    place.ok(&["apply", "--prune", file.to_str().unwrap()]);
+    assert_eq!((place.limits(), Objects::on(&groups[1]).links()), (vec!["d".to_owned()], 3));
+    place.ok(&["detach"]);
+    assert!(!place.store().exists());
+    above.wait_until_gone();
+    b.wait_until_gone();
 }

@@ -25,6 +25,7 @@ mod htb;
 mod ingress;
 mod kill;
 mod limit;
+mod many;
 mod members;
 mod nic;
 mod older;

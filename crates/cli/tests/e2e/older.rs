@@ -97,7 +97,8 @@ fn root_a_limit_that_cannot_be_read_disturbs_no_other() {
     // Both of what is advised works.
     place.ok(&add);
     assert_eq!(place.json(&["limit", "show", "old", "--json"])["state"], "in_force");
-    objects.wait_until_gone();
+    // Others share its programs and maps.
+    objects.wait_until_off();
     let objects = Objects::on(&groups[0]);
     assert!(objects.is_whole());
     spoil(&place.store().join("old/queues"));
@@ -232,7 +233,7 @@ fn ids_of(at: &Path) -> [Vec<u32>; 2] {
             continue;
         }
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if ["egress", "ingress", "sockops", "xdp"].contains(&&*name) {
+        if ["egress", "ingress", "sockops", "xdp", "adopt"].contains(&&*name) {
             programs.push(Link::open(&path).unwrap().info().unwrap().prog_id);
         } else if name.starts_with("program_") || name.starts_with("member_") {
             let program = Program::fd_from_pinned_path(&path).unwrap();

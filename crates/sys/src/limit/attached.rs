@@ -21,11 +21,19 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// Puts its programs on a cgroup.
     pub(crate) fn attach(&self, cgroup: &Cgroup) -> Result<Links, LimitError> {
-        let attach = |(name, program): &(&'static str, OwnedFd)| {
-            Ok((*name, bpf::attach(program.as_fd(), name, cgroup)?))
-        };
-        self.programs.iter().map(attach).collect()
+        attach(&self.programs, cgroup)
     }
+}
+
+/// Puts programs on a cgroup.
+pub(crate) fn attach(
+    programs: &[(&'static str, OwnedFd)],
+    cgroup: &Cgroup,
+) -> Result<Links, LimitError> {
+    let attach = |(name, program): &(&'static str, OwnedFd)| {
+        Ok((*name, bpf::attach(program.as_fd(), name, cgroup)?))
+    };
+    programs.iter().map(attach).collect()
 }
 
 /// A limit in force as long as this value lives.

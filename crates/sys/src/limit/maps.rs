@@ -1,9 +1,9 @@
 //! The maps of a limit: reads them, changes them, takes sockets that exist into the limit or out of it.
 
-use std::{io, mem::MaybeUninit, net::SocketAddr};
+use std::{io, mem::MaybeUninit, net::SocketAddr, os::fd::OwnedFd};
 
 use libbpf_rs::{
-    Iter, MapCore, MapFlags, MapHandle,
+    Iter, Link, MapCore, MapFlags, MapHandle, OpenObject,
     skel::{OpenSkel, SkelBuilder},
 };
 use tidegate_core::{Direction, Rate, fair_share::TARGET, prefixes::Prefixes, virtual_queue};
@@ -17,7 +17,7 @@ use crate::{
     group::GroupMaps,
     intf,
     process::{in_network_namespace, network_namespaces},
-    schemes::police::Place,
+    schemes::{nrm::SlotPool, police::Place},
     skel,
     waiting::Waiting,
 };
@@ -38,9 +38,12 @@ pub struct LimitMaps {
     pub(crate) group: Option<GroupMaps>,
     /// What it has in the kernel beside its maps, where its scheme has something.
     pub(crate) handle: Option<Box<dyn Handle>>,
-    /// Of a limit with prefixes, which shares maps with others: its number in them, and its place.
+    /// Of a limit that shares maps with others: its number in them.
     pub(crate) at: u32,
+    /// Of one with prefixes: its place among them.
     pub(crate) place: Option<Place>,
+    /// Of one on a cgroup: its pool.
+    pub(crate) pool: Option<SlotPool>,
     /// What the programs of an earlier version have counted.
     pub(crate) carried: Carried,
 }
@@ -50,23 +53,25 @@ pub struct LimitMaps {
 pub(crate) struct ParentMaps {
     pub(crate) queues: MapHandle,
     pub(crate) sockets: MapHandle,
+    /// The parent's number in its maps.
+    pub(crate) at: u32,
 }
 
 impl ParentMaps {
     /// `None` for a limit whose scheme leaves sockets alone: it has no children.
     pub(crate) fn of(maps: &LimitMaps) -> Result<Option<ParentMaps>, LimitError> {
         let Some(sockets) = &maps.sockets else { return Ok(None) };
-        Self::with(&maps.queues, sockets).map(Some)
+        Self::with(&maps.queues, sockets, maps.at).map(Some)
     }
 
     /// The same maps once more.
     pub(crate) fn again(&self) -> Result<ParentMaps, LimitError> {
-        Self::with(&self.queues, &self.sockets)
+        Self::with(&self.queues, &self.sockets, self.at)
     }
 
-    fn with(queues: &MapHandle, sockets: &MapHandle) -> Result<ParentMaps, LimitError> {
+    fn with(queues: &MapHandle, sockets: &MapHandle, at: u32) -> Result<ParentMaps, LimitError> {
         let again = |map: &MapHandle| MapHandle::try_from(map).map_err(map_error("parent"));
-        Ok(ParentMaps { queues: again(queues)?, sockets: again(sockets)? })
+        Ok(ParentMaps { queues: again(queues)?, sockets: again(sockets)?, at })
     }
 }
 
@@ -77,6 +82,7 @@ macro_rules! set_parent {
         let parent: Option<&ParentMaps> = $parent;
         if let Some(rodata) = $open.maps.rodata_data.as_deref_mut() {
             rodata.has_parent = u8::from(parent.is_some());
+            rodata.parent_slot = parent.map_or(0, |parent| parent.at);
         }
         for (map, of_parent) in [
             (&mut $open.maps.queues_of_limit_above, parent.map(|p| &p.queues)),
@@ -106,6 +112,7 @@ impl LimitMaps {
             handle: None,
             at: 0,
             place: None,
+            pool: None,
             carried: Carried::default(),
         }
     }
@@ -189,7 +196,7 @@ impl LimitMaps {
         {
             let (Some(queue), Some(rate)) = (queue, theirs.rate(direction)) else { continue };
             let index = intf::index(direction);
-            let above: intf::Queue = lookup(&parent.queues, "queues", index as u32)?;
+            let above: intf::Queue = lookup(&parent.queues, "queues", parent.queue_key(index))?;
             let rate =
                 Rate::from_bit_s(above.rate_bit_s).filter(|_| above.cost_now != 0).unwrap_or(rate);
             let share = if above.share == 0 { TARGET } else { above.share.into() };
@@ -200,7 +207,11 @@ impl LimitMaps {
                 ..intf::Queue::default()
             };
             self.queues
-                .update(&(index as u32).to_ne_bytes(), bytemuck::bytes_of(&ours), MapFlags::ANY)
+                .update(
+                    &self.queue_key(index).to_ne_bytes(),
+                    bytemuck::bytes_of(&ours),
+                    MapFlags::ANY,
+                )
                 .map_err(map_error("queues"))?;
         }
         Ok(())
@@ -240,6 +251,13 @@ impl LimitMaps {
         Ok(reading)
     }
 
+    /// Where the queue of a direction is in its map.
+    fn queue_key(&self, index: usize) -> u32 {
+        let is_meter = self.queues.value_size() as usize == size_of::<intf::Meter>();
+        let queues = if is_meter { intf::DIRECTIONS } else { intf::QUEUES };
+        self.at * queues as u32 + index as u32
+    }
+
     /// What its present programs have counted.
     fn read_now(&self, direction: Direction) -> Result<Reading, LimitError> {
         if let Some(handle) = &self.handle {
@@ -266,7 +284,7 @@ impl LimitMaps {
             }
         }
         let queue = if colours.is_some() {
-            let meter: intf::Meter = lookup(&self.queues, "queues", key)?;
+            let meter: intf::Meter = lookup(&self.queues, "queues", self.queue_key(index))?;
             let intf::Side { full_ns, skipped_ns, .. } = *meter.side();
             // A policer's clock runs on while the host sleeps.
             let asleep_ns = asleep_ns();
@@ -274,7 +292,7 @@ impl LimitMaps {
             counters.last_ns = counters.last_ns.map(|at| at.saturating_sub(asleep_ns));
             intf::Queue { finish_ns, skipped_ns, ..intf::Queue::default() }
         } else {
-            lookup(&self.queues, "queues", key)?
+            lookup(&self.queues, "queues", self.queue_key(index))?
         };
         Ok(Reading { queue, counters, colours, flow_count: None })
     }
@@ -292,30 +310,69 @@ impl LimitMaps {
         if namespaces.is_empty() {
             return Ok(());
         }
-        let mut storage = MaybeUninit::uninit();
-        let mut open = skel::adopt::AdoptSkelBuilder::default()
-            .open(&mut storage)
-            .map_err(load_error("adopt"))?;
-        if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
-            rodata.release = u8::from(adopt == Adopt::Release);
-            rodata.cgroup_id = cgroup.id();
-            rodata.level = cgroup.level();
+        let what = intf::Adoption {
+            cgroup_id: cgroup.id(),
+            level: cgroup.level(),
+            slot: self.pool.as_ref().map_or(0, |_| self.at),
+            release: u32::from(adopt == Adopt::Release),
+            pad: 0,
+        };
+        if let Some(pool) = &self.pool {
+            let (adoption, link) = pool.adopter()?;
+            return go_through(&adoption, &link, &what, &namespaces);
         }
+        let mut storage = MaybeUninit::uninit();
+        let object = self.load_adopt(&mut storage, sockets, None)?;
+        let link = object.progs.adopt.attach().map_err(load_error("adopt"))?;
+        let adoption = MapHandle::try_from(&object.maps.adoption).map_err(load_error("adopt"))?;
+        go_through(&adoption, &link, &what, &namespaces)
+    }
+
+    /// Loads the iterator over sockets, for the limits of these maps.
+    pub(crate) fn load_adopt<'a>(
+        &self,
+        storage: &'a mut MaybeUninit<OpenObject>,
+        sockets: &MapHandle,
+        adoption: Option<&MapHandle>,
+    ) -> Result<skel::adopt::AdoptSkel<'a>, LimitError> {
+        let open = skel::adopt::AdoptSkelBuilder::default().open(storage);
+        let mut open = open.map_err(load_error("adopt"))?;
         reuse(&mut open.maps.limit, &self.limit)?;
         reuse(&mut open.maps.queues_of_limit, &self.queues)?;
         reuse(&mut open.maps.sockets_of_limit, sockets)?;
         set_parent!(open, self.parent.as_ref(), "adopt");
         set_exempt!(open, self.exempt.is_some(), self.exempt.as_ref(), "adopt");
-        let object = open.load().map_err(load_error("adopt"))?;
-        let link = object.progs.adopt.attach().map_err(load_error("adopt"))?;
-        for namespace in &namespaces {
-            in_network_namespace(namespace, || {
-                // A socket that ends meanwhile is no loss; neither is a namespace.
-                let _ = Iter::new(&link).map(|mut iter| io::copy(&mut iter, &mut io::sink()));
-            });
+        if let Some(adoption) = adoption {
+            reuse(&mut open.maps.adoption, adoption)?;
         }
-        Ok(())
+        open.load().map_err(load_error("adopt"))
     }
+
+    /// A cgroup has left the limit, and its links are gone. The kernel keeps the slot of a cgroup.
+    pub(crate) fn leave(&self, cgroup_id: u64) {
+        if let Some(pool) = &self.pool {
+            pool.leave(cgroup_id);
+        }
+    }
+}
+
+/// Has the iterator go through the sockets of network namespaces.
+fn go_through(
+    adoption: &MapHandle,
+    link: &Link,
+    what: &intf::Adoption,
+    namespaces: &[OwnedFd],
+) -> Result<(), LimitError> {
+    adoption
+        .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(what), MapFlags::ANY)
+        .map_err(map_error("adoption"))?;
+    for namespace in namespaces {
+        in_network_namespace(namespace, || {
+            // A socket that ends meanwhile is no loss; neither is a namespace.
+            let _ = Iter::new(link).map(|mut iter| io::copy(&mut iter, &mut io::sink()));
+        });
+    }
+    Ok(())
 }
 
 /// What happens to the sockets that exist.

@@ -105,17 +105,26 @@ pub(super) fn has_half(dir: &Path) -> bool {
     entries.into_iter().any(|e| e.file_name().to_string_lossy().starts_with(BUILDING))
 }
 
+/// Pins programs that cgroups will get.
+pub(super) fn pin_programs(
+    programs: &[(&'static str, OwnedFd)],
+    dir: &Path,
+) -> Result<(), StoreError> {
+    for (link, program) in programs {
+        let Some((_, pin)) = PROGRAMS.iter().find(|(name, _)| name == link) else { continue };
+        let path = dir.join(pin);
+        query::pin(program, &path).map_err(io_error(&path, "pin"))?;
+    }
+    Ok(())
+}
+
 /// Pins the programs of a limit and its selector.
 pub(super) fn pin_selector(
     loaded: &Loaded,
     selector: &Selector,
     dir: &Path,
 ) -> Result<(), StoreError> {
-    for (link, program) in &loaded.programs {
-        let Some((_, pin)) = PROGRAMS.iter().find(|(name, _)| name == link) else { continue };
-        let path = dir.join(pin);
-        query::pin(program, &path).map_err(io_error(&path, "pin"))?;
-    }
+    pin_programs(&loaded.programs, dir)?;
     let members = dir.join(MEMBERS);
     fs::create_dir(&members).map_err(io_error(&members, "create"))?;
     symlink(Path::new(&selector.to_string()), &dir.join(SELECT))
@@ -141,7 +150,7 @@ pub(super) fn dir_of(dir: &Path, id: u64) -> PathBuf {
 }
 
 /// The programs pinned in a directory.
-fn programs_in(dir: &Path) -> Result<Vec<(&'static str, OwnedFd)>, StoreError> {
+pub(super) fn programs_in(dir: &Path) -> Result<Vec<(&'static str, OwnedFd)>, StoreError> {
     let pinned = PROGRAMS.iter().filter(|(_, pin)| dir.join(pin).exists());
     let open = |(link, pin): &(&'static str, &str)| {
         let path = dir.join(pin);
@@ -197,7 +206,7 @@ impl Store {
         parent: Option<&PinnedLimit>,
     ) -> Result<(), StoreError> {
         let (info, scheme) = (options.scheme.info(), schemes::of(options.scheme));
-        if info.cgroup_programs.is_empty() || scheme.pinning() != Pinning::Own {
+        if info.cgroup_programs.is_empty() || scheme.pinning() == Pinning::Tree {
             return Err(limit_error(name)(LimitError::NoMembers(options.scheme)));
         }
         let cgroups = match &self.begin_with {

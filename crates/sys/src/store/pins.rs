@@ -5,8 +5,8 @@ use std::{fs, os::fd::OwnedFd, path::Path};
 use libbpf_rs::{Link, MapHandle};
 
 use super::{
-    EXEMPT, GROUP, MEMBERS, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError, bpf_error,
-    io_error, symlink,
+    EXEMPT, GROUP, MEMBERS, PARENT_PLACE, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError,
+    bpf_error, io_error, slots::slot_in, symlink,
 };
 use crate::{
     bpf::Links,
@@ -20,7 +20,7 @@ use crate::{
 /// The settings pinned in a directory.
 pub(super) fn settings_in(dir: &Path) -> Option<intf::Limit> {
     let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
-    Settings::read(&map, 0).ok().map(|settings| settings.limit.common)
+    Settings::read(&map, slot_in(dir)).ok().map(|settings| settings.limit.common)
 }
 
 /// Pins the maps of a limit in a new directory.
@@ -43,7 +43,10 @@ pub(super) fn pin_maps(maps: &mut LimitMaps, dir: &Path) -> Result<(), StoreErro
         let path = dir.join(name);
         map.pin(&path).map_err(bpf_error(&path, "pin"))?;
     }
-    Ok(())
+    match maps.parent.as_ref().filter(|parent| parent.at != 0) {
+        Some(parent) => symlink(Path::new(&parent.at.to_string()), &dir.join(PARENT_PLACE)),
+        None => Ok(()),
+    }
 }
 
 /// Pins the maps and links of a limit in a new directory.

@@ -26,6 +26,7 @@ use tidegate_core::{
 use super::{
     BUILDING, DEV, Intent, MAX_LIMITS, PORT, Store, StoreError, bpf_error, io_error, limit_error,
     pins::{detach_links, pin_hooks, pin_maps, remove_pins},
+    slots::is_slots,
     symlink,
 };
 use crate::{
@@ -125,7 +126,9 @@ impl Store {
         scope: &Scope,
         matched: &Prefixes,
     ) -> Result<(), StoreError> {
-        let Some((dir, index)) = self.place_of(name) else { return Ok(()) };
+        let Some((dir, index)) = self.place_of(name).filter(|(dir, _)| !is_slots(dir)) else {
+            return Ok(());
+        };
         let pool = MapPool::open(&dir).map_err(limit_error(name))?;
         let taken = pool.taken(matched, Some(index)).map_err(limit_error(name))?;
         check_prefixes(&dir, scope, taken)
@@ -188,6 +191,10 @@ impl Store {
 
     /// Takes a pool away.
     fn leave_pool(&self, dir: &Path) {
+        if is_slots(dir) {
+            let _ = remove_pins(dir);
+            return;
+        }
         self.pass_clsact_on(&file_name(dir));
         take_hooks_off(dir, &limit_of_pool(&file_name(dir)).unwrap_or_default());
         let _ = remove_pins(dir);
@@ -195,9 +202,18 @@ impl Store {
 
     /// The place of a pinned limit, for its maps; `None` if it has no prefixes, or no place any more.
     pub(super) fn open_place(&self, name: &str, intent: Option<&Intent>) -> Option<Place> {
-        let (dir, index) = self.place_of(name)?;
+        let (dir, index) = self.place_of(name).filter(|(dir, _)| !is_slots(dir))?;
         let matched = intent?.options?.matched;
         MapPool::open(&dir).and_then(|pool| pool.place(index, &matched)).ok()
+    }
+
+    /// The number of a limit in its maps, which it may share.
+    pub(super) fn at_of(&self, name: &str) -> u32 {
+        match self.place_of(name) {
+            Some((dir, slot)) if is_slots(&dir) => slot,
+            Some((_, index)) => index % intf::CHUNK,
+            None => 0,
+        }
     }
 
     /// Where the pool of a limit is, and its place: to be asked before its directory goes.
@@ -308,7 +324,7 @@ pub(super) fn places_in(dir: &Path) -> Result<Vec<u32>, StoreError> {
 }
 
 /// The name of the limit in a place.
-fn limit_in(dir: &Path, index: u32) -> Option<String> {
+pub(super) fn limit_in(dir: &Path, index: u32) -> Option<String> {
     let name = fs::read_link(dir.join(index.to_string())).ok()?;
     name.to_str().map(str::to_owned)
 }

@@ -59,7 +59,9 @@ impl Store {
         if limit != pinned.limit {
             match scheme.pinning() {
                 Pinning::Tree => self.change_htb(hierarchy, &pinned, &limit)?,
-                Pinning::Own => pinned.maps.change_beside(&limit).map_err(limit_error(name))?,
+                Pinning::Own | Pinning::Shared => {
+                    pinned.maps.change_beside(&limit).map_err(limit_error(name))?
+                }
             }
         }
         Ok(if set { RateSet::Set } else { RateSet::Nothing })

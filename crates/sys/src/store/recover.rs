@@ -16,6 +16,7 @@ use super::{
     journal::{self, Deed, Journal, Object, Step},
     limit_error,
     members::{self, SELECT},
+    parent_place_in,
     pins::{detach_links, remove_pins, settings_in},
     pools::{POOL_PREFIX, file_name, limit_of_pool, places_in},
     symlink,
@@ -146,10 +147,11 @@ impl Store {
         for name in names {
             let Some(parent) = parent_of(&name) else { continue };
             let is_lost = || {
-                let theirs = self.root.join(&name).join(PARENT_QUEUES);
+                let dir = self.root.join(&name);
                 self.root.join(&parent).join("queues").exists()
-                    && MapHandle::from_pinned_path(theirs)
-                        .is_ok_and(|queues| !self.is_same_map(&queues, &parent))
+                    && MapHandle::from_pinned_path(dir.join(PARENT_QUEUES)).is_ok_and(|queues| {
+                        !self.is_same_map(&queues, parent_place_in(&dir), &parent)
+                    })
             };
             if lost.contains(&parent) || is_lost() {
                 lost.push(name);
@@ -242,6 +244,7 @@ impl Store {
         device::remove_pinned_filters(&dir, limit);
         // Links first: a connection that opens meanwhile must not be set again.
         detach_links(&dir)?;
+        maps.leave(limit.cgroup_id);
         for cgroup in pinned.cgroups(&hierarchy).iter().filter(|_| maps.sockets.is_some()) {
             let _ = maps.adopt(&hierarchy, cgroup, Adopt::Release);
             self.take_again(&hierarchy, entry, cgroup.path());

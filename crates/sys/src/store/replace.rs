@@ -88,7 +88,7 @@ impl Store {
 
     /// What a limit of any version has counted.
     fn counted_in(&self, entry: &str) -> Carried {
-        let at = self.place_of(entry).map_or(0, |(_, index)| index % intf::CHUNK);
+        let at = self.at_of(entry);
         let counters = MapHandle::from_pinned_path(self.root.join(entry).join("counters"));
         let counted = counters.map(|counters| Carried::of(&counters, at)).unwrap_or_default();
         counted.plus(&self.carried_in(entry))
@@ -257,7 +257,9 @@ impl Store {
             true => renameat_with(CWD, building, CWD, &target, RenameFlags::EXCHANGE),
             false => rustix::fs::rename(building, &target),
         };
-        done.map_err(|e| io_error(&target, "rename to")(e.into()))
+        done.map_err(|e| io_error(&target, "rename to")(e.into()))?;
+        self.note_place(name);
+        Ok(())
     }
 }
 

@@ -18,6 +18,7 @@ use super::{
     journal::{Deed, Step},
     limit_error, members,
     pools::{build_of_pool, file_name, sign_pool},
+    slots::is_slots,
 };
 use crate::{
     BUILD,
@@ -74,7 +75,9 @@ impl Store {
             let scope = scope.unwrap_or_else(|| Scope::Cgroup("?".to_owned()));
             return Err(StoreError::ScopeGone { name: name.clone(), scope });
         };
-        if let Some((pool, _)) = self.place_of(name) {
+        if let Some((pool, _)) = self.place_of(name).filter(|(pool, _)| is_slots(pool)) {
+            self.take_over_slots(hierarchy, &pool)?;
+        } else if let Some((pool, _)) = self.place_of(name) {
             self.take_over_pool(&pool, limit)?;
         } else {
             let scheme = schemes::of(limit.scheme());
@@ -127,7 +130,7 @@ fn exchange_in_members(
 }
 
 /// Has a link run another program.
-fn update(pin: &Path, program: BorrowedFd<'_>) -> Result<(), StoreError> {
+pub(super) fn update(pin: &Path, program: BorrowedFd<'_>) -> Result<(), StoreError> {
     let link = Link::open(pin).map_err(bpf_error(pin, "open"))?;
     let (link, program) = (link.as_fd().as_raw_fd(), program.as_raw_fd());
     // SAFETY: both descriptors are open, and no options are given.

@@ -25,8 +25,10 @@ use super::{
     htb::device_in,
     members::{SELECT, paths_in, selector_in},
     pins::detach_links,
+    slots::{is_slots, slot_in},
 };
 use crate::{
+    attached::LimitId,
     bpf::{load_error, quiet_libbpf},
     cgroup::Hierarchy,
     device::{CLSACT_MARK, XDP_PIN, is_program_pin},
@@ -37,6 +39,7 @@ use crate::{
     schemes::{
         LINKS,
         htb::{self, ROOT, SLOT, name_in},
+        nrm::SlotPool,
         police::pool::MapPool,
     },
     skel,
@@ -69,8 +72,8 @@ pub struct Unreadable {
     pub parent: Option<String>,
     /// Why it cannot be read.
     pub why: String,
-    /// The kernel's id of the map of its settings.
-    pub map_id: Option<u32>,
+    /// By which the kernel's links tell it.
+    pub id: Option<LimitId>,
     /// What it was asked to do, and by which version.
     pub intent: Option<Intent>,
 }
@@ -181,7 +184,7 @@ impl Store {
             members: paths_in(hierarchy, &dir),
             parent: name_in(&dir, PARENT),
             why,
-            map_id: map.and_then(|map| map.info()).map(|info| info.info.id).ok(),
+            id: map.ok().and_then(|map| LimitId::of(&map, slot_in(&dir))),
             intent: Intent::read(&dir),
         }
     }
@@ -196,7 +199,14 @@ impl Store {
         }
         // Links first: a connection that opens meanwhile must not be set again.
         let _ = detach_links(&dir);
-        if let Ok(sockets) = MapHandle::from_pinned_path(dir.join("sockets")) {
+        if let Some((pool, slot)) = self.place_of(name).filter(|(pool, _)| is_slots(pool)) {
+            // Its maps are others', too.
+            let at = fs::read_link(dir.join(CGROUP)).map(|at| hierarchy.relative(&at));
+            let cgroup = at.ok().and_then(|path| hierarchy.open(&path).ok());
+            if let (Some(cgroup), Ok(pool)) = (cgroup, SlotPool::open(&pool)) {
+                let _ = pool.release(hierarchy, &cgroup, slot);
+            }
+        } else if let Ok(sockets) = MapHandle::from_pinned_path(dir.join("sockets")) {
             let at = fs::read_link(dir.join(CGROUP)).map(|at| hierarchy.relative(&at));
             // One that is removed, or of which nothing is known, may have left sockets anywhere.
             let cgroup = at.ok().and_then(|path| hierarchy.open(&path).ok());

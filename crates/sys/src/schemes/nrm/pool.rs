@@ -1,0 +1,191 @@
+//! A pool of limits on cgroups: one copy of the programs, and maps in which each limit has a slot
+//! (`bpf/nrm/slot.h`). The kernel keeps the slot of its limit with each cgroup.
+
+use std::{
+    mem::MaybeUninit,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
+
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
+
+use super::{Sharing, load};
+use crate::{
+    bpf::{Links, keep, load_error, map_error},
+    cgroup::{Cgroup, Hierarchy},
+    intf,
+    limit::{Adopt, LimitError, LimitMaps, attach},
+    schemes::LINKS,
+};
+
+/// The pins of the maps.
+const PINS: [&str; 6] = ["limits", "queues", "counters", "sockets", "slots", "adoption"];
+/// The pin of the link of the iterator over sockets.
+pub(crate) const ADOPT_PIN: &str = "adopt";
+
+/// Programs, by the names of their links.
+pub(crate) type Programs = Vec<(&'static str, OwnedFd)>;
+
+/// A pool that is pinned.
+#[derive(Debug)]
+pub(crate) struct SlotPool {
+    dir: PathBuf,
+    slots: MapHandle,
+}
+
+/// What is loaded for a pool, to be pinned.
+pub(crate) struct LoadedPool {
+    /// With their pins.
+    pub(crate) maps: Vec<(&'static str, MapHandle)>,
+    pub(crate) programs: Programs,
+    /// The iterator over sockets.
+    pub(crate) adopt: OwnedFd,
+    /// Its link.
+    pub(crate) adopt_link: Link,
+}
+
+impl SlotPool {
+    /// Loads the programs: for a new pool, or for `earlier`, with the maps that it has.
+    pub(crate) fn load(earlier: Option<&SlotPool>) -> Result<LoadedPool, LimitError> {
+        let maps_there = earlier.map(SlotPool::all_maps).transpose()?;
+        let adoption = earlier.map(SlotPool::adoption).transpose()?;
+        let slots = Some(earlier.map(|pool| &pool.slots));
+        let sharing = Sharing { earlier: maps_there.as_ref(), slots, ..Sharing::default() };
+        load(sharing, |maps, slots, [egress, ingress, tune]| {
+            let mut storage = MaybeUninit::uninit();
+            let sockets = maps.sockets.as_ref().ok_or(LimitError::Layout("sockets"))?;
+            let adopt = maps.load_adopt(&mut storage, sockets, adoption.as_ref())?;
+            let handle = MapHandle::try_from(&adopt.maps.adoption).map_err(load_error("adopt"))?;
+            let adopt_link = adopt.progs.adopt.attach().map_err(load_error("adopt"))?;
+            let LimitMaps { limit, queues, counters, sockets, .. } = maps;
+            let all = [Some(limit), Some(queues), Some(counters), sockets, slots, Some(handle)];
+            Ok(LoadedPool {
+                maps: PINS
+                    .into_iter()
+                    .zip(all)
+                    .filter_map(|(pin, map)| Some((pin, map?)))
+                    .collect(),
+                programs: vec![
+                    (LINKS[0], keep(egress, "nrm_egress")?),
+                    (LINKS[1], keep(ingress, "nrm_ingress")?),
+                    (LINKS[2], keep(tune, "tune")?),
+                ],
+                adopt: keep(&adopt.progs.adopt, "adopt")?,
+                adopt_link,
+            })
+        })
+    }
+
+    /// Opens the one pinned in a directory.
+    pub(crate) fn open(dir: &Path) -> Result<SlotPool, LimitError> {
+        let slots = open_map(dir, PINS[4])?;
+        Ok(SlotPool { dir: dir.to_owned(), slots })
+    }
+
+    /// The maps of all limits.
+    fn all_maps(&self) -> Result<LimitMaps, LimitError> {
+        let [limits, queues, counters, sockets, ..] = PINS;
+        let open = |name| open_map(&self.dir, name);
+        Ok(LimitMaps {
+            sockets: Some(open(sockets)?),
+            ..LimitMaps::new(open(limits)?, open(queues)?, open(counters)?)
+        })
+    }
+
+    /// The maps of a new limit in a slot.
+    pub(crate) fn take(self, slot: u32, limit: intf::Entry) -> Result<LimitMaps, LimitError> {
+        let mut maps = self.all_maps()?;
+        (maps.at, maps.pool) = (slot, Some(self));
+        clear(&maps)?;
+        maps.write(limit)?;
+        Ok(maps)
+    }
+
+    /// The iterator over sockets, and the map that says what it does.
+    pub(crate) fn adopter(&self) -> Result<(MapHandle, Link), LimitError> {
+        let link = Link::open(self.dir.join(ADOPT_PIN)).map_err(load_error("adopt"))?;
+        Ok((self.adoption()?, link))
+    }
+
+    /// The map that says what the iterator does.
+    pub(crate) fn adoption(&self) -> Result<MapHandle, LimitError> {
+        open_map(&self.dir, PINS[5])
+    }
+
+    /// Puts a limit in force on a cgroup.
+    pub(crate) fn enter(
+        &self,
+        programs: &[(&'static str, OwnedFd)],
+        cgroup: &Cgroup,
+        slot: u32,
+    ) -> Result<Links, LimitError> {
+        // The kernel keeps the slot of a limit that the cgroup had before.
+        let _ = self.set(cgroup.id(), slot);
+        let links = attach(programs, cgroup)?;
+        // From here on, in all directions at once.
+        self.set(cgroup.id(), slot)?;
+        Ok(links)
+    }
+
+    /// A cgroup has left its limit.
+    pub(crate) fn leave(&self, cgroup_id: u64) {
+        // One that is gone has no slot.
+        let _ = self.set(cgroup_id, 0);
+    }
+
+    /// Takes a cgroup, whose links are gone, out of a limit that cannot be read.
+    pub(crate) fn release(
+        self,
+        hierarchy: &Hierarchy,
+        cgroup: &Cgroup,
+        slot: u32,
+    ) -> Result<(), LimitError> {
+        self.leave(cgroup.id());
+        let mut maps = self.all_maps()?;
+        (maps.at, maps.pool) = (slot, Some(self));
+        maps.adopt(hierarchy, cgroup, Adopt::Release)
+    }
+
+    /// The slot of a cgroup; 0: it has no limit of this pool.
+    pub(crate) fn slot_of(&self, cgroup_id: u64) -> u32 {
+        slot_of(&self.slots, cgroup_id)
+    }
+
+    fn set(&self, cgroup_id: u64, slot: u32) -> Result<(), LimitError> {
+        let slot = intf::Slot { index: slot, zero: 0 };
+        self.slots
+            .update(&cgroup_id.to_ne_bytes(), bytemuck::bytes_of(&slot), MapFlags::ANY)
+            .map_err(map_error("slots"))
+    }
+}
+
+/// What a map of slots says of a cgroup.
+pub(crate) fn slot_of(slots: &MapHandle, cgroup_id: u64) -> u32 {
+    let value = slots.lookup(&cgroup_id.to_ne_bytes(), MapFlags::ANY).ok().flatten();
+    let slot = value.and_then(|bytes| bytemuck::try_pod_read_unaligned::<intf::Slot>(&bytes).ok());
+    slot.map_or(0, |slot| slot.index)
+}
+
+fn open_map(dir: &Path, pin: &'static str) -> Result<MapHandle, LimitError> {
+    MapHandle::from_pinned_path(dir.join(pin)).map_err(map_error(pin))
+}
+
+/// A slot as new.
+fn clear(maps: &LimitMaps) -> Result<(), LimitError> {
+    let clear = |map: &MapHandle, name, entries: usize| -> Result<(), LimitError> {
+        let zero = vec![0; map.value_size() as usize];
+        let first = maps.at * entries as u32;
+        (first..first + entries as u32).try_for_each(|key| {
+            map.update(&key.to_ne_bytes(), &zero, MapFlags::ANY).map_err(map_error(name))
+        })
+    };
+    clear(&maps.limit, "limit", intf::LIMITS)?;
+    clear(&maps.queues, "queues", intf::QUEUES)?;
+    let cpus = libbpf_rs::num_possible_cpus().map_err(map_error("counters"))?;
+    let zero = vec![vec![0; maps.counters.value_size() as usize]; cpus];
+    let first = maps.at * intf::DIRECTIONS as u32;
+    (first..first + intf::DIRECTIONS as u32).try_for_each(|key| {
+        let done = maps.counters.update_percpu(&key.to_ne_bytes(), &zero, MapFlags::ANY);
+        done.map_err(map_error("counters"))
+    })
+}

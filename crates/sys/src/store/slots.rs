@@ -1,0 +1,350 @@
+//! Limits on cgroups that share programs and maps: each has a slot in a pool ([`SlotPool`]).
+//!
+//! ```text
+//! NAME/{limit,queues,counters,sockets}   maps that it shares with others of its pool
+//!      {egress,ingress,sockops}          its links
+//!      room, place                       symbolic links to the name of the pool, and to its slot
+//! +cgroups_ABI_NUMBER/                   a pool
+//!     {limits,queues,counters,sockets,slots,adoption}    its maps
+//!     member_{egress,ingress,sockops}    its programs
+//!     adopt                              link of the iterator over sockets
+//!     build                              symbolic link to the build whose programs they are
+//!     N                                  symbolic link to the name of the limit in slot N
+//! ```
+//!
+//! Links are a limit's own, so it comes and goes as any other. The map of slots says which limit a cgroup
+//! has, and that of sockets has one entry for each socket. So no two limits of a pool meet the same packet:
+//! one on a cgroup above or below another's, or that is to take its place, goes into another pool. A pool
+//! comes with its first limit and goes with its last; a slot whose limit is not there is free, as with limits
+//! of prefixes (see [`Store::sweep_pools`]).
+
+use std::{
+    collections::HashMap,
+    fs, mem,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    sync::PoisonError,
+};
+
+use libbpf_rs::{Link, MapCore, MapHandle, query::LinkTypeInfo};
+use tidegate_core::Scope;
+
+use super::{
+    BUILDING, CGROUP, MAX_LIMITS, PARENT_PLACE, Store, StoreError, bpf_error, io_error,
+    limit_error,
+    members::{self, SELECT, pin_programs, pin_successor, programs_in},
+    pins::{pin, remove_pins},
+    pools::{PLACE, POOL, POOL_PREFIX, build_of_pool, file_name, limit_in, places_in, sign_pool},
+    symlink,
+    takeover::update,
+};
+use crate::{
+    BUILD,
+    cgroup::{Cgroup, Hierarchy},
+    intf,
+    limit::{Adopt, AttachedLimit, LimitError, LimitOptions},
+    query,
+    schemes::{
+        self, Pinning,
+        nrm::{ADOPT_PIN, SlotPool},
+    },
+};
+
+/// The first word of the names of pools.
+const KIND: &str = "cgroups_";
+/// Pools of one version: the limits that one packet meets, and more than [`intf::SLOTS`] limits, are in
+/// several. Whatever finds no slot gets programs of its own.
+const POOLS_MAX: u32 = 8;
+
+/// Where limits are, as far as a writer has seen since it has the lock, so that to put a thousand on does not
+/// look at a million. Limits that have gone since are still in it.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    /// Names by the path of a cgroup.
+    cgroups: HashMap<String, Vec<String>>,
+    /// Names of those with a selector.
+    selects: Vec<String>,
+    /// Names that are not among them yet.
+    newer: Vec<String>,
+    /// How often one was noted.
+    count: usize,
+}
+
+impl Places {
+    fn note(&mut self, hierarchy: &Hierarchy, dir: &Path, name: &str) {
+        self.count += 1;
+        if let Ok(at) = fs::read_link(dir.join(CGROUP)) {
+            self.cgroups.entry(hierarchy.relative(&at)).or_default().push(name.to_owned());
+        } else if fs::symlink_metadata(dir.join(SELECT)).is_ok() {
+            self.selects.push(name.to_owned());
+        }
+    }
+}
+
+/// A free slot.
+struct Free {
+    dir: PathBuf,
+    pool: SlotPool,
+    slot: u32,
+}
+
+/// Whether a directory is the pool of limits on cgroups.
+pub(super) fn is_slots(dir: &Path) -> bool {
+    file_name(dir).strip_prefix(POOL_PREFIX).is_some_and(|name| name.starts_with(KIND))
+}
+
+/// The slot of the limit in a directory; 0: it has maps of its own.
+pub(super) fn slot_in(dir: &Path) -> u32 {
+    let read = |link: &str| fs::read_link(dir.join(link)).ok();
+    let slot = read(POOL).filter(|pool| is_slots(pool)).and_then(|_| read(PLACE));
+    slot.and_then(|slot| slot.to_str()?.parse().ok()).unwrap_or_default()
+}
+
+/// Where in its maps the parent of the limit in a directory is.
+pub(super) fn parent_place_in(dir: &Path) -> u32 {
+    let place = fs::read_link(dir.join(PARENT_PLACE)).ok();
+    place.and_then(|place| place.to_str()?.parse().ok()).unwrap_or_default()
+}
+
+/// Whether a limit shares programs with others.
+pub(super) fn shares(options: &LimitOptions) -> bool {
+    schemes::of(options.scheme).pinning() == Pinning::Shared
+        && options.exempt.is_empty()
+        && options.class.is_none()
+}
+
+impl Store {
+    /// Puts a limit on a cgroup that shares programs with others. False: there is no slot for it.
+    pub(super) fn install_in_slot(
+        &self,
+        hierarchy: &Hierarchy,
+        name: &str,
+        cgroup: &Cgroup,
+        options: &LimitOptions,
+    ) -> Result<bool, StoreError> {
+        let refused = || limit_error(name);
+        let limit = options.encode(cgroup.id()).map_err(|e| refused()(LimitError::Config(e)))?;
+        let scope = Scope::Cgroup(cgroup.path().to_owned());
+        if let Some(why) = schemes::of(options.scheme).why_unkept(hierarchy, &scope, Some(cgroup)) {
+            return Err(refused()(why.into()));
+        }
+        let Some(Free { dir, pool, slot }) = self.free_slot(hierarchy, name, cgroup)? else {
+            return Ok(false);
+        };
+        symlink(Path::new(name), &dir.join(slot.to_string()))?;
+        let building = self.root.join(format!("{BUILDING}{name}"));
+        let put = || {
+            let maps = pool.take(slot, limit).map_err(refused())?;
+            let mut limit = AttachedLimit::new(maps, Vec::new());
+            pin(&mut limit, &building)?;
+            symlink(&hierarchy.remembered(cgroup), &building.join(CGROUP))?;
+            symlink(Path::new(&file_name(&dir)), &building.join(POOL))?;
+            symlink(Path::new(&slot.to_string()), &building.join(PLACE))?;
+            let programs = programs_in(&dir)?;
+            let AttachedLimit { maps, .. } = &limit;
+            let pool = maps.pool.as_ref().ok_or(LimitError::Layout(POOL)).map_err(refused())?;
+            for (name, link) in pool.enter(&programs, cgroup, slot).map_err(refused())? {
+                let path = building.join(name);
+                query::pin(link.as_fd(), &path).map_err(io_error(&path, "pin"))?;
+            }
+            maps.adopt(hierarchy, cgroup, Adopt::Take).map_err(refused())?;
+            self.publish(&building, name, options)
+        };
+        let done = put();
+        if done.is_err() {
+            if building.is_dir() {
+                let _ = self.take_off(&format!("{BUILDING}{name}"));
+            }
+            self.free_place(&dir, slot);
+        }
+        done.map(|()| true)
+    }
+
+    /// Checks that no other limit is on a cgroup. It opens none but one that is there.
+    pub(super) fn check_free(
+        &self,
+        hierarchy: &Hierarchy,
+        name: &str,
+        scope: &Scope,
+        cgroup: &Cgroup,
+    ) -> Result<(), StoreError> {
+        let (others, selects) = self.on_path(hierarchy, cgroup.path())?;
+        let is_here = |other: &String| {
+            let at = fs::read_link(self.root.join(other).join(CGROUP)).ok();
+            at.is_some_and(|at| hierarchy.relative(&at) == cgroup.path())
+        };
+        let is_member = |other: &String| members::has(&self.root.join(other), cgroup.id());
+        let here = others.into_iter().filter(is_here);
+        for other in here.chain(selects.into_iter().filter(is_member)) {
+            if other == name || self.leaving.contains(&other) {
+                continue;
+            }
+            let (scope, name) = (scope.clone(), other);
+            return match self.open_at(hierarchy, &name) {
+                Err(_) => Err(StoreError::ScopeUnreadable { scope, name }),
+                // Its cgroup has been removed, and this is another one.
+                Ok(there) if there.limit.cgroup_id != 0 && there.limit.cgroup_id != cgroup.id() => {
+                    continue;
+                }
+                Ok(_) => Err(StoreError::ScopeTaken { scope, name }),
+            };
+        }
+        Ok(())
+    }
+
+    /// Limits that may be on the cgroup of a path, and those with a selector.
+    fn on_path(
+        &self,
+        hierarchy: &Hierarchy,
+        path: &str,
+    ) -> Result<(Vec<String>, Vec<String>), StoreError> {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let places = match &mut *places {
+            Some(places) if places.count < MAX_LIMITS => places,
+            places => {
+                let mut found = Places::default();
+                for name in self.names()? {
+                    found.note(hierarchy, &self.root.join(&name), &name);
+                }
+                places.insert(found)
+            }
+        };
+        for name in mem::take(&mut places.newer) {
+            places.note(hierarchy, &self.root.join(&name), &name);
+        }
+        if places.count >= MAX_LIMITS {
+            return Err(StoreError::Full);
+        }
+        let there = places.cgroups.get(path).cloned().unwrap_or_default();
+        Ok((there, places.selects.clone()))
+    }
+
+    /// A limit is listed from now on.
+    pub(super) fn note_place(&self, name: &str) {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(places) = &mut *places {
+            places.newer.push(name.to_owned());
+        }
+    }
+
+    /// Another writer may have changed what is known.
+    pub(super) fn forget_places(&self) {
+        *self.places.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// The pool of a limit, if it is in one.
+    pub(super) fn pool_of(&self, name: &str) -> Result<Option<SlotPool>, StoreError> {
+        let pool = self.place_of(name).filter(|(pool, _)| is_slots(pool));
+        pool.map(|(pool, _)| SlotPool::open(&pool)).transpose().map_err(limit_error(name))
+    }
+
+    /// A slot in the first pool that has one, and no limit that meets the packets of the cgroup.
+    fn free_slot(
+        &self,
+        hierarchy: &Hierarchy,
+        name: &str,
+        cgroup: &Cgroup,
+    ) -> Result<Option<Free>, StoreError> {
+        let around = ids_around(hierarchy, cgroup);
+        for number in 0..POOLS_MAX {
+            let dir = self.root.join(format!("{POOL_PREFIX}{KIND}{}_{number}", intf::ABI));
+            if dir.is_dir() {
+                self.take_over_slots(hierarchy, &dir)?;
+            } else {
+                self.make_pool(name, &dir)?;
+            }
+            let pool = SlotPool::open(&dir).map_err(limit_error(name))?;
+            if around.iter().any(|id| pool.slot_of(*id) != 0) {
+                continue;
+            }
+            let taken = places_in(&dir)?;
+            // The first number that is not the one of its turn.
+            let mut free = (1..intf::SLOTS).zip(taken.into_iter().map(Some).chain([None]));
+            let free = free.find(|(slot, taken)| Some(*slot) != *taken);
+            if let Some((slot, _)) = free {
+                return Ok(Some(Free { dir, pool, slot }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether the queues that a child knows are still those of the limit of its parent's name.
+    pub(super) fn is_same_map(&self, queues: &MapHandle, at: u32, parent: &str) -> bool {
+        let id = |map: &MapHandle| map.info().map(|info| info.info.id).ok();
+        let path = self.root.join(parent).join("queues");
+        at == self.at_of(parent)
+            && MapHandle::from_pinned_path(&path).is_ok_and(|now| id(&now) == id(queues))
+    }
+
+    fn make_pool(&self, name: &str, dir: &Path) -> Result<(), StoreError> {
+        let mut loaded = SlotPool::load(None).map_err(limit_error(name))?;
+        let building = self.root.join(format!("{BUILDING}{}", file_name(dir)));
+        fs::create_dir(&building).map_err(io_error(&building, "create"))?;
+        let mut make = || {
+            for (pin, map) in &mut loaded.maps {
+                let path = building.join(pin);
+                map.pin(&path).map_err(bpf_error(&path, "pin"))?;
+            }
+            pin_programs(&loaded.programs, &building)?;
+            let path = building.join(ADOPT_PIN);
+            loaded.adopt_link.pin(&path).map_err(bpf_error(&path, "pin"))?;
+            sign_pool(&building)?;
+            fs::rename(&building, dir).map_err(io_error(dir, "rename to"))
+        };
+        make().inspect_err(|_| drop(remove_pins(&building)))
+    }
+
+    /// Has a pool run the programs of this build, for all limits in it. Links of limits that are on no cgroup
+    /// any more stay as they are.
+    pub(super) fn take_over_slots(
+        &self,
+        hierarchy: &Hierarchy,
+        dir: &Path,
+    ) -> Result<(), StoreError> {
+        if build_of_pool(dir).is_some_and(|build| build == BUILD) {
+            return Ok(());
+        }
+        let name = file_name(dir);
+        let refused = || limit_error(&name);
+        let pool = SlotPool::open(dir).map_err(refused())?;
+        let loaded = SlotPool::load(Some(&pool)).map_err(refused())?;
+        let limits = places_in(dir)?.into_iter().filter_map(|slot| {
+            let limit = limit_in(dir, slot)?;
+            (self.place_of(&limit)? == (dir.to_owned(), slot)).then_some(limit)
+        });
+        let limits: Vec<_> = limits.collect();
+        for (link, program) in &loaded.programs {
+            pin_successor(dir, link.as_ref(), program.as_fd())?;
+            for limit in &limits {
+                let pin = self.root.join(limit).join(link);
+                if is_on_cgroup(&pin) {
+                    update(&pin, program.as_fd())?;
+                }
+            }
+        }
+        update(&dir.join(ADOPT_PIN), loaded.adopt.as_fd())?;
+        for limit in &limits {
+            let pinned = self.open(hierarchy, limit)?;
+            for cgroup in pinned.cgroups(hierarchy) {
+                pinned.maps.adopt(hierarchy, &cgroup, Adopt::Take).map_err(refused())?;
+            }
+        }
+        sign_pool(dir)
+    }
+}
+
+/// Whether a pinned link still is on a cgroup.
+fn is_on_cgroup(pin: &Path) -> bool {
+    let info = Link::open(pin).and_then(|link| link.info());
+    matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id != 0)
+}
+
+/// The ids of a cgroup, of all above it and of all below it.
+fn ids_around(hierarchy: &Hierarchy, cgroup: &Cgroup) -> Vec<u64> {
+    let path = cgroup.path();
+    let ends = path.char_indices().filter(|(_, letter)| *letter == '/').map(|(end, _)| end);
+    let above = [0].into_iter().chain(ends).map(|end| path[..end].to_owned());
+    let all = above.chain(hierarchy.find_below(path, |_| true));
+    let ids = all.filter_map(|path| Some(hierarchy.open(&path).ok()?.id()));
+    ids.chain([cgroup.id()]).collect()
+}
