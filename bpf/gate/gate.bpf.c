@@ -3,10 +3,10 @@
  * Reports cgroups as they come and go, and bounds what a new one sends until user space has decided
  * which limits hold it (gate.h). For the agent; crates/sys/src/gate.rs loads it.
  *
- * Two programs run when a cgroup of the unified hierarchy is made or removed below the one that user
- * space has chosen. They keep the map `undecided` and write events to a ring. A cgroup is in the map
- * before its directory can be seen, so before a process can be in it. To decide, user space removes
- * it from the map, after it has attached the limits.
+ * Two programs run when a cgroup of the unified hierarchy is made or removed below the one that
+ * user space has chosen. They keep the map `undecided` and write events to a ring. A cgroup is in
+ * the map before its directory can be seen, so before a process can be in it. To decide, user space
+ * removes it from the map, after it has attached the limits.
  *
  * Two more run for the packets of the cgroups there. A packet of a decided cgroup pays one lookup,
  * and no clock. Loopback is not counted, as limits do not count it by default. Limits are attached

@@ -7,9 +7,8 @@
  * of all ancestors of a socket's cgroup, innermost first, so nested limits each charge their own
  * queue. One that drops a packet sets TG_DEAD_MARK, and the outer ones do not charge it.
  *
- * Egress signals congestion to a TCP sender of this host (return values 2 and 3), which reduces its
- * window. On ingress the sender is remote, so there are only marks and drops here; scheme `pace`
- * slows it by the receive window (tune.bpf.c).
+ * Egress signals congestion to a TCP sender of this host (return values 2 and 3). On ingress there
+ * are only marks and drops; `pace` slows a remote sender by the receive window (tune.bpf.c).
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -42,7 +41,7 @@ enum {
 	RET_PASS_SLOW = 3,
 };
 
-/* The flows of all queues. */
+/* The flows of all queues, and the shift for their number. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, UF_SETS);
@@ -50,7 +49,6 @@ struct {
 	__type(value, struct uf_set);
 } unpaced_flows SEC(".maps");
 
-/* For their number. */
 const volatile __u32 set_shift = UF_SET_SHIFT;
 
 /*

@@ -282,8 +282,8 @@ fn weigh(
         }
     } else if behind && waited == Some(Waited::Coarse) {
         evidence.push(
-            "the clock is too coarse, and the spacing of packets before the losses is unknown: a bucket and a \
-             queue would lose the same"
+            "the clock is too coarse, and the spacing of packets before the losses is unknown: a bucket and \
+             a queue would lose the same"
                 .to_owned(),
         );
         return (Verdict::Unclear, evidence);

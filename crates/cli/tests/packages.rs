@@ -1,6 +1,8 @@
 //! What packages are made of fits together: the files that are laid out, the lists of the packages, units,
 //! scripts.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
 use std::{
     collections::BTreeSet,
     fs,

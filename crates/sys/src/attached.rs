@@ -17,7 +17,7 @@ use libbpf_rs::{
 
 use tidegate_core::scheme::SCHEMES;
 
-use crate::{limit::LimitMaps, schemes::nrm::slot_of};
+use crate::limit::{LimitMaps, slot_pool::slot_of};
 
 /// Maps that a program of a limit has at most, constants included.
 const MAX_MAPS: usize = 32;

@@ -20,6 +20,7 @@ mod options;
 mod rate;
 mod reading;
 pub(crate) mod settings;
+pub(crate) mod slot_pool;
 
 pub use attached::AttachedLimit;
 pub(crate) use attached::{Loaded, attach};

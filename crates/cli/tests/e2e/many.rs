@@ -5,8 +5,8 @@
 //! cargo test --release -p tidegate --test e2e -- --ignored --nocapture root_many_limits
 //! ```
 //!
-//! `TIDEGATE_LIMITS=10,100` says how many, `TIDEGATE_REST=SECONDS` how long the agent is watched. The parts of
-//! the time are those of a second run under strace, which makes each system call slower: read them as parts.
+//! `TIDEGATE_LIMITS=10,100` says how many, `TIDEGATE_REST=SECONDS` how long the agent is watched. The parts
+//! of the time are those of a second run under strace, which makes each system call slower: read them as parts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -204,7 +204,8 @@ fn rest_of_agent(place: &Place, file: &str, rest: Duration) {
     thread::sleep(rest);
     let (used, watched) = (cpu_of(pid) - cpu, start.elapsed());
     println!(
-        "  agent at rest for {watched:.0?}: {used:.2?} of CPU, {:.3} % of a core; resident {} kB, at most {} kB",
+        "  agent at rest for {watched:.0?}: {used:.2?} of CPU, {:.3} % of a core; \
+         resident {} kB, at most {} kB",
         100.0 * used.as_secs_f64() / watched.as_secs_f64(),
         kilobytes(pid, "VmRSS:"),
         kilobytes(pid, "VmHWM:"),

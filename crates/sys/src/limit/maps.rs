@@ -8,7 +8,10 @@ use libbpf_rs::{
 };
 use tidegate_core::{Direction, Rate, fair_share::TARGET, prefixes::Prefixes, virtual_queue};
 
-use super::{Carried, Colours, Handle, LimitError, LimitOptions, Reading, settings::Settings};
+use super::{
+    Carried, Colours, Handle, LimitError, LimitOptions, Reading, settings::Settings,
+    slot_pool::SlotPool,
+};
 use crate::{
     bpf::{load_error, lookup, map_error, reuse},
     cgroup::{Cgroup, Hierarchy},
@@ -17,7 +20,7 @@ use crate::{
     group::GroupMaps,
     intf,
     process::{in_network_namespace, network_namespaces},
-    schemes::{nrm::SlotPool, police::Place},
+    schemes::police::Place,
     skel,
     waiting::Waiting,
 };

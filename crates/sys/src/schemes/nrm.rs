@@ -22,8 +22,6 @@ use crate::{
 
 mod pool;
 
-pub(crate) use pool::{ADOPT_PIN, SlotPool, slot_of};
-
 /// Schemes `pace` and `nrm`.
 pub(crate) struct Nrm;
 

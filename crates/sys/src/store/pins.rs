@@ -1,12 +1,16 @@
 //! Pins: what keeps a limit when the process that put it on has ended.
 
-use std::{fs, os::fd::OwnedFd, path::Path};
+use std::{
+    fs,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
 
-use libbpf_rs::{Link, MapHandle};
+use libbpf_rs::{Link, MapHandle, libbpf_sys};
 
 use super::{
     EXEMPT, GROUP, MEMBERS, PARENT_PLACE, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError,
-    bpf_error, io_error, slots::slot_in, symlink,
+    bpf_error, io_error, pool_names::slot_in, symlink,
 };
 use crate::{
     bpf::Links,
@@ -21,6 +25,17 @@ use crate::{
 pub(super) fn settings_in(dir: &Path) -> Option<intf::Limit> {
     let map = MapHandle::from_pinned_path(dir.join("limit")).ok()?;
     Settings::read(&map, slot_in(dir)).ok().map(|settings| settings.limit.common)
+}
+
+/// Has a link run another program.
+pub(super) fn update(pin: &Path, program: BorrowedFd<'_>) -> Result<(), StoreError> {
+    let link = Link::open(pin).map_err(bpf_error(pin, "open"))?;
+    let (link, program) = (link.as_fd().as_raw_fd(), program.as_raw_fd());
+    // SAFETY: both descriptors are open, and no options are given.
+    match unsafe { libbpf_sys::bpf_link_update(link, program, std::ptr::null()) } {
+        0 => Ok(()),
+        errno => Err(io_error(pin, "update")(std::io::Error::from_raw_os_error(-errno))),
+    }
 }
 
 /// Pins the maps of a limit in a new directory.

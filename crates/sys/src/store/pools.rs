@@ -26,11 +26,10 @@ use tidegate_core::{
 use super::{
     BUILDING, DEV, Intent, MAX_LIMITS, PORT, Store, StoreError, bpf_error, io_error, limit_error,
     pins::{detach_links, pin_hooks, pin_maps, remove_pins},
-    slots::is_slots,
+    pool_names::{PLACE, POOL, POOL_PREFIX, file_name, is_slots, sign_pool},
     symlink,
 };
 use crate::{
-    BUILD,
     device::{self, Filters, Hooked, Target},
     intf,
     limit::{LimitError, LimitMaps, LimitOptions},
@@ -40,13 +39,6 @@ use crate::{
     },
 };
 
-/// Prefix of the directory of a pool; no limit's name starts with it.
-pub(super) const POOL_PREFIX: char = '+';
-/// The symbolic links of a limit in a pool. The names are those that earlier versions have written.
-pub(super) const POOL: &str = "room";
-pub(super) const PLACE: &str = "place";
-/// In the directory of a pool, whose programs it runs.
-const POOL_BUILD: &str = "build";
 /// The links of a pool's programs.
 const HOOKS: [&str; 2] = ["egress", "ingress"];
 
@@ -282,22 +274,6 @@ fn check_prefixes(
     // Of a limit that a process which died has left: the new one takes it over.
     let Some(name) = limit_in(dir, index) else { return Ok(()) };
     Err(StoreError::PrefixTaken { scope: scope.clone(), prefix, name })
-}
-
-/// Whose programs a pool runs.
-pub(super) fn build_of_pool(dir: &Path) -> Option<String> {
-    fs::read_link(dir.join(POOL_BUILD)).ok()?.to_str().map(str::to_owned)
-}
-
-/// Writes that a pool runs the programs of this build.
-pub(super) fn sign_pool(dir: &Path) -> Result<(), StoreError> {
-    let link = dir.join(POOL_BUILD);
-    let _ = fs::remove_file(&link);
-    symlink(Path::new(BUILD), &link)
-}
-
-pub(super) fn file_name(dir: &Path) -> String {
-    dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The name of the directory of a pool.

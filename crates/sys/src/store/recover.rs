@@ -18,7 +18,8 @@ use super::{
     members::{self, SELECT},
     parent_place_in,
     pins::{detach_links, remove_pins, settings_in},
-    pools::{POOL_PREFIX, file_name, limit_of_pool, places_in},
+    pool_names::{POOL_PREFIX, file_name},
+    pools::{limit_of_pool, places_in},
     symlink,
 };
 use crate::{

@@ -19,7 +19,7 @@ use super::{
     limit_error,
     members::selector_in,
     pins::remove_pins,
-    pools::{PLACE, POOL},
+    pool_names::{PLACE, POOL},
     symlink,
 };
 use crate::{

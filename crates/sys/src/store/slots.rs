@@ -33,25 +33,21 @@ use super::{
     BUILDING, CGROUP, MAX_LIMITS, PARENT_PLACE, Store, StoreError, bpf_error, io_error,
     limit_error,
     members::{self, SELECT, pin_programs, pin_successor, programs_in},
-    pins::{pin, remove_pins},
-    pools::{PLACE, POOL, POOL_PREFIX, build_of_pool, file_name, limit_in, places_in, sign_pool},
+    pins::{pin, remove_pins, update},
+    pool_names::{KIND, PLACE, POOL, POOL_PREFIX, build_of_pool, file_name, is_slots, sign_pool},
+    pools::{limit_in, places_in},
     symlink,
-    takeover::update,
 };
 use crate::{
     BUILD,
     cgroup::{Cgroup, Hierarchy},
     intf,
+    limit::slot_pool::{ADOPT_PIN, SlotPool},
     limit::{Adopt, AttachedLimit, LimitError, LimitOptions},
     query,
-    schemes::{
-        self, Pinning,
-        nrm::{ADOPT_PIN, SlotPool},
-    },
+    schemes::{self, Pinning},
 };
 
-/// The first word of the names of pools.
-const KIND: &str = "cgroups_";
 /// Pools of one version: the limits that one packet meets, and more than [`intf::SLOTS`] limits, are in
 /// several. Whatever finds no slot gets programs of its own.
 const POOLS_MAX: u32 = 8;
@@ -86,18 +82,6 @@ struct Free {
     dir: PathBuf,
     pool: SlotPool,
     slot: u32,
-}
-
-/// Whether a directory is the pool of limits on cgroups.
-pub(super) fn is_slots(dir: &Path) -> bool {
-    file_name(dir).strip_prefix(POOL_PREFIX).is_some_and(|name| name.starts_with(KIND))
-}
-
-/// The slot of the limit in a directory; 0: it has maps of its own.
-pub(super) fn slot_in(dir: &Path) -> u32 {
-    let read = |link: &str| fs::read_link(dir.join(link)).ok();
-    let slot = read(POOL).filter(|pool| is_slots(pool)).and_then(|_| read(PLACE));
-    slot.and_then(|slot| slot.to_str()?.parse().ok()).unwrap_or_default()
 }
 
 /// Where in its maps the parent of the limit in a directory is.

@@ -5,20 +5,16 @@
 //! read, so programs of both work together. The intent names the new build when all of them are there: if the
 //! process dies before, the next writer does it again.
 
-use std::{
-    os::fd::{AsFd, AsRawFd, BorrowedFd},
-    path::Path,
-};
+use std::{os::fd::AsFd, path::Path};
 
-use libbpf_rs::{Link, libbpf_sys};
 use tidegate_core::Scope;
 
 use super::{
-    Intent, PinnedLimit, Store, StoreError, StoreLock, bpf_error, intent, io_error,
+    Intent, PinnedLimit, Store, StoreError, StoreLock, intent,
     journal::{Deed, Step},
     limit_error, members,
-    pools::{build_of_pool, file_name, sign_pool},
-    slots::is_slots,
+    pins::update,
+    pool_names::{build_of_pool, file_name, is_slots, sign_pool},
 };
 use crate::{
     BUILD,
@@ -127,17 +123,6 @@ fn exchange_in_members(
         update(&members::dir_of(dir, member.id).join(link), successor.program.as_fd())?;
     }
     Ok(())
-}
-
-/// Has a link run another program.
-pub(super) fn update(pin: &Path, program: BorrowedFd<'_>) -> Result<(), StoreError> {
-    let link = Link::open(pin).map_err(bpf_error(pin, "open"))?;
-    let (link, program) = (link.as_fd().as_raw_fd(), program.as_raw_fd());
-    // SAFETY: both descriptors are open, and no options are given.
-    match unsafe { libbpf_sys::bpf_link_update(link, program, std::ptr::null()) } {
-        0 => Ok(()),
-        errno => Err(io_error(pin, "update")(std::io::Error::from_raw_os_error(-errno))),
-    }
 }
 
 /// Has a program run in the place of the one that does.

@@ -25,7 +25,7 @@ use super::{
     htb::device_in,
     members::{SELECT, paths_in, selector_in},
     pins::detach_links,
-    slots::{is_slots, slot_in},
+    pool_names::{is_slots, slot_in},
 };
 use crate::{
     attached::LimitId,
@@ -33,13 +33,13 @@ use crate::{
     cgroup::Hierarchy,
     device::{CLSACT_MARK, XDP_PIN, is_program_pin},
     intf,
+    limit::slot_pool::SlotPool,
     limit::{LimitError, LimitMaps, LimitOptions, settings},
     process::{in_network_namespace, network_namespaces},
     remains::{self, OnDevice},
     schemes::{
         LINKS,
         htb::{self, ROOT, SLOT, name_in},
-        nrm::SlotPool,
         police::pool::MapPool,
     },
     skel,

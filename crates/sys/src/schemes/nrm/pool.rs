@@ -1,11 +1,7 @@
 //! A pool of limits on cgroups: one copy of the programs, and maps in which each limit has a slot
 //! (`bpf/nrm/slot.h`). The kernel keeps the slot of its limit with each cgroup.
 
-use std::{
-    mem::MaybeUninit,
-    os::fd::OwnedFd,
-    path::{Path, PathBuf},
-};
+use std::{mem::MaybeUninit, os::fd::OwnedFd};
 
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
 
@@ -14,24 +10,15 @@ use crate::{
     bpf::{Links, keep, load_error, map_error},
     cgroup::{Cgroup, Hierarchy},
     intf,
-    limit::{Adopt, LimitError, LimitMaps, attach},
+    limit::{
+        Adopt, LimitError, LimitMaps, attach,
+        slot_pool::{PINS, SlotPool, open_map},
+    },
     schemes::LINKS,
 };
 
-/// The pins of the maps.
-const PINS: [&str; 6] = ["limits", "queues", "counters", "sockets", "slots", "adoption"];
-/// The pin of the link of the iterator over sockets.
-pub(crate) const ADOPT_PIN: &str = "adopt";
-
 /// Programs, by the names of their links.
 pub(crate) type Programs = Vec<(&'static str, OwnedFd)>;
-
-/// A pool that is pinned.
-#[derive(Debug)]
-pub(crate) struct SlotPool {
-    dir: PathBuf,
-    slots: MapHandle,
-}
 
 /// What is loaded for a pool, to be pinned.
 pub(crate) struct LoadedPool {
@@ -76,12 +63,6 @@ impl SlotPool {
         })
     }
 
-    /// Opens the one pinned in a directory.
-    pub(crate) fn open(dir: &Path) -> Result<SlotPool, LimitError> {
-        let slots = open_map(dir, PINS[4])?;
-        Ok(SlotPool { dir: dir.to_owned(), slots })
-    }
-
     /// The maps of all limits.
     fn all_maps(&self) -> Result<LimitMaps, LimitError> {
         let [limits, queues, counters, sockets, ..] = PINS;
@@ -101,17 +82,6 @@ impl SlotPool {
         Ok(maps)
     }
 
-    /// The iterator over sockets, and the map that says what it does.
-    pub(crate) fn adopter(&self) -> Result<(MapHandle, Link), LimitError> {
-        let link = Link::open(self.dir.join(ADOPT_PIN)).map_err(load_error("adopt"))?;
-        Ok((self.adoption()?, link))
-    }
-
-    /// The map that says what the iterator does.
-    pub(crate) fn adoption(&self) -> Result<MapHandle, LimitError> {
-        open_map(&self.dir, PINS[5])
-    }
-
     /// Puts a limit in force on a cgroup.
     pub(crate) fn enter(
         &self,
@@ -127,12 +97,6 @@ impl SlotPool {
         Ok(links)
     }
 
-    /// A cgroup has left its limit.
-    pub(crate) fn leave(&self, cgroup_id: u64) {
-        // One that is gone has no slot.
-        let _ = self.set(cgroup_id, 0);
-    }
-
     /// Takes a cgroup, whose links are gone, out of a limit that cannot be read.
     pub(crate) fn release(
         self,
@@ -145,29 +109,6 @@ impl SlotPool {
         (maps.at, maps.pool) = (slot, Some(self));
         maps.adopt(hierarchy, cgroup, Adopt::Release)
     }
-
-    /// The slot of a cgroup; 0: it has no limit of this pool.
-    pub(crate) fn slot_of(&self, cgroup_id: u64) -> u32 {
-        slot_of(&self.slots, cgroup_id)
-    }
-
-    fn set(&self, cgroup_id: u64, slot: u32) -> Result<(), LimitError> {
-        let slot = intf::Slot { index: slot, zero: 0 };
-        self.slots
-            .update(&cgroup_id.to_ne_bytes(), bytemuck::bytes_of(&slot), MapFlags::ANY)
-            .map_err(map_error("slots"))
-    }
-}
-
-/// What a map of slots says of a cgroup.
-pub(crate) fn slot_of(slots: &MapHandle, cgroup_id: u64) -> u32 {
-    let value = slots.lookup(&cgroup_id.to_ne_bytes(), MapFlags::ANY).ok().flatten();
-    let slot = value.and_then(|bytes| bytemuck::try_pod_read_unaligned::<intf::Slot>(&bytes).ok());
-    slot.map_or(0, |slot| slot.index)
-}
-
-fn open_map(dir: &Path, pin: &'static str) -> Result<MapHandle, LimitError> {
-    MapHandle::from_pinned_path(dir.join(pin)).map_err(map_error(pin))
 }
 
 /// A slot as new.

@@ -1,0 +1,44 @@
+//! The names of pools, and what the directories of a pool and of a limit in one say of each other.
+
+use std::{fs, path::Path};
+
+use super::{StoreError, symlink};
+use crate::BUILD;
+
+/// Prefix of the directory of a pool; no limit's name starts with it.
+pub(super) const POOL_PREFIX: char = '+';
+/// The first word of the names of pools.
+pub(super) const KIND: &str = "cgroups_";
+/// The symbolic links of a limit in a pool. The names are those that earlier versions have written.
+pub(super) const POOL: &str = "room";
+pub(super) const PLACE: &str = "place";
+/// In the directory of a pool, whose programs it runs.
+const POOL_BUILD: &str = "build";
+
+pub(super) fn file_name(dir: &Path) -> String {
+    dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Whether a directory is the pool of limits on cgroups.
+pub(super) fn is_slots(dir: &Path) -> bool {
+    file_name(dir).strip_prefix(POOL_PREFIX).is_some_and(|name| name.starts_with(KIND))
+}
+
+/// The slot of the limit in a directory; 0: it has maps of its own.
+pub(super) fn slot_in(dir: &Path) -> u32 {
+    let read = |link: &str| fs::read_link(dir.join(link)).ok();
+    let slot = read(POOL).filter(|pool| is_slots(pool)).and_then(|_| read(PLACE));
+    slot.and_then(|slot| slot.to_str()?.parse().ok()).unwrap_or_default()
+}
+
+/// Whose programs a pool runs.
+pub(super) fn build_of_pool(dir: &Path) -> Option<String> {
+    fs::read_link(dir.join(POOL_BUILD)).ok()?.to_str().map(str::to_owned)
+}
+
+/// Writes that a pool runs the programs of this build.
+pub(super) fn sign_pool(dir: &Path) -> Result<(), StoreError> {
+    let link = dir.join(POOL_BUILD);
+    let _ = fs::remove_file(&link);
+    symlink(Path::new(BUILD), &link)
+}
