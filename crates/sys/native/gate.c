@@ -18,7 +18,8 @@ static struct gt_cgroup *find(void *ctx, __u64 id)
 	return 0;
 }
 
-/* A packet of a cgroup, put together as gate.bpf.c does. 0: decided; 1: passes; 2: late; 3: drop. */
+/* A packet of a cgroup, put together as gate.bpf.c does. 0: decided; 1: passes; 2: late; 3: drop.
+ */
 __u32 native_gt_packet(struct native_gt_tree *tree, __u64 id, __u64 now_ns, __u32 bytes)
 {
 	struct gt_cgroup *own = find(tree, id), *holder;

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! `TIDEGATE_LIMITS=10,100` says how many, `TIDEGATE_REST=SECONDS` how long the agent is watched. The parts
-//! of the time are those of a second run under strace, which makes each system call slower: read them as parts.
+//! of the time are those of a second run under strace, which makes each system call slower: read them as
+//! parts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,5 @@
-//! The pool of a limit that shares maps with others, as far as one limit acts on it. What is loaded for a pool is
-//! in `schemes/nrm/pool.rs`.
+//! The pool of a limit that shares maps with others, as far as one limit acts on it. What is loaded for a
+//! pool is in `schemes/nrm/pool.rs`.
 
 use std::path::{Path, PathBuf};
 
