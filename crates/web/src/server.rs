@@ -162,14 +162,18 @@ async fn respond(shared: &Shared, request: &HttpRequest<Incoming>, by_port: bool
     let mut answered = if by_port && !is_own_name(host, &own) {
         let why = format!("ask by an address, as localhost, or as {own}\n");
         answer(StatusCode::MISDIRECTED_REQUEST, PLAIN, why)
-    } else if request.method() == Method::GET {
+    } else if [Method::GET, Method::HEAD].contains(request.method()) {
         let found = route(&shared.state.borrow(), request.uri().path());
         match found {
             Route::Answer(answer) => answer,
             Route::Look(limit) => look(shared, limit).await,
         }
     } else {
-        answer(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "only GET: nothing can be changed here\n")
+        answer(
+            StatusCode::METHOD_NOT_ALLOWED,
+            PLAIN,
+            "only GET and HEAD: nothing can be changed here\n",
+        )
     };
     secure(&mut answered);
     answered

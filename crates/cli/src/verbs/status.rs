@@ -396,7 +396,7 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
             time(d.burst_ns),
             d.mark_ns.filter(|_| has_queue).map_or_else(none, time),
             if has_queue { time(d.drop_ns) } else { none() },
-            output::time(d.backlog_ns),
+            output::time(d.backlog_ns.max(0)),
             output::packets(d.counters.charged()),
             d.counters.packets_of("mark").to_string(),
             d.counters.packets_of("slow").to_string(),

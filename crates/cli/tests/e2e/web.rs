@@ -279,6 +279,8 @@ fn history(web: &Web<'_>) {
 fn refuses(web: &Web<'_>) {
     let (head, _) = web.ask("POST", "/api/status", "localhost").unwrap();
     assert!(head.starts_with("HTTP/1.1 405"), "{head}");
+    let (head, body) = web.ask("HEAD", "/api/status", "localhost").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200") && body.is_empty(), "{head}");
     let (head, _) = web.ask("GET", "/api/status", "evil.example").unwrap();
     assert!(head.starts_with("HTTP/1.1 421"), "a page of somebody else: {head}");
     let (head, _) = web.ask("GET", "/", "localhost").unwrap();

@@ -470,7 +470,7 @@ fn direction_lines(
     ]));
     lines.push(Line::raw(format!(
         "  backlog {}; mark above {}, drop above {}, burst {}",
-        output::time(now.backlog_ns),
+        output::time(now.backlog_ns.max(0)),
         now.mark_ns.map_or_else(|| "-".to_owned(), time),
         time(now.drop_ns),
         time(now.burst_ns)
