@@ -40,7 +40,10 @@ sum)
 			name = FILENAME test
 			if (!(name in seen)) { seen[name] = 1; skips[++skipped] = line; tests[skipped] = test }
 		}
-		/^test .* \.\.\. ignored/ { skips[++skipped] = "SKIP " $2 ": marked as ignored"; tests[skipped] = $2; ignored++ }
+		/^test .* \.\.\. ignored/ {
+			test = $2; sub(/.*::/, "", test)
+			skips[++skipped] = "SKIP " test ": marked as ignored"; tests[skipped] = test; ignored++
+		}
 		/^test result: / { passed += $4; failed += $6 }
 		END {
 			for (i = 1; i <= skipped; i++) print skips[i]
