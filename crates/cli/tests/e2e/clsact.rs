@@ -25,7 +25,7 @@ fn no_links() -> Option<BpfProgram> {
 /// `tidegate` in the sender's namespace: exit code, standard output and error.
 fn tidegate(place: &Place, bed: &Bed, filter: &BpfProgram, words: &str) -> (i32, String, String) {
     let mut command = into(&bed.sender, env!("CARGO_BIN_EXE_tidegate"));
-    command.env("TIDEGATE_BPFFS", place.store()).args(words.split(' '));
+    place.keep_to(&mut command).args(words.split(' '));
     let filter = filter.clone();
     // SAFETY: between fork and exec it makes system calls alone, and allocates nothing unless they fail.
     unsafe { command.pre_exec(move || apply_filter(&filter).map_err(io::Error::other)) };

@@ -142,6 +142,12 @@ impl Place {
         self.bpffs.path().join("tidegate")
     }
 
+    /// Has `tidegate` work here alone: a user's limits and agent are not seen.
+    pub fn keep_to<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env("TIDEGATE_BPFFS", self.store());
+        command.env("TIDEGATE_RUN_DIR", self.dir.path().join("run"))
+    }
+
     pub fn file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.dir.path().join(name);
         fs::write(&path, text).unwrap();
@@ -155,7 +161,7 @@ impl Place {
 
     pub fn tidegate(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.env("TIDEGATE_BPFFS", self.store()).stdin(Stdio::null());
+        self.keep_to(&mut command).stdin(Stdio::null());
         command
     }
 
@@ -164,7 +170,7 @@ impl Place {
         let mut command = Command::new("sh");
         let script = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
         command.arg("-c").arg(script).arg(group.absolute()).arg(program);
-        command.env("TIDEGATE_BPFFS", self.store()).stdin(Stdio::null());
+        self.keep_to(&mut command).stdin(Stdio::null());
         command
     }
 

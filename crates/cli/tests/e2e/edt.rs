@@ -366,7 +366,7 @@ pub fn into(netns: &NetNs, program: &str) -> Command {
 /// `tidegate` in the sender's namespace: exit code, standard output and error.
 pub fn tidegate(place: &Place, bed: &Bed, words: &str) -> (i32, String, String) {
     let mut command = into(&bed.sender, env!("CARGO_BIN_EXE_tidegate"));
-    command.env("TIDEGATE_BPFFS", place.store()).args(words.split(' '));
+    place.keep_to(&mut command).args(words.split(' '));
     let output = command.output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))

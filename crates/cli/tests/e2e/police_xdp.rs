@@ -29,7 +29,7 @@ const FLOOD: &str = "2 0 60e6 10.97.0.2";
 /// `tidegate` in a network namespace: exit code, standard output and error.
 fn tidegate(place: &Place, netns: &NetNs, words: &str) -> (i32, String, String) {
     let mut command = into(netns, env!("CARGO_BIN_EXE_tidegate"));
-    command.env("TIDEGATE_BPFFS", place.store()).args(words.split(' '));
+    place.keep_to(&mut command).args(words.split(' '));
     let output = command.output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
