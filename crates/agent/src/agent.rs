@@ -403,8 +403,8 @@ impl Agent {
         });
         let retry = self.retry.map(|(due, _)| due);
         let looks = [self.checked + self.check_after, self.looked + CLOCK];
-        let untold = self.decisions.due();
-        let due = [self.read_due, self.scan_due, next, retry, untold, self.report_due];
+        let unknown = self.decisions.due();
+        let due = [self.read_due, self.scan_due, next, retry, unknown, self.report_due];
         let due = due.into_iter().flatten().chain(looks).min();
         due.map_or(CLOCK, |due| due.saturating_sub(now)).min(CLOCK)
     }

@@ -19,13 +19,13 @@ pub struct Decisions {
     deadline: Duration,
     decided: BTreeSet<u64>,
     /// Containers of which no engine has told, and since when.
-    untold: BTreeMap<u64, Duration>,
+    unknown: BTreeMap<u64, Duration>,
 }
 
 impl Decisions {
     #[must_use]
     pub fn new(deadline: Duration) -> Decisions {
-        Decisions { deadline, decided: BTreeSet::new(), untold: BTreeMap::new() }
+        Decisions { deadline, decided: BTreeSet::new(), unknown: BTreeMap::new() }
     }
 
     /// All cgroups may be held again: the gate is a new one.
@@ -37,7 +37,7 @@ impl Decisions {
     pub fn retain(&mut self, world: &World) {
         let exist: BTreeSet<_> = world.cgroups.values().copied().collect();
         self.decided.retain(|id| exist.contains(id));
-        self.untold.retain(|id, _| exist.contains(id));
+        self.unknown.retain(|id, _| exist.contains(id));
     }
 
     /// The cgroups that can be decided now. `limited` have limits that are still to be put on. `containers`:
@@ -56,12 +56,12 @@ impl Decisions {
                 continue;
             }
             if containers && is_container(path) && !is_told(path) {
-                let since = *self.untold.entry(*id).or_insert(now);
+                let since = *self.unknown.entry(*id).or_insert(now);
                 if now < since + self.deadline {
                     continue;
                 }
             }
-            self.untold.remove(id);
+            self.unknown.remove(id);
             decided.insert(*id);
         }
         self.decided.extend(&decided);
@@ -71,7 +71,7 @@ impl Decisions {
     /// When a container is decided though no engine has told of it.
     #[must_use]
     pub fn due(&self) -> Option<Duration> {
-        self.untold.values().min().map(|since| *since + self.deadline)
+        self.unknown.values().min().map(|since| *since + self.deadline)
     }
 }
 
@@ -104,9 +104,9 @@ mod tests {
 
     #[test]
     fn a_container_waits_until_its_engine_tells_of_it_or_the_deadline() {
-        let [told, untold] = ['a', 'b'].map(|letter| letter.to_string().repeat(64));
+        let [told, unknown] = ['a', 'b'].map(|letter| letter.to_string().repeat(64));
         let mut decisions = Decisions::new(at(1000));
-        let paths = [format!("s/docker-{told}.scope"), format!("s/libpod-{untold}")];
+        let paths = [format!("s/docker-{told}.scope"), format!("s/libpod-{unknown}")];
         let mut world = world(&[(&paths[0], 1), (&paths[1], 2), ("s", 3)]);
         let none = BTreeSet::new();
         assert_eq!(decisions.take(&world, &none, true, at(10)), [3].into());
@@ -120,10 +120,10 @@ mod tests {
 
     #[test]
     fn what_is_gone_is_forgotten() {
-        let untold = "c".repeat(64);
+        let unknown = "c".repeat(64);
         let mut decisions = Decisions::new(at(1000));
         let none = BTreeSet::new();
-        decisions.take(&world(&[("a", 1), (&untold, 2)]), &none, true, at(0));
+        decisions.take(&world(&[("a", 1), (&unknown, 2)]), &none, true, at(0));
         decisions.retain(&world(&[]));
         assert!(decisions.decided.is_empty() && decisions.due().is_none());
     }

@@ -318,10 +318,10 @@ fn where_there_is_no_gate_limits_are_put_on_all_the_same() {
 #[test]
 fn a_container_is_held_until_its_engine_tells_of_it_or_the_deadline() {
     let mut bed = Bed::new();
-    let [told, untold] = ['a', 'b'].map(|letter| letter.to_string().repeat(64));
+    let [told, unknown] = ['a', 'b'].map(|letter| letter.to_string().repeat(64));
     bed.write("[[limit]]\nname = \"w\"\nscope = { container = \"web\" }\negress = \"1mbit\"\n");
     bed.make(&format!("libpod-{told}.scope"), 1);
-    bed.make(&format!("docker-{untold}.scope"), 2);
+    bed.make(&format!("docker-{unknown}.scope"), 2);
     assert!(bed.is_held(1) && bed.is_held(2));
     let container = Container { name: "web".to_owned(), ..Container::default() };
     let line = EngineEvent::Changed(told, container);
