@@ -32,6 +32,7 @@ mod hook;
 mod htb;
 mod intent;
 mod journal;
+mod known;
 pub(crate) mod members;
 pub(crate) mod pins;
 mod place;
@@ -68,6 +69,7 @@ use crate::{
     xdp::{self, XdpMode},
 };
 use journal::{Deed, Journal};
+use known::Known;
 use pins::{pin, remove_pins};
 
 mod inside;
@@ -81,7 +83,7 @@ pub use intent::Intent;
 pub use members::Member;
 use pool_names::{POOL_PREFIX, is_slots};
 pub use rate::RateSet;
-use slots::{Places, parent_place_in, shares};
+use slots::{parent_place_in, shares};
 pub use unreadable::{Listing, Unreadable};
 pub use waiting::Waiting;
 use whereabouts::Whereabouts;
@@ -131,7 +133,7 @@ pub struct Store {
     /// The cgroups that a limit of this name has when it is put on.
     begin_with: Option<(String, Vec<String>)>,
     /// Where limits are, while this process has the lock.
-    places: Arc<Mutex<Option<Places>>>,
+    known: Arc<Mutex<Option<Known>>>,
 }
 
 /// Keeps other writers out while it lives.
@@ -252,7 +254,7 @@ impl Store {
             force: false,
             leaving: BTreeSet::new(),
             begin_with: None,
-            places: Arc::default(),
+            known: Arc::default(),
         }
     }
 
@@ -281,7 +283,7 @@ impl Store {
                 created => created?,
             }
             if let Some(dir) = self.try_lock()? {
-                self.forget_places();
+                self.forget_known();
                 let journal = Journal::open(&self.root)?;
                 let problems = self.recover(&journal);
                 return Ok(StoreLock { journal, problems, _dir: dir });
@@ -757,15 +759,7 @@ impl Store {
         if !dir.is_dir() {
             return Err(StoreError::Missing(name.to_owned()));
         }
-        let place = self.place_of(name);
-        let is_child = |child: &String| {
-            let parent = fs::read_link(self.root.join(child).join(PARENT));
-            parent.is_ok_and(|parent| parent == Path::new(name))
-        };
-        // One with prefixes has none; it may be one of a thousand.
-        let names =
-            if place.is_none_or(|(pool, _)| is_slots(&pool)) { self.names()? } else { Vec::new() };
-        let children: Vec<_> = names.into_iter().filter(is_child).collect();
+        let children = self.children_of(name)?;
         if !children.is_empty() {
             return Err(StoreError::HasChildren { name: name.to_owned(), children });
         }

@@ -238,7 +238,7 @@ impl Store {
     /// Frees the place of a limit that is gone, and takes the pool away if it was the last.
     pub(super) fn free_place(&self, dir: &Path, index: u32) {
         let _ = fs::remove_file(dir.join(index.to_string()));
-        if places_in(dir).is_ok_and(|places| places.is_empty()) {
+        if unsorted_places_in(dir).is_ok_and(|mut places| places.next().is_none()) {
             self.leave_pool(dir);
         }
     }
@@ -292,11 +292,14 @@ pub(super) fn limit_of_pool(name: &str) -> Option<intf::Limit> {
 
 /// The places of a pool that are taken, in order.
 pub(super) fn places_in(dir: &Path) -> Result<Vec<u32>, StoreError> {
-    let entries = fs::read_dir(dir).map_err(io_error(dir, "list"))?.flatten();
-    let places = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let mut places: Vec<_> = places.collect();
+    let mut places: Vec<_> = unsorted_places_in(dir)?.collect();
     places.sort_unstable();
     Ok(places)
+}
+
+fn unsorted_places_in(dir: &Path) -> Result<impl Iterator<Item = u32>, StoreError> {
+    let entries = fs::read_dir(dir).map_err(io_error(dir, "list"))?.flatten();
+    Ok(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()))
 }
 
 /// The name of the limit in a place.

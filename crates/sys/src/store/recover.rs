@@ -258,7 +258,7 @@ impl Store {
     /// 6.12, would not hear of it.
     pub(super) fn take_again(&self, hierarchy: &Hierarchy, entry: &str, path: &str) {
         let own = entry.trim_start_matches([BUILDING, ASIDE]);
-        for name in self.names().unwrap_or_default() {
+        for name in self.around_path(hierarchy, path).unwrap_or_default() {
             let dir = self.root.join(&name);
             let at = fs::read_link(dir.join(CGROUP)).map(|at| hierarchy.relative(&at)).ok();
             // One that loses a member is named as leaving, too.

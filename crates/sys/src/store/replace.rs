@@ -238,6 +238,7 @@ impl Store {
             Err(e) => {
                 // So that it is seen that it should be on.
                 let _ = fs::rename(self.root.join(&aside), self.root.join(name));
+                self.note(name);
                 Err(e)
             }
         }
@@ -258,7 +259,7 @@ impl Store {
             false => rustix::fs::rename(building, &target),
         };
         done.map_err(|e| io_error(&target, "rename to")(e.into()))?;
-        self.note_place(name);
+        self.note(name);
         Ok(())
     }
 }

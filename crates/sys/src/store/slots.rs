@@ -19,20 +19,17 @@
 //! of prefixes (see [`Store::sweep_pools`]).
 
 use std::{
-    collections::HashMap,
-    fs, mem,
+    fs,
     os::fd::AsFd,
     path::{Path, PathBuf},
-    sync::PoisonError,
 };
 
 use libbpf_rs::{Link, MapCore, MapHandle, query::LinkTypeInfo};
 use tidegate_core::Scope;
 
 use super::{
-    BUILDING, CGROUP, MAX_LIMITS, PARENT_PLACE, Store, StoreError, bpf_error, io_error,
-    limit_error,
-    members::{self, SELECT, pin_programs, pin_successor, programs_in},
+    BUILDING, CGROUP, PARENT_PLACE, Store, StoreError, bpf_error, io_error, limit_error,
+    members::{self, pin_programs, pin_successor, programs_in},
     pins::{pin, remove_pins, update},
     pool_names::{KIND, PLACE, POOL, POOL_PREFIX, build_of_pool, file_name, is_slots, sign_pool},
     pools::{limit_in, places_in},
@@ -51,31 +48,6 @@ use crate::{
 /// Pools of one version: the limits that one packet meets, and more than [`intf::SLOTS`] limits, are in
 /// several. Whatever finds no slot gets programs of its own.
 const POOLS_MAX: u32 = 8;
-
-/// Where limits are, as far as a writer has seen since it has the lock, so that to put a thousand on does not
-/// look at a million. Limits that have gone since are still in it.
-#[derive(Debug, Default)]
-pub(super) struct Places {
-    /// Names by the path of a cgroup.
-    cgroups: HashMap<String, Vec<String>>,
-    /// Names of those with a selector.
-    selects: Vec<String>,
-    /// Names that are not among them yet.
-    newer: Vec<String>,
-    /// How often one was noted.
-    count: usize,
-}
-
-impl Places {
-    fn note(&mut self, hierarchy: &Hierarchy, dir: &Path, name: &str) {
-        self.count += 1;
-        if let Ok(at) = fs::read_link(dir.join(CGROUP)) {
-            self.cgroups.entry(hierarchy.relative(&at)).or_default().push(name.to_owned());
-        } else if fs::symlink_metadata(dir.join(SELECT)).is_ok() {
-            self.selects.push(name.to_owned());
-        }
-    }
-}
 
 /// A free slot.
 struct Free {
@@ -174,46 +146,6 @@ impl Store {
             };
         }
         Ok(())
-    }
-
-    /// Limits that may be on the cgroup of a path, and those with a selector.
-    fn on_path(
-        &self,
-        hierarchy: &Hierarchy,
-        path: &str,
-    ) -> Result<(Vec<String>, Vec<String>), StoreError> {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let places = match &mut *places {
-            Some(places) if places.count < MAX_LIMITS => places,
-            places => {
-                let mut found = Places::default();
-                for name in self.names()? {
-                    found.note(hierarchy, &self.root.join(&name), &name);
-                }
-                places.insert(found)
-            }
-        };
-        for name in mem::take(&mut places.newer) {
-            places.note(hierarchy, &self.root.join(&name), &name);
-        }
-        if places.count >= MAX_LIMITS {
-            return Err(StoreError::Full);
-        }
-        let there = places.cgroups.get(path).cloned().unwrap_or_default();
-        Ok((there, places.selects.clone()))
-    }
-
-    /// A limit is listed from now on.
-    pub(super) fn note_place(&self, name: &str) {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(places) = &mut *places {
-            places.newer.push(name.to_owned());
-        }
-    }
-
-    /// Another writer may have changed what is known.
-    pub(super) fn forget_places(&self) {
-        *self.places.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// The pool of a limit, if it is in one.

@@ -1,0 +1,125 @@
+//! Where the limits of a store are, as far as a writer has seen since it has the lock: so that to put a
+//! thousand on, or to take them off, does not look at a million. Limits that have gone since are still in it,
+//! so whoever asks looks whether what is found is there.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs, mem,
+    path::Path,
+    sync::PoisonError,
+};
+
+use super::{CGROUP, MAX_LIMITS, PARENT, Store, StoreError, members::SELECT};
+use crate::{cgroup::Hierarchy, schemes::htb::name_in};
+
+/// Limits by where they are.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// Names by the path of a cgroup.
+    cgroups: BTreeMap<String, Vec<String>>,
+    /// Names of those with a selector.
+    selects: Vec<String>,
+    /// Names by that of the parent.
+    children: HashMap<String, Vec<String>>,
+    /// Names that are not among them yet.
+    newer: Vec<String>,
+    /// How often one was noted.
+    count: usize,
+}
+
+impl Known {
+    fn note(&mut self, hierarchy: Option<&Hierarchy>, dir: &Path, name: &str) {
+        self.count += 1;
+        if let Ok(at) = fs::read_link(dir.join(CGROUP)) {
+            let path = hierarchy.map(|hierarchy| hierarchy.relative(&at)).unwrap_or_default();
+            self.cgroups.entry(path).or_default().push(name.to_owned());
+        } else if fs::symlink_metadata(dir.join(SELECT)).is_ok() {
+            self.selects.push(name.to_owned());
+        }
+        if let Some(parent) = name_in(dir, PARENT) {
+            self.children.entry(parent).or_default().push(name.to_owned());
+        }
+    }
+}
+
+impl Store {
+    fn known<T>(
+        &self,
+        hierarchy: Option<&Hierarchy>,
+        ask: impl FnOnce(&Known) -> T,
+    ) -> Result<T, StoreError> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = match &mut *known {
+            Some(known) if known.count < MAX_LIMITS => known,
+            known => {
+                let mut found = Known::default();
+                for name in self.names()? {
+                    found.note(hierarchy, &self.root.join(&name), &name);
+                }
+                known.insert(found)
+            }
+        };
+        for name in mem::take(&mut known.newer) {
+            known.note(hierarchy, &self.root.join(&name), &name);
+        }
+        Ok(ask(known))
+    }
+
+    /// Limits that may be on the cgroup of a path, and those with a selector.
+    pub(super) fn on_path(
+        &self,
+        hierarchy: &Hierarchy,
+        path: &str,
+    ) -> Result<(Vec<String>, Vec<String>), StoreError> {
+        let found = self.known(Some(hierarchy), |known| {
+            let there = known.cgroups.get(path).cloned().unwrap_or_default();
+            (known.count < MAX_LIMITS).then(|| (there, known.selects.clone()))
+        })?;
+        found.ok_or(StoreError::Full)
+    }
+
+    /// Limits that may meet packets of the cgroup of a path: on it, on one above or below it, and those with
+    /// a selector.
+    pub(super) fn around_path(
+        &self,
+        hierarchy: &Hierarchy,
+        path: &str,
+    ) -> Result<Vec<String>, StoreError> {
+        self.known(Some(hierarchy), |known| {
+            let ends = path.match_indices('/').map(|(end, _)| &path[..end]);
+            let above = [""].into_iter().chain(ends).filter(|above| *above != path);
+            let above = above.filter_map(|above| known.cgroups.get(above));
+            let inside = if path.is_empty() { String::new() } else { format!("{path}/") };
+            let below = known.cgroups.range(inside.clone()..);
+            let below = below.take_while(|(at, _)| at.starts_with(&inside)).map(|(_, names)| names);
+            let own = known.cgroups.get(path).filter(|_| !path.is_empty());
+            above.chain(own).chain(below).chain([&known.selects]).flatten().cloned().collect()
+        })
+    }
+
+    /// Limits inside another one.
+    pub(super) fn children_of(&self, name: &str) -> Result<Vec<String>, StoreError> {
+        let hierarchy = Hierarchy::find().ok();
+        let mut children = self.known(hierarchy.as_ref(), |known| {
+            known.children.get(name).cloned().unwrap_or_default()
+        })?;
+        children
+            .retain(|child| name_in(&self.root.join(child), PARENT).is_some_and(|of| of == name));
+        children.sort();
+        children.dedup();
+        Ok(children)
+    }
+
+    /// A limit is listed from now on.
+    pub(super) fn note(&self, name: &str) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = &mut *known {
+            known.newer.push(name.to_owned());
+        }
+    }
+
+    /// Another writer may have changed what is known.
+    pub(super) fn forget_known(&self) {
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
