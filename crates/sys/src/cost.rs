@@ -18,8 +18,10 @@ use rustix::thread::CpuSet;
 use tidegate_core::{Rate, Scheme, police::Hook, queue_options::VirtualQueueOptions};
 
 use crate::{
+    cgroup::Cgroup,
     intf,
     limit::{LimitError, LimitOptions},
+    query,
     schemes::nrm::load_nrm,
     schemes::police,
     skel,
@@ -200,20 +202,51 @@ pub(crate) fn mean_of(
     runs: u32,
     runs_per_call: u32,
 ) -> Result<Duration, CostError> {
-    let failed = |what| move || CostError::Kernel { what, source: std::io::Error::last_os_error() };
-    // SAFETY: no pointers; a descriptor or a negative error comes back.
-    let stats = unsafe { libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME) };
-    if stats < 0 {
-        return Err(failed("switch the run-time statistics on")());
-    }
-    // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
-    let _stats = unsafe { OwnedFd::from_raw_fd(stats) };
+    let _statistics = run_time_statistics()?;
     run_on(program, frame, cpus, runs_per_call, runs_per_call)?;
     let before = run_statistics(program)?;
     run_on(program, frame, cpus, runs, runs_per_call)?;
-    let after = run_statistics(program)?;
+    Ok(mean_between(before, run_statistics(program)?))
+}
+
+/// Mean run time on what a cgroup sends while `work` makes traffic: of the programs that are attached to it,
+/// added up. The clock is part of it, as of all.
+///
+/// # Errors
+/// [`CostError::Kernel`].
+pub fn mean_in_traffic(cgroup: &Cgroup, work: impl FnOnce()) -> Result<Duration, CostError> {
+    let failed = |source| CostError::Kernel { what: "find the programs", source };
+    let on_hooks = query::on_cgroup(cgroup).map_err(failed)?;
+    let egress = on_hooks.into_iter().filter(|(hook, _)| *hook == "egress");
+    let programs: Vec<_> = egress
+        .flat_map(|(_, on_hook)| on_hook.programs)
+        .map(|id| libbpf_rs::Program::fd_from_id(id).map_err(of_libbpf("open a program")))
+        .collect::<Result<_, _>>()?;
+    let of = |program: &OwnedFd| run_statistics(program.as_fd());
+    let read = || programs.iter().map(of).collect::<Result<Vec<_>, _>>();
+    let _statistics = run_time_statistics()?;
+    let before = read()?;
+    work();
+    let after = read()?;
+    let each = before.into_iter().zip(after);
+    Ok(each.map(|(before, after)| mean_between(before, after)).sum())
+}
+
+/// The kernel adds up what programs take as long as the descriptor is open.
+fn run_time_statistics() -> Result<OwnedFd, CostError> {
+    // SAFETY: no pointers; a descriptor or a negative error comes back.
+    let statistics = unsafe { libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME) };
+    if statistics < 0 {
+        let source = std::io::Error::last_os_error();
+        return Err(CostError::Kernel { what: "switch the run-time statistics on", source });
+    }
+    // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(statistics) })
+}
+
+fn mean_between(before: (u64, u64), after: (u64, u64)) -> Duration {
     let count = (after.1 - before.1).max(1);
-    Ok(Duration::from_secs_f64((after.0 - before.0) as f64 / count as f64 / 1e9))
+    Duration::from_secs_f64((after.0 - before.0) as f64 / count as f64 / 1e9)
 }
 
 /// Runs the program at least `runs` times on each CPU, on all at once.

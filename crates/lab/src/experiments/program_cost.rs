@@ -9,7 +9,9 @@ use anyhow::Context as _;
 use tidegate_core::{Direction, Rate, police::Hook};
 use tidegate_instruments::paper::{NrmPaper, PaperOptions};
 use tidegate_sys::cgroup::Hierarchy;
-use tidegate_sys::cost::{Asked, Program, QueueState, mean_run_time, measure, tcp_frame};
+use tidegate_sys::cost::{
+    Asked, Program, QueueState, mean_in_traffic, mean_run_time, measure, tcp_frame,
+};
 use tidegate_sys::schemes::police::{Policers, cost_on_device};
 
 use crate::chart::BarsOf;
@@ -17,7 +19,8 @@ use crate::context::Context;
 use crate::experiment::Experiment;
 use crate::host::{self, Need};
 use crate::report::Case;
-use crate::testbed::Cgroup;
+use crate::testbed::{Cgroup, Family, Site, Store, Testbed, TestbedOptions, Topology};
+use crate::tools::udp::{self, SourceArgs};
 
 use std::os::fd::AsFd;
 
@@ -47,6 +50,16 @@ const SYSTEMS: [(&str, Option<Program>); 10] = [
     ("police, flow counted", Some(Program::Grouped(Asked::KnownFlow))),
     ("police, flow not held", Some(Program::Grouped(Asked::NewFlow))),
 ];
+/// In traffic, of a scheme: limits that share programs, and one that has its own, as those with a selector do.
+const IN_TRAFFIC: &str = "in_traffic_ns";
+const SHARED: &str = "shared programs";
+const OWN: &str = "programs of its own";
+/// More than a cgroup sends here, so that the queue is idle.
+const FAST: &str = "100gbit";
+const DATAGRAM_BYTES: usize = 1400;
+const PERIOD_NS: u64 = 10_000;
+/// Nobody listens there.
+const DISCARD: u16 = 9;
 /// An idle queue and a full frame; the paper's limit is so fast that its queue is idle too.
 const FRAME_BYTES: u16 = 1500;
 const PAPER_RATE: &str = "100gbit";
@@ -65,7 +78,7 @@ impl Experiment for ProgramCost {
     }
 
     fn needs(&self) -> Vec<Need> {
-        vec![Need::Root]
+        vec![Need::Root, Need::Tidegate]
     }
 
     fn run(&self, ctx: &mut Context) -> anyhow::Result<()> {
@@ -92,6 +105,7 @@ impl Experiment for ProgramCost {
             }
         }
         on_devices(ctx, runs)?;
+        in_traffic(ctx, runs / 10)?;
         ctx.note(
             "The kernel's test packet belongs to a socket that is told no share, so `pace` shows what a \
              packet of such a sender costs. In a full queue each run is a call of its own, with a new \
@@ -148,6 +162,56 @@ fn on_devices(ctx: &mut Context, runs: u32) -> anyhow::Result<()> {
     ctx.note(
         "On a device: the buckets are full, one CPU, the mean over up to ten hosts. One program finds the \
          policer of a host; of a program each a packet meets all.",
+    );
+    Ok(())
+}
+
+/// Limits of `limit add`, which share programs, beside one that has its own: UDP leaves a cgroup. The kernel's
+/// test packets are of no cgroup, so they cannot show it.
+fn in_traffic(ctx: &mut Context, datagrams: u32) -> anyhow::Result<()> {
+    let testbed = Testbed::new(TestbedOptions::new(Topology::Pair))?;
+    for scheme in ["nrm", "pace"] {
+        let case = Case::new().with("scheme", scheme);
+        ctx.step(format!("{scheme} in traffic"));
+        ctx.alternate(&[SHARED, OWN], ctx.repeats, |ctx, system, run| {
+            let cgroup = Cgroup::create()?;
+            let mut store = Store::new(&ctx.tidegate, testbed.sender())?;
+            let scope = match *system {
+                SHARED => cgroup.name().to_owned(),
+                _ => format!("{}*", cgroup.name()),
+            };
+            let words = ["limit", "add", "x", "--scheme", scheme, "--egress", FAST, "--cgroup"];
+            store.tidegate(words.into_iter().chain([scope.as_str()]))?;
+            let args = SourceArgs {
+                to: (testbed.addr(0, Family::V4), DISCARD).into(),
+                payload_bytes: DATAGRAM_BYTES,
+                burst_datagrams: 1,
+                period_ns: PERIOD_NS,
+                gap_ns: 0,
+                bursts: datagrams.into(),
+            };
+            let site = Site::from(testbed.sender()).in_cgroup(&cgroup);
+            let mut sent = None;
+            let on = Hierarchy::find()?.open(cgroup.name())?;
+            let cost = mean_in_traffic(&on, || {
+                sent = Some(udp::start(&testbed, site, args).and_then(|it| udp::finish(it, args)));
+            })?;
+            sent.context("no traffic")??;
+            let nothing = measure(
+                Program::Nothing,
+                QueueState::Idle,
+                &tcp_frame(FRAME_BYTES),
+                &[0],
+                datagrams,
+            )?;
+            let cost = cost.as_secs_f64() - nothing.as_secs_f64();
+            ctx.record(system, &case, run).value(IN_TRAFFIC, cost * 1e9);
+            Ok(())
+        })?;
+    }
+    ctx.note(
+        "In traffic: a source of UDP in a cgroup, 10 µs apart, whose limit is never reached. The programs meet \
+         packets with cold caches there.",
     );
     Ok(())
 }
