@@ -3,8 +3,10 @@
 #
 #   scripts/package.sh DIR [ARCH...]      ARCH: x86_64 (default), aarch64
 #   scripts/package.sh deb BINARY DIR
+#   scripts/package.sh rpm BINARY DIR
 #
-# `deb` packs a binary of this machine that is there, as a .deb alone. The tests install such packages.
+# `deb` and `rpm` pack a binary of this machine that is there, as a .deb, or as a .rpm and the release after it. The
+# tests install such packages.
 #
 # The binary has libelf, zlib and the C library built in, and runs on any Linux that Tidegate supports. For another
 # architecture than this machine's it is built with Debian's cross compiler, and started once by qemu-user.
@@ -13,13 +15,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 form=packages
-if [ "${1:-}" = deb ]; then
-	form=deb binary=${2:?"a binary"}
+if [[ "${1:-}" = @(deb|rpm) ]]; then
+	form=$1 binary=${2:?"a binary"}
 	shift 2
 fi
 out=${1:?"a directory for the packages"}
 shift
-[ $# -gt 0 ] || [ "$form" = deb ] || set -- x86_64
+[ $# -gt 0 ] || [ "$form" != packages ] || set -- x86_64
 
 host=$(uname -m)
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
@@ -133,19 +135,25 @@ make_deb() {
 	rm -r "$doc"
 }
 
+# Of what is laid out; further arguments are cargo-generate-rpm's.
+make_rpm() {
+	local arch=$1 file=$2
+	shift 2
+	cargo generate-rpm --package crates/cli --target "$arch-unknown-linux-gnu" --output "$file" "$@"
+}
+
 make_packages() {
-	local arch=$1 triple=$1-unknown-linux-gnu
+	local arch=$1
 	stage "$out/tidegate-$arch" "$(generator)"
 	make_deb "$arch" "$out/tidegate_${version}_$(other_name "$arch").deb"
-	cargo generate-rpm --package crates/cli --target "$triple" --payload-compress zstd \
-		--output "$out/tidegate-$version-1.$arch.rpm"
+	make_rpm "$arch" "$out/tidegate-$version-1.$arch.rpm" --payload-compress zstd
 	pack --create --gzip --file "$out/tidegate-$version-$arch.tar.gz" --directory "$stage" usr etc
 	make_image "$arch"
 	rm -rf "$stage"
 }
 
 groups=(build package)
-[ "$form" != deb ] || groups=(build)
+[ "$form" = packages ] || groups=(build)
 for arch in "$@"; do
 	case "$arch" in
 	"$host") ;;
@@ -157,8 +165,9 @@ for arch in "$@"; do
 	esac
 done
 scripts/deps.sh "${groups[@]}"
-tools=(deb)
-[ "$form" = deb ] || tools+=(generate-rpm)
+tools=(deb generate-rpm)
+[ "$form" != deb ] || tools=(deb)
+[ "$form" != rpm ] || tools=(generate-rpm)
 for tool in "${tools[@]}"; do
 	if ! command -v "cargo-$tool" >/dev/null; then
 		echo "cargo-$tool makes packages, and is not here: building it"
@@ -172,11 +181,18 @@ out=$(realpath "$out")
 epoch=$(git log -1 --format=%ct 2>/dev/null || date +%s)
 maintainer=$(git log -1 --format='%cn <%ce>' 2>/dev/null || echo "The authors of Tidegate <root@localhost>")
 export SOURCE_DATE_EPOCH=$epoch
-if [ "$form" = deb ]; then
+if [ "$form" != packages ]; then
 	strip -o "$out/binary" "$binary"
 	stage "$out/binary" "$binary"
 	rm "$out/binary"
-	make_deb "$host" "$out/tidegate_${version}_$(other_name "$host").deb" --fast
+	if [ "$form" = deb ]; then
+		make_deb "$host" "$out/tidegate_${version}_$(other_name "$host").deb" --fast
+	else
+		for release in 1 2; do
+			make_rpm "$host" "$out/tidegate-$version-$release.$host.rpm" --payload-compress gzip \
+				--set-metadata "release = \"$release\""
+		done
+	fi
 	rm -rf "$stage"
 	exit 0
 fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Inside a machine with systemd and podman, and with the package installed: limits on containers, of root and of a
-# user.
+# Inside a machine with systemd, and with the package installed: limits on containers of Podman, of root and of a
+# user, or with the word `docker` on those of Docker.
 #
 #   name       the container `web` is limited by its name, and restarts twenty times
 #   label      a container brings its rate in a label, and restarts
@@ -10,6 +10,10 @@
 #   away       the engine's socket goes away and comes back; the limit holds
 #   wrong      one wrong limit of five: the other four are in force
 #   twice      of two limits on one container the first has it, and the other says so
+#   many       200 containers with one label start as fast as they can, and share a limit
+#   rights     the capabilities of the agent's unit are enough, and none of them is too much
+#
+# Of Docker: name, label, away.
 #
 # A container runs on this machine's /usr and in its network, and sends to the peer without an end.
 set -uo pipefail
@@ -18,8 +22,13 @@ here=${BASH_SOURCE%/*}
 source "$here/checks.sh"
 source "$here/traffic.sh"
 
-checks=(name label user_name user_label never away wrong twice)
-prefix=containers
+checks=(name label user_name user_label never away wrong twice many rights)
+[ "$word" != docker ] || checks=(name label away)
+prefix=$word
+# Who runs containers: root with Podman or Docker.
+root=of_podman
+[ "$word" != docker ] || root=of_docker
+many=200
 user=anna
 rules=/etc/tidegate/test.toml
 image=/var/lib/checks-image
@@ -39,6 +48,17 @@ prepare() {
 	net_up
 	systemd-run --unit sink ip netns exec peer socat -u TCP-LISTEN:9,reuseaddr,fork OPEN:/dev/null
 	dpkg --install /root/tidegate-1.deb
+	if [ "$word" = docker ]; then
+		mkdir -p /etc/docker
+		# Containers are in this machine's network, and their images take no space that counts.
+		echo '{ "bridge": "none", "iptables": false, "ip6tables": false, "storage-driver": "vfs" }' \
+			>/etc/docker/daemon.json
+		systemctl start docker.service
+		tar --create --directory "$image" . | docker import - checks
+		docker version
+		return
+	fi
+	podman version
 	systemctl start podman.socket
 	loginctl enable-linger "$user"
 	until_true test -S "/run/user/$(id -u "$user")/bus"
@@ -52,20 +72,31 @@ as_user() {
 		"DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/$id/bus" "$@")
 }
 
-# A container that sends, by the podman that the words after the name and the options call.
+of_podman() {
+	podman "$@"
+}
+
+of_docker() {
+	docker "$@"
+}
+
+of_user() {
+	as_user podman "$@"
+}
+
+# A container that sends, of one of these; options follow its name. Its first process ends by SIGKILL alone.
 starts() {
-	local who=$1 name=$2
+	local who=$1 name=$2 from=(--rootfs "$image")
+	# Its profile for AppArmor needs a parser that is not here.
+	[ "$who" != of_docker ] || from=(--security-opt apparmor=unconfined checks)
 	shift 2
-	"$who" podman run --detach --name "$name" --network host --volume /usr:/usr:ro "$@" --rootfs "$image" \
+	"$who" run --detach --name "$name" --network host --stop-timeout 0 --volume /usr:/usr:ro "$@" "${from[@]}" \
 		socat -u OPEN:/dev/zero TCP:10.98.0.2:9
 }
 
-as_root() {
-	"$@"
-}
-
 gone() {
-	"$1" podman rm --force --time 0 "$2"
+	"$1" kill "$2"
+	"$1" rm --force "$2"
 	rm -f "$rules"
 }
 
@@ -75,41 +106,41 @@ follows() {
 	shift 4
 	starts "$who" "$container" "$@" && until_true in_force "$name" && flows && mark "$name" || return 1
 	for ((i = 0; i < restarts; i++)); do
-		"$who" podman restart --time 0 "$container" && flows || return 1
+		"$who" restart --time 0 "$container" && flows || return 1
 	done
 	until_true in_force "$name" && held "$restarts" && in_time "$name" "$restarts"
 }
 
-check_name() {
+by_name() {
 	local code=0
 	rule web 'container = "web"' >"$rules"
-	until_true says web waiting 'there is no container `web`' && follows as_root web web 20 || code=1
-	gone as_root web
+	until_true says web waiting 'there is no container `web`' && follows "$1" web web 20 || code=1
+	gone "$1" web
 	((code == 0)) && until_true no_limits
+}
+
+by_label() {
+	local code=0
+	echo "labels = true" >"$rules"
+	follows "$1" rated container-rated 3 --label "tidegate.egress=${rate_bit_s}bit" || code=1
+	gone "$1" rated
+	((code == 0)) && until_true no_limits
+}
+
+check_name() {
+	by_name "$root"
 }
 
 check_label() {
-	local code=0
-	echo "labels = true" >"$rules"
-	follows as_root rated container-rated 3 --label "tidegate.egress=${rate_bit_s}bit" || code=1
-	gone as_root rated
-	((code == 0)) && until_true no_limits
+	by_label "$root"
 }
 
 check_user_name() {
-	local code=0
-	rule web 'container = "web"' >"$rules"
-	follows as_user web web 20 || code=1
-	gone as_user web
-	return "$code"
+	by_name of_user
 }
 
 check_user_label() {
-	local code=0
-	echo "labels = true" >"$rules"
-	follows as_user rated container-rated 3 --label "tidegate.egress=${rate_bit_s}bit" || code=1
-	gone as_user rated
-	return "$code"
+	by_label of_user
 }
 
 no_limits() {
@@ -122,26 +153,31 @@ check_never() {
 		rule never 'container = "never"'
 		rule web 'container = "web"'
 	} >"$rules"
-	starts as_root web && until_true in_force web && says never waiting 'there is no container `never`' &&
+	starts "$root" web && until_true in_force web && says never waiting 'there is no container `never`' &&
 		tidegate status --check || code=1
-	gone as_root web
+	gone "$root" web
 	return "$code"
 }
 
-# What the agent says of podman's engine begins so.
+# What the agent says of the engine begins so.
 engine() {
-	tidegate status --json | jq -e --arg word "$1" \
-		'.agent.engines["/run/podman/podman.sock"] | startswith($word)' >/dev/null
+	tidegate status --json | jq -e --arg socket "$1" --arg word "$2" \
+		'.agent.engines[$socket] // "" | startswith($word)' >/dev/null
 }
 
 check_away() {
-	local code=0
+	local code=0 socket=/run/podman/podman.sock units=(podman.socket podman.service)
+	[ "$word" != docker ] || socket=/run/docker.sock units=(docker.socket docker.service)
 	rule web 'container = "web"' >"$rules"
-	starts as_root web && until_true in_force web && mark && systemctl stop podman.socket podman.service &&
-		until_true engine away && in_force web && flows && held && systemctl start podman.socket &&
-		until_true engine running && podman restart --time 0 web && flows && until_true in_force web && held 1 || code=1
-	systemctl start podman.socket
-	gone as_root web
+	starts "$root" web --restart unless-stopped && until_true in_force web && mark && systemctl stop "${units[@]}" &&
+		until_true engine "$socket" away && in_force web && held || code=1
+	# Docker ends its containers when it ends, and starts them again.
+	((code)) || [ "$word" = docker ] || flows && held || code=1
+	systemctl start "${units[0]}"
+	[ "$word" != docker ] || systemctl start docker.service
+	((code)) || until_true engine "$socket" running && "$root" restart --time 0 web && flows &&
+		until_true in_force web && held 2 || code=1
+	gone "$root" web
 	return "$code"
 }
 
@@ -155,14 +191,14 @@ check_wrong() {
 		rule bus 'unit = "dbus.service"'
 	} >"$rules"
 	systemctl restart tidegate-agent
-	starts as_root web || code=1
+	starts "$root" web || code=1
 	for n in web sink users bus; do
 		until_true in_force "$n" || code=1
 	done
 	tidegate status --json | jq -e '.agent.errors[0] | contains("limit `wrong`: egress")' || code=1
 	tidegate status --check
 	[ $? = 3 ] || code=1
-	gone as_root web
+	gone "$root" web
 	return "$code"
 }
 
@@ -172,13 +208,86 @@ check_twice() {
 		rule web 'container = "web"'
 		rule again 'container = { labels = "app=web" }'
 	} >"$rules"
-	starts as_root web --label app=web && until_true in_force web &&
+	starts "$root" web --label app=web && until_true in_force web &&
 		until_true says again refused 'limits `web` and `again` both match cgroup' && in_force web || code=1
-	gone as_root web
+	gone "$root" web
+	return "$code"
+}
+
+# The limit is on so many cgroups.
+holds_cgroups() {
+	tidegate status --json | jq -e --arg name "$1" --argjson count "$2" \
+		'.agent.limits[] | select(.name == $name) | .cgroups | length == $count' >/dev/null
+}
+
+check_many() {
+	local code=0 n
+	rule many 'container = { labels = "app=many" }' >"$rules"
+	until_true says many waiting && mark many || code=1
+	# As many at once as this machine has memory for.
+	export -f starts of_podman
+	export image
+	seq "$many" | xargs -P 8 -I '{}' bash -c 'starts of_podman many-{} --label app=many --log-driver none' || code=1
+	((code)) || until_true holds_cgroups many "$many" && flows && held "$many" && in_time many "$many" || code=1
+	tidegate status --json | jq '.agent.gate'
+	podman kill --all >/dev/null
+	podman rm --all --force >/dev/null
+	rm -f "$rules"
+	((code == 0)) && until_true no_limits
+}
+
+# Starts the agent anew without a capability, or with all of them for none, on a host without limits. It asks for
+# all that it can do: a unit, a device, a container and a program of a user, which it moves. Then it ends the child
+# that asks the user's engine, which that user has stopped.
+works_without() {
+	local name dropin=/etc/systemd/system/tidegate-agent.service.d
+	systemctl stop tidegate-agent
+	tidegate detach
+	mkdir -p "$dropin"
+	printf '[Service]\n%s\n' "${1:+CapabilityBoundingSet=~$1}" >"$dropin/rights.conf"
+	systemctl daemon-reload
+	as_user systemctl --user restart program.service
+	cp /run/rules "$rules"
+	systemctl start tidegate-agent || return 1
+	for name in unit device web program; do
+		until_true in_force "$name" || return 1
+	done
+	as_user pkill -STOP -f agent-containers || return 1
+	rm "$rules"
+	until_true no_limits && rule unit 'unit = "sink.service"' >"$rules" && until_true in_force unit
+}
+
+check_rights() {
+	local code=0 capability program=/usr/local/bin/program
+	cp /bin/sleep "$program"
+	as_user systemd-run --user --unit program --property Type=exec "$program" 100000
+	{
+		rule unit 'unit = "sink.service"'
+		rule device 'dev = "tg0"'
+		rule web 'container = "web"'
+		rule program "exe = \"$program\"" 8mbit 'move = true'
+	} >/run/rules
+	starts of_user web && works_without "" || code=1
+	# Where it fails, it does so early.
+	deadline_s=$((deadline_s / 10))
+	for capability in $(property CapabilityBoundingSet); do
+		((code != 1)) || break
+		if works_without "${capability^^}"; then
+			echo "${capability^^} is not needed"
+			code=2
+		else
+			echo "${capability^^} is needed"
+		fi
+	done
+	rm -r /etc/systemd/system/tidegate-agent.service.d "$program"
+	systemctl daemon-reload
+	as_user systemctl --user stop program.service
+	systemctl restart tidegate-agent
+	gone of_user web
 	return "$code"
 }
 
 if [ "${1:-}" = run ]; then
-	prepare >/run/prepare.log 2>&1
+	prepare >"$share/prepare.log" 2>&1
 fi
 "$@"

@@ -6,8 +6,11 @@
 #   killed    the agent is killed; the limit holds, and the next agent takes over
 #   stopped   the agent is stopped and started
 #   full      the agent's directory is full while it restarts
+#   oom       the agent has no memory; the limit holds, and the next agent takes over
+#   service   the limited service is killed, has no memory, stops and starts; its limit is on again each time
+#   page      tidegate-web.service serves its socket, is killed, and is stopped
 #   user      what runs in a user's slice is limited
-#   upgrade   a later version is unpacked, and configured afterwards, under downloads
+#   upgrade   a later version with another default file is unpacked, and configured afterwards, under downloads
 #
 # The same disk in another boot:
 #
@@ -21,7 +24,7 @@ here=${BASH_SOURCE%/*}
 source "$here/checks.sh"
 source "$here/traffic.sh"
 
-checks=(install restarts killed stopped full user upgrade)
+checks=(install restarts killed stopped full oom service page user upgrade)
 [ "$word" != reboot ] || checks=(reboot purge)
 prefix=$word
 # Where these scripts are while the machine boots, and what the host was before.
@@ -98,6 +101,7 @@ works() {
 check_install() {
 	apt-get install --yes /root/tidegate-1.deb && systemctl is-enabled tidegate-agent.service && active || return 1
 	[ "$(readlink -f /usr/lib/cni/tidegate-cni)" = /usr/bin/tidegate ] || return 1
+	echo "# changed" >>/etc/tidegate/limits.toml
 	rule web 'unit = "web.service"' >/etc/tidegate/web.toml
 	until_true says web waiting 'there is no unit `web.service`' || return 1
 	systemctl start sink web && until_true in_force web && mark && systemctl start client && flows && held
@@ -115,11 +119,6 @@ check_restarts() {
 # The agent that runs has written its report.
 reports() {
 	[ "$(jq .pid /run/tidegate/agent.json)" = "$(property MainPID)" ]
-}
-
-# Another agent than that one runs.
-other_agent() {
-	active && [ "$(property MainPID)" != "$1" ]
 }
 
 check_killed() {
@@ -150,6 +149,63 @@ check_full() {
 	umount /run/tidegate
 	systemctl start tidegate-agent
 	((code == 0)) && until_true says web in_force && held 1 && in_time web 1
+}
+
+# A unit has been killed for want of memory.
+was_out_of_memory() {
+	journalctl --no-pager --unit "$1" | grep -q 'oom-kill'
+}
+
+check_oom() {
+	local agent code=0
+	works && mark web || return 1
+	agent=$(property MainPID)
+	systemctl set-property --runtime tidegate-agent MemoryMax=1M
+	until_true was_out_of_memory tidegate-agent && in_force web && flows && held || code=1
+	systemctl set-property --runtime tidegate-agent MemoryMax=infinity
+	((code == 0)) && until_true other_agent "$agent" && in_force web && systemctl restart web && flows &&
+		until_true in_force web && held 1 && in_time web 1
+}
+
+check_service() {
+	local code=0
+	works && mark web || return 1
+	# It does not restart by itself.
+	systemctl kill --signal KILL web && systemctl stop web && systemctl start web && flows || return 1
+	systemctl set-property --runtime web MemoryMax=256K
+	until_true was_out_of_memory web || code=1
+	systemctl set-property --runtime web MemoryMax=infinity
+	systemctl stop web
+	((code == 0)) && until_true says web waiting && systemctl start web && flows && until_true in_force web &&
+		held 2 && in_time web 2
+}
+
+# An answer of the page.
+page() {
+	printf 'GET %s HTTP/1.0\r\nhost: localhost\r\n\r\n' "$1" | socat -t 60 - UNIX-CONNECT:/run/tidegate/web.sock
+}
+
+page_has() {
+	page "$1" 2>/dev/null | grep -q "$2"
+}
+
+# Another process of the page than that one runs.
+other_page() {
+	[ "$(property MainPID tidegate-web)" != 0 ] && [ "$(property MainPID tidegate-web)" != "$1" ]
+}
+
+check_page() {
+	local main server code=0 serves=(page_has /metrics '^tidegate_limit_in_force{limit="web"} 1$')
+	works && systemctl start tidegate-web && until_true "${serves[@]}" || code=1
+	main=$(property MainPID tidegate-web)
+	server=$(cat "/proc/$main/task/$main/children")
+	grep -E '^(Uid|CapEff|CapPrm):' "/proc/${server% }/status"
+	grep -q '^CapEff:.0000000000000000$' "/proc/${server% }/status" || code=1
+	# What it leaves behind keeps the next one from nothing.
+	((code)) || systemctl kill --kill-whom main --signal KILL tidegate-web && until_true other_page "$main" &&
+		until_true "${serves[@]}" || code=1
+	systemctl stop tidegate-web
+	[ "$(property Result tidegate-web)" = success ] && [ ! -e /run/tidegate/web.sock ] && in_force web && ((code == 0))
 }
 
 check_user() {
@@ -190,7 +246,10 @@ check_upgrade() {
 	dpkg --unpack /root/tidegate-2.deb && in_force web && flows && [ "$(property MainPID)" = "$agent" ] &&
 		systemctl restart web && flows && until_true in_force web || code=1
 	: >"$watch"
-	((code)) || dpkg --configure --pending && other_agent "$agent" || code=1
+	# Nobody answers which of the default files it shall be, and it stays half installed.
+	((code)) || ! dpkg --configure --pending && in_force web && flows || code=1
+	((code)) || dpkg --force-confold --configure --pending && other_agent "$agent" || code=1
+	((code)) || [ "$(tail -n 1 /etc/tidegate/limits.toml)" = "# changed" ] || code=1
 	((code)) || in_force web && flows && held 1 || code=1
 	cat "$watch"
 	[ ! -s "$watch" ] || code=1

@@ -6,6 +6,9 @@
 #   scripts/vm.sh systemd package reboot     the life of the .deb: installed, upgraded, killed; then the same disk in
 #                                            another boot, and purged
 #   scripts/vm.sh systemd containers         limits on containers of podman, by name and by label
+#   scripts/vm.sh systemd docker             the same of Docker
+#   scripts/vm.sh systemd rpm                the .rpm: installed, upgraded, removed
+#   scripts/vm.sh systemd hybrid v1          hosts with cgroup v1 beside v2, and with v1 alone
 #   scripts/vm.sh systemd pace:stops,kill    some checks; the scripts scripts/vm/*-checks.sh have their names
 #
 # TIDEGATE_BINARY, TIDEGATE_UNIT and TIDEGATE_DEB name another binary, daemon's unit or .deb than those of this tree.
@@ -20,9 +23,9 @@
 systemd_kernel=6.12
 # A machine that has not ended by then hangs.
 limit_systemd=40m
-unit_words=(pace police spring htb podman package reboot containers)
+unit_words=(pace police spring htb podman package reboot containers docker rpm hybrid v1)
 image_packages=(systemd systemd-sysv dbus iproute2 kmod procps jq libelf1 podman crun
-	socat uidmap libpam-systemd dbus-user-session bpftool)
+	socat uidmap libpam-systemd dbus-user-session bpftool docker.io rpm)
 
 # A release whose C library is not older than that which the binary was linked with.
 image_suite() {
@@ -36,6 +39,7 @@ image_suite() {
 make_base() {
 	local suite key partial=$vm/systemd/partial.tar
 	suite=$(image_suite)
+	[ "$suite" = bookworm ] || image_packages+=(docker-cli)
 	key=$(echo "$suite ${image_packages[*]}" | sha256sum | cut -c 1-12)
 	base=$vm/systemd/$suite-$key.tar
 	[ ! -e "$base" ] || return 0
@@ -46,6 +50,7 @@ make_base() {
 	scripts/as-root.sh env --unset APT_CONFIG mmdebstrap --quiet --variant=minbase \
 		--include="$(IFS=,; echo "${image_packages[*]}")" \
 		--aptopt="$vm/systemd/apt.conf" --dpkgopt=force-unsafe-io \
+		--customize-hook='chroot "$1" systemctl disable docker.service docker.socket containerd.service' \
 		"$suite" "$partial" "$vm/systemd/sources.list" >"$vm/systemd/mmdebstrap.log" 2>&1 || return 1
 	mv "$partial" "$base"
 }
@@ -64,7 +69,7 @@ make_disk() {
 		ln -s "../unit-$service.service" "$root/etc/systemd/system/multi-user.target.wants/"
 	done
 	rm -f "$disk"
-	mke2fs -q -t ext4 -d "$root" "$disk" 2G
+	mke2fs -q -t ext4 -d "$root" "$disk" 3G
 	# Whoever called this boots it.
 	chown --reference="$vm" "$disk"
 }
@@ -79,52 +84,71 @@ with_unit() {
 	ln -s /usr/local/lib/systemd/system/tidegate-daemon.service "$root/etc/systemd/system/multi-user.target.wants/"
 }
 
-# The package, and the same as a later version.
-with_package() {
+# The .deb, and the same as a later version, with another default file.
+with_deb() {
 	local deb=$1 parts
 	install -D -m 644 "$deb" "$root/root/tidegate-1.deb"
 	parts=$root/root/parts
 	dpkg-deb --raw-extract "$deb" "$parts"
 	sed -i 's/^Version: .*/&+later/' "$parts/DEBIAN/control"
+	echo "# Of a later version." >>"$parts/etc/tidegate/limits.toml"
 	dpkg-deb --root-owner-group -Zgzip -z1 --build "$parts" "$root/root/tidegate-2.deb" >/dev/null
 	rm -r "$parts"
 }
 
+# The .rpm, and the same as a later release.
+with_rpm() {
+	local release
+	for release in 1 2; do
+		install -D -m 644 "$1"/tidegate-*-"$release".*.rpm "$root/root/tidegate-$release.rpm"
+	done
+}
+
 # Boots a disk with systemd; the share is mounted by unit-setup.service. Further options are QEMU's.
 boot_image() {
-	local kernel=$1 checks=$2 disk=$3 kvm=()
+	local kernel=$1 checks=$2 disk=$3 kvm=() layout=()
 	shift 3
+	case ${checks%%:*} in
+	hybrid | v1)
+		# systemd asks for the second word since 256.
+		layout=(--append systemd.unified_cgroup_hierarchy=0 --append SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1)
+		;;&
+	v1) layout+=(--append systemd.legacy_systemd_cgroup_controller=1) ;;
+	esac
 	runs_on_kvm "$kernel" || kvm=("${emulated[@]}" --append tidegate.emulated)
 	# systemd has the console, and a console that ends would end the machine.
 	tail --follow /dev/null --pid $$ |
-		vng --run "$(ls "$vm/$kernel"/boot/vmlinuz-*)" "${kvm[@]}" --force-9p --cpus "$cpus" --memory 1G \
+		vng --run "$(ls "$vm/$kernel"/boot/vmlinuz-*)" "${kvm[@]}" --force-9p --cpus "$cpus" --memory 2G \
 		--root-disk "$disk" --root-dev /dev/vda --root-fstype ext4 --systemd --rw \
-		--append systemd.mask=serial-getty@ttyS0.service --append "tidegate.checks=$checks" \
+		--append systemd.mask=serial-getty@ttyS0.service --append "tidegate.checks=$checks" "${layout[@]}" \
 		--qemu-opts="$* -virtfs local,path=$vm/systemd/share,mount_tag=tidegate,security_model=none"
 }
 
 # Makes the disk that a word needs, if this run has not made it yet.
 disk_for() {
 	local binary=${TIDEGATE_BINARY:-$(scripts/target-dir.sh)/debug/tidegate} deb=${TIDEGATE_DEB:-}
-	local unit=${TIDEGATE_UNIT:-$root/packaging/systemd/tidegate-daemon.service} debs=$vm/systemd/debs
+	local unit=${TIDEGATE_UNIT:-$root/packaging/systemd/tidegate-daemon.service} packages=$vm/systemd/$1
+	local make=(scripts/as-root.sh "$self" make_disk "$base" "$vm/systemd/$1.img")
 	[[ " ${made[*]} " != *" $1 "* ]] || return 0
 	made+=("$1")
-	[ -n "${TIDEGATE_BINARY:-}$deb" ] || cargo build --quiet --locked --bin tidegate || return 1
-	if [ "$1" = unit ]; then
-		scripts/as-root.sh "$self" make_disk "$base" "$vm/systemd/unit.img" with_unit "$binary" "$unit"
+	if [ "$1" = deb ] && [ -n "$deb" ]; then
+		"${make[@]}" with_deb "$deb"
 		return
 	fi
-	if [ -z "$deb" ]; then
-		rm -rf "$debs"
-		scripts/package.sh deb "$binary" "$debs" >/dev/null || return 1
-		deb=$(ls "$debs"/*.deb)
+	[ -n "${TIDEGATE_BINARY:-}" ] || cargo build --quiet --locked --bin tidegate || return 1
+	if [ "$1" = unit ]; then
+		"${make[@]}" with_unit "$binary" "$unit"
+		return
 	fi
-	scripts/as-root.sh "$self" make_disk "$base" "$vm/systemd/package.img" with_package "$deb"
+	rm -rf "$packages"
+	scripts/package.sh "$1" "$binary" "$packages" >/dev/null || return 1
+	[ "$1" = rpm ] || packages=$(ls "$packages"/*.deb)
+	"${make[@]}" "with_$1" "$packages"
 }
 
 # The checks of each word; their log is target/vm/systemd.log.
 check_systemd() {
-	local base share=$vm/systemd/share words=("$@") word kind boot_log disk options code=0 made=()
+	local base share=$vm/systemd/share words=("$@") word kind checks boot_log disk options code=0 made=()
 	local life=$vm/systemd/life.img
 	((${#words[@]} > 0)) || words=("${unit_words[@]}")
 	mkdir -p "$vm/systemd"
@@ -137,8 +161,14 @@ check_systemd() {
 	fi
 	echo "Units and packages under systemd, on $(describe "$systemd_kernel"):"
 	for word in "${words[@]}"; do
-		kind=unit
-		[[ ${word%%:*} != @(package|reboot|containers) ]] || kind=package
+		kind=deb
+		case ${word%%:*} in
+		package | reboot) checks=package ;;
+		containers | docker) checks=container ;;
+		rpm) checks=rpm kind=rpm ;;
+		hybrid | v1) checks=cgroup ;;
+		*) checks=unit kind=unit ;;
+		esac
 		disk_for "$kind" || return 1
 		disk=$vm/systemd/$kind.img options=-snapshot
 		case ${word%%:*} in
@@ -152,11 +182,7 @@ check_systemd() {
 		rm -rf "$share"
 		mkdir -p "$share"
 		cp scripts/vm/*.sh scripts/podman.sh "$share/"
-		case ${word%%:*} in
-		package | reboot) mv "$share/package-checks.sh" "$share/main.sh" ;;
-		containers) mv "$share/container-checks.sh" "$share/main.sh" ;;
-		*) mv "$share/unit-checks.sh" "$share/main.sh" ;;
-		esac
+		mv "$share/$checks-checks.sh" "$share/main.sh"
 		boot_log=$vm/boot-systemd-${word%%:*}.log
 		scripts/bounded.sh "$limit_systemd" \
 			"$self" boot_image "$systemd_kernel" "$word" "$disk" $options >"$boot_log" 2>&1 </dev/null || true

@@ -22,6 +22,18 @@ net_up() {
 	ip link set tg0 up gso_max_segs 1
 }
 
+# The peer takes what comes, and web.service, once it is started, sends to it without an end.
+sender_up() {
+	net_up
+	systemd-run --unit sink ip netns exec peer socat -u TCP-LISTEN:9,reuseaddr,fork OPEN:/dev/null
+	cat >/run/systemd/system/web.service <<-END
+		[Service]
+		ExecStart=/usr/bin/socat -u OPEN:/dev/zero TCP:10.98.0.2:9
+		Restart=always
+	END
+	systemctl daemon-reload
+}
+
 uptime_s() {
 	cut -d ' ' -f 1 /proc/uptime
 }
@@ -113,9 +125,14 @@ active() {
 	[ "$(property ActiveState)" = active ]
 }
 
+# Another agent than that one runs.
+other_agent() {
+	active && [ "$(property MainPID)" != "$1" ]
+}
+
 # What one needs to know of a failure.
 tell() {
-	cat /run/prepare.log 2>/dev/null
+	cat "$share/prepare.log" 2>/dev/null
 	systemctl status --no-pager --full --lines 0 tidegate-agent.service
 	journalctl --no-pager --output short-monotonic --unit tidegate-agent.service --lines 60
 	dmesg | grep -E 'segfault|BUG|Oops' | tail -n 10

@@ -9,6 +9,7 @@
 #   dns       names of peers do not resolve, and the name server does not answer
 #   busy      another writer holds the store for longer than the watchdog allows
 #   kill      the daemon is killed; the limit holds, and the unit shares again
+#   oom       the daemon has no memory; the limit holds, and the unit shares again
 #   full      the disk is full while the file is read again, and while the daemon starts
 #
 # SCHEME may be `podman`: then scripts/podman.sh runs instead, without the unit.
@@ -21,7 +22,7 @@ set -uo pipefail
 
 source "${BASH_SOURCE%/*}/checks.sh"
 
-checks=(boots stops restarts dns busy kill full)
+checks=(boots stops restarts dns busy kill oom full)
 file=/etc/tidegate/fleet.toml
 # Of the unit. Where the daemon must go on, it is watched for so long; a writer keeps the store for longer than the
 # watchdog allows.
@@ -263,6 +264,18 @@ check_busy() {
 check_kill() {
 	afresh && systemctl kill --signal KILL tidegate-daemon.service && in_force &&
 		until_true other_daemon && works
+}
+
+was_out_of_memory() {
+	journalctl --no-pager --unit tidegate-daemon.service | grep -q oom-kill
+}
+
+check_oom() {
+	local code=0
+	afresh && systemctl set-property --runtime tidegate-daemon.service MemoryMax=1M &&
+		until_true was_out_of_memory && stays in_force && holds || code=1
+	systemctl set-property --runtime tidegate-daemon.service MemoryMax=infinity
+	((code == 0)) && until_true other_daemon && works
 }
 
 check_full() {

@@ -378,6 +378,7 @@ impl Agent {
         // Until it is known what became of it.
         self.checked = now;
         self.managed.extend(self.goal.limits.iter().map(|goal| goal.limit.name.clone()));
+        self.managed.extend(self.goal.waiting.iter().map(|waits| waits.name.clone()));
         self.todo.push_back(Action::Apply { files, goal: self.goal.clone(), managed });
     }
 

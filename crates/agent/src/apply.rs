@@ -89,7 +89,12 @@ fn within(
         perform(host, &plan, &mut applied);
     }
     let named = Spec { limits: named(files, goal), ..spec };
-    if let Err(error) = host.note_waiting(&named, &waits, false) {
+    let noted = host.note_waiting(&named, &waits, false);
+    // Nobody asks any more for what has waited in vain.
+    let mut gone = managed.iter().filter(|name| !goal.has(name));
+    let forget = |name: &String| host.forget_waiting(name).map(drop);
+    let noted = noted.and_then(|()| gone.try_for_each(forget));
+    if let Err(error) = noted {
         applied.problems.push(error.to_string());
     }
     Ok(applied)

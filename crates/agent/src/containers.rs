@@ -70,10 +70,13 @@ struct Listed {
     labels: Option<BTreeMap<String, String>>,
 }
 
+/// What has happened to a container. `status` and `id` say the same once more, as old engines do alone.
 #[derive(Debug, Deserialize)]
 struct Happened {
-    #[serde(rename = "Action", alias = "status", default)]
+    #[serde(rename = "Action", default)]
     action: String,
+    #[serde(default)]
+    status: String,
     #[serde(rename = "Actor", default)]
     actor: Actor,
     #[serde(default)]
@@ -133,7 +136,8 @@ async fn ask(socket: &Path) -> Result<Infallible, Failure> {
         }
         let read = stream.byte_offset();
         let _ = part.split_to(read);
-        for Happened { action, actor, id } in all {
+        for Happened { action, status, actor, id } in all {
+            let action = if action.is_empty() { status } else { action };
             let id = if actor.id.is_empty() { id } else { actor.id };
             if ENDS.contains(&action.as_str()) {
                 say(&Line::Gone(id))?;

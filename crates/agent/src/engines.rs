@@ -49,7 +49,7 @@ struct Engine {
     child: Option<(Child, ChildStdout)>,
     part: Vec<u8>,
     /// The user whose engine it is; none: the host's.
-    owner: Option<u32>,
+    owner: Option<Identity>,
     due: Duration,
     wait: Duration,
 }
@@ -107,8 +107,8 @@ impl Engines {
             if engine.child.is_some() || engine.due > now {
                 continue;
             }
-            let started =
-                identity(Path::new(socket)).and_then(|who| start(&self.program, socket, who));
+            let who = engine.owner.map_or_else(|| identity(Path::new(socket)), Ok);
+            let started = who.and_then(|who| start(&self.program, socket, who));
             match started {
                 Ok(child) => engine.child = Some(child),
                 Err(e) => {
@@ -121,7 +121,7 @@ impl Engines {
     }
 
     /// The sockets that are there, each with the user whose it is.
-    fn sockets(&self) -> BTreeMap<String, Option<u32>> {
+    fn sockets(&self) -> BTreeMap<String, Option<Identity>> {
         let mut found = BTreeMap::new();
         for place in &self.places {
             let text = place.to_string_lossy();
@@ -134,9 +134,13 @@ impl Engines {
             for entry in fs::read_dir(users).into_iter().flatten().flatten() {
                 let user = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
                 let socket = entry.path().join(rest);
-                if let Some(user) = user.filter(|_| is_socket(&socket)) {
-                    found.insert(socket.display().to_string(), Some(user));
-                }
+                let (Some(uid), Ok(meta)) = (user.filter(|_| is_socket(&socket)), entry.metadata())
+                else {
+                    continue;
+                };
+                // Nobody else may enter the directory.
+                let owner = Identity { uid, gid: meta.gid() };
+                found.insert(socket.display().to_string(), Some(owner));
             }
         }
         found
@@ -166,7 +170,7 @@ impl Engines {
             }
             let mut why = None;
             for line in lines {
-                match event(line, engine.owner) {
+                match event(line, engine.owner.map(|owner| owner.uid)) {
                     EngineEvent::Away(reason) => why = Some(reason),
                     event => events.push((socket.clone(), event)),
                 }
@@ -256,7 +260,7 @@ fn is_socket(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
 }
 
-/// Who may write to a socket and may do least else: nobody with the socket's group, or its owner.
+/// Who may write to a socket of the host and may do least else: nobody with the socket's group, or its owner.
 fn identity(socket: &Path) -> io::Result<Identity> {
     let meta = fs::metadata(socket)?;
     let by_group = meta.mode() & 0o020 != 0 && meta.gid() != 0;

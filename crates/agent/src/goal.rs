@@ -206,7 +206,11 @@ impl Builder<'_> {
             Err(reason) => return self.refuse(file, &limit, reason),
         };
         if matches.is_empty() {
-            let reason = format!("there is no {}", limit.scope);
+            let mut reason = format!("there is no {}", limit.scope);
+            // As where systemd has version 1 alone.
+            if self.world.cgroups.keys().all(String::is_empty) {
+                reason += "; no service has a cgroup of version 2 here: see `tidegate doctor`";
+            }
             let (name, scope) = (limit.name.clone(), limit.scope.clone());
             self.goal.waiting.push(Waits { name, scope, parent: None });
             return self.report(file, &limit, LimitState::Waiting, Some(reason));

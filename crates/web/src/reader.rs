@@ -3,15 +3,20 @@
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
+    net::Shutdown,
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
 use tidegate_agent::status::HostStatus;
 use tidegate_core::Scope;
 use tidegate_fleet::{
@@ -71,18 +76,19 @@ pub enum ReaderError {
     Ended,
 }
 
-/// Starts the server, and reads for it until it ends.
+/// Starts the server, and reads for it until SIGTERM or SIGINT comes, or the server ends.
 ///
 /// # Errors
 /// [`ReaderError`].
 pub fn run(options: &ReaderOptions) -> Result<(), ReaderError> {
     let host = Host::open(&options.store)?;
+    let (link, theirs) = UnixStream::pair().map_err(ReaderError::Start)?;
+    let stopped = ends_by_signal(&link).map_err(ReaderError::Start)?;
     let socket = http::bind(&options.socket).map_err(|e| match e {
         HttpError::Taken(path) => ReaderError::Taken(path),
         other => ReaderError::Socket(other),
     })?;
     open_to_group(&options.socket).map_err(ReaderError::Start)?;
-    let (link, theirs) = UnixStream::pair().map_err(ReaderError::Start)?;
     let mut child =
         start(&options.server, theirs.into(), socket.into()).map_err(ReaderError::Start)?;
     let reader = Reader {
@@ -95,7 +101,26 @@ pub fn run(options: &ReaderOptions) -> Result<(), ReaderError> {
     let _ = child.kill();
     let _ = child.wait();
     let _ = std::fs::remove_file(&options.socket);
+    if stopped.load(Ordering::Relaxed) {
+        return Ok(());
+    }
     served.map_err(ReaderError::Start).and(Err(ReaderError::Ended))
+}
+
+/// Ends the link when SIGTERM or SIGINT comes; the flag says that one has.
+fn ends_by_signal(link: &UnixStream) -> io::Result<Arc<AtomicBool>> {
+    let stopped = Arc::new(AtomicBool::new(false));
+    let (mut told, tell) = UnixStream::pair()?;
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&stopped))?;
+        signal_hook::low_level::pipe::register(signal, tell.try_clone()?)?;
+    }
+    let link = link.try_clone()?;
+    thread::spawn(move || {
+        let _ = told.read(&mut [0]);
+        let _ = link.shutdown(Shutdown::Both);
+    });
+    Ok(stopped)
 }
 
 /// Members of the group may look, too.

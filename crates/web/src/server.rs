@@ -8,6 +8,7 @@ use std::{
     net::SocketAddr,
     os::{fd::AsFd, unix::net},
     rc::Rc,
+    sync::Arc,
     time::Duration,
 };
 
@@ -16,6 +17,7 @@ use hyper::{
     body::{Bytes, Incoming},
     header::HOST,
 };
+use signal_hook::consts::{SIGINT, SIGTERM};
 use tidegate_agent::rights::{self, Identity, NOBODY};
 use tidegate_fleet::http::{Answer, JSON, PLAIN, answer, serve};
 use tokio::{
@@ -68,6 +70,10 @@ struct Shared {
 /// [`ServerError`].
 pub fn run(listen: &[SocketAddr]) -> Result<(), ServerError> {
     rights::give_up(Identity { uid: NOBODY, gid: NOBODY })?;
+    // systemd and a terminal send these to both processes. The reader ends this one, and removes the socket.
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::flag::register(signal, Arc::default())?;
+    }
     let link = net::UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let socket = net::UnixListener::from(io::stdout().as_fd().try_clone_to_owned()?);
     link.set_nonblocking(true)?;

@@ -53,6 +53,14 @@ fn one_that_waits_takes_those_inside_it_along() {
 }
 
 #[test]
+fn what_waits_where_services_have_no_cgroups_says_so() {
+    let text = limit("a", "unit = \"a.service\"", RATE);
+    let goal = goal(&files(&[&text]), &world(&[""]), &now());
+    let reason = "there is no unit `a.service`; no service has a cgroup of version 2 here: see `tidegate doctor`";
+    assert_eq!(states(&goal), [format!("a waiting: {reason}")]);
+}
+
+#[test]
 fn two_limits_of_one_cgroup_are_told_apart_unless_one_is_inside_the_other() {
     let both = limit("a", "unit = \"a.service\"", RATE)
         + &limit("b", "cgroup = \"system.slice/a*\"", RATE);

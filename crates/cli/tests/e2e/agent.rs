@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tidegate_sys::cgroup::Cgroup;
 
 use crate::{
@@ -172,6 +172,20 @@ fn root_agent_follows_a_unit_that_is_removed_and_made_again() {
     assert!(Objects::on(&cgroup).is_whole(), "the agent has ended, the limit stays");
     assert_eq!(bed.check(), Some(3), "nobody would limit it again");
     place.ok(&["detach"]);
+}
+
+#[test]
+fn root_agent_forgets_what_waited_in_vain() {
+    need_root!();
+    let place = Place::new();
+    let slice = Slice::new(&place);
+    let bed = Bed::new(&place, &slice.group);
+    bed.write("a.toml", &limit("never", "unit = \"never.service\"", "egress = \"20mbit\""));
+    let _agent = bed.start();
+    bed.wait_said("never", "waiting");
+    assert_eq!(bed.status()["limits"][0]["state"], "waiting");
+    bed.write("a.toml", "");
+    wait_for("an empty status", || (bed.status()["limits"] == json!([])).then_some(()));
 }
 
 #[test]

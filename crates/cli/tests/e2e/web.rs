@@ -329,6 +329,24 @@ fn root_web_ends_with_its_reader_and_history_says_who_is_missing() {
     );
 }
 
+#[test]
+fn root_web_removes_its_socket_when_it_is_stopped() {
+    need_root!();
+    let place = Place::new();
+    let mut web = Web::start(&place);
+    let id = web.web.0.id();
+    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+    let server: u32 = children.trim().parse().unwrap();
+    assert!(web.run.join("web.sock").exists());
+    // The order in which both have the signal is not the same each time.
+    for process in [server, id] {
+        crate::common::signal(process, rustix::process::Signal::TERM);
+    }
+    assert_eq!(web.web.exit_code(), 0);
+    assert!(!web.run.join("web.sock").exists());
+    assert!(!Path::new(&format!("/proc/{server}")).exists());
+}
+
 /// A daemon that says what is in the example of the web crate.
 fn example_daemon(socket: &Path) {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../web/src/snapshot/example.json");

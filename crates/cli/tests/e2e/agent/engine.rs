@@ -3,7 +3,10 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Write},
-    os::unix::net::{UnixListener, UnixStream},
+    os::unix::{
+        fs::{PermissionsExt, chown},
+        net::{UnixListener, UnixStream},
+    },
     path::{Path, PathBuf},
     process::Stdio,
     sync::{
@@ -82,8 +85,12 @@ impl Drop for Engine {
 
 impl Known {
     fn tell(&mut self, action: &str, id: &str) {
-        let event =
-            json!({ "Type": "container", "Action": action, "Actor": { "ID": id } }).to_string();
+        // As Docker and Podman write it: everything twice.
+        let event = json!({
+            "status": action, "id": id, "from": "image",
+            "Type": "container", "Action": action, "Actor": { "ID": id, "Attributes": {} },
+        });
+        let event = event.to_string();
         self.listeners.retain_mut(|listener| {
             // In two chunks: an event need not come whole.
             let (one, two) = event.split_at(event.len() / 2);
@@ -200,7 +207,35 @@ fn root_agent_limits_containers_by_name_and_by_their_labels() {
     place.ok(&["detach"]);
 }
 
+/// Only the user may enter the directory of the socket.
+#[test]
+fn root_agent_asks_the_engine_of_a_user_as_that_user() {
+    need_root!();
+    const USER: u32 = 54321;
+    let place = Place::new();
+    let slice = Slice::new(&place);
+    let mut bed = Bed::new(&place, &slice.group);
+    let users = bed.dir.with_file_name("users");
+    let home = users.join(USER.to_string());
+    fs::create_dir_all(&home).unwrap();
+    open(users.parent().unwrap());
+    bed.sockets = vec![users.join("*/engine.sock")];
+    bed.write("a.toml", &limit("web", "container = \"web\"", "egress = \"20mbit\""));
+    let engine = Engine::start(home.join("engine.sock"));
+    for (path, mode) in [(&engine.socket, 0o660), (&home, 0o700)] {
+        chown(path, Some(USER), Some(USER)).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let _agent = bed.start();
+    wait_for("the engine's answer", || {
+        let status = bed.status();
+        let state = status["agent"]["engines"][engine.socket.to_str().unwrap()].as_str()?;
+        assert!(!state.starts_with("away"), "{state}");
+        state.starts_with("running").then_some(())
+    });
+    place.ok(&["detach"]);
+}
+
 fn open(path: &Path) {
-    use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
