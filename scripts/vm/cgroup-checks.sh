@@ -22,6 +22,7 @@ setup() {
 
 prepare() {
 	grep cgroup /proc/mounts
+	be_patient
 	sender_up
 	dpkg --install /root/tidegate-1.deb
 }

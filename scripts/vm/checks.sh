@@ -10,7 +10,7 @@ share=/run/checks
 deadline_s=120 look_s=0.2
 emulated=
 if grep -q -w tidegate.emulated /proc/cmdline; then
-	emulated=yes deadline_s=300 look_s=1
+	emulated=yes deadline_s=600 look_s=1
 fi
 
 word=$(sed -n 's/.*tidegate\.checks=\([^ ]*\).*/\1/p' /proc/cmdline)

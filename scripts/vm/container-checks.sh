@@ -11,7 +11,6 @@
 #   wrong      one wrong limit of five: the other four are in force
 #   twice      of two limits on one container the first has it, and the other says so
 #   many       200 containers with one label start as fast as they can, and share a limit
-#   rights     the capabilities of the agent's unit are enough, and none of them is too much
 #
 # Of Docker: name, label, away.
 #
@@ -22,7 +21,7 @@ here=${BASH_SOURCE%/*}
 source "$here/checks.sh"
 source "$here/traffic.sh"
 
-checks=(name label user_name user_label never away wrong twice many rights)
+checks=(name label user_name user_label never away wrong twice many)
 [ "$word" != docker ] || checks=(name label away)
 prefix=$word
 # Who runs containers: root with Podman or Docker.
@@ -39,6 +38,7 @@ setup() {
 
 prepare() {
 	local dir
+	be_patient
 	useradd --create-home "$user"
 	mkdir -p "$image"/{usr,tmp,etc,run,proc,sys,dev}
 	for dir in bin sbin lib lib64; do
@@ -234,57 +234,6 @@ check_many() {
 	podman rm --all --force >/dev/null
 	rm -f "$rules"
 	((code == 0)) && until_true no_limits
-}
-
-# Starts the agent anew without a capability, or with all of them for none, on a host without limits. It asks for
-# all that it can do: a unit, a device, a container and a program of a user, which it moves. Then it ends the child
-# that asks the user's engine, which that user has stopped.
-works_without() {
-	local name dropin=/etc/systemd/system/tidegate-agent.service.d
-	systemctl stop tidegate-agent
-	tidegate detach
-	mkdir -p "$dropin"
-	printf '[Service]\n%s\n' "${1:+CapabilityBoundingSet=~$1}" >"$dropin/rights.conf"
-	systemctl daemon-reload
-	as_user systemctl --user restart program.service
-	cp /run/rules "$rules"
-	systemctl start tidegate-agent || return 1
-	for name in unit device web program; do
-		until_true in_force "$name" || return 1
-	done
-	as_user pkill -STOP -f agent-containers || return 1
-	rm "$rules"
-	until_true no_limits && rule unit 'unit = "sink.service"' >"$rules" && until_true in_force unit
-}
-
-check_rights() {
-	local code=0 capability program=/usr/local/bin/program
-	cp /bin/sleep "$program"
-	as_user systemd-run --user --unit program --property Type=exec "$program" 100000
-	{
-		rule unit 'unit = "sink.service"'
-		rule device 'dev = "tg0"'
-		rule web 'container = "web"'
-		rule program "exe = \"$program\"" 8mbit 'move = true'
-	} >/run/rules
-	starts of_user web && works_without "" || code=1
-	# Where it fails, it does so early.
-	deadline_s=$((deadline_s / 10))
-	for capability in $(property CapabilityBoundingSet); do
-		((code != 1)) || break
-		if works_without "${capability^^}"; then
-			echo "${capability^^} is not needed"
-			code=2
-		else
-			echo "${capability^^} is needed"
-		fi
-	done
-	rm -r /etc/systemd/system/tidegate-agent.service.d "$program"
-	systemctl daemon-reload
-	as_user systemctl --user stop program.service
-	systemctl restart tidegate-agent
-	gone of_user web
-	return "$code"
 }
 
 if [ "${1:-}" = run ]; then

@@ -60,6 +60,7 @@ setup() {
 		unit client "After=net.service" "[Service]" "ExecStart=/bin/bash $kept/main.sh downloads"
 		unit sink "After=net.service" "[Service]" \
 			"ExecStart=/bin/ip netns exec peer socat -u TCP-LISTEN:9,reuseaddr,fork OPEN:/dev/null"
+		be_patient
 		useradd --create-home "$user"
 		mkdir -p /var/lib/systemd/linger
 		touch "/var/lib/systemd/linger/$user"

@@ -21,7 +21,7 @@ setup() {
 # What may not be left: files, programs in the kernel, units.
 left() {
 	find / -xdev \( -path /proc -o -path /root -o -path /var/log \) -prune -o -name '*tidegate*' -print
-	find /run /sys/fs/bpf -name '*tidegate*' -not -path '/run/checks/*'
+	find /run /sys/fs/bpf -name '*tidegate*' -not -path '/run/checks/*' -not -path '/run/systemd/*'
 	systemctl list-units --all --plain --no-legend 'tidegate*'
 }
 
@@ -55,6 +55,7 @@ check_remove() {
 }
 
 if [ "${1:-}" = run ]; then
+	be_patient
 	sender_up >"$share/prepare.log" 2>&1
 fi
 "$@"

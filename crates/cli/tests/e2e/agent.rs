@@ -19,6 +19,7 @@ use crate::{
 
 mod engine;
 mod gate;
+mod rights;
 
 /// A slice at the root of the hierarchy, as systemd makes them, with whatever a test puts below it.
 struct Slice<'a> {

@@ -32,14 +32,14 @@ struct Known {
 }
 
 /// An engine. Its threads end with its socket's connections.
-struct Engine {
-    socket: PathBuf,
+pub(super) struct Engine {
+    pub(super) socket: PathBuf,
     known: Arc<Mutex<Known>>,
     over: Arc<AtomicBool>,
 }
 
 impl Engine {
-    fn start(socket: PathBuf) -> Engine {
+    pub(super) fn start(socket: PathBuf) -> Engine {
         let listener = UnixListener::bind(&socket).unwrap();
         let (known, over) = (Arc::<Mutex<Known>>::default(), Arc::new(AtomicBool::new(false)));
         let (shared, ends) = (Arc::clone(&known), Arc::clone(&over));
