@@ -19,6 +19,7 @@ pub mod decisions;
 pub mod directory;
 pub mod engines;
 pub mod goal;
+pub mod persist;
 pub mod report;
 pub mod rights;
 pub mod run;

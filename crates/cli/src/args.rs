@@ -33,6 +33,9 @@ const MAX_SAMPLE: Duration = Duration::from_secs(60);
 pub const TOP_MIN_INTERVAL: Duration = Duration::from_millis(100);
 pub const TOP_MAX_INTERVAL: Duration = Duration::from_secs(60);
 
+/// One of the files that the agent keeps.
+const HOST_FILE: &str = "/etc/tidegate/limits.toml";
+
 const ABOUT: &str =
     "Hold a rate limit on a program, a service or a container, without a standing queue";
 
@@ -66,6 +69,11 @@ pub struct Cli {
     #[arg(value_name = "PATH", hide_env_values = true, hide_short_help = true)]
     #[arg(help_heading = "Global options")]
     pub socket: PathBuf,
+    /// The file in which `limit add --persist` writes limits, and `limit set` and `limit del` change them
+    #[arg(long, global = true, env = "TIDEGATE_HOST_FILE", default_value = HOST_FILE)]
+    #[arg(value_name = "PATH", hide_env_values = true, hide_short_help = true)]
+    #[arg(help_heading = "Global options")]
+    pub host_file: PathBuf,
     #[command(subcommand)]
     pub verb: Verb,
 }
@@ -356,6 +364,9 @@ pub struct AddArgs {
     /// Replace a qdisc that is in the way, for good
     #[arg(long)]
     pub force: bool,
+    /// Also write it to the host's file, so that the agent keeps it
+    #[arg(long)]
+    pub persist: bool,
     #[command(flatten)]
     pub limit: LimitArgs,
 }
