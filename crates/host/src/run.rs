@@ -38,6 +38,7 @@ use tidegate_sys::{
     clock::monotonic_ns,
     congestion::{self, CongestionError},
     limit::{AttachedLimit, LimitError, LimitOptions},
+    names::User,
     preflight::{PreflightError, preflight},
     process::{Received, SignalQueue, SpawnError, process_group},
     store::{PinnedLimit, Store, StoreError, is_above},
@@ -82,6 +83,8 @@ pub struct RunOptions {
     pub parent: Option<ParentOf>,
     /// The congestion control that the command's TCP sockets use unless they choose one themselves.
     pub cc: Option<String>,
+    /// Who runs the command, with groups and environment; `None`: who runs this.
+    pub user: Option<User>,
     /// The command, looked for in `PATH`.
     pub command: OsString,
     pub arguments: Vec<OsString>,
@@ -176,8 +179,11 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
 
     let mut command = Command::new(&options.command);
     command.args(&options.arguments);
+    if let Some(User { name, home, shell, .. }) = &options.user {
+        command.envs([("USER", name), ("LOGNAME", name), ("HOME", home), ("SHELL", shell)]);
+    }
     let started = monotonic_ns();
-    let child = signals.spawn(command, &group.cgroup)?;
+    let child = signals.spawn(command, &group.cgroup, options.user.as_ref())?;
     let swept = sweep_aside(&hierarchy);
 
     let exit_code = attend(&signals, child.id())?;

@@ -9,7 +9,10 @@ use tidegate_host::{
     run::{self, ParentOf, RunOptions, Summary},
     settings::{SettingsError, SettingsProblem},
 };
-use tidegate_sys::store;
+use tidegate_sys::{
+    names::{self, User},
+    store,
+};
 
 use crate::{
     args::RunArgs,
@@ -36,9 +39,11 @@ pub fn run(store: &Path, args: &RunArgs) -> Result<ExitCode> {
     let Some((command, arguments)) = args.command.split_first() else {
         return Err(UsageError("name the command to run, after `--`".to_owned()).into());
     };
+    let user = args.user.as_deref().map(user).transpose()?;
     let options = RunOptions {
         limit,
         parent,
+        user,
         cc: args.cc.clone(),
         command: command.clone(),
         arguments: arguments.to_vec(),
@@ -55,6 +60,26 @@ pub fn run(store: &Path, args: &RunArgs) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::from(finished.exit_code))
+}
+
+/// A user by name or number, or the one who has called sudo.
+fn user(name: &str) -> Result<User> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
+    let found = match name {
+        "invoker" => {
+            let (Some(uid), Some(gid)) = (number("SUDO_UID"), number("SUDO_GID")) else {
+                let message = "--user invoker: SUDO_UID and SUDO_GID are not set; run it with sudo, or name a user";
+                return Err(UsageError(message.to_owned()).into());
+            };
+            names::user_of(uid)?.map(|user| User { gid, ..user })
+        }
+        name => match (names::user(name)?, name.parse()) {
+            (None, Ok(uid)) => names::user_of(uid)?,
+            (found, _) => found,
+        },
+    };
+    let message = || format!("--user {name}: there is no such user; `getent passwd` lists them");
+    found.ok_or_else(|| UsageError(message()).into())
 }
 
 fn summarize(summary: &Summary) {
