@@ -26,3 +26,4 @@ pub mod run;
 pub mod scan;
 pub mod source;
 pub mod status;
+pub mod users;

@@ -85,6 +85,8 @@ pub enum Verb {
     /// Limits the command and everything it starts, whatever they speak. Passes signals on and exits as the
     /// command does (128+n if signal n ended it, 127 if there is no such command). Nothing is left behind. If
     /// tidegate itself is killed, the limit comes off and the command goes on without it.
+    ///
+    /// Members of the group `tidegate` need no root: the agent holds the limit (tidegate-agent(1)).
     #[command(after_help = "\
 Examples:
   tidegate run --egress 50mbit -- rsync -a /data backup:
