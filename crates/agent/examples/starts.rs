@@ -72,6 +72,7 @@ impl Place {
             sockets: Vec::new(),
             below: PathBuf::from(self.slice.path()),
             deadline: Duration::from_secs(3600),
+            group: String::new(),
         }
     }
 

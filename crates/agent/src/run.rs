@@ -18,6 +18,7 @@ use sd_notify::NotifyState;
 use tidegate_host::{host::Host, world::World};
 use tidegate_sys::{
     cgroup::{Cgroup, CgroupError},
+    names,
     preflight::PreflightError,
     store::StoreError,
 };
@@ -31,6 +32,7 @@ use crate::{
     report::{GateReport, GateState, LimitState, Report, RunFiles},
     scan,
     source::{CgroupSource, Files, Held, Inotify},
+    users,
 };
 
 /// What the agent is told to do.
@@ -48,6 +50,8 @@ pub struct AgentOptions {
     pub below: PathBuf,
     /// How long a new cgroup is held at most.
     pub deadline: Duration,
+    /// Members of this group may limit commands of theirs.
+    pub group: String,
 }
 
 /// Why it did not start, or ended.
@@ -100,6 +104,12 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
     let signals = signals().map_err(AgentError::Events)?;
     let host = Host::open(&options.store)?;
     host.problems().iter().for_each(|problem| say(&format!("warning: {problem}")));
+    // Without the group `tidegate run` is for root alone.
+    if let Some(group) = names::group(&options.group)
+        && let Err(e) = users::serve(host.clone(), &options.run_dir, group)
+    {
+        say(&format!("warning: users cannot limit commands: {}: {e}", options.run_dir.display()));
+    }
     let program = std::env::current_exe().map_err(AgentError::Events)?;
     let below = host.hierarchy().relative(&options.below);
     let top = host.hierarchy().open(&below)?;

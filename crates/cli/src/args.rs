@@ -33,6 +33,9 @@ const MAX_SAMPLE: Duration = Duration::from_secs(60);
 pub const TOP_MIN_INTERVAL: Duration = Duration::from_millis(100);
 pub const TOP_MAX_INTERVAL: Duration = Duration::from_secs(60);
 
+/// One of the files that the agent keeps.
+const HOST_FILE: &str = "/etc/tidegate/limits.toml";
+
 const ABOUT: &str =
     "Hold a rate limit on a program, a service or a container, without a standing queue";
 
@@ -66,6 +69,11 @@ pub struct Cli {
     #[arg(value_name = "PATH", hide_env_values = true, hide_short_help = true)]
     #[arg(help_heading = "Global options")]
     pub socket: PathBuf,
+    /// The file in which `limit add --persist` writes limits, and `limit set` and `limit del` change them
+    #[arg(long, global = true, env = "TIDEGATE_HOST_FILE", default_value = HOST_FILE)]
+    #[arg(value_name = "PATH", hide_env_values = true, hide_short_help = true)]
+    #[arg(help_heading = "Global options")]
+    pub host_file: PathBuf,
     #[command(subcommand)]
     pub verb: Verb,
 }
@@ -77,6 +85,8 @@ pub enum Verb {
     /// Limits the command and everything it starts, whatever they speak. Passes signals on and exits as the
     /// command does (128+n if signal n ended it, 127 if there is no such command). Nothing is left behind. If
     /// tidegate itself is killed, the limit comes off and the command goes on without it.
+    ///
+    /// Members of the group `tidegate` need no root: the agent holds the limit (tidegate-agent(1)).
     #[command(after_help = "\
 Examples:
   tidegate run --egress 50mbit -- rsync -a /data backup:
@@ -330,6 +340,9 @@ pub struct RunArgs {
     pub parent: Option<String>,
     #[command(flatten)]
     pub limit: LimitArgs,
+    /// Run the command as this user; `invoker`: who called sudo
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
     /// TCP congestion control for the command, such as `dctcp`
     #[arg(long, value_name = "NAME")]
     pub cc: Option<String>,
@@ -356,6 +369,9 @@ pub struct AddArgs {
     /// Replace a qdisc that is in the way, for good
     #[arg(long)]
     pub force: bool,
+    /// Also write it to the host's file, so that the agent keeps it
+    #[arg(long)]
+    pub persist: bool,
     #[command(flatten)]
     pub limit: LimitArgs,
 }

@@ -39,8 +39,8 @@ fn main() -> ExitCode {
     tidegate_sys::names::use_built_in();
     let (store, run_dir) = (&cli.bpffs, &cli.run_dir);
     let done = match cli.verb {
-        Verb::Run(args) => verbs::run::run(store, &args),
-        Verb::Limit(verb) => verbs::limit::run(store, verb),
+        Verb::Run(args) => verbs::run::run(store, run_dir, &args),
+        Verb::Limit(verb) => verbs::limit::run(store, &cli.host_file, verb),
         Verb::Nic(args) => verbs::nic::run(run_dir, &args),
         Verb::Daemon(args) => verbs::daemon::run(store, &args),
         Verb::Agent(args) => verbs::agent::run(store, run_dir, &args),

@@ -11,7 +11,6 @@ pub use tidegate_chart::text::{Align, Paint};
 use tidegate_core::{Class, Scope, Selector, SelectorKind, prefixes::Prefixes};
 pub use tidegate_host::figures::{rate, size, time};
 use tidegate_host::{
-    risk::AtRisk,
     settings::{fields::Shown, given, is_parents, whole},
     status::Settings,
     tree::tree,
@@ -41,18 +40,6 @@ pub fn line(columns: &[Column], widths: &[usize], cells: &[String]) -> String {
 /// Packets and their size.
 pub fn packets((packets, bytes): (u64, u64)) -> String {
     if packets == 0 { "0".to_owned() } else { format!("{packets} ({})", size(bytes)) }
-}
-
-/// The drops that put requests at risk, with their causes; `None` where there are none.
-pub fn at_risk(at_risk: Option<AtRisk>) -> Option<String> {
-    let at_risk = at_risk.filter(|at_risk| at_risk.packets() > 0)?;
-    let causes = at_risk.causes().map(|(risk, packets)| format!("{packets} {}", risk.name));
-    let causes = causes.collect::<Vec<_>>().join(", ");
-    let packets = match at_risk.packets() {
-        1 => "1 packet".to_owned(),
-        n => format!("{n} packets"),
-    };
-    Some(format!("{packets} dropped with nothing else in flight ({causes})"))
 }
 
 /// A cgroup by its path, a device or port by its name and kind.

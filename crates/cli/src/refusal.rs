@@ -7,6 +7,7 @@ use std::{
 
 use anyhow::Error;
 use clap::error::ErrorKind;
+use tidegate_agent::persist::PersistError;
 use tidegate_fleet::daemon::DaemonError;
 use tidegate_host::{
     absent::ScopeError, apply::ApplyError, explain::ExplainError, family::FamilyError,
@@ -86,6 +87,7 @@ fn exit_code(error: &Error) -> u8 {
         || error.downcast_ref().is_some_and(daemon_is_users)
         || error.downcast_ref().is_some_and(nic_is_users)
         || error.is::<SpecError>()
+        || error.downcast_ref().is_some_and(|e| !matches!(e, PersistError::Io(..)))
         || error.is::<PlanError>()
         || error.is::<FamilyError>()
         || error.downcast_ref::<CgroupError>().is_some_and(cgroup_is_users)

@@ -24,6 +24,7 @@
 //! - [`figures`]: measured figures in units.
 //! - [`waiting`]: whose packets wait in queues.
 //! - [`status`]: what is in force and what it does, as data that serializes.
+//! - [`summary`]: what a limit did to a command.
 //!
 //! No kernel interface is spoken to but through `tidegate-sys`, and nothing is printed: that is the
 //! business of the binary.
@@ -51,6 +52,7 @@ pub mod settings;
 pub mod sockets;
 pub mod spec;
 pub mod status;
+pub mod summary;
 pub mod tree;
 pub mod waiting;
 pub mod watch;

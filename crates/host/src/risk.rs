@@ -37,6 +37,19 @@ impl AtRisk {
         counted.filter_map(|(risk, packets)| Some((risk, packets.filter(|packets| *packets > 0)?)))
     }
 
+    /// In words; `None` where there are none.
+    #[must_use]
+    pub fn words(&self) -> Option<String> {
+        let causes = self.causes().map(|(risk, packets)| format!("{packets} {}", risk.name));
+        let causes = causes.collect::<Vec<_>>().join(", ");
+        let packets = match self.packets() {
+            0 => return None,
+            1 => "1 packet".to_owned(),
+            n => format!("{n} packets"),
+        };
+        Some(format!("{packets} dropped with nothing else in flight ({causes})"))
+    }
+
     /// What was counted since `earlier`; zero where a limit has been put on anew meanwhile.
     #[must_use]
     pub fn since(&self, earlier: &AtRisk) -> AtRisk {

@@ -16,6 +16,9 @@
 //! What the command leaves in the send buffers of its sockets when it ends, and connections that it has
 //! handed to processes it leaves behind, go on without the limit.
 //!
+//! A user without the privileges for that makes the cgroup below their own, and the agent holds the limit, which
+//! ends with the connection to it ([`socket`]).
+//!
 //! The command stays in the caller's process group: keys such as ^C and ^Z reach it from the terminal.
 //! Signals that are sent to this process alone are passed on to it.
 
@@ -30,14 +33,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, waitpid};
-use serde::Serialize;
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, geteuid, getpid, kill_process, waitpid,
+};
 use tidegate_core::Scope;
 use tidegate_sys::{
     cgroup::{Cgroup, CgroupError, Hierarchy},
     clock::monotonic_ns,
     congestion::{self, CongestionError},
     limit::{AttachedLimit, LimitError, LimitOptions},
+    names::User,
     preflight::{PreflightError, preflight},
     process::{Received, SignalQueue, SpawnError, process_group},
     store::{PinnedLimit, Store, StoreError, is_above},
@@ -47,9 +52,13 @@ use crate::{
     family::FamilyError,
     host,
     plan::{Present, State, Wanted, join},
-    settings::Asked,
+    settings,
     status::LimitStatus,
+    summary::{Report, Summary},
 };
+use socket::{AskError, Asked};
+
+pub mod socket;
 
 /// What the names of the cgroups made here start with.
 pub const CGROUP_PREFIX: &str = "tidegate-run-";
@@ -78,10 +87,16 @@ const FORWARDED: [Signal; 10] = [
 #[derive(Debug, Clone)]
 pub struct RunOptions {
     pub limit: LimitOptions,
+    /// The same as it was written: settings by their names. For the agent.
+    pub given: Vec<(String, String)>,
+    /// Where the agent is asked by who has not the privileges to hold a limit.
+    pub agent: PathBuf,
     /// The limit that it is inside of.
     pub parent: Option<ParentOf>,
     /// The congestion control that the command's TCP sockets use unless they choose one themselves.
     pub cc: Option<String>,
+    /// Who runs the command, with groups and environment; `None`: who runs this.
+    pub user: Option<User>,
     /// The command, looked for in `PATH`.
     pub command: OsString,
     pub arguments: Vec<OsString>,
@@ -93,7 +108,7 @@ pub struct ParentOf {
     pub store: PathBuf,
     pub name: String,
     /// The directions for which the run was given a rate of its own.
-    pub asked: Asked,
+    pub asked: settings::Asked,
 }
 
 #[derive(Debug)]
@@ -101,21 +116,9 @@ pub struct Finished {
     /// The command's exit code, or 128 and the number of the signal that ended it.
     pub exit_code: u8,
     /// What the limit did.
-    pub summary: Summary,
+    pub report: Report,
     /// What could not be cleaned up, for the user to know.
     pub warnings: Vec<String>,
-}
-
-/// What a limit did to a command.
-#[derive(Debug, Clone, Serialize)]
-pub struct Summary {
-    /// As returned to the shell.
-    pub exit_code: u8,
-    /// How long the command ran.
-    pub elapsed_ns: u64,
-    /// Settings and counters at the end; `None` if they could not be read.
-    #[serde(flatten)]
-    pub limit: Option<LimitStatus>,
 }
 
 /// Why a command was not run under its limit. No cgroup and no limit is left.
@@ -140,6 +143,17 @@ pub enum RunError {
     Congestion(#[from] CongestionError),
     #[error(transparent)]
     Spawn(#[from] SpawnError),
+    /// The agent does not hold the limit.
+    #[error("{0}; the command was not started")]
+    Agent(#[from] AskError),
+    #[error("--{0} needs the privileges of root; run it with sudo")]
+    ForRoot(&'static str),
+    /// A user may make cgroups in their own part of the tree alone.
+    #[error(
+        "cgroup `{path}` is not this user's, so the command cannot have one of its own in it ({source}); type \
+         `systemd-run --user --scope -p Delegate=yes tidegate run ...`, or have root give the user a cgroup"
+    )]
+    NoCgroup { path: String, source: CgroupError },
     /// Signals or waiting.
     #[error("cannot wait for the command: {0}")]
     Wait(#[from] io::Error),
@@ -150,7 +164,10 @@ pub enum RunError {
 /// # Errors
 /// [`RunError`].
 pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
-    let hierarchy = preflight()?;
+    let hierarchy = match preflight() {
+        Err(PreflightError::Privileges(..)) if !geteuid().is_root() => return by_agent(options),
+        hierarchy => hierarchy?,
+    };
     // Must live as long as the command: without it the name could not be chosen any more.
     let control = options.cc.as_deref().map(congestion::ensure).transpose()?;
     // From here on nobody can end this process and leave the cgroup behind, save by SIGKILL.
@@ -174,14 +191,7 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
     let maps = above.as_ref().map(|above| above.limit.maps());
     let limit = AttachedLimit::attach(&hierarchy, &group.cgroup, &limit, maps)?;
 
-    let mut command = Command::new(&options.command);
-    command.args(&options.arguments);
-    let started = monotonic_ns();
-    let child = signals.spawn(command, &group.cgroup)?;
-    let swept = sweep_aside(&hierarchy);
-
-    let exit_code = attend(&signals, child.id())?;
-    let elapsed_ns = monotonic_ns() - started;
+    let Ended { exit_code, elapsed_ns, swept } = command(options, &signals, &group)?;
 
     let mut warnings = Vec::new();
     let (name, path) = (group.name().to_owned(), group.cgroup.path().to_owned());
@@ -198,15 +208,68 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
         warnings.push(format!("{e}; the next `tidegate run` tries again"));
     }
     let _ = swept.recv_timeout(SWEEP_PATIENCE);
-    let summary = Summary { exit_code, elapsed_ns, limit: status.ok() };
-    Ok(Finished { exit_code, summary, warnings })
+    let report = Summary { exit_code, elapsed_ns, limit: status.ok() }.report();
+    Ok(Finished { exit_code, report, warnings })
+}
+
+/// The same for a user who has no privileges: in a cgroup of their own, with a limit that the agent holds.
+fn by_agent(options: &RunOptions) -> Result<Finished, RunError> {
+    let for_root = [
+        ("parent", options.parent.is_some()),
+        ("cc", options.cc.is_some()),
+        ("user", options.user.is_some()),
+    ];
+    if let Some((flag, _)) = for_root.into_iter().find(|(_, is_given)| *is_given) {
+        return Err(RunError::ForRoot(flag));
+    }
+    let hierarchy = Hierarchy::find()?;
+    let current = hierarchy.current()?;
+    let path = current.path().to_owned();
+    // Before signals are kept back: where this fails, another program may try it.
+    let group =
+        Group::create(&hierarchy, current).map_err(|source| RunError::NoCgroup { path, source })?;
+    let signals = SignalQueue::block(&FORWARDED.map(Signal::as_raw))?;
+    let limit = Asked::limit(&options.agent, group.cgroup.as_fd(), &options.given)?;
+    let Ended { exit_code, elapsed_ns, swept } = command(options, &signals, &group)?;
+    let mut warnings = Vec::new();
+    let report = limit.end(exit_code, elapsed_ns).unwrap_or_else(|e| {
+        warnings.push(format!("the counters cannot be read: {e}"));
+        Report::default()
+    });
+    if let Err(e) = group.dissolve() {
+        warnings.push(format!("{e}; the next `tidegate run` tries again"));
+    }
+    let _ = swept.recv_timeout(SWEEP_PATIENCE);
+    Ok(Finished { exit_code, report, warnings })
+}
+
+/// How a command has ended.
+struct Ended {
+    exit_code: u8,
+    elapsed_ns: u64,
+    /// Hears when left-over cgroups are swept.
+    swept: mpsc::Receiver<usize>,
+}
+
+/// Runs the command in its cgroup.
+fn command(options: &RunOptions, signals: &SignalQueue, group: &Group) -> Result<Ended, RunError> {
+    let mut command = Command::new(&options.command);
+    command.args(&options.arguments);
+    if let Some(User { name, home, shell, .. }) = &options.user {
+        command.envs([("USER", name), ("LOGNAME", name), ("HOME", home), ("SHELL", shell)]);
+    }
+    let started = monotonic_ns();
+    let child = signals.spawn(command, &group.cgroup, options.user.as_ref())?;
+    let swept = sweep_aside(&group.hierarchy);
+    let exit_code = attend(signals, child.id())?;
+    Ok(Ended { exit_code, elapsed_ns: monotonic_ns() - started, swept })
 }
 
 /// The limit that a run is inside of, among those of the host.
 struct Above {
     limit: PinnedLimit,
     present: Vec<Present>,
-    asked: Asked,
+    asked: settings::Asked,
 }
 
 impl Above {

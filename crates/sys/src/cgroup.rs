@@ -175,6 +175,22 @@ impl Hierarchy {
         self.open(path.unwrap_or("/").trim_end_matches(" (deleted)"))
     }
 
+    /// The path of a group by its directory, opened by somebody else, and the user that owns it.
+    ///
+    /// # Errors
+    /// [`CgroupError::Io`] when it is no group, or has been removed.
+    pub fn of_directory(&self, directory: impl AsFd) -> Result<(String, u32), CgroupError> {
+        let refuse = |e: rustix::io::Errno| io_error("?", "look at it")(e.into());
+        let directory = directory.as_fd();
+        let kind = rustix::fs::fstatfs(directory).map_err(refuse)?;
+        let stat = rustix::fs::fstat(directory).map_err(refuse)?;
+        if kind.f_type as u64 != CGROUP2_MAGIC {
+            return Err(refuse(rustix::io::Errno::NOTDIR));
+        }
+        let path = self.path_of(stat.st_ino).ok_or_else(|| refuse(rustix::io::Errno::NOENT))?;
+        Ok((path, stat.st_uid))
+    }
+
     /// Makes a group below `parent` and opens it.
     ///
     /// # Errors

@@ -17,11 +17,18 @@ use std::{
     time::Duration,
 };
 
-use crate::cgroup::{Cgroup, CgroupError, Hierarchy};
+use rustix::process::{Gid, Uid};
+
+use crate::{
+    cgroup::{Cgroup, CgroupError, Hierarchy},
+    names::User,
+};
 
 /// Marks an error number of entering the cgroup, as against one of executing the command: both come from the
 /// child by the same way, and no error number is as large.
 const ENTER_ERROR: i32 = 1 << 16;
+/// The same of becoming another user.
+const USER_ERROR: i32 = 1 << 17;
 
 /// The process group of a process, as this PID namespace numbers it; `None` if there is no such process. The
 /// number is 0 for every group whose leader is outside of the namespace, as in a container whose first
@@ -76,6 +83,8 @@ pub enum SpawnError {
         cgroup: String,
         source: io::Error,
     },
+    #[error("cannot become another user: {0}; run it as root")]
+    User(io::Error),
     #[error("cannot start a process: {0}")]
     Fork(io::Error),
     #[error(transparent)]
@@ -159,20 +168,36 @@ impl SignalQueue {
     }
 
     /// Starts a command inside a cgroup, from its first instruction, with the signal mask that this process
-    /// had before [`SignalQueue::block`].
+    /// had before [`SignalQueue::block`]. With a user it is run as that one, with all of its groups.
     ///
     /// # Errors
     /// [`SpawnError`].
-    pub fn spawn(&self, mut command: Command, cgroup: &Cgroup) -> Result<Child, SpawnError> {
+    pub fn spawn(
+        &self,
+        mut command: Command,
+        cgroup: &Cgroup,
+        user: Option<&User>,
+    ) -> Result<Child, SpawnError> {
         let procs = cgroup.open_procs()?;
         let (fd, mask) = (procs.as_raw_fd(), self.original);
-        // SAFETY: between fork and exec the closure makes only system calls that are async-signal-safe
-        // (write, sigprocmask) and allocates nothing; `procs` is open until spawn returns.
+        let user = user.map(|user| {
+            let groups: Vec<_> = user.groups.iter().copied().map(Gid::from_raw).collect();
+            (groups, Gid::from_raw(user.gid), Uid::from_raw(user.uid))
+        });
+        // SAFETY: between fork and exec the closure makes only system calls (write, sigprocmask, setgroups,
+        // setresgid, setresuid; this child has one thread) and allocates nothing; `procs` is open until spawn
+        // returns.
         unsafe {
-            command.pre_exec(move || enter(fd, &mask));
+            command.pre_exec(move || {
+                enter(fd, &mask)?;
+                user.as_ref().map_or(Ok(()), |(groups, gid, uid)| become_user(groups, *gid, *uid))
+            });
         }
         let name = command.get_program().to_string_lossy().into_owned();
         command.spawn().map_err(|source| match source.raw_os_error() {
+            Some(code) if code >= USER_ERROR => {
+                SpawnError::User(io::Error::from_raw_os_error(code - USER_ERROR))
+            }
             Some(code) if code >= ENTER_ERROR => SpawnError::Enter {
                 cgroup: cgroup.path().to_owned(),
                 source: io::Error::from_raw_os_error(code - ENTER_ERROR),
@@ -182,6 +207,15 @@ impl SignalQueue {
             _ => SpawnError::NotExecutable { command: name, source },
         })
     }
+}
+
+/// In the child: the system calls alone, since the C library's functions speak to other threads.
+fn become_user(groups: &[Gid], gid: Gid, uid: Uid) -> io::Result<()> {
+    use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+    let done = set_thread_groups(groups)
+        .and_then(|()| set_thread_res_gid(gid, gid, gid))
+        .and_then(|()| set_thread_res_uid(uid, uid, uid));
+    done.map_err(|e| io::Error::from_raw_os_error(USER_ERROR + e.raw_os_error()))
 }
 
 /// In the child: enters the cgroup whose `cgroup.procs` is open as `fd`, and takes its signals back.

@@ -4,6 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 use tidegate_agent::{decisions::DEADLINE, engines::SOCKETS};
+use tidegate_host::run::socket::GROUP;
 
 #[derive(Debug, Args)]
 pub struct AgentArgs {
@@ -19,6 +20,9 @@ pub struct AgentArgs {
     /// How long a new cgroup gets at most 64 KiB if it cannot be decided
     #[arg(long, value_name = "TIME", default_value = DEADLINE, value_parser = super::interval)]
     pub deadline: Duration,
+    /// Members of this group may use `tidegate run`
+    #[arg(long, value_name = "NAME", default_value = GROUP)]
+    pub group: String,
 }
 
 /// For the agent itself: asks one engine.

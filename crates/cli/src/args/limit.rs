@@ -22,20 +22,22 @@ use super::Cli;
 /// What a limit does; every flag may be left out.
 #[derive(Debug)]
 pub struct LimitArgs {
-    /// As given.
     pub patch: Patch,
+    /// As given.
+    pub given: Vec<(&'static str, String)>,
 }
 
 impl FromArgMatches for LimitArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<LimitArgs, Error> {
-        let mut patch = Patch::default();
+        let (mut patch, mut given) = (Patch::default(), Vec::new());
         for field in &FIELDS {
             for text in matches.get_many::<String>(field.key.name).into_iter().flatten() {
                 let refuse = |e| Error::raw(ErrorKind::ValueValidation, e);
                 field.set(&mut patch, text).map_err(refuse)?;
+                given.push((field.key.name, text.clone()));
             }
         }
-        Ok(LimitArgs { patch })
+        Ok(LimitArgs { patch, given })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {

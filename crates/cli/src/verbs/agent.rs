@@ -18,6 +18,7 @@ pub fn run(store: &Path, run_dir: &Path, args: &AgentArgs) -> Result<ExitCode> {
         sockets: args.sockets.clone(),
         below: args.below.clone(),
         deadline: args.deadline,
+        group: args.group.clone(),
     };
     run::run(&options, |text| say(&format!("tidegate: {text}")))?;
     Ok(ExitCode::SUCCESS)

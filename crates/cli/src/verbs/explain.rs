@@ -216,7 +216,7 @@ fn at_risk(
     sample: &str,
 ) -> io::Result<()> {
     let Some(all) = direction.now.at_risk else { return Ok(()) };
-    let Some(words) = output::at_risk(Some(all)) else {
+    let Some(words) = all.words() else {
         // What a sender elsewhere has in flight is not known, so no drop on ingress is said to be none.
         return if all.is_whole() { writeln!(out, "    requests at risk: none") } else { Ok(()) };
     };

@@ -6,7 +6,8 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
+use tidegate_agent::persist::{self, Edit, NewLimit};
 use tidegate_core::{Scope, choice::Kernel};
 use tidegate_host::{
     apply::{Backend, apply},
@@ -29,11 +30,11 @@ use crate::{
     verbs,
 };
 
-pub fn run(store: &Path, verb: LimitVerb) -> Result<ExitCode> {
+pub fn run(store: &Path, file: &Path, verb: LimitVerb) -> Result<ExitCode> {
     match verb {
-        LimitVerb::Add(args) => add(store, &args),
-        LimitVerb::Set(args) => set(store, &args),
-        LimitVerb::Del { name } => del(store, &name),
+        LimitVerb::Add(args) => add(store, file, &args),
+        LimitVerb::Set(args) => set(store, file, &args),
+        LimitVerb::Del { name } => del(store, file, &name),
         LimitVerb::Restore { name } => restore(store, name.as_deref()),
         LimitVerb::Show { name, how } => verbs::status::status(store, name.as_deref(), how),
     }
@@ -48,7 +49,15 @@ fn locked(host: &Host, work: impl FnOnce(&mut LockedHost) -> Result<String>) -> 
     Ok(ExitCode::SUCCESS)
 }
 
-fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
+/// Changes the host's file after the host, while other writers are kept out; how that is said.
+fn persisted(edit: Option<&Edit>, file: &Path, what: &str) -> Result<String> {
+    let Some(edit) = edit else { return Ok(String::new()) };
+    edit.store()
+        .map_err(|e| anyhow!("the limit in the kernel is changed, the file is not: {e}"))?;
+    Ok(format!("; {what} {}", file.display()))
+}
+
+fn add(store: &Path, file: &Path, args: &AddArgs) -> Result<ExitCode> {
     store::check_name(&args.name)?;
     let Some(scope) = args.scope.scope() else {
         return Err(UsageError("name one of --cgroup, --dev and --port".to_owned()).into());
@@ -68,7 +77,15 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
     let written = Written { name, scope: &scope, parent, patch: &patch };
     // What can be refused without the host is refused before that is asked for anything.
     written.options(&Trees::default(), Kernel::WHOLE, None).map_err(flag_error)?;
-    locked(&verbs::open(store)?, |host| {
+    let host = verbs::open(store)?;
+    let edit = match args.persist {
+        true => {
+            let given = &args.limit.given;
+            persist::add(file, NewLimit { name, scope: &scope, parent, given })?
+        }
+        false => None,
+    };
+    locked(&host, |host| {
         host.reserve_journal()?;
         host.force(args.force);
         let name = args.name.clone();
@@ -102,18 +119,21 @@ fn add(store: &Path, args: &AddArgs) -> Result<ExitCode> {
             // With all that is inside it.
             let plan = plan(&present, std::slice::from_ref(&wanted), false)?;
             if plan.actions.is_empty() {
-                return Ok(format!("limit `{name}` on {shown} is so already; nothing changed"));
+                let written = persisted(edit.as_ref(), file, "written to")?;
+                let nothing = if written.is_empty() { "; nothing changed" } else { &written };
+                return Ok(format!("limit `{name}` on {shown} is so already{nothing}"));
             }
             apply(host, &plan.actions)?;
         } else {
             host.add(&wanted)?;
         }
         let what = output::describe(&wanted.options, wanted.parent.as_deref());
-        Ok(format!("limit `{name}` is on {shown}: {what}"))
+        let written = persisted(edit.as_ref(), file, "written to")?;
+        Ok(format!("limit `{name}` is on {shown}: {what}{written}"))
     })
 }
 
-fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
+fn set(store: &Path, file: &Path, args: &SetArgs) -> Result<ExitCode> {
     store::check_name(&args.name)?;
     let patch = args.limit.patch;
     if patch.is_empty() {
@@ -121,7 +141,9 @@ fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
         return Err(UsageError(message.to_owned()).into());
     }
     let name = &args.name;
-    locked(&verbs::open(store)?, |host| {
+    let host = verbs::open(store)?;
+    let edit = persist::set(file, name, &args.limit.given)?;
+    locked(&host, |host| {
         host.reserve_journal()?;
         let Some(pinned) = host.host().find(name)? else {
             return Err(verbs::missing(host.host(), name));
@@ -150,7 +172,9 @@ fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
         }
         let differences = differences(&limit.options, &options);
         if differences.is_empty() {
-            return Ok(format!("limit `{name}` is so already; nothing changed"));
+            let written = persisted(edit.as_ref(), file, "written to")?;
+            let nothing = if written.is_empty() { "; nothing changed" } else { &written };
+            return Ok(format!("limit `{name}` is so already{nothing}"));
         }
         let wanted = Wanted { options, asked: patch.asked(), ..Wanted::again(limit) };
         let present = host.host().present()?;
@@ -165,7 +189,8 @@ fn set(store: &Path, args: &SetArgs) -> Result<ExitCode> {
         }
         let changes: Vec<_> =
             differences.iter().map(|d| format!("{} {} -> {}", d.field, d.from, d.to)).collect();
-        Ok(format!("limit `{name}` changed: {}", changes.join(", ")))
+        let written = persisted(edit.as_ref(), file, "changed in")?;
+        Ok(format!("limit `{name}` changed: {}{written}", changes.join(", ")))
     })
 }
 
@@ -184,21 +209,25 @@ fn flag_error_of(FamilyError { field, problem, .. }: FamilyError) -> anyhow::Err
 #[error("{0}")]
 struct Unenforced(String);
 
-fn del(store: &Path, name: &str) -> Result<ExitCode> {
+fn del(store: &Path, file: &Path, name: &str) -> Result<ExitCode> {
     store::check_name(name)?;
     let host = verbs::open(store)?;
+    let edit = persist::del(file, name)?;
     // Nothing to take off is what was asked for; but a slip of the pen shall be seen.
     let waits = host.store().waiting().iter().any(|waits| waits.name == name);
-    if host.find(name).is_ok_and(|found| found.is_none()) && !waits {
+    if host.find(name).is_ok_and(|found| found.is_none()) && !waits && edit.is_none() {
         say(&format!("tidegate: note: nothing to take off: {}", verbs::missing(&host, name)));
         return Ok(ExitCode::SUCCESS);
     }
     locked(&host, |host| {
-        if host.forget_waiting(name)? && waits {
-            return Ok(format!("limit `{name}` does not wait any more"));
+        let is = !matches!(host.host().find(name), Ok(None));
+        let waited = host.forget_waiting(name)? && waits;
+        if is && !waited {
+            host.remove(name)?;
         }
-        host.remove(name)?;
-        Ok(format!("limit `{name}` is off"))
+        let written = persisted(edit.as_ref(), file, "taken out of")?;
+        let what = if waited { "does not wait any more" } else { "is off" };
+        Ok(format!("limit `{name}` {what}{written}"))
     })
 }
 

@@ -208,7 +208,7 @@ fn tell_builds(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
 fn tell_at_risk(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     for limit in limits {
         for (direction, d) in limit.directions() {
-            let Some(words) = output::at_risk(d.at_risk) else { continue };
+            let Some(words) = d.at_risk.and_then(|at_risk| at_risk.words()) else { continue };
             let member = limit.members.iter().flatten().next();
             let on = member.map_or_else(|| output::scope(&limit.scope), String::clone);
             let what = format!("{words}; `tidegate explain {on}` says what to do");

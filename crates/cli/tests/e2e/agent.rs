@@ -302,6 +302,30 @@ fn root_agent_killed_leaves_limits_and_the_next_takes_over() {
 }
 
 #[test]
+fn root_agent_agrees_with_limits_that_are_persisted() {
+    need_root!();
+    let place = Place::new();
+    let bed = Bed::new(&place, &place.group);
+    let group = place.child("service");
+    let file = bed.dir.join("limits.toml");
+    let tidegate = |args: &[&str]| {
+        let output = bed.tidegate().env("TIDEGATE_HOST_FILE", &file).args(args).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    let _agent = bed.start();
+    tidegate(&["limit", "add", "a", "--cgroup", group.path(), "--egress", "9mbit", "--persist"]);
+    bed.wait_said("a", "in_force");
+    tidegate(&["limit", "set", "a", "--egress", "8mbit"]);
+    signal(_agent.0.id(), Signal::HUP);
+    bed.wait_said("a", "in_force");
+    assert_eq!(bed.rate("a"), Some(8_000_000));
+    tidegate(&["limit", "del", "a"]);
+    wait_for("the agent to know of no limit", || bed.said("a").0.is_empty().then_some(()));
+    assert_eq!(bed.rate("a"), None);
+    place.ok(&["detach"]);
+}
+
+#[test]
 fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
     need_root!();
     let place = Place::new();

@@ -142,9 +142,15 @@ impl Place {
         self.bpffs.path().join("tidegate")
     }
 
+    /// What `limit add --persist` writes.
+    pub fn host_file(&self) -> PathBuf {
+        self.dir.path().join("host/limits.toml")
+    }
+
     /// Has `tidegate` work here alone: a user's limits and agent are not seen.
     pub fn keep_to<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env("TIDEGATE_BPFFS", self.store());
+        command.env("TIDEGATE_HOST_FILE", self.host_file());
         command.env("TIDEGATE_RUN_DIR", self.dir.path().join("run"))
     }
 

@@ -227,3 +227,37 @@ fn root_limits_on_cgroups_share_programs() {
     above.wait_until_gone();
     b.wait_until_gone();
 }
+
+#[test]
+fn root_limit_persists_in_the_file_of_the_host() {
+    need_root!();
+    let place = Place::new();
+    let (cgroup, file) = (place.group.path(), place.host_file());
+    let read = || std::fs::read_to_string(&file).unwrap_or_default();
+    let add = ["limit", "add", "a", "--cgroup", cgroup, "--egress", "50mbit", "--persist"];
+    // What cannot be put on is not written.
+    let (code, _) = place.refused(&[&add[..], &["--parent", "none"]].concat());
+    assert_eq!((code, read().as_str()), (1, ""));
+    let said = place.ok(&add);
+    assert!(said.contains(&format!("written to {}", file.display())), "{said}");
+    let head = format!("[[limit]]\nname   = \"a\"\nscope  = {{ cgroup = \"{cgroup}\" }}\n");
+    assert_eq!(read(), format!("{head}egress = \"50mbit\"\n"));
+    assert!(place.ok(&add).contains("nothing changed"));
+    std::fs::write(&file, format!("# Ours.\n\n# Nightly.\n{}", read())).unwrap();
+    let said = place.ok(&["limit", "set", "a", "--egress", "20mbit"]);
+    assert!(said.contains("50mbit -> 20mbit; changed in"), "{said}");
+    assert_eq!(read(), format!("# Ours.\n\n# Nightly.\n{head}egress = \"20mbit\"\n"));
+    // A broken file beside it: nothing is changed, neither there nor in the kernel.
+    let other = file.with_file_name("other.toml");
+    std::fs::write(&other, "[[limit]\n").unwrap();
+    for verb in [&["limit", "del", "a"][..], &["limit", "set", "a", "--egress", "1mbit"], &add] {
+        let (code, said) = place.refused(verb);
+        assert!(code == 1 && said.contains("other.toml:1"), "{code} {said}");
+    }
+    assert_eq!(place.json(&["limit", "show", "a", "--json"])["egress"]["rate_bit_s"], 20_000_000);
+    std::fs::remove_file(&other).unwrap();
+    let said = place.ok(&["limit", "del", "a"]);
+    assert!(said.contains("is off; taken out of"), "{said}");
+    assert_eq!(read(), "# Ours.\n\n");
+    assert!(place.limits().is_empty());
+}

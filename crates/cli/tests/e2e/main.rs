@@ -44,6 +44,7 @@ mod tracer;
 mod traffic;
 mod tree;
 mod upgrade;
+mod users;
 mod vm;
 mod waiting;
 mod web;

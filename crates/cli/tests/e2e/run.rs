@@ -192,3 +192,41 @@ fn root_run_of_another_pid_namespace_keeps_its_cgroup() {
     place.ok(&["detach"]);
     assert!(!path.exists());
 }
+
+#[test]
+fn root_run_as_another_user() {
+    need_root!();
+    let place = Place::new();
+    let script =
+        "id -u; id -g; id -G; echo $HOME $USER $LOGNAME $SHELL; grep CapEff /proc/self/status";
+    let as_user = |user: &str| {
+        let mut command = place.run(&[RATE, &["--user", user]].concat());
+        command.args(["sh", "-c", script]).env("SUDO_UID", "1").env("SUDO_GID", "1");
+        command
+    };
+    let id = |flag: &str| {
+        let output = std::process::Command::new("id").args([flag, "daemon"]).output().unwrap();
+        text(&output)
+    };
+    let passwd = fs::read_to_string("/etc/passwd").unwrap();
+    let entry: Vec<_> =
+        passwd.lines().find(|line| line.starts_with("daemon:")).unwrap().split(':').collect();
+    let expected = format!(
+        "{}\n{}\n{}\n{} daemon daemon {}\nCapEff:\t0000000000000000",
+        id("-u"),
+        id("-g"),
+        id("-G"),
+        entry[5],
+        entry[6]
+    );
+    assert_eq!(text(&as_user("daemon").output().unwrap()), expected);
+    let invoker = text(&as_user("invoker").output().unwrap());
+    assert!(invoker.starts_with("1\n1\n") && invoker.contains(" daemon daemon "), "{invoker}");
+    let (code, said) = refused(&mut as_user("no-such-user"));
+    assert_eq!(code, 1);
+    assert!(said.contains("--user no-such-user: there is no such user"), "{said}");
+    let mut plain = as_user("invoker");
+    let (code, said) = refused(plain.env_remove("SUDO_UID"));
+    assert!(code == 1 && said.contains("run it with sudo"), "{code} {said}");
+    assert!(place.run_group().is_none());
+}

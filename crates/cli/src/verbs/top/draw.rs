@@ -490,7 +490,7 @@ fn direction_lines(
             output::size(now.counters.bytes[i])
         )));
     }
-    if let Some(words) = output::at_risk(now.at_risk) {
+    if let Some(words) = now.at_risk.and_then(|at_risk| at_risk.words()) {
         let packets = sample.at_risk.map_or(0, |at_risk| at_risk.packets());
         let a_second = packets as f64 * 1e9 / interval_ns.max(1) as f64;
         let line = format!("  {:<13} {:>5}/s  {words}", "at risk", short(a_second));

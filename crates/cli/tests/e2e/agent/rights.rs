@@ -34,7 +34,7 @@ fn start(bed: &Bed<'_>, capabilities: &[&str]) -> Guard {
     let agent = bed.agent();
     let mut command = Command::new("setpriv");
     command.arg(format!("--bounding-set=-all{names}")).args(["--inh-caps=-all", "--no-new-privs"]);
-    command.arg(agent.get_program()).args(agent.get_args());
+    command.arg(agent.get_program()).args(agent.get_args()).args(["--group", "daemon"]);
     command.envs(agent.get_envs().filter_map(|(name, value)| Some((name, value?))));
     Guard(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
@@ -50,7 +50,7 @@ fn give(path: &Path, mode: u32) {
 }
 
 /// Whether an agent with these capabilities limits a service, asks the engine of a user, moves and limits a program of
-/// that user, and ends the child that asks, though the user has stopped it.
+/// that user, ends the child that asks, though the user has stopped it, and lets members of a group ask.
 fn works(capabilities: &[&str], patience: Duration) -> bool {
     let place = Place::new();
     let slice = Slice::new(&place);
@@ -99,7 +99,11 @@ fn works(capabilities: &[&str], patience: Duration) -> bool {
     let socket = engine.socket.to_str().unwrap();
     let asked = || bed.status()["agent"]["engines"][socket] == "running";
     let limited = |name: &str| bed.said(name).0 == "in_force";
-    let all = until(&|| limited("unit") && limited("program") && asked());
+    let is_for_group = || {
+        let socket = fs::metadata(bed.run.join("agent.sock"));
+        socket.is_ok_and(|socket| socket.permissions().mode() & 0o777 == 0o660)
+    };
+    let all = until(&|| limited("unit") && limited("program") && asked() && is_for_group());
     let children = children(id);
     children.iter().for_each(|child| signal(*child, Signal::STOP));
     bed.write("a.toml", &unit("6mbit"));

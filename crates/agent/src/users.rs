@@ -1,0 +1,252 @@
+//! Limits for `tidegate run` of normal users: a socket in the run directory for members of a group.
+//!
+//! A thread of its own serves it, so that nobody who asks keeps the agent's loop waiting. A user can limit a
+//! cgroup that belongs to them and that the asking process has made for its command. The limit is in the
+//! store, beside the limits that hold the cgroups above: all of them hold. It ends with the connection. If
+//! the agent ends first it stays, and the next agent takes it off when the process that asked has ended.
+
+use std::{
+    fs, io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::{PermissionsExt, chown},
+    },
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
+        socket_with, sockopt,
+    },
+};
+use tidegate_core::{Scheme, Scope};
+use tidegate_host::{
+    apply::Backend,
+    auto::{Trees, Written},
+    host::Host,
+    plan::{Wanted, join},
+    run::{
+        CGROUP_PREFIX, runner_of,
+        socket::{Answer, REQUEST_MAX, Request, SOCKET, receive, send},
+    },
+    settings::{Patch, fields::find},
+    status::LimitStatus,
+    summary::Summary,
+};
+use tidegate_sys::{cgroup::Hierarchy, features};
+
+/// Connections at most, each of which is a limit.
+const CLIENTS_MAX: usize = 256;
+/// Those of one user.
+const CLIENTS_PER_USER_MAX: usize = 16;
+/// How long a connection may be without a limit.
+const HELLO: Duration = Duration::from_secs(5);
+/// Limits whose process has gone are looked for so often.
+const SWEEP: Duration = Duration::from_secs(5);
+const BACKLOG: i32 = 64;
+
+/// Who asks, as the kernel says.
+#[derive(Debug, Clone, Copy)]
+struct Peer {
+    uid: u32,
+    pid: u32,
+}
+
+struct Client {
+    socket: OwnedFd,
+    peer: Peer,
+    since: Instant,
+    /// The name of its limit.
+    limit: Option<String>,
+}
+
+struct Server {
+    host: Host,
+    listener: OwnedFd,
+    clients: Vec<Client>,
+    swept: Option<Instant>,
+}
+
+/// Makes the socket for members of a group, and serves it from now on.
+///
+/// # Errors
+/// Those of the operating system.
+pub fn serve(host: Host, run_dir: &Path, group: u32) -> io::Result<()> {
+    let path = run_dir.join(SOCKET);
+    match fs::remove_file(&path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    bind(&listener, &SocketAddrUnix::new(&path)?)?;
+    chown(&path, None, Some(group))?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o660))?;
+    listen(&listener, BACKLOG)?;
+    let mut server = Server { host, listener, clients: Vec::new(), swept: None };
+    thread::Builder::new().name("users".to_owned()).spawn(move || {
+        loop {
+            let started = Instant::now();
+            if server.turn() {
+                // Others have the store for as long as users had it.
+                thread::sleep(started.elapsed());
+            }
+            server.wait();
+        }
+    })?;
+    Ok(())
+}
+
+impl Server {
+    fn wait(&self) {
+        let sockets = self.clients.iter().map(|client| client.socket.as_fd());
+        let all = std::iter::once(self.listener.as_fd()).chain(sockets);
+        let mut all: Vec<_> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let timeout = Timespec::try_from(SWEEP.min(HELLO)).ok();
+        let _ = poll(&mut all, timeout.as_ref());
+    }
+
+    /// Does what is to be done; at most one change of the host's limits, and whether there was one.
+    fn turn(&mut self) -> bool {
+        self.accept();
+        let now = Instant::now();
+        self.clients.retain(|client| client.limit.is_some() || client.since + HELLO > now);
+        for at in 0..self.clients.len() {
+            let client = &mut self.clients[at];
+            let request = match receive::<Request>(&client.socket, REQUEST_MAX) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
+                request => request,
+            };
+            let answer = match (request, &client.limit) {
+                (Ok(Some((Request::Limit(settings), Some(file)))), None) => {
+                    match put_on(&self.host, client.peer, &file, &settings) {
+                        Ok(name) => {
+                            client.limit = Some(name);
+                            Some(Answer::InForce)
+                        }
+                        Err(why) => Some(Answer::Refused(why)),
+                    }
+                }
+                (Ok(Some((Request::End { exit_code, elapsed_ns }, None))), Some(name)) => {
+                    let limit = self.host.find(name).ok().flatten();
+                    let limit = limit.and_then(|limit| LimitStatus::read(&limit).ok());
+                    Some(Answer::Ended(Summary { exit_code, elapsed_ns, limit }.report()))
+                }
+                (Ok(None), _) => None,
+                _ => Some(Answer::Refused("that is no request of this version".to_owned())),
+            };
+            let goes_on = matches!(answer, Some(Answer::InForce));
+            if !goes_on && let Some(name) = client.limit.take() {
+                // What cannot be taken off now is swept.
+                let _ = take_off(&self.host, &name);
+            }
+            let sent = answer.map(|answer| send(&client.socket, &answer, None));
+            if !goes_on || sent.is_some_and(|sent| sent.is_err()) {
+                let client = self.clients.swap_remove(at);
+                client.limit.map(|name| take_off(&self.host, &name));
+            }
+            return true;
+        }
+        self.sweep(now)
+    }
+
+    fn accept(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        for _ in 0..BACKLOG {
+            let Ok(socket) = accept_with(&self.listener, flags) else { return };
+            let Ok(peer) = sockopt::socket_peercred(&socket) else { continue };
+            let pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
+            let peer = Peer { uid: peer.uid.as_raw(), pid };
+            let of_user = self.clients.iter().filter(|client| client.peer.uid == peer.uid).count();
+            if self.clients.len() >= CLIENTS_MAX || of_user >= CLIENTS_PER_USER_MAX {
+                let why = format!(
+                    "{CLIENTS_PER_USER_MAX} commands of a user and {CLIENTS_MAX} in all can be limited at \
+                     once; wait for another one to end"
+                );
+                let _ = send(&socket, &Answer::Refused(why), None);
+                continue;
+            }
+            self.clients.push(Client { socket, peer, since: Instant::now(), limit: None });
+        }
+    }
+
+    /// Takes off a limit whose process has ended, if there is one.
+    fn sweep(&mut self, now: Instant) -> bool {
+        if self.swept.is_some_and(|swept| swept + SWEEP > now) {
+            return false;
+        }
+        let names = self.host.store().names().unwrap_or_default().into_iter();
+        let held = |name: &str| self.clients.iter().any(|c| c.limit.as_deref() == Some(name));
+        let mut gone = names.filter(|name| {
+            name.starts_with(CGROUP_PREFIX) && !held(name) && runner_of(name).is_none()
+        });
+        let taken = gone.next().is_some_and(|name| take_off(&self.host, &name).is_ok());
+        if !taken {
+            self.swept = Some(now);
+        }
+        taken
+    }
+}
+
+/// Puts a limit on; its name.
+fn put_on(
+    host: &Host,
+    peer: Peer,
+    cgroup: &OwnedFd,
+    settings: &[(String, String)],
+) -> Result<String, String> {
+    let path = own_cgroup(host.hierarchy(), peer, cgroup)?;
+    let mut patch = Patch::default();
+    for (key, text) in settings {
+        let field = find(key).ok_or_else(|| format!("there is no setting `{key}`"))?;
+        field.set(&mut patch, text).map_err(|e| format!("--{key}: {e}"))?;
+    }
+    let name = path.rsplit('/').next().unwrap_or_default().to_owned();
+    let scope = Scope::Cgroup(path);
+    let written = Written { name: &name, scope: &scope, parent: None, patch: &patch };
+    let options = written.options(&Trees::default(), features::kernel(), None);
+    let options = options.map_err(|e| format!("--{}: {}", e.field, e.problem))?;
+    if options.scheme == Scheme::Htb {
+        return Err("--scheme: htb is for devices".to_owned());
+    }
+    let wanted = Wanted {
+        name: name.clone(),
+        scope,
+        members: Vec::new(),
+        options,
+        parent: None,
+        asked: patch.asked(),
+    };
+    let mut host = host.lock().map_err(|e| e.to_string())?;
+    let done = host.reserve_journal().map_err(|e| e.to_string()).and_then(|()| {
+        let present = host.host().present().map_err(|e| e.to_string())?;
+        let wanted = join(&present, &wanted).map_err(|e| e.to_string())?;
+        host.add(&wanted).map_err(|e| e.to_string())
+    });
+    host.close_and_go_on();
+    done.map(|()| name)
+}
+
+fn take_off(host: &Host, name: &str) -> Result<(), String> {
+    let mut host = host.lock().map_err(|e| e.to_string())?;
+    let done = host.remove(name).map_err(|e| e.to_string());
+    host.close_and_go_on();
+    done
+}
+
+/// The path of a cgroup that the peer owns and has made for its command.
+fn own_cgroup(hierarchy: &Hierarchy, peer: Peer, cgroup: &OwnedFd) -> Result<String, String> {
+    let (path, owner) = hierarchy.of_directory(cgroup).map_err(|e| e.to_string())?;
+    let Peer { uid, pid } = peer;
+    if owner != uid {
+        return Err(format!("cgroup `{path}` belongs to user {owner}, not to {uid}"));
+    }
+    if runner_of(&path) != Some(pid) {
+        return Err(format!("cgroup `{path}` is not of process {pid}"));
+    }
+    Ok(path)
+}
