@@ -2,7 +2,6 @@
 
 use jiff::ToSpan;
 use proptest::prelude::*;
-use tidegate_host::spec::Spec;
 
 use super::*;
 
@@ -324,7 +323,7 @@ fn a_container_is_held_until_its_engine_tells_of_it_or_the_deadline() {
     bed.make(&format!("docker-{untold}.scope"), 2);
     assert!(bed.is_held(1) && bed.is_held(2));
     let container = Container { name: "web".to_owned(), ..Container::default() };
-    let line = EngineEvent::Changed(told, container);
+    let line = Told::Changed(told, container);
     bed.handle(Event::Engine { socket: "s".to_owned(), line });
     assert_eq!(bed.done, ["limit 1", "decide 1"]);
     bed.pass(DEADLINE - Duration::from_millis(1));
