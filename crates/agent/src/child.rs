@@ -1,5 +1,5 @@
-//! A child without capabilities that asks others for what runs here: its lines are read, and it is started again
-//! with back-off when it ends. That it is away is a state.
+//! A child without capabilities that asks others for what runs here: its lines are read, and it is started
+//! again with back-off when it ends. That it is away is a state.
 
 use std::{
     collections::BTreeMap,

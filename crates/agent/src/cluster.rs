@@ -1,5 +1,5 @@
-//! The API server of Kubernetes, as the agent asks it: by a child that may read its credentials and do nothing
-//! else.
+//! The API server of Kubernetes, as the agent asks it: by a child that may read its credentials and do
+//! nothing else.
 
 use std::{
     env, fs, io,

@@ -1,9 +1,10 @@
-//! The child that asks the API server of Kubernetes for the pods of this node, and writes a line for each change.
+//! The child that asks the API server of Kubernetes for the pods of this node, and writes a line for each
+//! change.
 //!
-//! It lists them, then watches from there. A watch that ends goes on where it was; if the server has forgotten
-//! that (410), they are listed again. Whatever else goes wrong ends the child, and it is started again. Only
-//! metadata is asked for, and of that only the few members that are needed are read. It has no capability, may
-//! read its credentials, and ends with its parent.
+//! It lists them, then watches from there. A watch that ends goes on where it was; if the server has
+//! forgotten that (410), they are listed again. Whatever else goes wrong ends the child, and it is started
+//! again. Only metadata is asked for, and of that only the few members that are needed are read. It has no
+//! capability, may read its credentials, and ends with its parent.
 
 use std::{
     collections::BTreeMap, convert::Infallible, error::Error, io, path::Path, time::Duration,

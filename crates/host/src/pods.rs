@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! kubepods.slice/kubepods-podUID.slice                                        driver systemd; `-` is `_`
-//! kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice     [/cri-containerd-ID.scope]
+//! kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice     [/crio-ID.scope]
 //! kubepods/besteffort/podUID                                                  driver cgroupfs; [/ID]
 //! kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podUID.slice          kubelet --cgroup-root, kind
 //! ```

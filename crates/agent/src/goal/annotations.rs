@@ -33,8 +33,8 @@ impl Builder<'_> {
                 pod.annotations.get(JOIN).filter(|name| holder.as_ref() != Some(*name))
             {
                 let reason = format!(
-                    "annotation {JOIN}: no limit `{joins}` of this node lets this pod join; a limit does with \
-                     `scope = {{ pod = {{ join = true }} }}`"
+                    "annotation {JOIN}: no limit `{joins}` of this node lets this pod join; a limit does \
+                     with `scope = {{ pod = {{ join = true }} }}`"
                 );
                 if let Some(limit) = self.of_pod("join", pod, cgroup) {
                     self.refuse(file, &limit, reason);

@@ -163,8 +163,8 @@ fn pods_have_rates_by_their_annotations_if_a_file_allows_it() {
     let annotated = goal(&files(&["annotations = true"]), &world, &now());
     let expected = [
         "pod-prod_api-0 in force",
-        "pod-prod_api-1 refused: annotation kubernetes.io/egress-bandwidth: `fast` is no quantity of Kubernetes; \
-         write for example `10M` for 10 Mbit/s",
+        "pod-prod_api-1 refused: annotation kubernetes.io/egress-bandwidth: `fast` is no quantity of \
+         Kubernetes; write for example `10M` for 10 Mbit/s",
     ];
     assert_eq!(states(&annotated), expected);
     let options = &annotated.limits[0].limit.options;
@@ -200,7 +200,8 @@ fn pods_join_limits_that_let_them() {
     let goal = goal(&files(&[&text]), &world, &now());
     let states = states(&goal);
     assert_eq!(states[..2], ["open in force", "closed waiting: there is no pod `*/api-9`"]);
-    let refused = "join-prod_api-2 refused: annotation tidegate.dev/limit: no limit `closed` of this node lets";
+    let refused =
+        "join-prod_api-2 refused: annotation tidegate.dev/limit: no limit `closed` of this";
     assert!(states[2].starts_with(refused), "{states:?}");
     assert_eq!(goal.limits[0].members().len(), 2);
 }

@@ -130,7 +130,8 @@ impl Reader<'_> {
                     select(kind, text).map_err(|e| self.at(&value.span(), Some(SCOPE), e.into()))?
                 }
                 other => {
-                    let hint = "a scope has one of cgroup, unit, slice, user, container, pod, exe, dev and port";
+                    let hint = "a scope has one of cgroup, unit, slice, user, container, pod, exe, dev and \
+                                port";
                     let problem =
                         Problem::UnknownField { field: other.to_owned(), hint: hint.to_owned() };
                     return Err(self.at(&key.span(), Some(SCOPE), problem));

@@ -74,9 +74,9 @@ impl Server {
     /// The file with which it is found.
     fn kubeconfig(&self, directory: &Path) -> PathBuf {
         let text = format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: it\ncontexts:\n- name: it\n  context: {{ cluster: it, \
-             user: it }}\nclusters:\n- name: it\n  cluster: {{ server: 'http://{}' }}\nusers:\n- name: it\n  user: \
-             {{ token: secret }}\n",
+            "apiVersion: v1\nkind: Config\ncurrent-context: it\ncontexts:\n- name: it\n  context: {{ \
+             cluster: it, user: it }}\nclusters:\n- name: it\n  cluster: {{ server: 'http://{}' }}\nusers:\n- \
+             name: it\n  user: {{ token: secret }}\n",
             self.address
         );
         let file = directory.join("kubeconfig");
@@ -278,7 +278,7 @@ fn agent_child_tells_the_pods_of_its_node() {
     server.set(&pod('c', "api-1", &Value::Null));
     assert_eq!(child.line()["changed"][1]["name"], "api-1");
     // The server has forgotten where it was.
-    server.say("{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"code\":410,\"message\":\"too old\"}}\n");
+    server.say("{\"type\":\"ERROR\",\"object\":{\"code\":410,\"message\":\"too old\"}}\n");
     assert_eq!(child.line()["listed"].as_object().unwrap().len(), 2);
     drop(child.parent.take());
     assert_eq!(child.guard.exit_code(), 0);
