@@ -70,6 +70,7 @@ impl Place {
             store: self.bpffs.path().join("tidegate"),
             run_dir: self.dir.path().join("run"),
             sockets: Vec::new(),
+            cluster: None,
             below: PathBuf::from(self.slice.path()),
             deadline: Duration::from_secs(3600),
             group: String::new(),

@@ -3,7 +3,7 @@
 //! ```text
 //! files changed, SIGHUP ──► ReadFiles ──► Read ──► Gate ─┐
 //! cgroups changed ────────► Scan ────────► Scanned ───────┼─► goal ──► Move, Apply ──► Applied ──┐
-//! lines of engines, the clock ────────────────────────────┘              Decide, Report ◄────────┘
+//! lines of children, the clock ───────────────────────────┘              Decide, Report ◄────────┘
 //! ```
 //!
 //! The gate holds a new cgroup until `Decide` names it (`decisions.rs`).
@@ -17,11 +17,16 @@ use std::{
 };
 
 use jiff::Zoned;
-use tidegate_core::{Scope, selector::SelectorKind};
-use tidegate_host::world::{Container, MAX_CONTAINERS, World};
+use tidegate_core::selector::SelectorKind;
+use tidegate_host::{
+    pods::{MAX_PODS, Pod, Pods},
+    spec::Spec,
+    world::{Container, MAX_CONTAINERS, World},
+};
 
 use crate::{
-    decisions::Decisions,
+    child::Told,
+    decisions::{Asked, Decisions},
     goal::{Files, Goal, Move, goal},
     report::{GateReport, GateState, LimitState, Report},
 };
@@ -65,7 +70,9 @@ pub enum Event {
     /// What runs on the host. Events tell of every change of it from now on, if `whole`.
     Scanned { world: World, whole: bool },
     /// An engine tells its containers.
-    Engine { socket: String, line: EngineEvent },
+    Engine { socket: String, line: Told<Container> },
+    /// The API server tells the pods of this node.
+    Pods(Told<Pod>),
     /// The goal was applied; why limits of it were refused, by name.
     Applied(BTreeMap<String, String>),
     /// Processes were moved, or could not be; why, by name of the limit's cgroup.
@@ -76,19 +83,6 @@ pub enum Event {
     NotReported,
     /// End. Limits stay.
     Stop,
-}
-
-/// What an engine tells.
-#[derive(Debug, Clone, PartialEq)]
-pub enum EngineEvent {
-    /// All of its containers, by id.
-    Listed(BTreeMap<String, Container>),
-    /// One has come or has other labels.
-    Changed(String, Container),
-    /// One is removed.
-    Gone(String),
-    /// It does not answer; its containers may run on.
-    Away(String),
 }
 
 /// What is to be done next.
@@ -129,6 +123,10 @@ pub struct Agent {
     /// The containers of each socket.
     engines: BTreeMap<String, BTreeMap<String, Container>>,
     engine_states: BTreeMap<String, String>,
+    /// Whose pods are followed.
+    node: Option<String>,
+    pods: Pods,
+    cluster_state: String,
     gate: GateReport,
     /// It is to be opened or closed.
     gate_due: bool,
@@ -173,6 +171,9 @@ impl Agent {
             whole: true,
             engines: BTreeMap::new(),
             engine_states: BTreeMap::new(),
+            node: None,
+            pods: Pods::NotAsked,
+            cluster_state: "not asked yet".to_owned(),
             gate: GateReport::default(),
             gate_due: false,
             decisions: Decisions::new(deadline),
@@ -196,6 +197,12 @@ impl Agent {
             report_due: None,
             stopped: false,
         }
+    }
+
+    /// It follows the pods of a node, too.
+    #[must_use]
+    pub fn with_pods_of(self, node: &str) -> Agent {
+        Agent { node: Some(node.to_owned()), pods: Pods::NotTold, ..self }
     }
 
     /// Takes what happened. `now` is monotonic, from the same start as in all other calls.
@@ -238,6 +245,7 @@ impl Agent {
                 self.world = Some(world);
             }
             Event::Engine { socket, line } => self.engine(socket, line),
+            Event::Pods(line) => self.cluster(line),
             Event::Applied(refused) => {
                 let took = now.saturating_sub(self.checked);
                 self.check_after = (took * CHECK_REST).clamp(CHECK, CHECK_MAX);
@@ -247,7 +255,10 @@ impl Agent {
                     _ => RETRY_MIN,
                 };
                 self.retry = (!refused.is_empty()).then_some((now + wait, wait));
-                self.managed.retain(|name| self.goal.has(name) || refused.contains_key(name));
+                let goal = &self.goal;
+                let is_ours =
+                    |name: &str| goal.unsure || goal.has(name) || refused.contains_key(name);
+                self.managed.retain(|name| is_ours(name));
                 // What could not be moved may be, the next time.
                 self.moved.retain(|one| !self.moves_refused.contains_key(&one.into));
                 self.refused = refused;
@@ -272,29 +283,44 @@ impl Agent {
         }
     }
 
-    fn engine(&mut self, socket: String, line: EngineEvent) {
+    fn engine(&mut self, socket: String, line: Told<Container>) {
         let known: usize = self.engines.values().map(BTreeMap::len).sum();
         let containers = self.engines.entry(socket.clone()).or_default();
         let room = MAX_CONTAINERS.saturating_sub(known - containers.len());
         let mut state = "running".to_owned();
         match line {
-            EngineEvent::Listed(all) => {
+            Told::Listed(all) => {
                 if all.len() > room {
                     state = format!("more than {MAX_CONTAINERS} containers; the rest is left out");
                 }
                 *containers = all.into_iter().take(room).collect();
             }
-            EngineEvent::Changed(id, container) => {
+            Told::Changed(id, container) => {
                 if containers.len() < room || containers.contains_key(&id) {
                     containers.insert(id, container);
                 } else {
                     state = format!("more than {MAX_CONTAINERS} containers; the rest is left out");
                 }
             }
-            EngineEvent::Gone(id) => drop(containers.remove(&id)),
-            EngineEvent::Away(reason) => state = format!("away: {reason}"),
+            Told::Gone(id) => drop(containers.remove(&id)),
+            Told::Away(reason) => state = format!("away: {reason}"),
         }
         self.engine_states.insert(socket, state);
+        self.dirty = true;
+    }
+
+    fn cluster(&mut self, line: Told<Pod>) {
+        let mut state = "connected".to_owned();
+        match (line, &mut self.pods) {
+            (Told::Away(reason), _) => state = format!("away: {reason}"),
+            (Told::Listed(all), pods) if all.len() <= MAX_PODS => *pods = Pods::Known(all),
+            (Told::Changed(uid, pod), Pods::Known(pods)) if pods.len() < MAX_PODS => {
+                pods.insert(uid, pod);
+            }
+            (Told::Gone(uid), Pods::Known(pods)) => drop(pods.remove(&uid)),
+            _ => state = format!("more than {MAX_PODS} pods; some are left out"),
+        }
+        self.cluster_state = state;
         self.dirty = true;
     }
 
@@ -352,6 +378,7 @@ impl Agent {
         let (Some(files), Some(world)) = (&self.files, &mut self.world) else { return };
         world.containers =
             self.engines.values().flatten().map(|(i, c)| (i.clone(), c.clone())).collect();
+        world.pods = self.pods.clone();
         let goal = goal(files, world, wall);
         let mut moves = goal.moves.clone();
         moves.retain(|one| !self.moved.contains(one));
@@ -385,11 +412,11 @@ impl Agent {
     /// Notes that all known cgroups are decided that can be. Those of `limited` have limits still to be put
     /// on.
     fn decide(&mut self, limited: &BTreeSet<u64>, now: Duration) {
-        let containers = self.asks_for_containers();
+        let asked = Asked { engines: self.asks_for_containers(), cluster: self.asks_for_pods() };
         let Some(world) = self.world.as_ref().filter(|_| self.gate.state == GateState::Open) else {
             return;
         };
-        let decided = self.decisions.take(world, limited, containers, now);
+        let decided = self.decisions.take(world, limited, asked, now);
         if !decided.is_empty() {
             self.todo.push_back(Action::Decide(decided));
         }
@@ -424,10 +451,18 @@ impl Agent {
         self.selects(&of) || files.into_iter().any(|spec| spec.labels)
     }
 
+    /// Whether the API server is to be asked.
+    #[must_use]
+    pub fn asks_for_pods(&self) -> bool {
+        self.node.is_some() && self.files.as_ref().is_some_and(Files::ask_for_pods)
+    }
+
     /// Whether there is a limit on what may come and go.
     fn asks_for_cgroups(&self) -> bool {
         let mut specs = self.files.iter().flat_map(|files| &files.specs);
-        specs.any(|spec| spec.labels || spec.limits.iter().any(|limit| !limit.scope.is_device()))
+        let by_itself = |spec: &Spec| spec.labels || spec.annotations;
+        specs
+            .any(|spec| by_itself(spec) || spec.limits.iter().any(|limit| !limit.scope.is_device()))
     }
 
     fn asks_for_programs(&self) -> bool {
@@ -435,10 +470,7 @@ impl Agent {
     }
 
     fn selects(&self, kinds: &[SelectorKind]) -> bool {
-        let specs = self.files.iter().flat_map(|files| &files.specs);
-        specs.flat_map(|spec| &spec.limits).any(|limit| {
-            matches!(&limit.scope, Scope::Select(selector) if kinds.contains(&selector.kind))
-        })
+        self.files.as_ref().is_some_and(|files| files.select(kinds))
     }
 
     fn report(&self) -> Report {
@@ -449,13 +481,22 @@ impl Agent {
             }
         }
         let moves = self.moves_refused.iter().map(|(into, why)| format!("cgroup `{into}`: {why}"));
+        let mut engines = self.engine_states.clone();
+        if let Some(node) = self.node.as_ref().filter(|_| self.asks_for_pods()) {
+            let unknown = match self.world.as_ref().map_or(0, World::unknown_pods) {
+                0 => String::new(),
+                n => format!("; {n} pods here are not known yet"),
+            };
+            let state = format!("{}{unknown}", self.cluster_state);
+            engines.insert(format!("pods of node {node}"), state);
+        }
         Report {
             pid: self.pid,
             directory: self.directory.clone(),
             errors: self.errors.iter().cloned().chain(moves).collect(),
             limits,
             managed: self.managed.clone(),
-            engines: self.engine_states.clone(),
+            engines,
             gate: self.gate.clone(),
             next_change: self.goal.next.map(|next| next.to_string()),
         }

@@ -81,7 +81,8 @@ fn within(
     let mut wanted = rates::kept(&spec, &present, &wanted);
     goal::set_members(goal, &mut wanted);
     let waits: Vec<_> = goal.waiting.iter().cloned().chain(gone).collect();
-    let prune = |name: &str| goal.off.contains(name) || managed.contains(name) && !goal.has(name);
+    let is_left = |name: &str| managed.contains(name) && !goal.has(name) && !goal.unsure;
+    let prune = |name: &str| goal.off.contains(name) || is_left(name);
     let mut plan = planned(&present, wanted, &waits, goal, prune, &mut applied);
     rates::begin_alone(&spec, &mut plan);
     if !plan.actions.is_empty() {
@@ -105,7 +106,7 @@ fn spec_of(files: &Files, goal: &Goal) -> Spec {
     let limits = goal.limits.iter().map(|goal| goal.limit.clone()).collect();
     let groups = files.specs.iter().flat_map(|spec| spec.groups.clone()).collect();
     let file = "the files of the agent".to_owned();
-    Spec { file, limits, nics: Vec::new(), fleet: None, groups, labels: false }
+    Spec { file, limits, nics: Vec::new(), fleet: None, groups, labels: false, annotations: false }
 }
 
 /// All limits of the files, in whatever state.

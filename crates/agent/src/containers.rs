@@ -4,13 +4,7 @@
 //! answer only the few members that are needed are read, so states and fields that one engine adds are no
 //! error. It has no capability, the user of its socket, and ends with its parent.
 
-use std::{
-    collections::BTreeMap,
-    convert::Infallible,
-    io::{self, Read, Write},
-    path::Path,
-    time::Duration,
-};
+use std::{collections::BTreeMap, convert::Infallible, io, path::Path, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Empty, Limited};
@@ -21,7 +15,7 @@ use tidegate_host::world::Container;
 use tokio::{net::UnixStream, runtime, time};
 
 use crate::{
-    engines::{LINE_MAX, Line},
+    child::{self, LINE_MAX, Told, say},
     rights::{self, Identity},
 };
 
@@ -95,27 +89,16 @@ struct Actor {
 /// Those of the operating system before it has begun.
 pub fn run(socket: &Path, who: Identity) -> io::Result<()> {
     rights::give_up(who)?;
-    std::thread::spawn(|| {
-        let _ = io::stdin().read_to_end(&mut Vec::new());
-        std::process::exit(0);
-    });
+    child::end_with_parent();
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let Err(failure) = runtime.block_on(ask(socket));
-    say(&Line::Away(failure.to_string()))
-}
-
-fn say(line: &Line) -> io::Result<()> {
-    let mut text = serde_json::to_vec(line)?;
-    text.push(b'\n');
-    let mut out = io::stdout().lock();
-    out.write_all(&text)?;
-    out.flush()
+    say(&Told::<Container>::Away(failure.to_string()))
 }
 
 async fn ask(socket: &Path) -> Result<Infallible, Failure> {
     // Events are listened to first, so that nothing is missed between.
     let mut events = get(socket, EVENTS).await?;
-    say(&Line::Listed(list(socket, LIST).await?))?;
+    say(&Told::Listed(list(socket, LIST).await?))?;
     let mut part = BytesMut::new();
     loop {
         let frame = events.body_mut().frame().await.ok_or(Failure::Closed)??;
@@ -140,11 +123,11 @@ async fn ask(socket: &Path) -> Result<Infallible, Failure> {
             let action = if action.is_empty() { status } else { action };
             let id = if actor.id.is_empty() { id } else { actor.id };
             if ENDS.contains(&action.as_str()) {
-                say(&Line::Gone(id))?;
+                say(&Told::<Container>::Gone(id))?;
             } else if CHANGES.contains(&action.as_str()) && is_id(&id) {
                 let path = format!("{LIST}&filters=%7B%22id%22%3A%5B%22{id}%22%5D%7D");
                 for (id, container) in list(socket, &path).await? {
-                    say(&Line::Changed(id, container))?;
+                    say(&Told::Changed(id, container))?;
                 }
             }
         }

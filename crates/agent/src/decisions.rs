@@ -1,24 +1,36 @@
 //! Which new cgroups the gate need not hold any more. Pure.
 //!
 //! A cgroup is decided when a goal for which it was known has been applied, whatever became of its limits;
-//! before that if no limit is on it. Of a container an engine may still tell, so one that none has told of is
-//! not decided before the deadline. Nothing is decided twice.
+//! before that if no limit is on it. Of a container an engine may still tell, and of a pod the API server, so
+//! what nobody has told of is not decided before the deadline. Nothing is decided twice.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
-use tidegate_host::world::{World, is_container};
+use tidegate_host::{
+    pods::pod_cgroup,
+    world::{World, is_container},
+};
 
 /// New cgroups are held for so long at most, if nothing else is said; as on the command line.
 pub const DEADLINE: &str = "2s";
+
+/// Who is asked for what the world does not have yet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// Engines, for containers.
+    pub engines: bool,
+    /// The API server, for pods.
+    pub cluster: bool,
+}
 
 #[derive(Debug)]
 pub struct Decisions {
     deadline: Duration,
     decided: BTreeSet<u64>,
-    /// Containers of which no engine has told, and since when.
+    /// Containers and what is in pods of which nobody has told, and since when.
     unknown: BTreeMap<u64, Duration>,
 }
 
@@ -40,13 +52,12 @@ impl Decisions {
         self.unknown.retain(|id, _| exist.contains(id));
     }
 
-    /// The cgroups that can be decided now. `limited` have limits that are still to be put on. `containers`:
-    /// an engine may tell of containers that the world does not have yet.
+    /// The cgroups that can be decided now. `limited` have limits that are still to be put on.
     pub fn take(
         &mut self,
         world: &World,
         limited: &BTreeSet<u64>,
-        containers: bool,
+        asked: Asked,
         now: Duration,
     ) -> BTreeSet<u64> {
         let is_told = |path: &str| world.containers.keys().any(|id| path.contains(id.as_str()));
@@ -55,7 +66,11 @@ impl Decisions {
             if self.decided.contains(id) || limited.contains(id) {
                 continue;
             }
-            if containers && is_container(path) && !is_told(path) {
+            let is_unknown = match pod_cgroup(path) {
+                Some((_, uid)) if asked.cluster => !world.pods.has(&uid),
+                _ => asked.engines && is_container(path) && !is_told(path),
+            };
+            if is_unknown {
                 let since = *self.unknown.entry(*id).or_insert(now);
                 if now < since + self.deadline {
                     continue;
@@ -68,7 +83,7 @@ impl Decisions {
         decided
     }
 
-    /// When a container is decided though no engine has told of it.
+    /// When something is decided though nobody has told of it.
     #[must_use]
     pub fn due(&self) -> Option<Duration> {
         self.unknown.values().min().map(|since| *since + self.deadline)
@@ -77,7 +92,10 @@ impl Decisions {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_host::world::Container;
+    use tidegate_host::{
+        pods::{Pod, Pods},
+        world::Container,
+    };
 
     use super::*;
 
@@ -85,6 +103,8 @@ mod tests {
         let cgroups = cgroups.iter().map(|(path, id)| ((*path).to_owned(), *id)).collect();
         World { cgroups, ..World::default() }
     }
+
+    const ENGINES: Asked = Asked { engines: true, cluster: false };
 
     fn at(ms: u64) -> Duration {
         Duration::from_millis(ms)
@@ -94,12 +114,12 @@ mod tests {
     fn each_is_decided_once_and_limited_ones_when_they_are_limited() {
         let mut decisions = Decisions::new(at(1000));
         let (world, none) = (world(&[("a", 1), ("b", 2), ("b/c", 3)]), BTreeSet::new());
-        assert_eq!(decisions.take(&world, &[2].into(), false, at(0)), [1, 3].into());
-        assert_eq!(decisions.take(&world, &none, false, at(0)), [2].into());
-        assert_eq!(decisions.take(&world, &none, false, at(0)), none);
+        assert_eq!(decisions.take(&world, &[2].into(), Asked::default(), at(0)), [1, 3].into());
+        assert_eq!(decisions.take(&world, &none, Asked::default(), at(0)), [2].into());
+        assert_eq!(decisions.take(&world, &none, Asked::default(), at(0)), none);
         // The gate is opened anew.
         decisions.clear();
-        assert_eq!(decisions.take(&world, &none, false, at(0)), [1, 2, 3].into());
+        assert_eq!(decisions.take(&world, &none, Asked::default(), at(0)), [1, 2, 3].into());
     }
 
     #[test]
@@ -109,13 +129,33 @@ mod tests {
         let paths = [format!("s/docker-{told}.scope"), format!("s/libpod-{unknown}")];
         let mut world = world(&[(&paths[0], 1), (&paths[1], 2), ("s", 3)]);
         let none = BTreeSet::new();
-        assert_eq!(decisions.take(&world, &none, true, at(10)), [3].into());
+        assert_eq!(decisions.take(&world, &none, ENGINES, at(10)), [3].into());
         world.containers.insert(told, Container::default());
-        assert_eq!(decisions.take(&world, &none, true, at(500)), [1].into());
+        assert_eq!(decisions.take(&world, &none, ENGINES, at(500)), [1].into());
         assert_eq!(decisions.due(), Some(at(1010)));
-        assert_eq!(decisions.take(&world, &none, true, at(1009)), none);
-        assert_eq!(decisions.take(&world, &none, true, at(1010)), [2].into());
+        assert_eq!(decisions.take(&world, &none, ENGINES, at(1009)), none);
+        assert_eq!(decisions.take(&world, &none, ENGINES, at(1010)), [2].into());
         assert_eq!(decisions.due(), None);
+    }
+
+    #[test]
+    fn a_pod_with_all_in_it_waits_until_the_api_server_tells_of_it_or_the_deadline() {
+        let [told, unknown] = ["1", "2"].map(|digit| digit.repeat(32));
+        let mut decisions = Decisions::new(at(1000));
+        let id = "a".repeat(64);
+        let paths = [format!("kubepods/pod{told}"), format!("kubepods/pod{unknown}")];
+        let inside = paths.clone().map(|path| format!("{path}/{id}"));
+        let all =
+            [("kubepods", 1), (&paths[0], 2), (&inside[0], 3), (&paths[1], 4), (&inside[1], 5)];
+        let mut world = world(&all);
+        let none = BTreeSet::new();
+        let asked = Asked { engines: true, cluster: true };
+        assert_eq!(decisions.take(&world, &none, asked, at(0)), [1].into());
+        world.pods = Pods::Known(BTreeMap::from([(told, Pod::default())]));
+        // No engine tells of the containers of a pod.
+        assert_eq!(decisions.take(&world, &none, asked, at(500)), [2, 3].into());
+        assert_eq!(decisions.due(), Some(at(1000)));
+        assert_eq!(decisions.take(&world, &none, asked, at(1000)), [4, 5].into());
     }
 
     #[test]
@@ -123,7 +163,7 @@ mod tests {
         let unknown = "c".repeat(64);
         let mut decisions = Decisions::new(at(1000));
         let none = BTreeSet::new();
-        decisions.take(&world(&[("a", 1), (&unknown, 2)]), &none, true, at(0));
+        decisions.take(&world(&[("a", 1), (&unknown, 2)]), &none, ENGINES, at(0));
         decisions.retain(&world(&[]));
         assert!(decisions.decided.is_empty() && decisions.due().is_none());
     }

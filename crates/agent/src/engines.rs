@@ -1,57 +1,34 @@
 //! The children that ask engines of containers, one for each socket: they are started with as few rights as
-//! the socket allows, their lines are read, and they are started again with back-off. Their absence is a
-//! state.
+//! the socket allows, and their lines are read.
 
 use std::{
     collections::BTreeMap,
-    fs,
-    io::{self, Read},
+    fs, io,
     os::{
-        fd::{AsFd, BorrowedFd},
+        fd::BorrowedFd,
         unix::fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
-    process::{Child, ChildStdout, Command, Stdio},
+    process::Command,
     time::Duration,
 };
 
-use rustix::fs::OFlags;
-use serde::{Deserialize, Serialize};
 use tidegate_host::world::Container;
 
 use crate::{
-    agent::EngineEvent,
+    child::{Asker, Told},
     rights::{Identity, NOBODY},
 };
 
 /// Sockets that are asked at most.
 pub const SOCKETS_MAX: usize = 64;
-/// The longest line of a child.
-pub const LINE_MAX: usize = 16 << 20;
-/// Bytes that are read of a child at once.
-const READ_BYTES: usize = 64 << 10;
 /// Sockets are looked for so often.
 pub const LOOK: Duration = Duration::from_secs(5);
-const RETRY_MIN: Duration = Duration::from_secs(1);
-const RETRY_MAX: Duration = Duration::from_secs(60);
-
-/// A line of a child.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Line {
-    Listed(BTreeMap<String, Container>),
-    Changed(String, Container),
-    Gone(String),
-    Away(String),
-}
 
 struct Engine {
-    child: Option<(Child, ChildStdout)>,
-    part: Vec<u8>,
+    asker: Asker,
     /// The user whose engine it is; none: the host's.
     owner: Option<Identity>,
-    due: Duration,
-    wait: Duration,
 }
 
 /// All of them.
@@ -85,39 +62,32 @@ impl Engines {
     }
 
     /// Starts what is due; what is not asked for ends.
-    pub fn keep(&mut self, asked: bool, now: Duration) -> Vec<(String, EngineEvent)> {
-        let mut events = Vec::new();
+    pub fn keep(&mut self, asked: bool, now: Duration) -> Vec<(String, Told<Container>)> {
         if !asked {
-            std::mem::take(&mut self.engines).into_values().for_each(Engine::end);
+            self.end();
             self.looked = None;
-            return events;
+            return Vec::new();
         }
         if self.looked.is_none_or(|looked| looked + LOOK <= now) {
             self.looked = Some(now);
             for (socket, owner) in self.sockets() {
                 let room = self.engines.len() < SOCKETS_MAX;
-                let engine =
-                    || Engine { child: None, part: Vec::new(), owner, due: now, wait: RETRY_MIN };
+                let engine = || Engine { asker: Asker::new(now), owner };
                 if room || self.engines.contains_key(&socket) {
                     self.engines.entry(socket).or_insert_with(engine);
                 }
             }
         }
-        for (socket, engine) in &mut self.engines {
-            if engine.child.is_some() || engine.due > now {
-                continue;
-            }
-            let who = engine.owner.map_or_else(|| identity(Path::new(socket)), Ok);
-            let started = who.and_then(|who| start(&self.program, socket, who));
-            match started {
-                Ok(child) => engine.child = Some(child),
-                Err(e) => {
-                    engine.fails(now);
-                    events.push((socket.clone(), EngineEvent::Away(e.to_string())));
-                }
-            }
-        }
-        events
+        let program = &self.program;
+        let started = self.engines.iter_mut().filter_map(|(socket, Engine { asker, owner })| {
+            let away = asker.keep(|| command(program, socket, *owner), now)?;
+            Some((socket.clone(), away))
+        });
+        started.collect()
+    }
+
+    fn end(&mut self) {
+        std::mem::take(&mut self.engines).into_values().for_each(|engine| engine.asker.end());
     }
 
     /// The sockets that are there, each with the user whose it is.
@@ -148,111 +118,40 @@ impl Engines {
 
     /// Readable when a child has said something.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.engines.values().filter_map(|engine| Some(engine.child.as_ref()?.1.as_fd()))
+        self.engines.values().filter_map(|engine| engine.asker.fd())
     }
 
     /// How long there is nothing to start.
     #[must_use]
     pub fn timeout(&self, now: Duration) -> Option<Duration> {
         let looks = self.looked.map(|looked| looked + LOOK);
-        let waiting = self.engines.values().filter(|engine| engine.child.is_none());
-        let due = waiting.map(|engine| engine.due).chain(looks).min()?;
-        Some(due.saturating_sub(now))
+        let due = self.engines.values().filter_map(|engine| engine.asker.due());
+        Some(due.chain(looks).min()?.saturating_sub(now))
     }
 
     /// What the children have said.
-    pub fn take(&mut self, now: Duration) -> Vec<(String, EngineEvent)> {
-        let mut events = Vec::new();
-        for (socket, engine) in &mut self.engines {
-            let (lines, ended) = engine.read();
-            if !lines.is_empty() {
-                engine.wait = RETRY_MIN;
-            }
-            let mut why = None;
-            for line in lines {
-                match event(line, engine.owner.map(|owner| owner.uid)) {
-                    EngineEvent::Away(reason) => why = Some(reason),
-                    event => events.push((socket.clone(), event)),
-                }
-            }
-            if ended {
-                engine.fails(now);
-                why.get_or_insert_with(|| "its child has ended".to_owned());
-            }
-            events.extend(why.map(|why| (socket.clone(), EngineEvent::Away(why))));
-        }
-        events
+    pub fn take(&mut self, now: Duration) -> Vec<(String, Told<Container>)> {
+        let of = self.engines.iter_mut().flat_map(|(socket, Engine { asker, owner })| {
+            let lines = asker.take(now).into_iter();
+            lines.map(|line| (socket.clone(), owned(line, owner.map(|owner| owner.uid))))
+        });
+        of.collect()
     }
 }
 
 impl Drop for Engines {
     fn drop(&mut self) {
-        std::mem::take(&mut self.engines).into_values().for_each(Engine::end);
-    }
-}
-
-impl Engine {
-    fn end(mut self) {
-        if let Some((mut child, _)) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-
-    fn fails(&mut self, now: Duration) {
-        if let Some((mut child, _)) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-        self.part.clear();
-        self.due = now + self.wait;
-        self.wait = (self.wait * 2).min(RETRY_MAX);
-    }
-
-    /// Whole lines that have come, and whether the child is at its end.
-    fn read(&mut self) -> (Vec<Line>, bool) {
-        let Some((_, pipe)) = &mut self.child else { return (Vec::new(), false) };
-        let (mut lines, mut ended) = (Vec::new(), false);
-        let mut buffer = vec![0; READ_BYTES];
-        loop {
-            match pipe.read(&mut buffer) {
-                Ok(0) => {
-                    ended = true;
-                    break;
-                }
-                Ok(n) => self.part.extend_from_slice(&buffer[..n]),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => {
-                    ended = true;
-                    break;
-                }
-            }
-            while let Some(end) = self.part.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<_> = self.part.drain(..=end).collect();
-                match serde_json::from_slice(&line) {
-                    Ok(line) => lines.push(line),
-                    Err(_) => return (lines, true),
-                }
-            }
-            if self.part.len() > LINE_MAX {
-                return (lines, true);
-            }
-        }
-        (lines, ended)
+        self.end();
     }
 }
 
 /// A line, with whose engine it is: a child is not asked that.
-fn event(line: Line, owner: Option<u32>) -> EngineEvent {
+fn owned(line: Told<Container>, owner: Option<u32>) -> Told<Container> {
     let own = |container| Container { owner, ..container };
     match line {
-        Line::Listed(all) => {
-            EngineEvent::Listed(all.into_iter().map(|(id, c)| (id, own(c))).collect())
-        }
-        Line::Changed(id, container) => EngineEvent::Changed(id, own(container)),
-        Line::Gone(id) => EngineEvent::Gone(id),
-        Line::Away(reason) => EngineEvent::Away(reason),
+        Told::Listed(all) => Told::Listed(all.into_iter().map(|(id, c)| (id, own(c))).collect()),
+        Told::Changed(id, container) => Told::Changed(id, own(container)),
+        line => line,
     }
 }
 
@@ -268,14 +167,10 @@ fn identity(socket: &Path) -> io::Result<Identity> {
     Ok(Identity { uid, gid: meta.gid() })
 }
 
-fn start(program: &Path, socket: &str, who: Identity) -> io::Result<(Child, ChildStdout)> {
+fn command(program: &Path, socket: &str, owner: Option<Identity>) -> io::Result<Command> {
+    let who = owner.map_or_else(|| identity(Path::new(socket)), Ok)?;
     let mut command = Command::new(program);
     command.args(["agent-containers", socket, &who.uid.to_string(), &who.gid.to_string()]);
-    // It ends when this is closed.
-    command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = command.spawn()?;
-    let pipe = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
-    let flags = rustix::fs::fcntl_getfl(&pipe)?;
-    rustix::fs::fcntl_setfl(&pipe, flags | OFlags::NONBLOCK)?;
-    Ok((child, pipe))
+    command.env_clear();
+    Ok(command)
 }

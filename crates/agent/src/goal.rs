@@ -7,17 +7,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{Timestamp, Zoned};
-use tidegate_core::{Scope, selector::SelectorKind};
+use tidegate_core::{Scope, choice::Kernel, selector::SelectorKind};
 use tidegate_host::{
-    absent::Waits,
+    absent::{self, Waits},
+    auto::Trees,
     plan::Wanted,
-    settings::Patch,
+    pods::Pods,
+    settings::{Patch, SettingsError},
     spec::{Follow, LimitSpec, Spec},
     world::{Match, World},
 };
 use tidegate_sys::store::{MAX_LIMITS, check_name};
 
 use crate::report::{LimitReport, LimitState};
+
+mod annotations;
 
 /// The longest name of a limit, as the store has it.
 const MAX_NAME_BYTES: usize = 63;
@@ -31,6 +35,22 @@ pub struct Files {
     pub specs: Vec<Spec>,
     /// What is wrong with them, a sentence each.
     pub errors: Vec<String>,
+}
+
+impl Files {
+    /// Whether one of their limits has a selector of these kinds.
+    #[must_use]
+    pub fn select(&self, kinds: &[SelectorKind]) -> bool {
+        self.specs.iter().flat_map(|spec| &spec.limits).any(|limit| {
+            matches!(&limit.scope, Scope::Select(selector) if kinds.contains(&selector.kind))
+        })
+    }
+
+    /// Whether pods are to be known.
+    #[must_use]
+    pub fn ask_for_pods(&self) -> bool {
+        self.select(&[SelectorKind::Pod]) || self.specs.iter().any(|spec| spec.annotations)
+    }
 }
 
 /// A limit that can be now.
@@ -83,6 +103,8 @@ pub struct Goal {
     /// Names of limits that have no rate at this time: they are taken off.
     pub off: BTreeSet<String>,
     pub moves: Vec<Move>,
+    /// It asks for pods, and which there are is not known yet: limits that it does not have may be theirs.
+    pub unsure: bool,
     /// When a schedule may say otherwise.
     pub next: Option<Timestamp>,
 }
@@ -131,6 +153,10 @@ pub fn goal(files: &Files, world: &World, now: &Zoned) -> Goal {
     if let Some(spec) = files.specs.iter().find(|spec| spec.labels) {
         builder.by_labels(&spec.file);
     }
+    if let Some(spec) = files.specs.iter().find(|spec| spec.annotations) {
+        builder.by_annotations(&spec.file);
+    }
+    builder.goal.unsure = files.ask_for_pods() && world.pods == Pods::NotTold;
     builder.conflicts();
     builder.with_parents();
     builder.goal
@@ -206,11 +232,7 @@ impl Builder<'_> {
             Err(reason) => return self.refuse(file, &limit, reason),
         };
         if matches.is_empty() {
-            let mut reason = format!("there is no {}", limit.scope);
-            // As where systemd has version 1 alone.
-            if self.world.cgroups.keys().all(String::is_empty) {
-                reason += "; no service has a cgroup of version 2 here: see `tidegate doctor`";
-            }
+            let reason = self.missing(&limit.scope);
             let (name, scope) = (limit.name.clone(), limit.scope.clone());
             self.goal.waiting.push(Waits { name, scope, parent: None });
             return self.report(file, &limit, LimitState::Waiting, Some(reason));
@@ -226,6 +248,30 @@ impl Builder<'_> {
                 Ok(()) => self.add(file, one, vec![found], row.clone()),
                 Err(reason) => self.refuse(file, &one, reason),
             }
+        }
+    }
+
+    /// Why a limit waits that matches nothing.
+    fn missing(&self, scope: &Scope) -> String {
+        if !matches!(scope, Scope::Select(selector) if selector.kind == SelectorKind::Pod) {
+            let missing = absent::missing(scope);
+            // As where systemd has version 1 alone.
+            return match self.world.cgroups.keys().all(String::is_empty) {
+                true => {
+                    format!(
+                        "{missing}; no service has a cgroup of version 2 here: see `tidegate doctor`"
+                    )
+                }
+                false => missing,
+            };
+        }
+        match (&self.world.pods, self.world.unknown_pods()) {
+            (Pods::NotAsked, _) => absent::missing(scope),
+            (Pods::NotTold, _) => {
+                "the API server has not told the pods of this node yet".to_owned()
+            }
+            (Pods::Known(_), 0) => format!("there is no {scope}"),
+            (Pods::Known(_), n) => format!("there is no {scope}; {n} pods here are not known yet"),
         }
     }
 
@@ -379,11 +425,15 @@ fn set_rates(limit: &mut LimitSpec, labels: &BTreeMap<String, String>) -> Result
             _ => limit.patch.ingress = Some(rate),
         }
     }
+    set_options(limit).map_err(|e| format!("labels: {e}"))
+}
+
+/// What a limit does, by its rates.
+fn set_options(limit: &mut LimitSpec) -> Result<(), SettingsError> {
     limit.asked = limit.patch.asked();
-    let (trees, kernel) =
-        (tidegate_host::auto::Trees::default(), tidegate_core::choice::Kernel::WHOLE);
-    limit.options =
-        limit.written().options(&trees, kernel, None).map_err(|e| format!("labels: {e}"))?;
+    let mut trees = Trees::default();
+    trees.add(&limit.name, false, limit.parent.as_deref());
+    limit.options = limit.written().options(&trees, Kernel::WHOLE, None)?;
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 //! ```text
 //! files ─┐
 //! cgroups, programs, users ─ scan ─┼─► agent (state machine) ─► goal ─► apply ─► the store
-//! engines (children without rights)┘                                └─► report (for `tidegate status`)
+//! engines, API server (children) ──┘                                └─► report (for `tidegate status`)
 //! ```
 //!
 //! [`agent`] and [`goal`] are pure: events and the time are arguments. [`run`] is the loop around them.
@@ -13,12 +13,16 @@
 
 pub mod agent;
 pub mod apply;
+pub mod child;
+pub mod cluster;
 #[cfg(feature = "containers")]
 pub mod containers;
 pub mod decisions;
 pub mod directory;
 pub mod engines;
 pub mod goal;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 pub mod persist;
 pub mod report;
 pub mod rights;

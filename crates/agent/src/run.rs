@@ -26,6 +26,7 @@ use tidegate_sys::{
 use crate::{
     agent::{Action, Agent, Event},
     apply::{self, Applied},
+    cluster::{Cluster, ClusterOptions},
     directory,
     engines::Engines,
     goal::{Files as Loaded, Goal, Move, own_cgroup},
@@ -46,6 +47,8 @@ pub struct AgentOptions {
     pub run_dir: PathBuf,
     /// Sockets of engines of containers; `*` is a user's number.
     pub sockets: Vec<PathBuf>,
+    /// Kubernetes, if pods are followed.
+    pub cluster: Option<ClusterOptions>,
     /// It follows and holds the cgroups below this one.
     pub below: PathBuf,
     /// How long a new cgroup is held at most.
@@ -81,6 +84,7 @@ struct Shell<'a> {
     cgroups: Box<dyn CgroupSource>,
     watch: Files,
     engines: Engines,
+    cluster: Cluster,
     say: &'a mut dyn FnMut(&str),
     ready: bool,
     said: BTreeMap<String, String>,
@@ -120,7 +124,8 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
         options,
         cgroups: Box::new(Inotify::new().map_err(AgentError::Events)?),
         watch: Files::watch(&options.directory).map_err(at(&options.directory))?,
-        engines: Engines::new(program, options.sockets.clone()),
+        engines: Engines::new(program.clone(), options.sockets.clone()),
+        cluster: Cluster::new(program, options.cluster.clone()),
         say: &mut say,
         ready: false,
         said: BTreeMap::new(),
@@ -129,6 +134,9 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
     let managed = earlier.map(|report| report.managed).unwrap_or_default();
     let directory = options.directory.display().to_string();
     let mut agent = Agent::new(&directory, std::process::id(), managed, options.deadline);
+    if let Some(cluster) = &options.cluster {
+        agent = agent.with_pods_of(&cluster.node);
+    }
     let start = Instant::now();
     let mut watchdog_us = 0;
     let watchdog = sd_notify::watchdog_enabled(false, &mut watchdog_us);
@@ -136,6 +144,9 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
     loop {
         for (socket, line) in shell.engines.keep(agent.asks_for_containers(), start.elapsed()) {
             agent.handle(Event::Engine { socket, line }, start.elapsed());
+        }
+        if let Some(line) = shell.cluster.keep(agent.asks_for_pods(), start.elapsed()) {
+            agent.handle(Event::Pods(line), start.elapsed());
         }
         while let Some(action) = agent.next(start.elapsed(), &Zoned::now()) {
             if let Some(event) = shell.act(action) {
@@ -151,7 +162,8 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
         }
         let now = start.elapsed();
         let timeout = agent.timeout(now, &Zoned::now());
-        let timeout = shell.engines.timeout(now).map_or(timeout, |other| timeout.min(other));
+        let children = [shell.engines.timeout(now), shell.cluster.timeout(now)];
+        let timeout = children.into_iter().flatten().fold(timeout, Duration::min);
         let timeout = watchdog.map_or(timeout, |watchdog| timeout.min(watchdog / 3));
         shell.wait(&signals, timeout).map_err(AgentError::Events)?;
         if watchdog.is_some() {
@@ -196,7 +208,7 @@ impl Shell<'_> {
     fn wait(&self, signals: &Signals, timeout: Duration) -> io::Result<()> {
         let fds =
             [signals.stop.as_fd(), signals.reload.as_fd(), self.watch.fd(), self.cgroups.fd()];
-        let fds = fds.into_iter().chain(self.engines.fds());
+        let fds = fds.into_iter().chain(self.engines.fds()).chain(self.cluster.fd());
         let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         // A moment is not cut to nothing, or the loop would turn until it has passed.
         let timeout = timeout.max(Duration::from_millis(1));
@@ -224,6 +236,7 @@ impl Shell<'_> {
         }
         let lines = self.engines.take(now).into_iter();
         events.extend(lines.map(|(socket, line)| Event::Engine { socket, line }));
+        events.extend(self.cluster.take(now).into_iter().map(Event::Pods));
         Ok(events)
     }
 

@@ -8,6 +8,7 @@ use serde_json::Value;
 use tidegate_core::Scope;
 use tidegate_fleet::status::NodeStatus;
 use tidegate_host::{
+    absent,
     host::Host,
     nic::state::RunDir,
     plan::State,
@@ -145,13 +146,17 @@ impl HostStatus {
         };
         let (mut waiting, mut required) = (Vec::new(), Vec::new());
         for Waiting { name, scope, required: is_required } in &self.waiting {
-            let back = match keeps.and_then(|agent| agent.limit(name)) {
-                Some(_) => "the agent",
-                None => "`tidegate apply FILE`",
+            let missing = || absent::missing(scope);
+            let line = match keeps.and_then(|agent| agent.limit(name)) {
+                Some(LimitReport { reason, .. }) => {
+                    let why = reason.clone().unwrap_or_else(missing);
+                    format!("limit `{name}` waits: {why}; the agent puts it on when it can")
+                }
+                None => format!(
+                    "limit `{name}` waits: {}; `tidegate apply FILE` puts it on when there is",
+                    missing()
+                ),
             };
-            let line = format!(
-                "limit `{name}` waits: there is no {scope}; {back} puts it on when there is"
-            );
             if *is_required { required.push(line) } else { waiting.push(line) }
         }
         for LimitStatus { name, scope, state, .. } in &self.limits {

@@ -16,7 +16,7 @@ mod limit;
 mod nic;
 mod web;
 
-pub use agent::{AgentArgs, ContainersArgs};
+pub use agent::{AgentArgs, ContainersArgs, PodsArgs};
 pub use burst::{AnalyzeArgs, BurstVerb, SizeArgs, UdpSource};
 pub use daemon::DaemonArgs;
 pub use limit::{LimitArgs, command};
@@ -171,6 +171,9 @@ A spec file:
     /// Ask one engine for its containers
     #[command(hide = true)]
     AgentContainers(ContainersArgs),
+    /// Ask the API server of Kubernetes for the pods of a node
+    #[command(hide = true)]
+    AgentPods(PodsArgs),
     /// Serve a page and metrics of all limits
     ///
     /// The page shows the tree of limits with live rates and an hour of history, the flows of a limit and

@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         Verb::Daemon(args) => verbs::daemon::run(store, &args),
         Verb::Agent(args) => verbs::agent::run(store, run_dir, &args),
         Verb::AgentContainers(args) => verbs::agent::containers(&args),
+        Verb::AgentPods(args) => verbs::agent::pods(&args),
         Verb::Web(args) => verbs::web::run(store, run_dir, &cli.socket, &args),
         Verb::WebServer(args) => verbs::web::serve(&args),
         Verb::History(args) => verbs::web::history(run_dir, &args),

@@ -20,7 +20,8 @@ pub enum SelectorKind {
     Labels,
     /// The path of a program, and after a space a pattern for its arguments.
     Exe,
-    /// The namespace of pods, and after `/` labels, as of containers.
+    /// The namespace of pods, their name and their labels, with `/` between them: `prod`, `prod/api-*`,
+    /// `prod/*/app=api`. The label `tidegate.dev/limit=NAME` is the annotation by which a pod joins a limit.
     Pod,
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use tidegate_core::Scope;
+use tidegate_core::{Scope, Selector, SelectorKind};
 use tidegate_sys::{cgroup::CgroupError, fq::FqError};
 
 use crate::plan::{Present, State, Wanted, parts};
@@ -38,6 +38,17 @@ pub struct Waits {
     pub scope: Scope,
     /// Its parent, where it waits for that although its own cgroup or device exists.
     pub parent: Option<String>,
+}
+
+/// Why a limit waits whose scope matches nothing.
+#[must_use]
+pub fn missing(scope: &Scope) -> String {
+    match scope {
+        Scope::Select(Selector { kind: SelectorKind::Pod, .. }) => {
+            "only `tidegate agent --kubernetes` knows which pods are here".to_owned()
+        }
+        scope => format!("there is no {scope}"),
+    }
 }
 
 /// Has limits wait whose parent does.

@@ -21,6 +21,7 @@
 //! - [`auto`]: the scheme of a limit that names none.
 //! - [`explain`]: what holds a process, a cgroup or a flow back, from all of these.
 //! - [`doctor`]: what this host can and cannot do, and what to do about it. Pure.
+//! - [`pods`]: those of Kubernetes, and their cgroups; [`quantity`]: its numbers.
 //! - [`figures`]: measured figures in units.
 //! - [`waiting`]: whose packets wait in queues.
 //! - [`status`]: what is in force and what it does, as data that serializes.
@@ -44,6 +45,8 @@ pub mod key;
 pub mod live;
 pub mod nic;
 pub mod plan;
+pub mod pods;
+pub mod quantity;
 pub mod risk;
 pub mod run;
 pub mod schedule;

@@ -57,6 +57,8 @@ pub struct Spec {
     pub groups: Vec<GroupSpec>,
     /// Containers may have rates by their labels.
     pub labels: bool,
+    /// Pods may have rates by their annotations.
+    pub annotations: bool,
 }
 
 /// One `[[limit]]`.
@@ -208,7 +210,7 @@ pub enum Problem {
     DeviceName(String),
     /// More than one scope.
     #[error(
-        "more than one scope; write one of cgroup, unit, slice, user, container, exe, dev and port"
+        "more than one scope; write one of cgroup, unit, slice, user, container, pod, exe, dev and port"
     )]
     ManyScopes,
     /// Arguments of a program that is not known yet.
@@ -331,7 +333,8 @@ impl Spec {
             reader.at(&span, None, problem)
         })?;
         let (mut limits, mut nics) = (None, Vec::new());
-        let (mut fleet, mut groups, mut labels) = (None, Vec::new(), None);
+        let (mut fleet, mut groups) = (None, Vec::new());
+        let (mut labels, mut annotations) = (None, None);
         for (key, value) in in_order(root.get_ref()) {
             match key.get_ref().as_ref() {
                 "limit" => limits = Some(reader.limits(value)?),
@@ -339,6 +342,7 @@ impl Spec {
                 "fleet" => fleet = Some(reader.fleet(value)?),
                 "group" => groups = reader.groups(value)?,
                 "labels" => labels = Some(reader.flag(value, "labels")?),
+                "annotations" => annotations = Some(reader.flag(value, "annotations")?),
                 other => {
                     let hint = match other {
                         "limits" => "did you mean `[[limit]]`?".to_owned(),
@@ -359,7 +363,7 @@ impl Spec {
             }
         }
         let nothing = limits.is_none() && nics.is_empty() && fleet.is_none();
-        if nothing && groups.is_empty() && labels.is_none() {
+        if nothing && groups.is_empty() && labels.is_none() && annotations.is_none() {
             let (file, problem) = (file.to_owned(), Problem::NoLimits);
             return Err(SpecError { file, line: None, limit: None, field: None, problem });
         }
@@ -368,8 +372,9 @@ impl Spec {
             reader.hand_over(limit, &mut nics)?;
         }
         let groups = reader.check_groups(groups, fleet.as_ref(), &limits)?;
-        let labels = labels.unwrap_or_default();
-        let spec = Spec { file: file.to_owned(), limits, nics, fleet, groups, labels };
+        let (labels, annotations) = (labels.unwrap_or_default(), annotations.unwrap_or_default());
+        let file = file.to_owned();
+        let spec = Spec { file, limits, nics, fleet, groups, labels, annotations };
         spec.check_rows()?;
         Ok(spec)
     }

@@ -16,6 +16,7 @@
 //! kubepods.slice/.../crio-ID.scope, cri-containerd-ID.scope, kubepods/.../ID
 //! ```
 //!
+//! - Pods are in [`crate::pods`].
 //! - A program is the cgroups of its processes, if nothing else runs in them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +26,8 @@ use tidegate_core::{
     Scope,
     selector::{Selector, SelectorKind},
 };
+
+use crate::pods::Pods;
 
 /// Containers that are known at most.
 pub const MAX_CONTAINERS: usize = 10_000;
@@ -44,6 +47,7 @@ pub struct World {
     pub containers: BTreeMap<String, Container>,
     /// Running processes; read only if a selector asks for programs.
     pub programs: Vec<Program>,
+    pub pods: Pods,
     /// Numbers of users by name.
     pub users: BTreeMap<String, u32>,
 }
@@ -75,7 +79,7 @@ pub struct Program {
 /// A cgroup that a selector matches.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Match {
-    /// The name of the unit, user, container or program.
+    /// The name of the unit, user, container, pod or program.
     pub name: String,
     pub cgroup: String,
 }
@@ -89,8 +93,6 @@ pub enum SelectError {
          to have the processes of `{exe}` moved into one of their own"
     )]
     Shared { exe: String, cgroup: String, other: String },
-    #[error("pods are followed on nodes of Kubernetes only")]
-    Pods,
 }
 
 impl World {
@@ -119,9 +121,9 @@ impl World {
             }
             SelectorKind::Container => self.containers(|container| glob(value, &container.name)),
             SelectorKind::Labels => self
-                .containers(|container| value.split(',').all(|l| has_label(container, l.trim()))),
+                .containers(|c| value.split(',').all(|label| has_label(&c.labels, label.trim()))),
             SelectorKind::Exe => self.programs(value)?,
-            SelectorKind::Pod => return Err(SelectError::Pods),
+            SelectorKind::Pod => self.matching_pods(value),
         };
         found.sort();
         found.dedup();
@@ -205,10 +207,10 @@ fn user_slice(id: u32) -> String {
 }
 
 /// `KEY=VALUE`, or `KEY` with any value.
-fn has_label(container: &Container, label: &str) -> bool {
+pub(crate) fn has_label(labels: &BTreeMap<String, String>, label: &str) -> bool {
     match label.split_once('=') {
-        Some((key, value)) => container.labels.get(key).is_some_and(|is| is == value),
-        None => container.labels.contains_key(label),
+        Some((key, value)) => labels.get(key).is_some_and(|is| is == value),
+        None => labels.contains_key(label),
     }
 }
 

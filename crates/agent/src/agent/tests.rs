@@ -2,7 +2,6 @@
 
 use jiff::ToSpan;
 use proptest::prelude::*;
-use tidegate_host::spec::Spec;
 
 use super::*;
 
@@ -132,7 +131,7 @@ impl Bed {
         let held = ids.filter(|id| self.is_held(**id)).map(|id| format!("limit {id}"));
         let held: Vec<_> = held.collect();
         self.done.extend(held);
-        self.host.retain(|name, _| goal.has(name) || !managed.contains(name));
+        self.host.retain(|name, _| goal.has(name) || goal.unsure || !managed.contains(name));
         let mut refused = BTreeMap::new();
         for goal in &goal.limits {
             let name = goal.limit.name.clone();
@@ -324,13 +323,46 @@ fn a_container_is_held_until_its_engine_tells_of_it_or_the_deadline() {
     bed.make(&format!("docker-{unknown}.scope"), 2);
     assert!(bed.is_held(1) && bed.is_held(2));
     let container = Container { name: "web".to_owned(), ..Container::default() };
-    let line = EngineEvent::Changed(told, container);
+    let line = Told::Changed(told, container);
     bed.handle(Event::Engine { socket: "s".to_owned(), line });
     assert_eq!(bed.done, ["limit 1", "decide 1"]);
     bed.pass(DEADLINE - Duration::from_millis(1));
     assert!(bed.is_held(2));
     bed.pass(Duration::from_millis(1));
     assert!(!bed.is_held(2));
+}
+
+#[test]
+fn limits_of_pods_stay_until_the_api_server_has_answered_once() {
+    let mut bed = Bed::new();
+    let uid = "a".repeat(32);
+    let all = "[[limit]]\nname = \"t\"\nscope = { pod = { namespace = \"prod\" } }\negress = \"1mbit\"\n\
+               each = true\n";
+    let managed = ["t-api-0", "t-api-1"].map(str::to_owned);
+    bed.host.extend(managed.clone().map(|name| (name, "1mbit".to_owned())));
+    bed.agent = Agent::new("/etc/tidegate", 1, managed.into(), DEADLINE).with_pods_of("node-a");
+    bed.write(all);
+    assert!(bed.agent.asks_for_pods());
+    bed.make(&format!("kubepods/pod{uid}"), 1);
+    bed.handle(Event::Pods(Told::Away("refused".to_owned())));
+    assert_eq!((bed.host.len(), bed.state("t")), (2, Some(LimitState::Waiting)));
+    let state = &bed.report.engines["pods of node node-a"];
+    assert_eq!(state, "away: refused; 1 pods here are not known yet");
+    // Another look changes nothing.
+    bed.handle(Event::Reload);
+    assert_eq!((bed.host.len(), bed.report.managed.len()), (2, 2));
+    assert!(bed.is_held(1));
+    let (namespace, name) = ("prod".to_owned(), "api-0".to_owned());
+    let pod = Pod { namespace, name, ..Pod::default() };
+    bed.handle(Event::Pods(Told::Listed(BTreeMap::from([(uid.clone(), pod)]))));
+    assert_eq!(bed.host.keys().collect::<Vec<_>>(), ["t-api-0"]);
+    assert!(!bed.is_held(1));
+    // It is away again: what was told holds.
+    bed.handle(Event::Pods(Told::Away("refused".to_owned())));
+    bed.handle(Event::Reload);
+    assert_eq!(bed.host.len(), 1);
+    bed.handle(Event::Pods(Told::Gone(uid)));
+    assert!(bed.host.is_empty());
 }
 
 #[test]

@@ -1,4 +1,7 @@
-use tidegate_host::world::Container;
+use tidegate_host::{
+    pods::{EGRESS, INGRESS, JOIN, Pod},
+    world::Container,
+};
 
 use super::*;
 
@@ -138,6 +141,104 @@ fn containers_have_rates_by_their_labels_if_a_file_allows_it() {
     labels.insert("tidegate.ingress".into(), "fast".into());
     let wrong = states(&goal(&files(&["labels = true"]), &world, &now()));
     assert!(wrong[0].starts_with("container-web refused: label tidegate.ingress: "), "{wrong:?}");
+}
+
+/// A world with a pod `prod/NAME` for each letter, with cgroups of driver cgroupfs and a container each.
+fn pods(pods: &[(char, &str, &[(&str, &str)])]) -> World {
+    let (mut paths, mut known) = (vec!["kubepods".to_owned()], BTreeMap::new());
+    for (digit, name, annotations) in pods {
+        let uid = digit.to_string().repeat(32);
+        let pod = format!("kubepods/pod{uid}");
+        paths.extend([format!("{pod}/{ID}"), pod]);
+        let annotations = annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+        let labels = BTreeMap::from([("app".to_owned(), "api".to_owned())]);
+        let (namespace, name, annotations) =
+            ("prod".to_owned(), (*name).to_owned(), annotations.collect());
+        known.insert(uid, Pod { namespace, name, labels, annotations, static_uid: None });
+    }
+    let paths: Vec<_> = paths.iter().map(String::as_str).collect();
+    World { pods: Pods::Known(known), ..world(&paths) }
+}
+
+#[test]
+fn pods_have_rates_by_their_annotations_if_a_file_allows_it() {
+    let world = pods(&[
+        ('a', "api-0", &[(EGRESS, "1M"), (INGRESS, "10Mi")]),
+        ('b', "api-1", &[(EGRESS, "fast")]),
+        ('c', "api-2", &[]),
+    ]);
+    assert_eq!(states(&goal(&files(&["annotations = false"]), &world, &now())), [""; 0]);
+    let annotated = goal(&files(&["annotations = true"]), &world, &now());
+    let expected = [
+        "pod-prod_api-0 in force",
+        "pod-prod_api-1 refused: annotation kubernetes.io/egress-bandwidth: `fast` is no quantity of \
+         Kubernetes; write for example `10M` for 10 Mbit/s",
+    ];
+    assert_eq!(states(&annotated), expected);
+    let options = &annotated.limits[0].limit.options;
+    assert_eq!(options.egress.unwrap().rate.bit_s(), 1_000_000);
+    assert_eq!(options.ingress.unwrap().rate.bit_s(), 10_485_760);
+}
+
+#[test]
+fn a_pod_that_a_file_limits_has_its_own_rates_inside_that() {
+    let world = pods(&[('a', "api-0", &[(EGRESS, "1M")]), ('b', "api-1", &[])]);
+    let node = limit("node", "cgroup = \"kubepods\"", "egress = \"100mbit\"");
+    let rest = "egress = \"9mbit\"\nparent = \"node\"";
+    let tenant = limit("tenant", "pod = { namespace = \"prod\" }", rest);
+    let text = "annotations = true\n".to_owned() + &node + &tenant;
+    let goal = goal(&files(&[&text]), &world, &now());
+    assert_eq!(states(&goal), ["node in force", "tenant in force", "pod-prod_api-0 in force"]);
+    let own = &goal.limits[2];
+    assert_eq!(own.limit.parent.as_deref(), Some("tenant"));
+    assert_eq!(own.members(), [format!("kubepods/pod{}/{ID}", "a".repeat(32))]);
+    assert_eq!(goal.limits[1].members().len(), 2);
+}
+
+#[test]
+fn pods_join_limits_that_let_them() {
+    let open = limit("open", "pod = { join = true }", RATE);
+    let closed = limit("closed", "pod = { name = \"api-9\" }", RATE);
+    let text = "annotations = true\n".to_owned() + &open + &closed;
+    let world = pods(&[
+        ('a', "api-0", &[(JOIN, "open")]),
+        ('b', "api-1", &[(JOIN, "open")]),
+        ('c', "api-2", &[(JOIN, "closed")]),
+    ]);
+    let goal = goal(&files(&[&text]), &world, &now());
+    let states = states(&goal);
+    assert_eq!(states[..2], ["open in force", "closed waiting: there is no pod `*/api-9`"]);
+    let refused =
+        "join-prod_api-2 refused: annotation tidegate.dev/limit: no limit `closed` of this";
+    assert!(states[2].starts_with(refused), "{states:?}");
+    assert_eq!(goal.limits[0].members().len(), 2);
+}
+
+#[test]
+fn a_limit_waits_for_pods_and_says_whom_it_waits_for() {
+    let text = limit("a", "pod = { namespace = \"prod\" }", RATE);
+    let known = pods(&[('a', "api-0", &[])]);
+    let says = |pods: Pods| {
+        let goal = goal(&files(&[&text]), &World { pods, ..known.clone() }, &now());
+        (states(&goal).remove(0), goal.unsure)
+    };
+    let asks_nobody = "a waiting: only `tidegate agent --kubernetes` knows which pods are here";
+    assert_eq!(says(Pods::NotAsked), (asks_nobody.to_owned(), false));
+    let untold = "a waiting: the API server has not told the pods of this node yet";
+    assert_eq!(says(Pods::NotTold), (untold.to_owned(), true));
+    let unknown = "a waiting: there is no pod `prod`; 1 pods here are not known yet";
+    assert_eq!(says(Pods::Known(BTreeMap::new())), (unknown.to_owned(), false));
+    assert_eq!(says(known.pods.clone()), ("a in force".to_owned(), false));
+}
+
+#[test]
+fn each_pod_of_a_namespace_has_a_limit_named_after_it() {
+    let text = limit("t", "pod = { namespace = \"prod\" }", &format!("{RATE}\neach = true"));
+    let world = pods(&[('a', "api-0", &[]), ('b', "api-1", &[])]);
+    assert_eq!(
+        states(&goal(&files(&[&text]), &world, &now())),
+        ["t-api-0 in force", "t-api-1 in force"]
+    );
 }
 
 #[test]

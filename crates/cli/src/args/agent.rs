@@ -14,6 +14,15 @@ pub struct AgentArgs {
     /// Where Docker and Podman are asked for containers; `*` is a user's number
     #[arg(long = "engine", value_name = "SOCKET", default_values = SOCKETS)]
     pub sockets: Vec<PathBuf>,
+    /// Follow the pods of this node of Kubernetes
+    #[arg(long)]
+    pub kubernetes: bool,
+    /// The node whose pods are followed [default: the host's name]
+    #[arg(long, value_name = "NAME", env = "NODE_NAME", hide_env_values = true)]
+    pub node: Option<String>,
+    /// How to reach the API server [default: the pod's service account, or what KUBECONFIG names]
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
     /// Keep to the cgroups below this one
     #[arg(long, value_name = "CGROUP", default_value = "/")]
     pub below: PathBuf,
@@ -33,4 +42,15 @@ pub struct ContainersArgs {
     pub uid: u32,
     /// The group to become
     pub gid: u32,
+}
+
+/// For the agent itself: asks the API server of Kubernetes.
+#[derive(Debug, Args)]
+pub struct PodsArgs {
+    pub node: String,
+    /// The user to become
+    pub uid: u32,
+    /// The group to become
+    pub gid: u32,
+    pub kubeconfig: Option<PathBuf>,
 }

@@ -259,13 +259,16 @@ fn print_text(
     }
     for waits in waiting {
         let why = match &waits.parent {
-            None => format!("there is no {}", waits.scope),
+            None => absent::missing(&waits.scope),
             Some(parent) => format!("its parent `{parent}` waits"),
         };
-        let line = format!(
-            "! {} waits: {why}; `tidegate apply {}` puts it on when there is",
-            waits.name, spec.file
-        );
+        let is_pod =
+            matches!(&waits.scope, Scope::Select(select) if select.kind == SelectorKind::Pod);
+        let then = match is_pod {
+            true => ", and puts it on".to_owned(),
+            false => format!("; `tidegate apply {}` puts it on when there is", spec.file),
+        };
+        let line = format!("! {} waits: {why}{then}", waits.name);
         writeln!(out, "{}", paint.yellow(&line))?;
     }
     for name in &plan.unmanaged {

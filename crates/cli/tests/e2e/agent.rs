@@ -19,6 +19,7 @@ use crate::{
 
 mod engine;
 mod gate;
+mod pods;
 mod rights;
 
 /// A slice at the root of the hierarchy, as systemd makes them, with whatever a test puts below it.
@@ -64,6 +65,8 @@ struct Bed<'a> {
     dir: PathBuf,
     run: PathBuf,
     sockets: Vec<PathBuf>,
+    /// How it reaches an API server of Kubernetes, if it does.
+    kubeconfig: Option<PathBuf>,
     /// It keeps to what is below this cgroup, so no other test is held by its gate.
     below: String,
 }
@@ -74,7 +77,7 @@ impl<'a> Bed<'a> {
         let (dir, run) = (marker.with_file_name("etc"), marker.with_file_name("run"));
         fs::create_dir(&dir).unwrap();
         let (sockets, below) = (vec![marker.with_file_name("none.sock")], below.path().to_owned());
-        Bed { place, dir, run, sockets, below }
+        Bed { place, dir, run, sockets, kubeconfig: None, below }
     }
 
     fn tidegate(&self) -> Command {
@@ -88,6 +91,9 @@ impl<'a> Bed<'a> {
         command.arg("agent").arg(&self.dir).args(["--below", &self.below]).stdout(Stdio::null());
         for socket in &self.sockets {
             command.arg("--engine").arg(socket);
+        }
+        if let Some(kubeconfig) = &self.kubeconfig {
+            command.args(["--kubernetes", "--node", "node-a", "--kubeconfig"]).arg(kubeconfig);
         }
         command
     }

@@ -138,7 +138,7 @@ pub static IDENTITY: [Key; 7] = [
     Key {
         name: "scope",
         kind: Kind::Scope,
-        about: "What is limited: a cgroup, unit, slice, user, container, exe, dev or port",
+        about: "What is limited: a cgroup, unit, slice, user, container, pod, exe, dev or port",
         example: "scope = { cgroup = \"system.slice/backup.service\" }",
         default: "",
     },

@@ -8,6 +8,7 @@ use tidegate_core::{
 use super::{LimitSpec, Problem, Reader, Spec, SpecError, Table, Value, example, in_order};
 use crate::{
     auto::Trees,
+    pods::JOIN,
     schedule::{Days, MAX_ROWS, Row, Schedule, ScheduleError, TimeOfDay},
     settings::{Patch, RateSetting, SettingsError},
 };
@@ -41,6 +42,10 @@ pub enum FollowProblem {
     Label(String),
     #[error("`{0}` is no path of a program; write it from `/` on, without spaces")]
     Exe(String),
+    #[error(
+        "write for example `scope = {{ pod = {{ namespace = \"prod\", labels = \"app=api\" }} }}`"
+    )]
+    Pod,
     #[error("only with `exe` in the scope")]
     OnlyExe,
     #[error("only with a scope that may match several things, such as `unit = \"job-*.service\"`")]
@@ -119,12 +124,14 @@ impl Reader<'_> {
                     if kind == "dev" { Scope::Dev(name) } else { Scope::Port(name) }
                 }
                 "container" if value.get_ref().as_table().is_some() => self.labels(value)?,
+                "pod" => self.pod(value)?,
                 "unit" | "slice" | "user" | "container" | "exe" => {
                     let text = self.text(value, SCOPE)?;
                     select(kind, text).map_err(|e| self.at(&value.span(), Some(SCOPE), e.into()))?
                 }
                 other => {
-                    let hint = "a scope has one of cgroup, unit, slice, user, container, exe, dev and port";
+                    let hint = "a scope has one of cgroup, unit, slice, user, container, pod, exe, dev and \
+                                port";
                     let problem =
                         Problem::UnknownField { field: other.to_owned(), hint: hint.to_owned() };
                     return Err(self.at(&key.span(), Some(SCOPE), problem));
@@ -152,6 +159,55 @@ impl Reader<'_> {
         }
         let missing = Problem::Missing("scope = { container = { labels = \"app=web\" } }");
         scope.ok_or_else(|| self.at(&value.span(), Some(SCOPE), missing))
+    }
+
+    /// `pod = { namespace = "prod", labels = "app=api" }`.
+    fn pod(&self, value: &Value<'_>) -> Result<Scope, SpecError> {
+        let refuse = |value: &Value<'_>, e: FollowProblem| {
+            Err(self.at(&value.span(), Some(SCOPE), e.into()))
+        };
+        let Some(table) = value.get_ref().as_table() else {
+            return refuse(value, FollowProblem::Pod);
+        };
+        let (mut namespace, mut pod, mut labels) = (None, None, Vec::new());
+        for (key, value) in in_order(table) {
+            let kind = match key.get_ref().as_ref() {
+                "namespace" | "name" => "container",
+                "labels" => "labels",
+                "join" => {
+                    if self.flag(value, SCOPE)? {
+                        let name = self.limit.as_deref().unwrap_or_default();
+                        labels.push(format!("{JOIN}={name}"));
+                    }
+                    continue;
+                }
+                other => {
+                    let hint = "a pod has namespace, name, labels and join".to_owned();
+                    let problem = Problem::UnknownField { field: other.to_owned(), hint };
+                    return Err(self.at(&key.span(), Some(SCOPE), problem));
+                }
+            };
+            let text = self.text(value, SCOPE)?;
+            if let Err(problem) = select(kind, text) {
+                return refuse(value, problem);
+            }
+            match key.get_ref().as_ref() {
+                "namespace" => namespace = Some(text),
+                "name" => pod = Some(text),
+                _ => labels.push(text.to_owned()),
+            }
+        }
+        if namespace.is_none() && pod.is_none() && labels.is_empty() {
+            return refuse(value, FollowProblem::Pod);
+        }
+        let mut selected = namespace.unwrap_or("*").to_owned();
+        if pod.is_some() || !labels.is_empty() {
+            selected += &format!("/{}", pod.unwrap_or("*"));
+        }
+        if !labels.is_empty() {
+            selected += &format!("/{}", labels.join(","));
+        }
+        Ok(Scope::Select(Selector { kind: SelectorKind::Pod, value: selected }))
     }
 
     /// `[{ days = "mon-fri", from = "08:00", to = "18:00", egress = "10mbit" }]`.

@@ -50,6 +50,11 @@ pub fn schema() -> Value {
                 "description": "Containers may have rates by their labels tidegate.egress and \
                                 tidegate.ingress [default: false]",
             },
+            "annotations": {
+                "type": "boolean",
+                "description": "Pods may have rates by their annotations kubernetes.io/egress-bandwidth \
+                                and kubernetes.io/ingress-bandwidth [default: false]",
+            },
             "group": {
                 "type": "array",
                 "items": table(&fleet::GROUP_KEYS, &["name", "rate", "algorithm", "members"]),
@@ -171,6 +176,17 @@ fn value(kind: Kind) -> Value {
                 "additionalProperties": false,
                 "properties": { "labels": { "type": "string", "minLength": 1 } },
             });
+            let pod = json!({
+                "type": "object",
+                "minProperties": 1,
+                "additionalProperties": false,
+                "properties": {
+                    "namespace": name,
+                    "name": name,
+                    "labels": { "type": "string", "minLength": 1 },
+                    "join": { "type": "boolean" },
+                },
+            });
             json!({
                 "type": "object",
                 "minProperties": 1,
@@ -183,6 +199,7 @@ fn value(kind: Kind) -> Value {
                     "slice": text("^[^/\\s]*\\.slice$"),
                     "user": name,
                     "container": either(name.clone(), labels),
+                    "pod": pod,
                     "exe": text("^/\\S*$"),
                     "args": { "type": "string" },
                     "dev": device,

@@ -106,11 +106,32 @@ fn names_and_scopes_that_are_none() {
     assert_snapshot!(with("scope = {}"), @"limits.toml:4: limit `backup`: scope: missing; write for example `scope = { cgroup = \"system.slice/backup.service\" }`");
     assert_snapshot!(with("scope = { cgroup = \"\" }"), @"limits.toml:4: limit `backup`: scope: empty path; write for example `system.slice/backup.service`, or `/` for the whole host");
     assert_snapshot!(with("scope = { cgroup = \"../a\" }"), @"limits.toml:4: limit `backup`: scope: `../a` is no cgroup path; write it relative to the cgroup mount, without `.` and `..`");
-    assert_snapshot!(with("scope = { port = \"tap0\", dev = \"eth0\" }"), @"limits.toml:4: limit `backup`: scope: more than one scope; write one of cgroup, unit, slice, user, container, exe, dev and port");
+    assert_snapshot!(with("scope = { port = \"tap0\", dev = \"eth0\" }"), @"limits.toml:4: limit `backup`: scope: more than one scope; write one of cgroup, unit, slice, user, container, pod, exe, dev and port");
     assert_snapshot!(with("scope = { dev = \"a b\" }"), @"limits.toml:4: limit `backup`: scope: `a b` is no device name; write it as `ip link` shows it, for example `eth0`");
     assert_snapshot!(with("scope = { port = \"tap0\" }\nscheme = \"pace\""), @r#"limits.toml:5: limit `backup`: scheme: scheme `pace` works on a cgroup; on a port write scheme = "edt", "police", "htb", "dem" or "spring", or "carousel" if it is one of a `[[nic]]`"#);
     assert_snapshot!(with("scope = { dev = \"eth0\" }\nscheme = \"pace\""), @r#"limits.toml:5: limit `backup`: scheme: scheme `pace` works on a cgroup; on a device write scheme = "edt", "police", "htb", "dem" or "spring", or "carousel" if it is one of a `[[nic]]`"#);
     assert_snapshot!(with("scope = { unit = \"a\" }"), @"limits.toml:4: limit `backup`: scope: `a` has no ending; write `a.service`, or another kind such as `a.scope`");
+}
+
+#[test]
+fn pods_are_selected_by_any_of_four_keys() {
+    let table = [
+        ("namespace = \"prod\"", "prod"),
+        ("name = \"api-*\"", "*/api-*"),
+        ("labels = \"app=api, tier\"", "*/*/app=api, tier"),
+        ("labels = \"a.b/c=d\", namespace = \"prod\"", "prod/*/a.b/c=d"),
+        ("join = true", "*/*/tidegate.dev/limit=shared"),
+        ("join = true, namespace = \"prod\", labels = \"a\"", "prod/*/tidegate.dev/limit=shared,a"),
+    ];
+    for (pod, selector) in table {
+        let text = format!(
+            "annotations = true\n[[limit]]\nname = \"shared\"\nscope = {{ pod = {{ {pod} }} }}\n\
+             egress = \"1mbit\"\neach = true"
+        );
+        let spec = Spec::parse("limits.toml", &text).unwrap();
+        assert!(spec.annotations);
+        assert_eq!(spec.limits[0].scope, Scope::named("pod", selector).unwrap(), "{pod}");
+    }
 }
 
 #[test]
@@ -121,7 +142,14 @@ fn selectors_that_select_nothing() {
     assert_snapshot!(with("scope = { args = \"-a\", exe = \"/bin/x\" }"), @"limits.toml:4: limit `backup`: scope: write `exe` before `args`");
     assert_snapshot!(with("scope = { container = { label = \"a\" } }"), @r#"limits.toml:4: limit `backup`: scope: unknown field `label`; write `labels = "app=web"`"#);
     assert_snapshot!(with("scope = { container = { labels = \"a,,b\" } }"), @"limits.toml:4: limit `backup`: scope: `a,,b` is no label; write `KEY=VALUE` or `KEY`, with commas between several");
-    assert_snapshot!(with("scope = { pod = \"a\" }"), @"limits.toml:4: limit `backup`: scope: unknown field `pod`; a scope has one of cgroup, unit, slice, user, container, exe, dev and port");
+    assert_snapshot!(with("scope = { task = \"a\" }"), @"limits.toml:4: limit `backup`: scope: unknown field `task`; a scope has one of cgroup, unit, slice, user, container, pod, exe, dev and port");
+    for none in ["\"a\"", "{}", "{ join = false }"] {
+        let pod = with(&format!("scope = {{ pod = {none} }}"));
+        assert_snapshot!(pod, @r#"limits.toml:4: limit `backup`: scope: write for example `scope = { pod = { namespace = "prod", labels = "app=api" } }`"#);
+    }
+    assert_snapshot!(with("scope = { pod = { label = \"a\" } }"), @"limits.toml:4: limit `backup`: scope: unknown field `label`; a pod has namespace, name, labels and join");
+    assert_snapshot!(with("scope = { pod = { namespace = \"a/b\" } }"), @"limits.toml:4: limit `backup`: scope: `a/b` is no name; leave `/` and spaces out");
+    assert_snapshot!(with("scope = { pod = { labels = \"\" } }"), @"limits.toml:4: limit `backup`: scope: `` is no label; write `KEY=VALUE` or `KEY`, with commas between several");
     assert_snapshot!(with("each = true"), @r#"limits.toml:5: limit `backup`: each: only with a scope that may match several things, such as `unit = "job-*.service"`"#);
     assert_snapshot!(with("move = true"), @"limits.toml:5: limit `backup`: move: only with `exe` in the scope");
     assert_snapshot!(with("required = 1"), @"limits.toml:5: limit `backup`: required: expected `true` or `false` without quotes, found the bare number 1; write for example `required = true`");

@@ -22,11 +22,11 @@ use crate::{
 };
 
 /// The limit of the services here, so low that what it lets pass hides nothing.
-const LIMIT: &str = "scheme = \"police\"\negress = \"64kbit\"\nburst = \"10kb\"";
-const LIMIT_BYTES_S: u64 = 8000;
+pub(super) const LIMIT: &str = "scheme = \"police\"\negress = \"64kbit\"\nburst = \"10kb\"";
+pub(super) const LIMIT_BYTES_S: u64 = 8000;
 const LIMIT_BURST_BYTES: u64 = 10_000;
 /// Longer than any test takes: nobody is late.
-const LONG: &str = "3600s";
+pub(super) const LONG: &str = "3600s";
 /// Where the deadline is waited for.
 const SHORT: Duration = Duration::from_secs(2);
 /// Of a datagram of the sender on the wire.
@@ -37,13 +37,13 @@ const ENDLESS_BYTES: u64 = 1 << 40;
 const FLOOD: usize = 3000;
 
 /// Two namespaces with a cable between, and what arrives at the far end.
-struct Net {
+pub(super) struct Net {
     bed: edt::Bed,
     socket: UdpSocket,
 }
 
 impl Net {
-    fn new() -> Net {
+    pub(super) fn new() -> Net {
         let bed = edt::Bed::new();
         let socket = bed.receiver.run(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
         socket.set_nonblocking(true).unwrap();
@@ -53,7 +53,7 @@ impl Net {
     }
 
     /// A process in a cgroup that sends as fast as it can.
-    fn send_from(&self, place: &Place, cgroup: &Cgroup) -> Guard {
+    pub(super) fn send_from(&self, place: &Place, cgroup: &Cgroup) -> Guard {
         let mut command = place.inside(cgroup, "nsenter");
         command.arg(edt::net_of(&self.bed.sender));
         let port = self.socket.local_addr().unwrap().port();
@@ -62,7 +62,7 @@ impl Net {
     }
 
     /// Bytes on the wire that have come since the last look.
-    fn arrived(&self) -> u64 {
+    pub(super) fn arrived(&self) -> u64 {
         let mut sum = 0;
         loop {
             match self.socket.recv(&mut [0; 2048]) {
@@ -76,7 +76,7 @@ impl Net {
 
 impl Bed<'_> {
     /// An agent with its gate open.
-    fn start_with(&self, deadline: &str) -> Guard {
+    pub(super) fn start_with(&self, deadline: &str) -> Guard {
         let agent = Guard(self.agent().args(["--deadline", deadline]).spawn().unwrap());
         wait_for("the gate", || (self.gate()["state"] == "open").then_some(()));
         agent
@@ -88,12 +88,12 @@ impl Bed<'_> {
 }
 
 /// Waits for the limit. It has a program on egress alone.
-fn limited(cgroup: &Cgroup) {
+pub(super) fn limited(cgroup: &Cgroup) {
     wait_for("the limit", || (Objects::on(cgroup).links() > 0).then_some(()));
 }
 
 /// What may have arrived of a service whose cgroup was made then, once its limit is in force.
-fn most(made: Instant) -> u64 {
+pub(super) fn most(made: Instant) -> u64 {
     let earned = LIMIT_BYTES_S * (made.elapsed().as_secs() + 1);
     BYTES + LIMIT_BURST_BYTES + earned + WIRE_BYTES
 }

@@ -47,7 +47,7 @@ fn the_tables_are_published() {
     });
 }
 
-const VALID: [&str; 8] = [
+const VALID: [&str; 9] = [
     crate::spec::tests::GOOD,
     include_str!("valid.toml"),
     "limit = []",
@@ -62,11 +62,14 @@ const VALID: [&str; 8] = [
      schedule = [{ days = \"mon-fri\", to = \"8:00\", egress = \"none\", ingress = \"1mbit\" }]\n\
      [[limit]]\nname = \"b\"\nscope = { container = { labels = \"app=web,x\" } }\neach = true\negress = \
      \"1mbit\"\nrequired = true",
+    "annotations = true\n[[limit]]\nname = \"a\"\negress = \"1mbit\"\n\
+     scope = { pod = { namespace = \"prod\", name = \"api-*\", labels = \"app=api\", join = true } }",
 ];
 
 /// Each with what is wrong in it.
-const INVALID: [&str; 18] = [
+const INVALID: [&str; 19] = [
     "",
+    "[[limit]]\nname = \"a\"\nscope = { pod = \"api\" }\negress = \"1mbit\"",
     "[[limits]]\nname = \"a\"",
     "[[limit]]\nname = \"a\"\negress = \"1mbit\"",
     "[[limit]]\nscope = { cgroup = \"a\" }\negress = \"1mbit\"",

@@ -1,0 +1,193 @@
+//! A child without capabilities that asks others for what runs here: its lines are read, and it is started
+//! again with back-off when it ends. That it is away is a state.
+
+use std::{
+    collections::BTreeMap,
+    hash::{BuildHasher, Hasher, RandomState},
+    io::{self, Read, Write},
+    os::fd::{AsFd, BorrowedFd},
+    process::{Child, ChildStdout, Command, Stdio},
+    time::Duration,
+};
+
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+/// The longest line.
+pub const LINE_MAX: usize = 16 << 20;
+/// Bytes that are read at once.
+const READ_BYTES: usize = 64 << 10;
+const RETRY_MIN: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+
+/// What a child tells, a line of JSON each.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Told<T> {
+    /// All there are, by id.
+    Listed(BTreeMap<String, T>),
+    /// One has come or is another now.
+    Changed(String, T),
+    /// One is removed.
+    Gone(String),
+    /// Whom it asks does not answer. What was told may still be.
+    Away(String),
+}
+
+/// One child, which may run or be due.
+#[derive(Debug)]
+pub struct Asker {
+    child: Option<(Child, ChildStdout)>,
+    part: Vec<u8>,
+    /// It has said why it ends.
+    said_why: bool,
+    due: Duration,
+    wait: Duration,
+}
+
+impl Asker {
+    /// It is started as soon as it is kept.
+    #[must_use]
+    pub fn new(now: Duration) -> Asker {
+        Asker { child: None, part: Vec::new(), said_why: false, due: now, wait: RETRY_MIN }
+    }
+
+    /// Starts it if it is due; says why it cannot be.
+    pub fn keep<T>(
+        &mut self,
+        command: impl FnOnce() -> io::Result<Command>,
+        now: Duration,
+    ) -> Option<Told<T>> {
+        if self.child.is_some() || self.due > now {
+            return None;
+        }
+        match command().and_then(start) {
+            Ok(child) => {
+                self.child = Some(child);
+                None
+            }
+            Err(e) => {
+                self.fails(now);
+                Some(Told::Away(e.to_string()))
+            }
+        }
+    }
+
+    /// Readable when it has said something.
+    #[must_use]
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.child.as_ref().map(|(_, pipe)| pipe.as_fd())
+    }
+
+    /// When it is to be started; `None` while it runs.
+    #[must_use]
+    pub fn due(&self) -> Option<Duration> {
+        self.child.is_none().then_some(self.due)
+    }
+
+    /// What it has said. If it has ended, the last is why.
+    pub fn take<T: DeserializeOwned>(&mut self, now: Duration) -> Vec<Told<T>> {
+        let (mut lines, ended) = self.read();
+        let is_away = |line: &Told<T>| matches!(line, Told::Away(_));
+        if lines.iter().any(|line| !is_away(line)) {
+            self.wait = RETRY_MIN;
+        }
+        self.said_why |= lines.iter().any(is_away);
+        if ended {
+            if !std::mem::take(&mut self.said_why) {
+                lines.push(Told::Away("its child has ended".to_owned()));
+            }
+            self.fails(now);
+        }
+        lines
+    }
+
+    pub fn end(mut self) {
+        self.kill();
+    }
+
+    fn kill(&mut self) {
+        if let Some((mut child, _)) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    fn fails(&mut self, now: Duration) {
+        self.kill();
+        self.part.clear();
+        // Many agents may ask one server, and lose it at once.
+        self.due = now + jittered(self.wait);
+        self.wait = (self.wait * 2).min(RETRY_MAX);
+    }
+
+    /// Whole lines that have come, and whether the child is at its end.
+    fn read<T: DeserializeOwned>(&mut self) -> (Vec<Told<T>>, bool) {
+        let Some((_, pipe)) = &mut self.child else { return (Vec::new(), false) };
+        let (mut lines, mut ended) = (Vec::new(), false);
+        let mut buffer = vec![0; READ_BYTES];
+        loop {
+            match pipe.read(&mut buffer) {
+                Ok(0) => {
+                    ended = true;
+                    break;
+                }
+                Ok(n) => self.part.extend_from_slice(&buffer[..n]),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    ended = true;
+                    break;
+                }
+            }
+            while let Some(end) = self.part.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<_> = self.part.drain(..=end).collect();
+                match serde_json::from_slice(&line) {
+                    Ok(line) => lines.push(line),
+                    Err(_) => return (lines, true),
+                }
+            }
+            if self.part.len() > LINE_MAX {
+                return (lines, true);
+            }
+        }
+        (lines, ended)
+    }
+}
+
+/// A time between three quarters and five quarters of this one.
+#[must_use]
+pub fn jittered(time: Duration) -> Duration {
+    let random = RandomState::new().build_hasher().finish();
+    time.mul_f64(0.75 + (random >> 32) as f64 / f64::from(u32::MAX) / 2.0)
+}
+
+fn start(mut command: Command) -> io::Result<(Child, ChildStdout)> {
+    // It ends when this is closed.
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn()?;
+    let pipe = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    let flags = rustix::fs::fcntl_getfl(&pipe)?;
+    rustix::fs::fcntl_setfl(&pipe, flags | OFlags::NONBLOCK)?;
+    Ok((child, pipe))
+}
+
+/// For the child: ends it with its parent.
+pub fn end_with_parent() {
+    std::thread::spawn(|| {
+        let _ = io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+}
+
+/// For the child: writes a line.
+///
+/// # Errors
+/// Those of the operating system.
+pub fn say<T: Serialize>(line: &Told<T>) -> io::Result<()> {
+    let mut text = serde_json::to_vec(line)?;
+    text.push(b'\n');
+    let mut out = io::stdout().lock();
+    out.write_all(&text)?;
+    out.flush()
+}

@@ -1,0 +1,135 @@
+//! Limits of pods by their annotations: rates, and limits that they join.
+//!
+//! A rate is a limit of its own on the pod's cgroup. If a limit of a file has that cgroup, it is inside that
+//! one, on the cgroups of the pod's containers: so no pod takes itself out of a limit of the node. Which pods
+//! may join a limit is said there (`join = true`); here those are told that want to and may not.
+
+use tidegate_core::{Rate, Scope};
+use tidegate_host::{
+    absent::Waits,
+    pods::{EGRESS, INGRESS, JOIN, Pod},
+    quantity,
+    settings::RateSetting,
+    spec::LimitSpec,
+    world::Match,
+};
+
+use super::{Builder, blank, hashed, names_of_each, set_options};
+use crate::report::LimitState;
+
+/// The bounds of a rate in Kubernetes: 1k and 1P.
+const RATES_BIT_S: std::ops::RangeInclusive<u64> = 1000..=1_000_000_000_000_000;
+
+impl Builder<'_> {
+    pub(super) fn by_annotations(&mut self, file: &str) {
+        let world = self.world;
+        for (pod, cgroup) in world.pods() {
+            let holder = self.goal.limits.iter().find(|goal| {
+                let mut paths = goal.cgroups.iter().map(|(path, _)| path.as_str());
+                paths.any(|path| path == cgroup)
+            });
+            let holder = holder.map(|goal| goal.limit.name.clone());
+            if let Some(joins) =
+                pod.annotations.get(JOIN).filter(|name| holder.as_ref() != Some(*name))
+            {
+                let reason = format!(
+                    "annotation {JOIN}: no limit `{joins}` of this node lets this pod join; a limit does \
+                     with `scope = {{ pod = {{ join = true }} }}`"
+                );
+                if let Some(limit) = self.of_pod("join", pod, cgroup) {
+                    self.refuse(file, &limit, reason);
+                }
+            }
+            if [EGRESS, INGRESS].iter().any(|name| pod.annotations.contains_key(*name))
+                && let Some(limit) = self.of_pod("pod", pod, cgroup)
+            {
+                self.rates(file, limit, pod, holder);
+            }
+        }
+    }
+
+    /// A limit on a pod's cgroup, with a name of its own.
+    fn of_pod(&mut self, kind: &str, pod: &Pod, cgroup: &str) -> Option<LimitSpec> {
+        let own = format!("{}/{}", pod.namespace, pod.name);
+        let found = Match { name: own, cgroup: cgroup.to_owned() };
+        let name = names_of_each(kind, std::slice::from_ref(&found)).remove(0);
+        let name = if self.names.contains_key(&name) { hashed(&name, cgroup) } else { name };
+        let scope = Scope::Cgroup(found.cgroup);
+        blank(&name).ok().map(|limit| LimitSpec { scope, ..limit })
+    }
+
+    fn rates(&mut self, file: &str, mut limit: LimitSpec, pod: &Pod, holder: Option<String>) {
+        if holder.is_some() {
+            limit.scope = Scope::of_cgroup(&format!("{}/*", limit.scope.name()));
+            limit.parent = holder;
+        }
+        let set = set_bandwidth(&mut limit, pod);
+        let taken = self.name(file, &limit.name);
+        let found = taken.and(set).and_then(|()| self.matches(&limit));
+        match found {
+            Ok(found) if found.is_empty() => {
+                let (name, scope, parent) = (limit.name.clone(), limit.scope.clone(), None);
+                self.goal.waiting.push(Waits { name, scope, parent });
+                let reason = "its containers have no cgroup yet".to_owned();
+                self.report(file, &limit, LimitState::Waiting, Some(reason));
+            }
+            Ok(found) => self.add(file, limit, found, None),
+            Err(reason) => self.refuse(file, &limit, reason),
+        }
+    }
+}
+
+/// The rates of a pod's annotations.
+fn set_bandwidth(limit: &mut LimitSpec, pod: &Pod) -> Result<(), String> {
+    let rate = |name: &str| {
+        let Some(text) = pod.annotations.get(name) else { return Ok(None) };
+        let rate = bandwidth(text).map_err(|e| format!("annotation {name}: {e}"))?;
+        Ok::<_, String>(Some(RateSetting::Limit(rate)))
+    };
+    limit.patch.egress = rate(EGRESS)?;
+    limit.patch.ingress = rate(INGRESS)?;
+    set_options(limit).map_err(|e| format!("annotations: {e}"))
+}
+
+/// A rate as Kubernetes writes it: a quantity, in bits a second.
+fn bandwidth(text: &str) -> Result<Rate, String> {
+    let shown: String = text.chars().take(40).collect();
+    let bit_s = quantity::whole(text).ok_or_else(|| {
+        format!("`{shown}` is no quantity of Kubernetes; write for example `10M` for 10 Mbit/s")
+    })?;
+    if !RATES_BIT_S.contains(&bit_s) {
+        return Err(format!("`{shown}` is not between 1k and 1P, the rates of Kubernetes"));
+    }
+    Rate::from_bit_s(bit_s)
+        .ok_or_else(|| format!("`{shown}` is not between 8k and 100G, the rates of a limit"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bandwidth_is_a_quantity_in_bounds() {
+        let rate = |text: &str| bandwidth(text).map(|rate| rate.bit_s());
+        for (text, bit_s) in [
+            ("1M", 1_000_000),
+            ("10Mi", 10_485_760),
+            ("1e6", 1_000_000),
+            ("500k", 500_000),
+            ("8k", 8000),
+            ("100G", 100_000_000_000),
+            ("16000000m", 16_000),
+        ] {
+            assert_eq!(rate(text), Ok(bit_s), "{text}");
+        }
+        for small in ["100m", "999", "0", "-1M", "2P", "1E", "1000000000000001"] {
+            assert!(rate(small).unwrap_err().contains("between 1k and 1P"), "{small}");
+        }
+        for ours in ["1k", "7999", "101G", "1P"] {
+            assert!(rate(ours).unwrap_err().contains("between 8k and 100G"), "{ours}");
+        }
+        for no in ["", "fast", "10mbit", "1K"] {
+            assert!(rate(no).unwrap_err().contains("is no quantity"), "{no}");
+        }
+    }
+}
