@@ -241,12 +241,31 @@ fn take_off(host: &Host, name: &str) -> Result<(), String> {
 /// The path of a cgroup that the peer owns and has made for its command.
 fn own_cgroup(hierarchy: &Hierarchy, peer: Peer, cgroup: &OwnedFd) -> Result<String, String> {
     let (path, owner) = hierarchy.of_directory(cgroup).map_err(|e| e.to_string())?;
+    is_own(peer, &path, owner, runner_of(&path))?;
+    Ok(path)
+}
+
+fn is_own(peer: Peer, path: &str, owner: u32, maker: Option<u32>) -> Result<(), String> {
     let Peer { uid, pid } = peer;
     if owner != uid {
         return Err(format!("cgroup `{path}` belongs to user {owner}, not to {uid}"));
     }
-    if runner_of(&path) != Some(pid) {
+    if maker != Some(pid) {
         return Err(format!("cgroup `{path}` is not of process {pid}"));
     }
-    Ok(path)
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cgroup_is_the_peers_that_owns_and_has_made_it() {
+        let is_own = |owner, maker| is_own(Peer { uid: 1000, pid: 7 }, "a", owner, maker);
+        assert_eq!(is_own(1000, Some(7)), Ok(()));
+        for (owner, maker) in [(0, Some(7)), (1001, Some(7)), (1000, Some(8)), (1000, None)] {
+            assert!(is_own(owner, maker).is_err(), "{owner} {maker:?}");
+        }
+    }
 }

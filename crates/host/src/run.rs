@@ -16,8 +16,8 @@
 //! What the command leaves in the send buffers of its sockets when it ends, and connections that it has
 //! handed to processes it leaves behind, go on without the limit.
 //!
-//! A user without the privileges for that makes the cgroup below their own, and the agent holds the limit, which
-//! ends with the connection to it ([`socket`]).
+//! A user without the privileges for that makes the cgroup below their own, and the agent holds the limit,
+//! which ends with the connection to it ([`socket`]).
 //!
 //! The command stays in the caller's process group: keys such as ^C and ^Z reach it from the terminal.
 //! Signals that are sent to this process alone are passed on to it.
@@ -150,8 +150,9 @@ pub enum RunError {
     ForRoot(&'static str),
     /// A user may make cgroups in their own part of the tree alone.
     #[error(
-        "cgroup `{path}` is not this user's, so the command cannot have one of its own in it ({source}); type \
-         `systemd-run --user --scope -p Delegate=yes tidegate run ...`, or have root give the user a cgroup"
+        "cgroup `{path}` is not this user's, so the command cannot have one of its own in it ({source}); \
+         type `systemd-run --user --scope -p Delegate=yes tidegate run ...`, or have root give the user \
+         a cgroup"
     )]
     NoCgroup { path: String, source: CgroupError },
     /// Signals or waiting.

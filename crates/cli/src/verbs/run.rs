@@ -75,7 +75,7 @@ pub fn run(store: &Path, run_dir: &Path, args: &RunArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(finished.exit_code))
 }
 
-/// Whether systemd can give this process a scope of the user's: one that is in such a part of the tree has it.
+/// Whether systemd can give this process a scope of the user's. One below `user@` has that already.
 fn may_have_scope(path: &str) -> bool {
     let has_systemd = Path::new("/run/systemd/system").exists();
     has_systemd && env::var_os("XDG_RUNTIME_DIR").is_some() && !path.contains("user@")
@@ -96,7 +96,8 @@ fn user(name: &str) -> Result<User> {
     let found = match name {
         "invoker" => {
             let (Some(uid), Some(gid)) = (number("SUDO_UID"), number("SUDO_GID")) else {
-                let message = "--user invoker: SUDO_UID and SUDO_GID are not set; run it with sudo, or name a user";
+                let message = "--user invoker: SUDO_UID and SUDO_GID are not set; run it with sudo, or \
+                               name a user";
                 return Err(UsageError(message.to_owned()).into());
             };
             names::user_of(uid)?.map(|user| User { gid, ..user })

@@ -1,5 +1,5 @@
-//! How a `tidegate run` without the privileges of root has the agent hold its limit: messages on a Unix socket,
-//! and the side that asks.
+//! How a `tidegate run` without the privileges of root has the agent hold its limit: messages on a Unix
+//! socket, and the side that asks.
 //!
 //! A connection is one limit. The first message has the settings as they were written, and the command's
 //! cgroup as an open directory. The limit ends with the connection.
@@ -56,14 +56,14 @@ pub enum Answer {
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     #[error(
-        "limits need the privileges of root: run it with sudo, or have the agent do it. It makes the socket {} \
-         when it starts, if there is a group `{GROUP}`: sudo groupadd --system {GROUP}; sudo systemctl restart \
-         tidegate-agent", .0.display()
+        "limits need the privileges of root: run it with sudo, or have the agent do it. It makes the socket \
+         {} when it starts, if there is a group `{GROUP}`: sudo groupadd --system {GROUP}; sudo systemctl \
+         restart tidegate-agent", .0.display()
     )]
     NoAgent(PathBuf),
     #[error(
-        "only root and members of group `{GROUP}` may limit commands: run it with sudo, or type `sudo usermod \
-         -aG {GROUP} $USER` and log in again"
+        "only root and members of group `{GROUP}` may limit commands: run it with sudo, or type `sudo \
+         usermod -aG {GROUP} $USER` and log in again"
     )]
     NoMember,
     #[error("the agent refuses: {0}")]
