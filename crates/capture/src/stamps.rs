@@ -78,3 +78,69 @@ impl StampClock {
         self.least = self.least_ns(events, tick_ns).map(|least| (least, tick_ns));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// A clock of 1 ms that is `offset` ahead, as a flow from `from_ns` on shows it for two seconds.
+    fn clock(from_ns: u64, offset: u32) -> StampClock {
+        let mut clock = StampClock::default();
+        for time_ns in [from_ns, from_ns + 2 * SECOND] {
+            clock.see(time_ns, Some(offset.wrapping_add((time_ns / 1_000_000) as u32)));
+        }
+        clock
+    }
+
+    fn event(time_ns: u64, stamp: u32) -> Event {
+        Event { time_ns, stamp, ..Event::default() }
+    }
+
+    #[test]
+    fn the_tick_is_that_of_a_known_clock() {
+        assert_eq!(clock(SECOND, 7).tick_ns(), Some(1_000_000));
+        assert_eq!(StampClock::default().tick_ns(), None);
+        let mut odd = StampClock::default();
+        odd.see(0, Some(1));
+        odd.see(2 * SECOND, Some(1_001));
+        assert_eq!(odd.tick_ns(), None);
+    }
+
+    /// The stamps of two flows of a host that gives all flows one clock, also where the stamps overflow.
+    #[test]
+    fn flows_of_one_clock_share_an_origin() {
+        for offset in [7, u32::MAX - 5_500] {
+            let first = clock(SECOND, offset);
+            let later = clock(5 * SECOND, offset);
+            assert_eq!(first.ahead_of(&later, 1_000_000), Some(0));
+        }
+        // The second one's first packet had waited for 30 ms.
+        let mut late = clock(5 * SECOND, 7);
+        late.first = late.first.map(|(time_ns, stamp)| (time_ns + 30_000_000, stamp));
+        let first = clock(SECOND, 7);
+        assert_eq!(first.ahead_of(&late, 1_000_000), Some(30_000_000));
+        // A packet that did not wait is the least of both, whichever flow's origin counts.
+        let quick = event(6 * SECOND, 7 + 6_000);
+        let by_late = late.late_ns(&quick, 1_000_000).unwrap() + 30_000_000;
+        assert_eq!(first.late_ns(&quick, 1_000_000), Some(by_late));
+    }
+
+    #[test]
+    fn flows_of_two_clocks_share_nothing() {
+        let first = clock(SECOND, 7);
+        assert_eq!(first.ahead_of(&clock(SECOND, 7 + 3_600_000), 1_000_000), None);
+        assert_eq!(first.ahead_of(&clock(SECOND, 7), 4_000_000), None);
+        assert_eq!(first.ahead_of(&StampClock::default(), 1_000_000), None);
+    }
+
+    /// What is forgotten is still the least.
+    #[test]
+    fn the_least_outlives_the_window() {
+        let mut clock = clock(0, 7);
+        let (quick, slow) = (event(SECOND, 1_007), event(SECOND + 20_000_000, 1_007));
+        clock.forget([quick].iter());
+        assert_eq!(clock.least_ns([slow].iter(), 1_000_000), Some(0));
+    }
+}

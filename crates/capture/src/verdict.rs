@@ -217,8 +217,11 @@ fn weigh(
     let seen = |side| flows.iter().any(|flow| flow.source().1 == side);
     let behind = seen(Vantage::Receiver) && !seen(Vantage::Sender);
     let pace = Some(fit.rate_bit_s).filter(|_| behind && waited != Some(Waited::Nothing));
-    let pace = pace.and_then(|rate| Pace::before_losses(series, rate));
-    let path_moves = holds_loosely(fit, series) && pace.is_some_and(|pace| pace.empties_a_bucket());
+    let pace = pace.and_then(|rate| Pace::before_losses(series, rate, flows.len()));
+    // Time stamps show what the path did.
+    let path_moves = delay.is_none()
+        && holds_loosely(fit, series)
+        && pace.is_some_and(|pace| pace.empties_a_bucket());
     if path_moves && fit.explained < enough {
         evidence.push(format!(
             "nothing tells how long the path delayed packets after the loss: at {:.0} % of the losses the \
@@ -271,6 +274,14 @@ fn weigh(
         ));
         return (Verdict::Shaped, evidence);
     }
+    if waited == Some(Waited::Little) {
+        evidence.push(
+            "packets waited before some losses: longer than a policer makes them wait, and not as long as \
+             a full queue of that size"
+                .to_owned(),
+        );
+        return (Verdict::Unclear, evidence);
+    }
     if let Some(pace) = pace {
         evidence.push(pace.words());
         if pace.is_of_a_queue() {
@@ -309,6 +320,8 @@ fn weigh(
 enum Waited {
     /// A queue stood.
     Queue,
+    /// Packets waited before a quarter of the losses, but not as long as a full queue makes them wait.
+    Little,
     /// None did.
     Nothing,
     /// The clock is too coarse for a bucket that fills so fast.
@@ -326,6 +339,8 @@ impl Waited {
             || delay.upper_ns - delay.within_ns > some_ns
         {
             Waited::Queue
+        } else if delay.upper_ns - delay.within_ns > QUEUE_MIN * bucket_ns {
+            Waited::Little
         } else if delay.median_ns + delay.within_ns <= limit_ns {
             Waited::Nothing
         } else {
@@ -340,6 +355,7 @@ impl Waited {
         };
         let says = match self {
             Waited::Queue => "a policer has at most",
+            Waited::Little => "a quarter of the losses has more, as behind no policer, than",
             Waited::Nothing => "a full queue has more than",
             Waited::Coarse => {
                 "the clock is too coarse for a bucket that fills so fast; the limit is"
@@ -381,11 +397,13 @@ struct Pace {
     quartiles: [f64; 3],
     /// The median of the gap at the loss over the mean gap before it.
     gap: f64,
+    /// All packets are of one flow. Else others come in the gap, and the longest of many tells less.
+    is_alone: bool,
 }
 
 impl Pace {
     /// Measures it at the losses that no other preceded by [`PACE_PACKETS`]; none if those are too few.
-    fn before_losses(series: &Series, rate_bit_s: f64) -> Option<Pace> {
+    fn before_losses(series: &Series, rate_bit_s: f64, flows: usize) -> Option<Pace> {
         let passes = &series.passes;
         let (mut paces, mut gaps, mut last) = (Vec::new(), Vec::new(), 0);
         for mark in &series.marks {
@@ -413,7 +431,11 @@ impl Pace {
         paces.sort_by(f64::total_cmp);
         gaps.sort_by(f64::total_cmp);
         let at = |quarter: usize| paces[paces.len() * quarter / 4];
-        Some(Pace { quartiles: [at(1), at(2), at(3)], gap: gaps[gaps.len() / 2] })
+        Some(Pace {
+            quartiles: [at(1), at(2), at(3)],
+            gap: gaps[gaps.len() / 2],
+            is_alone: flows == 1,
+        })
     }
 
     /// Whether a full queue let them out.
@@ -432,10 +454,14 @@ impl Pace {
     }
 
     /// Whether a bucket and a queue let packets out like this: none comes faster than the rate, so none
-    /// empties a bucket; or half of them come at one pace and the gaps are closed, and some come faster.
+    /// empties a bucket; or they come at about the rate and no gap shows a bucket; or half of them come at
+    /// one pace and the gaps are closed, and some come faster.
     fn is_of_both(&self) -> bool {
         let [lower, pace, upper] = self.quartiles;
-        upper < 1.0 || (pace - lower < PACE_WITHIN * pace && self.gap < GAP_OPEN)
+        let open = self.gap >= GAP_OPEN;
+        upper < 1.0
+            || (upper < 1.0 + FASTER_WITHIN && !(open && self.is_alone))
+            || (pace - lower < PACE_WITHIN * pace && !open)
     }
 
     /// Whether they emptied a bucket: lost ones left gaps.

@@ -66,6 +66,68 @@ fn a_policer_is_found_on_both_sides() {
     }
 }
 
+/// Active queues that hold a packet or two, and a shaper whose bucket fills within two ticks of the clock:
+/// a bucket fits their losses, and packets waited before some of them, or nothing tells whether they did.
+#[test]
+fn a_short_queue_is_no_policer() {
+    let short = Case { rate_kbit_s: 500, bytes: 16_000, line: 2, ..case(Kind::Codel) };
+    let cases = [
+        // A quarter of a bucket of four packets is about the time of one.
+        Case { rtt_ms: 20, line: 100, seed: 3_029, ..short },
+        Case {
+            kind: Kind::Pie,
+            rtt_ms: 10,
+            flows: 2,
+            paced: true,
+            cross: Cross::Elsewhere,
+            seed: 2_523,
+            ..short
+        },
+        // The median is just below a quarter, and a quarter of the losses far above.
+        Case {
+            rate_kbit_s: 1_000,
+            bytes: 64_000,
+            rtt_ms: 200,
+            paced: true,
+            line: 10,
+            seed: 1_301,
+            ..short
+        },
+        // Of several flows, any gap is open at times.
+        Case {
+            rate_kbit_s: 1_000,
+            rtt_ms: 100,
+            flows: 3,
+            cc: CongestionControl::Bbr,
+            cross: Cross::Elsewhere,
+            stamps: false,
+            line: 100,
+            seed: 3_045,
+            ..short
+        },
+        Case {
+            kind: Kind::Shaper,
+            rate_kbit_s: 50_000,
+            bytes: 8_000,
+            rtt_ms: 10,
+            flows: 2,
+            cross: Cross::Shared,
+            line: 10,
+            seed: 2_659,
+            ..short
+        },
+    ];
+    let mut wrong = Vec::new();
+    for case in cases {
+        for (side, report) in reports(case) {
+            for flow in tcp(&report).iter().filter(|flow| flow.verdict == Verdict::Policed) {
+                wrong.push(format!("{case} {side:?} {}", flow.flow));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 /// More packets follow its losses than are remembered of a flow.
 #[test]
 fn a_flow_is_judged_by_its_losses_however_long_ago_they_were() {

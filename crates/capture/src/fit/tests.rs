@@ -110,3 +110,69 @@ fn a_path_that_moves_packets_blurs_the_level() {
     let fit = series.fit().unwrap();
     assert!(fit.explained_loosely >= 0.9 && fit.loss_rank > 0.9, "{fit:?}");
 }
+
+/// Every other packet is a datagram, captured before the bucket: nothing tells which of them are lost.
+fn half_unseen(rate_bit_s: u64, depth: u64) -> Series {
+    let units = 8_000_000_000;
+    let (mut tokens, mut last) = (depth * units, 0_u64);
+    let mut series = Series { began: true, ..Series::default() };
+    for (start, number) in (0..40_u64).flat_map(|burst| (0..200_u64).map(move |n| (burst, n))) {
+        // TCP pauses for a while, and datagrams do, too.
+        let datagram = number < 120 && number % 2 == 1;
+        let now = start * 250_000_000 + number * 100_000;
+        tokens = (tokens + (now - last) * rate_bit_s).min(depth * units);
+        last = now;
+        let passes = tokens >= 1_500 * units;
+        if passes {
+            tokens -= 1_500 * units;
+        }
+        if passes || datagram {
+            series.passes.push(Pass { time_ns: now, bytes: 1_500, unsure: datagram });
+        } else if let Some(after) = series.passes.len().checked_sub(1) {
+            let before = after + 1;
+            series.marks.push(Mark { after, before, time_ns: Some(now), packets: 1 });
+        }
+    }
+    series
+}
+
+/// A rate at which all datagrams passed would be too high by half.
+#[test]
+fn finds_the_bucket_though_many_losses_are_unseen() {
+    let series = half_unseen(20_000_000, 60_000);
+    assert!(series.lacks_losses());
+    let level = series.search_unseen().unwrap();
+    let fit = series.details(&level).unwrap();
+    near(fit.rate_bit_s, 20e6, 0.01);
+    near(fit.depth_bytes, 60e3, 0.05);
+    let fit = series.fit_thoroughly().unwrap();
+    near(fit.rate_bit_s, 20e6, 0.01);
+    near(fit.depth_bytes, 60e3, 0.05);
+}
+
+#[test]
+fn searches_for_no_unseen_losses_where_all_are_seen() {
+    let series = through(20_000_000, 60_000, 300, 24_000, 250_000_000);
+    assert!(!series.lacks_losses() && series.search_unseen().is_none());
+}
+
+/// A path that moves packets leaves a level, which losses at random places do not have.
+#[test]
+fn a_loose_level_is_still_a_level() {
+    let mut series = through(20_000_000, 60_000, 300, 24_000, 250_000_000);
+    let mut last = 0;
+    for (at, pass) in series.passes.iter_mut().enumerate() {
+        let late = (at as u64 / 7).wrapping_mul(2_654_435_761) % 3_000_000;
+        last = (pass.time_ns + late).max(last);
+        pass.time_ns = last;
+    }
+    let fit = series.fit().unwrap();
+    assert!(crate::verdict::holds_loosely(&fit, &series), "{fit:?}");
+    for (number, mark) in series.marks.iter_mut().enumerate() {
+        mark.after = (number * 7_919) % (series.passes.len() - 1);
+        mark.before = mark.after + 1;
+    }
+    series.marks.sort_by_key(|mark| mark.after);
+    let fit = series.fit().unwrap();
+    assert!(!crate::verdict::holds_loosely(&fit, &series), "{fit:?}");
+}
