@@ -8,7 +8,7 @@
 //! kubepods.slice/kubepods-podUID.slice                                        driver systemd; `-` is `_`
 //! kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice     [/crio-ID.scope]
 //! kubepods/besteffort/podUID                                                  driver cgroupfs; [/ID]
-//! kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podUID.slice          kubelet --cgroup-root, kind
+//! kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podUID.slice          kubelet --cgroup-root
 //! ```
 //!
 //! So it is looked for at any depth, below a part with `kubepods` in its name. What a workload makes below its
