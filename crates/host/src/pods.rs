@@ -11,8 +11,8 @@
 //! kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podUID.slice          kubelet --cgroup-root
 //! ```
 //!
-//! So it is looked for at any depth, below a part with `kubepods` in its name. What a workload makes below its
-//! own cgroup lies deeper than what kubelet has made, so of several the one that is least deep has it.
+//! So it is looked for at any depth, below a part with `kubepods` in its name. What a workload makes below
+//! its own cgroup lies deeper than what kubelet has made, so of several the one that is least deep has it.
 
 use std::collections::BTreeMap;
 
