@@ -8,11 +8,11 @@
 //! kubepods.slice/kubepods-podUID.slice                                        driver systemd; `-` is `_`
 //! kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice     [/crio-ID.scope]
 //! kubepods/besteffort/podUID                                                  driver cgroupfs; [/ID]
-//! kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podUID.slice          kubelet --cgroup-root, kind
+//! kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podUID.slice          kubelet --cgroup-root
 //! ```
 //!
-//! So it is looked for at any depth, below a part with `kubepods` in its name. What a workload makes below its
-//! own cgroup lies deeper than what kubelet has made, so of several the one that is least deep has it.
+//! So it is looked for at any depth, below a part with `kubepods` in its name. What a workload makes below
+//! its own cgroup lies deeper than what kubelet has made, so of several the one that is least deep has it.
 
 use std::collections::BTreeMap;
 

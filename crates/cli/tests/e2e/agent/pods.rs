@@ -75,8 +75,8 @@ impl Server {
     fn kubeconfig(&self, directory: &Path) -> PathBuf {
         let text = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: it\ncontexts:\n- name: it\n  context: {{ \
-             cluster: it, user: it }}\nclusters:\n- name: it\n  cluster: {{ server: 'http://{}' }}\nusers:\n- \
-             name: it\n  user: {{ token: secret }}\n",
+             cluster: it, user: it }}\nclusters:\n- name: it\n  cluster: {{ server: 'http://{}' }}\nusers:\n\
+             - name: it\n  user: {{ token: secret }}\n",
             self.address
         );
         let file = directory.join("kubeconfig");
