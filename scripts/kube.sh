@@ -4,8 +4,7 @@
 #   scripts/kube.sh build      builds kube-apiserver, kubectl and helm from their Go modules, below target/kube: once,
 #                              ten minutes on two processors
 #   scripts/kube.sh up DIR     starts etcd and an API server on free ports of the loopback interface. Their data, and
-#                              what clients need, are in DIR: `kubeconfig` of an administrator, `node.kubeconfig` of a
-#                              node `node-a`, `ca.crt`, `url`
+#                              what clients need, are in DIR: `kubeconfig` of an administrator, `ca.crt`, `url`
 #   scripts/kube.sh down DIR   ends them
 #   scripts/kube.sh test [NAME...]   the checks of scripts/kube/*.sh, or those of these names
 #
@@ -118,7 +117,7 @@ runs() {
 }
 
 up() {
-	local dir=$1 end client peer port admin node
+	local dir=$1 end client peer port token
 	mkdir -p "$dir"
 	cd "$dir"
 	if [ -e apiserver.pid ] && runs apiserver; then
@@ -127,17 +126,16 @@ up() {
 	fi
 	umask 077
 	read -r client peer port < <(free_ports 3)
-	admin=$(openssl rand -hex 16) node=$(openssl rand -hex 16)
+	token=$(openssl rand -hex 16)
 	echo "https://127.0.0.1:$port" >url
 	if [ ! -e ca.crt ]; then
 		openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj /CN=tests \
 			-keyout ca.key -out ca.crt 2>/dev/null
-		certify server /CN=kubernetes "IP:127.0.0.1,IP:10.0.2.2,DNS:localhost,DNS:kubernetes.default.svc"
+		certify server /CN=kubernetes "IP:127.0.0.1,DNS:localhost,DNS:kubernetes.default.svc"
 		openssl genrsa -out accounts.key 2048 2>/dev/null
 	fi
-	printf '%s,%s,%s,%s\n' "$admin" admin admin system:masters "$node" system:node:node-a node system:nodes >tokens.csv
-	kubeconfig "$admin" >kubeconfig
-	kubeconfig "$node" >node.kubeconfig
+	echo "$token,admin,admin,system:masters" >tokens.csv
+	kubeconfig "$token" >kubeconfig
 	start etcd etcd --data-dir "$PWD/etcd" --listen-client-urls "http://127.0.0.1:$client" \
 		--advertise-client-urls "http://127.0.0.1:$client" --listen-peer-urls "http://127.0.0.1:$peer" \
 		--initial-advertise-peer-urls "http://127.0.0.1:$peer" --initial-cluster "default=http://127.0.0.1:$peer" \
@@ -145,7 +143,7 @@ up() {
 	start apiserver "$bin/kube-apiserver" --etcd-servers "http://127.0.0.1:$client" \
 		--bind-address 127.0.0.1 --secure-port "$port" --advertise-address 192.0.2.1 --endpoint-reconciler-type none \
 		--tls-cert-file "$PWD/server.crt" --tls-private-key-file "$PWD/server.key" --client-ca-file "$PWD/ca.crt" \
-		--token-auth-file "$PWD/tokens.csv" --authorization-mode Node,RBAC --anonymous-auth=false \
+		--token-auth-file "$PWD/tokens.csv" --authorization-mode RBAC --anonymous-auth=false \
 		--service-account-issuer https://kubernetes.default.svc --service-cluster-ip-range 10.0.0.0/24 \
 		--service-account-key-file "$PWD/accounts.key" --service-account-signing-key-file "$PWD/accounts.key"
 	end=$((SECONDS + ready_s))

@@ -173,7 +173,8 @@ own=(--bpffs "$store" --run-dir "$run")
 bundle agent "${own[@]}" --below "$name"
 begin agent
 expect "the agent puts limits on" until_true in_force "$name"
-cat "$work/agent.log"
+expect "the API server tells it of the pods of its node" \
+	until_true status ".agent.engines[\"pods of node $name\"] | startswith(\"connected\")"
 if [ "$(bits "$(process agent CapEff)")" = "$(jq '.process.capabilities.bounding | length' "$work/agent/config.json")" ] &&
 	[ "$(process agent NoNewPrivs) $(process agent Seccomp)" = "1 2" ]; then
 	pass "it has the capabilities of the DaemonSet, gains none, and is under the seccomp profile"
