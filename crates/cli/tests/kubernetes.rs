@@ -3,13 +3,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::Write,
+    path::Path,
+    process::{Command, Stdio},
+};
 
 const AGENT: &str = "packaging/systemd/tidegate-agent.service";
 const WEB: &str = "packaging/systemd/tidegate-web.service";
 const CHART: &str = "deploy/helm/tidegate/templates/daemonset.yaml";
 const BASE: &str = "deploy/kustomize/base/daemonset.yaml";
 const WITH_WEB: &str = "deploy/kustomize/web/daemonset.yaml";
+const LIMITS: &str = "deploy/kustomize/base/limits.toml";
 const VALUES: &str = "deploy/helm/tidegate/values.yaml";
 
 fn read(path: &str) -> String {
@@ -73,4 +80,31 @@ fn the_values_of_the_chart_are_those_of_its_schema() {
     let values: BTreeSet<_> =
         values.lines().filter(is_key).filter_map(|line| Some(line.split_once(':')?.0)).collect();
     assert_eq!(values, known);
+}
+
+fn check(text: &str) {
+    let mut check = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["check", "-"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    check.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = check.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_default_file_and_its_examples_are_right() {
+    let text = read(LIMITS);
+    check(&text);
+    let is_example =
+        |line: &str| line.starts_with("#[") || line.starts_with('#') && line.contains(" = ");
+    let all = text.lines().map(|line| if is_example(line) { &line[1..] } else { line });
+    check(&all.collect::<Vec<_>>().join("\n"));
+    let indented = text
+        .lines()
+        .map(|line| if line.is_empty() { "\n".into() } else { format!("    {line}\n") });
+    assert!(read(VALUES).contains(&indented.collect::<String>()), "{VALUES} has another file");
 }
