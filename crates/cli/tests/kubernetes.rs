@@ -1,5 +1,5 @@
-//! What deploy/ has for Kubernetes fits to the rest: rights, versions, the file of limits. `make test-kube` asks a
-//! real API server.
+//! What deploy/ has for Kubernetes fits the rest: rights, versions, the file of limits. `make test-kube` asks
+//! a real API server.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 

@@ -402,8 +402,8 @@ pub(crate) fn mounts_of<'a>(
     all.into_iter().map(|(_, mount)| mount)
 }
 
-/// Whether a tree is mounted that is larger than this cgroup namespace, as the host's in a container. The kernel
-/// writes paths relative to the namespace, also those of processes, and they are no paths of the tree.
+/// Whether a tree is mounted that is larger than this cgroup namespace, as the host's in a container. The
+/// kernel writes paths relative to the namespace, also those of processes, and they are no paths of the tree.
 fn reaches_beyond_namespace(mountinfo: &str) -> bool {
     let lines = mountinfo.lines().filter(|line| line.contains(" - cgroup2 "));
     lines.filter_map(|line| line.split(' ').nth(3)).any(|root| root.starts_with("/.."))
