@@ -20,7 +20,7 @@ target_dir = $(shell CARGO=$(CARGO) scripts/target-dir.sh)
 C_SOURCES := bpf/*/*.c bpf/*/*.h crates/sys/native/*.c crates/instruments/bpf/* crates/instruments/native/*.c
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test test-fresh test-kill test-upgrade test-vm lint count bench fuzz lab package test-package install uninstall clean
+.PHONY: help deps build demo test test-fresh test-kill test-upgrade test-vm test-kube lint count bench fuzz lab package test-package install uninstall clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[-a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,11 @@ test-vm: ## Run the privileged tests on Debian's kernels 6.1 to 7.3, and units a
 	@scripts/deps.sh build lab
 	$(CARGO) build --locked --bins
 	@scripts/vm.sh all
+
+test-kube: ## Check deploy/ with a real API server, and run the agent as its DaemonSet says (builds Kubernetes once)
+	@scripts/deps.sh build
+	$(CARGO) build --locked --bin tidegate
+	@scripts/kube.sh test
 
 lint: ## Check format, lints, docs, licences and the rules of layout
 	@scripts/deps.sh build lint

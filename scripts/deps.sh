@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what is missing, after it said what and why. Silent, and off the network, if nothing is.
 #
-#   scripts/deps.sh GROUP...      groups: bench, build, fleet, fresh, lab, lint, package, package-aarch64, vm, web
+#   scripts/deps.sh GROUP...      groups: bench, build, fleet, fresh, kube, lab, lint, package, package-aarch64,
+#                                 vm, web
 #
 # Debian and Ubuntu: it installs with apt. Fedora and Arch: it prints the command with their names for the
 # packages, and ends with 1. Elsewhere it prints Debian's names, and ends with 1.
@@ -36,6 +37,13 @@ needs() {
 	fleet | etcd-server | etcd | etcd | is another such registry | command -v etcd
 	web | chromium | chromium | chromium | opens the page of tidegate web in a test | command -v chromium
 	web | prometheus | golang-github-prometheus | prometheus | checks metrics, alerts and dashboards in tests | command -v promtool
+	kube | etcd-server | etcd | etcd | keeps what the API server of make test-kube stores | command -v etcd
+	kube | jq | jq | jq | compares its objects | command -v jq
+	kube | curl | curl | curl | asks it with a token | command -v curl
+	kube | openssl | openssl | openssl | makes its certificates | command -v openssl
+	kube | python3 | python3 | python | finds free ports | command -v python3
+	kube | runc | runc | runc | runs the agent as a container | command -v runc
+	kube | golang-github-containers-common | containers-common | containers-common | has the seccomp profile of runtimes | test -e /usr/share/containers/seccomp.json
 	fresh | mmdebstrap | mmdebstrap | mmdebstrap | makes the fresh root file system of make test-fresh | command -v mmdebstrap
 	package | autoconf | autoconf | autoconf | configures the libelf that is linked in | command -v autoreconf
 	package | automake | automake | automake | makes its makefiles | command -v automake

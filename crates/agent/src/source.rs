@@ -22,6 +22,8 @@ pub const WATCHES_MAX: usize = 50_000;
 /// Bytes of events that are read at once.
 const BUFFER_BYTES: usize = 16 << 10;
 
+/// In a volume of Kubernetes all files are links through this one, which is replaced when they change.
+const VOLUME_DATA: &str = "..data";
 /// Reads from the gate at once at most. What is left keeps it readable.
 const READS_MAX: usize = 16;
 
@@ -249,7 +251,8 @@ impl Files {
         let own = self.directory.file_name().map(|name| name.to_string_lossy().into_owned());
         let any = take(&self.fd, |flags, name| {
             let itself = ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED;
-            name.ends_with(".toml") || flags.intersects(itself) || own.as_deref() == Some(name)
+            let is_named = name.ends_with(".toml") || name == VOLUME_DATA;
+            is_named || flags.intersects(itself) || own.as_deref() == Some(name)
         })?;
         if any {
             self.renew()?;
@@ -260,7 +263,7 @@ impl Files {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, os::unix::fs::symlink};
 
     use super::*;
 
@@ -287,6 +290,25 @@ mod tests {
         source.follow(dir.path(), &mut ["", "a"].into_iter());
         fs::create_dir(dir.path().join("a/b")).unwrap();
         assert!(source.take().unwrap());
+    }
+
+    #[test]
+    fn a_configmap_that_changes_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let fill = |version: &str| {
+            fs::create_dir(at(version)).unwrap();
+            fs::write(at(version).join("a.toml"), version).unwrap();
+            symlink(version, at("..data_tmp")).unwrap();
+            fs::rename(at("..data_tmp"), at("..data")).unwrap();
+        };
+        fill("..1");
+        symlink("..data/a.toml", at("a.toml")).unwrap();
+        let files = Files::watch(dir.path()).unwrap();
+        assert!(!files.take().unwrap());
+        fill("..2");
+        assert_eq!(fs::read_to_string(at("a.toml")).unwrap(), "..2");
+        assert!(files.take().unwrap());
     }
 
     #[test]

@@ -97,7 +97,11 @@ impl Hierarchy {
     /// # Errors
     /// [`CgroupError::NoHierarchy`].
     pub fn find() -> Result<Hierarchy, CgroupError> {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let read = || fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
+        let mut mounts = read();
+        if reaches_beyond_namespace(&mounts) && mounts::see_cgroups_as_host().is_ok() {
+            mounts = read();
+        }
         // Another mount may lie above it.
         let mut visible = mounts_of(&mounts, "cgroup2").filter(|mount| is_cgroup2(mount));
         if let Some(mount) = visible.next() {
@@ -414,6 +418,13 @@ pub(crate) fn mounts_of<'a>(
     all.into_iter().map(|(_, mount)| mount)
 }
 
+/// Whether a tree is mounted that is larger than this cgroup namespace, as the host's in a container. The
+/// kernel writes paths relative to the namespace, also those of processes, and they are no paths of the tree.
+fn reaches_beyond_namespace(mountinfo: &str) -> bool {
+    let lines = mountinfo.lines().filter(|line| line.contains(" - cgroup2 "));
+    lines.filter_map(|line| line.split(' ').nth(3)).any(|root| root.starts_with("/.."))
+}
+
 pub(crate) fn is_cgroup2(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type as u64 == CGROUP2_MAGIC)
 }
@@ -443,6 +454,16 @@ mod tests {
         let part = "32 20 0:27 /a /mnt/part rw - cgroup2 cgroup2 rw\n";
         let found: Vec<_> = mounts_of(&format!("{part}{hybrid}"), "cgroup2").collect();
         assert_eq!(found, [Path::new("/sys/fs/cgroup/unified"), Path::new("/mnt/part")]);
+    }
+
+    #[test]
+    fn the_tree_of_the_host_in_a_container_is_known() {
+        let own = "31 20 0:27 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
+        let hosts = "32 20 0:27 /../../.. /sys/fs/cgroup rw - cgroup2 cgroup rw\n";
+        assert!(!reaches_beyond_namespace(own));
+        assert!(
+            reaches_beyond_namespace(hosts) && reaches_beyond_namespace(&format!("{own}{hosts}"))
+        );
     }
 
     #[test]

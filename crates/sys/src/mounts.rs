@@ -101,6 +101,15 @@ pub(crate) fn on_host<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T>
     })
 }
 
+/// Has this thread, and those that it starts from now on, read and write paths of cgroups as the host does.
+///
+/// # Errors
+/// The kernel's, when this process may not go there.
+pub(crate) fn see_cgroups_as_host() -> io::Result<()> {
+    let namespace = fs::File::open(of_host_process("ns/cgroup"))?;
+    Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::ControlGroup))?)
+}
+
 /// Whether a mount that this process makes lasts only as long as itself: it is the first of a container.
 pub(crate) fn end_with_us() -> bool {
     std::process::id() == 1

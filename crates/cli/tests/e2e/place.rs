@@ -215,6 +215,18 @@ fn root_a_limit_is_the_same_in_another_cgroup_namespace() {
     assert!(place.ok(&["status"]).contains("No limits"));
 }
 
+/// As in a container that has the host's tree mounted.
+#[test]
+fn root_processes_have_the_cgroups_of_the_host_in_another_cgroup_namespace() {
+    need_root!();
+    let place = Place::new();
+    let mut command = place.inside(&place.group, "unshare");
+    command.args(["--cgroup", "sh", "-c", "exec 2>&1 \"$0\" explain $$ --sample 10ms", TIDEGATE]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains(&format!("in cgroup {}", place.group.path())), "{said}");
+}
+
 #[test]
 fn root_a_store_that_others_can_change_is_refused() {
     need_root!();
