@@ -143,8 +143,11 @@ fn containers_have_rates_by_their_labels_if_a_file_allows_it() {
     assert!(wrong[0].starts_with("container-web refused: label tidegate.ingress: "), "{wrong:?}");
 }
 
-/// A world with a pod `prod/NAME` for each letter, with cgroups of driver cgroupfs and a container each.
-fn pods(pods: &[(char, &str, &[(&str, &str)])]) -> World {
+/// The digit of its UID, its name and its annotations.
+type PodOf<'a> = (char, &'a str, &'a [(&'a str, &'a str)]);
+
+/// A world with pods of namespace `prod`, with cgroups of driver cgroupfs and a container each.
+fn pods(pods: &[PodOf<'_>]) -> World {
     let (mut paths, mut known) = (vec!["kubepods".to_owned()], BTreeMap::new());
     for (digit, name, annotations) in pods {
         let uid = digit.to_string().repeat(32);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
-use tidegate_agent::persist::{self, Edit, NewLimit};
+use tidegate_agent::persist::{self, Edit, NewLimit, PersistError};
 use tidegate_core::{Scope, choice::Kernel};
 use tidegate_host::{
     apply::{Backend, apply},
@@ -212,7 +212,14 @@ struct Unenforced(String);
 fn del(store: &Path, file: &Path, name: &str) -> Result<ExitCode> {
     store::check_name(name)?;
     let host = verbs::open(store)?;
-    let edit = persist::del(file, name)?;
+    let edit = match persist::del(file, name) {
+        // A limit comes off all the same.
+        Err(PersistError::Broken(why)) => {
+            say(&format!("tidegate: note: {} is not changed: {why}", file.display()));
+            None
+        }
+        edit => edit?,
+    };
     // Nothing to take off is what was asked for; but a slip of the pen shall be seen.
     let waits = host.store().waiting().iter().any(|waits| waits.name == name);
     if host.find(name).is_ok_and(|found| found.is_none()) && !waits && edit.is_none() {

@@ -116,7 +116,8 @@ impl Server {
             let mut known = self.known.lock().unwrap();
             let has = |path: &String| words.iter().all(|word| path.contains(word));
             let at = known.asked.iter().position(has)?;
-            Some(drop(known.asked.drain(..=at)))
+            known.asked.drain(..=at);
+            Some(())
         });
     }
 }

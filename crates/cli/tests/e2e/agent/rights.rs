@@ -50,8 +50,9 @@ fn give(path: &Path, mode: u32) {
 }
 
 /// Whether an agent with these capabilities limits a service, asks the engine of a user, moves and limits a program of
-/// that user, ends the child that asks, though the user has stopped it, and lets members of a group ask.
-fn works(capabilities: &[&str], patience: Duration) -> bool {
+/// that user, ends the child that asks, though the user has stopped it, and limits a command of a member of its group
+/// by `tidegate`, where that user may execute it.
+fn works(tidegate: &Path, capabilities: &[&str], patience: Duration) -> bool {
     let place = Place::new();
     let slice = Slice::new(&place);
     let mut bed = Bed::new(&place, &slice.group);
@@ -64,7 +65,7 @@ fn works(capabilities: &[&str], patience: Duration) -> bool {
     give(&engine.socket, 0o660);
     give(&home, 0o700);
     let (service, users) = (slice.make("a.service"), slice.make("user.service"));
-    for file in ["", "cgroup.procs"] {
+    for file in ["", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"] {
         chown(place.hierarchy.mount().join(users.path()).join(file), Some(USER), Some(USER))
             .unwrap();
     }
@@ -99,11 +100,14 @@ fn works(capabilities: &[&str], patience: Duration) -> bool {
     let socket = engine.socket.to_str().unwrap();
     let asked = || bed.status()["agent"]["engines"][socket] == "running";
     let limited = |name: &str| bed.said(name).0 == "in_force";
-    let is_for_group = || {
-        let socket = fs::metadata(bed.run.join("agent.sock"));
-        socket.is_ok_and(|socket| socket.permissions().mode() & 0o777 == 0o660)
+    let runs = || {
+        let mut command = place.inside(&users, "setpriv");
+        command.args([&format!("--reuid={USER}"), "--regid=daemon", "--clear-groups"]);
+        command.arg(tidegate).args(["run", "--egress", "9mbit", "--", "true"]);
+        command.env("TIDEGATE_RUN_DIR", &bed.run).env_remove("XDG_RUNTIME_DIR");
+        command.stderr(Stdio::null()).status().unwrap().success()
     };
-    let all = until(&|| limited("unit") && limited("program") && asked() && is_for_group());
+    let all = until(&|| limited("unit") && limited("program") && asked()) && runs();
     let children = children(id);
     children.iter().for_each(|child| signal(*child, Signal::STOP));
     bed.write("a.toml", &unit("6mbit"));
@@ -119,10 +123,14 @@ fn works(capabilities: &[&str], patience: Duration) -> bool {
 #[test]
 fn root_agent_needs_the_capabilities_of_its_unit() {
     need_root!();
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let tidegate = dir.path().join("tidegate");
+    fs::copy(env!("CARGO_BIN_EXE_tidegate"), &tidegate).unwrap();
     let all = capabilities();
-    assert!(works(&all, PATIENCE), "{all:?} are not enough");
+    assert!(works(&tidegate, &all, PATIENCE), "{all:?} are not enough");
     for name in &all {
         let others: Vec<_> = all.iter().filter(|other| *other != name).copied().collect();
-        assert!(!works(&others, FAILS), "{name} is not needed");
+        assert!(!works(&tidegate, &others, FAILS), "{name} is not needed");
     }
 }
