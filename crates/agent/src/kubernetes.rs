@@ -110,9 +110,9 @@ struct Metadata {
     name: String,
     resource_version: String,
     r#continue: String,
-    labels: BTreeMap<String, String>,
-    annotations: BTreeMap<String, String>,
-    owner_references: Vec<Owner>,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+    owner_references: Option<Vec<Owner>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -312,11 +312,12 @@ fn token(text: String) -> Result<String, Failure> {
 }
 
 fn known(metadata: Metadata) -> Result<(String, Pod), Failure> {
-    let Metadata { uid, namespace, name, labels, mut annotations, owner_references, .. } = metadata;
+    let Metadata { uid, namespace, name, labels, annotations, owner_references, .. } = metadata;
     if uid.is_empty() || namespace.is_empty() || name.is_empty() {
         return Err(Failure::Other("a pod without a name"));
     }
-    let of_node = owner_references.iter().any(|owner| owner.kind == "Node");
+    let (labels, mut annotations) = (labels.unwrap_or_default(), annotations.unwrap_or_default());
+    let of_node = owner_references.iter().flatten().any(|owner| owner.kind == "Node");
     let static_uid = annotations.remove(MIRROR).filter(|_| of_node);
     annotations.retain(|name, _| ANNOTATIONS.contains(&name.as_str()));
     Ok((uid, Pod { namespace, name, labels, annotations, static_uid }))

@@ -29,6 +29,8 @@ use tidegate_core::{
 
 use crate::pods::Pods;
 
+mod pods;
+
 /// Containers that are known at most.
 pub const MAX_CONTAINERS: usize = 10_000;
 /// Programs that are looked at in one scan at most.

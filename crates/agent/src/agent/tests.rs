@@ -340,7 +340,8 @@ fn limits_of_pods_stay_until_the_api_server_has_answered_once() {
                each = true\n";
     let managed = ["t-api-0", "t-api-1"].map(str::to_owned);
     bed.host.extend(managed.clone().map(|name| (name, "1mbit".to_owned())));
-    bed.agent = Agent::new("/etc/tidegate", 1, managed.into(), DEADLINE).with_pods_of("node-a");
+    let known = managed.clone().into();
+    bed.agent = Agent::new("/etc/tidegate", 1, known, DEADLINE).with_pods_of("node-a");
     bed.write(all);
     assert!(bed.agent.asks_for_pods());
     bed.make(&format!("kubepods/pod{uid}"), 1);
@@ -350,8 +351,8 @@ fn limits_of_pods_stay_until_the_api_server_has_answered_once() {
     assert_eq!(state, "away: refused; 1 pods here are not known yet");
     // Another look changes nothing.
     bed.handle(Event::Reload);
-    assert_eq!((bed.host.len(), bed.report.managed.len()), (2, 2));
-    assert!(bed.is_held(1));
+    assert_eq!(bed.host.len(), 2);
+    assert!(managed.iter().all(|name| bed.report.managed.contains(name)) && bed.is_held(1));
     let (namespace, name) = ("prod".to_owned(), "api-0".to_owned());
     let pod = Pod { namespace, name, ..Pod::default() };
     bed.handle(Event::Pods(Told::Listed(BTreeMap::from([(uid.clone(), pod)]))));

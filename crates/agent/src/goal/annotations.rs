@@ -4,7 +4,10 @@
 //! one, on the cgroups of the pod's containers: so no pod takes itself out of a limit of the node. Which pods
 //! may join a limit is said there (`join = true`); here those are told that want to and may not.
 
-use tidegate_core::{Rate, Scope};
+use tidegate_core::{
+    Rate, Scope,
+    units::{MAX_RATE_BIT_S, MIN_RATE_BIT_S},
+};
 use tidegate_host::{
     absent::Waits,
     pods::{EGRESS, INGRESS, JOIN, Pod},
@@ -101,6 +104,7 @@ fn bandwidth(text: &str) -> Result<Rate, String> {
         return Err(format!("`{shown}` is not between 1k and 1P, the rates of Kubernetes"));
     }
     Rate::from_bit_s(bit_s)
+        .filter(|_| (MIN_RATE_BIT_S..=MAX_RATE_BIT_S).contains(&bit_s))
         .ok_or_else(|| format!("`{shown}` is not between 8k and 100G, the rates of a limit"))
 }
 

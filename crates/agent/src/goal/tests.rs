@@ -59,7 +59,8 @@ fn one_that_waits_takes_those_inside_it_along() {
 fn what_waits_where_services_have_no_cgroups_says_so() {
     let text = limit("a", "unit = \"a.service\"", RATE);
     let goal = goal(&files(&[&text]), &world(&[""]), &now());
-    let reason = "there is no unit `a.service`; no service has a cgroup of version 2 here: see `tidegate doctor`";
+    let reason = "there is no unit `a.service`; no service has a cgroup of version 2 here: see \
+                  `tidegate doctor`";
     assert_eq!(states(&goal), [format!("a waiting: {reason}")]);
 }
 

@@ -250,11 +250,15 @@ fn root_limit_persists_in_the_file_of_the_host() {
     // A broken file beside it: nothing is changed, neither there nor in the kernel.
     let other = file.with_file_name("other.toml");
     std::fs::write(&other, "[[limit]\n").unwrap();
-    for verb in [&["limit", "del", "a"][..], &["limit", "set", "a", "--egress", "1mbit"], &add] {
+    for verb in [&["limit", "set", "a", "--egress", "1mbit"][..], &add] {
         let (code, said) = place.refused(verb);
         assert!(code == 1 && said.contains("other.toml:1"), "{code} {said}");
     }
     assert_eq!(place.json(&["limit", "show", "a", "--json"])["egress"]["rate_bit_s"], 20_000_000);
+    // A limit comes off all the same, and stays in the file.
+    let (written, said) = (read(), place.ok(&["limit", "del", "a"]));
+    assert!(said.contains("is off") && !said.contains("taken out of"), "{said}");
+    assert_eq!(read(), written);
     std::fs::remove_file(&other).unwrap();
     let said = place.ok(&["limit", "del", "a"]);
     assert!(said.contains("is off; taken out of"), "{said}");

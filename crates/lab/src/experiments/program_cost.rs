@@ -50,7 +50,7 @@ const SYSTEMS: [(&str, Option<Program>); 10] = [
     ("police, flow counted", Some(Program::Grouped(Asked::KnownFlow))),
     ("police, flow not held", Some(Program::Grouped(Asked::NewFlow))),
 ];
-/// In traffic, of a scheme: limits that share programs, and one that has its own, as those with a selector do.
+/// In traffic: limits that share programs, and one that has its own, as those with a selector do.
 const IN_TRAFFIC: &str = "in_traffic_ns";
 const SHARED: &str = "shared programs";
 const OWN: &str = "programs of its own";
@@ -166,8 +166,8 @@ fn on_devices(ctx: &mut Context, runs: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Limits of `limit add`, which share programs, beside one that has its own: UDP leaves a cgroup. The kernel's
-/// test packets are of no cgroup, so they cannot show it.
+/// Limits of `limit add`, which share programs, beside one that has its own: UDP leaves a cgroup. The
+/// kernel's test packets are of no cgroup, so they cannot show it.
 fn in_traffic(ctx: &mut Context, datagrams: u32) -> anyhow::Result<()> {
     let testbed = Testbed::new(TestbedOptions::new(Topology::Pair))?;
     for scheme in ["nrm", "pace"] {
@@ -210,8 +210,8 @@ fn in_traffic(ctx: &mut Context, datagrams: u32) -> anyhow::Result<()> {
         })?;
     }
     ctx.note(
-        "In traffic: a source of UDP in a cgroup, 10 µs apart, whose limit is never reached. The programs meet \
-         packets with cold caches there.",
+        "In traffic: a source of UDP in a cgroup, 10 µs apart, whose limit is never reached. The programs \
+         meet packets with cold caches there.",
     );
     Ok(())
 }

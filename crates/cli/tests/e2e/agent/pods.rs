@@ -433,7 +433,9 @@ fn root_agent_holds_replicas_together_while_the_api_server_is_away() {
         + &limit("each", "pod = { name = \"own-*\" }", &format!("{LIMIT}\neach = true"));
     bed.write("a.toml", &text);
     let mut agent = bed.start_with("2s");
-    assert_eq!(bed.wait_said("api", "waiting"), "there is no pod `prod/*/app=api`");
+    wait_for("the pods", || {
+        (bed.said("api").1 == "there is no pod `prod/*/app=api`").then_some(())
+    });
     let ([one, in_one], [two, in_two]) = (of_systemd(&slice, 'a'), of_cgroupfs(&slice, 'b'));
     limited(&one);
     limited(&two);

@@ -49,9 +49,9 @@ fn give(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Whether an agent with these capabilities limits a service, asks the engine of a user, moves and limits a program of
-/// that user, ends the child that asks, though the user has stopped it, and limits a command of a member of its group
-/// by `tidegate`, where that user may execute it.
+/// Whether an agent with these capabilities limits a service, asks the engine of a user, moves and limits a
+/// program of that user, ends the child that asks, though the user has stopped it, and limits a command of a
+/// member of its group by `tidegate`, where that user may execute it.
 fn works(tidegate: &Path, capabilities: &[&str], patience: Duration) -> bool {
     let place = Place::new();
     let slice = Slice::new(&place);
