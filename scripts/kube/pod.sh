@@ -187,17 +187,21 @@ expect "a new cgroup joins" until_true members 2
 limits 20mbit | configure 2
 expect "a changed ConfigMap takes effect" until_true has_rate 20000000
 
-# A program that runs in a cgroup beside others.
-cp /usr/bin/sleep "$work/sleeper"
-chmod 755 "$work/sleeper"
-mkdir "$tree/$name/c" "$tree/$name/c/d"
-(echo "$BASHPID" >"$tree/$name/c/d/cgroup.procs" && exec "$work/sleeper" 600) &
-sender=$!
-{
-	limits 20mbit
-	printf '[[limit]]\nname = "%s-exe"\nscope = { exe = "%s" }\negress = "5mbit"\n' "$name" "$work/sleeper"
-} | configure 3
-expect "a program is limited by its path" until_true in_force "$name-exe"
+# A program that runs in a cgroup beside others. Its path is read as process 1 sees it.
+if readlink /proc/1/ns/cgroup >/dev/null; then
+	cp /usr/bin/sleep "$work/sleeper"
+	chmod 755 "$work/sleeper"
+	mkdir "$tree/$name/c" "$tree/$name/c/d"
+	(echo "$BASHPID" >"$tree/$name/c/d/cgroup.procs" && exec "$work/sleeper" 600) &
+	sender=$!
+	{
+		limits 20mbit
+		printf '[[limit]]\nname = "%s-exe"\nscope = { exe = "%s" }\negress = "5mbit"\n' "$name" "$work/sleeper"
+	} | configure 3
+	expect "a program is limited by its path" until_true in_force "$name-exe"
+else
+	echo "SKIP test-kube-exe: nobody may ask process 1 of this machine for its namespaces"
+fi
 
 end agent
 expect "without the agent limits are in force" in_force "$name"

@@ -81,7 +81,8 @@ enum Failure {
 #[derive(Debug, Deserialize)]
 struct List {
     metadata: Metadata,
-    items: Vec<Object>,
+    /// None, or null, for none.
+    items: Option<Vec<Object>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -206,7 +207,7 @@ impl Watch {
             let path = format!("{}&limit={PAGE}{more}", self.pods);
             let body = self.get(&path, LIST).await?;
             let List { metadata, items } = read(body, ANSWER_MAX).await?;
-            for Object { metadata, .. } in items {
+            for Object { metadata, .. } in items.into_iter().flatten() {
                 let (uid, pod) = known(metadata)?;
                 self.known.insert(uid, pod);
             }

@@ -158,7 +158,9 @@ impl Known {
         let metadata = json!({
             "resourceVersion": self.version.to_string(), "continue": next.unwrap_or_default(),
         });
-        json!({ "metadata": metadata, "items": self.pods.iter().skip(from).take(1).collect::<Vec<_>>() })
+        // The API server writes null where there is none.
+        let items: Vec<_> = self.pods.iter().skip(from).take(1).collect();
+        json!({ "metadata": metadata, "items": (!items.is_empty()).then_some(items) })
     }
 }
 
