@@ -160,7 +160,7 @@ up() {
 
 down() {
 	local name
-	cd "$1"
+	cd "$1" 2>/dev/null || return 0
 	for name in apiserver etcd; do
 		[ -e "$name.pid" ] || continue
 		if runs "$name"; then
