@@ -193,7 +193,7 @@ build | up | down | checks)
 	;;
 test)
 	shift
-	(($# > 0)) || set -- objects rights pod
+	(($# > 0)) || set -- objects rights pod follow
 	prepare
 	scripts/bounded.sh "$limit_test" "$PWD/scripts/kube.sh" checks "$@"
 	;;
