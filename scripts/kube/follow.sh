@@ -56,7 +56,7 @@ members() {
 has_rate() {
 	status ".limits[] | select(.name == \"pod-prod_own\").egress.rate_bit_s == $1"
 }
-told() {
+is_state() {
 	status ".agent.engines[\"pods of node $node\"] | startswith(\"$1\")"
 }
 annotate() {
@@ -75,7 +75,7 @@ kubectl create serviceaccount default --namespace prod >/dev/null
 "$tidegate" agent "$work/files" --kubernetes --node "$node" --kubeconfig "$KUBECONFIG" --below "$name" \
 	--engine "$work/none.sock" >"$work/agent.log" 2>&1 &
 agent=$!
-expect "the API server tells it that there are no pods" until_true told connected
+expect "the API server tells it that there are no pods" until_true is_state connected
 for each in "api-0 api" "api-1 api" "own own"; do
 	# shellcheck disable=SC2086
 	pod $each
@@ -91,7 +91,7 @@ expect "a changed annotation takes effect" until_true has_rate 20971520
 kubectl label --namespace prod --overwrite pod api-1 app=other >/dev/null
 expect "a changed label, too" until_true members 1
 scripts/kube.sh down "$work/cluster"
-expect "it says that the API server is away" until_true told away
+expect "it says that the API server is away" until_true is_state away
 expect "limits stay" members 1
 expect "... and rates" has_rate 20971520
 scripts/kube.sh up "$work/cluster"

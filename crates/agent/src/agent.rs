@@ -25,7 +25,7 @@ use tidegate_host::{
 };
 
 use crate::{
-    child::Told,
+    child::Line,
     decisions::{Asked, Decisions},
     goal::{Files, Goal, Move, goal},
     report::{GateReport, GateState, LimitState, Report},
@@ -70,9 +70,9 @@ pub enum Event {
     /// What runs on the host. Events tell of every change of it from now on, if `whole`.
     Scanned { world: World, whole: bool },
     /// An engine tells its containers.
-    Engine { socket: String, line: Told<Container> },
+    Engine { socket: String, line: Line<Container> },
     /// The API server tells the pods of this node.
-    Pods(Told<Pod>),
+    Pods(Line<Pod>),
     /// The goal was applied; why limits of it were refused, by name.
     Applied(BTreeMap<String, String>),
     /// Processes were moved, or could not be; why, by name of the limit's cgroup.
@@ -123,7 +123,7 @@ pub struct Agent {
     /// The containers of each socket.
     engines: BTreeMap<String, BTreeMap<String, Container>>,
     engine_states: BTreeMap<String, String>,
-    /// Whose pods are followed.
+    /// The node whose pods are followed.
     node: Option<String>,
     pods: Pods,
     cluster_state: String,
@@ -202,7 +202,7 @@ impl Agent {
     /// It follows the pods of a node, too.
     #[must_use]
     pub fn with_pods_of(self, node: &str) -> Agent {
-        Agent { node: Some(node.to_owned()), pods: Pods::NotTold, ..self }
+        Agent { node: Some(node.to_owned()), pods: Pods::NotListed, ..self }
     }
 
     /// Takes what happened. `now` is monotonic, from the same start as in all other calls.
@@ -283,41 +283,41 @@ impl Agent {
         }
     }
 
-    fn engine(&mut self, socket: String, line: Told<Container>) {
+    fn engine(&mut self, socket: String, line: Line<Container>) {
         let known: usize = self.engines.values().map(BTreeMap::len).sum();
         let containers = self.engines.entry(socket.clone()).or_default();
         let room = MAX_CONTAINERS.saturating_sub(known - containers.len());
         let mut state = "running".to_owned();
         match line {
-            Told::Listed(all) => {
+            Line::Listed(all) => {
                 if all.len() > room {
                     state = format!("more than {MAX_CONTAINERS} containers; the rest is left out");
                 }
                 *containers = all.into_iter().take(room).collect();
             }
-            Told::Changed(id, container) => {
+            Line::Changed(id, container) => {
                 if containers.len() < room || containers.contains_key(&id) {
                     containers.insert(id, container);
                 } else {
                     state = format!("more than {MAX_CONTAINERS} containers; the rest is left out");
                 }
             }
-            Told::Gone(id) => drop(containers.remove(&id)),
-            Told::Away(reason) => state = format!("away: {reason}"),
+            Line::Gone(id) => drop(containers.remove(&id)),
+            Line::Away(reason) => state = format!("away: {reason}"),
         }
         self.engine_states.insert(socket, state);
         self.dirty = true;
     }
 
-    fn cluster(&mut self, line: Told<Pod>) {
+    fn cluster(&mut self, line: Line<Pod>) {
         let mut state = "connected".to_owned();
         match (line, &mut self.pods) {
-            (Told::Away(reason), _) => state = format!("away: {reason}"),
-            (Told::Listed(all), pods) if all.len() <= MAX_PODS => *pods = Pods::Known(all),
-            (Told::Changed(uid, pod), Pods::Known(pods)) if pods.len() < MAX_PODS => {
+            (Line::Away(reason), _) => state = format!("away: {reason}"),
+            (Line::Listed(all), pods) if all.len() <= MAX_PODS => *pods = Pods::Known(all),
+            (Line::Changed(uid, pod), Pods::Known(pods)) if pods.len() < MAX_PODS => {
                 pods.insert(uid, pod);
             }
-            (Told::Gone(uid), Pods::Known(pods)) => drop(pods.remove(&uid)),
+            (Line::Gone(uid), Pods::Known(pods)) => drop(pods.remove(&uid)),
             _ => state = format!("more than {MAX_PODS} pods; some are left out"),
         }
         self.cluster_state = state;

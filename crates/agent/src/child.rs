@@ -20,17 +20,17 @@ const READ_BYTES: usize = 64 << 10;
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// What a child tells, a line of JSON each.
+/// A line of a child, as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Told<T> {
+pub enum Line<T> {
     /// All there are, by id.
     Listed(BTreeMap<String, T>),
     /// One has come or is another now.
     Changed(String, T),
     /// One is removed.
     Gone(String),
-    /// Whom it asks does not answer. What was told may still be.
+    /// The other side does not answer. What it listed before may still run.
     Away(String),
 }
 
@@ -57,7 +57,7 @@ impl Asker {
         &mut self,
         command: impl FnOnce() -> io::Result<Command>,
         now: Duration,
-    ) -> Option<Told<T>> {
+    ) -> Option<Line<T>> {
         if self.child.is_some() || self.due > now {
             return None;
         }
@@ -68,7 +68,7 @@ impl Asker {
             }
             Err(e) => {
                 self.fails(now);
-                Some(Told::Away(e.to_string()))
+                Some(Line::Away(e.to_string()))
             }
         }
     }
@@ -85,17 +85,17 @@ impl Asker {
         self.child.is_none().then_some(self.due)
     }
 
-    /// What it has said. If it has ended, the last is why.
-    pub fn take<T: DeserializeOwned>(&mut self, now: Duration) -> Vec<Told<T>> {
+    /// The lines that have come. If the child has ended, the last line says why.
+    pub fn take<T: DeserializeOwned>(&mut self, now: Duration) -> Vec<Line<T>> {
         let (mut lines, ended) = self.read();
-        let is_away = |line: &Told<T>| matches!(line, Told::Away(_));
+        let is_away = |line: &Line<T>| matches!(line, Line::Away(_));
         if lines.iter().any(|line| !is_away(line)) {
             self.wait = RETRY_MIN;
         }
         self.said_why |= lines.iter().any(is_away);
         if ended {
             if !std::mem::take(&mut self.said_why) {
-                lines.push(Told::Away("its child has ended".to_owned()));
+                lines.push(Line::Away("its child has ended".to_owned()));
             }
             self.fails(now);
         }
@@ -122,7 +122,7 @@ impl Asker {
     }
 
     /// Whole lines that have come, and whether the child is at its end.
-    fn read<T: DeserializeOwned>(&mut self) -> (Vec<Told<T>>, bool) {
+    fn read<T: DeserializeOwned>(&mut self) -> (Vec<Line<T>>, bool) {
         let Some((_, pipe)) = &mut self.child else { return (Vec::new(), false) };
         let (mut lines, mut ended) = (Vec::new(), false);
         let mut buffer = vec![0; READ_BYTES];
@@ -184,7 +184,7 @@ pub fn end_with_parent() {
 ///
 /// # Errors
 /// Those of the operating system.
-pub fn say<T: Serialize>(line: &Told<T>) -> io::Result<()> {
+pub fn say<T: Serialize>(line: &Line<T>) -> io::Result<()> {
     let mut text = serde_json::to_vec(line)?;
     text.push(b'\n');
     let mut out = io::stdout().lock();

@@ -12,20 +12,20 @@ use std::{
 use tidegate_host::pods::Pod;
 
 use crate::{
-    child::{Asker, Told},
+    child::{Asker, Line},
     rights::{Identity, NOBODY},
 };
 
 /// The token of a pod's service account.
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
-/// What a pod's environment says of the API server.
+/// The variables of a pod's environment that name the API server.
 const SERVER: [&str; 2] = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
 /// The file of who is no pod, unless another is named.
 const KUBECONFIG: &str = "KUBECONFIG";
 /// The longest name of a node.
 const MAX_NODE_BYTES: usize = 253;
 
-/// Whose pods are followed, and with which rights.
+/// The node whose pods are followed, and the credentials.
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {
     pub node: String,
@@ -62,7 +62,7 @@ impl Cluster {
     }
 
     /// Starts the child if it is due; ends it if it is not asked for.
-    pub fn keep(&mut self, asked: bool, now: Duration) -> Option<Told<Pod>> {
+    pub fn keep(&mut self, asked: bool, now: Duration) -> Option<Line<Pod>> {
         let (Some(options), true) = (&self.options, asked) else {
             self.end();
             return None;
@@ -83,8 +83,8 @@ impl Cluster {
         Some(self.asker.as_ref()?.due()?.saturating_sub(now))
     }
 
-    /// What it has said.
-    pub fn take(&mut self, now: Duration) -> Vec<Told<Pod>> {
+    /// The lines that have come.
+    pub fn take(&mut self, now: Duration) -> Vec<Line<Pod>> {
         self.asker.as_mut().map(|asker| asker.take(now)).unwrap_or_default()
     }
 
@@ -115,7 +115,7 @@ fn command(program: &Path, options: &ClusterOptions) -> io::Result<Command> {
     Ok(command)
 }
 
-/// Who may read a file and may do least else: nobody, or its owner.
+/// The user who may read a file and may do least else: nobody, or its owner.
 fn reader(file: &Path) -> io::Result<Identity> {
     let found = fs::metadata(file);
     let meta = found.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", file.display())))?;

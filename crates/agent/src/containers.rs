@@ -15,7 +15,7 @@ use tidegate_host::world::Container;
 use tokio::{net::UnixStream, runtime, time};
 
 use crate::{
-    child::{self, LINE_MAX, Told, say},
+    child::{self, LINE_MAX, Line, say},
     rights::{self, Identity},
 };
 
@@ -64,7 +64,7 @@ struct Listed {
     labels: Option<BTreeMap<String, String>>,
 }
 
-/// What has happened to a container. `status` and `id` say the same once more, as old engines do alone.
+/// An event of a container. New engines also write `status` and `id`; old ones write only these.
 #[derive(Debug, Deserialize)]
 struct Happened {
     #[serde(rename = "Action", default)]
@@ -92,13 +92,13 @@ pub fn run(socket: &Path, who: Identity) -> io::Result<()> {
     child::end_with_parent();
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let Err(failure) = runtime.block_on(ask(socket));
-    say(&Told::<Container>::Away(failure.to_string()))
+    say(&Line::<Container>::Away(failure.to_string()))
 }
 
 async fn ask(socket: &Path) -> Result<Infallible, Failure> {
     // Events are listened to first, so that nothing is missed between.
     let mut events = get(socket, EVENTS).await?;
-    say(&Told::Listed(list(socket, LIST).await?))?;
+    say(&Line::Listed(list(socket, LIST).await?))?;
     let mut part = BytesMut::new();
     loop {
         let frame = events.body_mut().frame().await.ok_or(Failure::Closed)??;
@@ -123,11 +123,11 @@ async fn ask(socket: &Path) -> Result<Infallible, Failure> {
             let action = if action.is_empty() { status } else { action };
             let id = if actor.id.is_empty() { id } else { actor.id };
             if ENDS.contains(&action.as_str()) {
-                say(&Told::<Container>::Gone(id))?;
+                say(&Line::<Container>::Gone(id))?;
             } else if CHANGES.contains(&action.as_str()) && is_id(&id) {
                 let path = format!("{LIST}&filters=%7B%22id%22%3A%5B%22{id}%22%5D%7D");
                 for (id, container) in list(socket, &path).await? {
-                    say(&Told::Changed(id, container))?;
+                    say(&Line::Changed(id, container))?;
                 }
             }
         }

@@ -1,8 +1,8 @@
 //! Which new cgroups the gate need not hold any more. Pure.
 //!
 //! A cgroup is decided when a goal for which it was known has been applied, whatever became of its limits;
-//! before that if no limit is on it. Of a container an engine may still tell, and of a pod the API server, so
-//! what nobody has told of is not decided before the deadline. Nothing is decided twice.
+//! before that if no limit is on it. An engine may still list a container, and the API server a pod. So
+//! what neither has listed is not decided before the deadline. Nothing is decided twice.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,7 @@ use tidegate_host::{
 /// New cgroups are held for so long at most, if nothing else is said; as on the command line.
 pub const DEADLINE: &str = "2s";
 
-/// Who is asked for what the world does not have yet.
+/// The sources that are asked for what the world does not have yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Asked {
     /// Engines, for containers.
@@ -30,7 +30,7 @@ pub struct Asked {
 pub struct Decisions {
     deadline: Duration,
     decided: BTreeSet<u64>,
-    /// Containers and what is in pods of which nobody has told, and since when.
+    /// Cgroups of containers and pods that nobody has listed, and since when.
     unknown: BTreeMap<u64, Duration>,
 }
 
@@ -60,7 +60,7 @@ impl Decisions {
         asked: Asked,
         now: Duration,
     ) -> BTreeSet<u64> {
-        let is_told = |path: &str| world.containers.keys().any(|id| path.contains(id.as_str()));
+        let is_known = |path: &str| world.containers.keys().any(|id| path.contains(id.as_str()));
         let mut decided = BTreeSet::new();
         for (path, id) in &world.cgroups {
             if self.decided.contains(id) || limited.contains(id) {
@@ -68,7 +68,7 @@ impl Decisions {
             }
             let is_unknown = match pod_cgroup(path) {
                 Some((_, uid)) if asked.cluster => !world.pods.has(&uid),
-                _ => asked.engines && is_container(path) && !is_told(path),
+                _ => asked.engines && is_container(path) && !is_known(path),
             };
             if is_unknown {
                 let since = *self.unknown.entry(*id).or_insert(now);
@@ -83,7 +83,7 @@ impl Decisions {
         decided
     }
 
-    /// When something is decided though nobody has told of it.
+    /// When the next unknown cgroup is decided all the same.
     #[must_use]
     pub fn due(&self) -> Option<Duration> {
         self.unknown.values().min().map(|since| *since + self.deadline)
@@ -124,13 +124,13 @@ mod tests {
 
     #[test]
     fn a_container_waits_until_its_engine_tells_of_it_or_the_deadline() {
-        let [told, unknown] = ['a', 'b'].map(|letter| letter.to_string().repeat(64));
+        let [known, unknown] = ['a', 'b'].map(|letter| letter.to_string().repeat(64));
         let mut decisions = Decisions::new(at(1000));
-        let paths = [format!("s/docker-{told}.scope"), format!("s/libpod-{unknown}")];
+        let paths = [format!("s/docker-{known}.scope"), format!("s/libpod-{unknown}")];
         let mut world = world(&[(&paths[0], 1), (&paths[1], 2), ("s", 3)]);
         let none = BTreeSet::new();
         assert_eq!(decisions.take(&world, &none, ENGINES, at(10)), [3].into());
-        world.containers.insert(told, Container::default());
+        world.containers.insert(known, Container::default());
         assert_eq!(decisions.take(&world, &none, ENGINES, at(500)), [1].into());
         assert_eq!(decisions.due(), Some(at(1010)));
         assert_eq!(decisions.take(&world, &none, ENGINES, at(1009)), none);
@@ -140,10 +140,10 @@ mod tests {
 
     #[test]
     fn a_pod_with_all_in_it_waits_until_the_api_server_tells_of_it_or_the_deadline() {
-        let [told, unknown] = ["1", "2"].map(|digit| digit.repeat(32));
+        let [known, unknown] = ["1", "2"].map(|digit| digit.repeat(32));
         let mut decisions = Decisions::new(at(1000));
         let id = "a".repeat(64);
-        let paths = [format!("kubepods/pod{told}"), format!("kubepods/pod{unknown}")];
+        let paths = [format!("kubepods/pod{known}"), format!("kubepods/pod{unknown}")];
         let inside = paths.clone().map(|path| format!("{path}/{id}"));
         let all =
             [("kubepods", 1), (&paths[0], 2), (&inside[0], 3), (&paths[1], 4), (&inside[1], 5)];
@@ -151,7 +151,7 @@ mod tests {
         let none = BTreeSet::new();
         let asked = Asked { engines: true, cluster: true };
         assert_eq!(decisions.take(&world, &none, asked, at(0)), [1].into());
-        world.pods = Pods::Known(BTreeMap::from([(told, Pod::default())]));
+        world.pods = Pods::Known(BTreeMap::from([(known, Pod::default())]));
         // No engine tells of the containers of a pod.
         assert_eq!(decisions.take(&world, &none, asked, at(500)), [2, 3].into());
         assert_eq!(decisions.due(), Some(at(1000)));

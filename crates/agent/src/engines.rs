@@ -16,7 +16,7 @@ use std::{
 use tidegate_host::world::Container;
 
 use crate::{
-    child::{Asker, Told},
+    child::{Asker, Line},
     rights::{Identity, NOBODY},
 };
 
@@ -62,7 +62,7 @@ impl Engines {
     }
 
     /// Starts what is due; what is not asked for ends.
-    pub fn keep(&mut self, asked: bool, now: Duration) -> Vec<(String, Told<Container>)> {
+    pub fn keep(&mut self, asked: bool, now: Duration) -> Vec<(String, Line<Container>)> {
         if !asked {
             self.end();
             self.looked = None;
@@ -130,7 +130,7 @@ impl Engines {
     }
 
     /// What the children have said.
-    pub fn take(&mut self, now: Duration) -> Vec<(String, Told<Container>)> {
+    pub fn take(&mut self, now: Duration) -> Vec<(String, Line<Container>)> {
         let of = self.engines.iter_mut().flat_map(|(socket, Engine { asker, owner })| {
             let lines = asker.take(now).into_iter();
             lines.map(|line| (socket.clone(), owned(line, owner.map(|owner| owner.uid))))
@@ -146,11 +146,11 @@ impl Drop for Engines {
 }
 
 /// A line, with whose engine it is: a child is not asked that.
-fn owned(line: Told<Container>, owner: Option<u32>) -> Told<Container> {
+fn owned(line: Line<Container>, owner: Option<u32>) -> Line<Container> {
     let own = |container| Container { owner, ..container };
     match line {
-        Told::Listed(all) => Told::Listed(all.into_iter().map(|(id, c)| (id, own(c))).collect()),
-        Told::Changed(id, container) => Told::Changed(id, own(container)),
+        Line::Listed(all) => Line::Listed(all.into_iter().map(|(id, c)| (id, own(c))).collect()),
+        Line::Changed(id, container) => Line::Changed(id, own(container)),
         line => line,
     }
 }
@@ -159,7 +159,8 @@ fn is_socket(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
 }
 
-/// Who may write to a socket of the host and may do least else: nobody with the socket's group, or its owner.
+/// The user who may write to a socket of the host and may do least else: nobody with the socket's group,
+/// or its owner.
 fn identity(socket: &Path) -> io::Result<Identity> {
     let meta = fs::metadata(socket)?;
     let by_group = meta.mode() & 0o020 != 0 && meta.gid() != 0;

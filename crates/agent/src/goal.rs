@@ -156,7 +156,7 @@ pub fn goal(files: &Files, world: &World, now: &Zoned) -> Goal {
     if let Some(spec) = files.specs.iter().find(|spec| spec.annotations) {
         builder.by_annotations(&spec.file);
     }
-    builder.goal.unsure = files.ask_for_pods() && world.pods == Pods::NotTold;
+    builder.goal.unsure = files.ask_for_pods() && world.pods == Pods::NotListed;
     builder.conflicts();
     builder.with_parents();
     builder.goal
@@ -267,8 +267,8 @@ impl Builder<'_> {
         }
         match (&self.world.pods, self.world.unknown_pods()) {
             (Pods::NotAsked, _) => absent::missing(scope),
-            (Pods::NotTold, _) => {
-                "the API server has not told the pods of this node yet".to_owned()
+            (Pods::NotListed, _) => {
+                "the API server has not listed the pods of this node yet".to_owned()
             }
             (Pods::Known(_), 0) => format!("there is no {scope}"),
             (Pods::Known(_), n) => format!("there is no {scope}; {n} pods here are not known yet"),
@@ -428,7 +428,7 @@ fn set_rates(limit: &mut LimitSpec, labels: &BTreeMap<String, String>) -> Result
     set_options(limit).map_err(|e| format!("labels: {e}"))
 }
 
-/// What a limit does, by its rates.
+/// Sets the options of a limit from its rates.
 fn set_options(limit: &mut LimitSpec) -> Result<(), SettingsError> {
     limit.asked = limit.patch.asked();
     let mut trees = Trees::default();

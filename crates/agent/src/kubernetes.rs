@@ -26,7 +26,7 @@ use tokio::{
 };
 
 use crate::{
-    child::{self, Told, jittered, say},
+    child::{self, Line, jittered, say},
     rights::{self, Identity},
 };
 
@@ -138,7 +138,7 @@ pub fn run(node: &str, kubeconfig: Option<&Path>, who: Identity) -> io::Result<(
     child::end_with_parent();
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let Err(failure) = runtime.block_on(ask(node, kubeconfig));
-    say(&Told::<Pod>::Away(with_sources(&failure)))
+    say(&Line::<Pod>::Away(with_sources(&failure)))
 }
 
 fn with_sources(error: &dyn Error) -> String {
@@ -193,7 +193,7 @@ struct Watch {
     client: Client,
     /// The pods of this node.
     pods: String,
-    /// As they were told.
+    /// As they were last written.
     known: BTreeMap<String, Pod>,
     /// Up to where.
     version: String,
@@ -216,7 +216,7 @@ impl Watch {
             }
             if metadata.r#continue.is_empty() {
                 self.version = token(metadata.resource_version)?;
-                return Ok(say(&Told::Listed(self.known.clone()))?);
+                return Ok(say(&Line::Listed(self.known.clone()))?);
             }
             more = format!("&continue={}", token(metadata.r#continue)?);
         }
@@ -259,7 +259,7 @@ impl Watch {
                 let (uid, pod) = known(metadata)?;
                 if self.known.get(&uid) != Some(&pod) {
                     self.known.insert(uid.clone(), pod.clone());
-                    say(&Told::Changed(uid, pod))?;
+                    say(&Line::Changed(uid, pod))?;
                 }
                 if self.known.len() > MAX_PODS {
                     return Err(Failure::TooLong);
@@ -267,7 +267,7 @@ impl Watch {
             }
             "DELETED" => {
                 if self.known.remove(&metadata.uid).is_some() {
-                    say(&Told::<Pod>::Gone(metadata.uid))?;
+                    say(&Line::<Pod>::Gone(metadata.uid))?;
                 }
             }
             "BOOKMARK" => {}

@@ -24,6 +24,7 @@ pub mod goal;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod persist;
+mod quantity;
 pub mod report;
 pub mod rights;
 pub mod run;

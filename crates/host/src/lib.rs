@@ -46,7 +46,6 @@ pub mod live;
 pub mod nic;
 pub mod plan;
 pub mod pods;
-pub mod quantity;
 pub mod risk;
 pub mod run;
 pub mod schedule;

@@ -37,7 +37,7 @@ pub enum Pods {
     #[default]
     NotAsked,
     /// It has not answered yet.
-    NotTold,
+    NotListed,
     /// By their UID in the API.
     Known(BTreeMap<String, Pod>),
 }
@@ -61,7 +61,7 @@ impl Pods {
     pub(crate) fn known(&self) -> Option<&BTreeMap<String, Pod>> {
         match self {
             Pods::Known(pods) => Some(pods),
-            Pods::NotAsked | Pods::NotTold => None,
+            Pods::NotAsked | Pods::NotListed => None,
         }
     }
 

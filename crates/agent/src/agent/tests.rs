@@ -317,13 +317,13 @@ fn where_there_is_no_gate_limits_are_put_on_all_the_same() {
 #[test]
 fn a_container_is_held_until_its_engine_tells_of_it_or_the_deadline() {
     let mut bed = Bed::new();
-    let [told, unknown] = ['a', 'b'].map(|letter| letter.to_string().repeat(64));
+    let [known, unknown] = ['a', 'b'].map(|letter| letter.to_string().repeat(64));
     bed.write("[[limit]]\nname = \"w\"\nscope = { container = \"web\" }\negress = \"1mbit\"\n");
-    bed.make(&format!("libpod-{told}.scope"), 1);
+    bed.make(&format!("libpod-{known}.scope"), 1);
     bed.make(&format!("docker-{unknown}.scope"), 2);
     assert!(bed.is_held(1) && bed.is_held(2));
     let container = Container { name: "web".to_owned(), ..Container::default() };
-    let line = Told::Changed(told, container);
+    let line = Line::Changed(known, container);
     bed.handle(Event::Engine { socket: "s".to_owned(), line });
     assert_eq!(bed.done, ["limit 1", "decide 1"]);
     bed.pass(DEADLINE - Duration::from_millis(1));
@@ -345,7 +345,7 @@ fn limits_of_pods_stay_until_the_api_server_has_answered_once() {
     bed.write(all);
     assert!(bed.agent.asks_for_pods());
     bed.make(&format!("kubepods/pod{uid}"), 1);
-    bed.handle(Event::Pods(Told::Away("refused".to_owned())));
+    bed.handle(Event::Pods(Line::Away("refused".to_owned())));
     assert_eq!((bed.host.len(), bed.state("t")), (2, Some(LimitState::Waiting)));
     let state = &bed.report.engines["pods of node node-a"];
     assert_eq!(state, "away: refused; 1 pods here are not known yet");
@@ -355,14 +355,14 @@ fn limits_of_pods_stay_until_the_api_server_has_answered_once() {
     assert!(managed.iter().all(|name| bed.report.managed.contains(name)) && bed.is_held(1));
     let (namespace, name) = ("prod".to_owned(), "api-0".to_owned());
     let pod = Pod { namespace, name, ..Pod::default() };
-    bed.handle(Event::Pods(Told::Listed(BTreeMap::from([(uid.clone(), pod)]))));
+    bed.handle(Event::Pods(Line::Listed(BTreeMap::from([(uid.clone(), pod)]))));
     assert_eq!(bed.host.keys().collect::<Vec<_>>(), ["t-api-0"]);
     assert!(!bed.is_held(1));
-    // It is away again: what was told holds.
-    bed.handle(Event::Pods(Told::Away("refused".to_owned())));
+    // It is away again: the last list holds.
+    bed.handle(Event::Pods(Line::Away("refused".to_owned())));
     bed.handle(Event::Reload);
     assert_eq!(bed.host.len(), 1);
-    bed.handle(Event::Pods(Told::Gone(uid)));
+    bed.handle(Event::Pods(Line::Gone(uid)));
     assert!(bed.host.is_empty());
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A rate is a limit of its own on the pod's cgroup. If a limit of a file has that cgroup, it is inside that
 //! one, on the cgroups of the pod's containers: so no pod takes itself out of a limit of the node. Which pods
-//! may join a limit is said there (`join = true`); here those are told that want to and may not.
+//! may join a limit is said there (`join = true`); here pods are refused that want to join and may not.
 
 use tidegate_core::{
     Rate, Scope,
@@ -11,14 +11,13 @@ use tidegate_core::{
 use tidegate_host::{
     absent::Waits,
     pods::{EGRESS, INGRESS, JOIN, Pod},
-    quantity,
     settings::RateSetting,
     spec::LimitSpec,
     world::Match,
 };
 
 use super::{Builder, blank, hashed, names_of_each, set_options};
-use crate::report::LimitState;
+use crate::{quantity, report::LimitState};
 
 /// The bounds of a rate in Kubernetes: 1k and 1P.
 const RATES_BIT_S: std::ops::RangeInclusive<u64> = 1000..=1_000_000_000_000_000;

@@ -228,8 +228,8 @@ fn a_limit_waits_for_pods_and_says_whom_it_waits_for() {
     };
     let asks_nobody = "a waiting: only `tidegate agent --kubernetes` knows which pods are here";
     assert_eq!(says(Pods::NotAsked), (asks_nobody.to_owned(), false));
-    let untold = "a waiting: the API server has not told the pods of this node yet";
-    assert_eq!(says(Pods::NotTold), (untold.to_owned(), true));
+    let unlisted = "a waiting: the API server has not listed the pods of this node yet";
+    assert_eq!(says(Pods::NotListed), (unlisted.to_owned(), true));
     let unknown = "a waiting: there is no pod `prod`; 1 pods here are not known yet";
     assert_eq!(says(Pods::Known(BTreeMap::new())), (unknown.to_owned(), false));
     assert_eq!(says(known.pods.clone()), ("a in force".to_owned(), false));

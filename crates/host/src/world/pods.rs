@@ -35,7 +35,7 @@ impl World {
         found
     }
 
-    /// How many pods run here that nobody has told of.
+    /// How many pods run here that the API server has not listed.
     #[must_use]
     pub fn unknown_pods(&self) -> usize {
         self.pod_cgroups().keys().filter(|uid| !self.pods.has(uid)).count()
@@ -156,8 +156,8 @@ mod tests {
             assert_eq!(found(&world, none), [""; 0], "{none}");
         }
         assert_eq!(world.unknown_pods(), 0);
-        let untold = World { pods: Pods::NotTold, ..world };
-        assert_eq!((found(&untold, "prod"), untold.unknown_pods()), (Vec::new(), 2));
+        let unlisted = World { pods: Pods::NotListed, ..world };
+        assert_eq!((found(&unlisted, "prod"), unlisted.unknown_pods()), (Vec::new(), 2));
     }
 
     #[test]
