@@ -468,7 +468,7 @@ fn root_agent_holds_replicas_together_while_the_api_server_is_away() {
     assert_eq!(agent.exit_code(), 0);
     let _agent = bed.start();
     let reason = bed.wait_said("api", "waiting");
-    assert_eq!(reason, "the API server has not told the pods of this node yet");
+    assert_eq!(reason, "the API server has not listed the pods of this node yet");
     let [new, _] = of_cgroupfs(&slice, 'd');
     bed.wait_cluster("4 pods here are not known yet");
     for cgroup in [&one, &two, &own] {
@@ -476,7 +476,7 @@ fn root_agent_holds_replicas_together_while_the_api_server_is_away() {
     }
     assert!(bed.rate("each-own-0").is_some());
     shared();
-    // It is back, and tells of another replica; what is gone meanwhile is limited no longer.
+    // It is back, and lists another replica; what is gone meanwhile is limited no longer.
     let pods = [pods.to_vec(), vec![pod('d', "api-2", &Value::Null)]].concat();
     let server = Server::start(&address, &pods);
     limited(&new);
