@@ -21,7 +21,7 @@
 //! - [`auto`]: the scheme of a limit that names none.
 //! - [`explain`]: what holds a process, a cgroup or a flow back, from all of these.
 //! - [`doctor`]: what this host can and cannot do, and what to do about it. Pure.
-//! - [`pods`]: those of Kubernetes, and their cgroups; [`quantity`]: its numbers.
+//! - [`pods`]: those of Kubernetes, and their cgroups.
 //! - [`figures`]: measured figures in units.
 //! - [`waiting`]: whose packets wait in queues.
 //! - [`status`]: what is in force and what it does, as data that serializes.
