@@ -219,11 +219,11 @@ struct tg_slot {
 	__u32 zero;
 };
 
-/* Slots of a pool; slot 0 has no limit. */
-#define TG_SLOTS 1024
-/* Sets of unpaced flows of a pool, and where in the hash of a flow its set is (unpaced_flow.h). */
-#define TG_POOL_SETS	  16384
-#define TG_POOL_SET_SHIFT 50
+/* Slots of a pool, and of one whose limits are inside another limit; slot 0 has no limit. */
+#define TG_SLOTS	1024
+#define TG_SLOTS_INSIDE 128
+/* Sets of unpaced flows of a pool for each of its slots (unpaced_flow.h). Powers of two, as these. */
+#define TG_SETS_PER_SLOT 16
 
 /*
  * What the iterator over sockets is to do (nrm/adopt.bpf.c). That of a pool is pinned, and any

@@ -84,8 +84,8 @@ fn bindings(
     let mut builder = Builder::default()
         .clang_args([format!("-I{BPF}"), bpf::system_headers()?])
         .allowlist_var(
-            "TG_(BUFFERS|CHUNKS?|COPY|EXEMPT_MAX|FAMILIES|LENGTHS_MAX|LIMITS|POOL_SETS\
-             |POOL_SET_SHIFT|PREFIXES_MAX|QUEUES|SLOTS)",
+            "TG_(BUFFERS|CHUNKS?|COPY|EXEMPT_MAX|FAMILIES|LENGTHS_MAX|LIMITS|SETS_PER_SLOT\
+             |PREFIXES_MAX|QUEUES|SLOTS|SLOTS_INSIDE)",
         )
         .allowlist_var("AC_(FLOWS|NOW|THEN)")
         .derive_default(true)

@@ -36,11 +36,11 @@ pub const COPY: usize = headers::TG_COPY as usize;
 pub const LIMITS: usize = headers::TG_LIMITS as usize;
 /// Queues of a limit of schemes `pace` and `nrm`.
 pub const QUEUES: usize = headers::TG_QUEUES as usize;
-/// Slots of a pool of limits on cgroups. Slot 0 has no limit.
+/// Slots of a pool of limits on cgroups, and of one whose limits are inside another. Slot 0 has no limit.
 pub const SLOTS: u32 = headers::TG_SLOTS;
-/// Sets of unpaced flows of a pool, and where in the hash of a flow its set is.
-pub const POOL_SETS: u32 = headers::TG_POOL_SETS;
-pub const POOL_SET_SHIFT: u32 = headers::TG_POOL_SET_SHIFT;
+pub const SLOTS_INSIDE: u32 = headers::TG_SLOTS_INSIDE;
+/// Sets of unpaced flows of a pool for each of its slots.
+pub const SETS_PER_SLOT: u32 = headers::TG_SETS_PER_SLOT;
 /// Number of outcomes that a packet may have.
 pub const OUTCOMES: usize = headers::TG_OUTCOMES as usize;
 /// Number of causes for which TCP waits for a timer.

@@ -56,7 +56,7 @@ use std::{
 
 use libbpf_rs::MapHandle;
 use rustix::fs::{FlockOperation, Mode, OFlags};
-use tidegate_core::{Scheme, Scope, class::MAX_DEPTH};
+use tidegate_core::Scope;
 
 use crate::{
     cgroup::Hierarchy,
@@ -83,7 +83,7 @@ pub use intent::Intent;
 pub use members::Member;
 use pool_names::{POOL_PREFIX, is_slots};
 pub use rate::RateSet;
-use slots::{parent_place_in, shares};
+use slots::shares;
 pub use unreadable::{Listing, Unreadable};
 pub use waiting::Waiting;
 use whereabouts::Whereabouts;
@@ -110,11 +110,6 @@ const PORT: &str = "port";
 const PARENT: &str = "parent";
 /// The directory of the members of a limit over several cgroups.
 const MEMBERS: &str = "members";
-/// The pins of the parent's maps.
-const PARENT_QUEUES: &str = "parent_queues";
-const PARENT_SOCKETS: &str = "parent_sockets";
-/// The symbolic link to the parent's number in them, if that shares them with others.
-const PARENT_PLACE: &str = "parent_place";
 /// The pins of the maps by which it acts for a group.
 const GROUP: &str = "group";
 const SAMPLES: &str = "samples";
@@ -375,14 +370,7 @@ impl Store {
             counters: open("counters")?,
             exempt: dir.join(EXEMPT).exists().then(|| open(EXEMPT)).transpose()?,
             sockets: dir.join("sockets").exists().then(|| open("sockets")).transpose()?,
-            parent: match dir.join(PARENT_QUEUES).exists() {
-                true => Some(ParentMaps {
-                    queues: open(PARENT_QUEUES)?,
-                    sockets: open(PARENT_SOCKETS)?,
-                    at: parent_place_in(&dir),
-                }),
-                false => None,
-            },
+            parent: ParentMaps::open(&dir).map_err(limit_error(name))?,
             handle: None,
             at: self.at_of(name),
             place: self.open_place(name, intent.as_ref()),
@@ -423,7 +411,7 @@ impl Store {
             unhooked.dedup();
         }
         if let (Some(theirs), Some(parent)) = (&maps.parent, &parent)
-            && !self.is_same_map(&theirs.queues, theirs.at, parent)
+            && !self.is_same_map(theirs, parent)
         {
             unhooked.push(PARENT);
         }
@@ -449,48 +437,6 @@ impl Store {
         };
         pinned.unkept = pinned.find_unkept(hierarchy);
         Ok(pinned)
-    }
-
-    /// Checks that a limit can be the parent of another on `cgroup`; returns it.
-    fn find_parent<'a>(
-        present: &'a [PinnedLimit],
-        name: &str,
-        parent: &str,
-        scope: &Scope,
-        scheme: Scheme,
-    ) -> Result<&'a PinnedLimit, StoreError> {
-        let by_name = |name: &str| present.iter().find(|limit| limit.name == name);
-        let Some(found) = by_name(parent) else {
-            return Err(StoreError::NoParent { name: name.to_owned(), parent: parent.to_owned() });
-        };
-        let parent_scope = found.scope.clone().or_else(|| found.installed_on.clone());
-        let parent_scope = parent_scope.unwrap_or_else(|| Scope::Cgroup(String::new()));
-        let parent_scheme = found.limit.scheme();
-        let is_good = match scheme {
-            scheme if scheme.info().has_qdisc => parent_scheme == scheme,
-            _ => found.maps.sockets.is_some(),
-        };
-        let contains = match (&parent_scope, scope) {
-            // Each member is looked at when it joins.
-            (above, Scope::Select(_)) => !above.is_device(),
-            (Scope::Select(_), Scope::Cgroup(path)) => found.is_above(path),
-            (above, below) => can_contain(above, below, scheme),
-        };
-        if !contains || !is_good {
-            return Err(StoreError::NotAbove {
-                name: name.to_owned(),
-                scope: scope.clone(),
-                parent: parent.to_owned(),
-                parent_scope,
-                parent_scheme,
-            });
-        }
-        // The limit itself, and all above it.
-        let above = std::iter::successors(Some(found), |limit| by_name(limit.parent.as_ref()?));
-        if 1 + above.take(MAX_DEPTH).count() > MAX_DEPTH {
-            return Err(StoreError::TooDeep(name.to_owned()));
-        }
-        Ok(found)
     }
 
     /// Opens every limit. One that goes meanwhile is left out; one that cannot be read is listed apart, and
@@ -578,13 +524,17 @@ impl Store {
             Scope::Cgroup(path) => Some(hierarchy.open(path).map_err(|e| refused()(e.into()))?),
             _ => None,
         };
-        if let Some(cgroup) = cgroup.as_ref().filter(|_| parent.is_none() && shares(options)) {
+        let scheme = options.scheme;
+        let parent = parent.map(|parent| self.find_parent(hierarchy, name, parent, scope, scheme));
+        let parent = parent.transpose()?;
+        let parent = parent.as_ref();
+        if let Some(cgroup) = cgroup.as_ref().filter(|_| shares(options)) {
             self.check_free(hierarchy, name, scope, cgroup)?;
-            if self.install_in_slot(hierarchy, name, cgroup, options)? {
+            if self.install_in_slot(hierarchy, name, cgroup, options, parent)? {
                 return Ok(());
             }
         }
-        let Listing { limits: mut present, unreadable } = self.list(hierarchy)?;
+        let Listing { limits: present, unreadable } = self.list(hierarchy)?;
         let goes = |other: &str| other == name || self.leaving.contains(other);
         let is_member = |other: &str| {
             let dir = self.root.join(other);
@@ -609,16 +559,9 @@ impl Store {
         if present.len() + unreadable.len() >= MAX_LIMITS {
             return Err(StoreError::Full);
         }
-        present.retain(|other| other.name != name);
-        let scheme = options.scheme;
-        let broken = parent.and_then(|parent| unreadable.iter().find(|o| o.name == parent));
-        if let Some(parent) = broken {
-            return Err(parent.error());
-        }
-        let parent = parent.map(|parent| Self::find_parent(&present, name, parent, scope, scheme));
-        let parent = parent.transpose()?;
-        if options.scheme.info().has_qdisc && parent.is_none() {
-            self.check_root_qdisc(&present, name, scope)?;
+        if scheme.info().has_qdisc && parent.is_none() {
+            let others: Vec<_> = present.iter().filter(|other| other.name != name).collect();
+            self.check_root_qdisc(&others, name, scope)?;
         }
         if let Scope::Select(selector) = scope {
             return self.install_select(hierarchy, name, selector, options, parent);
@@ -668,7 +611,7 @@ impl Store {
     /// Checks that no other limit has a qdisc at the root of a device.
     fn check_root_qdisc(
         &self,
-        present: &[PinnedLimit],
+        present: &[&PinnedLimit],
         name: &str,
         scope: &Scope,
     ) -> Result<(), StoreError> {
@@ -684,7 +627,7 @@ impl Store {
                 && (l.ifindex, l.cgroup_id) == (target.ifindex, target.namespace)
                 && other.scope.is_some()
         };
-        if let Some(other) = present.iter().find(holds) {
+        if let Some(other) = present.iter().copied().find(holds) {
             let (scope, name) = (scope.clone(), other.name.clone());
             return Err(StoreError::ScopeTaken { scope, name });
         }

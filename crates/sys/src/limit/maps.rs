@@ -9,8 +9,8 @@ use libbpf_rs::{
 use tidegate_core::{Direction, Rate, fair_share::TARGET, prefixes::Prefixes, virtual_queue};
 
 use super::{
-    Carried, Colours, Handle, LimitError, LimitOptions, Reading, settings::Settings,
-    slot_pool::SlotPool,
+    Carried, Colours, Handle, LimitError, LimitOptions, ParentMaps, Reading, set_parent,
+    settings::Settings, slot_pool::SlotPool,
 };
 use crate::{
     bpf::{load_error, lookup, map_error, reuse},
@@ -50,56 +50,6 @@ pub struct LimitMaps {
     /// What the programs of an earlier version have counted.
     pub(crate) carried: Carried,
 }
-
-/// What a child works with of its parent.
-#[derive(Debug)]
-pub(crate) struct ParentMaps {
-    pub(crate) queues: MapHandle,
-    pub(crate) sockets: MapHandle,
-    /// The parent's number in its maps.
-    pub(crate) at: u32,
-}
-
-impl ParentMaps {
-    /// `None` for a limit whose scheme leaves sockets alone: it has no children.
-    pub(crate) fn of(maps: &LimitMaps) -> Result<Option<ParentMaps>, LimitError> {
-        let Some(sockets) = &maps.sockets else { return Ok(None) };
-        Self::with(&maps.queues, sockets, maps.at).map(Some)
-    }
-
-    /// The same maps once more.
-    pub(crate) fn again(&self) -> Result<ParentMaps, LimitError> {
-        Self::with(&self.queues, &self.sockets, self.at)
-    }
-
-    fn with(queues: &MapHandle, sockets: &MapHandle, at: u32) -> Result<ParentMaps, LimitError> {
-        let again = |map: &MapHandle| MapHandle::try_from(map).map_err(map_error("parent"));
-        Ok(ParentMaps { queues: again(queues)?, sockets: again(sockets)?, at })
-    }
-}
-
-/// Gives an object that is open the maps of its parent, or leaves them out; the skeletons have no common
-/// type.
-macro_rules! set_parent {
-    ($open:expr, $parent:expr, $program:literal) => {
-        let parent: Option<&ParentMaps> = $parent;
-        if let Some(rodata) = $open.maps.rodata_data.as_deref_mut() {
-            rodata.has_parent = u8::from(parent.is_some());
-            rodata.parent_slot = parent.map_or(0, |parent| parent.at);
-        }
-        for (map, of_parent) in [
-            (&mut $open.maps.queues_of_limit_above, parent.map(|p| &p.queues)),
-            (&mut $open.maps.sockets_of_limit_above, parent.map(|p| &p.sockets)),
-        ] {
-            match of_parent {
-                Some(with) => reuse(map, with)?,
-                None => map.set_autocreate(false).map_err(load_error($program))?,
-            }
-        }
-    };
-}
-
-pub(crate) use set_parent;
 
 impl LimitMaps {
     /// The maps that every limit has; whoever loads programs adds what they have besides.

@@ -163,12 +163,14 @@ fn load_nrm_with<'a>(
         Some(None) => {}
         None => open.maps.slots_of_cgroups.set_autocreate(false).map_err(load_error("nrm"))?,
     }
+    let size = if parent.is_some() { intf::SLOTS_INSIDE } else { intf::SLOTS };
+    let sets = size * intf::SETS_PER_SLOT;
     if slots.is_some() {
         for (map, entries) in [
-            (&mut open.maps.limit, intf::SLOTS * intf::LIMITS as u32),
-            (&mut open.maps.queues_of_limit, intf::SLOTS * intf::QUEUES as u32),
-            (&mut open.maps.counters, intf::SLOTS * intf::DIRECTIONS as u32),
-            (&mut open.maps.unpaced_flows, intf::POOL_SETS),
+            (&mut open.maps.limit, size * intf::LIMITS as u32),
+            (&mut open.maps.queues_of_limit, size * intf::QUEUES as u32),
+            (&mut open.maps.counters, size * intf::DIRECTIONS as u32),
+            (&mut open.maps.unpaced_flows, sets),
         ] {
             map.set_max_entries(entries).map_err(load_error("nrm"))?;
         }
@@ -185,7 +187,7 @@ fn load_nrm_with<'a>(
         rodata.flow_seed = random_seed();
         if slots.is_some() {
             rodata.is_pooled = 1;
-            rodata.set_shift = intf::POOL_SET_SHIFT;
+            rodata.set_shift = u64::BITS - sets.ilog2();
         }
     }
     open.load().map_err(load_error("nrm"))

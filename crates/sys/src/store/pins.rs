@@ -9,14 +9,13 @@ use std::{
 use libbpf_rs::{Link, MapHandle, libbpf_sys};
 
 use super::{
-    EXEMPT, GROUP, MEMBERS, PARENT_PLACE, PARENT_QUEUES, PARENT_SOCKETS, SAMPLES, StoreError,
-    bpf_error, io_error, pool_names::slot_in, symlink,
+    EXEMPT, GROUP, MEMBERS, SAMPLES, StoreError, bpf_error, io_error, pool_names::slot_in, symlink,
 };
 use crate::{
     bpf::Links,
     device::{CLSACT_MARK, Filters, XDP_PIN},
     intf,
-    limit::{AttachedLimit, LimitMaps, settings::Settings},
+    limit::{AttachedLimit, LimitMaps, ParentMaps, settings::Settings},
     query,
     schemes::LINKS,
 };
@@ -46,9 +45,6 @@ pub(super) fn pin_maps(maps: &mut LimitMaps, dir: &Path) -> Result<(), StoreErro
             .into_iter()
             .chain(maps.sockets.as_mut().map(|sockets| ("sockets", sockets)))
             .chain(maps.exempt.as_mut().map(|exempt| (EXEMPT, exempt)))
-            .chain(maps.parent.iter_mut().flat_map(|parent| {
-                [(PARENT_QUEUES, &mut parent.queues), (PARENT_SOCKETS, &mut parent.sockets)]
-            }))
             .chain(
                 maps.group
                     .iter_mut()
@@ -58,10 +54,15 @@ pub(super) fn pin_maps(maps: &mut LimitMaps, dir: &Path) -> Result<(), StoreErro
         let path = dir.join(name);
         map.pin(&path).map_err(bpf_error(&path, "pin"))?;
     }
-    match maps.parent.as_ref().filter(|parent| parent.at != 0) {
-        Some(parent) => symlink(Path::new(&parent.at.to_string()), &dir.join(PARENT_PLACE)),
-        None => Ok(()),
+    maps.parent.as_mut().map_or(Ok(()), |parent| pin_parent(parent, dir))
+}
+
+/// Pins the maps of a parent in the directory of who works with them.
+pub(super) fn pin_parent(parent: &mut ParentMaps, dir: &Path) -> Result<(), StoreError> {
+    for (path, map) in parent.pins(dir) {
+        map.pin(&path).map_err(bpf_error(&path, "pin"))?;
     }
+    parent.remember_place(dir).map_err(io_error(dir, "write to"))
 }
 
 /// Pins the maps and links of a limit in a new directory.

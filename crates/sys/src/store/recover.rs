@@ -7,16 +7,15 @@
 
 use std::{collections::BTreeSet, fs, os::fd::AsFd, path::Path};
 
-use libbpf_rs::{MapHandle, Program};
+use libbpf_rs::Program;
 
 use super::{
-    ASIDE, BUILDING, CGROUP, DEV, PARENT, PARENT_QUEUES, PORT, PinnedLimit, Store, StoreError,
+    ASIDE, BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError,
     htb::device_in,
     is_above,
     journal::{self, Deed, Journal, Object, Step},
     limit_error,
     members::{self, SELECT},
-    parent_place_in,
     pins::{detach_links, remove_pins, settings_in},
     pool_names::{POOL_PREFIX, file_name},
     pools::{limit_of_pool, places_in},
@@ -26,7 +25,7 @@ use crate::{
     cgroup::Hierarchy,
     device::{self, PROGRAM_PINS, Target, in_namespace},
     intf,
-    limit::Adopt,
+    limit::{Adopt, ParentMaps},
     net::Netlink,
     remains, root_qdisc,
     schemes::{
@@ -150,9 +149,8 @@ impl Store {
             let is_lost = || {
                 let dir = self.root.join(&name);
                 self.root.join(&parent).join("queues").exists()
-                    && MapHandle::from_pinned_path(dir.join(PARENT_QUEUES)).is_ok_and(|queues| {
-                        !self.is_same_map(&queues, parent_place_in(&dir), &parent)
-                    })
+                    && matches!(ParentMaps::open(&dir), Ok(Some(theirs))
+                        if !self.is_same_map(&theirs, &parent))
             };
             if lost.contains(&parent) || is_lost() {
                 lost.push(name);

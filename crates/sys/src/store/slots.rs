@@ -4,9 +4,11 @@
 //! NAME/{limit,queues,counters,sockets}   maps that it shares with others of its pool
 //!      {egress,ingress,sockops}          its links
 //!      room, place                       symbolic links to the name of the pool, and to its slot
-//! +cgroups_ABI_NUMBER/                   a pool
+//! +cgroups_ABI_NUMBER/                   a pool of limits that are in no other one
+//! +cgroups_ABI_inside_QUEUES_SLOT_NUMBER/   of limits inside that of a slot in a map of queues, with this id
 //!     {limits,queues,counters,sockets,slots,adoption}    its maps
 //!     member_{egress,ingress,sockops}    its programs
+//!     parent_{queues,sockets,place}      the maps of the parent and its slot in them, as a limit's
 //!     adopt                              link of the iterator over sockets
 //!     build                              symbolic link to the build whose programs they are
 //!     N                                  symbolic link to the name of the limit in slot N
@@ -28,9 +30,9 @@ use libbpf_rs::{Link, MapCore, MapHandle, query::LinkTypeInfo};
 use tidegate_core::Scope;
 
 use super::{
-    BUILDING, CGROUP, PARENT_PLACE, Store, StoreError, bpf_error, io_error, limit_error,
+    BUILDING, CGROUP, PARENT, PinnedLimit, Store, StoreError, bpf_error, io_error, limit_error,
     members::{self, pin_programs, pin_successor, programs_in},
-    pins::{pin, remove_pins, update},
+    pins::{pin, pin_parent, remove_pins, update},
     pool_names::{KIND, PLACE, POOL, POOL_PREFIX, build_of_pool, file_name, is_slots, sign_pool},
     pools::{limit_in, places_in},
     symlink,
@@ -40,12 +42,14 @@ use crate::{
     cgroup::{Cgroup, Hierarchy},
     intf,
     limit::slot_pool::{ADOPT_PIN, SlotPool},
-    limit::{Adopt, AttachedLimit, LimitError, LimitOptions},
+    limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps},
     query,
     schemes::{self, Pinning},
 };
 
-/// Pools of one version: the limits that one packet meets, and more than [`intf::SLOTS`] limits, are in
+/// In the name of a pool whose limits are inside another one, before what identifies that.
+const INSIDE: &str = "inside_";
+/// Pools of one version and parent: the limits that one packet meets, and more than a pool has slots, are in
 /// several. Whatever finds no slot gets programs of its own.
 const POOLS_MAX: u32 = 8;
 
@@ -56,17 +60,9 @@ struct Free {
     slot: u32,
 }
 
-/// Where in its maps the parent of the limit in a directory is.
-pub(super) fn parent_place_in(dir: &Path) -> u32 {
-    let place = fs::read_link(dir.join(PARENT_PLACE)).ok();
-    place.and_then(|place| place.to_str()?.parse().ok()).unwrap_or_default()
-}
-
 /// Whether a limit shares programs with others.
 pub(super) fn shares(options: &LimitOptions) -> bool {
-    schemes::of(options.scheme).pinning() == Pinning::Shared
-        && options.exempt.is_empty()
-        && options.class.is_none()
+    schemes::of(options.scheme).pinning() == Pinning::Shared && options.exempt.is_empty()
 }
 
 impl Store {
@@ -77,6 +73,7 @@ impl Store {
         name: &str,
         cgroup: &Cgroup,
         options: &LimitOptions,
+        parent: Option<&PinnedLimit>,
     ) -> Result<bool, StoreError> {
         let refused = || limit_error(name);
         let limit = options.encode(cgroup.id()).map_err(|e| refused()(LimitError::Config(e)))?;
@@ -84,18 +81,25 @@ impl Store {
         if let Some(why) = schemes::of(options.scheme).why_unkept(hierarchy, &scope, Some(cgroup)) {
             return Err(refused()(why.into()));
         }
-        let Some(Free { dir, pool, slot }) = self.free_slot(hierarchy, name, cgroup)? else {
+        let above = parent.map(|parent| &parent.maps);
+        let Some(Free { dir, pool, slot }) = self.free_slot(hierarchy, name, cgroup, above)? else {
             return Ok(false);
         };
         symlink(Path::new(name), &dir.join(slot.to_string()))?;
         let building = self.root.join(format!("{BUILDING}{name}"));
         let put = || {
             let maps = pool.take(slot, limit).map_err(refused())?;
+            if let Some(above) = above {
+                maps.start_in(above, options).map_err(refused())?;
+            }
             let mut limit = AttachedLimit::new(maps, Vec::new());
             pin(&mut limit, &building)?;
             symlink(&hierarchy.remembered(cgroup), &building.join(CGROUP))?;
             symlink(Path::new(&file_name(&dir)), &building.join(POOL))?;
             symlink(Path::new(&slot.to_string()), &building.join(PLACE))?;
+            if let Some(parent) = parent {
+                symlink(Path::new(&parent.name), &building.join(PARENT))?;
+            }
             let programs = programs_in(&dir)?;
             let AttachedLimit { maps, .. } = &limit;
             let pool = maps.pool.as_ref().ok_or(LimitError::Layout(POOL)).map_err(refused())?;
@@ -160,22 +164,29 @@ impl Store {
         hierarchy: &Hierarchy,
         name: &str,
         cgroup: &Cgroup,
+        above: Option<&LimitMaps>,
     ) -> Result<Option<Free>, StoreError> {
+        let refused = || limit_error(name);
         let around = ids_around(hierarchy, cgroup);
+        let above = above.map(ParentMaps::of).transpose().map_err(refused())?.flatten();
+        let inside = above.as_ref().map(|above| above.key().map_err(refused())).transpose()?;
+        let inside = inside.map_or(String::new(), |key| format!("{INSIDE}{key}_"));
         for number in 0..POOLS_MAX {
-            let dir = self.root.join(format!("{POOL_PREFIX}{KIND}{}_{number}", intf::ABI));
+            let name_of_pool = format!("{POOL_PREFIX}{KIND}{}_{inside}{number}", intf::ABI);
+            let dir = self.root.join(name_of_pool);
             if dir.is_dir() {
                 self.take_over_slots(hierarchy, &dir)?;
             } else {
-                self.make_pool(name, &dir)?;
+                self.make_pool(name, &dir, above.as_ref())?;
             }
-            let pool = SlotPool::open(&dir).map_err(limit_error(name))?;
+            let pool = SlotPool::open(&dir).map_err(refused())?;
             if around.iter().any(|id| pool.slot_of(*id) != 0) {
                 continue;
             }
             let taken = places_in(&dir)?;
             // The first number that is not the one of its turn.
-            let mut free = (1..intf::SLOTS).zip(taken.into_iter().map(Some).chain([None]));
+            let slots = pool.size().map_err(refused())?;
+            let mut free = (1..slots).zip(taken.into_iter().map(Some).chain([None]));
             let free = free.find(|(slot, taken)| Some(*slot) != *taken);
             if let Some((slot, _)) = free {
                 return Ok(Some(Free { dir, pool, slot }));
@@ -185,21 +196,29 @@ impl Store {
     }
 
     /// Whether the queues that a child knows are still those of the limit of its parent's name.
-    pub(super) fn is_same_map(&self, queues: &MapHandle, at: u32, parent: &str) -> bool {
+    pub(super) fn is_same_map(&self, theirs: &ParentMaps, parent: &str) -> bool {
         let id = |map: &MapHandle| map.info().map(|info| info.info.id).ok();
         let path = self.root.join(parent).join("queues");
-        at == self.at_of(parent)
-            && MapHandle::from_pinned_path(&path).is_ok_and(|now| id(&now) == id(queues))
+        theirs.at == self.at_of(parent)
+            && MapHandle::from_pinned_path(&path).is_ok_and(|now| id(&now) == id(&theirs.queues))
     }
 
-    fn make_pool(&self, name: &str, dir: &Path) -> Result<(), StoreError> {
-        let mut loaded = SlotPool::load(None).map_err(limit_error(name))?;
+    fn make_pool(
+        &self,
+        name: &str,
+        dir: &Path,
+        above: Option<&ParentMaps>,
+    ) -> Result<(), StoreError> {
+        let mut loaded = SlotPool::make(above).map_err(limit_error(name))?;
         let building = self.root.join(format!("{BUILDING}{}", file_name(dir)));
         fs::create_dir(&building).map_err(io_error(&building, "create"))?;
         let mut make = || {
             for (pin, map) in &mut loaded.maps {
                 let path = building.join(pin);
                 map.pin(&path).map_err(bpf_error(&path, "pin"))?;
+            }
+            if let Some(above) = &mut loaded.above {
+                pin_parent(above, &building)?;
             }
             pin_programs(&loaded.programs, &building)?;
             let path = building.join(ADOPT_PIN);
@@ -223,7 +242,7 @@ impl Store {
         let name = file_name(dir);
         let refused = || limit_error(&name);
         let pool = SlotPool::open(dir).map_err(refused())?;
-        let loaded = SlotPool::load(Some(&pool)).map_err(refused())?;
+        let loaded = pool.reload().map_err(refused())?;
         let limits = places_in(dir)?.into_iter().filter_map(|slot| {
             let limit = limit_in(dir, slot)?;
             (self.place_of(&limit)? == (dir.to_owned(), slot)).then_some(limit)
@@ -264,3 +283,6 @@ fn ids_around(hierarchy: &Hierarchy, cgroup: &Cgroup) -> Vec<u64> {
     let ids = all.filter_map(|path| Some(hierarchy.open(&path).ok()?.id()));
     ids.chain([cgroup.id()]).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,7 @@ use crate::{
     cgroup::{Cgroup, Hierarchy},
     intf,
     limit::{
-        Adopt, LimitError, LimitMaps, attach,
+        Adopt, LimitError, LimitMaps, ParentMaps, attach,
         slot_pool::{PINS, SlotPool, open_map},
     },
     schemes::LINKS,
@@ -24,6 +24,8 @@ pub(crate) type Programs = Vec<(&'static str, OwnedFd)>;
 pub(crate) struct LoadedPool {
     /// With their pins.
     pub(crate) maps: Vec<(&'static str, MapHandle)>,
+    /// Those of the parent, if its limits have one.
+    pub(crate) above: Option<ParentMaps>,
     pub(crate) programs: Programs,
     /// The iterator over sockets.
     pub(crate) adopt: OwnedFd,
@@ -32,19 +34,33 @@ pub(crate) struct LoadedPool {
 }
 
 impl SlotPool {
-    /// Loads the programs: for a new pool, or for `earlier`, with the maps that it has.
-    pub(crate) fn load(earlier: Option<&SlotPool>) -> Result<LoadedPool, LimitError> {
+    /// Loads the programs of a new pool, whose limits are inside another one if it has a parent.
+    pub(crate) fn make(parent: Option<&ParentMaps>) -> Result<LoadedPool, LimitError> {
+        Self::load(parent, None)
+    }
+
+    /// Loads the programs again, with the maps that the pool has.
+    pub(crate) fn reload(&self) -> Result<LoadedPool, LimitError> {
+        Self::load(self.all_maps()?.parent.as_ref(), Some(self))
+    }
+
+    fn load(
+        parent: Option<&ParentMaps>,
+        earlier: Option<&SlotPool>,
+    ) -> Result<LoadedPool, LimitError> {
         let maps_there = earlier.map(SlotPool::all_maps).transpose()?;
         let adoption = earlier.map(SlotPool::adoption).transpose()?;
         let slots = Some(earlier.map(|pool| &pool.slots));
-        let sharing = Sharing { earlier: maps_there.as_ref(), slots, ..Sharing::default() };
+        let parent = parent.map(ParentMaps::again).transpose()?;
+        let earlier = maps_there.as_ref();
+        let sharing = Sharing { parent, earlier, slots, ..Sharing::default() };
         load(sharing, |maps, slots, [egress, ingress, tune]| {
             let mut storage = MaybeUninit::uninit();
             let sockets = maps.sockets.as_ref().ok_or(LimitError::Layout("sockets"))?;
             let adopt = maps.load_adopt(&mut storage, sockets, adoption.as_ref())?;
             let handle = MapHandle::try_from(&adopt.maps.adoption).map_err(load_error("adopt"))?;
             let adopt_link = adopt.progs.adopt.attach().map_err(load_error("adopt"))?;
-            let LimitMaps { limit, queues, counters, sockets, .. } = maps;
+            let LimitMaps { limit, queues, counters, sockets, parent: above, .. } = maps;
             let all = [Some(limit), Some(queues), Some(counters), sockets, slots, Some(handle)];
             Ok(LoadedPool {
                 maps: PINS
@@ -52,6 +68,7 @@ impl SlotPool {
                     .zip(all)
                     .filter_map(|(pin, map)| Some((pin, map?)))
                     .collect(),
+                above,
                 programs: vec![
                     (LINKS[0], keep(egress, "nrm_egress")?),
                     (LINKS[1], keep(ingress, "nrm_ingress")?),
@@ -69,8 +86,14 @@ impl SlotPool {
         let open = |name| open_map(&self.dir, name);
         Ok(LimitMaps {
             sockets: Some(open(sockets)?),
+            parent: ParentMaps::open(&self.dir)?,
             ..LimitMaps::new(open(limits)?, open(queues)?, open(counters)?)
         })
+    }
+
+    /// How many slots it has, the one that no limit gets included.
+    pub(crate) fn size(&self) -> Result<u32, LimitError> {
+        Ok(open_map(&self.dir, PINS[0])?.max_entries() / intf::LIMITS as u32)
     }
 
     /// The maps of a new limit in a slot.
