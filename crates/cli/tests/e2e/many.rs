@@ -5,7 +5,8 @@
 //! cargo test --release -p tidegate --test e2e -- --ignored --nocapture root_many_limits
 //! ```
 //!
-//! `TIDEGATE_LIMITS=10,100` says how many, `TIDEGATE_REST=SECONDS` how long the agent is watched. The parts
+//! `TIDEGATE_LIMITS=10,100` says how many, `TIDEGATE_INSIDE=1` has them all inside one limit,
+//! `TIDEGATE_REST=SECONDS` says how long the agent is watched. The parts
 //! of the time are those of a second run under strace, which makes each system call slower: read them as
 //! parts.
 
@@ -122,17 +123,25 @@ fn parts(trace: &Path) -> BTreeMap<String, (f64, u32)> {
     parts
 }
 
-/// Limits on cgroups of their own, as one file.
-fn file_of(groups: &[Cgroup]) -> String {
-    groups.iter().enumerate().fold(String::new(), |mut text, (i, group)| {
+/// Limits on cgroups of their own, as one file; inside one on the cgroup above, if there is one.
+fn file_of(groups: &[Cgroup], above: Option<&Cgroup>) -> String {
+    let mut text = String::new();
+    let mut limit = |name: &str, group: &Cgroup, more: &str| {
         let _ = writeln!(
             text,
-            "[[limit]]\nname = \"l{i}\"\nscope = {{ cgroup = \"{}\" }}\negress = \"50mbit\"\n\
-             ingress = \"50mbit\"",
+            "[[limit]]\nname = \"{name}\"\nscope = {{ cgroup = \"{}\" }}\negress = \"50mbit\"\n\
+             ingress = \"50mbit\"\n{more}",
             group.path()
         );
-        text
-    })
+    };
+    if let Some(above) = above {
+        limit("above", above, "");
+    }
+    let inside = if above.is_some() { "parent = \"above\"\n" } else { "" };
+    for (i, group) in groups.iter().enumerate() {
+        limit(&format!("l{i}"), group, inside);
+    }
+    text
 }
 
 fn timed(command: &mut Command) -> (Duration, Duration) {
@@ -145,7 +154,8 @@ fn timed(command: &mut Command) -> (Duration, Duration) {
 fn measure(count: usize, rest: Duration) {
     let place = Place::new();
     let groups: Vec<_> = (0..count).map(|i| place.child(&format!("l{i}"))).collect();
-    let file = place.file("limits.toml", &file_of(&groups));
+    let above = number::<u8>("TIDEGATE_INSIDE").map(|_| &place.group);
+    let file = place.file("limits.toml", &file_of(&groups, above));
     let file = file.to_str().unwrap();
     let (all, cpu) = timed(place.tidegate().args(["apply", file]));
     let (number, bytes) = memory_of(&groups);
