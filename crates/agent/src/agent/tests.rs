@@ -29,6 +29,8 @@ struct Bed {
     done: Vec<String>,
     /// Reports cannot be written.
     full: bool,
+    /// Not all cgroups have a watch.
+    unwatched: bool,
 }
 
 impl Bed {
@@ -47,6 +49,7 @@ impl Bed {
             no_gate: None,
             done: Vec::new(),
             full: false,
+            unwatched: false,
         }
     }
 
@@ -63,7 +66,7 @@ impl Bed {
                 Action::ReadFiles => Event::Read(self.disk.clone()),
                 Action::Scan { .. } => {
                     let world = World { cgroups: self.cgroups.clone(), ..World::default() };
-                    Event::Scanned { world, whole: true }
+                    Event::Scanned { world, whole: !self.unwatched }
                 }
                 Action::Gate { open } => self.gate(open),
                 Action::Decide(cgroups) => self.decide(&cgroups),
@@ -235,6 +238,21 @@ fn a_flood_of_cgroups_is_scanned_at_intervals() {
         bed.now += Duration::from_millis(1);
     }
     assert!((45..=52).contains(&scans), "{scans}");
+}
+
+/// Watches run out.
+#[test]
+fn cgroups_without_a_watch_are_looked_for() {
+    let mut bed = Bed::new();
+    bed.unwatched = true;
+    bed.write(&unit("a", "egress = \"1mbit\""));
+    assert_eq!(bed.state("a"), Some(LimitState::Waiting));
+    bed.cgroups.insert("a.service".into(), 1);
+    bed.pass(RESCAN);
+    assert_eq!(bed.state("a"), Some(LimitState::InForce));
+    bed.cgroups.clear();
+    bed.pass(RESCAN);
+    assert_eq!(bed.state("a"), Some(LimitState::Waiting));
 }
 
 #[test]
