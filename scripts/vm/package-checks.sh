@@ -10,6 +10,8 @@
 #   service   the limited service is killed, has no memory, stops and starts; its limit is on again each time
 #   page      tidegate-web.service serves its socket, is killed, and is stopped
 #   user      what runs in a user's slice is limited
+#   run       in a login session `tidegate run` asks systemd for a scope and the agent for its limit; who is not in the
+#             group is told so, and so is who finds no agent. A limit ends with its command, also while no agent runs
 #   upgrade   a later version with another default file is unpacked, and configured afterwards, under downloads
 #
 # The same disk in another boot:
@@ -24,7 +26,7 @@ here=${BASH_SOURCE%/*}
 source "$here/checks.sh"
 source "$here/traffic.sh"
 
-checks=(install restarts killed stopped full oom service page user upgrade)
+checks=(install restarts killed stopped full oom service page user run upgrade)
 [ "$word" != reboot ] || checks=(reboot purge)
 prefix=$word
 # Where these scripts are while the machine boots, and what the host was before.
@@ -226,6 +228,66 @@ check_user() {
 	systemctl start "user@$id.service"
 	((code)) || until_true says user in_force || code=1
 	rm /etc/tidegate/user.toml
+	systemctl start web client
+	return "$code"
+}
+
+# A command of the user's in a login session: its cgroup is a scope that root owns.
+as_login() {
+	su --login "$user" --command "$*"
+}
+
+# What the command of a session says when it cannot be limited. It is not started.
+is_refused() {
+	local said
+	said=$(as_login "cat /proc/self/cgroup; tidegate run --egress ${rate_bit_s}bit -- touch started" 2>&1) && return 1
+	echo "$said"
+	[[ $said = *"/session-"*"$1"*"the command was not started"* ]] && [ ! -e "/home/$user/started" ]
+}
+
+# The limit of the user's command; none if there is none.
+run_limit() {
+	tidegate status --json | jq -r '[.limits[] | select(.name | startswith("tidegate-run-"))][0].name // empty'
+}
+
+has_run_limit() {
+	[ -n "$(run_limit)" ]
+}
+
+has_no_run_limit() {
+	[ -z "$(run_limit)" ]
+}
+
+# Its command sends in the background. Its limit is on from the first byte, in a cgroup below the user's manager.
+starts_run() {
+	local name
+	mark
+	as_login "exec tidegate run --stats --json --egress ${rate_bit_s}bit -- \
+		socat -u OPEN:/dev/zero TCP:10.98.0.2:9" >/run/run.log 2>&1 &
+	until_true has_run_limit && name=$(run_limit) && until_true in_force "$name" && flows && flows && held || return 1
+	limit "$name" ".cgroup | contains(\"user@$(id -u "$user").service/\")"
+}
+
+check_run() {
+	local code=0 agent
+	systemctl stop client web
+	is_refused "only root and members of group" || code=1
+	usermod --append --groups tidegate "$user"
+	((code)) || starts_run || code=1
+	# It ends, and says what the limit did.
+	pkill --exact --uid "$user" socat
+	((code)) || until_true has_no_run_limit && grep '^{' /run/run.log | jq -e '.exit_code == 143' || code=1
+	# The agent dies first: the limit stays, and the next agent takes it off when the command has ended.
+	agent=$(property MainPID)
+	((code)) || starts_run && systemctl kill --signal KILL tidegate-agent && has_run_limit && flows && held &&
+		until_true other_agent "$agent" && has_run_limit && flows && held || code=1
+	pkill --exact --uid "$user" socat
+	((code)) || until_true has_no_run_limit || code=1
+	systemctl stop tidegate-agent
+	((code)) || is_refused "have the agent do it" || code=1
+	systemctl start tidegate-agent
+	cat /run/run.log
+	gpasswd --delete "$user" tidegate
 	systemctl start web client
 	return "$code"
 }

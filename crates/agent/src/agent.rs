@@ -256,9 +256,9 @@ impl Agent {
                 };
                 self.retry = (!refused.is_empty()).then_some((now + wait, wait));
                 let goal = &self.goal;
-                let is_ours =
-                    |name: &str| goal.unsure || goal.has(name) || refused.contains_key(name);
-                self.managed.retain(|name| is_ours(name));
+                let may_stay = goal.unsure || !goal.unlisted.is_empty();
+                self.managed
+                    .retain(|name| may_stay || goal.has(name) || refused.contains_key(name));
                 // What could not be moved may be, the next time.
                 self.moved.retain(|one| !self.moves_refused.contains_key(&one.into));
                 self.refused = refused;
@@ -446,9 +446,7 @@ impl Agent {
     /// Whether engines of containers are to be asked.
     #[must_use]
     pub fn asks_for_containers(&self) -> bool {
-        let of = [SelectorKind::Container, SelectorKind::Labels];
-        let files = self.files.iter().flat_map(|files| &files.specs);
-        self.selects(&of) || files.into_iter().any(|spec| spec.labels)
+        self.files.as_ref().is_some_and(Files::ask_for_containers)
     }
 
     /// Whether the API server is to be asked.

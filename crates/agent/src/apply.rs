@@ -81,8 +81,13 @@ fn within(
     let mut wanted = rates::kept(&spec, &present, &wanted);
     goal::set_members(goal, &mut wanted);
     let waits: Vec<_> = goal.waiting.iter().cloned().chain(gone).collect();
-    let is_left = |name: &str| managed.contains(name) && !goal.has(name) && !goal.unsure;
-    let prune = |name: &str| goal.off.contains(name) || is_left(name);
+    let is_over = |name: &str| {
+        let is = present.iter().find(|is| is.name == name);
+        let members = is.iter().flat_map(|is| is.members.iter().map(String::as_str));
+        let mut on = is.iter().map(|is| is.scope.name()).chain(members);
+        managed.contains(name) && goal.is_over(name, &mut on)
+    };
+    let prune = |name: &str| goal.off.contains(name) || is_over(name);
     let mut plan = planned(&present, wanted, &waits, goal, prune, &mut applied);
     rates::begin_alone(&spec, &mut plan);
     if !plan.actions.is_empty() {

@@ -9,10 +9,7 @@ use std::{
     time::Duration,
 };
 
-use tidegate_host::{
-    pods::pod_cgroup,
-    world::{World, is_container},
-};
+use tidegate_host::{pods::pod_cgroup, world::World};
 
 /// New cgroups are held for so long at most, if nothing else is said; as on the command line.
 pub const DEADLINE: &str = "2s";
@@ -60,7 +57,6 @@ impl Decisions {
         asked: Asked,
         now: Duration,
     ) -> BTreeSet<u64> {
-        let is_known = |path: &str| world.containers.keys().any(|id| path.contains(id.as_str()));
         let mut decided = BTreeSet::new();
         for (path, id) in &world.cgroups {
             if self.decided.contains(id) || limited.contains(id) {
@@ -68,7 +64,7 @@ impl Decisions {
             }
             let is_unknown = match pod_cgroup(path) {
                 Some((_, uid)) if asked.cluster => !world.pods.has(&uid),
-                _ => asked.engines && is_container(path) && !is_known(path),
+                _ => asked.engines && world.is_unlisted(path),
             };
             if is_unknown {
                 let since = *self.unknown.entry(*id).or_insert(now);

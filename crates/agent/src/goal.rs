@@ -12,7 +12,7 @@ use tidegate_host::{
     absent::{self, Waits},
     auto::Trees,
     plan::Wanted,
-    pods::Pods,
+    pods::{Pods, pod_cgroup},
     settings::{Patch, SettingsError},
     spec::{Follow, LimitSpec, Spec},
     world::{Match, World},
@@ -22,11 +22,10 @@ use tidegate_sys::store::{MAX_LIMITS, check_name};
 use crate::report::{LimitReport, LimitState};
 
 mod annotations;
+mod labels;
 
 /// The longest name of a limit, as the store has it.
 const MAX_NAME_BYTES: usize = 63;
-/// Labels of a container that give it rates.
-const RATE_LABELS: [&str; 2] = ["tidegate.egress", "tidegate.ingress"];
 
 /// The files of the agent's directory.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -44,6 +43,13 @@ impl Files {
         self.specs.iter().flat_map(|spec| &spec.limits).any(|limit| {
             matches!(&limit.scope, Scope::Select(selector) if kinds.contains(&selector.kind))
         })
+    }
+
+    /// Whether containers are to be known.
+    #[must_use]
+    pub fn ask_for_containers(&self) -> bool {
+        let kinds = [SelectorKind::Container, SelectorKind::Labels];
+        self.select(&kinds) || self.specs.iter().any(|spec| spec.labels)
     }
 
     /// Whether pods are to be known.
@@ -105,6 +111,9 @@ pub struct Goal {
     pub moves: Vec<Move>,
     /// It asks for pods, and which there are is not known yet: limits that it does not have may be theirs.
     pub unsure: bool,
+    /// It asks for containers, and no engine has told of those with these cgroups: a limit on one of them may
+    /// be its own.
+    pub unlisted: BTreeSet<String>,
     /// When a schedule may say otherwise.
     pub next: Option<Timestamp>,
 }
@@ -120,6 +129,12 @@ impl Goal {
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         !self.off.contains(name) && self.reports.iter().any(|report| report.name == name)
+    }
+
+    /// Whether nobody asks any more for a limit on these cgroups.
+    #[must_use]
+    pub fn is_over<'a>(&self, name: &str, mut on: impl Iterator<Item = &'a str>) -> bool {
+        !self.has(name) && !self.unsure && !on.any(|path| self.unlisted.contains(path))
     }
 }
 
@@ -157,6 +172,11 @@ pub fn goal(files: &Files, world: &World, now: &Zoned) -> Goal {
         builder.by_annotations(&spec.file);
     }
     builder.goal.unsure = files.ask_for_pods() && world.pods == Pods::NotListed;
+    if files.ask_for_containers() {
+        // No engine tells of the containers of a pod.
+        let paths = world.cgroups.keys().filter(|path| pod_cgroup(path).is_none());
+        builder.goal.unlisted = paths.filter(|path| world.is_unlisted(path)).cloned().collect();
+    }
     builder.conflicts();
     builder.with_parents();
     builder.goal
@@ -185,6 +205,11 @@ impl Builder<'_> {
 
     fn refuse(&mut self, file: &str, limit: &LimitSpec, reason: String) {
         self.report(file, limit, LimitState::Refused, Some(reason));
+    }
+
+    fn waits(&mut self, file: &str, limit: LimitSpec, reason: String) {
+        self.report(file, &limit, LimitState::Waiting, Some(reason));
+        self.goal.waiting.push(Waits { name: limit.name, scope: limit.scope, parent: None });
     }
 
     fn all_refused(&mut self, spec: &Spec, reason: &str) {
@@ -233,9 +258,7 @@ impl Builder<'_> {
         };
         if matches.is_empty() {
             let reason = self.missing(&limit.scope);
-            let (name, scope) = (limit.name.clone(), limit.scope.clone());
-            self.goal.waiting.push(Waits { name, scope, parent: None });
-            return self.report(file, &limit, LimitState::Waiting, Some(reason));
+            return self.waits(file, limit, reason);
         }
         if !limit.follow.each {
             return self.add(file, limit, outermost(matches), row);
@@ -316,31 +339,6 @@ impl Builder<'_> {
         self.goal.limits.push(GoalLimit { limit, file: file.to_owned(), cgroups });
     }
 
-    /// Limits of containers that have rates in their labels.
-    fn by_labels(&mut self, file: &str) {
-        let world = self.world;
-        let rated = world.containers.iter().filter(|(_, container)| {
-            RATE_LABELS.iter().any(|label| container.labels.contains_key(*label))
-        });
-        for (id, container) in rated {
-            let matches = world.containers(|other| std::ptr::eq(other, container));
-            // Its engine may be slower than the kernel, or the container may not run.
-            let Some(found) = matches.into_iter().next() else { continue };
-            let name = names_of_each("container", std::slice::from_ref(&found)).remove(0);
-            let name = if self.names.contains_key(&name) { hashed(&name, id) } else { name };
-            let (Ok(mut limit), scope) = (blank(&name), Scope::Cgroup(found.cgroup.clone())) else {
-                continue;
-            };
-            limit.scope = scope;
-            let set = set_rates(&mut limit, &container.labels);
-            let taken = self.name(file, &limit.name);
-            match taken.and(set) {
-                Ok(()) => self.add(file, limit, vec![found], None),
-                Err(reason) => self.refuse(file, &limit, reason),
-            }
-        }
-    }
-
     /// Refuses limits on a cgroup that an earlier one has, unless one is the parent of the other.
     fn conflicts(&mut self) {
         let mut by_cgroup: BTreeMap<&str, &LimitSpec> = BTreeMap::new();
@@ -413,19 +411,6 @@ fn blank(name: &str) -> Result<LimitSpec, String> {
         follow: Follow::default(),
         line: 0,
     })
-}
-
-/// The rates of a container's labels.
-fn set_rates(limit: &mut LimitSpec, labels: &BTreeMap<String, String>) -> Result<(), String> {
-    for label in RATE_LABELS {
-        let Some(text) = labels.get(label) else { continue };
-        let rate = text.parse().map_err(|e| format!("label {label}: {e}"))?;
-        match label {
-            "tidegate.egress" => limit.patch.egress = Some(rate),
-            _ => limit.patch.ingress = Some(rate),
-        }
-    }
-    set_options(limit).map_err(|e| format!("labels: {e}"))
 }
 
 /// Sets the options of a limit from its rates.

@@ -143,6 +143,12 @@ impl World {
         found.collect()
     }
 
+    /// Whether a cgroup is of a container that no engine has told of. O(containers).
+    #[must_use]
+    pub fn is_unlisted(&self, path: &str) -> bool {
+        is_container(path) && !self.containers.keys().any(|id| path.contains(id.as_str()))
+    }
+
     /// The processes that a selector of kind `Exe` matches.
     pub fn matching<'a>(&'a self, value: &'a str) -> impl Iterator<Item = &'a Program> {
         let (exe, args) = value.split_once(' ').map_or((value, None), |(e, a)| (e, Some(a)));

@@ -19,6 +19,8 @@ struct Bed {
     refuses: BTreeSet<String>,
     /// In force, with the rate in words.
     host: BTreeMap<String, String>,
+    /// Cgroups of some limits of the host, by name.
+    on: BTreeMap<String, String>,
     applied: usize,
     report: Report,
     /// Cgroups that are held, by id; `None` while the gate is closed.
@@ -43,6 +45,7 @@ impl Bed {
             cgroups: BTreeMap::new(),
             refuses: BTreeSet::new(),
             host: BTreeMap::new(),
+            on: BTreeMap::new(),
             applied: 0,
             report: Report::default(),
             held: None,
@@ -134,7 +137,8 @@ impl Bed {
         let held = ids.filter(|id| self.is_held(**id)).map(|id| format!("limit {id}"));
         let held: Vec<_> = held.collect();
         self.done.extend(held);
-        self.host.retain(|name, _| goal.has(name) || goal.unsure || !managed.contains(name));
+        let on = |name: &str| self.on.get(name).map(String::as_str).into_iter();
+        self.host.retain(|name, _| !managed.contains(name) || !goal.is_over(name, on(name)));
         let mut refused = BTreeMap::new();
         for goal in &goal.limits {
             let name = goal.limit.name.clone();
@@ -348,6 +352,32 @@ fn a_container_is_held_until_its_engine_tells_of_it_or_the_deadline() {
     assert!(bed.is_held(2));
     bed.pass(Duration::from_millis(1));
     assert!(!bed.is_held(2));
+}
+
+#[test]
+fn limits_of_containers_stay_until_an_engine_has_told_of_them() {
+    let mut bed = Bed::new();
+    let [web, db] = ['a', 'b'].map(|letter| letter.to_string().repeat(64));
+    let managed = ["container-web", "container-db"].map(str::to_owned);
+    bed.host.extend(managed.clone().map(|name| (name, "1mbit".to_owned())));
+    bed.on.insert("container-web".to_owned(), format!("docker/{web}"));
+    bed.on.insert("container-db".to_owned(), format!("docker/{db}"));
+    bed.agent = Agent::new("/etc/tidegate", 1, managed.into(), DEADLINE);
+    bed.cgroups.extend([(format!("docker/{web}"), 1), (format!("docker/{db}"), 2)]);
+    bed.write("labels = true");
+    assert_eq!(bed.host.len(), 2, "the agent has begun");
+    bed.handle(Event::Engine { socket: "s".to_owned(), line: Line::Away("refused".to_owned()) });
+    bed.handle(Event::Reload);
+    assert_eq!(bed.host.len(), 2, "its engine is away");
+    let labels = BTreeMap::from([("tidegate.egress".to_owned(), "5mbit".to_owned())]);
+    let container = |name: &str, labels| Container { name: name.to_owned(), labels, owner: None };
+    // One has no labels any more.
+    let all = [(web, container("web", labels)), (db, container("db", BTreeMap::new()))];
+    bed.handle(Event::Engine { socket: "s".to_owned(), line: Line::Listed(all.into()) });
+    assert_eq!(bed.host, BTreeMap::from([("container-web".to_owned(), "5mbit".to_owned())]));
+    // What a file asks for no longer goes, whatever the engine says.
+    bed.write("labels = false");
+    assert!(bed.host.is_empty());
 }
 
 #[test]

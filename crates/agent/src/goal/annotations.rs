@@ -9,7 +9,6 @@ use tidegate_core::{
     units::{MAX_RATE_BIT_S, MIN_RATE_BIT_S},
 };
 use tidegate_host::{
-    absent::Waits,
     pods::{EGRESS, INGRESS, JOIN, Pod},
     settings::RateSetting,
     spec::LimitSpec,
@@ -70,10 +69,7 @@ impl Builder<'_> {
         let found = taken.and(set).and_then(|()| self.matches(&limit));
         match found {
             Ok(found) if found.is_empty() => {
-                let (name, scope, parent) = (limit.name.clone(), limit.scope.clone(), None);
-                self.goal.waiting.push(Waits { name, scope, parent });
-                let reason = "its containers have no cgroup yet".to_owned();
-                self.report(file, &limit, LimitState::Waiting, Some(reason));
+                self.waits(file, limit, "its containers have no cgroup yet".to_owned());
             }
             Ok(found) => self.add(file, limit, found, None),
             Err(reason) => self.refuse(file, &limit, reason),

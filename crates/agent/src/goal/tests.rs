@@ -144,6 +144,17 @@ fn containers_have_rates_by_their_labels_if_a_file_allows_it() {
     assert!(wrong[0].starts_with("container-web refused: label tidegate.ingress: "), "{wrong:?}");
 }
 
+#[test]
+fn a_container_with_rates_that_does_not_run_waits_with_its_limit() {
+    let mut world = world(&["docker"]);
+    let labels = BTreeMap::from([("tidegate.egress".to_owned(), "5mbit".to_owned())]);
+    let container = Container { name: "web".into(), labels, owner: None };
+    world.containers.insert(ID.to_owned(), container);
+    let goal = goal(&files(&["labels = true"]), &world, &now());
+    assert_eq!(states(&goal), ["container-web waiting: container `web` does not run"]);
+    assert_eq!(goal.waiting.len(), 1);
+}
+
 /// The digit of its UID, its name and its annotations.
 type PodOf<'a> = (char, &'a str, &'a [(&'a str, &'a str)]);
 

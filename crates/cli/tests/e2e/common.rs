@@ -269,7 +269,7 @@ impl Guard {
 }
 
 /// The eBPF objects of the limits on a cgroup, by their ids.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Objects {
     links: BTreeSet<u32>,
     programs: BTreeSet<u32>,

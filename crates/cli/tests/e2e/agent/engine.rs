@@ -16,11 +16,12 @@ use std::{
     thread,
 };
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::{Bed, Slice, limit, whole};
 use crate::{
-    common::{Guard, Objects, Place, wait_for},
+    common::{Guard, Objects, Place, signal, wait_for},
     need_root,
 };
 
@@ -171,7 +172,7 @@ fn root_agent_limits_containers_by_name_and_by_their_labels() {
     let rate = "egress = \"20mbit\"";
     let text = "labels = true\n".to_owned() + &limit("web", "container = \"web\"", rate);
     bed.write("a.toml", &text);
-    let _agent = bed.start();
+    let mut agent = bed.start();
     assert_eq!(bed.wait_said("web", "waiting"), "there is no container `web`");
     let engine = Engine::start(socket.clone());
     let (web, db) = (id('c'), id('d'));
@@ -190,14 +191,35 @@ fn root_agent_limits_containers_by_name_and_by_their_labels() {
     bed.wait_said("web", "waiting");
     let scope = slice.make(&format!("libpod-{web}.scope"));
     whole(&scope);
+    // The same of one that has brought its rate: its limit stays meanwhile, and counts on.
+    slice.remove(&other);
+    assert_eq!(bed.wait_said("container-my_db", "waiting"), "container `my db` does not run");
+    assert_eq!(bed.rate("container-my_db"), Some(5_000_000));
+    let other = slice.make(&format!("docker-{db}.scope"));
+    whole(&other);
+    let engine_is = |word: &str| {
+        wait_for(&format!("the engine {word}"), || {
+            let status = bed.status();
+            let state = status["agent"]["engines"][socket.to_str().unwrap()].as_str()?.to_owned();
+            state.starts_with(word).then_some(())
+        });
+    };
+    // The next agent leaves it as it is, before it knows of any container and then.
+    let before = Objects::on(&other);
+    signal(agent.0.id(), Signal::KILL);
+    agent.exit_code();
+    let agent = bed.start();
+    wait_for("the next agent's report", || {
+        (bed.status()["agent"]["pid"] == agent.0.id()).then_some(())
+    });
+    engine_is("running");
+    bed.wait_said("container-my_db", "in_force");
+    assert_eq!(Objects::on(&other), before);
     // The engine is away: its containers are held.
     drop(engine);
-    wait_for("the engine to be away", || {
-        let status = bed.status();
-        let state = status["agent"]["engines"][socket.to_str().unwrap()].as_str()?.to_owned();
-        state.starts_with("away: ").then_some(())
-    });
+    engine_is("away: ");
     assert!(Objects::on(&scope).is_whole() && Objects::on(&other).is_whole());
+    slice.remove(&other);
     let engine = Engine::start(socket);
     engine.add(&web, "web", &json!({}));
     wait_for("the limit of a container that is gone", || {

@@ -1,0 +1,62 @@
+//! Limits of containers that have rates in their labels.
+//!
+//! While a container does not run, or its cgroup is not known yet, its limit waits. It is on again, with its
+//! counters, when the container starts.
+
+use std::collections::BTreeMap;
+
+use tidegate_core::{
+    Scope,
+    selector::{Selector, SelectorKind},
+};
+use tidegate_host::{spec::LimitSpec, world::Match};
+
+use super::{Builder, blank, hashed, names_of_each, set_options};
+
+/// Labels of a container that give it rates.
+const RATE_LABELS: [&str; 2] = ["tidegate.egress", "tidegate.ingress"];
+
+impl Builder<'_> {
+    pub(super) fn by_labels(&mut self, file: &str) {
+        let world = self.world;
+        let rated = world.containers.iter().filter(|(_, container)| {
+            RATE_LABELS.iter().any(|label| container.labels.contains_key(*label))
+        });
+        for (id, container) in rated {
+            let found = world.containers(|other| std::ptr::eq(other, container)).into_iter().next();
+            let named = Match { name: container.name.clone(), cgroup: id.clone() };
+            let name = names_of_each("container", &[named]).remove(0);
+            let name = if self.names.contains_key(&name) { hashed(&name, id) } else { name };
+            let Ok(mut limit) = blank(&name) else { continue };
+            let (kind, value) = match &found {
+                // Not the cgroup itself: a limit that selects its cgroups outlives them.
+                Some(found) => (SelectorKind::Cgroup, &found.cgroup),
+                None => (SelectorKind::Container, &container.name),
+            };
+            limit.scope = Scope::Select(Selector { kind, value: value.clone() });
+            let set = set_rates(&mut limit, &container.labels);
+            let taken = self.name(file, &name);
+            match (taken.and(set), found) {
+                (Err(reason), _) => self.refuse(file, &limit, reason),
+                (Ok(()), Some(found)) => self.add(file, limit, vec![found], None),
+                (Ok(()), None) => {
+                    let reason = format!("{} does not run", limit.scope);
+                    self.waits(file, limit, reason);
+                }
+            }
+        }
+    }
+}
+
+/// The rates of a container's labels.
+fn set_rates(limit: &mut LimitSpec, labels: &BTreeMap<String, String>) -> Result<(), String> {
+    for label in RATE_LABELS {
+        let Some(text) = labels.get(label) else { continue };
+        let rate = text.parse().map_err(|e| format!("label {label}: {e}"))?;
+        match label {
+            "tidegate.egress" => limit.patch.egress = Some(rate),
+            _ => limit.patch.ingress = Some(rate),
+        }
+    }
+    set_options(limit).map_err(|e| format!("labels: {e}"))
+}
