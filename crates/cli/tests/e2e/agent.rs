@@ -23,14 +23,14 @@ mod pods;
 mod rights;
 
 /// A slice at the root of the hierarchy, as systemd makes them, with whatever a test puts below it.
-struct Slice<'a> {
+pub struct Slice<'a> {
     place: &'a Place,
-    group: Cgroup,
-    unique: String,
+    pub group: Cgroup,
+    pub unique: String,
 }
 
 impl<'a> Slice<'a> {
-    fn new(place: &'a Place) -> Slice<'a> {
+    pub fn new(place: &'a Place) -> Slice<'a> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let unique = format!("t{}x{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let root = place.hierarchy.open("").unwrap();
@@ -38,7 +38,7 @@ impl<'a> Slice<'a> {
         Slice { place, group, unique }
     }
 
-    fn make(&self, name: &str) -> Cgroup {
+    pub fn make(&self, name: &str) -> Cgroup {
         self.place.hierarchy.create(&self.group, name).unwrap()
     }
 

@@ -34,6 +34,7 @@ mod police;
 mod police_fair;
 mod police_match;
 mod police_xdp;
+mod recipes;
 mod refusals;
 mod run;
 mod ssh;

@@ -84,7 +84,7 @@ pub fn accept(listener: &TcpListener) -> TcpStream {
 }
 
 /// Reads all of one connection; gives its length and how long it took.
-fn receive(listener: &TcpListener) -> (usize, Duration) {
+pub fn receive(listener: &TcpListener) -> (usize, Duration) {
     let mut stream = accept(listener);
     let started = Instant::now();
     let mut bytes = Vec::new();
@@ -92,7 +92,7 @@ fn receive(listener: &TcpListener) -> (usize, Duration) {
     (bytes.len(), started.elapsed())
 }
 
-fn counter(direction: &Value, suffix: &str) -> u64 {
+pub fn counter(direction: &Value, suffix: &str) -> u64 {
     let outcomes = ["pass", "mark", "slow"];
     outcomes.iter().map(|name| direction[format!("{name}_{suffix}")].as_u64().unwrap()).sum()
 }

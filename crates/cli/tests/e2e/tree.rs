@@ -25,10 +25,13 @@ const HELPER: &str = "TIDEGATE_TEST_TREE";
 const SETTLES: Duration = Duration::from_secs(60);
 
 /// In the process under test, until it is killed: `tcp FLOWS` or `udp BIT/S` sends to the receiver, `throw
-/// PORT` to the sender, where `take PORT` takes it in.
+/// PORT` to the sender, where `take PORT` takes it in. `pull ADDRESS` reads a TCP connection to its end.
 pub fn help() {
     let Ok(order) = env::var(HELPER) else { return };
     let (kind, number) = order.split_once(' ').unwrap();
+    if kind == "pull" {
+        return drop(std::io::copy(&mut TcpStream::connect(number).unwrap(), &mut std::io::sink()));
+    }
     let end = Instant::now() + 8 * SETTLES;
     if kind == "udp" {
         return blast(RECEIVER, PORT + 1, number.parse().unwrap(), end);
@@ -58,14 +61,14 @@ pub fn help() {
 }
 
 /// A place whose senders reach a receiver.
-struct Scene {
-    place: Place,
-    bed: Bed,
+pub struct Scene {
+    pub place: Place,
+    pub bed: Bed,
     _server: Server,
 }
 
 impl Scene {
-    fn new() -> Scene {
+    pub fn new() -> Scene {
         let bed = Bed::new();
         let _server = bed.serve();
         Scene { place: Place::new(), bed, _server }
@@ -87,7 +90,7 @@ impl Scene {
     }
 
     /// Starts what sends to the receiver, or takes in, in a cgroup.
-    fn send(&self, group: &Cgroup, order: &str) -> Guard {
+    pub fn send(&self, group: &Cgroup, order: &str) -> Guard {
         let mut command: Command = self.place.inside(group, "nsenter");
         command.arg(net_of(&self.bed.sender)).arg(env::current_exe().unwrap());
         command.args(["helper", "--exact"]).env(HELPER, order);
@@ -123,7 +126,7 @@ impl Scene {
 
     /// Waits until each limit uses what it should, in Mbit/s, within a fifth and half a Mbit/s; on an
     /// emulated machine its part of what they use together.
-    fn settles(&self, should: &[(&str, f64)]) {
+    pub fn settles(&self, should: &[(&str, f64)]) {
         let deadline = Instant::now() + SETTLES;
         let mut seen = Vec::new();
         loop {
