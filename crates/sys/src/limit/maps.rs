@@ -70,6 +70,12 @@ impl LimitMaps {
         }
     }
 
+    /// What its children work with; `None` if its scheme leaves sockets alone: it has no children.
+    pub(crate) fn as_parent(&self) -> Result<Option<ParentMaps>, LimitError> {
+        let Some(sockets) = &self.sockets else { return Ok(None) };
+        ParentMaps::with(&self.queues, sockets, self.at).map(Some)
+    }
+
     /// The limit as it is in force.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use std::{
 
 use libbpf_rs::{MapCore, MapHandle};
 
-use super::{LimitError, LimitMaps};
+use super::LimitError;
 use crate::bpf::map_error;
 
 /// The pins of the maps.
@@ -27,18 +27,17 @@ pub(crate) struct ParentMaps {
 }
 
 impl ParentMaps {
-    /// `None` for a limit whose scheme leaves sockets alone: it has no children.
-    pub(crate) fn of(maps: &LimitMaps) -> Result<Option<ParentMaps>, LimitError> {
-        let Some(sockets) = &maps.sockets else { return Ok(None) };
-        Self::with(&maps.queues, sockets, maps.at).map(Some)
-    }
-
     /// The same maps once more.
     pub(crate) fn again(&self) -> Result<ParentMaps, LimitError> {
         Self::with(&self.queues, &self.sockets, self.at)
     }
 
-    fn with(queues: &MapHandle, sockets: &MapHandle, at: u32) -> Result<ParentMaps, LimitError> {
+    /// Those of a limit, with its number in them.
+    pub(crate) fn with(
+        queues: &MapHandle,
+        sockets: &MapHandle,
+        at: u32,
+    ) -> Result<ParentMaps, LimitError> {
         let again = |map: &MapHandle| MapHandle::try_from(map).map_err(map_error("parent"));
         Ok(ParentMaps { queues: again(queues)?, sockets: again(sockets)?, at })
     }

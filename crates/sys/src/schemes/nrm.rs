@@ -41,7 +41,7 @@ impl Scheme for Nrm {
         parent: Option<&LimitMaps>,
     ) -> Result<Loaded, LimitError> {
         let limit = options.encode(cgroup_id)?;
-        let above = parent.map(ParentMaps::of).transpose()?.flatten();
+        let above = parent.map(LimitMaps::as_parent).transpose()?.flatten();
         let sharing = Sharing {
             parent: above,
             exempts: !options.exempt.is_empty(),

@@ -168,7 +168,7 @@ impl Store {
     ) -> Result<Option<Free>, StoreError> {
         let refused = || limit_error(name);
         let around = ids_around(hierarchy, cgroup);
-        let above = above.map(ParentMaps::of).transpose().map_err(refused())?.flatten();
+        let above = above.map(LimitMaps::as_parent).transpose().map_err(refused())?.flatten();
         let inside = above.as_ref().map(|above| above.key().map_err(refused())).transpose()?;
         let inside = inside.map_or(String::new(), |key| format!("{INSIDE}{key}_"));
         for number in 0..POOLS_MAX {
