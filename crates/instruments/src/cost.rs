@@ -5,7 +5,6 @@
 //! CPU or on several that contend for the limit. What the limit has counted shows that the state has lasted.
 
 use std::{
-    io,
     os::fd::{AsFd, BorrowedFd},
     time::Duration,
 };
@@ -21,21 +20,20 @@ use tidegate_core::{
     virtual_queue::COST_SHIFT,
 };
 use tidegate_sys::{
-    cgroup::{CgroupError, Hierarchy},
+    cgroup::Hierarchy,
     clock::{boottime, monotonic_ns},
     intf,
-    limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions},
-    net::NetError,
-    store::StoreError,
+    limit::{AttachedLimit, LimitMaps, LimitOptions},
 };
 
 use crate::{
     run_time::{
-        RunTimeError, empty_program, mean_run_time, mean_run_time_alone, on_egress,
-        refused_by_libbpf, test_run,
+        empty_program, mean_run_time, mean_run_time_alone, on_egress, refused_by_libbpf, test_run,
     },
     scene::{DeviceStore, LoadedProgram, OwnCgroup},
 };
+
+pub use crate::scene::CostError;
 
 /// How many runs a call of its own for each takes the place of.
 const SINGLE_RUNS_SHARE: u32 = 20;
@@ -94,29 +92,6 @@ pub enum QueueState {
     Busy,
     /// Every packet is dropped. Where that marks the packet dead each run is a call of its own.
     Full,
-}
-
-/// Why a cost could not be measured. Nothing is left behind.
-#[derive(Debug, thiserror::Error)]
-pub enum CostError {
-    #[error(transparent)]
-    Cgroup(#[from] CgroupError),
-    #[error(transparent)]
-    Net(#[from] NetError),
-    #[error(transparent)]
-    Limit(#[from] LimitError),
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error(transparent)]
-    RunTime(#[from] RunTimeError),
-    #[error("cannot make a BPF file system: {0}")]
-    Bpffs(#[from] io::Error),
-    #[error("the program of the limit is not loaded")]
-    NoProgram,
-    #[error("the program of the limit has no map `{0}`")]
-    NoMap(&'static str),
-    #[error("the state {state:?} did not last: {passed} packets passed, {dropped} were dropped")]
-    State { state: QueueState, passed: u64, dropped: u64 },
 }
 
 /// Mean run time of a program on a frame, on each of `cpus` at once, over at least `runs` runs on each.
@@ -291,7 +266,7 @@ impl Measurement<'_> {
         };
         match wanted != 0 && other == 0 {
             true => Ok(()),
-            false => Err(CostError::State { state: self.state, passed, dropped }),
+            false => Err(CostError::State { passed, dropped }),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! that nobody else has.
 
 use std::{
-    fs,
+    fs, io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
     process,
@@ -18,12 +18,12 @@ use tidegate_core::Scope;
 use tidegate_sys::{
     bpffs::PrivateBpffs,
     cgroup::{Cgroup, CgroupError, Hierarchy},
-    limit::LimitOptions,
-    net::{NetNs, Netlink, VethPair},
-    store::{PinnedLimit, Store, StoreLock},
+    limit::{LimitError, LimitOptions},
+    net::{NetError, NetNs, Netlink, VethPair},
+    store::{PinnedLimit, Store, StoreError, StoreLock},
 };
 
-use crate::{cost::CostError, run_time::refused_by_libbpf};
+use crate::run_time::{RunTimeError, refused_by_libbpf};
 
 /// How long the kernel may take to let go of an empty cgroup.
 const REMOVAL: Duration = Duration::from_secs(10);
@@ -35,6 +35,29 @@ const NAME_BYTES: usize = 15;
 fn unique() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("tidegate-cost-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Why a cost could not be measured. Nothing is left behind.
+#[derive(Debug, thiserror::Error)]
+pub enum CostError {
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    #[error(transparent)]
+    Net(#[from] NetError),
+    #[error(transparent)]
+    Limit(#[from] LimitError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    RunTime(#[from] RunTimeError),
+    #[error("cannot make a BPF file system: {0}")]
+    Bpffs(#[from] io::Error),
+    #[error("the program of the limit is not loaded")]
+    NoProgram,
+    #[error("the program of the limit has no map `{0}`")]
+    NoMap(&'static str),
+    #[error("the queue did not keep its state: {passed} packets passed, {dropped} were dropped")]
+    State { passed: u64, dropped: u64 },
 }
 
 /// A cgroup without processes, which goes when dropped.
