@@ -17,13 +17,12 @@ def uncounted($name; $pods):
 	. as $look | [both as [$moved, $counted]
 		| [0, ($look | moved($pods; $moved) - passed($name; $counted))] | max] | add;
 
-# From one look to the next: in each of these directions bytes have moved, the limit has counted them all, and they are
-# no more than it allows.
+# From one look to the next: in these directions bytes have moved, the limit has counted them all, and they are no more
+# than it allows.
 def held($before; $after; $name; $pods; $rate_bit_s; $directions):
-	[both | select(.[0] as $moved | $directions | index($moved))
-		| . as [$moved, $counted]
-		| ($after | moved($pods; $moved)) - ($before | moved($pods; $moved)) as $bytes
-		| ($after | passed($name; $counted)) - ($before | passed($name; $counted)) as $counted_bytes
-		| ($after.at_s - $before.at_s) * $rate_bit_s / 8 * 1.05 + burst_bytes as $may
-		| { direction: $moved, bytes: $bytes, counted: $counted_bytes, may: $may,
-			held: ($bytes > 0 and $bytes <= $counted_bytes + other_bytes and $bytes <= $may) }];
+	def change(value): ($after | value) - ($before | value);
+	[both as [$moved, $counted]
+		| select($directions | index($moved))
+		| { direction: $moved, bytes: change(moved($pods; $moved)), counted: change(passed($name; $counted)),
+			may: (change(.at_s) * $rate_bit_s / 8 * 1.05 + burst_bytes) }
+		| .held = (.bytes > 0 and .bytes <= .counted + other_bytes and .bytes <= .may)];

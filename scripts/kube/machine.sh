@@ -74,8 +74,9 @@ configure_node() {
 	END
 	cat >"$disk/etc/systemd/system/kubelet.service" <<-END
 		[Service]
+		Environment=GOGC=400
 		ExecStart=/usr/local/bin/kubelet --config /etc/kubernetes/kubelet.yaml --kubeconfig /etc/kubernetes/kubeconfig \\
-			--hostname-override $node --node-ip 10.0.2.15
+			--hostname-override $node --node-ip 10.0.2.15 --housekeeping-interval 60s
 		Restart=always
 	END
 	cat >"$disk/etc/containerd/config.toml" <<-END

@@ -12,7 +12,7 @@ tidegate=$(realpath "${TIDEGATE:-$(scripts/target-dir.sh)/debug/tidegate}")
 node=node-a
 source scripts/kube/machine.sh
 # To load the programs of a limit takes an emulated machine a minute.
-deadline_s=600
+deadline_s=600 look_s=1
 rate_bit_s=400000
 
 skip() {
@@ -24,7 +24,7 @@ skip() {
 command -v busybox >/dev/null || skip "needs busybox (apt install busybox-static)"
 
 finish() {
-	if ((failed)); then
+	if (($? || failed)); then
 		on_node tell || tail -n 30 "$work/machine.log"
 	fi
 	stop_machine
@@ -95,21 +95,34 @@ sends() {
 	on_node sends "$(of_pod "$1" .metadata.uid)" "$2"
 }
 judge() {
-	jq --null-input --exit-status -L scripts/kube "include \"looks\"; $1" "${@:2}"
+	jq --null-input --exit-status --raw-output -L scripts/kube "include \"looks\"; $1" "${@:2}"
 }
 # All has been counted but what a new pod may send and receive.
 in_time() {
 	local file=$1 name=$2
 	shift 2
-	judge "\$look[0] | uncounted(\"$name\"; $(names "$@")) | ., . <= $# * start_bytes + other_bytes" \
+	judge "\$look[0] | uncounted(\"$name\"; $(names "$@"))
+		| \"\(.) bytes\", . <= $# * start_bytes + other_bytes" \
 		--slurpfile look "$work/$file.json"
 }
 # From one look to the next the limit has counted all, and it is not more than the limit allows.
 held() {
 	local before=$1 after=$2 name=$3 directions=$4
 	shift 4
-	judge "held(\$before[0]; \$after[0]; \"$name\"; $(names "$@"); $rate_bit_s; $directions) | ., all(.held)" \
+	judge "held(\$before[0]; \$after[0]; \"$name\"; $(names "$@"); $rate_bit_s; $directions)
+		| (.[] | \"\(.direction): \(.bytes) bytes of \(.may | floor), \(.counted) counted\"), all(.held)" \
 		--slurpfile before "$work/$before.json" --slurpfile after "$work/$after.json"
+}
+
+# A judgement holds. Says what it found.
+judged() {
+	local what=$1 said
+	shift
+	if said=$("$@" 2>&1); then
+		pass "$what ($(sed '$d' <<<"$said" | paste --serial --delimiters ';'))"
+	else
+		fail "$what: $said"
+	fi
 }
 
 trap finish EXIT
@@ -135,56 +148,27 @@ cat >"$work/values.yaml" <<-END
 	    name   = "kinds"
 	    scope  = { pod = { namespace = "prod", labels = "kind" } }
 	    egress = "${rate_bit_s}bit"
-	    [[limit]]
-	    name   = "program"
-	    scope  = { exe = "/usr/local/bin/program" }
-	    egress = "${rate_bit_s}bit"
 END
 kubectl create namespace tidegate >/dev/null
 kubectl create namespace prod >/dev/null
+pod server '.spec.containers = [container("sink"; "exec nc -ll -p 9 -e dd of=/dev/null bs=64k"),
+	container("source"; "exec nc -ll -p 10 -e cat /dev/zero")]'
 install_agent 1
 expect "the pod of the DaemonSet runs" until_true runs_version 1
 expect "the API server tells it of the pods of its node" until_true is_state connected
 expect "it holds new pods" until_true status '.agent.gate.state == "open"'
-on_node 'cp /usr/bin/sleep /usr/local/bin/program && systemd-run --quiet /usr/local/bin/program infinity'
-expect "a program is limited by its path" until_true in_force program
 
 # Pods with annotations: they exchange bytes with the net beyond the node, with the node, and with another pod.
-pod server '.spec.containers = [container("sink"; "exec nc -ll -p 9 -e dd of=/dev/null bs=64k"),
-	container("source"; "exec nc -ll -p 10 -e cat /dev/zero")]'
 expect "a pod gets an address" until_true of_pod server .status.podIP
 for each in abroad:10.98.0.2 node:10.88.0.1 "pod:$(of_pod server .status.podIP)"; do
 	pod "${each%%:*}" ".spec.containers = [sends(\"${each#*:}\"), receives(\"${each#*:}\")]
 		| .metadata.annotations = { \"kubernetes.io/egress-bandwidth\": \"$rate_bit_s\",
 			\"kubernetes.io/ingress-bandwidth\": \"$rate_bit_s\" }"
 done
-for each in abroad node pod; do
-	expect "a pod that talks to $each is limited as its annotations say" until_true in_force "pod-prod_$each"
-	expect "... it sends" sends "$each" 50000
-	look first "$each"
-	expect "... it was limited before it had sent and received 64 KiB" in_time first "pod-prod_$each" "$each"
-	expect "... it goes on" sends "$each" 200000
-	look next "$each"
-	expect "... and all that it sends and receives is held" \
-		held first next "pod-prod_$each" '["out", "in"]' "$each"
-done
-
 uploads=(upload-0 upload-1)
 for each in "${uploads[@]}"; do
 	pod "$each" '.spec.containers = [sends("10.98.0.2")] | .metadata.annotations = { "tidegate.dev/limit": "uploads" }'
 done
-expect "two replicas join a limit" until_true has_pods uploads "${uploads[@]}"
-for each in "${uploads[@]}"; do
-	expect "... one sends" sends "$each" 50000
-done
-look first "${uploads[@]}"
-expect "... they were limited before each had sent 64 KiB" in_time first uploads "${uploads[@]}"
-for each in "${uploads[@]}"; do
-	expect "... one goes on" sends "$each" 100000
-done
-look next "${uploads[@]}"
-expect "... and share one ceiling" held first next uploads '["out"]' "${uploads[@]}"
-
 # What kubelet makes of classes, of containers that come before and beside others, and of the node's network.
 kinds=(guaranteed burstable stages host)
 pod guaranteed '.spec.containers = [sends("10.98.0.2") | .resources.limits = { cpu: "500m", memory: "64Mi" }]
@@ -195,6 +179,30 @@ pod stages '.spec.initContainers = [container("before"; "dd if=/dev/zero bs=1000
 		(container("beside"; again("nc 10.98.0.2 9 </dev/zero")) | .restartPolicy = "Always")]
 	| .spec.containers = [sends("10.98.0.2")] | .metadata.labels = { kind: "it" }'
 pod host '.spec.containers = [sends("10.98.0.2")] | .spec.hostNetwork = true | .metadata.labels = { kind: "it" }'
+
+for each in abroad node pod; do
+	expect "a pod that talks to $each is limited as its annotations say" until_true in_force "pod-prod_$each"
+	expect "... it sends" sends "$each" 50000
+	look first "$each"
+	judged "... it was limited before it had sent and received 64 KiB" in_time first "pod-prod_$each" "$each"
+	expect "... it goes on" sends "$each" 200000
+	look next "$each"
+	judged "... and all that it sends and receives is held" \
+		held first next "pod-prod_$each" '["out", "in"]' "$each"
+done
+
+expect "two replicas join a limit" until_true has_pods uploads "${uploads[@]}"
+for each in "${uploads[@]}"; do
+	expect "... one sends" sends "$each" 50000
+done
+look first "${uploads[@]}"
+judged "... they were limited before each had sent 64 KiB" in_time first uploads "${uploads[@]}"
+for each in "${uploads[@]}"; do
+	expect "... one goes on" sends "$each" 100000
+done
+look next "${uploads[@]}"
+judged "... and share one ceiling" held first next uploads '["out"]' "${uploads[@]}"
+
 expect "the cgroups of pods of every kind are found" until_true has_pods kinds "${kinds[@]}"
 expect "... the last container of one runs" \
 	until_true kubectl wait pod/stages --namespace prod --for condition=Ready --timeout 1s
@@ -202,12 +210,12 @@ for each in "${kinds[@]}"; do
 	expect "... $each sends" sends "$each" 20000
 done
 look first "${kinds[@]}"
-expect "... they were limited before each had sent 64 KiB" in_time first kinds "${kinds[@]}"
+judged "... they were limited before each had sent 64 KiB" in_time first kinds "${kinds[@]}"
 for each in "${kinds[@]}"; do
 	expect "... $each goes on" sends "$each" 20000
 done
 look next "${kinds[@]}"
-expect "... and share one ceiling" held first next kinds '["out"]' "${kinds[@]}"
+judged "... and share one ceiling" held first next kinds '["out"]' "${kinds[@]}"
 kubectl delete pod --namespace prod "${kinds[@]}" "${uploads[@]}" --wait=false >/dev/null
 
 look first node pod
@@ -216,13 +224,20 @@ expect "the agent says that the API server is away" until_true is_state away
 expect "... a pod goes on" sends node 100000
 look next node pod
 for each in node pod; do
-	expect "... $each is held" held first next "pod-prod_$each" '["out", "in"]' "$each"
+	judged "... $each is held" held first next "pod-prod_$each" '["out", "in"]' "$each"
 done
 scripts/kube.sh up "$work/cluster"
 scripts/kube.sh controllers "$work/cluster"
 kubectl annotate pod abroad --namespace prod --overwrite kubernetes.io/egress-bandwidth=800k >/dev/null
 expect "a change takes effect when the API server is back" until_true has_rate pod-prod_abroad 800000
 
+on_node 'cp /usr/bin/sleep /usr/local/bin/program && systemd-run --quiet /usr/local/bin/program infinity'
+cat >>"$work/values.yaml" <<-END
+	    [[limit]]
+	    name   = "program"
+	    scope  = { exe = "/usr/local/bin/program" }
+	    egress = "${rate_bit_s}bit"
+END
 look first node pod
 install_agent 2
 expect "a newer version takes the place of the DaemonSet's pod" until_true runs_version 2
@@ -231,8 +246,9 @@ expect "... new pods are held again" until_true status '.agent.gate.state == "op
 expect "... a pod goes on" sends node 100000
 look next node pod
 for each in node pod; do
-	expect "... $each was held all the time" held first next "pod-prod_$each" '["out", "in"]' "$each"
+	judged "... $each was held all the time" held first next "pod-prod_$each" '["out", "in"]' "$each"
 done
 kubectl annotate pod abroad --namespace prod --overwrite kubernetes.io/egress-bandwidth=600k >/dev/null
-expect "... and a change takes effect" until_true has_rate pod-prod_abroad 600000
+expect "... a change takes effect" until_true has_rate pod-prod_abroad 600000
+expect "... and a program is limited by its path" until_true in_force program
 exit "$failed"

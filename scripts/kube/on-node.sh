@@ -19,7 +19,7 @@ peer_up() {
 	ip -n peer route add default via 10.98.0.1
 	ip link set tg0 up gso_max_segs 1
 	# This counts what the node itself sends there.
-	ip netns exec peer iptables --append INPUT --source 10.98.0.1
+	ip netns exec peer iptables --append INPUT --source 10.98.0.1 --jump ACCEPT
 }
 
 # Takes all that comes to port 9, and sends without an end to whoever comes to port 10; the arguments come before.

@@ -13,7 +13,8 @@ with_files() {
 }
 
 node() {
-	local dir=$1 base
+	# A second processor of an emulated machine takes from the first.
+	local dir=$1 base cpus=1
 	shift
 	image_packages=("${node_packages[@]}")
 	mkdir -p "$vm/systemd"
