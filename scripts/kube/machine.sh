@@ -6,7 +6,7 @@ share=$machine/share
 disk=$machine/root
 # An emulated machine takes minutes to boot, and seconds for each order.
 boot_s=1200
-order_s=600
+order_s=700
 
 # An image with what is in a directory.
 image() {

@@ -39,7 +39,8 @@ pod() {
 		def sends($to): container("out"; again("nc \($to) 9 </dev/zero"));
 		def receives($from): container("in"; again("nc \($from) 10 >/dev/null"));
 		{ apiVersion: "v1", kind: "Pod", metadata: { name: $name, namespace: "prod" },
-			spec: { nodeName: $node, terminationGracePeriodSeconds: 0, automountServiceAccountToken: false } }
+			spec: { nodeName: $node, terminationGracePeriodSeconds: 0, automountServiceAccountToken: false,
+				dnsPolicy: "Default" } }
 		| '"$2" | kubectl create --filename - >/dev/null
 }
 of_pod() {
