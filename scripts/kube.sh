@@ -9,10 +9,11 @@
 #   scripts/kube.sh controllers DIR  starts the scheduler and some controllers, too: of DaemonSets and of accounts
 #   scripts/kube.sh down DIR         ends them
 #   scripts/kube.sh certify DIR NAME SUBJECT NAMES   a certificate that they accept
-#   scripts/kube.sh test [NAME...]   the checks of scripts/kube/*.sh, or those of these names
+#   scripts/kube.sh test [NAME...]   the checks of scripts/kube/*.sh of these names, or objects, rights, pod and follow
 #
-# `node` boots a virtual machine with kubelet and containerd. The other checks have no node: objects are checked, stored
-# and watched, and nothing runs. The API server refuses `privileged`, as it does unless it is told otherwise.
+# `node` boots a virtual machine with kubelet and containerd; where it is emulated that takes an hour or more. The other
+# checks have no node: objects are checked, stored and watched, and nothing runs. The API server refuses `privileged`, as
+# it does unless it is told otherwise.
 #
 # Where the parts cannot be had this prints SKIP and why, and ends with 0.
 set -euo pipefail
@@ -26,7 +27,7 @@ bin=$kube/bin-$kubernetes-$helm
 limit_build=60m
 limit_test=15m
 # An emulated node takes its time.
-limit_node=60m
+limit_node=120m
 programs=(kube-apiserver kubectl helm)
 programs_of_node=(kubelet kube-controller-manager kube-scheduler)
 # An API server that is not ready by then hangs.
@@ -214,7 +215,7 @@ build | up | controllers | down | certify | checks)
 	;;
 test)
 	shift
-	(($# > 0)) || set -- objects rights pod follow node
+	(($# > 0)) || set -- objects rights pod follow
 	prepare "$@"
 	[[ " $* " != *" node "* ]] || limit_test=$limit_node
 	scripts/bounded.sh "$limit_test" "$PWD/scripts/kube.sh" checks "$@"

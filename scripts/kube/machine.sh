@@ -4,7 +4,9 @@
 machine=$work/machine
 share=$machine/share
 disk=$machine/root
+machine_pid=
 # An emulated machine takes minutes to boot, and seconds for each order.
+machine_limit=100m
 boot_s=1200
 order_s=700
 
@@ -121,7 +123,7 @@ start_machine() {
 	configure_node
 	configure_network
 	cp scripts/kube/on-node.sh "$share/main.sh"
-	scripts/vm.sh node "$machine" >"$work/machine.log" 2>&1 </dev/null &
+	scripts/bounded.sh "$machine_limit" scripts/vm.sh node "$machine" >"$work/machine.log" 2>&1 </dev/null &
 	machine_pid=$!
 	until_there "$share/up" "$boot_s"
 }
@@ -137,9 +139,9 @@ until_there() {
 	done
 }
 
-# Ends the machine; it has no time to say goodbye.
+# Ends the machine.
 stop_machine() {
-	[ -n "${machine_pid:-}" ] || return 0
+	[ -n "$machine_pid" ] || return 0
 	touch "$share/end"
 	timeout 60 tail --follow /dev/null --pid "$machine_pid" || kill "$machine_pid" || true
 	wait "$machine_pid" || true

@@ -95,6 +95,10 @@ look() {
 sends() {
 	on_node sends "$(of_pod "$1" .metadata.uid)" "$2"
 }
+# A pod has received so many bytes.
+receives() {
+	on_node receives "$(of_pod "$1" .metadata.uid)" "$2"
+}
 judge() {
 	jq --null-input --exit-status --raw-output -L scripts/kube "include \"looks\"; $1" "${@:2}"
 }
@@ -129,6 +133,8 @@ judged() {
 trap finish EXIT
 scripts/kube.sh controllers "$work/cluster"
 if ! start_machine; then
+	reason=$(sed -n 's/^SKIP test-vm: //p' "$work/machine.log")
+	[ -z "$reason" ] || skip "$reason"
 	fail "a node boots: $(tail -n 3 "$work/machine.log")"
 	exit 1
 fi
@@ -184,6 +190,7 @@ pod host '.spec.containers = [sends("10.98.0.2")] | .spec.hostNetwork = true | .
 for each in abroad node pod; do
 	expect "a pod that talks to $each is limited as its annotations say" until_true in_force "pod-prod_$each"
 	expect "... it sends" sends "$each" 50000
+	expect "... it receives" receives "$each" 50000
 	look first "$each"
 	judged "... it was limited before it had sent and received 64 KiB" in_time first "pod-prod_$each" "$each"
 	expect "... it goes on" sends "$each" 200000

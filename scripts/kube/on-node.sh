@@ -91,7 +91,7 @@ received_by() {
 	local pid
 	for pid in $(cat "/sys/fs/cgroup/$(cgroup_of "$1")"/*/cgroup.procs); do
 		if tr '\0' ' ' <"/proc/$pid/cmdline" | grep --quiet '^nc .* 10 $'; then
-			awk '$1 == "rchar:" { printf "%d", $2 / 1448 * 1514 }' "/proc/$pid/io"
+			awk '$1 == "rchar:" { printf "%.0f", $2 / 1448 * 1514 }' "/proc/$pid/io"
 			return
 		fi
 	done
@@ -110,6 +110,15 @@ sends() {
 		((SECONDS < end)) || return 1
 		sleep 1
 	done
+}
+
+# The container `in` of a pod runs, and has read so many bytes.
+receives() {
+	local end=$((SECONDS + 500))
+	until (($(received_by "$1") > $2)); do
+		((SECONDS < end)) || return 1
+		sleep 1
+	done 2>/dev/null
 }
 
 # What has left pods and what they have received, by their names, and what limits have counted. Meanwhile nothing
