@@ -1,15 +1,19 @@
 #!/usr/bin/env bash
 # A control plane of Kubernetes on this machine, and what deploy/ is there: `make test-kube`.
 #
-#   scripts/kube.sh build      builds kube-apiserver, kubectl and helm from their Go modules, below target/kube: once,
-#                              ten minutes on two processors
-#   scripts/kube.sh up DIR     starts etcd and an API server on free ports of the loopback interface. Their data, and
-#                              what clients need, are in DIR: `kubeconfig` of an administrator, `ca.crt`, `url`
-#   scripts/kube.sh down DIR   ends them
-#   scripts/kube.sh test [NAME...]   the checks of scripts/kube/*.sh, or those of these names
+#   scripts/kube.sh build [NAME...]  builds programs of Kubernetes, and helm, from their Go modules, below target/kube:
+#                                    once, fifteen minutes on two processors
+#   scripts/kube.sh up DIR           starts etcd and an API server on free ports of the loopback interface. Their data,
+#                                    and what clients need, are in DIR: `kubeconfig` of an administrator, `ca.crt`, `url`.
+#                                    Once more with the same DIR it has the same address and objects
+#   scripts/kube.sh controllers DIR  starts the scheduler and some controllers, too: of DaemonSets and of accounts
+#   scripts/kube.sh down DIR         ends them
+#   scripts/kube.sh certify DIR NAME SUBJECT NAMES   a certificate that they accept
+#   scripts/kube.sh test [NAME...]   the checks of scripts/kube/*.sh of these names, or objects, rights, pod and follow
 #
-# There is no scheduler, no controller and no node: objects are checked, stored and watched, and nothing runs. The API
-# server refuses `privileged`, as it does unless it is told otherwise.
+# `node` boots a virtual machine with kubelet and containerd; where it is emulated that takes an hour or more. The other
+# checks have no node: objects are checked, stored and watched, and nothing runs. The API server refuses `privileged`, as
+# it does unless it is told otherwise.
 #
 # Where the parts cannot be had this prints SKIP and why, and ends with 0.
 set -euo pipefail
@@ -22,6 +26,10 @@ kube=$PWD/target/kube
 bin=$kube/bin-$kubernetes-$helm
 limit_build=60m
 limit_test=15m
+# An emulated node takes its time.
+limit_node=120m
+programs=(kube-apiserver kubectl helm)
+programs_of_node=(kubelet kube-controller-manager kube-scheduler)
 # An API server that is not ready by then hangs.
 ready_s=180
 
@@ -50,7 +58,7 @@ build_kubernetes() {
 
 build() {
 	local name
-	(($# > 0)) || set -- kube-apiserver kubectl helm
+	(($# > 0)) || set -- "${programs[@]}" "${programs_of_node[@]}"
 	mkdir -p "$bin"
 	for name in "$@"; do
 		[ ! -x "$bin/$name" ] || continue
@@ -62,12 +70,13 @@ build() {
 	done
 }
 
-# What this needs is there, or is built.
+# What these checks need is there, or is built.
 prepare() {
 	scripts/deps.sh kube || skip "what it needs cannot be installed (see above)"
 	command -v go >/dev/null || skip "Kubernetes is built from Go modules, and there is no go in PATH (https://go.dev/dl)"
 	mkdir -p "$kube"
-	scripts/bounded.sh "$limit_build" nice "$PWD/scripts/kube.sh" build >"$kube/build.log" 2>&1 ||
+	[[ " $* " != *" node "* ]] || programs+=("${programs_of_node[@]}")
+	scripts/bounded.sh "$limit_build" nice "$PWD/scripts/kube.sh" build "${programs[@]}" >"$kube/build.log" 2>&1 ||
 		skip "Kubernetes cannot be built: $(tail -n 1 "$kube/build.log")"
 }
 
@@ -83,7 +92,8 @@ free_ports() {
 
 # The certificate NAME.crt, signed by ca.crt, for who has this subject and these names.
 certify() {
-	local name=$1 subject=$2 names=$3
+	local name=$2 subject=$3 names=$4
+	cd "$1"
 	openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj "$subject" \
 		-keyout "$name.key" -out "$name.csr" 2>/dev/null
 	openssl x509 -req -in "$name.csr" -CA ca.crt -CAkey ca.key -CAcreateserial -days 30 \
@@ -126,16 +136,18 @@ up() {
 	fi
 	umask 077
 	read -r client peer port < <(free_ports 3)
-	token=$(openssl rand -hex 16)
-	echo "https://127.0.0.1:$port" >url
-	if [ ! -e ca.crt ]; then
+	if [ -e url ]; then
+		port=$(sed 's/.*://' url)
+	else
+		echo "https://127.0.0.1:$port" >url
 		openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj /CN=tests \
 			-keyout ca.key -out ca.crt 2>/dev/null
-		certify server /CN=kubernetes "IP:127.0.0.1,DNS:localhost,DNS:kubernetes.default.svc"
+		certify . server /CN=kubernetes "IP:127.0.0.1,IP:10.0.0.1,DNS:localhost,DNS:kubernetes.default.svc"
 		openssl genrsa -out accounts.key 2048 2>/dev/null
+		token=$(openssl rand -hex 16)
+		echo "$token,admin,admin,system:masters" >tokens.csv
+		kubeconfig "$token" >kubeconfig
 	fi
-	echo "$token,admin,admin,system:masters" >tokens.csv
-	kubeconfig "$token" >kubeconfig
 	start etcd etcd --data-dir "$PWD/etcd" --listen-client-urls "http://127.0.0.1:$client" \
 		--advertise-client-urls "http://127.0.0.1:$client" --listen-peer-urls "http://127.0.0.1:$peer" \
 		--initial-advertise-peer-urls "http://127.0.0.1:$peer" --initial-cluster "default=http://127.0.0.1:$peer" \
@@ -143,7 +155,8 @@ up() {
 	start apiserver "$bin/kube-apiserver" --etcd-servers "http://127.0.0.1:$client" \
 		--bind-address 127.0.0.1 --secure-port "$port" --advertise-address 192.0.2.1 --endpoint-reconciler-type none \
 		--tls-cert-file "$PWD/server.crt" --tls-private-key-file "$PWD/server.key" --client-ca-file "$PWD/ca.crt" \
-		--token-auth-file "$PWD/tokens.csv" --authorization-mode RBAC --anonymous-auth=false \
+		--token-auth-file "$PWD/tokens.csv" --enable-admission-plugins NodeRestriction \
+		--authorization-mode Node,RBAC --anonymous-auth=false \
 		--service-account-issuer https://kubernetes.default.svc --service-cluster-ip-range 10.0.0.0/24 \
 		--service-account-key-file "$PWD/accounts.key" --service-account-signing-key-file "$PWD/accounts.key"
 	end=$((SECONDS + ready_s))
@@ -158,10 +171,19 @@ up() {
 	done
 }
 
+controllers() {
+	cd "$1"
+	start controllers "$bin/kube-controller-manager" --kubeconfig "$PWD/kubeconfig" --leader-elect=false \
+		--bind-address 127.0.0.1 --secure-port 0 --root-ca-file "$PWD/ca.crt" \
+		--controllers daemonset-controller,serviceaccount-controller,root-ca-certificate-publisher-controller
+	start scheduler "$bin/kube-scheduler" --kubeconfig "$PWD/kubeconfig" --leader-elect=false \
+		--bind-address 127.0.0.1 --secure-port 0
+}
+
 down() {
 	local name
 	cd "$1" 2>/dev/null || return 0
-	for name in apiserver etcd; do
+	for name in scheduler controllers apiserver etcd; do
 		[ -e "$name.pid" ] || continue
 		if runs "$name"; then
 			kill "$(cat "$name.pid")"
@@ -188,13 +210,14 @@ checks() {
 }
 
 case "${1:-}" in
-build | up | down | checks)
+build | up | controllers | down | certify | checks)
 	"$@"
 	;;
 test)
 	shift
 	(($# > 0)) || set -- objects rights pod follow
-	prepare
+	prepare "$@"
+	[[ " $* " != *" node "* ]] || limit_test=$limit_node
 	scripts/bounded.sh "$limit_test" "$PWD/scripts/kube.sh" checks "$@"
 	;;
 *)

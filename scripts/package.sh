@@ -70,43 +70,13 @@ pack() {
 		--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime "$@"
 }
 
-# Moves a file to the blobs of an image, and prints its descriptor.
-blob() {
-	local file=$1 type=$2 sum size
-	sum=$(sha256sum "$file" | cut -d ' ' -f 1)
-	size=$(stat --format=%s "$file")
-	mv "$file" "$image/blobs/sha256/$sum"
-	printf '{"mediaType":"application/vnd.oci.image.%s","digest":"sha256:%s","size":%s' "$type" "$sum" "$size"
-}
-
-# An image with the binary alone, as a layout of OCI in a tar file.
+# An image with the binary alone.
 make_image() {
-	local arch=$1 layer root diff config manifest name platform
-	name=$(other_name "$arch")
-	platform="\"architecture\":\"$name\",\"os\":\"linux\""
-	image=$(mktemp --directory)
-	mkdir -p "$image/blobs/sha256" "$image/root/usr/bin"
-	install -m 755 "$out/tidegate-$arch" "$image/root/usr/bin/tidegate"
-	pack --create --file "$image/layer" --directory "$image/root" usr
-	rm -rf "$image/root"
-	diff=$(sha256sum "$image/layer" | cut -d ' ' -f 1)
-	gzip --no-name --best "$image/layer"
-	layer="$(blob "$image/layer.gz" layer.v1.tar+gzip)}"
-	cat >"$image/config" <<-END
-		{$platform,"created":"$(date --utc --date="@$epoch" +%Y-%m-%dT%H:%M:%SZ)",
-		"config":{"Entrypoint":["/usr/bin/tidegate"],"Env":["PATH=/usr/bin"],
-		"Labels":{"org.opencontainers.image.title":"tidegate","org.opencontainers.image.version":"$version"}},
-		"rootfs":{"type":"layers","diff_ids":["sha256:$diff"]}}
-	END
-	config="$(blob "$image/config" config.v1+json)}"
-	echo "{\"schemaVersion\":2,\"mediaType\":\"application/vnd.oci.image.manifest.v1+json\"," \
-		"\"config\":$config,\"layers\":[$layer]}" >"$image/manifest"
-	manifest="$(blob "$image/manifest" manifest.v1+json),\"platform\":{$platform},"
-	manifest+="\"annotations\":{\"org.opencontainers.image.ref.name\":\"tidegate:$version\"}}"
-	echo "{\"schemaVersion\":2,\"manifests\":[$manifest]}" >"$image/index.json"
-	echo '{"imageLayoutVersion":"1.0.0"}' >"$image/oci-layout"
-	pack --create --file "$out/tidegate-$version-$arch.oci.tar" --directory "$image" blobs index.json oci-layout
-	rm -rf "$image"
+	local arch=$1 root=$out/image
+	install -D -m 755 "$out/tidegate-$arch" "$root/usr/bin/tidegate"
+	scripts/image.sh "$out/tidegate-$version-$arch.oci.tar" "tidegate:$version" "$(other_name "$arch")" "$root" \
+		/usr/bin/tidegate
+	rm -r "$root"
 }
 
 # Lays out what is in all packages: the binary, and what GENERATOR prints.

@@ -10,6 +10,7 @@
 #   scripts/vm.sh systemd NAME...  units and packages as shipped, with systemd as PID 1; scripts/vm/systemd.sh has more
 #   scripts/vm.sh applications [ROW...]
 #                                  rows of the experiment `applications` beside fq, fq_codel and CAKE, on 6.18
+#   scripts/vm.sh node DIR         a node of Kubernetes, for scripts/kube.sh
 #   scripts/vm.sh captures [NAME...]   captures of TCP that meets a policer, a queue or chance, for burst analyze
 #   scripts/vm.sh shell V          a shell on kernel V
 #
@@ -63,6 +64,7 @@ quick=(
 source scripts/vm/kernels.sh
 source scripts/vm/systemd.sh
 source scripts/vm/captures.sh
+source scripts/vm/node.sh
 
 # The laboratory measures, and an emulated machine has no time of its own: of its tests these alone.
 laboratory='root_netem_'
@@ -332,6 +334,12 @@ systemd)
 	check_systemd "$@" || code=$?
 	scripts/test-report.sh sum "$code" "$vm/systemd.log"
 	exit "$code"
+	;;
+node)
+	shift
+	kernels=("$systemd_kernel")
+	prepare
+	node "$@"
 	;;
 captures)
 	shift

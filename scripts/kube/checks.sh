@@ -5,7 +5,7 @@ chart=deploy/helm/tidegate
 failed=0
 
 # A condition is waited for so long.
-deadline_s=60
+deadline_s=60 look_s=0.1
 
 pass() {
 	echo "ok: $1"
@@ -49,7 +49,7 @@ until_true() {
 			echo "waited in vain for: $*"
 			return 1
 		fi
-		sleep 0.1
+		sleep "$look_s"
 	done
 }
 

@@ -50,7 +50,9 @@ make_base() {
 	scripts/as-root.sh env --unset APT_CONFIG mmdebstrap --quiet --variant=minbase \
 		--include="$(IFS=,; echo "${image_packages[*]}")" \
 		--aptopt="$vm/systemd/apt.conf" --dpkgopt=force-unsafe-io \
-		--customize-hook='chroot "$1" systemctl disable docker.service docker.socket containerd.service' \
+		--customize-hook='cd "$1/lib/systemd/system" && for unit in docker.service docker.socket containerd.service; do
+			[ ! -e "$unit" ] || chroot "$1" systemctl disable "$unit"
+		done' \
 		"$suite" "$partial" "$vm/systemd/sources.list" >"$vm/systemd/mmdebstrap.log" 2>&1 || return 1
 	mv "$partial" "$base"
 }
@@ -106,7 +108,7 @@ with_rpm() {
 
 # Boots a disk with systemd; the share is mounted by unit-setup.service. Further options are QEMU's.
 boot_image() {
-	local kernel=$1 checks=$2 disk=$3 kvm=() layout=()
+	local kernel=$1 checks=$2 disk=$3 share=${share:-$vm/systemd/share} kvm=() layout=()
 	shift 3
 	case ${checks%%:*} in
 	hybrid | v1)
@@ -121,7 +123,7 @@ boot_image() {
 		vng --run "$(ls "$vm/$kernel"/boot/vmlinuz-*)" "${kvm[@]}" --force-9p --cpus "$cpus" --memory 2G \
 		--root-disk "$disk" --root-dev /dev/vda --root-fstype ext4 --systemd --rw \
 		--append systemd.mask=serial-getty@ttyS0.service --append "tidegate.checks=$checks" "${layout[@]}" \
-		--qemu-opts="$* -virtfs local,path=$vm/systemd/share,mount_tag=tidegate,security_model=none"
+		--qemu-opts="$* -virtfs local,path=$share,mount_tag=tidegate,security_model=none"
 }
 
 # Makes the disk that a word needs, if this run has not made it yet.
