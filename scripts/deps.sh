@@ -29,6 +29,12 @@ needs() {
 	lab | redis-server | valkey-compat-redis | valkey | answers the requests of applications | command -v redis-server
 	lab | postgresql | postgresql-server postgresql-contrib | postgresql | answers pgbench in applications | command -v initdb || ls /usr/lib/postgresql/*/bin/initdb
 	lab | curl | curl | curl | downloads it | command -v curl
+	lab | wget | wget | wget | downloads it with a limit of its own, as a peer of tidegate run | command -v wget
+	lab | rsync | rsync | rsync | is such a peer | command -v rsync
+	lab | rclone | rclone | rclone | is such a peer, and serves two of them | command -v rclone
+	lab | restic | restic | restic | is such a peer | command -v restic
+	lab | openssh-client | openssh-clients | openssh | has scp, such a peer | command -v scp
+	lab | openssh-server | openssh-server | openssh | takes in what scp and rsync send | command -v sshd
 	lab | nftables | nftables | nftables | polices, as a peer of scheme police | command -v nft
 	lab | iptables | iptables-nft | iptables | hands packets to the relay of drl-cost | command -v iptables
 	lab | dropbear-bin | dropbear | dropbear | runs an SSH session through a limited port | command -v dropbear
@@ -143,8 +149,9 @@ install_packages() {
 			echo "create_main_cluster = false" >>"$clusters"
 		fi
 		$install "$@"
-		for service in nginx redis-server etcd postgresql; do
-			if [[ " $* " = *" $service"* ]] && command -v systemctl >/dev/null; then
+		for server in nginx:nginx redis-server:redis-server etcd-server:etcd postgresql:postgresql openssh-server:ssh; do
+			service=${server#*:}
+			if [[ " $* " = *" ${server%:*} "* ]] && command -v systemctl >/dev/null; then
 				systemctl --quiet disable "$service.service" >/dev/null 2>&1 ||
 					echo "$service stays enabled: \`systemctl disable $service\` keeps it from starting at boot"
 			fi

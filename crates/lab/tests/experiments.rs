@@ -12,6 +12,7 @@ use tidegate_lab::{
     experiment::Experiment,
     experiments::{
         applications::Applications,
+        bwlimit::Bwlimit,
         carousel::{
             backpressure::Backpressure, conformance::Conformance, flows::Flows,
             granularity::Granularity,
@@ -133,6 +134,18 @@ fn root_the_demo_reports_every_system() {
     let metrics = ["rate_on_wire_bit_s", "goodput_bit_s", "latency_p99_us", "retransmissions"];
     check(&report, out.path(), &["unlimited", "htb", "tidegate"], &metrics);
     assert!(!report.values("tidegate", "drops", None).is_empty());
+}
+
+#[test]
+fn root_limits_of_programs_report_both_systems() {
+    let test = "root_limits_of_programs_report_both_systems";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &Bwlimit::tiny(lab_binary()), out.path()) else { return };
+    let metrics = ["first_second_bytes", "max_100ms_percent", "used_percent", "rtt_p99_us"];
+    check(&report, out.path(), &["idle", "own flag", "tidegate run"], &metrics);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! htb_latency, demo --------------------------------------------------^
 //! htb_latency, low_latency, dctcp_threshold -> guest (transfers through a port) -> shapers (limits on it)
 //! applications, demo -> requests (of real servers) -> row (what is measured), bed
+//! bwlimit -> copies (programs and their words), page (what is made of the results), bed
 //! hierarchy -> tree (classes, steps, the rule), force (HTB's classes, limits on cgroups)
 //! carousel_cpu, bulk -> cpu (CPU time of a path)
 //! policer_burst, policer_tcp -> policers (a router that polices, and its peers) -> wire
@@ -26,6 +27,7 @@ use crate::{experiment::Experiment, report::Case, table::circumstance};
 pub mod applications;
 mod bed;
 mod bulk;
+pub mod bwlimit;
 pub mod carousel;
 pub mod carousel_cpu;
 mod cpu;
@@ -61,6 +63,7 @@ mod wire;
 pub fn all() -> Vec<Box<dyn Experiment>> {
     vec![
         Box::new(applications::Applications::default()),
+        Box::new(bwlimit::Bwlimit::default()),
         Box::new(carousel::backpressure::Backpressure::default()),
         Box::new(carousel::conformance::Conformance::default()),
         Box::new(carousel::flows::Flows::default()),

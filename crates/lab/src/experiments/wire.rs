@@ -29,6 +29,11 @@ impl Wire {
         Wire { bytes, bin }
     }
 
+    /// From its first bin to its last.
+    pub(super) fn duration(&self) -> Duration {
+        self.bin * u32::try_from(self.bytes.len()).unwrap_or(u32::MAX)
+    }
+
     /// The mean rate between two times since the start; `None` when nothing lies between.
     pub(super) fn mean_bit_s(&self, from: Duration, to: Duration) -> Option<f64> {
         let (from, to) = (self.bins_in(from), self.bins_in(to).min(self.bytes.len()));
@@ -84,6 +89,7 @@ mod tests {
     fn silence_is_cut_off() {
         let wire = Wire::new(vec![0, 60, 12_500, 0, 12_500, 70, 0], BIN);
         assert_eq!(wire.bytes, [12_500, 0, 12_500]);
+        assert_eq!(wire.duration(), ms(30));
         assert!(Wire::new(vec![0, 42], BIN).bytes.is_empty());
     }
 
