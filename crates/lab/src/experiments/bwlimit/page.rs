@@ -133,8 +133,8 @@ pub fn tables(report: &Report) -> String {
                 let median = stats::median(&report.values(system, metric, Some(case)));
                 median.map_or_else(|| "-".to_owned(), show)
             };
-            let percent: fn(f64) -> String = |value| format!("{value:.0} %");
-            let shows = [
+            let percent = |value| format!("{value:.0} %");
+            let shows: [(&str, fn(f64) -> String); 5] = [
                 ("first_second_bytes", kb),
                 ("max_100ms_percent", percent),
                 ("used_percent", percent),
