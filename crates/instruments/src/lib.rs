@@ -4,11 +4,14 @@
 //! - [`softirq_meter`]: CPU time that the network takes outside of any process.
 //! - [`paper`]: NRM as published, to compare with.
 //! - [`sharing`]: ways in which limits can share programs.
-//!
-//! The cost of a loaded program is measured by `tidegate_sys::cost`, which loads programs that are private to
-//! that crate.
+//! - [`run_time`]: what a loaded program takes by the kernel's statistics.
+//! - [`cost`]: what a packet costs in the programs of a limit; [`cost_on_device`]: in many of one device.
 
+pub mod cost;
+pub mod cost_on_device;
 pub mod paper;
+pub mod run_time;
+mod scene;
 pub mod sharing;
 pub mod softirq_meter;
 pub mod wire_meter;

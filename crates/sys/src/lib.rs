@@ -26,7 +26,6 @@
 //! - [`backlog`]: where the packets of a limiter wait; [`waiting`]: whose they are.
 //! - [`xdp`]: a device's frames for AF_XDP sockets.
 //! - [`clock`]: the clocks by which programs work.
-//! - [`cost`]: what a packet costs in a loaded program.
 //! - [`intf`]: what the programs and this crate share.
 
 pub mod attached;
@@ -36,7 +35,6 @@ pub mod bpffs;
 pub mod cgroup;
 pub mod clock;
 pub mod congestion;
-pub mod cost;
 pub mod descriptors;
 pub mod device;
 mod exempt;

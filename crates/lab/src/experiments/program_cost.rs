@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use tidegate_core::{Direction, Rate, police::Hook};
+use tidegate_instruments::cost::{Asked, Program, QueueState, measure};
+use tidegate_instruments::cost_on_device::{Policers, cost_on_device};
 use tidegate_instruments::paper::{NrmPaper, PaperOptions};
+use tidegate_instruments::run_time::{mean_in_traffic, mean_run_time, tcp_frame};
 use tidegate_sys::cgroup::Hierarchy;
-use tidegate_sys::cost::{
-    Asked, Program, QueueState, mean_in_traffic, mean_run_time, measure, tcp_frame,
-};
-use tidegate_sys::schemes::police::{Policers, cost_on_device};
 
 use crate::chart::BarsOf;
 use crate::context::Context;
@@ -193,7 +192,7 @@ fn in_traffic(ctx: &mut Context, datagrams: u32) -> anyhow::Result<()> {
             let site = Site::from(testbed.sender()).in_cgroup(&cgroup);
             let mut sent = None;
             let on = Hierarchy::find()?.open(cgroup.name())?;
-            let cost = mean_in_traffic(&on, || {
+            let cost = mean_in_traffic(on.id(), || {
                 sent = Some(udp::start(&testbed, site, args).and_then(|it| udp::finish(it, args)));
             })?;
             sent.context("no traffic")??;

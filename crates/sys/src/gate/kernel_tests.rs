@@ -5,12 +5,12 @@ use std::{
     thread,
 };
 
-use libbpf_rs::{ProgramInput, ProgramMut};
 use proptest::prelude::*;
 use tidegate_core::{
     Nanos,
     gate::{self as model, BYTES, Verdict},
 };
+use tidegate_instruments::run_time::{empty_program, tcp_frame, test_run};
 
 use super::{
     tests::{LONG, root},
@@ -232,12 +232,8 @@ fn own_id() -> [u8; 8] {
 }
 
 /// Runs a program on the packet of a row; what it returned, and the mean time of `repeat` runs.
-fn run(program: &ProgramMut<'_>, row: &Row, device: u32, repeat: u32) -> (u32, Duration) {
-    let (frame, mut context) = (crate::cost::tcp_frame(1000), context(row, device));
-    let (data_in, context_in) = (Some(&frame[..]), Some(&mut context[..]));
-    let run = program.test_run(ProgramInput { context_in, data_in, repeat, ..Default::default() });
-    let run = run.unwrap();
-    (run.return_value, run.duration)
+fn run(program: BorrowedFd<'_>, row: &Row, device: u32, repeat: u32) -> (u32, Duration) {
+    test_run(program, &tcp_frame(1000), &context(row, device), repeat).unwrap()
 }
 
 #[test]
@@ -275,7 +271,7 @@ fn follow_the_table(device: u32) {
         put(&above, row.above);
         let before = counted();
         let program = if row.ingress { &object.progs.gate_in } else { &object.progs.gate_out };
-        assert_eq!(run(program, &row, device, 1).0, row.returns, "{what}: return value");
+        assert_eq!(run(program.as_fd(), &row, device, 1).0, row.returns, "{what}: return value");
         let after = counted();
         let grown: Vec<u64> = after.iter().zip(before).map(|(now, was)| now - was).collect();
         assert_eq!(grown, row.counted, "{what}: counters");
@@ -296,16 +292,13 @@ fn root_gate_cost_of_a_packet() {
 fn measure(device: u32) {
     let mut storage = MaybeUninit::uninit();
     let object = load(&mut storage, 0, LONG).unwrap();
-    let mut empty = MaybeUninit::uninit();
-    let empty = skel::nothing::NothingSkelBuilder::default().open(&mut empty).unwrap();
-    let empty = empty.load().unwrap();
-    let least = |program: &ProgramMut<'_>, row: &Row| {
+    let least = |program: BorrowedFd<'_>, row: &Row| {
         (0..9).map(|_| run(program, row, device, 200_000).1).min().unwrap()
     };
-    let gate = &object.progs.gate_out;
+    let gate = object.progs.gate_out.as_fd();
     let decided = row("decided", None, 1);
     let undecided = &object.maps.undecided;
-    println!("an empty program: {:?}", least(&empty.progs.nothing, &decided));
+    println!("an empty program: {:?}", least(empty_program().unwrap().as_fd(), &decided));
     println!("decided, no other undecided: {:?}", least(gate, &decided));
     println!("loopback: {:?}", least(gate, &Row { loopback: true, ..row("", None, 1) }));
     let other = Held { until_ns: u64::MAX, ..Held::default() };

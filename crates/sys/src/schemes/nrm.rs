@@ -99,7 +99,7 @@ fn load<T>(
 ) -> Result<T, LimitError> {
     quiet_libbpf();
     let mut storage = MaybeUninit::uninit();
-    let nrm = load_nrm_with(&mut storage, &sharing)?;
+    let nrm = load_nrm(&mut storage, &sharing)?;
     let Sharing { parent, exempts, slots, .. } = sharing;
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("nrm"));
     let maps = LimitMaps {
@@ -140,17 +140,8 @@ fn load<T>(
     work(maps, slots, [&nrm.progs.nrm_egress, &nrm.progs.nrm_ingress, &tune.progs.tune])
 }
 
-/// Opens and loads the virtual queue's object, for a limit in `parent` if there is one.
-pub(crate) fn load_nrm<'a>(
-    storage: &'a mut MaybeUninit<OpenObject>,
-    parent: Option<&LimitMaps>,
-    exempts: bool,
-) -> Result<skel::nrm::NrmSkel<'a>, LimitError> {
-    let parent = parent.map(ParentMaps::of).transpose()?.flatten();
-    load_nrm_with(storage, &Sharing { parent, exempts, ..Sharing::default() })
-}
-
-fn load_nrm_with<'a>(
+/// Opens and loads the virtual queue's object.
+fn load_nrm<'a>(
     storage: &'a mut MaybeUninit<OpenObject>,
     sharing: &Sharing<'_>,
 ) -> Result<skel::nrm::NrmSkel<'a>, LimitError> {

@@ -35,15 +35,11 @@ macro_rules! share {
         }
     };
 }
-mod cost;
-mod cost_on_device;
 mod place;
 mod policy;
 pub(crate) mod pool;
 pub(crate) mod xdp;
 
-pub(crate) use cost::prepare;
-pub use cost_on_device::{Policers, cost_on_device};
 pub(crate) use place::Place;
 
 /// Where the programs sit.

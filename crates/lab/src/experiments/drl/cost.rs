@@ -10,10 +10,8 @@ use std::{
 
 use anyhow::Context as _;
 use tidegate_core::Rate;
-use tidegate_sys::{
-    cost::{Asked, Program, QueueState},
-    net::NetNs,
-};
+use tidegate_instruments::cost::{Asked, Program, QueueState};
+use tidegate_sys::net::NetNs;
 
 use super::{
     OVERHEAD, RTT,

@@ -4,6 +4,7 @@ use std::{net::UdpSocket, os::fd::AsFd, time::Duration};
 
 use libbpf_rs::ProgramInput;
 use proptest::{prelude::*, test_runner::TestRunner};
+use tidegate_instruments::run_time::{empty_program, mean_run_time, mean_run_time_alone};
 
 use super::*;
 use crate::net::{
@@ -638,14 +639,12 @@ fn root_acks_cost_of_a_packet() {
     let acks = back(ACK, 500, 1548).window(60_000).options(&TIMESTAMPS).frame();
     let data = out(ACK, 100, 500).payload(1448).frame();
     let least = |program: std::os::fd::BorrowedFd<'_>, frame: &[u8]| {
-        let measure = || crate::cost::mean_run_time(program, frame, &[0], 50_000).unwrap();
+        let measure = || mean_run_time(program, frame, &[0], 50_000).unwrap();
         (0..5).map(|_| measure()).min().unwrap()
     };
-    let nothing = |state| {
-        crate::cost::measure(crate::cost::Program::Nothing, state, &data, &[0], 50_000).unwrap()
-    };
-    use crate::cost::QueueState;
-    let (warm, single) = (nothing(QueueState::Idle), nothing(QueueState::Full));
+    let empty = empty_program().unwrap();
+    let warm = mean_run_time(empty.as_fd(), &data, &[0], 50_000).unwrap();
+    let single = mean_run_time_alone(empty.as_fd(), &data, &[0], 2000).unwrap();
     println!("no program: {warm:?}, on a packet of its own {single:?}");
     for law in [Law::Spring, Law::Dem(dem::Law::Step), Law::Dem(dem::Law::Pi)] {
         loaded.reset(&AcksOptions { law, ..SPRING }, &backlog);
@@ -654,7 +653,7 @@ fn root_acks_cost_of_a_packet() {
         loaded.run(true, &data);
         let back = least(progs.acks_back.as_fd(), &acks);
         // One that is changed is not changed again: here each run has a packet of its own.
-        let changed = crate::cost::mean_of(progs.acks_back.as_fd(), &acks, &[0], 2000, 1).unwrap();
+        let changed = mean_run_time_alone(progs.acks_back.as_fd(), &acks, &[0], 2000).unwrap();
         let data = least(progs.acks_data.as_fd(), &data);
         println!("{law:?}: an ACK {back:?}, changed {changed:?}; data {data:?}");
         assert!(back > Duration::ZERO && data > Duration::ZERO);

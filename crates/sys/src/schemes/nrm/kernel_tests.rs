@@ -427,7 +427,7 @@ fn root_the_loaded_program_follows_the_table() {
         return;
     }
     let mut storage = MaybeUninit::uninit();
-    let nrm = load_nrm(&mut storage, None, false).unwrap();
+    let nrm = load_nrm(&mut storage, &Sharing::default()).unwrap();
     for row in table() {
         let key = (intf::index(row.direction) as u32).to_ne_bytes();
         let limit = intf::Limit { queue: [CONF; 2], flags: row.flags, ..Default::default() };
@@ -490,7 +490,7 @@ fn root_early_drops_happen_in_the_loaded_program() {
         return;
     }
     let mut storage = MaybeUninit::uninit();
-    let nrm = load_nrm(&mut storage, None, false).unwrap();
+    let nrm = load_nrm(&mut storage, &Sharing::default()).unwrap();
     // A byte costs nothing here, so the backlog stays in the middle: half of the packets are dropped.
     let conf = intf::QueueConf { cost: 1, ..CONF };
     let limit = intf::Limit { queue: [conf; 2], flags: intf::FLAG_LOOPBACK, ..Default::default() };
@@ -519,7 +519,7 @@ fn root_a_new_rate_rescales_the_backlog_in_the_loaded_program() {
         return;
     }
     let mut storage = MaybeUninit::uninit();
-    let nrm = load_nrm(&mut storage, None, false).unwrap();
+    let nrm = load_nrm(&mut storage, &Sharing::default()).unwrap();
     let (packet, flags) = (frame(false, TCP, NOT_ECT, 1500), intf::FLAG_LOOPBACK);
     let limit = intf::Limit { queue: [CONF; 2], flags, ..Default::default() };
     let zero = 0u32.to_ne_bytes();
@@ -575,7 +575,7 @@ fn root_a_rate_that_is_lent_ends_in_the_loaded_program() {
         return;
     }
     let mut storage = MaybeUninit::uninit();
-    let nrm = load_nrm(&mut storage, None, false).unwrap();
+    let nrm = load_nrm(&mut storage, &Sharing::default()).unwrap();
     // A backlog that the one has room for and the other drops.
     let tight = intf::QueueConf { drop_ns: 1, large_drop_ns: 1, mark_ns: 1, ..CONF };
     let flags = intf::FLAG_LOOPBACK;

@@ -465,7 +465,7 @@ fn root_a_flood_at_ingress_gets_no_room_for_windows() {
         return;
     }
     let mut storage = MaybeUninit::uninit();
-    let nrm = load_nrm(&mut storage, None, false).unwrap();
+    let nrm = load_nrm(&mut storage, &Sharing::default()).unwrap();
     for bit_s in [8_000, 1_000_000, 50_000_000, 1_000_000_000] {
         let conf = windows(bit_s);
         let strict = unpaced::thresholds(&conf.into());
@@ -496,7 +496,7 @@ fn root_unpaced_senders_within_a_share_do_not_pay_for_windows() {
         return;
     }
     let mut storage = MaybeUninit::uninit();
-    let nrm = load_nrm(&mut storage, None, false).unwrap();
+    let nrm = load_nrm(&mut storage, &Sharing::default()).unwrap();
     // A frame takes 1.5 s; the drop threshold is 145 s, and 6 s without windows.
     let conf = windows(8_000);
     let large = datagram();
@@ -563,7 +563,7 @@ fn root_an_epoch_is_as_long_as_the_bursts_of_those_who_joined() {
     }
     const BIT_S: u64 = 100_000_000;
     let mut storage = MaybeUninit::uninit();
-    let nrm = load_nrm(&mut storage, None, false).unwrap();
+    let nrm = load_nrm(&mut storage, &Sharing::default()).unwrap();
     let conf: intf::QueueConf =
         VirtualQueueOptions::new(Rate::from_bit_s(BIT_S).unwrap()).config().unwrap().into();
     let key = 0u32.to_ne_bytes();
