@@ -12,10 +12,9 @@ use serde::Serialize;
 use tidegate_sys::{
     cgroup::{Cgroup, Hierarchy},
     net::{
-        NetError,
+        NetError, TcpInfo,
         diag::{self, TcpSocket},
         holders,
-        sock::TcpInfo,
     },
 };
 

@@ -4,6 +4,7 @@
 //! - [`softirq_meter`]: CPU time that the network takes outside of any process.
 //! - [`paper`]: NRM as published, to compare with.
 //! - [`sharing`]: ways in which limits can share programs.
+//! - [`sock`]: what a socket says of itself, and of what it receives.
 //! - [`run_time`]: what a loaded program takes by the kernel's statistics.
 //! - [`cost`]: what a packet costs in the programs of a limit; [`cost_on_device`]: in many of one device.
 
@@ -13,6 +14,7 @@ pub mod paper;
 pub mod run_time;
 mod scene;
 pub mod sharing;
+pub mod sock;
 pub mod softirq_meter;
 pub mod wire_meter;
 

@@ -311,7 +311,8 @@ mod tests {
     };
 
     use super::*;
-    use tidegate_sys::net::{VethPair, sock::tcp_info};
+    use crate::sock::tcp_info;
+    use tidegate_sys::net::VethPair;
 
     const LONG: Duration = Duration::from_secs(60);
 

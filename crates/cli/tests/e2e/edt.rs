@@ -562,8 +562,8 @@ fn root_edt_a_rate_changes_under_a_transfer() {
         }
         blocks << 16
     });
-    let resent = || tidegate_sys::net::sock::tcp_info(&stream).unwrap().retransmitted_segments;
-    let sent = || tidegate_sys::net::sock::tcp_info(&stream).unwrap().data_segments_sent;
+    let resent = || tidegate_instruments::sock::tcp_info(&stream).unwrap().retransmitted_segments;
+    let sent = || tidegate_instruments::sock::tcp_info(&stream).unwrap().data_segments_sent;
     for rate in ["10mbit", "40mbit", "20mbit"] {
         let first = sent();
         wait_for("the transfer to go on", || (sent() > first + 500).then_some(()));

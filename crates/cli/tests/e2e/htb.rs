@@ -16,8 +16,9 @@ use std::{
 
 use serde_json::Value;
 use tidegate_core::Direction;
+use tidegate_instruments::sock::tcp_info;
 use tidegate_sys::{
-    net::{NetNs, Route, sock::tcp_info},
+    net::{NetNs, Route},
     store::{RateSet, Store},
 };
 

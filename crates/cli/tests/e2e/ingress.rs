@@ -10,7 +10,8 @@ use std::{
     thread,
 };
 
-use tidegate_sys::net::{NetNs, VethPair, sock};
+use tidegate_instruments::sock;
+use tidegate_sys::net::{NetNs, VethPair};
 
 use crate::{
     common::{Guard, PATIENCE, Place, kernel_before, wait_for},

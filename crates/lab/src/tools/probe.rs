@@ -31,10 +31,8 @@ use rustix::{
     time::{ClockId, Timespec, clock_gettime},
 };
 use serde::{Deserialize, Serialize};
-use tidegate_sys::{
-    net::sock::{recv_stamped, stamp_received},
-    sched::make_realtime,
-};
+use tidegate_instruments::sock::{recv_stamped, stamp_received};
+use tidegate_sys::sched::make_realtime;
 
 use super::{GRACE, NS_PER_US, Quantiles, histogram_ns, parse_seconds};
 use crate::{

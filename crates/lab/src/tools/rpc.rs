@@ -29,7 +29,8 @@ use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
-use tidegate_sys::net::sock::{TcpInfo, tcp_info};
+use tidegate_instruments::sock::tcp_info;
+use tidegate_sys::net::TcpInfo;
 
 pub(super) use server::Hello;
 #[cfg(test)]

@@ -12,10 +12,7 @@ use std::{
 use netlink_packet_core::NlasIterator;
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr, protocols::NETLINK_SOCK_DIAG};
 
-use super::{
-    NetError,
-    sock::{TCP_INFO_BYTES, TcpInfo},
-};
+use super::{NetError, TCP_INFO_BYTES, TcpInfo};
 use crate::{
     cgroup::{Cgroup, Hierarchy},
     process::{in_network_namespace, network_namespaces},

@@ -1,5 +1,5 @@
-//! Network plumbing: namespaces, links, addresses, queueing disciplines, and the few socket calls
-//! that the standard library lacks.
+//! Network plumbing: namespaces, links, addresses, queueing disciplines, and the TCP sockets
+//! of a namespace.
 //!
 //! Everything speaks rtnetlink directly; no `ip` or `tc` process is started. A [`Netlink`] handle
 //! belongs to the namespace of the thread that opened it, for as long as it lives, so one process
@@ -16,8 +16,8 @@ mod netlink;
 mod netns;
 pub mod qdisc;
 mod queues;
-pub mod sock;
 mod spawn;
+mod tcp_info;
 
 use std::io;
 
@@ -27,6 +27,7 @@ pub use netlink::Netlink;
 pub use netns::NetNs;
 pub use queues::rx_queues;
 pub use spawn::{SpawnInto, prepare};
+pub use tcp_info::{TCP_INFO_BYTES, TcpInfo};
 
 /// Why a request to the kernel's network stack failed. The kernel's state is as it was before.
 #[derive(Debug, thiserror::Error)]

@@ -16,11 +16,8 @@ use rustix::{
     net::sockopt::set_socket_send_buffer_size_force,
 };
 use tidegate_core::Rate;
-use tidegate_instruments::wire_meter::WireMeter;
-use tidegate_sys::{
-    net::{qdisc::Handle, sock::set_priority},
-    sched::make_realtime,
-};
+use tidegate_instruments::{sock::set_priority, wire_meter::WireMeter};
+use tidegate_sys::{net::qdisc::Handle, sched::make_realtime};
 
 use super::BIN;
 use crate::testbed::{Family, Testbed, TestbedOptions, Topology, peers::Peer, wait};

@@ -23,10 +23,8 @@ use rustix::{
     thread::clock_nanosleep_relative,
     time::{ClockId, Timespec, clock_gettime},
 };
-use tidegate_sys::{
-    net::sock::{recv_stamped, stamp_received},
-    sched::make_realtime,
-};
+use tidegate_instruments::sock::{recv_stamped, stamp_received};
+use tidegate_sys::sched::make_realtime;
 
 use crate::testbed::{Family, Testbed, wait};
 

@@ -23,7 +23,7 @@ use rustix::{
     },
     time::{ClockId, clock_gettime},
 };
-use tidegate_sys::net::sock::{recv_stamped, stamp_received};
+use tidegate_instruments::sock::{recv_stamped, stamp_received};
 
 use super::{
     CONNECTED, LoadArgs,

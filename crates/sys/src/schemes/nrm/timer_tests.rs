@@ -17,15 +17,11 @@ use super::{
     tree_tests::{Nest, process_in},
     *,
 };
+use tidegate_instruments::sock::{syn_retries, tcp_info};
+
 use crate::{
-    cgroup::Cgroup,
-    clock::monotonic_ns,
-    intf,
-    limit::AttachedLimit,
-    net::sock::{syn_retries, tcp_info},
-    preflight,
-    process::network_namespaces,
-    store::unreadable::release_sockets,
+    cgroup::Cgroup, clock::monotonic_ns, intf, limit::AttachedLimit, preflight,
+    process::network_namespaces, store::unreadable::release_sockets,
 };
 
 /// In the process that the test starts: what it does.
