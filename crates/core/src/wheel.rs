@@ -255,18 +255,6 @@ impl<T: Copy + Default> Wheel<T> {
         Some(self.take())
     }
 
-    /// Takes at most `most` packets whose time has come, the soonest first; returns how many.
-    ///
-    /// As this many calls of [`Wheel::pop`].
-    #[inline]
-    pub fn pop_batch(&mut self, now: Nanos, most: usize, mut take: impl FnMut(T)) -> usize {
-        for count in 0..most {
-            let Some(item) = self.pop(now) else { return count };
-            take(item);
-        }
-        most
-    }
-
     /// Takes all packets, the soonest first, whatever their time: for a port that has gone.
     pub fn drain(&mut self, mut take: impl FnMut(T)) {
         let present = self.front;
