@@ -214,7 +214,6 @@ struct Shared {
 #[derive(Debug, Default, Clone)]
 struct News {
     state: CableState,
-    realtime: bool,
     counters: CableCounters,
 }
 
@@ -270,11 +269,6 @@ impl Cable {
     /// What it has done, a millisecond ago at most unless it does nothing.
     pub fn counters(&self) -> CableCounters {
         self.news().counters
-    }
-
-    /// True if its thread is in the real-time class.
-    pub fn is_realtime(&self) -> bool {
-        self.news().realtime
     }
 
     fn news(&self) -> News {
@@ -413,7 +407,7 @@ impl<L: Port, R: Port> Runner<L, R> {
             waiter: self.waiter.counters(),
         };
         let mut news = self.shared.news.lock().unwrap_or_else(PoisonError::into_inner);
-        *news = News { state, realtime: self.realtime, counters };
+        *news = News { state, counters };
     }
 }
 
