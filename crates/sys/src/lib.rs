@@ -11,7 +11,6 @@
 //! - [`limit`]: one limit: what it does, its maps, and its programs, attached while a value lives.
 //! - [`device`]: programs on devices.
 //! - [`schemes`]: the programs of each scheme; [`fq`]: the qdisc that keeps the packets of `edt`.
-//! - [`backlog`]: where the packets of a limiter wait, for programs that read how much that is.
 //! - [`group`]: what a limit does for a group of hosts.
 //! - [`gate`]: cgroups as they come and go, and what a new one may send until it is decided.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
@@ -23,7 +22,8 @@
 //! - [`process`]: a command started inside a cgroup, and the signals passed on to it.
 //! - [`congestion`]: congestion controls for a cgroup, DCTCP among them.
 //! - [`net`]: network namespaces, links, qdiscs; [`sched`].
-//! - [`backlog`]: where the packets of a limiter wait; [`waiting`]: whose they are.
+//! - [`backlog`]: where the packets of a limiter wait, for programs that read how much that is; [`waiting`]:
+//!   whose they are.
 //! - [`xdp`]: a device's frames for AF_XDP sockets.
 //! - [`clock`]: the clocks by which programs work.
 //! - [`intf`]: what the programs and this crate share.
