@@ -1,8 +1,8 @@
 //! The run time of a loaded program in nanoseconds, by the kernel's own statistics.
 //!
-//! A program runs over and over on one packet (BPF_PROG_TEST_RUN), on one CPU or on several at once, while the
-//! kernel adds up its run time (BPF_ENABLE_STATS). Reading the clock twice is part of every figure; the empty
-//! program shows how much that is.
+//! A program runs over and over on one packet (BPF_PROG_TEST_RUN), on one CPU or on several at once, while
+//! the kernel adds up its run time (BPF_ENABLE_STATS). Reading the clock twice is part of every figure; the
+//! empty program shows how much that is.
 
 use std::{
     mem::MaybeUninit,
@@ -105,8 +105,8 @@ fn mean_of(
     Ok(mean_between(before, run_statistics(program)?))
 }
 
-/// Mean run time on what a cgroup sends while `work` makes traffic: of the programs that are attached to it by
-/// links, added up.
+/// Mean run time on what a cgroup sends while `work` makes traffic: of the programs that are attached to it
+/// by links, added up.
 ///
 /// # Errors
 /// [`RunTimeError`].

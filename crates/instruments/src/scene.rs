@@ -1,5 +1,5 @@
-//! Where limits are put in force to be measured, and their programs found: a cgroup, or a device with a store,
-//! that nobody else has.
+//! Where limits are put in force to be measured, and their programs found: a cgroup, or a device with a
+//! store, that nobody else has.
 
 use std::{
     fs, io,
