@@ -16,7 +16,7 @@ use tidegate_host::{
 };
 
 use super::{Builder, blank, hashed, names_of_each, set_options};
-use crate::{quantity, report::LimitState};
+use crate::quantity;
 
 /// The bounds of a rate in Kubernetes: 1k and 1P.
 const RATES_BIT_S: std::ops::RangeInclusive<u64> = 1000..=1_000_000_000_000_000;
