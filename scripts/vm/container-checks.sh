@@ -28,7 +28,7 @@ prefix=$word
 root=of_podman
 [ "$word" != docker ] || root=of_docker
 many=200
-# An emulated machine takes a quarter of an hour for so many.
+# An emulated machine is slow, and has a bound (limit_systemd).
 [ -z "$emulated" ] || many=40
 user=anna
 rules=/etc/tidegate/test.toml
@@ -97,6 +97,9 @@ starts() {
 }
 
 gone() {
+	# For who looks into a failure.
+	"$1" inspect --format '{{json .State}}' "$2"
+	"$1" logs "$2"
 	"$1" kill "$2"
 	"$1" rm --force "$2"
 	rm -f "$rules"
