@@ -60,7 +60,9 @@ cgroup_of() {
 
 # A process of a pod.
 process_of() {
-	cat "/sys/fs/cgroup/$(cgroup_of "$1")"/*/cgroup.procs | grep --max-count 1 .
+	local processes
+	mapfile -t processes < <(cat "/sys/fs/cgroup/$(cgroup_of "$1")"/*/cgroup.procs)
+	[ -n "${processes[*]}" ] && echo "${processes[0]}"
 }
 
 # The end outside of a pod's interface. What leaves a pod with the node's network leaves by tg0.
