@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use tidegate_lab::{experiments, report::Report};
+use tidegate_lab::{
+    experiments::{self, bwlimit},
+    report::Report,
+};
 
 /// Each report with its directory.
 fn reports() -> Vec<(String, Report)> {
@@ -61,5 +64,23 @@ fn no_recorded_report_misses_a_claim() {
             let found = report.notes.iter().find(|note| note.contains(word));
             assert_eq!(found, None, "{dir}");
         }
+    }
+}
+
+/// The tables of `docs/bwlimit.md` are those of the report; `INSTA_UPDATE=always` writes them.
+#[test]
+fn the_page_of_bwlimit_has_the_tables_of_its_report() {
+    const MARKS: [&str; 2] = ["<!-- results -->\n", "<!-- /results -->"];
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/bwlimit.md");
+    let page = fs::read_to_string(&path).unwrap();
+    let (before, rest) = page.split_once(MARKS[0]).unwrap();
+    let (_, after) = rest.split_once(MARKS[1]).unwrap();
+    let (_, report) =
+        reports().into_iter().find(|(_, report)| report.experiment == "bwlimit").unwrap();
+    let shall = [before, MARKS[0], &bwlimit::tables(&report), MARKS[1], after].concat();
+    if std::env::var_os("INSTA_UPDATE").is_some_and(|update| update == "always") {
+        fs::write(&path, shall).unwrap();
+    } else {
+        assert!(page == shall, "docs/bwlimit.md is out of date: run this with INSTA_UPDATE=always");
     }
 }

@@ -221,9 +221,9 @@ fn notes(ctx: &mut Context) {
         UPLINK_RTT.as_millis(),
     ));
     ctx.note(
-        "Round trips are those of probes to a neighbour whose answers leave by the same uplink, from the start \
-         of the copy on; `idle` is the path without a copy. Of curl and wget `tidegate run` limits what they \
-         receive, and the wire is read before the limit.",
+        "Round trips are those of probes to a neighbour whose answers leave by the same uplink, from the \
+         start of the copy on; `idle` is the path without a copy. Of curl and wget `tidegate run` limits \
+         what they receive, and the wire is read before the limit.",
     );
 }
 

@@ -115,6 +115,9 @@ pub(super) fn figures(ctx: &mut Context, limits: &[u64]) {
     }
 }
 
+/// How a figure is written.
+type Show = fn(f64) -> String;
+
 /// The tables of the page: one a limit, a row a copy, medians of the runs.
 pub fn tables(report: &Report) -> String {
     let limits = report.rows.iter().filter_map(|row| row.case.0.get("limit_bit_s"));
@@ -129,12 +132,12 @@ pub fn tables(report: &Report) -> String {
         let _ = writeln!(text, "|:--|:--|{}", "--:|".repeat(2 * heads.len()));
         let here = |case: &&Case| case.0.get("limit_bit_s") == Some(limit);
         for case in distinct(report.rows.iter().map(|row| &row.case)).into_iter().filter(here) {
-            let cell = |system: &str, metric: &str, show: fn(f64) -> String| {
+            let cell = |system: &str, metric: &str, show: Show| {
                 let median = stats::median(&report.values(system, metric, Some(case)));
                 median.map_or_else(|| "-".to_owned(), show)
             };
             let percent = |value| format!("{value:.0} %");
-            let shows: [(&str, fn(f64) -> String); 5] = [
+            let shows: [(&str, Show); 5] = [
                 ("first_second_bytes", kb),
                 ("max_100ms_percent", percent),
                 ("used_percent", percent),
