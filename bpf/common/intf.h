@@ -222,7 +222,7 @@ struct tg_slot {
 /* Slots of a pool, and of one whose limits are inside another limit; slot 0 has no limit. */
 #define TG_SLOTS	1024
 #define TG_SLOTS_INSIDE 128
-/* Sets of unpaced flows of a pool for each of its slots (unpaced_flow.h). Powers of two, as these. */
+/* Sets of unpaced flows for each slot of a pool (unpaced_flow.h). All three are powers of two. */
 #define TG_SETS_PER_SLOT 16
 
 /*

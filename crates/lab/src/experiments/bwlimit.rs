@@ -70,6 +70,9 @@ const SECOND: Duration = Duration::from_secs(1);
 const TENTH: Duration = Duration::from_millis(100);
 /// How much longer than its time a copy may take, until it begins.
 const LATE: Duration = Duration::from_secs(25);
+/// A copy that has ended is over when less than a frame has arrived in so long.
+const QUIET: Duration = Duration::from_millis(300);
+const FRAME_BYTES: u64 = 1514;
 /// How long making a repository may take.
 const MAKE: Duration = Duration::from_secs(60);
 
@@ -328,6 +331,7 @@ impl Scene {
         let neighbour = probe::finish_client(neighbour, args)?;
         let wire = self.wait_for_wire(&mut copying, limit_bit_s, duration)?;
         copying.stop()?;
+        self.wait_until_quiet()?;
         let mut values = wire_values(&wire, limit_bit_s, duration)?;
         if neighbour.received > 0 {
             values.extend([
@@ -377,13 +381,31 @@ impl Scene {
         }
     }
 
-    /// What has arrived since a copy began, without the neighbour's answers.
+    /// Waits until nothing of a copy that has ended arrives: what is in a socket's buffer is sent, also
+    /// without its process, and at the rate that its limit has set.
+    fn wait_until_quiet(&mut self) -> anyhow::Result<()> {
+        let started = Instant::now();
+        loop {
+            self.bed.meter.start()?;
+            pass_time(QUIET)?;
+            if self.arrived()?.iter().sum::<u64>() < FRAME_BYTES {
+                return Ok(());
+            }
+            ensure!(started.elapsed() < LATE, "data of a copy that has ended still arrives");
+        }
+    }
+
+    /// What has arrived since a copy began.
     fn wire(&self, limit_bit_s: u64) -> anyhow::Result<Wire> {
+        Ok(Wire::new(begun(self.arrived()?, limit_bit_s), self.bed.meter.bin()))
+    }
+
+    /// What has arrived in each bin since the meter was started, without the neighbour's answers.
+    fn arrived(&self) -> anyhow::Result<Vec<u64>> {
         let meter = &self.bed.meter;
         let all = meter.bins()?.into_iter().map(|bin| bin.bytes);
         let neighbours = meter.flow_bins()?.into_iter().flatten();
-        let bytes = all.zip(neighbours).map(|(all, neighbour)| all.saturating_sub(neighbour));
-        Ok(Wire::new(begun(bytes.collect(), limit_bit_s), meter.bin()))
+        Ok(all.zip(neighbours).map(|(all, neighbour)| all.saturating_sub(neighbour)).collect())
     }
 }
 
